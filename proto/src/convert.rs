@@ -1,0 +1,167 @@
+//! Steps and replies, wire <-> domain.
+
+use std::sync::Arc;
+
+use speculation::step::{DraftDistribution, PromptLogprobs};
+use speculation::{
+    Draft, Proposal, Reply, ReplyBody, Role, SequenceId, Step, TokenLogprobs, TokenSpan, Work,
+};
+
+use crate::sampling::{
+    finish_from_wire, finish_to_wire, logprobs_from_wire, logprobs_to_wire, spec_from_wire, spec_to_wire,
+};
+use crate::{WireError, v1};
+
+/// To the wire.
+pub fn step_to_wire(step: &Step) -> v1::Step {
+    let mut wire = v1::Step {
+        sequence_id: step.sequence_id.0,
+        generation: step.generation,
+        round: step.round,
+        spec: step.spec.as_deref().map(spec_to_wire),
+        base_len: step.base_len,
+        prefix_hash: step.prefix_hash,
+        context: step.context.clone(),
+        expected_tokens: step.expected_tokens,
+        ..v1::Step::default()
+    };
+    match &step.work {
+        Work::Feed => {}
+        Work::Propose { num_draft_tokens } => {
+            wire.draw = true;
+            wire.num_draft_tokens = *num_draft_tokens;
+        }
+        Work::Verify { draft } => {
+            wire.draw = true;
+            wire.draft_token_ids = draft.token_ids.clone();
+            wire.q = draft.q.iter().map(distribution_to_wire).collect();
+        }
+    }
+    wire
+}
+
+/// From the wire, as read by a worker of `role`.
+pub fn step_from_wire(wire: v1::Step, role: Role) -> Result<Step, WireError> {
+    if !wire.parents.is_empty() {
+        return Err(WireError::new("parents", "token trees are not supported by this worker"));
+    }
+    let work = match (wire.draw, role) {
+        (false, _) => Work::Feed,
+        (true, Role::Draft) => Work::Propose { num_draft_tokens: wire.num_draft_tokens },
+        (true, Role::Target) => Work::Verify {
+            draft: Draft {
+                token_ids: wire.draft_token_ids,
+                q: wire.q.into_iter().map(distribution_from_wire).collect::<Result<_, _>>()?,
+            },
+        },
+    };
+    Ok(Step {
+        sequence_id: SequenceId(wire.sequence_id),
+        generation: wire.generation,
+        round: wire.round,
+        spec: wire.spec.map(spec_from_wire).transpose()?.map(Arc::new),
+        base_len: wire.base_len,
+        prefix_hash: wire.prefix_hash,
+        context: wire.context,
+        work,
+        expected_tokens: wire.expected_tokens,
+    })
+}
+
+/// To the wire.
+pub fn reply_to_wire(reply: &Reply) -> v1::Reply {
+    use v1::reply::Body;
+    let body = match &reply.body {
+        ReplyBody::Fed { have, prompt_logprobs } => {
+            Body::Fed(v1::Fed { have: *have, prompt_logprobs: prompt_logprobs.as_ref().map(prompt_to_wire) })
+        }
+        ReplyBody::NeedContext { have_len, have_spec } => {
+            Body::NeedContext(v1::NeedContext { have_len: *have_len, have_spec: *have_spec })
+        }
+        ReplyBody::Refused { reason } => Body::Refused(v1::Refused { reason: reason.clone() }),
+        ReplyBody::Proposal(proposal) => Body::Proposal(v1::Proposal {
+            start: proposal.start,
+            draft_token_ids: proposal.draft.token_ids.clone(),
+            confidence: Vec::new(),
+            q: proposal.draft.q.iter().map(distribution_to_wire).collect(),
+        }),
+        ReplyBody::Span(span) => Body::Span(span_to_wire(span)),
+    };
+    v1::Reply {
+        sequence_id: reply.sequence_id.0,
+        generation: reply.generation,
+        round: reply.round,
+        body: Some(body),
+    }
+}
+
+/// From the wire.
+pub fn reply_from_wire(wire: v1::Reply) -> Result<Reply, WireError> {
+    use v1::reply::Body;
+    let body = match wire.body.ok_or_else(|| WireError::new("body", "a reply without a body"))? {
+        Body::Fed(fed) => {
+            ReplyBody::Fed { have: fed.have, prompt_logprobs: fed.prompt_logprobs.map(prompt_from_wire) }
+        }
+        Body::NeedContext(need) => {
+            ReplyBody::NeedContext { have_len: need.have_len, have_spec: need.have_spec }
+        }
+        Body::Refused(refused) => ReplyBody::Refused { reason: refused.reason },
+        Body::Proposal(proposal) => ReplyBody::Proposal(Proposal {
+            start: proposal.start,
+            draft: Draft {
+                token_ids: proposal.draft_token_ids,
+                q: proposal.q.into_iter().map(distribution_from_wire).collect::<Result<_, _>>()?,
+            },
+        }),
+        Body::Span(span) => ReplyBody::Span(span_from_wire(span)?),
+    };
+    let sequence_id = SequenceId(wire.sequence_id);
+    Ok(Reply { sequence_id, generation: wire.generation, round: wire.round, body })
+}
+
+fn span_to_wire(span: &TokenSpan) -> v1::TokenSpan {
+    v1::TokenSpan {
+        start: span.start,
+        num_accepted: span.num_accepted,
+        token_ids: span.token_ids.clone(),
+        logprobs: span.logprobs.iter().map(logprobs_to_wire).collect(),
+        prompt_logprobs: span.prompt_logprobs.as_ref().map(prompt_to_wire),
+        finish: finish_to_wire(span.finish).into(),
+    }
+}
+
+fn span_from_wire(wire: v1::TokenSpan) -> Result<TokenSpan, WireError> {
+    Ok(TokenSpan {
+        start: wire.start,
+        num_accepted: wire.num_accepted,
+        token_ids: wire.token_ids,
+        logprobs: scores_from_wire(wire.logprobs),
+        prompt_logprobs: wire.prompt_logprobs.map(prompt_from_wire),
+        finish: finish_from_wire(wire.finish)?,
+    })
+}
+
+fn prompt_to_wire(prompt: &PromptLogprobs) -> v1::PromptLogprobs {
+    v1::PromptLogprobs { start: prompt.start, entries: prompt.entries.iter().map(logprobs_to_wire).collect() }
+}
+
+fn prompt_from_wire(wire: v1::PromptLogprobs) -> PromptLogprobs {
+    PromptLogprobs { start: wire.start, entries: scores_from_wire(wire.entries) }
+}
+
+fn scores_from_wire(wire: Vec<v1::TokenLogprobs>) -> Vec<TokenLogprobs> {
+    wire.into_iter().map(logprobs_from_wire).collect()
+}
+
+fn distribution_to_wire(q: &DraftDistribution) -> v1::DraftDistribution {
+    let (token_ids, weights) = q.iter().copied().unzip();
+    v1::DraftDistribution { token_ids, weights }
+}
+
+fn distribution_from_wire(wire: v1::DraftDistribution) -> Result<DraftDistribution, WireError> {
+    if wire.token_ids.len() != wire.weights.len() {
+        let problem = format!("{} ids and {} weights", wire.token_ids.len(), wire.weights.len());
+        return Err(WireError::new("q", problem));
+    }
+    Ok(wire.token_ids.into_iter().zip(wire.weights).collect())
+}

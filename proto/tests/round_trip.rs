@@ -1,0 +1,189 @@
+//! Whatever the domain can say survives the wire; what breaks a bound is refused by name.
+
+use std::sync::Arc;
+
+use proptest::collection::vec;
+use proptest::option;
+use proptest::prelude::*;
+
+use proto::convert::{reply_from_wire, reply_to_wire, step_from_wire, step_to_wire};
+use proto::sampling::{sampling_from_wire, spec_from_wire};
+use proto::v1;
+use speculation::step::PromptLogprobs;
+use speculation::{
+    AcceptanceMode, Draft, FinishReason, Proposal, Reply, ReplyBody, Role, SamplingParams, SequenceId,
+    SequenceSpec, Step, TokenLogprobs, TokenSpan, Work,
+};
+
+fn sampling() -> impl Strategy<Value = SamplingParams> {
+    let floats = (0.0f32..=2.0, 0.0f32..=1.0, 0.0f32..=1.0, 0.1f32..=2.0, -2.0f32..=2.0, -2.0f32..=2.0);
+    (floats, any::<u32>(), vec((any::<u32>(), -100.0f32..100.0), 0..4), any::<u32>()).prop_map(
+        |(
+            (temperature, top_p, min_p, repetition_penalty, frequency_penalty, presence_penalty),
+            top_k,
+            bias,
+            min,
+        )| {
+            SamplingParams {
+                temperature,
+                top_k,
+                top_p,
+                min_p,
+                repetition_penalty,
+                frequency_penalty,
+                presence_penalty,
+                logit_bias: bias,
+                min_tokens: min,
+            }
+        },
+    )
+}
+
+fn spec() -> impl Strategy<Value = SequenceSpec> {
+    let numbers = (any::<u64>(), any::<u32>(), any::<u32>(), any::<u32>(), any::<u8>(), any::<u64>());
+    let modes = prop_oneof![
+        Just(AcceptanceMode::Coupled),
+        Just(AcceptanceMode::Rejection),
+        Just(AcceptanceMode::Typical)
+    ];
+    let scores = (option::of(0u32..=20), option::of(0u32..=20));
+    (numbers, sampling(), vec(any::<u32>(), 0..4), modes, scores, ".{0,20}").prop_map(
+        |(
+            (seed, choice, prompt_len, max_len, priority, isolation_key),
+            sampling,
+            stops,
+            acceptance,
+            scores,
+            text,
+        )| {
+            SequenceSpec {
+                seed,
+                choice,
+                prompt_len,
+                sampling,
+                stop_token_ids: stops,
+                max_len,
+                acceptance,
+                logprobs: scores.0,
+                prompt_logprobs: scores.1,
+                grammar: None,
+                lane: choice,
+                priority,
+                isolation_key,
+                traceparent: text,
+            }
+        },
+    )
+}
+
+fn draft() -> impl Strategy<Value = Draft> {
+    (vec(any::<u32>(), 0..8), any::<bool>()).prop_map(|(token_ids, with_q)| {
+        let q = if with_q {
+            token_ids.iter().map(|id| vec![(*id, 0.5), (1, 0.25)]).collect()
+        } else {
+            Vec::new()
+        };
+        Draft { token_ids, q }
+    })
+}
+
+fn logprobs() -> impl Strategy<Value = TokenLogprobs> {
+    (-20.0f32..0.0, vec((any::<u32>(), -20.0f32..0.0), 0..3))
+        .prop_map(|(logprob, top)| TokenLogprobs { logprob, top })
+}
+
+fn prompt_logprobs() -> impl Strategy<Value = Option<PromptLogprobs>> {
+    option::of(
+        (any::<u32>(), vec(logprobs(), 0..3)).prop_map(|(start, entries)| PromptLogprobs { start, entries }),
+    )
+}
+
+fn body() -> impl Strategy<Value = ReplyBody> {
+    let finish = prop_oneof![Just(None), Just(Some(FinishReason::Stop)), Just(Some(FinishReason::Length))];
+    let span =
+        (
+            any::<u32>(),
+            any::<u32>(),
+            vec(any::<u32>(), 0..9),
+            vec(logprobs(), 0..3),
+            prompt_logprobs(),
+            finish,
+        )
+            .prop_map(|(start, num_accepted, token_ids, logprobs, prompt_logprobs, finish)| {
+                TokenSpan { start, num_accepted, token_ids, logprobs, prompt_logprobs, finish }
+            });
+    prop_oneof![
+        (any::<u32>(), prompt_logprobs())
+            .prop_map(|(have, prompt_logprobs)| ReplyBody::Fed { have, prompt_logprobs }),
+        (any::<u32>(), any::<bool>())
+            .prop_map(|(have_len, have_spec)| ReplyBody::NeedContext { have_len, have_spec }),
+        ".{0,20}".prop_map(|reason| ReplyBody::Refused { reason }),
+        (any::<u32>(), draft()).prop_map(|(start, draft)| ReplyBody::Proposal(Proposal { start, draft })),
+        span.prop_map(ReplyBody::Span),
+    ]
+}
+
+proptest! {
+    #[test]
+    fn steps_survive(
+        numbers in any::<(u64, u32, u64, u32, u64)>(),
+        spec in option::of(spec()),
+        context in vec(any::<u32>(), 0..20),
+        draft in draft(),
+        kind in 0..3u32,
+        k in any::<u32>(),
+    ) {
+        let (sequence_id, generation, round, base_len, prefix_hash) = numbers;
+        let (role, work) = match kind {
+            0 => (Role::Target, Work::Feed),
+            1 => (Role::Draft, Work::Propose { num_draft_tokens: k }),
+            _ => (Role::Target, Work::Verify { draft }),
+        };
+        let step = Step {
+            sequence_id: SequenceId(sequence_id),
+            generation,
+            round,
+            spec: spec.map(Arc::new),
+            base_len,
+            prefix_hash,
+            context,
+            work,
+            expected_tokens: 1.5,
+        };
+        prop_assert_eq!(step_from_wire(step_to_wire(&step), role), Ok(step));
+    }
+
+    #[test]
+    fn replies_survive(sequence_id in any::<u64>(), generation in any::<u32>(), round in any::<u64>(), body in body()) {
+        let reply = Reply { sequence_id: SequenceId(sequence_id), generation, round, body };
+        prop_assert_eq!(reply_from_wire(reply_to_wire(&reply)), Ok(reply));
+    }
+}
+
+#[test]
+fn broken_bounds_are_named() {
+    let spec = |change: &dyn Fn(&mut v1::SequenceSpec)| {
+        let mut wire = v1::SequenceSpec::default();
+        change(&mut wire);
+        spec_from_wire(wire).unwrap_err().to_string()
+    };
+    assert!(spec(&|s| s.priority = 256).starts_with("priority: 256"));
+    assert!(spec(&|s| s.acceptance = 9).starts_with("acceptance: unknown"));
+    assert!(spec(&|s| s.stop_token_ids = vec![0; 65]).starts_with("stop_token_ids: 65"));
+    assert!(spec(&|s| s.logprobs = Some(65)).starts_with("logprobs: at most 64"));
+    let sampling = |change: &dyn Fn(&mut v1::SamplingParams)| {
+        let mut wire = v1::SamplingParams::default();
+        change(&mut wire);
+        sampling_from_wire(&wire).unwrap_err().to_string()
+    };
+    assert!(sampling(&|s| s.temperature = Some(-1.0)).starts_with("temperature: -1"));
+    assert!(sampling(&|s| s.temperature = Some(f32::NAN)).starts_with("temperature: NaN"));
+    assert!(sampling(&|s| s.top_p = Some(2.0)).starts_with("top_p: 2"));
+    assert!(sampling(&|s| s.repetition_penalty = Some(0.0)).starts_with("repetition_penalty"));
+    assert!(
+        sampling(&|s| s.logit_bias = vec![v1::TokenBias { token_id: 3, bias: f32::NAN }]).contains("token 3")
+    );
+    let step = v1::Step { parents: vec![0], ..v1::Step::default() };
+    assert!(step_from_wire(step, Role::Target).unwrap_err().to_string().starts_with("parents"));
+    assert!(reply_from_wire(v1::Reply::default()).unwrap_err().to_string().starts_with("body"));
+}

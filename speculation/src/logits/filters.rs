@@ -1,0 +1,143 @@
+//! Temperature, min-p, top-k and top-p (contract B2): which tokens of a processed row may be drawn.
+//!
+//! The rule of each filter is defined on all tokens in one order, likeliest first and lowest id first among equals. Only
+//! as much of that order is ever sorted as the answer needs; the naive version that sorts everything is the judge in
+//! tests/sampling/naive.rs.
+
+use std::cmp::Ordering;
+
+use crate::math::{exp, ln};
+use crate::{SamplingParams, TokenId};
+
+use super::DrawError;
+
+/// The tokens that survived the filters.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Kept {
+    /// (id, logit divided by temperature), by ascending id; never empty. A greedy sequence's logit stays undivided.
+    pub tokens: Vec<(TokenId, f64)>,
+}
+
+impl Kept {
+    /// (id, probability) by ascending id: `exp(x - max x)` over its sum in that order.
+    pub fn probabilities(&self) -> Vec<(TokenId, f64)> {
+        let max = largest(&self.tokens);
+        let mut weights: Vec<(TokenId, f64)> =
+            self.tokens.iter().map(|&(id, x)| (id, exp(x - max))).collect();
+        let sum: f64 = weights.iter().map(|&(_, weight)| weight).sum();
+        for (_, weight) in &mut weights {
+            *weight /= sum;
+        }
+        weights
+    }
+}
+
+/// Applies temperature, then min-p, top-k and top-p, to a row that went through [`super::process`].
+///
+/// A greedy sequence keeps its argmax alone. `position` only names the place in errors.
+pub fn keep(logits: &[f32], sampling: &SamplingParams, position: u32) -> Result<Kept, DrawError> {
+    let likeliest = check_row(logits, position)?;
+    if sampling.is_greedy() {
+        return Ok(Kept { tokens: vec![(likeliest, f64::from(logits[likeliest as usize]))] });
+    }
+
+    let temperature = f64::from(sampling.temperature);
+    let x_of = |logit: f32| f64::from(logit) / temperature;
+    let max = x_of(logits[likeliest as usize]);
+    let floor = if sampling.min_p > 0.0 { max + ln(f64::from(sampling.min_p)) } else { f64::NEG_INFINITY };
+    let mut tokens: Vec<(TokenId, f64)> = (0..)
+        .zip(logits)
+        .filter(|&(_, &logit)| logit > f32::NEG_INFINITY)
+        .map(|(id, &logit)| (id, x_of(logit)))
+        // A min_p above 1 would bar even the likeliest token.
+        .filter(|&(_, x)| x >= floor || x == max)
+        .collect();
+    let top_k = sampling.top_k as usize;
+    if top_k > 0 && top_k < tokens.len() {
+        tokens.select_nth_unstable_by(top_k - 1, by_likelihood);
+        tokens.truncate(top_k);
+    }
+    if sampling.top_p < 1.0 {
+        let kept = shortest_prefix(&mut tokens, max, f64::from(sampling.top_p));
+        tokens.truncate(kept);
+    }
+    tokens.sort_unstable_by_key(|&(id, _)| id);
+    Ok(Kept { tokens })
+}
+
+/// Likeliest first, lowest id first among equals.
+pub(crate) fn by_likelihood(a: &(TokenId, f64), b: &(TokenId, f64)) -> Ordering {
+    // Adding 0 turns -0 into 0, which `total_cmp` would tell apart.
+    (b.1 + 0.0).total_cmp(&(a.1 + 0.0)).then(a.0.cmp(&b.0))
+}
+
+/// The likeliest token (lowest id among equals), or why nothing can be drawn from this row.
+pub(crate) fn check_row(logits: &[f32], position: u32) -> Result<TokenId, DrawError> {
+    // One pass without branches: `<` is false for NaN, so that a bad logit shows whatever stands beside it.
+    let all_numbers = logits.iter().fold(true, |fine, &logit| fine & (logit < f32::INFINITY));
+    if !all_numbers {
+        let bad = logits.iter().position(|&logit| logit.is_nan() || logit == f32::INFINITY);
+        let token_id = bad.expect("the pass above found one") as TokenId;
+        return Err(DrawError::NotANumber { position, token_id });
+    }
+    let max = logits.iter().fold(f32::NEG_INFINITY, |max, &logit| if logit > max { logit } else { max });
+    if max == f32::NEG_INFINITY {
+        return Err(DrawError::NothingAllowed { position });
+    }
+    let likeliest = logits.iter().position(|&logit| logit == max);
+    Ok(likeliest.expect("the maximum is one of the logits") as TokenId)
+}
+
+fn largest(tokens: &[(TokenId, f64)]) -> f64 {
+    tokens.iter().fold(f64::NEG_INFINITY, |max, &(_, x)| if x > max { x } else { max })
+}
+
+/// How many tokens are sorted first, and by what factor the sorted part grows until it holds the prefix.
+const FIRST_SORTED: usize = 128;
+const GROWTH: usize = 8;
+
+/// Moves the shortest prefix, in order of likelihood, whose running sum reaches `top_p` times the sum of all weights to the
+/// front of `tokens` and returns its length.
+///
+/// Both sums are defined in sorted order. A sum in another order differs by at most its length times one rounding, which
+/// almost always decides where the prefix ends; where it does not, everything is sorted.
+fn shortest_prefix(tokens: &mut [(TokenId, f64)], max: f64, top_p: f64) -> usize {
+    let any_order: f64 = tokens.iter().map(|&(_, x)| exp(x - max)).sum();
+    let slack = 4.0 * tokens.len() as f64 * f64::EPSILON;
+    let surely_short = top_p * any_order * (1.0 - slack);
+    let surely_enough = top_p * any_order * (1.0 + slack);
+
+    let mut running = 0.0;
+    let mut sorted = 0;
+    while sorted < tokens.len() {
+        let until = tokens.len().min(sorted * GROWTH + FIRST_SORTED);
+        let rest = &mut tokens[sorted..];
+        if until - sorted < rest.len() {
+            rest.select_nth_unstable_by(until - sorted - 1, by_likelihood);
+        }
+        rest[..until - sorted].sort_unstable_by(by_likelihood);
+        for (taken, &(_, x)) in tokens.iter().enumerate().take(until).skip(sorted) {
+            running += exp(x - max);
+            if running >= surely_enough {
+                return taken + 1;
+            }
+            if running > surely_short {
+                return shortest_prefix_exactly(tokens, max, top_p);
+            }
+        }
+        sorted = until;
+    }
+    shortest_prefix_exactly(tokens, max, top_p)
+}
+
+/// [`shortest_prefix`] as it is defined.
+fn shortest_prefix_exactly(tokens: &mut [(TokenId, f64)], max: f64, top_p: f64) -> usize {
+    tokens.sort_unstable_by(by_likelihood);
+    let total: f64 = tokens.iter().map(|&(_, x)| exp(x - max)).sum();
+    let mut running = 0.0;
+    let enough = tokens.iter().position(|&(_, x)| {
+        running += exp(x - max);
+        running >= top_p * total
+    });
+    enough.map_or(tokens.len(), |last| last + 1)
+}

@@ -1,0 +1,53 @@
+//! The logit pipeline (contract B1 and B2): from a model's raw logits to the tokens that may be drawn and their weights.
+//!
+//! Both workers run it over their own logits, in this order: [`process`] changes the row in place (mask, bias,
+//! penalties; every operation rounded to f32), [`keep`] applies temperature and filters, [`crate::acceptance`] draws.
+//! [`score`] reports log probabilities of the raw row. Nothing here may look at noise, drafts or other rows.
+
+mod counts;
+mod error;
+mod filters;
+mod score;
+
+pub use counts::TokenCounts;
+pub use error::DrawError;
+pub use filters::{Kept, keep};
+pub(crate) use filters::{by_likelihood, check_row};
+pub use score::score;
+
+use crate::{SequenceSpec, TokenId};
+
+/// Applies everything of contract B1 that depends on the sequence to one row of logits, in place, in vLLM's order: stop
+/// tokens barred under `min_tokens`, logit bias, repetition penalty, frequency and presence penalty.
+///
+/// `position` is where the token to draw will stand and `counts` describes the ids before it (unread unless the sequence
+/// has penalties). Ids outside the row are ignored. Rows beyond the tokenizer are the caller's to mask, before this.
+pub fn process(logits: &mut [f32], spec: &SequenceSpec, counts: &TokenCounts, position: u32) {
+    let sampling = &spec.sampling;
+    if position.saturating_sub(spec.prompt_len) < sampling.min_tokens {
+        for &id in &spec.stop_token_ids {
+            change(logits, id, |_| f32::NEG_INFINITY);
+        }
+    }
+    for &(id, bias) in &sampling.logit_bias {
+        change(logits, id, |logit| logit + bias);
+    }
+    if !sampling.has_penalties() {
+        return;
+    }
+    debug_assert_eq!(counts.len(), position, "penalties need counts of all ids before the position");
+    for (id, occurrences) in counts.iter() {
+        change(logits, id, |logit| {
+            let repetition = sampling.repetition_penalty;
+            let logit = if logit > 0.0 { logit / repetition } else { logit * repetition };
+            let logit = logit - sampling.frequency_penalty * occurrences.in_output as f32;
+            if occurrences.in_output > 0 { logit - sampling.presence_penalty } else { logit }
+        });
+    }
+}
+
+fn change(logits: &mut [f32], id: TokenId, to: impl FnOnce(f32) -> f32) {
+    if let Some(logit) = logits.get_mut(id as usize) {
+        *logit = to(*logit);
+    }
+}

@@ -1,0 +1,479 @@
+//! The router's end of the conversation (contract part A): one sequence, from prompt to finish, as
+//! `step(now, event) -> actions`. No clock, socket or task in here; a driver sends what [`Action::Send`] says and feeds
+//! back what arrives, in any order, late, twice or never.
+//!
+//! A round is: ask the draft worker for a proposal, wait no longer than its deadline, have the target verify whatever
+//! is there. A target that holds too little is fed first; a draft worker that holds too little is fed beside the
+//! target's own step, and the round goes on without it.
+
+mod draft;
+mod link;
+#[cfg(test)]
+mod network_tests;
+mod target;
+#[cfg(test)]
+mod tests;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::prefix::Prefix;
+use crate::step::{
+    Draft, FinishReason, MAX_CONTEXT_IDS, MAX_DRAFT_TOKENS, PromptLogprobs, Proposal, Reply, ReplyBody, Step,
+    TokenLogprobs, TokenSpan, Work,
+};
+use crate::{AcceptanceMode, Role, SequenceId, SequenceSpec, TokenId};
+use link::{InFlight, Link};
+
+/// A worker that lags further behind is fed before it is asked to draw.
+const FEED_LAG: u32 = 64;
+
+/// Drafts that were not asked for anything are fed when they lag this far, so that asking them again is cheap.
+const IDLE_FEED_LAG: u32 = 32;
+
+/// `need_context` this often in a row ends an assignment.
+const MAX_MISSES: u32 = 3;
+
+/// A target step is resent this often before the target is given up.
+const MAX_RESENDS: u32 = 3;
+
+/// What the driver fixes for every sequence.
+#[derive(Debug, Clone, Copy)]
+pub struct Limits {
+    /// Ids at and above this do not exist; a proposal is cut before the first such id.
+    pub vocab_size: u32,
+    /// How long a target may take for one step before it is sent again.
+    pub target_deadline: Duration,
+}
+
+/// What happens to a sequence.
+#[derive(Debug, Clone)]
+pub enum Event {
+    /// A worker was chosen; earlier replies of that role are void.
+    Assigned(Role),
+    /// The worker is gone.
+    Lost(Role),
+    /// The lane lets a round begin, after [`Action::Ready`].
+    BeginRound {
+        /// How many tokens to have drafted; 0 is an ordinary decode step.
+        num_draft_tokens: u32,
+        /// How long verification may wait for the proposal, from now.
+        draft_wait: Duration,
+    },
+    /// A worker answered.
+    Reply(Role, Reply),
+    /// A worker dropped the sequence to make room.
+    Preempted(Role, u32),
+    /// Time passed; see [`Sequence::next_deadline`].
+    Tick,
+    /// The client left, or has all it wants.
+    Cancel,
+}
+
+/// What the driver is to do.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Action {
+    /// Send this to the assigned worker of that role.
+    Send(Role, Step),
+    /// Tell the worker of that role to forget the sequence.
+    Close(Role, u32),
+    /// Choose a worker of that role, then say [`Event::Assigned`].
+    Assign(Role),
+    /// A round may begin: say [`Event::BeginRound`] when the lane wants it.
+    Ready,
+    /// Tokens for the client.
+    Commit(Commit),
+    /// Scored prompt ids, in order and each once.
+    PromptLogprobs(PromptLogprobs),
+    /// Nothing more will happen.
+    Finished(FinishReason),
+    /// Nothing more will happen, and this is why.
+    Failed(String),
+    /// Something was ignored, for the counters.
+    Ignored(Ignored),
+}
+
+/// Ids that the target committed in one verification.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Commit {
+    /// Position of the first.
+    pub start: u32,
+    /// The ids.
+    pub token_ids: Vec<TokenId>,
+    /// How many were drafted and sent to verification.
+    pub num_draft_tokens: u32,
+    /// How many leading ids were drafted.
+    pub num_accepted: u32,
+    /// One an id, when asked for.
+    pub logprobs: Vec<TokenLogprobs>,
+}
+
+/// Why something was ignored.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Ignored {
+    /// A reply to another round or generation than the latest.
+    StaleReply,
+    /// A proposal that does not continue the committed ids.
+    UnusableProposal,
+    /// A proposal or span that breaks the contract.
+    MalformedReply,
+    /// The draft deadline passed.
+    LateDraft,
+    /// A target step was not answered in time and was sent again.
+    TargetResend,
+}
+
+/// Counts for usage and metrics.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Counters {
+    /// Verifications that committed something.
+    pub rounds: u64,
+    /// Drafted ids that were verified.
+    pub draft_tokens: u64,
+    /// Of these, accepted.
+    pub accepted_tokens: u64,
+}
+
+#[derive(Debug, PartialEq)]
+enum Phase {
+    /// No target yet, or no more.
+    Unassigned,
+    /// Waiting for the lane.
+    Ready,
+    /// Waiting for a proposal until then.
+    Drafting { until: Duration },
+    /// Waiting for the target: feeding it, or verifying.
+    Target,
+    /// Over.
+    Done,
+}
+
+/// One sequence at the router. See the module's page.
+#[derive(Debug)]
+pub struct Sequence {
+    id: SequenceId,
+    spec: Arc<SequenceSpec>,
+    limits: Limits,
+    committed: Prefix,
+    phase: Phase,
+    round: u64,
+    target: Link,
+    draft: Link,
+    /// The draft of the round under way, kept for resends.
+    verifying: Draft,
+    /// A proposal that came after its deadline and may still be of use.
+    late: Option<Proposal>,
+    /// The last proposal received, used or not: tells how much of the draft worker's KV is valid.
+    last_proposal: Option<(u32, Vec<TokenId>)>,
+    /// When a silent draft worker may be asked again, and the wait that grows with each silence.
+    draft_retry_at: Duration,
+    draft_retry_wait: Duration,
+    draft_refusal: Option<String>,
+    /// Prompt ids before this were scored.
+    prompt_scored: u32,
+    counters: Counters,
+    actions: Vec<Action>,
+}
+
+impl Sequence {
+    /// A sequence that holds its prompt and wants a target.
+    pub fn new(id: SequenceId, spec: Arc<SequenceSpec>, prompt: &[TokenId], limits: Limits) -> Self {
+        Self {
+            id,
+            spec,
+            limits,
+            committed: Prefix::new(prompt),
+            phase: Phase::Unassigned,
+            round: 0,
+            target: Link::default(),
+            draft: Link::default(),
+            verifying: Draft::default(),
+            late: None,
+            last_proposal: None,
+            draft_retry_at: Duration::ZERO,
+            draft_retry_wait: Duration::ZERO,
+            draft_refusal: None,
+            prompt_scored: 1,
+            counters: Counters::default(),
+            actions: Vec::new(),
+        }
+    }
+
+    /// Prompt and committed output.
+    pub fn ids(&self) -> &[TokenId] {
+        self.committed.ids()
+    }
+
+    /// The spec it was made with.
+    pub fn spec(&self) -> &Arc<SequenceSpec> {
+        &self.spec
+    }
+
+    /// What was counted so far.
+    pub fn counters(&self) -> Counters {
+        self.counters
+    }
+
+    /// Whether nothing more will happen.
+    pub fn is_done(&self) -> bool {
+        self.phase == Phase::Done
+    }
+
+    /// Why the draft worker would not serve this sequence, if it said so.
+    pub fn draft_refusal(&self) -> Option<&str> {
+        self.draft_refusal.as_deref()
+    }
+
+    /// Whether a target worker is assigned.
+    pub fn has_target(&self) -> bool {
+        self.target.assigned
+    }
+
+    /// Whether a draft worker is assigned.
+    pub fn has_draft(&self) -> bool {
+        self.draft.assigned
+    }
+
+    /// When to say [`Event::Tick`] at the latest.
+    pub fn next_deadline(&self) -> Option<Duration> {
+        match &self.phase {
+            Phase::Drafting { until } => Some(*until),
+            Phase::Target => self.target.in_flight.as_ref().map(|step| step.deadline),
+            Phase::Unassigned | Phase::Ready | Phase::Done => None,
+        }
+    }
+
+    /// The one entry: what happened, and what to do about it, in order.
+    pub fn step(&mut self, now: Duration, event: Event) -> Vec<Action> {
+        if self.phase != Phase::Done {
+            match event {
+                Event::Assigned(role) => self.assigned(now, role),
+                Event::Lost(role) => self.lost(now, role),
+                Event::BeginRound { num_draft_tokens, draft_wait } => {
+                    self.begin_round(now, num_draft_tokens, draft_wait);
+                }
+                Event::Reply(role, reply) => self.reply(now, role, reply),
+                Event::Preempted(role, generation) => {
+                    if generation == self.link(role).generation && self.link(role).assigned {
+                        self.lost(now, role);
+                    }
+                }
+                Event::Tick => self.tick(now),
+                Event::Cancel => self.finish(None),
+            }
+        }
+        std::mem::take(&mut self.actions)
+    }
+
+    fn assigned(&mut self, now: Duration, role: Role) {
+        self.link_mut(role).assign();
+        match role {
+            Role::Draft => {
+                self.late = None;
+                self.last_proposal = None;
+                self.draft_retry_at = Duration::ZERO;
+                self.draft_retry_wait = Duration::ZERO;
+            }
+            Role::Target if self.phase == Phase::Unassigned => self.score_or_ready(now),
+            Role::Target => {}
+        }
+    }
+
+    fn lost(&mut self, now: Duration, role: Role) {
+        self.link_mut(role).release();
+        match role {
+            Role::Draft => {
+                self.late = None;
+                self.last_proposal = None;
+                if matches!(self.phase, Phase::Drafting { .. }) {
+                    self.verify(now, Draft::default());
+                }
+            }
+            Role::Target => {
+                self.phase = Phase::Unassigned;
+                self.verifying = Draft::default();
+            }
+        }
+        self.actions.push(Action::Assign(role));
+    }
+
+    /// A sequence that may draw nothing is at most scored; any other waits for the lane.
+    fn score_or_ready(&mut self, now: Duration) {
+        if self.spec.max_len > self.committed.len() {
+            self.phase = Phase::Ready;
+            self.actions.push(Action::Ready);
+        } else if self.wants_prompt_logprobs() {
+            self.send_to_target(now, self.limits.target_deadline, 0);
+        } else {
+            self.finish(Some(FinishReason::Length));
+        }
+    }
+
+    fn begin_round(&mut self, now: Duration, num_draft_tokens: u32, draft_wait: Duration) {
+        if self.phase != Phase::Ready {
+            return;
+        }
+        let room = self.spec.max_len.saturating_sub(self.committed.len() + 1);
+        let k = num_draft_tokens.min(room).min(MAX_DRAFT_TOKENS as u32);
+        if let Some(rest) = self.take_late_rest(k) {
+            return self.verify(now, rest);
+        }
+        let can_ask = self.draft.assigned && self.draft_is_free(now);
+        let draft_lag = self.committed.len() - self.draft_have();
+        let prefilling = self.committed.len() - self.target.have > FEED_LAG;
+        if can_ask && k > 0 && !prefilling && draft_lag <= FEED_LAG {
+            self.ask_draft(now, k, draft_wait);
+            self.phase = Phase::Drafting { until: now + draft_wait };
+            return;
+        }
+        let worth_feeding =
+            if num_draft_tokens > 0 { k > 0 && draft_lag > 1 } else { draft_lag >= IDLE_FEED_LAG };
+        if can_ask && worth_feeding {
+            self.feed_draft(now, draft_wait);
+        }
+        self.verify(now, Draft::default());
+    }
+
+    fn reply(&mut self, now: Duration, role: Role, reply: Reply) {
+        let link = self.link_mut(role);
+        if !link.answers(&reply) {
+            return self.ignore(Ignored::StaleReply);
+        }
+        let Some(step) = link.in_flight.take() else { return self.ignore(Ignored::StaleReply) };
+        if !matches!(reply.body, ReplyBody::NeedContext { .. }) {
+            link.misses = 0;
+        }
+        match (role, reply.body) {
+            (Role::Target, ReplyBody::Span(span)) => self.span(now, span),
+            (Role::Draft, ReplyBody::Proposal(proposal)) => self.proposal(now, &step, proposal),
+            (Role::Target, ReplyBody::Fed { prompt_logprobs, .. }) => {
+                self.target_fed(now, &step, prompt_logprobs)
+            }
+            (Role::Draft, ReplyBody::Fed { .. }) => self.draft_fed(now, &step),
+            (_, ReplyBody::NeedContext { have_len, have_spec }) => {
+                self.need_context(now, role, &step, (have_len, have_spec));
+            }
+            (_, ReplyBody::Refused { reason }) => self.refused(now, role, &reason),
+            (Role::Target, ReplyBody::Proposal(_)) | (Role::Draft, ReplyBody::Span(_)) => {
+                self.broke_contract(now, role);
+            }
+        }
+    }
+
+    /// Resend from what the worker has; the second time in a row from nothing; the third time to another worker.
+    fn need_context(
+        &mut self,
+        now: Duration,
+        role: Role,
+        step: &InFlight,
+        (have_len, have_spec): (u32, bool),
+    ) {
+        let len = self.committed.len();
+        let link = self.link_mut(role);
+        link.misses += 1;
+        if link.misses >= MAX_MISSES {
+            return self.drop_worker(now, role);
+        }
+        let first = link.misses == 1;
+        link.have = if first { have_len.min(len) } else { 0 };
+        link.spec_sent = first && have_spec;
+        match role {
+            Role::Target => self.send_to_target(now, step.wait, step.resends),
+            Role::Draft => self.draft_needs_context(now, step),
+        }
+    }
+
+    fn refused(&mut self, now: Duration, role: Role, reason: &str) {
+        match role {
+            Role::Target if !self.verifying.token_ids.is_empty() => self.verify(now, Draft::default()),
+            Role::Target => self.fail(format!("the target worker refused the sequence: {reason}")),
+            Role::Draft => {
+                self.actions.push(Action::Close(role, self.draft.generation));
+                self.draft.release();
+                self.draft_refusal = Some(reason.to_owned());
+                if matches!(self.phase, Phase::Drafting { .. }) {
+                    self.verify(now, Draft::default());
+                }
+            }
+        }
+    }
+
+    fn broke_contract(&mut self, now: Duration, role: Role) {
+        self.ignore(Ignored::MalformedReply);
+        self.drop_worker(now, role);
+    }
+
+    fn drop_worker(&mut self, now: Duration, role: Role) {
+        self.actions.push(Action::Close(role, self.link(role).generation));
+        self.lost(now, role);
+    }
+
+    fn make_step(&mut self, role: Role, base: u32, start: u32, work: Work) -> Step {
+        self.round += 1;
+        let round = self.round;
+        let expected_tokens =
+            1.0 + self.counters.accepted_tokens as f32 / (self.counters.rounds.max(1)) as f32;
+        let spec = (!self.link(role).spec_sent).then(|| Arc::clone(&self.spec));
+        let link = self.link_mut(role);
+        link.spec_sent = true;
+        let generation = link.generation;
+        Step {
+            sequence_id: self.id,
+            generation,
+            round,
+            spec,
+            base_len: base,
+            prefix_hash: self.committed.hash_at(base).expect("base_len is at most the committed length"),
+            context: self.committed.ids()[base as usize..start as usize].to_vec(),
+            work,
+            expected_tokens,
+        }
+    }
+
+    fn tick(&mut self, now: Duration) {
+        match &self.phase {
+            Phase::Drafting { until } if now >= *until => {
+                self.ignore(Ignored::LateDraft);
+                self.draft_missed(now);
+                self.verify(now, Draft::default());
+            }
+            Phase::Target => self.resend_overdue(now),
+            _ => {}
+        }
+    }
+
+    fn finish(&mut self, reason: Option<FinishReason>) {
+        self.phase = Phase::Done;
+        for role in [Role::Draft, Role::Target] {
+            if self.link(role).assigned {
+                self.actions.push(Action::Close(role, self.link(role).generation));
+            }
+        }
+        if let Some(reason) = reason {
+            self.actions.push(Action::Finished(reason));
+        }
+    }
+
+    fn fail(&mut self, reason: String) {
+        self.finish(None);
+        self.actions.push(Action::Failed(reason));
+    }
+
+    fn ignore(&mut self, why: Ignored) {
+        self.actions.push(Action::Ignored(why));
+    }
+
+    fn link(&self, role: Role) -> &Link {
+        match role {
+            Role::Draft => &self.draft,
+            Role::Target => &self.target,
+        }
+    }
+
+    fn link_mut(&mut self, role: Role) -> &mut Link {
+        match role {
+            Role::Draft => &mut self.draft,
+            Role::Target => &mut self.target,
+        }
+    }
+}

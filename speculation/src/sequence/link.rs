@@ -1,0 +1,53 @@
+//! What the router believes of one worker's side of a sequence.
+
+use std::time::Duration;
+
+use crate::step::Reply;
+
+/// A step that was sent and not yet answered.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct InFlight {
+    pub(super) round: u64,
+    /// Ids held once it ran.
+    pub(super) start: u32,
+    /// k, to a draft worker that was asked for a proposal.
+    pub(super) num_draft_tokens: Option<u32>,
+    /// When it is overdue.
+    pub(super) deadline: Duration,
+    /// The wait that led to `deadline`; a resend gets twice as much.
+    pub(super) wait: Duration,
+    pub(super) resends: u32,
+}
+
+/// One assignment of the sequence to a worker.
+#[derive(Debug, Default)]
+pub(super) struct Link {
+    pub(super) assigned: bool,
+    pub(super) generation: u32,
+    /// KV there is valid up to here.
+    pub(super) have: u32,
+    pub(super) spec_sent: bool,
+    /// `need_context` in a row.
+    pub(super) misses: u32,
+    /// Only the reply to this step is read.
+    pub(super) in_flight: Option<InFlight>,
+}
+
+impl Link {
+    /// A new worker, which holds nothing.
+    pub(super) fn assign(&mut self) {
+        *self = Self { assigned: true, generation: self.generation + 1, ..Self::default() };
+    }
+
+    /// No worker; the generation is kept, so that the next one is higher.
+    pub(super) fn release(&mut self) {
+        *self = Self { generation: self.generation, ..Self::default() };
+    }
+
+    /// Whether a reply is to the latest step of this assignment.
+    pub(super) fn answers(&self, reply: &Reply) -> bool {
+        self.assigned
+            && reply.generation == self.generation
+            && self.in_flight.as_ref().is_some_and(|step| step.round == reply.round)
+    }
+}

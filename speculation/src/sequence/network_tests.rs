@@ -1,0 +1,286 @@
+//! The whole conversation over a network that drops, repeats, reorders and delays frames, with workers that vanish:
+//! whatever happens, the committed ids are the target's own.
+
+use std::cmp::Reverse;
+use std::collections::{BinaryHeap, VecDeque};
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::holding::{self, Admission, Holding};
+
+const VOCAB: u32 = 97;
+
+/// What a target model would draw after `ids`: any fixed function of the whole prefix will do.
+fn model(ids: &[TokenId]) -> TokenId {
+    (Prefix::new(ids).hash_at(ids.len() as u32).unwrap() >> 20) as u32 % VOCAB
+}
+
+/// Small, seeded, and the test's own.
+struct Rng(u64);
+
+impl Rng {
+    fn next(&mut self) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0
+    }
+
+    fn chance(&mut self, percent: u64) -> bool {
+        self.next() % 100 < percent
+    }
+}
+
+#[derive(Debug, Clone, PartialEq)]
+enum Frame {
+    Step(Role, u32, Step),
+    Close(Role, u32, u32),
+    Reply(Role, u32, Reply),
+}
+
+struct Worker {
+    /// Which process; frames to and from an earlier one are lost.
+    incarnation: u32,
+    holding: Holding,
+}
+
+struct World {
+    rng: Rng,
+    now: u64,
+    order: u64,
+    wire: BinaryHeap<Reverse<(u64, u64, usize)>>,
+    frames: Vec<Frame>,
+    draft: Worker,
+    target: Worker,
+    faults: Faults,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Faults {
+    drop: u64,
+    repeat: u64,
+    max_delay_ms: u64,
+    vanish: u64,
+    /// How often a draft token is right.
+    skill: u64,
+}
+
+impl World {
+    fn new(seed: u64, faults: Faults) -> Self {
+        let worker = || Worker { incarnation: 0, holding: Holding::default() };
+        Self {
+            rng: Rng(seed | 1),
+            now: 0,
+            order: 0,
+            wire: BinaryHeap::new(),
+            frames: Vec::new(),
+            draft: worker(),
+            target: worker(),
+            faults,
+        }
+    }
+
+    fn worker(&mut self, role: Role) -> &mut Worker {
+        match role {
+            Role::Draft => &mut self.draft,
+            Role::Target => &mut self.target,
+        }
+    }
+
+    fn send(&mut self, frame: Frame) {
+        let copies = match () {
+            () if self.rng.chance(self.faults.drop) => 0,
+            () if self.rng.chance(self.faults.repeat) => 2,
+            () => 1,
+        };
+        for _ in 0..copies {
+            let at = self.now + 1 + self.rng.next() % self.faults.max_delay_ms;
+            self.order += 1;
+            self.frames.push(frame.clone());
+            self.wire.push(Reverse((at, self.order, self.frames.len() - 1)));
+        }
+    }
+
+    /// The worker's side: exactly what the holding says.
+    fn serve(&mut self, role: Role, step: Step) {
+        let limits = holding::Limits { role, vocab_size: VOCAB, max_model_len: 4_096 };
+        let incarnation = self.worker(role).incarnation;
+        let body = match self.worker(role).holding.admit(&step, &limits) {
+            Admission::Stale => return,
+            Admission::NeedContext { have_len, have_spec } => ReplyBody::NeedContext { have_len, have_spec },
+            Admission::Refused(reason) => ReplyBody::Refused { reason },
+            Admission::Run => self.run(role, &step),
+        };
+        let Step { sequence_id, generation, round, .. } = step;
+        self.send(Frame::Reply(role, incarnation, Reply { sequence_id, generation, round, body }));
+    }
+
+    fn run(&mut self, role: Role, step: &Step) -> ReplyBody {
+        let start = step.start();
+        let mut ids = self.worker(role).holding.ids().to_vec();
+        assert_eq!(ids.len() as u32, start);
+        match &step.work {
+            Work::Feed => ReplyBody::Fed { have: start, prompt_logprobs: None },
+            Work::Propose { num_draft_tokens } => {
+                let k = self.rng.next() % (u64::from(*num_draft_tokens) + 1);
+                for _ in 0..k {
+                    let wrong = !self.rng.chance(self.faults.skill);
+                    ids.push((model(&ids) + u32::from(wrong)) % VOCAB);
+                }
+                let token_ids = ids.split_off(start as usize);
+                let held = token_ids.len().saturating_sub(1);
+                self.worker(role).holding.append(&token_ids[..held]);
+                ReplyBody::Proposal(Proposal { start, draft: Draft { token_ids, q: vec![] } })
+            }
+            Work::Verify { draft } => {
+                let mut span = TokenSpan { start, ..TokenSpan::default() };
+                loop {
+                    let token = model(&ids);
+                    span.token_ids.push(token);
+                    if draft.token_ids.get(span.num_accepted as usize) != Some(&token) {
+                        break;
+                    }
+                    ids.push(token);
+                    span.num_accepted += 1;
+                }
+                let accepted = &span.token_ids[..span.num_accepted as usize];
+                self.worker(role).holding.append(accepted);
+                let max_len = self.worker(role).holding.spec().unwrap().max_len;
+                if start + span.token_ids.len() as u32 > max_len {
+                    span.token_ids.truncate((max_len - start) as usize);
+                    span.num_accepted = span.num_accepted.min(max_len - start);
+                }
+                if start + span.token_ids.len() as u32 == max_len {
+                    span.finish = Some(FinishReason::Length);
+                }
+                ReplyBody::Span(span)
+            }
+        }
+    }
+
+    /// Runs one sequence to its end; returns its ids and counters.
+    fn play(&mut self, prompt: &[TokenId], max_len: u32, k: u32) -> (Vec<TokenId>, Counters) {
+        let spec = SequenceSpec { prompt_len: prompt.len() as u32, max_len, ..SequenceSpec::default() };
+        let limits = Limits { vocab_size: VOCAB, target_deadline: Duration::from_millis(100) };
+        let mut sequence = Sequence::new(SequenceId(1), Arc::new(spec), prompt, limits);
+        let mut events = VecDeque::from([Event::Assigned(Role::Draft), Event::Assigned(Role::Target)]);
+        for _ in 0..200_000 {
+            while let Some(event) = events.pop_front() {
+                for action in sequence.step(Duration::from_millis(self.now), event) {
+                    self.act(action, k, &mut events);
+                }
+            }
+            if sequence.is_done() {
+                return (sequence.ids().to_vec(), sequence.counters());
+            }
+            self.advance(&sequence, &mut events);
+        }
+        panic!("no progress: {sequence:?}");
+    }
+
+    fn act(&mut self, action: Action, k: u32, events: &mut VecDeque<Event>) {
+        match action {
+            Action::Send(role, step) => {
+                let incarnation = self.worker(role).incarnation;
+                self.send(Frame::Step(role, incarnation, step));
+            }
+            Action::Close(role, generation) => {
+                let incarnation = self.worker(role).incarnation;
+                self.send(Frame::Close(role, incarnation, generation));
+            }
+            Action::Assign(role) => events.push_back(Event::Assigned(role)),
+            Action::Ready => {
+                let num_draft_tokens = (self.rng.next() % (u64::from(k) + 1)) as u32;
+                events
+                    .push_back(Event::BeginRound { num_draft_tokens, draft_wait: Duration::from_millis(10) });
+            }
+            Action::Failed(reason) => panic!("failed: {reason}"),
+            Action::Commit(_) | Action::PromptLogprobs(_) | Action::Finished(_) | Action::Ignored(_) => {}
+        }
+    }
+
+    /// Moves time to the next frame or deadline and delivers.
+    fn advance(&mut self, sequence: &Sequence, events: &mut VecDeque<Event>) {
+        for role in [Role::Draft, Role::Target] {
+            if self.rng.chance(self.faults.vanish) && self.rng.chance(20) {
+                let worker = self.worker(role);
+                worker.incarnation += 1;
+                worker.holding = Holding::default();
+                events.push_back(Event::Lost(role));
+            }
+        }
+        let deadline = sequence.next_deadline().map(|at| at.as_millis() as u64);
+        match self.wire.peek().copied() {
+            Some(Reverse((at, _, frame))) if deadline.is_none_or(|deadline| at <= deadline) => {
+                self.wire.pop();
+                self.now = self.now.max(at);
+                match self.frames[frame].clone() {
+                    Frame::Step(role, incarnation, step) if incarnation == self.worker(role).incarnation => {
+                        self.serve(role, step);
+                    }
+                    Frame::Close(..) | Frame::Step(..) => {}
+                    Frame::Reply(role, incarnation, reply) => {
+                        if incarnation == self.worker(role).incarnation {
+                            events.push_back(Event::Reply(role, reply));
+                        }
+                    }
+                }
+            }
+            _ => {
+                self.now = self.now.max(deadline.unwrap_or(self.now + 1));
+                events.push_back(Event::Tick);
+            }
+        }
+    }
+}
+
+fn alone(prompt: &[TokenId], max_len: u32) -> Vec<TokenId> {
+    let mut ids = prompt.to_vec();
+    while (ids.len() as u32) < max_len {
+        ids.push(model(&ids));
+    }
+    ids
+}
+
+#[test]
+fn a_good_network_and_a_good_draft_save_rounds() {
+    let faults = Faults { drop: 0, repeat: 0, max_delay_ms: 2, vanish: 0, skill: 90 };
+    let (ids, counters) = World::new(3, faults).play(&[1, 2, 3], 200, 8);
+    assert_eq!(ids, alone(&[1, 2, 3], 200));
+    assert!(counters.rounds < 120, "{counters:?}");
+    assert!(counters.accepted_tokens * 10 > counters.draft_tokens * 6, "{counters:?}");
+}
+
+/// A failing seed is replayed by putting its numbers here.
+#[test]
+fn replay_slot() {
+    let faults = Faults { drop: 20, repeat: 20, max_delay_ms: 40, vanish: 2, skill: 50 };
+    let (ids, _) = World::new(1, faults).play(&[4, 5], 60, 4);
+    assert_eq!(ids, alone(&[4, 5], 60));
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 400, ..ProptestConfig::default() })]
+
+    #[test]
+    fn committed_ids_are_the_targets_own_whatever_the_network_does(
+        seed in any::<u64>(),
+        drop in 0u64..40,
+        repeat in 0u64..40,
+        max_delay_ms in 1u64..60,
+        vanish in 0u64..6,
+        skill in 0u64..=100,
+        prompt_len in 1usize..200,
+        output in 1u32..80,
+        k in 0u32..9,
+    ) {
+        let prompt: Vec<TokenId> = (0..prompt_len as u32).map(|i| i * 7 % VOCAB).collect();
+        let max_len = prompt_len as u32 + output;
+        let faults = Faults { drop, repeat, max_delay_ms, vanish, skill };
+        let (ids, counters) = World::new(seed, faults).play(&prompt, max_len, k);
+        prop_assert_eq!(ids, alone(&prompt, max_len));
+        prop_assert!(counters.accepted_tokens <= counters.draft_tokens);
+        prop_assert!(counters.rounds <= u64::from(output));
+    }
+}

@@ -1,0 +1,128 @@
+//! The target's half of a round: feed what it lacks, have it verify, commit what it drew.
+
+use super::*;
+
+impl Sequence {
+    /// Sends the round's verification, after what the target lacks.
+    pub(super) fn verify(&mut self, now: Duration, draft: Draft) {
+        self.verifying = draft;
+        self.send_to_target(now, self.limits.target_deadline, 0);
+    }
+
+    /// The next step that brings the target closer to a span.
+    pub(super) fn send_to_target(&mut self, now: Duration, wait: Duration, resends: u32) {
+        self.phase = Phase::Target;
+        let len = self.committed.len();
+        let scoring_only = self.spec.max_len <= len;
+        let base = if scoring_only { self.target.have } else { self.target.have.min(len - 1) };
+        let start = len.min(base + MAX_CONTEXT_IDS as u32);
+        let work = if scoring_only || start < len {
+            Work::Feed
+        } else {
+            Work::Verify { draft: self.verifying.clone() }
+        };
+        let step = self.make_step(Role::Target, base, start, work);
+        self.target.in_flight = Some(InFlight {
+            round: step.round,
+            start,
+            num_draft_tokens: None,
+            deadline: now + wait,
+            wait,
+            resends,
+        });
+        self.actions.push(Action::Send(Role::Target, step));
+    }
+
+    pub(super) fn target_fed(
+        &mut self,
+        now: Duration,
+        step: &InFlight,
+        prompt_logprobs: Option<PromptLogprobs>,
+    ) {
+        let scoring = prompt_logprobs.is_some();
+        self.score_prompt(prompt_logprobs);
+        if self.spec.max_len <= self.committed.len() && step.start == self.committed.len() {
+            return self.finish(Some(FinishReason::Length));
+        }
+        // The id after a scored chunk is scored by the chunk's last row: have it run again with what follows.
+        self.target.have = if scoring { step.start - 1 } else { step.start };
+        self.send_to_target(now, self.limits.target_deadline, 0);
+    }
+
+    pub(super) fn span(&mut self, now: Duration, span: TokenSpan) {
+        if !self.span_is_sound(&span) {
+            return self.broke_contract(now, Role::Target);
+        }
+        let finish = span.finish;
+        let len = span.token_ids.len() as u32;
+        let num_drafted = self.verifying.token_ids.len() as u32;
+        // Drafted ids behind the end of the sequence were not judged.
+        let num_draft_tokens = if finish.is_some() { num_drafted.min(len) } else { num_drafted };
+        self.score_prompt(span.prompt_logprobs);
+        self.target.have = span.start + span.num_accepted;
+        self.committed.extend(&span.token_ids);
+        self.verifying = Draft::default();
+        self.counters.rounds += 1;
+        self.counters.draft_tokens += u64::from(num_draft_tokens);
+        self.counters.accepted_tokens += u64::from(span.num_accepted);
+        self.actions.push(Action::Commit(Commit {
+            start: span.start,
+            token_ids: span.token_ids,
+            num_draft_tokens,
+            num_accepted: span.num_accepted,
+            logprobs: span.logprobs,
+        }));
+        let at_limit = (self.committed.len() >= self.spec.max_len).then_some(FinishReason::Length);
+        match finish.or(at_limit) {
+            Some(reason) => self.finish(Some(reason)),
+            None => {
+                self.phase = Phase::Ready;
+                self.actions.push(Action::Ready);
+            }
+        }
+    }
+
+    /// A span commits what was sent, from where the sequence ends, and stays inside every limit.
+    fn span_is_sound(&self, span: &TokenSpan) -> bool {
+        let accepted = span.num_accepted as usize;
+        let drafted = &self.verifying.token_ids;
+        let len = span.token_ids.len();
+        span.start == self.committed.len()
+            && accepted <= drafted.len()
+            && (len == accepted + 1 || (len == accepted && len > 0 && span.finish.is_some()))
+            && span.token_ids[..accepted] == drafted[..accepted]
+            && span.token_ids.iter().all(|id| *id < self.limits.vocab_size)
+            && self.committed.len() + len as u32 <= self.spec.max_len
+            && (span.logprobs.len() == if self.spec.logprobs.is_some() { len } else { 0 })
+    }
+
+    pub(super) fn resend_overdue(&mut self, now: Duration) {
+        let Some(step) = self.target.in_flight.clone().filter(|step| now >= step.deadline) else { return };
+        self.ignore(Ignored::TargetResend);
+        if step.resends >= MAX_RESENDS {
+            return self.drop_worker(now, Role::Target);
+        }
+        self.target.spec_sent = false;
+        self.send_to_target(now, step.wait * 2, step.resends + 1);
+    }
+
+    /// Passes prompt scores on, in order and each once, whatever was scored again after a failover.
+    fn score_prompt(&mut self, scores: Option<PromptLogprobs>) {
+        let Some(mut scores) = scores else { return };
+        let end = scores.start + scores.entries.len() as u32;
+        if scores.start > self.prompt_scored || end <= self.prompt_scored || !self.wants_prompt_logprobs() {
+            return;
+        }
+        scores.entries.drain(..(self.prompt_scored - scores.start) as usize);
+        scores.start = self.prompt_scored;
+        scores.entries.truncate(self.spec.prompt_len.saturating_sub(scores.start) as usize);
+        self.prompt_scored += scores.entries.len() as u32;
+        if !scores.entries.is_empty() {
+            self.actions.push(Action::PromptLogprobs(scores));
+        }
+    }
+
+    pub(super) fn wants_prompt_logprobs(&self) -> bool {
+        self.spec.prompt_logprobs.is_some()
+    }
+}

@@ -1,0 +1,238 @@
+//! Single conversations, frame by frame: the contract's worked example and every way in which a frame does not fit.
+
+use super::*;
+
+const NOW: Duration = Duration::from_secs(1);
+const WAIT: Duration = Duration::from_millis(20);
+
+fn sequence(prompt: &[TokenId], max_len: u32) -> Sequence {
+    let spec = SequenceSpec { prompt_len: prompt.len() as u32, max_len, ..SequenceSpec::default() };
+    let limits = Limits { vocab_size: 50_000, target_deadline: Duration::from_secs(30) };
+    Sequence::new(SequenceId(7), Arc::new(spec), prompt, limits)
+}
+
+fn assigned(mut sequence: Sequence) -> Sequence {
+    sequence.step(NOW, Event::Assigned(Role::Draft));
+    assert_eq!(sequence.step(NOW, Event::Assigned(Role::Target)), [Action::Ready]);
+    sequence
+}
+
+fn begin(sequence: &mut Sequence, k: u32) -> Vec<Action> {
+    sequence.step(NOW, Event::BeginRound { num_draft_tokens: k, draft_wait: WAIT })
+}
+
+/// The one step sent to `role` among the actions.
+fn sent(actions: &[Action], role: Role) -> Step {
+    let steps: Vec<_> = actions
+        .iter()
+        .filter_map(|a| if let Action::Send(r, s) = a { (*r == role).then_some(s) } else { None })
+        .collect();
+    assert_eq!(steps.len(), 1, "{actions:?}");
+    steps[0].clone()
+}
+
+fn answer(sequence: &mut Sequence, role: Role, step: &Step, body: ReplyBody) -> Vec<Action> {
+    let reply = Reply { sequence_id: step.sequence_id, generation: step.generation, round: step.round, body };
+    sequence.step(NOW, Event::Reply(role, reply))
+}
+
+fn fed(step: &Step) -> ReplyBody {
+    ReplyBody::Fed { have: step.start(), prompt_logprobs: None }
+}
+
+fn proposal(step: &Step, ids: &[TokenId]) -> ReplyBody {
+    ReplyBody::Proposal(Proposal { start: step.start(), draft: Draft { token_ids: ids.to_vec(), q: vec![] } })
+}
+
+fn span(step: &Step, num_accepted: u32, ids: &[TokenId]) -> ReplyBody {
+    ReplyBody::Span(TokenSpan {
+        start: step.start(),
+        num_accepted,
+        token_ids: ids.to_vec(),
+        ..TokenSpan::default()
+    })
+}
+
+/// One full round with `k` = 4: returns (draft base, draft context, target base, target context).
+fn round(sequence: &mut Sequence, accepted: u32) -> (u32, u32, u32, u32) {
+    let draft = sent(&begin(sequence, 4), Role::Draft);
+    let actions = answer(sequence, Role::Draft, &draft, proposal(&draft, &[11, 12, 13, 14]));
+    let target = sent(&actions, Role::Target);
+    let mut ids = vec![11, 12, 13, 14][..accepted as usize].to_vec();
+    ids.push(99);
+    answer(sequence, Role::Target, &target, span(&target, accepted, &ids));
+    (draft.base_len, draft.context.len() as u32, target.base_len, target.context.len() as u32)
+}
+
+#[test]
+fn worked_example_of_the_contract() {
+    // Prompt of 20,000, k = 4: docs/contract.md, part A, last paragraph.
+    let prompt: Vec<TokenId> = (0..20_000).collect();
+    let mut sequence = assigned(sequence(&prompt, 30_000));
+    let mut actions = begin(&mut sequence, 4);
+    for (base, len) in [(0, 8192), (8192, 8192), (16_384, 3616)] {
+        let draft = sent(&actions, Role::Draft);
+        assert_eq!((draft.base_len, draft.context.len()), (base, len));
+        assert_eq!(draft.work, Work::Feed);
+        let target = sent(&actions, Role::Target);
+        assert_eq!((target.base_len, target.context.len()), (base, len));
+        actions = answer(&mut sequence, Role::Draft, &draft, fed(&draft));
+        if base < 16_384 {
+            assert_eq!(target.work, Work::Feed);
+            actions.extend(answer(&mut sequence, Role::Target, &target, fed(&target)));
+        } else {
+            assert_eq!(target.work, Work::Verify { draft: Draft::default() }, "the target draws on the last");
+            answer(&mut sequence, Role::Target, &target, span(&target, 0, &[99]));
+        }
+    }
+    assert_eq!(sequence.ids().len(), 20_001);
+    assert_eq!(round(&mut sequence, 4), (20_000, 1, 20_000, 1));
+    assert_eq!(sequence.ids().len(), 20_006);
+    assert_eq!(round(&mut sequence, 0), (20_004, 2, 20_005, 1));
+    assert_eq!(sequence.ids().len(), 20_007);
+    assert_eq!(round(&mut sequence, 2), (20_006, 1, 20_006, 1));
+    assert_eq!(sequence.ids().len(), 20_010);
+    let draft = sent(&begin(&mut sequence, 4), Role::Draft);
+    assert_eq!((draft.base_len, draft.context.len()), (20_009, 1), "draft valid to 20009");
+    let target = answer(&mut sequence, Role::Draft, &draft, proposal(&draft, &[]));
+    assert_eq!(sent(&target, Role::Target).base_len, 20_009, "target valid to 20009");
+}
+
+#[test]
+fn a_late_proposal_is_used_by_its_rest() {
+    let mut sequence = assigned(sequence(&[1, 2, 3], 100));
+    let draft = sent(&begin(&mut sequence, 4), Role::Draft);
+    let actions = sequence.step(NOW + WAIT, Event::Tick);
+    let target = sent(&actions, Role::Target);
+    assert_eq!(
+        target.work,
+        Work::Verify { draft: Draft::default() },
+        "verification does not wait past the deadline"
+    );
+    answer(&mut sequence, Role::Draft, &draft, proposal(&draft, &[11, 12, 13, 14]));
+    answer(&mut sequence, Role::Target, &target, span(&target, 0, &[11]));
+    let next = sent(&begin(&mut sequence, 2), Role::Target);
+    assert_eq!(next.work, Work::Verify { draft: Draft { token_ids: vec![12, 13], q: vec![] } });
+    answer(&mut sequence, Role::Target, &next, span(&next, 2, &[12, 13, 50]));
+    let draft = sent(&begin(&mut sequence, 4), Role::Draft);
+    assert_eq!(draft.base_len, 3 + 3, "the draft worker holds 11, 12, 13 of its own proposal");
+}
+
+#[test]
+fn a_silent_draft_worker_costs_one_deadline_then_none() {
+    let mut sequence = assigned(sequence(&[1, 2, 3], 100));
+    begin(&mut sequence, 4);
+    let actions = sequence.step(NOW + WAIT, Event::Tick);
+    let target = sent(&actions, Role::Target);
+    answer(&mut sequence, Role::Target, &target, span(&target, 0, &[11]));
+    let actions = begin(&mut sequence, 4);
+    assert_eq!(actions.len(), 1, "no draft is asked while the last one is unanswered: {actions:?}");
+    assert_eq!(sent(&actions, Role::Target).context, [11]);
+}
+
+#[test]
+fn hostile_proposals_never_reach_the_target_whole() {
+    let cases: [(&[TokenId], &[TokenId]); 4] = [
+        (&[11, 12, 13, 14, 15], &[]), // too many
+        (&[11, 50_000, 13], &[11]),   // out of the vocabulary
+        (&[], &[]),                   // none
+        (&[11, 12, 13, 14], &[11, 12, 13, 14]),
+    ];
+    for (proposed, verified) in cases {
+        let mut sequence = assigned(sequence(&[1, 2, 3], 100));
+        let draft = sent(&begin(&mut sequence, 4), Role::Draft);
+        let actions = answer(&mut sequence, Role::Draft, &draft, proposal(&draft, proposed));
+        let Work::Verify { draft } = sent(&actions, Role::Target).work else { panic!("{actions:?}") };
+        assert_eq!(draft.token_ids, verified);
+    }
+}
+
+#[test]
+fn unsound_spans_cost_the_target_its_assignment() {
+    let broken: [(u32, &[TokenId], u32); 6] = [
+        (1, &[77, 99], 3),                 // accepted what was not drafted
+        (5, &[11, 12, 13, 14, 15, 99], 3), // more than was drafted
+        (0, &[], 3),                       // nothing
+        (0, &[1, 2], 3),                   // more than a draw
+        (0, &[50_000], 3),                 // out of the vocabulary
+        (0, &[9], 2),                      // elsewhere
+    ];
+    for (num_accepted, ids, start) in broken {
+        let mut sequence = assigned(sequence(&[1, 2, 3], 100));
+        let draft = sent(&begin(&mut sequence, 4), Role::Draft);
+        let actions = answer(&mut sequence, Role::Draft, &draft, proposal(&draft, &[11, 12, 13, 14]));
+        let step = sent(&actions, Role::Target);
+        let span = TokenSpan { start, num_accepted, token_ids: ids.to_vec(), ..TokenSpan::default() };
+        let actions = answer(&mut sequence, Role::Target, &step, ReplyBody::Span(span));
+        assert!(actions.contains(&Action::Assign(Role::Target)), "{ids:?}: {actions:?}");
+        assert_eq!(sequence.ids(), [1, 2, 3], "nothing is committed");
+    }
+}
+
+#[test]
+fn need_context_resends_then_resends_all_then_asks_for_another_worker() {
+    let mut sequence = assigned(sequence(&[1, 2, 3], 100));
+    let mut step = sent(&begin(&mut sequence, 0), Role::Target);
+    answer(&mut sequence, Role::Target, &step, span(&step, 0, &[9]));
+    step = sent(&begin(&mut sequence, 0), Role::Target);
+    assert_eq!((step.base_len, step.spec.is_some()), (3, false));
+    for (have_len, have_spec, base) in [(1, true, 1), (2, true, 0)] {
+        let actions =
+            answer(&mut sequence, Role::Target, &step, ReplyBody::NeedContext { have_len, have_spec });
+        step = sent(&actions, Role::Target);
+        assert_eq!((step.base_len, step.spec.is_some()), (base, base == 0));
+    }
+    let need = ReplyBody::NeedContext { have_len: 0, have_spec: false };
+    let actions = answer(&mut sequence, Role::Target, &step, need);
+    assert_eq!(actions, [Action::Close(Role::Target, 1), Action::Assign(Role::Target)]);
+}
+
+#[test]
+fn a_lost_target_is_replayed_from_ids() {
+    let mut sequence = assigned(sequence(&[1, 2, 3], 100));
+    let step = sent(&begin(&mut sequence, 0), Role::Target);
+    answer(&mut sequence, Role::Target, &step, span(&step, 0, &[9]));
+    begin(&mut sequence, 0);
+    assert_eq!(sequence.step(NOW, Event::Lost(Role::Target)), [Action::Assign(Role::Target)]);
+    assert_eq!(sequence.step(NOW, Event::Assigned(Role::Target)), [Action::Ready]);
+    let step = sent(&begin(&mut sequence, 0), Role::Target);
+    assert_eq!((step.generation, step.base_len, step.context.as_slice()), (2, 0, &[1, 2, 3, 9][..]));
+    assert!(step.spec.is_some());
+}
+
+#[test]
+fn prompt_scores_come_once_and_in_order() {
+    let mut sequence = {
+        let spec =
+            SequenceSpec { prompt_len: 4, max_len: 4, prompt_logprobs: Some(0), ..SequenceSpec::default() };
+        let limits = Limits { vocab_size: 100, target_deadline: Duration::from_secs(30) };
+        Sequence::new(SequenceId(1), Arc::new(spec), &[1, 2, 3, 4], limits)
+    };
+    let actions = sequence.step(NOW, Event::Assigned(Role::Target));
+    let step = sent(&actions, Role::Target);
+    assert_eq!((step.work.clone(), step.context.len()), (Work::Feed, 4));
+    let entries = vec![TokenLogprobs::default(); 3];
+    let body = ReplyBody::Fed {
+        have: 4,
+        prompt_logprobs: Some(PromptLogprobs { start: 1, entries: entries.clone() }),
+    };
+    assert_eq!(
+        answer(&mut sequence, Role::Target, &step, body),
+        [
+            Action::PromptLogprobs(PromptLogprobs { start: 1, entries }),
+            Action::Close(Role::Target, 1),
+            Action::Finished(FinishReason::Length)
+        ]
+    );
+}
+
+#[test]
+fn cancel_closes_both_workers_and_nothing_follows() {
+    let mut sequence = assigned(sequence(&[1, 2, 3], 100));
+    let step = sent(&begin(&mut sequence, 4), Role::Draft);
+    assert_eq!(
+        sequence.step(NOW, Event::Cancel),
+        [Action::Close(Role::Draft, 1), Action::Close(Role::Target, 1)]
+    );
+    assert_eq!(answer(&mut sequence, Role::Draft, &step, proposal(&step, &[1])), []);
+}

@@ -1,0 +1,112 @@
+//! What is fixed for the whole life of a sequence: seed, sampling, limits, acceptance mode.
+
+use crate::TokenId;
+
+/// How tokens are drawn from logits; the order of operations is [`crate::logits`]'s.
+///
+/// The default is a plain draw at temperature 1 with every filter and penalty off.
+#[derive(Debug, Clone, PartialEq)]
+pub struct SamplingParams {
+    /// Below 1e-5 the draw is greedy.
+    pub temperature: f32,
+    /// Keep the first k by probability; 0 keeps all.
+    pub top_k: u32,
+    /// Keep the shortest prefix holding this much probability; 1 keeps all.
+    pub top_p: f32,
+    /// Keep tokens at least this likely relative to the likeliest; 0 keeps all.
+    pub min_p: f32,
+    /// Divides (or multiplies, when negative) logits of tokens seen in prompt or output; 1 is off.
+    pub repetition_penalty: f32,
+    /// Subtracted once for each time a token stands in the output.
+    pub frequency_penalty: f32,
+    /// Subtracted once if a token stands in the output.
+    pub presence_penalty: f32,
+    /// Added to single logits.
+    pub logit_bias: Vec<(TokenId, f32)>,
+    /// Stop tokens cannot be drawn before this many output tokens.
+    pub min_tokens: u32,
+}
+
+impl Default for SamplingParams {
+    fn default() -> Self {
+        Self {
+            temperature: 1.0,
+            top_k: 0,
+            top_p: 1.0,
+            min_p: 0.0,
+            repetition_penalty: 1.0,
+            frequency_penalty: 0.0,
+            presence_penalty: 0.0,
+            logit_bias: Vec::new(),
+            min_tokens: 0,
+        }
+    }
+}
+
+impl SamplingParams {
+    /// Whether the draw is an argmax (contract B1).
+    pub fn is_greedy(&self) -> bool {
+        self.temperature < 1e-5
+    }
+
+    /// Whether logits depend on which tokens stand before the position.
+    pub fn has_penalties(&self) -> bool {
+        self.repetition_penalty != 1.0 || self.frequency_penalty != 0.0 || self.presence_penalty != 0.0
+    }
+}
+
+/// How drafted tokens are judged; one switch for both sides of a sequence.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub enum AcceptanceMode {
+    /// Accepted iff equal to the target's own draw with shared noise: exact and reproducible.
+    #[default]
+    Coupled,
+    /// Classic rejection sampling against a shipped top-64 distribution: exact, depends on the draft.
+    Rejection,
+    /// Accepts what is typical under the target: lossy.
+    Typical,
+}
+
+impl AcceptanceMode {
+    /// The word used in requests and metrics.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Coupled => "coupled",
+            Self::Rejection => "rejection",
+            Self::Typical => "typical",
+        }
+    }
+}
+
+/// Everything a worker needs to know of a sequence besides its ids.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct SequenceSpec {
+    /// Keys the noise.
+    pub seed: u64,
+    /// Index among the n choices of one prompt; keys the noise too.
+    pub choice: u32,
+    /// How many leading ids are the prompt's.
+    pub prompt_len: u32,
+    /// How tokens are drawn.
+    pub sampling: SamplingParams,
+    /// Drawing one of these ends the sequence; the id is part of the span.
+    pub stop_token_ids: Vec<TokenId>,
+    /// The sequence ends when prompt and output together have this many ids.
+    pub max_len: u32,
+    /// How drafts are judged.
+    pub acceptance: AcceptanceMode,
+    /// How many likeliest tokens to report beside each drawn one; `None` reports nothing.
+    pub logprobs: Option<u32>,
+    /// The same for the prompt's own ids.
+    pub prompt_logprobs: Option<u32>,
+    /// A grammar that masks tokens. Reserved: a worker that cannot honour it refuses the sequence.
+    pub grammar: Option<String>,
+    /// The lane this sequence is in, for homogeneous draft batches.
+    pub lane: u32,
+    /// Lower goes first.
+    pub priority: u8,
+    /// Sequences of different keys never share prefix blocks.
+    pub isolation_key: u64,
+    /// W3C trace context of the request, carried for the workers' spans; empty when nothing is traced.
+    pub traceparent: String,
+}

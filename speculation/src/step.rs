@@ -1,0 +1,164 @@
+//! What router and worker say to each other about one sequence (contract part A), as plain values.
+
+use std::sync::Arc;
+
+use crate::{SequenceId, SequenceSpec, TokenId};
+
+/// The most context ids that one step may carry.
+pub const MAX_CONTEXT_IDS: usize = 8_192;
+
+/// The most tokens that one proposal may hold.
+pub const MAX_DRAFT_TOKENS: usize = 32;
+
+/// Distribution of one drafted position in rejection mode: (id, weight) as rounded on the wire.
+pub type DraftDistribution = Vec<(TokenId, f32)>;
+
+/// Drafted tokens that a target is asked to judge.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct Draft {
+    /// The guesses, in order.
+    pub token_ids: Vec<TokenId>,
+    /// One distribution a guess in rejection mode; else empty.
+    pub q: Vec<DraftDistribution>,
+}
+
+/// What a step asks for after its context is in place.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Work {
+    /// Hold the context, nothing more.
+    Feed,
+    /// Draft worker: guess up to this many tokens.
+    Propose {
+        /// k.
+        num_draft_tokens: u32,
+    },
+    /// Target worker: judge this draft (perhaps empty) and draw one token more.
+    Verify {
+        /// The guesses.
+        draft: Draft,
+    },
+}
+
+/// Cut what is held to `base_len`, append `context`, then do `work`.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Step {
+    /// Which sequence.
+    pub sequence_id: SequenceId,
+    /// Counts the assignments of the sequence to a worker of this role.
+    pub generation: u32,
+    /// Raised by every step sent for the sequence to either worker.
+    pub round: u64,
+    /// Sent with the first step of a generation, and when asked for.
+    pub spec: Option<Arc<SequenceSpec>>,
+    /// Ids to keep.
+    pub base_len: u32,
+    /// [`crate::prefix::Prefix::hash_at`] of `base_len`.
+    pub prefix_hash: u64,
+    /// Ids to append.
+    pub context: Vec<TokenId>,
+    /// What then.
+    pub work: Work,
+    /// How many tokens the router expects to commit; a scheduling hint.
+    pub expected_tokens: f32,
+}
+
+impl Step {
+    /// Where the first returned id stands: `base_len + len(context)`.
+    pub fn start(&self) -> u32 {
+        self.base_len + self.context.len() as u32
+    }
+}
+
+/// Log probabilities of the raw logits at one position.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct TokenLogprobs {
+    /// ln p of the token that stands there.
+    pub logprob: f32,
+    /// The likeliest tokens, likeliest first.
+    pub top: Vec<(TokenId, f32)>,
+}
+
+/// Why a sequence ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum FinishReason {
+    /// A stop token (or, at the router, a stop string).
+    Stop,
+    /// `max_len` was reached.
+    Length,
+}
+
+/// What a draft worker returns.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct Proposal {
+    /// Where the first guess stands.
+    pub start: u32,
+    /// At most k guesses, perhaps none.
+    pub draft: Draft,
+}
+
+/// What one verification commits: the accepted ids and the token that the target drew.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct TokenSpan {
+    /// Where the first id stands.
+    pub start: u32,
+    /// How many leading ids were drafted.
+    pub num_accepted: u32,
+    /// Accepted ids, then the target's draw (absent when the sequence finished on an accepted id).
+    pub token_ids: Vec<TokenId>,
+    /// One entry an id, when asked for.
+    pub logprobs: Vec<TokenLogprobs>,
+    /// For the first prompt positions scored by this step, when asked for.
+    pub prompt_logprobs: Option<PromptLogprobs>,
+    /// Set on the last span.
+    pub finish: Option<FinishReason>,
+}
+
+/// Log probabilities of prompt ids `start ..  start + entries.len()`.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct PromptLogprobs {
+    /// Position of the first scored id; position 0 has no logits before it and is never scored.
+    pub start: u32,
+    /// One entry an id.
+    pub entries: Vec<TokenLogprobs>,
+}
+
+/// A worker's answer to one step.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Reply {
+    /// The step's sequence.
+    pub sequence_id: SequenceId,
+    /// The step's generation.
+    pub generation: u32,
+    /// The step's round.
+    pub round: u64,
+    /// The answer.
+    pub body: ReplyBody,
+}
+
+/// See [`Reply`].
+#[derive(Debug, Clone, PartialEq)]
+pub enum ReplyBody {
+    /// The context is held.
+    Fed {
+        /// Ids held now.
+        have: u32,
+        /// For prompt positions scored by this step, when asked for.
+        prompt_logprobs: Option<PromptLogprobs>,
+    },
+    /// The step does not fit what is held; nothing was touched.
+    NeedContext {
+        /// From where to resend.
+        have_len: u32,
+        /// Whether the spec is held.
+        have_spec: bool,
+    },
+    /// The step is malformed or cannot be honoured.
+    Refused {
+        /// What was wrong and what to do.
+        reason: String,
+    },
+    /// From a draft worker.
+    Proposal(Proposal),
+    /// From a target worker.
+    Span(TokenSpan),
+}

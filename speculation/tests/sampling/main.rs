@@ -1,0 +1,10 @@
+//! Contract part B held to account: known answers, naive twins, exactness of what is committed, and statistics of each
+//! mode that also have to reject planted mutants. Everything is seeded; nothing here reads a clock.
+
+mod exactness;
+mod judging;
+mod naive;
+mod pipeline;
+mod statistics;
+mod toy;
+mod vectors;
