@@ -4,6 +4,7 @@
 #![forbid(unsafe_code)]
 
 pub mod convert;
+pub mod frame;
 pub mod sampling;
 
 /// Generated from `proto/outrider/v1/*.proto`.

@@ -158,3 +158,59 @@ fn piece_of(id: TokenId, entry: &Value) -> Result<&str, TokenListError> {
     let piece = entry.get(0).and_then(Value::as_str);
     piece.ok_or_else(|| TokenListError::BadVocabulary(format!("entry {id} is not a [token, score] pair")))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const BPE: &str = r#"{"model": {"type": "BPE", "vocab": {"a": 1, "b": 2, "<s>": 0}, "merges": []},
+        "added_tokens": [{"id": 0, "content": "<s>", "special": true}, {"id": 3, "content": "<pad>"}]}"#;
+    const UNIGRAM: &str =
+        r#"{"model": {"type": "Unigram", "vocab": [["<s>", 0.0], ["a", -1.5], ["b", -2.5], ["<pad>", 0]]}}"#;
+
+    fn list(json: &str) -> TokenList {
+        token_list_from_json(json).unwrap()
+    }
+
+    #[test]
+    fn equal_lists_have_equal_fingerprints_however_they_are_written() {
+        assert_eq!((list(BPE).len(), list(BPE).get(3)), (4, Some("<pad>")));
+        assert_eq!(list(BPE), list(UNIGRAM));
+        // sha256sum over the bytes that `fingerprint` documents, put together by hand.
+        let expected = "69a44e07cb3982a898f2593f34e667a43c5249751afddb603f2e6def177348a2";
+        assert_eq!(list(BPE).fingerprint(), expected);
+        assert_eq!(first_difference(&list(BPE), &list(UNIGRAM)), None);
+    }
+
+    #[test]
+    fn the_lowest_differing_id_is_named() {
+        let check = |from: &str, to: &str, expected: &str| {
+            let (left, right) = (list(BPE), list(&BPE.replace(from, to)));
+            assert_ne!(left.fingerprint(), right.fingerprint());
+            assert_eq!(first_difference(&left, &right).unwrap().to_string(), expected);
+        };
+        check("\"b\"", "\"\\nb\"", r#"token 2 is "b" in one and "\nb" in the other"#);
+        check("\"b\": 2", "\"b\": 9", r#"token 2 is "b" in one and missing in the other"#);
+        check("\"id\": 3", "\"id\": 2147483648", r#"token 3 is "<pad>" in one and missing in the other"#);
+        check("\"a\": 1, \"b\": 2", "\"a\": 2, \"b\": 1", r#"token 1 is "a" in one and "b" in the other"#);
+        check("\"a\": 1,", "\"a\": 1, \"c\": 4,", r#"token 4 is missing in one and "c" in the other"#);
+        // An added token replaces the vocabulary's.
+        check("\"id\": 3", "\"id\": 2", r#"token 2 is "b" in one and "<pad>" in the other"#);
+    }
+
+    #[test]
+    fn what_is_not_a_tokenizer_is_refused_with_its_fault() {
+        let check = |json: &str, expected: &str| {
+            let error = token_list_from_json(json).unwrap_err().to_string();
+            assert!(error.contains(expected), "{error} should say {expected:?}");
+        };
+        check("{", "cannot be read: EOF");
+        check("{}", "missing field `model`");
+        check(r#"{"model": {}}"#, "missing field `vocab`");
+        check(r#"{"model": {"vocab": 3}}"#, "neither an object nor an array");
+        check(r#"{"model": {"vocab": {"a": -1}}}"#, r#"gives "a" something that is not a u32"#);
+        check(r#"{"model": {"vocab": {"a": 4294967296}}}"#, "not a u32");
+        check(r#"{"model": {"vocab": [["a", 0], [3, 0]]}}"#, "entry 1 is not a [token, score] pair");
+        check(r#"{"model": {"vocab": {"a": 1, "b": 1}}}"#, r#"id 1 stands for "a" and for "b""#);
+    }
+}

@@ -31,3 +31,33 @@ pub fn propose(ids: &[TokenId], max_tokens: usize) -> Vec<TokenId> {
 pub fn certain(token_ids: &[TokenId]) -> Vec<DraftDistribution> {
     token_ids.iter().map(|&id| vec![(id, 1.0)]).collect()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[track_caller]
+    fn check(ids: &[TokenId], max_tokens: usize, expected: &[TokenId]) {
+        assert_eq!(propose(ids, max_tokens), expected, "{ids:?}");
+    }
+
+    #[test]
+    fn proposes_what_followed_the_longest_and_most_recent_match() {
+        check(&[], 4, &[]);
+        check(&[7], 4, &[]);
+        check(&[1, 2, 3], 4, &[]);
+        check(&[1, 2, 3, 1], 2, &[2, 3]);
+        check(&[1, 2, 3, 1], 9, &[2, 3, 1]);
+        check(&[1, 2, 3, 1], 0, &[]);
+        // 5 stands after the most recent 2, 4 after the most recent [1, 2]: the longer match counts.
+        check(&[1, 2, 4, 9, 2, 5, 1, 2], 1, &[4]);
+        // Of two equally long matches the later one.
+        check(&[1, 2, 4, 1, 2, 5, 1, 2], 1, &[5]);
+        // Four matched tokens count for more than three later ones.
+        check(&[1, 2, 3, 4, 9, 8, 2, 3, 4, 7, 1, 2, 3, 4], 1, &[9]);
+        // Beyond four tokens a longer match is not longer: the later one again.
+        check(&[0, 1, 2, 3, 4, 8, 9, 1, 2, 3, 4, 5, 0, 1, 2, 3, 4], 1, &[5]);
+        // A match may overlap the end.
+        check(&[6, 6, 6], 4, &[6]);
+    }
+}

@@ -9,7 +9,7 @@ use crate::TokenId;
 use crate::math::ln;
 
 /// No noise of [`Noise::gumbel`] is above this; what lies further below the best score needs no noise at all.
-pub const GUMBEL_MAX: f64 = 36.75;
+pub(crate) const GUMBEL_MAX: f64 = 36.75;
 
 /// What a number is drawn for. Different purposes at one position and token are independent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -122,6 +122,10 @@ pub fn philox4x32_10(counter: [u32; 4], key: [u32; 2]) -> [u32; 4] {
 fn philox_lanes<const N: usize>(words: &mut [[u32; N]; 4], key: [u32; 2]) {
     let mut key = key;
     for _ in 0..ROUNDS {
+        #[expect(
+            clippy::needless_range_loop,
+            reason = "lanes run over the inner index, words over the outer one"
+        )]
         for lane in 0..N {
             let a = u64::from(words[0][lane]) * u64::from(MULTIPLIERS[0]);
             let b = u64::from(words[2][lane]) * u64::from(MULTIPLIERS[1]);

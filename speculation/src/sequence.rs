@@ -219,6 +219,11 @@ impl Sequence {
         self.phase == Phase::Done
     }
 
+    /// Whether a proposal is being waited for.
+    pub fn is_drafting(&self) -> bool {
+        matches!(self.phase, Phase::Drafting { .. })
+    }
+
     /// Why the draft worker would not serve this sequence, if it said so.
     pub fn draft_refusal(&self) -> Option<&str> {
         self.draft_refusal.as_deref()

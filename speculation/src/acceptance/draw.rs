@@ -4,7 +4,7 @@
 //! noise bound it cheaply from above, so that only tokens that might win are scored; the plain loop that scores all of
 //! them is the judge in the tests below. Nothing here may change which token the plain loop would pick.
 
-use crate::logits::{DrawError, check_row, keep};
+use crate::logits::{DrawError, check_row, highest, keep};
 use crate::noise::{BLOCK, GUMBEL_MAX, Noise, Purpose, gumbel_bound, gumbel_from_bits};
 use crate::{SamplingParams, TokenId};
 
@@ -72,8 +72,7 @@ fn from_row(place: &Place<'_>, likeliest: TokenId) -> TokenId {
     let start = x_of(logits[likeliest as usize]) + noise.gumbel(position, likeliest, Purpose::Draw);
     let mut best = Best { token_id: likeliest, score: start };
     for (block, row) in logits.chunks(BLOCK).enumerate() {
-        let highest = row.iter().fold(f32::NEG_INFINITY, |max, &logit| if logit > max { logit } else { max });
-        if x_of(highest) + GUMBEL_MAX < best.score {
+        if x_of(highest(row)) + GUMBEL_MAX < best.score {
             continue;
         }
         let first = (block * BLOCK) as TokenId;

@@ -12,7 +12,7 @@ mod score;
 pub use counts::TokenCounts;
 pub use error::DrawError;
 pub use filters::{Kept, keep};
-pub(crate) use filters::{by_likelihood, check_row};
+pub(crate) use filters::{by_likelihood, check_row, highest};
 pub use score::score;
 
 use crate::{SequenceSpec, TokenId};

@@ -4,15 +4,14 @@
 use crate::math::{exp, ln};
 use crate::{TokenId, TokenLogprobs};
 
-use super::by_likelihood;
+use super::{by_likelihood, highest};
 
 /// ln p of `token` and of the `top_n` likeliest tokens (lowest id first among equals) under a raw row.
 ///
 /// Log-softmax with f64 accumulation in id order, rounded to f32 at the end. A token outside the row, or a masked one, has
 /// -inf; a row with NaN gives NaN, and no token can be drawn from it anyway.
 pub fn score(raw_logits: &[f32], token: TokenId, top_n: u32) -> TokenLogprobs {
-    let max = raw_logits.iter().fold(f32::NEG_INFINITY, |max, &logit| if logit > max { logit } else { max });
-    let max = f64::from(max);
+    let max = f64::from(highest(raw_logits));
     let sum: f64 = raw_logits.iter().map(|&logit| exp(f64::from(logit) - max)).sum();
     let log_sum = ln(sum);
     let logprob = |logit: f64| ((logit - max) - log_sum) as f32;

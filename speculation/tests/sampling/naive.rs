@@ -5,7 +5,7 @@ use speculation::noise::{Noise, Purpose};
 use speculation::{SamplingParams, SequenceSpec, TokenId};
 
 /// B1 from the ids themselves.
-pub fn process(logits: &mut [f32], spec: &SequenceSpec, ids: &[TokenId]) {
+pub(crate) fn process(logits: &mut [f32], spec: &SequenceSpec, ids: &[TokenId]) {
     let sampling = &spec.sampling;
     let (prompt, output) = ids.split_at(spec.prompt_len as usize);
     for (id, logit) in (0..).zip(logits.iter_mut()) {
@@ -28,7 +28,7 @@ pub fn process(logits: &mut [f32], spec: &SequenceSpec, ids: &[TokenId]) {
 }
 
 /// B2 with one full sort.
-pub fn keep(logits: &[f32], sampling: &SamplingParams) -> Vec<(TokenId, f64)> {
+pub(crate) fn keep(logits: &[f32], sampling: &SamplingParams) -> Vec<(TokenId, f64)> {
     let temperature = if sampling.is_greedy() { 1.0 } else { f64::from(sampling.temperature) };
     let x_of = |&logit: &f32| f64::from(logit) / temperature;
     let mut tokens: Vec<(TokenId, f64)> = (0..).zip(logits.iter().map(x_of)).collect();
@@ -60,7 +60,7 @@ pub fn keep(logits: &[f32], sampling: &SamplingParams) -> Vec<(TokenId, f64)> {
 }
 
 /// B4 for the position after `ids`, from a raw row.
-pub fn draw(row: &[f32], spec: &SequenceSpec, ids: &[TokenId]) -> TokenId {
+pub(crate) fn draw(row: &[f32], spec: &SequenceSpec, ids: &[TokenId]) -> TokenId {
     let mut logits = row.to_vec();
     process(&mut logits, spec, ids);
     let noise = Noise { seed: spec.seed, choice: spec.choice };

@@ -90,6 +90,9 @@ proptest! {
         process(&mut processed, &spec, &counts, ids.len() as u32);
         naive::process(&mut expected, &spec, &ids);
         prop_assert_eq!(processed, expected);
+
+        for &id in ids.iter().rev() { counts.pop(id); }
+        prop_assert_eq!(counts, TokenCounts::new(prompt_len), "ids of the prompt can be taken back too");
     }
 }
 

@@ -5,16 +5,16 @@ use speculation::noise::{Noise, Purpose};
 
 /// A model over `vocab_size` tokens. Two models of one `family` agree, the less the larger their `deviation`.
 #[derive(Debug, Clone, Copy)]
-pub struct ToyModel {
-    pub vocab_size: usize,
-    pub family: u64,
+pub(crate) struct ToyModel {
+    pub(crate) vocab_size: usize,
+    pub(crate) family: u64,
     /// How far logits are moved off the family's own.
-    pub deviation: f64,
+    pub(crate) deviation: f64,
 }
 
 impl ToyModel {
     /// Raw logits of the token after `ids`, in steps of 1/4 so that ties happen.
-    pub fn row(&self, ids: &[TokenId]) -> Vec<f32> {
+    pub(crate) fn row(&self, ids: &[TokenId]) -> Vec<f32> {
         // Any mixing of the last two ids will do; the noise is only a source of numbers here.
         let context = ids
             .iter()
@@ -32,7 +32,7 @@ impl ToyModel {
     }
 
     /// Rows for the token after `ids` and after each prefix of `draft` behind them, one after the other.
-    pub fn rows(&self, ids: &[TokenId], draft: &[TokenId]) -> Vec<f32> {
+    pub(crate) fn rows(&self, ids: &[TokenId], draft: &[TokenId]) -> Vec<f32> {
         let mut context = ids.to_vec();
         let mut rows = self.row(&context);
         for &id in draft {

@@ -46,9 +46,9 @@ fn rates(acceptance: AcceptanceMode, deviation: f64) -> Rates {
         let verdict = verify(&spec, &mut counts, position, &draft, &mut rows, VOCAB_SIZE).unwrap();
 
         let overlap: f64 = p.iter().zip(&q).map(|(p, q)| p.min(*q)).sum();
-        let expected = if acceptance == AcceptanceMode::Rejection { overlap } else { agreement(&p, &q) };
         let coupling_bound = overlap / (2.0 - overlap);
-        assert!(coupling_bound <= agreement(&p, &q) + 1e-12 && agreement(&p, &q) <= overlap + 1e-12);
+        let expected = if acceptance == AcceptanceMode::Rejection { overlap } else { agreement(&p, &q) };
+        assert!(coupling_bound <= expected + 1e-12 && expected <= overlap + 1e-12);
         rates.measured += f64::from(verdict.num_accepted);
         rates.expected += expected;
         rates.coupling_bound += coupling_bound;
@@ -68,7 +68,10 @@ fn rates(acceptance: AcceptanceMode, deviation: f64) -> Rates {
 /// Pr[argmax(ln p + G) = argmax(ln q + G)]: both choose v iff its exponential clock rings before that of every u, scaled by
 /// max(p(u)/p(v), q(u)/q(v)).
 fn agreement(p: &[f64], q: &[f64]) -> f64 {
-    let both_choose = |v: usize| 1.0 / (0..p.len()).map(|u| (p[u] / p[v]).max(q[u] / q[v])).sum::<f64>();
+    let both_choose = |v: usize| {
+        let (scale_p, scale_q) = (1.0 / p[v], 1.0 / q[v]);
+        1.0 / p.iter().zip(q).map(|(p, q)| (p * scale_p).max(q * scale_q)).sum::<f64>()
+    };
     (0..p.len()).map(both_choose).sum()
 }
 
@@ -86,10 +89,9 @@ fn shipped(q: &DraftDistribution) -> Vec<f64> {
 
 #[test]
 fn modes_accept_as_often_as_theory_says() {
-    for (deviation, at_most) in [(0.0, 1.0), (0.3, 0.97), (0.8, 0.9), (1.5, 0.75)] {
+    for (deviation, at_most) in [(0.0, 1.0), (0.3, 0.9), (0.8, 0.7), (1.5, 0.4)] {
         for mode in [AcceptanceMode::Coupled, AcceptanceMode::Rejection] {
             let rates = rates(mode, deviation);
-            println!("{mode:?} {deviation} {rates:?}");
             // Five standard deviations: a false alarm with probability 6e-7 for each pair.
             let slack = 5.0 * rates.sigma + 1e-9;
             assert!((rates.measured - rates.expected).abs() <= slack, "{mode:?}, {deviation}: {rates:?}");

@@ -6,7 +6,7 @@ const SMALLEST_CELL: f64 = 10.0;
 /// How likely a sample from `law` deviates from it by at least as much as `counts` does.
 ///
 /// Anything that the law gives probability 0 has a p-value of 0.
-pub fn p_value(counts: &[u32], law: &[f64]) -> f64 {
+pub(crate) fn p_value(counts: &[u32], law: &[f64]) -> f64 {
     let total: f64 = counts.iter().map(|&count| f64::from(count)).sum();
     assert!((law.iter().sum::<f64>() - 1.0).abs() < 1e-9, "a law sums to 1");
     if counts.iter().zip(law).any(|(&count, &p)| p == 0.0 && count > 0) {
@@ -37,7 +37,9 @@ fn upper_tail(x: f64, degrees: usize) -> f64 {
 
 #[test]
 fn tails_are_those_of_the_printed_tables() {
-    for (x, degrees, expected) in [(5.991, 2, 0.05), (9.488, 4, 0.05), (23.209, 10, 0.01), (149.449, 100, 0.001)] {
+    for (x, degrees, expected) in
+        [(5.991, 2, 0.05), (9.488, 4, 0.05), (23.209, 10, 0.01), (149.449, 100, 0.001)]
+    {
         let tail = upper_tail(x, degrees);
         assert!((tail - expected).abs() < 1e-3 * expected, "{x} at {degrees}: {tail}");
     }

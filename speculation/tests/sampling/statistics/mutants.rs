@@ -8,7 +8,7 @@ use super::laws::{DRAFT, Rules, TARGET, probabilities};
 
 /// What is wrong.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub enum Mutant {
+pub(crate) enum Mutant {
     /// Nothing.
     None,
     /// The recovered token is drawn with the noise that the drafted one was drawn with.
@@ -71,7 +71,13 @@ impl Rules for Mutant {
 }
 
 impl Mutant {
-    fn judge(&self, spec: &SequenceSpec, position: u32, drafted: TokenId, (p, q): (&[f64], &[f64])) -> TokenId {
+    fn judge(
+        &self,
+        spec: &SequenceSpec,
+        position: u32,
+        drafted: TokenId,
+        (p, q): (&[f64], &[f64]),
+    ) -> TokenId {
         let noise = Noise { seed: spec.seed, choice: spec.choice };
         let uniform = match self {
             Self::ReusedAcceptNoise => noise.uniform(position, drafted, Purpose::Draft),

@@ -1,0 +1,32 @@
+# Every verb is one line over cargo or a script. `make` alone prints them.
+.DEFAULT_GOAL := help
+.PHONY: help deps up test check fmt docs clean
+
+help: ## print the verbs
+	@awk -F ': .*## ' '/^[a-z-]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+deps: ## install what the build and the tests need (Debian; elsewhere it says what to install)
+	@deploy/deps.sh build test
+
+up: ## build, then run router, draft worker and target worker on the bundled pair (ARGS="--draft ngram ...")
+	@deploy/deps.sh build
+	cargo build --locked --workspace --bins
+	@"$${CARGO_TARGET_DIR:-target}/debug/outrider" up $(ARGS)
+
+test: ## the one gate: formatting, lints, every test (what .ci/run runs)
+	@deploy/deps.sh build test
+	@$(MAKE) --no-print-directory check
+	cargo nextest run --locked --workspace
+
+check: ## formatting and lints, warnings denied
+	cargo fmt --all --check
+	cargo clippy --locked --workspace --all-targets -- --deny warnings
+
+fmt: ## format the tree
+	cargo fmt --all
+
+docs: ## the API documentation, private items too, in target/doc
+	RUSTDOCFLAGS="--deny warnings" cargo doc --locked --workspace --no-deps --document-private-items
+
+clean: ## remove what was built
+	cargo clean

@@ -1,0 +1,370 @@
+//! What a cluster consists of, and the command line of each of its processes.
+//!
+//! Pure but for the free ports it asks for: nothing is started here. A flag of a server binary is written down in this file
+//! and nowhere else.
+
+use std::ffi::OsString;
+use std::net::SocketAddr;
+use std::num::NonZeroUsize;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use serde::Serialize;
+
+use super::ROUTER;
+use super::error::ClusterError;
+use super::ports::free_address;
+use super::process::ProcessSpec;
+
+/// Streams of a tool that a person waits for at a terminal get this long to finish.
+const DEFAULT_GRACE: Duration = Duration::from_secs(8);
+
+/// The three server binaries.
+#[derive(Debug, Clone)]
+pub struct Binaries {
+    /// `outrider-router`.
+    pub router: PathBuf,
+    /// `outrider-draft-worker`.
+    pub draft_worker: PathBuf,
+    /// `outrider-target-worker`.
+    pub target_worker: PathBuf,
+}
+
+/// Who guesses.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum DraftKind {
+    /// Nobody: every round is an ordinary decode step.
+    None,
+    /// A table of the sequence's own n-grams.
+    Ngram,
+    /// A checkpoint.
+    Model(PathBuf),
+}
+
+/// How workers and router find each other.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Discovery {
+    /// A file that the cluster writes.
+    Static,
+    /// Something that runs already, such as `etcd://127.0.0.1:2379/outrider`.
+    Uri(String),
+}
+
+/// Everything that decides what is started. Fields that a caller does not care about have defaults in [`ClusterSpec::new`].
+#[derive(Debug, Clone)]
+pub struct ClusterSpec {
+    /// What to run.
+    pub binaries: Binaries,
+    /// The target's checkpoint.
+    pub target: PathBuf,
+    /// How many target workers, each with the whole model.
+    pub target_workers: usize,
+    /// Who guesses.
+    pub draft: DraftKind,
+    /// How many draft workers; unused with [`DraftKind::None`].
+    pub draft_workers: usize,
+    /// The router's HTTP address; port 0 takes a free one.
+    pub http: SocketAddr,
+    /// The router's gRPC address; port 0 takes a free one.
+    pub grpc: SocketAddr,
+    /// How workers are found.
+    pub discovery: Discovery,
+    /// Compute threads of each worker; each worker's own default where not given.
+    pub threads: Option<NonZeroUsize>,
+    /// File of accepted API keys.
+    pub api_keys: Option<PathBuf>,
+    /// Log filter of every process; each process's own default where not given.
+    pub log: Option<String>,
+    /// How long the router's streams may take to finish when the cluster stops, in whole seconds.
+    pub grace: Duration,
+    /// More arguments for the router.
+    pub router_args: Vec<String>,
+    /// More arguments for every draft worker.
+    pub draft_args: Vec<String>,
+    /// More arguments for every target worker.
+    pub target_args: Vec<String>,
+    /// Environment variables for all of them.
+    pub env: Vec<(String, String)>,
+}
+
+impl ClusterSpec {
+    /// One target worker, one draft worker, free ports, static discovery, no API keys.
+    pub fn new(binaries: Binaries, target: PathBuf, draft: DraftKind) -> Self {
+        let any_port = SocketAddr::from(([127, 0, 0, 1], 0));
+        Self {
+            binaries,
+            target,
+            target_workers: 1,
+            draft,
+            draft_workers: 1,
+            http: any_port,
+            grpc: any_port,
+            discovery: Discovery::Static,
+            threads: None,
+            api_keys: None,
+            log: None,
+            grace: DEFAULT_GRACE,
+            router_args: Vec::new(),
+            draft_args: Vec::new(),
+            target_args: Vec::new(),
+            env: Vec::new(),
+        }
+    }
+
+    /// How many draft workers are started at first.
+    pub fn draft_count(&self) -> usize {
+        if self.draft == DraftKind::None { 0 } else { self.draft_workers }
+    }
+}
+
+impl Binaries {
+    /// The binaries beside this executable, or one directory up, where cargo puts them for a test.
+    pub fn beside_this_executable() -> Result<Self, ClusterError> {
+        let own = std::env::current_exe().map_err(ClusterError::OwnPath)?;
+        let directory = own.parent().unwrap_or(Path::new("."));
+        let directory = match directory.file_name() {
+            Some(name) if name == "deps" => directory.parent().unwrap_or(directory),
+            _ => directory,
+        };
+        Self::in_directory(directory)
+    }
+
+    /// The binaries in a directory.
+    pub fn in_directory(directory: &Path) -> Result<Self, ClusterError> {
+        let find = |name| {
+            let path = directory.join(name);
+            let missing = || ClusterError::MissingBinary { name, directory: directory.to_owned() };
+            if path.is_file() { Ok(path) } else { Err(missing()) }
+        };
+        Ok(Self {
+            router: find("outrider-router")?,
+            draft_worker: find("outrider-draft-worker")?,
+            target_worker: find("outrider-target-worker")?,
+        })
+    }
+}
+
+/// The two kinds of worker.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum WorkerRole {
+    Draft,
+    Target,
+}
+
+impl WorkerRole {
+    fn as_str(self) -> &'static str {
+        match self {
+            Self::Draft => "draft",
+            Self::Target => "target",
+        }
+    }
+}
+
+/// One process, decided but not started.
+#[derive(Debug, Clone)]
+pub(super) struct ProcessPlan {
+    pub(super) name: String,
+    /// Nothing for the router.
+    pub(super) role: Option<WorkerRole>,
+    /// A worker's gRPC address, or the router's.
+    pub(super) listen: SocketAddr,
+    /// Where health and metrics are served.
+    pub(super) admin: SocketAddr,
+    pub(super) ready_url: String,
+    program: PathBuf,
+    args: Vec<OsString>,
+}
+
+impl ProcessPlan {
+    pub(super) fn process_spec(&self, env: &[(String, String)]) -> ProcessSpec {
+        ProcessSpec {
+            name: self.name.clone(),
+            program: self.program.clone(),
+            args: self.args.clone(),
+            env: env.to_vec(),
+        }
+    }
+}
+
+pub(super) fn worker_plan(
+    spec: &ClusterSpec,
+    role: WorkerRole,
+    index: usize,
+    discovery_uri: &str,
+) -> Result<ProcessPlan, ClusterError> {
+    let (listen, admin) = (free_address()?, free_address()?);
+    let mut args = Arguments::default();
+    let (program, more) = match role {
+        WorkerRole::Target => {
+            args.pair("--model", &spec.target);
+            (&spec.binaries.target_worker, &spec.target_args)
+        }
+        WorkerRole::Draft => {
+            match &spec.draft {
+                DraftKind::Model(directory) => args.pair("--model", directory),
+                DraftKind::Ngram | DraftKind::None => args.pair("--method", "ngram"),
+            }
+            (&spec.binaries.draft_worker, &spec.draft_args)
+        }
+    };
+    args.pair("--device", "cpu");
+    if let Some(threads) = spec.threads {
+        args.pair("--threads", threads.to_string());
+    }
+    args.pair("--listen", listen.to_string());
+    args.pair("--admin", admin.to_string());
+    args.every_process(spec, discovery_uri);
+    Ok(ProcessPlan {
+        name: format!("{}-{index}", role.as_str()),
+        role: Some(role),
+        listen,
+        admin,
+        ready_url: ready_url(admin),
+        program: program.clone(),
+        args: args.with(more),
+    })
+}
+
+pub(super) fn router_plan(
+    spec: &ClusterSpec,
+    http: SocketAddr,
+    grpc: SocketAddr,
+    discovery_uri: &str,
+) -> ProcessPlan {
+    let mut args = Arguments::default();
+    args.pair("--http", http.to_string());
+    args.pair("--grpc", grpc.to_string());
+    if let Some(file) = &spec.api_keys {
+        args.pair("--api-keys", file);
+    }
+    args.every_process(spec, discovery_uri);
+    ProcessPlan {
+        name: ROUTER.to_owned(),
+        role: None,
+        listen: grpc,
+        admin: http,
+        ready_url: ready_url(http),
+        program: spec.binaries.router.clone(),
+        args: args.with(&spec.router_args),
+    }
+}
+
+fn ready_url(admin: SocketAddr) -> String {
+    format!("http://{admin}/health/ready")
+}
+
+/// The static discovery file that lists the workers among `plans`.
+pub(super) fn workers_toml<'a>(plans: impl Iterator<Item = &'a ProcessPlan>) -> String {
+    #[derive(Serialize)]
+    struct File {
+        worker: Vec<Entry>,
+    }
+    #[derive(Serialize)]
+    struct Entry {
+        role: &'static str,
+        address: String,
+    }
+    let entry = |plan: &ProcessPlan| {
+        plan.role.map(|role| Entry { role: role.as_str(), address: format!("http://{}", plan.listen) })
+    };
+    let file = File { worker: plans.filter_map(entry).collect() };
+    toml::to_string(&file).expect("two strings per worker can always be written as TOML")
+}
+
+/// A command line in the making.
+#[derive(Default)]
+struct Arguments(Vec<OsString>);
+
+impl Arguments {
+    fn pair(&mut self, flag: &str, value: impl Into<OsString>) {
+        self.0.push(flag.into());
+        self.0.push(value.into());
+    }
+
+    fn every_process(&mut self, spec: &ClusterSpec, discovery_uri: &str) {
+        self.pair("--discovery", discovery_uri);
+        self.pair("--grace-seconds", spec.grace.as_secs().to_string());
+        if let Some(log) = &spec.log {
+            self.pair("--log", log);
+        }
+        self.0.push("--exit-on-stdin-close".into());
+    }
+
+    fn with(mut self, more: &[String]) -> Vec<OsString> {
+        self.0.extend(more.iter().map(OsString::from));
+        self.0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn spec(draft: DraftKind) -> ClusterSpec {
+        let binaries = Binaries {
+            router: "/bin/outrider-router".into(),
+            draft_worker: "/bin/outrider-draft-worker".into(),
+            target_worker: "/bin/outrider-target-worker".into(),
+        };
+        ClusterSpec::new(binaries, "/models/target".into(), draft)
+    }
+
+    fn line(plan: &ProcessPlan) -> String {
+        plan.args.iter().map(|arg| arg.to_string_lossy()).collect::<Vec<_>>().join(" ")
+    }
+
+    #[test]
+    fn a_target_worker_gets_its_model_addresses_and_extra_arguments() {
+        let mut spec = spec(DraftKind::None);
+        spec.threads = NonZeroUsize::new(2);
+        spec.target_args = vec!["--kv-memory".to_owned(), "1048576".to_owned()];
+        let plan = worker_plan(&spec, WorkerRole::Target, 3, "static:/tmp/workers.toml").unwrap();
+        assert_eq!(plan.name, "target-3");
+        let (listen, admin) = (plan.listen, plan.admin);
+        assert_ne!(listen, admin);
+        assert_eq!(
+            line(&plan),
+            format!(
+                "--model /models/target --device cpu --threads 2 --listen {listen} --admin {admin} \
+                 --discovery static:/tmp/workers.toml --grace-seconds 8 --exit-on-stdin-close --kv-memory 1048576"
+            )
+        );
+    }
+
+    #[test]
+    fn an_ngram_draft_needs_no_model() {
+        let plan = worker_plan(&spec(DraftKind::Ngram), WorkerRole::Draft, 0, "memory").unwrap();
+        assert!(line(&plan).starts_with("--method ngram --device cpu "), "{}", line(&plan));
+        let plan =
+            worker_plan(&spec(DraftKind::Model("/models/draft".into())), WorkerRole::Draft, 0, "memory")
+                .unwrap();
+        assert!(line(&plan).starts_with("--model /models/draft --device cpu "), "{}", line(&plan));
+    }
+
+    #[test]
+    fn the_discovery_file_lists_workers_and_not_the_router() {
+        let spec = spec(DraftKind::Ngram);
+        let address = "127.0.0.1:1".parse().unwrap();
+        let plans = [
+            worker_plan(&spec, WorkerRole::Target, 0, "x").unwrap(),
+            worker_plan(&spec, WorkerRole::Draft, 0, "x").unwrap(),
+            router_plan(&spec, address, address, "x"),
+        ];
+        let text = workers_toml(plans.iter());
+        let table = text.parse::<toml::Table>().unwrap();
+        let workers = table["worker"].as_array().unwrap();
+        assert_eq!(workers.len(), 2);
+        assert_eq!(workers[0]["role"].as_str(), Some("target"));
+        assert_eq!(workers[1]["address"].as_str(), Some(format!("http://{}", plans[1].listen).as_str()));
+    }
+
+    #[test]
+    fn a_missing_binary_is_named_with_the_command_that_builds_it() {
+        let empty = tempfile::tempdir().unwrap();
+        let message = Binaries::in_directory(empty.path()).unwrap_err().to_string();
+        assert!(
+            message.contains("outrider-router") && message.contains("cargo build --workspace --bins"),
+            "{message}"
+        );
+    }
+}

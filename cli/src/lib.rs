@@ -1,0 +1,10 @@
+//! The `outrider` tool as a library: what a person at one machine needs around the three server binaries.
+//!
+//! [`cluster`] starts router and workers as operating-system processes, watches them and tears them down; end-to-end tests
+//! use it as it is. [`up`] is the subcommand on top: checks first, progress, one ready line, logs, an orderly end.
+//! Nothing here is needed in production, and no server crate may depend on it.
+
+#![forbid(unsafe_code)]
+
+pub mod cluster;
+pub mod up;

@@ -1,0 +1,27 @@
+//! The `outrider` command: parses the arguments, runs the subcommand, turns its end into an exit code.
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+use outrider_cli::up;
+
+/// Speculative decoding with draft and target workers apart.
+#[derive(Parser)]
+#[command(name = "outrider", version)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Run a router and its workers on this machine until Ctrl-C.
+    Up(up::UpArgs),
+}
+
+#[tokio::main(flavor = "current_thread")]
+async fn main() -> ExitCode {
+    match Cli::parse().command {
+        Command::Up(args) => up::main(args).await,
+    }
+}

@@ -1,0 +1,77 @@
+//! The command line of `outrider up`, as it is written. What it means is decided in `preflight`.
+
+use std::convert::Infallible;
+use std::net::SocketAddr;
+use std::num::NonZeroUsize;
+use std::path::PathBuf;
+use std::str::FromStr;
+
+/// More workers than this on one machine is a slip of the finger.
+const WORKERS_MAX: u64 = 64;
+
+/// Arguments of `outrider up`.
+#[derive(Debug, Clone, clap::Args)]
+pub struct UpArgs {
+    /// Checkpoint directory of the target model [default: the bundled models/demo/target]
+    #[arg(long, value_name = "DIR")]
+    pub target: Option<PathBuf>,
+
+    /// Who guesses: a checkpoint directory, `ngram` or `none` [default: the bundled models/demo/draft; with --target, ngram]
+    #[arg(long, value_name = "DIR|ngram|none")]
+    pub draft: Option<DraftArg>,
+
+    /// How many draft workers to run
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = workers())]
+    pub draft_workers: u64,
+
+    /// How many target workers to run
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = workers())]
+    pub target_workers: u64,
+
+    /// Where to serve HTTP; port 0 takes a free one
+    #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:8000")]
+    pub http: SocketAddr,
+
+    /// Where to serve gRPC; port 0 takes a free one
+    #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:8001")]
+    pub grpc: SocketAddr,
+
+    /// Compute threads of each worker [default: each worker's own]
+    #[arg(long, value_name = "N")]
+    pub threads: Option<NonZeroUsize>,
+
+    /// File of accepted API keys; without one, only loopback is served
+    #[arg(long, value_name = "FILE")]
+    pub api_keys: Option<PathBuf>,
+
+    /// Log level of the processes: error, warn, info, debug, trace, or a filter like `router=debug,info`
+    #[arg(long, value_name = "LEVEL", default_value = "info")]
+    pub log: String,
+}
+
+/// What stands behind `--draft`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum DraftArg {
+    /// A checkpoint directory. One that is called `ngram` or `none` is written `./ngram`.
+    Model(PathBuf),
+    /// The table of n-grams.
+    Ngram,
+    /// Nobody guesses.
+    None,
+}
+
+impl FromStr for DraftArg {
+    type Err = Infallible;
+
+    fn from_str(text: &str) -> Result<Self, Infallible> {
+        Ok(match text {
+            "ngram" => Self::Ngram,
+            "none" => Self::None,
+            directory => Self::Model(directory.into()),
+        })
+    }
+}
+
+fn workers() -> clap::builder::RangedU64ValueParser {
+    clap::value_parser!(u64).range(1..=WORKERS_MAX)
+}

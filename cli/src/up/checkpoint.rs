@@ -1,0 +1,81 @@
+//! Model directories on disk: whether one looks like a checkpoint, and where the bundled pair is.
+//!
+//! Only looks at which files are there. Loading, with its checks of shapes and names, is the workers' job.
+
+use std::path::{Path, PathBuf};
+
+/// Where the bundled pair stands in the repository.
+pub const BUNDLED_PAIR: &str = "models/demo";
+
+/// What is missing in a directory for it to be a Hugging Face checkpoint; nothing if it looks like one.
+pub(super) fn missing_in(directory: &Path) -> Option<String> {
+    if !directory.is_dir() {
+        return Some("is not a directory".to_owned());
+    }
+    for name in ["config.json", "tokenizer.json"] {
+        if !directory.join(name).is_file() {
+            return Some(format!("has no {name}"));
+        }
+    }
+    if !has_weights(directory) {
+        return Some("has no model.safetensors and no model.safetensors.index.json".to_owned());
+    }
+    None
+}
+
+fn has_weights(directory: &Path) -> bool {
+    ["model.safetensors", "model.safetensors.index.json"].iter().any(|name| directory.join(name).is_file())
+}
+
+/// The bundled pair: looked for in the working directory and its parents, then beside this executable and its parents,
+/// so that it is found from anywhere inside the repository and from anywhere with a binary that cargo built there.
+pub(super) fn bundled_pair() -> Option<PathBuf> {
+    let working_directory = std::env::current_dir().ok();
+    let executable = std::env::current_exe().ok();
+    let starts = working_directory.into_iter().chain(executable);
+    starts.into_iter().find_map(|start| pair_above(&start))
+}
+
+/// A path as a person at this terminal would write it: relative where it lies below the working directory.
+pub(super) fn shown(path: &Path) -> std::path::Display<'_> {
+    let working_directory = std::env::current_dir().unwrap_or_default();
+    path.strip_prefix(working_directory).unwrap_or(path).display()
+}
+
+fn pair_above(start: &Path) -> Option<PathBuf> {
+    let candidates = start.ancestors().map(|directory| directory.join(BUNDLED_PAIR));
+    candidates.into_iter().find(|pair| pair.join("target/config.json").is_file())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_missing_file_is_named() {
+        let root = tempfile::tempdir().unwrap();
+        let directory = root.path().join("model");
+        let missing = || missing_in(&directory).unwrap_or_default();
+        assert_eq!(missing(), "is not a directory");
+        std::fs::create_dir(&directory).unwrap();
+        assert_eq!(missing(), "has no config.json");
+        std::fs::write(directory.join("config.json"), "{}").unwrap();
+        assert_eq!(missing(), "has no tokenizer.json");
+        std::fs::write(directory.join("tokenizer.json"), "{}").unwrap();
+        assert!(missing().starts_with("has no model.safetensors"));
+        std::fs::write(directory.join("model.safetensors.index.json"), "{}").unwrap();
+        assert_eq!(missing_in(&directory), None);
+    }
+
+    #[test]
+    fn the_bundled_pair_is_found_from_below_it() {
+        let root = tempfile::tempdir().unwrap();
+        let target = root.path().join(BUNDLED_PAIR).join("target");
+        std::fs::create_dir_all(&target).unwrap();
+        let below = root.path().join("target/debug");
+        std::fs::create_dir_all(&below).unwrap();
+        assert_eq!(pair_above(&below), None);
+        std::fs::write(target.join("config.json"), "{}").unwrap();
+        assert_eq!(pair_above(&below), Some(root.path().join(BUNDLED_PAIR)));
+    }
+}

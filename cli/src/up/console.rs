@@ -1,0 +1,159 @@
+//! What a person sees of `outrider up`: progress while the models load, one ready line, the processes' logs with a prefix.
+//!
+//! Everything goes to standard error but the ready line and the command to paste, which go to standard output. Colours and
+//! moving lines are used only on a terminal.
+
+use std::collections::HashMap;
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
+
+use super::preflight::Checked;
+use crate::cluster::{Cluster, LogSink};
+
+/// ANSI colours of the prefixes, by order of first appearance.
+const COLOURS: [u8; 6] = [36, 33, 35, 32, 34, 31];
+/// Names are padded to this width so that log lines align.
+const NAME_WIDTH: usize = 9;
+/// Between two pictures of a spinner.
+const TICK: Duration = Duration::from_millis(120);
+
+/// The terminal or the log file that `up` writes to.
+pub(super) struct Console {
+    terminal: bool,
+    progress: MultiProgress,
+    bars: Mutex<HashMap<String, ProgressBar>>,
+    names: Mutex<Vec<String>>,
+}
+
+impl Console {
+    pub(super) fn new() -> Self {
+        let progress = MultiProgress::new();
+        let terminal = !progress.is_hidden();
+        Self { terminal, progress, bars: Mutex::default(), names: Mutex::default() }
+    }
+
+    /// Show for each process what it is doing until it is ready.
+    pub(super) fn begin_loading(&self, processes: &[(String, String)]) {
+        let style = ProgressStyle::with_template("{prefix} {spinner} {msg} ({elapsed})");
+        let style = style.expect("the template is a constant that names known fields");
+        for (name, doing) in processes {
+            if !self.terminal {
+                self.write(&format!("{name}: {doing}"));
+                continue;
+            }
+            let bar = self.progress.add(ProgressBar::new_spinner().with_style(style.clone()));
+            bar.set_prefix(self.prefix(name));
+            bar.set_message(doing.clone());
+            bar.enable_steady_tick(TICK);
+            self.bars.lock().unwrap_or_else(PoisonError::into_inner).insert(name.clone(), bar);
+        }
+    }
+
+    /// One process is ready.
+    pub(super) fn loaded(&self, name: &str, after: Duration) {
+        match self.bars.lock().unwrap_or_else(PoisonError::into_inner).remove(name) {
+            Some(bar) => bar.finish_and_clear(),
+            None if self.terminal => return,
+            None => (),
+        }
+        self.write(&format!("{}: ready after {:.1} s", name, after.as_secs_f64()));
+    }
+
+    /// Take away what still moves.
+    pub(super) fn end_loading(&self) {
+        let bars = std::mem::take(&mut *self.bars.lock().unwrap_or_else(PoisonError::into_inner));
+        bars.into_values().for_each(|bar| bar.finish_and_clear());
+    }
+
+    /// The cluster serves: say where, and what to paste.
+    pub(super) async fn ready(&self, checked: &Checked, cluster: &Cluster, after: Duration) {
+        let url = cluster.http_url();
+        let curl = curl_command(&url, &served_model(&url).await, checked.spec.api_keys.is_some());
+        let text = format!(
+            "\noutrider is ready at {url} (gRPC at {}) after {:.1} s\n{}\n\n{curl}\n\nCtrl-C stops it.\n",
+            cluster.grpc_url(),
+            after.as_secs_f64(),
+            checked.pair(),
+        );
+        self.print_result(&text);
+    }
+
+    /// Something that happened.
+    pub(super) fn note(&self, text: &str) {
+        self.write(&format!("outrider: {text}"));
+    }
+
+    /// Something that went wrong.
+    pub(super) fn error(&self, text: &str) {
+        let label = if self.terminal { "\x1b[1;31merror:\x1b[0m" } else { "error:" };
+        self.write(&format!("{label} {text}"));
+    }
+
+    fn prefix(&self, name: &str) -> String {
+        if !self.terminal {
+            return format!("{name:NAME_WIDTH$}|");
+        }
+        let mut names = self.names.lock().unwrap_or_else(PoisonError::into_inner);
+        let known = names.iter().position(|known| known == name);
+        let position = known.unwrap_or_else(|| {
+            names.push(name.to_owned());
+            names.len() - 1
+        });
+        format!("\x1b[{}m{name:NAME_WIDTH$}|\x1b[0m", COLOURS[position % COLOURS.len()])
+    }
+
+    #[expect(clippy::print_stderr, reason = "talking to the person at the terminal is this file's job")]
+    fn write(&self, line: &str) {
+        // Moving lines step aside for this one.
+        self.progress.suspend(|| eprintln!("{line}"));
+    }
+
+    #[expect(clippy::print_stdout, reason = "where the cluster serves is the output of the command")]
+    fn print_result(&self, text: &str) {
+        self.progress.suspend(|| println!("{text}"));
+    }
+}
+
+impl LogSink for Console {
+    fn line(&self, process: &str, line: &str) {
+        self.write(&format!("{} {line}", self.prefix(process)));
+    }
+}
+
+/// The name under which the router serves the target. With API keys it does not tell us, and any name that it lists will do.
+async fn served_model(url: &str) -> String {
+    let ask = async {
+        let models =
+            reqwest::get(format!("{url}/v1/models")).await.ok()?.json::<serde_json::Value>().await.ok()?;
+        Some(models["data"][0]["id"].as_str()?.to_owned())
+    };
+    ask.await.unwrap_or_else(|| "MODEL".to_owned())
+}
+
+fn curl_command(url: &str, model: &str, with_key: bool) -> String {
+    let body = serde_json::json!({
+        "model": model,
+        "messages": [{ "role": "user", "content": "Write a Python function that reverses a list." }],
+        "max_tokens": 64,
+        "stream": true,
+    });
+    let key = if with_key { " -H \"Authorization: Bearer $OUTRIDER_API_KEY\"" } else { "" };
+    format!("curl -N {url}/v1/chat/completions{key} -H 'Content-Type: application/json' -d '{body}'")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_command_to_paste_is_one_line_with_valid_json() {
+        let command = curl_command("http://127.0.0.1:8000", "target", false);
+        assert_eq!(command.lines().count(), 1);
+        let body = command.split_once("-d '").unwrap().1.strip_suffix('\'').unwrap();
+        assert!(!body.contains('\''), "a quote would end the shell's string: {body}");
+        assert_eq!(serde_json::from_str::<serde_json::Value>(body).unwrap()["model"], "target");
+        assert!(curl_command("http://h", "m", true).contains("Bearer $OUTRIDER_API_KEY"));
+    }
+}

@@ -1,0 +1,123 @@
+//! `outrider up`: a cluster on this machine, from the checks to the last goodbye.
+//!
+//! Check everything that can be known beforehand ([`preflight`]), start the processes, show progress, print one ready line,
+//! then wait: for a signal, which ends all in order, or for the death of any process, which ends all and is explained.
+
+mod args;
+mod checkpoint;
+mod console;
+mod preflight;
+
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use tokio::signal::unix::{Signal, SignalKind, signal};
+
+use crate::cluster::{Cluster, ClusterError};
+
+pub use args::{DraftArg, UpArgs};
+pub use checkpoint::BUNDLED_PAIR;
+pub use preflight::{Fault, check_pair};
+
+use console::Console;
+use preflight::Checked;
+
+/// How long loading may take. A model of tens of gigabytes on a slow disk fits.
+const READY_TIMEOUT: Duration = Duration::from_secs(15 * 60);
+/// The exit code of a bad command line or configuration.
+const EXIT_USAGE: u8 = 64;
+
+/// Run the subcommand to its end. What goes wrong is printed here.
+pub async fn main(args: UpArgs) -> ExitCode {
+    let console = Arc::new(Console::new());
+    let checked = match preflight::check(args) {
+        Ok(checked) => checked,
+        Err(faults) => {
+            faults.iter().for_each(|fault| console.error(&fault.to_string()));
+            return ExitCode::from(EXIT_USAGE);
+        }
+    };
+    match run(checked, &console).await {
+        Ok(signal) => {
+            console.note(&format!("stopped by {signal}"));
+            ExitCode::SUCCESS
+        }
+        Err(error) => {
+            console.error(&format!("stopped everything: {error}"));
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// From the first process to the last one's end. Returns the signal that asked for the end.
+async fn run(checked: Checked, console: &Arc<Console>) -> Result<&'static str, ClusterError> {
+    // Listening for signals begins before the first child exists, so that none is left behind by an early Ctrl-C.
+    let mut signals = Signals::listen().map_err(ClusterError::Signals)?;
+    let mut cluster = Cluster::launch(checked.spec.clone(), Arc::clone(console) as _)?;
+    console.begin_loading(&checked.loading_lines(&cluster.names()));
+    let end = serve(&checked, &mut cluster, &mut signals, console).await;
+    console.end_loading();
+    stop(cluster, &mut signals, console).await;
+    end
+}
+
+/// Until a signal comes, or the cluster cannot go on.
+async fn serve(
+    checked: &Checked,
+    cluster: &mut Cluster,
+    signals: &mut Signals,
+    console: &Console,
+) -> Result<&'static str, ClusterError> {
+    let started = Instant::now();
+    let mut on_ready = |name: &str, after| console.loaded(name, after);
+    tokio::select! {
+        biased;
+        // The person at the terminal does not want to wait for the models first.
+        signal = signals.next() => return Ok(signal),
+        ready = cluster.wait_ready(READY_TIMEOUT, &mut on_ready) => ready?,
+    }
+    console.ready(checked, cluster, started.elapsed()).await;
+    tokio::select! {
+        biased;
+        // Asked to end, and processes ending, at the same moment: it was the asking.
+        signal = signals.next() => Ok(signal),
+        report = cluster.next_exit() => Err(ClusterError::Died(report)),
+    }
+}
+
+/// An orderly end; a second signal cuts it short, and dropping the cluster then kills what is left.
+async fn stop(cluster: Cluster, signals: &mut Signals, console: &Console) {
+    console.note("stopping");
+    tokio::select! {
+        biased;
+        _ = signals.next() => console.note("killing what is left"),
+        _ = cluster.stop() => (),
+    }
+}
+
+/// The signals that end the cluster.
+struct Signals {
+    interrupt: Signal,
+    terminate: Signal,
+    hangup: Signal,
+}
+
+impl Signals {
+    fn listen() -> std::io::Result<Self> {
+        Ok(Self {
+            interrupt: signal(SignalKind::interrupt())?,
+            terminate: signal(SignalKind::terminate())?,
+            hangup: signal(SignalKind::hangup())?,
+        })
+    }
+
+    /// Cancel safety: a signal that was not returned is returned by the next call.
+    async fn next(&mut self) -> &'static str {
+        tokio::select! {
+            _ = self.interrupt.recv() => "SIGINT",
+            _ = self.terminate.recv() => "SIGTERM",
+            _ = self.hangup.recv() => "SIGHUP",
+        }
+    }
+}

@@ -1,0 +1,219 @@
+//! Everything about `outrider up` that can be known to be wrong before a process is started, and what to start if nothing is.
+//!
+//! All faults are found in one go. Nothing is started and no port stays bound.
+
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+
+use speculation::fingerprint::{TokenList, TokenListError, first_difference, token_list_from_json};
+
+use super::args::{DraftArg, UpArgs};
+use super::checkpoint::{self, BUNDLED_PAIR, shown};
+use crate::cluster::{Binaries, ClusterError, ClusterSpec, DraftKind, ROUTER, address_is_free};
+
+/// One reason not to start. Its text fits on one line.
+#[derive(Debug, thiserror::Error)]
+pub enum Fault {
+    /// No model was named and the bundled one is not where it is looked for.
+    #[error(
+        "no {BUNDLED_PAIR} above the working directory or this executable: name a checkpoint with --target DIR"
+    )]
+    NoBundledPair,
+    /// A directory is no checkpoint.
+    #[error("{flag} {directory} {missing}: give a Hugging Face checkpoint directory")]
+    NotACheckpoint {
+        /// Which argument names it.
+        flag: &'static str,
+        /// The directory.
+        directory: PathBuf,
+        /// What is not there.
+        missing: String,
+    },
+    /// A tokenizer file cannot be read.
+    #[error("cannot read {file}: {source}")]
+    UnreadableTokenizer {
+        /// The file.
+        file: PathBuf,
+        /// The operating system's reason.
+        source: std::io::Error,
+    },
+    /// A tokenizer file cannot be understood.
+    #[error("{directory}: {source}")]
+    BadTokenizer {
+        /// The checkpoint that it belongs to.
+        directory: PathBuf,
+        /// What is wrong with it.
+        source: TokenListError,
+    },
+    /// Draft and target do not number their tokens alike.
+    #[error(
+        "draft {draft} and target {target} do not share a tokenizer: {difference}; \
+         use a draft trained with the target's tokenizer, or --draft ngram"
+    )]
+    TokenizersDiffer {
+        /// The draft's checkpoint.
+        draft: PathBuf,
+        /// The target's checkpoint.
+        target: PathBuf,
+        /// The first token that differs.
+        difference: String,
+    },
+    /// A port is taken.
+    #[error(
+        "{flag} {address} is taken or cannot be bound: stop what listens there, or choose another with {flag} ADDR"
+    )]
+    AddressTaken {
+        /// Which argument names it.
+        flag: &'static str,
+        /// The address.
+        address: SocketAddr,
+    },
+    /// The file of API keys is not there.
+    #[error("--api-keys {file} is not a file")]
+    NoKeyFile {
+        /// The file.
+        file: PathBuf,
+    },
+    /// A server binary is missing.
+    #[error(transparent)]
+    Binaries(#[from] ClusterError),
+}
+
+/// A cluster that may be started.
+#[derive(Debug)]
+pub(super) struct Checked {
+    pub(super) spec: ClusterSpec,
+}
+
+impl Checked {
+    /// For each process, what it does until it is ready.
+    pub(super) fn loading_lines(&self, names: &[&str]) -> Vec<(String, String)> {
+        let line = |name: &str| match (name, &self.spec.draft) {
+            (ROUTER, _) => "waiting for a target worker".to_owned(),
+            (name, DraftKind::Model(directory)) if name.starts_with("draft") => loading(directory),
+            (name, _) if name.starts_with("draft") => "starting".to_owned(),
+            _ => loading(&self.spec.target),
+        };
+        names.iter().map(|name| ((*name).to_owned(), line(name))).collect()
+    }
+
+    /// The pair in a few words.
+    pub(super) fn pair(&self) -> String {
+        let target = format!("target {} x{}", shown(&self.spec.target), self.spec.target_workers);
+        match &self.spec.draft {
+            DraftKind::None => format!("{target}, no draft"),
+            DraftKind::Ngram => format!("{target}, draft ngram x{}", self.spec.draft_workers),
+            DraftKind::Model(directory) => {
+                format!("{target}, draft {} x{}", shown(directory), self.spec.draft_workers)
+            }
+        }
+    }
+}
+
+fn loading(directory: &Path) -> String {
+    format!("loading {}", shown(directory))
+}
+
+/// Resolve the defaults and check everything.
+pub(super) fn check(args: UpArgs) -> Result<Checked, Vec<Fault>> {
+    let mut faults = Vec::new();
+    let models = choose_models(&args).map_err(|fault| faults.push(fault)).ok();
+    if let Some((target, draft)) = &models {
+        faults.extend(check_models(target, draft));
+    }
+    for (flag, address) in [("--http", args.http), ("--grpc", args.grpc)] {
+        if address.port() != 0 && !address_is_free(address) {
+            faults.push(Fault::AddressTaken { flag, address });
+        }
+    }
+    if args.http == args.grpc && args.http.port() != 0 {
+        faults.push(Fault::AddressTaken { flag: "--grpc", address: args.grpc });
+    }
+    if let Some(file) = args.api_keys.as_ref().filter(|file| !file.is_file()) {
+        faults.push(Fault::NoKeyFile { file: file.clone() });
+    }
+    let binaries = Binaries::beside_this_executable().map_err(|error| faults.push(error.into())).ok();
+    match (models, binaries) {
+        (Some((target, draft)), Some(binaries)) if faults.is_empty() => {
+            Ok(Checked { spec: spec(args, binaries, target, draft) })
+        }
+        _ => Err(faults),
+    }
+}
+
+fn spec(args: UpArgs, binaries: Binaries, target: PathBuf, draft: DraftKind) -> ClusterSpec {
+    ClusterSpec {
+        target_workers: args.target_workers as usize,
+        draft_workers: args.draft_workers as usize,
+        http: args.http,
+        grpc: args.grpc,
+        threads: args.threads,
+        api_keys: args.api_keys,
+        log: Some(args.log),
+        ..ClusterSpec::new(binaries, target, draft)
+    }
+}
+
+/// The bundled draft fits the bundled target only, so a target of the user's own is paired with n-grams by default.
+fn choose_models(args: &UpArgs) -> Result<(PathBuf, DraftKind), Fault> {
+    let bundled = || checkpoint::bundled_pair().ok_or(Fault::NoBundledPair);
+    let target = match &args.target {
+        Some(directory) => directory.clone(),
+        None => bundled()?.join("target"),
+    };
+    let draft = match (&args.draft, &args.target) {
+        (Some(DraftArg::Model(directory)), _) => DraftKind::Model(directory.clone()),
+        (Some(DraftArg::Ngram), _) | (None, Some(_)) => DraftKind::Ngram,
+        (Some(DraftArg::None), _) => DraftKind::None,
+        (None, None) => DraftKind::Model(bundled()?.join("draft")),
+    };
+    Ok((target, draft))
+}
+
+fn check_models(target: &Path, draft: &DraftKind) -> Vec<Fault> {
+    let draft_directory = match draft {
+        DraftKind::Model(directory) => Some(directory.as_path()),
+        DraftKind::Ngram | DraftKind::None => None,
+    };
+    let named = [("--target", Some(target)), ("--draft", draft_directory)];
+    let not_a_checkpoint = |flag, directory: &Path| {
+        checkpoint::missing_in(directory).map(|missing| Fault::NotACheckpoint {
+            flag,
+            directory: directory.to_owned(),
+            missing,
+        })
+    };
+    let faults = named
+        .iter()
+        .filter_map(|(flag, directory)| not_a_checkpoint(flag, (*directory)?))
+        .collect::<Vec<_>>();
+    match draft_directory {
+        Some(draft) if faults.is_empty() => check_pair(target, draft).err().into_iter().collect(),
+        _ => faults,
+    }
+}
+
+/// Whether two checkpoints number their tokens alike.
+pub fn check_pair(target: &Path, draft: &Path) -> Result<(), Fault> {
+    match first_difference(&token_list(draft)?, &token_list(target)?) {
+        None => Ok(()),
+        Some(difference) => Err(Fault::TokenizersDiffer {
+            draft: draft.to_owned(),
+            target: target.to_owned(),
+            difference: difference.to_string(),
+        }),
+    }
+}
+
+fn token_list(directory: &Path) -> Result<TokenList, Fault> {
+    let file = directory.join("tokenizer.json");
+    let text = match std::fs::read_to_string(&file) {
+        Ok(text) => text,
+        Err(source) => return Err(Fault::UnreadableTokenizer { file, source }),
+    };
+    token_list_from_json(&text)
+        .map_err(|source| Fault::BadTokenizer { directory: directory.to_owned(), source })
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,96 @@
+//! What `up` refuses to start, and in which words.
+
+use clap::Parser;
+
+use super::*;
+
+#[derive(Parser)]
+struct Cli {
+    #[command(flatten)]
+    up: UpArgs,
+}
+
+fn parse(arguments: &[&str]) -> UpArgs {
+    let line = std::iter::once("up").chain(arguments.iter().copied());
+    Cli::try_parse_from(line).unwrap().up
+}
+
+fn checkpoint(root: &Path, name: &str, vocab: &str) -> PathBuf {
+    let directory = root.join(name);
+    std::fs::create_dir(&directory).unwrap();
+    let tokenizer = format!(r#"{{"model":{{"vocab":{vocab}}},"added_tokens":[]}}"#);
+    for (file, text) in [("config.json", "{}"), ("tokenizer.json", &tokenizer), ("model.safetensors", "")] {
+        std::fs::write(directory.join(file), text).unwrap();
+    }
+    directory
+}
+
+fn messages(faults: &[Fault]) -> String {
+    faults.iter().map(|fault| format!("{fault}\n")).collect()
+}
+
+#[test]
+fn the_draft_defaults_to_the_bundled_one_only_with_the_bundled_target() {
+    let kind = |arguments: &[&str]| choose_models(&parse(arguments)).unwrap().1;
+    assert!(matches!(kind(&[]), DraftKind::Model(directory) if directory.ends_with("models/demo/draft")));
+    assert_eq!(kind(&["--target", "/x"]), DraftKind::Ngram);
+    assert_eq!(kind(&["--target", "/x", "--draft", "/y"]), DraftKind::Model("/y".into()));
+    assert_eq!(kind(&["--draft", "none"]), DraftKind::None);
+    assert_eq!(kind(&["--draft", "./none"]), DraftKind::Model("./none".into()));
+}
+
+#[test]
+fn the_bundled_pair_passes() {
+    let (target, draft) = choose_models(&parse(&[])).unwrap();
+    assert_eq!(messages(&check_models(&target, &draft)), "");
+}
+
+#[test]
+fn the_first_token_that_differs_is_named() {
+    let root = tempfile::tempdir().unwrap();
+    let target = checkpoint(root.path(), "t", r#"{"a":0,"b":1,"c":2}"#);
+    let draft = checkpoint(root.path(), "d", r#"{"a":0,"b":1,"d":2}"#);
+    let message = messages(&check_models(&target, &DraftKind::Model(draft)));
+    assert!(message.contains(r#"token 2 is "d" in one and "c" in the other"#), "{message}");
+    assert_eq!(message.lines().count(), 1);
+}
+
+#[test]
+fn all_faults_come_at_once() {
+    let root = tempfile::tempdir().unwrap();
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let taken = listener.local_addr().unwrap().to_string();
+    let (target, keys) = (root.path().join("nowhere"), root.path().join("no-keys"));
+    let faults = check(parse(&[
+        "--target",
+        target.to_str().unwrap(),
+        "--draft",
+        root.path().to_str().unwrap(),
+        "--http",
+        &taken,
+        "--api-keys",
+        keys.to_str().unwrap(),
+    ]))
+    .unwrap_err();
+    let text = messages(&faults);
+    for expected in [
+        "nowhere is not a directory",
+        "has no config.json",
+        &format!("--http {taken} is taken"),
+        "no-keys is not a file",
+    ] {
+        assert!(text.contains(expected), "{expected:?} is missing in:\n{text}");
+    }
+}
+
+#[test]
+fn one_port_cannot_serve_both_doors() {
+    let address = crate::cluster::free_address().unwrap().to_string();
+    let faults = check(parse(&["--http", &address, "--grpc", &address])).unwrap_err();
+    assert!(messages(&faults).contains(&format!("--grpc {address} is taken")), "{}", messages(&faults));
+}
+
+#[test]
+fn no_worker_at_all_is_refused_by_the_parser() {
+    assert!(Cli::try_parse_from(["up", "--draft-workers", "0"]).is_err());
+}

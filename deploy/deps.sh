@@ -1,0 +1,60 @@
+#!/usr/bin/env bash
+# Installs what the build and the tests need and is not there yet. Nothing is touched where everything is present.
+#
+#   deploy/deps.sh build        a C linker and protoc (the etcd client's build compiles its protocol with it)
+#   deploy/deps.sh build test   also etcd (the tests start one), Python with venv (the tests drive the openai package), cargo-nextest
+#
+# Rust itself is expected: rust-toolchain.toml names the version.
+set -euo pipefail
+
+readonly NEXTEST_VERSION=0.9.143
+readonly STEPS=("${@:-build}")
+
+main() {
+  command -v cargo >/dev/null || fail "cargo is not installed: install Rust $(toolchain) from https://rustup.rs or your distribution"
+  local wanted=()
+  for step in "${STEPS[@]}"; do
+    case "$step" in
+      build) have_command cc || wanted+=(build-essential)
+             have_command protoc || wanted+=(protobuf-compiler) ;;
+      test)  have_command etcd || wanted+=(etcd-server)
+             have_command python3 || wanted+=(python3)
+             have_venv || wanted+=(python3-venv) ;;
+      *)     fail "unknown step '$step': use build, test or both" ;;
+    esac
+  done
+  if [ "${#wanted[@]}" -gt 0 ]; then install_packages "${wanted[@]}"; fi
+  if [[ " ${STEPS[*]} " == *" test "* ]] && ! cargo nextest --version >/dev/null 2>&1; then install_nextest; fi
+}
+
+have_command() { command -v "$1" >/dev/null 2>&1 || [ -x "/usr/sbin/$1" ]; }
+
+# The module alone is not enough: without ensurepip a new environment has no pip.
+have_venv() { python3 -c 'import venv, ensurepip' >/dev/null 2>&1; }
+
+toolchain() { sed -n 's/^channel = "\(.*\)"/\1/p' "$(dirname "$0")/../rust-toolchain.toml"; }
+
+install_packages() {
+  if ! have_command apt-get; then
+    fail "please install, with this system's package manager, what Debian calls: $*
+  (build-essential: a C compiler and linker; protobuf-compiler: protoc; etcd-server: the etcd binary, 3.4 or later; python3-venv: Python 3.9 or later with venv and ensurepip)"
+  fi
+  local as_root=()
+  if [ "$(id -u)" -ne 0 ]; then
+    have_command sudo || fail "not root and no sudo: as root, run apt-get install $*"
+    as_root=(sudo)
+  fi
+  echo "installing: $*"
+  "${as_root[@]}" apt-get update -qq
+  "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "$@" >/dev/null
+}
+
+install_nextest() {
+  echo "installing cargo-nextest $NEXTEST_VERSION, the test runner (built from source, a few minutes, once)"
+  # Without its self-updater, which would bring a TLS stack to compile.
+  cargo install --locked --quiet --debug --no-default-features --features default-no-update "cargo-nextest@$NEXTEST_VERSION"
+}
+
+fail() { printf 'deps: %s\n' "$1" >&2; exit 1; }
+
+main

@@ -1,0 +1,28 @@
+# A draft worker. The checkpoint is mounted, not baked in. Build from the repository root:
+#   docker build -f deploy/docker/draft-worker.Dockerfile -t outrider-draft-worker .
+FROM rust:1.95-slim-bookworm AS build
+RUN apt-get update \
+ && apt-get install -y --no-install-recommends protobuf-compiler \
+ && rm -rf /var/lib/apt/lists/*
+WORKDIR /src
+COPY . .
+RUN --mount=type=cache,target=/usr/local/cargo/registry --mount=type=cache,target=/src/target,sharing=locked \
+    cargo build --locked --release -p outrider-draft-worker \
+ && install -D target/release/outrider-draft-worker /out/outrider-draft-worker
+
+FROM debian:bookworm-slim
+RUN apt-get update \
+ && apt-get install -y --no-install-recommends ca-certificates curl \
+ && rm -rf /var/lib/apt/lists/* \
+ && useradd --system --uid 10001 --no-create-home outrider
+COPY --from=build /out/outrider-draft-worker /usr/local/bin/
+USER outrider
+VOLUME /models
+# 8120: gRPC for routers. 8121: health and metrics.
+EXPOSE 8120 8121
+STOPSIGNAL SIGTERM
+# A worker binds its ports when the checkpoint is loaded, which takes a while for a large one.
+HEALTHCHECK --interval=5s --timeout=2s --start-period=300s \
+    CMD ["curl", "--fail", "--silent", "--output", "/dev/null", "http://127.0.0.1:8121/health/ready"]
+ENTRYPOINT ["outrider-draft-worker"]
+CMD ["--model", "/models/draft", "--listen", "0.0.0.0:8120", "--admin", "0.0.0.0:8121"]

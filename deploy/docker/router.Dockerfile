@@ -1,0 +1,26 @@
+# The router: no model files, no engine. Build from the repository root:
+#   docker build -f deploy/docker/router.Dockerfile -t outrider-router .
+FROM rust:1.95-slim-bookworm AS build
+RUN apt-get update \
+ && apt-get install -y --no-install-recommends protobuf-compiler \
+ && rm -rf /var/lib/apt/lists/*
+WORKDIR /src
+COPY . .
+RUN --mount=type=cache,target=/usr/local/cargo/registry --mount=type=cache,target=/src/target,sharing=locked \
+    cargo build --locked --release -p outrider-router \
+ && install -D target/release/outrider-router /out/outrider-router
+
+FROM debian:bookworm-slim
+RUN apt-get update \
+ && apt-get install -y --no-install-recommends ca-certificates curl \
+ && rm -rf /var/lib/apt/lists/* \
+ && useradd --system --uid 10001 --no-create-home outrider
+COPY --from=build /out/outrider-router /usr/local/bin/
+USER outrider
+# 8000: OpenAI API, health and metrics. 8001: gRPC.
+EXPOSE 8000 8001
+STOPSIGNAL SIGTERM
+HEALTHCHECK --interval=5s --timeout=2s --start-period=10s \
+    CMD ["curl", "--fail", "--silent", "--output", "/dev/null", "http://127.0.0.1:8000/health/live"]
+ENTRYPOINT ["outrider-router"]
+CMD ["--http", "0.0.0.0:8000", "--grpc", "0.0.0.0:8001"]

@@ -1,0 +1,28 @@
+# A target worker. The checkpoint is mounted, not baked in. Build from the repository root:
+#   docker build -f deploy/docker/target-worker.Dockerfile -t outrider-target-worker .
+FROM rust:1.95-slim-bookworm AS build
+RUN apt-get update \
+ && apt-get install -y --no-install-recommends protobuf-compiler \
+ && rm -rf /var/lib/apt/lists/*
+WORKDIR /src
+COPY . .
+RUN --mount=type=cache,target=/usr/local/cargo/registry --mount=type=cache,target=/src/target,sharing=locked \
+    cargo build --locked --release -p outrider-target-worker \
+ && install -D target/release/outrider-target-worker /out/outrider-target-worker
+
+FROM debian:bookworm-slim
+RUN apt-get update \
+ && apt-get install -y --no-install-recommends ca-certificates curl \
+ && rm -rf /var/lib/apt/lists/* \
+ && useradd --system --uid 10001 --no-create-home outrider
+COPY --from=build /out/outrider-target-worker /usr/local/bin/
+USER outrider
+VOLUME /models
+# 8110: gRPC for routers. 8111: health and metrics.
+EXPOSE 8110 8111
+STOPSIGNAL SIGTERM
+# A worker binds its ports when the checkpoint is loaded, which takes a while for a large one.
+HEALTHCHECK --interval=5s --timeout=2s --start-period=300s \
+    CMD ["curl", "--fail", "--silent", "--output", "/dev/null", "http://127.0.0.1:8111/health/ready"]
+ENTRYPOINT ["outrider-target-worker"]
+CMD ["--model", "/models/target", "--listen", "0.0.0.0:8110", "--admin", "0.0.0.0:8111"]

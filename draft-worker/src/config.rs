@@ -1,0 +1,82 @@
+//! The draft worker's settings: those of every worker, and how it guesses.
+
+use clap::Parser;
+use serde::{Deserialize, Serialize};
+use service::config::{Faults, RawConfig};
+use worker::config::{DefaultPorts, RawWorker, WorkerConfig, WorkerFlags};
+
+/// Serves drafts: guesses the next tokens of sequences that a target worker then checks.
+///
+/// Settings come from --config FILE (TOML), then OUTRIDER_* environment variables, then flags; later ones win.
+#[derive(Debug, Parser, Serialize)]
+#[command(name = "outrider-draft-worker", version)]
+pub struct Flags {
+    /// How to guess: model (a small model of the target's tokenizer) or ngram (from the sequence itself)
+    #[arg(long, value_name = "model|ngram")]
+    pub method: Option<String>,
+    /// Task types that this worker is meant for; all if none is named
+    #[arg(long, value_name = "TYPE", value_delimiter = ',')]
+    pub task_types: Vec<String>,
+    #[command(flatten)]
+    #[serde(flatten)]
+    #[expect(missing_docs, reason = "clap would take a doc comment here for the help of every flag below")]
+    pub worker: WorkerFlags,
+}
+
+/// Raw settings.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct RawDraft {
+    method: String,
+    task_types: Vec<String>,
+    #[serde(flatten)]
+    worker: RawWorker,
+}
+
+impl Default for RawDraft {
+    fn default() -> Self {
+        Self { method: "model".to_owned(), task_types: Vec::new(), worker: RawWorker::default() }
+    }
+}
+
+/// How to guess.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum DraftMethod {
+    /// By a small model.
+    Model,
+    /// From the sequence itself.
+    Ngram,
+}
+
+/// Checked settings.
+#[derive(Debug, Clone)]
+pub struct DraftConfig {
+    /// How to guess.
+    pub method: DraftMethod,
+    /// Task types that this worker is meant for; empty for all.
+    pub task_types: Vec<String>,
+    /// What every worker has.
+    pub worker: WorkerConfig,
+}
+
+impl RawConfig for RawDraft {
+    type Config = DraftConfig;
+
+    fn validate(self, faults: &mut Faults) -> Option<DraftConfig> {
+        let method = match self.method.as_str() {
+            "model" => {
+                faults.require("model", self.worker.model());
+                Some(DraftMethod::Model)
+            }
+            "ngram" => {
+                faults.check("model", self.worker.model().is_none(), || "method ngram takes no model".to_owned());
+                Some(DraftMethod::Ngram)
+            }
+            other => {
+                faults.add("method", format_args!("`{other}` is unknown, expected model or ngram"));
+                None
+            }
+        };
+        let worker = self.worker.validate(DefaultPorts { listen: 8120, admin: 8121 }, faults);
+        Some(DraftConfig { method: method?, task_types: self.task_types, worker: worker? })
+    }
+}

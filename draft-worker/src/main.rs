@@ -1,0 +1,21 @@
+//! `outrider-draft-worker`.
+
+use std::process::ExitCode;
+
+use service::config::{self, ENV_PREFIX};
+use draft_worker::config::{Flags, RawDraft};
+
+fn main() -> ExitCode {
+    let flags: Flags = match config::parse_flags() {
+        Ok(flags) => flags,
+        Err(code) => return code,
+    };
+    let config = match config::load::<RawDraft>(&flags, flags.worker.config.as_deref(), ENV_PREFIX) {
+        Ok(config) => config,
+        Err(error) => return config::report(&error),
+    };
+    let process = config.worker.process.clone();
+    service::process::run("outrider-draft-worker", &process, |lifetime, health| async move {
+        draft_worker::serve(config, lifetime, health).await.map(drop)
+    })
+}

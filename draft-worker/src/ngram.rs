@@ -1,0 +1,53 @@
+//! Guessing without a model: what followed the last few tokens when they stood earlier in the sequence itself.
+
+use std::collections::VecDeque;
+
+use speculation::holding::Limits;
+use speculation::{AcceptanceMode, Draft, Proposal, ReplyBody, Role, Work};
+use worker::method::{Method, MethodStats, NeedRoom};
+use worker::Task;
+use worker::task::Slot;
+
+/// Holds ids only; see [`speculation::ngram::propose`].
+#[derive(Debug, Default)]
+pub struct Ngram {
+    next_slot: u64,
+}
+
+impl Method for Ngram {
+    fn limits(&self) -> Limits {
+        Limits { role: Role::Draft, vocab_size: u32::MAX, max_model_len: u32::MAX }
+    }
+
+    fn open(&mut self) -> Slot {
+        self.next_slot += 1;
+        Slot(self.next_slot)
+    }
+
+    fn close(&mut self, _slot: Slot) {}
+
+    fn truncate(&mut self, _slot: Slot, _len: u32) {}
+
+    fn advance(&mut self, tasks: &mut VecDeque<Task>) -> Result<Vec<(Task, ReplyBody)>, NeedRoom> {
+        Ok(tasks.drain(..).map(answer).collect())
+    }
+
+    fn stats(&self) -> MethodStats {
+        MethodStats::default()
+    }
+}
+
+fn answer(mut task: Task) -> (Task, ReplyBody) {
+    let start = task.step.start();
+    let Work::Propose { num_draft_tokens } = task.step.work else {
+        return (task, ReplyBody::Fed { have: start, prompt_logprobs: None });
+    };
+    let token_ids = speculation::ngram::propose(task.holding.ids(), num_draft_tokens as usize);
+    let q = match task.spec().acceptance {
+        AcceptanceMode::Rejection => speculation::ngram::certain(&token_ids),
+        AcceptanceMode::Coupled | AcceptanceMode::Typical => Vec::new(),
+    };
+    // As a model would: all guesses but the last are held.
+    task.holding.append(&token_ids[..token_ids.len().saturating_sub(1)]);
+    (task, ReplyBody::Proposal(Proposal { start, draft: Draft { token_ids, q } }))
+}

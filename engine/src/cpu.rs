@@ -1,0 +1,233 @@
+//! The CPU backend: cuts each operation into pieces that no piece's result depends on, and runs a kernel on each.
+//!
+//! `lanes` defines the arithmetic, `x86` implements it in registers, `dispatch` chooses; `gemm`, `attention` and `elementwise`
+//! are the kernels; `reference` holds their naive twins, which judge them.
+#![expect(unsafe_code, reason = "vector instructions and disjoint writes by several threads; see each SAFETY note")]
+
+mod attention;
+mod dispatch;
+mod elementwise;
+mod exp;
+mod gemm;
+mod lanes;
+pub(crate) mod reference;
+mod threads;
+#[cfg(target_arch = "x86_64")]
+mod x86;
+
+use std::ops::Range;
+
+use attention::Attend;
+use dispatch::Isa;
+use elementwise::{RmsNorm, RmsNormInPlace, Rotate, RoundToBf16, SiluMul};
+use gemm::MatMul;
+use lanes::Element;
+use threads::{Shared, Threads};
+
+use crate::backend::{Angles, AttentionStep, Backend, HeadLayout, Linear, Norm};
+use crate::kv_cache::{KvBlocks, KvCache, KvElement};
+use crate::weights::{Matrix, MatrixData};
+use crate::{EngineError, TokenId};
+
+/// The class of kernels whose bits are equal, whatever the instruction set; part of `numerics_id`. Change it with the
+/// arithmetic.
+pub(crate) const KERNEL_CLASS: &str = "f32x16-fma-1";
+
+/// Columns that a thread takes at a time: a whole number of cache lines of output, and of the kernel's column blocks.
+const COLUMN_GRAIN: usize = 16;
+/// Rows that an attention task takes at a time.
+const ATTENTION_ROWS: usize = 16;
+/// What one exponential costs, in multiply-adds.
+const EXP_WORK: usize = 16;
+
+/// The CPU as a device.
+#[derive(Debug)]
+pub(crate) struct Cpu {
+    isa: Isa,
+    threads: Threads,
+}
+
+impl Cpu {
+    pub(crate) fn new(threads: usize) -> Result<Self, EngineError> {
+        Ok(Self { isa: Isa::best(), threads: Threads::new(threads)? })
+    }
+
+    /// All instruction sets of this machine, for tests that compare them.
+    #[cfg(test)]
+    pub(crate) fn every_isa() -> Vec<Self> {
+        let cpu = |isa| Self { isa, threads: Threads::new(1).unwrap() };
+        Isa::all().into_iter().map(cpu).collect()
+    }
+
+    /// Runs a whole forward on the engine's threads.
+    pub(crate) fn enter<R: Send>(&self, run: impl FnOnce() -> R + Send) -> R {
+        self.threads.enter(run)
+    }
+
+    /// One matrix of a linear, on columns of it.
+    fn mat_mul<W: Element>(&self, task: MatMul<'_, W>) {
+        self.isa.run(task);
+    }
+
+    fn attend<T: Element + KvElement>(&self, kv: &KvBlocks<T>, step: &AttentionStep<'_>, out: &mut [f32]) {
+        let layout = step.layout;
+        let group = layout.num_heads / layout.num_kv_heads;
+        // (segment, rows of it, kv head)
+        let mut tasks: Vec<(usize, Range<usize>, usize)> = Vec::new();
+        let mut work = 0;
+        for (i, segment) in step.batch.segments.iter().enumerate() {
+            let keys = segment.start as usize + segment.rows.len();
+            work += segment.rows.len() * keys * 2 * layout.q_width();
+            for start in segment.rows.clone().step_by(ATTENTION_ROWS) {
+                let rows = start..segment.rows.end.min(start + ATTENTION_ROWS);
+                tasks.extend((0..layout.num_kv_heads).map(|kv_head| (i, rows.clone(), kv_head)));
+            }
+        }
+        let out = Shared::new(out);
+        self.threads.for_ranges(tasks.len(), 1, work, |range| {
+            for (i, rows, kv_head) in &tasks[range] {
+                let segment = &step.batch.segments[*i];
+                self.isa.run(Attend {
+                    queries: step.qkv,
+                    query_stride: layout.row_width(),
+                    kv,
+                    layer: step.layer,
+                    kv_head: *kv_head,
+                    group,
+                    head_dim: layout.head_dim,
+                    window: step.window,
+                    block_table: segment.block_table,
+                    rows: rows.clone(),
+                    start: segment.start + (rows.start - segment.rows.start) as u32,
+                    out: &out,
+                    out_stride: layout.q_width(),
+                });
+            }
+        });
+    }
+
+    /// Runs `run` on ranges of whole rows of `x`.
+    fn for_rows(&self, x: &mut [f32], width: usize, work: usize, run: impl Fn(Range<usize>, &mut [f32]) + Sync) {
+        let rows = x.len() / width;
+        let x = Shared::new(x);
+        self.threads.for_ranges(rows, 1, work, |rows| {
+            // SAFETY: ranges of rows are disjoint.
+            let part = unsafe { x.slice_mut(rows.start * width..rows.end * width) };
+            run(rows, part);
+        });
+    }
+}
+
+impl Backend for Cpu {
+    fn embed(&self, table: &Matrix, token_ids: &[TokenId], out: &mut [f32]) {
+        let width = table.columns();
+        for (&id, out) in token_ids.iter().zip(out.chunks_exact_mut(width)) {
+            let row = id as usize * width..(id as usize + 1) * width;
+            match table.data() {
+                MatrixData::F32(numbers) => out.copy_from_slice(&numbers.as_slice()[row]),
+                MatrixData::Bf16(numbers) => {
+                    out.iter_mut().zip(&numbers.as_slice()[row]).for_each(|(out, x)| *out = x.widen());
+                }
+            }
+        }
+    }
+
+    fn add(&self, hidden: &mut [f32], delta: &[f32]) {
+        hidden.iter_mut().zip(delta).for_each(|(hidden, delta)| *hidden += delta);
+    }
+
+    fn rms_norm(&self, norm: &Norm, x: &[f32], out: &mut [f32]) {
+        let width = norm.weight.len();
+        self.for_rows(out, width, 2 * x.len(), |rows, out| {
+            let x = &x[rows.start * width..rows.end * width];
+            self.isa.run(RmsNorm { x, weight: &norm.weight, eps: norm.eps, out });
+        });
+    }
+
+    fn norm_heads(&self, layout: HeadLayout, norms: (&Norm, &Norm), qkv: &mut [f32]) {
+        let (q, k) = norms;
+        self.for_rows(qkv, layout.row_width(), 2 * qkv.len(), |_, rows| {
+            for row in rows.chunks_exact_mut(layout.row_width()) {
+                let (queries, rest) = row.split_at_mut(layout.q_width());
+                let keys = &mut rest[..layout.kv_width()];
+                self.isa.run(RmsNormInPlace { x: queries, weight: &q.weight, eps: q.eps });
+                self.isa.run(RmsNormInPlace { x: keys, weight: &k.weight, eps: k.eps });
+            }
+        });
+    }
+
+    fn rotate(&self, layout: HeadLayout, angles: &Angles, qkv: &mut [f32]) {
+        let half = angles.half;
+        self.for_rows(qkv, layout.row_width(), 2 * qkv.len(), |rows, part| {
+            for (row, numbers) in rows.zip(part.chunks_exact_mut(layout.row_width())) {
+                let angle = row * half..(row + 1) * half;
+                self.isa.run(Rotate {
+                    heads: &mut numbers[..layout.q_width() + layout.kv_width()],
+                    cos: &angles.cos[angle.clone()],
+                    sin: &angles.sin[angle],
+                });
+            }
+        });
+    }
+
+    fn linear(&self, linear: &Linear, x: &mut [f32], out: &mut [f32]) {
+        let (k, width) = (linear.k(), linear.width());
+        let rows = x.len() / k;
+        assert!(x.len() == rows * k && out.len() == rows * width, "a linear's input and output disagree on rows");
+        if linear.takes_bf16() {
+            self.for_rows(x, k, x.len(), |_, x| self.isa.run(RoundToBf16 { x }));
+        }
+        let x = &*x;
+        let out = &Shared::new(out);
+        self.threads.for_ranges(width, COLUMN_GRAIN, rows * k * width, |columns| {
+            let mut out_start = 0;
+            for part in &linear.parts {
+                let end = out_start + part.rows();
+                let mine = columns.start.max(out_start)..columns.end.min(end);
+                if !mine.is_empty() {
+                    let columns = mine.start - out_start..mine.end - out_start;
+                    let bias = linear.bias.as_ref().map(|bias| &bias[out_start..end]);
+                    let slices = &linear.slices;
+                    match part.data() {
+                        MatrixData::F32(weights) => {
+                            let weights = weights.as_slice();
+                            self.mat_mul(MatMul { x, weights, k, slices, bias, columns, out, out_width: width, out_start });
+                        }
+                        MatrixData::Bf16(weights) => {
+                            let weights = weights.as_slice();
+                            self.mat_mul(MatMul { x, weights, k, slices, bias, columns, out, out_width: width, out_start });
+                        }
+                    }
+                }
+                out_start = end;
+            }
+        });
+    }
+
+    fn write_kv(&self, kv: &mut KvCache, step: &AttentionStep<'_>) {
+        let layout = step.layout;
+        for (row, &slot) in step.qkv.chunks_exact(layout.row_width()).zip(&step.batch.slot_mapping) {
+            let (keys, values) = row[layout.q_width()..].split_at(layout.kv_width());
+            match kv {
+                KvCache::F32(blocks) => blocks.write(step.layer, slot, keys, values),
+                KvCache::Bf16(blocks) => blocks.write(step.layer, slot, keys, values),
+            }
+        }
+    }
+
+    fn attention(&self, kv: &KvCache, step: &AttentionStep<'_>, out: &mut [f32]) {
+        match kv {
+            KvCache::F32(blocks) => self.attend(blocks, step, out),
+            KvCache::Bf16(blocks) => self.attend(blocks, step, out),
+        }
+    }
+
+    fn silu_mul(&self, gate_up: &[f32], width: usize, out: &mut [f32]) {
+        self.for_rows(out, width, gate_up.len() * EXP_WORK, |rows, out| {
+            self.isa.run(SiluMul { gate_up: &gate_up[rows.start * 2 * width..rows.end * 2 * width], out, width });
+        });
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,88 @@
+//! Which instructions a kernel is compiled for, chosen once at run time. Every choice gives the same bits (see
+//! [`super::lanes`]); the choice is about speed alone.
+
+use super::lanes::{Lanes, Portable};
+
+/// Work that is compiled once for each instruction set. `run` and all that it calls must be `#[inline(always)]`, or it is
+/// compiled without the instructions.
+pub(crate) trait Kernel {
+    type Output;
+
+    /// # Safety
+    /// The CPU has the instructions of `V`.
+    unsafe fn run<V: Lanes>(self) -> Self::Output;
+}
+
+/// An instruction set that this machine has: only [`Isa::best`] and [`Isa::all`] make one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Isa(Choice);
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Choice {
+    #[cfg(target_arch = "x86_64")]
+    Avx512,
+    #[cfg(target_arch = "x86_64")]
+    Avx2,
+    Portable,
+}
+
+impl Isa {
+    /// The fastest one.
+    pub(crate) fn best() -> Self {
+        Self::all().into_iter().next().expect("the portable one is always there")
+    }
+
+    /// All that this machine has, the fastest first.
+    pub(crate) fn all() -> Vec<Self> {
+        let mut all = Vec::new();
+        #[cfg(target_arch = "x86_64")]
+        {
+            let avx2 = is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma");
+            let wide = is_x86_feature_detected!("avx512f")
+                && is_x86_feature_detected!("avx512bw")
+                && is_x86_feature_detected!("avx512dq")
+                && is_x86_feature_detected!("avx512vl");
+            if avx2 && wide {
+                all.push(Self(Choice::Avx512));
+            }
+            if avx2 {
+                all.push(Self(Choice::Avx2));
+            }
+        }
+        all.push(Self(Choice::Portable));
+        all
+    }
+
+    /// Runs a kernel with these instructions.
+    #[inline]
+    pub(crate) fn run<K: Kernel>(self, kernel: K) -> K::Output {
+        match self.0 {
+            // SAFETY: an `Isa` of this choice exists only where `all` has detected the features.
+            #[cfg(target_arch = "x86_64")]
+            Choice::Avx512 => unsafe { run_avx512(kernel) },
+            // SAFETY: as above.
+            #[cfg(target_arch = "x86_64")]
+            Choice::Avx2 => unsafe { run_avx2(kernel) },
+            // SAFETY: plain Rust runs everywhere.
+            Choice::Portable => unsafe { kernel.run::<Portable>() },
+        }
+    }
+}
+
+/// # Safety
+/// The CPU has the features named.
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")]
+unsafe fn run_avx512<K: Kernel>(kernel: K) -> K::Output {
+    // SAFETY: the features of this function are those that `V` needs.
+    unsafe { kernel.run::<super::x86::Avx512>() }
+}
+
+/// # Safety
+/// The CPU has the features named.
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2,fma")]
+unsafe fn run_avx2<K: Kernel>(kernel: K) -> K::Output {
+    // SAFETY: the features of this function are those that `V` needs.
+    unsafe { kernel.run::<super::x86::Avx2>() }
+}

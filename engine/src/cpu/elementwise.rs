@@ -1,0 +1,146 @@
+//! Kernels that work on rows one number at a time (and the norm, whose one sum is a dot product). Plain loops, compiled for
+//! each instruction set; each has its naive twin in [`super::reference`].
+
+use super::dispatch::Kernel;
+use super::exp::exp;
+use super::gemm::dot;
+use super::lanes::Lanes;
+
+/// `out = x / sqrt(mean(x^2) + eps) * weight` for each row of `weight.len()`.
+pub(super) struct RmsNorm<'a> {
+    pub(super) x: &'a [f32],
+    pub(super) weight: &'a [f32],
+    pub(super) eps: f32,
+    pub(super) out: &'a mut [f32],
+}
+
+impl Kernel for RmsNorm<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    unsafe fn run<V: Lanes>(self) {
+        let width = self.weight.len();
+        for (x, out) in self.x.chunks_exact(width).zip(self.out.chunks_exact_mut(width)) {
+            // SAFETY: the CPU has V's instructions by this function's contract.
+            let scale = unsafe { rms_scale::<V>(x, self.eps) };
+            for ((out, &x), &weight) in out.iter_mut().zip(x).zip(self.weight) {
+                *out = x * scale * weight;
+            }
+        }
+    }
+}
+
+/// The same in place, on heads that lie one behind the other.
+pub(super) struct RmsNormInPlace<'a> {
+    pub(super) x: &'a mut [f32],
+    pub(super) weight: &'a [f32],
+    pub(super) eps: f32,
+}
+
+impl Kernel for RmsNormInPlace<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    unsafe fn run<V: Lanes>(self) {
+        for x in self.x.chunks_exact_mut(self.weight.len()) {
+            // SAFETY: the CPU has V's instructions by this function's contract.
+            let scale = unsafe { rms_scale::<V>(x, self.eps) };
+            for (x, &weight) in x.iter_mut().zip(self.weight) {
+                *x = *x * scale * weight;
+            }
+        }
+    }
+}
+
+/// # Safety
+/// The CPU has V's instructions.
+#[inline(always)]
+unsafe fn rms_scale<V: Lanes>(x: &[f32], eps: f32) -> f32 {
+    // SAFETY: the caller's promise.
+    let sum = unsafe { dot::<V>(x, x) };
+    1.0 / (sum / x.len() as f32 + eps).sqrt()
+}
+
+/// Turns the pairs (i, i + half) of each head by the row's angles.
+pub(super) struct Rotate<'a> {
+    /// Heads of `2 * cos.len()`, one behind the other.
+    pub(super) heads: &'a mut [f32],
+    pub(super) cos: &'a [f32],
+    pub(super) sin: &'a [f32],
+}
+
+impl Kernel for Rotate<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    unsafe fn run<V: Lanes>(self) {
+        let half = self.cos.len();
+        for head in self.heads.chunks_exact_mut(2 * half) {
+            let (first, second) = head.split_at_mut(half);
+            for (((a, b), &cos), &sin) in first.iter_mut().zip(second).zip(self.cos).zip(self.sin) {
+                (*a, *b) = (*a * cos - *b * sin, *b * cos + *a * sin);
+            }
+        }
+    }
+}
+
+/// `out = silu(gate) * up`, where a row of the input is `[gate | up]`.
+pub(super) struct SiluMul<'a> {
+    pub(super) gate_up: &'a [f32],
+    pub(super) out: &'a mut [f32],
+    pub(super) width: usize,
+}
+
+impl Kernel for SiluMul<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    unsafe fn run<V: Lanes>(self) {
+        for (row, out) in self.gate_up.chunks_exact(2 * self.width).zip(self.out.chunks_exact_mut(self.width)) {
+            let (gate, up) = row.split_at(self.width);
+            for ((out, &gate), &up) in out.iter_mut().zip(gate).zip(up) {
+                *out = gate / (1.0 + exp(-gate)) * up;
+            }
+        }
+    }
+}
+
+/// Rounds to the nearest bf16, ties to even, staying f32.
+pub(super) struct RoundToBf16<'a> {
+    pub(super) x: &'a mut [f32],
+}
+
+impl Kernel for RoundToBf16<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    unsafe fn run<V: Lanes>(self) {
+        for x in self.x {
+            *x = round_to_bf16(*x);
+        }
+    }
+}
+
+/// Adding just under half a unit carries into the kept bits when it should; a NaN keeps its sign and stays a NaN.
+#[inline(always)]
+fn round_to_bf16(x: f32) -> f32 {
+    let bits = x.to_bits();
+    let rounded = bits.wrapping_add(0x7fff + ((bits >> 16) & 1)) & 0xffff_0000;
+    f32::from_bits(if x.is_nan() { (bits | 0x0040_0000) & 0xffff_0000 } else { rounded })
+}
+
+#[cfg(test)]
+mod tests {
+    use half::bf16;
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn rounds_as_the_half_crate_does(bits in any::<u32>()) {
+            let x = f32::from_bits(bits);
+            prop_assert_eq!(round_to_bf16(x).to_bits(), bf16::from_f32(x).to_f32().to_bits());
+        }
+    }
+}

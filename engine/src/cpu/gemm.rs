@@ -1,0 +1,212 @@
+//! Activations times weights: `out[row][column] = sum over k of x[row][k] * weights[column][k] (+ bias[column])`. Each sum has
+//! one order (see [`super::lanes`] and `k_slices`), whatever the number of rows, so tiles differ in speed only. A few weight
+//! rows meet a few activation rows at a time in registers; weights are streamed once for every panel of rows.
+
+use std::ops::Range;
+
+use super::dispatch::Kernel;
+use super::lanes::{Element, LANES, Lanes};
+use super::threads::Shared;
+use crate::k_slices::{KSlices, NUM_SLICES, tree};
+
+/// Activation rows in a tile.
+const TILE_ROWS: usize = 4;
+/// Weight rows that a panel's activation rows meet before the next ones are fetched.
+const BLOCK_COLUMNS: usize = 8;
+/// Activations of a panel are kept near the size of a second-level cache share.
+const PANEL_NUMBERS: usize = 128 * 1024;
+
+/// Some columns of one weight matrix, for all rows.
+pub(super) struct MatMul<'a, W> {
+    /// `[rows, k]`.
+    pub(super) x: &'a [f32],
+    /// `[columns, k]`.
+    pub(super) weights: &'a [W],
+    pub(super) k: usize,
+    pub(super) slices: &'a KSlices,
+    /// `[columns]`, or nothing.
+    pub(super) bias: Option<&'a [f32]>,
+    /// The columns to compute. Nobody else writes them meanwhile.
+    pub(super) columns: Range<usize>,
+    /// `[rows, out_width]`; column c goes to `out_start + c`.
+    pub(super) out: &'a Shared<'a, f32>,
+    pub(super) out_width: usize,
+    pub(super) out_start: usize,
+}
+
+impl<W: Element> Kernel for MatMul<'_, W> {
+    type Output = ();
+
+    #[inline(always)]
+    unsafe fn run<V: Lanes>(self) {
+        let rows = self.x.len() / self.k;
+        assert!(self.x.len() == rows * self.k && self.weights.len() >= self.columns.end * self.k);
+        let panel = (PANEL_NUMBERS / self.k).max(1).next_multiple_of(TILE_ROWS);
+        for panel_start in (0..rows).step_by(panel) {
+            let panel_end = rows.min(panel_start + panel);
+            for block_start in self.columns.clone().step_by(BLOCK_COLUMNS) {
+                let block = block_start..self.columns.end.min(block_start + BLOCK_COLUMNS);
+                for row in (panel_start..panel_end).step_by(TILE_ROWS) {
+                    // SAFETY: V's instructions are there; rows and columns lie inside by the assertion.
+                    unsafe {
+                        match panel_end - row {
+                            1 => self.one_row::<V>(row, block.clone()),
+                            2 => self.block::<V, 2>(row, block.clone()),
+                            3 => self.block::<V, 3>(row, block.clone()),
+                            _ => self.block::<V, 4>(row, block.clone()),
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
+impl<W: Element> MatMul<'_, W> {
+    /// # Safety
+    /// V's instructions are there; the row and the columns lie inside the matrices.
+    #[inline(always)]
+    unsafe fn one_row<V: Lanes>(&self, row: usize, columns: Range<usize>) {
+        let mut column = columns.start;
+        // SAFETY: the caller's promise; each tile ends at `columns.end` at the latest.
+        unsafe {
+            if V::COLUMNS_BY_1 == 8 && columns.len() == 8 {
+                self.tile::<V, 1, 8>(row, column);
+                return;
+            }
+            if V::COLUMNS_BY_1 >= 4 {
+                while column + 4 <= columns.end {
+                    self.tile::<V, 1, 4>(row, column);
+                    column += 4;
+                }
+            }
+            while column < columns.end {
+                self.tile::<V, 1, 1>(row, column);
+                column += 1;
+            }
+        }
+    }
+
+    /// # Safety
+    /// V's instructions are there; R rows from `row` and the columns lie inside the matrices.
+    #[inline(always)]
+    unsafe fn block<V: Lanes, const R: usize>(&self, row: usize, columns: Range<usize>) {
+        let mut column = columns.start;
+        // SAFETY: the caller's promise; each tile ends at `columns.end` at the latest.
+        unsafe {
+            if V::COLUMNS_BY_1 == 8 {
+                while column + 4 <= columns.end {
+                    self.tile::<V, R, 4>(row, column);
+                    column += 4;
+                }
+            }
+            if V::COLUMNS_BY_1 == 4 {
+                while column + 2 <= columns.end {
+                    self.tile::<V, R, 2>(row, column);
+                    column += 2;
+                }
+            }
+            while column < columns.end {
+                self.tile::<V, R, 1>(row, column);
+                column += 1;
+            }
+        }
+    }
+
+    /// R rows times C columns, all slices, written out.
+    ///
+    /// # Safety
+    /// V's instructions are there; R rows from `row` and C columns from `column` lie inside the matrices.
+    #[inline(always)]
+    unsafe fn tile<V: Lanes, const R: usize, const C: usize>(&self, row: usize, column: usize) {
+        let mut sums = [[[0.0f32; NUM_SLICES]; R]; C];
+        let slices = self.slices.ranges();
+        for (s, slice) in slices.iter().enumerate() {
+            // SAFETY: the caller's promise; a slice lies inside 0..k.
+            let partial = unsafe {
+                let x = self.x.as_ptr().add(row * self.k + slice.start);
+                let w = self.weights.as_ptr().add(column * self.k + slice.start);
+                dot_tile::<V, W, R, C>(x, w, self.k, slice.len())
+            };
+            for c in 0..C {
+                for r in 0..R {
+                    sums[c][r][s] = partial[c][r];
+                }
+            }
+        }
+        for r in 0..R {
+            let start = (row + r) * self.out_width + self.out_start + column;
+            // SAFETY: the columns of this task are its own.
+            let out = unsafe { self.out.slice_mut(start..start + C) };
+            for c in 0..C {
+                let sum = if slices.len() == 1 { sums[c][r][0] } else { tree(sums[c][r]) };
+                out[c] = match self.bias {
+                    Some(bias) => sum + bias[column + c],
+                    None => sum,
+                };
+            }
+        }
+    }
+}
+
+/// All dot products of R activation rows with C weight rows, each `stride` behind the one before, over their first `len`.
+///
+/// Loops are written out: a closure would be compiled without V's instructions where it is not inlined.
+///
+/// # Safety
+/// V's instructions are there; every row holds `len` elements.
+#[inline(always)]
+#[expect(clippy::needless_range_loop, reason = "the indices are the matrix notation, and the loops are unrolled")]
+unsafe fn dot_tile<V: Lanes, W: Element, const R: usize, const C: usize>(
+    x: *const f32,
+    w: *const W,
+    stride: usize,
+    len: usize,
+) -> [[f32; R]; C] {
+    let mut out = [[0.0; R]; C];
+    let mut k = 0;
+    // SAFETY: k + 16 <= len inside the loop, len - k < 16 behind it.
+    unsafe {
+        let mut sums = [[V::splat(0.0); R]; C];
+        let mut xs = [V::splat(0.0); R];
+        while k + LANES <= len {
+            for r in 0..R {
+                xs[r] = V::load(x.add(r * stride + k));
+            }
+            for c in 0..C {
+                let weights = W::load::<V>(w.add(c * stride + k));
+                for r in 0..R {
+                    sums[c][r] = sums[c][r].fma(weights, xs[r]);
+                }
+            }
+            k += LANES;
+        }
+        if k < len {
+            for r in 0..R {
+                xs[r] = f32::load_part::<V>(x.add(r * stride + k), len - k);
+            }
+            for c in 0..C {
+                let weights = W::load_part::<V>(w.add(c * stride + k), len - k);
+                for r in 0..R {
+                    sums[c][r] = sums[c][r].fma(weights, xs[r]);
+                }
+            }
+        }
+        for c in 0..C {
+            for r in 0..R {
+                out[c][r] = sums[c][r].fold();
+            }
+        }
+    }
+    out
+}
+
+/// The dot product of two rows.
+///
+/// # Safety
+/// V's instructions are there.
+#[inline(always)]
+pub(super) unsafe fn dot<V: Lanes>(a: &[f32], b: &[f32]) -> f32 {
+    // SAFETY: the caller's promise; both slices hold the shorter one's length.
+    unsafe { dot_tile::<V, f32, 1, 1>(a.as_ptr(), b.as_ptr(), 0, a.len().min(b.len()))[0][0] }
+}

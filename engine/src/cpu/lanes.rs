@@ -1,0 +1,168 @@
+//! Sixteen f32 side by side: the unit in which every reduction of the CPU backend is defined. A dot product puts element k
+//! into lane k mod 16 by fused multiply-add, in order of k, and folds the lanes by halves (l with l + 8, + 4, + 2, + 1). All
+//! implementations do exactly that, so they agree bit for bit, and a machine's vector width is no part of the numerics.
+
+use half::bf16;
+
+/// Lanes in a vector.
+pub(crate) const LANES: usize = 16;
+
+/// Sixteen f32.
+///
+/// # Safety
+/// Of every method: the CPU must have the instructions of the implementing type, which [`super::dispatch::Isa`] has made sure
+/// of before it runs a kernel; pointers must be valid for the elements that the method names.
+pub(crate) trait Lanes: Copy {
+    /// Weight rows that one activation row meets at a time: chains enough to hide the latency of the multiply-add.
+    const COLUMNS_BY_1: usize;
+
+    /// All lanes alike.
+    unsafe fn splat(x: f32) -> Self;
+    /// Sixteen f32 at `p`.
+    unsafe fn load(p: *const f32) -> Self;
+    /// Sixteen bf16 at `p`, widened.
+    unsafe fn load_bf16(p: *const bf16) -> Self;
+    /// Sixteen f32 to `p`.
+    unsafe fn store(self, p: *mut f32);
+    /// `self + a * b`, rounded once.
+    unsafe fn fma(self, a: Self, b: Self) -> Self;
+    /// Lane by lane.
+    unsafe fn add(self, other: Self) -> Self;
+    /// Lane by lane.
+    unsafe fn mul(self, other: Self) -> Self;
+    /// The sum by halves.
+    unsafe fn fold(self) -> f32;
+}
+
+/// A stored number that a vector can be loaded from.
+pub(crate) trait Element: Copy + Send + Sync {
+    const ZERO: Self;
+
+    fn widen(self) -> f32;
+
+    /// Sixteen at `p`.
+    ///
+    /// # Safety
+    /// As for [`Lanes`].
+    unsafe fn load<V: Lanes>(p: *const Self) -> V;
+
+    /// `n` < 16 at `p`, then zeros.
+    ///
+    /// # Safety
+    /// As for [`Lanes`], for `n` elements.
+    #[inline(always)]
+    unsafe fn load_part<V: Lanes>(p: *const Self, n: usize) -> V {
+        let mut padded = [Self::ZERO; LANES];
+        // SAFETY: the caller's pointer holds n < 16 elements; the padded copy holds sixteen.
+        unsafe {
+            std::ptr::copy_nonoverlapping(p, padded.as_mut_ptr(), n);
+            Self::load(padded.as_ptr())
+        }
+    }
+}
+
+impl Element for f32 {
+    const ZERO: Self = 0.0;
+
+    #[inline(always)]
+    fn widen(self) -> f32 {
+        self
+    }
+
+    #[inline(always)]
+    unsafe fn load<V: Lanes>(p: *const Self) -> V {
+        // SAFETY: the caller's promise is the same.
+        unsafe { V::load(p) }
+    }
+}
+
+impl Element for bf16 {
+    const ZERO: Self = bf16::ZERO;
+
+    #[inline(always)]
+    fn widen(self) -> f32 {
+        f32::from_bits(u32::from(self.to_bits()) << 16)
+    }
+
+    #[inline(always)]
+    unsafe fn load<V: Lanes>(p: *const Self) -> V {
+        // SAFETY: the caller's promise is the same.
+        unsafe { V::load_bf16(p) }
+    }
+}
+
+/// The sum by halves, on plain numbers: the definition.
+#[inline(always)]
+pub(crate) fn fold(mut lanes: [f32; LANES]) -> f32 {
+    let mut half = LANES / 2;
+    while half > 0 {
+        for l in 0..half {
+            lanes[l] += lanes[l + half];
+        }
+        half /= 2;
+    }
+    lanes[0]
+}
+
+/// Plain Rust for machines without the vector units below (and for NEON, to which it compiles well).
+#[derive(Clone, Copy)]
+pub(crate) struct Portable([f32; LANES]);
+
+impl Lanes for Portable {
+    const COLUMNS_BY_1: usize = 2;
+
+    #[inline(always)]
+    unsafe fn splat(x: f32) -> Self {
+        Self([x; LANES])
+    }
+
+    #[inline(always)]
+    unsafe fn load(p: *const f32) -> Self {
+        // SAFETY: the caller's pointer holds sixteen f32; an array of them needs no more alignment.
+        Self(unsafe { p.cast::<[f32; LANES]>().read() })
+    }
+
+    #[inline(always)]
+    unsafe fn load_bf16(p: *const bf16) -> Self {
+        // SAFETY: the caller's pointer holds sixteen bf16.
+        Self(unsafe { p.cast::<[bf16; LANES]>().read() }.map(Element::widen))
+    }
+
+    #[inline(always)]
+    unsafe fn store(self, p: *mut f32) {
+        // SAFETY: the caller's pointer has room for sixteen f32.
+        unsafe { p.cast::<[f32; LANES]>().write(self.0) };
+    }
+
+    #[inline(always)]
+    unsafe fn fma(self, a: Self, b: Self) -> Self {
+        let mut out = self;
+        for l in 0..LANES {
+            out.0[l] = a.0[l].mul_add(b.0[l], self.0[l]);
+        }
+        out
+    }
+
+    #[inline(always)]
+    unsafe fn add(self, other: Self) -> Self {
+        let mut out = self;
+        for l in 0..LANES {
+            out.0[l] = self.0[l] + other.0[l];
+        }
+        out
+    }
+
+    #[inline(always)]
+    unsafe fn mul(self, other: Self) -> Self {
+        let mut out = self;
+        for l in 0..LANES {
+            out.0[l] = self.0[l] * other.0[l];
+        }
+        out
+    }
+
+    #[inline(always)]
+    unsafe fn fold(self) -> f32 {
+        fold(self.0)
+    }
+}

@@ -1,0 +1,148 @@
+//! [`Lanes`] on AVX-512 (one register) and AVX2 with FMA (two). Only [`super::dispatch`] names these types.
+
+use std::arch::x86_64::*;
+
+use half::bf16;
+
+use super::lanes::Lanes;
+
+/// One 512-bit register.
+#[derive(Clone, Copy)]
+pub(super) struct Avx512(__m512);
+
+/// Two 256-bit registers: lanes 0..8 and 8..16.
+#[derive(Clone, Copy)]
+pub(super) struct Avx2(__m256, __m256);
+
+impl Lanes for Avx512 {
+    const COLUMNS_BY_1: usize = 8;
+
+    #[inline(always)]
+    unsafe fn splat(x: f32) -> Self {
+        // SAFETY: the trait's contract: AVX-512F is there.
+        Self(unsafe { _mm512_set1_ps(x) })
+    }
+
+    #[inline(always)]
+    unsafe fn load(p: *const f32) -> Self {
+        // SAFETY: the trait's contract; the load needs no alignment.
+        Self(unsafe { _mm512_loadu_ps(p) })
+    }
+
+    #[inline(always)]
+    unsafe fn load_bf16(p: *const bf16) -> Self {
+        // SAFETY: the trait's contract; sixteen bf16 are 256 bits, and the load needs no alignment.
+        unsafe {
+            let halves = _mm512_cvtepu16_epi32(_mm256_loadu_si256(p.cast()));
+            Self(_mm512_castsi512_ps(_mm512_slli_epi32::<16>(halves)))
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn store(self, p: *mut f32) {
+        // SAFETY: the trait's contract; the store needs no alignment.
+        unsafe { _mm512_storeu_ps(p, self.0) };
+    }
+
+    #[inline(always)]
+    unsafe fn fma(self, a: Self, b: Self) -> Self {
+        // SAFETY: the trait's contract.
+        Self(unsafe { _mm512_fmadd_ps(a.0, b.0, self.0) })
+    }
+
+    #[inline(always)]
+    unsafe fn add(self, other: Self) -> Self {
+        // SAFETY: the trait's contract.
+        Self(unsafe { _mm512_add_ps(self.0, other.0) })
+    }
+
+    #[inline(always)]
+    unsafe fn mul(self, other: Self) -> Self {
+        // SAFETY: the trait's contract.
+        Self(unsafe { _mm512_mul_ps(self.0, other.0) })
+    }
+
+    #[inline(always)]
+    unsafe fn fold(self) -> f32 {
+        // SAFETY: the trait's contract; AVX-512F has AVX2.
+        unsafe {
+            let low = _mm512_castps512_ps256(self.0);
+            let high = _mm256_castpd_ps(_mm512_extractf64x4_pd::<1>(_mm512_castps_pd(self.0)));
+            fold_8(_mm256_add_ps(low, high))
+        }
+    }
+}
+
+impl Lanes for Avx2 {
+    const COLUMNS_BY_1: usize = 4;
+
+    #[inline(always)]
+    unsafe fn splat(x: f32) -> Self {
+        // SAFETY: the trait's contract: AVX2 and FMA are there.
+        unsafe { Self(_mm256_set1_ps(x), _mm256_set1_ps(x)) }
+    }
+
+    #[inline(always)]
+    unsafe fn load(p: *const f32) -> Self {
+        // SAFETY: the trait's contract: sixteen f32 at p; the loads need no alignment.
+        unsafe { Self(_mm256_loadu_ps(p), _mm256_loadu_ps(p.add(8))) }
+    }
+
+    #[inline(always)]
+    unsafe fn load_bf16(p: *const bf16) -> Self {
+        // SAFETY: the trait's contract: sixteen bf16 at p; the loads need no alignment.
+        unsafe {
+            let low = _mm256_cvtepu16_epi32(_mm_loadu_si128(p.cast()));
+            let high = _mm256_cvtepu16_epi32(_mm_loadu_si128(p.add(8).cast()));
+            let widened = (_mm256_slli_epi32::<16>(low), _mm256_slli_epi32::<16>(high));
+            Self(_mm256_castsi256_ps(widened.0), _mm256_castsi256_ps(widened.1))
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn store(self, p: *mut f32) {
+        // SAFETY: the trait's contract: room for sixteen f32 at p; the stores need no alignment.
+        unsafe {
+            _mm256_storeu_ps(p, self.0);
+            _mm256_storeu_ps(p.add(8), self.1);
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn fma(self, a: Self, b: Self) -> Self {
+        // SAFETY: the trait's contract.
+        unsafe { Self(_mm256_fmadd_ps(a.0, b.0, self.0), _mm256_fmadd_ps(a.1, b.1, self.1)) }
+    }
+
+    #[inline(always)]
+    unsafe fn add(self, other: Self) -> Self {
+        // SAFETY: the trait's contract.
+        unsafe { Self(_mm256_add_ps(self.0, other.0), _mm256_add_ps(self.1, other.1)) }
+    }
+
+    #[inline(always)]
+    unsafe fn mul(self, other: Self) -> Self {
+        // SAFETY: the trait's contract.
+        unsafe { Self(_mm256_mul_ps(self.0, other.0), _mm256_mul_ps(self.1, other.1)) }
+    }
+
+    #[inline(always)]
+    unsafe fn fold(self) -> f32 {
+        // SAFETY: the trait's contract.
+        unsafe { fold_8(_mm256_add_ps(self.0, self.1)) }
+    }
+}
+
+/// The last three halvings.
+///
+/// # Safety
+/// The CPU has AVX.
+#[inline(always)]
+unsafe fn fold_8(lanes: __m256) -> f32 {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let four = _mm_add_ps(_mm256_castps256_ps128(lanes), _mm256_extractf128_ps::<1>(lanes));
+        let two = _mm_add_ps(four, _mm_movehl_ps(four, four));
+        _mm_cvtss_f32(_mm_add_ss(two, _mm_shuffle_ps::<1>(two, two)))
+    }
+}

@@ -1,0 +1,58 @@
+//! How a sum over K is cut where tensor parallelism may split it (docs/contract.md C2), so that 1, 2, 4 and 8 ranks add the
+//! same numbers in the same order. Pure arithmetic on ranges; it must never depend on the batch or on the thread count.
+
+use std::ops::Range;
+
+/// Slices of a sum that may be split over ranks.
+pub(crate) const NUM_SLICES: usize = 8;
+
+/// The ranges of K that are summed by themselves before the tree joins them: one, or [`NUM_SLICES`].
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct KSlices(Vec<Range<usize>>);
+
+impl KSlices {
+    /// One slice: no rank shares this sum.
+    #[expect(clippy::single_range_in_vec_init, reason = "one slice is a list of one range, not its elements")]
+    pub(crate) fn whole(k: usize) -> Self {
+        Self(vec![0..k])
+    }
+
+    /// Eight slices of whole units; slice s holds units [floor(s n / 8), floor((s + 1) n / 8)) and may be empty. The last
+    /// unit may be short.
+    pub(crate) fn eighths(k: usize, unit: usize) -> Self {
+        let units = k.div_ceil(unit);
+        let border = |s: usize| (s * units / NUM_SLICES * unit).min(k);
+        Self((0..NUM_SLICES).map(|s| border(s)..border(s + 1)).collect())
+    }
+
+    pub(crate) fn ranges(&self) -> &[Range<usize>] {
+        &self.0
+    }
+}
+
+/// Joins the sums of eight slices: ((s0+s1)+(s2+s3))+((s4+s5)+(s6+s7)).
+#[inline(always)]
+pub(crate) fn tree(s: [f32; NUM_SLICES]) -> f32 {
+    ((s[0] + s[1]) + (s[2] + s[3])) + ((s[4] + s[5]) + (s[6] + s[7]))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn borders(k: usize, unit: usize) -> Vec<usize> {
+        KSlices::eighths(k, unit).ranges().iter().map(|r| r.end).collect()
+    }
+
+    #[test]
+    fn slices_hold_whole_units_and_cover_k() {
+        // 8 heads of 32: one a slice.
+        assert_eq!(borders(256, 32), [32, 64, 96, 128, 160, 192, 224, 256]);
+        // 22 blocks of 32.
+        assert_eq!(borders(704, 32), [64, 160, 256, 352, 416, 512, 608, 704]);
+        // 4 heads: every other slice is empty.
+        assert_eq!(borders(64, 16), [0, 16, 16, 32, 32, 48, 48, 64]);
+        // The last block is short.
+        assert_eq!(borders(40, 32), [0, 0, 0, 32, 32, 32, 32, 40]);
+    }
+}

@@ -1,0 +1,152 @@
+//! KV memory: blocks of [`BLOCK_SIZE`] tokens, all layers of a token range in one block, so that a block can be copied or
+//! dropped whole. Memory is taken from the system as blocks are first used, never given back. Who holds which block is
+//! `block_manager`'s business.
+//!
+//! A block is `[layer][kv head][K: head_dim x BLOCK_SIZE | V: BLOCK_SIZE x head_dim]`: keys lie dimension by dimension, so that
+//! one vector operation meets all keys of a block; values token by token.
+
+use half::bf16;
+
+use crate::EngineError;
+use crate::block_manager::BLOCK_SIZE;
+
+/// Blocks that are taken from the system at a time.
+const BLOCKS_PER_CHUNK: usize = 16;
+
+/// What a token leaves behind, in numbers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct KvShape {
+    pub(crate) num_layers: usize,
+    pub(crate) num_kv_heads: usize,
+    pub(crate) head_dim: usize,
+}
+
+impl KvShape {
+    /// Numbers in one head's keys, or values, in one block.
+    pub(crate) fn head_len(self) -> usize {
+        self.head_dim * BLOCK_SIZE
+    }
+
+    /// Numbers in one block.
+    pub(crate) fn block_len(self) -> usize {
+        self.num_layers * self.num_kv_heads * 2 * self.head_len()
+    }
+}
+
+/// Where one token's keys and values go.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct KvSlot {
+    pub(crate) block: u32,
+    pub(crate) offset: u32,
+}
+
+/// The number format of keys and values, as stored.
+pub(crate) trait KvElement: bytemuck::Pod + Send + Sync {
+    fn from_f32(x: f32) -> Self;
+}
+
+impl KvElement for f32 {
+    fn from_f32(x: f32) -> Self {
+        x
+    }
+}
+
+impl KvElement for bf16 {
+    fn from_f32(x: f32) -> Self {
+        bf16::from_f32(x)
+    }
+}
+
+/// Blocks of one number format.
+#[derive(Debug)]
+pub(crate) struct KvBlocks<T> {
+    shape: KvShape,
+    chunks: Vec<Vec<T>>,
+}
+
+/// The KV memory of a model, in the format that goes with its weights.
+#[derive(Debug)]
+pub(crate) enum KvCache {
+    F32(KvBlocks<f32>),
+    Bf16(KvBlocks<bf16>),
+}
+
+impl KvCache {
+    pub(crate) fn new_f32(shape: KvShape) -> Self {
+        Self::F32(KvBlocks { shape, chunks: Vec::new() })
+    }
+
+    pub(crate) fn new_bf16(shape: KvShape) -> Self {
+        Self::Bf16(KvBlocks { shape, chunks: Vec::new() })
+    }
+
+    /// Bytes in one block.
+    pub(crate) fn block_bytes(&self) -> u64 {
+        match self {
+            Self::F32(blocks) => (blocks.shape.block_len() * size_of::<f32>()) as u64,
+            Self::Bf16(blocks) => (blocks.shape.block_len() * size_of::<bf16>()) as u64,
+        }
+    }
+
+    /// The name that goes into `numerics_id`.
+    pub(crate) fn format(&self) -> &'static str {
+        match self {
+            Self::F32(_) => "f32",
+            Self::Bf16(_) => "bf16",
+        }
+    }
+
+    /// Makes sure that blocks 0..`num_blocks` exist.
+    pub(crate) fn grow_to(&mut self, num_blocks: u32) -> Result<(), EngineError> {
+        match self {
+            Self::F32(blocks) => blocks.grow_to(num_blocks as usize),
+            Self::Bf16(blocks) => blocks.grow_to(num_blocks as usize),
+        }
+    }
+}
+
+impl<T: KvElement> KvBlocks<T> {
+    fn grow_to(&mut self, num_blocks: usize) -> Result<(), EngineError> {
+        let chunk_len = self.shape.block_len() * BLOCKS_PER_CHUNK;
+        while self.chunks.len() * BLOCKS_PER_CHUNK < num_blocks {
+            let mut chunk = Vec::new();
+            chunk.try_reserve_exact(chunk_len).map_err(|_| EngineError::OutOfMemory {
+                bytes: (chunk_len * size_of::<T>()) as u64,
+                purpose: "kv blocks, lower kv_memory_bytes to what the machine has",
+            })?;
+            chunk.resize(chunk_len, T::zeroed());
+            self.chunks.push(chunk);
+        }
+        Ok(())
+    }
+
+    /// Keys `[head_dim][BLOCK_SIZE]` and values `[BLOCK_SIZE][head_dim]` of one head in one block.
+    #[inline(always)]
+    pub(crate) fn keys_and_values(&self, block: u32, layer: usize, kv_head: usize) -> (&[T], &[T]) {
+        let (chunk, start) = self.place(block, layer, kv_head);
+        let head_len = self.shape.head_len();
+        self.chunks[chunk][start..start + 2 * head_len].split_at(head_len)
+    }
+
+    /// Stores one token's keys and values, each `[kv head][head_dim]`, rounding them to the stored format.
+    pub(crate) fn write(&mut self, layer: usize, slot: KvSlot, keys: &[f32], values: &[f32]) {
+        let (head_dim, head_len) = (self.shape.head_dim, self.shape.head_len());
+        let offset = slot.offset as usize;
+        for (kv_head, (key, value)) in keys.chunks_exact(head_dim).zip(values.chunks_exact(head_dim)).enumerate() {
+            let (chunk, start) = self.place(slot.block, layer, kv_head);
+            let (k, v) = self.chunks[chunk][start..start + 2 * head_len].split_at_mut(head_len);
+            for (column, &x) in k.chunks_exact_mut(BLOCK_SIZE).zip(key) {
+                column[offset] = T::from_f32(x);
+            }
+            for (stored, &x) in v[offset * head_dim..].iter_mut().zip(value) {
+                *stored = T::from_f32(x);
+            }
+        }
+    }
+
+    fn place(&self, block: u32, layer: usize, kv_head: usize) -> (usize, usize) {
+        let (chunk, block) = (block as usize / BLOCKS_PER_CHUNK, block as usize % BLOCKS_PER_CHUNK);
+        let head = layer * self.shape.num_kv_heads + kv_head;
+        (chunk, block * self.shape.block_len() + head * 2 * self.shape.head_len())
+    }
+}

@@ -1,0 +1,131 @@
+//! Hugging Face's config.json and generation_config.json -> a [`ModelConfig`] that cannot hold what the engine cannot run.
+//! Defaults are those of the transformers classes. It must never guess: an unknown family or rope type is refused by name.
+
+mod family;
+pub(crate) mod fields;
+
+use std::path::Path;
+
+pub(crate) use family::Architecture;
+use fields::{Fields, read_json_object};
+
+use crate::EngineError;
+use crate::rope::Rope;
+
+/// Sanity limits, far above any model; they keep arithmetic on sizes from overflowing.
+const MAX_VOCAB: usize = 1 << 24;
+const MAX_WIDTH: usize = 1 << 20;
+const MAX_LAYERS: usize = 1 << 12;
+const MAX_HEADS: usize = 1 << 12;
+/// Attention keeps a head's sums on the stack.
+pub(crate) const MAX_HEAD_DIM: usize = 512;
+/// Positions are handled in f32 by rope, which is exact up to here.
+pub(crate) const MAX_POSITIONS: usize = 1 << 24;
+
+/// Which projections have a bias.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Biases {
+    pub(crate) qkv: bool,
+    pub(crate) o: bool,
+    pub(crate) mlp: bool,
+}
+
+/// A decoder that the engine can run.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct ModelConfig {
+    pub(crate) vocab_size: usize,
+    pub(crate) hidden_size: usize,
+    pub(crate) intermediate_size: usize,
+    pub(crate) num_layers: usize,
+    pub(crate) num_heads: usize,
+    pub(crate) num_kv_heads: usize,
+    pub(crate) head_dim: usize,
+    pub(crate) rms_norm_eps: f32,
+    pub(crate) tie_word_embeddings: bool,
+    pub(crate) biases: Biases,
+    /// Whether each head's query and key are normalised before rope.
+    pub(crate) qk_norm: bool,
+    pub(crate) rope: Rope,
+    /// Per layer: attend to the last so many positions only.
+    pub(crate) windows: Vec<Option<u32>>,
+    /// Longest sequence that the model is made for.
+    pub(crate) max_len: u32,
+    /// The name that the configuration gives itself.
+    pub(crate) name: Option<String>,
+    pub(crate) eos_token_ids: Vec<u32>,
+}
+
+impl ModelConfig {
+    /// Reads and checks the configuration in a checkpoint directory.
+    pub(crate) fn load(model_dir: &Path) -> Result<Self, EngineError> {
+        let path = model_dir.join("config.json");
+        let object = read_json_object(&path)?;
+        let mut config = Self::from_fields(&Fields::top(&path, &object))?;
+
+        let path = model_dir.join("generation_config.json");
+        if path.exists() {
+            let object = read_json_object(&path)?;
+            let eos = Fields::top(&path, &object).ids("eos_token_id")?;
+            if !eos.is_empty() {
+                config.eos_token_ids = eos;
+            }
+        }
+        Ok(config)
+    }
+
+    fn from_fields(fields: &Fields<'_>) -> Result<Self, EngineError> {
+        let architecture = Architecture::from_fields(fields)?;
+        refuse_other_activations(fields)?;
+
+        let hidden_size = fields.count("hidden_size", MAX_WIDTH)?;
+        let num_layers = fields.count("num_hidden_layers", MAX_LAYERS)?;
+        let num_heads = fields.count("num_attention_heads", MAX_HEADS)?;
+        let num_kv_heads = architecture.num_kv_heads(fields, num_heads)?;
+        let head_dim = architecture.head_dim(fields, hidden_size, num_heads)?;
+        let max_position_embeddings = fields.count("max_position_embeddings", MAX_POSITIONS)?;
+        let (rope, max_len) = Rope::from_fields(fields, head_dim, max_position_embeddings)?;
+        let rms_norm_eps = fields.number("rms_norm_eps")?;
+        if !(0.0..1.0).contains(&rms_norm_eps) {
+            return Err(fields.bad("rms_norm_eps", format!("is {rms_norm_eps}, expected a number in [0, 1)")));
+        }
+
+        Ok(Self {
+            vocab_size: fields.count("vocab_size", MAX_VOCAB)?,
+            hidden_size,
+            intermediate_size: fields.count("intermediate_size", MAX_WIDTH)?,
+            num_layers,
+            num_heads,
+            num_kv_heads,
+            head_dim,
+            rms_norm_eps: rms_norm_eps as f32,
+            tie_word_embeddings: fields.flag("tie_word_embeddings", false)?,
+            biases: architecture.biases(fields)?,
+            qk_norm: architecture.has_qk_norm(),
+            rope,
+            windows: architecture.windows(fields, num_layers)?,
+            max_len: max_len.min(MAX_POSITIONS) as u32,
+            name: fields.optional_string("_name_or_path")?.map(str::to_owned),
+            eos_token_ids: fields.ids("eos_token_id")?,
+        })
+    }
+
+    /// Width of all query heads together.
+    pub(crate) fn q_width(&self) -> usize {
+        self.num_heads * self.head_dim
+    }
+
+    /// Width of all key, or value, heads together.
+    pub(crate) fn kv_width(&self) -> usize {
+        self.num_kv_heads * self.head_dim
+    }
+}
+
+fn refuse_other_activations(fields: &Fields<'_>) -> Result<(), EngineError> {
+    match fields.optional_string("hidden_act")? {
+        None | Some("silu" | "swish") => Ok(()),
+        Some(other) => Err(fields.bad("hidden_act", format!("is \"{other}\", expected \"silu\""))),
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,151 @@
+//! What differs between the families: head counts and widths, biases, norms, sliding windows.
+
+use serde_json::Value;
+
+use super::fields::Fields;
+use super::{Biases, MAX_HEAD_DIM, MAX_HEADS, MAX_POSITIONS};
+use crate::EngineError;
+
+/// The window of a Mistral configuration that does not mention one: its class default.
+const MISTRAL_DEFAULT_WINDOW: u32 = 4096;
+
+/// The families that the engine runs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Architecture {
+    Llama,
+    Mistral,
+    Qwen2,
+    Qwen3,
+}
+
+impl Architecture {
+    const ALL: [(&'static str, Self); 4] = [
+        ("LlamaForCausalLM", Self::Llama),
+        ("MistralForCausalLM", Self::Mistral),
+        ("Qwen2ForCausalLM", Self::Qwen2),
+        ("Qwen3ForCausalLM", Self::Qwen3),
+    ];
+
+    pub(crate) fn from_fields(fields: &Fields<'_>) -> Result<Self, EngineError> {
+        let list = fields.get("architectures").ok_or_else(|| fields.missing("architectures"))?;
+        let names: Vec<&str> = list.as_array().into_iter().flatten().filter_map(Value::as_str).collect();
+        let known = |name: &&str| Self::ALL.iter().find(|(known, _)| known == name).map(|(_, architecture)| *architecture);
+        names.iter().find_map(known).ok_or_else(|| EngineError::UnknownArchitecture {
+            path: fields.path().to_owned(),
+            found: list.to_string().chars().take(200).collect(),
+            known: Self::ALL.map(|(name, _)| name).join(", "),
+        })
+    }
+
+    pub(crate) fn num_kv_heads(self, fields: &Fields<'_>, num_heads: usize) -> Result<usize, EngineError> {
+        let name = "num_key_value_heads";
+        let count = match fields.optional_count(name, MAX_HEADS)? {
+            Some(count) => count,
+            // Llama's first checkpoints, older than grouped queries, do not have the field.
+            None if self == Self::Llama => num_heads,
+            None => return Err(fields.missing(name)),
+        };
+        if num_heads.is_multiple_of(count) {
+            Ok(count)
+        } else {
+            Err(fields.bad(name, format!("is {count}, expected a divisor of num_attention_heads, {num_heads}")))
+        }
+    }
+
+    pub(crate) fn head_dim(self, fields: &Fields<'_>, hidden: usize, num_heads: usize) -> Result<usize, EngineError> {
+        let head_dim = match fields.optional_count("head_dim", MAX_HEAD_DIM)? {
+            Some(head_dim) => head_dim,
+            // Qwen3's heads are wider than hidden_size / num_attention_heads: a quotient would be a wrong guess.
+            None if self == Self::Qwen3 => return Err(fields.missing("head_dim")),
+            None if hidden.is_multiple_of(num_heads) && hidden / num_heads <= MAX_HEAD_DIM => hidden / num_heads,
+            None => {
+                let reason = format!("is {hidden}, without head_dim it must be num_attention_heads, {num_heads}, times at most {MAX_HEAD_DIM}");
+                return Err(fields.bad("hidden_size", reason));
+            }
+        };
+        if head_dim.is_multiple_of(2) {
+            Ok(head_dim)
+        } else {
+            Err(fields.bad("head_dim", format!("is {head_dim}, expected an even number, for rope turns pairs")))
+        }
+    }
+
+    pub(crate) fn biases(self, fields: &Fields<'_>) -> Result<Biases, EngineError> {
+        match self {
+            Self::Llama => {
+                let attention = fields.flag("attention_bias", false)?;
+                Ok(Biases { qkv: attention, o: attention, mlp: fields.flag("mlp_bias", false)? })
+            }
+            Self::Mistral => Ok(Biases { qkv: false, o: false, mlp: false }),
+            Self::Qwen2 => Ok(Biases { qkv: true, o: false, mlp: false }),
+            Self::Qwen3 => {
+                let attention = fields.flag("attention_bias", false)?;
+                Ok(Biases { qkv: attention, o: attention, mlp: false })
+            }
+        }
+    }
+
+    pub(crate) fn has_qk_norm(self) -> bool {
+        self == Self::Qwen3
+    }
+
+    /// Per layer, the window that its attention is cut to.
+    pub(crate) fn windows(self, fields: &Fields<'_>, num_layers: usize) -> Result<Vec<Option<u32>>, EngineError> {
+        match self {
+            Self::Llama => Ok(vec![None; num_layers]),
+            Self::Mistral => {
+                // `null` says "no window" here; only silence means the default.
+                let mentioned = fields.names().any(|name| name == "sliding_window");
+                let default = (!mentioned).then_some(MISTRAL_DEFAULT_WINDOW);
+                Ok(vec![window(fields)?.or(default); num_layers])
+            }
+            Self::Qwen2 | Self::Qwen3 => qwen_windows(fields, num_layers),
+        }
+    }
+}
+
+fn window(fields: &Fields<'_>) -> Result<Option<u32>, EngineError> {
+    Ok(fields.optional_count("sliding_window", MAX_POSITIONS)?.map(|window| window as u32))
+}
+
+/// `layer_types` says which layers have the window; before it existed, those from `max_window_layers` on.
+fn qwen_windows(fields: &Fields<'_>, num_layers: usize) -> Result<Vec<Option<u32>>, EngineError> {
+    let window = if fields.flag("use_sliding_window", false)? {
+        Some(window(fields)?.ok_or_else(|| fields.missing("sliding_window"))?)
+    } else {
+        None
+    };
+    if let Some(layer_types) = fields.get("layer_types") {
+        return windows_by_layer_type(fields, layer_types, num_layers, window);
+    }
+    let Some(window) = window else { return Ok(vec![None; num_layers]) };
+    let first = fields.get("max_window_layers").ok_or_else(|| fields.missing("max_window_layers"))?;
+    let first = first
+        .as_u64()
+        .ok_or_else(|| fields.bad("max_window_layers", format!("is {first}, expected a whole number")))?;
+    Ok((0..num_layers as u64).map(|layer| (layer >= first).then_some(window)).collect())
+}
+
+fn windows_by_layer_type(
+    fields: &Fields<'_>,
+    layer_types: &Value,
+    num_layers: usize,
+    window: Option<u32>,
+) -> Result<Vec<Option<u32>>, EngineError> {
+    let bad = |reason: String| fields.bad("layer_types", reason);
+    let types = layer_types.as_array().ok_or_else(|| bad("is not a list".to_owned()))?;
+    if types.len() != num_layers {
+        return Err(bad(format!("has {} entries, expected num_hidden_layers, {num_layers}", types.len())));
+    }
+    let of_layer = |(layer, layer_type): (usize, &Value)| match layer_type.as_str() {
+        Some("full_attention") => Ok(None),
+        Some("sliding_attention") if window.is_some() => Ok(window),
+        Some("sliding_attention") => {
+            Err(bad(format!("has sliding_attention at layer {layer}, but use_sliding_window is not true")))
+        }
+        _ => {
+            Err(bad(format!("has {layer_type} at layer {layer}, expected full_attention or sliding_attention")))
+        }
+    };
+    types.iter().enumerate().map(of_layer).collect()
+}

@@ -1,0 +1,83 @@
+//! What callers say and hear: load options, a batch's rows, facts and counters.
+
+use std::path::PathBuf;
+
+use crate::TokenId;
+
+/// What the weights are held as.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub enum WeightFormat {
+    /// As the checkpoint stores them: bf16 where every tensor is bf16, else f32 (which loses nothing).
+    #[default]
+    AsStored,
+    /// f32 weights, f32 activations, f32 KV.
+    F32,
+    /// bf16 weights, GEMM inputs rounded to bf16, bf16 KV.
+    Bf16,
+}
+
+/// How to load a model.
+#[derive(Debug, Clone)]
+pub struct LoadOptions {
+    /// A Hugging Face checkpoint: config.json, model.safetensors or its index and shards.
+    pub model_dir: PathBuf,
+    /// What the weights are held as.
+    pub weights: WeightFormat,
+    /// Threads that compute; 1 computes on the calling thread.
+    pub threads: usize,
+    /// Ceiling of KV memory; it is taken as sequences grow.
+    pub kv_memory_bytes: u64,
+    /// Longest sequence. `None` takes the model's own limit, or what the KV memory holds if that is less; more than either is
+    /// refused.
+    pub max_model_len: Option<u32>,
+}
+
+/// Names an open sequence. Never reused, so that a stale one is noticed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct SlotId(pub(crate) u64);
+
+/// What one sequence takes part with in a forward.
+#[derive(Debug, Clone, Copy)]
+pub struct SequenceRows<'a> {
+    /// The sequence; at most once in a batch.
+    pub slot: SlotId,
+    /// The ids that follow what its KV holds; at least one.
+    pub token_ids: &'a [TokenId],
+    /// Logits are wanted for the last so many of them.
+    pub num_logits: usize,
+}
+
+/// What was loaded.
+#[derive(Debug, Clone, PartialEq)]
+pub struct EngineInfo {
+    /// The configuration's `_name_or_path` where that is a name, else the directory's name.
+    pub model_id: String,
+    /// Entries of the vocabulary, padded ones included.
+    pub vocab_size: u32,
+    /// Longest sequence, prompt and output together.
+    pub max_model_len: u32,
+    /// Ids that end a text: generation_config.json's, else config.json's; may be empty.
+    pub eos_token_ids: Vec<TokenId>,
+    /// Engines of equal id give equal bits (docs/contract.md C4). Hashes config.json, every byte of the weight files, weight
+    /// and KV formats, the kernels' class, the device's class and the contract's version.
+    pub numerics_id: String,
+    /// KV blocks there are.
+    pub kv_blocks: u64,
+    /// Tokens in one.
+    pub kv_block_size: u32,
+    /// Weights, tied ones counted once.
+    pub num_parameters: u64,
+}
+
+/// Counters since start, and one gauge.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct EngineStats {
+    /// Successful calls of [`crate::Engine::forward`] with at least one row.
+    pub forwards: u64,
+    /// Positions computed.
+    pub rows: u64,
+    /// Sum over forwards and their sequences of the tokens attended to.
+    pub kv_tokens: u64,
+    /// Gauge: KV blocks held by open sequences now.
+    pub referenced_blocks: u64,
+}

@@ -1,0 +1,160 @@
+//! The two spellings of rope in config.json: `rope_theta` beside `rope_scaling`, and transformers 5's `rope_parameters`.
+
+use super::Rope;
+use super::scaling::{Scaling, inverse_frequencies, yarn_mscale};
+use crate::EngineError;
+use crate::model_config::MAX_POSITIONS;
+use crate::model_config::fields::Fields;
+
+const DEFAULT_THETA: f64 = 10_000.0;
+const DEFAULT_BETA_FAST: f64 = 32.0;
+const DEFAULT_BETA_SLOW: f64 = 1.0;
+
+/// Everything that may stand in a rope object. Others change the positions in ways that we do not know: refused.
+const KNOWN: [&str; 15] = [
+    "type",
+    "rope_type",
+    "rope_theta",
+    "factor",
+    "original_max_position_embeddings",
+    "low_freq_factor",
+    "high_freq_factor",
+    "attention_factor",
+    "beta_fast",
+    "beta_slow",
+    "mscale",
+    "mscale_all_dim",
+    "truncate",
+    "partial_rotary_factor",
+    "finetuned",
+];
+
+impl Rope {
+    /// Reads either spelling. Also returns the longest sequence that the model is made for, which scaling may stretch past
+    /// `max_position_embeddings`.
+    pub(crate) fn from_fields(
+        config: &Fields<'_>,
+        head_dim: usize,
+        max_position_embeddings: usize,
+    ) -> Result<(Self, usize), EngineError> {
+        let rope = match config.nested("rope_parameters")? {
+            Some(rope) => Some(rope),
+            None => config.nested("rope_scaling")?,
+        };
+        let theta = theta(config, rope.as_ref())?;
+        let Some(rope) = rope else {
+            return Ok((Self::new(Scaling::None, theta, head_dim, 1.0), max_position_embeddings));
+        };
+        refuse_unknown_fields(&rope)?;
+        let scaling = scaling(config, &rope, max_position_embeddings)?;
+        let attention_factor = match scaling {
+            Scaling::Yarn { factor, .. } => yarn_attention_factor(&rope, factor)?,
+            _ => 1.0,
+        };
+        let max_len = match scaling {
+            Scaling::None | Scaling::Llama3 { .. } => max_position_embeddings,
+            Scaling::Linear { factor } => (max_position_embeddings as f64 * factor) as usize,
+            // The configuration may hold the original length or the stretched one.
+            Scaling::Yarn { factor, original_len, .. } => {
+                max_position_embeddings.max((original_len * factor) as usize)
+            }
+        };
+        Ok((Self::new(scaling, theta, head_dim, attention_factor), max_len))
+    }
+
+    fn new(scaling: Scaling, theta: f64, head_dim: usize, attention_factor: f64) -> Self {
+        Self {
+            inverse_frequencies: inverse_frequencies(scaling, theta, head_dim),
+            attention_factor: attention_factor as f32,
+        }
+    }
+}
+
+fn theta(config: &Fields<'_>, rope: Option<&Fields<'_>>) -> Result<f64, EngineError> {
+    let place = match rope {
+        Some(rope) if rope.get("rope_theta").is_some() => rope,
+        _ => config,
+    };
+    let theta = place.optional_number("rope_theta")?.unwrap_or(DEFAULT_THETA);
+    if theta > 1.0 {
+        Ok(theta)
+    } else {
+        Err(place.bad("rope_theta", format!("is {theta}, expected a number above one")))
+    }
+}
+
+fn refuse_unknown_fields(rope: &Fields<'_>) -> Result<(), EngineError> {
+    if let Some(unknown) = rope.names().find(|name| !KNOWN.contains(name)) {
+        return Err(rope.bad(unknown, format!("is not supported, known are {}", KNOWN.join(", "))));
+    }
+    match rope.optional_number("partial_rotary_factor")? {
+        None | Some(1.0) => Ok(()),
+        Some(part) => Err(rope.bad("partial_rotary_factor", format!("is {part}, only whole heads (1) are supported"))),
+    }
+}
+
+fn scaling(config: &Fields<'_>, rope: &Fields<'_>, max_positions: usize) -> Result<Scaling, EngineError> {
+    let name = if rope.get("rope_type").is_some() { "rope_type" } else { "type" };
+    match rope.optional_string(name)?.unwrap_or("default") {
+        "default" => Ok(Scaling::None),
+        "linear" => Ok(Scaling::Linear { factor: factor(rope)? }),
+        "llama3" => {
+            let low_freq_factor = rope.positive("low_freq_factor")?;
+            let high_freq_factor = rope.positive("high_freq_factor")?;
+            if low_freq_factor >= high_freq_factor {
+                let reason = format!("is {high_freq_factor}, expected more than low_freq_factor, {low_freq_factor}");
+                return Err(rope.bad("high_freq_factor", reason));
+            }
+            let original_len = original_len(config, rope, max_positions)?;
+            Ok(Scaling::Llama3 { factor: factor(rope)?, low_freq_factor, high_freq_factor, original_len })
+        }
+        "yarn" => yarn(config, rope, max_positions),
+        other => {
+            Err(rope.bad(name, format!("is \"{other}\", expected one of default, linear, llama3, yarn")))
+        }
+    }
+}
+
+fn yarn(config: &Fields<'_>, rope: &Fields<'_>, max_positions: usize) -> Result<Scaling, EngineError> {
+    let original_len = original_len(config, rope, max_positions)?;
+    let factor = match rope.get("factor") {
+        Some(_) => factor(rope)?,
+        None => max_positions as f64 / original_len,
+    };
+    // Zero stands for "the default" there, as in the reference.
+    let beta = |name, default| Ok(rope.optional_number(name)?.filter(|x| *x != 0.0).unwrap_or(default));
+    let (beta_fast, beta_slow) = (beta("beta_fast", DEFAULT_BETA_FAST)?, beta("beta_slow", DEFAULT_BETA_SLOW)?);
+    if beta_slow <= 0.0 || beta_fast < beta_slow {
+        return Err(rope.bad("beta_fast", format!("is {beta_fast}, expected at least beta_slow, {beta_slow}, above zero")));
+    }
+    Ok(Scaling::Yarn { factor, original_len, beta_fast, beta_slow, truncate: rope.flag("truncate", true)? })
+}
+
+fn factor(rope: &Fields<'_>) -> Result<f64, EngineError> {
+    let factor = rope.number("factor")?;
+    if (1.0..=1e6).contains(&factor) {
+        Ok(factor)
+    } else {
+        Err(rope.bad("factor", format!("is {factor}, expected a number from 1 to 1e6")))
+    }
+}
+
+/// The context trained on: beside the rope object in some families, in it in most, else the configuration's length.
+fn original_len(config: &Fields<'_>, rope: &Fields<'_>, max_positions: usize) -> Result<f64, EngineError> {
+    let name = "original_max_position_embeddings";
+    let beside = config.optional_count(name, MAX_POSITIONS)?;
+    let inside = rope.optional_count(name, MAX_POSITIONS)?;
+    Ok(beside.or(inside).unwrap_or(max_positions) as f64)
+}
+
+fn yarn_attention_factor(rope: &Fields<'_>, factor: f64) -> Result<f64, EngineError> {
+    if let Some(given) = rope.optional_number("attention_factor")? {
+        return Ok(given);
+    }
+    let mscale = rope.optional_number("mscale")?.filter(|x| *x != 0.0);
+    let all_dim = rope.optional_number("mscale_all_dim")?.filter(|x| *x != 0.0);
+    Ok(match (mscale, all_dim) {
+        (Some(mscale), Some(all_dim)) => yarn_mscale(factor, mscale) / yarn_mscale(factor, all_dim),
+        _ => yarn_mscale(factor, 1.0),
+    })
+}

@@ -1,0 +1,46 @@
+//! What the engine's tests share: the golden cases and the bundled pair, and a greedy text.
+
+use std::path::{Path, PathBuf};
+
+use engine::{Engine, LoadOptions, SequenceRows, SlotId, TokenId, WeightFormat};
+
+/// Names of the golden checkpoints, sorted.
+pub fn golden_cases() -> Vec<String> {
+    let has_checkpoint = |path: &Path| path.join("config.json").exists();
+    let mut cases: Vec<String> = std::fs::read_dir(golden_dir())
+        .unwrap()
+        .map(|entry| entry.unwrap().path())
+        .filter(|path| has_checkpoint(path))
+        .map(|path| path.file_name().unwrap().to_string_lossy().into_owned())
+        .collect();
+    cases.sort();
+    assert!(cases.len() >= 15, "golden cases are missing: {cases:?}");
+    cases
+}
+
+/// Where the golden files lie.
+pub fn golden_dir() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden")
+}
+
+/// A model of the bundled pair.
+pub fn demo_dir(role: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/demo").join(role)
+}
+
+/// Loads with room for a few thousand tokens.
+pub fn load(model_dir: &Path, weights: WeightFormat, threads: usize) -> Engine {
+    let model_dir = model_dir.to_owned();
+    Engine::load(&LoadOptions { model_dir, weights, threads, kv_memory_bytes: 64 << 20, max_model_len: None }).unwrap()
+}
+
+/// Feeds ids to a sequence and returns the logits of the last `num_logits`.
+pub fn feed(engine: &mut Engine, slot: SlotId, token_ids: &[TokenId], num_logits: usize) -> Vec<Vec<f32>> {
+    let logits = engine.forward(&[SequenceRows { slot, token_ids, num_logits }]).unwrap();
+    (0..logits.rows()).map(|i| logits.row(i).to_vec()).collect()
+}
+
+/// The lowest id among the largest logits.
+pub fn argmax(logits: &[f32]) -> TokenId {
+    (0..logits.len()).reduce(|best, i| if logits[i] > logits[best] { i } else { best }).unwrap() as TokenId
+}

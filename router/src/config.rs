@@ -1,0 +1,159 @@
+//! The router's settings.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::Parser;
+use serde::{Deserialize, Serialize};
+use service::config::{Faults, RawConfig};
+use service::process::{ProcessConfig, ProcessFlags, RawProcess};
+use speculation::step::MAX_DRAFT_TOKENS;
+
+use crate::admission::AdmissionLimits;
+use crate::lane::owner::RoundsConfig;
+use crate::lane::policy::PolicyConfig;
+
+/// Serves clients over HTTP (OpenAI's API) and gRPC; draft workers guess and target workers verify behind it.
+///
+/// Settings come from --config FILE (TOML), then OUTRIDER_* environment variables, then flags; later ones win.
+#[derive(Debug, Parser, Serialize)]
+#[command(name = "outrider-router", version)]
+pub struct Flags {
+    /// Where the HTTP API is served
+    #[arg(long, value_name = "ADDR")]
+    pub http: Option<SocketAddr>,
+    /// Where the gRPC API is served
+    #[arg(long, value_name = "ADDR")]
+    pub grpc: Option<SocketAddr>,
+    /// A file of API keys, one a line; without it only loopback addresses may be served
+    #[arg(long, value_name = "FILE")]
+    pub api_keys: Option<PathBuf>,
+    /// How many tokens are drafted a round, where a request does not say
+    #[arg(long, value_name = "K")]
+    pub draft_tokens: Option<u32>,
+    /// How many tokens a request may ask to have drafted a round
+    #[arg(long, value_name = "K")]
+    pub max_draft_tokens: Option<u32>,
+    /// Sequences that run at once
+    #[arg(long, value_name = "N")]
+    pub max_sequences: Option<u32>,
+    /// Requests that may wait for their turn; past it they are answered 429
+    #[arg(long, value_name = "N")]
+    pub max_waiting_requests: Option<usize>,
+    /// Threads that tokenize
+    #[arg(long, value_name = "N")]
+    pub tokenize_threads: Option<usize>,
+    /// How long a target may take for one step before it is asked again
+    #[arg(long, value_name = "SECONDS")]
+    pub target_deadline_seconds: Option<u64>,
+    /// How long a sequence that lost its target waits for another one
+    #[arg(long, value_name = "SECONDS")]
+    pub target_wait_seconds: Option<u64>,
+    /// A TOML file with any of these settings, named as the flags with underscores
+    #[arg(long, value_name = "FILE")]
+    #[serde(skip)]
+    pub config: Option<PathBuf>,
+    #[command(flatten)]
+    #[serde(flatten)]
+    #[expect(missing_docs, reason = "clap would take a doc comment here for the help of every flag below")]
+    pub process: ProcessFlags,
+}
+
+/// Raw settings.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct RawRouter {
+    http: SocketAddr,
+    grpc: SocketAddr,
+    api_keys: Option<PathBuf>,
+    draft_tokens: u32,
+    max_draft_tokens: u32,
+    max_sequences: u32,
+    max_waiting_requests: usize,
+    tokenize_threads: usize,
+    target_deadline_seconds: u64,
+    target_wait_seconds: u64,
+    #[serde(flatten)]
+    process: RawProcess,
+}
+
+impl Default for RawRouter {
+    fn default() -> Self {
+        let admission = AdmissionLimits::default();
+        Self {
+            http: SocketAddr::from(([127, 0, 0, 1], 8000)),
+            grpc: SocketAddr::from(([127, 0, 0, 1], 8001)),
+            api_keys: None,
+            draft_tokens: 4,
+            max_draft_tokens: 8,
+            max_sequences: admission.max_sequences,
+            max_waiting_requests: admission.max_waiting_requests,
+            tokenize_threads: 1,
+            target_deadline_seconds: 60,
+            target_wait_seconds: 30,
+            process: RawProcess::default(),
+        }
+    }
+}
+
+/// Checked settings.
+#[derive(Debug, Clone)]
+pub struct RouterConfig {
+    /// Where the HTTP API is served.
+    pub http: SocketAddr,
+    /// Where the gRPC API is served.
+    pub grpc: SocketAddr,
+    /// Who may ask; anyone, if absent.
+    pub api_keys: Option<PathBuf>,
+    /// How much may run at once.
+    pub admission: AdmissionLimits,
+    /// Threads that tokenize.
+    pub tokenize_threads: usize,
+    /// Lanes and rounds.
+    pub rounds: RoundsConfig,
+    /// What every process has.
+    pub process: ProcessConfig,
+}
+
+impl RawConfig for RawRouter {
+    type Config = RouterConfig;
+
+    fn validate(self, faults: &mut Faults) -> Option<RouterConfig> {
+        for (field, address) in [("http", self.http), ("grpc", self.grpc)] {
+            faults.check(field, self.api_keys.is_some() || address.ip().is_loopback(), || {
+                format!("{address} is open to others: give --api-keys FILE, or listen on 127.0.0.1")
+            });
+        }
+        let most = MAX_DRAFT_TOKENS as u32;
+        faults.check("max_draft_tokens", self.max_draft_tokens <= most, || {
+            format!("{} is over the limit of {most}", self.max_draft_tokens)
+        });
+        faults.check("draft_tokens", self.draft_tokens <= self.max_draft_tokens, || {
+            format!("{} is over max_draft_tokens, which is {}", self.draft_tokens, self.max_draft_tokens)
+        });
+        faults.check("max_sequences", self.max_sequences > 0, || "must be at least 1".to_owned());
+        faults.check("tokenize_threads", (1..=64).contains(&self.tokenize_threads), || {
+            format!("{} is not between 1 and 64", self.tokenize_threads)
+        });
+        faults.check("target_deadline_seconds", self.target_deadline_seconds > 0, || "must be at least 1".to_owned());
+        Some(RouterConfig {
+            http: self.http,
+            grpc: self.grpc,
+            api_keys: self.api_keys,
+            admission: AdmissionLimits {
+                max_sequences: self.max_sequences,
+                max_waiting_requests: self.max_waiting_requests,
+            },
+            tokenize_threads: self.tokenize_threads,
+            rounds: RoundsConfig {
+                policy: PolicyConfig {
+                    num_draft_tokens: self.draft_tokens,
+                    max_draft_tokens: self.max_draft_tokens,
+                },
+                target_deadline: Duration::from_secs(self.target_deadline_seconds),
+                target_wait: Duration::from_secs(self.target_wait_seconds),
+            },
+            process: self.process.validate(faults)?,
+        })
+    }
+}

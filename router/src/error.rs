@@ -1,0 +1,273 @@
+//! [`RouterError`]: every way a request can fail, and the one table that says what each means over HTTP, over gRPC, in
+//! metrics, and to a client that wonders whether to try again.
+
+use std::time::Duration;
+
+use http::StatusCode;
+use tonic::Code;
+
+/// How long a client that was turned away is told to wait.
+pub const RETRY_AFTER: Duration = Duration::from_secs(1);
+
+/// Why a request was refused or failed.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum RouterError {
+    /// Something in the request is wrong; the message names field, limit and value.
+    #[error("{message}")]
+    InvalidRequest {
+        /// What is wrong and what would be right.
+        message: String,
+        /// The field, as the client wrote it.
+        param: Option<String>,
+    },
+    /// The prompt, or prompt and requested output together, do not fit the model's window.
+    #[error(
+        "this model's maximum context length is {max_model_len} tokens, but {prompt_tokens} prompt tokens and \
+         {max_tokens} output tokens were requested: shorten the prompt or lower {param}"
+    )]
+    ContextLengthExceeded {
+        /// Prompt and output together.
+        max_model_len: u32,
+        /// Of the prompt at hand.
+        prompt_tokens: u32,
+        /// At least this many.
+        max_tokens: u32,
+        /// The field to blame.
+        param: &'static str,
+    },
+    /// No key, or one that is not in the key file.
+    #[error("{0}")]
+    Unauthenticated(&'static str),
+    /// No target serves it, nor has since this router started.
+    #[error("the model `{model}` does not exist; GET /v1/models lists those that do")]
+    ModelNotFound {
+        /// As asked for.
+        model: String,
+    },
+    /// No such path.
+    #[error("no route for {method} {path}")]
+    RouteNotFound {
+        /// As sent.
+        method: String,
+        /// As sent.
+        path: String,
+    },
+    /// The path exists, the method on it does not.
+    #[error("method {method} is not allowed on {path}")]
+    MethodNotAllowed {
+        /// As sent.
+        method: String,
+        /// As sent.
+        path: String,
+    },
+    /// The body did not arrive in time.
+    #[error("the request body did not arrive within {} seconds", .limit.as_secs())]
+    BodyTimeout {
+        /// How long it may take.
+        limit: Duration,
+    },
+    /// The body is over the limit.
+    #[error("the request body is larger than {limit} bytes")]
+    BodyTooLarge {
+        /// In bytes.
+        limit: usize,
+    },
+    /// The body does not say that it is JSON.
+    #[error("the content type must be application/json, not `{content_type}`")]
+    UnsupportedMediaType {
+        /// As sent; empty when absent.
+        content_type: String,
+    },
+    /// Full: come back later.
+    #[error("{what} is full: retry after {} s", RETRY_AFTER.as_secs())]
+    Overloaded {
+        /// Which limit.
+        what: &'static str,
+    },
+    /// The client reads too slowly; its stream was cut.
+    #[error("the client left too many tokens unread and was cut off")]
+    SlowClient,
+    /// The client went away; nobody reads this.
+    #[error("the client closed the connection")]
+    ClientGone,
+    /// No worker can take the request now.
+    #[error("{reason}: retry after {} s", RETRY_AFTER.as_secs())]
+    Unavailable {
+        /// Such as "no target worker is ready for model `x`".
+        reason: String,
+    },
+    /// This process is shutting down.
+    #[error("the router is shutting down: retry after {} s", RETRY_AFTER.as_secs())]
+    Draining,
+    /// A worker cannot honour the request.
+    #[error("the target refused the sequence: {reason}")]
+    Refused {
+        /// In the worker's words.
+        reason: String,
+    },
+    /// A broken invariant of ours; this request only.
+    #[error("internal error: {0}")]
+    Internal(String),
+}
+
+/// One row of the table.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Meaning {
+    /// Over HTTP.
+    pub status: StatusCode,
+    /// Over gRPC.
+    pub grpc: Code,
+    /// `error.type` in OpenAI's error object.
+    pub kind: &'static str,
+    /// `error.code` in OpenAI's error object.
+    pub code: Option<&'static str>,
+    /// In metrics and traces.
+    pub label: &'static str,
+    /// Whether the same request may succeed later; such answers carry Retry-After.
+    pub retryable: bool,
+}
+
+const INVALID: &str = "invalid_request_error";
+const SERVER: &str = "server_error";
+
+impl RouterError {
+    /// A wrong field.
+    pub fn invalid(param: impl Into<String>, message: impl Into<String>) -> Self {
+        Self::InvalidRequest { message: message.into(), param: Some(param.into()) }
+    }
+
+    /// Every error's row.
+    pub fn meaning(&self) -> Meaning {
+        let row = |status, grpc, kind, code, label| Meaning { status, grpc, kind, code, label, retryable: false };
+        let later = |status, grpc, kind, code, label| Meaning { status, grpc, kind, code, label, retryable: true };
+        use StatusCode as S;
+        match self {
+            Self::InvalidRequest { .. } => {
+                row(S::BAD_REQUEST, Code::InvalidArgument, INVALID, None, "invalid_request")
+            }
+            Self::ContextLengthExceeded { .. } => {
+                let code = "context_length_exceeded";
+                row(S::BAD_REQUEST, Code::InvalidArgument, INVALID, Some(code), code)
+            }
+            Self::Unauthenticated(_) => row(
+                S::UNAUTHORIZED,
+                Code::Unauthenticated,
+                "authentication_error",
+                Some("invalid_api_key"),
+                "unauthenticated",
+            ),
+            Self::ModelNotFound { .. } => {
+                row(S::NOT_FOUND, Code::NotFound, INVALID, Some("model_not_found"), "model_not_found")
+            }
+            Self::RouteNotFound { .. } => {
+                row(S::NOT_FOUND, Code::Unimplemented, INVALID, Some("route_not_found"), "route_not_found")
+            }
+            Self::MethodNotAllowed { .. } => {
+                let code = "method_not_allowed";
+                row(S::METHOD_NOT_ALLOWED, Code::Unimplemented, INVALID, Some(code), code)
+            }
+            Self::BodyTimeout { .. } => {
+                row(S::REQUEST_TIMEOUT, Code::DeadlineExceeded, INVALID, Some("body_timeout"), "body_timeout")
+            }
+            Self::BodyTooLarge { .. } => {
+                let code = "request_too_large";
+                row(S::PAYLOAD_TOO_LARGE, Code::OutOfRange, INVALID, Some(code), code)
+            }
+            Self::UnsupportedMediaType { .. } => {
+                let code = "unsupported_media_type";
+                row(S::UNSUPPORTED_MEDIA_TYPE, Code::InvalidArgument, INVALID, Some(code), code)
+            }
+            Self::Overloaded { .. } => later(
+                S::TOO_MANY_REQUESTS,
+                Code::ResourceExhausted,
+                "rate_limit_error",
+                Some("overloaded"),
+                "overloaded",
+            ),
+            Self::SlowClient => {
+                row(S::REQUEST_TIMEOUT, Code::Aborted, INVALID, Some("slow_client"), "slow_client")
+            }
+            Self::ClientGone => {
+                row(client_closed_request(), Code::Cancelled, INVALID, Some("client_gone"), "client_gone")
+            }
+            Self::Unavailable { .. } => {
+                later(S::SERVICE_UNAVAILABLE, Code::Unavailable, SERVER, Some("unavailable"), "unavailable")
+            }
+            Self::Draining => {
+                later(S::SERVICE_UNAVAILABLE, Code::Unavailable, SERVER, Some("draining"), "draining")
+            }
+            Self::Refused { .. } => {
+                row(S::INTERNAL_SERVER_ERROR, Code::FailedPrecondition, SERVER, Some("refused"), "refused")
+            }
+            Self::Internal(_) => {
+                row(S::INTERNAL_SERVER_ERROR, Code::Internal, SERVER, Some("internal"), "internal")
+            }
+        }
+    }
+
+    /// `error.param` in OpenAI's error object.
+    pub fn param(&self) -> Option<&str> {
+        match self {
+            Self::InvalidRequest { param, .. } => param.as_deref(),
+            Self::ContextLengthExceeded { param, .. } => Some(param),
+            Self::ModelNotFound { .. } => Some("model"),
+            _ => None,
+        }
+    }
+}
+
+/// 499, which has no name in the registry; only ever seen in metrics and logs.
+fn client_closed_request() -> StatusCode {
+    StatusCode::from_u16(499).expect("499 is in the range of status codes")
+}
+
+impl From<RouterError> for tonic::Status {
+    fn from(error: RouterError) -> Self {
+        let meaning = error.meaning();
+        let mut status = Self::new(meaning.grpc, error.to_string());
+        let metadata = status.metadata_mut();
+        metadata.insert("x-error-code", tonic::metadata::MetadataValue::from_static(meaning.label));
+        if meaning.retryable {
+            metadata.insert("retry-after", RETRY_AFTER.as_secs().into());
+        }
+        status
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn retryable_errors_are_those_that_a_client_library_retries() {
+        for error in [
+            RouterError::Overloaded { what: "the queue" },
+            RouterError::Draining,
+            RouterError::Unavailable { reason: "no target".into() },
+        ] {
+            let meaning = error.meaning();
+            assert!(meaning.retryable && matches!(meaning.status.as_u16(), 429 | 503), "{error}");
+            assert!(tonic::Status::from(error).metadata().contains_key("retry-after"));
+        }
+        assert!(!RouterError::invalid("n", "n must be positive").meaning().retryable);
+    }
+
+    #[test]
+    fn messages_are_one_lowercase_line_without_a_full_stop() {
+        for error in [
+            RouterError::ContextLengthExceeded {
+                max_model_len: 2048,
+                prompt_tokens: 2049,
+                max_tokens: 1,
+                param: "prompt",
+            },
+            RouterError::BodyTooLarge { limit: 7 },
+            RouterError::SlowClient,
+            RouterError::Refused { reason: "logits hold a NaN".into() },
+        ] {
+            let text = error.to_string();
+            assert!(!text.contains('\n') && !text.ends_with('.'), "{text}");
+            assert!(text.starts_with(|c: char| c.is_lowercase()), "{text}");
+        }
+    }
+}

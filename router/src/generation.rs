@@ -1,0 +1,307 @@
+//! The seam between text and rounds: a tokenized, checked request goes in, committed token ids come out.
+//!
+//! What stands before it (ingress, admission, tokenize) knows text and no workers; what stands behind it (lanes, draft,
+//! verify) knows ids and no text. The lane writes through a [`GenerationSink`] and never waits for a client: the
+//! channel is bounded, and a client that leaves [`MAX_UNREAD_EVENTS_PER_CHOICE`] events unread loses its request, not
+//! the lane's time. Must never hold text, sockets or anything of HTTP and gRPC.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::{Context, Poll};
+
+use async_trait::async_trait;
+use speculation::step::PromptLogprobs;
+use speculation::{AcceptanceMode, FinishReason, SequenceSpec, TokenId, TokenLogprobs};
+use tokio::sync::mpsc;
+use tokio_util::sync::CancellationToken;
+
+use crate::error::RouterError;
+
+/// How many events a client may leave unread, for each choice of its request, before it is cut off. One verified span
+/// is one event, so this is some hundred thousand bytes of text a choice behind what sockets buffer already.
+pub const MAX_UNREAD_EVENTS_PER_CHOICE: usize = 4_096;
+
+/// One tokenized, validated request, ready for a lane.
+#[derive(Debug, Clone)]
+pub struct Generation {
+    /// Names the request in logs, traces and responses.
+    pub request_id: String,
+    /// A model of the [`crate::catalog::Catalog`].
+    pub model: String,
+    /// The prompt, never empty; `spec.prompt_len` is its length.
+    pub prompt_ids: Vec<TokenId>,
+    /// How many sequences to run over this prompt; the lane gives sequence `i` the spec with `choice = i`.
+    pub num_choices: u32,
+    /// Seed, sampling and limits; `choice`, `lane` are 0 and set by the lane. `max_len` equals `prompt_len` where only
+    /// the prompt's logprobs are wanted: nothing is drawn then.
+    pub spec: SequenceSpec,
+    /// What the client, or its API key, said this is; `None`: the lane classifies.
+    pub task_type: Option<String>,
+    /// What the client asked of speculation.
+    pub speculation: SpeculationRequest,
+    /// The request's span: parent of whatever the lane traces for it.
+    pub span: tracing::Span,
+}
+
+/// What a client asked of speculation. Nothing here can change the text in `coupled` mode.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct SpeculationRequest {
+    /// `Some(false)` decodes plainly; `None` leaves it to the lane.
+    pub enabled: Option<bool>,
+    /// A fixed k; `None` leaves it to the lane.
+    pub num_draft_tokens: Option<u32>,
+    /// How drafts are judged; equals `spec.acceptance`.
+    pub acceptance: AcceptanceMode,
+}
+
+/// What a lane reports of a generation. Events of one choice come in order; choices interleave.
+#[derive(Debug, Clone)]
+pub enum GenerationEvent {
+    /// Log probabilities of prompt ids, where `spec.prompt_logprobs` asked for them: once for the generation, in parts
+    /// in ascending order where the prompt is fed in parts, all before the first token of any choice.
+    PromptLogprobs(PromptLogprobs),
+    /// One committed span of a choice; never empty.
+    Tokens(CommittedTokens),
+    /// The choice is complete. Sent once a choice, also where nothing was to be drawn.
+    Finished {
+        /// Which choice.
+        choice: u32,
+        /// A stop token, or the end of `max_len`.
+        reason: FinishReason,
+        /// Totals of the choice.
+        usage: SpeculationUsage,
+    },
+    /// The generation failed; nothing follows, for any choice.
+    Failed(RouterError),
+}
+
+/// One committed span of one choice.
+#[derive(Debug, Clone, PartialEq)]
+pub struct CommittedTokens {
+    /// Which choice.
+    pub choice: u32,
+    /// Accepted drafted ids, then the target's own draw.
+    pub token_ids: Vec<TokenId>,
+    /// How many leading `token_ids` were drafted.
+    pub num_drafted: u32,
+    /// One entry an id where `spec.logprobs` asked for them, else empty.
+    pub logprobs: Vec<TokenLogprobs>,
+    /// Totals of the choice up to and with this span: what is reported when a stop string ends it here.
+    pub usage: SpeculationUsage,
+}
+
+/// Running totals of one choice.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct SpeculationUsage {
+    /// Verify steps that committed something, plain decode steps among them.
+    pub rounds: u64,
+    /// Drafted tokens that were verified.
+    pub draft_tokens: u64,
+    /// Drafted tokens that were committed.
+    pub accepted_tokens: u64,
+    /// Why nothing was drafted at some time, in one snake_case word; the last reason wins.
+    pub disabled_reason: Option<&'static str>,
+}
+
+/// Whoever runs generations.
+#[async_trait]
+pub trait Lanes: Send + Sync {
+    /// Hands a generation to its lane. Returns once a lane has taken it; an error here is the client's answer before
+    /// the first byte (no such model, no target ready, lane queue full).
+    async fn submit(&self, generation: Generation) -> Result<GenerationStream, RouterError>;
+}
+
+/// Connects a lane and a client for a generation of `num_choices` sequences.
+pub fn channel(num_choices: u32) -> (GenerationSink, GenerationStream) {
+    let (sender, receiver) = mpsc::channel(MAX_UNREAD_EVENTS_PER_CHOICE * num_choices.max(1) as usize);
+    let all = CancellationToken::new();
+    let shared = Arc::new(Shared {
+        choices: (0..num_choices).map(|_| all.child_token()).collect(),
+        all,
+        overflowed: AtomicBool::new(false),
+    });
+    (GenerationSink { sender, shared: Arc::clone(&shared) }, GenerationStream { receiver, shared, ended: false })
+}
+
+/// What both ends see.
+#[derive(Debug)]
+struct Shared {
+    /// Parent of every token in `choices`.
+    all: CancellationToken,
+    choices: Vec<CancellationToken>,
+    /// The sink found the channel full: the generation is cut.
+    overflowed: AtomicBool,
+}
+
+/// What became of an event.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[must_use = "work for a choice that nobody wants must stop"]
+pub enum Delivery {
+    /// It will be read.
+    Delivered,
+    /// Nobody wants this choice any more: close its sequence. Other choices may go on.
+    Unwanted,
+}
+
+/// The lane's end. Clones write to the same client.
+#[derive(Debug, Clone)]
+pub struct GenerationSink {
+    sender: mpsc::Sender<GenerationEvent>,
+    shared: Arc<Shared>,
+}
+
+impl GenerationSink {
+    /// Hands an event over without waiting. A client that is too far behind is cut here: the whole generation becomes
+    /// unwanted and the client reads [`RouterError::SlowClient`] after what was delivered.
+    pub fn send(&self, event: GenerationEvent) -> Delivery {
+        let wanted = match &event {
+            GenerationEvent::Tokens(tokens) => !self.is_cancelled(tokens.choice),
+            GenerationEvent::Finished { choice, .. } => !self.is_cancelled(*choice),
+            GenerationEvent::PromptLogprobs(_) | GenerationEvent::Failed(_) => !self.shared.all.is_cancelled(),
+        };
+        if !wanted {
+            return Delivery::Unwanted;
+        }
+        match self.sender.try_send(event) {
+            Ok(()) => Delivery::Delivered,
+            Err(mpsc::error::TrySendError::Full(_)) => {
+                self.shared.overflowed.store(true, Ordering::Release);
+                self.shared.all.cancel();
+                Delivery::Unwanted
+            }
+            Err(mpsc::error::TrySendError::Closed(_)) => Delivery::Unwanted,
+        }
+    }
+
+    /// Whether nobody wants this choice any more.
+    pub fn is_cancelled(&self, choice: u32) -> bool {
+        self.shared.choices.get(choice as usize).is_none_or(CancellationToken::is_cancelled)
+    }
+
+    /// Fires when nobody wants this choice any more (its stop string was found, the client went away, or was too
+    /// slow); for the owner task to wait on while the choice is queued or its round is out. Out-of-range choices are
+    /// cancelled from the start.
+    pub fn cancelled(&self, choice: u32) -> CancellationToken {
+        self.shared.choices.get(choice as usize).cloned().unwrap_or_else(|| {
+            let never_wanted = CancellationToken::new();
+            never_wanted.cancel();
+            never_wanted
+        })
+    }
+}
+
+/// The client's end. Dropping it cancels every choice.
+#[derive(Debug)]
+pub struct GenerationStream {
+    receiver: mpsc::Receiver<GenerationEvent>,
+    shared: Arc<Shared>,
+    ended: bool,
+}
+
+impl GenerationStream {
+    /// The next event; `None` after the last one. A sink that vanishes early ends the stream early: the reader knows
+    /// which choices have finished.
+    ///
+    /// Cancel safety: no event is lost when the future is dropped.
+    pub async fn next(&mut self) -> Option<GenerationEvent> {
+        std::future::poll_fn(|context| self.poll_next(context)).await
+    }
+
+    /// [`Self::next`], for whoever reads several streams at once.
+    pub fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Option<GenerationEvent>> {
+        if self.ended {
+            return Poll::Ready(None);
+        }
+        let event = match self.receiver.poll_recv(context) {
+            Poll::Ready(event) => event,
+            Poll::Pending if !self.shared.overflowed.load(Ordering::Acquire) => return Poll::Pending,
+            // After an overflow nothing more comes, whether or not sinks live on: read what is there and end.
+            Poll::Pending => self.receiver.try_recv().ok(),
+        };
+        let event = event.or_else(|| {
+            let overflowed = self.shared.overflowed.load(Ordering::Acquire);
+            overflowed.then_some(GenerationEvent::Failed(RouterError::SlowClient))
+        });
+        self.ended = matches!(event, None | Some(GenerationEvent::Failed(_)));
+        Poll::Ready(event)
+    }
+
+    /// Nothing more of this choice is wanted; the others go on.
+    pub fn cancel_choice(&self, choice: u32) {
+        if let Some(token) = self.shared.choices.get(choice as usize) {
+            token.cancel();
+        }
+    }
+}
+
+impl Drop for GenerationStream {
+    fn drop(&mut self) {
+        self.shared.all.cancel();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn tokens(choice: u32, id: TokenId) -> GenerationEvent {
+        GenerationEvent::Tokens(CommittedTokens {
+            choice,
+            token_ids: vec![id],
+            num_drafted: 0,
+            logprobs: Vec::new(),
+            usage: SpeculationUsage::default(),
+        })
+    }
+
+    #[tokio::test]
+    async fn dropping_the_stream_cancels_every_choice() {
+        let (sink, stream) = channel(2);
+        let waiting = sink.cancelled(1);
+        assert_eq!(sink.send(tokens(0, 7)), Delivery::Delivered);
+        drop(stream);
+        waiting.cancelled().await;
+        assert_eq!(sink.send(tokens(0, 8)), Delivery::Unwanted);
+        assert!(sink.is_cancelled(0) && sink.is_cancelled(1));
+    }
+
+    #[tokio::test]
+    async fn one_choice_is_cancelled_alone() {
+        let (sink, mut stream) = channel(2);
+        stream.cancel_choice(0);
+        assert_eq!(sink.send(tokens(0, 7)), Delivery::Unwanted);
+        assert_eq!(sink.send(tokens(1, 8)), Delivery::Delivered);
+        assert!(
+            matches!(stream.next().await, Some(GenerationEvent::Tokens(t)) if t.choice == 1 && t.token_ids == [8])
+        );
+    }
+
+    #[tokio::test]
+    async fn a_client_too_far_behind_reads_what_was_delivered_and_then_the_reason() {
+        let (sink, mut stream) = channel(1);
+        for id in 0..MAX_UNREAD_EVENTS_PER_CHOICE {
+            assert_eq!(sink.send(tokens(0, id as TokenId)), Delivery::Delivered);
+        }
+        assert_eq!(sink.send(tokens(0, 0)), Delivery::Unwanted);
+        assert!(sink.is_cancelled(0), "the lane learns that the generation is cut");
+        for id in 0..MAX_UNREAD_EVENTS_PER_CHOICE {
+            let event = stream.next().await;
+            assert!(
+                matches!(&event, Some(GenerationEvent::Tokens(t)) if t.token_ids == [id as TokenId]),
+                "{event:?}"
+            );
+        }
+        // The sink is still alive: the reader must not wait for it.
+        assert!(matches!(stream.next().await, Some(GenerationEvent::Failed(RouterError::SlowClient))));
+        assert!(stream.next().await.is_none());
+    }
+
+    #[tokio::test]
+    async fn nothing_is_read_after_a_failure() {
+        let (sink, mut stream) = channel(1);
+        assert_eq!(sink.send(GenerationEvent::Failed(RouterError::ClientGone)), Delivery::Delivered);
+        let _ = sink.send(tokens(0, 1));
+        assert!(matches!(stream.next().await, Some(GenerationEvent::Failed(RouterError::ClientGone))));
+        assert!(stream.next().await.is_none());
+    }
+}

@@ -1,0 +1,45 @@
+//! A request's body to a type, with messages that say where a body is broken: field, line and column, and what was
+//! expected there.
+
+use serde::de::DeserializeOwned;
+
+use crate::error::RouterError;
+
+/// Reads a JSON body.
+pub(super) fn from_body<T: DeserializeOwned>(body: &[u8]) -> Result<T, RouterError> {
+    let text = std::str::from_utf8(body).map_err(|error| {
+        let at = error.valid_up_to();
+        refused(None, format!("the body is not valid UTF-8: byte {at} begins no character"))
+    })?;
+    let mut deserializer = serde_json::Deserializer::from_str(text);
+    let value = serde_path_to_error::deserialize(&mut deserializer).map_err(|error| {
+        let path = error.path().to_string();
+        explain(&path, error.inner())
+    })?;
+    deserializer.end().map_err(|error| explain(".", &error))?;
+    Ok(value)
+}
+
+fn explain(path: &str, error: &serde_json::Error) -> RouterError {
+    let at = format!("at line {} column {}", error.line(), error.column());
+    if !error.is_data() {
+        return refused(None, format!("the body is not valid JSON: {error}"));
+    }
+    let reason = error.to_string();
+    if let Some(field) = quoted_after(&reason, "unknown field ") {
+        return refused(Some(field), format!("{field} is not a field that this endpoint knows, {at}"));
+    }
+    if path == "." {
+        return refused(None, format!("the body does not have the expected shape: {reason}"));
+    }
+    refused(Some(path), format!("{path}: {reason}"))
+}
+
+/// The name between backticks that follows `prefix`.
+fn quoted_after<'a>(text: &'a str, prefix: &str) -> Option<&'a str> {
+    text.strip_prefix(prefix)?.strip_prefix('`')?.split('`').next()
+}
+
+fn refused(param: Option<&str>, message: String) -> RouterError {
+    RouterError::InvalidRequest { message, param: param.map(str::to_owned) }
+}

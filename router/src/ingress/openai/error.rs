@@ -1,0 +1,50 @@
+//! OpenAI's error object.
+
+use axum::response::{IntoResponse, Json, Response};
+use http::{HeaderValue, header};
+use serde::Serialize;
+
+use crate::error::{RETRY_AFTER, RouterError};
+
+/// `{"error": {...}}`.
+#[derive(Debug, Serialize)]
+pub struct ErrorBody {
+    error: ErrorObject,
+}
+
+#[derive(Debug, Serialize)]
+struct ErrorObject {
+    message: String,
+    r#type: &'static str,
+    param: Option<String>,
+    code: Option<&'static str>,
+}
+
+impl From<&RouterError> for ErrorBody {
+    fn from(error: &RouterError) -> Self {
+        let meaning = error.meaning();
+        Self {
+            error: ErrorObject {
+                message: error.to_string(),
+                r#type: meaning.kind,
+                param: error.param().map(str::to_owned),
+                code: meaning.code,
+            },
+        }
+    }
+}
+
+impl IntoResponse for RouterError {
+    fn into_response(self) -> Response {
+        let meaning = self.meaning();
+        let mut response = (meaning.status, Json(ErrorBody::from(&self))).into_response();
+        let headers = response.headers_mut();
+        if meaning.retryable {
+            headers.insert(header::RETRY_AFTER, HeaderValue::from(RETRY_AFTER.as_secs()));
+        }
+        if matches!(self, RouterError::Unauthenticated(_)) {
+            headers.insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+        }
+        response
+    }
+}

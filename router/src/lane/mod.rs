@@ -1,0 +1,105 @@
+//! Lanes and rounds: where a tokenized request becomes sequences, and sequences become rounds of drafting and verifying.
+//!
+//! One task ([`owner`]) owns every sequence, for the router holds their truth; [`Rounds`] is the handle to it. What a
+//! sequence does next is `speculation::sequence`'s rule; how far a round drafts is the lane's ([`policy`]); who works for
+//! it is decided in [`placement`]. This folder moves messages and decides nothing else.
+
+pub mod owner;
+pub mod placement;
+pub mod policy;
+mod pool;
+mod running;
+
+use async_trait::async_trait;
+use tokio::sync::{mpsc, oneshot};
+
+use crate::error::RouterError;
+use crate::generation::{Generation, GenerationStream, Lanes};
+use crate::workers::WorkerEvent;
+
+/// Requests that wait for the owner task; past it clients are told to come back.
+pub const SUBMISSIONS: usize = 1_024;
+
+/// Worker events that wait for the owner task; past it the streams are held up.
+pub const WORKER_EVENTS: usize = 4_096;
+
+/// What separates lanes: requests in one lane look alike to a draft.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct LaneKey {
+    /// Which model.
+    pub model: String,
+    /// What kind of text; empty where nobody said.
+    pub task_type: String,
+    /// How much chance there is in the draw.
+    pub temperature: TemperatureBand,
+}
+
+/// Acceptance falls with temperature, in steps that matter.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum TemperatureBand {
+    /// Argmax.
+    Greedy,
+    /// Below 0.5.
+    Low,
+    /// Below 0.9.
+    Medium,
+    /// All above.
+    High,
+}
+
+impl LaneKey {
+    /// The lane of a request.
+    pub fn of(generation: &Generation) -> Self {
+        let sampling = &generation.spec.sampling;
+        let temperature = match sampling.temperature {
+            _ if sampling.is_greedy() => TemperatureBand::Greedy,
+            t if t < 0.5 => TemperatureBand::Low,
+            t if t < 0.9 => TemperatureBand::Medium,
+            _ => TemperatureBand::High,
+        };
+        Self {
+            model: generation.model.clone(),
+            task_type: generation.task_type.clone().unwrap_or_default(),
+            temperature,
+        }
+    }
+}
+
+/// A request on its way to the owner.
+#[derive(Debug)]
+pub struct Submission {
+    generation: Generation,
+    answer: oneshot::Sender<Result<GenerationStream, RouterError>>,
+}
+
+/// The handle to the owner task.
+#[derive(Debug, Clone)]
+pub struct Rounds {
+    submissions: mpsc::Sender<Submission>,
+}
+
+/// The owner's ends of its queues.
+#[derive(Debug)]
+pub struct Inbox {
+    submissions: mpsc::Receiver<Submission>,
+    workers: mpsc::Receiver<WorkerEvent>,
+}
+
+/// Connects the doors, the workers' connections and the owner.
+pub fn queues() -> (Rounds, mpsc::Sender<WorkerEvent>, Inbox) {
+    let (submit, submissions) = mpsc::channel(SUBMISSIONS);
+    let (events, workers) = mpsc::channel(WORKER_EVENTS);
+    (Rounds { submissions: submit }, events, Inbox { submissions, workers })
+}
+
+#[async_trait]
+impl Lanes for Rounds {
+    async fn submit(&self, generation: Generation) -> Result<GenerationStream, RouterError> {
+        let (answer, answered) = oneshot::channel();
+        self.submissions.try_send(Submission { generation, answer }).map_err(|error| match error {
+            mpsc::error::TrySendError::Full(_) => RouterError::Overloaded { what: "the lanes' queue" },
+            mpsc::error::TrySendError::Closed(_) => RouterError::Draining,
+        })?;
+        answered.await.unwrap_or(Err(RouterError::Draining))
+    }
+}

@@ -1,0 +1,21 @@
+//! `outrider-router`.
+
+use std::process::ExitCode;
+
+use router::config::{Flags, RawRouter};
+use service::config::{self, ENV_PREFIX};
+
+fn main() -> ExitCode {
+    let flags: Flags = match config::parse_flags() {
+        Ok(flags) => flags,
+        Err(code) => return code,
+    };
+    let config = match config::load::<RawRouter>(&flags, flags.config.as_deref(), ENV_PREFIX) {
+        Ok(config) => config,
+        Err(error) => return config::report(&error),
+    };
+    let process = config.process.clone();
+    service::process::run("outrider-router", &process, |lifetime, health| async move {
+        router::serve::serve(config, lifetime, health).await.map(drop)
+    })
+}

@@ -1,0 +1,183 @@
+//! [`ChatTemplate`]: a conversation to one prompt, by the template that came with the model.
+//!
+//! A template is a program from whoever made the checkpoint, run on input from whoever sends a request: it gets fuel, a
+//! recursion limit and an output limit, and no access to anything but its arguments. The environment is the one that
+//! `transformers` gives: blocks trimmed, `raise_exception`, `strftime_now` (UTC), `tojson` that leaves HTML alone,
+//! Python's string methods.
+//!
+//! The rendered text is tokenized as a whole, as `transformers` does it: a user who types the spelling of a special
+//! token sends that token.
+
+use std::io;
+
+use minijinja::value::{Kwargs, Rest, Serde};
+use minijinja::{Environment, Error, ErrorKind, Value, context};
+use serde::Serialize;
+use serde_json::{Map, ser::Formatter};
+
+use super::ModelTextError;
+use crate::error::RouterError;
+
+/// Instructions that one rendering may execute; a conversation of a thousand messages takes some hundred thousand.
+const FUEL: u64 = 20_000_000;
+/// How deep macros may call each other.
+const RECURSION_MAX: usize = 64;
+/// How much text one rendering may produce. A request's body is at most 2 MiB.
+const RENDERED_BYTES_MAX: usize = 8 << 20;
+
+const NAME: &str = "chat";
+
+/// One message, as templates see it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct ConversationMessage {
+    /// Such as "user".
+    pub role: String,
+    /// Plain text.
+    pub content: String,
+    /// A participant's name, for templates that use it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub name: Option<String>,
+}
+
+/// A compiled chat template.
+#[derive(Debug)]
+pub struct ChatTemplate {
+    environment: Environment<'static>,
+    bos_token: String,
+    eos_token: String,
+}
+
+impl ChatTemplate {
+    /// Compiles a template's source.
+    pub fn compile(source: &str, bos_token: &str, eos_token: &str) -> Result<Self, ModelTextError> {
+        let mut environment = Environment::new();
+        let syntax = environment.syntax().to_builder().trim_blocks(true).lstrip_blocks(true).build();
+        environment.set_syntax(syntax.map_err(|error| ModelTextError::ChatTemplate { reason: describe(&error) })?);
+        environment.set_fuel(Some(FUEL));
+        environment.set_recursion_limit(RECURSION_MAX);
+        environment.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
+        environment.add_function("raise_exception", raise_exception);
+        environment.add_function("strftime_now", strftime_now);
+        environment.add_filter("tojson", to_json);
+        environment
+            .add_template_owned(NAME, source.to_owned())
+            .map_err(|error| ModelTextError::ChatTemplate { reason: describe(&error) })?;
+        Ok(Self { environment, bos_token: bos_token.to_owned(), eos_token: eos_token.to_owned() })
+    }
+
+    /// Renders a conversation up to where the assistant's next words begin. `extra` are further variables for the
+    /// template; they cannot replace the standard ones.
+    pub fn render(
+        &self,
+        messages: &[ConversationMessage],
+        extra: &Map<String, serde_json::Value>,
+    ) -> Result<String, RouterError> {
+        let standard = context! {
+            messages => Serde(messages),
+            add_generation_prompt => true,
+            bos_token => self.bos_token.as_str(),
+            eos_token => self.eos_token.as_str(),
+            tools => None::<()>,
+            documents => None::<()>,
+        };
+        let template = self.environment.get_template(NAME).expect("compile added it");
+        let mut output = LimitedOutput::default();
+        template
+            .render_captured_to(context! { ..standard, ..Value::from(Serde(extra)) }, &mut output)
+            .map_err(|error| RouterError::invalid("messages", refusal(&error)))?;
+        String::from_utf8(output.bytes)
+            .map_err(|_| RouterError::Internal("the chat template wrote invalid UTF-8".into()))
+    }
+}
+
+/// What a client reads when its conversation does not fit the template.
+fn refusal(error: &Error) -> String {
+    let mut source: Option<&(dyn std::error::Error + 'static)> = Some(error);
+    while let Some(cause) = source {
+        if let Some(Raised(message)) = cause.downcast_ref() {
+            return format!("the model's chat template refuses these messages: {message}");
+        }
+        source = cause.source();
+    }
+    if error.kind() == ErrorKind::OutOfFuel {
+        return format!("messages are too many: the model's chat template ran for more than {FUEL} steps");
+    }
+    format!("the model's chat template failed on these messages: {}", describe(error))
+}
+
+/// An error of the template engine in one line.
+fn describe(error: &Error) -> String {
+    error.to_string().replace('\n', " ")
+}
+
+/// Marks an error that a template raised on purpose.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+struct Raised(String);
+
+fn raise_exception(message: String) -> Result<Value, Error> {
+    Err(Error::new(ErrorKind::InvalidOperation, "raised by the template").with_source(Raised(message)))
+}
+
+fn strftime_now(format: &str) -> Result<String, Error> {
+    let now = jiff::Timestamp::now().to_zoned(jiff::tz::TimeZone::UTC);
+    jiff::fmt::strtime::format(format, &now)
+        .map_err(|error| Error::new(ErrorKind::InvalidOperation, format!("strftime_now({format:?}): {error}")))
+}
+
+/// Python's `json.dumps(value, ensure_ascii=False, indent=indent)`: what templates were written against.
+fn to_json(value: Value, positional: Rest<Value>, options: Kwargs) -> Result<Value, Error> {
+    let indent = match options.get::<Option<usize>>("indent")? {
+        Some(indent) => Some(indent),
+        None => positional.first().map(|indent| usize::try_from(indent.clone())).transpose()?,
+    };
+    let mut json = Vec::new();
+    let written = match indent {
+        Some(indent) => {
+            let indent = " ".repeat(indent.min(16));
+            let formatter = serde_json::ser::PrettyFormatter::with_indent(indent.as_bytes());
+            value.serialize(&mut serde_json::Serializer::with_formatter(&mut json, formatter))
+        }
+        None => value.serialize(&mut serde_json::Serializer::with_formatter(&mut json, PythonSpacing)),
+    };
+    written.map_err(|error| Error::new(ErrorKind::BadSerialization, error.to_string()))?;
+    let json = String::from_utf8(json).expect("serde_json writes UTF-8");
+    Ok(Value::from_safe_string(json))
+}
+
+/// `", "` and `": "` between items, as Python writes them.
+struct PythonSpacing;
+
+impl Formatter for PythonSpacing {
+    fn begin_array_value<W: ?Sized + io::Write>(&mut self, writer: &mut W, first: bool) -> io::Result<()> {
+        if first { Ok(()) } else { writer.write_all(b", ") }
+    }
+
+    fn begin_object_key<W: ?Sized + io::Write>(&mut self, writer: &mut W, first: bool) -> io::Result<()> {
+        if first { Ok(()) } else { writer.write_all(b", ") }
+    }
+
+    fn begin_object_value<W: ?Sized + io::Write>(&mut self, writer: &mut W) -> io::Result<()> {
+        writer.write_all(b": ")
+    }
+}
+
+/// Collects output up to the limit.
+#[derive(Default)]
+struct LimitedOutput {
+    bytes: Vec<u8>,
+}
+
+impl io::Write for LimitedOutput {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        if self.bytes.len() + bytes.len() > RENDERED_BYTES_MAX {
+            return Err(io::Error::other(format!("the rendered prompt is larger than {RENDERED_BYTES_MAX} bytes")));
+        }
+        self.bytes.extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}

@@ -1,0 +1,198 @@
+//! [`ModelText`]: everything text needs to know of a model, namely its tokenizer, the bytes of each token, and its chat
+//! template, as fetched from a target worker. Shared by every request of the model; must never block on anything but
+//! its own computing, which callers put on a dedicated thread (`crate::tokenize`).
+
+mod chat_template;
+mod vocabulary;
+
+use std::fmt;
+
+use serde::Deserialize;
+use speculation::TokenId;
+use tokenizers::Tokenizer;
+
+pub use chat_template::{ChatTemplate, ConversationMessage};
+pub use vocabulary::Vocabulary;
+
+use crate::error::RouterError;
+
+/// The assets that make a model's text, by the names that workers serve them under.
+pub mod asset {
+    /// The tokenizer; required.
+    pub const TOKENIZER: &str = "tokenizer.json";
+    /// Special tokens and, in older checkpoints, the chat template; optional.
+    pub const TOKENIZER_CONFIG: &str = "tokenizer_config.json";
+    /// The chat template; optional, wins over the one in the tokenizer's configuration.
+    pub const CHAT_TEMPLATE: &str = "chat_template.jinja";
+}
+
+/// Why a model's text cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum ModelTextError {
+    /// The target serves no tokenizer.
+    #[error("{} is missing: text cannot be served without it", asset::TOKENIZER)]
+    NoTokenizer,
+    /// Not a tokenizer.
+    #[error("{}: {reason}", asset::TOKENIZER)]
+    Tokenizer {
+        /// As the parser puts it.
+        reason: String,
+    },
+    /// Tokens whose bytes we cannot tell.
+    #[error(
+        "{}: decoder {decoder} is not supported; known are ByteLevel, Metaspace, and the sentencepiece sequence of \
+         Replace, ByteFallback, Fuse and Strip",
+        asset::TOKENIZER
+    )]
+    Decoder {
+        /// Its type.
+        decoder: String,
+    },
+    /// Not the JSON that we expect.
+    #[error("{}: {reason}", asset::TOKENIZER_CONFIG)]
+    TokenizerConfig {
+        /// As the parser puts it.
+        reason: String,
+    },
+    /// The template does not compile.
+    #[error("chat template: {reason}")]
+    ChatTemplate {
+        /// As the compiler puts it, with the line.
+        reason: String,
+    },
+}
+
+/// A model's tokenizer, token bytes and chat template.
+pub struct ModelText {
+    tokenizer: Tokenizer,
+    vocabulary: Vocabulary,
+    chat_template: Option<ChatTemplate>,
+}
+
+impl fmt::Debug for ModelText {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ModelText")
+            .field("vocabulary", &self.vocabulary.len())
+            .field("chat_template", &self.chat_template.is_some())
+            .finish()
+    }
+}
+
+impl ModelText {
+    /// Builds from assets by name (see [`asset`]). Takes up to a second for a large vocabulary: call it on a thread that
+    /// may block.
+    pub fn from_assets<'a>(fetch: impl Fn(&str) -> Option<&'a [u8]>) -> Result<Self, ModelTextError> {
+        let tokenizer_json = fetch(asset::TOKENIZER).ok_or(ModelTextError::NoTokenizer)?;
+        let mut tokenizer = Tokenizer::from_bytes(tokenizer_json)
+            .map_err(|error| ModelTextError::Tokenizer { reason: error.to_string() })?;
+        // A checkpoint may carry its training's cut or padding; a server must neither shorten nor lengthen a prompt.
+        tokenizer
+            .with_truncation(None)
+            .map_err(|error| ModelTextError::Tokenizer { reason: error.to_string() })?
+            .with_padding(None);
+        let config = match fetch(asset::TOKENIZER_CONFIG) {
+            Some(bytes) => serde_json::from_slice(bytes)
+                .map_err(|error| ModelTextError::TokenizerConfig { reason: error.to_string() })?,
+            None => TokenizerConfig::default(),
+        };
+        let template = match fetch(asset::CHAT_TEMPLATE) {
+            Some(bytes) => Some(
+                std::str::from_utf8(bytes)
+                    .map_err(|error| ModelTextError::ChatTemplate { reason: error.to_string() })?,
+            ),
+            None => config.chat_template.as_ref().and_then(TemplateField::default_template),
+        };
+        let special = |token: &Option<SpecialToken>| token.as_ref().map(SpecialToken::content).unwrap_or_default();
+        let chat_template = template
+            .map(|source| ChatTemplate::compile(source, &special(&config.bos_token), &special(&config.eos_token)))
+            .transpose()?;
+        let vocabulary = Vocabulary::of(&tokenizer)?;
+        Ok(Self { tokenizer, vocabulary, chat_template })
+    }
+
+    /// The bytes of each token.
+    pub fn vocabulary(&self) -> &Vocabulary {
+        &self.vocabulary
+    }
+
+    /// The template that turns a conversation into a prompt, if the model has one.
+    pub fn chat_template(&self) -> Option<&ChatTemplate> {
+        self.chat_template.as_ref()
+    }
+
+    /// Text to ids. Text that spells a special token becomes that token, as `transformers` does it. The tokenizer's own
+    /// leading or closing tokens (such as BOS) are added only where asked for: a rendered chat template holds them
+    /// already.
+    pub fn encode(&self, text: &str, framing: Framing) -> Result<Vec<TokenId>, RouterError> {
+        let add_special_tokens = matches!(framing, Framing::Add);
+        self.tokenizer
+            .encode_fast(text, add_special_tokens)
+            .map(|encoding| encoding.get_ids().to_vec())
+            .map_err(|error| RouterError::Internal(format!("the tokenizer failed: {error}")))
+    }
+}
+
+/// Whether the tokenizer frames a text with its own special tokens (BOS and the like).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Framing {
+    /// Plain text does not hold them: add them.
+    Add,
+    /// The text holds what it needs.
+    AsIs,
+}
+
+/// What we read of tokenizer_config.json.
+#[derive(Debug, Default, Deserialize)]
+struct TokenizerConfig {
+    #[serde(default)]
+    bos_token: Option<SpecialToken>,
+    #[serde(default)]
+    eos_token: Option<SpecialToken>,
+    #[serde(default)]
+    chat_template: Option<TemplateField>,
+}
+
+/// A special token is written as its text, or as an object that holds it.
+#[derive(Debug, Deserialize)]
+#[serde(untagged)]
+enum SpecialToken {
+    Text(String),
+    Object { content: String },
+}
+
+impl SpecialToken {
+    fn content(&self) -> String {
+        match self {
+            Self::Text(text) | Self::Object { content: text } => text.clone(),
+        }
+    }
+}
+
+/// A chat template is one text, or several by name.
+#[derive(Debug, Deserialize)]
+#[serde(untagged)]
+enum TemplateField {
+    One(String),
+    Named(Vec<NamedTemplate>),
+}
+
+#[derive(Debug, Deserialize)]
+struct NamedTemplate {
+    name: String,
+    template: String,
+}
+
+impl TemplateField {
+    /// The one, or the one named "default".
+    fn default_template(&self) -> Option<&str> {
+        match self {
+            Self::One(template) => Some(template),
+            Self::Named(templates) => {
+                templates.iter().find(|named| named.name == "default").map(|named| named.template.as_str())
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests;

@@ -1,0 +1,196 @@
+//! Tokenizer, token bytes and chat templates, on the bundled model and on small ones written out here.
+
+use std::path::PathBuf;
+use std::sync::{Arc, OnceLock};
+
+use proptest::prelude::*;
+use serde_json::{Map, json};
+
+use super::*;
+
+/// The text of the bundled target.
+pub(crate) fn demo() -> Arc<ModelText> {
+    static DEMO: OnceLock<Arc<ModelText>> = OnceLock::new();
+    let load = || {
+        let dir = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../models/demo/target");
+        let assets: Vec<(&str, Vec<u8>)> = [asset::TOKENIZER, asset::TOKENIZER_CONFIG, asset::CHAT_TEMPLATE]
+            .into_iter()
+            .map(|name| (name, std::fs::read(dir.join(name)).unwrap()))
+            .collect();
+        Arc::new(ModelText::from_assets(|name| find(&assets, name)).unwrap())
+    };
+    Arc::clone(DEMO.get_or_init(load))
+}
+
+/// The bundled tokenizer's own decoding, special tokens left out: the judge of ours.
+pub(crate) fn demo_decode(ids: &[TokenId]) -> String {
+    demo().tokenizer.decode(ids, true).unwrap()
+}
+
+fn find<'a>(assets: &'a [(&str, Vec<u8>)], name: &str) -> Option<&'a [u8]> {
+    assets.iter().find(|(known, _)| *known == name).map(|(_, bytes)| bytes.as_slice())
+}
+
+/// A small sentencepiece-like model: words with a mark for space, byte tokens, and a BOS that the tokenizer adds.
+pub(crate) fn sentencepiece() -> Arc<ModelText> {
+    let vocab = json!({
+        "<s>": 0, "</s>": 1, "<unk>": 2, "<0xE2>": 3, "<0x82>": 4, "<0xAC>": 5, "<0x0A>": 6,
+        "\u{2581}": 7, "h": 8, "i": 9, "\u{2581}h": 10, "\u{2581}hi": 11, "!": 12
+    });
+    let tokenizer = json!({
+        "version": "1.0",
+        "added_tokens": [
+            { "id": 0, "content": "<s>", "special": true, "single_word": false, "lstrip": false, "rstrip": false, "normalized": false },
+            { "id": 1, "content": "</s>", "special": true, "single_word": false, "lstrip": false, "rstrip": false, "normalized": false }
+        ],
+        "normalizer": { "type": "Sequence", "normalizers": [
+            { "type": "Prepend", "prepend": "\u{2581}" },
+            { "type": "Replace", "pattern": { "String": " " }, "content": "\u{2581}" }
+        ]},
+        "pre_tokenizer": null,
+        "post_processor": { "type": "TemplateProcessing",
+            "single": [{ "SpecialToken": { "id": "<s>", "type_id": 0 } }, { "Sequence": { "id": "A", "type_id": 0 } }],
+            "pair": [{ "Sequence": { "id": "A", "type_id": 0 } }, { "Sequence": { "id": "B", "type_id": 0 } }],
+            "special_tokens": { "<s>": { "id": "<s>", "ids": [0], "tokens": ["<s>"] } }
+        },
+        "decoder": { "type": "Sequence", "decoders": [
+            { "type": "Replace", "pattern": { "String": "\u{2581}" }, "content": " " },
+            { "type": "ByteFallback" }, { "type": "Fuse" }, { "type": "Strip", "content": " ", "start": 1, "stop": 0 }
+        ]},
+        "model": { "type": "BPE", "unk_token": "<unk>", "fuse_unk": true, "byte_fallback": true,
+            "vocab": vocab, "merges": ["\u{2581} h", "\u{2581}h i"] }
+    });
+    let template = "{{ bos_token }}{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}";
+    let config = json!({ "bos_token": { "content": "<s>" }, "eos_token": "</s>", "chat_template": [
+        { "name": "tool_use", "template": "no" }, { "name": "default", "template": template }
+    ]});
+    let assets = [
+        (asset::TOKENIZER, tokenizer.to_string().into_bytes()),
+        (asset::TOKENIZER_CONFIG, config.to_string().into_bytes()),
+    ];
+    Arc::new(ModelText::from_assets(|name| find(&assets, name)).unwrap())
+}
+
+fn user(content: &str) -> ConversationMessage {
+    ConversationMessage { role: "user".into(), content: content.into(), name: None }
+}
+
+fn render(source: &str, messages: &[ConversationMessage]) -> Result<String, RouterError> {
+    ChatTemplate::compile(source, "<s>", "</s>").unwrap().render(messages, &Map::new())
+}
+
+#[test]
+fn the_bundled_template_renders_what_the_pair_was_trained_on() {
+    let template = demo();
+    let text = template.chat_template().unwrap().render(&[user("hi")], &Map::new()).unwrap();
+    assert_eq!(text, "<|user|>\nhi<|end|>\n<|assistant|>\n");
+    let ids = demo().encode(&text, Framing::AsIs).unwrap();
+    assert_eq!(ids.first(), Some(&1), "the role is one special token");
+}
+
+#[test]
+fn token_bytes_agree_with_the_tokenizers_own_decoder_for_every_id() {
+    let text = demo();
+    for id in 0..text.vocabulary().len() as TokenId {
+        let decoded = text.tokenizer.decode(&[id], false).unwrap();
+        assert_eq!(String::from_utf8_lossy(text.vocabulary().bytes(id)), decoded, "id {id}");
+    }
+    assert_eq!(text.vocabulary().bytes(1 << 20), b"");
+    assert_eq!(text.vocabulary().text_bytes(0), b"", "<|end|> is special");
+}
+
+proptest! {
+    #[test]
+    fn text_survives_encoding_and_decoding(text in "\\PC{0,40}") {
+        let model = demo();
+        let ids = model.encode(&text, Framing::Add).unwrap();
+        let bytes: Vec<u8> = ids.iter().flat_map(|&id| model.vocabulary().bytes(id).to_vec()).collect();
+        prop_assert_eq!(String::from_utf8(bytes).unwrap(), text);
+    }
+}
+
+#[test]
+fn sentencepiece_tokens_keep_their_spaces_and_bytes() {
+    let model = sentencepiece();
+    let spelled: Vec<&[u8]> = [11, 10, 3, 4, 5, 6].iter().map(|&id| model.vocabulary().bytes(id)).collect();
+    assert_eq!(spelled, [&b" hi"[..], b" h", b"\xe2", b"\x82", b"\xac", b"\n"]);
+    assert_eq!(model.vocabulary().spell(3), "bytes:\\xe2");
+}
+
+#[test]
+fn bos_is_added_to_plain_text_and_never_twice() {
+    let model = sentencepiece();
+    assert_eq!(model.encode("hi", Framing::Add).unwrap(), [0, 11]);
+    let rendered = model.chat_template().unwrap().render(&[user("hi")], &Map::new()).unwrap();
+    assert_eq!(rendered, "<s>[user]hi");
+    let ids = model.encode(&rendered, Framing::AsIs).unwrap();
+    assert_eq!(ids.iter().filter(|&&id| id == 0).count(), 1);
+}
+
+#[test]
+fn templates_may_use_what_checkpoints_use() {
+    let messages =
+        [user("a"), ConversationMessage { role: "assistant".into(), content: "<t>x</t>\n\ny".into(), name: None }];
+    for (source, expected) in [
+        ("{%- for m in messages %}\n    {%- if loop.first %}first {% endif %}\n    {{- m['role'] }}\n{%- endfor %}", "first userassistant"),
+        ("{% set ns = namespace(n=0) %}{% for m in messages[::-1] %}{% set ns.n = ns.n + loop.index0 %}{{ m.content[0] }}{% endfor %}{{ ns.n }}", "<a1"),
+        ("{{ messages[1].content.split('</t>')[-1].lstrip('\\n') }}", "y"),
+        ("{{ messages[0] | tojson }}", r#"{"role": "user", "content": "a"}"#),
+        ("{{ {'a': [1, '<']} | tojson(indent=2) }}", "{\n  \"a\": [\n    1,\n    \"<\"\n  ]\n}"),
+        ("{% if tools is none and documents is none %}none{% endif %}", "none"),
+        ("{% if enable_thinking is defined and enable_thinking is false %}no{% else %}yes{% endif %}", "yes"),
+        ("{{ bos_token + eos_token }}", "<s></s>"),
+        ("{% for m in messages %}\n{% if m.role == 'user' %}{% continue %}{% endif %}\n{{ m.role }}\n{% endfor %}", "assistant\n"),
+        ("{{ strftime_now('%Y-%m-%d') | length }}", "10"),
+        ("{{ '%s' % 'x' if false else messages | length }}", "2"),
+        ("  {% if true %}\nkept\n  {% endif %}\n", "kept\n"),
+    ] {
+        assert_eq!(render(source, &messages).unwrap(), expected, "{source}");
+    }
+}
+
+#[test]
+fn a_request_may_set_variables_but_not_the_standard_ones() {
+    let template = ChatTemplate::compile("{{ style }}{{ messages | length }}{{ bos_token }}", "<s>", "").unwrap();
+    let extra = json!({ "style": "terse", "messages": [], "bos_token": "forged" });
+    let text = template.render(&[user("a")], extra.as_object().unwrap()).unwrap();
+    assert_eq!(text, "terse1<s>");
+}
+
+#[test]
+fn a_template_that_refuses_says_why_to_the_client() {
+    for (source, expected) in [
+        ("{{ raise_exception('roles must alternate') }}", "refuses these messages: roles must alternate"),
+        ("{% for i in range(10000) %}{% for j in range(10000) %}{% endfor %}{% endfor %}", "more than 20000000 steps"),
+        ("{{ messages.nothing.more }}", "failed on these messages"),
+        ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "failed on these messages"),
+        ("{% for i in range(4000) %}{{ messages[0].content * 4000 }}{% endfor %}", "failed on these messages"),
+    ] {
+        let error = render(source, &[user("0123456789")]).unwrap_err();
+        assert_eq!((error.meaning().status.as_u16(), error.param()), (400, Some("messages")), "{source}");
+        assert!(error.to_string().contains(expected), "{source}: {error}");
+    }
+}
+
+#[test]
+fn faulty_assets_are_named() {
+    let tokenizer = std::fs::read(
+        PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../models/demo/target").join(asset::TOKENIZER),
+    )
+    .unwrap();
+    let text = String::from_utf8(tokenizer.clone()).unwrap();
+    let mut other: serde_json::Value = serde_json::from_str(&text).unwrap();
+    other["decoder"] = json!({ "type": "WordPiece", "prefix": "##", "cleanup": true });
+    let other = other.to_string().into_bytes();
+    let (broken, template) = (b"{".to_vec(), b"{% if %}".to_vec());
+    for (assets, expected) in [
+        (vec![], "tokenizer.json is missing"),
+        (vec![(asset::TOKENIZER, broken.clone())], "tokenizer.json: "),
+        (vec![(asset::TOKENIZER, other)], "decoder WordPiece is not supported"),
+        (vec![(asset::TOKENIZER, tokenizer.clone()), (asset::TOKENIZER_CONFIG, broken)], "tokenizer_config.json: "),
+        (vec![(asset::TOKENIZER, tokenizer), (asset::CHAT_TEMPLATE, template)], "chat template: "),
+    ] {
+        let error = ModelText::from_assets(|name| find(&assets, name)).unwrap_err().to_string();
+        assert!(error.contains(expected) && !error.contains('\n'), "{error}");
+    }
+}

@@ -1,0 +1,142 @@
+//! Spans to text on the bundled tokenizer.
+
+use proptest::prelude::*;
+use speculation::TokenLogprobs;
+
+use super::*;
+use crate::generation::SpeculationUsage;
+use crate::text::{Framing, tests as texts};
+
+fn span(token_ids: &[TokenId], num_drafted: u32) -> CommittedTokens {
+    CommittedTokens {
+        choice: 0,
+        token_ids: token_ids.to_vec(),
+        num_drafted,
+        logprobs: Vec::new(),
+        usage: SpeculationUsage::default(),
+    }
+}
+
+/// Feeds `ids` in spans of `cut`; the text, whether a stop string ended it, and how many tokens count.
+fn run(rules: &StopRules, ids: &[TokenId], cut: usize) -> (String, bool, u32) {
+    let mut choice = ChoiceText::new(texts::demo(), rules, 0);
+    let mut text = String::new();
+    for ids in ids.chunks(cut) {
+        let out = choice.push(span(ids, 0));
+        text.push_str(&out.text);
+        if out.stopped {
+            return (text, true, choice.num_tokens());
+        }
+    }
+    let (rest, stopped) = choice.finish();
+    (text + &rest, stopped, choice.num_tokens())
+}
+
+fn encode(text: &str) -> Vec<TokenId> {
+    texts::demo().encode(text, Framing::Add).unwrap()
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 512, ..ProptestConfig::default() })]
+
+    /// The tokenizer's own decoder over the whole is the judge.
+    #[test]
+    fn spans_of_any_ids_sum_up_to_decoding_the_whole(
+        ids in prop::collection::vec(0u32..4096, 0..40),
+        cut in 1usize..8,
+    ) {
+        let (text, stopped, num_tokens) = run(&StopRules::default(), &ids, cut);
+        prop_assert_eq!(&text, &texts::demo_decode(&ids));
+        prop_assert_eq!(&text, &decode(&texts::demo(), &ids));
+        prop_assert_eq!((stopped, num_tokens), (false, ids.len() as u32));
+    }
+
+    /// Tokens of single bytes make broken and half characters likely.
+    #[test]
+    fn spans_of_byte_tokens_sum_up_too(ids in prop::collection::vec(98u32..260, 0..40), cut in 1usize..8) {
+        let (text, ..) = run(&StopRules::default(), &ids, cut);
+        prop_assert_eq!(text, texts::demo_decode(&ids));
+    }
+
+    #[test]
+    fn no_piece_of_sound_text_holds_a_replacement_character(text in "\\PC{0,24}") {
+        let ids = encode(&text);
+        let mut choice = ChoiceText::new(texts::demo(), &StopRules::default(), 0);
+        for id in ids {
+            let piece = choice.push(span(&[id], 0)).text;
+            prop_assert!(!piece.contains('\u{fffd}') || text.contains('\u{fffd}'), "{:?}", piece);
+        }
+    }
+
+    #[test]
+    fn where_a_text_stops_does_not_depend_on_how_many_tokens_a_span_has(
+        text in "[a-d \u{20ac}\u{1f600}]{1,24}",
+        stop in "[a-d \u{20ac}]{1,3}",
+        min_tokens in 0u32..4,
+        cut in 2usize..9,
+    ) {
+        let ids = encode(&text);
+        let rules = StopRules { strings: vec![stop.clone()], min_tokens, ..StopRules::default() };
+        let one_by_one = run(&rules, &ids, 1);
+        prop_assert_eq!(&run(&rules, &ids, cut), &one_by_one);
+        if min_tokens == 0 {
+            let expected = text.split(&stop).next().unwrap();
+            prop_assert_eq!(one_by_one.0, expected);
+        }
+    }
+}
+
+#[test]
+fn a_stop_token_adds_no_text_and_counts() {
+    let hello = encode("hello");
+    let world = encode(" world");
+    let rules = StopRules { token_ids: vec![world[0]], ..StopRules::default() };
+    let ids = [hello.as_slice(), &world[..1]].concat();
+    assert_eq!(run(&rules, &ids, 8), ("hello".into(), false, ids.len() as u32));
+}
+
+#[test]
+fn tokens_after_the_end_of_a_stop_string_do_not_count() {
+    let rules = StopRules { strings: vec!["\n".into()], ..StopRules::default() };
+    let before = encode("one two");
+    let newline = encode("\n");
+    let after = encode("three four");
+    let ids = [before.clone(), newline.clone(), after].concat();
+    let mut choice = ChoiceText::new(texts::demo(), &rules, 0);
+    let out = choice.push(span(&ids, ids.len() as u32 - 1));
+    assert_eq!((out.text.as_str(), out.stopped), ("one two", true));
+    let counted = before.len() + newline.len();
+    assert_eq!(out.tokens.len(), counted);
+    assert_eq!(out.num_drafted as usize, counted, "a drafted token that does not count is not counted as drafted");
+}
+
+#[test]
+fn a_choice_that_ends_in_half_a_character_ends_like_its_whole_decoding() {
+    let euro = encode("\u{20ac}");
+    assert!(euro.len() > 1, "the bundled tokenizer spells this character in bytes");
+    let (text, ..) = run(&StopRules::default(), &euro[..1], 1);
+    assert_eq!(text, "\u{fffd}");
+}
+
+#[test]
+fn offsets_point_at_the_character_that_a_token_begins() {
+    let ids = encode("a\u{20ac}b");
+    let mut choice = ChoiceText::new(texts::demo(), &StopRules::default(), 10);
+    let offsets: Vec<usize> = choice.push(span(&ids, 0)).tokens.iter().map(|token| token.text_offset).collect();
+    assert_eq!(offsets.first(), Some(&10));
+    assert_eq!(offsets.last(), Some(&12), "{offsets:?}");
+    assert!(offsets[1..offsets.len() - 1].iter().all(|&offset| offset == 11), "{offsets:?}");
+}
+
+#[test]
+fn the_first_prompt_token_has_no_log_probability() {
+    let model = texts::demo();
+    let ids = encode("one two three");
+    let scored = |logprob| TokenLogprobs { logprob, top: Vec::new() };
+    let logprobs: Vec<TokenLogprobs> = (1..ids.len()).map(|position| scored(-(position as f32))).collect();
+    let tokens = prompt_tokens(&model, &ids, logprobs);
+    assert_eq!(tokens.len(), ids.len());
+    assert!(tokens[0].logprobs.is_none());
+    assert_eq!(tokens[1].logprobs, Some(scored(-1.0)));
+    assert_eq!(tokens[0].text_offset, 0);
+}

@@ -1,0 +1,91 @@
+//! [`Utf8Assembler`]: bytes of tokens to text, as they come. A token may end in the middle of a character; such a
+//! beginning waits for the next token.
+
+use std::str;
+
+/// What stands for bytes that are no character.
+const REPLACEMENT: char = char::REPLACEMENT_CHARACTER;
+
+/// Turns a stream of bytes into the text that `String::from_utf8_lossy` makes of the whole.
+#[derive(Debug, Default)]
+pub(crate) struct Utf8Assembler {
+    /// The beginning of a character: at most three bytes between calls.
+    begun: Vec<u8>,
+}
+
+impl Utf8Assembler {
+    /// The text that `bytes` completes.
+    pub(crate) fn push(&mut self, bytes: &[u8]) -> String {
+        self.begun.extend_from_slice(bytes);
+        let mut text = String::with_capacity(self.begun.len());
+        let mut rest = self.begun.as_slice();
+        loop {
+            let error = match str::from_utf8(rest) {
+                Ok(valid) => {
+                    text.push_str(valid);
+                    rest = &[];
+                    break;
+                }
+                Err(error) => error,
+            };
+            let (valid, broken) = rest.split_at(error.valid_up_to());
+            text.push_str(str::from_utf8(valid).expect("checked up to here"));
+            match error.error_len() {
+                Some(len) => {
+                    text.push(REPLACEMENT);
+                    rest = &broken[len..];
+                }
+                None => {
+                    rest = broken;
+                    break;
+                }
+            }
+        }
+        self.begun = rest.to_vec();
+        text
+    }
+
+    /// What is left when no more bytes come: nothing, or one replacement character for a character cut short.
+    pub(crate) fn finish(&mut self) -> String {
+        if std::mem::take(&mut self.begun).is_empty() { String::new() } else { REPLACEMENT.into() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn a_character_over_three_tokens_comes_out_whole() {
+        let mut assembler = Utf8Assembler::default();
+        assert_eq!(assembler.push(b"a\xe2"), "a");
+        assert_eq!(assembler.push(b"\x82"), "");
+        assert_eq!(assembler.push(b"\xacb"), "\u{20ac}b");
+        assert_eq!(assembler.finish(), "");
+    }
+
+    proptest! {
+        #[test]
+        fn the_sum_is_the_whole_text_however_it_is_cut(
+            bytes in prop::collection::vec(
+                prop_oneof![any::<u8>(), Just(0xe2), Just(0x82), Just(0xac), Just(0xf0), Just(0x9f), Just(b'a')],
+                0..64,
+            ),
+            cuts in prop::collection::vec(0usize..8, 0..64),
+        ) {
+            let mut assembler = Utf8Assembler::default();
+            let mut text = String::new();
+            let mut rest = bytes.as_slice();
+            for cut in cuts {
+                let (piece, later) = rest.split_at(cut.min(rest.len()));
+                text.push_str(&assembler.push(piece));
+                rest = later;
+            }
+            text.push_str(&assembler.push(rest));
+            text.push_str(&assembler.finish());
+            prop_assert_eq!(text, String::from_utf8_lossy(&bytes));
+        }
+    }
+}

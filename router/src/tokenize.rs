@@ -1,0 +1,178 @@
+//! [`TokenizePool`]: dedicated threads for rendering chat templates and tokenizing, which take milliseconds on long
+//! prompts and would hold up every other request on the async runtime. The queue before them is bounded.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::{fmt, io, thread};
+
+use serde_json::Map;
+use service::metrics::Gauge;
+use service::shutdown::Lifetime;
+use speculation::TokenId;
+use tokio::sync::oneshot;
+
+use crate::error::RouterError;
+use crate::metrics::GaugeHold;
+use crate::text::{ConversationMessage, Framing, ModelText};
+use crate::token_span::decode;
+
+/// How many jobs may wait for a thread.
+pub const TOKENIZE_QUEUE_MAX: usize = 1_024;
+
+type Job = Box<dyn FnOnce() + Send>;
+
+/// What a client wants continued.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Prompt {
+    /// Plain text, framed as the tokenizer frames text.
+    Text(String),
+    /// Ids, taken as they are.
+    TokenIds(Vec<TokenId>),
+    /// A conversation, rendered by the model's chat template.
+    Chat {
+        /// Oldest first.
+        messages: Vec<ConversationMessage>,
+        /// Further variables for the template.
+        template_kwargs: Map<String, serde_json::Value>,
+    },
+}
+
+/// A prompt as ids, and as the text that `echo` repeats.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TokenizedPrompt {
+    /// Never empty.
+    pub ids: Vec<TokenId>,
+    /// As sent, rendered, or decoded.
+    pub text: String,
+}
+
+/// Turns one prompt into ids.
+pub fn tokenize(model: &ModelText, prompt: Prompt) -> Result<TokenizedPrompt, RouterError> {
+    let (field, tokenized) = match prompt {
+        Prompt::Text(text) => ("prompt", TokenizedPrompt { ids: model.encode(&text, Framing::Add)?, text }),
+        Prompt::TokenIds(ids) => ("prompt", TokenizedPrompt { text: decode(model, &ids), ids }),
+        Prompt::Chat { messages, template_kwargs } => {
+            let template = model.chat_template().ok_or_else(|| {
+                RouterError::invalid(
+                    "messages",
+                    "this model has no chat template, so it cannot chat: send the whole prompt to /v1/completions",
+                )
+            })?;
+            let text = template.render(&messages, &template_kwargs)?;
+            ("messages", TokenizedPrompt { ids: model.encode(&text, Framing::AsIs)?, text })
+        }
+    };
+    if tokenized.ids.is_empty() {
+        return Err(RouterError::invalid(field, format!("{field} must not be empty: it has no tokens")));
+    }
+    Ok(tokenized)
+}
+
+/// The threads.
+#[derive(Clone)]
+pub struct TokenizePool {
+    jobs: SyncSender<Job>,
+    /// How many jobs wait.
+    queue: Gauge,
+}
+
+impl fmt::Debug for TokenizePool {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("TokenizePool").finish_non_exhaustive()
+    }
+}
+
+impl TokenizePool {
+    /// Starts `num_threads` threads; they end when the last handle of the pool is dropped.
+    pub fn start(num_threads: usize, lifetime: &Lifetime, queue: Gauge) -> io::Result<Self> {
+        let (jobs, waiting) = sync_channel(TOKENIZE_QUEUE_MAX);
+        let waiting = Arc::new(Mutex::new(waiting));
+        for thread_idx in 0..num_threads.max(1) {
+            let waiting = Arc::clone(&waiting);
+            let hold = lifetime.thread("tokenize");
+            thread::Builder::new().name(format!("tokenize-{thread_idx}")).spawn(move || {
+                let _hold = hold;
+                while let Some(job) = next_job(&waiting) {
+                    job();
+                }
+            })?;
+        }
+        Ok(Self { jobs, queue })
+    }
+
+    /// Runs `job` on one of the threads. A panic in it fails this call only.
+    ///
+    /// Cancel safety: when the future is dropped the job still runs, unobserved.
+    pub async fn run<T, F>(&self, job: F) -> Result<T, RouterError>
+    where
+        T: Send + 'static,
+        F: FnOnce() -> Result<T, RouterError> + Send + 'static,
+    {
+        let (reply, result) = oneshot::channel();
+        let place = GaugeHold::new(self.queue.clone());
+        let job: Job = Box::new(move || {
+            drop(place);
+            // Nobody waits for it any more: the client went away while it was queued.
+            if reply.is_closed() {
+                return;
+            }
+            let result = catch_unwind(AssertUnwindSafe(job))
+                .unwrap_or_else(|_| Err(RouterError::Internal("tokenizing this prompt panicked".into())));
+            if reply.send(result).is_err() {
+                tracing::debug!("the client went away while its prompt was tokenized");
+            }
+        });
+        self.jobs.try_send(job).map_err(|error| match error {
+            TrySendError::Full(_) => RouterError::Overloaded { what: "the tokenizer's queue" },
+            TrySendError::Disconnected(_) => RouterError::Draining,
+        })?;
+        result.await.unwrap_or(Err(RouterError::Draining))
+    }
+}
+
+/// Waits for a job; `None` once no handle of the pool is left.
+fn next_job(waiting: &Mutex<Receiver<Job>>) -> Option<Job> {
+    // Poisoning says that another thread panicked between two jobs; the receiver is sound.
+    waiting.lock().unwrap_or_else(PoisonError::into_inner).recv().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_panic_fails_one_job_and_the_pool_goes_on() {
+        let pool = TokenizePool::start(1, &Lifetime::new(), Gauge::default()).unwrap();
+        let broken: Result<(), _> = pool.run(|| panic!("a tokenizer with a bug")).await;
+        assert!(matches!(broken, Err(RouterError::Internal(_))));
+        assert_eq!(pool.run(|| Ok(7)).await, Ok(7));
+    }
+
+    #[tokio::test]
+    async fn a_full_queue_turns_away_at_once() {
+        let pool = TokenizePool::start(1, &Lifetime::new(), Gauge::default()).unwrap();
+        let (release, blocked) = std::sync::mpsc::channel::<()>();
+        let (started, running) = std::sync::mpsc::channel::<()>();
+        pool.jobs
+            .send(Box::new(move || {
+                started.send(()).unwrap();
+                blocked.recv().unwrap();
+            }))
+            .unwrap();
+        running.recv().unwrap();
+        for _ in 0..TOKENIZE_QUEUE_MAX {
+            pool.jobs.try_send(Box::new(|| ())).unwrap();
+        }
+        assert!(matches!(pool.run(|| Ok(())).await, Err(RouterError::Overloaded { .. })));
+        release.send(()).unwrap();
+    }
+
+    #[tokio::test]
+    async fn threads_end_with_the_last_handle() {
+        let lifetime = Lifetime::new();
+        drop(TokenizePool::start(2, &lifetime, Gauge::default()).unwrap());
+        let outcome = lifetime.shut_down(std::time::Duration::from_secs(5)).await;
+        assert_eq!(outcome, service::shutdown::Outcome::Clean);
+    }
+}

@@ -1,0 +1,93 @@
+//! The one long-lived stream to a worker: connect, shake hands, carry frames both ways, until either side is gone.
+
+use std::time::Duration;
+
+use anyhow::{Context as _, bail, ensure};
+use proto::v1::worker_client::WorkerClient;
+use proto::{MAX_FRAME_BYTES, PROTOCOL_VERSIONS, v1};
+use speculation::Role;
+use tokio::sync::mpsc;
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::Streaming;
+use tonic::transport::{Channel, Endpoint};
+
+use crate::workers::OUTBOX_FRAMES;
+
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// How long a worker may take to say hello.
+const HELLO_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// A worker that is silent on the transport for interval + timeout is taken for dead, even where no packet says so.
+const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(3);
+const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Assets larger than this are refused.
+const MAX_ASSET_BYTES: u64 = 256 << 20;
+
+/// An open stream, after the handshake.
+#[derive(Debug)]
+pub struct Connection {
+    /// For other calls to the same worker.
+    pub client: WorkerClient<Channel>,
+    /// What the worker said of itself.
+    pub hello: v1::WorkerHello,
+    /// Its pool.
+    pub role: Role,
+    /// Frames to it.
+    pub outbox: mpsc::Sender<v1::RouterFrame>,
+    /// Frames from it.
+    pub frames: Streaming<v1::WorkerFrame>,
+}
+
+/// Connects and shakes hands.
+pub async fn connect(address: &str, router_id: u64) -> anyhow::Result<Connection> {
+    let endpoint = Endpoint::from_shared(address.to_owned())
+        .with_context(|| format!("`{address}` is not an address; expected http://HOST:PORT"))?
+        .connect_timeout(CONNECT_TIMEOUT)
+        .tcp_nodelay(true)
+        .http2_keep_alive_interval(KEEPALIVE_INTERVAL)
+        .keep_alive_timeout(KEEPALIVE_TIMEOUT)
+        .keep_alive_while_idle(true);
+    let channel = endpoint.connect().await.context("cannot connect")?;
+    let mut client = WorkerClient::new(channel).max_decoding_message_size(4 * MAX_FRAME_BYTES);
+    let (outbox, outgoing) = mpsc::channel(OUTBOX_FRAMES);
+    let hello = v1::RouterHello {
+        protocol_version_min: *PROTOCOL_VERSIONS.start(),
+        protocol_version_max: *PROTOCOL_VERSIONS.end(),
+        router_id,
+    };
+    outbox.try_send(v1::RouterFrame { hello: Some(hello), ..v1::RouterFrame::default() })?;
+    let attach = client.attach(ReceiverStream::new(outgoing));
+    let mut frames = tokio::time::timeout(HELLO_TIMEOUT, attach).await.context("no hello came")??.into_inner();
+    let first = tokio::time::timeout(HELLO_TIMEOUT, frames.message()).await.context("no hello came")??;
+    let hello = first.and_then(|frame| frame.hello).context("the first frame carries no hello")?;
+    let role = match hello.role() {
+        v1::WorkerRole::Draft => Role::Draft,
+        v1::WorkerRole::Target => Role::Target,
+        v1::WorkerRole::Unspecified => bail!("the hello names no role"),
+    };
+    let theirs = hello.protocol_version_min..=hello.protocol_version_max;
+    ensure!(
+        theirs.contains(PROTOCOL_VERSIONS.end()) || theirs.contains(PROTOCOL_VERSIONS.start()),
+        "the worker speaks protocol versions {theirs:?}, this router {PROTOCOL_VERSIONS:?}: upgrade the older one"
+    );
+    Ok(Connection { client, hello, role, outbox, frames })
+}
+
+/// Fetches one asset and checks it against the hash of the handshake.
+pub async fn fetch_asset(client: &WorkerClient<Channel>, asset: &v1::Asset) -> anyhow::Result<Vec<u8>> {
+    use sha2::{Digest, Sha256};
+    let name = &asset.name;
+    ensure!(asset.size <= MAX_ASSET_BYTES, "{name} has {} bytes, at most {MAX_ASSET_BYTES}", asset.size);
+    let request = v1::FetchAssetRequest { name: name.clone() };
+    let mut chunks = client.clone().fetch_asset(request).await.with_context(|| format!("cannot fetch {name}"))?.into_inner();
+    let mut bytes = Vec::with_capacity(asset.size as usize);
+    while let Some(chunk) = chunks.message().await.with_context(|| format!("cannot fetch {name}"))? {
+        ensure!(bytes.len() + chunk.data.len() <= asset.size as usize, "{name} is longer than announced");
+        bytes.extend_from_slice(&chunk.data);
+    }
+    let digest: String = Sha256::digest(&bytes).iter().map(|byte| format!("{byte:02x}")).collect();
+    ensure!(digest == asset.sha256, "{name} does not have the announced hash");
+    Ok(bytes)
+}

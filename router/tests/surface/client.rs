@@ -1,0 +1,211 @@
+//! A router in one process, and clients of it.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::{Arc, OnceLock};
+
+use axum::Router;
+use axum::body::{Body, Bytes};
+use http::{HeaderMap, Request, StatusCode};
+use http_body_util::BodyExt as _;
+use router::admission::{Admission, AdmissionLimits};
+use router::catalog::{Catalog, ModelEntry};
+use router::ingress::grpc::grpc_service;
+use router::ingress::http::http_app;
+use router::ingress::{AppState, Auth};
+use router::metrics::RouterMetrics;
+use router::text::{Framing, ModelText, asset};
+use router::tokenize::TokenizePool;
+use serde_json::Value;
+use service::health::Health;
+use service::metrics::Metrics;
+use service::shutdown::Lifetime;
+use speculation::TokenId;
+use tokio::net::TcpListener;
+use tokio_stream::wrappers::TcpListenerStream;
+use tower::ServiceExt as _;
+
+use crate::fake_lanes::{FakeLanes, Script, SharedLanes};
+
+pub const MODEL: &str = "org/demo";
+pub const MAX_MODEL_LEN: u32 = 2_048;
+pub const END: TokenId = 0;
+
+/// The bundled tokenizer and template.
+pub fn demo_text() -> Arc<ModelText> {
+    static DEMO: OnceLock<Arc<ModelText>> = OnceLock::new();
+    Arc::clone(DEMO.get_or_init(|| Arc::new(load(&[asset::TOKENIZER, asset::TOKENIZER_CONFIG, asset::CHAT_TEMPLATE]))))
+}
+
+fn load(names: &[&str]) -> ModelText {
+    let dir = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../models/demo/target");
+    let assets: Vec<(&str, Vec<u8>)> =
+        names.iter().map(|&name| (name, std::fs::read(dir.join(name)).unwrap())).collect();
+    let fetch =
+        |name: &str| assets.iter().find(|(known, _)| *known == name).map(|(_, bytes)| bytes.as_slice());
+    ModelText::from_assets(fetch).unwrap()
+}
+
+pub fn demo_encode(text: &str) -> Vec<TokenId> {
+    demo_text().encode(text, Framing::Add).unwrap()
+}
+
+fn entry(id: &str, text: Arc<ModelText>) -> Arc<ModelEntry> {
+    Arc::new(ModelEntry {
+        id: id.to_owned(),
+        created: 1_700_000_000,
+        text,
+        max_model_len: MAX_MODEL_LEN,
+        vocab_size: 4_096,
+        eos_token_ids: vec![END],
+        numerics_id: "numerics-1".to_owned(),
+    })
+}
+
+/// A router in front of made-up lanes.
+pub struct TestRouter {
+    pub lanes: Arc<FakeLanes>,
+    pub state: AppState,
+    app: Router,
+}
+
+/// An answer, read to its end.
+#[derive(Debug)]
+pub struct Answer {
+    pub status: StatusCode,
+    pub headers: HeaderMap,
+    pub body: Bytes,
+}
+
+impl TestRouter {
+    pub fn start() -> Self {
+        Self::with(Auth::Open, AdmissionLimits::default())
+    }
+
+    pub fn with(auth: Auth, limits: AdmissionLimits) -> Self {
+        let lifetime = Lifetime::new();
+        let lanes = FakeLanes::new(&lifetime);
+        let catalog = Catalog::default();
+        catalog.publish([
+            entry(MODEL, demo_text()),
+            entry("no-template", Arc::new(load(&[asset::TOKENIZER]))),
+        ]);
+        let metrics_page = Metrics::new();
+        let metrics = RouterMetrics::register(&metrics_page);
+        let tokenize = TokenizePool::start(1, &lifetime, metrics.tokenize_queue()).unwrap();
+        let state = AppState {
+            lanes: Arc::new(SharedLanes(Arc::clone(&lanes))),
+            catalog,
+            admission: Admission::new(limits),
+            auth,
+            health: Health::new(),
+            metrics_page,
+            metrics,
+            tokenize,
+            lifetime,
+        };
+        Self { lanes, app: http_app(state.clone()), state }
+    }
+
+    pub fn say(self, text: &str) -> Self {
+        self.lanes.play(Script::Say(text.to_owned()));
+        self
+    }
+
+    pub async fn send(&self, request: Request<Body>) -> Answer {
+        let response = self.app.clone().oneshot(request).await.unwrap();
+        let (head, body) = response.into_parts();
+        Answer { status: head.status, headers: head.headers, body: body.collect().await.unwrap().to_bytes() }
+    }
+
+    pub async fn post(&self, path: &str, body: impl Into<Body>) -> Answer {
+        self.send(post(path, body)).await
+    }
+
+    pub async fn post_json(&self, path: &str, body: &Value) -> Answer {
+        self.post(path, body.to_string()).await
+    }
+
+    /// A request that must be answered with 200 and JSON.
+    pub async fn ok(&self, path: &str, body: &Value) -> Value {
+        let answer = self.post_json(path, body).await;
+        assert_eq!(answer.status, 200, "{body}: {}", answer.text());
+        answer.json()
+    }
+
+    /// A streamed request that must be answered with 200: the data of its events.
+    pub async fn events(&self, path: &str, body: &Value) -> Vec<String> {
+        let answer = self.post_json(path, body).await;
+        assert_eq!(answer.status, 200, "{body}: {}", answer.text());
+        assert_eq!(answer.headers["content-type"], "text/event-stream");
+        answer.events()
+    }
+
+    pub async fn get(&self, path: &str) -> Answer {
+        self.send(Request::get(path).body(Body::empty()).unwrap()).await
+    }
+
+    /// Serves HTTP on a real socket.
+    pub async fn listen_http(&self) -> SocketAddr {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let server =
+            axum::serve(listener, self.app.clone()).with_graceful_shutdown(self.state.lifetime.cancelled());
+        self.state.lifetime.spawn("http", server.into_future());
+        address
+    }
+
+    /// Serves gRPC on a real socket.
+    pub async fn listen_grpc(&self) -> String {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = format!("http://{}", listener.local_addr().unwrap());
+        let server = tonic::transport::Server::builder().add_service(grpc_service(self.state.clone()));
+        let serving =
+            server.serve_with_incoming_shutdown(TcpListenerStream::new(listener), self.state.lifetime.cancelled());
+        self.state.lifetime.spawn("grpc", serving);
+        address
+    }
+}
+
+pub fn post(path: &str, body: impl Into<Body>) -> Request<Body> {
+    Request::post(path).header("content-type", "application/json").body(body.into()).unwrap()
+}
+
+impl Answer {
+    pub fn text(&self) -> &str {
+        std::str::from_utf8(&self.body).unwrap()
+    }
+
+    pub fn json(&self) -> Value {
+        serde_json::from_slice(&self.body).unwrap_or_else(|error| panic!("{error}: {}", self.text()))
+    }
+
+    pub fn events(&self) -> Vec<String> {
+        self.text().split("\n\n").filter_map(|event| event.strip_prefix("data: ")).map(str::to_owned).collect()
+    }
+}
+
+/// Every chunk of a stream but the closing mark, which must be there.
+pub fn chunks(events: &[String]) -> Vec<Value> {
+    let (last, chunks) = events.split_last().unwrap();
+    assert_eq!(last, "[DONE]");
+    chunks.iter().map(|chunk| serde_json::from_str(chunk).unwrap()).collect()
+}
+
+/// The text of one choice of a stream.
+pub fn streamed_text(chunks: &[Value], index: u64) -> String {
+    let pieces = chunks.iter().flat_map(|chunk| chunk["choices"].as_array().unwrap());
+    let of_choice = pieces.filter(|choice| choice["index"] == index);
+    of_choice.filter_map(|choice| choice["text"].as_str().or(choice["delta"]["content"].as_str())).collect()
+}
+
+/// Waits until `condition` holds; for what another task does soon.
+pub async fn eventually(what: &str, condition: impl Fn() -> bool) {
+    for _ in 0..500 {
+        if condition() {
+            return;
+        }
+        tokio::time::sleep(std::time::Duration::from_millis(10)).await;
+    }
+    panic!("{what} did not happen within 5 s");
+}

@@ -1,0 +1,195 @@
+//! Lanes that make text up, deterministically, and remember what they were asked.
+
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use async_trait::async_trait;
+use router::error::RouterError;
+use router::generation::{
+    CommittedTokens, Delivery, Generation, GenerationEvent, GenerationSink, GenerationStream, Lanes, SpeculationUsage,
+    channel,
+};
+use service::shutdown::Lifetime;
+use speculation::step::PromptLogprobs;
+use speculation::{FinishReason, TokenId, TokenLogprobs};
+
+use crate::client::demo_encode;
+
+/// Tokens in one span, of which all but the last are "drafted".
+const SPAN_LEN: usize = 3;
+
+/// What the lanes do with the next generations.
+#[derive(Debug, Clone)]
+pub enum Script {
+    /// Choice `c` says "`c` text", then its first stop token, if it has one.
+    Say(String),
+    /// Choices say one span of text and then nothing, until nobody wants them.
+    Hang,
+    /// Choices say one span of text and then fail.
+    FailAfterOneSpan(RouterError),
+    /// Nothing is taken.
+    Refuse(RouterError),
+    /// A lane with a bug.
+    Panic,
+    /// The owner task dies after one span.
+    Vanish,
+}
+
+/// The lanes.
+pub struct FakeLanes {
+    lifetime: Lifetime,
+    state: Mutex<State>,
+}
+
+#[derive(Debug)]
+struct State {
+    script: Script,
+    submitted: Vec<Generation>,
+    /// (prompt index in order of submission, choice), in order of cancellation.
+    cancelled: Vec<(usize, u32)>,
+}
+
+impl FakeLanes {
+    pub fn new(lifetime: &Lifetime) -> Arc<Self> {
+        let state =
+            State { script: Script::Say(String::new()), submitted: Vec::new(), cancelled: Vec::new() };
+        Arc::new(Self { lifetime: lifetime.clone(), state: Mutex::new(state) })
+    }
+
+    pub fn play(&self, script: Script) {
+        self.state().script = script;
+    }
+
+    /// What was submitted since the last call.
+    pub fn take_submitted(&self) -> Vec<Generation> {
+        std::mem::take(&mut self.state().submitted)
+    }
+
+    /// The one generation that was submitted since the last call.
+    pub fn take_one(&self) -> Generation {
+        let mut submitted = self.take_submitted();
+        assert_eq!(submitted.len(), 1, "{submitted:?}");
+        submitted.remove(0)
+    }
+
+    pub fn cancelled(&self) -> Vec<(usize, u32)> {
+        self.state().cancelled.clone()
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap()
+    }
+}
+
+/// So that a running lane can tell what became of it.
+#[derive(Clone)]
+struct Handle(Arc<FakeLanes>);
+
+/// `Arc<FakeLanes>` as the router wants it.
+pub struct SharedLanes(pub Arc<FakeLanes>);
+
+#[async_trait]
+impl Lanes for SharedLanes {
+    async fn submit(&self, generation: Generation) -> Result<GenerationStream, RouterError> {
+        let (script, prompt_idx) = {
+            let mut state = self.0.state();
+            state.submitted.push(generation.clone());
+            (state.script.clone(), state.submitted.len() - 1)
+        };
+        match &script {
+            Script::Refuse(error) => return Err(error.clone()),
+            Script::Panic => panic!("a lane with a bug"),
+            _ => {}
+        }
+        let (sink, stream) = channel(generation.num_choices);
+        let handle = Handle(Arc::clone(&self.0));
+        self.0.lifetime.spawn("fake-lane", run(handle, script, generation, prompt_idx, sink));
+        Ok(stream)
+    }
+}
+
+async fn run(handle: Handle, script: Script, generation: Generation, prompt_idx: usize, sink: GenerationSink) {
+    score_prompt(&generation, &sink);
+    for choice in 0..generation.num_choices {
+        let text = match &script {
+            Script::Say(text) => format!("{choice}{text}"),
+            _ => format!("{choice} is only a beginning"),
+        };
+        if !say(&script, &generation, choice, &text, &sink) {
+            handle.0.state().cancelled.push((prompt_idx, choice));
+        }
+    }
+    match script {
+        Script::Hang => {
+            for choice in 0..generation.num_choices {
+                sink.cancelled(choice).cancelled().await;
+                handle.0.state().cancelled.push((prompt_idx, choice));
+            }
+        }
+        Script::FailAfterOneSpan(error) => {
+            assert_eq!(sink.send(GenerationEvent::Failed(error)), Delivery::Delivered);
+        }
+        _ => {}
+    }
+}
+
+/// Prompt log probabilities in two parts, the second of which repeats an entry, as after a replay.
+fn score_prompt(generation: &Generation, sink: &GenerationSink) {
+    let Some(num_top) = generation.spec.prompt_logprobs else { return };
+    let entries: Vec<TokenLogprobs> =
+        (1..generation.prompt_ids.len()).map(|position| logprobs(position, num_top)).collect();
+    let half = entries.len() / 2;
+    for (start, entries) in [(1, &entries[..half]), (half.max(1), &entries[half.max(1) - 1..])] {
+        let part = PromptLogprobs { start: start as u32, entries: entries.to_vec() };
+        let _ = sink.send(GenerationEvent::PromptLogprobs(part));
+    }
+}
+
+/// Says a text in spans; false where somebody stopped listening.
+fn say(script: &Script, generation: &Generation, choice: u32, text: &str, sink: &GenerationSink) -> bool {
+    let spec = &generation.spec;
+    let mut ids = demo_encode(text);
+    ids.extend(spec.stop_token_ids.first());
+    let room = (spec.max_len - spec.prompt_len) as usize;
+    let reason = if ids.len() > room { FinishReason::Length } else { FinishReason::Stop };
+    ids.truncate(room);
+    let mut usage = SpeculationUsage::default();
+    for (span_idx, span) in ids.chunks(SPAN_LEN).enumerate() {
+        let num_drafted = span.len() as u64 - 1;
+        usage.rounds += 1;
+        usage.draft_tokens += SPAN_LEN as u64 - 1;
+        usage.accepted_tokens += num_drafted;
+        let tokens = committed(spec.logprobs, choice, (span_idx * SPAN_LEN, span), usage);
+        if sink.send(GenerationEvent::Tokens(tokens)) == Delivery::Unwanted {
+            return false;
+        }
+        if !matches!(script, Script::Say(_)) {
+            return true;
+        }
+    }
+    let _ = sink.send(GenerationEvent::Finished { choice, reason, usage });
+    true
+}
+
+fn committed(
+    num_top: Option<u32>,
+    choice: u32,
+    (start, span): (usize, &[TokenId]),
+    usage: SpeculationUsage,
+) -> CommittedTokens {
+    let logprobs = num_top.map_or_else(Vec::new, |num_top| {
+        (start..start + span.len()).map(|position| logprobs(position, num_top)).collect()
+    });
+    CommittedTokens {
+        choice,
+        token_ids: span.to_vec(),
+        num_drafted: span.len() as u32 - 1,
+        logprobs,
+        usage,
+    }
+}
+
+/// Made up, and different at each position.
+fn logprobs(position: usize, num_top: u32) -> TokenLogprobs {
+    let top = (0..num_top).map(|rank| (36 + rank, -0.5 - rank as f32)).collect();
+    TokenLogprobs { logprob: -(position as f32) - 0.25, top }
+}

@@ -1,0 +1,217 @@
+//! Layers, names, types and values: what wins, and what every fault says.
+
+use std::io::Write as _;
+use std::path::PathBuf;
+
+use serde::{Deserialize, Serialize};
+
+use super::{ConfigError, Faults, RawConfig, layers::Environment, resolve};
+
+#[derive(Debug, Serialize, Deserialize)]
+struct Raw {
+    listen: String,
+    model: Option<String>,
+    max_k: u32,
+    task_types: Vec<String>,
+    limits: RawLimits,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+struct RawLimits {
+    queue: usize,
+    wait_ms: u64,
+}
+
+#[derive(Debug, PartialEq)]
+struct Config {
+    listen: std::net::SocketAddr,
+    model: String,
+    max_k: u32,
+    task_types: Vec<String>,
+    queue: usize,
+}
+
+#[derive(Default, Serialize)]
+struct Flags {
+    #[serde(skip)]
+    _config: Option<PathBuf>,
+    model: Option<String>,
+    max_k: Option<u32>,
+    task_types: Vec<String>,
+}
+
+impl Default for Raw {
+    fn default() -> Self {
+        let limits = RawLimits { queue: 64, wait_ms: 500 };
+        Self { listen: "127.0.0.1:0".to_owned(), model: None, max_k: 8, task_types: Vec::new(), limits }
+    }
+}
+
+impl RawConfig for Raw {
+    type Config = Config;
+
+    fn validate(self, faults: &mut Faults) -> Option<Config> {
+        let listen = faults.parse("listen", &self.listen);
+        let model = faults.require("model", self.model);
+        faults.check("max_k", self.max_k <= 16, || format!("{} is over the limit of 16", self.max_k));
+        let (max_k, task_types, queue) = (self.max_k, self.task_types, self.limits.queue);
+        faults.check("limits.queue", queue > 0, || "must be at least 1".to_owned());
+        Some(Config { listen: listen?, model: model?, max_k, task_types, queue })
+    }
+}
+
+/// Resolves a configuration from a file's text and environment variables.
+fn check(file: &str, environment: &[(&str, &str)], flags: &Flags) -> Result<Config, String> {
+    let mut on_disk = tempfile::NamedTempFile::new().unwrap();
+    on_disk.write_all(file.as_bytes()).unwrap();
+    let variables = environment.iter().map(|(name, text)| ((*name).to_owned(), (*text).to_owned()));
+    let environment = Environment::new("TEST_", variables);
+    resolve::<Raw>(flags, Some(on_disk.path()), environment)
+        .map_err(|error| error.to_string().replace(&on_disk.path().display().to_string(), "FILE"))
+}
+
+#[test]
+fn later_layers_win_and_defaults_fill_the_rest() {
+    let file = "model = 'file'\nmax_k = 1\n[limits]\nqueue = 3\n";
+    let environment =
+        [("TEST_MAX_K", "2"), ("TEST_LIMITS__QUEUE", "4"), ("OTHER_MAX_K", "9"), ("TEST_UNKNOWN", "1")];
+    let flags = Flags { model: Some("flag".to_owned()), ..Flags::default() };
+    let config = check(file, &environment, &flags).unwrap();
+    assert_eq!((config.model.as_str(), config.max_k, config.queue), ("flag", 2, 4));
+    let flags = Flags { max_k: Some(5), task_types: vec!["code".to_owned()], ..flags };
+    let config = check(file, &environment, &flags).unwrap();
+    assert_eq!((config.max_k, config.task_types), (5, vec!["code".to_owned()]));
+}
+
+#[test]
+fn a_variable_is_read_as_the_type_of_its_field() {
+    let environment = [("TEST_MODEL", "7"), ("TEST_MAX_K", "7"), ("TEST_TASK_TYPES", "[code, sql]")];
+    let config = check("", &environment, &Flags::default()).unwrap();
+    assert_eq!((config.model.as_str(), config.max_k), ("7", 7));
+    assert_eq!(config.task_types, ["code", "sql"]);
+}
+
+#[test]
+fn every_fault_is_told_at_once_with_its_origin() {
+    let file =
+        "max_kk = 1\nlisten = 'nowhere'\nflavour = 1\n[limits]\nqueue = 0\nwait_ms = 'soon'\nqeue = 1\n";
+    let error = check(file, &[("TEST_MAX_K", "many")], &Flags::default()).unwrap_err();
+    let mut lines: Vec<&str> = error.lines().map(str::trim).collect();
+    assert_eq!(lines.remove(0), "bad configuration, 8 faults:");
+    lines.sort_unstable();
+    assert_eq!(
+        lines,
+        [
+            "flavour: unknown key in FILE",
+            "limits.qeue: unknown key in FILE; did you mean `queue`?",
+            "limits.queue (set in FILE): must be at least 1",
+            "limits.wait_ms (set in FILE): invalid type: found string \"soon\", expected u64",
+            "listen (set in FILE): `nowhere`: invalid socket address syntax",
+            "max_k (set by TEST_MAX_K): invalid type: found string \"many\", expected u32",
+            "max_kk: unknown key in FILE; did you mean `max_k`?",
+            "model: is required: give --model, or set it in the file or the environment",
+        ]
+    );
+}
+
+#[test]
+fn a_wrong_value_hides_what_only_follows_from_it() {
+    let error = check("model = 3\n[limits]\nqueue = [1]\n", &[], &Flags::default()).unwrap_err();
+    assert_eq!(error.lines().count(), 3, "{error}");
+    assert!(error.contains("model (set in FILE): invalid type") && !error.contains("is required"), "{error}");
+}
+
+#[test]
+fn one_fault_stands_on_the_line_itself() {
+    let flags = Flags { model: Some("m".to_owned()), max_k: Some(17), ..Flags::default() };
+    let error = check("", &[], &flags).unwrap_err();
+    assert_eq!(error, "bad configuration: max_k (set by --max-k): 17 is over the limit of 16");
+}
+
+#[test]
+fn a_list_element_of_the_wrong_type_names_its_place() {
+    let error = check("model = 'm'\ntask_types = ['code', 3]\n", &[], &Flags::default()).unwrap_err();
+    assert!(error.contains("task_types.1") && error.contains("expected a string"), "{error}");
+}
+
+#[test]
+fn a_file_that_is_not_toml_names_its_line_and_a_missing_one_its_path() {
+    let error = check("model = 'm'\n\nmax_k 3\n", &[], &Flags::default()).unwrap_err();
+    assert!(error.starts_with("the configuration file FILE, line 3: "), "{error}");
+
+    let missing = std::path::Path::new("/nonexistent/outrider.toml");
+    let error =
+        resolve::<Raw>(&Flags::default(), Some(missing), Environment::new("TEST_", std::iter::empty()));
+    let error = error.unwrap_err();
+    assert!(matches!(error, ConfigError::Read { .. }));
+    assert!(
+        error.to_string().starts_with("cannot read the configuration file /nonexistent/outrider.toml: "),
+        "{error}"
+    );
+}
+
+#[test]
+fn flattened_parts_are_fields_like_the_others() {
+    #[derive(Debug, Default, Serialize, Deserialize)]
+    struct Whole {
+        name: String,
+        #[serde(flatten)]
+        shared: Shared,
+    }
+    #[derive(Debug, Serialize, Deserialize)]
+    struct Shared {
+        log: String,
+        grace_seconds: u64,
+        port: u16,
+    }
+    impl Default for Shared {
+        fn default() -> Self {
+            Self { log: "info".to_owned(), grace_seconds: 30, port: 1 }
+        }
+    }
+    impl RawConfig for Whole {
+        type Config = Self;
+
+        fn validate(self, _: &mut Faults) -> Option<Self> {
+            Some(self)
+        }
+    }
+    #[derive(Serialize)]
+    struct WholeFlags {
+        #[serde(flatten)]
+        shared: SharedFlags,
+    }
+    #[derive(Serialize)]
+    struct SharedFlags {
+        port: Option<u16>,
+    }
+    let environment = |variables: &[(&str, &str)]| {
+        let variables = variables.iter().map(|(name, text)| ((*name).to_owned(), (*text).to_owned()));
+        Environment::new("TEST_", variables.collect::<Vec<_>>().into_iter())
+    };
+    let flags = WholeFlags { shared: SharedFlags { port: Some(3) } };
+
+    let given = environment(&[("TEST_LOG", "7"), ("TEST_GRACE_SECONDS", "7"), ("TEST_PORT", "2")]);
+    let whole = resolve::<Whole>(&flags, None, given).unwrap();
+    assert_eq!((whole.shared.log.as_str(), whole.shared.grace_seconds, whole.shared.port), ("7", 7, 3));
+
+    // `[a]` and `true` are texts where a text is wanted; `soon` is no number wherever it stands.
+    let given =
+        [("TEST_NAME", "[a]"), ("TEST_LOG", "true"), ("TEST_GRACE_SECONDS", "soon"), ("TEST_PORT", "soon")];
+    let no_flags = WholeFlags { shared: SharedFlags { port: None } };
+    let error = resolve::<Whole>(&no_flags, None, environment(&given)).unwrap_err().to_string();
+    assert!(error.contains("grace_seconds (set by TEST_GRACE_SECONDS): invalid type"), "{error}");
+    assert!(error.contains("port (set by TEST_PORT): invalid type"), "{error}");
+    assert!(error.starts_with("bad configuration, 2 faults:"), "{error}");
+}
+
+#[test]
+fn a_flag_without_a_field_is_told() {
+    #[derive(Serialize)]
+    struct Misspelt {
+        max_q: Option<u32>,
+    }
+    let environment = Environment::new("TEST_", std::iter::empty());
+    let error = resolve::<Raw>(&Misspelt { max_q: Some(1) }, None, environment).unwrap_err().to_string();
+    assert!(error.contains("--max-q sets no known field"), "{error}");
+}

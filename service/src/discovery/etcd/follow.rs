@@ -1,0 +1,114 @@
+//! The router's side: read all keys, then watch from the next revision on; after any fault, from the start.
+//!
+//! Reading anew is also the answer to a compacted revision. Between a fault and the next read the last membership
+//! stays published.
+
+use std::collections::BTreeMap;
+use std::convert::Infallible;
+
+use etcd_client::{Client, Event, EventType, GetOptions, KeyValue, ResponseHeader};
+use etcd_client::{WatchOptions, WatchResponse, WatchStream};
+use tokio::sync::watch;
+
+use super::super::publish;
+use super::backoff::Backoff;
+use super::{Cluster, Fault, Member, Members, within_timeout};
+
+/// Publishes the membership for ever.
+pub(super) async fn keep_following(cluster: &Cluster, members: &watch::Sender<Members>) {
+    let mut backoff = Backoff::new("watching");
+    loop {
+        let Err(fault) = follow_once(cluster, members, &mut backoff).await;
+        backoff.failed(&fault).await;
+    }
+}
+
+async fn follow_once(
+    cluster: &Cluster,
+    members: &watch::Sender<Members>,
+    backoff: &mut Backoff,
+) -> Result<Infallible, Fault> {
+    let mut client = cluster.connect().await?;
+    let (revision, present) = cluster.read_all(&mut client).await?;
+    publish(members, present.clone());
+    let changes = cluster.changes_from(&mut client, revision + 1).await?;
+    backoff.succeeded();
+    follow_changes(cluster, changes, present, members).await
+}
+
+/// Applies each change to `present`, what is known so far, and publishes it.
+pub(super) async fn follow_changes(
+    cluster: &Cluster,
+    mut changes: WatchStream,
+    mut present: BTreeMap<String, Member>,
+    members: &watch::Sender<Members>,
+) -> Result<Infallible, Fault> {
+    loop {
+        // No timeout: silence means that nothing changes. A dead peer is found by the connection's own probes.
+        let response = changes.message().await?.ok_or(Fault::StreamEnded)?;
+        if response.canceled() {
+            return Err(Fault::WatchCancelled(reason(&response)));
+        }
+        for event in response.events() {
+            cluster.apply(event, &mut present);
+        }
+        publish(members, present.clone());
+    }
+}
+
+fn reason(response: &WatchResponse) -> String {
+    match response.compact_revision() {
+        0 => response.cancel_reason().to_owned(),
+        compacted => format!("revisions up to {compacted} were compacted"),
+    }
+}
+
+impl Cluster {
+    /// All members, and the revision of etcd's state that they are from.
+    async fn read_all(&self, client: &mut Client) -> Result<(i64, BTreeMap<String, Member>), Fault> {
+        let everything = GetOptions::new().with_prefix();
+        let snapshot = within_timeout(client.get(self.workers.as_str(), Some(everything))).await?;
+        let revision = snapshot.header().map_or(0, ResponseHeader::revision);
+        let members = snapshot.kvs().iter().filter_map(|pair| self.member_of(pair));
+        Ok((revision, members.map(|member| (member.id.clone(), member)).collect()))
+    }
+
+    /// What happens to the members from `revision` on.
+    pub(super) async fn changes_from(
+        &self,
+        client: &mut Client,
+        revision: i64,
+    ) -> Result<WatchStream, Fault> {
+        let options = WatchOptions::new().with_prefix().with_start_revision(revision);
+        within_timeout(client.watch(self.workers.as_str(), Some(options))).await
+    }
+
+    fn apply(&self, event: &Event, present: &mut BTreeMap<String, Member>) {
+        let Some(pair) = event.kv() else { return };
+        match (event.event_type(), self.member_of(pair)) {
+            (EventType::Put, Some(member)) => drop(present.insert(member.id.clone(), member)),
+            // Gone, or replaced by something that is no member.
+            _ => drop(self.id_of(pair).and_then(|id| present.remove(id))),
+        }
+    }
+
+    fn id_of<'a>(&self, pair: &'a KeyValue) -> Option<&'a str> {
+        pair.key_str().ok()?.strip_prefix(self.workers.as_str())
+    }
+
+    /// The member under a key; what is none is logged and left out, so that one bad key harms no other.
+    fn member_of(&self, pair: &KeyValue) -> Option<Member> {
+        if pair.value().is_empty() {
+            // A deletion carries the key alone.
+            return None;
+        }
+        let member = serde_json::from_slice::<Member>(pair.value()).map_err(|error| error.to_string());
+        let checked = member.and_then(|member| match member.fault() {
+            Some(fault) => Err(fault),
+            None if self.id_of(pair) != Some(&member.id) => Err(format!("holds the id `{}`", member.id)),
+            None => Ok(member),
+        });
+        let key = String::from_utf8_lossy(pair.key());
+        checked.map_err(|fault| tracing::warn!(%key, fault, "an etcd key that is no worker is left out")).ok()
+    }
+}

@@ -1,0 +1,138 @@
+//! Membership in etcd: `PREFIX/workers/ID` holds a worker's JSON under a lease.
+//!
+//! A worker keeps its lease alive ([`lease`]); when the worker dies the lease runs out and the key goes. A router
+//! reads the keys and watches them ([`follow`]). Both sides expect etcd to vanish and come back at any moment: they
+//! start over with a fresh connection, after growing pauses, and never give up.
+
+mod backoff;
+mod follow;
+mod lease;
+#[cfg(test)]
+mod tests;
+
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use etcd_client::{Client, ConnectOptions};
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+
+use super::{Discovery, DiscoveryError, Member, Members, Registration};
+use crate::shutdown::Lifetime;
+
+/// How long a worker that died stays listed.
+const LEASE_TTL: Duration = Duration::from_secs(6);
+
+/// How often a lease is renewed: two renewals may fail before it runs out.
+const RENEW_EVERY: Duration = Duration::from_secs(2);
+
+/// How long one call may take before the connection is given up.
+const CALL_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// How often an idle connection is probed, so that a watch on a dead peer ends.
+const PING_EVERY: Duration = Duration::from_secs(3);
+
+/// The etcd cluster and the part of its keys that is ours.
+#[derive(Debug)]
+struct Cluster {
+    endpoints: Vec<String>,
+    /// `PREFIX/workers/`.
+    workers: String,
+}
+
+/// Why a session with etcd ended.
+#[derive(Debug, thiserror::Error)]
+enum Fault {
+    #[error("{0}")]
+    Call(#[from] etcd_client::Error),
+    #[error("no answer within {CALL_TIMEOUT:?}")]
+    Timeout,
+    #[error("the lease ran out")]
+    LeaseLost,
+    #[error("the watch was cancelled: {0}")]
+    WatchCancelled(String),
+    #[error("the stream ended")]
+    StreamEnded,
+}
+
+/// A membership in etcd.
+pub(super) struct Etcd {
+    cluster: Arc<Cluster>,
+    lifetime: Lifetime,
+    /// Started by the first watch: workers never need it.
+    members: Mutex<Option<watch::Receiver<Members>>>,
+}
+
+impl Etcd {
+    pub(super) fn new(endpoints: Vec<String>, prefix: &str, lifetime: &Lifetime) -> Self {
+        let cluster = Cluster { endpoints, workers: format!("{prefix}/workers/") };
+        Self { cluster: Arc::new(cluster), lifetime: lifetime.clone(), members: Mutex::default() }
+    }
+
+    fn start_following(&self) -> watch::Receiver<Members> {
+        let (sender, receiver) = watch::channel(Members::default());
+        let cluster = Arc::clone(&self.cluster);
+        let cancelled = self.lifetime.cancelled();
+        self.lifetime.spawn("etcd-watch", async move {
+            tokio::select! {
+                biased;
+                () = cancelled => {}
+                () = follow::keep_following(&cluster, &sender) => {}
+            }
+        });
+        receiver
+    }
+}
+
+#[async_trait]
+impl Discovery for Etcd {
+    async fn register(&self, member: Member) -> Result<Registration, DiscoveryError> {
+        member.check()?;
+        let stop = CancellationToken::new();
+        let cluster = Arc::clone(&self.cluster);
+        let (asked, cancelled) = (stop.clone(), self.lifetime.cancelled());
+        let stopped = async move {
+            tokio::select! {
+                biased;
+                // The registration was left or dropped.
+                () = asked.cancelled() => {}
+                // The process ends.
+                () = cancelled => {}
+            }
+        };
+        let task = self.lifetime.spawn("etcd-lease", async move {
+            // Boxed for its size: the client's calls are large futures.
+            Box::pin(lease::keep_registered(&cluster, &member, stopped)).await;
+        });
+        Ok(Registration::kept_by_task(stop, task))
+    }
+
+    async fn watch(&self) -> Result<watch::Receiver<Members>, DiscoveryError> {
+        let mut members = self.members.lock().unwrap_or_else(PoisonError::into_inner);
+        Ok(members.get_or_insert_with(|| self.start_following()).clone())
+    }
+}
+
+impl Cluster {
+    /// A fresh connection; it is established by the first call over it.
+    async fn connect(&self) -> Result<Client, Fault> {
+        let options = ConnectOptions::new()
+            .with_connect_timeout(CALL_TIMEOUT)
+            .with_keep_alive(PING_EVERY, CALL_TIMEOUT)
+            .with_keep_alive_while_idle(true)
+            .with_require_leader(true);
+        within_timeout(Client::connect(&self.endpoints, Some(options))).await
+    }
+
+    fn key_of(&self, member: &Member) -> String {
+        format!("{}{}", self.workers, member.id)
+    }
+}
+
+async fn within_timeout<T>(call: impl Future<Output = Result<T, etcd_client::Error>>) -> Result<T, Fault> {
+    match tokio::time::timeout(CALL_TIMEOUT, call).await {
+        Ok(answer) => Ok(answer?),
+        Err(_) => Err(Fault::Timeout),
+    }
+}

@@ -1,0 +1,241 @@
+//! Workers and routers against a real etcd, which dies and comes back.
+
+mod server;
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use etcd_client::{Client, CompactionOptions};
+use nix::sys::signal::Signal;
+use tokio::sync::watch;
+
+use self::server::EtcdServer;
+use super::follow::follow_changes;
+use super::{Cluster, Fault, LEASE_TTL};
+use crate::discovery::{Discovery, DiscoveryUri, Member, Members, TARGET, open};
+use crate::shutdown::{Lifetime, Outcome};
+
+/// How long a test waits for what must happen; only a failing test waits this long.
+const AMPLE: Duration = Duration::from_secs(25);
+
+/// One process as etcd sees it: its own connection and its own tasks.
+struct Process {
+    discovery: std::sync::Arc<dyn Discovery>,
+    lifetime: Lifetime,
+}
+
+impl Process {
+    async fn start(server: &EtcdServer) -> Self {
+        let lifetime = Lifetime::new();
+        let uri: DiscoveryUri = server.uri("team/outrider").parse().unwrap();
+        Self { discovery: open(&uri, &lifetime).await.unwrap(), lifetime }
+    }
+
+    async fn members(&self) -> watch::Receiver<Members> {
+        self.discovery.watch().await.unwrap()
+    }
+}
+
+fn worker(id: &str) -> Member {
+    let facts = serde_json::json!({ "model": "demo", "task_types": ["code", "sql"] });
+    Member { id: id.to_owned(), role: TARGET.to_owned(), address: "http://127.0.0.1:9001".to_owned(), facts }
+}
+
+/// Waits until exactly these workers are known.
+async fn see(members: &mut watch::Receiver<Members>, expected: &[&str]) {
+    let same = |members: &Members| members.keys().eq(expected);
+    let in_time = tokio::time::timeout(AMPLE, members.wait_for(same)).await.is_ok_and(|seen| seen.is_ok());
+    assert!(in_time, "waited for {expected:?}, have {:?}", members.borrow().keys());
+}
+
+fn key_of(id: &str) -> String {
+    format!("team/outrider/workers/{id}")
+}
+
+/// The lease that a worker's key is under, once it is another one than `before`.
+async fn lease_of(client: &mut Client, id: &str, before: Option<i64>) -> i64 {
+    let changed = async {
+        loop {
+            let answer = client.get(key_of(id), None).await.unwrap();
+            if let Some(lease) = answer.kvs().first().map(etcd_client::KeyValue::lease)
+                && Some(lease) != before
+            {
+                return lease;
+            }
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    };
+    tokio::time::timeout(AMPLE, changed).await.expect("the worker's key under a new lease")
+}
+
+#[tokio::test]
+async fn two_routers_see_workers_come_and_go() {
+    let server = EtcdServer::start_new().await;
+    let (one, two, workers) =
+        (Process::start(&server).await, Process::start(&server).await, Process::start(&server).await);
+    let (mut first, mut second) = (one.members().await, two.members().await);
+    let a = workers.discovery.register(worker("a")).await.unwrap();
+    let b = workers.discovery.register(worker("b")).await.unwrap();
+    see(&mut first, &["a", "b"]).await;
+    see(&mut second, &["a", "b"]).await;
+    assert_eq!(first.borrow()["a"], worker("a"), "facts travel as they are");
+
+    a.leave().await;
+    assert!(
+        server.client().await.get(key_of("a"), None).await.unwrap().kvs().is_empty(),
+        "leave waits until it is done"
+    );
+    see(&mut first, &["b"]).await;
+    see(&mut second, &["b"]).await;
+    drop(b);
+    see(&mut first, &[]).await;
+    let mut late = two.members().await;
+    see(&mut late, &[]).await;
+}
+
+#[tokio::test]
+async fn the_end_of_a_process_takes_its_workers_off_the_list() {
+    let server = EtcdServer::start_new().await;
+    let (router, worker_process) = (Process::start(&server).await, Process::start(&server).await);
+    let mut members = router.members().await;
+    let _kept = worker_process.discovery.register(worker("a")).await.unwrap();
+    see(&mut members, &["a"]).await;
+    assert_eq!(worker_process.lifetime.shut_down(AMPLE).await, Outcome::Clean);
+    assert!(server.client().await.get(key_of("a"), None).await.unwrap().kvs().is_empty());
+    see(&mut members, &[]).await;
+    assert_eq!(router.lifetime.shut_down(AMPLE).await, Outcome::Clean, "the watch ends as well");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+async fn a_worker_that_dies_without_a_word_goes_with_its_lease() {
+    let server = EtcdServer::start_new().await;
+    let router = Process::start(&server).await;
+    let mut members = router.members().await;
+    let doomed = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+    let uri: DiscoveryUri = server.uri("team/outrider").parse().unwrap();
+    let registration = doomed.spawn(async move {
+        let discovery = open(&uri, &Lifetime::new()).await.unwrap();
+        discovery.register(worker("doomed")).await.unwrap()
+    });
+    let registration = registration.await.unwrap();
+    see(&mut members, &["doomed"]).await;
+    // No task of that runtime runs again, as after SIGKILL: nothing is revoked.
+    doomed.shutdown_background();
+    let died = std::time::Instant::now();
+    see(&mut members, &[]).await;
+    assert!(died.elapsed() > LEASE_TTL / 3, "it was listed until its lease ran out, not withdrawn");
+    drop(registration);
+}
+
+#[tokio::test]
+async fn a_restart_of_etcd_loses_nobody() {
+    let mut server = EtcdServer::start_new().await;
+    let (router, worker_process) = (Process::start(&server).await, Process::start(&server).await);
+    let mut members = router.members().await;
+    let _old = worker_process.discovery.register(worker("old")).await.unwrap();
+    see(&mut members, &["old"]).await;
+    let lease = lease_of(&mut server.client().await, "old", None).await;
+
+    server.kill();
+    let _new = worker_process.discovery.register(worker("new")).await.unwrap();
+    // Time for the watch to fail a few times, if it were to forget anybody over that.
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    see(&mut members, &["old"]).await;
+
+    server.start().await;
+    see(&mut members, &["new", "old"]).await;
+    // The worker holds a lease of its own again, instead of waiting for the old one to run out.
+    lease_of(&mut server.client().await, "old", Some(lease)).await;
+    see(&mut members, &["new", "old"]).await;
+}
+
+#[tokio::test]
+async fn an_etcd_that_hangs_is_left_for_a_fresh_connection() {
+    let server = EtcdServer::start_new().await;
+    let (router, worker_process) = (Process::start(&server).await, Process::start(&server).await);
+    let mut members = router.members().await;
+    let _registration = worker_process.discovery.register(worker("a")).await.unwrap();
+    see(&mut members, &["a"]).await;
+    let lease = lease_of(&mut server.client().await, "a", None).await;
+
+    // The connections stay open and silent until the lease has run out on both sides.
+    server.signal(Signal::SIGSTOP);
+    tokio::time::sleep(LEASE_TTL + Duration::from_millis(500)).await;
+    see(&mut members, &["a"]).await;
+    server.signal(Signal::SIGCONT);
+    lease_of(&mut server.client().await, "a", Some(lease)).await;
+    see(&mut members, &["a"]).await;
+}
+
+#[tokio::test]
+async fn an_etcd_that_is_away_at_the_start_is_waited_for() {
+    let mut server = EtcdServer::stopped();
+    let (router, worker_process) = (Process::start(&server).await, Process::start(&server).await);
+    let mut members = router.members().await;
+    let early = worker_process.discovery.register(worker("early")).await.unwrap();
+    assert!(members.borrow().is_empty());
+    server.start().await;
+    see(&mut members, &["early"]).await;
+
+    server.kill();
+    // Nobody can be told, but leaving ends; the lease does the rest.
+    tokio::time::timeout(AMPLE, early.leave()).await.expect("leaving ends without etcd");
+}
+
+#[tokio::test]
+async fn a_lost_lease_is_replaced() {
+    let server = EtcdServer::start_new().await;
+    let (router, worker_process) = (Process::start(&server).await, Process::start(&server).await);
+    let mut members = router.members().await;
+    let _registration = worker_process.discovery.register(worker("a")).await.unwrap();
+    see(&mut members, &["a"]).await;
+    let mut client = server.client().await;
+    let lease = lease_of(&mut client, "a", None).await;
+    client.lease_revoke(lease).await.unwrap();
+    see(&mut members, &[]).await;
+    see(&mut members, &["a"]).await;
+}
+
+#[tokio::test]
+async fn a_key_that_is_no_worker_harms_no_other() {
+    let server = EtcdServer::start_new().await;
+    let mut client = server.client().await;
+    let json = |member: &Member| serde_json::to_string(member).unwrap();
+    client.put(key_of("garbage"), "{", None).await.unwrap();
+    client.put(key_of("other-id"), json(&worker("someone")), None).await.unwrap();
+    client
+        .put(key_of("verifier"), json(&Member { role: "verifier".to_owned(), ..worker("verifier") }), None)
+        .await
+        .unwrap();
+    client.put("team/outrider/elsewhere", "1", None).await.unwrap();
+    client.put(key_of("good"), json(&worker("good")), None).await.unwrap();
+
+    let router = Process::start(&server).await;
+    let mut members = router.members().await;
+    see(&mut members, &["good"]).await;
+    client.put(key_of("better"), json(&worker("better")), None).await.unwrap();
+    see(&mut members, &["better", "good"]).await;
+    client.put(key_of("good"), "no worker any more", None).await.unwrap();
+    see(&mut members, &["better"]).await;
+}
+
+#[tokio::test]
+async fn a_compacted_revision_ends_the_watch_so_that_all_is_read_anew() {
+    let server = EtcdServer::start_new().await;
+    let mut client = server.client().await;
+    let mut revision = 0;
+    for _ in 0..3 {
+        let answer =
+            client.put(key_of("a"), serde_json::to_string(&worker("a")).unwrap(), None).await.unwrap();
+        revision = answer.header().unwrap().revision();
+    }
+    client.compact(revision, Some(CompactionOptions::new().with_physical())).await.unwrap();
+
+    let endpoint = server.uri("").trim_start_matches("etcd://").trim_end_matches('/').to_owned();
+    let cluster = Cluster { endpoints: vec![endpoint], workers: "team/outrider/workers/".to_owned() };
+    let from_the_start = cluster.changes_from(&mut client, 1).await.unwrap();
+    let Err(fault) =
+        follow_changes(&cluster, from_the_start, BTreeMap::new(), &watch::Sender::default()).await;
+    let expected = format!("revisions up to {revision} were compacted");
+    assert!(matches!(&fault, Fault::WatchCancelled(reason) if *reason == expected), "{fault}");
+}

@@ -1,0 +1,58 @@
+//! One worker as discovery sees it, and the checks that keep a slip from spreading to every router.
+
+use http::Uri;
+use serde::{Deserialize, Serialize};
+
+use super::DiscoveryError;
+
+/// The role of a draft worker.
+pub const DRAFT: &str = "draft";
+
+/// The role of a target worker.
+pub const TARGET: &str = "target";
+
+/// One worker.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Member {
+    /// The name of this worker, unlike any other's.
+    pub id: String,
+    /// [`DRAFT`] or [`TARGET`].
+    pub role: String,
+    /// Where its gRPC listens, as `http://HOST:PORT`.
+    pub address: String,
+    /// What it says about itself in its handshake; opaque here.
+    #[serde(default)]
+    pub facts: serde_json::Value,
+}
+
+impl Member {
+    /// What is wrong with this member, if anything.
+    pub(super) fn fault(&self) -> Option<String> {
+        if self.id.is_empty() {
+            return Some("id is empty".to_owned());
+        }
+        role_fault(&self.role).or_else(|| address_fault(&self.address))
+    }
+
+    pub(super) fn check(&self) -> Result<(), DiscoveryError> {
+        match self.fault() {
+            None => Ok(()),
+            Some(reason) => Err(DiscoveryError::Member { id: self.id.clone(), reason }),
+        }
+    }
+}
+
+pub(super) fn role_fault(role: &str) -> Option<String> {
+    (role != DRAFT && role != TARGET).then(|| format!("role `{role}` is neither `{DRAFT}` nor `{TARGET}`"))
+}
+
+pub(super) fn address_fault(address: &str) -> Option<String> {
+    let usable = address.parse::<Uri>().is_ok_and(|uri| {
+        let has_port = uri.authority().is_some_and(|host| host.port_u16().is_some_and(|port| port > 0));
+        uri.scheme_str() == Some("http")
+            && has_port
+            && matches!(uri.path(), "" | "/")
+            && uri.query().is_none()
+    });
+    (!usable).then(|| format!("address `{address}` is not of the form http://HOST:PORT"))
+}

@@ -1,0 +1,98 @@
+//! Who serves, and where: workers register, routers watch.
+//!
+//! Three ways behind one trait, chosen by a [`DiscoveryUri`]: in memory (one process), a static file that an
+//! operator keeps, and etcd. Whichever it is, a watcher that loses its source keeps serving the last membership it
+//! knew: a discovery that is away must never empty a router's list, and stale members are found out by talking to
+//! them.
+
+mod etcd;
+mod member;
+mod memory;
+mod registration;
+mod static_file;
+mod uri;
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use tokio::sync::watch;
+
+pub use member::{DRAFT, Member, TARGET};
+pub use registration::Registration;
+pub use uri::{BadUri, DiscoveryUri};
+
+use crate::shutdown::Lifetime;
+use crate::toml_file::TomlFault;
+
+/// The workers known at one moment, by id.
+pub type Members = Arc<BTreeMap<String, Member>>;
+
+/// A source of membership.
+#[async_trait]
+pub trait Discovery: Send + Sync {
+    /// Announces a worker until the registration is dropped, or left, or the lifetime ends. A source that is away
+    /// does not fail the call: the worker is announced once the source is back.
+    async fn register(&self, member: Member) -> Result<Registration, DiscoveryError>;
+
+    /// The membership now (empty until the source was first reached) and after each change.
+    async fn watch(&self) -> Result<watch::Receiver<Members>, DiscoveryError>;
+}
+
+/// Why a source of membership cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum DiscoveryError {
+    /// The static list cannot be read.
+    #[error("cannot read the list of workers {}: {source}", path.display())]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// What the system said.
+        source: std::io::Error,
+    },
+    /// The static list is at fault.
+    #[error("the list of workers {}, {fault}", path.display())]
+    List {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong, and the line.
+        fault: TomlFault,
+    },
+    /// A worker describes itself in a way that no router could use.
+    #[error("worker `{id}` cannot be registered: {reason}")]
+    Member {
+        /// The worker.
+        id: String,
+        /// What is wrong with it.
+        reason: String,
+    },
+}
+
+/// Opens the source that `uri` names. Its tasks run under `lifetime`.
+///
+/// Each call with `memory` makes a membership of its own: open it once and share it. A static file must be readable
+/// and right at this moment; an etcd may be away.
+pub async fn open(uri: &DiscoveryUri, lifetime: &Lifetime) -> Result<Arc<dyn Discovery>, DiscoveryError> {
+    match uri {
+        DiscoveryUri::Memory => Ok(Arc::new(memory::Memory::new())),
+        DiscoveryUri::Static(path) => {
+            let list = static_file::StaticFile::open(path.clone(), static_file::POLL_EVERY, lifetime).await?;
+            Ok(Arc::new(list))
+        }
+        DiscoveryUri::Etcd { endpoints, prefix } => {
+            Ok(Arc::new(etcd::Etcd::new(endpoints.clone(), prefix, lifetime)))
+        }
+    }
+}
+
+/// Publishes a membership if it differs from the last one.
+fn publish(members: &watch::Sender<Members>, next: BTreeMap<String, Member>) {
+    members.send_if_modified(|members| {
+        let changes = **members != next;
+        if changes {
+            *members = Arc::new(next);
+        }
+        changes
+    });
+}

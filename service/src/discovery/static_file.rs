@@ -1,0 +1,313 @@
+//! Membership from a TOML file that an operator keeps:
+//!
+//! ```toml
+//! [[worker]]
+//! role = "draft"                      # or "target"
+//! address = "http://10.0.0.7:9001"
+//! id = "draft-7"                      # may be left out: the address then
+//! ```
+//!
+//! The file is read again about once a second, and an edit counts once it stood still for one such pause, so that a
+//! half-written file is never taken for a shorter list. A broken edit is logged once, with its line, and the last good
+//! list stays. Workers never write the file, so registering does nothing.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use serde::Deserialize;
+use tokio::sync::watch;
+use tokio::time::MissedTickBehavior;
+use toml::Spanned;
+
+use super::member::{address_fault, role_fault};
+use super::{Discovery, DiscoveryError, Member, Members, Registration, publish};
+use crate::shutdown::Lifetime;
+use crate::toml_file::{self, TomlFault};
+
+/// How often the file is looked at.
+pub(super) const POLL_EVERY: Duration = Duration::from_secs(1);
+
+/// A membership read from a file.
+pub(super) struct StaticFile {
+    members: watch::Receiver<Members>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct List {
+    #[serde(default)]
+    worker: Vec<Spanned<Entry>>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Entry {
+    role: Spanned<String>,
+    address: Spanned<String>,
+    id: Option<String>,
+}
+
+impl StaticFile {
+    pub(super) async fn open(
+        path: PathBuf,
+        poll_every: Duration,
+        lifetime: &Lifetime,
+    ) -> Result<Self, DiscoveryError> {
+        let text = tokio::fs::read_to_string(&path)
+            .await
+            .map_err(|source| DiscoveryError::Read { path: path.clone(), source })?;
+        let first = parse(&text).map_err(|fault| DiscoveryError::List { path: path.clone(), fault })?;
+        let (sender, members) = watch::channel(Members::new(first));
+        let cancelled = lifetime.cancelled();
+        lifetime.spawn("static-discovery", async move {
+            tokio::select! {
+                biased;
+                () = cancelled => {}
+                () = follow(&path, text, poll_every, &sender) => {}
+            }
+        });
+        Ok(Self { members })
+    }
+}
+
+/// Reads the file again and again, and publishes each edit that differs from `first`.
+async fn follow(path: &Path, first: String, every: Duration, members: &watch::Sender<Members>) {
+    let mut reads = Reads { taken: Ok(first), candidate: None };
+    let mut ticks = tokio::time::interval(every);
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    loop {
+        ticks.tick().await;
+        let now = tokio::fs::read_to_string(path).await.map_err(|error| error.to_string());
+        match reads.settle(now).map(|read| read.as_deref().map(parse)) {
+            None => {}
+            Some(Ok(Ok(list))) => {
+                tracing::info!(path = %path.display(), workers = list.len(), "the list of workers was read again");
+                publish(members, list);
+            }
+            Some(Ok(Err(TomlFault { line, message }))) => {
+                tracing::error!(path = %path.display(), line, message, "broken list of workers, the last one stays");
+            }
+            Some(Err(error)) => {
+                tracing::error!(path = %path.display(), error, "unreadable list of workers, the last one stays");
+            }
+        }
+    }
+}
+
+/// What reading gave: the file's text, or why it could not be read.
+type Read = Result<String, String>;
+
+/// Tells edits that stand still from files that are being written.
+struct Reads {
+    taken: Read,
+    candidate: Option<Read>,
+}
+
+impl Reads {
+    /// The content to take: one that differs from the last taken and was read twice in a row.
+    fn settle(&mut self, now: Read) -> Option<&Read> {
+        if now == self.taken {
+            self.candidate = None;
+            return None;
+        }
+        if self.candidate.as_ref() != Some(&now) {
+            self.candidate = Some(now);
+            return None;
+        }
+        self.candidate = None;
+        self.taken = now;
+        Some(&self.taken)
+    }
+}
+
+fn parse(text: &str) -> Result<BTreeMap<String, Member>, TomlFault> {
+    let list: List = toml_file::parse(text)?;
+    let mut members = BTreeMap::new();
+    for entry in list.worker {
+        let at =
+            |offset: usize, message: String| TomlFault { line: toml_file::line_of(text, offset), message };
+        let start = entry.span().start;
+        let Entry { role, address, id } = entry.into_inner();
+        if let Some(fault) = role_fault(role.get_ref()) {
+            return Err(at(role.span().start, fault));
+        }
+        if let Some(fault) = address_fault(address.get_ref()) {
+            return Err(at(address.span().start, fault));
+        }
+        let id = id.unwrap_or_else(|| address.get_ref().clone());
+        let facts = serde_json::Value::Null;
+        let member = Member { id, role: role.into_inner(), address: address.into_inner(), facts };
+        if let Some(fault) = member.fault() {
+            return Err(at(start, fault));
+        }
+        let id = member.id.clone();
+        if members.insert(id.clone(), member).is_some() {
+            return Err(at(start, format!("worker `{id}` stands here a second time; give it another id")));
+        }
+    }
+    Ok(members)
+}
+
+#[async_trait]
+impl Discovery for StaticFile {
+    async fn register(&self, member: Member) -> Result<Registration, DiscoveryError> {
+        member.check()?;
+        Ok(Registration::kept_by_nobody())
+    }
+
+    async fn watch(&self) -> Result<watch::Receiver<Members>, DiscoveryError> {
+        Ok(self.members.clone())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GOOD: &str = "\
+[[worker]]
+role = 'draft'
+address = 'http://127.0.0.1:1'
+
+[[worker]]
+role = 'target'
+address = 'http://127.0.0.1:2'
+id = 'target-2'
+";
+
+    const POLL_IN_TESTS: Duration = Duration::from_millis(2);
+
+    /// A list on disk that is looked at often, so that tests wait for changes and not for the clock.
+    struct Watched {
+        _directory: tempfile::TempDir,
+        path: PathBuf,
+        members: watch::Receiver<Members>,
+        discovery: StaticFile,
+        _lifetime: Lifetime,
+    }
+
+    impl Watched {
+        async fn open(text: &str) -> Self {
+            let directory = tempfile::tempdir().unwrap();
+            let path = directory.path().join("workers.toml");
+            std::fs::write(&path, text).unwrap();
+            let lifetime = Lifetime::new();
+            let discovery = StaticFile::open(path.clone(), POLL_IN_TESTS, &lifetime).await.unwrap();
+            let members = discovery.watch().await.unwrap();
+            Self { _directory: directory, path, members, discovery, _lifetime: lifetime }
+        }
+
+        fn ids(&self) -> Vec<String> {
+            self.members.borrow().keys().cloned().collect()
+        }
+
+        /// Edits in one step, as a rename does.
+        fn edit(&self, text: &str) {
+            let beside = self.path.with_extension("new");
+            std::fs::write(&beside, text).unwrap();
+            std::fs::rename(beside, &self.path).unwrap();
+        }
+
+        async fn after_edit(&mut self, text: &str) -> Vec<String> {
+            self.edit(text);
+            self.members.changed().await.unwrap();
+            self.ids()
+        }
+    }
+
+    #[tokio::test]
+    async fn the_list_is_there_at_once_and_edits_are_seen() {
+        let mut watched = Watched::open(GOOD).await;
+        assert_eq!(watched.ids(), ["http://127.0.0.1:1", "target-2"]);
+        assert_eq!(watched.members.borrow()["target-2"].role, "target");
+        assert_eq!(
+            watched.after_edit(&GOOD.replace("target-2", "target-3")).await,
+            ["http://127.0.0.1:1", "target-3"]
+        );
+        assert!(watched.after_edit("").await.is_empty(), "an empty list is a list");
+    }
+
+    #[tokio::test]
+    async fn a_broken_or_missing_file_keeps_the_last_good_list() {
+        let mut watched = Watched::open(GOOD).await;
+        let replaced = GOOD.replace("target-2", "after");
+        watched.edit("[[worker]\n");
+        tokio::time::sleep(POLL_IN_TESTS * 5).await;
+        std::fs::remove_file(&watched.path).unwrap();
+        tokio::time::sleep(POLL_IN_TESTS * 5).await;
+        // However much of that the poll saw, the next change it publishes is the good edit.
+        assert_eq!(watched.after_edit(&replaced).await, ["after", "http://127.0.0.1:1"]);
+    }
+
+    #[test]
+    fn an_edit_counts_once_it_stands_still() {
+        let read = |text: &str| Ok::<_, String>(text.to_owned());
+        let mut reads = Reads { taken: read("long list"), candidate: None };
+        let half_written = [read("long list"), read(""), read("lon"), read("longer"), read("longer list")];
+        for now in half_written {
+            assert_eq!(reads.settle(now), None);
+        }
+        assert_eq!(reads.settle(read("longer list")), Some(&read("longer list")));
+        assert_eq!(reads.settle(read("longer list")), None, "an edit is taken once");
+        let gone = || Err("no such file".to_owned());
+        assert_eq!((reads.settle(gone()).cloned(), reads.settle(gone()).cloned()), (None, Some(gone())));
+        assert_eq!(reads.settle(read("longer list")), None);
+        assert_eq!(
+            reads.settle(read("longer list")),
+            Some(&read("longer list")),
+            "a file that came back is read"
+        );
+    }
+
+    #[tokio::test]
+    async fn an_edit_that_changes_no_member_wakes_nobody() {
+        let mut watched = Watched::open(GOOD).await;
+        watched.edit(&format!("# a comment\n{GOOD}"));
+        tokio::time::sleep(POLL_IN_TESTS * 5).await;
+        assert_eq!(watched.after_edit("").await, Vec::<String>::new());
+    }
+
+    #[tokio::test]
+    async fn registering_changes_nothing() {
+        let watched = Watched::open(GOOD).await;
+        let member = watched.members.borrow()["target-2"].clone();
+        let registration =
+            watched.discovery.register(Member { id: "new".to_owned(), ..member }).await.unwrap();
+        assert_eq!(watched.ids(), ["http://127.0.0.1:1", "target-2"]);
+        registration.leave().await;
+        assert_eq!(watched.ids(), ["http://127.0.0.1:1", "target-2"]);
+    }
+
+    #[test]
+    fn faults_name_their_line() {
+        let rows = [
+            (GOOD.replace("'target'", "'verifier'"), 6, "role `verifier` is neither"),
+            (GOOD.replace("http://127.0.0.1:2", "127.0.0.1:2"), 7, "not of the form http://HOST:PORT"),
+            (GOOD.replace("'target-2'", "''"), 5, "id is empty"),
+            (GOOD.replace("'target-2'", "'http://127.0.0.1:1'"), 5, "a second time"),
+            (GOOD.replace("id =", "name ="), 8, "unknown field `name`"),
+            (GOOD.replace("role = 'draft'\n", ""), 1, "missing field `role`"),
+            (GOOD.replace("role = 'draft'", "role = 7"), 2, "invalid type"),
+            (GOOD.replace("[[worker]]\nrole = 't", "[[worker]\nrole = 't"), 5, ""),
+        ];
+        for (text, line, expected) in rows {
+            let fault = parse(&text).expect_err(expected);
+            assert_eq!(fault.line, line, "{fault}");
+            assert!(fault.message.contains(expected) && !fault.message.contains('\n'), "{fault}");
+        }
+    }
+
+    #[tokio::test]
+    async fn opening_a_missing_or_broken_list_fails() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("workers.toml");
+        let lifetime = Lifetime::new();
+        let missing = StaticFile::open(path.clone(), POLL_EVERY, &lifetime).await;
+        assert!(matches!(missing, Err(DiscoveryError::Read { .. })));
+        std::fs::write(&path, "worker = 3\n").unwrap();
+        let error = StaticFile::open(path, POLL_EVERY, &lifetime).await.err().unwrap();
+        assert!(error.to_string().contains("workers.toml, line 1: "), "{error}");
+    }
+}

@@ -1,0 +1,150 @@
+//! Whether a process is alive, and whether it wants work: one state, shown over HTTP and gRPC alike.
+//!
+//! A process starts *not ready*, becomes *ready* when it can serve, may lose and regain that, and ends *draining*.
+//! *Failed* is for what only a restart mends, such as a dead device thread. This module shows the state; it must
+//! never decide it.
+
+mod grpc;
+mod http;
+
+use std::borrow::Cow;
+use std::sync::Arc;
+
+use tokio::sync::watch;
+
+pub use self::http::{router, serve_admin};
+
+/// The state of one process; clones share it.
+#[derive(Clone, Debug)]
+pub struct Health {
+    state: Arc<watch::Sender<State>>,
+}
+
+/// Whether a process is alive and wants work.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum State {
+    /// Alive, but cannot serve for the reason given: loading, or without a worker.
+    NotReady(Cow<'static, str>),
+    /// Serving.
+    Ready,
+    /// Finishing what is in flight and taking nothing new, for the reason given.
+    Draining(Cow<'static, str>),
+    /// Broken in a way that only a restart mends.
+    Failed(Cow<'static, str>),
+}
+
+impl Health {
+    /// A process that is not ready yet.
+    pub fn new() -> Self {
+        Self { state: Arc::new(watch::Sender::new(State::NotReady("starting".into()))) }
+    }
+
+    /// The process can serve, unless it drains or has failed already.
+    pub fn set_ready(&self) {
+        self.change(State::Ready);
+    }
+
+    /// The process cannot serve for now.
+    pub fn set_not_ready(&self, reason: impl Into<Cow<'static, str>>) {
+        self.change(State::NotReady(reason.into()));
+    }
+
+    /// The process takes nothing new any more. Only a failure follows.
+    pub fn set_draining(&self, reason: impl Into<Cow<'static, str>>) {
+        self.change(State::Draining(reason.into()));
+    }
+
+    /// The process is broken for good, and its liveness probe says so.
+    pub fn set_failed(&self, reason: impl Into<Cow<'static, str>>) {
+        self.change(State::Failed(reason.into()));
+    }
+
+    /// The state now.
+    pub fn state(&self) -> State {
+        self.state.borrow().clone()
+    }
+
+    /// Whether the process wants work.
+    pub fn is_ready(&self) -> bool {
+        *self.state.borrow() == State::Ready
+    }
+
+    /// The state now and each one after it.
+    pub fn subscribe(&self) -> watch::Receiver<State> {
+        self.state.subscribe()
+    }
+
+    fn change(&self, next: State) {
+        self.state.send_if_modified(|state| {
+            let changes = next.finality() >= state.finality() && next != *state;
+            if changes {
+                *state = next;
+            }
+            changes
+        });
+    }
+}
+
+impl Default for Health {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl State {
+    /// One word for the state.
+    pub fn as_str(&self) -> &'static str {
+        match self {
+            Self::NotReady(_) => "not_ready",
+            Self::Ready => "ready",
+            Self::Draining(_) => "draining",
+            Self::Failed(_) => "failed",
+        }
+    }
+
+    /// Why the process does not serve.
+    pub fn reason(&self) -> Option<&str> {
+        match self {
+            Self::Ready => None,
+            Self::NotReady(reason) | Self::Draining(reason) | Self::Failed(reason) => Some(reason),
+        }
+    }
+
+    /// A state gives way only to one that is at least as final.
+    fn finality(&self) -> u8 {
+        match self {
+            Self::NotReady(_) | Self::Ready => 0,
+            Self::Draining(_) => 1,
+            Self::Failed(_) => 2,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Health, State};
+
+    #[test]
+    fn readiness_comes_and_goes_but_draining_and_failure_stay() {
+        let health = Health::new();
+        assert_eq!(health.state(), State::NotReady("starting".into()));
+        health.set_ready();
+        assert!(health.is_ready());
+        health.set_not_ready("no target worker");
+        assert!(!health.is_ready());
+        health.set_draining("SIGTERM");
+        health.set_ready();
+        assert_eq!(health.state(), State::Draining("SIGTERM".into()));
+        health.set_failed("device thread died");
+        health.set_draining("SIGTERM");
+        assert_eq!(health.state(), State::Failed("device thread died".into()));
+    }
+
+    #[test]
+    fn saying_the_same_again_wakes_nobody() {
+        let health = Health::new();
+        let watcher = health.subscribe();
+        health.set_not_ready("starting");
+        assert!(!watcher.has_changed().unwrap());
+    }
+}

@@ -1,0 +1,20 @@
+//! The process shell: what every Outrider binary needs around its own job, kept in one place so that the binaries
+//! do not drift apart.
+//!
+//! In the order in which a `main` meets them: [`config`] (file, then environment, then flags), [`telemetry`]
+//! (logs and traces), [`shutdown`] (the [`Lifetime`](shutdown::Lifetime) all tasks run under), [`metrics`],
+//! [`health`] (live, ready, draining), [`discovery`] (who serves, and where) and [`process`] (all of it in order).
+//!
+//! This crate must never know models, tokens or sequences: facts about a worker pass through it as opaque JSON.
+
+#![forbid(unsafe_code)]
+
+pub mod config;
+pub mod discovery;
+pub mod health;
+pub mod metrics;
+pub mod process;
+pub mod shutdown;
+pub mod telemetry;
+
+mod toml_file;

@@ -1,0 +1,125 @@
+//! Prometheus metrics of one process.
+//!
+//! Each crate keeps a table of constants ([`CounterName`], [`GaugeName`], [`HistogramName`]) in one file, so that no
+//! name is a string scattered through the code; registering one gives the handle to count with. Names are written as
+//! they come out on `/metrics`, `_total` included.
+//!
+//! A metric must never decide anything: nothing in the process reads one back.
+
+mod exposition;
+mod name;
+
+use std::collections::BTreeSet;
+use std::fmt::Debug;
+use std::hash::Hash;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use prometheus_client::metrics::family::MetricConstructor;
+use prometheus_client::registry::{Metric, Registry};
+
+pub use exposition::Exposition;
+pub use name::{CounterName, GaugeName, HistogramName};
+pub use prometheus_client::encoding::EncodeLabelSet;
+pub use prometheus_client::metrics::counter::Counter;
+pub use prometheus_client::metrics::family::Family;
+pub use prometheus_client::metrics::histogram::Histogram;
+
+/// A gauge of whole numbers.
+pub type Gauge = prometheus_client::metrics::gauge::Gauge;
+
+/// A gauge of fractions, such as a rate.
+pub type RateGauge = prometheus_client::metrics::gauge::Gauge<f64, std::sync::atomic::AtomicU64>;
+
+/// Histograms that share a name and differ by label.
+pub type HistogramFamily<L> = Family<L, Histogram, Buckets>;
+
+/// What can label the members of a family: `Vec<(&'static str, String)>`, or a struct that derives
+/// `prometheus_client::encoding::EncodeLabelSet`. Labels must come from small closed sets, never from clients.
+pub trait Labels: EncodeLabelSet + Clone + Debug + Eq + Hash + Send + Sync + 'static {}
+
+impl<L: EncodeLabelSet + Clone + Debug + Eq + Hash + Send + Sync + 'static> Labels for L {}
+
+/// Makes the histograms of a family.
+#[derive(Clone, Copy, Debug)]
+pub struct Buckets(&'static [f64]);
+
+/// All metrics of a process, or of one role where several share a process. Clones share them.
+///
+/// Registration is part of startup. It panics where a name is registered twice: that is a slip in the code, and
+/// scrapers refuse such a page.
+#[derive(Clone, Debug, Default)]
+pub struct Metrics {
+    inner: Arc<Mutex<Inner>>,
+}
+
+#[derive(Debug, Default)]
+struct Inner {
+    registry: Registry,
+    names: BTreeSet<&'static str>,
+}
+
+impl Metrics {
+    /// No metrics yet.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Registers a counter.
+    pub fn counter(&self, name: &CounterName) -> Counter {
+        self.register(name.family(), name.help, Counter::default())
+    }
+
+    /// Registers counters that share a name and differ by label.
+    pub fn counter_family<L: Labels>(&self, name: &CounterName) -> Family<L, Counter> {
+        self.register(name.family(), name.help, Family::default())
+    }
+
+    /// Registers a gauge of whole numbers.
+    pub fn gauge(&self, name: &GaugeName) -> Gauge {
+        self.register(name.name, name.help, Gauge::default())
+    }
+
+    /// Registers gauges of whole numbers that share a name and differ by label.
+    pub fn gauge_family<L: Labels>(&self, name: &GaugeName) -> Family<L, Gauge> {
+        self.register(name.name, name.help, Family::default())
+    }
+
+    /// Registers a gauge of fractions.
+    pub fn rate_gauge(&self, name: &GaugeName) -> RateGauge {
+        self.register(name.name, name.help, RateGauge::default())
+    }
+
+    /// Registers gauges of fractions that share a name and differ by label.
+    pub fn rate_gauge_family<L: Labels>(&self, name: &GaugeName) -> Family<L, RateGauge> {
+        self.register(name.name, name.help, Family::default())
+    }
+
+    /// Registers a histogram.
+    pub fn histogram(&self, name: &HistogramName) -> Histogram {
+        self.register(name.name, name.help, Buckets(name.buckets).new_metric())
+    }
+
+    /// Registers histograms that share a name and differ by label.
+    pub fn histogram_family<L: Labels>(&self, name: &HistogramName) -> HistogramFamily<L> {
+        self.register(name.name, name.help, Family::new_with_constructor(Buckets(name.buckets)))
+    }
+
+    /// The page that a scraper reads.
+    pub fn encode(&self, exposition: Exposition) -> String {
+        let inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
+        exposition.encode(&inner.registry)
+    }
+
+    fn register<M: Metric + Clone>(&self, family: &'static str, help: &'static str, metric: M) -> M {
+        let mut inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
+        assert!(inner.names.insert(family), "metric {family} is registered twice");
+        inner.registry.register(family, help, metric.clone());
+        metric
+    }
+}
+
+impl MetricConstructor<Histogram> for Buckets {
+    fn new_metric(&self) -> Histogram {
+        Histogram::new(self.0.iter().copied())
+    }
+}

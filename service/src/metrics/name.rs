@@ -1,0 +1,106 @@
+//! The constants that tables of metric names are made of, checked when the crate that holds them is compiled.
+
+/// The name of a counter, which ends in `_total`.
+#[derive(Clone, Copy, Debug)]
+pub struct CounterName {
+    pub(super) name: &'static str,
+    pub(super) help: &'static str,
+}
+
+/// The name of a gauge.
+#[derive(Clone, Copy, Debug)]
+pub struct GaugeName {
+    pub(super) name: &'static str,
+    pub(super) help: &'static str,
+}
+
+/// The name of a histogram, and the upper bounds of its buckets.
+#[derive(Clone, Copy, Debug)]
+pub struct HistogramName {
+    pub(super) name: &'static str,
+    pub(super) help: &'static str,
+    pub(super) buckets: &'static [f64],
+}
+
+const TOTAL: &str = "_total";
+
+impl CounterName {
+    /// A counter as it appears on `/metrics`; `help` is one sentence without a full stop.
+    pub const fn new(name: &'static str, help: &'static str) -> Self {
+        assert!(is_name(name), "a metric name holds only ASCII letters, digits after the first, `_` and `:`");
+        assert!(is_total(name), "a counter's name ends in _total");
+        Self { name, help }
+    }
+
+    /// The name as it appears on `/metrics`.
+    pub const fn as_str(&self) -> &'static str {
+        self.name
+    }
+
+    /// The name of the family, to which OpenMetrics adds `_total`.
+    pub(super) fn family(&self) -> &'static str {
+        self.name.strip_suffix(TOTAL).expect("checked by the constructor")
+    }
+}
+
+impl GaugeName {
+    /// A gauge as it appears on `/metrics`; `help` is one sentence without a full stop.
+    pub const fn new(name: &'static str, help: &'static str) -> Self {
+        assert!(is_name(name), "a metric name holds only ASCII letters, digits after the first, `_` and `:`");
+        assert!(!is_total(name), "a name that ends in _total is a counter's");
+        Self { name, help }
+    }
+
+    /// The name as it appears on `/metrics`.
+    pub const fn as_str(&self) -> &'static str {
+        self.name
+    }
+}
+
+impl HistogramName {
+    /// A histogram as it appears on `/metrics`, with the rising upper bounds of its buckets; the last one, infinity,
+    /// is added.
+    pub const fn new(name: &'static str, help: &'static str, buckets: &'static [f64]) -> Self {
+        assert!(is_name(name), "a metric name holds only ASCII letters, digits after the first, `_` and `:`");
+        let mut bucket = 1;
+        while bucket < buckets.len() {
+            assert!(buckets[bucket - 1] < buckets[bucket], "a histogram's buckets rise");
+            bucket += 1;
+        }
+        Self { name, help, buckets }
+    }
+
+    /// The name as it appears on `/metrics`, where `_bucket`, `_sum` and `_count` follow it.
+    pub const fn as_str(&self) -> &'static str {
+        self.name
+    }
+}
+
+const fn is_name(name: &str) -> bool {
+    let bytes = name.as_bytes();
+    let mut idx = 0;
+    while idx < bytes.len() {
+        let byte = bytes[idx];
+        if !(byte.is_ascii_alphabetic() || byte == b'_' || byte == b':' || idx > 0 && byte.is_ascii_digit()) {
+            return false;
+        }
+        idx += 1;
+    }
+    !bytes.is_empty()
+}
+
+const fn is_total(name: &str) -> bool {
+    let (name, total) = (name.as_bytes(), TOTAL.as_bytes());
+    if name.len() <= total.len() {
+        return false;
+    }
+    let (_, end) = name.split_at(name.len() - total.len());
+    let mut idx = 0;
+    while idx < total.len() {
+        if end[idx] != total[idx] {
+            return false;
+        }
+        idx += 1;
+    }
+    true
+}

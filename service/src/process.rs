@@ -1,0 +1,191 @@
+//! The life of a process, the same for every role: configuration is checked, telemetry is up, the role starts, a signal
+//! comes, work in flight drains, everything stops, the exit code tells.
+//!
+//! A role brings its own start ([`run`]'s `start`) and nothing else; it must never install a signal handler or exit.
+
+use std::convert::Infallible;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use crate::config::Faults;
+use crate::discovery::DiscoveryUri;
+use crate::health::Health;
+use crate::shutdown::{Lifetime, termination_signal};
+use crate::telemetry::{self, LogFilter, LogFormat, TelemetryConfig};
+
+/// How long cancelled tasks may take to let go, after the drain.
+const STOP_GRACE: Duration = Duration::from_secs(5);
+
+/// Flags that every process has.
+#[derive(Debug, Clone, Default, clap::Args, Serialize)]
+pub struct ProcessFlags {
+    /// Where workers are found: memory, static:FILE or etcd://HOST:PORT,HOST:PORT/PREFIX
+    #[arg(long, value_name = "URI")]
+    pub discovery: Option<String>,
+    /// Which log lines are written, for example `info` or `warn,router=debug`
+    #[arg(long, value_name = "FILTER")]
+    pub log: Option<String>,
+    /// The form of log lines
+    #[arg(long, value_enum)]
+    pub log_format: Option<LogFormat>,
+    /// How long requests in flight may take to finish once the process is told to stop
+    #[arg(long, value_name = "SECONDS")]
+    pub grace_seconds: Option<u64>,
+    /// Stop when stdin closes: for a parent that must not leave processes behind
+    #[arg(long)]
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub exit_on_stdin_close: bool,
+}
+
+/// The raw settings that every process has.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct RawProcess {
+    discovery: String,
+    log: String,
+    log_format: LogFormat,
+    grace_seconds: u64,
+    exit_on_stdin_close: bool,
+}
+
+impl Default for RawProcess {
+    fn default() -> Self {
+        Self {
+            discovery: "memory".to_owned(),
+            log: "info".to_owned(),
+            log_format: LogFormat::Text,
+            grace_seconds: 30,
+            exit_on_stdin_close: false,
+        }
+    }
+}
+
+/// The checked settings that every process has.
+#[derive(Debug, Clone)]
+pub struct ProcessConfig {
+    /// Where workers are found.
+    pub discovery: DiscoveryUri,
+    /// Log lines.
+    pub log_filter: LogFilter,
+    /// Their form.
+    pub log_format: LogFormat,
+    /// How long a drain may take.
+    pub grace: Duration,
+    /// Whether a closed stdin is a signal to stop.
+    pub exit_on_stdin_close: bool,
+}
+
+impl RawProcess {
+    /// Checks everything.
+    pub fn validate(&self, faults: &mut Faults) -> Option<ProcessConfig> {
+        let discovery = faults.parse("discovery", &self.discovery);
+        let log_filter = faults.parse("log", &self.log);
+        faults.check("grace_seconds", self.grace_seconds <= 3_600, || {
+            format!("{} is over an hour (3600)", self.grace_seconds)
+        });
+        Some(ProcessConfig {
+            discovery: discovery?,
+            log_filter: log_filter?,
+            log_format: self.log_format,
+            grace: Duration::from_secs(self.grace_seconds),
+            exit_on_stdin_close: self.exit_on_stdin_close,
+        })
+    }
+}
+
+/// Runs a role until it is told to stop. `start` brings it up and returns; what it spawned runs under the lifetime.
+pub fn run<F, S>(service_name: &str, config: &ProcessConfig, start: S) -> ExitCode
+where
+    S: FnOnce(Lifetime, Health) -> F,
+    F: Future<Output = anyhow::Result<()>>,
+{
+    let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
+        Ok(runtime) => runtime,
+        Err(error) => return fail(&anyhow::Error::new(error).context("cannot start the async runtime")),
+    };
+    let code = runtime.block_on(async {
+        let telemetry = TelemetryConfig {
+            service_name: service_name.to_owned(),
+            log_format: config.log_format,
+            log_filter: config.log_filter.clone(),
+        };
+        let guard = match telemetry::init(&telemetry) {
+            Ok(guard) => guard,
+            Err(error) => return fail(&error.into()),
+        };
+        let code = live(config, start).await;
+        guard.shut_down().await;
+        code
+    });
+    // Blocking threads that hang (stdin, a disk) must not keep a stopped process alive.
+    runtime.shutdown_background();
+    code
+}
+
+async fn live<F, S>(config: &ProcessConfig, start: S) -> ExitCode
+where
+    S: FnOnce(Lifetime, Health) -> F,
+    F: Future<Output = anyhow::Result<()>>,
+{
+    let (lifetime, health) = (Lifetime::new(), Health::new());
+    let code = tokio::select! {
+        biased;
+        // A stop during the start ends it.
+        () = told_to_stop(config.exit_on_stdin_close) => ExitCode::SUCCESS,
+        code = up_and_running(start(lifetime.clone(), health.clone()), &health) => code,
+    };
+    tracing::info!("stopping: in-flight requests may finish");
+    health.set_draining("the process was told to stop");
+    lifetime.drain(config.grace).await;
+    lifetime.shut_down(STOP_GRACE).await;
+    code
+}
+
+/// Ends only where the start failed, or where the role declared itself failed.
+async fn up_and_running(start: impl Future<Output = anyhow::Result<()>>, health: &Health) -> ExitCode {
+    if let Err(error) = start.await {
+        return fail(&error);
+    }
+    let mut state = health.subscribe();
+    let failed = state.wait_for(|state| matches!(state, crate::health::State::Failed(_))).await;
+    match failed {
+        Ok(state) => tracing::error!(reason = state.reason(), "giving up"),
+        Err(_) => tracing::error!("nobody reports health anymore"),
+    }
+    ExitCode::FAILURE
+}
+
+async fn told_to_stop(on_stdin_close: bool) {
+    tokio::select! {
+        biased;
+        // SIGINT and SIGTERM.
+        _ = termination_signal() => {}
+        // The parent is gone.
+        () = stdin_closed(), if on_stdin_close => {}
+    }
+}
+
+/// Resolves when stdin ends. The read blocks a thread of its own, which the end of the process takes along.
+async fn stdin_closed() {
+    let (closed, seen) = tokio::sync::oneshot::channel::<Infallible>();
+    let reader = move || {
+        // What is written there means nothing; only the end does.
+        if let Err(error) = std::io::copy(&mut std::io::stdin().lock(), &mut std::io::sink()) {
+            tracing::warn!(%error, "stdin cannot be read, which counts as closed");
+        }
+        drop(closed);
+    };
+    if let Err(error) = std::thread::Builder::new().name("stdin".to_owned()).spawn(reader) {
+        tracing::error!(%error, "cannot watch stdin, which counts as closed");
+    }
+    let Err(_) = seen.await;
+}
+
+/// One line that names what was wrong, for people and for whoever started the process.
+fn fail(error: &anyhow::Error) -> ExitCode {
+    use std::io::Write as _;
+    // A closed stderr leaves nobody to tell; the exit code still does.
+    drop(writeln!(std::io::stderr(), "error: {error:#}"));
+    ExitCode::FAILURE
+}

@@ -1,0 +1,182 @@
+//! How a process ends: a cancel token and a gate, always as a pair.
+//!
+//! Every task of a process runs under a [`Lifetime`]. The token says *stop*; the gate waits until everything that
+//! was started has let go, and names what has not. Servers stop in two phases:
+//!
+//! 1. [`Lifetime::drain`]: intake stops, what is in flight ([`Lifetime::work`]) may finish within a grace period;
+//! 2. [`Lifetime::shut_down`]: everything is cancelled, and the gate is waited for.
+//!
+//! This is the only place that calls `tokio::spawn`. It must never kill a task: what outlives its grace period is
+//! named in the log and left to the end of the process.
+
+mod gate;
+mod signal;
+#[cfg(test)]
+mod tests;
+
+use std::any::Any;
+use std::panic::{AssertUnwindSafe, resume_unwind};
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures::FutureExt;
+use tokio::task::JoinHandle;
+use tokio_util::sync::CancellationToken;
+
+use gate::Gate;
+pub use gate::Hold;
+pub use signal::termination_signal;
+
+/// The token and gate that the tasks of one process, or of one part of it, run under.
+///
+/// Clones are handles to the same lifetime. A [`child`](Self::child) ends with its parent, can end before it, and
+/// whatever runs under the child also holds the parent's gate open.
+#[derive(Clone, Debug)]
+pub struct Lifetime {
+    inner: Arc<Inner>,
+}
+
+/// Whether a wait on the gate saw the last holder go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// Everything let go in time.
+    Clean,
+    /// The grace period ran out; the holders were named in the log.
+    HeldOpen,
+}
+
+#[derive(Debug)]
+struct Inner {
+    draining: CancellationToken,
+    cancelled: CancellationToken,
+    /// Requests and streams in flight: what a drain waits for.
+    work: Gate,
+    /// Tasks and threads: what the end waits for.
+    tasks: Gate,
+}
+
+impl Lifetime {
+    /// A lifetime of its own, with no parent.
+    pub fn new() -> Self {
+        Self::from_parts(CancellationToken::new(), CancellationToken::new(), Gate::new(), Gate::new())
+    }
+
+    /// A part of this lifetime that can be ended alone, for instance one connection or one router's session.
+    pub fn child(&self) -> Self {
+        let Inner { draining, cancelled, work, tasks } = &*self.inner;
+        Self::from_parts(draining.child_token(), cancelled.child_token(), work.child(), tasks.child())
+    }
+
+    fn from_parts(
+        draining: CancellationToken,
+        cancelled: CancellationToken,
+        work: Gate,
+        tasks: Gate,
+    ) -> Self {
+        Self { inner: Arc::new(Inner { draining, cancelled, work, tasks }) }
+    }
+
+    /// Runs `future` as a task that holds the gate open under `name` until it ends.
+    ///
+    /// The task is not cancelled from outside: it watches [`cancelled`](Self::cancelled) itself. A panic is logged
+    /// with the task's name and then reaches whoever awaits the handle. The current tracing span is not inherited;
+    /// instrument the future where a task belongs to one request.
+    pub fn spawn<F>(&self, name: &'static str, future: F) -> JoinHandle<F::Output>
+    where
+        F: Future + Send + 'static,
+        F::Output: Send + 'static,
+    {
+        let hold = self.inner.tasks.enter(name);
+        let task = async move {
+            let _hold = hold;
+            match AssertUnwindSafe(future).catch_unwind().await {
+                Ok(output) => output,
+                Err(payload) => {
+                    tracing::error!(task = name, panic = panic_text(payload.as_ref()), "a task panicked");
+                    resume_unwind(payload)
+                }
+            }
+        };
+        #[expect(
+            clippy::disallowed_methods,
+            reason = "the one place that spawns: the gate holds the task's name"
+        )]
+        tokio::spawn(task)
+    }
+
+    /// Holds the gate open for a dedicated thread; move the hold into the thread.
+    pub fn thread(&self, name: &'static str) -> Hold {
+        self.inner.tasks.enter(name)
+    }
+
+    /// Marks one piece of client work (a request, a stream) as in flight until the hold is dropped; a drain waits
+    /// for it. Keep the hold inside the response body, so that streaming counts as work.
+    pub fn work(&self, name: &'static str) -> Hold {
+        self.inner.work.enter(name)
+    }
+
+    /// Resolves once intake should stop: at [`drain`](Self::drain) or [`shut_down`](Self::shut_down).
+    ///
+    /// Cancel safety: safe.
+    pub fn draining(&self) -> impl Future<Output = ()> + Send + use<> {
+        self.inner.draining.clone().cancelled_owned()
+    }
+
+    /// Whether intake should stop.
+    pub fn is_draining(&self) -> bool {
+        self.inner.draining.is_cancelled()
+    }
+
+    /// Resolves once everything should stop.
+    ///
+    /// Cancel safety: safe.
+    pub fn cancelled(&self) -> impl Future<Output = ()> + Send + use<> {
+        self.inner.cancelled.clone().cancelled_owned()
+    }
+
+    /// Whether everything should stop.
+    pub fn is_cancelled(&self) -> bool {
+        self.inner.cancelled.is_cancelled()
+    }
+
+    /// First phase: intake stops at once, and work in flight gets up to `grace` to finish.
+    pub async fn drain(&self, grace: Duration) -> Outcome {
+        self.inner.draining.cancel();
+        if tokio::time::timeout(grace, self.inner.work.emptied()).await.is_ok() {
+            return Outcome::Clean;
+        }
+        let held_by = self.inner.work.holders();
+        tracing::warn!(%held_by, ?grace, "work was still in flight at the end of the drain");
+        Outcome::HeldOpen
+    }
+
+    /// Second phase: cancels everything and waits up to `grace` until the last holder has let go.
+    ///
+    /// Must not be awaited by a task that itself runs under this lifetime: it would wait for its own end.
+    pub async fn shut_down(&self, grace: Duration) -> Outcome {
+        self.inner.draining.cancel();
+        self.inner.cancelled.cancel();
+        let let_go = async {
+            self.inner.work.emptied().await;
+            self.inner.tasks.emptied().await;
+        };
+        if tokio::time::timeout(grace, let_go).await.is_ok() {
+            return Outcome::Clean;
+        }
+        let (work, tasks) = (self.inner.work.holders(), self.inner.tasks.holders());
+        tracing::warn!(%work, %tasks, ?grace, "still running after the grace period, left behind");
+        Outcome::HeldOpen
+    }
+}
+
+impl Default for Lifetime {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+/// What a panic said, where it said it in words.
+fn panic_text(payload: &(dyn Any + Send)) -> &str {
+    let text = payload.downcast_ref::<&str>().copied();
+    text.or_else(|| payload.downcast_ref::<String>().map(String::as_str)).unwrap_or("(no text)")
+}

@@ -1,0 +1,76 @@
+//! The two phases, the gate's names, and panics.
+
+use std::time::Duration;
+
+use super::{Lifetime, Outcome, termination_signal};
+
+/// A grace period that a passing test never uses up.
+const AMPLE: Duration = Duration::from_secs(60);
+
+#[tokio::test]
+async fn shut_down_waits_for_tasks_that_watch_the_token() {
+    let lifetime = Lifetime::new();
+    let task = lifetime.spawn("watcher", lifetime.cancelled());
+    assert!(!lifetime.is_cancelled());
+    assert_eq!(lifetime.shut_down(AMPLE).await, Outcome::Clean);
+    assert!(lifetime.is_cancelled() && lifetime.is_draining());
+    assert!(task.is_finished());
+}
+
+#[tokio::test]
+async fn what_outlives_the_grace_period_is_named() {
+    let lifetime = Lifetime::new();
+    let stuck = [
+        lifetime.spawn("stuck", std::future::pending::<()>()),
+        lifetime.spawn("stuck", std::future::pending()),
+    ];
+    let _thread = lifetime.thread("engine");
+    assert_eq!(lifetime.shut_down(Duration::ZERO).await, Outcome::HeldOpen);
+    assert_eq!(lifetime.inner.tasks.holders().to_string(), "engine x1, stuck x2");
+    stuck.iter().for_each(tokio::task::JoinHandle::abort);
+    drop(_thread);
+    assert_eq!(lifetime.shut_down(AMPLE).await, Outcome::Clean, "an aborted task lets go as well");
+}
+
+#[tokio::test]
+async fn drain_stops_intake_and_waits_for_work_but_cancels_nothing() {
+    let lifetime = Lifetime::new();
+    let _background = lifetime.spawn("background", lifetime.cancelled());
+    let work = lifetime.work("stream");
+    assert_eq!(lifetime.drain(Duration::ZERO).await, Outcome::HeldOpen);
+    assert!(lifetime.is_draining() && !lifetime.is_cancelled());
+    drop(work);
+    assert_eq!(lifetime.drain(AMPLE).await, Outcome::Clean, "background tasks do not hold a drain open");
+    assert_eq!(lifetime.shut_down(AMPLE).await, Outcome::Clean);
+}
+
+#[tokio::test]
+async fn a_child_ends_alone_and_a_parent_ends_and_awaits_its_children() {
+    let parent = Lifetime::new();
+    let (first, second) = (parent.child(), parent.child());
+    let _first_task = first.spawn("first", first.cancelled());
+    let second_task = second.spawn("second", second.cancelled());
+
+    assert_eq!(first.shut_down(AMPLE).await, Outcome::Clean);
+    assert!(!parent.is_cancelled() && !second.is_cancelled());
+    assert_eq!(parent.inner.tasks.holders().to_string(), "second x1");
+
+    assert_eq!(parent.shut_down(AMPLE).await, Outcome::Clean);
+    assert!(second.is_cancelled() && second_task.is_finished());
+}
+
+#[tokio::test]
+async fn a_panic_opens_the_gate_and_reaches_the_handle() {
+    let lifetime = Lifetime::new();
+    let panicking = lifetime.spawn("panicking", async { panic!("on purpose, by a test") });
+    let error = panicking.await.expect_err("the panic reaches whoever awaits the task");
+    assert!(error.is_panic());
+    assert_eq!(lifetime.shut_down(AMPLE).await, Outcome::Clean);
+}
+
+#[tokio::test]
+async fn sigterm_is_seen_even_before_the_future_is_awaited() {
+    let signal = termination_signal();
+    nix::sys::signal::raise(nix::sys::signal::Signal::SIGTERM).unwrap();
+    assert_eq!(signal.await, "SIGTERM");
+}

@@ -1,0 +1,158 @@
+//! What a process says about itself while it runs: log lines on stderr, and spans to an OTLP collector.
+//!
+//! Called once, by `main`, after the configuration is known and before anything else starts. Traces are off unless
+//! an endpoint is named in the standard variables (see `otlp.rs`). Trace context crosses processes in W3C form (see
+//! `propagation.rs`). Telemetry must never fail or hold up the work it tells about: a collector that is away costs
+//! its spans, and the last flush has a bound.
+
+mod otlp;
+mod propagation;
+
+use std::fmt;
+use std::io::IsTerminal as _;
+use std::str::FromStr;
+use std::time::Duration;
+
+use opentelemetry::trace::TracerProvider as _;
+use opentelemetry_sdk::trace::SdkTracerProvider;
+use serde::{Deserialize, Serialize};
+use tracing::{Level, Metadata};
+use tracing_subscriber::filter::{EnvFilter, filter_fn};
+use tracing_subscriber::layer::SubscriberExt as _;
+use tracing_subscriber::util::SubscriberInitExt as _;
+use tracing_subscriber::{Layer, Registry};
+
+pub use propagation::{inject_headers, inject_metadata, set_parent, set_parent_from_headers};
+pub use propagation::{set_parent_from_metadata, traceparent_of};
+
+/// How long the last spans may take to reach the collector when the process ends.
+pub const FLUSH_TIMEOUT: Duration = Duration::from_secs(3);
+
+/// Libraries whose own spans are not ours to export; the exporter's own calls would even breed further spans.
+const FOREIGN: [&str; 6] = ["h2", "hyper", "tonic", "tower", "opentelemetry", "reqwest"];
+
+/// What a process tells and in which form.
+#[derive(Clone, Debug)]
+pub struct TelemetryConfig {
+    /// The `service.name` of traces, unless `OTEL_SERVICE_NAME` or `OTEL_RESOURCE_ATTRIBUTES` say otherwise.
+    pub service_name: String,
+    /// The form of log lines.
+    pub log_format: LogFormat,
+    /// Which log lines are written.
+    pub log_filter: LogFilter,
+}
+
+/// The form of log lines.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub enum LogFormat {
+    /// For people.
+    #[default]
+    Text,
+    /// One JSON object a line.
+    Json,
+}
+
+/// Directives such as `info` or `warn,router=debug`, known to be well-formed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LogFilter(String);
+
+/// Why telemetry could not be set up.
+#[derive(Debug, thiserror::Error)]
+pub enum TelemetryError {
+    /// The exporter refused its settings.
+    #[error("cannot set up the otlp exporter, check the OTEL_EXPORTER_OTLP_* variables: {0}")]
+    Exporter(#[from] opentelemetry_otlp::ExporterBuildError),
+    /// A protocol that this build does not speak.
+    #[error("{variable}={value}: only the otlp protocol grpc is supported; set it to grpc or unset it")]
+    Protocol {
+        /// The variable that asks for it.
+        variable: &'static str,
+        /// What it asks for.
+        value: String,
+    },
+    /// This process has a subscriber already.
+    #[error("telemetry is set up once in a process, by its main: {0}")]
+    AlreadySetUp(#[from] tracing_subscriber::util::TryInitError),
+}
+
+/// Keeps the exporter alive. Dropping it flushes the last spans, for at most [`FLUSH_TIMEOUT`] on this thread.
+#[derive(Debug)]
+#[must_use = "dropping the guard ends the export of traces"]
+pub struct TelemetryGuard {
+    traces: Option<SdkTracerProvider>,
+}
+
+/// Sets up logs and, where the environment names a collector, traces. Needs a Tokio runtime in the second case.
+pub fn init(config: &TelemetryConfig) -> Result<TelemetryGuard, TelemetryError> {
+    let traces = otlp::provider(&config.service_name)?;
+    let tracer = traces.as_ref().map(|provider| provider.tracer("outrider"));
+    let spans = tracer
+        .map(|tracer| tracing_opentelemetry::layer().with_tracer(tracer).with_filter(filter_fn(is_exported)));
+    tracing_subscriber::registry().with(logs(config)).with(spans).try_init()?;
+    Ok(TelemetryGuard { traces })
+}
+
+fn logs(config: &TelemetryConfig) -> Box<dyn Layer<Registry> + Send + Sync> {
+    let lines = tracing_subscriber::fmt::layer().with_writer(std::io::stderr);
+    let filter = EnvFilter::new(&config.log_filter.0);
+    match config.log_format {
+        LogFormat::Text => lines.with_ansi(std::io::stderr().is_terminal()).with_filter(filter).boxed(),
+        LogFormat::Json => lines.json().flatten_event(true).with_filter(filter).boxed(),
+    }
+}
+
+/// Spans of level INFO and above are exported whatever the log filter says, with the events inside them.
+fn is_exported(metadata: &Metadata<'_>) -> bool {
+    let library = metadata.target().split("::").next().unwrap_or_default();
+    *metadata.level() <= Level::INFO && !FOREIGN.iter().any(|foreign| library.starts_with(foreign))
+}
+
+impl TelemetryGuard {
+    /// Flushes without blocking the runtime's own threads, on which the exporter depends. Awaited at the very end
+    /// of `main`, it is kinder than dropping the guard.
+    pub async fn shut_down(self) {
+        if tokio::task::spawn_blocking(move || drop(self)).await.is_err() {
+            tracing::warn!("flushing the last spans panicked");
+        }
+    }
+}
+
+impl Drop for TelemetryGuard {
+    fn drop(&mut self) {
+        let Some(traces) = self.traces.take() else { return };
+        if let Err(error) = traces.shutdown_with_timeout(FLUSH_TIMEOUT) {
+            tracing::warn!(%error, "the last spans did not reach the collector");
+        }
+    }
+}
+
+impl FromStr for LogFilter {
+    type Err = tracing_subscriber::filter::ParseError;
+
+    fn from_str(directives: &str) -> Result<Self, Self::Err> {
+        EnvFilter::builder().parse(directives)?;
+        Ok(Self(directives.to_owned()))
+    }
+}
+
+impl fmt::Display for LogFilter {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::LogFilter;
+
+    #[test]
+    fn a_filter_is_checked_before_it_is_used() {
+        for good in ["info", "warn,router=debug", "service::discovery=trace,error"] {
+            assert_eq!(good.parse::<LogFilter>().unwrap().to_string(), good);
+        }
+        for bad in ["router=loud", "info,a=b=c"] {
+            assert!(bad.parse::<LogFilter>().is_err(), "{bad}");
+        }
+    }
+}

@@ -1,0 +1,166 @@
+//! Trace context across processes, in W3C form: out of headers into a span's parent, and out of a span.
+//!
+//! A request must never fail for its trace context: what is malformed is ignored, and without an exporter there is
+//! no context to hand on.
+
+use http::{HeaderMap, HeaderName, HeaderValue};
+use opentelemetry::Context;
+use opentelemetry::propagation::{Extractor, Injector, TextMapPropagator as _};
+use opentelemetry::trace::TraceContextExt as _;
+use opentelemetry_sdk::propagation::TraceContextPropagator;
+use tonic::metadata::MetadataMap;
+use tracing::Span;
+use tracing_opentelemetry::{OpenTelemetrySpanExt as _, SetParentError};
+
+const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
+
+struct Headers<'a>(&'a HeaderMap);
+
+struct HeadersMut<'a>(&'a mut HeaderMap);
+
+/// The `traceparent` that makes another process's span a child of `span`; `None` where traces are off.
+pub fn traceparent_of(span: &Span) -> Option<String> {
+    let mut headers = HeaderMap::new();
+    inject_headers(span, &mut headers);
+    Some(headers.get(TRACEPARENT)?.to_str().ok()?.to_owned())
+}
+
+/// Makes `span` a child of the span that `traceparent` names; a malformed one is ignored. Call it before anything
+/// is done with the span.
+pub fn set_parent(span: &Span, traceparent: &str) {
+    if let Ok(value) = HeaderValue::from_str(traceparent) {
+        set_parent_from_headers(span, &HeaderMap::from_iter([(TRACEPARENT, value)]));
+    }
+}
+
+/// [`set_parent`] from the headers of an HTTP request, `tracestate` included.
+pub fn set_parent_from_headers(span: &Span, headers: &HeaderMap) {
+    let context = TraceContextPropagator::new().extract_with_context(&Context::new(), &Headers(headers));
+    if !context.span().span_context().is_valid() {
+        return;
+    }
+    match span.set_parent(context) {
+        // Without an exporter no span has a context, and a filtered span has no use for one.
+        Ok(()) | Err(SetParentError::LayerNotFound | SetParentError::SpanDisabled) => {}
+        Err(error) => tracing::debug!(%error, "a span kept its parent"),
+    }
+}
+
+/// [`set_parent`] from the metadata of a gRPC request.
+pub fn set_parent_from_metadata(span: &Span, metadata: &MetadataMap) {
+    set_parent_from_headers(span, metadata.as_ref());
+}
+
+/// Writes the context of `span` into the headers of an outgoing HTTP request.
+pub fn inject_headers(span: &Span, headers: &mut HeaderMap) {
+    TraceContextPropagator::new().inject_context(&span.context(), &mut HeadersMut(headers));
+}
+
+/// Writes the context of `span` into the metadata of an outgoing gRPC request.
+pub fn inject_metadata(span: &Span, metadata: &mut MetadataMap) {
+    inject_headers(span, metadata.as_mut());
+}
+
+impl Extractor for Headers<'_> {
+    fn get(&self, key: &str) -> Option<&str> {
+        self.0.get(key)?.to_str().ok()
+    }
+
+    fn keys(&self) -> Vec<&str> {
+        self.0.keys().map(HeaderName::as_str).collect()
+    }
+}
+
+impl Injector for HeadersMut<'_> {
+    fn set(&mut self, key: &str, value: String) {
+        // An empty tracestate is legal but says nothing.
+        if value.is_empty() {
+            return;
+        }
+        if let (Ok(key), Ok(value)) = (HeaderName::from_bytes(key.as_bytes()), HeaderValue::from_str(&value))
+        {
+            self.0.insert(key, value);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use opentelemetry::trace::TracerProvider as _;
+    use opentelemetry_sdk::trace::SdkTracerProvider;
+    use tracing_subscriber::layer::SubscriberExt as _;
+
+    use super::*;
+
+    const TRACE: &str = "4bf92f3577b34da6a3ce929d0e0e4736";
+    const PARENT: &str = "00f067aa0ba902b7";
+
+    /// Runs `body` where spans have contexts, without any exporter.
+    fn with_traces(body: impl FnOnce()) {
+        let tracer = SdkTracerProvider::builder().build().tracer("test");
+        let subscriber =
+            tracing_subscriber::registry().with(tracing_opentelemetry::layer().with_tracer(tracer));
+        tracing::subscriber::with_default(subscriber, body);
+    }
+
+    #[test]
+    fn a_child_keeps_the_trace_and_gets_a_span_of_its_own() {
+        with_traces(|| {
+            let span = tracing::info_span!("request");
+            set_parent(&span, &format!("00-{TRACE}-{PARENT}-01"));
+            let onward = traceparent_of(&span).unwrap();
+            assert!(onward.starts_with(&format!("00-{TRACE}-")) && onward.ends_with("-01"), "{onward}");
+            assert!(!onward.contains(PARENT), "{onward}");
+        });
+    }
+
+    #[test]
+    fn a_context_survives_headers_and_metadata() {
+        with_traces(|| {
+            let parent = tracing::info_span!("parent");
+            let trace_of = |span: &Span| traceparent_of(span).unwrap()[3..35].to_owned();
+
+            let mut headers = HeaderMap::new();
+            inject_headers(&parent, &mut headers);
+            let over_http = tracing::info_span!(parent: None, "over http");
+            set_parent_from_headers(&over_http, &headers);
+            assert_eq!(trace_of(&over_http), trace_of(&parent));
+
+            let mut metadata = MetadataMap::new();
+            inject_metadata(&parent, &mut metadata);
+            let over_grpc = tracing::info_span!(parent: None, "over grpc");
+            set_parent_from_metadata(&over_grpc, &metadata);
+            assert_eq!(trace_of(&over_grpc), trace_of(&parent));
+        });
+    }
+
+    #[test]
+    fn malformed_parents_are_ignored() {
+        let zeros = "0".repeat(32);
+        let malformed = [
+            String::new(),
+            "nonsense".to_owned(),
+            "line\nbreak".to_owned(),
+            format!("00-{TRACE}-{PARENT}"),
+            format!("00-{zeros}-{PARENT}-01"),
+            format!("00-{TRACE}-{}-01", "0".repeat(16)),
+            format!("ff-{TRACE}-{PARENT}-01"),
+            format!("00-{}-{PARENT}-01", TRACE.to_uppercase().replace('A', "G")),
+        ];
+        with_traces(|| {
+            for traceparent in malformed {
+                let span = tracing::info_span!("request");
+                set_parent(&span, &traceparent);
+                let own = traceparent_of(&span).unwrap();
+                assert!(!own.contains(TRACE), "{traceparent:?} was taken: {own}");
+            }
+        });
+    }
+
+    #[test]
+    fn without_traces_there_is_no_context_to_hand_on() {
+        let span = tracing::info_span!("request");
+        set_parent(&span, &format!("00-{TRACE}-{PARENT}-01"));
+        assert_eq!(traceparent_of(&span), None);
+    }
+}

@@ -1,0 +1,197 @@
+//! An exported span, from the standard variables to a collector that receives it over the wire.
+//!
+//! Variables are given to a process at its start, so the test starts itself a second time with them set; that second
+//! process records a span and ends as a server does.
+
+#![forbid(unsafe_code)]
+#![expect(clippy::unwrap_used, reason = "all of this crate is a test, its second process included")]
+
+use std::process::Command;
+use std::time::Duration;
+
+use opentelemetry_proto::tonic::collector::trace::v1::trace_service_server::{
+    TraceService, TraceServiceServer,
+};
+use opentelemetry_proto::tonic::collector::trace::v1::{
+    ExportTraceServiceRequest, ExportTraceServiceResponse,
+};
+use opentelemetry_proto::tonic::common::v1::any_value;
+use opentelemetry_proto::tonic::trace::v1::ResourceSpans;
+use service::config::env_var;
+use service::shutdown::Lifetime;
+use service::telemetry::{self, LogFormat, TelemetryConfig};
+use tokio::net::TcpListener;
+use tokio::sync::mpsc;
+use tokio_stream::wrappers::TcpListenerStream;
+use tonic::{Request, Response, Status};
+
+/// Set in the second process.
+const RUN_AGAIN: &str = "OUTRIDER_TEST_RUN_AGAIN";
+
+const ENDPOINT: &str = "OTEL_EXPORTER_OTLP_ENDPOINT";
+const TRACE: &str = "4bf92f3577b34da6a3ce929d0e0e4736";
+const PARENT: &str = "00f067aa0ba902b7";
+
+/// How long the collector waits for a span; only a failing test waits this long.
+const AMPLE: Duration = Duration::from_secs(20);
+
+/// A collector that hands on what it is sent.
+struct Collector(mpsc::Sender<ResourceSpans>);
+
+#[tonic::async_trait]
+impl TraceService for Collector {
+    async fn export(
+        &self,
+        request: Request<ExportTraceServiceRequest>,
+    ) -> Result<Response<ExportTraceServiceResponse>, Status> {
+        for spans in request.into_inner().resource_spans {
+            self.0.send(spans).await.map_err(|_| Status::unavailable("the test is over"))?;
+        }
+        Ok(Response::new(ExportTraceServiceResponse::default()))
+    }
+}
+
+/// Starts a collector; gives its URL and what it receives.
+async fn collector(lifetime: &Lifetime) -> (String, mpsc::Receiver<ResourceSpans>) {
+    let (sender, received) = mpsc::channel(64);
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("http://{}", listener.local_addr().unwrap());
+    let server = tonic::transport::Server::builder().add_service(TraceServiceServer::new(Collector(sender)));
+    lifetime.spawn("collector", server.serve_with_incoming(TcpListenerStream::new(listener)));
+    (url, received)
+}
+
+/// Runs this test again as a process of its own, with these `OTEL_*` variables and no others.
+async fn run_again(test: &str, variables: &[(&str, &str)]) -> std::process::Output {
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    for (name, _) in std::env::vars_os().filter(|(name, _)| name.to_string_lossy().starts_with("OTEL_")) {
+        command.env_remove(name);
+    }
+    command.args(["--exact", test, "--nocapture"]).env(RUN_AGAIN, "yes").envs(variables.iter().copied());
+    let output = tokio::task::spawn_blocking(move || command.output()).await.unwrap().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    assert!(
+        String::from_utf8_lossy(&output.stdout).contains("1 passed"),
+        "{test} is not the name of this test"
+    );
+    output
+}
+
+fn config() -> TelemetryConfig {
+    let log_filter = "warn".parse().unwrap();
+    TelemetryConfig { service_name: "outrider-test".to_owned(), log_format: LogFormat::Text, log_filter }
+}
+
+/// What the second process does: one request with a caller's context, one piece of work inside it.
+async fn record_a_span() {
+    let guard = telemetry::init(&config()).unwrap();
+    let request = tracing::info_span!("request", lane = 7);
+    telemetry::set_parent(&request, &format!("00-{TRACE}-{PARENT}-01"));
+    assert!(telemetry::traceparent_of(&request).unwrap().contains(TRACE));
+    request.in_scope(|| {
+        tracing::info_span!("verify").in_scope(|| tracing::info!("rows ready"));
+        tracing::debug_span!("too fine to export").in_scope(|| ());
+    });
+    drop(request);
+    guard.shut_down().await;
+}
+
+fn attribute(spans: &ResourceSpans, key: &str) -> String {
+    let attributes = &spans.resource.as_ref().unwrap().attributes;
+    let found = attributes.iter().find(|attribute| attribute.key == key).expect(key);
+    match found.value.as_ref().and_then(|value| value.value.as_ref()) {
+        Some(any_value::Value::StringValue(text)) => text.clone(),
+        other => panic!("{key} is {other:?}"),
+    }
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_span_reaches_the_collector_under_its_callers_trace() {
+    if env_var(RUN_AGAIN).is_some() {
+        return record_a_span().await;
+    }
+    let lifetime = Lifetime::new();
+    let (url, mut received) = collector(&lifetime).await;
+    let variables = [(ENDPOINT, url.as_str()), ("OTEL_RESOURCE_ATTRIBUTES", "deployment=test,zone=a")];
+    run_again("a_span_reaches_the_collector_under_its_callers_trace", &variables).await;
+
+    let spans = tokio::time::timeout(AMPLE, received.recv()).await.expect("a batch of spans").unwrap();
+    assert_eq!(attribute(&spans, "service.name"), "outrider-test");
+    assert_eq!(attribute(&spans, "zone"), "a");
+    let mut exported: Vec<_> = spans.scope_spans.into_iter().flat_map(|scope| scope.spans).collect();
+    exported.sort_by(|one, other| one.name.cmp(&other.name));
+    let [request, verify] = &exported[..] else { panic!("two spans, not {exported:?}") };
+    assert_eq!((request.name.as_str(), verify.name.as_str()), ("request", "verify"));
+    assert_eq!((hex(&request.trace_id), hex(&request.parent_span_id)), (TRACE.to_owned(), PARENT.to_owned()));
+    assert_eq!((&verify.trace_id, &verify.parent_span_id), (&request.trace_id, &request.span_id));
+    assert_eq!(
+        verify.events[0].name, "rows ready",
+        "events are exported although the log shows warnings only"
+    );
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_environment_names_the_service_and_may_sample_nothing() {
+    if env_var(RUN_AGAIN).is_some() {
+        return record_a_span().await;
+    }
+    let lifetime = Lifetime::new();
+    let (url, mut received) = collector(&lifetime).await;
+    let test = "the_environment_names_the_service_and_may_sample_nothing";
+    run_again(test, &[(ENDPOINT, &url), ("OTEL_TRACES_SAMPLER", "always_off")]).await;
+    run_again(test, &[(ENDPOINT, &url), ("OTEL_SERVICE_NAME", "named-outside")]).await;
+    // The process that sampled nothing came first and sent nothing.
+    let spans = tokio::time::timeout(AMPLE, received.recv()).await.expect("a batch of spans").unwrap();
+    assert_eq!(attribute(&spans, "service.name"), "named-outside");
+    assert!(received.try_recv().is_err());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_collector_that_is_away_delays_the_end_by_the_flush_timeout_at_most() {
+    if env_var(RUN_AGAIN).is_some() {
+        return record_a_span().await;
+    }
+    // Nobody listens on a port that was just given back.
+    let url = format!("http://{}", TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap());
+    let started = std::time::Instant::now();
+    let test = "a_collector_that_is_away_delays_the_end_by_the_flush_timeout_at_most";
+    run_again(test, &[(ENDPOINT, &url)]).await;
+    assert!(started.elapsed() < telemetry::FLUSH_TIMEOUT + AMPLE / 2, "{:?}", started.elapsed());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_protocol_that_is_not_spoken_is_refused() {
+    if env_var(RUN_AGAIN).is_some() {
+        let error = telemetry::init(&config()).expect_err("http is not spoken").to_string();
+        eprintln!("refused: {error}");
+        return;
+    }
+    let variables = [(ENDPOINT, "http://127.0.0.1:1"), ("OTEL_EXPORTER_OTLP_PROTOCOL", "http/protobuf")];
+    let output = run_again("a_protocol_that_is_not_spoken_is_refused", &variables).await;
+    let told = String::from_utf8(output.stderr).unwrap();
+    assert!(told.contains("refused: OTEL_EXPORTER_OTLP_PROTOCOL=http/protobuf: only"), "{told}");
+}
+
+#[tokio::test]
+async fn without_an_endpoint_there_are_logs_only() {
+    if env_var(RUN_AGAIN).is_some() {
+        return record_nothing().await;
+    }
+    run_again("without_an_endpoint_there_are_logs_only", &[]).await;
+    run_again("without_an_endpoint_there_are_logs_only", &[(ENDPOINT, "")]).await;
+    let disabled = [(ENDPOINT, "http://127.0.0.1:1"), ("OTEL_SDK_DISABLED", "true")];
+    run_again("without_an_endpoint_there_are_logs_only", &disabled).await;
+}
+
+async fn record_nothing() {
+    let guard = telemetry::init(&config()).unwrap();
+    let span = tracing::info_span!("request");
+    telemetry::set_parent(&span, &format!("00-{TRACE}-{PARENT}-01"));
+    assert_eq!(telemetry::traceparent_of(&span), None);
+    assert!(telemetry::init(&config()).is_err(), "a second set-up is refused");
+    guard.shut_down().await;
+}

@@ -1,0 +1,158 @@
+//! The life of a process from outside: what ends it, what it tells, and the code it ends with.
+//!
+//! A process cannot be run inside a test, so each test starts itself a second time; the second process plays a role.
+
+#![forbid(unsafe_code)]
+#![expect(
+    clippy::unwrap_used,
+    clippy::print_stderr,
+    reason = "all of this crate is a test, its second process included"
+)]
+
+use std::process::{ExitCode, Stdio};
+use std::time::Duration;
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use service::config::{Faults, env_var};
+use service::health::Health;
+use service::process::{ProcessConfig, RawProcess, run};
+use service::shutdown::Lifetime;
+use tokio::io::{AsyncBufReadExt as _, BufReader, Lines};
+use tokio::process::{Child, ChildStderr, ChildStdin, Command};
+
+/// Set in the second process.
+const RUN_AGAIN: &str = "OUTRIDER_TEST_RUN_AGAIN";
+
+/// How long a test waits for what must happen; only a failing test waits this long.
+const AMPLE: Duration = Duration::from_secs(20);
+
+/// A second process, followed by what it tells on stderr.
+struct Role {
+    child: Child,
+    told: Lines<BufReader<ChildStderr>>,
+    stdin: Option<ChildStdin>,
+}
+
+impl Role {
+    fn start(test: &str) -> Self {
+        let mut child = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", test, "--nocapture"])
+            .env(RUN_AGAIN, "yes")
+            .stdin(Stdio::piped())
+            .stdout(Stdio::null())
+            .stderr(Stdio::piped())
+            .kill_on_drop(true)
+            .spawn()
+            .unwrap();
+        let told = BufReader::new(child.stderr.take().unwrap()).lines();
+        Self { stdin: child.stdin.take(), child, told }
+    }
+
+    /// Reads on until a line with this text.
+    async fn tells(&mut self, expected: &str) {
+        let mut before = Vec::new();
+        let line = async {
+            while let Some(line) = self.told.next_line().await.unwrap() {
+                if line.contains(expected) {
+                    return;
+                }
+                before.push(line);
+            }
+            panic!("it ended without telling `{expected}`: {before:#?}");
+        };
+        tokio::time::timeout(AMPLE, line).await.expect(expected);
+    }
+
+    fn signal(&self, signal: Signal) {
+        let id = self.child.id().expect("a running process");
+        kill(Pid::from_raw(id.try_into().unwrap()), signal).unwrap();
+    }
+}
+
+fn config(exit_on_stdin_close: bool) -> ProcessConfig {
+    let mut config = RawProcess::default().validate(&mut Faults::new()).unwrap();
+    config.exit_on_stdin_close = exit_on_stdin_close;
+    config
+}
+
+/// Plays a role in the second process and tells how it ended.
+fn play<F>(exit_on_stdin_close: bool, start: impl FnOnce(Lifetime, Health) -> F)
+where
+    F: Future<Output = anyhow::Result<()>>,
+{
+    let code = run("outrider-test", &config(exit_on_stdin_close), start);
+    let word = if code == ExitCode::SUCCESS { "success" } else { "failure" };
+    eprintln!("ended with {word}");
+}
+
+/// A role that serves one request, which ends only once the drain began.
+async fn serve_one_request(lifetime: Lifetime, health: Health) -> anyhow::Result<()> {
+    health.set_ready();
+    let (draining, request) = (lifetime.draining(), lifetime.work("request"));
+    lifetime.spawn("server", async move {
+        draining.await;
+        assert!(!health.is_ready());
+        eprintln!("the request ends");
+        drop(request);
+    });
+    eprintln!("ready");
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_signal_drains_and_ends_well() {
+    if env_var(RUN_AGAIN).is_some() {
+        return off_the_runtime(|| play(false, serve_one_request)).await;
+    }
+    for signal in [Signal::SIGTERM, Signal::SIGINT] {
+        let mut role = Role::start("a_signal_drains_and_ends_well");
+        role.tells("ready").await;
+        role.signal(signal);
+        role.tells("the request ends").await;
+        role.tells("ended with success").await;
+    }
+}
+
+#[tokio::test]
+async fn a_closed_stdin_ends_it_where_asked_for() {
+    if env_var(RUN_AGAIN).is_some() {
+        return off_the_runtime(|| play(true, serve_one_request)).await;
+    }
+    let mut role = Role::start("a_closed_stdin_ends_it_where_asked_for");
+    role.tells("ready").await;
+    drop(role.stdin.take());
+    role.tells("the request ends").await;
+    role.tells("ended with success").await;
+}
+
+#[tokio::test]
+async fn a_start_that_fails_says_why() {
+    if env_var(RUN_AGAIN).is_some() {
+        let start =
+            |_, _| async { Err(anyhow::anyhow!("no such file").context("cannot load model.safetensors")) };
+        return off_the_runtime(move || play(false, start)).await;
+    }
+    let mut role = Role::start("a_start_that_fails_says_why");
+    role.tells("error: cannot load model.safetensors: no such file").await;
+    role.tells("ended with failure").await;
+}
+
+#[tokio::test]
+async fn a_role_that_failed_for_good_ends() {
+    if env_var(RUN_AGAIN).is_some() {
+        let start = |_, health: Health| async move {
+            health.set_failed("the device thread died");
+            Ok(())
+        };
+        return off_the_runtime(move || play(false, start)).await;
+    }
+    let mut role = Role::start("a_role_that_failed_for_good_ends");
+    role.tells("the device thread died").await;
+    role.tells("ended with failure").await;
+}
+
+/// `run` brings a runtime of its own, which must not start inside another.
+async fn off_the_runtime(play: impl FnOnce() + Send + 'static) {
+    tokio::task::spawn_blocking(play).await.unwrap();
+}

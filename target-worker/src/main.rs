@@ -1,0 +1,21 @@
+//! `outrider-target-worker`.
+
+use std::process::ExitCode;
+
+use service::config::{self, ENV_PREFIX};
+use target_worker::config::{Flags, RawTarget};
+
+fn main() -> ExitCode {
+    let flags: Flags = match config::parse_flags() {
+        Ok(flags) => flags,
+        Err(code) => return code,
+    };
+    let config = match config::load::<RawTarget>(&flags, flags.worker.config.as_deref(), ENV_PREFIX) {
+        Ok(config) => config,
+        Err(error) => return config::report(&error),
+    };
+    let process = config.process.clone();
+    service::process::run("outrider-target-worker", &process, |lifetime, health| async move {
+        target_worker::serve(config, lifetime, health).await.map(drop)
+    })
+}

@@ -1,0 +1,1 @@
+//! End-to-end, fault and exactness tests on real processes

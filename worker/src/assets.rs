@@ -1,0 +1,111 @@
+//! The text side of a checkpoint, handed to routers so that they need no model files: tokenizer, chat template, defaults.
+
+use std::path::Path;
+
+use bytes::Bytes;
+use proto::v1;
+use sha2::{Digest, Sha256};
+use speculation::fingerprint::{TokenList, token_list_from_json};
+
+/// What a router may fetch.
+pub const ASSET_NAMES: [&str; 6] = [
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "chat_template.jinja",
+    "special_tokens_map.json",
+    "generation_config.json",
+    "config.json",
+];
+
+/// An asset larger than this is not a tokenizer.
+const MAX_ASSET_BYTES: u64 = 256 << 20;
+
+/// Why a checkpoint's text side cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum AssetError {
+    /// A file is there and cannot be read.
+    #[error("cannot read {path}: {source}")]
+    Read {
+        /// The file.
+        path: String,
+        /// What the system said.
+        source: std::io::Error,
+    },
+    /// A file is implausibly large.
+    #[error("{path} has {bytes} bytes, at most {MAX_ASSET_BYTES} are accepted")]
+    TooLarge {
+        /// The file.
+        path: String,
+        /// Its size.
+        bytes: u64,
+    },
+    /// The tokenizer makes no sense, or is not there.
+    #[error("{path}: {reason}")]
+    Tokenizer {
+        /// The file.
+        path: String,
+        /// What is wrong with it.
+        reason: String,
+    },
+}
+
+/// The files, in memory, with their hashes, and the token list that both halves of a pair must share.
+#[derive(Debug, Clone)]
+pub struct Assets {
+    files: Vec<(v1::Asset, Bytes)>,
+    token_list: TokenList,
+}
+
+impl Assets {
+    /// Reads what is there; only tokenizer.json must be.
+    pub fn load(model_dir: &Path) -> Result<Self, AssetError> {
+        let mut files = Vec::new();
+        for name in ASSET_NAMES {
+            let path = model_dir.join(name);
+            let shown = path.display().to_string();
+            let bytes = match std::fs::metadata(&path) {
+                Err(error) if error.kind() == std::io::ErrorKind::NotFound => continue,
+                Ok(metadata) if metadata.len() > MAX_ASSET_BYTES => {
+                    return Err(AssetError::TooLarge { path: shown, bytes: metadata.len() });
+                }
+                _ => std::fs::read(&path).map_err(|source| AssetError::Read { path: shown, source })?,
+            };
+            let asset = v1::Asset { name: name.to_owned(), sha256: hex(&Sha256::digest(&bytes)), size: bytes.len() as u64 };
+            files.push((asset, Bytes::from(bytes)));
+        }
+        let token_list = token_list(model_dir, &files)?;
+        Ok(Self { files, token_list })
+    }
+
+    /// Names, hashes and sizes, for the handshake.
+    pub fn list(&self) -> Vec<v1::Asset> {
+        self.files.iter().map(|(asset, _)| asset.clone()).collect()
+    }
+
+    /// One file's bytes.
+    pub fn get(&self, name: &str) -> Option<Bytes> {
+        self.files.iter().find(|(asset, _)| asset.name == name).map(|(_, bytes)| bytes.clone())
+    }
+
+    /// The vocabulary as the tokenizer numbers it.
+    pub fn token_list(&self) -> &TokenList {
+        &self.token_list
+    }
+}
+
+fn token_list(model_dir: &Path, files: &[(v1::Asset, Bytes)]) -> Result<TokenList, AssetError> {
+    let broken = |reason: String| AssetError::Tokenizer {
+        path: model_dir.join("tokenizer.json").display().to_string(),
+        reason,
+    };
+    let (_, bytes) = files
+        .iter()
+        .find(|(asset, _)| asset.name == "tokenizer.json")
+        .ok_or_else(|| broken("is missing; save it with the tokenizer's save_pretrained".to_owned()))?;
+    let text = std::str::from_utf8(bytes).map_err(|error| broken(error.to_string()))?;
+    token_list_from_json(text).map_err(|error| broken(error.to_string()))
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}

@@ -1,0 +1,179 @@
+//! Settings that both kinds of worker have.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+
+use engine::WeightFormat;
+use serde::{Deserialize, Serialize};
+use service::config::Faults;
+use service::process::{ProcessConfig, ProcessFlags, RawProcess};
+
+use crate::byte_size::ByteSize;
+
+/// Flags of both kinds of worker.
+#[derive(Debug, Clone, Default, clap::Args, Serialize)]
+pub struct WorkerFlags {
+    /// A checkpoint directory in Hugging Face form: config.json, tokenizer.json, *.safetensors
+    #[arg(long, value_name = "DIR")]
+    pub model: Option<PathBuf>,
+    /// The name that clients ask for [default: the directory's name]
+    #[arg(long, value_name = "NAME")]
+    pub served_model_name: Option<String>,
+    /// What computes
+    #[arg(long, value_name = "cpu")]
+    pub device: Option<String>,
+    /// Threads that compute [default: all cores]
+    #[arg(long, value_name = "N")]
+    pub threads: Option<usize>,
+    /// How weights are held: auto (as stored), f32 or bf16
+    #[arg(long, value_name = "FORMAT")]
+    pub weights: Option<String>,
+    /// Most memory that KV may take, for example 2GiB
+    #[arg(long, value_name = "SIZE")]
+    pub kv_memory: Option<String>,
+    /// Longest sequence, prompt and output [default: the model's]
+    #[arg(long, value_name = "TOKENS")]
+    pub max_model_len: Option<u32>,
+    /// Most rows in one forward pass
+    #[arg(long, value_name = "ROWS")]
+    pub max_batch_rows: Option<usize>,
+    /// Where routers connect
+    #[arg(long, value_name = "ADDR")]
+    pub listen: Option<SocketAddr>,
+    /// Where /health and /metrics are served
+    #[arg(long, value_name = "ADDR")]
+    pub admin: Option<SocketAddr>,
+    /// How routers reach this worker, if not by the listen address: http://HOST:PORT
+    #[arg(long, value_name = "URL")]
+    pub advertise: Option<String>,
+    /// A TOML file with any of these settings, named as the flags with underscores
+    #[arg(long, value_name = "FILE")]
+    #[serde(skip)]
+    pub config: Option<PathBuf>,
+    #[command(flatten)]
+    #[serde(flatten)]
+    #[expect(missing_docs, reason = "clap would take a doc comment here for the help of every flag below")]
+    pub process: ProcessFlags,
+}
+
+/// Raw settings of both kinds of worker.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct RawWorker {
+    model: Option<PathBuf>,
+    served_model_name: Option<String>,
+    device: String,
+    threads: Option<usize>,
+    weights: String,
+    kv_memory: String,
+    max_model_len: Option<u32>,
+    max_batch_rows: usize,
+    listen: Option<SocketAddr>,
+    admin: Option<SocketAddr>,
+    advertise: Option<String>,
+    #[serde(flatten)]
+    process: RawProcess,
+}
+
+impl Default for RawWorker {
+    fn default() -> Self {
+        Self {
+            model: None,
+            served_model_name: None,
+            device: "cpu".to_owned(),
+            threads: None,
+            weights: "auto".to_owned(),
+            kv_memory: "1GiB".to_owned(),
+            max_model_len: None,
+            max_batch_rows: 512,
+            listen: None,
+            admin: None,
+            advertise: None,
+            process: RawProcess::default(),
+        }
+    }
+}
+
+/// Where a role listens unless it is told otherwise.
+#[derive(Debug, Clone, Copy)]
+pub struct DefaultPorts {
+    /// For routers.
+    pub listen: u16,
+    /// For health and metrics.
+    pub admin: u16,
+}
+
+/// Checked settings of both kinds of worker.
+#[derive(Debug, Clone)]
+pub struct WorkerConfig {
+    /// The checkpoint; absent only at a worker that needs none.
+    pub model: Option<PathBuf>,
+    /// The name that clients ask for, if not the directory's.
+    pub served_model_name: Option<String>,
+    /// Threads that compute.
+    pub threads: usize,
+    /// How weights are held.
+    pub weights: WeightFormat,
+    /// Ceiling of KV memory, bytes.
+    pub kv_memory_bytes: u64,
+    /// Longest sequence, if shorter than the model's.
+    pub max_model_len: Option<u32>,
+    /// Most rows in one forward pass.
+    pub max_batch_rows: usize,
+    /// Where routers connect.
+    pub listen: SocketAddr,
+    /// Where health and metrics are served.
+    pub admin: SocketAddr,
+    /// How routers reach this worker, if not by the bound address.
+    pub advertise: Option<String>,
+    /// What every process has.
+    pub process: ProcessConfig,
+}
+
+impl RawWorker {
+    /// The checkpoint that was asked for.
+    pub fn model(&self) -> Option<&PathBuf> {
+        self.model.as_ref()
+    }
+
+    /// Checks everything; `None` where there was a fault.
+    pub fn validate(self, ports: DefaultPorts, faults: &mut Faults) -> Option<WorkerConfig> {
+        faults.check("device", self.device == "cpu", || {
+            format!("`{}` is not a device of this build, expected cpu", self.device)
+        });
+        let weights = match self.weights.as_str() {
+            "auto" => Some(WeightFormat::AsStored),
+            "f32" => Some(WeightFormat::F32),
+            "bf16" => Some(WeightFormat::Bf16),
+            other => {
+                faults.add("weights", format_args!("`{other}` is unknown, expected auto, f32 or bf16"));
+                None
+            }
+        };
+        let kv_memory = faults.parse::<ByteSize>("kv_memory", &self.kv_memory);
+        let cores = std::thread::available_parallelism().map_or(1, std::num::NonZeroUsize::get);
+        let threads = self.threads.unwrap_or(cores);
+        faults.check("threads", (1..=512).contains(&threads), || format!("{threads} is not between 1 and 512"));
+        faults.check("max_batch_rows", (1..=65_536).contains(&self.max_batch_rows), || {
+            format!("{} is not between 1 and 65536", self.max_batch_rows)
+        });
+        faults.check("max_model_len", self.max_model_len != Some(0), || "must be at least 1".to_owned());
+        if let Some(url) = &self.advertise {
+            faults.check("advertise", url.starts_with("http://"), || format!("`{url}` is not http://HOST:PORT"));
+        }
+        let process = self.process.validate(faults);
+        let local = |port| SocketAddr::from(([127, 0, 0, 1], port));
+        Some(WorkerConfig {
+            model: self.model,
+            served_model_name: self.served_model_name,
+            threads,
+            weights: weights?,
+            kv_memory_bytes: kv_memory?.0,
+            max_model_len: self.max_model_len,
+            max_batch_rows: self.max_batch_rows,
+            listen: self.listen.unwrap_or_else(|| local(ports.listen)),
+            admin: self.admin.unwrap_or_else(|| local(ports.admin)),
+            advertise: self.advertise,
+            process: process?,
+        })
+    }
+}

@@ -1,0 +1,304 @@
+//! The one thread that owns the model and all that is held: a bounded mailbox in, replies out.
+//!
+//! Each turn it drains the mailbox, admits what waits, runs one forward and answers whatever is done, so that sequences
+//! join and leave at every forward. It never touches a socket.
+
+use std::collections::{HashMap, VecDeque};
+use std::time::Instant;
+
+use proto::convert::reply_to_wire;
+use proto::v1;
+use speculation::holding::{Admission, Limits};
+use speculation::{Reply, ReplyBody, SequenceId, Step};
+use tokio::sync::mpsc;
+
+use crate::method::{Method, NeedRoom};
+use crate::metrics::{StepOutcome, WorkerMetrics};
+use crate::table::{Held, RouterId, SequenceKey, Table};
+use crate::task::{Task, reply_to};
+
+/// Frames that wait for the device thread; a full mailbox holds up the routers' streams.
+pub const MAILBOX_FRAMES: usize = 1_024;
+
+/// Frames that wait for a router to read them; past it frames are dropped, and the router asks again.
+pub const REPLY_FRAMES: usize = 1_024;
+
+/// Steps of one sequence that wait for the one that runs; past it the oldest is dropped, for its reply is not read anymore.
+const WAITING_STEPS: usize = 16;
+
+/// Counts the streams of one process, so that a message about an older one is known as such.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct StreamId(pub u64);
+
+/// What the door tells the device thread.
+#[derive(Debug)]
+pub enum Message {
+    /// A router connected; a newer stream of the same router replaces the older one and keeps its sequences.
+    Opened {
+        /// Which router.
+        router: RouterId,
+        /// Which of its streams.
+        stream: StreamId,
+        /// Where replies go.
+        replies: mpsc::Sender<v1::WorkerFrame>,
+    },
+    /// One frame.
+    Frame {
+        /// Which router.
+        router: RouterId,
+        /// Steps in order.
+        steps: Vec<Step>,
+        /// Sequences to forget, with the generation that is over.
+        closes: Vec<(SequenceId, u32)>,
+        /// When it was read.
+        received: Instant,
+    },
+    /// The router was away for its whole grace period.
+    Expired {
+        /// Which router.
+        router: RouterId,
+        /// Its last stream; nothing happens if there is a newer one.
+        stream: StreamId,
+    },
+}
+
+/// The device thread's state.
+#[derive(Debug)]
+pub struct Device<M> {
+    method: M,
+    limits: Limits,
+    table: Table,
+    routers: HashMap<RouterId, Router>,
+    /// Sequences with waiting steps, oldest first.
+    waiting: VecDeque<SequenceKey>,
+    running: VecDeque<Task>,
+    metrics: WorkerMetrics,
+}
+
+#[derive(Debug)]
+struct Router {
+    stream: StreamId,
+    replies: mpsc::Sender<v1::WorkerFrame>,
+    outbox: v1::WorkerFrame,
+}
+
+impl<M: Method> Device<M> {
+    /// A device that holds nothing.
+    pub fn new(method: M, metrics: WorkerMetrics) -> Self {
+        let limits = method.limits();
+        Self {
+            method,
+            limits,
+            table: Table::default(),
+            routers: HashMap::new(),
+            waiting: VecDeque::new(),
+            running: VecDeque::new(),
+            metrics,
+        }
+    }
+
+    /// Runs until every sender of the mailbox is gone.
+    pub fn run(mut self, mut mailbox: mpsc::Receiver<Message>) {
+        while let Some(message) = mailbox.blocking_recv() {
+            self.receive(message);
+            loop {
+                while let Ok(message) = mailbox.try_recv() {
+                    self.receive(message);
+                }
+                if self.waiting.is_empty() && self.running.is_empty() {
+                    break;
+                }
+                self.turn();
+            }
+            self.metrics.observe(self.method.stats(), self.table.len());
+        }
+    }
+
+    fn receive(&mut self, message: Message) {
+        match message {
+            Message::Opened { router, stream, replies } => {
+                let outbox = v1::WorkerFrame::default();
+                self.routers.insert(router, Router { stream, replies, outbox });
+            }
+            Message::Frame { router, steps, closes, received } => {
+                // Steps first: a close in the same frame is the later word on its generation.
+                for step in steps {
+                    self.enqueue(SequenceKey { router, sequence: step.sequence_id }, step, received);
+                }
+                for (sequence, generation) in closes {
+                    self.close(SequenceKey { router, sequence }, generation);
+                }
+            }
+            Message::Expired { router, stream } => {
+                if self.routers.get(&router).is_some_and(|known| known.stream <= stream) {
+                    self.routers.remove(&router);
+                    for key in self.table.keys_of(router) {
+                        self.close(key, u32::MAX);
+                    }
+                }
+            }
+        }
+    }
+
+    fn enqueue(&mut self, key: SequenceKey, step: Step, received: Instant) {
+        let method = &mut self.method;
+        let held = self.table.entry(key, || method.open());
+        if held.waiting.len() >= WAITING_STEPS {
+            held.waiting.pop_front();
+            self.metrics.count(StepOutcome::Overrun);
+        }
+        if held.closing.is_some_and(|generation| step.generation <= generation) {
+            return self.metrics.count(StepOutcome::Stale);
+        }
+        held.closing = None;
+        held.waiting.push_back((step, received));
+        self.waiting.push_back(key);
+    }
+
+    /// A close of an older generation says nothing about what is held now.
+    fn close(&mut self, key: SequenceKey, generation: u32) {
+        let Some(held) = self.table.get_mut(&key) else { return };
+        held.waiting.retain(|(step, _)| step.generation > generation);
+        match &held.holding {
+            None => held.closing = Some(generation),
+            Some(holding) if holding.generation() <= generation && held.waiting.is_empty() => {
+                let slot = held.slot;
+                self.table.remove(&key);
+                self.method.close(slot);
+            }
+            Some(_) => {}
+        }
+    }
+
+    /// One turn: admit, one forward, answer.
+    fn turn(&mut self) {
+        self.admit_waiting();
+        let began = Instant::now();
+        let before = self.method.stats();
+        let mut timing = v1::StepTiming::default();
+        if !self.running.is_empty() {
+            match self.method.advance(&mut self.running) {
+                Ok(finished) => {
+                    let after = self.method.stats();
+                    timing.rows = (after.rows - before.rows) as u32;
+                    timing.kv_tokens = after.kv_tokens - before.kv_tokens;
+                    timing.compute_us = began.elapsed().as_micros() as u64;
+                    for (task, body) in finished {
+                        self.finish(task, body);
+                    }
+                }
+                Err(NeedRoom) => self.make_room(),
+            }
+        }
+        self.flush(&timing);
+        self.metrics.observe(self.method.stats(), self.table.len());
+    }
+
+    fn admit_waiting(&mut self) {
+        for _ in 0..self.waiting.len() {
+            let Some(key) = self.waiting.pop_front() else { return };
+            let Some(held) = self.table.get_mut(&key) else { continue };
+            if held.holding.is_none() {
+                // Its turn comes when the step that runs is done.
+                self.waiting.push_back(key);
+                continue;
+            }
+            if let Some((step, received)) = held.waiting.pop_front() {
+                self.admit(key, step, received);
+            }
+        }
+    }
+
+    fn admit(&mut self, key: SequenceKey, step: Step, received: Instant) {
+        let held = self.table.get_mut(&key).expect("the caller found it");
+        let mut holding = held.holding.take().expect("the caller saw it idle");
+        let slot = held.slot;
+        let (outcome, body) = match holding.admit(&step, &self.limits) {
+            Admission::Run => {
+                self.method.truncate(slot, step.base_len);
+                self.metrics.count(StepOutcome::Run);
+                let task = Task::new(key, slot, step, holding, received);
+                return self.running.push_back(task);
+            }
+            Admission::Stale => (StepOutcome::Stale, None),
+            Admission::NeedContext { have_len, have_spec } => {
+                (StepOutcome::NeedContext, Some(ReplyBody::NeedContext { have_len, have_spec }))
+            }
+            Admission::Refused(reason) => (StepOutcome::Refused, Some(ReplyBody::Refused { reason })),
+        };
+        held.holding = Some(holding);
+        self.metrics.count(outcome);
+        if let Some(body) = body {
+            self.answer(key.router, &reply_to(&step, body));
+        }
+    }
+
+    fn finish(&mut self, task: Task, body: ReplyBody) {
+        let reply = task.reply(body);
+        let (key, queue) = (task.key, task.started - task.received);
+        self.give_back(task);
+        self.metrics.queued(queue);
+        self.answer(key.router, &reply);
+    }
+
+    /// Returns a task's holding to the table, or lets go of it if the sequence was closed meanwhile.
+    fn give_back(&mut self, task: Task) {
+        let Task { key, slot, holding, .. } = task;
+        match self.table.get_mut(&key) {
+            Some(Held { closing: Some(_), waiting, .. }) if waiting.is_empty() => {
+                self.table.remove(&key);
+                self.method.close(slot);
+            }
+            Some(held) => held.holding = Some(holding),
+            None => self.method.close(slot),
+        }
+    }
+
+    /// No task can go on for want of KV blocks: idle sequences are forgotten, longest idle first (their router rebuilds
+    /// them), then the youngest task is preempted; one that does not fit alone is refused.
+    fn make_room(&mut self) {
+        if let Some(held) = self.table.least_recently_used_idle() {
+            let slot = held.slot;
+            if let Some(holding) = &mut held.holding {
+                holding.cut(0);
+            }
+            self.metrics.count(StepOutcome::Evicted);
+            return self.method.truncate(slot, 0);
+        }
+        let Some(mut task) = self.running.pop_back() else { return };
+        task.holding.cut(0);
+        self.method.truncate(task.slot, 0);
+        if self.running.is_empty() {
+            let reason = "the sequence alone needs more KV blocks than this worker has: raise --kv-memory".to_owned();
+            self.metrics.count(StepOutcome::Refused);
+            return self.finish(task, ReplyBody::Refused { reason });
+        }
+        self.metrics.count(StepOutcome::Preempted);
+        if let Some(router) = self.routers.get_mut(&task.key.router) {
+            router.outbox.preempted.push(v1::Preempted {
+                sequence_id: task.key.sequence.0,
+                generation: task.step.generation,
+            });
+        }
+        self.give_back(task);
+    }
+
+    fn answer(&mut self, router: RouterId, reply: &Reply) {
+        if let Some(router) = self.routers.get_mut(&router) {
+            router.outbox.replies.push(reply_to_wire(reply));
+        }
+    }
+
+    fn flush(&mut self, timing: &v1::StepTiming) {
+        for router in self.routers.values_mut() {
+            if router.outbox == v1::WorkerFrame::default() {
+                continue;
+            }
+            let mut frame = std::mem::take(&mut router.outbox);
+            frame.timing = Some(*timing);
+            if router.replies.try_send(frame).is_err() {
+                self.metrics.count(StepOutcome::ReplyDropped);
+            }
+        }
+    }
+}

@@ -1,0 +1,201 @@
+//! The gRPC service: one long-lived stream per router, and the model's text assets.
+//!
+//! A frame that makes no sense never ends the stream: its malformed steps are refused one by one. It never touches
+//! the model; everything goes through the device thread's mailbox.
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use futures::{Stream, StreamExt};
+use proto::convert::{reply_to_wire, step_from_wire};
+use proto::frame::split_worker_frame;
+use proto::v1::worker_server::Worker;
+use proto::{PROTOCOL_VERSIONS, v1};
+use service::shutdown::Lifetime;
+use speculation::{Reply, ReplyBody, SequenceId, Step};
+use tokio::sync::mpsc;
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::{Request, Response, Status, Streaming};
+
+use crate::assets::Assets;
+use crate::device::{Message, REPLY_FRAMES, StreamId};
+use crate::facts::WorkerFacts;
+use crate::metrics::WorkerMetrics;
+use crate::table::RouterId;
+
+/// What a vanished router held is kept this long.
+pub const ROUTER_GRACE: Duration = Duration::from_secs(10);
+
+/// How long a router may take to say hello.
+const HELLO_WAIT: Duration = Duration::from_secs(10);
+
+const ASSET_CHUNK_BYTES: usize = 256 << 10;
+
+/// The service.
+#[derive(Debug, Clone)]
+pub struct Door {
+    inner: Arc<Inner>,
+}
+
+#[derive(Debug)]
+struct Inner {
+    facts: WorkerFacts,
+    assets: Option<Assets>,
+    mailbox: mpsc::Sender<Message>,
+    streams: AtomicU64,
+    metrics: WorkerMetrics,
+    lifetime: Lifetime,
+}
+
+type FrameStream = Pin<Box<dyn Stream<Item = Result<v1::WorkerFrame, Status>> + Send>>;
+type ChunkStream = Pin<Box<dyn Stream<Item = Result<v1::AssetChunk, Status>> + Send>>;
+
+impl Door {
+    /// A door to the device thread behind `mailbox`.
+    pub fn new(
+        facts: WorkerFacts,
+        assets: Option<Assets>,
+        mailbox: mpsc::Sender<Message>,
+        metrics: WorkerMetrics,
+        lifetime: Lifetime,
+    ) -> Self {
+        Self { inner: Arc::new(Inner { facts, assets, mailbox, streams: AtomicU64::new(1), metrics, lifetime }) }
+    }
+}
+
+#[tonic::async_trait]
+impl Worker for Door {
+    type AttachStream = FrameStream;
+    type FetchAssetStream = ChunkStream;
+
+    async fn attach(
+        &self,
+        request: Request<Streaming<v1::RouterFrame>>,
+    ) -> Result<Response<Self::AttachStream>, Status> {
+        let mut frames = request.into_inner();
+        let router = read_hello(&mut frames).await?;
+        let inner = Arc::clone(&self.inner);
+        let stream = StreamId(inner.streams.fetch_add(1, Ordering::Relaxed));
+        let (replies, outgoing) = mpsc::channel(REPLY_FRAMES);
+        let hello = v1::WorkerFrame {
+            hello: Some(inner.facts.hello(inner.assets.as_ref())),
+            credits: Some(v1::Credits { blocks: inner.facts.kv_blocks }),
+            ..v1::WorkerFrame::default()
+        };
+        replies.try_send(hello).map_err(|_| Status::internal("a new stream's queue is full"))?;
+        let opened = Message::Opened { router, stream, replies: replies.clone() };
+        inner.mailbox.send(opened).await.map_err(|_| Status::unavailable("the worker is stopping"))?;
+        let lifetime = self.inner.lifetime.clone();
+        self.inner.lifetime.spawn("router stream", async move {
+            inner.metrics.streams.inc();
+            tokio::select! {
+                biased;
+                // A stopping worker reads no further steps.
+                () = lifetime.cancelled() => {}
+                () = inner.read_frames(frames, router, &replies) => {}
+            }
+            inner.metrics.streams.dec();
+            inner.expire_later(router, stream).await;
+        });
+        let lifetime = self.inner.lifetime.clone();
+        let outgoing = ReceiverStream::new(outgoing)
+            .flat_map(|frame| futures::stream::iter(split_worker_frame(frame)))
+            .map(Ok)
+            .take_until(async move { lifetime.cancelled().await });
+        Ok(Response::new(Box::pin(outgoing)))
+    }
+
+    async fn fetch_asset(
+        &self,
+        request: Request<v1::FetchAssetRequest>,
+    ) -> Result<Response<Self::FetchAssetStream>, Status> {
+        let name = request.into_inner().name;
+        let bytes = self.inner.assets.as_ref().and_then(|assets| assets.get(&name)).ok_or_else(|| {
+            Status::not_found(format!("this worker has no asset `{name}`; its hello lists those it has"))
+        })?;
+        let chunks = (0..bytes.len())
+            .step_by(ASSET_CHUNK_BYTES)
+            .map(move |at| bytes.slice(at..bytes.len().min(at + ASSET_CHUNK_BYTES)))
+            .map(|data| Ok(v1::AssetChunk { data }));
+        Ok(Response::new(Box::pin(futures::stream::iter(chunks))))
+    }
+}
+
+impl Inner {
+    /// Passes frames on until the router is gone.
+    async fn read_frames(
+        &self,
+        mut frames: Streaming<v1::RouterFrame>,
+        router: RouterId,
+        replies: &mpsc::Sender<v1::WorkerFrame>,
+    ) {
+        loop {
+            let frame = match frames.message().await {
+                Ok(Some(frame)) => frame,
+                Ok(None) => return,
+                Err(status) => {
+                    tracing::info!(router = router.0, %status, "a router's stream broke");
+                    return;
+                }
+            };
+            let received = Instant::now();
+            let (steps, refused) = self.read_steps(frame.steps);
+            if !refused.is_empty() {
+                self.metrics.malformed.inc_by(refused.len() as u64);
+                let frame = v1::WorkerFrame { replies: refused, ..v1::WorkerFrame::default() };
+                // A router that reads nothing learns nothing; it asks again.
+                drop(replies.try_send(frame));
+            }
+            let closes = frame.closes.iter().map(|close| (SequenceId(close.sequence_id), close.generation)).collect();
+            if self.mailbox.send(Message::Frame { router, steps, closes, received }).await.is_err() {
+                return;
+            }
+        }
+    }
+
+    fn read_steps(&self, wire: Vec<v1::Step>) -> (Vec<Step>, Vec<v1::Reply>) {
+        let mut steps = Vec::with_capacity(wire.len());
+        let mut refused = Vec::new();
+        for step in wire {
+            let (sequence_id, generation, round) = (SequenceId(step.sequence_id), step.generation, step.round);
+            match step_from_wire(step, self.facts.role) {
+                Ok(step) => steps.push(step),
+                Err(error) => {
+                    let body = ReplyBody::Refused { reason: error.to_string() };
+                    refused.push(reply_to_wire(&Reply { sequence_id, generation, round, body }));
+                }
+            }
+        }
+        (steps, refused)
+    }
+
+    /// Keeps what the router held for a while: it may only have lost its connection.
+    async fn expire_later(&self, router: RouterId, stream: StreamId) {
+        tokio::select! {
+            biased;
+            // Nothing outlives the worker.
+            () = self.lifetime.cancelled() => return,
+            () = tokio::time::sleep(ROUTER_GRACE) => {}
+        }
+        // A device thread that is gone holds nothing.
+        drop(self.mailbox.send(Message::Expired { router, stream }).await);
+    }
+}
+
+async fn read_hello(frames: &mut Streaming<v1::RouterFrame>) -> Result<RouterId, Status> {
+    let first = tokio::time::timeout(HELLO_WAIT, frames.message())
+        .await
+        .map_err(|_| Status::deadline_exceeded("no hello came"))??;
+    let hello = first
+        .and_then(|frame| frame.hello)
+        .ok_or_else(|| Status::invalid_argument("the first frame of a stream must carry a hello"))?;
+    let theirs = hello.protocol_version_min..=hello.protocol_version_max;
+    if !theirs.contains(PROTOCOL_VERSIONS.end()) && !theirs.contains(PROTOCOL_VERSIONS.start()) {
+        return Err(Status::failed_precondition(format!(
+            "the router speaks protocol versions {theirs:?}, this worker {PROTOCOL_VERSIONS:?}: upgrade the older one"
+        )));
+    }
+    Ok(RouterId(hello.router_id))
+}

@@ -1,0 +1,29 @@
+//! What both kinds of worker are: a door to which routers connect, a table of the sequences they hold, and one thread that
+//! owns the model. A draft worker and a target worker differ only in what they do with the logits behind a step's
+//! context, and say so through [`decide::Decide`].
+//!
+//! Reading order, which is the life of a step: [`door`] reads it off the stream, [`device`] admits it against the
+//! [`table`] and takes it into the next forward, [`model`] runs that forward, and the reply leaves through the door.
+//! [`serve`] puts a process around it.
+//!
+//! A worker owns no truth: all it holds can be rebuilt from ids, and whatever does not fit is answered `need_context`.
+
+#![forbid(unsafe_code)]
+
+pub mod assets;
+pub mod byte_size;
+pub mod config;
+pub mod decide;
+pub mod device;
+pub mod door;
+pub mod facts;
+pub mod method;
+pub mod metrics;
+pub mod model;
+pub mod serve;
+pub mod table;
+pub mod task;
+
+pub use decide::{Decide, Decision};
+pub use method::Method;
+pub use task::Task;

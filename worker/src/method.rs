@@ -1,0 +1,48 @@
+//! How a worker comes by its answers: by a model ([`crate::model::ModelMethod`]), or without one.
+
+use std::collections::VecDeque;
+
+use speculation::ReplyBody;
+use speculation::holding::Limits;
+
+use crate::Task;
+use crate::task::Slot;
+
+/// The tasks could not go on: KV blocks are wanting.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct NeedRoom;
+
+/// Work done since start, and KV in use.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct MethodStats {
+    /// Forward passes.
+    pub forwards: u64,
+    /// Rows computed in them.
+    pub rows: u64,
+    /// KV tokens attended to.
+    pub kv_tokens: u64,
+    /// KV blocks that open sequences hold now.
+    pub kv_blocks_used: u64,
+}
+
+/// Owned by the device thread, which calls nothing else while it runs.
+pub trait Method: Send + 'static {
+    /// What steps may ask for.
+    fn limits(&self) -> Limits;
+
+    /// A place for the KV of a new sequence.
+    fn open(&mut self) -> Slot;
+
+    /// Frees it.
+    fn close(&mut self, slot: Slot);
+
+    /// Forgets KV from `len` on.
+    fn truncate(&mut self, slot: Slot, len: u32);
+
+    /// Takes as many tasks as fit one forward further, oldest first; those that are done leave the queue with their
+    /// answers. At least one task goes on, or [`NeedRoom`] says why none does.
+    fn advance(&mut self, tasks: &mut VecDeque<Task>) -> Result<Vec<(Task, ReplyBody)>, NeedRoom>;
+
+    /// For the metrics.
+    fn stats(&self) -> MethodStats;
+}

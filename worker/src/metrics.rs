@@ -1,0 +1,112 @@
+//! What a worker counts.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use service::metrics::{Counter, CounterName, Family, Gauge, GaugeName, Histogram, HistogramName, Metrics};
+
+use crate::method::MethodStats;
+
+const STEPS: CounterName = CounterName::new("outrider_worker_steps_total", "Steps by what became of them");
+const FORWARDS: CounterName = CounterName::new("outrider_worker_forwards_total", "Forward passes of the model");
+const ROWS: CounterName = CounterName::new("outrider_worker_rows_total", "Rows computed in forward passes");
+const KV_BLOCKS_USED: GaugeName =
+    GaugeName::new("outrider_worker_kv_blocks_used", "KV blocks that open sequences hold");
+const SEQUENCES: GaugeName = GaugeName::new("outrider_worker_sequences", "Sequences that are held");
+const STREAMS: GaugeName = GaugeName::new("outrider_worker_streams", "Routers that are connected");
+const MALFORMED: CounterName =
+    CounterName::new("outrider_worker_malformed_steps_total", "Steps that broke a bound of the wire");
+const QUEUE_SECONDS: HistogramName = HistogramName::new(
+    "outrider_worker_queue_seconds",
+    "Time from a step's arrival to its admission",
+    &[0.0001, 0.0005, 0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0],
+);
+
+/// What became of a step.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum StepOutcome {
+    /// It ran.
+    Run,
+    /// Its round or generation was over.
+    Stale,
+    /// It did not fit what was held.
+    NeedContext,
+    /// It was malformed or impossible.
+    Refused,
+    /// Newer steps of its sequence pushed it out of the queue.
+    Overrun,
+    /// Not a step's: an idle sequence's KV was taken for others.
+    Evicted,
+    /// It was stopped for want of KV.
+    Preempted,
+    /// The router read its replies too slowly.
+    ReplyDropped,
+}
+
+impl StepOutcome {
+    fn as_str(self) -> &'static str {
+        match self {
+            Self::Run => "run",
+            Self::Stale => "stale",
+            Self::NeedContext => "need_context",
+            Self::Refused => "refused",
+            Self::Overrun => "overrun",
+            Self::Evicted => "evicted",
+            Self::Preempted => "preempted",
+            Self::ReplyDropped => "reply_dropped",
+        }
+    }
+}
+
+/// Handles to a worker's metrics; clones share them.
+#[derive(Debug, Clone)]
+pub struct WorkerMetrics {
+    steps: Family<Vec<(&'static str, String)>, Counter>,
+    forwards: Counter,
+    rows: Counter,
+    kv_blocks_used: Gauge,
+    sequences: Gauge,
+    queue_seconds: Histogram,
+    /// Routers that are connected.
+    pub streams: Gauge,
+    /// Steps that broke a bound of the wire.
+    pub malformed: Counter,
+    counted: Arc<std::sync::Mutex<MethodStats>>,
+}
+
+impl WorkerMetrics {
+    /// Registers them.
+    pub fn new(metrics: &Metrics) -> Self {
+        Self {
+            steps: metrics.counter_family(&STEPS),
+            forwards: metrics.counter(&FORWARDS),
+            rows: metrics.counter(&ROWS),
+            kv_blocks_used: metrics.gauge(&KV_BLOCKS_USED),
+            sequences: metrics.gauge(&SEQUENCES),
+            queue_seconds: metrics.histogram(&QUEUE_SECONDS),
+            streams: metrics.gauge(&STREAMS),
+            malformed: metrics.counter(&MALFORMED),
+            counted: Arc::default(),
+        }
+    }
+
+    /// Counts one step.
+    pub fn count(&self, outcome: StepOutcome) {
+        self.steps.get_or_create(&vec![("outcome", outcome.as_str().to_owned())]).inc();
+    }
+
+    /// How long a step waited for its admission.
+    pub fn queued(&self, time: Duration) {
+        self.queue_seconds.observe(time.as_secs_f64());
+    }
+
+    /// Takes over what the method counted since the last time.
+    pub fn observe(&self, stats: MethodStats, num_sequences: usize) {
+        let mut counted = self.counted.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        self.forwards.inc_by(stats.forwards - counted.forwards);
+        self.rows.inc_by(stats.rows - counted.rows);
+        *counted = stats;
+        self.kv_blocks_used.set(stats.kv_blocks_used as i64);
+        self.sequences.set(num_sequences as i64);
+    }
+}

@@ -1,0 +1,239 @@
+//! The method of workers that run a model: rows of all running tasks share each forward, up to a row budget.
+//!
+//! A context is run in portions, so that a long prompt does not hold up the tasks beside it; the role decides
+//! ([`Decide`]) once the context's last row has its logits.
+
+use std::collections::{HashMap, VecDeque};
+use std::ops::Range;
+
+use engine::{Engine, EngineError, Logits, SequenceRows, SlotId};
+use speculation::holding::Limits;
+use speculation::logits::score;
+use speculation::{ReplyBody, Role, TokenId, Work};
+
+use crate::decide::{Decide, Decision};
+use crate::method::{Method, MethodStats, NeedRoom};
+use crate::task::{Slot, Task};
+
+/// Runs steps on an [`Engine`].
+#[derive(Debug)]
+pub struct ModelMethod<D> {
+    engine: Engine,
+    role: Role,
+    /// Ids that the tokenizer knows; rows of the model beyond it are padding and are never drawn.
+    vocab_size: u32,
+    max_batch_rows: usize,
+    decide: D,
+    slots: HashMap<Slot, SlotId>,
+    next_slot: u64,
+}
+
+/// What one task takes part with in a forward.
+#[derive(Debug, PartialEq, Eq)]
+struct Portion {
+    /// Index of the task.
+    task: usize,
+    /// Context ids in it.
+    num_context: usize,
+    /// Whether the context ends here, so that the role decides after the forward.
+    ends_context: bool,
+    token_ids: Vec<TokenId>,
+    num_logits: usize,
+}
+
+impl<D: Decide> ModelMethod<D> {
+    /// `max_batch_rows` bounds the rows of one forward, though one task's last portion is never split.
+    pub fn new(engine: Engine, role: Role, vocab_size: u32, max_batch_rows: usize, decide: D) -> Self {
+        let vocab_size = vocab_size.min(engine.info().vocab_size);
+        Self { engine, role, vocab_size, max_batch_rows, decide, slots: HashMap::new(), next_slot: 0 }
+    }
+
+    /// Portions of the next forward: tasks that draw soonest go first, up to three quarters of the rows while a prompt
+    /// waits; prompts share the rest, oldest first.
+    fn plan(&self, tasks: &VecDeque<Task>) -> Vec<Portion> {
+        let is_prompt = |task: &Task| task.context_left().len() > self.max_batch_rows / 4;
+        let reserved = if tasks.iter().any(is_prompt) { self.max_batch_rows / 4 } else { 0 };
+        let (soon, prompts): (Vec<usize>, Vec<usize>) = (0..tasks.len()).partition(|&i| !is_prompt(&tasks[i]));
+        let mut plan = Vec::new();
+        let mut rows_left = self.max_batch_rows;
+        let mut blocks_left = self.engine.free_blocks();
+        for (i, reserved) in soon.into_iter().map(|i| (i, reserved)).chain(prompts.into_iter().map(|i| (i, 0))) {
+            let Some(portion) = portion(&tasks[i], i, rows_left.saturating_sub(reserved)) else { continue };
+            let rows = portion.token_ids.len();
+            let blocks = self.engine.blocks_needed(self.slots[&tasks[i].slot], rows as u32);
+            if blocks <= blocks_left {
+                blocks_left -= blocks;
+                rows_left = rows_left.saturating_sub(rows);
+                plan.push(portion);
+            }
+        }
+        plan
+    }
+
+    /// What a task's logits lead to; `None` while it needs another forward.
+    fn absorb(&mut self, task: &mut Task, portion: &Portion, logits: &mut Logits, rows: Range<usize>) -> Option<ReplyBody> {
+        let done_before = task.context_done;
+        task.context_done += portion.num_context;
+        score_prompt(task, done_before..task.context_done, logits, rows.start);
+        if !portion.ends_context {
+            return None;
+        }
+        if task.step.work == Work::Feed {
+            let prompt_logprobs = task.take_scores();
+            return Some(ReplyBody::Fed { have: task.step.start(), prompt_logprobs });
+        }
+        let decided = rows.end - (1 + task.drafted().len())..rows.end;
+        let vocab_size = logits.vocab_size();
+        let decided = logits.rows_mut(decided);
+        for row in decided.chunks_exact_mut(vocab_size) {
+            row[self.vocab_size as usize..].fill(f32::NEG_INFINITY);
+        }
+        match self.decide.decide(task, decided, vocab_size) {
+            Ok(Decision::Continue) => None,
+            Ok(Decision::Done { body, keep }) => {
+                self.engine.truncate(self.slots[&task.slot], keep);
+                Some(body)
+            }
+            Err(error) => {
+                task.holding.cut(task.step.start());
+                self.engine.truncate(self.slots[&task.slot], task.step.start());
+                Some(ReplyBody::Refused { reason: error.to_string() })
+            }
+        }
+    }
+
+    /// A forward that failed for a reason of its own: its tasks are refused and what they held is forgotten.
+    fn refuse(&mut self, tasks: &mut VecDeque<Task>, plan: &[Portion], error: &EngineError) -> Vec<(Task, ReplyBody)> {
+        tracing::error!(%error, "a forward failed");
+        let reason = format!("the forward failed: {error}");
+        let finished: Vec<usize> = plan.iter().map(|portion| portion.task).collect();
+        take_tasks(tasks, finished)
+            .into_iter()
+            .map(|mut task| {
+                task.holding.cut(0);
+                self.truncate(task.slot, 0);
+                (task, ReplyBody::Refused { reason: reason.clone() })
+            })
+            .collect()
+    }
+}
+
+impl<D: Decide> Method for ModelMethod<D> {
+    fn limits(&self) -> Limits {
+        Limits { role: self.role, vocab_size: self.vocab_size, max_model_len: self.engine.info().max_model_len }
+    }
+
+    fn open(&mut self) -> Slot {
+        let slot = Slot(self.next_slot);
+        self.next_slot += 1;
+        self.slots.insert(slot, self.engine.open());
+        slot
+    }
+
+    fn close(&mut self, slot: Slot) {
+        if let Some(slot) = self.slots.remove(&slot) {
+            self.engine.close(slot);
+        }
+    }
+
+    fn truncate(&mut self, slot: Slot, len: u32) {
+        self.engine.truncate(self.slots[&slot], len);
+    }
+
+    fn advance(&mut self, tasks: &mut VecDeque<Task>) -> Result<Vec<(Task, ReplyBody)>, NeedRoom> {
+        let plan = self.plan(tasks);
+        if plan.is_empty() {
+            return Err(NeedRoom);
+        }
+        let batch: Vec<SequenceRows<'_>> = plan
+            .iter()
+            .map(|portion| SequenceRows {
+                slot: self.slots[&tasks[portion.task].slot],
+                token_ids: &portion.token_ids,
+                num_logits: portion.num_logits,
+            })
+            .collect();
+        let mut logits = match self.engine.forward(&batch) {
+            Ok(logits) => logits,
+            Err(error) => return Ok(self.refuse(tasks, &plan, &error)),
+        };
+        let mut bodies = Vec::new();
+        let mut row = 0;
+        for portion in &plan {
+            let rows = row..row + portion.num_logits;
+            row = rows.end;
+            if let Some(body) = self.absorb(&mut tasks[portion.task], portion, &mut logits, rows) {
+                bodies.push((portion.task, body));
+            }
+        }
+        // Indices fall as tasks leave: take them from the back, and give the answers back in order of age.
+        bodies.sort_by_key(|(task, _)| *task);
+        let (finished, bodies): (Vec<usize>, Vec<ReplyBody>) = bodies.into_iter().unzip();
+        Ok(take_tasks(tasks, finished).into_iter().zip(bodies).collect())
+    }
+
+    fn stats(&self) -> MethodStats {
+        let stats = self.engine.stats();
+        MethodStats {
+            forwards: stats.forwards,
+            rows: stats.rows,
+            kv_tokens: stats.kv_tokens,
+            kv_blocks_used: stats.referenced_blocks,
+        }
+    }
+}
+
+/// Takes tasks out of the queue, in order of index.
+fn take_tasks(tasks: &mut VecDeque<Task>, mut indices: Vec<usize>) -> Vec<Task> {
+    indices.sort_unstable();
+    let mut taken: Vec<Task> = indices
+        .into_iter()
+        .rev()
+        .map(|i| tasks.remove(i).expect("planned tasks are in the queue"))
+        .collect();
+    taken.reverse();
+    taken
+}
+
+/// The ids of `task` that run next: `budget` ids of its context at most, and whole what follows the context.
+fn portion(task: &Task, index: usize, budget: usize) -> Option<Portion> {
+    if budget == 0 {
+        return None;
+    }
+    let left = task.context_left();
+    if left.is_empty() {
+        // A draft task that goes on: its last guess is the row.
+        let guess = task.guesses.token_ids.last().copied()?;
+        return Some(Portion { task: index, num_context: 0, ends_context: true, token_ids: vec![guess], num_logits: 1 });
+    }
+    let num_context = left.len().min(budget);
+    let ends_context = num_context == left.len();
+    let mut token_ids = left[..num_context].to_vec();
+    let mut num_logits = 0;
+    if ends_context && task.step.work != Work::Feed {
+        token_ids.extend_from_slice(task.drafted());
+        num_logits = 1 + task.drafted().len();
+    }
+    if task.is_scoring() {
+        num_logits = token_ids.len();
+    }
+    Some(Portion { task: index, num_context, ends_context, token_ids, num_logits })
+}
+
+/// Scores the prompt ids that follow the context ids `done` (indices into the context), whose logits start at `first_row`.
+fn score_prompt(task: &mut Task, done: Range<usize>, logits: &Logits, first_row: usize) {
+    if !task.is_scoring() {
+        return;
+    }
+    let top = task.spec().prompt_logprobs.unwrap_or(0);
+    let prompt_left = (task.spec().prompt_len - task.step.base_len) as usize;
+    for (row, i) in done.enumerate() {
+        match task.step.context.get(i + 1) {
+            Some(&next) if i + 1 < prompt_left => {
+                let scored = score(logits.row(first_row + row), next, top);
+                task.scores.push(scored);
+            }
+            _ => break,
+        }
+    }
+}

@@ -1,0 +1,157 @@
+//! A worker process: load, bind, serve, register. The order matters: a checkpoint that cannot be loaded ends the process
+//! before any port is bound, and nobody hears of a worker before it can be reached.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use anyhow::Context as _;
+use engine::{Engine, LoadOptions};
+use proto::v1::worker_server::WorkerServer;
+use service::discovery::{self, Discovery, Member};
+use service::health::{Health, serve_admin};
+use service::metrics::Metrics;
+use service::shutdown::Lifetime;
+use tokio::net::TcpListener;
+use tokio::sync::mpsc;
+use tokio_stream::wrappers::TcpListenerStream;
+use tonic::transport::Server;
+
+use crate::assets::Assets;
+use crate::config::WorkerConfig;
+use crate::device::{Device, MAILBOX_FRAMES};
+use crate::door::Door;
+use crate::facts::WorkerFacts;
+use crate::method::Method;
+use crate::metrics::WorkerMetrics;
+
+/// A worker that was loaded and has no port yet.
+#[derive(Debug)]
+pub struct Loaded<M> {
+    /// Where answers come from.
+    pub method: M,
+    /// What the handshake says.
+    pub facts: WorkerFacts,
+    /// The model's text side, if there is a model.
+    pub assets: Option<Assets>,
+}
+
+/// Where a worker can be reached.
+#[derive(Debug, Clone)]
+pub struct Addresses {
+    /// For routers.
+    pub listen: SocketAddr,
+    /// For health and metrics.
+    pub admin: SocketAddr,
+}
+
+/// Loads the checkpoint that the configuration names.
+pub fn load_engine(config: &WorkerConfig) -> anyhow::Result<(Engine, Assets)> {
+    let model_dir = config.model.clone().context("no model was given: pass --model DIR")?;
+    let assets = Assets::load(&model_dir)?;
+    let began = std::time::Instant::now();
+    let engine = Engine::load(&LoadOptions {
+        model_dir,
+        weights: config.weights,
+        threads: config.threads,
+        kv_memory_bytes: config.kv_memory_bytes,
+        max_model_len: config.max_model_len,
+    })?;
+    let info = engine.info();
+    anyhow::ensure!(
+        assets.token_list().len() <= info.vocab_size as usize,
+        "the tokenizer has {} tokens, the model only {} embeddings",
+        assets.token_list().len(),
+        info.vocab_size
+    );
+    tracing::info!(
+        model = info.model_id,
+        parameters = info.num_parameters,
+        kv_blocks = info.kv_blocks,
+        numerics_id = info.numerics_id,
+        took = ?began.elapsed(),
+        "model loaded"
+    );
+    Ok((engine, assets))
+}
+
+/// Brings a loaded worker up; everything it starts runs under `lifetime`.
+pub async fn start<M: Method>(
+    loaded: Loaded<M>,
+    config: &WorkerConfig,
+    lifetime: &Lifetime,
+    health: &Health,
+) -> anyhow::Result<Addresses> {
+    let metrics = Metrics::new();
+    let worker_metrics = WorkerMetrics::new(&metrics);
+    let Loaded { method, facts, assets } = loaded;
+    let listener = bind(config.listen).await?;
+    let admin = bind(config.admin).await?;
+    let addresses = Addresses { listen: listener.local_addr()?, admin: admin.local_addr()? };
+
+    let (mailbox, inbox) = mpsc::channel(MAILBOX_FRAMES);
+    let device = Device::new(method, worker_metrics.clone());
+    let (hold, failed) = (lifetime.thread("device"), health.clone());
+    std::thread::Builder::new().name("device".to_owned()).spawn(move || {
+        let _hold = hold;
+        if std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| device.run(inbox))).is_err() {
+            failed.set_failed("the device thread panicked");
+        }
+    })?;
+
+    let member = member(&facts, assets.as_ref(), config, addresses.listen);
+    let door = Door::new(facts, assets, mailbox, worker_metrics, lifetime.clone());
+    let reflection = tonic_reflection::server::Builder::configure()
+        .register_encoded_file_descriptor_set(proto::DESCRIPTORS)
+        .build_v1()
+        .context("the descriptors of our own protos are broken")?;
+    let server = Server::builder()
+        .add_service(health.grpc_service(&["outrider.v1.Worker"], lifetime).await)
+        .add_service(reflection)
+        .add_service(WorkerServer::new(door).max_decoding_message_size(4 * proto::MAX_FRAME_BYTES));
+    lifetime.spawn(
+        "grpc",
+        server.serve_with_incoming_shutdown(TcpListenerStream::new(listener), lifetime.cancelled()),
+    );
+    serve_admin(admin, health.clone(), metrics, lifetime);
+    register(member, config, lifetime).await?;
+    health.set_ready();
+    tracing::info!(listen = %addresses.listen, admin = %addresses.admin, "ready");
+    Ok(addresses)
+}
+
+async fn bind(address: SocketAddr) -> anyhow::Result<TcpListener> {
+    TcpListener::bind(address).await.with_context(|| format!("cannot listen on {address}"))
+}
+
+/// Tells discovery of this worker until it drains.
+async fn register(member: Member, config: &WorkerConfig, lifetime: &Lifetime) -> anyhow::Result<()> {
+    let discovery: Arc<dyn Discovery> = discovery::open(&config.process.discovery, lifetime).await?;
+    let registration = discovery.register(member).await?;
+    let draining = lifetime.draining();
+    lifetime.spawn("registration", async move {
+        draining.await;
+        registration.leave().await;
+    });
+    Ok(())
+}
+
+fn member(facts: &WorkerFacts, assets: Option<&Assets>, config: &WorkerConfig, listen: SocketAddr) -> Member {
+    let hello = facts.hello(assets);
+    Member {
+        id: format!("{:016x}", facts.worker_id),
+        role: facts.role.as_str().to_owned(),
+        address: config.advertise.clone().unwrap_or_else(|| format!("http://{listen}")),
+        facts: serde_json::json!({
+            "model_id": hello.model_id,
+            "numerics_id": hello.numerics_id,
+            "vocab_size": hello.vocab_size,
+            "tokenizer_fingerprint": hello.tokenizer_fingerprint,
+            "sampling_scheme": hello.sampling_scheme,
+            "protocol_versions": [hello.protocol_version_min, hello.protocol_version_max],
+            "max_draft_tokens": hello.max_draft_tokens,
+            "max_model_len": hello.max_model_len,
+            "kv_blocks": hello.kv_blocks,
+            "task_types": hello.task_types,
+        }),
+    }
+}

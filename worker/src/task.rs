@@ -1,0 +1,125 @@
+//! One step under way: from its admission until its reply.
+
+use std::time::Instant;
+
+use speculation::holding::Holding;
+use speculation::step::PromptLogprobs;
+use speculation::{Draft, Reply, ReplyBody, SequenceSpec, Step, TokenId, TokenLogprobs, Work};
+
+use crate::table::SequenceKey;
+
+/// Names the KV of one sequence at a [`crate::Method`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Slot(pub u64);
+
+/// One step under way; it owns the sequence's holding for that time.
+#[derive(Debug)]
+pub struct Task {
+    /// Whose step.
+    pub key: SequenceKey,
+    /// The sequence's KV.
+    pub slot: Slot,
+    /// The step; its context is in `holding` already.
+    pub step: Step,
+    /// What is held, the step's context included.
+    pub holding: Holding,
+    /// When the step came in.
+    pub received: Instant,
+    /// When it was admitted.
+    pub started: Instant,
+    /// Context ids whose KV is there.
+    pub context_done: usize,
+    /// What a draft worker guessed so far.
+    pub guesses: Draft,
+    /// Scores of prompt ids, when asked for.
+    pub scores: Vec<TokenLogprobs>,
+    /// The span that the request's trace shows for this step.
+    pub span: tracing::Span,
+}
+
+impl Task {
+    /// A step that was just admitted.
+    pub fn new(key: SequenceKey, slot: Slot, step: Step, holding: Holding, received: Instant) -> Self {
+        let span = trace_span(&step, &holding);
+        Self {
+            key,
+            slot,
+            step,
+            holding,
+            received,
+            started: Instant::now(),
+            context_done: 0,
+            guesses: Draft::default(),
+            scores: Vec::new(),
+            span,
+        }
+    }
+
+    /// The sequence's spec.
+    pub fn spec(&self) -> &SequenceSpec {
+        self.holding.spec().expect("an admitted step has a spec")
+    }
+
+    /// Ids still to be run before the work begins.
+    pub fn context_left(&self) -> &[TokenId] {
+        &self.step.context[self.context_done..]
+    }
+
+    /// Ids to run in the same forward, right behind the context.
+    pub fn drafted(&self) -> &[TokenId] {
+        match &self.step.work {
+            Work::Verify { draft } => &draft.token_ids,
+            Work::Feed | Work::Propose { .. } => &[],
+        }
+    }
+
+    /// Whether ids of this step are to be scored; prompt ids only, and not the first, which nothing precedes.
+    pub fn is_scoring(&self) -> bool {
+        self.spec().prompt_logprobs.is_some() && self.step.base_len + 1 < self.spec().prompt_len
+    }
+
+    /// The scores, as the reply carries them.
+    pub fn take_scores(&mut self) -> Option<PromptLogprobs> {
+        let start = self.step.base_len + 1;
+        self.spec().prompt_logprobs?;
+        Some(PromptLogprobs { start, entries: std::mem::take(&mut self.scores) })
+    }
+
+    /// The reply to this step.
+    pub fn reply(&self, body: ReplyBody) -> Reply {
+        reply_to(&self.step, body)
+    }
+}
+
+/// The step's own span below the request's, where the request is traced.
+fn trace_span(step: &Step, holding: &Holding) -> tracing::Span {
+    let traceparent = holding.spec().map_or("", |spec| spec.traceparent.as_str());
+    if traceparent.is_empty() {
+        return tracing::Span::none();
+    }
+    let (round, rows) = (step.round, step.context.len());
+    let span = match &step.work {
+        Work::Feed => tracing::info_span!("feed", outrider.spec.round = round, outrider.rows = rows),
+        Work::Propose { num_draft_tokens } => {
+            tracing::info_span!("draft", outrider.spec.round = round, outrider.rows = rows, outrider.spec.k = num_draft_tokens)
+        }
+        Work::Verify { draft } => {
+            let k = draft.token_ids.len();
+            let accepted = tracing::field::Empty;
+            tracing::info_span!(
+                "verify",
+                outrider.spec.round = round,
+                outrider.rows = rows + k,
+                outrider.spec.k = k,
+                outrider.spec.accepted = accepted
+            )
+        }
+    };
+    service::telemetry::set_parent(&span, traceparent);
+    span
+}
+
+/// The reply to a step.
+pub fn reply_to(step: &Step, body: ReplyBody) -> Reply {
+    Reply { sequence_id: step.sequence_id, generation: step.generation, round: step.round, body }
+}
