@@ -26,7 +26,7 @@ fmt: ## format the tree
 	cargo fmt --all
 
 docs: ## the API documentation, private items too, in target/doc
-	RUSTDOCFLAGS="--deny warnings" cargo doc --locked --workspace --no-deps --document-private-items
+	RUSTDOCFLAGS="--deny warnings --allow rustdoc::private-intra-doc-links" cargo doc --locked --workspace --no-deps --document-private-items
 
 clean: ## remove what was built
 	cargo clean

@@ -1,6 +1,6 @@
 //! The draft worker: guesses the next k tokens, by a small model or from the sequence itself.
 //!
-//! [`propose`] and [`ngram`] are the two methods; the rest of the process is the `worker` crate's.
+//! [`propose`] and [`mod@ngram`] are the two methods; the rest of the process is the `worker` crate's.
 
 #![forbid(unsafe_code)]
 

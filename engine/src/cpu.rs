@@ -59,6 +59,12 @@ impl Cpu {
         Isa::all().into_iter().map(cpu).collect()
     }
 
+    /// Several threads that share every piece of work, however small.
+    #[cfg(test)]
+    pub(crate) fn eager(threads: usize) -> Self {
+        Self { isa: Isa::best(), threads: Threads::eager(threads) }
+    }
+
     /// Runs a whole forward on the engine's threads.
     pub(crate) fn enter<R: Send>(&self, run: impl FnOnce() -> R + Send) -> R {
         self.threads.enter(run)

@@ -3,6 +3,9 @@
 //! Each turn it drains the mailbox, admits what waits, runs one forward and answers whatever is done, so that sequences
 //! join and leave at every forward. It never touches a socket.
 
+#[cfg(test)]
+mod tests;
+
 use std::collections::{HashMap, VecDeque};
 use std::time::Instant;
 

@@ -1,0 +1,268 @@
+//! Every kernel against its naive twin with `==`, on every instruction set of this machine, over odd shapes.
+
+use std::ops::Range;
+
+use half::bf16;
+use proptest::prelude::*;
+use proptest::test_runner::RngSeed;
+
+use super::elementwise::{RmsNorm, Rotate, SiluMul};
+use super::{Cpu, reference};
+use crate::backend::{AttentionStep, Backend, HeadLayout, Linear};
+use crate::block_manager::BLOCK_SIZE;
+use crate::forward_batch::{ForwardBatch, ReservedRows};
+use crate::k_slices::KSlices;
+use crate::kv_cache::{KvCache, KvShape};
+use crate::weights::{Buffer, Matrix, MatrixData};
+
+/// Plain numbers of about unit size, with some exact zeros and both signs of them.
+fn numbers(len: usize, seed: u64) -> Vec<f32> {
+    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    let mut next = || {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        match state % 37 {
+            0 => 0.0,
+            1 => -0.0,
+            _ => (state >> 40) as f32 / (1 << 23) as f32 - 1.0,
+        }
+    };
+    (0..len).map(|_| next()).collect()
+}
+
+fn bits(numbers: &[f32]) -> Vec<u32> {
+    numbers.iter().map(|x| x.to_bits()).collect()
+}
+
+fn to_bf16(numbers: &[f32]) -> Vec<bf16> {
+    numbers.iter().map(|&x| bf16::from_f32(x)).collect()
+}
+
+fn rounded(numbers: &[f32]) -> Vec<f32> {
+    numbers.iter().map(|&x| bf16::from_f32(x).to_f32()).collect()
+}
+
+fn config() -> ProptestConfig {
+    ProptestConfig { cases: 200, rng_seed: RngSeed::Fixed(7), ..ProptestConfig::default() }
+}
+
+/// A product with `parts` matrices, and its twin.
+fn check_linear(rows: usize, k: usize, widths: &[usize], unit: Option<usize>, bf: bool, bias: bool) {
+    let slices = unit.map_or_else(|| KSlices::whole(k), |unit| KSlices::eighths(k, unit));
+    let x = numbers(rows * k, 1);
+    let weights: Vec<Vec<f32>> = widths.iter().enumerate().map(|(i, n)| numbers(n * k, 2 + i as u64)).collect();
+    let width: usize = widths.iter().sum();
+    let bias = bias.then(|| numbers(width, 99));
+    let matrix = |w: &Vec<f32>| {
+        let data = match bf {
+            true => MatrixData::Bf16(Buffer::Owned(to_bf16(w).into())),
+            false => MatrixData::F32(Buffer::Owned(w.clone().into())),
+        };
+        Matrix::new(data, [w.len() / k, k])
+    };
+    let linear = Linear { parts: weights.iter().map(matrix).collect(), bias: bias.clone(), slices };
+
+    let all = weights.concat();
+    let (x_in, weights_in) = if bf { (rounded(&x), rounded(&all)) } else { (x.clone(), all) };
+    let expected =
+        reference::Linear { x: &x_in, weights: &weights_in, k, slices: &linear.slices, bias: bias.as_deref() }.compute();
+    for cpu in Cpu::every_isa().into_iter().chain([Cpu::eager(3)]) {
+        let mut out = vec![f32::NAN; rows * width];
+        cpu.enter(|| cpu.linear(&linear, &mut x.clone(), &mut out));
+        assert_eq!(bits(&out), bits(&expected), "{cpu:?}: rows {rows}, k {k}, widths {widths:?}");
+    }
+}
+
+proptest! {
+    #![proptest_config(config())]
+
+    #[test]
+    fn linear_is_its_twin(
+        rows in 1..11usize,
+        k in 1..120usize,
+        widths in prop::collection::vec(1..30usize, 1..4),
+        unit in prop::option::of(1..40usize),
+        bf in any::<bool>(),
+        bias in any::<bool>(),
+    ) {
+        check_linear(rows, k, &widths, unit, bf, bias);
+    }
+
+    #[test]
+    fn rows_of_numbers_are_their_twins(rows in 1..5usize, half in 1..70usize, seed in any::<u64>()) {
+        let width = 2 * half;
+        let (x, y) = (numbers(rows * width, seed), numbers(rows * width, seed ^ 1));
+        let (weight, cos, sin) = (numbers(width, 3), numbers(half, 4), numbers(half, 5));
+        let scaled: Vec<f32> = x.iter().map(|x| x * 40.0).collect();
+        let gate_up: Vec<f32> =
+            scaled.chunks(width).zip(y.chunks(width)).flat_map(|(gate, up)| [gate, up].concat()).collect();
+        for cpu in Cpu::every_isa() {
+            let mut out = vec![0.0; x.len()];
+            cpu.isa.run(RmsNorm { x: &x, weight: &weight, eps: 1e-5, out: &mut out });
+            let expected: Vec<f32> =
+                x.chunks(width).flat_map(|x| reference::rms_norm(x, &weight, 1e-5)).collect();
+            prop_assert_eq!(bits(&out), bits(&expected));
+
+            let mut heads = x.clone();
+            cpu.isa.run(Rotate { heads: &mut heads, cos: &cos, sin: &sin });
+            let mut expected = x.clone();
+            expected.chunks_mut(width).for_each(|head| reference::rotate(head, &cos, &sin));
+            prop_assert_eq!(bits(&heads), bits(&expected));
+
+            cpu.isa.run(SiluMul { gate_up: &gate_up, out: &mut out, width });
+            let expected: Vec<f32> =
+                scaled.chunks(width).zip(y.chunks(width)).flat_map(|(g, u)| reference::silu_mul(g, u)).collect();
+            prop_assert_eq!(bits(&out), bits(&expected));
+        }
+    }
+}
+
+/// A sequence that is attended to: `held` positions were there before the pass adds `new`.
+#[derive(Debug, Clone)]
+struct Text {
+    held: usize,
+    new: usize,
+}
+
+fn text() -> impl Strategy<Value = Text> {
+    (0..70usize, 1..23usize).prop_map(|(held, new)| Text { held, new })
+}
+
+/// Block tables over a shuffled pool, so that no two sequences lie where they would in order.
+fn block_tables(texts: &[Text]) -> Vec<Vec<u32>> {
+    let needed: Vec<usize> = texts.iter().map(|t| (t.held + t.new).div_ceil(BLOCK_SIZE)).collect();
+    let total: usize = needed.iter().sum();
+    // 7 is odd and total may be its multiple: step by a number that shares no factor.
+    let step = (total / 2 + 1..).find(|step| gcd(*step, total) == 1).unwrap();
+    let mut blocks = (0..total).map(|i| (i * step % total) as u32);
+    needed.iter().map(|&n| blocks.by_ref().take(n).collect()).collect()
+}
+
+fn gcd(a: usize, b: usize) -> usize {
+    if b == 0 { a } else { gcd(b, a % b) }
+}
+
+/// A cache in which every number that was not written is a NaN: reading one would show.
+fn poisoned_cache(shape: KvShape, num_blocks: usize, bf: bool) -> KvCache {
+    let mut kv = if bf { KvCache::new_bf16(shape) } else { KvCache::new_f32(shape) };
+    kv.grow_to(num_blocks as u32).unwrap();
+    let nan = vec![f32::NAN; shape.num_kv_heads * shape.head_dim];
+    let layout = HeadLayout { num_heads: 0, num_kv_heads: shape.num_kv_heads, head_dim: shape.head_dim };
+    for block in 0..num_blocks as u32 {
+        let table = [block];
+        let ids = vec![0; BLOCK_SIZE];
+        let rows = ReservedRows { token_ids: &ids, start: 0, block_table: &table, num_logits: 0 };
+        let batch = &ForwardBatch::passes(&[rows], BLOCK_SIZE)[0];
+        let qkv = [nan.clone(), nan.clone()].concat().repeat(BLOCK_SIZE);
+        for layer in 0..shape.num_layers {
+            let step = AttentionStep { layout, layer, window: None, batch, qkv: &qkv };
+            Cpu::new(1).unwrap().write_kv(&mut kv, &step);
+        }
+    }
+    kv
+}
+
+/// Rows `positions` of a text's `[q | k | v]`.
+fn rows_of(qkv: &[f32], layout: HeadLayout, positions: Range<usize>) -> &[f32] {
+    &qkv[positions.start * layout.row_width()..positions.end * layout.row_width()]
+}
+
+fn expected_attention(qkv: &[f32], text: &Text, layout: HeadLayout, window: Option<u32>, bf: bool) -> Vec<f32> {
+    let stored = |x: &[f32]| if bf { rounded(x) } else { x.to_vec() };
+    let head = |row: &[f32], start: usize| stored(&row[start..start + layout.head_dim]);
+    let mut out = Vec::new();
+    for position in text.held..text.held + text.new {
+        for h in 0..layout.num_heads {
+            let kv_head = h / (layout.num_heads / layout.num_kv_heads) * layout.head_dim;
+            let rows = || qkv.chunks_exact(layout.row_width());
+            let keys: Vec<Vec<f32>> = rows().map(|row| head(row, layout.q_width() + kv_head)).collect();
+            let values: Vec<Vec<f32>> =
+                rows().map(|row| head(row, layout.q_width() + layout.kv_width() + kv_head)).collect();
+            let row = rows_of(qkv, layout, position..position + 1);
+            let query = &row[h * layout.head_dim..(h + 1) * layout.head_dim];
+            let first = window.map_or(0, |w| (position + 1).saturating_sub(w as usize));
+            out.extend(reference::attention(query, &keys, &values, first..position + 1));
+        }
+    }
+    out
+}
+
+fn check_attention(texts: &[Text], layout: HeadLayout, window: Option<u32>, bf: bool) {
+    let shape = KvShape { num_layers: 2, num_kv_heads: layout.num_kv_heads, head_dim: layout.head_dim };
+    let tables = block_tables(texts);
+    let mut kv = poisoned_cache(shape, tables.iter().map(Vec::len).sum(), bf);
+    let qkvs: Vec<Vec<f32>> = texts
+        .iter()
+        .enumerate()
+        .map(|(i, text)| numbers((text.held + text.new) * layout.row_width(), i as u64 + 1))
+        .collect();
+    let cpu = Cpu::new(1).unwrap();
+    let layer = 1;
+    let ids = vec![0; 100];
+    for ((text, table), qkv) in texts.iter().zip(&tables).zip(&qkvs).filter(|((text, _), _)| text.held > 0) {
+        let rows = ReservedRows { token_ids: &ids[..text.held], start: 0, block_table: table, num_logits: 0 };
+        let batch = &ForwardBatch::passes(&[rows], 1000)[0];
+        cpu.write_kv(&mut kv, &AttentionStep { layout, layer, window, batch, qkv: rows_of(qkv, layout, 0..text.held) });
+    }
+    let new: Vec<ReservedRows<'_>> = texts
+        .iter()
+        .zip(&tables)
+        .map(|(text, block_table)| ReservedRows {
+            token_ids: &ids[..text.new],
+            start: text.held as u32,
+            block_table,
+            num_logits: 0,
+        })
+        .collect();
+    let batch = &ForwardBatch::passes(&new, 1000)[0];
+    let qkv: Vec<f32> = texts
+        .iter()
+        .zip(&qkvs)
+        .flat_map(|(text, qkv)| rows_of(qkv, layout, text.held..text.held + text.new).to_vec())
+        .collect();
+    let step = AttentionStep { layout, layer, window, batch, qkv: &qkv };
+    cpu.write_kv(&mut kv, &step);
+
+    let expected: Vec<f32> =
+        texts.iter().zip(&qkvs).flat_map(|(text, qkv)| expected_attention(qkv, text, layout, window, bf)).collect();
+    for cpu in Cpu::every_isa().into_iter().chain([Cpu::eager(3)]) {
+        let mut out = vec![f32::NAN; expected.len()];
+        cpu.enter(|| cpu.attention(&kv, &step, &mut out));
+        assert_eq!(bits(&out), bits(&expected), "{cpu:?}");
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 80, ..config() })]
+
+    #[test]
+    fn attention_is_its_twin(
+        texts in prop::collection::vec(text(), 1..4),
+        num_kv_heads in 1..3usize,
+        group in 1..6usize,
+        half_dim in 1..45usize,
+        window in prop::option::of(1..40u32),
+        bf in any::<bool>(),
+    ) {
+        let layout = HeadLayout { num_heads: num_kv_heads * group, num_kv_heads, head_dim: 2 * half_dim };
+        check_attention(&texts, layout, window, bf);
+    }
+}
+
+#[test]
+fn a_number_that_is_not_one_stays_in_its_row() {
+    let k = 48;
+    let mut x = numbers(3 * k, 1);
+    x[k + 5] = f32::NAN;
+    let weights = numbers(20 * k, 2);
+    let data = MatrixData::F32(Buffer::Owned(weights.into()));
+    let linear = Linear { parts: vec![Matrix::new(data, [20, k])], bias: None, slices: KSlices::whole(k) };
+    for cpu in Cpu::every_isa() {
+        let mut out = vec![0.0; 60];
+        cpu.linear(&linear, &mut x.clone(), &mut out);
+        let nans: Vec<bool> = out.chunks(20).map(|row| row.iter().all(|x| x.is_nan())).collect();
+        assert_eq!(nans, [false, true, false]);
+        assert!(out[..20].iter().chain(&out[40..]).all(|x| x.is_finite()));
+    }
+}

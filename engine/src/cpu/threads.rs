@@ -19,6 +19,7 @@ const PIECES_PER_THREAD: usize = 3;
 pub(crate) struct Threads {
     pool: Option<rayon::ThreadPool>,
     count: usize,
+    min_parallel_work: usize,
 }
 
 impl Threads {
@@ -33,7 +34,13 @@ impl Threads {
         } else {
             None
         };
-        Ok(Self { pool, count })
+        Ok(Self { pool, count, min_parallel_work: MIN_PARALLEL_WORK })
+    }
+
+    /// Threads that share even the smallest work.
+    #[cfg(test)]
+    pub(crate) fn eager(count: usize) -> Self {
+        Self { min_parallel_work: 0, ..Self::new(count).unwrap() }
     }
 
     /// Enters the pool once, so that what runs inside dispatches without leaving it.
@@ -47,11 +54,12 @@ impl Threads {
     /// Calls `run` on consecutive ranges that cover `0..items`, each but the last a multiple of `grain` long. `work` is the
     /// number of multiply-adds in all.
     pub(crate) fn for_ranges(&self, items: usize, grain: usize, work: usize, run: impl Fn(Range<usize>) + Sync) {
-        if self.count == 1 || work < MIN_PARALLEL_WORK || items <= grain {
+        if self.count == 1 || work < self.min_parallel_work || items <= grain {
             run(0..items);
             return;
         }
-        let pieces = (self.count * PIECES_PER_THREAD).min(work / (MIN_PARALLEL_WORK / 4)).max(1);
+        let worthwhile = work / (self.min_parallel_work / 4).max(1);
+        let pieces = (self.count * PIECES_PER_THREAD).min(worthwhile).max(1);
         let piece = items.div_ceil(pieces).next_multiple_of(grain);
         let pieces = items.div_ceil(piece);
         (0..pieces).into_par_iter().for_each(|i| run(i * piece..items.min((i + 1) * piece)));

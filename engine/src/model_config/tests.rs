@@ -1,0 +1,75 @@
+//! What configurations mean. What they are refused for is checked on files, in `tests/broken_files.rs`.
+
+use serde_json::{Value, json};
+
+use super::*;
+
+fn parse(changes: Value) -> Result<ModelConfig, EngineError> {
+    let mut config = json!({
+        "architectures": ["LlamaForCausalLM"], "vocab_size": 100, "hidden_size": 64, "intermediate_size": 128,
+        "num_hidden_layers": 4, "num_attention_heads": 8, "num_key_value_heads": 4, "max_position_embeddings": 1000,
+        "rms_norm_eps": 1e-5,
+    });
+    let object = config.as_object_mut().unwrap();
+    for (name, value) in changes.as_object().unwrap() {
+        object.insert(name.clone(), value.clone());
+    }
+    ModelConfig::from_fields(&Fields::top(Path::new("config.json"), object))
+}
+
+fn windows(changes: Value) -> Vec<Option<u32>> {
+    parse(changes).unwrap().windows
+}
+
+fn max_len(rope: Value) -> u32 {
+    parse(json!({"rope_parameters": rope})).unwrap().max_len
+}
+
+#[test]
+fn defaults_are_the_classes() {
+    let config = parse(json!({"num_key_value_heads": null})).unwrap();
+    assert_eq!((config.num_kv_heads, config.head_dim, config.max_len), (8, 8, 1000));
+    assert!(!config.tie_word_embeddings && !config.qk_norm);
+    assert_eq!(config.biases, Biases { qkv: false, o: false, mlp: false });
+    assert!(config.eos_token_ids.is_empty());
+    assert_eq!(parse(json!({"eos_token_id": [7, 9]})).unwrap().eos_token_ids, [7, 9]);
+}
+
+#[test]
+fn windows_by_family() {
+    assert_eq!(windows(json!({"sliding_window": 5})), [None; 4], "llama has none");
+    let mistral = |window| json!({"architectures": ["MistralForCausalLM"], "sliding_window": window});
+    assert_eq!(windows(mistral(json!(5))), [Some(5); 4]);
+    assert_eq!(windows(mistral(json!(null))), [None; 4]);
+    assert_eq!(windows(json!({"architectures": ["MistralForCausalLM"]})), [Some(4096); 4], "silence is the default");
+
+    let qwen = |on, types: Value| {
+        json!({"architectures": ["Qwen2ForCausalLM"], "use_sliding_window": on, "sliding_window": 5,
+            "max_window_layers": 3, "layer_types": types})
+    };
+    assert_eq!(windows(qwen(false, json!(null))), [None; 4]);
+    assert_eq!(windows(qwen(true, json!(null))), [None, None, None, Some(5)]);
+    let types = json!(["sliding_attention", "full_attention", "full_attention", "sliding_attention"]);
+    assert_eq!(windows(qwen(true, types)), [Some(5), None, None, Some(5)], "layer_types goes first");
+}
+
+#[test]
+fn scaling_stretches_the_window() {
+    assert_eq!(max_len(json!({"rope_type": "default"})), 1000);
+    assert_eq!(max_len(json!({"rope_type": "linear", "factor": 2.5})), 2500);
+    let llama3 = json!({"rope_type": "llama3", "factor": 8, "low_freq_factor": 1, "high_freq_factor": 4,
+        "original_max_position_embeddings": 100});
+    assert_eq!(max_len(llama3), 1000, "the configuration holds the stretched length");
+    let yarn = |original: u32| json!({"type": "yarn", "factor": 4, "original_max_position_embeddings": original});
+    assert_eq!(max_len(yarn(1000)), 4000);
+    assert_eq!(max_len(yarn(250)), 1000);
+}
+
+#[test]
+fn the_two_spellings_are_one() {
+    let scaling = json!({"type": "linear", "factor": 4});
+    let old = parse(json!({"rope_theta": 500.0, "rope_scaling": scaling})).unwrap();
+    let new = json!({"rope_type": "linear", "factor": 4.0, "rope_theta": 500.0});
+    assert_eq!(old, parse(json!({"rope_parameters": new})).unwrap());
+    assert_ne!(old.rope, parse(json!({"rope_scaling": scaling})).unwrap().rope, "theta counts");
+}

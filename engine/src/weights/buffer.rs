@@ -58,7 +58,7 @@ pub(crate) struct Matrix {
 }
 
 impl Matrix {
-    pub(super) fn new(data: MatrixData, shape: [usize; 2]) -> Self {
+    pub(crate) fn new(data: MatrixData, shape: [usize; 2]) -> Self {
         Self { data, shape }
     }
 

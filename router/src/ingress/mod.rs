@@ -100,7 +100,7 @@ pub async fn begin(
                 model: request.entry.id.clone(),
                 system_fingerprint: request.entry.numerics_id.clone(),
                 seed: request.seed,
-                num_choices: request.num_sequences(),
+                num_choices: prompts.len() as u32 * request.num_choices,
                 logprobs: request.logprobs.is_some(),
             },
             model: Arc::clone(&request.entry.text),

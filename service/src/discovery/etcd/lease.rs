@@ -7,7 +7,7 @@ use etcd_client::{Client, PutOptions};
 use super::backoff::Backoff;
 use super::{CALL_TIMEOUT, Cluster, Fault, LEASE_TTL, Member, RENEW_EVERY, within_timeout};
 
-/// A lease that was granted, kept here so that it can be revoked however the session ends.
+/// The newest lease that was granted, kept here so that it can be revoked however its session ended.
 #[derive(Default)]
 struct Granted(Option<(Client, i64)>);
 
@@ -15,8 +15,9 @@ struct Granted(Option<(Client, i64)>);
 pub(super) async fn keep_registered(cluster: &Cluster, member: &Member, stopped: impl Future<Output = ()>) {
     tokio::pin!(stopped);
     let mut backoff = Backoff::new("registering");
+    // Outlives its session: the key may still be listed under it while the next session cannot start.
+    let mut granted = Granted::default();
     loop {
-        let mut granted = Granted::default();
         let fault = tokio::select! {
             biased;
             // The worker leaves: routers should know at once, not when the lease runs out.
@@ -73,5 +74,5 @@ impl Granted {
     }
 }
 
-// Two renewals in a row may be lost, each to a full timeout, before the lease is.
+// A renewal that times out leaves time to register anew before routers see the worker go.
 const _: () = assert!(RENEW_EVERY.as_millis() + CALL_TIMEOUT.as_millis() < LEASE_TTL.as_millis());

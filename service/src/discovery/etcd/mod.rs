@@ -24,7 +24,7 @@ use crate::shutdown::Lifetime;
 /// How long a worker that died stays listed.
 const LEASE_TTL: Duration = Duration::from_secs(6);
 
-/// How often a lease is renewed: two renewals may fail before it runs out.
+/// How often a lease is renewed. One that fails is followed at once by a new lease.
 const RENEW_EVERY: Duration = Duration::from_secs(2);
 
 /// How long one call may take before the connection is given up.

@@ -1,13 +1,11 @@
 //! Logits and greedy tokens against transformers, for every family and rope variant and for the bundled pair
 //! (`golden/make_golden.py` made the files).
 
-mod support;
-
 use std::path::Path;
 
 use engine::{Engine, TokenId, WeightFormat};
 use safetensors::SafeTensors;
-use support::{argmax, demo_dir, feed, golden_cases, golden_dir, load};
+use crate::support::{argmax, demo_dir, feed, golden_cases, golden_dir, load};
 
 /// What transformers said of a prompt.
 struct Expected {

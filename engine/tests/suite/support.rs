@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use engine::{Engine, LoadOptions, SequenceRows, SlotId, TokenId, WeightFormat};
 
 /// Names of the golden checkpoints, sorted.
-pub fn golden_cases() -> Vec<String> {
+pub(crate) fn golden_cases() -> Vec<String> {
     let has_checkpoint = |path: &Path| path.join("config.json").exists();
     let mut cases: Vec<String> = std::fs::read_dir(golden_dir())
         .unwrap()
@@ -19,28 +19,47 @@ pub fn golden_cases() -> Vec<String> {
 }
 
 /// Where the golden files lie.
-pub fn golden_dir() -> PathBuf {
+pub(crate) fn golden_dir() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden")
 }
 
 /// A model of the bundled pair.
-pub fn demo_dir(role: &str) -> PathBuf {
+pub(crate) fn demo_dir(role: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/demo").join(role)
 }
 
 /// Loads with room for a few thousand tokens.
-pub fn load(model_dir: &Path, weights: WeightFormat, threads: usize) -> Engine {
+pub(crate) fn load(model_dir: &Path, weights: WeightFormat, threads: usize) -> Engine {
     let model_dir = model_dir.to_owned();
     Engine::load(&LoadOptions { model_dir, weights, threads, kv_memory_bytes: 64 << 20, max_model_len: None }).unwrap()
 }
 
 /// Feeds ids to a sequence and returns the logits of the last `num_logits`.
-pub fn feed(engine: &mut Engine, slot: SlotId, token_ids: &[TokenId], num_logits: usize) -> Vec<Vec<f32>> {
+pub(crate) fn feed(engine: &mut Engine, slot: SlotId, token_ids: &[TokenId], num_logits: usize) -> Vec<Vec<f32>> {
     let logits = engine.forward(&[SequenceRows { slot, token_ids, num_logits }]).unwrap();
     (0..logits.rows()).map(|i| logits.row(i).to_vec()).collect()
 }
 
 /// The lowest id among the largest logits.
-pub fn argmax(logits: &[f32]) -> TokenId {
+pub(crate) fn argmax(logits: &[f32]) -> TokenId {
     (0..logits.len()).reduce(|best, i| if logits[i] > logits[best] { i } else { best }).unwrap() as TokenId
+}
+
+/// Repeatable choices (splitmix64).
+pub(crate) struct Random(u64);
+
+impl Random {
+    /// Equal seeds, equal choices.
+    pub(crate) fn new(seed: u64) -> Self {
+        Self(seed)
+    }
+
+    /// A number below `n`, which is not zero.
+    pub(crate) fn below(&mut self, n: usize) -> usize {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        ((z ^ (z >> 31)) % n as u64) as usize
+    }
 }

@@ -1,0 +1,260 @@
+//! Checkpoints that are missing, cut short, contradictory or noise: one line that names file, field or tensor; never a panic,
+//! never memory by what a file claims.
+
+use std::path::{Path, PathBuf};
+
+use engine::{Engine, EngineError, LoadOptions, Oracle, WeightFormat};
+use serde_json::{Value, json};
+use crate::support::{Random, golden_dir};
+use tempfile::TempDir;
+
+/// A copy of a golden checkpoint that may be damaged.
+struct Copy(TempDir);
+
+impl Copy {
+    fn of(case: &str) -> Self {
+        let dir = TempDir::new().unwrap();
+        for entry in std::fs::read_dir(golden_dir().join(case)).unwrap() {
+            let path = entry.unwrap().path();
+            std::fs::copy(&path, dir.path().join(path.file_name().unwrap())).unwrap();
+        }
+        Self(dir)
+    }
+
+    fn path(&self, file: &str) -> PathBuf {
+        self.0.path().join(file)
+    }
+
+    fn load(&self) -> Result<Engine, EngineError> {
+        Engine::load(&LoadOptions {
+            model_dir: self.0.path().to_owned(),
+            weights: WeightFormat::AsStored,
+            threads: 1,
+            kv_memory_bytes: 16 << 20,
+            max_model_len: None,
+        })
+    }
+
+    fn change_json(&self, file: &str, change: impl FnOnce(&mut serde_json::Map<String, Value>)) -> &Self {
+        let mut json: Value = serde_json::from_slice(&std::fs::read(self.path(file)).unwrap()).unwrap();
+        change(json.as_object_mut().unwrap());
+        std::fs::write(self.path(file), json.to_string()).unwrap();
+        self
+    }
+
+    /// The message, which must be one line and hold all the words.
+    fn assert_refused(&self, words: &[&str]) {
+        let message = self.load().unwrap_err().to_string();
+        let missing: Vec<_> = words.iter().filter(|word| !message.contains(**word)).collect();
+        assert!(missing.is_empty(), "{missing:?} not in: {message}");
+        assert!(!message.contains('\n') && message.len() < 1000, "{message}");
+        let oracle = Oracle::load(self.0.path(), WeightFormat::F32).unwrap_err().to_string();
+        assert_eq!(oracle, message, "engine and oracle read alike");
+    }
+}
+
+/// Writes a safetensors file of tensors that are all zero.
+fn write_zeros(path: &Path, tensors: &[(&str, &str, Vec<usize>, usize)]) {
+    let mut header = serde_json::Map::new();
+    let mut end = 0;
+    for (name, dtype, shape, bytes) in tensors {
+        let range = [end, end + bytes];
+        header.insert((*name).to_owned(), json!({"dtype": dtype, "shape": shape, "data_offsets": range}));
+        end += bytes;
+    }
+    let header = Value::Object(header).to_string();
+    let mut file = (header.len() as u64).to_le_bytes().to_vec();
+    file.extend(header.bytes());
+    file.resize(file.len() + end, 0);
+    std::fs::write(path, file).unwrap();
+}
+
+#[test]
+fn missing_and_truncated_files_are_named() {
+    let missing = |file: &str, case: &str| {
+        let copy = Copy::of(case);
+        std::fs::remove_file(copy.path(file)).unwrap();
+        copy.assert_refused(&[file, "No such file"]);
+    };
+    missing("config.json", "llama_tied");
+    missing("model.safetensors", "llama_tied");
+    missing("model-00002-of-00002.safetensors", "mistral_window");
+
+    let copy = Copy::of("llama_tied");
+    let bytes = std::fs::read(copy.path("model.safetensors")).unwrap();
+    for len in [0, 7, 8, 100, bytes.len() / 2, bytes.len() - 1] {
+        std::fs::write(copy.path("model.safetensors"), &bytes[..len]).unwrap();
+        copy.assert_refused(&["model.safetensors", "truncated or not a safetensors file"]);
+    }
+    std::fs::remove_file(copy.path("model.safetensors")).unwrap();
+    std::fs::create_dir(copy.path("model.safetensors")).unwrap();
+    copy.assert_refused(&["model.safetensors"]);
+
+    let copy = Copy::of("llama_tied");
+    std::fs::write(copy.path("config.json"), "{\"architectures\": [").unwrap();
+    copy.assert_refused(&["config.json", "not valid json"]);
+    std::fs::write(copy.path("config.json"), "[]").unwrap();
+    copy.assert_refused(&["config.json", "not a json object"]);
+    std::fs::write(copy.path("config.json"), "[".repeat(100_000)).unwrap();
+    copy.assert_refused(&["config.json", "not valid json"]);
+}
+
+#[test]
+fn fields_are_named() {
+    let required = [
+        "architectures",
+        "vocab_size",
+        "hidden_size",
+        "intermediate_size",
+        "num_hidden_layers",
+        "num_attention_heads",
+        "max_position_embeddings",
+        "rms_norm_eps",
+    ];
+    for field in required {
+        let copy = Copy::of("llama_tied");
+        copy.change_json("config.json", |config| {
+            config.remove(field);
+        });
+        copy.assert_refused(&["config.json", &format!("`{field}`"), "missing"]);
+    }
+    let check = |case: &str, field: &str, value: Value, words: &[&str]| {
+        let copy = Copy::of(case);
+        copy.change_json("config.json", |config| {
+            config.insert(field.to_owned(), value);
+        });
+        copy.assert_refused(words);
+    };
+    check("llama_tied", "architectures", json!(["GemmaForCausalLM"]), &["GemmaForCausalLM", "LlamaForCausalLM", "Qwen3ForCausalLM"]);
+    check("llama_tied", "hidden_act", json!("gelu"), &["`hidden_act`", "gelu", "silu"]);
+    check("llama_tied", "hidden_size", json!(-4), &["`hidden_size`", "-4"]);
+    check("llama_tied", "hidden_size", json!(1u64 << 60), &["`hidden_size`", "1048576"]);
+    check("llama_tied", "num_key_value_heads", json!(3), &["`num_key_value_heads`", "divisor", "4"]);
+    check("llama_tied", "num_attention_heads", json!(5), &["num_key_value_heads", "5"]);
+    check("llama_tied", "head_dim", json!(7), &["`head_dim`", "7", "even"]);
+    check("llama_tied", "rms_norm_eps", json!("tiny"), &["`rms_norm_eps`", "tiny"]);
+    check("llama_tied", "tie_word_embeddings", json!("yes"), &["`tie_word_embeddings`", "true or false"]);
+    check("llama_tied", "eos_token_id", json!([1, -2]), &["`eos_token_id`", "-2"]);
+    check("llama_tied", "rope_parameters", json!({"rope_type": "longrope"}), &["`rope_parameters.rope_type`", "longrope", "yarn"]);
+    check("llama_tied", "rope_parameters", json!({"rope_type": "linear"}), &["`rope_parameters.factor`", "missing"]);
+    check("llama_tied", "rope_parameters", json!({"mrope_section": [1]}), &["`rope_parameters.mrope_section`", "not supported"]);
+    check("llama_tied", "rope_parameters", json!({"partial_rotary_factor": 0.5}), &["partial_rotary_factor", "0.5"]);
+    check("mistral_full", "num_key_value_heads", json!(null), &["`num_key_value_heads`", "missing"]);
+    check("qwen3_norms", "head_dim", json!(null), &["`head_dim`", "missing"]);
+    check("qwen2_window_layers", "max_window_layers", json!(null), &["`max_window_layers`", "missing"]);
+    check("qwen2_window_layers", "sliding_window", json!(null), &["`sliding_window`", "missing"]);
+    check("qwen3_window_types", "layer_types", json!(["full_attention"]), &["`layer_types`", "1 entries", "3"]);
+    check("qwen3_window_types", "layer_types", json!(["a", "b", "c"]), &["`layer_types`", "\"a\"", "sliding_attention"]);
+    check("qwen3_window_types", "use_sliding_window", json!(false), &["`layer_types`", "use_sliding_window"]);
+}
+
+#[test]
+fn tensors_are_named() {
+    let change = |case: &str, field: &str, value: Value, words: &[&str]| {
+        let copy = Copy::of(case);
+        copy.change_json("config.json", |config| {
+            config.insert(field.to_owned(), value);
+        });
+        copy.assert_refused(words);
+    };
+    change("llama_tied", "vocab_size", json!(113), &["`model.embed_tokens.weight`", "[113, 32]", "[112, 32]"]);
+    change("llama_tied", "num_hidden_layers", json!(3), &["`model.layers.2.input_layernorm.weight`", "missing", "model.safetensors"]);
+    change("llama_tied", "num_hidden_layers", json!(4096), &["`model.layers.2.input_layernorm.weight`"]);
+    change("llama_tied", "tie_word_embeddings", json!(false), &["`lm_head.weight`", "missing"]);
+    change("llama_tied", "attention_bias", json!(true), &["`model.layers.0.self_attn.q_proj.bias`", "missing"]);
+    change("llama_tied", "intermediate_size", json!(1 << 20), &["gate_proj.weight`", "[1048576, 32]", "[72, 32]"]);
+    change("mistral_window", "vocab_size", json!(113), &["`model.embed_tokens.weight`", "model-0000"]);
+
+    // A tensor that the index names, but its file does not hold.
+    let copy = Copy::of("mistral_window");
+    let index = "model.safetensors.index.json";
+    copy.change_json(index, |index| {
+        let map = index["weight_map"].as_object_mut().unwrap();
+        let other = map["model.norm.weight"].clone();
+        let name = map.keys().find(|name| map[*name] != other).unwrap().clone();
+        map.insert("model.norm.weight".to_owned(), map[&name].clone());
+    });
+    copy.assert_refused(&["`model.norm.weight`", "missing", "model-0000"]);
+    copy.change_json(index, |index| {
+        index["weight_map"]["model.norm.weight"] = json!("../../etc/passwd");
+    });
+    copy.assert_refused(&[index, "`weight_map.model.norm.weight`", "file name"]);
+    copy.change_json(index, |index| {
+        index.remove("weight_map");
+    });
+    copy.assert_refused(&[index, "`weight_map`", "missing"]);
+
+    let copy = Copy::of("llama_tied");
+    let embedding = |dtype, bytes| ("model.embed_tokens.weight", dtype, vec![112, 32], bytes);
+    write_zeros(&copy.path("model.safetensors"), &[embedding("I8", 112 * 32)]);
+    copy.assert_refused(&["`model.embed_tokens.weight`", "I8", "BF16"]);
+    // A shape that overflows when multiplied, and one that the file does not hold.
+    for (shape, bytes) in [(vec![usize::MAX, 32], 64), (vec![1 << 40, 1 << 20], 64), (vec![112, 32], 112)] {
+        write_zeros(&copy.path("model.safetensors"), &[("model.embed_tokens.weight", "F32", shape, bytes)]);
+        copy.assert_refused(&["model.safetensors", "not a safetensors file"]);
+    }
+}
+
+/// A header that claims gigabytes in a file of bytes.
+#[test]
+fn claimed_sizes_are_not_believed() {
+    let copy = Copy::of("llama_tied");
+    for header_len in [99_999_999u64, 100_000_001, u64::MAX, u64::MAX - 7, i64::MAX as u64] {
+        let mut bytes = header_len.to_le_bytes().to_vec();
+        bytes.extend([b'{'; 64]);
+        std::fs::write(copy.path("model.safetensors"), bytes).unwrap();
+        copy.assert_refused(&["model.safetensors"]);
+    }
+    assert!(peak_memory_bytes() < 1 << 30, "address space {} bytes", peak_memory_bytes());
+}
+
+/// Noise in every file: whatever loads must also run, whatever does not must say so.
+#[test]
+fn noise_never_panics() {
+    for (case, files) in [
+        ("llama_rope_yarn_new", &["config.json", "model.safetensors"][..]),
+        ("qwen3_norms", &["config.json", "generation_config.json", "model.safetensors.index.json"]),
+    ] {
+        let copy = Copy::of(case);
+        for file in files {
+            let original = std::fs::read(copy.path(file)).unwrap();
+            // Of a safetensors file, only the header can be misread; the rest are numbers.
+            let end = original.len().min(2500);
+            let mut loaded = 0;
+            for seed in 0..300 {
+                let mut random = Random::new(seed);
+                let mut bytes = original.clone();
+                for _ in 0..1 + random.below(3) {
+                    let at = random.below(end);
+                    match random.below(4) {
+                        0 => bytes[at] = random.below(256) as u8,
+                        1 => bytes[at] = b"0123456789-.eE[]{}\",:"[random.below(20)],
+                        2 => drop(bytes.drain(at..(at + 1 + random.below(40)).min(end - 50))),
+                        _ => bytes.truncate(at),
+                    }
+                    if bytes.len() < end {
+                        break;
+                    }
+                }
+                std::fs::write(copy.path(file), &bytes).unwrap();
+                if let Ok(mut engine) = copy.load() {
+                    loaded += 1;
+                    let slot = engine.open();
+                    let ids = [1, 2, 3];
+                    let rows = engine::SequenceRows { slot, token_ids: &ids, num_logits: 1 };
+                    assert_eq!(engine.forward(&[rows]).unwrap().rows(), 1);
+                }
+            }
+            println!("{case}/{file}: {loaded} of 300 still load");
+            std::fs::write(copy.path(file), original).unwrap();
+        }
+    }
+    assert!(peak_memory_bytes() < 1 << 30, "address space {} bytes", peak_memory_bytes());
+}
+
+/// The most address space that this process ever had: it shows an allocation that was never touched, too.
+fn peak_memory_bytes() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    let line = status.lines().find(|line| line.starts_with("VmPeak:")).unwrap();
+    line.split_whitespace().nth(1).unwrap().parse::<u64>().unwrap() * 1024
+}

@@ -1,0 +1,169 @@
+//! A row's logits depend on its sequence alone (docs/contract.md C): whatever else is in the batch, however the text is cut
+//! into forwards, whatever was rolled back, wherever its KV lies, the bits are those of the oracle, which has no cache, no
+//! batch and no threads. Everything is compared with `==`.
+
+use std::path::PathBuf;
+
+use engine::{Engine, Oracle, SequenceRows, SlotId, TokenId, WeightFormat};
+use crate::support::{Random, demo_dir, feed, golden_cases, golden_dir, load};
+
+const FORMATS: [WeightFormat; 2] = [WeightFormat::F32, WeightFormat::Bf16];
+
+/// A text and what the oracle says of each of its positions.
+struct Judged {
+    ids: Vec<TokenId>,
+    logits: Vec<Vec<f32>>,
+}
+
+impl Judged {
+    fn texts(dir: &PathBuf, format: WeightFormat, lens: &[usize]) -> Vec<Judged> {
+        let oracle = Oracle::load(dir, format).unwrap();
+        let vocab = load(dir, format, 1).info().vocab_size;
+        let mut random = Random::new(9);
+        let mut text = |len: usize| (0..len).map(|_| random.below(vocab as usize) as TokenId).collect::<Vec<_>>();
+        let judge = |ids: Vec<TokenId>| Judged { logits: oracle.logits_at_every_position(&ids), ids };
+        lens.iter().map(|&len| judge(text(len))).collect()
+    }
+}
+
+fn assert_same(found: &[Vec<f32>], expected: &[Vec<f32>], what: &str) {
+    assert_eq!(found.len(), expected.len(), "{what}");
+    for (row, (found, expected)) in found.iter().zip(expected).enumerate() {
+        let differ = found.iter().zip(expected).position(|(a, b)| a.to_bits() != b.to_bits());
+        if let Some(id) = differ {
+            panic!("{what}: row {row}, id {id}: {} instead of {}", found[id], expected[id]);
+        }
+    }
+}
+
+/// Feeds a text cut into pieces of the given sizes, over and over.
+fn fed_in_pieces(engine: &mut Engine, ids: &[TokenId], sizes: &[usize]) -> Vec<Vec<f32>> {
+    let slot = engine.open();
+    let mut sizes = sizes.iter().cycle();
+    let mut logits = Vec::new();
+    while logits.len() < ids.len() {
+        let end = ids.len().min(logits.len() + sizes.next().unwrap());
+        let piece = &ids[logits.len()..end];
+        logits.extend(feed(engine, slot, piece, piece.len()));
+    }
+    engine.close(slot);
+    logits
+}
+
+#[test]
+fn however_a_text_is_cut() {
+    for case in golden_cases() {
+        for format in FORMATS {
+            let dir = golden_dir().join(&case);
+            let text = &Judged::texts(&dir, format, &[83])[0];
+            let mut engine = load(&dir, format, 1);
+            for sizes in [&[83][..], &[1], &[2, 5, 1, 16, 3], &[15, 1, 1]] {
+                let found = fed_in_pieces(&mut engine, &text.ids, sizes);
+                assert_same(&found, &text.logits, &format!("{case} {format:?} cut by {sizes:?}"));
+            }
+        }
+    }
+}
+
+#[test]
+fn the_oracle_says_the_same_of_a_prefix() {
+    let dir = golden_dir().join("qwen3_window_types");
+    let text = &Judged::texts(&dir, WeightFormat::Bf16, &[40])[0];
+    let oracle = Oracle::load(&dir, WeightFormat::Bf16).unwrap();
+    for len in [1, 16, 17, 40] {
+        assert_eq!(oracle.logits(&text.ids[..len]), text.logits[len - 1]);
+    }
+}
+
+/// A sequence under way.
+struct Running<'a> {
+    text: &'a Judged,
+    slot: SlotId,
+}
+
+/// Drives sequences through random batches: any subset, any number of rows, cuts, restarts in between.
+fn drive(engine: &mut Engine, texts: &[Judged], seed: u64, rounds: usize) {
+    let mut random = Random::new(seed);
+    let mut below = |n: usize| random.below(n);
+    let mut running: Vec<Running<'_>> = texts.iter().map(|text| Running { text, slot: engine.open() }).collect();
+    for round in 0..rounds {
+        let mut plan = Vec::new();
+        for (i, sequence) in running.iter_mut().enumerate() {
+            match below(8) {
+                0 => engine.truncate(sequence.slot, below(sequence.text.ids.len()) as u32),
+                1 if below(3) == 0 => {
+                    engine.close(sequence.slot);
+                    sequence.slot = engine.open();
+                }
+                2 => continue,
+                _ => {}
+            }
+            let held = engine.len(sequence.slot) as usize;
+            let most = 1 + below(24);
+            let rows = (1 + below(most)).min(sequence.text.ids.len() - held);
+            if rows > 0 {
+                plan.push((i, held..held + rows, below(rows + 1)));
+            }
+        }
+        let batch: Vec<SequenceRows<'_>> = plan
+            .iter()
+            .map(|(i, rows, num_logits)| SequenceRows {
+                slot: running[*i].slot,
+                token_ids: &running[*i].text.ids[rows.clone()],
+                num_logits: *num_logits,
+            })
+            .collect();
+        let logits = engine.forward(&batch).unwrap();
+        let found: Vec<Vec<f32>> = (0..logits.rows()).map(|i| logits.row(i).to_vec()).collect();
+        let expected: Vec<Vec<f32>> = plan
+            .iter()
+            .flat_map(|(i, rows, num_logits)| running[*i].text.logits[rows.end - num_logits..rows.end].to_vec())
+            .collect();
+        assert_same(&found, &expected, &format!("seed {seed}, round {round}"));
+    }
+    running.iter().for_each(|sequence| engine.close(sequence.slot));
+    assert_eq!(engine.stats().referenced_blocks, 0);
+}
+
+#[test]
+fn whatever_else_is_in_the_batch() {
+    for case in ["llama_wide_heads", "mistral_window", "qwen2_window_layers", "qwen3_norms", "llama_rope_yarn_new"] {
+        for format in FORMATS {
+            let dir = golden_dir().join(case);
+            let texts = Judged::texts(&dir, format, &[70, 3, 41, 16, 55, 18]);
+            let mut engine = load(&dir, format, 1);
+            for seed in 0..4 {
+                drive(&mut engine, &texts, seed, 40);
+            }
+        }
+    }
+}
+
+/// The bundled target is large enough for work to be shared between threads.
+#[test]
+fn whatever_the_number_of_threads() {
+    for (role, format) in [("target", WeightFormat::Bf16), ("draft", WeightFormat::F32)] {
+        let dir = demo_dir(role);
+        let texts = Judged::texts(&dir, format, &[60, 44, 9]);
+        for threads in [1, 2, 3] {
+            let mut engine = load(&dir, format, threads);
+            let found = fed_in_pieces(&mut engine, &texts[0].ids, &[60]);
+            assert_same(&found, &texts[0].logits, &format!("{role}, {threads} threads"));
+            drive(&mut engine, &texts, threads as u64, 12);
+        }
+    }
+}
+
+/// More rows than one pass takes.
+#[test]
+fn a_call_of_many_passes() {
+    let dir = demo_dir("draft");
+    let text = &Judged::texts(&dir, WeightFormat::Bf16, &[700])[0];
+    let mut engine = load(&dir, WeightFormat::Bf16, 1);
+    let (a, b) = (engine.open(), engine.open());
+    let rows = |slot, num_logits| SequenceRows { slot, token_ids: &text.ids, num_logits };
+    let logits = engine.forward(&[rows(a, 1), rows(b, 300)]).unwrap();
+    let found: Vec<Vec<f32>> = (0..logits.rows()).map(|i| logits.row(i).to_vec()).collect();
+    let expected = [&text.logits[699..], &text.logits[400..]].concat();
+    assert_same(&found, &expected, "1400 rows");
+}

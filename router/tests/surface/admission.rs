@@ -1,0 +1,86 @@
+//! The permit travels inside the response: given back when it ends, and when it is dropped.
+
+use axum::body::Body;
+use http_body_util::BodyExt as _;
+use router::admission::AdmissionLimits;
+use router::ingress::Auth;
+use router::ingress::http::http_app;
+use serde_json::{Value, json};
+use tower::ServiceExt as _;
+
+use crate::client::{MODEL, TestRouter, eventually, post};
+use crate::fake_lanes::Script;
+
+fn body(fields: Value) -> Value {
+    let mut body = json!({ "model": MODEL, "prompt": "hi" });
+    body.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
+    body
+}
+
+fn small() -> TestRouter {
+    TestRouter::with(Auth::Open, AdmissionLimits { max_sequences: 2, max_waiting_requests: 0 })
+}
+
+/// A stream that is open and never ends by itself.
+async fn open_stream(router: &TestRouter) -> Body {
+    router.lanes.play(Script::Hang);
+    let request = post("/v1/completions", body(json!({ "n": 2, "stream": true })).to_string());
+    let response = http_app(router.state.clone()).oneshot(request).await.unwrap();
+    assert_eq!(response.status(), 200);
+    response.into_body()
+}
+
+#[tokio::test]
+async fn a_full_router_turns_away_before_the_first_byte() {
+    let router = small();
+    let open = open_stream(&router).await;
+    for stream in [false, true] {
+        let answer = router.post_json("/v1/completions", &body(json!({ "stream": stream }))).await;
+        assert_eq!(answer.status, 429, "{}", answer.text());
+        assert_eq!(answer.headers["retry-after"], "1");
+        assert_eq!(answer.json()["error"]["type"], "rate_limit_error");
+    }
+    drop(open);
+    assert_eq!(router.state.admission.available(), 2, "a dropped stream gives its permits back at once");
+    let router = router.say(" fine");
+    router.ok("/v1/completions", &body(json!({ "n": 2 }))).await;
+}
+
+#[tokio::test]
+async fn a_finished_stream_gives_back_before_it_is_dropped() {
+    let router = small().say(" fine");
+    let request = post("/v1/completions", body(json!({ "n": 2, "stream": true })).to_string());
+    let response = http_app(router.state.clone()).oneshot(request).await.unwrap();
+    let mut response = response.into_body();
+    assert_eq!(router.state.admission.available(), 0);
+    let mut received = Vec::new();
+    while !String::from_utf8_lossy(&received).contains("[DONE]") {
+        let frame = response.frame().await.unwrap().unwrap();
+        received.extend_from_slice(frame.data_ref().unwrap());
+    }
+    assert_eq!(router.state.admission.available(), 2);
+    drop(response);
+}
+
+#[tokio::test]
+async fn what_can_never_run_is_refused() {
+    let answer = small().post_json("/v1/completions", &body(json!({ "n": 3 }))).await;
+    assert_eq!((answer.status.as_u16(), &answer.json()["error"]["param"]), (400, &json!("n")));
+}
+
+#[tokio::test]
+async fn waiting_requests_go_on_when_there_is_room() {
+    let router =
+        TestRouter::with(Auth::Open, AdmissionLimits { max_sequences: 2, max_waiting_requests: 1 });
+    let open = open_stream(&router).await;
+    let router = router.say(" fine");
+    let body = body(json!({}));
+    let waiting = router.ok("/v1/completions", &body);
+    let (answer, ()) = tokio::join!(waiting, async {
+        let page = || router.state.metrics_page.encode(service::metrics::Exposition::Prometheus);
+        let gauge = r#"vllm:num_requests_waiting{model_name="org/demo",engine="0"} 1"#;
+        eventually("waiting", || page().contains(gauge)).await;
+        drop(open);
+    });
+    assert_eq!(answer["choices"][0]["text"], "0 fine");
+}

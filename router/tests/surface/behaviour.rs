@@ -1,0 +1,267 @@
+//! What a request's fields do, seen from both sides: what the client reads, and what reaches the lane.
+
+use router::error::RouterError;
+use router::ingress::Auth;
+use serde_json::{Value, json};
+use speculation::AcceptanceMode;
+
+use crate::client::{
+    END, MAX_MODEL_LEN, MODEL, TestRouter, chunks, demo_encode, eventually, post, streamed_text,
+};
+use crate::fake_lanes::Script;
+
+const CHAT: &str = "/v1/chat/completions";
+const COMPLETIONS: &str = "/v1/completions";
+
+fn completion(fields: Value) -> Value {
+    let mut body = json!({ "model": MODEL, "prompt": "hi", "max_tokens": 64 });
+    body.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
+    body
+}
+
+fn text(answer: &Value, idx: usize) -> &str {
+    answer["choices"][idx]["text"].as_str().unwrap()
+}
+
+#[tokio::test]
+async fn a_conversation_is_rendered_and_gets_the_rest_of_the_window() {
+    let router = TestRouter::start().say(" fine");
+    let parts = json!([{ "type": "text", "text": "a" }, { "type": "text", "text": "b" }]);
+    let messages = json!([{ "role": "developer", "content": "be brief" }, { "role": "user", "content": parts }]);
+    let answer = router.ok(CHAT, &json!({ "model": MODEL, "messages": messages })).await;
+    let generation = router.lanes.take_one();
+    let expected = demo_encode("<|system|>\nbe brief<|end|>\n<|user|>\na\nb<|end|>\n<|assistant|>\n");
+    assert_eq!(generation.prompt_ids, expected);
+    assert_eq!(generation.spec.max_len, MAX_MODEL_LEN);
+    assert_eq!(generation.spec.stop_token_ids, [END]);
+    assert_eq!(answer["usage"]["prompt_tokens"], expected.len());
+    assert_eq!(answer["id"], generation.request_id);
+}
+
+#[tokio::test]
+async fn every_sampling_field_reaches_the_lane() {
+    let router = TestRouter::start().say(" fine");
+    let body = completion(json!({
+        "temperature": 0.25, "top_k": 5, "top_p": 0.5, "min_p": 0.125, "repetition_penalty": 1.5,
+        "frequency_penalty": -1, "presence_penalty": 2, "logit_bias": { "7": -100, "8": 1.5 }, "min_tokens": 3,
+        "seed": -2, "logprobs": 4, "stop_token_ids": [9, 0], "priority": 3, "task_type": "sql", "user": "somebody",
+        "speculation": { "enabled": true, "num_draft_tokens": 6, "acceptance": "typical" },
+        "metadata": { "a": 1 }, "store": false, "tools": [], "tool_choice": "none", "response_format": { "type": "text" },
+    }));
+    router.ok(COMPLETIONS, &body).await;
+    let generation = router.lanes.take_one();
+    let sampling = &generation.spec.sampling;
+    assert_eq!((sampling.temperature, sampling.top_k, sampling.top_p), (0.25, 5, 0.5));
+    assert_eq!((sampling.min_p, sampling.repetition_penalty), (0.125, 1.5));
+    assert_eq!((sampling.frequency_penalty, sampling.presence_penalty, sampling.min_tokens), (-1.0, 2.0, 3));
+    assert_eq!(sampling.logit_bias, [(7, -100.0), (8, 1.5)]);
+    let spec = &generation.spec;
+    assert_eq!((spec.seed, spec.logprobs, spec.prompt_logprobs), (u64::MAX - 1, Some(4), None));
+    assert_eq!((spec.stop_token_ids.as_slice(), spec.priority), (&[END, 9][..], 3));
+    assert_eq!((spec.prompt_len, spec.max_len), (1, 65));
+    assert_eq!((spec.acceptance, generation.speculation.acceptance), (AcceptanceMode::Typical, AcceptanceMode::Typical));
+    assert_eq!(generation.speculation.enabled, Some(true));
+    assert_eq!(generation.speculation.num_draft_tokens, Some(6));
+    assert_eq!(generation.task_type.as_deref(), Some("sql"));
+}
+
+#[tokio::test]
+async fn ignored_eos_does_not_stop() {
+    let router = TestRouter::start().say(" fine");
+    router.ok(COMPLETIONS, &completion(json!({ "ignore_eos": true, "stop_token_ids": [9] }))).await;
+    assert_eq!(router.lanes.take_one().spec.stop_token_ids, [9]);
+}
+
+#[tokio::test]
+async fn a_seed_is_drawn_where_none_is_given_and_can_be_sent_again() {
+    let router = TestRouter::start().say(" fine");
+    let first = router.ok(COMPLETIONS, &completion(json!({}))).await["seed"].as_i64().unwrap();
+    assert_eq!(router.lanes.take_one().spec.seed, first as u64);
+    assert!((0..1 << 53).contains(&first), "{first}");
+    let second = router.ok(COMPLETIONS, &completion(json!({}))).await["seed"].as_i64().unwrap();
+    assert_ne!(first, second);
+    router.lanes.take_submitted();
+    let again = router.ok(COMPLETIONS, &completion(json!({ "seed": first }))).await;
+    assert_eq!((again["seed"].as_i64().unwrap(), router.lanes.take_one().spec.seed), (first, first as u64));
+}
+
+#[tokio::test]
+async fn a_stop_string_across_tokens_ends_the_choice_and_frees_its_lane() {
+    let router = TestRouter::start().say(" one two STOP three four five six seven eight");
+    let body = completion(json!({ "stop": ["two ST"] }));
+    let answer = router.ok(COMPLETIONS, &body).await;
+    assert_eq!(text(&answer, 0), "0 one ");
+    assert_eq!(answer["choices"][0]["finish_reason"], "stop");
+    let whole = demo_encode("0 one two STOP three four five six seven eight").len() as u64;
+    assert!(answer["usage"]["completion_tokens"].as_u64().unwrap() < whole);
+
+    let streamed = chunks(&router.events(COMPLETIONS, &completion(json!({ "stop": "two ST", "stream": true }))).await);
+    assert_eq!(streamed_text(&streamed, 0), "0 one ");
+    assert!(streamed.iter().all(|chunk| !chunk["choices"][0]["text"].as_str().unwrap().contains('t')));
+}
+
+#[tokio::test]
+async fn text_that_only_began_like_a_stop_string_comes_out_in_the_end() {
+    let router = TestRouter::start().say(" one two ST");
+    let answer = router.ok(COMPLETIONS, &completion(json!({ "stop": ["STOP"] }))).await;
+    assert_eq!(text(&answer, 0), "0 one two ST");
+    let streamed = chunks(&router.events(COMPLETIONS, &completion(json!({ "stop": "STOP", "stream": true }))).await);
+    assert_eq!(streamed_text(&streamed, 0), "0 one two ST");
+}
+
+#[tokio::test]
+async fn choices_have_texts_of_their_own_in_streams_too() {
+    let router = TestRouter::start().say(" of three");
+    let answer = router.ok(COMPLETIONS, &completion(json!({ "n": 3 }))).await;
+    let texts: Vec<&str> = (0..3).map(|idx| text(&answer, idx)).collect();
+    assert_eq!(texts, ["0 of three", "1 of three", "2 of three"]);
+    let streamed = chunks(&router.events(COMPLETIONS, &completion(json!({ "n": 3, "stream": true }))).await);
+    let streamed: Vec<String> = (0..3).map(|idx| streamed_text(&streamed, idx)).collect();
+    assert_eq!(streamed, texts);
+    // Every choice has an end, and the prompt is counted once.
+    assert_eq!(answer["usage"]["prompt_tokens"], 1);
+}
+
+#[tokio::test]
+async fn max_tokens_cuts_and_says_so() {
+    let router = TestRouter::start().say(" a long text that is cut somewhere");
+    let answer = router.ok(COMPLETIONS, &completion(json!({ "max_tokens": 2 }))).await;
+    assert_eq!(answer["choices"][0]["finish_reason"], "length");
+    assert_eq!(answer["usage"]["completion_tokens"], 2);
+    let default = router.ok(COMPLETIONS, &json!({ "model": MODEL, "prompt": "hi" })).await;
+    assert!(default["usage"]["completion_tokens"].as_u64().unwrap() <= 16);
+    let [two, default] = &router.lanes.take_submitted()[..] else { panic!("two requests") };
+    assert_eq!((two.spec.max_len, default.spec.max_len), (3, 17));
+}
+
+#[tokio::test]
+async fn an_echo_alone_needs_no_lane() {
+    let router = TestRouter::start();
+    let answer = router.ok(COMPLETIONS, &completion(json!({ "echo": true, "max_tokens": 0 }))).await;
+    assert_eq!((text(&answer, 0), &answer["choices"][0]["finish_reason"]), ("hi", &json!("length")));
+    let ids = completion(json!({ "prompt": demo_encode("hi there"), "echo": true, "max_tokens": 0 }));
+    assert_eq!(text(&router.ok(COMPLETIONS, &ids).await, 0), "hi there");
+    assert!(router.lanes.take_submitted().is_empty());
+    let streamed = completion(json!({ "echo": true, "max_tokens": 0, "stream": true }));
+    assert_eq!(streamed_text(&chunks(&router.events(COMPLETIONS, &streamed).await), 0), "hi");
+}
+
+#[tokio::test]
+async fn a_scored_prompt_needs_a_lane_that_draws_nothing() {
+    let router = TestRouter::start().say("");
+    let body = completion(json!({ "prompt": "one two three", "echo": true, "max_tokens": 0, "logprobs": 1, "n": 2 }));
+    let answer = router.ok(COMPLETIONS, &body).await;
+    let generation = router.lanes.take_one();
+    assert_eq!(generation.spec.max_len, generation.spec.prompt_len);
+    assert_eq!(generation.spec.prompt_logprobs, Some(1));
+    for idx in 0..2 {
+        let logprobs = &answer["choices"][idx]["logprobs"];
+        let values: Vec<Option<f64>> = serde_json::from_value(logprobs["token_logprobs"].clone()).unwrap();
+        assert_eq!(values.len(), generation.prompt_ids.len());
+        assert_eq!((values[0], values[1]), (None, Some(-1.25)));
+        assert_eq!(text(&answer, idx), "one two three");
+    }
+}
+
+#[tokio::test]
+async fn the_task_type_comes_from_the_field_then_the_header_then_the_key() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("keys");
+    std::fs::write(&path, "sk-one alice task_type=chat priority=9\n").unwrap();
+    let router = TestRouter::with(Auth::from_file(&path).unwrap(), Default::default()).say(" fine");
+    for (field, header, expected) in
+        [(Some("sql"), Some("code"), "sql"), (None, Some("code"), "code"), (None, None, "chat")]
+    {
+        let mut request = post(COMPLETIONS, completion(json!({ "task_type": field })).to_string());
+        request.headers_mut().insert("authorization", "Bearer sk-one".parse().unwrap());
+        if let Some(header) = header {
+            request.headers_mut().insert("x-task-type", header.parse().unwrap());
+        }
+        let answer = router.send(request).await;
+        assert_eq!(answer.status, 200, "{}", answer.text());
+        let generation = router.lanes.take_one();
+        assert_eq!(generation.task_type.as_deref(), Some(expected));
+        assert_eq!(generation.spec.priority, 9, "no request is more urgent than its key");
+        assert_ne!(generation.spec.isolation_key, 0);
+    }
+}
+
+#[tokio::test]
+async fn without_a_known_key_nothing_is_told() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("keys");
+    std::fs::write(&path, "sk-one\n").unwrap();
+    let router = TestRouter::with(Auth::from_file(&path).unwrap(), Default::default()).say(" fine");
+    for answer in [
+        router.post_json(CHAT, &json!({})).await,
+        router.post_json(COMPLETIONS, &json!({})).await,
+        router.get("/v1/models").await,
+        router.get("/v1/models/org/demo").await,
+    ] {
+        assert_eq!(answer.status, 401);
+        assert_eq!(answer.json()["error"]["code"], "invalid_api_key");
+        assert_eq!(answer.headers["www-authenticate"], "Bearer");
+    }
+    assert_eq!(router.get("/health/live").await.status, 200, "probes need no key");
+}
+
+#[tokio::test]
+async fn errors_of_lanes_keep_their_meaning() {
+    let router = TestRouter::start();
+    let unavailable = RouterError::Unavailable { reason: "no target worker is ready".into() };
+    for (script, status, expected) in [
+        (Script::Refuse(unavailable), 503, "no target worker is ready: retry after 1 s"),
+        (Script::Refuse(RouterError::Overloaded { what: "the lane" }), 429, "the lane is full"),
+        (Script::FailAfterOneSpan(RouterError::Refused { reason: "a NaN".into() }), 500, "refused the sequence: a NaN"),
+        (Script::Panic, 500, "answering this request panicked"),
+        (Script::Vanish, 500, "the lane ended before its sequences did"),
+    ] {
+        router.lanes.play(script);
+        let answer = router.post_json(COMPLETIONS, &completion(json!({}))).await;
+        assert_eq!(answer.status, status, "{}", answer.text());
+        let message = answer.json()["error"]["message"].as_str().unwrap().to_owned();
+        assert!(message.contains(expected), "{message}");
+        assert_eq!(answer.headers.contains_key("retry-after"), matches!(status, 429 | 503));
+    }
+    let router = router.say(" fine");
+    assert_eq!(text(&router.ok(COMPLETIONS, &completion(json!({}))).await, 0), "0 fine");
+    assert_eq!(router.state.admission.available(), 1_024, "failures give their permits back");
+}
+
+#[tokio::test]
+async fn a_stream_that_fails_ends_with_the_error() {
+    let router = TestRouter::start();
+    router.lanes.play(Script::FailAfterOneSpan(RouterError::Refused { reason: "a NaN".into() }));
+    let events = router.events(COMPLETIONS, &completion(json!({ "stream": true }))).await;
+    let chunks = chunks(&events);
+    assert!(chunks[0]["choices"][0]["text"].as_str().unwrap().starts_with('0'));
+    assert_eq!(chunks.last().unwrap()["error"]["code"], "refused");
+}
+
+#[tokio::test]
+async fn a_router_without_models_or_time_says_so() {
+    let router = TestRouter::start().say(" fine");
+    router.state.catalog.publish([]);
+    let answer = router.post_json(COMPLETIONS, &completion(json!({}))).await;
+    assert_eq!((answer.status.as_u16(), &answer.json()["error"]["code"]), (503, &json!("unavailable")));
+    assert_eq!(answer.headers["retry-after"], "1");
+
+    let router = TestRouter::start().say(" fine");
+    router.state.lifetime.drain(std::time::Duration::ZERO).await;
+    let answer = router.post_json(COMPLETIONS, &completion(json!({}))).await;
+    assert_eq!((answer.status.as_u16(), &answer.json()["error"]["code"]), (503, &json!("draining")));
+}
+
+#[tokio::test]
+async fn the_end_of_the_grace_period_cuts_streams_with_a_reason() {
+    let router = TestRouter::start();
+    router.lanes.play(Script::Hang);
+    let streaming = completion(json!({ "stream": true }));
+    let (events, ()) = tokio::join!(router.events(COMPLETIONS, &streaming), async {
+        eventually("submission", || router.state.admission.available() < 1_024).await;
+        let outcome = router.state.lifetime.drain(std::time::Duration::from_millis(20)).await;
+        assert_eq!(outcome, service::shutdown::Outcome::HeldOpen, "a drain waits for streams");
+        router.state.lifetime.shut_down(std::time::Duration::from_secs(5)).await;
+    });
+    assert_eq!(chunks(&events).last().unwrap()["error"]["code"], "draining");
+}

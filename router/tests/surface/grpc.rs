@@ -1,0 +1,201 @@
+//! The gRPC door: the same semantics as over HTTP, judged in the same place.
+
+use proto::v1::inference_client::InferenceClient;
+use proto::v1::{self, generate_request::Prompt};
+use router::admission::AdmissionLimits;
+use router::error::RouterError;
+use router::ingress::Auth;
+use serde_json::json;
+use tonic::transport::Channel;
+use tonic::{Code, Request};
+
+use crate::client::{END, MAX_MODEL_LEN, MODEL, TestRouter, demo_encode, eventually};
+use crate::fake_lanes::Script;
+
+async fn client(router: &TestRouter) -> InferenceClient<Channel> {
+    InferenceClient::connect(router.listen_grpc().await).await.unwrap()
+}
+
+fn text_request(text: &str) -> v1::GenerateRequest {
+    v1::GenerateRequest {
+        model: MODEL.into(),
+        prompt: Some(Prompt::Text(text.into())),
+        max_tokens: Some(64),
+        ..v1::GenerateRequest::default()
+    }
+}
+
+async fn generate(
+    client: &mut InferenceClient<Channel>,
+    request: v1::GenerateRequest,
+) -> Result<Vec<v1::GenerateResponse>, tonic::Status> {
+    let mut stream = client.generate(request).await?.into_inner();
+    let mut messages = Vec::new();
+    while let Some(message) = stream.message().await? {
+        messages.push(message);
+    }
+    Ok(messages)
+}
+
+fn text_of(messages: &[v1::GenerateResponse], choice: u32) -> String {
+    messages.iter().filter(|message| message.choice == choice).map(|message| message.text.as_str()).collect()
+}
+
+#[tokio::test]
+async fn text_ids_and_usage_come_as_over_http() {
+    let router = TestRouter::start().say(" and the same text");
+    let mut client = client(&router).await;
+    let request = v1::GenerateRequest { n: Some(2), seed: Some(-5), ..text_request("hi") };
+    let messages = generate(&mut client, request).await.unwrap();
+    let body = json!({ "model": MODEL, "prompt": "hi", "n": 2, "max_tokens": 64, "seed": -5 });
+    let over_http = router.ok("/v1/completions", &body).await;
+    for choice in 0..2 {
+        let text = text_of(&messages, choice);
+        assert_eq!(over_http["choices"][choice as usize]["text"], text);
+        let ids: Vec<u32> = messages
+            .iter()
+            .filter(|message| message.choice == choice)
+            .flat_map(|message| message.token_ids.clone())
+            .collect();
+        assert_eq!(ids, [demo_encode(&text), vec![END]].concat());
+        let finishes = messages.iter().filter(|message| message.choice == choice && message.finish != 0);
+        assert_eq!(finishes.count(), 1);
+    }
+    assert!(messages.iter().any(|message| message.num_drafted > 0));
+    let (last, earlier) = messages.split_last().unwrap();
+    assert!(earlier.iter().all(|message| message.usage.is_none()));
+    let usage = last.usage.as_ref().unwrap();
+    assert_eq!(over_http["usage"]["completion_tokens"], usage.completion_tokens);
+    let speculation = usage.speculation.as_ref().unwrap();
+    assert_eq!(over_http["usage"]["speculation"]["accepted_tokens"], speculation.accepted_tokens);
+    assert!(messages.iter().all(|message| message.seed == -5 && message.system_fingerprint == "numerics-1"));
+    let [over_grpc, over_http] = &router.lanes.take_submitted()[..] else { panic!("two generations") };
+    assert_eq!(over_grpc.spec, over_http.spec);
+    assert_eq!(over_grpc.prompt_ids, over_http.prompt_ids);
+}
+
+#[tokio::test]
+async fn a_conversation_is_rendered() {
+    let router = TestRouter::start().say(" fine");
+    let mut client = client(&router).await;
+    let message =
+        v1::ChatMessage { role: "user".into(), content: "hi".into(), ..v1::ChatMessage::default() };
+    let request = v1::GenerateRequest {
+        model: MODEL.into(),
+        prompt: Some(Prompt::Chat(v1::Chat { messages: vec![message], ..v1::Chat::default() })),
+        ..v1::GenerateRequest::default()
+    };
+    let messages = generate(&mut client, request).await.unwrap();
+    assert_eq!(text_of(&messages, 0), "0 fine");
+    let generation = router.lanes.take_one();
+    assert_eq!(generation.prompt_ids, demo_encode("<|user|>\nhi<|end|>\n<|assistant|>\n"));
+    assert_eq!(generation.spec.max_len, MAX_MODEL_LEN);
+    assert!(messages[0].request_id.starts_with("chatcmpl-"));
+}
+
+#[tokio::test]
+async fn an_echo_holds_the_prompts_logprobs() {
+    let router = TestRouter::start().say(" fine");
+    let mut client = client(&router).await;
+    let ids = demo_encode("one two three");
+    let request = v1::GenerateRequest {
+        prompt: Some(Prompt::TokenIds(v1::TokenIds { ids: ids.clone() })),
+        echo: true,
+        logprobs: Some(2),
+        ..text_request("")
+    };
+    let messages = generate(&mut client, request).await.unwrap();
+    let echo = messages[0].prompt.as_ref().unwrap();
+    assert_eq!((echo.text.as_str(), &echo.token_ids), ("one two three", &ids));
+    assert_eq!(echo.logprobs.len(), ids.len() - 1);
+    assert_eq!(echo.logprobs[0].top.len(), 2);
+    assert!(messages[1..].iter().all(|message| message.prompt.is_none()));
+    assert_eq!(messages[1].logprobs.len(), messages[1].token_ids.len());
+}
+
+#[tokio::test]
+async fn bad_input_is_refused_in_the_same_words() {
+    let router = TestRouter::start().say(" fine");
+    let mut client = client(&router).await;
+    let sampling = |sampling| Some(v1::SamplingParams { ..sampling });
+    let cold = v1::SamplingParams { temperature: Some(-1.0), ..v1::SamplingParams::default() };
+    let wide = v1::SamplingParams { top_p: Some(2.0), ..v1::SamplingParams::default() };
+    let unknown_mode = v1::Speculation { acceptance: 17, ..v1::Speculation::default() };
+    let kwargs = v1::Chat { template_kwargs: "[".into(), ..v1::Chat::default() };
+    let rows = [
+        (v1::GenerateRequest { sampling: sampling(cold), ..text_request("hi") }, "temperature must be between 0 and 2, not -1"),
+        (v1::GenerateRequest { sampling: sampling(wide), ..text_request("hi") }, "top_p must be between 0 and 1, not 2"),
+        (v1::GenerateRequest { prompt: None, ..text_request("") }, "prompt is required"),
+        (text_request(""), "prompt must not be empty"),
+        (v1::GenerateRequest { max_tokens: Some(0), ..text_request("hi") }, "max_tokens must be at least 1"),
+        (v1::GenerateRequest { max_tokens: Some(2_048), ..text_request("hi") }, "maximum context length is 2048"),
+        (v1::GenerateRequest { stop: vec!["x".into(); 100], ..text_request("hi") }, "stop has 100 strings, at most 16"),
+        (v1::GenerateRequest { speculation: Some(unknown_mode), ..text_request("hi") }, "coupled, rejection, typical, not `17`"),
+        (v1::GenerateRequest { priority: 256, ..text_request("hi") }, "priority must be between 0 and 255"),
+        (v1::GenerateRequest { prompt: Some(Prompt::Chat(v1::Chat::default())), ..text_request("") }, "messages must not be empty"),
+        (v1::GenerateRequest { prompt: Some(Prompt::Chat(kwargs)), ..text_request("") }, "template_kwargs must be a JSON object"),
+        (v1::GenerateRequest { model: String::new(), ..text_request("hi") }, "model is required"),
+    ];
+    for (request, expected) in rows {
+        let status = generate(&mut client, request).await.unwrap_err();
+        assert_eq!(status.code(), Code::InvalidArgument, "{expected}: {status}");
+        assert!(status.message().contains(expected), "{expected}: {status}");
+        assert!(router.lanes.take_submitted().is_empty(), "{expected}: it reached a lane");
+        assert_eq!(text_of(&generate(&mut client, text_request("hi")).await.unwrap(), 0), "0 fine");
+        router.lanes.take_submitted();
+    }
+    let unknown = v1::GenerateRequest { model: "nobody".into(), ..text_request("hi") };
+    assert_eq!(generate(&mut client, unknown).await.unwrap_err().code(), Code::NotFound);
+    let huge = text_request(&"x".repeat(5 << 20));
+    assert_eq!(generate(&mut client, huge).await.unwrap_err().code(), Code::OutOfRange);
+    assert_eq!(text_of(&generate(&mut client, text_request("hi")).await.unwrap(), 0), "0 fine");
+}
+
+#[tokio::test]
+async fn failures_keep_their_codes() {
+    let router = TestRouter::start();
+    let mut client = client(&router).await;
+    for (script, code) in [
+        (Script::Refuse(RouterError::Unavailable { reason: "no target".into() }), Code::Unavailable),
+        (Script::Panic, Code::Internal),
+        (Script::FailAfterOneSpan(RouterError::Refused { reason: "a NaN".into() }), Code::FailedPrecondition),
+    ] {
+        router.lanes.play(script);
+        assert_eq!(generate(&mut client, text_request("hi")).await.unwrap_err().code(), code);
+    }
+}
+
+#[tokio::test]
+async fn keys_and_limits_hold_here_too() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("keys");
+    std::fs::write(&path, "sk-one task_type=sql\n").unwrap();
+    let limits = AdmissionLimits { max_sequences: 1, max_waiting_requests: 0 };
+    let router = TestRouter::with(Auth::from_file(&path).unwrap(), limits);
+    router.lanes.play(Script::Hang);
+    let mut client = client(&router).await;
+    let keyed = |message| {
+        let mut request = Request::new(message);
+        request.metadata_mut().insert("authorization", "Bearer sk-one".parse().unwrap());
+        request
+    };
+    let status = client.generate(text_request("hi")).await.unwrap_err();
+    assert_eq!(status.code(), Code::Unauthenticated);
+    assert_eq!(client.list_models(v1::ListModelsRequest {}).await.unwrap_err().code(), Code::Unauthenticated);
+    let open = client.generate(keyed(text_request("hi"))).await.unwrap();
+    assert_eq!(router.lanes.take_one().task_type.as_deref(), Some("sql"));
+    let status = client.generate(keyed(text_request("hi"))).await.unwrap_err();
+    assert_eq!(status.code(), Code::ResourceExhausted);
+    assert_eq!(status.metadata().get("retry-after").unwrap(), "1");
+    drop(open);
+    eventually("cancellation", || router.lanes.cancelled().len() == 1).await;
+    eventually("the permit's return", || router.state.admission.available() == 1).await;
+}
+
+#[tokio::test]
+async fn models_are_listed() {
+    let router = TestRouter::start();
+    let models = client(&router).await.list_models(v1::ListModelsRequest {}).await.unwrap().into_inner().models;
+    assert_eq!(models.iter().map(|model| model.id.as_str()).collect::<Vec<_>>(), ["no-template", MODEL]);
+    assert_eq!(models[1].max_model_len, MAX_MODEL_LEN);
+}

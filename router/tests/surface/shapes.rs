@@ -1,0 +1,94 @@
+//! What answers look like, whole and streamed, as snapshots.
+
+use serde_json::{Value, json};
+
+use crate::client::{MODEL, TestRouter, chunks};
+
+const CHAT: &str = "/v1/chat/completions";
+const COMPLETIONS: &str = "/v1/completions";
+
+/// Replaces what differs from run to run.
+fn settled(mut body: Value) -> Value {
+    let id = body["id"].as_str().unwrap();
+    let (prefix, unique) = id.split_once('-').unwrap();
+    assert_eq!(unique.len(), 32, "{id}");
+    assert!(body["created"].as_u64().unwrap() > 1_700_000_000);
+    body["id"] = json!(format!("{prefix}-[unique]"));
+    body["created"] = json!("[unix seconds]");
+    body
+}
+
+fn settled_chunks(events: &[String]) -> Vec<Value> {
+    let chunks = chunks(events);
+    assert!(chunks.iter().all(|chunk| chunk["id"] == chunks[0]["id"]), "one id for the whole stream");
+    chunks.into_iter().map(settled).collect()
+}
+
+fn chat(fields: Value) -> Value {
+    let mut body = json!({ "model": MODEL, "seed": 7, "messages": [{ "role": "user", "content": "hi" }] });
+    body.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
+    body
+}
+
+fn completion(fields: Value) -> Value {
+    let mut body = json!({ "model": MODEL, "seed": -1, "prompt": "one two" });
+    body.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
+    body
+}
+
+#[tokio::test]
+async fn a_chat_completion() {
+    let router = TestRouter::start().say(" shines");
+    insta::assert_json_snapshot!(settled(router.ok(CHAT, &chat(json!({}))).await));
+}
+
+#[tokio::test]
+async fn a_chat_completion_with_logprobs() {
+    let router = TestRouter::start().say(" \u{20ac}");
+    let body = chat(json!({ "logprobs": true, "top_logprobs": 2, "max_tokens": 4 }));
+    insta::assert_json_snapshot!(settled(router.ok(CHAT, &body).await));
+}
+
+#[tokio::test]
+async fn a_streamed_chat_completion() {
+    let router = TestRouter::start().say(" shines");
+    let options = json!({ "include_usage": true, "include_speculation": true });
+    let body = chat(json!({ "stream": true, "stream_options": options }));
+    insta::assert_json_snapshot!(settled_chunks(&router.events(CHAT, &body).await));
+}
+
+#[tokio::test]
+async fn a_completion_of_two_prompts() {
+    let router = TestRouter::start().say(" end");
+    let body = completion(json!({ "prompt": ["a", "b"], "n": 2 }));
+    insta::assert_json_snapshot!(settled(router.ok(COMPLETIONS, &body).await));
+}
+
+#[tokio::test]
+async fn a_completion_with_echo_and_logprobs() {
+    let router = TestRouter::start().say(" end");
+    let body = completion(json!({ "echo": true, "logprobs": 1 }));
+    insta::assert_json_snapshot!(settled(router.ok(COMPLETIONS, &body).await));
+}
+
+#[tokio::test]
+async fn a_streamed_completion_with_echo_and_logprobs() {
+    let router = TestRouter::start().say(" end");
+    let body = completion(json!({ "echo": true, "logprobs": 1, "stream": true }));
+    insta::assert_json_snapshot!(settled_chunks(&router.events(COMPLETIONS, &body).await));
+}
+
+#[tokio::test]
+async fn models() {
+    let router = TestRouter::start();
+    insta::assert_json_snapshot!(router.get("/v1/models").await.json());
+    let one = router.get("/v1/models/org/demo").await.json();
+    assert_eq!(one, router.get("/v1/models").await.json()["data"][1]);
+}
+
+#[tokio::test]
+async fn an_error() {
+    let router = TestRouter::start();
+    let answer = router.post_json(CHAT, &chat(json!({ "top_p": 2 }))).await;
+    insta::assert_json_snapshot!(answer.json());
+}
