@@ -8,6 +8,7 @@ pub mod config;
 pub mod ngram;
 pub mod propose;
 
+use service::discovery::{self, Discovery};
 use service::health::Health;
 use service::shutdown::Lifetime;
 use speculation::Role;
@@ -18,15 +19,26 @@ use worker::serve::{Addresses, Loaded, load_engine, start};
 
 use config::{DraftConfig, DraftMethod};
 
-/// Loads what the method needs, then serves it.
+/// Loads what the method needs, then serves it; everything that is started runs under `lifetime`.
 pub async fn serve(config: DraftConfig, lifetime: Lifetime, health: Health) -> anyhow::Result<Addresses> {
+    let discovery = discovery::open(&config.worker.process.discovery, &lifetime).await?;
+    serve_with(config, discovery.as_ref(), lifetime, health).await
+}
+
+/// The same, announced through a discovery that is open already.
+pub async fn serve_with(
+    config: DraftConfig,
+    discovery: &dyn Discovery,
+    lifetime: Lifetime,
+    health: Health,
+) -> anyhow::Result<Addresses> {
     match config.method {
         DraftMethod::Model => {
             let loading = config.clone();
             let loaded = tokio::task::spawn_blocking(move || load_model(&loading)).await??;
-            start(loaded, &config.worker, &lifetime, &health).await
+            start(loaded, &config.worker, discovery, &lifetime, &health).await
         }
-        DraftMethod::Ngram => start(ngram(&config), &config.worker, &lifetime, &health).await,
+        DraftMethod::Ngram => start(ngram(&config), &config.worker, discovery, &lifetime, &health).await,
     }
 }
 

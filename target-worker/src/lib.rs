@@ -7,6 +7,7 @@
 pub mod config;
 pub mod verify;
 
+use service::discovery::{self, Discovery};
 use service::health::Health;
 use service::shutdown::Lifetime;
 use speculation::Role;
@@ -15,11 +16,22 @@ use worker::facts::WorkerFacts;
 use worker::model::ModelMethod;
 use worker::serve::{Addresses, Loaded, load_engine, start};
 
-/// Loads the model, then serves it.
+/// Loads the model, then serves it; everything that is started runs under `lifetime`.
 pub async fn serve(config: WorkerConfig, lifetime: Lifetime, health: Health) -> anyhow::Result<Addresses> {
+    let discovery = discovery::open(&config.process.discovery, &lifetime).await?;
+    serve_with(config, discovery.as_ref(), lifetime, health).await
+}
+
+/// The same, announced through a discovery that is open already.
+pub async fn serve_with(
+    config: WorkerConfig,
+    discovery: &dyn Discovery,
+    lifetime: Lifetime,
+    health: Health,
+) -> anyhow::Result<Addresses> {
     let loading = config.clone();
     let loaded = tokio::task::spawn_blocking(move || load(&loading)).await??;
-    start(loaded, &config, &lifetime, &health).await
+    start(loaded, &config, discovery, &lifetime, &health).await
 }
 
 fn load(config: &WorkerConfig) -> anyhow::Result<Loaded<ModelMethod<verify::Verify>>> {

@@ -2,12 +2,11 @@
 //! before any port is bound, and nobody hears of a worker before it can be reached.
 
 use std::net::SocketAddr;
-use std::sync::Arc;
 
 use anyhow::Context as _;
 use engine::{Engine, LoadOptions};
 use proto::v1::worker_server::WorkerServer;
-use service::discovery::{self, Discovery, Member};
+use service::discovery::{Discovery, Member};
 use service::health::{Health, serve_admin};
 use service::metrics::Metrics;
 use service::shutdown::Lifetime;
@@ -74,10 +73,11 @@ pub fn load_engine(config: &WorkerConfig) -> anyhow::Result<(Engine, Assets)> {
     Ok((engine, assets))
 }
 
-/// Brings a loaded worker up; everything it starts runs under `lifetime`.
+/// Brings a loaded worker up and announces it; everything it starts runs under `lifetime`.
 pub async fn start<M: Method>(
     loaded: Loaded<M>,
     config: &WorkerConfig,
+    discovery: &dyn Discovery,
     lifetime: &Lifetime,
     health: &Health,
 ) -> anyhow::Result<Addresses> {
@@ -113,7 +113,7 @@ pub async fn start<M: Method>(
         server.serve_with_incoming_shutdown(TcpListenerStream::new(listener), lifetime.cancelled()),
     );
     serve_admin(admin, health.clone(), metrics, lifetime);
-    register(member, config, lifetime).await?;
+    register(member, discovery, lifetime).await?;
     health.set_ready();
     tracing::info!(listen = %addresses.listen, admin = %addresses.admin, "ready");
     Ok(addresses)
@@ -124,8 +124,7 @@ async fn bind(address: SocketAddr) -> anyhow::Result<TcpListener> {
 }
 
 /// Tells discovery of this worker until it drains.
-async fn register(member: Member, config: &WorkerConfig, lifetime: &Lifetime) -> anyhow::Result<()> {
-    let discovery: Arc<dyn Discovery> = discovery::open(&config.process.discovery, lifetime).await?;
+async fn register(member: Member, discovery: &dyn Discovery, lifetime: &Lifetime) -> anyhow::Result<()> {
     let registration = discovery.register(member).await?;
     let draining = lifetime.draining();
     lifetime.spawn("registration", async move {

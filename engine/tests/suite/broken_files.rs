@@ -229,7 +229,7 @@ fn noise_never_panics() {
                     match random.below(4) {
                         0 => bytes[at] = random.below(256) as u8,
                         1 => bytes[at] = b"0123456789-.eE[]{}\",:"[random.below(20)],
-                        2 => drop(bytes.drain(at..(at + 1 + random.below(40)).min(end - 50))),
+                        2 => drop(bytes.drain(at..(at + 1 + random.below(40)).min(bytes.len()))),
                         _ => bytes.truncate(at),
                     }
                     if bytes.len() < end {
@@ -242,7 +242,11 @@ fn noise_never_panics() {
                     let slot = engine.open();
                     let ids = [1, 2, 3];
                     let rows = engine::SequenceRows { slot, token_ids: &ids, num_logits: 1 };
-                    assert_eq!(engine.forward(&[rows]).unwrap().rows(), 1);
+                    match engine.forward(&[rows]) {
+                        Ok(logits) => assert_eq!(logits.rows(), 1),
+                        Err(EngineError::TooLong { .. }) => {}
+                        Err(error) => panic!("{error}"),
+                    }
                 }
             }
             println!("{case}/{file}: {loaded} of 300 still load");

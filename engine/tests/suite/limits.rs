@@ -82,7 +82,7 @@ fn options_out_of_range_are_named() {
         assert!(words.iter().all(|word| error.contains(word)), "{error}");
     };
     check(LoadOptions { threads: 0, ..options() }, &["threads", "0", "1 to 1024"]);
-    check(LoadOptions { kv_memory_bytes: 100, ..options() }, &["kv_memory_bytes", "100", "8192"]);
+    check(LoadOptions { kv_memory_bytes: 100, ..options() }, &["kv_memory_bytes", "100", "4096"]);
     check(LoadOptions { max_model_len: Some(257), ..options() }, &["max_model_len", "257", "1 to 256"]);
     check(LoadOptions { max_model_len: Some(0), ..options() }, &["max_model_len", "expected 1 to 256"]);
 }

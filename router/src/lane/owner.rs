@@ -182,10 +182,18 @@ impl Owner {
                     Role::Target => self.find_targets(),
                     Role::Draft => self.find_drafts(),
                 }
+                self.show_health();
             }
-            WorkerEvent::Down(key) => self.worker_down(key),
+            WorkerEvent::Down(key) => {
+                self.worker_down(key);
+                self.show_health();
+            }
             WorkerEvent::Frame(key, frame) => self.worker_frame(key, frame),
         }
+    }
+
+    /// A router without a target serves nobody.
+    fn show_health(&self) {
         if self.pool.has_target() {
             self.health.set_ready();
         } else {

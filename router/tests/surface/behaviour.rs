@@ -58,7 +58,7 @@ async fn every_sampling_field_reaches_the_lane() {
     let spec = &generation.spec;
     assert_eq!((spec.seed, spec.logprobs, spec.prompt_logprobs), (u64::MAX - 1, Some(4), None));
     assert_eq!((spec.stop_token_ids.as_slice(), spec.priority), (&[END, 9][..], 3));
-    assert_eq!((spec.prompt_len, spec.max_len), (1, 65));
+    assert_eq!((spec.prompt_len, spec.max_len), (2, 66));
     assert_eq!((spec.acceptance, generation.speculation.acceptance), (AcceptanceMode::Typical, AcceptanceMode::Typical));
     assert_eq!(generation.speculation.enabled, Some(true));
     assert_eq!(generation.speculation.num_draft_tokens, Some(6));
@@ -119,7 +119,7 @@ async fn choices_have_texts_of_their_own_in_streams_too() {
     let streamed: Vec<String> = (0..3).map(|idx| streamed_text(&streamed, idx)).collect();
     assert_eq!(streamed, texts);
     // Every choice has an end, and the prompt is counted once.
-    assert_eq!(answer["usage"]["prompt_tokens"], 1);
+    assert_eq!(answer["usage"]["prompt_tokens"], 2);
 }
 
 #[tokio::test]
@@ -131,7 +131,7 @@ async fn max_tokens_cuts_and_says_so() {
     let default = router.ok(COMPLETIONS, &json!({ "model": MODEL, "prompt": "hi" })).await;
     assert!(default["usage"]["completion_tokens"].as_u64().unwrap() <= 16);
     let [two, default] = &router.lanes.take_submitted()[..] else { panic!("two requests") };
-    assert_eq!((two.spec.max_len, default.spec.max_len), (3, 17));
+    assert_eq!((two.spec.max_len, default.spec.max_len), (4, 18));
 }
 
 #[tokio::test]

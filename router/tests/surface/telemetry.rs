@@ -24,7 +24,7 @@ async fn a_request_is_counted_under_vllms_names() {
     let page = page.text();
     let labels = r#"{model_name="org/demo",engine="0""#;
     for line in [
-        format!("vllm:prompt_tokens_total{labels}}} 1"),
+        format!("vllm:prompt_tokens_total{labels}}} 2"),
         format!("vllm:num_requests_running{labels}}} 0"),
         format!("vllm:num_requests_waiting{labels}}} 0"),
         format!("vllm:request_success_total{labels},finished_reason=\"stop\"}} 2"),
@@ -94,7 +94,7 @@ async fn one_trace_leads_from_the_client_to_the_lane() {
         ("gen_ai.request.temperature", "0.5"),
         ("gen_ai.request.seed", "9"),
         ("gen_ai.request.max_tokens", "16"),
-        ("gen_ai.usage.input_tokens", "1"),
+        ("gen_ai.usage.input_tokens", "2"),
         ("gen_ai.response.finish_reasons", "stop"),
         ("gen_ai.response.id", answer.json()["id"].as_str().unwrap()),
         ("outrider.spec.acceptance", "coupled"),
