@@ -18,6 +18,7 @@ use tracing::Instrument as _;
 use super::limits::{BODY_BYTES_MAX, BODY_DISCARD_BYTES_MAX, BODY_WAIT_MAX};
 use super::openai::body::{AnswerForm, Body as OpenAiBody};
 use super::openai::models::{Model, ModelList};
+use super::openai::shapes::Object;
 use super::{AppState, Caller, Operation, SentRequest, begin, json};
 use crate::error::RouterError;
 use crate::metrics::Door;
@@ -122,7 +123,7 @@ async fn read(
     let caller = authenticate(state, &head.headers)?;
     check_content_type(&head.headers)?;
     let bytes = read_body(body).await?;
-    let body: OpenAiBody = json::from_body(&bytes)?;
+    let Object(body): Object<OpenAiBody> = json::from_body(&bytes)?;
     let (sent, form) = body.into_sent(operation, task_type_of(&head.headers)?)?;
     Ok((sent, form, caller))
 }

@@ -168,6 +168,8 @@ async fn values_of_the_wrong_type() {
         (COMPLETIONS, json!({"prompt": [[1], "a"]}), json!("prompt"), "must hold items of one type"),
         (COMPLETIONS, json!({"prompt": [[1, "a"]]}), json!("prompt[0][1]"), "expected a token id"),
         (COMPLETIONS, json!({"prompt": [1.5]}), json!("prompt[0]"), "expected a string, a token id"),
+        (CHAT, json!({"messages": [["user", "x"]]}), json!("messages[0]"), "expected an object"),
+        (COMPLETIONS, json!({"speculation": [true]}), json!("speculation"), "expected an object"),
         (COMPLETIONS, json!({"speculation": {"enabled": 1}}), json!("speculation.enabled"), "expected a boolean"),
     ])
     .await;
@@ -181,7 +183,7 @@ async fn bodies_that_are_no_request() {
         (b"{\"model\": ".to_vec(), "the body is not valid JSON: EOF while parsing a value at line 1 column 10"),
         (b"".to_vec(), "the body is not valid JSON"),
         (b"{\"model\": \"a\"} x".to_vec(), "the body is not valid JSON: trailing characters"),
-        (b"[]".to_vec(), "the body does not have the expected shape"),
+        (b"[]".to_vec(), "the body does not have the expected shape: invalid type: sequence, expected an object"),
         (b"\"text\"".to_vec(), "the body does not have the expected shape"),
         (b"{\"model\": \"\xff\"}".to_vec(), "the body is not valid UTF-8: byte 11"),
         ([b"[".repeat(100_000)].concat(), "the body"),

@@ -11,7 +11,7 @@ use serde_json::{Map, Value};
 
 use super::super::Operation;
 use super::super::request::{FieldNames, SentPrompt, SentRequest, SentSampling, SentSpeculation};
-use super::shapes::{Content, LogitBias, Logprobs, Prompts, Stops};
+use super::shapes::{Content, LogitBias, Logprobs, Object, Prompts, Stops};
 use crate::error::RouterError;
 use crate::text::ConversationMessage;
 
@@ -21,10 +21,10 @@ use crate::text::ConversationMessage;
 #[expect(missing_docs, reason = "the fields are OpenAI's, vLLM's where it extends them, and ours by the same names")]
 pub struct Body {
     pub model: Option<String>,
-    pub messages: Option<Vec<Message>>,
+    pub messages: Option<Vec<Object<Message>>>,
     pub prompt: Option<Prompts>,
     pub stream: Option<bool>,
-    pub stream_options: Option<StreamOptions>,
+    pub stream_options: Option<Object<StreamOptions>>,
 
     pub temperature: Option<f64>,
     pub top_p: Option<f64>,
@@ -49,7 +49,7 @@ pub struct Body {
     pub chat_template_kwargs: Option<Map<String, Value>>,
 
     pub task_type: Option<String>,
-    pub speculation: Option<Speculation>,
+    pub speculation: Option<Object<Speculation>>,
     pub priority: Option<i64>,
 
     pub tools: Option<Value>,
@@ -159,7 +159,7 @@ impl Body {
             Operation::Chat => (conversation(self.messages, self.chat_template_kwargs)?, "messages"),
             Operation::Completion => (self.prompt.unwrap_or_default().0, "prompt"),
         };
-        let speculation = self.speculation.unwrap_or_default();
+        let speculation = self.speculation.map(|Object(speculation)| speculation).unwrap_or_default();
         let sent = SentRequest {
             model: self.model,
             prompts,
@@ -256,7 +256,7 @@ impl Body {
                 None => Ok(AnswerForm::default()),
             };
         }
-        let options = self.stream_options.unwrap_or_default();
+        let options = self.stream_options.as_ref().map(|Object(options)| *options).unwrap_or_default();
         let stream = StreamForm {
             include_usage: options.include_usage.unwrap_or(false),
             include_speculation: options.include_speculation.unwrap_or(false),
@@ -312,12 +312,12 @@ fn says_off(field: &str, value: &Value) -> bool {
 
 /// The one prompt of a conversation; none where messages are missing.
 fn conversation(
-    messages: Option<Vec<Message>>,
+    messages: Option<Vec<Object<Message>>>,
     template_kwargs: Option<Map<String, Value>>,
 ) -> Result<Vec<SentPrompt>, RouterError> {
     let Some(messages) = messages else { return Ok(Vec::new()) };
     let messages: Result<Vec<_>, _> =
-        messages.into_iter().enumerate().map(|(idx, message)| message.into_conversation(idx)).collect();
+        messages.into_iter().enumerate().map(|(idx, Object(message))| message.into_conversation(idx)).collect();
     Ok(vec![SentPrompt::Chat { messages: messages?, template_kwargs: template_kwargs.unwrap_or_default() }])
 }
 

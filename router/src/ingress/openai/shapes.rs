@@ -2,11 +2,17 @@
 //! answered with what would be right.
 
 use std::fmt;
+use std::marker::PhantomData;
 
 use serde::Deserialize;
+use serde::de::value::{MapAccessDeserializer, SeqAccessDeserializer};
 use serde::de::{Deserializer, Error, IgnoredAny, MapAccess, SeqAccess, Visitor};
 
 use super::super::request::SentPrompt;
+
+/// A JSON object. Derived types would read a list too, field by field in order of declaration.
+#[derive(Debug)]
+pub struct Object<T>(pub T);
 
 /// `prompt`: a text, several texts, ids, or several lists of ids.
 #[derive(Debug, Clone, Default)]
@@ -27,6 +33,22 @@ pub enum Logprobs {
     Switch(bool),
     /// For a completion.
     Count(i64),
+}
+
+impl<'de, T: Deserialize<'de>> Deserialize<'de> for Object<T> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct ObjectVisitor<T>(PhantomData<T>);
+        impl<'de, T: Deserialize<'de>> Visitor<'de> for ObjectVisitor<T> {
+            type Value = Object<T>;
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("an object")
+            }
+            fn visit_map<A: MapAccess<'de>>(self, fields: A) -> Result<Object<T>, A::Error> {
+                T::deserialize(MapAccessDeserializer::new(fields)).map(Object)
+            }
+        }
+        deserializer.deserialize_map(ObjectVisitor(PhantomData))
+    }
 }
 
 /// A number that must be whole; too large a one is kept as the largest, for its bound to be judged later.
@@ -77,7 +99,7 @@ impl<'de> Deserialize<'de> for PromptItem {
                 Ok(PromptItem::Id(i64::try_from(id).unwrap_or(i64::MAX)))
             }
             fn visit_seq<A: SeqAccess<'de>>(self, items: A) -> Result<PromptItem, A::Error> {
-                let ids = Vec::<Whole>::deserialize(serde::de::value::SeqAccessDeserializer::new(items))?;
+                let ids = Vec::<Whole>::deserialize(SeqAccessDeserializer::new(items))?;
                 Ok(PromptItem::Ids(ids.into_iter().map(|Whole(id)| id).collect()))
             }
         }
@@ -134,7 +156,7 @@ impl<'de> Deserialize<'de> for Stops {
                 Ok(Stops(vec![text.to_owned()]))
             }
             fn visit_seq<A: SeqAccess<'de>>(self, items: A) -> Result<Stops, A::Error> {
-                Vec::deserialize(serde::de::value::SeqAccessDeserializer::new(items)).map(Stops)
+                Vec::deserialize(SeqAccessDeserializer::new(items)).map(Stops)
             }
         }
         deserializer.deserialize_any(StopsVisitor)
@@ -165,7 +187,7 @@ impl<'de> Deserialize<'de> for Content {
             }
             fn visit_seq<A: SeqAccess<'de>>(self, mut parts: A) -> Result<Content, A::Error> {
                 let mut texts: Vec<String> = Vec::new();
-                while let Some(part) = parts.next_element::<ContentPart>()? {
+                while let Some(Object(part)) = parts.next_element::<Object<ContentPart>>()? {
                     match part {
                         ContentPart { r#type, text: Some(text), .. } if r#type == "text" => texts.push(text),
                         ContentPart { r#type, .. } if r#type == "text" => return Err(Error::missing_field("text")),
