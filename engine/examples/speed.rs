@@ -31,8 +31,13 @@ fn main() -> ExitCode {
 
 fn table(model_dir: PathBuf, threads: usize) -> Result<(), EngineError> {
     for weights in [WeightFormat::Bf16, WeightFormat::F32] {
-        let options =
-            LoadOptions { model_dir: model_dir.clone(), weights, threads, kv_memory_bytes: 1 << 30, max_model_len: None };
+        let options = LoadOptions {
+            model_dir: model_dir.clone(),
+            weights,
+            threads,
+            kv_memory_bytes: 1 << 30,
+            max_model_len: None,
+        };
         let start = Instant::now();
         let mut engine = Engine::load(&options)?;
         let parameters = engine.info().num_parameters as f64;
@@ -40,8 +45,12 @@ fn table(model_dir: PathBuf, threads: usize) -> Result<(), EngineError> {
         println!("{weights:?}, {parameters} weights, {threads} threads, loaded in {:?}", start.elapsed());
         for rows in ROWS {
             let seconds = best(&mut engine, rows)?;
-            let (ms, gmacs, gbs) = (seconds * 1e3, parameters * rows as f64 / seconds / 1e9, bytes / seconds / 1e9);
-            println!("  {rows:>4} rows {ms:>9.3} ms {:>9.0} rows/s {gmacs:>7.1} GMAC/s {gbs:>6.1} GB/s", rows as f64 / seconds);
+            let (ms, gmacs, gbs) =
+                (seconds * 1e3, parameters * rows as f64 / seconds / 1e9, bytes / seconds / 1e9);
+            println!(
+                "  {rows:>4} rows {ms:>9.3} ms {:>9.0} rows/s {gmacs:>7.1} GMAC/s {gbs:>6.1} GB/s",
+                rows as f64 / seconds
+            );
         }
     }
     Ok(())

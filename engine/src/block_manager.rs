@@ -89,7 +89,8 @@ impl BlockManager {
             return Err(EngineError::OutOfKv { needed, free });
         }
         let fresh = needed.saturating_sub(self.freed.len() as u64);
-        Ok(self.high_water_mark + u32::try_from(fresh).expect("fresh blocks are at most the free ones of a u32 total"))
+        Ok(self.high_water_mark
+            + u32::try_from(fresh).expect("fresh blocks are at most the free ones of a u32 total"))
     }
 
     /// Lengthens a sequence. The caller has made sure that there are blocks enough.

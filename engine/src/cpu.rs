@@ -2,7 +2,10 @@
 //!
 //! `lanes` defines the arithmetic, `x86` implements it in registers, `dispatch` chooses; `gemm`, `attention` and `elementwise`
 //! are the kernels; `reference` holds their naive twins, which judge them.
-#![expect(unsafe_code, reason = "vector instructions and disjoint writes by several threads; see each SAFETY note")]
+#![expect(
+    unsafe_code,
+    reason = "vector instructions and disjoint writes by several threads; see each SAFETY note"
+)]
 
 mod attention;
 mod dispatch;
@@ -113,7 +116,13 @@ impl Cpu {
     }
 
     /// Runs `run` on ranges of whole rows of `x`.
-    fn for_rows(&self, x: &mut [f32], width: usize, work: usize, run: impl Fn(Range<usize>, &mut [f32]) + Sync) {
+    fn for_rows(
+        &self,
+        x: &mut [f32],
+        width: usize,
+        work: usize,
+        run: impl Fn(Range<usize>, &mut [f32]) + Sync,
+    ) {
         let rows = x.len() / width;
         let x = Shared::new(x);
         self.threads.for_ranges(rows, 1, work, |rows| {
@@ -179,7 +188,10 @@ impl Backend for Cpu {
     fn linear(&self, linear: &Linear, x: &mut [f32], out: &mut [f32]) {
         let (k, width) = (linear.k(), linear.width());
         let rows = x.len() / k;
-        assert!(x.len() == rows * k && out.len() == rows * width, "a linear's input and output disagree on rows");
+        assert!(
+            x.len() == rows * k && out.len() == rows * width,
+            "a linear's input and output disagree on rows"
+        );
         if linear.takes_bf16() {
             self.for_rows(x, k, x.len(), |_, x| self.isa.run(RoundToBf16 { x }));
         }
@@ -197,11 +209,31 @@ impl Backend for Cpu {
                     match part.data() {
                         MatrixData::F32(weights) => {
                             let weights = weights.as_slice();
-                            self.mat_mul(MatMul { x, weights, k, slices, bias, columns, out, out_width: width, out_start });
+                            self.mat_mul(MatMul {
+                                x,
+                                weights,
+                                k,
+                                slices,
+                                bias,
+                                columns,
+                                out,
+                                out_width: width,
+                                out_start,
+                            });
                         }
                         MatrixData::Bf16(weights) => {
                             let weights = weights.as_slice();
-                            self.mat_mul(MatMul { x, weights, k, slices, bias, columns, out, out_width: width, out_start });
+                            self.mat_mul(MatMul {
+                                x,
+                                weights,
+                                k,
+                                slices,
+                                bias,
+                                columns,
+                                out,
+                                out_width: width,
+                                out_start,
+                            });
                         }
                     }
                 }
@@ -230,7 +262,11 @@ impl Backend for Cpu {
 
     fn silu_mul(&self, gate_up: &[f32], width: usize, out: &mut [f32]) {
         self.for_rows(out, width, gate_up.len() * EXP_WORK, |rows, out| {
-            self.isa.run(SiluMul { gate_up: &gate_up[rows.start * 2 * width..rows.end * 2 * width], out, width });
+            self.isa.run(SiluMul {
+                gate_up: &gate_up[rows.start * 2 * width..rows.end * 2 * width],
+                out,
+                width,
+            });
         });
     }
 }

@@ -3,9 +3,9 @@
 
 use std::ops::Range;
 
+use crate::TokenId;
 use crate::block_manager::BLOCK_SIZE;
 use crate::kv_cache::KvSlot;
-use crate::TokenId;
 
 /// Most rows in one pass; more are run as several, which changes no bit (docs/contract.md C1) and bounds the workspace.
 pub(crate) const MAX_ROWS_PER_PASS: usize = 512;

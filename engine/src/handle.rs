@@ -157,7 +157,8 @@ impl Engine {
             }
             if rows.num_logits > rows.token_ids.len() {
                 let (logits, tokens) = (rows.num_logits, rows.token_ids.len());
-                let reason = format!("slot {:?} wants {logits} rows of logits for {tokens} token ids", rows.slot);
+                let reason =
+                    format!("slot {:?} wants {logits} rows of logits for {tokens} token ids", rows.slot);
                 return Err(EngineError::BadBatch(reason));
             }
             let len = u64::from(len) + rows.token_ids.len() as u64;
@@ -174,7 +175,8 @@ impl Engine {
 
     /// Takes KV blocks for all rows, or none.
     fn reserve(&mut self, batch: &[SequenceRows<'_>]) -> Result<(), EngineError> {
-        let needed = batch.iter().map(|rows| self.blocks.blocks_needed(rows.slot, rows.token_ids.len() as u32)).sum();
+        let needed =
+            batch.iter().map(|rows| self.blocks.blocks_needed(rows.slot, rows.token_ids.len() as u32)).sum();
         self.kv.grow_to(self.blocks.high_water_mark_after(needed)?)?;
         for rows in batch {
             self.blocks.append(rows.slot, rows.token_ids.len() as u32);
@@ -226,15 +228,21 @@ fn new_block_manager(kv: &KvCache, kv_memory_bytes: u64) -> Result<BlockManager,
     Ok(BlockManager::new(u32::try_from(blocks).unwrap_or(u32::MAX)))
 }
 
-fn max_model_len(options: &LoadOptions, config: &ModelConfig, blocks: &BlockManager) -> Result<u32, EngineError> {
+fn max_model_len(
+    options: &LoadOptions,
+    config: &ModelConfig,
+    blocks: &BlockManager,
+) -> Result<u32, EngineError> {
     let kv_tokens = blocks.total_blocks() * BLOCK_SIZE as u64;
     let most = config.max_len.min(u32::try_from(kv_tokens).unwrap_or(u32::MAX));
     match options.max_model_len {
         None => Ok(most),
         Some(len) if (1..=most).contains(&len) => Ok(len),
         Some(len) => {
-            let reason =
-                format!("expected 1 to {most} (the model takes {}, kv_memory_bytes {kv_tokens})", config.max_len);
+            let reason = format!(
+                "expected 1 to {most} (the model takes {}, kv_memory_bytes {kv_tokens})",
+                config.max_len
+            );
             Err(EngineError::BadOption { option: "max_model_len", value: u64::from(len), reason })
         }
     }

@@ -132,7 +132,9 @@ impl<T: KvElement> KvBlocks<T> {
     pub(crate) fn write(&mut self, layer: usize, slot: KvSlot, keys: &[f32], values: &[f32]) {
         let (head_dim, head_len) = (self.shape.head_dim, self.shape.head_len());
         let offset = slot.offset as usize;
-        for (kv_head, (key, value)) in keys.chunks_exact(head_dim).zip(values.chunks_exact(head_dim)).enumerate() {
+        for (kv_head, (key, value)) in
+            keys.chunks_exact(head_dim).zip(values.chunks_exact(head_dim)).enumerate()
+        {
             let (chunk, start) = self.place(slot.block, layer, kv_head);
             let (k, v) = self.chunks[chunk][start..start + 2 * head_len].split_at_mut(head_len);
             for (column, &x) in k.chunks_exact_mut(BLOCK_SIZE).zip(key) {

@@ -25,7 +25,8 @@ pub(crate) struct NumericsParts<'a> {
 impl NumericsParts<'_> {
     pub(crate) fn id(&self) -> String {
         let mut hash = Sha256::new();
-        let words = [self.weight_format, self.kv_format, self.kernel_class, self.device_class, CONTRACT_VERSION];
+        let words =
+            [self.weight_format, self.kv_format, self.kernel_class, self.device_class, CONTRACT_VERSION];
         hash.update(Sha256::digest(self.config));
         hash.update(self.checkpoint);
         for word in words {

@@ -44,8 +44,9 @@ impl Oracle {
         let (vocab, hidden) = (tensors.config.vocab_size, tensors.config.hidden_size);
 
         let embedding = tensors.matrix("model.embed_tokens.weight", vocab, hidden)?;
-        let layers =
-            (0..tensors.config.num_layers).map(|i| OracleLayer::load(&tensors, i)).collect::<Result<Vec<_>, _>>()?;
+        let layers = (0..tensors.config.num_layers)
+            .map(|i| OracleLayer::load(&tensors, i))
+            .collect::<Result<Vec<_>, _>>()?;
         let final_norm = tensors.checkpoint.numbers("model.norm.weight", &[hidden])?;
         let lm_head = match tensors.config.tie_word_embeddings {
             true => None,

@@ -88,9 +88,7 @@ impl Admission {
     }
 }
 
-fn granted(
-    permit: Result<OwnedSemaphorePermit, tokio::sync::AcquireError>,
-) -> Result<Permit, RouterError> {
+fn granted(permit: Result<OwnedSemaphorePermit, tokio::sync::AcquireError>) -> Result<Permit, RouterError> {
     permit.map(|sequences| Permit { _sequences: sequences }).map_err(|_| RouterError::Draining)
 }
 
@@ -160,6 +158,9 @@ mod tests {
     #[tokio::test]
     async fn what_can_never_run_is_refused_by_number() {
         let error = admission(2, 1).admit(3).await.unwrap_err();
-        assert!(error.to_string().contains("3 sequences") && error.to_string().contains("at most 2"), "{error}");
+        assert!(
+            error.to_string().contains("3 sequences") && error.to_string().contains("at most 2"),
+            "{error}"
+        );
     }
 }

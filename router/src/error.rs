@@ -138,8 +138,10 @@ impl RouterError {
 
     /// Every error's row.
     pub fn meaning(&self) -> Meaning {
-        let row = |status, grpc, kind, code, label| Meaning { status, grpc, kind, code, label, retryable: false };
-        let later = |status, grpc, kind, code, label| Meaning { status, grpc, kind, code, label, retryable: true };
+        let row =
+            |status, grpc, kind, code, label| Meaning { status, grpc, kind, code, label, retryable: false };
+        let later =
+            |status, grpc, kind, code, label| Meaning { status, grpc, kind, code, label, retryable: true };
         use StatusCode as S;
         match self {
             Self::InvalidRequest { .. } => {

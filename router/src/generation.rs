@@ -120,7 +120,10 @@ pub fn channel(num_choices: u32) -> (GenerationSink, GenerationStream) {
         all,
         overflowed: AtomicBool::new(false),
     });
-    (GenerationSink { sender, shared: Arc::clone(&shared) }, GenerationStream { receiver, shared, ended: false })
+    (
+        GenerationSink { sender, shared: Arc::clone(&shared) },
+        GenerationStream { receiver, shared, ended: false },
+    )
 }
 
 /// What both ends see.
@@ -157,7 +160,9 @@ impl GenerationSink {
         let wanted = match &event {
             GenerationEvent::Tokens(tokens) => !self.is_cancelled(tokens.choice),
             GenerationEvent::Finished { choice, .. } => !self.is_cancelled(*choice),
-            GenerationEvent::PromptLogprobs(_) | GenerationEvent::Failed(_) => !self.shared.all.is_cancelled(),
+            GenerationEvent::PromptLogprobs(_) | GenerationEvent::Failed(_) => {
+                !self.shared.all.is_cancelled()
+            }
         };
         if !wanted {
             return Delivery::Unwanted;
@@ -170,6 +175,14 @@ impl GenerationSink {
                 Delivery::Unwanted
             }
             Err(mpsc::error::TrySendError::Closed(_)) => Delivery::Unwanted,
+        }
+    }
+
+    /// [`Self::send`] for [`GenerationEvent::Finished`] and [`GenerationEvent::Failed`]: whether or not somebody reads it,
+    /// there is nothing left to stop.
+    pub fn send_last(&self, event: GenerationEvent) {
+        match self.send(event) {
+            Delivery::Delivered | Delivery::Unwanted => {}
         }
     }
 
@@ -300,7 +313,7 @@ mod tests {
     async fn nothing_is_read_after_a_failure() {
         let (sink, mut stream) = channel(1);
         assert_eq!(sink.send(GenerationEvent::Failed(RouterError::ClientGone)), Delivery::Delivered);
-        let _ = sink.send(tokens(0, 1));
+        assert_eq!(sink.send(tokens(0, 1)), Delivery::Delivered, "the reader decides what it still reads");
         assert!(matches!(stream.next().await, Some(GenerationEvent::Failed(RouterError::ClientGone))));
         assert!(stream.next().await.is_none());
     }

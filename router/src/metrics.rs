@@ -4,7 +4,8 @@
 use std::sync::Arc;
 
 use service::metrics::{
-    Counter, CounterName, EncodeLabelSet, Family, Gauge, GaugeName, Histogram, HistogramFamily, HistogramName, Metrics,
+    Counter, CounterName, EncodeLabelSet, Family, Gauge, GaugeName, Histogram, HistogramFamily,
+    HistogramName, Metrics,
 };
 use speculation::FinishReason;
 use speculation::sequence::Ignored;
@@ -23,9 +24,12 @@ const ACCEPTED_PER_POSITION: CounterName = CounterName::new(
 );
 const REQUESTS_RUNNING: GaugeName =
     GaugeName::new("vllm:num_requests_running", "Requests that a lane has taken and not finished");
-const REQUESTS_WAITING: GaugeName =
-    GaugeName::new("vllm:num_requests_waiting", "Requests before their lane: waiting for a turn, or being tokenized");
-const PROMPT_TOKENS: CounterName = CounterName::new("vllm:prompt_tokens_total", "Prompt tokens of requests taken");
+const REQUESTS_WAITING: GaugeName = GaugeName::new(
+    "vllm:num_requests_waiting",
+    "Requests before their lane: waiting for a turn, or being tokenized",
+);
+const PROMPT_TOKENS: CounterName =
+    CounterName::new("vllm:prompt_tokens_total", "Prompt tokens of requests taken");
 const GENERATION_TOKENS: CounterName = CounterName::new("vllm:generation_tokens_total", "Output tokens");
 const REQUEST_SUCCESS: CounterName =
     CounterName::new("vllm:request_success_total", "Choices that ended, by how they ended");
@@ -49,8 +53,11 @@ const END_TO_END: HistogramName = HistogramName::new(
     "From a request's arrival to its last token",
     &LONG_SECONDS,
 );
-const QUEUE_TIME: HistogramName =
-    HistogramName::new("vllm:request_queue_time_seconds", "From a request's arrival to its turn", &LONG_SECONDS);
+const QUEUE_TIME: HistogramName = HistogramName::new(
+    "vllm:request_queue_time_seconds",
+    "From a request's arrival to its turn",
+    &LONG_SECONDS,
+);
 const REQUESTS: CounterName = CounterName::new("outrider_requests_total", "Requests by door and outcome");
 const IGNORED: CounterName = CounterName::new(
     "outrider_rounds_ignored_total",

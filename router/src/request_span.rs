@@ -7,7 +7,7 @@ use tracing::field::Empty;
 use tracing::{Span, info_span};
 
 use crate::error::RouterError;
-use crate::ingress::{CheckedRequest, Operation};
+use crate::ingress::{Caller, CheckedRequest, Operation};
 use crate::metrics::Door;
 use crate::token_span::text_stream::Usage;
 
@@ -44,7 +44,10 @@ pub fn open(door: Door, operation: Operation) -> Span {
 }
 
 /// Records what was asked for, once it is known to be sound.
-pub fn record_request(span: &Span, request_id: &str, request: &CheckedRequest) {
+pub fn record_request(span: &Span, request_id: &str, caller: &Caller, request: &CheckedRequest) {
+    if let Some(name) = &caller.name {
+        span.record("outrider.caller", name.as_str());
+    }
     span.record("gen_ai.request.model", request.entry.id.as_str());
     if let Some(max_tokens) = request.max_tokens {
         span.record("gen_ai.request.max_tokens", max_tokens);

@@ -1,1 +1,29 @@
-//! End-to-end, fault and exactness tests on real processes
+//! End-to-end tests: whole clusters, in this process or as real processes, judged by token ids.
+//!
+//! [`pair`] is the bundled model pair with its prompts, [`case`] one request and [`client`] who sends it; [`cluster`] and
+//! [`processes`] bring up what serves it. [`oracle`] says what the answer has to be. [`hostile`] and [`faulty_wire`] are what
+//! may be put in the way without a token changing; [`metrics`] and [`wait`] tell what happened, and when.
+//! [`http_client`] sends what only HTTP can carry, [`python`] runs other people's clients, [`checkpoint_copy`] is a model to
+//! damage, [`etcd`] and [`mod@trace_collector`] are the real neighbours of a cluster.
+//! [`acceptance`] measures instead of judging; the program `acceptance-table` prints it.
+//!
+//! The tests themselves are in `tests/`, one file a promise. Nothing here is ever shipped.
+
+#![forbid(unsafe_code)]
+
+pub mod acceptance;
+pub mod case;
+pub mod checkpoint_copy;
+pub mod client;
+pub mod cluster;
+pub mod etcd;
+pub mod faulty_wire;
+pub mod hostile;
+pub mod http_client;
+pub mod metrics;
+pub mod oracle;
+pub mod pair;
+pub mod processes;
+pub mod python;
+pub mod trace_collector;
+pub mod wait;

@@ -134,7 +134,10 @@ impl<T: Element + KvElement> Attend<'_, T> {
 /// # Safety
 /// V's instructions are there; the queries are equally long, and `keys` is sixteen times as long.
 #[inline(always)]
-unsafe fn scores<V: Lanes, T: Element, const Q: usize>(queries: [&[f32]; Q], keys: &[T]) -> [[f32; LANES]; Q] {
+unsafe fn scores<V: Lanes, T: Element, const Q: usize>(
+    queries: [&[f32]; Q],
+    keys: &[T],
+) -> [[f32; LANES]; Q] {
     let head_dim = keys.len() / LANES;
     let mut out = [[0.0; LANES]; Q];
     // SAFETY: d < head_dim, so key row d and each query's element d exist.
@@ -145,7 +148,8 @@ unsafe fn scores<V: Lanes, T: Element, const Q: usize>(queries: [&[f32]; Q], key
             for chain in 0..SCORE_CHAINS {
                 let key = T::load::<V>(keys.as_ptr().add((d + chain) * LANES));
                 for q in 0..Q {
-                    chains[q][chain] = chains[q][chain].fma(V::splat(*queries[q].as_ptr().add(d + chain)), key);
+                    chains[q][chain] =
+                        chains[q][chain].fma(V::splat(*queries[q].as_ptr().add(d + chain)), key);
                 }
             }
             d += SCORE_CHAINS;

@@ -96,7 +96,8 @@ impl Kernel for SiluMul<'_> {
 
     #[inline(always)]
     unsafe fn run<V: Lanes>(self) {
-        for (row, out) in self.gate_up.chunks_exact(2 * self.width).zip(self.out.chunks_exact_mut(self.width)) {
+        for (row, out) in self.gate_up.chunks_exact(2 * self.width).zip(self.out.chunks_exact_mut(self.width))
+        {
             let (gate, up) = row.split_at(self.width);
             for ((out, &gate), &up) in out.iter_mut().zip(gate).zip(up) {
                 *out = gate / (1.0 + exp(-gate)) * up;

@@ -6,7 +6,8 @@ const LN_2_HIGH: f32 = 0.693_145_75;
 const LN_2_LOW: f32 = 1.428_606_8e-6;
 
 /// 1/n! for n = 2..8: with |r| <= ln(2)/2 the first term left out is below 2^-27.
-const INVERSE_FACTORIALS: [f32; 6] = [1.0 / 2.0, 1.0 / 6.0, 1.0 / 24.0, 1.0 / 120.0, 1.0 / 720.0, 1.0 / 5_040.0];
+const INVERSE_FACTORIALS: [f32; 6] =
+    [1.0 / 2.0, 1.0 / 6.0, 1.0 / 24.0, 1.0 / 120.0, 1.0 / 720.0, 1.0 / 5_040.0];
 
 /// Below this the result is 0; it would be close to the subnormals.
 const SMALLEST: f32 = -87.0;

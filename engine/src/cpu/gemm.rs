@@ -119,32 +119,40 @@ impl<W: Element> MatMul<'_, W> {
     /// V's instructions are there; R rows from `row` and C columns from `column` lie inside the matrices.
     #[inline(always)]
     unsafe fn tile<V: Lanes, const R: usize, const C: usize>(&self, row: usize, column: usize) {
-        let mut sums = [[[0.0f32; NUM_SLICES]; R]; C];
+        let mut sums = [[[0.0f32; C]; R]; NUM_SLICES];
         let slices = self.slices.ranges();
         for (s, slice) in slices.iter().enumerate() {
             // SAFETY: the caller's promise; a slice lies inside 0..k.
-            let partial = unsafe {
+            sums[s] = unsafe {
                 let x = self.x.as_ptr().add(row * self.k + slice.start);
                 let w = self.weights.as_ptr().add(column * self.k + slice.start);
                 dot_tile::<V, W, R, C>(x, w, self.k, slice.len())
             };
-            for c in 0..C {
-                for r in 0..R {
-                    sums[c][r][s] = partial[c][r];
-                }
-            }
         }
         for r in 0..R {
+            let mut out = sums[0][r];
+            if slices.len() == NUM_SLICES {
+                for c in 0..C {
+                    out[c] = tree([
+                        sums[0][r][c],
+                        sums[1][r][c],
+                        sums[2][r][c],
+                        sums[3][r][c],
+                        sums[4][r][c],
+                        sums[5][r][c],
+                        sums[6][r][c],
+                        sums[7][r][c],
+                    ]);
+                }
+            }
+            if let Some(bias) = self.bias {
+                for c in 0..C {
+                    out[c] += bias[column + c];
+                }
+            }
             let start = (row + r) * self.out_width + self.out_start + column;
             // SAFETY: the columns of this task are its own.
-            let out = unsafe { self.out.slice_mut(start..start + C) };
-            for c in 0..C {
-                let sum = if slices.len() == 1 { sums[c][r][0] } else { tree(sums[c][r]) };
-                out[c] = match self.bias {
-                    Some(bias) => sum + bias[column + c],
-                    None => sum,
-                };
-            }
+            unsafe { self.out.slice_mut(start..start + C) }.copy_from_slice(&out);
         }
     }
 }
@@ -156,14 +164,17 @@ impl<W: Element> MatMul<'_, W> {
 /// # Safety
 /// V's instructions are there; every row holds `len` elements.
 #[inline(always)]
-#[expect(clippy::needless_range_loop, reason = "the indices are the matrix notation, and the loops are unrolled")]
+#[expect(
+    clippy::needless_range_loop,
+    reason = "the indices are the matrix notation, and the loops are unrolled"
+)]
 unsafe fn dot_tile<V: Lanes, W: Element, const R: usize, const C: usize>(
     x: *const f32,
     w: *const W,
     stride: usize,
     len: usize,
-) -> [[f32; R]; C] {
-    let mut out = [[0.0; R]; C];
+) -> [[f32; C]; R] {
+    let mut out = [[0.0; C]; R];
     let mut k = 0;
     // SAFETY: k + 16 <= len inside the loop, len - k < 16 behind it.
     unsafe {
@@ -192,9 +203,18 @@ unsafe fn dot_tile<V: Lanes, W: Element, const R: usize, const C: usize>(
                 }
             }
         }
-        for c in 0..C {
-            for r in 0..R {
-                out[c][r] = sums[c][r].fold();
+        for r in 0..R {
+            let mut c = 0;
+            while c + 4 <= C {
+                let four = V::fold_4([sums[c][r], sums[c + 1][r], sums[c + 2][r], sums[c + 3][r]]);
+                for i in 0..4 {
+                    out[r][c + i] = four[i];
+                }
+                c += 4;
+            }
+            while c < C {
+                out[r][c] = sums[c][r].fold();
+                c += 1;
             }
         }
     }

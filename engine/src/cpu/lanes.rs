@@ -32,6 +32,12 @@ pub(crate) trait Lanes: Copy {
     unsafe fn mul(self, other: Self) -> Self;
     /// The sum by halves.
     unsafe fn fold(self) -> f32;
+    /// Four such sums, which share their steps where there are instructions for it.
+    #[inline(always)]
+    unsafe fn fold_4(four: [Self; 4]) -> [f32; 4] {
+        // SAFETY: the same contract.
+        unsafe { [four[0].fold(), four[1].fold(), four[2].fold(), four[3].fold()] }
+    }
 }
 
 /// A stored number that a vector can be loaded from.

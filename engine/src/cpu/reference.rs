@@ -95,7 +95,12 @@ pub(crate) fn silu_mul(gate: &[f32], up: &[f32]) -> Vec<f32> {
 }
 
 /// One query over the keys and values of positions 0.., of which it may see `visible`.
-pub(crate) fn attention(query: &[f32], keys: &[Vec<f32>], values: &[Vec<f32>], visible: Range<usize>) -> Vec<f32> {
+pub(crate) fn attention(
+    query: &[f32],
+    keys: &[Vec<f32>],
+    values: &[Vec<f32>],
+    visible: Range<usize>,
+) -> Vec<f32> {
     let scale = 1.0 / (query.len() as f32).sqrt();
     let (mut max, mut sum, mut out) = (f32::NEG_INFINITY, 0.0f32, vec![0.0f32; query.len()]);
     for begin in (0..visible.end).step_by(BLOCK_SIZE) {

@@ -51,7 +51,8 @@ fn config() -> ProptestConfig {
 fn check_linear(rows: usize, k: usize, widths: &[usize], unit: Option<usize>, bf: bool, bias: bool) {
     let slices = unit.map_or_else(|| KSlices::whole(k), |unit| KSlices::eighths(k, unit));
     let x = numbers(rows * k, 1);
-    let weights: Vec<Vec<f32>> = widths.iter().enumerate().map(|(i, n)| numbers(n * k, 2 + i as u64)).collect();
+    let weights: Vec<Vec<f32>> =
+        widths.iter().enumerate().map(|(i, n)| numbers(n * k, 2 + i as u64)).collect();
     let width: usize = widths.iter().sum();
     let bias = bias.then(|| numbers(width, 99));
     let matrix = |w: &Vec<f32>| {
@@ -65,8 +66,14 @@ fn check_linear(rows: usize, k: usize, widths: &[usize], unit: Option<usize>, bf
 
     let all = weights.concat();
     let (x_in, weights_in) = if bf { (rounded(&x), rounded(&all)) } else { (x.clone(), all) };
-    let expected =
-        reference::Linear { x: &x_in, weights: &weights_in, k, slices: &linear.slices, bias: bias.as_deref() }.compute();
+    let expected = reference::Linear {
+        x: &x_in,
+        weights: &weights_in,
+        k,
+        slices: &linear.slices,
+        bias: bias.as_deref(),
+    }
+    .compute();
     for cpu in Cpu::every_isa().into_iter().chain([Cpu::eager(3)]) {
         let mut out = vec![f32::NAN; rows * width];
         cpu.enter(|| cpu.linear(&linear, &mut x.clone(), &mut out));
@@ -168,7 +175,13 @@ fn rows_of(qkv: &[f32], layout: HeadLayout, positions: Range<usize>) -> &[f32] {
     &qkv[positions.start * layout.row_width()..positions.end * layout.row_width()]
 }
 
-fn expected_attention(qkv: &[f32], text: &Text, layout: HeadLayout, window: Option<u32>, bf: bool) -> Vec<f32> {
+fn expected_attention(
+    qkv: &[f32],
+    text: &Text,
+    layout: HeadLayout,
+    window: Option<u32>,
+    bf: bool,
+) -> Vec<f32> {
     let stored = |x: &[f32]| if bf { rounded(x) } else { x.to_vec() };
     let head = |row: &[f32], start: usize| stored(&row[start..start + layout.head_dim]);
     let mut out = Vec::new();
@@ -203,7 +216,10 @@ fn check_attention(texts: &[Text], layout: HeadLayout, window: Option<u32>, bf: 
     for ((text, table), qkv) in texts.iter().zip(&tables).zip(&qkvs).filter(|((text, _), _)| text.held > 0) {
         let rows = ReservedRows { token_ids: &ids[..text.held], start: 0, block_table: table, num_logits: 0 };
         let batch = &ForwardBatch::passes(&[rows], 1000)[0];
-        cpu.write_kv(&mut kv, &AttentionStep { layout, layer, window, batch, qkv: rows_of(qkv, layout, 0..text.held) });
+        cpu.write_kv(
+            &mut kv,
+            &AttentionStep { layout, layer, window, batch, qkv: rows_of(qkv, layout, 0..text.held) },
+        );
     }
     let new: Vec<ReservedRows<'_>> = texts
         .iter()
@@ -224,8 +240,11 @@ fn check_attention(texts: &[Text], layout: HeadLayout, window: Option<u32>, bf: 
     let step = AttentionStep { layout, layer, window, batch, qkv: &qkv };
     cpu.write_kv(&mut kv, &step);
 
-    let expected: Vec<f32> =
-        texts.iter().zip(&qkvs).flat_map(|(text, qkv)| expected_attention(qkv, text, layout, window, bf)).collect();
+    let expected: Vec<f32> = texts
+        .iter()
+        .zip(&qkvs)
+        .flat_map(|(text, qkv)| expected_attention(qkv, text, layout, window, bf))
+        .collect();
     for cpu in Cpu::every_isa().into_iter().chain([Cpu::eager(3)]) {
         let mut out = vec![f32::NAN; expected.len()];
         cpu.enter(|| cpu.attention(&kv, &step, &mut out));

@@ -25,7 +25,10 @@ pub(crate) struct Threads {
 impl Threads {
     pub(crate) fn new(count: usize) -> Result<Self, EngineError> {
         let pool = if count > 1 {
-            let built = rayon::ThreadPoolBuilder::new().num_threads(count).thread_name(|i| format!("engine-{i}")).build();
+            let built = rayon::ThreadPoolBuilder::new()
+                .num_threads(count)
+                .thread_name(|i| format!("engine-{i}"))
+                .build();
             Some(built.map_err(|error| EngineError::BadOption {
                 option: "threads",
                 value: count as u64,
@@ -53,7 +56,13 @@ impl Threads {
 
     /// Calls `run` on consecutive ranges that cover `0..items`, each but the last a multiple of `grain` long. `work` is the
     /// number of multiply-adds in all.
-    pub(crate) fn for_ranges(&self, items: usize, grain: usize, work: usize, run: impl Fn(Range<usize>) + Sync) {
+    pub(crate) fn for_ranges(
+        &self,
+        items: usize,
+        grain: usize,
+        work: usize,
+        run: impl Fn(Range<usize>) + Sync,
+    ) {
         if self.count == 1 || work < self.min_parallel_work || items <= grain {
             run(0..items);
             return;
@@ -86,7 +95,10 @@ impl<'a, T> Shared<'a, T> {
     /// # Safety
     /// No two slices that live at the same time may overlap.
     #[inline(always)]
-    #[expect(clippy::mut_from_ref, reason = "that is what this type is for; the caller promises that parts are disjoint")]
+    #[expect(
+        clippy::mut_from_ref,
+        reason = "that is what this type is for; the caller promises that parts are disjoint"
+    )]
     pub(crate) unsafe fn slice_mut(&self, range: Range<usize>) -> &mut [T] {
         assert!(range.start <= range.end && range.end <= self.len, "slice out of the shared buffer");
         // SAFETY: in bounds by the assertion, unaliased by the caller's promise, alive as long as the borrow in `lifetime`.

@@ -71,6 +71,29 @@ impl Lanes for Avx512 {
             fold_8(_mm256_add_ps(low, high))
         }
     }
+
+    #[inline(always)]
+    unsafe fn fold_4(four: [Self; 4]) -> [f32; 4] {
+        let [a, b, c, d] = four;
+        // SAFETY: the trait's contract; `out` has room for what is stored.
+        unsafe {
+            // In quarters of a register: [a0 a1 b0 b1] + [a2 a3 b2 b3] adds lane l + 8 to lane l of a and of b.
+            let ab =
+                _mm512_add_ps(_mm512_shuffle_f32x4::<0x44>(a.0, b.0), _mm512_shuffle_f32x4::<0xee>(a.0, b.0));
+            let cd =
+                _mm512_add_ps(_mm512_shuffle_f32x4::<0x44>(c.0, d.0), _mm512_shuffle_f32x4::<0xee>(c.0, d.0));
+            // Lane l + 4 to lane l: one quarter each for a, b, c, d.
+            let four =
+                _mm512_add_ps(_mm512_shuffle_f32x4::<0x88>(ab, cd), _mm512_shuffle_f32x4::<0xdd>(ab, cd));
+            let two = _mm512_add_ps(four, _mm512_shuffle_ps::<0b01_00_11_10>(four, four));
+            let one = _mm512_add_ps(two, _mm512_shuffle_ps::<0b10_11_00_01>(two, two));
+            // The first lane of each quarter.
+            let first = _mm512_maskz_compress_ps(0x1111, one);
+            let mut out = [0.0; 4];
+            _mm_storeu_ps(out.as_mut_ptr(), _mm512_castps512_ps128(first));
+            out
+        }
+    }
 }
 
 impl Lanes for Avx2 {

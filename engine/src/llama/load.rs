@@ -26,7 +26,8 @@ impl Llama {
     ) -> Result<Self, EngineError> {
         let loader = Loader { checkpoint, config: &config, format };
         let embedding = loader.matrix("model.embed_tokens.weight", config.vocab_size, config.hidden_size)?;
-        let layers = (0..config.num_layers).map(|layer| loader.layer(layer)).collect::<Result<Vec<_>, _>>()?;
+        let layers =
+            (0..config.num_layers).map(|layer| loader.layer(layer)).collect::<Result<Vec<_>, _>>()?;
         let final_norm = loader.norm("model.norm.weight", config.hidden_size)?;
         let lm_head = if config.tie_word_embeddings {
             embedding.clone()
@@ -39,13 +40,12 @@ impl Llama {
 
     /// Weights, tied ones once.
     pub(crate) fn num_parameters(&self) -> u64 {
-        let linear = |linear: &Linear| {
-            linear.width() * linear.k() + linear.bias.as_ref().map_or(0, Vec::len)
-        };
+        let linear = |linear: &Linear| linear.width() * linear.k() + linear.bias.as_ref().map_or(0, Vec::len);
         let norm = |norm: &Norm| norm.weight.len();
         let layers = self.layers.iter().map(|layer| {
             let qk_norms = layer.qk_norms.as_ref().map_or(0, |(q, k)| norm(q) + norm(k));
-            let linears = linear(&layer.qkv) + linear(&layer.o) + linear(&layer.gate_up) + linear(&layer.down);
+            let linears =
+                linear(&layer.qkv) + linear(&layer.o) + linear(&layer.gate_up) + linear(&layer.down);
             linears + norm(&layer.input_norm) + norm(&layer.post_attention_norm) + qk_norms
         });
         let embeddings = self.embedding.rows() * self.embedding.columns();

@@ -29,7 +29,9 @@ impl Architecture {
     pub(crate) fn from_fields(fields: &Fields<'_>) -> Result<Self, EngineError> {
         let list = fields.get("architectures").ok_or_else(|| fields.missing("architectures"))?;
         let names: Vec<&str> = list.as_array().into_iter().flatten().filter_map(Value::as_str).collect();
-        let known = |name: &&str| Self::ALL.iter().find(|(known, _)| known == name).map(|(_, architecture)| *architecture);
+        let known = |name: &&str| {
+            Self::ALL.iter().find(|(known, _)| known == name).map(|(_, architecture)| *architecture)
+        };
         names.iter().find_map(known).ok_or_else(|| EngineError::UnknownArchitecture {
             path: fields.path().to_owned(),
             found: list.to_string().chars().take(200).collect(),
@@ -48,25 +50,36 @@ impl Architecture {
         if num_heads.is_multiple_of(count) {
             Ok(count)
         } else {
-            Err(fields.bad(name, format!("is {count}, expected a divisor of num_attention_heads, {num_heads}")))
+            Err(fields
+                .bad(name, format!("is {count}, expected a divisor of num_attention_heads, {num_heads}")))
         }
     }
 
-    pub(crate) fn head_dim(self, fields: &Fields<'_>, hidden: usize, num_heads: usize) -> Result<usize, EngineError> {
+    pub(crate) fn head_dim(
+        self,
+        fields: &Fields<'_>,
+        hidden: usize,
+        num_heads: usize,
+    ) -> Result<usize, EngineError> {
         let head_dim = match fields.optional_count("head_dim", MAX_HEAD_DIM)? {
             Some(head_dim) => head_dim,
             // Qwen3's heads are wider than hidden_size / num_attention_heads: a quotient would be a wrong guess.
             None if self == Self::Qwen3 => return Err(fields.missing("head_dim")),
-            None if hidden.is_multiple_of(num_heads) && hidden / num_heads <= MAX_HEAD_DIM => hidden / num_heads,
+            None if hidden.is_multiple_of(num_heads) && hidden / num_heads <= MAX_HEAD_DIM => {
+                hidden / num_heads
+            }
             None => {
-                let reason = format!("is {hidden}, without head_dim it must be num_attention_heads, {num_heads}, times at most {MAX_HEAD_DIM}");
+                let reason = format!(
+                    "is {hidden}, without head_dim it must be num_attention_heads, {num_heads}, times at most {MAX_HEAD_DIM}"
+                );
                 return Err(fields.bad("hidden_size", reason));
             }
         };
         if head_dim.is_multiple_of(2) {
             Ok(head_dim)
         } else {
-            Err(fields.bad("head_dim", format!("is {head_dim}, expected an even number, for rope turns pairs")))
+            Err(fields
+                .bad("head_dim", format!("is {head_dim}, expected an even number, for rope turns pairs")))
         }
     }
 
@@ -90,7 +103,11 @@ impl Architecture {
     }
 
     /// Per layer, the window that its attention is cut to.
-    pub(crate) fn windows(self, fields: &Fields<'_>, num_layers: usize) -> Result<Vec<Option<u32>>, EngineError> {
+    pub(crate) fn windows(
+        self,
+        fields: &Fields<'_>,
+        num_layers: usize,
+    ) -> Result<Vec<Option<u32>>, EngineError> {
         match self {
             Self::Llama => Ok(vec![None; num_layers]),
             Self::Mistral => {
@@ -143,9 +160,9 @@ fn windows_by_layer_type(
         Some("sliding_attention") => {
             Err(bad(format!("has sliding_attention at layer {layer}, but use_sliding_window is not true")))
         }
-        _ => {
-            Err(bad(format!("has {layer_type} at layer {layer}, expected full_attention or sliding_attention")))
-        }
+        _ => Err(bad(format!(
+            "has {layer_type} at layer {layer}, expected full_attention or sliding_attention"
+        ))),
     };
     types.iter().enumerate().map(of_layer).collect()
 }

@@ -79,7 +79,9 @@ impl<'a> Fields<'a> {
     pub(crate) fn optional_count(&self, name: &str, max: usize) -> Result<Option<usize>, EngineError> {
         let Some(value) = self.get(name) else { return Ok(None) };
         // Some exporters write whole numbers as floats.
-        let whole = value.as_u64().or_else(|| value.as_f64().filter(|x| x.fract() == 0.0 && *x >= 0.0).map(|x| x as u64));
+        let whole = value
+            .as_u64()
+            .or_else(|| value.as_f64().filter(|x| x.fract() == 0.0 && *x >= 0.0).map(|x| x as u64));
         match whole.and_then(|n| usize::try_from(n).ok()) {
             Some(n) if (1..=max).contains(&n) => Ok(Some(n)),
             _ => Err(self.bad(name, format!("is {value}, expected a whole number from 1 to {max}"))),

@@ -41,7 +41,11 @@ fn windows_by_family() {
     let mistral = |window| json!({"architectures": ["MistralForCausalLM"], "sliding_window": window});
     assert_eq!(windows(mistral(json!(5))), [Some(5); 4]);
     assert_eq!(windows(mistral(json!(null))), [None; 4]);
-    assert_eq!(windows(json!({"architectures": ["MistralForCausalLM"]})), [Some(4096); 4], "silence is the default");
+    assert_eq!(
+        windows(json!({"architectures": ["MistralForCausalLM"]})),
+        [Some(4096); 4],
+        "silence is the default"
+    );
 
     let qwen = |on, types: Value| {
         json!({"architectures": ["Qwen2ForCausalLM"], "use_sliding_window": on, "sliding_window": 5,
@@ -60,7 +64,8 @@ fn scaling_stretches_the_window() {
     let llama3 = json!({"rope_type": "llama3", "factor": 8, "low_freq_factor": 1, "high_freq_factor": 4,
         "original_max_position_embeddings": 100});
     assert_eq!(max_len(llama3), 1000, "the configuration holds the stretched length");
-    let yarn = |original: u32| json!({"type": "yarn", "factor": 4, "original_max_position_embeddings": original});
+    let yarn =
+        |original: u32| json!({"type": "yarn", "factor": 4, "original_max_position_embeddings": original});
     assert_eq!(max_len(yarn(1000)), 4000);
     assert_eq!(max_len(yarn(250)), 1000);
 }

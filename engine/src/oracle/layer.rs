@@ -41,16 +41,26 @@ impl OracleLayer {
     pub(super) fn load(tensors: &Tensors, index: usize) -> Result<Self, EngineError> {
         let config = &tensors.config;
         let (hidden, ffn) = (config.hidden_size, config.intermediate_size);
-        let (q, kv, biases) = (config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim, config.biases);
-        let vector = |part: &str, len| tensors.checkpoint.numbers(&format!("model.layers.{index}.{part}.weight"), &[len]);
+        let (q, kv, biases) =
+            (config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim, config.biases);
+        let vector = |part: &str, len| {
+            tensors.checkpoint.numbers(&format!("model.layers.{index}.{part}.weight"), &[len])
+        };
         let input = |module, columns, bias| {
             Projection::load(tensors, index, Shape { module, columns, bias, slices: KSlices::whole(hidden) })
         };
         let output = |module, bias, k, unit| {
-            Projection::load(tensors, index, Shape { module, columns: hidden, bias, slices: KSlices::eighths(k, unit) })
+            Projection::load(
+                tensors,
+                index,
+                Shape { module, columns: hidden, bias, slices: KSlices::eighths(k, unit) },
+            )
         };
         let qk_norms = match config.qk_norm {
-            true => Some((vector("self_attn.q_norm", config.head_dim)?, vector("self_attn.k_norm", config.head_dim)?)),
+            true => Some((
+                vector("self_attn.q_norm", config.head_dim)?,
+                vector("self_attn.k_norm", config.head_dim)?,
+            )),
             false => None,
         };
         Ok(Self {
@@ -86,8 +96,10 @@ impl OracleLayer {
             Some((q, k)) => (Some(q.as_slice()), Some(k.as_slice())),
             None => (None, None),
         };
-        let queries = positioned(split(self.q.apply(tensors, normed), config.num_heads, config), q_norm, config);
-        let keys = positioned(split(self.k.apply(tensors, normed), config.num_kv_heads, config), k_norm, config);
+        let queries =
+            positioned(split(self.q.apply(tensors, normed), config.num_heads, config), q_norm, config);
+        let keys =
+            positioned(split(self.k.apply(tensors, normed), config.num_kv_heads, config), k_norm, config);
         let values = split(self.v.apply(tensors, normed), config.num_kv_heads, config);
         // Attention reads keys and values as they would be stored.
         let stored = |heads: Heads| -> Heads {
@@ -152,7 +164,10 @@ fn positioned(heads: Heads, norm: Option<&[f32]>, config: &ModelConfig) -> Heads
 }
 
 fn norm_rows(hidden: &[f32], weight: &[f32], config: &ModelConfig) -> Vec<f32> {
-    hidden.chunks_exact(weight.len()).flat_map(|row| reference::rms_norm(row, weight, config.rms_norm_eps)).collect()
+    hidden
+        .chunks_exact(weight.len())
+        .flat_map(|row| reference::rms_norm(row, weight, config.rms_norm_eps))
+        .collect()
 }
 
 fn add(a: &[f32], b: &[f32]) -> Vec<f32> {

@@ -89,7 +89,9 @@ fn refuse_unknown_fields(rope: &Fields<'_>) -> Result<(), EngineError> {
     }
     match rope.optional_number("partial_rotary_factor")? {
         None | Some(1.0) => Ok(()),
-        Some(part) => Err(rope.bad("partial_rotary_factor", format!("is {part}, only whole heads (1) are supported"))),
+        Some(part) => {
+            Err(rope.bad("partial_rotary_factor", format!("is {part}, only whole heads (1) are supported")))
+        }
     }
 }
 
@@ -102,7 +104,8 @@ fn scaling(config: &Fields<'_>, rope: &Fields<'_>, max_positions: usize) -> Resu
             let low_freq_factor = rope.positive("low_freq_factor")?;
             let high_freq_factor = rope.positive("high_freq_factor")?;
             if low_freq_factor >= high_freq_factor {
-                let reason = format!("is {high_freq_factor}, expected more than low_freq_factor, {low_freq_factor}");
+                let reason =
+                    format!("is {high_freq_factor}, expected more than low_freq_factor, {low_freq_factor}");
                 return Err(rope.bad("high_freq_factor", reason));
             }
             let original_len = original_len(config, rope, max_positions)?;
@@ -123,9 +126,13 @@ fn yarn(config: &Fields<'_>, rope: &Fields<'_>, max_positions: usize) -> Result<
     };
     // Zero stands for "the default" there, as in the reference.
     let beta = |name, default| Ok(rope.optional_number(name)?.filter(|x| *x != 0.0).unwrap_or(default));
-    let (beta_fast, beta_slow) = (beta("beta_fast", DEFAULT_BETA_FAST)?, beta("beta_slow", DEFAULT_BETA_SLOW)?);
+    let (beta_fast, beta_slow) =
+        (beta("beta_fast", DEFAULT_BETA_FAST)?, beta("beta_slow", DEFAULT_BETA_SLOW)?);
     if beta_slow <= 0.0 || beta_fast < beta_slow {
-        return Err(rope.bad("beta_fast", format!("is {beta_fast}, expected at least beta_slow, {beta_slow}, above zero")));
+        return Err(rope.bad(
+            "beta_fast",
+            format!("is {beta_fast}, expected at least beta_slow, {beta_slow}, above zero"),
+        ));
     }
     Ok(Scaling::Yarn { factor, original_len, beta_fast, beta_slow, truncate: rope.flag("truncate", true)? })
 }

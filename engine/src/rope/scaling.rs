@@ -32,7 +32,9 @@ pub(crate) fn inverse_frequencies(scaling: Scaling, theta: f64, head_dim: usize)
 
 /// Keeps short waves, divides long ones by the factor, blends between.
 fn llama3(scaling: Scaling, frequency: f32) -> f32 {
-    let Scaling::Llama3 { factor, low_freq_factor, high_freq_factor, original_len } = scaling else { return frequency };
+    let Scaling::Llama3 { factor, low_freq_factor, high_freq_factor, original_len } = scaling else {
+        return frequency;
+    };
     let wavelength = (2.0 * std::f64::consts::PI) as f32 / frequency;
     if wavelength < (original_len / high_freq_factor) as f32 {
         return frequency;
@@ -54,12 +56,13 @@ fn yarn(scaling: Scaling, wavelength: f32, ramp: f32) -> f32 {
 
 /// From 0 (keep) to 1 (divide) over the pairs between the two correction dimensions.
 fn yarn_ramp(scaling: Scaling, theta: f64, head_dim: usize) -> Vec<f32> {
-    let Scaling::Yarn { original_len, beta_fast, beta_slow, truncate, .. } = scaling else { return Vec::new() };
+    let Scaling::Yarn { original_len, beta_fast, beta_slow, truncate, .. } = scaling else {
+        return Vec::new();
+    };
     let d = head_dim as f64;
     // The pair that turns `rotations` times over the original context.
-    let correction = |rotations: f64| {
-        d * ln(original_len / (rotations * 2.0 * std::f64::consts::PI)) / (2.0 * ln(theta))
-    };
+    let correction =
+        |rotations: f64| d * ln(original_len / (rotations * 2.0 * std::f64::consts::PI)) / (2.0 * ln(theta));
     let (mut low, mut high) = (correction(beta_fast), correction(beta_slow));
     if truncate {
         (low, high) = (low.floor(), high.ceil());

@@ -12,10 +12,7 @@ use super::checkpoint::StoredTensor;
 #[derive(Debug, Clone)]
 pub(crate) enum Buffer<T> {
     /// Checked once to be aligned for `T` and of whole elements.
-    Mapped {
-        map: Arc<Mmap>,
-        bytes: Range<usize>,
-    },
+    Mapped { map: Arc<Mmap>, bytes: Range<usize> },
     /// Shared, for tied embeddings are one matrix with two uses.
     Owned(Arc<[T]>),
 }
@@ -24,7 +21,12 @@ impl<T: bytemuck::Pod> Buffer<T> {
     /// Borrows the stored numbers where they are aligned, else copies them. The stored dtype is `T`'s, little-endian as the
     /// machine must be.
     pub(super) fn mapped_or_copied(tensor: &StoredTensor<'_>) -> Self {
-        const { assert!(cfg!(target_endian = "little"), "safetensors are little-endian, and so must the machine be") };
+        const {
+            assert!(
+                cfg!(target_endian = "little"),
+                "safetensors are little-endian, and so must the machine be"
+            )
+        };
         match bytemuck::try_cast_slice::<u8, T>(tensor.bytes) {
             Ok(_) => Self::Mapped { map: Arc::clone(tensor.map), bytes: tensor.range.clone() },
             Err(_) => {

@@ -78,7 +78,9 @@ impl Checkpoint {
         for tensor in map.names() {
             let file = map.optional_string(tensor)?.ok_or_else(|| map.missing(tensor))?;
             if Path::new(file).file_name().is_none_or(|name| name != file) {
-                return Err(map.bad(tensor, format!("is \"{file}\", expected a file name in the same directory")));
+                return Err(
+                    map.bad(tensor, format!("is \"{file}\", expected a file name in the same directory"))
+                );
             }
             file_of.push((tensor, file));
         }
@@ -87,13 +89,15 @@ impl Checkpoint {
         let shards =
             files.iter().map(|file| Shard::open(model_dir.join(file))).collect::<Result<Vec<_>, _>>()?;
         let shard_of = |file| files.binary_search(&file).expect("every file of the map was collected above");
-        let weight_map = file_of.iter().map(|(tensor, file)| ((*tensor).to_owned(), shard_of(*file))).collect();
+        let weight_map =
+            file_of.iter().map(|(tensor, file)| ((*tensor).to_owned(), shard_of(*file))).collect();
         Ok(Self { shards, weight_map, contents: index })
     }
 
     /// Looks a tensor up and compares its shape.
     pub(crate) fn tensor(&self, name: &str, expected: &[usize]) -> Result<StoredTensor<'_>, EngineError> {
-        let missing = |path: &Path| EngineError::MissingTensor { tensor: name.to_owned(), path: path.to_owned() };
+        let missing =
+            |path: &Path| EngineError::MissingTensor { tensor: name.to_owned(), path: path.to_owned() };
         let shard = &self.shards[*self.weight_map.get(name).ok_or_else(|| missing(&self.contents))?];
         let location = shard.tensors.get(name).ok_or_else(|| missing(&shard.path))?;
         if location.shape != expected {

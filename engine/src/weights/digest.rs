@@ -15,7 +15,8 @@ impl Checkpoint {
         let mut whole = Sha256::new();
         for file in self.files() {
             whole.update((file.len() as u64).to_le_bytes());
-            let chunks: Vec<[u8; 32]> = file.par_chunks(CHUNK_BYTES).map(|chunk| Sha256::digest(chunk).into()).collect();
+            let chunks: Vec<[u8; 32]> =
+                file.par_chunks(CHUNK_BYTES).map(|chunk| Sha256::digest(chunk).into()).collect();
             chunks.iter().for_each(|chunk| whole.update(chunk));
         }
         whole.finalize().into()

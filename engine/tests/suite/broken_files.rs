@@ -3,9 +3,9 @@
 
 use std::path::{Path, PathBuf};
 
+use crate::support::{Random, golden_dir};
 use engine::{Engine, EngineError, LoadOptions, Oracle, WeightFormat};
 use serde_json::{Value, json};
-use crate::support::{Random, golden_dir};
 use tempfile::TempDir;
 
 /// A copy of a golden checkpoint that may be damaged.
@@ -125,7 +125,12 @@ fn fields_are_named() {
         });
         copy.assert_refused(words);
     };
-    check("llama_tied", "architectures", json!(["GemmaForCausalLM"]), &["GemmaForCausalLM", "LlamaForCausalLM", "Qwen3ForCausalLM"]);
+    check(
+        "llama_tied",
+        "architectures",
+        json!(["GemmaForCausalLM"]),
+        &["GemmaForCausalLM", "LlamaForCausalLM", "Qwen3ForCausalLM"],
+    );
     check("llama_tied", "hidden_act", json!("gelu"), &["`hidden_act`", "gelu", "silu"]);
     check("llama_tied", "hidden_size", json!(-4), &["`hidden_size`", "-4"]);
     check("llama_tied", "hidden_size", json!(1u64 << 60), &["`hidden_size`", "1048576"]);
@@ -135,16 +140,46 @@ fn fields_are_named() {
     check("llama_tied", "rms_norm_eps", json!("tiny"), &["`rms_norm_eps`", "tiny"]);
     check("llama_tied", "tie_word_embeddings", json!("yes"), &["`tie_word_embeddings`", "true or false"]);
     check("llama_tied", "eos_token_id", json!([1, -2]), &["`eos_token_id`", "-2"]);
-    check("llama_tied", "rope_parameters", json!({"rope_type": "longrope"}), &["`rope_parameters.rope_type`", "longrope", "yarn"]);
-    check("llama_tied", "rope_parameters", json!({"rope_type": "linear"}), &["`rope_parameters.factor`", "missing"]);
-    check("llama_tied", "rope_parameters", json!({"mrope_section": [1]}), &["`rope_parameters.mrope_section`", "not supported"]);
-    check("llama_tied", "rope_parameters", json!({"partial_rotary_factor": 0.5}), &["partial_rotary_factor", "0.5"]);
+    check(
+        "llama_tied",
+        "rope_parameters",
+        json!({"rope_type": "longrope"}),
+        &["`rope_parameters.rope_type`", "longrope", "yarn"],
+    );
+    check(
+        "llama_tied",
+        "rope_parameters",
+        json!({"rope_type": "linear"}),
+        &["`rope_parameters.factor`", "missing"],
+    );
+    check(
+        "llama_tied",
+        "rope_parameters",
+        json!({"mrope_section": [1]}),
+        &["`rope_parameters.mrope_section`", "not supported"],
+    );
+    check(
+        "llama_tied",
+        "rope_parameters",
+        json!({"partial_rotary_factor": 0.5}),
+        &["partial_rotary_factor", "0.5"],
+    );
     check("mistral_full", "num_key_value_heads", json!(null), &["`num_key_value_heads`", "missing"]);
     check("qwen3_norms", "head_dim", json!(null), &["`head_dim`", "missing"]);
     check("qwen2_window_layers", "max_window_layers", json!(null), &["`max_window_layers`", "missing"]);
     check("qwen2_window_layers", "sliding_window", json!(null), &["`sliding_window`", "missing"]);
-    check("qwen3_window_types", "layer_types", json!(["full_attention"]), &["`layer_types`", "1 entries", "3"]);
-    check("qwen3_window_types", "layer_types", json!(["a", "b", "c"]), &["`layer_types`", "\"a\"", "sliding_attention"]);
+    check(
+        "qwen3_window_types",
+        "layer_types",
+        json!(["full_attention"]),
+        &["`layer_types`", "1 entries", "3"],
+    );
+    check(
+        "qwen3_window_types",
+        "layer_types",
+        json!(["a", "b", "c"]),
+        &["`layer_types`", "\"a\"", "sliding_attention"],
+    );
     check("qwen3_window_types", "use_sliding_window", json!(false), &["`layer_types`", "use_sliding_window"]);
 }
 
@@ -157,12 +192,32 @@ fn tensors_are_named() {
         });
         copy.assert_refused(words);
     };
-    change("llama_tied", "vocab_size", json!(113), &["`model.embed_tokens.weight`", "[113, 32]", "[112, 32]"]);
-    change("llama_tied", "num_hidden_layers", json!(3), &["`model.layers.2.input_layernorm.weight`", "missing", "model.safetensors"]);
+    change(
+        "llama_tied",
+        "vocab_size",
+        json!(113),
+        &["`model.embed_tokens.weight`", "[113, 32]", "[112, 32]"],
+    );
+    change(
+        "llama_tied",
+        "num_hidden_layers",
+        json!(3),
+        &["`model.layers.2.input_layernorm.weight`", "missing", "model.safetensors"],
+    );
     change("llama_tied", "num_hidden_layers", json!(4096), &["`model.layers.2.input_layernorm.weight`"]);
     change("llama_tied", "tie_word_embeddings", json!(false), &["`lm_head.weight`", "missing"]);
-    change("llama_tied", "attention_bias", json!(true), &["`model.layers.0.self_attn.q_proj.bias`", "missing"]);
-    change("llama_tied", "intermediate_size", json!(1 << 20), &["gate_proj.weight`", "[1048576, 32]", "[72, 32]"]);
+    change(
+        "llama_tied",
+        "attention_bias",
+        json!(true),
+        &["`model.layers.0.self_attn.q_proj.bias`", "missing"],
+    );
+    change(
+        "llama_tied",
+        "intermediate_size",
+        json!(1 << 20),
+        &["gate_proj.weight`", "[1048576, 32]", "[72, 32]"],
+    );
     change("mistral_window", "vocab_size", json!(113), &["`model.embed_tokens.weight`", "model-0000"]);
 
     // A tensor that the index names, but its file does not hold.

@@ -4,8 +4,8 @@
 
 use std::path::PathBuf;
 
-use engine::{Engine, Oracle, SequenceRows, SlotId, TokenId, WeightFormat};
 use crate::support::{Random, demo_dir, feed, golden_cases, golden_dir, load};
+use engine::{Engine, Oracle, SequenceRows, SlotId, TokenId, WeightFormat};
 
 const FORMATS: [WeightFormat; 2] = [WeightFormat::F32, WeightFormat::Bf16];
 
@@ -20,7 +20,8 @@ impl Judged {
         let oracle = Oracle::load(dir, format).unwrap();
         let vocab = load(dir, format, 1).info().vocab_size;
         let mut random = Random::new(9);
-        let mut text = |len: usize| (0..len).map(|_| random.below(vocab as usize) as TokenId).collect::<Vec<_>>();
+        let mut text =
+            |len: usize| (0..len).map(|_| random.below(vocab as usize) as TokenId).collect::<Vec<_>>();
         let judge = |ids: Vec<TokenId>| Judged { logits: oracle.logits_at_every_position(&ids), ids };
         lens.iter().map(|&len| judge(text(len))).collect()
     }
@@ -85,7 +86,8 @@ struct Running<'a> {
 fn drive(engine: &mut Engine, texts: &[Judged], seed: u64, rounds: usize) {
     let mut random = Random::new(seed);
     let mut below = |n: usize| random.below(n);
-    let mut running: Vec<Running<'_>> = texts.iter().map(|text| Running { text, slot: engine.open() }).collect();
+    let mut running: Vec<Running<'_>> =
+        texts.iter().map(|text| Running { text, slot: engine.open() }).collect();
     for round in 0..rounds {
         let mut plan = Vec::new();
         for (i, sequence) in running.iter_mut().enumerate() {
@@ -117,7 +119,9 @@ fn drive(engine: &mut Engine, texts: &[Judged], seed: u64, rounds: usize) {
         let found: Vec<Vec<f32>> = (0..logits.rows()).map(|i| logits.row(i).to_vec()).collect();
         let expected: Vec<Vec<f32>> = plan
             .iter()
-            .flat_map(|(i, rows, num_logits)| running[*i].text.logits[rows.end - num_logits..rows.end].to_vec())
+            .flat_map(|(i, rows, num_logits)| {
+                running[*i].text.logits[rows.end - num_logits..rows.end].to_vec()
+            })
             .collect();
         assert_same(&found, &expected, &format!("seed {seed}, round {round}"));
     }
@@ -127,7 +131,9 @@ fn drive(engine: &mut Engine, texts: &[Judged], seed: u64, rounds: usize) {
 
 #[test]
 fn whatever_else_is_in_the_batch() {
-    for case in ["llama_wide_heads", "mistral_window", "qwen2_window_layers", "qwen3_norms", "llama_rope_yarn_new"] {
+    for case in
+        ["llama_wide_heads", "mistral_window", "qwen2_window_layers", "qwen3_norms", "llama_rope_yarn_new"]
+    {
         for format in FORMATS {
             let dir = golden_dir().join(case);
             let texts = Judged::texts(&dir, format, &[70, 3, 41, 16, 55, 18]);

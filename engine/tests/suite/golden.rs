@@ -3,9 +3,9 @@
 
 use std::path::Path;
 
+use crate::support::{argmax, demo_dir, feed, golden_cases, golden_dir, load};
 use engine::{Engine, TokenId, WeightFormat};
 use safetensors::SafeTensors;
-use crate::support::{argmax, demo_dir, feed, golden_cases, golden_dir, load};
 
 /// What transformers said of a prompt.
 struct Expected {
@@ -27,7 +27,8 @@ impl Expected {
         let bytes = std::fs::read(dir.join("expected.safetensors")).unwrap();
         let file = SafeTensors::deserialize(&bytes).unwrap();
         let tensor = file.tensor("logits").unwrap();
-        let numbers: Vec<f32> = tensor.data().chunks_exact(4).map(|b| f32::from_le_bytes(b.try_into().unwrap())).collect();
+        let numbers: Vec<f32> =
+            tensor.data().chunks_exact(4).map(|b| f32::from_le_bytes(b.try_into().unwrap())).collect();
         Self {
             prompt: ids("prompt"),
             greedy: ids("greedy"),
@@ -115,7 +116,8 @@ fn the_bundled_pair_agrees() {
 
 #[test]
 fn ends_of_text_are_generation_configs_first() {
-    let eos = |case: &str| load(&golden_dir().join(case), WeightFormat::AsStored, 1).info().eos_token_ids.clone();
+    let eos =
+        |case: &str| load(&golden_dir().join(case), WeightFormat::AsStored, 1).info().eos_token_ids.clone();
     assert_eq!(eos("qwen3_norms"), [5, 3]);
     assert_eq!(eos("llama_tied"), [3]);
 }

@@ -1,7 +1,7 @@
 //! What does not fit is refused by name, and a refused batch leaves no trace.
 
-use engine::{Engine, EngineError, LoadOptions, SequenceRows, SlotId, TokenId, WeightFormat};
 use crate::support::{feed, golden_dir, load};
+use engine::{Engine, EngineError, LoadOptions, SequenceRows, SlotId, TokenId, WeightFormat};
 
 const IDS: [TokenId; 200] = [7; 200];
 
@@ -68,9 +68,17 @@ fn a_broken_batch_is_refused() {
     check(&mut engine, &[rows(slot, 1), rows(slot, 1)], "twice");
     check(&mut engine, &[SequenceRows { slot, token_ids: &[], num_logits: 0 }], "no token ids");
     check(&mut engine, &[SequenceRows { slot, token_ids: &[1], num_logits: 2 }], "2 rows of logits for 1");
-    check(&mut engine, &[SequenceRows { slot, token_ids: &[1, 112], num_logits: 0 }], "token id 112 is not below");
+    check(
+        &mut engine,
+        &[SequenceRows { slot, token_ids: &[1, 112], num_logits: 0 }],
+        "token id 112 is not below",
+    );
     let long = vec![1; 257];
-    check(&mut engine, &[SequenceRows { slot, token_ids: &long, num_logits: 1 }], "257 tokens is over the model's window");
+    check(
+        &mut engine,
+        &[SequenceRows { slot, token_ids: &long, num_logits: 1 }],
+        "257 tokens is over the model's window",
+    );
     assert_eq!(engine.forward(&[]).unwrap().rows(), 0);
     assert_eq!(engine.stats().forwards, 0);
 }
@@ -101,7 +109,10 @@ fn counters_count() {
     feed(&mut engine, a, &IDS[..10], 0);
     engine.forward(&[rows(a, 2), rows(b, 3)]).unwrap();
     let stats = engine.stats();
-    assert_eq!((stats.forwards, stats.rows, stats.kv_tokens, stats.referenced_blocks), (2, 15, 10 + 12 + 3, 2));
+    assert_eq!(
+        (stats.forwards, stats.rows, stats.kv_tokens, stats.referenced_blocks),
+        (2, 15, 10 + 12 + 3, 2)
+    );
 }
 
 #[test]

@@ -104,9 +104,8 @@ impl Auth {
         let header = authorization.ok_or(RouterError::Unauthenticated(
             "an API key is required: send it as `Authorization: Bearer KEY`",
         ))?;
-        let key = bearer_key(header).ok_or(RouterError::Unauthenticated(
-            "the authorization header must be `Bearer KEY`",
-        ))?;
+        let key = bearer_key(header)
+            .ok_or(RouterError::Unauthenticated("the authorization header must be `Bearer KEY`"))?;
         let digest = digest(key);
         let mut found = None;
         for known in keys.iter() {
@@ -135,7 +134,9 @@ impl ApiKey {
                     caller.priority =
                         value.parse().map_err(|_| format!("priority must be 0 to 255, not {value}"))?;
                 }
-                Some((name, _)) => return Err(format!("unknown setting {name}: known are task_type and priority")),
+                Some((name, _)) => {
+                    return Err(format!("unknown setting {name}: known are task_type and priority"));
+                }
                 None if caller.name.is_none() => caller.name = Some(word.to_owned()),
                 None => return Err(format!("unexpected word {word}: a key has one name")),
             }
@@ -183,7 +184,9 @@ mod tests {
     #[test]
     fn what_is_no_known_key_is_refused() {
         let auth = from_text("sk-one\n").unwrap();
-        for header in [None, Some(&b"Bearer sk-on"[..]), Some(b"Bearer "), Some(b"Basic sk-one"), Some(b"sk-one")] {
+        for header in
+            [None, Some(&b"Bearer sk-on"[..]), Some(b"Bearer "), Some(b"Basic sk-one"), Some(b"sk-one")]
+        {
             let error = auth.authenticate(header).unwrap_err();
             assert_eq!(error.meaning().status, 401, "{header:?}");
             assert!(!error.to_string().contains("sk-on"), "a key must not be repeated: {error}");

@@ -41,7 +41,8 @@ pub(super) fn number(
 pub(super) fn token_id(param: &str, path: &str, id: i64, entry: &ModelEntry) -> Result<TokenId, RouterError> {
     let vocab_size = entry.vocab_size;
     TokenId::try_from(id).ok().filter(|&id| id < vocab_size).ok_or_else(|| {
-        let message = format!("{path} is {id}, but token ids of this model are 0 to {}", vocab_size.saturating_sub(1));
+        let message =
+            format!("{path} is {id}, but token ids of this model are 0 to {}", vocab_size.saturating_sub(1));
         RouterError::invalid(param, message)
     })
 }

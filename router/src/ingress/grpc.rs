@@ -235,8 +235,7 @@ fn piece(text: &TextStream, delta: TextDelta) -> v1::GenerateResponse {
     };
     let token_ids = delta.tokens.iter().map(|token| token.id).collect();
     let logprobs = delta.tokens.into_iter().filter_map(wire_logprobs).collect();
-    let message =
-        v1::GenerateResponse { choice: delta.choice, finish: finish.into(), ..frame(text) };
+    let message = v1::GenerateResponse { choice: delta.choice, finish: finish.into(), ..frame(text) };
     match delta.part {
         Part::Prompt => v1::GenerateResponse {
             prompt: Some(v1::PromptEcho { text: delta.text, token_ids, logprobs }),

@@ -89,7 +89,8 @@ async fn generate(state: AppState, operation: Operation, request: Request) -> Re
 
     let answer = answer(&state, operation, request, request_id, record).instrument(span);
     let outcome = AssertUnwindSafe(answer).catch_unwind().await;
-    let outcome = outcome.unwrap_or_else(|_| Err(RouterError::Internal("answering this request panicked".into())));
+    let outcome =
+        outcome.unwrap_or_else(|_| Err(RouterError::Internal("answering this request panicked".into())));
     let mut response = outcome.unwrap_or_else(|error| error.into_response());
     response.headers_mut().insert(REQUEST_ID, id_header);
     response

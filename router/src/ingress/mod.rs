@@ -128,7 +128,7 @@ async fn start(
         return Err(RouterError::Draining);
     }
     let mut request = sent.check(&state.catalog, caller)?;
-    request_span::record_request(record.span(), request_id, &request);
+    request_span::record_request(record.span(), request_id, caller, &request);
     record.waiting(&request.entry.id);
 
     let permit = state.admission.admit(request.num_sequences()).instrument(info_span!("queue")).await?;

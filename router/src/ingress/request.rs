@@ -154,7 +154,8 @@ impl SentRequest {
         let prompts = self.checked_prompts(&entry, num_choices)?;
         let max_tokens = self.checked_max_tokens(&prompts)?;
         let min_tokens_max = max_tokens.unwrap_or(entry.max_model_len);
-        let min_tokens = integer("min_tokens", self.min_tokens, 0..=min_tokens_max.into())?.unwrap_or(0) as u32;
+        let min_tokens =
+            integer("min_tokens", self.min_tokens, 0..=min_tokens_max.into())?.unwrap_or(0) as u32;
         let logprobs = integer(self.names.logprobs, self.logprobs, 0..=limits::TOP_LOGPROBS_MAX)?;
         let speculation = self.speculation.check()?;
         let requested_priority = integer("priority", self.priority, 0..=u8::MAX.into())?.unwrap_or(0) as u8;
@@ -186,12 +187,16 @@ impl SentRequest {
         }
         if self.prompts.len() > limits::PROMPTS_MAX {
             let (len, max) = (self.prompts.len(), limits::PROMPTS_MAX);
-            return Err(RouterError::invalid(field, format!("{field} has {len} prompts, at most {max} are allowed")));
+            return Err(RouterError::invalid(
+                field,
+                format!("{field} has {len} prompts, at most {max} are allowed"),
+            ));
         }
         let num_sequences = self.prompts.len() * num_choices as usize;
         if num_sequences > limits::SEQUENCES_MAX {
             let max = limits::SEQUENCES_MAX;
-            let message = format!("prompts times n make {num_sequences} sequences, at most {max} are allowed");
+            let message =
+                format!("prompts times n make {num_sequences} sequences, at most {max} are allowed");
             return Err(RouterError::invalid("n", message));
         }
         self.prompts.iter().enumerate().map(|(idx, prompt)| prompt.check(&self.path_of(idx), entry)).collect()
@@ -211,7 +216,10 @@ impl SentRequest {
         let field = self.names.max_tokens;
         let sent = integer(field, self.max_tokens, 0..=i64::from(u32::MAX))?;
         if sent == Some(0) && !self.echo {
-            return Err(RouterError::invalid(field, format!("{field} must be at least 1, or 0 together with echo")));
+            return Err(RouterError::invalid(
+                field,
+                format!("{field} must be at least 1, or 0 together with echo"),
+            ));
         }
         let default = (!chats).then_some(limits::COMPLETION_TOKENS_DEFAULT);
         Ok(sent.map(|tokens| tokens as u32).or(default))
@@ -276,7 +284,10 @@ const ROLES: [&str; 3] = ["system", "user", "assistant"];
 fn check_messages(path: &str, messages: &[ConversationMessage]) -> Result<(), RouterError> {
     let (len, max) = (messages.len(), limits::MESSAGES_MAX);
     if len > max {
-        return Err(RouterError::invalid(path, format!("{path} has {len} messages, at most {max} are allowed")));
+        return Err(RouterError::invalid(
+            path,
+            format!("{path} has {len} messages, at most {max} are allowed"),
+        ));
     }
     for (idx, message) in messages.iter().enumerate() {
         let role = message.role.as_str();
@@ -304,8 +315,10 @@ impl SentSampling {
             top_k,
             top_p: number("top_p", self.top_p, 0.0..=1.0)?.unwrap_or(1.0),
             min_p: number("min_p", self.min_p, 0.0..=1.0)?.unwrap_or(0.0),
-            repetition_penalty: number("repetition_penalty", self.repetition_penalty, 0.01..=10.0)?.unwrap_or(1.0),
-            frequency_penalty: number("frequency_penalty", self.frequency_penalty, -2.0..=2.0)?.unwrap_or(0.0),
+            repetition_penalty: number("repetition_penalty", self.repetition_penalty, 0.01..=10.0)?
+                .unwrap_or(1.0),
+            frequency_penalty: number("frequency_penalty", self.frequency_penalty, -2.0..=2.0)?
+                .unwrap_or(0.0),
             presence_penalty: number("presence_penalty", self.presence_penalty, -2.0..=2.0)?.unwrap_or(0.0),
             logit_bias: self.checked_bias(entry)?,
             min_tokens: 0,

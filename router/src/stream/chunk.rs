@@ -38,9 +38,13 @@ impl ChunkWriter {
         if delta.text.is_empty() && delta.finish.is_none() && !shows_tokens {
             return None;
         }
-        let speculation = (self.form.include_speculation && delta.part == Part::Output)
-            .then_some(ChunkSpeculation { num_tokens: delta.tokens.len() as u32, num_drafted: delta.num_drafted });
-        let finish_reason: Option<&'static str> = delta.finish.map(|reason: FinishReason| finish_word(reason));
+        let speculation =
+            (self.form.include_speculation && delta.part == Part::Output).then_some(ChunkSpeculation {
+                num_tokens: delta.tokens.len() as u32,
+                num_drafted: delta.num_drafted,
+            });
+        let finish_reason: Option<&'static str> =
+            delta.finish.map(|reason: FinishReason| finish_word(reason));
         let has_logprobs = info.logprobs && !delta.tokens.is_empty();
         Some(match self.operation {
             Operation::Chat => {

@@ -14,7 +14,11 @@ use crate::token_span::text_stream::TextStream;
 
 /// Answers a request that has started. For a stream this returns at once, and the text follows; a whole answer is
 /// awaited.
-pub async fn respond(text: TextStream, operation: Operation, form: AnswerForm) -> Result<Response, RouterError> {
+pub async fn respond(
+    text: TextStream,
+    operation: Operation,
+    form: AnswerForm,
+) -> Result<Response, RouterError> {
     match form.stream {
         Some(form) => Ok(sse::respond(text, operation, form)),
         None => whole::respond(text, operation).await,

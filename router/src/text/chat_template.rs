@@ -52,7 +52,8 @@ impl ChatTemplate {
     pub fn compile(source: &str, bos_token: &str, eos_token: &str) -> Result<Self, ModelTextError> {
         let mut environment = Environment::new();
         let syntax = environment.syntax().to_builder().trim_blocks(true).lstrip_blocks(true).build();
-        environment.set_syntax(syntax.map_err(|error| ModelTextError::ChatTemplate { reason: describe(&error) })?);
+        environment
+            .set_syntax(syntax.map_err(|error| ModelTextError::ChatTemplate { reason: describe(&error) })?);
         environment.set_fuel(Some(FUEL));
         environment.set_recursion_limit(RECURSION_MAX);
         environment.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
@@ -121,8 +122,9 @@ fn raise_exception(message: String) -> Result<Value, Error> {
 
 fn strftime_now(format: &str) -> Result<String, Error> {
     let now = jiff::Timestamp::now().to_zoned(jiff::tz::TimeZone::UTC);
-    jiff::fmt::strtime::format(format, &now)
-        .map_err(|error| Error::new(ErrorKind::InvalidOperation, format!("strftime_now({format:?}): {error}")))
+    jiff::fmt::strtime::format(format, &now).map_err(|error| {
+        Error::new(ErrorKind::InvalidOperation, format!("strftime_now({format:?}): {error}"))
+    })
 }
 
 /// Python's `json.dumps(value, ensure_ascii=False, indent=indent)`: what templates were written against.
@@ -171,7 +173,9 @@ struct LimitedOutput {
 impl io::Write for LimitedOutput {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         if self.bytes.len() + bytes.len() > RENDERED_BYTES_MAX {
-            return Err(io::Error::other(format!("the rendered prompt is larger than {RENDERED_BYTES_MAX} bytes")));
+            return Err(io::Error::other(format!(
+                "the rendered prompt is larger than {RENDERED_BYTES_MAX} bytes"
+            )));
         }
         self.bytes.extend_from_slice(bytes);
         Ok(bytes.len())

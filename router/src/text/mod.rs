@@ -102,9 +102,12 @@ impl ModelText {
             ),
             None => config.chat_template.as_ref().and_then(TemplateField::default_template),
         };
-        let special = |token: &Option<SpecialToken>| token.as_ref().map(SpecialToken::content).unwrap_or_default();
+        let special =
+            |token: &Option<SpecialToken>| token.as_ref().map(SpecialToken::content).unwrap_or_default();
         let chat_template = template
-            .map(|source| ChatTemplate::compile(source, &special(&config.bos_token), &special(&config.eos_token)))
+            .map(|source| {
+                ChatTemplate::compile(source, &special(&config.bos_token), &special(&config.eos_token))
+            })
             .transpose()?;
         let vocabulary = Vocabulary::of(&tokenizer)?;
         Ok(Self { tokenizer, vocabulary, chat_template })

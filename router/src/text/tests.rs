@@ -129,18 +129,29 @@ fn bos_is_added_to_plain_text_and_never_twice() {
 
 #[test]
 fn templates_may_use_what_checkpoints_use() {
-    let messages =
-        [user("a"), ConversationMessage { role: "assistant".into(), content: "<t>x</t>\n\ny".into(), name: None }];
+    let messages = [
+        user("a"),
+        ConversationMessage { role: "assistant".into(), content: "<t>x</t>\n\ny".into(), name: None },
+    ];
     for (source, expected) in [
-        ("{%- for m in messages %}\n    {%- if loop.first %}first {% endif %}\n    {{- m['role'] }}\n{%- endfor %}", "first userassistant"),
-        ("{% set ns = namespace(n=0) %}{% for m in messages[::-1] %}{% set ns.n = ns.n + loop.index0 %}{{ m.content[0] }}{% endfor %}{{ ns.n }}", "<a1"),
+        (
+            "{%- for m in messages %}\n    {%- if loop.first %}first {% endif %}\n    {{- m['role'] }}\n{%- endfor %}",
+            "first userassistant",
+        ),
+        (
+            "{% set ns = namespace(n=0) %}{% for m in messages[::-1] %}{% set ns.n = ns.n + loop.index0 %}{{ m.content[0] }}{% endfor %}{{ ns.n }}",
+            "<a1",
+        ),
         ("{{ messages[1].content.split('</t>')[-1].lstrip('\\n') }}", "y"),
         ("{{ messages[0] | tojson }}", r#"{"role": "user", "content": "a"}"#),
         ("{{ {'a': [1, '<']} | tojson(indent=2) }}", "{\n  \"a\": [\n    1,\n    \"<\"\n  ]\n}"),
         ("{% if tools is none and documents is none %}none{% endif %}", "none"),
         ("{% if enable_thinking is defined and enable_thinking is false %}no{% else %}yes{% endif %}", "yes"),
         ("{{ bos_token + eos_token }}", "<s></s>"),
-        ("{% for m in messages %}\n{% if m.role == 'user' %}{% continue %}{% endif %}\n{{ m.role }}\n{% endfor %}", "assistant\n"),
+        (
+            "{% for m in messages %}\n{% if m.role == 'user' %}{% continue %}{% endif %}\n{{ m.role }}\n{% endfor %}",
+            "assistant\n",
+        ),
         ("{{ strftime_now('%Y-%m-%d') | length }}", "10"),
         ("{{ '%s' % 'x' if false else messages | length }}", "2"),
         ("  {% if true %}\nkept\n  {% endif %}\n", "kept\n"),
@@ -151,7 +162,8 @@ fn templates_may_use_what_checkpoints_use() {
 
 #[test]
 fn a_request_may_set_variables_but_not_the_standard_ones() {
-    let template = ChatTemplate::compile("{{ style }}{{ messages | length }}{{ bos_token }}", "<s>", "").unwrap();
+    let template =
+        ChatTemplate::compile("{{ style }}{{ messages | length }}{{ bos_token }}", "<s>", "").unwrap();
     let extra = json!({ "style": "terse", "messages": [], "bos_token": "forged" });
     let text = template.render(&[user("a")], extra.as_object().unwrap()).unwrap();
     assert_eq!(text, "terse1<s>");
@@ -161,10 +173,16 @@ fn a_request_may_set_variables_but_not_the_standard_ones() {
 fn a_template_that_refuses_says_why_to_the_client() {
     for (source, expected) in [
         ("{{ raise_exception('roles must alternate') }}", "refuses these messages: roles must alternate"),
-        ("{% for i in range(10000) %}{% for j in range(10000) %}{% endfor %}{% endfor %}", "more than 20000000 steps"),
+        (
+            "{% for i in range(10000) %}{% for j in range(10000) %}{% endfor %}{% endfor %}",
+            "more than 20000000 steps",
+        ),
         ("{{ messages.nothing.more }}", "failed on these messages"),
         ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "failed on these messages"),
-        ("{% for i in range(4000) %}{{ messages[0].content * 4000 }}{% endfor %}", "failed on these messages"),
+        (
+            "{% for i in range(4000) %}{{ messages[0].content * 4000 }}{% endfor %}",
+            "failed on these messages",
+        ),
     ] {
         let error = render(source, &[user("0123456789")]).unwrap_err();
         assert_eq!((error.meaning().status.as_u16(), error.param()), (400, Some("messages")), "{source}");
@@ -187,7 +205,10 @@ fn faulty_assets_are_named() {
         (vec![], "tokenizer.json is missing"),
         (vec![(asset::TOKENIZER, broken.clone())], "tokenizer.json: "),
         (vec![(asset::TOKENIZER, other)], "decoder WordPiece is not supported"),
-        (vec![(asset::TOKENIZER, tokenizer.clone()), (asset::TOKENIZER_CONFIG, broken)], "tokenizer_config.json: "),
+        (
+            vec![(asset::TOKENIZER, tokenizer.clone()), (asset::TOKENIZER_CONFIG, broken)],
+            "tokenizer_config.json: ",
+        ),
         (vec![(asset::TOKENIZER, tokenizer), (asset::CHAT_TEMPLATE, template)], "chat template: "),
     ] {
         let error = ModelText::from_assets(|name| find(&assets, name)).unwrap_err().to_string();

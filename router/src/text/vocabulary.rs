@@ -28,7 +28,8 @@ impl Vocabulary {
         let spelling = Spelling::of(tokenizer)?;
         let added = tokenizer.get_added_tokens_decoder();
         let len = tokenizer.get_vocab(true).into_values().max().map_or(0, |last| last as usize + 1);
-        let mut vocabulary = Self { bytes: Vec::new(), ends: Vec::with_capacity(len), special: Vec::with_capacity(len) };
+        let mut vocabulary =
+            Self { bytes: Vec::new(), ends: Vec::with_capacity(len), special: Vec::with_capacity(len) };
         for id in 0..len as TokenId {
             // A hole in the numbering is an empty token.
             if let Some(token) = tokenizer.id_to_token(id) {
@@ -102,7 +103,9 @@ impl Spelling {
         let known = ["Replace", "ByteFallback", "Fuse", "Strip", "Metaspace"];
         match parts.iter().find(|part| !known.contains(&part.as_str())) {
             Some(unknown) => Err(ModelTextError::Decoder { decoder: unknown.clone() }),
-            None => Ok(Self::SentencePiece { byte_fallback: parts.iter().any(|part| part == "ByteFallback") }),
+            None => {
+                Ok(Self::SentencePiece { byte_fallback: parts.iter().any(|part| part == "ByteFallback") })
+            }
         }
     }
 

@@ -107,7 +107,10 @@ fn tokens_after_the_end_of_a_stop_string_do_not_count() {
     assert_eq!((out.text.as_str(), out.stopped), ("one two", true));
     let counted = before.len() + newline.len();
     assert_eq!(out.tokens.len(), counted);
-    assert_eq!(out.num_drafted as usize, counted, "a drafted token that does not count is not counted as drafted");
+    assert_eq!(
+        out.num_drafted as usize, counted,
+        "a drafted token that does not count is not counted as drafted"
+    );
 }
 
 #[test]
@@ -122,7 +125,8 @@ fn a_choice_that_ends_in_half_a_character_ends_like_its_whole_decoding() {
 fn offsets_point_at_the_character_that_a_token_begins() {
     let ids = encode("a\u{20ac}b");
     let mut choice = ChoiceText::new(texts::demo(), &StopRules::default(), 10);
-    let offsets: Vec<usize> = choice.push(span(&ids, 0)).tokens.iter().map(|token| token.text_offset).collect();
+    let offsets: Vec<usize> =
+        choice.push(span(&ids, 0)).tokens.iter().map(|token| token.text_offset).collect();
     assert_eq!(offsets.first(), Some(&10));
     assert_eq!(offsets.last(), Some(&12), "{offsets:?}");
     assert!(offsets[1..offsets.len() - 1].iter().all(|&offset| offset == 11), "{offsets:?}");

@@ -306,7 +306,10 @@ impl TextStream {
     fn choice_idx(&self, prompt_idx: usize, choice: u32) -> Result<usize, RouterError> {
         let choice = choice as usize;
         if choice >= self.num_choices {
-            return Err(RouterError::Internal(format!("the lane spoke of choice {choice} of {}", self.num_choices)));
+            return Err(RouterError::Internal(format!(
+                "the lane spoke of choice {choice} of {}",
+                self.num_choices
+            )));
         }
         Ok(prompt_idx * self.num_choices + choice)
     }
@@ -381,7 +384,9 @@ impl TextStream {
         let next = scored.len() + 1;
         let start = part.start as usize;
         if start > next {
-            return Err(RouterError::Internal(format!("prompt log probabilities jump from {next} to {start}")));
+            return Err(RouterError::Internal(format!(
+                "prompt log probabilities jump from {next} to {start}"
+            )));
         }
         scored.extend(part.entries.into_iter().skip(next - start));
         scored.truncate(prompt.ids.len() - 1);

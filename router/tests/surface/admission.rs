@@ -70,8 +70,7 @@ async fn what_can_never_run_is_refused() {
 
 #[tokio::test]
 async fn waiting_requests_go_on_when_there_is_room() {
-    let router =
-        TestRouter::with(Auth::Open, AdmissionLimits { max_sequences: 2, max_waiting_requests: 1 });
+    let router = TestRouter::with(Auth::Open, AdmissionLimits { max_sequences: 2, max_waiting_requests: 1 });
     let open = open_stream(&router).await;
     let router = router.say(" fine");
     let body = body(json!({}));

@@ -51,17 +51,39 @@ async fn check_table(rows: Vec<(&str, Value, Value, &str)>) {
 }
 
 #[tokio::test]
-async fn values_out_of_bounds() {
-    let long = "x".repeat(513);
-    let many = |count: usize| vec!["x"; count];
-    let bias = |count: u32| (0..count).map(|id| (id.to_string(), json!(1))).collect::<serde_json::Map<_, _>>();
+async fn numbers_out_of_bounds() {
     check_table(vec![
-        (COMPLETIONS, json!({"max_tokens": -1}), json!("max_tokens"), "max_tokens must be between 0 and 4294967295, not -1"),
+        (
+            COMPLETIONS,
+            json!({"max_tokens": -1}),
+            json!("max_tokens"),
+            "max_tokens must be between 0 and 4294967295, not -1",
+        ),
         (COMPLETIONS, json!({"max_tokens": 0}), json!("max_tokens"), "at least 1, or 0 together with echo"),
-        (CHAT, json!({"max_completion_tokens": 0}), json!("max_completion_tokens"), "max_completion_tokens must be at least 1"),
-        (CHAT, json!({"max_completion_tokens": 1, "max_tokens": 2}), json!("max_completion_tokens"), "send one of them"),
-        (COMPLETIONS, json!({"min_tokens": 17}), json!("min_tokens"), "min_tokens must be between 0 and 16, not 17"),
-        (CHAT, json!({"temperature": -1}), json!("temperature"), "temperature must be between 0 and 2, not -1"),
+        (
+            CHAT,
+            json!({"max_completion_tokens": 0}),
+            json!("max_completion_tokens"),
+            "max_completion_tokens must be at least 1",
+        ),
+        (
+            CHAT,
+            json!({"max_completion_tokens": 1, "max_tokens": 2}),
+            json!("max_completion_tokens"),
+            "send one of them",
+        ),
+        (
+            COMPLETIONS,
+            json!({"min_tokens": 17}),
+            json!("min_tokens"),
+            "min_tokens must be between 0 and 16, not 17",
+        ),
+        (
+            CHAT,
+            json!({"temperature": -1}),
+            json!("temperature"),
+            "temperature must be between 0 and 2, not -1",
+        ),
         (CHAT, json!({"temperature": 2.5}), json!("temperature"), "not 2.5"),
         (CHAT, json!({"top_p": 2}), json!("top_p"), "top_p must be between 0 and 1, not 2"),
         (CHAT, json!({"top_k": -2}), json!("top_k"), "top_k must be between -1"),
@@ -69,6 +91,17 @@ async fn values_out_of_bounds() {
         (CHAT, json!({"repetition_penalty": 0}), json!("repetition_penalty"), "between 0.01 and 10, not 0"),
         (CHAT, json!({"frequency_penalty": 3}), json!("frequency_penalty"), "between -2 and 2, not 3"),
         (CHAT, json!({"presence_penalty": -3}), json!("presence_penalty"), "between -2 and 2, not -3"),
+    ])
+    .await;
+}
+
+#[tokio::test]
+async fn lists_and_counts_out_of_bounds() {
+    let long = "x".repeat(513);
+    let many = |count: usize| vec!["x"; count];
+    let bias =
+        |count: u32| (0..count).map(|id| (id.to_string(), json!(1))).collect::<serde_json::Map<_, _>>();
+    check_table(vec![
         (CHAT, json!({"n": 0}), json!("n"), "n must be between 1 and 128, not 0"),
         (CHAT, json!({"n": 129}), json!("n"), "n must be between 1 and 128, not 129"),
         (COMPLETIONS, json!({"n": 64, "prompt": ["a", "b", "c"]}), json!("n"), "192 sequences, at most 128"),
@@ -77,19 +110,44 @@ async fn values_out_of_bounds() {
         (CHAT, json!({"stop": many(100)}), json!("stop"), "stop has 100 strings, at most 16"),
         (CHAT, json!({"stop": ["a", ""]}), json!("stop"), "stop[1] has 0 bytes"),
         (CHAT, json!({"stop": long}), json!("stop"), "513 bytes, a stop string must have 1 to 512"),
-        (CHAT, json!({"stop_token_ids": [4096]}), json!("stop_token_ids"), "stop_token_ids[0] is 4096, but token ids of this model are 0 to 4095"),
+        (
+            CHAT,
+            json!({"stop_token_ids": [4096]}),
+            json!("stop_token_ids"),
+            "stop_token_ids[0] is 4096, but token ids of this model are 0 to 4095",
+        ),
         (CHAT, json!({"stop_token_ids": vec![1; 129]}), json!("stop_token_ids"), "129 ids, at most 128"),
         (CHAT, json!({"logit_bias": {"5000": 1}}), json!("logit_bias"), "logit_bias[5000] is 5000"),
         (CHAT, json!({"logit_bias": {"5": 101}}), json!("logit_bias[5]"), "between -100 and 100, not 101"),
         (CHAT, json!({"logit_bias": {"5": 1, "05": 1}}), json!("logit_bias"), "logit_bias[5] appears twice"),
         (CHAT, json!({"logit_bias": bias(1025)}), json!("logit_bias"), "1025 entries, at most 1024"),
-        (CHAT, json!({"logprobs": true, "top_logprobs": 21}), json!("top_logprobs"), "between 0 and 20, not 21"),
+        (
+            CHAT,
+            json!({"logprobs": true, "top_logprobs": 21}),
+            json!("top_logprobs"),
+            "between 0 and 20, not 21",
+        ),
         (CHAT, json!({"top_logprobs": 2}), json!("top_logprobs"), "only allowed when logprobs is true"),
-        (COMPLETIONS, json!({"logprobs": 21}), json!("logprobs"), "logprobs must be between 0 and 20, not 21"),
+        (
+            COMPLETIONS,
+            json!({"logprobs": 21}),
+            json!("logprobs"),
+            "logprobs must be between 0 and 20, not 21",
+        ),
         (CHAT, json!({"priority": 256}), json!("priority"), "priority must be between 0 and 255"),
         (CHAT, json!({"task_type": "Sql!"}), json!("task_type"), "task_type must have 1 to 64"),
-        (CHAT, json!({"speculation": {"acceptance": "hope"}}), json!("speculation.acceptance"), "one of coupled, rejection, typical, not `hope`"),
-        (CHAT, json!({"speculation": {"num_draft_tokens": 33}}), json!("speculation.num_draft_tokens"), "between 0 and 32, not 33"),
+        (
+            CHAT,
+            json!({"speculation": {"acceptance": "hope"}}),
+            json!("speculation.acceptance"),
+            "one of coupled, rejection, typical, not `hope`",
+        ),
+        (
+            CHAT,
+            json!({"speculation": {"num_draft_tokens": 33}}),
+            json!("speculation.num_draft_tokens"),
+            "between 0 and 32, not 33",
+        ),
     ])
     .await;
 }
@@ -131,18 +189,43 @@ async fn fields_that_would_have_no_effect() {
         (CHAT, json!({"tools": tool}), json!("tools"), "tools is not supported"),
         (CHAT, json!({"tool_choice": "required"}), json!("tool_choice"), "tool_choice is not supported"),
         (CHAT, json!({"functions": [{}]}), json!("functions"), "functions is not supported"),
-        (CHAT, json!({"response_format": {"type": "json_object"}}), json!("response_format"), "response_format is not supported"),
+        (
+            CHAT,
+            json!({"response_format": {"type": "json_object"}}),
+            json!("response_format"),
+            "response_format is not supported",
+        ),
         (CHAT, json!({"modalities": ["text", "audio"]}), json!("modalities"), "modalities is not supported"),
-        (CHAT, json!({"reasoning_effort": "high"}), json!("reasoning_effort"), "reasoning_effort is not supported"),
+        (
+            CHAT,
+            json!({"reasoning_effort": "high"}),
+            json!("reasoning_effort"),
+            "reasoning_effort is not supported",
+        ),
         (COMPLETIONS, json!({"suffix": "end"}), json!("suffix"), "suffix is not supported"),
         (CHAT, json!({"prompt": "x"}), json!("prompt"), "a field of /v1/completions"),
         (CHAT, json!({"echo": true}), json!("echo"), "a field of /v1/completions"),
         (COMPLETIONS, json!({"messages": []}), json!("messages"), "a field of /v1/chat/completions"),
         (COMPLETIONS, json!({"top_logprobs": 1}), json!("top_logprobs"), "a field of /v1/chat/completions"),
-        (CHAT, json!({"max_token": 5}), json!("max_token"), "max_token is not a field that this endpoint knows"),
+        (
+            CHAT,
+            json!({"max_token": 5}),
+            json!("max_token"),
+            "max_token is not a field that this endpoint knows",
+        ),
         (CHAT, json!({"stream_options": {}}), json!("stream_options"), "only allowed when stream is true"),
-        (CHAT, json!({"stream": true, "stream_options": {"usage": true}}), json!("usage"), "usage is not a field"),
-        (CHAT, json!({"messages": [{"role": "assistant", "content": "x", "tool_calls": [{}]}]}), json!("messages[0].tool_calls"), "tool_calls is not supported"),
+        (
+            CHAT,
+            json!({"stream": true, "stream_options": {"usage": true}}),
+            json!("usage"),
+            "usage is not a field",
+        ),
+        (
+            CHAT,
+            json!({"messages": [{"role": "assistant", "content": "x", "tool_calls": [{}]}]}),
+            json!("messages[0].tool_calls"),
+            "tool_calls is not supported",
+        ),
     ])
     .await;
 }
@@ -150,27 +233,57 @@ async fn fields_that_would_have_no_effect() {
 #[tokio::test]
 async fn values_of_the_wrong_type() {
     check_table(vec![
-        (CHAT, json!({"temperature": "hot"}), json!("temperature"), "temperature: invalid type: string \"hot\", expected f64 at line 1 column"),
+        (
+            CHAT,
+            json!({"temperature": "hot"}),
+            json!("temperature"),
+            "temperature: invalid type: string \"hot\", expected f64 at line 1 column",
+        ),
         (CHAT, json!({"n": 1.5}), json!("n"), "n: invalid type: floating point"),
         (CHAT, json!({"stream": "yes"}), json!("stream"), "expected a boolean"),
         (CHAT, json!({"seed": "x"}), json!("seed"), "seed: invalid type"),
         (CHAT, json!({"stop": 5}), json!("stop"), "expected a string or a list of strings"),
         (CHAT, json!({"stop": [5]}), json!("stop[0]"), "stop[0]: invalid type: integer `5`"),
-        (CHAT, json!({"logprobs": 5}), json!("logprobs"), "true or false here: top_logprobs holds the number"),
+        (
+            CHAT,
+            json!({"logprobs": 5}),
+            json!("logprobs"),
+            "true or false here: top_logprobs holds the number",
+        ),
         (COMPLETIONS, json!({"logprobs": true}), json!("logprobs"), "a whole number here"),
         (CHAT, json!({"logprobs": "5"}), json!("logprobs"), "expected true or false in a conversation"),
         (CHAT, json!({"logit_bias": {"x": 1}}), json!("logit_bias"), "key `x` is not a token id"),
         (CHAT, json!({"messages": "hi"}), json!("messages"), "messages: invalid type: string"),
-        (CHAT, json!({"messages": [{"role": "user", "content": 5}]}), json!("messages[0].content"), "expected a string or a list of text parts"),
-        (CHAT, json!({"messages": [{"role": "user", "content": [{"type": "text"}]}]}), json!("messages[0].content"), "missing field `text`"),
-        (COMPLETIONS, json!({"prompt": 5}), json!("prompt"), "expected a string, a list of strings, a list of token ids"),
+        (
+            CHAT,
+            json!({"messages": [{"role": "user", "content": 5}]}),
+            json!("messages[0].content"),
+            "expected a string or a list of text parts",
+        ),
+        (
+            CHAT,
+            json!({"messages": [{"role": "user", "content": [{"type": "text"}]}]}),
+            json!("messages[0].content"),
+            "missing field `text`",
+        ),
+        (
+            COMPLETIONS,
+            json!({"prompt": 5}),
+            json!("prompt"),
+            "expected a string, a list of strings, a list of token ids",
+        ),
         (COMPLETIONS, json!({"prompt": ["a", 5]}), json!("prompt"), "must hold items of one type"),
         (COMPLETIONS, json!({"prompt": [[1], "a"]}), json!("prompt"), "must hold items of one type"),
         (COMPLETIONS, json!({"prompt": [[1, "a"]]}), json!("prompt[0][1]"), "expected a token id"),
         (COMPLETIONS, json!({"prompt": [1.5]}), json!("prompt[0]"), "expected a string, a token id"),
         (CHAT, json!({"messages": [["user", "x"]]}), json!("messages[0]"), "expected an object"),
         (COMPLETIONS, json!({"speculation": [true]}), json!("speculation"), "expected an object"),
-        (COMPLETIONS, json!({"speculation": {"enabled": 1}}), json!("speculation.enabled"), "expected a boolean"),
+        (
+            COMPLETIONS,
+            json!({"speculation": {"enabled": 1}}),
+            json!("speculation.enabled"),
+            "expected a boolean",
+        ),
     ])
     .await;
 }
@@ -180,10 +293,16 @@ async fn bodies_that_are_no_request() {
     let router = TestRouter::start().say(" fine");
     let sound = json!({ "model": MODEL, "prompt": "hi" }).to_string();
     for (body, expected) in [
-        (b"{\"model\": ".to_vec(), "the body is not valid JSON: EOF while parsing a value at line 1 column 10"),
+        (
+            b"{\"model\": ".to_vec(),
+            "the body is not valid JSON: EOF while parsing a value at line 1 column 10",
+        ),
         (b"".to_vec(), "the body is not valid JSON"),
         (b"{\"model\": \"a\"} x".to_vec(), "the body is not valid JSON: trailing characters"),
-        (b"[]".to_vec(), "the body does not have the expected shape: invalid type: sequence, expected an object"),
+        (
+            b"[]".to_vec(),
+            "the body does not have the expected shape: invalid type: sequence, expected an object",
+        ),
         (b"\"text\"".to_vec(), "the body does not have the expected shape"),
         (b"{\"model\": \"\xff\"}".to_vec(), "the body is not valid UTF-8: byte 11"),
         ([b"[".repeat(100_000)].concat(), "the body"),
@@ -203,13 +322,15 @@ async fn wrong_doors() {
     let sound = json!({ "model": MODEL, "prompt": "hi" }).to_string();
     let untyped = Request::post(COMPLETIONS).body(Body::from(sound.clone())).unwrap();
     check(&router, untyped, 415, Value::Null, "must be application/json, not ``").await;
-    let form = Request::post(COMPLETIONS).header("content-type", "text/plain").body(Body::from(sound.clone()));
+    let form =
+        Request::post(COMPLETIONS).header("content-type", "text/plain").body(Body::from(sound.clone()));
     check(&router, form.unwrap(), 415, Value::Null, "not `text/plain`").await;
     let get = Request::get(COMPLETIONS).body(Body::empty()).unwrap();
     check(&router, get, 405, Value::Null, "method GET is not allowed on /v1/completions").await;
     check(&router, post("/v1/embeddings", "{}"), 404, Value::Null, "no route for POST /v1/embeddings").await;
     let unknown = with(COMPLETIONS, json!({ "model": "nobody" }));
-    check(&router, post(COMPLETIONS, unknown.1), 404, json!("model"), "the model `nobody` does not exist").await;
+    check(&router, post(COMPLETIONS, unknown.1), 404, json!("model"), "the model `nobody` does not exist")
+        .await;
     let model = Request::get("/v1/models/nobody").body(Body::empty()).unwrap();
     check(&router, model, 404, json!("model"), "the model `nobody` does not exist").await;
     let header = Request::post(COMPLETIONS)

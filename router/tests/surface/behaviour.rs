@@ -27,7 +27,8 @@ fn text(answer: &Value, idx: usize) -> &str {
 async fn a_conversation_is_rendered_and_gets_the_rest_of_the_window() {
     let router = TestRouter::start().say(" fine");
     let parts = json!([{ "type": "text", "text": "a" }, { "type": "text", "text": "b" }]);
-    let messages = json!([{ "role": "developer", "content": "be brief" }, { "role": "user", "content": parts }]);
+    let messages =
+        json!([{ "role": "developer", "content": "be brief" }, { "role": "user", "content": parts }]);
     let answer = router.ok(CHAT, &json!({ "model": MODEL, "messages": messages })).await;
     let generation = router.lanes.take_one();
     let expected = demo_encode("<|system|>\nbe brief<|end|>\n<|user|>\na\nb<|end|>\n<|assistant|>\n");
@@ -59,7 +60,10 @@ async fn every_sampling_field_reaches_the_lane() {
     assert_eq!((spec.seed, spec.logprobs, spec.prompt_logprobs), (u64::MAX - 1, Some(4), None));
     assert_eq!((spec.stop_token_ids.as_slice(), spec.priority), (&[END, 9][..], 3));
     assert_eq!((spec.prompt_len, spec.max_len), (2, 66));
-    assert_eq!((spec.acceptance, generation.speculation.acceptance), (AcceptanceMode::Typical, AcceptanceMode::Typical));
+    assert_eq!(
+        (spec.acceptance, generation.speculation.acceptance),
+        (AcceptanceMode::Typical, AcceptanceMode::Typical)
+    );
     assert_eq!(generation.speculation.enabled, Some(true));
     assert_eq!(generation.speculation.num_draft_tokens, Some(6));
     assert_eq!(generation.task_type.as_deref(), Some("sql"));
@@ -95,7 +99,8 @@ async fn a_stop_string_across_tokens_ends_the_choice_and_frees_its_lane() {
     let whole = demo_encode("0 one two STOP three four five six seven eight").len() as u64;
     assert!(answer["usage"]["completion_tokens"].as_u64().unwrap() < whole);
 
-    let streamed = chunks(&router.events(COMPLETIONS, &completion(json!({ "stop": "two ST", "stream": true }))).await);
+    let streamed =
+        chunks(&router.events(COMPLETIONS, &completion(json!({ "stop": "two ST", "stream": true }))).await);
     assert_eq!(streamed_text(&streamed, 0), "0 one ");
     assert!(streamed.iter().all(|chunk| !chunk["choices"][0]["text"].as_str().unwrap().contains('t')));
 }
@@ -105,7 +110,8 @@ async fn text_that_only_began_like_a_stop_string_comes_out_in_the_end() {
     let router = TestRouter::start().say(" one two ST");
     let answer = router.ok(COMPLETIONS, &completion(json!({ "stop": ["STOP"] }))).await;
     assert_eq!(text(&answer, 0), "0 one two ST");
-    let streamed = chunks(&router.events(COMPLETIONS, &completion(json!({ "stop": "STOP", "stream": true }))).await);
+    let streamed =
+        chunks(&router.events(COMPLETIONS, &completion(json!({ "stop": "STOP", "stream": true }))).await);
     assert_eq!(streamed_text(&streamed, 0), "0 one two ST");
 }
 
@@ -149,7 +155,9 @@ async fn an_echo_alone_needs_no_lane() {
 #[tokio::test]
 async fn a_scored_prompt_needs_a_lane_that_draws_nothing() {
     let router = TestRouter::start().say("");
-    let body = completion(json!({ "prompt": "one two three", "echo": true, "max_tokens": 0, "logprobs": 1, "n": 2 }));
+    let body = completion(
+        json!({ "prompt": "one two three", "echo": true, "max_tokens": 0, "logprobs": 1, "n": 2 }),
+    );
     let answer = router.ok(COMPLETIONS, &body).await;
     let generation = router.lanes.take_one();
     assert_eq!(generation.spec.max_len, generation.spec.prompt_len);
@@ -212,7 +220,11 @@ async fn errors_of_lanes_keep_their_meaning() {
     for (script, status, expected) in [
         (Script::Refuse(unavailable), 503, "no target worker is ready: retry after 1 s"),
         (Script::Refuse(RouterError::Overloaded { what: "the lane" }), 429, "the lane is full"),
-        (Script::FailAfterOneSpan(RouterError::Refused { reason: "a NaN".into() }), 500, "refused the sequence: a NaN"),
+        (
+            Script::FailAfterOneSpan(RouterError::Refused { reason: "a NaN".into() }),
+            500,
+            "refused the sequence: a NaN",
+        ),
         (Script::Panic, 500, "answering this request panicked"),
         (Script::Vanish, 500, "the lane ended before its sequences did"),
     ] {

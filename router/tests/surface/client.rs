@@ -27,14 +27,18 @@ use tower::ServiceExt as _;
 
 use crate::fake_lanes::{FakeLanes, Script, SharedLanes};
 
-pub const MODEL: &str = "org/demo";
-pub const MAX_MODEL_LEN: u32 = 2_048;
-pub const END: TokenId = 0;
+pub(crate) const MODEL: &str = "org/demo";
+pub(crate) const MAX_MODEL_LEN: u32 = 2_048;
+pub(crate) const END: TokenId = 0;
 
 /// The bundled tokenizer and template.
-pub fn demo_text() -> Arc<ModelText> {
+pub(crate) fn demo_text() -> Arc<ModelText> {
     static DEMO: OnceLock<Arc<ModelText>> = OnceLock::new();
-    Arc::clone(DEMO.get_or_init(|| Arc::new(load(&[asset::TOKENIZER, asset::TOKENIZER_CONFIG, asset::CHAT_TEMPLATE]))))
+    Arc::clone(
+        DEMO.get_or_init(|| {
+            Arc::new(load(&[asset::TOKENIZER, asset::TOKENIZER_CONFIG, asset::CHAT_TEMPLATE]))
+        }),
+    )
 }
 
 fn load(names: &[&str]) -> ModelText {
@@ -46,7 +50,7 @@ fn load(names: &[&str]) -> ModelText {
     ModelText::from_assets(fetch).unwrap()
 }
 
-pub fn demo_encode(text: &str) -> Vec<TokenId> {
+pub(crate) fn demo_encode(text: &str) -> Vec<TokenId> {
     demo_text().encode(text, Framing::Add).unwrap()
 }
 
@@ -63,33 +67,31 @@ fn entry(id: &str, text: Arc<ModelText>) -> Arc<ModelEntry> {
 }
 
 /// A router in front of made-up lanes.
-pub struct TestRouter {
-    pub lanes: Arc<FakeLanes>,
-    pub state: AppState,
+pub(crate) struct TestRouter {
+    pub(crate) lanes: Arc<FakeLanes>,
+    pub(crate) state: AppState,
     app: Router,
 }
 
 /// An answer, read to its end.
 #[derive(Debug)]
-pub struct Answer {
-    pub status: StatusCode,
-    pub headers: HeaderMap,
-    pub body: Bytes,
+pub(crate) struct Answer {
+    pub(crate) status: StatusCode,
+    pub(crate) headers: HeaderMap,
+    pub(crate) body: Bytes,
 }
 
 impl TestRouter {
-    pub fn start() -> Self {
+    pub(crate) fn start() -> Self {
         Self::with(Auth::Open, AdmissionLimits::default())
     }
 
-    pub fn with(auth: Auth, limits: AdmissionLimits) -> Self {
+    pub(crate) fn with(auth: Auth, limits: AdmissionLimits) -> Self {
         let lifetime = Lifetime::new();
         let lanes = FakeLanes::new(&lifetime);
         let catalog = Catalog::default();
-        catalog.publish([
-            entry(MODEL, demo_text()),
-            entry("no-template", Arc::new(load(&[asset::TOKENIZER]))),
-        ]);
+        catalog
+            .publish([entry(MODEL, demo_text()), entry("no-template", Arc::new(load(&[asset::TOKENIZER])))]);
         let metrics_page = Metrics::new();
         let metrics = RouterMetrics::register(&metrics_page);
         let tokenize = TokenizePool::start(1, &lifetime, metrics.tokenize_queue()).unwrap();
@@ -107,46 +109,46 @@ impl TestRouter {
         Self { lanes, app: http_app(state.clone()), state }
     }
 
-    pub fn say(self, text: &str) -> Self {
+    pub(crate) fn say(self, text: &str) -> Self {
         self.lanes.play(Script::Say(text.to_owned()));
         self
     }
 
-    pub async fn send(&self, request: Request<Body>) -> Answer {
+    pub(crate) async fn send(&self, request: Request<Body>) -> Answer {
         let response = self.app.clone().oneshot(request).await.unwrap();
         let (head, body) = response.into_parts();
         Answer { status: head.status, headers: head.headers, body: body.collect().await.unwrap().to_bytes() }
     }
 
-    pub async fn post(&self, path: &str, body: impl Into<Body>) -> Answer {
+    pub(crate) async fn post(&self, path: &str, body: impl Into<Body>) -> Answer {
         self.send(post(path, body)).await
     }
 
-    pub async fn post_json(&self, path: &str, body: &Value) -> Answer {
+    pub(crate) async fn post_json(&self, path: &str, body: &Value) -> Answer {
         self.post(path, body.to_string()).await
     }
 
     /// A request that must be answered with 200 and JSON.
-    pub async fn ok(&self, path: &str, body: &Value) -> Value {
+    pub(crate) async fn ok(&self, path: &str, body: &Value) -> Value {
         let answer = self.post_json(path, body).await;
         assert_eq!(answer.status, 200, "{body}: {}", answer.text());
         answer.json()
     }
 
     /// A streamed request that must be answered with 200: the data of its events.
-    pub async fn events(&self, path: &str, body: &Value) -> Vec<String> {
+    pub(crate) async fn events(&self, path: &str, body: &Value) -> Vec<String> {
         let answer = self.post_json(path, body).await;
         assert_eq!(answer.status, 200, "{body}: {}", answer.text());
         assert_eq!(answer.headers["content-type"], "text/event-stream");
         answer.events()
     }
 
-    pub async fn get(&self, path: &str) -> Answer {
+    pub(crate) async fn get(&self, path: &str) -> Answer {
         self.send(Request::get(path).body(Body::empty()).unwrap()).await
     }
 
     /// Serves HTTP on a real socket.
-    pub async fn listen_http(&self) -> SocketAddr {
+    pub(crate) async fn listen_http(&self) -> SocketAddr {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let server =
@@ -156,51 +158,55 @@ impl TestRouter {
     }
 
     /// Serves gRPC on a real socket.
-    pub async fn listen_grpc(&self) -> String {
+    pub(crate) async fn listen_grpc(&self) -> String {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = format!("http://{}", listener.local_addr().unwrap());
         let server = tonic::transport::Server::builder().add_service(grpc_service(self.state.clone()));
-        let serving =
-            server.serve_with_incoming_shutdown(TcpListenerStream::new(listener), self.state.lifetime.cancelled());
+        let serving = server
+            .serve_with_incoming_shutdown(TcpListenerStream::new(listener), self.state.lifetime.cancelled());
         self.state.lifetime.spawn("grpc", serving);
         address
     }
 }
 
-pub fn post(path: &str, body: impl Into<Body>) -> Request<Body> {
+pub(crate) fn post(path: &str, body: impl Into<Body>) -> Request<Body> {
     Request::post(path).header("content-type", "application/json").body(body.into()).unwrap()
 }
 
 impl Answer {
-    pub fn text(&self) -> &str {
+    pub(crate) fn text(&self) -> &str {
         std::str::from_utf8(&self.body).unwrap()
     }
 
-    pub fn json(&self) -> Value {
+    pub(crate) fn json(&self) -> Value {
         serde_json::from_slice(&self.body).unwrap_or_else(|error| panic!("{error}: {}", self.text()))
     }
 
-    pub fn events(&self) -> Vec<String> {
-        self.text().split("\n\n").filter_map(|event| event.strip_prefix("data: ")).map(str::to_owned).collect()
+    pub(crate) fn events(&self) -> Vec<String> {
+        self.text()
+            .split("\n\n")
+            .filter_map(|event| event.strip_prefix("data: "))
+            .map(str::to_owned)
+            .collect()
     }
 }
 
 /// Every chunk of a stream but the closing mark, which must be there.
-pub fn chunks(events: &[String]) -> Vec<Value> {
+pub(crate) fn chunks(events: &[String]) -> Vec<Value> {
     let (last, chunks) = events.split_last().unwrap();
     assert_eq!(last, "[DONE]");
     chunks.iter().map(|chunk| serde_json::from_str(chunk).unwrap()).collect()
 }
 
 /// The text of one choice of a stream.
-pub fn streamed_text(chunks: &[Value], index: u64) -> String {
+pub(crate) fn streamed_text(chunks: &[Value], index: u64) -> String {
     let pieces = chunks.iter().flat_map(|chunk| chunk["choices"].as_array().unwrap());
     let of_choice = pieces.filter(|choice| choice["index"] == index);
     of_choice.filter_map(|choice| choice["text"].as_str().or(choice["delta"]["content"].as_str())).collect()
 }
 
 /// Waits until `condition` holds; for what another task does soon.
-pub async fn eventually(what: &str, condition: impl Fn() -> bool) {
+pub(crate) async fn eventually(what: &str, condition: impl Fn() -> bool) {
     for _ in 0..500 {
         if condition() {
             return;

@@ -1,12 +1,16 @@
-//! A client that goes away takes its work with it, over real sockets.
+//! Work that nobody wants any more ends: a client that goes away takes its work with it, over real sockets, and a choice
+//! whose stop string was found leaves its lane alone.
 
 use std::time::Duration;
 
+use http_body_util::BodyExt as _;
+use router::ingress::http::http_app;
 use serde_json::json;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
+use tower::ServiceExt as _;
 
-use crate::client::{MODEL, TestRouter, eventually};
+use crate::client::{MODEL, TestRouter, eventually, post};
 use crate::fake_lanes::Script;
 
 /// Sends a request and leaves the connection open.
@@ -59,4 +63,31 @@ async fn while_it_streams() {
 #[tokio::test]
 async fn while_it_waits_for_a_whole_answer() {
     check(false).await;
+}
+
+#[tokio::test]
+async fn a_choice_that_found_its_stop_string_leaves_the_others_running() {
+    let router = TestRouter::start();
+    router.lanes.play(Script::Hang);
+    let body = json!({ "model": MODEL, "prompt": "hi", "n": 2, "stream": true, "stop": "0 is" });
+    let request = post("/v1/completions", body.to_string());
+    let response = http_app(router.state.clone()).oneshot(request).await.unwrap();
+    let mut response = response.into_body();
+    let mut received = String::new();
+    while !received.contains(r#""finish_reason":"stop""#) {
+        let frame = response.frame().await.unwrap().unwrap();
+        received.push_str(std::str::from_utf8(frame.data_ref().unwrap()).unwrap());
+    }
+    eventually("cancellation of choice 0", || router.lanes.cancelled() == [(0, 0)]).await;
+    drop(response);
+    eventually("cancellation of choice 1", || router.lanes.cancelled() == [(0, 0), (0, 1)]).await;
+}
+
+#[tokio::test]
+async fn zz_by_hand() {
+    if std::env::var_os("BY_HAND").is_none() { return; }
+    let router = TestRouter::start().say(" one two three");
+    let address = router.listen_http().await;
+    std::fs::write("/tmp/router-hand", address.to_string()).unwrap();
+    tokio::time::sleep(Duration::from_secs(60)).await;
 }

@@ -5,8 +5,8 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use async_trait::async_trait;
 use router::error::RouterError;
 use router::generation::{
-    CommittedTokens, Delivery, Generation, GenerationEvent, GenerationSink, GenerationStream, Lanes, SpeculationUsage,
-    channel,
+    CommittedTokens, Delivery, Generation, GenerationEvent, GenerationSink, GenerationStream, Lanes,
+    SpeculationUsage, channel,
 };
 use service::shutdown::Lifetime;
 use speculation::step::PromptLogprobs;
@@ -19,7 +19,7 @@ const SPAN_LEN: usize = 3;
 
 /// What the lanes do with the next generations.
 #[derive(Debug, Clone)]
-pub enum Script {
+pub(crate) enum Script {
     /// Choice `c` says "`c` text", then its first stop token, if it has one.
     Say(String),
     /// Choices say one span of text and then nothing, until nobody wants them.
@@ -35,7 +35,7 @@ pub enum Script {
 }
 
 /// The lanes.
-pub struct FakeLanes {
+pub(crate) struct FakeLanes {
     lifetime: Lifetime,
     state: Mutex<State>,
 }
@@ -49,29 +49,29 @@ struct State {
 }
 
 impl FakeLanes {
-    pub fn new(lifetime: &Lifetime) -> Arc<Self> {
+    pub(crate) fn new(lifetime: &Lifetime) -> Arc<Self> {
         let state =
             State { script: Script::Say(String::new()), submitted: Vec::new(), cancelled: Vec::new() };
         Arc::new(Self { lifetime: lifetime.clone(), state: Mutex::new(state) })
     }
 
-    pub fn play(&self, script: Script) {
+    pub(crate) fn play(&self, script: Script) {
         self.state().script = script;
     }
 
     /// What was submitted since the last call.
-    pub fn take_submitted(&self) -> Vec<Generation> {
+    pub(crate) fn take_submitted(&self) -> Vec<Generation> {
         std::mem::take(&mut self.state().submitted)
     }
 
     /// The one generation that was submitted since the last call.
-    pub fn take_one(&self) -> Generation {
+    pub(crate) fn take_one(&self) -> Generation {
         let mut submitted = self.take_submitted();
         assert_eq!(submitted.len(), 1, "{submitted:?}");
         submitted.remove(0)
     }
 
-    pub fn cancelled(&self) -> Vec<(usize, u32)> {
+    pub(crate) fn cancelled(&self) -> Vec<(usize, u32)> {
         self.state().cancelled.clone()
     }
 
@@ -85,7 +85,7 @@ impl FakeLanes {
 struct Handle(Arc<FakeLanes>);
 
 /// `Arc<FakeLanes>` as the router wants it.
-pub struct SharedLanes(pub Arc<FakeLanes>);
+pub(crate) struct SharedLanes(pub(crate) Arc<FakeLanes>);
 
 #[async_trait]
 impl Lanes for SharedLanes {
@@ -107,7 +107,13 @@ impl Lanes for SharedLanes {
     }
 }
 
-async fn run(handle: Handle, script: Script, generation: Generation, prompt_idx: usize, sink: GenerationSink) {
+async fn run(
+    handle: Handle,
+    script: Script,
+    generation: Generation,
+    prompt_idx: usize,
+    sink: GenerationSink,
+) {
     score_prompt(&generation, &sink);
     for choice in 0..generation.num_choices {
         let text = match &script {
@@ -126,7 +132,7 @@ async fn run(handle: Handle, script: Script, generation: Generation, prompt_idx:
             }
         }
         Script::FailAfterOneSpan(error) => {
-            assert_eq!(sink.send(GenerationEvent::Failed(error)), Delivery::Delivered);
+            sink.send_last(GenerationEvent::Failed(error));
         }
         _ => {}
     }
@@ -140,7 +146,7 @@ fn score_prompt(generation: &Generation, sink: &GenerationSink) {
     let half = entries.len() / 2;
     for (start, entries) in [(1, &entries[..half]), (half.max(1), &entries[half.max(1) - 1..])] {
         let part = PromptLogprobs { start: start as u32, entries: entries.to_vec() };
-        let _ = sink.send(GenerationEvent::PromptLogprobs(part));
+        assert_eq!(sink.send(GenerationEvent::PromptLogprobs(part)), Delivery::Delivered);
     }
 }
 
@@ -166,7 +172,7 @@ fn say(script: &Script, generation: &Generation, choice: u32, text: &str, sink: 
             return true;
         }
     }
-    let _ = sink.send(GenerationEvent::Finished { choice, reason, usage });
+    sink.send_last(GenerationEvent::Finished { choice, reason, usage });
     true
 }
 
@@ -179,13 +185,7 @@ fn committed(
     let logprobs = num_top.map_or_else(Vec::new, |num_top| {
         (start..start + span.len()).map(|position| logprobs(position, num_top)).collect()
     });
-    CommittedTokens {
-        choice,
-        token_ids: span.to_vec(),
-        num_drafted: span.len() as u32 - 1,
-        logprobs,
-        usage,
-    }
+    CommittedTokens { choice, token_ids: span.to_vec(), num_drafted: span.len() as u32 - 1, logprobs, usage }
 }
 
 /// Made up, and different at each position.

@@ -78,8 +78,7 @@ async fn text_ids_and_usage_come_as_over_http() {
 async fn a_conversation_is_rendered() {
     let router = TestRouter::start().say(" fine");
     let mut client = client(&router).await;
-    let message =
-        v1::ChatMessage { role: "user".into(), content: "hi".into(), ..v1::ChatMessage::default() };
+    let message = v1::ChatMessage { role: "user".into(), content: "hi".into(), ..v1::ChatMessage::default() };
     let request = v1::GenerateRequest {
         model: MODEL.into(),
         prompt: Some(Prompt::Chat(v1::Chat { messages: vec![message], ..v1::Chat::default() })),
@@ -123,17 +122,38 @@ async fn bad_input_is_refused_in_the_same_words() {
     let unknown_mode = v1::Speculation { acceptance: 17, ..v1::Speculation::default() };
     let kwargs = v1::Chat { template_kwargs: "[".into(), ..v1::Chat::default() };
     let rows = [
-        (v1::GenerateRequest { sampling: sampling(cold), ..text_request("hi") }, "temperature must be between 0 and 2, not -1"),
-        (v1::GenerateRequest { sampling: sampling(wide), ..text_request("hi") }, "top_p must be between 0 and 1, not 2"),
+        (
+            v1::GenerateRequest { sampling: sampling(cold), ..text_request("hi") },
+            "temperature must be between 0 and 2, not -1",
+        ),
+        (
+            v1::GenerateRequest { sampling: sampling(wide), ..text_request("hi") },
+            "top_p must be between 0 and 1, not 2",
+        ),
         (v1::GenerateRequest { prompt: None, ..text_request("") }, "prompt is required"),
         (text_request(""), "prompt must not be empty"),
         (v1::GenerateRequest { max_tokens: Some(0), ..text_request("hi") }, "max_tokens must be at least 1"),
-        (v1::GenerateRequest { max_tokens: Some(2_048), ..text_request("hi") }, "maximum context length is 2048"),
-        (v1::GenerateRequest { stop: vec!["x".into(); 100], ..text_request("hi") }, "stop has 100 strings, at most 16"),
-        (v1::GenerateRequest { speculation: Some(unknown_mode), ..text_request("hi") }, "coupled, rejection, typical, not `17`"),
+        (
+            v1::GenerateRequest { max_tokens: Some(2_048), ..text_request("hi") },
+            "maximum context length is 2048",
+        ),
+        (
+            v1::GenerateRequest { stop: vec!["x".into(); 100], ..text_request("hi") },
+            "stop has 100 strings, at most 16",
+        ),
+        (
+            v1::GenerateRequest { speculation: Some(unknown_mode), ..text_request("hi") },
+            "coupled, rejection, typical, not `17`",
+        ),
         (v1::GenerateRequest { priority: 256, ..text_request("hi") }, "priority must be between 0 and 255"),
-        (v1::GenerateRequest { prompt: Some(Prompt::Chat(v1::Chat::default())), ..text_request("") }, "messages must not be empty"),
-        (v1::GenerateRequest { prompt: Some(Prompt::Chat(kwargs)), ..text_request("") }, "template_kwargs must be a JSON object"),
+        (
+            v1::GenerateRequest { prompt: Some(Prompt::Chat(v1::Chat::default())), ..text_request("") },
+            "messages must not be empty",
+        ),
+        (
+            v1::GenerateRequest { prompt: Some(Prompt::Chat(kwargs)), ..text_request("") },
+            "template_kwargs must be a JSON object",
+        ),
         (v1::GenerateRequest { model: String::new(), ..text_request("hi") }, "model is required"),
     ];
     for (request, expected) in rows {
@@ -195,7 +215,8 @@ async fn keys_and_limits_hold_here_too() {
 #[tokio::test]
 async fn models_are_listed() {
     let router = TestRouter::start();
-    let models = client(&router).await.list_models(v1::ListModelsRequest {}).await.unwrap().into_inner().models;
+    let models =
+        client(&router).await.list_models(v1::ListModelsRequest {}).await.unwrap().into_inner().models;
     assert_eq!(models.iter().map(|model| model.id.as_str()).collect::<Vec<_>>(), ["no-template", MODEL]);
     assert_eq!(models[1].max_model_len, MAX_MODEL_LEN);
 }

@@ -1,7 +1,7 @@
 //! The router as clients see it, over HTTP and gRPC, in front of lanes that are made up: everything between a client's
 //! bytes and the seam `router::generation`, and back.
 
-#![expect(clippy::unwrap_used, clippy::expect_used, reason = "a test's harness fails by panicking")]
+#![expect(clippy::unwrap_used, reason = "a test's harness fails by panicking")]
 
 mod admission;
 mod bad_input;

@@ -81,6 +81,7 @@ async fn one_trace_leads_from_the_client_to_the_lane() {
     request.headers_mut().insert("traceparent", traceparent.parse().unwrap());
     let answer = router.send(request).await;
     assert_eq!(answer.status, 200);
+    assert_eq!(answer.headers["x-request-id"], answer.json()["id"].as_str().unwrap());
     let onward = service::telemetry::traceparent_of(&router.lanes.take_one().span).unwrap();
     assert!(onward.starts_with(&format!("00-{TRACE}-")), "{onward}");
 

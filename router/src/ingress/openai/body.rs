@@ -18,7 +18,10 @@ use crate::text::ConversationMessage;
 /// A request's body.
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
-#[expect(missing_docs, reason = "the fields are OpenAI's, vLLM's where it extends them, and ours by the same names")]
+#[expect(
+    missing_docs,
+    reason = "the fields are OpenAI's, vLLM's where it extends them, and ours by the same names"
+)]
 pub struct Body {
     pub model: Option<String>,
     pub messages: Option<Vec<Object<Message>>>,
@@ -217,7 +220,9 @@ impl Body {
         let n = self.n.unwrap_or(1);
         match self.best_of {
             Some(best_of) if best_of != n => {
-                let message = format!("best_of must equal n ({n}), not {best_of}: choosing among more is not supported");
+                let message = format!(
+                    "best_of must equal n ({n}), not {best_of}: choosing among more is not supported"
+                );
                 Err(RouterError::invalid("best_of", message))
             }
             _ => Ok(()),
@@ -227,9 +232,10 @@ impl Body {
     /// Fields of the other endpoint.
     fn refuse_foreign(&self, operation: Operation) -> Result<(), RouterError> {
         let (fields, home) = match operation {
-            Operation::Chat => {
-                (vec![("prompt", self.prompt.is_some()), ("echo", self.echo == Some(true))], "/v1/completions")
-            }
+            Operation::Chat => (
+                vec![("prompt", self.prompt.is_some()), ("echo", self.echo == Some(true))],
+                "/v1/completions",
+            ),
             Operation::Completion => {
                 let fields = vec![
                     ("messages", self.messages.is_some()),
@@ -240,9 +246,10 @@ impl Body {
             }
         };
         match fields.into_iter().find(|(_, present)| *present) {
-            Some((field, _)) => {
-                Err(RouterError::invalid(field, format!("{field} is a field of {home}, not of this endpoint")))
-            }
+            Some((field, _)) => Err(RouterError::invalid(
+                field,
+                format!("{field} is a field of {home}, not of this endpoint"),
+            )),
             None => Ok(()),
         }
     }
@@ -250,9 +257,10 @@ impl Body {
     fn answer_form(&self) -> Result<AnswerForm, RouterError> {
         if self.stream != Some(true) {
             return match self.stream_options {
-                Some(_) => {
-                    Err(RouterError::invalid("stream_options", "stream_options is only allowed when stream is true"))
-                }
+                Some(_) => Err(RouterError::invalid(
+                    "stream_options",
+                    "stream_options is only allowed when stream is true",
+                )),
                 None => Ok(AnswerForm::default()),
             };
         }
@@ -274,9 +282,9 @@ impl Body {
             (Operation::Chat, Some(Logprobs::Count(_))) => {
                 Err(wrong_type("true or false here: top_logprobs holds the number"))
             }
-            (Operation::Chat, _) if self.top_logprobs.is_some_and(|count| count != 0) => {
-                Err(RouterError::invalid("top_logprobs", "top_logprobs is only allowed when logprobs is true"))
-            }
+            (Operation::Chat, _) if self.top_logprobs.is_some_and(|count| count != 0) => Err(
+                RouterError::invalid("top_logprobs", "top_logprobs is only allowed when logprobs is true"),
+            ),
             (Operation::Chat, _) => Ok((None, "top_logprobs")),
             (Operation::Completion, Some(Logprobs::Count(count))) => Ok((Some(count), "logprobs")),
             (Operation::Completion, Some(Logprobs::Switch(true))) => Err(wrong_type("a whole number here")),
@@ -287,7 +295,8 @@ impl Body {
     fn max_tokens(&self) -> Result<(Option<i64>, &'static str), RouterError> {
         match (self.max_tokens, self.max_completion_tokens) {
             (Some(old), Some(new)) if old != new => {
-                let message = format!("max_completion_tokens is {new} but max_tokens is {old}: send one of them");
+                let message =
+                    format!("max_completion_tokens is {new} but max_tokens is {old}: send one of them");
                 Err(RouterError::invalid("max_completion_tokens", message))
             }
             (_, Some(new)) => Ok((Some(new), "max_completion_tokens")),
@@ -305,7 +314,9 @@ fn says_off(field: &str, value: &Value) -> bool {
             text.is_empty() || off
         }
         Value::Array(items) => items.is_empty() || (field == "modalities" && *items == ["text"]),
-        Value::Object(fields) => field == "response_format" && fields.get("type").is_some_and(|kind| kind == "text"),
+        Value::Object(fields) => {
+            field == "response_format" && fields.get("type").is_some_and(|kind| kind == "text")
+        }
         _ => false,
     }
 }
@@ -316,8 +327,11 @@ fn conversation(
     template_kwargs: Option<Map<String, Value>>,
 ) -> Result<Vec<SentPrompt>, RouterError> {
     let Some(messages) = messages else { return Ok(Vec::new()) };
-    let messages: Result<Vec<_>, _> =
-        messages.into_iter().enumerate().map(|(idx, Object(message))| message.into_conversation(idx)).collect();
+    let messages: Result<Vec<_>, _> = messages
+        .into_iter()
+        .enumerate()
+        .map(|(idx, Object(message))| message.into_conversation(idx))
+        .collect();
     Ok(vec![SentPrompt::Chat { messages: messages?, template_kwargs: template_kwargs.unwrap_or_default() }])
 }
 

@@ -113,7 +113,9 @@ impl<'de> Deserialize<'de> for Prompts {
         impl<'de> Visitor<'de> for PromptsVisitor {
             type Value = Prompts;
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("a string, a list of strings, a list of token ids, or a list of lists of token ids")
+                f.write_str(
+                    "a string, a list of strings, a list of token ids, or a list of lists of token ids",
+                )
             }
             fn visit_str<E: Error>(self, text: &str) -> Result<Prompts, E> {
                 Ok(Prompts(vec![SentPrompt::Text(text.to_owned())]))
@@ -190,9 +192,12 @@ impl<'de> Deserialize<'de> for Content {
                 while let Some(Object(part)) = parts.next_element::<Object<ContentPart>>()? {
                     match part {
                         ContentPart { r#type, text: Some(text), .. } if r#type == "text" => texts.push(text),
-                        ContentPart { r#type, .. } if r#type == "text" => return Err(Error::missing_field("text")),
+                        ContentPart { r#type, .. } if r#type == "text" => {
+                            return Err(Error::missing_field("text"));
+                        }
                         ContentPart { r#type, .. } => {
-                            let reason = format!("a content part of type `{}` is not supported, only text is", r#type);
+                            let reason =
+                                format!("a content part of type `{}` is not supported, only text is", r#type);
                             return Err(Error::custom(reason));
                         }
                     }
@@ -241,7 +246,8 @@ impl<'de> Deserialize<'de> for LogitBias {
             fn visit_map<A: MapAccess<'de>>(self, mut entries: A) -> Result<LogitBias, A::Error> {
                 let mut biases = Vec::new();
                 while let Some((id, bias)) = entries.next_entry::<String, f64>()? {
-                    let id = id.parse().map_err(|_| Error::custom(format!("key `{id}` is not a token id")))?;
+                    let id =
+                        id.parse().map_err(|_| Error::custom(format!("key `{id}` is not a token id")))?;
                     biases.push((id, bias));
                 }
                 Ok(LogitBias(biases))

@@ -1,0 +1,102 @@
+//! However a step's rows are cut into forwards, and whatever runs beside them, its answer is the same.
+
+use std::collections::VecDeque;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Instant;
+
+use engine::{Engine, LoadOptions, WeightFormat};
+use speculation::holding::{Admission, Holding, Limits};
+use speculation::{
+    Draft, ReplyBody, Role, SamplingParams, SequenceId, SequenceSpec, Step, TokenId, Work,
+};
+use target_worker::verify::Verify;
+use worker::method::Method;
+use worker::model::ModelMethod;
+use worker::table::{RouterId, SequenceKey};
+use worker::{Task, task::Slot};
+
+fn method(max_batch_rows: usize) -> ModelMethod<Verify> {
+    let engine = Engine::load(&LoadOptions {
+        model_dir: Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/demo/target"),
+        weights: WeightFormat::AsStored,
+        threads: 1,
+        kv_memory_bytes: 64 << 20,
+        max_model_len: None,
+    })
+    .unwrap();
+    ModelMethod::new(engine, Role::Target, 4_096, max_batch_rows, Verify)
+}
+
+fn prompt(len: u32, salt: u32) -> Vec<TokenId> {
+    (0..len).map(|i| (i * i * 31 + i * 7 + salt) % 4_096).collect()
+}
+
+/// A step that scores its prompt and judges a draft behind it.
+fn task(slot: Slot, sequence: u64, prompt: &[TokenId], draft: &[TokenId]) -> Task {
+    let spec = SequenceSpec {
+        seed: 5,
+        prompt_len: prompt.len() as u32,
+        max_len: prompt.len() as u32 + 40,
+        logprobs: Some(2),
+        prompt_logprobs: Some(2),
+        sampling: SamplingParams { repetition_penalty: 1.2, top_p: 0.9, ..SamplingParams::default() },
+        ..SequenceSpec::default()
+    };
+    let step = Step {
+        sequence_id: SequenceId(sequence),
+        generation: 1,
+        round: 1,
+        spec: Some(Arc::new(spec)),
+        base_len: 0,
+        prefix_hash: 0,
+        context: prompt.to_vec(),
+        work: Work::Verify { draft: Draft { token_ids: draft.to_vec(), q: Vec::new() } },
+        expected_tokens: 1.0,
+    };
+    let mut holding = Holding::default();
+    let limits = Limits { role: Role::Target, vocab_size: 4_096, max_model_len: 2_048 };
+    assert_eq!(holding.admit(&step, &limits), Admission::Run);
+    let key = SequenceKey { router: RouterId(1), sequence: SequenceId(sequence) };
+    Task::new(key, slot, step, holding, Instant::now())
+}
+
+/// Runs the tasks to their answers, in order of sequence.
+fn run(method: &mut ModelMethod<Verify>, tasks: Vec<(u64, Vec<TokenId>, Vec<TokenId>)>) -> Vec<(Task, ReplyBody)> {
+    let mut queue: VecDeque<Task> =
+        tasks.iter().map(|(id, prompt, draft)| task(method.open(), *id, prompt, draft)).collect();
+    let mut done = Vec::new();
+    while !queue.is_empty() {
+        done.extend(method.advance(&mut queue).unwrap());
+    }
+    done.sort_by_key(|(task, _)| task.key.sequence);
+    done
+}
+
+#[test]
+fn answers_do_not_depend_on_how_rows_are_cut() {
+    let whole = &mut method(512);
+    let ids = prompt(90, 1);
+    let (_, alone) = run(whole, vec![(1, ids.clone(), vec![])]).remove(0);
+    let ReplyBody::Span(first) = &alone else { panic!("{alone:?}") };
+    // The next draw is judged as a draft, followed by one that cannot be right twice.
+    let draft = vec![first.token_ids[0], 17, 17];
+    let (_, expected) = run(whole, vec![(2, ids.clone(), draft.clone())]).remove(0);
+    let ReplyBody::Span(span) = &expected else { panic!("{expected:?}") };
+    assert!(span.num_accepted >= 1, "{span:?}");
+    let scores = span.prompt_logprobs.as_ref().unwrap();
+    assert_eq!((scores.start, scores.entries.len()), (1, 89), "every prompt id but the first is scored");
+
+    for max_batch_rows in [1, 7, 64] {
+        let method = &mut method(max_batch_rows);
+        let others = (10..14).map(|id| (id, prompt(30 + id as u32 * 9, id as u32), vec![3, 4]));
+        let tasks = std::iter::once((2, ids.clone(), draft.clone())).chain(others).collect();
+        let done = run(method, tasks);
+        assert_eq!(done[0].1, expected, "at most {max_batch_rows} rows a forward");
+        assert_eq!(done[0].0.holding.len(), 90 + span.num_accepted, "what is held is what was accepted");
+        for (task, _) in done {
+            method.close(task.slot);
+        }
+        assert_eq!(method.stats().kv_blocks_used, 0);
+    }
+}

@@ -1,0 +1,162 @@
+//! How much a draft is worth, by task type: acceptance, time per token against k = 0 in the same run, and whether every text
+//! is the same with and without it.
+//!
+//! Each prompt is asked for twice in a row, with drafting and without; which comes first alternates, so that neither gains
+//! from a machine that warms up or tires.
+
+use std::time::{Duration, Instant};
+
+use crate::case::Case;
+use crate::client::{Answer, Client};
+
+/// What is asked.
+#[derive(Debug, Clone)]
+pub struct Measurement {
+    /// The requests of each task type, drafting.
+    pub cases: Vec<(String, Vec<Case>)>,
+}
+
+/// What one task type showed.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Row {
+    /// Which.
+    pub task_type: String,
+    /// Accepted of the drafted tokens that were verified.
+    pub acceptance_rate: f64,
+    /// Tokens per verification.
+    pub acceptance_length: f64,
+    /// Time per token without drafting over time per token with it, the median over prompts: above 1 drafting is faster.
+    pub speed_up: f64,
+    /// Prompts whose ids are equal either way.
+    pub exact: usize,
+    /// Prompts.
+    pub prompts: usize,
+}
+
+/// One prompt, both ways.
+struct Pair {
+    drafted: Timed,
+    plain: Timed,
+}
+
+struct Timed {
+    answer: Answer,
+    /// Between the first message and the last, for each token after the first message; `None` where all came in one.
+    per_token: Option<Duration>,
+}
+
+impl Measurement {
+    /// Asks everything, one request at a time, and tells `on_row` of each task type as it is done.
+    pub async fn run(&self, client: &Client, mut on_row: impl FnMut(&Row)) -> anyhow::Result<Vec<Row>> {
+        if let Some(first) = self.cases.iter().find_map(|(_, cases)| cases.first()) {
+            // Caches, connections and the wait for the draft settle on a request that does not count.
+            client.ask(first).await?;
+        }
+        let mut rows = Vec::new();
+        for (task_type, cases) in &self.cases {
+            let mut pairs = Vec::new();
+            for (i, case) in cases.iter().enumerate() {
+                pairs.push(ask_both_ways(client, case, i % 2 == 0).await?);
+            }
+            let row = Row::of(task_type, &pairs);
+            on_row(&row);
+            rows.push(row);
+        }
+        Ok(rows)
+    }
+}
+
+impl Row {
+    /// The table's head.
+    pub const HEAD: &str = "| task type | acceptance rate | acceptance length | time per token, k = 0 : drafting | exact |\n\
+                            |---|---|---|---|---|";
+
+    fn of(task_type: &str, pairs: &[Pair]) -> Self {
+        let sum = |count: fn(&proto::v1::SpeculationUsage) -> u64| {
+            pairs.iter().map(|pair| count(&pair.drafted.answer.speculation())).sum::<u64>() as f64
+        };
+        let (rounds, drafted, accepted) =
+            (sum(|usage| usage.rounds), sum(|usage| usage.draft_tokens), sum(|usage| usage.accepted_tokens));
+        let ratios = pairs.iter().filter_map(|pair| {
+            Some(pair.plain.per_token?.as_secs_f64() / pair.drafted.per_token?.as_secs_f64())
+        });
+        let same_ids = |pair: &&Pair| pair.plain.answer.token_ids == pair.drafted.answer.token_ids;
+        Self {
+            task_type: task_type.to_owned(),
+            acceptance_rate: accepted / drafted,
+            acceptance_length: 1.0 + accepted / rounds,
+            speed_up: median(ratios.collect()),
+            exact: pairs.iter().filter(same_ids).count(),
+            prompts: pairs.len(),
+        }
+    }
+
+    /// As a line of a Markdown table.
+    pub fn to_markdown(&self) -> String {
+        let Self { task_type, acceptance_rate, acceptance_length, speed_up, exact, prompts } = self;
+        format!("| {task_type} | {acceptance_rate:.2} | {acceptance_length:.2} | {speed_up:.2} | {exact} of {prompts} |")
+    }
+}
+
+async fn ask_both_ways(client: &Client, case: &Case, plain_first: bool) -> anyhow::Result<Pair> {
+    let without = case.with_k(0);
+    if plain_first {
+        let plain = ask(client, &without).await?;
+        return Ok(Pair { plain, drafted: ask(client, case).await? });
+    }
+    let drafted = ask(client, case).await?;
+    Ok(Pair { drafted, plain: ask(client, &without).await? })
+}
+
+async fn ask(client: &Client, case: &Case) -> anyhow::Result<Timed> {
+    let mut stream = client.open(case).await?;
+    stream.read_tokens(1).await?;
+    let (began, first) = (Instant::now(), stream.so_far().token_ids.len());
+    let answer = stream.rest().await?;
+    let took = began.elapsed();
+    let timed = (answer.token_ids.len() - first) as u32;
+    Ok(Timed { answer, per_token: (timed > 0).then(|| took / timed) })
+}
+
+/// NaN of nothing.
+fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_by(f64::total_cmp);
+    let middle = values.len() / 2;
+    match values.len() {
+        0 => f64::NAN,
+        len if len % 2 == 1 => values[middle],
+        _ => f64::midpoint(values[middle - 1], values[middle]),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proto::v1;
+
+    fn timed(ids: &[u32], micros: u64, usage: (u64, u64, u64)) -> Timed {
+        let (rounds, draft_tokens, accepted_tokens) = usage;
+        let speculation = v1::SpeculationUsage { rounds, draft_tokens, accepted_tokens, ..Default::default() };
+        let usage = v1::Usage { speculation: Some(speculation), ..v1::Usage::default() };
+        let answer = Answer { token_ids: ids.to_vec(), usage, ..Answer::default() };
+        Timed { answer, per_token: Some(Duration::from_micros(micros)) }
+    }
+
+    #[test]
+    fn a_row_pools_counts_and_takes_the_middle_of_the_ratios() {
+        let pairs = [
+            Pair { drafted: timed(&[1, 2], 50, (4, 16, 8)), plain: timed(&[1, 2], 100, (12, 0, 0)) },
+            Pair { drafted: timed(&[3], 100, (6, 24, 2)), plain: timed(&[4], 100, (8, 0, 0)) },
+            Pair { drafted: timed(&[5], 100, (0, 0, 0)), plain: timed(&[5], 50, (0, 0, 0)) },
+        ];
+        let row = Row::of("sql", &pairs);
+        assert_eq!((row.acceptance_rate, row.acceptance_length, row.speed_up), (0.25, 2.0, 1.0));
+        assert_eq!(row.to_markdown(), "| sql | 0.25 | 2.00 | 1.00 | 2 of 3 |");
+    }
+
+    #[test]
+    fn the_median_of_an_even_count_is_between_the_two_in_the_middle() {
+        assert_eq!(median(vec![4.0, 1.0, 3.0, 2.0]), 2.5);
+        assert!(median(Vec::new()).is_nan());
+    }
+}

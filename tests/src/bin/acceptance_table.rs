@@ -1,0 +1,104 @@
+//! `acceptance-table`: runs the bundled pair as real processes and prints what drafting is worth on this machine, as a
+//! Markdown table.
+
+use std::num::NonZeroUsize;
+use std::path::PathBuf;
+
+use anyhow::{Context as _, ensure};
+use clap::Parser;
+use outrider_cli::cluster::DraftKind;
+use tests::acceptance::{Measurement, Row};
+use tests::case::Case;
+use tests::pair::{PairText, TASK_TYPES, prompts_dir, read_prompts};
+use tests::processes;
+
+/// Prints acceptance and time per token by task type, drafting against k = 0 in the same run
+#[derive(Debug, Parser)]
+#[command(name = "acceptance-table")]
+struct Args {
+    /// Where the prompts are: TASK_TYPE.jsonl with lines of {"prompt": ..} [default: the bundled ones]
+    #[arg(long, value_name = "DIR")]
+    prompts: Option<PathBuf>,
+    /// Prompts of each task type
+    #[arg(long, value_name = "N", default_value_t = 10)]
+    num_prompts: usize,
+    /// Output tokens of each request at most
+    #[arg(long, value_name = "N", default_value_t = 96)]
+    max_tokens: u32,
+    /// How much chance there is in the draw
+    #[arg(long, value_name = "T", default_value_t = 0.0)]
+    temperature: f32,
+    /// Tokens drafted a round
+    #[arg(long, value_name = "K", default_value_t = 4)]
+    draft_tokens: u32,
+    /// Who guesses
+    #[arg(long, value_name = "model|ngram", default_value = "model", value_parser = ["model", "ngram"])]
+    draft: String,
+    /// Compute threads of each worker
+    #[arg(long, value_name = "N", default_value = "1")]
+    threads: NonZeroUsize,
+}
+
+#[tokio::main]
+async fn main() -> anyhow::Result<()> {
+    let args = Args::parse();
+    let measurement = Measurement { cases: cases(&args)? };
+    let cluster = processes::start(|spec| {
+        spec.threads = Some(args.threads);
+        if args.draft == "ngram" {
+            spec.draft = DraftKind::Ngram;
+        }
+    })
+    .await?;
+    let client = processes::client(&cluster).await?;
+    print(Row::HEAD);
+    let rows = measurement.run(&client, |row| print(&row.to_markdown())).await?;
+    print(&format!("\n{}", facts(&args)?));
+    cluster.stop().await;
+    ensure!(rows.iter().all(|row| row.exact == row.prompts), "drafting changed a text: see the last column");
+    Ok(())
+}
+
+#[expect(clippy::print_stdout, reason = "the table is this program's output")]
+fn print(line: &str) {
+    println!("{line}");
+}
+
+fn cases(args: &Args) -> anyhow::Result<Vec<(String, Vec<Case>)>> {
+    let text = PairText::load()?;
+    let dir = args.prompts.clone().unwrap_or_else(prompts_dir);
+    let mut all = Vec::new();
+    for task_type in TASK_TYPES {
+        let path = dir.join(task_type).with_extension("jsonl");
+        if !path.exists() {
+            continue;
+        }
+        let mut cases = Vec::new();
+        for (i, prompt) in read_prompts(&path, args.num_prompts)?.iter().enumerate() {
+            let mut case = Case::new(format!("{task_type}[{i}]"), text.chat_ids(prompt)?, args.temperature);
+            case.task_type = task_type.to_owned();
+            case.seed = i as u64;
+            case.max_tokens = args.max_tokens;
+            case.num_draft_tokens = args.draft_tokens;
+            cases.push(case);
+        }
+        all.push((task_type.to_owned(), cases));
+    }
+    ensure!(!all.is_empty(), "{} has no TASK_TYPE.jsonl", dir.display());
+    Ok(all)
+}
+
+/// What was run, where and when.
+fn facts(args: &Args) -> anyhow::Result<String> {
+    let cpuinfo = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let model = cpuinfo.lines().find_map(|line| line.strip_prefix("model name")?.split_once(": "));
+    let cpu = model.map_or("unknown CPU", |(_, name)| name);
+    let cores = std::thread::available_parallelism().context("the number of cores is unknown")?;
+    let profile = if cfg!(debug_assertions) { "dev" } else { "release" };
+    let Args { temperature, draft_tokens, num_prompts, max_tokens, threads, draft, .. } = args;
+    let today = jiff::Zoned::now().date();
+    Ok(format!(
+        "T = {temperature}, k = {draft_tokens}, draft {draft}, {num_prompts} prompts a task type, up to {max_tokens} tokens; \
+         {cpu}, {cores} cores, {threads} thread(s) a worker, {profile} profile, {today}."
+    ))
+}

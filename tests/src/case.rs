@@ -1,0 +1,149 @@
+//! One request, in the two forms that have to mean the same: what a client sends, and what the judge reads.
+
+use proto::sampling::{acceptance_to_wire, sampling_to_wire};
+use proto::v1;
+use speculation::{AcceptanceMode, SamplingParams, SequenceSpec, TokenId};
+
+use crate::pair::{MODEL, PairText, TASK_TYPES};
+
+/// One request for one choice.
+#[derive(Debug, Clone)]
+pub struct Case {
+    /// Shown when something is wrong with it.
+    pub name: String,
+    /// What kind of text it asks for.
+    pub task_type: String,
+    /// The prompt.
+    pub prompt_ids: Vec<TokenId>,
+    /// How tokens are drawn.
+    pub sampling: SamplingParams,
+    /// Keys the noise.
+    pub seed: u64,
+    /// Output tokens at most.
+    pub max_tokens: u32,
+    /// k of every round; 0 decodes plainly.
+    pub num_draft_tokens: u32,
+    /// How drafts are judged.
+    pub acceptance: AcceptanceMode,
+    /// How many likeliest tokens to report beside each drawn one.
+    pub logprobs: Option<u32>,
+    /// The text goes on past the model's own end.
+    pub ignore_eos: bool,
+}
+
+impl Case {
+    /// A plain draw of 24 tokens, four drafted a round.
+    pub fn new(name: impl Into<String>, prompt_ids: Vec<TokenId>, temperature: f32) -> Self {
+        Self {
+            name: name.into(),
+            task_type: String::new(),
+            prompt_ids,
+            sampling: SamplingParams { temperature, ..SamplingParams::default() },
+            seed: 1,
+            max_tokens: 24,
+            num_draft_tokens: 4,
+            acceptance: AcceptanceMode::Coupled,
+            logprobs: None,
+            ignore_eos: false,
+        }
+    }
+
+    /// The same request at another k.
+    pub fn with_k(&self, num_draft_tokens: u32) -> Self {
+        let name = format!("{}, k = {num_draft_tokens}", self.name);
+        Self { name, num_draft_tokens, ..self.clone() }
+    }
+
+    /// As a client sends it.
+    pub fn to_wire(&self) -> v1::GenerateRequest {
+        v1::GenerateRequest {
+            model: MODEL.to_owned(),
+            prompt: Some(v1::generate_request::Prompt::TokenIds(v1::TokenIds { ids: self.prompt_ids.clone() })),
+            sampling: Some(sampling_to_wire(&self.sampling)),
+            max_tokens: Some(self.max_tokens),
+            ignore_eos: self.ignore_eos,
+            seed: Some(self.seed as i64),
+            logprobs: self.logprobs,
+            task_type: self.task_type.clone(),
+            speculation: Some(v1::Speculation {
+                enabled: None,
+                num_draft_tokens: Some(self.num_draft_tokens),
+                acceptance: acceptance_to_wire(self.acceptance).into(),
+            }),
+            ..v1::GenerateRequest::default()
+        }
+    }
+
+    /// As the rules read it, for a model that ends its texts with one of `eos_token_ids`.
+    pub fn spec(&self, eos_token_ids: &[TokenId]) -> SequenceSpec {
+        let prompt_len = self.prompt_ids.len() as u32;
+        SequenceSpec {
+            seed: self.seed,
+            prompt_len,
+            sampling: self.sampling.clone(),
+            stop_token_ids: if self.ignore_eos { Vec::new() } else { eos_token_ids.to_vec() },
+            max_len: prompt_len + self.max_tokens,
+            acceptance: self.acceptance,
+            logprobs: self.logprobs,
+            ..SequenceSpec::default()
+        }
+    }
+}
+
+/// A name, and what it changes in a draw.
+type Variant = (&'static str, fn(&mut SamplingParams));
+
+/// Ways to draw that involve every step of the pipeline, alone and together.
+const VARIANTS: [Variant; 5] = [
+    ("plain", |_| ()),
+    ("penalties", penalties),
+    ("bias", bias),
+    ("filters", filters),
+    ("everything", |sampling| {
+        penalties(sampling);
+        bias(sampling);
+        filters(sampling);
+    }),
+];
+
+fn penalties(sampling: &mut SamplingParams) {
+    sampling.repetition_penalty = 1.3;
+    sampling.frequency_penalty = 0.4;
+    sampling.presence_penalty = -0.3;
+}
+
+/// Some ids are barred, some favoured, and the text may not end at once.
+fn bias(sampling: &mut SamplingParams) {
+    let barred = (100..140).map(|id| (id, -100.0));
+    let favoured = (300..320).map(|id| (id, 1.5));
+    sampling.logit_bias = barred.chain(favoured).collect();
+    sampling.min_tokens = 8;
+}
+
+fn filters(sampling: &mut SamplingParams) {
+    sampling.top_p = 0.9;
+    sampling.min_p = 0.02;
+    sampling.top_k = 40;
+}
+
+/// Every task type at temperatures 0, 0.7 and 1; ways to draw, prompts, seeds and log probabilities vary along, so that each
+/// way is met at each temperature. 33 cases.
+pub fn covering_set(text: &PairText) -> anyhow::Result<Vec<Case>> {
+    let mut cases = Vec::new();
+    for (task_idx, task_type) in TASK_TYPES.into_iter().enumerate() {
+        let prompts = text.bundled(task_type)?;
+        for (heat, temperature) in [0.0, 0.7, 1.0].into_iter().enumerate() {
+            let (variant, change) = VARIANTS[(task_idx + 2 * heat) % VARIANTS.len()];
+            let prompt_idx = (task_idx + 3 * heat) % prompts.len();
+            let seed = (1 + cases.len() as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+            let name = format!("{task_type}[{prompt_idx}] at T = {temperature}, {variant}, seed {}", seed as i64);
+            let mut case = Case::new(name, prompts[prompt_idx].clone(), temperature);
+            case.task_type = task_type.to_owned();
+            case.seed = seed;
+            case.logprobs = (cases.len() % 3 == 0).then_some(2);
+            change(&mut case.sampling);
+            cases.push(case);
+        }
+    }
+    Ok(cases)
+}

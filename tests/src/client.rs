@@ -1,0 +1,129 @@
+//! The tests' client: gRPC, because its answers carry token ids; and one request over HTTP for what only HTTP does.
+
+use anyhow::{Context as _, ensure};
+use proto::v1;
+use proto::v1::inference_client::InferenceClient;
+use speculation::TokenId;
+use tonic::Streaming;
+use tonic::transport::Channel;
+
+use crate::case::Case;
+use crate::wait::PATIENCE;
+
+/// A connection to one router.
+#[derive(Debug, Clone)]
+pub struct Client {
+    inference: InferenceClient<Channel>,
+}
+
+/// What was read of an answer.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Answer {
+    /// The text.
+    pub token_ids: Vec<TokenId>,
+    /// One entry an id, where asked for.
+    pub logprobs: Vec<v1::TokenLogprobs>,
+    /// Unspecified before the end.
+    pub finish: v1::FinishReason,
+    /// Totals, at the end.
+    pub usage: v1::Usage,
+    /// The class of targets that the text is from.
+    pub system_fingerprint: String,
+}
+
+impl Answer {
+    /// What speculation did for it.
+    pub fn speculation(&self) -> v1::SpeculationUsage {
+        self.usage.speculation.clone().unwrap_or_default()
+    }
+}
+
+impl Client {
+    /// Connects.
+    pub async fn connect(grpc_url: &str) -> anyhow::Result<Self> {
+        let inference = InferenceClient::connect(grpc_url.to_owned()).await;
+        Ok(Self { inference: inference.with_context(|| format!("cannot connect to {grpc_url}"))? })
+    }
+
+    /// The whole answer.
+    pub async fn ask(&self, case: &Case) -> anyhow::Result<Answer> {
+        self.open(case).await?.rest().await
+    }
+
+    /// The answer as it comes.
+    pub async fn open(&self, case: &Case) -> anyhow::Result<AnswerStream> {
+        let response = self.inference.clone().generate(case.to_wire()).await;
+        let messages = response.with_context(|| format!("refused: {}", case.name))?.into_inner();
+        Ok(AnswerStream { name: case.name.clone(), messages, answer: Answer::default() })
+    }
+}
+
+/// An answer under way. Dropping it is a client that leaves.
+#[derive(Debug)]
+pub struct AnswerStream {
+    name: String,
+    messages: Streaming<v1::GenerateResponse>,
+    answer: Answer,
+}
+
+impl AnswerStream {
+    /// What came so far.
+    pub fn so_far(&self) -> &Answer {
+        &self.answer
+    }
+
+    /// Reads until there are at least so many tokens; an error where the text ends before.
+    pub async fn read_tokens(&mut self, count: usize) -> anyhow::Result<()> {
+        while self.answer.token_ids.len() < count {
+            ensure!(self.read_message().await?, "{}: ended after {} tokens", self.name, self.answer.token_ids.len());
+        }
+        Ok(())
+    }
+
+    /// Reads to the end, which must be a proper one.
+    pub async fn rest(mut self) -> anyhow::Result<Answer> {
+        while self.read_message().await? {}
+        ensure!(self.answer.finish != v1::FinishReason::Unspecified, "{}: ended without a reason", self.name);
+        Ok(self.answer)
+    }
+
+    /// Whether there was one more.
+    pub async fn read_message(&mut self) -> anyhow::Result<bool> {
+        let message = tokio::time::timeout(PATIENCE, self.messages.message()).await;
+        let message = message.with_context(|| format!("{}: silence for {PATIENCE:?}", self.name))?;
+        let Some(message) = message.with_context(|| format!("{}: the stream broke", self.name))? else {
+            return Ok(false);
+        };
+        let answer = &mut self.answer;
+        if message.finish != i32::from(v1::FinishReason::Unspecified) {
+            answer.finish = message.finish();
+        }
+        answer.token_ids.extend(message.token_ids);
+        answer.logprobs.extend(message.logprobs);
+        answer.system_fingerprint = message.system_fingerprint;
+        if let Some(usage) = message.usage {
+            answer.usage = usage;
+        }
+        Ok(true)
+    }
+}
+
+/// Begins a streamed completion over HTTP and reads its first bytes; dropping the response is a client that leaves.
+pub async fn begin_over_http(http_url: &str, case: &Case) -> anyhow::Result<reqwest::Response> {
+    let client = reqwest::Client::builder().no_proxy().build()?;
+    let body = serde_json::json!({
+        "model": crate::pair::MODEL,
+        "prompt": case.prompt_ids,
+        "max_tokens": case.max_tokens,
+        "temperature": case.sampling.temperature,
+        "seed": case.seed as i64,
+        "stream": true,
+        "ignore_eos": case.ignore_eos,
+        "speculation": { "num_draft_tokens": case.num_draft_tokens },
+    });
+    let response = client.post(format!("{http_url}/v1/completions")).json(&body).send().await?;
+    let mut response = response.error_for_status()?;
+    let first = tokio::time::timeout(PATIENCE, response.chunk()).await.context("no first chunk came")??;
+    ensure!(first.is_some(), "{}: the stream ended before it began", case.name);
+    Ok(response)
+}

@@ -1,0 +1,209 @@
+//! A cluster in this process: the real router and the real workers over loopback, every port free, and anything that speaks
+//! the worker's wire in place of a worker.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::Context as _;
+use draft_worker::config::{DraftConfig, DraftMethod};
+use proto::v1::worker_server::{Worker, WorkerServer};
+use router::config::{RawRouter, RouterConfig};
+use service::config::{Faults, RawConfig as _};
+use service::discovery::{self, DRAFT, Discovery, DiscoveryUri, Member, TARGET};
+use service::health::Health;
+use service::shutdown::{Lifetime, Outcome};
+use tokio::net::TcpListener;
+use tokio_stream::wrappers::TcpListenerStream;
+use tonic::transport::Server;
+use worker::config::{DefaultPorts, RawWorker, WorkerConfig};
+
+use crate::client::Client;
+use crate::faulty_wire::{FaultyWire, WireFaults, Tally};
+use crate::metrics::Page;
+use crate::pair::{self, MODEL};
+use crate::wait::until;
+
+/// How long what was told to stop may take.
+const STOP_GRACE: Duration = Duration::from_secs(10);
+
+/// A router, and what was added to it.
+pub struct Cluster {
+    lifetime: Lifetime,
+    discovery: Arc<dyn Discovery>,
+    router: router::serve::Addresses,
+    health: Health,
+}
+
+/// Which of the real workers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum WorkerKind {
+    /// The bundled target.
+    Target,
+    /// The bundled draft.
+    Draft,
+    /// N-grams of the sequence itself.
+    Ngram,
+}
+
+/// A worker of a cluster.
+#[derive(Debug)]
+pub struct RunningWorker {
+    lifetime: Lifetime,
+    admin: SocketAddr,
+}
+
+impl Cluster {
+    /// A router without workers; `change` may set what a test needs otherwise.
+    pub async fn start(change: impl FnOnce(&mut RouterConfig)) -> anyhow::Result<Self> {
+        let mut config = RawRouter::default().validate(&mut Faults::new()).context("the defaults are at fault")?;
+        config.http = any_port();
+        config.grpc = any_port();
+        change(&mut config);
+        let (lifetime, health) = (Lifetime::new(), Health::new());
+        let discovery = discovery::open(&DiscoveryUri::Memory, &lifetime).await?;
+        let router =
+            router::serve::serve_with(config, Arc::clone(&discovery), lifetime.clone(), health.clone()).await?;
+        Ok(Self { lifetime, discovery, router, health })
+    }
+
+    /// The bundled pair: one target, and one draft worker of that kind.
+    pub async fn of_pair(draft: WorkerKind) -> anyhow::Result<(Self, RunningWorker, RunningWorker)> {
+        let cluster = Self::start(|_| ()).await?;
+        let target = cluster.add(WorkerKind::Target).await?;
+        let draft = cluster.add(draft).await?;
+        Ok((cluster, target, draft))
+    }
+
+    /// A client, once the router can serve.
+    pub async fn client(&self) -> anyhow::Result<Client> {
+        until("the router is ready", async || Ok(self.health.is_ready())).await?;
+        Client::connect(&format!("http://{}", self.router.grpc)).await
+    }
+
+    /// Base of the router's HTTP door.
+    pub fn http_url(&self) -> String {
+        format!("http://{}", self.router.http)
+    }
+
+    /// The router's metrics.
+    pub async fn metrics(&self) -> anyhow::Result<Page> {
+        Page::scrape(&self.http_url()).await
+    }
+
+    /// Adds a worker and waits until the router is connected to it.
+    pub async fn add(&self, kind: WorkerKind) -> anyhow::Result<RunningWorker> {
+        let lifetime = self.lifetime.child();
+        let (worker, _) = start_worker(kind, self.discovery.as_ref(), lifetime).await?;
+        worker.wait_connected().await?;
+        Ok(worker)
+    }
+
+    /// Adds a worker that the router reaches only through a wire with these faults.
+    pub async fn add_behind(&self, kind: WorkerKind, faults: WireFaults) -> anyhow::Result<(RunningWorker, Arc<Tally>)> {
+        let lifetime = self.lifetime.child();
+        // The worker announces itself where nobody listens; the wire is announced instead.
+        let nowhere = discovery::open(&DiscoveryUri::Memory, &lifetime).await?;
+        let (worker, listen) = start_worker(kind, nowhere.as_ref(), lifetime.clone()).await?;
+        let wire = FaultyWire::connect(&format!("http://{listen}"), faults, lifetime.clone()).await?;
+        let tally = wire.tally();
+        self.announce(kind.role(), wire, lifetime).await?;
+        worker.wait_connected().await?;
+        Ok((worker, tally))
+    }
+
+    /// Adds a draft worker of a test's own; what it starts runs under the lifetime that `make` gets.
+    pub async fn add_draft_door<D: Worker>(&self, make: impl FnOnce(Lifetime) -> D) -> anyhow::Result<()> {
+        let lifetime = self.lifetime.child();
+        self.announce(DRAFT, make(lifetime.clone()), lifetime).await
+    }
+
+    /// Ends everything; whatever does not let go in time is an error.
+    pub async fn stop(self) -> anyhow::Result<()> {
+        anyhow::ensure!(self.lifetime.shut_down(STOP_GRACE).await == Outcome::Clean, "the cluster did not stop");
+        Ok(())
+    }
+
+    /// Serves a door and tells discovery of it, for as long as `lifetime` lasts.
+    async fn announce<D: Worker>(&self, role: &str, door: D, lifetime: Lifetime) -> anyhow::Result<()> {
+        let listener = TcpListener::bind(any_port()).await?;
+        let address = format!("http://{}", listener.local_addr()?);
+        let server = WorkerServer::new(door).max_decoding_message_size(4 * proto::MAX_FRAME_BYTES);
+        let server = Server::builder().add_service(server);
+        let incoming = TcpListenerStream::new(listener);
+        lifetime.spawn("door", server.serve_with_incoming_shutdown(incoming, lifetime.cancelled()));
+        let member =
+            Member { id: address.clone(), role: role.to_owned(), address, facts: serde_json::Value::Null };
+        let registration = self.discovery.register(member).await?;
+        let draining = lifetime.draining();
+        lifetime.spawn("registration", async move {
+            draining.await;
+            registration.leave().await;
+        });
+        Ok(())
+    }
+}
+
+impl WorkerKind {
+    fn role(self) -> &'static str {
+        match self {
+            Self::Target => TARGET,
+            Self::Draft | Self::Ngram => DRAFT,
+        }
+    }
+}
+
+impl RunningWorker {
+    /// The worker's metrics.
+    pub async fn metrics(&self) -> anyhow::Result<Page> {
+        Page::scrape(&format!("http://{}", self.admin)).await
+    }
+
+    /// Ends the worker under the router's feet.
+    pub async fn stop(self) {
+        // A worker that does not let go at once is gone from the wire all the same.
+        let _: Outcome = self.lifetime.shut_down(STOP_GRACE).await;
+    }
+
+    async fn wait_connected(&self) -> anyhow::Result<()> {
+        until("the router is connected to the worker", async || {
+            Ok(self.metrics().await?.sum("outrider_worker_streams") > 0)
+        })
+        .await
+    }
+}
+
+async fn start_worker(
+    kind: WorkerKind,
+    discovery: &dyn Discovery,
+    lifetime: Lifetime,
+) -> anyhow::Result<(RunningWorker, SocketAddr)> {
+    let mut config = worker_config()?;
+    let (own, health) = (lifetime.clone(), Health::new());
+    let addresses = match kind {
+        WorkerKind::Target => {
+            config.model = Some(pair::target_dir());
+            config.served_model_name = Some(MODEL.to_owned());
+            target_worker::serve_with(config, discovery, own, health).await?
+        }
+        WorkerKind::Draft => {
+            config.model = Some(pair::draft_dir());
+            let config = DraftConfig { method: DraftMethod::Model, task_types: Vec::new(), worker: config };
+            draft_worker::serve_with(config, discovery, own, health).await?
+        }
+        WorkerKind::Ngram => {
+            let config = DraftConfig { method: DraftMethod::Ngram, task_types: Vec::new(), worker: config };
+            draft_worker::serve_with(config, discovery, own, health).await?
+        }
+    };
+    Ok((RunningWorker { lifetime, admin: addresses.admin }, addresses.listen))
+}
+
+fn worker_config() -> anyhow::Result<WorkerConfig> {
+    let config = RawWorker::default().validate(DefaultPorts { listen: 0, admin: 0 }, &mut Faults::new());
+    Ok(WorkerConfig { threads: 1, ..config.context("the defaults are at fault")? })
+}
+
+fn any_port() -> SocketAddr {
+    SocketAddr::from(([127, 0, 0, 1], 0))
+}

@@ -1,0 +1,204 @@
+//! A wire between router and worker that loses, repeats, holds up and reorders frames, by a seed and in both directions. It
+//! forwards everything else: the handshake, assets, and the end of either side.
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use futures::stream::FuturesUnordered;
+use futures::{Stream, StreamExt as _};
+use proto::v1;
+use proto::v1::worker_client::WorkerClient;
+use proto::v1::worker_server::Worker;
+use rand::rngs::StdRng;
+use rand::{RngExt as _, SeedableRng as _};
+use service::shutdown::Lifetime;
+use tokio::sync::mpsc;
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::transport::Channel;
+use tonic::{Request, Response, Status, Streaming};
+
+/// Frames that wait on either side.
+const QUEUE_FRAMES: usize = 64;
+
+/// What may happen to a frame; shares of 1, the rest passes.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct WireFaults {
+    /// Decides which frames are hit.
+    pub seed: u64,
+    /// Share of frames that are lost.
+    pub lost: f64,
+    /// Share of frames that come twice.
+    pub repeated: f64,
+    /// Share of frames that are held up, so that later ones overtake them.
+    pub held_up: f64,
+    /// How long at most.
+    pub held_up_at_most: Duration,
+    /// Added to the way of every frame; keeps their order.
+    pub latency: Duration,
+}
+
+/// What happened to frames so far.
+#[derive(Debug, Default)]
+pub struct Tally {
+    /// Forwarded once, at once.
+    pub passed: AtomicU64,
+    /// Lost.
+    pub lost: AtomicU64,
+    /// Forwarded twice.
+    pub repeated: AtomicU64,
+    /// Held up.
+    pub held_up: AtomicU64,
+    /// Arrived before a frame that was sent earlier.
+    pub overtook: AtomicU64,
+}
+
+/// The wire; a router takes it for the worker behind it.
+#[derive(Debug)]
+pub struct FaultyWire {
+    worker: WorkerClient<Channel>,
+    faults: WireFaults,
+    tally: Arc<Tally>,
+    lifetime: Lifetime,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Fate {
+    Passes,
+    IsLost,
+    ComesTwice,
+    IsHeldUp(Duration),
+}
+
+impl FaultyWire {
+    /// A wire to the worker at `url`.
+    pub async fn connect(url: &str, faults: WireFaults, lifetime: Lifetime) -> anyhow::Result<Self> {
+        let worker = WorkerClient::connect(url.to_owned()).await?;
+        let worker = worker.max_decoding_message_size(4 * proto::MAX_FRAME_BYTES);
+        Ok(Self { worker, faults, tally: Arc::default(), lifetime })
+    }
+
+    /// What happens on it.
+    pub fn tally(&self) -> Arc<Tally> {
+        Arc::clone(&self.tally)
+    }
+
+    fn carry<F: Clone + Send + 'static, T: Send + 'static>(
+        &self,
+        from: Streaming<F>,
+        to: mpsc::Sender<T>,
+        (wrap, salt): (fn(F) -> T, u64),
+    ) {
+        let direction = Direction {
+            faults: self.faults,
+            fates: StdRng::seed_from_u64(self.faults.seed ^ salt),
+            tally: Arc::clone(&self.tally),
+        };
+        let cancelled = self.lifetime.cancelled();
+        self.lifetime.spawn("faulty wire", async move {
+            tokio::select! {
+                biased;
+                // The wire is cut.
+                () = cancelled => {}
+                () = direction.carry(from, to, wrap) => {}
+            }
+        });
+    }
+}
+
+type FrameStream = Pin<Box<dyn Stream<Item = Result<v1::WorkerFrame, Status>> + Send>>;
+
+#[tonic::async_trait]
+impl Worker for FaultyWire {
+    type AttachStream = FrameStream;
+    type FetchAssetStream = Streaming<v1::AssetChunk>;
+
+    async fn attach(
+        &self,
+        request: Request<Streaming<v1::RouterFrame>>,
+    ) -> Result<Response<Self::AttachStream>, Status> {
+        let mut from_router = request.into_inner();
+        let (to_worker, outgoing) = mpsc::channel(QUEUE_FRAMES);
+        let (to_router, replies) = mpsc::channel(QUEUE_FRAMES);
+        let no_hello = || Status::invalid_argument("the first frame must be a hello");
+        let hello = from_router.message().await?.ok_or_else(no_hello)?;
+        to_worker.try_send(hello).map_err(|_| Status::internal("a new queue is full"))?;
+        let mut from_worker = self.worker.clone().attach(ReceiverStream::new(outgoing)).await?.into_inner();
+        let hello = from_worker.message().await?.ok_or_else(no_hello)?;
+        to_router.try_send(Ok(hello)).map_err(|_| Status::internal("a new queue is full"))?;
+        self.carry(from_router, to_worker, (|frame| frame, 0));
+        self.carry(from_worker, to_router, (Ok, 1));
+        Ok(Response::new(Box::pin(ReceiverStream::new(replies))))
+    }
+
+    async fn fetch_asset(
+        &self,
+        request: Request<v1::FetchAssetRequest>,
+    ) -> Result<Response<Self::FetchAssetStream>, Status> {
+        self.worker.clone().fetch_asset(request.into_inner()).await
+    }
+}
+
+/// One direction of one stream.
+struct Direction {
+    faults: WireFaults,
+    fates: StdRng,
+    tally: Arc<Tally>,
+}
+
+impl Direction {
+    /// Carries frames until either side is gone.
+    async fn carry<F: Clone, T>(mut self, mut from: Streaming<F>, to: mpsc::Sender<T>, wrap: fn(F) -> T) {
+        let mut held_up = FuturesUnordered::new();
+        loop {
+            let (frame, times) = tokio::select! {
+                biased;
+                // A frame was held up long enough.
+                Some(frame) = held_up.next(), if !held_up.is_empty() => (frame, 1),
+                // One more comes in; a side that breaks ends the wire like one that leaves.
+                frame = from.message() => {
+                    let Ok(Some(frame)) = frame else { return };
+                    match self.fate() {
+                        Fate::Passes => (frame, 1),
+                        Fate::ComesTwice => (frame, 2),
+                        Fate::IsLost => continue,
+                        Fate::IsHeldUp(time) => {
+                            held_up.push(async move {
+                                tokio::time::sleep(time).await;
+                                frame
+                            });
+                            continue;
+                        }
+                    }
+                }
+            };
+            if !held_up.is_empty() {
+                self.tally.overtook.fetch_add(1, Ordering::Relaxed);
+            }
+            tokio::time::sleep(self.faults.latency).await;
+            for _ in 0..times {
+                if to.send(wrap(frame.clone())).await.is_err() {
+                    return;
+                }
+            }
+        }
+    }
+
+    fn fate(&mut self) -> Fate {
+        let WireFaults { lost, repeated, held_up, held_up_at_most, .. } = self.faults;
+        let drawn = self.fates.random_range(0.0..1.0);
+        let (fate, counter) = if drawn < lost {
+            (Fate::IsLost, &self.tally.lost)
+        } else if drawn < lost + repeated {
+            (Fate::ComesTwice, &self.tally.repeated)
+        } else if drawn < lost + repeated + held_up {
+            let time = held_up_at_most.mul_f64(self.fates.random_range(0.0..1.0));
+            (Fate::IsHeldUp(time), &self.tally.held_up)
+        } else {
+            (Fate::Passes, &self.tally.passed)
+        };
+        counter.fetch_add(1, Ordering::Relaxed);
+        fate
+    }
+}

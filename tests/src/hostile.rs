@@ -1,0 +1,255 @@
+//! A draft worker that speaks the real wire and means no good: one kind of mischief each. Whatever it does, no token of any
+//! text may change, and every request must end.
+
+use std::pin::Pin;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use futures::{Stream, StreamExt as _};
+use proto::v1;
+use proto::v1::reply::Body;
+use proto::v1::worker_server::Worker;
+use proto::{PROTOCOL_VERSIONS, SAMPLING_SCHEME};
+use rand::rngs::StdRng;
+use rand::{RngExt as _, SeedableRng as _};
+use service::shutdown::Lifetime;
+use tokio::sync::mpsc;
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::{Request, Response, Status, Streaming};
+
+/// Frames that wait for the router.
+const QUEUE_FRAMES: usize = 64;
+
+/// What a hostile draft worker answers when it is asked for k ids.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Mischief {
+    /// k ids drawn without looking.
+    RandomIds,
+    /// More than k.
+    TooMany,
+    /// None, or one: allowed, and useless.
+    TooFew,
+    /// Ids that no vocabulary has, behind one that it has.
+    OutOfRange,
+    /// A proposal for another place.
+    WrongStart,
+    /// As the answer to the step before.
+    StaleRound,
+    /// As the answer of an earlier assignment.
+    StaleGeneration,
+    /// For a sequence that nobody has.
+    UnknownSequence,
+    /// Each answer three times.
+    Repeated,
+    /// Nothing at all.
+    Silence,
+    /// A reply that says nothing.
+    NoBody,
+    /// That it holds the context, as if it had only been fed.
+    Fed,
+    /// That it knows nothing of the sequence, whatever it was sent.
+    NeedsContext,
+    /// A span, as if it were the target.
+    Span,
+    /// That it had to drop the sequence.
+    Preempts,
+    /// That it cannot serve the sequence.
+    Refuses,
+}
+
+impl Mischief {
+    /// All of them.
+    pub const ALL: [Self; 16] = [
+        Self::RandomIds,
+        Self::TooMany,
+        Self::TooFew,
+        Self::OutOfRange,
+        Self::WrongStart,
+        Self::StaleRound,
+        Self::StaleGeneration,
+        Self::UnknownSequence,
+        Self::Repeated,
+        Self::Silence,
+        Self::NoBody,
+        Self::Fed,
+        Self::NeedsContext,
+        Self::Span,
+        Self::Preempts,
+        Self::Refuses,
+    ];
+
+    /// The reason under which the router counts it as ignored, where it has to.
+    pub fn counted_as(self) -> Option<&'static str> {
+        match self {
+            Self::TooMany | Self::OutOfRange | Self::WrongStart | Self::Fed | Self::Span => Some("malformed_reply"),
+            Self::StaleRound | Self::StaleGeneration | Self::Repeated => Some("stale_reply"),
+            Self::UnknownSequence | Self::Silence | Self::NoBody => Some("late_draft"),
+            Self::RandomIds | Self::TooFew | Self::NeedsContext | Self::Preempts | Self::Refuses => None,
+        }
+    }
+
+    /// Whether some of its ids reach the target.
+    pub fn is_verified(self) -> bool {
+        matches!(self, Self::RandomIds | Self::TooFew | Self::OutOfRange | Self::Repeated)
+    }
+}
+
+/// The worker.
+#[derive(Debug)]
+pub struct HostileDraft {
+    inner: Arc<Inner>,
+}
+
+#[derive(Debug)]
+struct Inner {
+    mischief: Mischief,
+    vocab_size: u32,
+    dice: Mutex<StdRng>,
+    misdeeds: Arc<AtomicU64>,
+    lifetime: Lifetime,
+}
+
+impl HostileDraft {
+    /// A worker of that kind; `misdeeds` counts what it did.
+    pub fn new(mischief: Mischief, vocab_size: u32, misdeeds: Arc<AtomicU64>, lifetime: Lifetime) -> Self {
+        let dice = Mutex::new(StdRng::seed_from_u64(mischief as u64));
+        Self { inner: Arc::new(Inner { mischief, vocab_size, dice, misdeeds, lifetime }) }
+    }
+}
+
+type FrameStream = Pin<Box<dyn Stream<Item = Result<v1::WorkerFrame, Status>> + Send>>;
+
+#[tonic::async_trait]
+impl Worker for HostileDraft {
+    type AttachStream = FrameStream;
+    type FetchAssetStream = futures::stream::Empty<Result<v1::AssetChunk, Status>>;
+
+    async fn attach(
+        &self,
+        request: Request<Streaming<v1::RouterFrame>>,
+    ) -> Result<Response<Self::AttachStream>, Status> {
+        let mut frames = request.into_inner();
+        let (replies, outgoing) = mpsc::channel(QUEUE_FRAMES);
+        let hello = v1::WorkerFrame { hello: Some(hello()), ..v1::WorkerFrame::default() };
+        replies.try_send(hello).map_err(|_| Status::internal("a new queue is full"))?;
+        let inner = Arc::clone(&self.inner);
+        let cancelled = inner.lifetime.cancelled();
+        self.inner.lifetime.spawn("hostile draft", async move {
+            let answering = async {
+                while let Ok(Some(frame)) = frames.message().await {
+                    if replies.send(inner.answer(frame)).await.is_err() {
+                        return;
+                    }
+                }
+            };
+            tokio::select! {
+                biased;
+                // The cluster stops.
+                () = cancelled => {}
+                () = answering => {}
+            }
+        });
+        Ok(Response::new(Box::pin(ReceiverStream::new(outgoing).map(Ok))))
+    }
+
+    async fn fetch_asset(
+        &self,
+        _request: Request<v1::FetchAssetRequest>,
+    ) -> Result<Response<Self::FetchAssetStream>, Status> {
+        Err(Status::not_found("a hostile draft has no assets"))
+    }
+}
+
+/// A handshake with which any target may be paired.
+fn hello() -> v1::WorkerHello {
+    v1::WorkerHello {
+        protocol_version_min: *PROTOCOL_VERSIONS.start(),
+        protocol_version_max: *PROTOCOL_VERSIONS.end(),
+        role: v1::WorkerRole::Draft.into(),
+        model_id: "hostile".to_owned(),
+        sampling_scheme: SAMPLING_SCHEME.to_owned(),
+        max_draft_tokens: 32,
+        max_model_len: u32::MAX,
+        ..v1::WorkerHello::default()
+    }
+}
+
+impl Inner {
+    fn answer(&self, frame: v1::RouterFrame) -> v1::WorkerFrame {
+        let mut answer = v1::WorkerFrame::default();
+        for step in frame.steps {
+            if step.draw {
+                self.misdeeds.fetch_add(1, Ordering::Relaxed);
+                self.misbehave(&step, &mut answer);
+            } else {
+                let have = start_of(&step);
+                answer.replies.push(reply(&step, Body::Fed(v1::Fed { have, prompt_logprobs: None })));
+            }
+        }
+        answer
+    }
+
+    fn misbehave(&self, step: &v1::Step, answer: &mut v1::WorkerFrame) {
+        let k = step.num_draft_tokens as usize;
+        let start = start_of(step);
+        let guess = |ids| reply(step, Body::Proposal(proposal(start, ids)));
+        let replies = match self.mischief {
+            Mischief::RandomIds => vec![guess(self.random_ids(k))],
+            Mischief::TooMany => vec![guess(self.random_ids(k + 3))],
+            Mischief::TooFew => vec![guess(self.random_ids(step.round as usize % 2))],
+            Mischief::OutOfRange => {
+                let beyond = [self.vocab_size, self.vocab_size + 7, u32::MAX];
+                vec![guess(self.random_ids(1).into_iter().chain(beyond).take(k).collect())]
+            }
+            Mischief::WrongStart => vec![reply(step, Body::Proposal(proposal(start + 1, self.random_ids(k))))],
+            Mischief::StaleRound => vec![v1::Reply { round: step.round - 1, ..guess(self.random_ids(k)) }],
+            Mischief::StaleGeneration => {
+                vec![v1::Reply { generation: step.generation - 1, ..guess(self.random_ids(k)) }]
+            }
+            Mischief::UnknownSequence => vec![v1::Reply { sequence_id: u64::MAX, ..guess(self.random_ids(k)) }],
+            Mischief::Repeated => vec![guess(self.random_ids(k)); 3],
+            Mischief::Silence => Vec::new(),
+            Mischief::NoBody => vec![v1::Reply { body: None, ..guess(Vec::new()) }],
+            Mischief::Fed => vec![reply(step, Body::Fed(v1::Fed { have: start, prompt_logprobs: None }))],
+            Mischief::NeedsContext => {
+                let need = v1::NeedContext { have_len: u32::MAX, have_spec: true };
+                vec![reply(step, Body::NeedContext(need))]
+            }
+            Mischief::Span => {
+                let token_ids = self.random_ids(1);
+                vec![reply(step, Body::Span(v1::TokenSpan { start, token_ids, ..v1::TokenSpan::default() }))]
+            }
+            Mischief::Preempts => {
+                let preempted = v1::Preempted { sequence_id: step.sequence_id, generation: step.generation };
+                answer.preempted.push(preempted);
+                Vec::new()
+            }
+            Mischief::Refuses => {
+                vec![reply(step, Body::Refused(v1::Refused { reason: "not in the mood".to_owned() }))]
+            }
+        };
+        answer.replies.extend(replies);
+    }
+
+    fn random_ids(&self, count: usize) -> Vec<u32> {
+        let mut dice = self.dice.lock().unwrap_or_else(PoisonError::into_inner);
+        (0..count).map(|_| dice.random_range(0..self.vocab_size)).collect()
+    }
+}
+
+fn start_of(step: &v1::Step) -> u32 {
+    step.base_len + step.context.len() as u32
+}
+
+fn proposal(start: u32, draft_token_ids: Vec<u32>) -> v1::Proposal {
+    v1::Proposal { start, draft_token_ids, ..v1::Proposal::default() }
+}
+
+fn reply(step: &v1::Step, body: Body) -> v1::Reply {
+    v1::Reply {
+        sequence_id: step.sequence_id,
+        generation: step.generation,
+        round: step.round,
+        body: Some(body),
+    }
+}

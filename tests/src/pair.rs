@@ -1,0 +1,93 @@
+//! The bundled model pair and the prompts that come with it.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context as _, anyhow};
+use serde::Deserialize;
+use speculation::TokenId;
+use tokenizers::Tokenizer;
+
+/// The name under which every test serves the target.
+pub const MODEL: &str = "demo";
+
+/// Every task type that prompts are bundled for.
+pub const TASK_TYPES: [&str; 11] = [
+    "api_call",
+    "chat",
+    "code",
+    "creative",
+    "math",
+    "qa",
+    "shell",
+    "sql",
+    "summarization",
+    "support",
+    "translation",
+];
+
+/// The repository's root.
+pub fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("the tests are a folder of the repository").to_owned()
+}
+
+/// The target's checkpoint.
+pub fn target_dir() -> PathBuf {
+    root().join("models/demo/target")
+}
+
+/// The draft's checkpoint.
+pub fn draft_dir() -> PathBuf {
+    root().join("models/demo/draft")
+}
+
+/// Where the bundled prompts are, one `TASK_TYPE.jsonl` each.
+pub fn prompts_dir() -> PathBuf {
+    root().join("models/demo/prompts")
+}
+
+/// The first `limit` prompts of a file of `{"prompt": ..}` lines.
+pub fn read_prompts(path: &Path, limit: usize) -> anyhow::Result<Vec<String>> {
+    #[derive(Deserialize)]
+    struct Line {
+        prompt: String,
+    }
+    let text = std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
+    let lines = text.lines().filter(|line| !line.trim().is_empty()).take(limit);
+    lines
+        .map(|line| Ok(serde_json::from_str::<Line>(line)?.prompt))
+        .collect::<anyhow::Result<_>>()
+        .with_context(|| format!("{} is not lines of {{\"prompt\": ..}}", path.display()))
+}
+
+/// The pair's text side, by which tests turn prompts into ids themselves.
+#[derive(Debug)]
+pub struct PairText {
+    tokenizer: Tokenizer,
+}
+
+impl PairText {
+    /// The target's tokenizer.
+    pub fn load() -> anyhow::Result<Self> {
+        let path = target_dir().join("tokenizer.json");
+        let tokenizer = Tokenizer::from_file(&path).map_err(|error| anyhow!("{}: {error}", path.display()))?;
+        Ok(Self { tokenizer })
+    }
+
+    /// Entries of the vocabulary.
+    pub fn vocab_size(&self) -> usize {
+        self.tokenizer.get_vocab_size(true)
+    }
+
+    /// One user's message as the pair's chat template frames it.
+    pub fn chat_ids(&self, message: &str) -> anyhow::Result<Vec<TokenId>> {
+        let framed = format!("<|user|>\n{message}<|end|>\n<|assistant|>\n");
+        let encoding = self.tokenizer.encode(framed, false).map_err(|error| anyhow!("{error}"))?;
+        Ok(encoding.get_ids().to_vec())
+    }
+
+    /// The bundled prompts of one task type, as ids.
+    pub fn bundled(&self, task_type: &str) -> anyhow::Result<Vec<Vec<TokenId>>> {
+        let path = prompts_dir().join(task_type).with_extension("jsonl");
+        read_prompts(&path, usize::MAX)?.iter().map(|prompt| self.chat_ids(prompt)).collect()
+    }
+}

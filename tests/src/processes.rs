@@ -1,0 +1,84 @@
+//! The bundled pair as real processes, for what only a process can suffer.
+//!
+//! The binaries are those that cargo built beside the running program; before tests that use them, nextest builds them (the
+//! setup script in `.config/nextest.toml`). Without nextest run `cargo build --workspace --bins` first.
+
+use std::num::NonZeroUsize;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use outrider_cli::cluster::{Binaries, Cluster, ClusterSpec, DraftKind, LogSink, NoLogs};
+
+use crate::client::Client;
+use crate::metrics::Page;
+use crate::pair::{self, MODEL};
+use crate::wait::{PATIENCE, until};
+
+/// Starts a router and the bundled pair, one thread a worker; `change` may add to that.
+pub async fn start(change: impl FnOnce(&mut ClusterSpec)) -> anyhow::Result<Cluster> {
+    Ok(Cluster::start(bundled_pair(change)?, Arc::new(NoLogs), PATIENCE).await?)
+}
+
+/// The same, with what the processes log.
+pub async fn start_logged(change: impl FnOnce(&mut ClusterSpec)) -> anyhow::Result<(Cluster, Arc<Logs>)> {
+    let logs = Arc::new(Logs::default());
+    let spec = bundled_pair(|spec| {
+        spec.log = Some("info".to_owned());
+        change(spec);
+    })?;
+    let cluster = Cluster::start(spec, Arc::clone(&logs) as _, PATIENCE).await?;
+    Ok((cluster, logs))
+}
+
+fn bundled_pair(change: impl FnOnce(&mut ClusterSpec)) -> anyhow::Result<ClusterSpec> {
+    let binaries = Binaries::beside_this_executable()?;
+    let mut spec = ClusterSpec::new(binaries, pair::target_dir(), DraftKind::Model(pair::draft_dir()));
+    spec.threads = Some(NonZeroUsize::MIN);
+    spec.log = Some("warn".to_owned());
+    spec.target_args = vec!["--served-model-name".to_owned(), MODEL.to_owned()];
+    change(&mut spec);
+    Ok(spec)
+}
+
+/// One of the programs, for tests that start it themselves.
+pub fn program(name: &str) -> anyhow::Result<PathBuf> {
+    Ok(Binaries::beside_this_executable()?.router.with_file_name(name))
+}
+
+/// A client of a cluster that is ready.
+pub async fn client(cluster: &Cluster) -> anyhow::Result<Client> {
+    Client::connect(&cluster.grpc_url()).await
+}
+
+/// The metrics of one process.
+pub async fn metrics(cluster: &Cluster, name: &str) -> anyhow::Result<Page> {
+    Page::scrape(&cluster.admin_url(name)?).await
+}
+
+/// Every line of every process of a cluster. They are printed too, for the report of a test that fails.
+#[derive(Debug, Default)]
+pub struct Logs(Mutex<Vec<(String, String)>>);
+
+impl Logs {
+    /// What one process logged so far.
+    pub fn of(&self, process: &str) -> Vec<String> {
+        let lines = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        lines.iter().filter(|(name, _)| name == process).map(|(_, line)| line.clone()).collect()
+    }
+
+    /// Waits for a line of a process with all these words, and returns it.
+    pub async fn line_with(&self, process: &str, words: &[&str]) -> anyhow::Result<String> {
+        let find = || self.of(process).into_iter().find(|line| words.iter().all(|word| line.contains(word)));
+        until(&format!("{process} logs a line with {words:?}"), async || Ok(find().is_some())).await?;
+        Ok(find().expect("lines are never taken away"))
+    }
+}
+
+impl LogSink for Logs {
+    #[expect(clippy::print_stderr, reason = "the report of a failing test shows what the processes logged")]
+    fn line(&self, process: &str, line: &str) {
+        eprintln!("{process}: {line}");
+        let mut lines = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        lines.push((process.to_owned(), line.to_owned()));
+    }
+}

@@ -1,0 +1,46 @@
+//! A Python of the tests' own: a virtual environment with pinned packages, made once and kept in the target directory.
+
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context as _, ensure};
+
+/// The interpreter of an environment that has what `requirements` (a pip requirements file) lists.
+///
+/// Several tests may ask at the same moment: one makes the environment, the others wait for it.
+pub fn interpreter(requirements: &Path) -> anyhow::Result<PathBuf> {
+    let wanted = std::fs::read_to_string(requirements).with_context(|| format!("{}", requirements.display()))?;
+    let environment = target_directory()?.join("test-venv");
+    let python = environment.join("bin/python");
+    let lock = File::create(environment.with_extension("lock"))?;
+    lock.lock()?;
+    // Written last: an environment that was cut off while it was made has none.
+    let made_for = environment.join("requirements.txt");
+    if std::fs::read_to_string(&made_for).is_ok_and(|made_for| made_for == wanted) {
+        return Ok(python);
+    }
+    run(Command::new("python3").args(["-m", "venv", "--clear"]).arg(&environment)).context(
+        "cannot make a Python environment: install Python 3.10 or later with venv and ensurepip \
+         (Debian: apt-get install python3-venv, or `make deps`)",
+    )?;
+    let install = ["-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--requirement"];
+    run(Command::new(&python).args(install).arg(requirements))
+        .context("cannot install the Python packages of the tests: is PyPI, or a mirror that pip knows, reachable?")?;
+    std::fs::write(&made_for, wanted)?;
+    Ok(python)
+}
+
+/// Where cargo builds, found from this program, which it built in `target/PROFILE/deps`.
+fn target_directory() -> anyhow::Result<PathBuf> {
+    let program = std::env::current_exe()?;
+    let directory = program.ancestors().nth(3).context("a test program lies three levels below the target directory")?;
+    Ok(directory.to_owned())
+}
+
+fn run(command: &mut Command) -> anyhow::Result<()> {
+    let output = command.output().with_context(|| format!("{command:?}"))?;
+    let told = [output.stdout, output.stderr].concat();
+    ensure!(output.status.success(), "{command:?} ended with {}:\n{}", output.status, String::from_utf8_lossy(&told));
+    Ok(())
+}

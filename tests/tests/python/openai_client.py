@@ -1,0 +1,402 @@
+"""The official `openai` package against running Outrider clusters: what it lists, completes, chats, streams, and raises.
+
+Started by ../openai_client.rs with the URLs of the clusters. Each check is a function that fails by an exception; all of
+them run, each prints one line, and the exit code says whether all held.
+"""
+
+import argparse
+import json
+import sys
+import traceback
+
+import openai
+from openai import OpenAI
+
+CODE = "Write a Python function that reverses a list.\n"
+SQL = "Table: orders(id, customer, total)\nQuestion: What is the highest total of each customer?\nSQL:"
+CHAT = [{"role": "user", "content": "Write a Python function that reverses a list."}]
+
+CHECKS = []
+
+
+def check(function):
+    CHECKS.append(function)
+    return function
+
+
+class Clusters:
+    """Clients of the clusters that the test started; none of them retries, so that each answer is seen."""
+
+    def __init__(self, arguments):
+        def client(base_url, api_key="unused"):
+            return OpenAI(base_url=f"{base_url}/v1", api_key=api_key, max_retries=0, timeout=60)
+
+        self.open = client(arguments.open)
+        self.small = client(arguments.small)
+        self.stopped = client(arguments.stopped)
+        self.with_key = client(arguments.keys, arguments.api_key)
+        self.with_wrong_key = client(arguments.keys, arguments.api_key + "x")
+        self.model = self.open.models.list().data[0].id
+        with open(arguments.tokenizer, encoding="utf-8") as file:
+            self.vocabulary = json.load(file)["model"]["vocab"]
+
+    def complete(self, **fields):
+        settings = {"model": self.model, "prompt": CODE, "max_tokens": 32, "seed": 7}
+        return self.open.completions.create(**{**settings, **fields})
+
+    def chat(self, **fields):
+        settings = {"model": self.model, "messages": CHAT, "max_completion_tokens": 32, "seed": 7}
+        return self.open.chat.completions.create(**{**settings, **fields})
+
+    def token_id(self, token):
+        """The id of a token as logprobs spell it; byte-level BPE writes spaces and line feeds as letters."""
+        return self.vocabulary[token.replace(" ", "\u0120").replace("\n", "\u010a")]
+
+    def prompt_tokens(self, prompt):
+        echoed = self.complete(prompt=prompt, echo=True, max_tokens=0, logprobs=0).choices[0]
+        return echoed.logprobs.tokens
+
+
+def equal(left, right):
+    assert left == right, f"{left!r} is not {right!r}"
+
+
+def speculation_of(usage):
+    return usage.model_extra["speculation"]
+
+
+def raised(kind, call):
+    try:
+        call()
+    except openai.OpenAIError as error:
+        assert type(error) is kind, f"{error!r} is a {type(error).__name__}, not a {kind.__name__}"
+        return error
+    raise AssertionError(f"no {kind.__name__} was raised")
+
+
+# What exists.
+
+
+@check
+def models_are_listed_and_retrieved(clusters):
+    models = list(clusters.open.models.list())
+    equal([model.id for model in models], ["target"])
+    model = clusters.open.models.retrieve("target")
+    equal((model.id, model.object, model.model_extra["max_model_len"]), ("target", "model", 2048))
+
+
+# Whole answers.
+
+
+@check
+def a_completion_has_text_usage_and_a_fingerprint(clusters):
+    answer = clusters.complete()
+    choice, usage = answer.choices[0], answer.usage
+    assert answer.id.startswith("cmpl-") and answer.object == "text_completion", answer
+    assert choice.text and choice.finish_reason == "length" and choice.logprobs is None, choice
+    equal(usage.completion_tokens, 32)
+    equal(usage.prompt_tokens, len(clusters.prompt_tokens(CODE)))
+    equal(usage.total_tokens, usage.prompt_tokens + usage.completion_tokens)
+    speculation = speculation_of(usage)
+    assert 0 < speculation["accepted_tokens"] <= speculation["draft_tokens"], speculation
+    assert 0 < speculation["rounds"] < 32 and speculation["acceptance_length"] > 1, speculation
+    equal(speculation["disabled_reason"], None)
+    equal(answer.model_extra["seed"], 7)
+    equal(answer.system_fingerprint, clusters.open.models.retrieve("target").model_extra["system_fingerprint"])
+
+
+@check
+def a_conversation_is_answered(clusters):
+    answer = clusters.chat(max_completion_tokens=5)
+    assert answer.id.startswith("chatcmpl-") and answer.object == "chat.completion", answer
+    message = answer.choices[0].message
+    assert message.role == "assistant" and message.content, message
+    equal((answer.usage.completion_tokens, answer.choices[0].finish_reason), (5, "length"))
+    assert answer.system_fingerprint and speculation_of(answer.usage)["rounds"] >= 1, answer
+    parts = [{"role": "user", "content": [{"type": "text", "text": CHAT[0]["content"]}]}]
+    equal(clusters.chat(messages=parts, max_completion_tokens=5).choices[0].message.content, message.content)
+
+
+@check
+def token_ids_are_a_prompt_like_their_text(clusters):
+    ids = [[clusters.token_id(token) for token in clusters.prompt_tokens(prompt)] for prompt in (CODE, SQL)]
+    from_text = clusters.complete(prompt=[CODE, SQL])
+    from_ids = clusters.complete(prompt=ids)
+    equal([choice.index for choice in from_ids.choices], [0, 1])
+    equal([choice.text for choice in from_ids.choices], [choice.text for choice in from_text.choices])
+    equal(clusters.complete(prompt=ids[1]).choices[0].text, from_text.choices[1].text)
+
+
+@check
+def three_choices_differ_and_come_again(clusters):
+    for ask, text_of in (
+        (clusters.complete, lambda choice: choice.text),
+        (clusters.chat, lambda choice: choice.message.content),
+    ):
+        first, second = (ask(n=3, seed=11, temperature=1).choices for _ in range(2))
+        texts = [text_of(choice) for choice in first]
+        equal([choice.index for choice in first], [0, 1, 2])
+        equal(len(set(texts)), 3)
+        equal([text_of(choice) for choice in second], texts)
+        equal(text_of(ask(seed=11, temperature=1).choices[0]), texts[0])
+        assert text_of(ask(seed=12, temperature=1).choices[0]) not in texts
+
+
+@check
+def speculation_changes_no_text(clusters):
+    for temperature in (0, 0.7, 1):
+        answers = {
+            name: clusters.complete(temperature=temperature, extra_body={"speculation": speculation})
+            for name, speculation in (
+                ("plain", {"num_draft_tokens": 0}),
+                ("off", {"enabled": False}),
+                ("four", {"num_draft_tokens": 4}),
+            )
+        }
+        equal(len({answer.choices[0].text for answer in answers.values()}), 1)
+        usage = {name: speculation_of(answer.usage) for name, answer in answers.items()}
+        for name in ("plain", "off"):
+            equal((usage[name]["draft_tokens"], usage[name]["rounds"]), (0, 32))
+            equal(usage[name]["disabled_reason"], "request")
+        assert usage["four"]["draft_tokens"] > 0 and usage["four"]["rounds"] < 32, usage
+
+
+# Streams.
+
+
+@check
+def a_streamed_completion_is_the_whole_one(clusters):
+    whole = clusters.complete()
+    options = {"include_usage": True, "include_speculation": True}
+    chunks = list(clusters.complete(stream=True, stream_options=options))
+    *pieces, last = chunks
+    assert len(pieces) > 2, chunks
+    equal("".join(piece.choices[0].text for piece in pieces), whole.choices[0].text)
+    equal([piece.choices[0].finish_reason for piece in pieces if piece.choices[0].finish_reason], ["length"])
+    equal((last.choices, last.usage.completion_tokens), ([], 32))
+    assert all(piece.usage is None for piece in pieces)
+    equal({chunk.system_fingerprint for chunk in chunks}, {whole.system_fingerprint})
+    spans = [piece.choices[0].model_extra["speculation"] for piece in pieces]
+    equal(sum(span["num_tokens"] for span in spans), 32)
+    equal(sum(span["num_drafted"] for span in spans), speculation_of(last.usage)["accepted_tokens"])
+
+
+@check
+def a_streamed_conversation_is_the_whole_one(clusters):
+    whole = clusters.chat(n=2)
+    chunks = list(clusters.chat(n=2, stream=True, stream_options={"include_usage": True}))
+    texts, roles = ["", ""], [[], []]
+    for choice in (choice for chunk in chunks for choice in chunk.choices):
+        texts[choice.index] += choice.delta.content or ""
+        roles[choice.index] += [choice.delta.role] if choice.delta.role else []
+    equal(texts, [choice.message.content for choice in whole.choices])
+    equal(roles, [["assistant"], ["assistant"]])
+    equal(chunks[-1].usage.total_tokens, whole.usage.total_tokens)
+    equal({chunk.object for chunk in chunks}, {"chat.completion.chunk"})
+
+
+@check
+def a_stream_without_options_has_no_usage(clusters):
+    assert all(chunk.usage is None and chunk.choices for chunk in clusters.chat(stream=True))
+
+
+# Log probabilities.
+
+
+@check
+def a_conversation_has_log_probabilities(clusters):
+    answer = clusters.chat(temperature=0, logprobs=True, top_logprobs=3)
+    tokens = answer.choices[0].logprobs.content
+    equal(len(tokens), answer.usage.completion_tokens)
+    equal(bytes(byte for token in tokens for byte in token.bytes).decode(), answer.choices[0].message.content)
+    for token in tokens:
+        top = [candidate.logprob for candidate in token.top_logprobs]
+        assert len(top) == 3 and top == sorted(top, reverse=True) and top[0] <= 0, token
+        # A greedy token is the likeliest.
+        equal((token.token, token.logprob), (token.top_logprobs[0].token, top[0]))
+    streamed = clusters.chat(temperature=0, logprobs=True, top_logprobs=3, stream=True)
+    choices = [choice for chunk in streamed for choice in chunk.choices]
+    equal([token for choice in choices if choice.logprobs for token in choice.logprobs.content], tokens)
+
+
+@check
+def a_completion_has_log_probabilities(clusters):
+    answer = clusters.complete(temperature=1, logprobs=2)
+    text, logprobs = answer.choices[0].text, answer.choices[0].logprobs
+    equal("".join(logprobs.tokens), text)
+    equal(len(logprobs.token_logprobs), answer.usage.completion_tokens)
+    at = 0
+    for token, logprob, top, offset in zip(
+        logprobs.tokens, logprobs.token_logprobs, logprobs.top_logprobs, logprobs.text_offset, strict=True
+    ):
+        # The drawn token is listed too, where it is not among the likeliest.
+        assert 2 <= len(top) <= 3 and logprob <= 0 and abs(top[token] - logprob) < 1e-6, (token, logprob, top)
+        equal(offset, at)
+        at += len(token)
+
+
+@check
+def an_echo_repeats_and_scores_the_prompt(clusters):
+    scored = clusters.complete(echo=True, max_tokens=0, logprobs=1)
+    choice = scored.choices[0]
+    equal((choice.text, scored.usage.completion_tokens), (CODE, 0))
+    first, *others = choice.logprobs.token_logprobs
+    assert first is None and others and all(logprob <= 0 for logprob in others), choice.logprobs
+    equal(len(choice.logprobs.tokens), scored.usage.prompt_tokens)
+    echoed = clusters.complete(echo=True)
+    equal(echoed.choices[0].text, CODE + clusters.complete().choices[0].text)
+    streamed = clusters.complete(echo=True, stream=True)
+    equal("".join(choice.text for chunk in streamed for choice in chunk.choices), echoed.choices[0].text)
+
+
+# What ends and what bends a text.
+
+
+@check
+def a_stop_string_across_a_token_border_ends_the_text(clusters):
+    answer = clusters.complete(logprobs=0, max_tokens=64)
+    text, tokens = answer.choices[0].text, answer.choices[0].logprobs.tokens
+    borders, at = [], 0
+    for left, right in zip(tokens, tokens[1:]):
+        at += len(left)
+        stop = left[-1:] + right[:1]
+        if len(stop) == 2 and text.find(stop) == at - 1 and at > 8:
+            borders.append((stop, at - 1))
+    assert len(borders) >= 3, f"no borders to stop at in {text!r}"
+    for stop, end in borders[:3]:
+        stopped = clusters.complete(max_tokens=64, stop=stop)
+        equal((stopped.choices[0].text, stopped.choices[0].finish_reason), (text[:end], "stop"))
+        assert stopped.usage.completion_tokens < 64, stopped.usage
+        streamed = list(clusters.complete(max_tokens=64, stop=["never there", stop], stream=True))
+        equal("".join(chunk.choices[0].text for chunk in streamed), text[:end])
+        equal(streamed[-1].choices[0].finish_reason, "stop")
+
+
+@check
+def a_stop_string_ends_a_conversation(clusters):
+    whole = clusters.chat().choices[0].message.content
+    word = whole.split()[2]
+    stopped = clusters.chat(stop=[word])
+    equal((stopped.choices[0].message.content, stopped.choices[0].finish_reason), (whole[: whole.find(word)], "stop"))
+
+
+@check
+def a_bias_forbids_and_forces_tokens(clusters):
+    first = clusters.complete(temperature=0, max_tokens=1, logprobs=0).choices[0].logprobs.tokens[0]
+    forbidden = clusters.complete(temperature=0, logprobs=0, logit_bias={clusters.token_id(first): -100})
+    assert first not in forbidden.choices[0].logprobs.tokens, forbidden
+    forced = clusters.complete(max_tokens=5, logit_bias={clusters.token_id("def"): 100})
+    equal(forced.choices[0].text, "def" * 5)
+
+
+@check
+def penalties_make_a_text_repeat_less(clusters):
+    def distinct(**fields):
+        return len(set(clusters.complete(temperature=0, max_tokens=96, logprobs=0, **fields).choices[0].logprobs.tokens))
+
+    plain = distinct()
+    for fields in (
+        {"frequency_penalty": 2},
+        {"presence_penalty": 2},
+        {"extra_body": {"repetition_penalty": 1.5}},
+    ):
+        assert distinct(**fields) > plain, (fields, plain)
+
+
+@check
+def our_own_sampling_fields_are_taken(clusters):
+    greedy = clusters.complete(temperature=0).choices[0].text
+    equal(clusters.complete(temperature=1, extra_body={"top_k": 1}).choices[0].text, greedy)
+    equal(clusters.complete(temperature=1, extra_body={"min_p": 1}).choices[0].text, greedy)
+    equal(clusters.complete(temperature=1, top_p=0).choices[0].text, greedy)
+    tagged = clusters.complete(temperature=0, extra_body={"task_type": "code"}, extra_headers={"x-task-type": "sql"})
+    equal(tagged.choices[0].text, greedy)
+
+
+# What is raised.
+
+
+@check
+def a_bad_value_is_a_bad_request(clusters):
+    error = raised(openai.BadRequestError, lambda: clusters.complete(temperature=-1))
+    equal((error.status_code, error.param, error.type), (400, "temperature", "invalid_request_error"))
+    assert "temperature must be between 0 and 2, not -1" in error.message, error.message
+    error = raised(openai.BadRequestError, lambda: clusters.chat(max_completion_tokens=4096))
+    equal((error.code, error.param), ("context_length_exceeded", "max_completion_tokens"))
+    error = raised(openai.BadRequestError, lambda: clusters.complete(temperature=3, stream=True))
+    equal(error.param, "temperature")
+
+
+@check
+def a_wrong_key_is_an_authentication_error(clusters):
+    error = raised(openai.AuthenticationError, clusters.with_wrong_key.models.list)
+    equal((error.status_code, error.code), (401, "invalid_api_key"))
+    ask = {"model": "target", "prompt": CODE, "max_tokens": 4}
+    raised(openai.AuthenticationError, lambda: clusters.with_wrong_key.completions.create(**ask))
+    assert clusters.with_key.completions.create(**ask).choices[0].text
+
+
+@check
+def an_unknown_model_is_not_found(clusters):
+    error = raised(openai.NotFoundError, lambda: clusters.complete(model="nobody"))
+    equal((error.status_code, error.code, error.param), (404, "model_not_found", "model"))
+    raised(openai.NotFoundError, lambda: clusters.open.models.retrieve("nobody"))
+    raised(openai.NotFoundError, lambda: clusters.open.embeddings.create(model="target", input="text"))
+
+
+@check
+def a_large_body_is_refused_with_413(clusters):
+    # The package has no class of its own for this status.
+    error = raised(openai.APIStatusError, lambda: clusters.complete(prompt="x" * (3 << 20)))
+    equal((error.status_code, error.code), (413, "request_too_large"))
+    assert "2097152 bytes" in error.message, error.message
+
+
+@check
+def a_full_router_is_a_rate_limit_error(clusters):
+    def ask(client, **fields):
+        return client.completions.create(model="target", prompt=CODE, **fields)
+
+    with ask(clusters.small, max_tokens=1900, stream=True, extra_body={"ignore_eos": True}) as stream:
+        next(iter(stream))
+        for fields in ({}, {"stream": True}):
+            error = raised(openai.RateLimitError, lambda: ask(clusters.small, max_tokens=4, **fields))
+            equal((error.status_code, error.code), (429, "overloaded"))
+            equal(error.response.headers["retry-after"], "1")
+    # Closing the stream made room, at the latest by the time the package tries again.
+    assert ask(clusters.small.with_options(max_retries=3), max_tokens=4).choices[0].text
+
+
+@check
+def a_server_that_is_away_is_a_connection_error(clusters):
+    raised(openai.APIConnectionError, lambda: clusters.stopped.models.list())
+
+
+@check
+def requests_work_after_all_of_this(clusters):
+    equal(clusters.complete().choices[0].text, clusters.complete().choices[0].text)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--open", required=True, help="URL of a cluster without keys")
+    parser.add_argument("--keys", required=True, help="URL of a cluster that asks for a key")
+    parser.add_argument("--api-key", required=True, help="the key")
+    parser.add_argument("--small", required=True, help="URL of a cluster that runs one sequence and lets none wait")
+    parser.add_argument("--stopped", required=True, help="a URL where nothing listens")
+    parser.add_argument("--tokenizer", required=True, help="the target's tokenizer.json")
+    clusters = Clusters(parser.parse_args())
+    failures = 0
+    for function in CHECKS:
+        name = function.__name__.replace("_", " ")
+        try:
+            function(clusters)
+            print(f"ok    {name}", flush=True)
+        except Exception:
+            failures += 1
+            print(f"FAIL  {name}\n{traceback.format_exc()}", flush=True)
+    print(f"openai {openai.__version__}: {len(CHECKS) - failures} of {len(CHECKS)} checks hold")
+    sys.exit(1 if failures else 0)
+
+
+main()
