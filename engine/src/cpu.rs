@@ -25,7 +25,8 @@ use dispatch::Isa;
 use elementwise::{RmsNorm, RmsNormInPlace, Rotate, RoundToBf16, SiluMul};
 use gemm::MatMul;
 use lanes::Element;
-use threads::{Shared, Threads};
+use threads::Shared;
+pub(crate) use threads::Threads;
 
 use crate::backend::{Angles, AttentionStep, Backend, HeadLayout, Linear, Norm};
 use crate::kv_cache::{KvBlocks, KvCache, KvElement};
@@ -68,9 +69,14 @@ impl Cpu {
         Self { isa: Isa::best(), threads: Threads::eager(threads) }
     }
 
-    /// Runs a whole forward on the engine's threads.
-    pub(crate) fn enter<R: Send>(&self, run: impl FnOnce() -> R + Send) -> R {
-        self.threads.enter(run)
+    /// The threads of the engine.
+    pub(crate) fn threads(&self) -> &Threads {
+        &self.threads
+    }
+
+    /// Runs a whole forward of about `work` multiply-adds.
+    pub(crate) fn enter<R: Send>(&self, work: usize, run: impl FnOnce() -> R + Send) -> R {
+        self.threads.enter(work, run)
     }
 
     /// One matrix of a linear, on columns of it.

@@ -53,7 +53,7 @@ impl Engine {
         let blocks = new_block_manager(&kv, options.kv_memory_bytes)?;
         let numerics = NumericsParts {
             config: &config_bytes,
-            checkpoint: checkpoint.digest(),
+            checkpoint: checkpoint.digest(cpu.threads()),
             weight_format: format.as_str(),
             kv_format: kv.format(),
             kernel_class: KERNEL_CLASS,
@@ -132,7 +132,8 @@ impl Engine {
         let vocab_size = self.model.config.vocab_size;
         let mut logits = Logits::zeroed(batch.iter().map(|rows| rows.num_logits).sum(), vocab_size);
         let (model, cpu, kv, workspace) = (&self.model, &self.cpu, &mut self.kv, &mut self.workspace);
-        cpu.enter(|| {
+        let rows: usize = passes.iter().map(ForwardBatch::num_rows).sum();
+        cpu.enter(rows * self.info.num_parameters as usize, || {
             let mut done = 0;
             for pass in passes.iter().filter(|pass| pass.num_rows() > 0) {
                 let rows = done..done + pass.logit_rows.len();

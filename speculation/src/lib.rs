@@ -2,10 +2,12 @@
 //! Router, workers and simulations call the same functions, so that a rule is decided once.
 //!
 //! Reading order: what a sequence is ([`spec`], [`prefix`]), what is said about it ([`step`]), how a token is drawn
-//! ([`noise`], [`logits`], [`acceptance`]), and the two ends of the conversation ([`sequence`] at the router,
-//! [`holding`] at a worker).
+//! ([`noise`], [`logits`], [`acceptance`]), the two ends of the conversation ([`sequence`] at the router,
+//! [`holding`] at a worker), and how far to draft ([`survival`], [`cost`], [`draft_length`]).
 
 pub mod acceptance;
+pub mod cost;
+pub mod draft_length;
 pub mod fingerprint;
 pub mod holding;
 pub mod logits;
@@ -16,6 +18,7 @@ pub mod prefix;
 pub mod sequence;
 pub mod spec;
 pub mod step;
+pub mod survival;
 
 pub use spec::{AcceptanceMode, SamplingParams, SequenceSpec};
 pub use step::{Draft, FinishReason, Proposal, Reply, ReplyBody, Step, TokenLogprobs, TokenSpan, Work};

@@ -4,6 +4,10 @@
 //! running maximum; inside a block, score j = ((a0 + a1) + (a2 + a3)) with a_i the sum over dimensions d = i mod 4 in order of
 //! d, probabilities summed by halves, values added in order of position. A masked key is left out, a block without a key is
 //! not merged. Which queries are computed side by side changes nothing.
+#![expect(
+    clippy::needless_range_loop,
+    reason = "the indices are the matrix notation, and the loops are unrolled"
+)]
 
 use std::ops::Range;
 

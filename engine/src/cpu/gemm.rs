@@ -1,6 +1,10 @@
 //! Activations times weights: `out[row][column] = sum over k of x[row][k] * weights[column][k] (+ bias[column])`. Each sum has
 //! one order (see [`super::lanes`] and `k_slices`), whatever the number of rows, so tiles differ in speed only. A few weight
 //! rows meet a few activation rows at a time in registers; weights are streamed once for every panel of rows.
+#![expect(
+    clippy::needless_range_loop,
+    reason = "the indices are the matrix notation, and the loops are unrolled"
+)]
 
 use std::ops::Range;
 
@@ -164,10 +168,6 @@ impl<W: Element> MatMul<'_, W> {
 /// # Safety
 /// V's instructions are there; every row holds `len` elements.
 #[inline(always)]
-#[expect(
-    clippy::needless_range_loop,
-    reason = "the indices are the matrix notation, and the loops are unrolled"
-)]
 unsafe fn dot_tile<V: Lanes, W: Element, const R: usize, const C: usize>(
     x: *const f32,
     w: *const W,
@@ -207,9 +207,7 @@ unsafe fn dot_tile<V: Lanes, W: Element, const R: usize, const C: usize>(
             let mut c = 0;
             while c + 4 <= C {
                 let four = V::fold_4([sums[c][r], sums[c + 1][r], sums[c + 2][r], sums[c + 3][r]]);
-                for i in 0..4 {
-                    out[r][c + i] = four[i];
-                }
+                out[r][c..c + 4].copy_from_slice(&four);
                 c += 4;
             }
             while c < C {

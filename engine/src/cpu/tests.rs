@@ -47,8 +47,26 @@ fn config() -> ProptestConfig {
     ProptestConfig { cases: 200, rng_seed: RngSeed::Fixed(7), ..ProptestConfig::default() }
 }
 
-/// A product with `parts` matrices, and its twin.
-fn check_linear(rows: usize, k: usize, widths: &[usize], unit: Option<usize>, bf: bool, bias: bool) {
+/// A product with one matrix for each width.
+#[derive(Debug, Clone)]
+struct Product {
+    rows: usize,
+    k: usize,
+    widths: Vec<usize>,
+    /// K-slices of so many columns a unit, or one slice.
+    unit: Option<usize>,
+    bf: bool,
+    bias: bool,
+}
+
+fn product() -> impl Strategy<Value = Product> {
+    let shape = (1..11usize, 1..120usize, prop::collection::vec(1..30usize, 1..4));
+    (shape, prop::option::of(1..40usize), any::<(bool, bool)>())
+        .prop_map(|((rows, k, widths), unit, (bf, bias))| Product { rows, k, widths, unit, bf, bias })
+}
+
+fn check_linear(product: &Product) {
+    let Product { rows, k, ref widths, unit, bf, bias } = *product;
     let slices = unit.map_or_else(|| KSlices::whole(k), |unit| KSlices::eighths(k, unit));
     let x = numbers(rows * k, 1);
     let weights: Vec<Vec<f32>> =
@@ -76,8 +94,8 @@ fn check_linear(rows: usize, k: usize, widths: &[usize], unit: Option<usize>, bf
     .compute();
     for cpu in Cpu::every_isa().into_iter().chain([Cpu::eager(3)]) {
         let mut out = vec![f32::NAN; rows * width];
-        cpu.enter(|| cpu.linear(&linear, &mut x.clone(), &mut out));
-        assert_eq!(bits(&out), bits(&expected), "{cpu:?}: rows {rows}, k {k}, widths {widths:?}");
+        cpu.enter(usize::MAX, || cpu.linear(&linear, &mut x.clone(), &mut out));
+        assert_eq!(bits(&out), bits(&expected), "{cpu:?}: {product:?}");
     }
 }
 
@@ -85,15 +103,8 @@ proptest! {
     #![proptest_config(config())]
 
     #[test]
-    fn linear_is_its_twin(
-        rows in 1..11usize,
-        k in 1..120usize,
-        widths in prop::collection::vec(1..30usize, 1..4),
-        unit in prop::option::of(1..40usize),
-        bf in any::<bool>(),
-        bias in any::<bool>(),
-    ) {
-        check_linear(rows, k, &widths, unit, bf, bias);
+    fn linear_is_its_twin(product in product()) {
+        check_linear(&product);
     }
 
     #[test]
@@ -247,7 +258,7 @@ fn check_attention(texts: &[Text], layout: HeadLayout, window: Option<u32>, bf: 
         .collect();
     for cpu in Cpu::every_isa().into_iter().chain([Cpu::eager(3)]) {
         let mut out = vec![f32::NAN; expected.len()];
-        cpu.enter(|| cpu.attention(&kv, &step, &mut out));
+        cpu.enter(usize::MAX, || cpu.attention(&kv, &step, &mut out));
         assert_eq!(bits(&out), bits(&expected), "{cpu:?}");
     }
 }

@@ -9,7 +9,7 @@ use rayon::prelude::*;
 use crate::EngineError;
 
 /// Multiply-adds below which waking another thread costs more than it saves.
-const MIN_PARALLEL_WORK: usize = 400_000;
+const MIN_PARALLEL_WORK: usize = 1_000_000;
 
 /// Pieces per thread, so that a thread that was late does not hold up the others for a whole share.
 const PIECES_PER_THREAD: usize = 3;
@@ -18,7 +18,6 @@ const PIECES_PER_THREAD: usize = 3;
 #[derive(Debug)]
 pub(crate) struct Threads {
     pool: Option<rayon::ThreadPool>,
-    count: usize,
     min_parallel_work: usize,
 }
 
@@ -37,7 +36,7 @@ impl Threads {
         } else {
             None
         };
-        Ok(Self { pool, count, min_parallel_work: MIN_PARALLEL_WORK })
+        Ok(Self { pool, min_parallel_work: MIN_PARALLEL_WORK })
     }
 
     /// Threads that share even the smallest work.
@@ -46,11 +45,20 @@ impl Threads {
         Self { min_parallel_work: 0, ..Self::new(count).unwrap() }
     }
 
-    /// Enters the pool once, so that what runs inside dispatches without leaving it.
-    pub(crate) fn enter<R: Send>(&self, run: impl FnOnce() -> R + Send) -> R {
+    /// Enters the pool once for all that runs inside, if it is about enough work to share more than once. Work behind is
+    /// dispatched from there without waking anyone first.
+    pub(crate) fn enter<R: Send>(&self, work: usize, run: impl FnOnce() -> R + Send) -> R {
         match &self.pool {
-            Some(pool) => pool.install(run),
-            None => run(),
+            Some(pool) if work / 4 >= self.min_parallel_work => pool.install(run),
+            _ => run(),
+        }
+    }
+
+    /// `run` of every item, in their order.
+    pub(crate) fn map<T: Sync, R: Send>(&self, items: &[T], run: impl Fn(&T) -> R + Sync + Send) -> Vec<R> {
+        match &self.pool {
+            Some(pool) => pool.install(|| items.par_iter().map(run).collect()),
+            None => items.iter().map(run).collect(),
         }
     }
 
@@ -63,15 +71,16 @@ impl Threads {
         work: usize,
         run: impl Fn(Range<usize>) + Sync,
     ) {
-        if self.count == 1 || work < self.min_parallel_work || items <= grain {
-            run(0..items);
-            return;
+        let Some(pool) = &self.pool else { return run(0..items) };
+        if work < self.min_parallel_work || items <= grain {
+            return run(0..items);
         }
         let worthwhile = work / (self.min_parallel_work / 4).max(1);
-        let pieces = (self.count * PIECES_PER_THREAD).min(worthwhile).max(1);
+        let pieces = (pool.current_num_threads() * PIECES_PER_THREAD).min(worthwhile).max(1);
         let piece = items.div_ceil(pieces).next_multiple_of(grain);
         let pieces = items.div_ceil(piece);
-        (0..pieces).into_par_iter().for_each(|i| run(i * piece..items.min((i + 1) * piece)));
+        // From a thread of the pool, `install` just calls.
+        pool.install(|| (0..pieces).into_par_iter().for_each(|i| run(i * piece..items.min((i + 1) * piece))));
     }
 }
 

@@ -8,7 +8,7 @@ use crate::model_config::ModelConfig;
 use crate::weights::{Checkpoint, Matrix, MatrixFormat};
 
 /// Columns in a unit of down_proj's K-slices (docs/contract.md C2).
-pub(crate) const DOWN_UNIT: usize = 32;
+const DOWN_UNIT: usize = 32;
 
 /// Loads tensors of one checkpoint in one format.
 struct Loader<'a> {

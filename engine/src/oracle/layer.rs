@@ -108,15 +108,16 @@ impl OracleLayer {
         let (keys, values) = (stored(keys), stored(values));
 
         let group = config.num_heads / config.num_kv_heads;
-        let mut out = Vec::new();
-        for position in 0..normed.len() / config.hidden_size {
-            let first = config.windows[self.index].map_or(0, |w| (position + 1).saturating_sub(w as usize));
-            for head in 0..config.num_heads {
-                let (keys, values) = (&keys[head / group], &values[head / group]);
-                out.extend(reference::attention(&queries[head][position], keys, values, first..position + 1));
-            }
-        }
-        out
+        let window = config.windows[self.index];
+        let attend = &|position: usize, head: usize| {
+            let first = window.map_or(0, |window| (position + 1).saturating_sub(window as usize));
+            let (keys, values) = (&keys[head / group], &values[head / group]);
+            reference::attention(&queries[head][position], keys, values, first..position + 1)
+        };
+        let positions = 0..normed.len() / config.hidden_size;
+        positions
+            .flat_map(|position| (0..config.num_heads).flat_map(move |head| attend(position, head)))
+            .collect()
     }
 }
 

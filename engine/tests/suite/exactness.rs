@@ -2,7 +2,7 @@
 //! into forwards, whatever was rolled back, wherever its KV lies, the bits are those of the oracle, which has no cache, no
 //! batch and no threads. Everything is compared with `==`.
 
-use std::path::PathBuf;
+use std::path::Path;
 
 use crate::support::{Random, demo_dir, feed, golden_cases, golden_dir, load};
 use engine::{Engine, Oracle, SequenceRows, SlotId, TokenId, WeightFormat};
@@ -16,7 +16,7 @@ struct Judged {
 }
 
 impl Judged {
-    fn texts(dir: &PathBuf, format: WeightFormat, lens: &[usize]) -> Vec<Judged> {
+    fn texts(dir: &Path, format: WeightFormat, lens: &[usize]) -> Vec<Judged> {
         let oracle = Oracle::load(dir, format).unwrap();
         let vocab = load(dir, format, 1).info().vocab_size;
         let mut random = Random::new(9);

@@ -267,7 +267,7 @@ impl Owner {
             let Some(running) = self.sequences.get(&id) else { continue };
             if running.target.is_none() && now >= running.target_by {
                 let reason = format!("no target worker came back for model `{}`", running.lane.model);
-                let _: Delivery = running.sink.send(GenerationEvent::Failed(RouterError::Unavailable { reason }));
+                running.sink.send_last(GenerationEvent::Failed(RouterError::Unavailable { reason }));
                 self.cancel(id);
             } else if running.sequence.next_deadline().is_some_and(|deadline| deadline <= now) {
                 self.drive(id, Event::Tick);
@@ -336,11 +336,11 @@ impl Owner {
             }
             Action::PromptLogprobs(scores) => running.sink.send(GenerationEvent::PromptLogprobs(scores)),
             Action::Finished(reason) => {
-                let _: Delivery = running.sink.send(running.finished(reason));
+                running.sink.send_last(running.finished(reason));
                 return;
             }
             Action::Failed(reason) => {
-                let _: Delivery = running.sink.send(GenerationEvent::Failed(RouterError::Refused { reason }));
+                running.sink.send_last(GenerationEvent::Failed(RouterError::Refused { reason }));
                 return;
             }
             Action::Ignored(why) => {

@@ -1,4 +1,4 @@
-//! Text to what an HTTP client reads: one JSON answer ([`whole`]), or server-sent events ([`sse`]). Must never hold text
+//! Text to what an HTTP client reads: one JSON answer (`whole`), or server-sent events (`sse`). Must never hold text
 //! back: that is decided in [`crate::token_span`].
 
 mod chunk;

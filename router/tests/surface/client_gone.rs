@@ -82,12 +82,3 @@ async fn a_choice_that_found_its_stop_string_leaves_the_others_running() {
     drop(response);
     eventually("cancellation of choice 1", || router.lanes.cancelled() == [(0, 0), (0, 1)]).await;
 }
-
-#[tokio::test]
-async fn zz_by_hand() {
-    if std::env::var_os("BY_HAND").is_none() { return; }
-    let router = TestRouter::start().say(" one two three");
-    let address = router.listen_http().await;
-    std::fs::write("/tmp/router-hand", address.to_string()).unwrap();
-    tokio::time::sleep(Duration::from_secs(60)).await;
-}

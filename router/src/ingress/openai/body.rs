@@ -2,7 +2,7 @@
 //! share one type; a field that belongs to the other endpoint is refused by name.
 //!
 //! Three kinds of fields: those that are honoured; those that change nothing here and are ignored (named `_...`); and
-//! those that would change the answer but are not supported ([`Body::refuse_unsupported`]), which are refused unless
+//! those that would change the answer but are not supported (`refuse_unsupported`), which are refused unless
 //! they say "off". Anything else is refused as unknown: a misspelt field must not be silently without effect.
 
 use serde::Deserialize;

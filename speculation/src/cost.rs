@@ -1,0 +1,279 @@
+//! What a step costs: the step times that a worker profiled at its start, corrected by what its steps took since, and the wire to it.
+//! Second link of the choice of k ([`crate::survival`], cost, [`crate::draft_length`]). It reads no clock: durations come in.
+//!
+//! A table says what a forward of so many rows takes, each row over a context of so many tokens. Tables have stairs and knees, and
+//! are only forced to be monotone; between points they are interpolated, past the last one the slope goes on.
+
+use std::time::Duration;
+
+/// One profiled forward: so many rows of one sequence that holds so many KV tokens.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
+pub struct StepTimePoint {
+    /// Rows in the forward.
+    pub rows: u32,
+    /// KV tokens that each row attended to.
+    pub kv_tokens: u64,
+    /// How long it took.
+    pub micros: u64,
+}
+
+/// Step times by rows and context.
+#[derive(Debug, Clone, Default)]
+pub struct StepTimes {
+    /// By context, ascending.
+    curves: Vec<Curve>,
+}
+
+#[derive(Debug, Clone)]
+struct Curve {
+    context: f64,
+    /// (rows, micros), both ascending; never empty.
+    points: Vec<(f64, f64)>,
+}
+
+/// A target that did not profile itself: flat at first, then as steep as its rows. Only the shape matters, for what
+/// steps take corrects it.
+const ASSUMED: [(u32, u64); 3] = [(1, 10_000), (16, 12_000), (64, 30_000)];
+
+impl StepTimes {
+    /// From measured points, in any order; those of one `kv_tokens` are one curve. No points: steps are nearly free.
+    pub fn new(points: &[StepTimePoint]) -> Self {
+        let mut sorted = points.to_vec();
+        sorted.sort_by_key(|point| (point.kv_tokens, point.rows));
+        let mut curves: Vec<Curve> = Vec::new();
+        for point in sorted {
+            let (rows, micros) = (f64::from(point.rows), point.micros as f64);
+            match curves.last_mut() {
+                Some(curve) if curve.context == point.kv_tokens as f64 => {
+                    let floor = curve.points.last().map_or(0.0, |last| last.1);
+                    curve.points.push((rows, micros.max(floor)));
+                }
+                _ => curves.push(Curve { context: point.kv_tokens as f64, points: vec![(rows, micros)] }),
+            }
+        }
+        Self { curves }
+    }
+
+    /// For a target that did not profile itself.
+    pub fn assumed() -> Self {
+        Self::new(&ASSUMED.map(|(rows, micros)| StepTimePoint { rows, kv_tokens: 0, micros }))
+    }
+
+    /// Whether nothing was profiled.
+    pub fn is_empty(&self) -> bool {
+        self.curves.is_empty()
+    }
+
+    /// Microseconds of a forward of `rows`, each over `context` tokens.
+    pub fn micros(&self, rows: f64, context: f64) -> f64 {
+        let Some(first) = self.curves.first() else { return 0.0 };
+        let above = self.curves.iter().position(|curve| curve.context > context).unwrap_or(self.curves.len());
+        let (low, high) = match above {
+            0 => return first.micros(rows),
+            _ if self.curves.len() == 1 => return first.micros(rows),
+            at => (&self.curves[at.min(self.curves.len() - 1) - 1], &self.curves[at.min(self.curves.len() - 1)]),
+        };
+        let (short, long) = (low.micros(rows), high.micros(rows).max(low.micros(rows)));
+        short + (long - short) * (context - low.context) / (high.context - low.context)
+    }
+}
+
+impl Curve {
+    fn micros(&self, rows: f64) -> f64 {
+        let points = &self.points;
+        let (first, last) = (points[0], points[points.len() - 1]);
+        if rows <= first.0 {
+            return first.1;
+        }
+        match points.iter().position(|point| point.0 >= rows) {
+            Some(at) => between(points[at - 1], points[at], rows),
+            // One step of a stair says little: the slope over the last two segments goes on.
+            None => between(points[points.len().saturating_sub(3)], last, rows).max(last.1),
+        }
+    }
+}
+
+/// The line through two points, at `x`.
+fn between(a: (f64, f64), b: (f64, f64), x: f64) -> f64 {
+    if b.0 <= a.0 { b.1 } else { b.1 + (b.1 - a.1) * (x - b.0) / (b.0 - a.0) }
+}
+
+/// By what factor measurements differ from predictions, by an index (a number of rows, a k). What was measured at
+/// one index speaks for its neighbours too, the less the further off, and for no more than it weighs.
+#[derive(Debug, Clone)]
+pub struct Residuals {
+    entries: Vec<Residual>,
+    /// What a measurement is worth one index further off.
+    reach: f64,
+}
+
+#[derive(Debug, Clone, Copy, Default)]
+struct Residual {
+    log: f64,
+    weight: f64,
+}
+
+/// Measurements that a residual remembers.
+const RESIDUAL_MEMORY: f64 = 16.0;
+
+/// Measurements that the table itself is worth.
+const TABLE_WEIGHT: f64 = 0.5;
+
+/// A measurement that is further off than this says that something else happened.
+const MAX_LOG_RATIO: f64 = 3.0;
+
+impl Residuals {
+    /// Nothing measured: every factor is 1.
+    pub fn new(len: usize, reach: f64) -> Self {
+        Self { entries: vec![Residual::default(); len], reach }
+    }
+
+    /// At `index`, `measured` was seen where `predicted` was expected; `weight` is 1 for a measurement that stands alone.
+    pub fn observe(&mut self, index: usize, (measured, predicted): (f64, f64), weight: f64) {
+        let last = self.entries.len() - 1;
+        let entry = &mut self.entries[index.min(last)];
+        let log = (measured / predicted).ln();
+        if !log.is_finite() {
+            return;
+        }
+        let log = log.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO);
+        entry.weight = (entry.weight + weight).min(RESIDUAL_MEMORY);
+        entry.log += (log - entry.log) * (weight / entry.weight).min(1.0);
+    }
+
+    /// The factor at `index`.
+    pub fn factor(&self, index: usize) -> f64 {
+        let (mut sum, mut weights) = (0.0, TABLE_WEIGHT);
+        for (i, entry) in self.entries.iter().enumerate() {
+            let weight = entry.weight * self.reach.powi(i.abs_diff(index) as i32);
+            sum += weight * entry.log;
+            weights += weight;
+        }
+        (sum / weights).exp()
+    }
+
+    /// Everything measured counts for less, by this factor.
+    pub fn age(&mut self, keep: f64) {
+        self.entries.iter_mut().for_each(|entry| entry.weight *= keep);
+    }
+}
+
+/// What was measured at twice the rows is worth this much: a machine that is slow is slow at any number of rows.
+const ROWS_REACH: f64 = 0.7;
+
+/// Powers of two that rows are told apart by.
+const ROWS_CLASSES: usize = 14;
+
+/// The wire before anything was sent.
+const FIRST_WIRE_MICROS: f64 = 300.0;
+
+/// Messages that the estimate of the wire remembers.
+const WIRE_MEMORY: f64 = 16.0;
+
+/// What one worker costs.
+#[derive(Debug, Clone)]
+pub struct WorkerCost {
+    times: StepTimes,
+    residuals: Residuals,
+    wire_micros: f64,
+}
+
+impl WorkerCost {
+    /// A worker of which only its table is known.
+    pub fn new(times: StepTimes) -> Self {
+        let residuals = Residuals::new(ROWS_CLASSES, ROWS_REACH);
+        Self { times, residuals, wire_micros: FIRST_WIRE_MICROS }
+    }
+
+    /// A forward of `rows`, each over `context` tokens, took this long.
+    pub fn observe_step(&mut self, rows: u32, context: f64, took: Duration) {
+        let predicted = self.times.micros(f64::from(rows), context);
+        if rows > 0 && predicted > 0.0 {
+            self.residuals.observe(rows_class(f64::from(rows)), (micros(took), predicted), 1.0);
+        }
+    }
+
+    /// So much of a reply's time was neither queue nor step.
+    pub fn observe_wire(&mut self, took: Duration) {
+        self.wire_micros += (micros(took) - self.wire_micros) / WIRE_MEMORY;
+    }
+
+    /// Microseconds of a forward of `rows`, each over `context` tokens, as this worker is now.
+    pub fn step_micros(&self, rows: f64, context: f64) -> f64 {
+        self.times.micros(rows, context) * self.residuals.factor(rows_class(rows))
+    }
+
+    /// Microseconds there and back.
+    pub fn wire_micros(&self) -> f64 {
+        self.wire_micros
+    }
+}
+
+fn rows_class(rows: f64) -> usize {
+    (rows.max(1.0).log2().round() as usize).min(ROWS_CLASSES - 1)
+}
+
+/// Microseconds, with their fraction.
+pub fn micros(duration: Duration) -> f64 {
+    duration.as_secs_f64() * 1e6
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn point(rows: u32, kv_tokens: u64, micros: u64) -> StepTimePoint {
+        StepTimePoint { rows, kv_tokens, micros }
+    }
+
+    #[test]
+    fn times_are_interpolated_in_rows_and_context_and_go_on_past_the_end() {
+        let times = StepTimes::new(&[
+            point(8, 0, 200),
+            point(1, 0, 100),
+            point(16, 0, 300),
+            point(1, 1_000, 150),
+            point(8, 1_000, 300),
+            point(16, 1_000, 500),
+        ]);
+        for (rows, context, micros) in [
+            (1.0, 0.0, 100.0),
+            (0.5, 0.0, 100.0),
+            (4.5, 0.0, 150.0),
+            (12.0, 0.0, 250.0),
+            (31.0, 0.0, 500.0), // 300 + 15 rows at (300 - 100) / 15 a row
+            (8.0, 500.0, 250.0),
+            (8.0, 2_000.0, 400.0),
+        ] {
+            assert!((times.micros(rows, context) - micros).abs() < 1e-9, "{rows} {context}: {}", times.micros(rows, context));
+        }
+        assert_eq!(StepTimes::new(&[]).micros(9.0, 9.0), 0.0);
+    }
+
+    #[test]
+    fn a_slow_machine_is_believed_slow_at_other_rows_too() {
+        let mut cost = WorkerCost::new(StepTimes::assumed());
+        let before = cost.step_micros(64.0, 0.0);
+        for _ in 0..30 {
+            cost.observe_step(8, 0.0, Duration::from_micros(22_000));
+        }
+        assert!((cost.step_micros(8.0, 0.0) - 22_000.0).abs() < 1_500.0, "{}", cost.step_micros(8.0, 0.0));
+        assert!(cost.step_micros(64.0, 0.0) > 1.5 * before);
+    }
+
+    proptest! {
+        #[test]
+        fn times_never_fall_with_rows_or_context(
+            points in proptest::collection::vec((1u32..600, 0u64..4, 1u64..100_000), 1..20),
+            (rows, more_rows, context, more_context) in (0.0..700.0, 0.0..700.0, 0.0..4_000.0, 0.0..4_000.0)
+        ) {
+            let points: Vec<_> = points.into_iter().map(|(rows, kv, micros)| point(rows, kv * 500, micros)).collect();
+            let times = StepTimes::new(&points);
+            let at = times.micros(rows, context);
+            prop_assert!(at > 0.0 && times.micros(rows + more_rows, context) + 1e-6 >= at);
+            prop_assert!(times.micros(rows, context + more_context) >= 0.0);
+        }
+    }
+}

@@ -1,0 +1,218 @@
+//! The controller in a world of lockstep rounds, whose best fixed k is known in closed form.
+
+use super::*;
+use crate::cost::{StepTimePoint, StepTimes};
+
+/// A pool whose sequences draft and verify in lockstep, with 5% noise on every time.
+struct World {
+    acceptance: f64,
+    sequences: u32,
+    target: fn(f64) -> f64,
+    draft: fn(f64) -> f64,
+    wire: f64,
+    chance: Chance,
+}
+
+/// A fixed sequence of chances.
+struct Chance(u64);
+
+impl Chance {
+    fn next(&mut self) -> f64 {
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        ((self.0 >> 11) as f64) / ((1_u64 << 53) as f64)
+    }
+}
+
+impl World {
+    fn round_micros(&self, k: u32) -> (f64, f64) {
+        let n = f64::from(self.sequences);
+        let draft = if k == 0 { 0.0 } else { self.wire + f64::from(k) * (self.draft)(n) };
+        (draft, self.wire + (self.target)(n * f64::from(k + 1)))
+    }
+
+    /// Committed tokens per microsecond at a fixed k.
+    fn goodput(&self, k: u32) -> f64 {
+        let expected: f64 = (0..=k).map(|depth| self.acceptance.powi(depth as i32)).sum();
+        let (draft, verify) = self.round_micros(k);
+        f64::from(self.sequences) * expected / (draft + verify)
+    }
+
+    fn best(&self) -> f64 {
+        (0..=10).map(|k| self.goodput(k)).fold(0.0, f64::max)
+    }
+
+    fn cost(times: fn(f64) -> f64) -> WorkerCost {
+        let point = |rows| StepTimePoint { rows, kv_tokens: 0, micros: times(f64::from(rows)) as u64 };
+        WorkerCost::new(StepTimes::new(&[1, 2, 4, 8, 16, 32, 64].map(point)))
+    }
+}
+
+/// A lane in a world, with what it knows of the workers.
+struct Run {
+    lane: DraftLength,
+    target: WorkerCost,
+    draft: WorkerCost,
+}
+
+impl Run {
+    fn new(world: &World) -> Self {
+        Self { lane: DraftLength::new(10), target: World::cost(world.target), draft: World::cost(world.draft) }
+    }
+
+    /// One round of all sequences; tokens that a mean round at this k commits, and how long it took.
+    fn round(&mut self, world: &mut World) -> (f64, f64) {
+        let n = world.sequences;
+        let load = Load { sequences: n, other_rows: 0, draft_sequences: n, context: 0.0 };
+        let mut k = 0;
+        for _ in 0..n {
+            k = self.lane.choose(load, &self.target, &self.draft).num_draft_tokens;
+        }
+        let noise = |chance: &mut Chance| 0.95 + 0.1 * chance.next();
+        let (draft, verify) = world.round_micros(k);
+        let (draft, verify) = (draft * noise(&mut world.chance), verify * noise(&mut world.chance));
+        self.target.observe_step(n * (k + 1), 0.0, duration(verify - world.wire));
+        self.target.observe_wire(duration(world.wire));
+        if k > 0 {
+            self.draft.observe_step(n, 0.0, duration((world.draft)(f64::from(n))));
+            self.draft.observe_wire(duration(world.wire));
+        }
+        for _ in 0..n {
+            let accepted = (0..k).take_while(|_| world.chance.next() < world.acceptance).count() as u32;
+            let (draft_wait, verify) = (duration(draft), duration(verify));
+            let round = RoundTimes { num_draft_tokens: k, draft_wait, verify, committed: accepted + 1 };
+            if k > 0 {
+                self.lane.observe_proposal(k, k);
+            }
+            self.lane.observe_verdict(k, accepted);
+            self.lane.observe_round(&round, &self.target, &self.draft);
+        }
+        let tokens = world.goodput(k) * world.round_micros(k).0 + world.goodput(k) * world.round_micros(k).1;
+        (tokens, draft + verify)
+    }
+
+    /// Tokens per microsecond over many rounds.
+    fn goodput(&mut self, world: &mut World, rounds: u32) -> f64 {
+        let (tokens, micros) = (0..rounds).map(|_| self.round(world)).fold((0.0, 0.0), |a, b| (a.0 + b.0, a.1 + b.1));
+        tokens / micros
+    }
+}
+
+fn duration(micros: f64) -> Duration {
+    Duration::from_secs_f64(micros.max(0.0) / 1e6)
+}
+
+type Shape = (&'static str, fn(f64) -> f64, fn(f64) -> f64);
+
+const SHAPES: [Shape; 4] = [
+    ("stairs", |rows| 5_000.0 + 2_000.0 * (rows / 32.0).ceil(), |rows| 400.0 + 100.0 * (rows / 64.0).ceil()),
+    ("knee", |rows| 20_000.0 * (rows / 256.0).max(1.0), |rows| 900.0 + 2.0 * rows),
+    ("compute bound", |rows| 2_000.0 + 700.0 * rows, |rows| 300.0 + 80.0 * rows),
+    ("expensive draft", |rows| 9_000.0 + 20.0 * rows, |rows| 5_000.0 + 10.0 * rows),
+];
+
+fn world(shape: &Shape, acceptance: f64, sequences: u32) -> World {
+    let seed = u64::from(sequences) * 1_000 + (acceptance * 100.0) as u64;
+    World { acceptance, sequences, target: shape.1, draft: shape.2, wire: 300.0, chance: Chance(seed) }
+}
+
+#[test]
+fn within_three_percent_of_the_best_fixed_k_and_never_worse_than_none() {
+    for shape in &SHAPES {
+        for sequences in [1, 8, 64, 512] {
+            for acceptance in [0.2, 0.4, 0.6, 0.8, 0.95] {
+                let mut world = world(shape, acceptance, sequences);
+                let mut run = Run::new(&world);
+                let all = run.goodput(&mut world, 100);
+                let settled = run.goodput(&mut world, 500);
+                let place = format!(
+                    "{} at acceptance {acceptance}, {sequences} sequences, k {}: {:#?}",
+                    shape.0, run.lane.k, run.lane.changes
+                );
+                assert!(settled >= 0.97 * world.best(), "{:.3} of the best: {place}", settled / world.best());
+                let whole = (100.0 * all + 500.0 * settled) / 600.0;
+                assert!(whole >= 0.97 * world.goodput(0), "{:.3} of none: {place}", whole / world.goodput(0));
+            }
+        }
+    }
+}
+
+#[test]
+fn k_stands_still_where_nothing_changes() {
+    for shape in &SHAPES {
+        for sequences in [1, 64] {
+            let mut world = world(shape, 0.7, sequences);
+            let mut run = Run::new(&world);
+            run.goodput(&mut world, 200);
+            let before = run.lane.changes.back().map_or(0, |change| change.lane_round);
+            let mut moves = 0;
+            let mut k = run.lane.k;
+            for _ in 0..500 {
+                run.round(&mut world);
+                moves += u32::from(run.lane.k != k);
+                k = run.lane.k;
+            }
+            assert!(moves <= 10, "{} at {sequences}: {moves} moves in 500 rounds since {before}", shape.0);
+        }
+    }
+}
+
+#[test]
+fn a_step_of_acceptance_is_followed_within_twenty_rounds() {
+    for shape in &SHAPES[..3] {
+        let mut world = world(shape, 0.8, 32);
+        let mut run = Run::new(&world);
+        run.goodput(&mut world, 300);
+        for acceptance in [0.3, 0.8] {
+            world.acceptance = acceptance;
+            run.goodput(&mut world, 20);
+            let now = run.goodput(&mut world, 10);
+            assert!(now >= 0.95 * world.best(), "{} to {acceptance}: {:.3}", shape.0, now / world.best());
+            run.goodput(&mut world, 300);
+        }
+    }
+}
+
+#[test]
+fn k_shrinks_as_the_load_grows() {
+    let mut ks = Vec::new();
+    for sequences in [1, 16, 128, 512] {
+        let mut world = world(&SHAPES[1], 0.7, sequences);
+        let mut run = Run::new(&world);
+        run.goodput(&mut world, 200);
+        ks.push(run.lane.k);
+    }
+    assert!(ks.windows(2).all(|pair| pair[1] <= pair[0]) && ks[0] > ks[3], "{ks:?}");
+}
+
+#[test]
+fn k_never_moves_by_more_than_two_and_probes_keep_to_their_share() {
+    let mut world = world(&SHAPES[3], 0.2, 8);
+    let mut run = Run::new(&world);
+    let mut chosen = run.lane.k;
+    for round in 0..1_000 {
+        world.acceptance = if round % 200 < 100 { 0.9 } else { 0.2 };
+        run.round(&mut world);
+        assert!(run.lane.k.abs_diff(chosen) <= MAX_MOVE);
+        chosen = run.lane.k;
+    }
+    let explanation = run.lane.explain();
+    assert!(explanation.probes * PROBE_SPACING_OFF <= explanation.lane_rounds, "{}", explanation.probes);
+    assert_eq!(explanation.outlook.len(), 11);
+    assert!(explanation.changes.len() <= CHANGES_KEPT && !explanation.changes.is_empty());
+}
+
+#[test]
+fn a_draft_worker_that_seldom_proposes_is_not_taken_for_one_that_is_wrong() {
+    let world = world(&SHAPES[0], 0.9, 1);
+    let mut run = Run::new(&world);
+    let load = Load { sequences: 1, other_rows: 0, draft_sequences: 1, context: 0.0 };
+    for round in 0..200 {
+        run.lane.choose(load, &run.target, &run.draft);
+        let supplied = if round % 4 == 0 { 3 } else { 0 };
+        run.lane.observe_proposal(3, supplied);
+        run.lane.observe_verdict(supplied, supplied);
+    }
+    let explanation = run.lane.explain();
+    assert!(explanation.acceptance[0] > 0.9, "{:?}", explanation.acceptance);
+    assert!((explanation.supply[0] - 0.25).abs() < 0.1, "{:?}", explanation.supply);
+}

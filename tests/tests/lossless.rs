@@ -1,0 +1,160 @@
+//! The promise that everything else serves: whatever is drafted, by whom and how far, beside whatever else runs, the committed
+//! ids are the target's own.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+
+use anyhow::ensure;
+use futures::{StreamExt as _, TryStreamExt as _, stream};
+use proto::v1::FinishReason;
+use speculation::AcceptanceMode;
+use tests::case::{Case, covering_set};
+use tests::client::{Answer, Client};
+use tests::cluster::{Cluster, WorkerKind};
+use tests::hostile::{HostileDraft, Mischief};
+use tests::oracle::Judge;
+use tests::pair::PairText;
+
+/// One sequence, and eight others beside it.
+const BESIDE: usize = 9;
+
+/// Answers by the name of the case, `width` requests at a time.
+async fn ask_all(client: &Client, cases: &[Case], width: usize) -> anyhow::Result<HashMap<String, Answer>> {
+    stream::iter(cases)
+        .map(|case| async move { anyhow::Ok((case.name.clone(), client.ask(case).await?)) })
+        .buffer_unordered(width)
+        .try_collect()
+        .await
+}
+
+fn check_same(case: &Case, expected: &Answer, got: &Answer) -> anyhow::Result<()> {
+    let name = &case.name;
+    let (expected_ids, ids) = (&expected.token_ids, &got.token_ids);
+    ensure!(expected_ids == ids, "{name}: ids differ from those alone at k = 0\n  {expected_ids:?}\n  {ids:?}");
+    ensure!(expected.logprobs == got.logprobs, "{name}: log probabilities differ from those alone at k = 0");
+    ensure!(expected.finish == got.finish, "{name}: {:?} became {:?}", expected.finish, got.finish);
+    ensure!(expected.system_fingerprint == got.system_fingerprint, "{name}: another system fingerprint");
+    Ok(())
+}
+
+/// Every case of the covering set alone at k = 0; then at k = 1, 4 and 8 nine at a time, and each third one alone at k = 4.
+/// Returns how many drafted tokens were verified and accepted.
+async fn check_lossless(cluster: &Cluster) -> anyhow::Result<(u64, u64)> {
+    let client = cluster.client().await?;
+    let cases = covering_set(&PairText::load()?)?;
+    let alone = ask_all(&client, &cases.iter().map(|case| case.with_k(0)).collect::<Vec<_>>(), 1).await?;
+    let beside: Vec<Case> = [1, 4, 8].iter().flat_map(|&k| cases.iter().map(move |case| case.with_k(k))).collect();
+    let mut answers = ask_all(&client, &beside, BESIDE).await?;
+    let also_alone: Vec<Case> = cases.iter().step_by(3).map(|case| case.with_k(4)).collect();
+    for (name, answer) in ask_all(&client, &also_alone, 1).await? {
+        answers.insert(format!("{name}, alone"), answer);
+    }
+    let (mut drafted, mut accepted) = (0, 0);
+    for case in &cases {
+        let expected = &alone[&case.with_k(0).name];
+        ensure!(!expected.token_ids.is_empty(), "{}: nothing came", case.name);
+        for name in [1, 4, 8].map(|k| case.with_k(k).name).into_iter().chain([format!("{}, alone", case.with_k(4).name)]) {
+            let Some(got) = answers.get(&name) else { continue };
+            check_same(&Case { name, ..case.clone() }, expected, got)?;
+            drafted += got.speculation().draft_tokens;
+            accepted += got.speculation().accepted_tokens;
+        }
+    }
+    Ok((drafted, accepted))
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_bundled_draft_changes_no_token() -> anyhow::Result<()> {
+    let (cluster, _target, _draft) = Cluster::of_pair(WorkerKind::Draft).await?;
+    let (drafted, accepted) = check_lossless(&cluster).await?;
+    ensure!(accepted * 4 > drafted, "only {accepted} of {drafted} drafted tokens were accepted");
+    cluster.stop().await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_ngram_draft_changes_no_token() -> anyhow::Result<()> {
+    let (cluster, _target, _draft) = Cluster::of_pair(WorkerKind::Ngram).await?;
+    let (drafted, accepted) = check_lossless(&cluster).await?;
+    ensure!(accepted > 0, "none of {drafted} drafted tokens was accepted");
+    cluster.stop().await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn random_ids_change_no_token() -> anyhow::Result<()> {
+    let cluster = Cluster::start(|_| ()).await?;
+    let _target = cluster.add(WorkerKind::Target).await?;
+    let vocab_size = PairText::load()?.vocab_size() as u32;
+    let misdeeds = Arc::new(AtomicU64::new(0));
+    cluster.add_draft_door(|lifetime| HostileDraft::new(Mischief::RandomIds, vocab_size, misdeeds, lifetime)).await?;
+    let (drafted, accepted) = check_lossless(&cluster).await?;
+    ensure!(drafted > 1_000 && accepted * 20 < drafted, "{accepted} of {drafted} random tokens were accepted");
+    cluster.stop().await
+}
+
+/// The judge shares nothing with the serving path but tensors and pure rules; see `tests::oracle`.
+#[tokio::test(flavor = "multi_thread")]
+async fn every_token_is_the_one_that_the_oracle_draws() -> anyhow::Result<()> {
+    let (cluster, _target, _draft) = Cluster::of_pair(WorkerKind::Draft).await?;
+    let client = cluster.client().await?;
+    let judge = Judge::load()?;
+    let cases = covering_set(&PairText::load()?)?;
+    let answers = ask_all(&client, &cases, BESIDE).await?;
+    for case in &cases {
+        judge.check(case, &answers[&case.name])?;
+    }
+    // The judge's two ways agree: one forward over all ids, and one for each token.
+    for case in cases.iter().filter(|case| case.prompt_ids.len() < 60).take(3) {
+        let case = Case { max_tokens: 8, sampling: case.sampling.clone(), ..case.clone() };
+        ensure!(judge.write(&case)? == client.ask(&case).await?.token_ids, "{}: token by token", case.name);
+    }
+    cluster.stop().await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_oracle_notices_a_single_wrong_token() -> anyhow::Result<()> {
+    let (cluster, _target, _draft) = Cluster::of_pair(WorkerKind::Draft).await?;
+    let judge = Judge::load()?;
+    let mut case = covering_set(&PairText::load()?)?.swap_remove(1);
+    case.max_tokens = 12;
+    let right = cluster.client().await?.ask(&case).await?;
+    judge.check(&case, &right)?;
+    for i in 0..right.token_ids.len() {
+        let mut wrong = right.clone();
+        wrong.token_ids[i] ^= 1;
+        ensure!(judge.check(&case, &wrong).is_err(), "a wrong token {i} passed");
+    }
+    let mut short = right;
+    short.token_ids.pop();
+    short.logprobs.pop();
+    ensure!(judge.check(&case, &short).is_err(), "a missing last token passed");
+    cluster.stop().await
+}
+
+/// The two other modes depend on the draft by definition; at T = 0 all three are one.
+#[tokio::test(flavor = "multi_thread")]
+async fn rejection_and_typical_finish_and_are_the_targets_own_at_temperature_0() -> anyhow::Result<()> {
+    for draft in [WorkerKind::Draft, WorkerKind::Ngram] {
+        let (cluster, _target, _draft) = Cluster::of_pair(draft).await?;
+        let client = cluster.client().await?;
+        let cases = covering_set(&PairText::load()?)?;
+        let alone = ask_all(&client, &cases.iter().map(|case| case.with_k(0)).collect::<Vec<_>>(), BESIDE).await?;
+        for mode in [AcceptanceMode::Rejection, AcceptanceMode::Typical] {
+            let in_mode: Vec<Case> = cases.iter().map(|case| Case { acceptance: mode, ..case.clone() }).collect();
+            let answers = ask_all(&client, &in_mode, BESIDE).await?;
+            let mut accepted = 0;
+            for case in &in_mode {
+                let got = &answers[&case.name];
+                accepted += got.speculation().accepted_tokens;
+                let whole = got.finish == FinishReason::Stop || got.token_ids.len() as u32 == case.max_tokens;
+                ensure!(whole, "{} in {} mode: {} tokens", case.name, mode.as_str(), got.token_ids.len());
+                if case.sampling.is_greedy() {
+                    check_same(case, &alone[&case.with_k(0).name], got)?;
+                }
+            }
+            ensure!(accepted > 0, "{draft:?} in {} mode: no drafted token was accepted", mode.as_str());
+        }
+        cluster.stop().await?;
+    }
+    Ok(())
+}
