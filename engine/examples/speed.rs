@@ -1,6 +1,6 @@
-//! How fast a checkpoint decodes, verifies and prefills here: `cargo run --release -p outrider-engine --example speed -- DIR
-//! [threads]`. Each line is the best of several forwards behind a context of 64 tokens; GMAC/s counts every weight once a
-//! row, GB/s every weight's bytes once a forward.
+//! How fast a checkpoint decodes, verifies and prefills here: `cargo run --release -p outrider-engine
+//! --example speed -- DIR [threads]`. Each line is the best of several forwards behind a context of 64
+//! tokens; GMAC/s counts every weight once a row, GB/s every weight's bytes once a forward.
 #![expect(clippy::print_stdout, reason = "the table is the program's output")]
 
 use std::path::PathBuf;
@@ -56,7 +56,8 @@ fn table(model_dir: PathBuf, threads: usize) -> Result<(), EngineError> {
     Ok(())
 }
 
-/// Seconds of the fastest forward of so many rows; few rows all want logits, as in verification, many only the last.
+/// Seconds of the fastest forward of so many rows; few rows all want logits, as in verification, many only
+/// the last.
 fn best(engine: &mut Engine, rows: usize) -> Result<f64, EngineError> {
     let vocab = engine.info().vocab_size;
     let ids: Vec<TokenId> = (0..(CONTEXT + rows) as u32).map(|i| (i * 37 + 11) % vocab).collect();

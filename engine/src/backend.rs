@@ -1,5 +1,6 @@
-//! What a device must be able to do for `llama`, each operation with its shapes. Results obey docs/contract.md part C: a row
-//! of any output depends on that row of the inputs alone (attention: on its sequence), bit for bit. Row-major throughout.
+//! What a device must be able to do for `llama`, each operation with its shapes. Results obey
+//! docs/contract.md part C: a row of any output depends on that row of the inputs alone (attention: on its
+//! sequence), bit for bit. Row-major throughout.
 
 use crate::TokenId;
 use crate::forward_batch::ForwardBatch;

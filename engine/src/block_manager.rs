@@ -1,12 +1,12 @@
-//! Which sequence holds which KV blocks: pure bookkeeping, no memory is touched here. A batch reserves all that it needs or
-//! nothing, so that a forward that does not fit leaves no trace.
+//! Which sequence holds which KV blocks: pure bookkeeping, no memory is touched here. A batch reserves all
+//! that it needs or nothing, so that a forward that does not fit leaves no trace.
 
 use std::collections::HashMap;
 
 use crate::{EngineError, SlotId};
 
-/// Tokens in a KV block. Attention merges key blocks of exactly this size in position order (docs/contract.md C3), so this
-/// number is part of the numerics, not a tuning knob.
+/// Tokens in a KV block. Attention merges key blocks of exactly this size in position order (docs/contract.md
+/// C3), so this number is part of the numerics, not a tuning knob.
 pub(crate) const BLOCK_SIZE: usize = 16;
 
 /// The blocks of one sequence, in position order, and how many tokens they hold.
@@ -82,7 +82,8 @@ impl BlockManager {
         self.total_blocks() - self.free_blocks()
     }
 
-    /// How many blocks the KV memory must reach once `needed` more are taken; an error where there are not so many.
+    /// How many blocks the KV memory must reach once `needed` more are taken; an error where there are not so
+    /// many.
     pub(crate) fn high_water_mark_after(&self, needed: u64) -> Result<u32, EngineError> {
         let free = self.free_blocks();
         if needed > free {

@@ -1,7 +1,8 @@
-//! The CPU backend: cuts each operation into pieces that no piece's result depends on, and runs a kernel on each.
+//! The CPU backend: cuts each operation into pieces that no piece's result depends on, and runs a kernel on
+//! each.
 //!
-//! `lanes` defines the arithmetic, `x86` implements it in registers, `dispatch` chooses; `gemm`, `attention` and `elementwise`
-//! are the kernels; `reference` holds their naive twins, which judge them.
+//! `lanes` defines the arithmetic, `x86` implements it in registers, `dispatch` chooses; `gemm`, `attention`
+//! and `elementwise` are the kernels; `reference` holds their naive twins, which judge them.
 #![expect(
     unsafe_code,
     reason = "vector instructions and disjoint writes by several threads; see each SAFETY note"
@@ -33,11 +34,12 @@ use crate::kv_cache::{KvBlocks, KvCache, KvElement};
 use crate::weights::{Matrix, MatrixData};
 use crate::{EngineError, TokenId};
 
-/// The class of kernels whose bits are equal, whatever the instruction set; part of `numerics_id`. Change it with the
-/// arithmetic.
+/// The class of kernels whose bits are equal, whatever the instruction set; part of `numerics_id`. Change it
+/// with the arithmetic.
 pub(crate) const KERNEL_CLASS: &str = "f32x16-fma-1";
 
-/// Columns that a thread takes at a time: a whole number of cache lines of output, and of the kernel's column blocks.
+/// Columns that a thread takes at a time: a whole number of cache lines of output, and of the kernel's column
+/// blocks.
 const COLUMN_GRAIN: usize = 16;
 /// Rows that an attention task takes at a time.
 const ATTENTION_ROWS: usize = 16;

@@ -1,5 +1,6 @@
-//! Everything that can go wrong here, as callers tell it apart: a checkpoint that cannot be loaded (the process says so and
-//! exits), a forward that does not fit (the worker preempts or refuses), a request that names what does not exist.
+//! Everything that can go wrong here, as callers tell it apart: a checkpoint that cannot be loaded (the
+//! process says so and exits), a forward that does not fit (the worker preempts or refuses), a request that
+//! names what does not exist.
 
 use std::path::PathBuf;
 

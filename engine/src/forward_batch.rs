@@ -1,5 +1,6 @@
-//! One pass of the model over rows of many sequences, with every index worked out: what `llama` and the kernels read.
-//! Built from sequences whose KV is already reserved; nothing is checked again below this point.
+//! One pass of the model over rows of many sequences, with every index worked out: what `llama` and the
+//! kernels read. Built from sequences whose KV is already reserved; nothing is checked again below this
+//! point.
 
 use std::ops::Range;
 
@@ -7,7 +8,8 @@ use crate::TokenId;
 use crate::block_manager::BLOCK_SIZE;
 use crate::kv_cache::KvSlot;
 
-/// Most rows in one pass; more are run as several, which changes no bit (docs/contract.md C1) and bounds the workspace.
+/// Most rows in one pass; more are run as several, which changes no bit (docs/contract.md C1) and bounds the
+/// workspace.
 pub(crate) const MAX_ROWS_PER_PASS: usize = 512;
 
 /// Rows of one sequence, standing one behind the other.

@@ -1,5 +1,5 @@
-//! The handle that workers hold: loads a model, keeps its sequences' KV, runs forwards. A batch is checked and its KV reserved
-//! here, whole or not at all; below this file nothing can fail any more.
+//! The handle that workers hold: loads a model, keeps its sequences' KV, runs forwards. A batch is checked
+//! and its KV reserved here, whole or not at all; below this file nothing can fail any more.
 
 use std::cell::Cell;
 use std::collections::HashSet;
@@ -22,7 +22,6 @@ use crate::{EngineError, Logits};
 const MAX_THREADS: usize = 1024;
 
 /// A loaded model and its KV. One thread uses it at a time: `Send`, not `Sync`.
-#[derive(Debug)]
 pub struct Engine {
     info: EngineInfo,
     model: Llama,
@@ -35,8 +34,8 @@ pub struct Engine {
 }
 
 impl Engine {
-    /// Loads a checkpoint. Weights stored in the wanted format are used where the file is mapped; the file is read once in
-    /// full for [`EngineInfo::numerics_id`].
+    /// Loads a checkpoint. Weights stored in the wanted format are used where the file is mapped; the file is
+    /// read once in full for [`EngineInfo::numerics_id`].
     pub fn load(options: &LoadOptions) -> Result<Engine, EngineError> {
         if options.threads == 0 || options.threads > MAX_THREADS {
             let reason = format!("expected 1 to {MAX_THREADS}");
@@ -97,7 +96,8 @@ impl Engine {
         self.blocks.close(slot);
     }
 
-    /// Forgets what lies at and past `len`. A slot that is not open, or holds no more than that, is left alone.
+    /// Forgets what lies at and past `len`. A slot that is not open, or holds no more than that, is left
+    /// alone.
     pub fn truncate(&mut self, slot: SlotId, len: u32) {
         self.blocks.truncate(slot, len);
     }
@@ -122,7 +122,8 @@ impl Engine {
         EngineStats { referenced_blocks: self.blocks.referenced_blocks(), ..self.stats }
     }
 
-    /// Appends KV for every row and returns the logits asked for, in batch order. On an error nothing has changed.
+    /// Appends KV for every row and returns the logits asked for, in batch order. On an error nothing has
+    /// changed.
     pub fn forward(&mut self, batch: &[SequenceRows<'_>]) -> Result<Logits, EngineError> {
         self.check(batch)?;
         self.reserve(batch)?;
@@ -205,6 +206,15 @@ fn reserved<'a>(blocks: &'a BlockManager, rows: &SequenceRows<'a>) -> ReservedRo
         start: len - rows.token_ids.len() as u32,
         block_table: blocks.block_table(rows.slot),
         num_logits: rows.num_logits,
+    }
+}
+
+impl std::fmt::Debug for Engine {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Engine")
+            .field("info", &self.info)
+            .field("stats", &self.stats())
+            .finish_non_exhaustive()
     }
 }
 

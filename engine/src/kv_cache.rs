@@ -1,9 +1,9 @@
-//! KV memory: blocks of [`BLOCK_SIZE`] tokens, all layers of a token range in one block, so that a block can be copied or
-//! dropped whole. Memory is taken from the system as blocks are first used, never given back. Who holds which block is
-//! `block_manager`'s business.
+//! KV memory: blocks of [`BLOCK_SIZE`] tokens, all layers of a token range in one block, so that a block can
+//! be copied or dropped whole. Memory is taken from the system as blocks are first used, never given back.
+//! Who holds which block is `block_manager`'s business.
 //!
-//! A block is `[layer][kv head][K: head_dim x BLOCK_SIZE | V: BLOCK_SIZE x head_dim]`: keys lie dimension by dimension, so that
-//! one vector operation meets all keys of a block; values token by token.
+//! A block is `[layer][kv head][K: head_dim x BLOCK_SIZE | V: BLOCK_SIZE x head_dim]`: keys lie dimension by
+//! dimension, so that one vector operation meets all keys of a block; values token by token.
 
 use half::bf16;
 

@@ -1,10 +1,10 @@
-//! Runs the models: weights, paged KV, forward. It sees token ids and KV blocks, never text, sockets or lanes, and it knows
-//! nothing of drafting: a draft worker and a target worker hold the same [`Engine`].
+//! Runs the models: weights, paged KV, forward. It sees token ids and KV blocks, never text, sockets or
+//! lanes, and it knows nothing of drafting: a draft worker and a target worker hold the same [`Engine`].
 //!
-//! Reading order, which is the life of a forward: [`Engine`] checks a batch and reserves its KV (`handle`, `block_manager`,
-//! `forward_batch`), `llama` runs it top to bottom over a `backend`, whose only kind so far is `cpu`. Before that, loading:
-//! `model_config` and `rope` make sense of config.json, `weights` of the tensors. [`oracle`] is the judge: the same numbers
-//! by the slowest and plainest way.
+//! Reading order, which is the life of a forward: [`Engine`] checks a batch and reserves its KV (`handle`,
+//! `block_manager`, `forward_batch`), `llama` runs it top to bottom over a `backend`, whose only kind so far
+//! is `cpu`. Before that, loading: `model_config` and `rope` make sense of config.json, `weights` of the
+//! tensors. [`oracle`] is the judge: the same numbers by the slowest and plainest way.
 //!
 //! Numerics: docs/contract.md part C. A row's logits depend on that row's sequence alone, bit for bit.
 #![deny(unsafe_code)]

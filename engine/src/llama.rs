@@ -1,5 +1,6 @@
-//! The decoder that Llama, Mistral, Qwen2 and Qwen3 share, top to bottom. What differs between them (biases, q/k norm, windows,
-//! rope) is data, decided in `model_config`; how an operation is computed is the backend's business.
+//! The decoder that Llama, Mistral, Qwen2 and Qwen3 share, top to bottom. What differs between them (biases,
+//! q/k norm, windows, rope) is data, decided in `model_config`; how an operation is computed is the backend's
+//! business.
 
 mod load;
 

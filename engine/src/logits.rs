@@ -2,7 +2,8 @@
 
 use std::ops::Range;
 
-/// Rows of `vocab_size` raw logits, in batch order. Rows are mutable so that callers may filter them in place.
+/// Rows of `vocab_size` raw logits, in batch order. Rows are mutable so that callers may filter them in
+/// place.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Logits {
     values: Vec<f32>,

@@ -1,5 +1,6 @@
-//! Hugging Face's config.json and generation_config.json -> a [`ModelConfig`] that cannot hold what the engine cannot run.
-//! Defaults are those of the transformers classes. It must never guess: an unknown family or rope type is refused by name.
+//! Hugging Face's config.json and generation_config.json -> a [`ModelConfig`] that cannot hold what the
+//! engine cannot run. Defaults are those of the transformers classes. It must never guess: an unknown family
+//! or rope type is refused by name.
 
 mod family;
 pub(crate) mod fields;

@@ -1,5 +1,5 @@
-//! The name of a class of engines whose bits are equal (docs/contract.md C4). It travels in the handshake, decides between
-//! which targets a failover keeps the text, and is the `system_fingerprint` that clients see.
+//! The name of a class of engines whose bits are equal (docs/contract.md C4). It travels in the handshake,
+//! decides between which targets a failover keeps the text, and is the `system_fingerprint` that clients see.
 
 use sha2::{Digest, Sha256};
 

@@ -27,8 +27,8 @@ pub struct LoadOptions {
     pub threads: usize,
     /// Ceiling of KV memory; it is taken as sequences grow.
     pub kv_memory_bytes: u64,
-    /// Longest sequence. `None` takes the model's own limit, or what the KV memory holds if that is less; more than either is
-    /// refused.
+    /// Longest sequence. `None` takes the model's own limit, or what the KV memory holds if that is less;
+    /// more than either is refused.
     pub max_model_len: Option<u32>,
 }
 
@@ -58,8 +58,9 @@ pub struct EngineInfo {
     pub max_model_len: u32,
     /// Ids that end a text: generation_config.json's, else config.json's; may be empty.
     pub eos_token_ids: Vec<TokenId>,
-    /// Engines of equal id give equal bits (docs/contract.md C4). Hashes config.json, every byte of the weight files, weight
-    /// and KV formats, the kernels' class, the device's class and the contract's version.
+    /// Engines of equal id give equal bits (docs/contract.md C4). Hashes config.json, every byte of the
+    /// weight files, weight and KV formats, the kernels' class, the device's class and the contract's
+    /// version.
     pub numerics_id: String,
     /// KV blocks there are.
     pub kv_blocks: u64,

@@ -1,6 +1,6 @@
-//! The judge: one sequence, no cache, no batch, no threads, every sum written out. It shares with the serving path the reading
-//! of files and the stated numerics (docs/contract.md part C), nothing else, and must agree with it bit for bit. Slow on
-//! purpose; never a part of serving.
+//! The judge: one sequence, no cache, no batch, no threads, every sum written out. It shares with the serving
+//! path the reading of files and the stated numerics (docs/contract.md part C), nothing else, and must agree
+//! with it bit for bit. Slow on purpose; never a part of serving.
 
 mod layer;
 
@@ -16,7 +16,6 @@ use crate::weights::{Checkpoint, MatrixFormat};
 use crate::{EngineError, TokenId, WeightFormat};
 
 /// A deliberately naive evaluator of one checkpoint.
-#[derive(Debug)]
 pub struct Oracle {
     tensors: Tensors,
     /// `[vocab, hidden]`.
@@ -55,13 +54,15 @@ impl Oracle {
         Ok(Oracle { tensors, embedding, layers, final_norm, lm_head })
     }
 
-    /// The logits at the last position of `ids`, which must not be empty nor hold an id outside the vocabulary.
+    /// The logits at the last position of `ids`, which must not be empty nor hold an id outside the
+    /// vocabulary.
     pub fn logits(&self, ids: &[TokenId]) -> Vec<f32> {
         let hidden = self.hidden(ids);
         self.project(&hidden[hidden.len() - self.tensors.config.hidden_size..])
     }
 
-    /// The logits at every position of `ids`: row i is what [`Oracle::logits`] says of `ids[..=i]`, at the cost of one.
+    /// The logits at every position of `ids`: row i is what [`Oracle::logits`] says of `ids[..=i]`, at the
+    /// cost of one.
     pub fn logits_at_every_position(&self, ids: &[TokenId]) -> Vec<Vec<f32>> {
         self.hidden(ids).chunks_exact(self.tensors.config.hidden_size).map(|row| self.project(row)).collect()
     }
@@ -78,6 +79,12 @@ impl Oracle {
         let x = reference::rms_norm(row, &self.final_norm, self.tensors.config.rms_norm_eps);
         let weights = self.lm_head.as_ref().unwrap_or(&self.embedding);
         self.tensors.linear(x, weights, &KSlices::whole(row.len()), None)
+    }
+}
+
+impl std::fmt::Debug for Oracle {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Oracle").field("config", &self.tensors.config).finish_non_exhaustive()
     }
 }
 

@@ -1,6 +1,7 @@
-//! Rotary position embedding: from the configuration to an angle's cosine and sine at a position. Values are rounded to f32
-//! at the same points as in transformers (inverse frequency, angle, cosine), so that far positions agree with what the
-//! model was trained on; what lies between is f64 of our own, so that every machine gets the same bits.
+//! Rotary position embedding: from the configuration to an angle's cosine and sine at a position. Values are
+//! rounded to f32 at the same points as in transformers (inverse frequency, angle, cosine), so that far
+//! positions agree with what the model was trained on; what lies between is f64 of our own, so that every
+//! machine gets the same bits.
 
 mod config;
 mod scaling;

@@ -1,8 +1,10 @@
-//! safetensors files, mapped into memory -> named tensors whose shape and dtype were checked. A matrix that is stored in the
-//! wanted format is used where it lies; others are converted. Nothing is allocated by what a file claims: sizes come from
-//! config.json, are compared with the file's, and the file's own are covered by its length.
+//! safetensors files, mapped into memory -> named tensors whose shape and dtype were checked. A matrix that
+//! is stored in the wanted format is used where it lies; others are converted. Nothing is allocated by what a
+//! file claims: sizes come from config.json, are compared with the file's, and the file's own are covered by
+//! its length.
 //!
-//! A checkpoint must not be changed while it is in use: a file cut short under the map ends the process (SIGBUS).
+//! A checkpoint must not be changed while it is in use: a file cut short under the map ends the process
+//! (SIGBUS).
 
 mod buffer;
 mod checkpoint;
@@ -76,7 +78,8 @@ impl Checkpoint {
     }
 }
 
-/// Every stored format widens to f32 exactly. Elements are read byte by byte, for nothing promises their alignment.
+/// Every stored format widens to f32 exactly. Elements are read byte by byte, for nothing promises their
+/// alignment.
 fn to_f32(tensor: &StoredTensor<'_>) -> Vec<f32> {
     let pairs = || tensor.bytes.as_chunks::<2>().0.iter();
     match tensor.dtype {

@@ -1,9 +1,11 @@
-//! Attention of a few rows of one sequence over its KV blocks, for the query heads that share one key-value head.
+//! Attention of a few rows of one sequence over its KV blocks, for the query heads that share one key-value
+//! head.
 //!
-//! The order is fixed by absolute position (docs/contract.md C3): blocks of sixteen keys, merged one after the other by the
-//! running maximum; inside a block, score j = ((a0 + a1) + (a2 + a3)) with a_i the sum over dimensions d = i mod 4 in order of
-//! d, probabilities summed by halves, values added in order of position. A masked key is left out, a block without a key is
-//! not merged. Which queries are computed side by side changes nothing.
+//! The order is fixed by absolute position (docs/contract.md C3): blocks of sixteen keys, merged one after
+//! the other by the running maximum; inside a block, score j = ((a0 + a1) + (a2 + a3)) with a_i the sum over
+//! dimensions d = i mod 4 in order of d, probabilities summed by halves, values added in order of position. A
+//! masked key is left out, a block without a key is not merged. Which queries are computed side by side
+//! changes nothing.
 #![expect(
     clippy::needless_range_loop,
     reason = "the indices are the matrix notation, and the loops are unrolled"

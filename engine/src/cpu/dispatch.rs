@@ -1,10 +1,10 @@
-//! Which instructions a kernel is compiled for, chosen once at run time. Every choice gives the same bits (see
-//! [`super::lanes`]); the choice is about speed alone.
+//! Which instructions a kernel is compiled for, chosen once at run time. Every choice gives the same bits
+//! (see [`super::lanes`]); the choice is about speed alone.
 
 use super::lanes::{Lanes, Portable};
 
-/// Work that is compiled once for each instruction set. `run` and all that it calls must be `#[inline(always)]`, or it is
-/// compiled without the instructions.
+/// Work that is compiled once for each instruction set. `run` and all that it calls must be
+/// `#[inline(always)]`, or it is compiled without the instructions.
 pub(crate) trait Kernel {
     type Output;
 

@@ -1,5 +1,5 @@
-//! Kernels that work on rows one number at a time (and the norm, whose one sum is a dot product). Plain loops, compiled for
-//! each instruction set; each has its naive twin in [`super::reference`].
+//! Kernels that work on rows one number at a time (and the norm, whose one sum is a dot product). Plain
+//! loops, compiled for each instruction set; each has its naive twin in [`super::reference`].
 
 use super::dispatch::Kernel;
 use super::exp::exp;
@@ -122,7 +122,8 @@ impl Kernel for RoundToBf16<'_> {
     }
 }
 
-/// Adding just under half a unit carries into the kept bits when it should; a NaN keeps its sign and stays a NaN.
+/// Adding just under half a unit carries into the kept bits when it should; a NaN keeps its sign and stays a
+/// NaN.
 #[inline(always)]
 fn round_to_bf16(x: f32) -> f32 {
     let bits = x.to_bits();

@@ -1,5 +1,5 @@
-//! e to the x in f32, our own: a libm may differ between hosts, and plain arithmetic without branches is compiled to vectors.
-//! Within 2 ulp of the correctly rounded value (tested below).
+//! e to the x in f32, our own: a libm may differ between hosts, and plain arithmetic without branches is
+//! compiled to vectors. Within 2 ulp of the correctly rounded value (tested below).
 
 /// ln 2 cut to 15 bits, so that its product with a whole number up to 2^8 is exact, and the rest.
 const LN_2_HIGH: f32 = 0.693_145_75;

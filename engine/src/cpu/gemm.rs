@@ -1,6 +1,7 @@
-//! Activations times weights: `out[row][column] = sum over k of x[row][k] * weights[column][k] (+ bias[column])`. Each sum has
-//! one order (see [`super::lanes`] and `k_slices`), whatever the number of rows, so tiles differ in speed only. A few weight
-//! rows meet a few activation rows at a time in registers; weights are streamed once for every panel of rows.
+//! Activations times weights: `out[row][column] = sum over k of x[row][k] * weights[column][k] (+
+//! bias[column])`. Each sum has one order (see [`super::lanes`] and `k_slices`), whatever the number of rows,
+//! so tiles differ in speed only. A few weight rows meet a few activation rows at a time in registers;
+//! weights are streamed once for every panel of rows.
 #![expect(
     clippy::needless_range_loop,
     reason = "the indices are the matrix notation, and the loops are unrolled"
@@ -13,8 +14,6 @@ use super::lanes::{Element, LANES, Lanes};
 use super::threads::Shared;
 use crate::k_slices::{KSlices, NUM_SLICES, tree};
 
-/// Activation rows in a tile.
-const TILE_ROWS: usize = 4;
 /// Weight rows that a panel's activation rows meet before the next ones are fetched.
 const BLOCK_COLUMNS: usize = 8;
 /// Activations of a panel are kept near the size of a second-level cache share.
@@ -45,21 +44,19 @@ impl<W: Element> Kernel for MatMul<'_, W> {
     unsafe fn run<V: Lanes>(self) {
         let rows = self.x.len() / self.k;
         assert!(self.x.len() == rows * self.k && self.weights.len() >= self.columns.end * self.k);
-        let panel = (PANEL_NUMBERS / self.k).max(1).next_multiple_of(TILE_ROWS);
+        let panel = (PANEL_NUMBERS / self.k).max(1).next_multiple_of(V::TILE_ROWS);
         for panel_start in (0..rows).step_by(panel) {
             let panel_end = rows.min(panel_start + panel);
             for block_start in self.columns.clone().step_by(BLOCK_COLUMNS) {
                 let block = block_start..self.columns.end.min(block_start + BLOCK_COLUMNS);
-                for row in (panel_start..panel_end).step_by(TILE_ROWS) {
+                let mut row = panel_start;
+                while row < panel_end {
+                    // Tiles as even as they can be: five rows are five, not four and a slow one.
+                    let left = panel_end - row;
+                    let tile_rows = left.div_ceil(left.div_ceil(V::TILE_ROWS));
                     // SAFETY: V's instructions are there; rows and columns lie inside by the assertion.
-                    unsafe {
-                        match panel_end - row {
-                            1 => self.one_row::<V>(row, block.clone()),
-                            2 => self.block::<V, 2>(row, block.clone()),
-                            3 => self.block::<V, 3>(row, block.clone()),
-                            _ => self.block::<V, 4>(row, block.clone()),
-                        }
-                    }
+                    unsafe { self.rows::<V>(row, tile_rows, block.clone()) };
+                    row += tile_rows;
                 }
             }
         }
@@ -67,6 +64,24 @@ impl<W: Element> Kernel for MatMul<'_, W> {
 }
 
 impl<W: Element> MatMul<'_, W> {
+    /// # Safety
+    /// V's instructions are there; 1 to `V::TILE_ROWS` rows from `row`, and the columns, lie inside the matrices.
+    #[inline(always)]
+    unsafe fn rows<V: Lanes>(&self, row: usize, tile_rows: usize, columns: Range<usize>) {
+        // SAFETY: the caller's promise; no arm takes more than `tile_rows` rows.
+        unsafe {
+            match tile_rows {
+                1 => self.one_row::<V>(row, columns),
+                2 => self.block::<V, 2>(row, columns),
+                3 => self.block::<V, 3>(row, columns),
+                4 => self.block::<V, 4>(row, columns),
+                5 if V::TILE_ROWS > 4 => self.block::<V, 5>(row, columns),
+                6 if V::TILE_ROWS > 4 => self.block::<V, 6>(row, columns),
+                _ => unreachable!("a tile has at most V::TILE_ROWS rows, and no V has more than six"),
+            }
+        }
+    }
+
     /// # Safety
     /// V's instructions are there; the row and the columns lie inside the matrices.
     #[inline(always)]
@@ -161,7 +176,8 @@ impl<W: Element> MatMul<'_, W> {
     }
 }
 
-/// All dot products of R activation rows with C weight rows, each `stride` behind the one before, over their first `len`.
+/// All dot products of R activation rows with C weight rows, each `stride` behind the one before, over their
+/// first `len`.
 ///
 /// Loops are written out: a closure would be compiled without V's instructions where it is not inlined.
 ///

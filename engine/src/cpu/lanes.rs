@@ -1,6 +1,7 @@
-//! Sixteen f32 side by side: the unit in which every reduction of the CPU backend is defined. A dot product puts element k
-//! into lane k mod 16 by fused multiply-add, in order of k, and folds the lanes by halves (l with l + 8, + 4, + 2, + 1). All
-//! implementations do exactly that, so they agree bit for bit, and a machine's vector width is no part of the numerics.
+//! Sixteen f32 side by side: the unit in which every reduction of the CPU backend is defined. A dot product
+//! puts element k into lane k mod 16 by fused multiply-add, in order of k, and folds the lanes by halves (l
+//! with l + 8, + 4, + 2, + 1). All implementations do exactly that, so they agree bit for bit, and a
+//! machine's vector width is no part of the numerics.
 
 use half::bf16;
 
@@ -10,11 +11,15 @@ pub(crate) const LANES: usize = 16;
 /// Sixteen f32.
 ///
 /// # Safety
-/// Of every method: the CPU must have the instructions of the implementing type, which [`super::dispatch::Isa`] has made sure
-/// of before it runs a kernel; pointers must be valid for the elements that the method names.
+/// Of every method: the CPU must have the instructions of the implementing type, which
+/// [`super::dispatch::Isa`] has made sure of before it runs a kernel; pointers must be valid for the elements
+/// that the method names.
 pub(crate) trait Lanes: Copy {
-    /// Weight rows that one activation row meets at a time: chains enough to hide the latency of the multiply-add.
+    /// Weight rows that one activation row meets at a time: chains enough to hide the latency of the
+    /// multiply-add.
     const COLUMNS_BY_1: usize;
+    /// Activation rows in a tile, at most six: as many as leave room for their sums in registers.
+    const TILE_ROWS: usize;
 
     /// All lanes alike.
     unsafe fn splat(x: f32) -> Self;
@@ -116,6 +121,7 @@ pub(crate) struct Portable([f32; LANES]);
 
 impl Lanes for Portable {
     const COLUMNS_BY_1: usize = 2;
+    const TILE_ROWS: usize = 4;
 
     #[inline(always)]
     unsafe fn splat(x: f32) -> Self {
@@ -170,5 +176,24 @@ impl Lanes for Portable {
     #[inline(always)]
     unsafe fn fold(self) -> f32 {
         fold(self.0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lanes_are_folded_by_halves() {
+        // 2^26 swallows a lone 1, so the result tells who met whom first.
+        let big = 67_108_864.0;
+        let sum = |pairs: &[(usize, f32)]| {
+            let mut lanes = [0.0; LANES];
+            pairs.iter().for_each(|&(l, x)| lanes[l] = x);
+            fold(lanes)
+        };
+        assert_eq!(sum(&[(0, big), (8, -big), (1, 1.0)]), 1.0);
+        assert_eq!(sum(&[(0, big), (4, 1.0), (2, -big)]), 0.0);
+        assert_eq!(sum(&[(0, 1.0), (2, big), (1, 1.0), (3, -big)]), 0.0);
     }
 }

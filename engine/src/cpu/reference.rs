@@ -1,6 +1,6 @@
-//! The naive twins: every operation written as its definition says, one number after the other, on plain f32. They judge the
-//! kernels with `==`, and the oracle is made of them. They share with the kernels the definitions alone: the fold by halves,
-//! the K-slices, the exponential.
+//! The naive twins: every operation written as its definition says, one number after the other, on plain f32.
+//! They judge the kernels with `==`, and the oracle is made of them. They share with the kernels the
+//! definitions alone: the fold by halves, the K-slices, the exponential.
 
 use std::ops::Range;
 
@@ -51,7 +51,8 @@ pub(crate) struct Linear<'a> {
 }
 
 impl Linear<'_> {
-    /// The same loops as everywhere in this file; run as a kernel only so that `mul_add` is an instruction and not a call.
+    /// The same loops as everywhere in this file; run as a kernel only so that `mul_add` is an instruction
+    /// and not a call.
     pub(crate) fn compute(self) -> Vec<f32> {
         Isa::best().run(self)
     }

@@ -60,7 +60,7 @@ struct Product {
 }
 
 fn product() -> impl Strategy<Value = Product> {
-    let shape = (1..11usize, 1..120usize, prop::collection::vec(1..30usize, 1..4));
+    let shape = (1..15usize, 1..120usize, prop::collection::vec(1..30usize, 1..4));
     (shape, prop::option::of(1..40usize), any::<(bool, bool)>())
         .prop_map(|((rows, k, widths), unit, (bf, bias))| Product { rows, k, widths, unit, bf, bias })
 }

@@ -1,5 +1,5 @@
-//! Work over threads. Whoever calls cuts the work into items whose results do not depend on who computes them, so that the
-//! number of threads cannot change a bit; this file only hands items out.
+//! Work over threads. Whoever calls cuts the work into items whose results do not depend on who computes
+//! them, so that the number of threads cannot change a bit; this file only hands items out.
 
 use std::marker::PhantomData;
 use std::ops::Range;
@@ -45,8 +45,8 @@ impl Threads {
         Self { min_parallel_work: 0, ..Self::new(count).unwrap() }
     }
 
-    /// Enters the pool once for all that runs inside, if it is about enough work to share more than once. Work behind is
-    /// dispatched from there without waking anyone first.
+    /// Enters the pool once for all that runs inside, if it is about enough work to share more than once.
+    /// Work behind is dispatched from there without waking anyone first.
     pub(crate) fn enter<R: Send>(&self, work: usize, run: impl FnOnce() -> R + Send) -> R {
         match &self.pool {
             Some(pool) if work / 4 >= self.min_parallel_work => pool.install(run),
@@ -62,8 +62,8 @@ impl Threads {
         }
     }
 
-    /// Calls `run` on consecutive ranges that cover `0..items`, each but the last a multiple of `grain` long. `work` is the
-    /// number of multiply-adds in all.
+    /// Calls `run` on consecutive ranges that cover `0..items`, each but the last a multiple of `grain` long.
+    /// `work` is the number of multiply-adds in all.
     pub(crate) fn for_ranges(
         &self,
         items: usize,
@@ -110,7 +110,8 @@ impl<'a, T> Shared<'a, T> {
     )]
     pub(crate) unsafe fn slice_mut(&self, range: Range<usize>) -> &mut [T] {
         assert!(range.start <= range.end && range.end <= self.len, "slice out of the shared buffer");
-        // SAFETY: in bounds by the assertion, unaliased by the caller's promise, alive as long as the borrow in `lifetime`.
+        // SAFETY: in bounds by the assertion, unaliased by the caller's promise, alive as long as the borrow
+        // in `lifetime`.
         unsafe { std::slice::from_raw_parts_mut(self.start.add(range.start), range.end - range.start) }
     }
 }

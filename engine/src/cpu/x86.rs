@@ -16,6 +16,7 @@ pub(super) struct Avx2(__m256, __m256);
 
 impl Lanes for Avx512 {
     const COLUMNS_BY_1: usize = 8;
+    const TILE_ROWS: usize = 6;
 
     #[inline(always)]
     unsafe fn splat(x: f32) -> Self {
@@ -77,7 +78,8 @@ impl Lanes for Avx512 {
         let [a, b, c, d] = four;
         // SAFETY: the trait's contract; `out` has room for what is stored.
         unsafe {
-            // In quarters of a register: [a0 a1 b0 b1] + [a2 a3 b2 b3] adds lane l + 8 to lane l of a and of b.
+            // In quarters of a register: [a0 a1 b0 b1] + [a2 a3 b2 b3] adds lane l + 8 to lane l of a and of
+            // b.
             let ab =
                 _mm512_add_ps(_mm512_shuffle_f32x4::<0x44>(a.0, b.0), _mm512_shuffle_f32x4::<0xee>(a.0, b.0));
             let cd =
@@ -98,6 +100,7 @@ impl Lanes for Avx512 {
 
 impl Lanes for Avx2 {
     const COLUMNS_BY_1: usize = 4;
+    const TILE_ROWS: usize = 4;
 
     #[inline(always)]
     unsafe fn splat(x: f32) -> Self {

@@ -63,14 +63,15 @@ impl Architecture {
     ) -> Result<usize, EngineError> {
         let head_dim = match fields.optional_count("head_dim", MAX_HEAD_DIM)? {
             Some(head_dim) => head_dim,
-            // Qwen3's heads are wider than hidden_size / num_attention_heads: a quotient would be a wrong guess.
+            // Qwen3's heads are wider than hidden_size / num_attention_heads: a quotient would be a wrong
+            // guess.
             None if self == Self::Qwen3 => return Err(fields.missing("head_dim")),
             None if hidden.is_multiple_of(num_heads) && hidden / num_heads <= MAX_HEAD_DIM => {
                 hidden / num_heads
             }
             None => {
                 let reason = format!(
-                    "is {hidden}, without head_dim it must be num_attention_heads, {num_heads}, times at most {MAX_HEAD_DIM}"
+                    "is {hidden}, expected {num_heads} (num_attention_heads) times at most {MAX_HEAD_DIM}, or a head_dim"
                 );
                 return Err(fields.bad("hidden_size", reason));
             }

@@ -1,5 +1,5 @@
-//! Typed access to a JSON object of a checkpoint; every fault names the file and the field. `null` counts as absent, as it
-//! does to the programs that write these files.
+//! Typed access to a JSON object of a checkpoint; every fault names the file and the field. `null` counts as
+//! absent, as it does to the programs that write these files.
 
 use std::io::Read;
 use std::path::Path;

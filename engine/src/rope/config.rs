@@ -1,4 +1,5 @@
-//! The two spellings of rope in config.json: `rope_theta` beside `rope_scaling`, and transformers 5's `rope_parameters`.
+//! The two spellings of rope in config.json: `rope_theta` beside `rope_scaling`, and transformers 5's
+//! `rope_parameters`.
 
 use super::Rope;
 use super::scaling::{Scaling, inverse_frequencies, yarn_mscale};
@@ -10,7 +11,8 @@ const DEFAULT_THETA: f64 = 10_000.0;
 const DEFAULT_BETA_FAST: f64 = 32.0;
 const DEFAULT_BETA_SLOW: f64 = 1.0;
 
-/// Everything that may stand in a rope object. Others change the positions in ways that we do not know: refused.
+/// Everything that may stand in a rope object. Others change the positions in ways that we do not know:
+/// refused.
 const KNOWN: [&str; 15] = [
     "type",
     "rope_type",
@@ -30,8 +32,8 @@ const KNOWN: [&str; 15] = [
 ];
 
 impl Rope {
-    /// Reads either spelling. Also returns the longest sequence that the model is made for, which scaling may stretch past
-    /// `max_position_embeddings`.
+    /// Reads either spelling. Also returns the longest sequence that the model is made for, which scaling may
+    /// stretch past `max_position_embeddings`.
     pub(crate) fn from_fields(
         config: &Fields<'_>,
         head_dim: usize,
@@ -146,7 +148,8 @@ fn factor(rope: &Fields<'_>) -> Result<f64, EngineError> {
     }
 }
 
-/// The context trained on: beside the rope object in some families, in it in most, else the configuration's length.
+/// The context trained on: beside the rope object in some families, in it in most, else the configuration's
+/// length.
 fn original_len(config: &Fields<'_>, rope: &Fields<'_>, max_positions: usize) -> Result<f64, EngineError> {
     let name = "original_max_position_embeddings";
     let beside = config.optional_count(name, MAX_POSITIONS)?;

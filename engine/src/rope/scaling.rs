@@ -1,4 +1,5 @@
-//! Inverse frequencies under each scaling of the context. The formulas are the papers'; where they round is transformers'.
+//! Inverse frequencies under each scaling of the context. The formulas are the papers'; where they round is
+//! transformers'.
 
 use speculation::math::{exp, ln};
 

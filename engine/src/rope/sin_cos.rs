@@ -1,5 +1,5 @@
-//! Sine and cosine of our own: a libm may differ between hosts, and equal `numerics_id` promises equal bits. Additions,
-//! multiplications and fused multiply-adds in one order.
+//! Sine and cosine of our own: a libm may differ between hosts, and equal `numerics_id` promises equal bits.
+//! Additions, multiplications and fused multiply-adds in one order.
 
 /// pi / 2 rounded to f64, and what the rounding left out.
 const HALF_PI: f64 = std::f64::consts::FRAC_PI_2;
@@ -27,7 +27,8 @@ const COS: [f64; 8] = [
     1.0 / 20_922_789_888_000.0,
 ];
 
-/// `(sin x, cos x)`, within 1e-15 for |x| up to 2^24, which is far below half a unit of the f32 that they are rounded to.
+/// `(sin x, cos x)`, within 1e-15 for |x| up to 2^24, which is far below half a unit of the f32 that they are
+/// rounded to.
 pub(crate) fn sin_cos(x: f64) -> (f64, f64) {
     let quarter_turns = (x * std::f64::consts::FRAC_2_PI).round();
     // Both products are exact inside the fused operation, so only the small remainder is rounded.

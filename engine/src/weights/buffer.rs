@@ -18,8 +18,8 @@ pub(crate) enum Buffer<T> {
 }
 
 impl<T: bytemuck::Pod> Buffer<T> {
-    /// Borrows the stored numbers where they are aligned, else copies them. The stored dtype is `T`'s, little-endian as the
-    /// machine must be.
+    /// Borrows the stored numbers where they are aligned, else copies them. The stored dtype is `T`'s,
+    /// little-endian as the machine must be.
     pub(super) fn mapped_or_copied(tensor: &StoredTensor<'_>) -> Self {
         const {
             assert!(

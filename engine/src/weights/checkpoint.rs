@@ -166,7 +166,8 @@ impl Shard {
 
 #[expect(unsafe_code, reason = "mapping a file is the one unsafe call outside cpu/")]
 fn map(file: &File) -> std::io::Result<Mmap> {
-    // SAFETY: the map is read-only and private to this process. That no other process changes the file meanwhile is asked of
-    // the operator in the head of `weights`; no type invariant rests on the bytes, which are only ever read as plain numbers.
+    // SAFETY: the map is read-only and private to this process. That no other process changes the file
+    // meanwhile is asked of the operator in the head of `weights`; no type invariant rests on the bytes,
+    // which are only ever read as plain numbers.
     unsafe { Mmap::map(file) }
 }

@@ -1,5 +1,6 @@
-//! The content of a checkpoint as one hash, for `numerics_id`: every byte of every file, so that two checkpoints that differ
-//! anywhere differ here. Chunks are hashed in parallel and their hashes hashed; SHA-256 reads about 1.5 GB/s a core.
+//! The content of a checkpoint as one hash, for `numerics_id`: every byte of every file, so that two
+//! checkpoints that differ anywhere differ here. Chunks are hashed in parallel and their hashes hashed;
+//! SHA-256 reads about 1.5 GB/s a core.
 
 use sha2::{Digest, Sha256};
 

@@ -1,5 +1,5 @@
-//! Checkpoints that are missing, cut short, contradictory or noise: one line that names file, field or tensor; never a panic,
-//! never memory by what a file claims.
+//! Checkpoints that are missing, cut short, contradictory or noise: one line that names file, field or
+//! tensor; never a panic, never memory by what a file claims.
 
 use std::path::{Path, PathBuf};
 

@@ -1,6 +1,6 @@
-//! A row's logits depend on its sequence alone (docs/contract.md C): whatever else is in the batch, however the text is cut
-//! into forwards, whatever was rolled back, wherever its KV lies, the bits are those of the oracle, which has no cache, no
-//! batch and no threads. Everything is compared with `==`.
+//! A row's logits depend on its sequence alone (docs/contract.md C): whatever else is in the batch, however
+//! the text is cut into forwards, whatever was rolled back, wherever its KV lies, the bits are those of the
+//! oracle, which has no cache, no batch and no threads. Everything is compared with `==`.
 
 use std::path::Path;
 
@@ -160,6 +160,24 @@ fn whatever_the_number_of_threads() {
     }
 }
 
+/// A header of odd length puts every number at an odd address: nothing can be used where it is mapped.
+#[test]
+fn wherever_the_numbers_lie_in_the_file() {
+    for (case, format) in [("llama_tied", WeightFormat::F32), ("mistral_full", WeightFormat::Bf16)] {
+        let dir = golden_dir().join(case);
+        let text = &Judged::texts(&dir, format, &[20])[0];
+        let copy = tempfile::TempDir::new().unwrap();
+        std::fs::copy(dir.join("config.json"), copy.path().join("config.json")).unwrap();
+        let mut bytes = std::fs::read(dir.join("model.safetensors")).unwrap();
+        let header_len = u64::from_le_bytes(bytes[..8].try_into().unwrap());
+        bytes.insert(8 + header_len as usize, b' ');
+        bytes[..8].copy_from_slice(&(header_len + 1).to_le_bytes());
+        std::fs::write(copy.path().join("model.safetensors"), bytes).unwrap();
+        let found = fed_in_pieces(&mut load(copy.path(), format, 1), &text.ids, &[20]);
+        assert_same(&found, &text.logits, case);
+    }
+}
+
 /// More rows than one pass takes.
 #[test]
 fn a_call_of_many_passes() {
@@ -172,4 +190,32 @@ fn a_call_of_many_passes() {
     let found: Vec<Vec<f32>> = (0..logits.rows()).map(|i| logits.row(i).to_vec()).collect();
     let expected = [&text.logits[699..], &text.logits[400..]].concat();
     assert_same(&found, &expected, "1400 rows");
+}
+
+/// FNV-1a over the bits of every logit of a text.
+fn fingerprint(logits: &[Vec<f32>]) -> u64 {
+    let bytes = logits.iter().flatten().flat_map(|x| x.to_bits().to_le_bytes());
+    bytes.fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
+}
+
+/// Equal `numerics_id` promises equal bits, on other machines and in later versions too. Where a change of these
+/// numbers is wanted, raise `KERNEL_CLASS` in `cpu` or `CONTRACT_VERSION` in `numerics_id` with it.
+#[test]
+fn the_bits_of_this_kernel_class() {
+    let bits_of = |case: &str, format| {
+        let ids: Vec<TokenId> = (0..60).map(|i| i * 29 % 112).collect();
+        let found = fed_in_pieces(&mut load(&golden_dir().join(case), format, 1), &ids, &[60]);
+        format!("{case} {:#018x}", fingerprint(&found))
+    };
+    let found = [
+        bits_of("llama_rope_yarn_new", WeightFormat::F32),
+        bits_of("mistral_window", WeightFormat::Bf16),
+        bits_of("qwen3_norms", WeightFormat::Bf16),
+    ];
+    let pinned = [
+        "llama_rope_yarn_new 0x18499f8ae95e4529",
+        "mistral_window 0xea8bec4190d414f2",
+        "qwen3_norms 0xf61194ab6289f0f3",
+    ];
+    assert_eq!(found, pinned);
 }

@@ -103,6 +103,16 @@ fn kv_memory_is_taken_as_it_is_used() {
 }
 
 #[test]
+fn an_engine_may_be_used_on_another_thread_than_it_was_loaded_on() {
+    let mut engine = engine_with_blocks(4);
+    let rows = std::thread::spawn(move || {
+        let slot = engine.open();
+        feed(&mut engine, slot, &IDS[..3], 2).len()
+    });
+    assert_eq!(rows.join().unwrap(), 2);
+}
+
+#[test]
 fn counters_count() {
     let mut engine = engine_with_blocks(100);
     let (a, b) = (engine.open(), engine.open());

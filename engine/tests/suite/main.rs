@@ -1,4 +1,5 @@
-//! The engine's tests from outside, on checkpoints in files. One binary: linking five would take longer than running them.
+//! The engine's tests from outside, on checkpoints in files. One binary: linking five would take longer than
+//! running them.
 #![expect(clippy::unwrap_used, reason = "the lint sees tests, but not what tests call")]
 
 mod broken_files;
