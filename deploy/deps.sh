@@ -37,7 +37,7 @@ toolchain() { sed -n 's/^channel = "\(.*\)"/\1/p' "$(dirname "$0")/../rust-toolc
 install_packages() {
   if ! have_command apt-get; then
     fail "please install, with this system's package manager, what Debian calls: $*
-  (build-essential: a C compiler and linker; protobuf-compiler: protoc; etcd-server: the etcd binary, 3.4 or later; python3-venv: Python 3.9 or later with venv and ensurepip)"
+  (build-essential: a C compiler and linker; protobuf-compiler: protoc; etcd-server: the etcd binary, 3.4 or later; python3-venv: Python 3.10 or later with venv and ensurepip)"
   fi
   local as_root=()
   if [ "$(id -u)" -ne 0 ]; then

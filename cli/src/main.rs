@@ -1,5 +1,7 @@
 //! The `outrider` command: parses the arguments, runs the subcommand, turns its end into an exit code.
 
+#![forbid(unsafe_code)]
+
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};

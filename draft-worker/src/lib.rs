@@ -15,6 +15,7 @@ use speculation::Role;
 use worker::config::WorkerConfig;
 use worker::facts::WorkerFacts;
 use worker::model::ModelMethod;
+use worker::profile::profile;
 use worker::serve::{Addresses, Loaded, load_engine, start};
 
 use config::{DraftConfig, DraftMethod};
@@ -43,8 +44,8 @@ pub async fn serve_with(
 }
 
 fn load_model(config: &DraftConfig) -> anyhow::Result<Loaded<ModelMethod<propose::Propose>>> {
-    let (engine, assets) = load_engine(&config.worker)?;
-    let vocab_size = assets.token_list().len() as u32;
+    let (mut engine, assets) = load_engine(&config.worker)?;
+    let vocab_size = assets.token_list().num_ids();
     let info = engine.info().clone();
     let facts = WorkerFacts {
         model_id: config.worker.served_model_name.clone().unwrap_or(info.model_id),
@@ -54,6 +55,7 @@ fn load_model(config: &DraftConfig) -> anyhow::Result<Loaded<ModelMethod<propose
         eos_token_ids: info.eos_token_ids,
         kv_blocks: info.kv_blocks,
         kv_block_size: info.kv_block_size,
+        step_times: if config.worker.profile_steps { profile(&mut engine) } else { Vec::new() },
         ..facts_without_model(config)
     };
     let WorkerConfig { max_batch_rows, .. } = config.worker;
@@ -78,5 +80,6 @@ fn facts_without_model(config: &DraftConfig) -> WorkerFacts {
         kv_blocks: 0,
         kv_block_size: 0,
         task_types: config.task_types.clone(),
+        step_times: Vec::new(),
     }
 }

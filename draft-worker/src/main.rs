@@ -1,5 +1,7 @@
 //! `outrider-draft-worker`.
 
+#![forbid(unsafe_code)]
+
 use std::process::ExitCode;
 
 use service::config::{self, ENV_PREFIX};

@@ -14,6 +14,12 @@ pub enum WeightFormat {
     F32,
     /// bf16 weights, GEMM inputs rounded to bf16, bf16 KV.
     Bf16,
+    /// Projections quantized to int8 by output channel, their inputs to int8; bf16 KV. The table of input
+    /// embeddings stays as stored.
+    Int8,
+    /// Projections quantized to int4 in groups of 32, their inputs to int8; bf16 KV. The table of input
+    /// embeddings stays as stored.
+    Int4,
 }
 
 /// How to load a model.
@@ -68,6 +74,11 @@ pub struct EngineInfo {
     pub kv_block_size: u32,
     /// Weights, tied ones counted once.
     pub num_parameters: u64,
+    /// Bytes of weights that every forward with logits reads, however many rows it has: all but the table of
+    /// input embeddings, of which a row is read for each token. A tied table is read as the last projection.
+    pub weight_bytes: u64,
+    /// Bytes of keys and values of one token, all layers.
+    pub kv_bytes_per_token: u64,
 }
 
 /// Counters since start, and one gauge.

@@ -12,7 +12,7 @@ use speculation::step::MAX_DRAFT_TOKENS;
 
 use crate::admission::AdmissionLimits;
 use crate::lane::owner::RoundsConfig;
-use crate::lane::policy::PolicyConfig;
+use crate::lane::policy::{DraftTokens, PolicyConfig};
 
 /// Serves clients over HTTP (OpenAI's API) and gRPC; draft workers guess and target workers verify behind it.
 ///
@@ -29,10 +29,10 @@ pub struct Flags {
     /// A file of API keys, one a line; without it only loopback addresses may be served
     #[arg(long, value_name = "FILE")]
     pub api_keys: Option<PathBuf>,
-    /// How many tokens are drafted a round, where a request does not say
-    #[arg(long, value_name = "K")]
-    pub draft_tokens: Option<u32>,
-    /// How many tokens a request may ask to have drafted a round
+    /// How many tokens are drafted a round, where a request does not say; auto: each lane chooses by what it measures
+    #[arg(long, value_name = "auto|K")]
+    pub draft_tokens: Option<DraftTokens>,
+    /// How many tokens are drafted a round at most, also where a request asks for more
     #[arg(long, value_name = "K")]
     pub max_draft_tokens: Option<u32>,
     /// Sequences that run at once
@@ -66,7 +66,7 @@ pub struct RawRouter {
     http: SocketAddr,
     grpc: SocketAddr,
     api_keys: Option<PathBuf>,
-    draft_tokens: u32,
+    draft_tokens: DraftTokens,
     max_draft_tokens: u32,
     max_sequences: u32,
     max_waiting_requests: usize,
@@ -84,7 +84,7 @@ impl Default for RawRouter {
             http: SocketAddr::from(([127, 0, 0, 1], 8000)),
             grpc: SocketAddr::from(([127, 0, 0, 1], 8001)),
             api_keys: None,
-            draft_tokens: 4,
+            draft_tokens: DraftTokens::Auto,
             max_draft_tokens: 8,
             max_sequences: admission.max_sequences,
             max_waiting_requests: admission.max_waiting_requests,
@@ -128,9 +128,11 @@ impl RawConfig for RawRouter {
         faults.check("max_draft_tokens", self.max_draft_tokens <= most, || {
             format!("{} is over the limit of {most}", self.max_draft_tokens)
         });
-        faults.check("draft_tokens", self.draft_tokens <= self.max_draft_tokens, || {
-            format!("{} is over max_draft_tokens, which is {}", self.draft_tokens, self.max_draft_tokens)
-        });
+        if let DraftTokens::Fixed(k) = self.draft_tokens {
+            faults.check("draft_tokens", k <= self.max_draft_tokens, || {
+                format!("{k} is over max_draft_tokens, which is {}", self.max_draft_tokens)
+            });
+        }
         faults.check("max_sequences", self.max_sequences > 0, || "must be at least 1".to_owned());
         faults.check("tokenize_threads", (1..=64).contains(&self.tokenize_threads), || {
             format!("{} is not between 1 and 64", self.tokenize_threads)
@@ -147,7 +149,7 @@ impl RawConfig for RawRouter {
             tokenize_threads: self.tokenize_threads,
             rounds: RoundsConfig {
                 policy: PolicyConfig {
-                    num_draft_tokens: self.draft_tokens,
+                    draft_tokens: self.draft_tokens,
                     max_draft_tokens: self.max_draft_tokens,
                 },
                 target_deadline: Duration::from_secs(self.target_deadline_seconds),

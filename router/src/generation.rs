@@ -16,6 +16,7 @@ use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
 use crate::error::RouterError;
+use crate::lane::controllers::LaneExplanation;
 
 /// How many events a client may leave unread, for each choice of its request, before it is cut off. One verified span
 /// is one event, so this is some hundred thousand bytes of text a choice behind what sockets buffer already.
@@ -109,6 +110,9 @@ pub trait Lanes: Send + Sync {
     /// Hands a generation to its lane. Returns once a lane has taken it; an error here is the client's answer before
     /// the first byte (no such model, no target ready, lane queue full).
     async fn submit(&self, generation: Generation) -> Result<GenerationStream, RouterError>;
+
+    /// What each lane's choice of k rests on now.
+    async fn explain(&self) -> Result<Vec<LaneExplanation>, RouterError>;
 }
 
 /// Connects a lane and a client for a generation of `num_choices` sequences.

@@ -1,5 +1,7 @@
 //! `outrider-router`.
 
+#![forbid(unsafe_code)]
+
 use std::process::ExitCode;
 
 use router::config::{Flags, RawRouter};

@@ -12,6 +12,7 @@ use speculation::sequence::Ignored;
 use speculation::step::MAX_DRAFT_TOKENS;
 
 use crate::error::RouterError;
+use crate::lane::LaneKey;
 
 const DRAFTS: CounterName = CounterName::new("vllm:spec_decode_num_drafts_total", "Verified drafts");
 const DRAFT_TOKENS: CounterName =
@@ -63,6 +64,7 @@ const IGNORED: CounterName = CounterName::new(
     "outrider_rounds_ignored_total",
     "Replies and waits of rounds that were dropped or given up, by reason",
 );
+const LANE_K: GaugeName = GaugeName::new("outrider_lane_k", "How far a lane drafts now; 0 is not at all");
 const TOKENIZE_QUEUE: GaugeName =
     GaugeName::new("outrider_tokenize_queue_jobs", "Prompts that wait for a tokenizer thread");
 
@@ -105,6 +107,13 @@ struct OutcomeLabels {
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct ReasonLabels {
     reason: &'static str,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct LaneLabels {
+    model: String,
+    task_type: String,
+    temperature: &'static str,
 }
 
 /// Which way a request came in.
@@ -173,6 +182,7 @@ struct Families {
     queue_time: HistogramFamily<ModelLabels>,
     requests: Family<OutcomeLabels, Counter>,
     ignored: Family<ReasonLabels, Counter>,
+    lane_k: Family<LaneLabels, Gauge>,
     tokenize_queue: Gauge,
 }
 
@@ -196,6 +206,7 @@ impl RouterMetrics {
             queue_time: metrics.histogram_family(&QUEUE_TIME),
             requests: metrics.counter_family(&REQUESTS),
             ignored: metrics.counter_family(&IGNORED),
+            lane_k: metrics.gauge_family(&LANE_K),
             tokenize_queue: metrics.gauge(&TOKENIZE_QUEUE),
         };
         Self { families: Arc::new(families) }
@@ -245,6 +256,16 @@ impl RouterMetrics {
     /// A request was answered in full.
     pub fn request_answered(&self, door: Door) {
         self.count(door, "ok");
+    }
+
+    /// How far a lane drafts. There are at most [`crate::lane::controllers::MAX_LANES`] and a few of them.
+    pub fn lane_k(&self, lane: &LaneKey) -> Gauge {
+        let labels = LaneLabels {
+            model: lane.model.clone(),
+            task_type: lane.task_type.clone(),
+            temperature: lane.temperature.as_str(),
+        };
+        self.families.lane_k.get_or_create(&labels).clone()
     }
 
     /// How many prompts wait for a tokenizer thread.

@@ -59,9 +59,9 @@ impl StepTimes {
         Self::new(&ASSUMED.map(|(rows, micros)| StepTimePoint { rows, kv_tokens: 0, micros }))
     }
 
-    /// Whether nothing was profiled.
-    pub fn is_empty(&self) -> bool {
-        self.curves.is_empty()
+    /// The most rows that were profiled.
+    fn max_rows(&self) -> f64 {
+        self.curves.iter().map(|curve| curve.points[curve.points.len() - 1].0).fold(0.0, f64::max)
     }
 
     /// Microseconds of a forward of `rows`, each over `context` tokens.
@@ -170,27 +170,48 @@ const FIRST_WIRE_MICROS: f64 = 300.0;
 /// Messages that the estimate of the wire remembers.
 const WIRE_MEMORY: f64 = 16.0;
 
+/// Classes of rows per doubling by which forwards larger than any profiled one are remembered.
+const SEEN_CLASSES_PER_DOUBLING: f64 = 4.0;
+const SEEN_CLASSES: usize = 60;
+
 /// What one worker costs.
 #[derive(Debug, Clone)]
 pub struct WorkerCost {
     times: StepTimes,
     residuals: Residuals,
+    /// Forwards of more rows than were profiled, by class: there the table ends, and a factor would only bend a guess.
+    seen: Vec<Seen>,
     wire_micros: f64,
+}
+
+#[derive(Debug, Clone, Copy, Default)]
+struct Seen {
+    rows: f64,
+    micros: f64,
+    weight: f64,
 }
 
 impl WorkerCost {
     /// A worker of which only its table is known.
     pub fn new(times: StepTimes) -> Self {
         let residuals = Residuals::new(ROWS_CLASSES, ROWS_REACH);
-        Self { times, residuals, wire_micros: FIRST_WIRE_MICROS }
+        Self { times, residuals, seen: vec![Seen::default(); SEEN_CLASSES], wire_micros: FIRST_WIRE_MICROS }
     }
 
     /// A forward of `rows`, each over `context` tokens, took this long.
     pub fn observe_step(&mut self, rows: u32, context: f64, took: Duration) {
-        let predicted = self.times.micros(f64::from(rows), context);
-        if rows > 0 && predicted > 0.0 {
-            self.residuals.observe(rows_class(f64::from(rows)), (micros(took), predicted), 1.0);
+        let (rows, took) = (f64::from(rows), micros(took));
+        let predicted = self.times.micros(rows, context);
+        if rows < 1.0 || predicted <= 0.0 {
+            return;
         }
+        if rows <= self.times.max_rows() {
+            return self.residuals.observe(rows_class(rows), (took, predicted), 1.0);
+        }
+        let seen = &mut self.seen[((rows.log2() * SEEN_CLASSES_PER_DOUBLING).round() as usize).min(SEEN_CLASSES - 1)];
+        seen.weight = (seen.weight + 1.0).min(RESIDUAL_MEMORY);
+        seen.rows += (rows - seen.rows) / seen.weight;
+        seen.micros += (took - seen.micros) / seen.weight;
     }
 
     /// So much of a reply's time was neither queue nor step.
@@ -200,7 +221,25 @@ impl WorkerCost {
 
     /// Microseconds of a forward of `rows`, each over `context` tokens, as this worker is now.
     pub fn step_micros(&self, rows: f64, context: f64) -> f64 {
-        self.times.micros(rows, context) * self.residuals.factor(rows_class(rows))
+        let max_rows = self.times.max_rows();
+        if rows <= max_rows || self.seen.iter().all(|seen| seen.weight == 0.0) {
+            return self.times.micros(rows, context) * self.residuals.factor(rows_class(rows.min(max_rows)));
+        }
+        // Through the end of the table and what was seen beyond it; the last slope goes on.
+        let end = (max_rows, self.times.micros(max_rows, context) * self.residuals.factor(rows_class(max_rows)));
+        let (mut low, mut high) = (end, end);
+        for seen in self.seen.iter().filter(|seen| seen.weight > 0.0) {
+            (low, high) = (high, (seen.rows, seen.micros.max(high.1)));
+            if seen.rows >= rows {
+                break;
+            }
+        }
+        if rows >= high.0 {
+            return between(low, high, rows);
+        }
+        // In the gap no forward costs less a row than a larger one does. That is the hopeful side, on purpose: what
+        // looks too good is tried and seen, what looks too bad never is.
+        low.1.max(high.1 * rows / high.0)
     }
 
     /// Microseconds there and back.
@@ -263,6 +302,19 @@ mod tests {
         assert!(cost.step_micros(64.0, 0.0) > 1.5 * before);
     }
 
+    #[test]
+    fn a_knee_that_no_profile_reached_is_learned_from_what_was_seen() {
+        let mut cost = WorkerCost::new(StepTimes::new(&[point(1, 0, 20_000), point(64, 0, 20_000)]));
+        assert_eq!(cost.step_micros(512.0, 0.0), 20_000.0);
+        cost.observe_step(512, 0.0, Duration::from_micros(40_000));
+        assert!((cost.step_micros(512.0, 0.0) - 40_000.0).abs() < 1.0);
+        assert!(cost.step_micros(1_024.0, 0.0) > 60_000.0, "the slope goes on");
+        cost.observe_step(1_024, 0.0, Duration::from_micros(80_000));
+        assert!((cost.step_micros(768.0, 0.0) - 60_000.0).abs() < 1.0);
+        assert!((cost.step_micros(256.0, 0.0) - 20_000.0).abs() < 1.0, "the hopeful side of the gap");
+        assert_eq!(cost.step_micros(8.0, 0.0), 20_000.0, "the table stands where it was profiled");
+    }
+
     proptest! {
         #[test]
         fn times_never_fall_with_rows_or_context(
@@ -271,6 +323,8 @@ mod tests {
         ) {
             let points: Vec<_> = points.into_iter().map(|(rows, kv, micros)| point(rows, kv * 500, micros)).collect();
             let times = StepTimes::new(&points);
+            let longest = points.iter().map(|point| point.kv_tokens as f64).fold(0.0, f64::max);
+            let context = f64::min(context, longest);
             let at = times.micros(rows, context);
             prop_assert!(at > 0.0 && times.micros(rows + more_rows, context) + 1e-6 >= at);
             prop_assert!(times.micros(rows, context + more_context) >= 0.0);

@@ -33,13 +33,24 @@ const PRIOR_SUPPLY: f64 = 0.98;
 pub const MAX_MOVE: u32 = 2;
 
 /// Another k must promise this much more to be moved to.
-pub const HYSTERESIS: f64 = 0.02;
+pub const HYSTERESIS: f64 = 0.01;
 
 /// So much more where the move takes back one that is fewer than [`REVERSAL_LANE_ROUNDS`] old.
-pub const REVERSAL_HYSTERESIS: f64 = 0.05;
+pub const REVERSAL_HYSTERESIS: f64 = 0.04;
 
 /// See [`REVERSAL_HYSTERESIS`].
 pub const REVERSAL_LANE_ROUNDS: u64 = 24;
+
+/// After a move to k = 0 it takes so many lane rounds until sequences that drafted have joined those that did not: until then
+/// rounds are not measured, and k stays for as long again.
+pub const SETTLING_OFF_LANE_ROUNDS: u64 = 3;
+
+/// A lane that was turned off again within [`REVERSAL_LANE_ROUNDS`] of being turned on stays off for so many lane rounds, the next
+/// time for twice as many, and so on up to a limit, unless on promises [`BACKOFF_HYSTERESIS`] more.
+pub const BACKOFF_LANE_ROUNDS: (u64, u64) = (48, 768);
+
+/// See [`BACKOFF_LANE_ROUNDS`].
+pub const BACKOFF_HYSTERESIS: f64 = 0.25;
 
 /// The share of a lane's time that probes may cost, by their predicted loss.
 pub const PROBE_SHARE: f64 = 0.01;
@@ -56,7 +67,7 @@ const PROBE_LOSS_MIN: f64 = 0.1;
 const PROBE_CREDIT_MAX: f64 = 4.0;
 
 /// What a round's time at one k says of its neighbour's.
-const K_REACH: f64 = 0.4;
+const K_REACH: f64 = 0.2;
 
 /// Each lane round, what was measured counts for so much less.
 const KEEP_PER_LANE_ROUND: f64 = 1.0 - 1.0 / 256.0;
@@ -79,6 +90,17 @@ pub struct Load {
     pub draft_sequences: u32,
     /// Tokens that a sequence holds, on average.
     pub context: f64,
+    /// What the other lanes commit at that target, and how long their rounds take: rows that slow them down are not free.
+    pub others: Pace,
+}
+
+/// How fast rounds are.
+#[derive(Debug, Clone, Copy, PartialEq, Default, serde::Serialize)]
+pub struct Pace {
+    /// Committed tokens.
+    pub tokens_per_second: f64,
+    /// Mean time of a round.
+    pub round_us: f64,
 }
 
 /// The k of one round.
@@ -110,8 +132,11 @@ pub struct DraftLength {
     k: u32,
     survival: Survival,
     supply: Survival,
+    /// By k; index 0 is not used.
     draft_residuals: Residuals,
     verify_residuals: Residuals,
+    /// Of rounds without a draft. They do not run into each other as drafted ones do: neither speaks for the other.
+    plain_residual: Residuals,
     outlook: Vec<Outlook>,
     load: Option<Load>,
     probe: Option<u32>,
@@ -122,12 +147,17 @@ pub struct DraftLength {
     /// Sequences that still begin in this lane round.
     left_in_round: u32,
     changes: VecDeque<Change>,
+    /// In which lane round drafting was last turned on, and how long off lasts.
+    turned_on: u64,
+    backoff: u64,
     why: Why,
     speed: Speed,
 }
 
+/// Decayed sums over rounds at the present k.
 #[derive(Debug, Clone, Copy, Default)]
 struct Speed {
+    rounds: f64,
     tokens: f64,
     micros: f64,
 }
@@ -144,6 +174,7 @@ impl DraftLength {
             supply: Survival::new(PRIOR_SUPPLY),
             draft_residuals: residuals.clone(),
             verify_residuals: residuals,
+            plain_residual: Residuals::new(1, 0.0),
             outlook: Vec::new(),
             load: None,
             probe: None,
@@ -153,6 +184,8 @@ impl DraftLength {
             lane_rounds: 0,
             left_in_round: 0,
             changes: VecDeque::new(),
+            turned_on: 0,
+            backoff: 0,
             why: Why::Best,
             speed: Speed::default(),
         }
@@ -185,25 +218,39 @@ impl DraftLength {
     pub fn observe_round(&mut self, round: &RoundTimes, target: &WorkerCost, draft: &WorkerCost) {
         let k = round.num_draft_tokens;
         let (draft_wait, verify) = (micros(round.draft_wait), micros(round.verify));
-        let settled = k == self.k && self.changes.back().is_none_or(|change| change.lane_round < self.lane_rounds);
+        let settling = if k == 0 { SETTLING_OFF_LANE_ROUNDS } else { 1 };
+        let settled = k == self.k && self.since_change().is_none_or(|since| since >= settling);
         if settled {
-            self.speed.tokens += (f64::from(round.committed) - self.speed.tokens) / SPEED_MEMORY;
-            self.speed.micros += (draft_wait + verify - self.speed.micros) / SPEED_MEMORY;
+            let (tokens, micros) = (f64::from(round.committed), draft_wait + verify);
+            for (sum, new) in
+                [(&mut self.speed.rounds, 1.0), (&mut self.speed.tokens, tokens), (&mut self.speed.micros, micros)]
+            {
+                *sum = *sum * (1.0 - 1.0 / SPEED_MEMORY) + new;
+            }
         }
         let Some(load) = self.load.filter(|_| (settled || self.probe == Some(k)) && k <= self.max_k) else { return };
         let rows_each = 1.0 + self.supply.survival(k).iter().sum::<f64>();
         let weight = 1.0 / f64::from(self.sequences());
-        if k > 0 {
-            let table = table_draft_us(k, &load, draft);
-            self.draft_residuals.observe(k as usize, (draft_wait, table), weight);
-        }
         let table = table_verify_us(rows_each, &load, target);
+        if k == 0 {
+            return self.plain_residual.observe(0, (draft_wait + verify, table), weight);
+        }
         self.verify_residuals.observe(k as usize, (verify, table), weight);
+        let table = table_draft_us(k, &load, draft);
+        self.draft_residuals.observe(k as usize, (draft_wait, table), weight);
+    }
+
+    /// How fast `sequences` of the lane were at the present k; nothing before its first round.
+    pub fn pace(&self, sequences: u32) -> Pace {
+        let Speed { rounds, tokens, micros } = self.speed;
+        if micros <= 0.0 {
+            return Pace::default();
+        }
+        Pace { tokens_per_second: f64::from(sequences) * tokens * 1e6 / micros, round_us: micros / rounds }
     }
 
     /// Everything that the next choice rests on.
     pub fn explain(&self) -> Explanation {
-        let measured = if self.speed.micros > 0.0 { self.speed.tokens * 1e6 / self.speed.micros } else { 0.0 };
         Explanation {
             k: self.k,
             max_k: self.max_k,
@@ -214,11 +261,16 @@ impl DraftLength {
             supply: self.supply.survival(self.max_k),
             judged: self.survival.evidence(),
             outlook: self.outlook.clone(),
-            measured_tokens_per_second: measured * f64::from(self.sequences()),
+            measured_tokens_per_second: self.pace(self.sequences()).tokens_per_second,
             lane_rounds: self.lane_rounds,
             probes: self.probes,
             changes: self.changes.iter().copied().collect(),
         }
+    }
+
+    /// Lane rounds since k moved.
+    fn since_change(&self) -> Option<u64> {
+        self.changes.back().map(|change| self.lane_rounds - change.lane_round)
     }
 
     fn sequences(&self) -> u32 {
@@ -231,6 +283,7 @@ impl DraftLength {
         self.probe = None;
         self.draft_residuals.age(KEEP_PER_LANE_ROUND);
         self.verify_residuals.age(KEEP_PER_LANE_ROUND);
+        self.plain_residual.age(KEEP_PER_LANE_ROUND);
         self.outlook = self.look_ahead(&load, target, draft);
         if !self.step_towards_best() {
             self.probe = self.due_probe();
@@ -253,7 +306,8 @@ impl DraftLength {
             let table_draft_us = table_draft_us(k, load, draft);
             let table_verify_us = table_verify_us(rows_each, load, target);
             let draft_wait_us = table_draft_us * self.draft_residuals.factor(k as usize);
-            let verify_us = table_verify_us * self.verify_residuals.factor(k as usize);
+            let drafted_factor = self.verify_residuals.factor(k as usize);
+            let verify_us = table_verify_us * if k == 0 { self.plain_residual.factor(0) } else { drafted_factor };
             let round_us = draft_wait_us + verify_us;
             outlook.push(Outlook {
                 k,
@@ -263,29 +317,53 @@ impl DraftLength {
                 draft_wait_us,
                 verify_us,
                 tokens_per_second: sequences * expected_tokens * 1e6 / round_us.max(1.0),
+                others_tokens_per_second: 0.0,
             });
+        }
+        // The other lanes' rounds wait for this lane's rows, too: what they lose by more of them is in the price.
+        let now_us = outlook[self.k as usize].table_verify_us;
+        let Pace { tokens_per_second, round_us } = load.others;
+        for at in outlook.iter_mut().filter(|_| round_us > 0.0) {
+            let slowed_us = (round_us + at.table_verify_us - now_us).max(round_us / 8.0);
+            at.others_tokens_per_second = tokens_per_second * round_us / slowed_us;
         }
         outlook
     }
 
     /// Moves k towards the best one, if that is worth it.
     fn step_towards_best(&mut self) -> bool {
-        let here = self.outlook[self.k as usize].tokens_per_second;
-        let best = self.outlook.iter().max_by(|a, b| a.tokens_per_second.total_cmp(&b.tokens_per_second));
+        let here = self.outlook[self.k as usize];
+        let best = self.outlook.iter().max_by(|a, b| a.worth().total_cmp(&b.worth()));
         let Some(best) = best.copied() else { return false };
         let takes_back = self.changes.back().is_some_and(|last| {
             (last.to > last.from) != (best.k > self.k) && self.lane_rounds - last.lane_round < REVERSAL_LANE_ROUNDS
         });
-        let margin = if takes_back { REVERSAL_HYSTERESIS } else { HYSTERESIS };
-        if best.k == self.k || best.tokens_per_second <= here * (1.0 + margin) {
+        let margin = match () {
+            () if self.k == 0 && self.since_change().is_some_and(|since| since < self.backoff) => BACKOFF_HYSTERESIS,
+            () if takes_back => REVERSAL_HYSTERESIS,
+            () => HYSTERESIS,
+        };
+        let gain = (best.worth() - here.worth()) / here.tokens_per_second;
+        if self.k == 0 && self.since_change().is_some_and(|since| since < 2 * SETTLING_OFF_LANE_ROUNDS) {
+            self.why = Why::Settling;
+            return false;
+        }
+        if best.k == self.k || gain <= margin {
             self.why = if best.k == self.k { Why::Best } else { Why::WithinHysteresis };
             return false;
         }
         let from = self.k;
         self.k = if best.k > from { best.k.min(from + MAX_MOVE) } else { best.k.max(from.saturating_sub(MAX_MOVE)) };
+        match (from, self.k) {
+            (0, _) => self.turned_on = self.lane_rounds,
+            (_, 0) if self.lane_rounds - self.turned_on < REVERSAL_LANE_ROUNDS => {
+                self.backoff = (2 * self.backoff).clamp(BACKOFF_LANE_ROUNDS.0, BACKOFF_LANE_ROUNDS.1);
+            }
+            (_, 0) => self.backoff = 0,
+            _ => {}
+        }
         self.why = Why::Moving;
         self.speed = Speed::default();
-        let gain = best.tokens_per_second / here - 1.0;
         self.changes.push_back(Change { lane_round: self.lane_rounds, from, to: self.k, best: best.k, gain });
         if self.changes.len() > CHANGES_KEPT {
             self.changes.pop_front();
@@ -293,21 +371,22 @@ impl DraftLength {
         true
     }
 
-    /// The k of a probe, if one is due and paid for: off, whether drafting pays by now; else further, shorter and not at
-    /// all in turns.
+    /// The k of a probe, if one is due and paid for: off, whether drafting pays by now; else further and shorter in turns.
     fn due_probe(&mut self) -> Option<u32> {
         self.probe_credit = (self.probe_credit + PROBE_SHARE).min(PROBE_CREDIT_MAX);
         let spacing = if self.k == 0 { PROBE_SPACING_OFF } else { PROBE_SPACING_ON };
         if self.lane_rounds - self.last_probe < spacing {
             return None;
         }
-        let probe = match self.probes % 3 {
+        let probe = match self.probes % 4 {
             _ if self.k == 0 => MAX_MOVE.min(self.max_k),
             0 => (self.k + MAX_MOVE).min(self.max_k),
             1 => self.k - 1,
-            _ => 0,
+            2 => (self.k + 1).min(self.max_k),
+            _ => self.k.saturating_sub(MAX_MOVE),
         };
-        if probe == self.k {
+        // One round without a draft between rounds with one tells nothing of how many of them would be.
+        if probe == self.k || probe == 0 {
             self.probes += 1;
             return None;
         }

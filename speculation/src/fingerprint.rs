@@ -58,6 +58,12 @@ impl TokenList {
         self.tokens.len()
     }
 
+    /// One more than the highest id: rows that a model needs to have a place for each token. More than [`Self::len`] where
+    /// some ids stand for nothing.
+    pub fn num_ids(&self) -> u32 {
+        self.tokens.last_key_value().map_or(0, |(id, _)| id.saturating_add(1))
+    }
+
     /// Whether there is none.
     pub fn is_empty(&self) -> bool {
         self.tokens.is_empty()
@@ -180,6 +186,14 @@ mod tests {
         let expected = "69a44e07cb3982a898f2593f34e667a43c5249751afddb603f2e6def177348a2";
         assert_eq!(list(BPE).fingerprint(), expected);
         assert_eq!(first_difference(&list(BPE), &list(UNIGRAM)), None);
+    }
+
+    #[test]
+    fn ids_that_stand_for_nothing_need_a_place_too() {
+        assert_eq!(list(BPE).num_ids(), 4);
+        let with_gap = list(&BPE.replace("\"id\": 3", "\"id\": 9"));
+        assert_eq!((with_gap.len(), with_gap.num_ids()), (4, 10));
+        assert_eq!(TokenList::default().num_ids(), 0);
     }
 
     #[test]

@@ -3,12 +3,16 @@
 //!
 //! Reading order: what a sequence is ([`spec`], [`prefix`]), what is said about it ([`step`]), how a token is drawn
 //! ([`noise`], [`logits`], [`acceptance`]), the two ends of the conversation ([`sequence`] at the router,
-//! [`holding`] at a worker), and how far to draft ([`survival`], [`cost`], [`draft_length`]).
+//! [`holding`] at a worker), and how far to draft ([`survival`], [`cost`], [`draft_length`])
+//! and when to leave ([`gather`]).
+
+#![forbid(unsafe_code)]
 
 pub mod acceptance;
 pub mod cost;
 pub mod draft_length;
 pub mod fingerprint;
+pub mod gather;
 pub mod holding;
 pub mod logits;
 pub mod math;

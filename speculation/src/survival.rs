@@ -24,6 +24,9 @@ const FAST_JUDGED_MIN: f64 = 8.0;
 /// Standard deviations between fast and slow counts that are taken for a change of the text.
 const CHANGE_DEVIATIONS: f64 = 3.5;
 
+/// What the fast counts are worth once they overruled the slow ones.
+const CHANGED_WEIGHT: f64 = 0.4;
+
 /// Judged drafts that the prior, or the position before, is worth.
 const PRIOR_WEIGHT: f64 = 4.0;
 
@@ -55,6 +58,8 @@ impl Survival {
         self.slow.observe(judged, accepted, SLOW_DRAFTS.max(SLOW_LANE_ROUNDS * sequences));
         self.fast.observe(judged, accepted, FAST_DRAFTS.max(FAST_LANE_ROUNDS * sequences));
         if self.has_changed() {
+            // The fast counts remember some of what was before, too: they count for little.
+            self.fast.scale(CHANGED_WEIGHT);
             self.slow = self.fast.clone();
         }
     }
@@ -93,20 +98,25 @@ impl Survival {
             surplus += self.fast.accepted[i] - rate * self.fast.judged[i];
             variance += rate * (1.0 - rate) * self.fast.judged[i];
         }
-        judged >= FAST_JUDGED_MIN && surplus.abs() > CHANGE_DEVIATIONS * variance.sqrt()
+        // Decayed by (1 - 1/m), a sum of independent chances has half the variance that its weight suggests.
+        judged >= FAST_JUDGED_MIN && surplus.abs() > CHANGE_DEVIATIONS * (variance / 2.0).sqrt()
     }
 }
 
 impl Counts {
     fn observe(&mut self, judged: u32, accepted: u32, memory: f64) {
         let keep = 1.0 - 1.0 / memory;
-        self.judged.iter_mut().chain(&mut self.accepted).for_each(|count| *count *= keep);
+        self.scale(keep);
         // The first position that was not accepted is judged, those behind it are not.
         let reached = judged.min(accepted + 1).min(MAX_DRAFT_TOKENS as u32);
         for position in 0..reached {
             self.judged[position as usize] += 1.0;
             self.accepted[position as usize] += f64::from(u8::from(position < accepted));
         }
+    }
+
+    fn scale(&mut self, factor: f64) {
+        self.judged.iter_mut().chain(&mut self.accepted).for_each(|count| *count *= factor);
     }
 
     fn rates(&self, prior: f64, depth: u32) -> Vec<f64> {
@@ -152,7 +162,7 @@ mod tests {
             survival.observe(4, 1, 1);
         }
         let rates = survival.rates(4);
-        assert!(rates[0] > 0.98 && rates[1] < 0.02, "{rates:?}");
+        assert!(rates[0] > 0.95 && rates[1] < 0.05, "{rates:?}");
         assert!((rates[2] - rates[1]).abs() < 1e-9 && (rates[3] - rates[1]).abs() < 1e-9, "{rates:?}");
     }
 

@@ -14,6 +14,7 @@ use speculation::Role;
 use worker::config::WorkerConfig;
 use worker::facts::WorkerFacts;
 use worker::model::ModelMethod;
+use worker::profile::profile;
 use worker::serve::{Addresses, Loaded, load_engine, start};
 
 /// Loads the model, then serves it; everything that is started runs under `lifetime`.
@@ -35,8 +36,8 @@ pub async fn serve_with(
 }
 
 fn load(config: &WorkerConfig) -> anyhow::Result<Loaded<ModelMethod<verify::Verify>>> {
-    let (engine, assets) = load_engine(config)?;
-    let vocab_size = assets.token_list().len() as u32;
+    let (mut engine, assets) = load_engine(config)?;
+    let vocab_size = assets.token_list().num_ids();
     let info = engine.info().clone();
     let facts = WorkerFacts {
         worker_id: rand::random(),
@@ -49,6 +50,7 @@ fn load(config: &WorkerConfig) -> anyhow::Result<Loaded<ModelMethod<verify::Veri
         kv_blocks: info.kv_blocks,
         kv_block_size: info.kv_block_size,
         task_types: Vec::new(),
+        step_times: if config.profile_steps { profile(&mut engine) } else { Vec::new() },
     };
     let method = ModelMethod::new(engine, Role::Target, vocab_size, config.max_batch_rows, verify::Verify);
     Ok(Loaded { method, facts, assets: Some(assets) })

@@ -11,7 +11,12 @@ pub struct Verify;
 
 impl Decide for Verify {
     /// `logits`: k + 1 rows; row i predicts position `start + i`.
-    fn decide(&mut self, task: &mut Task, logits: &mut [f32], vocab_size: usize) -> Result<Decision, DrawError> {
+    fn decide(
+        &mut self,
+        task: &mut Task,
+        logits: &mut [f32],
+        vocab_size: usize,
+    ) -> Result<Decision, DrawError> {
         let start = task.step.start();
         let Work::Verify { draft } = &task.step.work else {
             unreachable!("the holding refuses other drawing steps at a target")

@@ -7,9 +7,7 @@ use std::time::Instant;
 
 use engine::{Engine, LoadOptions, WeightFormat};
 use speculation::holding::{Admission, Holding, Limits};
-use speculation::{
-    Draft, ReplyBody, Role, SamplingParams, SequenceId, SequenceSpec, Step, TokenId, Work,
-};
+use speculation::{Draft, ReplyBody, Role, SamplingParams, SequenceId, SequenceSpec, Step, TokenId, Work};
 use target_worker::verify::Verify;
 use worker::method::Method;
 use worker::model::ModelMethod;
@@ -24,7 +22,7 @@ fn method(max_batch_rows: usize) -> ModelMethod<Verify> {
         kv_memory_bytes: 64 << 20,
         max_model_len: None,
     })
-    .unwrap();
+    .expect("the bundled target loads");
     ModelMethod::new(engine, Role::Target, 4_096, max_batch_rows, Verify)
 }
 
@@ -62,12 +60,15 @@ fn task(slot: Slot, sequence: u64, prompt: &[TokenId], draft: &[TokenId]) -> Tas
 }
 
 /// Runs the tasks to their answers, in order of sequence.
-fn run(method: &mut ModelMethod<Verify>, tasks: Vec<(u64, Vec<TokenId>, Vec<TokenId>)>) -> Vec<(Task, ReplyBody)> {
+fn run(
+    method: &mut ModelMethod<Verify>,
+    tasks: Vec<(u64, Vec<TokenId>, Vec<TokenId>)>,
+) -> Vec<(Task, ReplyBody)> {
     let mut queue: VecDeque<Task> =
         tasks.iter().map(|(id, prompt, draft)| task(method.open(), *id, prompt, draft)).collect();
     let mut done = Vec::new();
     while !queue.is_empty() {
-        done.extend(method.advance(&mut queue).unwrap());
+        done.extend(method.advance(&mut queue).expect("the KV pool is ample"));
     }
     done.sort_by_key(|(task, _)| task.key.sequence);
     done

@@ -94,7 +94,9 @@ impl Row {
     /// As a line of a Markdown table.
     pub fn to_markdown(&self) -> String {
         let Self { task_type, acceptance_rate, acceptance_length, speed_up, exact, prompts } = self;
-        format!("| {task_type} | {acceptance_rate:.2} | {acceptance_length:.2} | {speed_up:.2} | {exact} of {prompts} |")
+        format!(
+            "| {task_type} | {acceptance_rate:.2} | {acceptance_length:.2} | {speed_up:.2} | {exact} of {prompts} |"
+        )
     }
 }
 
@@ -136,7 +138,8 @@ mod tests {
 
     fn timed(ids: &[u32], micros: u64, usage: (u64, u64, u64)) -> Timed {
         let (rounds, draft_tokens, accepted_tokens) = usage;
-        let speculation = v1::SpeculationUsage { rounds, draft_tokens, accepted_tokens, ..Default::default() };
+        let speculation =
+            v1::SpeculationUsage { rounds, draft_tokens, accepted_tokens, ..Default::default() };
         let usage = v1::Usage { speculation: Some(speculation), ..v1::Usage::default() };
         let answer = Answer { token_ids: ids.to_vec(), usage, ..Answer::default() };
         Timed { answer, per_token: Some(Duration::from_micros(micros)) }

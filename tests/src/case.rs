@@ -58,7 +58,9 @@ impl Case {
     pub fn to_wire(&self) -> v1::GenerateRequest {
         v1::GenerateRequest {
             model: MODEL.to_owned(),
-            prompt: Some(v1::generate_request::Prompt::TokenIds(v1::TokenIds { ids: self.prompt_ids.clone() })),
+            prompt: Some(v1::generate_request::Prompt::TokenIds(v1::TokenIds {
+                ids: self.prompt_ids.clone(),
+            })),
             sampling: Some(sampling_to_wire(&self.sampling)),
             max_tokens: Some(self.max_tokens),
             ignore_eos: self.ignore_eos,
@@ -136,7 +138,8 @@ pub fn covering_set(text: &PairText) -> anyhow::Result<Vec<Case>> {
             let (variant, change) = VARIANTS[(task_idx + 2 * heat) % VARIANTS.len()];
             let prompt_idx = (task_idx + 3 * heat) % prompts.len();
             let seed = (1 + cases.len() as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-            let name = format!("{task_type}[{prompt_idx}] at T = {temperature}, {variant}, seed {}", seed as i64);
+            let name =
+                format!("{task_type}[{prompt_idx}] at T = {temperature}, {variant}, seed {}", seed as i64);
             let mut case = Case::new(name, prompts[prompt_idx].clone(), temperature);
             case.task_type = task_type.to_owned();
             case.seed = seed;

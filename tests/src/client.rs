@@ -1,4 +1,4 @@
-//! The tests' client: gRPC, because its answers carry token ids; and one request over HTTP for what only HTTP does.
+//! The tests' client: gRPC, because its answers carry token ids.
 
 use anyhow::{Context as _, ensure};
 use proto::v1;
@@ -75,7 +75,12 @@ impl AnswerStream {
     /// Reads until there are at least so many tokens; an error where the text ends before.
     pub async fn read_tokens(&mut self, count: usize) -> anyhow::Result<()> {
         while self.answer.token_ids.len() < count {
-            ensure!(self.read_message().await?, "{}: ended after {} tokens", self.name, self.answer.token_ids.len());
+            ensure!(
+                self.read_message().await?,
+                "{}: ended after {} tokens",
+                self.name,
+                self.answer.token_ids.len()
+            );
         }
         Ok(())
     }
@@ -106,24 +111,4 @@ impl AnswerStream {
         }
         Ok(true)
     }
-}
-
-/// Begins a streamed completion over HTTP and reads its first bytes; dropping the response is a client that leaves.
-pub async fn begin_over_http(http_url: &str, case: &Case) -> anyhow::Result<reqwest::Response> {
-    let client = reqwest::Client::builder().no_proxy().build()?;
-    let body = serde_json::json!({
-        "model": crate::pair::MODEL,
-        "prompt": case.prompt_ids,
-        "max_tokens": case.max_tokens,
-        "temperature": case.sampling.temperature,
-        "seed": case.seed as i64,
-        "stream": true,
-        "ignore_eos": case.ignore_eos,
-        "speculation": { "num_draft_tokens": case.num_draft_tokens },
-    });
-    let response = client.post(format!("{http_url}/v1/completions")).json(&body).send().await?;
-    let mut response = response.error_for_status()?;
-    let first = tokio::time::timeout(PATIENCE, response.chunk()).await.context("no first chunk came")??;
-    ensure!(first.is_some(), "{}: the stream ended before it began", case.name);
-    Ok(response)
 }

@@ -19,7 +19,7 @@ use tonic::transport::Server;
 use worker::config::{DefaultPorts, RawWorker, WorkerConfig};
 
 use crate::client::Client;
-use crate::faulty_wire::{FaultyWire, WireFaults, Tally};
+use crate::faulty_wire::{FaultyWire, Tally, WireFaults};
 use crate::metrics::Page;
 use crate::pair::{self, MODEL};
 use crate::wait::until;
@@ -56,14 +56,16 @@ pub struct RunningWorker {
 impl Cluster {
     /// A router without workers; `change` may set what a test needs otherwise.
     pub async fn start(change: impl FnOnce(&mut RouterConfig)) -> anyhow::Result<Self> {
-        let mut config = RawRouter::default().validate(&mut Faults::new()).context("the defaults are at fault")?;
+        let mut config =
+            RawRouter::default().validate(&mut Faults::new()).context("the defaults are at fault")?;
         config.http = any_port();
         config.grpc = any_port();
         change(&mut config);
         let (lifetime, health) = (Lifetime::new(), Health::new());
         let discovery = discovery::open(&DiscoveryUri::Memory, &lifetime).await?;
         let router =
-            router::serve::serve_with(config, Arc::clone(&discovery), lifetime.clone(), health.clone()).await?;
+            router::serve::serve_with(config, Arc::clone(&discovery), lifetime.clone(), health.clone())
+                .await?;
         Ok(Self { lifetime, discovery, router, health })
     }
 
@@ -100,7 +102,11 @@ impl Cluster {
     }
 
     /// Adds a worker that the router reaches only through a wire with these faults.
-    pub async fn add_behind(&self, kind: WorkerKind, faults: WireFaults) -> anyhow::Result<(RunningWorker, Arc<Tally>)> {
+    pub async fn add_behind(
+        &self,
+        kind: WorkerKind,
+        faults: WireFaults,
+    ) -> anyhow::Result<(RunningWorker, Arc<Tally>)> {
         let lifetime = self.lifetime.child();
         // The worker announces itself where nobody listens; the wire is announced instead.
         let nowhere = discovery::open(&DiscoveryUri::Memory, &lifetime).await?;
@@ -120,7 +126,10 @@ impl Cluster {
 
     /// Ends everything; whatever does not let go in time is an error.
     pub async fn stop(self) -> anyhow::Result<()> {
-        anyhow::ensure!(self.lifetime.shut_down(STOP_GRACE).await == Outcome::Clean, "the cluster did not stop");
+        anyhow::ensure!(
+            self.lifetime.shut_down(STOP_GRACE).await == Outcome::Clean,
+            "the cluster did not stop"
+        );
         Ok(())
     }
 

@@ -81,7 +81,9 @@ impl Mischief {
     /// The reason under which the router counts it as ignored, where it has to.
     pub fn counted_as(self) -> Option<&'static str> {
         match self {
-            Self::TooMany | Self::OutOfRange | Self::WrongStart | Self::Fed | Self::Span => Some("malformed_reply"),
+            Self::TooMany | Self::OutOfRange | Self::WrongStart | Self::Fed | Self::Span => {
+                Some("malformed_reply")
+            }
             Self::StaleRound | Self::StaleGeneration | Self::Repeated => Some("stale_reply"),
             Self::UnknownSequence | Self::Silence | Self::NoBody => Some("late_draft"),
             Self::RandomIds | Self::TooFew | Self::NeedsContext | Self::Preempts | Self::Refuses => None,
@@ -201,12 +203,16 @@ impl Inner {
                 let beyond = [self.vocab_size, self.vocab_size + 7, u32::MAX];
                 vec![guess(self.random_ids(1).into_iter().chain(beyond).take(k).collect())]
             }
-            Mischief::WrongStart => vec![reply(step, Body::Proposal(proposal(start + 1, self.random_ids(k))))],
+            Mischief::WrongStart => {
+                vec![reply(step, Body::Proposal(proposal(start + 1, self.random_ids(k))))]
+            }
             Mischief::StaleRound => vec![v1::Reply { round: step.round - 1, ..guess(self.random_ids(k)) }],
             Mischief::StaleGeneration => {
                 vec![v1::Reply { generation: step.generation - 1, ..guess(self.random_ids(k)) }]
             }
-            Mischief::UnknownSequence => vec![v1::Reply { sequence_id: u64::MAX, ..guess(self.random_ids(k)) }],
+            Mischief::UnknownSequence => {
+                vec![v1::Reply { sequence_id: u64::MAX, ..guess(self.random_ids(k)) }]
+            }
             Mischief::Repeated => vec![guess(self.random_ids(k)); 3],
             Mischief::Silence => Vec::new(),
             Mischief::NoBody => vec![v1::Reply { body: None, ..guess(Vec::new()) }],

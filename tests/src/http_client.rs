@@ -36,7 +36,8 @@ pub struct HttpAnswer {
 impl HttpClient {
     /// A client of the router at `url`.
     pub fn new(url: impl Into<String>) -> anyhow::Result<Self> {
-        let client = Client::builder().timeout(PATIENCE).connect_timeout(Duration::from_secs(5)).no_proxy().build()?;
+        let client =
+            Client::builder().timeout(PATIENCE).connect_timeout(Duration::from_secs(5)).no_proxy().build()?;
         Ok(Self { url: url.into(), client })
     }
 

@@ -40,7 +40,8 @@ mod tests {
 
     #[test]
     fn sums_by_name_and_label() {
-        let text = "# TYPE a_total counter\na_total{why=\"x\",n=\"1\"} 2\na_total{why=\"y\"} 3\nab_total 7\nab 1\n";
+        let text =
+            "# TYPE a_total counter\na_total{why=\"x\",n=\"1\"} 2\na_total{why=\"y\"} 3\nab_total 7\nab 1\n";
         let page = Page { text: text.to_owned() };
         assert_eq!(page.sum("a_total"), 5);
         assert_eq!(page.sum_where("a_total", "why=\"x\""), 2);

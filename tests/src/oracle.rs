@@ -73,15 +73,29 @@ impl Judge {
             self.check_score(name, i, scored.as_ref(), answer)?;
             let is_last = i + 1 == given.len();
             let ends = spec.stop_token_ids.contains(&id) || position as u32 + 1 == spec.max_len;
-            ensure!(is_last == ends, "{name}: token {i} of {} {}", given.len(), if ends { "ends it" } else { "does not end it" });
+            ensure!(
+                is_last == ends,
+                "{name}: token {i} of {} {}",
+                given.len(),
+                if ends { "ends it" } else { "does not end it" }
+            );
         }
         Ok(())
     }
 
-    fn check_score(&self, name: &str, i: usize, expected: Option<&TokenLogprobs>, answer: &Answer) -> anyhow::Result<()> {
+    fn check_score(
+        &self,
+        name: &str,
+        i: usize,
+        expected: Option<&TokenLogprobs>,
+        answer: &Answer,
+    ) -> anyhow::Result<()> {
         let expected = expected.map(logprobs_to_wire);
         let given = answer.logprobs.get(i);
-        ensure!(given == expected.as_ref(), "{name}: token {i} is scored {given:?}, the target's own score is {expected:?}");
+        ensure!(
+            given == expected.as_ref(),
+            "{name}: token {i} is scored {given:?}, the target's own score is {expected:?}"
+        );
         Ok(())
     }
 
@@ -97,7 +111,8 @@ impl Judge {
         let noise = Noise { seed: spec.seed, choice: spec.choice };
         let mut best = (TokenId::MAX, f64::NEG_INFINITY);
         for (id, x) in keep(row, &spec.sampling, position)?.tokens {
-            let noise = if spec.sampling.is_greedy() { 0.0 } else { noise.gumbel(position, id, Purpose::Draw) };
+            let noise =
+                if spec.sampling.is_greedy() { 0.0 } else { noise.gumbel(position, id, Purpose::Draw) };
             // Ids ascend: of equals the lowest stays.
             if x + noise > best.1 {
                 best = (id, x + noise);

@@ -27,7 +27,10 @@ pub const TASK_TYPES: [&str; 11] = [
 
 /// The repository's root.
 pub fn root() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("the tests are a folder of the repository").to_owned()
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .parent()
+        .expect("the tests are a folder of the repository")
+        .to_owned()
 }
 
 /// The target's checkpoint.
@@ -69,7 +72,8 @@ impl PairText {
     /// The target's tokenizer.
     pub fn load() -> anyhow::Result<Self> {
         let path = target_dir().join("tokenizer.json");
-        let tokenizer = Tokenizer::from_file(&path).map_err(|error| anyhow!("{}: {error}", path.display()))?;
+        let tokenizer =
+            Tokenizer::from_file(&path).map_err(|error| anyhow!("{}: {error}", path.display()))?;
         Ok(Self { tokenizer })
     }
 

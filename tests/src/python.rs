@@ -10,7 +10,8 @@ use anyhow::{Context as _, ensure};
 ///
 /// Several tests may ask at the same moment: one makes the environment, the others wait for it.
 pub fn interpreter(requirements: &Path) -> anyhow::Result<PathBuf> {
-    let wanted = std::fs::read_to_string(requirements).with_context(|| format!("{}", requirements.display()))?;
+    let wanted =
+        std::fs::read_to_string(requirements).with_context(|| format!("{}", requirements.display()))?;
     let environment = target_directory()?.join("test-venv");
     let python = environment.join("bin/python");
     let lock = File::create(environment.with_extension("lock"))?;
@@ -25,8 +26,9 @@ pub fn interpreter(requirements: &Path) -> anyhow::Result<PathBuf> {
          (Debian: apt-get install python3-venv, or `make deps`)",
     )?;
     let install = ["-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--requirement"];
-    run(Command::new(&python).args(install).arg(requirements))
-        .context("cannot install the Python packages of the tests: is PyPI, or a mirror that pip knows, reachable?")?;
+    run(Command::new(&python).args(install).arg(requirements)).context(
+        "cannot install the Python packages of the tests: is PyPI, or a mirror that pip knows, reachable?",
+    )?;
     std::fs::write(&made_for, wanted)?;
     Ok(python)
 }
@@ -34,13 +36,19 @@ pub fn interpreter(requirements: &Path) -> anyhow::Result<PathBuf> {
 /// Where cargo builds, found from this program, which it built in `target/PROFILE/deps`.
 fn target_directory() -> anyhow::Result<PathBuf> {
     let program = std::env::current_exe()?;
-    let directory = program.ancestors().nth(3).context("a test program lies three levels below the target directory")?;
+    let directory =
+        program.ancestors().nth(3).context("a test program lies three levels below the target directory")?;
     Ok(directory.to_owned())
 }
 
 fn run(command: &mut Command) -> anyhow::Result<()> {
     let output = command.output().with_context(|| format!("{command:?}"))?;
     let told = [output.stdout, output.stderr].concat();
-    ensure!(output.status.success(), "{command:?} ended with {}:\n{}", output.status, String::from_utf8_lossy(&told));
+    ensure!(
+        output.status.success(),
+        "{command:?} ended with {}:\n{}",
+        output.status,
+        String::from_utf8_lossy(&told)
+    );
     Ok(())
 }

@@ -3,8 +3,12 @@
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use opentelemetry_proto::tonic::collector::trace::v1::trace_service_server::{TraceService, TraceServiceServer};
-use opentelemetry_proto::tonic::collector::trace::v1::{ExportTraceServiceRequest, ExportTraceServiceResponse};
+use opentelemetry_proto::tonic::collector::trace::v1::trace_service_server::{
+    TraceService, TraceServiceServer,
+};
+use opentelemetry_proto::tonic::collector::trace::v1::{
+    ExportTraceServiceRequest, ExportTraceServiceResponse,
+};
 use opentelemetry_proto::tonic::common::v1::{KeyValue, any_value};
 use opentelemetry_proto::tonic::trace::v1::{ResourceSpans, Span};
 use service::shutdown::Lifetime;
@@ -55,7 +59,8 @@ impl TraceCollector {
 
     /// The variables that make a process export to it, soon after a span ends.
     pub fn environment(&self) -> Vec<(String, String)> {
-        let variables = [("OTEL_EXPORTER_OTLP_ENDPOINT", self.url.as_str()), ("OTEL_BSP_SCHEDULE_DELAY", "50")];
+        let variables =
+            [("OTEL_EXPORTER_OTLP_ENDPOINT", self.url.as_str()), ("OTEL_BSP_SCHEDULE_DELAY", "50")];
         variables.map(|(name, value)| (name.to_owned(), value.to_owned())).into()
     }
 

@@ -31,7 +31,10 @@ async fn ask_all(client: &Client, cases: &[Case], width: usize) -> anyhow::Resul
 fn check_same(case: &Case, expected: &Answer, got: &Answer) -> anyhow::Result<()> {
     let name = &case.name;
     let (expected_ids, ids) = (&expected.token_ids, &got.token_ids);
-    ensure!(expected_ids == ids, "{name}: ids differ from those alone at k = 0\n  {expected_ids:?}\n  {ids:?}");
+    ensure!(
+        expected_ids == ids,
+        "{name}: ids differ from those alone at k = 0\n  {expected_ids:?}\n  {ids:?}"
+    );
     ensure!(expected.logprobs == got.logprobs, "{name}: log probabilities differ from those alone at k = 0");
     ensure!(expected.finish == got.finish, "{name}: {:?} became {:?}", expected.finish, got.finish);
     ensure!(expected.system_fingerprint == got.system_fingerprint, "{name}: another system fingerprint");
@@ -44,7 +47,8 @@ async fn check_lossless(cluster: &Cluster) -> anyhow::Result<(u64, u64)> {
     let client = cluster.client().await?;
     let cases = covering_set(&PairText::load()?)?;
     let alone = ask_all(&client, &cases.iter().map(|case| case.with_k(0)).collect::<Vec<_>>(), 1).await?;
-    let beside: Vec<Case> = [1, 4, 8].iter().flat_map(|&k| cases.iter().map(move |case| case.with_k(k))).collect();
+    let beside: Vec<Case> =
+        [1, 4, 8].iter().flat_map(|&k| cases.iter().map(move |case| case.with_k(k))).collect();
     let mut answers = ask_all(&client, &beside, BESIDE).await?;
     let also_alone: Vec<Case> = cases.iter().step_by(3).map(|case| case.with_k(4)).collect();
     for (name, answer) in ask_all(&client, &also_alone, 1).await? {
@@ -54,7 +58,11 @@ async fn check_lossless(cluster: &Cluster) -> anyhow::Result<(u64, u64)> {
     for case in &cases {
         let expected = &alone[&case.with_k(0).name];
         ensure!(!expected.token_ids.is_empty(), "{}: nothing came", case.name);
-        for name in [1, 4, 8].map(|k| case.with_k(k).name).into_iter().chain([format!("{}, alone", case.with_k(4).name)]) {
+        for name in [1, 4, 8]
+            .map(|k| case.with_k(k).name)
+            .into_iter()
+            .chain([format!("{}, alone", case.with_k(4).name)])
+        {
             let Some(got) = answers.get(&name) else { continue };
             check_same(&Case { name, ..case.clone() }, expected, got)?;
             drafted += got.speculation().draft_tokens;
@@ -86,9 +94,14 @@ async fn random_ids_change_no_token() -> anyhow::Result<()> {
     let _target = cluster.add(WorkerKind::Target).await?;
     let vocab_size = PairText::load()?.vocab_size() as u32;
     let misdeeds = Arc::new(AtomicU64::new(0));
-    cluster.add_draft_door(|lifetime| HostileDraft::new(Mischief::RandomIds, vocab_size, misdeeds, lifetime)).await?;
+    cluster
+        .add_draft_door(|lifetime| HostileDraft::new(Mischief::RandomIds, vocab_size, misdeeds, lifetime))
+        .await?;
     let (drafted, accepted) = check_lossless(&cluster).await?;
-    ensure!(drafted > 1_000 && accepted * 20 < drafted, "{accepted} of {drafted} random tokens were accepted");
+    ensure!(
+        drafted > 1_000 && accepted * 20 < drafted,
+        "{accepted} of {drafted} random tokens were accepted"
+    );
     cluster.stop().await
 }
 
@@ -105,7 +118,7 @@ async fn every_token_is_the_one_that_the_oracle_draws() -> anyhow::Result<()> {
     }
     // The judge's two ways agree: one forward over all ids, and one for each token.
     for case in cases.iter().filter(|case| case.prompt_ids.len() < 60).take(3) {
-        let case = Case { max_tokens: 8, sampling: case.sampling.clone(), ..case.clone() };
+        let case = Case { max_tokens: 8, ..case.clone() };
         ensure!(judge.write(&case)? == client.ask(&case).await?.token_ids, "{}: token by token", case.name);
     }
     cluster.stop().await
@@ -138,9 +151,11 @@ async fn rejection_and_typical_finish_and_are_the_targets_own_at_temperature_0()
         let (cluster, _target, _draft) = Cluster::of_pair(draft).await?;
         let client = cluster.client().await?;
         let cases = covering_set(&PairText::load()?)?;
-        let alone = ask_all(&client, &cases.iter().map(|case| case.with_k(0)).collect::<Vec<_>>(), BESIDE).await?;
+        let alone =
+            ask_all(&client, &cases.iter().map(|case| case.with_k(0)).collect::<Vec<_>>(), BESIDE).await?;
         for mode in [AcceptanceMode::Rejection, AcceptanceMode::Typical] {
-            let in_mode: Vec<Case> = cases.iter().map(|case| Case { acceptance: mode, ..case.clone() }).collect();
+            let in_mode: Vec<Case> =
+                cases.iter().map(|case| Case { acceptance: mode, ..case.clone() }).collect();
             let answers = ask_all(&client, &in_mode, BESIDE).await?;
             let mut accepted = 0;
             for case in &in_mode {

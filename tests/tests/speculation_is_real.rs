@@ -25,8 +25,11 @@ async fn forwards_at_rest(worker: &RunningWorker) -> anyhow::Result<u64> {
 async fn the_target_runs_one_forward_for_each_span() -> anyhow::Result<()> {
     let (cluster, target, _draft) = Cluster::of_pair(WorkerKind::Draft).await?;
     let client = cluster.client().await?;
+    let cases = covering_set(&PairText::load()?)?;
+    // What the worker ran for itself when it started is counted by now.
+    client.ask(&cases[0]).await?;
     let (mut tokens, mut forwards) = (0, 0);
-    for case in covering_set(&PairText::load()?)? {
+    for case in cases {
         let before = forwards_at_rest(&target).await?;
         let answer = client.ask(&case).await?;
         let ran = forwards_at_rest(&target).await? - before;
@@ -37,7 +40,10 @@ async fn the_target_runs_one_forward_for_each_span() -> anyhow::Result<()> {
         tokens += answer.token_ids.len() as u64;
         forwards += ran;
     }
-    ensure!(forwards * 5 < tokens * 4, "{forwards} forwards for {tokens} tokens: drafting saved less than a fifth");
+    ensure!(
+        forwards * 5 < tokens * 4,
+        "{forwards} forwards for {tokens} tokens: drafting saved less than a fifth"
+    );
     cluster.stop().await
 }
 

@@ -3,10 +3,8 @@
 use std::collections::BTreeSet;
 
 use anyhow::{Context as _, ensure};
-use outrider_cli::cluster::Cluster;
 use proto::v1;
 use proto::v1::inference_client::InferenceClient;
-use proto::v1::generate_request::Prompt;
 use serde_json::json;
 use tests::http_client::{COMPLETIONS, HttpAnswer, HttpClient};
 use tests::pair::MODEL;
@@ -18,35 +16,52 @@ const CLIENT_SPAN: &str = "00f067aa0ba902b7";
 const ROUTER: &str = "outrider-router";
 const DRAFT: &str = "outrider-draft-worker";
 const TARGET: &str = "outrider-target-worker";
+/// Fixed by the request, so that it drafts whatever the lane's policy makes of it.
+const NUM_DRAFT_TOKENS: u32 = 4;
 const PROMPT: &str = "Write a Python function that reverses a list.\n";
 
-/// Rounds of the request, as its answer counts them.
-type Rounds = usize;
-
-async fn traced_cluster(collector: &TraceCollector) -> anyhow::Result<Cluster> {
-    processes::start(|spec| spec.env = collector.environment()).await
-}
-
-/// Waits until every process has exported what one request of so many rounds leaves.
-async fn whole_trace(collector: &TraceCollector, trace_id: &str, rounds: Rounds) -> anyhow::Result<Vec<SeenSpan>> {
-    let spans = || collector.trace(trace_id);
-    let count = |spans: &[SeenSpan], name: &str| spans.iter().filter(|span| span.name == name).count();
-    until("the spans of all rounds arrive", async || {
-        let spans = spans();
-        Ok(count(&spans, "request") == 1 && ["round", "verify"].iter().all(|name| count(&spans, name) >= rounds))
-    })
-    .await
-    .with_context(|| format!("of {rounds} rounds came {:#?}", spans()))?;
-    Ok(spans())
+/// What the client was told of its request.
+#[derive(Debug, PartialEq, Eq)]
+struct Told {
+    rounds: usize,
+    draft_tokens: usize,
+    accepted_tokens: usize,
 }
 
 fn attribute<'a>(span: &'a SeenSpan, name: &str) -> anyhow::Result<&'a str> {
     let value = span.attributes.get(name);
-    value.map(String::as_str).with_context(|| format!("{} of {} has no {name}: {span:#?}", span.name, span.service))
+    value.map(String::as_str).with_context(|| format!("no {name} in {span:#?}"))
 }
 
-/// What has to hold of the trace of a speculating request, whichever door it came through.
-fn check_trace(spans: &[SeenSpan], rounds: Rounds) -> anyhow::Result<()> {
+fn number(span: &SeenSpan, name: &str) -> anyhow::Result<usize> {
+    attribute(span, name)?.parse().with_context(|| format!("{name} in {span:#?}"))
+}
+
+/// The sum of an attribute over all spans of one name.
+fn sum(spans: &[SeenSpan], span: &str, field: &str) -> anyhow::Result<usize> {
+    spans.iter().filter(|seen| seen.name == span).map(|seen| number(seen, field)).sum()
+}
+
+/// Waits until every process has exported what one such request leaves.
+async fn whole_trace(
+    collector: &TraceCollector,
+    trace_id: &str,
+    told: &Told,
+) -> anyhow::Result<Vec<SeenSpan>> {
+    until("the spans of all rounds arrive", async || {
+        let spans = collector.trace(trace_id);
+        let count = |name: &str| spans.iter().filter(|span| span.name == name).count();
+        let of_each_round = count("round") >= told.rounds && count("verify") >= told.rounds;
+        let all_drafts = sum(&spans, "draft", "outrider.spec.k")? >= told.draft_tokens;
+        Ok(of_each_round && all_drafts && count("request") == 1)
+    })
+    .await
+    .with_context(|| format!("of {told:?} came {:#?}", collector.trace(trace_id)))?;
+    Ok(collector.trace(trace_id))
+}
+
+/// What has to hold of the trace of a request that speculates, whichever door it came through.
+fn check_trace(spans: &[SeenSpan], told: &Told) -> anyhow::Result<()> {
     let services: BTreeSet<&str> = spans.iter().map(|span| span.service.as_str()).collect();
     ensure!(services == BTreeSet::from([DRAFT, ROUTER, TARGET]), "spans came from {services:?}");
     let named = |name: &'static str| spans.iter().filter(move |span| span.name == name);
@@ -54,27 +69,99 @@ fn check_trace(spans: &[SeenSpan], rounds: Rounds) -> anyhow::Result<()> {
     let request = named("request").next().context("the router's request span came")?;
     ensure!((request.service.as_str(), request.parent_id.as_str()) == (ROUTER, CLIENT_SPAN), "{request:#?}");
     ensure!(attribute(request, "gen_ai.request.model")? == MODEL, "{request:#?}");
-    ensure!(attribute(request, "outrider.spec.rounds")? == rounds.to_string(), "{request:#?}");
-    let drafted: usize = attribute(request, "outrider.spec.draft_tokens")?.parse()?;
-    let accepted: usize = attribute(request, "outrider.spec.accepted_tokens")?.parse()?;
-    ensure!(drafted >= accepted && accepted > 0, "{request:#?}");
+    let recorded = Told {
+        rounds: number(request, "outrider.spec.rounds")?,
+        draft_tokens: number(request, "outrider.spec.draft_tokens")?,
+        accepted_tokens: number(request, "outrider.spec.accepted_tokens")?,
+    };
+    ensure!(recorded == *told && told.accepted_tokens > 0, "the client was told {told:?}: {request:#?}");
 
     for span in spans.iter().filter(|span| span.name != "request") {
         let above = ancestors(spans, span);
         ensure!(above.last() == Some(&"request"), "{} of {} hangs below {above:?}", span.name, span.service);
     }
-    for name in ["queue", "tokenize", "round"] {
-        ensure!(named(name).all(|span| span.service == ROUTER) && named(name).count() > 0, "{name}: {spans:#?}");
+    for (name, service) in
+        [("queue", ROUTER), ("tokenize", ROUTER), ("round", ROUTER), ("draft", DRAFT), ("verify", TARGET)]
+    {
+        ensure!(named(name).count() > 0, "no span {name} came");
+        ensure!(
+            named(name).all(|span| span.service == service),
+            "not every {name} is of {service}: {spans:#?}"
+        );
     }
-    ensure!(named("verify").all(|span| span.service == TARGET), "only the target verifies: {spans:#?}");
-    ensure!(named("draft").all(|span| span.service == DRAFT), "only the draft worker drafts: {spans:#?}");
-    ensure!(named("draft").count() > 0, "nothing was drafted: {spans:#?}");
 
-    // What the target says of each round adds up to what the client was told.
-    let sum = |name: &str, field: &str| -> anyhow::Result<usize> {
-        let values = spans.iter().filter(|span| span.name == name).map(|span| attribute(span, field)?.parse());
-        values.map(|value: Result<usize, _>| Ok(value?)).sum()
+    // What is said of single rounds adds up to what the client was told of all.
+    ensure!(named("verify").count() == told.rounds, "{} verify spans, {told:?}", named("verify").count());
+    ensure!(sum(spans, "verify", "outrider.spec.k")? == told.draft_tokens, "{told:?}: {spans:#?}");
+    for name in ["verify", "round"] {
+        ensure!(sum(spans, name, "outrider.spec.accepted")? == told.accepted_tokens, "{told:?}: {spans:#?}");
+    }
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_request_over_http_is_one_trace_from_the_client_to_both_workers() -> anyhow::Result<()> {
+    const TRACE: &str = "4bf92f3577b34da6a3ce929d0e0e4736";
+    let collector = TraceCollector::start().await?;
+    let cluster = processes::start(|spec| spec.env = collector.environment()).await?;
+    let http = HttpClient::new(cluster.http_url())?;
+    let speculation = json!({ "num_draft_tokens": NUM_DRAFT_TOKENS });
+    let body = json!({
+        "model": MODEL, "prompt": PROMPT, "max_tokens": 24, "seed": 5, "ignore_eos": true, "speculation": speculation,
+    });
+    let request = http.request(reqwest::Method::POST, COMPLETIONS).json(&body);
+    let request = request.header("traceparent", format!("00-{TRACE}-{CLIENT_SPAN}-01"));
+    let answer = HttpAnswer::of(request).await?.json()?;
+    let usage = &answer["usage"]["speculation"];
+    let field = |name: &str| usage[name].as_u64().map(|count| count as usize).context("usage has counts");
+    let told = Told {
+        rounds: field("rounds")?,
+        draft_tokens: field("draft_tokens")?,
+        accepted_tokens: field("accepted_tokens")?,
     };
-    let _ = sum;
+    let spans = whole_trace(&collector, TRACE, &told).await?;
+    check_trace(&spans, &told)?;
+    ensure!(collector.trace_ids() == [TRACE], "one trace, not {:?}", collector.trace_ids());
+
+    // A request whose client keeps no trace begins one.
+    http.ask(COMPLETIONS, &json!({ "model": MODEL, "prompt": PROMPT, "max_tokens": 4 })).await?;
+    until("a second trace arrives", async || Ok(collector.trace_ids().len() == 2)).await?;
+    cluster.stop().await;
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_request_over_grpc_is_one_trace_from_the_client_to_both_workers() -> anyhow::Result<()> {
+    const TRACE: &str = "0af7651916cd43dd8448eb211c80319c";
+    let collector = TraceCollector::start().await?;
+    let cluster = processes::start(|spec| spec.env = collector.environment()).await?;
+    let mut client = InferenceClient::connect(cluster.grpc_url()).await?;
+    let mut request = tonic::Request::new(v1::GenerateRequest {
+        model: MODEL.to_owned(),
+        prompt: Some(v1::generate_request::Prompt::Text(PROMPT.to_owned())),
+        max_tokens: Some(24),
+        seed: Some(5),
+        ignore_eos: true,
+        speculation: Some(v1::Speculation {
+            num_draft_tokens: Some(NUM_DRAFT_TOKENS),
+            ..v1::Speculation::default()
+        }),
+        ..v1::GenerateRequest::default()
+    });
+    request.metadata_mut().insert("traceparent", format!("00-{TRACE}-{CLIENT_SPAN}-01").parse()?);
+    let mut messages = client.generate(request).await?.into_inner();
+    let mut usage = None;
+    while let Some(message) = messages.message().await? {
+        usage = usage.or(message.usage);
+    }
+    let usage = usage.and_then(|usage| usage.speculation).context("the last message holds the usage")?;
+    let told = Told {
+        rounds: usage.rounds as usize,
+        draft_tokens: usage.draft_tokens as usize,
+        accepted_tokens: usage.accepted_tokens as usize,
+    };
+    check_trace(&whole_trace(&collector, TRACE, &told).await?, &told)?;
+    ensure!(collector.trace_ids() == [TRACE], "one trace, not {:?}", collector.trace_ids());
+    cluster.stop().await;
     Ok(())
 }

@@ -45,7 +45,8 @@ impl Up {
 
     fn line_with(&mut self, start: &str) -> anyhow::Result<String> {
         loop {
-            let line = self.stdout.recv_timeout(PATIENCE).with_context(|| format!("no line `{start}..` came"))?;
+            let line =
+                self.stdout.recv_timeout(PATIENCE).with_context(|| format!("no line `{start}..` came"))?;
             if line.starts_with(start) {
                 return Ok(line);
             }
@@ -115,16 +116,20 @@ async fn the_printed_command_gets_a_completion_and_ctrl_c_ends_everything() -> a
     let answer = String::from_utf8(output.stdout)?;
     ensure!(output.status.success(), "{curl}\nended with {}: {answer}", output.status);
     ensure!(answer.trim_end().ends_with("data: [DONE]"), "{answer}");
-    let chunks = answer.lines().filter_map(|line| line.strip_prefix("data: ")).filter(|data| *data != "[DONE]");
+    let chunks =
+        answer.lines().filter_map(|line| line.strip_prefix("data: ")).filter(|data| *data != "[DONE]");
     let chunks: Vec<Value> = chunks.map(serde_json::from_str).collect::<Result<_, _>>()?;
-    let text: String = chunks.iter().filter_map(|chunk| chunk["choices"][0]["delta"]["content"].as_str()).collect();
+    let text: String =
+        chunks.iter().filter_map(|chunk| chunk["choices"][0]["delta"]["content"].as_str()).collect();
     ensure!(text.len() > 20, "{text:?}");
 
     up.signal(Signal::SIGINT)?;
     let (status, stderr) = up.end().await?;
     ensure!(status.code() == Some(0), "{status}\n{stderr}");
     ensure!(stderr.ends_with("outrider: stopped by SIGINT\n"), "{stderr}");
-    for (name, doing) in [("target-0", "loading models/demo/target"), ("router", "waiting for a target worker")] {
+    for (name, doing) in
+        [("target-0", "loading models/demo/target"), ("router", "waiting for a target worker")]
+    {
         ensure!(stderr.contains(&format!("{name}: {doing}")), "{stderr}");
         ensure!(stderr.contains(&format!("{name}: ready after ")), "{stderr}");
     }
@@ -165,8 +170,26 @@ async fn a_draft_that_numbers_one_token_otherwise_is_refused_by_its_name() -> an
     let stderr = String::from_utf8(output.stderr)?;
     ensure!(output.status.code() == Some(64) && output.stdout.is_empty(), "{}: {stderr}", output.status);
     ensure!(stderr.lines().count() == 1, "one line, not:\n{stderr}");
-    for words in ["error: draft ", directory, "models/demo/target", "2000", &format!("{old:?}"), "\"Unheard-of\""] {
+    for words in
+        ["error: draft ", directory, "models/demo/target", "2000", &format!("{old:?}"), "\"Unheard-of\""]
+    {
         ensure!(stderr.contains(words), "`{words}` is not in: {stderr}");
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_checkpoint_that_cannot_be_loaded_ends_everything_with_its_reason() -> anyhow::Result<()> {
+    let target = CheckpointCopy::of(&pair::target_dir())?;
+    target.edit("model.safetensors", |bytes| bytes.truncate(bytes.len() / 2))?;
+    let directory = target.directory().to_str().context("a temporary path is text")?;
+    let output = command(&["--target", directory, "--draft", "ngram"])?.output()?;
+    let stderr = String::from_utf8(output.stderr)?;
+    ensure!(output.status.code() == Some(1) && output.stdout.is_empty(), "{}: {stderr}", output.status);
+    let (_, reason) =
+        stderr.split_once("error: stopped everything: target-0 (pid ").context(stderr.clone())?;
+    for words in ["exited with status 1", "error: ", "model.safetensors", "truncated"] {
+        ensure!(reason.contains(words), "`{words}` is not in: {reason}");
     }
     Ok(())
 }

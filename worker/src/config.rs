@@ -37,6 +37,9 @@ pub struct WorkerFlags {
     /// Most rows in one forward pass
     #[arg(long, value_name = "ROWS")]
     pub max_batch_rows: Option<usize>,
+    /// Measure at start, within a second, what forwards take, so that routers can choose how far to draft
+    #[arg(long, value_name = "true|false")]
+    pub profile_steps: Option<bool>,
     /// Where routers connect
     #[arg(long, value_name = "ADDR")]
     pub listen: Option<SocketAddr>,
@@ -67,6 +70,7 @@ pub struct RawWorker {
     kv_memory: String,
     max_model_len: Option<u32>,
     max_batch_rows: usize,
+    profile_steps: bool,
     listen: Option<SocketAddr>,
     admin: Option<SocketAddr>,
     advertise: Option<String>,
@@ -85,6 +89,7 @@ impl Default for RawWorker {
             kv_memory: "1GiB".to_owned(),
             max_model_len: None,
             max_batch_rows: 512,
+            profile_steps: true,
             listen: None,
             admin: None,
             advertise: None,
@@ -119,6 +124,8 @@ pub struct WorkerConfig {
     pub max_model_len: Option<u32>,
     /// Most rows in one forward pass.
     pub max_batch_rows: usize,
+    /// Whether step times are measured at start.
+    pub profile_steps: bool,
     /// Where routers connect.
     pub listen: SocketAddr,
     /// Where health and metrics are served.
@@ -170,6 +177,7 @@ impl RawWorker {
             kv_memory_bytes: kv_memory?.0,
             max_model_len: self.max_model_len,
             max_batch_rows: self.max_batch_rows,
+            profile_steps: self.profile_steps,
             listen: self.listen.unwrap_or_else(|| local(ports.listen)),
             admin: self.admin.unwrap_or_else(|| local(ports.admin)),
             advertise: self.advertise,

@@ -186,6 +186,7 @@ impl<M: Method> Device<M> {
                     timing.rows = (after.rows - before.rows) as u32;
                     timing.kv_tokens = after.kv_tokens - before.kv_tokens;
                     timing.compute_us = began.elapsed().as_micros() as u64;
+                    timing.queue_us = mean_queue_us(&finished);
                     for (task, body) in finished {
                         self.finish(task, body);
                     }
@@ -304,4 +305,10 @@ impl<M: Method> Device<M> {
             }
         }
     }
+}
+
+/// How long the steps that are answered now had waited to be admitted, on average.
+fn mean_queue_us(finished: &[(Task, ReplyBody)]) -> u64 {
+    let waited: u128 = finished.iter().map(|(task, _)| (task.started - task.received).as_micros()).sum();
+    (waited / finished.len().max(1) as u128) as u64
 }

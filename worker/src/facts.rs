@@ -29,6 +29,8 @@ pub struct WorkerFacts {
     pub kv_block_size: u32,
     /// Task types that this draft worker is meant for; empty for all.
     pub task_types: Vec<String>,
+    /// What forwards take; empty where it was not profiled, or where steps are nearly free (n-gram).
+    pub step_times: Vec<v1::StepTimePoint>,
 }
 
 impl WorkerFacts {
@@ -55,7 +57,7 @@ impl WorkerFacts {
             max_model_len: self.max_model_len,
             eos_token_ids: self.eos_token_ids.clone(),
             assets: assets.map(Assets::list).unwrap_or_default(),
-            step_times: Vec::new(),
+            step_times: self.step_times.clone(),
         }
     }
 }

@@ -20,6 +20,7 @@ pub mod facts;
 pub mod method;
 pub mod metrics;
 pub mod model;
+pub mod profile;
 pub mod serve;
 pub mod table;
 pub mod task;

@@ -47,6 +47,7 @@ pub struct Addresses {
 pub fn load_engine(config: &WorkerConfig) -> anyhow::Result<(Engine, Assets)> {
     let model_dir = config.model.clone().context("no model was given: pass --model DIR")?;
     let assets = Assets::load(&model_dir)?;
+    let tokenizer = model_dir.join("tokenizer.json");
     let began = std::time::Instant::now();
     let engine = Engine::load(&LoadOptions {
         model_dir,
@@ -57,9 +58,10 @@ pub fn load_engine(config: &WorkerConfig) -> anyhow::Result<(Engine, Assets)> {
     })?;
     let info = engine.info();
     anyhow::ensure!(
-        assets.token_list().len() <= info.vocab_size as usize,
-        "the tokenizer has {} tokens, the model only {} embeddings",
-        assets.token_list().len(),
+        assets.token_list().num_ids() <= info.vocab_size,
+        "{}: its ids need {} embeddings, the model has {}: use the tokenizer that the model was trained with",
+        tokenizer.display(),
+        assets.token_list().num_ids(),
         info.vocab_size
     );
     tracing::info!(

@@ -28,7 +28,7 @@ use crate::{request_span, stream};
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 const TASK_TYPE: &str = "x-task-type";
 
-/// Every route of the router: OpenAI's, health and metrics.
+/// Every route of the router: OpenAI's, health, metrics, and what the lanes think.
 pub fn http_app(state: AppState) -> Router {
     let observed = service::health::router(state.health.clone(), state.metrics_page.clone());
     Router::new()
@@ -37,6 +37,7 @@ pub fn http_app(state: AppState) -> Router {
         .route("/v1/models", get(list_models))
         // A model's id may hold slashes.
         .route("/v1/models/{*id}", get(get_model))
+        .route("/debug/lanes", get(super::debug::lanes))
         .with_state(state)
         .merge(observed)
         .method_not_allowed_fallback(method_not_allowed)

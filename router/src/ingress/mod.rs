@@ -5,6 +5,7 @@
 //! A door must never judge a value, count tokens, or know a worker.
 
 pub mod auth;
+mod debug;
 mod bounds;
 pub mod grpc;
 pub mod http;

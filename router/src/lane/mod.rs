@@ -1,9 +1,10 @@
 //! Lanes and rounds: where a tokenized request becomes sequences, and sequences become rounds of drafting and verifying.
 //!
 //! One task ([`owner`]) owns every sequence, for the router holds their truth; [`Rounds`] is the handle to it. What a
-//! sequence does next is `speculation::sequence`'s rule; how far a round drafts is the lane's ([`policy`]); who works for
+//! sequence does next is `speculation::sequence`'s rule; how far a round drafts is the lane's ([`controllers`], within [`policy`]); who works for
 //! it is decided in [`placement`]. This folder moves messages and decides nothing else.
 
+pub mod controllers;
 pub mod owner;
 pub mod placement;
 pub mod policy;
@@ -15,6 +16,7 @@ use tokio::sync::{mpsc, oneshot};
 
 use crate::error::RouterError;
 use crate::generation::{Generation, GenerationStream, Lanes};
+use crate::lane::controllers::LaneExplanation;
 use crate::workers::WorkerEvent;
 
 /// Requests that wait for the owner task; past it clients are told to come back.
@@ -23,8 +25,11 @@ pub const SUBMISSIONS: usize = 1_024;
 /// Worker events that wait for the owner task; past it the streams are held up.
 pub const WORKER_EVENTS: usize = 4_096;
 
+/// Questions about the lanes that wait for the owner task.
+pub const QUESTIONS: usize = 16;
+
 /// What separates lanes: requests in one lane look alike to a draft.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct LaneKey {
     /// Which model.
     pub model: String,
@@ -45,6 +50,18 @@ pub enum TemperatureBand {
     Medium,
     /// All above.
     High,
+}
+
+impl TemperatureBand {
+    /// The word used in metrics and explanations.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Greedy => "greedy",
+            Self::Low => "low",
+            Self::Medium => "medium",
+            Self::High => "high",
+        }
+    }
 }
 
 impl LaneKey {
@@ -76,6 +93,7 @@ pub struct Submission {
 #[derive(Debug, Clone)]
 pub struct Rounds {
     submissions: mpsc::Sender<Submission>,
+    questions: mpsc::Sender<oneshot::Sender<Vec<LaneExplanation>>>,
 }
 
 /// The owner's ends of its queues.
@@ -83,13 +101,15 @@ pub struct Rounds {
 pub struct Inbox {
     submissions: mpsc::Receiver<Submission>,
     workers: mpsc::Receiver<WorkerEvent>,
+    questions: mpsc::Receiver<oneshot::Sender<Vec<LaneExplanation>>>,
 }
 
 /// Connects the doors, the workers' connections and the owner.
 pub fn queues() -> (Rounds, mpsc::Sender<WorkerEvent>, Inbox) {
     let (submit, submissions) = mpsc::channel(SUBMISSIONS);
     let (events, workers) = mpsc::channel(WORKER_EVENTS);
-    (Rounds { submissions: submit }, events, Inbox { submissions, workers })
+    let (ask, questions) = mpsc::channel(QUESTIONS);
+    (Rounds { submissions: submit, questions: ask }, events, Inbox { submissions, workers, questions })
 }
 
 #[async_trait]
@@ -101,5 +121,14 @@ impl Lanes for Rounds {
             mpsc::error::TrySendError::Closed(_) => RouterError::Draining,
         })?;
         answered.await.unwrap_or(Err(RouterError::Draining))
+    }
+
+    async fn explain(&self) -> Result<Vec<LaneExplanation>, RouterError> {
+        let (answer, answered) = oneshot::channel();
+        self.questions.try_send(answer).map_err(|error| match error {
+            mpsc::error::TrySendError::Full(_) => RouterError::Overloaded { what: "the queue of questions to the lanes" },
+            mpsc::error::TrySendError::Closed(_) => RouterError::Draining,
+        })?;
+        answered.await.map_err(|_| RouterError::Draining)
     }
 }

@@ -3,6 +3,9 @@
 //! It never waits for a worker or a client: steps go to bounded outboxes, tokens into the generation's bounded channel, and
 //! whatever does not answer in time is a deadline of the sequence's own state machine.
 
+mod measure;
+mod rounds;
+
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap, VecDeque};
 use std::pin::Pin;
@@ -21,9 +24,10 @@ use tokio::time::Instant;
 
 use crate::error::RouterError;
 use crate::generation::{Delivery, Generation, GenerationEvent, GenerationSink, GenerationStream, channel};
-use crate::lane::policy::{PolicyConfig, num_draft_tokens};
+use crate::lane::controllers::Controllers;
+use crate::lane::policy::PolicyConfig;
 use crate::lane::pool::Pool;
-use crate::lane::running::Running;
+use crate::lane::running::{RoundClock, Running};
 use crate::lane::{Inbox, LaneKey, Submission};
 use crate::metrics::RouterMetrics;
 use crate::workers::{WorkerEvent, WorkerKey};
@@ -50,9 +54,12 @@ pub struct Owner {
     sequences: HashMap<SequenceId, Running>,
     next_sequence: u64,
     pool: Pool,
+    controllers: Controllers,
     /// Sequences that have a target and wait for their lane; rounds begin when all that arrived was read, so that the
     /// steps of many sequences leave in one frame.
     ready: VecDeque<SequenceId>,
+    /// Of these, the ones that begin plainly and wait for others of their target.
+    plain: Vec<SequenceId>,
     waiting_for_target: VecDeque<SequenceId>,
     /// Deadlines, earliest first; those that no longer hold are skipped.
     timers: BinaryHeap<Reverse<(Duration, SequenceId)>>,
@@ -64,6 +71,7 @@ impl Owner {
     pub fn new(config: RoundsConfig, metrics: RouterMetrics, health: Health) -> Self {
         Self {
             config,
+            controllers: Controllers::new(config.policy.max_draft_tokens, metrics.clone()),
             metrics,
             health,
             began: Instant::now(),
@@ -71,6 +79,7 @@ impl Owner {
             next_sequence: 1,
             pool: Pool::default(),
             ready: VecDeque::new(),
+            plain: Vec::new(),
             waiting_for_target: VecDeque::new(),
             timers: BinaryHeap::new(),
             cancelled: FuturesUnordered::new(),
@@ -94,6 +103,8 @@ impl Owner {
                 Some(event) = inbox.workers.recv() => self.worker_event(event),
                 // New requests.
                 Some(submission) = inbox.submissions.recv() => self.submit(submission),
+                // An operator asks why.
+                Some(answer) = inbox.questions.recv() => drop(answer.send(self.controllers.explain())),
                 // Deadlines.
                 () = tokio::time::sleep_until(wake) => self.fire_timers(),
             }
@@ -153,12 +164,12 @@ impl Owner {
             sequence: Sequence::new(id, Arc::new(spec), &generation.prompt_ids, limits),
             sink,
             choice,
-            lane: LaneKey::of(generation),
+            lane: self.controllers.join(LaneKey::of(generation)),
             request: generation.speculation,
             target: None,
             draft: None,
             numerics_id: None,
-            asked_at: Duration::ZERO,
+            clock: RoundClock::default(),
             target_by: self.now() + self.config.target_wait,
             disabled_reason: None,
             span: generation.span.clone(),
@@ -220,6 +231,8 @@ impl Owner {
 
     fn worker_frame(&mut self, key: WorkerKey, frame: v1::WorkerFrame) {
         let Some(role) = self.pool.role_of(key) else { return };
+        let timing = frame.timing.unwrap_or_default();
+        self.measure_step(key, &timing, frame.replies.len());
         for reply in frame.replies {
             let id = SequenceId(reply.sequence_id);
             if !self.is_at(id, role, key) {
@@ -227,7 +240,7 @@ impl Owner {
             }
             match reply_from_wire(reply) {
                 Ok(reply) => {
-                    self.measure_draft(id, role, key);
+                    self.measure_reply(id, (role, key), &timing);
                     self.drive(id, Event::Reply(role, reply));
                 }
                 Err(error) => tracing::warn!(role = role.as_str(), %error, "a worker's reply makes no sense"),
@@ -246,17 +259,6 @@ impl Owner {
         self.sequences.get(&id).is_some_and(|running| running.worker(role) == Some(key))
     }
 
-    fn measure_draft(&mut self, id: SequenceId, role: Role, key: WorkerKey) {
-        let now = self.now();
-        let Some(running) = self.sequences.get(&id) else { return };
-        if role == Role::Draft && running.sequence.is_drafting() {
-            let took = now.saturating_sub(running.asked_at);
-            if let Some(pooled) = self.pool.get_mut(key) {
-                pooled.draft_time.observe(took);
-            }
-        }
-    }
-
     fn fire_timers(&mut self) {
         let now = self.now();
         while let Some(Reverse((at, id))) = self.timers.peek().copied() {
@@ -272,32 +274,6 @@ impl Owner {
             } else if running.sequence.next_deadline().is_some_and(|deadline| deadline <= now) {
                 self.drive(id, Event::Tick);
             }
-        }
-    }
-
-    fn begin_rounds(&mut self) {
-        while let Some(id) = self.ready.pop_front() {
-            let Some(running) = self.sequences.get_mut(&id) else { continue };
-            let k = num_draft_tokens(&self.config.policy, &running.request);
-            running.disabled_reason = match () {
-                () if running.refuses_drafts() => Some("request"),
-                () if k == 0 => Some("policy"),
-                () if running.sequence.draft_refusal().is_some() => Some("draft_refused"),
-                () if running.draft.is_none() => Some("no_draft_worker"),
-                () => None,
-            };
-            let pooled = running.draft.and_then(|key| self.pool.get_mut(key));
-            let draft_wait = pooled.map_or(Duration::ZERO, |pooled| pooled.draft_time.wait());
-            if !running.sequence.spec().traceparent.is_empty() {
-                running.round = tracing::info_span!(
-                    parent: &running.span,
-                    "round",
-                    outrider.spec.k = k,
-                    outrider.spec.drafted = tracing::field::Empty,
-                    outrider.spec.accepted = tracing::field::Empty,
-                );
-            }
-            self.drive(id, Event::BeginRound { num_draft_tokens: k, draft_wait });
         }
     }
 
@@ -332,6 +308,9 @@ impl Owner {
                 self.metrics.observe_verification(&running.lane.model, k, accepted);
                 running.round.record("outrider.spec.drafted", k).record("outrider.spec.accepted", accepted);
                 running.round = tracing::Span::none();
+                self.landed(id);
+                self.measure_round(id, &commit);
+                let Some(running) = self.sequences.get(&id) else { return };
                 running.sink.send(running.tokens(commit))
             }
             Action::PromptLogprobs(scores) => running.sink.send(GenerationEvent::PromptLogprobs(scores)),
@@ -361,8 +340,19 @@ impl Owner {
     fn send(&mut self, id: SequenceId, role: Role, step: &Step) {
         let now = self.now();
         let Some(running) = self.sequences.get_mut(&id) else { return };
-        if matches!(step.work, Work::Propose { .. }) {
-            running.asked_at = now;
+        match &step.work {
+            Work::Propose { num_draft_tokens } => {
+                running.clock.asked = *num_draft_tokens;
+                running.clock.asked_at = now;
+            }
+            Work::Verify { draft } if running.clock.verify_at.is_none() => {
+                running.clock.verify_at = Some(now);
+                if running.clock.asked > 0 {
+                    let supplied = draft.token_ids.len() as u32;
+                    self.controllers.observe_proposal(&running.lane, running.clock.asked, supplied);
+                }
+            }
+            Work::Verify { .. } | Work::Feed => {}
         }
         if let Some(pooled) = running.worker(role).and_then(|key| self.pool.get_mut(key)) {
             pooled.outgoing.steps.push(step_to_wire(step));
@@ -379,6 +369,9 @@ impl Owner {
     /// The sequence lost its worker of this role: another one, if there is one, takes over.
     fn reassign(&mut self, id: SequenceId, role: Role, events: &mut VecDeque<Event>) {
         let target_by = self.now() + self.config.target_wait;
+        if role == Role::Target {
+            self.landed(id);
+        }
         let Some(running) = self.sequences.get_mut(&id) else { return };
         let before = running.worker_mut(role).take();
         running.target_by = target_by;
@@ -462,7 +455,9 @@ impl Owner {
     }
 
     fn forget(&mut self, id: SequenceId) {
+        self.landed(id);
         if let Some(running) = self.sequences.remove(&id) {
+            self.controllers.leave(&running.lane);
             for key in running.target.into_iter().chain(running.draft) {
                 self.pool.release(key);
             }

@@ -1,9 +1,11 @@
-//! How far a round drafts, and how long it waits for the draft. Pure: times and counts come in, a choice goes out.
-//!
-//! One fixed k for every lane, unless the request pins its own; the wait follows what the draft worker took lately. This is
-//! the seam where a lane's own choice of k belongs.
+//! What an operator and a request say of k, and how long a round waits for its draft. Pure: times and counts come in, a
+//! choice goes out. Where neither says a k, the lane chooses: `speculation::draft_length`.
 
+use std::str::FromStr;
 use std::time::Duration;
+
+use serde::de::Error as _;
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use crate::generation::SpeculationRequest;
 
@@ -18,21 +20,70 @@ const MAX_WAIT: Duration = Duration::from_secs(2);
 /// costs where the worker is really gone.
 const MARGIN: u32 = 4;
 
+/// k where a request names none.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum DraftTokens {
+    /// Each lane chooses by what it measures.
+    Auto,
+    /// This many, always.
+    Fixed(u32),
+}
+
+impl FromStr for DraftTokens {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "auto" => Ok(Self::Auto),
+            number => number.parse().map(Self::Fixed).map_err(|_| format!("`{text}` is neither auto nor a number")),
+        }
+    }
+}
+
+impl Serialize for DraftTokens {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        match self {
+            Self::Auto => serializer.serialize_str("auto"),
+            Self::Fixed(k) => serializer.serialize_u32(*k),
+        }
+    }
+}
+
+impl<'de> Deserialize<'de> for DraftTokens {
+    /// A number, or a word as on the command line.
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        #[derive(Deserialize)]
+        #[serde(untagged, expecting = "expected `auto` or a number of tokens")]
+        enum Written {
+            Number(u32),
+            Word(String),
+        }
+        match Written::deserialize(deserializer)? {
+            Written::Number(k) => Ok(Self::Fixed(k)),
+            Written::Word(word) => word.parse().map_err(D::Error::custom),
+        }
+    }
+}
+
 /// What an operator sets for all lanes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PolicyConfig {
     /// k where a request names none.
-    pub num_draft_tokens: u32,
+    pub draft_tokens: DraftTokens,
     /// k at most, also where a request names one.
     pub max_draft_tokens: u32,
 }
 
-/// k for the next round of a sequence.
-pub fn num_draft_tokens(config: &PolicyConfig, request: &SpeculationRequest) -> u32 {
+/// k where it is settled by the request or the operator; `None` leaves it to the lane.
+pub fn settled_num_draft_tokens(config: &PolicyConfig, request: &SpeculationRequest) -> Option<u32> {
     if request.enabled == Some(false) {
-        return 0;
+        return Some(0);
     }
-    request.num_draft_tokens.unwrap_or(config.num_draft_tokens).min(config.max_draft_tokens)
+    let fixed = match config.draft_tokens {
+        DraftTokens::Auto => None,
+        DraftTokens::Fixed(k) => Some(k),
+    };
+    request.num_draft_tokens.or(fixed).map(|k| k.min(config.max_draft_tokens))
 }
 
 /// How long one draft worker takes for a proposal, smoothed.
@@ -69,19 +120,33 @@ mod tests {
 
     #[test]
     fn a_request_pins_or_refuses_k_within_the_operators_limit() {
-        let config = PolicyConfig { num_draft_tokens: 4, max_draft_tokens: 8 };
-        let k = |enabled, num_draft_tokens| {
-            num_draft_tokens_of(&config, SpeculationRequest { enabled, num_draft_tokens, ..Default::default() })
+        let k = |draft_tokens, enabled, num_draft_tokens| {
+            let config = PolicyConfig { draft_tokens, max_draft_tokens: 8 };
+            let request = SpeculationRequest { enabled, num_draft_tokens, ..Default::default() };
+            settled_num_draft_tokens(&config, &request)
         };
-        assert_eq!(k(None, None), 4);
-        assert_eq!(k(Some(true), Some(2)), 2);
-        assert_eq!(k(None, Some(20)), 8);
-        assert_eq!(k(Some(false), Some(2)), 0);
-        assert_eq!(k(None, Some(0)), 0);
+        assert_eq!(k(DraftTokens::Fixed(4), None, None), Some(4));
+        assert_eq!(k(DraftTokens::Auto, None, None), None);
+        for operator in [DraftTokens::Fixed(4), DraftTokens::Auto] {
+            assert_eq!(k(operator, Some(true), Some(2)), Some(2));
+            assert_eq!(k(operator, None, Some(20)), Some(8));
+            assert_eq!(k(operator, Some(false), Some(2)), Some(0));
+            assert_eq!(k(operator, None, Some(0)), Some(0));
+        }
     }
 
-    fn num_draft_tokens_of(config: &PolicyConfig, request: SpeculationRequest) -> u32 {
-        num_draft_tokens(config, &request)
+    #[test]
+    fn draft_tokens_are_written_as_auto_or_a_number() {
+        for (text, expected) in [
+            ("\"auto\"", Some(DraftTokens::Auto)),
+            ("4", Some(DraftTokens::Fixed(4))),
+            ("\"4\"", Some(DraftTokens::Fixed(4))),
+            ("\"many\"", None),
+            ("-1", None),
+        ] {
+            assert_eq!(serde_json::from_str::<DraftTokens>(text).ok(), expected, "{text}");
+        }
+        assert_eq!(serde_json::to_string(&[DraftTokens::Auto, DraftTokens::Fixed(3)]).unwrap(), "[\"auto\",3]");
     }
 
     #[test]

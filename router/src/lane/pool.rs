@@ -6,8 +6,10 @@ use std::time::Duration;
 use proto::frame::split_router_frame;
 use proto::v1;
 use speculation::Role;
+use speculation::cost::{StepTimePoint, StepTimes, WorkerCost};
 use tokio::sync::mpsc::error::TrySendError;
 
+use crate::lane::controllers::Workers;
 use crate::lane::placement::{Candidate, choose_draft, choose_target};
 use crate::lane::policy::DraftTime;
 use crate::workers::{ConnectedWorker, WorkerKey};
@@ -22,6 +24,10 @@ pub(super) struct PooledWorker {
     pub(super) outgoing: v1::RouterFrame,
     /// How long its proposals take, if it is a draft worker.
     pub(super) draft_time: DraftTime,
+    /// What its steps take.
+    pub(super) cost: WorkerCost,
+    /// Steps without a draft or a prompt that a target was sent and has not answered.
+    pub(super) plain_in_flight: u32,
 }
 
 /// All of them.
@@ -34,11 +40,17 @@ impl Pool {
     pub(super) fn join(&mut self, worker: ConnectedWorker) {
         let outgoing = v1::RouterFrame::default();
         let draft_time = DraftTime::default();
-        self.workers.insert(worker.key, PooledWorker { worker, load: 0, outgoing, draft_time });
+        let cost = WorkerCost::new(step_times(&worker));
+        let pooled = PooledWorker { worker, load: 0, outgoing, draft_time, cost, plain_in_flight: 0 };
+        self.workers.insert(pooled.worker.key, pooled);
     }
 
     pub(super) fn leave(&mut self, key: WorkerKey) -> Option<ConnectedWorker> {
         self.workers.remove(&key).map(|pooled| pooled.worker)
+    }
+
+    pub(super) fn get(&self, key: WorkerKey) -> Option<&PooledWorker> {
+        self.workers.get(&key)
     }
 
     pub(super) fn get_mut(&mut self, key: WorkerKey) -> Option<&mut PooledWorker> {
@@ -57,6 +69,18 @@ impl Pool {
     pub(super) fn vocab_size_of(&self, model: &str) -> Option<u32> {
         let mut targets = self.candidates().filter(|worker| worker.role == Role::Target);
         targets.find(|worker| worker.hello.model_id == model).map(|worker| worker.hello.vocab_size)
+    }
+
+    /// The workers of a sequence of `model`, as the choice of its k sees them; nothing where one is missing.
+    pub(super) fn costs(&self, model: &str, target: Option<WorkerKey>, draft: Option<WorkerKey>) -> Option<Workers<'_>> {
+        let (target, draft) = (self.get(target?)?, self.get(draft?)?);
+        let serves = |worker: &Candidate<'_>| worker.role == Role::Target && worker.hello.model_id == model;
+        Some(Workers {
+            target: &target.cost,
+            draft: &draft.cost,
+            num_targets: self.candidates().filter(serves).count() as u32,
+            draft_sequences: draft.load as u32,
+        })
     }
 
     pub(super) fn has_target(&self) -> bool {
@@ -132,4 +156,19 @@ impl Pool {
             load: pooled.load,
         })
     }
+}
+
+/// What a worker profiled. A draft worker that profiled nothing guesses without a model, which is nearly free; a target
+/// cannot be.
+fn step_times(worker: &ConnectedWorker) -> StepTimes {
+    let profiled = &worker.hello.step_times;
+    if profiled.is_empty() && worker.role == Role::Target {
+        return StepTimes::assumed();
+    }
+    let point = |point: &v1::StepTimePoint| StepTimePoint {
+        rows: point.rows,
+        kv_tokens: point.kv_tokens,
+        micros: point.micros,
+    };
+    StepTimes::new(&profiled.iter().map(point).collect::<Vec<_>>())
 }

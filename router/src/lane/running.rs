@@ -21,8 +21,8 @@ pub(super) struct Running {
     pub(super) draft: Option<WorkerKey>,
     /// The bits that its text is made of, once it had a target.
     pub(super) numerics_id: Option<String>,
-    /// When the last proposal was asked for.
-    pub(super) asked_at: Duration,
+    /// The round under way.
+    pub(super) clock: RoundClock,
     /// Until when it may wait for a target.
     pub(super) target_by: Duration,
     pub(super) disabled_reason: Option<&'static str>,
@@ -30,6 +30,24 @@ pub(super) struct Running {
     pub(super) span: tracing::Span,
     /// The round under way, where the request is traced.
     pub(super) round: tracing::Span,
+}
+
+/// What a round has taken so far.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct RoundClock {
+    pub(super) begun_at: Duration,
+    /// How far it was meant to draft.
+    pub(super) chosen: u32,
+    /// Whether prompt rows are in it, whose time says nothing of drafting and verifying.
+    pub(super) has_prompt: bool,
+    /// Whether it waits to leave with others, and whether its target has it: plain rounds only.
+    pub(super) is_held: bool,
+    pub(super) is_plain_in_flight: bool,
+    /// How many tokens the draft worker was asked for, and when last.
+    pub(super) asked: u32,
+    pub(super) asked_at: Duration,
+    /// When verification was first asked for.
+    pub(super) verify_at: Option<Duration>,
 }
 
 impl Running {

@@ -92,8 +92,8 @@ impl Registry {
         Self { router_id, catalog, events, next_key: AtomicU64::new(1), known: Mutex::default() }
     }
 
-    /// One connection from handshake to end.
-    async fn serve(&self, member: &Member) -> anyhow::Result<()> {
+    /// Connects, and makes sure that the worker is what discovery says. Nothing is left behind where this is dropped.
+    async fn reach(&self, member: &Member) -> anyhow::Result<Connection> {
         let connection = connect(&member.address, self.router_id).await?;
         anyhow::ensure!(
             connection.role.as_str() == member.role,
@@ -101,29 +101,42 @@ impl Registry {
             member.role,
             connection.role.as_str()
         );
-        let Connection { client, hello, role, outbox, mut frames } = connection;
-        if role == Role::Target {
-            self.publish_model(&client, &hello).await?;
+        if connection.role == Role::Target {
+            self.publish_model(&connection.client, &connection.hello).await?;
         }
+        Ok(connection)
+    }
+
+    /// One connection to its end, which the worker brings about or `unlisted`. Must not be dropped before: whoever heard of the
+    /// worker has to hear of its end.
+    async fn serve(
+        &self,
+        member: &Member,
+        connection: Connection,
+        mut unlisted: impl Future<Output = ()> + Unpin,
+    ) -> anyhow::Result<()> {
+        let Connection { client, hello, role, outbox, mut frames } = connection;
         let key = WorkerKey(self.next_key.fetch_add(1, Ordering::Relaxed));
         let peer = Peer { role, address: member.address.clone(), hello: hello.clone(), client };
         self.greet(key, peer).await;
         tracing::info!(role = role.as_str(), address = member.address, model = hello.model_id, "worker joined");
         let up = ConnectedWorker { key, role, address: member.address.clone(), hello, outbox };
+        let mut heard = self.events.send(WorkerEvent::Up(up)).await.is_ok();
         let mut ended = Ok(());
-        if self.events.send(WorkerEvent::Up(up)).await.is_ok() {
-            loop {
-                match frames.message().await {
-                    Ok(Some(frame)) => {
-                        if self.events.send(WorkerEvent::Frame(key, frame)).await.is_err() {
-                            break;
-                        }
-                    }
-                    Ok(None) => break,
-                    Err(status) => {
-                        ended = Err(anyhow::anyhow!("{}", status.message()));
-                        break;
-                    }
+        while heard {
+            let frame = tokio::select! {
+                biased;
+                // No longer listed, or the router stops.
+                () = &mut unlisted => break,
+                // The worker said something, or is gone.
+                frame = frames.message() => frame,
+            };
+            match frame {
+                Ok(Some(frame)) => heard = self.events.send(WorkerEvent::Frame(key, frame)).await.is_ok(),
+                Ok(None) => break,
+                Err(status) => {
+                    ended = Err(anyhow::anyhow!("{}", status.message()));
+                    break;
                 }
             }
         }
@@ -195,16 +208,21 @@ async fn keep_connected(registry: Arc<Registry>, member: Member, worker: Lifetim
     tokio::pin!(cancelled);
     loop {
         let began = tokio::time::Instant::now();
-        tokio::select! {
+        let reached = tokio::select! {
             biased;
-            // No longer listed, or the router stops: dropping the connection closes it.
+            // No longer listed, or the router stops.
             () = &mut cancelled => return,
-            ended = registry.serve(&member) => match ended {
-                Ok(()) => tracing::info!(role = member.role, address = member.address, "worker left"),
-                Err(error) => {
-                    tracing::info!(role = member.role, address = member.address, "worker unreachable: {error:#}");
-                }
-            },
+            reached = registry.reach(&member) => reached,
+        };
+        let ended = match reached {
+            Ok(connection) => registry.serve(&member, connection, cancelled.as_mut()).await,
+            Err(error) => Err(error),
+        };
+        match ended {
+            Ok(()) => tracing::info!(role = member.role, address = member.address, "worker left"),
+            Err(error) => {
+                tracing::info!(role = member.role, address = member.address, "worker unreachable: {error:#}");
+            }
         }
         backoff = if began.elapsed() > MAX_BACKOFF { FIRST_BACKOFF } else { (backoff * 2).min(MAX_BACKOFF) };
         tokio::select! {

@@ -8,6 +8,7 @@ use router::generation::{
     CommittedTokens, Delivery, Generation, GenerationEvent, GenerationSink, GenerationStream, Lanes,
     SpeculationUsage, channel,
 };
+use router::lane::controllers::LaneExplanation;
 use service::shutdown::Lifetime;
 use speculation::step::PromptLogprobs;
 use speculation::{FinishReason, TokenId, TokenLogprobs};
@@ -104,6 +105,10 @@ impl Lanes for SharedLanes {
         let handle = Handle(Arc::clone(&self.0));
         self.0.lifetime.spawn("fake-lane", run(handle, script, generation, prompt_idx, sink));
         Ok(stream)
+    }
+
+    async fn explain(&self) -> Result<Vec<LaneExplanation>, RouterError> {
+        Ok(Vec::new())
     }
 }
 

@@ -43,6 +43,8 @@ pub enum Why {
     Best,
     /// Another promises more, but not by enough.
     WithinHysteresis,
+    /// It has just been turned off, and rounds are not yet what they will be.
+    Settling,
     /// It has just moved towards the one that promises the most.
     Moving,
 }
@@ -64,6 +66,15 @@ pub struct Outlook {
     pub verify_us: f64,
     /// Committed tokens of the whole lane.
     pub tokens_per_second: f64,
+    /// Those of the lanes that share the target, as this lane's rows would leave them; 0 where there are none.
+    pub others_tokens_per_second: f64,
+}
+
+impl Outlook {
+    /// What is maximised: all tokens that the target commits.
+    pub(super) fn worth(&self) -> f64 {
+        self.tokens_per_second + self.others_tokens_per_second
+    }
 }
 
 /// One move of k.
@@ -77,6 +88,6 @@ pub struct Change {
     pub to: u32,
     /// The one that promised the most.
     pub best: u32,
-    /// How much more it promised, as a part of what was.
+    /// How much more it promised, as a part of what the lane had.
     pub gain: f64,
 }

@@ -62,7 +62,7 @@ impl Run {
     /// One round of all sequences; tokens that a mean round at this k commits, and how long it took.
     fn round(&mut self, world: &mut World) -> (f64, f64) {
         let n = world.sequences;
-        let load = Load { sequences: n, other_rows: 0, draft_sequences: n, context: 0.0 };
+        let load = Load { sequences: n, other_rows: 0, draft_sequences: n, context: 0.0, others: Pace::default() };
         let mut k = 0;
         for _ in 0..n {
             k = self.lane.choose(load, &self.target, &self.draft).num_draft_tokens;
@@ -202,10 +202,27 @@ fn k_never_moves_by_more_than_two_and_probes_keep_to_their_share() {
 }
 
 #[test]
+fn rows_that_would_slow_other_lanes_down_are_not_free() {
+    let world = world(&SHAPES[2], 0.9, 1);
+    let mut ks = Vec::new();
+    for tokens_per_second in [0.0, 2_000.0] {
+        let mut run = Run::new(&world);
+        let others = Pace { tokens_per_second, round_us: 10_000.0 };
+        let load = Load { sequences: 1, other_rows: 16, draft_sequences: 1, context: 0.0, others };
+        for _ in 0..100 {
+            let k = run.lane.choose(load, &run.target, &run.draft).num_draft_tokens;
+            run.lane.observe_verdict(k, k);
+        }
+        ks.push(run.lane.k);
+    }
+    assert!(ks[0] > ks[1], "{ks:?}");
+}
+
+#[test]
 fn a_draft_worker_that_seldom_proposes_is_not_taken_for_one_that_is_wrong() {
     let world = world(&SHAPES[0], 0.9, 1);
     let mut run = Run::new(&world);
-    let load = Load { sequences: 1, other_rows: 0, draft_sequences: 1, context: 0.0 };
+    let load = Load { sequences: 1, other_rows: 0, draft_sequences: 1, context: 0.0, others: Pace::default() };
     for round in 0..200 {
         run.lane.choose(load, &run.target, &run.draft);
         let supplied = if round % 4 == 0 { 3 } else { 0 };

@@ -148,6 +148,19 @@ fn hostile_proposals_never_reach_the_target_whole() {
 }
 
 #[test]
+fn an_answer_that_no_draft_worker_may_give_ends_the_wait_and_the_assignment() {
+    let answers: [fn(&Step) -> ReplyBody; 2] = [fed, |step| span(step, 0, &[11])];
+    for body in answers {
+        let mut sequence = assigned(sequence(&[1, 2, 3], 100));
+        let draft = sent(&begin(&mut sequence, 4), Role::Draft);
+        let actions = answer(&mut sequence, Role::Draft, &draft, body(&draft));
+        assert_eq!(sent(&actions, Role::Target).work, Work::Verify { draft: Draft::default() });
+        assert!(actions.contains(&Action::Ignored(Ignored::MalformedReply)), "{actions:?}");
+        assert!(actions.contains(&Action::Assign(Role::Draft)), "{actions:?}");
+    }
+}
+
+#[test]
 fn unsound_spans_cost_the_target_its_assignment() {
     let broken: [(u32, &[TokenId], u32); 6] = [
         (1, &[77, 99], 3),                 // accepted what was not drafted

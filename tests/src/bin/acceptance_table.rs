@@ -1,6 +1,8 @@
 //! `acceptance-table`: runs the bundled pair as real processes and prints what drafting is worth on this machine, as a
 //! Markdown table.
 
+#![forbid(unsafe_code)]
+
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
 

@@ -1,7 +1,6 @@
 //! Log probabilities in OpenAI's two shapes: of conversations, and the older one of completions.
 
-use serde::Serialize;
-use serde_json::{Map, Value};
+use serde::{Serialize, Serializer};
 use speculation::TokenId;
 
 use crate::text::Vocabulary;
@@ -53,7 +52,7 @@ impl ChatLogprobs {
 pub struct CompletionLogprobs {
     tokens: Vec<String>,
     token_logprobs: Vec<Option<f32>>,
-    top_logprobs: Vec<Option<Map<String, Value>>>,
+    top_logprobs: Vec<Option<LikeliestTokens>>,
     text_offset: Vec<usize>,
 }
 
@@ -70,9 +69,33 @@ impl CompletionLogprobs {
             lists.top_logprobs.push(logprobs.map(|logprobs| {
                 let own = (token.id, logprobs.logprob);
                 let all = logprobs.top.iter().chain(std::iter::once(&own));
-                all.map(|&(id, logprob)| (vocabulary.spell(id), logprob.max(IMPOSSIBLE).into())).collect()
+                all.map(|&(id, logprob)| (vocabulary.spell(id), logprob.max(IMPOSSIBLE))).collect()
             }));
         }
         lists
+    }
+}
+
+/// An object of log probabilities by token. Not a `serde_json` object: its numbers are `f64`, so that a token's `f32` would
+/// be written otherwise here than in `token_logprobs`.
+#[derive(Debug, Default)]
+struct LikeliestTokens(Vec<(String, f32)>);
+
+impl FromIterator<(String, f32)> for LikeliestTokens {
+    /// Each token once, at its first place.
+    fn from_iter<I: IntoIterator<Item = (String, f32)>>(scored: I) -> Self {
+        let mut tokens: Vec<(String, f32)> = Vec::new();
+        for (token, logprob) in scored {
+            if tokens.iter().all(|(known, _)| *known != token) {
+                tokens.push((token, logprob));
+            }
+        }
+        Self(tokens)
+    }
+}
+
+impl Serialize for LikeliestTokens {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_map(self.0.iter().map(|(token, logprob)| (token, logprob)))
     }
 }

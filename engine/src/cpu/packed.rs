@@ -1,0 +1,98 @@
+//! Matrices of int8 and int4, quantized while loading and packed into the order in which the kernels stream
+//! them (docs/contract.md C1): panels of sixteen output channels, one channel to a lane, so that no sum is ever
+//! folded across lanes. `layout` says which k goes where, `pack` makes the panels, `rows` quantizes
+//! activations, `dots` is the arithmetic of integers (in registers: `x86`), `mat_mul` multiplies. The twin is
+//! `reference::quantized`.
+
+mod dots;
+mod layout;
+mod mat_mul;
+mod pack;
+mod rows;
+#[cfg(target_arch = "x86_64")]
+mod x86;
+
+pub(super) use dots::{DotKernel, Dots, PortableDots};
+use half::bf16;
+use layout::KLayout;
+pub(super) use mat_mul::PackedMatMul;
+pub(super) use rows::QuantizedRows;
+#[cfg(target_arch = "x86_64")]
+pub(super) use x86::{Avx2Dots, VnniDots};
+
+use crate::weights::QuantizedFormat;
+
+/// Output channels in a panel.
+pub(super) const PANEL: usize = 16;
+
+/// What a vector load takes, where a cache line begins: one that straddled two would cost twice.
+#[derive(Debug, Clone, Copy)]
+#[repr(C, align(64))]
+struct Line([u8; 64]);
+
+/// `[width, k]`, quantized. Stored numbers are shifted to be unsigned, as the instructions want one operand;
+/// the shift is taken back through the sums of the activations.
+#[derive(Debug, Clone)]
+pub(crate) struct PackedMatrix {
+    width: usize,
+    layout: KLayout,
+    /// `[panel][line]`: byte 4 c + j of a line is channel c at the line's j-th k; in int4 the low half is that
+    /// and the high half k + 4.
+    lines: Vec<Line>,
+    scales: Scales,
+}
+
+/// What a stored step is worth.
+#[derive(Debug, Clone)]
+enum Scales {
+    /// int8: `[panel][PANEL]`.
+    Channel(Vec<f32>),
+    /// int4: `[panel][piece of K][PANEL]`.
+    Group(Vec<bf16>),
+}
+
+impl PackedMatrix {
+    /// Output channels.
+    pub(crate) fn width(&self) -> usize {
+        self.width
+    }
+
+    /// Length of an input row.
+    pub(crate) fn k(&self) -> usize {
+        self.layout.k()
+    }
+
+    /// What a product reads of it.
+    pub(crate) fn bytes(&self) -> u64 {
+        let scales = match &self.scales {
+            Scales::Channel(scales) => size_of_val(scales.as_slice()),
+            Scales::Group(scales) => size_of_val(scales.as_slice()),
+        };
+        (size_of_val(self.lines.as_slice()) + scales) as u64
+    }
+
+    fn panels(&self) -> usize {
+        self.width.div_ceil(PANEL)
+    }
+
+    /// Lines of one panel.
+    fn panel_lines(&self) -> usize {
+        self.layout.padded() / k_per_line(self.layout.format())
+    }
+}
+
+/// Numbers of one channel in a line: four bytes, or eight half bytes.
+fn k_per_line(format: QuantizedFormat) -> usize {
+    match format {
+        QuantizedFormat::Int8 => 4,
+        QuantizedFormat::Int4 => 8,
+    }
+}
+
+/// What a stored number is above the number it stands for.
+fn shift(format: QuantizedFormat) -> i32 {
+    match format {
+        QuantizedFormat::Int8 => 128,
+        QuantizedFormat::Int4 => 8,
+    }
+}

@@ -1,0 +1,69 @@
+//! What weights are held as, once [`WeightFormat::AsStored`] is resolved against a checkpoint. Names and
+//! consequences only; the numbers are made in `weights` (floats) and `cpu::packed` (integers).
+
+use crate::WeightFormat;
+
+/// What a matrix of floats is held as.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum MatrixFormat {
+    F32,
+    Bf16,
+}
+
+/// What a matrix is quantized to while it is loaded (docs/contract.md C1).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum QuantizedFormat {
+    /// One scale for each output channel.
+    Int8,
+    /// One scale for each output channel and 32 numbers along K.
+    Int4,
+}
+
+/// What the matrices that activations are multiplied with are held as.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum LinearFormat {
+    Float(MatrixFormat),
+    Quantized(QuantizedFormat),
+}
+
+/// The formats of a loaded model.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Formats {
+    /// The table that token ids are looked up in: never quantized, for a row of it is all that is read.
+    pub(crate) embedding: MatrixFormat,
+    /// All projections, the vocabulary's included.
+    pub(crate) linear: LinearFormat,
+}
+
+impl Formats {
+    /// `stored` is what holds every number of the checkpoint without loss.
+    pub(crate) fn resolve(wanted: WeightFormat, stored: MatrixFormat) -> Self {
+        let float = |format| Self { embedding: format, linear: LinearFormat::Float(format) };
+        let quantized = |format| Self { embedding: stored, linear: LinearFormat::Quantized(format) };
+        match wanted {
+            WeightFormat::AsStored => float(stored),
+            WeightFormat::F32 => float(MatrixFormat::F32),
+            WeightFormat::Bf16 => float(MatrixFormat::Bf16),
+            WeightFormat::Int8 => quantized(QuantizedFormat::Int8),
+            WeightFormat::Int4 => quantized(QuantizedFormat::Int4),
+        }
+    }
+
+    /// What keys and values are stored as: f32 only beside f32 weights.
+    pub(crate) fn kv(self) -> MatrixFormat {
+        match self.linear {
+            LinearFormat::Float(format) => format,
+            LinearFormat::Quantized(_) => MatrixFormat::Bf16,
+        }
+    }
+
+    /// The name that goes into `numerics_id`. The embedding's format follows from it and the checkpoint.
+    pub(crate) fn as_str(self) -> &'static str {
+        match self.linear {
+            LinearFormat::Float(MatrixFormat::F32) => "f32",
+            LinearFormat::Float(MatrixFormat::Bf16) => "bf16",
+            LinearFormat::Quantized(QuantizedFormat::Int8) => "int8",
+            LinearFormat::Quantized(QuantizedFormat::Int4) => "int4",
+        }
+    }
+}

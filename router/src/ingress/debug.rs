@@ -1,0 +1,18 @@
+//! `/debug/lanes`: what each lane's choice of k rests on, for operators. Behind the API keys, if there are any.
+
+use axum::extract::State;
+use axum::response::{IntoResponse as _, Json, Response};
+use http::{HeaderMap, HeaderValue, header};
+
+use super::AppState;
+
+/// `GET /debug/lanes`.
+pub(super) async fn lanes(State(state): State<AppState>, headers: HeaderMap) -> Response {
+    if let Err(error) = state.auth.authenticate(headers.get(header::AUTHORIZATION).map(HeaderValue::as_bytes)) {
+        return error.into_response();
+    }
+    match state.lanes.explain().await {
+        Ok(lanes) => Json(serde_json::json!({ "lanes": lanes })).into_response(),
+        Err(error) => error.into_response(),
+    }
+}

@@ -1,0 +1,57 @@
+//! What rounds and steps took, told to whoever predicts the next ones: the wait for drafts, the workers' costs, the lane's
+//! controller. It changes no sequence.
+
+use proto::v1;
+use speculation::draft_length::RoundTimes;
+use speculation::sequence::Commit;
+
+use super::*;
+
+impl Owner {
+    /// A worker's forward, as the frame of its replies tells.
+    pub(super) fn measure_step(&mut self, key: WorkerKey, timing: &v1::StepTiming, num_replies: usize) {
+        let Some(pooled) = self.pool.get_mut(key).filter(|_| timing.rows > 0 && num_replies > 0) else { return };
+        let context = timing.kv_tokens as f64 / num_replies as f64;
+        pooled.cost.observe_step(timing.rows, context, Duration::from_micros(timing.compute_us));
+    }
+
+    /// A reply came: how long it took, and what of that was the wire.
+    pub(super) fn measure_reply(&mut self, id: SequenceId, (role, key): (Role, WorkerKey), timing: &v1::StepTiming) {
+        let now = self.now();
+        let Some(running) = self.sequences.get(&id) else { return };
+        let Some(pooled) = self.pool.get_mut(key) else { return };
+        let clock = running.clock;
+        let (asked_at, forwards) = match role {
+            Role::Draft if running.sequence.is_drafting() => {
+                pooled.draft_time.observe(now.saturating_sub(clock.asked_at));
+                (clock.asked_at, clock.asked)
+            }
+            Role::Target if !clock.has_prompt => (clock.verify_at.unwrap_or(now), 1),
+            Role::Draft | Role::Target => return,
+        };
+        let worked = Duration::from_micros(timing.queue_us + timing.compute_us * u64::from(forwards));
+        pooled.cost.observe_wire(now.saturating_sub(asked_at).saturating_sub(worked));
+    }
+
+    /// A round is over.
+    pub(super) fn measure_round(&mut self, id: SequenceId, commit: &Commit) {
+        let now = self.now();
+        let Some(running) = self.sequences.get(&id) else { return };
+        let (lane, clock) = (&running.lane, running.clock);
+        let verdict = (commit.num_draft_tokens, commit.num_accepted);
+        self.controllers.observe_verdict(lane, verdict, running.sequence.ids().len());
+        let Some(verify_at) = clock.verify_at else { return };
+        // Where another number was asked for than chosen, the round was not what it was chosen to be.
+        if clock.has_prompt || clock.asked != clock.chosen {
+            return;
+        }
+        let Some(workers) = self.pool.costs(&lane.model, running.target, running.draft) else { return };
+        let round = RoundTimes {
+            num_draft_tokens: clock.asked,
+            draft_wait: verify_at.saturating_sub(clock.begun_at),
+            verify: now.saturating_sub(verify_at),
+            committed: commit.token_ids.len() as u32,
+        };
+        self.controllers.observe_round(lane, &round, &workers);
+    }
+}

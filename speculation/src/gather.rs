@@ -1,0 +1,46 @@
+//! Late batch formation for plain decode steps: whether steps that could leave now wait for those that the target runs, so that all
+//! share the next forward. Driven by the router and by the simulator; it holds nothing and reads no clock.
+//!
+//! A target takes whatever waits into its next forward. Two groups of sequences that once ran apart stay apart: one waits while the
+//! other runs, and where a forward costs the same for half the rows, both get half the speed. Joined, they stay together.
+
+use std::time::Duration;
+
+use crate::cost::WorkerCost;
+
+/// Whether `ready` sequences, each with one row, gain by joining the `in_flight` ones after these are answered: one larger forward
+/// and a wire against two forwards in turns.
+pub fn joining_pays(ready: u32, in_flight: u32, context: f64, target: &WorkerCost) -> bool {
+    if ready == 0 || in_flight == 0 {
+        return false;
+    }
+    let step = |rows: u32| target.step_micros(f64::from(rows), context);
+    target.wire_micros() + step(ready + in_flight) < step(ready) + step(in_flight)
+}
+
+/// How long a step may wait for `in_flight` ones to be answered; past it something is wrong there, and it leaves.
+pub fn longest_wait(in_flight: u32, context: f64, target: &WorkerCost) -> Duration {
+    let micros = target.wire_micros() + target.step_micros(f64::from(in_flight), context);
+    Duration::from_secs_f64(2.0 * micros / 1e6)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cost::{StepTimePoint, StepTimes};
+
+    fn target(times: [u64; 2]) -> WorkerCost {
+        let points = [(1, times[0]), (64, times[1])];
+        WorkerCost::new(StepTimes::new(&points.map(|(rows, micros)| StepTimePoint { rows, kv_tokens: 0, micros })))
+    }
+
+    #[test]
+    fn joining_pays_where_rows_are_cheap_and_not_where_each_costs_alike() {
+        let (flat, steep) = (target([20_000, 20_000]), target([100, 6_400]));
+        assert!(joining_pays(8, 8, 0.0, &flat));
+        assert!(joining_pays(1, 63, 0.0, &flat));
+        assert!(!joining_pays(8, 8, 0.0, &steep), "the wire would be waited for, and nothing won");
+        assert!(!joining_pays(8, 0, 0.0, &flat) && !joining_pays(0, 8, 0.0, &flat));
+        assert!(longest_wait(8, 0.0, &flat) > Duration::from_millis(40));
+    }
+}

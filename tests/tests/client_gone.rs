@@ -1,0 +1,109 @@
+//! A client that leaves: both workers stop within a round or two and let go of everything they held for it.
+
+use std::time::Duration;
+
+use anyhow::ensure;
+use tests::case::Case;
+use tests::cluster::{Cluster, RunningWorker, WorkerKind};
+use tests::faulty_wire::WireFaults;
+use tests::http_client::{COMPLETIONS, HttpClient};
+use tests::pair::{MODEL, PairText};
+use tests::wait::until;
+
+/// Every frame takes this long each way: a round lasts so long that what happens within one can be told.
+const SLOW: WireFaults = WireFaults {
+    seed: 0,
+    lost: 0.0,
+    repeated: 0.0,
+    held_up: 0.0,
+    held_up_at_most: Duration::ZERO,
+    latency: Duration::from_millis(60),
+};
+
+/// The one that was under way when the client left, and one that was sent before the router heard of it.
+const MAX_VERIFICATIONS_AFTERWARDS: u64 = 2;
+
+/// A draft worker runs one forward for each token that it guesses.
+const MAX_GUESSES_AFTERWARDS: u64 = 4 * MAX_VERIFICATIONS_AFTERWARDS;
+
+/// A pair whose target is far away.
+struct SlowPair {
+    cluster: Cluster,
+    target: RunningWorker,
+    draft: RunningWorker,
+}
+
+impl SlowPair {
+    async fn start() -> anyhow::Result<Self> {
+        let cluster = Cluster::start(|_| ()).await?;
+        let (target, _) = cluster.add_behind(WorkerKind::Target, SLOW).await?;
+        let draft = cluster.add(WorkerKind::Draft).await?;
+        Ok(Self { cluster, target, draft })
+    }
+
+    /// Waits until the client's sequence runs at both workers, lets the client leave by dropping it, and looks what the workers
+    /// still do.
+    async fn check_both_stop_without<C>(self, client: C) -> anyhow::Result<()> {
+        let Self { cluster, target, draft } = self;
+        until("both workers hold the sequence", async || {
+            Ok(!holds_nothing(&target).await? && !holds_nothing(&draft).await?)
+        })
+        .await?;
+        let (verified, guessed) = (forwards(&target).await?, forwards(&draft).await?);
+        drop(client);
+        until("both workers hold nothing any more", async || {
+            Ok(holds_nothing(&target).await? && holds_nothing(&draft).await?)
+        })
+        .await?;
+        let (verified, guessed) = (forwards(&target).await? - verified, forwards(&draft).await? - guessed);
+        ensure!(
+            verified <= MAX_VERIFICATIONS_AFTERWARDS,
+            "{verified} verifications after the client had left"
+        );
+        ensure!(guessed <= MAX_GUESSES_AFTERWARDS, "{guessed} guesses after the client had left");
+        cluster.stop().await
+    }
+}
+
+async fn forwards(worker: &RunningWorker) -> anyhow::Result<u64> {
+    Ok(worker.metrics().await?.sum("outrider_worker_forwards_total"))
+}
+
+async fn holds_nothing(worker: &RunningWorker) -> anyhow::Result<bool> {
+    let page = worker.metrics().await?;
+    Ok(page.sum("outrider_worker_kv_blocks_used") == 0 && page.sum("outrider_worker_sequences") == 0)
+}
+
+/// A text that goes on for longer than any test.
+fn endless_case() -> anyhow::Result<Case> {
+    let prompt = PairText::load()?.bundled("creative")?.swap_remove(0);
+    let mut case = Case::new("an endless story", prompt, 0.7);
+    case.max_tokens = 1_000;
+    case.ignore_eos = true;
+    Ok(case)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_grpc_client_that_drops_its_stream_stops_both_workers() -> anyhow::Result<()> {
+    let pair = SlowPair::start().await?;
+    let mut stream = pair.cluster.client().await?.open(&endless_case()?).await?;
+    stream.read_tokens(8).await?;
+    pair.check_both_stop_without(stream).await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_http_client_that_closes_its_connection_stops_both_workers() -> anyhow::Result<()> {
+    let pair = SlowPair::start().await?;
+    let _ready = pair.cluster.client().await?;
+    let case = endless_case()?;
+    let body = serde_json::json!({
+        "model": MODEL,
+        "prompt": case.prompt_ids,
+        "max_tokens": case.max_tokens,
+        "ignore_eos": case.ignore_eos,
+        "stream": true,
+        "speculation": { "num_draft_tokens": case.num_draft_tokens },
+    });
+    let response = HttpClient::new(pair.cluster.http_url())?.open(COMPLETIONS, &body).await?;
+    pair.check_both_stop_without(response).await
+}

@@ -1,0 +1,165 @@
+//! Workers and router that find each other through a real etcd, while workers come and die, and while etcd itself dies.
+
+use anyhow::{Context as _, ensure};
+use outrider_cli::cluster::{Cluster, ClusterSpec, Discovery};
+use reqwest::Response;
+use serde_json::{Value, json};
+use tests::etcd::Etcd;
+use tests::http_client::{COMPLETIONS, HttpClient, completion_text, streamed_text};
+use tests::pair::MODEL;
+use tests::processes;
+use tests::wait::until;
+
+/// Long enough that a text is under way while things happen to its workers.
+const LONG: u32 = 1_000;
+
+async fn cluster(etcd: &Etcd, change: impl FnOnce(&mut ClusterSpec)) -> anyhow::Result<Cluster> {
+    processes::start(|spec| {
+        spec.discovery = Discovery::Uri(etcd.uri());
+        change(spec);
+    })
+    .await
+}
+
+fn request(max_tokens: u32) -> Value {
+    let prompt = "Write a Python function that reverses a list.\n";
+    // A fixed k: the request drafts whatever the lane's policy makes of it.
+    let speculation = json!({ "num_draft_tokens": 4 });
+    json!({
+        "model": MODEL, "prompt": prompt, "max_tokens": max_tokens, "seed": 3, "ignore_eos": true,
+        "speculation": speculation,
+    })
+}
+
+fn streamed(max_tokens: u32) -> Value {
+    let mut body = request(max_tokens);
+    body["stream"] = true.into();
+    body
+}
+
+/// Reads until some text came; what was read.
+async fn first_text(stream: &mut Response) -> anyhow::Result<Vec<u8>> {
+    let mut read = Vec::new();
+    while !String::from_utf8_lossy(&read).contains("\"text\":\"") {
+        read.extend_from_slice(&stream.chunk().await?.context("the stream ended at its beginning")?);
+    }
+    Ok(read)
+}
+
+/// How many sequences a worker holds now.
+async fn sequences(cluster: &Cluster, worker: &str) -> anyhow::Result<u64> {
+    Ok(processes::metrics(cluster, worker).await?.sum("outrider_worker_sequences"))
+}
+
+/// How many rows a worker has computed.
+async fn rows(cluster: &Cluster, worker: &str) -> anyhow::Result<u64> {
+    Ok(processes::metrics(cluster, worker).await?.sum("outrider_worker_rows_total"))
+}
+
+async fn wait_until_connected(cluster: &mut Cluster, worker: &str) -> anyhow::Result<()> {
+    cluster.wait_process_ready(worker, tests::wait::PATIENCE).await?;
+    until(&format!("the router connects to {worker}"), async || {
+        Ok(processes::metrics(cluster, worker).await?.sum("outrider_worker_streams") == 1)
+    })
+    .await
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn workers_that_join_later_are_used() -> anyhow::Result<()> {
+    let etcd = Etcd::start().await?;
+    let mut cluster = cluster(&etcd, |spec| spec.draft_workers = 0).await?;
+    let http = HttpClient::new(cluster.http_url())?;
+    let alone = http.ask(COMPLETIONS, &request(48)).await?;
+    ensure!(alone["usage"]["speculation"]["disabled_reason"] == "no_draft_worker", "{alone}");
+    let roles = |workers: &[Value]| workers.iter().map(|worker| worker["role"].clone()).collect::<Vec<_>>();
+    ensure!(roles(&etcd.workers().await?) == ["target"], "{:?}", etcd.workers().await?);
+
+    let draft = cluster.add_draft_worker()?;
+    wait_until_connected(&mut cluster, &draft).await?;
+    let mut drafted = Value::Null;
+    until("the draft worker is used", async || {
+        drafted = http.ask(COMPLETIONS, &request(48)).await?;
+        Ok(drafted["usage"]["speculation"]["accepted_tokens"].as_u64() > Some(0))
+    })
+    .await?;
+    ensure!(completion_text(&drafted)? == completion_text(&alone)?, "a draft changed the text");
+
+    // Two requests at once go to two targets.
+    let target = cluster.add_target_worker()?;
+    wait_until_connected(&mut cluster, &target).await?;
+    let mut streams = Vec::new();
+    until("both targets hold a sequence", async || {
+        streams.push(http.open(COMPLETIONS, &streamed(LONG)).await?);
+        Ok(sequences(&cluster, "target-0").await? > 0 && sequences(&cluster, &target).await? > 0)
+    })
+    .await?;
+    drop(streams);
+    ensure!(etcd.workers().await?.len() == 3, "{:?}", etcd.workers().await?);
+    cluster.stop().await;
+    until("workers that stop leave the list", async || Ok(etcd.workers().await?.is_empty())).await
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_killed_targets_texts_go_on_at_the_other_one_unchanged() -> anyhow::Result<()> {
+    let etcd = Etcd::start().await?;
+    let mut cluster = cluster(&etcd, |spec| spec.target_workers = 2).await?;
+    let http = HttpClient::new(cluster.http_url())?;
+    for target in ["target-0", "target-1"] {
+        wait_until_connected(&mut cluster, target).await?;
+    }
+    let whole = http.ask(COMPLETIONS, &request(LONG)).await?;
+    until("the first text's sequence is let go", async || {
+        Ok(sequences(&cluster, "target-0").await? + sequences(&cluster, "target-1").await? == 0)
+    })
+    .await?;
+
+    let mut stream = http.open(COMPLETIONS, &streamed(LONG)).await?;
+    let mut read = first_text(&mut stream).await?;
+    let (victim, heir) = match sequences(&cluster, "target-0").await? {
+        0 => ("target-1", "target-0"),
+        _ => ("target-0", "target-1"),
+    };
+    let rows_before = rows(&cluster, heir).await?;
+    cluster.kill(victim).await?;
+    while let Some(bytes) = stream.chunk().await? {
+        read.extend_from_slice(&bytes);
+    }
+    let text = streamed_text(&String::from_utf8(read)?)?;
+    ensure!(text == completion_text(&whole)?, "another text after the failover: {text:?}");
+    let rows = rows(&cluster, heir).await? - rows_before;
+    ensure!(
+        rows > 100,
+        "{heir} computed {rows} rows after the other one was killed: the text was all but done"
+    );
+
+    let url = cluster.worker_url(victim)?;
+    let listed = async || Ok(etcd.workers().await?.iter().any(|worker| worker["address"] == url));
+    until("the killed target's key leaves etcd with its lease", async || {
+        listed().await.map(|listed: bool| !listed)
+    })
+    .await?;
+    ensure!(etcd.workers().await?.len() == 2, "{:?}", etcd.workers().await?);
+    let after = http.ask(COMPLETIONS, &request(LONG)).await?;
+    ensure!(completion_text(&after)? == completion_text(&whole)?, "another text at the other target");
+    cluster.stop().await;
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn requests_are_served_while_etcd_is_down() -> anyhow::Result<()> {
+    let mut etcd = Etcd::start().await?;
+    let cluster = cluster(&etcd, |_| ()).await?;
+    let http = HttpClient::new(cluster.http_url())?;
+    let before = http.ask(COMPLETIONS, &request(48)).await?;
+    let mut stream = http.open(COMPLETIONS, &streamed(LONG)).await?;
+    first_text(&mut stream).await?;
+    etcd.kill()?;
+    let whole = http.ask(COMPLETIONS, &request(LONG)).await?;
+    ensure!(whole["usage"]["completion_tokens"] == LONG, "{}", whole["usage"]);
+    while stream.chunk().await?.is_some() {}
+    let after = http.ask(COMPLETIONS, &request(48)).await?;
+    ensure!(completion_text(&after)? == completion_text(&before)?, "another text while etcd is down");
+    ensure!(after["usage"]["speculation"]["disabled_reason"].is_null(), "{}", after["usage"]);
+    cluster.stop().await;
+    Ok(())
+}

@@ -1,0 +1,155 @@
+//! Workers that come and go: the client's stream goes on, with the same ids as if nothing had happened.
+
+use anyhow::ensure;
+use nix::sys::signal::Signal;
+use outrider_cli::cluster;
+use tests::case::Case;
+use tests::client::Answer;
+use tests::cluster::{Cluster, RunningWorker, WorkerKind};
+use tests::pair::PairText;
+use tests::processes;
+use tests::wait::{PATIENCE, until};
+
+const STEPS: &str = "outrider_worker_steps_total";
+
+/// Long enough that it is under way when its worker goes.
+fn long_case(temperature: f32) -> anyhow::Result<Case> {
+    let prompt = PairText::load()?.bundled("summarization")?.swap_remove(2);
+    let mut case = Case::new(format!("a long text at T = {temperature}"), prompt, temperature);
+    case.max_tokens = 600;
+    case.ignore_eos = true;
+    case.seed = 77;
+    Ok(case)
+}
+
+fn check_same(expected: &Answer, got: &Answer) -> anyhow::Result<()> {
+    let differs = expected.token_ids.iter().zip(&got.token_ids).position(|(a, b)| a != b);
+    let lengths = (expected.token_ids.len(), got.token_ids.len());
+    ensure!(expected.token_ids == got.token_ids, "ids differ, first at {differs:?}; lengths {lengths:?}");
+    Ok(())
+}
+
+/// Steps that the worker ran.
+async fn steps(worker: &RunningWorker) -> anyhow::Result<u64> {
+    Ok(worker.metrics().await?.sum_where(STEPS, "outcome=\"run\""))
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_target_that_stops_is_replaced_by_the_other_one() -> anyhow::Result<()> {
+    for temperature in [0.0, 1.0] {
+        let case = long_case(temperature)?;
+        let (cluster, first, _draft) = Cluster::of_pair(WorkerKind::Draft).await?;
+        let client = cluster.client().await?;
+        let expected = client.ask(&case.with_k(0)).await?;
+        let mut stream = client.open(&case).await?;
+        stream.read_tokens(20).await?;
+        // It joins while the sequence runs elsewhere, so that it has nothing to do until it takes over.
+        let second = cluster.add(WorkerKind::Target).await?;
+        ensure!(steps(&second).await? == 0, "the second target has work already");
+        first.stop().await;
+        check_same(&expected, &stream.rest().await?)?;
+        ensure!(steps(&second).await? > 0, "the second target never took over: the text ended too soon");
+        cluster.stop().await?;
+    }
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_sequence_waits_for_a_target_that_comes_back() -> anyhow::Result<()> {
+    let case = long_case(0.7)?;
+    let (cluster, first, _draft) = Cluster::of_pair(WorkerKind::Draft).await?;
+    let client = cluster.client().await?;
+    let expected = client.ask(&case.with_k(0)).await?;
+    let mut stream = client.open(&case).await?;
+    stream.read_tokens(20).await?;
+    first.stop().await;
+    let second = cluster.add(WorkerKind::Target).await?;
+    check_same(&expected, &stream.rest().await?)?;
+    ensure!(steps(&second).await? > 0, "the text ended before its target did");
+    cluster.stop().await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_draft_worker_that_joins_late_is_used() -> anyhow::Result<()> {
+    let cluster = Cluster::start(|_| ()).await?;
+    let _target = cluster.add(WorkerKind::Target).await?;
+    let client = cluster.client().await?;
+    let case = long_case(0.0)?;
+    let expected = client.ask(&case).await?;
+    ensure!(expected.speculation().draft_tokens == 0, "something was drafted without a draft worker");
+    ensure!(expected.speculation().disabled_reason == "no_draft_worker", "{:?}", expected.speculation());
+    let mut stream = client.open(&case).await?;
+    stream.read_tokens(20).await?;
+    let draft = cluster.add(WorkerKind::Draft).await?;
+    let got = stream.rest().await?;
+    check_same(&expected, &got)?;
+    ensure!(got.speculation().accepted_tokens > 0, "the running sequence did not get the draft worker");
+    ensure!(steps(&draft).await? > 0, "the draft worker never ran");
+    cluster.stop().await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_killed_target_process_is_replaced_by_the_other_one() -> anyhow::Result<()> {
+    let mut cluster = processes::start(|spec| spec.target_workers = 2).await?;
+    let client = processes::client(&cluster).await?;
+    let case = long_case(1.0)?;
+    until("the router has both targets", async || {
+        let mut connected = 0;
+        for name in ["target-0", "target-1"] {
+            connected += processes::metrics(&cluster, name).await?.sum("outrider_worker_streams");
+        }
+        Ok(connected == 2)
+    })
+    .await?;
+    let expected = client.ask(&case.with_k(0)).await?;
+    let before = [steps_of(&cluster, "target-0").await?, steps_of(&cluster, "target-1").await?];
+    let mut stream = client.open(&case).await?;
+    stream.read_tokens(20).await?;
+    let now = [steps_of(&cluster, "target-0").await?, steps_of(&cluster, "target-1").await?];
+    let (serving, other) = if now[0] > before[0] { (0, 1) } else { (1, 0) };
+    ensure!(now[other] == before[other], "both targets serve one sequence");
+    cluster.kill(&format!("target-{serving}")).await?;
+    check_same(&expected, &stream.rest().await?)?;
+    let other_after = steps_of(&cluster, &format!("target-{other}")).await?;
+    ensure!(other_after > before[other], "the other target never took over: the text ended too soon");
+    cluster.stop().await;
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_killed_draft_process_costs_speed_and_nothing_else() -> anyhow::Result<()> {
+    let mut cluster = processes::start(|_| ()).await?;
+    let client = processes::client(&cluster).await?;
+    let case = long_case(1.0)?;
+    let expected = client.ask(&case.with_k(0)).await?;
+    until("drafts are used", async || Ok(client.ask(&short(&case)).await?.speculation().draft_tokens > 0))
+        .await?;
+    let mut stream = client.open(&case).await?;
+    stream.read_tokens(20).await?;
+    cluster.signal("draft-0", Signal::SIGKILL)?;
+    let got = stream.rest().await?;
+    check_same(&expected, &got)?;
+    let used = got.speculation();
+    ensure!(used.draft_tokens > 0, "it was killed before it drafted anything");
+    ensure!(used.disabled_reason == "no_draft_worker", "it was killed after the text was done: {used:?}");
+    cluster.wait_exit("draft-0").await?;
+    let without = client.ask(&short(&case)).await?;
+    ensure!(without.speculation().draft_tokens == 0, "{:?}", without.speculation());
+    cluster.restart("draft-0").await?;
+    cluster.wait_process_ready("draft-0", PATIENCE).await?;
+    until("drafts are used again", async || {
+        Ok(client.ask(&short(&case)).await?.speculation().draft_tokens > 0)
+    })
+    .await?;
+    check_same(&expected, &client.ask(&case).await?)?;
+    cluster.stop().await;
+    Ok(())
+}
+
+fn short(case: &Case) -> Case {
+    Case { max_tokens: 12, ..case.clone() }
+}
+
+async fn steps_of(cluster: &cluster::Cluster, name: &str) -> anyhow::Result<u64> {
+    Ok(processes::metrics(cluster, name).await?.sum_where(STEPS, "outcome=\"run\""))
+}

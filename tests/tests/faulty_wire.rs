@@ -1,0 +1,79 @@
+//! Frames that are lost, repeated, held up and overtaken, on the way to both workers and back, change no token and hold up no
+//! request for ever.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use anyhow::{Context as _, ensure};
+use futures::{StreamExt as _, TryStreamExt as _, stream};
+use tests::case::{Case, covering_set};
+use tests::client::{Answer, Client};
+use tests::cluster::{Cluster, WorkerKind};
+use tests::faulty_wire::{Tally, WireFaults};
+use tests::pair::PairText;
+
+/// Requests at once.
+const WIDTH: usize = 12;
+
+fn faults(seed: u64) -> WireFaults {
+    WireFaults {
+        seed,
+        lost: 0.04,
+        repeated: 0.08,
+        held_up: 0.12,
+        held_up_at_most: Duration::from_millis(25),
+        latency: Duration::ZERO,
+    }
+}
+
+async fn ask_all(client: &Client, cases: &[Case]) -> anyhow::Result<Vec<Answer>> {
+    stream::iter(cases).map(|case| client.ask(case)).buffered(WIDTH).try_collect().await
+}
+
+fn check_tally(tally: &Tally) -> anyhow::Result<()> {
+    let Tally { passed, lost, repeated, held_up, overtook } = tally;
+    let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+    let all = [passed, lost, repeated, held_up, overtook].map(read);
+    ensure!(all.iter().all(|&count| count > 0), "passed, lost, repeated, held up, overtook: {all:?}");
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn frames_lost_repeated_and_reordered_change_no_token() -> anyhow::Result<()> {
+    let cases = covering_set(&PairText::load()?)?;
+    let expected = {
+        let cluster = Cluster::start(|_| ()).await?;
+        let _target = cluster.add(WorkerKind::Target).await?;
+        let plain: Vec<Case> = cases.iter().map(|case| case.with_k(0)).collect();
+        let answers = ask_all(&cluster.client().await?, &plain).await?;
+        cluster.stop().await?;
+        answers
+    };
+    for seed in 1..=3 {
+        // A lost step should cost a fraction of a second, not a minute.
+        let cluster =
+            Cluster::start(|config| config.rounds.target_deadline = Duration::from_millis(250)).await?;
+        let (_target, to_target) = cluster.add_behind(WorkerKind::Target, faults(seed)).await?;
+        let (_draft, to_draft) = cluster.add_behind(WorkerKind::Draft, faults(seed + 100)).await?;
+        let answers =
+            ask_all(&cluster.client().await?, &cases).await.with_context(|| format!("seed {seed}"))?;
+        for ((case, expected), got) in cases.iter().zip(&expected).zip(&answers) {
+            let (name, ids) = (&case.name, &got.token_ids);
+            ensure!(
+                *ids == expected.token_ids,
+                "wire seed {seed}, {name}: {ids:?} for {:?}",
+                expected.token_ids
+            );
+            ensure!(got.logprobs == expected.logprobs, "wire seed {seed}, {name}: other log probabilities");
+        }
+        check_tally(&to_target).with_context(|| format!("seed {seed}, the target's wire"))?;
+        check_tally(&to_draft).with_context(|| format!("seed {seed}, the draft's wire"))?;
+        let resent =
+            cluster.metrics().await?.sum_where("outrider_rounds_ignored_total", "reason=\"target_resend\"");
+        ensure!(resent > 0, "seed {seed}: no step was sent again");
+        let accepted: u64 = answers.iter().map(|answer| answer.speculation().accepted_tokens).sum();
+        ensure!(accepted > 0, "seed {seed}: nothing was drafted through the wire");
+        cluster.stop().await?;
+    }
+    Ok(())
+}

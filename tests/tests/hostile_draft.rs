@@ -1,0 +1,67 @@
+//! A draft worker that breaks the contract in every way we could think of changes no token, holds up no request for ever, and
+//! is seen: each kind of mischief leaves its mark in the router's counters or in the usage.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use anyhow::{Context as _, ensure};
+use futures::{StreamExt as _, TryStreamExt as _, stream};
+use tests::case::{Case, covering_set};
+use tests::client::{Answer, Client};
+use tests::cluster::{Cluster, WorkerKind};
+use tests::hostile::{HostileDraft, Mischief};
+use tests::pair::PairText;
+
+/// Requests of each kind, all at once.
+const REQUESTS: usize = 8;
+
+async fn ask_all(client: &Client, cases: &[Case]) -> anyhow::Result<Vec<Answer>> {
+    stream::iter(cases).map(|case| client.ask(case)).buffered(REQUESTS).try_collect().await
+}
+
+/// Asks for everything beside one hostile draft worker, and looks whether its mischief was done and came to nothing.
+async fn ask_beside(mischief: Mischief, cases: &[Case], expected: &[Answer]) -> anyhow::Result<()> {
+    let cluster = Cluster::start(|_| ()).await?;
+    let _target = cluster.add(WorkerKind::Target).await?;
+    let vocab_size = PairText::load()?.vocab_size() as u32;
+    let misdeeds = Arc::new(AtomicU64::new(0));
+    let counted = Arc::clone(&misdeeds);
+    cluster.add_draft_door(|lifetime| HostileDraft::new(mischief, vocab_size, counted, lifetime)).await?;
+    let answers = ask_all(&cluster.client().await?, cases).await?;
+    for ((case, expected), got) in cases.iter().zip(expected).zip(&answers) {
+        let (name, ids) = (&case.name, &got.token_ids);
+        ensure!(*ids == expected.token_ids, "{name}: {ids:?} instead of {:?}", expected.token_ids);
+        ensure!(got.logprobs == expected.logprobs, "{name}: other log probabilities");
+    }
+    ensure!(misdeeds.load(Ordering::Relaxed) > 0, "it was never asked for anything");
+    let metrics = cluster.metrics().await?;
+    if let Some(reason) = mischief.counted_as() {
+        let ignored = metrics.sum_where("outrider_rounds_ignored_total", &format!("reason=\"{reason}\""));
+        ensure!(ignored > 0, "nothing was counted as {reason}");
+    }
+    let verified: u64 = answers.iter().map(|answer| answer.speculation().draft_tokens).sum();
+    ensure!((verified > 0) == mischief.is_verified(), "{verified} of its ids reached the target");
+    cluster.stop().await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn no_mischief_changes_a_token() -> anyhow::Result<()> {
+    let cases: Vec<Case> = covering_set(&PairText::load()?)?.into_iter().step_by(4).take(REQUESTS).collect();
+    let expected = {
+        let cluster = Cluster::start(|_| ()).await?;
+        let _target = cluster.add(WorkerKind::Target).await?;
+        let plain: Vec<Case> = cases.iter().map(|case| case.with_k(0)).collect();
+        let answers = ask_all(&cluster.client().await?, &plain).await?;
+        cluster.stop().await?;
+        answers
+    };
+    // Side by side: most of them make the router wait, not work.
+    stream::iter(Mischief::ALL)
+        .map(|mischief| {
+            let (cases, expected) = (&cases, &expected);
+            async move { ask_beside(mischief, cases, expected).await.with_context(|| format!("{mischief:?}")) }
+        })
+        .buffer_unordered(4)
+        .try_collect()
+        .await
+}

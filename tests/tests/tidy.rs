@@ -1,0 +1,218 @@
+//! Habits of the whole tree that no compiler looks at. Every finding names its file and line, and all are reported at once.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context as _, ensure};
+use tests::pair::root;
+
+/// Past this a file has more than one job.
+const MAX_LINES: usize = 800;
+
+/// Endings of files that people write, and names of those without one.
+const WRITTEN: [&str; 14] = [
+    "rs",
+    "md",
+    "toml",
+    "proto",
+    "py",
+    "sh",
+    "yaml",
+    "yml",
+    "jinja",
+    "txt",
+    "Dockerfile",
+    "Makefile",
+    "run",
+    "snap",
+];
+
+/// A file that people write.
+struct Written {
+    /// From the repository's root.
+    path: String,
+    text: String,
+}
+
+impl Written {
+    fn is_rust(&self) -> bool {
+        self.path.ends_with(".rs")
+    }
+}
+
+/// All of them; what is built, and what git keeps to itself, is left out.
+fn written_files() -> anyhow::Result<Vec<Written>> {
+    let root = root();
+    let mut files = Vec::new();
+    let mut folders = vec![root.clone()];
+    while let Some(folder) = folders.pop() {
+        for entry in std::fs::read_dir(&folder).with_context(|| folder.display().to_string())? {
+            let path = entry?.path();
+            let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+            let hidden = name.starts_with('.') && ![".ci", ".config"].contains(&name.as_str());
+            if hidden || ["target", "__pycache__"].contains(&name.as_str()) || path.is_symlink() {
+                continue;
+            }
+            let ending =
+                path.extension().map_or(name.clone(), |ending| ending.to_string_lossy().into_owned());
+            if path.is_dir() {
+                folders.push(path);
+            } else if WRITTEN.contains(&ending.as_str()) {
+                let text = std::fs::read_to_string(&path).with_context(|| path.display().to_string())?;
+                files.push(Written { path: from_root(&path, &root), text });
+            }
+        }
+    }
+    ensure!(files.len() > 100, "only {} files were found under {}", files.len(), root.display());
+    files.sort_by(|a, b| a.path.cmp(&b.path));
+    Ok(files)
+}
+
+fn from_root(path: &Path, root: &Path) -> String {
+    path.strip_prefix(root).unwrap_or(path).display().to_string()
+}
+
+/// Fails with everything that was found.
+fn report(findings: &[String]) -> anyhow::Result<()> {
+    ensure!(findings.is_empty(), "{} findings:\n  {}", findings.len(), findings.join("\n  "));
+    Ok(())
+}
+
+/// `PATH:LINE` of each line of these files for which `is_bad`, with what it says.
+fn lines_where(files: &[Written], is_bad: impl Fn(&str) -> Option<String>) -> Vec<String> {
+    let mut findings = Vec::new();
+    for file in files {
+        for (i, line) in file.text.lines().enumerate() {
+            if let Some(why) = is_bad(line) {
+                findings.push(format!("{}:{}: {why}", file.path, i + 1));
+            }
+        }
+    }
+    findings
+}
+
+#[test]
+fn nothing_is_left_for_later() -> anyhow::Result<()> {
+    // Put together here, so that this file does not find itself.
+    let leftovers = ["todo!", "unimplemented!", "dbg!"].map(|name| format!("{name}("));
+    let markers = [["FIX", "ME"], ["XX", "X"], ["TO", "DO"], ["HA", "CK"]].map(|halves| halves.concat());
+    let is_word = |line: &str, word: &str| {
+        let alone = |c: Option<char>| c.is_none_or(|c| !c.is_alphanumeric() && c != '_');
+        line.match_indices(word).any(|(at, _)| {
+            alone(line[..at].chars().next_back()) && alone(line[at + word.len()..].chars().next())
+        })
+    };
+    let mut findings = lines_where(&written_files()?, |line| {
+        let marker = markers.iter().find(|marker| is_word(line, marker));
+        marker.map(|marker| format!("`{marker}` is left"))
+    });
+    let rust: Vec<Written> = written_files()?.into_iter().filter(Written::is_rust).collect();
+    findings.extend(lines_where(&rust, |line| {
+        leftovers
+            .iter()
+            .find(|leftover| line.contains(*leftover))
+            .map(|leftover| format!("`{leftover}..)` is left"))
+    }));
+    report(&findings)
+}
+
+#[test]
+fn no_file_has_outgrown_its_job() -> anyhow::Result<()> {
+    let mut findings = Vec::new();
+    for file in written_files()? {
+        let lines = file.text.lines().count();
+        if lines > MAX_LINES && !file.path.ends_with(".snap") && !file.path.ends_with(".txt") {
+            findings.push(format!("{} has {lines} lines, at most {MAX_LINES}: split it by job", file.path));
+        }
+    }
+    report(&findings)
+}
+
+#[test]
+fn every_rust_file_says_what_it_is_for() -> anyhow::Result<()> {
+    let rust = written_files()?.into_iter().filter(Written::is_rust);
+    let silent = rust.filter(|file| !file.text.starts_with("//! "));
+    report(
+        &silent
+            .map(|file| format!("{} does not begin with `//! ` and its job", file.path))
+            .collect::<Vec<_>>(),
+    )
+}
+
+#[test]
+fn unsafe_code_stays_in_the_engine() -> anyhow::Result<()> {
+    let mut findings = Vec::new();
+    let elsewhere: Vec<Written> = written_files()?
+        .into_iter()
+        .filter(|file| file.is_rust() && !file.path.starts_with("engine/"))
+        .collect();
+    for file in &elsewhere {
+        let is_root = ["src/lib.rs", "src/main.rs"].iter().any(|end| file.path.ends_with(end));
+        if is_root && !file.text.contains("\n#![forbid(unsafe_code)]\n") {
+            findings.push(format!("{} lacks #![forbid(unsafe_code)]", file.path));
+        }
+    }
+    let blocks = ["{", "fn ", "impl ", "extern "].map(|what| ["unsafe ", what].concat());
+    findings.extend(lines_where(&elsewhere, |line| {
+        let code = line.split("//").next().unwrap_or_default();
+        blocks.iter().find(|block| code.contains(*block)).map(|block| format!("`{block}`"))
+    }));
+    report(&findings)
+}
+
+#[test]
+fn nothing_refers_to_paths_outside_the_repository() -> anyhow::Result<()> {
+    let outside =
+        [["/wor", "k/"], ["../sha", "red"], ["/ro", "ot/"], ["/ho", "me/"]].map(|halves| halves.concat());
+    let is_fine = |path: &str| {
+        // Images and scripts speak of their own machines.
+        path.starts_with("deploy/") || path.starts_with(".ci/")
+    };
+    let files: Vec<Written> = written_files()?.into_iter().filter(|file| !is_fine(&file.path)).collect();
+    report(&lines_where(&files, |line| {
+        outside
+            .iter()
+            .find(|path| line.contains(*path))
+            .map(|path| format!("`{path}` is not in the repository"))
+    }))
+}
+
+#[test]
+fn links_of_the_documentation_lead_somewhere() -> anyhow::Result<()> {
+    let root = root();
+    let mut findings = Vec::new();
+    let mut checked = 0;
+    for file in written_files()?.into_iter().filter(|file| file.path.ends_with(".md")) {
+        let folder = root.join(&file.path).parent().map_or(root.clone(), Path::to_owned);
+        for (line, target) in relative_links(&file.text) {
+            checked += 1;
+            let path: PathBuf = folder.join(target.split('#').next().unwrap_or_default());
+            if !path.exists() {
+                findings.push(format!("{}:{line}: {target} is not there", file.path));
+            }
+        }
+    }
+    ensure!(checked > 10, "only {checked} links were found");
+    report(&findings)
+}
+
+/// Line and target of each link `](target)` that stays in the repository, code left out.
+fn relative_links(text: &str) -> Vec<(usize, &str)> {
+    let mut links = Vec::new();
+    let mut in_code = false;
+    for (i, line) in text.lines().enumerate() {
+        if line.trim_start().starts_with("```") {
+            in_code = !in_code;
+        }
+        if in_code {
+            continue;
+        }
+        for part in line.split("](").skip(1) {
+            let target = part.split(')').next().unwrap_or_default().trim();
+            let leaves = target.contains("://") || target.starts_with("mailto:") || target.starts_with('#');
+            if !leaves && !target.is_empty() {
+                links.push((i + 1, target));
+            }
+        }
+    }
+    links
+}
