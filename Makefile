@@ -1,9 +1,9 @@
 # Every verb is one line over cargo or a script. `make` alone prints them.
 .DEFAULT_GOAL := help
-.PHONY: help deps up test check fmt docs clean
+.PHONY: help deps up test check fmt docs measure measure-lanes clean
 
 help: ## print the verbs
-	@awk -F ': .*## ' '/^[a-z-]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ': .*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 deps: ## install what the build and the tests need (Debian; elsewhere it says what to install)
 	@deploy/deps.sh build test
@@ -24,6 +24,13 @@ check: ## formatting and lints, warnings denied
 
 fmt: ## format the tree
 	cargo fmt --all
+
+measure: ## acceptance and time per token by task type on the bundled pair, drafting against k = 0 (ARGS="--temperature 1")
+	cargo build --locked --workspace --bins
+	@"$${CARGO_TARGET_DIR:-target}/debug/acceptance-table" $(ARGS)
+
+measure-lanes: ## the choice of k on a virtual clock, against every fixed k and against none (simulated; ARGS=quick)
+	cargo run --locked --package outrider-speculation --example lanes_sim -- $(ARGS)
 
 docs: ## the API documentation, private items too, in target/doc
 	RUSTDOCFLAGS="--deny warnings --allow rustdoc::private-intra-doc-links" cargo doc --locked --workspace --no-deps --document-private-items

@@ -5,7 +5,7 @@
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
-use outrider_cli::up;
+use outrider_cli::{engine_bench, up};
 
 /// Speculative decoding with draft and target workers apart.
 #[derive(Parser)]
@@ -19,11 +19,14 @@ struct Cli {
 enum Command {
     /// Run a router and its workers on this machine until Ctrl-C.
     Up(up::UpArgs),
+    /// Measure what forwards cost here, beside the machine's read bandwidth.
+    EngineBench(engine_bench::BenchArgs),
 }
 
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> ExitCode {
     match Cli::parse().command {
         Command::Up(args) => up::main(args).await,
+        Command::EngineBench(args) => engine_bench::main(&args),
     }
 }

@@ -12,11 +12,8 @@ use service::discovery::{self, Discovery};
 use service::health::Health;
 use service::shutdown::Lifetime;
 use speculation::Role;
-use worker::config::WorkerConfig;
 use worker::facts::WorkerFacts;
-use worker::model::ModelMethod;
-use worker::profile::profile;
-use worker::serve::{Addresses, Loaded, load_engine, start};
+use worker::serve::{Addresses, Loaded, load, start};
 
 use config::{DraftConfig, DraftMethod};
 
@@ -35,41 +32,19 @@ pub async fn serve_with(
 ) -> anyhow::Result<Addresses> {
     match config.method {
         DraftMethod::Model => {
-            let loading = config.clone();
-            let loaded = tokio::task::spawn_blocking(move || load_model(&loading)).await??;
+            let loading = config.worker.clone();
+            let loading = move || load(&loading, Role::Draft, propose::Propose);
+            let mut loaded = tokio::task::spawn_blocking(loading).await??;
+            loaded.facts.task_types = config.task_types;
             start(loaded, &config.worker, discovery, &lifetime, &health).await
         }
         DraftMethod::Ngram => start(ngram(&config), &config.worker, discovery, &lifetime, &health).await,
     }
 }
 
-fn load_model(config: &DraftConfig) -> anyhow::Result<Loaded<ModelMethod<propose::Propose>>> {
-    let (mut engine, assets) = load_engine(&config.worker)?;
-    let vocab_size = assets.token_list().num_ids();
-    let info = engine.info().clone();
-    let facts = WorkerFacts {
-        model_id: config.worker.served_model_name.clone().unwrap_or(info.model_id),
-        numerics_id: info.numerics_id,
-        vocab_size,
-        max_model_len: info.max_model_len,
-        eos_token_ids: info.eos_token_ids,
-        kv_blocks: info.kv_blocks,
-        kv_block_size: info.kv_block_size,
-        step_times: if config.worker.profile_steps { profile(&mut engine) } else { Vec::new() },
-        ..facts_without_model(config)
-    };
-    let WorkerConfig { max_batch_rows, .. } = config.worker;
-    let method = ModelMethod::new(engine, Role::Draft, vocab_size, max_batch_rows, propose::Propose);
-    Ok(Loaded { method, facts, assets: Some(assets) })
-}
-
-fn ngram(config: &DraftConfig) -> Loaded<ngram::Ngram> {
-    Loaded { method: ngram::Ngram::default(), facts: facts_without_model(config), assets: None }
-}
-
 /// A worker without a model takes any ids and any length, and works beside any tokenizer.
-fn facts_without_model(config: &DraftConfig) -> WorkerFacts {
-    WorkerFacts {
+fn ngram(config: &DraftConfig) -> Loaded<ngram::Ngram> {
+    let facts = WorkerFacts {
         worker_id: rand::random(),
         role: Role::Draft,
         model_id: "ngram".to_owned(),
@@ -81,5 +56,6 @@ fn facts_without_model(config: &DraftConfig) -> WorkerFacts {
         kv_block_size: 0,
         task_types: config.task_types.clone(),
         step_times: Vec::new(),
-    }
+    };
+    Loaded { method: ngram::Ngram::default(), facts, assets: None }
 }

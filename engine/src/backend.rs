@@ -3,17 +3,26 @@
 //! sequence), bit for bit. Row-major throughout.
 
 use crate::TokenId;
+use crate::cpu::PackedMatrix;
 use crate::forward_batch::ForwardBatch;
 use crate::k_slices::KSlices;
 use crate::kv_cache::KvCache;
 use crate::rope::Rope;
-use crate::weights::{Matrix, MatrixData};
+use crate::weights::Matrix;
 
-/// Matrices that share their input; their outputs lie one behind the other in a row.
+/// What inputs are multiplied with.
+#[derive(Debug, Clone)]
+pub(crate) enum LinearWeights {
+    /// `[out_i, k]` each; their outputs lie one behind the other in a row.
+    Floats(Vec<Matrix>),
+    /// All of them as one `[width, k]`.
+    Packed(PackedMatrix),
+}
+
+/// Matrices that share their input.
 #[derive(Debug, Clone)]
 pub(crate) struct Linear {
-    /// `[out_i, k]` each.
-    pub(crate) parts: Vec<Matrix>,
+    pub(crate) weights: LinearWeights,
     /// `[sum of out_i]`.
     pub(crate) bias: Option<Vec<f32>>,
     pub(crate) slices: KSlices,
@@ -22,17 +31,27 @@ pub(crate) struct Linear {
 impl Linear {
     /// Length of an input row.
     pub(crate) fn k(&self) -> usize {
-        self.parts[0].columns()
+        match &self.weights {
+            LinearWeights::Floats(parts) => parts[0].columns(),
+            LinearWeights::Packed(matrix) => matrix.k(),
+        }
     }
 
     /// Length of an output row.
     pub(crate) fn width(&self) -> usize {
-        self.parts.iter().map(Matrix::rows).sum()
+        match &self.weights {
+            LinearWeights::Floats(parts) => parts.iter().map(Matrix::rows).sum(),
+            LinearWeights::Packed(matrix) => matrix.width(),
+        }
     }
 
-    /// Whether inputs are rounded to bf16 first.
-    pub(crate) fn takes_bf16(&self) -> bool {
-        matches!(self.parts[0].data(), MatrixData::Bf16(_))
+    /// Bytes that a product reads, without the activations.
+    pub(crate) fn bytes(&self) -> u64 {
+        let weights = match &self.weights {
+            LinearWeights::Floats(parts) => parts.iter().map(Matrix::bytes).sum(),
+            LinearWeights::Packed(matrix) => matrix.bytes(),
+        };
+        weights + self.bias.as_ref().map_or(0, |bias| size_of_val(bias.as_slice()) as u64)
     }
 }
 
@@ -98,7 +117,7 @@ pub(crate) trait Backend {
     /// Turns the query and key heads of `qkv` by the angles `[rows, head_dim / 2]` of each row's position.
     fn rotate(&self, layout: HeadLayout, angles: &Angles, qkv: &mut [f32]);
 
-    /// `x` `[rows, k]` -> `out` `[rows, width]`. Rounds `x` in place to what the weights take.
+    /// `x` `[rows, k]` -> `out` `[rows, width]`. May round `x` in place to what the weights take.
     fn linear(&self, linear: &Linear, x: &mut [f32], out: &mut [f32]);
 
     /// Stores the pass's keys and values where its slot mapping says.

@@ -2,7 +2,7 @@
 //! each.
 //!
 //! `lanes` defines the arithmetic, `x86` implements it in registers, `dispatch` chooses; `gemm`, `attention`
-//! and `elementwise` are the kernels; `reference` holds their naive twins, which judge them.
+//! and `elementwise` are the kernels on floats, `packed` those on integers; `reference` holds their naive twins, which judge them.
 #![expect(
     unsafe_code,
     reason = "vector instructions and disjoint writes by several threads; see each SAFETY note"
@@ -14,22 +14,28 @@ mod elementwise;
 mod exp;
 mod gemm;
 mod lanes;
+mod packed;
+mod read;
 pub(crate) mod reference;
 mod threads;
 #[cfg(target_arch = "x86_64")]
 mod x86;
 
 use std::ops::Range;
+use std::sync::{Mutex, PoisonError};
 
 use attention::Attend;
 use dispatch::Isa;
 use elementwise::{RmsNorm, RmsNormInPlace, Rotate, RoundToBf16, SiluMul};
 use gemm::MatMul;
 use lanes::Element;
+pub(crate) use packed::PackedMatrix;
+use packed::{PackedMatMul, QuantizedRows};
+pub(crate) use read::{READ_LINE, ReadSum};
 use threads::Shared;
 pub(crate) use threads::Threads;
 
-use crate::backend::{Angles, AttentionStep, Backend, HeadLayout, Linear, Norm};
+use crate::backend::{Angles, AttentionStep, Backend, HeadLayout, Linear, LinearWeights, Norm};
 use crate::kv_cache::{KvBlocks, KvCache, KvElement};
 use crate::weights::{Matrix, MatrixData};
 use crate::{EngineError, TokenId};
@@ -51,24 +57,40 @@ const EXP_WORK: usize = 16;
 pub(crate) struct Cpu {
     isa: Isa,
     threads: Threads,
+    /// Activations of the product under way; locked so that `linear` can take `&self`, never contended.
+    quantized: Mutex<QuantizedRows>,
+}
+
+/// Columns `mine` of the outputs of a linear; they belong to the matrix whose outputs are `first..end`.
+struct Columns<'a> {
+    linear: &'a Linear,
+    x: &'a [f32],
+    first: usize,
+    mine: Range<usize>,
+    end: usize,
+    out: &'a Shared<'a, f32>,
 }
 
 impl Cpu {
     pub(crate) fn new(threads: usize) -> Result<Self, EngineError> {
-        Ok(Self { isa: Isa::best(), threads: Threads::new(threads)? })
+        Ok(Self::with(Isa::best(), Threads::new(threads)?))
     }
 
     /// All instruction sets of this machine, for tests that compare them.
     #[cfg(test)]
     pub(crate) fn every_isa() -> Vec<Self> {
-        let cpu = |isa| Self { isa, threads: Threads::new(1).unwrap() };
+        let cpu = |isa| Self::with(isa, Threads::new(1).unwrap());
         Isa::all().into_iter().map(cpu).collect()
     }
 
     /// Several threads that share every piece of work, however small.
     #[cfg(test)]
     pub(crate) fn eager(threads: usize) -> Self {
-        Self { isa: Isa::best(), threads: Threads::eager(threads) }
+        Self::with(Isa::best(), Threads::eager(threads))
+    }
+
+    fn with(isa: Isa, threads: Threads) -> Self {
+        Self { isa, threads, quantized: Mutex::default() }
     }
 
     /// The threads of the engine.
@@ -76,14 +98,53 @@ impl Cpu {
         &self.threads
     }
 
+    /// Reads memory, on the calling thread.
+    pub(crate) fn read(&self, sum: ReadSum<'_>) -> u64 {
+        self.isa.run(sum)
+    }
+
     /// Runs a whole forward of about `work` multiply-adds.
     pub(crate) fn enter<R: Send>(&self, work: usize, run: impl FnOnce() -> R + Send) -> R {
         self.threads.enter(work, run)
     }
 
-    /// One matrix of a linear, on columns of it.
-    fn mat_mul<W: Element>(&self, task: MatMul<'_, W>) {
-        self.isa.run(task);
+    /// Some columns of matrices that lie side by side.
+    fn float_columns(
+        &self,
+        linear: &Linear,
+        parts: &[Matrix],
+        (x, columns): (&[f32], Range<usize>),
+        out: &Shared<'_, f32>,
+    ) {
+        let mut out_start = 0;
+        for part in parts {
+            let end = out_start + part.rows();
+            let mine = columns.start.max(out_start)..columns.end.min(end);
+            if !mine.is_empty() {
+                let task = Columns { linear, x, first: out_start, mine, end, out };
+                match part.data() {
+                    MatrixData::F32(weights) => self.mat_mul(weights.as_slice(), task),
+                    MatrixData::Bf16(weights) => self.mat_mul(weights.as_slice(), task),
+                }
+            }
+            out_start = end;
+        }
+    }
+
+    /// One matrix, on columns of it.
+    fn mat_mul<W: Element>(&self, weights: &[W], task: Columns<'_>) {
+        let Columns { linear, x, first, mine, end, out } = task;
+        self.isa.run(MatMul {
+            x,
+            weights,
+            k: linear.k(),
+            slices: &linear.slices,
+            bias: linear.bias.as_ref().map(|bias| &bias[first..end]),
+            columns: mine.start - first..mine.end - first,
+            out,
+            out_width: linear.width(),
+            out_start: first,
+        });
     }
 
     fn attend<T: Element + KvElement>(&self, kv: &KvBlocks<T>, step: &AttentionStep<'_>, out: &mut [f32]) {
@@ -200,54 +261,25 @@ impl Backend for Cpu {
             x.len() == rows * k && out.len() == rows * width,
             "a linear's input and output disagree on rows"
         );
-        if linear.takes_bf16() {
-            self.for_rows(x, k, x.len(), |_, x| self.isa.run(RoundToBf16 { x }));
-        }
-        let x = &*x;
         let out = &Shared::new(out);
-        self.threads.for_ranges(width, COLUMN_GRAIN, rows * k * width, |columns| {
-            let mut out_start = 0;
-            for part in &linear.parts {
-                let end = out_start + part.rows();
-                let mine = columns.start.max(out_start)..columns.end.min(end);
-                if !mine.is_empty() {
-                    let columns = mine.start - out_start..mine.end - out_start;
-                    let bias = linear.bias.as_ref().map(|bias| &bias[out_start..end]);
-                    let slices = &linear.slices;
-                    match part.data() {
-                        MatrixData::F32(weights) => {
-                            let weights = weights.as_slice();
-                            self.mat_mul(MatMul {
-                                x,
-                                weights,
-                                k,
-                                slices,
-                                bias,
-                                columns,
-                                out,
-                                out_width: width,
-                                out_start,
-                            });
-                        }
-                        MatrixData::Bf16(weights) => {
-                            let weights = weights.as_slice();
-                            self.mat_mul(MatMul {
-                                x,
-                                weights,
-                                k,
-                                slices,
-                                bias,
-                                columns,
-                                out,
-                                out_width: width,
-                                out_start,
-                            });
-                        }
-                    }
+        match &linear.weights {
+            LinearWeights::Floats(parts) => {
+                if matches!(parts[0].data(), MatrixData::Bf16(_)) {
+                    self.for_rows(x, k, x.len(), |_, x| self.isa.run(RoundToBf16 { x }));
                 }
-                out_start = end;
+                self.threads.for_ranges(width, COLUMN_GRAIN, rows * k * width, |columns| {
+                    self.float_columns(linear, parts, (x, columns), out);
+                });
             }
-        });
+            LinearWeights::Packed(weights) => {
+                let mut quantized = self.quantized.lock().unwrap_or_else(PoisonError::into_inner);
+                quantized.fill(weights, x, (self.isa, &self.threads));
+                let (x, bias) = (&*quantized, linear.bias.as_deref());
+                self.threads.for_ranges(width, COLUMN_GRAIN, rows * k * width, |columns| {
+                    self.isa.run_dots(PackedMatMul { x, rows, weights, bias, columns, out });
+                });
+            }
+        }
     }
 
     fn write_kv(&self, kv: &mut KvCache, step: &AttentionStep<'_>) {

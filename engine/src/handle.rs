@@ -11,11 +11,11 @@ use crate::cpu::{Cpu, KERNEL_CLASS};
 use crate::forward_batch::{ForwardBatch, MAX_ROWS_PER_PASS, ReservedRows};
 use crate::kv_cache::{KvCache, KvShape};
 use crate::llama::{Llama, Workspace};
-use crate::model_config::ModelConfig;
 use crate::model_config::fields::read_file;
+use crate::model_config::{CONFIG_FILE, ModelConfig};
 use crate::numerics_id::NumericsParts;
 use crate::options::{EngineInfo, EngineStats, LoadOptions, SequenceRows, SlotId};
-use crate::weights::{Checkpoint, MatrixFormat};
+use crate::weights::{Checkpoint, Formats, MatrixFormat, RandomTensors};
 use crate::{EngineError, Logits};
 
 /// More threads than this is a slip of the keyboard.
@@ -34,26 +34,47 @@ pub struct Engine {
 }
 
 impl Engine {
-    /// Loads a checkpoint. Weights stored in the wanted format are used where the file is mapped; the file is
-    /// read once in full for [`EngineInfo::numerics_id`].
+    /// Loads a checkpoint. Weights stored in the wanted format are used where the file is mapped, others are
+    /// converted or quantized; the file is read once in full for [`EngineInfo::numerics_id`].
     pub fn load(options: &LoadOptions) -> Result<Engine, EngineError> {
-        if options.threads == 0 || options.threads > MAX_THREADS {
-            let reason = format!("expected 1 to {MAX_THREADS}");
-            return Err(EngineError::BadOption { option: "threads", value: options.threads as u64, reason });
-        }
+        let cpu = new_cpu(options)?;
         let config = ModelConfig::load(&options.model_dir)?;
-        let config_bytes = read_file(&options.model_dir.join("config.json"))?;
+        let config_bytes = read_file(&options.model_dir.join(CONFIG_FILE))?;
         let checkpoint = Checkpoint::open(&options.model_dir)?;
-        let format = checkpoint.resolve(options.weights);
-        let model = Llama::load(&checkpoint, config, format)?;
-        let cpu = Cpu::new(options.threads)?;
+        let formats = Formats::resolve(options.weights, checkpoint.stored_format());
+        let model = Llama::load(&checkpoint, config, formats, cpu.threads())?;
+        let digest = checkpoint.digest(cpu.threads());
+        Self::around(options, (model, formats), cpu, (&config_bytes, digest))
+    }
 
-        let kv = new_kv_cache(&model.config, format);
+    /// A model of random weights that only its configuration is needed for: `options.model_dir` is the path of
+    /// a config.json. The same seed makes the same model in every format; "as stored" is bf16. For measuring
+    /// speed; its text is noise.
+    pub fn random(options: &LoadOptions, seed: u64) -> Result<Engine, EngineError> {
+        let cpu = new_cpu(options)?;
+        let config = ModelConfig::read(&options.model_dir)?;
+        let config_bytes = read_file(&options.model_dir)?;
+        let source = RandomTensors { seed, threads: cpu.threads() };
+        let formats = Formats::resolve(options.weights, MatrixFormat::Bf16);
+        let model = Llama::load(&source, config, formats, cpu.threads())?;
+        let mut digest = [0; 32];
+        digest[..8].copy_from_slice(&seed.to_le_bytes());
+        Self::around(options, (model, formats), cpu, (&config_bytes, digest))
+    }
+
+    /// Gives a loaded model its KV and its name. `identity` is config.json and what stands for the weights.
+    fn around(
+        options: &LoadOptions,
+        (model, formats): (Llama, Formats),
+        cpu: Cpu,
+        (config_bytes, checkpoint): (&[u8], [u8; 32]),
+    ) -> Result<Engine, EngineError> {
+        let kv = new_kv_cache(&model.config, formats.kv());
         let blocks = new_block_manager(&kv, options.kv_memory_bytes)?;
         let numerics = NumericsParts {
-            config: &config_bytes,
-            checkpoint: checkpoint.digest(cpu.threads()),
-            weight_format: format.as_str(),
+            config: config_bytes,
+            checkpoint,
+            weight_format: formats.as_str(),
             kv_format: kv.format(),
             kernel_class: KERNEL_CLASS,
             device_class: "cpu",
@@ -67,11 +88,14 @@ impl Engine {
             kv_blocks: blocks.total_blocks(),
             kv_block_size: BLOCK_SIZE as u32,
             num_parameters: model.num_parameters(),
+            weight_bytes: model.weight_bytes(),
+            kv_bytes_per_token: kv.block_bytes() / BLOCK_SIZE as u64,
         };
         tracing::info!(
             model_id = info.model_id,
             parameters = info.num_parameters,
-            weights = format.as_str(),
+            weights = formats.as_str(),
+            weight_bytes = info.weight_bytes,
             max_model_len = info.max_model_len,
             kv_blocks = info.kv_blocks,
             numerics_id = info.numerics_id,
@@ -216,6 +240,14 @@ impl std::fmt::Debug for Engine {
             .field("stats", &self.stats())
             .finish_non_exhaustive()
     }
+}
+
+fn new_cpu(options: &LoadOptions) -> Result<Cpu, EngineError> {
+    if options.threads == 0 || options.threads > MAX_THREADS {
+        let reason = format!("expected 1 to {MAX_THREADS}");
+        return Err(EngineError::BadOption { option: "threads", value: options.threads as u64, reason });
+    }
+    Cpu::new(options.threads)
 }
 
 fn new_kv_cache(config: &ModelConfig, format: MatrixFormat) -> KvCache {

@@ -23,6 +23,7 @@ mod model_config;
 mod numerics_id;
 mod options;
 pub mod oracle;
+mod read_probe;
 mod rope;
 mod weights;
 
@@ -31,4 +32,5 @@ pub use handle::Engine;
 pub use logits::Logits;
 pub use options::{EngineInfo, EngineStats, LoadOptions, SequenceRows, SlotId, WeightFormat};
 pub use oracle::Oracle;
+pub use read_probe::ReadProbe;
 pub use speculation::TokenId;

@@ -13,6 +13,9 @@ use fields::{Fields, read_json_object};
 use crate::EngineError;
 use crate::rope::Rope;
 
+/// The configuration's name in a checkpoint directory.
+pub(crate) const CONFIG_FILE: &str = "config.json";
+
 /// Sanity limits, far above any model; they keep arithmetic on sizes from overflowing.
 const MAX_VOCAB: usize = 1 << 24;
 const MAX_WIDTH: usize = 1 << 20;
@@ -59,9 +62,7 @@ pub(crate) struct ModelConfig {
 impl ModelConfig {
     /// Reads and checks the configuration in a checkpoint directory.
     pub(crate) fn load(model_dir: &Path) -> Result<Self, EngineError> {
-        let path = model_dir.join("config.json");
-        let object = read_json_object(&path)?;
-        let mut config = Self::from_fields(&Fields::top(&path, &object))?;
+        let mut config = Self::read(&model_dir.join(CONFIG_FILE))?;
 
         let path = model_dir.join("generation_config.json");
         if path.exists() {
@@ -72,6 +73,12 @@ impl ModelConfig {
             }
         }
         Ok(config)
+    }
+
+    /// Reads and checks a config.json by itself.
+    pub(crate) fn read(path: &Path) -> Result<Self, EngineError> {
+        let object = read_json_object(path)?;
+        Self::from_fields(&Fields::top(path, &object))
     }
 
     fn from_fields(fields: &Fields<'_>) -> Result<Self, EngineError> {

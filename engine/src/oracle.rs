@@ -9,10 +9,10 @@ use std::path::Path;
 use half::bf16;
 use layer::OracleLayer;
 
-use crate::cpu::reference;
+use crate::cpu::reference::{self, QuantizedWeights};
 use crate::k_slices::KSlices;
 use crate::model_config::ModelConfig;
-use crate::weights::{Checkpoint, MatrixFormat};
+use crate::weights::{Checkpoint, Formats, LinearFormat, MatrixFormat};
 use crate::{EngineError, TokenId, WeightFormat};
 
 /// A deliberately naive evaluator of one checkpoint.
@@ -22,8 +22,8 @@ pub struct Oracle {
     embedding: Vec<f32>,
     layers: Vec<OracleLayer>,
     final_norm: Vec<f32>,
-    /// `[vocab, hidden]`; `None` where the embedding is tied.
-    lm_head: Option<Vec<f32>>,
+    /// `[vocab, hidden]`.
+    lm_head: OracleMatrix,
 }
 
 /// How tensors are read, and what they are read for.
@@ -31,26 +31,34 @@ pub struct Oracle {
 struct Tensors {
     checkpoint: Checkpoint,
     config: ModelConfig,
-    format: MatrixFormat,
+    formats: Formats,
+}
+
+/// A projection's weights.
+#[derive(Debug)]
+enum OracleMatrix {
+    /// As numbers of the format, `[columns, k]`.
+    Floats(Vec<f32>),
+    Quantized(QuantizedWeights),
 }
 
 impl Oracle {
-    /// Loads a checkpoint, every tensor as f32 numbers (rounded to bf16 first where the format says so).
+    /// Loads a checkpoint, its tensors as plain numbers that are rounded or quantized as the format says.
     pub fn load(model_dir: &Path, weights: WeightFormat) -> Result<Oracle, EngineError> {
         let config = ModelConfig::load(model_dir)?;
         let checkpoint = Checkpoint::open(model_dir)?;
-        let tensors = Tensors { format: checkpoint.resolve(weights), checkpoint, config };
+        let formats = Formats::resolve(weights, checkpoint.stored_format());
+        let tensors = Tensors { formats, checkpoint, config };
         let (vocab, hidden) = (tensors.config.vocab_size, tensors.config.hidden_size);
 
-        let embedding = tensors.matrix("model.embed_tokens.weight", vocab, hidden)?;
+        const EMBEDDING: &str = "model.embed_tokens.weight";
+        let embedding = rounded(tensors.checkpoint.numbers(EMBEDDING, &[vocab, hidden])?, formats.embedding);
         let layers = (0..tensors.config.num_layers)
             .map(|i| OracleLayer::load(&tensors, i))
             .collect::<Result<Vec<_>, _>>()?;
         let final_norm = tensors.checkpoint.numbers("model.norm.weight", &[hidden])?;
-        let lm_head = match tensors.config.tie_word_embeddings {
-            true => None,
-            false => Some(tensors.matrix("lm_head.weight", vocab, hidden)?),
-        };
+        let lm_head = if tensors.config.tie_word_embeddings { EMBEDDING } else { "lm_head.weight" };
+        let lm_head = tensors.matrix(lm_head, vocab, hidden)?;
         Ok(Oracle { tensors, embedding, layers, final_norm, lm_head })
     }
 
@@ -77,8 +85,7 @@ impl Oracle {
 
     fn project(&self, row: &[f32]) -> Vec<f32> {
         let x = reference::rms_norm(row, &self.final_norm, self.tensors.config.rms_norm_eps);
-        let weights = self.lm_head.as_ref().unwrap_or(&self.embedding);
-        self.tensors.linear(x, weights, &KSlices::whole(row.len()), None)
+        self.lm_head.multiply(x, self.tensors.formats, &KSlices::whole(row.len()), None)
     }
 }
 
@@ -89,21 +96,44 @@ impl std::fmt::Debug for Oracle {
 }
 
 impl Tensors {
-    fn matrix(&self, name: &str, rows: usize, columns: usize) -> Result<Vec<f32>, EngineError> {
-        Ok(self.rounded(self.checkpoint.numbers(name, &[rows, columns])?))
+    /// A projection's weights, `[columns, k]`.
+    fn matrix(&self, name: &str, columns: usize, k: usize) -> Result<OracleMatrix, EngineError> {
+        let numbers = self.checkpoint.numbers(name, &[columns, k])?;
+        Ok(match self.formats.linear {
+            LinearFormat::Float(format) => OracleMatrix::Floats(rounded(numbers, format)),
+            LinearFormat::Quantized(format) => {
+                OracleMatrix::Quantized(QuantizedWeights::new(format, &numbers, k))
+            }
+        })
     }
 
-    /// To the format of matrices, GEMM inputs, keys and values.
-    fn rounded(&self, numbers: Vec<f32>) -> Vec<f32> {
-        match self.format {
-            MatrixFormat::F32 => numbers,
-            MatrixFormat::Bf16 => numbers.into_iter().map(|x| bf16::from_f32(x).to_f32()).collect(),
+    /// Keys and values, as they are stored.
+    fn stored(&self, numbers: Vec<f32>) -> Vec<f32> {
+        rounded(numbers, self.formats.kv())
+    }
+}
+
+impl OracleMatrix {
+    /// `x` `[rows, k]` times `[columns, k]`, the input rounded to what goes with the weights.
+    fn multiply(&self, x: Vec<f32>, formats: Formats, slices: &KSlices, bias: Option<&[f32]>) -> Vec<f32> {
+        let k = slices.ranges().last().map_or(0, |slice| slice.end);
+        match self {
+            Self::Floats(weights) => {
+                let x = match formats.linear {
+                    LinearFormat::Float(format) => rounded(x, format),
+                    LinearFormat::Quantized(_) => x,
+                };
+                reference::Linear { x: &x, weights, k, slices, bias }.compute()
+            }
+            Self::Quantized(weights) => weights.multiply(&x, slices, bias),
         }
     }
+}
 
-    /// `[rows, k]` times `[columns, k]`, the input rounded.
-    fn linear(&self, x: Vec<f32>, weights: &[f32], slices: &KSlices, bias: Option<&[f32]>) -> Vec<f32> {
-        let k = slices.ranges().last().map_or(0, |slice| slice.end);
-        reference::Linear { x: &self.rounded(x), weights, k, slices, bias }.compute()
+/// Numbers as a format holds them.
+fn rounded(numbers: Vec<f32>, format: MatrixFormat) -> Vec<f32> {
+    match format {
+        MatrixFormat::F32 => numbers,
+        MatrixFormat::Bf16 => numbers.into_iter().map(|x| bf16::from_f32(x).to_f32()).collect(),
     }
 }

@@ -132,10 +132,13 @@ where
     let code = tokio::select! {
         biased;
         // A stop during the start ends it.
-        () = told_to_stop(config.exit_on_stdin_close) => ExitCode::SUCCESS,
+        () = told_to_stop(config.exit_on_stdin_close) => {
+            tracing::info!("stopping: requests in flight may finish");
+            ExitCode::SUCCESS
+        }
+        // The last line of a process that failed is the reason.
         code = up_and_running(start(lifetime.clone(), health.clone()), &health) => code,
     };
-    tracing::info!("stopping: in-flight requests may finish");
     health.set_draining("the process was told to stop");
     lifetime.drain(config.grace).await;
     lifetime.shut_down(STOP_GRACE).await;

@@ -138,7 +138,8 @@ struct Simulation {
 impl Simulation {
     fn new(profile: Profile, acceptance: f64, sequences: u32, (policy, seed): (Policy, u64)) -> Self {
         let table = |times: fn(f64) -> f64| {
-            let point = |rows: u32| StepTimePoint { rows, kv_tokens: 0, micros: times(f64::from(rows)) as u64 };
+            let point =
+                |rows: u32| StepTimePoint { rows, kv_tokens: 0, micros: times(f64::from(rows)) as u64 };
             WorkerCost::new(StepTimes::new(&[1, 2, 4, 8, 16, 32, 64].map(point)))
         };
         let mut simulation = Self {
@@ -352,7 +353,8 @@ fn measure(profile: Profile, acceptance: f64, sequences: u32, fixed: Option<u32>
         speed += simulation.run(rounds * u64::from(sequences)) / SEEDS as f64;
         if let Policy::Adaptive(lane) = &simulation.policy {
             let explanation = lane.explain();
-            let late = explanation.changes.iter().filter(|change| change.lane_round > explanation.lane_rounds / 2);
+            let late =
+                explanation.changes.iter().filter(|change| change.lane_round > explanation.lane_rounds / 2);
             changes += late.count() as f64 / SEEDS as f64;
             k = explanation.k;
         }
@@ -365,8 +367,12 @@ fn main() {
     let quick = std::env::args().nth(1).is_some_and(|word| word == "quick");
     let sequences: &[u32] = if quick { &[1, 16, 256] } else { &SEQUENCES };
     let (mut min_best, mut min_off) = (f64::MAX, f64::MAX);
-    println!("Simulated, nothing here was measured. Each cell: adaptive / best fixed k in 0..={MAX_K}, adaptive / off,");
-    println!("then the best fixed k, the k chosen at the end, and the changes of k in the second half of a run.");
+    println!(
+        "Simulated, nothing here was measured. Each cell: adaptive / best fixed k in 0..={MAX_K}, adaptive / off,"
+    );
+    println!(
+        "then the best fixed k, the k chosen at the end, and the changes of k in the second half of a run."
+    );
     for profile in PROFILES {
         println!("\n{}\n", profile.name);
         let heads: BTreeMap<u32, String> = sequences.iter().map(|n| (*n, format!("{n} seq"))).collect();
@@ -380,7 +386,13 @@ fn main() {
                 let off = (0..SEEDS).map(|seed| off(&profile, n, seed + 1)).sum::<f64>() / SEEDS as f64;
                 let (adaptive, changes, k) = measure(profile, acceptance, n, None);
                 (min_best, min_off) = (min_best.min(adaptive / best.0), min_off.min(adaptive / off));
-                let cell = format!("{:.2} {:.2} k={}/{} ({changes:.1})", adaptive / best.0, adaptive / off, best.1, k);
+                let cell = format!(
+                    "{:.2} {:.2} k={}/{} ({changes:.1})",
+                    adaptive / best.0,
+                    adaptive / off,
+                    best.1,
+                    k
+                );
                 cells.push(format!("{cell:>25}"));
             }
             println!("{acceptance:>10} {}", cells.join(" "));

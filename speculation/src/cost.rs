@@ -71,7 +71,9 @@ impl StepTimes {
         let (low, high) = match above {
             0 => return first.micros(rows),
             _ if self.curves.len() == 1 => return first.micros(rows),
-            at => (&self.curves[at.min(self.curves.len() - 1) - 1], &self.curves[at.min(self.curves.len() - 1)]),
+            at => {
+                (&self.curves[at.min(self.curves.len() - 1) - 1], &self.curves[at.min(self.curves.len() - 1)])
+            }
         };
         let (short, long) = (low.micros(rows), high.micros(rows).max(low.micros(rows)));
         short + (long - short) * (context - low.context) / (high.context - low.context)
@@ -114,13 +116,14 @@ struct Residual {
 }
 
 /// Measurements that a residual remembers.
-const RESIDUAL_MEMORY: f64 = 16.0;
+const RESIDUAL_MEMORY: f64 = 48.0;
 
 /// Measurements that the table itself is worth.
 const TABLE_WEIGHT: f64 = 0.5;
 
-/// A measurement that is further off than this says that something else happened.
-const MAX_LOG_RATIO: f64 = 3.0;
+/// One measurement moves what is believed as if it were no further off than this: a stall, or a prompt in the same forward,
+/// says little of other rounds. Where steps really changed by more, the next ones say so again.
+const MAX_LOG_STEP: f64 = 0.7;
 
 impl Residuals {
     /// Nothing measured: every factor is 1.
@@ -136,9 +139,8 @@ impl Residuals {
         if !log.is_finite() {
             return;
         }
-        let log = log.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO);
         entry.weight = (entry.weight + weight).min(RESIDUAL_MEMORY);
-        entry.log += (log - entry.log) * (weight / entry.weight).min(1.0);
+        entry.log += (log - entry.log).clamp(-MAX_LOG_STEP, MAX_LOG_STEP) * (weight / entry.weight).min(1.0);
     }
 
     /// The factor at `index`.
@@ -174,6 +176,9 @@ const WIRE_MEMORY: f64 = 16.0;
 const SEEN_CLASSES_PER_DOUBLING: f64 = 4.0;
 const SEEN_CLASSES: usize = 60;
 
+/// Forwards that each of these classes remembers.
+const SEEN_MEMORY: f64 = 16.0;
+
 /// What one worker costs.
 #[derive(Debug, Clone)]
 pub struct WorkerCost {
@@ -208,15 +213,18 @@ impl WorkerCost {
         if rows <= self.times.max_rows() {
             return self.residuals.observe(rows_class(rows), (took, predicted), 1.0);
         }
-        let seen = &mut self.seen[((rows.log2() * SEEN_CLASSES_PER_DOUBLING).round() as usize).min(SEEN_CLASSES - 1)];
-        seen.weight = (seen.weight + 1.0).min(RESIDUAL_MEMORY);
+        let seen = &mut self.seen
+            [((rows.log2() * SEEN_CLASSES_PER_DOUBLING).round() as usize).min(SEEN_CLASSES - 1)];
+        seen.weight = (seen.weight + 1.0).min(SEEN_MEMORY);
         seen.rows += (rows - seen.rows) / seen.weight;
         seen.micros += (took - seen.micros) / seen.weight;
     }
 
     /// So much of a reply's time was neither queue nor step.
     pub fn observe_wire(&mut self, took: Duration) {
-        self.wire_micros += (micros(took) - self.wire_micros) / WIRE_MEMORY;
+        // A worker that was busy with a prompt is not a longer wire.
+        let took = micros(took).min(2.0 * self.wire_micros + FIRST_WIRE_MICROS);
+        self.wire_micros += (took - self.wire_micros) / WIRE_MEMORY;
     }
 
     /// Microseconds of a forward of `rows`, each over `context` tokens, as this worker is now.
@@ -226,7 +234,8 @@ impl WorkerCost {
             return self.times.micros(rows, context) * self.residuals.factor(rows_class(rows.min(max_rows)));
         }
         // Through the end of the table and what was seen beyond it; the last slope goes on.
-        let end = (max_rows, self.times.micros(max_rows, context) * self.residuals.factor(rows_class(max_rows)));
+        let end =
+            (max_rows, self.times.micros(max_rows, context) * self.residuals.factor(rows_class(max_rows)));
         let (mut low, mut high) = (end, end);
         for seen in self.seen.iter().filter(|seen| seen.weight > 0.0) {
             (low, high) = (high, (seen.rows, seen.micros.max(high.1)));
@@ -286,7 +295,11 @@ mod tests {
             (8.0, 500.0, 250.0),
             (8.0, 2_000.0, 400.0),
         ] {
-            assert!((times.micros(rows, context) - micros).abs() < 1e-9, "{rows} {context}: {}", times.micros(rows, context));
+            assert!(
+                (times.micros(rows, context) - micros).abs() < 1e-9,
+                "{rows} {context}: {}",
+                times.micros(rows, context)
+            );
         }
         assert_eq!(StepTimes::new(&[]).micros(9.0, 9.0), 0.0);
     }

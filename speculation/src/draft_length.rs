@@ -47,7 +47,7 @@ pub const SETTLING_OFF_LANE_ROUNDS: u64 = 3;
 
 /// A lane that was turned off again within [`REVERSAL_LANE_ROUNDS`] of being turned on stays off for so many lane rounds, the next
 /// time for twice as many, and so on up to a limit, unless on promises [`BACKOFF_HYSTERESIS`] more.
-pub const BACKOFF_LANE_ROUNDS: (u64, u64) = (48, 768);
+pub const BACKOFF_LANE_ROUNDS: (u64, u64) = (32, 2_048);
 
 /// See [`BACKOFF_LANE_ROUNDS`].
 pub const BACKOFF_HYSTERESIS: f64 = 0.25;
@@ -62,6 +62,9 @@ pub const PROBE_SPACING_ON: u64 = 48;
 
 /// A probe is taken to cost this part of a round at least, however little it seems to.
 const PROBE_LOSS_MIN: f64 = 0.1;
+
+/// What it costs, in rounds, until plain rounds of several draft workers' sequences are together again after a probe.
+const REJOINING_LOSS: f64 = 1.0;
 
 /// What was not spent on probes is kept up to so many rounds.
 const PROBE_CREDIT_MAX: f64 = 4.0;
@@ -222,13 +225,17 @@ impl DraftLength {
         let settled = k == self.k && self.since_change().is_none_or(|since| since >= settling);
         if settled {
             let (tokens, micros) = (f64::from(round.committed), draft_wait + verify);
-            for (sum, new) in
-                [(&mut self.speed.rounds, 1.0), (&mut self.speed.tokens, tokens), (&mut self.speed.micros, micros)]
-            {
+            for (sum, new) in [
+                (&mut self.speed.rounds, 1.0),
+                (&mut self.speed.tokens, tokens),
+                (&mut self.speed.micros, micros),
+            ] {
                 *sum = *sum * (1.0 - 1.0 / SPEED_MEMORY) + new;
             }
         }
-        let Some(load) = self.load.filter(|_| (settled || self.probe == Some(k)) && k <= self.max_k) else { return };
+        let Some(load) = self.load.filter(|_| (settled || self.probe == Some(k)) && k <= self.max_k) else {
+            return;
+        };
         let rows_each = 1.0 + self.supply.survival(k).iter().sum::<f64>();
         let weight = 1.0 / f64::from(self.sequences());
         let table = table_verify_us(rows_each, &load, target);
@@ -307,7 +314,8 @@ impl DraftLength {
             let table_verify_us = table_verify_us(rows_each, load, target);
             let draft_wait_us = table_draft_us * self.draft_residuals.factor(k as usize);
             let drafted_factor = self.verify_residuals.factor(k as usize);
-            let verify_us = table_verify_us * if k == 0 { self.plain_residual.factor(0) } else { drafted_factor };
+            let verify_us =
+                table_verify_us * if k == 0 { self.plain_residual.factor(0) } else { drafted_factor };
             let round_us = draft_wait_us + verify_us;
             outlook.push(Outlook {
                 k,
@@ -336,10 +344,13 @@ impl DraftLength {
         let best = self.outlook.iter().max_by(|a, b| a.worth().total_cmp(&b.worth()));
         let Some(best) = best.copied() else { return false };
         let takes_back = self.changes.back().is_some_and(|last| {
-            (last.to > last.from) != (best.k > self.k) && self.lane_rounds - last.lane_round < REVERSAL_LANE_ROUNDS
+            (last.to > last.from) != (best.k > self.k)
+                && self.lane_rounds - last.lane_round < REVERSAL_LANE_ROUNDS
         });
         let margin = match () {
-            () if self.k == 0 && self.since_change().is_some_and(|since| since < self.backoff) => BACKOFF_HYSTERESIS,
+            () if self.k == 0 && self.since_change().is_some_and(|since| since < self.backoff) => {
+                BACKOFF_HYSTERESIS
+            }
             () if takes_back => REVERSAL_HYSTERESIS,
             () => HYSTERESIS,
         };
@@ -353,7 +364,11 @@ impl DraftLength {
             return false;
         }
         let from = self.k;
-        self.k = if best.k > from { best.k.min(from + MAX_MOVE) } else { best.k.max(from.saturating_sub(MAX_MOVE)) };
+        self.k = if best.k > from {
+            best.k.min(from + MAX_MOVE)
+        } else {
+            best.k.max(from.saturating_sub(MAX_MOVE))
+        };
         match (from, self.k) {
             (0, _) => self.turned_on = self.lane_rounds,
             (_, 0) if self.lane_rounds - self.turned_on < REVERSAL_LANE_ROUNDS => {
@@ -392,7 +407,10 @@ impl DraftLength {
         }
         let (here, there) = (&self.outlook[self.k as usize], &self.outlook[probe as usize]);
         let slower = (there.draft_wait_us + there.verify_us) / (here.draft_wait_us + here.verify_us);
-        let loss = (slower - there.expected_tokens / here.expected_tokens).max(PROBE_LOSS_MIN);
+        // Sequences whose drafts come from several workers leave plain rounds together and come back in parts.
+        let is_spread = self.load.is_some_and(|load| load.draft_sequences < load.sequences);
+        let rejoining = if self.k == 0 && is_spread { REJOINING_LOSS } else { 0.0 };
+        let loss = (slower - there.expected_tokens / here.expected_tokens).max(PROBE_LOSS_MIN) + rejoining;
         if self.probe_credit < loss.min(PROBE_CREDIT_MAX) {
             return None;
         }

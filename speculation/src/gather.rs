@@ -31,7 +31,11 @@ mod tests {
 
     fn target(times: [u64; 2]) -> WorkerCost {
         let points = [(1, times[0]), (64, times[1])];
-        WorkerCost::new(StepTimes::new(&points.map(|(rows, micros)| StepTimePoint { rows, kv_tokens: 0, micros })))
+        WorkerCost::new(StepTimes::new(&points.map(|(rows, micros)| StepTimePoint {
+            rows,
+            kv_tokens: 0,
+            micros,
+        })))
     }
 
     #[test]

@@ -142,7 +142,8 @@ mod tests {
         for _ in 0..drafts {
             let accepted = (0..k)
                 .take_while(|_| {
-                    state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+                    state =
+                        state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
                     ((state >> 11) as f64) / ((1_u64 << 53) as f64) < rate
                 })
                 .count();

@@ -4,7 +4,7 @@ use proto::sampling::{acceptance_to_wire, sampling_to_wire};
 use proto::v1;
 use speculation::{AcceptanceMode, SamplingParams, SequenceSpec, TokenId};
 
-use crate::pair::{MODEL, PairText, TASK_TYPES};
+use crate::pair::{END_OF_TEXT, MODEL, PairText, TASK_TYPES};
 
 /// One request for one choice.
 #[derive(Debug, Clone)]
@@ -76,14 +76,14 @@ impl Case {
         }
     }
 
-    /// As the rules read it, for a model that ends its texts with one of `eos_token_ids`.
-    pub fn spec(&self, eos_token_ids: &[TokenId]) -> SequenceSpec {
+    /// As the rules read it.
+    pub fn spec(&self) -> SequenceSpec {
         let prompt_len = self.prompt_ids.len() as u32;
         SequenceSpec {
             seed: self.seed,
             prompt_len,
             sampling: self.sampling.clone(),
-            stop_token_ids: if self.ignore_eos { Vec::new() } else { eos_token_ids.to_vec() },
+            stop_token_ids: if self.ignore_eos { Vec::new() } else { vec![END_OF_TEXT] },
             max_len: prompt_len + self.max_tokens,
             acceptance: self.acceptance,
             logprobs: self.logprobs,
@@ -96,11 +96,12 @@ impl Case {
 type Variant = (&'static str, fn(&mut SamplingParams));
 
 /// Ways to draw that involve every step of the pipeline, alone and together.
-const VARIANTS: [Variant; 5] = [
+const VARIANTS: [Variant; 6] = [
     ("plain", |_| ()),
     ("penalties", penalties),
     ("bias", bias),
     ("filters", filters),
+    ("early end", early_end),
     ("everything", |sampling| {
         penalties(sampling);
         bias(sampling);
@@ -120,6 +121,12 @@ fn bias(sampling: &mut SamplingParams) {
     let favoured = (300..320).map(|id| (id, 1.5));
     sampling.logit_bias = barred.chain(favoured).collect();
     sampling.min_tokens = 8;
+}
+
+/// The text ends almost as soon as it may, amid drafted tokens.
+fn early_end(sampling: &mut SamplingParams) {
+    sampling.min_tokens = 9;
+    sampling.logit_bias = vec![(END_OF_TEXT, 12.0)];
 }
 
 fn filters(sampling: &mut SamplingParams) {

@@ -20,29 +20,21 @@ use crate::pair;
 pub struct Judge {
     oracle: Oracle,
     vocab_size: usize,
-    eos_token_ids: Vec<TokenId>,
 }
 
 impl Judge {
     /// The judge of the bundled pair's target.
     pub fn load() -> anyhow::Result<Self> {
-        #[derive(serde::Deserialize)]
-        struct GenerationConfig {
-            eos_token_id: TokenId,
-        }
         let dir = pair::target_dir();
-        let config = std::fs::read_to_string(dir.join("generation_config.json"))?;
-        let config: GenerationConfig = serde_json::from_str(&config)?;
         Ok(Self {
             oracle: Oracle::load(&dir, WeightFormat::AsStored)?,
             vocab_size: pair::PairText::load()?.vocab_size(),
-            eos_token_ids: vec![config.eos_token_id],
         })
     }
 
     /// The whole answer, with a full forward over all ids for each token.
     pub fn write(&self, case: &Case) -> anyhow::Result<Vec<TokenId>> {
-        let spec = case.spec(&self.eos_token_ids);
+        let spec = case.spec();
         let mut ids = case.prompt_ids.clone();
         while (ids.len() as u32) < spec.max_len {
             let mut row = self.oracle.logits(&ids);
@@ -59,7 +51,7 @@ impl Judge {
     /// ids tells: a row depends on the ids before it alone, and the first wrong id is found whatever follows it.
     pub fn check(&self, case: &Case, answer: &Answer) -> anyhow::Result<()> {
         let name = &case.name;
-        let spec = case.spec(&self.eos_token_ids);
+        let spec = case.spec();
         let given = &answer.token_ids;
         ensure!(!given.is_empty(), "{name}: no token came");
         let ids = [case.prompt_ids.as_slice(), given].concat();

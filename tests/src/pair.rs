@@ -10,6 +10,9 @@ use tokenizers::Tokenizer;
 /// The name under which every test serves the target.
 pub const MODEL: &str = "demo";
 
+/// The id with which both models of the pair end a text.
+pub const END_OF_TEXT: TokenId = 0;
+
 /// Every task type that prompts are bundled for.
 pub const TASK_TYPES: [&str; 11] = [
     "api_call",

@@ -70,7 +70,11 @@ impl Assets {
                 }
                 _ => std::fs::read(&path).map_err(|source| AssetError::Read { path: shown, source })?,
             };
-            let asset = v1::Asset { name: name.to_owned(), sha256: hex(&Sha256::digest(&bytes)), size: bytes.len() as u64 };
+            let asset = v1::Asset {
+                name: name.to_owned(),
+                sha256: hex(&Sha256::digest(&bytes)),
+                size: bytes.len() as u64,
+            };
             files.push((asset, Bytes::from(bytes)));
         }
         let token_list = token_list(model_dir, &files)?;

@@ -25,7 +25,7 @@ pub struct WorkerFlags {
     /// Threads that compute [default: all cores]
     #[arg(long, value_name = "N")]
     pub threads: Option<usize>,
-    /// How weights are held: auto (as stored), f32 or bf16
+    /// How weights are held: auto (as stored), f32, bf16, or quantized while loading to int8 or int4
     #[arg(long, value_name = "FORMAT")]
     pub weights: Option<String>,
     /// Most memory that KV may take, for example 2GiB
@@ -151,21 +151,27 @@ impl RawWorker {
             "auto" => Some(WeightFormat::AsStored),
             "f32" => Some(WeightFormat::F32),
             "bf16" => Some(WeightFormat::Bf16),
+            "int8" => Some(WeightFormat::Int8),
+            "int4" => Some(WeightFormat::Int4),
             other => {
-                faults.add("weights", format_args!("`{other}` is unknown, expected auto, f32 or bf16"));
+                let expected = "auto, f32, bf16, int8 or int4";
+                faults.add("weights", format_args!("`{other}` is unknown, expected {expected}"));
                 None
             }
         };
         let kv_memory = faults.parse::<ByteSize>("kv_memory", &self.kv_memory);
         let cores = std::thread::available_parallelism().map_or(1, std::num::NonZeroUsize::get);
         let threads = self.threads.unwrap_or(cores);
-        faults.check("threads", (1..=512).contains(&threads), || format!("{threads} is not between 1 and 512"));
+        faults
+            .check("threads", (1..=512).contains(&threads), || format!("{threads} is not between 1 and 512"));
         faults.check("max_batch_rows", (1..=65_536).contains(&self.max_batch_rows), || {
             format!("{} is not between 1 and 65536", self.max_batch_rows)
         });
         faults.check("max_model_len", self.max_model_len != Some(0), || "must be at least 1".to_owned());
         if let Some(url) = &self.advertise {
-            faults.check("advertise", url.starts_with("http://"), || format!("`{url}` is not http://HOST:PORT"));
+            faults.check("advertise", url.starts_with("http://"), || {
+                format!("`{url}` is not http://HOST:PORT")
+            });
         }
         let process = self.process.validate(faults);
         let local = |port| SocketAddr::from(([127, 0, 0, 1], port));

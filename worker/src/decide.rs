@@ -24,5 +24,10 @@ pub trait Decide: Send + 'static {
     /// `logits` are the rows (row-major, `vocab_size` each) of the context's last id and of every id that ran behind it in
     /// the same forward; after [`Decision::Continue`], the one row of the last guess. They may be changed in place.
     /// Ids whose KV stays beyond the context are appended to the task's holding.
-    fn decide(&mut self, task: &mut Task, logits: &mut [f32], vocab_size: usize) -> Result<Decision, DrawError>;
+    fn decide(
+        &mut self,
+        task: &mut Task,
+        logits: &mut [f32],
+        vocab_size: usize,
+    ) -> Result<Decision, DrawError>;
 }

@@ -273,16 +273,17 @@ impl<M: Method> Device<M> {
         task.holding.cut(0);
         self.method.truncate(task.slot, 0);
         if self.running.is_empty() {
-            let reason = "the sequence alone needs more KV blocks than this worker has: raise --kv-memory".to_owned();
+            let reason =
+                "the sequence alone needs more KV blocks than this worker has: raise --kv-memory".to_owned();
             self.metrics.count(StepOutcome::Refused);
             return self.finish(task, ReplyBody::Refused { reason });
         }
         self.metrics.count(StepOutcome::Preempted);
         if let Some(router) = self.routers.get_mut(&task.key.router) {
-            router.outbox.preempted.push(v1::Preempted {
-                sequence_id: task.key.sequence.0,
-                generation: task.step.generation,
-            });
+            router
+                .outbox
+                .preempted
+                .push(v1::Preempted { sequence_id: task.key.sequence.0, generation: task.step.generation });
         }
         self.give_back(task);
     }

@@ -61,7 +61,9 @@ impl Door {
         metrics: WorkerMetrics,
         lifetime: Lifetime,
     ) -> Self {
-        Self { inner: Arc::new(Inner { facts, assets, mailbox, streams: AtomicU64::new(1), metrics, lifetime }) }
+        Self {
+            inner: Arc::new(Inner { facts, assets, mailbox, streams: AtomicU64::new(1), metrics, lifetime }),
+        }
     }
 }
 
@@ -148,7 +150,8 @@ impl Inner {
                 // A router that reads nothing learns nothing; it asks again.
                 drop(replies.try_send(frame));
             }
-            let closes = frame.closes.iter().map(|close| (SequenceId(close.sequence_id), close.generation)).collect();
+            let closes =
+                frame.closes.iter().map(|close| (SequenceId(close.sequence_id), close.generation)).collect();
             if self.mailbox.send(Message::Frame { router, steps, closes, received }).await.is_err() {
                 return;
             }
@@ -159,7 +162,8 @@ impl Inner {
         let mut steps = Vec::with_capacity(wire.len());
         let mut refused = Vec::new();
         for step in wire {
-            let (sequence_id, generation, round) = (SequenceId(step.sequence_id), step.generation, step.round);
+            let (sequence_id, generation, round) =
+                (SequenceId(step.sequence_id), step.generation, step.round);
             match step_from_wire(step, self.facts.role) {
                 Ok(step) => steps.push(step),
                 Err(error) => {

@@ -8,7 +8,8 @@ use service::metrics::{Counter, CounterName, Family, Gauge, GaugeName, Histogram
 use crate::method::MethodStats;
 
 const STEPS: CounterName = CounterName::new("outrider_worker_steps_total", "Steps by what became of them");
-const FORWARDS: CounterName = CounterName::new("outrider_worker_forwards_total", "Forward passes of the model");
+const FORWARDS: CounterName =
+    CounterName::new("outrider_worker_forwards_total", "Forward passes of the model");
 const ROWS: CounterName = CounterName::new("outrider_worker_rows_total", "Rows computed in forward passes");
 const KV_BLOCKS_USED: GaugeName =
     GaugeName::new("outrider_worker_kv_blocks_used", "KV blocks that open sequences hold");

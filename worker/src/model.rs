@@ -53,11 +53,14 @@ impl<D: Decide> ModelMethod<D> {
     fn plan(&self, tasks: &VecDeque<Task>) -> Vec<Portion> {
         let is_prompt = |task: &Task| task.context_left().len() > self.max_batch_rows / 4;
         let reserved = if tasks.iter().any(is_prompt) { self.max_batch_rows / 4 } else { 0 };
-        let (soon, prompts): (Vec<usize>, Vec<usize>) = (0..tasks.len()).partition(|&i| !is_prompt(&tasks[i]));
+        let (soon, prompts): (Vec<usize>, Vec<usize>) =
+            (0..tasks.len()).partition(|&i| !is_prompt(&tasks[i]));
         let mut plan = Vec::new();
         let mut rows_left = self.max_batch_rows;
         let mut blocks_left = self.engine.free_blocks();
-        for (i, reserved) in soon.into_iter().map(|i| (i, reserved)).chain(prompts.into_iter().map(|i| (i, 0))) {
+        for (i, reserved) in
+            soon.into_iter().map(|i| (i, reserved)).chain(prompts.into_iter().map(|i| (i, 0)))
+        {
             let Some(portion) = portion(&tasks[i], i, rows_left.saturating_sub(reserved)) else { continue };
             let rows = portion.token_ids.len();
             let blocks = self.engine.blocks_needed(self.slots[&tasks[i].slot], rows as u32);
@@ -71,7 +74,13 @@ impl<D: Decide> ModelMethod<D> {
     }
 
     /// What a task's logits lead to; `None` while it needs another forward.
-    fn absorb(&mut self, task: &mut Task, portion: &Portion, logits: &mut Logits, rows: Range<usize>) -> Option<ReplyBody> {
+    fn absorb(
+        &mut self,
+        task: &mut Task,
+        portion: &Portion,
+        logits: &mut Logits,
+        rows: Range<usize>,
+    ) -> Option<ReplyBody> {
         let done_before = task.context_done;
         task.context_done += portion.num_context;
         score_prompt(task, done_before..task.context_done, logits, rows.start);
@@ -103,7 +112,12 @@ impl<D: Decide> ModelMethod<D> {
     }
 
     /// A forward that failed for a reason of its own: its tasks are refused and what they held is forgotten.
-    fn refuse(&mut self, tasks: &mut VecDeque<Task>, plan: &[Portion], error: &EngineError) -> Vec<(Task, ReplyBody)> {
+    fn refuse(
+        &mut self,
+        tasks: &mut VecDeque<Task>,
+        plan: &[Portion],
+        error: &EngineError,
+    ) -> Vec<(Task, ReplyBody)> {
         tracing::error!(%error, "a forward failed");
         let reason = format!("the forward failed: {error}");
         let finished: Vec<usize> = plan.iter().map(|portion| portion.task).collect();
@@ -120,7 +134,11 @@ impl<D: Decide> ModelMethod<D> {
 
 impl<D: Decide> Method for ModelMethod<D> {
     fn limits(&self) -> Limits {
-        Limits { role: self.role, vocab_size: self.vocab_size, max_model_len: self.engine.info().max_model_len }
+        Limits {
+            role: self.role,
+            vocab_size: self.vocab_size,
+            max_model_len: self.engine.info().max_model_len,
+        }
     }
 
     fn open(&mut self) -> Slot {
@@ -186,11 +204,8 @@ impl<D: Decide> Method for ModelMethod<D> {
 /// Takes tasks out of the queue, in order of index.
 fn take_tasks(tasks: &mut VecDeque<Task>, mut indices: Vec<usize>) -> Vec<Task> {
     indices.sort_unstable();
-    let mut taken: Vec<Task> = indices
-        .into_iter()
-        .rev()
-        .map(|i| tasks.remove(i).expect("planned tasks are in the queue"))
-        .collect();
+    let mut taken: Vec<Task> =
+        indices.into_iter().rev().map(|i| tasks.remove(i).expect("planned tasks are in the queue")).collect();
     taken.reverse();
     taken
 }
@@ -204,7 +219,13 @@ fn portion(task: &Task, index: usize, budget: usize) -> Option<Portion> {
     if left.is_empty() {
         // A draft task that goes on: its last guess is the row.
         let guess = task.guesses.token_ids.last().copied()?;
-        return Some(Portion { task: index, num_context: 0, ends_context: true, token_ids: vec![guess], num_logits: 1 });
+        return Some(Portion {
+            task: index,
+            num_context: 0,
+            ends_context: true,
+            token_ids: vec![guess],
+            num_logits: 1,
+        });
     }
     let num_context = left.len().min(budget);
     let ends_context = num_context == left.len();

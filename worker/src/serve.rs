@@ -10,6 +10,7 @@ use service::discovery::{Discovery, Member};
 use service::health::{Health, serve_admin};
 use service::metrics::Metrics;
 use service::shutdown::Lifetime;
+use speculation::Role;
 use tokio::net::TcpListener;
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::TcpListenerStream;
@@ -17,11 +18,14 @@ use tonic::transport::Server;
 
 use crate::assets::Assets;
 use crate::config::WorkerConfig;
+use crate::decide::Decide;
 use crate::device::{Device, MAILBOX_FRAMES};
 use crate::door::Door;
 use crate::facts::WorkerFacts;
 use crate::method::Method;
 use crate::metrics::WorkerMetrics;
+use crate::model::ModelMethod;
+use crate::profile::profile;
 
 /// A worker that was loaded and has no port yet.
 #[derive(Debug)]
@@ -43,8 +47,33 @@ pub struct Addresses {
     pub admin: SocketAddr,
 }
 
-/// Loads the checkpoint that the configuration names.
-pub fn load_engine(config: &WorkerConfig) -> anyhow::Result<(Engine, Assets)> {
+/// Loads the checkpoint that the configuration names, for a role that does `decide` with its logits.
+pub fn load<D: Decide>(
+    config: &WorkerConfig,
+    role: Role,
+    decide: D,
+) -> anyhow::Result<Loaded<ModelMethod<D>>> {
+    let (mut engine, assets) = load_engine(config)?;
+    let vocab_size = assets.token_list().num_ids();
+    let info = engine.info().clone();
+    let facts = WorkerFacts {
+        worker_id: rand::random(),
+        role,
+        model_id: config.served_model_name.clone().unwrap_or(info.model_id),
+        numerics_id: info.numerics_id,
+        vocab_size,
+        max_model_len: info.max_model_len,
+        eos_token_ids: info.eos_token_ids,
+        kv_blocks: info.kv_blocks,
+        kv_block_size: info.kv_block_size,
+        task_types: Vec::new(),
+        step_times: if config.profile_steps { profile(&mut engine) } else { Vec::new() },
+    };
+    let method = ModelMethod::new(engine, role, vocab_size, config.max_batch_rows, decide);
+    Ok(Loaded { method, facts, assets: Some(assets) })
+}
+
+fn load_engine(config: &WorkerConfig) -> anyhow::Result<(Engine, Assets)> {
     let model_dir = config.model.clone().context("no model was given: pass --model DIR")?;
     let assets = Assets::load(&model_dir)?;
     let tokenizer = model_dir.join("tokenizer.json");

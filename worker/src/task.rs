@@ -101,7 +101,12 @@ fn trace_span(step: &Step, holding: &Holding) -> tracing::Span {
     let span = match &step.work {
         Work::Feed => tracing::info_span!("feed", outrider.spec.round = round, outrider.rows = rows),
         Work::Propose { num_draft_tokens } => {
-            tracing::info_span!("draft", outrider.spec.round = round, outrider.rows = rows, outrider.spec.k = num_draft_tokens)
+            tracing::info_span!(
+                "draft",
+                outrider.spec.round = round,
+                outrider.rows = rows,
+                outrider.spec.k = num_draft_tokens
+            )
         }
         Work::Verify { draft } => {
             let k = draft.token_ids.len();

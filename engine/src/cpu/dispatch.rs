@@ -2,6 +2,7 @@
 //! (see [`super::lanes`]); the choice is about speed alone.
 
 use super::lanes::{Lanes, Portable};
+use super::packed::{DotKernel, PortableDots};
 
 /// Work that is compiled once for each instruction set. `run` and all that it calls must be
 /// `#[inline(always)]`, or it is compiled without the instructions.
@@ -19,6 +20,10 @@ pub(crate) struct Isa(Choice);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Choice {
+    /// AVX-512 with its dot products of integers.
+    #[cfg(target_arch = "x86_64")]
+    Avx512Vnni,
+    /// AVX-512 for floats, AVX2 for integers.
     #[cfg(target_arch = "x86_64")]
     Avx512,
     #[cfg(target_arch = "x86_64")]
@@ -42,6 +47,9 @@ impl Isa {
                 && is_x86_feature_detected!("avx512bw")
                 && is_x86_feature_detected!("avx512dq")
                 && is_x86_feature_detected!("avx512vl");
+            if avx2 && wide && is_x86_feature_detected!("avx512vnni") {
+                all.push(Self(Choice::Avx512Vnni));
+            }
             if avx2 && wide {
                 all.push(Self(Choice::Avx512));
             }
@@ -59,12 +67,27 @@ impl Isa {
         match self.0 {
             // SAFETY: an `Isa` of this choice exists only where `all` has detected the features.
             #[cfg(target_arch = "x86_64")]
-            Choice::Avx512 => unsafe { run_avx512(kernel) },
+            Choice::Avx512Vnni | Choice::Avx512 => unsafe { run_avx512(kernel) },
             // SAFETY: as above.
             #[cfg(target_arch = "x86_64")]
             Choice::Avx2 => unsafe { run_avx2(kernel) },
             // SAFETY: plain Rust runs everywhere.
             Choice::Portable => unsafe { kernel.run::<Portable>() },
+        }
+    }
+
+    /// Runs a kernel on integers with these instructions.
+    #[inline]
+    pub(super) fn run_dots<K: DotKernel>(self, kernel: K) {
+        match self.0 {
+            // SAFETY: an `Isa` of this choice exists only where `all` has detected the features.
+            #[cfg(target_arch = "x86_64")]
+            Choice::Avx512Vnni => unsafe { run_vnni(kernel) },
+            // SAFETY: as above; `all` makes an AVX-512 one only where AVX2 is there too.
+            #[cfg(target_arch = "x86_64")]
+            Choice::Avx512 | Choice::Avx2 => unsafe { run_avx2_dots(kernel) },
+            // SAFETY: plain Rust runs everywhere.
+            Choice::Portable => unsafe { kernel.run::<PortableDots>() },
         }
     }
 }
@@ -85,4 +108,22 @@ unsafe fn run_avx512<K: Kernel>(kernel: K) -> K::Output {
 unsafe fn run_avx2<K: Kernel>(kernel: K) -> K::Output {
     // SAFETY: the features of this function are those that `V` needs.
     unsafe { kernel.run::<super::x86::Avx2>() }
+}
+
+/// # Safety
+/// The CPU has the features named.
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma")]
+unsafe fn run_vnni<K: DotKernel>(kernel: K) {
+    // SAFETY: the features of this function are those that `D` needs.
+    unsafe { kernel.run::<super::packed::VnniDots>() }
+}
+
+/// # Safety
+/// The CPU has the features named.
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2,fma")]
+unsafe fn run_avx2_dots<K: DotKernel>(kernel: K) {
+    // SAFETY: the features of this function are those that `D` needs.
+    unsafe { kernel.run::<super::packed::Avx2Dots>() }
 }

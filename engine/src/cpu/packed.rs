@@ -28,7 +28,7 @@ pub(super) const PANEL: usize = 16;
 /// What a vector load takes, where a cache line begins: one that straddled two would cost twice.
 #[derive(Debug, Clone, Copy)]
 #[repr(C, align(64))]
-struct Line([u8; 64]);
+pub(super) struct Line([u8; 64]);
 
 /// `[width, k]`, quantized. Stored numbers are shifted to be unsigned, as the instructions want one operand;
 /// the shift is taken back through the sums of the activations.

@@ -2,7 +2,11 @@
 //! They judge the kernels with `==`, and the oracle is made of them. They share with the kernels the
 //! definitions alone: the fold by halves, the K-slices, the exponential.
 
+mod quantized;
+
 use std::ops::Range;
+
+pub(crate) use quantized::QuantizedWeights;
 
 use super::dispatch::{Isa, Kernel};
 use super::exp::exp;

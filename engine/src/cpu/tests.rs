@@ -7,13 +7,13 @@ use proptest::prelude::*;
 use proptest::test_runner::RngSeed;
 
 use super::elementwise::{RmsNorm, Rotate, SiluMul};
-use super::{Cpu, reference};
-use crate::backend::{AttentionStep, Backend, HeadLayout, Linear};
+use super::{Cpu, PackedMatrix, Threads, reference};
+use crate::backend::{AttentionStep, Backend, HeadLayout, Linear, LinearWeights};
 use crate::block_manager::BLOCK_SIZE;
 use crate::forward_batch::{ForwardBatch, ReservedRows};
 use crate::k_slices::KSlices;
 use crate::kv_cache::{KvCache, KvShape};
-use crate::weights::{Buffer, Matrix, MatrixData};
+use crate::weights::{Buffer, Matrix, MatrixData, QuantizedFormat};
 
 /// Plain numbers of about unit size, with some exact zeros and both signs of them.
 fn numbers(len: usize, seed: u64) -> Vec<f32> {
@@ -80,7 +80,8 @@ fn check_linear(product: &Product) {
         };
         Matrix::new(data, [w.len() / k, k])
     };
-    let linear = Linear { parts: weights.iter().map(matrix).collect(), bias: bias.clone(), slices };
+    let parts = LinearWeights::Floats(weights.iter().map(matrix).collect());
+    let linear = Linear { weights: parts, bias: bias.clone(), slices };
 
     let all = weights.concat();
     let (x_in, weights_in) = if bf { (rounded(&x), rounded(&all)) } else { (x.clone(), all) };
@@ -99,8 +100,64 @@ fn check_linear(product: &Product) {
     }
 }
 
+/// The same product in integers: `extremes` are numbers of very different size, and rows of zeros.
+fn check_quantized(product: &Product, format: QuantizedFormat, extremes: bool) {
+    let Product { rows, k, ref widths, unit, bias, .. } = *product;
+    let slices = unit.map_or_else(|| KSlices::whole(k), |unit| KSlices::eighths(k, unit));
+    let width: usize = widths.iter().sum();
+    let (mut x, mut weights) = (numbers(rows * k, 1), numbers(width * k, 2));
+    if extremes {
+        let size = |i: usize| [1.0, 1e-20, 3e18, 0.0, 1e-38, 1e-31][i % 6];
+        x.iter_mut().enumerate().for_each(|(i, x)| *x *= size(i / 7));
+        weights.iter_mut().enumerate().for_each(|(i, x)| *x *= size(i / k));
+    }
+    let bias = bias.then(|| numbers(width, 99));
+    let row = |row: usize| weights[row * k..(row + 1) * k].to_vec();
+    let packed = PackedMatrix::pack(format, &slices, (width, &row), &Threads::new(1).unwrap()).unwrap();
+    let twin = reference::QuantizedWeights::new(format, &weights, k);
+    let expected = twin.multiply(&x, &slices, bias.as_deref());
+    let linear = Linear { weights: LinearWeights::Packed(packed), bias, slices };
+    for cpu in Cpu::every_isa().into_iter().chain([Cpu::eager(3)]) {
+        let mut out = vec![f32::NAN; rows * width];
+        cpu.enter(usize::MAX, || cpu.linear(&linear, &mut x.clone(), &mut out));
+        assert_eq!(bits(&out), bits(&expected), "{cpu:?}: {format:?} {product:?}");
+    }
+}
+
+/// The largest sums that int8 can make still fit.
+#[test]
+fn the_longest_sum_of_int8_fits() {
+    let k = 131_072;
+    let slices = KSlices::whole(k);
+    let threads = Threads::new(1).unwrap();
+    let pack = |slices: &KSlices, k| {
+        PackedMatrix::pack(
+            QuantizedFormat::Int8,
+            slices,
+            (2, &|row| vec![1.0 - 2.0 * row as f32; k]),
+            &threads,
+        )
+    };
+    let packed = pack(&slices, k).unwrap();
+    let linear = Linear { weights: LinearWeights::Packed(packed), bias: None, slices };
+    for cpu in Cpu::every_isa() {
+        let mut out = [0.0; 2];
+        cpu.linear(&linear, &mut vec![1.0; k], &mut out);
+        // Steps of 127 on both sides, and the scales take them back up to rounding.
+        assert!((out[0] - k as f32).abs() < 0.1 && out[0] == -out[1], "{cpu:?}: {out:?}");
+    }
+    let longer = pack(&KSlices::whole(k + 1), k + 1).unwrap_err().to_string();
+    assert!(longer.contains("131072"), "{longer}");
+}
+
 proptest! {
     #![proptest_config(config())]
+
+    #[test]
+    fn quantized_linear_is_its_twin(product in product(), int4 in any::<bool>(), extremes in any::<bool>()) {
+        let format = if int4 { QuantizedFormat::Int4 } else { QuantizedFormat::Int8 };
+        check_quantized(&product, format, extremes);
+    }
 
     #[test]
     fn linear_is_its_twin(product in product()) {
@@ -287,12 +344,38 @@ fn a_number_that_is_not_one_stays_in_its_row() {
     x[k + 5] = f32::NAN;
     let weights = numbers(20 * k, 2);
     let data = MatrixData::F32(Buffer::Owned(weights.into()));
-    let linear = Linear { parts: vec![Matrix::new(data, [20, k])], bias: None, slices: KSlices::whole(k) };
+    let weights = LinearWeights::Floats(vec![Matrix::new(data, [20, k])]);
+    let linear = Linear { weights, bias: None, slices: KSlices::whole(k) };
     for cpu in Cpu::every_isa() {
         let mut out = vec![0.0; 60];
         cpu.linear(&linear, &mut x.clone(), &mut out);
         let nans: Vec<bool> = out.chunks(20).map(|row| row.iter().all(|x| x.is_nan())).collect();
         assert_eq!(nans, [false, true, false]);
         assert!(out[..20].iter().chain(&out[40..]).all(|x| x.is_finite()));
+    }
+}
+
+#[test]
+fn a_number_that_is_not_one_is_seen_through_quantization() {
+    let k = 48;
+    let slices = KSlices::eighths(k, 6);
+    for (format, bad) in [
+        (QuantizedFormat::Int8, f32::NAN),
+        (QuantizedFormat::Int8, f32::INFINITY),
+        (QuantizedFormat::Int4, f32::NAN),
+    ] {
+        let (mut x, mut weights) = (numbers(3 * k, 1), numbers(20 * k, 2));
+        x[k + 5] = bad;
+        weights[7 * k + 40] = bad;
+        let row = |row: usize| weights[row * k..(row + 1) * k].to_vec();
+        let packed = PackedMatrix::pack(format, &slices, (20, &row), &Threads::new(1).unwrap()).unwrap();
+        let linear = Linear { weights: LinearWeights::Packed(packed), bias: None, slices: slices.clone() };
+        for cpu in Cpu::every_isa() {
+            let mut out = vec![0.0; 60];
+            cpu.linear(&linear, &mut x.clone(), &mut out);
+            for (i, number) in out.iter().enumerate() {
+                assert_eq!(number.is_nan(), i / 20 == 1 || i % 20 == 7, "{cpu:?}: {format:?}, {i}");
+            }
+        }
     }
 }

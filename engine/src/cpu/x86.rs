@@ -8,11 +8,11 @@ use super::lanes::Lanes;
 
 /// One 512-bit register.
 #[derive(Clone, Copy)]
-pub(super) struct Avx512(__m512);
+pub(super) struct Avx512(pub(super) __m512);
 
 /// Two 256-bit registers: lanes 0..8 and 8..16.
 #[derive(Clone, Copy)]
-pub(super) struct Avx2(__m256, __m256);
+pub(super) struct Avx2(pub(super) __m256, pub(super) __m256);
 
 impl Lanes for Avx512 {
     const COLUMNS_BY_1: usize = 8;

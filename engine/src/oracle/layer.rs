@@ -1,6 +1,6 @@
 //! One decoder layer of the oracle, over all positions of a text at once.
 
-use super::Tensors;
+use super::{OracleMatrix, Tensors};
 use crate::EngineError;
 use crate::cpu::reference;
 use crate::k_slices::KSlices;
@@ -9,7 +9,7 @@ use crate::model_config::ModelConfig;
 /// A projection: `[columns, k]` and its bias.
 #[derive(Debug)]
 struct Projection {
-    weights: Vec<f32>,
+    weights: OracleMatrix,
     bias: Option<Vec<f32>>,
     slices: KSlices,
 }
@@ -103,7 +103,7 @@ impl OracleLayer {
         let values = split(self.v.apply(tensors, normed), config.num_kv_heads, config);
         // Attention reads keys and values as they would be stored.
         let stored = |heads: Heads| -> Heads {
-            heads.into_iter().map(|head| head.into_iter().map(|x| tensors.rounded(x)).collect()).collect()
+            heads.into_iter().map(|head| head.into_iter().map(|x| tensors.stored(x)).collect()).collect()
         };
         let (keys, values) = (stored(keys), stored(values));
 
@@ -134,7 +134,7 @@ impl Projection {
     }
 
     fn apply(&self, tensors: &Tensors, x: &[f32]) -> Vec<f32> {
-        tensors.linear(x.to_vec(), &self.weights, &self.slices, self.bias.as_deref())
+        self.weights.multiply(x.to_vec(), tensors.formats, &self.slices, self.bias.as_deref())
     }
 }
 

@@ -7,7 +7,8 @@ use std::path::Path;
 use crate::support::{Random, demo_dir, feed, golden_cases, golden_dir, load};
 use engine::{Engine, Oracle, SequenceRows, SlotId, TokenId, WeightFormat};
 
-const FORMATS: [WeightFormat; 2] = [WeightFormat::F32, WeightFormat::Bf16];
+const FORMATS: [WeightFormat; 4] =
+    [WeightFormat::F32, WeightFormat::Bf16, WeightFormat::Int8, WeightFormat::Int4];
 
 /// A text and what the oracle says of each of its positions.
 struct Judged {
@@ -148,7 +149,12 @@ fn whatever_else_is_in_the_batch() {
 /// The bundled target is large enough for work to be shared between threads.
 #[test]
 fn whatever_the_number_of_threads() {
-    for (role, format) in [("target", WeightFormat::Bf16), ("draft", WeightFormat::F32)] {
+    for (role, format) in [
+        ("target", WeightFormat::Bf16),
+        ("draft", WeightFormat::F32),
+        ("target", WeightFormat::Int8),
+        ("target", WeightFormat::Int4),
+    ] {
         let dir = demo_dir(role);
         let texts = Judged::texts(&dir, format, &[60, 44, 9]);
         for threads in [1, 2, 3] {
@@ -211,11 +217,15 @@ fn the_bits_of_this_kernel_class() {
         bits_of("llama_rope_yarn_new", WeightFormat::F32),
         bits_of("mistral_window", WeightFormat::Bf16),
         bits_of("qwen3_norms", WeightFormat::Bf16),
+        bits_of("qwen3_norms", WeightFormat::Int8),
+        bits_of("mistral_window", WeightFormat::Int4),
     ];
     let pinned = [
         "llama_rope_yarn_new 0x18499f8ae95e4529",
         "mistral_window 0xea8bec4190d414f2",
         "qwen3_norms 0xf61194ab6289f0f3",
+        "qwen3_norms 0x7dd408fe2777594a",
+        "mistral_window 0x105733e477c8fe03",
     ];
     assert_eq!(found, pinned);
 }

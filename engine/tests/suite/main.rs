@@ -6,4 +6,5 @@ mod broken_files;
 mod exactness;
 mod golden;
 mod limits;
+mod quantized;
 mod support;

@@ -8,7 +8,8 @@ use super::AppState;
 
 /// `GET /debug/lanes`.
 pub(super) async fn lanes(State(state): State<AppState>, headers: HeaderMap) -> Response {
-    if let Err(error) = state.auth.authenticate(headers.get(header::AUTHORIZATION).map(HeaderValue::as_bytes)) {
+    if let Err(error) = state.auth.authenticate(headers.get(header::AUTHORIZATION).map(HeaderValue::as_bytes))
+    {
         return error.into_response();
     }
     match state.lanes.explain().await {

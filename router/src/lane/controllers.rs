@@ -171,7 +171,11 @@ mod tests {
     use crate::lane::TemperatureBand;
 
     fn key(task_type: &str) -> LaneKey {
-        LaneKey { model: "m".to_owned(), task_type: task_type.to_owned(), temperature: TemperatureBand::Greedy }
+        LaneKey {
+            model: "m".to_owned(),
+            task_type: task_type.to_owned(),
+            temperature: TemperatureBand::Greedy,
+        }
     }
 
     fn flat(micros: u64) -> WorkerCost {
@@ -191,7 +195,8 @@ mod tests {
             }
         }
         let explained = controllers.explain();
-        let k_of = |task: &str| explained.iter().find(|lane| lane.task_type == task).map(|lane| lane.choice.k);
+        let k_of =
+            |task: &str| explained.iter().find(|lane| lane.task_type == task).map(|lane| lane.choice.k);
         assert_eq!(k_of("code"), Some(8));
         assert_eq!(k_of("chat"), Some(0));
         assert!((explained[0].choice.load.unwrap().context - 96.0).abs() < 5.0);

@@ -126,7 +126,9 @@ impl Lanes for Rounds {
     async fn explain(&self) -> Result<Vec<LaneExplanation>, RouterError> {
         let (answer, answered) = oneshot::channel();
         self.questions.try_send(answer).map_err(|error| match error {
-            mpsc::error::TrySendError::Full(_) => RouterError::Overloaded { what: "the queue of questions to the lanes" },
+            mpsc::error::TrySendError::Full(_) => {
+                RouterError::Overloaded { what: "the queue of questions to the lanes" }
+            }
             mpsc::error::TrySendError::Closed(_) => RouterError::Draining,
         })?;
         answered.await.map_err(|_| RouterError::Draining)

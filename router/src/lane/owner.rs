@@ -222,7 +222,12 @@ impl Owner {
             .map(|(id, _)| *id)
             .collect();
         if !orphans.is_empty() {
-            tracing::warn!(role = role.as_str(), worker.address, sequences = orphans.len(), "worker lost: replaying");
+            tracing::warn!(
+                role = role.as_str(),
+                worker.address,
+                sequences = orphans.len(),
+                "worker lost: replaying"
+            );
         }
         for id in orphans {
             self.drive(id, Event::Lost(role));
@@ -438,7 +443,10 @@ impl Owner {
         running.target = chosen;
         let Some(hello) = chosen.and_then(|key| self.pool.hello_of(key)) else { return false };
         if running.numerics_id.as_ref().is_some_and(|before| *before != hello.numerics_id) {
-            tracing::warn!(sequence = id.0, "the text goes on at a target of other bits: it may differ from here on");
+            tracing::warn!(
+                sequence = id.0,
+                "the text goes on at a target of other bits: it may differ from here on"
+            );
         }
         running.numerics_id = Some(hello.numerics_id.clone());
         true

@@ -45,8 +45,12 @@ pub fn choose_draft<'a>(
 ) -> Option<WorkerKey> {
     workers
         .filter(|worker| worker.role == Role::Draft && pairing::check(worker.hello, target).is_ok())
-        .filter(|worker| worker.hello.task_types.is_empty() || worker.hello.task_types.iter().any(|t| t == task_type))
-        .min_by_key(|worker| (Some(worker.key) == not, worker.hello.task_types.is_empty(), worker.load, worker.key))
+        .filter(|worker| {
+            worker.hello.task_types.is_empty() || worker.hello.task_types.iter().any(|t| t == task_type)
+        })
+        .min_by_key(|worker| {
+            (Some(worker.key) == not, worker.hello.task_types.is_empty(), worker.load, worker.key)
+        })
         .map(|worker| worker.key)
 }
 
@@ -79,7 +83,8 @@ mod tests {
     #[test]
     fn a_target_of_equal_bits_wins_then_another_than_before_then_the_less_loaded() {
         let t = |model, numerics| hello(Role::Target, model, numerics, &[]);
-        let workers = [t("m", "a"), t("m", "b"), t("m", "a"), t("other", "a"), hello(Role::Draft, "m", "a", &[])];
+        let workers =
+            [t("m", "a"), t("m", "b"), t("m", "a"), t("other", "a"), hello(Role::Draft, "m", "a", &[])];
         let loads = [5, 0, 9, 0, 0];
         let choose = |numerics, not: Option<u64>| {
             choose_target(candidates(&workers, &loads), "m", numerics, not.map(WorkerKey)).map(|key| key.0)
@@ -96,7 +101,8 @@ mod tests {
         let d = |tasks: &[&str]| hello(Role::Draft, "d", "", tasks);
         let workers = [d(&[]), d(&["sql"]), d(&["code", "sql"]), d(&["chat"])];
         let target = WorkerHello::default();
-        let choose = |task| choose_draft(candidates(&workers, &[0, 3, 2, 0]), &target, task, None).map(|key| key.0);
+        let choose =
+            |task| choose_draft(candidates(&workers, &[0, 3, 2, 0]), &target, task, None).map(|key| key.0);
         assert_eq!(choose("sql"), Some(2));
         assert_eq!(choose("math"), Some(0));
     }

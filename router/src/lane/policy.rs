@@ -13,7 +13,7 @@ use crate::generation::SpeculationRequest;
 const FIRST_WAIT: Duration = Duration::from_millis(500);
 
 /// Waits stay between these, whatever was measured.
-const MIN_WAIT: Duration = Duration::from_millis(20);
+const MIN_WAIT: Duration = Duration::from_millis(5);
 const MAX_WAIT: Duration = Duration::from_secs(2);
 
 /// The wait is this many times what a proposal took lately: a late draft costs a round its speed-up, a long wait only
@@ -35,7 +35,9 @@ impl FromStr for DraftTokens {
     fn from_str(text: &str) -> Result<Self, String> {
         match text {
             "auto" => Ok(Self::Auto),
-            number => number.parse().map(Self::Fixed).map_err(|_| format!("`{text}` is neither auto nor a number")),
+            number => {
+                number.parse().map(Self::Fixed).map_err(|_| format!("`{text}` is neither auto nor a number"))
+            }
         }
     }
 }
@@ -146,7 +148,10 @@ mod tests {
         ] {
             assert_eq!(serde_json::from_str::<DraftTokens>(text).ok(), expected, "{text}");
         }
-        assert_eq!(serde_json::to_string(&[DraftTokens::Auto, DraftTokens::Fixed(3)]).unwrap(), "[\"auto\",3]");
+        assert_eq!(
+            serde_json::to_string(&[DraftTokens::Auto, DraftTokens::Fixed(3)]).unwrap(),
+            "[\"auto\",3]"
+        );
     }
 
     #[test]

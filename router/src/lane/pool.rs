@@ -72,7 +72,12 @@ impl Pool {
     }
 
     /// The workers of a sequence of `model`, as the choice of its k sees them; nothing where one is missing.
-    pub(super) fn costs(&self, model: &str, target: Option<WorkerKey>, draft: Option<WorkerKey>) -> Option<Workers<'_>> {
+    pub(super) fn costs(
+        &self,
+        model: &str,
+        target: Option<WorkerKey>,
+        draft: Option<WorkerKey>,
+    ) -> Option<Workers<'_>> {
         let (target, draft) = (self.get(target?)?, self.get(draft?)?);
         let serves = |worker: &Candidate<'_>| worker.role == Role::Target && worker.hello.model_id == model;
         Some(Workers {

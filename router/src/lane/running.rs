@@ -5,7 +5,9 @@ use std::time::Duration;
 use speculation::sequence::Sequence;
 use speculation::{FinishReason, Role};
 
-use crate::generation::{CommittedTokens, GenerationEvent, GenerationSink, SpeculationRequest, SpeculationUsage};
+use crate::generation::{
+    CommittedTokens, GenerationEvent, GenerationSink, SpeculationRequest, SpeculationUsage,
+};
 use crate::lane::LaneKey;
 use crate::workers::WorkerKey;
 

@@ -56,13 +56,18 @@ struct Run {
 
 impl Run {
     fn new(world: &World) -> Self {
-        Self { lane: DraftLength::new(10), target: World::cost(world.target), draft: World::cost(world.draft) }
+        Self {
+            lane: DraftLength::new(10),
+            target: World::cost(world.target),
+            draft: World::cost(world.draft),
+        }
     }
 
     /// One round of all sequences; tokens that a mean round at this k commits, and how long it took.
     fn round(&mut self, world: &mut World) -> (f64, f64) {
         let n = world.sequences;
-        let load = Load { sequences: n, other_rows: 0, draft_sequences: n, context: 0.0, others: Pace::default() };
+        let load =
+            Load { sequences: n, other_rows: 0, draft_sequences: n, context: 0.0, others: Pace::default() };
         let mut k = 0;
         for _ in 0..n {
             k = self.lane.choose(load, &self.target, &self.draft).num_draft_tokens;
@@ -92,7 +97,8 @@ impl Run {
 
     /// Tokens per microsecond over many rounds.
     fn goodput(&mut self, world: &mut World, rounds: u32) -> f64 {
-        let (tokens, micros) = (0..rounds).map(|_| self.round(world)).fold((0.0, 0.0), |a, b| (a.0 + b.0, a.1 + b.1));
+        let (tokens, micros) =
+            (0..rounds).map(|_| self.round(world)).fold((0.0, 0.0), |a, b| (a.0 + b.0, a.1 + b.1));
         tokens / micros
     }
 }
@@ -222,7 +228,8 @@ fn rows_that_would_slow_other_lanes_down_are_not_free() {
 fn a_draft_worker_that_seldom_proposes_is_not_taken_for_one_that_is_wrong() {
     let world = world(&SHAPES[0], 0.9, 1);
     let mut run = Run::new(&world);
-    let load = Load { sequences: 1, other_rows: 0, draft_sequences: 1, context: 0.0, others: Pace::default() };
+    let load =
+        Load { sequences: 1, other_rows: 0, draft_sequences: 1, context: 0.0, others: Pace::default() };
     for round in 0..200 {
         run.lane.choose(load, &run.target, &run.draft);
         let supplied = if round % 4 == 0 { 3 } else { 0 };

@@ -131,7 +131,8 @@ fn said(sequence: u64, words: &str) -> (u64, String) {
 fn steps_of_one_sequence_run_in_order_and_others_beside_them() {
     let mut bench = Bench::new(100);
     let mut replies = bench.open(1, 1);
-    let steps = vec![bench.step(7, 1, &[], &[1, 2]), bench.step(7, 1, &[1, 2], &[3]), bench.step(8, 1, &[], &[4])];
+    let steps =
+        vec![bench.step(7, 1, &[], &[1, 2]), bench.step(7, 1, &[1, 2], &[3]), bench.step(8, 1, &[], &[4])];
     bench.send(1, steps, &[]);
     assert_eq!(read(&mut replies), [said(7, "fed 2"), said(8, "fed 1"), said(7, "fed 3")]);
 }
@@ -188,7 +189,11 @@ fn closing_frees_and_a_close_of_an_older_generation_does_not() {
     assert_eq!((bench.blocks_used(), bench.device.table.len()), (0, 0));
     let step = bench.step(5, 1, &[], &[1]);
     bench.send(1, vec![step], &[(5, 1)]);
-    assert_eq!((bench.blocks_used(), bench.device.table.len()), (0, 0), "closed in the frame that brought the step");
+    assert_eq!(
+        (bench.blocks_used(), bench.device.table.len()),
+        (0, 0),
+        "closed in the frame that brought the step"
+    );
     assert_eq!(read(&mut replies).len(), 1);
 }
 

@@ -84,8 +84,8 @@ impl Dots for PortableDots {
         let x = unsafe { x.cast::<[i8; 4]>().read() };
         let mut out = self;
         for c in 0..LANES {
-            for j in 0..4 {
-                let product = i32::from(bytes.0[4 * c + j]) * i32::from(x[j]);
+            for (j, x) in x.into_iter().enumerate() {
+                let product = i32::from(bytes.0[4 * c + j]) * i32::from(x);
                 out.0[c] = out.0[c].wrapping_add(product);
             }
         }

@@ -28,22 +28,23 @@ impl PackedMatrix {
     pub(crate) fn pack(
         format: QuantizedFormat,
         slices: &KSlices,
-        width: usize,
+        (width, row): (usize, &(dyn Fn(usize) -> Vec<f32> + Sync)),
         threads: &Threads,
-        row: impl Fn(usize) -> Vec<f32> + Sync + Send,
     ) -> Result<Self, EngineError> {
         let layout = KLayout::new(format, slices);
         if let Some(piece) = layout.pieces().iter().find(|piece| piece.len > MAX_SUM) {
             return Err(EngineError::BadOption {
                 option: "weights",
                 value: piece.k.len() as u64,
-                reason: format!("a sum of so many int8 products may not fit 32 bits, expected {MAX_SUM} at most; take int4 or bf16"),
+                reason: format!(
+                    "a sum of so many int8 products may not fit 32 bits, expected {MAX_SUM} at most; take int4 or bf16"
+                ),
             });
         }
         let panels: Vec<usize> = (0..width.div_ceil(PANEL)).collect();
         let packed = threads.map(&panels, |panel| {
             let channels = panel * PANEL..width.min((panel + 1) * PANEL);
-            pack_panel(&layout, channels.map(&row))
+            pack_panel(&layout, channels.map(row))
         });
         let mut lines = Vec::with_capacity(packed.iter().map(|panel| panel.lines.len()).sum());
         packed.iter().for_each(|panel| lines.extend_from_slice(&panel.lines));

@@ -24,7 +24,12 @@ pub(in crate::cpu) struct QuantizedRows {
 
 impl QuantizedRows {
     /// Replaces what it holds by `x` `[rows, k]`, as `weights` wants it.
-    pub(in crate::cpu) fn fill(&mut self, weights: &PackedMatrix, x: &[f32], (isa, threads): (Isa, &Threads)) {
+    pub(in crate::cpu) fn fill(
+        &mut self,
+        weights: &PackedMatrix,
+        x: &[f32],
+        (isa, threads): (Isa, &Threads),
+    ) {
         let layout = &weights.layout;
         let (k, padded) = (layout.k(), layout.padded());
         let (pieces, slices) = (layout.pieces().len(), layout.slices().len());

@@ -3,7 +3,6 @@
 use std::arch::x86_64::*;
 
 use super::Dots;
-use crate::cpu::lanes::{LANES, Lanes};
 use crate::cpu::x86::{Avx2, Avx512};
 
 /// One 512-bit register; four products are added to a sum by one instruction, without saturation.
@@ -60,12 +59,8 @@ impl Dots for VnniDots {
 
     #[inline(always)]
     unsafe fn to_f32(self) -> Avx512 {
-        // SAFETY: the trait's contract; `floats` has room for sixteen.
-        unsafe {
-            let mut floats = [0.0f32; LANES];
-            _mm512_storeu_ps(floats.as_mut_ptr(), _mm512_cvtepi32_ps(self.0));
-            Avx512::load(floats.as_ptr())
-        }
+        // SAFETY: the trait's contract.
+        Avx512(unsafe { _mm512_cvtepi32_ps(self.0) })
     }
 }
 
@@ -123,13 +118,8 @@ impl Dots for Avx2Dots {
 
     #[inline(always)]
     unsafe fn to_f32(self) -> Avx2 {
-        // SAFETY: the trait's contract; `floats` has room for sixteen.
-        unsafe {
-            let mut floats = [0.0f32; LANES];
-            _mm256_storeu_ps(floats.as_mut_ptr(), _mm256_cvtepi32_ps(self.0));
-            _mm256_storeu_ps(floats.as_mut_ptr().add(8), _mm256_cvtepi32_ps(self.1));
-            Avx2::load(floats.as_ptr())
-        }
+        // SAFETY: the trait's contract.
+        unsafe { Avx2(_mm256_cvtepi32_ps(self.0), _mm256_cvtepi32_ps(self.1)) }
     }
 }
 

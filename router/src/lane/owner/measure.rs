@@ -10,13 +10,20 @@ use super::*;
 impl Owner {
     /// A worker's forward, as the frame of its replies tells.
     pub(super) fn measure_step(&mut self, key: WorkerKey, timing: &v1::StepTiming, num_replies: usize) {
-        let Some(pooled) = self.pool.get_mut(key).filter(|_| timing.rows > 0 && num_replies > 0) else { return };
+        let Some(pooled) = self.pool.get_mut(key).filter(|_| timing.rows > 0 && num_replies > 0) else {
+            return;
+        };
         let context = timing.kv_tokens as f64 / num_replies as f64;
         pooled.cost.observe_step(timing.rows, context, Duration::from_micros(timing.compute_us));
     }
 
     /// A reply came: how long it took, and what of that was the wire.
-    pub(super) fn measure_reply(&mut self, id: SequenceId, (role, key): (Role, WorkerKey), timing: &v1::StepTiming) {
+    pub(super) fn measure_reply(
+        &mut self,
+        id: SequenceId,
+        (role, key): (Role, WorkerKey),
+        timing: &v1::StepTiming,
+    ) {
         let now = self.now();
         let Some(running) = self.sequences.get(&id) else { return };
         let Some(pooled) = self.pool.get_mut(key) else { return };

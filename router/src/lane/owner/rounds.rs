@@ -71,7 +71,8 @@ impl Owner {
     fn hold_until(&self, target: Option<WorkerKey>, ids: &[SequenceId]) -> Option<Duration> {
         let pooled = self.pool.get(target?)?;
         let sequences = || ids.iter().filter_map(|id| self.sequences.get(id));
-        let context = sequences().map(|running| running.sequence.ids().len()).sum::<usize>() as f64 / ids.len() as f64;
+        let context =
+            sequences().map(|running| running.sequence.ids().len()).sum::<usize>() as f64 / ids.len() as f64;
         if !joining_pays(ids.len() as u32, pooled.plain_in_flight, context, &pooled.cost) {
             return None;
         }

@@ -1,0 +1,166 @@
+//! Times forwards. A round runs every format for a slice of time and reads memory for another; a case is several
+//! rounds, and its numbers are medians over them, shares of bandwidth taken round by round.
+
+use std::time::{Duration, Instant};
+
+use engine::{Engine, EngineError, ReadProbe, SequenceRows, SlotId, TokenId};
+
+/// How long a format runs before it is another's turn.
+const SLICE: Duration = Duration::from_millis(40);
+/// Rounds of a case, however long they take.
+const MIN_ROUNDS: usize = 5;
+/// Bytes that are read in each round.
+const READ_SLICE: usize = 256 << 20;
+/// A context is fed in pieces of so many rows.
+const FEED_ROWS: usize = 512;
+/// Up to here every row's logits are wanted, as in verification; above it is a prompt, and only the last.
+const VERIFY_ROWS: usize = 64;
+
+/// What a forward consists of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Case {
+    /// Tokens that each sequence holds before.
+    pub(super) context: usize,
+    /// Rows of each sequence.
+    pub(super) rows: usize,
+    pub(super) sequences: usize,
+}
+
+/// What a case showed of one format.
+#[derive(Debug, Clone)]
+pub(super) struct Measured {
+    pub(super) case: Case,
+    /// Median time of a forward, seconds.
+    pub(super) seconds: f64,
+    /// Bytes that the forward must read over what the machine read in that time.
+    pub(super) bandwidth_share: f64,
+}
+
+/// A loaded format and what was measured of it.
+pub(super) struct Subject {
+    pub(super) weights: String,
+    pub(super) engine: Engine,
+    pub(super) load: Duration,
+    slots: Vec<SlotId>,
+    pub(super) measured: Vec<Measured>,
+}
+
+impl Subject {
+    pub(super) fn new(weights: String, engine: Engine, load: Duration) -> Self {
+        Self { weights, engine, load, slots: Vec::new(), measured: Vec::new() }
+    }
+
+    /// Weights, and the keys and values attended to.
+    pub(super) fn bytes_of(&self, case: Case) -> u64 {
+        let info = self.engine.info();
+        let tokens = case.sequences * (case.context + case.rows);
+        info.weight_bytes + tokens as u64 * info.kv_bytes_per_token
+    }
+
+    /// Opens sequences and feeds them until each holds the context.
+    fn prepare(&mut self, case: Case) -> Result<(), EngineError> {
+        while self.slots.len() < case.sequences {
+            self.slots.push(self.engine.open());
+        }
+        for &slot in &self.slots[..case.sequences] {
+            self.engine.truncate(slot, case.context as u32);
+            let mut held = self.engine.len(slot) as usize;
+            while held < case.context {
+                let end = case.context.min(held + FEED_ROWS);
+                let ids = ids(held, end - held, self.engine.info().vocab_size);
+                self.engine.forward(&[SequenceRows { slot, token_ids: &ids, num_logits: 0 }])?;
+                held = end;
+            }
+        }
+        Ok(())
+    }
+
+    /// Forwards for a slice of time; the median of their seconds.
+    fn slice(&mut self, case: Case) -> Result<f64, EngineError> {
+        let ids = ids(case.context, case.rows, self.engine.info().vocab_size);
+        let num_logits = if case.rows <= VERIFY_ROWS { case.rows } else { 1 };
+        let slots = &self.slots[..case.sequences];
+        let batch: Vec<SequenceRows<'_>> =
+            slots.iter().map(|&slot| SequenceRows { slot, token_ids: &ids, num_logits }).collect();
+        let (mut seconds, begin) = (Vec::new(), Instant::now());
+        while seconds.is_empty() || begin.elapsed() < SLICE {
+            let start = Instant::now();
+            self.engine.forward(&batch)?;
+            seconds.push(start.elapsed().as_secs_f64());
+            slots.iter().for_each(|&slot| self.engine.truncate(slot, case.context as u32));
+        }
+        Ok(median(&mut seconds))
+    }
+}
+
+/// Everything that is measured in turns.
+pub(super) struct Bench {
+    subjects: Vec<Subject>,
+    probe: ReadProbe,
+    streams: usize,
+    case_time: Duration,
+    /// Bytes a second of every round of every case.
+    reads: Vec<f64>,
+}
+
+/// What a run showed.
+pub(super) struct Findings {
+    pub(super) subjects: Vec<Subject>,
+    /// Median bytes a second.
+    pub(super) read: f64,
+    pub(super) streams: usize,
+    pub(super) probe_bytes: usize,
+}
+
+impl Bench {
+    pub(super) fn new(subjects: Vec<Subject>, mut probe: ReadProbe, case_time: Duration) -> Self {
+        let streams = probe.best_streams();
+        Self { subjects, probe, streams, case_time, reads: Vec::new() }
+    }
+
+    /// Measures all formats on one case.
+    pub(super) fn measure(&mut self, case: Case) -> Result<(), EngineError> {
+        for subject in &mut self.subjects {
+            subject.prepare(case)?;
+            // The first forward grows buffers.
+            subject.slice(case)?;
+        }
+        let mut seconds = vec![Vec::new(); self.subjects.len()];
+        let mut shares = vec![Vec::new(); self.subjects.len()];
+        let begin = Instant::now();
+        while seconds[0].len() < MIN_ROUNDS || begin.elapsed() < self.case_time {
+            let read = self.probe.read(self.streams, READ_SLICE);
+            self.reads.push(read);
+            for (i, subject) in self.subjects.iter_mut().enumerate() {
+                let time = subject.slice(case)?;
+                seconds[i].push(time);
+                shares[i].push(subject.bytes_of(case) as f64 / time / read);
+            }
+        }
+        for (i, subject) in self.subjects.iter_mut().enumerate() {
+            let (seconds, bandwidth_share) = (median(&mut seconds[i]), median(&mut shares[i]));
+            subject.measured.push(Measured { case, seconds, bandwidth_share });
+        }
+        Ok(())
+    }
+
+    pub(super) fn finish(mut self) -> Findings {
+        Findings {
+            read: median(&mut self.reads),
+            streams: self.streams,
+            probe_bytes: self.probe.bytes(),
+            subjects: self.subjects,
+        }
+    }
+}
+
+/// Ids that stand at positions `start..start + len` of an endless text.
+fn ids(start: usize, len: usize, vocab: u32) -> Vec<TokenId> {
+    (start..start + len).map(|i| ((i * 37 + 11) % vocab as usize) as TokenId).collect()
+}
+
+/// Of a list that is not empty.
+fn median(numbers: &mut [f64]) -> f64 {
+    numbers.sort_by(f64::total_cmp);
+    numbers[numbers.len() / 2]
+}

@@ -1,0 +1,72 @@
+//! `outrider engine-bench` as a program: what it prints, and how it refuses.
+
+use std::path::Path;
+use std::process::{Command, Output};
+
+fn bench(args: &[&str]) -> Output {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    let mut command = Command::new(env!("CARGO_BIN_EXE_outrider"));
+    command.current_dir(root).arg("engine-bench").args(["--case-ms", "1", "--read-mib", "4"]).args(args);
+    command.output().expect("the program starts")
+}
+
+/// The JSON objects that it printed.
+fn documents(output: &Output) -> Vec<serde_json::Value> {
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let text = String::from_utf8_lossy(&output.stdout);
+    text.lines().map(|line| serde_json::from_str(line).expect("a JSON object on each line")).collect()
+}
+
+#[test]
+fn one_document_for_each_format() {
+    let model = ["--model", "models/demo/draft", "--weights", "bf16,int8,int4", "--json"];
+    let found = documents(&bench(&[&model[..], &["--rows", "1,4", "--context", "16,2046"]].concat()));
+    assert_eq!(found.len(), 3);
+    let bytes: Vec<u64> = found.iter().filter_map(|document| document["bytes_per_token"].as_u64()).collect();
+    assert!(bytes[0] > bytes[1] && bytes[1] > bytes[2], "{bytes:?}");
+    // Behind a context of 16, a token reads the KV of 17: 2 layers, 2 heads of 32, keys and values in bf16.
+    assert_eq!(found[0]["weight_bytes"].as_u64().map(|bytes| bytes + 17 * 512), Some(bytes[0]));
+    for document in &found {
+        assert!(document["read_gb_s"].as_f64().is_some_and(|speed| speed > 0.0));
+        let rows = document["rows"].as_array().expect("a list");
+        let shapes: Vec<_> = rows
+            .iter()
+            .map(|row| [&row["rows"], &row["sequences"], &row["context"]].map(|n| n.as_u64()))
+            .collect();
+        let shape = |rows, sequences, context| [Some(rows), Some(sequences), Some(context)];
+        assert_eq!(
+            shapes,
+            [shape(1, 1, 16), shape(4, 1, 16), shape(1, 8, 16), shape(1, 1, 2046), shape(1, 8, 2046)]
+        );
+        for row in rows {
+            assert!(
+                ["ms", "tokens_per_s", "bandwidth_share"]
+                    .iter()
+                    .all(|n| row[n].as_f64().is_some_and(|x| x > 0.0))
+            );
+        }
+        assert_eq!(document["left_out"][0]["rows"], 4);
+    }
+}
+
+#[test]
+fn random_weights_need_a_configuration_only() {
+    let found = bench(&["--model", "random:models/demo/draft/config.json", "--rows", "2", "--context", "8"]);
+    let text = String::from_utf8_lossy(&found.stdout);
+    assert!(found.status.success() && text.contains("bandwidth share"), "{text}");
+}
+
+#[test]
+fn faults_are_one_line_and_a_code() {
+    let refused = |args: &[&str], code, part: &str| {
+        let output = bench(args);
+        let text = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(code), "{text}");
+        assert!(text.lines().count() == 1 && text.contains(part), "{text}");
+    };
+    refused(&["--model", "models/demo/draft", "--weights", "int3"], 64, "int3");
+    refused(&["--model", "models/demo/draft", "--rows", "0"], 64, "--rows");
+    refused(&["--model", "models/nothing"], 1, "models/nothing");
+    refused(&["--model", "random:models/nothing.json"], 1, "models/nothing.json");
+    refused(&["--model", "models/demo/draft", "--context", "9000"], 1, "2048");
+}

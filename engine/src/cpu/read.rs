@@ -1,0 +1,43 @@
+//! Reading memory and nothing else: the yardstick of `read_probe`.
+
+use super::dispatch::Kernel;
+use super::lanes::Lanes;
+
+/// Numbers that a stream reads before the next stream's turn: four cache lines.
+pub(crate) const READ_LINE: usize = 32;
+
+/// Sums numbers in so many streams side by side, each through its own share of `part`.
+pub(crate) struct ReadSum<'a> {
+    pub(crate) part: &'a [u64],
+    pub(crate) streams: usize,
+}
+
+impl Kernel for ReadSum<'_> {
+    type Output = u64;
+
+    #[inline(always)]
+    unsafe fn run<V: Lanes>(self) -> u64 {
+        match self.streams {
+            1 => sum::<1>(self.part),
+            2 => sum::<2>(self.part),
+            _ => sum::<4>(self.part),
+        }
+    }
+}
+
+#[inline(always)]
+fn sum<const S: usize>(part: &[u64]) -> u64 {
+    let share = part.len() / S / READ_LINE * READ_LINE;
+    let mut sums = [0u64; READ_LINE];
+    let mut start = 0;
+    while start < share {
+        for stream in 0..S {
+            let at = stream * share + start;
+            for (sum, number) in sums.iter_mut().zip(&part[at..at + READ_LINE]) {
+                *sum = sum.wrapping_add(*number);
+            }
+        }
+        start += READ_LINE;
+    }
+    sums.iter().fold(0, |all, sum| all.wrapping_add(*sum))
+}

@@ -1,0 +1,90 @@
+//! What this machine can read from memory, for whoever compares a forward with it: a decode is at its limit
+//! when it reads its bytes as fast as these loops, which do nothing else.
+
+use std::ops::Range;
+use std::time::Instant;
+
+use crate::EngineError;
+use crate::cpu::{Cpu, READ_LINE, ReadSum};
+
+/// A buffer that is read again and again, a slice at a time, so that no cache holds what comes next.
+pub struct ReadProbe {
+    buffer: Vec<u64>,
+    cpu: Cpu,
+    threads: usize,
+    next: usize,
+}
+
+/// How many streams a thread may read side by side.
+const STREAMS: [usize; 3] = [1, 2, 4];
+
+impl ReadProbe {
+    /// A buffer of about `bytes`, read by `threads` threads.
+    pub fn new(bytes: usize, threads: usize) -> Result<Self, EngineError> {
+        let numbers = (bytes / size_of::<u64>()).max(1 << 16);
+        let mut buffer = Vec::new();
+        buffer
+            .try_reserve_exact(numbers)
+            .map_err(|_| EngineError::OutOfMemory { bytes: bytes as u64, purpose: "the bandwidth probe" })?;
+        // Not zeros, which the system may keep on one shared page.
+        buffer.extend((0..numbers as u64).map(|i| i ^ 0x5555));
+        Ok(Self { buffer, cpu: Cpu::new(threads)?, threads, next: 0 })
+    }
+
+    /// Bytes of the buffer.
+    pub fn bytes(&self) -> usize {
+        size_of_val(self.buffer.as_slice())
+    }
+
+    /// The number of streams that reads fastest here, each tried over the whole buffer.
+    pub fn best_streams(&mut self) -> usize {
+        let bytes = self.bytes();
+        let speed = STREAMS.map(|streams| self.read(streams, bytes));
+        (0..STREAMS.len()).max_by(|&a, &b| speed[a].total_cmp(&speed[b])).map_or(1, |best| STREAMS[best])
+    }
+
+    /// Reads about the next `bytes` of the buffer (at most all of it), each thread in so many streams, and
+    /// returns bytes a second.
+    pub fn read(&mut self, streams: usize, bytes: usize) -> f64 {
+        let piece = READ_LINE * 4 * self.threads;
+        let numbers = (bytes / size_of::<u64>()).clamp(piece, self.buffer.len()) / piece * piece;
+        if self.next + numbers > self.buffer.len() {
+            self.next = 0;
+        }
+        let part = &self.buffer[self.next..self.next + numbers];
+        self.next += numbers;
+        let share = numbers / self.threads;
+        let shares: Vec<Range<usize>> = (0..self.threads).map(|i| i * share..(i + 1) * share).collect();
+        let begin = Instant::now();
+        let sums = self
+            .cpu
+            .threads()
+            .map(&shares, |share| self.cpu.read(ReadSum { part: &part[share.clone()], streams }));
+        let seconds = begin.elapsed().as_secs_f64();
+        std::hint::black_box(sums);
+        size_of_val(part) as f64 / seconds
+    }
+}
+
+impl std::fmt::Debug for ReadProbe {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("ReadProbe").field("bytes", &self.bytes()).finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reads_whatever_the_size() {
+        for threads in [1, 3] {
+            let mut probe = ReadProbe::new(1 << 20, threads).unwrap();
+            assert!(STREAMS.contains(&probe.best_streams()));
+            for bytes in [0, 12_345, 1 << 19, 1 << 30] {
+                let speed = probe.read(2, bytes);
+                assert!(speed.is_finite() && speed > 0.0);
+            }
+        }
+    }
+}
