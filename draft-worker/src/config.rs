@@ -68,7 +68,9 @@ impl RawConfig for RawDraft {
                 Some(DraftMethod::Model)
             }
             "ngram" => {
-                faults.check("model", self.worker.model().is_none(), || "method ngram takes no model".to_owned());
+                faults.check("model", self.worker.model().is_none(), || {
+                    "method ngram takes no model".to_owned()
+                });
                 Some(DraftMethod::Ngram)
             }
             other => {

@@ -4,8 +4,8 @@
 
 use std::process::ExitCode;
 
-use service::config::{self, ENV_PREFIX};
 use draft_worker::config::{Flags, RawDraft};
+use service::config::{self, ENV_PREFIX};
 
 fn main() -> ExitCode {
     let flags: Flags = match config::parse_flags() {

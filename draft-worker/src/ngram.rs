@@ -4,8 +4,8 @@ use std::collections::VecDeque;
 
 use speculation::holding::Limits;
 use speculation::{AcceptanceMode, Draft, Proposal, ReplyBody, Role, Work};
-use worker::method::{Method, MethodStats, NeedRoom};
 use worker::Task;
+use worker::method::{Method, MethodStats, NeedRoom};
 use worker::task::Slot;
 
 /// Holds ids only; see [`speculation::ngram::propose`].

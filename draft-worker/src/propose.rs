@@ -11,7 +11,12 @@ pub struct Propose;
 
 impl Decide for Propose {
     /// `logits`: one row, behind the context or behind the last guess.
-    fn decide(&mut self, task: &mut Task, logits: &mut [f32], _vocab_size: usize) -> Result<Decision, DrawError> {
+    fn decide(
+        &mut self,
+        task: &mut Task,
+        logits: &mut [f32],
+        _vocab_size: usize,
+    ) -> Result<Decision, DrawError> {
         let start = task.step.start();
         let Work::Propose { num_draft_tokens } = task.step.work else {
             unreachable!("the holding refuses other drawing steps at a draft worker")

@@ -44,7 +44,8 @@ mod tests {
         let frame = v1::WorkerFrame { replies: (0..9).map(reply).collect(), ..v1::WorkerFrame::default() };
         let parts = split_worker_frame(frame);
         assert!(parts.iter().all(|part| part.encoded_len() <= MAX_FRAME_BYTES));
-        let ids: Vec<u64> = parts.iter().flat_map(|part| &part.replies).map(|reply| reply.sequence_id).collect();
+        let ids: Vec<u64> =
+            parts.iter().flat_map(|part| &part.replies).map(|reply| reply.sequence_id).collect();
         assert_eq!(ids, (0..9).collect::<Vec<_>>());
     }
 
@@ -52,7 +53,8 @@ mod tests {
     fn router_frames_are_split_and_closes_come_last() {
         let step = |i| v1::Step { sequence_id: i, context: vec![u32::MAX; 60_000], ..v1::Step::default() };
         let closes = vec![v1::CloseSequence { sequence_id: 1, generation: 1 }];
-        let frame = v1::RouterFrame { steps: (0..9).map(step).collect(), closes, ..v1::RouterFrame::default() };
+        let frame =
+            v1::RouterFrame { steps: (0..9).map(step).collect(), closes, ..v1::RouterFrame::default() };
         let parts = split_router_frame(frame);
         assert!(parts.iter().all(|part| part.encoded_len() <= MAX_FRAME_BYTES));
         let ids: Vec<u64> = parts.iter().flat_map(|part| &part.steps).map(|step| step.sequence_id).collect();

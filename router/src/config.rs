@@ -137,7 +137,9 @@ impl RawConfig for RawRouter {
         faults.check("tokenize_threads", (1..=64).contains(&self.tokenize_threads), || {
             format!("{} is not between 1 and 64", self.tokenize_threads)
         });
-        faults.check("target_deadline_seconds", self.target_deadline_seconds > 0, || "must be at least 1".to_owned());
+        faults.check("target_deadline_seconds", self.target_deadline_seconds > 0, || {
+            "must be at least 1".to_owned()
+        });
         Some(RouterConfig {
             http: self.http,
             grpc: self.grpc,

@@ -354,13 +354,16 @@ impl Sequence {
             (Role::Target, ReplyBody::Fed { prompt_logprobs, .. }) => {
                 self.target_fed(now, &step, prompt_logprobs)
             }
-            (Role::Draft, ReplyBody::Fed { .. }) if step.num_draft_tokens.is_none() => self.draft_fed(now, &step),
+            (Role::Draft, ReplyBody::Fed { .. }) if step.num_draft_tokens.is_none() => {
+                self.draft_fed(now, &step)
+            }
             (_, ReplyBody::NeedContext { have_len, have_spec }) => {
                 self.need_context(now, role, &step, (have_len, have_spec));
             }
             (_, ReplyBody::Refused { reason }) => self.refused(now, role, &reason),
             // Among them `fed` where a proposal was asked for: waiting on would cost every round its whole deadline.
-            (Role::Target, ReplyBody::Proposal(_)) | (Role::Draft, ReplyBody::Span(_) | ReplyBody::Fed { .. }) => {
+            (Role::Target, ReplyBody::Proposal(_))
+            | (Role::Draft, ReplyBody::Span(_) | ReplyBody::Fed { .. }) => {
                 self.broke_contract(now, role);
             }
         }

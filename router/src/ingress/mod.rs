@@ -5,8 +5,8 @@
 //! A door must never judge a value, count tokens, or know a worker.
 
 pub mod auth;
-mod debug;
 mod bounds;
+mod debug;
 pub mod grpc;
 pub mod http;
 mod json;

@@ -59,7 +59,8 @@ pub async fn connect(address: &str, router_id: u64) -> anyhow::Result<Connection
     };
     outbox.try_send(v1::RouterFrame { hello: Some(hello), ..v1::RouterFrame::default() })?;
     let attach = client.attach(ReceiverStream::new(outgoing));
-    let mut frames = tokio::time::timeout(HELLO_TIMEOUT, attach).await.context("no hello came")??.into_inner();
+    let mut frames =
+        tokio::time::timeout(HELLO_TIMEOUT, attach).await.context("no hello came")??.into_inner();
     let first = tokio::time::timeout(HELLO_TIMEOUT, frames.message()).await.context("no hello came")??;
     let hello = first.and_then(|frame| frame.hello).context("the first frame carries no hello")?;
     let role = match hello.role() {
@@ -81,7 +82,12 @@ pub async fn fetch_asset(client: &WorkerClient<Channel>, asset: &v1::Asset) -> a
     let name = &asset.name;
     ensure!(asset.size <= MAX_ASSET_BYTES, "{name} has {} bytes, at most {MAX_ASSET_BYTES}", asset.size);
     let request = v1::FetchAssetRequest { name: name.clone() };
-    let mut chunks = client.clone().fetch_asset(request).await.with_context(|| format!("cannot fetch {name}"))?.into_inner();
+    let mut chunks = client
+        .clone()
+        .fetch_asset(request)
+        .await
+        .with_context(|| format!("cannot fetch {name}"))?
+        .into_inner();
     let mut bytes = Vec::with_capacity(asset.size as usize);
     while let Some(chunk) = chunks.message().await.with_context(|| format!("cannot fetch {name}"))? {
         ensure!(bytes.len() + chunk.data.len() <= asset.size as usize, "{name} is longer than announced");

@@ -26,7 +26,8 @@ pub fn check(draft: &WorkerHello, target: &WorkerHello) -> Result<(), PairFault>
             target: target.sampling_scheme.clone(),
         });
     }
-    if !draft.tokenizer_fingerprint.is_empty() && draft.tokenizer_fingerprint != target.tokenizer_fingerprint {
+    if !draft.tokenizer_fingerprint.is_empty() && draft.tokenizer_fingerprint != target.tokenizer_fingerprint
+    {
         return Err(PairFault::Tokenizer);
     }
     Ok(())

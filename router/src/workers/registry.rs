@@ -34,7 +34,8 @@ pub async fn follow(registry: Arc<Registry>, mut members: watch::Receiver<Member
     loop {
         let listed = Arc::clone(&members.borrow_and_update());
         followed.retain(|id, (member, worker)| {
-            let stays = listed.get(id).is_some_and(|now| now.address == member.address && now.role == member.role);
+            let stays =
+                listed.get(id).is_some_and(|now| now.address == member.address && now.role == member.role);
             if !stays {
                 // Ends the connection; what ran there is replayed elsewhere.
                 let worker = worker.clone();
@@ -119,7 +120,12 @@ impl Registry {
         let key = WorkerKey(self.next_key.fetch_add(1, Ordering::Relaxed));
         let peer = Peer { role, address: member.address.clone(), hello: hello.clone(), client };
         self.greet(key, peer).await;
-        tracing::info!(role = role.as_str(), address = member.address, model = hello.model_id, "worker joined");
+        tracing::info!(
+            role = role.as_str(),
+            address = member.address,
+            model = hello.model_id,
+            "worker joined"
+        );
         let up = ConnectedWorker { key, role, address: member.address.clone(), hello, outbox };
         let mut heard = self.events.send(WorkerEvent::Up(up)).await.is_ok();
         let mut ended = Ok(());
@@ -147,8 +153,18 @@ impl Registry {
     }
 
     /// Makes the target's model known to clients: tokenizer, template and limits come from the worker itself.
-    async fn publish_model(&self, client: &WorkerClient<Channel>, hello: &v1::WorkerHello) -> anyhow::Result<()> {
-        if self.known.lock().await.models.get(&hello.model_id).is_some_and(|known| known.numerics_id == hello.numerics_id)
+    async fn publish_model(
+        &self,
+        client: &WorkerClient<Channel>,
+        hello: &v1::WorkerHello,
+    ) -> anyhow::Result<()> {
+        if self
+            .known
+            .lock()
+            .await
+            .models
+            .get(&hello.model_id)
+            .is_some_and(|known| known.numerics_id == hello.numerics_id)
         {
             return Ok(());
         }
