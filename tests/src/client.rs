@@ -1,6 +1,7 @@
 //! The tests' client: gRPC, because its answers carry token ids.
 
 use anyhow::{Context as _, ensure};
+use futures::{StreamExt as _, TryStreamExt as _, stream};
 use proto::v1;
 use proto::v1::inference_client::InferenceClient;
 use speculation::TokenId;
@@ -48,6 +49,11 @@ impl Client {
     /// The whole answer.
     pub async fn ask(&self, case: &Case) -> anyhow::Result<Answer> {
         self.open(case).await?.rest().await
+    }
+
+    /// The whole answers, in the order of the cases, `width` requests at a time.
+    pub async fn ask_all(&self, cases: &[Case], width: usize) -> anyhow::Result<Vec<Answer>> {
+        stream::iter(cases).map(|case| self.ask(case)).buffered(width).try_collect().await
     }
 
     /// The answer as it comes.

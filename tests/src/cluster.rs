@@ -18,7 +18,8 @@ use tokio_stream::wrappers::TcpListenerStream;
 use tonic::transport::Server;
 use worker::config::{DefaultPorts, RawWorker, WorkerConfig};
 
-use crate::client::Client;
+use crate::case::Case;
+use crate::client::{Answer, Client};
 use crate::faulty_wire::{FaultyWire, Tally, WireFaults};
 use crate::metrics::Page;
 use crate::pair::{self, MODEL};
@@ -215,4 +216,14 @@ fn worker_config() -> anyhow::Result<WorkerConfig> {
 
 fn any_port() -> SocketAddr {
     SocketAddr::from(([127, 0, 0, 1], 0))
+}
+
+/// What a target alone answers, without drafting: what every other way of serving the cases is compared with.
+pub async fn plain_answers(cases: &[Case], width: usize) -> anyhow::Result<Vec<Answer>> {
+    let cluster = Cluster::start(|_| ()).await?;
+    let _target = cluster.add(WorkerKind::Target).await?;
+    let plain: Vec<Case> = cases.iter().map(|case| case.with_k(0)).collect();
+    let answers = cluster.client().await?.ask_all(&plain, width).await?;
+    cluster.stop().await?;
+    Ok(answers)
 }

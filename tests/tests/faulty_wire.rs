@@ -5,10 +5,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
-use futures::{StreamExt as _, TryStreamExt as _, stream};
-use tests::case::{Case, covering_set};
-use tests::client::{Answer, Client};
-use tests::cluster::{Cluster, WorkerKind};
+use tests::case::covering_set;
+use tests::cluster::{Cluster, WorkerKind, plain_answers};
 use tests::faulty_wire::{Tally, WireFaults};
 use tests::pair::PairText;
 
@@ -26,10 +24,6 @@ fn faults(seed: u64) -> WireFaults {
     }
 }
 
-async fn ask_all(client: &Client, cases: &[Case]) -> anyhow::Result<Vec<Answer>> {
-    stream::iter(cases).map(|case| client.ask(case)).buffered(WIDTH).try_collect().await
-}
-
 fn check_tally(tally: &Tally) -> anyhow::Result<()> {
     let Tally { passed, lost, repeated, held_up, overtook } = tally;
     let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
@@ -41,14 +35,7 @@ fn check_tally(tally: &Tally) -> anyhow::Result<()> {
 #[tokio::test(flavor = "multi_thread")]
 async fn frames_lost_repeated_and_reordered_change_no_token() -> anyhow::Result<()> {
     let cases = covering_set(&PairText::load()?)?;
-    let expected = {
-        let cluster = Cluster::start(|_| ()).await?;
-        let _target = cluster.add(WorkerKind::Target).await?;
-        let plain: Vec<Case> = cases.iter().map(|case| case.with_k(0)).collect();
-        let answers = ask_all(&cluster.client().await?, &plain).await?;
-        cluster.stop().await?;
-        answers
-    };
+    let expected = plain_answers(&cases, WIDTH).await?;
     for seed in 1..=3 {
         // A lost step should cost a fraction of a second, not a minute.
         let cluster =
@@ -56,7 +43,7 @@ async fn frames_lost_repeated_and_reordered_change_no_token() -> anyhow::Result<
         let (_target, to_target) = cluster.add_behind(WorkerKind::Target, faults(seed)).await?;
         let (_draft, to_draft) = cluster.add_behind(WorkerKind::Draft, faults(seed + 100)).await?;
         let answers =
-            ask_all(&cluster.client().await?, &cases).await.with_context(|| format!("seed {seed}"))?;
+            cluster.client().await?.ask_all(&cases, WIDTH).await.with_context(|| format!("seed {seed}"))?;
         for ((case, expected), got) in cases.iter().zip(&expected).zip(&answers) {
             let (name, ids) = (&case.name, &got.token_ids);
             ensure!(

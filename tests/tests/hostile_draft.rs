@@ -7,17 +7,13 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use anyhow::{Context as _, ensure};
 use futures::{StreamExt as _, TryStreamExt as _, stream};
 use tests::case::{Case, covering_set};
-use tests::client::{Answer, Client};
-use tests::cluster::{Cluster, WorkerKind};
+use tests::client::Answer;
+use tests::cluster::{Cluster, WorkerKind, plain_answers};
 use tests::hostile::{HostileDraft, Mischief};
 use tests::pair::PairText;
 
 /// Requests of each kind, all at once.
 const REQUESTS: usize = 8;
-
-async fn ask_all(client: &Client, cases: &[Case]) -> anyhow::Result<Vec<Answer>> {
-    stream::iter(cases).map(|case| client.ask(case)).buffered(REQUESTS).try_collect().await
-}
 
 /// Asks for everything beside one hostile draft worker, and looks whether its mischief was done and came to nothing.
 async fn ask_beside(mischief: Mischief, cases: &[Case], expected: &[Answer]) -> anyhow::Result<()> {
@@ -27,7 +23,7 @@ async fn ask_beside(mischief: Mischief, cases: &[Case], expected: &[Answer]) -> 
     let misdeeds = Arc::new(AtomicU64::new(0));
     let counted = Arc::clone(&misdeeds);
     cluster.add_draft_door(|lifetime| HostileDraft::new(mischief, vocab_size, counted, lifetime)).await?;
-    let answers = ask_all(&cluster.client().await?, cases).await?;
+    let answers = cluster.client().await?.ask_all(cases, REQUESTS).await?;
     for ((case, expected), got) in cases.iter().zip(expected).zip(&answers) {
         let (name, ids) = (&case.name, &got.token_ids);
         ensure!(*ids == expected.token_ids, "{name}: {ids:?} instead of {:?}", expected.token_ids);
@@ -47,14 +43,7 @@ async fn ask_beside(mischief: Mischief, cases: &[Case], expected: &[Answer]) -> 
 #[tokio::test(flavor = "multi_thread")]
 async fn no_mischief_changes_a_token() -> anyhow::Result<()> {
     let cases: Vec<Case> = covering_set(&PairText::load()?)?.into_iter().step_by(4).take(REQUESTS).collect();
-    let expected = {
-        let cluster = Cluster::start(|_| ()).await?;
-        let _target = cluster.add(WorkerKind::Target).await?;
-        let plain: Vec<Case> = cases.iter().map(|case| case.with_k(0)).collect();
-        let answers = ask_all(&cluster.client().await?, &plain).await?;
-        cluster.stop().await?;
-        answers
-    };
+    let expected = plain_answers(&cases, REQUESTS).await?;
     // Side by side: most of them make the router wait, not work.
     stream::iter(Mischief::ALL)
         .map(|mischief| {
