@@ -29,8 +29,10 @@ pub struct LoadOptions {
     pub model_dir: PathBuf,
     /// What the weights are held as.
     pub weights: WeightFormat,
-    /// Threads that compute; 1 computes on the calling thread.
+    /// Threads that compute; 1 computes on the calling thread. Ranks share them, at least one each.
     pub threads: usize,
+    /// Ranks that the model is split over: 1, 2, 4 or 8. Changes no bit.
+    pub tensor_parallel: usize,
     /// Ceiling of KV memory; it is taken as sequences grow.
     pub kv_memory_bytes: u64,
     /// Longest sequence. `None` takes the model's own limit, or what the KV memory holds if that is less;

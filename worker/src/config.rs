@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use service::config::Faults;
 use service::process::{ProcessConfig, ProcessFlags, RawProcess};
 
-use crate::byte_size::ByteSize;
+use crate::memory::MemoryLimit;
 
 /// Flags of both kinds of worker.
 #[derive(Debug, Clone, Default, clap::Args, Serialize)]
@@ -28,7 +28,10 @@ pub struct WorkerFlags {
     /// How weights are held: auto (as stored), f32, bf16, or quantized while loading to int8 or int4
     #[arg(long, value_name = "FORMAT")]
     pub weights: Option<String>,
-    /// Most memory that KV may take, for example 2GiB
+    /// Split the model over so many ranks, 1, 2, 4 or 8; on the CPU each is a thread with a share of --threads
+    #[arg(long, value_name = "N")]
+    pub tensor_parallel: Option<usize>,
+    /// Most memory that KV may take, for example 2GiB, or 60% of what the machine or container has
     #[arg(long, value_name = "SIZE")]
     pub kv_memory: Option<String>,
     /// Longest sequence, prompt and output [default: the model's]
@@ -67,6 +70,7 @@ pub struct RawWorker {
     device: String,
     threads: Option<usize>,
     weights: String,
+    tensor_parallel: usize,
     kv_memory: String,
     max_model_len: Option<u32>,
     max_batch_rows: usize,
@@ -86,6 +90,7 @@ impl Default for RawWorker {
             device: "cpu".to_owned(),
             threads: None,
             weights: "auto".to_owned(),
+            tensor_parallel: 1,
             kv_memory: "1GiB".to_owned(),
             max_model_len: None,
             max_batch_rows: 512,
@@ -118,8 +123,10 @@ pub struct WorkerConfig {
     pub threads: usize,
     /// How weights are held.
     pub weights: WeightFormat,
-    /// Ceiling of KV memory, bytes.
-    pub kv_memory_bytes: u64,
+    /// Ranks that the model is split over.
+    pub tensor_parallel: usize,
+    /// Ceiling of KV memory.
+    pub kv_memory: MemoryLimit,
     /// Longest sequence, if shorter than the model's.
     pub max_model_len: Option<u32>,
     /// Most rows in one forward pass.
@@ -159,7 +166,10 @@ impl RawWorker {
                 None
             }
         };
-        let kv_memory = faults.parse::<ByteSize>("kv_memory", &self.kv_memory);
+        let kv_memory = faults.parse::<MemoryLimit>("kv_memory", &self.kv_memory);
+        faults.check("tensor_parallel", matches!(self.tensor_parallel, 1 | 2 | 4 | 8), || {
+            format!("{} is not 1, 2, 4 or 8", self.tensor_parallel)
+        });
         let cores = std::thread::available_parallelism().map_or(1, std::num::NonZeroUsize::get);
         let threads = self.threads.unwrap_or(cores);
         faults
@@ -180,7 +190,8 @@ impl RawWorker {
             served_model_name: self.served_model_name,
             threads,
             weights: weights?,
-            kv_memory_bytes: kv_memory?.0,
+            tensor_parallel: self.tensor_parallel,
+            kv_memory: kv_memory?,
             max_model_len: self.max_model_len,
             max_batch_rows: self.max_batch_rows,
             profile_steps: self.profile_steps,

@@ -82,7 +82,8 @@ fn load_engine(config: &WorkerConfig) -> anyhow::Result<(Engine, Assets)> {
         model_dir,
         weights: config.weights,
         threads: config.threads,
-        kv_memory_bytes: config.kv_memory_bytes,
+        tensor_parallel: config.tensor_parallel,
+        kv_memory_bytes: config.kv_memory.bytes().map_err(|reason| anyhow::anyhow!("kv_memory: {reason}"))?,
         max_model_len: config.max_model_len,
     })?;
     let info = engine.info();
