@@ -6,7 +6,7 @@ use std::collections::HashSet;
 use std::marker::PhantomData;
 use std::path::Path;
 
-use crate::block_manager::{BLOCK_SIZE, BlockManager};
+use crate::block_manager::{BLOCK_SIZE, BlockManager, Shared};
 use crate::cpu::{KERNEL_CLASS, Threads};
 use crate::forward_batch::ReservedRows;
 use crate::load::{Loaded, MAX_THREADS, load_on_cpu};
@@ -16,7 +16,7 @@ use crate::numerics_id::NumericsParts;
 use crate::options::{EngineInfo, EngineStats, LoadOptions, SequenceRows, SlotId};
 use crate::rank::Runner;
 use crate::weights::{Checkpoint, Formats, MatrixFormat, RandomTensors};
-use crate::{EngineError, Logits};
+use crate::{EngineError, Logits, TokenId};
 
 /// A loaded model and its KV. One thread uses it at a time: `Send`, not `Sync`.
 pub struct Engine {
@@ -129,14 +129,33 @@ impl Engine {
         self.blocks.blocks_needed(slot, new_tokens)
     }
 
-    /// KV blocks that nobody holds.
+    /// Lengthens a sequence that holds the first of `ids` by what equal sequences have computed, and lets others
+    /// have what it computes from now on: KV of whole blocks, under the hash of all ids before them and the isolation key
+    /// (docs/contract.md A). One id at least is left to compute. `wait` says that another open sequence, which asked
+    /// before, is about to compute what comes next: ask again after the next forward, or go on alone. A sequence that
+    /// never asks shares nothing.
+    pub fn share(&mut self, slot: SlotId, isolation_key: u64, ids: &[TokenId]) -> Shared {
+        self.blocks.share(slot, isolation_key, ids)
+    }
+
+    /// KV blocks in a sequence's table, shared ones included.
+    pub fn blocks_held(&self, slot: SlotId) -> u64 {
+        self.blocks.block_table(slot).len() as u64
+    }
+
+    /// KV blocks that nobody holds, kept prefixes included.
     pub fn free_blocks(&self) -> u64 {
         self.blocks.free_blocks()
     }
 
     /// Counters since start.
     pub fn stats(&self) -> EngineStats {
-        EngineStats { referenced_blocks: self.blocks.referenced_blocks(), ..self.stats }
+        EngineStats {
+            referenced_blocks: self.blocks.referenced_blocks(),
+            cached_blocks: self.blocks.cached_blocks(),
+            evicted_blocks: self.blocks.evicted_blocks(),
+            ..self.stats
+        }
     }
 
     /// Appends KV for every row and returns the logits asked for, in batch order. On an error nothing has
@@ -147,6 +166,7 @@ impl Engine {
 
         let reserved: Vec<ReservedRows<'_>> = batch.iter().map(|rows| reserved(&self.blocks, rows)).collect();
         let logits = Logits::new(self.runner.forward(&reserved)?, self.info.vocab_size as usize);
+        batch.iter().for_each(|rows| self.blocks.publish(rows.slot));
         self.count(batch);
         Ok(logits)
     }
@@ -186,7 +206,9 @@ impl Engine {
             batch.iter().map(|rows| self.blocks.blocks_needed(rows.slot, rows.token_ids.len() as u32)).sum();
         self.runner.grow_kv(self.blocks.high_water_mark_after(needed)?)?;
         for rows in batch {
-            self.blocks.append(rows.slot, rows.token_ids.len() as u32);
+            if let Some(copy) = self.blocks.append(rows.slot, rows.token_ids) {
+                self.runner.copy_block(copy.from, copy.to)?;
+            }
         }
         Ok(())
     }

@@ -34,6 +34,7 @@ mod rope;
 mod shard;
 mod weights;
 
+pub use block_manager::Shared;
 pub use error::EngineError;
 pub use handle::Engine;
 pub use logits::Logits;

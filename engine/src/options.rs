@@ -83,7 +83,7 @@ pub struct EngineInfo {
     pub kv_bytes_per_token: u64,
 }
 
-/// Counters since start, and one gauge.
+/// Counters since start, and gauges.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct EngineStats {
     /// Successful calls of [`crate::Engine::forward`] with at least one row.
@@ -94,4 +94,8 @@ pub struct EngineStats {
     pub kv_tokens: u64,
     /// Gauge: KV blocks held by open sequences now.
     pub referenced_blocks: u64,
+    /// Gauge: KV blocks that no sequence holds and that are kept for equal prefixes.
+    pub cached_blocks: u64,
+    /// Kept KV blocks that were reused for something else.
+    pub evicted_blocks: u64,
 }
