@@ -4,7 +4,7 @@
 //! Reading order: what a sequence is ([`spec`], [`prefix`]), what is said about it ([`step`]), how a token is drawn
 //! ([`noise`], [`logits`], [`acceptance`]), the two ends of the conversation ([`sequence`] at the router,
 //! [`holding`] at a worker), and how far to draft ([`survival`], [`cost`], [`draft_length`])
-//! and when to leave ([`gather`]).
+//! and when to leave ([`gather`]). What a pool of workers is like comes from a file ([`profile`]).
 
 #![forbid(unsafe_code)]
 
@@ -19,6 +19,7 @@ pub mod math;
 pub mod ngram;
 pub mod noise;
 pub mod prefix;
+pub mod profile;
 pub mod sequence;
 pub mod spec;
 pub mod step;
