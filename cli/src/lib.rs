@@ -9,4 +9,5 @@
 
 pub mod cluster;
 pub mod engine_bench;
+pub mod load;
 pub mod up;
