@@ -10,4 +10,5 @@
 pub mod cluster;
 pub mod engine_bench;
 pub mod plan;
+pub mod load;
 pub mod up;
