@@ -4,11 +4,12 @@
 //! Reading order: what a sequence is ([`spec`], [`prefix`]), what is said about it ([`step`]), how a token is drawn
 //! ([`noise`], [`logits`], [`acceptance`]), the two ends of the conversation ([`sequence`] at the router,
 //! [`holding`] at a worker), and how far to draft ([`survival`], [`cost`], [`draft_length`])
-//! and when to leave ([`gather`]). What a pool of workers is like comes from a file ([`profile`]).
+//! and when to leave ([`gather`]); how a worker puts what waits into forwards ([`mod@batch`]). What a pool of workers is like comes from a file ([`profile`]).
 
 #![forbid(unsafe_code)]
 
 pub mod acceptance;
+pub mod batch;
 pub mod cost;
 pub mod draft_length;
 pub mod fingerprint;
