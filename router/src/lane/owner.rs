@@ -19,6 +19,7 @@ use proto::v1;
 use service::health::Health;
 use service::shutdown::Lifetime;
 use speculation::sequence::{Action, Event, Limits, Sequence};
+use speculation::spec::lane_number;
 use speculation::{Role, SequenceId, SequenceSpec, Step, Work};
 use tokio::time::Instant;
 
@@ -150,6 +151,7 @@ impl Owner {
         self.next_sequence += 1;
         let spec = SequenceSpec {
             choice,
+            lane: lane_number(generation.task_type.as_deref().unwrap_or_default()),
             // The prompt is scored once.
             prompt_logprobs: generation.spec.prompt_logprobs.filter(|_| choice == 0),
             traceparent: service::telemetry::traceparent_of(&generation.span).unwrap_or_default(),
