@@ -9,5 +9,6 @@
 
 pub mod cluster;
 pub mod engine_bench;
+pub mod load;
 pub mod plan;
 pub mod up;
