@@ -3,36 +3,32 @@
 //! sequence), bit for bit. Row-major throughout.
 
 use crate::TokenId;
-use crate::cpu::PackedMatrix;
+use crate::cpu::{FloatMatrix, PackedMatrix};
 use crate::forward_batch::ForwardBatch;
-use crate::k_slices::KSlices;
 use crate::kv_cache::KvCache;
 use crate::rope::Rope;
 use crate::weights::Matrix;
 
 /// What inputs are multiplied with.
-#[derive(Debug, Clone)]
+#[derive(Debug)]
 pub(crate) enum LinearWeights {
-    /// `[out_i, k]` each; their outputs lie one behind the other in a row.
-    Floats(Vec<Matrix>),
-    /// All of them as one `[width, k]`.
+    Floats(FloatMatrix),
     Packed(PackedMatrix),
 }
 
-/// Matrices that share their input.
-#[derive(Debug, Clone)]
+/// Matrices that share their input, as one `[width, k]`.
+#[derive(Debug)]
 pub(crate) struct Linear {
     pub(crate) weights: LinearWeights,
     /// `[sum of out_i]`.
     pub(crate) bias: Option<Vec<f32>>,
-    pub(crate) slices: KSlices,
 }
 
 impl Linear {
     /// Length of an input row.
     pub(crate) fn k(&self) -> usize {
         match &self.weights {
-            LinearWeights::Floats(parts) => parts[0].columns(),
+            LinearWeights::Floats(matrix) => matrix.k(),
             LinearWeights::Packed(matrix) => matrix.k(),
         }
     }
@@ -40,7 +36,7 @@ impl Linear {
     /// Length of an output row.
     pub(crate) fn width(&self) -> usize {
         match &self.weights {
-            LinearWeights::Floats(parts) => parts.iter().map(Matrix::rows).sum(),
+            LinearWeights::Floats(matrix) => matrix.width(),
             LinearWeights::Packed(matrix) => matrix.width(),
         }
     }
@@ -48,7 +44,7 @@ impl Linear {
     /// Bytes that a product reads, without the activations.
     pub(crate) fn bytes(&self) -> u64 {
         let weights = match &self.weights {
-            LinearWeights::Floats(parts) => parts.iter().map(Matrix::bytes).sum(),
+            LinearWeights::Floats(matrix) => matrix.bytes(),
             LinearWeights::Packed(matrix) => matrix.bytes(),
         };
         weights + self.bias.as_ref().map_or(0, |bias| size_of_val(bias.as_slice()) as u64)

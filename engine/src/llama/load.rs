@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use crate::EngineError;
 use crate::backend::{Linear, LinearWeights, Norm};
-use crate::cpu::{PackedMatrix, Threads};
+use crate::cpu::{FloatMatrix, PackedMatrix, Threads};
 use crate::k_slices::KSlices;
 use crate::model_config::ModelConfig;
 use crate::weights::{Formats, LinearFormat, RowReader, TensorSource};
@@ -50,11 +50,11 @@ impl Llama {
         }
         let final_norm = loader.norm("model.norm.weight", config.hidden_size)?;
         let lm_head = match formats.linear {
-            LinearFormat::Float(_) if config.tie_word_embeddings => Linear {
-                weights: LinearWeights::Floats(vec![embedding.clone()]),
-                bias: None,
-                slices: KSlices::whole(config.hidden_size),
-            },
+            LinearFormat::Float(_) if config.tie_word_embeddings => {
+                let slices = KSlices::whole(config.hidden_size);
+                let packed = FloatMatrix::pack(std::slice::from_ref(&embedding), &slices, threads)?;
+                Linear { weights: LinearWeights::Floats(packed), bias: None }
+            }
             // Quantized, a tied table is there twice: as it was for looking up, and as a projection.
             _ => {
                 let tensor = if config.tie_word_embeddings { EMBEDDING } else { LM_HEAD };
@@ -149,7 +149,8 @@ impl Loader<'_> {
             LinearFormat::Float(format) => {
                 let parts =
                     tensors.iter().map(|(tensor, width)| self.source.matrix(tensor, [*width, k], format));
-                LinearWeights::Floats(parts.collect::<Result<_, _>>()?)
+                let parts = parts.collect::<Result<Vec<_>, _>>()?;
+                LinearWeights::Floats(FloatMatrix::pack(&parts, &slices, self.threads)?)
             }
             LinearFormat::Quantized(format) => {
                 let readers = tensors
@@ -161,7 +162,7 @@ impl Loader<'_> {
                 LinearWeights::Packed(PackedMatrix::pack(format, &slices, (width, &row), self.threads)?)
             }
         };
-        Ok(Linear { weights, bias: bias.map(|_| biases), slices })
+        Ok(Linear { weights, bias: bias.map(|_| biases) })
     }
 
     fn norm(&self, name: &str, width: usize) -> Result<Norm, EngineError> {
