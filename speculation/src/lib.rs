@@ -4,7 +4,8 @@
 //! Reading order: what a sequence is ([`spec`], [`prefix`]), what is said about it ([`step`]), how a token is drawn
 //! ([`noise`], [`logits`], [`acceptance`]), the two ends of the conversation ([`sequence`] at the router,
 //! [`holding`] at a worker), and how far to draft ([`survival`], [`cost`], [`draft_length`])
-//! and when to leave ([`gather`]); how a worker puts what waits into forwards ([`mod@batch`]). What a pool of workers is like comes from a file ([`profile`]).
+//! and when to leave ([`gather`]); how a worker puts what waits into forwards ([`mod@batch`]). What a pool of workers is like comes from a
+//! file ([`profile`]); all of it together is played on a virtual clock ([`simulation`]).
 
 #![forbid(unsafe_code)]
 
@@ -22,6 +23,7 @@ pub mod noise;
 pub mod prefix;
 pub mod profile;
 pub mod sequence;
+pub mod simulation;
 pub mod spec;
 pub mod step;
 pub mod survival;
