@@ -12,6 +12,7 @@
 mod backend;
 mod block_manager;
 mod cpu;
+pub mod cuda;
 mod error;
 mod forward_batch;
 mod handle;
