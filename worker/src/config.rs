@@ -9,6 +9,7 @@ use service::config::Faults;
 use service::process::{ProcessConfig, ProcessFlags, RawProcess};
 
 use crate::byte_size::ByteSize;
+use crate::compute_device::ComputeDevice;
 
 /// Flags of both kinds of worker.
 #[derive(Debug, Clone, Default, clap::Args, Serialize)]
@@ -19,8 +20,8 @@ pub struct WorkerFlags {
     /// The name that clients ask for [default: the directory's name]
     #[arg(long, value_name = "NAME")]
     pub served_model_name: Option<String>,
-    /// What computes
-    #[arg(long, value_name = "cpu")]
+    /// What computes: cpu, or GPUs as cuda:0 or cuda:0,1
+    #[arg(long, value_name = "DEVICE")]
     pub device: Option<String>,
     /// Threads that compute [default: all cores]
     #[arg(long, value_name = "N")]
@@ -114,6 +115,8 @@ pub struct WorkerConfig {
     pub model: Option<PathBuf>,
     /// The name that clients ask for, if not the directory's.
     pub served_model_name: Option<String>,
+    /// What computes.
+    pub device: ComputeDevice,
     /// Threads that compute.
     pub threads: usize,
     /// How weights are held.
@@ -144,9 +147,7 @@ impl RawWorker {
 
     /// Checks everything; `None` where there was a fault.
     pub fn validate(self, ports: DefaultPorts, faults: &mut Faults) -> Option<WorkerConfig> {
-        faults.check("device", self.device == "cpu", || {
-            format!("`{}` is not a device of this build, expected cpu", self.device)
-        });
+        let device = faults.parse::<ComputeDevice>("device", &self.device);
         let weights = match self.weights.as_str() {
             "auto" => Some(WeightFormat::AsStored),
             "f32" => Some(WeightFormat::F32),
@@ -178,6 +179,7 @@ impl RawWorker {
         Some(WorkerConfig {
             model: self.model,
             served_model_name: self.served_model_name,
+            device: device?,
             threads,
             weights: weights?,
             kv_memory_bytes: kv_memory?.0,

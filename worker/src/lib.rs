@@ -12,6 +12,7 @@
 
 pub mod assets;
 pub mod byte_size;
+pub mod compute_device;
 pub mod config;
 pub mod decide;
 pub mod device;
