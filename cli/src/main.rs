@@ -5,7 +5,7 @@
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
-use outrider_cli::{engine_bench, up};
+use outrider_cli::{engine_bench, plan, up};
 
 /// Speculative decoding with draft and target workers apart.
 #[derive(Parser)]
@@ -21,6 +21,8 @@ enum Command {
     Up(up::UpArgs),
     /// Measure what forwards cost here, beside the machine's read bandwidth.
     EngineBench(engine_bench::BenchArgs),
+    /// Work out what a pair of models needs and gives on some GPUs, from config.json alone.
+    Plan(Box<plan::PlanArgs>),
 }
 
 #[tokio::main(flavor = "current_thread")]
@@ -28,5 +30,6 @@ async fn main() -> ExitCode {
     match Cli::parse().command {
         Command::Up(args) => up::main(args).await,
         Command::EngineBench(args) => engine_bench::main(&args),
+        Command::Plan(args) => plan::main(&args),
     }
 }

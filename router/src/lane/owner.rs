@@ -22,6 +22,7 @@ use service::health::Health;
 use service::shutdown::Lifetime;
 use speculation::placement::PrefixMarks;
 use speculation::sequence::{Event, Limits, Sequence};
+use speculation::spec::lane_number;
 use speculation::{Role, SequenceId, SequenceSpec};
 use tokio::time::Instant;
 
@@ -123,7 +124,7 @@ impl Owner {
         let lane = self.around.controllers.join(LaneKey::of(generation));
         let spec = SequenceSpec {
             choice,
-            lane: lane.number,
+            lane: lane_number(&lane.key.task_type),
             // The prompt is scored once.
             prompt_logprobs: generation.spec.prompt_logprobs.filter(|_| choice == 0),
             traceparent: service::telemetry::traceparent_of(&generation.span).unwrap_or_default(),
