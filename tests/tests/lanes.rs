@@ -136,7 +136,11 @@ async fn debug_lanes_explains_every_lane_and_worker() -> anyhow::Result<()> {
     cases.push(unsaid);
     client.ask_all(&cases, 3).await?;
     let report = LanesReport::of(&cluster.http_url()).await?;
-    ensure!(report.lanes("code").len() == 4, "greedy, medium and high as asked, and high as guessed: {}", report.0);
+    ensure!(
+        report.lanes("code").len() == 4,
+        "greedy, medium and high as asked, and high as guessed: {}",
+        report.0
+    );
     ensure!(report.lanes("chat").len() == 3 && report.lanes("").is_empty(), "{}", report.0);
     for lane in report.lanes("code").into_iter().chain(report.lanes("chat")) {
         check_explained(lane).with_context(|| lane.to_string())?;

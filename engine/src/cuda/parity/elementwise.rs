@@ -8,7 +8,7 @@ use crate::cpu::{Threads, reference};
 use crate::cuda::CudaError;
 use crate::cuda::executor::{Executor, Tensor};
 use crate::cuda::ops::{Embedding, Output, RandomRows, RmsNorm, RopeKv, Swiglu};
-use crate::weights::{MatrixData, MatrixFormat, RandomTensors, TensorSource};
+use crate::weights::{MatrixData, MatrixFormat, RandomTensors, TensorPart, TensorSource};
 
 pub(super) fn cases<E: Executor>(e: &mut E, scale: Scale) -> Result<Vec<Parity>, CudaError> {
     let mut parities = vec![embedding(e, scale)?];
@@ -178,7 +178,8 @@ fn random<E: Executor>(e: &mut E, rows: usize, len: usize) -> Result<Parity, Cud
     let mut out = Tensor::zeros(e, (rows + 1) * len, "out")?;
     RandomRows { seed, name, len }.launch(e, (0, rows), (Output::Bf16(&mut out), 1))?;
     let threads = Threads::new(1).expect("one thread is the calling one");
-    let twin = RandomTensors { seed, threads: &threads }.matrix(name, [rows, len], MatrixFormat::Bf16);
+    let part = TensorPart::whole(name.to_owned(), [rows, len]);
+    let twin = RandomTensors { seed, threads: &threads }.matrix(&part, MatrixFormat::Bf16);
     let expected = match twin.expect("random tensors are always there").data() {
         MatrixData::Bf16(numbers) => numbers.as_slice().to_vec(),
         MatrixData::F32(_) => Vec::new(),
