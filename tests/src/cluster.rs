@@ -16,7 +16,7 @@ use service::shutdown::{Lifetime, Outcome};
 use tokio::net::TcpListener;
 use tokio_stream::wrappers::TcpListenerStream;
 use tonic::transport::Server;
-use worker::config::{DefaultPorts, RawWorker, WorkerConfig};
+use worker::config::{DefaultPorts, RawWorker, SyntheticConfig, WorkerConfig};
 
 use crate::case::Case;
 use crate::client::{Answer, Client};
@@ -45,6 +45,10 @@ pub enum WorkerKind {
     Draft,
     /// N-grams of the sequence itself.
     Ngram,
+    /// The target of deploy/profiles/cpu-pair.toml, which only keeps the time.
+    SyntheticTarget,
+    /// The draft of the same profile.
+    SyntheticDraft,
 }
 
 /// A worker of a cluster.
@@ -157,8 +161,8 @@ impl Cluster {
 impl WorkerKind {
     fn role(self) -> &'static str {
         match self {
-            Self::Target => TARGET,
-            Self::Draft | Self::Ngram => DRAFT,
+            Self::Target | Self::SyntheticTarget => TARGET,
+            Self::Draft | Self::Ngram | Self::SyntheticDraft => DRAFT,
         }
     }
 }
@@ -201,6 +205,16 @@ async fn start_worker(
             let config = DraftConfig { method: DraftMethod::Model, task_types: Vec::new(), worker: config };
             draft_worker::serve_with(config, discovery, own, health).await?
         }
+        WorkerKind::SyntheticTarget => {
+            config.synthetic = Some(synthetic_config()?);
+            config.served_model_name = Some(MODEL.to_owned());
+            target_worker::serve_with(config, discovery, own, health).await?
+        }
+        WorkerKind::SyntheticDraft => {
+            config.synthetic = Some(synthetic_config()?);
+            let config = DraftConfig { method: DraftMethod::Model, task_types: Vec::new(), worker: config };
+            draft_worker::serve_with(config, discovery, own, health).await?
+        }
         WorkerKind::Ngram => {
             let config = DraftConfig { method: DraftMethod::Ngram, task_types: Vec::new(), worker: config };
             draft_worker::serve_with(config, discovery, own, health).await?
@@ -212,6 +226,10 @@ async fn start_worker(
 fn worker_config() -> anyhow::Result<WorkerConfig> {
     let config = RawWorker::default().validate(DefaultPorts { listen: 0, admin: 0 }, &mut Faults::new());
     Ok(WorkerConfig { threads: 1, ..config.context("the defaults are at fault")? })
+}
+
+fn synthetic_config() -> anyhow::Result<SyntheticConfig> {
+    Ok(SyntheticConfig { profile: Arc::new(pair::profile()?), time_scale: 1.0 })
 }
 
 fn any_port() -> SocketAddr {

@@ -18,6 +18,22 @@ pub struct ForwardRows {
     pub kv_tokens: u64,
 }
 
+/// Context ids of one sequence that a step of a round may bring: after full acceptance a draft worker gets two. More are a prompt's.
+const ROUND_CONTEXT: u32 = 2;
+
+impl ForwardRows {
+    /// One more sequence in the forward: `context` ids of its context, `tail` rows behind them; `holds` KV tokens after it.
+    pub fn add(&mut self, (context, tail): (u32, u32), holds: u32) {
+        if context > ROUND_CONTEXT {
+            self.prefill_rows += context;
+        } else {
+            self.rows += context;
+        }
+        self.rows += tail;
+        self.kv_tokens += u64::from(holds);
+    }
+}
+
 /// Step times of one kind of worker.
 #[derive(Debug, Clone, PartialEq)]
 pub struct StepCurve {

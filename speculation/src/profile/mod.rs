@@ -21,8 +21,8 @@ pub use curve::{ForwardRows, StepCurve};
 /// Vocabularies larger than this are a slip of the finger.
 const VOCAB_SIZE_MAX: u32 = 1 << 20;
 
-/// A generated vocabulary has at least the tokens that end a text and frame a conversation, and something to say.
-const VOCAB_SIZE_MIN: u32 = 16;
+/// A generated vocabulary has the tokens that a model never draws, and as many that it does.
+const VOCAB_SIZE_MIN: u32 = 2 * text::RESERVED_IDS;
 
 /// More workers than this in one pool is a slip of the finger.
 const WORKERS_MAX: u32 = 4_096;

@@ -6,7 +6,7 @@ use crate::spec::lane_number;
 
 const PROFILE: &str = r#"
 name = "small"
-vocab_size = 64
+vocab_size = 1024
 max_model_len = 2048
 wire_us = 100
 noise = 0.05
@@ -98,7 +98,7 @@ fn faults_are_named_with_field_and_limit() {
             assert!(error.contains(word), "`{error}` lacks `{word}`");
         }
     };
-    check("vocab_size = 64", "vocab_size = 3", &["vocab_size is 3", "expected 16 to"]);
+    check("vocab_size = 1024", "vocab_size = 300", &["vocab_size is 300", "expected 520 to"]);
     check("noise = 0.05", "noise = 5", &["noise is 5", "0 to 1"]);
     check("wire_us = 100", "wire_us = -1", &["wire_us is -1"]);
     check("wire_us = 100", "wire_ms = 100", &["cannot be read", "unknown field `wire_ms`", "line 5"]);
@@ -118,9 +118,9 @@ fn faults_are_named_with_field_and_limit() {
 
 #[test]
 fn a_text_is_a_function_of_seed_choice_and_position() {
-    let text = SyntheticText { seed: 7, choice: 0, vocab_size: 64 };
+    let text = SyntheticText { seed: 7, choice: 0, vocab_size: 1_024 };
     let tokens: Vec<u32> = (0..2_000).map(|position| text.token(position)).collect();
-    assert!(tokens.iter().all(|id| (RESERVED_IDS..64).contains(id)));
+    assert!(tokens.iter().all(|id| (RESERVED_IDS..1_024).contains(id)));
     let differs = |other: SyntheticText| {
         (0..2_000).filter(|&position| other.token(position) != tokens[position as usize]).count()
     };
@@ -129,7 +129,7 @@ fn a_text_is_a_function_of_seed_choice_and_position() {
     for rate in [0.0, 0.3, 0.8, 1.0] {
         let right = (0..2_000).filter(|&position| text.guess(position, rate) == text.token(position)).count();
         assert!((right as f64 / 2_000.0 - rate).abs() < 0.04, "{rate}: {right} of 2000");
-        assert!((0..2_000).all(|position| (RESERVED_IDS..64).contains(&text.guess(position, rate))));
+        assert!((0..2_000).all(|position| (RESERVED_IDS..1_024).contains(&text.guess(position, rate))));
     }
 }
 

@@ -6,8 +6,12 @@
 
 use crate::TokenId;
 
-/// The first ids of a generated vocabulary end texts and frame conversations; a synthetic model never draws them.
-pub const RESERVED_IDS: u32 = 4;
+/// The first ids of a generated vocabulary end texts and frame conversations.
+pub const SPECIAL_TOKENS: [&str; 4] = ["<|end|>", "<|user|>", "<|assistant|>", "<|system|>"];
+
+/// The special tokens and the 256 single bytes that any prompt can be spelt with: a synthetic model draws none of them, so that
+/// what it says is made of whole words and no text ends but by its length.
+pub const RESERVED_IDS: u32 = SPECIAL_TOKENS.len() as u32 + 256;
 
 /// What the draws of one sequence are keyed by.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
