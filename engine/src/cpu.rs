@@ -39,7 +39,8 @@ pub(crate) use read::{READ_LINE, ReadBuffer, ReadSum};
 use threads::Shared;
 pub(crate) use threads::Threads;
 
-use crate::backend::{Angles, AttentionStep, Backend, HeadLayout, Linear, LinearWeights, Norm};
+use crate::backend::{HeadLayout, Norm};
+use crate::host::{Angles, AttentionStep, Linear, LinearWeights};
 use crate::kv_cache::{KvBlocks, KvCache, KvElement};
 use crate::weights::{Matrix, MatrixData};
 use crate::{EngineError, TokenId};
@@ -163,8 +164,9 @@ impl Cpu {
     }
 }
 
-impl Backend for Cpu {
-    fn embed(&self, table: &Matrix, token_ids: &[TokenId], out: &mut [f32]) {
+/// The operations of `backend`, on slices.
+impl Cpu {
+    pub(crate) fn embed(&self, table: &Matrix, token_ids: &[TokenId], out: &mut [f32]) {
         let width = table.columns();
         for (&id, out) in token_ids.iter().zip(out.chunks_exact_mut(width)) {
             let row = id as usize * width..(id as usize + 1) * width;
@@ -177,11 +179,11 @@ impl Backend for Cpu {
         }
     }
 
-    fn add(&self, hidden: &mut [f32], delta: &[f32]) {
+    pub(crate) fn add(&self, hidden: &mut [f32], delta: &[f32]) {
         hidden.iter_mut().zip(delta).for_each(|(hidden, delta)| *hidden += delta);
     }
 
-    fn rms_norm(&self, norm: &Norm, x: &[f32], out: &mut [f32]) {
+    pub(crate) fn rms_norm(&self, norm: &Norm, x: &[f32], out: &mut [f32]) {
         let width = norm.weight.len();
         self.for_rows(out, width, 2 * x.len(), |rows, out| {
             let x = &x[rows.start * width..rows.end * width];
@@ -189,7 +191,7 @@ impl Backend for Cpu {
         });
     }
 
-    fn norm_heads(&self, layout: HeadLayout, norms: (&Norm, &Norm), qkv: &mut [f32]) {
+    pub(crate) fn norm_heads(&self, layout: HeadLayout, norms: (&Norm, &Norm), qkv: &mut [f32]) {
         let (q, k) = norms;
         self.for_rows(qkv, layout.row_width(), 2 * qkv.len(), |_, rows| {
             for row in rows.chunks_exact_mut(layout.row_width()) {
@@ -201,7 +203,7 @@ impl Backend for Cpu {
         });
     }
 
-    fn rotate(&self, layout: HeadLayout, angles: &Angles, qkv: &mut [f32]) {
+    pub(crate) fn rotate(&self, layout: HeadLayout, angles: &Angles, qkv: &mut [f32]) {
         let half = angles.half;
         self.for_rows(qkv, layout.row_width(), 2 * qkv.len(), |rows, part| {
             for (row, numbers) in rows.zip(part.chunks_exact_mut(layout.row_width())) {
@@ -215,7 +217,7 @@ impl Backend for Cpu {
         });
     }
 
-    fn linear(&self, linear: &Linear, x: &mut [f32], out: &mut [f32]) {
+    pub(crate) fn linear(&self, linear: &Linear, x: &mut [f32], out: &mut [f32]) {
         let (k, width) = (linear.k(), linear.width());
         let rows = x.len() / k;
         assert!(
@@ -244,7 +246,7 @@ impl Backend for Cpu {
         }
     }
 
-    fn write_kv(&self, kv: &mut KvCache, step: &AttentionStep<'_>) {
+    pub(crate) fn write_kv(&self, kv: &mut KvCache, step: &AttentionStep<'_>) {
         let layout = step.layout;
         for (row, &slot) in step.qkv.chunks_exact(layout.row_width()).zip(&step.batch.slot_mapping) {
             let (keys, values) = row[layout.q_width()..].split_at(layout.kv_width());
@@ -255,14 +257,14 @@ impl Backend for Cpu {
         }
     }
 
-    fn attention(&self, kv: &KvCache, step: &AttentionStep<'_>, out: &mut [f32]) {
+    pub(crate) fn attention(&self, kv: &KvCache, step: &AttentionStep<'_>, out: &mut [f32]) {
         match kv {
             KvCache::F32(blocks) => self.attend(blocks, step, out),
             KvCache::Bf16(blocks) => self.attend(blocks, step, out),
         }
     }
 
-    fn silu_mul(&self, gate_up: &[f32], width: usize, out: &mut [f32]) {
+    pub(crate) fn silu_mul(&self, gate_up: &[f32], width: usize, out: &mut [f32]) {
         self.for_rows(out, width, gate_up.len() * EXP_WORK, |rows, out| {
             self.isa.run(SiluMul {
                 gate_up: &gate_up[rows.start * 2 * width..rows.end * 2 * width],

@@ -31,6 +31,9 @@ struct Curve {
     points: Vec<(f64, f64)>,
 }
 
+/// Rows at which workers profile themselves; a worker for which the larger ones take too long leaves them out.
+pub const PROFILED_ROWS: [u32; 10] = [1, 2, 4, 8, 16, 32, 64, 128, 256, 512];
+
 /// A target that did not profile itself: flat at first, then as steep as its rows. Only the shape matters, for what
 /// steps take corrects it.
 const ASSUMED: [(u32, u64); 3] = [(1, 10_000), (16, 12_000), (64, 30_000)];

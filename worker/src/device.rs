@@ -1,8 +1,10 @@
 //! The one thread that owns the model and all that is held: a bounded mailbox in, replies out.
 //!
 //! Each turn it drains the mailbox, admits what waits, runs one forward and answers whatever is done, so that sequences
-//! join and leave at every forward. It never touches a socket.
+//! join and leave at every forward. A forward may wait a moment for sequences that are about to come back ([`formation`]). It never
+//! touches a socket.
 
+mod formation;
 #[cfg(test)]
 mod tests;
 
@@ -15,6 +17,7 @@ use speculation::holding::{Admission, Limits};
 use speculation::{Reply, ReplyBody, SequenceId, Step};
 use tokio::sync::mpsc;
 
+use crate::device::formation::Formation;
 use crate::method::{Method, NeedRoom};
 use crate::metrics::{StepOutcome, WorkerMetrics};
 use crate::table::{Held, RouterId, SequenceKey, Table};
@@ -75,6 +78,7 @@ pub struct Device<M> {
     /// Sequences with waiting steps, oldest first.
     waiting: VecDeque<SequenceKey>,
     running: VecDeque<Task>,
+    formation: Formation,
     metrics: WorkerMetrics,
 }
 
@@ -86,8 +90,8 @@ struct Router {
 }
 
 impl<M: Method> Device<M> {
-    /// A device that holds nothing.
-    pub fn new(method: M, metrics: WorkerMetrics) -> Self {
+    /// A device that holds nothing; `step_times` is what the method's forwards take, as far as that was profiled.
+    pub fn new(method: M, step_times: &[v1::StepTimePoint], metrics: WorkerMetrics) -> Self {
         let limits = method.limits();
         Self {
             method,
@@ -96,6 +100,7 @@ impl<M: Method> Device<M> {
             routers: HashMap::new(),
             waiting: VecDeque::new(),
             running: VecDeque::new(),
+            formation: Formation::new(step_times),
             metrics,
         }
     }
@@ -111,7 +116,15 @@ impl<M: Method> Device<M> {
                 if self.waiting.is_empty() && self.running.is_empty() {
                     break;
                 }
-                self.turn();
+                self.admit_waiting();
+                match self.formation.hold(&self.running) {
+                    Some(wait) => self
+                        .formation
+                        .wait(&mut mailbox, wait)
+                        .into_iter()
+                        .for_each(|message| self.receive(message)),
+                    None => self.turn(),
+                }
             }
             self.metrics.observe(self.method.stats(), self.table.len());
         }
@@ -154,6 +167,7 @@ impl<M: Method> Device<M> {
             return self.metrics.count(StepOutcome::Stale);
         }
         held.closing = None;
+        self.formation.arrived(key, &step);
         held.waiting.push_back((step, received));
         self.waiting.push_back(key);
     }
@@ -167,17 +181,18 @@ impl<M: Method> Device<M> {
             Some(holding) if holding.generation() <= generation && held.waiting.is_empty() => {
                 let slot = held.slot;
                 self.table.remove(&key);
+                self.formation.forget(&key);
                 self.method.close(slot);
             }
             Some(_) => {}
         }
     }
 
-    /// One turn: admit, one forward, answer.
+    /// One turn: one forward, and its answers.
     fn turn(&mut self) {
-        self.admit_waiting();
         let began = Instant::now();
         let before = self.method.stats();
+        let sequences = self.running.len();
         let mut timing = v1::StepTiming::default();
         if !self.running.is_empty() {
             match self.method.advance(&mut self.running) {
@@ -187,6 +202,7 @@ impl<M: Method> Device<M> {
                     timing.kv_tokens = after.kv_tokens - before.kv_tokens;
                     timing.compute_us = began.elapsed().as_micros() as u64;
                     timing.queue_us = mean_queue_us(&finished);
+                    self.formation.ran(&timing, sequences, began.elapsed());
                     for (task, body) in finished {
                         self.finish(task, body);
                     }
@@ -251,6 +267,7 @@ impl<M: Method> Device<M> {
         match self.table.get_mut(&key) {
             Some(Held { closing: Some(_), waiting, .. }) if waiting.is_empty() => {
                 self.table.remove(&key);
+                self.formation.forget(&key);
                 self.method.close(slot);
             }
             Some(held) => held.holding = Some(holding),
@@ -289,6 +306,7 @@ impl<M: Method> Device<M> {
     }
 
     fn answer(&mut self, router: RouterId, reply: &Reply) {
+        self.formation.answered(&SequenceKey { router, sequence: reply.sequence_id });
         if let Some(router) = self.routers.get_mut(&router) {
             router.outbox.replies.push(reply_to_wire(reply));
         }

@@ -1,4 +1,4 @@
-//! The method of workers that run a model: rows of all running tasks share each forward, up to a row budget.
+//! The method of workers that run a model: rows of all running tasks share each forward, up to a row budget (`speculation::batch`).
 //!
 //! A context is run in portions, so that a long prompt does not hold up the tasks beside it; the role decides
 //! ([`Decide`]) once the context's last row has its logits.
@@ -7,6 +7,7 @@ use std::collections::{HashMap, VecDeque};
 use std::ops::Range;
 
 use engine::{Engine, EngineError, Logits, SequenceRows, SlotId};
+use speculation::batch::{Share, Waiting, form};
 use speculation::holding::Limits;
 use speculation::logits::score;
 use speculation::{ReplyBody, Role, TokenId, Work};
@@ -48,29 +49,17 @@ impl<D: Decide> ModelMethod<D> {
         Self { engine, role, vocab_size, max_batch_rows, decide, slots: HashMap::new(), next_slot: 0 }
     }
 
-    /// Portions of the next forward: tasks that draw soonest go first, up to three quarters of the rows while a prompt
-    /// waits; prompts share the rest, oldest first.
+    /// Portions of the next forward: `speculation::batch` says whose, the engine whether their KV fits.
     fn plan(&self, tasks: &VecDeque<Task>) -> Vec<Portion> {
-        let is_prompt = |task: &Task| task.context_left().len() > self.max_batch_rows / 4;
-        let reserved = if tasks.iter().any(is_prompt) { self.max_batch_rows / 4 } else { 0 };
-        let (soon, prompts): (Vec<usize>, Vec<usize>) =
-            (0..tasks.len()).partition(|&i| !is_prompt(&tasks[i]));
-        let mut plan = Vec::new();
-        let mut rows_left = self.max_batch_rows;
+        let waiting: Vec<Waiting> = tasks.iter().map(Task::waiting).collect();
         let mut blocks_left = self.engine.free_blocks();
-        for (i, reserved) in
-            soon.into_iter().map(|i| (i, reserved)).chain(prompts.into_iter().map(|i| (i, 0)))
-        {
-            let Some(portion) = portion(&tasks[i], i, rows_left.saturating_sub(reserved)) else { continue };
-            let rows = portion.token_ids.len();
-            let blocks = self.engine.blocks_needed(self.slots[&tasks[i].slot], rows as u32);
-            if blocks <= blocks_left {
-                blocks_left -= blocks;
-                rows_left = rows_left.saturating_sub(rows);
-                plan.push(portion);
-            }
-        }
-        plan
+        let shares = form(&waiting, self.max_batch_rows as u32, |index, rows| {
+            let blocks = self.engine.blocks_needed(self.slots[&tasks[index].slot], rows);
+            let fits = blocks <= blocks_left;
+            blocks_left -= if fits { blocks } else { 0 };
+            fits
+        });
+        shares.iter().map(|share| portion(&tasks[share.index], share)).collect()
     }
 
     /// What a task's logits lead to; `None` while it needs another forward.
@@ -210,35 +199,21 @@ fn take_tasks(tasks: &mut VecDeque<Task>, mut indices: Vec<usize>) -> Vec<Task> 
     taken
 }
 
-/// The ids of `task` that run next: `budget` ids of its context at most, and whole what follows the context.
-fn portion(task: &Task, index: usize, budget: usize) -> Option<Portion> {
-    if budget == 0 {
-        return None;
-    }
-    let left = task.context_left();
-    if left.is_empty() {
-        // A draft task that goes on: its last guess is the row.
-        let guess = task.guesses.token_ids.last().copied()?;
-        return Some(Portion {
-            task: index,
-            num_context: 0,
-            ends_context: true,
-            token_ids: vec![guess],
-            num_logits: 1,
-        });
-    }
-    let num_context = left.len().min(budget);
-    let ends_context = num_context == left.len();
-    let mut token_ids = left[..num_context].to_vec();
+/// The ids of `task` that run next, with the rows of logits that they need.
+fn portion(task: &Task, share: &Share) -> Portion {
+    let (num_context, ends_context) = (share.context as usize, share.ends_context);
+    let mut token_ids = task.context_left()[..num_context].to_vec();
     let mut num_logits = 0;
     if ends_context && task.step.work != Work::Feed {
+        // A draft that goes on has no context left: its last guess is the row.
+        token_ids.extend(task.guesses.token_ids.last().filter(|_| num_context == 0));
         token_ids.extend_from_slice(task.drafted());
         num_logits = 1 + task.drafted().len();
     }
     if task.is_scoring() {
         num_logits = token_ids.len();
     }
-    Some(Portion { task: index, num_context, ends_context, token_ids, num_logits })
+    Portion { task: share.index, num_context, ends_context, token_ids, num_logits }
 }
 
 /// Scores the prompt ids that follow the context ids `done` (indices into the context), whose logits start at `first_row`.

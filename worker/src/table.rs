@@ -9,11 +9,11 @@ use speculation::{SequenceId, Step};
 use crate::task::Slot;
 
 /// Names one router process; a restarted router has another.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct RouterId(pub u64);
 
 /// Names a sequence at a worker.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct SequenceKey {
     /// The router that owns it.
     pub router: RouterId,

@@ -2,6 +2,7 @@
 
 use std::time::Instant;
 
+use speculation::batch::Waiting;
 use speculation::holding::Holding;
 use speculation::step::PromptLogprobs;
 use speculation::{Draft, Reply, ReplyBody, SequenceSpec, Step, TokenId, TokenLogprobs, Work};
@@ -71,6 +72,14 @@ impl Task {
             Work::Verify { draft } => &draft.token_ids,
             Work::Feed | Work::Propose { .. } => &[],
         }
+    }
+
+    /// What it wants of the next forwards.
+    pub fn waiting(&self) -> Waiting {
+        let context = self.context_left().len() as u32;
+        // A draft that goes on brings its last guess.
+        let goes_on = context == 0 && !self.guesses.token_ids.is_empty();
+        Waiting { context, tail: self.drafted().len() as u32 + u32::from(goes_on) }
     }
 
     /// Whether ids of this step are to be scored; prompt ids only, and not the first, which nothing precedes.

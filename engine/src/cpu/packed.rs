@@ -67,6 +67,21 @@ impl PackedMatrix {
         (size_of_val(&*self.lines) + scales) as u64
     }
 
+    /// Counts K from `start` on, behind which all slices lie: input rows hold only those columns.
+    pub(crate) fn move_to_zero(&mut self, start: usize) {
+        self.layout.move_to_zero(start);
+    }
+
+    /// Leaves the channels' scales to whoever adds up the ranks' parts (docs/contract.md C1: they come after the
+    /// tree); int4 has none.
+    pub(crate) fn take_channel_scales(&mut self) -> Option<Vec<f32>> {
+        let Scales::Channel(scales) = &mut self.scales else { return None };
+        let ones = vec![1.0; scales.len()];
+        let mut scales = std::mem::replace(scales, ones);
+        scales.truncate(self.width);
+        Some(scales)
+    }
+
     fn panels(&self) -> usize {
         self.width.div_ceil(PANEL)
     }

@@ -8,12 +8,13 @@ use proptest::test_runner::RngSeed;
 
 use super::elementwise::{RmsNorm, Rotate, SiluMul};
 use super::{Cpu, FloatMatrix, PackedMatrix, Threads, reference};
-use crate::backend::{AttentionStep, Backend, HeadLayout, Linear, LinearWeights};
+use crate::backend::HeadLayout;
 use crate::block_manager::BLOCK_SIZE;
 use crate::forward_batch::{ForwardBatch, ReservedRows};
+use crate::host::{AttentionStep, Linear, LinearWeights};
 use crate::k_slices::KSlices;
 use crate::kv_cache::{KvCache, KvShape};
-use crate::weights::{Buffer, Matrix, MatrixData, QuantizedFormat};
+use crate::weights::{Matrix, MatrixData, QuantizedFormat};
 
 /// Plain numbers of about unit size, with some exact zeros and both signs of them.
 fn numbers(len: usize, seed: u64) -> Vec<f32> {
@@ -75,8 +76,8 @@ fn check_linear(product: &Product) {
     let bias = bias.then(|| numbers(width, 99));
     let matrix = |w: &Vec<f32>| {
         let data = match bf {
-            true => MatrixData::Bf16(Buffer::Owned(to_bf16(w).into())),
-            false => MatrixData::F32(Buffer::Owned(w.clone().into())),
+            true => MatrixData::from(to_bf16(w)),
+            false => MatrixData::from(w.clone()),
         };
         Matrix::new(data, [w.len() / k, k])
     };
@@ -339,7 +340,7 @@ fn a_number_that_is_not_one_stays_in_its_row() {
     let mut x = numbers(3 * k, 1);
     x[k + 5] = f32::NAN;
     let weights = numbers(20 * k, 2);
-    let data = MatrixData::F32(Buffer::Owned(weights.into()));
+    let data = MatrixData::from(weights);
     let slices = KSlices::whole(k);
     let packed =
         FloatMatrix::pack(&[Matrix::new(data, [20, k])], &slices, &Threads::new(1).unwrap()).unwrap();

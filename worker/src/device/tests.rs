@@ -65,7 +65,7 @@ struct Bench {
 impl Bench {
     fn new(total: usize) -> Self {
         let method = Blocks { total, used: HashMap::new(), next: 0 };
-        Self { device: Device::new(method, WorkerMetrics::new(&Metrics::new())), round: 0 }
+        Self { device: Device::new(method, &[], WorkerMetrics::new(&Metrics::new())), round: 0 }
     }
 
     fn open(&mut self, router: u64, stream: u64) -> mpsc::Receiver<v1::WorkerFrame> {
@@ -95,6 +95,7 @@ impl Bench {
         let frame = Message::Frame { router: RouterId(router), steps, closes, received: Instant::now() };
         self.device.receive(frame);
         while !self.device.waiting.is_empty() || !self.device.running.is_empty() {
+            self.device.admit_waiting();
             self.device.turn();
         }
     }
