@@ -12,6 +12,7 @@
 
 pub mod assets;
 pub mod config;
+pub mod credits;
 pub mod decide;
 pub mod device;
 pub mod door;
