@@ -16,7 +16,7 @@ use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
 use crate::error::RouterError;
-use crate::lane::controllers::LaneExplanation;
+use crate::lane::LanesReport;
 
 /// How many events a client may leave unread, for each choice of its request, before it is cut off. One verified span
 /// is one event, so this is some hundred thousand bytes of text a choice behind what sockets buffer already.
@@ -111,8 +111,8 @@ pub trait Lanes: Send + Sync {
     /// the first byte (no such model, no target ready, lane queue full).
     async fn submit(&self, generation: Generation) -> Result<GenerationStream, RouterError>;
 
-    /// What each lane's choice of k rests on now.
-    async fn explain(&self) -> Result<Vec<LaneExplanation>, RouterError>;
+    /// Why lanes and workers are as they are now.
+    async fn explain(&self) -> Result<LanesReport, RouterError>;
 }
 
 /// Connects a lane and a client for a generation of `num_choices` sequences.

@@ -418,7 +418,7 @@ fn draw_seed() -> u64 {
 }
 
 /// Checks what a client calls its work.
-pub(super) fn check_task_type(task_type: &str) -> Result<(), RouterError> {
+pub(crate) fn check_task_type(task_type: &str) -> Result<(), RouterError> {
     let lowercase = !task_type.contains(|c: char| c.is_ascii_uppercase());
     if is_name(task_type) && lowercase {
         return Ok(());

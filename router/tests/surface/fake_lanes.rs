@@ -8,7 +8,7 @@ use router::generation::{
     CommittedTokens, Delivery, Generation, GenerationEvent, GenerationSink, GenerationStream, Lanes,
     SpeculationUsage, channel,
 };
-use router::lane::controllers::LaneExplanation;
+use router::lane::LanesReport;
 use service::shutdown::Lifetime;
 use speculation::step::PromptLogprobs;
 use speculation::{FinishReason, TokenId, TokenLogprobs};
@@ -107,8 +107,8 @@ impl Lanes for SharedLanes {
         Ok(stream)
     }
 
-    async fn explain(&self) -> Result<Vec<LaneExplanation>, RouterError> {
-        Ok(Vec::new())
+    async fn explain(&self) -> Result<LanesReport, RouterError> {
+        Ok(LanesReport { waiting_for_target: 3, ..LanesReport::default() })
     }
 }
 
