@@ -1,6 +1,6 @@
 # Every verb is one line over cargo or a script. `make` alone prints them.
 .DEFAULT_GOAL := help
-.PHONY: help deps up test check fmt docs measure measure-lanes kernels-check gpu-check clean
+.PHONY: help deps up test check fmt fuzz docs measure measure-lanes kernels-check gpu-check clean
 
 help: ## print the verbs
 	@awk -F ': .*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -25,6 +25,9 @@ check: ## formatting and lints, warnings denied
 
 fmt: ## format the tree
 	cargo fmt --all
+
+fuzz: ## mutated checkpoints are refused or run, 20,000 of each kind (CASES=n); the gate tries 256
+	PROPTEST_CASES=$(or $(CASES),20000) cargo nextest run --locked --package outrider-engine --test load_fuzz
 
 measure: ## acceptance and time per token by task type on the bundled pair, drafting against k = 0 (ARGS="--temperature 1")
 	cargo build --locked --workspace --bins
