@@ -32,6 +32,8 @@ pub struct Task {
     pub context_done: usize,
     /// What a draft worker guessed so far.
     pub guesses: Draft,
+    /// Whether the last forward went without it, for another lane's sake.
+    pub passed_over: bool,
     /// Scores of prompt ids, when asked for.
     pub scores: Vec<TokenLogprobs>,
     /// The span that the request's trace shows for this step.
@@ -51,6 +53,7 @@ impl Task {
             started: Instant::now(),
             context_done: 0,
             guesses: Draft::default(),
+            passed_over: false,
             scores: Vec::new(),
             span,
         }

@@ -7,7 +7,7 @@ use super::outcome::LaneOutcome;
 use super::worker::{Timing, Work};
 use super::{Kind, Policy, Setup};
 use crate::Role;
-use crate::cost::WorkerCost;
+use crate::cost::{Forward, WorkerCost};
 use crate::draft_length::{DraftLength, LaneView, Load, RoundTimes};
 use crate::gather::{joining_pays, longest_wait};
 
@@ -185,8 +185,10 @@ impl Router {
             Role::Target => &mut self.targets[reply.worker],
             Role::Draft => &mut self.drafts[reply.worker],
         };
-        let context = reply.timing.kv_tokens as f64 / reply.verdicts.len() as f64;
-        peer.cost.observe_step(reply.timing.rows, context, reply.timing.took);
+        let Timing { rows, kv_tokens, sequences, took, .. } = reply.timing;
+        let sequences = f64::from(sequences.max(1));
+        let context = kv_tokens as f64 / sequences;
+        peer.cost.observe_forward(Forward { rows: f64::from(rows), sequences, context }, took);
     }
 
     fn observe_wire(&mut self, now: Duration, reply: &Reply) {
