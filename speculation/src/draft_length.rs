@@ -96,6 +96,9 @@ const GROUPS_MAX: u32 = 4;
 const SPEED_MEMORY: f64 = 32.0;
 const CHANGES_KEPT: usize = 16;
 
+/// Judged positions that it takes to say what a lane's acceptance rate is.
+const ACCEPTANCE_EVIDENCE: f64 = 32.0;
+
 /// What shares the workers with a lane now.
 #[derive(Debug, Clone, Copy, PartialEq, serde::Serialize)]
 pub struct Load {
@@ -314,6 +317,12 @@ impl DraftLength {
             return Pace::default();
         }
         Pace { tokens_per_second: f64::from(sequences) * tokens * 1e6 / micros, round_us: micros / rounds }
+    }
+
+    /// The chance that a first guess is accepted; nothing before there is evidence of it.
+    pub fn acceptance_rate(&self) -> Option<f64> {
+        let is_known = self.survival.evidence() >= ACCEPTANCE_EVIDENCE;
+        self.survival.rates(1).first().copied().filter(|_| is_known)
     }
 
     /// Everything that the next choice rests on.

@@ -19,6 +19,7 @@ fn method(max_batch_rows: usize) -> ModelMethod<Verify> {
         model_dir: Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/demo/target"),
         weights: WeightFormat::AsStored,
         threads: 1,
+        tensor_parallel: 1,
         kv_memory_bytes: 64 << 20,
         max_model_len: None,
     })

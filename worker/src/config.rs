@@ -10,7 +10,8 @@ use service::config::Faults;
 use service::process::{ProcessConfig, ProcessFlags, RawProcess};
 use speculation::profile::Profile;
 
-use crate::byte_size::ByteSize;
+use crate::compute_device::ComputeDevice;
+use crate::memory::MemoryLimit;
 
 /// Flags of both kinds of worker.
 #[derive(Debug, Clone, Default, clap::Args, Serialize)]
@@ -27,8 +28,8 @@ pub struct WorkerFlags {
     /// The name that clients ask for [default: the directory's name]
     #[arg(long, value_name = "NAME")]
     pub served_model_name: Option<String>,
-    /// What computes
-    #[arg(long, value_name = "cpu")]
+    /// What computes: cpu, or GPUs as cuda:0 or cuda:0,1
+    #[arg(long, value_name = "DEVICE")]
     pub device: Option<String>,
     /// Threads that compute [default: all cores]
     #[arg(long, value_name = "N")]
@@ -36,7 +37,10 @@ pub struct WorkerFlags {
     /// How weights are held: auto (as stored), f32, bf16, or quantized while loading to int8 or int4
     #[arg(long, value_name = "FORMAT")]
     pub weights: Option<String>,
-    /// Most memory that KV may take, for example 2GiB
+    /// Split the model over so many ranks, 1, 2, 4 or 8; on the CPU each is a thread with a share of --threads
+    #[arg(long, value_name = "N")]
+    pub tensor_parallel: Option<usize>,
+    /// Most memory that KV may take, for example 2GiB, or 60% of what the machine or container has
     #[arg(long, value_name = "SIZE")]
     pub kv_memory: Option<String>,
     /// Longest sequence, prompt and output [default: the model's]
@@ -57,10 +61,6 @@ pub struct WorkerFlags {
     /// How routers reach this worker, if not by the listen address: http://HOST:PORT
     #[arg(long, value_name = "URL")]
     pub advertise: Option<String>,
-    /// A TOML file with any of these settings, named as the flags with underscores
-    #[arg(long, value_name = "FILE")]
-    #[serde(skip)]
-    pub config: Option<PathBuf>,
     #[command(flatten)]
     #[serde(flatten)]
     #[expect(missing_docs, reason = "clap would take a doc comment here for the help of every flag below")]
@@ -77,6 +77,7 @@ pub struct RawWorker {
     device: String,
     threads: Option<usize>,
     weights: String,
+    tensor_parallel: usize,
     kv_memory: String,
     max_model_len: Option<u32>,
     max_batch_rows: usize,
@@ -98,6 +99,7 @@ impl Default for RawWorker {
             device: "cpu".to_owned(),
             threads: None,
             weights: "auto".to_owned(),
+            tensor_parallel: 1,
             kv_memory: "1GiB".to_owned(),
             max_model_len: None,
             max_batch_rows: 512,
@@ -128,12 +130,16 @@ pub struct WorkerConfig {
     pub synthetic: Option<SyntheticConfig>,
     /// The name that clients ask for, if not the directory's.
     pub served_model_name: Option<String>,
+    /// What computes.
+    pub device: ComputeDevice,
     /// Threads that compute.
     pub threads: usize,
     /// How weights are held.
     pub weights: WeightFormat,
-    /// Ceiling of KV memory, bytes.
-    pub kv_memory_bytes: u64,
+    /// Ranks that the model is split over.
+    pub tensor_parallel: usize,
+    /// Ceiling of KV memory.
+    pub kv_memory: MemoryLimit,
     /// Longest sequence, if shorter than the model's.
     pub max_model_len: Option<u32>,
     /// Most rows in one forward pass.
@@ -199,9 +205,7 @@ impl RawWorker {
 
     /// Checks everything; `None` where there was a fault.
     pub fn validate(self, ports: DefaultPorts, faults: &mut Faults) -> Option<WorkerConfig> {
-        faults.check("device", self.device == "cpu", || {
-            format!("`{}` is not a device of this build, expected cpu", self.device)
-        });
+        let device = faults.parse::<ComputeDevice>("device", &self.device);
         let weights = match self.weights.as_str() {
             "auto" => Some(WeightFormat::AsStored),
             "f32" => Some(WeightFormat::F32),
@@ -215,7 +219,10 @@ impl RawWorker {
             }
         };
         let synthetic = self.synthetic(faults);
-        let kv_memory = faults.parse::<ByteSize>("kv_memory", &self.kv_memory);
+        let kv_memory = faults.parse::<MemoryLimit>("kv_memory", &self.kv_memory);
+        faults.check("tensor_parallel", matches!(self.tensor_parallel, 1 | 2 | 4 | 8), || {
+            format!("{} is not 1, 2, 4 or 8", self.tensor_parallel)
+        });
         let cores = std::thread::available_parallelism().map_or(1, std::num::NonZeroUsize::get);
         let threads = self.threads.unwrap_or(cores);
         faults
@@ -235,9 +242,11 @@ impl RawWorker {
             model: self.model,
             synthetic,
             served_model_name: self.served_model_name,
+            device: device?,
             threads,
             weights: weights?,
-            kv_memory_bytes: kv_memory?.0,
+            tensor_parallel: self.tensor_parallel,
+            kv_memory: kv_memory?,
             max_model_len: self.max_model_len,
             max_batch_rows: self.max_batch_rows,
             profile_steps: self.profile_steps,

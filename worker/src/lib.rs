@@ -11,12 +11,13 @@
 #![forbid(unsafe_code)]
 
 pub mod assets;
-pub mod byte_size;
+pub mod compute_device;
 pub mod config;
 pub mod decide;
 pub mod device;
 pub mod door;
 pub mod facts;
+pub mod memory;
 pub mod method;
 pub mod metrics;
 pub mod model;

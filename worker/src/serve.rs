@@ -79,6 +79,7 @@ pub fn load<D: Decide>(
 
 fn load_engine(config: &WorkerConfig) -> anyhow::Result<(Engine, Assets)> {
     let model_dir = config.model.clone().context("no model was given: pass --model DIR")?;
+    config.device.check()?;
     let assets = Assets::load(&model_dir)?;
     let tokenizer = model_dir.join("tokenizer.json");
     let began = std::time::Instant::now();
@@ -86,7 +87,8 @@ fn load_engine(config: &WorkerConfig) -> anyhow::Result<(Engine, Assets)> {
         model_dir,
         weights: config.weights,
         threads: config.threads,
-        kv_memory_bytes: config.kv_memory_bytes,
+        tensor_parallel: config.tensor_parallel,
+        kv_memory_bytes: config.kv_memory.bytes().map_err(|reason| anyhow::anyhow!("kv_memory: {reason}"))?,
         max_model_len: config.max_model_len,
     })?;
     let info = engine.info();

@@ -30,6 +30,7 @@ impl Copy {
             model_dir: self.0.path().to_owned(),
             weights: WeightFormat::AsStored,
             threads: 1,
+            tensor_parallel: 1,
             kv_memory_bytes: 16 << 20,
             max_model_len: None,
         })

@@ -8,3 +8,4 @@ mod golden;
 mod limits;
 mod quantized;
 mod support;
+mod tensor_parallel;

@@ -1,0 +1,224 @@
+//! What an answer says: the bytes of one exchange read as an OpenAI stream, each piece with the moment of its arrival.
+//!
+//! Runs after the measured time. Fields that only some servers send (`usage.speculation` and `choices[].speculation` of ours, `timings` of
+//! llama.cpp) are read where they are there. Judges nothing: an odd answer is an [`Outcome`], not an error.
+
+use std::hash::{DefaultHasher, Hasher as _};
+use std::time::{Duration, Instant};
+
+use serde::Deserialize;
+
+use super::connection::{End, Exchange, Read};
+use super::sample::Outcome;
+use super::sse;
+
+/// An answer that was read.
+#[derive(Debug, Clone)]
+pub struct Answer {
+    /// Whether it counts.
+    pub outcome: Outcome,
+    /// Chunks that brought tokens, in order.
+    pub pieces: Vec<Piece>,
+    /// Prompt and output, as the server counted them.
+    pub usage: Option<(u64, u64)>,
+    /// What speculation did, as the server tells.
+    pub speculation: Option<SpeculationCounts>,
+    /// Tells texts apart.
+    pub text_hash: u64,
+}
+
+/// A chunk that brought tokens.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Piece {
+    /// When its last byte had arrived.
+    pub arrived: Instant,
+    /// How many tokens it brought, where the server says.
+    pub num_tokens: Option<u32>,
+    /// How many of them were drafted, where the server says.
+    pub num_drafted: Option<u32>,
+}
+
+/// What speculation did for one request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct SpeculationCounts {
+    /// Verifications; 0 where the server does not say.
+    pub rounds: u64,
+    /// Drafted tokens that were verified.
+    pub draft_tokens: u64,
+    /// Of these, accepted.
+    pub accepted_tokens: u64,
+}
+
+#[derive(Deserialize)]
+struct Chunk {
+    #[serde(default)]
+    choices: Vec<Choice>,
+    usage: Option<Usage>,
+    timings: Option<Timings>,
+    error: Option<serde_json::Value>,
+}
+
+#[derive(Deserialize)]
+struct Choice {
+    text: Option<String>,
+    delta: Option<Delta>,
+    finish_reason: Option<String>,
+    speculation: Option<ChunkSpeculation>,
+}
+
+#[derive(Deserialize)]
+struct Delta {
+    content: Option<String>,
+    reasoning_content: Option<String>,
+}
+
+#[derive(Deserialize)]
+struct ChunkSpeculation {
+    num_tokens: u32,
+    num_drafted: u32,
+}
+
+#[derive(Deserialize)]
+struct Usage {
+    #[serde(default)]
+    prompt_tokens: u64,
+    #[serde(default)]
+    completion_tokens: u64,
+    speculation: Option<UsageSpeculation>,
+}
+
+#[derive(Deserialize)]
+struct UsageSpeculation {
+    rounds: u64,
+    draft_tokens: u64,
+    accepted_tokens: u64,
+}
+
+/// Of llama.cpp.
+#[derive(Deserialize)]
+struct Timings {
+    prompt_n: Option<u64>,
+    predicted_n: Option<u64>,
+    draft_n: Option<u64>,
+    draft_n_accepted: Option<u64>,
+}
+
+impl Answer {
+    /// Reads an exchange.
+    pub fn of(exchange: &Exchange) -> Self {
+        let mut answer = Self {
+            outcome: Outcome::Completed,
+            pieces: Vec::new(),
+            usage: None,
+            speculation: None,
+            text_hash: 0,
+        };
+        if let Some(failure) = failure_before_events(exchange) {
+            answer.outcome = failure;
+            return answer;
+        }
+        let (mut finished, mut fault) = (false, None);
+        let mut text = DefaultHasher::new();
+        for event in sse::events(&exchange.bytes) {
+            if event.data == "[DONE]" {
+                finished = true;
+                break;
+            }
+            match serde_json::from_str::<Chunk>(&event.data) {
+                Err(error) => fault = fault.or(Some(Outcome::Malformed(error.to_string()))),
+                Ok(Chunk { error: Some(error), .. }) => {
+                    fault = fault.or(Some(Outcome::FailedInStream(error.to_string())));
+                }
+                Ok(chunk) => {
+                    finished |= chunk.choices.iter().any(|choice| choice.finish_reason.is_some());
+                    answer.take(chunk, arrival(&exchange.reads, event.complete_at), &mut text);
+                }
+            }
+        }
+        answer.text_hash = text.finish();
+        answer.outcome = match (fault, &exchange.end, finished) {
+            (Some(fault), ..) => fault,
+            (None, End::TimedOut, _) => Outcome::TimedOut,
+            (None, End::TooLong, _) => Outcome::Malformed("an answer without end".to_owned()),
+            (None, End::Broken(reason), false) => Outcome::Cut(reason.clone()),
+            (None, _, false) => Outcome::Cut("the body ended before the answer did".to_owned()),
+            (None, _, true) => Outcome::Completed,
+        };
+        answer
+    }
+
+    fn take(&mut self, chunk: Chunk, arrived: Instant, text: &mut DefaultHasher) {
+        for choice in chunk.choices {
+            let content = match (&choice.text, &choice.delta) {
+                (Some(text), _) => text.as_str(),
+                (None, Some(Delta { content: Some(content), .. })) if !content.is_empty() => content,
+                (None, Some(delta)) => delta.reasoning_content.as_deref().unwrap_or_default(),
+                (None, None) => "",
+            };
+            text.write(content.as_bytes());
+            let num_tokens = choice.speculation.as_ref().map(|counts| counts.num_tokens);
+            if !content.is_empty() || num_tokens.is_some_and(|count| count > 0) {
+                let num_drafted = choice.speculation.as_ref().map(|counts| counts.num_drafted);
+                self.pieces.push(Piece { arrived, num_tokens, num_drafted });
+            }
+        }
+        if let Some(usage) = chunk.usage {
+            self.usage = Some((usage.prompt_tokens, usage.completion_tokens));
+            if let Some(UsageSpeculation { rounds, draft_tokens, accepted_tokens }) = usage.speculation {
+                self.speculation = Some(SpeculationCounts { rounds, draft_tokens, accepted_tokens });
+            }
+        }
+        if let Some(timings) = chunk.timings {
+            let counted = timings.prompt_n.zip(timings.predicted_n);
+            self.usage = self.usage.or(counted);
+            if let Some((draft_tokens, accepted_tokens)) = timings.draft_n.zip(timings.draft_n_accepted) {
+                self.speculation = Some(SpeculationCounts { rounds: 0, draft_tokens, accepted_tokens });
+            }
+        }
+    }
+
+    /// Output tokens: as the server counted, else as its chunks say, else one a chunk.
+    pub fn output_tokens(&self) -> u64 {
+        let counted = self.usage.map(|(_, output)| output).filter(|output| *output > 0);
+        let said = || self.pieces.iter().map(|piece| u64::from(piece.num_tokens.unwrap_or(1))).sum();
+        counted.unwrap_or_else(said)
+    }
+
+    /// How many verifications were accepted at least as far as each position, the first first; `None` where chunks do not tell.
+    /// A chunk that holds back text for a later one counts as one verification with it.
+    pub fn accepted_by_position(&self) -> Option<Vec<u64>> {
+        let mut counts: Vec<u64> = Vec::new();
+        for piece in &self.pieces {
+            let drafted = piece.num_drafted? as usize;
+            counts.resize(counts.len().max(drafted), 0);
+            counts[..drafted].iter_mut().for_each(|count| *count += 1);
+        }
+        Some(counts)
+    }
+
+    /// Between pieces.
+    pub fn gaps(&self) -> impl Iterator<Item = Duration> {
+        self.pieces.windows(2).map(|pair| pair[1].arrived.saturating_duration_since(pair[0].arrived))
+    }
+}
+
+/// What went wrong before there was a stream to read.
+fn failure_before_events(exchange: &Exchange) -> Option<Outcome> {
+    match (&exchange.end, exchange.status) {
+        (End::NotConnected(reason), _) => Some(Outcome::NotConnected(reason.clone())),
+        (End::Broken(reason), None) => Some(Outcome::Cut(reason.clone())),
+        (_, None) => Some(Outcome::TimedOut),
+        (_, Some(200)) => None,
+        (_, Some(status)) => {
+            let text = String::from_utf8_lossy(&exchange.bytes);
+            let text: String = text.chars().take(200).collect();
+            Some(Outcome::Refused { status, message: text.trim().to_owned() })
+        }
+    }
+}
+
+/// When the byte before `end` had arrived.
+fn arrival(reads: &[Read], end: usize) -> Instant {
+    let i = reads.partition_point(|read| read.until < end);
+    reads[i.min(reads.len() - 1)].arrived
+}

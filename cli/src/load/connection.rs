@@ -1,0 +1,165 @@
+//! One HTTP/1.1 connection: sends a request, keeps the answer's bytes and when each piece of them arrived.
+//!
+//! Connection and answer are polled in one task, so nothing is handed between tasks before a stamp is taken. Bytes are kept as they
+//! are; reading them as events is `answer`'s job, after the run.
+
+use std::future::poll_fn;
+use std::net::SocketAddr;
+use std::pin::{Pin, pin};
+use std::task::Poll;
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use http_body_util::{BodyExt as _, Full};
+use hyper::body::Incoming;
+use hyper::client::conn::http1;
+
+use super::stamped::{StampedStream, Stamps};
+
+/// More than any answer of a text model; a server that sends without end must not fill the memory.
+const ANSWER_BYTES_MAX: usize = 32 << 20;
+
+/// What became of one request, as bytes and moments.
+#[derive(Debug)]
+pub struct Exchange {
+    /// When it should have been sent; latencies count from here.
+    pub intended: Instant,
+    /// When its last byte was handed to the operating system.
+    pub sent: Option<Instant>,
+    /// HTTP status, once there was one.
+    pub status: Option<u16>,
+    /// The answer's body.
+    pub bytes: Vec<u8>,
+    /// The pieces it came in.
+    pub reads: Vec<Read>,
+    /// How it ended.
+    pub end: End,
+    /// When that was.
+    pub ended: Instant,
+}
+
+/// A piece of an answer.
+#[derive(Debug, Clone, Copy)]
+pub struct Read {
+    /// How many bytes of the body there were with it.
+    pub until: usize,
+    /// When it had arrived at this host.
+    pub arrived: Instant,
+    /// How much later the generator read it.
+    pub noticed_after: Duration,
+}
+
+/// How an exchange ended.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum End {
+    /// The body is whole.
+    Whole,
+    /// The connection broke, with hyper's reason.
+    Broken(String),
+    /// No connection could be made.
+    NotConnected(String),
+    /// The time for one request was up.
+    TimedOut,
+    /// More bytes came than any answer has.
+    TooLong,
+}
+
+type Driver = http1::Connection<StampedStream, Full<Bytes>>;
+
+/// A connection between requests.
+pub(super) struct Connection {
+    sender: http1::SendRequest<Full<Bytes>>,
+    driver: Pin<Box<Driver>>,
+    /// The driver has ended and must not be polled again.
+    closed: bool,
+    stamps: Stamps,
+}
+
+impl Connection {
+    pub(super) async fn open(address: SocketAddr) -> Result<Self, String> {
+        let (stream, stamps) =
+            StampedStream::connect(address).await.map_err(|error| format!("{address}: {error}"))?;
+        let (sender, driver) = http1::handshake(stream).await.map_err(|error| error.to_string())?;
+        Ok(Self { sender, driver: Box::pin(driver), closed: false, stamps })
+    }
+
+    /// Whether another request can be sent; polls the connection, which may have been closed while it lay idle.
+    pub(super) async fn is_usable(&mut self) -> bool {
+        let Self { sender, driver, closed, .. } = self;
+        drive(driver, closed, sender.ready()).await.is_ok() && !*closed
+    }
+
+    /// Sends `request` and reads the answer into `exchange`, whose `end` it sets.
+    ///
+    /// Cancel safety: what was read so far stays in `exchange`; the connection must not be used again.
+    pub(super) async fn exchange(&mut self, request: http::Request<Full<Bytes>>, exchange: &mut Exchange) {
+        let Self { sender, driver, closed, stamps } = self;
+        let response = match drive(driver, closed, sender.send_request(request)).await {
+            Ok(response) => response,
+            Err(error) => {
+                exchange.end = End::Broken(error.to_string());
+                exchange.ended = Instant::now();
+                return;
+            }
+        };
+        exchange.sent = Some(stamps.last().written);
+        exchange.status = Some(response.status().as_u16());
+        let mut body: Incoming = response.into_body();
+        exchange.end = loop {
+            match drive(driver, closed, body.frame()).await {
+                None => break End::Whole,
+                Some(Err(error)) => break End::Broken(error.to_string()),
+                Some(Ok(frame)) => {
+                    let Some(data) = frame.data_ref() else { continue };
+                    exchange.bytes.extend_from_slice(data);
+                    let stamp = stamps.last();
+                    let until = exchange.bytes.len();
+                    let Some(read) = exchange.reads.last_mut().filter(|read| read.arrived == stamp.arrived)
+                    else {
+                        let (arrived, noticed_after) = (stamp.arrived, stamp.noticed_after);
+                        exchange.reads.push(Read { until, arrived, noticed_after });
+                        continue;
+                    };
+                    read.until = until;
+                }
+            }
+            if exchange.bytes.len() > ANSWER_BYTES_MAX {
+                break End::TooLong;
+            }
+        };
+        // The end came with the last bytes, or is noticed now.
+        exchange.ended = match exchange.end {
+            End::Whole => stamps.last().arrived,
+            _ => Instant::now(),
+        };
+    }
+}
+
+impl Exchange {
+    pub(super) fn new(intended: Instant) -> Self {
+        let end = End::TimedOut;
+        let (bytes, reads) = (Vec::new(), Vec::new());
+        Self { intended, sent: None, status: None, bytes, reads, end, ended: intended }
+    }
+
+    /// Whether the server had begun to answer.
+    pub(super) fn has_begun(&self) -> bool {
+        self.status.is_some()
+    }
+}
+
+/// Polls the connection until `wait` is done. What waits comes first and again after the connection, which may just have fed it.
+async fn drive<T>(driver: &mut Pin<Box<Driver>>, closed: &mut bool, wait: impl Future<Output = T>) -> T {
+    let mut wait = pin!(wait);
+    poll_fn(|cx| {
+        if let Poll::Ready(value) = wait.as_mut().poll(cx) {
+            return Poll::Ready(value);
+        }
+        // An error of the connection reaches whoever waits for it.
+        if !*closed && driver.as_mut().poll(cx).is_ready() {
+            *closed = true;
+        }
+        wait.as_mut().poll(cx)
+    })
+    .await
+}

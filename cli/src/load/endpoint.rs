@@ -1,0 +1,165 @@
+//! An OpenAI endpoint: where it is, which model it serves, and whether it is one of ours.
+//!
+//! Whatever is asked here is asked between runs and never measured.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use serde_json::Value;
+
+use super::counters::SpeculationCounters;
+use super::error::LoadError;
+
+/// For questions that are not measured.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(20);
+
+/// What an endpoint has to be told to let us in.
+#[derive(Debug, Clone, Default)]
+pub struct Access {
+    /// Sent as a bearer token.
+    pub api_key: Option<String>,
+    /// Which model to ask for, where it serves several; the first that it lists otherwise.
+    pub model: Option<String>,
+}
+
+/// Which fields an endpoint understands beyond OpenAI's.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Dialect {
+    /// Ours: `task_type`, `speculation`, counts of drafted tokens in each chunk and in `usage`.
+    Outrider,
+    /// OpenAI's alone. What vLLM and llama.cpp say of their own accord is read where it is there.
+    OpenAi,
+}
+
+/// A server that is there.
+#[derive(Debug, Clone)]
+pub struct Endpoint {
+    /// Without `/v1`, without a slash at the end.
+    base: String,
+    authority: String,
+    path: String,
+    address: SocketAddr,
+    api_key: Option<String>,
+    model: String,
+    served_by: String,
+    http: reqwest::Client,
+}
+
+impl Endpoint {
+    /// Finds out what stands at `url` (`http://HOST:PORT`, with or without `/v1`).
+    ///
+    /// # Errors
+    /// The URL is not plain HTTP, nobody answers, or there is no model.
+    pub async fn reach(url: &str, access: Access) -> Result<Self, LoadError> {
+        let bad = |reason: &str| LoadError::Url { url: url.to_owned(), reason: reason.to_owned() };
+        let base = url.trim_end_matches('/').trim_end_matches("/v1").to_owned();
+        let parsed = reqwest::Url::parse(&base).map_err(|error| bad(&error.to_string()))?;
+        if parsed.scheme() != "http" {
+            return Err(bad("only http:// is spoken here: let a proxy on this host end the TLS"));
+        }
+        let host = parsed.host_str().ok_or_else(|| bad("it has no host"))?;
+        let port = parsed.port_or_known_default().unwrap_or(80);
+        let unreachable = |reason: String| LoadError::Unreachable { url: base.clone(), reason };
+        let address = tokio::net::lookup_host((host.trim_matches(['[', ']']), port)).await;
+        let address = address.map_err(|error| unreachable(error.to_string()))?.next();
+        let http = reqwest::Client::builder().timeout(ANSWER_TIMEOUT).no_proxy().build();
+        let mut endpoint = Self {
+            authority: format!("{host}:{port}"),
+            path: parsed.path().trim_end_matches('/').to_owned(),
+            address: address.ok_or_else(|| unreachable("the host has no address".to_owned()))?,
+            api_key: access.api_key,
+            model: String::new(),
+            served_by: String::new(),
+            http: http.map_err(|error| unreachable(error.to_string()))?,
+            base,
+        };
+        if endpoint.post("/").body(()).is_err() {
+            return Err(bad("host, path or API key hold characters that no HTTP header may have"));
+        }
+        endpoint.learn_model(access.model).await?;
+        Ok(endpoint)
+    }
+
+    async fn learn_model(&mut self, wanted: Option<String>) -> Result<(), LoadError> {
+        let models = self.get("/v1/models").await?;
+        let unreachable = |reason: &str| LoadError::Unreachable {
+            url: format!("{}/v1/models", self.base),
+            reason: reason.to_owned(),
+        };
+        let models: Value =
+            serde_json::from_str(&models).map_err(|error| unreachable(&format!("not JSON: {error}")))?;
+        let list = models["data"].as_array().filter(|list| !list.is_empty());
+        let list = list.ok_or_else(|| unreachable("it lists no model"))?;
+        let name = |model: &Value| model["id"].as_str().map(str::to_owned);
+        let model = match &wanted {
+            None => &list[0],
+            Some(wanted) => list
+                .iter()
+                .find(|model| name(model).as_ref() == Some(wanted))
+                .ok_or_else(|| unreachable(&format!("it lists no model `{wanted}`")))?,
+        };
+        self.model = name(model).ok_or_else(|| unreachable("a model without an id"))?;
+        self.served_by = model["owned_by"].as_str().unwrap_or("unknown").to_owned();
+        Ok(())
+    }
+
+    /// The URL, without `/v1`.
+    pub fn url(&self) -> &str {
+        &self.base
+    }
+
+    /// The model that requests ask for.
+    pub fn model(&self) -> &str {
+        &self.model
+    }
+
+    /// Who serves it, as it says itself.
+    pub fn served_by(&self) -> &str {
+        &self.served_by
+    }
+
+    /// Which fields it understands.
+    pub fn dialect(&self) -> Dialect {
+        match self.served_by.as_str() {
+            "outrider" => Dialect::Outrider,
+            _ => Dialect::OpenAi,
+        }
+    }
+
+    /// Its totals of drafted and accepted tokens, as vLLM names them; `None` where it shows none.
+    pub async fn speculation_counters(&self) -> Option<SpeculationCounters> {
+        SpeculationCounters::parse(&self.get("/metrics").await.ok()?)
+    }
+
+    pub(super) fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// A request in the making.
+    pub(super) fn post(&self, path: &str) -> http::request::Builder {
+        let request = http::Request::post(format!("{}{path}", self.path))
+            .header(http::header::HOST, &self.authority)
+            .header(http::header::CONTENT_TYPE, "application/json")
+            .header(http::header::ACCEPT, "text/event-stream");
+        match &self.api_key {
+            Some(key) => request.header(http::header::AUTHORIZATION, format!("Bearer {key}")),
+            None => request,
+        }
+    }
+
+    async fn get(&self, path: &str) -> Result<String, LoadError> {
+        let url = format!("{}{path}", self.base);
+        let unreachable = |reason: String| LoadError::Unreachable { url: url.clone(), reason };
+        let mut request = self.http.get(&url);
+        if let Some(key) = &self.api_key {
+            request = request.bearer_auth(key);
+        }
+        let response = request.send().await.map_err(|error| unreachable(error.to_string()))?;
+        let status = response.status();
+        let text = response.text().await.map_err(|error| unreachable(error.to_string()))?;
+        match status.is_success() {
+            true => Ok(text),
+            false => Err(unreachable(format!("{status}: {}", text.trim()))),
+        }
+    }
+}

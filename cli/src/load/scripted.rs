@@ -1,0 +1,245 @@
+//! A server that answers by a script and writes down when it sent what: the judge of the generator's figures.
+//!
+//! One blocking thread a connection and the socket written by hand, so that nothing stands between a script and its log. It is
+//! no model and knows none; tests and `examples/generator_cost.rs` run it.
+
+use std::io::{self, BufRead as _, BufReader, Read as _, Write as _};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+
+/// What to do for one request.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Step {
+    /// Let time pass.
+    Wait(Duration),
+    /// Send an event with this data.
+    Event(String),
+    /// Close the connection in the midst of the body.
+    Cut,
+    /// Say nothing more until the client leaves.
+    Stall,
+}
+
+/// An answer.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Script {
+    /// HTTP status. Any other than 200 is sent with an error as its body, and no step.
+    pub status: u16,
+    /// In order.
+    pub steps: Vec<Step>,
+}
+
+impl Script {
+    /// A completion whose tokens come after these waits, one chunk each, then usage and `[DONE]`.
+    pub fn tokens(waits: &[Duration]) -> Self {
+        let mut steps = Vec::new();
+        for wait in waits {
+            steps.extend([Step::Wait(*wait), Step::token()]);
+        }
+        steps.push(Step::Event(chunk(json!([{ "index": 0, "text": "", "finish_reason": "length" }]))));
+        let usage = json!({ "prompt_tokens": 1, "completion_tokens": waits.len() });
+        steps.push(Step::Event(json!({ "choices": [], "usage": usage }).to_string()));
+        steps.push(Step::Event("[DONE]".to_owned()));
+        Self { status: 200, steps }
+    }
+
+    /// A refusal.
+    pub fn refusal(status: u16) -> Self {
+        Self { status, steps: Vec::new() }
+    }
+}
+
+impl Step {
+    /// A chunk of one token.
+    pub fn token() -> Self {
+        Self::Event(chunk(json!([{ "index": 0, "text": "x", "finish_reason": null }])))
+    }
+}
+
+fn chunk(choices: Value) -> String {
+    json!({ "id": "scripted", "object": "text_completion", "choices": choices }).to_string()
+}
+
+/// What was done for one request.
+#[derive(Debug, Clone)]
+pub struct LogEntry {
+    /// The prompt, as it came.
+    pub prompt: String,
+    /// When it had been read whole.
+    pub received: Instant,
+    /// Each event that was sent.
+    pub events: Vec<Sent>,
+}
+
+/// An event that was sent between two moments.
+#[derive(Debug, Clone)]
+pub struct Sent {
+    /// Its data.
+    pub data: String,
+    /// Before it was handed to the operating system.
+    pub before: Instant,
+    /// After.
+    pub after: Instant,
+}
+
+impl LogEntry {
+    /// The events that brought text.
+    pub fn tokens(&self) -> impl Iterator<Item = &Sent> {
+        self.events.iter().filter(|event| event.data.contains(r#""text":"x""#))
+    }
+}
+
+type ScriptOf = dyn Fn(&str) -> Script + Send + Sync;
+
+struct Shared {
+    script_of: Box<ScriptOf>,
+    log: Mutex<Vec<LogEntry>>,
+    ending: AtomicBool,
+}
+
+/// The server. It stops listening when dropped.
+pub struct ScriptedServer {
+    address: SocketAddr,
+    shared: Arc<Shared>,
+}
+
+impl ScriptedServer {
+    /// Listens on a free loopback port; `script_of` is asked with each prompt.
+    ///
+    /// # Errors
+    /// The operating system gives no port.
+    pub fn start(script_of: impl Fn(&str) -> Script + Send + Sync + 'static) -> io::Result<Self> {
+        let listener = TcpListener::bind("127.0.0.1:0")?;
+        let address = listener.local_addr()?;
+        let shared = Arc::new(Shared {
+            script_of: Box::new(script_of),
+            log: Mutex::default(),
+            ending: AtomicBool::new(false),
+        });
+        let serving = Arc::clone(&shared);
+        std::thread::spawn(move || {
+            for connection in listener.incoming() {
+                if serving.ending.load(Ordering::Relaxed) {
+                    return;
+                }
+                let Ok(connection) = connection else { continue };
+                let shared = Arc::clone(&serving);
+                // A client that left in the midst of an answer is part of what is tested.
+                std::thread::spawn(move || serve(&connection, &shared).ok());
+            }
+        });
+        Ok(Self { address, shared })
+    }
+
+    /// Where it listens.
+    pub fn url(&self) -> String {
+        format!("http://{}", self.address)
+    }
+
+    /// What was done so far, in the order in which requests came.
+    pub fn log(&self) -> Vec<LogEntry> {
+        let mut log = self.shared.log.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        log.sort_by_key(|entry| entry.received);
+        log
+    }
+}
+
+impl Drop for ScriptedServer {
+    fn drop(&mut self) {
+        self.shared.ending.store(true, Ordering::Relaxed);
+        // Wakes the listener. Where that fails there is no listener to wake.
+        drop(TcpStream::connect(self.address));
+    }
+}
+
+/// All requests of one connection.
+fn serve(connection: &TcpStream, shared: &Shared) -> io::Result<()> {
+    connection.set_nodelay(true)?;
+    let mut reader = BufReader::new(connection);
+    while let Some((path, body)) = read_request(&mut reader)? {
+        if path == "/v1/models" {
+            let list = json!({ "object": "list", "data": [{ "id": "scripted", "owned_by": "scripted" }] });
+            respond(connection, 200, &list.to_string())?;
+            continue;
+        }
+        let received = Instant::now();
+        let body: Value = serde_json::from_slice(&body).unwrap_or_default();
+        let Some(prompt) = body["prompt"].as_str() else {
+            respond(connection, 404, r#"{"error":{"message":"no such page"}}"#)?;
+            continue;
+        };
+        let script = (shared.script_of)(prompt);
+        let mut entry = LogEntry { prompt: prompt.to_owned(), received, events: Vec::new() };
+        let played = play(connection, &script, &mut entry);
+        shared.log.lock().unwrap_or_else(PoisonError::into_inner).push(entry);
+        if !played? {
+            return Ok(());
+        }
+    }
+    Ok(())
+}
+
+/// Returns whether the connection may serve another request.
+fn play(mut connection: &TcpStream, script: &Script, entry: &mut LogEntry) -> io::Result<bool> {
+    if script.status != 200 {
+        respond(connection, script.status, r#"{"error":{"message":"the script says no"}}"#)?;
+        return Ok(true);
+    }
+    let head = "HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n";
+    connection.write_all(head.as_bytes())?;
+    for step in &script.steps {
+        match step {
+            Step::Wait(time) => std::thread::sleep(*time),
+            Step::Cut => {
+                connection.shutdown(std::net::Shutdown::Both)?;
+                return Ok(false);
+            }
+            Step::Stall => {
+                // The client sends nothing more: this returns when it leaves.
+                io::copy(&mut connection, &mut io::sink())?;
+                return Ok(false);
+            }
+            Step::Event(data) => {
+                let event = format!("data: {data}\n\n");
+                let bytes = format!("{:x}\r\n{event}\r\n", event.len());
+                let before = Instant::now();
+                connection.write_all(bytes.as_bytes())?;
+                entry.events.push(Sent { data: data.clone(), before, after: Instant::now() });
+            }
+        }
+    }
+    connection.write_all(b"0\r\n\r\n")?;
+    Ok(true)
+}
+
+fn respond(mut connection: &TcpStream, status: u16, body: &str) -> io::Result<()> {
+    let len = body.len();
+    let head =
+        format!("HTTP/1.1 {status} -\r\ncontent-type: application/json\r\ncontent-length: {len}\r\n\r\n");
+    connection.write_all([head.as_bytes(), body.as_bytes()].concat().as_slice())
+}
+
+/// Path and body of the next request; `None` where the client has left.
+fn read_request(reader: &mut BufReader<&TcpStream>) -> io::Result<Option<(String, Vec<u8>)>> {
+    let mut line = String::new();
+    if reader.read_line(&mut line)? == 0 {
+        return Ok(None);
+    }
+    let path = line.split(' ').nth(1).unwrap_or_default().to_owned();
+    let mut length = 0;
+    loop {
+        line.clear();
+        reader.read_line(&mut line)?;
+        let Some((name, value)) = line.trim_end().split_once(':') else { break };
+        if name.eq_ignore_ascii_case("content-length") {
+            length = value.trim().parse().unwrap_or(0);
+        }
+    }
+    let mut body = vec![0; length];
+    reader.read_exact(&mut body)?;
+    Ok(Some((path, body)))
+}

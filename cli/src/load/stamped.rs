@@ -1,0 +1,177 @@
+//! A TCP connection that knows when its bytes arrived at this host, however late the generator comes to read them.
+//!
+//! On Linux the kernel stamps every segment as it comes in (`SO_TIMESTAMPNS`), and a read learns the stamp of the last one that it took: a
+//! generator that was kept from its CPU reads late but does not stamp late. Several segments that came before one late read share
+//! the stamp of the last. Elsewhere the stamp is the moment after the read. Nothing here looks at the bytes.
+
+use std::io::{self, IoSliceMut};
+use std::net::SocketAddr;
+use std::os::fd::AsRawFd as _;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::task::{Context, Poll, ready};
+use std::time::{Duration, Instant};
+
+use hyper::rt::ReadBufCursor;
+use tokio::io::{AsyncWrite as _, Interest};
+use tokio::net::TcpStream;
+
+/// Of one read.
+const READ_BYTES: usize = 16 << 10;
+
+/// When something last came or went on a connection.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Stamp {
+    /// When the last bytes read had arrived at this host.
+    pub(super) arrived: Instant,
+    /// How much later they were read.
+    pub(super) noticed_after: Duration,
+    /// When the last bytes were handed to the operating system.
+    pub(super) written: Instant,
+}
+
+/// Shared between the socket, which hyper owns, and whoever reads the answer.
+#[derive(Debug, Clone)]
+pub(super) struct Stamps(Arc<Mutex<Stamp>>);
+
+impl Stamps {
+    pub(super) fn last(&self) -> Stamp {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn update(&self, change: impl FnOnce(&mut Stamp)) {
+        change(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner));
+    }
+}
+
+/// The socket.
+#[derive(Debug)]
+pub(super) struct StampedStream {
+    stream: TcpStream,
+    stamps: Stamps,
+}
+
+impl StampedStream {
+    pub(super) async fn connect(address: SocketAddr) -> io::Result<(Self, Stamps)> {
+        let stream = TcpStream::connect(address).await?;
+        stream.set_nodelay(true)?;
+        ask_for_stamps(&stream)?;
+        let now = Instant::now();
+        let stamp = Stamp { arrived: now, noticed_after: Duration::ZERO, written: now };
+        let stamps = Stamps(Arc::new(Mutex::new(stamp)));
+        Ok((Self { stream, stamps: stamps.clone() }, stamps))
+    }
+}
+
+impl hyper::rt::Read for StampedStream {
+    fn poll_read(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        mut into: ReadBufCursor<'_>,
+    ) -> Poll<io::Result<()>> {
+        let mut bytes = [0; READ_BYTES];
+        let room = into.remaining().min(READ_BYTES);
+        loop {
+            ready!(self.stream.poll_read_ready(cx))?;
+            let receive = || receive(&self.stream, &mut bytes[..room]);
+            match self.stream.try_io(Interest::READABLE, receive) {
+                Ok((len, waited)) => {
+                    let now = Instant::now();
+                    self.stamps.update(|stamp| {
+                        // Clocks that were set meanwhile must not put an answer before what came before it.
+                        let earliest = stamp.arrived.max(stamp.written);
+                        let arrived = now.checked_sub(waited).unwrap_or(now).max(earliest.min(now));
+                        (stamp.arrived, stamp.noticed_after) = (arrived, now - arrived);
+                    });
+                    into.put_slice(&bytes[..len]);
+                    return Poll::Ready(Ok(()));
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => (),
+                Err(error) => return Poll::Ready(Err(error)),
+            }
+        }
+    }
+}
+
+impl hyper::rt::Write for StampedStream {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        let len = ready!(Pin::new(&mut self.stream).poll_write(cx, bytes))?;
+        self.stamps.update(|stamp| stamp.written = Instant::now());
+        Poll::Ready(Ok(len))
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(cx)
+    }
+}
+
+#[cfg(target_os = "linux")]
+fn ask_for_stamps(stream: &TcpStream) -> io::Result<()> {
+    use nix::sys::socket::{setsockopt, sockopt};
+    Ok(setsockopt(stream, sockopt::ReceiveTimestampns, &true)?)
+}
+
+/// Reads what is there, and how long ago the last of it arrived.
+#[cfg(target_os = "linux")]
+fn receive(stream: &TcpStream, bytes: &mut [u8]) -> io::Result<(usize, Duration)> {
+    use std::time::{SystemTime, UNIX_EPOCH};
+
+    use nix::sys::socket::{ControlMessageOwned, MsgFlags, recvmsg};
+    use nix::sys::time::TimeSpec;
+
+    let mut control = nix::cmsg_space!(TimeSpec);
+    let mut parts = [IoSliceMut::new(bytes)];
+    let message = recvmsg::<()>(stream.as_raw_fd(), &mut parts, Some(&mut control), MsgFlags::empty())?;
+    let arrived = message.cmsgs()?.find_map(|part| match part {
+        ControlMessageOwned::ScmTimestampns(at) => Some(Duration::from(at)),
+        _ => None,
+    });
+    // No stamp came (the very first packets after the kernel was asked): now is all that is known.
+    let waited = arrived.and_then(|at| SystemTime::now().duration_since(UNIX_EPOCH + at).ok());
+    Ok((message.bytes, waited.unwrap_or_default()))
+}
+
+#[cfg(not(target_os = "linux"))]
+fn ask_for_stamps(_: &TcpStream) -> io::Result<()> {
+    Ok(())
+}
+
+#[cfg(not(target_os = "linux"))]
+fn receive(stream: &TcpStream, bytes: &mut [u8]) -> io::Result<(usize, Duration)> {
+    Ok((stream.try_read(bytes)?, Duration::ZERO))
+}
+
+#[cfg(all(test, target_os = "linux"))]
+mod tests {
+    use std::io::Write as _;
+
+    use super::*;
+
+    /// The reader sleeps on the job for 300 ms; what it reads then is stamped with the moment of its arrival.
+    #[tokio::test]
+    async fn a_late_read_is_stamped_with_the_arrival() {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let (mut stream, stamps) = StampedStream::connect(listener.local_addr().unwrap()).await.unwrap();
+        let (mut peer, _) = listener.accept().unwrap();
+        // The kernel begins to stamp a moment after it was first asked.
+        std::thread::sleep(Duration::from_millis(100));
+        let before = Instant::now();
+        peer.write_all(b"hello").unwrap();
+        let after = Instant::now();
+        std::thread::sleep(Duration::from_millis(300));
+        let mut room = [0; 64];
+        let mut buffer = hyper::rt::ReadBuf::new(&mut room);
+        std::future::poll_fn(|cx| hyper::rt::Read::poll_read(Pin::new(&mut stream), cx, buffer.unfilled()))
+            .await
+            .unwrap();
+        assert_eq!(buffer.filled(), b"hello");
+        let stamp = stamps.last();
+        let slack = Duration::from_millis(5);
+        assert!(stamp.arrived + slack > before && stamp.arrived < after + slack, "{stamp:?} {before:?}");
+        assert!(stamp.noticed_after > Duration::from_millis(250), "{stamp:?}");
+    }
+}

@@ -1,0 +1,216 @@
+//! The load generator against a scripted server: every figure is right within 2%, as judged by the server's own log of what it
+//! sent when; and what goes wrong is counted as what it is.
+//!
+//! Nothing is compared with the delays of the script: a busy machine may stretch them, and the log says by how much.
+
+use std::time::{Duration, Instant};
+
+use outrider_cli::load::prompts::Content;
+use outrider_cli::load::sample::Outcome;
+use outrider_cli::load::scripted::{LogEntry, Script, ScriptedServer, Step};
+use outrider_cli::load::{
+    Client, Endpoint, FigureOptions, Figures, Prompt, Request, Run, Sample, Schedule, Settings, Slo,
+};
+
+/// Of what the log says.
+const TOLERANCE: f64 = 0.02;
+
+const fn ms(count: u64) -> Duration {
+    Duration::from_millis(count)
+}
+
+/// Waits of 50 ms and more that differ from request to request.
+fn waits(request: u64) -> Vec<Duration> {
+    let first = 60 + request * 37 % 240;
+    let tokens = 3 + request % 4;
+    (0..tokens).map(|i| if i == 0 { ms(first) } else { ms(50 + (request * 13 + i * 29) % 50) }).collect()
+}
+
+/// The prompts `0`, `1`, ...
+fn requests(endpoint: &Endpoint, count: usize) -> Vec<Request> {
+    let prompt = |i: usize| Prompt { task: "chat".to_owned(), content: Content::Prompt(i.to_string()) };
+    (0..count).map(|i| Settings::default().request(endpoint, &prompt(i))).collect()
+}
+
+async fn client(server: &ScriptedServer) -> Client {
+    Client::new(Endpoint::reach(&server.url(), Default::default()).await.expect("the server answers"))
+}
+
+/// The entry of each request, in their order.
+fn entries(server: &ScriptedServer, count: usize) -> Vec<LogEntry> {
+    let log = server.log();
+    let of = |i: usize| log.iter().find(|entry| entry.prompt == i.to_string());
+    (0..count).map(|i| of(i).expect("an entry for each request").clone()).collect()
+}
+
+/// One request's times by the log, seconds from `intended`: of each token.
+fn token_times(entry: &LogEntry, intended: Instant) -> Vec<f64> {
+    entry.tokens().map(|sent| (sent.after - intended).as_secs_f64()).collect()
+}
+
+fn percentile(values: &[f64], p: f64) -> f64 {
+    let mut values = values.to_vec();
+    values.sort_by(f64::total_cmp);
+    let at = p / 100.0 * (values.len() - 1) as f64;
+    let (low, high) = (values[at.floor() as usize], values[at.ceil() as usize]);
+    low + (high - low) * at.fract()
+}
+
+/// All figures of `run` against those computed here from the log.
+fn judge(run: &Run, requests: &[Request], log: &[LogEntry]) {
+    let slo = Slo { ttft: Some(ms(200)), tpot: Some(ms(90)), e2el: None };
+    let samples = run.samples(requests);
+    let figures = Figures::of(&samples, run.duration(), &FigureOptions { slo, seed: 1 });
+    assert_eq!(figures.completed, requests.len(), "{:?}", figures.failures);
+
+    let times: Vec<Vec<f64>> = log
+        .iter()
+        .zip(&run.exchanges)
+        .map(|(entry, exchange)| token_times(entry, exchange.intended))
+        .collect();
+    let last = |times: &Vec<f64>| *times.last().expect("every script has tokens");
+    let ttft: Vec<f64> = times.iter().map(|times| times[0]).collect();
+    let tpot: Vec<f64> =
+        times.iter().map(|times| (last(times) - times[0]) / (times.len() - 1) as f64).collect();
+    let itl: Vec<f64> =
+        times.iter().flat_map(|times| times.windows(2).map(|pair| pair[1] - pair[0])).collect();
+    let e2el: Vec<f64> = times.iter().map(last).collect();
+    let ended = log.iter().filter_map(|entry| entry.events.last()).map(|event| event.after).max();
+    let duration = (ended.expect("events were sent") - run.began).as_secs_f64();
+    let tokens: usize = times.iter().map(Vec::len).sum();
+    // A request that lies within 2% of a limit may count either way.
+    let good = |slack: f64| {
+        let kept = |(ttft, tpot): (&f64, &f64)| *ttft <= 0.2 * slack && *tpot <= 0.09 * slack;
+        ttft.iter().zip(&tpot).filter(|pair| kept(*pair)).count() as f64 / duration
+    };
+    let (least, most) = (good(1.0 - TOLERANCE), good(1.0 + TOLERANCE));
+
+    let json = serde_json::Value::Object(figures.to_json());
+    let check = |field: &str, expected: f64| {
+        let found = json[field].as_f64().unwrap_or(f64::NAN);
+        assert!((found / expected - 1.0).abs() <= TOLERANCE, "{field}: {found}, by the log {expected}");
+    };
+    for (name, values) in [("ttft", &ttft), ("tpot", &tpot), ("itl", &itl), ("e2el", &e2el)] {
+        check(&format!("mean_{name}_ms"), values.iter().sum::<f64>() / values.len() as f64 * 1e3);
+        check(&format!("median_{name}_ms"), percentile(values, 50.0) * 1e3);
+        check(&format!("p90_{name}_ms"), percentile(values, 90.0) * 1e3);
+        check(&format!("p99_{name}_ms"), percentile(values, 99.0) * 1e3);
+    }
+    check("duration", duration);
+    check("request_throughput", requests.len() as f64 / duration);
+    check("output_throughput", tokens as f64 / duration);
+    let goodput = figures.request_goodput.expect("an objective was given");
+    assert!(
+        goodput >= least * (1.0 - TOLERANCE) && goodput <= most * (1.0 + TOLERANCE),
+        "goodput {goodput}, by the log {least} to {most}"
+    );
+    assert!(least > 0.0 && most < requests.len() as f64 / duration, "the objective must part the requests");
+}
+
+#[tokio::test]
+async fn closed_loop_figures_are_the_servers() {
+    let server = ScriptedServer::start(|prompt| Script::tokens(&waits(prompt.parse().unwrap_or(0)))).unwrap();
+    let client = client(&server).await;
+    let requests = requests(client.endpoint(), 24);
+    let run = client.drive(&requests, &Schedule::Closed { concurrency: 4 }, |_| ()).await;
+    let log = entries(&server, 24);
+    judge(&run, &requests, &log);
+    // Never more than four at a time, by the server's log.
+    for entry in &log {
+        let open = |other: &&LogEntry| {
+            let end = other.events.last().map_or(other.received, |event| event.before);
+            other.received <= entry.received && entry.received < end
+        };
+        assert!(log.iter().filter(open).count() <= 4);
+    }
+}
+
+/// Requests leave at drawn moments whatever the answers do, and count from those moments.
+#[tokio::test]
+async fn open_loop_figures_are_the_servers() {
+    let server = ScriptedServer::start(|prompt| Script::tokens(&waits(prompt.parse().unwrap_or(0)))).unwrap();
+    let client = client(&server).await;
+    let requests = requests(client.endpoint(), 24);
+    let schedule = Schedule::poisson(12.0, 24, 5);
+    let run = client.drive(&requests, &schedule, |_| ()).await;
+    let Schedule::Open { send_after } = schedule else { unreachable!() };
+    for (exchange, after) in run.exchanges.iter().zip(send_after) {
+        assert_eq!(exchange.intended, run.began + after);
+    }
+    judge(&run, &requests, &entries(&server, 24));
+}
+
+/// A generator that is kept from its CPU for 40 ms whenever an answer ends reads late; its figures are those of the arrival.
+#[cfg(target_os = "linux")]
+#[tokio::test]
+async fn a_generator_that_reads_late_flatters_nobody() {
+    let server = ScriptedServer::start(|prompt| Script::tokens(&waits(prompt.parse().unwrap_or(0)))).unwrap();
+    let client = client(&server).await;
+    let requests = requests(client.endpoint(), 24);
+    let schedule = Schedule::poisson(12.0, 24, 5);
+    let run = client.drive(&requests, &schedule, |_| std::thread::sleep(ms(40))).await;
+    let late = run.exchanges.iter().flat_map(|exchange| &exchange.reads);
+    let latest = late.map(|read| read.noticed_after).max();
+    assert!(latest > Some(ms(15)), "no read was late: {latest:?}");
+    judge(&run, &requests, &entries(&server, 24));
+}
+
+/// What a server that holds every request back for as long as the ones before it take does to an open loop: the queue counts.
+#[tokio::test]
+async fn a_stalled_server_does_not_hide_its_queue() {
+    let gate = std::sync::Mutex::new(());
+    let server = ScriptedServer::start(move |_| {
+        let _one_at_a_time = gate.lock();
+        std::thread::sleep(ms(100));
+        Script::tokens(&[ms(50)])
+    })
+    .unwrap();
+    let client = client(&server).await;
+    let requests = requests(client.endpoint(), 10);
+    let send_after = (0..10).map(|i| ms(10 * i)).collect();
+    let run = client.drive(&requests, &Schedule::Open { send_after }, |_| ()).await;
+    let e2el: Vec<Duration> = run.samples(&requests).iter().map(|sample| sample.e2el).collect();
+    // The last one is served after a second at the earliest and was meant to leave after 90 ms.
+    assert!(e2el.iter().max() >= Some(&ms(950)), "{e2el:?}");
+    let log = entries(&server, 10);
+    for ((entry, exchange), found) in log.iter().zip(&run.exchanges).zip(&e2el) {
+        let expected = token_times(entry, exchange.intended)[0];
+        assert!(
+            (found.as_secs_f64() / expected - 1.0).abs() <= TOLERANCE,
+            "{found:?}, by the log {expected}"
+        );
+    }
+}
+
+#[tokio::test]
+async fn what_goes_wrong_is_counted_as_what_it_is() {
+    let error = r#"{"error":{"message":"out of memory"}}"#.to_owned();
+    let server = ScriptedServer::start(move |prompt| match prompt {
+        "0" => Script::refusal(429),
+        "1" => Script { status: 200, steps: vec![Step::token(), Step::Wait(ms(50)), Step::Cut] },
+        "2" => Script { status: 200, steps: vec![Step::token(), Step::Stall] },
+        "3" => Script { status: 200, steps: vec![Step::token(), Step::Event(error.clone())] },
+        "4" => Script { status: 200, steps: vec![Step::Event("{".to_owned()), Step::token()] },
+        "5" => Script { status: 200, steps: vec![Step::token(), Step::token()] },
+        _ => Script::tokens(&[ms(50), ms(50)]),
+    })
+    .unwrap();
+    let client = client(&server).await.with_timeout(ms(1500));
+    let requests = requests(client.endpoint(), 8);
+    let run = client.drive(&requests, &Schedule::Closed { concurrency: 8 }, |_| ()).await;
+    let samples = run.samples(&requests);
+    let words: Vec<&str> = samples.iter().map(|sample: &Sample| sample.outcome.word()).collect();
+    let expected =
+        ["refused", "cut", "timed out", "failed in stream", "malformed", "cut", "completed", "completed"];
+    assert_eq!(words, expected);
+    assert!(matches!(samples[0].outcome, Outcome::Refused { status: 429, .. }));
+    let figures = Figures::of(&samples, run.duration(), &FigureOptions::default());
+    assert_eq!((figures.num_prompts, figures.completed, figures.total_output_tokens), (8, 2, 4));
+
+    drop(server);
+    let without_connections = Client::new(client.endpoint().clone()).with_timeout(ms(1500));
+    let nobody =
+        without_connections.drive(&requests[..1], &Schedule::Closed { concurrency: 1 }, |_| ()).await;
+    let word = nobody.samples(&requests)[0].outcome.word();
+    assert!(["not connected", "cut"].contains(&word), "{word}");
+}
