@@ -112,7 +112,7 @@ impl Router {
     }
 
     /// A new sequence, at the least loaded workers.
-    pub(super) fn join(&mut self, kind: usize) -> usize {
+    pub(super) fn join(&mut self, kind: usize, len: u32) -> usize {
         let least = |peers: &mut Vec<Peer>| {
             let least = (0..peers.len()).min_by_key(|&i| peers[i].sequences).unwrap_or_default();
             peers[least].sequences += 1;
@@ -120,13 +120,16 @@ impl Router {
         };
         let lane = if self.lanes.len() == 1 { 0 } else { kind };
         self.lanes[lane].sequences += 1;
+        if self.lanes[lane].context == 0.0 {
+            self.lanes[lane].context = f64::from(len);
+        }
         self.num_sequences += 1;
         self.sequences.push(Routed {
             kind,
             lane,
             target: least(&mut self.targets),
             draft: least(&mut self.drafts),
-            len: 0,
+            len,
             begun_at: Duration::ZERO,
             verify_at: Duration::ZERO,
             k: None,
