@@ -128,6 +128,7 @@ pub fn load(
         model_dir: directory.to_owned(),
         weights: weights.format(),
         threads: args.threads.get(),
+        tensor_parallel: 1,
         kv_memory_bytes: KV_MEMORY_BYTES,
         max_model_len: None,
     };
