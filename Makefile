@@ -33,8 +33,8 @@ measure: ## acceptance and time per token by task type on the bundled pair, draf
 	cargo build --locked --workspace --bins
 	@"$${CARGO_TARGET_DIR:-target}/debug/acceptance-table" $(ARGS)
 
-measure-lanes: ## the choice of k on a virtual clock, against every fixed k and against none (simulated; ARGS=quick)
-	cargo run --locked --package outrider-speculation --example lanes_sim -- $(ARGS)
+measure-lanes: ## lanes on a virtual clock: every fixed k, none, mixed traffic, overlap, scale (simulated; PROFILE=FILE ARGS="quick map")
+	cargo run --locked --package outrider-speculation --example lanes_sim -- $(ARGS) $(PROFILE)
 
 kernels-check: ## every CUDA kernel compiled for every architecture that is served, with registers and spills; no GPU needed
 	@cargo build --locked --package outrider-engine --example kernels_check
