@@ -3,10 +3,12 @@
 //! [`cluster`] starts router and workers as operating-system processes, watches them and tears them down; end-to-end tests
 //! use it as it is. [`up`] is the subcommand on top: checks first, progress, one ready line, logs, an orderly end.
 //! [`engine_bench`] measures the engine by itself, without processes.
+//! [`load`] is the one load generator of all programs; [`bench`] puts an endpoint under it and says whether speculation pays.
 //! Nothing here is needed in production, and no server crate may depend on it.
 
 #![forbid(unsafe_code)]
 
+pub mod bench;
 pub mod cluster;
 pub mod engine_bench;
 pub mod load;
