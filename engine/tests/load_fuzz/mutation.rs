@@ -19,13 +19,45 @@ pub(crate) enum Mutation {
 
 /// Numbers at which arithmetic on sizes goes wrong.
 const NUMBERS: [&str; 20] = [
-    "0", "1", "-1", "2", "3", "16", "255", "65536", "1048576", "16777216", "2147483648", "4294967295", "4294967296",
-    "9223372036854775807", "9223372036854775808", "18446744073709551615", "18446744073709551616", "1e308", "1.5", "1e999",
+    "0",
+    "1",
+    "-1",
+    "2",
+    "3",
+    "16",
+    "255",
+    "65536",
+    "1048576",
+    "16777216",
+    "2147483648",
+    "4294967295",
+    "4294967296",
+    "9223372036854775807",
+    "9223372036854775808",
+    "18446744073709551615",
+    "18446744073709551616",
+    "1e308",
+    "1.5",
+    "1e999",
 ];
 
 /// Pieces of which such files consist, and some of which they do not.
-const PIECES: [&str; 14] =
-    ["{", "}", "[", "]", ",", ":", "\"", "null", "true", "\"F64\"", "\"I4\"", "\\u0000", "{\"a\":{\"a\":", "[[[[[[[["];
+const PIECES: [&str; 14] = [
+    "{",
+    "}",
+    "[",
+    "]",
+    ",",
+    ":",
+    "\"",
+    "null",
+    "true",
+    "\"F64\"",
+    "\"I4\"",
+    "\\u0000",
+    "{\"a\":{\"a\":",
+    "[[[[[[[[",
+];
 
 pub(crate) fn any() -> impl Strategy<Value = Mutation> {
     let place = proptest::num::u16::ANY;
@@ -40,7 +72,8 @@ pub(crate) fn any() -> impl Strategy<Value = Mutation> {
 
 pub(crate) fn mutate(mut text: Vec<u8>, mutations: &[Mutation]) -> Vec<u8> {
     for mutation in mutations {
-        let at = |part: u16| part as usize * text.len() / (usize::from(u16::MAX) + 1);
+        let len = text.len();
+        let at = |part: u16| usize::from(part) * len / (usize::from(u16::MAX) + 1);
         match mutation {
             Mutation::Byte(place, byte) => {
                 let at = at(*place);
