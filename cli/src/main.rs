@@ -5,7 +5,7 @@
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
-use outrider_cli::{bench, engine_bench, up};
+use outrider_cli::{bench, check_pair, engine_bench, plan, up};
 
 /// Speculative decoding with draft and target workers apart.
 #[derive(Parser)]
@@ -23,6 +23,10 @@ enum Command {
     Bench(Box<bench::BenchArgs>),
     /// Measure what forwards cost here, beside the machine's read bandwidth.
     EngineBench(engine_bench::BenchArgs),
+    /// Check what a draft is worth to a target, on this machine, without serving them.
+    CheckPair(Box<check_pair::CheckPairArgs>),
+    /// Work out what a pair of models needs and gives on some GPUs, from config.json alone.
+    Plan(Box<plan::PlanArgs>),
 }
 
 #[tokio::main(flavor = "current_thread")]
@@ -31,5 +35,7 @@ async fn main() -> ExitCode {
         Command::Up(args) => up::main(args).await,
         Command::Bench(args) => bench::main(*args).await,
         Command::EngineBench(args) => engine_bench::main(&args),
+        Command::CheckPair(args) => check_pair::main(&args),
+        Command::Plan(args) => plan::main(&args),
     }
 }

@@ -63,7 +63,7 @@ fn cluster(directory: &Path, target_script: &str) -> Cluster {
             ("outrider-target-worker", target_script),
         ],
     );
-    let spec = ClusterSpec::new(binaries, "/models/target".into(), DraftKind::Ngram);
+    let spec = ClusterSpec::new(binaries, PathBuf::from("/models/target"), DraftKind::Ngram);
     Cluster::launch(spec, Arc::new(NoLogs)).unwrap()
 }
 
@@ -209,7 +209,8 @@ async fn stopping_ends_the_router_before_the_workers() {
         ],
     );
     let cluster =
-        Cluster::launch(ClusterSpec::new(binaries, "/t".into(), DraftKind::Ngram), Arc::new(NoLogs)).unwrap();
+        Cluster::launch(ClusterSpec::new(binaries, PathBuf::from("/t"), DraftKind::Ngram), Arc::new(NoLogs))
+            .unwrap();
     while cluster.names().iter().any(|name| cluster.process(name).unwrap().lines().is_empty()) {
         tokio::time::sleep(Duration::from_millis(5)).await;
     }

@@ -64,10 +64,15 @@ impl RawConfig for RawDraft {
     fn validate(self, faults: &mut Faults) -> Option<DraftConfig> {
         let method = match self.method.as_str() {
             "model" => {
-                faults.require("model", self.worker.model());
+                if self.worker.needs_model() {
+                    faults.require("model", self.worker.model());
+                }
                 Some(DraftMethod::Model)
             }
             "ngram" => {
+                faults.check("engine", self.worker.needs_model(), || {
+                    "method ngram has no engine: take method model with a synthetic one".to_owned()
+                });
                 faults.check("model", self.worker.model().is_none(), || {
                     "method ngram takes no model".to_owned()
                 });

@@ -8,6 +8,8 @@ pub mod config;
 pub mod ngram;
 pub mod propose;
 
+use std::time::Duration;
+
 use service::discovery::{self, Discovery};
 use service::health::Health;
 use service::shutdown::Lifetime;
@@ -30,6 +32,11 @@ pub async fn serve_with(
     lifetime: Lifetime,
     health: Health,
 ) -> anyhow::Result<Addresses> {
+    if let Some(synthetic) = &config.worker.synthetic {
+        let mut loaded = worker::synthetic::load(&config.worker, synthetic, Role::Draft)?;
+        loaded.facts.task_types = config.task_types;
+        return start(loaded, &config.worker, discovery, &lifetime, &health).await;
+    }
     match config.method {
         DraftMethod::Model => {
             let loading = config.worker.clone();
@@ -57,5 +64,5 @@ fn ngram(config: &DraftConfig) -> Loaded<ngram::Ngram> {
         task_types: config.task_types.clone(),
         step_times: Vec::new(),
     };
-    Loaded { method: ngram::Ngram::default(), facts, assets: None }
+    Loaded { method: ngram::Ngram::default(), facts, assets: None, round_trip: Duration::ZERO }
 }

@@ -35,6 +35,7 @@ fn table(model_dir: PathBuf, threads: usize) -> Result<(), EngineError> {
             model_dir: model_dir.clone(),
             weights,
             threads,
+            tensor_parallel: 1,
             kv_memory_bytes: 1 << 30,
             max_model_len: None,
         };

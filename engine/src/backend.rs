@@ -1,59 +1,16 @@
 //! What a device must be able to do for `llama`, each operation with its shapes. Results obey
 //! docs/contract.md part C: a row of any output depends on that row of the inputs alone (attention: on its
 //! sequence), bit for bit. Row-major throughout.
+//!
+//! Nothing here says where numbers lie: weights, KV and activations are types of the backend, which takes
+//! weights from a [`LinearTensors`] and gives numbers back once a forward. Operations do not fail one by one: a
+//! device keeps its first error and tells it in [`Backend::append_to`], which ends every forward that is read.
 
-use crate::TokenId;
-use crate::cpu::PackedMatrix;
+use crate::EngineError;
 use crate::forward_batch::ForwardBatch;
-use crate::k_slices::KSlices;
-use crate::kv_cache::KvCache;
+use crate::kv_cache::KvShape;
 use crate::rope::Rope;
-use crate::weights::Matrix;
-
-/// What inputs are multiplied with.
-#[derive(Debug, Clone)]
-pub(crate) enum LinearWeights {
-    /// `[out_i, k]` each; their outputs lie one behind the other in a row.
-    Floats(Vec<Matrix>),
-    /// All of them as one `[width, k]`.
-    Packed(PackedMatrix),
-}
-
-/// Matrices that share their input.
-#[derive(Debug, Clone)]
-pub(crate) struct Linear {
-    pub(crate) weights: LinearWeights,
-    /// `[sum of out_i]`.
-    pub(crate) bias: Option<Vec<f32>>,
-    pub(crate) slices: KSlices,
-}
-
-impl Linear {
-    /// Length of an input row.
-    pub(crate) fn k(&self) -> usize {
-        match &self.weights {
-            LinearWeights::Floats(parts) => parts[0].columns(),
-            LinearWeights::Packed(matrix) => matrix.k(),
-        }
-    }
-
-    /// Length of an output row.
-    pub(crate) fn width(&self) -> usize {
-        match &self.weights {
-            LinearWeights::Floats(parts) => parts.iter().map(Matrix::rows).sum(),
-            LinearWeights::Packed(matrix) => matrix.width(),
-        }
-    }
-
-    /// Bytes that a product reads, without the activations.
-    pub(crate) fn bytes(&self) -> u64 {
-        let weights = match &self.weights {
-            LinearWeights::Floats(parts) => parts.iter().map(Matrix::bytes).sum(),
-            LinearWeights::Packed(matrix) => matrix.bytes(),
-        };
-        weights + self.bias.as_ref().map_or(0, |bias| size_of_val(bias.as_slice()) as u64)
-    }
-}
+use crate::weights::{LinearTensors, MatrixFormat, TensorPart, TensorSource};
 
 /// A root mean square norm.
 #[derive(Debug, Clone)]
@@ -88,66 +45,111 @@ impl HeadLayout {
     }
 }
 
-/// One layer's attention over a pass.
+/// One layer's attention.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct AttentionStep<'a> {
+pub(crate) struct AttentionLayer {
     pub(crate) layout: HeadLayout,
     pub(crate) layer: usize,
     /// Attend to the last so many positions only.
     pub(crate) window: Option<u32>,
-    pub(crate) batch: &'a ForwardBatch<'a>,
-    /// `[rows, layout.row_width()]`, queries and keys already turned.
-    pub(crate) qkv: &'a [f32],
 }
 
-/// The operations of a forward.
-pub(crate) trait Backend {
+/// The operations of a forward, and what a model consists of on the device that does them.
+pub(crate) trait Backend: Send + Sync {
+    /// f32 numbers that operations read and write: the rows of a pass.
+    type Rows: Default + Send;
+    /// The table that token ids are looked up in.
+    type Table: Clone + Send + Sync;
+    /// Matrices that share their input, laid out for multiplying.
+    type Linear: Send + Sync;
+    /// The weights of a norm.
+    type Norm: Send + Sync;
+    /// Blocks of keys and values.
+    type Kv: Send;
+    /// One pass's ids, positions, slots and block tables, where the operations want them.
+    type Pass<'a>;
+
+    /// Loads a table of embeddings, as floats.
+    fn load_table(
+        &self,
+        source: &dyn TensorSource,
+        part: &TensorPart,
+        format: MatrixFormat,
+    ) -> Result<Self::Table, EngineError>;
+
+    /// Loads, converts or quantizes matrices.
+    fn load_linear(&self, tensors: &LinearTensors<'_>) -> Result<Self::Linear, EngineError>;
+
+    /// The bytes that a product with these reads.
+    fn linear_bytes(&self, linear: &Self::Linear) -> u64;
+
+    /// The same for a whole table, where it is read as one.
+    fn table_as_linear(&self, table: &Self::Table) -> Result<Self::Linear, EngineError>;
+
+    /// Loads a norm.
+    fn load_norm(&self, norm: Norm) -> Result<Self::Norm, EngineError>;
+
+    /// KV without a block.
+    fn new_kv(&self, shape: KvShape, format: MatrixFormat) -> Self::Kv;
+
+    /// Makes sure that blocks 0..`num_blocks` exist.
+    fn grow_kv(&self, kv: &mut Self::Kv, num_blocks: u32) -> Result<(), EngineError>;
+
+    /// Copies a block, all layers of it.
+    fn copy_block(&self, kv: &mut Self::Kv, from: u32, to: u32);
+
+    /// Sets the length of rows that are written next; what they hold is of no matter.
+    fn resize(&self, rows: &mut Self::Rows, len: usize);
+
+    /// Appends rows to `host`. What went wrong on the device since the last call is told here.
+    fn append_to(&self, host: &mut Vec<f32>, rows: &mut Self::Rows) -> Result<(), EngineError>;
+
+    /// Runs a whole forward of about `work` multiply-adds.
+    fn enter<R: Send>(&self, _work: usize, run: impl FnOnce() -> R + Send) -> R {
+        run()
+    }
+
+    /// Begins a pass; `rope` turns its positions into angles, once for all layers.
+    fn begin<'a>(&self, batch: &'a ForwardBatch<'a>, rope: &Rope) -> Self::Pass<'a>;
+
     /// Rows of `table` `[vocab, hidden]` -> `out` `[rows, hidden]`.
-    fn embed(&self, table: &Matrix, token_ids: &[TokenId], out: &mut [f32]);
+    fn embed(&self, table: &Self::Table, pass: &Self::Pass<'_>, out: &mut Self::Rows);
 
     /// `hidden += delta`, both `[rows, hidden]`.
-    fn add(&self, hidden: &mut [f32], delta: &[f32]);
+    fn add(&self, hidden: &mut Self::Rows, delta: &Self::Rows);
 
     /// `x` `[rows, width]` -> `out` `[rows, width]`.
-    fn rms_norm(&self, norm: &Norm, x: &[f32], out: &mut [f32]);
+    fn rms_norm(&self, norm: &Self::Norm, x: &Self::Rows, out: &mut Self::Rows);
 
     /// Normalises every query and key head of `qkv` `[rows, layout.row_width()]` by itself.
-    fn norm_heads(&self, layout: HeadLayout, norms: (&Norm, &Norm), qkv: &mut [f32]);
+    fn norm_heads(&self, layout: HeadLayout, norms: (&Self::Norm, &Self::Norm), qkv: &mut Self::Rows);
 
-    /// Turns the query and key heads of `qkv` by the angles `[rows, head_dim / 2]` of each row's position.
-    fn rotate(&self, layout: HeadLayout, angles: &Angles, qkv: &mut [f32]);
+    /// Turns the query and key heads of `qkv` by the angles of each row's position.
+    fn rotate(&self, layout: HeadLayout, pass: &Self::Pass<'_>, qkv: &mut Self::Rows);
 
-    /// `x` `[rows, k]` -> `out` `[rows, width]`. May round `x` in place to what the weights take.
-    fn linear(&self, linear: &Linear, x: &mut [f32], out: &mut [f32]);
+    /// `x` `[rows, k]` -> `out` `[rows, width]`. May round `x` in place to what the weights take. Where the linear
+    /// is a rank's part of a sum ([`LinearTensors::partial`]), the sum of its K-slices, unfinished.
+    fn linear(&self, linear: &Self::Linear, x: &mut Self::Rows, out: &mut Self::Rows);
 
-    /// Stores the pass's keys and values where its slot mapping says.
-    fn write_kv(&self, kv: &mut KvCache, step: &AttentionStep<'_>);
+    /// What comes after the sum of all ranks: the channels' scales, the bias. Does nothing to a linear that is
+    /// whole.
+    fn finish_sum(&self, linear: &Self::Linear, sum: &mut Self::Rows);
+
+    /// Stores the pass's keys and values, of `qkv` `[rows, layout.row_width()]`, where its slot mapping says.
+    fn write_kv(&self, kv: &mut Self::Kv, at: AttentionLayer, pass: &Self::Pass<'_>, qkv: &Self::Rows);
 
     /// The pass's queries over the KV blocks of their sequences -> `out` `[rows, layout.q_width()]`.
-    fn attention(&self, kv: &KvCache, step: &AttentionStep<'_>, out: &mut [f32]);
+    fn attention(
+        &self,
+        kv: &Self::Kv,
+        at: AttentionLayer,
+        pass_and_qkv: (&Self::Pass<'_>, &Self::Rows),
+        out: &mut Self::Rows,
+    );
 
     /// `gate_up` `[rows, 2 * width]` -> `out` `[rows, width]`: silu(gate) * up.
-    fn silu_mul(&self, gate_up: &[f32], width: usize, out: &mut [f32]);
-}
+    fn silu_mul(&self, gate_up: &Self::Rows, width: usize, out: &mut Self::Rows);
 
-/// Cosines and sines of the rows' positions.
-#[derive(Debug, Default)]
-pub(crate) struct Angles {
-    /// `[rows, half]`.
-    pub(crate) cos: Vec<f32>,
-    pub(crate) sin: Vec<f32>,
-    pub(crate) half: usize,
-}
-
-impl Angles {
-    /// Works them out once for all layers.
-    pub(crate) fn set(&mut self, rope: &Rope, positions: &[u32]) {
-        self.half = rope.half_dim();
-        self.cos.resize(positions.len() * self.half, 0.0);
-        self.sin.resize(positions.len() * self.half, 0.0);
-        let rows = self.cos.chunks_exact_mut(self.half).zip(self.sin.chunks_exact_mut(self.half));
-        for (&position, (cos, sin)) in positions.iter().zip(rows) {
-            rope.angles(position, cos, sin);
-        }
-    }
+    /// The rows of `x` `[rows, width]` that want logits -> `out` `[logit rows, width]`.
+    fn take_logit_rows(&self, pass: &Self::Pass<'_>, width: usize, x: &Self::Rows, out: &mut Self::Rows);
 }

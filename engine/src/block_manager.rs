@@ -1,9 +1,20 @@
 //! Which sequence holds which KV blocks: pure bookkeeping, no memory is touched here. A batch reserves all
 //! that it needs or nothing, so that a forward that does not fit leaves no trace.
+//!
+//! Sequences that asked for it ([`BlockManager::share`]) publish every block that they fill under the hash of all ids up to
+//! its end, and begin with what others published (docs/contract.md A, shared prefixes). A published block is never
+//! written: who goes on from inside one takes it back where nobody else holds it, or copies it. `pool` says what
+//! becomes of a block that nobody holds, `block_hash` what a block is called.
+
+mod block_hash;
+mod pool;
 
 use std::collections::HashMap;
 
-use crate::{EngineError, SlotId};
+use block_hash::BlockHash;
+use pool::Pool;
+
+use crate::{EngineError, SlotId, TokenId};
 
 /// Tokens in a KV block. Attention merges key blocks of exactly this size in position order (docs/contract.md
 /// C3), so this number is part of the numerics, not a tuning knob.
@@ -14,21 +25,51 @@ pub(crate) const BLOCK_SIZE: usize = 16;
 struct Sequence {
     block_table: Vec<u32>,
     len: u32,
+    sharing: Option<Sharing>,
+    /// Blocks that this sequence is about to compute; others wait for them.
+    claims: Vec<BlockHash>,
 }
 
-/// Hands out blocks 0..total. Freed blocks are reused before fresh ones are touched.
+/// What is known of a sequence whose blocks are shared.
+#[derive(Debug)]
+struct Sharing {
+    isolation_key: u64,
+    /// All ids whose KV is held.
+    ids: Vec<TokenId>,
+    /// Of each full block.
+    hashes: Vec<BlockHash>,
+    /// So many of them are published: computed, and in the index.
+    num_published: usize,
+}
+
+/// What [`BlockManager::share`] found.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Shared {
+    /// Tokens that the sequence holds now.
+    pub len: u32,
+    /// Whether another sequence is about to compute the block that comes next.
+    pub wait: bool,
+}
+
+/// A block whose content must be copied before the next forward.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct BlockCopy {
+    pub(crate) from: u32,
+    pub(crate) to: u32,
+}
+
+/// Hands out blocks 0..total.
 #[derive(Debug)]
 pub(crate) struct BlockManager {
-    total: u32,
-    high_water_mark: u32,
-    freed: Vec<u32>,
+    pool: Pool,
     sequences: HashMap<SlotId, Sequence>,
+    claims: HashMap<BlockHash, SlotId>,
     next_slot: u64,
 }
 
 impl BlockManager {
     pub(crate) fn new(total: u32) -> Self {
-        Self { total, high_water_mark: 0, freed: Vec::new(), sequences: HashMap::new(), next_slot: 0 }
+        Self { pool: Pool::new(total), sequences: HashMap::new(), claims: HashMap::new(), next_slot: 0 }
     }
 
     pub(crate) fn open(&mut self) -> SlotId {
@@ -39,17 +80,27 @@ impl BlockManager {
     }
 
     pub(crate) fn close(&mut self, slot: SlotId) {
-        if let Some(sequence) = self.sequences.remove(&slot) {
-            self.freed.extend(sequence.block_table);
-        }
+        self.truncate(slot, 0);
+        self.sequences.remove(&slot);
     }
 
-    /// Forgets the tokens at and past `len` and frees the blocks that only they were in.
+    /// Forgets the tokens at and past `len`, frees the blocks that only they were in, and gives up what the
+    /// sequence was about to compute.
     pub(crate) fn truncate(&mut self, slot: SlotId, len: u32) {
         let Some(sequence) = self.sequences.get_mut(&slot) else { return };
-        if len < sequence.len {
-            sequence.len = len;
-            self.freed.extend(sequence.block_table.drain(blocks_for(len)..));
+        for hash in sequence.claims.drain(..) {
+            self.claims.remove(&hash);
+        }
+        if len >= sequence.len {
+            return;
+        }
+        sequence.len = len;
+        if let Some(sharing) = &mut sequence.sharing {
+            sharing.truncate(len as usize);
+        }
+        // From the end: of a prefix that nobody holds, the tail is reused first.
+        for block in sequence.block_table.drain(blocks_for(len)..).rev() {
+            self.pool.release(block);
         }
     }
 
@@ -63,23 +114,39 @@ impl BlockManager {
         self.sequences.get(&slot).map_or(&[], |sequence| &sequence.block_table)
     }
 
-    /// Blocks that `new_tokens` more tokens would take.
+    /// Blocks that `new_tokens` more tokens would take, the copy of a shared tail included.
     pub(crate) fn blocks_needed(&self, slot: SlotId, new_tokens: u32) -> u64 {
         let Some(sequence) = self.sequences.get(&slot) else { return 0 };
+        if new_tokens == 0 {
+            return 0;
+        }
         let tokens = u64::from(sequence.len) + u64::from(new_tokens);
-        tokens.div_ceil(BLOCK_SIZE as u64).saturating_sub(sequence.block_table.len() as u64)
+        let more = tokens.div_ceil(BLOCK_SIZE as u64).saturating_sub(sequence.block_table.len() as u64);
+        let copied = sequence.tail().is_some_and(|tail| self.pool.is_shared(tail));
+        more + u64::from(copied)
     }
 
+    /// Blocks that no sequence holds, kept ones included.
     pub(crate) fn free_blocks(&self) -> u64 {
-        self.freed.len() as u64 + u64::from(self.total - self.high_water_mark)
+        self.pool.available()
     }
 
     pub(crate) fn total_blocks(&self) -> u64 {
-        u64::from(self.total)
+        self.pool.total()
     }
 
     pub(crate) fn referenced_blocks(&self) -> u64 {
         self.total_blocks() - self.free_blocks()
+    }
+
+    /// Published blocks that no sequence holds.
+    pub(crate) fn cached_blocks(&self) -> u64 {
+        self.pool.num_kept()
+    }
+
+    /// Published blocks that were reused for something else, since start.
+    pub(crate) fn evicted_blocks(&self) -> u64 {
+        self.pool.num_evicted()
     }
 
     /// How many blocks the KV memory must reach once `needed` more are taken; an error where there are not so
@@ -89,31 +156,143 @@ impl BlockManager {
         if needed > free {
             return Err(EngineError::OutOfKv { needed, free });
         }
-        let fresh = needed.saturating_sub(self.freed.len() as u64);
-        Ok(self.high_water_mark
-            + u32::try_from(fresh).expect("fresh blocks are at most the free ones of a u32 total"))
+        Ok(self.pool.high_water_mark_after(needed))
     }
 
-    /// Lengthens a sequence. The caller has made sure that there are blocks enough.
-    pub(crate) fn append(&mut self, slot: SlotId, new_tokens: u32) {
-        let needed = self.blocks_needed(slot, new_tokens);
-        for _ in 0..needed {
-            let block = self.take();
-            if let Some(sequence) = self.sequences.get_mut(&slot) {
+    /// Lengthens a sequence whose ids are `..ids` with published blocks, as far as they lead `ids` and leave one id
+    /// at least to compute. From then on the sequence publishes what it fills, and its next blocks are
+    /// claimed: equal sequences that ask meanwhile are told to wait and ask again. The key is the one that the sequence
+    /// began with. Sequences whose ids are not those that were computed are never shared.
+    pub(crate) fn share(&mut self, slot: SlotId, isolation_key: u64, ids: &[TokenId]) -> Shared {
+        let Some(sequence) = self.sequences.get_mut(&slot) else { return Shared { len: 0, wait: false } };
+        let held = sequence.len as usize;
+        if held == 0 {
+            sequence.sharing = Some(Sharing::new(isolation_key));
+        }
+        let nothing = Shared { len: sequence.len, wait: false };
+        let Some(sharing) = &mut sequence.sharing else { return nothing };
+        if sharing.isolation_key != isolation_key || !ids.starts_with(&sharing.ids) {
+            sequence.sharing = None;
+            return nothing;
+        }
+        if !held.is_multiple_of(BLOCK_SIZE) {
+            return nothing;
+        }
+        let usable = ids.len().saturating_sub(1) / BLOCK_SIZE * BLOCK_SIZE;
+        let mut blocks = ids[held..usable.max(held)].chunks_exact(BLOCK_SIZE);
+        let mut hash = sharing.last_hash();
+        let mut wait = false;
+        for block_ids in blocks.by_ref() {
+            hash = hash.next(block_ids);
+            if let Some(block) = self.pool.hold_published(&hash) {
                 sequence.block_table.push(block);
+                sequence.len += BLOCK_SIZE as u32;
+                sharing.push(block_ids, hash);
+            } else {
+                wait = self.claims.get(&hash).is_some_and(|claimant| *claimant != slot);
+                break;
             }
         }
-        if let Some(sequence) = self.sequences.get_mut(&slot) {
-            sequence.len += new_tokens;
+        if !wait {
+            let computed = sharing.hashes.len() * BLOCK_SIZE;
+            let mut hash = sharing.last_hash();
+            for block_ids in ids[computed..usable.max(computed)].chunks_exact(BLOCK_SIZE) {
+                hash = hash.next(block_ids);
+                if self.claims.insert(hash, slot) != Some(slot) {
+                    sequence.claims.push(hash);
+                }
+            }
+        }
+        Shared { len: sequence.len, wait }
+    }
+
+    /// Lengthens a sequence. The caller has made sure that there are blocks enough, and copies what is returned
+    /// before it writes.
+    pub(crate) fn append(&mut self, slot: SlotId, ids: &[TokenId]) -> Option<BlockCopy> {
+        let sequence = self.sequences.get_mut(&slot)?;
+        let mut copy = None;
+        if let Some(tail) = sequence.tail().filter(|_| !ids.is_empty()) {
+            if self.pool.is_shared(tail) {
+                let to = self.pool.take();
+                copy = Some(BlockCopy { from: tail, to });
+                self.pool.release(tail);
+                *sequence.block_table.last_mut().expect("a tail is the last block") = to;
+            } else {
+                self.pool.take_back(tail);
+            }
+        }
+        sequence.len += ids.len() as u32;
+        while sequence.block_table.len() < blocks_for(sequence.len) {
+            sequence.block_table.push(self.pool.take());
+        }
+        if let Some(sharing) = &mut sequence.sharing {
+            sharing.append(ids);
+        }
+        copy
+    }
+
+    /// Publishes what a sequence has filled, once it is computed. Where an equal block is published already, that
+    /// one is held and this one freed: their bits are equal.
+    pub(crate) fn publish(&mut self, slot: SlotId) {
+        let Some(sequence) = self.sequences.get_mut(&slot) else { return };
+        let Some(sharing) = &mut sequence.sharing else { return };
+        for index in sharing.num_published..sharing.hashes.len() {
+            let (hash, own) = (sharing.hashes[index], sequence.block_table[index]);
+            if let Some(equal) = self.pool.hold_published(&hash) {
+                sequence.block_table[index] = equal;
+                self.pool.release(own);
+            } else {
+                self.pool.publish(own, hash);
+            }
+            if self.claims.get(&hash) == Some(&slot) {
+                self.claims.remove(&hash);
+                sequence.claims.retain(|claim| *claim != hash);
+            }
+        }
+        sharing.num_published = sharing.hashes.len();
+    }
+}
+
+impl Sequence {
+    /// The block that the next token goes into, where there is one that has begun.
+    fn tail(&self) -> Option<u32> {
+        match (self.len as usize).is_multiple_of(BLOCK_SIZE) {
+            true => None,
+            false => self.block_table.last().copied(),
+        }
+    }
+}
+
+impl Sharing {
+    fn new(isolation_key: u64) -> Self {
+        Self { isolation_key, ids: Vec::new(), hashes: Vec::new(), num_published: 0 }
+    }
+
+    fn last_hash(&self) -> BlockHash {
+        self.hashes.last().copied().unwrap_or_else(|| BlockHash::root(self.isolation_key))
+    }
+
+    /// A block that was found published.
+    fn push(&mut self, ids: &[TokenId], hash: BlockHash) {
+        self.ids.extend_from_slice(ids);
+        self.hashes.push(hash);
+        self.num_published = self.hashes.len();
+    }
+
+    fn append(&mut self, ids: &[TokenId]) {
+        self.ids.extend_from_slice(ids);
+        let hashed = self.hashes.len() * BLOCK_SIZE;
+        let mut hash = self.last_hash();
+        for block in self.ids[hashed..].chunks_exact(BLOCK_SIZE) {
+            hash = hash.next(block);
+            self.hashes.push(hash);
         }
     }
 
-    fn take(&mut self) -> u32 {
-        self.freed.pop().unwrap_or_else(|| {
-            assert!(self.high_water_mark < self.total, "append was called without checking for free blocks");
-            self.high_water_mark += 1;
-            self.high_water_mark - 1
-        })
+    fn truncate(&mut self, len: usize) {
+        self.ids.truncate(len);
+        self.hashes.truncate(len / BLOCK_SIZE);
+        self.num_published = self.num_published.min(self.hashes.len());
     }
 }
 
@@ -123,80 +302,4 @@ pub(crate) fn blocks_for(len: u32) -> usize {
 }
 
 #[cfg(test)]
-mod tests {
-    use std::collections::HashSet;
-
-    use proptest::prelude::*;
-
-    use super::*;
-
-    #[derive(Debug, Clone)]
-    enum Action {
-        Open,
-        Close(usize),
-        Truncate(usize, u32),
-        Append(usize, u32),
-    }
-
-    fn action() -> impl Strategy<Value = Action> {
-        prop_oneof![
-            Just(Action::Open),
-            (0..8usize).prop_map(Action::Close),
-            (0..8usize, 0..100u32).prop_map(|(i, len)| Action::Truncate(i, len)),
-            (0..8usize, 1..60u32).prop_map(|(i, n)| Action::Append(i, n)),
-        ]
-    }
-
-    /// No block is held twice, none is lost, and tables are exactly as long as lengths ask.
-    fn check(manager: &BlockManager, slots: &[SlotId]) {
-        let mut seen = HashSet::new();
-        for &slot in slots {
-            let table = manager.block_table(slot);
-            assert_eq!(table.len(), blocks_for(manager.len(slot).unwrap()));
-            for &block in table {
-                assert!(block < manager.total && seen.insert(block), "block {block} is held twice");
-            }
-        }
-        assert_eq!(seen.len() as u64, manager.referenced_blocks());
-    }
-
-    proptest! {
-        #[test]
-        fn blocks_are_neither_shared_nor_lost(actions in prop::collection::vec(action(), 1..80)) {
-            let mut manager = BlockManager::new(20);
-            let mut slots: Vec<SlotId> = Vec::new();
-            for action in actions {
-                match action {
-                    Action::Open => slots.push(manager.open()),
-                    Action::Close(i) if i < slots.len() => manager.close(slots.remove(i)),
-                    Action::Truncate(i, len) if i < slots.len() => manager.truncate(slots[i], len),
-                    Action::Append(i, n) if i < slots.len() => {
-                        let needed = manager.blocks_needed(slots[i], n);
-                        match manager.high_water_mark_after(needed) {
-                            Ok(mark) => {
-                                manager.append(slots[i], n);
-                                prop_assert_eq!(mark, manager.high_water_mark);
-                            }
-                            Err(_) => prop_assert!(needed > manager.free_blocks()),
-                        }
-                    }
-                    _ => {}
-                }
-                check(&manager, &slots);
-            }
-        }
-    }
-
-    #[test]
-    fn closed_slots_are_unknown_and_never_reused() {
-        let mut manager = BlockManager::new(4);
-        let first = manager.open();
-        manager.append(first, 17);
-        assert_eq!(manager.free_blocks(), 2);
-        manager.close(first);
-        manager.close(first);
-        assert_eq!(manager.free_blocks(), 4);
-        assert_ne!(manager.open(), first);
-        assert_eq!(manager.len(first), None);
-    }
-}
+mod tests;

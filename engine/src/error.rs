@@ -131,4 +131,12 @@ pub enum EngineError {
         /// The vocabulary's size.
         vocab_size: u32,
     },
+    /// A rank of a tensor-parallel engine panicked or hangs. The engine is of no use any more: load it anew.
+    #[error("rank {rank} is lost: {reason}; the engine must be loaded anew")]
+    RankLost {
+        /// Which.
+        rank: usize,
+        /// What was seen of it last.
+        reason: String,
+    },
 }

@@ -6,90 +6,86 @@ use std::collections::HashSet;
 use std::marker::PhantomData;
 use std::path::Path;
 
-use crate::block_manager::{BLOCK_SIZE, BlockManager};
-use crate::cpu::{Cpu, KERNEL_CLASS};
-use crate::forward_batch::{ForwardBatch, MAX_ROWS_PER_PASS, ReservedRows};
-use crate::kv_cache::{KvCache, KvShape};
-use crate::llama::{Llama, Workspace};
+use crate::block_manager::{BLOCK_SIZE, BlockManager, Shared};
+use crate::cpu::{KERNEL_CLASS, Threads};
+use crate::forward_batch::ReservedRows;
+use crate::load::{Loaded, MAX_THREADS, load_on_cpu};
 use crate::model_config::fields::read_file;
 use crate::model_config::{CONFIG_FILE, ModelConfig};
 use crate::numerics_id::NumericsParts;
 use crate::options::{EngineInfo, EngineStats, LoadOptions, SequenceRows, SlotId};
+use crate::rank::Runner;
 use crate::weights::{Checkpoint, Formats, MatrixFormat, RandomTensors};
-use crate::{EngineError, Logits};
-
-/// More threads than this is a slip of the keyboard.
-const MAX_THREADS: usize = 1024;
+use crate::{EngineError, Logits, TokenId};
 
 /// A loaded model and its KV. One thread uses it at a time: `Send`, not `Sync`.
 pub struct Engine {
     info: EngineInfo,
-    model: Llama,
-    cpu: Cpu,
-    kv: KvCache,
+    runner: Box<dyn Runner>,
     blocks: BlockManager,
-    workspace: Workspace,
     stats: EngineStats,
     not_sync: PhantomData<Cell<()>>,
 }
 
 impl Engine {
-    /// Loads a checkpoint. Weights stored in the wanted format are used where the file is mapped, others are
-    /// converted or quantized; the file is read once in full for [`EngineInfo::numerics_id`].
+    /// Loads a checkpoint into memory, converted or quantized where another format is wanted than it is stored in.
+    /// Every byte of it is read, once more for [`EngineInfo::numerics_id`]; nothing is read later.
     pub fn load(options: &LoadOptions) -> Result<Engine, EngineError> {
-        let cpu = new_cpu(options)?;
+        let threads = new_threads(options)?;
         let config = ModelConfig::load(&options.model_dir)?;
         let config_bytes = read_file(&options.model_dir.join(CONFIG_FILE))?;
         let checkpoint = Checkpoint::open(&options.model_dir)?;
         let formats = Formats::resolve(options.weights, checkpoint.stored_format());
-        let model = Llama::load(&checkpoint, config, formats, cpu.threads())?;
-        let digest = checkpoint.digest(cpu.threads());
-        Self::around(options, (model, formats), cpu, (&config_bytes, digest))
+        let loaded = load_on_cpu(options, &checkpoint, (config.clone(), formats))?;
+        let digest = checkpoint.digest(&threads)?;
+        Self::around(options, (loaded, config), formats, (&config_bytes, digest))
     }
 
     /// A model of random weights that only its configuration is needed for: `options.model_dir` is the path of
     /// a config.json. The same seed makes the same model in every format; "as stored" is bf16. For measuring
     /// speed; its text is noise.
     pub fn random(options: &LoadOptions, seed: u64) -> Result<Engine, EngineError> {
-        let cpu = new_cpu(options)?;
+        let threads = new_threads(options)?;
         let config = ModelConfig::read(&options.model_dir)?;
         let config_bytes = read_file(&options.model_dir)?;
-        let source = RandomTensors { seed, threads: cpu.threads() };
+        let source = RandomTensors { seed, threads: &threads };
         let formats = Formats::resolve(options.weights, MatrixFormat::Bf16);
-        let model = Llama::load(&source, config, formats, cpu.threads())?;
+        let loaded = load_on_cpu(options, &source, (config.clone(), formats))?;
         let mut digest = [0; 32];
         digest[..8].copy_from_slice(&seed.to_le_bytes());
-        Self::around(options, (model, formats), cpu, (&config_bytes, digest))
+        Self::around(options, (loaded, config), formats, (&config_bytes, digest))
     }
 
     /// Gives a loaded model its KV and its name. `identity` is config.json and what stands for the weights.
     fn around(
         options: &LoadOptions,
-        (model, formats): (Llama, Formats),
-        cpu: Cpu,
+        (loaded, config): (Loaded, ModelConfig),
+        formats: Formats,
         (config_bytes, checkpoint): (&[u8], [u8; 32]),
     ) -> Result<Engine, EngineError> {
-        let kv = new_kv_cache(&model.config, formats.kv());
-        let blocks = new_block_manager(&kv, options.kv_memory_bytes)?;
+        let Loaded { runner, weight_bytes, kv_bytes_per_token } = loaded;
+        let blocks = new_block_manager(kv_bytes_per_token * BLOCK_SIZE as u64, options.kv_memory_bytes)?;
         let numerics = NumericsParts {
             config: config_bytes,
             checkpoint,
             weight_format: formats.as_str(),
-            kv_format: kv.format(),
+            kv_format: formats.kv().as_str(),
             kernel_class: KERNEL_CLASS,
             device_class: "cpu",
         };
         let info = EngineInfo {
-            model_id: model_id(&model.config, &options.model_dir),
-            vocab_size: model.config.vocab_size as u32,
-            max_model_len: max_model_len(options, &model.config, &blocks)?,
-            eos_token_ids: model.config.eos_token_ids.clone(),
+            model_id: model_id(&config, &options.model_dir),
+            vocab_size: config.vocab_size as u32,
+            max_model_len: max_model_len(options, &config, &blocks)?,
+            eos_token_ids: config.eos_token_ids.clone(),
             numerics_id: numerics.id(),
             kv_blocks: blocks.total_blocks(),
             kv_block_size: BLOCK_SIZE as u32,
-            num_parameters: model.num_parameters(),
-            weight_bytes: model.weight_bytes(),
-            kv_bytes_per_token: kv.block_bytes() / BLOCK_SIZE as u64,
+            num_parameters: config.num_parameters(),
+            weight_bytes,
+            held_bytes: weight_bytes
+                + (config.vocab_size * config.hidden_size * formats.embedding.size()) as u64,
+            kv_bytes_per_token,
         };
         tracing::info!(
             model_id = info.model_id,
@@ -101,8 +97,7 @@ impl Engine {
             numerics_id = info.numerics_id,
             "model loaded"
         );
-        let (workspace, stats) = (Workspace::default(), EngineStats::default());
-        Ok(Engine { info, model, cpu, kv, blocks, workspace, stats, not_sync: PhantomData })
+        Ok(Engine { info, runner, blocks, stats: EngineStats::default(), not_sync: PhantomData })
     }
 
     /// What was loaded.
@@ -136,14 +131,33 @@ impl Engine {
         self.blocks.blocks_needed(slot, new_tokens)
     }
 
-    /// KV blocks that nobody holds.
+    /// Lengthens a sequence that holds the first of `ids` by what equal sequences have computed, and lets others
+    /// have what it computes from now on: KV of whole blocks, under the hash of all ids before them and the isolation key
+    /// (docs/contract.md A). One id at least is left to compute. `wait` says that another open sequence, which asked
+    /// before, is about to compute what comes next: ask again after the next forward, or go on alone. A sequence that
+    /// never asks shares nothing.
+    pub fn share(&mut self, slot: SlotId, isolation_key: u64, ids: &[TokenId]) -> Shared {
+        self.blocks.share(slot, isolation_key, ids)
+    }
+
+    /// KV blocks in a sequence's table, shared ones included.
+    pub fn blocks_held(&self, slot: SlotId) -> u64 {
+        self.blocks.block_table(slot).len() as u64
+    }
+
+    /// KV blocks that nobody holds, kept prefixes included.
     pub fn free_blocks(&self) -> u64 {
         self.blocks.free_blocks()
     }
 
     /// Counters since start.
     pub fn stats(&self) -> EngineStats {
-        EngineStats { referenced_blocks: self.blocks.referenced_blocks(), ..self.stats }
+        EngineStats {
+            referenced_blocks: self.blocks.referenced_blocks(),
+            cached_blocks: self.blocks.cached_blocks(),
+            evicted_blocks: self.blocks.evicted_blocks(),
+            ..self.stats
+        }
     }
 
     /// Appends KV for every row and returns the logits asked for, in batch order. On an error nothing has
@@ -153,19 +167,8 @@ impl Engine {
         self.reserve(batch)?;
 
         let reserved: Vec<ReservedRows<'_>> = batch.iter().map(|rows| reserved(&self.blocks, rows)).collect();
-        let passes = ForwardBatch::passes(&reserved, MAX_ROWS_PER_PASS);
-        let vocab_size = self.model.config.vocab_size;
-        let mut logits = Logits::zeroed(batch.iter().map(|rows| rows.num_logits).sum(), vocab_size);
-        let (model, cpu, kv, workspace) = (&self.model, &self.cpu, &mut self.kv, &mut self.workspace);
-        let rows: usize = passes.iter().map(ForwardBatch::num_rows).sum();
-        cpu.enter(rows * self.info.num_parameters as usize, || {
-            let mut done = 0;
-            for pass in passes.iter().filter(|pass| pass.num_rows() > 0) {
-                let rows = done..done + pass.logit_rows.len();
-                done = rows.end;
-                model.forward(cpu, kv, pass, (workspace, logits.rows_mut(rows)));
-            }
-        });
+        let logits = Logits::new(self.runner.forward(&reserved)?, self.info.vocab_size as usize);
+        batch.iter().for_each(|rows| self.blocks.publish(rows.slot));
         self.count(batch);
         Ok(logits)
     }
@@ -203,9 +206,11 @@ impl Engine {
     fn reserve(&mut self, batch: &[SequenceRows<'_>]) -> Result<(), EngineError> {
         let needed =
             batch.iter().map(|rows| self.blocks.blocks_needed(rows.slot, rows.token_ids.len() as u32)).sum();
-        self.kv.grow_to(self.blocks.high_water_mark_after(needed)?)?;
+        self.runner.grow_kv(self.blocks.high_water_mark_after(needed)?)?;
         for rows in batch {
-            self.blocks.append(rows.slot, rows.token_ids.len() as u32);
+            if let Some(copy) = self.blocks.append(rows.slot, rows.token_ids) {
+                self.runner.copy_block(copy.from, copy.to)?;
+            }
         }
         Ok(())
     }
@@ -242,30 +247,19 @@ impl std::fmt::Debug for Engine {
     }
 }
 
-fn new_cpu(options: &LoadOptions) -> Result<Cpu, EngineError> {
+/// Those that load; ranks have their own.
+fn new_threads(options: &LoadOptions) -> Result<Threads, EngineError> {
     if options.threads == 0 || options.threads > MAX_THREADS {
         let reason = format!("expected 1 to {MAX_THREADS}");
         return Err(EngineError::BadOption { option: "threads", value: options.threads as u64, reason });
     }
-    Cpu::new(options.threads)
+    Threads::new(options.threads)
 }
 
-fn new_kv_cache(config: &ModelConfig, format: MatrixFormat) -> KvCache {
-    let shape = KvShape {
-        num_layers: config.num_layers,
-        num_kv_heads: config.num_kv_heads,
-        head_dim: config.head_dim,
-    };
-    match format {
-        MatrixFormat::F32 => KvCache::new_f32(shape),
-        MatrixFormat::Bf16 => KvCache::new_bf16(shape),
-    }
-}
-
-fn new_block_manager(kv: &KvCache, kv_memory_bytes: u64) -> Result<BlockManager, EngineError> {
-    let blocks = kv_memory_bytes / kv.block_bytes();
+fn new_block_manager(block_bytes: u64, kv_memory_bytes: u64) -> Result<BlockManager, EngineError> {
+    let blocks = kv_memory_bytes / block_bytes;
     if blocks == 0 {
-        let reason = format!("less than one block of {BLOCK_SIZE} tokens, {} bytes", kv.block_bytes());
+        let reason = format!("less than one block of {BLOCK_SIZE} tokens, {block_bytes} bytes");
         return Err(EngineError::BadOption { option: "kv_memory_bytes", value: kv_memory_bytes, reason });
     }
     Ok(BlockManager::new(u32::try_from(blocks).unwrap_or(u32::MAX)))

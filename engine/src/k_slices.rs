@@ -29,6 +29,34 @@ impl KSlices {
     pub(crate) fn ranges(&self) -> &[Range<usize>] {
         &self.0
     }
+
+    /// Where the first one starts: other than 0 only in a rank's part.
+    pub(crate) fn start(&self) -> usize {
+        self.0.first().map_or(0, |slice| slice.start)
+    }
+
+    /// Where the last one ends.
+    pub(crate) fn end(&self) -> usize {
+        self.0.last().map_or(0, |slice| slice.end)
+    }
+
+    /// The slices that a rank owns, with the others empty: a kernel that sums all eight adds zeros to a rank's
+    /// branch of the tree, which leaves it as it is.
+    pub(crate) fn owned(&self, owned: Range<usize>) -> Self {
+        let (start, end) = (self.0[owned.start].start, self.0[owned.end - 1].end);
+        let slice = |s: usize| match s {
+            s if s < owned.start => start..start,
+            s if s < owned.end => self.0[s].clone(),
+            _ => end..end,
+        };
+        Self((0..self.0.len()).map(slice).collect())
+    }
+
+    /// The same slices, counted from where the first one starts.
+    pub(crate) fn moved_to_zero(&self) -> Self {
+        let start = self.start();
+        Self(self.0.iter().map(|slice| slice.start - start..slice.end - start).collect())
+    }
 }
 
 /// Joins the sums of eight slices: ((s0+s1)+(s2+s3))+((s4+s5)+(s6+s7)).
@@ -52,6 +80,17 @@ mod tests {
         assert_eq!(tree([big, 1.0, -big, 1.0, 0.0, 0.0, 0.0, 0.0]), 0.0);
         assert_eq!(tree([0.0, 0.0, 0.0, 0.0, big, 1.0, -big, 1.0]), 0.0);
         assert_eq!(tree([big, 0.0, 1.0, 0.0, -big, 0.0, 1.0, 0.0]), 0.0);
+    }
+
+    #[test]
+    fn a_rank_has_its_slices_and_no_others() {
+        let slices = KSlices::eighths(704, 32);
+        let second = slices.owned(4..8);
+        assert_eq!((second.start(), second.end()), (352, 704));
+        assert_eq!(second.ranges()[3..6], [352..352, 352..416, 416..512]);
+        assert_eq!(second.moved_to_zero().ranges()[3..6], [0..0, 0..64, 64..160]);
+        let first = slices.owned(0..1);
+        assert_eq!(first.ranges()[..3], [0..64, 64..64, 64..64]);
     }
 
     #[test]

@@ -29,7 +29,12 @@ impl KvShape {
 
     /// Numbers in one block.
     pub(crate) fn block_len(self) -> usize {
-        self.num_layers * self.num_kv_heads * 2 * self.head_len()
+        self.token_len() * BLOCK_SIZE
+    }
+
+    /// Numbers of one token, all layers.
+    pub(crate) fn token_len(self) -> usize {
+        self.num_layers * self.num_kv_heads * 2 * self.head_dim
     }
 }
 
@@ -80,19 +85,11 @@ impl KvCache {
         Self::Bf16(KvBlocks { shape, chunks: Vec::new() })
     }
 
-    /// Bytes in one block.
-    pub(crate) fn block_bytes(&self) -> u64 {
+    /// Copies a block, all layers of it.
+    pub(crate) fn copy_block(&mut self, from: u32, to: u32) {
         match self {
-            Self::F32(blocks) => (blocks.shape.block_len() * size_of::<f32>()) as u64,
-            Self::Bf16(blocks) => (blocks.shape.block_len() * size_of::<bf16>()) as u64,
-        }
-    }
-
-    /// The name that goes into `numerics_id`.
-    pub(crate) fn format(&self) -> &'static str {
-        match self {
-            Self::F32(_) => "f32",
-            Self::Bf16(_) => "bf16",
+            Self::F32(blocks) => blocks.copy_block(from, to),
+            Self::Bf16(blocks) => blocks.copy_block(from, to),
         }
     }
 
@@ -118,6 +115,16 @@ impl<T: KvElement> KvBlocks<T> {
             self.chunks.push(chunk);
         }
         Ok(())
+    }
+
+    fn copy_block(&mut self, from: u32, to: u32) {
+        let len = self.shape.block_len();
+        let ((from_chunk, from), (to_chunk, to)) = (self.place(from, 0, 0), self.place(to, 0, 0));
+        if from_chunk == to_chunk {
+            self.chunks[from_chunk].copy_within(from..from + len, to);
+        } else if let Ok([from_chunk, to_chunk]) = self.chunks.get_disjoint_mut([from_chunk, to_chunk]) {
+            to_chunk[to..to + len].copy_from_slice(&from_chunk[from..from + len]);
+        }
     }
 
     /// Keys `[head_dim][BLOCK_SIZE]` and values `[BLOCK_SIZE][head_dim]` of one head in one block.

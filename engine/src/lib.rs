@@ -2,8 +2,9 @@
 //! lanes, and it knows nothing of drafting: a draft worker and a target worker hold the same [`Engine`].
 //!
 //! Reading order, which is the life of a forward: [`Engine`] checks a batch and reserves its KV (`handle`,
-//! `block_manager`, `forward_batch`), `llama` runs it top to bottom over a `backend`, whose only kind so far
-//! is `cpu`. Before that, loading: `model_config` and `rope` make sense of config.json, `weights` of the
+//! `block_manager`, `forward_batch`), every `rank` (one, or a `rank_group` of several, each with its `shard` of the
+//! model) has `llama` run it top to bottom over a `backend`, and ranks add up their parts by a `collective`. The CPU as a backend is
+//! `host`, its arithmetic `cpu`. Before that, loading: `model_config` and `rope` make sense of config.json, `weights` of the
 //! tensors. [`oracle`] is the judge: the same numbers by the slowest and plainest way.
 //!
 //! Numerics: docs/contract.md part C. A row's logits depend on that row's sequence alone, bit for bit.
@@ -11,25 +12,35 @@
 
 mod backend;
 mod block_manager;
+mod collective;
 mod cpu;
+pub mod cuda;
 mod error;
 mod forward_batch;
 mod handle;
+mod host;
 mod k_slices;
 mod kv_cache;
 mod llama;
+mod load;
 mod logits;
 mod model_config;
+mod model_shape;
 mod numerics_id;
 mod options;
 pub mod oracle;
+mod rank;
+mod rank_group;
 mod read_probe;
 mod rope;
+mod shard;
 mod weights;
 
+pub use block_manager::Shared;
 pub use error::EngineError;
 pub use handle::Engine;
 pub use logits::Logits;
+pub use model_shape::{ModelShape, Projection};
 pub use options::{EngineInfo, EngineStats, LoadOptions, SequenceRows, SlotId, WeightFormat};
 pub use oracle::Oracle;
 pub use read_probe::ReadProbe;

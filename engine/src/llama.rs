@@ -1,134 +1,156 @@
 //! The decoder that Llama, Mistral, Qwen2 and Qwen3 share, top to bottom. What differs between them (biases,
 //! q/k norm, windows, rope) is data, decided in `model_config`; how an operation is computed is the backend's
-//! business.
+//! business; what of the model is here, where several ranks share it, is `shard`'s.
 
 mod load;
 
-use crate::backend::{Angles, AttentionStep, Backend, HeadLayout, Linear, Norm};
+use crate::EngineError;
+use crate::backend::{AttentionLayer, Backend, HeadLayout};
+use crate::collective::Collective;
 use crate::forward_batch::ForwardBatch;
-use crate::kv_cache::KvCache;
 use crate::model_config::ModelConfig;
-use crate::weights::Matrix;
+use crate::shard::Shard;
 
-/// A decoder's weights.
-#[derive(Debug)]
-pub(crate) struct Llama {
+/// A decoder's weights, or one rank's part of them.
+pub(crate) struct Llama<B: Backend> {
     pub(crate) config: ModelConfig,
-    /// `[vocab, hidden]`.
-    embedding: Matrix,
-    layers: Vec<Layer>,
-    final_norm: Norm,
-    /// hidden -> vocab; shares the embedding where it is tied.
-    lm_head: Linear,
+    shard: Shard,
+    /// `[vocab, hidden]`, on every rank.
+    pub(crate) embedding: B::Table,
+    layers: Vec<Layer<B>>,
+    final_norm: B::Norm,
+    /// hidden -> this rank's part of the vocabulary; shares the embedding where it is tied and whole.
+    lm_head: B::Linear,
 }
 
-/// One decoder layer.
-#[derive(Debug)]
-struct Layer {
-    input_norm: Norm,
+/// One decoder layer. Heads and intermediate columns are this rank's.
+struct Layer<B: Backend> {
+    input_norm: B::Norm,
     /// hidden -> `[q | k | v]`.
-    qkv: Linear,
+    qkv: B::Linear,
     /// Query and key norms, over one head.
-    qk_norms: Option<(Norm, Norm)>,
+    qk_norms: Option<(B::Norm, B::Norm)>,
     /// q width -> hidden, summed in K-slices of whole heads.
-    o: Linear,
-    post_attention_norm: Norm,
+    o: B::Linear,
+    post_attention_norm: B::Norm,
     /// hidden -> `[gate | up]`.
-    gate_up: Linear,
+    gate_up: B::Linear,
     /// intermediate -> hidden, summed in K-slices of blocks of 32 columns.
-    down: Linear,
+    down: B::Linear,
 }
 
 /// Buffers of a pass, kept between passes.
-#[derive(Debug, Default)]
-pub(crate) struct Workspace {
-    hidden: Vec<f32>,
-    normed: Vec<f32>,
-    qkv: Vec<f32>,
-    attended: Vec<f32>,
-    delta: Vec<f32>,
-    gate_up: Vec<f32>,
-    gated: Vec<f32>,
-    angles: Angles,
+pub(crate) struct Workspace<B: Backend> {
+    hidden: B::Rows,
+    normed: B::Rows,
+    qkv: B::Rows,
+    attended: B::Rows,
+    delta: B::Rows,
+    gate_up: B::Rows,
+    gated: B::Rows,
+    /// `[logit rows, hidden]`.
+    last_hidden: B::Rows,
+    last_normed: B::Rows,
+    /// `[logit rows, vocab]` on the first rank once a pass is done.
+    pub(crate) logits: B::Rows,
 }
 
-impl Workspace {
-    fn resize(&mut self, rows: usize, config: &ModelConfig, layout: HeadLayout) {
-        self.hidden.resize(rows * config.hidden_size, 0.0);
-        self.normed.resize(rows * config.hidden_size, 0.0);
-        self.qkv.resize(rows * layout.row_width(), 0.0);
-        self.attended.resize(rows * layout.q_width(), 0.0);
-        self.delta.resize(rows * config.hidden_size, 0.0);
-        self.gate_up.resize(rows * 2 * config.intermediate_size, 0.0);
-        self.gated.resize(rows * config.intermediate_size, 0.0);
-    }
-}
-
-impl Llama {
-    /// How heads lie in a row.
-    fn layout(&self) -> HeadLayout {
-        HeadLayout {
-            num_heads: self.config.num_heads,
-            num_kv_heads: self.config.num_kv_heads,
-            head_dim: self.config.head_dim,
+impl<B: Backend> Default for Workspace<B> {
+    fn default() -> Self {
+        Self {
+            hidden: B::Rows::default(),
+            normed: B::Rows::default(),
+            qkv: B::Rows::default(),
+            attended: B::Rows::default(),
+            delta: B::Rows::default(),
+            gate_up: B::Rows::default(),
+            gated: B::Rows::default(),
+            last_hidden: B::Rows::default(),
+            last_normed: B::Rows::default(),
+            logits: B::Rows::default(),
         }
     }
+}
 
-    /// One pass: appends KV for every row, writes `[batch.logit_rows.len(), vocab]` to `logits`.
-    pub(crate) fn forward<B: Backend>(
+/// What a forward runs on.
+pub(crate) struct Device<'a, B: Backend> {
+    pub(crate) backend: &'a B,
+    pub(crate) collective: &'a dyn Collective<B::Rows>,
+    pub(crate) kv: &'a mut B::Kv,
+}
+
+impl<B: Backend> Llama<B> {
+    fn layout(&self) -> HeadLayout {
+        self.shard.layout(&self.config)
+    }
+
+    /// One pass: appends KV for every row and leaves the logits that were asked for in `w.logits`, those of the
+    /// whole vocabulary on the first rank. Fails where another rank is lost.
+    pub(crate) fn forward(
         &self,
-        backend: &B,
-        kv: &mut KvCache,
+        device: &mut Device<'_, B>,
         batch: &ForwardBatch<'_>,
-        (w, logits): (&mut Workspace, &mut [f32]),
-    ) {
-        let layout = self.layout();
-        w.resize(batch.num_rows(), &self.config, layout);
-        w.angles.set(&self.config.rope, &batch.positions);
+        w: &mut Workspace<B>,
+    ) -> Result<(), EngineError> {
+        let Device { backend, collective, kv } = device;
+        let (layout, intermediate) = (self.layout(), self.shard.intermediate(&self.config).len());
+        self.resize(*backend, batch, w);
+        let pass = backend.begin(batch, &self.config.rope);
 
-        backend.embed(&self.embedding, &batch.token_ids, &mut w.hidden); // [rows, hidden]
+        backend.embed(&self.embedding, &pass, &mut w.hidden); // [rows, hidden]
         for (index, layer) in self.layers.iter().enumerate() {
             backend.rms_norm(&layer.input_norm, &w.hidden, &mut w.normed); // [rows, hidden]
             backend.linear(&layer.qkv, &mut w.normed, &mut w.qkv); // [rows, (heads + 2 kv heads) * head_dim]
             if let Some((q_norm, k_norm)) = &layer.qk_norms {
                 backend.norm_heads(layout, (q_norm, k_norm), &mut w.qkv);
             }
-            backend.rotate(layout, &w.angles, &mut w.qkv);
-            let window = self.config.windows[index];
-            let step = AttentionStep { layout, layer: index, window, batch, qkv: &w.qkv };
-            backend.write_kv(kv, &step);
-            backend.attention(kv, &step, &mut w.attended); // [rows, heads * head_dim]
-            backend.linear(&layer.o, &mut w.attended, &mut w.delta); // [rows, hidden]
+            backend.rotate(layout, &pass, &mut w.qkv);
+            let at = AttentionLayer { layout, layer: index, window: self.config.windows[index] };
+            backend.write_kv(kv, at, &pass, &w.qkv);
+            backend.attention(kv, at, (&pass, &w.qkv), &mut w.attended); // [rows, heads * head_dim]
+            backend.linear(&layer.o, &mut w.attended, &mut w.delta); // [rows, hidden], this rank's part
+            collective.all_reduce(&mut w.delta)?;
+            backend.finish_sum(&layer.o, &mut w.delta);
             backend.add(&mut w.hidden, &w.delta);
 
             backend.rms_norm(&layer.post_attention_norm, &w.hidden, &mut w.normed); // [rows, hidden]
             backend.linear(&layer.gate_up, &mut w.normed, &mut w.gate_up); // [rows, 2 * intermediate]
-            backend.silu_mul(&w.gate_up, self.config.intermediate_size, &mut w.gated); // [rows, intermediate]
-            backend.linear(&layer.down, &mut w.gated, &mut w.delta); // [rows, hidden]
+            backend.silu_mul(&w.gate_up, intermediate, &mut w.gated); // [rows, intermediate]
+            backend.linear(&layer.down, &mut w.gated, &mut w.delta); // [rows, hidden], this rank's part
+            collective.all_reduce(&mut w.delta)?;
+            backend.finish_sum(&layer.down, &mut w.delta);
             backend.add(&mut w.hidden, &w.delta);
         }
 
-        self.project_to_vocabulary(backend, batch, w, logits);
+        if batch.logit_rows.is_empty() {
+            return Ok(());
+        }
+        // The vocabulary only for rows that are drawn.
+        backend.take_logit_rows(&pass, self.config.hidden_size, &w.hidden, &mut w.last_hidden);
+        backend.rms_norm(&self.final_norm, &w.last_hidden, &mut w.last_normed);
+        backend.linear(&self.lm_head, &mut w.last_normed, &mut w.logits); // [logit rows, this rank's vocab]
+        collective.gather(&mut w.logits, &self.vocabulary_parts())
     }
 
-    /// Only the rows that want logits: `[logit rows, hidden]` -> `[logit rows, vocab]`.
-    fn project_to_vocabulary<B: Backend>(
-        &self,
-        backend: &B,
-        batch: &ForwardBatch<'_>,
-        w: &mut Workspace,
-        logits: &mut [f32],
-    ) {
-        if batch.logit_rows.is_empty() {
-            return;
-        }
-        let hidden_size = self.config.hidden_size;
-        // A row never moves up, so gathering in place is safe.
-        for (to, &from) in batch.logit_rows.iter().enumerate() {
-            w.hidden.copy_within(from * hidden_size..(from + 1) * hidden_size, to * hidden_size);
-        }
-        let len = batch.logit_rows.len() * hidden_size;
-        backend.rms_norm(&self.final_norm, &w.hidden[..len], &mut w.normed[..len]);
-        backend.linear(&self.lm_head, &mut w.normed[..len], logits);
+    /// Entries of the vocabulary that each rank projects to.
+    fn vocabulary_parts(&self) -> Vec<usize> {
+        let ranks = 0..self.shard.ranks;
+        ranks.map(|rank| Shard { rank, ..self.shard }.vocabulary(&self.config).len()).collect()
+    }
+
+    fn resize(&self, backend: &B, batch: &ForwardBatch<'_>, w: &mut Workspace<B>) {
+        let (config, layout) = (&self.config, self.layout());
+        let (rows, logit_rows) = (batch.num_rows(), batch.logit_rows.len());
+        let intermediate = self.shard.intermediate(config).len();
+        backend.resize(&mut w.hidden, rows * config.hidden_size);
+        backend.resize(&mut w.normed, rows * config.hidden_size);
+        backend.resize(&mut w.qkv, rows * layout.row_width());
+        backend.resize(&mut w.attended, rows * layout.q_width());
+        backend.resize(&mut w.delta, rows * config.hidden_size);
+        backend.resize(&mut w.gate_up, rows * 2 * intermediate);
+        backend.resize(&mut w.gated, rows * intermediate);
+        backend.resize(&mut w.last_hidden, logit_rows * config.hidden_size);
+        backend.resize(&mut w.last_normed, logit_rows * config.hidden_size);
+        backend.resize(&mut w.logits, logit_rows * self.shard.vocabulary(config).len());
     }
 }

@@ -11,8 +11,9 @@ pub struct Logits {
 }
 
 impl Logits {
-    pub(crate) fn zeroed(rows: usize, vocab_size: usize) -> Self {
-        Self { values: vec![0.0; rows * vocab_size], vocab_size }
+    /// `values` is whole rows.
+    pub(crate) fn new(values: Vec<f32>, vocab_size: usize) -> Self {
+        Self { values, vocab_size }
     }
 
     /// How many positions asked for logits.

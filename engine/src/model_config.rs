@@ -117,6 +117,26 @@ impl ModelConfig {
         })
     }
 
+    /// Weights, tied ones counted once.
+    pub(crate) fn num_parameters(&self) -> u64 {
+        let (hidden, q, kv, ffn) =
+            (self.hidden_size, self.q_width(), self.kv_width(), self.intermediate_size);
+        let bias = |there: bool, outputs: usize| if there { outputs } else { 0 };
+        let attention = 2 * q * hidden
+            + 2 * kv * hidden
+            + bias(self.biases.qkv, q + 2 * kv)
+            + bias(self.biases.o, hidden);
+        let mlp = 3 * ffn * hidden + bias(self.biases.mlp, 2 * ffn + hidden);
+        let tables = self.vocab_size * hidden * if self.tie_word_embeddings { 1 } else { 2 };
+        (self.num_layers * (attention + mlp) + tables) as u64 + self.norm_numbers()
+    }
+
+    /// Numbers in the weights of all norms.
+    pub(crate) fn norm_numbers(&self) -> u64 {
+        let heads = if self.qk_norm { 2 * self.head_dim } else { 0 };
+        (self.num_layers * (2 * self.hidden_size + heads) + self.hidden_size) as u64
+    }
+
     /// Width of all query heads together.
     pub(crate) fn q_width(&self) -> usize {
         self.num_heads * self.head_dim
@@ -136,4 +156,4 @@ fn refuse_other_activations(fields: &Fields<'_>) -> Result<(), EngineError> {
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

@@ -29,8 +29,10 @@ pub struct LoadOptions {
     pub model_dir: PathBuf,
     /// What the weights are held as.
     pub weights: WeightFormat,
-    /// Threads that compute; 1 computes on the calling thread.
+    /// Threads that compute; 1 computes on the calling thread. Ranks share them, at least one each.
     pub threads: usize,
+    /// Ranks that the model is split over: 1, 2, 4 or 8. Changes no bit.
+    pub tensor_parallel: usize,
     /// Ceiling of KV memory; it is taken as sequences grow.
     pub kv_memory_bytes: u64,
     /// Longest sequence. `None` takes the model's own limit, or what the KV memory holds if that is less;
@@ -77,11 +79,13 @@ pub struct EngineInfo {
     /// Bytes of weights that every forward with logits reads, however many rows it has: all but the table of
     /// input embeddings, of which a row is read for each token. A tied table is read as the last projection.
     pub weight_bytes: u64,
+    /// Bytes of weights in memory: those, and the table of input embeddings.
+    pub held_bytes: u64,
     /// Bytes of keys and values of one token, all layers.
     pub kv_bytes_per_token: u64,
 }
 
-/// Counters since start, and one gauge.
+/// Counters since start, and gauges.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct EngineStats {
     /// Successful calls of [`crate::Engine::forward`] with at least one row.
@@ -92,4 +96,8 @@ pub struct EngineStats {
     pub kv_tokens: u64,
     /// Gauge: KV blocks held by open sequences now.
     pub referenced_blocks: u64,
+    /// Gauge: KV blocks that no sequence holds and that are kept for equal prefixes.
+    pub cached_blocks: u64,
+    /// Kept KV blocks that were reused for something else.
+    pub evicted_blocks: u64,
 }

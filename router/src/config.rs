@@ -1,5 +1,6 @@
 //! The router's settings.
 
+use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -11,8 +12,9 @@ use service::process::{ProcessConfig, ProcessFlags, RawProcess};
 use speculation::step::MAX_DRAFT_TOKENS;
 
 use crate::admission::AdmissionLimits;
+use crate::ingress::request::check_task_type;
 use crate::lane::owner::RoundsConfig;
-use crate::lane::policy::{DraftTokens, PolicyConfig};
+use crate::lane::policy::{DraftTokens, PolicyConfig, RawLane};
 
 /// Serves clients over HTTP (OpenAI's API) and gRPC; draft workers guess and target workers verify behind it.
 ///
@@ -50,10 +52,6 @@ pub struct Flags {
     /// How long a sequence that lost its target waits for another one
     #[arg(long, value_name = "SECONDS")]
     pub target_wait_seconds: Option<u64>,
-    /// A TOML file with any of these settings, named as the flags with underscores
-    #[arg(long, value_name = "FILE")]
-    #[serde(skip)]
-    pub config: Option<PathBuf>,
     #[command(flatten)]
     #[serde(flatten)]
     #[expect(missing_docs, reason = "clap would take a doc comment here for the help of every flag below")]
@@ -73,6 +71,8 @@ pub struct RawRouter {
     tokenize_threads: usize,
     target_deadline_seconds: u64,
     target_wait_seconds: u64,
+    /// By task type: `[lanes."code"]`.
+    lanes: BTreeMap<String, RawLane>,
     #[serde(flatten)]
     process: RawProcess,
 }
@@ -91,6 +91,7 @@ impl Default for RawRouter {
             tokenize_threads: 1,
             target_deadline_seconds: 60,
             target_wait_seconds: 30,
+            lanes: BTreeMap::new(),
             process: RawProcess::default(),
         }
     }
@@ -140,6 +141,13 @@ impl RawConfig for RawRouter {
         faults.check("target_deadline_seconds", self.target_deadline_seconds > 0, || {
             "must be at least 1".to_owned()
         });
+        let mut lanes = BTreeMap::new();
+        for (task_type, lane) in &self.lanes {
+            if let Err(error) = check_task_type(task_type) {
+                faults.add(&format!("lanes.{task_type}"), error);
+            }
+            lanes.insert(task_type.clone(), lane.validate(task_type, self.max_draft_tokens, faults));
+        }
         Some(RouterConfig {
             http: self.http,
             grpc: self.grpc,
@@ -153,6 +161,7 @@ impl RawConfig for RawRouter {
                 policy: PolicyConfig {
                     draft_tokens: self.draft_tokens,
                     max_draft_tokens: self.max_draft_tokens,
+                    lanes,
                 },
                 target_deadline: Duration::from_secs(self.target_deadline_seconds),
                 target_wait: Duration::from_secs(self.target_wait_seconds),

@@ -16,7 +16,7 @@ use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
 use crate::error::RouterError;
-use crate::lane::controllers::LaneExplanation;
+use crate::lane::LanesReport;
 
 /// How many events a client may leave unread, for each choice of its request, before it is cut off. One verified span
 /// is one event, so this is some hundred thousand bytes of text a choice behind what sockets buffer already.
@@ -36,8 +36,8 @@ pub struct Generation {
     /// Seed, sampling and limits; `choice`, `lane` are 0 and set by the lane. `max_len` equals `prompt_len` where only
     /// the prompt's logprobs are wanted: nothing is drawn then.
     pub spec: SequenceSpec,
-    /// What the client, or its API key, said this is; `None`: the lane classifies.
-    pub task_type: Option<String>,
+    /// What the client, or its API key, said this is; else what its text looks like.
+    pub task_type: String,
     /// What the client asked of speculation.
     pub speculation: SpeculationRequest,
     /// The request's span: parent of whatever the lane traces for it.
@@ -51,8 +51,8 @@ pub struct SpeculationRequest {
     pub enabled: Option<bool>,
     /// A fixed k; `None` leaves it to the lane.
     pub num_draft_tokens: Option<u32>,
-    /// How drafts are judged; equals `spec.acceptance`.
-    pub acceptance: AcceptanceMode,
+    /// How drafts are judged; `None` leaves it to the lane.
+    pub acceptance: Option<AcceptanceMode>,
 }
 
 /// What a lane reports of a generation. Events of one choice come in order; choices interleave.
@@ -111,8 +111,8 @@ pub trait Lanes: Send + Sync {
     /// the first byte (no such model, no target ready, lane queue full).
     async fn submit(&self, generation: Generation) -> Result<GenerationStream, RouterError>;
 
-    /// What each lane's choice of k rests on now.
-    async fn explain(&self) -> Result<Vec<LaneExplanation>, RouterError>;
+    /// Why lanes and workers are as they are now.
+    async fn explain(&self) -> Result<LanesReport, RouterError>;
 }
 
 /// Connects a lane and a client for a generation of `num_choices` sequences.

@@ -65,6 +65,12 @@ const IGNORED: CounterName = CounterName::new(
     "Replies and waits of rounds that were dropped or given up, by reason",
 );
 const LANE_K: GaugeName = GaugeName::new("outrider_lane_k", "How far a lane drafts now; 0 is not at all");
+const DRAFT_OUTAGES: CounterName = CounterName::new(
+    "outrider_draft_outages_total",
+    "How often a draft worker was put out because it did not answer",
+);
+const WAITING_FOR_TARGET: GaugeName =
+    GaugeName::new("outrider_sequences_waiting_for_target", "Sequences that wait for a target with room");
 const TOKENIZE_QUEUE: GaugeName =
     GaugeName::new("outrider_tokenize_queue_jobs", "Prompts that wait for a tokenizer thread");
 
@@ -183,6 +189,8 @@ struct Families {
     requests: Family<OutcomeLabels, Counter>,
     ignored: Family<ReasonLabels, Counter>,
     lane_k: Family<LaneLabels, Gauge>,
+    draft_outages: Counter,
+    waiting_for_target: Gauge,
     tokenize_queue: Gauge,
 }
 
@@ -207,6 +215,8 @@ impl RouterMetrics {
             requests: metrics.counter_family(&REQUESTS),
             ignored: metrics.counter_family(&IGNORED),
             lane_k: metrics.gauge_family(&LANE_K),
+            draft_outages: metrics.counter(&DRAFT_OUTAGES),
+            waiting_for_target: metrics.gauge(&WAITING_FOR_TARGET),
             tokenize_queue: metrics.gauge(&TOKENIZE_QUEUE),
         };
         Self { families: Arc::new(families) }
@@ -246,6 +256,16 @@ impl RouterMetrics {
             Ignored::TargetResend => "target_resend",
         };
         self.families.ignored.get_or_create(&ReasonLabels { reason }).inc();
+    }
+
+    /// A draft worker was put out.
+    pub fn draft_outage(&self) {
+        self.families.draft_outages.inc();
+    }
+
+    /// So many sequences wait for a target with room.
+    pub fn waiting_for_target(&self, count: usize) {
+        self.families.waiting_for_target.set(count as i64);
     }
 
     /// A request was refused or failed.

@@ -3,13 +3,17 @@
 //!
 //! Reading order: what a sequence is ([`spec`], [`prefix`]), what is said about it ([`step`]), how a token is drawn
 //! ([`noise`], [`logits`], [`acceptance`]), the two ends of the conversation ([`sequence`] at the router,
-//! [`holding`] at a worker), and how far to draft ([`survival`], [`cost`], [`draft_length`])
-//! and when to leave ([`gather`]).
+//! [`holding`] at a worker), how far to draft ([`survival`], [`cost`], [`draft_length`]),
+//! when to leave ([`gather`]) and how long to wait for whom ([`draft_health`]). Who goes where and when, before all
+//! that: [`placement`], [`turns`], [`output_length`]; what goes through a target together: [`mod@batch`]. What a pool of
+//! workers is like comes from a file ([`profile`]); [`simulation`] plays it on a virtual clock.
 
 #![forbid(unsafe_code)]
 
 pub mod acceptance;
+pub mod batch;
 pub mod cost;
+pub mod draft_health;
 pub mod draft_length;
 pub mod fingerprint;
 pub mod gather;
@@ -18,11 +22,16 @@ pub mod logits;
 pub mod math;
 pub mod ngram;
 pub mod noise;
+pub mod output_length;
+pub mod placement;
 pub mod prefix;
+pub mod profile;
 pub mod sequence;
+pub mod simulation;
 pub mod spec;
 pub mod step;
 pub mod survival;
+pub mod turns;
 
 pub use spec::{AcceptanceMode, SamplingParams, SequenceSpec};
 pub use step::{Draft, FinishReason, Proposal, Reply, ReplyBody, Step, TokenLogprobs, TokenSpan, Work};

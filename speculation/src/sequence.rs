@@ -53,11 +53,14 @@ pub enum Event {
     Assigned(Role),
     /// The worker is gone.
     Lost(Role),
+    /// The worker is there, and another one is to be chosen.
+    GiveUp(Role),
     /// The lane lets a round begin, after [`Action::Ready`].
     BeginRound {
         /// How many tokens to have drafted; 0 is an ordinary decode step.
         num_draft_tokens: u32,
-        /// How long verification may wait for the proposal, from now.
+        /// How long verification may wait for the proposal, from now. Zero: the draft worker is asked and not waited for; what it
+        /// proposes is late, and used as such.
         draft_wait: Duration,
     },
     /// A worker answered.
@@ -239,6 +242,16 @@ impl Sequence {
         self.draft.assigned
     }
 
+    /// Whether a step would reach the draft worker: none is on its way, or it was silent long enough.
+    pub fn may_ask_draft(&self, now: Duration) -> bool {
+        self.draft.assigned && (self.draft.in_flight.is_none() || now >= self.draft_retry_at)
+    }
+
+    /// Whether this reply answers the latest step of that role.
+    pub fn awaits(&self, role: Role, reply: &Reply) -> bool {
+        self.link(role).answers(reply)
+    }
+
     /// When to say [`Event::Tick`] at the latest.
     pub fn next_deadline(&self) -> Option<Duration> {
         match &self.phase {
@@ -254,6 +267,8 @@ impl Sequence {
             match event {
                 Event::Assigned(role) => self.assigned(now, role),
                 Event::Lost(role) => self.lost(now, role),
+                Event::GiveUp(role) if self.link(role).assigned => self.drop_worker(now, role),
+                Event::GiveUp(_) => {}
                 Event::BeginRound { num_draft_tokens, draft_wait } => {
                     self.begin_round(now, num_draft_tokens, draft_wait);
                 }
@@ -328,6 +343,10 @@ impl Sequence {
         let prefilling = self.committed.len() - self.target.have > FEED_LAG;
         if can_ask && k > 0 && !prefilling && draft_lag <= FEED_LAG {
             self.ask_draft(now, k, draft_wait);
+            if draft_wait.is_zero() {
+                self.draft_unwaited(now);
+                return self.verify(now, Draft::default());
+            }
             self.phase = Phase::Drafting { until: now + draft_wait };
             return;
         }

@@ -78,6 +78,16 @@ impl AcceptanceMode {
     }
 }
 
+/// The number by which workers know a task type ([`SequenceSpec::lane`]): the folded FNV-1a hash of its name.
+///
+/// A hash and not a count, so that all routers of a worker number alike without talking to each other.
+pub fn lane_number(task_type: &str) -> u32 {
+    const OFFSET: u64 = 0xcbf2_9ce4_8422_2325;
+    const PRIME: u64 = 0x0100_0000_01b3;
+    let hash = task_type.bytes().fold(OFFSET, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(PRIME));
+    (hash >> 32) as u32 ^ hash as u32
+}
+
 /// Everything a worker needs to know of a sequence besides its ids.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct SequenceSpec {
@@ -101,7 +111,7 @@ pub struct SequenceSpec {
     pub prompt_logprobs: Option<u32>,
     /// A grammar that masks tokens. Reserved: a worker that cannot honour it refuses the sequence.
     pub grammar: Option<String>,
-    /// The lane this sequence is in, for homogeneous draft batches.
+    /// [`lane_number`] of the task type, for homogeneous batches.
     pub lane: u32,
     /// Lower goes first.
     pub priority: u8,

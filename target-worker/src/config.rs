@@ -28,7 +28,9 @@ impl RawConfig for RawTarget {
     type Config = WorkerConfig;
 
     fn validate(self, faults: &mut Faults) -> Option<WorkerConfig> {
-        faults.require("model", self.worker.model());
+        if self.worker.needs_model() {
+            faults.require("model", self.worker.model());
+        }
         self.worker.validate(DefaultPorts { listen: 8110, admin: 8111 }, faults)
     }
 }

@@ -27,6 +27,10 @@ pub async fn serve_with(
     lifetime: Lifetime,
     health: Health,
 ) -> anyhow::Result<Addresses> {
+    if let Some(synthetic) = &config.synthetic {
+        let loaded = worker::synthetic::load(&config, synthetic, Role::Target)?;
+        return start(loaded, &config, discovery, &lifetime, &health).await;
+    }
     let loading = config.clone();
     let loading = move || load(&loading, Role::Target, verify::Verify);
     let loaded = tokio::task::spawn_blocking(loading).await??;

@@ -16,7 +16,7 @@ use service::shutdown::{Lifetime, Outcome};
 use tokio::net::TcpListener;
 use tokio_stream::wrappers::TcpListenerStream;
 use tonic::transport::Server;
-use worker::config::{DefaultPorts, RawWorker, WorkerConfig};
+use worker::config::{DefaultPorts, RawWorker, SyntheticConfig, WorkerConfig};
 
 use crate::case::Case;
 use crate::client::{Answer, Client};
@@ -45,6 +45,10 @@ pub enum WorkerKind {
     Draft,
     /// N-grams of the sequence itself.
     Ngram,
+    /// The target of deploy/profiles/cpu-pair.toml, which only keeps the time.
+    SyntheticTarget,
+    /// The draft of the same profile.
+    SyntheticDraft,
 }
 
 /// A worker of a cluster.
@@ -57,10 +61,7 @@ pub struct RunningWorker {
 impl Cluster {
     /// A router without workers; `change` may set what a test needs otherwise.
     pub async fn start(change: impl FnOnce(&mut RouterConfig)) -> anyhow::Result<Self> {
-        let mut config =
-            RawRouter::default().validate(&mut Faults::new()).context("the defaults are at fault")?;
-        config.http = any_port();
-        config.grpc = any_port();
+        let mut config = router_config()?;
         change(&mut config);
         let (lifetime, health) = (Lifetime::new(), Health::new());
         let discovery = discovery::open(&DiscoveryUri::Memory, &lifetime).await?;
@@ -82,6 +83,29 @@ impl Cluster {
     pub async fn client(&self) -> anyhow::Result<Client> {
         until("the router is ready", async || Ok(self.health.is_ready())).await?;
         Client::connect(&format!("http://{}", self.router.grpc)).await
+    }
+
+    /// A client of one more router over the same workers.
+    pub async fn add_router(&self) -> anyhow::Result<Client> {
+        let config = router_config()?;
+        let (lifetime, health) = (self.lifetime.child(), Health::new());
+        let discovery = Arc::clone(&self.discovery);
+        let addresses = router::serve::serve_with(config, discovery, lifetime, health.clone()).await?;
+        until("the added router is ready", async || Ok(health.is_ready())).await?;
+        Client::connect(&format!("http://{}", addresses.grpc)).await
+    }
+
+    /// Adds a bundled draft worker that is meant for some task types only.
+    pub async fn add_draft_for(&self, task_types: &[&str]) -> anyhow::Result<RunningWorker> {
+        let lifetime = self.lifetime.child();
+        let worker = WorkerConfig { model: Some(pair::draft_dir()), ..worker_config()? };
+        let task_types = task_types.iter().map(|&task_type| task_type.to_owned()).collect();
+        let config = DraftConfig { method: DraftMethod::Model, task_types, worker };
+        let discovery = self.discovery.as_ref();
+        let addresses = draft_worker::serve_with(config, discovery, lifetime.clone(), Health::new()).await?;
+        let worker = RunningWorker { lifetime, admin: addresses.admin };
+        worker.wait_connected().await?;
+        Ok(worker)
     }
 
     /// Base of the router's HTTP door.
@@ -157,8 +181,8 @@ impl Cluster {
 impl WorkerKind {
     fn role(self) -> &'static str {
         match self {
-            Self::Target => TARGET,
-            Self::Draft | Self::Ngram => DRAFT,
+            Self::Target | Self::SyntheticTarget => TARGET,
+            Self::Draft | Self::Ngram | Self::SyntheticDraft => DRAFT,
         }
     }
 }
@@ -201,6 +225,16 @@ async fn start_worker(
             let config = DraftConfig { method: DraftMethod::Model, task_types: Vec::new(), worker: config };
             draft_worker::serve_with(config, discovery, own, health).await?
         }
+        WorkerKind::SyntheticTarget => {
+            config.synthetic = Some(synthetic_config()?);
+            config.served_model_name = Some(MODEL.to_owned());
+            target_worker::serve_with(config, discovery, own, health).await?
+        }
+        WorkerKind::SyntheticDraft => {
+            config.synthetic = Some(synthetic_config()?);
+            let config = DraftConfig { method: DraftMethod::Model, task_types: Vec::new(), worker: config };
+            draft_worker::serve_with(config, discovery, own, health).await?
+        }
         WorkerKind::Ngram => {
             let config = DraftConfig { method: DraftMethod::Ngram, task_types: Vec::new(), worker: config };
             draft_worker::serve_with(config, discovery, own, health).await?
@@ -209,9 +243,18 @@ async fn start_worker(
     Ok((RunningWorker { lifetime, admin: addresses.admin }, addresses.listen))
 }
 
+fn router_config() -> anyhow::Result<RouterConfig> {
+    let config = RawRouter::default().validate(&mut Faults::new()).context("the defaults are at fault")?;
+    Ok(RouterConfig { http: any_port(), grpc: any_port(), ..config })
+}
+
 fn worker_config() -> anyhow::Result<WorkerConfig> {
     let config = RawWorker::default().validate(DefaultPorts { listen: 0, admin: 0 }, &mut Faults::new());
     Ok(WorkerConfig { threads: 1, ..config.context("the defaults are at fault")? })
+}
+
+fn synthetic_config() -> anyhow::Result<SyntheticConfig> {
+    Ok(SyntheticConfig { profile: Arc::new(pair::profile()?), time_scale: 1.0 })
 }
 
 fn any_port() -> SocketAddr {

@@ -2,7 +2,7 @@
 //!
 //! [`pair`] is the bundled model pair with its prompts, [`case`] one request and [`client`] who sends it; [`cluster`] and
 //! [`processes`] bring up what serves it. [`oracle`] says what the answer has to be. [`hostile`] and [`faulty_wire`] are what
-//! may be put in the way without a token changing; [`metrics`] and [`wait`] tell what happened, and when.
+//! may be put in the way without a token changing; [`metrics`], [`lanes_report`] and [`wait`] tell what happened, and when.
 //! [`http_client`] sends what only HTTP can carry, [`python`] runs other people's clients, [`checkpoint_copy`] is a model to
 //! damage, [`etcd`] and [`mod@trace_collector`] are the real neighbours of a cluster.
 //! [`acceptance`] measures instead of judging; the program `acceptance-table` prints it.
@@ -20,6 +20,7 @@ pub mod etcd;
 pub mod faulty_wire;
 pub mod hostile;
 pub mod http_client;
+pub mod lanes_report;
 pub mod metrics;
 pub mod oracle;
 pub mod pair;

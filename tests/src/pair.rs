@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context as _, anyhow};
 use serde::Deserialize;
 use speculation::TokenId;
+use speculation::profile::Profile;
 use tokenizers::Tokenizer;
 
 /// The name under which every test serves the target.
@@ -49,6 +50,13 @@ pub fn draft_dir() -> PathBuf {
 /// Where the bundled prompts are, one `TASK_TYPE.jsonl` each.
 pub fn prompts_dir() -> PathBuf {
     root().join("models/demo/prompts")
+}
+
+/// The pair's profile, which synthetic workers play.
+pub fn profile() -> anyhow::Result<Profile> {
+    let path = root().join("deploy/profiles/cpu-pair.toml");
+    let text = std::fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
+    Profile::parse(&text).with_context(|| path.display().to_string())
 }
 
 /// The first `limit` prompts of a file of `{"prompt": ..}` lines.

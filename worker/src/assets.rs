@@ -70,14 +70,17 @@ impl Assets {
                 }
                 _ => std::fs::read(&path).map_err(|source| AssetError::Read { path: shown, source })?,
             };
-            let asset = v1::Asset {
-                name: name.to_owned(),
-                sha256: hex(&Sha256::digest(&bytes)),
-                size: bytes.len() as u64,
-            };
-            files.push((asset, Bytes::from(bytes)));
+            files.push((asset(name, &bytes), Bytes::from(bytes)));
         }
         let token_list = token_list(model_dir, &files)?;
+        Ok(Self { files, token_list })
+    }
+
+    /// Generated files; one of them must be tokenizer.json.
+    pub fn from_files(files: Vec<(&str, String)>) -> Result<Self, AssetError> {
+        let files: Vec<(v1::Asset, Bytes)> =
+            files.into_iter().map(|(name, text)| (asset(name, text.as_bytes()), Bytes::from(text))).collect();
+        let token_list = token_list(Path::new("(generated)"), &files)?;
         Ok(Self { files, token_list })
     }
 
@@ -108,6 +111,10 @@ fn token_list(model_dir: &Path, files: &[(v1::Asset, Bytes)]) -> Result<TokenLis
         .ok_or_else(|| broken("is missing; save it with the tokenizer's save_pretrained".to_owned()))?;
     let text = std::str::from_utf8(bytes).map_err(|error| broken(error.to_string()))?;
     token_list_from_json(text).map_err(|error| broken(error.to_string()))
+}
+
+fn asset(name: &str, bytes: &[u8]) -> v1::Asset {
+    v1::Asset { name: name.to_owned(), sha256: hex(&Sha256::digest(bytes)), size: bytes.len() as u64 }
 }
 
 fn hex(bytes: &[u8]) -> String {

@@ -2,13 +2,16 @@
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use engine::WeightFormat;
 use serde::{Deserialize, Serialize};
 use service::config::Faults;
 use service::process::{ProcessConfig, ProcessFlags, RawProcess};
+use speculation::profile::Profile;
 
-use crate::byte_size::ByteSize;
+use crate::compute_device::ComputeDevice;
+use crate::memory::MemoryLimit;
 
 /// Flags of both kinds of worker.
 #[derive(Debug, Clone, Default, clap::Args, Serialize)]
@@ -16,11 +19,17 @@ pub struct WorkerFlags {
     /// A checkpoint directory in Hugging Face form: config.json, tokenizer.json, *.safetensors
     #[arg(long, value_name = "DIR")]
     pub model: Option<PathBuf>,
+    /// What answers: model, or synthetic:PROFILE.toml, which only keeps the time of a profile and computes nothing
+    #[arg(long, value_name = "model|synthetic:FILE")]
+    pub engine: Option<String>,
+    /// With a synthetic engine: everything takes so many times as long
+    #[arg(long, value_name = "FACTOR")]
+    pub time_scale: Option<f64>,
     /// The name that clients ask for [default: the directory's name]
     #[arg(long, value_name = "NAME")]
     pub served_model_name: Option<String>,
-    /// What computes
-    #[arg(long, value_name = "cpu")]
+    /// What computes: cpu, or GPUs as cuda:0 or cuda:0,1
+    #[arg(long, value_name = "DEVICE")]
     pub device: Option<String>,
     /// Threads that compute [default: all cores]
     #[arg(long, value_name = "N")]
@@ -28,7 +37,10 @@ pub struct WorkerFlags {
     /// How weights are held: auto (as stored), f32, bf16, or quantized while loading to int8 or int4
     #[arg(long, value_name = "FORMAT")]
     pub weights: Option<String>,
-    /// Most memory that KV may take, for example 2GiB
+    /// Split the model over so many ranks, 1, 2, 4 or 8; on the CPU each is a thread with a share of --threads
+    #[arg(long, value_name = "N")]
+    pub tensor_parallel: Option<usize>,
+    /// Most memory that KV may take, for example 2GiB, or 60% of what the machine or container has
     #[arg(long, value_name = "SIZE")]
     pub kv_memory: Option<String>,
     /// Longest sequence, prompt and output [default: the model's]
@@ -49,10 +61,6 @@ pub struct WorkerFlags {
     /// How routers reach this worker, if not by the listen address: http://HOST:PORT
     #[arg(long, value_name = "URL")]
     pub advertise: Option<String>,
-    /// A TOML file with any of these settings, named as the flags with underscores
-    #[arg(long, value_name = "FILE")]
-    #[serde(skip)]
-    pub config: Option<PathBuf>,
     #[command(flatten)]
     #[serde(flatten)]
     #[expect(missing_docs, reason = "clap would take a doc comment here for the help of every flag below")]
@@ -63,10 +71,13 @@ pub struct WorkerFlags {
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct RawWorker {
     model: Option<PathBuf>,
+    engine: String,
+    time_scale: f64,
     served_model_name: Option<String>,
     device: String,
     threads: Option<usize>,
     weights: String,
+    tensor_parallel: usize,
     kv_memory: String,
     max_model_len: Option<u32>,
     max_batch_rows: usize,
@@ -82,10 +93,13 @@ impl Default for RawWorker {
     fn default() -> Self {
         Self {
             model: None,
+            engine: "model".to_owned(),
+            time_scale: 1.0,
             served_model_name: None,
             device: "cpu".to_owned(),
             threads: None,
             weights: "auto".to_owned(),
+            tensor_parallel: 1,
             kv_memory: "1GiB".to_owned(),
             max_model_len: None,
             max_batch_rows: 512,
@@ -112,14 +126,20 @@ pub struct DefaultPorts {
 pub struct WorkerConfig {
     /// The checkpoint; absent only at a worker that needs none.
     pub model: Option<PathBuf>,
+    /// The synthetic engine, if that is to answer in place of a model.
+    pub synthetic: Option<SyntheticConfig>,
     /// The name that clients ask for, if not the directory's.
     pub served_model_name: Option<String>,
+    /// What computes.
+    pub device: ComputeDevice,
     /// Threads that compute.
     pub threads: usize,
     /// How weights are held.
     pub weights: WeightFormat,
-    /// Ceiling of KV memory, bytes.
-    pub kv_memory_bytes: u64,
+    /// Ranks that the model is split over.
+    pub tensor_parallel: usize,
+    /// Ceiling of KV memory.
+    pub kv_memory: MemoryLimit,
     /// Longest sequence, if shorter than the model's.
     pub max_model_len: Option<u32>,
     /// Most rows in one forward pass.
@@ -136,17 +156,56 @@ pub struct WorkerConfig {
     pub process: ProcessConfig,
 }
 
+/// What a synthetic engine needs.
+#[derive(Debug, Clone)]
+pub struct SyntheticConfig {
+    /// Which pools it plays.
+    pub profile: Arc<Profile>,
+    /// Everything takes so many times as long.
+    pub time_scale: f64,
+}
+
+/// Times are stretched by at most this, or shrunk by as much.
+const TIME_SCALE_MAX: f64 = 1_000.0;
+
 impl RawWorker {
     /// The checkpoint that was asked for.
     pub fn model(&self) -> Option<&PathBuf> {
         self.model.as_ref()
     }
 
+    /// Whether a model is to answer.
+    pub fn needs_model(&self) -> bool {
+        self.engine == "model"
+    }
+
+    fn synthetic(&self, faults: &mut Faults) -> Option<SyntheticConfig> {
+        if self.needs_model() {
+            return None;
+        }
+        let Some(file) = self.engine.strip_prefix("synthetic:") else {
+            let expected = "expected model or synthetic:FILE";
+            faults.add("engine", format_args!("`{}` is unknown, {expected}", self.engine));
+            return None;
+        };
+        faults.check("model", self.model.is_none(), || "a synthetic engine takes no model".to_owned());
+        let in_range = (1.0 / TIME_SCALE_MAX..=TIME_SCALE_MAX).contains(&self.time_scale);
+        faults.check("time_scale", in_range, || {
+            format!("{} is not between {} and {TIME_SCALE_MAX}", self.time_scale, 1.0 / TIME_SCALE_MAX)
+        });
+        let read = std::fs::read_to_string(file).map_err(|error| error.to_string());
+        match read.and_then(|text| Profile::parse(&text).map_err(|error| error.to_string())) {
+            Ok(profile) => Some(SyntheticConfig { profile: Arc::new(profile), time_scale: self.time_scale }),
+            Err(error) => {
+                faults.add("engine", format_args!("{file}: {error}"));
+                None
+            }
+        }
+    }
+
     /// Checks everything; `None` where there was a fault.
     pub fn validate(self, ports: DefaultPorts, faults: &mut Faults) -> Option<WorkerConfig> {
-        faults.check("device", self.device == "cpu", || {
-            format!("`{}` is not a device of this build, expected cpu", self.device)
-        });
+        let device = faults.parse::<ComputeDevice>("device", &self.device);
         let weights = match self.weights.as_str() {
             "auto" => Some(WeightFormat::AsStored),
             "f32" => Some(WeightFormat::F32),
@@ -159,7 +218,11 @@ impl RawWorker {
                 None
             }
         };
-        let kv_memory = faults.parse::<ByteSize>("kv_memory", &self.kv_memory);
+        let synthetic = self.synthetic(faults);
+        let kv_memory = faults.parse::<MemoryLimit>("kv_memory", &self.kv_memory);
+        faults.check("tensor_parallel", matches!(self.tensor_parallel, 1 | 2 | 4 | 8), || {
+            format!("{} is not 1, 2, 4 or 8", self.tensor_parallel)
+        });
         let cores = std::thread::available_parallelism().map_or(1, std::num::NonZeroUsize::get);
         let threads = self.threads.unwrap_or(cores);
         faults
@@ -177,10 +240,13 @@ impl RawWorker {
         let local = |port| SocketAddr::from(([127, 0, 0, 1], port));
         Some(WorkerConfig {
             model: self.model,
+            synthetic,
             served_model_name: self.served_model_name,
+            device: device?,
             threads,
             weights: weights?,
-            kv_memory_bytes: kv_memory?.0,
+            tensor_parallel: self.tensor_parallel,
+            kv_memory: kv_memory?,
             max_model_len: self.max_model_len,
             max_batch_rows: self.max_batch_rows,
             profile_steps: self.profile_steps,

@@ -4,24 +4,27 @@
 //!
 //! Reading order, which is the life of a step: [`door`] reads it off the stream, [`device`] admits it against the
 //! [`table`] and takes it into the next forward, [`model`] runs that forward, and the reply leaves through the door.
-//! [`serve`] puts a process around it.
+//! [`serve`] puts a process around it. [`synthetic`] stands in for a model where only time is to be kept.
 //!
 //! A worker owns no truth: all it holds can be rebuilt from ids, and whatever does not fit is answered `need_context`.
 
 #![forbid(unsafe_code)]
 
 pub mod assets;
-pub mod byte_size;
+pub mod compute_device;
 pub mod config;
+pub mod credits;
 pub mod decide;
 pub mod device;
 pub mod door;
 pub mod facts;
+pub mod memory;
 pub mod method;
 pub mod metrics;
 pub mod model;
 pub mod profile;
 pub mod serve;
+pub mod synthetic;
 pub mod table;
 pub mod task;
 

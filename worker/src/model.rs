@@ -1,4 +1,4 @@
-//! The method of workers that run a model: rows of all running tasks share each forward, up to a row budget.
+//! The method of workers that run a model: rows of all running tasks share each forward, up to a row budget (`speculation::batch`).
 //!
 //! A context is run in portions, so that a long prompt does not hold up the tasks beside it; the role decides
 //! ([`Decide`]) once the context's last row has its logits.
@@ -7,13 +7,14 @@ use std::collections::{HashMap, VecDeque};
 use std::ops::Range;
 
 use engine::{Engine, EngineError, Logits, SequenceRows, SlotId};
+use speculation::batch::{Share, Waiting, form};
 use speculation::holding::Limits;
 use speculation::logits::score;
 use speculation::{ReplyBody, Role, TokenId, Work};
 
 use crate::decide::{Decide, Decision};
 use crate::method::{Method, MethodStats, NeedRoom};
-use crate::task::{Slot, Task};
+use crate::task::{PrefixLookup, Slot, Task};
 
 /// Runs steps on an [`Engine`].
 #[derive(Debug)]
@@ -26,7 +27,12 @@ pub struct ModelMethod<D> {
     decide: D,
     slots: HashMap<Slot, SlotId>,
     next_slot: u64,
+    prefix_query_tokens: u64,
+    prefix_hit_tokens: u64,
 }
+
+/// A context that is not longer than this is a round's: it is computed without looking for its KV.
+const ROUND_CONTEXT: usize = 2;
 
 /// What one task takes part with in a forward.
 #[derive(Debug, PartialEq, Eq)]
@@ -45,32 +51,57 @@ impl<D: Decide> ModelMethod<D> {
     /// `max_batch_rows` bounds the rows of one forward, though one task's last portion is never split.
     pub fn new(engine: Engine, role: Role, vocab_size: u32, max_batch_rows: usize, decide: D) -> Self {
         let vocab_size = vocab_size.min(engine.info().vocab_size);
-        Self { engine, role, vocab_size, max_batch_rows, decide, slots: HashMap::new(), next_slot: 0 }
+        Self {
+            engine,
+            role,
+            vocab_size,
+            max_batch_rows,
+            decide,
+            slots: HashMap::new(),
+            next_slot: 0,
+            prefix_query_tokens: 0,
+            prefix_hit_tokens: 0,
+        }
     }
 
-    /// Portions of the next forward: tasks that draw soonest go first, up to three quarters of the rows while a prompt
-    /// waits; prompts share the rest, oldest first.
-    fn plan(&self, tasks: &VecDeque<Task>) -> Vec<Portion> {
-        let is_prompt = |task: &Task| task.context_left().len() > self.max_batch_rows / 4;
-        let reserved = if tasks.iter().any(is_prompt) { self.max_batch_rows / 4 } else { 0 };
-        let (soon, prompts): (Vec<usize>, Vec<usize>) =
-            (0..tasks.len()).partition(|&i| !is_prompt(&tasks[i]));
-        let mut plan = Vec::new();
-        let mut rows_left = self.max_batch_rows;
-        let mut blocks_left = self.engine.free_blocks();
-        for (i, reserved) in
-            soon.into_iter().map(|i| (i, reserved)).chain(prompts.into_iter().map(|i| (i, 0)))
-        {
-            let Some(portion) = portion(&tasks[i], i, rows_left.saturating_sub(reserved)) else { continue };
-            let rows = portion.token_ids.len();
-            let blocks = self.engine.blocks_needed(self.slots[&tasks[i].slot], rows as u32);
-            if blocks <= blocks_left {
-                blocks_left -= blocks;
-                rows_left = rows_left.saturating_sub(rows);
-                plan.push(portion);
+    /// Gives new tasks the KV that equal sequences have computed.
+    fn find_prefixes(&mut self, tasks: &mut VecDeque<Task>) {
+        for task in tasks.iter_mut().filter(|task| task.prefix != PrefixLookup::Done) {
+            let context = task.step.context.len();
+            if task.is_scoring() || (task.step.base_len > 0 && context <= ROUND_CONTEXT) {
+                // A score needs its row computed.
+                task.prefix = PrefixLookup::Done;
+                continue;
             }
+            if task.prefix == PrefixLookup::Wanted {
+                self.prefix_query_tokens += context as u64;
+            }
+            let key = task.spec().isolation_key;
+            let found = self.engine.share(self.slots[&task.slot], key, task.holding.ids());
+            let done = (found.len - task.step.base_len) as usize;
+            self.prefix_hit_tokens += (done - task.context_done) as u64;
+            task.context_done = done;
+            task.prefix = if found.wait { PrefixLookup::Waiting } else { PrefixLookup::Done };
         }
-        plan
+        // Whom a task waits for is one of the others; were none of them to run, all would wait for ever.
+        if tasks.iter().all(|task| task.prefix == PrefixLookup::Waiting)
+            && let Some(first) = tasks.front_mut()
+        {
+            first.prefix = PrefixLookup::Done;
+        }
+    }
+
+    /// Portions of the next forward: `speculation::batch` says whose, the engine whether their KV fits.
+    fn plan(&self, tasks: &VecDeque<Task>) -> Vec<Portion> {
+        let waiting: Vec<Waiting> = tasks.iter().map(Task::waiting).collect();
+        let mut blocks_left = self.engine.free_blocks();
+        let shares = form(&waiting, self.max_batch_rows as u32, |index, rows| {
+            let blocks = self.engine.blocks_needed(self.slots[&tasks[index].slot], rows);
+            let fits = blocks <= blocks_left && tasks[index].prefix == PrefixLookup::Done;
+            blocks_left -= if fits { blocks } else { 0 };
+            fits
+        });
+        shares.iter().map(|share| portion(&tasks[share.index], share)).collect()
     }
 
     /// What a task's logits lead to; `None` while it needs another forward.
@@ -159,6 +190,7 @@ impl<D: Decide> Method for ModelMethod<D> {
     }
 
     fn advance(&mut self, tasks: &mut VecDeque<Task>) -> Result<Vec<(Task, ReplyBody)>, NeedRoom> {
+        self.find_prefixes(tasks);
         let plan = self.plan(tasks);
         if plan.is_empty() {
             return Err(NeedRoom);
@@ -173,6 +205,8 @@ impl<D: Decide> Method for ModelMethod<D> {
             .collect();
         let mut logits = match self.engine.forward(&batch) {
             Ok(logits) => logits,
+            // Nothing can be computed any more: the device thread ends, and the process says that it has failed.
+            Err(error @ EngineError::RankLost { .. }) => panic!("{error}"),
             Err(error) => return Ok(self.refuse(tasks, &plan, &error)),
         };
         let mut bodies = Vec::new();
@@ -190,6 +224,10 @@ impl<D: Decide> Method for ModelMethod<D> {
         Ok(take_tasks(tasks, finished).into_iter().zip(bodies).collect())
     }
 
+    fn blocks_held(&self, slot: Slot) -> u64 {
+        self.slots.get(&slot).map_or(0, |slot| self.engine.blocks_held(*slot))
+    }
+
     fn stats(&self) -> MethodStats {
         let stats = self.engine.stats();
         MethodStats {
@@ -197,6 +235,11 @@ impl<D: Decide> Method for ModelMethod<D> {
             rows: stats.rows,
             kv_tokens: stats.kv_tokens,
             kv_blocks_used: stats.referenced_blocks,
+            kv_blocks_total: self.engine.info().kv_blocks,
+            kv_blocks_cached: stats.cached_blocks,
+            kv_evictions: stats.evicted_blocks,
+            prefix_query_tokens: self.prefix_query_tokens,
+            prefix_hit_tokens: self.prefix_hit_tokens,
         }
     }
 }
@@ -210,35 +253,21 @@ fn take_tasks(tasks: &mut VecDeque<Task>, mut indices: Vec<usize>) -> Vec<Task> 
     taken
 }
 
-/// The ids of `task` that run next: `budget` ids of its context at most, and whole what follows the context.
-fn portion(task: &Task, index: usize, budget: usize) -> Option<Portion> {
-    if budget == 0 {
-        return None;
-    }
-    let left = task.context_left();
-    if left.is_empty() {
-        // A draft task that goes on: its last guess is the row.
-        let guess = task.guesses.token_ids.last().copied()?;
-        return Some(Portion {
-            task: index,
-            num_context: 0,
-            ends_context: true,
-            token_ids: vec![guess],
-            num_logits: 1,
-        });
-    }
-    let num_context = left.len().min(budget);
-    let ends_context = num_context == left.len();
-    let mut token_ids = left[..num_context].to_vec();
+/// The ids of `task` that run next, with the rows of logits that they need.
+fn portion(task: &Task, share: &Share) -> Portion {
+    let (num_context, ends_context) = (share.context as usize, share.ends_context);
+    let mut token_ids = task.context_left()[..num_context].to_vec();
     let mut num_logits = 0;
     if ends_context && task.step.work != Work::Feed {
+        // A draft that goes on has no context left: its last guess is the row.
+        token_ids.extend(task.guesses.token_ids.last().filter(|_| num_context == 0));
         token_ids.extend_from_slice(task.drafted());
         num_logits = 1 + task.drafted().len();
     }
     if task.is_scoring() {
         num_logits = token_ids.len();
     }
-    Some(Portion { task: index, num_context, ends_context, token_ids, num_logits })
+    Portion { task: share.index, num_context, ends_context, token_ids, num_logits }
 }
 
 /// Scores the prompt ids that follow the context ids `done` (indices into the context), whose logits start at `first_row`.

@@ -7,11 +7,11 @@ use std::time::{Duration, Instant};
 use engine::{Engine, EngineError, SequenceRows, SlotId};
 use proto::v1::StepTimePoint;
 use speculation::TokenId;
+use speculation::cost::PROFILED_ROWS;
 
 /// All measurements together.
 const BUDGET: Duration = Duration::from_millis(900);
 
-const ROWS: [u32; 7] = [1, 2, 4, 8, 16, 32, 64];
 const CONTEXTS: [u32; 2] = [16, 256];
 
 /// Of so many runs the middle one counts.
@@ -52,7 +52,7 @@ fn profile_context(
     // The first forward of a shape touches memory for the first time: it is not measured.
     forward(engine, slot, 1, 1)?;
     let mut last: Option<(u32, Duration)> = None;
-    for rows in ROWS.into_iter().filter(|rows| context + rows <= max_model_len) {
+    for rows in PROFILED_ROWS.into_iter().filter(|rows| context + rows <= max_model_len) {
         // At worst a row costs as much as it did at the size before.
         let expected = last.map_or(Duration::ZERO, |(before, took)| took * rows / before * RUNS as u32);
         if began.elapsed() + expected > budget {

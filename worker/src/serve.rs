@@ -2,6 +2,7 @@
 //! before any port is bound, and nobody hears of a worker before it can be reached.
 
 use std::net::SocketAddr;
+use std::time::Duration;
 
 use anyhow::Context as _;
 use engine::{Engine, LoadOptions};
@@ -26,6 +27,7 @@ use crate::method::Method;
 use crate::metrics::WorkerMetrics;
 use crate::model::ModelMethod;
 use crate::profile::profile;
+use crate::synthetic::wire::delayed;
 
 /// A worker that was loaded and has no port yet.
 #[derive(Debug)]
@@ -36,6 +38,8 @@ pub struct Loaded<M> {
     pub facts: WorkerFacts,
     /// The model's text side, if there is a model.
     pub assets: Option<Assets>,
+    /// What the wire to a router is played to take there and back; nothing where it is a real one.
+    pub round_trip: Duration,
 }
 
 /// Where a worker can be reached.
@@ -70,11 +74,12 @@ pub fn load<D: Decide>(
         step_times: if config.profile_steps { profile(&mut engine) } else { Vec::new() },
     };
     let method = ModelMethod::new(engine, role, vocab_size, config.max_batch_rows, decide);
-    Ok(Loaded { method, facts, assets: Some(assets) })
+    Ok(Loaded { method, facts, assets: Some(assets), round_trip: Duration::ZERO })
 }
 
 fn load_engine(config: &WorkerConfig) -> anyhow::Result<(Engine, Assets)> {
     let model_dir = config.model.clone().context("no model was given: pass --model DIR")?;
+    config.device.check()?;
     let assets = Assets::load(&model_dir)?;
     let tokenizer = model_dir.join("tokenizer.json");
     let began = std::time::Instant::now();
@@ -82,7 +87,8 @@ fn load_engine(config: &WorkerConfig) -> anyhow::Result<(Engine, Assets)> {
         model_dir,
         weights: config.weights,
         threads: config.threads,
-        kv_memory_bytes: config.kv_memory_bytes,
+        tensor_parallel: config.tensor_parallel,
+        kv_memory_bytes: config.kv_memory.bytes().map_err(|reason| anyhow::anyhow!("kv_memory: {reason}"))?,
         max_model_len: config.max_model_len,
     })?;
     let info = engine.info();
@@ -114,13 +120,14 @@ pub async fn start<M: Method>(
 ) -> anyhow::Result<Addresses> {
     let metrics = Metrics::new();
     let worker_metrics = WorkerMetrics::new(&metrics);
-    let Loaded { method, facts, assets } = loaded;
+    let Loaded { method, facts, assets, round_trip } = loaded;
     let listener = bind(config.listen).await?;
     let admin = bind(config.admin).await?;
     let addresses = Addresses { listen: listener.local_addr()?, admin: admin.local_addr()? };
 
     let (mailbox, inbox) = mpsc::channel(MAILBOX_FRAMES);
-    let device = Device::new(method, worker_metrics.clone());
+    let inbox = if round_trip.is_zero() { inbox } else { delayed(inbox, round_trip, lifetime)? };
+    let device = Device::new(method, &facts.step_times, worker_metrics.clone());
     let (hold, failed) = (lifetime.thread("device"), health.clone());
     std::thread::Builder::new().name("device".to_owned()).spawn(move || {
         let _hold = hold;

@@ -2,6 +2,7 @@
 
 use std::time::Instant;
 
+use speculation::batch::Waiting;
 use speculation::holding::Holding;
 use speculation::step::PromptLogprobs;
 use speculation::{Draft, Reply, ReplyBody, SequenceSpec, Step, TokenId, TokenLogprobs, Work};
@@ -11,6 +12,17 @@ use crate::table::SequenceKey;
 /// Names the KV of one sequence at a [`crate::Method`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Slot(pub u64);
+
+/// How far a task is with looking for KV that others have computed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum PrefixLookup {
+    /// It has not looked.
+    Wanted,
+    /// Another one is about to compute what comes next: it looks again before the next forward.
+    Waiting,
+    /// What is left is computed.
+    Done,
+}
 
 /// One step under way; it owns the sequence's holding for that time.
 #[derive(Debug)]
@@ -29,8 +41,12 @@ pub struct Task {
     pub started: Instant,
     /// Context ids whose KV is there.
     pub context_done: usize,
+    /// Whether part of the context may have been computed for another sequence.
+    pub prefix: PrefixLookup,
     /// What a draft worker guessed so far.
     pub guesses: Draft,
+    /// Whether the last forward went without it, for another lane's sake.
+    pub passed_over: bool,
     /// Scores of prompt ids, when asked for.
     pub scores: Vec<TokenLogprobs>,
     /// The span that the request's trace shows for this step.
@@ -49,7 +65,9 @@ impl Task {
             received,
             started: Instant::now(),
             context_done: 0,
+            prefix: PrefixLookup::Wanted,
             guesses: Draft::default(),
+            passed_over: false,
             scores: Vec::new(),
             span,
         }
@@ -71,6 +89,14 @@ impl Task {
             Work::Verify { draft } => &draft.token_ids,
             Work::Feed | Work::Propose { .. } => &[],
         }
+    }
+
+    /// What it wants of the next forwards.
+    pub fn waiting(&self) -> Waiting {
+        let context = self.context_left().len() as u32;
+        // A draft that goes on brings its last guess.
+        let goes_on = context == 0 && !self.guesses.token_ids.is_empty();
+        Waiting { context, tail: self.drafted().len() as u32 + u32::from(goes_on) }
     }
 
     /// Whether ids of this step are to be scored; prompt ids only, and not the first, which nothing precedes.

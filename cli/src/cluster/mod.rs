@@ -23,7 +23,7 @@ use tempfile::TempDir;
 pub use error::ClusterError;
 pub use ports::{address_is_free, free_address};
 pub use process::{ExitReport, LogSink, NoLogs, Process, ProcessSpec};
-pub use spec::{Binaries, ClusterSpec, Discovery, DraftKind};
+pub use spec::{Binaries, ClusterSpec, Discovery, DraftKind, TargetKind};
 
 use spec::{ProcessPlan, WorkerRole};
 

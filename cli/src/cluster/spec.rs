@@ -39,6 +39,28 @@ pub enum DraftKind {
     Ngram,
     /// A checkpoint.
     Model(PathBuf),
+    /// The draft pool of the synthetic target's profile.
+    Synthetic,
+}
+
+/// Who checks.
+#[derive(Debug, Clone, PartialEq)]
+pub enum TargetKind {
+    /// A checkpoint.
+    Model(PathBuf),
+    /// Nobody computes: workers keep the time of a profile, so many times stretched.
+    Synthetic {
+        /// The profile's file.
+        profile: PathBuf,
+        /// 1 is the profile's own time.
+        time_scale: f64,
+    },
+}
+
+impl From<PathBuf> for TargetKind {
+    fn from(directory: PathBuf) -> Self {
+        Self::Model(directory)
+    }
 }
 
 /// How workers and router find each other.
@@ -55,8 +77,8 @@ pub enum Discovery {
 pub struct ClusterSpec {
     /// What to run.
     pub binaries: Binaries,
-    /// The target's checkpoint.
-    pub target: PathBuf,
+    /// Who checks.
+    pub target: TargetKind,
     /// How many target workers, each with the whole model.
     pub target_workers: usize,
     /// Who guesses.
@@ -89,11 +111,11 @@ pub struct ClusterSpec {
 
 impl ClusterSpec {
     /// One target worker, one draft worker, free ports, static discovery, no API keys.
-    pub fn new(binaries: Binaries, target: PathBuf, draft: DraftKind) -> Self {
+    pub fn new(binaries: Binaries, target: impl Into<TargetKind>, draft: DraftKind) -> Self {
         let any_port = SocketAddr::from(([127, 0, 0, 1], 0));
         Self {
             binaries,
-            target,
+            target: target.into(),
             target_workers: 1,
             draft,
             draft_workers: 1,
@@ -196,12 +218,16 @@ pub(super) fn worker_plan(
     let mut args = Arguments::default();
     let (program, more) = match role {
         WorkerRole::Target => {
-            args.pair("--model", &spec.target);
+            match &spec.target {
+                TargetKind::Model(directory) => args.pair("--model", directory),
+                TargetKind::Synthetic { .. } => args.synthetic(spec),
+            }
             (&spec.binaries.target_worker, &spec.target_args)
         }
         WorkerRole::Draft => {
             match &spec.draft {
                 DraftKind::Model(directory) => args.pair("--model", directory),
+                DraftKind::Synthetic => args.synthetic(spec),
                 DraftKind::Ngram | DraftKind::None => args.pair("--method", "ngram"),
             }
             (&spec.binaries.draft_worker, &spec.draft_args)
@@ -281,6 +307,13 @@ impl Arguments {
         self.0.push(value.into());
     }
 
+    fn synthetic(&mut self, spec: &ClusterSpec) {
+        if let TargetKind::Synthetic { profile, time_scale } = &spec.target {
+            self.pair("--engine", format!("synthetic:{}", profile.display()));
+            self.pair("--time-scale", time_scale.to_string());
+        }
+    }
+
     fn every_process(&mut self, spec: &ClusterSpec, discovery_uri: &str) {
         self.pair("--discovery", discovery_uri);
         self.pair("--grace-seconds", spec.grace.as_secs().to_string());
@@ -306,7 +339,7 @@ mod tests {
             draft_worker: "/bin/outrider-draft-worker".into(),
             target_worker: "/bin/outrider-target-worker".into(),
         };
-        ClusterSpec::new(binaries, "/models/target".into(), draft)
+        ClusterSpec::new(binaries, PathBuf::from("/models/target"), draft)
     }
 
     fn line(plan: &ProcessPlan) -> String {
@@ -339,6 +372,17 @@ mod tests {
             worker_plan(&spec(DraftKind::Model("/models/draft".into())), WorkerRole::Draft, 0, "memory")
                 .unwrap();
         assert!(line(&plan).starts_with("--model /models/draft --device cpu "), "{}", line(&plan));
+    }
+
+    #[test]
+    fn synthetic_workers_get_the_profile_in_place_of_a_model() {
+        let mut spec = spec(DraftKind::Synthetic);
+        spec.target = TargetKind::Synthetic { profile: "/p.toml".into(), time_scale: 20.0 };
+        for role in [WorkerRole::Target, WorkerRole::Draft] {
+            let plan = worker_plan(&spec, role, 0, "memory").unwrap();
+            let expected = "--engine synthetic:/p.toml --time-scale 20 --device cpu ";
+            assert!(line(&plan).starts_with(expected), "{}", line(&plan));
+        }
     }
 
     #[test]

@@ -156,6 +156,7 @@ fn load(model: &str, weights: WeightFormat, threads: usize) -> Result<Engine, En
         model_dir: PathBuf::from(model_dir),
         weights,
         threads,
+        tensor_parallel: 1,
         kv_memory_bytes: KV_MEMORY_BYTES,
         max_model_len: None,
     };

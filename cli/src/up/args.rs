@@ -20,13 +20,21 @@ pub struct UpArgs {
     #[arg(long, value_name = "DIR|ngram|none")]
     pub draft: Option<DraftArg>,
 
-    /// How many draft workers to run
-    #[arg(long, value_name = "N", default_value_t = 1, value_parser = workers())]
-    pub draft_workers: u64,
+    /// What the workers are: models, or pools that only keep the time of a profile (deploy/profiles) and compute nothing
+    #[arg(long, value_name = "synthetic:FILE", conflicts_with = "target")]
+    pub engine: Option<SyntheticArg>,
 
-    /// How many target workers to run
-    #[arg(long, value_name = "N", default_value_t = 1, value_parser = workers())]
-    pub target_workers: u64,
+    /// With a synthetic engine: everything takes so many times as long
+    #[arg(long, value_name = "FACTOR", default_value_t = 1.0, requires = "engine")]
+    pub time_scale: f64,
+
+    /// How many draft workers to run [default: 1, or as many as the profile has]
+    #[arg(long, value_name = "N", value_parser = workers())]
+    pub draft_workers: Option<u64>,
+
+    /// How many target workers to run [default: 1, or as many as the profile has]
+    #[arg(long, value_name = "N", value_parser = workers())]
+    pub target_workers: Option<u64>,
 
     /// Where to serve HTTP; port 0 takes a free one
     #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:8000")]
@@ -69,6 +77,24 @@ impl FromStr for DraftArg {
             "none" => Self::None,
             directory => Self::Model(directory.into()),
         })
+    }
+}
+
+/// What stands behind `--engine`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SyntheticArg {
+    /// The profile's file.
+    pub profile: PathBuf,
+}
+
+impl FromStr for SyntheticArg {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text.strip_prefix("synthetic:") {
+            Some(file) if !file.is_empty() => Ok(Self { profile: file.into() }),
+            _ => Err("expected synthetic:FILE, a profile like those in deploy/profiles".to_owned()),
+        }
     }
 }
 

@@ -16,7 +16,7 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use crate::cluster::{Cluster, ClusterError};
 
-pub use args::{DraftArg, UpArgs};
+pub use args::{DraftArg, SyntheticArg, UpArgs};
 pub use checkpoint::BUNDLED_PAIR;
 pub use preflight::{Fault, check_pair};
 

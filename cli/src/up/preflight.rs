@@ -6,10 +6,11 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
 use speculation::fingerprint::{TokenList, TokenListError, first_difference, token_list_from_json};
+use speculation::profile::Profile;
 
-use super::args::{DraftArg, UpArgs};
+use super::args::{DraftArg, SyntheticArg, UpArgs};
 use super::checkpoint::{self, BUNDLED_PAIR, shown};
-use crate::cluster::{Binaries, ClusterError, ClusterSpec, DraftKind, ROUTER, address_is_free};
+use crate::cluster::{Binaries, ClusterError, ClusterSpec, DraftKind, ROUTER, TargetKind, address_is_free};
 
 /// One reason not to start. Its text fits on one line.
 #[derive(Debug, thiserror::Error)]
@@ -58,6 +59,14 @@ pub enum Fault {
         /// The first token that differs.
         difference: String,
     },
+    /// A profile cannot be used.
+    #[error("--engine synthetic:{file}: {reason}")]
+    BadProfile {
+        /// The file.
+        file: PathBuf,
+        /// What is wrong with it.
+        reason: String,
+    },
     /// A port is taken.
     #[error(
         "{flag} {address} is taken or cannot be bound: stop what listens there, or choose another with {flag} ADDR"
@@ -92,16 +101,26 @@ impl Checked {
             (ROUTER, _) => "waiting for a target worker".to_owned(),
             (name, DraftKind::Model(directory)) if name.starts_with("draft") => loading(directory),
             (name, _) if name.starts_with("draft") => "starting".to_owned(),
-            _ => loading(&self.spec.target),
+            _ => match &self.spec.target {
+                TargetKind::Model(directory) => loading(directory),
+                TargetKind::Synthetic { .. } => "starting".to_owned(),
+            },
         };
         names.iter().map(|name| ((*name).to_owned(), line(name))).collect()
     }
 
     /// The pair in a few words.
     pub(super) fn pair(&self) -> String {
-        let target = format!("target {} x{}", shown(&self.spec.target), self.spec.target_workers);
+        let path = match &self.spec.target {
+            TargetKind::Model(directory) => directory,
+            TargetKind::Synthetic { profile, .. } => profile,
+        };
+        let target = format!("target {} x{}", shown(path), self.spec.target_workers);
         match &self.spec.draft {
             DraftKind::None => format!("{target}, no draft"),
+            DraftKind::Synthetic => {
+                format!("{target}, drafts x{}: synthetic, nothing is computed", self.spec.draft_workers)
+            }
             DraftKind::Ngram => format!("{target}, draft ngram x{}", self.spec.draft_workers),
             DraftKind::Model(directory) => {
                 format!("{target}, draft {} x{}", shown(directory), self.spec.draft_workers)
@@ -117,10 +136,7 @@ fn loading(directory: &Path) -> String {
 /// Resolve the defaults and check everything.
 pub(super) fn check(args: UpArgs) -> Result<Checked, Vec<Fault>> {
     let mut faults = Vec::new();
-    let models = choose_models(&args).map_err(|fault| faults.push(fault)).ok();
-    if let Some((target, draft)) = &models {
-        faults.extend(check_models(target, draft));
-    }
+    let engine = choose_engine(&args).map_err(|more| faults.extend(more)).ok();
     for (flag, address) in [("--http", args.http), ("--grpc", args.grpc)] {
         if address.port() != 0 && !address_is_free(address) {
             faults.push(Fault::AddressTaken { flag, address });
@@ -133,24 +149,63 @@ pub(super) fn check(args: UpArgs) -> Result<Checked, Vec<Fault>> {
         faults.push(Fault::NoKeyFile { file: file.clone() });
     }
     let binaries = Binaries::beside_this_executable().map_err(|error| faults.push(error.into())).ok();
-    match (models, binaries) {
-        (Some((target, draft)), Some(binaries)) if faults.is_empty() => {
-            Ok(Checked { spec: spec(args, binaries, target, draft) })
+    match (engine, binaries) {
+        (Some(engine), Some(binaries)) if faults.is_empty() => {
+            Ok(Checked { spec: spec(args, binaries, engine) })
         }
         _ => Err(faults),
     }
 }
 
-fn spec(args: UpArgs, binaries: Binaries, target: PathBuf, draft: DraftKind) -> ClusterSpec {
+/// What the workers run, and how many of them where nobody says.
+#[derive(Debug)]
+struct EngineChoice {
+    target: TargetKind,
+    draft: DraftKind,
+    target_workers: u64,
+    draft_workers: u64,
+}
+
+/// Models from disk, or the pools of a profile.
+fn choose_engine(args: &UpArgs) -> Result<EngineChoice, Vec<Fault>> {
+    let Some(SyntheticArg { profile: file }) = &args.engine else {
+        let (target, draft) = choose_models(args).map_err(|fault| vec![fault])?;
+        let faults = check_models(&target, &draft);
+        let target = TargetKind::Model(target);
+        return match faults.is_empty() {
+            true => Ok(EngineChoice { target, draft, target_workers: 1, draft_workers: 1 }),
+            false => Err(faults),
+        };
+    };
+    let fault = |reason: String| vec![Fault::BadProfile { file: file.clone(), reason }];
+    let text = std::fs::read_to_string(file).map_err(|error| fault(error.to_string()))?;
+    let profile = Profile::parse(&text).map_err(|error| fault(error.to_string()))?;
+    let draft = match &args.draft {
+        None => DraftKind::Synthetic,
+        Some(DraftArg::Ngram) => DraftKind::Ngram,
+        Some(DraftArg::None) => DraftKind::None,
+        Some(DraftArg::Model(_)) => {
+            return Err(fault("its drafts are made up: leave --draft out, or give ngram or none".to_owned()));
+        }
+    };
+    Ok(EngineChoice {
+        target: TargetKind::Synthetic { profile: file.clone(), time_scale: args.time_scale },
+        draft,
+        target_workers: profile.target.workers.into(),
+        draft_workers: profile.draft.workers.into(),
+    })
+}
+
+fn spec(args: UpArgs, binaries: Binaries, engine: EngineChoice) -> ClusterSpec {
     ClusterSpec {
-        target_workers: args.target_workers as usize,
-        draft_workers: args.draft_workers as usize,
+        target_workers: args.target_workers.unwrap_or(engine.target_workers) as usize,
+        draft_workers: args.draft_workers.unwrap_or(engine.draft_workers) as usize,
         http: args.http,
         grpc: args.grpc,
         threads: args.threads,
         api_keys: args.api_keys,
         log: Some(args.log),
-        ..ClusterSpec::new(binaries, target, draft)
+        ..ClusterSpec::new(binaries, engine.target, engine.draft)
     }
 }
 
@@ -173,7 +228,7 @@ fn choose_models(args: &UpArgs) -> Result<(PathBuf, DraftKind), Fault> {
 fn check_models(target: &Path, draft: &DraftKind) -> Vec<Fault> {
     let draft_directory = match draft {
         DraftKind::Model(directory) => Some(directory.as_path()),
-        DraftKind::Ngram | DraftKind::None => None,
+        DraftKind::Ngram | DraftKind::None | DraftKind::Synthetic => None,
     };
     let named = [("--target", Some(target)), ("--draft", draft_directory)];
     let not_a_checkpoint = |flag, directory: &Path| {

@@ -1,181 +1,187 @@
-//! Names and shapes of the tensors of a decoder, as transformers saves them.
+//! Names and shapes of the tensors of a decoder, as transformers saves them, and which part of each a rank holds.
 
-use super::{Layer, Llama};
+use std::ops::Range;
 use std::time::{Duration, Instant};
 
+use super::{Layer, Llama};
 use crate::EngineError;
-use crate::backend::{Linear, LinearWeights, Norm};
-use crate::cpu::{PackedMatrix, Threads};
+use crate::backend::{Backend, Norm};
 use crate::k_slices::KSlices;
 use crate::model_config::ModelConfig;
-use crate::weights::{Formats, LinearFormat, RowReader, TensorSource};
+use crate::shard::Shard;
+use crate::weights::{Formats, LinearFormat, LinearTensors, TensorPart, TensorSource};
 
-/// Columns in a unit of down_proj's K-slices (docs/contract.md C2).
-const DOWN_UNIT: usize = 32;
-
-/// Between two lines of progress; what is mapped as it is loads before the first.
+/// Between two lines of progress.
 const PROGRESS_INTERVAL: Duration = Duration::from_secs(1);
 
 const EMBEDDING: &str = "model.embed_tokens.weight";
 const LM_HEAD: &str = "lm_head.weight";
 
-/// Loads tensors of one model in one format.
-struct Loader<'a> {
+/// Loads tensors of one rank of one model in one format.
+struct Loader<'a, B> {
+    backend: &'a B,
     source: &'a dyn TensorSource,
     config: &'a ModelConfig,
     formats: Formats,
-    threads: &'a Threads,
+    shard: Shard,
 }
 
-impl Llama {
-    /// Maps, converts or quantizes every tensor that the configuration implies.
+/// Projections of one input.
+struct Projections<'a> {
+    /// Module, outputs in all, and those that this rank has.
+    outputs: Vec<(String, usize, Range<usize>)>,
+    /// What stands beside `weight` where there is one.
+    bias: Option<&'a str>,
+    /// How the sums are cut, in columns of the whole; a rank's own where it does not have all of them.
+    slices: KSlices,
+    /// Length of the sums in all.
+    k: usize,
+}
+
+impl<B: Backend> Llama<B> {
+    /// Loads, converts or quantizes what a rank needs of every tensor that the configuration implies. Ranks of one
+    /// process share the table of embeddings.
     pub(crate) fn load(
+        backend: &B,
         source: &dyn TensorSource,
-        config: ModelConfig,
-        formats: Formats,
-        threads: &Threads,
+        (config, formats): (ModelConfig, Formats),
+        shard: Shard,
+        embedding: Option<B::Table>,
     ) -> Result<Self, EngineError> {
-        let loader = Loader { source, config: &config, formats, threads };
-        let shape = [config.vocab_size, config.hidden_size];
-        let embedding = source.matrix(EMBEDDING, shape, formats.embedding)?;
+        let loader = Loader { backend, source, config: &config, formats, shard };
+        let embedding = match embedding {
+            Some(table) => table,
+            None => {
+                let shape = [config.vocab_size, config.hidden_size];
+                let whole = TensorPart::whole(EMBEDDING.to_owned(), shape);
+                backend.load_table(source, &whole, formats.embedding)?
+            }
+        };
+        // The largest first: while it is laid out anew it is there twice, and nothing else is there yet.
+        let lm_head = loader.lm_head(&embedding)?;
         let mut layers = Vec::new();
         let mut last_word = Instant::now();
         for layer in 0..config.num_layers {
             layers.push(loader.layer(layer)?);
             if last_word.elapsed() >= PROGRESS_INTERVAL {
                 last_word = Instant::now();
-                let (done, of) = (layer + 1, config.num_layers);
-                tracing::info!(done, of, weights = formats.as_str(), "loading layers");
+                let (done, of, rank) = (layer + 1, config.num_layers, shard.rank);
+                tracing::info!(done, of, rank, weights = formats.as_str(), "loading layers");
             }
         }
         let final_norm = loader.norm("model.norm.weight", config.hidden_size)?;
-        let lm_head = match formats.linear {
-            LinearFormat::Float(_) if config.tie_word_embeddings => Linear {
-                weights: LinearWeights::Floats(vec![embedding.clone()]),
-                bias: None,
-                slices: KSlices::whole(config.hidden_size),
-            },
-            // Quantized, a tied table is there twice: as it was for looking up, and as a projection.
-            _ => {
-                let tensor = if config.tie_word_embeddings { EMBEDDING } else { LM_HEAD };
-                let tensors = [(tensor.to_owned(), config.vocab_size)];
-                loader.linear(&tensors, None, KSlices::whole(config.hidden_size))?
-            }
-        };
-        Ok(Self { embedding, layers, final_norm, lm_head, config })
+        Ok(Self { shard, embedding, layers, final_norm, lm_head, config })
     }
 
-    /// Bytes that a forward with logits reads whatever its rows: everything but the embedding table.
-    pub(crate) fn weight_bytes(&self) -> u64 {
-        let norm = |norm: &Norm| size_of_val(norm.weight.as_slice()) as u64;
+    /// Bytes that a forward with logits reads of this rank's weights whatever its rows: all but the embedding table.
+    pub(crate) fn weight_bytes(&self, backend: &B) -> u64 {
         let layers = self.layers.iter().map(|layer| {
-            let linears = [&layer.qkv, &layer.o, &layer.gate_up, &layer.down].map(Linear::bytes);
-            let qk_norms = layer.qk_norms.as_ref().map_or(0, |(q, k)| norm(q) + norm(k));
-            linears.iter().sum::<u64>()
-                + norm(&layer.input_norm)
-                + norm(&layer.post_attention_norm)
-                + qk_norms
+            let linears = [&layer.qkv, &layer.o, &layer.gate_up, &layer.down];
+            linears.iter().map(|linear| backend.linear_bytes(linear)).sum::<u64>()
         });
-        layers.sum::<u64>() + norm(&self.final_norm) + self.lm_head.bytes()
-    }
-
-    /// Weights, tied ones once.
-    pub(crate) fn num_parameters(&self) -> u64 {
-        let linear = |linear: &Linear| linear.width() * linear.k() + linear.bias.as_ref().map_or(0, Vec::len);
-        let norm = |norm: &Norm| norm.weight.len();
-        let layers = self.layers.iter().map(|layer| {
-            let qk_norms = layer.qk_norms.as_ref().map_or(0, |(q, k)| norm(q) + norm(k));
-            let linears =
-                linear(&layer.qkv) + linear(&layer.o) + linear(&layer.gate_up) + linear(&layer.down);
-            linears + norm(&layer.input_norm) + norm(&layer.post_attention_norm) + qk_norms
-        });
-        let embeddings = self.embedding.rows() * self.embedding.columns();
-        let lm_head = if self.config.tie_word_embeddings { 0 } else { linear(&self.lm_head) };
-        (layers.sum::<usize>() + embeddings + lm_head + norm(&self.final_norm)) as u64
+        layers.sum::<u64>() + backend.linear_bytes(&self.lm_head) + 4 * self.config.norm_numbers()
     }
 }
 
-impl Loader<'_> {
-    fn layer(&self, layer: usize) -> Result<Layer, EngineError> {
-        let config = self.config;
-        let (hidden, intermediate) = (config.hidden_size, config.intermediate_size);
-        let (q, kv) = (config.q_width(), config.kv_width());
+impl<B: Backend> Loader<'_, B> {
+    fn layer(&self, layer: usize) -> Result<Layer<B>, EngineError> {
+        let (config, shard) = (self.config, self.shard);
+        let (hidden, dim) = (config.hidden_size, config.head_dim);
         let name = |part: &str| format!("model.layers.{layer}.{part}");
         let attention = |part: &str| name(&format!("self_attn.{part}"));
         let mlp = |part: &str| name(&format!("mlp.{part}"));
+        let in_numbers = |heads: Range<usize>| heads.start * dim..heads.end * dim;
+        let (q, kv) = (in_numbers(shard.heads(config)), in_numbers(shard.kv_heads(config)));
+        let columns = shard.intermediate(config);
 
         let qk_norms = if config.qk_norm {
-            let norm = |part| self.norm(&attention(part), config.head_dim);
+            let norm = |part| self.norm(&attention(part), dim);
             Some((norm("q_norm.weight")?, norm("k_norm.weight")?))
         } else {
             None
         };
-        let weight = |module: String| format!("{module}.weight");
-        let qkv =
-            [("q_proj", q), ("k_proj", kv), ("v_proj", kv)].map(|(part, n)| (weight(attention(part)), n));
-        let gate_up =
-            [("gate_proj", intermediate), ("up_proj", intermediate)].map(|(part, n)| (weight(mlp(part)), n));
-        let o = [(weight(attention("o_proj")), hidden)];
-        let down = [(weight(mlp("down_proj")), hidden)];
         let bias = |there: bool| there.then_some("bias");
+        let inputs = |outputs, there| Projections {
+            outputs,
+            bias: bias(there),
+            slices: KSlices::whole(hidden),
+            k: hidden,
+        };
+        let outputs = |module, there, slices, k| Projections {
+            outputs: vec![(module, hidden, 0..hidden)],
+            bias: bias(there),
+            slices,
+            k,
+        };
+        let qkv = vec![
+            (attention("q_proj"), config.q_width(), q),
+            (attention("k_proj"), config.kv_width(), kv.clone()),
+            (attention("v_proj"), config.kv_width(), kv),
+        ];
+        let gate_up = ["gate_proj", "up_proj"]
+            .map(|module| (mlp(module), config.intermediate_size, columns.clone()))
+            .to_vec();
+        let o = outputs(attention("o_proj"), config.biases.o, shard.o_slices(config), config.q_width());
+        let down =
+            outputs(mlp("down_proj"), config.biases.mlp, shard.down_slices(config), config.intermediate_size);
         Ok(Layer {
             input_norm: self.norm(&name("input_layernorm.weight"), hidden)?,
-            qkv: self.linear(&qkv, bias(config.biases.qkv), KSlices::whole(hidden))?,
+            qkv: self.linear(inputs(qkv, config.biases.qkv))?,
             qk_norms,
-            o: self.linear(&o, bias(config.biases.o), KSlices::eighths(q, config.head_dim))?,
+            o: self.linear(o)?,
             post_attention_norm: self.norm(&name("post_attention_layernorm.weight"), hidden)?,
-            gate_up: self.linear(&gate_up, bias(config.biases.mlp), KSlices::whole(hidden))?,
-            down: self.linear(&down, bias(config.biases.mlp), KSlices::eighths(intermediate, DOWN_UNIT))?,
+            gate_up: self.linear(inputs(gate_up, config.biases.mlp))?,
+            down: self.linear(down)?,
         })
     }
 
-    /// Projections of one input, each the name of its weights and its outputs. `bias` names what stands
-    /// beside `weight` where they have one.
-    fn linear(
-        &self,
-        tensors: &[(String, usize)],
-        bias: Option<&str>,
-        slices: KSlices,
-    ) -> Result<Linear, EngineError> {
-        let k = slices.ranges().last().map_or(0, |slice| slice.end);
+    fn lm_head(&self, embedding: &B::Table) -> Result<B::Linear, EngineError> {
+        let (config, shard) = (self.config, self.shard);
+        if let LinearFormat::Float(_) = self.formats.linear
+            && config.tie_word_embeddings
+            && !shard.is_part()
+        {
+            return self.backend.table_as_linear(embedding);
+        }
+        // Quantized, or in parts, a tied table is there twice: as it was for looking up, and as a projection.
+        let tensor = if config.tie_word_embeddings { EMBEDDING } else { LM_HEAD };
+        let module = tensor.trim_end_matches(".weight").to_owned();
+        self.linear(Projections {
+            outputs: vec![(module, config.vocab_size, shard.vocabulary(config))],
+            bias: None,
+            slices: KSlices::whole(config.hidden_size),
+            k: config.hidden_size,
+        })
+    }
+
+    fn linear(&self, projections: Projections<'_>) -> Result<B::Linear, EngineError> {
+        let Projections { outputs, bias, slices, k } = projections;
+        let columns = slices.start()..slices.end();
         let mut biases = Vec::new();
         if let Some(bias) = bias {
-            for (tensor, width) in tensors {
-                let module = tensor.strip_suffix("weight").unwrap_or(tensor);
-                biases.extend(self.source.vector(&format!("{module}{bias}"), *width)?);
+            for (module, width, mine) in &outputs {
+                let whole = self.source.vector(&format!("{module}.{bias}"), *width)?;
+                biases.extend_from_slice(&whole[mine.clone()]);
             }
         }
-        let weights = match self.formats.linear {
-            LinearFormat::Float(format) => {
-                let parts =
-                    tensors.iter().map(|(tensor, width)| self.source.matrix(tensor, [*width, k], format));
-                LinearWeights::Floats(parts.collect::<Result<_, _>>()?)
-            }
-            LinearFormat::Quantized(format) => {
-                let readers = tensors
-                    .iter()
-                    .map(|(tensor, width)| Ok((self.source.rows(tensor, [*width, k])?, *width)))
-                    .collect::<Result<Vec<_>, EngineError>>()?;
-                let width = tensors.iter().map(|(_, width)| width).sum();
-                let row = |row| row_of(&readers, row);
-                LinearWeights::Packed(PackedMatrix::pack(format, &slices, (width, &row), self.threads)?)
-            }
+        let part = |(module, width, rows): (String, usize, Range<usize>)| TensorPart {
+            name: format!("{module}.weight"),
+            shape: [width, k],
+            rows,
+            columns: columns.clone(),
         };
-        Ok(Linear { weights, bias: bias.map(|_| biases), slices })
+        self.backend.load_linear(&LinearTensors {
+            source: self.source,
+            format: self.formats.linear,
+            parts: outputs.into_iter().map(part).collect(),
+            bias: bias.map(|_| biases),
+            partial: columns.len() < k,
+            slices,
+        })
     }
 
-    fn norm(&self, name: &str, width: usize) -> Result<Norm, EngineError> {
-        Ok(Norm { weight: self.source.vector(name, width)?, eps: self.config.rms_norm_eps })
+    fn norm(&self, name: &str, width: usize) -> Result<B::Norm, EngineError> {
+        let weight = self.source.vector(name, width)?;
+        self.backend.load_norm(Norm { weight, eps: self.config.rms_norm_eps })
     }
-}
-
-/// A row of matrices that stand one on the other, each so many rows high.
-fn row_of(matrices: &[(RowReader<'_>, usize)], mut row: usize) -> Vec<f32> {
-    for (read, rows) in matrices {
-        if row < *rows {
-            return read(row);
-        }
-        row -= rows;
-    }
-    unreachable!("rows are counted by the same heights")
 }

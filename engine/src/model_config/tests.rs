@@ -17,6 +17,11 @@ fn parse(changes: Value) -> Result<ModelConfig, EngineError> {
     ModelConfig::from_fields(&Fields::top(Path::new("config.json"), object))
 }
 
+/// A configuration to be changed.
+pub(crate) fn tiny() -> ModelConfig {
+    parse(json!({})).unwrap()
+}
+
 fn windows(changes: Value) -> Vec<Option<u32>> {
     parse(changes).unwrap().windows
 }

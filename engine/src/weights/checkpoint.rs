@@ -2,32 +2,47 @@
 
 use std::collections::{BTreeSet, HashMap};
 use std::fs::File;
-use std::ops::Range;
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 
-use memmap2::Mmap;
-use safetensors::tensor::{Dtype, SafeTensors};
+use safetensors::tensor::{Dtype, Metadata, TensorInfo};
 
+use super::source::TensorPart;
 use crate::EngineError;
 use crate::model_config::fields::{Fields, read_json_object};
 
 const SINGLE_FILE: &str = "model.safetensors";
 const INDEX_FILE: &str = "model.safetensors.index.json";
 
+/// A file begins with the length of its header.
+const LENGTH_BYTES: u64 = 8;
+/// A header of so many bytes names a hundred thousand tensors; a longer one is not a header.
+const MAX_HEADER_BYTES: u64 = 32 << 20;
+
 /// The formats that the engine reads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum StoredDtype {
+pub(super) enum StoredDtype {
     F32,
     F16,
     Bf16,
 }
 
-/// A mapped file and where its tensors lie.
+impl StoredDtype {
+    /// Bytes of a number.
+    pub(super) fn size(self) -> usize {
+        match self {
+            Self::F32 => 4,
+            Self::F16 | Self::Bf16 => 2,
+        }
+    }
+}
+
+/// A file and where its tensors lie.
 #[derive(Debug)]
-struct Shard {
+pub(super) struct Shard {
     path: PathBuf,
-    map: Arc<Mmap>,
+    file: File,
+    len: u64,
     tensors: HashMap<String, Location>,
 }
 
@@ -35,16 +50,54 @@ struct Shard {
 struct Location {
     dtype: Dtype,
     shape: Vec<usize>,
-    bytes: Range<usize>,
+    /// From the beginning of the file.
+    start: u64,
+    num_bytes: usize,
 }
 
-/// A tensor's bytes, in place.
+/// A tensor in its file, of a shape and dtype that were checked.
 #[derive(Debug)]
-pub(crate) struct StoredTensor<'a> {
-    pub(crate) dtype: StoredDtype,
-    pub(crate) bytes: &'a [u8],
-    pub(crate) map: &'a Arc<Mmap>,
-    pub(crate) range: Range<usize>,
+pub(super) struct StoredTensor<'a> {
+    pub(super) dtype: StoredDtype,
+    shard: &'a Shard,
+    start: u64,
+    num_bytes: usize,
+}
+
+impl StoredTensor<'_> {
+    pub(super) fn num_bytes(&self) -> usize {
+        self.num_bytes
+    }
+
+    /// Bytes of one row of a matrix, with all its columns.
+    pub(super) fn row_bytes(&self, part: &TensorPart) -> usize {
+        part.shape[1] * self.dtype.size()
+    }
+
+    /// Fills `bytes` from the tensor's byte `first` on.
+    pub(super) fn read(&self, first: usize, bytes: &mut [u8]) -> Result<(), EngineError> {
+        self.shard.read(self.start + first as u64, bytes)
+    }
+
+    /// Calls `each` with the bytes of every row of a part, all columns, in order; about `at_once` bytes are read
+    /// at a time.
+    pub(super) fn for_rows(
+        &self,
+        part: &TensorPart,
+        at_once: usize,
+        mut each: impl FnMut(&[u8]),
+    ) -> Result<(), EngineError> {
+        let row_bytes = self.row_bytes(part);
+        let rows_at_once = (at_once / row_bytes).max(1);
+        let mut bytes = Vec::new();
+        for row in part.rows.clone().step_by(rows_at_once) {
+            let rows = rows_at_once.min(part.rows.end - row);
+            bytes.resize(rows * row_bytes, 0);
+            self.read(row * row_bytes, &mut bytes)?;
+            bytes.chunks_exact(row_bytes).for_each(&mut each);
+        }
+        Ok(())
+    }
 }
 
 /// All tensors of a model directory.
@@ -95,7 +148,7 @@ impl Checkpoint {
     }
 
     /// Looks a tensor up and compares its shape.
-    pub(crate) fn tensor(&self, name: &str, expected: &[usize]) -> Result<StoredTensor<'_>, EngineError> {
+    pub(super) fn tensor(&self, name: &str, expected: &[usize]) -> Result<StoredTensor<'_>, EngineError> {
         let missing =
             |path: &Path| EngineError::MissingTensor { tensor: name.to_owned(), path: path.to_owned() };
         let shard = &self.shards[*self.weight_map.get(name).ok_or_else(|| missing(&self.contents))?];
@@ -120,8 +173,7 @@ impl Checkpoint {
                 });
             }
         };
-        let range = location.bytes.clone();
-        Ok(StoredTensor { dtype, bytes: &shard.map[range.clone()], map: &shard.map, range })
+        Ok(StoredTensor { dtype, shard, start: location.start, num_bytes: location.num_bytes })
     }
 
     /// Whether every tensor of the checkpoint is stored as bf16.
@@ -129,9 +181,9 @@ impl Checkpoint {
         self.shards.iter().flat_map(|shard| shard.tensors.values()).all(|t| t.dtype == Dtype::BF16)
     }
 
-    /// The mapped files in the order of their names.
-    pub(super) fn files(&self) -> impl Iterator<Item = &[u8]> {
-        self.shards.iter().map(|shard| &shard.map[..])
+    /// The files in the order of their names.
+    pub(super) fn shards(&self) -> &[Shard] {
+        &self.shards
     }
 }
 
@@ -139,35 +191,93 @@ impl Shard {
     fn open(path: PathBuf) -> Result<Self, EngineError> {
         let io = |source| EngineError::Io { path: path.clone(), source };
         let file = File::open(&path).map_err(io)?;
-        if !file.metadata().map_err(io)?.is_file() {
+        let metadata = file.metadata().map_err(io)?;
+        if !metadata.is_file() {
             return Err(EngineError::BrokenFile { path, reason: "not a regular file".to_owned() });
         }
-        let map = map(&file).map_err(io)?;
-        let (header_len, metadata) = match SafeTensors::read_metadata(&map) {
-            Ok(parsed) => parsed,
-            Err(error) => {
-                let reason = format!("truncated or not a safetensors file: {error}");
-                return Err(EngineError::BrokenFile { path, reason });
-            }
-        };
-        // The header's length field is 8 bytes; offsets count from the end of the header.
-        let data_start = 8 + header_len;
-        let tensors = metadata
-            .tensors()
-            .into_iter()
-            .map(|(name, info)| {
-                let bytes = data_start + info.data_offsets.0..data_start + info.data_offsets.1;
-                (name, Location { dtype: info.dtype, shape: info.shape.clone(), bytes })
-            })
-            .collect();
-        Ok(Self { path, map: Arc::new(map), tensors })
+        let mut shard = Self { path, file, len: metadata.len(), tensors: HashMap::new() };
+        shard.tensors = shard.read_header().map_err(|error| match error {
+            HeaderError::Engine(error) => error,
+            HeaderError::Broken(reason) => EngineError::BrokenFile {
+                path: shard.path.clone(),
+                reason: format!("truncated or not a safetensors file: {reason}"),
+            },
+        })?;
+        Ok(shard)
+    }
+
+    /// Bytes of the file when it was opened.
+    pub(super) fn len(&self) -> u64 {
+        self.len
+    }
+
+    /// Fills `bytes` from the file's byte `start` on; an error where the file is shorter now.
+    pub(super) fn read(&self, start: u64, bytes: &mut [u8]) -> Result<(), EngineError> {
+        let io = |source| EngineError::Io { path: self.path.clone(), source };
+        self.file.read_exact_at(bytes, start).map_err(io)
+    }
+
+    /// Where tensors lie. Every one of them lies inside the file once this returns, and together they fill it.
+    fn read_header(&self) -> Result<HashMap<String, Location>, HeaderError> {
+        let broken = |reason: String| HeaderError::Broken(reason);
+        let most = self.len.checked_sub(LENGTH_BYTES).ok_or_else(|| broken("no header".to_owned()))?;
+        let mut length = [0; LENGTH_BYTES as usize];
+        self.read(0, &mut length)?;
+        let header_len = u64::from_le_bytes(length);
+        if header_len > most.min(MAX_HEADER_BYTES) {
+            let reason =
+                format!("a header of {header_len} bytes, at most {} fit", most.min(MAX_HEADER_BYTES));
+            return Err(broken(reason));
+        }
+        let mut header = vec![0; header_len as usize];
+        self.read(LENGTH_BYTES, &mut header)?;
+        let header: Metadata =
+            serde_json::from_slice(&header).map_err(|error| broken(format!("its header: {error}")))?;
+        let data_start = LENGTH_BYTES + header_len;
+        let mut tensors = HashMap::new();
+        let mut filled = 0;
+        let by_name = header.tensors();
+        // In the order of their offsets, so that the first that does not fit is the same at every run.
+        for name in header.offset_keys() {
+            let Some(info) = by_name.get(&name) else { continue };
+            let location = locate(info, data_start).filter(|at| at.start + at.num_bytes as u64 <= self.len);
+            let Some(location) = location else {
+                return Err(broken(format!("tensor `{name}` does not lie inside it as its shape says")));
+            };
+            filled += location.num_bytes as u64;
+            tensors.insert(name, location);
+        }
+        if data_start + filled != self.len {
+            let reason = format!("its tensors take {filled} bytes, there are {}", self.len - data_start);
+            return Err(broken(reason));
+        }
+        Ok(tensors)
     }
 }
 
-#[expect(unsafe_code, reason = "mapping a file is the one unsafe call outside cpu/")]
-fn map(file: &File) -> std::io::Result<Mmap> {
-    // SAFETY: the map is read-only and private to this process. That no other process changes the file
-    // meanwhile is asked of the operator in the head of `weights`; no type invariant rests on the bytes,
-    // which are only ever read as plain numbers.
-    unsafe { Mmap::map(file) }
+/// What may be wrong with a header.
+enum HeaderError {
+    Engine(EngineError),
+    Broken(String),
+}
+
+impl From<EngineError> for HeaderError {
+    fn from(error: EngineError) -> Self {
+        Self::Engine(error)
+    }
+}
+
+/// A tensor's place in the file, or nothing where offsets and shape contradict each other. Offsets count from the
+/// end of the header.
+fn locate(info: &TensorInfo, data_start: u64) -> Option<Location> {
+    let (start, end) = info.data_offsets;
+    let numbers = info.shape.iter().try_fold(1usize, |product, &n| product.checked_mul(n))?;
+    let bits = numbers.checked_mul(info.dtype.bitsize())?;
+    let num_bytes = end.checked_sub(start)?;
+    if !bits.is_multiple_of(8) || bits / 8 != num_bytes {
+        return None;
+    }
+    let start = data_start.checked_add(start as u64)?;
+    start.checked_add(num_bytes as u64)?;
+    Some(Location { dtype: info.dtype, shape: info.shape.clone(), start, num_bytes })
 }

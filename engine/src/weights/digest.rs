@@ -5,20 +5,28 @@
 use sha2::{Digest, Sha256};
 
 use super::Checkpoint;
+use crate::EngineError;
 use crate::cpu::Threads;
 
-const CHUNK_BYTES: usize = 4 << 20;
+const CHUNK_BYTES: u64 = 4 << 20;
 
 impl Checkpoint {
     /// SHA-256 over files (their lengths and chunk hashes), in the order of their names.
-    pub(crate) fn digest(&self, threads: &Threads) -> [u8; 32] {
+    pub(crate) fn digest(&self, threads: &Threads) -> Result<[u8; 32], EngineError> {
         let mut whole = Sha256::new();
-        for file in self.files() {
-            whole.update((file.len() as u64).to_le_bytes());
-            let chunks: Vec<&[u8]> = file.chunks(CHUNK_BYTES).collect();
-            let hashes: Vec<[u8; 32]> = threads.map(&chunks, |chunk| Sha256::digest(chunk).into());
-            hashes.iter().for_each(|hash| whole.update(hash));
+        for shard in self.shards() {
+            whole.update(shard.len().to_le_bytes());
+            let chunks: Vec<u64> = (0..shard.len().div_ceil(CHUNK_BYTES)).collect();
+            let hashes = threads.map(&chunks, |chunk| {
+                let start = chunk * CHUNK_BYTES;
+                let mut bytes = vec![0; (shard.len() - start).min(CHUNK_BYTES) as usize];
+                shard.read(start, &mut bytes)?;
+                Ok::<[u8; 32], EngineError>(Sha256::digest(&bytes).into())
+            });
+            for hash in hashes {
+                whole.update(hash?);
+            }
         }
-        whole.finalize().into()
+        Ok(whole.finalize().into())
     }
 }

@@ -10,6 +10,24 @@ pub(crate) enum MatrixFormat {
     Bf16,
 }
 
+impl MatrixFormat {
+    /// The name that goes into `numerics_id`.
+    pub(crate) fn as_str(self) -> &'static str {
+        match self {
+            Self::F32 => "f32",
+            Self::Bf16 => "bf16",
+        }
+    }
+
+    /// Bytes of a number.
+    pub(crate) fn size(self) -> usize {
+        match self {
+            Self::F32 => size_of::<f32>(),
+            Self::Bf16 => size_of::<half::bf16>(),
+        }
+    }
+}
+
 /// What a matrix is quantized to while it is loaded (docs/contract.md C1).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum QuantizedFormat {

@@ -4,8 +4,8 @@
 
 use half::bf16;
 
-use super::source::{RowReader, TensorSource};
-use super::{Buffer, Matrix, MatrixData, MatrixFormat};
+use super::source::{RowReader, TensorPart, TensorSource};
+use super::{Matrix, MatrixData, MatrixFormat};
 use crate::EngineError;
 use crate::cpu::Threads;
 
@@ -33,22 +33,25 @@ impl RandomTensors<'_> {
 }
 
 impl TensorSource for RandomTensors<'_> {
-    fn matrix(&self, name: &str, shape: [usize; 2], format: MatrixFormat) -> Result<Matrix, EngineError> {
-        let [rows, columns] = shape;
-        let rows: Vec<usize> = (0..rows).collect();
-        let made = self.threads.map(&rows, |&row| self.row(name, row, columns).collect::<Vec<bf16>>());
+    fn matrix(&self, part: &TensorPart, format: MatrixFormat) -> Result<Matrix, EngineError> {
+        let rows: Vec<usize> = part.rows.clone().collect();
+        let columns = part.columns.clone();
+        let made = self.threads.map(&rows, |&row| {
+            let row = self.row(&part.name, row, part.shape[1]);
+            row.skip(columns.start).take(columns.len()).collect::<Vec<bf16>>()
+        });
         let data = match format {
             MatrixFormat::F32 => {
-                MatrixData::F32(Buffer::Owned(made.iter().flatten().map(|x| x.to_f32()).collect()))
+                MatrixData::from(made.iter().flatten().map(|x| x.to_f32()).collect::<Vec<_>>())
             }
-            MatrixFormat::Bf16 => MatrixData::Bf16(Buffer::Owned(made.concat().into())),
+            MatrixFormat::Bf16 => MatrixData::from(made.concat()),
         };
-        Ok(Matrix::new(data, shape))
+        Ok(Matrix::new(data, [rows.len(), columns.len()]))
     }
 
-    fn rows<'a>(&'a self, name: &str, shape: [usize; 2]) -> Result<RowReader<'a>, EngineError> {
-        let name = name.to_owned();
-        Ok(Box::new(move |row| self.row(&name, row, shape[1]).map(bf16::to_f32).collect()))
+    fn rows<'a>(&'a self, part: &TensorPart) -> Result<RowReader<'a>, EngineError> {
+        let (part, first) = (part.clone(), part.rows.start);
+        Ok(Box::new(move |row| self.row(&part.name, first + row, part.shape[1]).map(bf16::to_f32).collect()))
     }
 
     fn vector(&self, name: &str, len: usize) -> Result<Vec<f32>, EngineError> {

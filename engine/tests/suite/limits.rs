@@ -10,6 +10,7 @@ fn options() -> LoadOptions {
         model_dir: golden_dir().join("llama_tied"),
         weights: WeightFormat::F32,
         threads: 1,
+        tensor_parallel: 1,
         kv_memory_bytes: 1 << 20,
         max_model_len: None,
     }

@@ -133,6 +133,7 @@ fn a_random_model_is_its_seed() {
             model_dir: golden_dir().join("qwen3_norms/config.json"),
             weights,
             threads,
+            tensor_parallel: 1,
             kv_memory_bytes: 1 << 20,
             max_model_len: None,
         };

@@ -31,8 +31,15 @@ pub(crate) fn demo_dir(role: &str) -> PathBuf {
 /// Loads with room for a few thousand tokens.
 pub(crate) fn load(model_dir: &Path, weights: WeightFormat, threads: usize) -> Engine {
     let model_dir = model_dir.to_owned();
-    Engine::load(&LoadOptions { model_dir, weights, threads, kv_memory_bytes: 64 << 20, max_model_len: None })
-        .unwrap()
+    Engine::load(&LoadOptions {
+        model_dir,
+        weights,
+        threads,
+        tensor_parallel: 1,
+        kv_memory_bytes: 64 << 20,
+        max_model_len: None,
+    })
+    .unwrap()
 }
 
 /// Feeds ids to a sequence and returns the logits of the last `num_logits`.

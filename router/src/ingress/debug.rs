@@ -1,4 +1,4 @@
-//! `/debug/lanes`: what each lane's choice of k rests on, for operators. Behind the API keys, if there are any.
+//! `/debug/lanes`: what each lane's choice of k rests on and how its workers are, for operators. Behind the API keys, if there are any.
 
 use axum::extract::State;
 use axum::response::{IntoResponse as _, Json, Response};
@@ -13,7 +13,7 @@ pub(super) async fn lanes(State(state): State<AppState>, headers: HeaderMap) -> 
         return error.into_response();
     }
     match state.lanes.explain().await {
-        Ok(lanes) => Json(serde_json::json!({ "lanes": lanes })).into_response(),
+        Ok(report) => Json(report).into_response(),
         Err(error) => error.into_response(),
     }
 }

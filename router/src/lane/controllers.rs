@@ -2,13 +2,17 @@
 //! rest. It holds no sequence and decides no k itself.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use serde::Serialize;
 use service::metrics::Gauge;
 use speculation::cost::WorkerCost;
-use speculation::draft_length::{Choice, DraftLength, Explanation, Load, Pace, RoundTimes};
+use speculation::draft_length::{DraftLength, Explanation, LaneView, Load, RoundTimes};
+use speculation::output_length::OutputLengths;
 
 use crate::lane::LaneKey;
+use crate::lane::policy::{LanePolicy, PolicyConfig};
+use crate::lane::running::JoinedLane;
 use crate::metrics::RouterMetrics;
 
 /// Lanes that are told apart; past it, what has a new task type shares the lane that has none. Task types come from clients.
@@ -22,12 +26,18 @@ const CONTEXT_MEMORY: f64 = 64.0;
 pub struct LaneExplanation {
     /// Which model.
     pub model: String,
-    /// What kind of text; empty where nobody said.
+    /// What kind of text; empty for those of too many kinds to tell apart.
     pub task_type: String,
     /// How much chance there is in the draw.
     pub temperature: &'static str,
     /// Sequences in it now.
     pub sequences: u32,
+    /// What the operator settled for it.
+    pub policy: LanePolicy,
+    /// Why its latest round drafted nothing, where the operator's policy wanted that.
+    pub held_back: Option<&'static str>,
+    /// Nine in ten of its outputs are no longer; nothing before a few ended.
+    pub output_p90: Option<u32>,
     /// What its k rests on.
     #[serde(flatten)]
     pub choice: Explanation,
@@ -40,125 +50,184 @@ pub(super) struct Workers<'a> {
     pub(super) draft: &'a WorkerCost,
     /// Targets that serve the model.
     pub(super) num_targets: u32,
-    /// Sequences at the draft worker.
+    /// Sequences of this router at the target, and at the draft worker.
+    pub(super) target_sequences: u32,
     pub(super) draft_sequences: u32,
+}
+
+/// How far a round drafts, and why not at all where policy says so.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Chosen {
+    pub(super) num_draft_tokens: u32,
+    pub(super) held_back: Option<&'static str>,
 }
 
 /// The controllers of all lanes.
 #[derive(Debug)]
 pub(super) struct Controllers {
-    max_k: u32,
+    policy: PolicyConfig,
     metrics: RouterMetrics,
-    lanes: BTreeMap<LaneKey, Lane>,
+    numbers: BTreeMap<LaneKey, u32>,
+    /// By number.
+    lanes: Vec<Lane>,
 }
 
 #[derive(Debug)]
 struct Lane {
+    key: Arc<LaneKey>,
+    policy: LanePolicy,
     controller: DraftLength,
+    outputs: OutputLengths,
     sequences: u32,
     /// What the lane's sequences hold, on average.
     context: f64,
     k: u32,
+    held_back: Option<&'static str>,
     gauge: Gauge,
 }
 
 impl Controllers {
-    pub(super) fn new(max_k: u32, metrics: RouterMetrics) -> Self {
-        Self { max_k, metrics, lanes: BTreeMap::new() }
+    pub(super) fn new(policy: PolicyConfig, metrics: RouterMetrics) -> Self {
+        Self { policy, metrics, numbers: BTreeMap::new(), lanes: Vec::new() }
     }
 
-    /// Another sequence; its lane's key from now on.
-    pub(super) fn join(&mut self, mut key: LaneKey) -> LaneKey {
-        if self.lanes.len() >= MAX_LANES && !self.lanes.contains_key(&key) {
+    /// Another sequence, and the lane that it is in from now on.
+    pub(super) fn join(&mut self, mut key: LaneKey) -> JoinedLane {
+        if self.lanes.len() >= MAX_LANES && !self.numbers.contains_key(&key) {
             key.task_type = String::new();
         }
-        let lane = self.lanes.entry(key.clone()).or_insert_with(|| Lane {
-            controller: DraftLength::new(self.max_k),
+        let number = match self.numbers.get(&key) {
+            Some(number) => *number,
+            None => self.open(key),
+        };
+        let lane = &mut self.lanes[number as usize];
+        lane.sequences += 1;
+        JoinedLane { number, key: Arc::clone(&lane.key) }
+    }
+
+    fn open(&mut self, key: LaneKey) -> u32 {
+        let number = self.lanes.len() as u32;
+        let policy = self.policy.lane(&key.task_type);
+        self.lanes.push(Lane {
+            key: Arc::new(key.clone()),
+            controller: DraftLength::new(policy.max_k.min(self.policy.max_draft_tokens)),
+            policy,
+            outputs: OutputLengths::default(),
             sequences: 0,
             context: 0.0,
             k: 0,
+            held_back: None,
             gauge: self.metrics.lane_k(&key),
         });
-        lane.sequences += 1;
-        key
+        self.numbers.insert(key, number);
+        number
     }
 
     /// One sequence less. What the lane learned stays.
-    pub(super) fn leave(&mut self, key: &LaneKey) {
-        if let Some(lane) = self.lanes.get_mut(key) {
-            lane.sequences = lane.sequences.saturating_sub(1);
-        }
+    pub(super) fn leave(&mut self, lane: &JoinedLane) {
+        let lane = self.lane_mut(lane);
+        lane.sequences = lane.sequences.saturating_sub(1);
     }
 
     /// k for the round that a sequence of the lane begins.
-    pub(super) fn choose(&mut self, key: &LaneKey, workers: &Workers<'_>) -> Choice {
-        let targets = workers.num_targets.max(1);
-        let (other_rows, others) = self.others(key);
-        let Some(lane) = self.lanes.get_mut(key) else {
-            return Choice { num_draft_tokens: 0, is_probe: false };
-        };
-        let load = Load {
-            sequences: lane.sequences.div_ceil(targets).max(1),
-            other_rows: other_rows / targets,
-            draft_sequences: workers.draft_sequences,
-            context: lane.context,
-            others: Pace { tokens_per_second: others.tokens_per_second / f64::from(targets), ..others },
-        };
+    pub(super) fn choose(&mut self, joined: &JoinedLane, workers: &Workers<'_>) -> Chosen {
+        let load = self.load(joined, workers);
+        let lane = self.lane_mut(joined);
         let choice = lane.controller.choose(load, workers.target, workers.draft);
+        let policy = &lane.policy;
+        let is_crowded = policy.max_batch_for_speculation.is_some_and(|most| workers.target_sequences > most);
+        // Probes go on, or nobody would learn that acceptance came back.
+        let is_poor = !choice.is_probe
+            && lane.controller.acceptance_rate().is_some_and(|rate| rate < policy.min_acceptance);
+        lane.held_back = match () {
+            () if is_crowded => Some("lane_max_batch"),
+            () if is_poor => Some("lane_min_acceptance"),
+            () => None,
+        };
+        let num_draft_tokens = if lane.held_back.is_some() { 0 } else { choice.num_draft_tokens };
         if !choice.is_probe {
-            lane.k = choice.num_draft_tokens;
+            lane.k = num_draft_tokens;
             lane.gauge.set(lane.k.into());
         }
-        choice
+        Chosen { num_draft_tokens, held_back: lane.held_back }
     }
 
-    /// The rows that the model's other lanes bring to a round of theirs, and how fast these are.
-    fn others(&self, key: &LaneKey) -> (u32, Pace) {
-        let (mut rows, mut sequences, mut sum) = (0, 0, Pace::default());
-        for (other, lane) in &self.lanes {
-            if other.model == key.model && other != key && lane.sequences > 0 {
+    /// What shares the workers with a lane: the model's lanes, as `speculation` weighs them.
+    fn load(&self, joined: &JoinedLane, workers: &Workers<'_>) -> Load {
+        let same_model = |(_, lane): &(usize, &Lane)| lane.key.model == joined.key.model;
+        let (numbers, views): (Vec<usize>, Vec<LaneView>) = self
+            .lanes
+            .iter()
+            .enumerate()
+            .filter(same_model)
+            .map(|(number, lane)| {
                 let pace = lane.controller.pace(lane.sequences);
-                rows += lane.sequences * (lane.k + 1);
-                sequences += lane.sequences;
-                sum.tokens_per_second += pace.tokens_per_second;
-                sum.round_us += f64::from(lane.sequences) * pace.round_us;
-            }
-        }
-        let mean_round_us = sum.round_us / f64::from(sequences.max(1));
-        (rows, Pace { round_us: mean_round_us, ..sum })
+                (number, LaneView { sequences: lane.sequences, k: lane.k, context: lane.context, pace })
+            })
+            .unzip();
+        let own = numbers.binary_search(&(joined.number as usize)).expect("a lane is of its own model");
+        Load::of(&views, own, (workers.num_targets.max(1), workers.draft_sequences))
     }
 
     /// A draft worker was asked for `asked` tokens and proposed `supplied` in time.
-    pub(super) fn observe_proposal(&mut self, key: &LaneKey, asked: u32, supplied: u32) {
-        if let Some(lane) = self.lanes.get_mut(key) {
-            lane.controller.observe_proposal(asked, supplied);
-        }
+    pub(super) fn observe_proposal(&mut self, lane: &JoinedLane, asked: u32, supplied: u32) {
+        self.lane_mut(lane).controller.observe_proposal(asked, supplied);
     }
 
     /// A verification of one of the lane's sequences, which is `len` long now.
-    pub(super) fn observe_verdict(&mut self, key: &LaneKey, (judged, accepted): (u32, u32), len: usize) {
-        if let Some(lane) = self.lanes.get_mut(key) {
-            lane.controller.observe_verdict(judged, accepted);
-            lane.context += (len as f64 - lane.context) / CONTEXT_MEMORY;
-        }
+    pub(super) fn observe_verdict(&mut self, lane: &JoinedLane, (judged, accepted): (u32, u32), len: u32) {
+        let lane = self.lane_mut(lane);
+        lane.controller.observe_verdict(judged, accepted);
+        let before = if lane.context > 0.0 { lane.context } else { f64::from(len) };
+        lane.context = before + (f64::from(len) - before) / CONTEXT_MEMORY;
     }
 
     /// A round that was nothing but drafting and verifying.
-    pub(super) fn observe_round(&mut self, key: &LaneKey, round: &RoundTimes, workers: &Workers<'_>) {
-        if let Some(lane) = self.lanes.get_mut(key) {
-            lane.controller.observe_round(round, workers.target, workers.draft);
-        }
+    pub(super) fn observe_round(&mut self, lane: &JoinedLane, round: &RoundTimes, workers: &Workers<'_>) {
+        self.lane_mut(lane).controller.observe_round(round, workers.target, workers.draft);
+    }
+
+    /// An output of the lane is complete.
+    pub(super) fn observe_output(&mut self, lane: &JoinedLane, tokens: u32) {
+        self.lane_mut(lane).outputs.observe(tokens);
+    }
+
+    /// Ids that a sequence of the lane is counted on to add to its `len`, drafted ones included.
+    pub(super) fn expected_ids(
+        &self,
+        joined: &JoinedLane,
+        (len, prompt_len, max_len): (u32, u32, u32),
+    ) -> u32 {
+        let lane = &self.lanes[joined.number as usize];
+        let usual = lane.outputs.p90().map_or(max_len, |p90| prompt_len.saturating_add(p90).min(max_len));
+        usual.max(len) + lane.policy.max_k
+    }
+
+    /// The lane's share of turns.
+    pub(super) fn weight(&self, joined: &JoinedLane) -> f64 {
+        self.lanes[joined.number as usize].policy.weight
     }
 
     pub(super) fn explain(&self) -> Vec<LaneExplanation> {
-        let explained = |(key, lane): (&LaneKey, &Lane)| LaneExplanation {
-            model: key.model.clone(),
-            task_type: key.task_type.clone(),
-            temperature: key.temperature.as_str(),
-            sequences: lane.sequences,
-            choice: lane.controller.explain(),
+        let explained = |(key, number): (&LaneKey, &u32)| {
+            let lane = &self.lanes[*number as usize];
+            LaneExplanation {
+                model: key.model.clone(),
+                task_type: key.task_type.clone(),
+                temperature: key.temperature.as_str(),
+                sequences: lane.sequences,
+                policy: lane.policy,
+                held_back: lane.held_back,
+                output_p90: lane.outputs.p90(),
+                choice: lane.controller.explain(),
+            }
         };
-        self.lanes.iter().map(explained).collect()
+        self.numbers.iter().map(explained).collect()
+    }
+
+    /// Lanes are never taken away, so that who joined one finds it.
+    fn lane_mut(&mut self, joined: &JoinedLane) -> &mut Lane {
+        &mut self.lanes[joined.number as usize]
     }
 }
 
@@ -169,6 +238,7 @@ mod tests {
 
     use super::*;
     use crate::lane::TemperatureBand;
+    use crate::lane::policy::DraftTokens;
 
     fn key(task_type: &str) -> LaneKey {
         LaneKey {
@@ -182,17 +252,42 @@ mod tests {
         WorkerCost::new(StepTimes::new(&[1, 64].map(|rows| StepTimePoint { rows, kv_tokens: 0, micros })))
     }
 
+    fn policy(lanes: &[(&str, LanePolicy)]) -> PolicyConfig {
+        let lanes = lanes.iter().map(|(task, policy)| ((*task).to_owned(), *policy)).collect();
+        PolicyConfig { draft_tokens: DraftTokens::Auto, max_draft_tokens: 8, lanes }
+    }
+
+    fn controllers(policy: PolicyConfig) -> Controllers {
+        Controllers::new(policy, RouterMetrics::register(&Metrics::new()))
+    }
+
+    fn workers<'a>(target: &'a WorkerCost, draft: &'a WorkerCost) -> Workers<'a> {
+        Workers { target, draft, num_targets: 1, target_sequences: 2, draft_sequences: 2 }
+    }
+
+    /// Rounds in which so many first guesses of a draft are accepted, in turns.
+    fn run(
+        controllers: &mut Controllers,
+        lane: &JoinedLane,
+        workers: &Workers<'_>,
+        accepted: &[u32],
+    ) -> Vec<Chosen> {
+        let round = |i: usize| {
+            let chosen = controllers.choose(lane, workers);
+            let (k, accepted) = (chosen.num_draft_tokens, accepted[i % accepted.len()]);
+            controllers.observe_verdict(lane, (k, accepted.min(k)), 100);
+            chosen
+        };
+        (0..200).map(round).collect()
+    }
+
     #[test]
     fn each_lane_learns_for_itself_and_is_explained() {
-        let mut controllers = Controllers::new(8, RouterMetrics::register(&Metrics::new()));
+        let mut controllers = controllers(policy(&[]));
         let (good, bad) = (controllers.join(key("code")), controllers.join(key("chat")));
         let (target, draft) = (flat(20_000), flat(1_000));
-        let workers = Workers { target: &target, draft: &draft, num_targets: 1, draft_sequences: 2 };
-        for _ in 0..200 {
-            for (lane, accepted) in [(&good, 8), (&bad, 0)] {
-                let k = controllers.choose(lane, &workers).num_draft_tokens;
-                controllers.observe_verdict(lane, (k, accepted.min(k)), 100);
-            }
+        for (lane, accepted) in [(&good, [8]), (&bad, [0])] {
+            run(&mut controllers, lane, &workers(&target, &draft), &accepted);
         }
         let explained = controllers.explain();
         let k_of =
@@ -203,14 +298,48 @@ mod tests {
     }
 
     #[test]
+    fn policy_holds_a_lane_back_but_for_probes() {
+        let all = policy(&[]).lane("");
+        let (target, draft) = (flat(20_000), flat(1_000));
+        let poor = LanePolicy { min_acceptance: 0.9, ..all };
+        let crowded = LanePolicy { max_batch_for_speculation: Some(1), ..all };
+        let short = LanePolicy { max_k: 2, ..all };
+        let mut controllers = controllers(policy(&[("poor", poor), ("crowded", crowded), ("short", short)]));
+        let workers = workers(&target, &draft);
+        for (task, least, most, reason) in [
+            ("poor", 8, 80, Some("lane_min_acceptance")),
+            ("crowded", 0, 0, Some("lane_max_batch")),
+            ("short", 190, 200, None),
+        ] {
+            let lane = controllers.join(key(task));
+            let chosen = run(&mut controllers, &lane, &workers, &[8, 8, 8, 8, 0]);
+            let drafted = chosen.iter().filter(|chosen| chosen.num_draft_tokens > 0).count();
+            assert!((least..=most).contains(&drafted), "{task}: {drafted} of 200 rounds drafted");
+            assert_eq!(chosen.iter().rev().find_map(|chosen| chosen.held_back), reason, "{task}");
+            assert!(chosen.iter().all(|chosen| task != "short" || chosen.num_draft_tokens <= 2));
+        }
+    }
+
+    #[test]
+    fn admission_counts_on_what_outputs_of_the_lane_use() {
+        let mut controllers = controllers(policy(&[]));
+        let lane = controllers.join(key("code"));
+        assert_eq!(controllers.expected_ids(&lane, (10, 10, 1_000)), 1_008, "nothing known: all it may have");
+        (0..50).for_each(|_| controllers.observe_output(&lane, 30));
+        assert_eq!(controllers.expected_ids(&lane, (10, 10, 1_000)), 48);
+        assert_eq!(controllers.expected_ids(&lane, (70, 10, 1_000)), 78, "it has more already");
+        assert_eq!(controllers.expected_ids(&lane, (10, 10, 20)), 28, "it may have no more");
+    }
+
+    #[test]
     fn clients_cannot_make_lanes_without_end() {
-        let mut controllers = Controllers::new(8, RouterMetrics::register(&Metrics::new()));
+        let mut controllers = controllers(policy(&[]));
         for task in 0..2 * MAX_LANES {
             let lane = controllers.join(key(&format!("task-{task}")));
             controllers.leave(&lane);
         }
         assert_eq!(controllers.explain().len(), MAX_LANES + 1);
-        assert_eq!(controllers.join(key("one-more")).task_type, "");
-        assert_eq!(controllers.join(key("task-3")).task_type, "task-3");
+        assert_eq!(controllers.join(key("one-more")).key.task_type, "");
+        assert_eq!(controllers.join(key("task-3")).key.task_type, "task-3");
     }
 }

@@ -12,6 +12,9 @@ mod pool;
 mod running;
 
 use async_trait::async_trait;
+use serde::Serialize;
+use speculation::Role;
+use speculation::draft_health::HealthReport;
 use tokio::sync::{mpsc, oneshot};
 
 use crate::error::RouterError;
@@ -33,7 +36,7 @@ pub const QUESTIONS: usize = 16;
 pub struct LaneKey {
     /// Which model.
     pub model: String,
-    /// What kind of text; empty where nobody said.
+    /// What kind of text; empty for those of too many kinds to tell apart.
     pub task_type: String,
     /// How much chance there is in the draw.
     pub temperature: TemperatureBand,
@@ -74,12 +77,42 @@ impl LaneKey {
             t if t < 0.9 => TemperatureBand::Medium,
             _ => TemperatureBand::High,
         };
-        Self {
-            model: generation.model.clone(),
-            task_type: generation.task_type.clone().unwrap_or_default(),
-            temperature,
-        }
+        Self { model: generation.model.clone(), task_type: generation.task_type.clone(), temperature }
     }
+}
+
+/// Why lanes and workers are as they are: what `/debug/lanes` shows.
+#[derive(Debug, Clone, Default, PartialEq, Serialize)]
+pub struct LanesReport {
+    /// What the choice of k rests on, lane by lane.
+    pub lanes: Vec<LaneExplanation>,
+    /// The workers that this router is connected to.
+    pub workers: Vec<WorkerReport>,
+    /// Sequences that wait for a target with room.
+    pub waiting_for_target: usize,
+}
+
+/// One worker, as `/debug/lanes` shows it.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct WorkerReport {
+    /// Its pool.
+    pub role: Role,
+    /// Where it is.
+    pub address: String,
+    /// What it serves.
+    pub model: String,
+    /// What it is meant for; empty: for everything.
+    pub task_types: Vec<String>,
+    /// Sequences of this router there.
+    pub sequences: u32,
+    /// KV blocks that this router may reserve there, and those that it has reserved.
+    pub credit_blocks: u64,
+    /// See `credit_blocks`.
+    pub reserved_blocks: u64,
+    /// There and back, beyond queue and step, microseconds.
+    pub wire_us: f64,
+    /// Whether it answers, if it is a draft worker.
+    pub health: Option<HealthReport>,
 }
 
 /// A request on its way to the owner.
@@ -93,7 +126,7 @@ pub struct Submission {
 #[derive(Debug, Clone)]
 pub struct Rounds {
     submissions: mpsc::Sender<Submission>,
-    questions: mpsc::Sender<oneshot::Sender<Vec<LaneExplanation>>>,
+    questions: mpsc::Sender<oneshot::Sender<LanesReport>>,
 }
 
 /// The owner's ends of its queues.
@@ -101,7 +134,7 @@ pub struct Rounds {
 pub struct Inbox {
     submissions: mpsc::Receiver<Submission>,
     workers: mpsc::Receiver<WorkerEvent>,
-    questions: mpsc::Receiver<oneshot::Sender<Vec<LaneExplanation>>>,
+    questions: mpsc::Receiver<oneshot::Sender<LanesReport>>,
 }
 
 /// Connects the doors, the workers' connections and the owner.
@@ -123,7 +156,7 @@ impl Lanes for Rounds {
         answered.await.unwrap_or(Err(RouterError::Draining))
     }
 
-    async fn explain(&self) -> Result<Vec<LaneExplanation>, RouterError> {
+    async fn explain(&self) -> Result<LanesReport, RouterError> {
         let (answer, answered) = oneshot::channel();
         self.questions.try_send(answer).map_err(|error| match error {
             mpsc::error::TrySendError::Full(_) => {

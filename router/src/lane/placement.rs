@@ -1,7 +1,8 @@
-//! Who works for a sequence: pure choices over what is known of the workers.
+//! Who may work for a sequence, and how much that is wished for; which of those it is, `speculation::placement` says. Pure.
 
 use proto::v1::WorkerHello;
 use speculation::Role;
+use speculation::placement::{Place, choose};
 
 use crate::workers::{WorkerKey, pairing};
 
@@ -15,43 +16,64 @@ pub struct Candidate<'a> {
     /// What it said of itself.
     pub hello: &'a WorkerHello,
     /// Sequences assigned to it.
-    pub load: usize,
+    pub load: u32,
+    /// Of these, the lane's own.
+    pub lane_load: u32,
+    /// How many ids of the prompt it was sent before.
+    pub shared_prefix: u32,
+    /// A draft worker that does not answer; a target that has no room.
+    pub is_unfit: bool,
+}
+
+impl Candidate<'_> {
+    fn place(&self, rank: u8) -> Place<WorkerKey> {
+        let Self { key, load, lane_load, shared_prefix, .. } = *self;
+        Place { key, rank, load, lane_load, shared_prefix }
+    }
 }
 
 /// The target for a sequence of `model`: one whose bits equal those of `numerics_id` where there was a target before, so
-/// that the text goes on as it would have; among these the least loaded. `not` is taken only if nothing else is there.
+/// that the text goes on as it would have. `not` is taken only if nothing else is there, one without room not at all.
 pub fn choose_target<'a>(
     workers: impl Iterator<Item = Candidate<'a>>,
     model: &str,
     numerics_id: Option<&str>,
     not: Option<WorkerKey>,
 ) -> Option<WorkerKey> {
-    workers
-        .filter(|worker| worker.role == Role::Target && worker.hello.model_id == model)
-        .min_by_key(|worker| {
+    let serving = workers.filter(|worker| worker.role == Role::Target && worker.hello.model_id == model);
+    let places: Vec<_> = serving
+        .map(|worker| {
             let other_bits = numerics_id.is_some_and(|numerics_id| worker.hello.numerics_id != numerics_id);
-            (other_bits, Some(worker.key) == not, worker.load, worker.key)
+            let rank = 2 * u8::from(other_bits) + u8::from(Some(worker.key) == not);
+            (worker.is_unfit, worker.place(rank))
         })
-        .map(|worker| worker.key)
+        .collect();
+    // Equal bits are worth waiting for: one of other bits is taken only where none of equal bits serves the model.
+    let best_bits = places.iter().map(|(_, place)| place.rank / 2).min()?;
+    let fit = places.into_iter().filter(|(is_unfit, place)| !is_unfit && place.rank / 2 == best_bits);
+    choose(&fit.map(|(_, place)| place).collect::<Vec<_>>())
 }
 
-/// The draft worker for a sequence on `target`: one that may be paired with it and is meant for `task_type`, rather than
-/// one that is meant for all; among these the least loaded.
+/// The draft worker for a sequence on `target`: one that may be paired with it, that answers, and that is meant for `task_type`, rather than
+/// one that is meant for all.
 pub fn choose_draft<'a>(
     workers: impl Iterator<Item = Candidate<'a>>,
     target: &WorkerHello,
     task_type: &str,
     not: Option<WorkerKey>,
 ) -> Option<WorkerKey> {
-    workers
+    let places: Vec<_> = workers
         .filter(|worker| worker.role == Role::Draft && pairing::check(worker.hello, target).is_ok())
         .filter(|worker| {
             worker.hello.task_types.is_empty() || worker.hello.task_types.iter().any(|t| t == task_type)
         })
-        .min_by_key(|worker| {
-            (Some(worker.key) == not, worker.hello.task_types.is_empty(), worker.load, worker.key)
+        .map(|worker| {
+            let is_general = worker.hello.task_types.is_empty();
+            let is_other = Some(worker.key) == not;
+            worker.place(4 * u8::from(worker.is_unfit) + 2 * u8::from(is_other) + u8::from(is_general))
         })
-        .map(|worker| worker.key)
+        .collect();
+    choose(&places)
 }
 
 #[cfg(test)]
@@ -70,13 +92,17 @@ mod tests {
 
     fn candidates<'a>(
         workers: &'a [(Role, WorkerHello)],
-        loads: &'a [usize],
+        loads: &'a [u32],
+        unfit: &'a [u64],
     ) -> impl Iterator<Item = Candidate<'a>> {
         workers.iter().zip(loads).enumerate().map(|(i, ((role, hello), load))| Candidate {
             key: WorkerKey(i as u64),
             role: *role,
             hello,
             load: *load,
+            lane_load: 0,
+            shared_prefix: 0,
+            is_unfit: unfit.contains(&(i as u64)),
         })
     }
 
@@ -86,24 +112,30 @@ mod tests {
         let workers =
             [t("m", "a"), t("m", "b"), t("m", "a"), t("other", "a"), hello(Role::Draft, "m", "a", &[])];
         let loads = [5, 0, 9, 0, 0];
-        let choose = |numerics, not: Option<u64>| {
-            choose_target(candidates(&workers, &loads), "m", numerics, not.map(WorkerKey)).map(|key| key.0)
+        let choose = |numerics, not: Option<u64>, unfit: &[u64]| {
+            choose_target(candidates(&workers, &loads, unfit), "m", numerics, not.map(WorkerKey))
+                .map(|key| key.0)
         };
-        assert_eq!(choose(None, None), Some(1));
-        assert_eq!(choose(Some("a"), None), Some(0));
-        assert_eq!(choose(Some("a"), Some(0)), Some(2));
-        assert_eq!(choose(Some("b"), Some(1)), Some(1), "equal bits before another worker");
-        assert_eq!(choose_target(candidates(&workers, &loads), "none", None, None), None);
+        assert_eq!(choose(None, None, &[]), Some(1));
+        assert_eq!(choose(Some("a"), None, &[]), Some(0));
+        assert_eq!(choose(Some("a"), Some(0), &[]), Some(2));
+        assert_eq!(choose(Some("b"), Some(1), &[]), Some(1), "equal bits before another worker");
+        assert_eq!(choose(Some("a"), None, &[0]), Some(2), "one without room is left alone");
+        assert_eq!(choose(Some("a"), None, &[0, 2]), None, "equal bits are waited for");
+        assert_eq!(choose_target(candidates(&workers, &loads, &[]), "none", None, None), None);
     }
 
     #[test]
-    fn a_draft_meant_for_the_task_wins() {
+    fn a_draft_that_answers_wins_then_one_meant_for_the_task() {
         let d = |tasks: &[&str]| hello(Role::Draft, "d", "", tasks);
         let workers = [d(&[]), d(&["sql"]), d(&["code", "sql"]), d(&["chat"])];
         let target = WorkerHello::default();
-        let choose =
-            |task| choose_draft(candidates(&workers, &[0, 3, 2, 0]), &target, task, None).map(|key| key.0);
-        assert_eq!(choose("sql"), Some(2));
-        assert_eq!(choose("math"), Some(0));
+        let choose = |task, unfit: &[u64]| {
+            choose_draft(candidates(&workers, &[0, 5, 2, 0], unfit), &target, task, None).map(|key| key.0)
+        };
+        assert_eq!(choose("sql", &[]), Some(2));
+        assert_eq!(choose("math", &[]), Some(0));
+        assert_eq!(choose("sql", &[1, 2]), Some(0));
+        assert_eq!(choose("math", &[0]), Some(0), "one that is out may come back: better than none");
     }
 }

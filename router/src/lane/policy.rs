@@ -1,24 +1,16 @@
-//! What an operator and a request say of k, and how long a round waits for its draft. Pure: times and counts come in, a
-//! choice goes out. Where neither says a k, the lane chooses: `speculation::draft_length`.
+//! What an operator settles for lanes, and a request for itself. Pure: a choice goes out. Where neither says a k, the lane
+//! chooses: `speculation::draft_length`.
 
+use std::collections::BTreeMap;
 use std::str::FromStr;
-use std::time::Duration;
 
 use serde::de::Error as _;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use service::config::Faults;
+use speculation::AcceptanceMode;
+use speculation::step::MAX_DRAFT_TOKENS;
 
 use crate::generation::SpeculationRequest;
-
-/// The wait before anything is known of a draft worker.
-const FIRST_WAIT: Duration = Duration::from_millis(500);
-
-/// Waits stay between these, whatever was measured.
-const MIN_WAIT: Duration = Duration::from_millis(5);
-const MAX_WAIT: Duration = Duration::from_secs(2);
-
-/// The wait is this many times what a proposal took lately: a late draft costs a round its speed-up, a long wait only
-/// costs where the worker is really gone.
-const MARGIN: u32 = 4;
 
 /// k where a request names none.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -67,52 +59,109 @@ impl<'de> Deserialize<'de> for DraftTokens {
     }
 }
 
-/// What an operator sets for all lanes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// `[lanes."code"]` as written: the policy of one task type, whatever its model and temperature. Absent means as for all lanes.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RawLane {
+    max_k: Option<u32>,
+    min_acceptance: Option<f64>,
+    max_batch_for_speculation: Option<u32>,
+    weight: Option<f64>,
+    acceptance: Option<String>,
+}
+
+/// The policy of one task type.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct LanePolicy {
+    /// k at most, also where a request names one.
+    pub max_k: u32,
+    /// Below this share of first guesses accepted the lane does not draft, whatever it promises; 0 leaves it to what pays.
+    pub min_acceptance: f64,
+    /// With more sequences than this at its target the lane does not draft, whatever it promises.
+    pub max_batch_for_speculation: Option<u32>,
+    /// Its share of turns, relative to other lanes', where sequences wait for room.
+    pub weight: f64,
+    /// How drafts are judged where a request does not say.
+    #[serde(serialize_with = "by_name")]
+    pub acceptance: AcceptanceMode,
+}
+
+/// What an operator sets.
+#[derive(Debug, Clone, PartialEq)]
 pub struct PolicyConfig {
     /// k where a request names none.
     pub draft_tokens: DraftTokens,
     /// k at most, also where a request names one.
     pub max_draft_tokens: u32,
+    /// By task type.
+    pub lanes: BTreeMap<String, LanePolicy>,
 }
 
-/// k where it is settled by the request or the operator; `None` leaves it to the lane.
-pub fn settled_num_draft_tokens(config: &PolicyConfig, request: &SpeculationRequest) -> Option<u32> {
-    if request.enabled == Some(false) {
-        return Some(0);
-    }
-    let fixed = match config.draft_tokens {
-        DraftTokens::Auto => None,
-        DraftTokens::Fixed(k) => Some(k),
-    };
-    request.num_draft_tokens.or(fixed).map(|k| k.min(config.max_draft_tokens))
-}
-
-/// How long one draft worker takes for a proposal, smoothed.
-#[derive(Debug, Clone, Copy, Default)]
-pub struct DraftTime {
-    smoothed: Option<Duration>,
-}
-
-impl DraftTime {
-    /// A proposal took this long, wire and queue included.
-    pub fn observe(&mut self, took: Duration) {
-        self.smoothed = Some(match self.smoothed {
-            None => took,
-            // Slower is believed at once by half, faster only slowly.
-            Some(before) if took > before => (before + took) / 2,
-            Some(before) => (before * 15 + took) / 16,
+impl RawLane {
+    /// Checks the policy of `task_type`.
+    pub fn validate(&self, task_type: &str, max_draft_tokens: u32, faults: &mut Faults) -> LanePolicy {
+        let field = |name: &str| format!("lanes.{task_type}.{name}");
+        let most = max_draft_tokens.min(MAX_DRAFT_TOKENS as u32);
+        let max_k = self.max_k.unwrap_or(most);
+        faults.check(&field("max_k"), max_k <= most, || {
+            format!("{max_k} is over max_draft_tokens, which is {most}")
         });
+        let min_acceptance = self.min_acceptance.unwrap_or(0.0);
+        faults.check(&field("min_acceptance"), (0.0..=1.0).contains(&min_acceptance), || {
+            format!("{min_acceptance} is not between 0 and 1")
+        });
+        let weight = self.weight.unwrap_or(1.0);
+        faults.check(&field("weight"), (0.01..=100.0).contains(&weight), || {
+            format!("{weight} is not between 0.01 and 100")
+        });
+        let acceptance = self.acceptance.as_deref().unwrap_or("coupled");
+        let mode = acceptance_of(acceptance);
+        faults.check(&field("acceptance"), mode.is_some(), || {
+            format!("`{acceptance}` is unknown, expected coupled, rejection or typical")
+        });
+        LanePolicy {
+            max_k,
+            min_acceptance,
+            max_batch_for_speculation: self.max_batch_for_speculation,
+            weight,
+            acceptance: mode.unwrap_or_default(),
+        }
+    }
+}
+
+fn by_name<S: Serializer>(mode: &AcceptanceMode, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.serialize_str(mode.as_str())
+}
+
+/// The mode of that name.
+pub fn acceptance_of(name: &str) -> Option<AcceptanceMode> {
+    let all = [AcceptanceMode::Coupled, AcceptanceMode::Rejection, AcceptanceMode::Typical];
+    all.into_iter().find(|mode| mode.as_str() == name)
+}
+
+impl PolicyConfig {
+    /// The policy of a task type: its own, or that of all.
+    pub fn lane(&self, task_type: &str) -> LanePolicy {
+        self.lanes.get(task_type).copied().unwrap_or(LanePolicy {
+            max_k: self.max_draft_tokens,
+            min_acceptance: 0.0,
+            max_batch_for_speculation: None,
+            weight: 1.0,
+            acceptance: AcceptanceMode::Coupled,
+        })
     }
 
-    /// A proposal did not come within the wait.
-    pub fn missed(&mut self) {
-        self.smoothed = Some(self.wait() / (MARGIN / 2));
-    }
-
-    /// How long the next round may wait.
-    pub fn wait(&self) -> Duration {
-        self.smoothed.map_or(FIRST_WAIT, |smoothed| smoothed * MARGIN).clamp(MIN_WAIT, MAX_WAIT)
+    /// k where it is settled by the request or the operator; `None` leaves it to the lane.
+    pub fn settled_num_draft_tokens(&self, task_type: &str, request: &SpeculationRequest) -> Option<u32> {
+        if request.enabled == Some(false) {
+            return Some(0);
+        }
+        let fixed = match self.draft_tokens {
+            DraftTokens::Auto => None,
+            DraftTokens::Fixed(k) => Some(k),
+        };
+        let most = self.lane(task_type).max_k.min(self.max_draft_tokens);
+        request.num_draft_tokens.or(fixed).map(|k| k.min(most))
     }
 }
 
@@ -120,12 +169,20 @@ impl DraftTime {
 mod tests {
     use super::*;
 
+    fn config(draft_tokens: DraftTokens, lanes: &[(&str, RawLane)]) -> PolicyConfig {
+        let mut faults = Faults::new();
+        let checked =
+            |(task, raw): &(&str, RawLane)| ((*task).to_owned(), raw.validate(task, 8, &mut faults));
+        let lanes = lanes.iter().map(checked).collect();
+        assert!(faults.is_empty(), "{faults:?}");
+        PolicyConfig { draft_tokens, max_draft_tokens: 8, lanes }
+    }
+
     #[test]
     fn a_request_pins_or_refuses_k_within_the_operators_limit() {
         let k = |draft_tokens, enabled, num_draft_tokens| {
-            let config = PolicyConfig { draft_tokens, max_draft_tokens: 8 };
             let request = SpeculationRequest { enabled, num_draft_tokens, ..Default::default() };
-            settled_num_draft_tokens(&config, &request)
+            config(draft_tokens, &[]).settled_num_draft_tokens("", &request)
         };
         assert_eq!(k(DraftTokens::Fixed(4), None, None), Some(4));
         assert_eq!(k(DraftTokens::Auto, None, None), None);
@@ -134,6 +191,38 @@ mod tests {
             assert_eq!(k(operator, None, Some(20)), Some(8));
             assert_eq!(k(operator, Some(false), Some(2)), Some(0));
             assert_eq!(k(operator, None, Some(0)), Some(0));
+        }
+    }
+
+    #[test]
+    fn a_task_types_own_policy_bounds_its_k() {
+        let code = RawLane { max_k: Some(3), weight: Some(2.0), ..RawLane::default() };
+        let config = config(DraftTokens::Fixed(5), &[("code", code)]);
+        let request = SpeculationRequest { num_draft_tokens: Some(6), ..Default::default() };
+        assert_eq!(config.settled_num_draft_tokens("code", &request), Some(3));
+        assert_eq!(config.settled_num_draft_tokens("chat", &request), Some(6));
+        assert_eq!((config.lane("code").weight, config.lane("chat").weight), (2.0, 1.0));
+    }
+
+    #[test]
+    fn every_fault_of_a_lane_is_named_by_its_field() {
+        let mut faults = Faults::new();
+        let raw = RawLane {
+            max_k: Some(9),
+            min_acceptance: Some(1.5),
+            weight: Some(0.0),
+            acceptance: Some("lossy".to_owned()),
+            ..RawLane::default()
+        };
+        raw.validate("code", 8, &mut faults);
+        let told = faults.finish().unwrap_err().to_string();
+        for expected in [
+            "lanes.code.max_k: 9 is over max_draft_tokens, which is 8",
+            "lanes.code.min_acceptance: 1.5 is not between 0 and 1",
+            "lanes.code.weight: 0 is not between 0.01 and 100",
+            "lanes.code.acceptance: `lossy` is unknown, expected coupled, rejection or typical",
+        ] {
+            assert!(told.contains(expected), "{expected} is missing from {told}");
         }
     }
 
@@ -152,23 +241,5 @@ mod tests {
             serde_json::to_string(&[DraftTokens::Auto, DraftTokens::Fixed(3)]).unwrap(),
             "[\"auto\",3]"
         );
-    }
-
-    #[test]
-    fn the_wait_follows_the_worker_and_grows_when_it_is_missed() {
-        let mut time = DraftTime::default();
-        assert_eq!(time.wait(), FIRST_WAIT);
-        for _ in 0..200 {
-            time.observe(Duration::from_millis(10));
-        }
-        assert_eq!(time.wait(), Duration::from_millis(40));
-        time.missed();
-        assert_eq!(time.wait(), Duration::from_millis(80), "twice the wait that was too short");
-        time.observe(Duration::from_millis(60));
-        assert!(time.wait() > Duration::from_millis(100));
-        for _ in 0..20 {
-            time.missed();
-        }
-        assert_eq!(time.wait(), MAX_WAIT);
     }
 }

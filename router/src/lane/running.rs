@@ -1,37 +1,56 @@
 //! One sequence with all that the owner keeps beside its state machine.
 
+use std::sync::Arc;
 use std::time::Duration;
 
+use speculation::placement::PrefixMarks;
 use speculation::sequence::Sequence;
-use speculation::{FinishReason, Role};
+use speculation::{FinishReason, Role, SequenceId};
 
 use crate::generation::{
     CommittedTokens, GenerationEvent, GenerationSink, SpeculationRequest, SpeculationUsage,
 };
 use crate::lane::LaneKey;
+use crate::lane::pool::Seat;
 use crate::workers::WorkerKey;
 
 /// A sequence that runs.
 #[derive(Debug)]
 pub(super) struct Running {
+    pub(super) id: SequenceId,
     pub(super) sequence: Sequence,
     pub(super) sink: GenerationSink,
     pub(super) choice: u32,
-    pub(super) lane: LaneKey,
+    pub(super) lane: JoinedLane,
     pub(super) request: SpeculationRequest,
-    pub(super) target: Option<WorkerKey>,
-    pub(super) draft: Option<WorkerKey>,
+    pub(super) target: Option<Seat>,
+    pub(super) draft: Option<Seat>,
+    /// The prefixes by which a target is chosen.
+    pub(super) marks: PrefixMarks,
     /// The bits that its text is made of, once it had a target.
     pub(super) numerics_id: Option<String>,
     /// The round under way.
     pub(super) clock: RoundClock,
-    /// Until when it may wait for a target.
+    /// The proposal that its draft worker owes.
+    pub(super) asked: Option<Asked>,
+    pub(super) submitted_at: Duration,
+    /// Until when it may wait where no target serves its model.
     pub(super) target_by: Duration,
+    /// Its one entry among the owner's timers.
+    pub(super) timer: Option<Duration>,
     pub(super) disabled_reason: Option<&'static str>,
     /// The request's span; rounds are traced below it.
     pub(super) span: tracing::Span,
     /// The round under way, where the request is traced.
     pub(super) round: tracing::Span,
+}
+
+/// The lane that a sequence is in.
+#[derive(Debug, Clone)]
+pub(super) struct JoinedLane {
+    /// Names it to workers and in counts.
+    pub(super) number: u32,
+    pub(super) key: Arc<LaneKey>,
 }
 
 /// What a round has taken so far.
@@ -45,22 +64,34 @@ pub(super) struct RoundClock {
     /// Whether it waits to leave with others, and whether its target has it: plain rounds only.
     pub(super) is_held: bool,
     pub(super) is_plain_in_flight: bool,
-    /// How many tokens the draft worker was asked for, and when last.
+    /// Whether its draft worker, which is out, is asked without waiting for it.
+    pub(super) is_probing: bool,
+    /// How many tokens were asked for, to be waited for.
     pub(super) asked: u32,
-    pub(super) asked_at: Duration,
     /// When verification was first asked for.
     pub(super) verify_at: Option<Duration>,
 }
 
+/// A draft worker was asked for a proposal.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Asked {
+    pub(super) round: u64,
+    pub(super) at: Duration,
+    pub(super) num_draft_tokens: u32,
+    /// How long it was expected to take.
+    pub(super) predicted: Duration,
+}
+
 impl Running {
     pub(super) fn worker(&self, role: Role) -> Option<WorkerKey> {
-        match role {
-            Role::Draft => self.draft,
-            Role::Target => self.target,
-        }
+        let seat = match role {
+            Role::Draft => &self.draft,
+            Role::Target => &self.target,
+        };
+        seat.as_ref().map(|seat| seat.key)
     }
 
-    pub(super) fn worker_mut(&mut self, role: Role) -> &mut Option<WorkerKey> {
+    pub(super) fn seat_mut(&mut self, role: Role) -> &mut Option<Seat> {
         match role {
             Role::Draft => &mut self.draft,
             Role::Target => &mut self.target,
@@ -91,7 +122,17 @@ impl Running {
         GenerationEvent::Finished { choice: self.choice, reason, usage: self.usage() }
     }
 
-    /// Why this sequence does not speculate at all, if it does not.
+    /// Ids that it holds.
+    pub(super) fn len(&self) -> u32 {
+        self.sequence.ids().len() as u32
+    }
+
+    /// Ids that it wrote itself.
+    pub(super) fn output_len(&self) -> u32 {
+        self.len() - self.sequence.spec().prompt_len
+    }
+
+    /// Whether no draft worker is of use to this sequence.
     pub(super) fn refuses_drafts(&self) -> bool {
         self.request.enabled == Some(false) || self.request.num_draft_tokens == Some(0)
     }

@@ -32,6 +32,8 @@ pub struct Connection {
     pub client: WorkerClient<Channel>,
     /// What the worker said of itself.
     pub hello: v1::WorkerHello,
+    /// The most KV blocks that this router may reserve there, if it said so.
+    pub credits: Option<u64>,
     /// Its pool.
     pub role: Role,
     /// Frames to it.
@@ -62,7 +64,9 @@ pub async fn connect(address: &str, router_id: u64) -> anyhow::Result<Connection
     let mut frames =
         tokio::time::timeout(HELLO_TIMEOUT, attach).await.context("no hello came")??.into_inner();
     let first = tokio::time::timeout(HELLO_TIMEOUT, frames.message()).await.context("no hello came")??;
-    let hello = first.and_then(|frame| frame.hello).context("the first frame carries no hello")?;
+    let v1::WorkerFrame { hello, credits, .. } = first.unwrap_or_default();
+    let hello = hello.context("the first frame carries no hello")?;
+    let credits = credits.map(|credits| credits.blocks);
     let role = match hello.role() {
         v1::WorkerRole::Draft => Role::Draft,
         v1::WorkerRole::Target => Role::Target,
@@ -73,7 +77,7 @@ pub async fn connect(address: &str, router_id: u64) -> anyhow::Result<Connection
         theirs.contains(PROTOCOL_VERSIONS.end()) || theirs.contains(PROTOCOL_VERSIONS.start()),
         "the worker speaks protocol versions {theirs:?}, this router {PROTOCOL_VERSIONS:?}: upgrade the older one"
     );
-    Ok(Connection { client, hello, role, outbox, frames })
+    Ok(Connection { client, hello, credits, role, outbox, frames })
 }
 
 /// Fetches one asset and checks it against the hash of the handshake.

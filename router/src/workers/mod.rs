@@ -27,6 +27,8 @@ pub struct ConnectedWorker {
     pub address: String,
     /// What it said of itself.
     pub hello: v1::WorkerHello,
+    /// The most KV blocks that this router may reserve there, if it said so with its hello.
+    pub credits: Option<u64>,
     /// Frames to it.
     pub outbox: mpsc::Sender<v1::RouterFrame>,
 }

@@ -116,7 +116,7 @@ impl Registry {
         connection: Connection,
         mut unlisted: impl Future<Output = ()> + Unpin,
     ) -> anyhow::Result<()> {
-        let Connection { client, hello, role, outbox, mut frames } = connection;
+        let Connection { client, hello, credits, role, outbox, mut frames } = connection;
         let key = WorkerKey(self.next_key.fetch_add(1, Ordering::Relaxed));
         let peer = Peer { role, address: member.address.clone(), hello: hello.clone(), client };
         self.greet(key, peer).await;
@@ -126,7 +126,7 @@ impl Registry {
             model = hello.model_id,
             "worker joined"
         );
-        let up = ConnectedWorker { key, role, address: member.address.clone(), hello, outbox };
+        let up = ConnectedWorker { key, role, address: member.address.clone(), hello, credits, outbox };
         let mut heard = self.events.send(WorkerEvent::Up(up)).await.is_ok();
         let mut ended = Ok(());
         while heard {

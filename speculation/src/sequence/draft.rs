@@ -63,6 +63,11 @@ impl Sequence {
         true
     }
 
+    /// A proposal was asked for that nobody waits for: it may take as long as a feed before the worker is asked again.
+    pub(super) fn draft_unwaited(&mut self, now: Duration) {
+        self.draft_retry_at = now + FEED_WAIT.max(self.draft_retry_wait);
+    }
+
     /// The deadline of a proposal passed without it.
     pub(super) fn draft_missed(&mut self, now: Duration) {
         let Some(step) = &self.draft.in_flight else { return };

@@ -249,3 +249,31 @@ fn cancel_closes_both_workers_and_nothing_follows() {
     );
     assert_eq!(answer(&mut sequence, Role::Draft, &step, proposal(&step, &[1])), []);
 }
+
+#[test]
+fn a_proposal_that_nobody_waits_for_is_used_when_it_comes() {
+    let mut sequence = assigned(sequence(&[1, 2, 3], 100));
+    let probe = Event::BeginRound { num_draft_tokens: 2, draft_wait: Duration::ZERO };
+    let actions = sequence.step(NOW, probe.clone());
+    let (draft, target) = (sent(&actions, Role::Draft), sent(&actions, Role::Target));
+    assert_eq!(draft.work, Work::Propose { num_draft_tokens: 2 });
+    assert_eq!(target.work, Work::Verify { draft: Draft::default() }, "verification left at once");
+    assert!(!sequence.may_ask_draft(NOW));
+    answer(&mut sequence, Role::Target, &target, span(&target, 0, &[11]));
+    assert!(!actions.contains(&Action::Ignored(Ignored::LateDraft)));
+    answer(&mut sequence, Role::Draft, &draft, proposal(&draft, &[11, 12]));
+    let next = begin(&mut sequence, 4);
+    let expected = Work::Verify { draft: Draft { token_ids: vec![12], q: Vec::new() } };
+    assert_eq!(sent(&next, Role::Target).work, expected);
+}
+
+#[test]
+fn a_draft_worker_that_is_given_up_is_closed_and_another_one_chosen() {
+    let mut sequence = assigned(sequence(&[1, 2, 3], 100));
+    let draft = sent(&begin(&mut sequence, 4), Role::Draft);
+    let actions = sequence.step(NOW, Event::GiveUp(Role::Draft));
+    assert_eq!(actions[0], Action::Close(Role::Draft, draft.generation));
+    assert!(actions.contains(&Action::Assign(Role::Draft)));
+    assert_eq!(sent(&actions, Role::Target).work, Work::Verify { draft: Draft::default() });
+    assert_eq!(sequence.step(NOW, Event::GiveUp(Role::Draft)), [], "nobody to give up");
+}

@@ -54,6 +54,14 @@ impl KLayout {
         layout
     }
 
+    /// Counts K from `start` on, where the first piece begins.
+    pub(super) fn move_to_zero(&mut self, start: usize) {
+        self.k -= start;
+        for piece in &mut self.pieces {
+            piece.k = piece.k.start - start..piece.k.end - start;
+        }
+    }
+
     pub(super) fn format(&self) -> QuantizedFormat {
         self.format
     }

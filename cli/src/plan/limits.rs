@@ -1,0 +1,123 @@
+//! What breaks first: for each thing that can run out, the number of sequences at one target at which it does. Pure.
+
+use super::round::{Drafting, Rounds};
+use super::step_time::{Forward, Roofline};
+
+/// One thing that can run out.
+#[derive(Debug, Clone, PartialEq, serde::Serialize)]
+pub struct Limit {
+    /// Of what: memory, bandwidth, compute, draft, wire.
+    pub what: &'static str,
+    /// At so many sequences; none within what was looked at where this is empty.
+    pub sequences: Option<u64>,
+    /// What then happens.
+    pub then: String,
+}
+
+/// Loads that are looked at.
+const MOST_SEQUENCES: u64 = 1 << 16;
+
+/// The limits of a target, soonest first; those that are never met last.
+pub fn limits(rounds: &Rounds<'_>, target: &Roofline, concurrency: u64) -> Vec<Limit> {
+    let forward = |sequences: f64| Forward { sequences, rows_each: 1.0, context: rounds.context };
+    let k = rounds.best(1.0).k;
+    let mut all = vec![
+        Limit {
+            what: "memory",
+            sequences: Some(concurrency),
+            then: "the KV of one sequence more does not fit: it waits, or another is preempted".to_owned(),
+        },
+        Limit {
+            what: "bandwidth",
+            sequences: first(|n| {
+                let parts = target.parts(forward(n));
+                parts.kv >= parts.weights
+            }),
+            then: "reading keys and values takes as long as reading the weights: a step takes twice the time"
+                .to_owned(),
+        },
+        Limit {
+            what: "compute",
+            sequences: first(|n| {
+                let parts =
+                    target.parts(Forward { rows_each: f64::from(rounds.best(1.0).k + 1), ..forward(n) });
+                parts.compute >= parts.weights + parts.kv
+            }),
+            then: format!(
+                "rows of k = {} are no longer free: from here drafted rows cost time",
+                rounds.best(1.0).k
+            ),
+        },
+        Limit {
+            what: "draft",
+            sequences: first(|n| {
+                let best = rounds.at(n, k.max(1));
+                best.draft_ms >= best.verify_ms
+            }),
+            then:
+                "the wait for the draft is as long as the verification: more draft GPUs, or a smaller draft"
+                    .to_owned(),
+        },
+        Limit {
+            what: "speculation",
+            sequences: first(|n| rounds.best(n).k == 0),
+            then: "k = 0 is best from here on: drafting stops paying".to_owned(),
+        },
+    ];
+    all.sort_by_key(|limit| limit.sequences.unwrap_or(u64::MAX));
+    all
+}
+
+/// The longest way to a draft worker and back over which drafting still pays, milliseconds; nothing where it never does or
+/// where there is no wire.
+pub fn longest_wire_ms(rounds: &Rounds<'_>, sequences: f64) -> Option<f64> {
+    let Drafting::Apart { draft, workers, .. } = rounds.drafting else { return None };
+    let off = rounds.at(sequences, 0).tpot_ms;
+    let pays = |wire_us: f64| {
+        let drafting = Drafting::Apart { draft, workers, wire_us };
+        let best = Rounds { drafting, ..*rounds }.best(sequences);
+        best.k > 0 && best.tpot_ms < off
+    };
+    if !pays(0.0) {
+        return None;
+    }
+    // A wire of a second never pays.
+    let (mut low, mut high) = (0.0, 1e6);
+    while high - low > 10.0 {
+        let middle = (low + high) / 2.0;
+        if pays(middle) { low = middle } else { high = middle }
+    }
+    Some(low / 1e3)
+}
+
+/// Draft workers from which on more of them add less than this.
+const ENOUGH: f64 = 0.95;
+
+/// The fewest draft workers with which `sequences` are served at [`ENOUGH`] of the speed that any number would give; nothing
+/// where drafting does not pay however many there are.
+pub fn wanted_draft_workers(rounds: &Rounds<'_>, sequences: f64) -> Option<u64> {
+    let Drafting::Apart { draft, wire_us, .. } = rounds.drafting else { return None };
+    let with = |workers: f64| {
+        let drafting = Drafting::Apart { draft, workers, wire_us };
+        Rounds { drafting, ..*rounds }.best(sequences)
+    };
+    let most = with(sequences);
+    if most.k == 0 {
+        return None;
+    }
+    (1..=sequences.ceil() as u64)
+        .find(|&n| with(n as f64).tokens_per_second >= ENOUGH * most.tokens_per_second)
+}
+
+/// The least number of sequences for which `is_over`, which holds for all above it.
+fn first(is_over: impl Fn(f64) -> bool) -> Option<u64> {
+    if !is_over(MOST_SEQUENCES as f64) {
+        return None;
+    }
+    let (mut low, mut high) = (0, MOST_SEQUENCES);
+    while high - low > 1 {
+        let middle = u64::midpoint(low, high);
+        if is_over(middle as f64) { high = middle } else { low = middle }
+    }
+    Some(high)
+}

@@ -1,0 +1,263 @@
+//! `outrider plan`: what a pair of models needs and gives on some GPUs, from their config.json alone, before anything is rented.
+//!
+//! Arguments -> [`Inputs`] -> [`Plan`] (`placement`, over `gpu`, `weights`, `step_time`, `round`, `limits`, all pure) -> a table or
+//! JSON (`table`). It is arithmetic over data sheets and assumptions, which it prints: it measures nothing and must never
+//! look as if it had.
+
+pub mod gpu;
+pub mod limits;
+pub mod placement;
+pub mod round;
+pub mod step_time;
+mod table;
+pub mod weights;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use engine::{EngineError, ModelShape};
+
+use gpu::GpuSet;
+use placement::{Inputs, Plan, Prices, Site, Traffic};
+use step_time::Assumptions;
+use weights::{Format, KvFormat};
+
+/// The exit code of a command line that makes no sense.
+const EXIT_USAGE: u8 = 64;
+/// The engine splits a model over these (docs/contract.md C2).
+const RANKS: [u32; 4] = [1, 2, 4, 8];
+
+/// What `outrider plan --help` says behind the flags.
+const TEACHING: &str = "\
+How to read it:
+  weights       every parameter at its format's width; scales of quantized weights, and what is never
+                quantized (input embeddings, norms), are counted apart and have to fit, too
+  KV budget     what memory is left for keys and values; divided by --context it is the concurrency
+  colocated     the draft runs on the target's own GPUs, in turns with it: no wire, but the target
+                waits, and the draft's weights and KV take memory from the target's KV
+  apart         the draft has GPUs of its own (--draft-gpus): the whole of the target's memory is KV
+  wanted ratio  draft GPUs per target beyond which more of them add less than 5%
+  breaks first  of memory, bandwidth, compute, draft and speculation itself, what runs out at the
+                fewest sequences
+
+Step times are a roofline: the slower of reading and multiplying, at assumed shares of the data
+sheet. Measure your own with `outrider engine-bench` and give --bandwidth-share. Acceptance is what
+matters most: measure it with `outrider check-pair`, and give it by position (--acceptance 0.8,0.75,0.7).
+Cost is printed where --gpu-price is given: prices change too often to have defaults.
+
+Examples:
+  outrider plan --target llama-70b/config.json --draft llama-8b/config.json --gpus 2xH100-80 --weights int8
+  outrider plan --target qwen3-32b --draft qwen3-0.6b --gpus 2xA100-80 --draft-gpus 1xL4 \\
+      --acceptance 0.65 --rate 4 --gpu-price 1.80 --draft-gpu-price 0.60";
+
+/// Arguments of `outrider plan`.
+#[derive(Debug, Clone, clap::Args)]
+#[command(after_long_help = TEACHING)]
+pub struct PlanArgs {
+    /// The target's config.json, or the directory that it is in
+    #[arg(long, value_name = "CONFIG")]
+    pub target: PathBuf,
+
+    /// The draft's config.json, or the directory that it is in; without one, only plain decoding is planned
+    #[arg(long, value_name = "CONFIG")]
+    pub draft: Option<PathBuf>,
+
+    /// The targets' GPUs, such as 2xH100-80
+    #[arg(long, value_name = "NxGPU")]
+    pub gpus: GpuSet,
+
+    /// Targets among which those GPUs are divided; each splits its model over its part
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub targets: u32,
+
+    /// GPUs that only draft, such as 4xL4, each with the whole draft
+    #[arg(long, value_name = "NxGPU", requires = "draft")]
+    pub draft_gpus: Option<GpuSet>,
+
+    /// The target's weights
+    #[arg(long, value_name = "FORMAT", default_value = "bf16")]
+    pub weights: Format,
+
+    /// The draft's weights
+    #[arg(long, value_name = "FORMAT", default_value = "bf16")]
+    pub draft_weights: Format,
+
+    /// Keys and values of both
+    #[arg(long, value_name = "FORMAT", default_value = "bf16")]
+    pub kv: KvFormat,
+
+    /// Tokens that a sequence holds, prompt and output together
+    #[arg(long, value_name = "TOKENS", default_value_t = 4096)]
+    pub context: u32,
+
+    /// Of these, those that are generated; the rest is the prompt
+    #[arg(long, value_name = "TOKENS", default_value_t = 256)]
+    pub output_tokens: u32,
+
+    /// The chance of a drafted token to be accepted, those before it being so; several: by position, the last goes on
+    #[arg(long, value_name = "P,..", value_delimiter = ',', default_value = "0.7")]
+    pub acceptance: Vec<f64>,
+
+    /// Requests per second that have to be served
+    #[arg(long, value_name = "REQUESTS")]
+    pub rate: Option<f64>,
+
+    /// Loads to show, sequences at one target; those that memory allows and that number itself
+    #[arg(long, value_name = "N,..", value_delimiter = ',', default_value = "1,4,16,64,256")]
+    pub concurrency: Vec<u32>,
+
+    /// Price of one target GPU, per hour, in any currency
+    #[arg(long, value_name = "PRICE")]
+    pub gpu_price: Option<f64>,
+
+    /// Price of one draft GPU, per hour, in the same currency
+    #[arg(long, value_name = "PRICE")]
+    pub draft_gpu_price: Option<f64>,
+
+    #[command(flatten)]
+    assumed: AssumptionArgs,
+
+    /// Print JSON instead of tables
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// What a data sheet does not say.
+#[derive(Debug, Clone, clap::Args)]
+#[command(next_help_heading = "Assumptions, each to be replaced by a measurement")]
+struct AssumptionArgs {
+    /// Share of the memory bandwidth that decoding reaches
+    #[arg(long, value_name = "SHARE", default_value_t = 0.75)]
+    bandwidth_share: f64,
+
+    /// Share of the dense arithmetic that is reached
+    #[arg(long, value_name = "SHARE", default_value_t = 0.5)]
+    compute_share: f64,
+
+    /// Share of the memory that weights and KV may take
+    #[arg(long, value_name = "SHARE", default_value_t = 0.9)]
+    memory_share: f64,
+
+    /// Fixed cost of a forward, microseconds
+    #[arg(long, value_name = "US", default_value_t = 300.0)]
+    step_overhead_us: f64,
+
+    /// Fixed cost of one sum over a target's GPUs, microseconds; there are two a layer
+    #[arg(long, value_name = "US", default_value_t = 12.0)]
+    all_reduce_us: f64,
+
+    /// Router to worker and back, microseconds
+    #[arg(long, value_name = "US", default_value_t = 300.0)]
+    wire_us: f64,
+}
+
+/// Why there is no plan.
+#[derive(Debug, thiserror::Error)]
+pub enum PlanError {
+    /// A flag makes no sense.
+    #[error("{flag} is {value}, expected {expected}")]
+    Usage {
+        /// Which.
+        flag: &'static str,
+        /// As it was given.
+        value: String,
+        /// What would have been accepted.
+        expected: String,
+    },
+    /// A config.json cannot be read, or is of an unknown kind.
+    #[error(transparent)]
+    Config(#[from] EngineError),
+}
+
+/// Run the subcommand to its end. What goes wrong is printed here, on one line.
+#[expect(clippy::print_stdout, clippy::print_stderr, reason = "the plan is the program's output")]
+pub fn main(args: &PlanArgs) -> ExitCode {
+    match inputs(args) {
+        Ok(inputs) => {
+            let plan = Plan::new(&inputs);
+            match args.json {
+                true => println!("{}", serde_json::json!(plan)),
+                false => print!("{}", table::text(&plan)),
+            }
+            ExitCode::SUCCESS
+        }
+        Err(error) => {
+            eprintln!("outrider: {error}");
+            match error {
+                PlanError::Usage { .. } => ExitCode::from(EXIT_USAGE),
+                PlanError::Config(_) => ExitCode::FAILURE,
+            }
+        }
+    }
+}
+
+/// Checked arguments.
+pub fn inputs(args: &PlanArgs) -> Result<Inputs, PlanError> {
+    let share = |flag, value: f64| check(flag, value, "more than 0, at most 1", value > 0.0 && value <= 1.0);
+    let amount = |flag, value: f64| check(flag, value, "0 or more", value >= 0.0 && value.is_finite());
+    let assumed = &args.assumed;
+    share("--bandwidth-share", assumed.bandwidth_share)?;
+    share("--compute-share", assumed.compute_share)?;
+    share("--memory-share", assumed.memory_share)?;
+    amount("--step-overhead-us", assumed.step_overhead_us)?;
+    amount("--all-reduce-us", assumed.all_reduce_us)?;
+    amount("--wire-us", assumed.wire_us)?;
+    for &rate in &args.acceptance {
+        check("--acceptance", rate, "0 to 1", (0.0..=1.0).contains(&rate))?;
+    }
+    for (flag, value) in
+        [("--rate", args.rate), ("--gpu-price", args.gpu_price), ("--draft-gpu-price", args.draft_gpu_price)]
+    {
+        check(flag, value.unwrap_or(1.0), "more than 0", value.is_none_or(|v| v > 0.0 && v.is_finite()))?;
+    }
+    let least = args.concurrency.iter().copied().min().unwrap_or(1);
+    check("--concurrency", least, "1 or more", least > 0)?;
+    let whole = args.targets > 0 && args.gpus.count.is_multiple_of(args.targets);
+    check("--targets", args.targets, &format!("a divisor of {} GPUs", args.gpus.count), whole)?;
+    let ranks = args.gpus.count / args.targets;
+    check("--gpus", args.gpus, "1, 2, 4 or 8 GPUs for each of --targets", RANKS.contains(&ranks))?;
+
+    let target = ModelShape::read(&args.target)?;
+    let draft = args.draft.as_deref().map(ModelShape::read).transpose()?;
+    let most = draft.as_ref().map_or(target.max_len, |draft| draft.max_len.min(target.max_len));
+    let holds = |tokens| (1..=most).contains(&tokens);
+    check("--context", args.context, &format!("1 to {most}, the models' own limit"), holds(args.context))?;
+    let output_fits = (1..=args.context).contains(&args.output_tokens);
+    check("--output-tokens", args.output_tokens, "1 to --context", output_fits)?;
+
+    Ok(Inputs {
+        target: Site { shape: target, format: args.weights, gpus: GpuSet { count: ranks, ..args.gpus } },
+        targets: args.targets,
+        draft: draft.map(|shape| (shape, args.draft_weights)),
+        draft_gpus: args.draft_gpus,
+        kv: args.kv,
+        traffic: Traffic {
+            context: args.context,
+            output_tokens: args.output_tokens,
+            acceptance: args.acceptance.clone(),
+            rate: args.rate,
+            loads: args.concurrency.clone(),
+        },
+        prices: Prices { gpu: args.gpu_price, draft_gpu: args.draft_gpu_price },
+        assumed: Assumptions {
+            bandwidth_share: assumed.bandwidth_share,
+            compute_share: assumed.compute_share,
+            memory_share: assumed.memory_share,
+            step_overhead_us: assumed.step_overhead_us,
+            all_reduce_us: assumed.all_reduce_us,
+            wire_us: assumed.wire_us,
+        },
+    })
+}
+
+fn check(
+    flag: &'static str,
+    value: impl std::fmt::Display,
+    expected: &str,
+    holds: bool,
+) -> Result<(), PlanError> {
+    match holds {
+        true => Ok(()),
+        false => Err(PlanError::Usage { flag, value: value.to_string(), expected: expected.to_owned() }),
+    }
+}

@@ -1,0 +1,198 @@
+//! A plan as a person reads it.
+
+use std::fmt::Write as _;
+
+use super::limits::Limit;
+use super::placement::{LoadLine, Placement, Plan, RateAnswer};
+use super::weights::Weights;
+
+/// The whole plan as text.
+pub(super) fn text(plan: &Plan) -> String {
+    let mut text = String::new();
+    memory(&mut text, plan);
+    for placement in &plan.placements {
+        text.push('\n');
+        one(&mut text, plan, placement);
+    }
+    let assumed = &plan.assumed;
+    line(
+        &mut text,
+        format_args!(
+            "\nassumed, not measured: {:.2} of bandwidth, {:.2} of arithmetic, {:.2} of memory; {} us a forward, {} us a sum over GPUs, \
+             {} us a wire there and back",
+            assumed.bandwidth_share,
+            assumed.compute_share,
+            assumed.memory_share,
+            assumed.step_overhead_us,
+            assumed.all_reduce_us,
+            assumed.wire_us
+        ),
+    );
+    text
+}
+
+fn line(text: &mut String, arguments: std::fmt::Arguments<'_>) {
+    writeln!(text, "{arguments}").expect("a String can always be written to");
+}
+
+fn memory(text: &mut String, plan: &Plan) {
+    line(
+        text,
+        format_args!(
+            "{:<8}{:>18}{:>14}{:>12}{:>16}{:>13}{:>16}",
+            "", "parameters", "weights GB", "scales GB", "unquantized GB", "resident GB", "KV bytes/token"
+        ),
+    );
+    let mut row = |name: &str, weights: &Weights, kv: f64| {
+        line(
+            text,
+            format_args!(
+                "{name:<8}{:>18}{:>14.2}{:>12.2}{:>16.2}{:>13.2}{kv:>16}",
+                grouped(weights.parameters),
+                weights.weights_gb,
+                weights.scales_gb,
+                weights.unquantized_gb,
+                weights.resident_gb
+            ),
+        );
+    };
+    row("target", &plan.target, plan.kv_bytes_per_token);
+    if let (Some(draft), Some(kv)) = (&plan.draft, plan.draft_kv_bytes_per_token) {
+        row("draft", draft, kv);
+        let ratio = plan.target.parameters as f64 / draft.parameters as f64;
+        let total = plan.weights_gb.total;
+        line(text, format_args!("{:<8}{:>18}{total:>14.2}", "both", format!("1 : {ratio:.1}")));
+    }
+    let (targets, gpus) = (plan.targets, &plan.target_gpus);
+    let drafting = plan.draft_gpus.as_ref().map(|gpus| format!("; {gpus} draft")).unwrap_or_default();
+    let acceptance: Vec<String> = plan.acceptance.iter().map(f64::to_string).collect();
+    line(
+        text,
+        format_args!(
+            "\n{targets} target(s) on {gpus} each{drafting}; sequences of {} tokens, {} of them generated; acceptance {}; a prompt takes \
+             {:.0} ms on an idle target",
+            plan.context,
+            plan.output_tokens,
+            acceptance.join(", "),
+            plan.prompt_ms
+        ),
+    );
+}
+
+fn one(text: &mut String, plan: &Plan, placement: &Placement) {
+    let title = match placement.name {
+        "plain" => "without a draft",
+        "colocated" => "draft on the target's own GPUs",
+        _ => "draft on GPUs of its own",
+    };
+    let budget = placement.kv_budget_gb;
+    if placement.concurrency == 0 {
+        let short = match placement.draft_kv_budget_gb.filter(|&draft| draft < budget) {
+            Some(draft) => format!("a draft GPU has {draft:.1} GB left for KV"),
+            None => format!("{budget:.1} GB are left for KV"),
+        };
+        return line(
+            text,
+            format_args!(
+                "{title}: does not fit. {short}, a sequence of {} tokens needs {:.1}: breaks first: memory",
+                plan.context,
+                plan.kv_bytes_per_token * f64::from(plan.context) / 1e9
+            ),
+        );
+    }
+    line(
+        text,
+        format_args!(
+            "{title}: KV budget {budget:.1} GB, {} sequences at once at each target",
+            placement.concurrency
+        ),
+    );
+    loads(text, &placement.loads);
+    if let Some(rate) = &placement.rate {
+        rates(text, rate);
+    }
+    if let Some(wanted) = placement.wanted_draft_gpus_per_target {
+        line(text, format_args!("  wanted ratio: {wanted} draft GPU(s) for each target at its full load"));
+    }
+    if let Some(longest) = placement.longest_wire_ms {
+        line(
+            text,
+            format_args!(
+                "  wire: for one sequence, drafting pays up to {longest:.1} ms to the draft and back"
+            ),
+        );
+    }
+    breaks(text, &placement.limits);
+}
+
+fn loads(text: &mut String, loads: &[LoadLine]) {
+    line(
+        text,
+        format_args!(
+            "{:>11}{:>4}{:>14}{:>10}{:>11}{:>10}{:>11}{:>9}{:>16}",
+            "sequences",
+            "k",
+            "tokens/round",
+            "draft ms",
+            "verify ms",
+            "TPOT ms",
+            "tokens/s",
+            "speedup",
+            "cost/1M tokens"
+        ),
+    );
+    for LoadLine { sequences, best, speedup, cost_per_million } in loads {
+        let cost = cost_per_million.map_or_else(|| "-".to_owned(), |cost| format!("{cost:.2}"));
+        line(
+            text,
+            format_args!(
+                "{sequences:>11}{:>4}{:>14.2}{:>10.2}{:>11.2}{:>10.2}{:>11.0}{speedup:>9.2}{cost:>16}",
+                best.k,
+                best.expected_tokens,
+                best.draft_ms,
+                best.verify_ms,
+                best.tpot_ms,
+                best.tokens_per_second
+            ),
+        );
+    }
+}
+
+fn rates(text: &mut String, rate: &RateAnswer) {
+    match &rate.at {
+        Some(at) => line(
+            text,
+            format_args!(
+                "  rate: served with {} sequences at each target, {:.2} ms per token; at most {:.2} requests/s",
+                at.sequences, at.best.tpot_ms, rate.most
+            ),
+        ),
+        None => line(
+            text,
+            format_args!(
+                "  rate: not served: at most {:.2} requests/s; {} targets are needed",
+                rate.most, rate.targets_needed
+            ),
+        ),
+    }
+}
+
+fn breaks(text: &mut String, limits: &[Limit]) {
+    for (i, limit) in limits.iter().enumerate() {
+        let at = limit.sequences.map_or_else(|| "never".to_owned(), |n| format!("{n} sequences"));
+        let first = if i == 0 { "breaks first:" } else { "" };
+        line(text, format_args!("  {first:<14}{:<12}{at:>16}  {}", limit.what, limit.then));
+    }
+}
+
+fn grouped(number: u64) -> String {
+    let digits = number.to_string();
+    let mut text = String::new();
+    for (i, digit) in digits.chars().enumerate() {
+        if i > 0 && (digits.len() - i).is_multiple_of(3) {
+            text.push(',');
+        }
+        text.push(digit);
+    }
+    text
+}

@@ -1,0 +1,170 @@
+//! The blocks themselves: held by so many sequences, published or not, free, or kept because what is in them was published.
+//! A block is taken from the freed ones, then from those that were never used, and only then from the kept ones, the
+//! one first that was let go first.
+
+use std::collections::{BTreeMap, HashMap};
+
+use super::block_hash::BlockHash;
+
+/// A block that was used at least once.
+#[derive(Debug, Default)]
+struct Block {
+    /// Sequences that hold it.
+    references: u32,
+    published: Option<BlockHash>,
+    /// When it was let go; its place among the kept ones, where it is one.
+    let_go: u64,
+}
+
+#[derive(Debug)]
+pub(super) struct Pool {
+    total: u32,
+    /// Those that were used at least once; as long as the KV memory must be.
+    blocks: Vec<Block>,
+    freed: Vec<u32>,
+    /// Published ones that nobody holds, by when they were let go.
+    kept: BTreeMap<u64, u32>,
+    index: HashMap<BlockHash, u32>,
+    clock: u64,
+    num_evicted: u64,
+}
+
+impl Pool {
+    pub(super) fn new(total: u32) -> Self {
+        Self {
+            total,
+            blocks: Vec::new(),
+            freed: Vec::new(),
+            kept: BTreeMap::new(),
+            index: HashMap::new(),
+            clock: 0,
+            num_evicted: 0,
+        }
+    }
+
+    pub(super) fn total(&self) -> u64 {
+        u64::from(self.total)
+    }
+
+    /// Blocks that can be taken.
+    pub(super) fn available(&self) -> u64 {
+        self.freed.len() as u64 + self.fresh() + self.num_kept()
+    }
+
+    pub(super) fn num_kept(&self) -> u64 {
+        self.kept.len() as u64
+    }
+
+    pub(super) fn num_evicted(&self) -> u64 {
+        self.num_evicted
+    }
+
+    /// Blocks that will have been used once `needed` more are taken, which must not be more than there are.
+    pub(super) fn high_water_mark_after(&self, needed: u64) -> u32 {
+        let fresh = needed.saturating_sub(self.freed.len() as u64).min(self.fresh());
+        let mark = self.blocks.len() as u64 + fresh;
+        u32::try_from(mark).expect("fresh blocks are among a u32 total")
+    }
+
+    /// A block that nobody holds, for the caller to hold and write.
+    pub(super) fn take(&mut self) -> u32 {
+        let block = match self.freed.pop() {
+            Some(block) => block,
+            None if self.fresh() > 0 => {
+                self.blocks.push(Block::default());
+                self.blocks.len() as u32 - 1
+            }
+            None => self.evict(),
+        };
+        self.blocks[block as usize].references = 1;
+        block
+    }
+
+    /// Takes the kept block that was let go first.
+    fn evict(&mut self) -> u32 {
+        let (_, block) = self.kept.pop_first().expect("append was called without checking for free blocks");
+        self.num_evicted += 1;
+        self.unpublish(block);
+        block
+    }
+
+    /// One holder less.
+    pub(super) fn release(&mut self, block: u32) {
+        let state = &mut self.blocks[block as usize];
+        state.references -= 1;
+        if state.references > 0 {
+            return;
+        }
+        if state.published.is_some() {
+            self.clock += 1;
+            state.let_go = self.clock;
+            self.kept.insert(self.clock, block);
+        } else {
+            self.freed.push(block);
+        }
+    }
+
+    /// Finds a published block and holds it.
+    pub(super) fn hold_published(&mut self, hash: &BlockHash) -> Option<u32> {
+        let block = *self.index.get(hash)?;
+        let state = &mut self.blocks[block as usize];
+        if state.references == 0 {
+            self.kept.remove(&state.let_go);
+        }
+        state.references += 1;
+        Some(block)
+    }
+
+    /// Publishes a block that its only holder has filled; nothing is published under this hash yet.
+    pub(super) fn publish(&mut self, block: u32, hash: BlockHash) {
+        self.blocks[block as usize].published = Some(hash);
+        self.index.insert(hash, block);
+    }
+
+    /// Whether a block may not be written by one of its holders: others hold it too.
+    pub(super) fn is_shared(&self, block: u32) -> bool {
+        self.blocks[block as usize].references > 1
+    }
+
+    /// Makes a block writable for its only holder.
+    pub(super) fn take_back(&mut self, block: u32) {
+        self.unpublish(block);
+    }
+
+    fn unpublish(&mut self, block: u32) {
+        if let Some(hash) = self.blocks[block as usize].published.take() {
+            self.index.remove(&hash);
+        }
+    }
+
+    fn fresh(&self) -> u64 {
+        u64::from(self.total) - self.blocks.len() as u64
+    }
+
+    /// Of a block: its holders, and whether it is published.
+    #[cfg(test)]
+    pub(super) fn state(&self, block: u32) -> (u32, bool) {
+        let state = &self.blocks[block as usize];
+        (state.references, state.published.is_some())
+    }
+
+    /// Every block is in exactly one place.
+    #[cfg(test)]
+    pub(super) fn check(&self) {
+        let mut places = vec![0; self.blocks.len()];
+        for &block in self.freed.iter().chain(self.kept.values()) {
+            places[block as usize] += 1;
+            assert_eq!(self.blocks[block as usize].references, 0, "block {block} is free and held");
+        }
+        for (block, state) in self.blocks.iter().enumerate() {
+            let expected = if state.references == 0 { 1 } else { 0 };
+            assert_eq!(places[block], expected, "block {block} is lost or in two places: {state:?}");
+            if let Some(hash) = &state.published {
+                assert_eq!(self.index.get(hash), Some(&(block as u32)), "a published block is in the index");
+            }
+        }
+        let published = self.blocks.iter().filter(|state| state.published.is_some()).count();
+        assert_eq!(self.index.len(), published, "the index names published blocks only");
+        assert!(self.freed.iter().all(|&block| self.blocks[block as usize].published.is_none()));
+    }
+}

@@ -1,0 +1,107 @@
+//! Where ranks wait for each other, and where it is noticed that one is missing. A rank that is lost (it panicked, or
+//! did not come within the watchdog's time) stays lost, and every wait from then on fails with its name.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use crate::EngineError;
+
+/// Turns of looking before a rank sleeps: a peer that computes the same is a few microseconds late.
+const SPINS: u32 = 4_000;
+
+/// A barrier that can be lost. Shared by all ranks and whoever drives them.
+#[derive(Debug)]
+pub(crate) struct Meeting {
+    watchdog: Duration,
+    /// Counts completed meetings.
+    round: AtomicU64,
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+#[derive(Debug)]
+struct State {
+    here: Vec<bool>,
+    lost: Option<(usize, String)>,
+}
+
+impl Meeting {
+    pub(crate) fn new(ranks: usize, watchdog: Duration) -> Self {
+        let state = Mutex::new(State { here: vec![false; ranks], lost: None });
+        Self { watchdog, round: AtomicU64::new(0), state, changed: Condvar::new() }
+    }
+
+    /// How long a rank may be missing.
+    pub(crate) fn watchdog(&self) -> Duration {
+        self.watchdog
+    }
+
+    /// Grows with every meeting: whoever watches sees that ranks go on.
+    pub(crate) fn round(&self) -> u64 {
+        self.round.load(Ordering::Acquire)
+    }
+
+    /// Says that a rank is gone for good. The first word counts.
+    pub(crate) fn lose(&self, rank: usize, reason: String) {
+        self.lock().lost.get_or_insert((rank, reason));
+        self.changed.notify_all();
+    }
+
+    /// An error if a rank is lost.
+    pub(crate) fn check(&self) -> Result<(), EngineError> {
+        lost(&self.lock())
+    }
+
+    /// Waits until every rank is here.
+    pub(super) fn wait(&self, rank: usize) -> Result<(), EngineError> {
+        let round = self.round();
+        {
+            let mut state = self.lock();
+            lost(&state)?;
+            state.here[rank] = true;
+            if state.here.iter().all(|here| *here) {
+                state.here.fill(false);
+                self.round.fetch_add(1, Ordering::Release);
+                self.changed.notify_all();
+                return Ok(());
+            }
+        }
+        for _ in 0..SPINS {
+            if self.round() != round {
+                return Ok(());
+            }
+            std::hint::spin_loop();
+        }
+        self.sleep(round)
+    }
+
+    fn sleep(&self, round: u64) -> Result<(), EngineError> {
+        let deadline = Instant::now() + self.watchdog;
+        let mut state = self.lock();
+        while self.round() == round {
+            lost(&state)?;
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                let missing = state.here.iter().position(|here| !here).unwrap_or(0);
+                let reason = format!("it did not come within {:?}", self.watchdog);
+                state.lost = Some((missing, reason));
+                self.changed.notify_all();
+                continue;
+            }
+            state = self.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
+        }
+        Ok(())
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn lost(state: &State) -> Result<(), EngineError> {
+    match &state.lost {
+        None => Ok(()),
+        Some((rank, reason)) => Err(EngineError::RankLost { rank: *rank, reason: reason.clone() }),
+    }
+}

@@ -1,0 +1,194 @@
+//! Ranks that are threads of one process. A sum is two meetings: every rank publishes its rows, adds up one stripe of
+//! everybody's, and copies the stripes of the others.
+
+use std::ops::Range;
+use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
+
+use super::{Collective, Meeting};
+use crate::EngineError;
+use crate::k_slices::NUM_SLICES;
+
+/// What all ranks see.
+#[derive(Debug)]
+struct Shared {
+    meeting: Arc<Meeting>,
+    /// What each rank published. Written before the first meeting of an operation, read until the second.
+    published: Vec<RwLock<Vec<f32>>>,
+    /// The stripe that each rank added up. Written between the meetings, read until the next operation's first.
+    stripes: Vec<RwLock<Vec<f32>>>,
+}
+
+#[derive(Debug)]
+struct SharedMemory {
+    rank: usize,
+    shared: Arc<Shared>,
+}
+
+/// The ends of `ranks` ranks that meet at `meeting`.
+pub(crate) fn shared_memory(ranks: usize, meeting: &Arc<Meeting>) -> Vec<Box<dyn Collective<Vec<f32>>>> {
+    let buffers = || (0..ranks).map(|_| RwLock::default()).collect();
+    let shared = Arc::new(Shared { meeting: Arc::clone(meeting), published: buffers(), stripes: buffers() });
+    (0..ranks)
+        .map(|rank| Box::new(SharedMemory { rank, shared: Arc::clone(&shared) }) as Box<dyn Collective<_>>)
+        .collect()
+}
+
+impl Collective<Vec<f32>> for SharedMemory {
+    fn all_reduce(&self, rows: &mut Vec<f32>) -> Result<(), EngineError> {
+        self.publish(rows)?;
+        {
+            let parts: Vec<RwLockReadGuard<'_, Vec<f32>>> = self.shared.published.iter().map(read).collect();
+            let parts: Vec<&[f32]> = parts.iter().map(|part| part.as_slice()).collect();
+            let mut sums = write(&self.shared.stripes[self.rank]);
+            sums.clear();
+            sums.extend(self.stripe(self.rank, parts[0].len()).map(|i| tree_over_ranks(&parts, i)));
+        }
+        self.shared.meeting.wait(self.rank)?;
+        rows.clear();
+        for stripe in &self.shared.stripes {
+            rows.extend_from_slice(&read(stripe));
+        }
+        Ok(())
+    }
+
+    fn gather(&self, rows: &mut Vec<f32>, widths: &[usize]) -> Result<(), EngineError> {
+        self.publish(rows)?;
+        if self.rank == 0 {
+            let parts: Vec<RwLockReadGuard<'_, Vec<f32>>> = self.shared.published.iter().map(read).collect();
+            rows.clear();
+            for row in 0..parts[0].len() / widths[0] {
+                for (part, width) in parts.iter().zip(widths) {
+                    rows.extend_from_slice(&part[row * width..(row + 1) * width]);
+                }
+            }
+        }
+        self.shared.meeting.wait(self.rank)
+    }
+}
+
+impl SharedMemory {
+    /// Gives the rows to all and waits until all have done so. `rows` holds something else then.
+    fn publish(&self, rows: &mut Vec<f32>) -> Result<(), EngineError> {
+        std::mem::swap(&mut *write(&self.shared.published[self.rank]), rows);
+        self.shared.meeting.wait(self.rank)
+    }
+
+    fn stripe(&self, rank: usize, len: usize) -> Range<usize> {
+        let ranks = self.shared.published.len();
+        rank * len / ranks..(rank + 1) * len / ranks
+    }
+}
+
+/// Element `i` of all parts, neighbours first.
+fn tree_over_ranks(parts: &[&[f32]], i: usize) -> f32 {
+    let mut sums = [0.0; NUM_SLICES];
+    let mut left = parts.len();
+    for (sum, part) in sums.iter_mut().zip(parts) {
+        *sum = part[i];
+    }
+    while left > 1 {
+        left /= 2;
+        for pair in 0..left {
+            sums[pair] = sums[2 * pair] + sums[2 * pair + 1];
+        }
+    }
+    sums[0]
+}
+
+fn read(buffer: &RwLock<Vec<f32>>) -> RwLockReadGuard<'_, Vec<f32>> {
+    buffer.read().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn write(buffer: &RwLock<Vec<f32>>) -> std::sync::RwLockWriteGuard<'_, Vec<f32>> {
+    buffer.write().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::k_slices::tree;
+
+    /// Numbers whose sums depend on the order.
+    fn part(rank: usize, len: usize) -> Vec<f32> {
+        (0..len)
+            .map(|i| ((i * 7 + rank * 13) % 11) as f32 * 10f32.powi((i + 3 * rank) as i32 % 9 - 4))
+            .collect()
+    }
+
+    fn on_every_rank<T: Send>(
+        ranks: usize,
+        run: impl Fn(usize, &dyn Collective<Vec<f32>>) -> T + Sync,
+    ) -> Vec<T> {
+        let meeting = Arc::new(Meeting::new(ranks, Duration::from_secs(20)));
+        let ends = shared_memory(ranks, &meeting);
+        std::thread::scope(|scope| {
+            let threads: Vec<_> = ends
+                .iter()
+                .enumerate()
+                .map(|(rank, end)| {
+                    let run = &run;
+                    scope.spawn(move || run(rank, end.as_ref()))
+                })
+                .collect();
+            threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+        })
+    }
+
+    #[test]
+    fn sums_are_the_tree_of_the_contract_on_every_rank() {
+        for ranks in [1, 2, 4, 8] {
+            for len in [1, 7, 64, 300] {
+                let expected: Vec<u32> = (0..len)
+                    .map(|i| {
+                        // A rank's branch of the tree is its first slice; the others are zeros.
+                        let mut slices = [0.0; NUM_SLICES];
+                        (0..ranks).for_each(|rank| slices[rank * NUM_SLICES / ranks] = part(rank, len)[i]);
+                        tree(slices).to_bits()
+                    })
+                    .collect();
+                let found = on_every_rank(ranks, |rank, end| {
+                    let mut sums = Vec::new();
+                    for _ in 0..20 {
+                        sums = part(rank, len);
+                        end.all_reduce(&mut sums).unwrap();
+                    }
+                    sums.iter().map(|x| x.to_bits()).collect::<Vec<_>>()
+                });
+                assert!(found.iter().all(|sums| *sums == expected), "{ranks} ranks, {len} numbers");
+            }
+        }
+    }
+
+    #[test]
+    fn columns_of_unequal_width_are_put_side_by_side_on_the_first() {
+        let widths = [3, 2, 1, 2];
+        let found = on_every_rank(4, |rank, end| {
+            let mut rows: Vec<f32> = (0..2 * widths[rank])
+                .map(|i| (100 * rank + 10 * (i / widths[rank]) + i % widths[rank]) as f32)
+                .collect();
+            end.gather(&mut rows, &widths).unwrap();
+            rows
+        });
+        let row = |r: f32| [0., 1., 2., 100., 101., 200., 300., 301.].map(|x| x + 10. * r);
+        assert_eq!(found[0], [row(0.), row(1.)].concat());
+    }
+
+    #[test]
+    fn a_rank_that_never_comes_is_named_by_all_others() {
+        let meeting = Arc::new(Meeting::new(4, Duration::from_millis(50)));
+        let ends = shared_memory(4, &meeting);
+        let errors: Vec<String> = std::thread::scope(|scope| {
+            let come = |rank: usize| {
+                let end = &ends[rank];
+                scope.spawn(move || end.all_reduce(&mut vec![1.0]).unwrap_err().to_string())
+            };
+            let threads = [come(0), come(1), come(3)];
+            threads.map(|thread| thread.join().unwrap()).to_vec()
+        });
+        assert!(errors.iter().all(|error| error.contains("rank 2") && error.contains("50ms")), "{errors:?}");
+        let late = ends[2].all_reduce(&mut vec![1.0]).unwrap_err().to_string();
+        assert!(late.contains("rank 2"), "{late}");
+    }
+}

@@ -1,0 +1,262 @@
+//! The CPU as a [`Backend`]: weights, KV and rows lie in this process's memory, and every operation is one of
+//! `cpu`'s on slices. Loading is decided here, arithmetic never.
+
+use crate::EngineError;
+use crate::backend::{AttentionLayer, Backend, HeadLayout, Norm};
+use crate::cpu::{Cpu, FloatMatrix, PackedMatrix};
+use crate::forward_batch::ForwardBatch;
+use crate::k_slices::KSlices;
+use crate::kv_cache::{KvCache, KvShape};
+use crate::rope::Rope;
+use crate::weights::{LinearFormat, LinearTensors, Matrix, MatrixFormat, TensorPart, TensorSource};
+
+/// What inputs are multiplied with.
+#[derive(Debug)]
+pub(crate) enum LinearWeights {
+    Floats(FloatMatrix),
+    Packed(PackedMatrix),
+}
+
+/// Matrices that share their input, as one `[width, k]`.
+#[derive(Debug)]
+pub(crate) struct Linear {
+    pub(crate) weights: LinearWeights,
+    /// `[sum of out_i]`.
+    pub(crate) bias: Option<Vec<f32>>,
+}
+
+impl Linear {
+    /// Length of an input row.
+    pub(crate) fn k(&self) -> usize {
+        match &self.weights {
+            LinearWeights::Floats(matrix) => matrix.k(),
+            LinearWeights::Packed(matrix) => matrix.k(),
+        }
+    }
+
+    /// Length of an output row.
+    pub(crate) fn width(&self) -> usize {
+        match &self.weights {
+            LinearWeights::Floats(matrix) => matrix.width(),
+            LinearWeights::Packed(matrix) => matrix.width(),
+        }
+    }
+
+    /// Bytes that a product reads, without the activations.
+    fn bytes(&self) -> u64 {
+        let weights = match &self.weights {
+            LinearWeights::Floats(matrix) => matrix.bytes(),
+            LinearWeights::Packed(matrix) => matrix.bytes(),
+        };
+        weights + self.bias.as_ref().map_or(0, |bias| size_of_val(bias.as_slice()) as u64)
+    }
+}
+
+/// A linear, and what is left to do once the ranks' parts are added.
+#[derive(Debug)]
+pub(crate) struct HostLinear {
+    linear: Linear,
+    /// `[width]` each, for a rank's part of a sum.
+    scales_after: Option<Vec<f32>>,
+    bias_after: Option<Vec<f32>>,
+}
+
+/// One layer's attention over a pass, as `cpu` takes it.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct AttentionStep<'a> {
+    pub(crate) layout: HeadLayout,
+    pub(crate) layer: usize,
+    pub(crate) window: Option<u32>,
+    pub(crate) batch: &'a ForwardBatch<'a>,
+    /// `[rows, layout.row_width()]`, queries and keys already turned.
+    pub(crate) qkv: &'a [f32],
+}
+
+/// Cosines and sines of the rows' positions.
+#[derive(Debug, Default)]
+pub(crate) struct Angles {
+    /// `[rows, half]`.
+    pub(crate) cos: Vec<f32>,
+    pub(crate) sin: Vec<f32>,
+    pub(crate) half: usize,
+}
+
+impl Angles {
+    fn new(rope: &Rope, positions: &[u32]) -> Self {
+        let half = rope.half_dim();
+        let (mut cos, mut sin) = (vec![0.0; positions.len() * half], vec![0.0; positions.len() * half]);
+        let rows = cos.chunks_exact_mut(half).zip(sin.chunks_exact_mut(half));
+        for (&position, (cos, sin)) in positions.iter().zip(rows) {
+            rope.angles(position, cos, sin);
+        }
+        Self { cos, sin, half }
+    }
+}
+
+/// A pass, and the angles of its rows.
+#[derive(Debug)]
+pub(crate) struct HostPass<'a> {
+    batch: &'a ForwardBatch<'a>,
+    angles: Angles,
+}
+
+impl HostPass<'_> {
+    fn step<'a>(&'a self, at: AttentionLayer, qkv: &'a [f32]) -> AttentionStep<'a> {
+        let AttentionLayer { layout, layer, window } = at;
+        AttentionStep { layout, layer, window, batch: self.batch, qkv }
+    }
+}
+
+impl Backend for Cpu {
+    type Rows = Vec<f32>;
+    type Table = Matrix;
+    type Linear = HostLinear;
+    type Norm = Norm;
+    type Kv = KvCache;
+    type Pass<'a> = HostPass<'a>;
+
+    fn load_table(
+        &self,
+        source: &dyn TensorSource,
+        part: &TensorPart,
+        format: MatrixFormat,
+    ) -> Result<Matrix, EngineError> {
+        source.matrix(part, format)
+    }
+
+    fn load_linear(&self, tensors: &LinearTensors<'_>) -> Result<HostLinear, EngineError> {
+        let (mut bias, mut bias_after, mut scales_after) = (tensors.bias.clone(), None, None);
+        let weights = match tensors.format {
+            LinearFormat::Float(format) => {
+                let (parts, slices) = (tensors.matrices(format)?, tensors.slices.moved_to_zero());
+                LinearWeights::Floats(FloatMatrix::pack(&parts, &slices, self.threads())?)
+            }
+            LinearFormat::Quantized(format) => {
+                let rows = tensors.whole_rows()?;
+                let row = |row| rows.row(row);
+                // Scales are those of whole rows: how ranks share K does not change a weight.
+                let whole = (rows.len(), &row as &(dyn Fn(usize) -> Vec<f32> + Sync));
+                let mut packed = PackedMatrix::pack(format, &tensors.slices, whole, self.threads())?;
+                packed.move_to_zero(tensors.slices.start());
+                if tensors.partial {
+                    scales_after = packed.take_channel_scales();
+                }
+                LinearWeights::Packed(packed)
+            }
+        };
+        if tensors.partial {
+            bias_after = bias.take();
+        }
+        Ok(HostLinear { linear: Linear { weights, bias }, scales_after, bias_after })
+    }
+
+    fn linear_bytes(&self, linear: &HostLinear) -> u64 {
+        linear.linear.bytes()
+    }
+
+    fn table_as_linear(&self, table: &Matrix) -> Result<HostLinear, EngineError> {
+        let slices = KSlices::whole(table.columns());
+        let packed = FloatMatrix::pack(std::slice::from_ref(table), &slices, self.threads())?;
+        let linear = Linear { weights: LinearWeights::Floats(packed), bias: None };
+        Ok(HostLinear { linear, scales_after: None, bias_after: None })
+    }
+
+    fn load_norm(&self, norm: Norm) -> Result<Norm, EngineError> {
+        Ok(norm)
+    }
+
+    fn new_kv(&self, shape: KvShape, format: MatrixFormat) -> KvCache {
+        match format {
+            MatrixFormat::F32 => KvCache::new_f32(shape),
+            MatrixFormat::Bf16 => KvCache::new_bf16(shape),
+        }
+    }
+
+    fn grow_kv(&self, kv: &mut KvCache, num_blocks: u32) -> Result<(), EngineError> {
+        kv.grow_to(num_blocks)
+    }
+
+    fn copy_block(&self, kv: &mut KvCache, from: u32, to: u32) {
+        kv.copy_block(from, to);
+    }
+
+    fn resize(&self, rows: &mut Vec<f32>, len: usize) {
+        rows.resize(len, 0.0);
+    }
+
+    fn append_to(&self, host: &mut Vec<f32>, rows: &mut Vec<f32>) -> Result<(), EngineError> {
+        if host.is_empty() {
+            std::mem::swap(host, rows);
+        } else {
+            host.extend_from_slice(rows);
+        }
+        Ok(())
+    }
+
+    fn enter<R: Send>(&self, work: usize, run: impl FnOnce() -> R + Send) -> R {
+        Cpu::enter(self, work, run)
+    }
+
+    fn begin<'a>(&self, batch: &'a ForwardBatch<'a>, rope: &Rope) -> HostPass<'a> {
+        HostPass { batch, angles: Angles::new(rope, &batch.positions) }
+    }
+
+    fn embed(&self, table: &Matrix, pass: &HostPass<'_>, out: &mut Vec<f32>) {
+        Cpu::embed(self, table, &pass.batch.token_ids, out);
+    }
+
+    fn add(&self, hidden: &mut Vec<f32>, delta: &Vec<f32>) {
+        Cpu::add(self, hidden, delta);
+    }
+
+    fn rms_norm(&self, norm: &Norm, x: &Vec<f32>, out: &mut Vec<f32>) {
+        Cpu::rms_norm(self, norm, x, out);
+    }
+
+    fn norm_heads(&self, layout: HeadLayout, norms: (&Norm, &Norm), qkv: &mut Vec<f32>) {
+        Cpu::norm_heads(self, layout, norms, qkv);
+    }
+
+    fn rotate(&self, layout: HeadLayout, pass: &HostPass<'_>, qkv: &mut Vec<f32>) {
+        Cpu::rotate(self, layout, &pass.angles, qkv);
+    }
+
+    fn linear(&self, linear: &HostLinear, x: &mut Vec<f32>, out: &mut Vec<f32>) {
+        Cpu::linear(self, &linear.linear, x, out);
+    }
+
+    fn finish_sum(&self, linear: &HostLinear, sum: &mut Vec<f32>) {
+        let rows = sum.chunks_exact_mut(linear.linear.width());
+        for row in rows {
+            if let Some(scales) = &linear.scales_after {
+                row.iter_mut().zip(scales).for_each(|(x, scale)| *x *= scale);
+            }
+            if let Some(bias) = &linear.bias_after {
+                row.iter_mut().zip(bias).for_each(|(x, bias)| *x += bias);
+            }
+        }
+    }
+
+    fn write_kv(&self, kv: &mut KvCache, at: AttentionLayer, pass: &HostPass<'_>, qkv: &Vec<f32>) {
+        Cpu::write_kv(self, kv, &pass.step(at, qkv));
+    }
+
+    fn attention(
+        &self,
+        kv: &KvCache,
+        at: AttentionLayer,
+        (pass, qkv): (&HostPass<'_>, &Vec<f32>),
+        out: &mut Vec<f32>,
+    ) {
+        Cpu::attention(self, kv, &pass.step(at, qkv), out);
+    }
+
+    fn silu_mul(&self, gate_up: &Vec<f32>, width: usize, out: &mut Vec<f32>) {
+        Cpu::silu_mul(self, gate_up, width, out);
+    }
+
+    fn take_logit_rows(&self, pass: &HostPass<'_>, width: usize, x: &Vec<f32>, out: &mut Vec<f32>) {
+        let rows = pass.batch.logit_rows.iter().map(|row| &x[row * width..(row + 1) * width]);
+        out.chunks_exact_mut(width).zip(rows).for_each(|(out, row)| out.copy_from_slice(row));
+    }
+}

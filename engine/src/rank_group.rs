@@ -1,0 +1,247 @@
+//! Several ranks, a thread for each, driven as one [`Runner`]. Every rank gets every command in the same order. A rank that
+//! panics or hangs takes the whole group down: whoever waits hears its name and nothing is ever run again.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
+use std::time::{Duration, Instant};
+
+use crate::collective::Meeting;
+use crate::forward_batch::ReservedRows;
+use crate::rank::Runner;
+use crate::{EngineError, TokenId};
+
+/// Between two looks at whether a rank is lost.
+const LOOK: Duration = Duration::from_millis(200);
+
+/// What ranks are told.
+#[derive(Debug, Clone)]
+enum Command {
+    GrowKv(u32),
+    CopyBlock(u32, u32),
+    Forward(Arc<Vec<OwnedRows>>),
+}
+
+/// [`ReservedRows`] that outlive the call: a thread that hangs keeps them.
+#[derive(Debug)]
+struct OwnedRows {
+    token_ids: Vec<TokenId>,
+    start: u32,
+    block_table: Vec<u32>,
+    num_logits: usize,
+}
+
+impl OwnedRows {
+    fn of(rows: &ReservedRows<'_>) -> Self {
+        let ReservedRows { token_ids, start, block_table, num_logits } = *rows;
+        Self { token_ids: token_ids.to_vec(), start, block_table: block_table.to_vec(), num_logits }
+    }
+
+    fn borrowed(&self) -> ReservedRows<'_> {
+        let Self { token_ids, start, block_table, num_logits } = self;
+        ReservedRows { token_ids, start: *start, block_table, num_logits: *num_logits }
+    }
+}
+
+/// A rank's thread: it ends when this is dropped and its command is done.
+struct RankThread {
+    commands: SyncSender<Command>,
+    replies: Receiver<Result<Vec<f32>, EngineError>>,
+}
+
+/// See the head of this file.
+pub(crate) struct RankGroup {
+    ranks: Vec<RankThread>,
+    meeting: Arc<Meeting>,
+}
+
+impl RankGroup {
+    /// Starts a thread for each rank. `meeting` is where their collective meets.
+    pub(crate) fn start(ranks: Vec<Box<dyn Runner>>, meeting: Arc<Meeting>) -> Result<Self, EngineError> {
+        let start = |(rank, runner): (usize, Box<dyn Runner>)| {
+            let (commands, inbox) = sync_channel(1);
+            let (outbox, replies) = sync_channel(1);
+            let meeting = Arc::clone(&meeting);
+            std::thread::Builder::new()
+                .name(format!("rank-{rank}"))
+                .spawn(move || serve(rank, runner, &meeting, (&inbox, &outbox)))
+                .map_err(|error| {
+                    let reason = format!("its thread could not be started: {error}");
+                    EngineError::RankLost { rank, reason }
+                })?;
+            Ok(RankThread { commands, replies })
+        };
+        let ranks = ranks.into_iter().enumerate().map(start).collect::<Result<_, EngineError>>()?;
+        Ok(Self { ranks, meeting })
+    }
+
+    /// Has every rank do the same, and returns what the first says.
+    fn run(&self, command: &Command) -> Result<Vec<f32>, EngineError> {
+        self.meeting.check()?;
+        for (rank, thread) in self.ranks.iter().enumerate() {
+            if thread.commands.send(command.clone()).is_err() {
+                self.meeting.lose(rank, "its thread has ended".to_owned());
+            }
+        }
+        let mut replies = Vec::with_capacity(self.ranks.len());
+        for (rank, thread) in self.ranks.iter().enumerate() {
+            replies.push(self.reply_of(rank, thread)?);
+        }
+        let mut replies = replies.into_iter();
+        let first = replies.next().unwrap_or_else(|| Ok(Vec::new()))?;
+        replies.try_for_each(|reply| reply.map(drop))?;
+        Ok(first)
+    }
+
+    /// Waits for a rank as long as any rank goes on.
+    fn reply_of(
+        &self,
+        rank: usize,
+        thread: &RankThread,
+    ) -> Result<Result<Vec<f32>, EngineError>, EngineError> {
+        let (mut round, mut since) = (self.meeting.round(), Instant::now());
+        loop {
+            match thread.replies.recv_timeout(LOOK) {
+                Ok(reply) => return Ok(reply),
+                Err(RecvTimeoutError::Disconnected) => {
+                    self.meeting.lose(rank, "its thread has ended".to_owned());
+                }
+                Err(RecvTimeoutError::Timeout) => {
+                    let now = self.meeting.round();
+                    if now != round {
+                        (round, since) = (now, Instant::now());
+                    } else if since.elapsed() > self.meeting.watchdog() {
+                        let reason = format!("nothing was heard of it for {:?}", self.meeting.watchdog());
+                        self.meeting.lose(rank, reason);
+                    }
+                }
+            }
+            self.meeting.check()?;
+        }
+    }
+}
+
+impl Runner for RankGroup {
+    fn grow_kv(&mut self, num_blocks: u32) -> Result<(), EngineError> {
+        self.run(&Command::GrowKv(num_blocks)).map(drop)
+    }
+
+    fn copy_block(&mut self, from: u32, to: u32) -> Result<(), EngineError> {
+        self.run(&Command::CopyBlock(from, to)).map(drop)
+    }
+
+    fn forward(&mut self, batch: &[ReservedRows<'_>]) -> Result<Vec<f32>, EngineError> {
+        let batch = batch.iter().map(OwnedRows::of).collect();
+        self.run(&Command::Forward(Arc::new(batch)))
+    }
+}
+
+/// A rank's thread.
+fn serve(
+    rank: usize,
+    mut runner: Box<dyn Runner>,
+    meeting: &Meeting,
+    (inbox, outbox): (&Receiver<Command>, &SyncSender<Result<Vec<f32>, EngineError>>),
+) {
+    while let Ok(command) = inbox.recv() {
+        let reply =
+            catch_unwind(AssertUnwindSafe(|| obey(runner.as_mut(), &command))).unwrap_or_else(|panic| {
+                let words = panic.downcast_ref::<String>().map(String::as_str);
+                let words = words.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("no message");
+                meeting.lose(rank, format!("it panicked: {words}"));
+                meeting.check().map(|()| Vec::new())
+            });
+        if outbox.send(reply).is_err() || meeting.check().is_err() {
+            return;
+        }
+    }
+}
+
+fn obey(runner: &mut dyn Runner, command: &Command) -> Result<Vec<f32>, EngineError> {
+    match command {
+        Command::GrowKv(num_blocks) => runner.grow_kv(*num_blocks).map(|()| Vec::new()),
+        Command::CopyBlock(from, to) => runner.copy_block(*from, *to).map(|()| Vec::new()),
+        Command::Forward(rows) => {
+            let rows: Vec<ReservedRows<'_>> = rows.iter().map(OwnedRows::borrowed).collect();
+            runner.forward(&rows)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::collective::{Collective, shared_memory};
+
+    /// A rank that adds up as many times as its batch has rows; at a count it panics or hangs.
+    struct Fake {
+        end: Box<dyn Collective<Vec<f32>>>,
+        rank: usize,
+        fault: Option<(usize, bool)>,
+    }
+
+    impl Runner for Fake {
+        fn grow_kv(&mut self, _num_blocks: u32) -> Result<(), EngineError> {
+            Ok(())
+        }
+
+        fn copy_block(&mut self, _from: u32, _to: u32) -> Result<(), EngineError> {
+            Ok(())
+        }
+
+        fn forward(&mut self, batch: &[ReservedRows<'_>]) -> Result<Vec<f32>, EngineError> {
+            let mut sum = Vec::new();
+            for i in 0..batch.len() {
+                match self.fault {
+                    Some((at, true)) if at == i => panic!("rank {} fell over", self.rank),
+                    Some((at, false)) if at == i => std::thread::park(),
+                    _ => {}
+                }
+                sum = vec![self.rank as f32; 5];
+                self.end.all_reduce(&mut sum)?;
+            }
+            Ok(sum)
+        }
+    }
+
+    fn group(ranks: usize, fault: Option<(usize, usize, bool)>) -> RankGroup {
+        let meeting = Arc::new(Meeting::new(ranks, Duration::from_millis(300)));
+        let runner = |(rank, end)| {
+            let fault = fault.and_then(|(at_rank, at, panics)| (at_rank == rank).then_some((at, panics)));
+            Box::new(Fake { end, rank, fault }) as Box<dyn Runner>
+        };
+        let runners = shared_memory(ranks, &meeting).into_iter().enumerate().map(runner).collect();
+        RankGroup::start(runners, meeting).unwrap()
+    }
+
+    fn forward(group: &mut RankGroup, times: usize) -> Result<Vec<f32>, EngineError> {
+        let rows = ReservedRows { token_ids: &[1], start: 0, block_table: &[0], num_logits: 0 };
+        group.forward(&vec![rows; times])
+    }
+
+    #[test]
+    fn all_ranks_do_the_same_and_the_first_answers() {
+        let mut group = group(4, None);
+        for times in [1, 3, 50] {
+            assert_eq!(forward(&mut group, times).unwrap(), vec![6.0; 5]);
+        }
+        group.grow_kv(3).unwrap();
+        group.copy_block(0, 1).unwrap();
+    }
+
+    #[test]
+    fn a_rank_that_dies_or_hangs_takes_all_down_by_name() {
+        for (panics, words) in [(true, "rank 1 fell over"), (false, "300ms")] {
+            for rank in [0, 1] {
+                let mut group = group(2, Some((rank, 2, panics)));
+                forward(&mut group, 2).unwrap();
+                let error = forward(&mut group, 5).unwrap_err().to_string();
+                let words = words.replace("rank 1", &format!("rank {rank}"));
+                assert!(error.contains(&format!("rank {rank} is lost")) && error.contains(&words), "{error}");
+                let again = forward(&mut group, 1).unwrap_err().to_string();
+                assert_eq!(again, error, "lost for good");
+                assert_eq!(group.grow_kv(1).unwrap_err().to_string(), error);
+            }
+        }
+    }
+}

@@ -1,0 +1,165 @@
+//! What of a model one rank of several holds (docs/contract.md C2): query heads and blocks of 32 columns of the feed-forward
+//! in K-slices, key-value heads with their query heads, the vocabulary in equal parts. Arithmetic on ranges, the
+//! same for every backend; with one rank, the whole model.
+
+use std::ops::Range;
+
+use crate::EngineError;
+use crate::backend::HeadLayout;
+use crate::k_slices::{KSlices, NUM_SLICES};
+use crate::model_config::ModelConfig;
+
+/// Columns in a unit of down_proj's K-slices.
+const DOWN_UNIT: usize = 32;
+
+/// One rank of so many.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Shard {
+    pub(crate) rank: usize,
+    pub(crate) ranks: usize,
+}
+
+impl Shard {
+    /// All ranks of a model, or why it cannot be split so.
+    pub(crate) fn all(ranks: usize, config: &ModelConfig) -> Result<Vec<Shard>, EngineError> {
+        let refuse = |reason: String| {
+            Err(EngineError::BadOption { option: "tensor_parallel", value: ranks as u64, reason })
+        };
+        if !matches!(ranks, 1 | 2 | 4 | 8) {
+            return refuse("expected 1, 2, 4 or 8".to_owned());
+        }
+        let (heads, kv_heads) = (config.num_heads, config.num_kv_heads);
+        if !heads.is_multiple_of(ranks) {
+            return refuse(format!("the model has {heads} attention heads, expected a divisor of that"));
+        }
+        if !kv_heads.is_multiple_of(ranks) && !ranks.is_multiple_of(kv_heads) {
+            return refuse(format!(
+                "the model has {kv_heads} key-value heads, expected a divisor or a multiple of that"
+            ));
+        }
+        let shards: Vec<Shard> = (0..ranks).map(|rank| Shard { rank, ranks }).collect();
+        if shards.iter().any(|shard| shard.intermediate(config).is_empty()) {
+            let width = config.intermediate_size;
+            return refuse(format!(
+                "a feed-forward of {width} columns, in blocks of {DOWN_UNIT}, has too few"
+            ));
+        }
+        if config.vocab_size < ranks {
+            return refuse(format!("the vocabulary has {} entries, expected as many", config.vocab_size));
+        }
+        Ok(shards)
+    }
+
+    /// Whether other ranks hold other parts.
+    pub(crate) fn is_part(self) -> bool {
+        self.ranks > 1
+    }
+
+    /// Query heads.
+    pub(crate) fn heads(self, config: &ModelConfig) -> Range<usize> {
+        self.share(config.num_heads)
+    }
+
+    /// Key-value heads: a share of them, or the one that this rank's query heads read, which other ranks have too.
+    pub(crate) fn kv_heads(self, config: &ModelConfig) -> Range<usize> {
+        let kv_heads = config.num_kv_heads;
+        if kv_heads.is_multiple_of(self.ranks) {
+            return self.share(kv_heads);
+        }
+        let head = self.rank * kv_heads / self.ranks;
+        head..head + 1
+    }
+
+    /// How this rank's heads lie in a row.
+    pub(crate) fn layout(self, config: &ModelConfig) -> HeadLayout {
+        HeadLayout {
+            num_heads: self.heads(config).len(),
+            num_kv_heads: self.kv_heads(config).len(),
+            head_dim: config.head_dim,
+        }
+    }
+
+    /// K-slices of o_proj: whole heads.
+    pub(crate) fn o_slices(self, config: &ModelConfig) -> KSlices {
+        KSlices::eighths(config.q_width(), config.head_dim).owned(self.slices())
+    }
+
+    /// K-slices of down_proj: whole blocks of columns.
+    pub(crate) fn down_slices(self, config: &ModelConfig) -> KSlices {
+        KSlices::eighths(config.intermediate_size, DOWN_UNIT).owned(self.slices())
+    }
+
+    /// Columns of the feed-forward: those of [`Shard::down_slices`].
+    pub(crate) fn intermediate(self, config: &ModelConfig) -> Range<usize> {
+        let slices = self.down_slices(config);
+        slices.start()..slices.end()
+    }
+
+    /// Rows of the vocabulary's projection.
+    pub(crate) fn vocabulary(self, config: &ModelConfig) -> Range<usize> {
+        self.share(config.vocab_size)
+    }
+
+    fn slices(self) -> Range<usize> {
+        self.share(NUM_SLICES)
+    }
+
+    fn share(self, n: usize) -> Range<usize> {
+        self.rank * n / self.ranks..(self.rank + 1) * n / self.ranks
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn config(num_heads: usize, num_kv_heads: usize, intermediate_size: usize) -> ModelConfig {
+        let mut config = crate::model_config::tests::tiny();
+        config.num_heads = num_heads;
+        config.num_kv_heads = num_kv_heads;
+        config.intermediate_size = intermediate_size;
+        config
+    }
+
+    #[test]
+    fn ranks_cover_the_model_and_share_only_key_value_heads() {
+        for (heads, kv_heads, intermediate) in [(8, 8, 704), (16, 2, 256), (8, 1, 300), (24, 8, 2_816)] {
+            let config = config(heads, kv_heads, intermediate);
+            for ranks in [1, 2, 4, 8] {
+                let shards = Shard::all(ranks, &config).unwrap();
+                let covered = |part: fn(Shard, &ModelConfig) -> Range<usize>| -> Vec<usize> {
+                    shards.iter().flat_map(|shard| part(*shard, &config)).collect()
+                };
+                assert_eq!(covered(Shard::heads), (0..heads).collect::<Vec<_>>());
+                assert_eq!(covered(Shard::intermediate), (0..intermediate).collect::<Vec<_>>());
+                assert_eq!(covered(Shard::vocabulary), (0..config.vocab_size).collect::<Vec<_>>());
+                for shard in &shards {
+                    // Each query head reads a key-value head that is there.
+                    let group = heads / kv_heads;
+                    let (q, kv) = (shard.heads(&config), shard.kv_heads(&config));
+                    let local = shard.layout(&config);
+                    for (i, head) in q.clone().enumerate() {
+                        let read = kv.start + i / (local.num_heads / local.num_kv_heads);
+                        assert_eq!(read, head / group, "{ranks} ranks, head {head}");
+                    }
+                    assert_eq!(
+                        shard.o_slices(&config).start()..shard.o_slices(&config).end(),
+                        q.start * config.head_dim..q.end * config.head_dim
+                    );
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn what_does_not_divide_is_refused_with_the_number() {
+        let check = |ranks, (heads, kv_heads, intermediate), words: &str| {
+            let error = Shard::all(ranks, &config(heads, kv_heads, intermediate)).unwrap_err().to_string();
+            assert!(error.contains(words) && error.contains("tensor_parallel"), "{error}");
+        };
+        check(3, (6, 3, 96), "1, 2, 4 or 8");
+        check(8, (12, 4, 704), "12 attention heads");
+        check(4, (24, 6, 704), "6 key-value heads");
+        check(8, (8, 8, 128), "too few");
+    }
+}

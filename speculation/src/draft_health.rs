@@ -1,0 +1,280 @@
+//! How long a round waits for one draft worker, and whether it asks that worker at all. Pure: times come in. The router keeps one
+//! [`DraftHealth`] for each draft worker it is connected to, and shares it between all sequences that draft there.
+//!
+//! A deadline is the predicted arrival and a margin. The prediction is the worker's cost for so many tokens; replies, late ones too, tell by
+//! what factor they differ from it and by how much that factor scatters, smoothed as a transport protocol smooths round trips (Jacobson,
+//! "Congestion Avoidance and Control", SIGCOMM 1988): mean + 4 mean deviations.
+//!
+//! A missed deadline alone says little: the row goes on without a draft, and the late proposal may still be of use. A worker from which *nothing* came
+//! since it was asked is out: no round waits for it until it has answered something. It is asked now and then all the same, by a proposal that
+//! nobody waits for. So a stalled worker costs a sequence one deadline at most, whenever the sequence arrives.
+
+use std::time::Duration;
+
+use crate::cost::WorkerCost;
+
+/// Deadlines stay between these. Below the first, what an operating system does now and then looks like a stall, and waiting longer for a worker that is gone
+/// costs each sequence that much once.
+pub const MIN_WAIT: Duration = Duration::from_millis(20);
+/// See [`MIN_WAIT`].
+pub const MAX_WAIT: Duration = Duration::from_secs(2);
+
+/// Before a worker has answered anything its predicted time is taken this many times, and no less than [`FIRST_WAIT_MIN`].
+const FIRST_MARGIN: f64 = 4.0;
+const FIRST_WAIT_MIN: Duration = Duration::from_millis(250);
+
+/// Weights of a new reply in the mean and in the mean deviation, and how many deviations a deadline allows (the paper's).
+const MEAN_GAIN: f64 = 1.0 / 8.0;
+const DEVIATION_GAIN: f64 = 1.0 / 4.0;
+const DEVIATIONS: f64 = 4.0;
+
+/// A deadline is at least this many times the predicted arrival, however even replies were.
+const LEAST_MARGIN: f64 = 1.5;
+
+/// A worker that is out is asked after its deadline again, then after twice that, and so on up to this.
+pub const MAX_PROBE_WAIT: Duration = Duration::from_secs(5);
+
+/// What a probe asks for: what follows the plain token that the round commits meanwhile may still be of use.
+pub const PROBE_TOKENS: u32 = 2;
+
+/// What a round may do with its draft worker.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Access {
+    /// Ask it, and wait no longer than this.
+    Wait(Duration),
+    /// It is out, and due to be asked again: ask it for [`PROBE_TOKENS`] and do not wait.
+    Probe,
+    /// It is out: go on without it.
+    Leave,
+}
+
+/// One draft worker. See the module's page.
+#[derive(Debug, Clone, Default)]
+pub struct DraftHealth {
+    reply: Option<ReplyFactor>,
+    answered_at: Option<Duration>,
+    outage: Option<Outage>,
+    missed: u64,
+    outages: u64,
+}
+
+/// By what factor replies took longer than predicted.
+#[derive(Debug, Clone, Copy)]
+struct ReplyFactor {
+    mean: f64,
+    deviation: f64,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Outage {
+    since: Duration,
+    /// The deadline that was missed.
+    wait: Duration,
+    probe_at: Duration,
+    probe_wait: Duration,
+}
+
+/// What is believed of a draft worker, for people.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
+pub struct HealthReport {
+    /// Nothing came since it was asked, and no round waits for it.
+    pub is_out: bool,
+    /// For how long it has been out, milliseconds.
+    pub out_ms: u64,
+    /// Deadlines that passed without their proposal.
+    pub missed_deadlines: u64,
+    /// How often it was put out.
+    pub outages: u64,
+}
+
+/// How long `k` tokens for one of `sequences` that share the worker take, by its table and wire: a forward a token.
+pub fn predicted_proposal(k: u32, sequences: u32, context: f64, draft: &WorkerCost) -> Duration {
+    let step = draft.step_micros(f64::from(sequences.max(1)), context);
+    Duration::from_secs_f64((draft.wire_micros() + f64::from(k) * step) / 1e6)
+}
+
+impl DraftHealth {
+    /// What a round may do that would ask for a proposal predicted to take so long.
+    pub fn access(&self, now: Duration, predicted: Duration) -> Access {
+        match &self.outage {
+            None => Access::Wait(self.deadline(predicted)),
+            Some(outage) if now >= outage.probe_at => Access::Probe,
+            Some(_) => Access::Leave,
+        }
+    }
+
+    /// How long to wait for a proposal that is predicted to take so long.
+    pub fn deadline(&self, predicted: Duration) -> Duration {
+        let wait = match self.reply {
+            None => predicted.mul_f64(FIRST_MARGIN).max(FIRST_WAIT_MIN),
+            Some(ReplyFactor { mean, deviation }) => {
+                predicted.mul_f64((mean + DEVIATIONS * deviation).max(LEAST_MARGIN * mean))
+            }
+        };
+        wait.clamp(MIN_WAIT, MAX_WAIT)
+    }
+
+    /// A probe was sent: the next one waits twice as long.
+    pub fn probed(&mut self, now: Duration) {
+        if let Some(outage) = &mut self.outage {
+            outage.probe_wait = (outage.probe_wait * 2).min(MAX_PROBE_WAIT);
+            outage.probe_at = now + outage.probe_wait;
+        }
+    }
+
+    /// The worker answered a step of ours: it is in again, if it was out.
+    pub fn answered(&mut self, now: Duration) {
+        self.answered_at = Some(now);
+        self.outage = None;
+    }
+
+    /// A proposal came after `took`, in time or late, where it was predicted to take `predicted`.
+    pub fn observe(&mut self, took: Duration, predicted: Duration) {
+        // Nothing is learned of a stalled worker's speed from how long it was stalled.
+        let took = took.min(MAX_WAIT).as_secs_f64();
+        let factor = took / predicted.as_secs_f64().max(1e-6);
+        self.reply = Some(match self.reply {
+            None => ReplyFactor { mean: factor, deviation: factor / 2.0 },
+            Some(ReplyFactor { mean, deviation }) => ReplyFactor {
+                mean: mean + MEAN_GAIN * (factor - mean),
+                deviation: deviation + DEVIATION_GAIN * ((factor - mean).abs() - deviation),
+            },
+        });
+    }
+
+    /// The deadline of a proposal that was asked for at `asked_at` passed. True where that puts the worker out.
+    pub fn missed(&mut self, asked_at: Duration, now: Duration) -> bool {
+        self.missed += 1;
+        let is_silent = self.answered_at.is_none_or(|answered_at| answered_at < asked_at);
+        if !is_silent || self.outage.is_some() {
+            return false;
+        }
+        let wait = now.saturating_sub(asked_at).max(MIN_WAIT);
+        self.outage = Some(Outage { since: now, wait, probe_at: now + wait, probe_wait: wait });
+        self.outages += 1;
+        true
+    }
+
+    /// Whether no round waits for it.
+    pub fn is_out(&self) -> bool {
+        self.outage.is_some()
+    }
+
+    /// Whether it has been out for long enough that its sequences are better off at another worker: as long again as the deadline
+    /// that it missed. What is only late comes within that time.
+    pub fn is_given_up(&self, now: Duration) -> bool {
+        self.outage.as_ref().is_some_and(|outage| now >= outage.since + outage.wait)
+    }
+
+    /// What is believed of it.
+    pub fn report(&self, now: Duration) -> HealthReport {
+        let out = self.outage.map(|outage| now.saturating_sub(outage.since));
+        HealthReport {
+            is_out: out.is_some(),
+            out_ms: out.unwrap_or_default().as_millis() as u64,
+            missed_deadlines: self.missed,
+            outages: self.outages,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn ms(millis: u64) -> Duration {
+        Duration::from_millis(millis)
+    }
+
+    /// A worker whose proposals took so many milliseconds where 10 were predicted.
+    fn answering(took: &[u64]) -> DraftHealth {
+        let mut health = DraftHealth::default();
+        for (i, took) in took.iter().enumerate() {
+            health.answered(ms(100 * i as u64));
+            health.observe(ms(*took), ms(10));
+        }
+        health
+    }
+
+    #[test]
+    fn deadlines_follow_how_replies_scatter() {
+        assert_eq!(DraftHealth::default().deadline(ms(1)), FIRST_WAIT_MIN);
+        assert_eq!(DraftHealth::default().deadline(ms(100)), ms(400));
+        let (even, uneven) = (answering(&[40; 50]), answering(&[30, 50].repeat(25)));
+        assert_eq!(even.deadline(ms(10)).as_millis(), 60, "half more than the mean");
+        assert!(uneven.deadline(ms(10)) > ms(70), "{:?}", uneven.deadline(ms(10)));
+        assert!(even.deadline(ms(100)) > ms(590), "a longer draft gets a longer wait");
+        assert_eq!(even.deadline(ms(60_000)), MAX_WAIT);
+        assert_eq!(even.deadline(Duration::ZERO), MIN_WAIT);
+    }
+
+    #[test]
+    fn a_late_proposal_lengthens_the_next_deadline() {
+        let mut health = answering(&[40; 50]);
+        let before = health.deadline(ms(10));
+        assert!(!health.missed(ms(4_000), ms(4_060)), "it answered another sequence since");
+        health.observe(ms(200), ms(10));
+        assert!(health.deadline(ms(10)) > 2 * before);
+    }
+
+    #[test]
+    fn a_silent_worker_is_out_after_one_deadline_until_it_answers() {
+        let mut health = answering(&[40; 50]);
+        assert!(health.missed(ms(10_000), ms(10_060)));
+        assert!(!health.missed(ms(10_010), ms(10_070)), "put out once, not by each row that waited");
+        let access = |health: &DraftHealth, at| health.access(ms(at), ms(10));
+        assert_eq!(access(&health, 10_100), Access::Leave);
+        assert!(!health.is_given_up(ms(10_110)) && health.is_given_up(ms(10_130)));
+        assert_eq!(access(&health, 10_120), Access::Probe);
+        health.probed(ms(10_120));
+        assert_eq!(access(&health, 10_239), Access::Leave);
+        assert_eq!(access(&health, 10_240), Access::Probe);
+        assert_eq!(
+            health.report(ms(10_160)),
+            HealthReport { is_out: true, out_ms: 100, missed_deadlines: 2, outages: 1 }
+        );
+        health.answered(ms(20_000));
+        assert!(matches!(access(&health, 20_000), Access::Wait(_)));
+        assert!(!health.is_given_up(ms(30_000)));
+    }
+
+    #[test]
+    fn probes_grow_rarer_but_never_end() {
+        let mut health = DraftHealth::default();
+        health.missed(ms(0), ms(250));
+        let (mut now, mut probes) = (ms(250), 0);
+        while now < ms(60_000) {
+            now += ms(10);
+            if health.access(now, ms(10)) == Access::Probe {
+                health.probed(now);
+                probes += 1;
+            }
+        }
+        assert!((12..=20).contains(&probes), "{probes} probes in a minute");
+    }
+
+    proptest! {
+        /// Whatever a worker does, a sequence that asks whenever it may waits for a silent worker once.
+        #[test]
+        fn nobody_waits_twice_for_one_silence(took in proptest::collection::vec(1u64..3_000, 0..40), k in 1u64..200) {
+            let mut health = answering(&took);
+            let mut now = ms(1_000_000);
+            let mut waits = 0;
+            for _ in 0..100 {
+                match health.access(now, ms(k)) {
+                    Access::Wait(wait) => {
+                        waits += 1;
+                        health.missed(now, now + wait);
+                        now += wait;
+                    }
+                    Access::Probe => health.probed(now),
+                    Access::Leave => {}
+                }
+                now += ms(7);
+            }
+            prop_assert_eq!(waits, 1);
+        }
+    }
+}

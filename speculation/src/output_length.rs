@@ -1,0 +1,56 @@
+//! How long outputs of a lane get: what admission counts on where a request's `max_tokens` is far above what such requests use. Pure.
+
+use std::collections::VecDeque;
+
+/// Outputs that are remembered.
+const REMEMBERED: usize = 128;
+
+/// Outputs that it takes to be believed.
+const NEEDED: usize = 10;
+
+/// The part of outputs that are no longer than what is counted on.
+const QUANTILE: f64 = 0.9;
+
+/// The latest outputs of one lane.
+#[derive(Debug, Clone, Default)]
+pub struct OutputLengths {
+    latest: VecDeque<u32>,
+}
+
+impl OutputLengths {
+    /// An output ended by itself or at its limit after so many tokens. Those that were cancelled say nothing.
+    pub fn observe(&mut self, tokens: u32) {
+        if self.latest.len() == REMEMBERED {
+            self.latest.pop_front();
+        }
+        self.latest.push_back(tokens);
+    }
+
+    /// Nine in ten are no longer; nothing before [`NEEDED`] ended.
+    pub fn p90(&self) -> Option<u32> {
+        if self.latest.len() < NEEDED {
+            return None;
+        }
+        let mut sorted: Vec<u32> = self.latest.iter().copied().collect();
+        sorted.sort_unstable();
+        sorted.get((sorted.len() as f64 * QUANTILE) as usize).copied()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nine_in_ten_of_the_latest_are_no_longer() {
+        let mut lengths = OutputLengths::default();
+        (1..NEEDED as u32).for_each(|tokens| lengths.observe(tokens));
+        assert_eq!(lengths.p90(), None);
+        (0..100).for_each(|tokens| lengths.observe(tokens));
+        (0..1_000).for_each(|i| lengths.observe(i % 100));
+        let p90 = lengths.p90().unwrap();
+        assert!((85..=95).contains(&p90), "{p90}");
+        (0..200).for_each(|_| lengths.observe(7));
+        assert_eq!(lengths.p90(), Some(7), "what was before is forgotten");
+    }
+}

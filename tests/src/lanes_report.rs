@@ -1,0 +1,36 @@
+//! What a router says of its lanes and workers at `/debug/lanes`.
+
+use anyhow::Context as _;
+use reqwest::Method;
+use serde_json::Value;
+
+use crate::http_client::{HttpAnswer, HttpClient};
+
+/// Where it says so.
+pub const DEBUG_LANES: &str = "/debug/lanes";
+
+/// One look at it.
+#[derive(Debug, Clone)]
+pub struct LanesReport(pub Value);
+
+impl LanesReport {
+    /// Asks the router at `http_url`.
+    pub async fn of(http_url: &str) -> anyhow::Result<Self> {
+        let answer = HttpAnswer::of(HttpClient::new(http_url)?.request(Method::GET, DEBUG_LANES)).await?;
+        anyhow::ensure!(answer.status == 200, "{DEBUG_LANES} answered {}: {}", answer.status, answer.text);
+        Ok(Self(answer.json()?))
+    }
+
+    /// The lanes of one task type.
+    pub fn lanes(&self, task_type: &str) -> Vec<&Value> {
+        let lanes = self.0["lanes"].as_array().map(Vec::as_slice).unwrap_or_default();
+        lanes.iter().filter(|lane| lane["task_type"] == task_type).collect()
+    }
+
+    /// What the router believes of the worker at that address.
+    pub fn worker(&self, address: &str) -> anyhow::Result<&Value> {
+        let workers = self.0["workers"].as_array().map(Vec::as_slice).unwrap_or_default();
+        let found = workers.iter().find(|worker| worker["address"] == address);
+        found.with_context(|| format!("no worker at {address} in {}", self.0))
+    }
+}

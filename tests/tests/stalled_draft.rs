@@ -1,0 +1,112 @@
+//! A draft worker that stalls: it is there, and says nothing. It costs a sequence one deadline at most, then nobody any, and is used again once it
+//! answers. Waits are counted, not timed: the router says how many deadlines each of its draft workers missed.
+
+use anyhow::{Context as _, ensure};
+use futures::TryStreamExt as _;
+use futures::stream::{self, StreamExt as _};
+use nix::sys::signal::Signal;
+use outrider_cli::cluster::Cluster;
+use tests::case::{Case, covering_set};
+use tests::client::Answer;
+use tests::cluster::plain_answers;
+use tests::lanes_report::LanesReport;
+use tests::pair::PairText;
+use tests::processes;
+use tests::wait::until;
+
+/// Requests that are under way when the worker stalls.
+const UNDER_WAY: usize = 6;
+
+/// Deadlines that a draft worker missed, as long as the router is connected to it.
+async fn missed(cluster: &Cluster, name: &str) -> anyhow::Result<u64> {
+    let report = LanesReport::of(&cluster.http_url()).await?;
+    let worker = report.worker(&cluster.worker_url(name)?)?;
+    worker["health"]["missed_deadlines"].as_u64().with_context(|| format!("no count in {worker}"))
+}
+
+/// Whether no round waits for a draft worker.
+async fn is_out(cluster: &Cluster, name: &str) -> anyhow::Result<bool> {
+    let report = LanesReport::of(&cluster.http_url()).await?;
+    Ok(report.worker(&cluster.worker_url(name)?)?["health"]["is_out"] == true)
+}
+
+fn check_same(case: &Case, expected: &Answer, got: &Answer) -> anyhow::Result<()> {
+    let (name, ids) = (&case.name, &got.token_ids);
+    ensure!(*ids == expected.token_ids, "{name}: {ids:?} instead of {:?}", expected.token_ids);
+    Ok(())
+}
+
+fn cases() -> anyhow::Result<Vec<Case>> {
+    Ok(covering_set(&PairText::load()?)?.into_iter().step_by(3).take(UNDER_WAY).collect())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn alone_it_costs_one_deadline_and_is_used_again_once_it_answers() -> anyhow::Result<()> {
+    let cases = cases()?;
+    let expected = plain_answers(&cases, UNDER_WAY).await?;
+    let cluster = processes::start(|_| ()).await?;
+    let client = processes::client(&cluster).await?;
+    until("drafts are used", async || Ok(client.ask(&cases[0]).await?.speculation().draft_tokens > 0))
+        .await?;
+    let before = missed(&cluster, "draft-0").await?;
+    cluster.signal("draft-0", Signal::SIGSTOP)?;
+    // One after the other: each would have found out for itself.
+    for (case, expected) in cases.iter().zip(&expected) {
+        let answer = client.ask(case).await?;
+        check_same(case, expected, &answer)?;
+        ensure!(answer.speculation().draft_tokens == 0, "{}: a stopped process drafted", case.name);
+    }
+    let waited = missed(&cluster, "draft-0").await? - before;
+    ensure!(waited == 1, "{waited} deadlines were waited for, by {UNDER_WAY} requests");
+    ensure!(is_out(&cluster, "draft-0").await?, "a worker that says nothing is waited for");
+    cluster.signal("draft-0", Signal::SIGCONT)?;
+    until("drafts are used again", async || Ok(client.ask(&cases[0]).await?.speculation().draft_tokens > 0))
+        .await?;
+    for (case, expected) in cases.iter().zip(&expected) {
+        check_same(case, expected, &client.ask(case).await?)?;
+    }
+    cluster.stop().await;
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn beside_a_healthy_one_its_sequences_go_on_drafting_there() -> anyhow::Result<()> {
+    let long = |case: Case| Case { max_tokens: 150, ignore_eos: true, ..case };
+    let cases: Vec<Case> = cases()?.into_iter().map(long).collect();
+    let expected = plain_answers(&cases, UNDER_WAY).await?;
+    let cluster = processes::start(|spec| spec.draft_workers = 2).await?;
+    let client = processes::client(&cluster).await?;
+    until("both draft workers are used", async || {
+        let report = LanesReport::of(&cluster.http_url()).await?;
+        Ok(report.0["workers"].as_array().is_some_and(|workers| workers.len() == 3))
+    })
+    .await?;
+    let mut streams: Vec<_> =
+        stream::iter(&cases).map(|case| client.open(case)).buffered(UNDER_WAY).try_collect().await?;
+    for stream in &mut streams {
+        stream.read_tokens(10).await?;
+    }
+    let before = missed(&cluster, "draft-0").await?;
+    cluster.signal("draft-0", Signal::SIGSTOP)?;
+    let drafted = |answer: &Answer| answer.speculation().draft_tokens;
+    for ((case, expected), stream) in cases.iter().zip(&expected).zip(streams) {
+        let answer = stream.rest().await?;
+        check_same(case, expected, &answer)?;
+        ensure!(drafted(&answer) > 40, "{}: only {} tokens drafted", case.name, drafted(&answer));
+    }
+    let waited = missed(&cluster, "draft-0").await? - before;
+    ensure!(
+        (1..=UNDER_WAY as u64).contains(&waited),
+        "{waited} deadlines, with {UNDER_WAY} requests under way"
+    );
+    // Whoever comes now does not wait at all, and drafts.
+    for (case, expected) in cases.iter().zip(&expected) {
+        let answer = client.ask(case).await?;
+        check_same(case, expected, &answer)?;
+        ensure!(drafted(&answer) > 0, "{}: nothing was drafted", case.name);
+    }
+    let afterwards = missed(&cluster, "draft-0").await.map_or(waited, |missed| missed - before);
+    ensure!(afterwards == waited, "{} deadlines were waited for afterwards", afterwards - waited);
+    cluster.stop().await;
+    Ok(())
+}

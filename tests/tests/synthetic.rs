@@ -1,0 +1,95 @@
+//! Workers that only keep the time: what they commit is their function of seed and position, whatever is drafted, beside whatever else
+//! runs, and across a target that goes.
+
+use anyhow::ensure;
+use proto::v1::FinishReason;
+use speculation::profile::text::SyntheticText;
+use speculation::{AcceptanceMode, TokenId};
+use tests::case::Case;
+use tests::client::Answer;
+use tests::cluster::{Cluster, WorkerKind};
+use tests::pair;
+
+const TASK_TYPES: [&str; 3] = ["", "sql", "summarization"];
+
+/// Requests of all task types with every k, of different lengths and seeds.
+fn cases() -> Vec<Case> {
+    let one = |i: u32| {
+        let prompt: Vec<TokenId> = (0..3 + 37 * i).map(|id| 4 + id % 256).collect();
+        let mut case = Case::new(format!("case {i}"), prompt, [0.0, 1.0][i as usize % 2]);
+        case.task_type = TASK_TYPES[i as usize % TASK_TYPES.len()].to_owned();
+        case.max_tokens = 20 + 7 * i;
+        case.seed = 1_000 + u64::from(i);
+        case.with_k([0, 1, 4, 8][i as usize % 4])
+    };
+    (0..24).map(one).collect()
+}
+
+/// The ids that the profile's text has behind the case's prompt.
+fn expected(case: &Case) -> anyhow::Result<Vec<TokenId>> {
+    let text = SyntheticText { seed: case.seed, choice: 0, vocab_size: pair::profile()?.vocab_size };
+    let start = case.prompt_ids.len() as u32;
+    Ok((start..start + case.max_tokens).map(|position| text.token(position)).collect())
+}
+
+fn check(case: &Case, answer: &Answer) -> anyhow::Result<()> {
+    let expected = expected(case)?;
+    let (name, got) = (&case.name, &answer.token_ids);
+    ensure!(*got == expected, "{name}: ids differ from the text\n  {expected:?}\n  {got:?}");
+    ensure!(answer.finish == FinishReason::Length, "{name}: ended with {:?}", answer.finish);
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn synthetic_workers_commit_their_text_whatever_is_drafted() -> anyhow::Result<()> {
+    let cluster = Cluster::start(|_| ()).await?;
+    let _target = cluster.add(WorkerKind::SyntheticTarget).await?;
+    let _drafts =
+        [cluster.add(WorkerKind::SyntheticDraft).await?, cluster.add(WorkerKind::SyntheticDraft).await?];
+    let (client, cases) = (cluster.client().await?, cases());
+    let (mut drafted, mut accepted) = (0, 0);
+    for width in [1, 9] {
+        for (case, answer) in cases.iter().zip(client.ask_all(&cases, width).await?) {
+            check(case, &answer)?;
+            drafted += answer.speculation().draft_tokens;
+            accepted += answer.speculation().accepted_tokens;
+        }
+    }
+    // Of eight guesses that are right 4 to 7 times in 10 one or two are accepted, of one half.
+    ensure!(
+        6 * accepted > drafted && 2 * accepted < drafted,
+        "{accepted} of {drafted} drafted tokens accepted"
+    );
+    cluster.stop().await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_text_goes_on_at_another_synthetic_target() -> anyhow::Result<()> {
+    let cluster = Cluster::start(|_| ()).await?;
+    let first = cluster.add(WorkerKind::SyntheticTarget).await?;
+    let _draft = cluster.add(WorkerKind::SyntheticDraft).await?;
+    let mut case = cases().swap_remove(2);
+    case.max_tokens = 400;
+    let mut stream = cluster.client().await?.open(&case).await?;
+    stream.read_tokens(40).await?;
+    let _second = cluster.add(WorkerKind::SyntheticTarget).await?;
+    first.stop().await;
+    check(&case, &stream.rest().await?)?;
+    cluster.stop().await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_only_a_model_has_is_refused_with_the_reason() -> anyhow::Result<()> {
+    let cluster = Cluster::start(|_| ()).await?;
+    let _target = cluster.add(WorkerKind::SyntheticTarget).await?;
+    let client = cluster.client().await?;
+    let case = cases().swap_remove(1);
+    for case in [
+        Case { logprobs: Some(2), ..case.clone() },
+        Case { acceptance: AcceptanceMode::Rejection, ..case.clone() },
+    ] {
+        let Err(error) = client.ask(&case).await else { anyhow::bail!("{} was answered", case.name) };
+        ensure!(format!("{error:#}").contains("has no probabilities"), "{error:#}");
+    }
+    cluster.stop().await
+}

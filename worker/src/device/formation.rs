@@ -1,0 +1,156 @@
+//! When the next forward leaves: [`speculation::batch::late`] decides, this file gives it the clock, the steps' times as they are here,
+//! and the wait on the mailbox.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::task::{Context, Poll, Wake, Waker};
+use std::thread::Thread;
+use std::time::{Duration, Instant};
+
+use proto::v1;
+use speculation::batch::{LaneRows, Ready, Returns, by_lane, first_alone};
+use speculation::cost::{Forward, StepTimePoint, StepTimes, WorkerCost};
+use speculation::{Step, Work};
+use tokio::sync::mpsc;
+
+use crate::Task;
+use crate::device::Message;
+use crate::table::SequenceKey;
+
+/// A wait that is shorter costs more than it brings: a thread is not woken sooner.
+const WAIT_MIN: Duration = Duration::from_micros(50);
+
+/// Context ids that a step of a round brings; a longer context is a prompt's, and says nothing of the next round.
+const ROUND_CONTEXT: usize = 2;
+
+/// See the module's page.
+#[derive(Debug)]
+pub(super) struct Formation {
+    began: Instant,
+    cost: WorkerCost,
+    returns: Returns<SequenceKey>,
+    /// Since when the next forward is held back.
+    held_since: Option<Instant>,
+}
+
+impl Formation {
+    /// Without profiled step times nothing is ever held back.
+    pub(super) fn new(step_times: &[v1::StepTimePoint]) -> Self {
+        let point = |point: &v1::StepTimePoint| StepTimePoint {
+            rows: point.rows,
+            kv_tokens: point.kv_tokens,
+            micros: point.micros,
+        };
+        Self {
+            began: Instant::now(),
+            cost: WorkerCost::new(StepTimes::new(&step_times.iter().map(point).collect::<Vec<_>>())),
+            returns: Returns::default(),
+            held_since: None,
+        }
+    }
+
+    pub(super) fn arrived(&mut self, key: SequenceKey, step: &Step) {
+        let drafted = match &step.work {
+            Work::Verify { draft } => draft.token_ids.len(),
+            Work::Feed | Work::Propose { .. } => 0,
+        };
+        let rows = step.context.len().min(ROUND_CONTEXT) + drafted;
+        self.returns.arrived(key, self.began.elapsed(), rows as u32);
+    }
+
+    pub(super) fn answered(&mut self, key: &SequenceKey) {
+        self.returns.answered(key, self.began.elapsed());
+    }
+
+    pub(super) fn forget(&mut self, key: &SequenceKey) {
+        self.returns.forget(key);
+    }
+
+    /// A forward of so many sequences took this long.
+    pub(super) fn ran(&mut self, timing: &v1::StepTiming, sequences: usize, took: Duration) {
+        let context = timing.kv_tokens as f64 / sequences.max(1) as f64;
+        let forward = Forward { rows: f64::from(timing.rows), sequences: sequences as f64, context };
+        self.cost.observe_forward(forward, took);
+        self.held_since = None;
+    }
+
+    /// How long the forward of `running` waits for others; `None`: it leaves now.
+    pub(super) fn hold(&mut self, running: &VecDeque<Task>) -> Option<Duration> {
+        let rows = running.iter().map(|task| {
+            let waiting = task.waiting();
+            waiting.context + waiting.tail
+        });
+        let ready = Ready { sequences: running.len() as u32, rows: rows.sum() };
+        let waited = self.held_since.map_or(Duration::ZERO, |since| since.elapsed());
+        let held: u32 = running.iter().map(|task| task.holding.len()).sum();
+        let context = f64::from(held) / f64::from(ready.sequences.max(1));
+        let rows_each = f64::from(ready.rows) / f64::from(ready.sequences.max(1));
+        let step_us = |rows: u32| {
+            let rows = f64::from(rows);
+            self.cost.forward_micros(Forward { rows, sequences: rows / rows_each.max(1.0), context })
+        };
+        let wait = self.returns.hold(self.began.elapsed(), (ready, waited), step_us)?;
+        self.held_since.get_or_insert_with(Instant::now);
+        Some(wait.max(WAIT_MIN))
+    }
+
+    /// Takes out those that the next forward goes without, because another lane's rows go first: `speculation::batch::separate` says
+    /// where. At a target only: guesses are cheap, and a draft worker's forwards are short.
+    pub(super) fn set_aside(&self, running: &mut VecDeque<Task>) -> VecDeque<Task> {
+        let is_round = |task: &Task| {
+            matches!(task.step.work, Work::Verify { .. }) && task.context_left().len() <= ROUND_CONTEXT
+        };
+        if !running.iter().all(is_round) {
+            return VecDeque::new();
+        }
+        let lanes = by_lane(running.iter().map(|task| {
+            let waiting = task.waiting();
+            LaneRows {
+                lane: task.spec().lane,
+                rows: waiting.context + waiting.tail,
+                expected_tokens: task.step.expected_tokens.into(),
+                passed_over: task.passed_over,
+            }
+        }));
+        let held: u32 = running.iter().map(|task| task.holding.len()).sum();
+        let rows: u32 = lanes.iter().map(|lane| lane.rows).sum();
+        let (sequences, context) = (running.len() as f64, f64::from(held) / running.len().max(1) as f64);
+        let step_us = |part: u32| {
+            let share = f64::from(part) / f64::from(rows.max(1));
+            self.cost.forward_micros(Forward { rows: f64::from(part), sequences: sequences * share, context })
+        };
+        let Some(first) = first_alone(&lanes, step_us) else { return VecDeque::new() };
+        let (go, mut stay): (VecDeque<Task>, VecDeque<Task>) =
+            running.drain(..).partition(|task| task.spec().lane == first);
+        *running = go;
+        stay.iter_mut().for_each(|task| task.passed_over = true);
+        stay
+    }
+
+    /// The next message, if one comes within `wait`.
+    pub(super) fn wait(&self, mailbox: &mut mpsc::Receiver<Message>, wait: Duration) -> Option<Message> {
+        let until = Instant::now() + wait;
+        let waker = Waker::from(Arc::new(Unpark(std::thread::current())));
+        let mut context = Context::from_waker(&waker);
+        loop {
+            // A closed mailbox is noticed where it is read without a limit.
+            if let Poll::Ready(message) = mailbox.poll_recv(&mut context) {
+                return message;
+            }
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return None;
+            }
+            std::thread::park_timeout(left);
+        }
+    }
+}
+
+/// Wakes the device thread out of its wait.
+struct Unpark(Thread);
+
+impl Wake for Unpark {
+    fn wake(self: Arc<Self>) {
+        self.0.unpark();
+    }
+}

@@ -1,0 +1,75 @@
+//! The synthetic engine: a worker that does no arithmetic and keeps the time of a profile. It speaks the same protocol through the same
+//! door, table and device thread as a model's worker, so that a router can be driven at a thousand sequences, and pools of GPUs
+//! studied, on a laptop. The router cannot tell, and reads no profile.
+//!
+//! [`method`] keeps the time and draws the tokens ([`speculation::profile::text`]), [`vocabulary`] makes the tokenizer that routers
+//! fetch, [`wire`] is the way between the processes. What is timed here is simulated, and never to be called measured.
+
+pub mod method;
+pub mod vocabulary;
+pub mod wire;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use proto::v1;
+use speculation::Role;
+use speculation::profile::Profile;
+
+use crate::config::{SyntheticConfig, WorkerConfig};
+use crate::facts::WorkerFacts;
+use crate::serve::Loaded;
+
+pub use method::SyntheticMethod;
+
+/// Id 0 of a generated vocabulary ends a text.
+const END_OF_TEXT: u32 = 0;
+
+/// A worker of `config`'s profile for a role.
+pub fn load(
+    config: &WorkerConfig,
+    synthetic: &SyntheticConfig,
+    role: Role,
+) -> anyhow::Result<Loaded<SyntheticMethod>> {
+    let profile = &synthetic.profile;
+    let pool = match role {
+        Role::Draft => &profile.draft,
+        Role::Target => &profile.target,
+    };
+    let max_model_len = config.max_model_len.unwrap_or(u32::MAX).min(profile.max_model_len);
+    let scaled = |point: &speculation::cost::StepTimePoint| v1::StepTimePoint {
+        rows: point.rows,
+        kv_tokens: point.kv_tokens,
+        micros: (point.micros as f64 * synthetic.time_scale) as u64,
+    };
+    let step_times = if config.profile_steps { pool.curve.profiled() } else { Vec::new() };
+    let facts = WorkerFacts {
+        worker_id: rand::random(),
+        role,
+        model_id: config.served_model_name.clone().unwrap_or_else(|| "synthetic".to_owned()),
+        // Tokens depend on the number of ids alone, whatever the profile's times are.
+        numerics_id: format!("synthetic-1-{}", profile.vocab_size),
+        vocab_size: profile.vocab_size,
+        max_model_len,
+        eos_token_ids: vec![END_OF_TEXT],
+        kv_blocks: pool.kv_blocks,
+        kv_block_size: pool.kv_block_size,
+        task_types: Vec::new(),
+        step_times: step_times.iter().map(scaled).collect(),
+    };
+    tracing::info!(
+        profile = profile.name,
+        role = role.as_str(),
+        device = pool.device,
+        time_scale = synthetic.time_scale,
+        "synthetic: keeps the time of a profile, computes nothing"
+    );
+    let assets = vocabulary::assets(profile.vocab_size)?;
+    let method = SyntheticMethod::new(Arc::clone(profile), role, (max_model_len, synthetic.time_scale));
+    Ok(Loaded { method, facts, assets: Some(assets), round_trip: round_trip(profile, synthetic.time_scale) })
+}
+
+/// The time that messages there and back take together.
+fn round_trip(profile: &Profile, time_scale: f64) -> Duration {
+    Duration::from_secs_f64(2.0 * profile.wire_us * time_scale / 1e6)
+}
