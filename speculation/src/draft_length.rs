@@ -54,7 +54,7 @@ pub const BACKOFF_LANE_ROUNDS: (u64, u64) = (32, 2_048);
 pub const BACKOFF_HYSTERESIS: f64 = 0.25;
 
 /// The share of a lane's time that probes may cost, by their predicted loss.
-pub const PROBE_SHARE: f64 = 0.01;
+pub const PROBE_SHARE: f64 = 0.015;
 
 /// Lane rounds between probes at least, while k = 0 and else.
 pub const PROBE_SPACING_OFF: u64 = 12;
@@ -462,6 +462,8 @@ impl DraftLength {
             return None;
         }
         let probe = match self.probes % 4 {
+            // Where few sequences share the price of it, the shortest draft has to do.
+            _ if self.k == 0 && load.sequences < PROBING_ONE_IN => 1.min(self.max_k),
             _ if self.k == 0 => MAX_MOVE.min(self.max_k),
             0 => (self.k + MAX_MOVE).min(self.max_k),
             1 => self.k - 1,
@@ -480,7 +482,8 @@ impl DraftLength {
         let (probing, loss) = match self.k {
             0 => {
                 let probing = sequences.div_ceil(PROBING_ONE_IN);
-                (probing, (of_each + REJOINING_LOSS) * f64::from(probing) / f64::from(sequences))
+                let rejoining = if sequences > 1 { REJOINING_LOSS } else { 0.0 };
+                (probing, (of_each + rejoining) * f64::from(probing) / f64::from(sequences))
             }
             _ => (sequences, of_each),
         };
