@@ -1,6 +1,6 @@
 # Every verb is one line over cargo or a script. `make` alone prints them.
 .DEFAULT_GOAL := help
-.PHONY: help deps up test check fmt docs measure measure-lanes clean
+.PHONY: help deps up test check fmt docs measure measure-lanes kernels-check gpu-check clean
 
 help: ## print the verbs
 	@awk -F ': .*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -16,6 +16,7 @@ up: ## build, then run router, draft worker and target worker on the bundled pai
 test: ## the one gate: formatting, lints, every test (what .ci/run runs)
 	@deploy/deps.sh build test
 	@$(MAKE) --no-print-directory check
+	@$(MAKE) --no-print-directory kernels-check
 	cargo nextest run --locked --workspace
 
 check: ## formatting and lints, warnings denied
@@ -31,6 +32,14 @@ measure: ## acceptance and time per token by task type on the bundled pair, draf
 
 measure-lanes: ## the choice of k on a virtual clock, against every fixed k and against none (simulated; ARGS=quick)
 	cargo run --locked --package outrider-speculation --example lanes_sim -- $(ARGS)
+
+kernels-check: ## every CUDA kernel compiled for every architecture that is served, with registers and spills; no GPU needed
+	@cargo build --locked --package outrider-engine --example kernels_check
+	@LD_LIBRARY_PATH="$$(deploy/nvrtc.sh):$$LD_LIBRARY_PATH" "$${CARGO_TARGET_DIR:-target}/debug/examples/kernels_check"
+
+gpu-check: ## on a machine with a GPU: every CUDA kernel against its naive twin, and timings (ARGS=1 for cuda:1)
+	@cargo build --locked --package outrider-engine --example gpu_check
+	@"$${CARGO_TARGET_DIR:-target}/debug/examples/gpu_check" $(ARGS)
 
 docs: ## the API documentation, private items too, in target/doc
 	RUSTDOCFLAGS="--deny warnings --allow rustdoc::private-intra-doc-links" cargo doc --locked --workspace --no-deps --document-private-items

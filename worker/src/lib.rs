@@ -11,6 +11,7 @@
 #![forbid(unsafe_code)]
 
 pub mod assets;
+pub mod compute_device;
 pub mod config;
 pub mod decide;
 pub mod device;
