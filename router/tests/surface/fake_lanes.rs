@@ -55,8 +55,12 @@ struct State {
 
 impl FakeLanes {
     pub(crate) fn new(lifetime: &Lifetime) -> Arc<Self> {
-        let state =
-            State { script: Script::Say(String::new()), submitted: Vec::new(), cancelled: Vec::new(), num_delivered: 0 };
+        let state = State {
+            script: Script::Say(String::new()),
+            submitted: Vec::new(),
+            cancelled: Vec::new(),
+            num_delivered: 0,
+        };
         Arc::new(Self { lifetime: lifetime.clone(), state: Mutex::new(state) })
     }
 

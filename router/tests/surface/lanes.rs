@@ -37,7 +37,8 @@ async fn the_lanes_way_to_judge_drafts_holds_where_the_request_names_none() {
         ("chat", None, AcceptanceMode::Coupled),
     ] {
         let speculation: Value = asked.map_or(json!({}), |mode| json!({ "acceptance": mode }));
-        let body = json!({ "model": MODEL, "prompt": "hi", "task_type": task_type, "speculation": speculation });
+        let body =
+            json!({ "model": MODEL, "prompt": "hi", "task_type": task_type, "speculation": speculation });
         router.ok(COMPLETIONS, &body).await;
         assert_eq!(router.lanes.take_one().spec.acceptance, expected, "{task_type}, asked for {asked:?}");
     }
