@@ -1,6 +1,6 @@
 # Every verb is one line over cargo or a script. `make` alone prints them.
 .DEFAULT_GOAL := help
-.PHONY: help deps up test check fmt docs measure measure-lanes clean
+.PHONY: help deps up test check fmt docs measure measure-router measure-lanes clean
 
 help: ## print the verbs
 	@awk -F ': .*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -28,6 +28,10 @@ fmt: ## format the tree
 measure: ## acceptance and time per token by task type on the bundled pair, drafting against k = 0 (ARGS="--temperature 1")
 	cargo build --locked --workspace --bins
 	@"$${CARGO_TARGET_DIR:-target}/debug/acceptance-table" $(ARGS)
+
+measure-router: ## what the router takes of a CPU for each event and each token in it, with workers that only keep time (ARGS="--streams 16")
+	cargo build --locked --workspace --bins
+	@"$${CARGO_TARGET_DIR:-target}/debug/router-cost" $(ARGS)
 
 measure-lanes: ## the choice of k on a virtual clock, against every fixed k and against none (simulated; ARGS=quick)
 	cargo run --locked --package outrider-speculation --example lanes_sim -- $(ARGS)
