@@ -1,6 +1,6 @@
 # Every verb is one line over cargo or a script. `make` alone prints them.
 .DEFAULT_GOAL := help
-.PHONY: help deps up test check fmt fuzz docs measure measure-lanes kernels-check gpu-check clean
+.PHONY: help deps up test check fmt fuzz docs measure measure-lanes measure-router kernels-check gpu-check clean
 
 help: ## print the verbs
 	@awk -F ': .*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -32,6 +32,10 @@ fuzz: ## mutated checkpoints are refused or run, 20,000 of each kind (CASES=n); 
 measure: ## acceptance and time per token by task type on the bundled pair, drafting against k = 0 (ARGS="--temperature 1")
 	cargo build --locked --workspace --bins
 	@"$${CARGO_TARGET_DIR:-target}/debug/acceptance-table" $(ARGS)
+
+measure-router: ## what the router takes of a CPU for each event and each token in it, with workers that only keep time (ARGS="--streams 16")
+	cargo build --locked --workspace --bins
+	@"$${CARGO_TARGET_DIR:-target}/debug/router-cost" $(ARGS)
 
 measure-lanes: ## lanes on a virtual clock: every fixed k, none, mixed traffic, overlap, scale (simulated; PROFILE=FILE ARGS="quick map")
 	cargo run --locked --package outrider-speculation --example lanes_sim -- $(ARGS) $(PROFILE)
