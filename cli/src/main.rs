@@ -5,7 +5,7 @@
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
-use outrider_cli::{engine_bench, plan, up};
+use outrider_cli::{check_pair, engine_bench, plan, up};
 
 /// Speculative decoding with draft and target workers apart.
 #[derive(Parser)]
@@ -21,6 +21,8 @@ enum Command {
     Up(up::UpArgs),
     /// Measure what forwards cost here, beside the machine's read bandwidth.
     EngineBench(engine_bench::BenchArgs),
+    /// Check what a draft is worth to a target, on this machine, without serving them.
+    CheckPair(Box<check_pair::CheckPairArgs>),
     /// Work out what a pair of models needs and gives on some GPUs, from config.json alone.
     Plan(Box<plan::PlanArgs>),
 }
@@ -30,6 +32,7 @@ async fn main() -> ExitCode {
     match Cli::parse().command {
         Command::Up(args) => up::main(args).await,
         Command::EngineBench(args) => engine_bench::main(&args),
+        Command::CheckPair(args) => check_pair::main(&args),
         Command::Plan(args) => plan::main(&args),
     }
 }

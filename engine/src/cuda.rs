@@ -19,7 +19,8 @@ mod nvrtc;
 mod ops;
 mod parity;
 mod sources;
+mod whole_model;
 
-pub(crate) use backend::{Gpu, KERNEL_CLASS, check_formats};
+pub(crate) use backend::load_on;
 pub use device::{CudaDevice, DeviceFacts};
 pub use error::CudaError;

@@ -58,12 +58,26 @@ impl Engine {
     /// a config.json. The same seed makes the same model in every format; "as stored" is bf16. For measuring
     /// speed; its text is noise.
     pub fn random(options: &LoadOptions, seed: u64) -> Result<Engine, EngineError> {
+        Self::random_by(options, seed, |source, model| load_on_cpu(options, source, model))
+    }
+
+    /// The same on a GPU, by the driver's number.
+    pub fn random_on_cuda(options: &LoadOptions, seed: u64, ordinal: usize) -> Result<Engine, EngineError> {
+        Self::random_by(options, seed, |source, model| load_on_cuda(options, source, model, ordinal))
+    }
+
+    /// Random weights by whatever puts them on a device.
+    pub(crate) fn random_by(
+        options: &LoadOptions,
+        seed: u64,
+        load: impl FnOnce(&dyn TensorSource, (ModelConfig, Formats)) -> Result<Loaded, EngineError>,
+    ) -> Result<Engine, EngineError> {
         let threads = new_threads(options)?;
         let config = ModelConfig::read(&options.model_dir)?;
         let config_bytes = read_file(&options.model_dir)?;
         let source = RandomTensors { seed, threads: &threads };
         let formats = Formats::resolve(options.weights, MatrixFormat::Bf16);
-        let loaded = load_on_cpu(options, &source, (config.clone(), formats))?;
+        let loaded = load(&source, (config.clone(), formats))?;
         let mut digest = [0; 32];
         digest[..8].copy_from_slice(&seed.to_le_bytes());
         Self::around(options, (loaded, config), formats, (&config_bytes, digest))

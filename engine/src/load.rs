@@ -7,7 +7,7 @@ use crate::EngineError;
 use crate::backend::Backend;
 use crate::collective::{Alone, Collective, Meeting, shared_memory};
 use crate::cpu::{Cpu, KERNEL_CLASS};
-use crate::cuda::{self, CudaDevice, Gpu};
+use crate::cuda::{self, CudaDevice};
 use crate::kv_cache::KvShape;
 use crate::llama::Llama;
 use crate::model_config::ModelConfig;
@@ -82,9 +82,7 @@ pub(crate) fn load_on_cuda(
         let reason = "expected 1 on a gpu: its ranks have no collective yet".to_owned();
         return Err(EngineError::BadOption { option, value, reason });
     }
-    cuda::check_formats(model.1)?;
-    let gpu = Gpu::new(CudaDevice::open(ordinal)?, options.kv_memory_bytes);
-    load_whole(gpu, cuda::KERNEL_CLASS, source, model)
+    cuda::load_on(CudaDevice::open(ordinal)?, options, source, model)
 }
 
 /// Loads a model that is not split.

@@ -1,12 +1,13 @@
-//! [`Admission`]: how many sequences this router runs at once, and how many may wait for their turn. A request is
-//! admitted as a whole, first come, first served; its [`Permit`] travels inside the response and is given back when the
-//! response ends or is dropped. Full means [`RouterError::Overloaded`] before the first byte.
+//! [`Admission`]: how many sequences this router runs at once, and how many requests may wait for their turn. A request is
+//! admitted as a whole, in the order of `speculation::turns`: by priority, with aging, and in order of arrival; its [`Permit`] travels inside the
+//! response and is given back when the response ends or is dropped. Full means [`RouterError::Overloaded`] before the first byte.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use speculation::turns::{Ticket, Turns};
+use tokio::sync::oneshot;
+use tokio::time::Instant;
 
 use crate::error::RouterError;
 
@@ -33,27 +34,49 @@ impl Default for AdmissionLimits {
 pub struct Admission {
     limits: AdmissionLimits,
     wait_max: Duration,
-    sequences: Arc<Semaphore>,
-    waiting: Arc<AtomicUsize>,
+    gate: Arc<Gate>,
+}
+
+#[derive(Debug)]
+struct Gate {
+    opened: Instant,
+    state: Mutex<State>,
+}
+
+#[derive(Debug)]
+struct State {
+    available: u32,
+    /// Requests that have not given up.
+    num_waiting: usize,
+    /// All of one lane: what a request is, is not known yet. Who gave up is skipped.
+    waiting: Turns<(), Waiting>,
+}
+
+#[derive(Debug)]
+struct Waiting {
+    num_sequences: u32,
+    turn: oneshot::Sender<Permit>,
 }
 
 /// The right to run a request's sequences; given back on drop.
 #[derive(Debug)]
 pub struct Permit {
-    _sequences: OwnedSemaphorePermit,
+    num_sequences: u32,
+    gate: Arc<Gate>,
 }
 
 impl Admission {
     /// An open gate.
     pub fn new(limits: AdmissionLimits) -> Self {
-        let sequences = Arc::new(Semaphore::new(limits.max_sequences as usize));
-        Self { limits, wait_max: ADMISSION_WAIT_MAX, sequences, waiting: Arc::default() }
+        let state = State { available: limits.max_sequences, num_waiting: 0, waiting: Turns::default() };
+        let gate = Gate { opened: Instant::now(), state: Mutex::new(state) };
+        Self { limits, wait_max: ADMISSION_WAIT_MAX, gate: Arc::new(gate) }
     }
 
-    /// Waits for the turn of a request of `num_sequences` sequences, unless too many wait already.
+    /// Waits for the turn of a request of `num_sequences` sequences, unless too many wait already. Lower priorities go first.
     ///
     /// Cancel safety: dropping the future gives the place in the queue back.
-    pub async fn admit(&self, num_sequences: u32) -> Result<Permit, RouterError> {
+    pub async fn admit(&self, num_sequences: u32, priority: u8) -> Result<Permit, RouterError> {
         let max_sequences = self.limits.max_sequences;
         if num_sequences > max_sequences {
             let message = format!(
@@ -61,43 +84,86 @@ impl Admission {
             );
             return Err(RouterError::invalid("n", message));
         }
-        let turn = Arc::clone(&self.sequences).acquire_many_owned(num_sequences);
-        let mut turn = std::pin::pin!(turn);
-        // The first poll takes free permits, or queues: fair to whoever waits already.
-        if let std::task::Poll::Ready(permit) = futures::poll!(turn.as_mut()) {
-            return granted(permit);
-        }
-        let _place = self.enter_queue()?;
-        match tokio::time::timeout(self.wait_max, turn).await {
-            Ok(permit) => granted(permit),
+        let (turn, granted) = oneshot::channel();
+        let _place = {
+            let mut state = self.gate.state();
+            // Whoever waits already goes first.
+            if state.num_waiting == 0 && num_sequences <= state.available {
+                return Ok(self.gate.grant(&mut state, num_sequences));
+            }
+            if state.num_waiting >= self.limits.max_waiting_requests {
+                return Err(RouterError::Overloaded { what: "the router's queue" });
+            }
+            state.num_waiting += 1;
+            let cost = f64::from(num_sequences);
+            let ticket = Ticket { priority, weight: 1.0, cost, since: self.gate.opened.elapsed() };
+            state.waiting.push((), ticket, Waiting { num_sequences, turn });
+            Place(&self.gate)
+        };
+        match tokio::time::timeout(self.wait_max, granted).await {
+            Ok(permit) => permit.map_err(|_| RouterError::Draining),
             Err(_) => Err(RouterError::Overloaded { what: "the router (the wait for a turn timed out)" }),
         }
     }
 
     /// Sequences that could be admitted now.
     pub fn available(&self) -> usize {
-        self.sequences.available_permits()
-    }
-
-    fn enter_queue(&self) -> Result<Place, RouterError> {
-        let place = Place(Arc::clone(&self.waiting));
-        if self.waiting.fetch_add(1, Ordering::AcqRel) >= self.limits.max_waiting_requests {
-            return Err(RouterError::Overloaded { what: "the router's queue" });
-        }
-        Ok(place)
+        self.gate.state().available as usize
     }
 }
 
-fn granted(permit: Result<OwnedSemaphorePermit, tokio::sync::AcquireError>) -> Result<Permit, RouterError> {
-    permit.map(|sequences| Permit { _sequences: sequences }).map_err(|_| RouterError::Draining)
+impl Gate {
+    fn state(&self) -> MutexGuard<'_, State> {
+        // Whoever panicked while it held the lock had changed whole numbers only.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn grant(self: &Arc<Self>, state: &mut State, num_sequences: u32) -> Permit {
+        state.available -= num_sequences;
+        Permit { num_sequences, gate: Arc::clone(self) }
+    }
+
+    /// Lets in whose turn it is, as long as there is room.
+    fn let_in(self: &Arc<Self>) {
+        while let Some((turn, permit)) = self.next_turn() {
+            // Who gave up meanwhile drops the permit, which makes room for the next one.
+            drop(turn.send(permit));
+        }
+    }
+
+    fn next_turn(self: &Arc<Self>) -> Option<(oneshot::Sender<Permit>, Permit)> {
+        let mut state = self.state();
+        let now = self.opened.elapsed();
+        loop {
+            let next = state.waiting.peek(now)?;
+            if next.turn.is_closed() {
+                state.waiting.pop(now, false);
+                continue;
+            }
+            if next.num_sequences > state.available {
+                return None;
+            }
+            let Waiting { num_sequences, turn } = state.waiting.pop(now, true)?;
+            return Some((turn, self.grant(&mut state, num_sequences)));
+        }
+    }
+}
+
+impl Drop for Permit {
+    fn drop(&mut self) {
+        self.gate.state().available += self.num_sequences;
+        self.gate.let_in();
+    }
 }
 
 /// A place in the queue.
-struct Place(Arc<AtomicUsize>);
+struct Place<'a>(&'a Arc<Gate>);
 
-impl Drop for Place {
+impl Drop for Place<'_> {
     fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::AcqRel);
+        self.0.state().num_waiting -= 1;
+        // Whoever was too large for the room there was no longer holds up those behind it.
+        self.0.let_in();
     }
 }
 
@@ -114,22 +180,22 @@ mod tests {
     #[tokio::test]
     async fn a_permit_is_given_back_when_dropped() {
         let admission = admission(3, 0);
-        let permit = admission.admit(2).await.unwrap();
+        let permit = admission.admit(2, 0).await.unwrap();
         assert_eq!(admission.available(), 1);
-        assert!(matches!(admission.admit(2).await, Err(RouterError::Overloaded { .. })));
+        assert!(matches!(admission.admit(2, 0).await, Err(RouterError::Overloaded { .. })));
         drop(permit);
-        assert!(admission.admit(3).await.is_ok());
+        assert!(admission.admit(3, 0).await.is_ok());
     }
 
     #[tokio::test]
     async fn the_queue_has_a_limit_and_forgets_who_gave_up() {
         let admission = admission(1, 1);
-        let permit = admission.admit(1).await.unwrap();
-        let mut waiting = Box::pin(admission.admit(1));
+        let permit = admission.admit(1, 0).await.unwrap();
+        let mut waiting = Box::pin(admission.admit(1, 0));
         assert!(waiting.as_mut().now_or_never().is_none());
-        assert!(matches!(admission.admit(1).await, Err(RouterError::Overloaded { .. })));
+        assert!(matches!(admission.admit(1, 0).await, Err(RouterError::Overloaded { .. })));
         drop(waiting);
-        let mut waiting = Box::pin(admission.admit(1));
+        let mut waiting = Box::pin(admission.admit(1, 0));
         assert!(waiting.as_mut().now_or_never().is_none());
         drop(permit);
         assert!(waiting.await.is_ok());
@@ -138,10 +204,10 @@ mod tests {
     #[tokio::test]
     async fn a_large_request_is_not_overtaken_for_ever() {
         let admission = admission(4, 8);
-        let permit = admission.admit(2).await.unwrap();
-        let mut large = Box::pin(admission.admit(4));
+        let permit = admission.admit(2, 0).await.unwrap();
+        let mut large = Box::pin(admission.admit(4, 0));
         assert!(large.as_mut().now_or_never().is_none());
-        let mut small = Box::pin(admission.admit(1));
+        let mut small = Box::pin(admission.admit(1, 0));
         assert!(small.as_mut().now_or_never().is_none(), "it must wait behind the large one");
         drop(permit);
         drop(large.await.unwrap());
@@ -149,15 +215,41 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn lower_priorities_go_first() {
+        let admission = admission(1, 8);
+        let permit = admission.admit(1, 0).await.unwrap();
+        let mut patient = Box::pin(admission.admit(1, 9));
+        assert!(patient.as_mut().now_or_never().is_none());
+        let mut urgent = Box::pin(admission.admit(1, 0));
+        assert!(urgent.as_mut().now_or_never().is_none());
+        drop(permit);
+        assert!(patient.as_mut().now_or_never().is_none());
+        drop(urgent.await.unwrap());
+        assert!(patient.await.is_ok());
+    }
+
+    #[tokio::test]
+    async fn who_gives_up_lets_those_behind_it_in() {
+        let admission = admission(4, 8);
+        let _permit = admission.admit(2, 0).await.unwrap();
+        let mut large = Box::pin(admission.admit(4, 0));
+        assert!(large.as_mut().now_or_never().is_none());
+        let mut small = Box::pin(admission.admit(1, 0));
+        assert!(small.as_mut().now_or_never().is_none());
+        drop(large);
+        assert!(small.await.is_ok());
+    }
+
+    #[tokio::test]
     async fn whoever_waits_too_long_is_turned_away() {
         let admission = Admission { wait_max: Duration::from_millis(1), ..admission(1, 1) };
-        let _permit = admission.admit(1).await.unwrap();
-        assert!(matches!(admission.admit(1).await, Err(RouterError::Overloaded { .. })));
+        let _permit = admission.admit(1, 0).await.unwrap();
+        assert!(matches!(admission.admit(1, 0).await, Err(RouterError::Overloaded { .. })));
     }
 
     #[tokio::test]
     async fn what_can_never_run_is_refused_by_number() {
-        let error = admission(2, 1).admit(3).await.unwrap_err();
+        let error = admission(2, 1).admit(3, 0).await.unwrap_err();
         assert!(
             error.to_string().contains("3 sequences") && error.to_string().contains("at most 2"),
             "{error}"

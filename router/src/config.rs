@@ -52,10 +52,6 @@ pub struct Flags {
     /// How long a sequence that lost its target waits for another one
     #[arg(long, value_name = "SECONDS")]
     pub target_wait_seconds: Option<u64>,
-    /// A TOML file with any of these settings, named as the flags with underscores
-    #[arg(long, value_name = "FILE")]
-    #[serde(skip)]
-    pub config: Option<PathBuf>,
     #[command(flatten)]
     #[serde(flatten)]
     #[expect(missing_docs, reason = "clap would take a doc comment here for the help of every flag below")]

@@ -36,8 +36,8 @@ pub struct Generation {
     /// Seed, sampling and limits; `choice`, `lane` are 0 and set by the lane. `max_len` equals `prompt_len` where only
     /// the prompt's logprobs are wanted: nothing is drawn then.
     pub spec: SequenceSpec,
-    /// What the client, or its API key, said this is; `None`: the lane classifies.
-    pub task_type: Option<String>,
+    /// What the client, or its API key, said this is; else what its text looks like.
+    pub task_type: String,
     /// What the client asked of speculation.
     pub speculation: SpeculationRequest,
     /// The request's span: parent of whatever the lane traces for it.
@@ -51,8 +51,8 @@ pub struct SpeculationRequest {
     pub enabled: Option<bool>,
     /// A fixed k; `None` leaves it to the lane.
     pub num_draft_tokens: Option<u32>,
-    /// How drafts are judged; equals `spec.acceptance`.
-    pub acceptance: AcceptanceMode,
+    /// How drafts are judged; `None` leaves it to the lane.
+    pub acceptance: Option<AcceptanceMode>,
 }
 
 /// What a lane reports of a generation. Events of one choice come in order; choices interleave.

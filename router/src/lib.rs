@@ -1,6 +1,6 @@
 //! The router: clients in; lanes and rounds; verified token spans out.
 //!
-//! One request is one line of modules: [`ingress`] (its door, its checks) -> [`admission`] -> [`tokenize`] -> [`lane`],
+//! One request is one line of modules: [`ingress`] (its door, its checks) -> [`admission`] -> [`tokenize`] (and [`task_type`]) -> [`lane`],
 //! behind the seam [`generation`]: rounds of draft and verify on the [`workers`] -> [`token_span`] (text again) ->
 //! [`stream`] (what the client reads). [`catalog`] says which models there are, [`text`] what their tokens mean,
 //! [`error`] how each failure is told; [`config`] and [`serve`] put a process around it.
@@ -10,6 +10,7 @@
 pub mod ingress;
 
 pub mod admission;
+pub mod task_type;
 pub mod tokenize;
 
 pub mod generation;

@@ -12,7 +12,7 @@ fn main() -> ExitCode {
         Ok(flags) => flags,
         Err(code) => return code,
     };
-    let config = match config::load::<RawRouter>(&flags, flags.config.as_deref(), ENV_PREFIX) {
+    let config = match config::load::<RawRouter>(&flags, flags.process.config.as_deref(), ENV_PREFIX) {
         Ok(config) => config,
         Err(error) => return config::report(&error),
     };

@@ -2,7 +2,7 @@
 //! they do not cover stands under `outrider.*`. Everything traced for the request, on this host and on workers, is a
 //! child of it.
 
-use speculation::FinishReason;
+use speculation::{AcceptanceMode, FinishReason};
 use tracing::field::Empty;
 use tracing::{Span, info_span};
 
@@ -59,10 +59,12 @@ pub fn record_request(span: &Span, request_id: &str, caller: &Caller, request: &
     span.record("gen_ai.response.id", request_id);
     span.record("gen_ai.response.model", request.entry.id.as_str());
     span.record("outrider.priority", request.priority);
-    span.record("outrider.spec.acceptance", request.speculation.acceptance.as_str());
-    if let Some(task_type) = &request.task_type {
-        span.record("outrider.task_type", task_type.as_str());
-    }
+}
+
+/// Records the lane that a prompt of the request goes to; of several prompts, the last one's stays.
+pub fn record_lane(span: &Span, task_type: &str, acceptance: AcceptanceMode) {
+    span.record("outrider.task_type", task_type);
+    span.record("outrider.spec.acceptance", acceptance.as_str());
 }
 
 /// Records how the request came out.

@@ -59,6 +59,7 @@ pub async fn serve_with(
     let catalog = Catalog::default();
     let (rounds, worker_events, inbox) = queues();
     health.set_not_ready("no target worker is connected");
+    let policy = Arc::new(config.rounds.policy.clone());
     let owner = Owner::new(config.rounds, metrics.clone(), health.clone());
     lifetime.spawn("rounds", owner.run(inbox, lifetime.clone()));
     let registry = Arc::new(Registry::new(rand::random(), catalog.clone(), worker_events));
@@ -71,6 +72,7 @@ pub async fn serve_with(
         auth,
         health: health.clone(),
         metrics_page,
+        policy,
         tokenize: TokenizePool::start(config.tokenize_threads, &lifetime, metrics.tokenize_queue())?,
         metrics,
         lifetime: lifetime.clone(),

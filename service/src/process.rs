@@ -4,6 +4,7 @@
 //! A role brings its own start ([`run`]'s `start`) and nothing else; it must never install a signal handler or exit.
 
 use std::convert::Infallible;
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -21,6 +22,10 @@ const STOP_GRACE: Duration = Duration::from_secs(5);
 /// Flags that every process has.
 #[derive(Debug, Clone, Default, clap::Args, Serialize)]
 pub struct ProcessFlags {
+    /// A TOML file with any of these settings, named as the flags with underscores
+    #[arg(long, value_name = "FILE")]
+    #[serde(skip)]
+    pub config: Option<PathBuf>,
     /// Where workers are found: memory, static:FILE or etcd://HOST:PORT,HOST:PORT/PREFIX
     #[arg(long, value_name = "URI")]
     pub discovery: Option<String>,

@@ -12,7 +12,7 @@ fn main() -> ExitCode {
         Ok(flags) => flags,
         Err(code) => return code,
     };
-    let config = match config::load::<RawTarget>(&flags, flags.worker.config.as_deref(), ENV_PREFIX) {
+    let config = match config::load::<RawTarget>(&flags, flags.worker.process.config.as_deref(), ENV_PREFIX) {
         Ok(config) => config,
         Err(error) => return config::report(&error),
     };

@@ -23,6 +23,10 @@ pub struct Case {
     pub max_tokens: u32,
     /// k of every round; 0 decodes plainly.
     pub num_draft_tokens: u32,
+    /// The lane chooses k.
+    pub is_k_left_to_lane: bool,
+    /// Lower is more urgent.
+    pub priority: u32,
     /// How drafts are judged.
     pub acceptance: AcceptanceMode,
     /// How many likeliest tokens to report beside each drawn one.
@@ -42,6 +46,8 @@ impl Case {
             seed: 1,
             max_tokens: 24,
             num_draft_tokens: 4,
+            is_k_left_to_lane: false,
+            priority: 0,
             acceptance: AcceptanceMode::Coupled,
             logprobs: None,
             ignore_eos: false,
@@ -67,9 +73,10 @@ impl Case {
             seed: Some(self.seed as i64),
             logprobs: self.logprobs,
             task_type: self.task_type.clone(),
+            priority: self.priority,
             speculation: Some(v1::Speculation {
                 enabled: None,
-                num_draft_tokens: Some(self.num_draft_tokens),
+                num_draft_tokens: (!self.is_k_left_to_lane).then_some(self.num_draft_tokens),
                 acceptance: acceptance_to_wire(self.acceptance).into(),
             }),
             ..v1::GenerateRequest::default()

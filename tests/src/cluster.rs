@@ -61,10 +61,7 @@ pub struct RunningWorker {
 impl Cluster {
     /// A router without workers; `change` may set what a test needs otherwise.
     pub async fn start(change: impl FnOnce(&mut RouterConfig)) -> anyhow::Result<Self> {
-        let mut config =
-            RawRouter::default().validate(&mut Faults::new()).context("the defaults are at fault")?;
-        config.http = any_port();
-        config.grpc = any_port();
+        let mut config = router_config()?;
         change(&mut config);
         let (lifetime, health) = (Lifetime::new(), Health::new());
         let discovery = discovery::open(&DiscoveryUri::Memory, &lifetime).await?;
@@ -86,6 +83,29 @@ impl Cluster {
     pub async fn client(&self) -> anyhow::Result<Client> {
         until("the router is ready", async || Ok(self.health.is_ready())).await?;
         Client::connect(&format!("http://{}", self.router.grpc)).await
+    }
+
+    /// A client of one more router over the same workers.
+    pub async fn add_router(&self) -> anyhow::Result<Client> {
+        let config = router_config()?;
+        let (lifetime, health) = (self.lifetime.child(), Health::new());
+        let discovery = Arc::clone(&self.discovery);
+        let addresses = router::serve::serve_with(config, discovery, lifetime, health.clone()).await?;
+        until("the added router is ready", async || Ok(health.is_ready())).await?;
+        Client::connect(&format!("http://{}", addresses.grpc)).await
+    }
+
+    /// Adds a bundled draft worker that is meant for some task types only.
+    pub async fn add_draft_for(&self, task_types: &[&str]) -> anyhow::Result<RunningWorker> {
+        let lifetime = self.lifetime.child();
+        let mut config = draft_config(DraftMethod::Model)?;
+        config.worker.model = Some(pair::draft_dir());
+        config.task_types = task_types.iter().map(|&task_type| task_type.to_owned()).collect();
+        let discovery = self.discovery.as_ref();
+        let addresses = draft_worker::serve_with(config, discovery, lifetime.clone(), Health::new()).await?;
+        let worker = RunningWorker { lifetime, admin: addresses.admin };
+        worker.wait_connected().await?;
+        Ok(worker)
     }
 
     /// Base of the router's HTTP door.
@@ -221,6 +241,11 @@ async fn start_worker(
         }
     };
     Ok((RunningWorker { lifetime, admin: addresses.admin }, addresses.listen))
+}
+
+fn router_config() -> anyhow::Result<RouterConfig> {
+    let config = RawRouter::default().validate(&mut Faults::new()).context("the defaults are at fault")?;
+    Ok(RouterConfig { http: any_port(), grpc: any_port(), ..config })
 }
 
 fn worker_config() -> anyhow::Result<WorkerConfig> {

@@ -61,10 +61,6 @@ pub struct WorkerFlags {
     /// How routers reach this worker, if not by the listen address: http://HOST:PORT
     #[arg(long, value_name = "URL")]
     pub advertise: Option<String>,
-    /// A TOML file with any of these settings, named as the flags with underscores
-    #[arg(long, value_name = "FILE")]
-    #[serde(skip)]
-    pub config: Option<PathBuf>,
     #[command(flatten)]
     #[serde(flatten)]
     #[expect(missing_docs, reason = "clap would take a doc comment here for the help of every flag below")]

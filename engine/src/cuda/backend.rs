@@ -23,14 +23,16 @@ use crate::EngineError;
 use crate::backend::{AttentionLayer, Backend, HeadLayout, Norm};
 use crate::forward_batch::ForwardBatch;
 use crate::kv_cache::KvShape;
+use crate::load::{Loaded, load_whole};
+use crate::model_config::ModelConfig;
+use crate::options::LoadOptions;
 use crate::rope::Rope;
-use crate::weights::{LinearTensors, MatrixFormat, TensorPart, TensorSource};
-pub(crate) use load::check_formats;
+use crate::weights::{Formats, LinearTensors, MatrixFormat, TensorPart, TensorSource};
 use load::{GpuLinear, GpuTable, GpuWeights};
 use pass::GpuPass;
 
 /// The class of kernels whose bits are equal; part of `numerics_id`. Change it with the arithmetic.
-pub(crate) const KERNEL_CLASS: &str = "cuda-mma-1";
+const KERNEL_CLASS: &str = "cuda-mma-1";
 
 /// One device, used by one thread at a time.
 pub(crate) struct Gpu<E: Executor> {
@@ -90,6 +92,20 @@ pub(crate) struct GpuKv<M> {
     shape: KvShape,
 }
 
+/// Loads a model onto what runs kernels; refuses what has none.
+pub(crate) fn load_on<E>(
+    executor: E,
+    options: &LoadOptions,
+    source: &dyn TensorSource,
+    model: (ModelConfig, Formats),
+) -> Result<Loaded, EngineError>
+where
+    E: Executor<Memory: Send + Sync> + Send + 'static,
+{
+    load::check_model(&model.0, model.1)?;
+    load_whole(Gpu::new(executor, options.kv_memory_bytes), KERNEL_CLASS, source, model)
+}
+
 /// At least `len` elements in `slot`, whose content is of no matter.
 fn room<'a, E: Executor, T: bytemuck::Pod>(
     slot: &'a mut Option<Tensor<E::Memory, T>>,
@@ -106,7 +122,7 @@ fn room<'a, E: Executor, T: bytemuck::Pod>(
 }
 
 impl<E: Executor> Gpu<E> {
-    pub(crate) fn new(executor: E, kv_memory_bytes: u64) -> Self {
+    fn new(executor: E, kv_memory_bytes: u64) -> Self {
         let (failed, rounded, steps, scales, partial) = (None, None, None, None, None);
         let state = State { executor, failed, rounded, steps, scales, partial };
         Self { state: Mutex::new(state), kv_memory_bytes }
@@ -186,8 +202,8 @@ where
         linear.bytes()
     }
 
-    fn table_as_linear(&self, table: &Self::Table) -> Self::Linear {
-        table.as_linear()
+    fn table_as_linear(&self, table: &Self::Table) -> Result<Self::Linear, EngineError> {
+        Ok(table.as_linear())
     }
 
     fn load_norm(&self, norm: Norm) -> Result<Self::Norm, EngineError> {

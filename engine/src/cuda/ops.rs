@@ -9,7 +9,7 @@ mod int8;
 mod logits;
 mod rows;
 
-pub(crate) use attention::{Attention, Query, num_splits, tiles};
+pub(crate) use attention::{Attention, Query, check_head_dim, num_splits, tiles};
 pub(crate) use draw::{DrawRow, Drawn, draw};
 pub(crate) use gemm::{GRAIN as BF16_GRAIN, GemmBf16, borders, check_borders};
 pub(crate) use heads::{WriteKv, norm_heads, rotate};

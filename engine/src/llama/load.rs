@@ -140,7 +140,7 @@ impl<B: Backend> Loader<'_, B> {
             && config.tie_word_embeddings
             && !shard.is_part()
         {
-            return Ok(self.backend.table_as_linear(embedding));
+            return self.backend.table_as_linear(embedding);
         }
         // Quantized, or in parts, a tied table is there twice: as it was for looking up, and as a projection.
         let tensor = if config.tie_word_embeddings { EMBEDDING } else { LM_HEAD };

@@ -20,6 +20,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use service::health::Health;
 use service::metrics::Metrics;
 use service::shutdown::Lifetime;
+use speculation::SequenceSpec;
 use tracing::{Instrument as _, info_span};
 
 pub use self::auth::{Auth, Caller};
@@ -28,9 +29,11 @@ use crate::admission::Admission;
 use crate::catalog::Catalog;
 use crate::error::RouterError;
 use crate::generation::{Generation, Lanes};
+use crate::lane::policy::PolicyConfig;
 use crate::metrics::RouterMetrics;
 use crate::request_record::RequestRecord;
 use crate::request_span;
+use crate::task_type::classify;
 use crate::token_span::text_stream::{Echo, ResponseInfo, StartedPrompt, TextStream, TextStreamParts};
 use crate::tokenize::{TokenizePool, TokenizedPrompt, tokenize};
 
@@ -81,6 +84,8 @@ pub struct AppState {
     pub metrics: RouterMetrics,
     /// Where text becomes ids.
     pub tokenize: TokenizePool,
+    /// What the operator settled for lanes.
+    pub policy: Arc<PolicyConfig>,
     /// While it drains nothing new is taken; when it is cancelled, streams are cut.
     pub lifetime: Lifetime,
 }
@@ -132,7 +137,8 @@ async fn start(
     request_span::record_request(record.span(), request_id, caller, &request);
     record.waiting(&request.entry.id);
 
-    let permit = state.admission.admit(request.num_sequences()).instrument(info_span!("queue")).await?;
+    let permit = state.admission.admit(request.num_sequences(), request.priority);
+    let permit = permit.instrument(info_span!("queue")).await?;
     record.admitted(permit, state.lifetime.work("request"));
 
     let (model, prompts) = (Arc::clone(&request.entry.text), std::mem::take(&mut request.prompts));
@@ -140,10 +146,12 @@ async fn start(
     let tokenized: Vec<TokenizedPrompt> = state.tokenize.run(job).instrument(info_span!("tokenize")).await?;
 
     // Every prompt is known to fit before the first one starts.
-    let specs: Result<Vec<_>, _> =
-        tokenized.iter().map(|prompt| request.spec(prompt.ids.len() as u32)).collect();
-    let mut started = Vec::with_capacity(tokenized.len());
-    for (TokenizedPrompt { ids, text }, spec) in tokenized.into_iter().zip(specs?) {
+    let planned: Result<Vec<Planned>, RouterError> =
+        tokenized.into_iter().map(|prompt| plan(state, &request, prompt)).collect();
+    let planned = planned?;
+    let mut started = Vec::with_capacity(planned.len());
+    for Planned { prompt: TokenizedPrompt { ids, text }, task_type, spec } in planned {
+        request_span::record_lane(record.span(), &task_type, spec.acceptance);
         let scores_prompt = request.wants_prompt_logprobs() && ids.len() > 1;
         let stream = if spec.max_len > spec.prompt_len || scores_prompt {
             let generation = Generation {
@@ -152,7 +160,7 @@ async fn start(
                 prompt_ids: ids.clone(),
                 num_choices: request.num_choices,
                 spec,
-                task_type: request.task_type.clone(),
+                task_type,
                 speculation: request.speculation,
                 span: record.span().clone(),
             };
@@ -168,6 +176,21 @@ async fn start(
         started.push(StartedPrompt { stream, ids, echo });
     }
     Ok((request, started))
+}
+
+/// A prompt that is ready to start.
+struct Planned {
+    prompt: TokenizedPrompt,
+    task_type: String,
+    spec: SequenceSpec,
+}
+
+/// Where nobody says what a prompt asks for, its text does.
+fn plan(state: &AppState, request: &CheckedRequest, prompt: TokenizedPrompt) -> Result<Planned, RouterError> {
+    let task_type = request.task_type.clone().unwrap_or_else(|| classify(&prompt.text).to_owned());
+    let acceptance = state.policy.lane(&task_type).acceptance;
+    let spec = request.spec(prompt.ids.len() as u32, acceptance)?;
+    Ok(Planned { prompt, task_type, spec })
 }
 
 fn unix_seconds() -> u64 {

@@ -15,6 +15,7 @@ use super::limits;
 use crate::catalog::{Catalog, ModelEntry};
 use crate::error::RouterError;
 use crate::generation::SpeculationRequest;
+use crate::lane::policy::acceptance_of;
 use crate::text::ConversationMessage;
 use crate::token_span::StopRules;
 use crate::tokenize::Prompt;
@@ -350,14 +351,12 @@ impl SentSpeculation {
         let field = "speculation.num_draft_tokens";
         let num_draft_tokens = integer(field, self.num_draft_tokens, 0..=MAX_DRAFT_TOKENS as i64)?;
         let acceptance = match self.acceptance.as_deref() {
-            None | Some("coupled") => AcceptanceMode::Coupled,
-            Some("rejection") => AcceptanceMode::Rejection,
-            Some("typical") => AcceptanceMode::Typical,
-            Some(unknown) => {
+            None => None,
+            Some(name) => Some(acceptance_of(name).ok_or_else(|| {
                 let field = "speculation.acceptance";
-                let message = format!("{field} must be one of coupled, rejection, typical, not `{unknown}`");
-                return Err(RouterError::invalid(field, message));
-            }
+                let message = format!("{field} must be one of coupled, rejection, typical, not `{name}`");
+                RouterError::invalid(field, message)
+            })?),
         };
         Ok(SpeculationRequest {
             enabled: self.enabled,
@@ -378,8 +377,13 @@ impl CheckedRequest {
         self.echo && self.logprobs.is_some()
     }
 
-    /// The spec of a prompt of this many tokens, if prompt and output fit the window.
-    pub fn spec(&self, prompt_len: u32) -> Result<SequenceSpec, RouterError> {
+    /// The spec of a prompt of this many tokens, if prompt and output fit the window. Drafts are judged as `lane_acceptance` says where the
+    /// request does not.
+    pub fn spec(
+        &self,
+        prompt_len: u32,
+        lane_acceptance: AcceptanceMode,
+    ) -> Result<SequenceSpec, RouterError> {
         let max_model_len = self.entry.max_model_len;
         let room = max_model_len.checked_sub(prompt_len);
         let too_long = |param| RouterError::ContextLengthExceeded {
@@ -402,7 +406,7 @@ impl CheckedRequest {
             sampling: self.sampling.clone(),
             stop_token_ids: self.stop.token_ids.clone(),
             max_len: prompt_len + max_tokens,
-            acceptance: self.speculation.acceptance,
+            acceptance: self.speculation.acceptance.unwrap_or(lane_acceptance),
             logprobs: self.logprobs,
             prompt_logprobs: if self.echo { self.logprobs } else { None },
             priority: self.priority,

@@ -26,7 +26,7 @@ const CONTEXT_MEMORY: f64 = 64.0;
 pub struct LaneExplanation {
     /// Which model.
     pub model: String,
-    /// What kind of text; empty where nobody said.
+    /// What kind of text; empty for those of too many kinds to tell apart.
     pub task_type: String,
     /// How much chance there is in the draw.
     pub temperature: &'static str,

@@ -36,7 +36,7 @@ pub const QUESTIONS: usize = 16;
 pub struct LaneKey {
     /// Which model.
     pub model: String,
-    /// What kind of text; empty where nobody said.
+    /// What kind of text; empty for those of too many kinds to tell apart.
     pub task_type: String,
     /// How much chance there is in the draw.
     pub temperature: TemperatureBand,
@@ -77,11 +77,7 @@ impl LaneKey {
             t if t < 0.9 => TemperatureBand::Medium,
             _ => TemperatureBand::High,
         };
-        Self {
-            model: generation.model.clone(),
-            task_type: generation.task_type.clone().unwrap_or_default(),
-            temperature,
-        }
+        Self { model: generation.model.clone(), task_type: generation.task_type.clone(), temperature }
     }
 }
 

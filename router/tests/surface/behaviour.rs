@@ -62,11 +62,11 @@ async fn every_sampling_field_reaches_the_lane() {
     assert_eq!((spec.prompt_len, spec.max_len), (2, 66));
     assert_eq!(
         (spec.acceptance, generation.speculation.acceptance),
-        (AcceptanceMode::Typical, AcceptanceMode::Typical)
+        (AcceptanceMode::Typical, Some(AcceptanceMode::Typical))
     );
     assert_eq!(generation.speculation.enabled, Some(true));
     assert_eq!(generation.speculation.num_draft_tokens, Some(6));
-    assert_eq!(generation.task_type.as_deref(), Some("sql"));
+    assert_eq!(generation.task_type, "sql");
 }
 
 #[tokio::test]
@@ -188,7 +188,7 @@ async fn the_task_type_comes_from_the_field_then_the_header_then_the_key() {
         let answer = router.send(request).await;
         assert_eq!(answer.status, 200, "{}", answer.text());
         let generation = router.lanes.take_one();
-        assert_eq!(generation.task_type.as_deref(), Some(expected));
+        assert_eq!(generation.task_type, expected);
         assert_eq!(generation.spec.priority, 9, "no request is more urgent than its key");
         assert_ne!(generation.spec.isolation_key, 0);
     }

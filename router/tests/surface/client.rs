@@ -1,5 +1,6 @@
 //! A router in one process, and clients of it.
 
+use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
@@ -13,6 +14,7 @@ use router::catalog::{Catalog, ModelEntry};
 use router::ingress::grpc::grpc_service;
 use router::ingress::http::http_app;
 use router::ingress::{AppState, Auth};
+use router::lane::policy::{DraftTokens, LanePolicy, PolicyConfig};
 use router::metrics::RouterMetrics;
 use router::text::{Framing, ModelText, asset};
 use router::tokenize::TokenizePool;
@@ -20,7 +22,7 @@ use serde_json::Value;
 use service::health::Health;
 use service::metrics::Metrics;
 use service::shutdown::Lifetime;
-use speculation::TokenId;
+use speculation::{AcceptanceMode, TokenId};
 use tokio::net::TcpListener;
 use tokio_stream::wrappers::TcpListenerStream;
 use tower::ServiceExt as _;
@@ -66,6 +68,19 @@ fn entry(id: &str, text: Arc<ModelText>) -> Arc<ModelEntry> {
     })
 }
 
+/// Code is judged loosely, the rest as usual.
+fn policy() -> PolicyConfig {
+    let code = LanePolicy {
+        max_k: 4,
+        min_acceptance: 0.0,
+        max_batch_for_speculation: None,
+        weight: 1.0,
+        acceptance: AcceptanceMode::Typical,
+    };
+    let lanes = BTreeMap::from([("code".to_owned(), code)]);
+    PolicyConfig { draft_tokens: DraftTokens::Auto, max_draft_tokens: 8, lanes }
+}
+
 /// A router in front of made-up lanes.
 pub(crate) struct TestRouter {
     pub(crate) lanes: Arc<FakeLanes>,
@@ -103,6 +118,7 @@ impl TestRouter {
             health: Health::new(),
             metrics_page,
             metrics,
+            policy: Arc::new(policy()),
             tokenize,
             lifetime,
         };

@@ -25,6 +25,8 @@ pub(crate) enum Script {
     Say(String),
     /// Choices say one span of text and then nothing, until nobody wants them.
     Hang,
+    /// The first choice says spans of text until nobody wants them.
+    Flood,
     /// Choices say one span of text and then fail.
     FailAfterOneSpan(RouterError),
     /// Nothing is taken.
@@ -47,12 +49,18 @@ struct State {
     submitted: Vec<Generation>,
     /// (prompt index in order of submission, choice), in order of cancellation.
     cancelled: Vec<(usize, u32)>,
+    /// Spans that a flood got rid of.
+    num_delivered: usize,
 }
 
 impl FakeLanes {
     pub(crate) fn new(lifetime: &Lifetime) -> Arc<Self> {
-        let state =
-            State { script: Script::Say(String::new()), submitted: Vec::new(), cancelled: Vec::new() };
+        let state = State {
+            script: Script::Say(String::new()),
+            submitted: Vec::new(),
+            cancelled: Vec::new(),
+            num_delivered: 0,
+        };
         Arc::new(Self { lifetime: lifetime.clone(), state: Mutex::new(state) })
     }
 
@@ -74,6 +82,10 @@ impl FakeLanes {
 
     pub(crate) fn cancelled(&self) -> Vec<(usize, u32)> {
         self.state().cancelled.clone()
+    }
+
+    pub(crate) fn num_delivered(&self) -> usize {
+        self.state().num_delivered
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -119,6 +131,9 @@ async fn run(
     prompt_idx: usize,
     sink: GenerationSink,
 ) {
+    if matches!(script, Script::Flood) {
+        return flood(&handle.0, prompt_idx, &sink).await;
+    }
     score_prompt(&generation, &sink);
     for choice in 0..generation.num_choices {
         let text = match &script {
@@ -140,6 +155,18 @@ async fn run(
             sink.send_last(GenerationEvent::Failed(error));
         }
         _ => {}
+    }
+}
+
+async fn flood(lanes: &FakeLanes, prompt_idx: usize, sink: &GenerationSink) {
+    let span = demo_encode(" flood");
+    loop {
+        let tokens = committed(None, 0, (0, &span), SpeculationUsage::default());
+        if sink.send(GenerationEvent::Tokens(tokens)) == Delivery::Unwanted {
+            break lanes.state().cancelled.push((prompt_idx, 0));
+        }
+        lanes.state().num_delivered += 1;
+        tokio::task::yield_now().await;
     }
 }
 

@@ -203,7 +203,7 @@ async fn keys_and_limits_hold_here_too() {
     assert_eq!(status.code(), Code::Unauthenticated);
     assert_eq!(client.list_models(v1::ListModelsRequest {}).await.unwrap_err().code(), Code::Unauthenticated);
     let open = client.generate(keyed(text_request("hi"))).await.unwrap();
-    assert_eq!(router.lanes.take_one().task_type.as_deref(), Some("sql"));
+    assert_eq!(router.lanes.take_one().task_type, "sql");
     let status = client.generate(keyed(text_request("hi"))).await.unwrap_err();
     assert_eq!(status.code(), Code::ResourceExhausted);
     assert_eq!(status.metadata().get("retry-after").unwrap(), "1");

@@ -10,5 +10,7 @@ mod client;
 mod client_gone;
 mod fake_lanes;
 mod grpc;
+mod lanes;
 mod shapes;
+mod slow_client;
 mod telemetry;

@@ -16,12 +16,14 @@ pub struct LaneRows {
     pub rows: u32,
     /// Tokens that it is expected to commit with them.
     pub expected_tokens: f64,
+    /// Whether the last forward went without some of them: they go now, so that no lane waits for more than one forward of others.
+    pub passed_over: bool,
 }
 
 /// The lane whose rows should go first and alone, if that answers expected tokens sooner on the whole; `step_us` says what a
 /// forward of so many rows takes.
 pub fn first_alone(lanes: &[LaneRows], step_us: impl Fn(u32) -> f64) -> Option<u32> {
-    if lanes.len() < 2 {
+    if lanes.len() < 2 || lanes.iter().any(|lane| lane.passed_over) {
         return None;
     }
     let rows: u32 = lanes.iter().map(|lane| lane.rows).sum();
@@ -40,8 +42,8 @@ mod tests {
     use super::*;
 
     const LANES: [LaneRows; 2] = [
-        LaneRows { lane: 1, rows: 32, expected_tokens: 40.0 },
-        LaneRows { lane: 2, rows: 160, expected_tokens: 60.0 },
+        LaneRows { lane: 1, rows: 32, expected_tokens: 40.0, passed_over: false },
+        LaneRows { lane: 2, rows: 160, expected_tokens: 60.0, passed_over: false },
     ];
 
     #[test]
@@ -49,6 +51,8 @@ mod tests {
         assert_eq!(first_alone(&LANES, |_| 10_000.0), None);
         assert_eq!(first_alone(&LANES, |rows| 100.0 * f64::from(rows)), Some(1));
         assert_eq!(first_alone(&LANES, |rows| 20_000.0 + 100.0 * f64::from(rows)), None);
+        let passed_over = LANES.map(|lane| LaneRows { passed_over: lane.lane == 2, ..lane });
+        assert_eq!(first_alone(&passed_over, |rows| 100.0 * f64::from(rows)), None, "it waited once already");
         assert_eq!(first_alone(&LANES[..1], |rows| 100.0 * f64::from(rows)), None);
     }
 }

@@ -8,9 +8,12 @@ use super::Borders;
 use crate::EngineError;
 use crate::cuda::CudaError;
 use crate::cuda::executor::{DeviceMemory, Executor, Tensor};
-use crate::cuda::ops::{BF16_GRAIN, INT8_GRAIN, QuantizeRows, borders, check_borders};
+use crate::cuda::ops::{BF16_GRAIN, INT8_GRAIN, QuantizeRows, borders, check_borders, check_head_dim};
 use crate::k_slices::KSlices;
-use crate::weights::{LinearFormat, LinearTensors, Matrix, MatrixData, MatrixFormat, QuantizedFormat};
+use crate::model_config::ModelConfig;
+use crate::weights::{
+    Formats, LinearFormat, LinearTensors, Matrix, MatrixData, MatrixFormat, QuantizedFormat,
+};
 
 /// Rows that are quantized at a time, in bytes of f32.
 const CHUNK_BYTES: usize = 64 << 20;
@@ -193,8 +196,9 @@ fn unsupported(format: &'static str) -> EngineError {
     CudaError::NoSuchFormat { format }.into()
 }
 
-/// What a model's formats must be.
-pub(crate) fn check_formats(formats: crate::weights::Formats) -> Result<(), EngineError> {
+/// Whether there are kernels for a model's heads and formats.
+pub(super) fn check_model(config: &ModelConfig, formats: Formats) -> Result<(), EngineError> {
+    check_head_dim(config.head_dim)?;
     match (formats.embedding, formats.linear) {
         (MatrixFormat::F32, _) => Err(unsupported("f32")),
         (_, LinearFormat::Quantized(QuantizedFormat::Int4)) => Err(unsupported("int4")),

@@ -126,6 +126,11 @@ impl<M: DeviceMemory> Attention<'_, M> {
     }
 }
 
+/// Whether there is a kernel for heads of this size.
+pub(crate) fn check_head_dim(head_dim: usize) -> Result<(), CudaError> {
+    kernel_for(head_dim).map(drop)
+}
+
 fn kernel_for(head_dim: usize) -> Result<&'static Kernel, CudaError> {
     let index = HEAD_DIMS.iter().position(|&size| size == head_dim);
     let known = format!("one of {HEAD_DIMS:?}");

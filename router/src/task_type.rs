@@ -1,0 +1,258 @@
+//! What kind of text a prompt asks for, where neither the request nor its API key says: a few plain rules over the first and last lines of the
+//! prompt. A wrong answer puts a sequence into a lane with others that are accepted otherwise; it changes no token. So the rules look for how such prompts are
+//! commonly put, not for any prompt in particular, and `docs/measurements/` says how often they are wrong.
+//!
+//! Rules are tried in the order of [`RULES`], narrow before wide; the first that holds wins, and what none knows is [`FALLBACK`].
+
+/// What no rule knows.
+pub const FALLBACK: &str = "chat";
+
+/// How much of a prompt is looked at: instructions stand at its beginning or its end.
+const HEAD_CHARS: usize = 1_200;
+const TAIL_CHARS: usize = 300;
+
+/// One task type, and when a prompt is of it.
+type Rule = (&'static str, fn(&Prompt<'_>) -> bool);
+
+/// All rules, in order.
+const RULES: [Rule; 10] = [
+    ("translation", is_translation),
+    ("summarization", is_summarization),
+    ("sql", is_sql),
+    ("api_call", is_api_call),
+    ("shell", is_shell),
+    ("code", is_code),
+    ("support", is_support),
+    ("creative", is_creative),
+    ("math", is_math),
+    ("qa", is_qa),
+];
+
+/// The parts of a prompt that rules look at, in lower case.
+struct Prompt<'a> {
+    /// Both ends.
+    text: &'a str,
+    first_line: &'a str,
+    last_line: &'a str,
+    /// The lines at both ends, where instructions stand.
+    instructions: &'a str,
+}
+
+/// The task type of a prompt, by its text.
+pub fn classify(text: &str) -> &'static str {
+    let text = both_ends(text.trim()).to_lowercase();
+    let first_line = text.lines().next().unwrap_or_default();
+    let last_line = text.lines().next_back().unwrap_or_default();
+    let instructions = format!("{first_line}\n{last_line}");
+    let prompt = Prompt { text: &text, first_line, last_line, instructions: &instructions };
+    RULES.iter().find(|(_, holds)| holds(&prompt)).map_or(FALLBACK, |(task_type, _)| task_type)
+}
+
+fn both_ends(text: &str) -> String {
+    let tail_at = text.char_indices().rev().nth(TAIL_CHARS - 1).map_or(0, |(at, _)| at);
+    match text.char_indices().nth(HEAD_CHARS) {
+        Some((head_end, _)) if head_end < tail_at => format!("{}\n{}", &text[..head_end], &text[tail_at..]),
+        _ => text.to_owned(),
+    }
+}
+
+fn has_any(text: &str, phrases: &[&str]) -> bool {
+    phrases.iter().any(|phrase| text.contains(phrase))
+}
+
+/// "translate", and between which languages.
+fn is_translation(prompt: &Prompt<'_>) -> bool {
+    prompt.instructions.contains("translat")
+        && has_any(prompt.instructions, &[" to ", " into ", " from ", " in "])
+}
+
+fn is_summarization(prompt: &Prompt<'_>) -> bool {
+    let asks = [
+        "summar",
+        "tl;dr",
+        "tldr",
+        "key points",
+        "main points",
+        "in one sentence",
+        "in a nutshell",
+        "shorten",
+    ];
+    has_any(prompt.instructions, &asks) || has_any(prompt.first_line, &["transcript:", "minutes of"])
+}
+
+/// The word, a statement, or a table with its columns and a question about it.
+fn is_sql(prompt: &Prompt<'_>) -> bool {
+    let words = prompt.text.split(|c: char| !c.is_alphanumeric());
+    let is_statement =
+        (prompt.text.contains("select ") && prompt.text.contains(" from ") && prompt.text.contains(';'))
+            || has_any(prompt.text, &["create table", "insert into"]);
+    let is_commented_schema = prompt.first_line.starts_with("--") && prompt.first_line.contains('(');
+    words.into_iter().any(|word| word == "sql") || is_statement || is_commented_schema
+}
+
+/// Tools are listed, or a call is asked for.
+fn is_api_call(prompt: &Prompt<'_>) -> bool {
+    let asks = ["api call", "function call", "tool call", "which api", "what api", "an api ", "call the api"];
+    has_any(prompt.instructions, &asks)
+        || has_any(prompt.first_line, &["functions:", "tools:", "available functions"])
+}
+
+/// A shell is named, or a prompt waits for a command.
+fn is_shell(prompt: &Prompt<'_>) -> bool {
+    let asks = [
+        "shell command",
+        "bash",
+        "command line",
+        "command-line",
+        "terminal command",
+        "cheat sheet",
+        "example commands",
+        "one-liner",
+    ];
+    has_any(prompt.instructions, &asks)
+        || prompt.first_line.contains("(a shell")
+        || matches!(prompt.last_line.trim(), "$" | "#" | "%")
+}
+
+/// A language and something to write in it, or code itself.
+fn is_code(prompt: &Prompt<'_>) -> bool {
+    let asks = [
+        "write a function",
+        "function to ",
+        "function that",
+        "this function",
+        "implement ",
+        "refactor",
+        "unit test",
+        "debug this",
+        "fix this code",
+        "write a program",
+        "write a class",
+        "write a script",
+    ];
+    let languages =
+        ["python", "rust", "javascript", "typescript", "java ", "c++", "golang", "haskell", "kotlin"];
+    let things = ["function", "class", "method", "code", "program", "script", "module"];
+    let is_asked_for = has_any(prompt.first_line, &languages) && has_any(prompt.first_line, &things);
+    let signs = [
+        "```",
+        "\ndef ",
+        "\nclass ",
+        "\nfn ",
+        "#include",
+        "\nimport ",
+        "public static",
+        "):\n",
+        "() {",
+        "\nassert ",
+    ];
+    has_any(prompt.instructions, &asks) || is_asked_for || has_any(prompt.text, &signs)
+}
+
+/// A customer speaks, or an agent is to answer one.
+fn is_support(prompt: &Prompt<'_>) -> bool {
+    let roles = [
+        "customer service",
+        "customer support",
+        "support agent",
+        "reply to the customer",
+        "help desk",
+        "helpdesk",
+    ];
+    has_any(prompt.instructions, &roles) || has_any(prompt.text, &["customer:", "\nagent:"])
+}
+
+/// A text of some form or voice is asked for, or prose with speech in it is to go on.
+fn is_creative(prompt: &Prompt<'_>) -> bool {
+    let forms = [
+        "story",
+        "poem",
+        "scene",
+        "novel",
+        "lyrics",
+        "haiku",
+        "sonnet",
+        "fairy tale",
+        "in the style of",
+        "same voice",
+        "screenplay",
+        "dialogue between",
+        "a character ",
+    ];
+    has_any(prompt.instructions, &forms)
+}
+
+/// An equation, "step by step", or a question of quantity over numbers.
+fn is_math(prompt: &Prompt<'_>) -> bool {
+    let numbers =
+        prompt.text.split(|c: char| !c.is_ascii_digit()).filter(|digits| !digits.is_empty()).count();
+    let asks = [
+        "how many",
+        "how much",
+        "calculate",
+        "compute",
+        "solve",
+        "what is the total",
+        "what is its",
+        "percent",
+        "how long",
+        "how far",
+        "how old",
+        "what is the area",
+        "what is the sum",
+        "evaluate",
+        "simplify",
+    ];
+    let is_explained =
+        prompt.instructions.contains("step by step") || prompt.instructions.contains("prove that");
+    is_explained || (numbers >= 2 && has_any(prompt.text, &asks) && !prompt.first_line.contains("passage"))
+}
+
+/// A question about a given text or the world; of one who is spoken with it is talk.
+fn is_qa(prompt: &Prompt<'_>) -> bool {
+    let frames = ["passage", "context:", "answer the question", "question:", "category:", "trivia"];
+    let asks = ["who ", "what ", "when ", "where ", "which ", "why ", "how ", "in which ", "name the "];
+    let is_question = prompt.last_line.ends_with('?') && prompt.text.lines().count() == 1;
+    let is_talk = has_any(prompt.text, &["user:", "assistant:"])
+        || prompt.last_line.split(|c: char| !c.is_alphanumeric()).any(|word| matches!(word, "you" | "your"));
+    !is_talk && (has_any(prompt.instructions, &frames) || (is_question && has_any(prompt.last_line, &asks)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn common_ways_to_ask_are_known() {
+        for (text, expected) in [
+            ("Translate into German: good morning", "translation"),
+            ("Please summarise what follows.\n\nLong text.", "summarization"),
+            ("A very long report.\n\nTL;DR:", "summarization"),
+            ("Write an SQL query that counts users by country", "sql"),
+            ("-- users(id, name)\n-- how many are there?", "sql"),
+            ("Functions:\n- GetWeather(city)\nUser: is it cold in Oslo?\nFunction call:", "api_call"),
+            ("Write a bash one-liner that counts files", "shell"),
+            ("list files by size\n$", "shell"),
+            ("Write a Rust function that reverses a list", "code"),
+            ("Fix this:\n```\nlet x = 1\n```", "code"),
+            ("Customer: my parcel is late\nAgent:", "support"),
+            ("Write a short story about a lighthouse", "creative"),
+            ("Tom has 3 apples and buys 4. How many has he?", "math"),
+            ("Who wrote Hamlet?", "qa"),
+            ("Passage: The wall fell in 1989.\nWhen did it fall?\nAnswer the question.", "qa"),
+            ("How are you?", "chat"),
+            ("Tell me about your day", "chat"),
+            ("", "chat"),
+        ] {
+            assert_eq!(classify(text), expected, "{text:?}");
+        }
+    }
+
+    #[test]
+    fn only_the_ends_of_a_long_prompt_are_read() {
+        let filling = "ä ".repeat(1_000_000);
+        assert_eq!(classify(&format!("{filling}translate this to sql{filling}")), "chat");
+        assert_eq!(classify(&format!("{filling}\nTL;DR:")), "summarization");
+        assert_eq!(classify(&format!("Translate to French:\n{filling}")), "translation");
+    }
+}
