@@ -98,7 +98,6 @@ fn a_plan_counts_what_the_engine_loads() {
         tensor_parallel: 1,
         kv_memory_bytes: 1 << 20,
         max_model_len: None,
-        tensor_parallel: 1,
     };
     for (name, format) in [
         ("f32", engine::WeightFormat::F32),
