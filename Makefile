@@ -44,7 +44,7 @@ kernels-check: ## every CUDA kernel compiled for every architecture that is serv
 	@cargo build --locked --package outrider-engine --example kernels_check
 	@LD_LIBRARY_PATH="$$(deploy/nvrtc.sh):$$LD_LIBRARY_PATH" "$${CARGO_TARGET_DIR:-target}/debug/examples/kernels_check"
 
-gpu-check: ## on a machine with a GPU: every CUDA kernel against its naive twin, and timings (ARGS=1 for cuda:1)
+gpu-check: ## on a machine with a GPU: every CUDA kernel against its naive twin, whole models against the CPU engine, timings (ARGS="DEVICE MODELS CONFIG")
 	@cargo build --locked --package outrider-engine --example gpu_check
 	@"$${CARGO_TARGET_DIR:-target}/debug/examples/gpu_check" $(ARGS)
 
