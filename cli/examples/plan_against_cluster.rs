@@ -76,8 +76,7 @@ async fn measure(client: &Client, concurrency: usize, k: u32) -> Result<Found, B
     let settings =
         Settings { max_tokens: MAX_TOKENS, num_draft_tokens, chat: true, fields, ..Settings::default() };
     let prompts = Prompt::built_in();
-    let requests: Vec<_> =
-        prompts.iter().map(|prompt| settings.request(client.endpoint(), prompt)).collect();
+    let requests: Vec<_> = prompts.iter().map(|prompt| settings.request(client.endpoint(), prompt)).collect();
     let run = client.drive(&requests, &Schedule::Closed { concurrency }, |_| ()).await;
     let samples = run.samples(&requests);
     let figures = Figures::of(&samples, run.duration(), &FigureOptions::default());
