@@ -1,6 +1,6 @@
 # Every verb is one line over cargo or a script. `make` alone prints them.
 .DEFAULT_GOAL := help
-.PHONY: help deps up test check fmt docs measure measure-router measure-lanes clean
+.PHONY: help deps up test check fmt fuzz docs measure measure-router measure-lanes kernels-check gpu-check clean
 
 help: ## print the verbs
 	@awk -F ': .*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -16,6 +16,7 @@ up: ## build, then run router, draft worker and target worker on the bundled pai
 test: ## the one gate: formatting, lints, every test (what .ci/run runs)
 	@deploy/deps.sh build test
 	@$(MAKE) --no-print-directory check
+	@$(MAKE) --no-print-directory kernels-check
 	cargo nextest run --locked --workspace
 
 check: ## formatting and lints, warnings denied
@@ -25,6 +26,9 @@ check: ## formatting and lints, warnings denied
 fmt: ## format the tree
 	cargo fmt --all
 
+fuzz: ## mutated checkpoints are refused or run, 20,000 of each kind (CASES=n); the gate tries 256
+	PROPTEST_CASES=$(or $(CASES),20000) cargo nextest run --locked --package outrider-engine --test load_fuzz
+
 measure: ## acceptance and time per token by task type on the bundled pair, drafting against k = 0 (ARGS="--temperature 1")
 	cargo build --locked --workspace --bins
 	@"$${CARGO_TARGET_DIR:-target}/debug/acceptance-table" $(ARGS)
@@ -33,8 +37,16 @@ measure-router: ## what the router takes of a CPU for each event and each token 
 	cargo build --locked --workspace --bins
 	@"$${CARGO_TARGET_DIR:-target}/debug/router-cost" $(ARGS)
 
-measure-lanes: ## the choice of k on a virtual clock, against every fixed k and against none (simulated; ARGS=quick)
-	cargo run --locked --package outrider-speculation --example lanes_sim -- $(ARGS)
+measure-lanes: ## lanes on a virtual clock: every fixed k, none, mixed traffic, overlap, scale (simulated; PROFILE=FILE ARGS="quick map")
+	cargo run --locked --package outrider-speculation --example lanes_sim -- $(ARGS) $(PROFILE)
+
+kernels-check: ## every CUDA kernel compiled for every architecture that is served, with registers and spills; no GPU needed
+	@cargo build --locked --package outrider-engine --example kernels_check
+	@LD_LIBRARY_PATH="$$(deploy/nvrtc.sh):$$LD_LIBRARY_PATH" "$${CARGO_TARGET_DIR:-target}/debug/examples/kernels_check"
+
+gpu-check: ## on a machine with a GPU: every CUDA kernel against its naive twin, and timings (ARGS=1 for cuda:1)
+	@cargo build --locked --package outrider-engine --example gpu_check
+	@"$${CARGO_TARGET_DIR:-target}/debug/examples/gpu_check" $(ARGS)
 
 docs: ## the API documentation, private items too, in target/doc
 	RUSTDOCFLAGS="--deny warnings --allow rustdoc::private-intra-doc-links" cargo doc --locked --workspace --no-deps --document-private-items

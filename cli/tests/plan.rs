@@ -95,6 +95,7 @@ fn a_plan_counts_what_the_engine_loads() {
         model_dir: demo.clone(),
         weights,
         threads: 1,
+        tensor_parallel: 1,
         kv_memory_bytes: 1 << 20,
         max_model_len: None,
     };

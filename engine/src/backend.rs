@@ -84,7 +84,7 @@ pub(crate) trait Backend: Send + Sync {
     fn linear_bytes(&self, linear: &Self::Linear) -> u64;
 
     /// The same for a whole table, where it is read as one.
-    fn table_as_linear(&self, table: &Self::Table) -> Self::Linear;
+    fn table_as_linear(&self, table: &Self::Table) -> Result<Self::Linear, EngineError>;
 
     /// Loads a norm.
     fn load_norm(&self, norm: Norm) -> Result<Self::Norm, EngineError>;

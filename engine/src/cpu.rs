@@ -1,8 +1,9 @@
 //! The CPU backend: cuts each operation into pieces that no piece's result depends on, and runs a kernel on
 //! each.
 //!
-//! `lanes` defines the arithmetic, `x86` implements it in registers, `dispatch` chooses; `gemm`, `attention`
-//! and `elementwise` are the kernels on floats, `packed` those on integers; `reference` holds their naive twins, which judge them.
+//! `lanes` defines the arithmetic, `x86` implements it in registers, `dispatch` chooses; `floats` and `packed` multiply
+//! with weights (of floats, of integers) that `lines` holds, `attention` and `elementwise` are the other kernels;
+//! `reference` holds their naive twins, which judge them.
 #![expect(
     unsafe_code,
     reason = "vector instructions and disjoint writes by several threads; see each SAFETY note"
@@ -12,12 +13,14 @@ mod attention;
 mod dispatch;
 mod elementwise;
 mod exp;
-mod gemm;
+mod floats;
 mod lanes;
+mod lines;
 mod packed;
 mod read;
 pub(crate) mod reference;
 mod threads;
+mod tiles;
 #[cfg(target_arch = "x86_64")]
 mod x86;
 
@@ -26,12 +29,13 @@ use std::sync::{Mutex, PoisonError};
 
 use attention::Attend;
 use dispatch::Isa;
-use elementwise::{RmsNorm, RmsNormInPlace, Rotate, RoundToBf16, SiluMul};
-use gemm::MatMul;
+use elementwise::{RmsNorm, RmsNormInPlace, Rotate, SiluMul};
+pub(crate) use floats::FloatMatrix;
+use floats::{FloatMatMul, TiledRows};
 use lanes::Element;
 pub(crate) use packed::PackedMatrix;
 use packed::{PackedMatMul, QuantizedRows};
-pub(crate) use read::{READ_LINE, ReadSum};
+pub(crate) use read::{READ_LINE, ReadBuffer, ReadSum};
 use threads::Shared;
 pub(crate) use threads::Threads;
 
@@ -43,11 +47,10 @@ use crate::{EngineError, TokenId};
 
 /// The class of kernels whose bits are equal, whatever the instruction set; part of `numerics_id`. Change it
 /// with the arithmetic.
-pub(crate) const KERNEL_CLASS: &str = "f32x16-fma-1";
+pub(crate) const KERNEL_CLASS: &str = "f32-chain-2";
 
-/// Columns that a thread takes at a time: a whole number of cache lines of output, and of the kernel's column
-/// blocks.
-const COLUMN_GRAIN: usize = 16;
+/// Columns that a thread takes at a time: whole panels of weights of any format.
+const COLUMN_GRAIN: usize = floats::PANEL;
 /// Rows that an attention task takes at a time.
 const ATTENTION_ROWS: usize = 16;
 /// What one exponential costs, in multiply-adds.
@@ -58,18 +61,15 @@ const EXP_WORK: usize = 16;
 pub(crate) struct Cpu {
     isa: Isa,
     threads: Threads,
-    /// Activations of the product under way; locked so that `linear` can take `&self`, never contended.
-    quantized: Mutex<QuantizedRows>,
+    /// Those of the product under way; locked so that `linear` can take `&self`, never contended.
+    activations: Mutex<Activations>,
 }
 
-/// Columns `mine` of the outputs of a linear; they belong to the matrix whose outputs are `first..end`.
-struct Columns<'a> {
-    linear: &'a Linear,
-    x: &'a [f32],
-    first: usize,
-    mine: Range<usize>,
-    end: usize,
-    out: &'a Shared<'a, f32>,
+/// Inputs of a product as its kernels take them.
+#[derive(Debug, Default)]
+struct Activations {
+    floats: TiledRows,
+    quantized: QuantizedRows,
 }
 
 impl Cpu {
@@ -91,7 +91,7 @@ impl Cpu {
     }
 
     fn with(isa: Isa, threads: Threads) -> Self {
-        Self { isa, threads, quantized: Mutex::default() }
+        Self { isa, threads, activations: Mutex::default() }
     }
 
     /// The threads of the engine.
@@ -107,45 +107,6 @@ impl Cpu {
     /// Runs a whole forward of about `work` multiply-adds.
     pub(crate) fn enter<R: Send>(&self, work: usize, run: impl FnOnce() -> R + Send) -> R {
         self.threads.enter(work, run)
-    }
-
-    /// Some columns of matrices that lie side by side.
-    fn float_columns(
-        &self,
-        linear: &Linear,
-        parts: &[Matrix],
-        (x, columns): (&[f32], Range<usize>),
-        out: &Shared<'_, f32>,
-    ) {
-        let mut out_start = 0;
-        for part in parts {
-            let end = out_start + part.rows();
-            let mine = columns.start.max(out_start)..columns.end.min(end);
-            if !mine.is_empty() {
-                let task = Columns { linear, x, first: out_start, mine, end, out };
-                match part.data() {
-                    MatrixData::F32(weights) => self.mat_mul(weights.as_slice(), task),
-                    MatrixData::Bf16(weights) => self.mat_mul(weights.as_slice(), task),
-                }
-            }
-            out_start = end;
-        }
-    }
-
-    /// One matrix, on columns of it.
-    fn mat_mul<W: Element>(&self, weights: &[W], task: Columns<'_>) {
-        let Columns { linear, x, first, mine, end, out } = task;
-        self.isa.run(MatMul {
-            x,
-            weights,
-            k: linear.k(),
-            slices: &linear.slices,
-            bias: linear.bias.as_ref().map(|bias| &bias[first..end]),
-            columns: mine.start - first..mine.end - first,
-            out,
-            out_width: linear.width(),
-            out_start: first,
-        });
     }
 
     fn attend<T: Element + KvElement>(&self, kv: &KvBlocks<T>, step: &AttentionStep<'_>, out: &mut [f32]) {
@@ -263,22 +224,23 @@ impl Cpu {
             x.len() == rows * k && out.len() == rows * width,
             "a linear's input and output disagree on rows"
         );
-        let out = &Shared::new(out);
+        let (out, bias) = (&Shared::new(out), linear.bias.as_deref());
+        let work = rows * k * width;
+        let mut activations = self.activations.lock().unwrap_or_else(PoisonError::into_inner);
+        let with = (self.isa, &self.threads);
         match &linear.weights {
-            LinearWeights::Floats(parts) => {
-                if matches!(parts[0].data(), MatrixData::Bf16(_)) {
-                    self.for_rows(x, k, x.len(), |_, x| self.isa.run(RoundToBf16 { x }));
-                }
-                self.threads.for_ranges(width, COLUMN_GRAIN, rows * k * width, |columns| {
-                    self.float_columns(linear, parts, (x, columns), out);
+            LinearWeights::Floats(weights) => {
+                activations.floats.fill(weights, x, with);
+                let x = &activations.floats;
+                self.threads.for_ranges(width, COLUMN_GRAIN, work, |columns| {
+                    self.isa.run(FloatMatMul { x, weights, bias, columns, out });
                 });
             }
             LinearWeights::Packed(weights) => {
-                let mut quantized = self.quantized.lock().unwrap_or_else(PoisonError::into_inner);
-                quantized.fill(weights, x, (self.isa, &self.threads));
-                let (x, bias) = (&*quantized, linear.bias.as_deref());
-                self.threads.for_ranges(width, COLUMN_GRAIN, rows * k * width, |columns| {
-                    self.isa.run_dots(PackedMatMul { x, rows, weights, bias, columns, out });
+                activations.quantized.fill(weights, x, with);
+                let x = &activations.quantized;
+                self.threads.for_ranges(width, COLUMN_GRAIN, work, |columns| {
+                    self.isa.run_dots(PackedMatMul { x, weights, bias, columns, out });
                 });
             }
         }

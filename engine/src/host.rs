@@ -3,7 +3,7 @@
 
 use crate::EngineError;
 use crate::backend::{AttentionLayer, Backend, HeadLayout, Norm};
-use crate::cpu::{Cpu, PackedMatrix};
+use crate::cpu::{Cpu, FloatMatrix, PackedMatrix};
 use crate::forward_batch::ForwardBatch;
 use crate::k_slices::KSlices;
 use crate::kv_cache::{KvCache, KvShape};
@@ -11,28 +11,25 @@ use crate::rope::Rope;
 use crate::weights::{LinearFormat, LinearTensors, Matrix, MatrixFormat, TensorPart, TensorSource};
 
 /// What inputs are multiplied with.
-#[derive(Debug, Clone)]
+#[derive(Debug)]
 pub(crate) enum LinearWeights {
-    /// `[out_i, k]` each; their outputs lie one behind the other in a row.
-    Floats(Vec<Matrix>),
-    /// All of them as one `[width, k]`.
+    Floats(FloatMatrix),
     Packed(PackedMatrix),
 }
 
-/// Matrices that share their input.
-#[derive(Debug, Clone)]
+/// Matrices that share their input, as one `[width, k]`.
+#[derive(Debug)]
 pub(crate) struct Linear {
     pub(crate) weights: LinearWeights,
     /// `[sum of out_i]`.
     pub(crate) bias: Option<Vec<f32>>,
-    pub(crate) slices: KSlices,
 }
 
 impl Linear {
     /// Length of an input row.
     pub(crate) fn k(&self) -> usize {
         match &self.weights {
-            LinearWeights::Floats(parts) => parts[0].columns(),
+            LinearWeights::Floats(matrix) => matrix.k(),
             LinearWeights::Packed(matrix) => matrix.k(),
         }
     }
@@ -40,7 +37,7 @@ impl Linear {
     /// Length of an output row.
     pub(crate) fn width(&self) -> usize {
         match &self.weights {
-            LinearWeights::Floats(parts) => parts.iter().map(Matrix::rows).sum(),
+            LinearWeights::Floats(matrix) => matrix.width(),
             LinearWeights::Packed(matrix) => matrix.width(),
         }
     }
@@ -48,7 +45,7 @@ impl Linear {
     /// Bytes that a product reads, without the activations.
     fn bytes(&self) -> u64 {
         let weights = match &self.weights {
-            LinearWeights::Floats(parts) => parts.iter().map(Matrix::bytes).sum(),
+            LinearWeights::Floats(matrix) => matrix.bytes(),
             LinearWeights::Packed(matrix) => matrix.bytes(),
         };
         weights + self.bias.as_ref().map_or(0, |bias| size_of_val(bias.as_slice()) as u64)
@@ -129,9 +126,11 @@ impl Backend for Cpu {
 
     fn load_linear(&self, tensors: &LinearTensors<'_>) -> Result<HostLinear, EngineError> {
         let (mut bias, mut bias_after, mut scales_after) = (tensors.bias.clone(), None, None);
-        let slices = tensors.slices.moved_to_zero();
         let weights = match tensors.format {
-            LinearFormat::Float(format) => LinearWeights::Floats(tensors.matrices(format)?),
+            LinearFormat::Float(format) => {
+                let (parts, slices) = (tensors.matrices(format)?, tensors.slices.moved_to_zero());
+                LinearWeights::Floats(FloatMatrix::pack(&parts, &slices, self.threads())?)
+            }
             LinearFormat::Quantized(format) => {
                 let rows = tensors.whole_rows()?;
                 let row = |row| rows.row(row);
@@ -148,17 +147,18 @@ impl Backend for Cpu {
         if tensors.partial {
             bias_after = bias.take();
         }
-        Ok(HostLinear { linear: Linear { weights, bias, slices }, scales_after, bias_after })
+        Ok(HostLinear { linear: Linear { weights, bias }, scales_after, bias_after })
     }
 
     fn linear_bytes(&self, linear: &HostLinear) -> u64 {
         linear.linear.bytes()
     }
 
-    fn table_as_linear(&self, table: &Matrix) -> HostLinear {
+    fn table_as_linear(&self, table: &Matrix) -> Result<HostLinear, EngineError> {
         let slices = KSlices::whole(table.columns());
-        let linear = Linear { weights: LinearWeights::Floats(vec![table.clone()]), bias: None, slices };
-        HostLinear { linear, scales_after: None, bias_after: None }
+        let packed = FloatMatrix::pack(std::slice::from_ref(table), &slices, self.threads())?;
+        let linear = Linear { weights: LinearWeights::Floats(packed), bias: None };
+        Ok(HostLinear { linear, scales_after: None, bias_after: None })
     }
 
     fn load_norm(&self, norm: Norm) -> Result<Norm, EngineError> {

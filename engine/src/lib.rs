@@ -14,6 +14,7 @@ mod backend;
 mod block_manager;
 mod collective;
 mod cpu;
+pub mod cuda;
 mod error;
 mod forward_batch;
 mod handle;

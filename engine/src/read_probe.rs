@@ -5,11 +5,11 @@ use std::ops::Range;
 use std::time::Instant;
 
 use crate::EngineError;
-use crate::cpu::{Cpu, READ_LINE, ReadSum};
+use crate::cpu::{Cpu, READ_LINE, ReadBuffer, ReadSum};
 
 /// A buffer that is read again and again, a slice at a time, so that no cache holds what comes next.
 pub struct ReadProbe {
-    buffer: Vec<u64>,
+    buffer: ReadBuffer,
     cpu: Cpu,
     threads: usize,
     next: usize,
@@ -21,19 +21,13 @@ const STREAMS: [usize; 3] = [1, 2, 4];
 impl ReadProbe {
     /// A buffer of about `bytes`, read by `threads` threads.
     pub fn new(bytes: usize, threads: usize) -> Result<Self, EngineError> {
-        let numbers = (bytes / size_of::<u64>()).max(1 << 16);
-        let mut buffer = Vec::new();
-        buffer
-            .try_reserve_exact(numbers)
-            .map_err(|_| EngineError::OutOfMemory { bytes: bytes as u64, purpose: "the bandwidth probe" })?;
-        // Not zeros, which the system may keep on one shared page.
-        buffer.extend((0..numbers as u64).map(|i| i ^ 0x5555));
+        let buffer = ReadBuffer::new(bytes.max(1 << 19))?;
         Ok(Self { buffer, cpu: Cpu::new(threads)?, threads, next: 0 })
     }
 
     /// Bytes of the buffer.
     pub fn bytes(&self) -> usize {
-        size_of_val(self.buffer.as_slice())
+        size_of_val(self.buffer.numbers())
     }
 
     /// The number of streams that reads fastest here, each tried over the whole buffer.
@@ -47,11 +41,12 @@ impl ReadProbe {
     /// returns bytes a second.
     pub fn read(&mut self, streams: usize, bytes: usize) -> f64 {
         let piece = READ_LINE * 4 * self.threads;
-        let numbers = (bytes / size_of::<u64>()).clamp(piece, self.buffer.len()) / piece * piece;
-        if self.next + numbers > self.buffer.len() {
+        let all = self.buffer.numbers();
+        let numbers = (bytes / size_of::<u64>()).clamp(piece, all.len()) / piece * piece;
+        if self.next + numbers > all.len() {
             self.next = 0;
         }
-        let part = &self.buffer[self.next..self.next + numbers];
+        let part = &all[self.next..self.next + numbers];
         self.next += numbers;
         let share = numbers / self.threads;
         let shares: Vec<Range<usize>> = (0..self.threads).map(|i| i * share..(i + 1) * share).collect();

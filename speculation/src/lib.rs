@@ -3,9 +3,10 @@
 //!
 //! Reading order: what a sequence is ([`spec`], [`prefix`]), what is said about it ([`step`]), how a token is drawn
 //! ([`noise`], [`logits`], [`acceptance`]), the two ends of the conversation ([`sequence`] at the router,
-//! [`holding`] at a worker), and how far to draft ([`survival`], [`cost`], [`draft_length`])
-//! when to leave ([`gather`]) and how long to wait for whom ([`draft_health`]); how a worker puts what waits into forwards ([`mod@batch`]). Who goes where and when, before all
-//! that: [`placement`], [`turns`], [`output_length`]. What a pool of workers is like comes from a file ([`profile`]).
+//! [`holding`] at a worker), how far to draft ([`survival`], [`cost`], [`draft_length`]),
+//! when to leave ([`gather`]) and how long to wait for whom ([`draft_health`]). Who goes where and when, before all
+//! that: [`placement`], [`turns`], [`output_length`]; what goes through a target together: [`mod@batch`]. What a pool of
+//! workers is like comes from a file ([`profile`]); [`simulation`] plays it on a virtual clock.
 
 #![forbid(unsafe_code)]
 
@@ -26,6 +27,7 @@ pub mod placement;
 pub mod prefix;
 pub mod profile;
 pub mod sequence;
+pub mod simulation;
 pub mod spec;
 pub mod step;
 pub mod survival;

@@ -98,7 +98,9 @@ impl<L: Ord + Clone, T> Turns<L, T> {
     }
 
     fn next(&self, now: Duration) -> Option<(L, u8)> {
-        let mut best: Option<((u64, f64, Duration), (&L, u8))> = None;
+        /// Class after aging, the lane's share so far, and how long ago it came.
+        type Rank = (u64, f64, Duration);
+        let mut best: Option<(Rank, (&L, u8))> = None;
         for (key, lane) in &self.lanes {
             for (priority, class) in &lane.classes {
                 let Some((ticket, _)) = class.front() else { continue };

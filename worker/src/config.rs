@@ -10,6 +10,7 @@ use service::config::Faults;
 use service::process::{ProcessConfig, ProcessFlags, RawProcess};
 use speculation::profile::Profile;
 
+use crate::compute_device::ComputeDevice;
 use crate::memory::MemoryLimit;
 
 /// Flags of both kinds of worker.
@@ -27,8 +28,8 @@ pub struct WorkerFlags {
     /// The name that clients ask for [default: the directory's name]
     #[arg(long, value_name = "NAME")]
     pub served_model_name: Option<String>,
-    /// What computes
-    #[arg(long, value_name = "cpu")]
+    /// What computes: cpu, or GPUs as cuda:0 or cuda:0,1
+    #[arg(long, value_name = "DEVICE")]
     pub device: Option<String>,
     /// Threads that compute [default: all cores]
     #[arg(long, value_name = "N")]
@@ -129,6 +130,8 @@ pub struct WorkerConfig {
     pub synthetic: Option<SyntheticConfig>,
     /// The name that clients ask for, if not the directory's.
     pub served_model_name: Option<String>,
+    /// What computes.
+    pub device: ComputeDevice,
     /// Threads that compute.
     pub threads: usize,
     /// How weights are held.
@@ -202,9 +205,7 @@ impl RawWorker {
 
     /// Checks everything; `None` where there was a fault.
     pub fn validate(self, ports: DefaultPorts, faults: &mut Faults) -> Option<WorkerConfig> {
-        faults.check("device", self.device == "cpu", || {
-            format!("`{}` is not a device of this build, expected cpu", self.device)
-        });
+        let device = faults.parse::<ComputeDevice>("device", &self.device);
         let weights = match self.weights.as_str() {
             "auto" => Some(WeightFormat::AsStored),
             "f32" => Some(WeightFormat::F32),
@@ -241,6 +242,7 @@ impl RawWorker {
             model: self.model,
             synthetic,
             served_model_name: self.served_model_name,
+            device: device?,
             threads,
             weights: weights?,
             tensor_parallel: self.tensor_parallel,

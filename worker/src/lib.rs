@@ -11,7 +11,9 @@
 #![forbid(unsafe_code)]
 
 pub mod assets;
+pub mod compute_device;
 pub mod config;
+pub mod credits;
 pub mod decide;
 pub mod device;
 pub mod door;

@@ -79,6 +79,7 @@ pub fn load<D: Decide>(
 
 fn load_engine(config: &WorkerConfig) -> anyhow::Result<(Engine, Assets)> {
     let model_dir = config.model.clone().context("no model was given: pass --model DIR")?;
+    config.device.check()?;
     let assets = Assets::load(&model_dir)?;
     let tokenizer = model_dir.join("tokenizer.json");
     let began = std::time::Instant::now();

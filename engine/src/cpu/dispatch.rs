@@ -2,7 +2,7 @@
 //! (see [`super::lanes`]); the choice is about speed alone.
 
 use super::lanes::{Lanes, Portable};
-use super::packed::{DotKernel, PortableDots};
+use super::packed::{DotKernel, Dots, PortableDots};
 
 /// Work that is compiled once for each instruction set. `run` and all that it calls must be
 /// `#[inline(always)]`, or it is compiled without the instructions.
@@ -59,6 +59,28 @@ impl Isa {
         }
         all.push(Self(Choice::Portable));
         all
+    }
+
+    /// Rows of a tile of floats.
+    pub(super) fn tile_rows(self) -> usize {
+        match self.0 {
+            #[cfg(target_arch = "x86_64")]
+            Choice::Avx512Vnni | Choice::Avx512 => super::x86::Avx512::TILE_ROWS,
+            #[cfg(target_arch = "x86_64")]
+            Choice::Avx2 => super::x86::Avx2::TILE_ROWS,
+            Choice::Portable => Portable::TILE_ROWS,
+        }
+    }
+
+    /// Rows of a tile of integers.
+    pub(super) fn dot_tile_rows(self) -> usize {
+        match self.0 {
+            #[cfg(target_arch = "x86_64")]
+            Choice::Avx512Vnni => super::packed::VnniDots::TILE_ROWS,
+            #[cfg(target_arch = "x86_64")]
+            Choice::Avx512 | Choice::Avx2 => super::packed::Avx2Dots::TILE_ROWS,
+            Choice::Portable => PortableDots::TILE_ROWS,
+        }
     }
 
     /// Runs a kernel with these instructions.

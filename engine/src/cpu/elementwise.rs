@@ -3,8 +3,7 @@
 
 use super::dispatch::Kernel;
 use super::exp::exp;
-use super::gemm::dot;
-use super::lanes::Lanes;
+use super::lanes::{Element, LANES, Lanes};
 
 /// `out = x / sqrt(mean(x^2) + eps) * weight` for each row of `weight.len()`.
 pub(super) struct RmsNorm<'a> {
@@ -61,6 +60,29 @@ unsafe fn rms_scale<V: Lanes>(x: &[f32], eps: f32) -> f32 {
     1.0 / (sum / x.len() as f32 + eps).sqrt()
 }
 
+/// The dot product of two rows: element k into lane k mod 16, then the fold.
+///
+/// # Safety
+/// The CPU has V's instructions.
+#[inline(always)]
+unsafe fn dot<V: Lanes>(a: &[f32], b: &[f32]) -> f32 {
+    let len = a.len().min(b.len());
+    let mut k = 0;
+    // SAFETY: the caller's promise; k + 16 <= len inside the loop, len - k < 16 behind it.
+    unsafe {
+        let mut sums = V::splat(0.0);
+        while k + LANES <= len {
+            sums = sums.fma(V::load(a.as_ptr().add(k)), V::load(b.as_ptr().add(k)));
+            k += LANES;
+        }
+        if k < len {
+            let (a, b) = (a.as_ptr().add(k), b.as_ptr().add(k));
+            sums = sums.fma(f32::load_part(a, len - k), f32::load_part(b, len - k));
+        }
+        sums.fold()
+    }
+}
+
 /// Turns the pairs (i, i + half) of each head by the row's angles.
 pub(super) struct Rotate<'a> {
     /// Heads of `2 * cos.len()`, one behind the other.
@@ -107,25 +129,11 @@ impl Kernel for SiluMul<'_> {
 }
 
 /// Rounds to the nearest bf16, ties to even, staying f32.
-pub(super) struct RoundToBf16<'a> {
-    pub(super) x: &'a mut [f32],
-}
-
-impl Kernel for RoundToBf16<'_> {
-    type Output = ();
-
-    #[inline(always)]
-    unsafe fn run<V: Lanes>(self) {
-        for x in self.x {
-            *x = round_to_bf16(*x);
-        }
-    }
-}
-
+///
 /// Adding just under half a unit carries into the kept bits when it should; a NaN keeps its sign and stays a
 /// NaN.
 #[inline(always)]
-fn round_to_bf16(x: f32) -> f32 {
+pub(super) fn round_to_bf16(x: f32) -> f32 {
     let bits = x.to_bits();
     let rounded = bits.wrapping_add(0x7fff + ((bits >> 16) & 1)) & 0xffff_0000;
     f32::from_bits(if x.is_nan() { (bits | 0x0040_0000) & 0xffff_0000 } else { rounded })

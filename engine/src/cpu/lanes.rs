@@ -1,6 +1,6 @@
-//! Sixteen f32 side by side: the unit in which every reduction of the CPU backend is defined. A dot product
-//! puts element k into lane k mod 16 by fused multiply-add, in order of k, and folds the lanes by halves (l
-//! with l + 8, + 4, + 2, + 1). All implementations do exactly that, so they agree bit for bit, and a
+//! Sixteen f32 side by side: the unit in which the kernels are written. Where a sum runs across lanes (a norm's, a
+//! softmax's), element k goes into lane k mod 16 by fused multiply-add, in order of k, and the lanes are folded by
+//! halves (l with l + 8, + 4, + 2, + 1). All implementations do exactly that, so they agree bit for bit, and a
 //! machine's vector width is no part of the numerics.
 
 use half::bf16;
@@ -15,11 +15,10 @@ pub(crate) const LANES: usize = 16;
 /// [`super::dispatch::Isa`] has made sure of before it runs a kernel; pointers must be valid for the elements
 /// that the method names.
 pub(crate) trait Lanes: Copy {
-    /// Weight rows that one activation row meets at a time: chains enough to hide the latency of the
-    /// multiply-add.
-    const COLUMNS_BY_1: usize;
-    /// Activation rows in a tile, at most six: as many as leave room for their sums in registers.
+    /// Activation rows in a tile, four or twelve: as many as leave room for their sums in registers.
     const TILE_ROWS: usize;
+    /// Vectors of output channels that a tile meets side by side, one or two.
+    const TILE_VECTORS: usize;
 
     /// All lanes alike.
     unsafe fn splat(x: f32) -> Self;
@@ -27,6 +26,12 @@ pub(crate) trait Lanes: Copy {
     unsafe fn load(p: *const f32) -> Self;
     /// Sixteen bf16 at `p`, widened.
     unsafe fn load_bf16(p: *const bf16) -> Self;
+    /// Sixteen pairs of bf16 at `p`, widened: the first of each, and the second.
+    unsafe fn load_bf16_pairs(p: *const bf16) -> (Self, Self);
+    /// Asks for the cache line at `p`, which may lie anywhere, in the first-level cache.
+    unsafe fn prefetch_near(p: *const u8);
+    /// The same in the second-level cache.
+    unsafe fn prefetch_far(p: *const u8);
     /// Sixteen f32 to `p`.
     unsafe fn store(self, p: *mut f32);
     /// `self + a * b`, rounded once.
@@ -37,12 +42,8 @@ pub(crate) trait Lanes: Copy {
     unsafe fn mul(self, other: Self) -> Self;
     /// The sum by halves.
     unsafe fn fold(self) -> f32;
-    /// Four such sums, which share their steps where there are instructions for it.
-    #[inline(always)]
-    unsafe fn fold_4(four: [Self; 4]) -> [f32; 4] {
-        // SAFETY: the same contract.
-        unsafe { [four[0].fold(), four[1].fold(), four[2].fold(), four[3].fold()] }
-    }
+    /// The largest lane; what comes out where one is a NaN is of no matter.
+    unsafe fn largest(self) -> f32;
 }
 
 /// A stored number that a vector can be loaded from.
@@ -120,8 +121,8 @@ pub(crate) fn fold(mut lanes: [f32; LANES]) -> f32 {
 pub(crate) struct Portable([f32; LANES]);
 
 impl Lanes for Portable {
-    const COLUMNS_BY_1: usize = 2;
     const TILE_ROWS: usize = 4;
+    const TILE_VECTORS: usize = 1;
 
     #[inline(always)]
     unsafe fn splat(x: f32) -> Self {
@@ -139,6 +140,19 @@ impl Lanes for Portable {
         // SAFETY: the caller's pointer holds sixteen bf16.
         Self(unsafe { p.cast::<[bf16; LANES]>().read() }.map(Element::widen))
     }
+
+    #[inline(always)]
+    unsafe fn load_bf16_pairs(p: *const bf16) -> (Self, Self) {
+        // SAFETY: the caller's pointer holds thirty-two bf16.
+        let pairs = unsafe { p.cast::<[[bf16; 2]; LANES]>().read() };
+        (Self(pairs.map(|pair| pair[0].widen())), Self(pairs.map(|pair| pair[1].widen())))
+    }
+
+    #[inline(always)]
+    unsafe fn prefetch_near(_: *const u8) {}
+
+    #[inline(always)]
+    unsafe fn prefetch_far(_: *const u8) {}
 
     #[inline(always)]
     unsafe fn store(self, p: *mut f32) {
@@ -176,6 +190,11 @@ impl Lanes for Portable {
     #[inline(always)]
     unsafe fn fold(self) -> f32 {
         fold(self.0)
+    }
+
+    #[inline(always)]
+    unsafe fn largest(self) -> f32 {
+        self.0.iter().fold(f32::NEG_INFINITY, |largest, &x| if x > largest { x } else { largest })
     }
 }
 

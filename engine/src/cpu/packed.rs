@@ -20,25 +20,21 @@ pub(super) use rows::QuantizedRows;
 #[cfg(target_arch = "x86_64")]
 pub(super) use x86::{Avx2Dots, VnniDots};
 
+use super::lines::Lines;
 use crate::weights::QuantizedFormat;
 
 /// Output channels in a panel.
 pub(super) const PANEL: usize = 16;
 
-/// What a vector load takes, where a cache line begins: one that straddled two would cost twice.
-#[derive(Debug, Clone, Copy)]
-#[repr(C, align(64))]
-pub(super) struct Line([u8; 64]);
-
 /// `[width, k]`, quantized. Stored numbers are shifted to be unsigned, as the instructions want one operand;
 /// the shift is taken back through the sums of the activations.
-#[derive(Debug, Clone)]
+#[derive(Debug)]
 pub(crate) struct PackedMatrix {
     width: usize,
     layout: KLayout,
     /// `[panel][line]`: byte 4 c + j of a line is channel c at the line's j-th k; in int4 the low half is that
     /// and the high half k + 4.
-    lines: Vec<Line>,
+    lines: Lines,
     scales: Scales,
 }
 
@@ -68,7 +64,7 @@ impl PackedMatrix {
             Scales::Channel(scales) => size_of_val(scales.as_slice()),
             Scales::Group(scales) => size_of_val(scales.as_slice()),
         };
-        (size_of_val(self.lines.as_slice()) + scales) as u64
+        (size_of_val(&*self.lines) + scales) as u64
     }
 
     /// Counts K from `start` on, behind which all slices lie: input rows hold only those columns.

@@ -2,9 +2,29 @@
 
 use super::dispatch::Kernel;
 use super::lanes::Lanes;
+use super::lines::{Line, Lines};
+use crate::EngineError;
 
 /// Numbers that a stream reads before the next stream's turn: four cache lines.
 pub(crate) const READ_LINE: usize = 32;
+
+/// Memory to read, of the same kind as weights lie in.
+pub(crate) struct ReadBuffer(Lines);
+
+impl ReadBuffer {
+    /// About so many bytes, rounded up to whole cache lines.
+    pub(crate) fn new(bytes: usize) -> Result<Self, EngineError> {
+        let mut lines = Lines::zeroed(bytes.div_ceil(size_of::<Line>()))?;
+        // Not zeros, which the system may keep on one shared page.
+        lines.iter_mut().enumerate().for_each(|(i, line)| *line = Line([i as u8 | 1; 64]));
+        Ok(Self(lines))
+    }
+
+    pub(crate) fn numbers(&self) -> &[u64] {
+        // SAFETY: a line is eight numbers, aligned for them; any bytes make a number.
+        unsafe { self.0.align_to::<u64>() }.1
+    }
+}
 
 /// Sums numbers in so many streams side by side, each through its own share of `part`.
 pub(crate) struct ReadSum<'a> {

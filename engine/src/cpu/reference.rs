@@ -35,12 +35,19 @@ pub(crate) fn dot(a: &[f32], b: &[f32]) -> f32 {
     fold(lanes)
 }
 
-/// A dot product cut into the contract's slices.
+/// One chain in order of k; a slice of odd length ends with a product of zeros.
 #[inline(always)]
-fn sliced_dot(a: &[f32], b: &[f32], slices: &[Range<usize>]) -> f32 {
+fn chain(weights: &[f32], x: &[f32]) -> f32 {
+    let sum = weights.iter().zip(x).fold(0.0f32, |sum, (weight, x)| weight.mul_add(*x, sum));
+    if weights.len() % 2 == 1 { 0.0f32.mul_add(0.0, sum) } else { sum }
+}
+
+/// A row of weights times a row of activations, cut into the contract's slices.
+#[inline(always)]
+fn sliced_chain(weights: &[f32], x: &[f32], slices: &[Range<usize>]) -> f32 {
     let mut sums = [0.0f32; NUM_SLICES];
     for (s, slice) in slices.iter().enumerate() {
-        sums[s] = dot(&a[slice.clone()], &b[slice.clone()]);
+        sums[s] = chain(&weights[slice.clone()], &x[slice.clone()]);
     }
     if slices.len() == 1 { sums[0] } else { tree(sums) }
 }
@@ -70,7 +77,7 @@ impl Kernel for Linear<'_> {
         let mut out = Vec::new();
         for x in self.x.chunks_exact(self.k) {
             for (column, weights) in self.weights.chunks_exact(self.k).enumerate() {
-                let sum = sliced_dot(weights, x, self.slices.ranges());
+                let sum = sliced_chain(weights, x, self.slices.ranges());
                 out.push(self.bias.map_or(sum, |bias| sum + bias[column]));
             }
         }

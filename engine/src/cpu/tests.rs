@@ -7,7 +7,7 @@ use proptest::prelude::*;
 use proptest::test_runner::RngSeed;
 
 use super::elementwise::{RmsNorm, Rotate, SiluMul};
-use super::{Cpu, PackedMatrix, Threads, reference};
+use super::{Cpu, FloatMatrix, PackedMatrix, Threads, reference};
 use crate::backend::HeadLayout;
 use crate::block_manager::BLOCK_SIZE;
 use crate::forward_batch::{ForwardBatch, ReservedRows};
@@ -61,7 +61,7 @@ struct Product {
 }
 
 fn product() -> impl Strategy<Value = Product> {
-    let shape = (1..15usize, 1..120usize, prop::collection::vec(1..30usize, 1..4));
+    let shape = (1..40usize, 1..120usize, prop::collection::vec(1..50usize, 1..4));
     (shape, prop::option::of(1..40usize), any::<(bool, bool)>())
         .prop_map(|((rows, k, widths), unit, (bf, bias))| Product { rows, k, widths, unit, bf, bias })
 }
@@ -81,19 +81,15 @@ fn check_linear(product: &Product) {
         };
         Matrix::new(data, [w.len() / k, k])
     };
-    let parts = LinearWeights::Floats(weights.iter().map(matrix).collect());
-    let linear = Linear { weights: parts, bias: bias.clone(), slices };
+    let parts: Vec<Matrix> = weights.iter().map(matrix).collect();
+    let packed = FloatMatrix::pack(&parts, &slices, &Threads::new(1).unwrap()).unwrap();
+    let linear = Linear { weights: LinearWeights::Floats(packed), bias: bias.clone() };
 
     let all = weights.concat();
     let (x_in, weights_in) = if bf { (rounded(&x), rounded(&all)) } else { (x.clone(), all) };
-    let expected = reference::Linear {
-        x: &x_in,
-        weights: &weights_in,
-        k,
-        slices: &linear.slices,
-        bias: bias.as_deref(),
-    }
-    .compute();
+    let expected =
+        reference::Linear { x: &x_in, weights: &weights_in, k, slices: &slices, bias: bias.as_deref() }
+            .compute();
     for cpu in Cpu::every_isa().into_iter().chain([Cpu::eager(3)]) {
         let mut out = vec![f32::NAN; rows * width];
         cpu.enter(usize::MAX, || cpu.linear(&linear, &mut x.clone(), &mut out));
@@ -117,7 +113,7 @@ fn check_quantized(product: &Product, format: QuantizedFormat, extremes: bool) {
     let packed = PackedMatrix::pack(format, &slices, (width, &row), &Threads::new(1).unwrap()).unwrap();
     let twin = reference::QuantizedWeights::new(format, &weights, k);
     let expected = twin.multiply(&x, &slices, bias.as_deref());
-    let linear = Linear { weights: LinearWeights::Packed(packed), bias, slices };
+    let linear = Linear { weights: LinearWeights::Packed(packed), bias };
     for cpu in Cpu::every_isa().into_iter().chain([Cpu::eager(3)]) {
         let mut out = vec![f32::NAN; rows * width];
         cpu.enter(usize::MAX, || cpu.linear(&linear, &mut x.clone(), &mut out));
@@ -140,7 +136,7 @@ fn the_longest_sum_of_int8_fits() {
         )
     };
     let packed = pack(&slices, k).unwrap();
-    let linear = Linear { weights: LinearWeights::Packed(packed), bias: None, slices };
+    let linear = Linear { weights: LinearWeights::Packed(packed), bias: None };
     for cpu in Cpu::every_isa() {
         let mut out = [0.0; 2];
         cpu.linear(&linear, &mut vec![1.0; k], &mut out);
@@ -345,8 +341,10 @@ fn a_number_that_is_not_one_stays_in_its_row() {
     x[k + 5] = f32::NAN;
     let weights = numbers(20 * k, 2);
     let data = MatrixData::from(weights);
-    let weights = LinearWeights::Floats(vec![Matrix::new(data, [20, k])]);
-    let linear = Linear { weights, bias: None, slices: KSlices::whole(k) };
+    let slices = KSlices::whole(k);
+    let packed =
+        FloatMatrix::pack(&[Matrix::new(data, [20, k])], &slices, &Threads::new(1).unwrap()).unwrap();
+    let linear = Linear { weights: LinearWeights::Floats(packed), bias: None };
     for cpu in Cpu::every_isa() {
         let mut out = vec![0.0; 60];
         cpu.linear(&linear, &mut x.clone(), &mut out);
@@ -370,7 +368,7 @@ fn a_number_that_is_not_one_is_seen_through_quantization() {
         weights[7 * k + 40] = bad;
         let row = |row: usize| weights[row * k..(row + 1) * k].to_vec();
         let packed = PackedMatrix::pack(format, &slices, (20, &row), &Threads::new(1).unwrap()).unwrap();
-        let linear = Linear { weights: LinearWeights::Packed(packed), bias: None, slices: slices.clone() };
+        let linear = Linear { weights: LinearWeights::Packed(packed), bias: None };
         for cpu in Cpu::every_isa() {
             let mut out = vec![0.0; 60];
             cpu.linear(&linear, &mut x.clone(), &mut out);

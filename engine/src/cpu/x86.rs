@@ -15,8 +15,8 @@ pub(super) struct Avx512(pub(super) __m512);
 pub(super) struct Avx2(pub(super) __m256, pub(super) __m256);
 
 impl Lanes for Avx512 {
-    const COLUMNS_BY_1: usize = 8;
-    const TILE_ROWS: usize = 6;
+    const TILE_ROWS: usize = 12;
+    const TILE_VECTORS: usize = 2;
 
     #[inline(always)]
     unsafe fn splat(x: f32) -> Self {
@@ -37,6 +37,29 @@ impl Lanes for Avx512 {
             let halves = _mm512_cvtepu16_epi32(_mm256_loadu_si256(p.cast()));
             Self(_mm512_castsi512_ps(_mm512_slli_epi32::<16>(halves)))
         }
+    }
+
+    #[inline(always)]
+    unsafe fn load_bf16_pairs(p: *const bf16) -> (Self, Self) {
+        // SAFETY: the trait's contract: thirty-two bf16 are 512 bits; the load needs no alignment. The first of a
+        // pair is the low half of a lane.
+        unsafe {
+            let pairs = _mm512_loadu_si512(p.cast());
+            let high = _mm512_and_si512(pairs, _mm512_set1_epi32(0xffff_0000_u32 as i32));
+            (Self(_mm512_castsi512_ps(_mm512_slli_epi32::<16>(pairs))), Self(_mm512_castsi512_ps(high)))
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn prefetch_near(p: *const u8) {
+        // SAFETY: a prefetch faults at no address.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(p.cast()) };
+    }
+
+    #[inline(always)]
+    unsafe fn prefetch_far(p: *const u8) {
+        // SAFETY: a prefetch faults at no address.
+        unsafe { _mm_prefetch::<_MM_HINT_T1>(p.cast()) };
     }
 
     #[inline(always)]
@@ -74,33 +97,15 @@ impl Lanes for Avx512 {
     }
 
     #[inline(always)]
-    unsafe fn fold_4(four: [Self; 4]) -> [f32; 4] {
-        let [a, b, c, d] = four;
-        // SAFETY: the trait's contract; `out` has room for what is stored.
-        unsafe {
-            // In quarters of a register: [a0 a1 b0 b1] + [a2 a3 b2 b3] adds lane l + 8 to lane l of a and of
-            // b.
-            let ab =
-                _mm512_add_ps(_mm512_shuffle_f32x4::<0x44>(a.0, b.0), _mm512_shuffle_f32x4::<0xee>(a.0, b.0));
-            let cd =
-                _mm512_add_ps(_mm512_shuffle_f32x4::<0x44>(c.0, d.0), _mm512_shuffle_f32x4::<0xee>(c.0, d.0));
-            // Lane l + 4 to lane l: one quarter each for a, b, c, d.
-            let four =
-                _mm512_add_ps(_mm512_shuffle_f32x4::<0x88>(ab, cd), _mm512_shuffle_f32x4::<0xdd>(ab, cd));
-            let two = _mm512_add_ps(four, _mm512_shuffle_ps::<0b01_00_11_10>(four, four));
-            let one = _mm512_add_ps(two, _mm512_shuffle_ps::<0b10_11_00_01>(two, two));
-            // The first lane of each quarter.
-            let first = _mm512_maskz_compress_ps(0x1111, one);
-            let mut out = [0.0; 4];
-            _mm_storeu_ps(out.as_mut_ptr(), _mm512_castps512_ps128(first));
-            out
-        }
+    unsafe fn largest(self) -> f32 {
+        // SAFETY: the trait's contract.
+        unsafe { _mm512_reduce_max_ps(self.0) }
     }
 }
 
 impl Lanes for Avx2 {
-    const COLUMNS_BY_1: usize = 4;
     const TILE_ROWS: usize = 4;
+    const TILE_VECTORS: usize = 1;
 
     #[inline(always)]
     unsafe fn splat(x: f32) -> Self {
@@ -123,6 +128,34 @@ impl Lanes for Avx2 {
             let widened = (_mm256_slli_epi32::<16>(low), _mm256_slli_epi32::<16>(high));
             Self(_mm256_castsi256_ps(widened.0), _mm256_castsi256_ps(widened.1))
         }
+    }
+
+    #[inline(always)]
+    unsafe fn load_bf16_pairs(p: *const bf16) -> (Self, Self) {
+        // SAFETY: the trait's contract: thirty-two bf16 at p; the loads need no alignment. The first of a pair is the
+        // low half of a lane.
+        unsafe {
+            let (a, b) = (_mm256_loadu_si256(p.cast()), _mm256_loadu_si256(p.add(16).cast()));
+            let mask = _mm256_set1_epi32(0xffff_0000_u32 as i32);
+            let low = (_mm256_slli_epi32::<16>(a), _mm256_slli_epi32::<16>(b));
+            let high = (_mm256_and_si256(a, mask), _mm256_and_si256(b, mask));
+            (
+                Self(_mm256_castsi256_ps(low.0), _mm256_castsi256_ps(low.1)),
+                Self(_mm256_castsi256_ps(high.0), _mm256_castsi256_ps(high.1)),
+            )
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn prefetch_near(p: *const u8) {
+        // SAFETY: a prefetch faults at no address.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(p.cast()) };
+    }
+
+    #[inline(always)]
+    unsafe fn prefetch_far(p: *const u8) {
+        // SAFETY: a prefetch faults at no address.
+        unsafe { _mm_prefetch::<_MM_HINT_T1>(p.cast()) };
     }
 
     #[inline(always)]
@@ -156,6 +189,17 @@ impl Lanes for Avx2 {
     unsafe fn fold(self) -> f32 {
         // SAFETY: the trait's contract.
         unsafe { fold_8(_mm256_add_ps(self.0, self.1)) }
+    }
+
+    #[inline(always)]
+    unsafe fn largest(self) -> f32 {
+        // SAFETY: the trait's contract.
+        unsafe {
+            let eight = _mm256_max_ps(self.0, self.1);
+            let four = _mm_max_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps::<1>(eight));
+            let two = _mm_max_ps(four, _mm_movehl_ps(four, four));
+            _mm_cvtss_f32(_mm_max_ss(two, _mm_shuffle_ps::<1>(two, two)))
+        }
     }
 }
 

@@ -57,6 +57,8 @@ impl<B: Backend> Llama<B> {
                 backend.load_table(source, &whole, formats.embedding)?
             }
         };
+        // The largest first: while it is laid out anew it is there twice, and nothing else is there yet.
+        let lm_head = loader.lm_head(&embedding)?;
         let mut layers = Vec::new();
         let mut last_word = Instant::now();
         for layer in 0..config.num_layers {
@@ -68,7 +70,6 @@ impl<B: Backend> Llama<B> {
             }
         }
         let final_norm = loader.norm("model.norm.weight", config.hidden_size)?;
-        let lm_head = loader.lm_head(&embedding)?;
         Ok(Self { shard, embedding, layers, final_norm, lm_head, config })
     }
 
@@ -140,7 +141,7 @@ impl<B: Backend> Loader<'_, B> {
             && config.tie_word_embeddings
             && !shard.is_part()
         {
-            return Ok(self.backend.table_as_linear(embedding));
+            return self.backend.table_as_linear(embedding);
         }
         // Quantized, or in parts, a tied table is there twice: as it was for looking up, and as a projection.
         let tensor = if config.tie_word_embeddings { EMBEDDING } else { LM_HEAD };

@@ -46,13 +46,4 @@ impl Matrix {
     pub(crate) fn data(&self) -> &MatrixData {
         &self.data
     }
-
-    /// Bytes that reading all of it takes.
-    pub(crate) fn bytes(&self) -> u64 {
-        let number = match &self.data {
-            MatrixData::F32(_) => size_of::<f32>(),
-            MatrixData::Bf16(_) => size_of::<bf16>(),
-        };
-        (self.rows() * self.columns() * number) as u64
-    }
 }

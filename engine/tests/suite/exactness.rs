@@ -221,9 +221,9 @@ fn the_bits_of_this_kernel_class() {
         bits_of("mistral_window", WeightFormat::Int4),
     ];
     let pinned = [
-        "llama_rope_yarn_new 0x18499f8ae95e4529",
-        "mistral_window 0xea8bec4190d414f2",
-        "qwen3_norms 0xf61194ab6289f0f3",
+        "llama_rope_yarn_new 0xce2bbcedddc40c96",
+        "mistral_window 0x5c5aa72ad832c2c7",
+        "qwen3_norms 0x65166a9ad5914695",
         "qwen3_norms 0x7dd408fe2777594a",
         "mistral_window 0x105733e477c8fe03",
     ];

@@ -16,12 +16,14 @@ pub struct LaneRows {
     pub rows: u32,
     /// Tokens that it is expected to commit with them.
     pub expected_tokens: f64,
+    /// Whether the last forward went without some of them: they go now, so that no lane waits for more than one forward of others.
+    pub passed_over: bool,
 }
 
 /// The lane whose rows should go first and alone, if that answers expected tokens sooner on the whole; `step_us` says what a
 /// forward of so many rows takes.
 pub fn first_alone(lanes: &[LaneRows], step_us: impl Fn(u32) -> f64) -> Option<u32> {
-    if lanes.len() < 2 {
+    if lanes.len() < 2 || lanes.iter().any(|lane| lane.passed_over) {
         return None;
     }
     let rows: u32 = lanes.iter().map(|lane| lane.rows).sum();
@@ -35,13 +37,29 @@ pub fn first_alone(lanes: &[LaneRows], step_us: impl Fn(u32) -> f64) -> Option<u
     (best.1 < (1.0 - SEPARATE_MARGIN) * shared).then_some(best.0)
 }
 
+/// What each lane has ready, of sequences one after the other: lane, rows, expected tokens, whether passed over.
+pub fn by_lane(ready: impl Iterator<Item = LaneRows>) -> Vec<LaneRows> {
+    let mut lanes: Vec<LaneRows> = Vec::new();
+    for one in ready {
+        match lanes.iter_mut().find(|lane| lane.lane == one.lane) {
+            Some(lane) => {
+                lane.rows += one.rows;
+                lane.expected_tokens += one.expected_tokens;
+                lane.passed_over |= one.passed_over;
+            }
+            None => lanes.push(one),
+        }
+    }
+    lanes
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     const LANES: [LaneRows; 2] = [
-        LaneRows { lane: 1, rows: 32, expected_tokens: 40.0 },
-        LaneRows { lane: 2, rows: 160, expected_tokens: 60.0 },
+        LaneRows { lane: 1, rows: 32, expected_tokens: 40.0, passed_over: false },
+        LaneRows { lane: 2, rows: 160, expected_tokens: 60.0, passed_over: false },
     ];
 
     #[test]
@@ -49,6 +67,8 @@ mod tests {
         assert_eq!(first_alone(&LANES, |_| 10_000.0), None);
         assert_eq!(first_alone(&LANES, |rows| 100.0 * f64::from(rows)), Some(1));
         assert_eq!(first_alone(&LANES, |rows| 20_000.0 + 100.0 * f64::from(rows)), None);
+        let passed_over = LANES.map(|lane| LaneRows { passed_over: lane.lane == 2, ..lane });
+        assert_eq!(first_alone(&passed_over, |rows| 100.0 * f64::from(rows)), None, "it waited once already");
         assert_eq!(first_alone(&LANES[..1], |rows| 100.0 * f64::from(rows)), None);
     }
 }

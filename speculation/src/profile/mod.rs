@@ -1,6 +1,6 @@
 //! A pool of workers as a file describes it: what forwards take, how often drafts are right, how far apart the processes are.
 //!
-//! The simulator (`examples/lanes_sim.rs`), the `synthetic` engine of the workers and `outrider plan` read it. The router and its
+//! The simulator ([`crate::simulation`]), the `synthetic` engine of the workers and `outrider plan` read it. The router and its
 //! controller never do: they see what workers tell, and must find out the rest. Pure: the text of a file comes in.
 //!
 //! Reading order: this page checks a file ([`raw`] is its shape), [`curve`] says what a forward takes, [`acceptance`] how often a

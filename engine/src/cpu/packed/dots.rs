@@ -2,8 +2,8 @@
 //! the same numbers whatever order it adds them in. Sums may wrap on the way; what is left when the shift is
 //! taken back fits.
 
-use super::Line;
 use crate::cpu::lanes::{LANES, Lanes, Portable};
+use crate::cpu::lines::Line;
 
 /// Work that is compiled once for each instruction set. `run` and all that it calls must be
 /// `#[inline(always)]`, or it is compiled without the instructions.
@@ -19,6 +19,8 @@ pub(in crate::cpu) trait DotKernel {
 /// Of every method: the CPU must have the instructions of the implementing type; pointers must be valid for
 /// what the method names.
 pub(in crate::cpu) trait Dots: Copy {
+    /// Activation rows in a tile, four or twelve: as many as leave room for their sums in registers.
+    const TILE_ROWS: usize;
     /// The floats that go with it.
     type Lanes: Lanes;
     /// 64 unsigned bytes, four for each sum.
@@ -45,6 +47,7 @@ pub(in crate::cpu) trait Dots: Copy {
 pub(in crate::cpu) struct PortableDots([i32; LANES]);
 
 impl Dots for PortableDots {
+    const TILE_ROWS: usize = 4;
     type Lanes = Portable;
     type Bytes = Line;
 

@@ -11,20 +11,20 @@ use std::ops::Range;
 use half::bf16;
 
 use super::layout::{GROUP, Piece};
-use super::{DotKernel, Dots, PANEL, PackedMatrix, QuantizedRows, Scales};
+use super::rows::QUAD;
+use super::{DotKernel, Dots, PANEL, PackedMatrix, QuantizedRows, Scales, k_per_line};
 use crate::cpu::lanes::Lanes;
+use crate::cpu::lines::fetch_ahead;
 use crate::cpu::threads::Shared;
+use crate::cpu::tiles::SliceTree;
 use crate::k_slices::NUM_SLICES;
 
-/// Activation rows in a tile.
-const TILE_ROWS: usize = 8;
-/// Levels of the tree that joins slices.
-const TREE_LEVELS: usize = 3;
+/// Lines for which what comes later is fetched at a time; as many chains of sums at most.
+const FETCHED: usize = 4;
 
 /// Some columns of a packed matrix, for all rows.
 pub(in crate::cpu) struct PackedMatMul<'a> {
     pub(in crate::cpu) x: &'a QuantizedRows,
-    pub(in crate::cpu) rows: usize,
     pub(in crate::cpu) weights: &'a PackedMatrix,
     /// `[width]`, or nothing.
     pub(in crate::cpu) bias: Option<&'a [f32]>,
@@ -38,34 +38,40 @@ impl DotKernel for PackedMatMul<'_> {
     #[inline(always)]
     unsafe fn run<D: Dots>(self) {
         let layout = &self.weights.layout;
+        let tiles = self.x.tiles;
         assert!(
             self.columns.start.is_multiple_of(PANEL)
                 && self.columns.end <= self.weights.width
                 && self.weights.lines.len() == self.weights.panels() * self.weights.panel_lines()
-                && self.x.values.len() == self.rows * layout.padded(),
+                && self.x.values.len() == tiles.num_rows() * layout.padded()
+                && (0..tiles.len()).all(|tile| tiles.rows(tile).len() <= D::TILE_ROWS),
             "a packed product's operands disagree"
         );
         for panel in self.columns.start / PANEL..self.columns.end.div_ceil(PANEL) {
-            let mut row = 0;
-            while row < self.rows {
-                // Tiles as even as they can be: nine rows are five and four.
-                let left = self.rows - row;
-                let tile_rows = left.div_ceil(left.div_ceil(TILE_ROWS));
-                // SAFETY: D's instructions are there; rows and panel lie inside by the assertion, and no arm
-                // takes more than `tile_rows` rows.
+            for tile in 0..tiles.len() {
+                let rows = tiles.rows(tile);
+                let at = (panel, rows.start);
+                // SAFETY: D's instructions are there; rows and panel lie inside by the assertion, and an arm takes as
+                // many rows as there are.
                 unsafe {
-                    match tile_rows {
-                        1 => self.tile::<D, 1, 4>(panel, row),
-                        2 => self.tile::<D, 2, 2>(panel, row),
-                        3 => self.tile::<D, 3, 2>(panel, row),
-                        4 => self.tile::<D, 4, 2>(panel, row),
-                        5 => self.tile::<D, 5, 1>(panel, row),
-                        6 => self.tile::<D, 6, 1>(panel, row),
-                        7 => self.tile::<D, 7, 1>(panel, row),
-                        _ => self.tile::<D, 8, 1>(panel, row),
+                    match rows.len() {
+                        1 => self.tile::<D, 1, 4>(at),
+                        2 => self.tile::<D, 2, 4>(at),
+                        3 => self.tile::<D, 3, 2>(at),
+                        4 => self.tile::<D, 4, 2>(at),
+                        5 if D::TILE_ROWS > 4 => self.tile::<D, 5, 2>(at),
+                        6 if D::TILE_ROWS > 4 => self.tile::<D, 6, 2>(at),
+                        7 if D::TILE_ROWS > 4 => self.tile::<D, 7, 1>(at),
+                        8 if D::TILE_ROWS > 4 => self.tile::<D, 8, 1>(at),
+                        9 if D::TILE_ROWS > 4 => self.tile::<D, 9, 1>(at),
+                        10 if D::TILE_ROWS > 4 => self.tile::<D, 10, 1>(at),
+                        11 if D::TILE_ROWS > 4 => self.tile::<D, 11, 1>(at),
+                        12 if D::TILE_ROWS > 4 => self.tile::<D, 12, 1>(at),
+                        _ => unreachable!(
+                            "a tile has at most D::TILE_ROWS rows, and no D has more than twelve"
+                        ),
                     }
                 }
-                row += tile_rows;
             }
         }
     }
@@ -76,32 +82,19 @@ impl PackedMatMul<'_> {
     /// instruction.
     ///
     /// # Safety
-    /// D's instructions are there; R rows from `row`, and the panel, lie inside the operands.
+    /// D's instructions are there; R rows from `row` are a tile, and the panel lies inside.
     #[inline(always)]
-    unsafe fn tile<D: Dots, const R: usize, const U: usize>(&self, panel: usize, row: usize) {
+    unsafe fn tile<D: Dots, const R: usize, const U: usize>(&self, (panel, row): (usize, usize)) {
+        let slices = self.weights.layout.slices().len();
         // SAFETY: the caller's promise.
         unsafe {
-            let slices = self.weights.layout.slices().len();
-            let mut joined = [D::Lanes::splat(0.0); R];
-            // The tree as a counter: a level holds its left branch until the right one is there.
-            let mut held = [joined; TREE_LEVELS];
+            let mut tree = SliceTree::<D::Lanes, R, 1>::new();
+            let mut joined = [[D::Lanes::splat(0.0); R]];
             for slice in 0..slices {
-                joined = self.slice::<D, R, U>(panel, row, slice);
-                if slices < NUM_SLICES {
-                    continue;
-                }
-                let mut level = 0;
-                while slice >> level & 1 == 1 {
-                    for r in 0..R {
-                        joined[r] = held[level][r].add(joined[r]);
-                    }
-                    level += 1;
-                }
-                if level < TREE_LEVELS {
-                    held[level] = joined;
-                }
+                let sums = [self.slice::<D, R, U>(panel, row, slice)];
+                joined = if slices == NUM_SLICES { tree.join(slice, sums) } else { sums };
             }
-            self.write::<D, R>(panel, row, joined);
+            self.write::<D, R>(panel, row, joined[0]);
         }
     }
 
@@ -121,33 +114,31 @@ impl PackedMatMul<'_> {
         let num_pieces = layout.pieces().len();
         // SAFETY: the caller's promise; group scales are there for every piece of every panel.
         unsafe {
-            let panel_lines = self.weights.lines.as_ptr().add(panel * self.weights.panel_lines());
             let mut sums = [D::Lanes::splat(0.0); R];
             for index in pieces {
                 let piece = &layout.pieces()[index];
-                let at = PieceAt::new(self, row, piece, index);
+                let at = PieceAt::new::<R>(self, row, piece, index);
+                let line = panel * self.weights.panel_lines() + piece.start / k_per_line(layout.format());
                 match &self.weights.scales {
                     Scales::Channel(_) => {
-                        let lines = panel_lines.add(piece.start / 4).cast();
-                        let exact = at.dot_bytes::<D, R, U>(lines);
+                        let exact = at.dot_bytes::<D, R, U>(line);
                         for r in 0..R {
                             sums[r] = exact[r].to_f32();
                         }
                     }
                     Scales::Group(scales) => {
-                        let lines = panel_lines.add(piece.start / 8).cast();
                         let scale: *const bf16 = scales.as_ptr().add((panel * num_pieces + index) * PANEL);
                         let scale = D::Lanes::load_bf16(scale);
-                        let exact = at.dot_halves::<D, R, U>(lines);
+                        let exact = at.dot_halves::<D, R, U>(line);
                         for r in 0..R {
                             sums[r] = sums[r].fma(exact[r].to_f32(), scale);
                         }
                     }
                 }
             }
-            let slices = layout.slices().len();
+            let scales = self.x.scales.as_ptr().add(row * layout.slices().len() + slice * R);
             for r in 0..R {
-                sums[r] = sums[r].mul(D::Lanes::splat(self.x.scales[(row + r) * slices + slice]));
+                sums[r] = sums[r].mul(D::Lanes::splat(*scales.add(r)));
             }
             sums
         }
@@ -182,31 +173,33 @@ impl PackedMatMul<'_> {
     }
 }
 
-/// The activations of a piece, from some row on.
+/// The activations of a piece, those of a tile.
 struct PieceAt {
+    /// All lines of the matrix.
+    lines: *const u8,
     x: *const i8,
-    /// From a row to the next.
-    stride: usize,
     len: usize,
     corrections: *const i32,
-    corrections_stride: usize,
 }
 
 impl PieceAt {
     /// # Safety
-    /// The row and the piece, which is the layout's `index`-th, lie inside the operands.
+    /// R rows from `row` are a tile; the piece is the layout's `index`-th.
     #[inline(always)]
-    unsafe fn new(product: &PackedMatMul<'_>, row: usize, piece: &Piece, index: usize) -> Self {
+    unsafe fn new<const R: usize>(
+        product: &PackedMatMul<'_>,
+        row: usize,
+        piece: &Piece,
+        index: usize,
+    ) -> Self {
         let layout = &product.weights.layout;
-        let (stride, corrections_stride) = (layout.padded(), layout.pieces().len());
         // SAFETY: the caller's promise.
         unsafe {
             Self {
-                x: product.x.values.as_ptr().add(row * stride + piece.start),
-                stride,
+                lines: product.weights.lines.as_ptr().cast(),
+                x: product.x.values.as_ptr().add(row * layout.padded() + piece.start * R),
                 len: piece.len,
-                corrections: product.x.corrections.as_ptr().add(row * corrections_stride + index),
-                corrections_stride,
+                corrections: product.x.corrections.as_ptr().add(row * layout.pieces().len() + index * R),
             }
         }
     }
@@ -214,62 +207,71 @@ impl PieceAt {
     /// Sums that begin with what takes the weights' shift back; the chains past the first begin with zero.
     ///
     /// # Safety
-    /// D's instructions are there; R rows lie inside.
+    /// D's instructions are there; the tile has R rows.
     #[inline(always)]
     unsafe fn begin<D: Dots, const R: usize, const U: usize>(&self) -> [[D; R]; U] {
         // SAFETY: the caller's promise.
         unsafe {
             let mut sums = [[D::splat(0); R]; U];
             for r in 0..R {
-                sums[0][r] = D::splat(*self.corrections.add(r * self.corrections_stride));
+                sums[0][r] = D::splat(*self.corrections.add(r));
             }
             sums
         }
     }
 
     /// # Safety
-    /// D's instructions are there; R rows, and the piece's lines, lie inside.
+    /// D's instructions are there; the tile has R rows, and the piece's first line is `line`.
     #[inline(always)]
-    unsafe fn dot_bytes<D: Dots, const R: usize, const U: usize>(&self, lines: *const u8) -> [D; R] {
+    unsafe fn dot_bytes<D: Dots, const R: usize, const U: usize>(&self, line: usize) -> [D; R] {
         // SAFETY: the caller's promise; `len` is a multiple of four, and no step passes it.
         unsafe {
             let mut sums = self.begin::<D, R, U>();
             let mut k = 0;
-            while k + 4 * U <= self.len {
-                for u in 0..U {
-                    let bytes = D::load(lines.add((k + 4 * u) * PANEL));
-                    for r in 0..R {
-                        sums[u][r] = sums[u][r].dot(bytes, self.x.add(r * self.stride + k + 4 * u));
-                    }
+            while k + QUAD * FETCHED <= self.len {
+                fetch_ahead::<D::Lanes, FETCHED>(self.lines, line + k / QUAD);
+                for u in 0..FETCHED {
+                    self.add_quad::<D, R>(&mut sums[u % U], line, k + QUAD * u);
                 }
-                k += 4 * U;
+                k += QUAD * FETCHED;
             }
             while k < self.len {
-                let bytes = D::load(lines.add(k * PANEL));
-                for r in 0..R {
-                    sums[0][r] = sums[0][r].dot(bytes, self.x.add(r * self.stride + k));
-                }
-                k += 4;
+                self.add_quad::<D, R>(&mut sums[0], line, k);
+                k += QUAD;
             }
             join(sums)
         }
     }
 
     /// # Safety
-    /// D's instructions are there; R rows, and the piece's lines, lie inside.
+    /// As for `dot_bytes`; `k` is a multiple of four below the piece's length.
     #[inline(always)]
-    unsafe fn dot_halves<D: Dots, const R: usize, const U: usize>(&self, lines: *const u8) -> [D; R] {
+    unsafe fn add_quad<D: Dots, const R: usize>(&self, sums: &mut [D; R], first: usize, k: usize) {
+        // SAFETY: the caller's promise.
+        unsafe {
+            let bytes = D::load(self.lines.add((first + k / QUAD) * 64));
+            for r in 0..R {
+                sums[r] = sums[r].dot(bytes, self.x.add(k * R + QUAD * r));
+            }
+        }
+    }
+
+    /// # Safety
+    /// D's instructions are there; the tile has R rows, and the piece's first line is `line`.
+    #[inline(always)]
+    unsafe fn dot_halves<D: Dots, const R: usize, const U: usize>(&self, line: usize) -> [D; R] {
         // SAFETY: the caller's promise; `len` is a multiple of eight.
         unsafe {
             let mut sums = self.begin::<D, R, U>();
             if self.len == GROUP {
                 // The usual length, known to the compiler.
-                for line in 0..GROUP / 8 {
-                    self.add_line::<D, R, U>(&mut sums, lines, line);
+                fetch_ahead::<D::Lanes, { GROUP / 8 }>(self.lines, line);
+                for index in 0..GROUP / 8 {
+                    self.add_line::<D, R, U>(&mut sums, line, index);
                 }
             } else {
-                for line in 0..self.len / 8 {
-                    self.add_line::<D, R, U>(&mut sums, lines, line);
+                for index in 0..self.len / 8 {
+                    self.add_line::<D, R, U>(&mut sums, line, index);
                 }
             }
             join(sums)
@@ -282,17 +284,17 @@ impl PieceAt {
     unsafe fn add_line<D: Dots, const R: usize, const U: usize>(
         &self,
         sums: &mut [[D; R]; U],
-        lines: *const u8,
-        line: usize,
+        first: usize,
+        index: usize,
     ) {
         // SAFETY: the caller's promise.
         unsafe {
-            let bytes = D::load(lines.add(line * 64));
+            let bytes = D::load(self.lines.add((first + index) * 64));
             let (low, high) = (D::low_halves(bytes), D::high_halves(bytes));
             for r in 0..R {
-                let x = self.x.add(r * self.stride + 8 * line);
+                let x = self.x.add(2 * QUAD * R * index + QUAD * r);
                 sums[0][r] = sums[0][r].dot(low, x);
-                sums[U / 2][r] = sums[U / 2][r].dot(high, x.add(4));
+                sums[U / 2][r] = sums[U / 2][r].dot(high, x.add(QUAD * R));
             }
         }
     }

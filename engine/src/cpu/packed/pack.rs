@@ -4,9 +4,10 @@
 use half::bf16;
 
 use super::layout::{GROUP, KLayout};
-use super::{Line, PANEL, PackedMatrix, Scales, k_per_line, shift};
+use super::{PANEL, PackedMatrix, Scales, k_per_line, shift};
 use crate::EngineError;
 use crate::cpu::Threads;
+use crate::cpu::lines::{Line, Lines};
 use crate::k_slices::KSlices;
 use crate::weights::QuantizedFormat;
 
@@ -46,8 +47,11 @@ impl PackedMatrix {
             let channels = panel * PANEL..width.min((panel + 1) * PANEL);
             pack_panel(&layout, channels.map(row))
         });
-        let mut lines = Vec::with_capacity(packed.iter().map(|panel| panel.lines.len()).sum());
-        packed.iter().for_each(|panel| lines.extend_from_slice(&panel.lines));
+        let panel_lines = layout.padded() / k_per_line(format);
+        let mut lines = Lines::zeroed(packed.len() * panel_lines)?;
+        for (to, panel) in lines.chunks_exact_mut(panel_lines.max(1)).zip(&packed) {
+            to.copy_from_slice(&panel.lines);
+        }
         let scales = match format {
             QuantizedFormat::Int8 => {
                 Scales::Channel(packed.iter().flat_map(|panel| &panel.channel_scales).copied().collect())

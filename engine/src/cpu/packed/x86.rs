@@ -15,6 +15,7 @@ pub(in crate::cpu) struct VnniDots(__m512i);
 pub(in crate::cpu) struct Avx2Dots(__m256i, __m256i);
 
 impl Dots for VnniDots {
+    const TILE_ROWS: usize = 12;
     type Lanes = Avx512;
     type Bytes = __m512i;
 
@@ -65,6 +66,7 @@ impl Dots for VnniDots {
 }
 
 impl Dots for Avx2Dots {
+    const TILE_ROWS: usize = 4;
     type Lanes = Avx2;
     type Bytes = (__m256i, __m256i);
 

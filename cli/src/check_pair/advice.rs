@@ -1,0 +1,113 @@
+//! What follows from acceptance and cost: the k that pays and the speedup it brings, by the controller that a router's lanes run
+//! ([`speculation::draft_length`]), fed with the verdicts that were measured. Pure.
+
+use std::time::Duration;
+
+use serde::Serialize;
+use speculation::cost::{StepTimes, WorkerCost};
+use speculation::draft_length::{DraftLength, Load, Pace};
+
+use super::cost::Costs;
+use super::local::Verdict;
+
+/// The largest k that is looked at.
+const MAX_K: u32 = 10;
+/// Messages after which the estimate of the wire has settled.
+const WIRE_MESSAGES: usize = 200;
+
+/// Where the draft runs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Placement {
+    /// In turns with the target, on the same machine: no wire.
+    Colocated,
+    /// On a machine of its own like this one, over a wire.
+    Apart,
+}
+
+/// The best k at one load.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct Advice {
+    /// Where the draft runs.
+    pub placement: Placement,
+    /// Sequences at once.
+    pub sequences: u32,
+    /// The k that commits the most tokens per second; 0: do not speculate.
+    pub k: u32,
+    /// Over k = 0.
+    pub speedup: f64,
+    /// Tokens that a round commits.
+    pub expected_tokens: f64,
+}
+
+/// The k that pays for text that is accepted like this. `wire` is there and back.
+pub fn advise(
+    verdicts: &[Verdict],
+    (costs, context): (&Costs, f64),
+    (placement, sequences): (Placement, u32),
+    wire: Duration,
+) -> Option<Advice> {
+    let mut lane = DraftLength::new(MAX_K);
+    for verdict in verdicts.iter().filter(|verdict| verdict.drafted > 0) {
+        lane.observe_verdict(verdict.drafted, verdict.accepted);
+        // Short proposals were what was asked for: the rest of a sequence, or a text's end.
+        lane.observe_proposal(verdict.drafted, verdict.drafted);
+    }
+    let wire = if placement == Placement::Colocated { Duration::ZERO } else { wire };
+    let (target, draft) = (worker(&costs.target, wire), worker(&costs.draft, wire));
+    let load =
+        Load { sequences, other_rows: 0, draft_sequences: sequences, context, others: Pace::default() };
+    lane.choose(load, &target, &draft);
+    let outlook = lane.explain().outlook;
+    let plain = outlook.first()?.tokens_per_second;
+    let best = outlook.iter().max_by(|a, b| a.tokens_per_second.total_cmp(&b.tokens_per_second))?;
+    Some(Advice {
+        placement,
+        sequences,
+        k: best.k,
+        speedup: best.tokens_per_second / plain,
+        expected_tokens: best.expected_tokens,
+    })
+}
+
+fn worker(points: &[speculation::cost::StepTimePoint], wire: Duration) -> WorkerCost {
+    let mut cost = WorkerCost::new(StepTimes::new(points));
+    for _ in 0..WIRE_MESSAGES {
+        cost.observe_wire(wire);
+    }
+    cost
+}
+
+#[cfg(test)]
+mod tests {
+    use speculation::cost::StepTimePoint;
+
+    use super::*;
+
+    fn costs(target: u64, draft: u64) -> Costs {
+        let flat = |micros| [1, 64].map(|rows| StepTimePoint { rows, kv_tokens: 0, micros }).to_vec();
+        Costs { target: flat(target), draft: flat(draft) }
+    }
+
+    fn best(accepted: [u32; 4], costs: &Costs, placement: Placement, wire_us: u64) -> Advice {
+        let verdicts: Vec<Verdict> =
+            (0..200).map(|i| Verdict { drafted: 4, accepted: accepted[i % 4] }).collect();
+        advise(&verdicts, (costs, 0.0), (placement, 1), Duration::from_micros(wire_us)).unwrap()
+    }
+
+    #[test]
+    fn good_cheap_drafts_pay_and_bad_dear_ones_do_not() {
+        let cheap = best([4, 4, 3, 4], &costs(20_000, 1_000), Placement::Colocated, 0);
+        assert!(cheap.k >= 6 && cheap.speedup > 3.0, "{cheap:?}");
+        let dear = best([0, 0, 1, 0], &costs(20_000, 10_000), Placement::Colocated, 0);
+        assert_eq!((dear.k, dear.speedup), (0, 1.0));
+    }
+
+    #[test]
+    fn a_wire_is_part_of_the_price_apart_and_not_colocated() {
+        let (costs, accepted) = (costs(2_000, 200), [2, 1, 4, 3]);
+        let near = best(accepted, &costs, Placement::Colocated, 20_000);
+        let far = best(accepted, &costs, Placement::Apart, 20_000);
+        assert!(near.speedup > 1.5 && far.speedup < near.speedup, "{near:?} {far:?}");
+    }
+}

@@ -1,0 +1,148 @@
+//! The command line of `outrider check-pair`, and what it refuses.
+
+use std::num::NonZeroUsize;
+use std::path::PathBuf;
+
+use engine::WeightFormat;
+use speculation::step::MAX_DRAFT_TOKENS;
+
+use super::error::CheckPairError;
+
+/// What `outrider check-pair --help` says behind the flags.
+const TEACHING: &str = "\
+How to read it:
+  acceptance rate   accepted of drafted tokens; a task type under 0.5 is better served without a draft
+  by position       the chance of each drafted token, given that all before it were accepted: what the
+                    router's choice of k rests on
+  coupled           the mode that is served: exact, and the same text with and without a draft
+  rejection         the classic rule, exact too: what coupling costs in acceptance shows beside it
+  typical           lossy: accepts what the target finds likely enough
+  cost ratio        a draft step over a target step, timed here in turns
+  k that pays       by the code that the router runs, from these verdicts and step times; 'off' where
+                    none does
+
+Prompts are lines of JSON, {\"task\": .., \"prompt\": ..} or {\"task\": .., \"messages\": [..]}, in a file or in all
+*.jsonl of a directory. Your own traffic is what counts; without --prompts a small built-in set is used.
+
+Examples:
+  outrider check-pair --target models/demo/target --draft models/demo/draft
+  outrider check-pair --target big --draft small --against small-retrained --prompts mine.jsonl --weights int8
+  outrider check-pair --target big --draft small --quantization";
+
+/// Arguments of `outrider check-pair`.
+#[derive(Debug, Clone, clap::Args)]
+#[command(after_long_help = TEACHING)]
+pub struct CheckPairArgs {
+    /// The target's checkpoint
+    #[arg(long, value_name = "DIR")]
+    pub target: PathBuf,
+
+    /// The draft's checkpoint
+    #[arg(long, value_name = "DIR")]
+    pub draft: PathBuf,
+
+    /// Another draft, to be compared: a retrained one beside the one that is served
+    #[arg(long, value_name = "DIR", conflicts_with = "quantization")]
+    pub against: Option<PathBuf>,
+
+    /// Prompts: a file of JSON lines, or a directory of such
+    #[arg(long, value_name = "FILE|DIR")]
+    pub prompts: Option<PathBuf>,
+
+    /// Prompts of each task type at most
+    #[arg(long, value_name = "N", default_value_t = 4)]
+    pub num_prompts: usize,
+
+    /// Output tokens of each sequence at most
+    #[arg(long, value_name = "N", default_value_t = 64)]
+    pub max_tokens: u32,
+
+    /// Temperatures to measure at
+    #[arg(long, value_name = "T,..", value_delimiter = ',', default_value = "0,0.7,1")]
+    pub temperatures: Vec<f32>,
+
+    /// Tokens drafted each round
+    #[arg(long, value_name = "K", default_value_t = 4)]
+    pub draft_tokens: u32,
+
+    /// The target's weights
+    #[arg(long, value_name = "FORMAT", default_value = "auto")]
+    pub weights: Weights,
+
+    /// The draft's weights
+    #[arg(long, value_name = "FORMAT", default_value = "auto")]
+    pub draft_weights: Weights,
+
+    /// Threads that compute
+    #[arg(long, value_name = "N", default_value = "1")]
+    pub threads: NonZeroUsize,
+
+    /// The way to a draft worker apart and back, microseconds: a part of what drafting costs there
+    #[arg(long, value_name = "US", default_value_t = 300)]
+    pub wire_us: u64,
+
+    /// Print instead what int8 and int4 do to either model: logits, greedy agreement, acceptance by task type
+    #[arg(long)]
+    pub quantization: bool,
+
+    /// Print JSON instead of Markdown
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// What weights are held as, as on the command line.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub enum Weights {
+    /// As the checkpoint stores them
+    Auto,
+    /// 32-bit floats
+    F32,
+    /// 16-bit floats
+    Bf16,
+    /// 8-bit integers by output channel
+    Int8,
+    /// 4-bit integers in groups of 32
+    Int4,
+}
+
+impl Weights {
+    /// As the engine knows it.
+    pub fn format(self) -> WeightFormat {
+        match self {
+            Self::Auto => WeightFormat::AsStored,
+            Self::F32 => WeightFormat::F32,
+            Self::Bf16 => WeightFormat::Bf16,
+            Self::Int8 => WeightFormat::Int8,
+            Self::Int4 => WeightFormat::Int4,
+        }
+    }
+
+    /// As on the command line.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Auto => "auto",
+            Self::F32 => "f32",
+            Self::Bf16 => "bf16",
+            Self::Int8 => "int8",
+            Self::Int4 => "int4",
+        }
+    }
+}
+
+impl CheckPairArgs {
+    /// Refuses values that make no sense, each by its flag.
+    pub(super) fn check(&self) -> Result<(), CheckPairError> {
+        let expect = |flag, value: String, expected: &str, holds: bool| match holds {
+            true => Ok(()),
+            false => Err(CheckPairError::Usage { flag, value, expected: expected.to_owned() }),
+        };
+        let (k, most) = (self.draft_tokens, MAX_DRAFT_TOKENS as u32);
+        expect("--draft-tokens", k.to_string(), &format!("1 to {most}"), (1..=most).contains(&k))?;
+        expect("--num-prompts", self.num_prompts.to_string(), "1 or more", self.num_prompts > 0)?;
+        expect("--max-tokens", self.max_tokens.to_string(), "2 or more", self.max_tokens > 1)?;
+        for t in &self.temperatures {
+            expect("--temperatures", t.to_string(), "0 to 2", (0.0..=2.0).contains(t))?;
+        }
+        Ok(())
+    }
+}

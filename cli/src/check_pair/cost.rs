@@ -1,0 +1,107 @@
+//! What forwards of both models cost here: measured in turns, so that a machine that is fast one moment and slow the next is so for
+//! both.
+
+use std::time::{Duration, Instant};
+
+use engine::SlotId;
+use speculation::TokenId;
+use speculation::cost::StepTimePoint;
+
+use super::error::CheckPairError;
+use super::local::LocalModel;
+
+/// Rows of one sequence in a forward.
+const ROWS: [u32; 6] = [1, 2, 4, 8, 16, 32];
+/// Tokens that it holds before.
+const CONTEXTS: [u32; 2] = [16, 256];
+/// Of so many runs in turns the middle one counts.
+const RUNS: usize = 9;
+/// Forwards larger than this are left out: there the slope goes on.
+const LONGEST: Duration = Duration::from_secs(2);
+
+/// Step times of both.
+#[derive(Debug, Clone, Default)]
+pub struct Costs {
+    /// The target's.
+    pub target: Vec<StepTimePoint>,
+    /// The draft's.
+    pub draft: Vec<StepTimePoint>,
+}
+
+impl Costs {
+    /// A draft step of one row against a target step of so many, at the shorter context; nothing where it was not measured.
+    pub fn ratio(&self, rows: u32) -> Option<f64> {
+        let at = |points: &[StepTimePoint]| {
+            points.iter().find(|point| point.rows == rows).map(|point| point.micros as f64)
+        };
+        Some(at(&self.draft)? / at(&self.target)?)
+    }
+}
+
+/// Times both models at every number of rows and every context that fits.
+pub fn measure(target: &mut LocalModel, draft: &mut LocalModel) -> Result<Costs, CheckPairError> {
+    let mut costs = Costs::default();
+    let most = target.info().max_model_len.min(draft.info().max_model_len);
+    for context in CONTEXTS {
+        let slots = (target.engine().open(), draft.engine().open());
+        let measured = measure_context(target, draft, (slots, context, most), &mut costs);
+        target.engine().close(slots.0);
+        draft.engine().close(slots.1);
+        measured?;
+    }
+    Ok(costs)
+}
+
+fn measure_context(
+    target: &mut LocalModel,
+    draft: &mut LocalModel,
+    (slots, context, most): ((SlotId, SlotId), u32, u32),
+    costs: &mut Costs,
+) -> Result<(), CheckPairError> {
+    if context >= most {
+        return Ok(());
+    }
+    run(target, slots.0, context)?;
+    run(draft, slots.1, context)?;
+    for rows in ROWS.into_iter().filter(|rows| context + rows <= most) {
+        let mut times = [Vec::with_capacity(RUNS), Vec::with_capacity(RUNS)];
+        // The first forward of a shape touches memory for the first time: it does not count.
+        for i in 0..=RUNS {
+            let [target_times, draft_times] = &mut times;
+            for (model, slot, times) in
+                [(&mut *target, slots.0, target_times), (&mut *draft, slots.1, draft_times)]
+            {
+                model.engine().truncate(slot, context);
+                let took = run(model, slot, rows)?;
+                if i > 0 {
+                    times.push(took);
+                }
+            }
+        }
+        let [target_took, draft_took] = times.map(median);
+        let point = |took: Duration| StepTimePoint {
+            rows,
+            kv_tokens: context.into(),
+            micros: took.as_micros() as u64,
+        };
+        costs.target.push(point(target_took));
+        costs.draft.push(point(draft_took));
+        if target_took > LONGEST {
+            break;
+        }
+    }
+    Ok(())
+}
+
+/// Which ids does not matter for time.
+fn run(model: &mut LocalModel, slot: SlotId, rows: u32) -> Result<Duration, CheckPairError> {
+    let token_ids: Vec<TokenId> = (0..rows).map(|row| row % model.vocab_size()).collect();
+    let began = Instant::now();
+    model.append(slot, &token_ids, rows as usize)?;
+    Ok(began.elapsed())
+}
+
+fn median(mut times: Vec<Duration>) -> Duration {
+    times.sort_unstable();
+    times[times.len() / 2]
+}

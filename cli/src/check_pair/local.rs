@@ -1,0 +1,227 @@
+//! A pair in this process: the router's own rules for a sequence ([`speculation::sequence`]) with two engines for workers, one
+//! sequence at a time. What it accepts is what a cluster accepts at the same seeds and k, token for token; only nothing is
+//! ever late here.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::Duration;
+
+use engine::{Engine, EngineInfo, Logits, SequenceRows, SlotId};
+use speculation::acceptance::{guess, verify};
+use speculation::logits::TokenCounts;
+use speculation::sequence::{Action, Event, Limits, Sequence};
+use speculation::{
+    AcceptanceMode, Draft, Proposal, Reply, ReplyBody, Role, SequenceId, SequenceSpec, Step, TokenId,
+    TokenSpan, Work,
+};
+
+use super::error::CheckPairError;
+
+/// No step is ever waited for here.
+const NEVER_LATE: Duration = Duration::from_secs(1 << 30);
+
+/// What one round did.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Verdict {
+    /// Drafted ids that were verified.
+    pub drafted: u32,
+    /// Of these, accepted.
+    pub accepted: u32,
+}
+
+/// A sequence from its prompt to its end.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Decoded {
+    /// What was generated.
+    pub token_ids: Vec<TokenId>,
+    /// Round by round.
+    pub verdicts: Vec<Verdict>,
+}
+
+/// One model and the KV of the sequence at hand.
+pub struct LocalModel {
+    engine: Engine,
+    /// Rows of the model beyond what the tokenizer knows are padding and are never drawn.
+    vocab_size: u32,
+}
+
+/// A target and a draft.
+pub struct LocalPair<'a> {
+    /// Draws.
+    pub target: &'a mut LocalModel,
+    /// Guesses.
+    pub draft: &'a mut LocalModel,
+}
+
+impl LocalModel {
+    /// `num_ids` is what the tokenizer knows.
+    pub fn new(engine: Engine, num_ids: u32) -> Self {
+        let vocab_size = num_ids.min(engine.info().vocab_size);
+        Self { engine, vocab_size }
+    }
+
+    /// The engine, to be measured.
+    pub fn engine(&mut self) -> &mut Engine {
+        &mut self.engine
+    }
+
+    /// What was loaded.
+    pub fn info(&self) -> &EngineInfo {
+        self.engine.info()
+    }
+
+    /// Ids that may be drawn.
+    pub fn vocab_size(&self) -> u32 {
+        self.vocab_size
+    }
+
+    /// Appends ids; the logits of the last `num_logits`.
+    pub fn append(
+        &mut self,
+        slot: SlotId,
+        token_ids: &[TokenId],
+        num_logits: usize,
+    ) -> Result<Logits, CheckPairError> {
+        let mut logits = self.engine.forward(&[SequenceRows { slot, token_ids, num_logits }])?;
+        let vocab_size = self.vocab_size as usize;
+        for row in 0..logits.rows() {
+            logits.row_mut(row)[vocab_size..].fill(f32::NEG_INFINITY);
+        }
+        Ok(logits)
+    }
+
+    /// The logits of the last `num_logits` of a text by itself.
+    pub fn score(&mut self, token_ids: &[TokenId], num_logits: usize) -> Result<Logits, CheckPairError> {
+        let slot = self.engine.open();
+        let logits = self.append(slot, token_ids, num_logits);
+        self.engine.close(slot);
+        logits
+    }
+}
+
+impl LocalPair<'_> {
+    /// The longest sequence that both take.
+    pub fn window(&self) -> u32 {
+        self.target.info().max_model_len.min(self.draft.info().max_model_len)
+    }
+
+    /// Decodes one sequence with `k` drafted tokens a round.
+    pub fn decode(
+        &mut self,
+        spec: SequenceSpec,
+        prompt: &[TokenId],
+        k: u32,
+    ) -> Result<Decoded, CheckPairError> {
+        let spec = Arc::new(spec);
+        let limits = Limits { vocab_size: self.target.vocab_size, target_deadline: NEVER_LATE };
+        let mut sequence = Sequence::new(SequenceId(0), Arc::clone(&spec), prompt, limits);
+        let slots = (self.target.engine.open(), self.draft.engine.open());
+        let decoded = self.drive(&mut sequence, &spec, slots, k);
+        self.target.engine.close(slots.0);
+        self.draft.engine.close(slots.1);
+        let verdicts = decoded?;
+        Ok(Decoded { token_ids: sequence.ids()[prompt.len()..].to_vec(), verdicts })
+    }
+
+    fn drive(
+        &mut self,
+        sequence: &mut Sequence,
+        spec: &SequenceSpec,
+        (target, draft): (SlotId, SlotId),
+        k: u32,
+    ) -> Result<Vec<Verdict>, CheckPairError> {
+        let mut verdicts = Vec::new();
+        let mut actions: VecDeque<Action> =
+            sequence.step(Duration::ZERO, Event::Assigned(Role::Draft)).into();
+        actions.extend(sequence.step(Duration::ZERO, Event::Assigned(Role::Target)));
+        while let Some(action) = actions.pop_front() {
+            let event = match action {
+                Action::Ready => Event::BeginRound { num_draft_tokens: k, draft_wait: NEVER_LATE },
+                Action::Send(Role::Target, step) => {
+                    let body = self.target.judge(target, spec, &step)?;
+                    Event::Reply(Role::Target, reply(&step, body))
+                }
+                Action::Send(Role::Draft, step) => {
+                    let body = self.draft.propose(draft, spec, &step)?;
+                    Event::Reply(Role::Draft, reply(&step, body))
+                }
+                Action::Commit(commit) => {
+                    verdicts
+                        .push(Verdict { drafted: commit.num_draft_tokens, accepted: commit.num_accepted });
+                    continue;
+                }
+                Action::Failed(reason) => return Err(CheckPairError::Sequence(reason)),
+                Action::Ignored(why) => return Err(CheckPairError::Sequence(format!("{why:?}"))),
+                Action::Finished(_) | Action::Assign(_) | Action::Close(..) | Action::PromptLogprobs(_) => {
+                    continue;
+                }
+            };
+            actions.extend(sequence.step(Duration::ZERO, event));
+        }
+        Ok(verdicts)
+    }
+}
+
+fn reply(step: &Step, body: ReplyBody) -> Reply {
+    Reply { sequence_id: step.sequence_id, generation: step.generation, round: step.round, body }
+}
+
+impl LocalModel {
+    /// The target worker's part of a step.
+    fn judge(&mut self, slot: SlotId, spec: &SequenceSpec, step: &Step) -> Result<ReplyBody, CheckPairError> {
+        self.engine.truncate(slot, step.base_len);
+        let Work::Verify { draft } = &step.work else { return self.feed(slot, step) };
+        let (start, num_rows) = (step.start(), draft.token_ids.len() + 1);
+        let rows = [step.context.as_slice(), &draft.token_ids].concat();
+        let mut logits = self.append(slot, &rows, num_rows)?;
+        let vocab_size = logits.vocab_size();
+        // No sequence here has penalties: nothing is counted.
+        let mut counts = TokenCounts::new(spec.prompt_len);
+        let verdict = verify(spec, &mut counts, start, draft, logits.rows_mut(0..num_rows), vocab_size)?;
+        self.engine.truncate(slot, start + verdict.num_accepted);
+        Ok(ReplyBody::Span(TokenSpan {
+            start,
+            num_accepted: verdict.num_accepted,
+            token_ids: verdict.token_ids,
+            finish: verdict.finish,
+            ..TokenSpan::default()
+        }))
+    }
+
+    /// The draft worker's part of a step.
+    fn propose(
+        &mut self,
+        slot: SlotId,
+        spec: &SequenceSpec,
+        step: &Step,
+    ) -> Result<ReplyBody, CheckPairError> {
+        self.engine.truncate(slot, step.base_len);
+        let Work::Propose { num_draft_tokens } = step.work else { return self.feed(slot, step) };
+        let start = step.start();
+        let mut draft = Draft::default();
+        let mut rows = step.context.clone();
+        let counts = TokenCounts::new(spec.prompt_len);
+        loop {
+            let mut logits = self.append(slot, &rows, 1)?;
+            let position = start + draft.token_ids.len() as u32;
+            let guessed = guess(spec, &counts, position, logits.row_mut(0))?;
+            rows = vec![guessed.token_id];
+            draft.token_ids.push(guessed.token_id);
+            if spec.acceptance == AcceptanceMode::Rejection {
+                draft.q.push(guessed.q);
+            }
+            let num_guessed = draft.token_ids.len() as u32;
+            // Nothing follows a stop token; in rejection mode k must not depend on what was drawn.
+            let stopped = spec.acceptance != AcceptanceMode::Rejection
+                && spec.stop_token_ids.contains(&guessed.token_id);
+            if num_guessed >= num_draft_tokens || stopped || start + num_guessed >= spec.max_len {
+                return Ok(ReplyBody::Proposal(Proposal { start, draft }));
+            }
+        }
+    }
+
+    fn feed(&mut self, slot: SlotId, step: &Step) -> Result<ReplyBody, CheckPairError> {
+        self.append(slot, &step.context, 0)?;
+        Ok(ReplyBody::Fed { have: step.start(), prompt_logprobs: None })
+    }
+}

@@ -1,0 +1,206 @@
+//! Acceptance, measured: every prompt at every temperature in every acceptance mode, by task type and by position in the draft.
+
+use std::collections::BTreeMap;
+
+use serde::Serialize;
+use speculation::{AcceptanceMode, SamplingParams, SequenceSpec, TokenId};
+
+use super::error::CheckPairError;
+use super::local::{LocalPair, Verdict};
+
+/// One prompt as the models read it.
+#[derive(Debug, Clone)]
+pub struct Question {
+    /// Its task type.
+    pub task: String,
+    /// Its ids.
+    pub prompt_ids: Vec<TokenId>,
+    /// Keys its noise.
+    pub seed: u64,
+}
+
+/// How the questions are asked.
+#[derive(Debug, Clone)]
+pub struct Settings {
+    /// k of every round.
+    pub num_draft_tokens: u32,
+    /// Output tokens of a sequence at most.
+    pub max_tokens: u32,
+    /// Ids that end a text.
+    pub stop_token_ids: Vec<TokenId>,
+}
+
+/// What was accepted of what.
+#[derive(Debug, Clone, Default, PartialEq, Serialize)]
+pub struct Counts {
+    /// Sequences.
+    pub sequences: u64,
+    /// Output tokens.
+    pub tokens: u64,
+    /// Verifications.
+    pub rounds: u64,
+    /// Drafted tokens that were verified.
+    pub draft_tokens: u64,
+    /// Of these, accepted.
+    pub accepted_tokens: u64,
+    /// By position in the draft: how often it was judged, that is, reached and drafted.
+    pub judged_by_position: Vec<u64>,
+    /// And accepted.
+    pub accepted_by_position: Vec<u64>,
+    /// Round by round.
+    #[serde(skip)]
+    pub verdicts: Vec<Verdict>,
+}
+
+impl Counts {
+    /// One sequence more.
+    pub fn add(&mut self, tokens: usize, verdicts: &[Verdict]) {
+        self.sequences += 1;
+        self.tokens += tokens as u64;
+        self.rounds += verdicts.len() as u64;
+        for verdict in verdicts {
+            self.draft_tokens += u64::from(verdict.drafted);
+            self.accepted_tokens += u64::from(verdict.accepted);
+            let judged = verdict.drafted.min(verdict.accepted + 1) as usize;
+            if self.judged_by_position.len() < judged {
+                self.judged_by_position.resize(judged, 0);
+                self.accepted_by_position.resize(judged, 0);
+            }
+            for position in 0..judged {
+                self.judged_by_position[position] += 1;
+                self.accepted_by_position[position] += u64::from((position as u32) < verdict.accepted);
+            }
+        }
+        self.verdicts.extend_from_slice(verdicts);
+    }
+
+    /// Those of several measurements.
+    pub fn sum<'a>(all: impl IntoIterator<Item = &'a Self>) -> Self {
+        all.into_iter().fold(Self::default(), |mut sum, counts| {
+            let sequences = sum.sequences + counts.sequences;
+            sum.add(counts.tokens as usize, &counts.verdicts);
+            sum.sequences = sequences;
+            sum
+        })
+    }
+
+    /// Accepted of drafted; nothing where nothing was drafted.
+    pub fn acceptance_rate(&self) -> Option<f64> {
+        (self.draft_tokens > 0).then(|| self.accepted_tokens as f64 / self.draft_tokens as f64)
+    }
+
+    /// Tokens per verification.
+    pub fn acceptance_length(&self) -> f64 {
+        1.0 + self.accepted_tokens as f64 / self.rounds.max(1) as f64
+    }
+
+    /// By position: the chance to be accepted where all before were.
+    pub fn rates(&self) -> Vec<f64> {
+        let both = self.accepted_by_position.iter().zip(&self.judged_by_position);
+        both.map(|(&accepted, &judged)| accepted as f64 / judged as f64).collect()
+    }
+}
+
+/// What was asked, as a key: in order of task type, temperature, mode.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Setting {
+    /// How much chance there is in the draw.
+    pub temperature: f32,
+    /// How drafts are judged.
+    pub mode: AcceptanceMode,
+}
+
+/// Everything that was counted, by setting in the order asked and by task type.
+#[derive(Debug, Clone, Default)]
+pub struct Measured {
+    /// In the order of the settings.
+    pub by_setting: Vec<(Setting, BTreeMap<String, Counts>)>,
+}
+
+impl Measured {
+    /// By task type: all temperatures in one mode. Temperature 0 is the same in every mode and counts for each.
+    pub fn by_task(&self, mode: AcceptanceMode) -> BTreeMap<String, Counts> {
+        let mut tasks: BTreeMap<String, Vec<&Counts>> = BTreeMap::new();
+        for (setting, counts) in &self.by_setting {
+            if setting.mode == mode || setting.temperature == 0.0 {
+                for (task, counts) in counts {
+                    tasks.entry(task.clone()).or_default().push(counts);
+                }
+            }
+        }
+        tasks.into_iter().map(|(task, counts)| (task, Counts::sum(counts))).collect()
+    }
+}
+
+/// All combinations that say something: a greedy draw is the same in every mode.
+pub fn settings(temperatures: &[f32], modes: &[AcceptanceMode]) -> Vec<Setting> {
+    let of = |&temperature: &f32| {
+        let modes = if temperature == 0.0 { &[AcceptanceMode::Coupled] } else { modes };
+        modes.iter().map(move |&mode| Setting { temperature, mode }).collect::<Vec<_>>()
+    };
+    temperatures.iter().flat_map(of).collect()
+}
+
+/// Asks every question in every setting; `on_sequence` hears of each that is done.
+pub fn measure(
+    pair: &mut LocalPair<'_>,
+    questions: &[Question],
+    (settings, how): (&[Setting], &Settings),
+    mut on_sequence: impl FnMut(),
+) -> Result<Measured, CheckPairError> {
+    let mut measured = Measured::default();
+    for setting in settings {
+        let mut by_task: BTreeMap<String, Counts> = BTreeMap::new();
+        for question in questions {
+            let decoded =
+                pair.decode(spec(question, setting, how), &question.prompt_ids, how.num_draft_tokens)?;
+            by_task.entry(question.task.clone()).or_default().add(decoded.token_ids.len(), &decoded.verdicts);
+            on_sequence();
+        }
+        measured.by_setting.push((*setting, by_task));
+    }
+    Ok(measured)
+}
+
+/// The sequence that a router would make of the question.
+pub fn spec(question: &Question, setting: &Setting, how: &Settings) -> SequenceSpec {
+    let prompt_len = question.prompt_ids.len() as u32;
+    SequenceSpec {
+        seed: question.seed,
+        prompt_len,
+        sampling: SamplingParams { temperature: setting.temperature, ..SamplingParams::default() },
+        stop_token_ids: how.stop_token_ids.clone(),
+        max_len: prompt_len + how.max_tokens,
+        acceptance: setting.mode,
+        ..SequenceSpec::default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn positions_behind_the_first_rejection_were_not_judged() {
+        let mut counts = Counts::default();
+        counts.add(
+            9,
+            &[(4, 4), (4, 1), (2, 0), (0, 0)].map(|(drafted, accepted)| Verdict { drafted, accepted }),
+        );
+        assert_eq!((counts.rounds, counts.draft_tokens, counts.accepted_tokens), (4, 10, 5));
+        assert_eq!(counts.judged_by_position, [3, 2, 1, 1]);
+        assert_eq!(counts.accepted_by_position, [2, 1, 1, 1]);
+        assert_eq!(counts.acceptance_rate(), Some(0.5));
+        assert_eq!(counts.acceptance_length(), 2.25);
+        let twice = Counts::sum([&counts, &counts]);
+        assert_eq!((twice.sequences, twice.tokens, twice.judged_by_position[0]), (2, 18, 6));
+    }
+
+    #[test]
+    fn greedy_draws_are_measured_once() {
+        let modes = [AcceptanceMode::Coupled, AcceptanceMode::Rejection, AcceptanceMode::Typical];
+        let all = settings(&[0.0, 1.0], &modes);
+        assert_eq!(all.len(), 4);
+        assert_eq!(all.iter().filter(|setting| setting.temperature == 0.0).count(), 1);
+    }
+}

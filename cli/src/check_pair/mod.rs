@@ -1,0 +1,195 @@
+//! `outrider check-pair`: whether a draft is worth anything to a target, before both are served.
+//!
+//! Checks that need no model first (`texts`), then the pair runs in this process (`local`, the router's rules over two engines):
+//! acceptance (`measure`), step times (`cost`), what follows (`advice`), the report (`report`, `table`). With `--quantization` it
+//! prints instead what quantizing either model does (`quantization`). It must never judge drafts by rules of its own: every draw,
+//! verdict and choice of k is `speculation`'s.
+
+pub mod advice;
+mod args;
+pub mod cost;
+pub mod error;
+pub mod local;
+pub mod measure;
+pub mod quantization;
+pub mod report;
+mod table;
+pub mod texts;
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use engine::{Engine, LoadOptions};
+use indicatif::{ProgressBar, ProgressStyle};
+use speculation::AcceptanceMode;
+
+pub use args::{CheckPairArgs, Weights};
+
+use crate::load::Prompt;
+use error::CheckPairError;
+use local::{LocalModel, LocalPair};
+use measure::{Question, Settings, settings};
+use report::{MeasuredReport, Report, SizeCheck};
+use texts::CheckpointText;
+
+/// The exit code of a command line that makes no sense.
+const EXIT_USAGE: u8 = 64;
+/// A ceiling, not a size: KV memory is taken as sequences grow.
+const KV_MEMORY_BYTES: u64 = 16 << 30;
+/// All modes, the one that is served first.
+const MODES: [AcceptanceMode; 3] =
+    [AcceptanceMode::Coupled, AcceptanceMode::Rejection, AcceptanceMode::Typical];
+
+/// Run the subcommand to its end. What goes wrong is printed here, on one line; a pair that cannot be served is a failure, too.
+#[expect(clippy::print_stdout, clippy::print_stderr, reason = "the report is the program's output")]
+pub fn main(args: &CheckPairArgs) -> ExitCode {
+    let outcome = args.check().and_then(|()| match args.quantization {
+        true => quantization::run(args).map(|report| (quantization::output(args, &report), true)),
+        false => run(args).map(|reports| {
+            let all_pair = reports.iter().all(|report| report.text.pairs());
+            (output(args, &reports), all_pair)
+        }),
+    });
+    match outcome {
+        Ok((text, all_pair)) => {
+            print!("{text}");
+            if all_pair { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+        }
+        Err(error) => {
+            eprintln!("outrider: {error}");
+            match error {
+                CheckPairError::Usage { .. } => ExitCode::from(EXIT_USAGE),
+                _ => ExitCode::FAILURE,
+            }
+        }
+    }
+}
+
+/// The check itself: one report, and a second one for `--against`.
+pub fn run(args: &CheckPairArgs) -> Result<Vec<Report>, CheckPairError> {
+    let target_text = CheckpointText::read(&args.target)?;
+    let mut target = None;
+    let drafts = [Some(&args.draft), args.against.as_ref()];
+    drafts.into_iter().flatten().map(|draft| check_draft(args, &target_text, draft, &mut target)).collect()
+}
+
+/// One draft. The target is loaded for the first that can be paired.
+fn check_draft(
+    args: &CheckPairArgs,
+    target_text: &CheckpointText,
+    draft: &Path,
+    target: &mut Option<LocalModel>,
+) -> Result<Report, CheckPairError> {
+    let draft_text = CheckpointText::read(draft)?;
+    let text = target_text.compare(&draft_text);
+    let names = [&args.target, draft].map(|path: &Path| path.display().to_string());
+    let [target_name, draft_name] = names;
+    let mut report = Report { target: target_name, draft: draft_name, size: None, measured: None, text };
+    if !report.text.pairs() {
+        return Ok(report);
+    }
+    let target = match target {
+        Some(target) => target,
+        None => target.insert(load(args, &args.target, (args.weights, target_text.num_ids()))?),
+    };
+    let mut draft = load(args, draft, (args.draft_weights, draft_text.num_ids()))?;
+    report.size = Some(SizeCheck::new(target.info().num_parameters, draft.info().num_parameters));
+    report.measured = Some(measure_pair(args, target_text, LocalPair { target, draft: &mut draft })?);
+    Ok(report)
+}
+
+fn measure_pair(
+    args: &CheckPairArgs,
+    target_text: &CheckpointText,
+    mut pair: LocalPair<'_>,
+) -> Result<MeasuredReport, CheckPairError> {
+    let questions = questions(args, target_text, pair.window())?;
+    let settings = settings(&args.temperatures, &MODES);
+    let how = how(args, pair.target);
+    let bar = progress(questions.len() * settings.len(), "sequences");
+    let measured = measure::measure(&mut pair, &questions, (&settings, &how), || bar.inc(1))?;
+    bar.finish_and_clear();
+    let costs = cost::measure(pair.target, pair.draft)?;
+    let tokens: usize = questions.iter().map(|question| question.prompt_ids.len()).sum();
+    let context = tokens as f64 / questions.len() as f64 + f64::from(args.max_tokens) / 2.0;
+    let wire = Duration::from_micros(args.wire_us);
+    Ok(MeasuredReport::new(&measured, costs, args.draft_tokens, (wire, context)))
+}
+
+/// Loads one model, of whose ids the tokenizer knows the first `num_ids`.
+pub fn load(
+    args: &CheckPairArgs,
+    directory: &Path,
+    (weights, num_ids): (Weights, u32),
+) -> Result<LocalModel, CheckPairError> {
+    let options = LoadOptions {
+        model_dir: directory.to_owned(),
+        weights: weights.format(),
+        threads: args.threads.get(),
+        tensor_parallel: 1,
+        kv_memory_bytes: KV_MEMORY_BYTES,
+        max_model_len: None,
+    };
+    Ok(LocalModel::new(Engine::load(&options)?, num_ids))
+}
+
+/// How every question is asked.
+pub fn how(args: &CheckPairArgs, target: &LocalModel) -> Settings {
+    Settings {
+        num_draft_tokens: args.draft_tokens,
+        max_tokens: args.max_tokens,
+        stop_token_ids: target.info().eos_token_ids.clone(),
+    }
+}
+
+/// The prompts as ids, so many of each task type; those that a window of so many tokens does not hold are left out. The n-th prompt
+/// of a task type has seed n, from 0.
+pub fn questions(
+    args: &CheckPairArgs,
+    target_text: &CheckpointText,
+    window: u32,
+) -> Result<Vec<Question>, CheckPairError> {
+    let prompts = match &args.prompts {
+        Some(path) => Prompt::read(path)?,
+        None => Prompt::built_in(),
+    };
+    let framer = target_text.framer()?;
+    let mut seen: BTreeMap<String, usize> = BTreeMap::new();
+    let mut questions = Vec::new();
+    for prompt in &prompts {
+        let count = seen.entry(prompt.task.clone()).or_default();
+        if *count == args.num_prompts {
+            continue;
+        }
+        let prompt_ids = framer.ids(prompt)?;
+        if prompt_ids.is_empty() || prompt_ids.len() as u32 + args.max_tokens > window {
+            continue;
+        }
+        questions.push(Question { task: prompt.task.clone(), prompt_ids, seed: *count as u64 });
+        *count += 1;
+    }
+    match questions.is_empty() {
+        true => Err(CheckPairError::NothingFits(window)),
+        false => Ok(questions),
+    }
+}
+
+/// A bar with the time that is left, on a terminal; elsewhere nothing.
+fn progress(len: usize, what: &str) -> ProgressBar {
+    let style = ProgressStyle::with_template("{bar:30} {pos}/{len} {msg}, {eta} left");
+    let style = style.expect("the template is a constant that names known fields");
+    ProgressBar::new(len as u64).with_style(style).with_message(what.to_owned())
+}
+
+fn output(args: &CheckPairArgs, reports: &[Report]) -> String {
+    if args.json {
+        return format!("{}\n", serde_json::json!(reports));
+    }
+    let mut text: String = reports.iter().map(table::text).collect::<Vec<_>>().join("\n");
+    if let [one, other] = reports {
+        text.push_str(&table::against(one, other));
+    }
+    text
+}

@@ -1,0 +1,222 @@
+//! A report as a person reads it: Markdown, so that it can be kept beside the model.
+
+use std::fmt::Write as _;
+
+use super::advice::{Advice, Placement};
+use super::report::{ALL, AcceptanceLine, MeasuredReport, Report, SWITCH_OFF_BELOW};
+use super::texts::{TemplateCheck, TextCheck};
+
+/// One report.
+pub(super) fn text(report: &Report) -> String {
+    let mut text = String::new();
+    line(&mut text, format_args!("# {} drafting for {}\n", report.draft, report.target));
+    texts(&mut text, &report.text);
+    if let Some(size) = &report.size {
+        let (target, draft, ratio) = (size.target_parameters, size.draft_parameters, size.ratio);
+        let verdict = match size.within_8_to_12 {
+            true => "within the 1 : 8 to 1 : 12 that works best in published pairs",
+            false if ratio < 8.0 => {
+                "a large draft: published pairs work best at 1 : 8 to 1 : 12; see the cost ratio"
+            }
+            false => "a small draft: published pairs work best at 1 : 8 to 1 : 12; see the acceptance",
+        };
+        line(&mut text, format_args!("- size: {draft} to {target} parameters, 1 : {ratio:.1}; {verdict}"));
+    }
+    if let Some(measured) = &report.measured {
+        cost(&mut text, measured);
+        acceptance(&mut text, measured);
+        modes(&mut text, measured);
+        tasks(&mut text, measured);
+    }
+    text
+}
+
+/// Two drafts beside each other, by task type.
+pub(super) fn against(one: &Report, other: &Report) -> String {
+    let mut text = String::new();
+    line(&mut text, format_args!("\n# {} against {}\n", one.draft, other.draft));
+    let (Some(ours), Some(theirs)) = (&one.measured, &other.measured) else {
+        line(&mut text, format_args!("One of them cannot be paired: nothing to compare."));
+        return text;
+    };
+    line(
+        &mut text,
+        format_args!(
+            "| task type | acceptance | against | difference | k, speedup apart, 1 sequence | against |\n|---|---|---|---|---|---|"
+        ),
+    );
+    for task in &ours.tasks {
+        let Some(other) = theirs.tasks.iter().find(|other| other.task == task.task) else { continue };
+        let rates = (task.acceptance_rate.unwrap_or(0.0), other.acceptance_rate.unwrap_or(0.0));
+        line(
+            &mut text,
+            format_args!(
+                "| {} | {:.3} | {:.3} | {:+.3} | {} | {} |",
+                task.task,
+                rates.0,
+                rates.1,
+                rates.1 - rates.0,
+                pays(&task.advice, Placement::Apart, 1),
+                pays(&other.advice, Placement::Apart, 1)
+            ),
+        );
+    }
+    text
+}
+
+fn line(text: &mut String, arguments: std::fmt::Arguments<'_>) {
+    writeln!(text, "{arguments}").expect("a String can always be written to");
+}
+
+fn texts(text: &mut String, check: &TextCheck) {
+    match &check.first_difference {
+        None => {
+            line(text, format_args!("- tokenizer: the same ids mean the same ({})", check.target_fingerprint))
+        }
+        Some(difference) => line(
+            text,
+            format_args!(
+                "- tokenizer: DIFFERENT, they cannot be paired: {difference}\n  target {}\n  draft  {}",
+                check.target_fingerprint, check.draft_fingerprint
+            ),
+        ),
+    }
+    match check.special_tokens.as_slice() {
+        [] => line(text, format_args!("- special tokens: the same")),
+        differences => line(text, format_args!("- special tokens: {}", differences.join("; "))),
+    }
+    let template = match check.chat_template {
+        TemplateCheck::Equal => "the same",
+        TemplateCheck::Differs => {
+            "different: conversations are framed by the target's, which the draft may not have learned"
+        }
+        TemplateCheck::OnlyTarget => "only the target has one: the draft may not have learned conversations",
+        TemplateCheck::OnlyDraft => "only the draft has one: conversations cannot be served",
+    };
+    line(text, format_args!("- chat template: {template}"));
+}
+
+fn cost(text: &mut String, measured: &MeasuredReport) {
+    let shown =
+        |ratio: Option<f64>| ratio.map_or_else(|| "not measured".to_owned(), |ratio| format!("{ratio:.3}"));
+    let cost = &measured.cost;
+    let (one, eight) = (shown(cost.ratio_at_1_row), shown(cost.ratio_at_8_rows));
+    line(
+        text,
+        format_args!(
+            "- cost of a draft step over a target step, measured here: {one} at 1 row, {eight} at 8 rows"
+        ),
+    );
+}
+
+fn acceptance(text: &mut String, measured: &MeasuredReport) {
+    let k = measured.num_draft_tokens;
+    line(text, format_args!("\n## Acceptance, coupled, k = {k}\n"));
+    line(
+        text,
+        format_args!(
+            "| T | task type | acceptance rate | tokens per round | by position, those before accepted | drafted |\n|---|---|---|---|---|---|"
+        ),
+    );
+    for found in measured.acceptance.iter().filter(|found| found.mode == "coupled") {
+        let positions: Vec<String> =
+            found.acceptance_by_position.iter().map(|rate| format!("{rate:.2}")).collect();
+        line(
+            text,
+            format_args!(
+                "| {} | {} | {} | {:.2} | {} | {} |",
+                found.temperature,
+                found.task,
+                rate(found.acceptance_rate),
+                found.acceptance_length,
+                positions.join(" "),
+                found.counts.draft_tokens
+            ),
+        );
+    }
+}
+
+fn modes(text: &mut String, measured: &MeasuredReport) {
+    let of = |mode: &str| -> Vec<&AcceptanceLine> {
+        measured.acceptance.iter().filter(|found| found.mode == mode && found.temperature > 0.0).collect()
+    };
+    let (coupled, rejection, typical) = (of("coupled"), of("rejection"), of("typical"));
+    if coupled.is_empty() || rejection.len() != coupled.len() || typical.len() != coupled.len() {
+        return;
+    }
+    line(text, format_args!("\n## The three acceptance modes\n"));
+    line(
+        text,
+        format_args!("| T | task type | coupled | rejection | typical (lossy) |\n|---|---|---|---|---|"),
+    );
+    for ((coupled, rejection), typical) in coupled.iter().zip(&rejection).zip(&typical) {
+        line(
+            text,
+            format_args!(
+                "| {} | {} | {} | {} | {} |",
+                coupled.temperature,
+                coupled.task,
+                rate(coupled.acceptance_rate),
+                rate(rejection.acceptance_rate),
+                rate(typical.acceptance_rate)
+            ),
+        );
+    }
+}
+
+fn tasks(text: &mut String, measured: &MeasuredReport) {
+    line(text, format_args!("\n## The k that pays, and the speedup that follows\n"));
+    line(
+        text,
+        format_args!(
+            "| task type | acceptance rate | colocated, 1 sequence | 8 sequences | apart, 1 sequence | 8 sequences | |\n|---|---|---|---|---|---|---|"
+        ),
+    );
+    for task in &measured.tasks {
+        let at = |placement, load| pays(&task.advice, placement, load);
+        let flag = if task.switch_off && task.task != ALL { "switch off" } else { "" };
+        line(
+            text,
+            format_args!(
+                "| {} | {} | {} | {} | {} | {} | {flag} |",
+                task.task,
+                rate(task.acceptance_rate),
+                at(Placement::Colocated, 1),
+                at(Placement::Colocated, 8),
+                at(Placement::Apart, 1),
+                at(Placement::Apart, 8)
+            ),
+        );
+    }
+    let off = measured.to_switch_off();
+    match off.is_empty() {
+        true => line(text, format_args!("\nEvery task type is accepted at {SWITCH_OFF_BELOW} or more.")),
+        false => line(
+            text,
+            format_args!(
+                "\nAccepted less than {SWITCH_OFF_BELOW} at k = {}, to be switched off, or drafted for only as far as the table says that it \
+                 pays: {}.",
+                measured.num_draft_tokens,
+                off.join(", ")
+            ),
+        ),
+    }
+    line(
+        text,
+        format_args!(
+            "Speedups are predicted from step times measured here and the verdicts above, not timed end to end."
+        ),
+    );
+}
+
+fn rate(rate: Option<f64>) -> String {
+    rate.map_or_else(|| "-".to_owned(), |rate| format!("{rate:.3}"))
+}
+
+fn pays(advice: &[Advice], placement: Placement, sequences: u32) -> String {
+    match advice.iter().find(|advice| advice.placement == placement && advice.sequences == sequences) {
+        None => "-".to_owned(),
+        Some(Advice { k: 0, .. }) => "off".to_owned(),
+        Some(advice) => format!("k = {}, {:.2}x", advice.k, advice.speedup),
+    }
+}

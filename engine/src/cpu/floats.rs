@@ -1,0 +1,67 @@
+//! Matrices of floats, packed while loading into the order in which the kernels stream them: panels of 32 output
+//! channels, one channel to a lane, so that a sum runs along K in one lane and is never folded across lanes
+//! (docs/contract.md C1). `pack` makes the panels, `rows` arranges activations, `mat_mul` multiplies. The twin is
+//! `reference::Linear`.
+//!
+//! A panel is one step after the other, a step two numbers along K of each of its channels: in bf16 two lines, the pair
+//! of a channel in one 32-bit lane (the first number in its low half); in f32 four, those of the first number
+//! before those of the second. A K-slice of odd length is padded with a zero, so that slices begin with a step.
+
+mod mat_mul;
+mod pack;
+mod rows;
+
+use std::ops::Range;
+
+pub(super) use mat_mul::FloatMatMul;
+pub(super) use rows::TiledRows;
+
+use super::lines::Lines;
+use crate::weights::MatrixFormat;
+
+/// Output channels in a panel.
+pub(super) const PANEL: usize = 32;
+/// Vectors that hold one number of each channel of a panel.
+const PANEL_VECTORS: usize = 2;
+/// Numbers of a channel in a step.
+const STEP: usize = 2;
+
+/// A K-slice, in columns of the matrix and in steps of a panel.
+#[derive(Debug, Clone)]
+struct Slice {
+    k: Range<usize>,
+    steps: Range<usize>,
+}
+
+/// `[width, k]`, packed.
+#[derive(Debug)]
+pub(crate) struct FloatMatrix {
+    format: MatrixFormat,
+    width: usize,
+    k: usize,
+    slices: Vec<Slice>,
+    /// `[panel][step][line]`.
+    lines: Lines,
+}
+
+impl FloatMatrix {
+    /// Output channels.
+    pub(crate) fn width(&self) -> usize {
+        self.width
+    }
+
+    /// Length of an input row.
+    pub(crate) fn k(&self) -> usize {
+        self.k
+    }
+
+    /// What a product reads of it.
+    pub(crate) fn bytes(&self) -> u64 {
+        size_of_val(&*self.lines) as u64
+    }
+
+    /// Steps of one panel.
+    fn steps(&self) -> usize {
+        self.slices.last().map_or(0, |slice| slice.steps.end)
+    }
+}

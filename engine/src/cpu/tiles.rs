@@ -1,0 +1,95 @@
+//! How rows are cut into tiles that a kernel keeps in registers, and how K-slices of a tile are joined. No cut
+//! changes a bit: every row of a tile is summed by itself.
+#![expect(
+    clippy::needless_range_loop,
+    reason = "the indices are the matrix notation, and the loops are unrolled"
+)]
+
+use std::ops::Range;
+
+use super::lanes::Lanes;
+
+/// Rows in tiles as even as they can be: nine rows in tiles of eight are four and five.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Tiles {
+    rows: usize,
+    tiles: usize,
+}
+
+impl Tiles {
+    pub(super) fn new(rows: usize, most: usize) -> Self {
+        Self { rows, tiles: rows.div_ceil(most) }
+    }
+
+    pub(super) fn len(self) -> usize {
+        self.tiles
+    }
+
+    pub(super) fn num_rows(self) -> usize {
+        self.rows
+    }
+
+    /// Rows of one tile.
+    pub(super) fn rows(self, tile: usize) -> Range<usize> {
+        tile * self.rows / self.tiles..(tile + 1) * self.rows / self.tiles
+    }
+}
+
+/// Levels of the tree that joins eight slices.
+const LEVELS: usize = 3;
+
+/// The tree of docs/contract.md C2 as a counter: a level holds its left branch until the right one is there. N
+/// vectors of each of R rows.
+pub(super) struct SliceTree<V, const R: usize, const N: usize> {
+    held: [[[V; R]; N]; LEVELS],
+}
+
+impl<V: Lanes, const R: usize, const N: usize> SliceTree<V, R, N> {
+    /// # Safety
+    /// V's instructions are there.
+    #[inline(always)]
+    pub(super) unsafe fn new() -> Self {
+        // SAFETY: the caller's promise.
+        Self { held: [[[unsafe { V::splat(0.0) }; R]; N]; LEVELS] }
+    }
+
+    /// Adds slice `slice`, each behind the one before; what comes back after the last is the sum of all.
+    ///
+    /// # Safety
+    /// V's instructions are there.
+    #[inline(always)]
+    pub(super) unsafe fn join(&mut self, slice: usize, mut sums: [[V; R]; N]) -> [[V; R]; N] {
+        let mut level = 0;
+        while slice >> level & 1 == 1 {
+            for n in 0..N {
+                for r in 0..R {
+                    // SAFETY: the caller's promise.
+                    sums[n][r] = unsafe { self.held[level][n][r].add(sums[n][r]) };
+                }
+            }
+            level += 1;
+        }
+        if level < LEVELS {
+            self.held[level] = sums;
+        }
+        sums
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tiles_are_even_and_cover_all_rows() {
+        let cut = |rows, most| {
+            let tiles = Tiles::new(rows, most);
+            (0..tiles.len()).map(|tile| tiles.rows(tile).len()).collect::<Vec<_>>()
+        };
+        assert_eq!(cut(1, 12), [1]);
+        assert_eq!(cut(12, 12), [12]);
+        assert_eq!(cut(9, 8), [4, 5]);
+        assert_eq!(cut(25, 12), [8, 8, 9]);
+        assert!(cut(0, 12).is_empty());
+    }
+}

@@ -1,0 +1,23 @@
+//! The CUDA backend: kernels as source, compiled at run time for the device that is there, behind a binary that
+//! needs no toolkit to build and no GPU to start.
+//!
+//! `kernels/*.cu` are the operations; `sources` lists them, `nvrtc` compiles them. `executor` is what must run them:
+//! `device` does on a GPU, `emulator` does on the host, thread by thread, in tests. Everything above it
+//! (`ops`: checked launches; `model`: the forward; `parity`: every kernel against its naive twin) is the same
+//! code over both, so that what the tests ran is what a GPU runs. docs/cuda.md says what has been seen on one.
+#![expect(unsafe_code, reason = "launches, the driver and the compiler are foreign; see each SAFETY note")]
+
+mod device;
+#[cfg(test)]
+mod emulator;
+mod error;
+mod executor;
+pub mod gpu_check;
+pub mod kernels_check;
+mod nvrtc;
+mod ops;
+mod parity;
+mod sources;
+
+pub use device::{CudaDevice, DeviceFacts};
+pub use error::CudaError;

@@ -1,0 +1,170 @@
+//! A GPU: what must be there before anything is asked of it, its context and stream, and the launches.
+//!
+//! One thread opens it and keeps it: everything runs on one stream in the order of the calls, so that memory needs
+//! no events. Nothing here has a shape; `ops` does.
+
+use std::collections::HashMap;
+use std::ffi::c_void;
+use std::sync::Arc;
+
+use cudarc::driver::result::{self, DriverError};
+use cudarc::driver::sys;
+use cudarc::driver::{CudaContext, CudaFunction, CudaSlice, CudaStream, DevicePtr};
+use cudarc::nvrtc::Ptx;
+
+use super::executor::{DeviceMemory, Executor, Params};
+use super::sources::{self, Kernel};
+use super::{CudaError, nvrtc};
+
+/// Oldest architecture with the kernels' tensor-core shapes.
+const OLDEST: (i32, i32) = (8, 0);
+
+/// An opened GPU with every kernel compiled for it.
+#[derive(Debug)]
+pub struct CudaDevice {
+    context: Arc<CudaContext>,
+    stream: Arc<CudaStream>,
+    functions: HashMap<&'static str, CudaFunction>,
+}
+
+/// What a device says of itself.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DeviceFacts {
+    /// Its name.
+    pub name: String,
+    /// Its architecture, such as `sm_90`.
+    pub arch: String,
+    /// Memory that nobody holds.
+    pub free_bytes: u64,
+    /// All memory.
+    pub total_bytes: u64,
+}
+
+/// Memory of a device. Freed in stream order, so what was launched before still finds it.
+#[derive(Debug)]
+pub(crate) struct CudaMemory {
+    slice: CudaSlice<u8>,
+    address: u64,
+}
+
+impl CudaDevice {
+    /// Opens a device and compiles the kernels for it. Says in one line what is missing.
+    pub fn open(ordinal: usize) -> Result<Self, CudaError> {
+        let context = open_context(ordinal)?;
+        nvrtc::check_present()?;
+        let (major, minor) = context.compute_capability().map_err(refused("tell its architecture"))?;
+        if (major, minor) < OLDEST {
+            return Err(CudaError::TooOld { ordinal, major, minor });
+        }
+        // SAFETY: everything is used on the one stream below, in the order of the calls: no two streams ever share memory.
+        unsafe { context.disable_event_tracking() };
+        let stream = context.new_stream().map_err(refused("make a stream"))?;
+        let arch = format!("sm_{major}{minor}");
+        let mut functions = HashMap::new();
+        for source in sources::all() {
+            let cubin = nvrtc::compile(source, &arch)?.cubin;
+            let module = context.load_module(Ptx::from_binary(cubin)).map_err(refused("load a module"))?;
+            for kernel in source.kernels {
+                let function = module.load_function(kernel.name).map_err(refused("find a kernel"))?;
+                functions.insert(kernel.name, function);
+            }
+        }
+        Ok(Self { context, stream, functions })
+    }
+
+    /// What the device says of itself.
+    pub fn facts(&self) -> Result<DeviceFacts, CudaError> {
+        let (major, minor) = self.context.compute_capability().map_err(refused("tell its architecture"))?;
+        let (free, total) = self.context.mem_get_info().map_err(refused("tell its memory"))?;
+        Ok(DeviceFacts {
+            name: self.context.name().map_err(refused("tell its name"))?,
+            arch: format!("sm_{major}{minor}"),
+            free_bytes: free as u64,
+            total_bytes: total as u64,
+        })
+    }
+
+    /// Waits until everything that was launched is done.
+    pub(crate) fn wait(&self) -> Result<(), CudaError> {
+        self.stream.synchronize().map_err(refused("finish a kernel"))
+    }
+}
+
+/// The libraries, then the driver, then the device: each missing in its own words.
+fn open_context(ordinal: usize) -> Result<Arc<CudaContext>, CudaError> {
+    // SAFETY: loads the driver's library, whose initialisers take no part in this process's invariants.
+    if !unsafe { sys::is_culib_present() } {
+        let advice = "install the nvidia driver, or run with --device cpu";
+        return Err(CudaError::LibraryMissing { library: "libcuda.so", advice });
+    }
+    result::init().map_err(refused("start"))?;
+    let count = result::device::get_count().map_err(refused("count its devices"))?;
+    let count = usize::try_from(count).unwrap_or(0);
+    if ordinal >= count {
+        return Err(CudaError::NoSuchDevice { ordinal, count });
+    }
+    CudaContext::new(ordinal).map_err(refused("open the device"))
+}
+
+fn refused(action: &'static str) -> impl Fn(DriverError) -> CudaError {
+    move |error| CudaError::Driver { action, reason: error.to_string() }
+}
+
+impl DeviceMemory for CudaMemory {
+    fn address(&self) -> u64 {
+        self.address
+    }
+}
+
+impl Executor for CudaDevice {
+    type Memory = CudaMemory;
+
+    fn alloc(&mut self, bytes: usize, purpose: &'static str) -> Result<CudaMemory, CudaError> {
+        let out_of_memory = |error: DriverError| match error.0 {
+            sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY => {
+                let free = self.context.mem_get_info().map_or(0, |(free, _)| free as u64);
+                CudaError::OutOfMemory { bytes: bytes as u64, purpose, free }
+            }
+            _ => refused("allocate")(error),
+        };
+        let slice = self.stream.alloc_zeros::<u8>(bytes.max(16)).map_err(out_of_memory)?;
+        let address = slice.device_ptr(&self.stream).0;
+        Ok(CudaMemory { slice, address })
+    }
+
+    fn write(&mut self, memory: &mut CudaMemory, at: usize, bytes: &[u8]) -> Result<(), CudaError> {
+        let mut part = memory.slice.slice_mut(at..at + bytes.len());
+        self.stream.memcpy_htod(bytes, &mut part).map_err(refused("copy to the device"))
+    }
+
+    fn read(&mut self, memory: &CudaMemory, at: usize, bytes: &mut [u8]) -> Result<(), CudaError> {
+        let part = memory.slice.slice(at..at + bytes.len());
+        self.stream.memcpy_dtoh(&part, bytes).map_err(refused("copy from the device"))?;
+        self.wait()
+    }
+
+    unsafe fn launch(
+        &mut self,
+        kernel: &'static Kernel,
+        grid: [u32; 3],
+        params: &mut Params,
+    ) -> Result<(), CudaError> {
+        let function = self.functions.get(kernel.name).expect("open loads every listed kernel");
+        let mut pointers: Vec<*mut c_void> = params.pointers();
+        self.context.bind_to_thread().map_err(refused("take the thread"))?;
+        let (grid, block) = ((grid[0], grid[1], grid[2]), (kernel.threads, 1, 1));
+        // SAFETY: the function and stream are of this context; the parameters are the kernel's by this function's
+        // contract, and `pointers` outlives the call, which copies what they point to.
+        unsafe {
+            result::launch_kernel(
+                function.cu_function(),
+                grid,
+                block,
+                0,
+                self.stream.cu_stream(),
+                &mut pointers,
+            )
+        }
+        .map_err(refused(kernel.name))
+    }
+}

@@ -1,0 +1,159 @@
+//! The kernels on the host: their own sources, built by the system's C++ compiler and run thread by thread (see
+//! `emulator.hpp`), so that every test run executes them without a GPU. Slow; for shapes of tests.
+
+use std::ffi::c_void;
+use std::path::PathBuf;
+use std::process::Command;
+
+use libloading::{Library, Symbol};
+
+use super::CudaError;
+use super::executor::{DeviceMemory, Executor, Params};
+use super::sources::{self, Kernel};
+
+const SHIM: &str = include_str!("emulator/emulator.hpp");
+
+type Launch = unsafe extern "C" fn(*const c_void, *const u32, u32, *mut *mut c_void);
+
+/// A library of all kernels. Blocks run on the calling thread; the library's state is the process's, hence the
+/// lock that tests of one process share.
+pub(crate) struct Emulator {
+    library: Library,
+    turn: std::sync::MutexGuard<'static, ()>,
+}
+
+static TURN: std::sync::Mutex<()> = std::sync::Mutex::new(());
+
+/// Memory that ends where touching ends the process.
+pub(crate) struct HostMemory {
+    address: *mut u8,
+    bytes: usize,
+    free: unsafe extern "C" fn(*mut c_void, usize),
+}
+
+impl Emulator {
+    /// Builds the library, once for each state of the sources, and loads it.
+    pub(crate) fn build() -> Self {
+        let turn = TURN.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        // SAFETY: the library is our own and has no initialisers beyond zeroed statics.
+        let library = unsafe { Library::new(build_library()) }.unwrap();
+        Self { library, turn }
+    }
+
+    fn symbol<T>(&self, name: &str) -> Symbol<'_, T> {
+        // SAFETY: `T` is the signature that the shim declares under this name.
+        unsafe { self.library.get(name.as_bytes()) }.unwrap()
+    }
+}
+
+/// The shim, all sources (each in a namespace, for helpers share names) and an entry for each kernel.
+fn translation_unit() -> String {
+    let mut text = format!("{SHIM}\n");
+    let mut entries = String::new();
+    for (i, source) in sources::all().into_iter().enumerate() {
+        text.push_str(&format!("namespace unit_{i} {{\n{}\n}}\n", source.text()));
+        for kernel in source.kernels {
+            let name = kernel.name;
+            entries.push_str(&format!(
+                "extern \"C\" void run_{name}(void** p) {{ emulator::entry<unit_{i}::{name}>(p); }}\n"
+            ));
+        }
+    }
+    text + &entries
+}
+
+fn build_library() -> PathBuf {
+    use sha2::{Digest, Sha256};
+    let text = translation_unit();
+    let digest = Sha256::digest(text.as_bytes());
+    let id: String = digest.iter().take(8).map(|byte| format!("{byte:02x}")).collect();
+    let dir = std::env::temp_dir().join("outrider-kernels");
+    let library = dir.join(format!("kernels-{id}.so"));
+    if library.exists() {
+        return library;
+    }
+    std::fs::create_dir_all(&dir).unwrap();
+    let unique = format!("{id}-{}", std::process::id());
+    let (source, built) = (dir.join(format!("{unique}.cpp")), dir.join(format!("{unique}.so")));
+    std::fs::write(&source, text).unwrap();
+    let output = Command::new("c++")
+        .args([
+            "-std=c++17",
+            "-O2",
+            "-shared",
+            "-fPIC",
+            "-ffp-contract=off",
+            "-fno-strict-aliasing",
+            "-w",
+            "-o",
+        ])
+        .args([&built, &source])
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    std::fs::remove_file(&source).unwrap();
+    // Several test processes may build at once; the last rename wins, and all are equal.
+    std::fs::rename(&built, &library).unwrap();
+    library
+}
+
+impl DeviceMemory for HostMemory {
+    fn address(&self) -> u64 {
+        self.address as u64
+    }
+}
+
+impl Drop for HostMemory {
+    fn drop(&mut self) {
+        // SAFETY: allocated by the same library with these bytes, and dropped once.
+        unsafe { (self.free)(self.address.cast(), self.bytes) }
+    }
+}
+
+impl Executor for Emulator {
+    type Memory = HostMemory;
+
+    fn alloc(&mut self, bytes: usize, _purpose: &'static str) -> Result<HostMemory, CudaError> {
+        let bytes = bytes.max(16);
+        let alloc: Symbol<'_, unsafe extern "C" fn(usize) -> *mut c_void> = self.symbol("emulator_alloc");
+        let free: Symbol<'_, unsafe extern "C" fn(*mut c_void, usize)> = self.symbol("emulator_free");
+        // SAFETY: takes any size.
+        let address = unsafe { alloc(bytes) };
+        assert!(!address.is_null(), "the host has memory for a test");
+        Ok(HostMemory { address: address.cast(), bytes, free: *free })
+    }
+
+    fn write(&mut self, memory: &mut HostMemory, at: usize, bytes: &[u8]) -> Result<(), CudaError> {
+        assert!(at + bytes.len() <= memory.bytes);
+        // SAFETY: inside the allocation by the line above; nothing else refers to it now.
+        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), memory.address.add(at), bytes.len()) }
+        Ok(())
+    }
+
+    fn read(&mut self, memory: &HostMemory, at: usize, bytes: &mut [u8]) -> Result<(), CudaError> {
+        assert!(at + bytes.len() <= memory.bytes);
+        // SAFETY: as above.
+        unsafe { std::ptr::copy_nonoverlapping(memory.address.add(at), bytes.as_mut_ptr(), bytes.len()) }
+        Ok(())
+    }
+
+    unsafe fn launch(
+        &mut self,
+        kernel: &'static Kernel,
+        grid: [u32; 3],
+        params: &mut Params,
+    ) -> Result<(), CudaError> {
+        let launch: Symbol<'_, Launch> = self.symbol("emulator_launch");
+        let entry: Symbol<'_, *const c_void> = self.symbol(&format!("run_{}", kernel.name));
+        let mut pointers = params.pointers();
+        // SAFETY: the parameters are the kernel's by this function's contract.
+        unsafe { launch(*entry, grid.as_ptr(), kernel.threads, pointers.as_mut_ptr()) }
+        Ok(())
+    }
+}
+
+impl std::fmt::Debug for Emulator {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Emulator").field("turn", &self.turn).finish_non_exhaustive()
+    }
+}

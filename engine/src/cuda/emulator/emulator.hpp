@@ -1,0 +1,259 @@
+// Runs the kernels' own sources on the host: every thread of a block is a fiber, a barrier is where fibers wait for
+// one another, blocks run one after another. Slow and exact; it proves indices, barriers, bounds and arithmetic,
+// not speed, and not how a tensor core rounds inside one instruction (here: products summed in f64, rounded once).
+//
+// Built with -ffp-contract=off, as NVRTC gets --fmad=false. Allocations end at a page that may not be touched, so
+// that a read or write past the end stops the process. Must never be linked into a server.
+#pragma once
+
+#include <csetjmp>
+#include <cmath>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <sys/mman.h>
+#include <ucontext.h>
+#include <utility>
+#include <vector>
+
+#define EMULATED 1
+#define WARP 32u
+#define NEG_INF (-INFINITY)
+#define POS_INF INFINITY
+#define __global__
+#define __device__
+#define __forceinline__ inline
+#define __launch_bounds__(...)
+// Blocks run one after another, and all fibers on one thread.
+#define __shared__ static
+
+struct Dim3 {
+  uint32_t x, y, z;
+};
+struct uint4 {
+  uint32_t x, y, z, w;
+};
+static inline uint4 make_uint4(uint32_t x, uint32_t y, uint32_t z, uint32_t w) { return {x, y, z, w}; }
+static Dim3 threadIdx, blockIdx, blockDim, gridDim;
+
+namespace emulator {
+
+constexpr uint32_t MAX_THREADS = 1024;
+constexpr size_t STACK_BYTES = 64 << 10;
+
+// Fibers that wait for each other; how many are expected changes as threads return.
+struct Barrier {
+  uint32_t expected = 0, arrived = 0, generation = 0;
+};
+
+static Barrier block_barrier, warp_barriers[MAX_THREADS / 32];
+static jmp_buf scheduler, fibers[MAX_THREADS];
+static bool done[MAX_THREADS];
+static uint32_t current, progress;
+static void (*body)(void**);
+static void** body_params;
+static uint64_t exchange[MAX_THREADS / 32][32];
+static uint32_t operand_a[MAX_THREADS / 32][32][4], operand_b[MAX_THREADS / 32][32][2];
+
+static inline void yield() {
+  if (!_setjmp(fibers[current])) _longjmp(scheduler, 1);
+}
+
+static inline void release_if_full(Barrier& barrier) {
+  if (barrier.expected > 0 && barrier.arrived == barrier.expected) {
+    barrier.arrived = 0;
+    ++barrier.generation;
+    ++progress;
+  }
+}
+
+static inline void wait(Barrier& barrier) {
+  const uint32_t generation = barrier.generation;
+  ++barrier.arrived;
+  release_if_full(barrier);
+  while (barrier.generation == generation) yield();
+}
+
+static inline uint32_t lane() { return current % 32; }
+static inline uint32_t warp() { return current / 32; }
+
+// Runs once on a fiber's own stack. It never returns: a finished thread jumps to the scheduler for good.
+static void fiber_main() {
+  body(body_params);
+  done[current] = true;
+  ++progress;
+  --block_barrier.expected;
+  release_if_full(block_barrier);
+  --warp_barriers[warp()].expected;
+  release_if_full(warp_barriers[warp()]);
+  _longjmp(scheduler, 1);
+}
+
+static void run_block(uint32_t threads) {
+  static std::vector<char> stacks(MAX_THREADS * STACK_BYTES);
+  static ucontext_t contexts[MAX_THREADS], back;
+  block_barrier = {threads, 0, 0};
+  for (uint32_t w = 0; w < (threads + 31) / 32; ++w) {
+    warp_barriers[w] = {threads - w * 32 < 32 ? threads - w * 32 : 32, 0, 0};
+  }
+  // Static, for what changes between a setjmp and its longjmp is lost in a register.
+  static uint32_t left;
+  static bool started[MAX_THREADS];
+  left = threads;
+  for (uint32_t i = 0; i < threads; ++i) done[i] = started[i] = false;
+  while (left > 0) {
+    progress = 0;
+    for (uint32_t i = 0; i < threads; ++i) {
+      if (done[i]) continue;
+      current = i;
+      threadIdx = {i, 0, 0};
+      if (!_setjmp(scheduler)) {
+        if (started[i]) _longjmp(fibers[i], 1);
+        started[i] = true;
+        ++progress;
+        getcontext(&contexts[i]);
+        contexts[i].uc_stack.ss_sp = &stacks[i * STACK_BYTES];
+        contexts[i].uc_stack.ss_size = STACK_BYTES;
+        contexts[i].uc_link = &back;
+        makecontext(&contexts[i], fiber_main, 0);
+        setcontext(&contexts[i]);
+      }
+      if (done[current]) --left;
+    }
+    if (progress == 0) {
+      std::fprintf(stderr, "emulator: threads of block (%u, %u, %u) wait for a barrier that not all reach\n",
+                   blockIdx.x, blockIdx.y, blockIdx.z);
+      std::abort();
+    }
+  }
+}
+
+template <typename T>
+static inline T shuffle_xor(T value, uint32_t with) {
+  static_assert(sizeof(T) <= 8, "");
+  std::memcpy(&exchange[warp()][lane()], &value, sizeof(T));
+  wait(warp_barriers[warp()]);
+  T result;
+  std::memcpy(&result, &exchange[warp()][lane() ^ with], sizeof(T));
+  wait(warp_barriers[warp()]);
+  return result;
+}
+
+static inline double bf16_half(uint32_t word, uint32_t half) {
+  const uint32_t bits = (half ? word >> 16 : word & 0xffffu) << 16;
+  float value;
+  std::memcpy(&value, &bits, 4);
+  return value;
+}
+
+static inline int32_t int8_quarter(uint32_t word, uint32_t quarter) { return (int8_t)(word >> (8 * quarter)); }
+
+// d[16 x 8] += a b over registers that each hold PER_REGISTER numbers along K; see prelude.cuh for who holds what.
+template <typename D, typename Sum, uint32_t PER_REGISTER, typename Get>
+static inline void mma(D (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2], Get get) {
+  std::memcpy(operand_a[warp()][lane()], a, sizeof(a));
+  std::memcpy(operand_b[warp()][lane()], b, sizeof(b));
+  wait(warp_barriers[warp()]);
+  const uint32_t g = lane() / 4, t = lane() % 4;
+  for (uint32_t i = 0; i < 4; ++i) {
+    const uint32_t row = g + 8 * (i / 2), column = 2 * t + i % 2;
+    Sum sum = (Sum)d[i];
+    for (uint32_t half = 0; half < 2; ++half) {
+      for (uint32_t other = 0; other < 4; ++other) {
+        const uint32_t word_a = operand_a[warp()][row % 8 * 4 + other][row / 8 + 2 * half];
+        const uint32_t word_b = operand_b[warp()][column * 4 + other][half];
+        for (uint32_t e = 0; e < PER_REGISTER; ++e) sum += (Sum)get(word_a, e) * (Sum)get(word_b, e);
+      }
+    }
+    d[i] = (D)sum;
+  }
+  wait(warp_barriers[warp()]);
+}
+
+template <typename T>
+static T parameter(void* place) {
+  T value;
+  std::memcpy(&value, place, sizeof(T));
+  return value;
+}
+
+template <auto KERNEL, typename... Args, size_t... I>
+static void call(void (*)(Args...), void** params, std::index_sequence<I...>) {
+  KERNEL(parameter<Args>(params[I])...);
+}
+
+template <auto KERNEL, typename... Args>
+static void unpack(void (*as_function)(Args...), void** params) {
+  call<KERNEL>(as_function, params, std::index_sequence_for<Args...>{});
+}
+
+// A kernel as something that takes its parameters as cuLaunchKernel does: an array of pointers to them.
+template <auto KERNEL>
+static void entry(void** params) {
+  unpack<KERNEL>(KERNEL, params);
+}
+
+}  // namespace emulator
+
+static inline void __syncthreads() { emulator::wait(emulator::block_barrier); }
+template <typename T>
+static inline T __shfl_xor_sync(uint32_t, T value, uint32_t with) {
+  return emulator::shuffle_xor(value, with);
+}
+static inline void mma_bf16(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
+  emulator::mma<float, double, 2>(d, a, b, emulator::bf16_half);
+}
+static inline void mma_int8(int32_t (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
+  emulator::mma<int32_t, int32_t, 4>(d, a, b, emulator::int8_quarter);
+}
+
+template <typename To, typename From>
+static inline To bits_as(From from) {
+  static_assert(sizeof(To) == sizeof(From), "");
+  To to;
+  std::memcpy(&to, &from, sizeof(To));
+  return to;
+}
+static inline float __uint_as_float(uint32_t x) { return bits_as<float>(x); }
+static inline uint32_t __float_as_uint(float x) { return bits_as<uint32_t>(x); }
+static inline double __longlong_as_double(long long x) { return bits_as<double>(x); }
+static inline long long __double_as_longlong(double x) { return bits_as<long long>(x); }
+static inline uint32_t min(uint32_t a, uint32_t b) { return a < b ? a : b; }
+
+extern "C" {
+
+// Memory whose end is the end of what may be touched.
+void* emulator_alloc(size_t bytes) {
+  const size_t page = 4096;
+  const size_t room = (bytes + 15) / 16 * 16;
+  const size_t pages = (room + page - 1) / page * page;
+  char* base = (char*)mmap(nullptr, pages + page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (base == (char*)MAP_FAILED) return nullptr;
+  mprotect(base + pages, page, PROT_NONE);
+  return base + pages - room;
+}
+
+void emulator_free(void* memory, size_t bytes) {
+  const size_t page = 4096;
+  const size_t pages = ((bytes + 15) / 16 * 16 + page - 1) / page * page;
+  munmap((void*)((uintptr_t)memory / page * page), pages + page);
+}
+
+// Runs a kernel over its grid.
+void emulator_launch(void (*kernel)(void**), const uint32_t* grid, uint32_t threads, void** params) {
+  emulator::body = kernel;
+  emulator::body_params = params;
+  gridDim = {grid[0], grid[1], grid[2]};
+  blockDim = {threads, 1, 1};
+  for (uint32_t z = 0; z < grid[2]; ++z) {
+    for (uint32_t y = 0; y < grid[1]; ++y) {
+      for (uint32_t x = 0; x < grid[0]; ++x) {
+        blockIdx = {x, y, z};
+        emulator::run_block(threads);
+      }
+    }
+  }
+}
+
+}

@@ -1,0 +1,73 @@
+//! What can go wrong with a GPU, as an operator tells it apart: nothing there to run on, a kernel that does not
+//! compile, a launch that contradicts itself, a driver that says no.
+
+/// Why the CUDA backend refused.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum CudaError {
+    /// A library of the driver or of CUDA is not on this machine.
+    #[error("{library} was not found: {advice}")]
+    LibraryMissing {
+        /// Its file.
+        library: &'static str,
+        /// What to install.
+        advice: &'static str,
+    },
+    /// The driver is there and knows no such device.
+    #[error("there is no cuda:{ordinal}: the driver shows {count} devices")]
+    NoSuchDevice {
+        /// The device that was asked for.
+        ordinal: usize,
+        /// How many there are.
+        count: usize,
+    },
+    /// The device is older than what the kernels are written for.
+    #[error("cuda:{ordinal} is of compute capability {major}.{minor}, the kernels need 8.0 or above")]
+    TooOld {
+        /// The device that was asked for.
+        ordinal: usize,
+        /// Its capability.
+        major: i32,
+        /// Its capability.
+        minor: i32,
+    },
+    /// The driver refused.
+    #[error("the cuda driver refused to {action}: {reason}")]
+    Driver {
+        /// What was asked of it.
+        action: &'static str,
+        /// What it said.
+        reason: String,
+    },
+    /// A kernel did not compile.
+    #[error("{file} does not compile for {arch}: {log}")]
+    Compile {
+        /// The kernel's file.
+        file: &'static str,
+        /// What for.
+        arch: String,
+        /// What the compiler said.
+        log: String,
+    },
+    /// A launch contradicts the kernel's contract: nothing was launched.
+    #[error("{kernel}: {what} is {found}, expected {expected}")]
+    BadLaunch {
+        /// The kernel.
+        kernel: &'static str,
+        /// The number that is wrong.
+        what: &'static str,
+        /// Its value.
+        found: usize,
+        /// What the kernel takes.
+        expected: String,
+    },
+    /// The device has not the memory.
+    #[error("out of device memory: {bytes} bytes for {purpose}, {free} free")]
+    OutOfMemory {
+        /// How much was asked for.
+        bytes: u64,
+        /// What for.
+        purpose: &'static str,
+        /// How much there was.
+        free: u64,
+    },
+}

@@ -1,0 +1,169 @@
+//! What runs kernels: a GPU, or the host in tests. Memory is bytes at an address that only kernels follow;
+//! [`Tensor`] gives it a type and a length, [`Params`] puts a launch's parameters in the order of the kernel.
+
+use std::marker::PhantomData;
+
+use super::CudaError;
+use super::sources::Kernel;
+
+/// Memory that kernels work on.
+pub(crate) trait DeviceMemory {
+    /// Where it begins, as kernels see it; aligned to 16 bytes.
+    fn address(&self) -> u64;
+}
+
+/// Runs kernels one after another, in the order of the calls.
+pub(crate) trait Executor {
+    /// Its memory; freed when dropped.
+    type Memory: DeviceMemory;
+
+    /// Zeroed memory.
+    fn alloc(&mut self, bytes: usize, purpose: &'static str) -> Result<Self::Memory, CudaError>;
+
+    /// Host to device, from byte `at` on.
+    fn write(&mut self, memory: &mut Self::Memory, at: usize, bytes: &[u8]) -> Result<(), CudaError>;
+
+    /// Device to host, from byte `at` on; waits for what was launched before.
+    fn read(&mut self, memory: &Self::Memory, at: usize, bytes: &mut [u8]) -> Result<(), CudaError>;
+
+    /// Starts a kernel.
+    ///
+    /// # Safety
+    /// `params` are the kernel's own, in order, and every address that it follows from them over this grid lies
+    /// in memory that outlives the launch. `ops` is the only caller; it checks each kernel's shapes first.
+    unsafe fn launch(
+        &mut self,
+        kernel: &'static Kernel,
+        grid: [u32; 3],
+        params: &mut Params,
+    ) -> Result<(), CudaError>;
+}
+
+/// Numbers of one type in device memory.
+#[derive(Debug)]
+pub(crate) struct Tensor<M, T> {
+    memory: M,
+    len: usize,
+    element: PhantomData<T>,
+}
+
+impl<M: DeviceMemory, T: bytemuck::Pod> Tensor<M, T> {
+    /// `len` zeros.
+    pub(crate) fn zeros<E>(executor: &mut E, len: usize, purpose: &'static str) -> Result<Self, CudaError>
+    where
+        E: Executor<Memory = M>,
+    {
+        let memory = executor.alloc(len * size_of::<T>(), purpose)?;
+        Ok(Self { memory, len, element: PhantomData })
+    }
+
+    /// A copy of `numbers`.
+    pub(crate) fn of<E>(executor: &mut E, numbers: &[T], purpose: &'static str) -> Result<Self, CudaError>
+    where
+        E: Executor<Memory = M>,
+    {
+        let mut tensor = Self::zeros(executor, numbers.len(), purpose)?;
+        tensor.write(executor, 0, numbers)?;
+        Ok(tensor)
+    }
+
+    /// Overwrites elements from `at` on, which must all exist.
+    pub(crate) fn write<E>(&mut self, executor: &mut E, at: usize, numbers: &[T]) -> Result<(), CudaError>
+    where
+        E: Executor<Memory = M>,
+    {
+        assert!(at + numbers.len() <= self.len, "writes stay inside the tensor");
+        executor.write(&mut self.memory, at * size_of::<T>(), bytemuck::cast_slice(numbers))
+    }
+
+    /// The first `len` elements.
+    pub(crate) fn read<E>(&self, executor: &mut E, len: usize) -> Result<Vec<T>, CudaError>
+    where
+        E: Executor<Memory = M>,
+    {
+        assert!(len <= self.len, "reads stay inside the tensor");
+        let mut numbers = vec![T::zeroed(); len];
+        executor.read(&self.memory, 0, bytemuck::cast_slice_mut(&mut numbers))?;
+        Ok(numbers)
+    }
+
+    /// Elements.
+    pub(crate) fn len(&self) -> usize {
+        self.len
+    }
+}
+
+/// A launch's parameters: each in eight bytes, of which the kernel takes the first as many as it needs.
+#[derive(Debug, Default)]
+pub(crate) struct Params(Vec<u64>);
+
+impl Params {
+    /// What the kernel only reads.
+    pub(crate) fn read<M: DeviceMemory, T>(mut self, tensor: &Tensor<M, T>) -> Self {
+        self.0.push(tensor.memory.address());
+        self
+    }
+
+    /// What the kernel reads where it is there.
+    pub(crate) fn read_if<M: DeviceMemory, T>(mut self, tensor: Option<&Tensor<M, T>>) -> Self {
+        self.0.push(tensor.map_or(0, |tensor| tensor.memory.address()));
+        self
+    }
+
+    /// What the kernel writes.
+    pub(crate) fn write<M: DeviceMemory, T>(self, tensor: &mut Tensor<M, T>) -> Self {
+        self.write_from(tensor, 0)
+    }
+
+    /// The same from element `at` on.
+    pub(crate) fn write_from<M: DeviceMemory, T>(mut self, tensor: &mut Tensor<M, T>, at: usize) -> Self {
+        self.0.push(tensor.memory.address() + (at * size_of::<T>()) as u64);
+        self
+    }
+
+    /// A size or index that was checked to fit.
+    pub(crate) fn u32(mut self, x: usize) -> Self {
+        self.0.push(u64::from(u32::try_from(x).expect("sizes of a launch are checked before it")));
+        self
+    }
+
+    /// 64 bits.
+    pub(crate) fn u64(mut self, x: u64) -> Self {
+        self.0.push(x);
+        self
+    }
+
+    /// A number.
+    pub(crate) fn f32(mut self, x: f32) -> Self {
+        self.0.push(u64::from(x.to_bits()));
+        self
+    }
+
+    /// Pointers to the parameters, as drivers take them. They hold as long as `self` is not moved.
+    pub(crate) fn pointers(&mut self) -> Vec<*mut std::ffi::c_void> {
+        self.0.iter_mut().map(|param| std::ptr::from_mut(param).cast()).collect()
+    }
+}
+
+/// Refuses a launch whose number `what` is not as it must be.
+pub(crate) fn check(
+    kernel: &'static str,
+    (what, found): (&'static str, usize),
+    is_good: bool,
+    expected: impl Into<String>,
+) -> Result<(), CudaError> {
+    if is_good {
+        return Ok(());
+    }
+    Err(CudaError::BadLaunch { kernel, what, found, expected: expected.into() })
+}
+
+/// Refuses a launch whose tensor `what` holds fewer elements than the kernel touches.
+pub(crate) fn check_len(
+    kernel: &'static str,
+    what: &'static str,
+    found: usize,
+    needed: usize,
+) -> Result<(), CudaError> {
+    check(kernel, (what, found), found >= needed, format!("at least {needed} elements"))
+}

@@ -1,0 +1,222 @@
+// Attention over paged KV on tensor cores: decode, verify and prefill rows alike, so that a row's bits do not
+// depend on which of them it is (design I4).
+//   qkv [rows, row_width] f32: a row begins with its query heads, turned; positions [rows]
+//   kv [blocks][layers][kv_heads][K: 16 x head_dim | V: head_dim x 16] bf16; tables: block tables, one after another
+//   tiles [num_tiles]: up to 16 queries of one sequence that share a KV head; query q of a KV head is
+//   (row q / group, head kv_head * group + q % group)
+//
+// Keys are cut at fixed absolute positions into splits of 128. A warp sums one split of one tile as
+// FlashAttention-2 does (Dao 2023, arXiv 2307.08691): blocks of 16 keys in order, each joined by the running maximum.
+// `attention_merge` joins a row's splits in order of position. K and V are multiplied as stored; queries and
+// probabilities are split into two bf16 each (x = high + low, about 16 bits), so that both products are as good as
+// f32's to about 2^-16. A key block that a query may not see adds exactly nothing to it, so its tile mates do not
+// matter. Twin: cpu::reference::attention, to tolerance.
+
+#define SPLIT_KEYS 128
+
+// One tile of queries; written by `ops/attention.rs`.
+struct AttentionTile {
+  u32 first_query;  // row * group + head in group
+  u32 num_queries;  // 1 to 16
+  u32 table;        // where the sequence's block table begins
+  u32 first_key;    // smallest key that a query of the tile sees
+  u32 end_key;      // one past the largest
+};
+
+// The two bf16 whose sum is x to about 16 bits.
+__device__ __forceinline__ void halves(float x, bf16& high, bf16& low) {
+  high = narrow(x);
+  low = narrow(x - widen(high));
+}
+
+// partial [rows * kv_heads * group][splits_max][HEAD_DIM + 2] f32: values, running maximum, sum.
+// Grid (num_tiles, kv_heads, splits_max), one warp.
+template <int HEAD_DIM>
+__device__ __forceinline__ void attend(const float* qkv, const u32* positions, const bf16* kv, const u32* tables,
+                                       const AttentionTile* tiles, float* partial, u32 row_width, u32 group,
+                                       u32 layer, u32 layers, u32 window, float scale) {
+  constexpr int STEPS = HEAD_DIM / 16;
+  constexpr int PITCH = HEAD_DIM + 8;  // bank conflicts
+  __shared__ bf16 queries[2][16][PITCH];
+  const AttentionTile tile = tiles[blockIdx.x];
+  const u32 split_begin = blockIdx.z * SPLIT_KEYS;
+  const u32 begin = tile.first_key > split_begin ? tile.first_key : split_begin;
+  const u32 end = tile.end_key < split_begin + SPLIT_KEYS ? tile.end_key : split_begin + SPLIT_KEYS;
+  if (begin >= end) return;  // the whole warp
+
+  const u32 kv_head = blockIdx.y;
+  const u32 kv_heads = gridDim.y;
+  const u32 lane = threadIdx.x;
+  const u32 g = lane / 4;
+  const u32 t = lane % 4;
+  for (u32 i = lane; i < 16 * HEAD_DIM; i += WARP) {
+    const u32 q = i / HEAD_DIM;
+    const u32 query = tile.first_query + q;
+    const u64 at = (u64)(query / group) * row_width + (kv_head * group + query % group) * HEAD_DIM + i % HEAD_DIM;
+    halves(q < tile.num_queries ? qkv[at] : 0.0f, queries[0][q][i % HEAD_DIM], queries[1][q][i % HEAD_DIM]);
+  }
+  __syncthreads();
+
+  // This lane's two queries, rows g and g + 8 of the tile: the keys that each may see.
+  u32 see_first[2], see_end[2];
+  for (int r = 0; r < 2; ++r) {
+    const u32 q = g + 8 * r;
+    const u32 position = q < tile.num_queries ? positions[(tile.first_query + q) / group] : 0;
+    see_end[r] = q < tile.num_queries ? position + 1 : 0;
+    see_first[r] = window != 0 && position + 1 > window ? position + 1 - window : 0;
+  }
+
+  float values[HEAD_DIM / 8][4] = {};
+  float maximum[2] = {NEG_INF, NEG_INF};
+  float sum[2] = {0.0f, 0.0f};  // over this lane's keys only, until the end
+  for (u32 block = begin / 16; block * 16 < end; ++block) {
+    const bf16* keys =
+        kv + (((u64)tables[tile.table + block] * layers + layer) * kv_heads + kv_head) * (u64)(32 * HEAD_DIM);
+    const bf16* vals = keys + 16 * HEAD_DIM;
+
+    // scores[n]: queries x keys 8 n .. 8 n + 7
+    float scores[2][4] = {};
+#pragma unroll
+    for (int step = 0; step < STEPS; ++step) {
+      u32 high[4], low[4];
+      for (int i = 0; i < 4; ++i) {
+        const u32 q = g + 8 * (i % 2);
+        const u32 d = 16 * step + 2 * t + 8 * (i / 2);
+        high[i] = *(const u32*)&queries[0][q][d];
+        low[i] = *(const u32*)&queries[1][q][d];
+      }
+      for (int n = 0; n < 2; ++n) {
+        const bf16* key = keys + (8 * n + g) * HEAD_DIM + 16 * step + 2 * t;
+        const u32 b[2] = {*(const u32*)key, *(const u32*)(key + 8)};
+        mma_bf16(scores[n], low, b);
+        mma_bf16(scores[n], high, b);
+      }
+    }
+
+    // The running maximum of each query: over this lane's four keys, then over the four lanes that share it.
+    u32 high[4], low[4];
+    for (int r = 0; r < 2; ++r) {
+      float largest = maximum[r];
+      for (int n = 0; n < 2; ++n) {
+        for (int c = 0; c < 2; ++c) {
+          const u32 key = block * 16 + 8 * n + 2 * t + c;
+          float& score = scores[n][2 * r + c];
+          score = key >= see_first[r] && key < see_end[r] ? score * scale : NEG_INF;
+          largest = score > largest ? score : largest;
+        }
+      }
+      for (int step = 1; step < 4; step *= 2) {
+        const float other = __shfl_xor_sync(0xffffffffu, largest, step);
+        largest = other > largest ? other : largest;
+      }
+      const float rescale = maximum[r] == NEG_INF ? 0.0f : exp_f32(maximum[r] - largest);
+      maximum[r] = largest;
+      sum[r] = sum[r] * rescale;
+      for (int n = 0; n < 2; ++n) {
+        bf16 h[2], l[2];
+        for (int c = 0; c < 2; ++c) {
+          const float score = scores[n][2 * r + c];
+          const float p = score == NEG_INF ? 0.0f : exp_f32(score - largest);
+          sum[r] = sum[r] + p;
+          halves(p, h[c], l[c]);
+        }
+        // Scores lie in the lanes as the next product wants its left operand.
+        high[r + 2 * n] = pack(h[0], h[1]);
+        low[r + 2 * n] = pack(l[0], l[1]);
+      }
+      for (int n = 0; n < HEAD_DIM / 8; ++n) {
+        values[n][2 * r] *= rescale;
+        values[n][2 * r + 1] *= rescale;
+      }
+    }
+
+    // What stands past the sequence's end is another's: nought times it may be NaN.
+    const u32 left = end - block * 16;
+    const u32 mask[2] = {2 * t + 1 < left ? 0xffffffffu : 2 * t < left ? 0xffffu : 0u,
+                         2 * t + 9 < left ? 0xffffffffu : 2 * t + 8 < left ? 0xffffu : 0u};
+#pragma unroll
+    for (int n = 0; n < HEAD_DIM / 8; ++n) {
+      const bf16* value = vals + (8 * n + g) * 16 + 2 * t;
+      const u32 b[2] = {*(const u32*)value & mask[0], *(const u32*)(value + 8) & mask[1]};
+      mma_bf16(values[n], low, b);
+      mma_bf16(values[n], high, b);
+    }
+  }
+
+  for (int r = 0; r < 2; ++r) {
+    for (int step = 1; step < 4; step *= 2) sum[r] += __shfl_xor_sync(0xffffffffu, sum[r], step);
+    const u32 q = g + 8 * r;
+    if (q < tile.num_queries) {
+      const u32 query = tile.first_query + q;
+      const u64 head = (u64)(query / group) * kv_heads * group + kv_head * group + query % group;
+      float* to = partial + (head * gridDim.z + blockIdx.z) * (HEAD_DIM + 2);
+      for (int n = 0; n < HEAD_DIM / 8; ++n) {
+        to[8 * n + 2 * t] = values[n][2 * r];
+        to[8 * n + 2 * t + 1] = values[n][2 * r + 1];
+      }
+      if (t == 0) {
+        to[HEAD_DIM] = maximum[r];
+        to[HEAD_DIM + 1] = sum[r];
+      }
+    }
+  }
+}
+
+#define ATTENTION(HEAD_DIM)                                                                                      \
+  extern "C" __global__ void __launch_bounds__(32) attention_##HEAD_DIM(                                        \
+      const float* qkv, const u32* positions, const bf16* kv, const u32* tables, const AttentionTile* tiles,    \
+      float* partial, u32 row_width, u32 group, u32 layer, u32 layers, u32 window, float scale) {               \
+    attend<HEAD_DIM>(qkv, positions, kv, tables, tiles, partial, row_width, group, layer, layers, window, scale); \
+  }
+
+ATTENTION(16)
+ATTENTION(32)
+ATTENTION(64)
+ATTENTION(96)
+ATTENTION(128)
+
+// Joins the splits of each query, in order of position.
+//   partial as above, positions [rows] -> out [rows, heads * head_dim] f32 or bf16
+// Grid (rows, heads), one warp; head_dim at most 128.
+template <typename Out>
+__device__ __forceinline__ void merge(const float* partial, const u32* positions, Out* out, u32 head_dim,
+                                      u32 splits_max, u32 window) {
+  const u64 head = (u64)blockIdx.x * gridDim.y + blockIdx.y;
+  const float* from = partial + head * splits_max * (head_dim + 2);
+  const u32 len = positions[blockIdx.x] + 1;
+  const u32 first = window != 0 && len > window ? (len - window) / SPLIT_KEYS : 0;
+
+  float maximum = NEG_INF, sum = 0.0f;
+  float values[4] = {};
+  for (u32 split = first; split * SPLIT_KEYS < len; ++split) {
+    const float* part = from + split * (head_dim + 2);
+    const float largest = part[head_dim] > maximum ? part[head_dim] : maximum;
+    const float old_weight = maximum == NEG_INF ? 0.0f : exp_f32(maximum - largest);
+    const float weight = exp_f32(part[head_dim] - largest);
+    maximum = largest;
+    sum = fmaf(sum, old_weight, part[head_dim + 1] * weight);
+    for (u32 i = threadIdx.x, j = 0; i < head_dim; i += WARP, ++j) {
+      values[j] = fmaf(values[j], old_weight, part[i] * weight);
+    }
+  }
+  for (u32 i = threadIdx.x, j = 0; i < head_dim; i += WARP, ++j) {
+    const float value = values[j] / sum;
+    if constexpr (sizeof(Out) == 2) {
+      out[head * head_dim + i] = narrow(value);
+    } else {
+      out[head * head_dim + i] = value;
+    }
+  }
+}
+
+extern "C" __global__ void __launch_bounds__(32)
+    attention_merge_f32(const float* partial, const u32* positions, float* out, u32 head_dim, u32 splits_max,
+                        u32 window) {
+  merge<float>(partial, positions, out, head_dim, splits_max, window);
+}
+
+extern "C" __global__ void __launch_bounds__(32)
+    attention_merge_bf16(const float* partial, const u32* positions, bf16* out, u32 head_dim, u32 splits_max,
+                         u32 window) {
+  merge<bf16>(partial, positions, out, head_dim, splits_max, window);
+}

@@ -1,0 +1,88 @@
+// What every kernel stands on: number formats, the engine's own exp, sums over a warp, the two tensor-core
+// instructions. It is put before each file by `sources.rs`, for NVRTC finds no include path.
+//
+// Compiled with --fmad=false: a product and a sum are two roundings unless fmaf says otherwise, as in the
+// twins. No fast-math. EMULATED is set where a C++ compiler builds the same files to run them on the host;
+// emulator.hpp then stands for the device's own functions.
+
+typedef unsigned short u16;
+typedef unsigned int u32;
+typedef unsigned long long u64;
+typedef int i32;
+typedef long long i64;
+
+// A stored bfloat16; arithmetic is done on floats.
+struct bf16 {
+  u16 bits;
+};
+
+#ifndef EMULATED
+#define WARP 32
+#define NEG_INF __int_as_float(0xff800000)
+#define POS_INF __int_as_float(0x7f800000)
+
+// d[16 x 8] += a[16 x 16] b[16 x 8], bf16 in, f32 sums. Lane l = 4 g + t holds of a: rows g and g + 8, columns
+// 2 t, 2 t + 1 and those + 8 (a[0] = row g, a[1] = row g + 8, a[2], a[3] the same 8 columns on); of b: rows 2 t,
+// 2 t + 1 (b[0]) and those + 8 (b[1]) of column g; of d: columns 2 t, 2 t + 1 of rows g (d[0], d[1]) and g + 8.
+__device__ __forceinline__ void mma_bf16(float (&d)[4], const u32 (&a)[4], const u32 (&b)[2]) {
+  asm(
+      "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+
+// d[16 x 8] += a[16 x 32] b[32 x 8], exact in i32. As above with four int8 in a register where two bf16 were:
+// columns 4 t .. 4 t + 3 and those + 16.
+__device__ __forceinline__ void mma_int8(i32 (&d)[4], const u32 (&a)[4], const u32 (&b)[2]) {
+  asm(
+      "mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+      : "+r"(d[0]), "+r"(d[1]), "+r"(d[2]), "+r"(d[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+#endif
+
+__device__ __forceinline__ float widen(bf16 x) { return __uint_as_float((u32)x.bits << 16); }
+
+// Nearest even, as half::bf16::from_f32; a NaN stays one.
+__device__ __forceinline__ bf16 narrow(float x) {
+  u32 bits = __float_as_uint(x);
+  bf16 result;
+  if ((bits & 0x7fffffffu) > 0x7f800000u) {
+    result.bits = (u16)((bits >> 16) | 0x0040u);
+  } else {
+    result.bits = (u16)((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
+  }
+  return result;
+}
+
+// Two bf16 in the order that the tensor cores want: the lower index in the lower half.
+__device__ __forceinline__ u32 pack(bf16 low, bf16 high) { return (u32)low.bits | (u32)high.bits << 16; }
+
+// e to the x: the engine's own, equal to cpu::exp bit for bit.
+__device__ __forceinline__ float exp_f32(float x) {
+  const float rounder = 12582912.0f;  // 1.5 * 2^23
+  float shifted = fmaf(x, 1.44269504088896340736f, rounder);
+  float n = shifted - rounder;
+  float r = fmaf(n, -1.4286068e-6f, fmaf(n, -0.69314575f, x));
+  float series = 1.0f / 5040.0f;
+  series = fmaf(series, r, 1.0f / 720.0f);
+  series = fmaf(series, r, 1.0f / 120.0f);
+  series = fmaf(series, r, 1.0f / 24.0f);
+  series = fmaf(series, r, 1.0f / 6.0f);
+  series = fmaf(series, r, 0.5f);
+  float mantissa = fmaf(r * r, series, r) + 1.0f;
+  float power = __uint_as_float((__float_as_uint(shifted) - __float_as_uint(rounder) + 127u) << 23);
+  float value = x < -87.0f ? 0.0f : mantissa * power;
+  return x > 88.0f ? POS_INF : value;
+}
+
+// The sum of a warp's 32 numbers, by halves; every lane gets it.
+__device__ __forceinline__ float warp_sum(float x) {
+  for (int step = WARP / 2; step > 0; step /= 2) x += __shfl_xor_sync(0xffffffffu, x, step);
+  return x;
+}
+
+// Joins the sums of eight slices as docs/contract.md C2 says.
+__device__ __forceinline__ float tree(const float (&s)[8]) {
+  return ((s[0] + s[1]) + (s[2] + s[3])) + ((s[4] + s[5]) + (s[6] + s[7]));
+}

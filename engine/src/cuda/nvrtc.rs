@@ -1,0 +1,140 @@
+//! Compiles kernels with NVRTC, straight to machine code of one architecture, and reads from the assembler's log
+//! what each takes. No GPU is needed for any of it.
+
+use std::ffi::{CString, c_char};
+
+use cudarc::nvrtc::result::{compile_program, create_program, destroy_program, get_program_log};
+use cudarc::nvrtc::sys;
+
+use super::CudaError;
+use super::sources::Source;
+
+/// Machine code of one file.
+#[derive(Debug)]
+pub(crate) struct Compiled {
+    /// A cubin, as the driver loads it.
+    pub(crate) cubin: Vec<u8>,
+    /// What each entry point takes.
+    pub(crate) usage: Vec<Usage>,
+}
+
+/// What the assembler says of an entry point.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub(crate) struct Usage {
+    /// Its name.
+    pub(crate) kernel: String,
+    /// Registers of a thread.
+    pub(crate) registers: u32,
+    /// Bytes that did not fit into registers, stored and loaded.
+    pub(crate) spill_bytes: u32,
+    /// Local memory of a thread.
+    pub(crate) stack_bytes: u32,
+    /// Static shared memory of a block.
+    pub(crate) shared_bytes: u32,
+}
+
+/// Whether NVRTC can be loaded at all; without this, calling it would panic.
+pub(crate) fn check_present() -> Result<(), CudaError> {
+    // SAFETY: loads a library of CUDA's, whose initialisers take no part in this process's invariants.
+    let present = unsafe { sys::is_culib_present() };
+    let advice = "install CUDA 13 (or pip's nvidia-cuda-nvrtc) and name its lib folder in LD_LIBRARY_PATH";
+    if present { Ok(()) } else { Err(CudaError::LibraryMissing { library: "libnvrtc.so", advice }) }
+}
+
+/// Compiles a file for an architecture such as `sm_90`. [`check_present`] was called.
+pub(crate) fn compile(source: &Source, arch: &str) -> Result<Compiled, CudaError> {
+    let failed = |log: String| CudaError::Compile { file: source.file, arch: arch.to_owned(), log };
+    let text = CString::new(source.text()).map_err(|_| failed("the source holds a zero byte".to_owned()))?;
+    let program = create_program(&text, None).map_err(|error| failed(error.to_string()))?;
+    let options = [
+        format!("--gpu-architecture={arch}"),
+        "--std=c++17".to_owned(),
+        // A product and a sum are two roundings, as in the twins.
+        "--fmad=false".to_owned(),
+        "--ptxas-options=-v".to_owned(),
+    ];
+    // SAFETY: the program was created above and is destroyed below, once, after its last use.
+    let (result, log) = unsafe {
+        let result = compile_program(program, &options);
+        (result, get_program_log(program).map(|log| text_of(&log)).unwrap_or_default())
+    };
+    let compiled = match result {
+        Err(error) => Err(failed(format!("{error}: {}", log.trim()))),
+        Ok(()) => cubin(program).map_err(failed).map(|cubin| Compiled { cubin, usage: usage_in(&log) }),
+    };
+    // SAFETY: as above.
+    let destroyed = unsafe { destroy_program(program) };
+    destroyed.map_err(|error| failed(error.to_string()))?;
+    compiled
+}
+
+fn cubin(program: sys::nvrtcProgram) -> Result<Vec<u8>, String> {
+    let mut size = 0;
+    // SAFETY: the program lives in the caller, and was compiled.
+    unsafe { sys::nvrtcGetCUBINSize(program, &raw mut size) }.result().map_err(|error| error.to_string())?;
+    let mut cubin = vec![0u8; size];
+    // SAFETY: as above; the buffer is as large as the library says.
+    unsafe { sys::nvrtcGetCUBIN(program, cubin.as_mut_ptr().cast()) }
+        .result()
+        .map_err(|error| error.to_string())?;
+    Ok(cubin)
+}
+
+fn text_of(log: &[c_char]) -> String {
+    let bytes: Vec<u8> = log.iter().map(|&c| c as u8).take_while(|&c| c != 0).collect();
+    String::from_utf8_lossy(&bytes).into_owned()
+}
+
+/// Reads what `ptxas -v` prints.
+fn usage_in(log: &str) -> Vec<Usage> {
+    let mut all: Vec<Usage> = Vec::new();
+    for line in log.lines() {
+        if let Some(rest) = line.split("entry function '").nth(1) {
+            let kernel = rest.split('\'').next().unwrap_or_default().to_owned();
+            all.push(Usage { kernel, ..Usage::default() });
+        }
+        let Some(usage) = all.last_mut() else { continue };
+        if let Some(bytes) = number_before(line, " bytes stack frame") {
+            usage.stack_bytes = bytes;
+            usage.spill_bytes = number_before(line, " bytes spill stores").unwrap_or(0)
+                + number_before(line, " bytes spill loads").unwrap_or(0);
+        }
+        if let Some(registers) = number_before(line, " registers") {
+            usage.registers = registers;
+            usage.shared_bytes = number_before(line, " bytes smem").unwrap_or(0);
+        }
+    }
+    all
+}
+
+fn number_before(line: &str, words: &str) -> Option<u32> {
+    let before = &line[..line.find(words)?];
+    let digits = before.rfind(|c: char| !c.is_ascii_digit()).map_or(before, |i| &before[i + 1..]);
+    digits.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_assemblers_log_is_read() {
+        let log = "ptxas info    : 0 bytes gmem\n\
+            ptxas info    : Compiling entry function 'draw' for 'sm_80'\n\
+            ptxas info    : Function properties for draw\n\
+            ptxas         .     16 bytes stack frame, 4 bytes spill stores, 12 bytes spill loads\n\
+            ptxas info    : Used 64 registers, used 1 barriers, 16 bytes cumulative stack size, 128 bytes smem\n\
+            ptxas info    : Compiling entry function 'embedding' for 'sm_80'\n\
+            ptxas         .     0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads\n\
+            ptxas info    : Used 14 registers, used 0 barriers, 380 bytes cmem[0]\n";
+        let draw = Usage {
+            kernel: "draw".to_owned(),
+            registers: 64,
+            spill_bytes: 16,
+            stack_bytes: 16,
+            shared_bytes: 128,
+        };
+        let embedding = Usage { kernel: "embedding".to_owned(), registers: 14, ..Usage::default() };
+        assert_eq!(usage_in(log), [draw, embedding]);
+    }
+}

@@ -1,0 +1,97 @@
+//! int8 as docs/contract.md C1 has it: activations quantized by row and slice, exact sums.
+
+use super::MAX_GRID_YZ;
+use super::gemm::{check_borders, choose};
+use crate::cuda::CudaError;
+use crate::cuda::executor::{DeviceMemory, Executor, Params, Tensor, check, check_len};
+use crate::cuda::sources::INT8;
+use crate::k_slices::NUM_SLICES;
+
+/// Numbers that a lane reads at a time.
+pub(crate) const GRAIN: usize = 16;
+/// Above this a sum of products could leave i32.
+const MAX_K: usize = 1 << 17;
+
+/// Rows to int8, one scale for each slice of each.
+#[derive(Debug)]
+pub(crate) struct QuantizeRows<'a, M> {
+    /// `[rows, k]`.
+    pub(crate) x: &'a Tensor<M, f32>,
+    /// `[slices + 1]`, from 0 to k.
+    pub(crate) borders: &'a Tensor<M, u32>,
+    /// `[rows, k]`, from row `to_row` on.
+    pub(crate) steps: &'a mut Tensor<M, i8>,
+    /// `[rows, slices]`, from row `to_row` on.
+    pub(crate) scales: &'a mut Tensor<M, f32>,
+    pub(crate) to_row: usize,
+}
+
+impl<M: DeviceMemory> QuantizeRows<'_, M> {
+    pub(crate) fn launch<E>(self, executor: &mut E, rows: usize, k: usize) -> Result<(), CudaError>
+    where
+        E: Executor<Memory = M>,
+    {
+        let kernel = INT8.kernel(0);
+        let slices = self.borders.len().saturating_sub(1);
+        check(kernel.name, ("rows", rows), rows > 0, "at least 1")?;
+        check(kernel.name, ("slices", slices), (1..=MAX_GRID_YZ).contains(&slices), "at least 1")?;
+        check_len(kernel.name, "x", self.x.len(), rows * k)?;
+        check_len(kernel.name, "steps", self.steps.len(), (self.to_row + rows) * k)?;
+        check_len(kernel.name, "scales", self.scales.len(), (self.to_row + rows) * slices)?;
+        let params = Params::default().read(self.x).read(self.borders);
+        let params = params.write_from(self.steps, self.to_row * k);
+        let params = params.write_from(self.scales, self.to_row * slices).u32(k);
+        // SAFETY: the kernel's parameters; rows are there by the checks, borders end at k by `check_borders` of the
+        // product that they belong to.
+        unsafe { executor.launch(kernel, [rows as u32, slices as u32, 1], &mut { params }) }
+    }
+}
+
+/// Quantized `x` times quantized `weights`.
+#[derive(Debug)]
+pub(crate) struct GemmInt8<'a, M> {
+    /// `[rows, k]` and scales `[rows, slices]`.
+    pub(crate) x: (&'a Tensor<M, i8>, &'a Tensor<M, f32>),
+    /// `[n, k]` and scales `[n]`.
+    pub(crate) weights: (&'a Tensor<M, i8>, &'a Tensor<M, f32>),
+    /// `[n]`.
+    pub(crate) bias: Option<&'a Tensor<M, f32>>,
+    /// Nine, on the device and, the same, on the host.
+    pub(crate) borders: (&'a Tensor<M, u32>, &'a [u32]),
+    /// Scales of a row: 1, or one for each part of K.
+    pub(crate) slices: usize,
+    /// `[rows, n]`.
+    pub(crate) out: &'a mut Tensor<M, f32>,
+}
+
+impl<M: DeviceMemory> GemmInt8<'_, M> {
+    pub(crate) fn launch<E>(
+        self,
+        executor: &mut E,
+        (rows, n, k): (usize, usize, usize),
+    ) -> Result<(), CudaError>
+    where
+        E: Executor<Memory = M>,
+    {
+        let (kernel, grid) = choose([INT8.kernel(1), INT8.kernel(2)], rows, n)?;
+        check_borders(kernel.name, self.borders.1, (k, GRAIN))?;
+        check(kernel.name, ("k", k), k < MAX_K, format!("below {MAX_K}"))?;
+        let is_good = self.slices == 1 || self.slices == NUM_SLICES;
+        check(kernel.name, ("slices", self.slices), is_good, "1 or 8")?;
+        check_len(kernel.name, "x", self.x.0.len(), rows * k)?;
+        check_len(kernel.name, "x scales", self.x.1.len(), rows * self.slices)?;
+        check_len(kernel.name, "weights", self.weights.0.len(), n * k)?;
+        check_len(kernel.name, "weight scales", self.weights.1.len(), n)?;
+        check_len(kernel.name, "borders", self.borders.0.len(), NUM_SLICES + 1)?;
+        check_len(kernel.name, "out", self.out.len(), rows * n)?;
+        if let Some(bias) = self.bias {
+            check_len(kernel.name, "bias", bias.len(), n)?;
+        }
+        let params =
+            Params::default().read(self.x.0).read(self.x.1).read(self.weights.0).read(self.weights.1);
+        let params = params.read_if(self.bias).read(self.borders.0).write(self.out);
+        let params = params.u32(rows).u32(n).u32(k).u32(self.slices);
+        // SAFETY: the kernel's parameters; every element is there by the checks.
+        unsafe { executor.launch(kernel, grid, &mut { params }) }
+    }
+}

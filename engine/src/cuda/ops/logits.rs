@@ -1,0 +1,141 @@
+//! Edits of raw logits, listed on the host (bias, penalties, barred stops) and applied where the logits are.
+
+use std::collections::BTreeMap;
+
+use speculation::SequenceSpec;
+
+use crate::TokenId;
+use crate::cuda::CudaError;
+use crate::cuda::executor::{DeviceMemory, Executor, Params, Tensor, check, check_len};
+use crate::cuda::sources::LOGITS;
+
+/// Barred by min_tokens.
+const BARRED: u32 = 1;
+/// Has a bias.
+const BIASED: u32 = 2;
+/// Stands before the position.
+const SEEN: u32 = 4;
+
+/// What happens to one logit, as `logits.cu` reads it.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, PartialEq, bytemuck::Pod, bytemuck::Zeroable)]
+pub(crate) struct LogitEdit {
+    pub(crate) row: u32,
+    pub(crate) token_id: u32,
+    /// [`BARRED`], [`BIASED`], [`SEEN`].
+    pub(crate) flags: u32,
+    pub(crate) bias: f32,
+    pub(crate) in_output: u32,
+    pub(crate) repetition: f32,
+    pub(crate) frequency: f32,
+    pub(crate) presence: f32,
+}
+
+/// What `speculation::logits::process` does to the logits that follow `ids`, as edits of row `row`. Ids outside the
+/// vocabulary are left out.
+pub(crate) fn edits_of(
+    row: u32,
+    spec: &SequenceSpec,
+    ids: &[TokenId],
+    vocab: usize,
+) -> Result<Vec<LogitEdit>, CudaError> {
+    let sampling = &spec.sampling;
+    let mut edits = BTreeMap::new();
+    let new = |token_id| LogitEdit {
+        row,
+        token_id,
+        flags: 0,
+        bias: 0.0,
+        in_output: 0,
+        repetition: sampling.repetition_penalty,
+        frequency: sampling.frequency_penalty,
+        presence: sampling.presence_penalty,
+    };
+    if (ids.len() as u32).saturating_sub(spec.prompt_len) < sampling.min_tokens {
+        for &id in &spec.stop_token_ids {
+            edits.entry(id).or_insert_with(|| new(id)).flags |= BARRED;
+        }
+    }
+    for &(id, bias) in &sampling.logit_bias {
+        let edit = edits.entry(id).or_insert_with(|| new(id));
+        // Two biases would be two roundings; an edit has one.
+        check(
+            "edit_logits",
+            ("a biased token id", id as usize),
+            edit.flags & BIASED == 0,
+            "once in logit_bias",
+        )?;
+        (edit.flags, edit.bias) = (edit.flags | BIASED, bias);
+    }
+    if sampling.has_penalties() {
+        for (position, &id) in ids.iter().enumerate() {
+            let edit = edits.entry(id).or_insert_with(|| new(id));
+            edit.flags |= SEEN;
+            edit.in_output += u32::from(position >= spec.prompt_len as usize);
+        }
+    }
+    Ok(edits.into_values().filter(|edit| (edit.token_id as usize) < vocab).collect())
+}
+
+/// Applies `edits` to `logits` `[rows, vocab]`. Each (row, id) may stand in them once: threads take them in any order.
+pub(crate) fn edit_logits<E: Executor>(
+    executor: &mut E,
+    logits: &mut Tensor<E::Memory, f32>,
+    edits: &[LogitEdit],
+    vocab: usize,
+) -> Result<(), CudaError>
+where
+    E::Memory: DeviceMemory,
+{
+    let kernel = LOGITS.kernel(0);
+    if edits.is_empty() {
+        return Ok(());
+    }
+    check_edits(kernel.name, edits, logits.len() / vocab, vocab)?;
+    let on_device = Tensor::of(executor, edits, "logit edits")?;
+    check_len(kernel.name, "edits", on_device.len(), edits.len())?;
+    let params = Params::default().write(logits).read(&on_device).u32(edits.len()).u32(vocab);
+    let grid = [edits.len().div_ceil(kernel.threads as usize) as u32, 1, 1];
+    // SAFETY: the kernel's parameters; every place is inside by the check, and no two threads share one.
+    unsafe { executor.launch(kernel, grid, &mut { params }) }
+}
+
+fn check_edits(
+    kernel: &'static str,
+    edits: &[LogitEdit],
+    rows: usize,
+    vocab: usize,
+) -> Result<(), CudaError> {
+    let mut places: Vec<(u32, u32)> = edits.iter().map(|edit| (edit.row, edit.token_id)).collect();
+    places.sort_unstable();
+    let outside = places.iter().find(|&&(row, id)| row as usize >= rows || id as usize >= vocab);
+    let found = outside.map_or(0, |&(_, id)| id as usize);
+    check(
+        kernel,
+        ("an edited token id", found),
+        outside.is_none(),
+        format!("below {vocab}, in {rows} rows"),
+    )?;
+    let twice = places.windows(2).find(|pair| pair[0] == pair[1]);
+    let found = twice.map_or(0, |pair| pair[0].1 as usize);
+    check(kernel, ("an edited token id", found), twice.is_none(), "once a row")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn edits_outside_or_twice_are_refused() {
+        let edit = |row, token_id| LogitEdit { row, token_id, ..bytemuck::Zeroable::zeroed() };
+        assert_eq!(check_edits("edit", &[edit(0, 4), edit(1, 4)], 2, 5), Ok(()));
+        for (edits, says) in [
+            ([edit(2, 0), edit(0, 0)], "in 2 rows"),
+            ([edit(0, 5), edit(0, 0)], "token id is 5, expected below 5"),
+            ([edit(1, 3), edit(1, 3)], "token id is 3, expected once a row"),
+        ] {
+            let error = check_edits("edit", &edits, 2, 5).unwrap_err().to_string();
+            assert!(error.contains(says), "{error}");
+        }
+    }
+}

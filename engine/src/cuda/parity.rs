@@ -1,0 +1,192 @@
+//! Every kernel against its naive twin: the same cases run on the emulator in each test run and on a GPU by
+//! `make gpu-check`. A case says whether bits must be equal or how far numbers may lie apart, and reports the worst.
+
+mod attention;
+mod elementwise;
+mod linear;
+mod sampling;
+
+use half::bf16;
+
+use super::CudaError;
+use super::executor::Executor;
+
+/// How large a case is: for a host that runs threads one after another, or for a GPU.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Scale {
+    /// A few blocks.
+    #[cfg_attr(not(test), expect(dead_code, reason = "only tests emulate"))]
+    Small,
+    /// A layer of an 8B model.
+    Large,
+}
+
+impl Scale {
+    fn pick<T>(self, small: T, large: T) -> T {
+        match self {
+            Self::Small => small,
+            Self::Large => large,
+        }
+    }
+}
+
+/// What a comparison came to.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Parity {
+    /// Operation and shape.
+    pub(crate) case: String,
+    /// Numbers compared.
+    pub(crate) numbers: usize,
+    /// Largest difference, as a part of the largest number of the twin's.
+    pub(crate) worst: f64,
+    /// How large it may be; 0 asks for equal bits.
+    pub(crate) tolerance: f64,
+    /// The first number that is out, and both values.
+    pub(crate) out: Option<String>,
+}
+
+impl Parity {
+    /// Whether the kernel agrees with its twin.
+    pub(crate) fn is_good(&self) -> bool {
+        self.out.is_none()
+    }
+}
+
+impl std::fmt::Display for Parity {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { case, numbers, worst, tolerance, .. } = self;
+        let verdict = if self.is_good() { "ok" } else { "DIFFERS" };
+        write!(f, "{verdict:<8}{case:<58}{numbers:>10} numbers  worst {worst:.1e}  allowed {tolerance:.0e}")?;
+        self.out.as_ref().map_or(Ok(()), |out| write!(f, "\n        {out}"))
+    }
+}
+
+/// Compares numbers; a tolerance of 0 compares bits.
+fn compare(case: impl Into<String>, tolerance: f64, found: &[f32], expected: &[f32]) -> Parity {
+    let mut parity = Parity {
+        case: case.into(),
+        numbers: expected.len(),
+        worst: 0.0,
+        tolerance,
+        out: (found.len() != expected.len())
+            .then(|| format!("{} numbers, expected {}", found.len(), expected.len())),
+    };
+    let largest =
+        expected.iter().filter(|x| x.is_finite()).fold(0.0f64, |max, x| max.max(f64::from(x.abs())));
+    for (i, (&found, &expected)) in found.iter().zip(expected).enumerate() {
+        if found.to_bits() == expected.to_bits() || (found.is_nan() && expected.is_nan()) {
+            continue;
+        }
+        let distance = (f64::from(found) - f64::from(expected)).abs() / largest.max(f64::MIN_POSITIVE);
+        let distance = if distance.is_nan() { f64::INFINITY } else { distance };
+        parity.worst = parity.worst.max(distance);
+        if (tolerance == 0.0 || distance > tolerance) && parity.out.is_none() {
+            parity.out = Some(format!("number {i} is {found:e}, expected {expected:e}"));
+        }
+    }
+    parity
+}
+
+/// The same for anything that is equal or not.
+fn compare_equal<T: PartialEq + std::fmt::Debug>(
+    case: impl Into<String>,
+    found: &[T],
+    expected: &[T],
+) -> Parity {
+    let differs = (0..expected.len().max(found.len())).find(|&i| found.get(i) != expected.get(i));
+    Parity {
+        case: case.into(),
+        numbers: expected.len(),
+        worst: f64::from(u8::from(differs.is_some())),
+        tolerance: 0.0,
+        out: differs.map(|i| format!("number {i} is {:?}, expected {:?}", found.get(i), expected.get(i))),
+    }
+}
+
+/// Reproducible numbers for cases.
+#[derive(Debug)]
+struct Numbers(u64);
+
+impl Numbers {
+    fn bits(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    /// In [-size, size).
+    fn f32(&mut self, size: f32) -> f32 {
+        ((self.bits() >> 40) as f32 / (1 << 23) as f32 - 1.0) * size
+    }
+
+    fn vec(&mut self, len: usize, size: f32) -> Vec<f32> {
+        (0..len).map(|_| self.f32(size)).collect()
+    }
+
+    /// The same, each of them a bf16.
+    fn bf16s(&mut self, len: usize, size: f32) -> Vec<bf16> {
+        (0..len).map(|_| bf16::from_f32(self.f32(size))).collect()
+    }
+}
+
+fn widened(numbers: &[bf16]) -> Vec<f32> {
+    numbers.iter().map(|x| x.to_f32()).collect()
+}
+
+/// Runs every case.
+pub(crate) fn run_all<E: Executor>(executor: &mut E, scale: Scale) -> Result<Vec<Parity>, CudaError> {
+    let mut parities = Vec::new();
+    parities.extend(elementwise::cases(executor, scale)?);
+    parities.extend(linear::cases(executor, scale)?);
+    parities.extend(attention::cases(executor, scale)?);
+    parities.extend(sampling::cases(executor, scale)?);
+    Ok(parities)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::emulator::Emulator;
+    use super::*;
+
+    fn check(cases: impl FnOnce(&mut Emulator, Scale) -> Result<Vec<Parity>, CudaError>) {
+        let mut emulator = Emulator::build();
+        let parities = cases(&mut emulator, Scale::Small).unwrap();
+        assert!(!parities.is_empty());
+        for parity in parities {
+            println!("{parity}");
+            assert!(parity.is_good(), "{parity}");
+        }
+    }
+
+    #[test]
+    fn elementwise_kernels_equal_their_twins() {
+        check(elementwise::cases);
+    }
+
+    #[test]
+    fn linear_kernels_equal_their_twins() {
+        check(linear::cases);
+    }
+
+    #[test]
+    fn attention_kernels_equal_their_twins() {
+        check(attention::cases);
+    }
+
+    #[test]
+    fn sampling_kernels_equal_their_twins() {
+        check(sampling::cases);
+    }
+
+    #[test]
+    fn a_difference_is_seen() {
+        assert!(compare("same", 0.0, &[1.0, f32::NAN], &[1.0, f32::NAN]).is_good());
+        assert!(!compare("bit", 0.0, &[1.0], &[1.0 + f32::EPSILON]).is_good());
+        assert!(compare("near", 1e-6, &[1.0], &[1.0 + f32::EPSILON]).is_good());
+        assert!(!compare("far", 1e-6, &[1.0, 0.5], &[1.0, 0.500_01]).is_good());
+        assert!(!compare("nan", 1.0, &[f32::NAN], &[1.0]).is_good());
+        assert!(!compare("short", 1.0, &[1.0], &[1.0, 1.0]).is_good());
+        assert!(!compare_equal("ids", &[1, 2], &[1, 3]).is_good());
+    }
+}

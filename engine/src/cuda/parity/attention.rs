@@ -1,0 +1,192 @@
+//! Attention over paged KV: decode, verify and prefill rows in one pass, block tables in no order, memory that is
+//! full of NaN wherever nothing was stored.
+
+use half::bf16;
+
+use super::{Numbers, Parity, Scale, compare, compare_equal, widened};
+use crate::backend::HeadLayout;
+use crate::block_manager::BLOCK_SIZE;
+use crate::cpu::reference;
+use crate::cuda::CudaError;
+use crate::cuda::executor::{Executor, Tensor};
+use crate::cuda::ops::{Attention, Output, num_splits, tiles};
+use crate::forward_batch::Segment;
+
+/// A sequence's keys and values, `[kv head][position][head_dim]`.
+struct Sequence {
+    keys: Vec<Vec<Vec<bf16>>>,
+    values: Vec<Vec<Vec<bf16>>>,
+    table: Vec<u32>,
+    /// Position of its first row in the pass, and its rows.
+    rows: (u32, usize),
+}
+
+/// A pass over several sequences.
+struct Pass {
+    layout: HeadLayout,
+    window: Option<u32>,
+    sequences: Vec<Sequence>,
+    /// `[rows, row width]`.
+    qkv: Vec<f32>,
+    kv: Vec<bf16>,
+}
+
+/// This layer, and how many there are.
+const LAYER: (usize, usize) = (1, 2);
+
+pub(super) fn cases<E: Executor>(e: &mut E, scale: Scale) -> Result<Vec<Parity>, CudaError> {
+    let small: &[(u32, usize)] = &[(0, 1), (15, 3), (140, 5), (0, 20)];
+    let large: &[(u32, usize)] = &[(0, 1), (4095, 1), (1000, 8), (0, 300), (700, 129)];
+    let lens = scale.pick(small, large);
+    let mut parities = Vec::new();
+    for (heads, window) in
+        [((4, 2, 16), None), ((4, 4, 32), Some(7)), ((6, 1, 64), Some(130)), ((2, 1, 96), None)]
+    {
+        parities.extend(attention(e, heads, window, lens)?);
+    }
+    let (heads, lens) = scale.pick(((8, 1, 128), &[(130, 2), (260, 1)][..]), ((32, 8, 128), large));
+    parities.extend(attention(e, heads, None, lens)?);
+    Ok(parities)
+}
+
+fn attention<E: Executor>(
+    e: &mut E,
+    (num_heads, num_kv_heads, head_dim): (usize, usize, usize),
+    window: Option<u32>,
+    lens: &[(u32, usize)],
+) -> Result<Vec<Parity>, CudaError> {
+    let layout = HeadLayout { num_heads, num_kv_heads, head_dim };
+    let pass = Pass::new(layout, window, lens);
+    let whole: Vec<Part> = lens.iter().enumerate().map(|(i, &(_, rows))| (i, 0..rows)).collect();
+    let together = pass.run(e, &whole)?;
+    let case = format!(
+        "attention of {num_heads}/{num_kv_heads} heads of {head_dim}, window {}",
+        window.unwrap_or(0)
+    );
+    let (found, expected) = pass.judge(&together);
+    // In parts of up to three rows they meet other tiles, other splits and other neighbours.
+    let mut in_parts = Vec::new();
+    for (sequence, rows) in whole {
+        for first in rows.clone().step_by(3) {
+            in_parts.extend(pass.run(e, &[(sequence, first..rows.end.min(first + 3))])?);
+        }
+    }
+    let bits = |numbers: &[f32]| numbers.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
+    Ok(vec![
+        compare(case.clone(), 2e-5, &found, &expected),
+        compare_equal(format!("{case}: in parts"), &bits(&in_parts), &bits(&together)),
+    ])
+}
+
+/// Some rows of a sequence.
+type Part = (usize, std::ops::Range<usize>);
+
+impl Pass {
+    fn new(layout: HeadLayout, window: Option<u32>, lens: &[(u32, usize)]) -> Self {
+        let mut numbers = Numbers(9);
+        let mut sequences: Vec<Sequence> = Vec::new();
+        let mut next_block = 0;
+        for &(start, rows) in lens {
+            let len = start as usize + rows;
+            let mut heads = || -> Vec<Vec<Vec<bf16>>> {
+                let head =
+                    |numbers: &mut Numbers| (0..len).map(|_| numbers.bf16s(layout.head_dim, 1.0)).collect();
+                (0..layout.num_kv_heads).map(|_| head(&mut numbers)).collect()
+            };
+            let (keys, values) = (heads(), heads());
+            let blocks = len.div_ceil(BLOCK_SIZE) as u32;
+            // Backwards, so that no block stands where its position says.
+            let table = (next_block..next_block + blocks).rev().collect();
+            next_block += blocks;
+            sequences.push(Sequence { keys, values, table, rows: (start, rows) });
+        }
+        let rows: usize = lens.iter().map(|&(_, rows)| rows).sum();
+        let qkv = numbers.vec(rows * layout.row_width(), 3.0);
+        let kv = kv_memory(layout, &sequences, next_block as usize);
+        Self { layout, window, sequences, qkv, kv }
+    }
+
+    /// Rows of some sequences, in one launch.
+    fn run<E: Executor>(&self, e: &mut E, parts: &[Part]) -> Result<Vec<f32>, CudaError> {
+        let (layout, width) = (self.layout, self.layout.row_width());
+        let (mut segments, mut starts, mut tables, mut positions) = (vec![], vec![], vec![], vec![]);
+        let mut qkv = Vec::new();
+        for (which, range) in parts {
+            let sequence = &self.sequences[*which];
+            let before: usize = self.sequences[..*which].iter().map(|sequence| sequence.rows.1).sum();
+            let (first, start) = (positions.len(), sequence.rows.0 + range.start as u32);
+            positions.extend(start..start + range.len() as u32);
+            qkv.extend_from_slice(&self.qkv[(before + range.start) * width..(before + range.end) * width]);
+            segments.push(Segment { rows: first..positions.len(), start, block_table: &sequence.table });
+            starts.push(tables.len() as u32);
+            tables.extend_from_slice(&sequence.table);
+        }
+        let rows = positions.len();
+        let tiles = tiles(&segments, &starts, layout.num_heads / layout.num_kv_heads, self.window);
+        let splits = num_splits(&positions);
+        let mut out = Tensor::zeros(e, rows * layout.q_width(), "out")?;
+        let partial_len = rows * layout.num_heads * splits * (layout.head_dim + 2);
+        let attention = Attention {
+            qkv: &Tensor::of(e, &qkv, "qkv")?,
+            positions: &Tensor::of(e, &positions, "positions")?,
+            kv: &Tensor::of(e, &self.kv, "kv")?,
+            tables: &Tensor::of(e, &tables, "tables")?,
+            tiles: &Tensor::of(e, &tiles, "tiles")?,
+            // Splits that no tile writes must not be read.
+            partial: &mut Tensor::of(e, &vec![f32::NAN; partial_len], "partial sums")?,
+            layout,
+            layer: LAYER,
+            window: self.window,
+            out: Output::F32(&mut out),
+        };
+        attention.launch(e, (rows, tiles.len(), splits))?;
+        out.read(e, rows * layout.q_width())
+    }
+
+    /// What the kernel said and what the twin says, for up to 16 rows of each sequence and all their heads.
+    fn judge(&self, all: &[f32]) -> (Vec<f32>, Vec<f32>) {
+        let layout = self.layout;
+        let group = layout.num_heads / layout.num_kv_heads;
+        let (mut found, mut expected, mut first_row) = (Vec::new(), Vec::new(), 0);
+        for sequence in &self.sequences {
+            let (start, rows) = sequence.rows;
+            let widen = |heads: &[Vec<Vec<bf16>>]| -> Vec<Vec<Vec<f32>>> {
+                heads.iter().map(|head| head.iter().map(|x| widened(x)).collect()).collect()
+            };
+            let (keys, values) = (widen(&sequence.keys), widen(&sequence.values));
+            for i in (0..rows).step_by((rows / 16).max(1)) {
+                let (row, position) = (first_row + i, start as usize + i);
+                let first = self.window.map_or(0, |window| (position + 1).saturating_sub(window as usize));
+                for head in 0..layout.num_heads {
+                    let query =
+                        &self.qkv[row * layout.row_width() + head * layout.head_dim..][..layout.head_dim];
+                    let (keys, values) = (&keys[head / group], &values[head / group]);
+                    expected.extend(reference::attention(query, keys, values, first..position + 1));
+                    found.extend(&all[row * layout.q_width() + head * layout.head_dim..][..layout.head_dim]);
+                }
+            }
+            first_row += rows;
+        }
+        (found, expected)
+    }
+}
+
+/// `[blocks][layers][kv heads][K: 16 x head_dim | V: head_dim x 16]`, NaN where no position stands.
+fn kv_memory(layout: HeadLayout, sequences: &[Sequence], blocks: usize) -> Vec<bf16> {
+    let (head_dim, head_len) = (layout.head_dim, BLOCK_SIZE * layout.head_dim);
+    let mut kv = vec![bf16::NAN; blocks * LAYER.1 * layout.num_kv_heads * 2 * head_len];
+    for sequence in sequences {
+        for head in 0..layout.num_kv_heads {
+            for (position, (key, value)) in sequence.keys[head].iter().zip(&sequence.values[head]).enumerate()
+            {
+                let (block, offset) = (sequence.table[position / BLOCK_SIZE] as usize, position % BLOCK_SIZE);
+                let start = ((block * LAYER.1 + LAYER.0) * layout.num_kv_heads + head) * 2 * head_len;
+                for d in 0..head_dim {
+                    kv[start + offset * head_dim + d] = key[d];
+                    kv[start + head_len + d * BLOCK_SIZE + offset] = value[d];
+                }
+            }
+        }
+    }
+    kv
+}

@@ -1,0 +1,163 @@
+//! The two products, over row counts that fill tiles and that do not, and the order of K that must not depend on them.
+
+use half::bf16;
+
+use super::{Numbers, Parity, Scale, compare, compare_equal, widened};
+use crate::cpu::reference;
+use crate::cuda::CudaError;
+use crate::cuda::executor::{Executor, Tensor};
+use crate::cuda::ops::{BF16_GRAIN, GemmBf16, GemmInt8, INT8_GRAIN, QuantizeRows, borders};
+use crate::k_slices::KSlices;
+use crate::weights::QuantizedFormat;
+
+pub(super) fn cases<E: Executor>(e: &mut E, scale: Scale) -> Result<Vec<Parity>, CudaError> {
+    let mut parities = Vec::new();
+    let (n, k) = scale.pick((20, 352), (4096, 14_336));
+    let whole = scale.pick(48, 4096);
+    for rows in scale.pick(vec![1, 5, 8, 9, 33], vec![1, 8, 9, 64, 256]) {
+        parities.push(gemm_bf16(e, (rows, n), &KSlices::eighths(k, 32))?);
+        parities.push(gemm_bf16(e, (rows, n), &KSlices::whole(whole))?);
+        parities.extend(gemm_int8(e, (rows, n), &KSlices::eighths(k, 32))?);
+        parities.extend(gemm_int8(e, (rows, n), &KSlices::whole(whole))?);
+    }
+    // Slices of whole heads, half of them empty.
+    parities.push(gemm_bf16(e, (3, 16), &KSlices::eighths(64, 16))?);
+    parities.extend(gemm_int8(e, (3, 16), &KSlices::eighths(64, 16))?);
+    parities.push(rows_do_not_matter(e, scale.pick((40, 24, 96), (256, 4096, 4096)))?);
+    Ok(parities)
+}
+
+/// One launch of `x` `[rows, k]` times `weights` `[n, k]`.
+fn multiply<E: Executor>(
+    e: &mut E,
+    x: &[bf16],
+    weights: &Tensor<E::Memory, bf16>,
+    slices: &KSlices,
+    bias: Option<&Tensor<E::Memory, f32>>,
+) -> Result<Vec<f32>, CudaError> {
+    let k = slices.ranges().last().map_or(0, |slice| slice.end);
+    let (rows, n) = (x.len() / k, weights.len() / k);
+    let on_host = borders(slices, BF16_GRAIN);
+    let on_device = Tensor::of(e, &on_host, "borders")?;
+    let mut out = Tensor::zeros(e, rows * n, "out")?;
+    let x = Tensor::of(e, x, "x")?;
+    GemmBf16 { x: &x, weights, bias, borders: (&on_device, &on_host), out: &mut out }
+        .launch(e, (rows, n, k))?;
+    out.read(e, rows * n)
+}
+
+fn gemm_bf16<E: Executor>(
+    e: &mut E,
+    (rows, n): (usize, usize),
+    slices: &KSlices,
+) -> Result<Parity, CudaError> {
+    let k = slices.ranges().last().map_or(0, |slice| slice.end);
+    let mut numbers = Numbers(5);
+    let (x, weights, bias) = (numbers.bf16s(rows * k, 1.0), numbers.bf16s(n * k, 1.0), numbers.vec(n, 1.0));
+    let on_device = (Tensor::of(e, &weights, "weights")?, Tensor::of(e, &bias, "bias")?);
+    let found = multiply(e, &x, &on_device.0, slices, Some(&on_device.1))?;
+    // A twin of all columns takes minutes at a model's size: some of them judge.
+    let columns: Vec<usize> = (0..n).step_by((n / 64).max(1)).chain([n - 1]).collect();
+    let chosen: Vec<f32> = columns.iter().flat_map(|&c| widened(&weights[c * k..(c + 1) * k])).collect();
+    let chosen_bias: Vec<f32> = columns.iter().map(|&c| bias[c]).collect();
+    let (x, bias) = (widened(&x), Some(chosen_bias.as_slice()));
+    let expected = reference::Linear { x: &x, weights: &chosen, k, slices, bias }.compute();
+    let found: Vec<f32> =
+        (0..rows).flat_map(|row| columns.iter().map(move |&c| row * n + c)).map(|i| found[i]).collect();
+    let cut = if slices.ranges().len() == 1 { "whole" } else { "in 8 slices" };
+    Ok(compare(format!("gemm_bf16 {rows} x {n} x {k} {cut}"), 1e-5, &found, &expected))
+}
+
+fn gemm_int8<E: Executor>(
+    e: &mut E,
+    (rows, n): (usize, usize),
+    slices: &KSlices,
+) -> Result<Vec<Parity>, CudaError> {
+    let k = slices.ranges().last().map_or(0, |slice| slice.end);
+    let mut numbers = Numbers(6);
+    let (mut x, weights, bias) = (numbers.vec(rows * k, 3.0), numbers.vec(n * k, 1.0), numbers.vec(n, 1.0));
+    // Rows that quantize to nothing, and to NaN.
+    x[..k].fill(if rows > 8 { 1e-35 } else { 0.5 });
+    if rows > 8 {
+        x[k] = f32::NAN;
+    }
+    let weight_borders = Tensor::of(e, &[0, k as u32], "borders")?;
+    let (mut steps, mut scales) = (Tensor::zeros(e, n * k, "steps")?, Tensor::zeros(e, n, "scales")?);
+    let weights_on_device = Tensor::of(e, &weights, "weights")?;
+    let (to_row, x_on_device) = (0, Tensor::of(e, &x, "x")?);
+    QuantizeRows {
+        x: &weights_on_device,
+        borders: &weight_borders,
+        steps: &mut steps,
+        scales: &mut scales,
+        to_row,
+    }
+    .launch(e, n, k)?;
+
+    let ranges = slices.ranges();
+    let slice_ends: Vec<u32> =
+        std::iter::once(0).chain(ranges.iter().map(|slice| slice.end as u32)).collect();
+    let slice_borders = Tensor::of(e, &slice_ends, "borders")?;
+    let mut x_steps = Tensor::zeros(e, rows * k, "steps")?;
+    let mut x_scales = Tensor::zeros(e, rows * ranges.len(), "scales")?;
+    QuantizeRows {
+        x: &x_on_device,
+        borders: &slice_borders,
+        steps: &mut x_steps,
+        scales: &mut x_scales,
+        to_row,
+    }
+    .launch(e, rows, k)?;
+    let on_host = borders(slices, INT8_GRAIN);
+    let on_device = Tensor::of(e, &on_host, "borders")?;
+    let bias_on_device = Tensor::of(e, &bias, "bias")?;
+    let mut out = Tensor::zeros(e, rows * n, "out")?;
+    let gemm = GemmInt8 {
+        x: (&x_steps, &x_scales),
+        weights: (&steps, &scales),
+        bias: Some(&bias_on_device),
+        borders: (&on_device, &on_host),
+        slices: ranges.len(),
+        out: &mut out,
+    };
+    gemm.launch(e, (rows, n, k))?;
+
+    let columns: Vec<usize> = (0..n).step_by((n / 64).max(1)).chain([n - 1]).collect();
+    let chosen: Vec<f32> = columns.iter().flat_map(|&c| weights[c * k..(c + 1) * k].to_vec()).collect();
+    let chosen_bias: Vec<f32> = columns.iter().map(|&c| bias[c]).collect();
+    let twin = reference::QuantizedWeights::new(QuantizedFormat::Int8, &chosen, k);
+    let expected = twin.multiply(&x, slices, Some(&chosen_bias));
+    let all = out.read(e, rows * n)?;
+    let found: Vec<f32> =
+        (0..rows).flat_map(|row| columns.iter().map(move |&c| row * n + c)).map(|i| all[i]).collect();
+    Ok(vec![compare(
+        format!("gemm_int8 {rows} x {n} x {k}, {} scales a row", ranges.len()),
+        0.0,
+        &found,
+        &expected,
+    )])
+}
+
+/// The rows of a large product, one by one: the same bits.
+fn rows_do_not_matter<E: Executor>(
+    e: &mut E,
+    (rows, n, k): (usize, usize, usize),
+) -> Result<Parity, CudaError> {
+    let mut numbers = Numbers(8);
+    let (x, weights) = (numbers.bf16s(rows * k, 1.0), numbers.bf16s(n * k, 1.0));
+    let weights = Tensor::of(e, &weights, "weights")?;
+    let slices = KSlices::eighths(k, 32);
+    let together = multiply(e, &x, &weights, &slices, None)?;
+    let mut parts = Vec::new();
+    let mut first = 0;
+    for size in [1, 7, 8, 1, 9].into_iter().cycle() {
+        let end = rows.min(first + size);
+        parts.extend(multiply(e, &x[first * k..end * k], &weights, &slices, None)?);
+        first = end;
+        if first == rows {
+            break;
+        }
+    }
+    let bits = |numbers: &[f32]| numbers.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
+    Ok(compare_equal(format!("gemm_bf16 {rows} x {n} x {k}: in parts"), &bits(&parts), &bits(&together)))
+}

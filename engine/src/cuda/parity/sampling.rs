@@ -1,0 +1,174 @@
+//! The logit pipeline and the coupled draw against `speculation`: equal bits and equal ids, and the contract's known
+//! answers.
+
+use speculation::acceptance::verify;
+use speculation::logits::{DrawError, TokenCounts, process};
+use speculation::noise::{Noise, Purpose};
+use speculation::{Draft, SamplingParams, SequenceSpec};
+
+use super::{Numbers, Parity, Scale, compare, compare_equal};
+use crate::TokenId;
+use crate::cuda::CudaError;
+use crate::cuda::executor::{Executor, Tensor};
+use crate::cuda::ops::{DrawRow, Drawn, draw, edit_logits, edits_of};
+
+pub(super) fn cases<E: Executor>(e: &mut E, scale: Scale) -> Result<Vec<Parity>, CudaError> {
+    let mut parities = known_answers(e)?;
+    parities.push(edits(e, scale.pick(200, 128_256))?);
+    for vocab in scale.pick(vec![1, 2, 33, 1000], vec![1, 4096, 128_256, 151_936]) {
+        for temperature in [0.0, 0.3, 1.0, 50.0] {
+            parities.push(draws(e, (vocab, scale.pick(4, 64)), temperature)?);
+        }
+    }
+    parities.push(bad_rows(e)?);
+    Ok(parities)
+}
+
+fn row_of(spec: &SequenceSpec, position: u32) -> DrawRow {
+    let (seed, choice, temperature) = (spec.seed, spec.choice, spec.sampling.temperature);
+    DrawRow { seed, choice, position, temperature, purpose: Purpose::Draw as u32 }
+}
+
+/// What the host draws, in the kernel's words.
+fn twin(spec: &SequenceSpec, position: u32, mut logits: Vec<f32>) -> Drawn {
+    let (vocab, mut counts) = (logits.len(), TokenCounts::new(spec.prompt_len));
+    match verify(spec, &mut counts, position, &Draft::default(), &mut logits, vocab) {
+        Ok(verdict) => Drawn { token_id: verdict.token_ids[0], status: 0 },
+        Err(DrawError::NotANumber { token_id, .. }) => Drawn { token_id, status: 1 },
+        Err(_) => Drawn { token_id: 0, status: 2 },
+    }
+}
+
+/// Rows like a language model's: few tokens lead.
+fn model_row(vocab: usize, row: u32) -> Vec<f32> {
+    let source = Noise { seed: 99, choice: row };
+    (0..vocab as u32).map(|id| (2.0 * source.gumbel(0, id, Purpose::Draft)) as f32).collect()
+}
+
+fn draws<E: Executor>(
+    e: &mut E,
+    (vocab, rows): (usize, usize),
+    temperature: f32,
+) -> Result<Parity, CudaError> {
+    // Rows are longer than the vocabulary, and what stands past it would win.
+    let stride = vocab + 3;
+    let (mut logits, mut draws, mut expected) = (Vec::new(), Vec::new(), Vec::new());
+    for row in 0..rows as u32 {
+        let sampling = SamplingParams { temperature, ..SamplingParams::default() };
+        let seed = u64::from(row) * 0x1234_5678_9abc_def1;
+        let spec =
+            SequenceSpec { seed, choice: row % 3, sampling, max_len: u32::MAX, ..SequenceSpec::default() };
+        let mut numbers = model_row(vocab, row);
+        if row % 4 == 3 {
+            // Ties everywhere: the lowest id among equals.
+            numbers.iter_mut().for_each(|x| *x = x.round());
+        }
+        draws.push(row_of(&spec, 1000 + row));
+        expected.push(twin(&spec, 1000 + row, numbers.clone()));
+        logits.extend(numbers);
+        logits.extend([1e30; 3]);
+    }
+    let logits = Tensor::of(e, &logits, "logits")?;
+    let found = draw(e, &logits, &draws, (vocab, stride))?;
+    Ok(compare_equal(format!("draw from {vocab} at T = {temperature}"), &found, &expected))
+}
+
+fn bad_rows<E: Executor>(e: &mut E) -> Result<Parity, CudaError> {
+    const VOCAB: usize = 300;
+    let spec = SequenceSpec { max_len: u32::MAX, ..SequenceSpec::default() };
+    let mut rows =
+        vec![vec![0.5f32; VOCAB], vec![0.5; VOCAB], vec![f32::NEG_INFINITY; VOCAB], vec![0.5; VOCAB]];
+    (rows[0][270], rows[0][290]) = (f32::NAN, f32::INFINITY);
+    rows[1][5] = f32::INFINITY;
+    rows[3].iter_mut().skip(1).for_each(|x| *x = f32::NEG_INFINITY);
+    let draws: Vec<DrawRow> = (0..4).map(|i| row_of(&spec, i)).collect();
+    let logits = Tensor::of(e, &rows.concat(), "logits")?;
+    let found = draw(e, &logits, &draws, (VOCAB, VOCAB))?;
+    let expected: Vec<Drawn> = rows.into_iter().zip(0..).map(|(row, i)| twin(&spec, i, row)).collect();
+    // Where nothing is allowed no id is told.
+    let without_id = |drawn: Drawn| if drawn.status == 2 { Drawn { token_id: 0, ..drawn } } else { drawn };
+    let found: Vec<Drawn> = found.into_iter().map(without_id).collect();
+    Ok(compare_equal("draw from rows that cannot be drawn from", &found, &expected))
+}
+
+fn edits<E: Executor>(e: &mut E, vocab: usize) -> Result<Parity, CudaError> {
+    let (mut numbers, prompt_len) = (Numbers(11), 6);
+    let mut specs = Vec::new();
+    for (repetition_penalty, frequency_penalty, presence_penalty, min_tokens) in
+        [(1.3, 0.7, 0.4, 0), (0.9, 0.0, 0.0, 50), (1.0, -0.3, 1.1, 0), (1.0, 0.0, 0.0, 9)]
+    {
+        let logit_bias =
+            vec![(5, 6.5), (9, f32::NEG_INFINITY), (vocab as u32 - 1, 0.1), (vocab as u32 + 7, 1.0)];
+        let plain = SamplingParams::default();
+        let sampling = SamplingParams {
+            repetition_penalty,
+            frequency_penalty,
+            presence_penalty,
+            min_tokens,
+            logit_bias,
+            ..plain
+        };
+        specs.push(SequenceSpec {
+            prompt_len,
+            sampling,
+            stop_token_ids: vec![2, 5],
+            ..SequenceSpec::default()
+        });
+    }
+    let logits = numbers.vec(specs.len() * vocab, 4.0);
+    let ids: Vec<TokenId> = (0..20).map(|i| (i * i % 11) as TokenId).collect();
+    let mut expected = logits.clone();
+    let mut all = Vec::new();
+    for (row, (spec, expected)) in specs.iter().zip(expected.chunks_exact_mut(vocab)).enumerate() {
+        all.extend(edits_of(row as u32, spec, &ids, vocab)?);
+        let mut counts = TokenCounts::new(prompt_len);
+        ids.iter().for_each(|&id| counts.push(id));
+        process(expected, spec, &counts, ids.len() as u32);
+    }
+    let mut on_device = Tensor::of(e, &logits, "logits")?;
+    edit_logits(e, &mut on_device, &all, vocab)?;
+    Ok(compare(format!("logit pipeline on {vocab}"), 0.0, &on_device.read(e, logits.len())?, &expected))
+}
+
+/// The contract's frozen draws, as speculation's own tests generate them; cases with filters are the host's.
+fn known_answers<E: Executor>(e: &mut E) -> Result<Vec<Parity>, CudaError> {
+    const VOCAB: usize = 64;
+    let answers = include_str!("../../../../speculation/tests/vectors/draws.txt");
+    let mut parities = Vec::new();
+    for line in answers.lines().filter(|line| !line.starts_with('#')) {
+        let mut words = line.split(' ');
+        let name = words.next().unwrap_or_default();
+        let Some(spec) = known_case(name) else { continue };
+        let expected: Vec<TokenId> = words.filter_map(|word| word.parse().ok()).collect();
+        let mut ids: Vec<TokenId> = vec![1, 2, 3];
+        for _ in 0..expected.len() {
+            let (last, len) = (ids[ids.len() - 1] as usize, ids.len());
+            let row: Vec<f32> =
+                (0..VOCAB).map(|v| ((v * 37 + last * 29 + len * 53) % 97) as f32 / 8.0 - 6.0).collect();
+            let mut logits = Tensor::of(e, &row, "logits")?;
+            edit_logits(e, &mut logits, &edits_of(0, &spec, &ids, VOCAB)?, VOCAB)?;
+            let drawn = draw(e, &logits, &[row_of(&spec, len as u32)], (VOCAB, VOCAB))?;
+            ids.push(drawn[0].token_id);
+        }
+        parities.push(compare_equal(format!("known draws, {name}"), &ids[3..], &expected));
+    }
+    Ok(parities)
+}
+
+/// As in speculation/tests/sampling/vectors.rs.
+fn known_case(name: &str) -> Option<SequenceSpec> {
+    let plain = SamplingParams::default();
+    let sampling = match name {
+        "plain" | "second-choice" => plain,
+        "greedy" => SamplingParams { temperature: 0.0, ..plain },
+        "cool" => SamplingParams { temperature: 0.7, ..plain },
+        "hot" => SamplingParams { temperature: 3.0, ..plain },
+        "bias" => SamplingParams { logit_bias: vec![(5, 6.5), (9, -100.0), (63, 3.25)], ..plain },
+        "repetition" => SamplingParams { repetition_penalty: 1.3, temperature: 0.0, ..plain },
+        "frequency-and-presence" => SamplingParams { frequency_penalty: 0.7, presence_penalty: 1.1, ..plain },
+        _ => return None,
+    };
+    let seed = if name == "hot" { u64::MAX } else { 7 };
+    let choice = u32::from(name == "second-choice");
+    Some(SequenceSpec { seed, choice, prompt_len: 3, sampling, max_len: 1_000, ..SequenceSpec::default() })
+}

@@ -1,0 +1,439 @@
+//! Pools of a [`Profile`] on a virtual clock: many sequences, workers and wires around the very code that routers and workers run.
+//!
+//! Decided by the shared code: how far a lane drafts ([`crate::draft_length`], [`crate::survival`], [`crate::cost`]), when plain rounds leave
+//! a router ([`crate::gather`]), who shares a forward, which lane goes first and when a forward waits for more ([`mod@crate::batch`]). Played
+//! here: the clock, the wires, forwards that take their curve's time with noise, guesses that are right by chance, requests that come and go.
+//! The router's part reads no profile: it hears what workers would tell. What is left out: lost workers and messages, late drafts,
+//! preemption for want of KV, the time that the processes themselves take.
+//!
+//! [`router`] and [`worker`] are the two ends, [`plain`] is a server without any of this to compare with, [`outcome`] what came out.
+
+mod events;
+pub mod outcome;
+pub mod plain;
+mod router;
+#[cfg(test)]
+mod tests;
+mod worker;
+
+use std::time::Duration;
+
+pub use outcome::{KindOutcome, LaneOutcome, Outcome};
+
+use crate::Role;
+use crate::profile::Profile;
+use crate::profile::text::{mix, unit};
+use crate::spec::lane_number;
+use events::{Event, Events};
+use router::{Reply, Router};
+use worker::{Start, Task, Work, Worker};
+
+/// What one run plays.
+#[derive(Debug, Clone)]
+pub struct Setup<'a> {
+    /// The pools.
+    pub profile: &'a Profile,
+    /// The requests.
+    pub traffic: Traffic,
+    /// How far rounds draft.
+    pub policy: Policy,
+    /// Which lanes share forwards at a target.
+    pub sharing: Sharing,
+    /// Keys every chance.
+    pub seed: u64,
+    /// When the run ends, in virtual time.
+    pub duration: Duration,
+    /// What happens before counts for nothing but what the controllers learn from it.
+    pub warm_up: Duration,
+}
+
+/// One kind of request.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Kind {
+    /// Its task type: the lane, and the profile's acceptance.
+    pub task_type: String,
+    /// Its share of the traffic.
+    pub share: f64,
+    /// Prompt tokens; a sequence of [`Traffic::Closed`] holds so many from the start.
+    pub prompt_tokens: u32,
+    /// Output tokens on average, spread evenly from half to one and a half of it.
+    pub output_tokens: u32,
+}
+
+/// Who asks, and when.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Traffic {
+    /// So many sequences that never end, their prompts in place.
+    Closed {
+        /// How many at once.
+        sequences: u32,
+        /// What they are.
+        kinds: Vec<Kind>,
+    },
+    /// Requests that come at random, as many a second on average (Poisson).
+    Open {
+        /// Requests a second.
+        per_second: f64,
+        /// What they are.
+        kinds: Vec<Kind>,
+        /// Past so many under way, a request is turned away.
+        sequences_max: u32,
+    },
+}
+
+/// How far rounds draft.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Policy {
+    /// Always so far.
+    Fixed(u32),
+    /// Each lane chooses, up to so far.
+    Lanes {
+        /// k at most.
+        max_k: u32,
+    },
+    /// One controller for all kinds together, up to so far.
+    OneLane {
+        /// k at most.
+        max_k: u32,
+    },
+}
+
+/// Which lanes share a target's forward.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Sharing {
+    /// All, always.
+    Shared,
+    /// None: each lane has forwards of its own, in turns.
+    Apart,
+    /// All, but where the cost model says that one should go first: what workers do.
+    ByCost,
+}
+
+/// Runs it to its end.
+pub fn run(setup: &Setup<'_>) -> Outcome {
+    let mut simulation = Simulation::new(setup);
+    simulation.begin();
+    while let Some((at, event)) = simulation.events.pop() {
+        if at >= setup.duration {
+            break;
+        }
+        simulation.now = at;
+        simulation.handle(event);
+        // Whatever happens at one moment is one frame: rounds and forwards begin when all of it was heard.
+        if simulation.events.next_at().is_none_or(|next| next > at) {
+            simulation.begin_rounds();
+            simulation.start_workers();
+        }
+    }
+    simulation.finish()
+}
+
+struct Simulation<'a> {
+    setup: &'a Setup<'a>,
+    now: Duration,
+    events: Events,
+    chance: Chance,
+    router: Router,
+    targets: Vec<Worker>,
+    drafts: Vec<Worker>,
+    /// Workers at which something happened.
+    touched: Vec<(Role, usize)>,
+    sequences: Vec<Sequence>,
+    outcome: Outcome,
+}
+
+/// What the world knows of a sequence.
+struct Sequence {
+    lane: u32,
+    len: u32,
+    /// Output tokens still to come.
+    left: u32,
+    /// Whether the draft worker holds the last token but one.
+    draft_lags: bool,
+    came_at: Duration,
+    first_token_at: Option<Duration>,
+    output: u32,
+    asked_at: Duration,
+}
+
+impl<'a> Simulation<'a> {
+    fn new(setup: &'a Setup<'a>) -> Self {
+        let workers = |role: Role| {
+            let pool = if role == Role::Target { &setup.profile.target } else { &setup.profile.draft };
+            (0..pool.workers).map(|_| Worker::new(role, pool, setup.sharing)).collect::<Vec<_>>()
+        };
+        let kinds = match &setup.traffic {
+            Traffic::Closed { kinds, .. } | Traffic::Open { kinds, .. } => kinds,
+        };
+        Self {
+            setup,
+            now: Duration::ZERO,
+            events: Events::default(),
+            chance: Chance { state: mix(setup.seed) },
+            router: Router::new(setup, kinds),
+            targets: workers(Role::Target),
+            drafts: workers(Role::Draft),
+            touched: Vec::new(),
+            sequences: Vec::new(),
+            outcome: Outcome::new(kinds),
+        }
+    }
+
+    fn kinds(&self) -> &'a [Kind] {
+        match &self.setup.traffic {
+            Traffic::Closed { kinds, .. } | Traffic::Open { kinds, .. } => kinds,
+        }
+    }
+
+    fn begin(&mut self) {
+        match self.setup.traffic {
+            Traffic::Closed { sequences, .. } => {
+                for i in 0..sequences {
+                    let kind = self.kind_of((f64::from(i) + 0.5) / f64::from(sequences));
+                    self.open(kind);
+                    let id = i as usize;
+                    self.sequences[id].left = u32::MAX;
+                    self.router.ready(self.now, id);
+                }
+                self.begin_rounds();
+                self.start_workers();
+            }
+            Traffic::Open { .. } => self.next_arrival(),
+        }
+    }
+
+    /// The kind at a point of the shares laid side by side.
+    fn kind_of(&self, at: f64) -> usize {
+        let kinds = self.kinds();
+        let total: f64 = kinds.iter().map(|kind| kind.share).sum();
+        let mut end = 0.0;
+        let found = kinds.iter().position(|kind| {
+            end += kind.share / total;
+            at < end
+        });
+        found.unwrap_or(kinds.len() - 1)
+    }
+
+    fn open(&mut self, kind: usize) -> usize {
+        let wanted = &self.kinds()[kind];
+        let spread = 0.5 + self.chance.next();
+        self.sequences.push(Sequence {
+            lane: lane_number(&wanted.task_type),
+            len: wanted.prompt_tokens,
+            left: ((f64::from(wanted.output_tokens) * spread) as u32).max(1),
+            draft_lags: false,
+            came_at: self.now,
+            first_token_at: None,
+            output: 0,
+            asked_at: self.now,
+        });
+        self.router.join(kind, wanted.prompt_tokens)
+    }
+
+    fn next_arrival(&mut self) {
+        if let Traffic::Open { per_second, .. } = self.setup.traffic {
+            let wait = -(1.0 - self.chance.next()).ln() / per_second;
+            self.events.push(self.now + Duration::from_secs_f64(wait), Event::Arrival);
+        }
+    }
+
+    fn wire(&self) -> Duration {
+        Duration::from_secs_f64(self.setup.profile.wire_us / 1e6)
+    }
+
+    fn handle(&mut self, event: Event) {
+        match event {
+            Event::Arrival => self.arrival(),
+            Event::Steps(role, worker, tasks) => {
+                let now = self.now;
+                for task in tasks {
+                    self.worker(role, worker).arrive(now, task);
+                }
+                self.touched.push((role, worker));
+            }
+            Event::Done(role, worker) => self.forward_done(role, worker),
+            Event::Wake(role, worker) => self.touched.push((role, worker)),
+            Event::Replies(reply) => self.replies(reply),
+            Event::RouterWake => {}
+        }
+    }
+
+    /// A request: its prompt goes to both of its workers, and its first token is drawn at the end of it.
+    fn arrival(&mut self) {
+        self.next_arrival();
+        let Traffic::Open { sequences_max, .. } = self.setup.traffic else { return };
+        if self.router.num_sequences() >= sequences_max {
+            self.outcome.turned_away += 1;
+            return;
+        }
+        let at = self.chance.next();
+        let kind = self.kind_of(at);
+        let id = self.open(kind);
+        let sequence = &self.sequences[id];
+        let (target, draft) = self.router.workers_of(id);
+        let (lane, context, at) = (sequence.lane, sequence.len, self.now + self.wire());
+        let prompt = |work| Task { sequence: id, lane, context, holds: context, work, expected_tokens: 1.0 };
+        self.events.push(at, Event::Steps(Role::Target, target, vec![prompt(Work::Verify { k: 0 })]));
+        self.events.push(at, Event::Steps(Role::Draft, draft, vec![prompt(Work::Feed)]));
+        self.router.prompted(self.now, id);
+    }
+
+    fn worker(&mut self, role: Role, worker: usize) -> &mut Worker {
+        match role {
+            Role::Target => &mut self.targets[worker],
+            Role::Draft => &mut self.drafts[worker],
+        }
+    }
+
+    /// Starts what may start at the workers at which something happened.
+    fn start_workers(&mut self) {
+        let mut touched = std::mem::take(&mut self.touched);
+        touched.sort_unstable_by_key(|(role, worker)| (*role == Role::Draft, *worker));
+        touched.dedup();
+        for (role, worker) in touched {
+            let now = self.now;
+            match self.worker(role, worker).start(now) {
+                Start::Nothing => {}
+                Start::Waits(wait) => self.events.push(now + wait, Event::Wake(role, worker)),
+                Start::Runs(micros) => {
+                    let took = self.setup.profile.with_noise(micros, self.chance.next());
+                    self.events.push(now + Duration::from_secs_f64(took / 1e6), Event::Done(role, worker));
+                }
+            }
+        }
+    }
+
+    fn forward_done(&mut self, role: Role, worker: usize) {
+        let now = self.now;
+        let (done, timing) = self.worker(role, worker).finish(now);
+        if now >= self.setup.warm_up {
+            self.outcome.forward(role, timing.took, self.setup.warm_up, now);
+        }
+        self.touched.push((role, worker));
+        let mut verdicts = Vec::new();
+        for task in &done {
+            let accepted = match task.work {
+                Work::Verify { k } => self.judge(task.sequence, k),
+                Work::Feed | Work::Propose { .. } => 0,
+            };
+            verdicts.push((task.sequence, task.work, accepted));
+        }
+        if !verdicts.is_empty() {
+            let reply = Reply { role, worker, verdicts, timing };
+            self.events.push(now + self.wire(), Event::Replies(reply));
+        }
+    }
+
+    /// How many of k guesses are right.
+    fn judge(&mut self, id: usize, k: u32) -> u32 {
+        let (lane, seconds) = (self.sequences[id].lane, self.now.as_secs_f64());
+        let acceptance = &self.setup.profile.acceptance;
+        (0..k).take_while(|&i| self.chance.next() < acceptance.rate(lane, i as usize, seconds)).count() as u32
+    }
+
+    /// A frame of replies reaches the router.
+    fn replies(&mut self, reply: Reply) {
+        self.router.measure(self.now, &reply);
+        for &(id, work, accepted) in &reply.verdicts {
+            match work {
+                Work::Feed => {}
+                Work::Propose { k } => self.proposed(id, k),
+                Work::Verify { k } => self.verified(id, (k, accepted)),
+            }
+        }
+    }
+
+    fn proposed(&mut self, id: usize, k: u32) {
+        self.router.proposed(self.now, id, k);
+        self.verify(id, k);
+    }
+
+    fn verify(&mut self, id: usize, k: u32) {
+        let sequence = &self.sequences[id];
+        let (target, _) = self.router.workers_of(id);
+        let task = Task {
+            sequence: id,
+            lane: sequence.lane,
+            context: 1,
+            holds: sequence.len,
+            work: Work::Verify { k },
+            expected_tokens: self.router.expected_tokens(id),
+        };
+        self.events.push_step(self.now + self.wire(), (Role::Target, target), task);
+    }
+
+    fn verified(&mut self, id: usize, (k, accepted): (u32, u32)) {
+        let now = self.now;
+        let sequence = &mut self.sequences[id];
+        let committed = (accepted + 1).min(sequence.left);
+        sequence.len += if sequence.left == u32::MAX { 0 } else { committed };
+        sequence.left = if sequence.left == u32::MAX { u32::MAX } else { sequence.left - committed };
+        sequence.output += committed;
+        sequence.draft_lags = k > 0 && accepted == k;
+        let first_token_at = *sequence.first_token_at.get_or_insert(now);
+        let kind = self.router.kind_of(id);
+        if now >= self.setup.warm_up {
+            let waited = now - sequence.asked_at;
+            self.outcome.committed(kind, committed, waited);
+        }
+        sequence.asked_at = now;
+        self.router.verified(now, id, (k, accepted, committed), sequence.len);
+        if sequence.left > 0 {
+            return self.router.ready(now, id);
+        }
+        if sequence.came_at >= self.setup.warm_up {
+            let (came_at, output) = (sequence.came_at, sequence.output);
+            self.outcome.finished(kind, (came_at, first_token_at, now), output);
+        }
+        let (target, draft) = self.router.workers_of(id);
+        self.targets[target].forget(id);
+        self.drafts[draft].forget(id);
+        self.router.leave(id);
+    }
+
+    fn begin_rounds(&mut self) {
+        let begun = self.router.begin_rounds(self.now);
+        for (id, k) in begun.rounds {
+            if k == 0 {
+                self.verify(id, 0);
+                continue;
+            }
+            let sequence = &self.sequences[id];
+            let (_, draft) = self.router.workers_of(id);
+            let task = Task {
+                sequence: id,
+                lane: sequence.lane,
+                context: 1 + u32::from(sequence.draft_lags),
+                holds: sequence.len,
+                work: Work::Propose { k },
+                expected_tokens: 1.0,
+            };
+            self.events.push_step(self.now + self.wire(), (Role::Draft, draft), task);
+        }
+        if let Some(at) = begun.wake_at {
+            self.events.push(at.max(self.now + Duration::from_micros(1)), Event::RouterWake);
+        }
+        self.events.flush_steps();
+    }
+
+    fn finish(mut self) -> Outcome {
+        self.outcome.seconds = (self.setup.duration - self.setup.warm_up).as_secs_f64();
+        self.outcome.lanes = self.router.explain();
+        self.outcome.sequences_at_end = self.router.num_sequences();
+        self.outcome
+    }
+}
+
+/// A keyed sequence of chances.
+#[derive(Debug, Clone)]
+pub(crate) struct Chance {
+    state: u64,
+}
+
+impl Chance {
+    /// The next one, in 0..1.
+    pub(crate) fn next(&mut self) -> f64 {
+        self.state = self.state.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        unit(mix(self.state))
+    }
+}

@@ -1,0 +1,31 @@
+//! A server without lanes, drafts, controllers or late formation, to compare with: one loop, every sequence in every forward.
+//!
+//! It shares nothing with the rest but the profile, so that no fault can be on both sides of a comparison.
+
+use super::Chance;
+use crate::profile::text::mix;
+use crate::profile::{ForwardRows, Profile};
+
+/// Committed tokens a second of `sequences` that never end, each holding `context` tokens, at one target of the profile, over so many
+/// forwards.
+pub fn tokens_per_second(
+    profile: &Profile,
+    (sequences, context): (u32, u32),
+    forwards: u32,
+    seed: u64,
+) -> f64 {
+    let mut chance = Chance { state: mix(seed) };
+    let mut micros = 0.0;
+    for _ in 0..forwards {
+        // More than fit one forward take several, one behind the other.
+        let mut left = sequences;
+        while left > 0 {
+            let rows = left.min(profile.target.max_batch_rows);
+            let forward = ForwardRows::even(rows, 1, context);
+            micros += profile.with_noise(profile.target.curve.micros(forward), chance.next());
+            left -= rows;
+        }
+        micros += 2.0 * profile.wire_us;
+    }
+    f64::from(forwards) * f64::from(sequences) * 1e6 / micros
+}
