@@ -6,15 +6,16 @@ use speculation::profile::{ForwardRows, Profile, StepCurve};
 use super::round::{Drafting, Rounds};
 use super::step_time::{Forward, StepCost};
 
-/// A profile's curve counts each sequence's KV once, as the roofline does.
 impl StepCost for StepCurve {
     fn micros(&self, forward: Forward) -> f64 {
+        let kv_tokens = forward.sequences * forward.context;
         StepCurve::micros(
             self,
             ForwardRows {
                 rows: (forward.sequences * forward.rows_each).ceil() as u32,
                 prefill_rows: 0,
-                kv_tokens: (forward.sequences * forward.context).ceil() as u64,
+                kv_tokens: kv_tokens.ceil() as u64,
+                row_kv_tokens: (kv_tokens * forward.rows_each).ceil() as u64,
             },
         )
     }
