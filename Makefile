@@ -1,10 +1,6 @@
 # Every verb is one line over cargo or a script. `make` alone prints them.
 .DEFAULT_GOAL := help
-<<<<<<< HEAD
 .PHONY: help deps up test check fmt fuzz docs measure measure-lanes measure-router kernels-check gpu-check clean
-=======
-.PHONY: help deps up test check fmt fuzz docs measure measure-router measure-lanes kernels-check gpu-check clean
->>>>>>> lanes
 
 help: ## print the verbs
 	@awk -F ': .*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
