@@ -84,7 +84,7 @@ const MODEL_TRUST: f64 = 6.0;
 const SETTLING_ON_LANE_ROUNDS: u64 = 2;
 
 /// Each lane round, what was measured counts for so much less.
-const KEEP_PER_LANE_ROUND: f64 = 1.0 - 1.0 / 256.0;
+const KEEP_PER_LANE_ROUND: f64 = 1.0 - 1.0 / 64.0;
 
 /// No wait for a draft is shorter, whatever the tables say.
 const DRAFT_WAIT_MIN_MICROS: f64 = 50.0;
@@ -372,6 +372,11 @@ impl DraftLength {
         let supply = self.supply.survival(self.max_k);
         let sequences = f64::from(load.sequences.max(1));
         let (mut expected_tokens, mut rows_each) = (1.0, 1.0);
+        // What is in the way of this lane's rounds now, prompts above all, would be in the way of others as well.
+        let usual = match self.k {
+            0 => self.plain_residual.factor(0),
+            k => self.verify_residuals.factor(k as usize),
+        };
         let mut outlook = Vec::with_capacity(self.max_k as usize + 1);
         for k in 0..=self.max_k {
             if k > 0 {
@@ -381,9 +386,11 @@ impl DraftLength {
             }
             let (table_draft_us, table_verify_us) = table_round_us(k, rows_each, load, (target, draft));
             let draft_wait_us = table_draft_us * self.draft_residuals.factor(k as usize);
-            let drafted_factor = self.verify_residuals.factor(k as usize);
-            let verify_us =
-                table_verify_us * if k == 0 { self.plain_residual.factor(0) } else { drafted_factor };
+            let verify_us = table_verify_us
+                * match k {
+                    0 => self.plain_residual.factor_beside(0, usual),
+                    _ => self.verify_residuals.factor_beside(k as usize, usual),
+                };
             let round_us = draft_wait_us + verify_us;
             outlook.push(Outlook {
                 k,
@@ -511,8 +518,9 @@ fn table_round_us(
 ) -> (f64, f64) {
     let sequences = f64::from(load.sequences.max(1));
     let in_groups = |groups: f64| {
-        let rows = sequences * rows_each / groups + f64::from(load.other_rows) / groups;
-        let sequences = (sequences + f64::from(load.other_rows)) / groups;
+        // Other lanes' rows are in every forward: their rounds are not this lane's.
+        let rows = sequences * rows_each / groups + f64::from(load.other_rows);
+        let sequences = sequences / groups + f64::from(load.other_rows);
         let verify = target.forward_micros(Forward { rows, sequences, context: load.context });
         let (drafted, draft_us) = match k {
             0 => (0.0, 0.0),
