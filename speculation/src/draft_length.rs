@@ -8,8 +8,8 @@
 //! table knows, steps that run into each other above all, is in the price once it was seen.
 //!
 //! k = 0 is a choice like the others. What a lane does not do it does not learn about, so now and then it takes one round at another k: a
-//! probe, paid for out of a fixed share of the lane's time. While k = 0 only a few sequences probe, for what has to be learned then
-//! is how often guesses are right; else all of them, for then it is what the round takes.
+//! probe, paid for out of a fixed share of the lane's time. All its sequences probe, for what such a round takes is to be learned, too; but
+//! where k = 0 and drafts come from several workers only a few, for these would come back in parts.
 
 mod explanation;
 #[cfg(test)]
@@ -64,7 +64,7 @@ pub const PROBE_SPACING_ON: u64 = 48;
 /// A probe is taken to cost this part of a round at least, however little it seems to.
 const PROBE_LOSS_MIN: f64 = 0.1;
 
-/// While k = 0 one in so many sequences probes.
+/// While k = 0 one in so many sequences probes, where their drafts come from several workers.
 const PROBING_ONE_IN: u32 = 16;
 
 /// What it costs, in rounds, until a sequence that probed is together with the plain ones again.
@@ -296,7 +296,8 @@ impl DraftLength {
             }
         }
         // A probe of all tells what rounds of its k take; one of a few, beside plain ones, does not.
-        let is_probe_of_all = self.k > 0 && self.probe == Some(k);
+        let of_few = load_is_spread(self.load) && self.k == 0;
+        let is_probe_of_all = self.probe == Some(k) && !of_few;
         let Some(load) = self.load.filter(|_| (settled || is_probe_of_all) && k <= self.max_k) else {
             return;
         };
@@ -486,11 +487,11 @@ impl DraftLength {
         let slower = (there.draft_wait_us + there.verify_us) / (here.draft_wait_us + here.verify_us);
         let of_each = (slower - there.expected_tokens / here.expected_tokens).max(PROBE_LOSS_MIN);
         let sequences = load.sequences.max(1);
+        // Sequences whose drafts come from several workers leave plain rounds together and come back in parts.
         let (probing, loss) = match self.k {
-            0 => {
+            0 if load_is_spread(self.load) => {
                 let probing = sequences.div_ceil(PROBING_ONE_IN);
-                let rejoining = if sequences > 1 { REJOINING_LOSS } else { 0.0 };
-                (probing, (of_each + rejoining) * f64::from(probing) / f64::from(sequences))
+                (probing, (of_each + REJOINING_LOSS) * f64::from(probing) / f64::from(sequences))
             }
             _ => (sequences, of_each),
         };
@@ -503,6 +504,11 @@ impl DraftLength {
         self.last_probe = self.lane_rounds;
         Some(probe)
     }
+}
+
+/// Whether the drafts of a lane's sequences come from several workers.
+fn load_is_spread(load: Option<Load>) -> bool {
+    load.is_some_and(|load| load.draft_sequences < load.sequences)
 }
 
 /// A round by tables and wires: microseconds of its draft, and from there to its verdict.
