@@ -75,7 +75,7 @@ impl<const ROUND: bool> Kernel for Fill<'_, ROUND> {
                     }
                 }
             }
-            if slice.k.len() % STEP != 0 {
+            if !slice.k.len().is_multiple_of(STEP) {
                 let padding = part.len() - rows;
                 part[padding..].fill(0.0);
             }
