@@ -203,10 +203,15 @@ impl<M: Method> Device<M> {
     fn turn(&mut self) {
         let began = Instant::now();
         let before = self.method.stats();
-        let sequences = self.running.len();
         let mut timing = v1::StepTiming::default();
+        let mut aside = self.formation.set_aside(&mut self.running);
+        let sequences = self.running.len();
         if !self.running.is_empty() {
-            match self.method.advance(&mut self.running) {
+            let advanced = self.method.advance(&mut self.running);
+            // They waited: they come before what is admitted after them.
+            aside.append(&mut self.running);
+            self.running = aside;
+            match advanced {
                 Ok(finished) => {
                     let after = self.method.stats();
                     timing.rows = (after.rows - before.rows) as u32;

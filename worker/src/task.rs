@@ -45,6 +45,8 @@ pub struct Task {
     pub prefix: PrefixLookup,
     /// What a draft worker guessed so far.
     pub guesses: Draft,
+    /// Whether the last forward went without it, for another lane's sake.
+    pub passed_over: bool,
     /// Scores of prompt ids, when asked for.
     pub scores: Vec<TokenLogprobs>,
     /// The span that the request's trace shows for this step.
@@ -65,6 +67,7 @@ impl Task {
             context_done: 0,
             prefix: PrefixLookup::Wanted,
             guesses: Draft::default(),
+            passed_over: false,
             scores: Vec::new(),
             span,
         }

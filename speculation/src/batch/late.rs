@@ -11,10 +11,10 @@ use std::time::Duration;
 use crate::cost::micros;
 
 /// What the last absence of a sequence counts for in what is expected of the next.
-const ABSENCE_WEIGHT: f64 = 0.25;
+const ABSENCE_WEIGHT: f64 = 0.75;
 
 /// A sequence that is later than expected by more than this part of a forward is not waited for.
-const OVERDUE_SHARE: f64 = 0.1;
+const OVERDUE_SHARE: f64 = 0.25;
 
 /// Numbers of sequences to wait for that are compared; between them the answer hardly differs.
 const CANDIDATES: usize = 8;
@@ -115,7 +115,8 @@ impl<K: Ord> Returns<K> {
         let awaited = self.awaited(now, left_us);
         let wait_us = best_wait_us(ready, &awaited, step_us)?;
         // An overdue one is given what is left of its time.
-        Some(Duration::from_secs_f64(wait_us.max(OVERDUE_SHARE * left_us) / 1e6))
+        let wait_us = if wait_us > 0.0 { wait_us } else { OVERDUE_SHARE * left_us };
+        Some(Duration::from_secs_f64(wait_us / 1e6))
     }
 }
 
