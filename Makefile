@@ -1,6 +1,6 @@
 # Every verb is one line over cargo or a script. `make` alone prints them.
 .DEFAULT_GOAL := help
-.PHONY: help deps up test check fmt fuzz docs measure measure-lanes kernels-check gpu-check clean
+.PHONY: help deps up test check fmt fuzz docs measure measure-lanes measure-router kernels-check gpu-check clean
 
 help: ## print the verbs
 	@awk -F ': .*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -33,6 +33,10 @@ measure: ## acceptance and time per token by task type on the bundled pair, draf
 	cargo build --locked --workspace --bins
 	@"$${CARGO_TARGET_DIR:-target}/debug/acceptance-table" $(ARGS)
 
+measure-router: ## what the router takes of a CPU for each event and each token in it, with workers that only keep time (ARGS="--streams 16")
+	cargo build --locked --workspace --bins
+	@"$${CARGO_TARGET_DIR:-target}/debug/router-cost" $(ARGS)
+
 measure-lanes: ## lanes on a virtual clock: every fixed k, none, mixed traffic, overlap, scale (simulated; PROFILE=FILE ARGS="quick map")
 	cargo run --locked --package outrider-speculation --example lanes_sim -- $(ARGS) $(PROFILE)
 
@@ -40,7 +44,7 @@ kernels-check: ## every CUDA kernel compiled for every architecture that is serv
 	@cargo build --locked --package outrider-engine --example kernels_check
 	@LD_LIBRARY_PATH="$$(deploy/nvrtc.sh):$$LD_LIBRARY_PATH" "$${CARGO_TARGET_DIR:-target}/debug/examples/kernels_check"
 
-gpu-check: ## on a machine with a GPU: every CUDA kernel against its naive twin, and timings (ARGS=1 for cuda:1)
+gpu-check: ## on a machine with a GPU: every CUDA kernel against its naive twin, whole models against the CPU engine, timings (ARGS="DEVICE MODELS CONFIG")
 	@cargo build --locked --package outrider-engine --example gpu_check
 	@"$${CARGO_TARGET_DIR:-target}/debug/examples/gpu_check" $(ARGS)
 

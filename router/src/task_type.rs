@@ -40,12 +40,23 @@ struct Prompt<'a> {
 
 /// The task type of a prompt, by its text.
 pub fn classify(text: &str) -> &'static str {
-    let text = both_ends(text.trim()).to_lowercase();
+    let text = without_marks(&both_ends(text.trim())).to_lowercase();
+    let text = text.trim();
     let first_line = text.lines().next().unwrap_or_default();
     let last_line = text.lines().next_back().unwrap_or_default();
     let instructions = format!("{first_line}\n{last_line}");
-    let prompt = Prompt { text: &text, first_line, last_line, instructions: &instructions };
+    let prompt = Prompt { text, first_line, last_line, instructions: &instructions };
     RULES.iter().find(|(_, holds)| holds(&prompt)).map_or(FALLBACK, |(task_type, _)| task_type)
+}
+
+/// Without the marks by which chat templates frame messages, `<|user|>` and the like: where only ids were sent, they are all there is.
+fn without_marks(text: &str) -> String {
+    let mut parts = text.split("<|");
+    let mut kept = parts.next().unwrap_or_default().to_owned();
+    for part in parts {
+        kept.push_str(part.split_once("|>").map_or(part, |(_, after)| after));
+    }
+    kept
 }
 
 fn both_ends(text: &str) -> String {
@@ -60,8 +71,11 @@ fn has_any(text: &str, phrases: &[&str]) -> bool {
     phrases.iter().any(|phrase| text.contains(phrase))
 }
 
-/// "translate", and between which languages.
+/// "translate", and between which languages; into a language of queries it is none.
 fn is_translation(prompt: &Prompt<'_>) -> bool {
+    if prompt.instructions.contains("sql") {
+        return false;
+    }
     prompt.instructions.contains("translat")
         && has_any(prompt.instructions, &[" to ", " into ", " from ", " in "])
 }
@@ -228,6 +242,7 @@ mod tests {
             ("Translate into German: good morning", "translation"),
             ("Please summarise what follows.\n\nLong text.", "summarization"),
             ("A very long report.\n\nTL;DR:", "summarization"),
+            ("Translate this question to SQL: how many users are there?", "sql"),
             ("Write an SQL query that counts users by country", "sql"),
             ("-- users(id, name)\n-- how many are there?", "sql"),
             ("Functions:\n- GetWeather(city)\nUser: is it cold in Oslo?\nFunction call:", "api_call"),
@@ -240,6 +255,7 @@ mod tests {
             ("Tom has 3 apples and buys 4. How many has he?", "math"),
             ("Who wrote Hamlet?", "qa"),
             ("Passage: The wall fell in 1989.\nWhen did it fall?\nAnswer the question.", "qa"),
+            ("<|user|>\nTranslate to French: good morning<|end|>\n<|assistant|>\n", "translation"),
             ("How are you?", "chat"),
             ("Tell me about your day", "chat"),
             ("", "chat"),

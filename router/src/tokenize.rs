@@ -14,6 +14,7 @@ use tokio::sync::oneshot;
 
 use crate::error::RouterError;
 use crate::metrics::GaugeHold;
+use crate::task_type::classify;
 use crate::text::{ConversationMessage, Framing, ModelText};
 use crate::token_span::decode;
 
@@ -45,13 +46,21 @@ pub struct TokenizedPrompt {
     pub ids: Vec<TokenId>,
     /// As sent, rendered, or decoded.
     pub text: String,
+    /// What kind of text it seems to ask for.
+    pub task_type: &'static str,
 }
 
 /// Turns one prompt into ids.
 pub fn tokenize(model: &ModelText, prompt: Prompt) -> Result<TokenizedPrompt, RouterError> {
     let (field, tokenized) = match prompt {
-        Prompt::Text(text) => ("prompt", TokenizedPrompt { ids: model.encode(&text, Framing::Add)?, text }),
-        Prompt::TokenIds(ids) => ("prompt", TokenizedPrompt { text: decode(model, &ids), ids }),
+        Prompt::Text(text) => {
+            let (ids, task_type) = (model.encode(&text, Framing::Add)?, classify(&text));
+            ("prompt", TokenizedPrompt { ids, text, task_type })
+        }
+        Prompt::TokenIds(ids) => {
+            let text = decode(model, &ids);
+            ("prompt", TokenizedPrompt { task_type: classify(&text), ids, text })
+        }
         Prompt::Chat { messages, template_kwargs } => {
             let template = model.chat_template().ok_or_else(|| {
                 RouterError::invalid(
@@ -60,13 +69,22 @@ pub fn tokenize(model: &ModelText, prompt: Prompt) -> Result<TokenizedPrompt, Ro
                 )
             })?;
             let text = template.render(&messages, &template_kwargs)?;
-            ("messages", TokenizedPrompt { ids: model.encode(&text, Framing::AsIs)?, text })
+            let (ids, task_type) = (model.encode(&text, Framing::AsIs)?, classify(&task_of(&messages)));
+            ("messages", TokenizedPrompt { ids, text, task_type })
         }
     };
     if tokenized.ids.is_empty() {
         return Err(RouterError::invalid(field, format!("{field} must not be empty: it has no tokens")));
     }
     Ok(tokenized)
+}
+
+/// What a conversation says of its task: who the assistant is to be, and what was asked last.
+fn task_of(messages: &[ConversationMessage]) -> String {
+    let system = messages.iter().find(|message| message.role == "system");
+    let asked = messages.iter().rfind(|message| message.role == "user");
+    let texts: Vec<&str> = system.into_iter().chain(asked).map(|message| message.content.as_str()).collect();
+    texts.join("\n")
 }
 
 /// The threads.

@@ -72,7 +72,8 @@ pub(crate) fn any() -> impl Strategy<Value = Mutation> {
 
 pub(crate) fn mutate(mut text: Vec<u8>, mutations: &[Mutation]) -> Vec<u8> {
     for mutation in mutations {
-        let at = |part: u16| part as usize * text.len() / (usize::from(u16::MAX) + 1);
+        let len = text.len();
+        let at = |part: u16| usize::from(part) * len / (usize::from(u16::MAX) + 1);
         match mutation {
             Mutation::Byte(place, byte) => {
                 let at = at(*place);

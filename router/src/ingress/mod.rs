@@ -33,7 +33,6 @@ use crate::lane::policy::PolicyConfig;
 use crate::metrics::RouterMetrics;
 use crate::request_record::RequestRecord;
 use crate::request_span;
-use crate::task_type::classify;
 use crate::token_span::text_stream::{Echo, ResponseInfo, StartedPrompt, TextStream, TextStreamParts};
 use crate::tokenize::{TokenizePool, TokenizedPrompt, tokenize};
 
@@ -150,7 +149,7 @@ async fn start(
         tokenized.into_iter().map(|prompt| plan(state, &request, prompt)).collect();
     let planned = planned?;
     let mut started = Vec::with_capacity(planned.len());
-    for Planned { prompt: TokenizedPrompt { ids, text }, task_type, spec } in planned {
+    for Planned { prompt: TokenizedPrompt { ids, text, .. }, task_type, spec } in planned {
         request_span::record_lane(record.span(), &task_type, spec.acceptance);
         let scores_prompt = request.wants_prompt_logprobs() && ids.len() > 1;
         let stream = if spec.max_len > spec.prompt_len || scores_prompt {
@@ -187,7 +186,7 @@ struct Planned {
 
 /// Where nobody says what a prompt asks for, its text does.
 fn plan(state: &AppState, request: &CheckedRequest, prompt: TokenizedPrompt) -> Result<Planned, RouterError> {
-    let task_type = request.task_type.clone().unwrap_or_else(|| classify(&prompt.text).to_owned());
+    let task_type = request.task_type.clone().unwrap_or_else(|| prompt.task_type.to_owned());
     let acceptance = state.policy.lane(&task_type).acceptance;
     let spec = request.spec(prompt.ids.len() as u32, acceptance)?;
     Ok(Planned { prompt, task_type, spec })
