@@ -137,7 +137,10 @@ pub(super) async fn run(subject: &Subject) -> Result<Observed, BenchError> {
         }
         let client = &clients[block.arm];
         let requests = subject.requests(block);
-        let before = client.endpoint().speculation_counters().await;
+        let before = match block.is_warmup {
+            true => None,
+            false => client.endpoint().speculation_counters().await,
+        };
         let meter = CpuMeter::start();
         let run = client.drive(&requests, &plan.schedule(block), |_| progress.request()).await;
         let cost = meter.read();
@@ -150,7 +153,8 @@ pub(super) async fn run(subject: &Subject) -> Result<Observed, BenchError> {
         let cell = &mut observed.cells[block.condition][block.arm];
         cell.samples.extend(samples);
         cell.duration += run.duration();
-        if let Some((before, after)) = before.zip(client.endpoint().speculation_counters().await) {
+        let after = client.endpoint().speculation_counters().await;
+        if let Some((before, after)) = before.zip(after) {
             cell.counters.get_or_insert_default().add_difference(&before, &after);
         }
     }

@@ -222,3 +222,79 @@ fn arrival(reads: &[Read], end: usize) -> Instant {
     let i = reads.partition_point(|read| read.until < end);
     reads[i.min(reads.len() - 1)].arrived
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// An exchange whose events arrived 10 ms apart, one in each read.
+    fn exchange(events: &[&str]) -> Exchange {
+        let mut exchange = Exchange::new(Instant::now());
+        (exchange.status, exchange.end) = (Some(200), End::Whole);
+        for (i, data) in events.iter().enumerate() {
+            exchange.bytes.extend_from_slice(format!("data: {data}\n\n").as_bytes());
+            exchange.reads.push(Read {
+                until: exchange.bytes.len(),
+                arrived: exchange.intended + Duration::from_millis(10 * (i as u64 + 1)),
+                noticed_after: Duration::ZERO,
+            });
+        }
+        exchange
+    }
+
+    fn arrivals(answer: &Answer, exchange: &Exchange) -> Vec<u128> {
+        answer.pieces.iter().map(|piece| (piece.arrived - exchange.intended).as_millis()).collect()
+    }
+
+    #[test]
+    fn ours_tells_tokens_and_drafted_tokens_of_each_chunk() {
+        let exchange = exchange(&[
+            r#"{"choices":[{"index":0,"text":"ab","finish_reason":null,"speculation":{"num_tokens":3,"num_drafted":2}}]}"#,
+            r#"{"choices":[{"index":0,"text":"","finish_reason":null,"speculation":{"num_tokens":1,"num_drafted":0}}]}"#,
+            r#"{"choices":[{"index":0,"text":"c","finish_reason":"stop","speculation":{"num_tokens":2,"num_drafted":1}}]}"#,
+            r#"{"choices":[],"usage":{"prompt_tokens":4,"completion_tokens":6,"total_tokens":10,"speculation":{"rounds":3,"draft_tokens":9,"accepted_tokens":3,"acceptance_length":2.0,"disabled_reason":null}}}"#,
+            "[DONE]",
+        ]);
+        let answer = Answer::of(&exchange);
+        assert_eq!(answer.outcome, Outcome::Completed);
+        assert_eq!(arrivals(&answer, &exchange), [10, 20, 30]);
+        assert_eq!((answer.output_tokens(), answer.usage), (6, Some((4, 6))));
+        assert_eq!(answer.accepted_by_position(), Some(vec![2, 1]));
+        let expected = SpeculationCounts { rounds: 3, draft_tokens: 9, accepted_tokens: 3 };
+        assert_eq!(answer.speculation, Some(expected));
+    }
+
+    #[test]
+    fn foreign_answers_are_read_as_far_as_they_go() {
+        // A chat chunk that only introduces the role brings no token; llama.cpp counts drafts in `timings`.
+        let chat = exchange(&[
+            r#"{"choices":[{"index":0,"delta":{"role":"assistant","content":null},"finish_reason":null}]}"#,
+            r#"{"choices":[{"index":0,"delta":{"reasoning_content":"hm"},"finish_reason":null}]}"#,
+            r#"{"choices":[{"index":0,"delta":{"content":"a"},"finish_reason":null}]}"#,
+            r#"{"choices":[{"index":0,"delta":{},"finish_reason":"length"}],"timings":{"prompt_n":5,"predicted_n":7,"draft_n":12,"draft_n_accepted":4}}"#,
+        ]);
+        let answer = Answer::of(&chat);
+        assert_eq!((answer.outcome.word(), arrivals(&answer, &chat)), ("completed", vec![20, 30]));
+        assert_eq!((answer.output_tokens(), answer.usage), (7, Some((5, 7))));
+        assert_eq!(
+            answer.speculation.map(|counts| (counts.draft_tokens, counts.accepted_tokens)),
+            Some((12, 4))
+        );
+        assert_eq!(answer.accepted_by_position(), None);
+        // No usage at all: pieces are counted.
+        let bare = exchange(&[r#"{"choices":[{"text":"a"}]}"#, r#"{"choices":[{"text":"b"}]}"#, "[DONE]"]);
+        assert_eq!(Answer::of(&bare).output_tokens(), 2);
+        assert_ne!(Answer::of(&bare).text_hash, answer.text_hash);
+    }
+
+    /// Events that came with one read share its moment; an event split over reads counts from the last.
+    #[test]
+    fn an_event_has_arrived_when_its_last_byte_has() {
+        let mut exchange = exchange(&[r#"{"choices":[{"text":"a"}]}"#, r#"{"choices":[{"text":"b"}]}"#]);
+        let (first, second) = (exchange.reads[0], exchange.reads[1]);
+        exchange.reads = vec![Read { until: first.until - 1, ..first }, second];
+        assert_eq!(arrivals(&Answer::of(&exchange), &exchange), [20, 20]);
+        exchange.reads = vec![first, Read { until: first.until + 4, ..first }, second];
+        assert_eq!(arrivals(&Answer::of(&exchange), &exchange), [10, 20]);
+    }
+}

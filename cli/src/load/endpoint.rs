@@ -46,6 +46,21 @@ pub struct Endpoint {
 }
 
 impl Endpoint {
+    /// One that nobody asks anything.
+    #[cfg(test)]
+    pub(super) fn for_tests(served_by: &str) -> Self {
+        Self {
+            base: "http://localhost".to_owned(),
+            authority: "localhost".to_owned(),
+            path: String::new(),
+            address: ([127, 0, 0, 1], 1).into(),
+            api_key: None,
+            model: "m".to_owned(),
+            served_by: served_by.to_owned(),
+            http: reqwest::Client::new(),
+        }
+    }
+
     /// Finds out what stands at `url` (`http://HOST:PORT`, with or without `/v1`).
     ///
     /// # Errors

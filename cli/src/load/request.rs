@@ -101,3 +101,46 @@ impl Settings {
         Request { task: prompt.task.clone(), item: 0, block: 0, path, body }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn body(served_by: &str, settings: &Settings, content: Content) -> (&'static str, Value) {
+        let prompt = Prompt { task: "sql".to_owned(), content };
+        let request = settings.request(&Endpoint::for_tests(served_by), &prompt);
+        (request.path, serde_json::from_slice(&request.body).unwrap())
+    }
+
+    #[test]
+    fn only_ours_is_told_what_only_ours_knows() {
+        let settings = Settings {
+            speculation: Some(false),
+            num_draft_tokens: Some(3),
+            fields: Map::from_iter([("ignore_eos".to_owned(), json!(true))]),
+            ..Settings::default()
+        };
+        let prompt = || Content::Prompt("SELECT".to_owned());
+        let common = json!({
+            "model": "m", "prompt": "SELECT", "max_tokens": 64, "temperature": 0.0, "seed": 0, "stream": true,
+            "stream_options": { "include_usage": true }, "ignore_eos": true,
+        });
+        assert_eq!(body("vllm", &settings, prompt()), ("/v1/completions", common.clone()));
+        let mut ours = common;
+        ours["stream_options"]["include_speculation"] = true.into();
+        ours["task_type"] = "sql".into();
+        ours["speculation"] = json!({ "enabled": false, "num_draft_tokens": 3 });
+        assert_eq!(body("outrider", &settings, prompt()), ("/v1/completions", ours));
+    }
+
+    #[test]
+    fn conversations_go_to_the_other_path() {
+        let messages = json!([{ "role": "user", "content": "hi" }]);
+        let settings = Settings { chat: true, ..Settings::default() };
+        for content in [Content::Prompt("hi".to_owned()), Content::Messages(messages.clone())] {
+            let (path, body) = body("vllm", &settings, content);
+            assert_eq!((path, &body["messages"]), ("/v1/chat/completions", &messages));
+            assert_eq!(body["prompt"], Value::Null);
+        }
+    }
+}
