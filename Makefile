@@ -1,6 +1,6 @@
 # Every verb is one line over cargo or a script. `make` alone prints them.
 .DEFAULT_GOAL := help
-.PHONY: help deps up test check fmt docs measure measure-lanes kernels-check gpu-check clean
+.PHONY: help deps up test check fmt fuzz docs measure measure-lanes kernels-check gpu-check clean
 
 help: ## print the verbs
 	@awk -F ': .*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -26,12 +26,15 @@ check: ## formatting and lints, warnings denied
 fmt: ## format the tree
 	cargo fmt --all
 
+fuzz: ## mutated checkpoints are refused or run, 20,000 of each kind (CASES=n); the gate tries 256
+	PROPTEST_CASES=$(or $(CASES),20000) cargo nextest run --locked --package outrider-engine --test load_fuzz
+
 measure: ## acceptance and time per token by task type on the bundled pair, drafting against k = 0 (ARGS="--temperature 1")
 	cargo build --locked --workspace --bins
 	@"$${CARGO_TARGET_DIR:-target}/debug/acceptance-table" $(ARGS)
 
-measure-lanes: ## the choice of k on a virtual clock, against every fixed k and against none (simulated; ARGS=quick)
-	cargo run --locked --package outrider-speculation --example lanes_sim -- $(ARGS)
+measure-lanes: ## lanes on a virtual clock: every fixed k, none, mixed traffic, overlap, scale (simulated; PROFILE=FILE ARGS="quick map")
+	cargo run --locked --package outrider-speculation --example lanes_sim -- $(ARGS) $(PROFILE)
 
 kernels-check: ## every CUDA kernel compiled for every architecture that is served, with registers and spills; no GPU needed
 	@cargo build --locked --package outrider-engine --example kernels_check

@@ -3,12 +3,13 @@
 //! [`cluster`] starts router and workers as operating-system processes, watches them and tears them down; end-to-end tests
 //! use it as it is. [`up`] is the subcommand on top: checks first, progress, one ready line, logs, an orderly end.
 //! [`engine_bench`] measures the engine by itself, without processes. [`check_pair`] judges a pair in this process;
-//! [`plan`] works out from configurations alone what a pair needs. [`load`] puts load on an endpoint and works out the
-//! figures, for every program that needs load.
+//! [`plan`] works out from configurations alone what a pair needs. [`load`] is the one load generator of all programs;
+//! [`bench`] puts an endpoint under it and says whether speculation pays.
 //! Nothing here is needed in production, and no server crate may depend on it.
 
 #![forbid(unsafe_code)]
 
+pub mod bench;
 pub mod check_pair;
 pub mod cluster;
 pub mod engine_bench;

@@ -5,7 +5,7 @@
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
-use outrider_cli::{check_pair, engine_bench, plan, up};
+use outrider_cli::{bench, check_pair, engine_bench, plan, up};
 
 /// Speculative decoding with draft and target workers apart.
 #[derive(Parser)]
@@ -19,6 +19,8 @@ struct Cli {
 enum Command {
     /// Run a router and its workers on this machine until Ctrl-C.
     Up(up::UpArgs),
+    /// Put any OpenAI endpoint under load, with speculation and without, and say whether to ship it.
+    Bench(Box<bench::BenchArgs>),
     /// Measure what forwards cost here, beside the machine's read bandwidth.
     EngineBench(engine_bench::BenchArgs),
     /// Check what a draft is worth to a target, on this machine, without serving them.
@@ -31,6 +33,7 @@ enum Command {
 async fn main() -> ExitCode {
     match Cli::parse().command {
         Command::Up(args) => up::main(args).await,
+        Command::Bench(args) => bench::main(*args).await,
         Command::EngineBench(args) => engine_bench::main(&args),
         Command::CheckPair(args) => check_pair::main(&args),
         Command::Plan(args) => plan::main(&args),

@@ -214,3 +214,18 @@ async fn what_goes_wrong_is_counted_as_what_it_is() {
     let word = nobody.samples(&requests)[0].outcome.word();
     assert!(["not connected", "cut"].contains(&word), "{word}");
 }
+
+/// Connections that a server closed while they lay idle are noticed, and the request goes over a new one.
+#[tokio::test]
+async fn a_server_that_closes_idle_connections_costs_no_request() {
+    let server = ScriptedServer::start(|_| {
+        let mut script = Script::tokens(&[ms(5)]);
+        script.steps.push(Step::Leave);
+        script
+    })
+    .unwrap();
+    let client = client(&server).await.with_timeout(ms(5000));
+    let requests = requests(client.endpoint(), 12);
+    let run = client.drive(&requests, &Schedule::Closed { concurrency: 2 }, |_| ()).await;
+    assert!(run.samples(&requests).iter().all(Sample::is_completed), "{:?}", run.exchanges);
+}

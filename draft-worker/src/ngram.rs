@@ -32,6 +32,10 @@ impl Method for Ngram {
         Ok(tasks.drain(..).map(answer).collect())
     }
 
+    fn blocks_held(&self, _slot: Slot) -> u64 {
+        0
+    }
+
     fn stats(&self) -> MethodStats {
         MethodStats::default()
     }

@@ -24,7 +24,6 @@ mod tiles;
 #[cfg(target_arch = "x86_64")]
 mod x86;
 
-use std::cell::Cell;
 use std::ops::Range;
 use std::sync::{Mutex, PoisonError};
 
@@ -71,11 +70,6 @@ pub(crate) struct Cpu {
 struct Activations {
     floats: TiledRows,
     quantized: QuantizedRows,
-}
-
-thread_local! {
-    /// A panel of bf16 widened to f32; kept, so that its memory is.
-    static WIDENED: Cell<Vec<f32>> = const { Cell::new(Vec::new()) };
 }
 
 impl Cpu {
@@ -239,9 +233,7 @@ impl Cpu {
                 activations.floats.fill(weights, x, with);
                 let x = &activations.floats;
                 self.threads.for_ranges(width, COLUMN_GRAIN, work, |columns| {
-                    let mut widened = WIDENED.take();
-                    self.isa.run(FloatMatMul { x, weights, bias, columns, out, widened: &mut widened });
-                    WIDENED.set(widened);
+                    self.isa.run(FloatMatMul { x, weights, bias, columns, out });
                 });
             }
             LinearWeights::Packed(weights) => {

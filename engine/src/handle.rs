@@ -83,6 +83,8 @@ impl Engine {
             kv_block_size: BLOCK_SIZE as u32,
             num_parameters: config.num_parameters(),
             weight_bytes,
+            held_bytes: weight_bytes
+                + (config.vocab_size * config.hidden_size * formats.embedding.size()) as u64,
             kv_bytes_per_token,
         };
         tracing::info!(

@@ -1,27 +1,54 @@
 //! What a step costs: the step times that a worker profiled at its start, corrected by what its steps took since, and the wire to it.
 //! Second link of the choice of k ([`crate::survival`], cost, [`crate::draft_length`]). It reads no clock: durations come in.
 //!
-//! A table says what a forward of so many rows takes, each row over a context of so many tokens. Tables have stairs and knees, and
-//! are only forced to be monotone; between points they are interpolated, past the last one the slope goes on.
+//! A table says what a forward of so many rows takes. Tables have stairs and knees, and are only forced to be monotone; between points
+//! they are interpolated, past the last one the slope goes on. KV is paid for beside it: some workers read a sequence's KV once for all of its
+//! rows (GPUs), some once a row (CPUs), and how a profile grows with its context tells which.
 
 use std::time::Duration;
 
-/// One profiled forward: so many rows of one sequence that holds so many KV tokens.
+/// One profiled forward: so many rows, all of one sequence that holds so many KV tokens.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
 pub struct StepTimePoint {
     /// Rows in the forward.
     pub rows: u32,
-    /// KV tokens that each row attended to.
+    /// KV tokens that the sequence held.
     pub kv_tokens: u64,
     /// How long it took.
     pub micros: u64,
 }
 
-/// Step times by rows and context.
+/// What a forward is to the cost of it.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Forward {
+    /// Its rows.
+    pub rows: f64,
+    /// Sequences that bring them.
+    pub sequences: f64,
+    /// KV tokens that each of these holds.
+    pub context: f64,
+}
+
+impl Forward {
+    /// One row each.
+    pub fn plain(sequences: f64, context: f64) -> Self {
+        Self { rows: sequences, sequences, context }
+    }
+}
+
+/// Step times by rows and KV.
 #[derive(Debug, Clone, Default)]
 pub struct StepTimes {
-    /// By context, ascending.
-    curves: Vec<Curve>,
+    /// At the shortest profiled context; nothing where there is no profile.
+    curve: Option<Curve>,
+    /// Microseconds for each KV token of a sequence, whatever its rows, and for each one that a row attends to.
+    kv: KvCost,
+}
+
+#[derive(Debug, Clone, Copy, Default)]
+struct KvCost {
+    per_sequence: f64,
+    per_row: f64,
 }
 
 #[derive(Debug, Clone)]
@@ -54,7 +81,11 @@ impl StepTimes {
                 _ => curves.push(Curve { context: point.kv_tokens as f64, points: vec![(rows, micros)] }),
             }
         }
-        Self { curves }
+        let kv = match (curves.first(), curves.last()) {
+            (Some(short), Some(long)) => KvCost::between(short, long),
+            _ => KvCost::default(),
+        };
+        Self { curve: curves.into_iter().next(), kv }
     }
 
     /// For a target that did not profile itself.
@@ -64,22 +95,44 @@ impl StepTimes {
 
     /// The most rows that were profiled.
     fn max_rows(&self) -> f64 {
-        self.curves.iter().map(|curve| curve.points[curve.points.len() - 1].0).fold(0.0, f64::max)
+        self.curve.as_ref().map_or(0.0, |curve| curve.points[curve.points.len() - 1].0)
     }
 
-    /// Microseconds of a forward of `rows`, each over `context` tokens.
-    pub fn micros(&self, rows: f64, context: f64) -> f64 {
-        let Some(first) = self.curves.first() else { return 0.0 };
-        let above = self.curves.iter().position(|curve| curve.context > context).unwrap_or(self.curves.len());
-        let (low, high) = match above {
-            0 => return first.micros(rows),
-            _ if self.curves.len() == 1 => return first.micros(rows),
-            at => {
-                (&self.curves[at.min(self.curves.len() - 1) - 1], &self.curves[at.min(self.curves.len() - 1)])
-            }
-        };
-        let (short, long) = (low.micros(rows), high.micros(rows).max(low.micros(rows)));
-        short + (long - short) * (context - low.context) / (high.context - low.context)
+    /// Microseconds of a forward.
+    pub fn micros(&self, forward: Forward) -> f64 {
+        let Some(curve) = &self.curve else { return 0.0 };
+        let Forward { rows, sequences, context } = forward;
+        let profiled = curve.context * (self.kv.per_sequence + self.kv.per_row * rows);
+        let kv = context * (self.kv.per_sequence * sequences + self.kv.per_row * rows);
+        let micros = curve.micros(rows);
+        // Never less than half of what was seen: the KV part is a fit.
+        (micros - profiled + kv).max(micros / 2.0)
+    }
+}
+
+impl KvCost {
+    /// The line `per_sequence + rows * per_row` through what a KV token more cost at each number of rows, by least squares.
+    fn between(short: &Curve, long: &Curve) -> Self {
+        let span = long.context - short.context;
+        let slopes: Vec<(f64, f64)> = long
+            .points
+            .iter()
+            .filter(|(rows, _)| span > 0.0 && short.points.iter().any(|point| point.0 == *rows))
+            .map(|&(rows, micros)| (rows, (micros - short.micros(rows)) / span))
+            .collect();
+        let count = slopes.len() as f64;
+        if slopes.is_empty() {
+            return Self::default();
+        }
+        let (mean_rows, mean) = (
+            slopes.iter().map(|slope| slope.0).sum::<f64>() / count,
+            slopes.iter().map(|slope| slope.1).sum::<f64>() / count,
+        );
+        let spread: f64 = slopes.iter().map(|slope| (slope.0 - mean_rows).powi(2)).sum();
+        let both: f64 = slopes.iter().map(|slope| (slope.0 - mean_rows) * (slope.1 - mean)).sum();
+        let per_row =
+            if spread > 0.0 { (both / spread).clamp(0.0, (mean / mean_rows).max(0.0)) } else { 0.0 };
+        Self { per_sequence: (mean - per_row * mean_rows).max(0.0), per_row }
     }
 }
 
@@ -110,6 +163,8 @@ pub struct Residuals {
     entries: Vec<Residual>,
     /// What a measurement is worth one index further off.
     reach: f64,
+    /// Measurements that the prediction itself is worth.
+    trust: f64,
 }
 
 #[derive(Debug, Clone, Copy, Default)]
@@ -121,17 +176,17 @@ struct Residual {
 /// Measurements that a residual remembers.
 const RESIDUAL_MEMORY: f64 = 48.0;
 
-/// Measurements that the table itself is worth.
-const TABLE_WEIGHT: f64 = 0.5;
+/// Measurements that a profiled table is worth: it was measured on this very worker, but at another time.
+const TABLE_TRUST: f64 = 0.5;
 
 /// One measurement moves what is believed as if it were no further off than this: a stall, or a prompt in the same forward,
 /// says little of other rounds. Where steps really changed by more, the next ones say so again.
 const MAX_LOG_STEP: f64 = 0.7;
 
 impl Residuals {
-    /// Nothing measured: every factor is 1.
-    pub fn new(len: usize, reach: f64) -> Self {
-        Self { entries: vec![Residual::default(); len], reach }
+    /// Nothing measured: every factor is 1, and worth so many measurements.
+    pub fn new(len: usize, reach: f64, trust: f64) -> Self {
+        Self { entries: vec![Residual::default(); len], reach, trust }
     }
 
     /// At `index`, `measured` was seen where `predicted` was expected; `weight` is 1 for a measurement that stands alone.
@@ -148,7 +203,7 @@ impl Residuals {
 
     /// The factor at `index`.
     pub fn factor(&self, index: usize) -> f64 {
-        let (mut sum, mut weights) = (0.0, TABLE_WEIGHT);
+        let (mut sum, mut weights) = (0.0, self.trust);
         for (i, entry) in self.entries.iter().enumerate() {
             let weight = entry.weight * self.reach.powi(i.abs_diff(index) as i32);
             sum += weight * entry.log;
@@ -202,14 +257,19 @@ struct Seen {
 impl WorkerCost {
     /// A worker of which only its table is known.
     pub fn new(times: StepTimes) -> Self {
-        let residuals = Residuals::new(ROWS_CLASSES, ROWS_REACH);
+        let residuals = Residuals::new(ROWS_CLASSES, ROWS_REACH, TABLE_TRUST);
         Self { times, residuals, seen: vec![Seen::default(); SEEN_CLASSES], wire_micros: FIRST_WIRE_MICROS }
     }
 
-    /// A forward of `rows`, each over `context` tokens, took this long.
+    /// A forward of `rows` of as many sequences, each over `context` tokens, took this long.
     pub fn observe_step(&mut self, rows: u32, context: f64, took: Duration) {
-        let (rows, took) = (f64::from(rows), micros(took));
-        let predicted = self.times.micros(rows, context);
+        self.observe_forward(Forward::plain(f64::from(rows), context), took);
+    }
+
+    /// A forward took this long.
+    pub fn observe_forward(&mut self, forward: Forward, took: Duration) {
+        let (rows, took) = (forward.rows, micros(took));
+        let predicted = self.times.micros(forward);
         if rows < 1.0 || predicted <= 0.0 {
             return;
         }
@@ -230,15 +290,20 @@ impl WorkerCost {
         self.wire_micros += (took - self.wire_micros) / WIRE_MEMORY;
     }
 
-    /// Microseconds of a forward of `rows`, each over `context` tokens, as this worker is now.
+    /// Microseconds of a forward of `rows` of as many sequences, each over `context` tokens, as this worker is now.
     pub fn step_micros(&self, rows: f64, context: f64) -> f64 {
-        let max_rows = self.times.max_rows();
+        self.forward_micros(Forward::plain(rows, context))
+    }
+
+    /// Microseconds of a forward, as this worker is now.
+    pub fn forward_micros(&self, forward: Forward) -> f64 {
+        let (rows, max_rows) = (forward.rows, self.times.max_rows());
         if rows <= max_rows || self.seen.iter().all(|seen| seen.weight == 0.0) {
-            return self.times.micros(rows, context) * self.residuals.factor(rows_class(rows.min(max_rows)));
+            return self.times.micros(forward) * self.residuals.factor(rows_class(rows.min(max_rows)));
         }
         // Through the end of the table and what was seen beyond it; the last slope goes on.
-        let end =
-            (max_rows, self.times.micros(max_rows, context) * self.residuals.factor(rows_class(max_rows)));
+        let last = Forward { rows: max_rows, sequences: forward.sequences * max_rows / rows, ..forward };
+        let end = (max_rows, self.times.micros(last) * self.residuals.factor(rows_class(max_rows)));
         let (mut low, mut high) = (end, end);
         for seen in self.seen.iter().filter(|seen| seen.weight > 0.0) {
             (low, high) = (high, (seen.rows, seen.micros.max(high.1)));
@@ -280,31 +345,35 @@ mod tests {
     }
 
     #[test]
-    fn times_are_interpolated_in_rows_and_context_and_go_on_past_the_end() {
-        let times = StepTimes::new(&[
-            point(8, 0, 200),
-            point(1, 0, 100),
-            point(16, 0, 300),
-            point(1, 1_000, 150),
-            point(8, 1_000, 300),
-            point(16, 1_000, 500),
-        ]);
-        for (rows, context, micros) in [
-            (1.0, 0.0, 100.0),
-            (0.5, 0.0, 100.0),
-            (4.5, 0.0, 150.0),
-            (12.0, 0.0, 250.0),
-            (31.0, 0.0, 500.0), // 300 + 15 rows at (300 - 100) / 15 a row
-            (8.0, 500.0, 250.0),
-            (8.0, 2_000.0, 400.0),
+    fn times_are_interpolated_in_rows_and_go_on_past_the_end() {
+        let times = StepTimes::new(&[point(8, 0, 200), point(1, 0, 100), point(16, 0, 300)]);
+        for (rows, micros) in [
+            (1.0, 100.0),
+            (0.5, 100.0),
+            (4.5, 150.0),
+            (12.0, 250.0),
+            (31.0, 500.0), // 300 + 15 rows at (300 - 100) / 15 a row
         ] {
-            assert!(
-                (times.micros(rows, context) - micros).abs() < 1e-9,
-                "{rows} {context}: {}",
-                times.micros(rows, context)
-            );
+            let got = times.micros(Forward::plain(rows, 0.0));
+            assert!((got - micros).abs() < 1e-9, "{rows}: {got}");
         }
-        assert_eq!(StepTimes::new(&[]).micros(9.0, 9.0), 0.0);
+        assert_eq!(StepTimes::new(&[]).micros(Forward::plain(9.0, 9.0)), 0.0);
+    }
+
+    #[test]
+    fn a_profile_tells_whether_kv_is_read_once_a_sequence_or_once_a_row() {
+        // 0.5 us a KV token: of a sequence on the one, of each row on the other. Rows cost 10 us beside.
+        let profile = |micros: fn(u32, u64) -> u64| {
+            let points = [16, 256].map(|kv| [1, 2, 8, 64].map(|rows| point(rows, kv, micros(rows, kv))));
+            StepTimes::new(points.as_flattened())
+        };
+        let gpu = profile(|rows, kv| 1_000 + 10 * u64::from(rows) + kv / 2);
+        let cpu = profile(|rows, kv| 1_000 + 10 * u64::from(rows) + u64::from(rows) * kv / 2);
+        // 8 sequences of 400 tokens with 5 rows each.
+        let forward = Forward { rows: 40.0, sequences: 8.0, context: 400.0 };
+        let (on_gpu, on_cpu) = (gpu.micros(forward), cpu.micros(forward));
+        assert!((on_gpu - (1_400.0 + 8.0 * 200.0)).abs() < 5.0, "{on_gpu}");
+        assert!((on_cpu - (1_400.0 + 40.0 * 200.0)).abs() < 5.0, "{on_cpu}");
     }
 
     #[test]
@@ -341,9 +410,9 @@ mod tests {
             let times = StepTimes::new(&points);
             let longest = points.iter().map(|point| point.kv_tokens as f64).fold(0.0, f64::max);
             let context = f64::min(context, longest);
-            let at = times.micros(rows, context);
-            prop_assert!(at > 0.0 && times.micros(rows + more_rows, context) + 1e-6 >= at);
-            prop_assert!(times.micros(rows, context + more_context) >= 0.0);
+            let at = times.micros(Forward::plain(rows, context));
+            prop_assert!(at > 0.0 && times.micros(Forward::plain(rows + more_rows, context)) + 1e-6 >= at);
+            prop_assert!(times.micros(Forward::plain(rows, context + more_context)) >= 0.0);
         }
     }
 }

@@ -7,8 +7,9 @@
 //! the workers' tables times what rounds of that k took lately beyond them ([`crate::cost::Residuals`]), so that whatever no
 //! table knows, steps that run into each other above all, is in the price once it was seen.
 //!
-//! k = 0 is a choice like the others. What a lane does not do it does not learn about, so now and then all its sequences take one
-//! round at another k: a probe, paid for out of a fixed share of the lane's time.
+//! k = 0 is a choice like the others. What a lane does not do it does not learn about, so now and then it takes one round at another k: a
+//! probe, paid for out of a fixed share of the lane's time. While k = 0 only a few sequences probe, for what has to be learned then
+//! is how often guesses are right; else all of them, for then it is what the round takes.
 
 mod explanation;
 #[cfg(test)]
@@ -19,7 +20,7 @@ use std::time::Duration;
 
 pub use explanation::{Change, Explanation, Outlook, Why};
 
-use crate::cost::{Residuals, WorkerCost, micros};
+use crate::cost::{Forward, Residuals, WorkerCost, micros};
 use crate::step::MAX_DRAFT_TOKENS;
 use crate::survival::Survival;
 
@@ -63,7 +64,10 @@ pub const PROBE_SPACING_ON: u64 = 48;
 /// A probe is taken to cost this part of a round at least, however little it seems to.
 const PROBE_LOSS_MIN: f64 = 0.1;
 
-/// What it costs, in rounds, until plain rounds of several draft workers' sequences are together again after a probe.
+/// While k = 0 one in so many sequences probes.
+const PROBING_ONE_IN: u32 = 16;
+
+/// What it costs, in rounds, until a sequence that probed is together with the plain ones again.
 const REJOINING_LOSS: f64 = 1.0;
 
 /// What was not spent on probes is kept up to so many rounds.
@@ -72,11 +76,21 @@ const PROBE_CREDIT_MAX: f64 = 4.0;
 /// What a round's time at one k says of its neighbour's.
 const K_REACH: f64 = 0.2;
 
+/// Lane rounds that the predicted time of a round is worth: a single bad one, after a stall or in the middle of a change, must not
+/// speak against a k for good.
+const MODEL_TRUST: f64 = 6.0;
+
+/// After a move to another k > 0 so many lane rounds are not measured: sequences that began before it are in the way of the others.
+const SETTLING_ON_LANE_ROUNDS: u64 = 2;
+
 /// Each lane round, what was measured counts for so much less.
 const KEEP_PER_LANE_ROUND: f64 = 1.0 - 1.0 / 256.0;
 
 /// No wait for a draft is shorter, whatever the tables say.
 const DRAFT_WAIT_MIN_MICROS: f64 = 50.0;
+
+/// More groups than this are never better by much.
+const GROUPS_MAX: u32 = 4;
 
 /// Rounds that the measured speed remembers, and changes that are kept to explain.
 const SPEED_MEMORY: f64 = 32.0;
@@ -181,6 +195,8 @@ pub struct DraftLength {
     outlook: Vec<Outlook>,
     load: Option<Load>,
     probe: Option<u32>,
+    /// Sequences that begin this lane round with the probe's k; the others with the lane's.
+    left_to_probe: u32,
     probe_credit: f64,
     probes: u64,
     last_probe: u64,
@@ -207,7 +223,7 @@ impl DraftLength {
     /// A fresh lane; its first round moves off k = 0 already, if the prior says so.
     pub fn new(max_k: u32) -> Self {
         let max_k = max_k.min(MAX_DRAFT_TOKENS as u32);
-        let residuals = Residuals::new(max_k as usize + 1, K_REACH);
+        let residuals = Residuals::new(max_k as usize + 1, K_REACH, MODEL_TRUST);
         Self {
             max_k,
             k: 0,
@@ -215,11 +231,13 @@ impl DraftLength {
             supply: Survival::new(PRIOR_SUPPLY),
             draft_residuals: residuals.clone(),
             verify_residuals: residuals,
-            plain_residual: Residuals::new(1, 0.0),
+            plain_residual: Residuals::new(1, 0.0, MODEL_TRUST),
             outlook: Vec::new(),
             load: None,
             probe: None,
-            probe_credit: 0.0,
+            left_to_probe: 0,
+            // A fresh lane knows nothing: it may ask soon.
+            probe_credit: PROBE_CREDIT_MAX / 4.0,
             probes: 0,
             last_probe: 0,
             lane_rounds: 0,
@@ -240,7 +258,13 @@ impl DraftLength {
             self.begin_lane_round(target, draft);
         }
         self.left_in_round -= 1;
-        Choice { num_draft_tokens: self.probe.unwrap_or(self.k), is_probe: self.probe.is_some() }
+        match self.probe {
+            Some(k) if self.left_to_probe > 0 => {
+                self.left_to_probe -= 1;
+                Choice { num_draft_tokens: k, is_probe: true }
+            }
+            _ => Choice { num_draft_tokens: self.k, is_probe: false },
+        }
     }
 
     /// A draft worker was asked for `asked` tokens and proposed `supplied` in time.
@@ -259,7 +283,7 @@ impl DraftLength {
     pub fn observe_round(&mut self, round: &RoundTimes, target: &WorkerCost, draft: &WorkerCost) {
         let k = round.num_draft_tokens;
         let (draft_wait, verify) = (micros(round.draft_wait), micros(round.verify));
-        let settling = if k == 0 { SETTLING_OFF_LANE_ROUNDS } else { 1 };
+        let settling = if k == 0 { SETTLING_OFF_LANE_ROUNDS } else { SETTLING_ON_LANE_ROUNDS };
         let settled = k == self.k && self.since_change().is_none_or(|since| since >= settling);
         if settled {
             let (tokens, micros) = (f64::from(round.committed), draft_wait + verify);
@@ -271,18 +295,19 @@ impl DraftLength {
                 *sum = *sum * (1.0 - 1.0 / SPEED_MEMORY) + new;
             }
         }
-        let Some(load) = self.load.filter(|_| (settled || self.probe == Some(k)) && k <= self.max_k) else {
+        // A probe of all tells what rounds of its k take; one of a few, beside plain ones, does not.
+        let is_probe_of_all = self.k > 0 && self.probe == Some(k);
+        let Some(load) = self.load.filter(|_| (settled || is_probe_of_all) && k <= self.max_k) else {
             return;
         };
         let rows_each = 1.0 + self.supply.survival(k).iter().sum::<f64>();
         let weight = 1.0 / f64::from(self.sequences());
-        let table = table_verify_us(rows_each, &load, target);
+        let (table_draft_us, table_verify_us) = table_round_us(k, rows_each, &load, (target, draft));
         if k == 0 {
-            return self.plain_residual.observe(0, (draft_wait + verify, table), weight);
+            return self.plain_residual.observe(0, (draft_wait + verify, table_verify_us), weight);
         }
-        self.verify_residuals.observe(k as usize, (verify, table), weight);
-        let table = table_draft_us(k, &load, draft);
-        self.draft_residuals.observe(k as usize, (draft_wait, table), weight);
+        self.verify_residuals.observe(k as usize, (verify, table_verify_us), weight);
+        self.draft_residuals.observe(k as usize, (draft_wait, table_draft_us), weight);
     }
 
     /// How fast `sequences` of the lane were at the present k; nothing before its first round.
@@ -337,7 +362,7 @@ impl DraftLength {
         self.plain_residual.age(KEEP_PER_LANE_ROUND);
         self.outlook = self.look_ahead(&load, target, draft);
         if !self.step_towards_best() {
-            self.probe = self.due_probe();
+            self.probe = self.due_probe(&load);
         }
     }
 
@@ -354,8 +379,7 @@ impl DraftLength {
                 expected_tokens += supplied * survived;
                 rows_each += supplied;
             }
-            let table_draft_us = table_draft_us(k, load, draft);
-            let table_verify_us = table_verify_us(rows_each, load, target);
+            let (table_draft_us, table_verify_us) = table_round_us(k, rows_each, load, (target, draft));
             let draft_wait_us = table_draft_us * self.draft_residuals.factor(k as usize);
             let drafted_factor = self.verify_residuals.factor(k as usize);
             let verify_us =
@@ -431,7 +455,7 @@ impl DraftLength {
     }
 
     /// The k of a probe, if one is due and paid for: off, whether drafting pays by now; else further and shorter in turns.
-    fn due_probe(&mut self) -> Option<u32> {
+    fn due_probe(&mut self, load: &Load) -> Option<u32> {
         self.probe_credit = (self.probe_credit + PROBE_SHARE).min(PROBE_CREDIT_MAX);
         let spacing = if self.k == 0 { PROBE_SPACING_OFF } else { PROBE_SPACING_ON };
         if self.lane_rounds - self.last_probe < spacing {
@@ -451,31 +475,55 @@ impl DraftLength {
         }
         let (here, there) = (&self.outlook[self.k as usize], &self.outlook[probe as usize]);
         let slower = (there.draft_wait_us + there.verify_us) / (here.draft_wait_us + here.verify_us);
-        // Sequences whose drafts come from several workers leave plain rounds together and come back in parts.
-        let is_spread = self.load.is_some_and(|load| load.draft_sequences < load.sequences);
-        let rejoining = if self.k == 0 && is_spread { REJOINING_LOSS } else { 0.0 };
-        let loss = (slower - there.expected_tokens / here.expected_tokens).max(PROBE_LOSS_MIN) + rejoining;
+        let of_each = (slower - there.expected_tokens / here.expected_tokens).max(PROBE_LOSS_MIN);
+        let sequences = load.sequences.max(1);
+        let (probing, loss) = match self.k {
+            0 => {
+                let probing = sequences.div_ceil(PROBING_ONE_IN);
+                (probing, (of_each + REJOINING_LOSS) * f64::from(probing) / f64::from(sequences))
+            }
+            _ => (sequences, of_each),
+        };
         if self.probe_credit < loss.min(PROBE_CREDIT_MAX) {
             return None;
         }
         self.probe_credit -= loss;
+        self.left_to_probe = probing;
         self.probes += 1;
         self.last_probe = self.lane_rounds;
         Some(probe)
     }
 }
 
-/// The wait for a draft of `k`, by table and wire: a forward a token, shared by all that draft.
-fn table_draft_us(k: u32, load: &Load, draft: &WorkerCost) -> f64 {
-    if k == 0 {
-        return 0.0;
-    }
-    let step = draft.step_micros(f64::from(load.draft_sequences.max(1)), load.context);
-    (draft.wire_micros() + f64::from(k) * step).max(DRAFT_WAIT_MIN_MICROS)
-}
-
-/// A verification by table and wire, where each sequence of the lane brings `rows_each`.
-fn table_verify_us(rows_each: f64, load: &Load, target: &WorkerCost) -> f64 {
-    let rows = f64::from(load.sequences.max(1)) * rows_each + f64::from(load.other_rows);
-    target.wire_micros() + target.step_micros(rows, load.context)
+/// A round by tables and wires: microseconds of its draft, and from there to its verdict.
+///
+/// A lane's sequences may go in groups by turns, one drafting while another is verified. What a round takes then is the longest of
+/// its own steps one after the other, of all groups' verifications, and of all groups' drafts. Workers fall into the number of groups
+/// that is best by themselves, more or less, for they wait for each other exactly where that pays (`crate::batch::late`).
+fn table_round_us(
+    k: u32,
+    rows_each: f64,
+    load: &Load,
+    (target, draft): (&WorkerCost, &WorkerCost),
+) -> (f64, f64) {
+    let sequences = f64::from(load.sequences.max(1));
+    let in_groups = |groups: f64| {
+        let rows = sequences * rows_each / groups + f64::from(load.other_rows) / groups;
+        let sequences = (sequences + f64::from(load.other_rows)) / groups;
+        let verify = target.forward_micros(Forward { rows, sequences, context: load.context });
+        let (drafted, draft_us) = match k {
+            0 => (0.0, 0.0),
+            _ => {
+                let sequences = (f64::from(load.draft_sequences.max(1)) / groups).max(1.0);
+                let steps = f64::from(k) * draft.step_micros(sequences, load.context);
+                (steps, (draft.wire_micros() + steps).max(DRAFT_WAIT_MIN_MICROS))
+            }
+        };
+        let alone = draft_us + target.wire_micros() + verify;
+        (draft_us, alone.max(groups * verify).max(groups * drafted) - draft_us)
+    };
+    (1..=GROUPS_MAX.min(load.sequences.max(1)))
+        .map(|groups| in_groups(f64::from(groups)))
+        .min_by(|a, b| (a.0 + a.1).total_cmp(&(b.0 + b.1)))
+        .expect("there is one group at least")
 }

@@ -102,3 +102,47 @@ fn answers_do_not_depend_on_how_rows_are_cut() {
         assert_eq!(method.stats().kv_blocks_used, 0);
     }
 }
+
+/// With shared prefixes, or without: the same answers, and less computed.
+#[test]
+fn answers_do_not_depend_on_what_others_have_computed() {
+    let plain = |sequence: u64, prompt: &[TokenId], isolation_key: u64| {
+        let mut task = task(Slot(0), sequence, prompt, &[3]);
+        let spec = SequenceSpec { prompt_logprobs: None, isolation_key, ..task.spec().clone() };
+        task.step.spec = Some(Arc::new(spec));
+        task.step
+    };
+    let run = |method: &mut ModelMethod<Verify>, steps: &[Step]| -> Vec<ReplyBody> {
+        let limits = Limits { role: Role::Target, vocab_size: 4_096, max_model_len: 2_048 };
+        let mut queue: VecDeque<Task> = steps
+            .iter()
+            .map(|step| {
+                let mut holding = Holding::default();
+                assert_eq!(holding.admit(step, &limits), Admission::Run);
+                let key = SequenceKey { router: RouterId(1), sequence: step.sequence_id };
+                Task::new(key, method.open(), step.clone(), holding, Instant::now())
+            })
+            .collect();
+        let mut done = Vec::new();
+        while !queue.is_empty() {
+            done.extend(method.advance(&mut queue).expect("the KV pool is ample"));
+        }
+        done.sort_by_key(|(task, _)| task.key.sequence);
+        done.into_iter().map(|(_, body)| body).collect()
+    };
+    let long = prompt(200, 1);
+    // Equal ones side by side, one that parts from them, one of another key.
+    let mut other = long.clone();
+    other[150] += 1;
+    let steps = [plain(1, &long, 7), plain(2, &long, 7), plain(3, &other, 7), plain(4, &long, 8)];
+    let expected: Vec<ReplyBody> =
+        steps.iter().flat_map(|step| run(&mut method(512), std::slice::from_ref(step))).collect();
+
+    let shared = &mut method(512);
+    assert_eq!(run(shared, &steps), expected);
+    // The first and the stranger are computed in full, the second but for 8 ids, the third from the block that differs.
+    assert_eq!(shared.stats().prefix_hit_tokens, 192 + 144);
+    assert_eq!(shared.stats().rows, (201 + 201) + 9 + (200 - 144 + 1));
+    assert_eq!(run(shared, &steps[..1]), expected[..1], "and once more, of what is kept");
+    assert_eq!(shared.stats().prefix_query_tokens, 5 * 200);
+}

@@ -98,9 +98,9 @@ impl Cluster {
     /// Adds a bundled draft worker that is meant for some task types only.
     pub async fn add_draft_for(&self, task_types: &[&str]) -> anyhow::Result<RunningWorker> {
         let lifetime = self.lifetime.child();
-        let mut config = draft_config(DraftMethod::Model)?;
-        config.worker.model = Some(pair::draft_dir());
-        config.task_types = task_types.iter().map(|&task_type| task_type.to_owned()).collect();
+        let worker = WorkerConfig { model: Some(pair::draft_dir()), ..worker_config()? };
+        let task_types = task_types.iter().map(|&task_type| task_type.to_owned()).collect();
+        let config = DraftConfig { method: DraftMethod::Model, task_types, worker };
         let discovery = self.discovery.as_ref();
         let addresses = draft_worker::serve_with(config, discovery, lifetime.clone(), Health::new()).await?;
         let worker = RunningWorker { lifetime, admin: addresses.admin };

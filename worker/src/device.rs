@@ -5,6 +5,7 @@
 //! touches a socket.
 
 mod formation;
+mod room;
 #[cfg(test)]
 mod tests;
 
@@ -20,7 +21,7 @@ use tokio::sync::mpsc;
 use crate::device::formation::Formation;
 use crate::method::{Method, NeedRoom};
 use crate::metrics::{StepOutcome, WorkerMetrics};
-use crate::table::{Held, RouterId, SequenceKey, Table};
+use crate::table::{RouterId, SequenceKey, Table};
 use crate::task::{Task, reply_to};
 
 /// Frames that wait for the device thread; a full mailbox holds up the routers' streams.
@@ -87,6 +88,8 @@ struct Router {
     stream: StreamId,
     replies: mpsc::Sender<v1::WorkerFrame>,
     outbox: v1::WorkerFrame,
+    /// Credits that were told last.
+    told: Option<u64>,
 }
 
 impl<M: Method> Device<M> {
@@ -126,6 +129,7 @@ impl<M: Method> Device<M> {
                     None => self.turn(),
                 }
             }
+            self.flush(&v1::StepTiming::default());
             self.metrics.observe(self.method.stats(), self.table.len());
         }
     }
@@ -134,7 +138,9 @@ impl<M: Method> Device<M> {
         match message {
             Message::Opened { router, stream, replies } => {
                 let outbox = v1::WorkerFrame::default();
-                self.routers.insert(router, Router { stream, replies, outbox });
+                self.routers.insert(router, Router { stream, replies, outbox, told: None });
+                // The shares of all others changed with it.
+                self.flush(&v1::StepTiming::default());
             }
             Message::Frame { router, steps, closes, received } => {
                 // Steps first: a close in the same frame is the later word on its generation.
@@ -157,34 +163,39 @@ impl<M: Method> Device<M> {
     }
 
     fn enqueue(&mut self, key: SequenceKey, step: Step, received: Instant) {
+        if self.table.is_over(&key, step.generation) {
+            return self.metrics.count(StepOutcome::Stale);
+        }
         let method = &mut self.method;
         let held = self.table.entry(key, || method.open());
         if held.waiting.len() >= WAITING_STEPS {
             held.waiting.pop_front();
             self.metrics.count(StepOutcome::Overrun);
         }
-        if held.closing.is_some_and(|generation| step.generation <= generation) {
-            return self.metrics.count(StepOutcome::Stale);
-        }
-        held.closing = None;
         self.formation.arrived(key, &step);
         held.waiting.push_back((step, received));
         self.waiting.push_back(key);
     }
 
-    /// A close of an older generation says nothing about what is held now.
+    /// Forgets a sequence, in the middle of its step too: nobody reads what that would say. A close of an older generation
+    /// says nothing about what is held now.
     fn close(&mut self, key: SequenceKey, generation: u32) {
         let Some(held) = self.table.get_mut(&key) else { return };
         held.waiting.retain(|(step, _)| step.generation > generation);
-        match &held.holding {
-            None => held.closing = Some(generation),
-            Some(holding) if holding.generation() <= generation && held.waiting.is_empty() => {
-                let slot = held.slot;
-                self.table.remove(&key);
-                self.formation.forget(&key);
-                self.method.close(slot);
-            }
-            Some(_) => {}
+        if held.holding.is_none() {
+            let is_over = |task: &Task| task.key == key && task.step.generation <= generation;
+            let running = self.running.iter().position(is_over);
+            let Some(mut task) = running.and_then(|index| self.running.remove(index)) else { return };
+            task.holding.cut(0);
+            self.method.truncate(task.slot, 0);
+            held.holding = Some(task.holding);
+        }
+        let is_over = held.holding.as_ref().is_some_and(|holding| holding.generation() <= generation);
+        if is_over && held.waiting.is_empty() {
+            let slot = held.slot;
+            self.table.remove(&key);
+            self.formation.forget(&key);
+            self.method.close(slot);
         }
     }
 
@@ -192,10 +203,15 @@ impl<M: Method> Device<M> {
     fn turn(&mut self) {
         let began = Instant::now();
         let before = self.method.stats();
-        let sequences = self.running.len();
         let mut timing = v1::StepTiming::default();
+        let mut aside = self.formation.set_aside(&mut self.running);
+        let sequences = self.running.len();
         if !self.running.is_empty() {
-            match self.method.advance(&mut self.running) {
+            let advanced = self.method.advance(&mut self.running);
+            // They waited: they come before what is admitted after them.
+            aside.append(&mut self.running);
+            self.running = aside;
+            match advanced {
                 Ok(finished) => {
                     let after = self.method.stats();
                     timing.rows = (after.rows - before.rows) as u32;
@@ -261,48 +277,10 @@ impl<M: Method> Device<M> {
         self.answer(key.router, &reply);
     }
 
-    /// Returns a task's holding to the table, or lets go of it if the sequence was closed meanwhile.
+    /// Returns a task's holding to the table.
     fn give_back(&mut self, task: Task) {
-        let Task { key, slot, holding, .. } = task;
-        match self.table.get_mut(&key) {
-            Some(Held { closing: Some(_), waiting, .. }) if waiting.is_empty() => {
-                self.table.remove(&key);
-                self.formation.forget(&key);
-                self.method.close(slot);
-            }
-            Some(held) => held.holding = Some(holding),
-            None => self.method.close(slot),
-        }
-    }
-
-    /// No task can go on for want of KV blocks: idle sequences are forgotten, longest idle first (their router rebuilds
-    /// them), then the youngest task is preempted; one that does not fit alone is refused.
-    fn make_room(&mut self) {
-        if let Some(held) = self.table.least_recently_used_idle() {
-            let slot = held.slot;
-            if let Some(holding) = &mut held.holding {
-                holding.cut(0);
-            }
-            self.metrics.count(StepOutcome::Evicted);
-            return self.method.truncate(slot, 0);
-        }
-        let Some(mut task) = self.running.pop_back() else { return };
-        task.holding.cut(0);
-        self.method.truncate(task.slot, 0);
-        if self.running.is_empty() {
-            let reason =
-                "the sequence alone needs more KV blocks than this worker has: raise --kv-memory".to_owned();
-            self.metrics.count(StepOutcome::Refused);
-            return self.finish(task, ReplyBody::Refused { reason });
-        }
-        self.metrics.count(StepOutcome::Preempted);
-        if let Some(router) = self.routers.get_mut(&task.key.router) {
-            router
-                .outbox
-                .preempted
-                .push(v1::Preempted { sequence_id: task.key.sequence.0, generation: task.step.generation });
-        }
-        self.give_back(task);
+        let held = self.table.get_mut(&task.key).expect("a sequence stays in the table while its step runs");
+        held.holding = Some(task.holding);
     }
 
     fn answer(&mut self, router: RouterId, reply: &Reply) {
@@ -312,13 +290,15 @@ impl<M: Method> Device<M> {
         }
     }
 
+    /// Sends what there is for each router; `timing` goes with replies only.
     fn flush(&mut self, timing: &v1::StepTiming) {
+        self.grant_credits();
         for router in self.routers.values_mut() {
             if router.outbox == v1::WorkerFrame::default() {
                 continue;
             }
             let mut frame = std::mem::take(&mut router.outbox);
-            frame.timing = Some(*timing);
+            frame.timing = (!frame.replies.is_empty()).then_some(*timing);
             if router.replies.try_send(frame).is_err() {
                 self.metrics.count(StepOutcome::ReplyDropped);
             }

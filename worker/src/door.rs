@@ -83,7 +83,6 @@ impl Worker for Door {
         let (replies, outgoing) = mpsc::channel(REPLY_FRAMES);
         let hello = v1::WorkerFrame {
             hello: Some(inner.facts.hello(inner.assets.as_ref())),
-            credits: Some(v1::Credits { blocks: inner.facts.kv_blocks }),
             ..v1::WorkerFrame::default()
         };
         replies.try_send(hello).map_err(|_| Status::internal("a new stream's queue is full"))?;

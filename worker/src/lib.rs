@@ -13,6 +13,7 @@
 pub mod assets;
 pub mod compute_device;
 pub mod config;
+pub mod credits;
 pub mod decide;
 pub mod device;
 pub mod door;

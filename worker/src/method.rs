@@ -23,6 +23,16 @@ pub struct MethodStats {
     pub kv_tokens: u64,
     /// KV blocks that open sequences hold now.
     pub kv_blocks_used: u64,
+    /// KV blocks there are; 0 without KV.
+    pub kv_blocks_total: u64,
+    /// KV blocks that no sequence holds, kept for equal prefixes.
+    pub kv_blocks_cached: u64,
+    /// Kept KV blocks that were reused for something else.
+    pub kv_evictions: u64,
+    /// Context ids that were looked for among published prefixes.
+    pub prefix_query_tokens: u64,
+    /// Context ids whose KV was found there.
+    pub prefix_hit_tokens: u64,
 }
 
 /// Owned by the device thread, which calls nothing else while it runs.
@@ -42,6 +52,9 @@ pub trait Method: Send + 'static {
     /// Takes as many tasks as fit one forward further, oldest first; those that are done leave the queue with their
     /// answers. At least one task goes on, or [`NeedRoom`] says why none does.
     fn advance(&mut self, tasks: &mut VecDeque<Task>) -> Result<Vec<(Task, ReplyBody)>, NeedRoom>;
+
+    /// KV blocks of a sequence, those included that it shares with others; 0 without KV.
+    fn blocks_held(&self, slot: Slot) -> u64;
 
     /// For the metrics.
     fn stats(&self) -> MethodStats;

@@ -13,6 +13,27 @@ const FORWARDS: CounterName =
 const ROWS: CounterName = CounterName::new("outrider_worker_rows_total", "Rows computed in forward passes");
 const KV_BLOCKS_USED: GaugeName =
     GaugeName::new("outrider_worker_kv_blocks_used", "KV blocks that open sequences hold");
+const KV_BLOCKS: GaugeName = GaugeName::new("outrider_worker_kv_blocks", "KV blocks there are");
+const KV_BLOCKS_CACHED: GaugeName = GaugeName::new(
+    "outrider_worker_kv_blocks_cached",
+    "KV blocks that no sequence holds, kept for equal prefixes",
+);
+const KV_EVICTIONS: CounterName = CounterName::new(
+    "outrider_worker_kv_evictions_total",
+    "Kept KV blocks that were reused for something else",
+);
+const PREFIX_QUERIES: CounterName = CounterName::new(
+    "outrider_worker_prefix_query_tokens_total",
+    "Context tokens that were looked for among computed prefixes",
+);
+const PREFIX_HITS: CounterName = CounterName::new(
+    "outrider_worker_prefix_hit_tokens_total",
+    "Context tokens whose KV was found among computed prefixes",
+);
+const PREEMPTIONS: CounterName = CounterName::new(
+    "outrider_worker_preemptions_total",
+    "Sequences that were stopped for want of KV blocks",
+);
 const SEQUENCES: GaugeName = GaugeName::new("outrider_worker_sequences", "Sequences that are held");
 const STREAMS: GaugeName = GaugeName::new("outrider_worker_streams", "Routers that are connected");
 const MALFORMED: CounterName =
@@ -66,6 +87,12 @@ pub struct WorkerMetrics {
     forwards: Counter,
     rows: Counter,
     kv_blocks_used: Gauge,
+    kv_blocks_total: Gauge,
+    kv_blocks_cached: Gauge,
+    kv_evictions: Counter,
+    prefix_queries: Counter,
+    prefix_hits: Counter,
+    preemptions: Counter,
     sequences: Gauge,
     queue_seconds: Histogram,
     /// Routers that are connected.
@@ -83,6 +110,12 @@ impl WorkerMetrics {
             forwards: metrics.counter(&FORWARDS),
             rows: metrics.counter(&ROWS),
             kv_blocks_used: metrics.gauge(&KV_BLOCKS_USED),
+            kv_blocks_total: metrics.gauge(&KV_BLOCKS),
+            kv_blocks_cached: metrics.gauge(&KV_BLOCKS_CACHED),
+            kv_evictions: metrics.counter(&KV_EVICTIONS),
+            prefix_queries: metrics.counter(&PREFIX_QUERIES),
+            prefix_hits: metrics.counter(&PREFIX_HITS),
+            preemptions: metrics.counter(&PREEMPTIONS),
             sequences: metrics.gauge(&SEQUENCES),
             queue_seconds: metrics.histogram(&QUEUE_SECONDS),
             streams: metrics.gauge(&STREAMS),
@@ -93,6 +126,9 @@ impl WorkerMetrics {
 
     /// Counts one step.
     pub fn count(&self, outcome: StepOutcome) {
+        if outcome == StepOutcome::Preempted {
+            self.preemptions.inc();
+        }
         self.steps.get_or_create(&vec![("outcome", outcome.as_str().to_owned())]).inc();
     }
 
@@ -106,7 +142,12 @@ impl WorkerMetrics {
         let mut counted = self.counted.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         self.forwards.inc_by(stats.forwards - counted.forwards);
         self.rows.inc_by(stats.rows - counted.rows);
+        self.kv_evictions.inc_by(stats.kv_evictions - counted.kv_evictions);
+        self.prefix_queries.inc_by(stats.prefix_query_tokens - counted.prefix_query_tokens);
+        self.prefix_hits.inc_by(stats.prefix_hit_tokens - counted.prefix_hit_tokens);
         *counted = stats;
+        self.kv_blocks_total.set(stats.kv_blocks_total as i64);
+        self.kv_blocks_cached.set(stats.kv_blocks_cached as i64);
         self.kv_blocks_used.set(stats.kv_blocks_used as i64);
         self.sequences.set(num_sequences as i64);
     }

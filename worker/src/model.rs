@@ -14,7 +14,7 @@ use speculation::{ReplyBody, Role, TokenId, Work};
 
 use crate::decide::{Decide, Decision};
 use crate::method::{Method, MethodStats, NeedRoom};
-use crate::task::{Slot, Task};
+use crate::task::{PrefixLookup, Slot, Task};
 
 /// Runs steps on an [`Engine`].
 #[derive(Debug)]
@@ -27,7 +27,12 @@ pub struct ModelMethod<D> {
     decide: D,
     slots: HashMap<Slot, SlotId>,
     next_slot: u64,
+    prefix_query_tokens: u64,
+    prefix_hit_tokens: u64,
 }
+
+/// A context that is not longer than this is a round's: it is computed without looking for its KV.
+const ROUND_CONTEXT: usize = 2;
 
 /// What one task takes part with in a forward.
 #[derive(Debug, PartialEq, Eq)]
@@ -46,7 +51,44 @@ impl<D: Decide> ModelMethod<D> {
     /// `max_batch_rows` bounds the rows of one forward, though one task's last portion is never split.
     pub fn new(engine: Engine, role: Role, vocab_size: u32, max_batch_rows: usize, decide: D) -> Self {
         let vocab_size = vocab_size.min(engine.info().vocab_size);
-        Self { engine, role, vocab_size, max_batch_rows, decide, slots: HashMap::new(), next_slot: 0 }
+        Self {
+            engine,
+            role,
+            vocab_size,
+            max_batch_rows,
+            decide,
+            slots: HashMap::new(),
+            next_slot: 0,
+            prefix_query_tokens: 0,
+            prefix_hit_tokens: 0,
+        }
+    }
+
+    /// Gives new tasks the KV that equal sequences have computed.
+    fn find_prefixes(&mut self, tasks: &mut VecDeque<Task>) {
+        for task in tasks.iter_mut().filter(|task| task.prefix != PrefixLookup::Done) {
+            let context = task.step.context.len();
+            if task.is_scoring() || (task.step.base_len > 0 && context <= ROUND_CONTEXT) {
+                // A score needs its row computed.
+                task.prefix = PrefixLookup::Done;
+                continue;
+            }
+            if task.prefix == PrefixLookup::Wanted {
+                self.prefix_query_tokens += context as u64;
+            }
+            let key = task.spec().isolation_key;
+            let found = self.engine.share(self.slots[&task.slot], key, task.holding.ids());
+            let done = (found.len - task.step.base_len) as usize;
+            self.prefix_hit_tokens += (done - task.context_done) as u64;
+            task.context_done = done;
+            task.prefix = if found.wait { PrefixLookup::Waiting } else { PrefixLookup::Done };
+        }
+        // Whom a task waits for is one of the others; were none of them to run, all would wait for ever.
+        if tasks.iter().all(|task| task.prefix == PrefixLookup::Waiting)
+            && let Some(first) = tasks.front_mut()
+        {
+            first.prefix = PrefixLookup::Done;
+        }
     }
 
     /// Portions of the next forward: `speculation::batch` says whose, the engine whether their KV fits.
@@ -55,7 +97,7 @@ impl<D: Decide> ModelMethod<D> {
         let mut blocks_left = self.engine.free_blocks();
         let shares = form(&waiting, self.max_batch_rows as u32, |index, rows| {
             let blocks = self.engine.blocks_needed(self.slots[&tasks[index].slot], rows);
-            let fits = blocks <= blocks_left;
+            let fits = blocks <= blocks_left && tasks[index].prefix == PrefixLookup::Done;
             blocks_left -= if fits { blocks } else { 0 };
             fits
         });
@@ -148,6 +190,7 @@ impl<D: Decide> Method for ModelMethod<D> {
     }
 
     fn advance(&mut self, tasks: &mut VecDeque<Task>) -> Result<Vec<(Task, ReplyBody)>, NeedRoom> {
+        self.find_prefixes(tasks);
         let plan = self.plan(tasks);
         if plan.is_empty() {
             return Err(NeedRoom);
@@ -162,6 +205,8 @@ impl<D: Decide> Method for ModelMethod<D> {
             .collect();
         let mut logits = match self.engine.forward(&batch) {
             Ok(logits) => logits,
+            // Nothing can be computed any more: the device thread ends, and the process says that it has failed.
+            Err(error @ EngineError::RankLost { .. }) => panic!("{error}"),
             Err(error) => return Ok(self.refuse(tasks, &plan, &error)),
         };
         let mut bodies = Vec::new();
@@ -179,6 +224,10 @@ impl<D: Decide> Method for ModelMethod<D> {
         Ok(take_tasks(tasks, finished).into_iter().zip(bodies).collect())
     }
 
+    fn blocks_held(&self, slot: Slot) -> u64 {
+        self.slots.get(&slot).map_or(0, |slot| self.engine.blocks_held(*slot))
+    }
+
     fn stats(&self) -> MethodStats {
         let stats = self.engine.stats();
         MethodStats {
@@ -186,6 +235,11 @@ impl<D: Decide> Method for ModelMethod<D> {
             rows: stats.rows,
             kv_tokens: stats.kv_tokens,
             kv_blocks_used: stats.referenced_blocks,
+            kv_blocks_total: self.engine.info().kv_blocks,
+            kv_blocks_cached: stats.cached_blocks,
+            kv_evictions: stats.evicted_blocks,
+            prefix_query_tokens: self.prefix_query_tokens,
+            prefix_hit_tokens: self.prefix_hit_tokens,
         }
     }
 }

@@ -30,17 +30,23 @@ pub struct Held {
     pub holding: Option<Holding>,
     /// Steps that wait for the one that runs.
     pub waiting: VecDeque<(Step, Instant)>,
-    /// The generation that was closed while its step ran: the sequence goes when the step is done.
-    pub closing: Option<u32>,
     /// Higher was used later.
     pub last_used: u64,
 }
+
+/// Preempted sequences that are remembered. A step of one that was forgotten is answered `need_context` instead of
+/// dropped, which its router drops.
+const MOST_OVER: usize = 4_096;
 
 /// All of them.
 #[derive(Debug, Default)]
 pub struct Table {
     held: HashMap<SequenceKey, Held>,
     uses: u64,
+    /// Generations that were preempted, of the last [`MOST_OVER`] sequences.
+    over: HashMap<SequenceKey, u32>,
+    /// In the order in which they are forgotten.
+    over_order: VecDeque<SequenceKey>,
 }
 
 impl Table {
@@ -51,7 +57,6 @@ impl Table {
             slot: open(),
             holding: Some(Holding::default()),
             waiting: VecDeque::new(),
-            closing: None,
             last_used: 0,
         });
         held.last_used = self.uses;
@@ -73,12 +78,36 @@ impl Table {
         self.held.keys().filter(|key| key.router == router).copied().collect()
     }
 
-    /// The idle sequence with something held that was used longest ago.
-    pub fn least_recently_used_idle(&mut self) -> Option<&mut Held> {
+    /// The KV of every sequence.
+    pub fn slots(&self) -> impl Iterator<Item = (SequenceKey, Slot)> {
+        self.held.iter().map(|(key, held)| (*key, held.slot))
+    }
+
+    /// The idle sequence with something held that was used longest ago, one of a router that `is_first` says before all
+    /// others.
+    pub fn least_recently_used_idle(&mut self, is_first: impl Fn(RouterId) -> bool) -> Option<&mut Held> {
         self.held
-            .values_mut()
-            .filter(|held| held.holding.as_ref().is_some_and(|holding| !holding.is_empty()))
-            .min_by_key(|held| held.last_used)
+            .iter_mut()
+            .filter(|(_, held)| held.holding.as_ref().is_some_and(|holding| !holding.is_empty()))
+            .min_by_key(|(key, held)| (!is_first(key.router), held.last_used))
+            .map(|(_, held)| held)
+    }
+
+    /// Remembers that a generation was preempted.
+    pub fn remember_over(&mut self, key: SequenceKey, generation: u32) {
+        if self.over.insert(key, generation).is_none() {
+            self.over_order.push_back(key);
+        }
+        if self.over_order.len() > MOST_OVER
+            && let Some(oldest) = self.over_order.pop_front()
+        {
+            self.over.remove(&oldest);
+        }
+    }
+
+    /// Whether a generation was preempted, or came before one that was.
+    pub fn is_over(&self, key: &SequenceKey, generation: u32) -> bool {
+        self.over.get(key).is_some_and(|over| generation <= *over)
     }
 
     /// How many.

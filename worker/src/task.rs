@@ -13,6 +13,17 @@ use crate::table::SequenceKey;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Slot(pub u64);
 
+/// How far a task is with looking for KV that others have computed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum PrefixLookup {
+    /// It has not looked.
+    Wanted,
+    /// Another one is about to compute what comes next: it looks again before the next forward.
+    Waiting,
+    /// What is left is computed.
+    Done,
+}
+
 /// One step under way; it owns the sequence's holding for that time.
 #[derive(Debug)]
 pub struct Task {
@@ -30,8 +41,12 @@ pub struct Task {
     pub started: Instant,
     /// Context ids whose KV is there.
     pub context_done: usize,
+    /// Whether part of the context may have been computed for another sequence.
+    pub prefix: PrefixLookup,
     /// What a draft worker guessed so far.
     pub guesses: Draft,
+    /// Whether the last forward went without it, for another lane's sake.
+    pub passed_over: bool,
     /// Scores of prompt ids, when asked for.
     pub scores: Vec<TokenLogprobs>,
     /// The span that the request's trace shows for this step.
@@ -50,7 +65,9 @@ impl Task {
             received,
             started: Instant::now(),
             context_done: 0,
+            prefix: PrefixLookup::Wanted,
             guesses: Draft::default(),
+            passed_over: false,
             scores: Vec::new(),
             span,
         }

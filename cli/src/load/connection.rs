@@ -69,9 +69,8 @@ type Driver = http1::Connection<StampedStream, Full<Bytes>>;
 /// A connection between requests.
 pub(super) struct Connection {
     sender: http1::SendRequest<Full<Bytes>>,
-    driver: Pin<Box<Driver>>,
-    /// The driver has ended and must not be polled again.
-    closed: bool,
+    /// Gone once the connection is closed: only dropping it tells those who wait for it.
+    driver: Option<Pin<Box<Driver>>>,
     stamps: Stamps,
 }
 
@@ -80,21 +79,21 @@ impl Connection {
         let (stream, stamps) =
             StampedStream::connect(address).await.map_err(|error| format!("{address}: {error}"))?;
         let (sender, driver) = http1::handshake(stream).await.map_err(|error| error.to_string())?;
-        Ok(Self { sender, driver: Box::pin(driver), closed: false, stamps })
+        Ok(Self { sender, driver: Some(Box::pin(driver)), stamps })
     }
 
     /// Whether another request can be sent; polls the connection, which may have been closed while it lay idle.
     pub(super) async fn is_usable(&mut self) -> bool {
-        let Self { sender, driver, closed, .. } = self;
-        drive(driver, closed, sender.ready()).await.is_ok() && !*closed
+        let Self { sender, driver, .. } = self;
+        drive(driver, sender.ready()).await.is_ok() && driver.is_some()
     }
 
     /// Sends `request` and reads the answer into `exchange`, whose `end` it sets.
     ///
     /// Cancel safety: what was read so far stays in `exchange`; the connection must not be used again.
     pub(super) async fn exchange(&mut self, request: http::Request<Full<Bytes>>, exchange: &mut Exchange) {
-        let Self { sender, driver, closed, stamps } = self;
-        let response = match drive(driver, closed, sender.send_request(request)).await {
+        let Self { sender, driver, stamps } = self;
+        let response = match drive(driver, sender.send_request(request)).await {
             Ok(response) => response,
             Err(error) => {
                 exchange.end = End::Broken(error.to_string());
@@ -106,7 +105,7 @@ impl Connection {
         exchange.status = Some(response.status().as_u16());
         let mut body: Incoming = response.into_body();
         exchange.end = loop {
-            match drive(driver, closed, body.frame()).await {
+            match drive(driver, body.frame()).await {
                 None => break End::Whole,
                 Some(Err(error)) => break End::Broken(error.to_string()),
                 Some(Ok(frame)) => {
@@ -149,15 +148,15 @@ impl Exchange {
 }
 
 /// Polls the connection until `wait` is done. What waits comes first and again after the connection, which may just have fed it.
-async fn drive<T>(driver: &mut Pin<Box<Driver>>, closed: &mut bool, wait: impl Future<Output = T>) -> T {
+async fn drive<T>(driver: &mut Option<Pin<Box<Driver>>>, wait: impl Future<Output = T>) -> T {
     let mut wait = pin!(wait);
     poll_fn(|cx| {
         if let Poll::Ready(value) = wait.as_mut().poll(cx) {
             return Poll::Ready(value);
         }
         // An error of the connection reaches whoever waits for it.
-        if !*closed && driver.as_mut().poll(cx).is_ready() {
-            *closed = true;
+        if driver.as_mut().is_some_and(|driver| driver.as_mut().poll(cx).is_ready()) {
+            *driver = None;
         }
         wait.as_mut().poll(cx)
     })

@@ -22,6 +22,8 @@ pub enum Step {
     Cut,
     /// Say nothing more until the client leaves.
     Stall,
+    /// End the body as it should be, then close the connection without a word, as servers do with idle ones.
+    Leave,
 }
 
 /// An answer.
@@ -195,6 +197,11 @@ fn play(mut connection: &TcpStream, script: &Script, entry: &mut LogEntry) -> io
         match step {
             Step::Wait(time) => std::thread::sleep(*time),
             Step::Cut => {
+                connection.shutdown(std::net::Shutdown::Both)?;
+                return Ok(false);
+            }
+            Step::Leave => {
+                connection.write_all(b"0\r\n\r\n")?;
                 connection.shutdown(std::net::Shutdown::Both)?;
                 return Ok(false);
             }

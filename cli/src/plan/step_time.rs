@@ -5,7 +5,7 @@
 //! assumptions with flags of their own; they are printed with every plan.
 
 use engine::ModelShape;
-use speculation::cost::StepTimes;
+use speculation::cost::{self, StepTimes};
 
 use super::gpu::{Gpu, GpuSet};
 use super::weights::{Format, KvFormat, Weights, kv_bytes_per_token};
@@ -27,10 +27,11 @@ pub trait StepCost {
     fn micros(&self, forward: Forward) -> f64;
 }
 
-/// Profiled times know rows, whoever's they are.
+/// Profiled times tell rows from the KV of their sequences.
 impl StepCost for StepTimes {
     fn micros(&self, forward: Forward) -> f64 {
-        StepTimes::micros(self, forward.sequences * forward.rows_each, forward.context)
+        let Forward { sequences, rows_each, context } = forward;
+        StepTimes::micros(self, cost::Forward { rows: sequences * rows_each, sequences, context })
     }
 }
 

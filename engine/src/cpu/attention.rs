@@ -15,7 +15,7 @@ use std::ops::Range;
 
 use super::dispatch::Kernel;
 use super::exp::exp;
-use super::lanes::{Element, LANES, Lanes, fold};
+use super::lanes::{Element, LANES, Lanes};
 use super::threads::Shared;
 use crate::block_manager::BLOCK_SIZE;
 use crate::kv_cache::{KvBlocks, KvElement};
@@ -27,6 +27,9 @@ const _: () = assert!(BLOCK_SIZE == LANES, "a block's scores are one vector");
 const TILE_QUERIES: usize = 4;
 /// Sums over dimensions that run side by side in a score.
 const SCORE_CHAINS: usize = 4;
+
+/// Bytes that are fetched at a time.
+const CACHE_LINE: usize = 64;
 
 /// What one task attends with and to.
 pub(super) struct Attend<'a, T> {
@@ -100,19 +103,37 @@ impl<T: Element + KvElement> Attend<'_, T> {
 
         let mut running = [Running { max: f32::NEG_INFINITY, sum: 0.0 }; Q];
         let mut values = [[0.0f32; MAX_HEAD_DIM]; Q];
-        for block in first_key / BLOCK_SIZE..end_key.div_ceil(BLOCK_SIZE) {
+        let blocks = first_key / BLOCK_SIZE..end_key.div_ceil(BLOCK_SIZE);
+        for block in blocks.clone() {
             let (k, v) = self.kv.keys_and_values(self.block_table[block], self.layer, self.kv_head);
-            // SAFETY: V's instructions are there; each query holds head_dim numbers, k as many times sixteen.
-            let scores = unsafe { scores::<V, T, Q>(queries, k) };
-            for q in 0..Q {
-                let begin = block * BLOCK_SIZE;
-                let keys = visible[q].start.max(begin)..visible[q].end.min(begin + BLOCK_SIZE);
-                if keys.is_empty() {
+            let begin = block * BLOCK_SIZE;
+            // SAFETY: V's instructions are there; each query holds head_dim numbers, k and v sixteen times as many;
+            // keys lie inside the block.
+            unsafe {
+                if first == 0 && block + 1 < blocks.end {
+                    self.fetch::<V>(block + 1);
+                }
+                let scores = scores::<V, T, Q>(queries, k);
+                if visible.iter().all(|keys| keys.start <= begin && keys.end >= begin + BLOCK_SIZE) {
+                    let mut weights = [BlockWeights { rescale: 1.0, probabilities: [0.0; LANES] }; Q];
+                    for q in 0..Q {
+                        weights[q] = weigh::<V>(&mut running[q], scores[q], head_dim);
+                    }
+                    add_values_of_all::<V, T, Q>(&mut values, weights, v);
                     continue;
                 }
-                let keys = keys.start - begin..keys.end - begin;
-                // SAFETY: V's instructions are there; keys lie inside the block.
-                unsafe { merge::<V, T>(&mut running[q], &mut values[q][..head_dim], scores[q], keys, v) };
+                for q in 0..Q {
+                    let keys = visible[q].start.max(begin)..visible[q].end.min(begin + BLOCK_SIZE);
+                    if !keys.is_empty() {
+                        let keys = keys.start - begin..keys.end - begin;
+                        let mut scores = scores[q];
+                        for (j, score) in scores.iter_mut().enumerate() {
+                            *score = if keys.contains(&j) { *score } else { f32::NEG_INFINITY };
+                        }
+                        let weights = weigh::<V>(&mut running[q], scores, head_dim);
+                        add_values::<V, T>(&mut values[q][..head_dim], weights, (keys, v));
+                    }
+                }
             }
         }
         for q in 0..Q {
@@ -122,6 +143,21 @@ impl<T: Element + KvElement> Attend<'_, T> {
             let out = unsafe { self.out.slice_mut(start..start + head_dim) };
             for (out, value) in out.iter_mut().zip(&values[q]) {
                 *out = value / running[q].sum;
+            }
+        }
+    }
+
+    /// Asks for the keys and values of a block, which lies elsewhere than the one before.
+    ///
+    /// # Safety
+    /// V's instructions are there.
+    #[inline(always)]
+    unsafe fn fetch<V: Lanes>(&self, block: usize) {
+        let (k, v) = self.kv.keys_and_values(self.block_table[block], self.layer, self.kv_head);
+        for part in [k, v] {
+            for start in (0..size_of_val(part)).step_by(CACHE_LINE) {
+                // SAFETY: the caller's promise.
+                unsafe { V::prefetch_near(part.as_ptr().cast::<u8>().wrapping_add(start)) };
             }
         }
     }
@@ -176,92 +212,120 @@ unsafe fn scores<V: Lanes, T: Element, const Q: usize>(
     out
 }
 
-/// Merges a block's visible keys into a query's running softmax.
+/// How a block's values enter a query's sums so far.
+#[derive(Clone, Copy)]
+struct BlockWeights {
+    rescale: f32,
+    probabilities: [f32; LANES],
+}
+
+/// Takes a block's scores, those of masked keys at minus infinity, into a query's running softmax.
+///
+/// # Safety
+/// V's instructions are there.
+#[inline(always)]
+unsafe fn weigh<V: Lanes>(running: &mut Running, scores: [f32; LANES], head_dim: usize) -> BlockWeights {
+    let scale = 1.0 / (head_dim as f32).sqrt();
+    let mut probabilities = scores.map(|score| score * scale);
+    // SAFETY: the caller's promise; sixteen numbers are there.
+    let largest = unsafe { V::load(probabilities.as_ptr()).largest() };
+    let max = if largest > running.max { largest } else { running.max };
+    // e to the 0 is 1 exactly.
+    let rescale = if running.max == max { 1.0 } else { exp(running.max - max) };
+    for p in &mut probabilities {
+        *p = exp(*p - max);
+    }
+    // SAFETY: as above.
+    let sum = unsafe { V::load(probabilities.as_ptr()).fold() };
+    *running = Running { max, sum: running.sum.mul_add(rescale, sum) };
+    BlockWeights { rescale, probabilities }
+}
+
+/// `values = values * rescale + sum over t of p[t] * v[t]` for Q queries that see all keys of a block.
+///
+/// # Safety
+/// V's instructions are there; `v` is sixteen rows of a head.
+#[inline(always)]
+unsafe fn add_values_of_all<V: Lanes, T: Element, const Q: usize>(
+    values: &mut [[f32; MAX_HEAD_DIM]; Q],
+    weights: [BlockWeights; Q],
+    v: &[T],
+) {
+    const D: usize = 2;
+    let head_dim = v.len() / LANES;
+    let mut d = 0;
+    // SAFETY: the caller's promise; each access stays within head_dim.
+    unsafe {
+        while d + D * LANES <= head_dim {
+            let mut sums = [[V::splat(0.0); Q]; D];
+            for q in 0..Q {
+                let rescale = V::splat(weights[q].rescale);
+                for i in 0..D {
+                    sums[i][q] = V::load(values[q].as_ptr().add(d + i * LANES)).mul(rescale);
+                }
+            }
+            for t in 0..LANES {
+                for i in 0..D {
+                    let value = T::load::<V>(v.as_ptr().add(t * head_dim + d + i * LANES));
+                    for q in 0..Q {
+                        sums[i][q] = sums[i][q].fma(V::splat(weights[q].probabilities[t]), value);
+                    }
+                }
+            }
+            for q in 0..Q {
+                for i in 0..D {
+                    sums[i][q].store(values[q].as_mut_ptr().add(d + i * LANES));
+                }
+            }
+            d += D * LANES;
+        }
+        for q in 0..Q {
+            add_values_from::<V, T>(d, &mut values[q][..head_dim], weights[q], (0..LANES, v));
+        }
+    }
+}
+
+/// The same for one query, which sees some of the keys.
 ///
 /// # Safety
 /// V's instructions are there; `keys` lies in 0..16, `v` is sixteen rows of `values.len()`.
 #[inline(always)]
-unsafe fn merge<V: Lanes, T: Element>(
-    running: &mut Running,
+unsafe fn add_values<V: Lanes, T: Element>(
     values: &mut [f32],
-    scores: [f32; LANES],
-    keys: Range<usize>,
-    v: &[T],
+    weights: BlockWeights,
+    seen: (Range<usize>, &[T]),
+) {
+    // SAFETY: the caller's promise.
+    unsafe { add_values_from::<V, T>(0, values, weights, seen) };
+}
+
+/// Dimensions from `d` on.
+///
+/// # Safety
+/// As for `add_values`.
+#[inline(always)]
+unsafe fn add_values_from<V: Lanes, T: Element>(
+    mut d: usize,
+    values: &mut [f32],
+    weights: BlockWeights,
+    (keys, v): (Range<usize>, &[T]),
 ) {
     let head_dim = values.len();
-    let scale = 1.0 / (head_dim as f32).sqrt();
-    let mut probabilities = [f32::NEG_INFINITY; LANES];
-    for j in 0..LANES {
-        let score = scores[j] * scale;
-        probabilities[j] = if j >= keys.start && j < keys.end { score } else { f32::NEG_INFINITY };
-    }
-    let mut max = running.max;
-    for &score in &probabilities {
-        max = if score > max { score } else { max };
-    }
-    let rescale = exp(running.max - max);
-    for p in &mut probabilities {
-        *p = exp(*p - max);
-    }
-    running.sum = running.sum.mul_add(rescale, fold(probabilities));
-    running.max = max;
-
-    let weights = BlockWeights { rescale, probabilities, keys };
-    let mut d = 0;
-    // SAFETY: each call stays within head_dim.
+    let BlockWeights { rescale, probabilities } = weights;
+    // SAFETY: the caller's promise; each access stays within head_dim.
     unsafe {
-        while d + 4 * LANES <= head_dim {
-            weights.add_values::<V, T, 4>(&mut values[d..], v.as_ptr().add(d), head_dim);
-            d += 4 * LANES;
-        }
         while d + LANES <= head_dim {
-            weights.add_values::<V, T, 1>(&mut values[d..], v.as_ptr().add(d), head_dim);
+            let mut sum = V::load(values.as_ptr().add(d)).mul(V::splat(rescale));
+            for t in keys.clone() {
+                let value = T::load::<V>(v.as_ptr().add(t * head_dim + d));
+                sum = sum.fma(V::splat(probabilities[t]), value);
+            }
+            sum.store(values.as_mut_ptr().add(d));
             d += LANES;
         }
     }
     for d in d..head_dim {
-        let start = values[d] * weights.rescale;
-        let add = |sum, t: usize| weights.probabilities[t].mul_add(v[t * head_dim + d].widen(), sum);
-        values[d] = weights.keys.clone().fold(start, add);
-    }
-}
-
-/// How a block's values enter the sums so far.
-struct BlockWeights {
-    rescale: f32,
-    probabilities: [f32; LANES],
-    keys: Range<usize>,
-}
-
-impl BlockWeights {
-    /// `values = values * rescale + sum over t of p[t] * v[t]` for D vectors of dimensions.
-    ///
-    /// # Safety
-    /// V's instructions are there; `values` and each visible row of `v`, `head_dim` apart, hold D vectors.
-    #[inline(always)]
-    unsafe fn add_values<V: Lanes, T: Element, const D: usize>(
-        &self,
-        values: &mut [f32],
-        v: *const T,
-        head_dim: usize,
-    ) {
-        // SAFETY: the caller's promise.
-        unsafe {
-            let start = values.as_mut_ptr();
-            let rescale = V::splat(self.rescale);
-            let mut sums = [rescale; D];
-            for i in 0..D {
-                sums[i] = V::load(start.add(i * LANES)).mul(rescale);
-            }
-            for t in self.keys.start..self.keys.end {
-                let p = V::splat(self.probabilities[t]);
-                for i in 0..D {
-                    sums[i] = sums[i].fma(p, T::load::<V>(v.add(t * head_dim + i * LANES)));
-                }
-            }
-            for i in 0..D {
-                sums[i].store(start.add(i * LANES));
-            }
-        }
+        let add = |sum, t: usize| probabilities[t].mul_add(v[t * head_dim + d].widen(), sum);
+        values[d] = keys.clone().fold(values[d] * rescale, add);
     }
 }

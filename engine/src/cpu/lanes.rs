@@ -28,8 +28,10 @@ pub(crate) trait Lanes: Copy {
     unsafe fn load_bf16(p: *const bf16) -> Self;
     /// Sixteen pairs of bf16 at `p`, widened: the first of each, and the second.
     unsafe fn load_bf16_pairs(p: *const bf16) -> (Self, Self);
-    /// Asks for the cache line at `p`, which may lie anywhere.
-    unsafe fn prefetch(p: *const u8);
+    /// Asks for the cache line at `p`, which may lie anywhere, in the first-level cache.
+    unsafe fn prefetch_near(p: *const u8);
+    /// The same in the second-level cache.
+    unsafe fn prefetch_far(p: *const u8);
     /// Sixteen f32 to `p`.
     unsafe fn store(self, p: *mut f32);
     /// `self + a * b`, rounded once.
@@ -40,6 +42,8 @@ pub(crate) trait Lanes: Copy {
     unsafe fn mul(self, other: Self) -> Self;
     /// The sum by halves.
     unsafe fn fold(self) -> f32;
+    /// The largest lane; what comes out where one is a NaN is of no matter.
+    unsafe fn largest(self) -> f32;
 }
 
 /// A stored number that a vector can be loaded from.
@@ -145,7 +149,10 @@ impl Lanes for Portable {
     }
 
     #[inline(always)]
-    unsafe fn prefetch(_: *const u8) {}
+    unsafe fn prefetch_near(_: *const u8) {}
+
+    #[inline(always)]
+    unsafe fn prefetch_far(_: *const u8) {}
 
     #[inline(always)]
     unsafe fn store(self, p: *mut f32) {
@@ -183,6 +190,11 @@ impl Lanes for Portable {
     #[inline(always)]
     unsafe fn fold(self) -> f32 {
         fold(self.0)
+    }
+
+    #[inline(always)]
+    unsafe fn largest(self) -> f32 {
+        self.0.iter().fold(f32::NEG_INFINITY, |largest, &x| if x > largest { x } else { largest })
     }
 }
 

@@ -6,6 +6,7 @@ use std::ops::{Deref, DerefMut};
 
 use memmap2::{Advice, MmapMut};
 
+use super::lanes::Lanes;
 use crate::EngineError;
 
 /// What a vector load takes, where a cache line begins: one that straddled two would cost twice.
@@ -66,4 +67,42 @@ impl std::fmt::Debug for Lines {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Lines").field("len", &self.len).finish_non_exhaustive()
     }
+}
+
+/// Lines of a window: while one is read, the next is fetched into the second-level cache.
+const WINDOW: usize = 1024;
+/// Places of the next window that are fetched in turns: a machine fetches several streams faster than one.
+const STREAMS: usize = 8;
+/// How far ahead in its own stream a line is fetched into the first-level cache.
+const NEAR_BYTES: usize = 1024;
+
+/// Fetches what will be read when the N lines from `line` of those at `first` are: lines soon to come, and their share of
+/// the window after this one.
+///
+/// # Safety
+/// V's instructions are there.
+#[inline(always)]
+pub(super) unsafe fn fetch_ahead<V: Lanes, const N: usize>(first: *const u8, line: usize) {
+    let in_window = line % WINDOW / N;
+    let far =
+        line - line % WINDOW + WINDOW + in_window % STREAMS * (WINDOW / STREAMS) + in_window / STREAMS * N;
+    let near = first.wrapping_add(line * size_of::<Line>() + NEAR_BYTES);
+    let far = first.wrapping_add(far * size_of::<Line>());
+    for i in 0..N {
+        // SAFETY: the caller's promise.
+        unsafe {
+            V::prefetch_near(near.wrapping_add(i * size_of::<Line>()));
+            V::prefetch_far(far.wrapping_add(i * size_of::<Line>()));
+        }
+    }
+}
+
+/// The first half of [`fetch_ahead`], for whoever reads several streams by itself.
+///
+/// # Safety
+/// V's instructions are there.
+#[inline(always)]
+pub(super) unsafe fn fetch_near<V: Lanes>(line: *const u8) {
+    // SAFETY: the caller's promise.
+    unsafe { V::prefetch_near(line.wrapping_add(NEAR_BYTES)) };
 }

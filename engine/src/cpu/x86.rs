@@ -51,9 +51,15 @@ impl Lanes for Avx512 {
     }
 
     #[inline(always)]
-    unsafe fn prefetch(p: *const u8) {
+    unsafe fn prefetch_near(p: *const u8) {
         // SAFETY: a prefetch faults at no address.
         unsafe { _mm_prefetch::<_MM_HINT_T0>(p.cast()) };
+    }
+
+    #[inline(always)]
+    unsafe fn prefetch_far(p: *const u8) {
+        // SAFETY: a prefetch faults at no address.
+        unsafe { _mm_prefetch::<_MM_HINT_T1>(p.cast()) };
     }
 
     #[inline(always)]
@@ -88,6 +94,12 @@ impl Lanes for Avx512 {
             let high = _mm256_castpd_ps(_mm512_extractf64x4_pd::<1>(_mm512_castps_pd(self.0)));
             fold_8(_mm256_add_ps(low, high))
         }
+    }
+
+    #[inline(always)]
+    unsafe fn largest(self) -> f32 {
+        // SAFETY: the trait's contract.
+        unsafe { _mm512_reduce_max_ps(self.0) }
     }
 }
 
@@ -135,9 +147,15 @@ impl Lanes for Avx2 {
     }
 
     #[inline(always)]
-    unsafe fn prefetch(p: *const u8) {
+    unsafe fn prefetch_near(p: *const u8) {
         // SAFETY: a prefetch faults at no address.
         unsafe { _mm_prefetch::<_MM_HINT_T0>(p.cast()) };
+    }
+
+    #[inline(always)]
+    unsafe fn prefetch_far(p: *const u8) {
+        // SAFETY: a prefetch faults at no address.
+        unsafe { _mm_prefetch::<_MM_HINT_T1>(p.cast()) };
     }
 
     #[inline(always)]
@@ -171,6 +189,17 @@ impl Lanes for Avx2 {
     unsafe fn fold(self) -> f32 {
         // SAFETY: the trait's contract.
         unsafe { fold_8(_mm256_add_ps(self.0, self.1)) }
+    }
+
+    #[inline(always)]
+    unsafe fn largest(self) -> f32 {
+        // SAFETY: the trait's contract.
+        unsafe {
+            let eight = _mm256_max_ps(self.0, self.1);
+            let four = _mm_max_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps::<1>(eight));
+            let two = _mm_max_ps(four, _mm_movehl_ps(four, four));
+            _mm_cvtss_f32(_mm_max_ss(two, _mm_shuffle_ps::<1>(two, two)))
+        }
     }
 }
 

@@ -57,6 +57,8 @@ impl<B: Backend> Llama<B> {
                 backend.load_table(source, &whole, formats.embedding)?
             }
         };
+        // The largest first: while it is laid out anew it is there twice, and nothing else is there yet.
+        let lm_head = loader.lm_head(&embedding)?;
         let mut layers = Vec::new();
         let mut last_word = Instant::now();
         for layer in 0..config.num_layers {
@@ -68,7 +70,6 @@ impl<B: Backend> Llama<B> {
             }
         }
         let final_norm = loader.norm("model.norm.weight", config.hidden_size)?;
-        let lm_head = loader.lm_head(&embedding)?;
         Ok(Self { shard, embedding, layers, final_norm, lm_head, config })
     }
 

@@ -282,3 +282,21 @@ fn peak_memory_bytes() -> u64 {
     let line = status.lines().find(|line| line.starts_with("VmPeak:")).unwrap();
     line.split_whitespace().nth(1).unwrap().parse::<u64>().unwrap() * 1024
 }
+
+/// What was loaded is served, whatever becomes of its files: nothing is read later, and nothing is mapped.
+#[test]
+fn files_that_are_cut_short_while_they_are_served() {
+    let copy = Copy::of("mistral_window");
+    let ids: Vec<engine::TokenId> = (0..40).map(|i| i * 29 % 112).collect();
+    let logits = |engine: &mut Engine| {
+        let slot = engine.open();
+        crate::support::feed(engine, slot, &ids, 3)
+    };
+    let mut engine = copy.load().unwrap();
+    let expected = logits(&mut engine);
+    for file in ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors", "config.json"] {
+        std::fs::OpenOptions::new().write(true).open(copy.path(file)).unwrap().set_len(5).unwrap();
+    }
+    assert_eq!(logits(&mut engine), expected);
+    copy.assert_refused(&["config.json"]);
+}

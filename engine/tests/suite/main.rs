@@ -6,6 +6,7 @@ mod broken_files;
 mod exactness;
 mod golden;
 mod limits;
+mod prefixes;
 mod quantized;
 mod support;
 mod tensor_parallel;

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use serde::Serialize;
 use service::metrics::Gauge;
 use speculation::cost::WorkerCost;
-use speculation::draft_length::{DraftLength, Explanation, Load, Pace, RoundTimes};
+use speculation::draft_length::{DraftLength, Explanation, LaneView, Load, RoundTimes};
 use speculation::output_length::OutputLengths;
 
 use crate::lane::LaneKey;
@@ -131,16 +131,8 @@ impl Controllers {
 
     /// k for the round that a sequence of the lane begins.
     pub(super) fn choose(&mut self, joined: &JoinedLane, workers: &Workers<'_>) -> Chosen {
-        let targets = workers.num_targets.max(1);
-        let (other_rows, others) = self.others(joined);
+        let load = self.load(joined, workers);
         let lane = self.lane_mut(joined);
-        let load = Load {
-            sequences: lane.sequences.div_ceil(targets).max(1),
-            other_rows: other_rows / targets,
-            draft_sequences: workers.draft_sequences,
-            context: lane.context,
-            others: Pace { tokens_per_second: others.tokens_per_second / f64::from(targets), ..others },
-        };
         let choice = lane.controller.choose(load, workers.target, workers.draft);
         let policy = &lane.policy;
         let is_crowded = policy.max_batch_for_speculation.is_some_and(|most| workers.target_sequences > most);
@@ -160,20 +152,21 @@ impl Controllers {
         Chosen { num_draft_tokens, held_back: lane.held_back }
     }
 
-    /// The rows that the model's other lanes bring to a round of theirs, and how fast these are.
-    fn others(&self, joined: &JoinedLane) -> (u32, Pace) {
-        let (mut rows, mut sequences, mut sum) = (0, 0, Pace::default());
-        for (number, lane) in self.lanes.iter().enumerate() {
-            if lane.sequences > 0 && number as u32 != joined.number && lane.key.model == joined.key.model {
+    /// What shares the workers with a lane: the model's lanes, as `speculation` weighs them.
+    fn load(&self, joined: &JoinedLane, workers: &Workers<'_>) -> Load {
+        let same_model = |(_, lane): &(usize, &Lane)| lane.key.model == joined.key.model;
+        let (numbers, views): (Vec<usize>, Vec<LaneView>) = self
+            .lanes
+            .iter()
+            .enumerate()
+            .filter(same_model)
+            .map(|(number, lane)| {
                 let pace = lane.controller.pace(lane.sequences);
-                rows += lane.sequences * (lane.k + 1);
-                sequences += lane.sequences;
-                sum.tokens_per_second += pace.tokens_per_second;
-                sum.round_us += f64::from(lane.sequences) * pace.round_us;
-            }
-        }
-        let mean_round_us = sum.round_us / f64::from(sequences.max(1));
-        (rows, Pace { round_us: mean_round_us, ..sum })
+                (number, LaneView { sequences: lane.sequences, k: lane.k, context: lane.context, pace })
+            })
+            .unzip();
+        let own = numbers.binary_search(&(joined.number as usize)).expect("a lane is of its own model");
+        Load::of(&views, own, (workers.num_targets.max(1), workers.draft_sequences))
     }
 
     /// A draft worker was asked for `asked` tokens and proposed `supplied` in time.
@@ -185,7 +178,8 @@ impl Controllers {
     pub(super) fn observe_verdict(&mut self, lane: &JoinedLane, (judged, accepted): (u32, u32), len: u32) {
         let lane = self.lane_mut(lane);
         lane.controller.observe_verdict(judged, accepted);
-        lane.context += (f64::from(len) - lane.context) / CONTEXT_MEMORY;
+        let before = if lane.context > 0.0 { lane.context } else { f64::from(len) };
+        lane.context = before + (f64::from(len) - before) / CONTEXT_MEMORY;
     }
 
     /// A round that was nothing but drafting and verifying.

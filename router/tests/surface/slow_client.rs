@@ -24,7 +24,7 @@ async fn a_client_that_does_not_read_is_cut_and_told_so() {
     assert!(router.lanes.num_delivered() >= MAX_UNREAD_EVENTS_PER_CHOICE);
     let mut received = String::new();
     connection.read_to_string(&mut received).await.unwrap();
-    let last = received.split("data: ").filter(|event| event.contains("error")).next_back();
+    let last = received.rsplit("data: ").find(|event| event.contains("error"));
     assert!(last.is_some_and(|event| event.contains("slow_client")), "{last:?}");
     let page = router.state.metrics_page.encode(service::metrics::Exposition::Prometheus);
     let counted = r#"outrider_requests_total{door="http",outcome="slow_client"} 1"#;

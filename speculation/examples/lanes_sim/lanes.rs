@@ -87,11 +87,7 @@ pub(crate) fn mixed(profile: &Profile, quick: bool) {
 
 /// Requests a second at which the target runs all the time at k = 0.
 fn busiest(profile: &Profile) -> f64 {
-    let forward = |sequences: u32| ForwardRows {
-        rows: sequences,
-        prefill_rows: 0,
-        kv_tokens: u64::from(sequences) * u64::from(PROMPT + OUTPUT / 2),
-    };
+    let forward = |sequences: u32| ForwardRows::even(sequences, 1, PROMPT + OUTPUT / 2);
     // Where doubling the sequences hardly serves more tokens.
     let per_second = |sequences: u32| {
         f64::from(sequences) * 1e6 / (profile.target.curve.micros(forward(sequences)) + 2.0 * profile.wire_us)
@@ -146,19 +142,14 @@ pub(crate) fn overlap(profile: &Profile) {
 /// Tokens a second of the best schedule, its k and its number of groups. A round of a group takes at least its draft, its
 /// verification and its wires, and the target and each draft worker must get through all groups meanwhile.
 fn best_schedule(profile: &Profile, acceptance: f64, (sequences, context): (u32, u32)) -> (f64, u32, u32) {
-    let forward = |rows: u32, sequences: u32| ForwardRows {
-        rows,
-        prefill_rows: 0,
-        kv_tokens: u64::from(sequences) * u64::from(context),
-    };
     let mut best = (0.0, 0, 1);
     for k in 0..=MAX_K {
         let tokens = (0..=k).map(|i| acceptance.powi(i as i32)).sum::<f64>();
         for groups in 1..=4_u32.min(sequences) {
             let group = sequences.div_ceil(groups);
-            let verify = profile.target.curve.micros(forward(group * (k + 1), group));
+            let verify = profile.target.curve.micros(ForwardRows::even(group, k + 1, context));
             let at_draft = group.div_ceil(profile.draft.workers);
-            let draft = f64::from(k) * profile.draft.curve.micros(forward(at_draft, at_draft));
+            let draft = f64::from(k) * profile.draft.curve.micros(ForwardRows::even(at_draft, 1, context));
             let wire = if k == 0 { 2.0 } else { 4.0 } * profile.wire_us;
             let used_drafts = profile.draft.workers.min(group);
             // Groups smaller than the pool of drafts do not get in each other's way there.

@@ -49,11 +49,7 @@ struct Cell {
 
 /// How long a run lasts: as many rounds as are wanted, however slow they are.
 fn duration(profile: &Profile, sequences: u32) -> Duration {
-    let forward = speculation::profile::ForwardRows {
-        rows: sequences,
-        prefill_rows: 0,
-        kv_tokens: u64::from(sequences * CONTEXT),
-    };
+    let forward = speculation::profile::ForwardRows::even(sequences, 1, CONTEXT);
     let micros = profile.target.curve.micros(forward) + 2.0 * profile.wire_us;
     // Many sequences tell as much in fewer rounds.
     let rounds = if sequences > 64 { ROUNDS / 2.0 } else { ROUNDS };

@@ -22,11 +22,7 @@ pub(crate) fn draw(profile: &Profile) {
         "\nAcceptance {RATES:?}, {ROUNDS} plain rounds each: own choice / best fixed k after the first {ROUNDS_ALLOWED} rounds of each stretch"
     ));
     for sequences in [1, 4, 16, 64] {
-        let forward = speculation::profile::ForwardRows {
-            rows: sequences,
-            prefill_rows: 0,
-            kv_tokens: u64::from(sequences * CONTEXT),
-        };
+        let forward = speculation::profile::ForwardRows::even(sequences, 1, CONTEXT);
         let round_s = (profile.target.curve.micros(forward) + 2.0 * profile.wire_us) / 1e6;
         let at = |stretch: usize| stretch as f64 * ROUNDS * round_s;
         let steps: Vec<(f64, f64)> = RATES.iter().enumerate().map(|(i, rate)| (at(i), *rate)).collect();

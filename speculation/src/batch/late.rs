@@ -11,10 +11,10 @@ use std::time::Duration;
 use crate::cost::micros;
 
 /// What the last absence of a sequence counts for in what is expected of the next.
-const ABSENCE_WEIGHT: f64 = 0.25;
+const ABSENCE_WEIGHT: f64 = 0.75;
 
 /// A sequence that is later than expected by more than this part of a forward is not waited for.
-const OVERDUE_SHARE: f64 = 0.1;
+const OVERDUE_SHARE: f64 = 0.25;
 
 /// Numbers of sequences to wait for that are compared; between them the answer hardly differs.
 const CANDIDATES: usize = 8;

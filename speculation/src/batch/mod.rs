@@ -7,7 +7,7 @@ pub mod late;
 pub mod separate;
 
 pub use late::{Awaited, Ready, Returns};
-pub use separate::{LaneRows, first_alone};
+pub use separate::{LaneRows, by_lane, first_alone};
 
 /// The part of a forward's rows that prompts may count on while others wait too; these may count on the rest.
 pub const PREFILL_SHARE: f64 = 0.25;

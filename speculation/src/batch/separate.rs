@@ -37,6 +37,22 @@ pub fn first_alone(lanes: &[LaneRows], step_us: impl Fn(u32) -> f64) -> Option<u
     (best.1 < (1.0 - SEPARATE_MARGIN) * shared).then_some(best.0)
 }
 
+/// What each lane has ready, of sequences one after the other: lane, rows, expected tokens, whether passed over.
+pub fn by_lane(ready: impl Iterator<Item = LaneRows>) -> Vec<LaneRows> {
+    let mut lanes: Vec<LaneRows> = Vec::new();
+    for one in ready {
+        match lanes.iter_mut().find(|lane| lane.lane == one.lane) {
+            Some(lane) => {
+                lane.rows += one.rows;
+                lane.expected_tokens += one.expected_tokens;
+                lane.passed_over |= one.passed_over;
+            }
+            None => lanes.push(one),
+        }
+    }
+    lanes
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -5,7 +5,7 @@ use super::{ProfileError, at_least_zero, between};
 use crate::cost::{PROFILED_ROWS, StepTimePoint, StepTimes};
 
 /// The two lengths of context at which a worker profiles itself.
-const PROFILED_CONTEXTS: [u64; 2] = [16, 256];
+const PROFILED_CONTEXTS: [u64; 2] = [16, 2_048];
 
 /// What is in one forward.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -16,12 +16,20 @@ pub struct ForwardRows {
     pub prefill_rows: u32,
     /// KV tokens that the forward's sequences hold, each sequence counted once.
     pub kv_tokens: u64,
+    /// The same, each sequence counted once a row.
+    pub row_kv_tokens: u64,
 }
 
 /// Context ids of one sequence that a step of a round may bring: after full acceptance a draft worker gets two. More are a prompt's.
 const ROUND_CONTEXT: u32 = 2;
 
 impl ForwardRows {
+    /// `sequences` with as many rows each, all over a context of the same length.
+    pub fn even(sequences: u32, rows_each: u32, context: u32) -> Self {
+        let (rows, kv_tokens) = (sequences * rows_each, u64::from(sequences) * u64::from(context));
+        Self { rows, prefill_rows: 0, kv_tokens, row_kv_tokens: kv_tokens * u64::from(rows_each) }
+    }
+
     /// One more sequence in the forward: `context` ids of its context, `tail` rows behind them; `holds` KV tokens after it.
     pub fn add(&mut self, (context, tail): (u32, u32), holds: u32) {
         if context > ROUND_CONTEXT {
@@ -31,6 +39,7 @@ impl ForwardRows {
         }
         self.rows += tail;
         self.kv_tokens += u64::from(holds);
+        self.row_kv_tokens += u64::from(context + tail) * u64::from(holds);
     }
 }
 
@@ -41,17 +50,20 @@ pub struct StepCurve {
     points: Vec<(f64, f64)>,
     stair_rows: u32,
     kv_us_per_token: f64,
+    kv_us_per_row_token: f64,
     prefill_us_per_row: f64,
 }
 
 impl StepCurve {
     /// Microseconds of a forward, without noise.
     ///
-    /// `table(rows padded to the stair) + kv_tokens * term + prefill_rows / rate`, and never less than one row takes.
+    /// `table(rows padded to the stair) + KV + prefill_rows / rate`, and never less than one row takes.
     pub fn micros(&self, forward: ForwardRows) -> f64 {
         let rows = if forward.rows == 0 { 0.0 } else { self.by_rows(forward.rows) };
         let prompt = f64::from(forward.prefill_rows) * self.prefill_us_per_row;
-        (rows + prompt).max(self.by_rows(1)) + forward.kv_tokens as f64 * self.kv_us_per_token
+        let kv = forward.kv_tokens as f64 * self.kv_us_per_token
+            + forward.row_kv_tokens as f64 * self.kv_us_per_row_token;
+        (rows + prompt).max(self.by_rows(1)) + kv
     }
 
     /// Microseconds of a prompt row.
@@ -59,13 +71,12 @@ impl StepCurve {
         self.prefill_us_per_row
     }
 
-    /// What a worker of this curve measures of itself at its start: one row a sequence, each over that many tokens.
+    /// What a worker of this curve measures of itself at its start: so many rows of one sequence.
     pub fn profiled(&self) -> Vec<StepTimePoint> {
         let point = |kv_tokens: u64, rows: u32| StepTimePoint {
             rows,
             kv_tokens,
-            micros: self.micros(ForwardRows { rows, prefill_rows: 0, kv_tokens: kv_tokens * u64::from(rows) })
-                as u64,
+            micros: self.micros(ForwardRows::even(1, rows, kv_tokens as u32)) as u64,
         };
         PROFILED_CONTEXTS
             .iter()
@@ -108,6 +119,7 @@ impl StepCurve {
         }
         between(&format!("{role}.step.stair_rows"), raw.stair_rows, (1, 4_096))?;
         at_least_zero(&format!("{role}.step.kv_us_per_token"), raw.kv_us_per_token)?;
+        at_least_zero(&format!("{role}.step.kv_us_per_row_token"), raw.kv_us_per_row_token)?;
         if !raw.prefill_tokens_per_second.is_finite() || raw.prefill_tokens_per_second <= 0.0 {
             let fault = format!("is {}, expected more than 0", raw.prefill_tokens_per_second);
             return Err(ProfileError::value(format!("{role}.step.prefill_tokens_per_second"), fault));
@@ -116,6 +128,7 @@ impl StepCurve {
             points: raw.micros_by_rows.iter().map(|(rows, micros)| (f64::from(*rows), *micros)).collect(),
             stair_rows: raw.stair_rows,
             kv_us_per_token: raw.kv_us_per_token,
+            kv_us_per_row_token: raw.kv_us_per_row_token,
             prefill_us_per_row: 1e6 / raw.prefill_tokens_per_second,
         })
     }

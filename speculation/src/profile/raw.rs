@@ -44,6 +44,9 @@ pub(super) struct RawStep {
     /// For each KV token that the forward's sequences hold.
     #[serde(default)]
     pub(super) kv_us_per_token: f64,
+    /// For each KV token that a row attends to.
+    #[serde(default)]
+    pub(super) kv_us_per_row_token: f64,
     /// Prompt rows.
     pub(super) prefill_tokens_per_second: f64,
 }

@@ -43,7 +43,7 @@ by_position = [0.9]
 "#;
 
 fn forward(rows: u32, prefill_rows: u32, kv_tokens: u64) -> ForwardRows {
-    ForwardRows { rows, prefill_rows, kv_tokens }
+    ForwardRows { rows, prefill_rows, kv_tokens, row_kv_tokens: 0 }
 }
 
 #[test]

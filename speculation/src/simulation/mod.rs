@@ -227,7 +227,7 @@ impl<'a> Simulation<'a> {
             output: 0,
             asked_at: self.now,
         });
-        self.router.join(kind)
+        self.router.join(kind, wanted.prompt_tokens)
     }
 
     fn next_arrival(&mut self) {

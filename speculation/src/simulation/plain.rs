@@ -21,7 +21,7 @@ pub fn tokens_per_second(
         let mut left = sequences;
         while left > 0 {
             let rows = left.min(profile.target.max_batch_rows);
-            let forward = ForwardRows { rows, prefill_rows: 0, kv_tokens: u64::from(rows * context) };
+            let forward = ForwardRows::even(rows, 1, context);
             micros += profile.with_noise(profile.target.curve.micros(forward), chance.next());
             left -= rows;
         }

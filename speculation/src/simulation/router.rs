@@ -7,7 +7,7 @@ use super::outcome::LaneOutcome;
 use super::worker::{Timing, Work};
 use super::{Kind, Policy, Setup};
 use crate::Role;
-use crate::cost::WorkerCost;
+use crate::cost::{Forward, WorkerCost};
 use crate::draft_length::{DraftLength, LaneView, Load, RoundTimes};
 use crate::gather::{joining_pays, longest_wait};
 
@@ -112,7 +112,7 @@ impl Router {
     }
 
     /// A new sequence, at the least loaded workers.
-    pub(super) fn join(&mut self, kind: usize) -> usize {
+    pub(super) fn join(&mut self, kind: usize, len: u32) -> usize {
         let least = |peers: &mut Vec<Peer>| {
             let least = (0..peers.len()).min_by_key(|&i| peers[i].sequences).unwrap_or_default();
             peers[least].sequences += 1;
@@ -120,13 +120,16 @@ impl Router {
         };
         let lane = if self.lanes.len() == 1 { 0 } else { kind };
         self.lanes[lane].sequences += 1;
+        if self.lanes[lane].context == 0.0 {
+            self.lanes[lane].context = f64::from(len);
+        }
         self.num_sequences += 1;
         self.sequences.push(Routed {
             kind,
             lane,
             target: least(&mut self.targets),
             draft: least(&mut self.drafts),
-            len: 0,
+            len,
             begun_at: Duration::ZERO,
             verify_at: Duration::ZERO,
             k: None,
@@ -185,8 +188,10 @@ impl Router {
             Role::Target => &mut self.targets[reply.worker],
             Role::Draft => &mut self.drafts[reply.worker],
         };
-        let context = reply.timing.kv_tokens as f64 / reply.verdicts.len() as f64;
-        peer.cost.observe_step(reply.timing.rows, context, reply.timing.took);
+        let Timing { rows, kv_tokens, sequences, took, .. } = reply.timing;
+        let sequences = f64::from(sequences.max(1));
+        let context = kv_tokens as f64 / sequences;
+        peer.cost.observe_forward(Forward { rows: f64::from(rows), sequences, context }, took);
     }
 
     fn observe_wire(&mut self, now: Duration, reply: &Reply) {

@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use super::Sharing;
 use crate::Role;
-use crate::batch::{LaneRows, Ready, Returns, Share, Waiting, first_alone, form};
-use crate::cost::WorkerCost;
+use crate::batch::{LaneRows, Ready, Returns, Share, Waiting, by_lane, first_alone, form};
+use crate::cost::{Forward, WorkerCost};
 use crate::profile::{ForwardRows, Pool, StepCurve};
 
 /// What a step asks for.
@@ -34,6 +34,7 @@ pub(super) struct Task {
 pub(super) struct Timing {
     pub(super) rows: u32,
     pub(super) kv_tokens: u64,
+    pub(super) sequences: u32,
     pub(super) took: Duration,
     /// Mean time that the answered steps waited to be admitted.
     pub(super) queue: Duration,
@@ -117,7 +118,11 @@ impl Worker {
         let held: u64 = self.tasks.iter().map(|running| u64::from(running.task.holds)).sum();
         let context = held as f64 / f64::from(ready.sequences);
         let cost = &self.cost;
-        let step_us = |rows: u32| cost.step_micros(f64::from(rows), context);
+        let rows_each = f64::from(ready.rows) / f64::from(ready.sequences);
+        let step_us = |rows: u32| {
+            let rows = f64::from(rows);
+            cost.forward_micros(Forward { rows, sequences: rows / rows_each, context })
+        };
         let waited = self.held_since.map_or(Duration::ZERO, |since| now - since);
         if let Some(wait) = self.returns.hold(now, (ready, waited), step_us) {
             self.held_since.get_or_insert(now);
@@ -147,17 +152,12 @@ impl Worker {
         if self.role == Role::Draft || waiting.iter().any(|waiting| waiting.is_prompt(self.rows_max)) {
             return None;
         }
-        let mut lanes: Vec<LaneRows> = Vec::new();
-        for (running, waiting) in self.tasks.iter().zip(waiting) {
-            let (lane, rows) = (running.task.lane, waiting.context + waiting.tail);
-            let at = lanes.iter().position(|known| known.lane == lane).unwrap_or_else(|| {
-                lanes.push(LaneRows { lane, ..LaneRows::default() });
-                lanes.len() - 1
-            });
-            lanes[at].rows += rows;
-            lanes[at].expected_tokens += running.task.expected_tokens;
-            lanes[at].passed_over |= running.passed_over;
-        }
+        let lanes = by_lane(self.tasks.iter().zip(waiting).map(|(running, waiting)| LaneRows {
+            lane: running.task.lane,
+            rows: waiting.context + waiting.tail,
+            expected_tokens: running.task.expected_tokens,
+            passed_over: running.passed_over,
+        }));
         match self.sharing {
             Sharing::Shared => None,
             Sharing::ByCost => first_alone(&lanes, step_us),
@@ -192,8 +192,10 @@ impl Worker {
             }
         }
         let rows = self.forward.rows + self.forward.prefill_rows;
-        let context = self.forward.kv_tokens as f64 / shares.len().max(1) as f64;
-        self.cost.observe_step(rows, context, took);
+        let sequences = shares.len() as u32;
+        let context = self.forward.kv_tokens as f64 / f64::from(sequences.max(1));
+        let forward = Forward { rows: f64::from(rows), sequences: f64::from(sequences), context };
+        self.cost.observe_forward(forward, took);
         done.sort_unstable();
         let mut left = Vec::with_capacity(self.tasks.len());
         let mut finished = Vec::with_capacity(done.len());
@@ -210,7 +212,7 @@ impl Worker {
             self.returns.answered(&task.sequence, now);
         }
         let queue = queue / finished.len().max(1) as u32;
-        (finished, Timing { rows, kv_tokens: self.forward.kv_tokens, took, queue })
+        (finished, Timing { rows, kv_tokens: self.forward.kv_tokens, sequences, took, queue })
     }
 }
 

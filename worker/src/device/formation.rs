@@ -8,8 +8,8 @@ use std::thread::Thread;
 use std::time::{Duration, Instant};
 
 use proto::v1;
-use speculation::batch::{Ready, Returns};
-use speculation::cost::{StepTimePoint, StepTimes, WorkerCost};
+use speculation::batch::{LaneRows, Ready, Returns, by_lane, first_alone};
+use speculation::cost::{Forward, StepTimePoint, StepTimes, WorkerCost};
 use speculation::{Step, Work};
 use tokio::sync::mpsc;
 
@@ -69,7 +69,8 @@ impl Formation {
     /// A forward of so many sequences took this long.
     pub(super) fn ran(&mut self, timing: &v1::StepTiming, sequences: usize, took: Duration) {
         let context = timing.kv_tokens as f64 / sequences.max(1) as f64;
-        self.cost.observe_step(timing.rows, context, took);
+        let forward = Forward { rows: f64::from(timing.rows), sequences: sequences as f64, context };
+        self.cost.observe_forward(forward, took);
         self.held_since = None;
     }
 
@@ -83,10 +84,47 @@ impl Formation {
         let waited = self.held_since.map_or(Duration::ZERO, |since| since.elapsed());
         let held: u32 = running.iter().map(|task| task.holding.len()).sum();
         let context = f64::from(held) / f64::from(ready.sequences.max(1));
-        let step_us = |rows: u32| self.cost.step_micros(f64::from(rows), context);
+        let rows_each = f64::from(ready.rows) / f64::from(ready.sequences.max(1));
+        let step_us = |rows: u32| {
+            let rows = f64::from(rows);
+            self.cost.forward_micros(Forward { rows, sequences: rows / rows_each.max(1.0), context })
+        };
         let wait = self.returns.hold(self.began.elapsed(), (ready, waited), step_us)?;
         self.held_since.get_or_insert_with(Instant::now);
         Some(wait.max(WAIT_MIN))
+    }
+
+    /// Takes out those that the next forward goes without, because another lane's rows go first: `speculation::batch::separate` says
+    /// where. At a target only: guesses are cheap, and a draft worker's forwards are short.
+    pub(super) fn set_aside(&self, running: &mut VecDeque<Task>) -> VecDeque<Task> {
+        let is_round = |task: &Task| {
+            matches!(task.step.work, Work::Verify { .. }) && task.context_left().len() <= ROUND_CONTEXT
+        };
+        if !running.iter().all(is_round) {
+            return VecDeque::new();
+        }
+        let lanes = by_lane(running.iter().map(|task| {
+            let waiting = task.waiting();
+            LaneRows {
+                lane: task.spec().lane,
+                rows: waiting.context + waiting.tail,
+                expected_tokens: task.step.expected_tokens.into(),
+                passed_over: task.passed_over,
+            }
+        }));
+        let held: u32 = running.iter().map(|task| task.holding.len()).sum();
+        let rows: u32 = lanes.iter().map(|lane| lane.rows).sum();
+        let (sequences, context) = (running.len() as f64, f64::from(held) / running.len().max(1) as f64);
+        let step_us = |part: u32| {
+            let share = f64::from(part) / f64::from(rows.max(1));
+            self.cost.forward_micros(Forward { rows: f64::from(part), sequences: sequences * share, context })
+        };
+        let Some(first) = first_alone(&lanes, step_us) else { return VecDeque::new() };
+        let (go, mut stay): (VecDeque<Task>, VecDeque<Task>) =
+            running.drain(..).partition(|task| task.spec().lane == first);
+        *running = go;
+        stay.iter_mut().for_each(|task| task.passed_over = true);
+        stay
     }
 
     /// The next message, if one comes within `wait`.

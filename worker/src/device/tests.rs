@@ -51,9 +51,13 @@ impl Method for Blocks {
         Ok(vec![(task, ReplyBody::Fed { have, prompt_logprobs: None })])
     }
 
+    fn blocks_held(&self, slot: Slot) -> u64 {
+        self.used.get(&slot).map_or(0, |used| u64::from(*used))
+    }
+
     fn stats(&self) -> MethodStats {
         let kv_blocks_used = self.used.values().map(|used| u64::from(*used)).sum();
-        MethodStats { kv_blocks_used, ..MethodStats::default() }
+        MethodStats { kv_blocks_used, kv_blocks_total: self.total as u64, ..MethodStats::default() }
     }
 }
 
@@ -107,6 +111,7 @@ impl Bench {
 
 /// What a router read: (sequence, words).
 fn read(replies: &mut mpsc::Receiver<v1::WorkerFrame>) -> Vec<(u64, String)> {
+    // Credits are read by `credits`.
     use v1::reply::Body;
     let mut read = Vec::new();
     while let Ok(frame) = replies.try_recv() {
@@ -214,4 +219,78 @@ fn routers_do_not_see_each_other_and_a_newer_stream_keeps_what_is_held() {
     assert_eq!(read(&mut again), [said(1, "fed 3")], "kept across streams");
     bench.device.receive(Message::Expired { router: RouterId(1), stream: StreamId(3) });
     assert_eq!(bench.blocks_used(), 1, "only the other router's sequence is left");
+}
+
+/// The credits that a router was told last, with all other frames read too.
+fn credits(replies: &mut mpsc::Receiver<v1::WorkerFrame>) -> Option<u64> {
+    std::iter::from_fn(|| replies.try_recv().ok()).filter_map(|frame| frame.credits).map(|c| c.blocks).last()
+}
+
+#[test]
+fn credits_follow_the_pool_and_are_shared_among_routers() {
+    let mut bench = Bench::new(100);
+    let mut one = bench.open(1, 1);
+    assert_eq!(credits(&mut one), Some(100), "alone it has everything");
+    let mut two = bench.open(2, 2);
+    assert_eq!((credits(&mut one), credits(&mut two)), (Some(50), Some(50)));
+    let step = bench.step(1, 1, &[], &[1; 60]);
+    bench.send(1, vec![step], &[]);
+    // 60 held, 40 free: the first is lent half of what is left, the second keeps its share.
+    assert_eq!((credits(&mut one), credits(&mut two)), (Some(80), None));
+    bench.send(1, vec![], &[(1, 1)]);
+    bench.device.flush(&v1::StepTiming::default());
+    assert_eq!((credits(&mut one), credits(&mut two)), (Some(50), None));
+    bench.device.receive(Message::Expired { router: RouterId(2), stream: StreamId(2) });
+    bench.device.flush(&v1::StepTiming::default());
+    assert_eq!(credits(&mut one), Some(100));
+}
+
+#[test]
+fn a_router_above_its_share_gives_way_first() {
+    let mut bench = Bench::new(10);
+    let mut one = bench.open(1, 1);
+    let mut two = bench.open(2, 2);
+    // The second router's sequence is idle for longer, but its router holds less than its half.
+    let (small, large) = (bench.step(1, 1, &[], &[1; 2]), bench.step(1, 1, &[], &[2; 7]));
+    bench.send(2, vec![small], &[]);
+    bench.send(1, vec![large], &[]);
+    let more = bench.step(2, 1, &[], &[3; 3]);
+    bench.send(2, vec![more], &[]);
+    let (again, lost) = (bench.step(1, 1, &[1; 2], &[9]), bench.step(1, 1, &[2; 7], &[9]));
+    bench.send(2, vec![again], &[]);
+    bench.send(1, vec![lost], &[]);
+    assert_eq!(read(&mut two), [said(1, "fed 2"), said(2, "fed 3"), said(1, "fed 3")]);
+    assert_eq!(read(&mut one), [said(1, "fed 7"), said(1, "need 0 true")]);
+}
+
+#[test]
+fn the_least_urgent_task_is_preempted_and_its_generation_is_over() {
+    let mut bench = Bench::new(4);
+    let mut replies = bench.open(1, 1);
+    let (mut urgent, mut other) = (bench.step(1, 1, &[], &[1; 5]), bench.step(2, 1, &[], &[1; 5]));
+    let spec = |priority| Some(Arc::new(SequenceSpec { priority, ..SequenceSpec::default() }));
+    (urgent.spec, other.spec) = (spec(1), spec(0));
+    bench.send(1, vec![urgent, other], &[]);
+    assert_eq!(read(&mut replies)[0], said(1, "preempted"), "though it came first");
+    let late = bench.step(1, 1, &[], &[1]);
+    bench.send(1, vec![late], &[]);
+    assert_eq!(read(&mut replies), [], "its generation is over");
+    let next = bench.step(1, 2, &[], &[1]);
+    bench.send(1, vec![next], &[]);
+    assert_eq!(read(&mut replies), [said(1, "fed 1")]);
+}
+
+#[test]
+fn a_client_that_leaves_in_the_middle_of_a_step_frees_its_blocks() {
+    let mut bench = Bench::new(100);
+    let mut replies = bench.open(1, 1);
+    let step = bench.step(1, 1, &[], &[1, 2, 3]);
+    let frame =
+        |steps, closes| Message::Frame { router: RouterId(1), steps, closes, received: Instant::now() };
+    bench.device.receive(frame(vec![step], vec![]));
+    bench.device.admit_waiting();
+    assert_eq!(bench.device.running.len(), 1);
+    bench.device.receive(frame(vec![], vec![(SequenceId(1), 1)]));
+    assert_eq!((bench.device.running.len(), bench.device.table.len()), (0, 0));
+    assert_eq!((bench.blocks_used(), read(&mut replies)), (0, vec![]));
 }

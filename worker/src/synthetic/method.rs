@@ -224,8 +224,13 @@ impl Method for SyntheticMethod {
         Ok(finished)
     }
 
+    fn blocks_held(&self, slot: Slot) -> u64 {
+        self.slots.get(&slot).map_or(0, |tokens| self.blocks(*tokens))
+    }
+
     fn stats(&self) -> MethodStats {
-        MethodStats { kv_blocks_used: self.blocks_used(), ..self.stats }
+        let (kv_blocks_used, kv_blocks_total) = (self.blocks_used(), self.pool().kv_blocks);
+        MethodStats { kv_blocks_used, kv_blocks_total, ..self.stats }
     }
 }
 

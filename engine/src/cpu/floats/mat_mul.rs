@@ -1,6 +1,7 @@
 //! Activations times packed floats: `out[row][column] = sum over k of x[row][k] * weights[column][k] (+ bias[column])`,
 //! one chain of fused multiply-adds along each K-slice. A tile of rows meets a panel in registers; a panel is read
-//! from memory once for all tiles. Where many tiles follow, bf16 is widened once into a panel of f32.
+//! from memory once for all tiles. One row alone meets several panels side by side: it waits for memory, which is
+//! faster in several streams.
 #![expect(
     clippy::needless_range_loop,
     reason = "the indices are the matrix notation, and the loops are unrolled"
@@ -13,17 +14,18 @@ use half::bf16;
 use super::{FloatMatrix, PANEL, PANEL_VECTORS, STEP, TiledRows};
 use crate::cpu::dispatch::Kernel;
 use crate::cpu::lanes::{LANES, Lanes};
+use crate::cpu::lines::{fetch_ahead, fetch_near};
 use crate::cpu::threads::Shared;
 use crate::cpu::tiles::SliceTree;
 use crate::k_slices::NUM_SLICES;
 use crate::weights::MatrixFormat;
 
-/// Tiles that a panel of bf16 meets as it is; widening it for more is cheaper.
-const DIRECT_TILES: usize = 2;
 /// Activations that are kept near while all panels pass: half of a second-level cache.
 const BLOCK_NUMBERS: usize = 256 * 1024;
-/// How far ahead of use a line is fetched.
-const PREFETCH_BYTES: usize = 4096;
+/// Panels that one row meets side by side, where vectors are as wide as a panel's half.
+const PANELS_BY_1: usize = 4;
+/// Bytes of a cache line.
+const LINE: usize = 64;
 
 /// Some columns of a packed matrix, for all rows.
 pub(in crate::cpu) struct FloatMatMul<'a> {
@@ -35,14 +37,18 @@ pub(in crate::cpu) struct FloatMatMul<'a> {
     pub(in crate::cpu) columns: Range<usize>,
     /// `[rows, width]`.
     pub(in crate::cpu) out: &'a Shared<'a, f32>,
-    /// Room for a widened panel.
-    pub(in crate::cpu) widened: &'a mut Vec<f32>,
 }
 
 /// How numbers stand in a panel.
 trait PanelNumbers {
     /// Bytes of a step.
     const STEP_BYTES: usize;
+
+    /// Fetches what comes after the step that begins with line `line` of those at `first`.
+    ///
+    /// # Safety
+    /// As for [`Lanes`].
+    unsafe fn fetch_ahead<V: Lanes>(first: *const u8, line: usize);
 
     /// The two numbers of the channels of one vector.
     ///
@@ -55,6 +61,12 @@ impl PanelNumbers for f32 {
     const STEP_BYTES: usize = STEP * PANEL * size_of::<f32>();
 
     #[inline(always)]
+    unsafe fn fetch_ahead<V: Lanes>(first: *const u8, line: usize) {
+        // SAFETY: the caller's promise.
+        unsafe { fetch_ahead::<V, { Self::STEP_BYTES / LINE }>(first, line) };
+    }
+
+    #[inline(always)]
     unsafe fn load_step<V: Lanes>(step: *const u8, vector: usize) -> (V, V) {
         let step: *const f32 = step.cast();
         // SAFETY: the caller's promise.
@@ -64,6 +76,12 @@ impl PanelNumbers for f32 {
 
 impl PanelNumbers for bf16 {
     const STEP_BYTES: usize = STEP * PANEL * size_of::<bf16>();
+
+    #[inline(always)]
+    unsafe fn fetch_ahead<V: Lanes>(first: *const u8, line: usize) {
+        // SAFETY: the caller's promise.
+        unsafe { fetch_ahead::<V, { Self::STEP_BYTES / LINE }>(first, line) };
+    }
 
     #[inline(always)]
     unsafe fn load_step<V: Lanes>(step: *const u8, vector: usize) -> (V, V) {
@@ -102,138 +120,150 @@ impl FloatMatMul<'_> {
                 && (0..tiles.len()).all(|tile| tiles.rows(tile).len() <= V::TILE_ROWS),
             "a packed product's operands disagree"
         );
-        let direct = W::STEP_BYTES == f32::STEP_BYTES || tiles.len() <= DIRECT_TILES;
         let block = (BLOCK_NUMBERS / (steps * STEP * V::TILE_ROWS).max(1)).max(1);
-        let mut widened = std::mem::take(self.widened);
-        if !direct {
-            widened.resize(steps * STEP * PANEL, 0.0);
-        }
+        let panels = self.columns.start / PANEL..self.columns.end.div_ceil(PANEL);
         for first in (0..tiles.len()).step_by(block) {
-            for panel in self.columns.start / PANEL..self.columns.end.div_ceil(PANEL) {
-                // SAFETY: V's instructions are there; panel and tiles lie inside by the assertion, and the widened
-                // panel has room for all steps.
+            let mut panel = panels.start;
+            while panel < panels.end {
+                let alone = tiles.num_rows() == 1 && V::TILE_VECTORS == PANEL_VECTORS;
+                // SAFETY: V's instructions are there; panels and tiles lie inside by the assertion.
                 unsafe {
-                    let lines = self.weights.lines.as_ptr().cast::<u8>().add(panel * panel_bytes);
-                    if !direct {
-                        widen::<V, W>(lines, steps, widened.as_mut_ptr());
+                    if alone && panel + PANELS_BY_1 <= panels.end {
+                        self.rows::<V, W, 1, { PANELS_BY_1 * PANEL_VECTORS }, PANEL_VECTORS>(panel, 0, 0);
+                        panel += PANELS_BY_1;
+                        continue;
                     }
                     for tile in first..tiles.len().min(first + block) {
-                        match direct {
-                            true => self.tile::<V, W, true>(lines, panel, tiles.rows(tile)),
-                            false => {
-                                self.tile::<V, f32, false>(widened.as_ptr().cast(), panel, tiles.rows(tile))
-                            }
-                        }
+                        self.tile::<V, W>(panel, tiles.rows(tile));
                     }
                 }
+                panel += 1;
             }
         }
-        *self.widened = widened;
     }
 
     /// A tile of rows times one panel.
     ///
     /// # Safety
-    /// V's instructions are there; the rows are a tile, `lines` is the panel with numbers as in N.
+    /// V's instructions are there; the rows are a tile, the matrix is packed as W and has the panel.
     #[inline(always)]
-    unsafe fn tile<V: Lanes, N: PanelNumbers, const STREAM: bool>(
-        &self,
-        lines: *const u8,
-        panel: usize,
-        rows: Range<usize>,
-    ) {
-        let at = (lines, panel, rows.start);
+    unsafe fn tile<V: Lanes, W: PanelNumbers>(&self, panel: usize, rows: Range<usize>) {
         // SAFETY: the caller's promise; an arm takes as many rows as there are.
         unsafe {
             match rows.len() {
-                1 => self.rows::<V, N, STREAM, 1>(at),
-                2 => self.rows::<V, N, STREAM, 2>(at),
-                3 => self.rows::<V, N, STREAM, 3>(at),
-                4 => self.rows::<V, N, STREAM, 4>(at),
-                5 if V::TILE_ROWS > 4 => self.rows::<V, N, STREAM, 5>(at),
-                6 if V::TILE_ROWS > 4 => self.rows::<V, N, STREAM, 6>(at),
-                7 if V::TILE_ROWS > 4 => self.rows::<V, N, STREAM, 7>(at),
-                8 if V::TILE_ROWS > 4 => self.rows::<V, N, STREAM, 8>(at),
-                9 if V::TILE_ROWS > 4 => self.rows::<V, N, STREAM, 9>(at),
-                10 if V::TILE_ROWS > 4 => self.rows::<V, N, STREAM, 10>(at),
-                11 if V::TILE_ROWS > 4 => self.rows::<V, N, STREAM, 11>(at),
-                12 if V::TILE_ROWS > 4 => self.rows::<V, N, STREAM, 12>(at),
+                1 => self.panel::<V, W, 1>(panel, rows.start),
+                2 => self.panel::<V, W, 2>(panel, rows.start),
+                3 => self.panel::<V, W, 3>(panel, rows.start),
+                4 => self.panel::<V, W, 4>(panel, rows.start),
+                5 if V::TILE_ROWS > 4 => self.panel::<V, W, 5>(panel, rows.start),
+                6 if V::TILE_ROWS > 4 => self.panel::<V, W, 6>(panel, rows.start),
+                7 if V::TILE_ROWS > 4 => self.panel::<V, W, 7>(panel, rows.start),
+                8 if V::TILE_ROWS > 4 => self.panel::<V, W, 8>(panel, rows.start),
+                9 if V::TILE_ROWS > 4 => self.panel::<V, W, 9>(panel, rows.start),
+                10 if V::TILE_ROWS > 4 => self.panel::<V, W, 10>(panel, rows.start),
+                11 if V::TILE_ROWS > 4 => self.panel::<V, W, 11>(panel, rows.start),
+                12 if V::TILE_ROWS > 4 => self.panel::<V, W, 12>(panel, rows.start),
                 _ => unreachable!("a tile has at most V::TILE_ROWS rows, and no V has more than twelve"),
             }
         }
     }
 
     /// # Safety
-    /// V's instructions are there; `lines` is the panel with numbers as in N, R rows from `row` are a tile.
+    /// As for `tile`, for the R rows from `row`.
     #[inline(always)]
-    unsafe fn rows<V: Lanes, N: PanelNumbers, const STREAM: bool, const R: usize>(
-        &self,
-        (lines, panel, row): (*const u8, usize, usize),
-    ) {
+    unsafe fn panel<V: Lanes, W: PanelNumbers, const R: usize>(&self, panel: usize, row: usize) {
         // SAFETY: the caller's promise.
         unsafe {
-            let x = self.x.values.as_ptr().add(row * self.weights.steps() * STEP);
             if V::TILE_VECTORS == PANEL_VECTORS {
-                let sums = self.sums::<V, N, STREAM, R, PANEL_VECTORS>(lines, 0, x);
-                self.write::<V, R>(sums[0], panel * PANEL, row);
-                self.write::<V, R>(sums[1], panel * PANEL + LANES, row);
+                self.rows::<V, W, R, PANEL_VECTORS, PANEL_VECTORS>(panel, 0, row);
             } else {
                 for vector in 0..PANEL_VECTORS {
-                    let [sums] = self.sums::<V, N, STREAM, R, 1>(lines, vector, x);
-                    self.write::<V, R>(sums, panel * PANEL + vector * LANES, row);
+                    self.rows::<V, W, R, 1, 1>(panel, vector, row);
                 }
             }
         }
     }
 
-    /// The sums of R rows with the channels of T vectors, slices joined.
+    /// R rows times M vectors of channels, T of each panel from `panel` and `first_vector` on.
     ///
     /// # Safety
-    /// V's instructions are there; `lines` is a panel with numbers as in N, `x` a tile of R rows.
+    /// V's instructions are there; R rows from `row` are a tile, the matrix is packed as W and has the panels.
     #[inline(always)]
-    unsafe fn sums<V: Lanes, N: PanelNumbers, const STREAM: bool, const R: usize, const T: usize>(
+    unsafe fn rows<V: Lanes, W: PanelNumbers, const R: usize, const M: usize, const T: usize>(
         &self,
-        lines: *const u8,
+        panel: usize,
         first_vector: usize,
-        x: *const f32,
-    ) -> [[V; R]; T] {
+        row: usize,
+    ) {
         let slices = &self.weights.slices;
-        // SAFETY: the caller's promise; steps of slices are steps of the panel and of the tile.
+        // SAFETY: the caller's promise.
         unsafe {
-            let mut tree = SliceTree::<V, R, T>::new();
-            let mut joined = [[V::splat(0.0); R]; T];
+            let x = self.x.values.as_ptr().add(row * self.weights.steps() * STEP);
+            let mut tree = SliceTree::<V, R, M>::new();
+            let mut joined = [[V::splat(0.0); R]; M];
             for (index, slice) in slices.iter().enumerate() {
-                let mut sums = [[V::splat(0.0); R]; T];
-                let mut step = lines.add(slice.steps.start * N::STEP_BYTES);
-                let mut x = x.add(slice.steps.start * STEP * R);
-                for _ in slice.steps.clone() {
-                    if STREAM && first_vector == 0 {
-                        for line in 0..N::STEP_BYTES / 64 {
-                            V::prefetch(step.wrapping_add(PREFETCH_BYTES + line * 64));
-                        }
-                    }
-                    let mut weights = [(V::splat(0.0), V::splat(0.0)); T];
-                    for t in 0..T {
-                        weights[t] = N::load_step::<V>(step, first_vector + t);
-                    }
-                    for r in 0..R {
-                        let x = V::splat(*x.add(r));
-                        for t in 0..T {
-                            sums[t][r] = sums[t][r].fma(weights[t].0, x);
-                        }
-                    }
-                    for r in 0..R {
-                        let x = V::splat(*x.add(R + r));
-                        for t in 0..T {
-                            sums[t][r] = sums[t][r].fma(weights[t].1, x);
-                        }
-                    }
-                    step = step.add(N::STEP_BYTES);
-                    x = x.add(STEP * R);
-                }
+                let x = x.add(slice.steps.start * STEP * R);
+                let sums =
+                    self.slice::<V, W, R, M, T>((panel, first_vector, row == 0), slice.steps.clone(), x);
                 joined = if slices.len() == NUM_SLICES { tree.join(index, sums) } else { sums };
             }
-            joined
+            for m in 0..M {
+                let column = (panel + m / T) * PANEL + (first_vector + m % T) * LANES;
+                self.write::<V, R>(joined[m], column, row);
+            }
+        }
+    }
+
+    /// The sums over the steps of one slice.
+    ///
+    /// # Safety
+    /// As for `rows`; `x` is where the slice begins in a tile of R rows.
+    #[inline(always)]
+    unsafe fn slice<V: Lanes, W: PanelNumbers, const R: usize, const M: usize, const T: usize>(
+        &self,
+        (panel, first_vector, first_rows): (usize, usize, bool),
+        steps: Range<usize>,
+        mut x: *const f32,
+    ) -> [[V; R]; M] {
+        let panel_bytes = self.weights.steps() * W::STEP_BYTES;
+        let lines: *const u8 = self.weights.lines.as_ptr().cast();
+        let mut at = panel * panel_bytes + steps.start * W::STEP_BYTES;
+        // SAFETY: the caller's promise.
+        unsafe {
+            let mut sums = [[V::splat(0.0); R]; M];
+            for _ in steps {
+                // Later rows find the panel in a cache.
+                if M == T && first_vector == 0 && first_rows {
+                    W::fetch_ahead::<V>(lines, at / LINE);
+                }
+                if M > T {
+                    for p in 0..M / T {
+                        for line in (0..W::STEP_BYTES).step_by(LINE) {
+                            fetch_near::<V>(lines.add(at + p * panel_bytes + line));
+                        }
+                    }
+                }
+                let mut weights = [(V::splat(0.0), V::splat(0.0)); M];
+                for m in 0..M {
+                    let step = lines.add(at + m / T * panel_bytes);
+                    weights[m] = W::load_step::<V>(step, first_vector + m % T);
+                }
+                for r in 0..R {
+                    let x = V::splat(*x.add(r));
+                    for m in 0..M {
+                        sums[m][r] = sums[m][r].fma(weights[m].0, x);
+                    }
+                }
+                for r in 0..R {
+                    let x = V::splat(*x.add(R + r));
+                    for m in 0..M {
+                        sums[m][r] = sums[m][r].fma(weights[m].1, x);
+                    }
+                }
+                at += W::STEP_BYTES;
+                x = x.add(STEP * R);
+            }
+            sums
         }
     }
 
@@ -262,26 +292,6 @@ impl FloatMatMul<'_> {
                         out[c] = self.bias.map_or(numbers[c], |bias| numbers[c] + bias[first + c]);
                     }
                 }
-            }
-        }
-    }
-}
-
-/// A panel as f32.
-///
-/// # Safety
-/// V's instructions are there; `lines` is a panel with numbers as in N, and `out` has room for its steps.
-#[inline(always)]
-unsafe fn widen<V: Lanes, N: PanelNumbers>(lines: *const u8, steps: usize, out: *mut f32) {
-    for step in 0..steps {
-        // SAFETY: the caller's promise.
-        unsafe {
-            let (from, to) = (lines.add(step * N::STEP_BYTES), out.add(step * STEP * PANEL));
-            for vector in 0..PANEL_VECTORS {
-                V::prefetch(from.wrapping_add(PREFETCH_BYTES + vector * 64));
-                let (first, second) = N::load_step::<V>(from, vector);
-                first.store(to.add(vector * LANES));
-                second.store(to.add(PANEL + vector * LANES));
             }
         }
     }

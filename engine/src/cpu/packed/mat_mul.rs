@@ -14,12 +14,13 @@ use super::layout::{GROUP, Piece};
 use super::rows::QUAD;
 use super::{DotKernel, Dots, PANEL, PackedMatrix, QuantizedRows, Scales, k_per_line};
 use crate::cpu::lanes::Lanes;
+use crate::cpu::lines::fetch_ahead;
 use crate::cpu::threads::Shared;
 use crate::cpu::tiles::SliceTree;
 use crate::k_slices::NUM_SLICES;
 
-/// How far ahead of use a line is fetched.
-const PREFETCH_BYTES: usize = 4096;
+/// Lines for which what comes later is fetched at a time; as many chains of sums at most.
+const FETCHED: usize = 4;
 
 /// Some columns of a packed matrix, for all rows.
 pub(in crate::cpu) struct PackedMatMul<'a> {
@@ -113,15 +114,14 @@ impl PackedMatMul<'_> {
         let num_pieces = layout.pieces().len();
         // SAFETY: the caller's promise; group scales are there for every piece of every panel.
         unsafe {
-            let panel_lines = self.weights.lines.as_ptr().add(panel * self.weights.panel_lines());
             let mut sums = [D::Lanes::splat(0.0); R];
             for index in pieces {
                 let piece = &layout.pieces()[index];
                 let at = PieceAt::new::<R>(self, row, piece, index);
-                let lines = panel_lines.add(piece.start / k_per_line(layout.format())).cast();
+                let line = panel * self.weights.panel_lines() + piece.start / k_per_line(layout.format());
                 match &self.weights.scales {
                     Scales::Channel(_) => {
-                        let exact = at.dot_bytes::<D, R, U>(lines);
+                        let exact = at.dot_bytes::<D, R, U>(line);
                         for r in 0..R {
                             sums[r] = exact[r].to_f32();
                         }
@@ -129,7 +129,7 @@ impl PackedMatMul<'_> {
                     Scales::Group(scales) => {
                         let scale: *const bf16 = scales.as_ptr().add((panel * num_pieces + index) * PANEL);
                         let scale = D::Lanes::load_bf16(scale);
-                        let exact = at.dot_halves::<D, R, U>(lines);
+                        let exact = at.dot_halves::<D, R, U>(line);
                         for r in 0..R {
                             sums[r] = sums[r].fma(exact[r].to_f32(), scale);
                         }
@@ -175,6 +175,8 @@ impl PackedMatMul<'_> {
 
 /// The activations of a piece, those of a tile.
 struct PieceAt {
+    /// All lines of the matrix.
+    lines: *const u8,
     x: *const i8,
     len: usize,
     corrections: *const i32,
@@ -194,6 +196,7 @@ impl PieceAt {
         // SAFETY: the caller's promise.
         unsafe {
             Self {
+                lines: product.weights.lines.as_ptr().cast(),
                 x: product.x.values.as_ptr().add(row * layout.padded() + piece.start * R),
                 len: piece.len,
                 corrections: product.x.corrections.as_ptr().add(row * layout.pieces().len() + index * R),
@@ -218,21 +221,22 @@ impl PieceAt {
     }
 
     /// # Safety
-    /// D's instructions are there; the tile has R rows, and the piece's lines lie at `lines`.
+    /// D's instructions are there; the tile has R rows, and the piece's first line is `line`.
     #[inline(always)]
-    unsafe fn dot_bytes<D: Dots, const R: usize, const U: usize>(&self, lines: *const u8) -> [D; R] {
+    unsafe fn dot_bytes<D: Dots, const R: usize, const U: usize>(&self, line: usize) -> [D; R] {
         // SAFETY: the caller's promise; `len` is a multiple of four, and no step passes it.
         unsafe {
             let mut sums = self.begin::<D, R, U>();
             let mut k = 0;
-            while k + QUAD * U <= self.len {
-                for u in 0..U {
-                    self.add_quad::<D, R>(&mut sums[u], lines, k + QUAD * u);
+            while k + QUAD * FETCHED <= self.len {
+                fetch_ahead::<D::Lanes, FETCHED>(self.lines, line + k / QUAD);
+                for u in 0..FETCHED {
+                    self.add_quad::<D, R>(&mut sums[u % U], line, k + QUAD * u);
                 }
-                k += QUAD * U;
+                k += QUAD * FETCHED;
             }
             while k < self.len {
-                self.add_quad::<D, R>(&mut sums[0], lines, k);
+                self.add_quad::<D, R>(&mut sums[0], line, k);
                 k += QUAD;
             }
             join(sums)
@@ -242,12 +246,10 @@ impl PieceAt {
     /// # Safety
     /// As for `dot_bytes`; `k` is a multiple of four below the piece's length.
     #[inline(always)]
-    unsafe fn add_quad<D: Dots, const R: usize>(&self, sums: &mut [D; R], lines: *const u8, k: usize) {
+    unsafe fn add_quad<D: Dots, const R: usize>(&self, sums: &mut [D; R], first: usize, k: usize) {
         // SAFETY: the caller's promise.
         unsafe {
-            let line = lines.add(k * PANEL);
-            D::Lanes::prefetch(line.wrapping_add(PREFETCH_BYTES));
-            let bytes = D::load(line);
+            let bytes = D::load(self.lines.add((first + k / QUAD) * 64));
             for r in 0..R {
                 sums[r] = sums[r].dot(bytes, self.x.add(k * R + QUAD * r));
             }
@@ -255,20 +257,21 @@ impl PieceAt {
     }
 
     /// # Safety
-    /// D's instructions are there; the tile has R rows, and the piece's lines lie at `lines`.
+    /// D's instructions are there; the tile has R rows, and the piece's first line is `line`.
     #[inline(always)]
-    unsafe fn dot_halves<D: Dots, const R: usize, const U: usize>(&self, lines: *const u8) -> [D; R] {
+    unsafe fn dot_halves<D: Dots, const R: usize, const U: usize>(&self, line: usize) -> [D; R] {
         // SAFETY: the caller's promise; `len` is a multiple of eight.
         unsafe {
             let mut sums = self.begin::<D, R, U>();
             if self.len == GROUP {
                 // The usual length, known to the compiler.
-                for line in 0..GROUP / 8 {
-                    self.add_line::<D, R, U>(&mut sums, lines, line);
+                fetch_ahead::<D::Lanes, { GROUP / 8 }>(self.lines, line);
+                for index in 0..GROUP / 8 {
+                    self.add_line::<D, R, U>(&mut sums, line, index);
                 }
             } else {
-                for line in 0..self.len / 8 {
-                    self.add_line::<D, R, U>(&mut sums, lines, line);
+                for index in 0..self.len / 8 {
+                    self.add_line::<D, R, U>(&mut sums, line, index);
                 }
             }
             join(sums)
@@ -281,14 +284,12 @@ impl PieceAt {
     unsafe fn add_line<D: Dots, const R: usize, const U: usize>(
         &self,
         sums: &mut [[D; R]; U],
-        lines: *const u8,
+        first: usize,
         index: usize,
     ) {
         // SAFETY: the caller's promise.
         unsafe {
-            let line = lines.add(index * 64);
-            D::Lanes::prefetch(line.wrapping_add(PREFETCH_BYTES));
-            let bytes = D::load(line);
+            let bytes = D::load(self.lines.add((first + index) * 64));
             let (low, high) = (D::low_halves(bytes), D::high_halves(bytes));
             for r in 0..R {
                 let x = self.x.add(2 * QUAD * R * index + QUAD * r);

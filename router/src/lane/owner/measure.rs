@@ -2,6 +2,7 @@
 //! controller. It changes no sequence.
 
 use proto::v1;
+use speculation::cost::Forward;
 use speculation::draft_length::RoundTimes;
 use speculation::sequence::Commit;
 use speculation::{Reply, ReplyBody};
@@ -15,8 +16,10 @@ impl Surroundings {
         let Some(pooled) = self.pool.get_mut(key).filter(|_| timing.rows > 0 && num_replies > 0) else {
             return;
         };
-        let context = timing.kv_tokens as f64 / num_replies as f64;
-        pooled.cost.observe_step(timing.rows, context, Duration::from_micros(timing.compute_us));
+        let sequences = num_replies as f64;
+        let context = timing.kv_tokens as f64 / sequences;
+        let forward = Forward { rows: f64::from(timing.rows), sequences, context };
+        pooled.cost.observe_forward(forward, Duration::from_micros(timing.compute_us));
     }
 
     /// A reply came: how long it took, and what of that was the wire.

@@ -1,0 +1,78 @@
+//! What the load generator costs: CPU time for each server-sent event with many streams at once.
+//!
+//! `cargo run -p outrider --example generator_cost -- [STREAMS] [EVENTS] [GAP_MS]` starts a scripted server as a process of its own, has the
+//! generator read STREAMS (256) answers of EVENTS (100) events at GAP_MS (50) side by side, and prints what that took of this machine.
+
+#![forbid(unsafe_code)]
+
+use std::io::{BufRead as _, BufReader};
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use outrider_cli::load::cpu::{CpuMeter, GeneratorCost};
+use outrider_cli::load::prompts::Content;
+use outrider_cli::load::scripted::{Script, ScriptedServer};
+use outrider_cli::load::{Client, Endpoint, Prompt, Request, Sample, Schedule, Settings};
+
+/// The server process, which must not outlive this one.
+struct Server(Child);
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        // It may have ended by itself.
+        self.0.kill().ok();
+        self.0.wait().ok();
+    }
+}
+
+#[tokio::main(flavor = "current_thread")]
+#[expect(clippy::print_stdout, reason = "the figures are the program's output")]
+async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    let numbers: Vec<u64> = std::env::args().skip(1).filter_map(|word| word.parse().ok()).collect();
+    let number = |i: usize, default| numbers.get(i).copied().unwrap_or(default);
+    let (streams, events, gap) = (number(0, 256), number(1, 100), Duration::from_millis(number(2, 50)));
+    if std::env::args().any(|word| word == "serve") {
+        let server = ScriptedServer::start(move |_| Script::tokens(&vec![gap; events as usize]))?;
+        println!("{}", server.url());
+        std::io::stdin().lines().for_each(drop);
+        return Ok(());
+    }
+    let arguments =
+        [streams.to_string(), events.to_string(), gap.as_millis().to_string(), "serve".to_owned()];
+    let program = std::env::current_exe()?;
+    let mut child =
+        Command::new(program).args(arguments).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?;
+    let output = child.stdout.take().ok_or("the server has no output")?;
+    let _server = Server(child);
+    let mut url = String::new();
+    BufReader::new(output).read_line(&mut url)?;
+
+    let endpoint = Endpoint::reach(url.trim(), Default::default()).await?;
+    let prompt = Prompt { task: "any".to_owned(), content: Content::Prompt("any".to_owned()) };
+    let requests: Vec<Request> =
+        (0..streams).map(|_| Settings::default().request(&endpoint, &prompt)).collect();
+    let client = Client::new(endpoint);
+    let meter = CpuMeter::start();
+    let run = client.drive(&requests, &Schedule::Closed { concurrency: streams as usize }, |_| ()).await;
+    let spent = meter.read();
+    let completed = run.samples(&requests).iter().filter(|sample| Sample::is_completed(sample)).count();
+    let mut cost = GeneratorCost::default();
+    cost.add(&run, spent);
+    let report = cost.report();
+    println!(
+        "{streams} streams at once, {completed} completed, {} events in {:.2} s ({:.0} events/s), {} reads",
+        report.events,
+        run.duration().as_secs_f64(),
+        report.events as f64 / run.duration().as_secs_f64(),
+        report.reads
+    );
+    println!(
+        "generator: {:.1} us of CPU an event, {:.1}% of this machine's {} cores; bytes were read {:.2} ms after arrival at P50, {:.2} ms at P99",
+        report.cpu_us_per_event,
+        report.share_of_machine * 100.0,
+        report.cores,
+        report.read_late_ms_p50,
+        report.read_late_ms_p99
+    );
+    Ok(())
+}

@@ -1,0 +1,216 @@
+//! The command line of `outrider bench`, and the values on it that need reading.
+
+use std::num::NonZeroUsize;
+use std::path::PathBuf;
+use std::str::FromStr;
+use std::time::Duration;
+
+use serde_json::{Map, Value};
+
+use super::arm::{ArmSpec, parse_fields};
+use super::plan::Level;
+use crate::load::Slo;
+
+/// Arguments of `outrider bench`.
+#[derive(Debug, Clone, clap::Args)]
+pub struct BenchArgs {
+    /// The endpoint: http://HOST:PORT, with or without /v1
+    #[arg(long, value_name = "URL", default_value = "http://127.0.0.1:8000")]
+    pub url: String,
+
+    /// API key, sent as a bearer token
+    #[arg(long, value_name = "KEY", env = "OPENAI_API_KEY", hide_env_values = true)]
+    pub api_key: Option<String>,
+
+    /// Model to ask for [default: the first that the endpoint lists]
+    #[arg(long, value_name = "NAME")]
+    pub model: Option<String>,
+
+    /// File of lines {"task", "prompt" | "messages"}, or a directory of such files [default: a small set of our own]
+    #[arg(long, value_name = "FILE|DIR")]
+    pub prompts: Option<PathBuf>,
+
+    /// Task types to keep [default: all]
+    #[arg(long, value_name = "TASK,..", value_delimiter = ',')]
+    pub tasks: Vec<String>,
+
+    /// Something to compare, at most two: NAME[:KEY=VALUE,..], the first against the second. Keys: url, model, speculation (on, off or a k),
+    /// and any field of the request's body [default: on and off where the endpoint is ours, one arm elsewhere]
+    #[arg(long = "arm", value_name = "SPEC")]
+    pub arms: Vec<ArmSpec>,
+
+    /// Further fields of every request's body: KEY=VALUE,..
+    #[arg(long, value_name = "FIELDS", value_parser = parse_fields, default_value = "")]
+    pub body: Map<String, Value>,
+
+    /// Send prompts as conversations
+    #[arg(long)]
+    pub chat: bool,
+
+    /// Closed loop: so many requests in flight [default: 1,4,16 unless --rate is given]
+    #[arg(long, value_name = "N,..", value_delimiter = ',')]
+    pub concurrency: Vec<NonZeroUsize>,
+
+    /// Open loop: so many requests a second, at Poisson moments
+    #[arg(long, value_name = "R,..", value_delimiter = ',', value_parser = rate)]
+    pub rate: Vec<f64>,
+
+    /// Temperatures, each measured by itself
+    #[arg(long, value_name = "T,..", value_delimiter = ',', default_value = "0", value_parser = temperature)]
+    pub temperatures: Vec<f64>,
+
+    /// Blocks of requests for each arm, load and temperature; arms take turns block by block
+    #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    pub blocks: u32,
+
+    /// Requests in a block, rounded up to a multiple of the task types [default: twice the concurrency, or 10 s of the rate]
+    #[arg(long, value_name = "N")]
+    pub block_requests: Option<NonZeroUsize>,
+
+    /// Requests of each arm before each load that do not count
+    #[arg(long, value_name = "N", default_value_t = 4)]
+    pub warmup: usize,
+
+    /// Longest answer, tokens
+    #[arg(long, value_name = "N", default_value = "64")]
+    pub max_tokens: NonZeroUsize,
+
+    /// Of draws, arrivals, order and bootstrap
+    #[arg(long, value_name = "SEED", default_value_t = 1)]
+    pub seed: u32,
+
+    /// What a good request keeps: ttft:500ms,tpot:30ms,e2el:10s
+    #[arg(long, value_name = "LIMITS", value_parser = slo, default_value = "")]
+    pub slo: Slo,
+
+    /// Speedup from which the first arm is worth shipping
+    #[arg(long, value_name = "X", default_value_t = 1.3, value_parser = threshold)]
+    pub threshold: f64,
+
+    /// Of the speedups' intervals
+    #[arg(long, value_name = "SHARE", default_value_t = 0.99, value_parser = confidence)]
+    pub confidence: f64,
+
+    /// For one request
+    #[arg(long, value_name = "SECONDS", default_value_t = 300)]
+    pub timeout_s: u64,
+
+    /// Print JSON instead of the table
+    #[arg(long)]
+    pub json: bool,
+
+    /// Write the JSON to a file, too
+    #[arg(long, value_name = "FILE")]
+    pub save_json: Option<PathBuf>,
+
+    /// Write one self-contained HTML page
+    #[arg(long, value_name = "FILE")]
+    pub html: Option<PathBuf>,
+}
+
+impl BenchArgs {
+    /// The loads to measure, closed loops first, each ascending.
+    pub(super) fn levels(&self) -> Vec<Level> {
+        let mut concurrency: Vec<usize> = self.concurrency.iter().map(|count| count.get()).collect();
+        if concurrency.is_empty() && self.rate.is_empty() {
+            concurrency = vec![1, 4, 16];
+        }
+        let mut rates = self.rate.clone();
+        concurrency.sort_unstable();
+        rates.sort_by(f64::total_cmp);
+        let closed = concurrency.into_iter().map(Level::Concurrency);
+        closed.chain(rates.into_iter().map(Level::Rate)).collect()
+    }
+}
+
+fn number(text: &str, fits: impl Fn(f64) -> bool, expected: &str) -> Result<f64, String> {
+    let value = f64::from_str(text).ok().filter(|value| fits(*value));
+    value.ok_or_else(|| format!("expected {expected}"))
+}
+
+fn rate(text: &str) -> Result<f64, String> {
+    number(text, |rate| rate > 0.0 && rate <= 1e5, "requests a second, above 0 and up to 100000")
+}
+
+fn temperature(text: &str) -> Result<f64, String> {
+    number(text, |temperature| (0.0..=2.0).contains(&temperature), "0 to 2")
+}
+
+fn threshold(text: &str) -> Result<f64, String> {
+    number(text, |threshold| threshold > 0.0 && threshold.is_finite(), "a factor above 0")
+}
+
+fn confidence(text: &str) -> Result<f64, String> {
+    number(text, |share| (0.5..1.0).contains(&share), "a share from 0.5 to below 1")
+}
+
+fn slo(text: &str) -> Result<Slo, String> {
+    let mut slo = Slo::default();
+    for limit in text.split(',').filter(|limit| !limit.is_empty()) {
+        let (name, time) = limit.split_once(':').ok_or("expected NAME:TIME, as in ttft:500ms")?;
+        let time = Some(duration(time)?);
+        match name {
+            "ttft" => slo.ttft = time,
+            "tpot" => slo.tpot = time,
+            "e2el" => slo.e2el = time,
+            _ => return Err(format!("no latency `{name}`: expected ttft, tpot or e2el")),
+        }
+    }
+    Ok(slo)
+}
+
+/// A number with `ms` or `s`; a bare one is milliseconds, as vLLM's are.
+fn duration(text: &str) -> Result<Duration, String> {
+    let (digits, scale) = match text {
+        _ if text.ends_with("ms") => (&text[..text.len() - 2], 1e-3),
+        _ if text.ends_with('s') => (&text[..text.len() - 1], 1.0),
+        _ => (text, 1e-3),
+    };
+    let value = number(digits, |value| value > 0.0 && value <= 1e9, "a time such as 500ms or 2s")?;
+    Ok(Duration::from_secs_f64(value * scale))
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Parser)]
+    struct Line {
+        #[command(flatten)]
+        args: BenchArgs,
+    }
+
+    fn parse(line: &str) -> Result<BenchArgs, String> {
+        let words = std::iter::once("bench").chain(line.split_whitespace());
+        Line::try_parse_from(words).map(|line| line.args).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn loads_are_ordered_and_have_a_default() {
+        assert_eq!(parse("").unwrap().levels(), [1, 4, 16].map(Level::Concurrency));
+        let levels = parse("--concurrency 8,2 --rate 4,0.5").unwrap().levels();
+        let expected = [Level::Concurrency(2), Level::Concurrency(8), Level::Rate(0.5), Level::Rate(4.0)];
+        assert_eq!(levels, expected);
+    }
+
+    #[test]
+    fn limits_are_read_with_their_units() {
+        let slo = parse("--slo ttft:500ms,tpot:30,e2el:2.5s").unwrap().slo;
+        let ms = |count| Some(Duration::from_millis(count));
+        assert_eq!(slo, Slo { ttft: ms(500), tpot: ms(30), e2el: ms(2500) });
+        for (line, fault) in [
+            ("--slo itl:3ms", "no latency `itl`"),
+            ("--slo ttft", "expected NAME:TIME"),
+            ("--slo ttft:-3ms", "a time such as"),
+            ("--rate 0", "above 0"),
+            ("--temperatures 0,3", "0 to 2"),
+            ("--confidence 1", "below 1"),
+            ("--concurrency 0", "invalid value"),
+        ] {
+            let error = parse(line).unwrap_err();
+            assert!(error.contains(fault), "{line}: {error}");
+        }
+    }
+}

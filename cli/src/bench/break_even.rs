@@ -1,0 +1,139 @@
+//! The load at which speculation stops paying. Pure.
+
+use serde::Serialize;
+
+use super::compare::{Comparison, Difference};
+use super::plan::Level;
+
+/// What rising load does to the first arm's lead.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+#[serde(rename_all = "snake_case", tag = "state")]
+pub enum BreakEven {
+    /// At no load measured is the first arm slower.
+    PaysThroughout {
+        /// The highest load measured.
+        up_to: Level,
+    },
+    /// At no load measured is the first arm faster.
+    NeverPays,
+    /// It is slower below a load, and not slower from there on.
+    PaysFrom {
+        /// That load.
+        from: Level,
+    },
+    /// It is faster below and slower above.
+    StopsBetween {
+        /// The last load at which it was not slower.
+        pays_at: Level,
+        /// The first load at which it was slower.
+        slower_at: Level,
+        /// Where the speedup crosses 1 between the two, on a logarithmic axis of load.
+        crosses_near: f64,
+        /// Whether the interval of the upper load lies under 1; else only its middle does.
+        is_certain: bool,
+    },
+}
+
+impl BreakEven {
+    /// A sentence.
+    pub fn explain(&self) -> String {
+        match self {
+            Self::PaysThroughout { up_to } => {
+                format!(
+                    "not slower at any load measured, up to {} (by the middles of the intervals)",
+                    up_to.name()
+                )
+            }
+            Self::NeverPays => "faster at no load measured (by the middles of the intervals)".to_owned(),
+            Self::PaysFrom { from } => format!(
+                "slower at low load, not slower from {} on (by the middles of the intervals)",
+                from.name()
+            ),
+            Self::StopsBetween { pays_at, slower_at, crosses_near, is_certain } => {
+                let sure = if *is_certain { "" } else { " (the interval there still holds 1)" };
+                format!(
+                    "stops paying between {} and {}, near {crosses_near:.1}{sure}",
+                    pays_at.name(),
+                    slower_at.name()
+                )
+            }
+        }
+    }
+}
+
+/// Judges loads of one kind, ascending; `None` where nothing was compared.
+pub fn break_even(levels: &[(Level, &Comparison)]) -> Option<BreakEven> {
+    let known: Vec<(Level, f64, Difference)> = levels
+        .iter()
+        .filter_map(|(level, comparison)| Some((*level, comparison.speedup?.value, comparison.difference)))
+        .collect();
+    let (last, ..) = *known.last()?;
+    let pays: Vec<bool> = known.iter().map(|(_, speedup, _)| *speedup >= 1.0).collect();
+    if !pays.contains(&true) {
+        return Some(BreakEven::NeverPays);
+    }
+    // Where the lead comes and goes, the last time that it went counts.
+    let Some(i) = pays.windows(2).rposition(|pair| pair == [true, false]) else {
+        let from = pays.iter().rposition(|pays| !pays);
+        return Some(from.map_or(BreakEven::PaysThroughout { up_to: last }, |i| BreakEven::PaysFrom {
+            from: known[i + 1].0,
+        }));
+    };
+    let (pays_at, above, _) = known[i];
+    let (slower_at, below, difference) = known[i + 1];
+    let share = above.ln() / (above.ln() - below.ln());
+    let (from, to) = (pays_at.size().ln(), slower_at.size().ln());
+    Some(BreakEven::StopsBetween {
+        pays_at,
+        slower_at,
+        crosses_near: (from + (to - from) * share).exp(),
+        is_certain: difference == Difference::Slower,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::bench::compare::Verdict;
+    use crate::load::statistics::Estimate;
+
+    fn comparison(value: f64) -> Comparison {
+        let difference = match value {
+            v if v > 1.02 => Difference::Faster,
+            v if v < 0.98 => Difference::Slower,
+            _ => Difference::NoneFound,
+        };
+        Comparison {
+            speedup: Some(Estimate { value, low: value - 0.02, high: value + 0.02 }),
+            observations: 8,
+            pairs: 80,
+            failed: 0,
+            same_text: 80,
+            difference,
+            verdict: Verdict::DoNot,
+        }
+    }
+
+    fn judge(speedups: &[f64]) -> BreakEven {
+        let comparisons: Vec<Comparison> = speedups.iter().map(|value| comparison(*value)).collect();
+        let levels = [1, 4, 16, 64].map(Level::Concurrency);
+        break_even(&levels.into_iter().zip(&comparisons).collect::<Vec<_>>()).unwrap()
+    }
+
+    #[test]
+    fn the_crossing_is_found_where_it_is() {
+        assert_eq!(judge(&[1.5, 1.3, 1.2, 1.1]), BreakEven::PaysThroughout { up_to: Level::Concurrency(64) });
+        assert_eq!(judge(&[0.9, 0.8]), BreakEven::NeverPays);
+        let BreakEven::StopsBetween { pays_at, slower_at, crosses_near, is_certain } =
+            judge(&[1.5, 1.2, 1.25, 0.8])
+        else {
+            panic!("it stops")
+        };
+        assert_eq!((pays_at, slower_at), (Level::Concurrency(16), Level::Concurrency(64)));
+        // ln 1.25 = -ln 0.8: half way between 16 and 64 on a logarithmic axis.
+        assert!((crosses_near - 32.0).abs() < 1e-9 && is_certain, "{crosses_near}");
+        assert!(matches!(judge(&[1.5, 0.99]), BreakEven::StopsBetween { is_certain: false, .. }));
+        assert_eq!(judge(&[0.9, 1.2, 1.3]), BreakEven::PaysFrom { from: Level::Concurrency(4) });
+        assert_eq!(break_even(&[]), None);
+    }
+}

@@ -1,0 +1,159 @@
+//! Two arms side by side: how much faster is the first, how sure is that, and should it be shipped. Pure.
+//!
+//! What is compared is the time per token of whole requests (latency from the intended sending, over the tokens): no token can be
+//! moved out of it by reading late, and answers of unequal length stay comparable. Equal questions of a pair of blocks give a ratio each; a pair of
+//! blocks is one observation (its geometric mean), for requests that ran together share the machine's mood. Student's t on the
+//! logarithms of the observations gives the interval.
+
+use std::collections::BTreeMap;
+
+use serde::Serialize;
+
+use crate::load::Sample;
+use crate::load::statistics::{Estimate, mean_interval};
+
+/// Pairs of blocks without which nothing is claimed.
+const OBSERVATIONS_MIN: usize = 4;
+/// Where more requests of either arm failed, the others say too little.
+const FAILED_SHARE_MAX: f64 = 0.02;
+/// No run is proposed to be longer.
+const PROPOSED_BLOCKS_MAX: f64 = 1000.0;
+
+/// By what is judged.
+#[derive(Debug, Clone, Copy, Serialize)]
+pub struct Rules {
+    /// The speedup from which the first arm is worth shipping.
+    pub threshold: f64,
+    /// Of the interval.
+    pub confidence: f64,
+}
+
+/// Whether to ship the first arm in place of the second.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+#[serde(rename_all = "snake_case", tag = "verdict", content = "reason")]
+pub enum Verdict {
+    /// The whole interval lies over the threshold.
+    Ship,
+    /// The whole interval lies under it.
+    DoNot,
+    /// Neither, and what would help.
+    Undecided(String),
+}
+
+impl Verdict {
+    /// One or two words.
+    pub fn word(&self) -> &'static str {
+        match self {
+            Self::Ship => "ship",
+            Self::DoNot => "do not",
+            Self::Undecided(_) => "undecided",
+        }
+    }
+}
+
+/// Whether the arms differ at all.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Difference {
+    /// The interval lies over 1.
+    Faster,
+    /// The interval lies under 1.
+    Slower,
+    /// The interval holds 1, or there is none.
+    NoneFound,
+}
+
+/// The first arm against the second.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Comparison {
+    /// Time per token of the second arm over that of the first: above 1 the first is faster.
+    pub speedup: Option<Estimate>,
+    /// Pairs of blocks behind it.
+    pub observations: usize,
+    /// Pairs of requests behind it.
+    pub pairs: usize,
+    /// Requests of both arms that failed.
+    pub failed: usize,
+    /// Pairs whose texts are equal.
+    pub same_text: usize,
+    /// Whether they differ.
+    pub difference: Difference,
+    /// Whether to ship.
+    #[serde(flatten)]
+    pub verdict: Verdict,
+}
+
+/// Compares samples of equal (block, item).
+pub fn compare(first: &[&Sample], second: &[&Sample], rules: &Rules) -> Comparison {
+    let others: BTreeMap<(usize, usize), &Sample> =
+        second.iter().map(|sample| ((sample.block, sample.item), *sample)).collect();
+    let mut blocks = BTreeMap::<usize, Vec<f64>>::new();
+    let (mut pairs, mut same_text) = (0, 0);
+    for one in first.iter().filter(|sample| sample.is_completed()) {
+        let other = others.get(&(one.block, one.item)).filter(|other| other.is_completed());
+        let Some(other) = other else { continue };
+        let times = one.seconds_per_token().zip(other.seconds_per_token());
+        let Some((one_time, other_time)) = times.filter(|(a, b)| *a > 0.0 && *b > 0.0) else { continue };
+        blocks.entry(one.block).or_default().push((other_time / one_time).ln());
+        pairs += 1;
+        same_text += usize::from(one.text_hash == other.text_hash);
+    }
+    let observations: Vec<f64> =
+        blocks.values().map(|ratios| ratios.iter().sum::<f64>() / ratios.len() as f64).collect();
+    let interval = mean_interval(&observations, rules.confidence);
+    let speedup = interval.filter(|_| observations.len() >= OBSERVATIONS_MIN).map(|log| Estimate {
+        value: log.value.exp(),
+        low: log.low.exp(),
+        high: log.high.exp(),
+    });
+    let failures = |samples: &[&Sample]| samples.iter().filter(|sample| !sample.is_completed()).count();
+    let worst_share = [first, second]
+        .map(|samples| failures(samples) as f64 / samples.len().max(1) as f64)
+        .into_iter()
+        .fold(0.0, f64::max);
+    Comparison {
+        speedup,
+        observations: observations.len(),
+        pairs,
+        failed: failures(first) + failures(second),
+        same_text,
+        difference: difference(speedup),
+        verdict: verdict(speedup, observations.len(), worst_share, rules),
+    }
+}
+
+fn difference(speedup: Option<Estimate>) -> Difference {
+    match speedup {
+        Some(speedup) if speedup.low > 1.0 => Difference::Faster,
+        Some(speedup) if speedup.high < 1.0 => Difference::Slower,
+        _ => Difference::NoneFound,
+    }
+}
+
+fn verdict(speedup: Option<Estimate>, observations: usize, failed_share: f64, rules: &Rules) -> Verdict {
+    if failed_share > FAILED_SHARE_MAX {
+        return Verdict::Undecided(format!("{:.0}% of an arm's requests failed", failed_share * 100.0));
+    }
+    let Some(speedup) = speedup else {
+        return Verdict::Undecided(format!(
+            "{observations} pairs of blocks, at least {OBSERVATIONS_MIN} are needed"
+        ));
+    };
+    if speedup.low > rules.threshold {
+        return Verdict::Ship;
+    }
+    if speedup.high < rules.threshold {
+        return Verdict::DoNot;
+    }
+    // The interval narrows with the root of the observations; it must come to end before the threshold.
+    let half = (speedup.high / speedup.low).ln() / 2.0;
+    let distance = (speedup.value / rules.threshold).ln().abs();
+    let needed = (observations as f64 * (half / distance).powi(2)).ceil();
+    Verdict::Undecided(match needed {
+        needed if needed <= PROPOSED_BLOCKS_MAX => format!("run longer: --blocks {needed} may decide"),
+        _ => "as good as at the threshold: no longer run decides".to_owned(),
+    })
+}
+
+#[cfg(test)]
+mod tests;

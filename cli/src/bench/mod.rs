@@ -1,0 +1,68 @@
+//! `outrider bench`: any OpenAI endpoint under load, with speculation and without, and whether it should be shipped.
+//!
+//! In order: [`args`] says what is wanted and [`arm`] what is compared; [`plan`] lays out blocks of requests, the arms in turns;
+//! [`run`] drives them through [`crate::load`] and keeps numbers; [`compare`] and [`break_even`] judge; [`report`] gathers
+//! everything for [`table`], JSON and [`page`]. Planning and judging are pure and tested on simulated servers.
+
+mod args;
+mod arm;
+mod break_even;
+mod compare;
+mod error;
+mod machine;
+mod page;
+mod plan;
+mod progress;
+mod report;
+mod run;
+mod table;
+
+use std::path::Path;
+use std::process::ExitCode;
+
+pub use args::BenchArgs;
+pub use break_even::{BreakEven, break_even};
+pub use compare::{Comparison, Difference, Rules, Verdict, compare};
+pub use error::BenchError;
+pub use plan::Level;
+
+/// The exit code of a command line that makes no sense.
+const EXIT_USAGE: u8 = 64;
+
+/// Run the subcommand to its end. What goes wrong is printed here, on one line.
+#[expect(clippy::print_stderr, reason = "the fault is the program's answer")]
+pub async fn main(args: BenchArgs) -> ExitCode {
+    match bench(&args).await {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("outrider: {error}");
+            match error {
+                BenchError::Usage { .. } => ExitCode::from(EXIT_USAGE),
+                _ => ExitCode::FAILURE,
+            }
+        }
+    }
+}
+
+#[expect(clippy::print_stdout, reason = "the report is the program's output")]
+async fn bench(args: &BenchArgs) -> Result<(), BenchError> {
+    let subject = run::prepare(args).await?;
+    let observed = run::run(&subject).await?;
+    let report = report::Report::new(args, &subject, &observed);
+    let json = format!("{:#}\n", report.to_json());
+    match args.json {
+        true => print!("{json}"),
+        false => print!("{}", table::table(&report)),
+    }
+    if let Some(path) = &args.save_json {
+        write(path, &json)?;
+    }
+    if let Some(path) = &args.html {
+        write(path, &page::page(&report))?;
+    }
+    Ok(())
+}
+
+fn write(path: &Path, text: &str) -> Result<(), BenchError> {
+    std::fs::write(path, text).map_err(|source| BenchError::Write { path: path.to_owned(), source })
+}

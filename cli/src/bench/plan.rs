@@ -1,0 +1,237 @@
+//! Which requests are sent when: blocks, in pairs of equal questions, the arms in turns. Pure.
+//!
+//! A shared machine is fast one moment and slow the next, so only blocks that stand side by side are compared, and who goes first
+//! alternates. Within a block task types are mixed as traffic mixes them, each as often as the others.
+
+use std::collections::BTreeMap;
+
+use rand::rngs::Xoshiro256PlusPlus;
+use rand::{SeedableRng as _, seq::SliceRandom as _};
+use serde::Serialize;
+
+use crate::load::{Prompt, Schedule};
+
+/// Of an open loop's block, unless told otherwise.
+const BLOCK_SECONDS: f64 = 10.0;
+/// Turns of each user in a closed loop's block, unless told otherwise.
+const BLOCK_TURNS: usize = 2;
+
+/// How much is asked of a server at a time.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Level {
+    /// Requests in flight: a closed loop.
+    Concurrency(usize),
+    /// Requests a second: an open loop.
+    Rate(f64),
+}
+
+impl Level {
+    /// For people.
+    pub fn name(&self) -> String {
+        match self {
+            Self::Concurrency(count) => format!("{count} at a time"),
+            Self::Rate(rate) => format!("{rate}/s"),
+        }
+    }
+
+    /// On an axis of loads of one kind.
+    pub fn size(&self) -> f64 {
+        match self {
+            Self::Concurrency(count) => *count as f64,
+            Self::Rate(rate) => *rate,
+        }
+    }
+
+    /// Whether two loads can stand on one axis.
+    pub fn is_like(&self, other: &Self) -> bool {
+        std::mem::discriminant(self) == std::mem::discriminant(other)
+    }
+}
+
+/// Under what a block is measured.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub(super) struct Condition {
+    /// The load.
+    pub level: Level,
+    /// The temperature.
+    pub temperature: f64,
+}
+
+/// Requests of one arm that are sent together, and waited for before the next block begins.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct Block {
+    /// Of the plan's.
+    pub(super) condition: usize,
+    /// Blocks of one pair have equal questions.
+    pub(super) pair: usize,
+    pub(super) arm: usize,
+    /// Prompts, in the order of sending.
+    pub(super) prompts: Vec<usize>,
+    /// Sent and forgotten.
+    pub(super) is_warmup: bool,
+}
+
+/// All that a run does, in order.
+#[derive(Debug, Clone)]
+pub(super) struct Plan {
+    pub(super) conditions: Vec<Condition>,
+    pub(super) blocks: Vec<Block>,
+    seed: u64,
+}
+
+/// From what a plan is made.
+#[derive(Debug, Clone)]
+pub(super) struct Outline<'a> {
+    pub(super) prompts: &'a [Prompt],
+    pub(super) levels: Vec<Level>,
+    pub(super) temperatures: Vec<f64>,
+    pub(super) arms: usize,
+    /// For each arm and condition.
+    pub(super) blocks: usize,
+    pub(super) block_requests: Option<usize>,
+    pub(super) warmup: usize,
+    pub(super) seed: u64,
+}
+
+impl Plan {
+    pub(super) fn new(outline: &Outline<'_>) -> Self {
+        let mut conditions = Vec::new();
+        for &temperature in &outline.temperatures {
+            conditions.extend(outline.levels.iter().map(|&level| Condition { level, temperature }));
+        }
+        let deck = Deck::new(outline.prompts);
+        let mut blocks = Vec::new();
+        for (condition, Condition { level, .. }) in conditions.iter().enumerate() {
+            let each = deck.of_each_task(level, outline.block_requests);
+            let warmup = deck.deal(0, outline.warmup.div_ceil(deck.tasks()), outline.seed);
+            let warmup: Vec<usize> = warmup.into_iter().take(outline.warmup).collect();
+            for arm in 0..outline.arms {
+                let prompts = warmup.clone();
+                blocks.push(Block { condition, pair: 0, arm, prompts, is_warmup: true });
+            }
+            for pair in 0..outline.blocks {
+                let prompts = deck.deal(pair, each, outline.seed);
+                let turns = (0..outline.arms).map(|turn| (turn + pair) % outline.arms);
+                blocks.extend(turns.map(|arm| Block {
+                    condition,
+                    pair,
+                    arm,
+                    prompts: prompts.clone(),
+                    is_warmup: false,
+                }));
+            }
+        }
+        Self { conditions, blocks, seed: outline.seed }
+    }
+
+    /// When the requests of a block leave: both blocks of a pair at equal moments.
+    pub(super) fn schedule(&self, block: &Block) -> Schedule {
+        match self.conditions[block.condition].level {
+            Level::Concurrency(concurrency) => Schedule::Closed { concurrency },
+            Level::Rate(rate) => {
+                let seed = self.seed ^ ((block.pair as u64) << 32) ^ ((block.condition as u64) << 48);
+                Schedule::poisson(rate, block.prompts.len(), seed)
+            }
+        }
+    }
+
+    /// Of all blocks.
+    pub(super) fn num_requests(&self) -> usize {
+        self.blocks.iter().map(|block| block.prompts.len()).sum()
+    }
+}
+
+/// Prompts by task type.
+struct Deck(Vec<Vec<usize>>);
+
+impl Deck {
+    fn new(prompts: &[Prompt]) -> Self {
+        let mut by_task = BTreeMap::<&str, Vec<usize>>::new();
+        for (i, prompt) in prompts.iter().enumerate() {
+            by_task.entry(&prompt.task).or_default().push(i);
+        }
+        Self(by_task.into_values().collect())
+    }
+
+    fn tasks(&self) -> usize {
+        self.0.len().max(1)
+    }
+
+    fn of_each_task(&self, level: &Level, requests: Option<usize>) -> usize {
+        let wanted = requests.unwrap_or_else(|| match level {
+            Level::Concurrency(concurrency) => BLOCK_TURNS * concurrency,
+            Level::Rate(rate) => (rate * BLOCK_SECONDS) as usize,
+        });
+        wanted.div_ceil(self.tasks()).max(1)
+    }
+
+    /// The next `each` prompts of every task type, beginning anew where they end, in an order of their own.
+    fn deal(&self, turn: usize, each: usize, seed: u64) -> Vec<usize> {
+        let next = |task: &Vec<usize>| -> Vec<usize> {
+            (0..each).map(|i| task[(turn * each + i) % task.len()]).collect()
+        };
+        let mut dealt: Vec<usize> = self.0.iter().flat_map(next).collect();
+        dealt.shuffle(&mut Xoshiro256PlusPlus::seed_from_u64(seed ^ ((turn as u64) << 32)));
+        dealt
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::load::prompts::Content;
+
+    fn prompts() -> Vec<Prompt> {
+        let prompt =
+            |task: &str, i| Prompt { task: task.to_owned(), content: Content::Prompt(format!("{task} {i}")) };
+        (0..3).map(|i| prompt("a", i)).chain((0..5).map(|i| prompt("b", i))).collect()
+    }
+
+    fn outline(prompts: &[Prompt]) -> Outline<'_> {
+        Outline {
+            prompts,
+            levels: vec![Level::Concurrency(1), Level::Rate(4.0)],
+            temperatures: vec![0.0, 1.0],
+            arms: 2,
+            blocks: 4,
+            block_requests: None,
+            warmup: 3,
+            seed: 9,
+        }
+    }
+
+    #[test]
+    fn arms_take_turns_with_equal_questions() {
+        let prompts = prompts();
+        let plan = Plan::new(&outline(&prompts));
+        assert_eq!(plan.conditions.len(), 4);
+        for condition in 0..4 {
+            let of: Vec<&Block> = plan.blocks.iter().filter(|block| block.condition == condition).collect();
+            let (warm, measured): (Vec<&Block>, Vec<&Block>) =
+                of.into_iter().partition(|block| block.is_warmup);
+            assert!(warm.iter().all(|block| block.prompts.len() == 3));
+            let order: Vec<usize> = measured.iter().map(|block| block.arm).collect();
+            assert_eq!(order, [0, 1, 1, 0, 0, 1, 1, 0]);
+            for pair in measured.chunks(2) {
+                assert_eq!(pair[0].prompts, pair[1].prompts);
+                assert_eq!(plan.schedule(pair[0]), plan.schedule(pair[1]));
+                let of_a = pair[0].prompts.iter().filter(|i| prompts[**i].task == "a").count();
+                assert_eq!(of_a * 2, pair[0].prompts.len(), "each task type as often as the other");
+            }
+            assert_ne!(plan.schedule(measured[0]), plan.schedule(measured[2]).clone_if_open());
+        }
+        let sizes = plan.blocks.iter().filter(|block| !block.is_warmup).map(|block| block.prompts.len());
+        assert_eq!(sizes.max(), Some(40), "ten seconds of the rate");
+    }
+
+    impl Schedule {
+        /// Closed loops have no moments that could differ.
+        fn clone_if_open(self) -> Self {
+            match self {
+                Self::Closed { .. } => Self::Open { send_after: Vec::new() },
+                open => open,
+            }
+        }
+    }
+}

@@ -1,0 +1,44 @@
+//! How far a run has come: a bar with an estimate of the end on a terminal, a line a condition elsewhere.
+
+use std::time::Instant;
+
+use indicatif::{ProgressBar, ProgressStyle};
+
+/// Shown on standard error.
+pub(super) struct Progress {
+    bar: ProgressBar,
+    began: Instant,
+}
+
+impl Progress {
+    pub(super) fn new(requests: usize) -> Self {
+        let style =
+            ProgressStyle::with_template("{bar:30} {pos}/{len} requests, {elapsed}, {eta} left: {msg}");
+        let style = style.expect("the template is a constant that names known fields");
+        Self { bar: ProgressBar::new(requests as u64).with_style(style), began: Instant::now() }
+    }
+
+    /// One request has ended.
+    pub(super) fn request(&self) {
+        self.bar.inc(1);
+    }
+
+    /// What is measured from now on.
+    #[expect(clippy::print_stderr, reason = "progress is for the person at the terminal")]
+    pub(super) fn condition(&self, what: String) {
+        if self.bar.is_hidden() {
+            let (done, all) = (self.bar.position(), self.bar.length().unwrap_or(0));
+            let elapsed = self.began.elapsed().as_secs_f64();
+            let left = match done {
+                0 => String::new(),
+                done => format!(", about {:.0} s left", elapsed * (all as f64 / done as f64 - 1.0)),
+            };
+            eprintln!("outrider: {done}/{all} requests after {elapsed:.0} s{left}: {what}");
+        }
+        self.bar.set_message(what);
+    }
+
+    pub(super) fn end(&self) {
+        self.bar.finish_and_clear();
+    }
+}

@@ -1,0 +1,169 @@
+//! Drives a plan and keeps what came of it as numbers.
+//!
+//! Between blocks, when nothing is measured: answers are read, counters of speculation asked for, the next bodies written.
+
+use std::time::Duration;
+
+use super::args::BenchArgs;
+use super::arm::{Arm, ArmSpec};
+use super::error::BenchError;
+use super::plan::{Block, Outline, Plan};
+use super::progress::Progress;
+use crate::load::counters::SpeculationCounters;
+use crate::load::cpu::{CpuMeter, GeneratorCost};
+use crate::load::{Access, Client, Endpoint, Prompt, Request, Sample, Settings};
+
+/// Arms that can be told apart by a verdict.
+const ARMS_MAX: usize = 2;
+
+/// What will be measured.
+pub(super) struct Subject {
+    pub(super) arms: Vec<Arm>,
+    pub(super) prompts: Vec<Prompt>,
+    pub(super) plan: Plan,
+    shared: Settings,
+    timeout: Duration,
+    seed: i64,
+}
+
+/// What came of it: cells by condition, then arm.
+pub(super) struct Observed {
+    pub(super) cells: Vec<Vec<Cell>>,
+    pub(super) generator: GeneratorCost,
+}
+
+/// One arm under one condition.
+#[derive(Debug, Default)]
+pub(super) struct Cell {
+    pub(super) samples: Vec<Sample>,
+    /// Of the blocks, pauses between them left out.
+    pub(super) duration: Duration,
+    /// What the server counted meanwhile, where it shows counters.
+    pub(super) counters: Option<SpeculationCounters>,
+}
+
+/// Reads prompts, finds endpoints, makes the plan.
+pub(super) async fn prepare(args: &BenchArgs) -> Result<Subject, BenchError> {
+    let prompts = prompts(args)?;
+    let access = Access { api_key: args.api_key.clone(), model: args.model.clone() };
+    let arms = arms(args, &access).await?;
+    let plan = Plan::new(&Outline {
+        prompts: &prompts,
+        levels: args.levels(),
+        temperatures: args.temperatures.clone(),
+        arms: arms.len(),
+        blocks: args.blocks as usize,
+        block_requests: args.block_requests.map(std::num::NonZeroUsize::get),
+        warmup: args.warmup,
+        seed: args.seed.into(),
+    });
+    let shared = Settings {
+        max_tokens: u32::try_from(args.max_tokens.get()).unwrap_or(u32::MAX),
+        chat: args.chat,
+        fields: args.body.clone(),
+        ..Settings::default()
+    };
+    let timeout = Duration::from_secs(args.timeout_s);
+    Ok(Subject { arms, prompts, plan, shared, timeout, seed: args.seed.into() })
+}
+
+fn prompts(args: &BenchArgs) -> Result<Vec<Prompt>, BenchError> {
+    let mut prompts = match &args.prompts {
+        Some(path) => Prompt::read(path)?,
+        None => Prompt::built_in(),
+    };
+    let mut known: Vec<String> = prompts.iter().map(|prompt| prompt.task.clone()).collect();
+    known.sort();
+    known.dedup();
+    if let Some(missing) = args.tasks.iter().find(|task| !known.contains(task)) {
+        let expected = format!("task types of the prompts: {}", known.join(", "));
+        return Err(BenchError::Usage { flag: "--tasks", value: missing.clone(), expected });
+    }
+    prompts.retain(|prompt| args.tasks.is_empty() || args.tasks.contains(&prompt.task));
+    Ok(prompts)
+}
+
+async fn arms(args: &BenchArgs, access: &Access) -> Result<Vec<Arm>, BenchError> {
+    let mut specs = args.arms.clone();
+    if specs.is_empty() {
+        let endpoint = Endpoint::reach(&args.url, access.clone()).await?;
+        specs = ArmSpec::defaults(endpoint.dialect());
+    }
+    let usage = |value: String, expected: &str| {
+        Err(BenchError::Usage { flag: "--arm", value, expected: expected.to_owned() })
+    };
+    if specs.len() > ARMS_MAX {
+        return usage(specs[ARMS_MAX].name.clone(), "two arms at most: run the others by themselves");
+    }
+    if specs.len() == ARMS_MAX && specs[0].name == specs[1].name {
+        return usage(specs[0].name.clone(), "two different names");
+    }
+    let mut arms = Vec::new();
+    for spec in specs {
+        arms.push(Arm::reach(spec, &args.url, access.clone()).await?);
+    }
+    Ok(arms)
+}
+
+impl Subject {
+    /// The bodies of a block. The seed of an item is the same in every arm.
+    fn requests(&self, block: &Block) -> Vec<Request> {
+        let arm = &self.arms[block.arm];
+        let temperature = self.plan.conditions[block.condition].temperature;
+        let request = |(item, prompt): (usize, &usize)| {
+            let seed = Some((self.seed << 32) + ((block.pair as i64) << 16) + item as i64);
+            let settings = Settings { temperature, seed, ..self.shared.clone() };
+            let request = arm.settings(&settings).request(&arm.endpoint, &self.prompts[*prompt]);
+            Request { item, block: block.pair, ..request }
+        };
+        block.prompts.iter().enumerate().map(request).collect()
+    }
+}
+
+/// Runs the whole plan.
+pub(super) async fn run(subject: &Subject) -> Result<Observed, BenchError> {
+    let Subject { arms, plan, .. } = subject;
+    let client = |arm: &Arm| Client::new(arm.endpoint.clone()).with_timeout(subject.timeout);
+    let clients: Vec<Client> = arms.iter().map(client).collect();
+    let empty = |_| arms.iter().map(|_| Cell::default()).collect();
+    let mut observed =
+        Observed { cells: plan.conditions.iter().map(empty).collect(), generator: GeneratorCost::default() };
+    let progress = Progress::new(plan.num_requests());
+    let mut current = None;
+    for block in &plan.blocks {
+        if current.replace(block.condition) != Some(block.condition) {
+            let condition = &plan.conditions[block.condition];
+            progress.condition(format!("{}, temperature {}", condition.level.name(), condition.temperature));
+        }
+        let client = &clients[block.arm];
+        let requests = subject.requests(block);
+        let before = client.endpoint().speculation_counters().await;
+        let meter = CpuMeter::start();
+        let run = client.drive(&requests, &plan.schedule(block), |_| progress.request()).await;
+        let cost = meter.read();
+        let samples = run.samples(&requests);
+        if block.is_warmup {
+            check_warmup(&arms[block.arm], &samples)?;
+            continue;
+        }
+        observed.generator.add(&run, cost);
+        let cell = &mut observed.cells[block.condition][block.arm];
+        cell.samples.extend(samples);
+        cell.duration += run.duration();
+        if let Some((before, after)) = before.zip(client.endpoint().speculation_counters().await) {
+            cell.counters.get_or_insert_default().add_difference(&before, &after);
+        }
+    }
+    progress.end();
+    Ok(observed)
+}
+
+/// A server that answers nothing need not be asked for an hour.
+fn check_warmup(arm: &Arm, samples: &[Sample]) -> Result<(), BenchError> {
+    match samples.first() {
+        Some(first) if !samples.iter().any(Sample::is_completed) => {
+            Err(BenchError::NothingAnswered { arm: arm.spec.name.clone(), first: first.outcome.explain() })
+        }
+        _ => Ok(()),
+    }
+}

@@ -1,0 +1,200 @@
+//! The report as text for a terminal.
+
+use std::fmt::Write as _;
+
+use super::compare::Comparison;
+use super::plan::Condition;
+use super::report::{ArmResult, Report};
+use crate::load::Figures;
+use crate::load::statistics::{Distribution, Estimate};
+
+/// Everything a person wants to know first.
+pub(super) fn table(report: &Report) -> String {
+    let mut text = head(report);
+    for (i, condition) in report.conditions.iter().enumerate() {
+        text.push_str(&condition_table(report, condition, &report.results[i]));
+        if let Some(compared) = report.comparisons.get(i) {
+            let tasks = report.tasks.iter().map(String::as_str).zip(&compared.by_task);
+            text.push_str(&verdicts(report, std::iter::once(("all", &compared.overall)).chain(tasks)));
+        }
+    }
+    text.push_str(&foot(report));
+    text
+}
+
+// Writing to a string cannot fail, so what `write!` returns is dropped throughout this file.
+macro_rules! line {
+    ($text:expr, $($part:tt)*) => { writeln!($text, $($part)*).unwrap_or_default() };
+}
+
+fn head(report: &Report) -> String {
+    let mut text = String::new();
+    line!(text, "{}", report.command);
+    line!(
+        text,
+        "{}, {} with {} cores, load average {}",
+        report.date,
+        report.machine.processor,
+        report.machine.cores,
+        report.machine.load_average.map_or("unknown".to_owned(), |load| format!("{load:.1}"))
+    );
+    for arm in &report.arms {
+        line!(text, "arm {}: {} at {}, served by {}", arm.name, arm.model, arm.url, arm.served_by);
+    }
+    text
+}
+
+fn condition_table(report: &Report, condition: &Condition, results: &[ArmResult]) -> String {
+    let mut text = String::new();
+    line!(text, "\n== {}, temperature {} ==", condition.level.name(), condition.temperature);
+    line!(
+        text,
+        "{:<14} {:<8} {:>7} {:>9} {:>9} {:>9} {:>9} {:>9} {:>9} {:>8} {:>7} {:>7} {:>6}",
+        "task",
+        "arm",
+        "answers",
+        "TTFT p50",
+        "TTFT p99",
+        "TPOT p50",
+        "TPOT p99",
+        "E2EL p50",
+        "E2EL p99",
+        "p99/p50",
+        "tok/s",
+        "accept",
+        "length"
+    );
+    for task in std::iter::once(None).chain((0..report.tasks.len()).map(Some)) {
+        let name = task.map_or("all", |i| report.tasks[i].as_str());
+        for (arm, result) in report.arms.iter().zip(results) {
+            let figures = task.map_or(&result.overall, |i| &result.by_task[i]);
+            line!(text, "{}", row(name, &arm.name, figures));
+        }
+    }
+    for (arm, result) in report.arms.iter().zip(results) {
+        let overall = &result.overall;
+        let mean = |latency: &Option<Distribution>| match latency {
+            Some(Distribution { mean: Estimate { value, low, high }, .. }) => {
+                format!("{value:.2} [{low:.2}, {high:.2}]")
+            }
+            None => "-".to_owned(),
+        };
+        line!(
+            text,
+            "{}: mean ms with 95% intervals: TTFT {}, TPOT {}, ITL {}, E2EL {}",
+            arm.name,
+            mean(&overall.ttft),
+            mean(&overall.tpot),
+            mean(&overall.itl),
+            mean(&overall.e2el)
+        );
+        let goodput =
+            overall.request_goodput.map_or(String::new(), |good| format!(", {good:.2} good requests/s"));
+        line!(text, "{}: {:.2} requests/s{goodput}", arm.name, overall.request_throughput());
+        if let Some(acceptance) = &overall.acceptance {
+            let [p10, p50, p90] = acceptance.rate_percentiles;
+            line!(
+                text,
+                "{}: acceptance of a request P10 {p10:.2}, P50 {p50:.2}, P90 {p90:.2}; by position {}",
+                arm.name,
+                positions(result)
+            );
+        }
+        if !overall.failures.is_empty() {
+            line!(text, "{}: failed: {:?}", arm.name, overall.failures);
+        }
+    }
+    text
+}
+
+fn row(task: &str, arm: &str, figures: &Figures) -> String {
+    let ms = |latency: &Option<Distribution>, of: fn(&Distribution) -> f64| {
+        latency.as_ref().map_or("-".to_owned(), |latency| format!("{:.1}", of(latency)))
+    };
+    let spread = figures.e2el.as_ref().map(|e2el| e2el.p99.value / e2el.p50.value);
+    let acceptance = figures.acceptance.as_ref();
+    let or_dash = |value: Option<f64>| value.map_or("-".to_owned(), |value| format!("{value:.2}"));
+    let p50 = |latency: &Distribution| latency.p50.value;
+    let p99 = |latency: &Distribution| latency.p99.value;
+    format!(
+        "{task:<14} {arm:<8} {:>7} {:>9} {:>9} {:>9} {:>9} {:>9} {:>9} {:>8} {:>7.1} {:>7} {:>6}",
+        figures.completed,
+        ms(&figures.ttft, p50),
+        ms(&figures.ttft, p99),
+        ms(&figures.tpot, p50),
+        ms(&figures.tpot, p99),
+        ms(&figures.e2el, p50),
+        ms(&figures.e2el, p99),
+        or_dash(spread),
+        figures.output_throughput(),
+        or_dash(acceptance.map(crate::load::figures::Acceptance::rate)),
+        or_dash(acceptance.and_then(crate::load::figures::Acceptance::length)),
+    )
+}
+
+fn positions(result: &ArmResult) -> String {
+    let from_chunks = result.overall.acceptance.as_ref().and_then(|found| found.per_position.as_ref());
+    let rates = result.drafts_per_position.as_ref().or(from_chunks);
+    rates.map_or("unknown".to_owned(), |rates| {
+        rates.iter().map(|rate| format!("{rate:.2}")).collect::<Vec<_>>().join(" ")
+    })
+}
+
+fn verdicts<'a>(report: &Report, rows: impl Iterator<Item = (&'a str, &'a Comparison)>) -> String {
+    let mut text = String::new();
+    line!(
+        text,
+        "{} over {}: speedup with its {:.0}% interval, threshold {}",
+        report.arms[0].name,
+        report.arms[1].name,
+        report.rules.confidence * 100.0,
+        report.rules.threshold
+    );
+    for (task, comparison) in rows {
+        let speedup = comparison.speedup.map_or("-".to_owned(), |speedup| {
+            format!("{:.2} [{:.2}, {:.2}]", speedup.value, speedup.low, speedup.high)
+        });
+        let reason = match &comparison.verdict {
+            super::compare::Verdict::Undecided(reason) => format!(" ({reason})"),
+            _ => String::new(),
+        };
+        line!(
+            text,
+            "  {task:<14} {speedup:<22} {}{reason}; same text in {} of {}",
+            comparison.verdict.word(),
+            comparison.same_text,
+            comparison.pairs
+        );
+    }
+    text
+}
+
+fn foot(report: &Report) -> String {
+    let mut text = String::new();
+    line!(text, "");
+    for found in &report.break_even {
+        line!(
+            text,
+            "temperature {}: {} is {}",
+            found.temperature,
+            report.arms[0].name,
+            found.found.explain()
+        );
+    }
+    let generator = &report.generator;
+    line!(
+        text,
+        "generator: {:.1} us of CPU an event, {:.1}% of this machine's {} cores; read {:.2} ms late at P50, {:.2} at P99; sent {:.2} ms late at P50, {:.2} at P99",
+        generator.cpu_us_per_event,
+        generator.share_of_machine * 100.0,
+        generator.cores,
+        generator.read_late_ms_p50,
+        generator.read_late_ms_p99,
+        generator.sent_late_ms_p50,
+        generator.sent_late_ms_p99
+    );
+    for fault in &report.faults {
+        line!(text, "fault: {fault}");
+    }
+    text
+}
