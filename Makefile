@@ -1,6 +1,6 @@
 # Every verb is one line over cargo or a script. `make` alone prints them.
 .DEFAULT_GOAL := help
-.PHONY: help deps up test check fmt fuzz docs measure measure-router measure-lanes kernels-check gpu-check clean
+.PHONY: help deps up test check fmt fuzz docs measure measure-lanes measure-router kernels-check gpu-check clean
 
 help: ## print the verbs
 	@awk -F ': .*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -44,7 +44,7 @@ kernels-check: ## every CUDA kernel compiled for every architecture that is serv
 	@cargo build --locked --package outrider-engine --example kernels_check
 	@LD_LIBRARY_PATH="$$(deploy/nvrtc.sh):$$LD_LIBRARY_PATH" "$${CARGO_TARGET_DIR:-target}/debug/examples/kernels_check"
 
-gpu-check: ## on a machine with a GPU: every CUDA kernel against its naive twin, and timings (ARGS=1 for cuda:1)
+gpu-check: ## on a machine with a GPU: every CUDA kernel against its naive twin, whole models against the CPU engine, timings (ARGS="DEVICE MODELS CONFIG")
 	@cargo build --locked --package outrider-engine --example gpu_check
 	@"$${CARGO_TARGET_DIR:-target}/debug/examples/gpu_check" $(ARGS)
 

@@ -2,6 +2,7 @@
 //!
 //! `cargo run -p outrider --example generator_cost -- [STREAMS] [EVENTS] [GAP_MS]` starts a scripted server as a process of its own, has the
 //! generator read STREAMS (256) answers of EVENTS (100) events at GAP_MS (50) side by side, and prints what that took of this machine.
+//! With a fourth argument `serve` it is the server alone, prints its URL and ends with its input.
 
 #![forbid(unsafe_code)]
 
@@ -32,7 +33,10 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let number = |i: usize, default| numbers.get(i).copied().unwrap_or(default);
     let (streams, events, gap) = (number(0, 256), number(1, 100), Duration::from_millis(number(2, 50)));
     if std::env::args().any(|word| word == "serve") {
-        let server = ScriptedServer::start(move |_| Script::tokens(&vec![gap; events as usize]))?;
+        // A setting that is known to be a tenth slower, for `outrider bench --arm a:prompt=slow --arm b`.
+        let gap_of = move |prompt: &str| if prompt == "slow" { gap * 11 / 10 } else { gap };
+        let script = move |prompt: &str| Script::tokens(&vec![gap_of(prompt); events as usize]);
+        let server = ScriptedServer::start(script)?;
         println!("{}", server.url());
         std::io::stdin().lines().for_each(drop);
         return Ok(());

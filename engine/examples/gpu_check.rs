@@ -1,13 +1,20 @@
-//! `make gpu-check`: on a machine with a GPU, every kernel against its naive twin and what each takes. Without one it
-//! says so in one line and fails. Arguments: the device's number, 0 where none is given.
+//! `make gpu-check`: on a machine with a GPU, every kernel against its naive twin, whole models against the CPU
+//! engine, and what things take. Without a GPU it says so in one line and fails.
+//!
+//!     gpu_check [DEVICE [MODELS [CONFIG]]]
+//!
+//! DEVICE is the driver's number [0], MODELS a directory of checkpoints [models/demo: draft and target], CONFIG a
+//! config.json whose model is decoded with random weights [none].
 
-use engine::cuda::{CudaDevice, CudaError, gpu_check};
+use std::path::Path;
+
+use engine::cuda::{CudaDevice, gpu_check};
 
 fn main() -> std::process::ExitCode {
-    let ordinal = std::env::args().nth(1).unwrap_or_else(|| "0".to_owned());
-    match run(&ordinal) {
+    let args: Vec<String> = std::env::args().skip(1).collect();
+    match run(&args) {
         Ok(0) => std::process::ExitCode::SUCCESS,
-        Ok(failed) => fail(&format!("{failed} kernels differ from their twins")),
+        Ok(failed) => fail(&format!("{failed} cases differ from their twins")),
         Err(error) => fail(&error),
     }
 }
@@ -20,23 +27,37 @@ fn fail(reason: &str) -> std::process::ExitCode {
 
 /// How many cases failed.
 #[expect(clippy::print_stdout, reason = "a report for people")]
-fn run(ordinal: &str) -> Result<usize, String> {
-    let ordinal = ordinal.parse().map_err(|_| format!("`{ordinal}` is no device number"))?;
-    let says = |error: CudaError| error.to_string();
+fn run(args: &[String]) -> Result<usize, String> {
+    let number = args.first().map_or("0", String::as_str);
+    let ordinal = number.parse().map_err(|_| format!("`{number}` is no device number"))?;
     let mut device = CudaDevice::open(ordinal).map_err(says)?;
     let facts = device.facts().map_err(says)?;
-    println!(
-        "cuda:{ordinal} {} {}, {} of {} bytes free\n",
-        facts.name, facts.arch, facts.free_bytes, facts.total_bytes
-    );
+    let (free, total) = (facts.free_bytes, facts.total_bytes);
+    println!("cuda:{ordinal} {} {}, {free} of {total} bytes free\n", facts.name, facts.arch);
 
     let parity = gpu_check::parity(&mut device).map_err(says)?;
-    for line in &parity.lines {
-        println!("{line}");
+    let mut failed = parity.failed;
+    parity.lines.iter().for_each(|line| println!("{line}"));
+
+    let models = Path::new(args.get(1).map_or("models/demo", String::as_str));
+    for model in ["draft", "target"] {
+        let parity = gpu_check::logits(ordinal, &models.join(model)).map_err(says)?;
+        failed += parity.failed;
+        parity.lines.iter().for_each(|line| println!("{line}"));
     }
+
     println!("\n{:<40}{:>12}{:>12}", "weight products", "us", "GB/s");
     for timing in gpu_check::timings(&mut device).map_err(says)? {
         println!("{:<40}{:>12.1}{:>12.0}", timing.case, timing.best_us, timing.gb_per_s);
     }
-    Ok(parity.failed)
+    if let Some(config) = args.get(2) {
+        println!("\ndecoding {config}, random weights");
+        let lines = gpu_check::decode(ordinal, Path::new(config)).map_err(says)?;
+        lines.iter().for_each(|line| println!("{line}"));
+    }
+    Ok(failed)
+}
+
+fn says(error: impl std::error::Error) -> String {
+    error.to_string()
 }

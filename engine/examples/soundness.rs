@@ -105,7 +105,7 @@ fn check(
             engine.truncate(slot, 50);
             engine.forward(&[SequenceRows { slot, token_ids: &ids[50..51], num_logits: 1 }])?;
         }
-        slots.map(|slot| engine.close(slot));
+        slots.into_iter().for_each(|slot| engine.close(slot));
     }
     Ok((wrong, rows))
 }

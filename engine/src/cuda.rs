@@ -3,10 +3,11 @@
 //!
 //! `kernels/*.cu` are the operations; `sources` lists them, `nvrtc` compiles them. `executor` is what must run them:
 //! `device` does on a GPU, `emulator` does on the host, thread by thread, in tests. Everything above it
-//! (`ops`: checked launches; `model`: the forward; `parity`: every kernel against its naive twin) is the same
+//! (`ops`: checked launches; `backend`: what a forward calls; `parity`: every kernel against its naive twin) is the same
 //! code over both, so that what the tests ran is what a GPU runs. docs/cuda.md says what has been seen on one.
 #![expect(unsafe_code, reason = "launches, the driver and the compiler are foreign; see each SAFETY note")]
 
+mod backend;
 mod device;
 #[cfg(test)]
 mod emulator;
@@ -18,6 +19,8 @@ mod nvrtc;
 mod ops;
 mod parity;
 mod sources;
+mod whole_model;
 
+pub(crate) use backend::load_on;
 pub use device::{CudaDevice, DeviceFacts};
 pub use error::CudaError;

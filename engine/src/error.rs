@@ -93,6 +93,9 @@ pub enum EngineError {
         /// The limit, and what to do.
         reason: String,
     },
+    /// A GPU cannot be used, or said no.
+    #[error(transparent)]
+    Cuda(#[from] crate::cuda::CudaError),
     /// The system did not give the memory.
     #[error("out of memory: {bytes} bytes for {purpose}")]
     OutOfMemory {

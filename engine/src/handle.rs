@@ -7,15 +7,15 @@ use std::marker::PhantomData;
 use std::path::Path;
 
 use crate::block_manager::{BLOCK_SIZE, BlockManager, Shared};
-use crate::cpu::{KERNEL_CLASS, Threads};
+use crate::cpu::Threads;
 use crate::forward_batch::ReservedRows;
-use crate::load::{Loaded, MAX_THREADS, load_on_cpu};
+use crate::load::{Loaded, MAX_THREADS, load_on_cpu, load_on_cuda};
 use crate::model_config::fields::read_file;
 use crate::model_config::{CONFIG_FILE, ModelConfig};
 use crate::numerics_id::NumericsParts;
 use crate::options::{EngineInfo, EngineStats, LoadOptions, SequenceRows, SlotId};
 use crate::rank::Runner;
-use crate::weights::{Checkpoint, Formats, MatrixFormat, RandomTensors};
+use crate::weights::{Checkpoint, Formats, MatrixFormat, RandomTensors, TensorSource};
 use crate::{EngineError, Logits, TokenId};
 
 /// A loaded model and its KV. One thread uses it at a time: `Send`, not `Sync`.
@@ -31,12 +31,25 @@ impl Engine {
     /// Loads a checkpoint into memory, converted or quantized where another format is wanted than it is stored in.
     /// Every byte of it is read, once more for [`EngineInfo::numerics_id`]; nothing is read later.
     pub fn load(options: &LoadOptions) -> Result<Engine, EngineError> {
+        Self::load_by(options, |source, model| load_on_cpu(options, source, model))
+    }
+
+    /// The same on a GPU, by the driver's number; `options.kv_memory_bytes` are taken with the first block.
+    pub fn load_on_cuda(options: &LoadOptions, ordinal: usize) -> Result<Engine, EngineError> {
+        Self::load_by(options, |source, model| load_on_cuda(options, source, model, ordinal))
+    }
+
+    /// Loads a checkpoint by whatever puts its weights on a device.
+    pub(crate) fn load_by(
+        options: &LoadOptions,
+        load: impl FnOnce(&dyn TensorSource, (ModelConfig, Formats)) -> Result<Loaded, EngineError>,
+    ) -> Result<Engine, EngineError> {
         let threads = new_threads(options)?;
         let config = ModelConfig::load(&options.model_dir)?;
         let config_bytes = read_file(&options.model_dir.join(CONFIG_FILE))?;
         let checkpoint = Checkpoint::open(&options.model_dir)?;
         let formats = Formats::resolve(options.weights, checkpoint.stored_format());
-        let loaded = load_on_cpu(options, &checkpoint, (config.clone(), formats))?;
+        let loaded = load(&checkpoint, (config.clone(), formats))?;
         let digest = checkpoint.digest(&threads)?;
         Self::around(options, (loaded, config), formats, (&config_bytes, digest))
     }
@@ -45,12 +58,26 @@ impl Engine {
     /// a config.json. The same seed makes the same model in every format; "as stored" is bf16. For measuring
     /// speed; its text is noise.
     pub fn random(options: &LoadOptions, seed: u64) -> Result<Engine, EngineError> {
+        Self::random_by(options, seed, |source, model| load_on_cpu(options, source, model))
+    }
+
+    /// The same on a GPU, by the driver's number.
+    pub fn random_on_cuda(options: &LoadOptions, seed: u64, ordinal: usize) -> Result<Engine, EngineError> {
+        Self::random_by(options, seed, |source, model| load_on_cuda(options, source, model, ordinal))
+    }
+
+    /// Random weights by whatever puts them on a device.
+    pub(crate) fn random_by(
+        options: &LoadOptions,
+        seed: u64,
+        load: impl FnOnce(&dyn TensorSource, (ModelConfig, Formats)) -> Result<Loaded, EngineError>,
+    ) -> Result<Engine, EngineError> {
         let threads = new_threads(options)?;
         let config = ModelConfig::read(&options.model_dir)?;
         let config_bytes = read_file(&options.model_dir)?;
         let source = RandomTensors { seed, threads: &threads };
         let formats = Formats::resolve(options.weights, MatrixFormat::Bf16);
-        let loaded = load_on_cpu(options, &source, (config.clone(), formats))?;
+        let loaded = load(&source, (config.clone(), formats))?;
         let mut digest = [0; 32];
         digest[..8].copy_from_slice(&seed.to_le_bytes());
         Self::around(options, (loaded, config), formats, (&config_bytes, digest))
@@ -63,15 +90,16 @@ impl Engine {
         formats: Formats,
         (config_bytes, checkpoint): (&[u8], [u8; 32]),
     ) -> Result<Engine, EngineError> {
-        let Loaded { runner, weight_bytes, kv_bytes_per_token } = loaded;
+        let Loaded { numerics: (kernel_class, device_class), runner, weight_bytes, kv_bytes_per_token } =
+            loaded;
         let blocks = new_block_manager(kv_bytes_per_token * BLOCK_SIZE as u64, options.kv_memory_bytes)?;
         let numerics = NumericsParts {
             config: config_bytes,
             checkpoint,
             weight_format: formats.as_str(),
             kv_format: formats.kv().as_str(),
-            kernel_class: KERNEL_CLASS,
-            device_class: "cpu",
+            kernel_class,
+            device_class,
         };
         let info = EngineInfo {
             model_id: model_id(&config, &options.model_dir),

@@ -6,7 +6,8 @@ use std::time::Duration;
 use crate::EngineError;
 use crate::backend::Backend;
 use crate::collective::{Alone, Collective, Meeting, shared_memory};
-use crate::cpu::Cpu;
+use crate::cpu::{Cpu, KERNEL_CLASS};
+use crate::cuda::{self, CudaDevice};
 use crate::kv_cache::KvShape;
 use crate::llama::Llama;
 use crate::model_config::ModelConfig;
@@ -24,6 +25,8 @@ const WATCHDOG: Duration = Duration::from_secs(60);
 
 /// A model that is ready to run.
 pub(crate) struct Loaded {
+    /// The class of kernels whose bits are equal, and of devices.
+    pub(crate) numerics: (&'static str, &'static str),
     pub(crate) runner: Box<dyn Runner>,
     /// Bytes of weights that a forward with logits reads, on all ranks.
     pub(crate) weight_bytes: u64,
@@ -64,5 +67,40 @@ pub(crate) fn load_on_cpu(
         1 => runners.remove(0),
         _ => Box::new(RankGroup::start(runners, meeting)?),
     };
-    Ok(Loaded { runner, weight_bytes, kv_bytes_per_token })
+    Ok(Loaded { numerics: (KERNEL_CLASS, "cpu"), runner, weight_bytes, kv_bytes_per_token })
+}
+
+/// Loads a model onto one GPU.
+pub(crate) fn load_on_cuda(
+    options: &LoadOptions,
+    source: &dyn TensorSource,
+    model: (ModelConfig, Formats),
+    ordinal: usize,
+) -> Result<Loaded, EngineError> {
+    if options.tensor_parallel != 1 {
+        let (option, value) = ("tensor_parallel", options.tensor_parallel as u64);
+        let reason = "expected 1 on a gpu: its ranks have no collective yet".to_owned();
+        return Err(EngineError::BadOption { option, value, reason });
+    }
+    cuda::load_on(CudaDevice::open(ordinal)?, options, source, model)
+}
+
+/// Loads a model that is not split.
+pub(crate) fn load_whole<B: Backend + 'static>(
+    backend: B,
+    kernel_class: &'static str,
+    source: &dyn TensorSource,
+    (config, formats): (ModelConfig, Formats),
+) -> Result<Loaded, EngineError> {
+    let shard = Shard::all(1, &config)?[0];
+    let shape = KvShape {
+        num_layers: config.num_layers,
+        num_kv_heads: config.num_kv_heads,
+        head_dim: config.head_dim,
+    };
+    let kv_bytes_per_token = (shape.token_len() * formats.kv().size()) as u64;
+    let model = Llama::load(&backend, source, (config, formats), shard, None)?;
+    let (weight_bytes, kv) = (model.weight_bytes(&backend), backend.new_kv(shape, formats.kv()));
+    let runner = Box::new(Rank::new(backend, Box::new(Alone), model, kv, 0));
+    Ok(Loaded { numerics: (kernel_class, "cuda"), runner, weight_bytes, kv_bytes_per_token })
 }

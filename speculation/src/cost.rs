@@ -203,7 +203,12 @@ impl Residuals {
 
     /// The factor at `index`.
     pub fn factor(&self, index: usize) -> f64 {
-        let (mut sum, mut weights) = (0.0, self.trust);
+        self.factor_beside(index, 1.0)
+    }
+
+    /// The factor at `index`, where the prediction is taken to be off by `usual` as long as nothing else was measured.
+    pub fn factor_beside(&self, index: usize, usual: f64) -> f64 {
+        let (mut sum, mut weights) = (self.trust * usual.ln(), self.trust);
         for (i, entry) in self.entries.iter().enumerate() {
             let weight = entry.weight * self.reach.powi(i.abs_diff(index) as i32);
             sum += weight * entry.log;

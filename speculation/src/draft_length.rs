@@ -8,8 +8,8 @@
 //! table knows, steps that run into each other above all, is in the price once it was seen.
 //!
 //! k = 0 is a choice like the others. What a lane does not do it does not learn about, so now and then it takes one round at another k: a
-//! probe, paid for out of a fixed share of the lane's time. While k = 0 only a few sequences probe, for what has to be learned then
-//! is how often guesses are right; else all of them, for then it is what the round takes.
+//! probe, paid for out of a fixed share of the lane's time. All its sequences probe, for what such a round takes is to be learned, too; but
+//! where k = 0 and drafts come from several workers only a few, for these would come back in parts.
 
 mod explanation;
 #[cfg(test)]
@@ -54,7 +54,7 @@ pub const BACKOFF_LANE_ROUNDS: (u64, u64) = (32, 2_048);
 pub const BACKOFF_HYSTERESIS: f64 = 0.25;
 
 /// The share of a lane's time that probes may cost, by their predicted loss.
-pub const PROBE_SHARE: f64 = 0.01;
+pub const PROBE_SHARE: f64 = 0.015;
 
 /// Lane rounds between probes at least, while k = 0 and else.
 pub const PROBE_SPACING_OFF: u64 = 12;
@@ -64,7 +64,7 @@ pub const PROBE_SPACING_ON: u64 = 48;
 /// A probe is taken to cost this part of a round at least, however little it seems to.
 const PROBE_LOSS_MIN: f64 = 0.1;
 
-/// While k = 0 one in so many sequences probes.
+/// While k = 0 one in so many sequences probes, where their drafts come from several workers.
 const PROBING_ONE_IN: u32 = 16;
 
 /// What it costs, in rounds, until a sequence that probed is together with the plain ones again.
@@ -84,7 +84,7 @@ const MODEL_TRUST: f64 = 6.0;
 const SETTLING_ON_LANE_ROUNDS: u64 = 2;
 
 /// Each lane round, what was measured counts for so much less.
-const KEEP_PER_LANE_ROUND: f64 = 1.0 - 1.0 / 256.0;
+const KEEP_PER_LANE_ROUND: f64 = 1.0 - 1.0 / 64.0;
 
 /// No wait for a draft is shorter, whatever the tables say.
 const DRAFT_WAIT_MIN_MICROS: f64 = 50.0;
@@ -296,7 +296,8 @@ impl DraftLength {
             }
         }
         // A probe of all tells what rounds of its k take; one of a few, beside plain ones, does not.
-        let is_probe_of_all = self.k > 0 && self.probe == Some(k);
+        let of_few = load_is_spread(self.load) && self.k == 0;
+        let is_probe_of_all = self.probe == Some(k) && !of_few;
         let Some(load) = self.load.filter(|_| (settled || is_probe_of_all) && k <= self.max_k) else {
             return;
         };
@@ -372,6 +373,11 @@ impl DraftLength {
         let supply = self.supply.survival(self.max_k);
         let sequences = f64::from(load.sequences.max(1));
         let (mut expected_tokens, mut rows_each) = (1.0, 1.0);
+        // What is in the way of this lane's rounds now, prompts above all, would be in the way of others as well.
+        let usual = match self.k {
+            0 => self.plain_residual.factor(0),
+            k => self.verify_residuals.factor(k as usize),
+        };
         let mut outlook = Vec::with_capacity(self.max_k as usize + 1);
         for k in 0..=self.max_k {
             if k > 0 {
@@ -381,9 +387,11 @@ impl DraftLength {
             }
             let (table_draft_us, table_verify_us) = table_round_us(k, rows_each, load, (target, draft));
             let draft_wait_us = table_draft_us * self.draft_residuals.factor(k as usize);
-            let drafted_factor = self.verify_residuals.factor(k as usize);
-            let verify_us =
-                table_verify_us * if k == 0 { self.plain_residual.factor(0) } else { drafted_factor };
+            let verify_us = table_verify_us
+                * match k {
+                    0 => self.plain_residual.factor_beside(0, usual),
+                    _ => self.verify_residuals.factor_beside(k as usize, usual),
+                };
             let round_us = draft_wait_us + verify_us;
             outlook.push(Outlook {
                 k,
@@ -462,6 +470,8 @@ impl DraftLength {
             return None;
         }
         let probe = match self.probes % 4 {
+            // Where few sequences share the price of it, the shortest draft has to do.
+            _ if self.k == 0 && load.sequences < PROBING_ONE_IN => 1.min(self.max_k),
             _ if self.k == 0 => MAX_MOVE.min(self.max_k),
             0 => (self.k + MAX_MOVE).min(self.max_k),
             1 => self.k - 1,
@@ -477,8 +487,9 @@ impl DraftLength {
         let slower = (there.draft_wait_us + there.verify_us) / (here.draft_wait_us + here.verify_us);
         let of_each = (slower - there.expected_tokens / here.expected_tokens).max(PROBE_LOSS_MIN);
         let sequences = load.sequences.max(1);
+        // Sequences whose drafts come from several workers leave plain rounds together and come back in parts.
         let (probing, loss) = match self.k {
-            0 => {
+            0 if load_is_spread(self.load) => {
                 let probing = sequences.div_ceil(PROBING_ONE_IN);
                 (probing, (of_each + REJOINING_LOSS) * f64::from(probing) / f64::from(sequences))
             }
@@ -495,6 +506,11 @@ impl DraftLength {
     }
 }
 
+/// Whether the drafts of a lane's sequences come from several workers.
+fn load_is_spread(load: Option<Load>) -> bool {
+    load.is_some_and(|load| load.draft_sequences < load.sequences)
+}
+
 /// A round by tables and wires: microseconds of its draft, and from there to its verdict.
 ///
 /// A lane's sequences may go in groups by turns, one drafting while another is verified. What a round takes then is the longest of
@@ -508,8 +524,9 @@ fn table_round_us(
 ) -> (f64, f64) {
     let sequences = f64::from(load.sequences.max(1));
     let in_groups = |groups: f64| {
-        let rows = sequences * rows_each / groups + f64::from(load.other_rows) / groups;
-        let sequences = (sequences + f64::from(load.other_rows)) / groups;
+        // Other lanes' rows are in every forward: their rounds are not this lane's.
+        let rows = sequences * rows_each / groups + f64::from(load.other_rows);
+        let sequences = sequences / groups + f64::from(load.other_rows);
         let verify = target.forward_micros(Forward { rows, sequences, context: load.context });
         let (drafted, draft_us) = match k {
             0 => (0.0, 0.0),

@@ -28,7 +28,7 @@ pub struct WorkerFlags {
     /// The name that clients ask for [default: the directory's name]
     #[arg(long, value_name = "NAME")]
     pub served_model_name: Option<String>,
-    /// What computes: cpu, or GPUs as cuda:0 or cuda:0,1
+    /// What computes: cpu, or a GPU as cuda:0
     #[arg(long, value_name = "DEVICE")]
     pub device: Option<String>,
     /// Threads that compute [default: all cores]

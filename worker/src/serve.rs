@@ -18,6 +18,7 @@ use tokio_stream::wrappers::TcpListenerStream;
 use tonic::transport::Server;
 
 use crate::assets::Assets;
+use crate::compute_device::ComputeDevice;
 use crate::config::WorkerConfig;
 use crate::decide::Decide;
 use crate::device::{Device, MAILBOX_FRAMES};
@@ -79,18 +80,23 @@ pub fn load<D: Decide>(
 
 fn load_engine(config: &WorkerConfig) -> anyhow::Result<(Engine, Assets)> {
     let model_dir = config.model.clone().context("no model was given: pass --model DIR")?;
-    config.device.check()?;
     let assets = Assets::load(&model_dir)?;
     let tokenizer = model_dir.join("tokenizer.json");
     let began = std::time::Instant::now();
-    let engine = Engine::load(&LoadOptions {
+    let options = LoadOptions {
         model_dir,
         weights: config.weights,
         threads: config.threads,
         tensor_parallel: config.tensor_parallel,
         kv_memory_bytes: config.kv_memory.bytes().map_err(|reason| anyhow::anyhow!("kv_memory: {reason}"))?,
         max_model_len: config.max_model_len,
-    })?;
+    };
+    let engine = match config.device {
+        ComputeDevice::Cpu => Engine::load(&options)?,
+        ComputeDevice::Cuda(ordinal) => {
+            Engine::load_on_cuda(&options, ordinal).with_context(|| format!("--device cuda:{ordinal}"))?
+        }
+    };
     let info = engine.info();
     anyhow::ensure!(
         assets.token_list().num_ids() <= info.vocab_size,

@@ -133,14 +133,34 @@ impl Executor for CudaDevice {
     }
 
     fn write(&mut self, memory: &mut CudaMemory, at: usize, bytes: &[u8]) -> Result<(), CudaError> {
+        if bytes.is_empty() {
+            return Ok(());
+        }
         let mut part = memory.slice.slice_mut(at..at + bytes.len());
         self.stream.memcpy_htod(bytes, &mut part).map_err(refused("copy to the device"))
     }
 
     fn read(&mut self, memory: &CudaMemory, at: usize, bytes: &mut [u8]) -> Result<(), CudaError> {
+        if bytes.is_empty() {
+            return Ok(());
+        }
         let part = memory.slice.slice(at..at + bytes.len());
         self.stream.memcpy_dtoh(&part, bytes).map_err(refused("copy from the device"))?;
         self.wait()
+    }
+
+    fn copy_within(
+        &mut self,
+        memory: &mut CudaMemory,
+        (from, to): (usize, usize),
+        bytes: usize,
+    ) -> Result<(), CudaError> {
+        let range = from.max(to) + bytes;
+        assert!(range <= memory.slice.len(), "copies stay inside the memory");
+        let address = |at: usize| memory.address + at as u64;
+        // SAFETY: both parts lie inside the memory by the line above, and the stream is of its context.
+        unsafe { result::memcpy_dtod_async(address(to), address(from), bytes, self.stream.cu_stream()) }
+            .map_err(refused("copy on the device"))
     }
 
     unsafe fn launch(

@@ -15,13 +15,12 @@ const SHIM: &str = include_str!("emulator/emulator.hpp");
 
 type Launch = unsafe extern "C" fn(*const c_void, *const u32, u32, *mut *mut c_void);
 
-/// A library of all kernels. Blocks run on the calling thread; the library's state is the process's, hence the
-/// lock that tests of one process share.
+/// A library of all kernels.
 pub(crate) struct Emulator {
     library: Library,
-    turn: std::sync::MutexGuard<'static, ()>,
 }
 
+/// Blocks run on the calling thread, but the library's state is the process's: one launch at a time.
 static TURN: std::sync::Mutex<()> = std::sync::Mutex::new(());
 
 /// Memory that ends where touching ends the process.
@@ -31,13 +30,17 @@ pub(crate) struct HostMemory {
     free: unsafe extern "C" fn(*mut c_void, usize),
 }
 
+// SAFETY: the memory belongs to its holder alone, as a Box's would.
+unsafe impl Send for HostMemory {}
+// SAFETY: shared, it only tells its address.
+unsafe impl Sync for HostMemory {}
+
 impl Emulator {
     /// Builds the library, once for each state of the sources, and loads it.
     pub(crate) fn build() -> Self {
-        let turn = TURN.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         // SAFETY: the library is our own and has no initialisers beyond zeroed statics.
         let library = unsafe { Library::new(build_library()) }.unwrap();
-        Self { library, turn }
+        Self { library }
     }
 
     fn symbol<T>(&self, name: &str) -> Symbol<'_, T> {
@@ -137,6 +140,18 @@ impl Executor for Emulator {
         Ok(())
     }
 
+    fn copy_within(
+        &mut self,
+        memory: &mut HostMemory,
+        (from, to): (usize, usize),
+        bytes: usize,
+    ) -> Result<(), CudaError> {
+        assert!(from.max(to) + bytes <= memory.bytes);
+        // SAFETY: both inside the allocation by the line above.
+        unsafe { std::ptr::copy(memory.address.add(from), memory.address.add(to), bytes) }
+        Ok(())
+    }
+
     unsafe fn launch(
         &mut self,
         kernel: &'static Kernel,
@@ -146,6 +161,7 @@ impl Executor for Emulator {
         let launch: Symbol<'_, Launch> = self.symbol("emulator_launch");
         let entry: Symbol<'_, *const c_void> = self.symbol(&format!("run_{}", kernel.name));
         let mut pointers = params.pointers();
+        let _turn = TURN.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         // SAFETY: the parameters are the kernel's by this function's contract.
         unsafe { launch(*entry, grid.as_ptr(), kernel.threads, pointers.as_mut_ptr()) }
         Ok(())
@@ -154,6 +170,6 @@ impl Executor for Emulator {
 
 impl std::fmt::Debug for Emulator {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Emulator").field("turn", &self.turn).finish_non_exhaustive()
+        f.debug_struct("Emulator").finish_non_exhaustive()
     }
 }

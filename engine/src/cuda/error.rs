@@ -60,6 +60,12 @@ pub enum CudaError {
         /// What the kernel takes.
         expected: String,
     },
+    /// Weights are wanted in a format that no kernel reads.
+    #[error("{format} weights have no cuda kernels: pass --weights bf16 or int8 (bf16 and int8 have)")]
+    NoSuchFormat {
+        /// The format.
+        format: &'static str,
+    },
     /// The device has not the memory.
     #[error("out of device memory: {bytes} bytes for {purpose}, {free} free")]
     OutOfMemory {

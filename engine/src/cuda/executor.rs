@@ -26,6 +26,14 @@ pub(crate) trait Executor {
     /// Device to host, from byte `at` on; waits for what was launched before.
     fn read(&mut self, memory: &Self::Memory, at: usize, bytes: &mut [u8]) -> Result<(), CudaError>;
 
+    /// Copies bytes inside one memory, from where to where; the two do not overlap.
+    fn copy_within(
+        &mut self,
+        memory: &mut Self::Memory,
+        from_to: (usize, usize),
+        bytes: usize,
+    ) -> Result<(), CudaError>;
+
     /// Starts a kernel.
     ///
     /// # Safety
@@ -74,6 +82,21 @@ impl<M: DeviceMemory, T: bytemuck::Pod> Tensor<M, T> {
     {
         assert!(at + numbers.len() <= self.len, "writes stay inside the tensor");
         executor.write(&mut self.memory, at * size_of::<T>(), bytemuck::cast_slice(numbers))
+    }
+
+    /// Copies `len` elements, from where to where; the two do not overlap and all exist.
+    pub(crate) fn copy_within<E>(
+        &mut self,
+        executor: &mut E,
+        (from, to): (usize, usize),
+        len: usize,
+    ) -> Result<(), CudaError>
+    where
+        E: Executor<Memory = M>,
+    {
+        assert!(from.max(to) + len <= self.len && from.abs_diff(to) >= len, "copies stay inside and apart");
+        let size = size_of::<T>();
+        executor.copy_within(&mut self.memory, (from * size, to * size), len * size)
     }
 
     /// The first `len` elements.

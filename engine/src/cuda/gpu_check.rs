@@ -1,13 +1,18 @@
 //! What `make gpu-check` runs on a machine with a GPU: every kernel against its naive twin at the size of a model's
 //! layer, then how long each takes. Without a GPU it is one error.
 
+use std::path::Path;
 use std::time::Instant;
 
+use half::bf16;
+
 use super::executor::Tensor;
-use super::ops::{BF16_GRAIN, GemmBf16, GemmInt8, INT8_GRAIN, Output, RandomRows, borders};
+use super::ops::{BF16_GRAIN, GemmBf16, GemmInt8, INT8_GRAIN, borders};
 use super::parity::{Scale, run_all};
+use super::whole_model::{decode_on_gpu, distance_on_gpu};
 use super::{CudaDevice, CudaError};
 use crate::k_slices::KSlices;
+use crate::{EngineError, WeightFormat};
 
 /// What was found.
 #[derive(Debug)]
@@ -23,6 +28,41 @@ pub fn parity(device: &mut CudaDevice) -> Result<ParityReport, CudaError> {
     let parities = run_all(device, Scale::Large)?;
     let failed = parities.iter().filter(|parity| !parity.is_good()).count();
     Ok(ParityReport { lines: parities.iter().map(ToString::to_string).collect(), failed })
+}
+
+/// How far logits on a GPU may lie from the CPU engine's, as a part of the largest.
+const LOGITS_TOLERANCE: f32 = 1e-2;
+
+/// A checkpoint's logits, bf16 and int8, against the CPU engine's.
+pub fn logits(ordinal: usize, model_dir: &Path) -> Result<ParityReport, EngineError> {
+    let (mut lines, mut failed) = (Vec::new(), 0);
+    for weights in [WeightFormat::Bf16, WeightFormat::Int8] {
+        let distance = distance_on_gpu(ordinal, model_dir, weights)?;
+        let is_good = distance <= LOGITS_TOLERANCE;
+        failed += usize::from(!is_good);
+        let verdict = if is_good { "ok" } else { "DIFFERS" };
+        let model = model_dir.display();
+        lines.push(format!(
+            "{verdict:<8}logits of {model} as {weights:?}: {distance:.1e} of the largest apart"
+        ));
+    }
+    Ok(ParityReport { lines, failed })
+}
+
+/// Decode steps of a model of random weights, by its config.json: milliseconds, and the rate at which weights are read.
+pub fn decode(ordinal: usize, config: &Path) -> Result<Vec<String>, EngineError> {
+    const SEQUENCES: [usize; 4] = [1, 8, 64, 256];
+    let mut lines = Vec::new();
+    for weights in [WeightFormat::Bf16, WeightFormat::Int8] {
+        let (seconds, bytes) = decode_on_gpu(ordinal, config, weights, &SEQUENCES)?;
+        for (sequences, seconds) in SEQUENCES.into_iter().zip(seconds) {
+            let (ms, rate) = (seconds * 1e3, bytes as f64 / seconds / 1e9);
+            lines.push(format!(
+                "{weights:?}, {sequences:>3} sequences: {ms:>8.2} ms a step, weights at {rate:.0} GB/s"
+            ));
+        }
+    }
+    Ok(lines)
 }
 
 /// What one operation took.
@@ -55,14 +95,11 @@ pub fn timings(device: &mut CudaDevice) -> Result<Vec<Timing>, CudaError> {
 }
 
 fn time_bf16(device: &mut CudaDevice, (rows, n, k): (usize, usize, usize)) -> Result<Timing, CudaError> {
-    let mut weights = Tensor::zeros(device, n * k, "weights")?;
-    RandomRows { seed: 1, name: "weights", len: k }.launch(
-        device,
-        (0, n),
-        (Output::Bf16(&mut weights), 0),
-    )?;
-    let mut x = Tensor::zeros(device, rows * k, "activations")?;
-    RandomRows { seed: 1, name: "x", len: k }.launch(device, (0, rows), (Output::Bf16(&mut x), 0))?;
+    // Zeros would cost less power and flatter the clock.
+    let number = |i: usize| bf16::from_bits(0x3f00 | ((i.wrapping_mul(40_503) >> 7) as u16 & 0x80ff));
+    let numbers: Vec<bf16> = (0..n * k).map(number).collect();
+    let weights = Tensor::of(device, &numbers, "weights")?;
+    let x = Tensor::of(device, &numbers[..rows * k], "activations")?;
     let on_host = borders(&KSlices::eighths(k, 32), BF16_GRAIN);
     let on_device = Tensor::of(device, &on_host, "borders")?;
     let mut out = Tensor::zeros(device, rows * n, "products")?;
@@ -82,9 +119,9 @@ fn time_int8(device: &mut CudaDevice, (rows, n, k): (usize, usize, usize)) -> Re
     let on_device = Tensor::of(device, &on_host, "borders")?;
     let mut out = Tensor::zeros(device, rows * n, "products")?;
     let best_us = best_of(device, |device| {
-        let (x, weights) = ((&x, &scales), (&weights, &scales));
-        let borders = (&on_device, on_host.as_slice());
-        GemmInt8 { x, weights, bias: None, borders, slices: 8, out: &mut out }.launch(device, (rows, n, k))
+        let (x, channel_scales, borders) = ((&x, &scales), Some(&scales), (&on_device, on_host.as_slice()));
+        GemmInt8 { x, weights: &weights, channel_scales, bias: None, borders, slices: 8, out: &mut out }
+            .launch(device, (rows, n, k))
     })?;
     let bytes = (n * k) as f64;
     Ok(Timing { case: format!("gemm_int8 {rows} x {n} x {k}"), best_us, gb_per_s: bytes / best_us / 1e3 })

@@ -52,9 +52,23 @@ macro_rules! source {
 }
 
 source!(EMBEDDING, "embedding.cu", [kernel("embedding", 256, 32)]);
-source!(RMS_NORM, "rms_norm.cu", [kernel("rms_norm_f32", 256, 32), kernel("rms_norm_bf16", 256, 32)]);
-source!(ROPE_KV, "rope_kv.cu", [kernel("rope_kv", 32, 48)]);
-source!(SWIGLU, "swiglu.cu", [kernel("swiglu_f32", 256, 32), kernel("swiglu_bf16", 256, 32)]);
+source!(
+    ROWS,
+    "rows.cu",
+    [
+        kernel("add", 256, 32),
+        kernel("to_bf16", 256, 32),
+        kernel("take_rows", 256, 32),
+        kernel("finish_sum", 256, 32)
+    ]
+);
+source!(RMS_NORM, "rms_norm.cu", [kernel("rms_norm", 256, 32)]);
+source!(
+    HEADS,
+    "heads.cu",
+    [kernel("norm_heads", 32, 48), kernel("rotate", 32, 48), kernel("write_kv", 32, 48)]
+);
+source!(SWIGLU, "swiglu.cu", [kernel("swiglu", 256, 32)]);
 source!(GEMM_BF16, "gemm_bf16.cu", [kernel("gemm_bf16_8", 256, 64), kernel("gemm_bf16_32", 256, 96)]);
 source!(
     INT8,
@@ -70,17 +84,15 @@ source!(
         kernel("attention_64", 32, 96),
         kernel("attention_96", 32, 128),
         kernel("attention_128", 32, 160),
-        kernel("attention_merge_f32", 32, 48),
-        kernel("attention_merge_bf16", 32, 48),
+        kernel("attention_merge", 32, 48),
     ]
 );
 source!(LOGITS, "logits.cu", [kernel("edit_logits", 128, 32)]);
 source!(DRAW, "draw.cu", [kernel("draw", 256, 80)]);
-source!(RANDOM, "random.cu", [kernel("random_f32", 256, 32), kernel("random_bf16", 256, 32)]);
 
 /// All of them.
 pub(crate) fn all() -> [&'static Source; 10] {
-    [&EMBEDDING, &RMS_NORM, &ROPE_KV, &SWIGLU, &GEMM_BF16, &INT8, &ATTENTION, &LOGITS, &DRAW, &RANDOM]
+    [&EMBEDDING, &ROWS, &RMS_NORM, &HEADS, &SWIGLU, &GEMM_BF16, &INT8, &ATTENTION, &LOGITS, &DRAW]
 }
 
 #[cfg(test)]

@@ -127,7 +127,9 @@ fn yarn(config: &Fields<'_>, rope: &Fields<'_>, max_positions: usize) -> Result<
         None => max_positions as f64 / original_len,
     };
     // Zero stands for "the default" there, as in the reference.
-    let beta = |name, default| Ok(rope.optional_number(name)?.filter(|x| *x != 0.0).unwrap_or(default));
+    let beta = |name, default| {
+        Ok::<_, EngineError>(rope.optional_number(name)?.filter(|x| *x != 0.0).unwrap_or(default))
+    };
     let (beta_fast, beta_slow) =
         (beta("beta_fast", DEFAULT_BETA_FAST)?, beta("beta_slow", DEFAULT_BETA_SLOW)?);
     if beta_slow <= 0.0 || beta_fast < beta_slow {

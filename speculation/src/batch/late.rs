@@ -115,7 +115,8 @@ impl<K: Ord> Returns<K> {
         let awaited = self.awaited(now, left_us);
         let wait_us = best_wait_us(ready, &awaited, step_us)?;
         // An overdue one is given what is left of its time.
-        Some(Duration::from_secs_f64(wait_us.max(OVERDUE_SHARE * left_us) / 1e6))
+        let wait_us = if wait_us > 0.0 { wait_us } else { OVERDUE_SHARE * left_us };
+        Some(Duration::from_secs_f64(wait_us / 1e6))
     }
 }
 

@@ -2,7 +2,8 @@
 //!
 //! Sharing is the rule: weights are read once for all rows. Where each row costs its own time (past the knee), those that promise many
 //! tokens for few rows are answered sooner by going first, and the others lose nothing, for their rows would have been
-//! run meanwhile anyway. This is Smith's rule for the order of jobs, with the price of a second forward in it.
+//! run meanwhile anyway. This is Smith's rule for the order of jobs, with the price of a second forward in it: the time that two take longer
+//! than one is lost to everybody, in the rounds after these.
 
 /// A forward of its own must promise this much less weighted waiting.
 const SEPARATE_MARGIN: f64 = 0.02;
@@ -30,8 +31,9 @@ pub fn first_alone(lanes: &[LaneRows], step_us: impl Fn(u32) -> f64) -> Option<u
     let tokens: f64 = lanes.iter().map(|lane| lane.expected_tokens).sum();
     let shared = tokens * step_us(rows);
     let apart = |lane: &LaneRows| {
-        let first = step_us(lane.rows);
-        lane.expected_tokens * first + (tokens - lane.expected_tokens) * (first + step_us(rows - lane.rows))
+        let (first, then) = (step_us(lane.rows), step_us(rows - lane.rows));
+        let lost = (first + then - step_us(rows)).max(0.0);
+        lane.expected_tokens * first + (tokens - lane.expected_tokens) * (first + then) + tokens * lost
     };
     let best = lanes.iter().map(|lane| (lane.lane, apart(lane))).min_by(|a, b| a.1.total_cmp(&b.1))?;
     (best.1 < (1.0 - SEPARATE_MARGIN) * shared).then_some(best.0)

@@ -133,6 +133,8 @@ struct Simulation<'a> {
     now: Duration,
     events: Events,
     chance: Chance,
+    /// Of the requests alone, so that every way of serving gets the same ones.
+    requests: Chance,
     router: Router,
     targets: Vec<Worker>,
     drafts: Vec<Worker>,
@@ -170,6 +172,7 @@ impl<'a> Simulation<'a> {
             now: Duration::ZERO,
             events: Events::default(),
             chance: Chance { state: mix(setup.seed) },
+            requests: Chance { state: mix(!setup.seed) },
             router: Router::new(setup, kinds),
             targets: workers(Role::Target),
             drafts: workers(Role::Draft),
@@ -216,7 +219,7 @@ impl<'a> Simulation<'a> {
 
     fn open(&mut self, kind: usize) -> usize {
         let wanted = &self.kinds()[kind];
-        let spread = 0.5 + self.chance.next();
+        let spread = 0.5 + self.requests.next();
         self.sequences.push(Sequence {
             lane: lane_number(&wanted.task_type),
             len: wanted.prompt_tokens,
@@ -232,7 +235,7 @@ impl<'a> Simulation<'a> {
 
     fn next_arrival(&mut self) {
         if let Traffic::Open { per_second, .. } = self.setup.traffic {
-            let wait = -(1.0 - self.chance.next()).ln() / per_second;
+            let wait = -(1.0 - self.requests.next()).ln() / per_second;
             self.events.push(self.now + Duration::from_secs_f64(wait), Event::Arrival);
         }
     }
@@ -266,7 +269,7 @@ impl<'a> Simulation<'a> {
             self.outcome.turned_away += 1;
             return;
         }
-        let at = self.chance.next();
+        let at = self.requests.next();
         let kind = self.kind_of(at);
         let id = self.open(kind);
         let sequence = &self.sequences[id];

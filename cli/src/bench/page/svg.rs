@@ -64,7 +64,7 @@ pub(super) fn lines(labels: &Labels<'_>, series: &[Series], x_scale: Scale, y_sc
         svg.push_str(&rule((LEFT, at), (WIDTH - RIGHT, at), "grid"));
         svg.push_str(&text((LEFT - 6.0, at + 4.0), "tick end", &label(tick)));
     }
-    for tick in x.ticks() {
+    for tick in x_ticks(&x, series) {
         let at = x.place(tick);
         svg.push_str(&rule((at, TOP), (at, LINES_HEIGHT - BOTTOM), "grid"));
         svg.push_str(&text((at, LINES_HEIGHT - BOTTOM + 16.0), "tick middle", &label(tick)));
@@ -83,6 +83,17 @@ pub(super) fn lines(labels: &Labels<'_>, series: &[Series], x_scale: Scale, y_sc
     svg.push_str(&text((WIDTH - RIGHT, LINES_HEIGHT - 6.0), "tick end", labels.x));
     svg.push_str("</svg>");
     svg
+}
+
+/// Where there are few points their own places are the ticks: the loads that were measured, or positions.
+fn x_ticks(x: &Axis, series: &[Series]) -> Vec<f64> {
+    if series.iter().any(|line| line.points.len() > DOTS_MAX) {
+        return x.ticks();
+    }
+    let mut ticks: Vec<f64> = series.iter().flat_map(|line| &line.points).map(|point| point.x).collect();
+    ticks.sort_by(f64::total_cmp);
+    ticks.dedup();
+    ticks
 }
 
 fn draw_line(line: &Series, x: &Axis, y: &Axis) -> String {
@@ -136,9 +147,11 @@ pub(super) fn intervals(
         svg.push_str(&rule((x.place(tick), TOP), (x.place(tick), floor), "grid"));
         svg.push_str(&text((x.place(tick), floor + 16.0), "tick middle", &label(tick)));
     }
-    for (value, name) in marks {
+    for (i, (value, name)) in marks.iter().enumerate() {
         svg.push_str(&rule((x.place(*value), TOP), (x.place(*value), floor), "mark"));
-        svg.push_str(&text((x.place(*value), floor + 30.0), "tick middle", name));
+        // Marks may stand close together: the first name grows to the left, the others to the right.
+        let side = if i == 0 { "tick end" } else { "tick" };
+        svg.push_str(&text((x.place(*value), floor + 30.0), side, name));
     }
     for (i, row) in rows.iter().enumerate() {
         let y = TOP + ROW_HEIGHT * (i as f64 + 0.5);

@@ -176,11 +176,11 @@ ATTENTION(96)
 ATTENTION(128)
 
 // Joins the splits of each query, in order of position.
-//   partial as above, positions [rows] -> out [rows, heads * head_dim] f32 or bf16
+//   partial as above, positions [rows] -> out [rows, heads * head_dim] f32
 // Grid (rows, heads), one warp; head_dim at most 128.
-template <typename Out>
-__device__ __forceinline__ void merge(const float* partial, const u32* positions, Out* out, u32 head_dim,
-                                      u32 splits_max, u32 window) {
+extern "C" __global__ void __launch_bounds__(32)
+    attention_merge(const float* partial, const u32* positions, float* out, u32 head_dim, u32 splits_max,
+                    u32 window) {
   const u64 head = (u64)blockIdx.x * gridDim.y + blockIdx.y;
   const float* from = partial + head * splits_max * (head_dim + 2);
   const u32 len = positions[blockIdx.x] + 1;
@@ -199,24 +199,5 @@ __device__ __forceinline__ void merge(const float* partial, const u32* positions
       values[j] = fmaf(values[j], old_weight, part[i] * weight);
     }
   }
-  for (u32 i = threadIdx.x, j = 0; i < head_dim; i += WARP, ++j) {
-    const float value = values[j] / sum;
-    if constexpr (sizeof(Out) == 2) {
-      out[head * head_dim + i] = narrow(value);
-    } else {
-      out[head * head_dim + i] = value;
-    }
-  }
-}
-
-extern "C" __global__ void __launch_bounds__(32)
-    attention_merge_f32(const float* partial, const u32* positions, float* out, u32 head_dim, u32 splits_max,
-                        u32 window) {
-  merge<float>(partial, positions, out, head_dim, splits_max, window);
-}
-
-extern "C" __global__ void __launch_bounds__(32)
-    attention_merge_bf16(const float* partial, const u32* positions, bf16* out, u32 head_dim, u32 splits_max,
-                         u32 window) {
-  merge<bf16>(partial, positions, out, head_dim, splits_max, window);
+  for (u32 i = threadIdx.x, j = 0; i < head_dim; i += WARP, ++j) out[head * head_dim + i] = values[j] / sum;
 }

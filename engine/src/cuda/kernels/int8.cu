@@ -43,8 +43,9 @@ extern "C" __global__ void __launch_bounds__(128)
   }
 }
 
-// x [rows, k] int8 with scales [rows, slices], weights [n, k] int8 with channel_scales [n], bias [n] or null,
-// borders [9] multiples of 16 -> out [rows, n] f32. slices 1: the 8 parts of K are one exact sum; 8: each has its scale.
+// x [rows, k] int8 with scales [rows, slices], weights [n, k] int8 with channel_scales [n] or null (a rank's part of
+// a sum: they come later), bias [n] or null, borders [9] multiples of 16 -> out [rows, n] f32.
+// slices 1: the 8 parts of K are one exact sum; 8: each has its scale.
 // Grid (ceil(n / 16), ceil(rows / (8 * TILES))), 8 warps, one for each part of K. k a multiple of 16, below 2^17.
 // Steps of K whose weights are under way at a time: few rows are bound by how fast weights come.
 #define DEPTH 4
@@ -126,7 +127,7 @@ __device__ __forceinline__ void gemm_int8(const signed char* x, const float* x_s
       for (int s = 0; s < 8; ++s) parts[s] = (float)sums[s][tile][from][i] * x_scales[row * 8 + s];
       sum = tree(parts);
     }
-    sum = sum * channel_scales[column];
+    if (channel_scales) sum = sum * channel_scales[column];
     out[(u64)row * n + column] = bias ? sum + bias[column] : sum;
   }
 }

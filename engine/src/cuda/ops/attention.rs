@@ -3,7 +3,7 @@
 
 use half::bf16;
 
-use super::{MAX_GRID_YZ, Output};
+use super::MAX_GRID_YZ;
 use crate::backend::HeadLayout;
 use crate::cuda::CudaError;
 use crate::cuda::executor::{DeviceMemory, Executor, Params, Tensor, check, check_len};
@@ -78,12 +78,12 @@ pub(crate) struct Attention<'a, M> {
     pub(crate) layer: (usize, usize),
     pub(crate) window: Option<u32>,
     /// `[rows, layout.q_width()]`.
-    pub(crate) out: Output<'a, M>,
+    pub(crate) out: &'a mut Tensor<M, f32>,
 }
 
 impl<M: DeviceMemory> Attention<'_, M> {
     pub(crate) fn launch<E>(
-        mut self,
+        self,
         executor: &mut E,
         (rows, num_tiles, splits): (usize, usize, usize),
     ) -> Result<(), CudaError>
@@ -118,12 +118,17 @@ impl<M: DeviceMemory> Attention<'_, M> {
             executor
                 .launch(kernel, [num_tiles as u32, num_kv_heads as u32, splits as u32], &mut { params })?;
         }
-        let merge = self.out.choose(ATTENTION.kernel(HEAD_DIMS.len()), ATTENTION.kernel(HEAD_DIMS.len() + 1));
-        let params = self.out.param(Params::default().read(self.partial).read(self.positions));
+        let merge = ATTENTION.kernel(HEAD_DIMS.len());
+        let params = Params::default().read(self.partial).read(self.positions).write(self.out);
         let params = params.u32(head_dim).u32(splits).u32(window);
         // SAFETY: as above; every split that a position needs is below `splits`, which the caller counted from them.
         unsafe { executor.launch(merge, [rows as u32, num_heads as u32, 1], &mut { params }) }
     }
+}
+
+/// Whether there is a kernel for heads of this size.
+pub(crate) fn check_head_dim(head_dim: usize) -> Result<(), CudaError> {
+    kernel_for(head_dim).map(drop)
 }
 
 fn kernel_for(head_dim: usize) -> Result<&'static Kernel, CudaError> {

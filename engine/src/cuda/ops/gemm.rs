@@ -32,7 +32,7 @@ fn whole_borders(k: usize, grain: usize) -> Vec<u32> {
 }
 
 /// What is wrong with borders: not nine, not ascending from 0 to `k`, or not on whole grains.
-pub(super) fn check_borders(
+pub(crate) fn check_borders(
     kernel: &'static str,
     borders: &[u32],
     (k, grain): (usize, usize),

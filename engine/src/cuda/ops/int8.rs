@@ -52,8 +52,10 @@ impl<M: DeviceMemory> QuantizeRows<'_, M> {
 pub(crate) struct GemmInt8<'a, M> {
     /// `[rows, k]` and scales `[rows, slices]`.
     pub(crate) x: (&'a Tensor<M, i8>, &'a Tensor<M, f32>),
-    /// `[n, k]` and scales `[n]`.
-    pub(crate) weights: (&'a Tensor<M, i8>, &'a Tensor<M, f32>),
+    /// `[n, k]`.
+    pub(crate) weights: &'a Tensor<M, i8>,
+    /// `[n]`; none for a rank's part of a sum, whose channels are scaled after it.
+    pub(crate) channel_scales: Option<&'a Tensor<M, f32>>,
     /// `[n]`.
     pub(crate) bias: Option<&'a Tensor<M, f32>>,
     /// Nine, on the device and, the same, on the host.
@@ -80,16 +82,16 @@ impl<M: DeviceMemory> GemmInt8<'_, M> {
         check(kernel.name, ("slices", self.slices), is_good, "1 or 8")?;
         check_len(kernel.name, "x", self.x.0.len(), rows * k)?;
         check_len(kernel.name, "x scales", self.x.1.len(), rows * self.slices)?;
-        check_len(kernel.name, "weights", self.weights.0.len(), n * k)?;
-        check_len(kernel.name, "weight scales", self.weights.1.len(), n)?;
+        check_len(kernel.name, "weights", self.weights.len(), n * k)?;
+        check_len(kernel.name, "channel_scales", self.channel_scales.map_or(n, Tensor::len), n)?;
         check_len(kernel.name, "borders", self.borders.0.len(), NUM_SLICES + 1)?;
         check_len(kernel.name, "out", self.out.len(), rows * n)?;
         if let Some(bias) = self.bias {
             check_len(kernel.name, "bias", bias.len(), n)?;
         }
+        let params = Params::default().read(self.x.0).read(self.x.1).read(self.weights);
         let params =
-            Params::default().read(self.x.0).read(self.x.1).read(self.weights.0).read(self.weights.1);
-        let params = params.read_if(self.bias).read(self.borders.0).write(self.out);
+            params.read_if(self.channel_scales).read_if(self.bias).read(self.borders.0).write(self.out);
         let params = params.u32(rows).u32(n).u32(k).u32(self.slices);
         // SAFETY: the kernel's parameters; every element is there by the checks.
         unsafe { executor.launch(kernel, grid, &mut { params }) }

@@ -9,7 +9,7 @@ use crate::block_manager::BLOCK_SIZE;
 use crate::cpu::reference;
 use crate::cuda::CudaError;
 use crate::cuda::executor::{Executor, Tensor};
-use crate::cuda::ops::{Attention, Output, num_splits, tiles};
+use crate::cuda::ops::{Attention, num_splits, tiles};
 use crate::forward_batch::Segment;
 
 /// A sequence's keys and values, `[kv head][position][head_dim]`.
@@ -137,7 +137,7 @@ impl Pass {
             layout,
             layer: LAYER,
             window: self.window,
-            out: Output::F32(&mut out),
+            out: &mut out,
         };
         attention.launch(e, (rows, tiles.len(), splits))?;
         out.read(e, rows * layout.q_width())

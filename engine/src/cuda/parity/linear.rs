@@ -114,7 +114,8 @@ fn gemm_int8<E: Executor>(
     let mut out = Tensor::zeros(e, rows * n, "out")?;
     let gemm = GemmInt8 {
         x: (&x_steps, &x_scales),
-        weights: (&steps, &scales),
+        weights: &steps,
+        channel_scales: Some(&scales),
         bias: Some(&bias_on_device),
         borders: (&on_device, &on_host),
         slices: ranges.len(),

@@ -1,0 +1,370 @@
+//! A GPU as a [`Backend`]: weights, KV and rows lie in device memory, and every operation is one of `ops` on
+//! them. Written over [`Executor`], so that tests run a whole model on the host with the kernels that a GPU runs.
+//!
+//! Operations do not fail one by one: the first error is kept, what follows does nothing, and the forward that is
+//! read next ends with it. Nothing waits for the device but reading logits.
+
+mod load;
+mod pass;
+#[cfg(test)]
+mod tests;
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use half::bf16;
+
+use super::CudaError;
+use super::executor::{Executor, Tensor};
+use super::ops::{
+    Attention, Embedding, GemmBf16, GemmInt8, QuantizeRows, RmsNorm, WriteKv, add, finish_sum, norm_heads,
+    num_splits, rotate, swiglu, take_rows, to_bf16,
+};
+use crate::EngineError;
+use crate::backend::{AttentionLayer, Backend, HeadLayout, Norm};
+use crate::forward_batch::ForwardBatch;
+use crate::kv_cache::KvShape;
+use crate::load::{Loaded, load_whole};
+use crate::model_config::ModelConfig;
+use crate::options::LoadOptions;
+use crate::rope::Rope;
+use crate::weights::{Formats, LinearTensors, MatrixFormat, TensorPart, TensorSource};
+use load::{GpuLinear, GpuTable, GpuWeights};
+use pass::GpuPass;
+
+/// The class of kernels whose bits are equal; part of `numerics_id`. Change it with the arithmetic.
+const KERNEL_CLASS: &str = "cuda-mma-1";
+
+/// One device, used by one thread at a time.
+pub(crate) struct Gpu<E: Executor> {
+    state: Mutex<State<E>>,
+    /// Memory for KV, all of it taken with the first block.
+    kv_memory_bytes: u64,
+}
+
+/// What operations need besides their operands.
+struct State<E: Executor> {
+    executor: E,
+    failed: Option<CudaError>,
+    /// Inputs of a product, rounded to bf16.
+    rounded: Option<Tensor<E::Memory, bf16>>,
+    /// Inputs of a product, quantized.
+    steps: Option<Tensor<E::Memory, i8>>,
+    scales: Option<Tensor<E::Memory, f32>>,
+    /// Attention's splits.
+    partial: Option<Tensor<E::Memory, f32>>,
+}
+
+/// f32 numbers on the device; memory only ever grows.
+#[derive(Debug)]
+pub(crate) struct GpuRows<M> {
+    tensor: Option<Tensor<M, f32>>,
+    len: usize,
+}
+
+impl<M> Default for GpuRows<M> {
+    fn default() -> Self {
+        Self { tensor: None, len: 0 }
+    }
+}
+
+impl<M> GpuRows<M> {
+    /// Where they lie, and how many there are. Rows that were never sized are a fault of the forward.
+    fn read(&self) -> (&Tensor<M, f32>, usize) {
+        (self.tensor.as_ref().expect("a forward sizes rows before it uses them"), self.len)
+    }
+
+    fn write(&mut self) -> (&mut Tensor<M, f32>, usize) {
+        (self.tensor.as_mut().expect("a forward sizes rows before it uses them"), self.len)
+    }
+}
+
+/// A norm's weights.
+#[derive(Debug)]
+pub(crate) struct GpuNorm<M> {
+    weight: Tensor<M, f32>,
+    eps: f32,
+}
+
+/// Blocks of keys and values, `[blocks][layers][kv heads][K: 16 x head_dim | V: head_dim x 16]`.
+#[derive(Debug)]
+pub(crate) struct GpuKv<M> {
+    blocks: Option<Tensor<M, bf16>>,
+    shape: KvShape,
+}
+
+/// Loads a model onto what runs kernels; refuses what has none.
+pub(crate) fn load_on<E>(
+    executor: E,
+    options: &LoadOptions,
+    source: &dyn TensorSource,
+    model: (ModelConfig, Formats),
+) -> Result<Loaded, EngineError>
+where
+    E: Executor<Memory: Send + Sync> + Send + 'static,
+{
+    load::check_model(&model.0, model.1)?;
+    load_whole(Gpu::new(executor, options.kv_memory_bytes), KERNEL_CLASS, source, model)
+}
+
+/// At least `len` elements in `slot`, whose content is of no matter.
+fn room<'a, E: Executor, T: bytemuck::Pod>(
+    slot: &'a mut Option<Tensor<E::Memory, T>>,
+    executor: &mut E,
+    len: usize,
+    purpose: &'static str,
+) -> Result<&'a mut Tensor<E::Memory, T>, CudaError> {
+    if slot.as_ref().is_none_or(|tensor| tensor.len() < len) {
+        // The old one goes first: both may not fit.
+        *slot = None;
+        *slot = Some(Tensor::zeros(executor, len, purpose)?);
+    }
+    Ok(slot.as_mut().expect("filled above"))
+}
+
+impl<E: Executor> Gpu<E> {
+    fn new(executor: E, kv_memory_bytes: u64) -> Self {
+        let (failed, rounded, steps, scales, partial) = (None, None, None, None, None);
+        let state = State { executor, failed, rounded, steps, scales, partial };
+        Self { state: Mutex::new(state), kv_memory_bytes }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State<E>> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Runs an operation unless one before it has failed.
+    fn run(&self, operation: impl FnOnce(&mut State<E>) -> Result<(), CudaError>) {
+        let mut state = self.lock();
+        if state.failed.is_none()
+            && let Err(error) = operation(&mut state)
+        {
+            state.failed = Some(error);
+        }
+    }
+}
+
+impl<E: Executor> State<E> {
+    fn multiply(
+        &mut self,
+        linear: &GpuLinear<E::Memory>,
+        (x, x_len): (&Tensor<E::Memory, f32>, usize),
+        out: &mut Tensor<E::Memory, f32>,
+    ) -> Result<(), CudaError> {
+        let GpuLinear { n, k, .. } = *linear;
+        let (rows, bias) = (x_len / k, linear.bias.as_ref());
+        let borders = (&linear.borders.0, linear.borders.1.as_slice());
+        let executor = &mut self.executor;
+        match &linear.weights {
+            GpuWeights::Bf16(weights) => {
+                let rounded = room(&mut self.rounded, executor, x_len, "rounded activations")?;
+                to_bf16(executor, x, rounded, x_len)?;
+                GemmBf16 { x: rounded, weights, bias, borders, out }.launch(executor, (rows, n, k))
+            }
+            GpuWeights::Int8 { steps: weights, channel_scales, slice_borders } => {
+                let slices = slice_borders.len() - 1;
+                let steps = room(&mut self.steps, executor, x_len, "quantized activations")?;
+                let scales = room(&mut self.scales, executor, rows * slices, "scales of activations")?;
+                QuantizeRows { x, borders: slice_borders, steps, scales, to_row: 0 }
+                    .launch(executor, rows, k)?;
+                let channel_scales = channel_scales.as_ref();
+                GemmInt8 { x: (steps, scales), weights, channel_scales, bias, borders, slices, out }
+                    .launch(executor, (rows, n, k))
+            }
+        }
+    }
+}
+
+impl<E: Executor + Send> Backend for Gpu<E>
+where
+    E::Memory: Send + Sync,
+{
+    type Rows = GpuRows<E::Memory>;
+    type Table = GpuTable<E::Memory>;
+    type Linear = GpuLinear<E::Memory>;
+    type Norm = GpuNorm<E::Memory>;
+    type Kv = GpuKv<E::Memory>;
+    type Pass<'a> = GpuPass<'a, E::Memory>;
+
+    fn load_table(
+        &self,
+        source: &dyn TensorSource,
+        part: &TensorPart,
+        format: MatrixFormat,
+    ) -> Result<Self::Table, EngineError> {
+        load::table(&mut self.lock().executor, &source.matrix(part, format)?)
+    }
+
+    fn load_linear(&self, tensors: &LinearTensors<'_>) -> Result<Self::Linear, EngineError> {
+        load::linear(&mut self.lock().executor, tensors)
+    }
+
+    fn linear_bytes(&self, linear: &Self::Linear) -> u64 {
+        linear.bytes()
+    }
+
+    fn table_as_linear(&self, table: &Self::Table) -> Result<Self::Linear, EngineError> {
+        Ok(table.as_linear())
+    }
+
+    fn load_norm(&self, norm: Norm) -> Result<Self::Norm, EngineError> {
+        let weight = Tensor::of(&mut self.lock().executor, &norm.weight, "weights of a norm")?;
+        Ok(GpuNorm { weight, eps: norm.eps })
+    }
+
+    fn new_kv(&self, shape: KvShape, format: MatrixFormat) -> Self::Kv {
+        assert!(format == MatrixFormat::Bf16, "f32 weights were refused, and with them f32 keys and values");
+        GpuKv { blocks: None, shape }
+    }
+
+    fn grow_kv(&self, kv: &mut Self::Kv, num_blocks: u32) -> Result<(), EngineError> {
+        let block_len = kv.shape.block_len();
+        let total =
+            usize::try_from(self.kv_memory_bytes).unwrap_or(usize::MAX) / (block_len * size_of::<bf16>());
+        if num_blocks as usize > total {
+            return Err(EngineError::OutOfKv { needed: u64::from(num_blocks), free: total as u64 });
+        }
+        if kv.blocks.is_none() && num_blocks > 0 {
+            let purpose = "kv blocks, lower kv_memory_bytes to what the device has";
+            kv.blocks = Some(Tensor::zeros(&mut self.lock().executor, total * block_len, purpose)?);
+        }
+        Ok(())
+    }
+
+    fn copy_block(&self, kv: &mut Self::Kv, from: u32, to: u32) {
+        let len = kv.shape.block_len();
+        let Some(blocks) = &mut kv.blocks else { return };
+        self.run(|state| {
+            blocks.copy_within(&mut state.executor, (from as usize * len, to as usize * len), len)
+        });
+    }
+
+    fn resize(&self, rows: &mut Self::Rows, len: usize) {
+        // One number more than none, so that there always is a tensor.
+        self.run(|state| room(&mut rows.tensor, &mut state.executor, len.max(1), "rows of a pass").map(drop));
+        rows.len = len;
+    }
+
+    fn append_to(&self, host: &mut Vec<f32>, rows: &mut Self::Rows) -> Result<(), EngineError> {
+        let mut state = self.lock();
+        if let Some(error) = state.failed.take() {
+            return Err(error.into());
+        }
+        let (tensor, len) = rows.read();
+        host.extend(tensor.read(&mut state.executor, len)?);
+        Ok(())
+    }
+
+    fn begin<'a>(&self, batch: &'a ForwardBatch<'a>, rope: &Rope) -> GpuPass<'a, E::Memory> {
+        let mut inputs = None;
+        self.run(|state| {
+            inputs = Some(pass::upload(&mut state.executor, batch, rope)?);
+            Ok(())
+        });
+        GpuPass::new(batch, inputs)
+    }
+
+    fn embed(&self, table: &Self::Table, pass: &Self::Pass<'_>, out: &mut Self::Rows) {
+        self.run(|state| {
+            let (out, _) = out.write();
+            let (table, hidden) = (&table.numbers, table.columns);
+            Embedding { table, token_ids: &pass.inputs().token_ids, out }.launch(
+                &mut state.executor,
+                pass.rows(),
+                hidden,
+            )
+        });
+    }
+
+    fn add(&self, hidden: &mut Self::Rows, delta: &Self::Rows) {
+        self.run(|state| {
+            let (sum, len) = hidden.write();
+            add(&mut state.executor, sum, delta.read().0, len)
+        });
+    }
+
+    fn rms_norm(&self, norm: &Self::Norm, x: &Self::Rows, out: &mut Self::Rows) {
+        self.run(|state| {
+            let ((x, len), weight) = (x.read(), &norm.weight);
+            let rows = len / weight.len();
+            RmsNorm { x, weight, eps: norm.eps, out: out.write().0 }.launch(&mut state.executor, rows)
+        });
+    }
+
+    fn norm_heads(&self, layout: HeadLayout, (q, k): (&Self::Norm, &Self::Norm), qkv: &mut Self::Rows) {
+        self.run(|state| {
+            let (qkv, len) = qkv.write();
+            let rows = len / layout.row_width();
+            norm_heads(&mut state.executor, qkv, (&q.weight, &k.weight), (q.eps, k.eps), (rows, layout))
+        });
+    }
+
+    fn rotate(&self, layout: HeadLayout, pass: &Self::Pass<'_>, qkv: &mut Self::Rows) {
+        self.run(|state| {
+            let inputs = pass.inputs();
+            rotate(&mut state.executor, qkv.write().0, (&inputs.cos, &inputs.sin), (pass.rows(), layout))
+        });
+    }
+
+    fn linear(&self, linear: &Self::Linear, x: &mut Self::Rows, out: &mut Self::Rows) {
+        self.run(|state| state.multiply(linear, x.read(), out.write().0));
+    }
+
+    fn finish_sum(&self, linear: &Self::Linear, sum: &mut Self::Rows) {
+        let (scales, bias) = (linear.scales_after.as_ref(), linear.bias_after.as_ref());
+        if scales.is_none() && bias.is_none() {
+            return;
+        }
+        self.run(|state| {
+            let (sum, len) = sum.write();
+            finish_sum(&mut state.executor, sum, (scales, bias), (len / linear.n, linear.n))
+        });
+    }
+
+    fn write_kv(&self, kv: &mut Self::Kv, at: AttentionLayer, pass: &Self::Pass<'_>, qkv: &Self::Rows) {
+        let layer = (at.layer, kv.shape.num_layers);
+        let kv = kv.blocks.as_mut().expect("a batch's blocks are there before its forward");
+        self.run(|state| {
+            let (qkv, slots) = (qkv.read().0, &pass.inputs().slots);
+            WriteKv { qkv, slots, kv, layout: at.layout, layer }.launch(&mut state.executor, pass.rows())
+        });
+    }
+
+    fn attention(
+        &self,
+        kv: &Self::Kv,
+        AttentionLayer { layout, layer, window }: AttentionLayer,
+        (pass, qkv): (&Self::Pass<'_>, &Self::Rows),
+        out: &mut Self::Rows,
+    ) {
+        let layer = (layer, kv.shape.num_layers);
+        let kv = kv.blocks.as_ref().expect("a batch's blocks are there before its forward");
+        self.run(|state| {
+            let State { executor, partial, .. } = state;
+            let (rows, splits) = (pass.rows(), num_splits(&pass.batch().positions));
+            let tiles = pass.tiles(executor, layout.num_heads / layout.num_kv_heads, window)?;
+            let len = rows * layout.num_heads * splits * (layout.head_dim + 2);
+            let partial = room(partial, executor, len, "partial sums of attention")?;
+            let (inputs, qkv) = (pass.inputs(), qkv.read().0);
+            let (positions, tables, num_tiles) = (&inputs.positions, &inputs.tables, tiles.len());
+            let out = out.write().0;
+            Attention { qkv, positions, kv, tables, tiles: &tiles, partial, layout, layer, window, out }
+                .launch(executor, (rows, num_tiles, splits))
+        });
+    }
+
+    fn silu_mul(&self, gate_up: &Self::Rows, width: usize, out: &mut Self::Rows) {
+        self.run(|state| {
+            let (out, len) = out.write();
+            swiglu(&mut state.executor, gate_up.read().0, out, (len / width, width))
+        });
+    }
+
+    fn take_logit_rows(&self, pass: &Self::Pass<'_>, width: usize, x: &Self::Rows, out: &mut Self::Rows) {
+        self.run(|state| {
+            take_rows(&mut state.executor, (x.read().0, width), &pass.inputs().logit_rows, out.write().0)
+        });
+    }
+}
+
+/// What products with equal borders share.
+type Borders<M> = Arc<(Tensor<M, u32>, Vec<u32>)>;

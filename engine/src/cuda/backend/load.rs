@@ -1,0 +1,207 @@
+//! Weights on their way to the device: bf16 as they are, int8 quantized there, row by row.
+
+use std::sync::Arc;
+
+use half::bf16;
+
+use super::Borders;
+use crate::EngineError;
+use crate::cuda::CudaError;
+use crate::cuda::executor::{DeviceMemory, Executor, Tensor};
+use crate::cuda::ops::{BF16_GRAIN, INT8_GRAIN, QuantizeRows, borders, check_borders, check_head_dim};
+use crate::k_slices::KSlices;
+use crate::model_config::ModelConfig;
+use crate::weights::{
+    Formats, LinearFormat, LinearTensors, Matrix, MatrixData, MatrixFormat, QuantizedFormat,
+};
+
+/// Rows that are quantized at a time, in bytes of f32.
+const CHUNK_BYTES: usize = 64 << 20;
+
+/// The table that token ids are looked up in.
+#[derive(Debug)]
+pub(crate) struct GpuTable<M> {
+    /// `[rows, columns]`.
+    pub(super) numbers: Arc<Tensor<M, bf16>>,
+    pub(super) columns: usize,
+    rows: usize,
+    /// For where it is a projection too.
+    borders: Borders<M>,
+}
+
+impl<M> Clone for GpuTable<M> {
+    fn clone(&self) -> Self {
+        let (numbers, borders) = (Arc::clone(&self.numbers), Arc::clone(&self.borders));
+        Self { numbers, borders, columns: self.columns, rows: self.rows }
+    }
+}
+
+/// What inputs are multiplied with.
+#[derive(Debug)]
+pub(super) enum GpuWeights<M> {
+    /// `[n, k]`.
+    Bf16(Arc<Tensor<M, bf16>>),
+    Int8 {
+        /// `[n, k]`.
+        steps: Tensor<M, i8>,
+        /// `[n]`, where they are not applied after a sum of ranks.
+        channel_scales: Option<Tensor<M, f32>>,
+        /// Parts of an input row that have a scale each.
+        slice_borders: Tensor<M, u32>,
+    },
+}
+
+/// Matrices that share their input.
+#[derive(Debug)]
+pub(crate) struct GpuLinear<M> {
+    pub(super) weights: GpuWeights<M>,
+    pub(super) bias: Option<Tensor<M, f32>>,
+    /// `[n]` each, for a rank's part of a sum.
+    pub(super) scales_after: Option<Tensor<M, f32>>,
+    pub(super) bias_after: Option<Tensor<M, f32>>,
+    pub(super) borders: Borders<M>,
+    /// Outputs and inputs.
+    pub(super) n: usize,
+    pub(super) k: usize,
+}
+
+impl<M: DeviceMemory> GpuTable<M> {
+    pub(super) fn as_linear(&self) -> GpuLinear<M> {
+        let (weights, borders) = (GpuWeights::Bf16(Arc::clone(&self.numbers)), Arc::clone(&self.borders));
+        let (bias, scales_after, bias_after) = (None, None, None);
+        GpuLinear { weights, bias, scales_after, bias_after, borders, n: self.rows, k: self.columns }
+    }
+}
+
+impl<M> GpuLinear<M> {
+    /// Bytes that a product reads, without the activations.
+    pub(super) fn bytes(&self) -> u64 {
+        let (numbers, vectors) = match &self.weights {
+            GpuWeights::Bf16(_) => (2 * self.n * self.k, 0),
+            GpuWeights::Int8 { .. } => (self.n * self.k, 4 * self.n),
+        };
+        let bias = self.bias.as_ref().or(self.bias_after.as_ref()).map_or(0, |_| 4 * self.n);
+        (numbers + vectors + bias) as u64
+    }
+}
+
+/// Uploads a table.
+pub(super) fn table<E: Executor>(
+    executor: &mut E,
+    matrix: &Matrix,
+) -> Result<GpuTable<E::Memory>, EngineError> {
+    let (rows, columns) = (matrix.rows(), matrix.columns());
+    let numbers = Tensor::of(executor, bf16s(matrix)?, "the table of embeddings")?;
+    let borders = upload_borders(executor, &KSlices::whole(columns), BF16_GRAIN)?;
+    Ok(GpuTable { numbers: Arc::new(numbers), columns, rows, borders })
+}
+
+/// Uploads or quantizes matrices that share their input.
+pub(super) fn linear<E: Executor>(
+    executor: &mut E,
+    tensors: &LinearTensors<'_>,
+) -> Result<GpuLinear<E::Memory>, EngineError> {
+    let slices = tensors.slices.moved_to_zero();
+    let (n, k) = (tensors.parts.iter().map(|part| part.rows.len()).sum(), slices.end());
+    let (weights, scales_after, borders) = match tensors.format {
+        LinearFormat::Float(format) => {
+            let borders = upload_borders(executor, &slices, BF16_GRAIN)?;
+            let mut weights = Tensor::zeros(executor, n * k, "weights")?;
+            let mut at = 0;
+            for matrix in tensors.matrices(format)? {
+                let numbers = bf16s(&matrix)?;
+                weights.write(executor, at, numbers)?;
+                at += numbers.len();
+            }
+            (GpuWeights::Bf16(Arc::new(weights)), None, borders)
+        }
+        LinearFormat::Quantized(QuantizedFormat::Int8) => {
+            let borders = upload_borders(executor, &slices, INT8_GRAIN)?;
+            let (steps, scales) = quantize(executor, tensors, (n, k))?;
+            let ends = slices.ranges().iter().map(|slice| slice.end as u32);
+            let slice_borders: Vec<u32> = std::iter::once(0).chain(ends).collect();
+            let slice_borders = Tensor::of(executor, &slice_borders, "borders of slices")?;
+            let (channel_scales, after) =
+                if tensors.partial { (None, Some(scales)) } else { (Some(scales), None) };
+            (GpuWeights::Int8 { steps, channel_scales, slice_borders }, after, borders)
+        }
+        LinearFormat::Quantized(QuantizedFormat::Int4) => return Err(unsupported("int4")),
+    };
+    let bias = tensors.bias.as_ref().map(|bias| Tensor::of(executor, bias, "bias")).transpose()?;
+    let (bias, bias_after) = if tensors.partial { (None, bias) } else { (bias, None) };
+    Ok(GpuLinear { weights, bias, scales_after, bias_after, borders, n, k })
+}
+
+fn upload_borders<E: Executor>(
+    executor: &mut E,
+    slices: &KSlices,
+    grain: usize,
+) -> Result<Borders<E::Memory>, CudaError> {
+    let on_host = borders(slices, grain);
+    check_borders("a product", &on_host, (slices.end(), grain))?;
+    let on_device = Tensor::of(executor, &on_host, "borders of slices")?;
+    Ok(Arc::new((on_device, on_host)))
+}
+
+/// Steps `[n, k]` and scales `[n]`.
+type Quantized<M> = (Tensor<M, i8>, Tensor<M, f32>);
+
+/// Whole rows to int8 on the device, of which the columns of this rank's slices stay.
+fn quantize<E: Executor>(
+    executor: &mut E,
+    tensors: &LinearTensors<'_>,
+    (n, k): (usize, usize),
+) -> Result<Quantized<E::Memory>, EngineError> {
+    let rows = tensors.whole_rows()?;
+    let (whole_k, first) = (rows.row(0).len(), tensors.slices.start());
+    let (mut steps, mut scales) =
+        (Tensor::zeros(executor, n * k, "weights")?, Tensor::zeros(executor, n, "scales of weights")?);
+    let whole_row = Tensor::of(executor, &[0, whole_k as u32], "borders of a row")?;
+    let chunk_rows = (CHUNK_BYTES / (4 * whole_k)).clamp(1, n);
+    let mut floats = Tensor::zeros(executor, chunk_rows * whole_k, "rows to quantize")?;
+    let mut whole_steps = Tensor::zeros(executor, chunk_rows * whole_k, "quantized rows")?;
+    let mut whole_scales = Tensor::zeros(executor, chunk_rows, "scales of rows")?;
+    for from in (0..n).step_by(chunk_rows) {
+        let count = chunk_rows.min(n - from);
+        let numbers: Vec<f32> = (from..from + count).flat_map(|row| rows.row(row)).collect();
+        floats.write(executor, 0, &numbers)?;
+        let (steps_of_chunk, scales_of_chunk) = (&mut whole_steps, &mut whole_scales);
+        QuantizeRows {
+            x: &floats,
+            borders: &whole_row,
+            steps: steps_of_chunk,
+            scales: scales_of_chunk,
+            to_row: 0,
+        }
+        .launch(executor, count, whole_k)?;
+        let quantized = whole_steps.read(executor, count * whole_k)?;
+        let mine: Vec<i8> =
+            quantized.chunks_exact(whole_k).flat_map(|row| &row[first..first + k]).copied().collect();
+        steps.write(executor, from * k, &mine)?;
+        let scales_of_chunk = whole_scales.read(executor, count)?;
+        scales.write(executor, from, &scales_of_chunk)?;
+    }
+    Ok((steps, scales))
+}
+
+fn bf16s(matrix: &Matrix) -> Result<&[bf16], EngineError> {
+    match matrix.data() {
+        MatrixData::Bf16(numbers) => Ok(numbers.as_slice()),
+        MatrixData::F32(_) => Err(unsupported("f32")),
+    }
+}
+
+/// Formats that have no kernels.
+fn unsupported(format: &'static str) -> EngineError {
+    CudaError::NoSuchFormat { format }.into()
+}
+
+/// Whether there are kernels for a model's heads and formats.
+pub(super) fn check_model(config: &ModelConfig, formats: Formats) -> Result<(), EngineError> {
+    check_head_dim(config.head_dim)?;
+    match (formats.embedding, formats.linear) {
+        (MatrixFormat::F32, _) => Err(unsupported("f32")),
+        (_, LinearFormat::Quantized(QuantizedFormat::Int4)) => Err(unsupported("int4")),
+        _ => Ok(()),
+    }
+}

@@ -1,0 +1,118 @@
+//! Whole models on the emulator against the CPU engine: the forward, loading, paged KV and formats as a GPU runs
+//! them.
+
+use std::path::{Path, PathBuf};
+
+use super::load_on;
+use crate::cuda::emulator::Emulator;
+use crate::cuda::whole_model::{distance, run};
+use crate::{Engine, LoadOptions, SequenceRows, WeightFormat};
+
+fn options(model: &str, weights: WeightFormat) -> LoadOptions {
+    LoadOptions {
+        model_dir: PathBuf::from(env!("CARGO_MANIFEST_DIR")).join(Path::new(model)),
+        weights,
+        threads: 1,
+        tensor_parallel: 1,
+        kv_memory_bytes: 4 << 20,
+        max_model_len: None,
+    }
+}
+
+fn emulated(options: &LoadOptions) -> Engine {
+    Engine::load_by(options, |source, model| load_on(Emulator::build(), options, source, model)).unwrap()
+}
+
+fn check(model: &str, weights: WeightFormat, tolerance: f32) {
+    let options = options(model, weights);
+    let expected = run(&mut Engine::load(&options).unwrap()).unwrap();
+    let found = run(&mut emulated(&options)).unwrap();
+    let distance = distance(&found, &expected);
+    println!("{model} as {weights:?}: {distance:e}");
+    assert!(distance <= tolerance, "{model} as {weights:?}: {distance} of the largest logit apart");
+}
+
+#[test]
+fn the_bundled_draft_gives_the_cpus_logits() {
+    check("../models/demo/draft", WeightFormat::Bf16, 1e-2);
+    check("../models/demo/draft", WeightFormat::Int8, 2e-2);
+}
+
+/// A tiny golden configuration with heads that have a kernel.
+fn with_heads(model: &str, changes: &[(&str, u64)]) -> tempfile::TempDir {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("tests/golden/{model}/config.json"));
+    let mut config: serde_json::Value = serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap();
+    for &(field, value) in changes {
+        config[field] = value.into();
+    }
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::write(dir.path().join("config.json"), config.to_string()).unwrap();
+    dir
+}
+
+fn random_pair(dir: &tempfile::TempDir) -> (Engine, Engine) {
+    let mut options = options("", WeightFormat::Bf16);
+    options.model_dir = dir.path().join("config.json");
+    let cpu = Engine::random(&options, 5).unwrap();
+    let gpu =
+        Engine::random_by(&options, 5, |source, model| load_on(Emulator::build(), &options, source, model));
+    (cpu, gpu.unwrap())
+}
+
+#[test]
+fn every_family_gives_the_cpus_logits() {
+    check("tests/golden/llama_biases_mha", WeightFormat::Bf16, 1e-2);
+    check("tests/golden/mistral_window", WeightFormat::Bf16, 1e-2);
+    // Biases and windows on some layers; q/k norms and a window by layer type.
+    for (model, changes) in [
+        ("qwen2_window_layers", &[("num_attention_heads", 2), ("num_key_value_heads", 1)][..]),
+        ("qwen3_norms", &[("head_dim", 16)]),
+        ("qwen3_window_types", &[("head_dim", 32)]),
+    ] {
+        let (mut cpu, mut gpu) = random_pair(&with_heads(model, changes));
+        let distance = distance(&run(&mut gpu).unwrap(), &run(&mut cpu).unwrap());
+        println!("{model}: {distance:e}");
+        assert!(distance <= 1e-2, "{model}: {distance} of the largest logit apart");
+    }
+}
+
+#[test]
+fn a_rows_logits_do_not_depend_on_how_it_is_batched() {
+    let dir = with_heads("qwen3_norms", &[("head_dim", 16)]);
+    let ids: Vec<u32> = (0..40).map(|i| 2 + i * 5 % 60).collect();
+    let logits_of = |cuts: &[usize]| {
+        let mut engine = random_pair(&dir).1;
+        let slot = engine.open();
+        let mut all = Vec::new();
+        let mut first = 0;
+        for &end in cuts {
+            let rows = SequenceRows { slot, token_ids: &ids[first..end], num_logits: end - first };
+            let logits = engine.forward(&[rows]).unwrap();
+            all.extend((0..logits.rows()).flat_map(|row| logits.row(row).to_vec()));
+            first = end;
+        }
+        all
+    };
+    let whole = logits_of(&[40]);
+    assert!(whole == logits_of(&[1, 2, 17, 33, 34, 40]), "cut otherwise, the bits differ");
+}
+
+#[test]
+fn heads_without_kernels_are_refused() {
+    let options = options("tests/golden/llama_tied", WeightFormat::Bf16);
+    let engine =
+        Engine::load_by(&options, |source, model| load_on(Emulator::build(), &options, source, model));
+    let error = engine.unwrap_err().to_string();
+    assert_eq!(error, "attention: head_dim is 8, expected one of [16, 32, 64, 96, 128]");
+}
+
+#[test]
+fn formats_without_kernels_are_refused() {
+    for (weights, name) in [(WeightFormat::F32, "f32"), (WeightFormat::Int4, "int4")] {
+        let options = options("../models/demo/draft", weights);
+        let engine =
+            Engine::load_by(&options, |source, model| load_on(Emulator::build(), &options, source, model));
+        let error = engine.unwrap_err().to_string();
+        assert!(error.contains(name) && error.contains("bf16 and int8"), "{error}");
+    }
+}

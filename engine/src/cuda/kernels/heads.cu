@@ -1,0 +1,53 @@
+// What is done to the heads of a row [q heads | k heads | v heads]: norm, rotary turn, the way into paged KV.
+//   qkv [rows, (heads + 2 kv_heads) * head_dim] f32; head_dim even, at most 256
+// Twins, equal bits: cpu `Backend::norm_heads`, `rotate`, `write_kv` (whose KV layout is another).
+
+// Normalises every query and key head by itself. q_norm, k_norm [head_dim]. Grid (rows, heads + kv_heads), one warp.
+extern "C" __global__ void __launch_bounds__(32)
+    norm_heads(float* qkv, const float* q_norm, const float* k_norm, u32 heads, u32 kv_heads, u32 head_dim,
+               float q_eps, float k_eps) {
+  const bool is_query = blockIdx.y < heads;
+  const float* norm = is_query ? q_norm : k_norm;
+  float* x = qkv + ((u64)blockIdx.x * (heads + 2 * kv_heads) + blockIdx.y) * head_dim;
+  // The CPU's order: element k into lane k mod 16, then by halves. Lanes 16.. repeat the work of 0..15.
+  float sum = 0.0f;
+  for (u32 i = threadIdx.x % 16; i < head_dim; i += 16) sum = fmaf(x[i], x[i], sum);
+  for (int step = 8; step > 0; step /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, step);
+  const float scale = 1.0f / sqrtf(sum / (float)head_dim + (is_query ? q_eps : k_eps));
+  for (u32 i = threadIdx.x; i < head_dim; i += WARP) x[i] = x[i] * scale * norm[i];
+}
+
+// Turns every query and key head: pairs (i, i + half) by the row's angles cos, sin [rows, head_dim / 2].
+// Grid (rows, heads + kv_heads), one warp.
+extern "C" __global__ void __launch_bounds__(32)
+    rotate(float* qkv, const float* cos, const float* sin, u32 heads, u32 kv_heads, u32 head_dim) {
+  const u32 half = head_dim / 2;
+  const u64 angle = (u64)blockIdx.x * half;
+  float* x = qkv + ((u64)blockIdx.x * (heads + 2 * kv_heads) + blockIdx.y) * head_dim;
+  for (u32 i = threadIdx.x; i < half; i += WARP) {
+    const float a = x[i];
+    const float b = x[i + half];
+    x[i] = a * cos[angle + i] - b * sin[angle + i];
+    x[i + half] = b * cos[angle + i] + a * sin[angle + i];
+  }
+}
+
+// Stores keys and values, rounded. slots [rows]: block * 16 + offset, all different
+//   -> kv [blocks][layers][kv_heads][K: 16 x head_dim | V: head_dim x 16] bf16
+// Keys lie token by token and values dimension by dimension: each as attention's tensor-core operand wants it.
+// Grid (rows, kv_heads), one warp.
+extern "C" __global__ void __launch_bounds__(32)
+    write_kv(const float* qkv, const u32* slots, bf16* kv, u32 heads, u32 kv_heads, u32 head_dim, u32 layer,
+             u32 layers) {
+  const u64 slot = slots[blockIdx.x];
+  const u32 offset = (u32)(slot % 16);
+  const float* row = qkv + (u64)blockIdx.x * (heads + 2 * kv_heads) * head_dim;
+  const float* key = row + (heads + blockIdx.y) * head_dim;
+  const float* value = key + kv_heads * head_dim;
+  bf16* keys = kv + (((slot / 16) * layers + layer) * kv_heads + blockIdx.y) * (u64)(32 * head_dim);
+  bf16* values = keys + 16 * head_dim;
+  for (u32 i = threadIdx.x; i < head_dim; i += WARP) {
+    keys[offset * head_dim + i] = narrow(key[i]);
+    values[i * 16 + offset] = narrow(value[i]);
+  }
+}

@@ -1,0 +1,33 @@
+// What is done to rows number by number. Twins, equal bits: cpu `Backend::add`, `take_logit_rows`, `finish_sum`,
+// half::bf16::from_f32.
+
+// sum[i] += x[i] for i < len. Grid (ceil(len / 256)), 256 threads.
+extern "C" __global__ void __launch_bounds__(256) add(float* sum, const float* x, u64 len) {
+  const u64 i = (u64)blockIdx.x * blockDim.x + threadIdx.x;
+  if (i < len) sum[i] = sum[i] + x[i];
+}
+
+// Rounds what a product will read. Grid (ceil(len / 256)), 256 threads.
+extern "C" __global__ void __launch_bounds__(256) to_bf16(const float* x, bf16* out, u64 len) {
+  const u64 i = (u64)blockIdx.x * blockDim.x + threadIdx.x;
+  if (i < len) out[i] = narrow(x[i]);
+}
+
+// x [*, width], which [rows] -> out [rows, width]. Grid (rows), 256 threads.
+extern "C" __global__ void __launch_bounds__(256) take_rows(const float* x, const u32* which, float* out, u32 width) {
+  const u64 from = (u64)which[blockIdx.x] * width;
+  for (u32 i = threadIdx.x; i < width; i += blockDim.x) out[(u64)blockIdx.x * width + i] = x[from + i];
+}
+
+// What comes after the sum of all ranks: sum [rows, width] times scales [width] or null, plus bias [width] or null.
+// Grid (rows), 256 threads.
+extern "C" __global__ void __launch_bounds__(256)
+    finish_sum(float* sum, const float* scales, const float* bias, u32 width) {
+  float* row = sum + (u64)blockIdx.x * width;
+  for (u32 i = threadIdx.x; i < width; i += blockDim.x) {
+    float x = row[i];
+    if (scales) x = x * scales[i];
+    if (bias) x = x + bias[i];
+    row[i] = x;
+  }
+}

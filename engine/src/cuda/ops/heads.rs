@@ -1,0 +1,97 @@
+//! What works on the heads of a row. Shapes and twins stand in `heads.cu`.
+
+use half::bf16;
+
+use super::MAX_GRID_YZ;
+use crate::backend::HeadLayout;
+use crate::cuda::CudaError;
+use crate::cuda::executor::{DeviceMemory, Executor, Params, Tensor, check, check_len};
+use crate::cuda::sources::{HEADS, Kernel};
+
+/// Queries' and keys', or cosines and sines.
+type Pair<'a, M> = (&'a Tensor<M, f32>, &'a Tensor<M, f32>);
+
+/// Normalises the query and key heads of `qkv` `[rows, layout.row_width()]` by weights `[head_dim]`.
+pub(crate) fn norm_heads<E: Executor>(
+    executor: &mut E,
+    qkv: &mut Tensor<E::Memory, f32>,
+    norms: Pair<'_, E::Memory>,
+    eps: (f32, f32),
+    (rows, layout): (usize, HeadLayout),
+) -> Result<(), CudaError> {
+    let kernel = HEADS.kernel(0);
+    check_heads(kernel, rows, layout, qkv.len())?;
+    for norm in [norms.0, norms.1] {
+        check_len(kernel.name, "norm", norm.len(), layout.head_dim)?;
+    }
+    let params = Params::default().write(qkv).read(norms.0).read(norms.1);
+    let params =
+        params.u32(layout.num_heads).u32(layout.num_kv_heads).u32(layout.head_dim).f32(eps.0).f32(eps.1);
+    let grid = [rows as u32, (layout.num_heads + layout.num_kv_heads) as u32, 1];
+    // SAFETY: the kernel's parameters; every head is there by the checks.
+    unsafe { executor.launch(kernel, grid, &mut { params }) }
+}
+
+/// Turns them by the angles `[rows, head_dim / 2]` of each row.
+pub(crate) fn rotate<E: Executor>(
+    executor: &mut E,
+    qkv: &mut Tensor<E::Memory, f32>,
+    angles: Pair<'_, E::Memory>,
+    (rows, layout): (usize, HeadLayout),
+) -> Result<(), CudaError> {
+    let kernel = HEADS.kernel(1);
+    check_heads(kernel, rows, layout, qkv.len())?;
+    for part in [angles.0, angles.1] {
+        check_len(kernel.name, "angles", part.len(), rows * layout.head_dim / 2)?;
+    }
+    let params = Params::default().write(qkv).read(angles.0).read(angles.1);
+    let params = params.u32(layout.num_heads).u32(layout.num_kv_heads).u32(layout.head_dim);
+    let grid = [rows as u32, (layout.num_heads + layout.num_kv_heads) as u32, 1];
+    // SAFETY: the kernel's parameters; every head is there by the checks.
+    unsafe { executor.launch(kernel, grid, &mut { params }) }
+}
+
+/// Stores keys and values.
+#[derive(Debug)]
+pub(crate) struct WriteKv<'a, M> {
+    /// `[rows, layout.row_width()]`.
+    pub(crate) qkv: &'a Tensor<M, f32>,
+    /// `[rows]`: block * 16 + offset, all different, each inside `kv`.
+    pub(crate) slots: &'a Tensor<M, u32>,
+    /// `[blocks][layers][kv heads][K: 16 x head_dim | V: head_dim x 16]`.
+    pub(crate) kv: &'a mut Tensor<M, bf16>,
+    pub(crate) layout: HeadLayout,
+    /// This layer and how many there are.
+    pub(crate) layer: (usize, usize),
+}
+
+impl<M: DeviceMemory> WriteKv<'_, M> {
+    pub(crate) fn launch<E>(self, executor: &mut E, rows: usize) -> Result<(), CudaError>
+    where
+        E: Executor<Memory = M>,
+    {
+        let (kernel, layout, (layer, layers)) = (HEADS.kernel(2), self.layout, self.layer);
+        check_heads(kernel, rows, layout, self.qkv.len())?;
+        check(kernel.name, ("layer", layer), layer < layers, format!("below {layers}"))?;
+        check_len(kernel.name, "slots", self.slots.len(), rows)?;
+        let block = layers * layout.num_kv_heads * 32 * layout.head_dim;
+        check(kernel.name, ("kv", self.kv.len()), self.kv.len().is_multiple_of(block), "whole blocks")?;
+        let params = Params::default().read(self.qkv).read(self.slots).write(self.kv).u32(layout.num_heads);
+        let params = params.u32(layout.num_kv_heads).u32(layout.head_dim).u32(layer).u32(layers);
+        // SAFETY: the kernel's parameters; rows are there by the checks, slots inside KV by the batch's.
+        unsafe { executor.launch(kernel, [rows as u32, layout.num_kv_heads as u32, 1], &mut { params }) }
+    }
+}
+
+fn check_heads(
+    kernel: &'static Kernel,
+    rows: usize,
+    layout: HeadLayout,
+    len: usize,
+) -> Result<(), CudaError> {
+    check(kernel.name, ("rows", rows), rows > 0, "at least 1")?;
+    check(kernel.name, ("head_dim", layout.head_dim), layout.head_dim.is_multiple_of(2), "even")?;
+    let heads = layout.num_heads + layout.num_kv_heads;
+    check(kernel.name, ("heads", heads), (1..=MAX_GRID_YZ).contains(&heads), format!("1 to {MAX_GRID_YZ}"))?;
+    check_len(kernel.name, "qkv", len, rows * layout.row_width())
+}
