@@ -222,6 +222,11 @@ impl Sequence {
         self.phase == Phase::Done
     }
 
+    /// Whether a round may begin.
+    pub fn is_ready(&self) -> bool {
+        self.phase == Phase::Ready
+    }
+
     /// Whether a proposal is being waited for.
     pub fn is_drafting(&self) -> bool {
         matches!(self.phase, Phase::Drafting { .. })

@@ -28,8 +28,10 @@ impl Owner {
     /// Begins what may begin of all that is ready.
     pub(super) fn begin_rounds(&mut self) {
         while let Some(id) = self.around.ready.pop_front() {
-            // Where it is held it lost its target while it waited for its turn there: it begins at its new one.
-            if self.sequences.get(&id).is_none_or(|running| running.clock.is_held) {
+            // Where it is held it lost its target while it waited for its turn there: it begins at its new one. Where it is not ready it lost
+            // its target meanwhile, and comes again or came twice.
+            let begins = |running: &Running| running.sequence.is_ready() && !running.clock.is_held;
+            if !self.sequences.get(&id).is_some_and(begins) {
                 continue;
             }
             self.seat_draft(id);
