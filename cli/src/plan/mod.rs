@@ -7,6 +7,7 @@
 pub mod gpu;
 pub mod limits;
 pub mod placement;
+pub mod profiled;
 pub mod round;
 pub mod step_time;
 mod table;

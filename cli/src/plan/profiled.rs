@@ -1,0 +1,36 @@
+//! Rounds over the step times of a profile ([`speculation::profile`]) instead of data sheets. So the closed form of `round` is held
+//! against the simulator and against a cluster, which take the same times.
+
+use speculation::profile::{ForwardRows, Profile, StepCurve};
+
+use super::round::{Drafting, Rounds};
+use super::step_time::{Forward, StepCost};
+
+impl StepCost for StepCurve {
+    fn micros(&self, forward: Forward) -> f64 {
+        let kv_tokens = forward.sequences * forward.context;
+        StepCurve::micros(
+            self,
+            ForwardRows {
+                rows: (forward.sequences * forward.rows_each).ceil() as u32,
+                prefill_rows: 0,
+                kv_tokens: kv_tokens.ceil() as u64,
+                row_kv_tokens: (kv_tokens * forward.rows_each).ceil() as u64,
+            },
+        )
+    }
+}
+
+/// The rounds of one target of `profile`, whose sequences hold so many tokens each. No prompts.
+pub fn rounds<'a>(profile: &'a Profile, acceptance: &'a [f64], context: u32) -> Rounds<'a> {
+    let wire_us = 2.0 * profile.wire_us;
+    let workers = f64::from(profile.draft.workers) / f64::from(profile.target.workers);
+    Rounds {
+        target: &profile.target.curve,
+        target_wire_us: wire_us,
+        drafting: Drafting::Apart { draft: &profile.draft.curve, workers, wire_us },
+        acceptance,
+        context: f64::from(context),
+        prompt_us_per_token: 0.0,
+    }
+}

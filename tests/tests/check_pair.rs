@@ -1,0 +1,157 @@
+//! `check-pair` decodes in one process what a cluster of real processes serves: at the same seeds and pinned k both verify and accept
+//! the same drafted tokens, in every acceptance mode, whatever either model is quantized to.
+
+use std::path::PathBuf;
+
+use anyhow::{Context as _, ensure};
+use engine::{Engine, LoadOptions, WeightFormat};
+use outrider_cli::check_pair::local::{Decoded, LocalModel, LocalPair};
+use outrider_cli::check_pair::measure::{Question, Setting, Settings, settings, spec};
+use outrider_cli::check_pair::texts::CheckpointText;
+use outrider_cli::cluster::Cluster;
+use outrider_cli::load::Prompt;
+use outrider_cli::load::prompts::Content;
+use serde_json::{Value, json};
+use speculation::AcceptanceMode;
+use tests::http_client::{CHAT, HttpClient};
+use tests::metrics::Page;
+use tests::pair::{self, MODEL};
+use tests::processes;
+
+/// k of every round.
+const K: u32 = 4;
+const MAX_TOKENS: u32 = 40;
+const TEMPERATURES: [f32; 2] = [0.0, 0.8];
+const MODES: [AcceptanceMode; 3] =
+    [AcceptanceMode::Coupled, AcceptanceMode::Rejection, AcceptanceMode::Typical];
+/// Prompts up to this length are drafted for from the first round on. Before longer ones the draft worker is fed first, beside the
+/// target, and which of the two is done first is the machine's affair.
+const SHORT_PROMPT: usize = 64;
+/// A draft that comes late on a busy machine cuts the rounds anew: such a request is asked again, this often at most.
+const ATTEMPTS: usize = 8;
+
+fn load(directory: PathBuf, weights: &str, num_ids: u32) -> anyhow::Result<LocalModel> {
+    let weights = match weights {
+        "int8" => WeightFormat::Int8,
+        "int4" => WeightFormat::Int4,
+        _ => WeightFormat::AsStored,
+    };
+    let engine = Engine::load(&LoadOptions {
+        model_dir: directory,
+        weights,
+        threads: 1,
+        tensor_parallel: 1,
+        kv_memory_bytes: 64 << 20,
+        max_model_len: None,
+    })?;
+    Ok(LocalModel::new(engine, num_ids))
+}
+
+/// The first short prompt of each task type, with its text.
+fn questions(text: &CheckpointText) -> anyhow::Result<Vec<(String, Question)>> {
+    let framer = text.framer()?;
+    let mut questions: Vec<(String, Question)> = Vec::new();
+    for prompt in Prompt::built_in() {
+        let Content::Prompt(words) = &prompt.content else { continue };
+        let prompt_ids = framer.ids(&prompt)?;
+        if prompt_ids.len() <= SHORT_PROMPT && questions.iter().all(|(_, known)| known.task != prompt.task) {
+            let seed = questions.len() as u64;
+            questions.push((words.clone(), Question { task: prompt.task.clone(), prompt_ids, seed }));
+        }
+    }
+    ensure!(questions.len() > 6, "only {} task types have a short prompt", questions.len());
+    Ok(questions)
+}
+
+/// (rounds, drafted, accepted) as the router counts them.
+type Usage = (u64, u64, u64);
+
+fn counted(decoded: &Decoded) -> Usage {
+    let sum = |of: fn(&outrider_cli::check_pair::local::Verdict) -> u32| {
+        decoded.verdicts.iter().map(|verdict| u64::from(of(verdict))).sum()
+    };
+    (decoded.verdicts.len() as u64, sum(|verdict| verdict.drafted), sum(|verdict| verdict.accepted))
+}
+
+/// What a router dropped or gave up of its rounds since its start.
+async fn disturbances(cluster: &Cluster) -> anyhow::Result<u64> {
+    Ok(Page::scrape(&cluster.http_url()).await?.sum("outrider_rounds_ignored_total"))
+}
+
+/// Asks until nothing came late.
+async fn ask(cluster: &Cluster, words: &str, seed: u64, setting: &Setting) -> anyhow::Result<Usage> {
+    let client = HttpClient::new(cluster.http_url())?;
+    let body = json!({
+        "model": MODEL, "messages": [{"role": "user", "content": words}], "seed": seed,
+        "temperature": setting.temperature, "max_tokens": MAX_TOKENS,
+        "speculation": {"acceptance": setting.mode.as_str()},
+    });
+    for _ in 0..ATTEMPTS {
+        let before = disturbances(cluster).await?;
+        let answer = client.ask(CHAT, &body).await?;
+        if disturbances(cluster).await? > before {
+            continue;
+        }
+        let count = |name: &str| {
+            let value: &Value = &answer["usage"]["speculation"][name];
+            value.as_u64().with_context(|| format!("usage.speculation.{name} is {value}"))
+        };
+        return Ok((count("rounds")?, count("draft_tokens")?, count("accepted_tokens")?));
+    }
+    anyhow::bail!("in each of {ATTEMPTS} attempts a draft came late: the machine is too busy")
+}
+
+async fn check(weights: &str, draft_weights: &str) -> anyhow::Result<()> {
+    let text = CheckpointText::read(&pair::target_dir())?;
+    let mut target = load(pair::target_dir(), weights, text.num_ids())?;
+    let mut draft = load(pair::draft_dir(), draft_weights, text.num_ids())?;
+    let how = Settings {
+        num_draft_tokens: K,
+        max_tokens: MAX_TOKENS,
+        stop_token_ids: target.info().eos_token_ids.clone(),
+    };
+    let mut pair = LocalPair { target: &mut target, draft: &mut draft };
+    let cluster = processes::start(|spec| {
+        spec.router_args.extend(["--draft-tokens".to_owned(), K.to_string()]);
+        spec.target_args.extend(["--weights".to_owned(), weights.to_owned()]);
+        spec.draft_args.extend(["--weights".to_owned(), draft_weights.to_owned()]);
+    })
+    .await?;
+    let (mut drafted, mut accepted) = (0, 0);
+    for setting in settings(&TEMPERATURES, &MODES) {
+        for (words, question) in questions(&text)? {
+            let here = counted(&pair.decode(spec(&question, &setting, &how), &question.prompt_ids, K)?);
+            let served = ask(&cluster, &words, question.seed, &setting).await?;
+            ensure!(
+                here == served,
+                "{} at {setting:?}, {weights} and {draft_weights}: (rounds, drafted, accepted) {here:?} here, {served:?} served",
+                question.task
+            );
+            drafted += here.1;
+            accepted += here.2;
+        }
+    }
+    cluster.stop().await;
+    ensure!(accepted > 0 && accepted < drafted, "{accepted} of {drafted} drafted tokens were accepted");
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_cluster_accepts_what_check_pair_accepts() -> anyhow::Result<()> {
+    check("auto", "auto").await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_cluster_with_a_quantized_draft_does_too() -> anyhow::Result<()> {
+    check("auto", "int4").await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_cluster_with_a_quantized_target_does_too() -> anyhow::Result<()> {
+    check("int4", "auto").await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_cluster_with_both_quantized_does_too() -> anyhow::Result<()> {
+    check("int8", "int8").await
+}
