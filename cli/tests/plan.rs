@@ -4,10 +4,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::time::Duration;
 
-use outrider_cli::plan::profiled;
 use serde_json::{Value, json};
-use speculation::profile::Profile;
-use speculation::simulation::{Kind, Policy, Setup, Sharing, Traffic, run};
 
 /// Sizes as the published config.json has them, and the parameters that its model card or checkpoint index states.
 struct Published {
@@ -272,62 +269,4 @@ fn what_makes_no_sense_is_refused_by_name() {
     check(&["--target", &target, "--gpus", "1xTPU"], 2, "known: B200-180");
     check(&["--target", &target, "--gpus", "1xL4", "--draft-gpus", "1xL4"], 2, "--draft <CONFIG>");
     check(&["--target", "nowhere.json", "--gpus", "1xL4"], 1, "cannot read nowhere.json");
-}
-
-/// Profile, sequences, k, acceptance: flat and steep steps, few and many draft workers, where drafting pays and where it does not.
-const POINTS: [(&str, u32, u32, f64); 10] = [
-    ("70b-8xh100-l4", 1, 4, 0.8),
-    ("70b-8xh100-l4", 16, 4, 0.65),
-    ("70b-8xh100-l4", 64, 0, 0.65),
-    ("70b-8xh100-l4", 256, 2, 0.5),
-    ("8b-h100", 1, 5, 0.8),
-    ("8b-h100", 16, 3, 0.65),
-    ("8b-h100", 256, 0, 0.8),
-    ("cpu-pair", 1, 2, 0.59),
-    ("cpu-pair", 4, 4, 0.8),
-    ("cpu-pair", 16, 0, 0.65),
-];
-
-/// `cargo test -p outrider --test plan -- --nocapture simulator` prints the table.
-#[test]
-fn the_closed_form_agrees_with_the_simulator_within_10_percent() {
-    const CONTEXT: u32 = 512;
-    let mut worst: f64 = 1.0;
-    println!("profile, sequences, k, acceptance: tokens/s planned, simulated, ratio");
-    for (name, sequences, k, acceptance) in POINTS {
-        let path = Path::new(env!("CARGO_MANIFEST_DIR"))
-            .join("../deploy/profiles")
-            .join(name)
-            .with_extension("toml");
-        let text = std::fs::read_to_string(&path).unwrap();
-        let profile = Profile::parse(&text).unwrap().with_acceptance(acceptance);
-        let rates = [acceptance];
-        let rounds = profiled::rounds(&profile, &rates, CONTEXT);
-        let planned = rounds.at(f64::from(sequences), k);
-        let round_s = planned.tpot_ms / 1e3 * planned.expected_tokens;
-        let simulated: f64 = (1..=3)
-            .map(|seed| {
-                let kind =
-                    Kind { task_type: String::new(), share: 1.0, prompt_tokens: CONTEXT, output_tokens: 1 };
-                let setup = Setup {
-                    profile: &profile,
-                    traffic: Traffic::Closed { sequences, kinds: vec![kind] },
-                    policy: Policy::Fixed(k),
-                    sharing: Sharing::ByCost,
-                    seed,
-                    duration: Duration::from_secs_f64(round_s * 400.0),
-                    warm_up: Duration::from_secs_f64(round_s * 50.0),
-                };
-                run(&setup).tokens_per_second()
-            })
-            .sum::<f64>()
-            / 3.0;
-        let ratio = planned.tokens_per_second / simulated;
-        println!(
-            "{name:<16}{sequences:>4}{k:>3}{acceptance:>6}{:>10.0}{simulated:>10.0}{ratio:>7.3}",
-            planned.tokens_per_second
-        );
-        worst = worst.max(ratio).max(1.0 / ratio);
-    }
-    assert!(worst < 1.1, "off by a factor of {worst:.3}");
 }
