@@ -122,7 +122,7 @@ fn world(shape: &Shape, acceptance: f64, sequences: u32) -> World {
 }
 
 #[test]
-fn within_fifteen_percent_of_the_best_fixed_k_and_never_much_worse_than_none() {
+fn within_three_percent_of_the_best_fixed_k_and_never_worse_than_none() {
     for shape in &SHAPES {
         for sequences in [1, 8, 64, 512] {
             for acceptance in [0.2, 0.4, 0.6, 0.8, 0.95] {
@@ -134,10 +134,9 @@ fn within_fifteen_percent_of_the_best_fixed_k_and_never_much_worse_than_none() {
                     "{} at acceptance {acceptance}, {sequences} sequences, k {}: {:#?}",
                     shape.0, run.lane.k, run.lane.changes
                 );
-                // No rounds overlap in this world, though the price of a round counts on it: hence not closer.
-                assert!(settled >= 0.85 * world.best(), "{:.3} of the best: {place}", settled / world.best());
+                assert!(settled >= 0.97 * world.best(), "{:.3} of the best: {place}", settled / world.best());
                 let whole = (100.0 * all + 500.0 * settled) / 600.0;
-                assert!(whole >= 0.95 * world.goodput(0), "{:.3} of none: {place}", whole / world.goodput(0));
+                assert!(whole >= 0.97 * world.goodput(0), "{:.3} of none: {place}", whole / world.goodput(0));
             }
         }
     }
