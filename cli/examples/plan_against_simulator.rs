@@ -3,10 +3,10 @@
 
 #![forbid(unsafe_code)]
 
+use std::error::Error;
 use std::path::Path;
 use std::time::Duration;
 
-use anyhow::Context;
 use outrider_cli::plan::profiled;
 use speculation::profile::Profile;
 use speculation::simulation::{Kind, Policy, Setup, Sharing, Traffic, run};
@@ -32,7 +32,7 @@ const POINTS: [(&str, u32, u32, f64); 10] = [
 ];
 
 #[expect(clippy::print_stdout, reason = "the table is what this program is for")]
-fn main() -> anyhow::Result<()> {
+fn main() -> Result<(), Box<dyn Error>> {
     let mut worst: f64 = 1.0;
     println!("profile, sequences, k, acceptance: tokens/s planned, simulated (mean of 3 seeds), ratio");
     for point in POINTS {
@@ -47,10 +47,11 @@ fn main() -> anyhow::Result<()> {
 }
 
 /// Tokens per second, planned and simulated.
-fn both((name, sequences, k, acceptance): (&str, u32, u32, f64)) -> anyhow::Result<(f64, f64)> {
+fn both((name, sequences, k, acceptance): (&str, u32, u32, f64)) -> Result<(f64, f64), Box<dyn Error>> {
     let profiles = Path::new(env!("CARGO_MANIFEST_DIR")).join("../deploy/profiles");
     let path = profiles.join(name).with_extension("toml");
-    let text = std::fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
+    let text =
+        std::fs::read_to_string(&path).map_err(|error| format!("cannot read {}: {error}", path.display()))?;
     let profile = Profile::parse(&text)?.with_acceptance(acceptance);
     let rates = [acceptance];
     let planned = profiled::rounds(&profile, &rates, CONTEXT).at(f64::from(sequences), k);
