@@ -36,11 +36,18 @@ async fn client(server: &ScriptedServer) -> Client {
     Client::new(Endpoint::reach(&server.url(), Default::default()).await.expect("the server answers"))
 }
 
-/// The entry of each request, in their order.
+/// The entry of each request, in their order. An entry is written once its last byte has left, when the client may be done.
 fn entries(server: &ScriptedServer, count: usize) -> Vec<LogEntry> {
-    let log = server.log();
-    let of = |i: usize| log.iter().find(|entry| entry.prompt == i.to_string());
-    (0..count).map(|i| of(i).expect("an entry for each request").clone()).collect()
+    let deadline = Instant::now() + Duration::from_secs(10);
+    loop {
+        let log = server.log();
+        let of = |i: usize| log.iter().find(|entry| entry.prompt == i.to_string()).cloned();
+        if let Some(entries) = (0..count).map(of).collect() {
+            return entries;
+        }
+        assert!(Instant::now() < deadline, "an entry for each of {count} requests: {}", log.len());
+        std::thread::sleep(ms(5));
+    }
 }
 
 /// One request's times by the log, seconds from `intended`: of each token.

@@ -4,12 +4,12 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use anyhow::Context as _;
+use service::accept::{grpc_connections, http_connections};
 use service::discovery::{self, Discovery};
 use service::health::Health;
 use service::metrics::Metrics;
 use service::shutdown::Lifetime;
 use tokio::net::TcpListener;
-use tokio_stream::wrappers::TcpListenerStream;
 use tonic::transport::Server;
 
 use crate::admission::Admission;
@@ -85,9 +85,9 @@ pub async fn serve_with(
         .add_service(health.grpc_service(&["outrider.v1.Inference"], &lifetime).await)
         .add_service(reflection)
         .add_service(grpc_service(state.clone()));
-    let incoming = TcpListenerStream::new(grpc);
+    let incoming = grpc_connections(grpc);
     lifetime.spawn("grpc", server.serve_with_incoming_shutdown(incoming, lifetime.cancelled()));
-    let app = axum::serve(http, http_app(state)).with_graceful_shutdown(lifetime.cancelled());
+    let app = axum::serve(http_connections(http), http_app(state)).with_graceful_shutdown(lifetime.cancelled());
     lifetime.spawn("http", async move { app.await });
     tracing::info!(http = %addresses.http, grpc = %addresses.grpc, "listening");
     Ok(addresses)

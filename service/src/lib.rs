@@ -3,12 +3,13 @@
 //!
 //! In the order in which a `main` meets them: [`config`] (file, then environment, then flags), [`telemetry`]
 //! (logs and traces), [`shutdown`] (the [`Lifetime`](shutdown::Lifetime) all tasks run under), [`metrics`],
-//! [`health`] (live, ready, draining), [`discovery`] (who serves, and where) and [`process`] (all of it in order).
+//! [`health`] (live, ready, draining), [`discovery`] (who serves, and where), [`accept`] (how connections are taken) and [`process`] (all of it in order).
 //!
 //! This crate must never know models, tokens or sequences: facts about a worker pass through it as opaque JSON.
 
 #![forbid(unsafe_code)]
 
+pub mod accept;
 pub mod config;
 pub mod discovery;
 pub mod health;

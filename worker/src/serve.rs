@@ -7,6 +7,7 @@ use std::time::Duration;
 use anyhow::Context as _;
 use engine::{Engine, LoadOptions};
 use proto::v1::worker_server::WorkerServer;
+use service::accept::grpc_connections;
 use service::discovery::{Discovery, Member};
 use service::health::{Health, serve_admin};
 use service::metrics::Metrics;
@@ -14,7 +15,6 @@ use service::shutdown::Lifetime;
 use speculation::Role;
 use tokio::net::TcpListener;
 use tokio::sync::mpsc;
-use tokio_stream::wrappers::TcpListenerStream;
 use tonic::transport::Server;
 
 use crate::assets::Assets;
@@ -154,7 +154,7 @@ pub async fn start<M: Method>(
         .add_service(WorkerServer::new(door).max_decoding_message_size(4 * proto::MAX_FRAME_BYTES));
     lifetime.spawn(
         "grpc",
-        server.serve_with_incoming_shutdown(TcpListenerStream::new(listener), lifetime.cancelled()),
+        server.serve_with_incoming_shutdown(grpc_connections(listener), lifetime.cancelled()),
     );
     serve_admin(admin, health.clone(), metrics, lifetime);
     register(member, discovery, lifetime).await?;
