@@ -47,19 +47,6 @@ extern "C" __global__ void __launch_bounds__(128)
 // a sum: they come later), bias [n] or null, borders [9] multiples of 16 -> out [rows, n] f32.
 // slices 1: the 8 parts of K are one exact sum; 8: each has its scale.
 // Grid (ceil(n / 16), ceil(rows / (8 * TILES))), 8 warps, one for each part of K. k a multiple of 16, below 2^17.
-// Steps of K whose weights are under way at a time: few rows are bound by how fast weights come.
-#define DEPTH 4
-
-// Two products: the first and the second half of each lane's 16 bytes.
-__device__ __forceinline__ void multiply(i32 (&acc)[4], uint4 w_low, uint4 w_high, uint4 x) {
-  const u32 first[4] = {w_low.x, w_high.x, w_low.y, w_high.y};
-  const u32 second[4] = {w_low.z, w_high.z, w_low.w, w_high.w};
-  const u32 x_first[2] = {x.x, x.y};
-  const u32 x_second[2] = {x.z, x.w};
-  mma_int8(acc, first, x_first);
-  mma_int8(acc, second, x_second);
-}
-
 template <int TILES>
 __device__ __forceinline__ void gemm_int8(const signed char* x, const float* x_scales, const signed char* weights,
                                           const float* channel_scales, const float* bias, const u32* borders,
@@ -67,43 +54,10 @@ __device__ __forceinline__ void gemm_int8(const signed char* x, const float* x_s
   __shared__ i32 sums[8][TILES][WARP][4];
   const u32 lane = threadIdx.x % WARP;
   const u32 part = threadIdx.x / WARP;
-  const u32 g = lane / 4;
-  const u32 t = lane % 4;
   const u32 first_column = blockIdx.x * 16;
   const u32 first_row = blockIdx.y * 8 * TILES;
-  const uint4 zeros = make_uint4(0, 0, 0, 0);
-
-  const u32 end = borders[part + 1];
-  // Lanes past the last column or row read it again and store nothing: loads without a branch are under way together.
-  const signed char* low = weights + (u64)min(first_column + g, n - 1) * k + 16 * t;
-  const signed char* high = weights + (u64)min(first_column + g + 8, n - 1) * k + 16 * t;
-  const signed char* in[TILES];
-  for (int tile = 0; tile < TILES; ++tile) in[tile] = x + (u64)min(first_row + 8 * tile + g, rows - 1) * k + 16 * t;
   i32 acc[TILES][4] = {};
-  u32 at = borders[part];
-  for (; at + 64 * DEPTH <= end; at += 64 * DEPTH) {
-    uint4 w_low[DEPTH], w_high[DEPTH];
-#pragma unroll
-    for (int step = 0; step < DEPTH; ++step) {
-      w_low[step] = *(const uint4*)(low + at + 64 * step);
-      w_high[step] = *(const uint4*)(high + at + 64 * step);
-    }
-#pragma unroll
-    for (int step = 0; step < DEPTH; ++step) {
-      for (int tile = 0; tile < TILES; ++tile) {
-        multiply(acc[tile], w_low[step], w_high[step], *(const uint4*)(in[tile] + at + 64 * step));
-      }
-    }
-  }
-  for (; at < end; at += 64) {
-    // The part is a multiple of 16: a lane's 16 numbers are in it, or none is.
-    const bool inside = at + 16 * t < end;
-    const uint4 w_low = inside ? *(const uint4*)(low + at) : zeros;
-    const uint4 w_high = inside ? *(const uint4*)(high + at) : zeros;
-    for (int tile = 0; tile < TILES; ++tile) {
-      multiply(acc[tile], w_low, w_high, inside ? *(const uint4*)(in[tile] + at) : zeros);
-    }
-  }
+  sum_tiles(acc, x, weights, borders[part], borders[part + 1], rows, n, k);
 
 #pragma unroll
   for (int tile = 0; tile < TILES; ++tile) {

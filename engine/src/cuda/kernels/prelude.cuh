@@ -86,3 +86,68 @@ __device__ __forceinline__ float warp_sum(float x) {
 __device__ __forceinline__ float tree(const float (&s)[8]) {
   return ((s[0] + s[1]) + (s[2] + s[3])) + ((s[4] + s[5]) + (s[6] + s[7]));
 }
+
+// What products over tiles of 16 channels x 8 rows share. The weights are the 16-row operand, so up to 8 activation rows
+// cost what one does. A lane reads 16 bytes in a row of each of its rows; which of their numbers meet in one instruction is a
+// permutation of K that both operands share, so it changes only the order of the sum.
+
+// Steps of K whose weights are under way at a time: few rows are bound by how fast weights come.
+constexpr int DEPTH = 4;
+
+__device__ __forceinline__ void mma(float (&d)[4], const u32 (&a)[4], const u32 (&b)[2]) { mma_bf16(d, a, b); }
+__device__ __forceinline__ void mma(i32 (&d)[4], const u32 (&a)[4], const u32 (&b)[2]) { mma_int8(d, a, b); }
+
+// Two products: the first and the second half of each lane's 16 bytes.
+template <typename A>
+__device__ __forceinline__ void multiply(A (&acc)[4], uint4 w_low, uint4 w_high, uint4 x) {
+  const u32 first[4] = {w_low.x, w_high.x, w_low.y, w_high.y};
+  const u32 second[4] = {w_low.z, w_high.z, w_low.w, w_high.w};
+  const u32 x_first[2] = {x.x, x.y};
+  const u32 x_second[2] = {x.z, x.w};
+  mma(acc, first, x_first);
+  mma(acc, second, x_second);
+}
+
+// A warp's sums over begin .. end of K, which are multiples of what 16 bytes hold: x [rows, k] from row
+// blockIdx.y * 8 * TILES, weights [n, k] from channel blockIdx.x * 16. Entry i of a lane belongs to channel
+// lane / 4 + (i / 2) * 8 and row lane % 4 * 2 + i % 2 of its tile.
+template <typename T, typename A, int TILES>
+__device__ __forceinline__ void sum_tiles(A (&acc)[TILES][4], const T* x, const T* weights, u32 begin, u32 end,
+                                          u32 rows, u32 n, u32 k) {
+  constexpr u32 HELD = 16 / sizeof(T);
+  constexpr u32 STEP = 4 * HELD;
+  const u32 g = threadIdx.x % WARP / 4;
+  const u32 offset = threadIdx.x % 4 * HELD;
+  const u32 first_column = blockIdx.x * 16;
+  const u32 first_row = blockIdx.y * 8 * TILES;
+  const uint4 zeros = make_uint4(0, 0, 0, 0);
+  // Lanes past the last column or row read it again and store nothing: loads without a branch are under way together.
+  const T* low = weights + (u64)min(first_column + g, n - 1) * k + offset;
+  const T* high = weights + (u64)min(first_column + g + 8, n - 1) * k + offset;
+  const T* in[TILES];
+  for (int tile = 0; tile < TILES; ++tile) in[tile] = x + (u64)min(first_row + 8 * tile + g, rows - 1) * k + offset;
+  u32 at = begin;
+  for (; at + STEP * DEPTH <= end; at += STEP * DEPTH) {
+    uint4 w_low[DEPTH], w_high[DEPTH];
+#pragma unroll
+    for (int step = 0; step < DEPTH; ++step) {
+      w_low[step] = *(const uint4*)(low + at + STEP * step);
+      w_high[step] = *(const uint4*)(high + at + STEP * step);
+    }
+#pragma unroll
+    for (int step = 0; step < DEPTH; ++step) {
+      for (int tile = 0; tile < TILES; ++tile) {
+        multiply(acc[tile], w_low[step], w_high[step], *(const uint4*)(in[tile] + at + STEP * step));
+      }
+    }
+  }
+  for (; at < end; at += STEP) {
+    // A lane's 16 bytes are inside, or none of them is.
+    const bool inside = at + offset < end;
+    const uint4 w_low = inside ? *(const uint4*)(low + at) : zeros;
+    const uint4 w_high = inside ? *(const uint4*)(high + at) : zeros;
+    for (int tile = 0; tile < TILES; ++tile) {
+      multiply(acc[tile], w_low, w_high, inside ? *(const uint4*)(in[tile] + at) : zeros);
+    }
+  }
+}
