@@ -2,7 +2,8 @@
 # Installs what the build and the tests need and is not there yet. Nothing is touched where everything is present.
 #
 #   deploy/deps.sh build        a C linker and protoc (the etcd client's build compiles its protocol with it)
-#   deploy/deps.sh build test   also etcd (the tests start one), Python with venv (the tests drive the openai package), cargo-nextest
+#   deploy/deps.sh build test   also c++ (the tests run CUDA kernels on the host), etcd (they start one), Python with venv (they drive the openai
+#                               package), cargo-nextest
 #
 # Rust itself is expected: rust-toolchain.toml names the version.
 set -euo pipefail
@@ -17,7 +18,8 @@ main() {
     case "$step" in
       build) have_command cc || wanted+=(build-essential)
              have_command protoc || wanted+=(protobuf-compiler) ;;
-      test)  have_command etcd || wanted+=(etcd-server)
+      test)  have_command c++ || wanted+=(g++)
+             have_command etcd || wanted+=(etcd-server)
              have_command python3 || wanted+=(python3)
              have_venv || wanted+=(python3-venv) ;;
       *)     fail "unknown step '$step': use build, test or both" ;;
@@ -37,7 +39,7 @@ toolchain() { sed -n 's/^channel = "\(.*\)"/\1/p' "$(dirname "$0")/../rust-toolc
 install_packages() {
   if ! have_command apt-get; then
     fail "please install, with this system's package manager, what Debian calls: $*
-  (build-essential: a C compiler and linker; protobuf-compiler: protoc; etcd-server: the etcd binary, 3.4 or later; python3-venv: Python 3.10 or later with venv and ensurepip)"
+  (build-essential: a C compiler and linker; protobuf-compiler: protoc; g++: c++; etcd-server: the etcd binary, 3.4 or later; python3-venv: Python 3.10 or later with venv and ensurepip)"
   fi
   local as_root=()
   if [ "$(id -u)" -ne 0 ]; then
