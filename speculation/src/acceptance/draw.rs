@@ -1,11 +1,11 @@
 //! The argmax of logit plus Gumbel noise, which is a draw from the softmax: over a row of logits, or over listed tokens.
 //!
 //! The rule is "highest score, lowest id among equals", with scores in f64. Scanning is fast because the bits of a token's
-//! noise bound it cheaply from above, so that only tokens that might win are scored; the plain loop that scores all of
-//! them is the judge in the tests below. Nothing here may change which token the plain loop would pick.
+//! noise bound it cheaply from above, so that only tokens that might win are scored, and those bits are made for a block of
+//! tokens side by side in vector registers; the plain loop that scores every token is the judge in the tests below. Nothing here may change which token the plain loop would pick.
 
 use crate::logits::{DrawError, check_row, highest, keep};
-use crate::noise::{BLOCK, GUMBEL_MAX, Noise, Purpose, gumbel_bound, gumbel_from_bits};
+use crate::noise::{BLOCK, GUMBEL_MAX, Noise, Purpose, gumbel_bound, gumbel_from_bits, high_word};
 use crate::{SamplingParams, TokenId};
 
 use super::Place;
@@ -40,6 +40,13 @@ impl Best {
             *self = Self { token_id, score };
         }
     }
+
+    /// Out of line: few tokens come here, and the scan's loop stays short.
+    #[inline(never)]
+    fn offer_token(&mut self, place: &Place<'_>, token_id: TokenId) {
+        let x = f64::from(place.logits[token_id as usize]) / f64::from(place.sampling.temperature);
+        self.offer(token_id, x + place.noise.gumbel(place.position, token_id, Purpose::Draw));
+    }
 }
 
 /// Argmax of `x + noise` over listed tokens, in any order; the list must not be empty.
@@ -55,7 +62,7 @@ pub(super) fn from_tokens(
             continue;
         }
         let bits = noise.bits(position, token_id, purpose);
-        if x + gumbel_bound(bits) < best.score {
+        if x + gumbel_bound(high_word(bits)) < best.score {
             continue;
         }
         best.offer(token_id, x + gumbel_from_bits(bits));
@@ -65,30 +72,70 @@ pub(super) fn from_tokens(
 
 /// Argmax of `logit / temperature + noise` over a whole row that has passed [`check_row`].
 fn from_row(place: &Place<'_>, likeliest: TokenId) -> TokenId {
-    let Place { noise, position, sampling, logits } = *place;
-    let temperature = f64::from(sampling.temperature);
-    let x_of = |logit: f32| f64::from(logit) / temperature;
-    // Starting from the likeliest token gives a score that most others cannot reach.
-    let start = x_of(logits[likeliest as usize]) + noise.gumbel(position, likeliest, Purpose::Draw);
-    let mut best = Best { token_id: likeliest, score: start };
-    for (block, row) in logits.chunks(BLOCK).enumerate() {
-        if x_of(highest(row)) + GUMBEL_MAX < best.score {
-            continue;
-        }
-        let first = (block * BLOCK) as TokenId;
-        let bits = noise.bits_block(position, first, Purpose::Draw);
-        for (token_id, (&logit, &bits)) in (first..).zip(row.iter().zip(&bits)) {
-            let x = x_of(logit);
-            if x + gumbel_bound(bits) >= best.score {
-                best.offer(token_id, x + gumbel_from_bits(bits));
+    pulp::Arch::new().dispatch(Scan { place, likeliest })
+}
+
+/// The scan of a row.
+///
+/// A block of tokens is passed over when its highest logit with a bound of its highest noise stays below the best score.
+/// That loses nothing: with x the largest x of the block and g the bound, every token's score is `fl(x_v + G_v)` with
+/// x_v <= x (division by one positive temperature is monotone after rounding) and G_v <= g, so that it is at most
+/// `fl(x + g)`, for rounded addition is monotone too. What is strictly below the best can neither win nor tie.
+struct Scan<'a> {
+    place: &'a Place<'a>,
+    likeliest: TokenId,
+}
+
+/// Compiled once for each width of vector registers and chosen at run time. Widths change no bits: whole numbers wrap alike
+/// everywhere, floats are rounded one by one, and the compiler never fuses a multiplication with an addition by itself. What
+/// is called for every block must be `inline(always)`, for another function would be compiled without those registers.
+impl pulp::NullaryFnOnce for Scan<'_> {
+    type Output = TokenId;
+
+    #[inline(always)]
+    fn call(self) -> TokenId {
+        let Place { noise, position, sampling, logits } = *self.place;
+        let temperature = f64::from(sampling.temperature);
+        // Starting from the likeliest token gives a score that most others cannot reach.
+        let mut best = Best { token_id: self.likeliest, score: f64::NEG_INFINITY };
+        best.offer_token(self.place, self.likeliest);
+        for (block, row) in logits.chunks(BLOCK).enumerate() {
+            let x_max = f64::from(highest(row)) / temperature;
+            if x_max + GUMBEL_MAX < best.score {
+                continue;
+            }
+            let first = (block * BLOCK) as TokenId;
+            let words = noise.high_words(position, first, Purpose::Draw);
+            if x_max + gumbel_bound(highest_word(&words)) < best.score {
+                continue;
+            }
+            for (i, &logit) in row.iter().enumerate() {
+                let bound = gumbel_bound(words[i % 2][i / 2]);
+                // The first test spares most tokens the division.
+                if x_max + bound >= best.score && f64::from(logit) / temperature + bound >= best.score {
+                    best.offer_token(self.place, first + i as TokenId);
+                }
             }
         }
+        best.token_id
     }
-    best.token_id
+}
+
+/// The highest of a block's words. Words past the row's end may raise it, which costs time and nothing else.
+#[inline(always)]
+fn highest_word(words: &[[u32; BLOCK / 2]; 2]) -> u32 {
+    let mut highest = 0;
+    for (&even, &odd) in words[0].iter().zip(&words[1]) {
+        highest = highest.max(even).max(odd);
+    }
+    highest
 }
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+    use pulp::NullaryFnOnce;
+
     use super::*;
 
     /// The rule as it is written: score everything, keep the first best.
@@ -149,5 +196,74 @@ mod tests {
         // So large that noise is lost in rounding: scores tie, and the lowest id wins.
         check(&[-f32::MAX, 1e30, 1e30, 3e29, 1e30], 1.0, 0..50);
         check(&[f32::NEG_INFINITY; 40].map(|_| -1e30), 1.0, 0..50);
+    }
+
+    /// The scan as each kind of vector registers of this host runs it, and as plain code.
+    fn on_every_width(place: &Place<'_>, likeliest: TokenId) -> Vec<TokenId> {
+        let scan = || Scan { place, likeliest };
+        let mut drawn = vec![scan().call(), pulp::Arch::new().dispatch(scan())];
+        #[cfg(target_arch = "x86_64")]
+        {
+            drawn.extend(pulp::x86::V3::try_new().map(|simd| simd.vectorize(scan())));
+            drawn.extend(pulp::x86::V4::try_new().map(|simd| simd.vectorize(scan())));
+        }
+        drawn
+    }
+
+    fn temperatures() -> impl Strategy<Value = f32> {
+        prop_oneof![Just(1.0), Just(1e-5), Just(f32::MAX), 1e-5_f32..2.0, 2.0_f32..1e4]
+    }
+
+    /// Few values, so that many tie; masked ones; finite ones of every size.
+    fn logits() -> impl Strategy<Value = f32> {
+        prop_oneof![
+            4 => (-8_i8..8).prop_map(|step| f32::from(step) / 2.0),
+            2 => Just(f32::NEG_INFINITY),
+            2 => -20.0_f32..20.0,
+            1 => prop_oneof![Just(-0.0), Just(f32::MAX), Just(-f32::MAX), Just(f32::MIN_POSITIVE)],
+        ]
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(600))]
+
+        #[test]
+        fn any_row_is_drawn_from_as_the_plain_loop_would(
+            row in prop::collection::vec(logits(), 1..700),
+            temperature in temperatures(),
+            (seed, choice, position) in any::<(u64, u32, u32)>(),
+        ) {
+            let sampling = SamplingParams { temperature, ..SamplingParams::default() };
+            let place = Place { noise: Noise { seed, choice }, position, sampling: &sampling, logits: &row };
+            if row.iter().all(|&logit| logit == f32::NEG_INFINITY) {
+                prop_assert_eq!(ordinary(&place), Err(DrawError::NothingAllowed { position }));
+                return Ok(());
+            }
+            let expected = naive(&place);
+            prop_assert_eq!(ordinary(&place), Ok(expected));
+            let likeliest = check_row(&row, position).unwrap();
+            // As `position` finds it, so that the first of equals wins, whatever the sign of a zero.
+            let max = row.iter().fold(f32::NEG_INFINITY, |max, &logit| if logit > max { logit } else { max });
+            prop_assert_eq!(Some(likeliest as usize), row.iter().position(|&logit| logit == max));
+            for drawn in on_every_width(&place, likeliest) {
+                prop_assert_eq!(drawn, expected);
+            }
+        }
+
+        #[test]
+        fn a_logit_that_is_no_number_is_refused_wherever_it_stands(
+            row in prop::collection::vec(logits(), 1..700),
+            at in any::<prop::sample::Index>(),
+            bad in prop_oneof![Just(f32::NAN), Just(-f32::NAN), Just(f32::INFINITY)],
+            temperature in temperatures(),
+        ) {
+            let mut row = row;
+            let at = at.index(row.len());
+            row[at] = bad;
+            let sampling = SamplingParams { temperature, ..SamplingParams::default() };
+            let place = Place { noise: Noise { seed: 1, choice: 0 }, position: 5, sampling: &sampling, logits: &row };
+            let refusal = DrawError::NotANumber { position: 5, token_id: at as TokenId };
+            prop_assert_eq!(ordinary(&place), Err(refusal));
+        }
     }
 }

@@ -73,34 +73,78 @@ pub(crate) fn by_likelihood(a: &(TokenId, f64), b: &(TokenId, f64)) -> Ordering 
 
 /// The likeliest token (lowest id among equals), or why nothing can be drawn from this row.
 pub(crate) fn check_row(logits: &[f32], position: u32) -> Result<TokenId, DrawError> {
-    // One pass without branches: `<` is false for NaN, so that a bad logit shows whatever stands beside it.
-    let all_numbers = logits.iter().fold(true, |fine, &logit| fine & (logit < f32::INFINITY));
+    let Summary { max, max_block, all_numbers } = pulp::Arch::new().dispatch(Summarize(logits));
     if !all_numbers {
         let bad = logits.iter().position(|&logit| logit.is_nan() || logit == f32::INFINITY);
         let token_id = bad.expect("the pass above found one") as TokenId;
         return Err(DrawError::NotANumber { position, token_id });
     }
-    let max = highest(logits);
     if max == f32::NEG_INFINITY {
         return Err(DrawError::NothingAllowed { position });
     }
-    let likeliest = logits.iter().position(|&logit| logit == max);
-    Ok(likeliest.expect("the maximum is one of the logits") as TokenId)
+    let before = max_block * SUMMARY_BLOCK;
+    let likeliest = logits[before..].iter().position(|&logit| logit == max);
+    Ok((before + likeliest.expect("the maximum is one of its block")) as TokenId)
+}
+
+/// One pass over a row.
+struct Summary {
+    max: f32,
+    /// The first block of [`SUMMARY_BLOCK`] logits that holds `max`.
+    max_block: usize,
+    /// No logit is NaN or +inf.
+    all_numbers: bool,
+}
+
+const SUMMARY_BLOCK: usize = 256;
+
+/// Compiled for each width of vector registers, on which the result does not depend: comparisons round nothing.
+struct Summarize<'a>(&'a [f32]);
+
+impl pulp::NullaryFnOnce for Summarize<'_> {
+    type Output = Summary;
+
+    #[inline(always)]
+    fn call(self) -> Summary {
+        let mut summary = Summary { max: f32::NEG_INFINITY, max_block: 0, all_numbers: true };
+        for (block, logits) in self.0.chunks(SUMMARY_BLOCK).enumerate() {
+            let max = highest(logits);
+            if max > summary.max {
+                (summary.max, summary.max_block) = (max, block);
+            }
+            // `<` is false for NaN, so that a bad logit shows whatever stands beside it.
+            let mut fine = 1;
+            for &logit in logits {
+                fine &= u32::from(logit < f32::INFINITY);
+            }
+            summary.all_numbers &= fine == 1;
+        }
+        summary
+    }
 }
 
 /// The highest logit; NaN is passed over.
+#[inline(always)]
 pub(crate) fn highest(logits: &[f32]) -> f32 {
     // Independent lanes, which vector registers can hold: one running maximum would wait for itself at every step.
     const LANES: usize = 16;
-    let higher = |a: f32, b: f32| if b > a { b } else { a };
     let mut lanes = [f32::NEG_INFINITY; LANES];
-    let mut chunks = logits.chunks_exact(LANES);
-    for chunk in &mut chunks {
-        for (lane, &logit) in lanes.iter_mut().zip(chunk) {
-            *lane = higher(*lane, logit);
+    let (chunks, rest) = logits.as_chunks::<LANES>();
+    for chunk in chunks {
+        for lane in 0..LANES {
+            lanes[lane] = higher(lanes[lane], chunk[lane]);
         }
     }
-    lanes.iter().chain(chunks.remainder()).fold(f32::NEG_INFINITY, |max, &logit| higher(max, logit))
+    let mut max = f32::NEG_INFINITY;
+    for &logit in lanes.iter().chain(rest) {
+        max = higher(max, logit);
+    }
+    max
+}
+
+#[inline(always)]
+fn higher(a: f32, b: f32) -> f32 {
+    if b > a { b } else { a }
 }
 
 fn largest(tokens: &[(TokenId, f64)]) -> f64 {
