@@ -87,7 +87,8 @@ pub async fn serve_with(
         .add_service(grpc_service(state.clone()));
     let incoming = grpc_connections(grpc);
     lifetime.spawn("grpc", server.serve_with_incoming_shutdown(incoming, lifetime.cancelled()));
-    let app = axum::serve(http_connections(http), http_app(state)).with_graceful_shutdown(lifetime.cancelled());
+    let app =
+        axum::serve(http_connections(http), http_app(state)).with_graceful_shutdown(lifetime.cancelled());
     lifetime.spawn("http", async move { app.await });
     tracing::info!(http = %addresses.http, grpc = %addresses.grpc, "listening");
     Ok(addresses)

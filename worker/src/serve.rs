@@ -152,10 +152,8 @@ pub async fn start<M: Method>(
         .add_service(health.grpc_service(&["outrider.v1.Worker"], lifetime).await)
         .add_service(reflection)
         .add_service(WorkerServer::new(door).max_decoding_message_size(4 * proto::MAX_FRAME_BYTES));
-    lifetime.spawn(
-        "grpc",
-        server.serve_with_incoming_shutdown(grpc_connections(listener), lifetime.cancelled()),
-    );
+    lifetime
+        .spawn("grpc", server.serve_with_incoming_shutdown(grpc_connections(listener), lifetime.cancelled()));
     serve_admin(admin, health.clone(), metrics, lifetime);
     register(member, discovery, lifetime).await?;
     health.set_ready();
