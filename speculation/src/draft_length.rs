@@ -5,13 +5,16 @@
 //! For each k: the tokens that a round is expected to commit (survival), over the time that it is expected to take: the wait for the
 //! draft, its queue and wire included, then the verification, with all rows that share the target's forward. Both times are
 //! the workers' tables times what rounds of that k took lately beyond them ([`crate::cost::Residuals`]), so that whatever no
-//! table knows, steps that run into each other above all, is in the price once it was seen.
+//! table knows, steps that run into each other above all, is in the price once it was seen. That drafting hides behind verifying
+//! is believed as far as rounds show it (`price.rs`).
 //!
 //! k = 0 is a choice like the others. What a lane does not do it does not learn about, so now and then it takes one round at another k: a
 //! probe, paid for out of a fixed share of the lane's time. All its sequences probe, for what such a round takes is to be learned, too; but
 //! where k = 0 and drafts come from several workers only a few, for these would come back in parts.
 
 mod explanation;
+mod load;
+mod price;
 #[cfg(test)]
 mod tests;
 
@@ -19,8 +22,10 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 pub use explanation::{Change, Explanation, Outlook, Why};
+pub use load::{LaneView, Load, Pace};
+use price::{Overlap, Price};
 
-use crate::cost::{Forward, Residuals, WorkerCost, micros};
+use crate::cost::{Residuals, WorkerCost, micros};
 use crate::step::MAX_DRAFT_TOKENS;
 use crate::survival::Survival;
 
@@ -76,9 +81,13 @@ const PROBE_CREDIT_MAX: f64 = 4.0;
 /// What a round's time at one k says of its neighbour's.
 const K_REACH: f64 = 0.2;
 
-/// Lane rounds that the predicted time of a round is worth: a single bad one, after a stall or in the middle of a change, must not
-/// speak against a k for good.
-const MODEL_TRUST: f64 = 6.0;
+/// Lane rounds that the predicted time of a round with a draft is worth. Little, for where a table is wrong between two of its rows, only
+/// the few probes of another k can set it right.
+const DRAFTED_TRUST: f64 = 1.0;
+
+/// The same without a draft: these are measured for as long as k = 0 lasts, and a single bad one, after a stall or in the middle of a
+/// change, must not speak against them.
+const PLAIN_TRUST: f64 = 6.0;
 
 /// After a move to another k > 0 so many lane rounds are not measured: sequences that began before it are in the way of the others.
 const SETTLING_ON_LANE_ROUNDS: u64 = 2;
@@ -86,77 +95,12 @@ const SETTLING_ON_LANE_ROUNDS: u64 = 2;
 /// Each lane round, what was measured counts for so much less.
 const KEEP_PER_LANE_ROUND: f64 = 1.0 - 1.0 / 64.0;
 
-/// No wait for a draft is shorter, whatever the tables say.
-const DRAFT_WAIT_MIN_MICROS: f64 = 50.0;
-
-/// More groups than this are never better by much.
-const GROUPS_MAX: u32 = 4;
-
 /// Rounds that the measured speed remembers, and changes that are kept to explain.
 const SPEED_MEMORY: f64 = 32.0;
 const CHANGES_KEPT: usize = 16;
 
 /// Judged positions that it takes to say what a lane's acceptance rate is.
 const ACCEPTANCE_EVIDENCE: f64 = 32.0;
-
-/// What shares the workers with a lane now.
-#[derive(Debug, Clone, Copy, PartialEq, serde::Serialize)]
-pub struct Load {
-    /// The lane's sequences at one target.
-    pub sequences: u32,
-    /// Rows that other lanes bring to that target's forward.
-    pub other_rows: u32,
-    /// Sequences of all lanes at one draft worker.
-    pub draft_sequences: u32,
-    /// Tokens that a sequence holds, on average.
-    pub context: f64,
-    /// What the other lanes commit at that target, and how long their rounds take: rows that slow them down are not free.
-    pub others: Pace,
-}
-
-/// How fast rounds are.
-#[derive(Debug, Clone, Copy, PartialEq, Default, serde::Serialize)]
-pub struct Pace {
-    /// Committed tokens.
-    pub tokens_per_second: f64,
-    /// Mean time of a round.
-    pub round_us: f64,
-}
-
-/// A lane as those that share its workers see it.
-#[derive(Debug, Clone, Copy, PartialEq, Default)]
-pub struct LaneView {
-    /// Its sequences, at all targets.
-    pub sequences: u32,
-    /// How far its rounds draft.
-    pub k: u32,
-    /// Tokens that one of them holds, on average.
-    pub context: f64,
-    /// How fast its rounds are ([`DraftLength::pace`]).
-    pub pace: Pace,
-}
-
-impl Load {
-    /// The load of lane `own` among all `lanes` of one model, which `targets` share evenly; `draft_sequences` are those of all lanes at one
-    /// draft worker.
-    pub fn of(lanes: &[LaneView], own: usize, (targets, draft_sequences): (u32, u32)) -> Self {
-        let (mut other_rows, mut sequences, mut others) = (0, 0, Pace::default());
-        for (_, lane) in lanes.iter().enumerate().filter(|(i, lane)| *i != own && lane.sequences > 0) {
-            other_rows += lane.sequences * (lane.k + 1);
-            sequences += lane.sequences;
-            others.tokens_per_second += lane.pace.tokens_per_second / f64::from(targets);
-            others.round_us += f64::from(lane.sequences) * lane.pace.round_us;
-        }
-        others.round_us /= f64::from(sequences.max(1));
-        Self {
-            sequences: lanes[own].sequences.div_ceil(targets).max(1),
-            other_rows: other_rows / targets,
-            draft_sequences,
-            context: lanes[own].context,
-            others,
-        }
-    }
-}
 
 /// The k of one round.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -192,6 +136,8 @@ pub struct DraftLength {
     verify_residuals: Residuals,
     /// Of rounds without a draft. They do not run into each other as drafted ones do: neither speaks for the other.
     plain_residual: Residuals,
+    /// How far drafting hides behind verifying.
+    overlap: Overlap,
     outlook: Vec<Outlook>,
     load: Option<Load>,
     probe: Option<u32>,
@@ -223,7 +169,7 @@ impl DraftLength {
     /// A fresh lane; its first round moves off k = 0 already, if the prior says so.
     pub fn new(max_k: u32) -> Self {
         let max_k = max_k.min(MAX_DRAFT_TOKENS as u32);
-        let residuals = Residuals::new(max_k as usize + 1, K_REACH, MODEL_TRUST);
+        let residuals = Residuals::new(max_k as usize + 1, K_REACH, DRAFTED_TRUST);
         Self {
             max_k,
             k: 0,
@@ -231,7 +177,8 @@ impl DraftLength {
             supply: Survival::new(PRIOR_SUPPLY),
             draft_residuals: residuals.clone(),
             verify_residuals: residuals,
-            plain_residual: Residuals::new(1, 0.0, MODEL_TRUST),
+            plain_residual: Residuals::new(1, 0.0, PLAIN_TRUST),
+            overlap: Overlap::default(),
             outlook: Vec::new(),
             load: None,
             probe: None,
@@ -303,7 +250,11 @@ impl DraftLength {
         };
         let rows_each = 1.0 + self.supply.survival(k).iter().sum::<f64>();
         let weight = 1.0 / f64::from(self.sequences());
-        let (table_draft_us, table_verify_us) = table_round_us(k, rows_each, &load, (target, draft));
+        let price = Price::of(k, rows_each, &load, (target, draft));
+        if k > 0 {
+            self.overlap.observe(&price, draft_wait + verify, weight);
+        }
+        let (table_draft_us, table_verify_us) = price.at(self.overlap);
         if k == 0 {
             return self.plain_residual.observe(0, (draft_wait + verify, table_verify_us), weight);
         }
@@ -385,7 +336,8 @@ impl DraftLength {
                 expected_tokens += supplied * survived;
                 rows_each += supplied;
             }
-            let (table_draft_us, table_verify_us) = table_round_us(k, rows_each, load, (target, draft));
+            let price = Price::of(k, rows_each, load, (target, draft));
+            let (table_draft_us, table_verify_us) = price.at(self.overlap);
             let draft_wait_us = table_draft_us * self.draft_residuals.factor(k as usize);
             let verify_us = table_verify_us
                 * match k {
@@ -509,38 +461,4 @@ impl DraftLength {
 /// Whether the drafts of a lane's sequences come from several workers.
 fn load_is_spread(load: Option<Load>) -> bool {
     load.is_some_and(|load| load.draft_sequences < load.sequences)
-}
-
-/// A round by tables and wires: microseconds of its draft, and from there to its verdict.
-///
-/// A lane's sequences may go in groups by turns, one drafting while another is verified. What a round takes then is the longest of
-/// its own steps one after the other, of all groups' verifications, and of all groups' drafts. Workers fall into the number of groups
-/// that is best by themselves, more or less, for they wait for each other exactly where that pays (`crate::batch::late`).
-fn table_round_us(
-    k: u32,
-    rows_each: f64,
-    load: &Load,
-    (target, draft): (&WorkerCost, &WorkerCost),
-) -> (f64, f64) {
-    let sequences = f64::from(load.sequences.max(1));
-    let in_groups = |groups: f64| {
-        // Other lanes' rows are in every forward: their rounds are not this lane's.
-        let rows = sequences * rows_each / groups + f64::from(load.other_rows);
-        let sequences = sequences / groups + f64::from(load.other_rows);
-        let verify = target.forward_micros(Forward { rows, sequences, context: load.context });
-        let (drafted, draft_us) = match k {
-            0 => (0.0, 0.0),
-            _ => {
-                let sequences = (f64::from(load.draft_sequences.max(1)) / groups).max(1.0);
-                let steps = f64::from(k) * draft.step_micros(sequences, load.context);
-                (steps, (draft.wire_micros() + steps).max(DRAFT_WAIT_MIN_MICROS))
-            }
-        };
-        let alone = draft_us + target.wire_micros() + verify;
-        (draft_us, alone.max(groups * verify).max(groups * drafted) - draft_us)
-    };
-    (1..=GROUPS_MAX.min(load.sequences.max(1)))
-        .map(|groups| in_groups(f64::from(groups)))
-        .min_by(|a, b| (a.0 + a.1).total_cmp(&(b.0 + b.1)))
-        .expect("there is one group at least")
 }

@@ -1,0 +1,60 @@
+//! What shares the workers with a lane, as plain data. It decides nothing.
+
+/// What shares the workers with a lane now.
+#[derive(Debug, Clone, Copy, PartialEq, serde::Serialize)]
+pub struct Load {
+    /// The lane's sequences at one target.
+    pub sequences: u32,
+    /// Rows that other lanes bring to that target's forward.
+    pub other_rows: u32,
+    /// Sequences of all lanes at one draft worker.
+    pub draft_sequences: u32,
+    /// Tokens that a sequence holds, on average.
+    pub context: f64,
+    /// What the other lanes commit at that target, and how long their rounds take: rows that slow them down are not free.
+    pub others: Pace,
+}
+
+/// How fast rounds are.
+#[derive(Debug, Clone, Copy, PartialEq, Default, serde::Serialize)]
+pub struct Pace {
+    /// Committed tokens.
+    pub tokens_per_second: f64,
+    /// Mean time of a round.
+    pub round_us: f64,
+}
+
+/// A lane as those that share its workers see it.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub struct LaneView {
+    /// Its sequences, at all targets.
+    pub sequences: u32,
+    /// How far its rounds draft.
+    pub k: u32,
+    /// Tokens that one of them holds, on average.
+    pub context: f64,
+    /// How fast its rounds are ([`DraftLength::pace`]).
+    pub pace: Pace,
+}
+
+impl Load {
+    /// The load of lane `own` among all `lanes` of one model, which `targets` share evenly; `draft_sequences` are those of all lanes at one
+    /// draft worker.
+    pub fn of(lanes: &[LaneView], own: usize, (targets, draft_sequences): (u32, u32)) -> Self {
+        let (mut other_rows, mut sequences, mut others) = (0, 0, Pace::default());
+        for (_, lane) in lanes.iter().enumerate().filter(|(i, lane)| *i != own && lane.sequences > 0) {
+            other_rows += lane.sequences * (lane.k + 1);
+            sequences += lane.sequences;
+            others.tokens_per_second += lane.pace.tokens_per_second / f64::from(targets);
+            others.round_us += f64::from(lane.sequences) * lane.pace.round_us;
+        }
+        others.round_us /= f64::from(sequences.max(1));
+        Self {
+            sequences: lanes[own].sequences.div_ceil(targets).max(1),
+            other_rows: other_rows / targets,
+            draft_sequences,
+            context: lanes[own].context,
+            others,
+        }
+    }
+}
