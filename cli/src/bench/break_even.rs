@@ -35,7 +35,7 @@ pub enum BreakEven {
 }
 
 impl BreakEven {
-    /// A sentence.
+    /// What an arm is, as a sentence goes on after "is".
     pub fn explain(&self) -> String {
         match self {
             Self::PaysThroughout { up_to } => {
@@ -52,7 +52,7 @@ impl BreakEven {
             Self::StopsBetween { pays_at, slower_at, crosses_near, is_certain } => {
                 let sure = if *is_certain { "" } else { " (the interval there still holds 1)" };
                 format!(
-                    "stops paying between {} and {}, near {crosses_near:.1}{sure}",
+                    "faster up to {} and slower from {} on, even near {crosses_near:.1}{sure}",
                     pays_at.name(),
                     slower_at.name()
                 )
