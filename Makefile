@@ -17,7 +17,7 @@ test: ## the one gate: formatting, lints, every test (what .ci/run runs)
 	@deploy/deps.sh build test
 	@$(MAKE) --no-print-directory check
 	@$(MAKE) --no-print-directory kernels-check
-	cargo nextest run --locked --workspace
+	cargo nextest run --locked --workspace --lib --bins --tests
 
 check: ## formatting and lints, warnings denied
 	cargo fmt --all --check
