@@ -11,14 +11,7 @@ use engine::{Engine, LoadOptions, WeightFormat};
 
 fn main() -> ExitCode {
     let args: Vec<String> = std::env::args().skip(1).collect();
-    let format = match args.get(1).map_or("auto", String::as_str) {
-        "auto" => Some(WeightFormat::AsStored),
-        "f32" => Some(WeightFormat::F32),
-        "bf16" => Some(WeightFormat::Bf16),
-        "int8" => Some(WeightFormat::Int8),
-        "int4" => Some(WeightFormat::Int4),
-        _ => None,
-    };
+    let format = WeightFormat::named(args.get(1).map_or("auto", String::as_str));
     let threads = args.get(2).map_or(Some(1), |threads| threads.parse().ok());
     let (Some(dir), Some(weights), Some(threads)) = (args.first(), format, threads) else {
         println!("usage: load DIR [auto|f32|bf16|int8|int4] [threads]");

@@ -22,6 +22,20 @@ pub enum WeightFormat {
     Int4,
 }
 
+impl WeightFormat {
+    /// The format of that name as people write it: `auto`, `f32`, `bf16`, `int8` or `int4`.
+    pub fn named(name: &str) -> Option<Self> {
+        match name {
+            "auto" => Some(Self::AsStored),
+            "f32" => Some(Self::F32),
+            "bf16" => Some(Self::Bf16),
+            "int8" => Some(Self::Int8),
+            "int4" => Some(Self::Int4),
+            _ => None,
+        }
+    }
+}
+
 /// How to load a model.
 #[derive(Debug, Clone)]
 pub struct LoadOptions {

@@ -206,18 +206,10 @@ impl RawWorker {
     /// Checks everything; `None` where there was a fault.
     pub fn validate(self, ports: DefaultPorts, faults: &mut Faults) -> Option<WorkerConfig> {
         let device = faults.parse::<ComputeDevice>("device", &self.device);
-        let weights = match self.weights.as_str() {
-            "auto" => Some(WeightFormat::AsStored),
-            "f32" => Some(WeightFormat::F32),
-            "bf16" => Some(WeightFormat::Bf16),
-            "int8" => Some(WeightFormat::Int8),
-            "int4" => Some(WeightFormat::Int4),
-            other => {
-                let expected = "auto, f32, bf16, int8 or int4";
-                faults.add("weights", format_args!("`{other}` is unknown, expected {expected}"));
-                None
-            }
-        };
+        let weights = WeightFormat::named(&self.weights);
+        faults.check("weights", weights.is_some(), || {
+            format!("`{}` is unknown, expected auto, f32, bf16, int8 or int4", self.weights)
+        });
         let synthetic = self.synthetic(faults);
         let kv_memory = faults.parse::<MemoryLimit>("kv_memory", &self.kv_memory);
         faults.check("tensor_parallel", matches!(self.tensor_parallel, 1 | 2 | 4 | 8), || {

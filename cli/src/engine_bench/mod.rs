@@ -126,20 +126,14 @@ fn cases(args: &BenchArgs) -> Vec<Case> {
 }
 
 fn formats(list: &str) -> Result<Vec<(String, WeightFormat)>, BenchError> {
-    let format = |name: &str| match name {
-        "auto" => Some(WeightFormat::AsStored),
-        "f32" => Some(WeightFormat::F32),
-        "bf16" => Some(WeightFormat::Bf16),
-        "int8" => Some(WeightFormat::Int8),
-        "int4" => Some(WeightFormat::Int4),
-        _ => None,
-    };
     let usage = |name: &str| BenchError::Usage {
         flag: "--weights",
         value: format!("`{name}`"),
         expected: "auto, f32, bf16, int8, int4, or several of them with commas".to_owned(),
     };
-    list.split(',').map(|name| Ok((name.to_owned(), format(name).ok_or_else(|| usage(name))?))).collect()
+    list.split(',')
+        .map(|name| Ok((name.to_owned(), WeightFormat::named(name).ok_or_else(|| usage(name))?)))
+        .collect()
 }
 
 fn check_counts(flag: &'static str, counts: &[usize]) -> Result<(), BenchError> {

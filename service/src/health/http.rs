@@ -12,6 +12,7 @@ use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 
 use super::{Health, State};
+use crate::accept::http_connections;
 use crate::metrics::{Exposition, Metrics};
 use crate::shutdown::Lifetime;
 
@@ -38,7 +39,8 @@ pub fn serve_admin(
     metrics: Metrics,
     lifetime: &Lifetime,
 ) -> JoinHandle<io::Result<()>> {
-    let server = axum::serve(listener, router(health, metrics)).with_graceful_shutdown(lifetime.cancelled());
+    let server = axum::serve(http_connections(listener), router(health, metrics))
+        .with_graceful_shutdown(lifetime.cancelled());
     lifetime.spawn("admin-http", server.into_future())
 }
 

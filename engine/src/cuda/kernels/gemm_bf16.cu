@@ -8,29 +8,14 @@ template <int TILES>
 __device__ __forceinline__ void gemm_bf16(const bf16* x, const bf16* weights, const float* bias,
                                           const u32* borders, float* out, u32 rows, u32 n, u32 k) {
   __shared__ float sums[8][TILES][WARP][4];
-  const u32 lane = threadIdx.x % WARP;
-  const u32 slice = threadIdx.x / WARP;
-  const u32 first_column = blockIdx.x * 16;
-  const u32 first_row = blockIdx.y * 8 * TILES;
-  float acc[TILES][4] = {};
-  sum_tiles(acc, x, weights, borders[slice], borders[slice + 1], rows, n, k);
-
-#pragma unroll
-  for (int tile = 0; tile < TILES; ++tile) {
-    for (int i = 0; i < 4; ++i) sums[slice][tile][lane][i] = acc[tile][i];
-  }
-  __syncthreads();
+  sum_tiles(sums, x, weights, borders, rows, n, k);
   for (u32 item = threadIdx.x; item < TILES * WARP * 4; item += blockDim.x) {
-    const u32 tile = item / (WARP * 4);
-    const u32 from = item / 4 % WARP;
-    const u32 i = item % 4;
-    const u32 column = first_column + from / 4 + (i / 2) * 8;
-    const u32 row = first_row + 8 * tile + from % 4 * 2 + i % 2;
-    if (column >= n || row >= rows) continue;
+    const Place at = place_of<TILES>(item);
+    if (at.column >= n || at.row >= rows) continue;
     float parts[8];
-    for (int s = 0; s < 8; ++s) parts[s] = sums[s][tile][from][i];
+    for (int s = 0; s < 8; ++s) parts[s] = sums[s][at.tile][at.lane][at.i];
     const float sum = tree(parts);
-    out[(u64)row * n + column] = bias ? sum + bias[column] : sum;
+    out[(u64)at.row * n + at.column] = bias ? sum + bias[at.column] : sum;
   }
 }
 

@@ -52,37 +52,22 @@ __device__ __forceinline__ void gemm_int8(const signed char* x, const float* x_s
                                           const float* channel_scales, const float* bias, const u32* borders,
                                           float* out, u32 rows, u32 n, u32 k, u32 slices) {
   __shared__ i32 sums[8][TILES][WARP][4];
-  const u32 lane = threadIdx.x % WARP;
-  const u32 part = threadIdx.x / WARP;
-  const u32 first_column = blockIdx.x * 16;
-  const u32 first_row = blockIdx.y * 8 * TILES;
-  i32 acc[TILES][4] = {};
-  sum_tiles(acc, x, weights, borders[part], borders[part + 1], rows, n, k);
-
-#pragma unroll
-  for (int tile = 0; tile < TILES; ++tile) {
-    for (int i = 0; i < 4; ++i) sums[part][tile][lane][i] = acc[tile][i];
-  }
-  __syncthreads();
+  sum_tiles(sums, x, weights, borders, rows, n, k);
   for (u32 item = threadIdx.x; item < TILES * WARP * 4; item += blockDim.x) {
-    const u32 tile = item / (WARP * 4);
-    const u32 from = item / 4 % WARP;
-    const u32 i = item % 4;
-    const u32 column = first_column + from / 4 + (i / 2) * 8;
-    const u32 row = first_row + 8 * tile + from % 4 * 2 + i % 2;
-    if (column >= n || row >= rows) continue;
+    const Place at = place_of<TILES>(item);
+    if (at.column >= n || at.row >= rows) continue;
     float sum;
     if (slices == 1) {
       i32 exact = 0;
-      for (int s = 0; s < 8; ++s) exact += sums[s][tile][from][i];
-      sum = (float)exact * x_scales[row];
+      for (int s = 0; s < 8; ++s) exact += sums[s][at.tile][at.lane][at.i];
+      sum = (float)exact * x_scales[at.row];
     } else {
       float parts[8];
-      for (int s = 0; s < 8; ++s) parts[s] = (float)sums[s][tile][from][i] * x_scales[row * 8 + s];
+      for (int s = 0; s < 8; ++s) parts[s] = (float)sums[s][at.tile][at.lane][at.i] * x_scales[at.row * 8 + s];
       sum = tree(parts);
     }
-    if (channel_scales) sum = sum * channel_scales[column];
-    out[(u64)row * n + column] = bias ? sum + bias[column] : sum;
+    if (channel_scales) sum = sum * channel_scales[at.column];
+    out[(u64)at.row * n + at.column] = bias ? sum + bias[at.column] : sum;
   }
 }
 

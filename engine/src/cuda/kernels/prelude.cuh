@@ -108,12 +108,27 @@ __device__ __forceinline__ void multiply(A (&acc)[4], uint4 w_low, uint4 w_high,
   mma(acc, second, x_second);
 }
 
-// A warp's sums over begin .. end of K, which are multiples of what 16 bytes hold: x [rows, k] from row
-// blockIdx.y * 8 * TILES, weights [n, k] from channel blockIdx.x * 16. Entry i of a lane belongs to channel
-// lane / 4 + (i / 2) * 8 and row lane % 4 * 2 + i % 2 of its tile.
+// Where a sum of a block belongs, items counted up to TILES * WARP * 4.
+struct Place {
+  u32 tile, lane, i, column, row;
+};
+
+template <int TILES>
+__device__ __forceinline__ Place place_of(u32 item) {
+  Place at;
+  at.tile = item / (WARP * 4);
+  at.lane = item / 4 % WARP;
+  at.i = item % 4;
+  at.column = blockIdx.x * 16 + at.lane / 4 + (at.i / 2) * 8;
+  at.row = blockIdx.y * 8 * TILES + 8 * at.tile + at.lane % 4 * 2 + at.i % 2;
+  return at;
+}
+
+// Warp p of a block of eight sums part p of K, borders[p] .. borders[p + 1], multiples of what 16 bytes hold: x [rows, k]
+// from row blockIdx.y * 8 * TILES, weights [n, k] from channel blockIdx.x * 16. Ends with all sums there for all threads.
 template <typename T, typename A, int TILES>
-__device__ __forceinline__ void sum_tiles(A (&acc)[TILES][4], const T* x, const T* weights, u32 begin, u32 end,
-                                          u32 rows, u32 n, u32 k) {
+__device__ __forceinline__ void sum_tiles(A (&sums)[8][TILES][WARP][4], const T* x, const T* weights,
+                                          const u32* borders, u32 rows, u32 n, u32 k) {
   constexpr u32 HELD = 16 / sizeof(T);
   constexpr u32 STEP = 4 * HELD;
   const u32 g = threadIdx.x % WARP / 4;
@@ -126,7 +141,10 @@ __device__ __forceinline__ void sum_tiles(A (&acc)[TILES][4], const T* x, const 
   const T* high = weights + (u64)min(first_column + g + 8, n - 1) * k + offset;
   const T* in[TILES];
   for (int tile = 0; tile < TILES; ++tile) in[tile] = x + (u64)min(first_row + 8 * tile + g, rows - 1) * k + offset;
-  u32 at = begin;
+  A acc[TILES][4] = {};
+  const u32 part = threadIdx.x / WARP;
+  const u32 end = borders[part + 1];
+  u32 at = borders[part];
   for (; at + STEP * DEPTH <= end; at += STEP * DEPTH) {
     uint4 w_low[DEPTH], w_high[DEPTH];
 #pragma unroll
@@ -150,4 +168,9 @@ __device__ __forceinline__ void sum_tiles(A (&acc)[TILES][4], const T* x, const 
       multiply(acc[tile], w_low, w_high, inside ? *(const uint4*)(in[tile] + at) : zeros);
     }
   }
+#pragma unroll
+  for (int tile = 0; tile < TILES; ++tile) {
+    for (int i = 0; i < 4; ++i) sums[part][tile][threadIdx.x % WARP][i] = acc[tile][i];
+  }
+  __syncthreads();
 }

@@ -44,6 +44,20 @@ pub(crate) fn check_borders(
     check(kernel, ("borders", borders.len()), is_good, format!("nine, from 0 to {k}, multiples of {grain}"))
 }
 
+/// What every product holds its operands to: weights `[n, k]`, borders, bias `[n]`, `out` `[rows, n]`.
+pub(super) fn check_product<T: bytemuck::Pod, M: DeviceMemory>(
+    kernel: &'static str,
+    (rows, n, k): (usize, usize, usize),
+    (weights, bias): (&Tensor<M, T>, Option<&Tensor<M, f32>>),
+    borders: &Tensor<M, u32>,
+    out: &Tensor<M, f32>,
+) -> Result<(), CudaError> {
+    check_len(kernel, "weights", weights.len(), n * k)?;
+    check_len(kernel, "borders", borders.len(), NUM_SLICES + 1)?;
+    check_len(kernel, "out", out.len(), rows * n)?;
+    check_len(kernel, "bias", bias.map_or(n, Tensor::len), n)
+}
+
 /// The kernel for so many rows, and its grid.
 pub(super) fn choose(
     kernels: [&'static Kernel; 2],
@@ -84,12 +98,8 @@ impl<M: DeviceMemory> GemmBf16<'_, M> {
         let (kernel, grid) = choose([GEMM_BF16.kernel(0), GEMM_BF16.kernel(1)], rows, n)?;
         check_borders(kernel.name, self.borders.1, (k, GRAIN))?;
         check_len(kernel.name, "x", self.x.len(), rows * k)?;
-        check_len(kernel.name, "weights", self.weights.len(), n * k)?;
-        check_len(kernel.name, "borders", self.borders.0.len(), NUM_SLICES + 1)?;
-        check_len(kernel.name, "out", self.out.len(), rows * n)?;
-        if let Some(bias) = self.bias {
-            check_len(kernel.name, "bias", bias.len(), n)?;
-        }
+        let operands = (self.weights, self.bias);
+        check_product(kernel.name, (rows, n, k), operands, self.borders.0, self.out)?;
         let params =
             Params::default().read(self.x).read(self.weights).read_if(self.bias).read(self.borders.0);
         let params = params.write(self.out).u32(rows).u32(n).u32(k);

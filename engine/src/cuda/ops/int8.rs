@@ -1,7 +1,7 @@
 //! int8 as docs/contract.md C1 has it: activations quantized by row and slice, exact sums.
 
 use super::MAX_GRID_YZ;
-use super::gemm::{check_borders, choose};
+use super::gemm::{check_borders, check_product, choose};
 use crate::cuda::CudaError;
 use crate::cuda::executor::{DeviceMemory, Executor, Params, Tensor, check, check_len};
 use crate::cuda::sources::INT8;
@@ -82,13 +82,9 @@ impl<M: DeviceMemory> GemmInt8<'_, M> {
         check(kernel.name, ("slices", self.slices), is_good, "1 or 8")?;
         check_len(kernel.name, "x", self.x.0.len(), rows * k)?;
         check_len(kernel.name, "x scales", self.x.1.len(), rows * self.slices)?;
-        check_len(kernel.name, "weights", self.weights.len(), n * k)?;
         check_len(kernel.name, "channel_scales", self.channel_scales.map_or(n, Tensor::len), n)?;
-        check_len(kernel.name, "borders", self.borders.0.len(), NUM_SLICES + 1)?;
-        check_len(kernel.name, "out", self.out.len(), rows * n)?;
-        if let Some(bias) = self.bias {
-            check_len(kernel.name, "bias", bias.len(), n)?;
-        }
+        let operands = (self.weights, self.bias);
+        check_product(kernel.name, (rows, n, k), operands, self.borders.0, self.out)?;
         let params = Params::default().read(self.x.0).read(self.x.1).read(self.weights);
         let params =
             params.read_if(self.channel_scales).read_if(self.bias).read(self.borders.0).write(self.out);
