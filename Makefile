@@ -1,9 +1,9 @@
 # Every verb is one line over cargo or a script. `make` alone prints them.
 .DEFAULT_GOAL := help
-.PHONY: help deps up test check fmt fuzz docs measure measure-lanes measure-router kernels-check gpu-check clean
+.PHONY: help deps up test check fmt fuzz docs measure measure-lanes measure-lanes-cluster measure-plan measure-router kernels-check gpu-check clean
 
 help: ## print the verbs
-	@awk -F ': .*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ': .*## ' '/^[a-z-]+:.*## / { printf "  make %-21s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 deps: ## install what the build and the tests need (Debian; elsewhere it says what to install)
 	@deploy/deps.sh build test
@@ -39,6 +39,15 @@ measure-router: ## what the router takes of a CPU for each event and each token 
 
 measure-lanes: ## lanes on a virtual clock: every fixed k, none, mixed traffic, overlap, scale (simulated; PROFILE=FILE ARGS="quick map")
 	cargo run --locked --package outrider-speculation --example lanes_sim -- $(ARGS) $(PROFILE)
+
+measure-lanes-cluster: ## five points of the lanes map with real processes and workers that only keep time, against the simulator (some 3 minutes on a quiet machine)
+	cargo build --locked --workspace --bins
+	cargo run --locked --package outrider --example lanes_against_cluster
+
+measure-plan: ## what `outrider plan` computes against the simulator and against a running cluster
+	cargo build --locked --workspace --bins
+	cargo run --locked --package outrider --example plan_against_simulator
+	cargo run --locked --package outrider --example plan_against_cluster
 
 kernels-check: ## every CUDA kernel compiled for every architecture that is served, with registers and spills; no GPU needed
 	@cargo build --locked --package outrider-engine --example kernels_check

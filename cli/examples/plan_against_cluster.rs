@@ -2,9 +2,11 @@
 //!
 //! `cargo build --workspace --bins && cargo run -p outrider --example plan_against_cluster`
 //!
-//! Step times are measured in this process, as `check-pair` does it; acceptance is the cluster's own. The way between processes is read
-//! off the first line (one sequence, no draft): that line agrees by construction, the others are predictions. Ends with the
-//! largest factor between any of them and what was measured.
+//! Step times are measured in this process, as `check-pair` does it; acceptance is the cluster's own. Client, router and both workers share this
+//! machine's cores, so what router and client take of a CPU for each sequence's round stands in the way of the others: it is
+//! measured on the lines of one sequence (CPU time of both processes over rounds), and so is the way between processes (the first
+//! line, which agrees by construction). Lines of several sequences are predictions. Ends with the largest factor between any of them
+//! and what was measured.
 
 #![forbid(unsafe_code)]
 
@@ -17,13 +19,15 @@ use std::time::Duration;
 use engine::{Engine, LoadOptions, WeightFormat};
 use outrider_cli::check_pair::cost::{self, Costs};
 use outrider_cli::check_pair::local::LocalModel;
-use outrider_cli::cluster::{Binaries, Cluster, ClusterSpec, DraftKind, NoLogs};
+use outrider_cli::cluster::{Binaries, Cluster, ClusterSpec, DraftKind, NoLogs, ROUTER};
+use outrider_cli::load::cpu::CpuMeter;
 use outrider_cli::load::{Client, Endpoint, FigureOptions, Figures, Prompt, Schedule, Settings};
 use outrider_cli::plan::round::{Drafting, Rounds};
 use speculation::cost::{Forward, StepTimes};
 
 /// Sequences at once, and k. The first is what the way between processes is read off.
-const POINTS: [(usize, u32); 7] = [(1, 0), (1, 2), (1, 4), (2, 0), (2, 2), (4, 0), (4, 2)];
+const POINTS: [(usize, u32); 10] =
+    [(1, 0), (1, 2), (1, 4), (2, 0), (2, 2), (2, 4), (4, 0), (4, 2), (4, 4), (8, 0)];
 const MAX_TOKENS: u32 = 64;
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -32,6 +36,8 @@ struct Found {
     tpot_us: f64,
     acceptance: Vec<f64>,
     context: f64,
+    /// CPU time of the router and of this process, over rounds.
+    cpu_us: f64,
 }
 
 #[tokio::main(flavor = "current_thread")]
@@ -47,7 +53,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
     let client = Client::new(Endpoint::reach(&cluster.http_url(), Default::default()).await?);
     let mut all = Vec::new();
     for (i, (concurrency, k)) in [POINTS[0]].into_iter().chain(POINTS).enumerate() {
-        let found = measure(&client, concurrency, k).await?;
+        let found = measure(&cluster, &client, (concurrency, k)).await?;
         // Connections, caches and the wait for the draft settle on a run that does not count.
         if i > 0 {
             all.push(((concurrency, k), found));
@@ -70,18 +76,26 @@ fn load(directory: PathBuf) -> Result<LocalModel, Box<dyn Error>> {
     Ok(LocalModel::new(engine, u32::MAX))
 }
 
-async fn measure(client: &Client, concurrency: usize, k: u32) -> Result<Found, Box<dyn Error>> {
+async fn measure(
+    cluster: &Cluster,
+    client: &Client,
+    (concurrency, k): (usize, u32),
+) -> Result<Found, Box<dyn Error>> {
     let fields = [("ignore_eos".to_owned(), true.into())].into_iter().collect();
     let num_draft_tokens = Some(k);
     let settings =
         Settings { max_tokens: MAX_TOKENS, num_draft_tokens, chat: true, fields, ..Settings::default() };
     let prompts = Prompt::built_in();
     let requests: Vec<_> = prompts.iter().map(|prompt| settings.request(client.endpoint(), prompt)).collect();
+    let router = cluster.process(ROUTER)?.pid();
+    let (meter, before) = (CpuMeter::start(), process_cpu(router)?);
     let run = client.drive(&requests, &Schedule::Closed { concurrency }, |_| ()).await;
+    let cpu_seconds = meter.read().1.as_secs_f64() + process_cpu(router)? - before;
     let samples = run.samples(&requests);
     let figures = Figures::of(&samples, run.duration(), &FigureOptions::default());
     let tpot = figures.tpot.ok_or("no request was answered")?;
     let prompt_tokens = figures.total_input_tokens as f64 / figures.completed as f64;
+    let rounds: usize = samples.iter().map(|sample| sample.gaps.len() + 1).sum();
     let shares = figures.acceptance.and_then(|acceptance| acceptance.per_position);
     // Shares are of all rounds; rates are given that all positions before were accepted.
     let mut before = 1.0;
@@ -90,7 +104,17 @@ async fn measure(client: &Client, concurrency: usize, k: u32) -> Result<Found, B
         tpot_us: tpot.p50.value * 1e3,
         acceptance: shares.unwrap_or_default().into_iter().map(rate).collect(),
         context: prompt_tokens + f64::from(MAX_TOKENS) / 2.0,
+        cpu_us: cpu_seconds * 1e6 / rounds as f64,
     })
+}
+
+/// Seconds of CPU that a process took: fields 14 and 15 of its line, in ticks of 10 ms.
+fn process_cpu(pid: u32) -> Result<f64, Box<dyn Error>> {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat"))?;
+    let after_name = stat.rsplit_once(')').ok_or("no name in /proc/PID/stat")?.1;
+    let ticks = after_name.split_whitespace().skip(11).take(2).map(str::parse::<f64>);
+    let sum: f64 = ticks.sum::<Result<f64, _>>()?;
+    Ok(sum / 100.0)
 }
 
 #[expect(clippy::print_stdout, reason = "the table is this program's output")]
@@ -104,12 +128,22 @@ fn print(costs: &Costs, all: &[((usize, u32), Found)]) {
         draft.micros(Forward::plain(1.0, 64.0))
     );
     println!("between router and worker, there and back, read off the first line: {wire_us:.0} us\n");
+    // Of the line of one sequence with this k.
+    let cpu_us = |k: u32| {
+        let line = all.iter().find(|((sequences, of), _)| *sequences == 1 && *of == k);
+        line.map_or(0.0, |(_, found)| found.cpu_us)
+    };
+    for k in [0, 2, 4] {
+        println!("router and client, CPU for each sequence's round at k = {k}: {:.0} us", cpu_us(k));
+    }
     println!("sequences  k  acceptance by position       TPOT planned ms  measured ms  planned/measured");
     let mut worst: f64 = 1.0;
     for ((sequences, k), found) in all {
         let rounds = Rounds {
             target: &target,
             target_wire_us: wire_us,
+            router_us: cpu_us(*k),
+            target_rows_max: 512.0,
             drafting: Drafting::Apart { draft: &draft, workers: 1.0, wire_us },
             acceptance: &found.acceptance,
             context: found.context,

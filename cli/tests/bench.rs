@@ -159,7 +159,7 @@ fn what_cannot_be_measured_is_refused_with_a_reason() {
     let url = server.url();
     drop(server);
     std::thread::sleep(Duration::from_millis(100));
-    for (url, reason) in [(url.as_str(), "cannot ask http://"), ("https://h", "only http:// is spoken here")]
+    for (url, reason) in [(url.as_str(), "cannot ask http://"), ("ftp://h", "expected http:// or https://")]
     {
         let output = bench(url, &[]);
         assert!(text(&output.stderr).contains(reason), "{url}: {}", text(&output.stderr));

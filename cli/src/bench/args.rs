@@ -9,18 +9,26 @@ use serde_json::{Map, Value};
 
 use super::arm::{ArmSpec, parse_fields};
 use super::plan::Level;
-use crate::load::Slo;
+use crate::load::{Access, Slo, Trust};
 
 /// Arguments of `outrider bench`.
 #[derive(Debug, Clone, clap::Args)]
 pub struct BenchArgs {
-    /// The endpoint: http://HOST:PORT, with or without /v1
+    /// The endpoint: http://HOST:PORT or https://HOST, with or without /v1
     #[arg(long, value_name = "URL", default_value = "http://127.0.0.1:8000")]
     pub url: String,
 
     /// API key, sent as a bearer token
     #[arg(long, value_name = "KEY", env = "OPENAI_API_KEY", hide_env_values = true)]
     pub api_key: Option<String>,
+
+    /// PEM file of certificates to believe instead of this machine's, for https
+    #[arg(long, value_name = "FILE", conflicts_with = "insecure")]
+    pub ca_cert: Option<PathBuf>,
+
+    /// Believe any certificate: for a test machine of your own, for then anybody may answer in the server's place
+    #[arg(long)]
+    pub insecure: bool,
 
     /// Model to ask for [default: the first that the endpoint lists]
     #[arg(long, value_name = "NAME")]
@@ -109,6 +117,12 @@ pub struct BenchArgs {
 }
 
 impl BenchArgs {
+    /// What all arms share of it.
+    pub(super) fn access(&self) -> Access {
+        let trust = Trust { ca_cert: self.ca_cert.clone(), insecure: self.insecure };
+        Access { api_key: self.api_key.clone(), model: self.model.clone(), trust }
+    }
+
     /// The loads to measure, closed loops first, each ascending.
     pub(super) fn levels(&self) -> Vec<Level> {
         let mut concurrency: Vec<usize> = self.concurrency.iter().map(|count| count.get()).collect();

@@ -104,7 +104,7 @@ impl Arm {
     /// Finds the arm's endpoint.
     pub(super) async fn reach(spec: ArmSpec, url: &str, access: Access) -> Result<Self, BenchError> {
         let model = spec.model.clone().or(access.model);
-        let access = Access { model, api_key: access.api_key };
+        let access = Access { model, ..access };
         let endpoint = Endpoint::reach(spec.url.as_deref().unwrap_or(url), access).await?;
         if spec.speculation.is_some() && endpoint.dialect() != Dialect::Outrider {
             return Err(BenchError::Usage {

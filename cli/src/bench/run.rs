@@ -45,7 +45,7 @@ pub(super) struct Cell {
 /// Reads prompts, finds endpoints, makes the plan.
 pub(super) async fn prepare(args: &BenchArgs) -> Result<Subject, BenchError> {
     let prompts = prompts(args)?;
-    let access = Access { api_key: args.api_key.clone(), model: args.model.clone() };
+    let access = args.access();
     let arms = arms(args, &access).await?;
     let plan = Plan::new(&Outline {
         prompts: &prompts,

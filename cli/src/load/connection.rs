@@ -4,7 +4,6 @@
 //! are; reading them as events is `answer`'s job, after the run.
 
 use std::future::poll_fn;
-use std::net::SocketAddr;
 use std::pin::{Pin, pin};
 use std::task::Poll;
 use std::time::{Duration, Instant};
@@ -13,7 +12,11 @@ use bytes::Bytes;
 use http_body_util::{BodyExt as _, Full};
 use hyper::body::Incoming;
 use hyper::client::conn::http1;
+use hyper_util::rt::TokioIo;
+use tokio_rustls::client::TlsStream;
+use tokio_util::either::Either;
 
+use super::endpoint::Endpoint;
 use super::stamped::{StampedStream, Stamps};
 
 /// More than any answer of a text model; a server that sends without end must not fill the memory.
@@ -64,7 +67,9 @@ pub enum End {
     TooLong,
 }
 
-type Driver = http1::Connection<StampedStream, Full<Bytes>>;
+/// In the clear, or through TLS.
+type Stream = TokioIo<Either<StampedStream, Box<TlsStream<StampedStream>>>>;
+type Driver = http1::Connection<Stream, Full<Bytes>>;
 
 /// A connection between requests.
 pub(super) struct Connection {
@@ -75,10 +80,16 @@ pub(super) struct Connection {
 }
 
 impl Connection {
-    pub(super) async fn open(address: SocketAddr) -> Result<Self, String> {
+    pub(super) async fn open(endpoint: &Endpoint) -> Result<Self, String> {
+        let address = endpoint.address();
         let (stream, stamps) =
             StampedStream::connect(address).await.map_err(|error| format!("{address}: {error}"))?;
-        let (sender, driver) = http1::handshake(stream).await.map_err(|error| error.to_string())?;
+        let stream = match endpoint.tls() {
+            Some(tls) => Either::Right(tls.handshake(stream).await?),
+            None => Either::Left(stream),
+        };
+        let (sender, driver) =
+            http1::handshake(TokioIo::new(stream)).await.map_err(|error| error.to_string())?;
         Ok(Self { sender, driver: Some(Box::pin(driver)), stamps })
     }
 

@@ -118,7 +118,7 @@ impl Client {
                 }
             }
         }
-        match Connection::open(self.endpoint.address()).await {
+        match Connection::open(&self.endpoint).await {
             Ok(mut connection) => {
                 connection.exchange(self.http_request(request), exchange).await;
                 (exchange.end == End::Whole).then_some(connection)

@@ -3,12 +3,15 @@
 //! Whatever is asked here is asked between runs and never measured.
 
 use std::net::SocketAddr;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use http_body_util::Full;
 use serde_json::Value;
 
+use super::connection::{Connection, End, Exchange};
 use super::counters::SpeculationCounters;
 use super::error::LoadError;
+use super::tls::{Tls, Trust};
 
 /// For questions that are not measured.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(20);
@@ -20,6 +23,8 @@ pub struct Access {
     pub api_key: Option<String>,
     /// Which model to ask for, where it serves several; the first that it lists otherwise.
     pub model: Option<String>,
+    /// Whose certificates are believed, where the URL is `https`.
+    pub trust: Trust,
 }
 
 /// Which fields an endpoint understands beyond OpenAI's.
@@ -42,7 +47,7 @@ pub struct Endpoint {
     api_key: Option<String>,
     model: String,
     served_by: String,
-    http: reqwest::Client,
+    tls: Option<Tls>,
 }
 
 impl Endpoint {
@@ -57,27 +62,29 @@ impl Endpoint {
             api_key: None,
             model: "m".to_owned(),
             served_by: served_by.to_owned(),
-            http: reqwest::Client::new(),
+            tls: None,
         }
     }
 
-    /// Finds out what stands at `url` (`http://HOST:PORT`, with or without `/v1`).
+    /// Finds out what stands at `url` (`http://HOST:PORT` or `https://HOST:PORT`, with or without `/v1`).
     ///
     /// # Errors
-    /// The URL is not plain HTTP, nobody answers, or there is no model.
+    /// The URL makes no sense, nobody answers there or shows a certificate that is not believed, or there is no model.
     pub async fn reach(url: &str, access: Access) -> Result<Self, LoadError> {
         let bad = |reason: &str| LoadError::Url { url: url.to_owned(), reason: reason.to_owned() };
         let base = url.trim_end_matches('/').trim_end_matches("/v1").to_owned();
         let parsed = reqwest::Url::parse(&base).map_err(|error| bad(&error.to_string()))?;
-        if parsed.scheme() != "http" {
-            return Err(bad("only http:// is spoken here: let a proxy on this host end the TLS"));
-        }
         let host = parsed.host_str().ok_or_else(|| bad("it has no host"))?;
-        let port = parsed.port_or_known_default().unwrap_or(80);
+        let bare_host = host.trim_matches(['[', ']']);
+        let tls = match parsed.scheme() {
+            "http" => None,
+            "https" => Some(Tls::new(bare_host, &access.trust).map_err(|reason| bad(&reason))?),
+            _ => return Err(bad("expected http:// or https://")),
+        };
+        let port = parsed.port_or_known_default().expect("both schemes have a port");
         let unreachable = |reason: String| LoadError::Unreachable { url: base.clone(), reason };
-        let address = tokio::net::lookup_host((host.trim_matches(['[', ']']), port)).await;
+        let address = tokio::net::lookup_host((bare_host, port)).await;
         let address = address.map_err(|error| unreachable(error.to_string()))?.next();
-        let http = reqwest::Client::builder().timeout(ANSWER_TIMEOUT).no_proxy().build();
         let mut endpoint = Self {
             authority: format!("{host}:{port}"),
             path: parsed.path().trim_end_matches('/').to_owned(),
@@ -85,7 +92,7 @@ impl Endpoint {
             api_key: access.api_key,
             model: String::new(),
             served_by: String::new(),
-            http: http.map_err(|error| unreachable(error.to_string()))?,
+            tls,
             base,
         };
         if endpoint.post("/").body(()).is_err() {
@@ -150,12 +157,19 @@ impl Endpoint {
         self.address
     }
 
+    pub(super) fn tls(&self) -> Option<&Tls> {
+        self.tls.as_ref()
+    }
+
     /// A request in the making.
     pub(super) fn post(&self, path: &str) -> http::request::Builder {
-        let request = http::Request::post(format!("{}{path}", self.path))
-            .header(http::header::HOST, &self.authority)
+        self.authorized(http::Request::post(format!("{}{path}", self.path)))
             .header(http::header::CONTENT_TYPE, "application/json")
-            .header(http::header::ACCEPT, "text/event-stream");
+            .header(http::header::ACCEPT, "text/event-stream")
+    }
+
+    fn authorized(&self, request: http::request::Builder) -> http::request::Builder {
+        let request = request.header(http::header::HOST, &self.authority);
         match &self.api_key {
             Some(key) => request.header(http::header::AUTHORIZATION, format!("Bearer {key}")),
             None => request,
@@ -163,18 +177,29 @@ impl Endpoint {
     }
 
     async fn get(&self, path: &str) -> Result<String, LoadError> {
-        let url = format!("{}{path}", self.base);
-        let unreachable = |reason: String| LoadError::Unreachable { url: url.clone(), reason };
-        let mut request = self.http.get(&url);
-        if let Some(key) = &self.api_key {
-            request = request.bearer_auth(key);
-        }
-        let response = request.send().await.map_err(|error| unreachable(error.to_string()))?;
-        let status = response.status();
-        let text = response.text().await.map_err(|error| unreachable(error.to_string()))?;
-        match status.is_success() {
+        let unreachable =
+            |reason: String| LoadError::Unreachable { url: format!("{}{path}", self.base), reason };
+        let asked = tokio::time::timeout(ANSWER_TIMEOUT, self.ask(path)).await;
+        let answer = asked.unwrap_or_else(|_| Err(format!("no answer in {} s", ANSWER_TIMEOUT.as_secs())));
+        let (status, text) = answer.map_err(&unreachable)?;
+        match (200..300).contains(&status) {
             true => Ok(text),
             false => Err(unreachable(format!("{status}: {}", text.trim()))),
+        }
+    }
+
+    /// Status and body of a GET, over a connection of its own.
+    async fn ask(&self, path: &str) -> Result<(u16, String), String> {
+        let request = self
+            .authorized(http::Request::get(format!("{}{path}", self.path)))
+            .body(Full::default())
+            .map_err(|error| error.to_string())?;
+        let mut exchange = Exchange::new(Instant::now());
+        Connection::open(self).await?.exchange(request, &mut exchange).await;
+        match (exchange.end, exchange.status) {
+            (End::Whole, Some(status)) => Ok((status, String::from_utf8_lossy(&exchange.bytes).into_owned())),
+            (End::Broken(reason), _) => Err(reason),
+            (end, _) => Err(format!("{end:?}")),
         }
     }
 }

@@ -35,6 +35,7 @@ pub mod scripted;
 mod sse;
 mod stamped;
 pub mod statistics;
+mod tls;
 
 pub use connection::{End, Exchange, Read};
 pub use driver::{Client, Run};
@@ -45,3 +46,4 @@ pub use prompts::Prompt;
 pub use request::{Request, Settings};
 pub use sample::Sample;
 pub use schedule::Schedule;
+pub use tls::Trust;

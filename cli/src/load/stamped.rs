@@ -12,8 +12,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll, ready};
 use std::time::{Duration, Instant};
 
-use hyper::rt::ReadBufCursor;
-use tokio::io::{AsyncWrite as _, Interest};
+use tokio::io::{AsyncRead, AsyncWrite, Interest, ReadBuf};
 use tokio::net::TcpStream;
 
 /// Of one read.
@@ -63,12 +62,8 @@ impl StampedStream {
     }
 }
 
-impl hyper::rt::Read for StampedStream {
-    fn poll_read(
-        self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        mut into: ReadBufCursor<'_>,
-    ) -> Poll<io::Result<()>> {
+impl AsyncRead for StampedStream {
+    fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, into: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         let mut bytes = [0; READ_BYTES];
         let room = into.remaining().min(READ_BYTES);
         loop {
@@ -93,7 +88,7 @@ impl hyper::rt::Read for StampedStream {
     }
 }
 
-impl hyper::rt::Write for StampedStream {
+impl AsyncWrite for StampedStream {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         let len = ready!(Pin::new(&mut self.stream).poll_write(cx, bytes))?;
         self.stamps.update(|stamp| stamp.written = Instant::now());
@@ -164,11 +159,8 @@ mod tests {
         let after = Instant::now();
         std::thread::sleep(Duration::from_millis(300));
         let mut room = [0; 64];
-        let mut buffer = hyper::rt::ReadBuf::new(&mut room);
-        std::future::poll_fn(|cx| hyper::rt::Read::poll_read(Pin::new(&mut stream), cx, buffer.unfilled()))
-            .await
-            .unwrap();
-        assert_eq!(buffer.filled(), b"hello");
+        let len = tokio::io::AsyncReadExt::read(&mut stream, &mut room).await.unwrap();
+        assert_eq!(&room[..len], b"hello");
         let stamp = stamps.last();
         let slack = Duration::from_millis(5);
         assert!(stamp.arrived + slack > before && stamp.arrived < after + slack, "{stamp:?} {before:?}");

@@ -18,10 +18,23 @@ pub struct Gpu {
     pub link_gb_s: f64,
 }
 
-/// NVIDIA's data sheets, without sparsity (they print twice as much for 2:4 sparse matrices): "H100 Tensor Core GPU", "H200 Tensor
-/// Core GPU", "DGX B200" (an eighth of it), "A100 80GB", "L40S", "L4", "A10", "Ada GPU architecture" and "GA102 GPU architecture"
-/// white papers, appendix A, for the RTX cards. Links: NVLink, half of the total; PCIe x16 where there is none.
-pub const GPUS: [Gpu; 12] = [
+/// Peaks without sparsity (data sheets print twice as much, for 2:4 sparse matrices); GB are 1e9 bytes; links are one direction: half of NVLink's total, or
+/// PCIe x16 where there is none. Each row stands where the page named beside it has it, looked up in November 2026:
+///
+/// | GPU | source |
+/// |---|---|
+/// | B200 | <https://glennklockwood.com/garden/processors/B200> (HGX variant, after NVIDIA's brief): bandwidth, BF16, INT8, NVLink; <https://docs.vultr.com/inference-cookbook/cuda/getting-started/hardware-overview>: 179 GB as `nvidia-smi` shows it |
+/// | H100 | <https://archive-lib.hpctech.co.jp/gpuproduct/nvidia-h100.html>, SXM and PCIe, all figures |
+/// | H200 | <https://glennklockwood.com/garden/processors/h100>: arithmetic and links are H100's; <https://aiwiki.ai/wiki/nvidia_h200>: 141 GB, 4.8 TB/s |
+/// | A100 | <https://glennklockwood.com/garden/processors/A100> (after NVIDIA's data sheet), all figures |
+/// | L40S | <https://www.mullet.se/product.html?product_id=355414>: all but INT8, which Ada does as fast as FP8 (the L40's two lines there are equal) |
+/// | L4 | <https://grokipedia.com/page/NVIDIA_L4_vs_L40S> (after NVIDIA's data sheet): 242 and 485 with sparsity, half of it here |
+/// | A10 | <https://www.baseten.co/blog/nvidia-a10-vs-a10g-for-ml-model-inference/>: memory and bandwidth; arithmetic follows from 288 tensor cores at 1.695 GHz (<https://sysrqmts.com/ru/gpus/compare/nvidia-a10-pcie-vs-nvidia-quadro-rtx-4000>) at the 256 operations a clock that the A40's data sheet gives that chip |
+/// | T4 | <https://hmc-tech.com/gpu/nvidia-a16-vs-nvidia-t4>: arithmetic; <https://sysrqmts.com/it/gpus/compare/nvidia-tesla-t10-processor-vs-nvidia-tesla-t4>: memory. It has no BF16: the figure is FP16's |
+/// | RTX 4090 | <https://waredb.com/processor/nvidia-geforce-rtx-4090>, all figures |
+/// | RTX 5090 | <https://www.spheron.network/blog/nvidia-rtx-5090-specs/>: memory and bandwidth. **Its arithmetic has no source here** |
+/// | RTX 3090 | **no source here**: from memory of NVIDIA's GA102 white paper |
+pub const GPUS: [Gpu; 13] = [
     gpu("B200-180", 180.0, 8_000.0, (2_250.0, 4_500.0), 900.0),
     gpu("H200-141", 141.0, 4_800.0, (989.0, 1_979.0), 450.0),
     gpu("H100-80", 80.0, 3_350.0, (989.0, 1_979.0), 450.0),
@@ -31,6 +44,7 @@ pub const GPUS: [Gpu; 12] = [
     gpu("L40S-48", 48.0, 864.0, (362.0, 733.0), 32.0),
     gpu("L4-24", 24.0, 300.0, (121.0, 242.0), 32.0),
     gpu("A10-24", 24.0, 600.0, (125.0, 250.0), 32.0),
+    gpu("T4-16", 16.0, 320.0, (65.0, 130.0), 16.0),
     gpu("RTX5090-32", 32.0, 1_792.0, (209.5, 838.0), 64.0),
     gpu("RTX4090-24", 24.0, 1_008.0, (165.2, 660.6), 32.0),
     gpu("RTX3090-24", 24.0, 936.0, (71.0, 284.0), 32.0),
@@ -110,6 +124,7 @@ mod tests {
             ("8 x a100", "8xA100-80"),
             ("RTX 4090", "1xRTX4090-24"),
             ("1xh100-pcie", "1xH100-PCIE-80"),
+            ("4xT4", "4xT4-16"),
         ] {
             assert_eq!(
                 text.replace(" x ", "x").parse::<GpuSet>().map(|set| set.to_string()),

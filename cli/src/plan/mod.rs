@@ -150,6 +150,14 @@ struct AssumptionArgs {
     /// Router to worker and back, microseconds
     #[arg(long, value_name = "US", default_value_t = 300.0)]
     wire_us: f64,
+
+    /// What the router takes of a round for each further sequence in it, microseconds (`make measure-router`)
+    #[arg(long, value_name = "US", default_value_t = 20.0)]
+    router_us: f64,
+
+    /// Rows of one forward of a target, at most: what its workers are told by --max-batch-rows
+    #[arg(long, value_name = "ROWS", default_value_t = 512)]
+    max_batch_rows: u32,
 }
 
 /// Why there is no plan.
@@ -203,6 +211,8 @@ pub fn inputs(args: &PlanArgs) -> Result<Inputs, PlanError> {
     amount("--step-overhead-us", assumed.step_overhead_us)?;
     amount("--all-reduce-us", assumed.all_reduce_us)?;
     amount("--wire-us", assumed.wire_us)?;
+    amount("--router-us", assumed.router_us)?;
+    check("--max-batch-rows", assumed.max_batch_rows, "1 or more", assumed.max_batch_rows > 0)?;
     for &rate in &args.acceptance {
         check("--acceptance", rate, "0 to 1", (0.0..=1.0).contains(&rate))?;
     }
@@ -247,6 +257,8 @@ pub fn inputs(args: &PlanArgs) -> Result<Inputs, PlanError> {
             step_overhead_us: assumed.step_overhead_us,
             all_reduce_us: assumed.all_reduce_us,
             wire_us: assumed.wire_us,
+            router_us: assumed.router_us,
+            rows_max: assumed.max_batch_rows,
         },
     })
 }

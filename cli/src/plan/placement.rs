@@ -266,6 +266,8 @@ impl Inputs {
         Rounds {
             target,
             target_wire_us: 0.0,
+            router_us: self.assumed.router_us,
+            target_rows_max: f64::from(self.assumed.rows_max),
             drafting,
             acceptance: &self.traffic.acceptance,
             context: f64::from(self.traffic.context),

@@ -50,6 +50,10 @@ pub struct Assumptions {
     pub all_reduce_us: f64,
     /// Router to worker and back, microseconds.
     pub wire_us: f64,
+    /// What the router takes of a round for each further sequence in it, microseconds.
+    pub router_us: f64,
+    /// Rows of one forward, at most.
+    pub rows_max: u32,
 }
 
 /// One model on some GPUs that split it.

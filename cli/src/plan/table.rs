@@ -19,13 +19,15 @@ pub(super) fn text(plan: &Plan) -> String {
         &mut text,
         format_args!(
             "\nassumed, not measured: {:.2} of bandwidth, {:.2} of arithmetic, {:.2} of memory; {} us a forward, {} us a sum over GPUs, \
-             {} us a wire there and back",
+             {} us a wire there and back, {} us of the router for each sequence of a round; {} rows a forward at most",
             assumed.bandwidth_share,
             assumed.compute_share,
             assumed.memory_share,
             assumed.step_overhead_us,
             assumed.all_reduce_us,
-            assumed.wire_us
+            assumed.wire_us,
+            assumed.router_us,
+            assumed.rows_max
         ),
     );
     text

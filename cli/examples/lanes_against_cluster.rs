@@ -1,0 +1,243 @@
+//! Five points of the lanes map with real processes: router and synthetic workers that choose k themselves, held against the simulator at
+//! the same point. `make measure-lanes-cluster`.
+//!
+//! Workers keep the time of a profile, stretched so that what the processes themselves take of this machine hides behind it; a point at
+//! which the machine was more than 60% busy is void. All streams of a point are asked at once and go on past the end of the window in which
+//! tokens are counted: like the simulator's, they never end in it. Tokens per second are in the profile's own time. Only workers are
+//! simulated here; nothing of it says what GPUs do. An argument picks the points by number, as in `-- 1 3`.
+
+#![forbid(unsafe_code)]
+
+use std::error::Error;
+use std::num::NonZeroUsize;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use outrider_cli::cluster::{Binaries, Cluster, ClusterSpec, DraftKind, NoLogs, TargetKind};
+use outrider_cli::load::answer::Answer;
+use outrider_cli::load::prompts::Content;
+use outrider_cli::load::{Access, Client, Endpoint, Prompt, Schedule, Settings};
+use speculation::profile::Profile;
+use speculation::simulation::{Kind, Outcome, Policy, Setup, Sharing, Traffic, run};
+
+/// A point of the map.
+struct Point {
+    profile: &'static str,
+    acceptance: f64,
+    sequences: u32,
+    /// Everything takes this many times as long.
+    time_scale: f64,
+    /// Of the profile's time: what is counted, and what passes before.
+    seconds: f64,
+    warm_up: f64,
+}
+
+/// From one sequence to hundreds, from drafts that hardly pay to drafts that nearly always do, one draft worker and eight.
+const POINTS: [Point; 5] = [
+    point("8b-h100", 0.95, 1, (6.0, 3.0)),
+    point("70b-8xh100-l4", 0.8, 4, (8.0, 4.0)),
+    point("8b-h100", 0.5, 16, (5.0, 2.0)),
+    point("70b-8xh100-l4", 0.65, 64, (7.0, 4.0)),
+    point("8b-h100", 0.8, 256, (4.0, 4.0)),
+];
+
+const MAX_K: u32 = 10;
+const SEEDS: u64 = 3;
+/// A machine that is busier than this measures its scheduler.
+const MAX_BUSY: f64 = 0.6;
+/// Streams are asked for so much more than they should need, so that none ends in the window.
+const TOKENS_MARGIN: f64 = 1.3;
+const PATIENCE: Duration = Duration::from_secs(60);
+
+const fn point(
+    profile: &'static str,
+    acceptance: f64,
+    sequences: u32,
+    (seconds, warm_up): (f64, f64),
+) -> Point {
+    // A router takes tens of microseconds for a sequence's round, and all of one frame come at once.
+    let time_scale = if sequences > 100 { 10.0 } else { 4.0 };
+    Point { profile, acceptance, sequences, time_scale, seconds, warm_up }
+}
+
+/// What one side found.
+struct Found {
+    tokens_per_second: f64,
+    mean_k: f64,
+}
+
+/// What the cluster found, and on what.
+struct Served {
+    found: Found,
+    /// Tokens that a sequence held in the middle of the window.
+    context: u32,
+    busy: f64,
+}
+
+#[tokio::main(flavor = "current_thread")]
+#[expect(clippy::print_stdout, reason = "the table is this program's output")]
+async fn main() -> Result<(), Box<dyn Error>> {
+    let picked: Vec<usize> = std::env::args().skip(1).filter_map(|word| word.parse().ok()).collect();
+    println!(
+        "profile         acceptance  sequences  stretched   tokens/s served  simulated  ratio   mean k served  simulated  machine busy"
+    );
+    let mut worst: f64 = 1.0;
+    for (i, point) in POINTS.iter().enumerate() {
+        if !picked.is_empty() && !picked.contains(&i) {
+            continue;
+        }
+        let (file, profile) = point.profile()?;
+        let expected = point.simulate(&profile, 256);
+        let served = point.serve(file.path(), &profile, &expected).await?;
+        let simulated = point.simulate(&profile, served.context);
+        let ratio = served.found.tokens_per_second / simulated.tokens_per_second;
+        let verdict = if served.busy > MAX_BUSY { "  VOID" } else { "" };
+        println!(
+            "{:<15} {:>10} {:>10} {:>10} {:>17.0} {:>10.0} {ratio:>6.3} {:>15.2} {:>10.2} {:>13.2}{verdict}",
+            point.profile,
+            point.acceptance,
+            point.sequences,
+            point.time_scale,
+            served.found.tokens_per_second,
+            simulated.tokens_per_second,
+            served.found.mean_k,
+            simulated.mean_k,
+            served.busy
+        );
+        worst = worst.max(ratio).max(1.0 / ratio);
+    }
+    println!("worst_factor={worst:.3}");
+    Ok(())
+}
+
+impl Point {
+    /// The profile with this acceptance, as a file that workers can read and as a value.
+    fn profile(&self) -> Result<(tempfile::NamedTempFile, Profile), Box<dyn Error>> {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR"))
+            .join("../deploy/profiles")
+            .join(self.profile)
+            .with_extension("toml");
+        let text = std::fs::read_to_string(&path)
+            .map_err(|error| format!("cannot read {}: {error}", path.display()))?;
+        let mut table: toml::Table = text.parse()?;
+        let rates = toml::Table::from_iter([("by_position".to_owned(), vec![self.acceptance].into())]);
+        table.insert("acceptance".to_owned(), vec![rates].into());
+        let text = table.to_string();
+        let file = tempfile::Builder::new().suffix(".toml").tempfile()?;
+        std::fs::write(file.path(), &text)?;
+        Ok((file, Profile::parse(&text)?))
+    }
+
+    fn simulate(&self, profile: &Profile, context: u32) -> Found {
+        let kind = Kind { task_type: String::new(), share: 1.0, prompt_tokens: context, output_tokens: 1 };
+        let outcome = |seed: u64| -> Outcome {
+            run(&Setup {
+                profile,
+                traffic: Traffic::Closed { sequences: self.sequences, kinds: vec![kind.clone()] },
+                policy: Policy::Lanes { max_k: MAX_K },
+                sharing: Sharing::ByCost,
+                seed,
+                duration: Duration::from_secs_f64(self.warm_up + self.seconds),
+                warm_up: Duration::from_secs_f64(self.warm_up),
+            })
+        };
+        let outcomes: Vec<Outcome> = (1..=SEEDS).map(outcome).collect();
+        let mean = |of: &dyn Fn(&Outcome) -> f64| outcomes.iter().map(of).sum::<f64>() / SEEDS as f64;
+        Found {
+            tokens_per_second: mean(&Outcome::tokens_per_second),
+            mean_k: mean(&|outcome| outcome.lanes[0].mean_k),
+        }
+    }
+
+    async fn serve(
+        &self,
+        file: &Path,
+        profile: &Profile,
+        expected: &Found,
+    ) -> Result<Served, Box<dyn Error>> {
+        let cluster = self.start(file, profile).await?;
+        let endpoint = Endpoint::reach(&cluster.http_url(), Access::default()).await?;
+        let each = expected.tokens_per_second / f64::from(self.sequences);
+        let max_tokens = (each * (self.warm_up + self.seconds) * TOKENS_MARGIN) as u32;
+        let fields = [("ignore_eos".to_owned(), true.into())].into_iter().collect();
+        let settings = Settings { max_tokens, fields, ..Settings::default() };
+        let requests: Vec<_> = (0..self.sequences)
+            .map(|i| {
+                let content = Content::Prompt(format!("stream number {i} of many"));
+                let seed = Some(i64::from(i));
+                let settings = Settings { seed, ..settings.clone() };
+                settings.request(&endpoint, &Prompt { task: "any".to_owned(), content })
+            })
+            .collect();
+        let before = machine()?;
+        let schedule = Schedule::Closed { concurrency: requests.len() };
+        let run = Client::new(endpoint).drive(&requests, &schedule, |_| ()).await;
+        let after = machine()?;
+        cluster.stop().await;
+        let answers: Vec<Answer> = run.exchanges.iter().map(Answer::of).collect();
+        for sample in run.samples(&requests) {
+            if !sample.is_completed() {
+                return Err(format!("a request was not answered: {}", sample.outcome.explain()).into());
+            }
+        }
+        let inputs: u64 = answers.iter().filter_map(|answer| Some(answer.usage?.0)).sum();
+        let (found, output) = self.count(&answers)?;
+        let context = (inputs as f64 + output) / f64::from(self.sequences);
+        let busy = (after.0 - before.0) / (after.1 - before.1);
+        Ok(Served { found, context: context as u32, busy })
+    }
+
+    async fn start(&self, file: &Path, profile: &Profile) -> Result<Cluster, Box<dyn Error>> {
+        let own = std::env::current_exe()?;
+        let directory = own.parent().and_then(Path::parent).ok_or("the program has no directory")?;
+        let target = TargetKind::Synthetic { profile: file.to_owned(), time_scale: self.time_scale };
+        let mut spec = ClusterSpec::new(Binaries::in_directory(directory)?, target, DraftKind::Synthetic);
+        spec.threads = Some(NonZeroUsize::MIN);
+        spec.log = Some("error".to_owned());
+        spec.target_workers = profile.target.workers as usize;
+        spec.draft_workers = profile.draft.workers as usize;
+        spec.router_args =
+            ["--max-sequences", "4096", "--max-draft-tokens", &MAX_K.to_string()].map(str::to_owned).to_vec();
+        Ok(Cluster::start(spec, Arc::new(NoLogs), PATIENCE).await?)
+    }
+
+    /// Tokens in the window, and how many all streams had together in its middle. The window begins the warm-up after the last stream's
+    /// first token.
+    fn count(&self, answers: &[Answer]) -> Result<(Found, f64), Box<dyn Error>> {
+        let pieces = || answers.iter().flat_map(|answer| &answer.pieces);
+        let first = answers.iter().filter_map(|answer| Some(answer.pieces.first()?.arrived)).max();
+        let stretched = |seconds: f64| Duration::from_secs_f64(seconds * self.time_scale);
+        let from = first.ok_or("no token came")? + stretched(self.warm_up);
+        let until = from + stretched(self.seconds);
+        let ended = answers.iter().filter_map(|answer| Some(answer.pieces.last()?.arrived)).min();
+        if ended.is_none_or(|ended| ended < until) {
+            return Err("a stream ended within the window: raise TOKENS_MARGIN".into());
+        }
+        let tokens = |from: Instant, until: Instant| -> f64 {
+            let within = pieces().filter(|piece| piece.arrived >= from && piece.arrived < until);
+            within.map(|piece| f64::from(piece.num_tokens.unwrap_or(1))).sum()
+        };
+        let began = pieces().map(|piece| piece.arrived).min().unwrap_or(from);
+        let middle = from + stretched(self.seconds) / 2;
+        let counts = || answers.iter().filter_map(|answer| answer.speculation);
+        let drafted: u64 = counts().map(|counts| counts.draft_tokens).sum();
+        let rounds: u64 = counts().map(|counts| counts.rounds).sum();
+        let found = Found {
+            tokens_per_second: tokens(from, until) / self.seconds,
+            mean_k: drafted as f64 / rounds.max(1) as f64,
+        };
+        Ok((found, tokens(began, middle)))
+    }
+}
+
+/// Ticks that the machine was busy, and all of them.
+fn machine() -> Result<(f64, f64), Box<dyn Error>> {
+    let stat = std::fs::read_to_string("/proc/stat")?;
+    let line = stat.lines().next().ok_or("an empty /proc/stat")?;
+    let ticks: Vec<f64> = line.split_whitespace().skip(1).filter_map(|field| field.parse().ok()).collect();
+    // Idle, and waiting for a disk; guests' time is part of the users' already.
+    let all: f64 = ticks.iter().take(8).sum();
+    let idle: f64 = ticks.iter().skip(3).take(2).sum();
+    Ok((all - idle, all))
+}

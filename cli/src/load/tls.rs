@@ -1,0 +1,138 @@
+//! TLS between the generator and an `https` endpoint: whom it believes, and the handshake. Bytes are stamped below it, as they arrive.
+//!
+//! Certificates are checked against the operating system's, or against one file, or not at all where somebody asks for that. Only
+//! HTTP/1.1 is offered, for that is what the generator speaks.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use tokio_rustls::TlsConnector;
+use tokio_rustls::client::TlsStream;
+use tokio_rustls::rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
+use tokio_rustls::rustls::crypto::{CryptoProvider, ring};
+use tokio_rustls::rustls::pki_types::pem::PemObject as _;
+use tokio_rustls::rustls::pki_types::{CertificateDer, ServerName, UnixTime};
+use tokio_rustls::rustls::{ClientConfig, DigitallySignedStruct, Error, RootCertStore, SignatureScheme};
+
+use super::stamped::StampedStream;
+
+/// Whose certificates are believed.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Trust {
+    /// PEM file of certificates that are believed instead of the operating system's.
+    pub ca_cert: Option<PathBuf>,
+    /// Anyone's.
+    pub insecure: bool,
+}
+
+/// How one host is spoken to.
+#[derive(Clone)]
+pub(super) struct Tls {
+    connector: TlsConnector,
+    host: ServerName<'static>,
+}
+
+impl std::fmt::Debug for Tls {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Tls").field("host", &self.host).finish_non_exhaustive()
+    }
+}
+
+impl Tls {
+    /// # Errors
+    /// The host cannot stand in a certificate, or the certificates to believe cannot be read; in words.
+    pub(super) fn new(host: &str, trust: &Trust) -> Result<Self, String> {
+        let host = ServerName::try_from(host.to_owned())
+            .map_err(|error| format!("`{host}` cannot stand in a certificate: {error}"))?;
+        let provider = Arc::new(ring::default_provider());
+        let builder = ClientConfig::builder_with_provider(provider.clone())
+            .with_safe_default_protocol_versions()
+            .map_err(|error| error.to_string())?;
+        let mut config = match trust.insecure {
+            true => builder
+                .dangerous()
+                .with_custom_certificate_verifier(Arc::new(Anyone(provider)))
+                .with_no_client_auth(),
+            false => builder.with_root_certificates(roots(trust)?).with_no_client_auth(),
+        };
+        config.alpn_protocols = vec![b"http/1.1".to_vec()];
+        Ok(Self { connector: TlsConnector::from(Arc::new(config)), host })
+    }
+
+    pub(super) async fn handshake(
+        &self,
+        stream: StampedStream,
+    ) -> Result<Box<TlsStream<StampedStream>>, String> {
+        let handshake = self.connector.connect(self.host.clone(), stream).await;
+        handshake.map(Box::new).map_err(|error| format!("TLS: {error}"))
+    }
+}
+
+fn roots(trust: &Trust) -> Result<RootCertStore, String> {
+    let mut roots = RootCertStore::empty();
+    match &trust.ca_cert {
+        Some(file) => {
+            let fault = |reason: String| {
+                format!("{}: {reason}; --ca-cert takes a PEM file of certificates", file.display())
+            };
+            let certificates =
+                CertificateDer::pem_file_iter(file).map_err(|error| fault(error.to_string()))?;
+            for certificate in certificates {
+                let certificate = certificate.map_err(|error| fault(error.to_string()))?;
+                roots.add(certificate).map_err(|error| fault(error.to_string()))?;
+            }
+            if roots.is_empty() {
+                return Err(fault("it holds no certificate".to_owned()));
+            }
+        }
+        None => {
+            // Some that cannot be read are no reason to refuse; a host that needs one of them will say so.
+            roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
+            if roots.is_empty() {
+                return Err("this machine has no certificates of its own: give --ca-cert FILE".to_owned());
+            }
+        }
+    }
+    Ok(roots)
+}
+
+/// Believes everybody. Signatures are still checked, so that a broken handshake shows as one.
+#[derive(Debug)]
+struct Anyone(Arc<CryptoProvider>);
+
+impl ServerCertVerifier for Anyone {
+    fn verify_server_cert(
+        &self,
+        _: &CertificateDer<'_>,
+        _: &[CertificateDer<'_>],
+        _: &ServerName<'_>,
+        _: &[u8],
+        _: UnixTime,
+    ) -> Result<ServerCertVerified, Error> {
+        Ok(ServerCertVerified::assertion())
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signed: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        let algorithms = &self.0.signature_verification_algorithms;
+        tokio_rustls::rustls::crypto::verify_tls12_signature(message, certificate, signed, algorithms)
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signed: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        let algorithms = &self.0.signature_verification_algorithms;
+        tokio_rustls::rustls::crypto::verify_tls13_signature(message, certificate, signed, algorithms)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.0.signature_verification_algorithms.supported_schemes()
+    }
+}
