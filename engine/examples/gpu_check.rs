@@ -46,6 +46,11 @@ fn run(args: &[String]) -> Result<usize, String> {
         parity.lines.iter().for_each(|line| println!("{line}"));
     }
 
+    println!();
+    let parity = gpu_check::ranks(ordinal, &models.join("target")).map_err(says)?;
+    failed += parity.failed;
+    parity.lines.iter().for_each(|line| println!("{line}"));
+
     println!("\n{:<40}{:>12}{:>12}", "weight products", "us", "GB/s");
     for timing in gpu_check::timings(&mut device).map_err(says)? {
         println!("{:<40}{:>12.1}{:>12.0}", timing.case, timing.best_us, timing.gb_per_s);

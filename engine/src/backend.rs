@@ -69,6 +69,9 @@ pub(crate) trait Backend: Send + Sync {
     /// One pass's ids, positions, slots and block tables, where the operations want them.
     type Pass<'a>;
 
+    /// Whether ranks of one process can use one table.
+    const SHARES_TABLES: bool;
+
     /// Loads a table of embeddings, as floats.
     fn load_table(
         &self,
@@ -91,6 +94,9 @@ pub(crate) trait Backend: Send + Sync {
 
     /// KV without a block.
     fn new_kv(&self, shape: KvShape, format: MatrixFormat) -> Self::Kv;
+
+    /// Says how many blocks will ever be asked for; a device may take them all at once.
+    fn limit_kv(&self, _num_blocks: u32) {}
 
     /// Makes sure that blocks 0..`num_blocks` exist.
     fn grow_kv(&self, kv: &mut Self::Kv, num_blocks: u32) -> Result<(), EngineError>;

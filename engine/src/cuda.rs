@@ -14,13 +14,15 @@ mod emulator;
 mod error;
 mod executor;
 pub mod gpu_check;
+mod gpus;
 pub mod kernels_check;
 mod nvrtc;
 mod ops;
 mod parity;
+mod ranks;
 mod sources;
 mod whole_model;
 
-pub(crate) use backend::load_on;
 pub use device::{CudaDevice, DeviceFacts};
 pub use error::CudaError;
+pub(crate) use gpus::load_on_gpus;

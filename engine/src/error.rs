@@ -143,3 +143,11 @@ pub enum EngineError {
         reason: String,
     },
 }
+
+impl EngineError {
+    /// Whether nothing can be computed any more: the process has to be started anew.
+    pub fn is_fatal(&self) -> bool {
+        use crate::cuda::CudaError::{Driver, Nccl, RanksApart};
+        matches!(self, Self::RankLost { .. } | Self::Cuda(Driver { .. } | Nccl { .. } | RanksApart { .. }))
+    }
+}

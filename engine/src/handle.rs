@@ -8,8 +8,9 @@ use std::path::Path;
 
 use crate::block_manager::{BLOCK_SIZE, BlockManager, Shared};
 use crate::cpu::Threads;
+use crate::cuda::load_on_gpus;
 use crate::forward_batch::ReservedRows;
-use crate::load::{Loaded, MAX_THREADS, load_on_cpu, load_on_cuda};
+use crate::load::{Loaded, MAX_THREADS, load_on_cpu};
 use crate::model_config::fields::read_file;
 use crate::model_config::{CONFIG_FILE, ModelConfig};
 use crate::numerics_id::NumericsParts;
@@ -34,9 +35,10 @@ impl Engine {
         Self::load_by(options, |source, model| load_on_cpu(options, source, model))
     }
 
-    /// The same on a GPU, by the driver's number; `options.kv_memory_bytes` are taken with the first block.
-    pub fn load_on_cuda(options: &LoadOptions, ordinal: usize) -> Result<Engine, EngineError> {
-        Self::load_by(options, |source, model| load_on_cuda(options, source, model, ordinal))
+    /// The same on GPUs of this machine, by the driver's numbers, a rank on each; `options.kv_memory_bytes` are taken with
+    /// the first block, an equal part on every one.
+    pub fn load_on_cuda(options: &LoadOptions, ordinals: &[usize]) -> Result<Engine, EngineError> {
+        Self::load_by(options, |source, model| load_on_gpus(options, source, model, ordinals))
     }
 
     /// Loads a checkpoint by whatever puts its weights on a device.
@@ -61,9 +63,13 @@ impl Engine {
         Self::random_by(options, seed, |source, model| load_on_cpu(options, source, model))
     }
 
-    /// The same on a GPU, by the driver's number.
-    pub fn random_on_cuda(options: &LoadOptions, seed: u64, ordinal: usize) -> Result<Engine, EngineError> {
-        Self::random_by(options, seed, |source, model| load_on_cuda(options, source, model, ordinal))
+    /// The same on GPUs, by the driver's numbers.
+    pub fn random_on_cuda(
+        options: &LoadOptions,
+        seed: u64,
+        ordinals: &[usize],
+    ) -> Result<Engine, EngineError> {
+        Self::random_by(options, seed, |source, model| load_on_gpus(options, source, model, ordinals))
     }
 
     /// Random weights by whatever puts them on a device.

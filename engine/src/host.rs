@@ -115,6 +115,8 @@ impl Backend for Cpu {
     type Kv = KvCache;
     type Pass<'a> = HostPass<'a>;
 
+    const SHARES_TABLES: bool = true;
+
     fn load_table(
         &self,
         source: &dyn TensorSource,

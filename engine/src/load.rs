@@ -5,9 +5,9 @@ use std::time::Duration;
 
 use crate::EngineError;
 use crate::backend::Backend;
+use crate::block_manager::BLOCK_SIZE;
 use crate::collective::{Alone, Collective, Meeting, shared_memory};
 use crate::cpu::{Cpu, KERNEL_CLASS};
-use crate::cuda::{self, CudaDevice};
 use crate::kv_cache::KvShape;
 use crate::llama::Llama;
 use crate::model_config::ModelConfig;
@@ -21,7 +21,7 @@ use crate::weights::{Formats, TensorSource};
 pub(crate) const MAX_THREADS: usize = 1024;
 
 /// A rank that is missing for so long is lost. The longest wait between two meetings is one layer of one pass.
-const WATCHDOG: Duration = Duration::from_secs(60);
+pub(crate) const WATCHDOG: Duration = Duration::from_secs(60);
 
 /// A model that is ready to run.
 pub(crate) struct Loaded {
@@ -46,61 +46,51 @@ pub(crate) fn load_on_cpu(
         1 => vec![Box::new(Alone)],
         ranks => shared_memory(ranks, &meeting),
     };
-    let (mut runners, mut weight_bytes, mut kv_bytes_per_token) = (Vec::new(), 0, 0);
+    let mut members = Vec::new();
+    for end in ends {
+        members.push((Cpu::new((options.threads / shards.len()).max(1))?, end));
+    }
+    let members = (members, (KERNEL_CLASS, "cpu"));
+    load_ranks(members, &meeting, options.kv_memory_bytes, source, (config, formats))
+}
+
+/// Backends with their ends of a collective, in order of rank, and what they are: the class of kernels and of devices.
+type Members<B> = (Vec<(B, Box<dyn Collective<<B as Backend>::Rows>>)>, (&'static str, &'static str));
+
+/// Loads a model onto backends, a rank each, one after another.
+pub(crate) fn load_ranks<B: Backend + 'static>(
+    (members, numerics): Members<B>,
+    meeting: &Arc<Meeting>,
+    kv_memory_bytes: u64,
+    source: &dyn TensorSource,
+    (config, formats): (ModelConfig, Formats),
+) -> Result<Loaded, EngineError> {
+    let shards = Shard::all(members.len(), &config)?;
+    let (mut ranks, mut weight_bytes, mut kv_bytes_per_token) = (Vec::new(), 0, 0);
     let mut embedding = None;
-    for (shard, end) in shards.iter().zip(ends) {
-        let cpu = Cpu::new((options.threads / shards.len()).max(1))?;
-        let model = Llama::load(&cpu, source, (config.clone(), formats), *shard, embedding.take())?;
-        embedding = Some(model.embedding.clone());
+    for (shard, (backend, end)) in shards.into_iter().zip(members) {
+        let model = Llama::load(&backend, source, (config.clone(), formats), shard, embedding.take())?;
+        embedding = B::SHARES_TABLES.then(|| model.embedding.clone());
         let layout = shard.layout(&config);
         let shape = KvShape {
             num_layers: config.num_layers,
             num_kv_heads: layout.num_kv_heads,
             head_dim: layout.head_dim,
         };
-        weight_bytes += model.weight_bytes(&cpu);
+        weight_bytes += model.weight_bytes(&backend);
         kv_bytes_per_token += (shape.token_len() * formats.kv().size()) as u64;
-        let kv = cpu.new_kv(shape, formats.kv());
-        runners.push(Box::new(Rank::new(cpu, end, model, kv, shard.rank)) as Box<dyn Runner>);
+        ranks.push((backend, end, model, shape));
     }
+    let kv_blocks = kv_memory_bytes / (kv_bytes_per_token * BLOCK_SIZE as u64);
+    let runner = |(rank, (backend, end, model, shape)): (usize, (B, _, _, _))| {
+        backend.limit_kv(u32::try_from(kv_blocks).unwrap_or(u32::MAX));
+        let kv = backend.new_kv(shape, formats.kv());
+        Box::new(Rank::new(backend, end, model, kv, rank)) as Box<dyn Runner>
+    };
+    let mut runners: Vec<Box<dyn Runner>> = ranks.into_iter().enumerate().map(runner).collect();
     let runner = match runners.len() {
         1 => runners.remove(0),
-        _ => Box::new(RankGroup::start(runners, meeting)?),
+        _ => Box::new(RankGroup::start(runners, Arc::clone(meeting))?),
     };
-    Ok(Loaded { numerics: (KERNEL_CLASS, "cpu"), runner, weight_bytes, kv_bytes_per_token })
-}
-
-/// Loads a model onto one GPU.
-pub(crate) fn load_on_cuda(
-    options: &LoadOptions,
-    source: &dyn TensorSource,
-    model: (ModelConfig, Formats),
-    ordinal: usize,
-) -> Result<Loaded, EngineError> {
-    if options.tensor_parallel != 1 {
-        let (option, value) = ("tensor_parallel", options.tensor_parallel as u64);
-        let reason = "expected 1 on a gpu: its ranks have no collective yet".to_owned();
-        return Err(EngineError::BadOption { option, value, reason });
-    }
-    cuda::load_on(CudaDevice::open(ordinal)?, options, source, model)
-}
-
-/// Loads a model that is not split.
-pub(crate) fn load_whole<B: Backend + 'static>(
-    backend: B,
-    kernel_class: &'static str,
-    source: &dyn TensorSource,
-    (config, formats): (ModelConfig, Formats),
-) -> Result<Loaded, EngineError> {
-    let shard = Shard::all(1, &config)?[0];
-    let shape = KvShape {
-        num_layers: config.num_layers,
-        num_kv_heads: config.num_kv_heads,
-        head_dim: config.head_dim,
-    };
-    let kv_bytes_per_token = (shape.token_len() * formats.kv().size()) as u64;
-    let model = Llama::load(&backend, source, (config, formats), shard, None)?;
-    let (weight_bytes, kv) = (model.weight_bytes(&backend), backend.new_kv(shape, formats.kv()));
-    let runner = Box::new(Rank::new(backend, Box::new(Alone), model, kv, 0));
-    Ok(Loaded { numerics: (kernel_class, "cuda"), runner, weight_bytes, kv_bytes_per_token })
+    Ok(Loaded { numerics, runner, weight_bytes, kv_bytes_per_token })
 }

@@ -151,6 +151,10 @@ fn serve(
                 meeting.lose(rank, format!("it panicked: {words}"));
                 meeting.check().map(|()| Vec::new())
             });
+        if let (Command::Forward(_), Err(error)) = (&command, &reply) {
+            // The others may be waiting for what this one did not give; the first word counts.
+            meeting.lose(rank, format!("its forward failed: {error}"));
+        }
         if outbox.send(reply).is_err() || meeting.check().is_err() {
             return;
         }

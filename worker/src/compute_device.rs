@@ -4,13 +4,13 @@
 use std::str::FromStr;
 
 /// What computes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub enum ComputeDevice {
     /// The processor.
     #[default]
     Cpu,
-    /// A GPU of this machine, by the driver's number.
-    Cuda(usize),
+    /// GPUs of this machine, by the driver's numbers; the model is split over them.
+    Cuda(Vec<usize>),
 }
 
 impl FromStr for ComputeDevice {
@@ -20,11 +20,23 @@ impl FromStr for ComputeDevice {
         if text == "cpu" {
             return Ok(Self::Cpu);
         }
-        let ordinal = text.strip_prefix("cuda:").unwrap_or_default();
-        if ordinal.contains(',') {
-            return Err(format!("`{text}` names several gpus, and a model runs on one so far: use cuda:0"));
+        let list = text.strip_prefix("cuda:").unwrap_or_default();
+        let ordinals: Result<Vec<usize>, _> = list.split(',').map(str::parse).collect();
+        ordinals
+            .map(Self::Cuda)
+            .map_err(|_| format!("`{text}` is no device, expected cpu, cuda:0 or cuda:0,1,.."))
+    }
+}
+
+impl std::fmt::Display for ComputeDevice {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Cpu => f.write_str("cpu"),
+            Self::Cuda(ordinals) => {
+                let list: Vec<String> = ordinals.iter().map(usize::to_string).collect();
+                write!(f, "cuda:{}", list.join(","))
+            }
         }
-        ordinal.parse().map(Self::Cuda).map_err(|_| format!("`{text}` is no device, expected cpu or cuda:0"))
     }
 }
 
@@ -34,13 +46,19 @@ mod tests {
 
     #[test]
     fn devices_are_read_or_refused() {
-        assert_eq!("cpu".parse(), Ok(ComputeDevice::Cpu));
-        assert_eq!("cuda:0".parse(), Ok(ComputeDevice::Cuda(0)));
-        assert_eq!("cuda:12".parse(), Ok(ComputeDevice::Cuda(12)));
-        for text in ["", "gpu", "cuda", "cuda:", "cuda:a", "cuda:-1", "CPU"] {
-            let error = text.parse::<ComputeDevice>().unwrap_err();
-            assert!(error.contains("expected cpu or cuda:0"), "{error}");
+        for (text, device) in [
+            ("cpu", ComputeDevice::Cpu),
+            ("cuda:0", ComputeDevice::Cuda(vec![0])),
+            ("cuda:12", ComputeDevice::Cuda(vec![12])),
+            ("cuda:3,0", ComputeDevice::Cuda(vec![3, 0])),
+        ] {
+            assert_eq!(text.parse(), Ok(device.clone()));
+            assert_eq!(device.to_string(), text);
         }
-        assert!("cuda:0,1".parse::<ComputeDevice>().unwrap_err().contains("several gpus"));
+        for text in ["", "gpu", "cuda", "cuda:", "cuda:a", "cuda:-1", "CPU", "cuda:0,", "cuda:,1", "cuda:0 1"]
+        {
+            let error = text.parse::<ComputeDevice>().unwrap_err();
+            assert!(error.contains("expected cpu, cuda:0 or cuda:0,1,.."), "{error}");
+        }
     }
 }

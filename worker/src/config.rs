@@ -28,7 +28,7 @@ pub struct WorkerFlags {
     /// The name that clients ask for [default: the directory's name]
     #[arg(long, value_name = "NAME")]
     pub served_model_name: Option<String>,
-    /// What computes: cpu, or a GPU as cuda:0
+    /// What computes: cpu, a GPU as cuda:0, or several of this machine as cuda:0,1, a part of the model on each
     #[arg(long, value_name = "DEVICE")]
     pub device: Option<String>,
     /// Threads that compute [default: all cores]

@@ -206,7 +206,7 @@ impl<D: Decide> Method for ModelMethod<D> {
         let mut logits = match self.engine.forward(&batch) {
             Ok(logits) => logits,
             // Nothing can be computed any more: the device thread ends, and the process says that it has failed.
-            Err(error @ EngineError::RankLost { .. }) => panic!("{error}"),
+            Err(error) if error.is_fatal() => panic!("{error}"),
             Err(error) => return Ok(self.refuse(tasks, &plan, &error)),
         };
         let mut bodies = Vec::new();

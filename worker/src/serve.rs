@@ -91,10 +91,10 @@ fn load_engine(config: &WorkerConfig) -> anyhow::Result<(Engine, Assets)> {
         kv_memory_bytes: config.kv_memory.bytes().map_err(|reason| anyhow::anyhow!("kv_memory: {reason}"))?,
         max_model_len: config.max_model_len,
     };
-    let engine = match config.device {
+    let engine = match &config.device {
         ComputeDevice::Cpu => Engine::load(&options)?,
-        ComputeDevice::Cuda(ordinal) => {
-            Engine::load_on_cuda(&options, ordinal).with_context(|| format!("--device cuda:{ordinal}"))?
+        device @ ComputeDevice::Cuda(ordinals) => {
+            Engine::load_on_cuda(&options, ordinals).with_context(|| format!("--device {device}"))?
         }
     };
     let info = engine.info();

@@ -14,7 +14,7 @@ const SPINS: u32 = 4_000;
 #[derive(Debug)]
 pub(crate) struct Meeting {
     watchdog: Duration,
-    /// Counts completed meetings.
+    /// Counts completed meetings, and other signs of life.
     round: AtomicU64,
     state: Mutex<State>,
     changed: Condvar,
@@ -53,8 +53,13 @@ impl Meeting {
         lost(&self.lock())
     }
 
+    /// Says that a rank goes on, where ranks do not wait for each other here.
+    pub(crate) fn go_on(&self) {
+        self.round.fetch_add(1, Ordering::Release);
+    }
+
     /// Waits until every rank is here.
-    pub(super) fn wait(&self, rank: usize) -> Result<(), EngineError> {
+    pub(crate) fn wait(&self, rank: usize) -> Result<(), EngineError> {
         let round = self.round();
         {
             let mut state = self.lock();

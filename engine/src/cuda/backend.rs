@@ -9,6 +9,7 @@ mod pass;
 #[cfg(test)]
 mod tests;
 
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use half::bf16;
@@ -23,22 +24,38 @@ use crate::EngineError;
 use crate::backend::{AttentionLayer, Backend, HeadLayout, Norm};
 use crate::forward_batch::ForwardBatch;
 use crate::kv_cache::KvShape;
-use crate::load::{Loaded, load_whole};
-use crate::model_config::ModelConfig;
-use crate::options::LoadOptions;
 use crate::rope::Rope;
-use crate::weights::{Formats, LinearTensors, MatrixFormat, TensorPart, TensorSource};
+use crate::weights::{LinearTensors, MatrixFormat, TensorPart, TensorSource};
+pub(super) use load::check_model;
 use load::{GpuLinear, GpuTable, GpuWeights};
 use pass::GpuPass;
 
 /// The class of kernels whose bits are equal; part of `numerics_id`. Change it with the arithmetic.
-const KERNEL_CLASS: &str = "cuda-mma-1";
+pub(super) const KERNEL_CLASS: &str = "cuda-mma-1";
 
 /// One device, used by one thread at a time.
 pub(crate) struct Gpu<E: Executor> {
-    state: Mutex<State<E>>,
-    /// Memory for KV, all of it taken with the first block.
-    kv_memory_bytes: u64,
+    state: Arc<Mutex<State<E>>>,
+    /// Blocks that are taken with the first one of them.
+    kv_blocks: AtomicU32,
+}
+
+/// A device's state, for the collective of its rank.
+pub(crate) struct SharedState<E: Executor>(Arc<Mutex<State<E>>>);
+
+impl<E: Executor> SharedState<E> {
+    /// Runs something between two operations. Where an operation has failed that is the answer, at once: others must not
+    /// wait for what this rank cannot give.
+    pub(super) fn run<T>(
+        &self,
+        between: impl FnOnce(&mut E) -> Result<T, EngineError>,
+    ) -> Result<T, EngineError> {
+        let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        match &state.failed {
+            Some(error) => Err(error.clone().into()),
+            None => between(&mut state.executor),
+        }
+    }
 }
 
 /// What operations need besides their operands.
@@ -73,6 +90,16 @@ impl<M> GpuRows<M> {
         (self.tensor.as_ref().expect("a forward sizes rows before it uses them"), self.len)
     }
 
+    /// What holds them, and how many there are.
+    pub(super) fn slot(&mut self) -> (&mut Option<Tensor<M, f32>>, usize) {
+        (&mut self.tensor, self.len)
+    }
+
+    /// Says how many there are, once others were put into the slot.
+    pub(super) fn set_len(&mut self, len: usize) {
+        self.len = len;
+    }
+
     fn write(&mut self) -> (&mut Tensor<M, f32>, usize) {
         (self.tensor.as_mut().expect("a forward sizes rows before it uses them"), self.len)
     }
@@ -92,22 +119,8 @@ pub(crate) struct GpuKv<M> {
     shape: KvShape,
 }
 
-/// Loads a model onto what runs kernels; refuses what has none.
-pub(crate) fn load_on<E>(
-    executor: E,
-    options: &LoadOptions,
-    source: &dyn TensorSource,
-    model: (ModelConfig, Formats),
-) -> Result<Loaded, EngineError>
-where
-    E: Executor<Memory: Send + Sync> + Send + 'static,
-{
-    load::check_model(&model.0, model.1)?;
-    load_whole(Gpu::new(executor, options.kv_memory_bytes), KERNEL_CLASS, source, model)
-}
-
 /// At least `len` elements in `slot`, whose content is of no matter.
-fn room<'a, E: Executor, T: bytemuck::Pod>(
+pub(super) fn room<'a, E: Executor, T: bytemuck::Pod>(
     slot: &'a mut Option<Tensor<E::Memory, T>>,
     executor: &mut E,
     len: usize,
@@ -122,10 +135,15 @@ fn room<'a, E: Executor, T: bytemuck::Pod>(
 }
 
 impl<E: Executor> Gpu<E> {
-    fn new(executor: E, kv_memory_bytes: u64) -> Self {
+    pub(super) fn new(executor: E) -> Self {
         let (failed, rounded, steps, scales, partial) = (None, None, None, None, None);
         let state = State { executor, failed, rounded, steps, scales, partial };
-        Self { state: Mutex::new(state), kv_memory_bytes }
+        Self { state: Arc::new(Mutex::new(state)), kv_blocks: AtomicU32::new(0) }
+    }
+
+    /// The same state, for the collective of this rank.
+    pub(super) fn share_state(&self) -> SharedState<E> {
+        SharedState(Arc::clone(&self.state))
     }
 
     fn lock(&self) -> MutexGuard<'_, State<E>> {
@@ -185,6 +203,9 @@ where
     type Kv = GpuKv<E::Memory>;
     type Pass<'a> = GpuPass<'a, E::Memory>;
 
+    /// Ranks are on devices of their own.
+    const SHARES_TABLES: bool = false;
+
     fn load_table(
         &self,
         source: &dyn TensorSource,
@@ -216,16 +237,19 @@ where
         GpuKv { blocks: None, shape }
     }
 
+    fn limit_kv(&self, num_blocks: u32) {
+        self.kv_blocks.store(num_blocks, Ordering::Relaxed);
+    }
+
     fn grow_kv(&self, kv: &mut Self::Kv, num_blocks: u32) -> Result<(), EngineError> {
-        let block_len = kv.shape.block_len();
-        let total =
-            usize::try_from(self.kv_memory_bytes).unwrap_or(usize::MAX) / (block_len * size_of::<bf16>());
-        if num_blocks as usize > total {
-            return Err(EngineError::OutOfKv { needed: u64::from(num_blocks), free: total as u64 });
+        let (block_len, total) = (kv.shape.block_len(), self.kv_blocks.load(Ordering::Relaxed));
+        if num_blocks > total {
+            return Err(EngineError::OutOfKv { needed: u64::from(num_blocks), free: u64::from(total) });
         }
         if kv.blocks.is_none() && num_blocks > 0 {
             let purpose = "kv blocks, lower kv_memory_bytes to what the device has";
-            kv.blocks = Some(Tensor::zeros(&mut self.lock().executor, total * block_len, purpose)?);
+            let blocks = Tensor::zeros(&mut self.lock().executor, total as usize * block_len, purpose)?;
+            kv.blocks = Some(blocks);
         }
         Ok(())
     }

@@ -6,6 +6,7 @@
 use std::collections::HashMap;
 use std::ffi::c_void;
 use std::sync::Arc;
+use std::time::Duration;
 
 use cudarc::driver::result::{self, DriverError};
 use cudarc::driver::sys;
@@ -13,6 +14,7 @@ use cudarc::driver::{CudaContext, CudaFunction, CudaSlice, CudaStream, DevicePtr
 use cudarc::nvrtc::Ptx;
 
 use super::executor::{DeviceMemory, Executor, Params};
+use super::ranks::{Watch, wait_watched};
 use super::sources::{self, Kernel};
 use super::{CudaError, nvrtc};
 
@@ -20,11 +22,13 @@ use super::{CudaError, nvrtc};
 const OLDEST: (i32, i32) = (8, 0);
 
 /// An opened GPU with every kernel compiled for it.
-#[derive(Debug)]
 pub struct CudaDevice {
     context: Arc<CudaContext>,
     stream: Arc<CudaStream>,
     functions: HashMap<&'static str, CudaFunction>,
+    ordinal: usize,
+    /// Who knows of the other ranks, where there are any, and how long this one waits for them.
+    watch: Option<(Arc<dyn Watch>, Duration)>,
 }
 
 /// What a device says of itself.
@@ -69,7 +73,12 @@ impl CudaDevice {
                 functions.insert(kernel.name, function);
             }
         }
-        Ok(Self { context, stream, functions })
+        Ok(Self { context, stream, functions, ordinal, watch: None })
+    }
+
+    /// How many devices the driver shows.
+    pub fn count() -> Result<usize, CudaError> {
+        start_driver()
     }
 
     /// What the device says of itself.
@@ -84,14 +93,49 @@ impl CudaDevice {
         })
     }
 
-    /// Waits until everything that was launched is done.
-    pub(crate) fn wait(&self) -> Result<(), CudaError> {
-        self.stream.synchronize().map_err(refused("finish a kernel"))
+    /// The driver's number.
+    pub(super) fn ordinal(&self) -> usize {
+        self.ordinal
+    }
+
+    /// From now on kernels of this device wait for those of others: waiting for it ends where they are lost.
+    pub(super) fn watch_while_waiting(&mut self, watch: Arc<dyn Watch>, patience: Duration) {
+        self.watch = Some((watch, patience));
+    }
+
+    /// The stream, for libraries that launch on it; the device is the thread's then.
+    pub(super) fn raw_stream(&self) -> Result<*mut c_void, CudaError> {
+        self.context.bind_to_thread().map_err(refused("take the thread"))?;
+        Ok(self.stream.cu_stream().cast())
+    }
+
+    /// Whether everything that was launched is done.
+    fn is_done(&self) -> Result<bool, CudaError> {
+        // SAFETY: the stream lives as long as this device.
+        match unsafe { sys::cuStreamQuery(self.stream.cu_stream()) } {
+            sys::CUresult::CUDA_ERROR_NOT_READY => Ok(false),
+            said => said.result().map(|()| true).map_err(refused("finish a kernel")),
+        }
+    }
+}
+
+impl std::fmt::Debug for CudaDevice {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("CudaDevice").field("ordinal", &self.ordinal).finish_non_exhaustive()
     }
 }
 
 /// The libraries, then the driver, then the device: each missing in its own words.
 fn open_context(ordinal: usize) -> Result<Arc<CudaContext>, CudaError> {
+    let count = start_driver()?;
+    if ordinal >= count {
+        return Err(CudaError::NoSuchDevice { ordinal, count });
+    }
+    CudaContext::new(ordinal).map_err(refused("open the device"))
+}
+
+/// Loads and starts the driver, and counts its devices.
+fn start_driver() -> Result<usize, CudaError> {
     // SAFETY: loads the driver's library, whose initialisers take no part in this process's invariants.
     if !unsafe { sys::is_culib_present() } {
         let advice = "install the nvidia driver, or run with --device cpu";
@@ -99,11 +143,7 @@ fn open_context(ordinal: usize) -> Result<Arc<CudaContext>, CudaError> {
     }
     result::init().map_err(refused("start"))?;
     let count = result::device::get_count().map_err(refused("count its devices"))?;
-    let count = usize::try_from(count).unwrap_or(0);
-    if ordinal >= count {
-        return Err(CudaError::NoSuchDevice { ordinal, count });
-    }
-    CudaContext::new(ordinal).map_err(refused("open the device"))
+    Ok(usize::try_from(count).unwrap_or(0))
 }
 
 fn refused(action: &'static str) -> impl Fn(DriverError) -> CudaError {
@@ -144,9 +184,19 @@ impl Executor for CudaDevice {
         if bytes.is_empty() {
             return Ok(());
         }
+        // Before the copy, which would wait where nobody watches.
+        self.wait()?;
         let part = memory.slice.slice(at..at + bytes.len());
         self.stream.memcpy_dtoh(&part, bytes).map_err(refused("copy from the device"))?;
         self.wait()
+    }
+
+    fn wait(&mut self) -> Result<(), CudaError> {
+        self.context.bind_to_thread().map_err(refused("take the thread"))?;
+        match &self.watch {
+            None => self.stream.synchronize().map_err(refused("finish a kernel")),
+            Some((watch, patience)) => wait_watched(|| self.is_done(), watch.as_ref(), *patience),
+        }
     }
 
     fn copy_within(
@@ -158,6 +208,7 @@ impl Executor for CudaDevice {
         let range = from.max(to) + bytes;
         assert!(range <= memory.slice.len(), "copies stay inside the memory");
         let address = |at: usize| memory.address + at as u64;
+        self.context.bind_to_thread().map_err(refused("take the thread"))?;
         // SAFETY: both parts lie inside the memory by the line above, and the stream is of its context.
         unsafe { result::memcpy_dtod_async(address(to), address(from), bytes, self.stream.cu_stream()) }
             .map_err(refused("copy on the device"))

@@ -18,6 +18,8 @@ type Launch = unsafe extern "C" fn(*const c_void, *const u32, u32, *mut *mut c_v
 /// A library of all kernels.
 pub(crate) struct Emulator {
     library: Library,
+    /// Launches until one fails.
+    launches_left: Option<u32>,
 }
 
 /// Blocks run on the calling thread, but the library's state is the process's: one launch at a time.
@@ -40,7 +42,12 @@ impl Emulator {
     pub(crate) fn build() -> Self {
         // SAFETY: the library is our own and has no initialisers beyond zeroed statics.
         let library = unsafe { Library::new(build_library()) }.unwrap();
-        Self { library }
+        Self { library, launches_left: None }
+    }
+
+    /// From now on so many launches, and then none.
+    pub(crate) fn fail_after(&mut self, launches: u32) {
+        self.launches_left = Some(launches);
     }
 
     fn symbol<T>(&self, name: &str) -> Symbol<'_, T> {
@@ -140,6 +147,10 @@ impl Executor for Emulator {
         Ok(())
     }
 
+    fn wait(&mut self) -> Result<(), CudaError> {
+        Ok(())
+    }
+
     fn copy_within(
         &mut self,
         memory: &mut HostMemory,
@@ -158,6 +169,13 @@ impl Executor for Emulator {
         grid: [u32; 3],
         params: &mut Params,
     ) -> Result<(), CudaError> {
+        if let Some(left) = &mut self.launches_left {
+            let Some(fewer) = left.checked_sub(1) else {
+                let reason = "the emulator was told to fail".to_owned();
+                return Err(CudaError::Driver { action: kernel.name, reason });
+            };
+            *left = fewer;
+        }
         let launch: Symbol<'_, Launch> = self.symbol("emulator_launch");
         let entry: Symbol<'_, *const c_void> = self.symbol(&format!("run_{}", kernel.name));
         let mut pointers = params.pointers();

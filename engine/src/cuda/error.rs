@@ -66,6 +66,20 @@ pub enum CudaError {
         /// The format.
         format: &'static str,
     },
+    /// NCCL refused, or lacks something.
+    #[error("nccl failed at {action}: {reason}")]
+    Nccl {
+        /// The function.
+        action: &'static str,
+        /// What it said.
+        reason: String,
+    },
+    /// A rank waited for others that do not come: its model is of no use any more.
+    #[error("ranks lost each other: {reason}")]
+    RanksApart {
+        /// What was seen.
+        reason: String,
+    },
     /// The device has not the memory.
     #[error("out of device memory: {bytes} bytes for {purpose}, {free} free")]
     OutOfMemory {

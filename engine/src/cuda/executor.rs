@@ -26,6 +26,9 @@ pub(crate) trait Executor {
     /// Device to host, from byte `at` on; waits for what was launched before.
     fn read(&mut self, memory: &Self::Memory, at: usize, bytes: &mut [u8]) -> Result<(), CudaError>;
 
+    /// Waits until everything that was launched is done.
+    fn wait(&mut self) -> Result<(), CudaError>;
+
     /// Copies bytes inside one memory, from where to where; the two do not overlap.
     fn copy_within(
         &mut self,
@@ -108,6 +111,17 @@ impl<M: DeviceMemory, T: bytemuck::Pod> Tensor<M, T> {
         let mut numbers = vec![T::zeroed(); len];
         executor.read(&self.memory, 0, bytemuck::cast_slice_mut(&mut numbers))?;
         Ok(numbers)
+    }
+
+    /// Where it begins, as kernels see it.
+    pub(crate) fn address(&self) -> u64 {
+        self.memory.address()
+    }
+
+    /// Where element `at` lies, which must exist or be the one past the last.
+    pub(crate) fn address_of(&self, at: usize) -> u64 {
+        assert!(at <= self.len, "addresses stay inside the tensor");
+        self.address() + (at * size_of::<T>()) as u64
     }
 
     /// Elements.

@@ -1,18 +1,21 @@
 //! What `make gpu-check` runs on a machine with a GPU: every kernel against its naive twin at the size of a model's
 //! layer, then how long each takes. Without a GPU it is one error.
 
+mod ranks;
+
 use std::path::Path;
 use std::time::Instant;
 
 use half::bf16;
 
-use super::executor::Tensor;
+use super::executor::{Executor, Tensor};
 use super::ops::{BF16_GRAIN, GemmBf16, GemmInt8, INT8_GRAIN, borders};
 use super::parity::{Scale, run_all};
 use super::whole_model::{decode_on_gpu, distance_on_gpu};
 use super::{CudaDevice, CudaError};
 use crate::k_slices::KSlices;
 use crate::{EngineError, WeightFormat};
+pub use ranks::ranks;
 
 /// What was found.
 #[derive(Debug)]

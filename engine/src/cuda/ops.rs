@@ -7,6 +7,7 @@ mod gemm;
 mod heads;
 mod int8;
 mod logits;
+mod ranks;
 mod rows;
 
 pub(crate) use attention::{Attention, Query, check_head_dim, num_splits, tiles};
@@ -15,6 +16,7 @@ pub(crate) use gemm::{GRAIN as BF16_GRAIN, GemmBf16, borders, check_borders};
 pub(crate) use heads::{WriteKv, norm_heads, rotate};
 pub(crate) use int8::{GRAIN as INT8_GRAIN, GemmInt8, QuantizeRows};
 pub(crate) use logits::{edit_logits, edits_of};
+pub(crate) use ranks::{side_by_side, sum_ranks};
 pub(crate) use rows::{Embedding, RmsNorm, add, finish_sum, swiglu, take_rows, to_bf16};
 
 /// Grids count blocks in 16 bits along y and z.

@@ -88,11 +88,12 @@ source!(
     ]
 );
 source!(LOGITS, "logits.cu", [kernel("edit_logits", 128, 32)]);
+source!(RANKS, "ranks.cu", [kernel("sum_ranks", 256, 40), kernel("side_by_side", 256, 40)]);
 source!(DRAW, "draw.cu", [kernel("draw", 256, 80)]);
 
 /// All of them.
-pub(crate) fn all() -> [&'static Source; 10] {
-    [&EMBEDDING, &ROWS, &RMS_NORM, &HEADS, &SWIGLU, &GEMM_BF16, &INT8, &ATTENTION, &LOGITS, &DRAW]
+pub(crate) fn all() -> [&'static Source; 11] {
+    [&EMBEDDING, &ROWS, &RMS_NORM, &HEADS, &SWIGLU, &GEMM_BF16, &INT8, &ATTENTION, &LOGITS, &RANKS, &DRAW]
 }
 
 #[cfg(test)]

@@ -49,7 +49,7 @@ pub(super) fn distance(found: &[Vec<f32>], expected: &[Vec<f32>]) -> f32 {
     if found.len() == expected.len() { worst / largest } else { f32::INFINITY }
 }
 
-fn options(model_dir: PathBuf, weights: WeightFormat) -> LoadOptions {
+pub(super) fn options(model_dir: PathBuf, weights: WeightFormat) -> LoadOptions {
     let threads = std::thread::available_parallelism().map_or(1, std::num::NonZeroUsize::get);
     LoadOptions {
         model_dir,
@@ -69,7 +69,7 @@ pub(super) fn distance_on_gpu(
 ) -> Result<f32, EngineError> {
     let options = options(model_dir.to_owned(), weights);
     let expected = run(&mut Engine::load(&options)?)?;
-    Ok(distance(&run(&mut Engine::load_on_cuda(&options, ordinal)?)?, &expected))
+    Ok(distance(&run(&mut Engine::load_on_cuda(&options, &[ordinal])?)?, &expected))
 }
 
 /// Seconds that a decode step of so many sequences takes on a GPU, the weights' bytes that it reads, for a model of
@@ -82,7 +82,7 @@ pub(super) fn decode_on_gpu(
 ) -> Result<(Vec<f64>, u64), EngineError> {
     let mut options = options(config.to_owned(), weights);
     options.kv_memory_bytes = 16 << 30;
-    let mut engine = Engine::random_on_cuda(&options, 1, ordinal)?;
+    let mut engine = Engine::random_on_cuda(&options, 1, &[ordinal])?;
     let mut seconds = Vec::new();
     for &count in sequences {
         let slots: Vec<SlotId> = (0..count).map(|_| engine.open()).collect();

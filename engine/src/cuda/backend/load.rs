@@ -197,7 +197,7 @@ fn unsupported(format: &'static str) -> EngineError {
 }
 
 /// Whether there are kernels for a model's heads and formats.
-pub(super) fn check_model(config: &ModelConfig, formats: Formats) -> Result<(), EngineError> {
+pub(in crate::cuda) fn check_model(config: &ModelConfig, formats: Formats) -> Result<(), EngineError> {
     check_head_dim(config.head_dim)?;
     match (formats.embedding, formats.linear) {
         (MatrixFormat::F32, _) => Err(unsupported("f32")),

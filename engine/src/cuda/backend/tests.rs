@@ -2,11 +2,17 @@
 //! them.
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
 
-use super::load_on;
+use crate::collective::Meeting;
 use crate::cuda::emulator::Emulator;
+use crate::cuda::ranks::load_on;
 use crate::cuda::whole_model::{distance, run};
-use crate::{Engine, LoadOptions, SequenceRows, WeightFormat};
+use crate::load::Loaded;
+use crate::model_config::ModelConfig;
+use crate::weights::{Formats, TensorSource};
+use crate::{Engine, EngineError, LoadOptions, SequenceRows, WeightFormat};
 
 fn options(model: &str, weights: WeightFormat) -> LoadOptions {
     LoadOptions {
@@ -19,8 +25,17 @@ fn options(model: &str, weights: WeightFormat) -> LoadOptions {
     }
 }
 
+fn on_emulator(
+    options: &LoadOptions,
+    source: &dyn TensorSource,
+    model: (ModelConfig, Formats),
+) -> Result<Loaded, EngineError> {
+    let alone = Arc::new(Meeting::new(1, Duration::from_secs(1)));
+    load_on(vec![(Emulator::build(), None)], &alone, options, source, model)
+}
+
 fn emulated(options: &LoadOptions) -> Engine {
-    Engine::load_by(options, |source, model| load_on(Emulator::build(), options, source, model)).unwrap()
+    Engine::load_by(options, |source, model| on_emulator(options, source, model)).unwrap()
 }
 
 fn check(model: &str, weights: WeightFormat, tolerance: f32) {
@@ -54,8 +69,7 @@ fn random_pair(dir: &tempfile::TempDir) -> (Engine, Engine) {
     let mut options = options("", WeightFormat::Bf16);
     options.model_dir = dir.path().join("config.json");
     let cpu = Engine::random(&options, 5).unwrap();
-    let gpu =
-        Engine::random_by(&options, 5, |source, model| load_on(Emulator::build(), &options, source, model));
+    let gpu = Engine::random_by(&options, 5, |source, model| on_emulator(&options, source, model));
     (cpu, gpu.unwrap())
 }
 
@@ -100,8 +114,7 @@ fn a_rows_logits_do_not_depend_on_how_it_is_batched() {
 #[test]
 fn heads_without_kernels_are_refused() {
     let options = options("tests/golden/llama_tied", WeightFormat::Bf16);
-    let engine =
-        Engine::load_by(&options, |source, model| load_on(Emulator::build(), &options, source, model));
+    let engine = Engine::load_by(&options, |source, model| on_emulator(&options, source, model));
     let error = engine.unwrap_err().to_string();
     assert_eq!(error, "attention: head_dim is 8, expected one of [16, 32, 64, 96, 128]");
 }
@@ -110,8 +123,7 @@ fn heads_without_kernels_are_refused() {
 fn formats_without_kernels_are_refused() {
     for (weights, name) in [(WeightFormat::F32, "f32"), (WeightFormat::Int4, "int4")] {
         let options = options("../models/demo/draft", weights);
-        let engine =
-            Engine::load_by(&options, |source, model| load_on(Emulator::build(), &options, source, model));
+        let engine = Engine::load_by(&options, |source, model| on_emulator(&options, source, model));
         let error = engine.unwrap_err().to_string();
         assert!(error.contains(name) && error.contains("bf16 and int8"), "{error}");
     }

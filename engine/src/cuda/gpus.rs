@@ -1,0 +1,88 @@
+//! The GPUs of this machine that a model is loaded onto: one by itself, or several connected by NCCL, a rank and a thread
+//! for each.
+
+use std::sync::Arc;
+
+use super::device::CudaDevice;
+use super::ranks::{Exchange, Member, NcclLibrary, connect, load_on};
+use crate::EngineError;
+use crate::collective::Meeting;
+use crate::load::{Loaded, WATCHDOG};
+use crate::model_config::ModelConfig;
+use crate::options::LoadOptions;
+use crate::shard::Shard;
+use crate::weights::{Formats, TensorSource};
+
+/// Loads a model onto these devices, by the driver's numbers.
+pub(crate) fn load_on_gpus(
+    options: &LoadOptions,
+    source: &dyn TensorSource,
+    model: (ModelConfig, Formats),
+    ordinals: &[usize],
+) -> Result<Loaded, EngineError> {
+    check_ranks(options, &model.0, ordinals)?;
+    let meeting = Arc::new(Meeting::new(ordinals.len(), WATCHDOG));
+    // What is missing is told before minutes of compiling and loading.
+    let library = (ordinals.len() > 1).then(NcclLibrary::load).transpose()?;
+    let mut devices =
+        ordinals.iter().map(|&ordinal| CudaDevice::open(ordinal)).collect::<Result<Vec<_>, _>>()?;
+    let ends: Vec<Option<Box<dyn Exchange<CudaDevice>>>> = match library {
+        None => vec![None],
+        Some(library) => {
+            tracing::info!(version = library.version, gpus = ordinals.len(), "nccl connects the ranks");
+            let ends = connect(&mut devices, &Arc::new(library), &meeting)?;
+            ends.into_iter().map(|end| Some(Box::new(end) as Box<dyn Exchange<CudaDevice>>)).collect()
+        }
+    };
+    let members: Vec<Member<CudaDevice>> = devices.into_iter().zip(ends).collect();
+    load_on(members, &meeting, options, source, model)
+}
+
+/// Whether a model can be split over these devices: as many as ranks, each once.
+fn check_ranks(options: &LoadOptions, config: &ModelConfig, ordinals: &[usize]) -> Result<(), EngineError> {
+    let refuse = |value: usize, reason: String| {
+        Err(EngineError::BadOption { option: "tensor_parallel", value: value as u64, reason })
+    };
+    let gpus = ordinals.len();
+    if options.tensor_parallel != 1 && options.tensor_parallel != gpus {
+        return refuse(
+            options.tensor_parallel,
+            format!("expected {gpus}, a rank for each gpu, or none given"),
+        );
+    }
+    if let Some(twice) = ordinals.iter().enumerate().find(|(i, gpu)| ordinals[..*i].contains(gpu)) {
+        return refuse(gpus, format!("cuda:{} is named twice, expected every gpu once", twice.1));
+    }
+    Shard::all(gpus, config).map(drop)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::WeightFormat;
+
+    #[test]
+    fn gpus_are_counted_and_named_once() {
+        let config = crate::model_config::tests::tiny();
+        let options = |tensor_parallel| LoadOptions {
+            model_dir: std::path::PathBuf::new(),
+            weights: WeightFormat::Bf16,
+            threads: 1,
+            tensor_parallel,
+            kv_memory_bytes: 1,
+            max_model_len: None,
+        };
+        let check = |ranks, ordinals: &[usize]| {
+            check_ranks(&options(ranks), &config, ordinals).map_err(|error| error.to_string())
+        };
+        assert_eq!(check(1, &[3]), Ok(()));
+        for (ranks, ordinals, says) in [
+            (2, &[0][..], "tensor_parallel is 2: expected 1, a rank for each gpu"),
+            (1, &[0, 1, 0, 2], "cuda:0 is named twice"),
+            (1, &[0, 1, 2], "expected 1, 2, 4 or 8"),
+        ] {
+            let error = check(ranks, ordinals).unwrap_err();
+            assert!(error.contains(says), "{error}");
+        }
+    }
+}

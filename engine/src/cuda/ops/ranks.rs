@@ -1,0 +1,86 @@
+//! Sums and joins of what the ranks of a model hold, read where each of them has it.
+
+use super::MAX_GRID_YZ;
+use crate::cuda::CudaError;
+use crate::cuda::executor::{Executor, Params, Tensor, check, check_len};
+use crate::cuda::sources::RANKS;
+use crate::k_slices::NUM_SLICES;
+
+/// The first `len` numbers of all parts, added up in the contract's tree -> `sum`.
+///
+/// # Safety
+/// Each of `parts` is the address of `len` numbers of f32 that the executor's device can read, and that nobody changes or
+/// frees before the launch is done.
+pub(crate) unsafe fn sum_ranks<E: Executor>(
+    executor: &mut E,
+    parts: &[u64],
+    sum: &mut Tensor<E::Memory, f32>,
+    len: usize,
+) -> Result<(), CudaError> {
+    let kernel = RANKS.kernel(0);
+    check_ranks(kernel.name, parts)?;
+    check_len(kernel.name, "sum", sum.len(), len)?;
+    let blocks = len.div_ceil(kernel.threads as usize);
+    check(kernel.name, ("numbers", len), len > 0 && blocks < 1 << 31, "1 to 2^31 blocks of them")?;
+    let params = addresses(parts).write(sum).u64(len as u64).u32(parts.len());
+    // SAFETY: the kernel's parameters; the sum is there by the check, the parts by this function's contract.
+    unsafe { executor.launch(kernel, [blocks as u32, 1, 1], &mut { params }) }
+}
+
+/// Parts `[rows, width of the rank]`, columns side by side -> `out` `[rows, width]`. A rank's columns are those from
+/// floor(rank * width / ranks) on.
+///
+/// # Safety
+/// As [`sum_ranks`], for each part's numbers.
+pub(crate) unsafe fn side_by_side<E: Executor>(
+    executor: &mut E,
+    parts: &[u64],
+    out: &mut Tensor<E::Memory, f32>,
+    (rows, width): (usize, usize),
+) -> Result<(), CudaError> {
+    let kernel = RANKS.kernel(1);
+    check_ranks(kernel.name, parts)?;
+    check(kernel.name, ("rows", rows), (1..=MAX_GRID_YZ).contains(&rows), format!("1 to {MAX_GRID_YZ}"))?;
+    check(kernel.name, ("width", width), width >= parts.len(), "at least a column a rank")?;
+    check_len(kernel.name, "out", out.len(), rows * width)?;
+    let params = addresses(parts).write(out).u32(width).u32(parts.len());
+    let grid = [width.div_ceil(kernel.threads as usize) as u32, rows as u32, 1];
+    // SAFETY: the kernel's parameters; `out` is there by the check, the parts by this function's contract.
+    unsafe { executor.launch(kernel, grid, &mut { params }) }
+}
+
+fn check_ranks(kernel: &'static str, parts: &[u64]) -> Result<(), CudaError> {
+    check(kernel, ("ranks", parts.len()), matches!(parts.len(), 1 | 2 | 4 | 8), "1, 2, 4 or 8")?;
+    let missing = parts.iter().position(|&address| address == 0);
+    check(kernel, ("a rank without a part", missing.unwrap_or(0)), missing.is_none(), "one part a rank")
+}
+
+/// One pointer for each rank that there may be.
+fn addresses(parts: &[u64]) -> Params {
+    (0..NUM_SLICES).fold(Params::default(), |params, rank| params.u64(parts.get(rank).copied().unwrap_or(0)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cuda::emulator::Emulator;
+
+    #[test]
+    fn what_ranks_cannot_be_is_refused_by_name() {
+        let mut e = Emulator::build();
+        let numbers = Tensor::of(&mut e, &[1.0f32; 6], "parts").unwrap();
+        let (at, mut out) = (numbers.address(), Tensor::zeros(&mut e, 4, "sums").unwrap());
+        let mut check = |parts: &[u64], len, says: &str| {
+            // SAFETY: every address is of six numbers.
+            let error = unsafe { sum_ranks(&mut e, parts, &mut out, len) }.unwrap_err().to_string();
+            assert!(error.contains(says), "{error}");
+        };
+        check(&[at; 3], 4, "sum_ranks: ranks is 3, expected 1, 2, 4 or 8");
+        check(&[at, 0], 4, "a rank without a part is 1");
+        check(&[at, at], 5, "sum is 4, expected at least 5 elements");
+        check(&[at, at], 0, "numbers is 0");
+        // SAFETY: as above.
+        let error = unsafe { side_by_side(&mut e, &[at; 4], &mut out, (1, 3)) }.unwrap_err().to_string();
+        assert!(error.contains("width is 3, expected at least a column a rank"), "{error}");
+    }
+}

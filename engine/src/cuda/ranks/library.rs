@@ -1,0 +1,245 @@
+//! NCCL's library, loaded when several GPUs are asked for: the few functions that are used, each looked up by name at once, so
+//! that a missing one is an error here and not in the middle of a forward (docs/adr/0027).
+
+use std::ffi::{CStr, c_char, c_int, c_void};
+
+use cudarc::nccl::sys::{ncclComm_t, ncclDataType_t};
+use libloading::Library;
+
+use crate::cuda::CudaError;
+
+/// Names that the library goes by: that of the run-time package, then that of the one for developers.
+const NAMES: [&str; 2] = ["libnccl.so.2", "libnccl.so"];
+/// Results that are no faults: success, and under way.
+const SUCCESS: c_int = 0;
+const IN_PROGRESS: c_int = 7;
+/// Oldest release whose functions have the signatures below, as `ncclGetVersion` counts: 2.18.
+const OLDEST: c_int = 21_800;
+
+type Data = *const c_void;
+type DataMut = *mut c_void;
+type Stream = *mut c_void;
+type Results = c_int;
+
+/// Declares the table of functions and how it is filled.
+macro_rules! functions {
+    ($($field:ident = $name:literal: fn($($arg:ty),*) -> $result:ty),+ $(,)?) => {
+        /// See the head of this file. All ranks of a process share one.
+        #[derive(Debug)]
+        pub(crate) struct NcclLibrary {
+            $($field: unsafe extern "C" fn($($arg),*) -> $result,)+
+            /// What was found, as people write it.
+            pub(crate) version: String,
+            /// Keeps the functions where they are.
+            _library: Library,
+        }
+
+        impl NcclLibrary {
+            /// Names of all functions that are used.
+            #[cfg(test)]
+            pub(super) const FUNCTIONS: &[&str] = &[$($name),+];
+
+            fn resolve(library: Library) -> Result<Self, CudaError> {
+                Ok(Self {
+                    // SAFETY: NCCL declares a function of this signature under this name (nccl.h, 2.18 and later).
+                    $($field: unsafe { function(&library, $name) }?,)+
+                    version: String::new(),
+                    _library: library,
+                })
+            }
+        }
+    };
+}
+
+functions! {
+    get_version = "ncclGetVersion": fn(*mut c_int) -> Results,
+    get_error_string = "ncclGetErrorString": fn(c_int) -> *const c_char,
+    get_last_error = "ncclGetLastError": fn(ncclComm_t) -> *const c_char,
+    comm_init_all = "ncclCommInitAll": fn(*mut ncclComm_t, c_int, *const c_int) -> Results,
+    comm_abort = "ncclCommAbort": fn(ncclComm_t) -> Results,
+    comm_get_async_error = "ncclCommGetAsyncError": fn(ncclComm_t, *mut c_int) -> Results,
+    all_gather = "ncclAllGather": fn(Data, DataMut, usize, ncclDataType_t, ncclComm_t, Stream) -> Results,
+    send = "ncclSend": fn(Data, usize, ncclDataType_t, c_int, ncclComm_t, Stream) -> Results,
+    receive = "ncclRecv": fn(DataMut, usize, ncclDataType_t, c_int, ncclComm_t, Stream) -> Results,
+    group_start = "ncclGroupStart": fn() -> Results,
+    group_end = "ncclGroupEnd": fn() -> Results,
+}
+
+/// # Safety
+/// `T` is the type of the function of that name.
+unsafe fn function<T: Copy>(library: &Library, name: &'static str) -> Result<T, CudaError> {
+    // SAFETY: this function's own contract.
+    match unsafe { library.get::<T>(name.as_bytes()) } {
+        Ok(symbol) => Ok(*symbol),
+        Err(error) => Err(CudaError::Nccl { action: name, reason: format!("it is not there: {error}") }),
+    }
+}
+
+impl NcclLibrary {
+    /// Loads it, or says what to install.
+    pub(crate) fn load() -> Result<Self, CudaError> {
+        // SAFETY: loads a library of CUDA's, whose initialisers take no part in this process's invariants.
+        let found = NAMES.iter().find_map(|name| unsafe { Library::new(*name) }.ok());
+        let advice = "several gpus need NCCL 2: install libnccl2 (or pip's nvidia-nccl-cu13) and name its lib folder in \
+                      LD_LIBRARY_PATH";
+        let library = found.ok_or(CudaError::LibraryMissing { library: NAMES[0], advice })?;
+        let mut nccl = Self::resolve(library)?;
+        let mut version = 0;
+        // SAFETY: writes one number.
+        nccl.check("ncclGetVersion", unsafe { (nccl.get_version)(&raw mut version) })?;
+        nccl.version = format!("{}.{}.{}", version / 10_000, version / 100 % 100, version % 100);
+        if version < OLDEST {
+            let reason = format!("it is version {}, expected 2.18 or above", nccl.version);
+            return Err(CudaError::Nccl { action: "ncclGetVersion", reason });
+        }
+        Ok(nccl)
+    }
+
+    /// One communicator for each device, in order; together they are all ranks.
+    pub(super) fn init_all(&self, ordinals: &[c_int]) -> Result<Vec<ncclComm_t>, CudaError> {
+        let mut comms = vec![std::ptr::null_mut(); ordinals.len()];
+        let count = c_int::try_from(ordinals.len()).expect("ranks are few");
+        // SAFETY: both lists have `count` entries.
+        let result = unsafe { (self.comm_init_all)(comms.as_mut_ptr(), count, ordinals.as_ptr()) };
+        self.check("ncclCommInitAll", result).map(|()| comms)
+    }
+
+    /// Ends a communicator and what its device waits for.
+    ///
+    /// # Safety
+    /// `comm` came from [`NcclLibrary::init_all`] and is not used after this.
+    pub(super) unsafe fn abort(&self, comm: ncclComm_t) {
+        // SAFETY: this function's contract. What it returns changes nothing: the communicator is gone.
+        let _result = unsafe { (self.comm_abort)(comm) };
+    }
+
+    /// What went wrong since, on this rank or on one that it talks to.
+    ///
+    /// # Safety
+    /// `comm` came from [`NcclLibrary::init_all`] and was not aborted.
+    pub(super) unsafe fn fault(&self, comm: ncclComm_t) -> Result<(), CudaError> {
+        let mut result = SUCCESS;
+        // SAFETY: this function's contract; one number is written.
+        let asked = unsafe { (self.comm_get_async_error)(comm, &raw mut result) };
+        self.check("ncclCommGetAsyncError", asked)?;
+        self.check("a collective", result)
+    }
+
+    /// Puts `count` numbers of every rank one behind the other at `to`, in stream order.
+    ///
+    /// # Safety
+    /// `comm` as above, on the stream's device; `from` holds `count` numbers of f32 and `to` as many for every rank, until the
+    /// stream is done.
+    pub(super) unsafe fn all_gather(
+        &self,
+        (from, to): (u64, u64),
+        count: usize,
+        comm: ncclComm_t,
+        stream: *mut c_void,
+    ) -> Result<(), CudaError> {
+        let (from, to) = (from as Data, to as DataMut);
+        // SAFETY: this function's contract.
+        let result = unsafe { (self.all_gather)(from, to, count, ncclDataType_t::ncclFloat32, comm, stream) };
+        self.check("ncclAllGather", result)
+    }
+
+    /// Sends `count` numbers at `from` to the first rank, in stream order.
+    ///
+    /// # Safety
+    /// As [`NcclLibrary::all_gather`].
+    pub(super) unsafe fn send_to_first(
+        &self,
+        (from, count): (u64, usize),
+        comm: ncclComm_t,
+        stream: *mut c_void,
+    ) -> Result<(), CudaError> {
+        // SAFETY: this function's contract.
+        let result =
+            unsafe { (self.send)(from as Data, count, ncclDataType_t::ncclFloat32, 0, comm, stream) };
+        self.check("ncclSend", result)
+    }
+
+    /// Receives numbers of several ranks at once: from which, where to, how many.
+    ///
+    /// # Safety
+    /// As [`NcclLibrary::all_gather`].
+    pub(super) unsafe fn receive_all(
+        &self,
+        parts: &[(usize, u64, usize)],
+        comm: ncclComm_t,
+        stream: *mut c_void,
+    ) -> Result<(), CudaError> {
+        // SAFETY: takes nothing; the group ends below on every path.
+        self.check("ncclGroupStart", unsafe { (self.group_start)() })?;
+        let received = parts.iter().try_for_each(|&(rank, to, count)| {
+            let (rank, float) = (c_int::try_from(rank).expect("ranks are few"), ncclDataType_t::ncclFloat32);
+            // SAFETY: this function's contract.
+            let result = unsafe { (self.receive)(to as DataMut, count, float, rank, comm, stream) };
+            self.check("ncclRecv", result)
+        });
+        // SAFETY: ends the group above.
+        let ended = self.check("ncclGroupEnd", unsafe { (self.group_end)() });
+        received.and(ended)
+    }
+
+    fn check(&self, action: &'static str, result: c_int) -> Result<(), CudaError> {
+        if matches!(result, SUCCESS | IN_PROGRESS) {
+            return Ok(());
+        }
+        // SAFETY: both return texts that stay, or null; a null communicator asks for the process's last error.
+        let (kind, last) = unsafe {
+            (text((self.get_error_string)(result)), text((self.get_last_error)(std::ptr::null_mut())))
+        };
+        let reason = if last.is_empty() { kind } else { format!("{kind}: {last}") };
+        Err(CudaError::Nccl { action, reason })
+    }
+}
+
+/// # Safety
+/// `text` is null or ends with a zero byte and stays while it is copied.
+unsafe fn text(text: *const c_char) -> String {
+    if text.is_null() {
+        return String::new();
+    }
+    // SAFETY: this function's contract.
+    let text = unsafe { CStr::from_ptr(text) }.to_string_lossy();
+    text.split_whitespace().collect::<Vec<_>>().join(" ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// With NCCL's library on the path (deploy/nccl.sh) and no GPU: everything that is used is there, and what cannot work
+    /// says so. Without the library: one error that says what to install.
+    #[test]
+    fn the_library_is_whole_or_its_absence_is_one_line() {
+        let nccl = match NcclLibrary::load() {
+            Ok(nccl) => nccl,
+            Err(error) => {
+                println!("nccl is not here, only its absence was checked: {error}");
+                let said = error.to_string();
+                assert!(said.starts_with("libnccl.so.2 was not found: several gpus need NCCL 2"), "{said}");
+                return;
+            }
+        };
+        println!("nccl {}: {} functions are there", nccl.version, NcclLibrary::FUNCTIONS.len());
+        assert!(nccl.version.starts_with("2."), "{}", nccl.version);
+        // SAFETY: asks the driver's library whether it is there.
+        if unsafe { cudarc::driver::sys::is_culib_present() } {
+            return;
+        }
+        let error = nccl.init_all(&[0, 1]).unwrap_err();
+        println!("without a gpu: {error}");
+        assert!(matches!(error, CudaError::Nccl { action: "ncclCommInitAll", .. }), "{error}");
+        assert!(error.to_string().starts_with("nccl failed at ncclCommInitAll: "), "{error}");
+    }
+
+    #[test]
+    fn a_library_without_a_function_is_refused_by_its_name() {
+        // SAFETY: the C library, which is loaded anyway.
+        let library = unsafe { Library::new("libc.so.6") }.unwrap();
+        let error = NcclLibrary::resolve(library).unwrap_err().to_string();
+        assert!(error.starts_with("nccl failed at ncclGetVersion: it is not there: "), "{error}");
+    }
+}

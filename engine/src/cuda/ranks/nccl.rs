@@ -1,0 +1,87 @@
+//! Ranks on GPUs of one node: NCCL moves the parts, in stream order, and a kernel adds them up. `ncclAllReduce` is not used: it
+//! adds in an order of its own, which depends on the number of ranks and on the size (docs/adr/0027).
+
+use std::ffi::c_int;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use super::communicator::Communicator;
+use super::library::NcclLibrary;
+use super::{Exchange, Read, Readers};
+use crate::EngineError;
+use crate::collective::Meeting;
+use crate::cuda::backend::room;
+use crate::cuda::device::{CudaDevice, CudaMemory};
+use crate::cuda::executor::Tensor;
+
+/// One rank's end.
+#[derive(Debug)]
+pub(crate) struct NcclExchange {
+    rank: usize,
+    communicator: Arc<Communicator>,
+    meeting: Arc<Meeting>,
+    /// Parts of other ranks, where they arrive.
+    arrived: Mutex<Option<Tensor<CudaMemory, f32>>>,
+}
+
+/// Connects devices, a rank each, and has each of them watch the others while it waits.
+pub(crate) fn connect(
+    devices: &mut [CudaDevice],
+    library: &Arc<NcclLibrary>,
+    meeting: &Arc<Meeting>,
+) -> Result<Vec<NcclExchange>, EngineError> {
+    let ordinals: Vec<c_int> = devices.iter().map(|device| device.ordinal() as c_int).collect();
+    let comms = library.init_all(&ordinals)?;
+    let mut ends = Vec::new();
+    for ((rank, comm), device) in comms.into_iter().enumerate().zip(devices) {
+        // SAFETY: just made, and given to this holder alone.
+        let communicator = unsafe { Communicator::new(Arc::clone(library), comm, Arc::clone(meeting)) };
+        let communicator = Arc::new(communicator);
+        device.watch_while_waiting(Arc::clone(&communicator) as _, meeting.watchdog());
+        ends.push(NcclExchange {
+            rank,
+            communicator,
+            meeting: Arc::clone(meeting),
+            arrived: Mutex::default(),
+        });
+    }
+    Ok(ends)
+}
+
+impl Exchange<CudaDevice> for NcclExchange {
+    fn with_parts(
+        &self,
+        device: &mut CudaDevice,
+        part: &Tensor<CudaMemory, f32>,
+        (lens, readers): (&[usize], Readers),
+        read: Read<'_, CudaDevice>,
+    ) -> Result<(), EngineError> {
+        self.meeting.check()?;
+        self.meeting.go_on();
+        assert!(lens[self.rank] <= part.len(), "a part holds what it gives away");
+        let stream = device.raw_stream()?;
+        if readers == Readers::First && self.rank > 0 {
+            // SAFETY: the part's numbers are there by the line above, and freed in stream order.
+            self.communicator.with(|library, comm| unsafe {
+                library.send_to_first((part.address(), lens[self.rank]), comm, stream)
+            })?;
+            return Ok(());
+        }
+        let mut arrived = self.arrived.lock().unwrap_or_else(PoisonError::into_inner);
+        let arrived = room(&mut arrived, device, lens.iter().sum(), "parts of other ranks")?;
+        let starts = lens.iter().scan(0, |next, len| Some(std::mem::replace(next, *next + len)));
+        let mut parts: Vec<u64> = starts.map(|start| arrived.address_of(start)).collect();
+        if readers == Readers::All {
+            // SAFETY: `arrived` has room for all parts, which are equally long; both are freed in stream order.
+            self.communicator.with(|library, comm| unsafe {
+                library.all_gather((part.address(), arrived.address()), lens[0], comm, stream)
+            })?;
+        } else {
+            let others: Vec<(usize, u64, usize)> =
+                (1..lens.len()).map(|rank| (rank, parts[rank], lens[rank])).collect();
+            // SAFETY: as above, each part in its own place.
+            self.communicator.with(|library, comm| unsafe { library.receive_all(&others, comm, stream) })?;
+            parts[0] = part.address();
+        }
+        Ok(read(device, &parts)?)
+    }
+}

@@ -1,0 +1,79 @@
+//! Ranks that see one memory: threads of this process on one GPU, or on the host in tests. Each tells the others where its
+//! part lies, and kernels read it there; nothing is copied. For checking a split without a second GPU: every exchange waits
+//! for the device.
+
+use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
+
+use super::{Exchange, Read, Readers};
+use crate::EngineError;
+use crate::collective::Meeting;
+use crate::cuda::executor::{DeviceMemory, Executor, Tensor};
+
+/// Where each rank's part lies. A rank that reads holds the lock for reading until the device is done; a rank that takes its
+/// part back holds it for writing, and so waits for them.
+#[derive(Debug)]
+struct Places {
+    meeting: Arc<Meeting>,
+    of_rank: Vec<RwLock<Option<u64>>>,
+}
+
+/// One rank's end.
+#[derive(Debug)]
+pub(crate) struct OnDevice {
+    rank: usize,
+    places: Arc<Places>,
+}
+
+/// The ends of `ranks` ranks that meet at `meeting`.
+pub(crate) fn on_device(ranks: usize, meeting: &Arc<Meeting>) -> Vec<OnDevice> {
+    let of_rank = (0..ranks).map(|_| RwLock::default()).collect();
+    let places = Arc::new(Places { meeting: Arc::clone(meeting), of_rank });
+    (0..ranks).map(|rank| OnDevice { rank, places: Arc::clone(&places) }).collect()
+}
+
+/// A part that others may read until this is dropped, however the exchange ends.
+struct Shown<'a>(&'a RwLock<Option<u64>>);
+
+impl<'a> Shown<'a> {
+    fn new(place: &'a RwLock<Option<u64>>, address: u64) -> Self {
+        *place.write().unwrap_or_else(PoisonError::into_inner) = Some(address);
+        Self(place)
+    }
+}
+
+impl Drop for Shown<'_> {
+    fn drop(&mut self) {
+        *self.0.write().unwrap_or_else(PoisonError::into_inner) = None;
+    }
+}
+
+impl<E: Executor> Exchange<E> for OnDevice {
+    fn with_parts(
+        &self,
+        executor: &mut E,
+        part: &Tensor<E::Memory, f32>,
+        (lens, readers): (&[usize], Readers),
+        read: Read<'_, E>,
+    ) -> Result<(), EngineError>
+    where
+        E::Memory: DeviceMemory,
+    {
+        let Places { meeting, of_rank } = self.places.as_ref();
+        assert!(lens[self.rank] <= part.len(), "a part holds what it gives away");
+        executor.wait()?;
+        let shown = Shown::new(&of_rank[self.rank], part.address());
+        meeting.wait(self.rank)?;
+        if readers == Readers::All || self.rank == 0 {
+            let held: Vec<RwLockReadGuard<'_, Option<u64>>> =
+                of_rank.iter().map(|place| place.read().unwrap_or_else(PoisonError::into_inner)).collect();
+            let parts: Option<Vec<u64>> = held.iter().map(|place| **place).collect();
+            // A part is taken back early only by a rank that gave up.
+            let Some(parts) = parts else { return meeting.wait(self.rank) };
+            read(executor, &parts)?;
+            executor.wait()?;
+        }
+        let met = meeting.wait(self.rank);
+        drop(shown);
+        met
+    }
+}

@@ -1,0 +1,99 @@
+//! Models on several emulated devices: every number of ranks gives the bits of one, through the ranks' own threads, and a rank
+//! that fails takes the others down.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::{Exchange, Member, load_on, on_device};
+use crate::collective::Meeting;
+use crate::cuda::emulator::Emulator;
+use crate::cuda::whole_model::run;
+use crate::{Engine, LoadOptions, WeightFormat};
+
+/// A config.json in a directory of its own, eight query heads wide.
+fn config(kv_heads: u64, tied: bool) -> tempfile::TempDir {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/qwen3_norms/config.json");
+    let mut config: serde_json::Value = serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap();
+    for (field, value) in [
+        ("num_attention_heads", 8),
+        ("num_key_value_heads", kv_heads),
+        ("head_dim", 16),
+        ("intermediate_size", 288),
+    ] {
+        config[field] = value.into();
+    }
+    // Not a multiple of the ranks: their parts of the vocabulary are not equally wide.
+    config["vocab_size"] = 111.into();
+    config["tie_word_embeddings"] = tied.into();
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::write(dir.path().join("config.json"), config.to_string()).unwrap();
+    dir
+}
+
+fn options(dir: &tempfile::TempDir, weights: WeightFormat) -> LoadOptions {
+    LoadOptions {
+        model_dir: dir.path().join("config.json"),
+        weights,
+        threads: 1,
+        tensor_parallel: 1,
+        kv_memory_bytes: 1 << 20,
+        max_model_len: None,
+    }
+}
+
+fn engine(options: &LoadOptions, members: Vec<Member<Emulator>>, meeting: &Arc<Meeting>) -> Engine {
+    Engine::random_by(options, 7, |source, model| load_on(members, meeting, options, source, model)).unwrap()
+}
+
+fn members(ranks: usize, meeting: &Arc<Meeting>) -> Vec<Member<Emulator>> {
+    let member = |end| (Emulator::build(), Some(Box::new(end) as Box<dyn Exchange<Emulator>>));
+    on_device(ranks, meeting).into_iter().map(member).collect()
+}
+
+fn check(kv_heads: u64, tied: bool, weights: WeightFormat, degrees: &[usize]) {
+    let dir = config(kv_heads, tied);
+    let options = options(&dir, weights);
+    let alone = Arc::new(Meeting::new(1, Duration::from_secs(100)));
+    let mut whole = engine(&options, vec![(Emulator::build(), None)], &alone);
+    let expected = run(&mut whole).unwrap();
+    for &ranks in degrees {
+        let meeting = Arc::new(Meeting::new(ranks, Duration::from_secs(100)));
+        let mut engine = engine(&options, members(ranks, &meeting), &meeting);
+        assert_eq!(engine.info().numerics_id, whole.info().numerics_id);
+        let found = run(&mut engine).unwrap();
+        assert!(found == expected, "{ranks} ranks, {kv_heads} kv heads, {weights:?}: the bits differ");
+    }
+}
+
+#[test]
+fn ranks_change_no_bit() {
+    check(4, true, WeightFormat::Bf16, &[1, 2, 8]);
+    check(2, false, WeightFormat::Int8, &[2, 4]);
+}
+
+#[test]
+fn kv_is_shared_out_over_ranks() {
+    let dir = config(4, true);
+    let options = options(&dir, WeightFormat::Bf16);
+    let meeting = Arc::new(Meeting::new(2, Duration::from_secs(100)));
+    let engine = engine(&options, members(2, &meeting), &meeting);
+    let info = engine.info();
+    assert_eq!(info.kv_blocks, (1 << 20) / (16 * info.kv_bytes_per_token));
+}
+
+#[test]
+fn a_rank_whose_kernels_fail_takes_the_model_down_by_name() {
+    let dir = config(4, true);
+    let options = options(&dir, WeightFormat::Bf16);
+    let meeting = Arc::new(Meeting::new(2, Duration::from_secs(100)));
+    let mut members = members(2, &meeting);
+    // Enough launches to load and begin, not to end a forward.
+    members[1].0.fail_after(20);
+    let mut engine = engine(&options, members, &meeting);
+    let error = run(&mut engine).unwrap_err();
+    assert!(error.is_fatal(), "{error}");
+    let said = error.to_string();
+    assert!(said.contains("rank 1 is lost") && said.contains("the emulator was told to fail"), "{said}");
+    assert_eq!(run(&mut engine).unwrap_err().to_string(), said, "lost for good");
+}

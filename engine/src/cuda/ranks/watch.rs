@@ -1,0 +1,101 @@
+//! Waiting for a device whose kernels wait for other devices: a rank that is lost or hangs must end the wait, not prolong it.
+
+use std::time::{Duration, Instant};
+
+use crate::cuda::CudaError;
+
+/// Looks before a wait sleeps between them: most waits are for work that is nearly done.
+const EAGER_LOOKS: u32 = 2_000;
+/// Between two looks after that.
+const PAUSE: Duration = Duration::from_micros(50);
+
+/// Who knows of the other ranks.
+pub(crate) trait Watch: Send + Sync {
+    /// What is wrong with them, if anything is.
+    fn fault(&self) -> Option<String>;
+
+    /// Ends what this rank's device waits for, for good.
+    fn abort(&self);
+}
+
+/// Waits until the device is done, at most for `patience`. A fault or a timeout aborts, and is the error.
+pub(crate) fn wait_watched(
+    mut is_done: impl FnMut() -> Result<bool, CudaError>,
+    watch: &dyn Watch,
+    patience: Duration,
+) -> Result<(), CudaError> {
+    let began = Instant::now();
+    for look in 0u32.. {
+        if is_done()? {
+            return Ok(());
+        }
+        if look < EAGER_LOOKS {
+            std::thread::yield_now();
+            continue;
+        }
+        let late = || format!("the device was not done within {patience:?}: another rank hangs, or this one");
+        let fault = watch.fault().or_else(|| (began.elapsed() > patience).then(late));
+        if let Some(reason) = fault {
+            watch.abort();
+            return Err(CudaError::RanksApart { reason });
+        }
+        std::thread::sleep(PAUSE);
+    }
+    unreachable!("a wait ends by its patience before its looks are counted out")
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicU32, Ordering};
+
+    use super::*;
+
+    #[derive(Default)]
+    struct Fake {
+        fault_at: Option<u32>,
+        looks: AtomicU32,
+        aborts: AtomicU32,
+    }
+
+    impl Watch for Fake {
+        fn fault(&self) -> Option<String> {
+            let look = self.looks.fetch_add(1, Ordering::Relaxed);
+            (Some(look) == self.fault_at).then(|| "rank 1 is gone".to_owned())
+        }
+
+        fn abort(&self) {
+            self.aborts.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    fn wait(fake: &Fake, done_after: Option<u32>, patience: Duration) -> (Result<(), CudaError>, u32) {
+        let mut asked = 0;
+        let is_done = || {
+            asked += 1;
+            Ok(done_after.is_some_and(|after| asked > after))
+        };
+        (wait_watched(is_done, fake, patience), fake.aborts.load(Ordering::Relaxed))
+    }
+
+    #[test]
+    fn a_wait_ends_by_the_device_a_fault_or_its_patience() {
+        let long = Duration::from_secs(100);
+        assert_eq!(wait(&Fake::default(), Some(0), long), (Ok(()), 0));
+        assert_eq!(wait(&Fake::default(), Some(EAGER_LOOKS + 9), long), (Ok(()), 0));
+
+        let reason = "rank 1 is gone".to_owned();
+        let fake = Fake { fault_at: Some(3), ..Fake::default() };
+        assert_eq!(wait(&fake, None, long), (Err(CudaError::RanksApart { reason }), 1), "aborted once");
+
+        let (result, aborts) = wait(&Fake::default(), None, Duration::from_millis(5));
+        assert!(result.unwrap_err().to_string().contains("not done within 5ms"));
+        assert_eq!(aborts, 1);
+    }
+
+    #[test]
+    fn what_the_device_says_is_passed_on() {
+        let error = CudaError::Driver { action: "finish", reason: "an illegal address".to_owned() };
+        let said = wait_watched(|| Err(error.clone()), &Fake::default(), Duration::from_secs(1));
+        assert_eq!(said, Err(error));
+    }
+}
