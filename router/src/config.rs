@@ -9,12 +9,14 @@ use clap::Parser;
 use serde::{Deserialize, Serialize};
 use service::config::{Faults, RawConfig};
 use service::process::{ProcessConfig, ProcessFlags, RawProcess};
+use service::tls::{ClientTls, RawServerTls, ServerTls, ServerTlsFlags};
 use speculation::step::MAX_DRAFT_TOKENS;
 
 use crate::admission::AdmissionLimits;
 use crate::ingress::request::check_task_type;
 use crate::lane::owner::RoundsConfig;
 use crate::lane::policy::{DraftTokens, PolicyConfig, RawLane};
+use crate::workers::tls::{RawWorkerTls, WorkerTlsFlags};
 
 /// Serves clients over HTTP (OpenAI's API) and gRPC; draft workers guess and target workers verify behind it.
 ///
@@ -55,6 +57,14 @@ pub struct Flags {
     #[command(flatten)]
     #[serde(flatten)]
     #[expect(missing_docs, reason = "clap would take a doc comment here for the help of every flag below")]
+    pub tls: ServerTlsFlags,
+    #[command(flatten)]
+    #[serde(flatten)]
+    #[expect(missing_docs, reason = "clap would take a doc comment here for the help of every flag below")]
+    pub worker_tls: WorkerTlsFlags,
+    #[command(flatten)]
+    #[serde(flatten)]
+    #[expect(missing_docs, reason = "clap would take a doc comment here for the help of every flag below")]
     pub process: ProcessFlags,
 }
 
@@ -74,6 +84,10 @@ pub struct RawRouter {
     /// By task type: `[lanes."code"]`.
     lanes: BTreeMap<String, RawLane>,
     #[serde(flatten)]
+    tls: RawServerTls,
+    #[serde(flatten)]
+    worker_tls: RawWorkerTls,
+    #[serde(flatten)]
     process: RawProcess,
 }
 
@@ -92,6 +106,8 @@ impl Default for RawRouter {
             target_deadline_seconds: 60,
             target_wait_seconds: 30,
             lanes: BTreeMap::new(),
+            tls: RawServerTls::default(),
+            worker_tls: RawWorkerTls::default(),
             process: RawProcess::default(),
         }
     }
@@ -112,6 +128,10 @@ pub struct RouterConfig {
     pub tokenize_threads: usize,
     /// Lanes and rounds.
     pub rounds: RoundsConfig,
+    /// What clients are shown, if TLS is spoken with them.
+    pub tls: Option<ServerTls>,
+    /// Whom to trust at workers' `https://` addresses.
+    pub worker_tls: Option<ClientTls>,
     /// What every process has.
     pub process: ProcessConfig,
 }
@@ -166,6 +186,8 @@ impl RawConfig for RawRouter {
                 target_deadline: Duration::from_secs(self.target_deadline_seconds),
                 target_wait: Duration::from_secs(self.target_wait_seconds),
             },
+            tls: self.tls.validate(faults),
+            worker_tls: self.worker_tls.validate(faults),
             process: self.process.validate(faults)?,
         })
     }

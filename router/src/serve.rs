@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use anyhow::Context as _;
-use service::accept::{grpc_connections, http_connections};
+use service::accept::Door;
 use service::discovery::{self, Discovery};
 use service::health::Health;
 use service::metrics::Metrics;
@@ -22,6 +22,7 @@ use crate::lane::owner::Owner;
 use crate::lane::queues;
 use crate::metrics::RouterMetrics;
 use crate::tokenize::TokenizePool;
+use crate::workers::connection::Caller;
 use crate::workers::registry::{Registry, follow};
 
 /// Where a router can be reached.
@@ -62,7 +63,8 @@ pub async fn serve_with(
     let policy = Arc::new(config.rounds.policy.clone());
     let owner = Owner::new(config.rounds, metrics.clone(), health.clone());
     lifetime.spawn("rounds", owner.run(inbox, lifetime.clone()));
-    let registry = Arc::new(Registry::new(rand::random(), catalog.clone(), worker_events));
+    let caller = Caller { router_id: rand::random(), tls: config.worker_tls };
+    let registry = Arc::new(Registry::new(caller, catalog.clone(), worker_events));
     lifetime.spawn("registry", follow(registry, discovery.watch().await?, lifetime.clone()));
 
     let state = AppState {
@@ -85,11 +87,8 @@ pub async fn serve_with(
         .add_service(health.grpc_service(&["outrider.v1.Inference"], &lifetime).await)
         .add_service(reflection)
         .add_service(grpc_service(state.clone()));
-    let incoming = grpc_connections(grpc);
-    lifetime.spawn("grpc", server.serve_with_incoming_shutdown(incoming, lifetime.cancelled()));
-    let app =
-        axum::serve(http_connections(http), http_app(state)).with_graceful_shutdown(lifetime.cancelled());
-    lifetime.spawn("http", async move { app.await });
+    Door::new(grpc, config.tls.clone()).serve_grpc("grpc", server, &lifetime);
+    Door::new(http, config.tls).serve_http("http", http_app(state), &lifetime)?;
     tracing::info!(http = %addresses.http, grpc = %addresses.grpc, "listening");
     Ok(addresses)
 }

@@ -17,5 +17,6 @@ pub mod metrics;
 pub mod process;
 pub mod shutdown;
 pub mod telemetry;
+pub mod tls;
 
 mod toml_file;

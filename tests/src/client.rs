@@ -4,6 +4,7 @@ use anyhow::{Context as _, ensure};
 use futures::{StreamExt as _, TryStreamExt as _, stream};
 use proto::v1;
 use proto::v1::inference_client::InferenceClient;
+use service::tls::ClientTls;
 use speculation::TokenId;
 use tonic::Streaming;
 use tonic::transport::Channel;
@@ -44,6 +45,13 @@ impl Client {
     pub async fn connect(grpc_url: &str) -> anyhow::Result<Self> {
         let inference = InferenceClient::connect(grpc_url.to_owned()).await;
         Ok(Self { inference: inference.with_context(|| format!("cannot connect to {grpc_url}"))? })
+    }
+
+    /// The same to a router that speaks only TLS.
+    pub async fn connect_with_tls(grpc_url: &str, tls: &ClientTls) -> anyhow::Result<Self> {
+        let endpoint = Channel::from_shared(grpc_url.to_owned())?.tls_config(tls.config())?;
+        let channel = endpoint.connect().await.with_context(|| format!("cannot connect to {grpc_url}"))?;
+        Ok(Self { inference: InferenceClient::new(channel) })
     }
 
     /// The whole answer.

@@ -13,6 +13,7 @@ use service::config::{Faults, RawConfig as _};
 use service::discovery::{self, DRAFT, Discovery, DiscoveryUri, Member, TARGET};
 use service::health::Health;
 use service::shutdown::{Lifetime, Outcome};
+use service::tls::ServerTls;
 use tokio::net::TcpListener;
 use tokio_stream::wrappers::TcpListenerStream;
 use tonic::transport::Server;
@@ -116,6 +117,27 @@ impl Cluster {
     /// The router's metrics.
     pub async fn metrics(&self) -> anyhow::Result<Page> {
         Page::scrape(&self.http_url()).await
+    }
+
+    /// Adds the bundled target, which speaks only TLS, and waits until the router is connected to it.
+    pub async fn add_target_with_tls(&self, tls: ServerTls) -> anyhow::Result<(RunningWorker, SocketAddr)> {
+        let lifetime = self.lifetime.child();
+        let config = WorkerConfig {
+            model: Some(pair::target_dir()),
+            served_model_name: Some(MODEL.to_owned()),
+            tls: Some(tls),
+            ..worker_config()?
+        };
+        let discovery = self.discovery.as_ref();
+        let addresses = target_worker::serve_with(config, discovery, lifetime.clone(), Health::new()).await?;
+        let worker = RunningWorker { lifetime, admin: addresses.admin };
+        worker.wait_connected().await?;
+        Ok((worker, addresses.listen))
+    }
+
+    /// Where the router's gRPC door is.
+    pub fn grpc_address(&self) -> SocketAddr {
+        self.router.grpc
     }
 
     /// Adds a worker and waits until the router is connected to it.

@@ -12,6 +12,7 @@
 #![forbid(unsafe_code)]
 
 pub mod acceptance;
+pub mod authority;
 pub mod case;
 pub mod checkpoint_copy;
 pub mod client;

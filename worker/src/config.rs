@@ -8,6 +8,7 @@ use engine::WeightFormat;
 use serde::{Deserialize, Serialize};
 use service::config::Faults;
 use service::process::{ProcessConfig, ProcessFlags, RawProcess};
+use service::tls::{RawServerTls, ServerTls, ServerTlsFlags};
 use speculation::profile::Profile;
 
 use crate::compute_device::ComputeDevice;
@@ -58,9 +59,13 @@ pub struct WorkerFlags {
     /// Where /health and /metrics are served
     #[arg(long, value_name = "ADDR")]
     pub admin: Option<SocketAddr>,
-    /// How routers reach this worker, if not by the listen address: http://HOST:PORT
+    /// How routers reach this worker, if not by the listen address: http://HOST:PORT, or https:// with --tls-cert
     #[arg(long, value_name = "URL")]
     pub advertise: Option<String>,
+    #[command(flatten)]
+    #[serde(flatten)]
+    #[expect(missing_docs, reason = "clap would take a doc comment here for the help of every flag below")]
+    pub tls: ServerTlsFlags,
     #[command(flatten)]
     #[serde(flatten)]
     #[expect(missing_docs, reason = "clap would take a doc comment here for the help of every flag below")]
@@ -86,6 +91,8 @@ pub struct RawWorker {
     admin: Option<SocketAddr>,
     advertise: Option<String>,
     #[serde(flatten)]
+    tls: RawServerTls,
+    #[serde(flatten)]
     process: RawProcess,
 }
 
@@ -107,6 +114,7 @@ impl Default for RawWorker {
             listen: None,
             admin: None,
             advertise: None,
+            tls: RawServerTls::default(),
             process: RawProcess::default(),
         }
     }
@@ -152,8 +160,21 @@ pub struct WorkerConfig {
     pub admin: SocketAddr,
     /// How routers reach this worker, if not by the bound address.
     pub advertise: Option<String>,
+    /// What routers are shown, if TLS is spoken with them.
+    pub tls: Option<ServerTls>,
     /// What every process has.
     pub process: ProcessConfig,
+}
+
+impl WorkerConfig {
+    /// What a router speaks with this worker.
+    pub fn scheme(&self) -> &'static str {
+        scheme(self.tls.as_ref())
+    }
+}
+
+fn scheme(tls: Option<&ServerTls>) -> &'static str {
+    if tls.is_some() { "https" } else { "http" }
 }
 
 /// What a synthetic engine needs.
@@ -223,9 +244,13 @@ impl RawWorker {
             format!("{} is not between 1 and 65536", self.max_batch_rows)
         });
         faults.check("max_model_len", self.max_model_len != Some(0), || "must be at least 1".to_owned());
+        let tls = self.tls.validate(faults);
         if let Some(url) = &self.advertise {
-            faults.check("advertise", url.starts_with("http://"), || {
-                format!("`{url}` is not http://HOST:PORT")
+            let scheme = scheme(tls.as_ref());
+            faults.check("advertise", url.starts_with(&format!("{scheme}://")), || {
+                format!(
+                    "`{url}` is not {scheme}://HOST:PORT, and without --tls-cert it is http, with it https"
+                )
             });
         }
         let process = self.process.validate(faults);
@@ -245,6 +270,7 @@ impl RawWorker {
             listen: self.listen.unwrap_or_else(|| local(ports.listen)),
             admin: self.admin.unwrap_or_else(|| local(ports.admin)),
             advertise: self.advertise,
+            tls,
             process: process?,
         })
     }

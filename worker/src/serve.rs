@@ -7,7 +7,7 @@ use std::time::Duration;
 use anyhow::Context as _;
 use engine::{Engine, LoadOptions};
 use proto::v1::worker_server::WorkerServer;
-use service::accept::grpc_connections;
+use service::accept::Door as Port;
 use service::discovery::{Discovery, Member};
 use service::health::{Health, serve_admin};
 use service::metrics::Metrics;
@@ -152,9 +152,8 @@ pub async fn start<M: Method>(
         .add_service(health.grpc_service(&["outrider.v1.Worker"], lifetime).await)
         .add_service(reflection)
         .add_service(WorkerServer::new(door).max_decoding_message_size(4 * proto::MAX_FRAME_BYTES));
-    lifetime
-        .spawn("grpc", server.serve_with_incoming_shutdown(grpc_connections(listener), lifetime.cancelled()));
-    serve_admin(admin, health.clone(), metrics, lifetime);
+    Port::new(listener, config.tls.clone()).serve_grpc("grpc", server, lifetime);
+    serve_admin(admin, health.clone(), metrics, lifetime)?;
     register(member, discovery, lifetime).await?;
     health.set_ready();
     tracing::info!(listen = %addresses.listen, admin = %addresses.admin, "ready");
@@ -181,7 +180,7 @@ fn member(facts: &WorkerFacts, assets: Option<&Assets>, config: &WorkerConfig, l
     Member {
         id: format!("{:016x}", facts.worker_id),
         role: facts.role.as_str().to_owned(),
-        address: config.advertise.clone().unwrap_or_else(|| format!("http://{listen}")),
+        address: config.advertise.clone().unwrap_or_else(|| format!("{}://{listen}", config.scheme())),
         facts: serde_json::json!({
             "model_id": hello.model_id,
             "numerics_id": hello.numerics_id,

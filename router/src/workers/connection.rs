@@ -5,6 +5,7 @@ use std::time::Duration;
 use anyhow::{Context as _, bail, ensure};
 use proto::v1::worker_client::WorkerClient;
 use proto::{MAX_FRAME_BYTES, PROTOCOL_VERSIONS, v1};
+use service::tls::ClientTls;
 use speculation::Role;
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
@@ -42,22 +43,38 @@ pub struct Connection {
     pub frames: Streaming<v1::WorkerFrame>,
 }
 
+/// Who calls: what this router shows and trusts at every worker.
+#[derive(Debug)]
+pub struct Caller {
+    /// Tells routers apart at workers that serve several.
+    pub router_id: u64,
+    /// For workers at `https://` addresses.
+    pub tls: Option<ClientTls>,
+}
+
 /// Connects and shakes hands.
-pub async fn connect(address: &str, router_id: u64) -> anyhow::Result<Connection> {
-    let endpoint = Endpoint::from_shared(address.to_owned())
+pub async fn connect(address: &str, caller: &Caller) -> anyhow::Result<Connection> {
+    let mut endpoint = Endpoint::from_shared(address.to_owned())
         .with_context(|| format!("`{address}` is not an address; expected http://HOST:PORT"))?
         .connect_timeout(CONNECT_TIMEOUT)
         .tcp_nodelay(true)
         .http2_keep_alive_interval(KEEPALIVE_INTERVAL)
         .keep_alive_timeout(KEEPALIVE_TIMEOUT)
         .keep_alive_while_idle(true);
+    if address.starts_with("https:") {
+        let tls = caller
+            .tls
+            .as_ref()
+            .context("the worker speaks TLS: give --worker-ca FILE, the authority of its certificate")?;
+        endpoint = endpoint.tls_config(tls.config())?;
+    }
     let channel = endpoint.connect().await.context("cannot connect")?;
     let mut client = WorkerClient::new(channel).max_decoding_message_size(4 * MAX_FRAME_BYTES);
     let (outbox, outgoing) = mpsc::channel(OUTBOX_FRAMES);
     let hello = v1::RouterHello {
         protocol_version_min: *PROTOCOL_VERSIONS.start(),
         protocol_version_max: *PROTOCOL_VERSIONS.end(),
-        router_id,
+        router_id: caller.router_id,
     };
     outbox.try_send(v1::RouterFrame { hello: Some(hello), ..v1::RouterFrame::default() })?;
     let attach = client.attach(ReceiverStream::new(outgoing));

@@ -4,6 +4,7 @@
 pub mod connection;
 pub mod pairing;
 pub mod registry;
+pub mod tls;
 
 use proto::v1;
 use speculation::Role;

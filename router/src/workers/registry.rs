@@ -20,7 +20,7 @@ use tonic::transport::Channel;
 
 use crate::catalog::{Catalog, ModelEntry};
 use crate::text::ModelText;
-use crate::workers::connection::{Connection, connect, fetch_asset};
+use crate::workers::connection::{Caller, Connection, connect, fetch_asset};
 use crate::workers::{ConnectedWorker, WorkerEvent, WorkerKey, pairing};
 
 const FIRST_BACKOFF: Duration = Duration::from_millis(100);
@@ -64,7 +64,7 @@ pub async fn follow(registry: Arc<Registry>, mut members: watch::Receiver<Member
 /// What connections share.
 #[derive(Debug)]
 pub struct Registry {
-    router_id: u64,
+    caller: Caller,
     catalog: Catalog,
     events: mpsc::Sender<WorkerEvent>,
     next_key: AtomicU64,
@@ -89,13 +89,13 @@ struct Peer {
 
 impl Registry {
     /// A registry that reports to `events`.
-    pub fn new(router_id: u64, catalog: Catalog, events: mpsc::Sender<WorkerEvent>) -> Self {
-        Self { router_id, catalog, events, next_key: AtomicU64::new(1), known: Mutex::default() }
+    pub fn new(caller: Caller, catalog: Catalog, events: mpsc::Sender<WorkerEvent>) -> Self {
+        Self { caller, catalog, events, next_key: AtomicU64::new(1), known: Mutex::default() }
     }
 
     /// Connects, and makes sure that the worker is what discovery says. Nothing is left behind where this is dropped.
     async fn reach(&self, member: &Member) -> anyhow::Result<Connection> {
-        let connection = connect(&member.address, self.router_id).await?;
+        let connection = connect(&member.address, &self.caller).await?;
         anyhow::ensure!(
             connection.role.as_str() == member.role,
             "discovery says {}, the worker says {}",

@@ -18,7 +18,7 @@ pub struct Member {
     pub id: String,
     /// [`DRAFT`] or [`TARGET`].
     pub role: String,
-    /// Where its gRPC listens, as `http://HOST:PORT`.
+    /// Where its gRPC listens, as `http://HOST:PORT`, or `https://` where it speaks TLS.
     pub address: String,
     /// What it says about itself in its handshake; opaque here.
     #[serde(default)]
@@ -49,10 +49,10 @@ pub(super) fn role_fault(role: &str) -> Option<String> {
 pub(super) fn address_fault(address: &str) -> Option<String> {
     let usable = address.parse::<Uri>().is_ok_and(|uri| {
         let has_port = uri.authority().is_some_and(|host| host.port_u16().is_some_and(|port| port > 0));
-        uri.scheme_str() == Some("http")
+        matches!(uri.scheme_str(), Some("http" | "https"))
             && has_port
             && matches!(uri.path(), "" | "/")
             && uri.query().is_none()
     });
-    (!usable).then(|| format!("address `{address}` is not of the form http://HOST:PORT"))
+    (!usable).then(|| format!("address `{address}` is not of the form http://HOST:PORT or https://HOST:PORT"))
 }

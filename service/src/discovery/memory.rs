@@ -112,7 +112,7 @@ mod tests {
             (Member { role: "verifier".to_owned(), ..good.clone() }, "role `verifier`"),
             (Member { address: "127.0.0.1:1".to_owned(), ..good.clone() }, "address `127.0.0.1:1`"),
             (Member { address: "http://host".to_owned(), ..good.clone() }, "http://HOST:PORT"),
-            (Member { address: "https://host:1".to_owned(), ..good.clone() }, "http://HOST:PORT"),
+            (Member { address: "ftp://host:1".to_owned(), ..good.clone() }, "https://HOST:PORT"),
             (Member { address: "http://host:1/path".to_owned(), ..good.clone() }, "http://HOST:PORT"),
         ];
         for (member, expected) in rows {

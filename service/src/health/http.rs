@@ -12,7 +12,7 @@ use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 
 use super::{Health, State};
-use crate::accept::http_connections;
+use crate::accept::Door;
 use crate::metrics::{Exposition, Metrics};
 use crate::shutdown::Lifetime;
 
@@ -38,10 +38,8 @@ pub fn serve_admin(
     health: Health,
     metrics: Metrics,
     lifetime: &Lifetime,
-) -> JoinHandle<io::Result<()>> {
-    let server = axum::serve(http_connections(listener), router(health, metrics))
-        .with_graceful_shutdown(lifetime.cancelled());
-    lifetime.spawn("admin-http", server.into_future())
+) -> io::Result<JoinHandle<io::Result<()>>> {
+    Door::new(listener, None).serve_http("admin-http", router(health, metrics), lifetime)
 }
 
 async fn live(Shared(health): Shared<Health>) -> Response {
@@ -89,7 +87,7 @@ mod tests {
             let base = format!("http://{}", listener.local_addr().unwrap());
             let (health, metrics, lifetime) = (Health::new(), Metrics::new(), Lifetime::new());
             metrics.gauge(&ROWS).set(7);
-            let _server = serve_admin(listener, health.clone(), metrics, &lifetime);
+            let _server = serve_admin(listener, health.clone(), metrics, &lifetime).unwrap();
             Self { base, health, lifetime }
         }
 

@@ -1,0 +1,44 @@
+//! Settings of TLS towards workers: whom to trust, and what to show.
+
+use std::path::PathBuf;
+
+use serde::{Deserialize, Serialize};
+use service::config::Faults;
+use service::tls::ClientTls;
+
+/// Flags of TLS towards workers.
+#[derive(Debug, Clone, Default, clap::Args, Serialize)]
+pub struct WorkerTlsFlags {
+    /// The authority that signed the workers' certificates, PEM; needed for workers at https:// addresses
+    #[arg(long, value_name = "FILE")]
+    pub worker_ca: Option<PathBuf>,
+    /// A certificate to show to workers that ask for one (--tls-client-ca), PEM
+    #[arg(long, value_name = "FILE")]
+    pub worker_cert: Option<PathBuf>,
+    /// The private key of --worker-cert, PEM
+    #[arg(long, value_name = "FILE")]
+    pub worker_key: Option<PathBuf>,
+}
+
+/// The raw settings of the same.
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+pub struct RawWorkerTls {
+    worker_ca: Option<PathBuf>,
+    worker_cert: Option<PathBuf>,
+    worker_key: Option<PathBuf>,
+}
+
+impl RawWorkerTls {
+    /// What to speak with workers; `None` without authority, and where there was a fault.
+    pub fn validate(&self, faults: &mut Faults) -> Option<ClientTls> {
+        let identity = self.worker_cert.as_deref().zip(self.worker_key.as_deref());
+        faults.check("worker_cert", self.worker_cert.is_some() == self.worker_key.is_some(), || {
+            "--worker-cert FILE and --worker-key FILE need each other".to_owned()
+        });
+        faults.check("worker_cert", self.worker_cert.is_none() || self.worker_ca.is_some(), || {
+            "needs --worker-ca FILE beside it".to_owned()
+        });
+        let ca = self.worker_ca.as_deref()?;
+        ClientTls::read(ca, identity).map_err(|error| faults.add("worker_ca", error)).ok()
+    }
+}

@@ -1,0 +1,281 @@
+//! TLS from PEM files: what a process shows at its doors, and whom it trusts when it calls others.
+//!
+//! The files are read once, while the configuration is checked, so that a certificate without its key ends the process before
+//! a port is bound. A renewed certificate is taken up by a restart, which drains first.
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+use tokio_rustls::TlsAcceptor;
+use tokio_rustls::rustls::crypto::{CryptoProvider, ring};
+use tokio_rustls::rustls::pki_types::pem::{self, PemObject};
+use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use tokio_rustls::rustls::server::{VerifierBuilderError, WebPkiClientVerifier};
+use tokio_rustls::rustls::{self, RootCertStore, ServerConfig};
+use tonic::transport::{Certificate, ClientTlsConfig, Identity};
+
+use crate::config::Faults;
+
+/// What may be spoken inside: gRPC and HTTP choose for themselves.
+const PROTOCOLS: [&[u8]; 2] = [b"h2", b"http/1.1"];
+
+/// Why files cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum TlsError {
+    /// A file cannot be read.
+    #[error("cannot read {}: {source}", path.display())]
+    Read {
+        /// Which.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// A file holds something else.
+    #[error("{}: {reason}; expected PEM with {expected}", path.display())]
+    Content {
+        /// Which.
+        path: PathBuf,
+        /// What is in the way.
+        reason: String,
+        /// What should be there.
+        expected: &'static str,
+    },
+    /// Certificate and key cannot be used together.
+    #[error("{} and {} cannot be used together: {source}", cert.display(), key.display())]
+    Pair {
+        /// The certificate's file.
+        cert: PathBuf,
+        /// The key's file.
+        key: PathBuf,
+        /// What the TLS library says.
+        source: rustls::Error,
+    },
+    /// A certificate authority's certificate is of no use.
+    #[error("{}: {source}", path.display())]
+    Authority {
+        /// Its file.
+        path: PathBuf,
+        /// What the TLS library says.
+        source: VerifierBuilderError,
+    },
+}
+
+/// Flags of a process whose doors may speak TLS.
+#[derive(Debug, Clone, Default, clap::Args, Serialize)]
+pub struct ServerTlsFlags {
+    /// The certificate chain to show, PEM; with it every port but health and metrics speaks TLS only
+    #[arg(long, value_name = "FILE")]
+    pub tls_cert: Option<PathBuf>,
+    /// The private key of --tls-cert, PEM
+    #[arg(long, value_name = "FILE")]
+    pub tls_key: Option<PathBuf>,
+    /// Only who shows a certificate that this authority signed may connect, PEM
+    #[arg(long, value_name = "FILE")]
+    pub tls_client_ca: Option<PathBuf>,
+}
+
+/// The raw settings of the same.
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+pub struct RawServerTls {
+    tls_cert: Option<PathBuf>,
+    tls_key: Option<PathBuf>,
+    tls_client_ca: Option<PathBuf>,
+}
+
+impl RawServerTls {
+    /// What to speak at the doors; `None` without certificate, and where there was a fault.
+    pub fn validate(&self, faults: &mut Faults) -> Option<ServerTls> {
+        let with_cert = |file: &Option<PathBuf>| file.is_none() || self.tls_cert.is_some();
+        for (field, file) in [("tls_key", &self.tls_key), ("tls_client_ca", &self.tls_client_ca)] {
+            faults.check(field, with_cert(file), || "needs --tls-cert FILE beside it".to_owned());
+        }
+        let cert = self.tls_cert.as_deref()?;
+        let Some(key) = self.tls_key.as_deref() else {
+            faults.add("tls_key", "is missing: --tls-cert FILE needs its key, --tls-key FILE");
+            return None;
+        };
+        ServerTls::read(cert, key, self.tls_client_ca.as_deref())
+            .map_err(|error| faults.add("tls_cert", error))
+            .ok()
+    }
+}
+
+/// How a door speaks TLS.
+#[derive(Debug, Clone)]
+pub struct ServerTls(Arc<ServerConfig>);
+
+impl ServerTls {
+    /// Reads a certificate chain, its key, and whose certificates a client must have, if it must have one.
+    pub fn read(cert: &Path, key: &Path, client_ca: Option<&Path>) -> Result<Self, TlsError> {
+        let provider = provider();
+        let builder = ServerConfig::builder_with_provider(Arc::clone(&provider))
+            .with_safe_default_protocol_versions()
+            .expect("ring knows every version that is on by default");
+        let builder = match client_ca {
+            None => builder.with_no_client_auth(),
+            Some(path) => {
+                let verifier =
+                    WebPkiClientVerifier::builder_with_provider(Arc::new(authority(path)?), provider)
+                        .build()
+                        .map_err(|source| TlsError::Authority { path: path.to_owned(), source })?;
+                builder.with_client_cert_verifier(verifier)
+            }
+        };
+        let mut config = builder
+            .with_single_cert(certificates(cert)?, private_key(key)?)
+            .map_err(|source| TlsError::Pair { cert: cert.to_owned(), key: key.to_owned(), source })?;
+        config.alpn_protocols = PROTOCOLS.map(<[u8]>::to_vec).to_vec();
+        Ok(Self(Arc::new(config)))
+    }
+
+    pub(crate) fn acceptor(&self) -> TlsAcceptor {
+        TlsAcceptor::from(Arc::clone(&self.0))
+    }
+}
+
+/// Whom to trust at `https://` addresses, and what to show there.
+#[derive(Debug, Clone)]
+pub struct ClientTls(ClientTlsConfig);
+
+impl ClientTls {
+    /// Reads the authority that signed the servers' certificates, and a certificate and key of our own where they ask for one.
+    pub fn read(ca: &Path, identity: Option<(&Path, &Path)>) -> Result<Self, TlsError> {
+        authority(ca)?;
+        let mut config = ClientTlsConfig::new().ca_certificate(Certificate::from_pem(read(ca)?));
+        if let Some((cert, key)) = identity {
+            // Read as a server would, so that a wrong file is found here and not at the first call.
+            ServerTls::read(cert, key, None)?;
+            config = config.identity(Identity::from_pem(read(cert)?, read(key)?));
+        }
+        Ok(Self(config))
+    }
+
+    /// For `tonic::transport::Endpoint::tls_config`.
+    pub fn config(&self) -> ClientTlsConfig {
+        self.0.clone()
+    }
+}
+
+/// One library does the arithmetic everywhere, whatever others the build contains.
+pub(crate) fn provider() -> Arc<CryptoProvider> {
+    Arc::new(ring::default_provider())
+}
+
+pub(crate) fn authority(path: &Path) -> Result<RootCertStore, TlsError> {
+    let mut roots = RootCertStore::empty();
+    for certificate in certificates(path)? {
+        roots.add(certificate).map_err(|error| content(path, &error, "certificates of an authority"))?;
+    }
+    Ok(roots)
+}
+
+fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, TlsError> {
+    const EXPECTED: &str = "one CERTIFICATE or more";
+    let text = read(path)?;
+    let found: Result<Vec<_>, pem::Error> = CertificateDer::pem_slice_iter(&text).collect();
+    let found = found.map_err(|error| content(path, &error, EXPECTED))?;
+    if found.is_empty() {
+        return Err(content(path, &pem::Error::NoItemsFound, EXPECTED));
+    }
+    Ok(found)
+}
+
+fn private_key(path: &Path) -> Result<PrivateKeyDer<'static>, TlsError> {
+    PrivateKeyDer::from_pem_slice(&read(path)?).map_err(|error| content(path, &error, "a PRIVATE KEY"))
+}
+
+fn read(path: &Path) -> Result<Vec<u8>, TlsError> {
+    std::fs::read(path).map_err(|source| TlsError::Read { path: path.to_owned(), source })
+}
+
+fn content(path: &Path, reason: &dyn std::fmt::Display, expected: &'static str) -> TlsError {
+    TlsError::Content { path: path.to_owned(), reason: reason.to_string(), expected }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
+    use tempfile::TempDir;
+
+    use super::*;
+
+    /// An authority, and a certificate that it signed for 127.0.0.1, as files.
+    pub(crate) struct Files {
+        dir: TempDir,
+    }
+
+    impl Files {
+        pub(crate) fn new() -> Self {
+            let (mut params, ca_key) = (CertificateParams::default(), KeyPair::generate().unwrap());
+            params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+            let ca_cert = params.self_signed(&ca_key).unwrap();
+            let (ca, key) = (Issuer::new(params, ca_key), KeyPair::generate().unwrap());
+            let cert =
+                CertificateParams::new(["127.0.0.1".to_owned()]).unwrap().signed_by(&key, &ca).unwrap();
+            let files = Self { dir: TempDir::new().unwrap() };
+            files.write("ca.pem", &ca_cert.pem());
+            files.write("cert.pem", &cert.pem());
+            files.write("key.pem", &key.serialize_pem());
+            files
+        }
+
+        pub(crate) fn path(&self, name: &str) -> PathBuf {
+            self.dir.path().join(name)
+        }
+
+        pub(crate) fn write(&self, name: &str, text: &str) -> PathBuf {
+            std::fs::write(self.path(name), text).unwrap();
+            self.path(name)
+        }
+
+        pub(crate) fn server(&self) -> ServerTls {
+            ServerTls::read(&self.path("cert.pem"), &self.path("key.pem"), None).unwrap()
+        }
+    }
+
+    #[test]
+    fn each_unusable_file_is_named() {
+        let (files, others) = (Files::new(), Files::new());
+        let empty = files.write("empty.pem", "");
+        let (cert, key) = (files.path("cert.pem"), files.path("key.pem"));
+        let cases = [
+            (files.path("none.pem"), key.clone(), None, "none.pem: No such file"),
+            (
+                empty.clone(),
+                key.clone(),
+                None,
+                "empty.pem: no items found; expected PEM with one CERTIFICATE",
+            ),
+            (key.clone(), key.clone(), None, "key.pem: no items found; expected PEM with one CERTIFICATE"),
+            (cert.clone(), cert.clone(), None, "cert.pem: no items found; expected PEM with a PRIVATE KEY"),
+            (cert.clone(), others.path("key.pem"), None, "cannot be used together"),
+            (cert.clone(), key.clone(), Some(empty), "empty.pem: no items found"),
+        ];
+        for (cert, key, ca, expected) in cases {
+            let error = ServerTls::read(&cert, &key, ca.as_deref()).unwrap_err().to_string();
+            assert!(error.contains(expected), "`{error}` does not say `{expected}`");
+        }
+        let error =
+            ClientTls::read(&files.path("ca.pem"), Some((&cert, &others.path("key.pem")))).unwrap_err();
+        assert!(error.to_string().contains("cannot be used together"), "{error}");
+    }
+
+    #[test]
+    fn settings_that_need_each_other_say_so() {
+        let files = Files::new();
+        let path = |name| Some(files.path(name));
+        let cases = [
+            (None, path("key.pem"), None, "tls_key"),
+            (path("cert.pem"), None, None, "tls_key"),
+            (None, None, path("ca.pem"), "tls_client_ca"),
+        ];
+        for (tls_cert, tls_key, tls_client_ca, field) in cases {
+            let mut faults = Faults::new();
+            assert!(RawServerTls { tls_cert, tls_key, tls_client_ca }.validate(&mut faults).is_none());
+            let error = faults.finish().unwrap_err().to_string();
+            assert!(error.contains(field), "`{error}` does not name {field}");
+        }
+    }
+}

@@ -1,0 +1,50 @@
+//! A certificate authority of a test's own, for servers and clients on 127.0.0.1.
+
+use std::path::PathBuf;
+
+use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
+use service::tls::{ClientTls, ServerTls};
+use tempfile::TempDir;
+
+/// The authority's certificate, and one that it signed with its key, as files.
+#[derive(Debug)]
+pub struct Authority {
+    dir: TempDir,
+}
+
+impl Authority {
+    /// One that nobody knows yet.
+    pub fn new() -> anyhow::Result<Self> {
+        let (mut params, ca_key) = (CertificateParams::default(), KeyPair::generate()?);
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        let ca_cert = params.self_signed(&ca_key)?;
+        let (issuer, key) = (Issuer::new(params, ca_key), KeyPair::generate()?);
+        let cert = CertificateParams::new(["127.0.0.1".to_owned()])?.signed_by(&key, &issuer)?;
+        let authority = Self { dir: TempDir::new()? };
+        std::fs::write(authority.file("ca.pem"), ca_cert.pem())?;
+        std::fs::write(authority.file("cert.pem"), cert.pem())?;
+        std::fs::write(authority.file("key.pem"), key.serialize_pem())?;
+        Ok(authority)
+    }
+
+    /// A server that shows the signed certificate, and asks for one of the same authority if `mutual`.
+    pub fn server(&self, mutual: bool) -> anyhow::Result<ServerTls> {
+        let ca = mutual.then(|| self.file("ca.pem"));
+        Ok(ServerTls::read(&self.file("cert.pem"), &self.file("key.pem"), ca.as_deref())?)
+    }
+
+    /// A client that trusts the authority and shows nothing.
+    pub fn stranger(&self) -> anyhow::Result<ClientTls> {
+        Ok(ClientTls::read(&self.file("ca.pem"), None)?)
+    }
+
+    /// A client that trusts the authority and shows what it signed.
+    pub fn member(&self) -> anyhow::Result<ClientTls> {
+        let (cert, key) = (self.file("cert.pem"), self.file("key.pem"));
+        Ok(ClientTls::read(&self.file("ca.pem"), Some((&cert, &key)))?)
+    }
+
+    fn file(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+}

@@ -1,0 +1,52 @@
+//! TLS on every wire: clients to the router, the router to a worker that asks for its certificate. Who cannot show or trust the right
+//! one is refused, and nobody else notices.
+
+use anyhow::{Context as _, ensure};
+use router::workers::connection::{Caller, connect};
+use service::tls::ClientTls;
+use tests::authority::Authority;
+use tests::case::covering_set;
+use tests::client::Client;
+use tests::cluster::{Cluster, plain_answers};
+use tests::pair::PairText;
+
+/// Tries to attach to a worker, and returns why that failed.
+async fn refusal(address: &str, tls: Option<ClientTls>) -> anyhow::Result<String> {
+    let caller = Caller { router_id: 7, tls };
+    match connect(address, &caller).await {
+        Ok(_) => anyhow::bail!("{address} let it in"),
+        Err(error) => Ok(format!("{error:#}")),
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_cluster_that_speaks_tls_on_every_wire_writes_the_same_text() -> anyhow::Result<()> {
+    let cases: Vec<_> = covering_set(&PairText::load()?)?.into_iter().step_by(8).collect();
+    let expected = plain_answers(&cases, cases.len()).await?;
+
+    let (workers, clients) = (Authority::new()?, Authority::new()?);
+    let (worker_tls, router_tls) = (workers.member()?, clients.server(false)?);
+    let cluster = Cluster::start(|config| {
+        config.worker_tls = Some(worker_tls);
+        config.tls = Some(router_tls);
+    })
+    .await?;
+    let (_target, listen) = cluster.add_target_with_tls(workers.server(true)?).await?;
+
+    let (https, http) = (format!("https://{listen}"), format!("http://{listen}"));
+    let hint = refusal(&https, None).await?;
+    ensure!(hint.contains("--worker-ca"), "no hint in: {hint}");
+    refusal(&http, None).await?;
+    refusal(&https, Some(workers.stranger()?)).await?;
+    refusal(&https, Some(clients.member()?)).await?;
+
+    let door = format!("https://{}", cluster.grpc_address());
+    let untrusting = Client::connect_with_tls(&door, &workers.stranger()?).await;
+    ensure!(untrusting.is_err(), "a client took a certificate of an authority that it does not trust");
+    let client = Client::connect_with_tls(&door, &clients.stranger()?).await?;
+    for ((case, expected), got) in cases.iter().zip(&expected).zip(client.ask_all(&cases, cases.len()).await?)
+    {
+        ensure!(got.token_ids == expected.token_ids, "{}: another text", case.name);
+    }
+    cluster.stop().await.context("strangers keep the cluster up")
+}
