@@ -2,6 +2,8 @@
 
 use std::path::Path;
 use std::process::{Command, Output};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use outrider_cli::load::scripted::{Script, ScriptedServer, Step};
@@ -109,6 +111,81 @@ fn two_settings_of_one_server_are_told_apart() {
     }
 }
 
+/// A server that answers as vLLM does: several tokens a chunk, sums of speculation beside the usage, its own counters in `/metrics`.
+fn vllm() -> ScriptedServer {
+    let asked = Arc::new(AtomicU64::new(0));
+    let answered = asked.clone();
+    let page = move |path: &str| {
+        match path {
+        "/v1/models" => {
+            Some(r#"{"object":"list","data":[{"id":"m","object":"model","owned_by":"vllm","max_model_len":2048}]}"#.to_owned())
+        }
+        "/metrics" => {
+            let n = asked.load(Ordering::Relaxed);
+            let line = |name: &str, labels: &str, value: u64| {
+                format!("vllm:spec_decode_num_{name}_total{{engine=\"0\",model_name=\"m\"{labels}}} {value}.0\n")
+            };
+            Some(
+                [
+                    line("drafts", "", 4 * n),
+                    line("draft_tokens", "", 12 * n),
+                    line("accepted_tokens", "", 5 * n),
+                    line("accepted_tokens_per_pos", ",position=\"0\"", 3 * n),
+                    line("accepted_tokens_per_pos", ",position=\"1\"", n),
+                    line("accepted_tokens_per_pos", ",position=\"2\"", n),
+                ]
+                .concat(),
+            )
+        }
+        _ => None,
+    }
+    };
+    let script = move |_: &str| {
+        answered.fetch_add(1, Ordering::Relaxed);
+        let chunk = |text: &str, reason: &str| {
+            Step::Event(format!(
+                r#"{{"id":"cmpl-1","object":"text_completion","created":1,"model":"m","choices":[{{"index":0,"text":"{text}","logprobs":null,"finish_reason":{reason},"stop_reason":null}}]}}"#
+            ))
+        };
+        let wait = || Step::Wait(Duration::from_millis(5));
+        let usage = r#"{"id":"cmpl-1","object":"text_completion","created":1,"model":"m","choices":[],"usage":{"prompt_tokens":7,"total_tokens":16,"completion_tokens":9},"metrics":{"speculative_decoding":{"mean_acceptance_length":2.25,"draft_acceptance_rate":0.4167,"acceptance_histogram":[1,2,0,1],"num_spec_steps":4,"num_accepted_draft_tokens":5,"num_draft_tokens":12,"num_spec_tokens":3}}}"#;
+        let steps = vec![
+            wait(),
+            chunk("a b c d", "null"),
+            wait(),
+            chunk(" e f", "null"),
+            wait(),
+            chunk(" g h", "null"),
+            wait(),
+            chunk(" i", "\"length\""),
+            Step::Event(usage.to_owned()),
+            Step::Event("[DONE]".to_owned()),
+        ];
+        Script { status: 200, steps }
+    };
+    ScriptedServer::start_with_pages(page, script).expect("a free port")
+}
+
+/// What vLLM tells beyond OpenAI is used, and nothing of ours is asked of it.
+#[test]
+fn a_foreign_server_is_read_as_far_as_it_goes() {
+    let server = vllm();
+    let output = bench(&server.url(), &["--concurrency", "2", "--block-requests", "11", "--json"]);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!((&report["arms"][0]["served_by"], &report["arms"][1]), (&"vllm".into(), &Value::Null));
+    let all = &report["results"][0];
+    assert_eq!((&all["completed"], &all["total_output_tokens"]), (&44.into(), &(44 * 9).into()), "{all}");
+    let close = |field: &str, expected: f64| {
+        assert!(all[field].as_f64().is_some_and(|found| (found - expected).abs() < 1e-9), "{field} of {all}");
+    };
+    close("spec_decode_acceptance_rate", 500.0 / 12.0);
+    close("spec_decode_acceptance_length", 2.25);
+    assert_eq!(all["spec_decode_per_position_acceptance_rates"], serde_json::json!([0.75, 0.25, 0.25]));
+    // Four chunks, nine tokens: the time per token is a latency over eight, the gaps between chunks are three.
+    assert!(all["mean_tpot_ms"].as_f64() < all["mean_itl_ms"].as_f64(), "{all}");
+}
+
 /// Failures are counted, quoted, and keep the judge from judging.
 #[test]
 fn failed_requests_are_shown_and_nothing_is_claimed() {
@@ -159,8 +236,7 @@ fn what_cannot_be_measured_is_refused_with_a_reason() {
     let url = server.url();
     drop(server);
     std::thread::sleep(Duration::from_millis(100));
-    for (url, reason) in [(url.as_str(), "cannot ask http://"), ("ftp://h", "expected http:// or https://")]
-    {
+    for (url, reason) in [(url.as_str(), "cannot ask http://"), ("ftp://h", "expected http:// or https://")] {
         let output = bench(url, &[]);
         assert!(text(&output.stderr).contains(reason), "{url}: {}", text(&output.stderr));
     }

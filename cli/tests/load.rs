@@ -63,17 +63,20 @@ fn percentile(values: &[f64], p: f64) -> f64 {
     low + (high - low) * at.fract()
 }
 
-/// All figures of `run` against those computed here from the log.
-fn judge(run: &Run, requests: &[Request], log: &[LogEntry]) {
+/// All figures of `run` against those computed here from the log; of the requests whose script was to fail, nothing may be in them.
+fn judge(run: &Run, requests: &[Request], log: &[LogEntry], fails: impl Fn(usize) -> bool) {
     let slo = Slo { ttft: Some(ms(200)), tpot: Some(ms(90)), e2el: None };
     let samples = run.samples(requests);
     let figures = Figures::of(&samples, run.duration(), &FigureOptions { slo, seed: 1 });
-    assert_eq!(figures.completed, requests.len(), "{:?}", figures.failures);
+    let completed = (0..requests.len()).filter(|i| !fails(*i)).count();
+    assert_eq!(figures.completed, completed, "{:?}", figures.failures);
 
     let times: Vec<Vec<f64>> = log
         .iter()
         .zip(&run.exchanges)
-        .map(|(entry, exchange)| token_times(entry, exchange.intended))
+        .enumerate()
+        .filter(|(i, _)| !fails(*i))
+        .map(|(_, (entry, exchange))| token_times(entry, exchange.intended))
         .collect();
     let last = |times: &Vec<f64>| *times.last().expect("every script has tokens");
     let ttft: Vec<f64> = times.iter().map(|times| times[0]).collect();
@@ -104,14 +107,14 @@ fn judge(run: &Run, requests: &[Request], log: &[LogEntry]) {
         check(&format!("p99_{name}_ms"), percentile(values, 99.0) * 1e3);
     }
     check("duration", duration);
-    check("request_throughput", requests.len() as f64 / duration);
+    check("request_throughput", completed as f64 / duration);
     check("output_throughput", tokens as f64 / duration);
     let goodput = figures.request_goodput.expect("an objective was given");
     assert!(
         goodput >= least * (1.0 - TOLERANCE) && goodput <= most * (1.0 + TOLERANCE),
         "goodput {goodput}, by the log {least} to {most}"
     );
-    assert!(least > 0.0 && most < requests.len() as f64 / duration, "the objective must part the requests");
+    assert!(least > 0.0 && most < completed as f64 / duration, "the objective must part the requests");
 }
 
 #[tokio::test]
@@ -121,7 +124,7 @@ async fn closed_loop_figures_are_the_servers() {
     let requests = requests(client.endpoint(), 24);
     let run = client.drive(&requests, &Schedule::Closed { concurrency: 4 }, |_| ()).await;
     let log = entries(&server, 24);
-    judge(&run, &requests, &log);
+    judge(&run, &requests, &log, |_| false);
     // Never more than four at a time, by the server's log.
     for entry in &log {
         let open = |other: &&LogEntry| {
@@ -144,7 +147,7 @@ async fn open_loop_figures_are_the_servers() {
     for (exchange, after) in run.exchanges.iter().zip(send_after) {
         assert_eq!(exchange.intended, run.began + after);
     }
-    judge(&run, &requests, &entries(&server, 24));
+    judge(&run, &requests, &entries(&server, 24), |_| false);
 }
 
 /// A generator that is kept from its CPU for 40 ms whenever an answer ends reads late; its figures are those of the arrival.
@@ -159,7 +162,34 @@ async fn a_generator_that_reads_late_flatters_nobody() {
     let late = run.exchanges.iter().flat_map(|exchange| &exchange.reads);
     let latest = late.map(|read| read.noticed_after).max();
     assert!(latest > Some(ms(15)), "no read was late: {latest:?}");
-    judge(&run, &requests, &entries(&server, 24));
+    judge(&run, &requests, &entries(&server, 24), |_| false);
+}
+
+/// Refusals, cut streams and streams that fall silent for half a second and go on: what completes is right within 2%, and alone in the figures.
+#[tokio::test]
+async fn figures_among_stalls_errors_and_cut_streams_are_the_servers() {
+    let script = |i: u64| {
+        let mut script = Script::tokens(&waits(i));
+        match i % 8 {
+            1 => script = Script::refusal(500),
+            4 => {
+                script.steps.truncate(4);
+                script.steps.push(Step::Cut);
+            }
+            // Before the second token, in the midst of the answer.
+            6 => script.steps.insert(2, Step::Wait(ms(500))),
+            _ => (),
+        }
+        script
+    };
+    let server = ScriptedServer::start(move |prompt| script(prompt.parse().unwrap_or(0))).unwrap();
+    let client = client(&server).await;
+    let requests = requests(client.endpoint(), 32);
+    let run = client.drive(&requests, &Schedule::Closed { concurrency: 4 }, |_| ()).await;
+    judge(&run, &requests, &entries(&server, 32), |i| [1, 4].contains(&(i % 8)));
+    let words = run.samples(&requests).iter().map(|sample| sample.outcome.word()).collect::<Vec<_>>();
+    let count = |word| words.iter().filter(|found| **found == word).count();
+    assert_eq!((count("completed"), count("refused"), count("cut")), (24, 4, 4), "{words:?}");
 }
 
 /// What a server that holds every request back for as long as the ones before it take does to an open loop: the queue counts.

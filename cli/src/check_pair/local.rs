@@ -112,11 +112,22 @@ impl LocalPair<'_> {
         prompt: &[TokenId],
         k: u32,
     ) -> Result<Decoded, CheckPairError> {
+        self.decode_fed_late(spec, prompt, (k, 0))
+    }
+
+    /// The same, where the draft worker is done with a long prompt only after so many rounds of the target: in a cluster both are fed at
+    /// once, and which of them is done first is the machines' affair. Rounds before that are plain ones.
+    pub fn decode_fed_late(
+        &mut self,
+        spec: SequenceSpec,
+        prompt: &[TokenId],
+        (k, plain_rounds): (u32, u32),
+    ) -> Result<Decoded, CheckPairError> {
         let spec = Arc::new(spec);
         let limits = Limits { vocab_size: self.target.vocab_size, target_deadline: NEVER_LATE };
         let mut sequence = Sequence::new(SequenceId(0), Arc::clone(&spec), prompt, limits);
         let slots = (self.target.engine.open(), self.draft.engine.open());
-        let decoded = self.drive(&mut sequence, &spec, slots, k);
+        let decoded = self.drive(&mut sequence, &spec, slots, (k, plain_rounds));
         self.target.engine.close(slots.0);
         self.draft.engine.close(slots.1);
         let verdicts = decoded?;
@@ -128,9 +139,11 @@ impl LocalPair<'_> {
         sequence: &mut Sequence,
         spec: &SequenceSpec,
         (target, draft): (SlotId, SlotId),
-        k: u32,
+        (k, plain_rounds): (u32, u32),
     ) -> Result<Vec<Verdict>, CheckPairError> {
-        let mut verdicts = Vec::new();
+        let mut verdicts: Vec<Verdict> = Vec::new();
+        // What the draft worker says once it has been fed, and is not heard yet.
+        let mut unheard: Option<Event> = None;
         let mut actions: VecDeque<Action> =
             sequence.step(Duration::ZERO, Event::Assigned(Role::Draft)).into();
         actions.extend(sequence.step(Duration::ZERO, Event::Assigned(Role::Target)));
@@ -143,12 +156,21 @@ impl LocalPair<'_> {
                 }
                 Action::Send(Role::Draft, step) => {
                     let body = self.draft.propose(draft, spec, &step)?;
-                    Event::Reply(Role::Draft, reply(&step, body))
+                    let fed = matches!(body, ReplyBody::Fed { .. });
+                    let event = Event::Reply(Role::Draft, reply(&step, body));
+                    if fed && (verdicts.len() as u32) < plain_rounds {
+                        unheard = Some(event);
+                        continue;
+                    }
+                    event
                 }
                 Action::Commit(commit) => {
                     verdicts
                         .push(Verdict { drafted: commit.num_draft_tokens, accepted: commit.num_accepted });
-                    continue;
+                    match unheard.take_if(|_| verdicts.len() as u32 >= plain_rounds) {
+                        Some(event) => event,
+                        None => continue,
+                    }
                 }
                 Action::Failed(reason) => return Err(CheckPairError::Sequence(reason)),
                 Action::Ignored(why) => return Err(CheckPairError::Sequence(format!("{why:?}"))),

@@ -1,7 +1,7 @@
 //! What an answer says: the bytes of one exchange read as an OpenAI stream, each piece with the moment of its arrival.
 //!
 //! Runs after the measured time. Fields that only some servers send (`usage.speculation` and `choices[].speculation` of ours, `timings` of
-//! llama.cpp) are read where they are there. Judges nothing: an odd answer is an [`Outcome`], not an error.
+//! llama.cpp, `metrics` of vLLM) are read where they are there. Judges nothing: an odd answer is an [`Outcome`], not an error.
 
 use std::hash::{DefaultHasher, Hasher as _};
 use std::time::{Duration, Instant};
@@ -23,6 +23,8 @@ pub struct Answer {
     pub usage: Option<(u64, u64)>,
     /// What speculation did, as the server tells.
     pub speculation: Option<SpeculationCounts>,
+    /// How many verifications accepted exactly 0, 1, 2, .. drafted tokens, where the server sums that up.
+    pub acceptance_histogram: Option<Vec<u64>>,
     /// Tells texts apart.
     pub text_hash: u64,
 }
@@ -55,6 +57,7 @@ struct Chunk {
     choices: Vec<Choice>,
     usage: Option<Usage>,
     timings: Option<Timings>,
+    metrics: Option<Metrics>,
     error: Option<serde_json::Value>,
 }
 
@@ -103,6 +106,22 @@ struct Timings {
     draft_n_accepted: Option<u64>,
 }
 
+/// Of vLLM, beside the usage in the last chunk, where it was started with `--per-request-spec-decode-metrics`
+/// (<https://github.com/vllm-project/vllm/pull/48915>).
+#[derive(Deserialize)]
+struct Metrics {
+    speculative_decoding: Option<SpeculativeDecoding>,
+}
+
+#[derive(Deserialize)]
+struct SpeculativeDecoding {
+    /// Verifications of drafts; plain steps are not in it.
+    num_spec_steps: u64,
+    num_draft_tokens: u64,
+    num_accepted_draft_tokens: u64,
+    acceptance_histogram: Option<Vec<u64>>,
+}
+
 impl Answer {
     /// Reads an exchange.
     pub fn of(exchange: &Exchange) -> Self {
@@ -111,6 +130,7 @@ impl Answer {
             pieces: Vec::new(),
             usage: None,
             speculation: None,
+            acceptance_histogram: None,
             text_hash: 0,
         };
         if let Some(failure) = failure_before_events(exchange) {
@@ -168,6 +188,14 @@ impl Answer {
                 self.speculation = Some(SpeculationCounts { rounds, draft_tokens, accepted_tokens });
             }
         }
+        if let Some(Metrics { speculative_decoding: Some(counts) }) = chunk.metrics {
+            self.speculation = Some(SpeculationCounts {
+                rounds: counts.num_spec_steps,
+                draft_tokens: counts.num_draft_tokens,
+                accepted_tokens: counts.num_accepted_draft_tokens,
+            });
+            self.acceptance_histogram = counts.acceptance_histogram;
+        }
         if let Some(timings) = chunk.timings {
             let counted = timings.prompt_n.zip(timings.predicted_n);
             self.usage = self.usage.or(counted);
@@ -184,9 +212,12 @@ impl Answer {
         counted.unwrap_or_else(said)
     }
 
-    /// How many verifications were accepted at least as far as each position, the first first; `None` where chunks do not tell.
+    /// How many verifications were accepted at least as far as each position, the first first; `None` where nobody tells.
     /// A chunk that holds back text for a later one counts as one verification with it.
     pub fn accepted_by_position(&self) -> Option<Vec<u64>> {
+        if let Some([_, accepted @ ..]) = self.acceptance_histogram.as_deref() {
+            return Some((0..accepted.len()).map(|i| accepted[i..].iter().sum()).collect());
+        }
         let mut counts: Vec<u64> = Vec::new();
         for piece in &self.pieces {
             let drafted = piece.num_drafted? as usize;
@@ -281,6 +312,19 @@ mod tests {
             Some((12, 4))
         );
         assert_eq!(answer.accepted_by_position(), None);
+        // vLLM: the first chat chunk has empty content, chunks hold whatever a step gave, the sums stand beside the usage.
+        let vllm = exchange(&[
+            r#"{"id":"chatcmpl-1","object":"chat.completion.chunk","created":1,"model":"m","choices":[{"index":0,"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}]}"#,
+            r#"{"id":"chatcmpl-1","object":"chat.completion.chunk","created":1,"model":"m","choices":[{"index":0,"delta":{"content":"a b c"},"logprobs":null,"finish_reason":null,"token_ids":null}]}"#,
+            r#"{"id":"chatcmpl-1","object":"chat.completion.chunk","created":1,"model":"m","choices":[{"index":0,"delta":{"content":" d"},"logprobs":null,"finish_reason":"stop","stop_reason":null,"token_ids":null}]}"#,
+            r#"{"id":"chatcmpl-1","object":"chat.completion.chunk","created":1,"model":"m","choices":[],"usage":{"prompt_tokens":9,"total_tokens":62,"completion_tokens":53,"prompt_tokens_details":null},"metrics":{"speculative_decoding":{"mean_acceptance_length":1.2325581395348837,"draft_acceptance_rate":0.07751937984496124,"acceptance_histogram":[39,1,0,3],"num_spec_steps":43,"num_accepted_draft_tokens":10,"num_draft_tokens":129,"num_spec_tokens":3}}}"#,
+            "[DONE]",
+        ]);
+        let answer = Answer::of(&vllm);
+        assert_eq!((answer.outcome.word(), arrivals(&answer, &vllm)), ("completed", vec![20, 30]));
+        let expected = SpeculationCounts { rounds: 43, draft_tokens: 129, accepted_tokens: 10 };
+        assert_eq!((answer.output_tokens(), answer.speculation), (53, Some(expected)));
+        assert_eq!(answer.accepted_by_position(), Some(vec![4, 3, 3]));
         // No usage at all: pieces are counted.
         let bare = exchange(&[r#"{"choices":[{"text":"a"}]}"#, r#"{"choices":[{"text":"b"}]}"#, "[DONE]"]);
         assert_eq!(Answer::of(&bare).output_tokens(), 2);

@@ -96,8 +96,10 @@ impl LogEntry {
 }
 
 type ScriptOf = dyn Fn(&str) -> Script + Send + Sync;
+type PageOf = dyn Fn(&str) -> Option<String> + Send + Sync;
 
 struct Shared {
+    page_of: Box<PageOf>,
     script_of: Box<ScriptOf>,
     log: Mutex<Vec<LogEntry>>,
     ending: AtomicBool,
@@ -115,9 +117,22 @@ impl ScriptedServer {
     /// # Errors
     /// The operating system gives no port.
     pub fn start(script_of: impl Fn(&str) -> Script + Send + Sync + 'static) -> io::Result<Self> {
+        let models = json!({ "object": "list", "data": [{ "id": "scripted", "owned_by": "scripted" }] });
+        Self::start_with_pages(move |path| (path == "/v1/models").then(|| models.to_string()), script_of)
+    }
+
+    /// The same, with what stands at other paths: `page_of` is asked first.
+    ///
+    /// # Errors
+    /// The operating system gives no port.
+    pub fn start_with_pages(
+        page_of: impl Fn(&str) -> Option<String> + Send + Sync + 'static,
+        script_of: impl Fn(&str) -> Script + Send + Sync + 'static,
+    ) -> io::Result<Self> {
         let listener = TcpListener::bind("127.0.0.1:0")?;
         let address = listener.local_addr()?;
         let shared = Arc::new(Shared {
+            page_of: Box::new(page_of),
             script_of: Box::new(script_of),
             log: Mutex::default(),
             ending: AtomicBool::new(false),
@@ -163,9 +178,8 @@ fn serve(connection: &TcpStream, shared: &Shared) -> io::Result<()> {
     connection.set_nodelay(true)?;
     let mut reader = BufReader::new(connection);
     while let Some((path, body)) = read_request(&mut reader)? {
-        if path == "/v1/models" {
-            let list = json!({ "object": "list", "data": [{ "id": "scripted", "owned_by": "scripted" }] });
-            respond(connection, 200, &list.to_string())?;
+        if let Some(page) = (shared.page_of)(&path) {
+            respond(connection, 200, &page)?;
             continue;
         }
         let received = Instant::now();

@@ -14,6 +14,9 @@ pub const MAX_K: u32 = 10;
 /// More groups than this are never better by much.
 const GROUPS_MAX: u32 = 8;
 
+/// Parts of those that come later that the rule of late batches looks at.
+const LATE_CANDIDATES: u32 = 8;
+
 /// Who drafts.
 #[derive(Clone, Copy)]
 pub enum Drafting<'a> {
@@ -175,13 +178,20 @@ impl Rounds<'_> {
 }
 
 /// Whether a forward of `first` sequences that could leave now waits for the `rest`, who come back in `away_us`: the rule of
-/// [`speculation::batch::Returns::hold`] for two groups, each of which comes back as one.
+/// [`speculation::batch::Returns::hold`] for two groups, each of which comes back as one. It waits if joining any part of the rest loses
+/// less time, summed over all, than leaving at once.
 fn waits_for_the_rest((first, rest): (f64, f64), away_us: f64, step_us: impl Fn(f64) -> f64) -> bool {
     let alone = step_us(first);
-    let together = away_us + step_us(first + rest);
-    let joined = first * together + rest * (together - away_us);
     let apart = first * alone + rest * ((alone - away_us).max(0.0) + step_us(rest));
-    away_us < alone && joined < apart
+    let pays = |joined: f64| {
+        let step = step_us(first + joined);
+        let left = rest - joined;
+        let next = if left > 0.0 { step_us(left) } else { 0.0 };
+        first * (away_us + step) + joined * step + left * (step + next) < apart
+    };
+    away_us < alone
+        && (1..=LATE_CANDIDATES)
+            .any(|part| pays((rest * f64::from(part) / f64::from(LATE_CANDIDATES)).ceil().min(rest)))
 }
 
 /// The chance that `k` drafted tokens are all accepted. Beyond `acceptance` its last rate goes on.
