@@ -12,7 +12,7 @@ use crate::kv_cache::KvShape;
 use crate::llama::Llama;
 use crate::model_config::ModelConfig;
 use crate::options::LoadOptions;
-use crate::rank::{Rank, Runner};
+use crate::rank::{LoneRank, Rank, Runner};
 use crate::rank_group::RankGroup;
 use crate::shard::Shard;
 use crate::weights::{Formats, TensorSource};
@@ -63,8 +63,8 @@ pub(crate) fn load_on_cpu(
         let kv = cpu.new_kv(shape, formats.kv());
         runners.push(Box::new(Rank::new(cpu, end, model, kv, shard.rank)) as Box<dyn Runner>);
     }
-    let runner = match runners.len() {
-        1 => runners.remove(0),
+    let runner: Box<dyn Runner> = match runners.len() {
+        1 => Box::new(LoneRank::new(runners.remove(0))),
         _ => Box::new(RankGroup::start(runners, meeting)?),
     };
     Ok(Loaded { numerics: (KERNEL_CLASS, "cpu"), runner, weight_bytes, kv_bytes_per_token })
@@ -101,6 +101,7 @@ pub(crate) fn load_whole<B: Backend + 'static>(
     let kv_bytes_per_token = (shape.token_len() * formats.kv().size()) as u64;
     let model = Llama::load(&backend, source, (config, formats), shard, None)?;
     let (weight_bytes, kv) = (model.weight_bytes(&backend), backend.new_kv(shape, formats.kv()));
-    let runner = Box::new(Rank::new(backend, Box::new(Alone), model, kv, 0));
+    let rank = Box::new(Rank::new(backend, Box::new(Alone), model, kv, 0));
+    let runner = Box::new(LoneRank::new(rank));
     Ok(Loaded { numerics: (kernel_class, "cuda"), runner, weight_bytes, kv_bytes_per_token })
 }
