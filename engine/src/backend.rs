@@ -80,14 +80,19 @@ pub(crate) trait Backend: Send + Sync {
         format: MatrixFormat,
     ) -> Result<Self::Table, EngineError>;
 
+    /// Loads a whole table that is a projection too, so that both are the same memory.
+    fn load_tied(
+        &self,
+        source: &dyn TensorSource,
+        part: &TensorPart,
+        format: MatrixFormat,
+    ) -> Result<(Self::Table, Self::Linear), EngineError>;
+
     /// Loads, converts or quantizes matrices.
     fn load_linear(&self, tensors: &LinearTensors<'_>) -> Result<Self::Linear, EngineError>;
 
     /// The bytes that a product with these reads.
     fn linear_bytes(&self, linear: &Self::Linear) -> u64;
-
-    /// The same for a whole table, where it is read as one.
-    fn table_as_linear(&self, table: &Self::Table) -> Result<Self::Linear, EngineError>;
 
     /// Loads a norm.
     fn load_norm(&self, norm: Norm) -> Result<Self::Norm, EngineError>;
@@ -109,11 +114,6 @@ pub(crate) trait Backend: Send + Sync {
 
     /// Appends rows to `host`. What went wrong on the device since the last call is told here.
     fn append_to(&self, host: &mut Vec<f32>, rows: &mut Self::Rows) -> Result<(), EngineError>;
-
-    /// Runs a whole forward of about `work` multiply-adds.
-    fn enter<R: Send>(&self, _work: usize, run: impl FnOnce() -> R + Send) -> R {
-        run()
-    }
 
     /// Begins a pass; `rope` turns its positions into angles, once for all layers.
     fn begin<'a>(&self, batch: &'a ForwardBatch<'a>, rope: &Rope) -> Self::Pass<'a>;

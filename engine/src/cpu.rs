@@ -3,7 +3,7 @@
 //!
 //! `lanes` defines the arithmetic, `x86` implements it in registers, `dispatch` chooses; `floats` and `packed` multiply
 //! with weights (of floats, of integers) that `lines` holds, `attention` and `elementwise` are the other kernels;
-//! `reference` holds their naive twins, which judge them.
+//! `reference` holds their naive twins, which judge them. `table` is what ids are looked up in.
 #![expect(
     unsafe_code,
     reason = "vector instructions and disjoint writes by several threads; see each SAFETY note"
@@ -19,8 +19,10 @@ mod lines;
 mod packed;
 mod read;
 pub(crate) mod reference;
+mod table;
 mod threads;
 mod tiles;
+mod transpose;
 #[cfg(target_arch = "x86_64")]
 mod x86;
 
@@ -36,13 +38,13 @@ use lanes::Element;
 pub(crate) use packed::PackedMatrix;
 use packed::{PackedMatMul, QuantizedRows};
 pub(crate) use read::{READ_LINE, ReadBuffer, ReadSum};
+pub(crate) use table::Table;
 use threads::Shared;
-pub(crate) use threads::Threads;
+pub(crate) use threads::{Patience, Threads};
 
 use crate::backend::{HeadLayout, Norm};
 use crate::host::{Angles, AttentionStep, Linear, LinearWeights};
 use crate::kv_cache::{KvBlocks, KvCache, KvElement};
-use crate::weights::{Matrix, MatrixData};
 use crate::{EngineError, TokenId};
 
 /// The class of kernels whose bits are equal, whatever the instruction set; part of `numerics_id`. Change it
@@ -104,11 +106,6 @@ impl Cpu {
         self.isa.run(sum)
     }
 
-    /// Runs a whole forward of about `work` multiply-adds.
-    pub(crate) fn enter<R: Send>(&self, work: usize, run: impl FnOnce() -> R + Send) -> R {
-        self.threads.enter(work, run)
-    }
-
     fn attend<T: Element + KvElement>(&self, kv: &KvBlocks<T>, step: &AttentionStep<'_>, out: &mut [f32]) {
         let layout = step.layout;
         let group = layout.num_heads / layout.num_kv_heads;
@@ -166,16 +163,9 @@ impl Cpu {
 
 /// The operations of `backend`, on slices.
 impl Cpu {
-    pub(crate) fn embed(&self, table: &Matrix, token_ids: &[TokenId], out: &mut [f32]) {
-        let width = table.columns();
-        for (&id, out) in token_ids.iter().zip(out.chunks_exact_mut(width)) {
-            let row = id as usize * width..(id as usize + 1) * width;
-            match table.data() {
-                MatrixData::F32(numbers) => out.copy_from_slice(&numbers.as_slice()[row]),
-                MatrixData::Bf16(numbers) => {
-                    out.iter_mut().zip(&numbers.as_slice()[row]).for_each(|(out, x)| *out = x.widen());
-                }
-            }
+    pub(crate) fn embed(&self, table: &Table, token_ids: &[TokenId], out: &mut [f32]) {
+        for (&id, out) in token_ids.iter().zip(out.chunks_exact_mut(table.columns())) {
+            table.row(id as usize, out);
         }
     }
 

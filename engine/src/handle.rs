@@ -16,7 +16,7 @@ use crate::model_config::{CONFIG_FILE, ModelConfig};
 use crate::numerics_id::NumericsParts;
 use crate::options::{EngineInfo, EngineStats, LoadOptions, SequenceRows, SlotId};
 use crate::rank::Runner;
-use crate::weights::{Checkpoint, Formats, MatrixFormat, RandomTensors, TensorSource};
+use crate::weights::{Checkpoint, Formats, LinearFormat, MatrixFormat, RandomTensors, TensorSource};
 use crate::{EngineError, Logits, TokenId};
 
 /// A loaded model and its KV. One thread uses it at a time: `Send`, not `Sync`.
@@ -46,13 +46,13 @@ impl Engine {
         options: &LoadOptions,
         load: impl FnOnce(&dyn TensorSource, (ModelConfig, Formats)) -> Result<Loaded, EngineError>,
     ) -> Result<Engine, EngineError> {
-        let threads = new_threads(options)?;
+        check_threads(options)?;
         let config = ModelConfig::load(&options.model_dir)?;
         let config_bytes = read_file(&options.model_dir.join(CONFIG_FILE))?;
         let checkpoint = Checkpoint::open(&options.model_dir)?;
         let formats = Formats::resolve(options.weights, checkpoint.stored_format());
         let loaded = load(&checkpoint, (config.clone(), formats))?;
-        let digest = checkpoint.digest(&threads)?;
+        let digest = checkpoint.digest(&Threads::new(options.threads)?)?;
         Self::around(options, (loaded, config), formats, (&config_bytes, digest))
     }
 
@@ -78,10 +78,10 @@ impl Engine {
         seed: u64,
         load: impl FnOnce(&dyn TensorSource, (ModelConfig, Formats)) -> Result<Loaded, EngineError>,
     ) -> Result<Engine, EngineError> {
-        let threads = new_threads(options)?;
+        check_threads(options)?;
         let config = ModelConfig::read(&options.model_dir)?;
         let config_bytes = read_file(&options.model_dir)?;
-        let source = RandomTensors { seed, threads: &threads };
+        let source = RandomTensors { seed };
         let formats = Formats::resolve(options.weights, MatrixFormat::Bf16);
         let loaded = load(&source, (config.clone(), formats))?;
         let mut digest = [0; 32];
@@ -107,6 +107,13 @@ impl Engine {
             kernel_class,
             device_class,
         };
+        let is_last_projection = config.tie_word_embeddings
+            && formats.linear == LinearFormat::Float(formats.embedding)
+            && options.tensor_parallel == 1;
+        let table_bytes = match is_last_projection {
+            true => 0,
+            false => (config.vocab_size * config.hidden_size * formats.embedding.size()) as u64,
+        };
         let info = EngineInfo {
             model_id: model_id(&config, &options.model_dir),
             vocab_size: config.vocab_size as u32,
@@ -117,8 +124,7 @@ impl Engine {
             kv_block_size: BLOCK_SIZE as u32,
             num_parameters: config.num_parameters(),
             weight_bytes,
-            held_bytes: weight_bytes
-                + (config.vocab_size * config.hidden_size * formats.embedding.size()) as u64,
+            held_bytes: weight_bytes + table_bytes,
             kv_bytes_per_token,
         };
         tracing::info!(
@@ -281,13 +287,12 @@ impl std::fmt::Debug for Engine {
     }
 }
 
-/// Those that load; ranks have their own.
-fn new_threads(options: &LoadOptions) -> Result<Threads, EngineError> {
+fn check_threads(options: &LoadOptions) -> Result<(), EngineError> {
     if options.threads == 0 || options.threads > MAX_THREADS {
         let reason = format!("expected 1 to {MAX_THREADS}");
         return Err(EngineError::BadOption { option: "threads", value: options.threads as u64, reason });
     }
-    Threads::new(options.threads)
+    Ok(())
 }
 
 fn new_block_manager(block_bytes: u64, kv_memory_bytes: u64) -> Result<BlockManager, EngineError> {

@@ -1,19 +1,22 @@
 //! The CPU as a [`Backend`]: weights, KV and rows lie in this process's memory, and every operation is one of
 //! `cpu`'s on slices. Loading is decided here, arithmetic never.
 
+use std::sync::Arc;
+
 use crate::EngineError;
 use crate::backend::{AttentionLayer, Backend, HeadLayout, Norm};
-use crate::cpu::{Cpu, FloatMatrix, PackedMatrix};
+use crate::cpu::{Cpu, FloatMatrix, PackedMatrix, Table};
 use crate::forward_batch::ForwardBatch;
 use crate::k_slices::KSlices;
 use crate::kv_cache::{KvCache, KvShape};
 use crate::rope::Rope;
-use crate::weights::{LinearFormat, LinearTensors, Matrix, MatrixFormat, TensorPart, TensorSource};
+use crate::weights::{LinearFormat, LinearTensors, MatrixFormat, Stacked, TensorPart, TensorSource};
 
 /// What inputs are multiplied with.
 #[derive(Debug)]
 pub(crate) enum LinearWeights {
-    Floats(FloatMatrix),
+    /// Shared with the table of embeddings where that is the same.
+    Floats(Arc<FloatMatrix>),
     Packed(PackedMatrix),
 }
 
@@ -109,7 +112,7 @@ impl HostPass<'_> {
 
 impl Backend for Cpu {
     type Rows = Vec<f32>;
-    type Table = Matrix;
+    type Table = Table;
     type Linear = HostLinear;
     type Norm = Norm;
     type Kv = KvCache;
@@ -122,23 +125,34 @@ impl Backend for Cpu {
         source: &dyn TensorSource,
         part: &TensorPart,
         format: MatrixFormat,
-    ) -> Result<Matrix, EngineError> {
-        source.matrix(part, format)
+    ) -> Result<Table, EngineError> {
+        Table::load(format, &Stacked::new(source, vec![part.clone()])?, self.threads())
+    }
+
+    fn load_tied(
+        &self,
+        source: &dyn TensorSource,
+        part: &TensorPart,
+        format: MatrixFormat,
+    ) -> Result<(Table, HostLinear), EngineError> {
+        let rows = Stacked::new(source, vec![part.clone()])?;
+        let slices = KSlices::whole(part.columns.len());
+        let packed = Arc::new(FloatMatrix::pack(format, &rows, &slices, self.threads())?);
+        let linear = Linear { weights: LinearWeights::Floats(Arc::clone(&packed)), bias: None };
+        Ok((Table::Panels(packed), HostLinear { linear, scales_after: None, bias_after: None }))
     }
 
     fn load_linear(&self, tensors: &LinearTensors<'_>) -> Result<HostLinear, EngineError> {
         let (mut bias, mut bias_after, mut scales_after) = (tensors.bias.clone(), None, None);
         let weights = match tensors.format {
             LinearFormat::Float(format) => {
-                let (parts, slices) = (tensors.matrices(format)?, tensors.slices.moved_to_zero());
-                LinearWeights::Floats(FloatMatrix::pack(&parts, &slices, self.threads())?)
+                let (rows, slices) = (tensors.rows()?, tensors.slices.moved_to_zero());
+                LinearWeights::Floats(Arc::new(FloatMatrix::pack(format, &rows, &slices, self.threads())?))
             }
             LinearFormat::Quantized(format) => {
-                let rows = tensors.whole_rows()?;
-                let row = |row| rows.row(row);
                 // Scales are those of whole rows: how ranks share K does not change a weight.
-                let whole = (rows.len(), &row as &(dyn Fn(usize) -> Vec<f32> + Sync));
-                let mut packed = PackedMatrix::pack(format, &tensors.slices, whole, self.threads())?;
+                let rows = tensors.whole_rows()?;
+                let mut packed = PackedMatrix::pack(format, &tensors.slices, &rows, self.threads())?;
                 packed.move_to_zero(tensors.slices.start());
                 if tensors.partial {
                     scales_after = packed.take_channel_scales();
@@ -154,13 +168,6 @@ impl Backend for Cpu {
 
     fn linear_bytes(&self, linear: &HostLinear) -> u64 {
         linear.linear.bytes()
-    }
-
-    fn table_as_linear(&self, table: &Matrix) -> Result<HostLinear, EngineError> {
-        let slices = KSlices::whole(table.columns());
-        let packed = FloatMatrix::pack(std::slice::from_ref(table), &slices, self.threads())?;
-        let linear = Linear { weights: LinearWeights::Floats(packed), bias: None };
-        Ok(HostLinear { linear, scales_after: None, bias_after: None })
     }
 
     fn load_norm(&self, norm: Norm) -> Result<Norm, EngineError> {
@@ -195,15 +202,11 @@ impl Backend for Cpu {
         Ok(())
     }
 
-    fn enter<R: Send>(&self, work: usize, run: impl FnOnce() -> R + Send) -> R {
-        Cpu::enter(self, work, run)
-    }
-
     fn begin<'a>(&self, batch: &'a ForwardBatch<'a>, rope: &Rope) -> HostPass<'a> {
         HostPass { batch, angles: Angles::new(rope, &batch.positions) }
     }
 
-    fn embed(&self, table: &Matrix, pass: &HostPass<'_>, out: &mut Vec<f32>) {
+    fn embed(&self, table: &Table, pass: &HostPass<'_>, out: &mut Vec<f32>) {
         Cpu::embed(self, table, &pass.batch.token_ids, out);
     }
 

@@ -12,7 +12,7 @@ use crate::kv_cache::KvShape;
 use crate::llama::Llama;
 use crate::model_config::ModelConfig;
 use crate::options::LoadOptions;
-use crate::rank::{Rank, Runner};
+use crate::rank::{LoneRank, Rank, Runner};
 use crate::rank_group::RankGroup;
 use crate::shard::Shard;
 use crate::weights::{Formats, TensorSource};
@@ -88,8 +88,8 @@ pub(crate) fn load_ranks<B: Backend + 'static>(
         Box::new(Rank::new(backend, end, model, kv, rank)) as Box<dyn Runner>
     };
     let mut runners: Vec<Box<dyn Runner>> = ranks.into_iter().enumerate().map(runner).collect();
-    let runner = match runners.len() {
-        1 => runners.remove(0),
+    let runner: Box<dyn Runner> = match runners.len() {
+        1 => Box::new(LoneRank::new(runners.remove(0))),
         _ => Box::new(RankGroup::start(runners, Arc::clone(meeting))?),
     };
     Ok(Loaded { numerics, runner, weight_bytes, kv_bytes_per_token })

@@ -93,7 +93,7 @@ pub struct EngineInfo {
     /// Bytes of weights that every forward with logits reads, however many rows it has: all but the table of
     /// input embeddings, of which a row is read for each token. A tied table is read as the last projection.
     pub weight_bytes: u64,
-    /// Bytes of weights in memory: those, and the table of input embeddings.
+    /// Bytes of weights in memory: those, and the table of input embeddings where it is not the last projection too.
     pub held_bytes: u64,
     /// Bytes of keys and values of one token, all layers.
     pub kv_bytes_per_token: u64,

@@ -1,5 +1,8 @@
 //! One rank of a model, on one device: its weights, its KV, its buffers. A model that is not split is one rank.
 
+use std::any::Any;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
 use crate::EngineError;
 use crate::backend::Backend;
 use crate::collective::Collective;
@@ -26,8 +29,6 @@ pub(crate) struct Rank<B: Backend> {
     model: Llama<B>,
     kv: B::Kv,
     workspace: Workspace<B>,
-    /// Multiply-adds in a row, about.
-    row_work: usize,
     is_first: bool,
 }
 
@@ -40,9 +41,8 @@ impl<B: Backend> Rank<B> {
         kv: B::Kv,
         rank: usize,
     ) -> Self {
-        let row_work = model.config.num_parameters() as usize;
         let workspace = Workspace::default();
-        Self { backend, collective, model, kv, workspace, row_work, is_first: rank == 0 }
+        Self { backend, collective, model, kv, workspace, is_first: rank == 0 }
     }
 }
 
@@ -58,19 +58,103 @@ impl<B: Backend> Runner for Rank<B> {
 
     fn forward(&mut self, batch: &[ReservedRows<'_>]) -> Result<Vec<f32>, EngineError> {
         let passes = ForwardBatch::passes(batch, MAX_ROWS_PER_PASS);
-        let rows: usize = passes.iter().map(ForwardBatch::num_rows).sum();
-        let (backend, model, workspace) = (&self.backend, &self.model, &mut self.workspace);
-        let mut device = Device { backend, collective: self.collective.as_ref(), kv: &mut self.kv };
-        let is_first = self.is_first;
-        backend.enter(rows * self.row_work, || {
-            let mut logits = Vec::new();
-            for pass in passes.iter().filter(|pass| pass.num_rows() > 0) {
-                model.forward(&mut device, pass, workspace)?;
-                if is_first && !pass.logit_rows.is_empty() {
-                    backend.append_to(&mut logits, &mut workspace.logits)?;
-                }
+        let mut device =
+            Device { backend: &self.backend, collective: self.collective.as_ref(), kv: &mut self.kv };
+        let mut logits = Vec::new();
+        for pass in passes.iter().filter(|pass| pass.num_rows() > 0) {
+            self.model.forward(&mut device, pass, &mut self.workspace)?;
+            if self.is_first && !pass.logit_rows.is_empty() {
+                self.backend.append_to(&mut logits, &mut self.workspace.logits)?;
             }
-            Ok(logits)
+        }
+        Ok(logits)
+    }
+}
+
+/// A rank that has no others. What panics in it, on whichever of its threads, is told as an error, and nothing is ever run
+/// again: its KV may be half written.
+pub(crate) struct LoneRank {
+    runner: Box<dyn Runner>,
+    lost: Option<String>,
+}
+
+impl LoneRank {
+    pub(crate) fn new(runner: Box<dyn Runner>) -> Self {
+        Self { runner, lost: None }
+    }
+
+    fn guard<R>(
+        &mut self,
+        run: impl FnOnce(&mut dyn Runner) -> Result<R, EngineError>,
+    ) -> Result<R, EngineError> {
+        let lost = |reason| EngineError::RankLost { rank: 0, reason };
+        if let Some(reason) = &self.lost {
+            return Err(lost(reason.clone()));
+        }
+        catch_unwind(AssertUnwindSafe(|| run(self.runner.as_mut()))).unwrap_or_else(|panic| {
+            let reason = self.lost.insert(last_words(panic.as_ref()));
+            Err(lost(reason.clone()))
         })
+    }
+}
+
+impl Runner for LoneRank {
+    fn grow_kv(&mut self, num_blocks: u32) -> Result<(), EngineError> {
+        self.guard(|runner| runner.grow_kv(num_blocks))
+    }
+
+    fn copy_block(&mut self, from: u32, to: u32) -> Result<(), EngineError> {
+        self.guard(|runner| runner.copy_block(from, to))
+    }
+
+    fn forward(&mut self, batch: &[ReservedRows<'_>]) -> Result<Vec<f32>, EngineError> {
+        self.guard(|runner| runner.forward(batch))
+    }
+}
+
+/// What a panic says of the rank that had it.
+pub(crate) fn last_words(panic: &(dyn Any + Send)) -> String {
+    let words = panic.downcast_ref::<String>().map(String::as_str);
+    let words = words.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("no message");
+    format!("it panicked: {words}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cpu::Threads;
+
+    /// A rank, one of whose threads panics where the batch has so many sequences.
+    struct Faulty(Threads, usize);
+
+    impl Runner for Faulty {
+        fn grow_kv(&mut self, _num_blocks: u32) -> Result<(), EngineError> {
+            Ok(())
+        }
+
+        fn copy_block(&mut self, _from: u32, _to: u32) -> Result<(), EngineError> {
+            Ok(())
+        }
+
+        fn forward(&mut self, batch: &[ReservedRows<'_>]) -> Result<Vec<f32>, EngineError> {
+            let pieces: Vec<usize> = (0..64).collect();
+            Ok(self.0.map(&pieces, |&piece| {
+                assert!(piece != 50 || batch.len() != self.1, "piece {piece} fell over");
+                piece as f32
+            }))
+        }
+    }
+
+    #[test]
+    fn a_panic_on_any_thread_is_an_error_and_the_end() {
+        for threads in [1, 4] {
+            let mut rank = LoneRank::new(Box::new(Faulty(Threads::new(threads).unwrap(), 2)));
+            let rows = ReservedRows { token_ids: &[1], start: 0, block_table: &[0], num_logits: 0 };
+            assert_eq!(rank.forward(&[rows]).unwrap().len(), 64);
+            let error = rank.forward(&[rows, rows]).unwrap_err().to_string();
+            assert!(error.contains("rank 0 is lost") && error.contains("piece 50 fell over"), "{error}");
+            assert_eq!(rank.forward(&[rows]).unwrap_err().to_string(), error, "lost for good");
+            assert_eq!(rank.grow_kv(1).unwrap_err().to_string(), error);
+        }
     }
 }

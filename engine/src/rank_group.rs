@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use crate::collective::Meeting;
 use crate::forward_batch::ReservedRows;
-use crate::rank::Runner;
+use crate::rank::{Runner, last_words};
 use crate::{EngineError, TokenId};
 
 /// Between two looks at whether a rank is lost.
@@ -146,9 +146,7 @@ fn serve(
     while let Ok(command) = inbox.recv() {
         let reply =
             catch_unwind(AssertUnwindSafe(|| obey(runner.as_mut(), &command))).unwrap_or_else(|panic| {
-                let words = panic.downcast_ref::<String>().map(String::as_str);
-                let words = words.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("no message");
-                meeting.lose(rank, format!("it panicked: {words}"));
+                meeting.lose(rank, last_words(panic.as_ref()));
                 meeting.check().map(|()| Vec::new())
             });
         if let (Command::Forward(_), Err(error)) = (&command, &reply) {

@@ -9,6 +9,8 @@ mod matrix;
 mod random;
 mod source;
 
+use std::ops::Range;
+
 use half::bf16;
 
 pub(crate) use checkpoint::Checkpoint;
@@ -16,12 +18,12 @@ use checkpoint::{StoredDtype, StoredTensor};
 pub(crate) use format::{Formats, LinearFormat, MatrixFormat, QuantizedFormat};
 pub(crate) use matrix::{Matrix, MatrixData};
 pub(crate) use random::RandomTensors;
-pub(crate) use source::{LinearTensors, RowReader, TensorPart, TensorSource};
+pub(crate) use source::{LinearTensors, NumbersMut, RowBlocks, Stacked, TensorPart, TensorSource};
 
 use crate::EngineError;
 
-/// What is read at a time where numbers are converted on the way.
-const CHUNK_BYTES: usize = 1 << 20;
+/// What is read at a time where numbers are converted on the way: little enough to stay in a cache.
+const CHUNK_BYTES: usize = 1 << 17;
 
 impl Checkpoint {
     /// bf16 only where every tensor is bf16 already: as stored never loses anything.
@@ -39,25 +41,32 @@ impl Checkpoint {
 }
 
 impl TensorSource for Checkpoint {
-    fn matrix(&self, part: &TensorPart, format: MatrixFormat) -> Result<Matrix, EngineError> {
-        let tensor = self.tensor(&part.name, &part.shape)?;
-        let data = match (format, tensor.dtype) {
-            (MatrixFormat::F32, StoredDtype::F32) => MatrixData::from(read_as_stored::<f32>(&tensor, part)?),
-            (MatrixFormat::Bf16, StoredDtype::Bf16) => {
-                MatrixData::from(read_as_stored::<bf16>(&tensor, part)?)
-            }
-            (MatrixFormat::F32, _) => MatrixData::from(read_as(&tensor, part, |x| x)?),
-            (MatrixFormat::Bf16, _) => MatrixData::from(read_as(&tensor, part, bf16::from_f32)?),
-        };
-        Ok(Matrix::new(data, [part.rows.len(), part.columns.len()]))
+    fn check(&self, part: &TensorPart) -> Result<(), EngineError> {
+        self.tensor(&part.name, &part.shape).map(drop)
     }
 
-    fn rows<'a>(&'a self, part: &TensorPart) -> Result<RowReader<'a>, EngineError> {
+    fn read(
+        &self,
+        part: &TensorPart,
+        rows: Range<usize>,
+        mut out: NumbersMut<'_>,
+    ) -> Result<(), EngineError> {
+        const {
+            assert!(
+                cfg!(target_endian = "little"),
+                "safetensors are little-endian, and so must the machine be"
+            )
+        };
         let tensor = self.tensor(&part.name, &part.shape)?;
-        let (dtype, row_bytes) = (tensor.dtype, tensor.row_bytes(part));
-        let mut bytes = vec![0; part.rows.len() * row_bytes];
-        tensor.read(part.rows.start * row_bytes, &mut bytes)?;
-        Ok(Box::new(move |row| to_f32(dtype, &bytes[row * row_bytes..(row + 1) * row_bytes])))
+        match (&mut out, tensor.dtype) {
+            (NumbersMut::F32(out), StoredDtype::F32) => {
+                read_as_stored(&tensor, part, rows, bytemuck::cast_slice_mut(out))
+            }
+            (NumbersMut::Bf16(out), StoredDtype::Bf16) => {
+                read_as_stored(&tensor, part, rows, bytemuck::cast_slice_mut(out))
+            }
+            _ => read_converted(&tensor, part, rows, out),
+        }
     }
 
     fn vector(&self, name: &str, len: usize) -> Result<Vec<f32>, EngineError> {
@@ -65,45 +74,61 @@ impl TensorSource for Checkpoint {
     }
 }
 
-/// Numbers whose format is the stored one; whole rows are read to where they stay.
-fn read_as_stored<T: bytemuck::Pod>(
+/// Numbers whose format is the stored one: they are read to where they stay.
+fn read_as_stored(
     tensor: &StoredTensor<'_>,
     part: &TensorPart,
-) -> Result<Vec<T>, EngineError> {
-    const { assert!(cfg!(target_endian = "little"), "safetensors are little-endian, and so must the machine be") };
-    let row_bytes = tensor.row_bytes(part);
-    let mut numbers: Vec<T> = bytemuck::zeroed_vec(part.rows.len() * part.columns.len());
-    if part.columns.len() == part.shape[1] {
-        tensor.read(part.rows.start * row_bytes, bytemuck::cast_slice_mut(&mut numbers))?;
-        return Ok(numbers);
+    rows: Range<usize>,
+    out: &mut [u8],
+) -> Result<(), EngineError> {
+    let wanted_bytes = part.columns.len() * tensor.dtype.size();
+    if wanted_bytes == tensor.row_bytes(part) {
+        return tensor.read(tensor.offset(part, rows.start), out);
     }
-    let wanted = part.columns.start * size_of::<T>()..part.columns.end * size_of::<T>();
-    let mut out = numbers.chunks_exact_mut(part.columns.len());
-    tensor.for_rows(part, CHUNK_BYTES, |row| {
-        if let Some(out) = out.next() {
-            bytemuck::cast_slice_mut(out).copy_from_slice(&row[wanted.clone()]);
-        }
-    })?;
-    Ok(numbers)
+    if wanted_bytes == 0 {
+        return Ok(());
+    }
+    rows.zip(out.chunks_exact_mut(wanted_bytes))
+        .try_for_each(|(row, out)| tensor.read(tensor.offset(part, row), out))
 }
 
-/// Numbers that are converted on the way.
-fn read_as<T>(
+/// Numbers in another format. Every stored one widens to f32 exactly.
+fn read_converted(
     tensor: &StoredTensor<'_>,
     part: &TensorPart,
-    convert: impl Fn(f32) -> T,
-) -> Result<Vec<T>, EngineError> {
-    let mut numbers = Vec::with_capacity(part.rows.len() * part.columns.len());
-    let size = tensor.dtype.size();
-    tensor.for_rows(part, CHUNK_BYTES, |row| {
-        let wanted = &row[part.columns.start * size..part.columns.end * size];
-        numbers.extend(to_f32(tensor.dtype, wanted).into_iter().map(&convert));
-    })?;
-    Ok(numbers)
+    rows: Range<usize>,
+    mut out: NumbersMut<'_>,
+) -> Result<(), EngineError> {
+    let (columns, size) = (part.columns.len(), tensor.dtype.size());
+    // All bytes from the first wanted number of a row to the last of the last: what lies between is read too.
+    let row_bytes = tensor.row_bytes(part);
+    let wanted_bytes = columns * size;
+    if wanted_bytes == 0 {
+        return Ok(());
+    }
+    let rows_at_once = (CHUNK_BYTES / row_bytes).max(1);
+    let mut bytes = Vec::new();
+    for first in rows.clone().step_by(rows_at_once) {
+        let count = rows_at_once.min(rows.end - first);
+        bytes.resize((count - 1) * row_bytes + wanted_bytes, 0);
+        tensor.read(tensor.offset(part, first), &mut bytes)?;
+        for (row, bytes) in bytes.chunks(row_bytes).enumerate() {
+            let bytes = &bytes[..wanted_bytes];
+            let at = (first - rows.start + row) * columns;
+            let pairs = || bytes.as_chunks::<2>().0.iter();
+            match tensor.dtype {
+                StoredDtype::F32 => {
+                    out.put(at, bytes.as_chunks::<4>().0.iter().map(|b| f32::from_le_bytes(*b)))
+                }
+                StoredDtype::F16 => out.put(at, pairs().map(|b| half::f16::from_le_bytes(*b).to_f32())),
+                StoredDtype::Bf16 => out.put(at, pairs().map(|b| bf16::from_le_bytes(*b).to_f32())),
+            }
+        }
+    }
+    Ok(())
 }
 
-/// Every stored format widens to f32 exactly. Elements are read byte by byte, for nothing promises their
-/// alignment.
+/// Elements are read byte by byte, for nothing promises their alignment.
 fn to_f32(dtype: StoredDtype, bytes: &[u8]) -> Vec<f32> {
     let pairs = || bytes.as_chunks::<2>().0.iter();
     match dtype {

@@ -32,7 +32,8 @@ pub struct WorkerFlags {
     /// What computes: cpu, a GPU as cuda:0, or several of this machine as cuda:0,1, a part of the model on each
     #[arg(long, value_name = "DEVICE")]
     pub device: Option<String>,
-    /// Threads that compute [default: all cores]
+    /// Threads that compute [default: all cores]; workers of one machine may each have all of them: those that wait sleep
+    /// while others want the cores
     #[arg(long, value_name = "N")]
     pub threads: Option<usize>,
     /// How weights are held: auto (as stored), f32, bf16, or quantized while loading to int8 or int4

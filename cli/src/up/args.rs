@@ -44,7 +44,7 @@ pub struct UpArgs {
     #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:8001")]
     pub grpc: SocketAddr,
 
-    /// Compute threads of each worker [default: each worker's own]
+    /// Compute threads of each worker [default: each worker's own, which is all cores: draft and target work in turns]
     #[arg(long, value_name = "N")]
     pub threads: Option<NonZeroUsize>,
 

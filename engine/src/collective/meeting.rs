@@ -6,9 +6,7 @@ use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use crate::EngineError;
-
-/// Turns of looking before a rank sleeps: a peer that computes the same is a few microseconds late.
-const SPINS: u32 = 4_000;
+use crate::cpu::Patience;
 
 /// A barrier that can be lost. Shared by all ranks and whoever drives them.
 #[derive(Debug)]
@@ -16,6 +14,8 @@ pub(crate) struct Meeting {
     watchdog: Duration,
     /// Counts completed meetings, and other signs of life.
     round: AtomicU64,
+    /// How long a rank looks before it sleeps: a peer that computes the same is a few microseconds late.
+    patience: Patience,
     state: Mutex<State>,
     changed: Condvar,
 }
@@ -29,7 +29,13 @@ struct State {
 impl Meeting {
     pub(crate) fn new(ranks: usize, watchdog: Duration) -> Self {
         let state = Mutex::new(State { here: vec![false; ranks], lost: None });
-        Self { watchdog, round: AtomicU64::new(0), state, changed: Condvar::new() }
+        Self {
+            watchdog,
+            round: AtomicU64::new(0),
+            patience: Patience::default(),
+            state,
+            changed: Condvar::new(),
+        }
     }
 
     /// How long a rank may be missing.
@@ -72,13 +78,7 @@ impl Meeting {
                 return Ok(());
             }
         }
-        for _ in 0..SPINS {
-            if self.round() != round {
-                return Ok(());
-            }
-            std::hint::spin_loop();
-        }
-        self.sleep(round)
+        if self.patience.look(|| self.round() != round) { Ok(()) } else { self.sleep(round) }
     }
 
     fn sleep(&self, round: u64) -> Result<(), EngineError> {

@@ -16,7 +16,8 @@ use std::ops::Range;
 pub(super) use mat_mul::FloatMatMul;
 pub(super) use rows::TiledRows;
 
-use super::lines::Lines;
+use super::lanes::LANES;
+use super::lines::{Line, Lines};
 use crate::weights::MatrixFormat;
 
 /// Output channels in a panel.
@@ -58,6 +59,33 @@ impl FloatMatrix {
     /// What a product reads of it.
     pub(crate) fn bytes(&self) -> u64 {
         size_of_val(&*self.lines) as u64
+    }
+
+    /// The numbers of one output channel, widened to f32, into `out` `[k]`.
+    pub(super) fn row(&self, channel: usize, out: &mut [f32]) {
+        let lines: &[Line] = &self.lines;
+        let (per_word, step_lines) = match self.format {
+            MatrixFormat::Bf16 => (2, PANEL_VECTORS),
+            MatrixFormat::F32 => (1, STEP * PANEL_VECTORS),
+        };
+        let lane = channel % LANES * size_of::<u32>();
+        for slice in &self.slices {
+            let first =
+                (channel / PANEL * self.steps() + slice.steps.start) * step_lines + channel % PANEL / LANES;
+            for (word, out) in out[slice.k.clone()].chunks_mut(per_word).enumerate() {
+                let bytes = &lines[first + word * PANEL_VECTORS].0;
+                let word =
+                    u32::from_ne_bytes([bytes[lane], bytes[lane + 1], bytes[lane + 2], bytes[lane + 3]]);
+                match out {
+                    [x] if self.format == MatrixFormat::F32 => *x = f32::from_bits(word),
+                    [first, second @ ..] => {
+                        *first = f32::from_bits(word << 16);
+                        second.iter_mut().for_each(|second| *second = f32::from_bits(word & 0xffff_0000));
+                    }
+                    [] => {}
+                }
+            }
+        }
     }
 
     /// Steps of one panel.

@@ -1,20 +1,21 @@
 //! Every kernel against its naive twin with `==`, on every instruction set of this machine, over odd shapes.
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use half::bf16;
 use proptest::prelude::*;
 use proptest::test_runner::RngSeed;
 
 use super::elementwise::{RmsNorm, Rotate, SiluMul};
-use super::{Cpu, FloatMatrix, PackedMatrix, Threads, reference};
+use super::{Cpu, FloatMatrix, PackedMatrix, Table, Threads, reference};
 use crate::backend::HeadLayout;
 use crate::block_manager::BLOCK_SIZE;
 use crate::forward_batch::{ForwardBatch, ReservedRows};
 use crate::host::{AttentionStep, Linear, LinearWeights};
 use crate::k_slices::KSlices;
 use crate::kv_cache::{KvCache, KvShape};
-use crate::weights::{Matrix, MatrixData, QuantizedFormat};
+use crate::weights::{Matrix, MatrixData, MatrixFormat, QuantizedFormat};
 
 /// Plain numbers of about unit size, with some exact zeros and both signs of them.
 fn numbers(len: usize, seed: u64) -> Vec<f32> {
@@ -74,26 +75,34 @@ fn check_linear(product: &Product) {
         widths.iter().enumerate().map(|(i, n)| numbers(n * k, 2 + i as u64)).collect();
     let width: usize = widths.iter().sum();
     let bias = bias.then(|| numbers(width, 99));
-    let matrix = |w: &Vec<f32>| {
-        let data = match bf {
-            true => MatrixData::from(to_bf16(w)),
-            false => MatrixData::from(w.clone()),
-        };
-        Matrix::new(data, [w.len() / k, k])
-    };
-    let parts: Vec<Matrix> = weights.iter().map(matrix).collect();
-    let packed = FloatMatrix::pack(&parts, &slices, &Threads::new(1).unwrap()).unwrap();
-    let linear = Linear { weights: LinearWeights::Floats(packed), bias: bias.clone() };
-
     let all = weights.concat();
+    let (format, data) = match bf {
+        true => (MatrixFormat::Bf16, MatrixData::from(to_bf16(&all))),
+        false => (MatrixFormat::F32, MatrixData::from(all.clone())),
+    };
+    let matrix = Matrix::new(data, [width, k]);
+    let packed = FloatMatrix::pack(format, &matrix, &slices, &Threads::new(1).unwrap()).unwrap();
+    check_rows(Table::Rows(matrix), &packed);
+    let linear = Linear { weights: LinearWeights::Floats(Arc::new(packed)), bias: bias.clone() };
+
     let (x_in, weights_in) = if bf { (rounded(&x), rounded(&all)) } else { (x.clone(), all) };
     let expected =
         reference::Linear { x: &x_in, weights: &weights_in, k, slices: &slices, bias: bias.as_deref() }
             .compute();
     for cpu in Cpu::every_isa().into_iter().chain([Cpu::eager(3)]) {
         let mut out = vec![f32::NAN; rows * width];
-        cpu.enter(usize::MAX, || cpu.linear(&linear, &mut x.clone(), &mut out));
+        cpu.linear(&linear, &mut x.clone(), &mut out);
         assert_eq!(bits(&out), bits(&expected), "{cpu:?}: {product:?}");
+    }
+}
+
+/// A row looked up in panels is the row that was packed.
+fn check_rows(table: Table, packed: &FloatMatrix) {
+    let (mut stored, mut found) = (vec![0.0; packed.k()], vec![f32::NAN; packed.k()]);
+    for row in 0..packed.width() {
+        table.row(row, &mut stored);
+        packed.row(row, &mut found);
+        assert_eq!(bits(&found), bits(&stored), "row {row}");
     }
 }
 
@@ -109,14 +118,14 @@ fn check_quantized(product: &Product, format: QuantizedFormat, extremes: bool) {
         weights.iter_mut().enumerate().for_each(|(i, x)| *x *= size(i / k));
     }
     let bias = bias.then(|| numbers(width, 99));
-    let row = |row: usize| weights[row * k..(row + 1) * k].to_vec();
-    let packed = PackedMatrix::pack(format, &slices, (width, &row), &Threads::new(1).unwrap()).unwrap();
+    let matrix = Matrix::new(MatrixData::from(weights.clone()), [width, k]);
+    let packed = PackedMatrix::pack(format, &slices, &matrix, &Threads::new(1).unwrap()).unwrap();
     let twin = reference::QuantizedWeights::new(format, &weights, k);
     let expected = twin.multiply(&x, &slices, bias.as_deref());
     let linear = Linear { weights: LinearWeights::Packed(packed), bias };
     for cpu in Cpu::every_isa().into_iter().chain([Cpu::eager(3)]) {
         let mut out = vec![f32::NAN; rows * width];
-        cpu.enter(usize::MAX, || cpu.linear(&linear, &mut x.clone(), &mut out));
+        cpu.linear(&linear, &mut x.clone(), &mut out);
         assert_eq!(bits(&out), bits(&expected), "{cpu:?}: {format:?} {product:?}");
     }
 }
@@ -128,12 +137,8 @@ fn the_longest_sum_of_int8_fits() {
     let slices = KSlices::whole(k);
     let threads = Threads::new(1).unwrap();
     let pack = |slices: &KSlices, k| {
-        PackedMatrix::pack(
-            QuantizedFormat::Int8,
-            slices,
-            (2, &|row| vec![1.0 - 2.0 * row as f32; k]),
-            &threads,
-        )
+        let matrix = Matrix::new(MatrixData::from([vec![1.0; k], vec![-1.0; k]].concat()), [2, k]);
+        PackedMatrix::pack(QuantizedFormat::Int8, slices, &matrix, &threads)
     };
     let packed = pack(&slices, k).unwrap();
     let linear = Linear { weights: LinearWeights::Packed(packed), bias: None };
@@ -312,7 +317,7 @@ fn check_attention(texts: &[Text], layout: HeadLayout, window: Option<u32>, bf: 
         .collect();
     for cpu in Cpu::every_isa().into_iter().chain([Cpu::eager(3)]) {
         let mut out = vec![f32::NAN; expected.len()];
-        cpu.enter(usize::MAX, || cpu.attention(&kv, &step, &mut out));
+        cpu.attention(&kv, &step, &mut out);
         assert_eq!(bits(&out), bits(&expected), "{cpu:?}");
     }
 }
@@ -342,9 +347,9 @@ fn a_number_that_is_not_one_stays_in_its_row() {
     let weights = numbers(20 * k, 2);
     let data = MatrixData::from(weights);
     let slices = KSlices::whole(k);
-    let packed =
-        FloatMatrix::pack(&[Matrix::new(data, [20, k])], &slices, &Threads::new(1).unwrap()).unwrap();
-    let linear = Linear { weights: LinearWeights::Floats(packed), bias: None };
+    let (matrix, threads) = (Matrix::new(data, [20, k]), Threads::new(1).unwrap());
+    let packed = FloatMatrix::pack(MatrixFormat::F32, &matrix, &slices, &threads).unwrap();
+    let linear = Linear { weights: LinearWeights::Floats(Arc::new(packed)), bias: None };
     for cpu in Cpu::every_isa() {
         let mut out = vec![0.0; 60];
         cpu.linear(&linear, &mut x.clone(), &mut out);
@@ -366,8 +371,8 @@ fn a_number_that_is_not_one_is_seen_through_quantization() {
         let (mut x, mut weights) = (numbers(3 * k, 1), numbers(20 * k, 2));
         x[k + 5] = bad;
         weights[7 * k + 40] = bad;
-        let row = |row: usize| weights[row * k..(row + 1) * k].to_vec();
-        let packed = PackedMatrix::pack(format, &slices, (20, &row), &Threads::new(1).unwrap()).unwrap();
+        let matrix = Matrix::new(MatrixData::from(weights), [20, k]);
+        let packed = PackedMatrix::pack(format, &slices, &matrix, &Threads::new(1).unwrap()).unwrap();
         let linear = Linear { weights: LinearWeights::Packed(packed), bias: None };
         for cpu in Cpu::every_isa() {
             let mut out = vec![0.0; 60];

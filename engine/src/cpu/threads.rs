@@ -1,42 +1,42 @@
 //! Work over threads. Whoever calls cuts the work into items whose results do not depend on who computes
-//! them, so that the number of threads cannot change a bit; this file only hands items out.
+//! them, so that the number of threads cannot change a bit; this file only hands items out, and `crew` has the threads.
+
+mod bell;
+mod crew;
+mod patience;
 
 use std::marker::PhantomData;
 use std::ops::Range;
 
-use rayon::prelude::*;
-
 use crate::EngineError;
+use crew::Crew;
+pub(crate) use patience::Patience;
 
-/// Multiply-adds below which waking another thread costs more than it saves.
+/// Multiply-adds below which handing work to another thread costs more than it saves.
 const MIN_PARALLEL_WORK: usize = 1_000_000;
 
 /// Pieces per thread, so that a thread that was late does not hold up the others for a whole share.
 const PIECES_PER_THREAD: usize = 3;
 
-/// The threads of one engine. With one thread nothing is ever dispatched.
+/// The threads of one engine: those that live as long as it does, and the one that calls. With one thread nothing is
+/// ever handed out.
 #[derive(Debug)]
 pub(crate) struct Threads {
-    pool: Option<rayon::ThreadPool>,
+    crew: Option<Crew>,
     min_parallel_work: usize,
 }
 
 impl Threads {
     pub(crate) fn new(count: usize) -> Result<Self, EngineError> {
-        let pool = if count > 1 {
-            let built = rayon::ThreadPoolBuilder::new()
-                .num_threads(count)
-                .thread_name(|i| format!("engine-{i}"))
-                .build();
-            Some(built.map_err(|error| EngineError::BadOption {
+        let started = |count| {
+            Crew::start(count - 1).map_err(|error| EngineError::BadOption {
                 option: "threads",
                 value: count as u64,
                 reason: format!("the threads could not be started: {error}"),
-            })?)
-        } else {
-            None
+            })
         };
-        Ok(Self { pool, min_parallel_work: MIN_PARALLEL_WORK })
+        let crew = if count > 1 { Some(started(count)?) } else { None };
+        Ok(Self { crew, min_parallel_work: MIN_PARALLEL_WORK })
     }
 
     /// Threads that share even the smallest work.
@@ -45,21 +45,29 @@ impl Threads {
         Self { min_parallel_work: 0, ..Self::new(count).unwrap() }
     }
 
-    /// Enters the pool once for all that runs inside, if it is about enough work to share more than once.
-    /// Work behind is dispatched from there without waking anyone first.
-    pub(crate) fn enter<R: Send>(&self, work: usize, run: impl FnOnce() -> R + Send) -> R {
-        match &self.pool {
-            Some(pool) if work / 4 >= self.min_parallel_work => pool.install(run),
-            _ => run(),
-        }
+    /// `run` of every item, in their order.
+    pub(crate) fn map<T: Sync, R: Send>(&self, items: &[T], run: impl Fn(&T) -> R + Sync) -> Vec<R> {
+        let Some(crew) = &self.crew else { return items.iter().map(run).collect() };
+        let mut results: Vec<Option<R>> = items.iter().map(|_| None).collect();
+        let shared = Shared::new(&mut results);
+        crew.run(items.len(), &|i| {
+            // SAFETY: every piece is run once, and has its own place.
+            let place = unsafe { shared.slice_mut(i..i + 1) };
+            place[0] = Some(run(&items[i]));
+        });
+        results.into_iter().map(|result| result.expect("every piece was done")).collect()
     }
 
-    /// `run` of every item, in their order.
-    pub(crate) fn map<T: Sync, R: Send>(&self, items: &[T], run: impl Fn(&T) -> R + Sync + Send) -> Vec<R> {
-        match &self.pool {
-            Some(pool) => pool.install(|| items.par_iter().map(run).collect()),
-            None => items.iter().map(run).collect(),
-        }
+    /// Calls `run` on consecutive ranges that cover `0..items`, each of them large work; an error of the first that failed.
+    pub(crate) fn try_for_ranges(
+        &self,
+        items: usize,
+        run: impl Fn(Range<usize>) -> Result<(), EngineError> + Sync,
+    ) -> Result<(), EngineError> {
+        let pieces = self.crew.as_ref().map_or(1, |crew| crew.len() * PIECES_PER_THREAD);
+        let piece = items.div_ceil(pieces).max(1);
+        let starts: Vec<usize> = (0..items).step_by(piece).collect();
+        self.map(&starts, |&start| run(start..items.min(start + piece))).into_iter().collect()
     }
 
     /// Calls `run` on consecutive ranges that cover `0..items`, each but the last a multiple of `grain` long.
@@ -71,16 +79,14 @@ impl Threads {
         work: usize,
         run: impl Fn(Range<usize>) + Sync,
     ) {
-        let Some(pool) = &self.pool else { return run(0..items) };
+        let Some(crew) = &self.crew else { return run(0..items) };
         if work < self.min_parallel_work || items <= grain {
             return run(0..items);
         }
         let worthwhile = work / (self.min_parallel_work / 4).max(1);
-        let pieces = (pool.current_num_threads() * PIECES_PER_THREAD).min(worthwhile).max(1);
+        let pieces = (crew.len() * PIECES_PER_THREAD).min(worthwhile).max(1);
         let piece = items.div_ceil(pieces).next_multiple_of(grain);
-        let pieces = items.div_ceil(piece);
-        // From a thread of the pool, `install` just calls.
-        pool.install(|| (0..pieces).into_par_iter().for_each(|i| run(i * piece..items.min((i + 1) * piece))));
+        crew.run(items.div_ceil(piece), &|i| run(i * piece..items.min((i + 1) * piece)));
     }
 }
 
@@ -115,3 +121,6 @@ impl<'a, T> Shared<'a, T> {
         unsafe { std::slice::from_raw_parts_mut(self.start.add(range.start), range.end - range.start) }
     }
 }
+
+#[cfg(test)]
+mod tests;

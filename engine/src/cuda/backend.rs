@@ -223,8 +223,15 @@ where
         linear.bytes()
     }
 
-    fn table_as_linear(&self, table: &Self::Table) -> Result<Self::Linear, EngineError> {
-        Ok(table.as_linear())
+    fn load_tied(
+        &self,
+        source: &dyn TensorSource,
+        part: &TensorPart,
+        format: MatrixFormat,
+    ) -> Result<(Self::Table, Self::Linear), EngineError> {
+        let table = self.load_table(source, part, format)?;
+        let linear = table.as_linear();
+        Ok((table, linear))
     }
 
     fn load_norm(&self, norm: Norm) -> Result<Self::Norm, EngineError> {

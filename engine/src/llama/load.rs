@@ -49,16 +49,13 @@ impl<B: Backend> Llama<B> {
         embedding: Option<B::Table>,
     ) -> Result<Self, EngineError> {
         let loader = Loader { backend, source, config: &config, formats, shard };
-        let embedding = match embedding {
-            Some(table) => table,
-            None => {
-                let shape = [config.vocab_size, config.hidden_size];
-                let whole = TensorPart::whole(EMBEDDING.to_owned(), shape);
-                backend.load_table(source, &whole, formats.embedding)?
-            }
+        let shape = [config.vocab_size, config.hidden_size];
+        let whole = TensorPart::whole(EMBEDDING.to_owned(), shape);
+        let (embedding, lm_head) = match embedding {
+            Some(table) => (table, loader.lm_head()?),
+            None if loader.ties_one_matrix() => backend.load_tied(source, &whole, formats.embedding)?,
+            None => (backend.load_table(source, &whole, formats.embedding)?, loader.lm_head()?),
         };
-        // The largest first: while it is laid out anew it is there twice, and nothing else is there yet.
-        let lm_head = loader.lm_head(&embedding)?;
         let mut layers = Vec::new();
         let mut last_word = Instant::now();
         for layer in 0..config.num_layers {
@@ -135,15 +132,15 @@ impl<B: Backend> Loader<'_, B> {
         })
     }
 
-    fn lm_head(&self, embedding: &B::Table) -> Result<B::Linear, EngineError> {
+    /// Whether table and last projection are tied, whole and in one format. Otherwise a tied table is there twice: as it
+    /// was for looking up, and as a projection.
+    fn ties_one_matrix(&self) -> bool {
+        let floats = matches!(self.formats.linear, LinearFormat::Float(_));
+        floats && self.config.tie_word_embeddings && !self.shard.is_part()
+    }
+
+    fn lm_head(&self) -> Result<B::Linear, EngineError> {
         let (config, shard) = (self.config, self.shard);
-        if let LinearFormat::Float(_) = self.formats.linear
-            && config.tie_word_embeddings
-            && !shard.is_part()
-        {
-            return self.backend.table_as_linear(embedding);
-        }
-        // Quantized, or in parts, a tied table is there twice: as it was for looking up, and as a projection.
         let tensor = if config.tie_word_embeddings { EMBEDDING } else { LM_HEAD };
         let module = tensor.trim_end_matches(".weight").to_owned();
         self.linear(Projections {

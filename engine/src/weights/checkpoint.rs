@@ -79,24 +79,9 @@ impl StoredTensor<'_> {
         self.shard.read(self.start + first as u64, bytes)
     }
 
-    /// Calls `each` with the bytes of every row of a part, all columns, in order; about `at_once` bytes are read
-    /// at a time.
-    pub(super) fn for_rows(
-        &self,
-        part: &TensorPart,
-        at_once: usize,
-        mut each: impl FnMut(&[u8]),
-    ) -> Result<(), EngineError> {
-        let row_bytes = self.row_bytes(part);
-        let rows_at_once = (at_once / row_bytes).max(1);
-        let mut bytes = Vec::new();
-        for row in part.rows.clone().step_by(rows_at_once) {
-            let rows = rows_at_once.min(part.rows.end - row);
-            bytes.resize(rows * row_bytes, 0);
-            self.read(row * row_bytes, &mut bytes)?;
-            bytes.chunks_exact(row_bytes).for_each(&mut each);
-        }
-        Ok(())
+    /// Where the wanted columns of a part's row begin; `row` counts from the part's first.
+    pub(super) fn offset(&self, part: &TensorPart, row: usize) -> usize {
+        (part.rows.start + row) * self.row_bytes(part) + part.columns.start * self.dtype.size()
     }
 }
 

@@ -8,7 +8,10 @@ use super::Checkpoint;
 use crate::EngineError;
 use crate::cpu::Threads;
 
+/// What is hashed by itself.
 const CHUNK_BYTES: u64 = 4 << 20;
+/// What is read at a time: little enough to be hashed out of a cache.
+const READ_BYTES: usize = 1 << 16;
 
 impl Checkpoint {
     /// SHA-256 over files (their lengths and chunk hashes), in the order of their names.
@@ -19,9 +22,14 @@ impl Checkpoint {
             let chunks: Vec<u64> = (0..shard.len().div_ceil(CHUNK_BYTES)).collect();
             let hashes = threads.map(&chunks, |chunk| {
                 let start = chunk * CHUNK_BYTES;
-                let mut bytes = vec![0; (shard.len() - start).min(CHUNK_BYTES) as usize];
-                shard.read(start, &mut bytes)?;
-                Ok::<[u8; 32], EngineError>(Sha256::digest(&bytes).into())
+                let end = shard.len().min(start + CHUNK_BYTES);
+                let (mut hash, mut bytes) = (Sha256::new(), vec![0; READ_BYTES]);
+                for at in (start..end).step_by(READ_BYTES) {
+                    let bytes = &mut bytes[..READ_BYTES.min((end - at) as usize)];
+                    shard.read(at, bytes)?;
+                    hash.update(bytes);
+                }
+                Ok::<[u8; 32], EngineError>(hash.finalize().into())
             });
             for hash in hashes {
                 whole.update(hash?);

@@ -2,21 +2,19 @@
 //! formats hold the same model; matrices keep the size of what they are applied to. What such a model writes
 //! is noise.
 
+use std::ops::Range;
+
 use half::bf16;
 
-use super::source::{RowReader, TensorPart, TensorSource};
-use super::{Matrix, MatrixData, MatrixFormat};
+use super::source::{NumbersMut, TensorPart, TensorSource};
 use crate::EngineError;
-use crate::cpu::Threads;
 
 /// Tensors that depend on the seed and their names alone.
-pub(crate) struct RandomTensors<'a> {
+pub(crate) struct RandomTensors {
     pub(crate) seed: u64,
-    /// Who generates; their number changes nothing.
-    pub(crate) threads: &'a Threads,
 }
 
-impl RandomTensors<'_> {
+impl RandomTensors {
     /// Row `row` of a tensor, uniform with a variance of one over the row's length.
     fn row(&self, name: &str, row: usize, len: usize) -> impl Iterator<Item = bf16> + use<> {
         let mut state = mix(self.seed ^ mix(row as u64));
@@ -32,26 +30,24 @@ impl RandomTensors<'_> {
     }
 }
 
-impl TensorSource for RandomTensors<'_> {
-    fn matrix(&self, part: &TensorPart, format: MatrixFormat) -> Result<Matrix, EngineError> {
-        let rows: Vec<usize> = part.rows.clone().collect();
-        let columns = part.columns.clone();
-        let made = self.threads.map(&rows, |&row| {
-            let row = self.row(&part.name, row, part.shape[1]);
-            row.skip(columns.start).take(columns.len()).collect::<Vec<bf16>>()
-        });
-        let data = match format {
-            MatrixFormat::F32 => {
-                MatrixData::from(made.iter().flatten().map(|x| x.to_f32()).collect::<Vec<_>>())
-            }
-            MatrixFormat::Bf16 => MatrixData::from(made.concat()),
-        };
-        Ok(Matrix::new(data, [rows.len(), columns.len()]))
+impl TensorSource for RandomTensors {
+    fn check(&self, _part: &TensorPart) -> Result<(), EngineError> {
+        Ok(())
     }
 
-    fn rows<'a>(&'a self, part: &TensorPart) -> Result<RowReader<'a>, EngineError> {
-        let (part, first) = (part.clone(), part.rows.start);
-        Ok(Box::new(move |row| self.row(&part.name, first + row, part.shape[1]).map(bf16::to_f32).collect()))
+    fn read(
+        &self,
+        part: &TensorPart,
+        rows: Range<usize>,
+        mut out: NumbersMut<'_>,
+    ) -> Result<(), EngineError> {
+        let columns = part.columns.clone();
+        for (i, row) in rows.enumerate() {
+            let numbers = self.row(&part.name, part.rows.start + row, part.shape[1]);
+            let numbers = numbers.skip(columns.start).take(columns.len()).map(bf16::to_f32);
+            out.put(i * columns.len(), numbers);
+        }
+        Ok(())
     }
 
     fn vector(&self, name: &str, len: usize) -> Result<Vec<f32>, EngineError> {

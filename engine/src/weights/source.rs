@@ -1,13 +1,13 @@
-//! Where a model's tensors come from: the files of a checkpoint, or a generator where only the shapes matter.
+//! Where a model's tensors come from: the files of a checkpoint, or a generator where only the shapes matter. Matrices are
+//! read block by block, by whoever lays them out, so that no tensor ever lies in memory whole beside what is made of it.
 
 use std::ops::Range;
 
+use half::bf16;
+
 use crate::EngineError;
 use crate::k_slices::KSlices;
-use crate::weights::{LinearFormat, Matrix, MatrixFormat};
-
-/// Reads rows of a matrix, widened to f32.
-pub(crate) type RowReader<'a> = Box<dyn Fn(usize) -> Vec<f32> + Sync + 'a>;
+use crate::weights::{LinearFormat, Matrix, MatrixData, MatrixFormat};
 
 /// A stored matrix, and what of it is wanted: all of it, or what one rank of several holds.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -26,17 +26,81 @@ impl TensorPart {
     }
 }
 
+/// Where numbers are read to, in the format that is wanted.
+#[derive(Debug)]
+pub(crate) enum NumbersMut<'a> {
+    F32(&'a mut [f32]),
+    Bf16(&'a mut [bf16]),
+}
+
+impl NumbersMut<'_> {
+    pub(crate) fn len(&self) -> usize {
+        match self {
+            Self::F32(numbers) => numbers.len(),
+            Self::Bf16(numbers) => numbers.len(),
+        }
+    }
+
+    /// Replaces numbers from `at` on.
+    pub(crate) fn put(&mut self, at: usize, numbers: impl Iterator<Item = f32>) {
+        match self {
+            Self::F32(out) => out[at..].iter_mut().zip(numbers).for_each(|(out, x)| *out = x),
+            Self::Bf16(out) => {
+                out[at..].iter_mut().zip(numbers).for_each(|(out, x)| *out = bf16::from_f32(x))
+            }
+        }
+    }
+
+    /// A range of them.
+    fn part(&mut self, range: Range<usize>) -> NumbersMut<'_> {
+        match self {
+            Self::F32(numbers) => NumbersMut::F32(&mut numbers[range]),
+            Self::Bf16(numbers) => NumbersMut::Bf16(&mut numbers[range]),
+        }
+    }
+}
+
 /// Named tensors of checked shape.
 pub(crate) trait TensorSource: Sync {
-    /// A part of a matrix of floats, row-major.
-    fn matrix(&self, part: &TensorPart, format: MatrixFormat) -> Result<Matrix, EngineError>;
+    /// Whether the matrix is there and of that shape. Asked before memory is taken for it.
+    fn check(&self, part: &TensorPart) -> Result<(), EngineError>;
 
-    /// The rows of a part one by one, counted from the part's first but with all their columns, for whoever
-    /// makes something else of them.
-    fn rows<'a>(&'a self, part: &TensorPart) -> Result<RowReader<'a>, EngineError>;
+    /// Fills `out` with rows of a matrix, one behind the other, of each the part's columns. `rows` counts from the part's first.
+    fn read(&self, part: &TensorPart, rows: Range<usize>, out: NumbersMut<'_>) -> Result<(), EngineError>;
 
     /// A vector, always f32: norms and biases are too small to save on.
     fn vector(&self, name: &str, len: usize) -> Result<Vec<f32>, EngineError>;
+
+    /// A part of a matrix.
+    fn matrix(&self, part: &TensorPart, format: MatrixFormat) -> Result<Matrix, EngineError> {
+        self.check(part)?;
+        let (rows, shape) = (0..part.rows.len(), [part.rows.len(), part.columns.len()]);
+        let data = match format {
+            MatrixFormat::F32 => {
+                let mut numbers = bytemuck::zeroed_vec(shape[0] * shape[1]);
+                self.read(part, rows, NumbersMut::F32(&mut numbers))?;
+                MatrixData::from(numbers)
+            }
+            MatrixFormat::Bf16 => {
+                let mut numbers = bytemuck::zeroed_vec(shape[0] * shape[1]);
+                self.read(part, rows, NumbersMut::Bf16(&mut numbers))?;
+                MatrixData::from(numbers)
+            }
+        };
+        Ok(Matrix::new(data, shape))
+    }
+}
+
+/// The rows of something that is laid out, read block by block and by several threads at once.
+pub(crate) trait RowBlocks: Sync {
+    /// How many there are.
+    fn rows(&self) -> usize;
+
+    /// Numbers in each.
+    fn columns(&self) -> usize;
+
+    /// Fills `out` with rows, one behind the other.
+    fn read(&self, rows: Range<usize>, out: NumbersMut<'_>) -> Result<(), EngineError>;
 }
 
 /// Matrices that share their input, as a backend loads them.
@@ -53,8 +117,11 @@ pub(crate) struct LinearTensors<'a> {
     pub(crate) partial: bool,
 }
 
-/// Rows of several matrices that stand one on the other, with all columns.
-pub(crate) struct WholeRows<'a>(Vec<(RowReader<'a>, usize)>);
+/// Parts of tensors that stand one on the other.
+pub(crate) struct Stacked<'a> {
+    source: &'a dyn TensorSource,
+    parts: Vec<TensorPart>,
+}
 
 impl LinearTensors<'_> {
     /// The parts as floats.
@@ -62,26 +129,68 @@ impl LinearTensors<'_> {
         self.parts.iter().map(|part| self.source.matrix(part, format)).collect()
     }
 
-    /// The rows of the parts.
-    pub(crate) fn whole_rows(&self) -> Result<WholeRows<'_>, EngineError> {
-        let rows = self.parts.iter().map(|part| Ok((self.source.rows(part)?, part.rows.len())));
-        Ok(WholeRows(rows.collect::<Result<_, EngineError>>()?))
+    /// The rows of the parts, of each the columns that `slices` cover.
+    pub(crate) fn rows(&self) -> Result<Stacked<'_>, EngineError> {
+        Stacked::new(self.source, self.parts.clone())
+    }
+
+    /// The rows of the parts with all columns, also those that other ranks hold.
+    pub(crate) fn whole_rows(&self) -> Result<Stacked<'_>, EngineError> {
+        let whole = |part: &TensorPart| TensorPart { columns: 0..part.shape[1], ..part.clone() };
+        Stacked::new(self.source, self.parts.iter().map(whole).collect())
     }
 }
 
-impl WholeRows<'_> {
-    /// Of all matrices together.
-    pub(crate) fn len(&self) -> usize {
-        self.0.iter().map(|(_, rows)| rows).sum()
+impl<'a> Stacked<'a> {
+    pub(crate) fn new(source: &'a dyn TensorSource, parts: Vec<TensorPart>) -> Result<Self, EngineError> {
+        parts.iter().try_for_each(|part| source.check(part))?;
+        Ok(Self { source, parts })
+    }
+}
+
+impl RowBlocks for Stacked<'_> {
+    fn rows(&self) -> usize {
+        self.parts.iter().map(|part| part.rows.len()).sum()
     }
 
-    pub(crate) fn row(&self, mut row: usize) -> Vec<f32> {
-        for (read, rows) in &self.0 {
-            if row < *rows {
-                return read(row);
+    fn columns(&self) -> usize {
+        self.parts.first().map_or(0, |part| part.columns.len())
+    }
+
+    fn read(&self, rows: Range<usize>, mut out: NumbersMut<'_>) -> Result<(), EngineError> {
+        let (columns, mut first, mut filled) = (self.columns(), 0, 0);
+        assert_eq!(out.len(), rows.len() * columns, "rows are read to a place of their size");
+        for part in &self.parts {
+            let wanted = rows.start.max(first)..rows.end.min(first + part.rows.len());
+            if !wanted.is_empty() {
+                let end = filled + wanted.len() * columns;
+                let of_part = wanted.start - first..wanted.end - first;
+                self.source.read(part, of_part, out.part(filled..end))?;
+                filled = end;
             }
-            row -= rows;
+            first += part.rows.len();
         }
-        unreachable!("rows are counted by the same heights")
+        Ok(())
+    }
+}
+
+/// A matrix that is there already.
+impl RowBlocks for Matrix {
+    fn rows(&self) -> usize {
+        Matrix::rows(self)
+    }
+
+    fn columns(&self) -> usize {
+        Matrix::columns(self)
+    }
+
+    fn read(&self, rows: Range<usize>, mut out: NumbersMut<'_>) -> Result<(), EngineError> {
+        let range = rows.start * Matrix::columns(self)..rows.end * Matrix::columns(self);
+        match (self.data(), &mut out) {
+            (MatrixData::Bf16(numbers), NumbersMut::Bf16(out)) => out.copy_from_slice(&numbers[range]),
+            (MatrixData::Bf16(numbers), _) => out.put(0, numbers[range].iter().map(|x| x.to_f32())),
+            (MatrixData::F32(numbers), _) => out.put(0, numbers[range].iter().copied()),
+        }
+        Ok(())
     }
 }

@@ -1,70 +1,29 @@
-//! Lays matrices out in panels, in parallel over them. Runs once, at load.
+//! Lays matrices out in panels, in parallel over them, straight from where they are stored. Runs once, at load.
+
+use std::ops::Range;
 
 use half::bf16;
 
 use super::{FloatMatrix, PANEL, PANEL_VECTORS, STEP, Slice};
 use crate::EngineError;
 use crate::cpu::Threads;
-use crate::cpu::lanes::LANES;
 use crate::cpu::lines::{Line, Lines};
 use crate::cpu::threads::Shared;
+use crate::cpu::transpose::{LINE_WORDS, transpose};
 use crate::k_slices::KSlices;
-use crate::weights::{Matrix, MatrixData, MatrixFormat};
-
-/// A number of a matrix, as it stands in a panel.
-pub(super) trait Packed: Copy + Sync {
-    /// Lines of a step.
-    const STEP_LINES: usize;
-
-    /// Puts a step of channel `channel` of a panel in its place; `second` is `None` past the end of a slice.
-    fn put(step: &mut [Line], channel: usize, first: Self, second: Option<Self>);
-}
-
-impl Packed for bf16 {
-    const STEP_LINES: usize = PANEL_VECTORS;
-
-    fn put(step: &mut [Line], channel: usize, first: Self, second: Option<Self>) {
-        let pair = u32::from(first.to_bits()) | second.map_or(0, |second| u32::from(second.to_bits()) << 16);
-        put_lane(&mut step[channel / LANES], channel % LANES, pair);
-    }
-}
-
-impl Packed for f32 {
-    const STEP_LINES: usize = STEP * PANEL_VECTORS;
-
-    fn put(step: &mut [Line], channel: usize, first: Self, second: Option<Self>) {
-        put_lane(&mut step[channel / LANES], channel % LANES, first.to_bits());
-        let second = second.unwrap_or(0.0);
-        put_lane(&mut step[PANEL_VECTORS + channel / LANES], channel % LANES, second.to_bits());
-    }
-}
-
-/// Kernels load lanes as the machine orders bytes.
-fn put_lane(line: &mut Line, lane: usize, bits: u32) {
-    line.0[4 * lane..4 * lane + 4].copy_from_slice(&bits.to_ne_bytes());
-}
+use crate::weights::{MatrixFormat, NumbersMut, RowBlocks};
 
 impl FloatMatrix {
-    /// Packs matrices that stand one on the other, all in one format and with the columns that `slices` cover.
-    pub(crate) fn pack(parts: &[Matrix], slices: &KSlices, threads: &Threads) -> Result<Self, EngineError> {
-        let rows_of = |part: &Matrix| part.rows();
-        let width = parts.iter().map(rows_of).sum();
-        let slices = in_steps(slices);
-        match parts.first().map(Matrix::data) {
-            Some(MatrixData::Bf16(_)) => {
-                let rows = rows(parts, |data| match data {
-                    MatrixData::Bf16(numbers) => Some(numbers.as_slice()),
-                    MatrixData::F32(_) => None,
-                });
-                pack(MatrixFormat::Bf16, &rows, (width, slices), threads)
-            }
-            _ => {
-                let rows = rows(parts, |data| match data {
-                    MatrixData::F32(numbers) => Some(numbers.as_slice()),
-                    MatrixData::Bf16(_) => None,
-                });
-                pack(MatrixFormat::F32, &rows, (width, slices), threads)
-            }
+    /// Packs rows that have the columns which `slices` cover, all of them.
+    pub(crate) fn pack(
+        format: MatrixFormat,
+        rows: &dyn RowBlocks,
+        slices: &KSlices,
+        threads: &Threads,
+    ) -> Result<Self, EngineError> {
+        match format {
+            MatrixFormat::F32 => pack::<f32>(format, rows, in_steps(slices), threads),
+            MatrixFormat::Bf16 => pack::<bf16>(format, rows, in_steps(slices), threads),
         }
     }
 }
@@ -72,7 +31,7 @@ impl FloatMatrix {
 /// Where the K-slices lie in a panel.
 fn in_steps(slices: &KSlices) -> Vec<Slice> {
     let mut start = 0;
-    let slice = |k: &std::ops::Range<usize>| {
+    let slice = |k: &Range<usize>| {
         let steps = start..start + k.len().div_ceil(STEP);
         start = steps.end;
         Slice { k: k.clone(), steps }
@@ -80,44 +39,70 @@ fn in_steps(slices: &KSlices) -> Vec<Slice> {
     slices.ranges().iter().map(slice).collect()
 }
 
-/// The rows of all parts, one behind the other.
-fn rows<'a, T>(parts: &'a [Matrix], numbers: impl Fn(&'a MatrixData) -> Option<&'a [T]>) -> Vec<&'a [T]> {
-    let rows = |part: &'a Matrix| {
-        let numbers = numbers(part.data()).expect("the matrices of a linear are loaded in one format");
-        numbers.chunks_exact(part.columns())
-    };
-    parts.iter().flat_map(rows).collect()
+/// A number of a matrix, as it is read. In a panel, a word of 32 bits of one channel stands beside those of the others: two
+/// bf16, or one f32.
+trait Stored: bytemuck::Pod + Send + Sync {
+    fn place(numbers: &mut [Self]) -> NumbersMut<'_>;
 }
 
-fn pack<T: Packed>(
+impl Stored for bf16 {
+    fn place(numbers: &mut [Self]) -> NumbersMut<'_> {
+        NumbersMut::Bf16(numbers)
+    }
+}
+
+impl Stored for f32 {
+    fn place(numbers: &mut [Self]) -> NumbersMut<'_> {
+        NumbersMut::F32(numbers)
+    }
+}
+
+fn pack<T: Stored>(
     format: MatrixFormat,
-    rows: &[&[T]],
-    (width, slices): (usize, Vec<Slice>),
+    rows: &dyn RowBlocks,
+    slices: Vec<Slice>,
     threads: &Threads,
 ) -> Result<FloatMatrix, EngineError> {
-    let k = slices.last().map_or(0, |slice| slice.k.end);
+    let (width, k) = (rows.rows(), slices.last().map_or(0, |slice| slice.k.end));
+    assert_eq!(rows.columns(), k, "rows have the columns that the slices cover");
     let steps = slices.last().map_or(0, |slice| slice.steps.end);
-    let (panels, panel_lines) = (width.div_ceil(PANEL), steps * T::STEP_LINES);
+    let (panels, panel_lines) = (width.div_ceil(PANEL), steps * step_lines::<T>());
     let mut lines = Lines::zeroed(panels * panel_lines)?;
     let shared = Shared::new(&mut lines);
-    threads.for_ranges(panels, 1, width * k, |range| {
+    threads.try_for_ranges(panels, |range| {
+        // Of one panel after the other, so that it is in a cache when it is laid out.
+        let mut numbers: Vec<T> = bytemuck::zeroed_vec(PANEL.min(width) * k);
         for panel in range {
+            let channels = panel * PANEL..width.min((panel + 1) * PANEL);
+            let numbers = &mut numbers[..channels.len() * k];
+            rows.read(channels, T::place(numbers))?;
             // SAFETY: every panel is packed once.
             let lines = unsafe { shared.slice_mut(panel * panel_lines..(panel + 1) * panel_lines) };
-            let channels = &rows[panel * PANEL..width.min((panel + 1) * PANEL)];
-            for (channel, row) in channels.iter().enumerate() {
-                pack_channel(lines, channel, row, &slices);
-            }
+            pack_panel(lines, numbers, k, &slices);
         }
-    });
+        Ok(())
+    })?;
     Ok(FloatMatrix { format, width, k, slices, lines })
 }
 
-fn pack_channel<T: Packed>(panel: &mut [Line], channel: usize, row: &[T], slices: &[Slice]) {
+/// Lines of a step.
+fn step_lines<T>() -> usize {
+    STEP * size_of::<T>() / size_of::<u32>() * PANEL_VECTORS
+}
+
+/// Lays out channels `[channels, k]`; those that a last panel lacks stay zero, as does what follows a slice of odd length.
+fn pack_panel<T: Stored>(panel: &mut [Line], numbers: &[T], k: usize, slices: &[Slice]) {
+    let in_line = size_of::<Line>() / size_of::<T>();
     for slice in slices {
-        let lines = &mut panel[slice.steps.start * T::STEP_LINES..slice.steps.end * T::STEP_LINES];
-        for (step, pair) in lines.chunks_exact_mut(T::STEP_LINES).zip(row[slice.k.clone()].chunks(STEP)) {
-            T::put(step, channel, pair[0], pair.get(1).copied());
+        let lines = &mut panel[slice.steps.start * step_lines::<T>()..slice.steps.end * step_lines::<T>()];
+        for (block, lines) in lines.chunks_mut(LINE_WORDS * PANEL_VECTORS).enumerate() {
+            let mut words = [[0u32; LINE_WORDS]; PANEL];
+            for (words, row) in words.iter_mut().zip(numbers.chunks_exact(k)) {
+                let row = &row[slice.k.clone()][block * in_line..];
+                let row = &row[..row.len().min(in_line)];
+                bytemuck::cast_slice_mut(words)[..row.len()].copy_from_slice(row);
+            }
+            transpose(&words, lines);
         }
     }
 }

@@ -12,7 +12,8 @@ use crate::cuda::ops::{BF16_GRAIN, INT8_GRAIN, QuantizeRows, borders, check_bord
 use crate::k_slices::KSlices;
 use crate::model_config::ModelConfig;
 use crate::weights::{
-    Formats, LinearFormat, LinearTensors, Matrix, MatrixData, MatrixFormat, QuantizedFormat,
+    Formats, LinearFormat, LinearTensors, Matrix, MatrixData, MatrixFormat, NumbersMut, QuantizedFormat,
+    RowBlocks,
 };
 
 /// Rows that are quantized at a time, in bytes of f32.
@@ -153,7 +154,7 @@ fn quantize<E: Executor>(
     (n, k): (usize, usize),
 ) -> Result<Quantized<E::Memory>, EngineError> {
     let rows = tensors.whole_rows()?;
-    let (whole_k, first) = (rows.row(0).len(), tensors.slices.start());
+    let (whole_k, first) = (rows.columns(), tensors.slices.start());
     let (mut steps, mut scales) =
         (Tensor::zeros(executor, n * k, "weights")?, Tensor::zeros(executor, n, "scales of weights")?);
     let whole_row = Tensor::of(executor, &[0, whole_k as u32], "borders of a row")?;
@@ -163,7 +164,8 @@ fn quantize<E: Executor>(
     let mut whole_scales = Tensor::zeros(executor, chunk_rows, "scales of rows")?;
     for from in (0..n).step_by(chunk_rows) {
         let count = chunk_rows.min(n - from);
-        let numbers: Vec<f32> = (from..from + count).flat_map(|row| rows.row(row)).collect();
+        let mut numbers = vec![0.0; count * whole_k];
+        rows.read(from..from + count, NumbersMut::F32(&mut numbers))?;
         floats.write(executor, 0, &numbers)?;
         let (steps_of_chunk, scales_of_chunk) = (&mut whole_steps, &mut whole_scales);
         QuantizeRows {

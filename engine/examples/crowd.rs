@@ -1,0 +1,167 @@
+//! What a forward keeps of its speed where cores are wanted by others: `cargo run -p outrider-engine --example crowd --
+//! CONFIG.json [FORMAT] [THREADS] [ROWS] [ROUNDS]`. Random weights of the configuration's shape; forwards of ROWS rows behind 128
+//! tokens. In turns of a slice each: an engine of one thread alone, one of THREADS alone, beside a thread that keeps a core
+//! busy, and beside a second engine of as many. A ratio is that of two slices of one round, for a shared machine is fast
+//! one moment and slow the next; the median over rounds is printed, with the least and the largest. `fair` is the share of
+//! cores that the system owes an engine whose threads count as much as anybody's, over what it has alone.
+#![expect(clippy::print_stdout, reason = "the table is the program's output")]
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use engine::{Engine, EngineError, LoadOptions, SequenceRows, SlotId, TokenId, WeightFormat};
+
+const CONTEXT: usize = 128;
+const SLICE: Duration = Duration::from_millis(600);
+/// Of a slice, until caches and the system's scheduler have got used to who runs.
+const WARM_UP: Duration = Duration::from_millis(100);
+
+fn main() -> ExitCode {
+    let args: Vec<String> = std::env::args().skip(1).collect();
+    let number = |at: usize, default| args.get(at).map_or(Some(default), |arg| arg.parse::<usize>().ok());
+    let format = WeightFormat::named(args.get(1).map_or("bf16", String::as_str));
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let numbers = (number(2, cores), number(3, 1), number(4, 8));
+    let (Some(config), Some(format), (Some(threads), Some(rows), Some(rounds))) =
+        (args.first(), format, numbers)
+    else {
+        println!("usage: crowd CONFIG.json [bf16|int8|int4|f32] [THREADS] [ROWS] [ROUNDS]");
+        return ExitCode::from(64);
+    };
+    let setup = Setup { config: PathBuf::from(config), format, threads, rows };
+    match run(&setup, rounds.max(1), cores) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            println!("{error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+struct Setup {
+    config: PathBuf,
+    format: WeightFormat,
+    threads: usize,
+    rows: usize,
+}
+
+/// An engine with a sequence, and what it runs again and again.
+struct Subject {
+    engine: Engine,
+    slot: SlotId,
+    ids: Vec<TokenId>,
+}
+
+impl Subject {
+    fn load(setup: &Setup, threads: usize) -> Result<Self, EngineError> {
+        let mut engine = Engine::random(
+            &LoadOptions {
+                model_dir: setup.config.clone(),
+                weights: setup.format,
+                threads,
+                tensor_parallel: 1,
+                kv_memory_bytes: 1 << 30,
+                max_model_len: None,
+            },
+            1,
+        )?;
+        let vocab = engine.info().vocab_size;
+        let ids: Vec<TokenId> = (0..(CONTEXT + setup.rows) as u32).map(|i| (i * 37 + 11) % vocab).collect();
+        let slot = engine.open();
+        engine.forward(&[SequenceRows { slot, token_ids: &ids[..CONTEXT], num_logits: 0 }])?;
+        Ok(Self { engine, slot, ids })
+    }
+
+    /// Forwards a second over one slice.
+    fn slice(&mut self) -> Result<f64, EngineError> {
+        let warm = Instant::now();
+        while warm.elapsed() < WARM_UP {
+            self.forward()?;
+        }
+        let (begin, mut forwards) = (Instant::now(), 0);
+        while forwards == 0 || begin.elapsed() < SLICE {
+            self.forward()?;
+            forwards += 1;
+        }
+        Ok(f64::from(forwards) / begin.elapsed().as_secs_f64())
+    }
+
+    fn forward(&mut self) -> Result<(), EngineError> {
+        let rows = SequenceRows { slot: self.slot, token_ids: &self.ids[CONTEXT..], num_logits: 1 };
+        self.engine.forward(&[rows])?;
+        self.engine.truncate(self.slot, CONTEXT as u32);
+        Ok(())
+    }
+}
+
+fn run(setup: &Setup, rounds: usize, cores: usize) -> Result<(), EngineError> {
+    let (threads, rows) = (setup.threads, setup.rows);
+    let mut one = Subject::load(setup, 1)?;
+    let mut many = [Subject::load(setup, threads)?, Subject::load(setup, threads)?];
+    // Of each round: one thread alone, many alone, beside a busy core, beside another engine, that one.
+    let mut seen: Vec<[f64; 5]> = Vec::new();
+    for _ in 0..rounds {
+        let (single, alone) = (one.slice()?, many[0].slice()?);
+        let crowded = beside_busy_core(|| many[0].slice())?;
+        let pair = both(&mut many)?;
+        seen.push([single, alone, crowded, pair[0], pair[1]]);
+    }
+    println!("{:?}, {rows} rows, {threads} threads on {cores} cores, {rounds} rounds", setup.format);
+    let fair = |others: usize| {
+        let wanted = threads + others;
+        if wanted <= cores {
+            1.0
+        } else {
+            cores.max(1) as f64 / wanted as f64 * threads as f64 / threads.min(cores) as f64
+        }
+    };
+    line("one thread alone", &seen, 0, 1, None);
+    line("alone", &seen, 1, 1, None);
+    line("beside a busy core", &seen, 2, 1, Some(fair(1)));
+    line("two engines, the first", &seen, 3, 1, Some(fair(threads)));
+    line("two engines, the second", &seen, 4, 1, Some(fair(threads)));
+    Ok(())
+}
+
+/// Runs something while a thread of this process does nothing but turn.
+fn beside_busy_core<T>(run: impl FnOnce() -> T) -> T {
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !stop.load(Ordering::Relaxed) {
+                std::hint::spin_loop();
+            }
+        });
+        let out = run();
+        stop.store(true, Ordering::Relaxed);
+        out
+    })
+}
+
+fn both(pair: &mut [Subject; 2]) -> Result<[f64; 2], EngineError> {
+    let [first, second] = pair;
+    std::thread::scope(|scope| {
+        let other = scope.spawn(|| second.slice());
+        let first = first.slice()?;
+        let second = other.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
+        Ok([first, second])
+    })
+}
+
+/// Forwards a second, the ratio to `base`, and how that compares with a fair share.
+fn line(name: &str, seen: &[[f64; 5]], column: usize, base: usize, fair: Option<f64>) {
+    let speed = median(seen.iter().map(|round| round[column]).collect());
+    let mut ratios: Vec<f64> = seen.iter().map(|round| round[column] / round[base]).collect();
+    ratios.sort_by(f64::total_cmp);
+    let (least, most) = (ratios[0], ratios[ratios.len() - 1]);
+    let ratio = median(ratios);
+    let fair = fair.map_or_else(String::new, |fair| format!("  fair {fair:.2}  of fair {:.2}", ratio / fair));
+    println!("  {name:<24} {speed:>8.2} forwards/s  ratio {ratio:.2} [{least:.2}, {most:.2}]{fair}");
+}
+
+fn median(mut numbers: Vec<f64>) -> f64 {
+    numbers.sort_by(f64::total_cmp);
+    numbers[numbers.len() / 2]
+}
