@@ -3,8 +3,9 @@
 //!
 //! Workers keep the time of a profile, stretched so that what the processes themselves take of this machine hides behind it; a point at
 //! which the machine was more than 60% busy is void. All streams of a point are asked at once and go on past the end of the window in which
-//! tokens are counted: like the simulator's, they never end in it. Tokens per second are in the profile's own time. Only workers are
-//! simulated here; nothing of it says what GPUs do. An argument picks the points by number, as in `-- 1 3`.
+//! tokens are counted. The simulator's requests come just so, with prompts of the same length: who shares whose forward is settled by how they
+//! began, and stays so. Tokens per second are in the profile's own time. Only workers are simulated here; nothing of it says what GPUs
+//! do. Arguments pick points by number, as in `-- 1 3`.
 
 #![forbid(unsafe_code)]
 
@@ -12,7 +13,7 @@ use std::error::Error;
 use std::num::NonZeroUsize;
 use std::path::Path;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use outrider_cli::cluster::{Binaries, Cluster, ClusterSpec, DraftKind, NoLogs, TargetKind};
 use outrider_cli::load::answer::Answer;
@@ -37,10 +38,10 @@ struct Point {
 /// microseconds for each sequence of a round, which no profile knows: the more sequences, the further times are stretched.
 const POINTS: [Point; 5] = [
     point("8b-h100", (0.95, 1), 3.0, (10.0, 3.0)),
-    point("70b-8xh100-l4", (0.8, 4), 6.0, (5.0, 3.0)),
-    point("8b-h100", (0.5, 16), 6.0, (4.0, 2.0)),
-    point("70b-8xh100-l4", (0.65, 64), 16.0, (2.5, 2.5)),
-    point("8b-h100", (0.8, 256), 30.0, (1.5, 1.5)),
+    point("70b-8xh100-l4", (0.8, 4), 4.0, (5.0, 3.0)),
+    point("8b-h100", (0.5, 16), 4.0, (4.0, 2.0)),
+    point("70b-8xh100-l4", (0.65, 64), 8.0, (2.5, 2.5)),
+    point("8b-h100", (0.8, 256), 16.0, (1.5, 1.5)),
 ];
 
 const MAX_K: u32 = 10;
@@ -49,6 +50,12 @@ const SEEDS: u64 = 3;
 const MAX_BUSY: f64 = 0.6;
 /// Streams are asked for so much more than they should need, so that none ends in the window.
 const TOKENS_MARGIN: f64 = 1.2;
+/// Requests of a burst come so many a second.
+const BURST_PER_SECOND: f64 = 20_000.0;
+/// Of one request's tokens before it was asked for anything.
+const PROMPT_GUESS: u32 = 16;
+/// Longer than any window.
+const ENDLESS_TOKENS: u32 = 1 << 20;
 const PATIENCE: Duration = Duration::from_secs(60);
 
 const fn point(
@@ -69,8 +76,8 @@ struct Found {
 /// What the cluster found, and on what.
 struct Served {
     found: Found,
-    /// Tokens that a sequence held in the middle of the window.
-    context: u32,
+    /// Of each request.
+    prompt_tokens: u32,
     busy: f64,
 }
 
@@ -87,9 +94,9 @@ async fn main() -> Result<(), Box<dyn Error>> {
             continue;
         }
         let (file, profile) = point.profile()?;
-        let expected = point.simulate(&profile, 256);
+        let expected = point.simulate(&profile, PROMPT_GUESS);
         let served = point.serve(file.path(), &profile, &expected).await?;
-        let simulated = point.simulate(&profile, served.context);
+        let simulated = point.simulate(&profile, served.prompt_tokens);
         let ratio = served.found.tokens_per_second / simulated.tokens_per_second;
         let verdict = if served.busy > MAX_BUSY { "  VOID" } else { "" };
         println!(
@@ -128,12 +135,17 @@ impl Point {
         Ok((file, Profile::parse(&text)?))
     }
 
-    fn simulate(&self, profile: &Profile, context: u32) -> Found {
-        let kind = Kind { task_type: String::new(), share: 1.0, prompt_tokens: context, output_tokens: 1 };
+    fn simulate(&self, profile: &Profile, prompt_tokens: u32) -> Found {
+        let kind =
+            Kind { task_type: String::new(), share: 1.0, prompt_tokens, output_tokens: ENDLESS_TOKENS };
         let outcome = |seed: u64| -> Outcome {
             run(&Setup {
                 profile,
-                traffic: Traffic::Closed { sequences: self.sequences, kinds: vec![kind.clone()] },
+                traffic: Traffic::Open {
+                    per_second: BURST_PER_SECOND,
+                    kinds: vec![kind.clone()],
+                    sequences_max: self.sequences,
+                },
                 policy: Policy::Lanes { max_k: MAX_K },
                 sharing: Sharing::ByCost,
                 seed,
@@ -181,10 +193,9 @@ impl Point {
             }
         }
         let inputs: u64 = answers.iter().filter_map(|answer| Some(answer.usage?.0)).sum();
-        let (found, output) = self.count(&answers)?;
-        let context = (inputs as f64 + output) / f64::from(self.sequences);
+        let prompt_tokens = inputs.div_ceil(u64::from(self.sequences)) as u32;
         let busy = (after.0 - before.0) / (after.1 - before.1);
-        Ok(Served { found, context: context as u32, busy })
+        Ok(Served { found: self.count(&answers)?, prompt_tokens, busy })
     }
 
     async fn start(&self, file: &Path, profile: &Profile) -> Result<Cluster, Box<dyn Error>> {
@@ -201,9 +212,8 @@ impl Point {
         Ok(Cluster::start(spec, Arc::new(NoLogs), PATIENCE).await?)
     }
 
-    /// Tokens in the window, and how many all streams had together in its middle. The window begins the warm-up after the last stream's
-    /// first token.
-    fn count(&self, answers: &[Answer]) -> Result<(Found, f64), Box<dyn Error>> {
+    /// Tokens in the window, which begins the warm-up after the last stream's first token.
+    fn count(&self, answers: &[Answer]) -> Result<Found, Box<dyn Error>> {
         let pieces = || answers.iter().flat_map(|answer| &answer.pieces);
         let first = answers.iter().filter_map(|answer| Some(answer.pieces.first()?.arrived)).max();
         let stretched = |seconds: f64| Duration::from_secs_f64(seconds * self.time_scale);
@@ -213,20 +223,12 @@ impl Point {
         if ended.is_none_or(|ended| ended < until) {
             return Err("a stream ended within the window: raise TOKENS_MARGIN".into());
         }
-        let tokens = |from: Instant, until: Instant| -> f64 {
-            let within = pieces().filter(|piece| piece.arrived >= from && piece.arrived < until);
-            within.map(|piece| f64::from(piece.num_tokens.unwrap_or(1))).sum()
-        };
-        let began = pieces().map(|piece| piece.arrived).min().unwrap_or(from);
-        let middle = from + stretched(self.seconds) / 2;
+        let within = pieces().filter(|piece| piece.arrived >= from && piece.arrived < until);
+        let tokens: f64 = within.map(|piece| f64::from(piece.num_tokens.unwrap_or(1))).sum();
         let counts = || answers.iter().filter_map(|answer| answer.speculation);
         let drafted: u64 = counts().map(|counts| counts.draft_tokens).sum();
         let rounds: u64 = counts().map(|counts| counts.rounds).sum();
-        let found = Found {
-            tokens_per_second: tokens(from, until) / self.seconds,
-            mean_k: drafted as f64 / rounds.max(1) as f64,
-        };
-        Ok((found, tokens(began, middle)))
+        Ok(Found { tokens_per_second: tokens / self.seconds, mean_k: drafted as f64 / rounds.max(1) as f64 })
     }
 }
 

@@ -3,7 +3,7 @@
 
 use speculation::profile::{ForwardRows, Profile, StepCurve};
 
-use super::round::{Drafting, Rounds};
+use super::round::{Beginning, Drafting, Rounds};
 use super::step_time::{Forward, StepCost};
 
 impl StepCost for StepCurve {
@@ -21,14 +21,15 @@ impl StepCost for StepCurve {
     }
 }
 
-/// The rounds of one target of `profile`, whose sequences hold so many tokens each. No prompts, and a router that takes
-/// no time, as in the simulator.
+/// The rounds of one target of `profile`, whose sequences hold so many tokens each. No prompts, sequences that began
+/// together and a router that takes no time, as in the simulator's closed traffic.
 pub fn rounds<'a>(profile: &'a Profile, acceptance: &'a [f64], context: u32) -> Rounds<'a> {
     let wire_us = 2.0 * profile.wire_us;
     let workers = f64::from(profile.draft.workers) / f64::from(profile.target.workers);
     Rounds {
         target: &profile.target.curve,
         target_wire_us: wire_us,
+        beginning: Beginning::Together,
         router_us: 0.0,
         target_rows_max: f64::from(profile.target.max_batch_rows),
         drafting: Drafting::Apart { draft: &profile.draft.curve, workers, wire_us },

@@ -1,10 +1,9 @@
 //! Rounds in closed form: what one k gives at a load, with the draft on the target's own GPUs or on others. Pure.
 //!
-//! Sequences move in groups. All that one draft worker drafts for come back in one frame, so one worker's sequences stay together for
-//! good: a round is the wait for k draft steps and one verification. Several workers' sequences may go in several groups, some drafted for while
-//! others are verified, and they fall into about the number of groups that is best, with two exceptions. They go together only
-//! where the target's rule of late batches has them wait for each other ([`waits_for_the_rest`]). And a verification of more rows than a
-//! forward holds is several forwards, whatever the groups.
+//! Sequences move in groups, some drafted for while others are verified. They fall into about the number of groups that is best, with
+//! exceptions. Those that began at one moment and share a draft worker come back in one frame, and stay together for good; where requests come and
+//! go, nothing holds them ([`Beginning`]). All together go only those that the target's rule of late batches has wait for each other
+//! ([`waits_for_the_rest`]). And a verification of more rows than a forward holds is several forwards, whatever the groups.
 
 use super::step_time::{Forward, StepCost};
 
@@ -33,6 +32,15 @@ pub enum Drafting<'a> {
     },
 }
 
+/// How sequences came to be under way.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Beginning {
+    /// All at one moment, as in the simulator's closed traffic.
+    Together,
+    /// One after the other, as requests do.
+    Apart,
+}
+
 /// What the rounds of one target are made of.
 #[derive(Clone, Copy)]
 pub struct Rounds<'a> {
@@ -40,6 +48,8 @@ pub struct Rounds<'a> {
     pub target: &'a dyn StepCost,
     /// The router to the target and back, microseconds.
     pub target_wire_us: f64,
+    /// How the sequences began.
+    pub beginning: Beginning,
     /// What the router takes of a round for each further sequence in it, microseconds; that for one is part of the wires.
     pub router_us: f64,
     /// Rows that one forward of the target holds at most.
@@ -98,14 +108,14 @@ impl Rounds<'_> {
         self.best(sequences).tokens_per_second / self.at(sequences, 0).tokens_per_second
     }
 
-    /// Groups that sequences can fall into: draft workers, more or less.
+    /// Groups that sequences can fall into.
     fn parts(&self, sequences: f64, k: u32) -> u32 {
-        match self.drafting {
-            Drafting::Apart { workers, .. } if k > 0 => {
-                (sequences.min(workers).min(f64::from(GROUPS_MAX)) as u32).max(1)
-            }
-            _ => 1,
-        }
+        let most = match (self.drafting, self.beginning) {
+            (Drafting::Apart { workers, .. }, Beginning::Together) => sequences.min(workers),
+            (Drafting::Apart { .. }, Beginning::Apart) => sequences,
+            (Drafting::Colocated(_), _) => 1.0,
+        };
+        if k > 0 { (most.min(f64::from(GROUPS_MAX)) as u32).max(1) } else { 1 }
     }
 
     /// Whether sequences whose drafts are done at different moments find together again at the target. The first part to come is
@@ -123,14 +133,15 @@ impl Rounds<'_> {
         // A group that is too large for one forward is verified by several, and drafted for in as many parts from then on.
         let shared = each.min(self.sequences_max(k));
         let expected_tokens = expected_tokens(self.acceptance, k);
-        let draft = if k == 0 { 0.0 } else { self.draft_us(shared * groups, k) };
-        let router = (shared - 1.0).max(0.0) * self.router_us;
+        // What began together is whole workers' shares; else each worker drafts for a part of every group.
+        let drafted = if self.beginning == Beginning::Together { shared * groups } else { shared };
+        let draft = if k == 0 { 0.0 } else { self.draft_us(drafted, k) };
+        // Other groups' sequences are in the router's way, too.
+        let router = (shared * groups - 1.0).max(0.0) * self.router_us;
         let verify = self.target_wire_us + router + self.verify_us(shared, k);
         // A group waits for its own draft and verification, or for the target to be done with the others.
         let round = match self.drafting {
-            Drafting::Apart { .. } => {
-                (draft + verify).max(groups * self.verify_all_us(each, k)).max(sequences * self.router_us)
-            }
+            Drafting::Apart { .. } => (draft + verify).max(groups * self.verify_all_us(each, k) + router),
             Drafting::Colocated(_) => draft + self.target_wire_us + router + self.verify_all_us(each, k),
         };
         let tpot_us = round / expected_tokens + (sequences - 1.0).max(0.0) * self.prompt_us_per_token;
@@ -222,6 +233,7 @@ mod tests {
         Rounds {
             target,
             target_wire_us: 0.0,
+            beginning: Beginning::Together,
             router_us: 0.0,
             target_rows_max: 512.0,
             drafting,
@@ -253,7 +265,10 @@ mod tests {
         assert!((rounds(&by_row, apart(2.0), &[1.0]).at(8.0, 1).tpot_ms - 16.0 / 2.0).abs() < 1e-9);
         let flat = Line(16_000.0, 0.0);
         assert!((rounds(&flat, apart(8.0), &[1.0]).at(8.0, 1).tpot_ms - 21.0 / 2.0).abs() < 1e-9);
-        // What one worker drafts for comes back as one.
+        // One after the other, one worker's sequences take turns as well.
+        let come_and_go = Rounds { beginning: Beginning::Apart, ..rounds(&by_row, apart(1.0), &[1.0]) };
+        assert!((come_and_go.at(8.0, 1).tpot_ms - 16.0 / 2.0).abs() < 1e-9);
+        // What one worker drafts for, and began at one moment, comes back as one.
         for drafting in [apart(1.0), Drafting::Colocated(&draft)] {
             assert!((rounds(&by_row, drafting, &[1.0]).at(8.0, 1).tpot_ms - 21.0 / 2.0).abs() < 1e-9);
         }
