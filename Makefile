@@ -33,9 +33,10 @@ measure: ## acceptance and time per token by task type on the bundled pair, draf
 	cargo build --locked --workspace --bins
 	@"$${CARGO_TARGET_DIR:-target}/debug/acceptance-table" $(ARGS)
 
-measure-router: ## what the router takes of a CPU for each event and each token in it, with workers that only keep time (ARGS="--streams 16")
+measure-router: ## what the router (release build) costs, with workers that only keep time: CPU, added latency, memory at scale (ARGS="cpu --streams 16", latency, scale)
 	cargo build --locked --workspace --bins
-	@"$${CARGO_TARGET_DIR:-target}/debug/router-cost" $(ARGS)
+	cargo build --locked --release --package outrider-router
+	@"$${CARGO_TARGET_DIR:-target}/debug/router-cost" $(or $(ARGS),cpu) --router "$${CARGO_TARGET_DIR:-target}/release/outrider-router"
 
 measure-lanes: ## lanes on a virtual clock: every fixed k, none, mixed traffic, overlap, scale (simulated; PROFILE=FILE ARGS="quick map")
 	cargo run --locked --package outrider-speculation --example lanes_sim -- $(ARGS) $(PROFILE)

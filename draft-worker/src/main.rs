@@ -6,6 +6,7 @@ use std::process::ExitCode;
 
 use draft_worker::config::{Flags, RawDraft};
 use service::config::{self, ENV_PREFIX};
+use worker::device::DEVICE_THREADS;
 
 fn main() -> ExitCode {
     let flags: Flags = match config::parse_flags() {
@@ -17,7 +18,7 @@ fn main() -> ExitCode {
         Err(error) => return config::report(&error),
     };
     let process = config.worker.process.clone();
-    service::process::run("outrider-draft-worker", &process, |lifetime, health| async move {
+    service::process::run(DEVICE_THREADS, "outrider-draft-worker", &process, |lifetime, health| async move {
         draft_worker::serve(config, lifetime, health).await.map(drop)
     })
 }

@@ -10,6 +10,7 @@ use tokio::sync::oneshot;
 use tokio::time::Instant;
 
 use crate::error::RouterError;
+use crate::waits::{WaitReport, Waits};
 
 /// How long a request may wait for its turn before it is turned away.
 pub const ADMISSION_WAIT_MAX: Duration = Duration::from_secs(30);
@@ -50,11 +51,14 @@ struct State {
     num_waiting: usize,
     /// All of one lane: what a request is, is not known yet. Who gave up is skipped.
     waiting: Turns<(), Waiting>,
+    waits: Waits,
 }
 
 #[derive(Debug)]
 struct Waiting {
     num_sequences: u32,
+    priority: u8,
+    since: Duration,
     turn: oneshot::Sender<Permit>,
 }
 
@@ -68,7 +72,12 @@ pub struct Permit {
 impl Admission {
     /// An open gate.
     pub fn new(limits: AdmissionLimits) -> Self {
-        let state = State { available: limits.max_sequences, num_waiting: 0, waiting: Turns::default() };
+        let state = State {
+            available: limits.max_sequences,
+            num_waiting: 0,
+            waiting: Turns::default(),
+            waits: Waits::default(),
+        };
         let gate = Gate { opened: Instant::now(), state: Mutex::new(state) };
         Self { limits, wait_max: ADMISSION_WAIT_MAX, gate: Arc::new(gate) }
     }
@@ -89,6 +98,7 @@ impl Admission {
             let mut state = self.gate.state();
             // Whoever waits already goes first.
             if state.num_waiting == 0 && num_sequences <= state.available {
+                state.waits.observe(priority, Duration::ZERO);
                 return Ok(self.gate.grant(&mut state, num_sequences));
             }
             if state.num_waiting >= self.limits.max_waiting_requests {
@@ -96,14 +106,21 @@ impl Admission {
             }
             state.num_waiting += 1;
             let cost = f64::from(num_sequences);
-            let ticket = Ticket { priority, weight: 1.0, cost, since: self.gate.opened.elapsed() };
-            state.waiting.push((), ticket, Waiting { num_sequences, turn });
+            let since = self.gate.opened.elapsed();
+            let ticket = Ticket { priority, weight: 1.0, cost, since };
+            state.waiting.push((), ticket, Waiting { num_sequences, priority, since, turn });
             Place(&self.gate)
         };
         match tokio::time::timeout(self.wait_max, granted).await {
             Ok(permit) => permit.map_err(|_| RouterError::Draining),
             Err(_) => Err(RouterError::Overloaded { what: "the router (the wait for a turn timed out)" }),
         }
+    }
+
+    /// How long requests waited here, by priority.
+    pub fn waits(&self) -> Vec<WaitReport> {
+        let state = self.gate.state();
+        state.waits.report(&state.waiting.waiting(), self.gate.opened.elapsed())
     }
 
     /// Sequences that could be admitted now.
@@ -143,7 +160,8 @@ impl Gate {
             if next.num_sequences > state.available {
                 return None;
             }
-            let Waiting { num_sequences, turn } = state.waiting.pop(now, true)?;
+            let Waiting { num_sequences, priority, since, turn } = state.waiting.pop(now, true)?;
+            state.waits.observe(priority, now.saturating_sub(since));
             return Some((turn, self.grant(&mut state, num_sequences)));
         }
     }

@@ -118,9 +118,9 @@ pub trait Lanes: Send + Sync {
 /// Connects a lane and a client for a generation of `num_choices` sequences.
 pub fn channel(num_choices: u32) -> (GenerationSink, GenerationStream) {
     let (sender, receiver) = mpsc::channel(MAX_UNREAD_EVENTS_PER_CHOICE * num_choices.max(1) as usize);
-    let all = CancellationToken::new();
+    let all = Wish::default();
     let shared = Arc::new(Shared {
-        choices: (0..num_choices).map(|_| all.child_token()).collect(),
+        choices: (0..num_choices).map(|_| all.child()).collect(),
         all,
         overflowed: AtomicBool::new(false),
     });
@@ -130,12 +130,34 @@ pub fn channel(num_choices: u32) -> (GenerationSink, GenerationStream) {
     )
 }
 
+/// Whether something is still wanted: asked for every token, and waited on once.
+#[derive(Debug, Default)]
+struct Wish {
+    is_over: AtomicBool,
+    token: CancellationToken,
+}
+
+impl Wish {
+    fn child(&self) -> Self {
+        Self { is_over: AtomicBool::new(false), token: self.token.child_token() }
+    }
+
+    fn end(&self) {
+        self.is_over.store(true, Ordering::Release);
+        self.token.cancel();
+    }
+
+    fn is_over(&self) -> bool {
+        self.is_over.load(Ordering::Acquire)
+    }
+}
+
 /// What both ends see.
 #[derive(Debug)]
 struct Shared {
-    /// Parent of every token in `choices`.
-    all: CancellationToken,
-    choices: Vec<CancellationToken>,
+    /// Where it is over, every one of `choices` is.
+    all: Wish,
+    choices: Vec<Wish>,
     /// The sink found the channel full: the generation is cut.
     overflowed: AtomicBool,
 }
@@ -164,9 +186,7 @@ impl GenerationSink {
         let wanted = match &event {
             GenerationEvent::Tokens(tokens) => !self.is_cancelled(tokens.choice),
             GenerationEvent::Finished { choice, .. } => !self.is_cancelled(*choice),
-            GenerationEvent::PromptLogprobs(_) | GenerationEvent::Failed(_) => {
-                !self.shared.all.is_cancelled()
-            }
+            GenerationEvent::PromptLogprobs(_) | GenerationEvent::Failed(_) => !self.shared.all.is_over(),
         };
         if !wanted {
             return Delivery::Unwanted;
@@ -175,7 +195,7 @@ impl GenerationSink {
             Ok(()) => Delivery::Delivered,
             Err(mpsc::error::TrySendError::Full(_)) => {
                 self.shared.overflowed.store(true, Ordering::Release);
-                self.shared.all.cancel();
+                self.shared.all.end();
                 Delivery::Unwanted
             }
             Err(mpsc::error::TrySendError::Closed(_)) => Delivery::Unwanted,
@@ -192,14 +212,15 @@ impl GenerationSink {
 
     /// Whether nobody wants this choice any more.
     pub fn is_cancelled(&self, choice: u32) -> bool {
-        self.shared.choices.get(choice as usize).is_none_or(CancellationToken::is_cancelled)
+        self.shared.all.is_over() || self.shared.choices.get(choice as usize).is_none_or(Wish::is_over)
     }
 
     /// Fires when nobody wants this choice any more (its stop string was found, the client went away, or was too
     /// slow); for the owner task to wait on while the choice is queued or its round is out. Out-of-range choices are
     /// cancelled from the start.
     pub fn cancelled(&self, choice: u32) -> CancellationToken {
-        self.shared.choices.get(choice as usize).cloned().unwrap_or_else(|| {
+        let wish = self.shared.choices.get(choice as usize);
+        wish.map(|wish| wish.token.clone()).unwrap_or_else(|| {
             let never_wanted = CancellationToken::new();
             never_wanted.cancel();
             never_wanted
@@ -245,15 +266,15 @@ impl GenerationStream {
 
     /// Nothing more of this choice is wanted; the others go on.
     pub fn cancel_choice(&self, choice: u32) {
-        if let Some(token) = self.shared.choices.get(choice as usize) {
-            token.cancel();
+        if let Some(wish) = self.shared.choices.get(choice as usize) {
+            wish.end();
         }
     }
 }
 
 impl Drop for GenerationStream {
     fn drop(&mut self) {
-        self.shared.all.cancel();
+        self.shared.all.end();
     }
 }
 

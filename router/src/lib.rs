@@ -28,3 +28,4 @@ pub mod request_record;
 pub mod request_span;
 pub mod serve;
 pub mod text;
+pub mod waits;

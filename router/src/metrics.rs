@@ -2,6 +2,7 @@
 //! vLLM's, so that its dashboards and `vllm bench serve` work against a router; the others are ours.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use service::metrics::{
     Counter, CounterName, EncodeLabelSet, Family, Gauge, GaugeName, Histogram, HistogramFamily,
@@ -65,12 +66,21 @@ const IGNORED: CounterName = CounterName::new(
     "Replies and waits of rounds that were dropped or given up, by reason",
 );
 const LANE_K: GaugeName = GaugeName::new("outrider_lane_k", "How far a lane drafts now; 0 is not at all");
+const LANE_DRAFT_TOKENS: CounterName =
+    CounterName::new("outrider_lane_draft_tokens_total", "Drafted tokens of a lane that were verified");
+const LANE_ACCEPTED_TOKENS: CounterName =
+    CounterName::new("outrider_lane_accepted_tokens_total", "Drafted tokens of a lane that were committed");
 const DRAFT_OUTAGES: CounterName = CounterName::new(
     "outrider_draft_outages_total",
     "How often a draft worker was put out because it did not answer",
 );
 const WAITING_FOR_TARGET: GaugeName =
     GaugeName::new("outrider_sequences_waiting_for_target", "Sequences that wait for a target with room");
+const TARGET_WAIT: HistogramName = HistogramName::new(
+    "outrider_target_wait_seconds",
+    "How long sequences waited for a target with room, by range of priority",
+    &LONG_SECONDS,
+);
 const TOKENIZE_QUEUE: GaugeName =
     GaugeName::new("outrider_tokenize_queue_jobs", "Prompts that wait for a tokenizer thread");
 
@@ -79,6 +89,9 @@ const SHORT_SECONDS: [f64; 18] = [
 ];
 const LONG_SECONDS: [f64; 16] =
     [0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 1.5, 2.5, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0, 300.0, 600.0];
+
+/// Ranges of priorities that are told apart: the last one of each, and its name.
+const PRIORITY_RANGES: [(u8, &str); 4] = [(0, "0"), (7, "1-7"), (63, "8-63"), (u8::MAX, "64-255")];
 
 /// vLLM numbers its engines; to a client the router is one.
 const ENGINE: &str = "0";
@@ -113,6 +126,11 @@ struct OutcomeLabels {
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct ReasonLabels {
     reason: &'static str,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct PriorityLabels {
+    priority: &'static str,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -189,8 +207,11 @@ struct Families {
     requests: Family<OutcomeLabels, Counter>,
     ignored: Family<ReasonLabels, Counter>,
     lane_k: Family<LaneLabels, Gauge>,
+    lane_draft_tokens: Family<LaneLabels, Counter>,
+    lane_accepted_tokens: Family<LaneLabels, Counter>,
     draft_outages: Counter,
     waiting_for_target: Gauge,
+    target_wait: HistogramFamily<PriorityLabels>,
     tokenize_queue: Gauge,
 }
 
@@ -215,8 +236,11 @@ impl RouterMetrics {
             requests: metrics.counter_family(&REQUESTS),
             ignored: metrics.counter_family(&IGNORED),
             lane_k: metrics.gauge_family(&LANE_K),
+            lane_draft_tokens: metrics.counter_family(&LANE_DRAFT_TOKENS),
+            lane_accepted_tokens: metrics.counter_family(&LANE_ACCEPTED_TOKENS),
             draft_outages: metrics.counter(&DRAFT_OUTAGES),
             waiting_for_target: metrics.gauge(&WAITING_FOR_TARGET),
+            target_wait: metrics.histogram_family(&TARGET_WAIT),
             tokenize_queue: metrics.gauge(&TOKENIZE_QUEUE),
         };
         Self { families: Arc::new(families) }
@@ -224,25 +248,25 @@ impl RouterMetrics {
 
     /// The handles of one model.
     pub fn model(&self, model: &str) -> ModelMetrics {
+        let labels = ModelLabels { model_name: model.to_owned(), engine: ENGINE };
         ModelMetrics {
+            generation_tokens: self.families.generation_tokens.get_or_create(&labels).clone(),
+            inter_token_latency: self.families.inter_token_latency.get_or_create(&labels).clone(),
             families: Arc::clone(&self.families),
-            labels: ModelLabels { model_name: model.to_owned(), engine: ENGINE },
+            labels,
         }
     }
 
-    /// One verified draft of `num_draft_tokens`, of which the first `num_accepted` were committed. A step without a
-    /// draft counts nothing.
-    pub fn observe_verification(&self, model: &str, num_draft_tokens: u32, num_accepted: u32) {
-        if num_draft_tokens == 0 {
-            return;
-        }
+    /// The counters of one model's verified drafts.
+    fn verifications(&self, model: &str) -> Verifications {
         let labels = ModelLabels { model_name: model.to_owned(), engine: ENGINE };
-        self.families.drafts.get_or_create(&labels).inc();
-        self.families.draft_tokens.get_or_create(&labels).inc_by(num_draft_tokens.into());
-        self.families.accepted_tokens.get_or_create(&labels).inc_by(num_accepted.into());
-        for position in 0..num_accepted.min(MAX_DRAFT_TOKENS as u32) {
-            let labels = PositionLabels { model_name: model.to_owned(), engine: ENGINE, position };
-            self.families.accepted_per_position.get_or_create(&labels).inc();
+        Verifications {
+            drafts: self.families.drafts.get_or_create(&labels).clone(),
+            draft_tokens: self.families.draft_tokens.get_or_create(&labels).clone(),
+            accepted_tokens: self.families.accepted_tokens.get_or_create(&labels).clone(),
+            accepted_per_position: Vec::new(),
+            families: Arc::clone(&self.families),
+            model_name: labels.model_name,
         }
     }
 
@@ -268,6 +292,13 @@ impl RouterMetrics {
         self.families.waiting_for_target.set(count as i64);
     }
 
+    /// A sequence got its target after so long.
+    pub fn waited_for_target(&self, priority: u8, waited: Duration) {
+        let range = PRIORITY_RANGES.iter().find(|(last, _)| priority <= *last);
+        let labels = PriorityLabels { priority: range.map_or("64-255", |(_, name)| name) };
+        self.families.target_wait.get_or_create(&labels).observe(waited.as_secs_f64());
+    }
+
     /// A request was refused or failed.
     pub fn request_failed(&self, door: Door, error: &RouterError) {
         self.count(door, error.meaning().label);
@@ -278,14 +309,19 @@ impl RouterMetrics {
         self.count(door, "ok");
     }
 
-    /// How far a lane drafts. There are at most [`crate::lane::controllers::MAX_LANES`] and a few of them.
-    pub fn lane_k(&self, lane: &LaneKey) -> Gauge {
+    /// The handles of one lane. There are at most [`crate::lane::controllers::MAX_LANES`] and a few of them.
+    pub fn lane(&self, lane: &LaneKey) -> LaneMetrics {
         let labels = LaneLabels {
             model: lane.model.clone(),
             task_type: lane.task_type.clone(),
             temperature: lane.temperature.as_str(),
         };
-        self.families.lane_k.get_or_create(&labels).clone()
+        LaneMetrics {
+            k: self.families.lane_k.get_or_create(&labels).clone(),
+            draft_tokens: self.families.lane_draft_tokens.get_or_create(&labels).clone(),
+            accepted_tokens: self.families.lane_accepted_tokens.get_or_create(&labels).clone(),
+            of_model: self.verifications(&lane.model),
+        }
     }
 
     /// How many prompts wait for a tokenizer thread.
@@ -298,11 +334,69 @@ impl RouterMetrics {
     }
 }
 
-/// The handles of one model.
+/// The handles of one lane.
+#[derive(Debug)]
+pub struct LaneMetrics {
+    k: Gauge,
+    draft_tokens: Counter,
+    accepted_tokens: Counter,
+    of_model: Verifications,
+}
+
+impl LaneMetrics {
+    /// How far the lane drafts from now on.
+    pub fn k(&self, k: u32) {
+        self.k.set(k.into());
+    }
+
+    /// One verified draft of `num_draft_tokens`, of which the first `num_accepted` were committed. A step without a
+    /// draft counts nothing.
+    pub fn verified(&mut self, num_draft_tokens: u32, num_accepted: u32) {
+        self.draft_tokens.inc_by(num_draft_tokens.into());
+        self.accepted_tokens.inc_by(num_accepted.into());
+        self.of_model.observe(num_draft_tokens, num_accepted);
+    }
+}
+
+/// Counts the verified drafts of one model. What is counted for every token is looked up once.
+#[derive(Debug)]
+struct Verifications {
+    families: Arc<Families>,
+    model_name: String,
+    drafts: Counter,
+    draft_tokens: Counter,
+    accepted_tokens: Counter,
+    /// As far as drafts were accepted so far.
+    accepted_per_position: Vec<Counter>,
+}
+
+impl Verifications {
+    fn observe(&mut self, num_draft_tokens: u32, num_accepted: u32) {
+        if num_draft_tokens == 0 {
+            return;
+        }
+        self.drafts.inc();
+        self.draft_tokens.inc_by(num_draft_tokens.into());
+        self.accepted_tokens.inc_by(num_accepted.into());
+        let num_accepted = num_accepted.min(MAX_DRAFT_TOKENS as u32);
+        for position in self.accepted_per_position.len() as u32..num_accepted {
+            let labels = PositionLabels { model_name: self.model_name.clone(), engine: ENGINE, position };
+            self.accepted_per_position
+                .push(self.families.accepted_per_position.get_or_create(&labels).clone());
+        }
+        for position in &self.accepted_per_position[..num_accepted as usize] {
+            position.inc();
+        }
+    }
+}
+
+/// The handles of one model. What is counted for every token is looked up once.
 #[derive(Debug, Clone)]
 pub struct ModelMetrics {
     families: Arc<Families>,
     labels: ModelLabels,
+    generation_tokens: Counter,
+    inter_token_latency: Histogram,
 }
 
 impl ModelMetrics {
@@ -323,7 +417,7 @@ impl ModelMetrics {
 
     /// Output tokens.
     pub fn generation_tokens(&self, count: u64) {
-        self.families.generation_tokens.get_or_create(&self.labels).inc_by(count);
+        self.generation_tokens.inc_by(count);
     }
 
     /// A choice ended.
@@ -343,7 +437,7 @@ impl ModelMetrics {
 
     /// See the metric of this name.
     pub fn inter_token_latency(&self, seconds: f64) {
-        observe(&self.families.inter_token_latency, &self.labels, seconds);
+        self.inter_token_latency.observe(seconds);
     }
 
     /// See the metric of this name.
@@ -390,20 +484,29 @@ mod tests {
     use service::metrics::Exposition;
 
     use super::*;
+    use crate::lane::TemperatureBand;
 
     #[test]
     fn verifications_are_counted_under_vllms_names() {
         let page = Metrics::new();
         let metrics = RouterMetrics::register(&page);
-        metrics.observe_verification("demo", 4, 2);
-        metrics.observe_verification("demo", 4, 0);
-        metrics.observe_verification("demo", 0, 0);
+        let key = |task_type: &str| LaneKey {
+            model: "demo".to_owned(),
+            task_type: task_type.to_owned(),
+            temperature: TemperatureBand::Greedy,
+        };
+        let (mut code, mut chat) = (metrics.lane(&key("code")), metrics.lane(&key("chat")));
+        code.verified(4, 2);
+        chat.verified(4, 0);
+        chat.verified(0, 0);
         let text = page.encode(Exposition::Prometheus);
         for line in [
             r#"vllm:spec_decode_num_drafts_total{model_name="demo",engine="0"} 2"#,
             r#"vllm:spec_decode_num_draft_tokens_total{model_name="demo",engine="0"} 8"#,
             r#"vllm:spec_decode_num_accepted_tokens_total{model_name="demo",engine="0"} 2"#,
             r#"vllm:spec_decode_num_accepted_tokens_per_pos_total{model_name="demo",engine="0",position="1"} 1"#,
+            r#"outrider_lane_accepted_tokens_total{model="demo",task_type="code",temperature="greedy"} 2"#,
+            r#"outrider_lane_draft_tokens_total{model="demo",task_type="chat",temperature="greedy"} 4"#,
         ] {
             assert!(text.lines().any(|written| written == line), "{line} is missing from\n{text}");
         }

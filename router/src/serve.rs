@@ -25,6 +25,9 @@ use crate::tokenize::TokenizePool;
 use crate::workers::connection::Caller;
 use crate::workers::registry::{Registry, follow};
 
+/// Threads that the rounds keep to themselves.
+pub const ROUND_THREADS: usize = 1;
+
 /// Where a router can be reached.
 #[derive(Debug, Clone, Copy)]
 pub struct Addresses {
@@ -62,10 +65,15 @@ pub async fn serve_with(
     health.set_not_ready("no target worker is connected");
     let policy = Arc::new(config.rounds.policy.clone());
     let owner = Owner::new(config.rounds, metrics.clone(), health.clone());
-    lifetime.spawn("rounds", owner.run(inbox, lifetime.clone()));
     let caller = Caller { router_id: rand::random(), tls: config.worker_tls };
     let registry = Arc::new(Registry::new(caller, catalog.clone(), worker_events));
-    lifetime.spawn("registry", follow(registry, discovery.watch().await?, lifetime.clone()));
+    let (own, members) = (lifetime.clone(), discovery.watch().await?);
+    start_rounds(&lifetime, async move {
+        let owner = own.spawn("rounds", owner.run(inbox, own.clone()));
+        let registry = own.spawn("registry", follow(registry, members, own.clone()));
+        // Either may have panicked, which was logged.
+        drop(tokio::join!(owner, registry));
+    })?;
 
     let state = AppState {
         lanes: Arc::new(rounds),
@@ -77,6 +85,7 @@ pub async fn serve_with(
         policy,
         tokenize: TokenizePool::start(config.tokenize_threads, &lifetime, metrics.tokenize_queue())?,
         metrics,
+        keep_alive: crate::stream::KEEP_ALIVE,
         lifetime: lifetime.clone(),
     };
     let reflection = tonic_reflection::server::Builder::configure()
@@ -91,6 +100,23 @@ pub async fn serve_with(
     Door::new(http, config.tls).serve_http("http", http_app(state), &lifetime)?;
     tracing::info!(http = %addresses.http, grpc = %addresses.grpc, "listening");
     Ok(addresses)
+}
+
+/// Runs the owner of the sequences and the streams to the workers on a thread of their own. From a worker's frame to the steps that answer it
+/// nothing then waits for another thread, however many clients are written to meanwhile.
+fn start_rounds(
+    lifetime: &Lifetime,
+    rounds: impl Future<Output = ()> + Send + 'static,
+) -> anyhow::Result<()> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    let runtime = runtime.context("cannot start the rounds' runtime")?;
+    let hold = lifetime.thread("rounds");
+    let thread = std::thread::Builder::new().name("rounds".to_owned());
+    thread.spawn(move || {
+        let _hold = hold;
+        runtime.block_on(rounds);
+    })?;
+    Ok(())
 }
 
 async fn bind(address: SocketAddr) -> anyhow::Result<TcpListener> {

@@ -4,6 +4,7 @@
 //! A role brings its own start ([`run`]'s `start`) and nothing else; it must never install a signal handler or exit.
 
 use std::convert::Infallible;
+use std::num::NonZeroUsize;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
@@ -100,12 +101,18 @@ impl RawProcess {
 }
 
 /// Runs a role until it is told to stop. `start` brings it up and returns; what it spawned runs under the lifetime.
-pub fn run<F, S>(service_name: &str, config: &ProcessConfig, start: S) -> ExitCode
+///
+/// The role keeps `own_threads` cores busy with threads of its own: the runtime has the others, and one at least. A thread more than there are
+/// cores for is woken in vain.
+pub fn run<F, S>(own_threads: usize, service_name: &str, config: &ProcessConfig, start: S) -> ExitCode
 where
     S: FnOnce(Lifetime, Health) -> F,
     F: Future<Output = anyhow::Result<()>>,
 {
-    let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
+    let cores = std::thread::available_parallelism().map_or(1, NonZeroUsize::get);
+    let mut builder = tokio::runtime::Builder::new_multi_thread();
+    builder.worker_threads(cores.saturating_sub(own_threads).max(1)).enable_all();
+    let runtime = match builder.build() {
         Ok(runtime) => runtime,
         Err(error) => return fail(&anyhow::Error::new(error).context("cannot start the async runtime")),
     };

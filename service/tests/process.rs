@@ -81,7 +81,7 @@ fn play<F>(exit_on_stdin_close: bool, start: impl FnOnce(Lifetime, Health) -> F)
 where
     F: Future<Output = anyhow::Result<()>>,
 {
-    let code = run("outrider-test", &config(exit_on_stdin_close), start);
+    let code = run(0, "outrider-test", &config(exit_on_stdin_close), start);
     let word = if code == ExitCode::SUCCESS { "success" } else { "failure" };
     eprintln!("ended with {word}");
 }

@@ -204,14 +204,19 @@ impl DraftLength {
             self.load = Some(load);
             self.begin_lane_round(target, draft);
         }
-        self.left_in_round -= 1;
-        match self.probe {
+        self.choose_as_decided().expect("a lane round has at least one sequence")
+    }
+
+    /// k for another sequence of the lane round under way; nothing where all had their turn, and [`Self::choose`] is to decide.
+    pub fn choose_as_decided(&mut self) -> Option<Choice> {
+        self.left_in_round = self.left_in_round.checked_sub(1)?;
+        Some(match self.probe {
             Some(k) if self.left_to_probe > 0 => {
                 self.left_to_probe -= 1;
                 Choice { num_draft_tokens: k, is_probe: true }
             }
             _ => Choice { num_draft_tokens: self.k, is_probe: false },
-        }
+        })
     }
 
     /// A draft worker was asked for `asked` tokens and proposed `supplied` in time.

@@ -58,6 +58,18 @@ impl<L: Ord + Clone, T> Turns<L, T> {
         self.len == 0
     }
 
+    /// For each priority, how many wait, and since when the first of them does.
+    pub fn waiting(&self) -> BTreeMap<u8, (usize, Duration)> {
+        let mut waiting: BTreeMap<u8, (usize, Duration)> = BTreeMap::new();
+        for (priority, class) in self.lanes.values().flat_map(|lane| &lane.classes) {
+            let Some((first, _)) = class.front() else { continue };
+            let (count, since) = waiting.entry(*priority).or_insert((0, first.since));
+            *count += class.len();
+            *since = first.since.min(*since);
+        }
+        waiting
+    }
+
     /// One more waits.
     pub fn push(&mut self, lane: L, ticket: Ticket, item: T) {
         let served = self.served;
@@ -137,6 +149,8 @@ mod tests {
         }
         assert_eq!(turns.peek(Duration::ZERO), Some(&4));
         assert_eq!(turns.len(), 4);
+        let since = |ms| Duration::from_millis(ms);
+        assert_eq!(turns.waiting(), BTreeMap::from([(0, (2, since(2))), (5, (2, since(0)))]));
         assert_eq!(drain(&mut turns, 10), [4, 2, 1, 3]);
         assert!(turns.is_empty());
     }

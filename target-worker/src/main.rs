@@ -6,6 +6,7 @@ use std::process::ExitCode;
 
 use service::config::{self, ENV_PREFIX};
 use target_worker::config::{Flags, RawTarget};
+use worker::device::DEVICE_THREADS;
 
 fn main() -> ExitCode {
     let flags: Flags = match config::parse_flags() {
@@ -17,7 +18,7 @@ fn main() -> ExitCode {
         Err(error) => return config::report(&error),
     };
     let process = config.process.clone();
-    service::process::run("outrider-target-worker", &process, |lifetime, health| async move {
+    service::process::run(DEVICE_THREADS, "outrider-target-worker", &process, |lifetime, health| async move {
         target_worker::serve(config, lifetime, health).await.map(drop)
     })
 }

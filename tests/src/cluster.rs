@@ -142,8 +142,17 @@ impl Cluster {
 
     /// Adds a worker and waits until the router is connected to it.
     pub async fn add(&self, kind: WorkerKind) -> anyhow::Result<RunningWorker> {
+        self.add_with(kind, |_| ()).await
+    }
+
+    /// The same with a worker that is otherwise.
+    pub async fn add_with(
+        &self,
+        kind: WorkerKind,
+        change: impl FnOnce(&mut WorkerConfig),
+    ) -> anyhow::Result<RunningWorker> {
         let lifetime = self.lifetime.child();
-        let (worker, _) = start_worker(kind, self.discovery.as_ref(), lifetime).await?;
+        let (worker, _) = start_worker((kind, change), self.discovery.as_ref(), lifetime).await?;
         worker.wait_connected().await?;
         Ok(worker)
     }
@@ -157,7 +166,8 @@ impl Cluster {
         let lifetime = self.lifetime.child();
         // The worker announces itself where nobody listens; the wire is announced instead.
         let nowhere = discovery::open(&DiscoveryUri::Memory, &lifetime).await?;
-        let (worker, listen) = start_worker(kind, nowhere.as_ref(), lifetime.clone()).await?;
+        let (worker, listen) =
+            start_worker((kind, |_: &mut WorkerConfig| ()), nowhere.as_ref(), lifetime.clone()).await?;
         let wire = FaultyWire::connect(&format!("http://{listen}"), faults, lifetime.clone()).await?;
         let tally = wire.tally();
         self.announce(kind.role(), wire, lifetime).await?;
@@ -229,38 +239,42 @@ impl RunningWorker {
     }
 }
 
-async fn start_worker(
+/// A synthetic worker that nobody is told of, for programs whose router is another process; where it is.
+pub async fn start_synthetic(
     kind: WorkerKind,
+    synthetic: SyntheticConfig,
+    lifetime: Lifetime,
+) -> anyhow::Result<SocketAddr> {
+    let nowhere = discovery::open(&DiscoveryUri::Memory, &lifetime).await?;
+    let change = |config: &mut WorkerConfig| config.synthetic = Some(synthetic);
+    Ok(start_worker((kind, change), nowhere.as_ref(), lifetime).await?.1)
+}
+
+async fn start_worker(
+    (kind, change): (WorkerKind, impl FnOnce(&mut WorkerConfig)),
     discovery: &dyn Discovery,
     lifetime: Lifetime,
 ) -> anyhow::Result<(RunningWorker, SocketAddr)> {
     let mut config = worker_config()?;
+    match kind {
+        WorkerKind::Target => config.model = Some(pair::target_dir()),
+        WorkerKind::Draft => config.model = Some(pair::draft_dir()),
+        WorkerKind::SyntheticTarget | WorkerKind::SyntheticDraft => {
+            config.synthetic = Some(synthetic_config()?);
+        }
+        WorkerKind::Ngram => {}
+    }
+    if kind.role() == TARGET {
+        config.served_model_name = Some(MODEL.to_owned());
+    }
+    change(&mut config);
     let (own, health) = (lifetime.clone(), Health::new());
-    let addresses = match kind {
-        WorkerKind::Target => {
-            config.model = Some(pair::target_dir());
-            config.served_model_name = Some(MODEL.to_owned());
-            target_worker::serve_with(config, discovery, own, health).await?
-        }
-        WorkerKind::Draft => {
-            config.model = Some(pair::draft_dir());
-            let config = DraftConfig { method: DraftMethod::Model, task_types: Vec::new(), worker: config };
-            draft_worker::serve_with(config, discovery, own, health).await?
-        }
-        WorkerKind::SyntheticTarget => {
-            config.synthetic = Some(synthetic_config()?);
-            config.served_model_name = Some(MODEL.to_owned());
-            target_worker::serve_with(config, discovery, own, health).await?
-        }
-        WorkerKind::SyntheticDraft => {
-            config.synthetic = Some(synthetic_config()?);
-            let config = DraftConfig { method: DraftMethod::Model, task_types: Vec::new(), worker: config };
-            draft_worker::serve_with(config, discovery, own, health).await?
-        }
-        WorkerKind::Ngram => {
-            let config = DraftConfig { method: DraftMethod::Ngram, task_types: Vec::new(), worker: config };
-            draft_worker::serve_with(config, discovery, own, health).await?
-        }
+    let addresses = if kind.role() == TARGET {
+        target_worker::serve_with(config, discovery, own, health).await?
+    } else {
+        let method = if kind == WorkerKind::Ngram { DraftMethod::Ngram } else { DraftMethod::Model };
+        let config = DraftConfig { method, task_types: Vec::new(), worker: config };
+        draft_worker::serve_with(config, discovery, own, health).await?
     };
     Ok((RunningWorker { lifetime, admin: addresses.admin }, addresses.listen))
 }

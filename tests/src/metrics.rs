@@ -25,12 +25,21 @@ impl Page {
 
     /// The sum of a metric's samples whose labels contain `label`, such as `reason="late_draft"`.
     pub fn sum_where(&self, name: &str, label: &str) -> u64 {
+        self.total_where(name, label) as u64
+    }
+
+    /// The same with its fractions, such as seconds.
+    pub fn total(&self, name: &str) -> f64 {
+        self.total_where(name, "")
+    }
+
+    fn total_where(&self, name: &str, label: &str) -> f64 {
         let samples = self.text.lines().filter_map(|line| line.split_once(' '));
         let matching = samples.filter(|(series, _)| {
             let (metric, labels) = series.split_once('{').unwrap_or((series, ""));
             metric == name && labels.contains(label)
         });
-        matching.filter_map(|(_, value)| value.parse::<f64>().ok()).sum::<f64>() as u64
+        matching.filter_map(|(_, value)| value.parse::<f64>().ok()).sum()
     }
 }
 

@@ -24,6 +24,9 @@ use crate::metrics::{StepOutcome, WorkerMetrics};
 use crate::table::{RouterId, SequenceKey, Table};
 use crate::task::{Task, reply_to};
 
+/// Threads of a worker that are not its runtime's: this one.
+pub const DEVICE_THREADS: usize = 1;
+
 /// Frames that wait for the device thread; a full mailbox holds up the routers' streams.
 pub const MAILBOX_FRAMES: usize = 1_024;
 
@@ -216,9 +219,11 @@ impl<M: Method> Device<M> {
                     let after = self.method.stats();
                     timing.rows = (after.rows - before.rows) as u32;
                     timing.kv_tokens = after.kv_tokens - before.kv_tokens;
-                    timing.compute_us = began.elapsed().as_micros() as u64;
+                    let took = began.elapsed();
+                    timing.compute_us = took.as_micros() as u64;
                     timing.queue_us = mean_queue_us(&finished);
-                    self.formation.ran(&timing, sequences, began.elapsed());
+                    self.metrics.forward(took);
+                    self.formation.ran(&timing, sequences, took);
                     for (task, body) in finished {
                         self.finish(task, body);
                     }

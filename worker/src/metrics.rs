@@ -10,6 +10,11 @@ use crate::method::MethodStats;
 const STEPS: CounterName = CounterName::new("outrider_worker_steps_total", "Steps by what became of them");
 const FORWARDS: CounterName =
     CounterName::new("outrider_worker_forwards_total", "Forward passes of the model");
+const FORWARD_SECONDS: HistogramName = HistogramName::new(
+    "outrider_worker_forward_seconds",
+    "What forward passes took, as told to routers",
+    &[0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0],
+);
 const ROWS: CounterName = CounterName::new("outrider_worker_rows_total", "Rows computed in forward passes");
 const KV_BLOCKS_USED: GaugeName =
     GaugeName::new("outrider_worker_kv_blocks_used", "KV blocks that open sequences hold");
@@ -86,6 +91,7 @@ pub struct WorkerMetrics {
     steps: Family<Vec<(&'static str, String)>, Counter>,
     forwards: Counter,
     rows: Counter,
+    forward_seconds: Histogram,
     kv_blocks_used: Gauge,
     kv_blocks_total: Gauge,
     kv_blocks_cached: Gauge,
@@ -109,6 +115,7 @@ impl WorkerMetrics {
             steps: metrics.counter_family(&STEPS),
             forwards: metrics.counter(&FORWARDS),
             rows: metrics.counter(&ROWS),
+            forward_seconds: metrics.histogram(&FORWARD_SECONDS),
             kv_blocks_used: metrics.gauge(&KV_BLOCKS_USED),
             kv_blocks_total: metrics.gauge(&KV_BLOCKS),
             kv_blocks_cached: metrics.gauge(&KV_BLOCKS_CACHED),
@@ -135,6 +142,11 @@ impl WorkerMetrics {
     /// How long a step waited for its admission.
     pub fn queued(&self, time: Duration) {
         self.queue_seconds.observe(time.as_secs_f64());
+    }
+
+    /// A forward took so long.
+    pub fn forward(&self, time: Duration) {
+        self.forward_seconds.observe(time.as_secs_f64());
     }
 
     /// Takes over what the method counted since the last time.

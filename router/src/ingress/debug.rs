@@ -5,6 +5,7 @@ use axum::response::{IntoResponse as _, Json, Response};
 use http::{HeaderMap, HeaderValue, header};
 
 use super::AppState;
+use crate::lane::LanesReport;
 
 /// `GET /debug/lanes`.
 pub(super) async fn lanes(State(state): State<AppState>, headers: HeaderMap) -> Response {
@@ -13,7 +14,9 @@ pub(super) async fn lanes(State(state): State<AppState>, headers: HeaderMap) -> 
         return error.into_response();
     }
     match state.lanes.explain().await {
-        Ok(report) => Json(report).into_response(),
+        Ok(report) => {
+            Json(LanesReport { admission_waits: state.admission.waits(), ..report }).into_response()
+        }
         Err(error) => error.into_response(),
     }
 }

@@ -107,7 +107,7 @@ async fn answer(
     match read(state, operation, request).await {
         Ok((sent, form, caller)) => {
             let text = begin(state, sent, &caller, request_id, record).await?;
-            stream::respond(text, operation, form).await
+            stream::respond(text, operation, form, state.keep_alive).await
         }
         Err(error) => {
             record.failed(&error);

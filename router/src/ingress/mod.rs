@@ -15,7 +15,7 @@ pub mod openai;
 pub mod request;
 
 use std::sync::Arc;
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use service::health::Health;
 use service::metrics::Metrics;
@@ -83,6 +83,8 @@ pub struct AppState {
     pub metrics: RouterMetrics,
     /// Where text becomes ids.
     pub tokenize: TokenizePool,
+    /// How long a client that reads a stream hears nothing at most.
+    pub keep_alive: Duration,
     /// What the operator settled for lanes.
     pub policy: Arc<PolicyConfig>,
     /// While it drains nothing new is taken; when it is cancelled, streams are cut.

@@ -5,7 +5,6 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use serde::Serialize;
-use service::metrics::Gauge;
 use speculation::cost::WorkerCost;
 use speculation::draft_length::{DraftLength, Explanation, LaneView, Load, RoundTimes};
 use speculation::output_length::OutputLengths;
@@ -13,7 +12,7 @@ use speculation::output_length::OutputLengths;
 use crate::lane::LaneKey;
 use crate::lane::policy::{LanePolicy, PolicyConfig};
 use crate::lane::running::JoinedLane;
-use crate::metrics::RouterMetrics;
+use crate::metrics::{LaneMetrics, RouterMetrics};
 
 /// Lanes that are told apart; past it, what has a new task type shares the lane that has none. Task types come from clients.
 pub const MAX_LANES: usize = 256;
@@ -83,7 +82,7 @@ struct Lane {
     context: f64,
     k: u32,
     held_back: Option<&'static str>,
-    gauge: Gauge,
+    metrics: LaneMetrics,
 }
 
 impl Controllers {
@@ -117,7 +116,7 @@ impl Controllers {
             context: 0.0,
             k: 0,
             held_back: None,
-            gauge: self.metrics.lane_k(&key),
+            metrics: self.metrics.lane(&key),
         });
         self.numbers.insert(key, number);
         number
@@ -131,9 +130,14 @@ impl Controllers {
 
     /// k for the round that a sequence of the lane begins.
     pub(super) fn choose(&mut self, joined: &JoinedLane, workers: &Workers<'_>) -> Chosen {
-        let load = self.load(joined, workers);
+        let choice = match self.lane_mut(joined).controller.choose_as_decided() {
+            Some(choice) => choice,
+            None => {
+                let load = self.load(joined, workers);
+                self.lane_mut(joined).controller.choose(load, workers.target, workers.draft)
+            }
+        };
         let lane = self.lane_mut(joined);
-        let choice = lane.controller.choose(load, workers.target, workers.draft);
         let policy = &lane.policy;
         let is_crowded = policy.max_batch_for_speculation.is_some_and(|most| workers.target_sequences > most);
         // Probes go on, or nobody would learn that acceptance came back.
@@ -147,7 +151,7 @@ impl Controllers {
         let num_draft_tokens = if lane.held_back.is_some() { 0 } else { choice.num_draft_tokens };
         if !choice.is_probe {
             lane.k = num_draft_tokens;
-            lane.gauge.set(lane.k.into());
+            lane.metrics.k(lane.k);
         }
         Chosen { num_draft_tokens, held_back: lane.held_back }
     }
@@ -177,6 +181,7 @@ impl Controllers {
     /// A verification of one of the lane's sequences, which is `len` long now.
     pub(super) fn observe_verdict(&mut self, lane: &JoinedLane, (judged, accepted): (u32, u32), len: u32) {
         let lane = self.lane_mut(lane);
+        lane.metrics.verified(judged, accepted);
         lane.controller.observe_verdict(judged, accepted);
         let before = if lane.context > 0.0 { lane.context } else { f64::from(len) };
         lane.context = before + (f64::from(len) - before) / CONTEXT_MEMORY;

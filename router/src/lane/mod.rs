@@ -20,6 +20,7 @@ use tokio::sync::{mpsc, oneshot};
 use crate::error::RouterError;
 use crate::generation::{Generation, GenerationStream, Lanes};
 use crate::lane::controllers::LaneExplanation;
+use crate::waits::WaitReport;
 use crate::workers::WorkerEvent;
 
 /// Requests that wait for the owner task; past it clients are told to come back.
@@ -90,6 +91,10 @@ pub struct LanesReport {
     pub workers: Vec<WorkerReport>,
     /// Sequences that wait for a target with room.
     pub waiting_for_target: usize,
+    /// How long requests waited to be admitted, by priority.
+    pub admission_waits: Vec<WaitReport>,
+    /// How long sequences waited for a target with room, by priority; those that lost theirs, too.
+    pub target_waits: Vec<WaitReport>,
 }
 
 /// One worker, as `/debug/lanes` shows it.

@@ -9,7 +9,6 @@ mod rounds;
 mod seats;
 mod surroundings;
 
-use std::collections::HashMap;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,6 +17,7 @@ use futures::StreamExt as _;
 use futures::stream::FuturesUnordered;
 use proto::convert::reply_from_wire;
 use proto::v1;
+use rustc_hash::FxHashMap;
 use service::health::Health;
 use service::shutdown::Lifetime;
 use speculation::placement::PrefixMarks;
@@ -50,7 +50,8 @@ type Cancelled = Pin<Box<dyn Future<Output = SequenceId> + Send>>;
 
 /// See the module's page.
 pub struct Owner {
-    sequences: HashMap<SequenceId, Running>,
+    /// Looked up several times for every token; the numbers are our own, so that nobody can make them collide.
+    sequences: FxHashMap<SequenceId, Running>,
     next_sequence: u64,
     cancelled: FuturesUnordered<Cancelled>,
     health: Health,
@@ -61,7 +62,7 @@ impl Owner {
     /// An owner of nothing yet.
     pub fn new(config: RoundsConfig, metrics: RouterMetrics, health: Health) -> Self {
         Self {
-            sequences: HashMap::new(),
+            sequences: FxHashMap::default(),
             next_sequence: 1,
             cancelled: FuturesUnordered::new(),
             health,
@@ -73,9 +74,15 @@ impl Owner {
     pub async fn run(mut self, mut inbox: Inbox, lifetime: Lifetime) {
         let stopped = lifetime.cancelled();
         tokio::pin!(stopped);
+        let alarm = tokio::time::sleep_until(self.around.wake_at(None));
+        tokio::pin!(alarm);
         let mut flush_again = None;
         loop {
+            // It may ring early, for nothing: that is cheaper than to set it anew for every frame.
             let wake = self.around.wake_at(flush_again);
+            if wake < alarm.deadline() || alarm.is_elapsed() {
+                alarm.as_mut().reset(wake);
+            }
             tokio::select! {
                 biased;
                 // The process ends.
@@ -89,7 +96,7 @@ impl Owner {
                 // An operator asks why.
                 Some(answer) = inbox.questions.recv() => drop(answer.send(self.around.explain())),
                 // Deadlines.
-                () = tokio::time::sleep_until(wake) => self.fire_timers(),
+                () = &mut alarm => self.fire_timers(),
             }
             while let Ok(event) = inbox.workers.try_recv() {
                 self.worker_event(event);
@@ -150,6 +157,7 @@ impl Owner {
             clock: RoundClock::default(),
             asked: None,
             submitted_at: now,
+            waits_since: now,
             target_by: now,
             timer: None,
             disabled_reason: None,

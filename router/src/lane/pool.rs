@@ -1,6 +1,6 @@
 //! The workers as the owner sees them: what they said, who sits where, what they have room for, what waits to be written to them.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
 use proto::frame::split_router_frame;
@@ -74,6 +74,8 @@ pub(super) struct Seat {
 #[derive(Debug, Default)]
 pub(super) struct Pool {
     workers: BTreeMap<WorkerKey, PooledWorker>,
+    /// The targets of each model: asked for with every round.
+    targets: BTreeMap<String, BTreeSet<WorkerKey>>,
 }
 
 impl Pool {
@@ -92,11 +94,22 @@ impl Pool {
             plain_in_flight: 0,
             worker,
         };
+        if pooled.worker.role == Role::Target {
+            let model = pooled.worker.hello.model_id.clone();
+            self.targets.entry(model).or_default().insert(pooled.worker.key);
+        }
         self.workers.insert(pooled.worker.key, pooled);
     }
 
     pub(super) fn leave(&mut self, key: WorkerKey) -> Option<ConnectedWorker> {
-        self.workers.remove(&key).map(|pooled| pooled.worker)
+        let worker = self.workers.remove(&key)?.worker;
+        if let Some(targets) = self.targets.get_mut(&worker.hello.model_id) {
+            targets.remove(&key);
+            if targets.is_empty() {
+                self.targets.remove(&worker.hello.model_id);
+            }
+        }
+        Some(worker)
     }
 
     pub(super) fn get(&self, key: WorkerKey) -> Option<&PooledWorker> {
@@ -121,7 +134,8 @@ impl Pool {
 
     /// Ids of a model, while a target serves it.
     pub(super) fn vocab_size_of(&self, model: &str) -> Option<u32> {
-        self.targets_of(model).next().map(|pooled| pooled.worker.hello.vocab_size)
+        let first = *self.targets.get(model)?.first()?;
+        self.hello_of(first).map(|hello| hello.vocab_size)
     }
 
     /// The workers of a sequence of `model`, as the choice of its k sees them; nothing where one is missing.
@@ -135,7 +149,7 @@ impl Pool {
         Some(Workers {
             target: &target.cost,
             draft: &draft.cost,
-            num_targets: self.targets_of(model).count() as u32,
+            num_targets: self.targets.get(model).map_or(0, BTreeSet::len) as u32,
             target_sequences: target.load,
             draft_sequences: draft.load,
         })
@@ -220,13 +234,6 @@ impl Pool {
         pooled.prefilling += seat.prefilling;
         pooled.prefixes.remember(wanted.marks);
         Some(seat)
-    }
-
-    fn targets_of(&self, model: &str) -> impl Iterator<Item = &PooledWorker> {
-        let serves = move |pooled: &&PooledWorker| {
-            pooled.worker.role == Role::Target && pooled.worker.hello.model_id == model
-        };
-        self.workers.values().filter(serves)
     }
 
     fn candidates(&self, wanted: &Wanted<'_>) -> impl Iterator<Item = Candidate<'_>> {

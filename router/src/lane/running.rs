@@ -34,6 +34,8 @@ pub(super) struct Running {
     /// The proposal that its draft worker owes.
     pub(super) asked: Option<Asked>,
     pub(super) submitted_at: Duration,
+    /// Since when it waits for a target, while it has none.
+    pub(super) waits_since: Duration,
     /// Until when it may wait where no target serves its model.
     pub(super) target_by: Duration,
     /// Its one entry among the owner's timers.

@@ -1,4 +1,4 @@
-//! [`ChunkWriter`]: pieces of text to the JSON of OpenAI's chunks.
+//! [`ChunkWriter`]: pieces of text to OpenAI's chunks, each as one server-sent event.
 
 use serde::Serialize;
 use speculation::FinishReason;
@@ -27,16 +27,16 @@ impl ChunkWriter {
         Self { operation, form, introduced: vec![false; info.num_choices as usize] }
     }
 
-    /// The chunk of a piece; `None` where it has nothing to say yet.
+    /// Appends the chunk of a piece; nothing where it has nothing to say yet.
     pub(super) fn piece(
         &mut self,
-        info: &ResponseInfo,
-        vocabulary: &Vocabulary,
+        (info, vocabulary): (&ResponseInfo, &Vocabulary),
         delta: TextDelta,
-    ) -> Option<String> {
+        events: &mut Vec<u8>,
+    ) {
         let shows_tokens = (info.logprobs || self.form.include_speculation) && !delta.tokens.is_empty();
         if delta.text.is_empty() && delta.finish.is_none() && !shows_tokens {
-            return None;
+            return;
         }
         let speculation =
             (self.form.include_speculation && delta.part == Part::Output).then_some(ChunkSpeculation {
@@ -46,7 +46,7 @@ impl ChunkWriter {
         let finish_reason: Option<&'static str> =
             delta.finish.map(|reason: FinishReason| finish_word(reason));
         let has_logprobs = info.logprobs && !delta.tokens.is_empty();
-        Some(match self.operation {
+        match self.operation {
             Operation::Chat => {
                 let introduced = std::mem::replace(&mut self.introduced[delta.choice as usize], true);
                 let is_farewell = delta.text.is_empty() && delta.finish.is_some() && introduced;
@@ -60,7 +60,7 @@ impl ChunkWriter {
                     finish_reason,
                     speculation,
                 };
-                self.write(info, vec![choice])
+                self.write(info, [choice], events);
             }
             Operation::Completion => {
                 let choice = CompletionChoice {
@@ -70,21 +70,23 @@ impl ChunkWriter {
                     finish_reason,
                     speculation,
                 };
-                self.write(info, vec![choice])
+                self.write(info, [choice], events);
             }
-        })
+        }
     }
 
-    /// The chunk after the last choice, where it was asked for.
-    pub(super) fn usage(&self, info: &ResponseInfo, usage: &Usage) -> Option<String> {
-        let envelope: Envelope<'_, ()> = Envelope::new(info, self.object(), Vec::new());
-        self.form.include_usage.then(|| json(&envelope.with_usage(Some(usage))))
+    /// Appends the chunk after the last choice, where it was asked for.
+    pub(super) fn usage(&self, info: &ResponseInfo, usage: &Usage, events: &mut Vec<u8>) {
+        if self.form.include_usage {
+            let no_choices: [(); 0] = [];
+            event(&Envelope::new(info, self.object(), no_choices).with_usage(Some(usage)), events);
+        }
     }
 
-    fn write<C: Serialize>(&self, info: &ResponseInfo, choices: Vec<C>) -> String {
+    fn write<C: Serialize>(&self, info: &ResponseInfo, choices: [C; 1], events: &mut Vec<u8>) {
         let envelope = Envelope::new(info, self.object(), choices);
         // Clients that asked for usage expect a null in every chunk but the last.
-        json(&if self.form.include_usage { envelope.with_usage(None) } else { envelope })
+        event(&if self.form.include_usage { envelope.with_usage(None) } else { envelope }, events);
     }
 
     fn object(&self) -> &'static str {
@@ -95,7 +97,16 @@ impl ChunkWriter {
     }
 }
 
+const WRITABLE: &str = "answers hold only what JSON can hold: string keys, numbers, text";
+
 /// One line of JSON.
 pub(super) fn json<T: Serialize>(value: &T) -> String {
-    serde_json::to_string(value).expect("answers hold only what JSON can hold: string keys, numbers, text")
+    serde_json::to_string(value).expect(WRITABLE)
+}
+
+/// Appends an event whose data is one line of JSON.
+pub(super) fn event<T: Serialize>(value: &T, events: &mut Vec<u8>) {
+    events.extend_from_slice(b"data: ");
+    serde_json::to_writer(&mut *events, value).expect(WRITABLE);
+    events.extend_from_slice(b"\n\n");
 }

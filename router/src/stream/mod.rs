@@ -5,22 +5,32 @@ mod chunk;
 mod sse;
 mod whole;
 
+use std::time::Duration;
+
 use axum::response::Response;
 
+use self::chunk::ChunkWriter;
 use crate::error::RouterError;
 use crate::ingress::Operation;
 use crate::ingress::openai::body::AnswerForm;
 use crate::token_span::text_stream::TextStream;
 
+/// How long a client may hear nothing: proxies cut silent connections after 30 s and more.
+pub const KEEP_ALIVE: Duration = Duration::from_secs(10);
+
 /// Answers a request that has started. For a stream this returns at once, and the text follows; a whole answer is
-/// awaited.
+/// awaited. A client that reads a stream hears nothing for `keep_alive` at most.
 pub async fn respond(
     text: TextStream,
     operation: Operation,
     form: AnswerForm,
+    keep_alive: Duration,
 ) -> Result<Response, RouterError> {
     match form.stream {
-        Some(form) => Ok(sse::respond(text, operation, form)),
+        Some(form) => {
+            let chunks = ChunkWriter::new(operation, form, text.info());
+            Ok(sse::respond(text, chunks, keep_alive))
+        }
         None => whole::respond(text, operation).await,
     }
 }

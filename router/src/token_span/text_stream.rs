@@ -3,8 +3,10 @@
 //! Dropping it cancels whatever still runs.
 
 use std::collections::VecDeque;
+use std::fmt;
+use std::pin::Pin;
 use std::sync::Arc;
-use std::task::Poll;
+use std::task::{Context, Poll, ready};
 
 use service::shutdown::Lifetime;
 use speculation::step::PromptLogprobs;
@@ -130,10 +132,19 @@ pub struct TextStream {
     num_choices: usize,
     ready: VecDeque<TextDelta>,
     record: RequestRecord,
-    lifetime: Lifetime,
+    cut: Cut,
     /// Which prompt is asked first for its next event, so that none waits for ever.
     turn: usize,
     failed: bool,
+}
+
+/// Resolves once the process may wait no longer: the grace period of a drain is over.
+struct Cut(Pin<Box<dyn Future<Output = ()> + Send>>);
+
+impl fmt::Debug for Cut {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Cut")
+    }
 }
 
 #[derive(Debug)]
@@ -166,7 +177,7 @@ impl TextStream {
             num_choices,
             ready: VecDeque::new(),
             record,
-            lifetime,
+            cut: Cut(Box::pin(lifetime.cancelled())),
             turn: 0,
             failed: false,
         };
@@ -212,14 +223,19 @@ impl TextStream {
     ///
     /// Cancel safety: no piece is lost when the future is dropped.
     pub async fn next(&mut self) -> Option<Result<TextDelta, RouterError>> {
+        std::future::poll_fn(|context| self.poll_next(context)).await
+    }
+
+    /// [`Self::next`], for whoever writes all that is ready at once.
+    pub fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Option<Result<TextDelta, RouterError>>> {
         loop {
             if let Some(delta) = self.ready.pop_front() {
-                return Some(Ok(delta));
+                return Poll::Ready(Some(Ok(delta)));
             }
             if self.failed || self.choices.iter().all(|choice| choice.finished) {
-                return None;
+                return Poll::Ready(None);
             }
-            let absorbed = match self.next_event().await {
+            let absorbed = match ready!(self.poll_event(context)) {
                 Ok((prompt_idx, event)) => self.absorb(prompt_idx, event),
                 Err(error) => Err(error),
             };
@@ -227,7 +243,7 @@ impl TextStream {
                 self.failed = true;
                 self.prompts.iter_mut().for_each(|prompt| prompt.stream = None);
                 self.record.failed(&error);
-                return Some(Err(error));
+                return Poll::Ready(Some(Err(error)));
             }
         }
     }
@@ -262,29 +278,22 @@ impl TextStream {
     }
 
     /// The next event of any prompt, in turns; an error once the process may wait no longer.
-    async fn next_event(&mut self) -> Result<(usize, GenerationEvent), RouterError> {
+    fn poll_event(
+        &mut self,
+        context: &mut Context<'_>,
+    ) -> Poll<Result<(usize, GenerationEvent), RouterError>> {
         let num_prompts = self.prompts.len();
-        let (prompts, turn) = (&mut self.prompts, self.turn);
-        let event = std::future::poll_fn(|context| {
-            for step in 0..num_prompts {
-                let prompt_idx = (turn + step) % num_prompts;
-                let Some(stream) = &mut prompts[prompt_idx].stream else { continue };
-                if let Poll::Ready(event) = stream.poll_next(context) {
-                    return Poll::Ready((prompt_idx, event));
-                }
+        for step in 0..num_prompts {
+            let prompt_idx = (self.turn + step) % num_prompts;
+            let Some(stream) = &mut self.prompts[prompt_idx].stream else { continue };
+            if let Poll::Ready(event) = stream.poll_next(context) {
+                self.turn = prompt_idx + 1;
+                let ended_early = || RouterError::Internal("the lane ended before its sequences did".into());
+                return Poll::Ready(event.map(|event| (prompt_idx, event)).ok_or_else(ended_early));
             }
-            Poll::Pending
-        });
-        let (prompt_idx, event) = tokio::select! {
-            // What is ready goes out, even at the end.
-            biased;
-            event = event => event,
-            // The grace period of a drain is over.
-            () = self.lifetime.cancelled() => return Err(RouterError::Draining),
-        };
-        self.turn = prompt_idx + 1;
-        let ended_early = || RouterError::Internal("the lane ended before its sequences did".into());
-        Ok((prompt_idx, event.ok_or_else(ended_early)?))
+        }
+        // What is ready goes out, even at the end.
+        self.cut.0.as_mut().poll(context).map(|()| Err(RouterError::Draining))
     }
 
     fn absorb(&mut self, prompt_idx: usize, event: GenerationEvent) -> Result<(), RouterError> {

@@ -1,12 +1,15 @@
 //! What a request's fields do, seen from both sides: what the client reads, and what reaches the lane.
 
+use std::time::Instant;
+
+use futures::StreamExt as _;
 use router::error::RouterError;
 use router::ingress::Auth;
 use serde_json::{Value, json};
 use speculation::AcceptanceMode;
 
 use crate::client::{
-    END, MAX_MODEL_LEN, MODEL, TestRouter, chunks, demo_encode, eventually, post, streamed_text,
+    END, KEEP_ALIVE, MAX_MODEL_LEN, MODEL, TestRouter, chunks, demo_encode, eventually, post, streamed_text,
 };
 use crate::fake_lanes::Script;
 
@@ -276,4 +279,19 @@ async fn the_end_of_the_grace_period_cuts_streams_with_a_reason() {
         router.state.lifetime.shut_down(std::time::Duration::from_secs(5)).await;
     });
     assert_eq!(chunks(&events).last().unwrap()["error"]["code"], "draining");
+}
+
+#[tokio::test]
+async fn a_stream_on_which_nothing_comes_is_kept_alive() {
+    let router = TestRouter::start();
+    router.lanes.play(Script::Hang);
+    let mut events = router.open(COMPLETIONS, &completion(json!({ "stream": true }))).await;
+    let first = events.next().await.unwrap().unwrap();
+    assert!(first.starts_with(b"data: {"), "{first:?}");
+    for _ in 0..3 {
+        let heard_at = Instant::now();
+        assert_eq!(events.next().await.unwrap().unwrap(), ": keep-alive\n\n");
+        // Half of it: this task may have been late to hear of what came before.
+        assert!(heard_at.elapsed() > KEEP_ALIVE / 2, "it came after {:?}", heard_at.elapsed());
+    }
 }

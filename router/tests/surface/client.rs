@@ -4,9 +4,10 @@ use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
 use axum::Router;
-use axum::body::{Body, Bytes};
+use axum::body::{Body, BodyDataStream, Bytes};
 use http::{HeaderMap, Request, StatusCode};
 use http_body_util::BodyExt as _;
 use router::admission::{Admission, AdmissionLimits};
@@ -32,6 +33,9 @@ use crate::fake_lanes::{FakeLanes, Script, SharedLanes};
 pub(crate) const MODEL: &str = "org/demo";
 pub(crate) const MAX_MODEL_LEN: u32 = 2_048;
 pub(crate) const END: TokenId = 0;
+
+/// How long clients of these routers hear nothing at most.
+pub(crate) const KEEP_ALIVE: Duration = Duration::from_millis(40);
 
 /// The bundled tokenizer and template.
 pub(crate) fn demo_text() -> Arc<ModelText> {
@@ -120,6 +124,7 @@ impl TestRouter {
             metrics,
             policy: Arc::new(policy()),
             tokenize,
+            keep_alive: KEEP_ALIVE,
             lifetime,
         };
         Self { lanes, app: http_app(state.clone()), state }
@@ -157,6 +162,13 @@ impl TestRouter {
         assert_eq!(answer.status, 200, "{body}: {}", answer.text());
         assert_eq!(answer.headers["content-type"], "text/event-stream");
         answer.events()
+    }
+
+    /// A streamed request that must be answered with 200: its body as it comes.
+    pub(crate) async fn open(&self, path: &str, body: &Value) -> BodyDataStream {
+        let response = self.app.clone().oneshot(post(path, body.to_string())).await.unwrap();
+        assert_eq!(response.status(), 200);
+        response.into_body().into_data_stream()
     }
 
     pub(crate) async fn get(&self, path: &str) -> Answer {

@@ -48,7 +48,10 @@ async fn the_lanes_way_to_judge_drafts_holds_where_the_request_names_none() {
 async fn lanes_are_explained_to_operators_only() {
     let answer = TestRouter::start().get(DEBUG_LANES).await;
     assert_eq!(answer.status, 200);
-    assert_eq!(answer.json(), json!({ "lanes": [], "workers": [], "waiting_for_target": 3 }));
+    assert_eq!(
+        answer.json(),
+        json!({ "lanes": [], "workers": [], "waiting_for_target": 3, "admission_waits": [], "target_waits": [] })
+    );
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("keys");
     std::fs::write(&path, "sk-one\n").unwrap();

@@ -7,7 +7,7 @@ use crate::token_span::text_stream::{ResponseInfo, Usage};
 
 /// What surrounds the choices of every answer and chunk.
 #[derive(Debug, Serialize)]
-pub struct Envelope<'a, C> {
+pub struct Envelope<'a, C: Serialize> {
     id: &'a str,
     object: &'static str,
     created: u64,
@@ -15,15 +15,15 @@ pub struct Envelope<'a, C> {
     system_fingerprint: &'a str,
     /// Ours: the seed in the form in which it can be sent again.
     seed: i64,
-    choices: Vec<C>,
+    choices: C,
     /// Absent, or null where a later chunk will say it.
     #[serde(skip_serializing_if = "Option::is_none")]
     usage: Option<Option<UsageBody>>,
 }
 
-impl<'a, C> Envelope<'a, C> {
-    /// An answer or chunk without usage.
-    pub fn new(info: &'a ResponseInfo, object: &'static str, choices: Vec<C>) -> Self {
+impl<'a, C: Serialize> Envelope<'a, C> {
+    /// An answer or chunk without usage; `choices` is a list.
+    pub fn new(info: &'a ResponseInfo, object: &'static str, choices: C) -> Self {
         Self {
             id: &info.id,
             object,

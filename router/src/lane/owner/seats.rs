@@ -68,6 +68,7 @@ impl Surroundings {
             cost: 1.0,
             since: running.submitted_at,
         };
+        running.waits_since = self.now();
         let turns = self.waiting.entry(running.lane.key.model.clone()).or_default();
         turns.push(running.lane.number, ticket, running.id);
         self.has_room = true;
@@ -117,6 +118,10 @@ impl Surroundings {
         }
         running.numerics_id = numerics_id;
         running.target = Some(seat);
+        let (priority, waited) =
+            (running.sequence.spec().priority, self.now().saturating_sub(running.waits_since));
+        self.target_waits.observe(priority, waited);
+        self.metrics.waited_for_target(priority, waited);
         true
     }
 

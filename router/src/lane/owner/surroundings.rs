@@ -15,6 +15,7 @@ use crate::lane::controllers::Controllers;
 use crate::lane::pool::Pool;
 use crate::lane::running::Asked;
 use crate::lane::{LanesReport, WorkerReport};
+use crate::waits::Waits;
 
 /// See the module's page.
 pub(super) struct Surroundings {
@@ -31,6 +32,8 @@ pub(super) struct Surroundings {
     pub(super) plain_until: Option<Duration>,
     /// Sequences that wait for a target with room, by model. Some of them may be gone by the time it is their turn.
     pub(super) waiting: BTreeMap<String, Turns<u32, SequenceId>>,
+    /// How long those waited that had their turn.
+    pub(super) target_waits: Waits,
     /// Whether somebody joined those since they were looked at, or something made room.
     pub(super) has_room: bool,
     /// The earliest deadline of each sequence that has one.
@@ -49,6 +52,7 @@ impl Surroundings {
             plain: Vec::new(),
             plain_until: None,
             waiting: BTreeMap::new(),
+            target_waits: Waits::default(),
             has_room: false,
             timers: BTreeSet::new(),
         }
@@ -107,7 +111,6 @@ impl Surroundings {
             Action::Ready => return self.ready.push_back(running.id),
             Action::Commit(commit) => {
                 let (k, accepted) = (commit.num_draft_tokens, commit.num_accepted);
-                self.metrics.observe_verification(&running.lane.key.model, k, accepted);
                 running.round.record("outrider.spec.drafted", k).record("outrider.spec.accepted", accepted);
                 running.round = tracing::Span::none();
                 self.landed(running);
@@ -214,10 +217,19 @@ impl Surroundings {
                 health: is_draft.then(|| -> HealthReport { pooled.health.report(now) }),
             }
         });
+        let mut waiting = BTreeMap::new();
+        for (priority, (count, since)) in self.waiting.values().flat_map(Turns::waiting) {
+            let (all, first) = waiting.entry(priority).or_insert((0, since));
+            *all += count;
+            *first = since.min(*first);
+        }
         LanesReport {
             lanes: self.controllers.explain(),
             workers: workers.collect(),
             waiting_for_target: self.waiting.values().map(Turns::len).sum(),
+            // The doors know these.
+            admission_waits: Vec::new(),
+            target_waits: self.target_waits.report(&waiting, now),
         }
     }
 }

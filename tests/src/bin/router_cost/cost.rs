@@ -1,0 +1,154 @@
+//! CPU of the router's process for each server-sent event, and for each further token in it.
+//!
+//! Real processes: the router, a target and a draft worker that keep the time of a profile, and this one as their client. All streams run from
+//! before the measured window until after it; what is counted in the window is what the router itself counts. Workers' times are stretched so
+//! that events come at about `--rate`; a window in which the machine was more than 60% busy is void, and says so.
+
+use std::num::NonZeroUsize;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::ensure;
+use outrider_cli::cluster::{Binaries, Cluster, ClusterSpec, DraftKind, NoLogs, ROUTER, TargetKind};
+use outrider_cli::load::prompts::Content;
+use outrider_cli::load::{Access, Client, Endpoint, Prompt, Schedule, Settings};
+use tests::metrics::Page;
+use tests::pair::root;
+use tests::wait::{PATIENCE, until};
+
+use crate::machine::{Look, Span};
+
+/// A machine that is busier than this measures its scheduler.
+const MAX_BUSY: f64 = 0.6;
+
+/// Guesses of this task type are accepted with 0.82 each in the profiles: at k = 4, 3.5 tokens a verification.
+const TASK_TYPE: &str = "easy";
+
+/// A stream is under way when it has so many tokens.
+const UNDER_WAY: u64 = 4;
+
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// What workers are like
+    #[arg(long, default_value = "deploy/profiles/8b-h100.toml")]
+    profile: PathBuf,
+    /// Streams at once
+    #[arg(long, value_delimiter = ',', default_value = "16,256,1024")]
+    streams: Vec<usize>,
+    /// Verifications a second that workers' times are stretched to, at most
+    #[arg(long, default_value_t = 8_000.0)]
+    rate: f64,
+    /// The measured window
+    #[arg(long, default_value_t = 10.0)]
+    seconds: f64,
+}
+
+/// One window.
+struct Cost {
+    events: f64,
+    tokens: f64,
+    span: Span,
+}
+
+pub(crate) async fn run(args: Args, binaries: &Binaries) -> anyhow::Result<()> {
+    println!(
+        "| streams | times stretched | k | events/s | tokens per event | router, of a core | us per event | machine busy |"
+    );
+    println!("|---|---|---|---|---|---|---|---|");
+    let mut further = Vec::new();
+    for &streams in &args.streams {
+        let plain = measure(&args, binaries, (streams, 0)).await?;
+        let drafted = measure(&args, binaries, (streams, 4)).await?;
+        let more = drafted.tokens / drafted.events - plain.tokens / plain.events;
+        further.push((streams, (drafted.us_per_event() - plain.us_per_event()) / more));
+    }
+    println!();
+    for (streams, us) in further {
+        println!("{streams} streams: {us:.2} us for each further token of an event");
+    }
+    Ok(())
+}
+
+impl Cost {
+    fn us_per_event(&self) -> f64 {
+        self.span.cpu * 1e6 / self.events
+    }
+
+    fn print(&self, (streams, k): (usize, u32), time_scale: f64) {
+        let Span { wall, cpu, busy } = self.span;
+        let (wall, verdict) = (wall.as_secs_f64(), if busy > MAX_BUSY { ", VOID" } else { "" });
+        println!(
+            "| {streams} | {time_scale:.1} | {k} | {:.0} | {:.2} | {:.3} | {:.1} | {busy:.2}{verdict} |",
+            self.events / wall,
+            self.tokens / self.events,
+            cpu / wall,
+            self.us_per_event(),
+        );
+    }
+}
+
+async fn measure(args: &Args, binaries: &Binaries, (streams, k): (usize, u32)) -> anyhow::Result<Cost> {
+    // A round of the profiles takes some 10 ms, with a draft 16; more where all rows do not fit into one forward.
+    let most = if k > 0 { 62.5 } else { 100.0 };
+    let rounds_per_second = (args.rate / streams as f64).min(most);
+    let time_scale = (most / rounds_per_second).max(1.0);
+    let cluster = start(args, binaries, time_scale).await?;
+    // Twice the window is enough for whatever comes before and after it.
+    let tokens_each = 64 + (3.0 * args.seconds * rounds_per_second * if k > 0 { 4.0 } else { 1.0 }) as u32;
+    let endpoint = Endpoint::reach(&cluster.http_url(), Access::default()).await?;
+    let mut fields = serde_json::Map::new();
+    fields.insert("ignore_eos".to_owned(), true.into());
+    let max_tokens = tokens_each.min(30_000);
+    let settings = Settings { max_tokens, num_draft_tokens: Some(k), fields, ..Settings::default() };
+    let prompt = |i: usize| Prompt {
+        task: TASK_TYPE.to_owned(),
+        content: Content::Prompt(format!("stream number {i} of many")),
+    };
+    let requests: Vec<_> = (0..streams).map(|i| settings.request(&endpoint, &prompt(i))).collect();
+    let client = Client::new(endpoint);
+    let schedule = Schedule::Closed { concurrency: streams };
+    let cost = tokio::select! {
+        run = client.drive(&requests, &schedule, |_| ()) => {
+            let samples = run.samples(&requests);
+            let fault = samples.iter().find(|sample| !sample.is_completed()).map(|sample| sample.outcome.explain());
+            anyhow::bail!("the streams ended before the window did: {fault:?}");
+        }
+        cost = window(&cluster, streams as u64, args.seconds) => cost?,
+    };
+    cluster.stop().await;
+    cost.print((streams, k), time_scale);
+    Ok(cost)
+}
+
+async fn start(args: &Args, binaries: &Binaries, time_scale: f64) -> anyhow::Result<Cluster> {
+    let profile = root().join(&args.profile);
+    let target = TargetKind::Synthetic { profile, time_scale };
+    let mut spec = ClusterSpec::new(binaries.clone(), target, DraftKind::Synthetic);
+    spec.threads = Some(NonZeroUsize::MIN);
+    spec.log = Some("error".to_owned());
+    spec.grace = Duration::from_secs(1);
+    spec.router_args = vec!["--max-sequences".to_owned(), "4096".to_owned()];
+    Ok(Cluster::start(spec, Arc::new(NoLogs), PATIENCE).await?)
+}
+
+/// What the router takes while all streams run.
+async fn window(cluster: &Cluster, streams: u64, seconds: f64) -> anyhow::Result<Cost> {
+    let (url, router) = (cluster.http_url(), cluster.process(ROUTER)?.pid());
+    until("all streams are under way", async || {
+        let page = Page::scrape(&url).await?;
+        let is_all = page.sum("vllm:num_requests_running") == streams;
+        Ok(is_all && page.sum("vllm:generation_tokens_total") > UNDER_WAY * streams)
+    })
+    .await?;
+    let (before, first) = (Page::scrape(&url).await?, Look::at(router)?);
+    tokio::time::sleep(Duration::from_secs_f64(seconds)).await;
+    let (last, after) = (Look::at(router)?, Page::scrape(&url).await?);
+    ensure!(after.sum("vllm:num_requests_running") == streams, "streams ended before the window did");
+    let counted = |name: &str| after.total(name) - before.total(name);
+    Ok(Cost {
+        events: counted("vllm:inter_token_latency_seconds_count"),
+        tokens: counted("vllm:generation_tokens_total"),
+        span: first.until(&last),
+    })
+}

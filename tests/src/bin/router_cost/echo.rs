@@ -1,0 +1,150 @@
+//! The bare half of `latency`: a tonic server that answers each frame of steps at once with a frame of replies, as large as those of real workers, and
+//! the client that times its answers. No table, no device thread, no router: what is left is gRPC over loopback between two processes.
+
+use std::pin::Pin;
+use std::process::Stdio;
+use std::time::{Duration, Instant};
+
+use anyhow::Context as _;
+use futures::{Stream, StreamExt as _};
+use proto::v1;
+use proto::v1::worker_client::WorkerClient;
+use proto::v1::worker_server::{Worker, WorkerServer};
+use service::accept::grpc_connections;
+use tokio::io::{AsyncBufReadExt as _, BufReader};
+use tokio::net::TcpListener;
+use tokio::process::{Child, Command};
+use tokio::sync::mpsc;
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::transport::{Endpoint, Server};
+use tonic::{Request, Response, Status, Streaming};
+
+/// Ids that a verification of four drafted ids commits in these frames.
+const SPAN_IDS: usize = 4;
+
+/// Ids in the frames, of a large vocabulary.
+const ID: u32 = 100_000;
+
+struct EchoDoor;
+
+type Frames = Pin<Box<dyn Stream<Item = Result<v1::WorkerFrame, Status>> + Send>>;
+type Chunks = Pin<Box<dyn Stream<Item = Result<v1::AssetChunk, Status>> + Send>>;
+
+#[tonic::async_trait]
+impl Worker for EchoDoor {
+    type AttachStream = Frames;
+    type FetchAssetStream = Chunks;
+
+    async fn attach(
+        &self,
+        request: Request<Streaming<v1::RouterFrame>>,
+    ) -> Result<Response<Self::AttachStream>, Status> {
+        Ok(Response::new(Box::pin(request.into_inner().map(|frame| frame.map(|frame| answer(&frame))))))
+    }
+
+    async fn fetch_asset(
+        &self,
+        _: Request<v1::FetchAssetRequest>,
+    ) -> Result<Response<Self::FetchAssetStream>, Status> {
+        Err(Status::not_found("an echo has no assets"))
+    }
+}
+
+/// Serves until the process is killed; its first line says where.
+pub(crate) async fn serve() -> anyhow::Result<()> {
+    let listener = TcpListener::bind("127.0.0.1:0").await?;
+    println!("http://{}", listener.local_addr()?);
+    let server = Server::builder().add_service(WorkerServer::new(EchoDoor));
+    Ok(server.serve_with_incoming(grpc_connections(listener)).await?)
+}
+
+/// Another process that echoes, and a stream to it.
+pub(crate) struct Echo {
+    process: Child,
+    outbox: mpsc::Sender<v1::RouterFrame>,
+    frames: Streaming<v1::WorkerFrame>,
+}
+
+impl Echo {
+    /// Starts the process and connects as a router does.
+    pub(crate) async fn start() -> anyhow::Result<Self> {
+        let mut command = Command::new(std::env::current_exe()?);
+        let mut process = command.arg("echo").stdout(Stdio::piped()).kill_on_drop(true).spawn()?;
+        let stdout = process.stdout.take().context("the echo has no output")?;
+        let address = BufReader::new(stdout).lines().next_line().await?.context("the echo said nothing")?;
+        let channel = Endpoint::from_shared(address)?.tcp_nodelay(true).connect().await?;
+        let (outbox, outgoing) = mpsc::channel(64);
+        outbox.try_send(v1::RouterFrame::default())?;
+        let attached = WorkerClient::new(channel).attach(ReceiverStream::new(outgoing)).await;
+        let mut frames = attached?.into_inner();
+        frames.message().await?.context("the echo hung up")?;
+        Ok(Self { process, outbox, frames })
+    }
+
+    /// Mean microseconds there and back of a draft's frames and of a target's, of `sequences` each; `pause` comes before each.
+    pub(crate) async fn round_trips(
+        &mut self,
+        sequences: u64,
+        (count, pause): (u32, Duration),
+    ) -> anyhow::Result<[f64; 2]> {
+        let mut sums = [Duration::ZERO; 2];
+        for _ in 0..count {
+            for (sum, drafted) in sums.iter_mut().zip([0, SPAN_IDS]) {
+                if !pause.is_zero() {
+                    tokio::time::sleep(pause).await;
+                }
+                let began = Instant::now();
+                let steps = (0..sequences).map(|id| step(id, drafted)).collect();
+                self.outbox.send(v1::RouterFrame { steps, ..v1::RouterFrame::default() }).await?;
+                self.frames.message().await?.context("the echo hung up")?;
+                *sum += began.elapsed();
+            }
+        }
+        Ok(sums.map(|sum| sum.as_secs_f64() * 1e6 / f64::from(count)))
+    }
+
+    pub(crate) async fn stop(mut self) -> anyhow::Result<()> {
+        Ok(self.process.kill().await?)
+    }
+}
+
+/// A step in mid-stream: to a draft worker, or to a target with so many drafted ids.
+fn step(sequence_id: u64, drafted: usize) -> v1::Step {
+    v1::Step {
+        sequence_id: 1_000 + sequence_id,
+        generation: 1,
+        round: 1_000,
+        base_len: 500,
+        prefix_hash: u64::MAX / 3,
+        context: vec![ID; if drafted > 0 { 1 } else { 2 }],
+        draw: true,
+        num_draft_tokens: if drafted > 0 { 0 } else { SPAN_IDS as u32 },
+        draft_token_ids: vec![ID; drafted],
+        expected_tokens: 3.5,
+        ..v1::Step::default()
+    }
+}
+
+fn answer(frame: &v1::RouterFrame) -> v1::WorkerFrame {
+    let replies = frame.steps.iter().map(|step| v1::Reply {
+        sequence_id: step.sequence_id,
+        generation: step.generation,
+        round: step.round,
+        body: Some(match step.draft_token_ids.is_empty() {
+            true => v1::reply::Body::Proposal(v1::Proposal {
+                start: step.base_len,
+                draft_token_ids: vec![ID; SPAN_IDS],
+                ..v1::Proposal::default()
+            }),
+            false => v1::reply::Body::Span(v1::TokenSpan {
+                start: step.base_len,
+                num_accepted: SPAN_IDS as u32 - 1,
+                token_ids: vec![ID; SPAN_IDS],
+                ..v1::TokenSpan::default()
+            }),
+        }),
+    });
+    let timing =
+        v1::StepTiming { rows: 80, prefill_rows: 0, kv_tokens: 8_000, queue_us: 100, compute_us: 1_000 };
+    v1::WorkerFrame { replies: replies.collect(), timing: Some(timing), ..v1::WorkerFrame::default() }
+}

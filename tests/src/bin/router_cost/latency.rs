@@ -1,0 +1,178 @@
+//! What a round takes beyond its steps, beside two bare gRPC round trips of the same frames ([`crate::echo`]) in the same run.
+//!
+//! All sequences draft four tokens in lockstep with workers whose every forward takes the same time and whose wire is the real one. Over a window,
+//! each target forward is one round of all of them: its time on the wall, less the time that both workers spent in forwards, is what router, wire,
+//! doors, mailboxes and threads add. Where forwards were not of all rows (sequences fell apart) the window says so and is void.
+
+use std::num::NonZeroUsize;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use outrider_cli::cluster::{Binaries, Cluster, ClusterSpec, DraftKind, NoLogs, ROUTER, TargetKind};
+use outrider_cli::load::prompts::Content;
+use outrider_cli::load::{Access, Client, Endpoint, Prompt, Schedule, Settings};
+use tests::metrics::Page;
+use tests::wait::{PATIENCE, until};
+
+use crate::echo::Echo;
+use crate::machine::Look;
+
+const K: u32 = 4;
+
+/// Forwards of the draft and of the target, microseconds.
+const STEP_US: [u64; 2] = [400, 1_500];
+
+/// Bare round trips, before the window and after it, of each kind.
+const ROUND_TRIPS: u32 = 1_500;
+
+/// So many in a hundred rows may be missing in the mean forward.
+const ROWS_MISSING_MAX: f64 = 0.15;
+
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// Sequences at once
+    #[arg(long, value_delimiter = ',', default_value = "1,16")]
+    sequences: Vec<u64>,
+    /// The measured window
+    #[arg(long, default_value_t = 8.0)]
+    seconds: f64,
+}
+
+/// What a window of rounds came to, in the mean.
+struct Rounds {
+    wall_us: f64,
+    draft_us: f64,
+    verify_us: f64,
+    draft_forwards: f64,
+    rows: f64,
+    busy: f64,
+}
+
+pub(crate) async fn run(args: &Args, binaries: &Binaries) -> anyhow::Result<()> {
+    println!(
+        "| sequences | round, us | its steps, us | added, us | two bare round trips, us | ratio | the same after pauses, us | ratio | rows a target forward | draft forwards a round | machine busy |"
+    );
+    println!("|---|---|---|---|---|---|---|---|---|---|---|");
+    for &sequences in &args.sequences {
+        let mut echo = Echo::start().await?;
+        let pause = Duration::from_micros(STEP_US[1]);
+        let mut bare = [0.0; 2];
+        let rounds = {
+            for (sum, pause) in bare.iter_mut().zip([Duration::ZERO, pause]) {
+                *sum += echo.round_trips(sequences, (ROUND_TRIPS, pause)).await?.iter().sum::<f64>() / 2.0;
+            }
+            let rounds = measure(args, binaries, sequences).await?;
+            for (sum, pause) in bare.iter_mut().zip([Duration::ZERO, pause]) {
+                *sum += echo.round_trips(sequences, (ROUND_TRIPS, pause)).await?.iter().sum::<f64>() / 2.0;
+            }
+            rounds
+        };
+        echo.stop().await?;
+        rounds.print(sequences, bare);
+    }
+    Ok(())
+}
+
+impl Rounds {
+    fn print(&self, sequences: u64, [bare, paced]: [f64; 2]) {
+        let steps = self.draft_us + self.verify_us;
+        let added = self.wall_us - steps;
+        let all_rows = (sequences * u64::from(K + 1)) as f64;
+        let verdict = if self.rows < (1.0 - ROWS_MISSING_MAX) * all_rows { ", VOID" } else { "" };
+        println!(
+            "| {sequences} | {:.0} | {steps:.0} | {added:.0} | {bare:.0} | {:.2} | {paced:.0} | {:.2} | {:.1} of {all_rows:.0}{verdict} | {:.2} | {:.2} |",
+            self.wall_us,
+            added / bare,
+            added / paced,
+            self.rows,
+            self.draft_forwards,
+            self.busy,
+        );
+    }
+}
+
+async fn measure(args: &Args, binaries: &Binaries, sequences: u64) -> anyhow::Result<Rounds> {
+    let directory = tempfile::tempdir()?;
+    let profile = directory.path().join("even.toml");
+    std::fs::write(&profile, even_profile())?;
+    let target = TargetKind::Synthetic { profile, time_scale: 1.0 };
+    let mut spec = ClusterSpec::new(binaries.clone(), target, DraftKind::Synthetic);
+    spec.threads = Some(NonZeroUsize::MIN);
+    spec.log = Some("error".to_owned());
+    spec.grace = Duration::from_secs(1);
+    let cluster = Cluster::start(spec, Arc::new(NoLogs), PATIENCE).await?;
+    let endpoint = Endpoint::reach(&cluster.http_url(), Access::default()).await?;
+    let mut fields = serde_json::Map::new();
+    fields.insert("ignore_eos".to_owned(), true.into());
+    let settings = Settings { max_tokens: 100_000, num_draft_tokens: Some(K), fields, ..Settings::default() };
+    let prompt =
+        |i: u64| Prompt { task: "even".to_owned(), content: Content::Prompt(format!("sequence number {i}")) };
+    let requests: Vec<_> = (0..sequences).map(|i| settings.request(&endpoint, &prompt(i))).collect();
+    let client = Client::new(endpoint);
+    let schedule = Schedule::Closed { concurrency: sequences as usize };
+    let rounds = tokio::select! {
+        _ = client.drive(&requests, &schedule, |_| ()) => anyhow::bail!("the sequences ended before the window did"),
+        rounds = window(&cluster, sequences, args.seconds) => rounds?,
+    };
+    cluster.stop().await;
+    Ok(rounds)
+}
+
+/// One look at what both workers did so far.
+struct Worked {
+    at: Instant,
+    draft: Page,
+    target: Page,
+}
+
+impl Worked {
+    async fn look(cluster: &Cluster) -> anyhow::Result<Self> {
+        let names = cluster.names();
+        let of = |role: &str| names.iter().find(|name| name.starts_with(role)).copied().unwrap_or_default();
+        let (draft, target) = (cluster.admin_url(of("draft"))?, cluster.admin_url(of("target"))?);
+        let draft = Page::scrape(&draft).await?;
+        let at = Instant::now();
+        Ok(Self { at, draft, target: Page::scrape(&target).await? })
+    }
+}
+
+async fn window(cluster: &Cluster, sequences: u64, seconds: f64) -> anyhow::Result<Rounds> {
+    let (url, router) = (cluster.http_url(), cluster.process(ROUTER)?.pid());
+    until("all sequences are under way", async || {
+        let page = Page::scrape(&url).await?;
+        let is_all = page.sum("vllm:num_requests_running") == sequences;
+        Ok(is_all && page.sum("vllm:generation_tokens_total") > 100 * sequences)
+    })
+    .await?;
+    let (first, before) = (Worked::look(cluster).await?, Look::at(router)?);
+    tokio::time::sleep(Duration::from_secs_f64(seconds)).await;
+    let (last, after) = (Worked::look(cluster).await?, Look::at(router)?);
+    let draft = |name: &str| last.draft.total(name) - first.draft.total(name);
+    let target = |name: &str| last.target.total(name) - first.target.total(name);
+    let rounds = target("outrider_worker_forwards_total");
+    let us_per_round = |seconds: f64| seconds * 1e6 / rounds;
+    Ok(Rounds {
+        wall_us: us_per_round((last.at - first.at).as_secs_f64()),
+        draft_us: us_per_round(draft("outrider_worker_forward_seconds_sum")),
+        verify_us: us_per_round(target("outrider_worker_forward_seconds_sum")),
+        draft_forwards: draft("outrider_worker_forwards_total") / rounds,
+        rows: target("outrider_worker_rows_total") / rounds,
+        busy: before.until(&after).busy,
+    })
+}
+
+/// Workers whose forwards take the same time, however many rows there are.
+fn even_profile() -> String {
+    let pool = |name: &str, micros: u64| {
+        format!(
+            "[{name}]\ndevice = \"even\"\nworkers = 1\nmax_batch_rows = 1024\nkv_blocks = 1000000\nkv_block_size = 16\n\
+             [{name}.step]\nmicros_by_rows = [[1, {micros}], [1024, {micros}]]\nprefill_tokens_per_second = 1000000\n"
+        )
+    };
+    let [draft, target] = STEP_US;
+    format!(
+        "name = \"even steps\"\nvocab_size = 4096\nmax_model_len = 200000\nwire_us = 0\nnoise = 0.0\n{}{}[[acceptance]]\nby_position = [0.82]\n",
+        pool("target", target),
+        pool("draft", draft)
+    )
+}

@@ -1,0 +1,56 @@
+//! What the router costs, with workers that only keep time: CPU for each event and each further token ([`cost`]), latency that it adds to a round
+//! ([`latency`]), memory and waits at scale ([`scale`]). Prints Markdown. `make measure-router`.
+//!
+//! It measures the router's process and nothing of the workers'; what it prints is of the machine that it ran on.
+
+#![forbid(unsafe_code)]
+#![expect(clippy::print_stdout, reason = "printing is the job")]
+
+mod cost;
+mod echo;
+mod latency;
+mod machine;
+mod scale;
+
+use std::path::PathBuf;
+
+use clap::{Parser, Subcommand};
+use outrider_cli::cluster::Binaries;
+
+/// Measures what the router costs.
+#[derive(Parser)]
+struct Args {
+    #[command(subcommand)]
+    what: What,
+    /// The router's program, where it is not the one beside this program
+    #[arg(long, global = true)]
+    router: Option<PathBuf>,
+}
+
+#[derive(Subcommand)]
+enum What {
+    /// CPU in the router's process for each server-sent event, and for each further token in it
+    Cpu(cost::Args),
+    /// What a round takes beyond its steps, beside two bare round trips of the same frames
+    Latency(latency::Args),
+    /// One router, many workers: memory over minutes, and the longest waits by priority
+    Scale(scale::Args),
+    /// The other end of `latency`'s bare round trips
+    #[command(hide = true)]
+    Echo,
+}
+
+#[tokio::main]
+async fn main() -> anyhow::Result<()> {
+    let Args { what, router } = Args::parse();
+    let mut binaries = Binaries::beside_this_executable()?;
+    if let Some(router) = router {
+        binaries.router = router;
+    }
+    match what {
+        What::Cpu(args) => cost::run(args, &binaries).await,
+        What::Latency(args) => latency::run(&args, &binaries).await,
+        What::Scale(args) => scale::run(&args, &binaries).await,
+        What::Echo => echo::serve().await,
+    }
+}

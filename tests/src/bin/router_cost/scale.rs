@@ -1,0 +1,227 @@
+//! One router, many targets, more draft workers, a thousand sequences, minutes: does its memory stay flat, and does everybody have a turn?
+//!
+//! The router is a process of its own. All workers run in this one, each with its own gRPC door and device thread; they keep the time of a profile, stretched so
+//! that the machine keeps up. More clients than the router admits ask one request after the other, in lanes and priorities of all kinds. Memory is
+//! sampled all along; waits are what the router says of them, and first tokens are what clients saw.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context as _, ensure};
+use futures::future::join_all;
+use outrider_cli::cluster::{
+    Binaries, Cluster, ClusterSpec, Discovery, DraftKind, NoLogs, ROUTER, TargetKind,
+};
+use outrider_cli::load::prompts::Content;
+use outrider_cli::load::{Access, Client, Endpoint, Prompt, Request, Schedule, Settings};
+use service::shutdown::Lifetime;
+use speculation::profile::Profile;
+use tests::cluster::{WorkerKind, start_synthetic};
+use tests::lanes_report::LanesReport;
+use tests::pair::root;
+use tests::wait::{PATIENCE, until};
+use tokio::time::Instant;
+use worker::config::SyntheticConfig;
+
+use crate::machine::{Look, resident_mib};
+
+/// Task types of the requests: two that the profiles know, and one that they do not.
+const TASK_TYPES: [&str; 3] = ["easy", "hard", "other"];
+
+/// Priorities of the requests.
+const PRIORITIES: [u8; 4] = [0, 1, 2, 8];
+
+/// Lengths of the answers, tokens.
+const MAX_TOKENS: [u32; 5] = [24, 48, 64, 96, 160];
+
+/// Between two looks at the router's memory.
+const SAMPLE_EVERY: Duration = Duration::from_secs(5);
+
+/// Before this part of the run memory may grow.
+const WARM_UP: f64 = 0.25;
+
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// What workers are like
+    #[arg(long, default_value = "deploy/profiles/8b-h100.toml")]
+    profile: PathBuf,
+    /// Workers' times are stretched by this
+    #[arg(long, default_value_t = 30.0)]
+    time_scale: f64,
+    /// Target workers
+    #[arg(long, default_value_t = 16)]
+    targets: usize,
+    /// Draft workers
+    #[arg(long, default_value_t = 64)]
+    drafts: usize,
+    /// Sequences that the router runs at once
+    #[arg(long, default_value_t = 1_024)]
+    sequences: usize,
+    /// Clients beyond these, which wait for their turn
+    #[arg(long, default_value_t = 128)]
+    waiting: usize,
+    /// How long clients go on asking
+    #[arg(long, default_value_t = 300)]
+    seconds: u64,
+}
+
+/// What clients of one priority saw.
+#[derive(Debug, Default, Clone, Copy)]
+struct Seen {
+    answers: u64,
+    tokens: u64,
+    worst_first_token: Duration,
+}
+
+pub(crate) async fn run(args: &Args, binaries: &Binaries) -> anyhow::Result<()> {
+    let lifetime = Lifetime::new();
+    let workers = start_workers(args, &lifetime).await?;
+    let directory = tempfile::tempdir()?;
+    let list = directory.path().join("workers.toml");
+    std::fs::write(&list, workers)?;
+    let cluster = start_router(args, binaries, &list).await?;
+    until("the router knows all workers", async || {
+        let report = LanesReport::of(&cluster.http_url()).await?;
+        Ok(report.0["workers"].as_array().is_some_and(|all| all.len() == args.targets + args.drafts))
+    })
+    .await?;
+    let router = cluster.process(ROUTER)?.pid();
+    let before = Look::at(router)?;
+    let endpoint = Endpoint::reach(&cluster.http_url(), Access::default()).await?;
+    let client = Client::new(endpoint);
+    let end = Instant::now() + Duration::from_secs(args.seconds);
+    let asking = (0..args.sequences + args.waiting).map(|i| ask_on(&client, i, end));
+    let (seen, memory) = tokio::join!(join_all(asking), watch(router, end));
+    let memory = memory?;
+    let busy = before.until(&Look::at(router)?).busy;
+    let report = LanesReport::of(&cluster.http_url()).await?;
+    cluster.stop().await;
+    lifetime.shut_down(Duration::from_secs(5)).await;
+    print(args, &merge(seen)?, &report, (&memory, busy))
+}
+
+/// Starts all workers here and returns the list by which a router finds them.
+async fn start_workers(args: &Args, lifetime: &Lifetime) -> anyhow::Result<String> {
+    let profile = root().join(&args.profile);
+    let profile =
+        Arc::new(Profile::parse(&std::fs::read_to_string(&profile)?).context("the profile is at fault")?);
+    let mut list = String::new();
+    for i in 0..args.targets + args.drafts {
+        let (kind, role) = match i < args.targets {
+            true => (WorkerKind::SyntheticTarget, "target"),
+            false => (WorkerKind::SyntheticDraft, "draft"),
+        };
+        let synthetic = SyntheticConfig { profile: Arc::clone(&profile), time_scale: args.time_scale };
+        let address = start_synthetic(kind, synthetic, lifetime.clone()).await?;
+        list += &format!("[[worker]]\nrole = \"{role}\"\naddress = \"http://{address}\"\n");
+    }
+    Ok(list)
+}
+
+/// A router that finds workers in `list` and starts none.
+async fn start_router(args: &Args, binaries: &Binaries, list: &Path) -> anyhow::Result<Cluster> {
+    let nobody = TargetKind::Synthetic { profile: args.profile.clone(), time_scale: args.time_scale };
+    let mut spec = ClusterSpec::new(binaries.clone(), nobody, DraftKind::None);
+    spec.target_workers = 0;
+    spec.discovery = Discovery::Uri(format!("static:{}", list.display()));
+    spec.log = Some("error".to_owned());
+    spec.grace = Duration::from_secs(1);
+    let sequences = args.sequences.to_string();
+    spec.router_args =
+        ["--max-sequences", &sequences, "--max-waiting-requests", "4096"].map(str::to_owned).to_vec();
+    Ok(Cluster::start(spec, Arc::new(NoLogs), PATIENCE).await?)
+}
+
+/// One client: one request after the other until `end`, always of the same lane and priority.
+async fn ask_on(client: &Client, number: usize, end: Instant) -> anyhow::Result<(u8, Seen)> {
+    let priority = PRIORITIES[number % PRIORITIES.len()];
+    let task = TASK_TYPES[number / PRIORITIES.len() % TASK_TYPES.len()];
+    let mut fields = serde_json::Map::new();
+    fields.insert("ignore_eos".to_owned(), true.into());
+    fields.insert("priority".to_owned(), priority.into());
+    let mut seen = Seen::default();
+    for round in 0.. {
+        if Instant::now() >= end {
+            break;
+        }
+        let max_tokens = MAX_TOKENS[(number + round) % MAX_TOKENS.len()];
+        let settings = Settings { max_tokens, fields: fields.clone(), ..Settings::default() };
+        let content = Content::Prompt(format!("client number {number} asks for the {round}. time"));
+        let request = settings.request(client.endpoint(), &Prompt { task: task.to_owned(), content });
+        let asked: &[Request] = std::slice::from_ref(&request);
+        let run = client.drive(asked, &Schedule::Closed { concurrency: 1 }, |_| ()).await;
+        let sample = run.samples(asked).swap_remove(0);
+        ensure!(sample.is_completed(), "client {number} was not answered: {}", sample.outcome.explain());
+        seen.answers += 1;
+        seen.tokens += sample.output_tokens;
+        seen.worst_first_token = seen.worst_first_token.max(sample.ttft.unwrap_or_default());
+    }
+    Ok((priority, seen))
+}
+
+/// The router's memory, MiB, over time.
+async fn watch(router: u32, end: Instant) -> anyhow::Result<Vec<f64>> {
+    let mut memory = Vec::new();
+    while Instant::now() < end {
+        memory.push(resident_mib(router)?);
+        tokio::time::sleep(SAMPLE_EVERY).await;
+    }
+    Ok(memory)
+}
+
+fn merge(seen: Vec<anyhow::Result<(u8, Seen)>>) -> anyhow::Result<BTreeMap<u8, Seen>> {
+    let mut by_priority: BTreeMap<u8, Seen> = BTreeMap::new();
+    for one in seen {
+        let (priority, seen) = one?;
+        let all = by_priority.entry(priority).or_default();
+        all.answers += seen.answers;
+        all.tokens += seen.tokens;
+        all.worst_first_token = all.worst_first_token.max(seen.worst_first_token);
+    }
+    Ok(by_priority)
+}
+
+fn print(
+    args: &Args,
+    seen: &BTreeMap<u8, Seen>,
+    report: &LanesReport,
+    (memory, busy): (&[f64], f64),
+) -> anyhow::Result<()> {
+    let Args { targets, drafts, sequences, waiting, seconds, .. } = args;
+    println!(
+        "1 router, {targets} targets, {drafts} draft workers, {} clients of which {sequences} run at once, {seconds} s, times stretched by {}, machine {busy:.2} busy\n",
+        sequences + waiting,
+        args.time_scale
+    );
+    println!(
+        "| priority | answers | tokens | worst wait to be admitted, ms | worst wait for a target, ms | worst first token, ms |"
+    );
+    println!("|---|---|---|---|---|---|");
+    let worst = |waits: &str, priority: u8| {
+        let all = report.0[waits].as_array().map(Vec::as_slice).unwrap_or_default();
+        all.iter()
+            .find(|wait| wait["priority"] == priority)
+            .map_or(0, |wait| wait["worst_ms"].as_u64().unwrap_or(0))
+    };
+    for (priority, Seen { answers, tokens, worst_first_token }) in seen {
+        println!(
+            "| {priority} | {answers} | {tokens} | {} | {} | {} |",
+            worst("admission_waits", *priority),
+            worst("target_waits", *priority),
+            worst_first_token.as_millis()
+        );
+    }
+    let warm = (memory.len() as f64 * WARM_UP) as usize;
+    let (first, last) = (memory.get(warm).context("too short a run")?, memory.last().context("no sample")?);
+    let most = memory.iter().copied().fold(0.0, f64::max);
+    println!(
+        "\nrouter's memory: {first:.1} MiB after {} s, {last:.1} MiB at the end ({:+.1}), {most:.1} MiB at most",
+        warm as u64 * SAMPLE_EVERY.as_secs(),
+        last - first
+    );
+    let samples: Vec<String> = memory.iter().map(|mib| format!("{mib:.0}")).collect();
+    println!("every {} s, MiB: {}", SAMPLE_EVERY.as_secs(), samples.join(" "));
+    Ok(())
+}

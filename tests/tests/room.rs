@@ -1,0 +1,122 @@
+//! Room and turns: a target whose KV is nearly full makes sequences wait, takes it from some and loses nobody; urgent requests go first, and the others
+//! are not forgotten. Whatever happens, the ids are those of the target alone.
+
+use anyhow::{Context as _, ensure};
+use futures::StreamExt as _;
+use futures::stream::FuturesUnordered;
+use tests::case::Case;
+use tests::client::Client;
+use tests::cluster::{Cluster, WorkerKind, plain_answers};
+use tests::lanes_report::LanesReport;
+use tests::pair::{PairText, TASK_TYPES};
+use tests::wait::until;
+use worker::memory::MemoryLimit;
+
+/// KV of the bundled target for 24 blocks of 16 ids: 6 layers, keys and values of 4 heads of 32 numbers of 2 bytes.
+const SMALL_KV: MemoryLimit = MemoryLimit::Bytes(24 * 16 * 6 * 2 * 4 * 32 * 2);
+
+/// Greedy texts of one lane, of so many ids each, which go on past the model's own end.
+fn texts(count: usize, max_tokens: u32) -> anyhow::Result<Vec<Case>> {
+    let prompts = PairText::load()?.bundled(TASK_TYPES[1])?;
+    let case = |(i, ids): (usize, &Vec<u32>)| Case {
+        task_type: TASK_TYPES[1].to_owned(),
+        max_tokens,
+        ignore_eos: true,
+        num_draft_tokens: [4, 0, 2][i % 3],
+        ..Case::new(format!("text {i}"), ids[..ids.len().min(24)].to_vec(), 0.0)
+    };
+    Ok(prompts.iter().cycle().take(count).enumerate().map(case).collect())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_target_that_is_nearly_full_makes_wait_and_preempts_and_changes_no_id() -> anyhow::Result<()> {
+    let (short, long) = (texts(12, 4)?, texts(10, 150)?);
+    let expected = plain_answers(&long, 10).await?;
+    let cluster = Cluster::start(|_| ()).await?;
+    let target = cluster.add_with(WorkerKind::Target, |config| config.kv_memory = SMALL_KV).await?;
+    let _draft = cluster.add(WorkerKind::Ngram).await?;
+    let client = cluster.client().await?;
+    let waited = async || {
+        let report = LanesReport::of(&cluster.http_url()).await?;
+        report.0["target_waits"][0]["worst_ms"].as_u64().context("nobody had a turn")
+    };
+    // As long as the lane knows nothing, each text is counted on to be as long as it may: two fit at a time.
+    let answers = client.ask_all(&long, 10).await?;
+    let preempted =
+        async || Ok::<_, anyhow::Error>(target.metrics().await?.sum("outrider_worker_preemptions_total"));
+    ensure!(waited().await? > 0, "nobody waited for room");
+    ensure!(preempted().await? == 0, "who was let in within the credits was stopped");
+    // Then its texts are short, more of them are let in, and outgrow what was counted on.
+    client.ask_all(&[short.as_slice(); 12].concat(), 12).await?;
+    let outgrown = client.ask_all(&long, 10).await?;
+    ensure!(preempted().await? > 0, "nobody was stopped for want of KV");
+    for (case, ((expected, first), then)) in long.iter().zip(expected.iter().zip(&answers).zip(&outgrown)) {
+        ensure!(first.token_ids == expected.token_ids, "{}: other ids within the credits", case.name);
+        ensure!(then.token_ids == expected.token_ids, "{}: other ids after preemption", case.name);
+    }
+    cluster.stop().await
+}
+
+/// A router that runs one sequence at a time, and a client of it.
+async fn one_at_a_time() -> anyhow::Result<(Cluster, Client)> {
+    let cluster = Cluster::start(|config| config.admission.max_sequences = 1).await?;
+    cluster.add(WorkerKind::SyntheticTarget).await?;
+    let client = cluster.client().await?;
+    Ok((cluster, client))
+}
+
+fn urgency(priority: u32, max_tokens: u32) -> anyhow::Result<Case> {
+    let case = texts(1, max_tokens)?.swap_remove(0).with_k(0);
+    Ok(Case { name: format!("priority {priority}"), priority, ..case })
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_urgent_overtake_those_that_came_before_them() -> anyhow::Result<()> {
+    let (cluster, client) = one_at_a_time().await?;
+    let mut first = client.open(&urgency(0, 400)?).await?;
+    first.read_tokens(1).await?;
+    let cases = [(200, 0), (200, 1), (100, 2), (0, 3)].map(|(priority, i)| (i, urgency(priority, 4)));
+    let mut waiting = FuturesUnordered::new();
+    for (i, case) in cases {
+        let (case, client) = (case?, client.clone());
+        waiting.push(async move { client.ask(&case).await.map(|_| i) });
+        // Each is in the queue before the next one comes.
+        let queued = async || Ok(cluster.metrics().await?.sum("vllm:num_requests_waiting") == i + 1);
+        tokio::select! {
+            done = waiting.next() => anyhow::bail!("{done:?} was answered beside another one"),
+            queued = until("it waits", queued) => queued?,
+        }
+    }
+    let (order, _) = tokio::join!(waiting.collect::<Vec<_>>(), first.rest());
+    let order: Vec<u64> = order.into_iter().collect::<anyhow::Result<_>>()?;
+    ensure!(order == [3, 2, 0, 1], "answered in the order {order:?}");
+    cluster.stop().await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_patient_have_their_turn_under_a_load_of_urgent_ones() -> anyhow::Result<()> {
+    let (cluster, client) = one_at_a_time().await?;
+    let (urgent, patient) = (urgency(0, 32)?, urgency(2, 4)?);
+    let answered = std::sync::atomic::AtomicU64::new(0);
+    let urgent_ones = async || -> anyhow::Result<()> {
+        loop {
+            client.ask(&urgent).await?;
+            answered.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+        }
+    };
+    let patient_one = async {
+        let load = async || Ok(answered.load(std::sync::atomic::Ordering::Relaxed) >= 3);
+        until("there is a load", load).await?;
+        client.ask(&patient).await
+    };
+    tokio::select! {
+        ended = futures::future::try_join(urgent_ones(), urgent_ones()) => ended.map(drop)?,
+        patient = patient_one => drop(patient?),
+    }
+    let report = LanesReport::of(&cluster.http_url()).await?;
+    let waits = report.0["admission_waits"].as_array().context("no waits")?;
+    let patient =
+        waits.iter().find(|wait| wait["priority"] == 2).context("the patient one is not counted")?;
+    ensure!(patient["served"] == 1 && patient["worst_ms"].as_u64() > Some(0), "{patient}");
+    cluster.stop().await
+}
