@@ -3,6 +3,7 @@
 use crate::EngineError;
 use crate::backend::Backend;
 use crate::collective::Collective;
+use crate::draws::{DrawPlan, Outputs};
 use crate::forward_batch::{ForwardBatch, MAX_ROWS_PER_PASS, ReservedRows};
 use crate::llama::{Device, Llama, Workspace};
 
@@ -14,9 +15,9 @@ pub(crate) trait Runner: Send {
     /// Copies a KV block.
     fn copy_block(&mut self, from: u32, to: u32) -> Result<(), EngineError>;
 
-    /// Appends KV for every row and returns the logits asked for, `[rows, vocab]`, in batch order; on ranks but
-    /// the first, nothing.
-    fn forward(&mut self, batch: &[ReservedRows<'_>]) -> Result<Vec<f32>, EngineError>;
+    /// Appends KV for every row and returns what was asked for: the draws of rows that `draws` names, and the logits of the
+    /// others, `[rows, vocab]`, in batch order; on ranks but the first, nothing.
+    fn forward(&mut self, batch: &[ReservedRows<'_>], draws: &DrawPlan) -> Result<Outputs, EngineError>;
 }
 
 /// See the head of this file.
@@ -56,21 +57,30 @@ impl<B: Backend> Runner for Rank<B> {
         Ok(())
     }
 
-    fn forward(&mut self, batch: &[ReservedRows<'_>]) -> Result<Vec<f32>, EngineError> {
+    fn forward(&mut self, batch: &[ReservedRows<'_>], draws: &DrawPlan) -> Result<Outputs, EngineError> {
         let passes = ForwardBatch::passes(batch, MAX_ROWS_PER_PASS);
         let rows: usize = passes.iter().map(ForwardBatch::num_rows).sum();
         let (backend, model, workspace) = (&self.backend, &self.model, &mut self.workspace);
         let mut device = Device { backend, collective: self.collective.as_ref(), kv: &mut self.kv };
         let is_first = self.is_first;
         backend.enter(rows * self.row_work, || {
-            let mut logits = Vec::new();
+            let mut outputs = Outputs::default();
+            let mut first = 0;
             for pass in passes.iter().filter(|pass| pass.num_rows() > 0) {
                 model.forward(&mut device, pass, workspace)?;
-                if is_first && !pass.logit_rows.is_empty() {
-                    backend.append_to(&mut logits, &mut workspace.logits)?;
+                let rows = first..first + pass.logit_rows.len();
+                first = rows.end;
+                if !is_first || rows.is_empty() {
+                    continue;
+                }
+                let (num_rows, draws) = (rows.len(), draws.part(rows));
+                if draws.rows.is_empty() {
+                    backend.append_to(&mut outputs.logits, &mut workspace.logits)?;
+                } else {
+                    backend.draw(&mut workspace.logits, num_rows, &draws, &mut outputs)?;
                 }
             }
-            Ok(logits)
+            Ok(outputs)
         })
     }
 }
