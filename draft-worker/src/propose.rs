@@ -1,22 +1,17 @@
 //! Guessing by a model: one token a forward, drawn from the draft's own logits with the noise that the target will use.
 
-use speculation::acceptance::guess;
+use speculation::acceptance::{Guess, guess};
 use speculation::logits::DrawError;
 use speculation::{AcceptanceMode, Proposal, ReplyBody, Work};
-use worker::{Decide, Decision, Task};
+use worker::{Decide, Decision, Rows, Task};
 
 /// See [`speculation::acceptance::guess`].
 #[derive(Debug)]
 pub struct Propose;
 
 impl Decide for Propose {
-    /// `logits`: one row, behind the context or behind the last guess.
-    fn decide(
-        &mut self,
-        task: &mut Task,
-        logits: &mut [f32],
-        _vocab_size: usize,
-    ) -> Result<Decision, DrawError> {
+    /// `rows`: one, behind the context or behind the last guess.
+    fn decide(&mut self, task: &mut Task, rows: Rows<'_>) -> Result<Decision, DrawError> {
         let start = task.step.start();
         let Work::Propose { num_draft_tokens } = task.step.work else {
             unreachable!("the holding refuses other drawing steps at a draft worker")
@@ -28,7 +23,10 @@ impl Decide for Propose {
         let spec = task.holding.spec().cloned().expect("an admitted step has a spec");
         let position = task.holding.len();
         if num_draft_tokens > 0 {
-            let guessed = guess(&spec, task.holding.counts_mut(), position, logits)?;
+            let guessed = match rows {
+                Rows::Logits { values, .. } => guess(&spec, task.holding.counts_mut(), position, values)?,
+                Rows::Drawn(drawn) => Guess { token_id: drawn[0].token(position)?, q: Vec::new() },
+            };
             task.guesses.token_ids.push(guessed.token_id);
             if spec.acceptance == AcceptanceMode::Rejection {
                 task.guesses.q.push(guessed.q);

@@ -46,6 +46,10 @@ fn run(args: &[String]) -> Result<usize, String> {
         parity.lines.iter().for_each(|line| println!("{line}"));
     }
 
+    let parity = gpu_check::graphs(ordinal, &models.join("draft")).map_err(says)?;
+    failed += parity.failed;
+    parity.lines.iter().for_each(|line| println!("{line}"));
+
     println!();
     let parity = gpu_check::ranks(ordinal, &models.join("target")).map_err(says)?;
     failed += parity.failed;

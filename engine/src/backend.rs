@@ -7,9 +7,12 @@
 //! device keeps its first error and tells it in [`Backend::append_to`], which ends every forward that is read.
 
 use crate::EngineError;
+use crate::draws::{DrawPlan, Outputs};
 use crate::forward_batch::ForwardBatch;
 use crate::kv_cache::KvShape;
+use crate::model_config::ModelConfig;
 use crate::rope::Rope;
+use crate::shard::Shard;
 use crate::weights::{LinearTensors, MatrixFormat, TensorPart, TensorSource};
 
 /// A root mean square norm.
@@ -72,6 +75,9 @@ pub(crate) trait Backend: Send + Sync {
     /// Whether ranks of one process can use one table.
     const SHARES_TABLES: bool;
 
+    /// Whether [`Backend::draw`] is there.
+    const DRAWS: bool = false;
+
     /// Loads a table of embeddings, as floats.
     fn load_table(
         &self,
@@ -100,6 +106,17 @@ pub(crate) trait Backend: Send + Sync {
     /// KV without a block.
     fn new_kv(&self, shape: KvShape, format: MatrixFormat) -> Self::Kv;
 
+    /// Bytes of this device that KV may take, where the device knows better than [`crate::LoadOptions::kv_memory_bytes`]; asked
+    /// once the weights are there, for sequences of up to `max_len`.
+    fn kv_memory_bytes(
+        &self,
+        _config: &ModelConfig,
+        _shard: Shard,
+        _max_len: u32,
+    ) -> Result<Option<u64>, EngineError> {
+        Ok(None)
+    }
+
     /// Says how many blocks will ever be asked for; a device may take them all at once.
     fn limit_kv(&self, _num_blocks: u32) {}
 
@@ -114,6 +131,18 @@ pub(crate) trait Backend: Send + Sync {
 
     /// Appends rows to `host`. What went wrong on the device since the last call is told here.
     fn append_to(&self, host: &mut Vec<f32>, rows: &mut Self::Rows) -> Result<(), EngineError>;
+
+    /// Draws the rows of `logits` `[num_rows, width]` that `draws` names, at least one, and appends the draws and all other
+    /// rows to `outputs`. Errors as [`Backend::append_to`]'s.
+    fn draw(
+        &self,
+        _logits: &mut Self::Rows,
+        _num_rows: usize,
+        _draws: &DrawPlan,
+        _outputs: &mut Outputs,
+    ) -> Result<(), EngineError> {
+        unreachable!("an engine is asked for draws only where its backend has them")
+    }
 
     /// Begins a pass; `rope` turns its positions into angles, once for all layers.
     fn begin<'a>(&self, batch: &'a ForwardBatch<'a>, rope: &Rope) -> Self::Pass<'a>;

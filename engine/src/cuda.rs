@@ -15,7 +15,9 @@ mod error;
 mod executor;
 pub mod gpu_check;
 mod gpus;
+mod graphs;
 pub mod kernels_check;
+mod kv_room;
 mod nvrtc;
 mod ops;
 mod parity;
@@ -25,4 +27,6 @@ mod whole_model;
 
 pub use device::{CudaDevice, DeviceFacts};
 pub use error::CudaError;
+pub use gpus::GpuOptions;
 pub(crate) use gpus::load_on_gpus;
+pub(crate) use ops::{DrawRow, LogitEdit, edits_of};

@@ -6,9 +6,13 @@ use std::collections::HashSet;
 use std::marker::PhantomData;
 use std::path::Path;
 
+use speculation::SequenceSpec;
+use speculation::acceptance::is_drawn_apart;
+
 use crate::block_manager::{BLOCK_SIZE, BlockManager, Shared};
 use crate::cpu::Threads;
-use crate::cuda::load_on_gpus;
+use crate::cuda::{GpuOptions, load_on_gpus};
+use crate::draws::{DrawPlan, DrawRequest, Outcome};
 use crate::forward_batch::ReservedRows;
 use crate::load::{Loaded, MAX_THREADS, load_on_cpu};
 use crate::model_config::fields::read_file;
@@ -23,6 +27,8 @@ use crate::{EngineError, Logits, TokenId};
 pub struct Engine {
     info: EngineInfo,
     runner: Box<dyn Runner>,
+    /// Whether rows can be drawn where their logits are.
+    draws: bool,
     blocks: BlockManager,
     stats: EngineStats,
     not_sync: PhantomData<Cell<()>>,
@@ -35,10 +41,9 @@ impl Engine {
         Self::load_by(options, |source, model| load_on_cpu(options, source, model))
     }
 
-    /// The same on GPUs of this machine, by the driver's numbers, a rank on each; `options.kv_memory_bytes` are taken with
-    /// the first block, an equal part on every one.
-    pub fn load_on_cuda(options: &LoadOptions, ordinals: &[usize]) -> Result<Engine, EngineError> {
-        Self::load_by(options, |source, model| load_on_gpus(options, source, model, ordinals))
+    /// The same on GPUs of this machine, a rank on each. KV is taken with the first block, on every one its part.
+    pub fn load_on_cuda(options: &LoadOptions, gpus: &GpuOptions) -> Result<Engine, EngineError> {
+        Self::load_by(options, |source, model| load_on_gpus(options, source, model, gpus))
     }
 
     /// Loads a checkpoint by whatever puts its weights on a device.
@@ -63,13 +68,13 @@ impl Engine {
         Self::random_by(options, seed, |source, model| load_on_cpu(options, source, model))
     }
 
-    /// The same on GPUs, by the driver's numbers.
+    /// The same on GPUs.
     pub fn random_on_cuda(
         options: &LoadOptions,
         seed: u64,
-        ordinals: &[usize],
+        gpus: &GpuOptions,
     ) -> Result<Engine, EngineError> {
-        Self::random_by(options, seed, |source, model| load_on_gpus(options, source, model, ordinals))
+        Self::random_by(options, seed, |source, model| load_on_gpus(options, source, model, gpus))
     }
 
     /// Random weights by whatever puts them on a device.
@@ -96,9 +101,9 @@ impl Engine {
         formats: Formats,
         (config_bytes, checkpoint): (&[u8], [u8; 32]),
     ) -> Result<Engine, EngineError> {
-        let Loaded { numerics: (kernel_class, device_class), runner, weight_bytes, kv_bytes_per_token } =
-            loaded;
-        let blocks = new_block_manager(kv_bytes_per_token * BLOCK_SIZE as u64, options.kv_memory_bytes)?;
+        let Loaded { numerics, runner, draws, weight_bytes, kv_bytes_per_token, kv_memory_bytes } = loaded;
+        let (kernel_class, device_class) = numerics;
+        let blocks = new_block_manager(kv_bytes_per_token * BLOCK_SIZE as u64, (kv_memory_bytes, options))?;
         let numerics = NumericsParts {
             config: config_bytes,
             checkpoint,
@@ -137,7 +142,7 @@ impl Engine {
             numerics_id = info.numerics_id,
             "model loaded"
         );
-        Ok(Engine { info, runner, blocks, stats: EngineStats::default(), not_sync: PhantomData })
+        Ok(Engine { info, runner, draws, blocks, stats: EngineStats::default(), not_sync: PhantomData })
     }
 
     /// What was loaded.
@@ -203,14 +208,34 @@ impl Engine {
     /// Appends KV for every row and returns the logits asked for, in batch order. On an error nothing has
     /// changed.
     pub fn forward(&mut self, batch: &[SequenceRows<'_>]) -> Result<Logits, EngineError> {
+        self.forward_and_draw(batch, &[]).map(|outcome| outcome.logits)
+    }
+
+    /// Whether rows of such a sequence can be drawn where their logits are.
+    pub fn draws(&self, spec: &SequenceSpec) -> bool {
+        self.draws && is_drawn_apart(spec)
+    }
+
+    /// The same, but for sequences with a request what is drawn from their rows: `requests` is empty, or has an entry for
+    /// each sequence of the batch. Ask only for what [`Engine::draws`].
+    pub fn forward_and_draw(
+        &mut self,
+        batch: &[SequenceRows<'_>],
+        requests: &[Option<DrawRequest<'_>>],
+    ) -> Result<Outcome, EngineError> {
         self.check(batch)?;
+        let plan = DrawPlan::new(batch, requests, self.info.vocab_size)?;
+        if !self.draws && !plan.rows.is_empty() {
+            return Err(EngineError::BadBatch("this device does not draw".to_owned()));
+        }
         self.reserve(batch)?;
 
         let reserved: Vec<ReservedRows<'_>> = batch.iter().map(|rows| reserved(&self.blocks, rows)).collect();
-        let logits = Logits::new(self.runner.forward(&reserved)?, self.info.vocab_size as usize);
+        let outputs = self.runner.forward(&reserved, &plan)?;
+        let logits = Logits::new(outputs.logits, self.info.vocab_size as usize);
         batch.iter().for_each(|rows| self.blocks.publish(rows.slot));
         self.count(batch);
-        Ok(logits)
+        Ok(Outcome { logits, drawn: outputs.drawn })
     }
 
     /// Everything that can be wrong with a batch but its KV.
@@ -295,11 +320,15 @@ fn check_threads(options: &LoadOptions) -> Result<(), EngineError> {
     Ok(())
 }
 
-fn new_block_manager(block_bytes: u64, kv_memory_bytes: u64) -> Result<BlockManager, EngineError> {
+fn new_block_manager(
+    block_bytes: u64,
+    (kv_memory_bytes, options): (u64, &LoadOptions),
+) -> Result<BlockManager, EngineError> {
     let blocks = kv_memory_bytes / block_bytes;
     if blocks == 0 {
         let reason = format!("less than one block of {BLOCK_SIZE} tokens, {block_bytes} bytes");
-        return Err(EngineError::BadOption { option: "kv_memory_bytes", value: kv_memory_bytes, reason });
+        let value = options.kv_memory_bytes;
+        return Err(EngineError::BadOption { option: "kv_memory_bytes", value, reason });
     }
     Ok(BlockManager::new(u32::try_from(blocks).unwrap_or(u32::MAX)))
 }

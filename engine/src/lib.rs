@@ -15,6 +15,7 @@ mod block_manager;
 mod collective;
 mod cpu;
 pub mod cuda;
+mod draws;
 mod error;
 mod forward_batch;
 mod handle;
@@ -37,6 +38,7 @@ mod shard;
 mod weights;
 
 pub use block_manager::Shared;
+pub use draws::{DrawRequest, Outcome};
 pub use error::EngineError;
 pub use handle::Engine;
 pub use logits::Logits;

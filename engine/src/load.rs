@@ -28,10 +28,14 @@ pub(crate) struct Loaded {
     /// The class of kernels whose bits are equal, and of devices.
     pub(crate) numerics: (&'static str, &'static str),
     pub(crate) runner: Box<dyn Runner>,
+    /// Whether rows can be drawn where their logits are.
+    pub(crate) draws: bool,
     /// Bytes of weights that a forward with logits reads, on all ranks.
     pub(crate) weight_bytes: u64,
     /// Bytes of keys and values of one token, on all ranks.
     pub(crate) kv_bytes_per_token: u64,
+    /// Bytes that KV may take, on all ranks, in whole blocks.
+    pub(crate) kv_memory_bytes: u64,
 }
 
 /// Loads all ranks of a model into this process.
@@ -51,7 +55,7 @@ pub(crate) fn load_on_cpu(
         members.push((Cpu::new((options.threads / shards.len()).max(1))?, end));
     }
     let members = (members, (KERNEL_CLASS, "cpu"));
-    load_ranks(members, &meeting, options.kv_memory_bytes, source, (config, formats))
+    load_ranks(members, &meeting, options, source, (config, formats))
 }
 
 /// Backends with their ends of a collective, in order of rank, and what they are: the class of kernels and of devices.
@@ -61,7 +65,7 @@ type Members<B> = (Vec<(B, Box<dyn Collective<<B as Backend>::Rows>>)>, (&'stati
 pub(crate) fn load_ranks<B: Backend + 'static>(
     (members, numerics): Members<B>,
     meeting: &Arc<Meeting>,
-    kv_memory_bytes: u64,
+    options: &LoadOptions,
     source: &dyn TensorSource,
     (config, formats): (ModelConfig, Formats),
 ) -> Result<Loaded, EngineError> {
@@ -81,7 +85,16 @@ pub(crate) fn load_ranks<B: Backend + 'static>(
         kv_bytes_per_token += (shape.token_len() * formats.kv().size()) as u64;
         ranks.push((backend, end, model, shape));
     }
-    let kv_blocks = kv_memory_bytes / (kv_bytes_per_token * BLOCK_SIZE as u64);
+    let block_bytes = kv_bytes_per_token * BLOCK_SIZE as u64;
+    let max_len = options.max_model_len.unwrap_or(config.max_len);
+    let mut measured: Option<u64> = None;
+    for (rank, (backend, _, _, shape)) in ranks.iter().enumerate() {
+        let shard = Shard { rank, ranks: ranks.len() };
+        let on_rank = (shape.block_len() * formats.kv().size()) as u64;
+        let blocks = backend.kv_memory_bytes(&config, shard, max_len)?.map(|bytes| bytes / on_rank);
+        measured = blocks.into_iter().chain(measured).min();
+    }
+    let kv_blocks = measured.unwrap_or(options.kv_memory_bytes / block_bytes);
     let runner = |(rank, (backend, end, model, shape)): (usize, (B, _, _, _))| {
         backend.limit_kv(u32::try_from(kv_blocks).unwrap_or(u32::MAX));
         let kv = backend.new_kv(shape, formats.kv());
@@ -92,5 +105,6 @@ pub(crate) fn load_ranks<B: Backend + 'static>(
         1 => Box::new(LoneRank::new(runners.remove(0))),
         _ => Box::new(RankGroup::start(runners, Arc::clone(meeting))?),
     };
-    Ok(Loaded { numerics, runner, weight_bytes, kv_bytes_per_token })
+    let kv_memory_bytes = kv_blocks * block_bytes;
+    Ok(Loaded { numerics, runner, draws: B::DRAWS, weight_bytes, kv_bytes_per_token, kv_memory_bytes })
 }

@@ -6,6 +6,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use crate::EngineError;
 use crate::backend::Backend;
 use crate::collective::Collective;
+use crate::draws::{DrawPlan, Outputs};
 use crate::forward_batch::{ForwardBatch, MAX_ROWS_PER_PASS, ReservedRows};
 use crate::llama::{Device, Llama, Workspace};
 
@@ -17,9 +18,9 @@ pub(crate) trait Runner: Send {
     /// Copies a KV block.
     fn copy_block(&mut self, from: u32, to: u32) -> Result<(), EngineError>;
 
-    /// Appends KV for every row and returns the logits asked for, `[rows, vocab]`, in batch order; on ranks but
-    /// the first, nothing.
-    fn forward(&mut self, batch: &[ReservedRows<'_>]) -> Result<Vec<f32>, EngineError>;
+    /// Appends KV for every row and returns what was asked for: the draws of rows that `draws` names, and the logits of the
+    /// others, `[rows, vocab]`, in batch order; on ranks but the first, nothing.
+    fn forward(&mut self, batch: &[ReservedRows<'_>], draws: &DrawPlan) -> Result<Outputs, EngineError>;
 }
 
 /// See the head of this file.
@@ -56,18 +57,27 @@ impl<B: Backend> Runner for Rank<B> {
         Ok(())
     }
 
-    fn forward(&mut self, batch: &[ReservedRows<'_>]) -> Result<Vec<f32>, EngineError> {
+    fn forward(&mut self, batch: &[ReservedRows<'_>], draws: &DrawPlan) -> Result<Outputs, EngineError> {
         let passes = ForwardBatch::passes(batch, MAX_ROWS_PER_PASS);
-        let mut device =
-            Device { backend: &self.backend, collective: self.collective.as_ref(), kv: &mut self.kv };
-        let mut logits = Vec::new();
+        let (backend, workspace) = (&self.backend, &mut self.workspace);
+        let mut device = Device { backend, collective: self.collective.as_ref(), kv: &mut self.kv };
+        let mut outputs = Outputs::default();
+        let mut first = 0;
         for pass in passes.iter().filter(|pass| pass.num_rows() > 0) {
-            self.model.forward(&mut device, pass, &mut self.workspace)?;
-            if self.is_first && !pass.logit_rows.is_empty() {
-                self.backend.append_to(&mut logits, &mut self.workspace.logits)?;
+            self.model.forward(&mut device, pass, workspace)?;
+            let rows = first..first + pass.logit_rows.len();
+            first = rows.end;
+            if !self.is_first || rows.is_empty() {
+                continue;
+            }
+            let (num_rows, draws) = (rows.len(), draws.part(rows));
+            if draws.rows.is_empty() {
+                backend.append_to(&mut outputs.logits, &mut workspace.logits)?;
+            } else {
+                backend.draw(&mut workspace.logits, num_rows, &draws, &mut outputs)?;
             }
         }
-        Ok(logits)
+        Ok(outputs)
     }
 }
 
@@ -107,8 +117,8 @@ impl Runner for LoneRank {
         self.guard(|runner| runner.copy_block(from, to))
     }
 
-    fn forward(&mut self, batch: &[ReservedRows<'_>]) -> Result<Vec<f32>, EngineError> {
-        self.guard(|runner| runner.forward(batch))
+    fn forward(&mut self, batch: &[ReservedRows<'_>], draws: &DrawPlan) -> Result<Outputs, EngineError> {
+        self.guard(|runner| runner.forward(batch, draws))
     }
 }
 
@@ -136,12 +146,13 @@ mod tests {
             Ok(())
         }
 
-        fn forward(&mut self, batch: &[ReservedRows<'_>]) -> Result<Vec<f32>, EngineError> {
+        fn forward(&mut self, batch: &[ReservedRows<'_>], _draws: &DrawPlan) -> Result<Outputs, EngineError> {
             let pieces: Vec<usize> = (0..64).collect();
-            Ok(self.0.map(&pieces, |&piece| {
+            let logits = self.0.map(&pieces, |&piece| {
                 assert!(piece != 50 || batch.len() != self.1, "piece {piece} fell over");
                 piece as f32
-            }))
+            });
+            Ok(Outputs { logits, ..Outputs::default() })
         }
     }
 
@@ -150,10 +161,11 @@ mod tests {
         for threads in [1, 4] {
             let mut rank = LoneRank::new(Box::new(Faulty(Threads::new(threads).unwrap(), 2)));
             let rows = ReservedRows { token_ids: &[1], start: 0, block_table: &[0], num_logits: 0 };
-            assert_eq!(rank.forward(&[rows]).unwrap().len(), 64);
-            let error = rank.forward(&[rows, rows]).unwrap_err().to_string();
+            let draws = DrawPlan::default();
+            assert_eq!(rank.forward(&[rows], &draws).unwrap().logits.len(), 64);
+            let error = rank.forward(&[rows, rows], &draws).unwrap_err().to_string();
             assert!(error.contains("rank 0 is lost") && error.contains("piece 50 fell over"), "{error}");
-            assert_eq!(rank.forward(&[rows]).unwrap_err().to_string(), error, "lost for good");
+            assert_eq!(rank.forward(&[rows], &draws).unwrap_err().to_string(), error, "lost for good");
             assert_eq!(rank.grow_kv(1).unwrap_err().to_string(), error);
         }
     }

@@ -7,6 +7,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::time::{Duration, Instant};
 
 use crate::collective::Meeting;
+use crate::draws::{DrawPlan, Outputs};
 use crate::forward_batch::ReservedRows;
 use crate::rank::{Runner, last_words};
 use crate::{EngineError, TokenId};
@@ -19,7 +20,7 @@ const LOOK: Duration = Duration::from_millis(200);
 enum Command {
     GrowKv(u32),
     CopyBlock(u32, u32),
-    Forward(Arc<Vec<OwnedRows>>),
+    Forward(Arc<(Vec<OwnedRows>, DrawPlan)>),
 }
 
 /// [`ReservedRows`] that outlive the call: a thread that hangs keeps them.
@@ -46,7 +47,7 @@ impl OwnedRows {
 /// A rank's thread: it ends when this is dropped and its command is done.
 struct RankThread {
     commands: SyncSender<Command>,
-    replies: Receiver<Result<Vec<f32>, EngineError>>,
+    replies: Receiver<Result<Outputs, EngineError>>,
 }
 
 /// See the head of this file.
@@ -76,7 +77,7 @@ impl RankGroup {
     }
 
     /// Has every rank do the same, and returns what the first says.
-    fn run(&self, command: &Command) -> Result<Vec<f32>, EngineError> {
+    fn run(&self, command: &Command) -> Result<Outputs, EngineError> {
         self.meeting.check()?;
         for (rank, thread) in self.ranks.iter().enumerate() {
             if thread.commands.send(command.clone()).is_err() {
@@ -88,7 +89,7 @@ impl RankGroup {
             replies.push(self.reply_of(rank, thread)?);
         }
         let mut replies = replies.into_iter();
-        let first = replies.next().unwrap_or_else(|| Ok(Vec::new()))?;
+        let first = replies.next().unwrap_or_else(|| Ok(Outputs::default()))?;
         replies.try_for_each(|reply| reply.map(drop))?;
         Ok(first)
     }
@@ -98,7 +99,7 @@ impl RankGroup {
         &self,
         rank: usize,
         thread: &RankThread,
-    ) -> Result<Result<Vec<f32>, EngineError>, EngineError> {
+    ) -> Result<Result<Outputs, EngineError>, EngineError> {
         let (mut round, mut since) = (self.meeting.round(), Instant::now());
         loop {
             match thread.replies.recv_timeout(LOOK) {
@@ -130,9 +131,9 @@ impl Runner for RankGroup {
         self.run(&Command::CopyBlock(from, to)).map(drop)
     }
 
-    fn forward(&mut self, batch: &[ReservedRows<'_>]) -> Result<Vec<f32>, EngineError> {
+    fn forward(&mut self, batch: &[ReservedRows<'_>], draws: &DrawPlan) -> Result<Outputs, EngineError> {
         let batch = batch.iter().map(OwnedRows::of).collect();
-        self.run(&Command::Forward(Arc::new(batch)))
+        self.run(&Command::Forward(Arc::new((batch, draws.clone()))))
     }
 }
 
@@ -141,13 +142,13 @@ fn serve(
     rank: usize,
     mut runner: Box<dyn Runner>,
     meeting: &Meeting,
-    (inbox, outbox): (&Receiver<Command>, &SyncSender<Result<Vec<f32>, EngineError>>),
+    (inbox, outbox): (&Receiver<Command>, &SyncSender<Result<Outputs, EngineError>>),
 ) {
     while let Ok(command) = inbox.recv() {
         let reply =
             catch_unwind(AssertUnwindSafe(|| obey(runner.as_mut(), &command))).unwrap_or_else(|panic| {
                 meeting.lose(rank, last_words(panic.as_ref()));
-                meeting.check().map(|()| Vec::new())
+                meeting.check().map(|()| Outputs::default())
             });
         if let (Command::Forward(_), Err(error)) = (&command, &reply) {
             // The others may be waiting for what this one did not give; the first word counts.
@@ -159,13 +160,14 @@ fn serve(
     }
 }
 
-fn obey(runner: &mut dyn Runner, command: &Command) -> Result<Vec<f32>, EngineError> {
+fn obey(runner: &mut dyn Runner, command: &Command) -> Result<Outputs, EngineError> {
     match command {
-        Command::GrowKv(num_blocks) => runner.grow_kv(*num_blocks).map(|()| Vec::new()),
-        Command::CopyBlock(from, to) => runner.copy_block(*from, *to).map(|()| Vec::new()),
-        Command::Forward(rows) => {
+        Command::GrowKv(num_blocks) => runner.grow_kv(*num_blocks).map(|()| Outputs::default()),
+        Command::CopyBlock(from, to) => runner.copy_block(*from, *to).map(|()| Outputs::default()),
+        Command::Forward(batch) => {
+            let (rows, draws) = batch.as_ref();
             let rows: Vec<ReservedRows<'_>> = rows.iter().map(OwnedRows::borrowed).collect();
-            runner.forward(&rows)
+            runner.forward(&rows, draws)
         }
     }
 }
@@ -191,7 +193,7 @@ mod tests {
             Ok(())
         }
 
-        fn forward(&mut self, batch: &[ReservedRows<'_>]) -> Result<Vec<f32>, EngineError> {
+        fn forward(&mut self, batch: &[ReservedRows<'_>], _: &DrawPlan) -> Result<Outputs, EngineError> {
             let mut sum = Vec::new();
             for i in 0..batch.len() {
                 match self.fault {
@@ -202,7 +204,7 @@ mod tests {
                 sum = vec![self.rank as f32; 5];
                 self.end.all_reduce(&mut sum)?;
             }
-            Ok(sum)
+            Ok(Outputs { logits: sum, drawn: Vec::new() })
         }
     }
 
@@ -220,7 +222,7 @@ mod tests {
 
     fn forward(group: &mut RankGroup, times: usize) -> Result<Vec<f32>, EngineError> {
         let rows = ReservedRows { token_ids: &[1], start: 0, block_table: &[0], num_logits: 0 };
-        group.forward(&vec![rows; times])
+        Ok(group.forward(&vec![rows; times], &DrawPlan::default())?.logits)
     }
 
     #[test]

@@ -1,28 +1,28 @@
 //! The target's part of a step: judge the drafted ids by the rows behind them, and draw the token that follows.
 
-use speculation::acceptance::verify;
+use speculation::acceptance::{verify, verify_drawn};
 use speculation::logits::DrawError;
 use speculation::{ReplyBody, TokenSpan, Work};
-use worker::{Decide, Decision, Task};
+use worker::{Decide, Decision, Rows, Task};
 
 /// See [`speculation::acceptance`] for the rule, and for why the text is the target's own.
 #[derive(Debug)]
 pub struct Verify;
 
 impl Decide for Verify {
-    /// `logits`: k + 1 rows; row i predicts position `start + i`.
-    fn decide(
-        &mut self,
-        task: &mut Task,
-        logits: &mut [f32],
-        vocab_size: usize,
-    ) -> Result<Decision, DrawError> {
+    /// `rows`: k + 1; row i predicts position `start + i`.
+    fn decide(&mut self, task: &mut Task, rows: Rows<'_>) -> Result<Decision, DrawError> {
         let start = task.step.start();
         let Work::Verify { draft } = &task.step.work else {
             unreachable!("the holding refuses other drawing steps at a target")
         };
         let spec = task.holding.spec().cloned().expect("an admitted step has a spec");
-        let verdict = verify(&spec, task.holding.counts_mut(), start, draft, logits, vocab_size)?;
+        let verdict = match rows {
+            Rows::Logits { values, vocab_size } => {
+                verify(&spec, task.holding.counts_mut(), start, draft, values, vocab_size)?
+            }
+            Rows::Drawn(drawn) => verify_drawn(&spec, start, draft, drawn)?,
+        };
         let accepted = verdict.num_accepted as usize;
         task.holding.append(&verdict.token_ids[..accepted]);
         let keep = start + verdict.num_accepted;

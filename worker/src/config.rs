@@ -42,9 +42,16 @@ pub struct WorkerFlags {
     /// Split the model over so many ranks, 1, 2, 4 or 8; on the CPU each is a thread with a share of --threads
     #[arg(long, value_name = "N")]
     pub tensor_parallel: Option<usize>,
-    /// Most memory that KV may take, for example 2GiB, or 60% of what the machine or container has
+    /// Most memory that KV may take, for example 2GiB, or 60% of what the machine or container has [default: 1GiB; on GPUs what
+    /// --gpu-memory-utilization leaves]
     #[arg(long, value_name = "SIZE")]
     pub kv_memory: Option<String>,
+    /// On GPUs: KV takes what weights and a forward's workspace leave of this part of the memory [default: 0.9]
+    #[arg(long, value_name = "PART")]
+    pub gpu_memory_utilization: Option<f32>,
+    /// On GPUs: replay steps that come again as CUDA graphs
+    #[arg(long, value_name = "true|false")]
+    pub cuda_graphs: Option<bool>,
     /// Longest sequence, prompt and output [default: the model's]
     #[arg(long, value_name = "TOKENS")]
     pub max_model_len: Option<u32>,
@@ -84,7 +91,9 @@ pub struct RawWorker {
     threads: Option<usize>,
     weights: String,
     tensor_parallel: usize,
-    kv_memory: String,
+    kv_memory: Option<String>,
+    gpu_memory_utilization: Option<f32>,
+    cuda_graphs: bool,
     max_model_len: Option<u32>,
     max_batch_rows: usize,
     profile_steps: bool,
@@ -108,7 +117,9 @@ impl Default for RawWorker {
             threads: None,
             weights: "auto".to_owned(),
             tensor_parallel: 1,
-            kv_memory: "1GiB".to_owned(),
+            kv_memory: None,
+            gpu_memory_utilization: None,
+            cuda_graphs: false,
             max_model_len: None,
             max_batch_rows: 512,
             profile_steps: true,
@@ -149,6 +160,10 @@ pub struct WorkerConfig {
     pub tensor_parallel: usize,
     /// Ceiling of KV memory.
     pub kv_memory: MemoryLimit,
+    /// The part of the GPUs' memory that decides on KV in its place.
+    pub gpu_memory_utilization: Option<f32>,
+    /// Whether GPUs replay steps as graphs.
+    pub cuda_graphs: bool,
     /// Longest sequence, if shorter than the model's.
     pub max_model_len: Option<u32>,
     /// Most rows in one forward pass.
@@ -186,6 +201,11 @@ pub struct SyntheticConfig {
     /// Everything takes so many times as long.
     pub time_scale: f64,
 }
+
+/// Most memory that KV takes of the host's, unless it is told otherwise.
+const DEFAULT_KV_MEMORY: MemoryLimit = MemoryLimit::Bytes(1 << 30);
+/// And of a GPU's memory, all in all.
+const DEFAULT_GPU_MEMORY_UTILIZATION: f32 = 0.9;
 
 /// Times are stretched by at most this, or shrunk by as much.
 const TIME_SCALE_MAX: f64 = 1_000.0;
@@ -225,6 +245,21 @@ impl RawWorker {
         }
     }
 
+    /// The part of GPUs' memory that decides on KV, unless a size does.
+    fn gpu_memory_utilization(&self, device: Option<&ComputeDevice>, faults: &mut Faults) -> Option<f32> {
+        let (given, sized) = (self.gpu_memory_utilization, self.kv_memory.is_some());
+        let on_gpu = matches!(device, Some(ComputeDevice::Cuda(_)));
+        if let Some(part) = given {
+            faults.check("gpu_memory_utilization", part > 0.0 && part <= 1.0, || {
+                format!("{part} is not above 0 and at most 1")
+            });
+            faults.check("gpu_memory_utilization", on_gpu && !sized, || {
+                "it decides on KV where --device is a gpu and no --kv-memory is given".to_owned()
+            });
+        }
+        (on_gpu && !sized).then_some(given.unwrap_or(DEFAULT_GPU_MEMORY_UTILIZATION))
+    }
+
     /// Checks everything; `None` where there was a fault.
     pub fn validate(self, ports: DefaultPorts, faults: &mut Faults) -> Option<WorkerConfig> {
         let device = faults.parse::<ComputeDevice>("device", &self.device);
@@ -233,7 +268,11 @@ impl RawWorker {
             format!("`{}` is unknown, expected auto, f32, bf16, int8 or int4", self.weights)
         });
         let synthetic = self.synthetic(faults);
-        let kv_memory = faults.parse::<MemoryLimit>("kv_memory", &self.kv_memory);
+        let kv_memory = match &self.kv_memory {
+            None => Some(DEFAULT_KV_MEMORY),
+            Some(size) => faults.parse::<MemoryLimit>("kv_memory", size),
+        };
+        let gpu_memory_utilization = self.gpu_memory_utilization(device.as_ref(), faults);
         faults.check("tensor_parallel", matches!(self.tensor_parallel, 1 | 2 | 4 | 8), || {
             format!("{} is not 1, 2, 4 or 8", self.tensor_parallel)
         });
@@ -265,6 +304,8 @@ impl RawWorker {
             weights: weights?,
             tensor_parallel: self.tensor_parallel,
             kv_memory: kv_memory?,
+            gpu_memory_utilization,
+            cuda_graphs: self.cuda_graphs,
             max_model_len: self.max_model_len,
             max_batch_rows: self.max_batch_rows,
             profile_steps: self.profile_steps,
@@ -274,5 +315,36 @@ impl RawWorker {
             tls,
             process: process?,
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The part of a GPU's memory that decides on KV; `None` where the settings are refused.
+    fn part(device: &str, kv_memory: Option<&str>, given: Option<f32>) -> Option<Option<f32>> {
+        let raw = RawWorker {
+            device: device.to_owned(),
+            kv_memory: kv_memory.map(str::to_owned),
+            gpu_memory_utilization: given,
+            ..RawWorker::default()
+        };
+        let mut faults = Faults::new();
+        let config = raw.validate(DefaultPorts { listen: 0, admin: 0 }, &mut faults);
+        faults.is_empty().then(|| config.map(|config| config.gpu_memory_utilization))?
+    }
+
+    #[test]
+    fn kv_on_a_gpu_has_a_size_or_what_a_part_leaves() {
+        assert_eq!(part("cpu", None, None), Some(None));
+        assert_eq!(part("cuda:0", None, None), Some(Some(0.9)));
+        assert_eq!(part("cuda:0,1", None, Some(0.5)), Some(Some(0.5)));
+        assert_eq!(part("cuda:0", Some("4GiB"), None), Some(None));
+        assert_eq!(part("cuda:0", Some("4GiB"), Some(0.5)), None);
+        assert_eq!(part("cpu", None, Some(0.5)), None);
+        for bad in [0.0, -1.0, 1.01, f32::NAN] {
+            assert_eq!(part("cuda:0", None, Some(bad)), None, "{bad}");
+        }
     }
 }

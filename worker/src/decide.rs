@@ -1,11 +1,12 @@
-//! Where draft and target differ: what is done with the logits behind a step's context.
+//! Where draft and target differ: what is done with the logits behind a step's context, or with what was drawn from them.
 
 use speculation::ReplyBody;
+use speculation::acceptance::RowDraw;
 use speculation::logits::DrawError;
 
 use crate::Task;
 
-/// What follows from the logits.
+/// What follows from the rows.
 #[derive(Debug)]
 pub enum Decision {
     /// Run the last guess as one more row, and decide again.
@@ -19,15 +20,23 @@ pub enum Decision {
     },
 }
 
+/// The rows of the context's last id and of every id that ran behind it in the same forward; after [`Decision::Continue`], the
+/// one row of the last guess.
+#[derive(Debug)]
+pub enum Rows<'a> {
+    /// Raw logits, row-major, which may be changed in place.
+    Logits {
+        /// All rows.
+        values: &'a mut [f32],
+        /// Numbers in one.
+        vocab_size: usize,
+    },
+    /// What the device drew from each, where that is all the sequence needs.
+    Drawn(&'a [RowDraw]),
+}
+
 /// The role's own part of a step.
 pub trait Decide: Send + 'static {
-    /// `logits` are the rows (row-major, `vocab_size` each) of the context's last id and of every id that ran behind it in
-    /// the same forward; after [`Decision::Continue`], the one row of the last guess. They may be changed in place.
-    /// Ids whose KV stays beyond the context are appended to the task's holding.
-    fn decide(
-        &mut self,
-        task: &mut Task,
-        logits: &mut [f32],
-        vocab_size: usize,
-    ) -> Result<Decision, DrawError>;
+    /// Decides from a task's rows. Ids whose KV stays beyond the context are appended to the task's holding.
+    fn decide(&mut self, task: &mut Task, rows: Rows<'_>) -> Result<Decision, DrawError>;
 }

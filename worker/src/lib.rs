@@ -28,6 +28,6 @@ pub mod synthetic;
 pub mod table;
 pub mod task;
 
-pub use decide::{Decide, Decision};
+pub use decide::{Decide, Decision, Rows};
 pub use method::Method;
 pub use task::Task;

@@ -6,13 +6,13 @@
 use std::collections::{HashMap, VecDeque};
 use std::ops::Range;
 
-use engine::{Engine, EngineError, Logits, SequenceRows, SlotId};
+use engine::{DrawRequest, Engine, EngineError, Logits, Outcome, SequenceRows, SlotId};
 use speculation::batch::{Share, Waiting, form};
 use speculation::holding::Limits;
 use speculation::logits::score;
 use speculation::{ReplyBody, Role, TokenId, Work};
 
-use crate::decide::{Decide, Decision};
+use crate::decide::{Decide, Decision, Rows};
 use crate::method::{Method, MethodStats, NeedRoom};
 use crate::task::{PrefixLookup, Slot, Task};
 
@@ -104,6 +104,18 @@ impl<D: Decide> ModelMethod<D> {
         shares.iter().map(|share| portion(&tasks[share.index], share)).collect()
     }
 
+    /// Asks for draws where they are all that a task needs of its rows.
+    fn draw_request<'a>(&self, task: &'a Task, portion: &Portion) -> Option<DrawRequest<'a>> {
+        let decides = portion.ends_context && task.step.work != Work::Feed;
+        if !decides || task.is_scoring() || !self.engine.draws(task.spec()) {
+            return None;
+        }
+        let last_guess = task.guesses.token_ids.last().filter(|_| portion.num_context == 0);
+        let then = last_guess.map_or(task.drafted(), std::slice::from_ref);
+        let (spec, before, vocab_size) = (task.spec(), task.holding.ids(), self.vocab_size);
+        Some(DrawRequest { spec, before, then, vocab_size })
+    }
+
     /// What a task's logits lead to; `None` while it needs another forward.
     fn absorb(
         &mut self,
@@ -128,7 +140,12 @@ impl<D: Decide> ModelMethod<D> {
         for row in decided.chunks_exact_mut(vocab_size) {
             row[self.vocab_size as usize..].fill(f32::NEG_INFINITY);
         }
-        match self.decide.decide(task, decided, vocab_size) {
+        self.settle(task, Rows::Logits { values: decided, vocab_size })
+    }
+
+    /// What the role makes of a task's rows; `None` while it needs another forward.
+    fn settle(&mut self, task: &mut Task, rows: Rows<'_>) -> Option<ReplyBody> {
+        match self.decide.decide(task, rows) {
             Ok(Decision::Continue) => None,
             Ok(Decision::Done { body, keep }) => {
                 self.engine.truncate(self.slots[&task.slot], keep);
@@ -203,18 +220,30 @@ impl<D: Decide> Method for ModelMethod<D> {
                 num_logits: portion.num_logits,
             })
             .collect();
-        let mut logits = match self.engine.forward(&batch) {
-            Ok(logits) => logits,
+        let requests: Vec<Option<DrawRequest<'_>>> =
+            plan.iter().map(|portion| self.draw_request(&tasks[portion.task], portion)).collect();
+        let drawn_apart: Vec<bool> = requests.iter().map(Option::is_some).collect();
+        let Outcome { mut logits, drawn } = match self.engine.forward_and_draw(&batch, &requests) {
+            Ok(outcome) => outcome,
             // Nothing can be computed any more: the device thread ends, and the process says that it has failed.
             Err(error) if error.is_fatal() => panic!("{error}"),
             Err(error) => return Ok(self.refuse(tasks, &plan, &error)),
         };
         let mut bodies = Vec::new();
-        let mut row = 0;
-        for portion in &plan {
-            let rows = row..row + portion.num_logits;
-            row = rows.end;
-            if let Some(body) = self.absorb(&mut tasks[portion.task], portion, &mut logits, rows) {
+        let (mut row, mut draw) = (0, 0);
+        for (portion, drawn_apart) in plan.iter().zip(drawn_apart) {
+            let task = &mut tasks[portion.task];
+            let body = if drawn_apart {
+                task.context_done += portion.num_context;
+                let rows = &drawn[draw..draw + portion.num_logits];
+                draw += rows.len();
+                self.settle(task, Rows::Drawn(rows))
+            } else {
+                let rows = row..row + portion.num_logits;
+                row = rows.end;
+                self.absorb(task, portion, &mut logits, rows)
+            };
+            if let Some(body) = body {
                 bodies.push((portion.task, body));
             }
         }

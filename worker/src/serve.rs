@@ -5,6 +5,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use anyhow::Context as _;
+use engine::cuda::GpuOptions;
 use engine::{Engine, LoadOptions};
 use proto::v1::worker_server::WorkerServer;
 use service::accept::Door as Port;
@@ -94,7 +95,12 @@ fn load_engine(config: &WorkerConfig) -> anyhow::Result<(Engine, Assets)> {
     let engine = match &config.device {
         ComputeDevice::Cpu => Engine::load(&options)?,
         device @ ComputeDevice::Cuda(ordinals) => {
-            Engine::load_on_cuda(&options, ordinals).with_context(|| format!("--device {device}"))?
+            let gpus = GpuOptions {
+                ordinals: ordinals.clone(),
+                memory_utilization: config.gpu_memory_utilization,
+                graphs: config.cuda_graphs,
+            };
+            Engine::load_on_cuda(&options, &gpus).with_context(|| format!("--device {device}"))?
         }
     };
     let info = engine.info();

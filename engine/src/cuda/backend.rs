@@ -2,10 +2,12 @@
 //! them. Written over [`Executor`], so that tests run a whole model on the host with the kernels that a GPU runs.
 //!
 //! Operations do not fail one by one: the first error is kept, what follows does nothing, and the forward that is
-//! read next ends with it. Nothing waits for the device but reading logits.
+//! read next ends with it. Nothing waits for the device but reading what was drawn, or logits.
 
 mod load;
 mod pass;
+#[cfg(test)]
+mod step_tests;
 #[cfg(test)]
 mod tests;
 
@@ -13,22 +15,27 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use half::bf16;
+use speculation::acceptance::RowDraw;
 
 use super::CudaError;
 use super::executor::{Executor, Tensor};
+use super::kv_room::{kv_bytes, workspace_bytes};
 use super::ops::{
-    Attention, Embedding, GemmBf16, GemmInt8, QuantizeRows, RmsNorm, WriteKv, add, finish_sum, norm_heads,
-    num_splits, rotate, swiglu, take_rows, to_bf16,
+    Attention, DrawBuffers, Embedding, GemmBf16, GemmInt8, QuantizeRows, RmsNorm, WriteKv, add, draw,
+    edit_logits, finish_sum, norm_heads, num_splits, room, rotate, swiglu, take_rows, to_bf16,
 };
 use crate::EngineError;
 use crate::backend::{AttentionLayer, Backend, HeadLayout, Norm};
+use crate::draws::{DrawPlan, Outputs};
 use crate::forward_batch::ForwardBatch;
 use crate::kv_cache::KvShape;
+use crate::model_config::ModelConfig;
 use crate::rope::Rope;
+use crate::shard::Shard;
 use crate::weights::{LinearTensors, MatrixFormat, TensorPart, TensorSource};
 pub(super) use load::check_model;
 use load::{GpuLinear, GpuTable, GpuWeights};
-use pass::GpuPass;
+use pass::{GpuPass, Inputs};
 
 /// The class of kernels whose bits are equal; part of `numerics_id`. Change it with the arithmetic.
 pub(super) const KERNEL_CLASS: &str = "cuda-mma-1";
@@ -38,6 +45,8 @@ pub(crate) struct Gpu<E: Executor> {
     state: Arc<Mutex<State<E>>>,
     /// Blocks that are taken with the first one of them.
     kv_blocks: AtomicU32,
+    /// The part of the device's memory that may be held, where that decides on KV.
+    memory_utilization: Option<f32>,
 }
 
 /// A device's state, for the collective of its rank.
@@ -62,6 +71,9 @@ impl<E: Executor> SharedState<E> {
 struct State<E: Executor> {
     executor: E,
     failed: Option<CudaError>,
+    /// What kernels read of the pass under way.
+    inputs: Inputs<E::Memory>,
+    drawing: DrawBuffers<E::Memory>,
     /// Inputs of a product, rounded to bf16.
     rounded: Option<Tensor<E::Memory, bf16>>,
     /// Inputs of a product, quantized.
@@ -119,26 +131,19 @@ pub(crate) struct GpuKv<M> {
     shape: KvShape,
 }
 
-/// At least `len` elements in `slot`, whose content is of no matter.
-pub(super) fn room<'a, E: Executor, T: bytemuck::Pod>(
-    slot: &'a mut Option<Tensor<E::Memory, T>>,
-    executor: &mut E,
-    len: usize,
-    purpose: &'static str,
-) -> Result<&'a mut Tensor<E::Memory, T>, CudaError> {
-    if slot.as_ref().is_none_or(|tensor| tensor.len() < len) {
-        // The old one goes first: both may not fit.
-        *slot = None;
-        *slot = Some(Tensor::zeros(executor, len, purpose)?);
-    }
-    Ok(slot.as_mut().expect("filled above"))
-}
-
 impl<E: Executor> Gpu<E> {
-    pub(super) fn new(executor: E) -> Self {
-        let (failed, rounded, steps, scales, partial) = (None, None, None, None, None);
-        let state = State { executor, failed, rounded, steps, scales, partial };
-        Self { state: Arc::new(Mutex::new(state)), kv_blocks: AtomicU32::new(0) }
+    pub(super) fn new(executor: E, memory_utilization: Option<f32>) -> Self {
+        let state = State {
+            executor,
+            failed: None,
+            inputs: Inputs::default(),
+            drawing: DrawBuffers::default(),
+            rounded: None,
+            steps: None,
+            scales: None,
+            partial: None,
+        };
+        Self { state: Arc::new(Mutex::new(state)), kv_blocks: AtomicU32::new(0), memory_utilization }
     }
 
     /// The same state, for the collective of this rank.
@@ -201,10 +206,12 @@ where
     type Linear = GpuLinear<E::Memory>;
     type Norm = GpuNorm<E::Memory>;
     type Kv = GpuKv<E::Memory>;
-    type Pass<'a> = GpuPass<'a, E::Memory>;
+    type Pass<'a> = GpuPass<'a>;
 
     /// Ranks are on devices of their own.
     const SHARES_TABLES: bool = false;
+
+    const DRAWS: bool = true;
 
     fn load_table(
         &self,
@@ -244,6 +251,25 @@ where
         GpuKv { blocks: None, shape }
     }
 
+    fn kv_memory_bytes(
+        &self,
+        config: &ModelConfig,
+        shard: Shard,
+        max_len: u32,
+    ) -> Result<Option<u64>, EngineError> {
+        let Some(utilization) = self.memory_utilization else { return Ok(None) };
+        let room = self.lock().executor.room()?;
+        let bytes = kv_bytes(room, workspace_bytes(config, shard, max_len), utilization)?;
+        tracing::info!(
+            bytes,
+            free = room.free_bytes,
+            total = room.total_bytes,
+            rank = shard.rank,
+            "kv memory"
+        );
+        Ok(Some(bytes))
+    }
+
     fn limit_kv(&self, num_blocks: u32) {
         self.kv_blocks.store(num_blocks, Ordering::Relaxed);
     }
@@ -281,25 +307,49 @@ where
             return Err(error.into());
         }
         let (tensor, len) = rows.read();
-        host.extend(tensor.read(&mut state.executor, len)?);
+        host.extend(tensor.read(&mut state.executor, 0..len)?);
         Ok(())
     }
 
-    fn begin<'a>(&self, batch: &'a ForwardBatch<'a>, rope: &Rope) -> GpuPass<'a, E::Memory> {
-        let mut inputs = None;
-        self.run(|state| {
-            inputs = Some(pass::upload(&mut state.executor, batch, rope)?);
-            Ok(())
-        });
-        GpuPass::new(batch, inputs)
+    fn draw(
+        &self,
+        logits: &mut Self::Rows,
+        num_rows: usize,
+        draws: &DrawPlan,
+        outputs: &mut Outputs,
+    ) -> Result<(), EngineError> {
+        let mut state = self.lock();
+        if let Some(error) = state.failed.take() {
+            return Err(error.into());
+        }
+        let State { executor, drawing, .. } = &mut *state;
+        let (tensor, len) = logits.write();
+        let width = len / num_rows;
+        edit_logits(executor, drawing, tensor, &draws.edits, width)?;
+        let drawn = draw(executor, drawing, tensor, &draws.rows, (draws.vocab, width))?;
+        outputs.drawn.extend(drawn.into_iter().map(|row| match row.status {
+            0 => RowDraw::Token(row.token_id),
+            1 => RowDraw::NotANumber(row.token_id),
+            _ => RowDraw::NothingAllowed,
+        }));
+        for rows in draws.other_rows(num_rows) {
+            outputs.logits.extend(tensor.read(executor, rows.start * width..rows.end * width)?);
+        }
+        Ok(())
+    }
+
+    fn begin<'a>(&self, batch: &'a ForwardBatch<'a>, rope: &Rope) -> GpuPass<'a> {
+        self.run(|state| state.inputs.upload(&mut state.executor, batch, rope));
+        GpuPass::new(batch)
     }
 
     fn embed(&self, table: &Self::Table, pass: &Self::Pass<'_>, out: &mut Self::Rows) {
         self.run(|state| {
             let (out, _) = out.write();
             let (table, hidden) = (&table.numbers, table.columns);
-            Embedding { table, token_ids: &pass.inputs().token_ids, out }.launch(
-                &mut state.executor,
+            let State { executor, inputs, .. } = state;
+            Embedding { table, token_ids: inputs.token_ids.tensor(), out }.launch(
+                executor,
                 pass.rows(),
                 hidden,
             )
@@ -331,8 +381,9 @@ where
 
     fn rotate(&self, layout: HeadLayout, pass: &Self::Pass<'_>, qkv: &mut Self::Rows) {
         self.run(|state| {
-            let inputs = pass.inputs();
-            rotate(&mut state.executor, qkv.write().0, (&inputs.cos, &inputs.sin), (pass.rows(), layout))
+            let State { executor, inputs, .. } = state;
+            let angles = (inputs.cos.tensor(), inputs.sin.tensor());
+            rotate(executor, qkv.write().0, angles, (pass.rows(), layout))
         });
     }
 
@@ -355,8 +406,9 @@ where
         let layer = (at.layer, kv.shape.num_layers);
         let kv = kv.blocks.as_mut().expect("a batch's blocks are there before its forward");
         self.run(|state| {
-            let (qkv, slots) = (qkv.read().0, &pass.inputs().slots);
-            WriteKv { qkv, slots, kv, layout: at.layout, layer }.launch(&mut state.executor, pass.rows())
+            let State { executor, inputs, .. } = state;
+            let (qkv, slots) = (qkv.read().0, inputs.slots.tensor());
+            WriteKv { qkv, slots, kv, layout: at.layout, layer }.launch(executor, pass.rows())
         });
     }
 
@@ -370,15 +422,16 @@ where
         let layer = (layer, kv.shape.num_layers);
         let kv = kv.blocks.as_ref().expect("a batch's blocks are there before its forward");
         self.run(|state| {
-            let State { executor, partial, .. } = state;
-            let (rows, splits) = (pass.rows(), num_splits(&pass.batch().positions));
-            let tiles = pass.tiles(executor, layout.num_heads / layout.num_kv_heads, window)?;
+            let State { executor, partial, inputs, .. } = state;
+            let (rows, splits) = (pass.rows(), num_splits(&pass.batch.positions));
+            let group = layout.num_heads / layout.num_kv_heads;
+            let tiles = inputs.make_tiles(executor, pass, (group, window))?;
+            let tiles = inputs.tiles_at(tiles);
             let len = rows * layout.num_heads * splits * (layout.head_dim + 2);
             let partial = room(partial, executor, len, "partial sums of attention")?;
-            let (inputs, qkv) = (pass.inputs(), qkv.read().0);
-            let (positions, tables, num_tiles) = (&inputs.positions, &inputs.tables, tiles.len());
-            let out = out.write().0;
-            Attention { qkv, positions, kv, tables, tiles: &tiles, partial, layout, layer, window, out }
+            let (positions, tables) = (inputs.positions.tensor(), inputs.tables.tensor());
+            let (qkv, out, num_tiles, tiles) = (qkv.read().0, out.write().0, tiles.len(), tiles.tensor());
+            Attention { qkv, positions, kv, tables, tiles, partial, layout, layer, window, out }
                 .launch(executor, (rows, num_tiles, splits))
         });
     }
@@ -390,9 +443,11 @@ where
         });
     }
 
-    fn take_logit_rows(&self, pass: &Self::Pass<'_>, width: usize, x: &Self::Rows, out: &mut Self::Rows) {
+    fn take_logit_rows(&self, _pass: &Self::Pass<'_>, width: usize, x: &Self::Rows, out: &mut Self::Rows) {
         self.run(|state| {
-            take_rows(&mut state.executor, (x.read().0, width), &pass.inputs().logit_rows, out.write().0)
+            let State { executor, inputs, .. } = state;
+            let which = (inputs.logit_rows.tensor(), inputs.logit_rows.len());
+            take_rows(executor, (x.read().0, width), which, out.write().0)
         });
     }
 }

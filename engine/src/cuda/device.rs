@@ -10,10 +10,12 @@ use std::time::Duration;
 
 use cudarc::driver::result::{self, DriverError};
 use cudarc::driver::sys;
-use cudarc::driver::{CudaContext, CudaFunction, CudaSlice, CudaStream, DevicePtr};
+use cudarc::driver::{CudaContext, CudaFunction, CudaGraph, CudaSlice, CudaStream, DevicePtr};
 use cudarc::nvrtc::Ptx;
 
 use super::executor::{DeviceMemory, Executor, Params};
+use super::graphs::{Launch, Next, Recorder};
+use super::kv_room::DeviceRoom;
 use super::ranks::{Watch, wait_watched};
 use super::sources::{self, Kernel};
 use super::{CudaError, nvrtc};
@@ -29,7 +31,15 @@ pub struct CudaDevice {
     ordinal: usize,
     /// Who knows of the other ranks, where there are any, and how long this one waits for them.
     watch: Option<(Arc<dyn Watch>, Duration)>,
+    /// Launches that wait to be replayed or started, where this device replays graphs.
+    recorder: Option<Recorder<Graph>>,
 }
+
+/// Launches that the driver knows.
+struct Graph(CudaGraph);
+
+// SAFETY: graphs are used by whoever holds the device, `&mut`, so by one thread at a time, which is what the driver asks for.
+unsafe impl Send for Graph {}
 
 /// What a device says of itself.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -73,7 +83,7 @@ impl CudaDevice {
                 functions.insert(kernel.name, function);
             }
         }
-        Ok(Self { context, stream, functions, ordinal, watch: None })
+        Ok(Self { context, stream, functions, ordinal, watch: None, recorder: None })
     }
 
     /// How many devices the driver shows.
@@ -103,8 +113,40 @@ impl CudaDevice {
         self.watch = Some((watch, patience));
     }
 
+    /// From now on launches are collected, and those that come again are replayed as one graph.
+    pub(super) fn replay_graphs(&mut self) {
+        self.recorder = Some(Recorder::default());
+    }
+
+    fn start(&self, launch: &Launch) -> Result<(), CudaError> {
+        let function = self.functions.get(launch.kernel).expect("open loads every listed kernel");
+        self.context.bind_to_thread().map_err(refused("take the thread"))?;
+        let mut params = launch.params.clone();
+        let mut pointers: Vec<*mut c_void> =
+            params.iter_mut().map(|param| std::ptr::from_mut(param).cast()).collect();
+        let (grid, block) = ((launch.grid[0], launch.grid[1], launch.grid[2]), (launch.threads, 1, 1));
+        let (function, stream) = (function.cu_function(), self.stream.cu_stream());
+        // SAFETY: the function and stream are of this context; the parameters are the kernel's by the contract of `launch`,
+        // their memory is still there by that of `flush`, and `pointers` outlives the call, which copies what they point to.
+        unsafe { result::launch_kernel(function, grid, block, 0, stream, &mut pointers) }
+            .map_err(refused(launch.kernel))
+    }
+
+    /// Has the driver make a graph of launches; nothing runs yet.
+    fn capture(&self, launches: &[Launch]) -> Result<Graph, CudaError> {
+        let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
+        self.stream.begin_capture(mode).map_err(refused("begin a graph"))?;
+        let launched = launches.iter().try_for_each(|launch| self.start(launch));
+        // Ended in any case: a stream that captures runs nothing.
+        let graph = self.stream.end_capture(sys::CUgraphInstantiate_flags(0)).map_err(refused("end a graph"));
+        launched?;
+        let reason = "it captured nothing".to_owned();
+        graph?.map(Graph).ok_or(CudaError::Driver { action: "end a graph", reason })
+    }
+
     /// The stream, for libraries that launch on it; the device is the thread's then.
-    pub(super) fn raw_stream(&self) -> Result<*mut c_void, CudaError> {
+    pub(super) fn raw_stream(&mut self) -> Result<*mut c_void, CudaError> {
+        self.flush()?;
         self.context.bind_to_thread().map_err(refused("take the thread"))?;
         Ok(self.stream.cu_stream().cast())
     }
@@ -176,6 +218,7 @@ impl Executor for CudaDevice {
         if bytes.is_empty() {
             return Ok(());
         }
+        self.flush()?;
         let mut part = memory.slice.slice_mut(at..at + bytes.len());
         self.stream.memcpy_htod(bytes, &mut part).map_err(refused("copy to the device"))
     }
@@ -191,7 +234,30 @@ impl Executor for CudaDevice {
         self.wait()
     }
 
+    fn flush(&mut self) -> Result<(), CudaError> {
+        let Some(mut recorder) = self.recorder.take() else { return Ok(()) };
+        let replay = |graph: &Graph| graph.0.launch().map_err(refused("replay a graph"));
+        let done = match recorder.next() {
+            Next::Nothing => Ok(()),
+            Next::Each(launches) => launches.iter().try_for_each(|launch| self.start(launch)),
+            Next::Capture(launches) => self.capture(&launches).and_then(|graph| {
+                replay(&graph)?;
+                recorder.keep(launches, graph);
+                Ok(())
+            }),
+            Next::Replay(graph) => replay(recorder.graph(graph)),
+        };
+        self.recorder = Some(recorder);
+        done
+    }
+
+    fn room(&mut self) -> Result<DeviceRoom, CudaError> {
+        let DeviceFacts { free_bytes, total_bytes, .. } = self.facts()?;
+        Ok(DeviceRoom { free_bytes, total_bytes })
+    }
+
     fn wait(&mut self) -> Result<(), CudaError> {
+        self.flush()?;
         self.context.bind_to_thread().map_err(refused("take the thread"))?;
         match &self.watch {
             None => self.stream.synchronize().map_err(refused("finish a kernel")),
@@ -205,6 +271,7 @@ impl Executor for CudaDevice {
         (from, to): (usize, usize),
         bytes: usize,
     ) -> Result<(), CudaError> {
+        self.flush()?;
         let range = from.max(to) + bytes;
         assert!(range <= memory.slice.len(), "copies stay inside the memory");
         let address = |at: usize| memory.address + at as u64;
@@ -220,22 +287,11 @@ impl Executor for CudaDevice {
         grid: [u32; 3],
         params: &mut Params,
     ) -> Result<(), CudaError> {
-        let function = self.functions.get(kernel.name).expect("open loads every listed kernel");
-        let mut pointers: Vec<*mut c_void> = params.pointers();
-        self.context.bind_to_thread().map_err(refused("take the thread"))?;
-        let (grid, block) = ((grid[0], grid[1], grid[2]), (kernel.threads, 1, 1));
-        // SAFETY: the function and stream are of this context; the parameters are the kernel's by this function's
-        // contract, and `pointers` outlives the call, which copies what they point to.
-        unsafe {
-            result::launch_kernel(
-                function.cu_function(),
-                grid,
-                block,
-                0,
-                self.stream.cu_stream(),
-                &mut pointers,
-            )
+        let launch = Launch::new(kernel, grid, params.values());
+        match &mut self.recorder {
+            Some(recorder) => recorder.push(launch),
+            None => self.start(&launch)?,
         }
-        .map_err(refused(kernel.name))
+        Ok(())
     }
 }

@@ -4,22 +4,30 @@
 use std::ffi::c_void;
 use std::path::PathBuf;
 use std::process::Command;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use libloading::{Library, Symbol};
 
 use super::CudaError;
 use super::executor::{DeviceMemory, Executor, Params};
+use super::graphs::{Launch, Next, Recorder};
+use super::kv_room::DeviceRoom;
 use super::sources::{self, Kernel};
 
 const SHIM: &str = include_str!("emulator/emulator.hpp");
 
-type Launch = unsafe extern "C" fn(*const c_void, *const u32, u32, *mut *mut c_void);
+type Run = unsafe extern "C" fn(*const c_void, *const u32, u32, *mut *mut c_void);
 
 /// A library of all kernels.
 pub(crate) struct Emulator {
     library: Library,
     /// Launches until one fails.
     launches_left: Option<u32>,
+    allocations: Arc<AtomicU32>,
+    /// Graphs are the launches themselves here.
+    recorder: Option<Recorder<Vec<Launch>>>,
+    replays: Arc<AtomicU32>,
 }
 
 /// Blocks run on the calling thread, but the library's state is the process's: one launch at a time.
@@ -42,7 +50,40 @@ impl Emulator {
     pub(crate) fn build() -> Self {
         // SAFETY: the library is our own and has no initialisers beyond zeroed statics.
         let library = unsafe { Library::new(build_library()) }.unwrap();
-        Self { library, launches_left: None }
+        let (allocations, replays) = Default::default();
+        Self { library, launches_left: None, allocations, recorder: None, replays }
+    }
+
+    /// How often memory was taken so far.
+    pub(crate) fn allocations(&self) -> Arc<AtomicU32> {
+        Arc::clone(&self.allocations)
+    }
+
+    /// Collects launches from now on and replays those that come again; how often it did so.
+    pub(crate) fn replay_graphs(&mut self) -> Arc<AtomicU32> {
+        self.recorder = Some(Recorder::default());
+        Arc::clone(&self.replays)
+    }
+
+    /// Runs a kernel over its grid.
+    fn start(&mut self, launch: &Launch) -> Result<(), CudaError> {
+        if let Some(left) = &mut self.launches_left {
+            let Some(fewer) = left.checked_sub(1) else {
+                let reason = "the emulator was told to fail".to_owned();
+                return Err(CudaError::Driver { action: launch.kernel, reason });
+            };
+            *left = fewer;
+        }
+        let run: Symbol<'_, Run> = self.symbol("emulator_launch");
+        let entry: Symbol<'_, *const c_void> = self.symbol(&format!("run_{}", launch.kernel));
+        let mut params = launch.params.clone();
+        let mut pointers: Vec<*mut c_void> =
+            params.iter_mut().map(|param| std::ptr::from_mut(param).cast()).collect();
+        let _turn = TURN.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        // SAFETY: the parameters are the kernel's by the contract of `launch`, and its memory is still there by that of
+        // `flush`.
+        unsafe { run(*entry, launch.grid.as_ptr(), launch.threads, pointers.as_mut_ptr()) }
+        Ok(())
     }
 
     /// From now on so many launches, and then none.
@@ -124,6 +165,7 @@ impl Executor for Emulator {
     type Memory = HostMemory;
 
     fn alloc(&mut self, bytes: usize, _purpose: &'static str) -> Result<HostMemory, CudaError> {
+        self.allocations.fetch_add(1, Ordering::Relaxed);
         let bytes = bytes.max(16);
         let alloc: Symbol<'_, unsafe extern "C" fn(usize) -> *mut c_void> = self.symbol("emulator_alloc");
         let free: Symbol<'_, unsafe extern "C" fn(*mut c_void, usize)> = self.symbol("emulator_free");
@@ -134,6 +176,7 @@ impl Executor for Emulator {
     }
 
     fn write(&mut self, memory: &mut HostMemory, at: usize, bytes: &[u8]) -> Result<(), CudaError> {
+        self.flush()?;
         assert!(at + bytes.len() <= memory.bytes);
         // SAFETY: inside the allocation by the line above; nothing else refers to it now.
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), memory.address.add(at), bytes.len()) }
@@ -141,14 +184,36 @@ impl Executor for Emulator {
     }
 
     fn read(&mut self, memory: &HostMemory, at: usize, bytes: &mut [u8]) -> Result<(), CudaError> {
+        self.flush()?;
         assert!(at + bytes.len() <= memory.bytes);
         // SAFETY: as above.
         unsafe { std::ptr::copy_nonoverlapping(memory.address.add(at), bytes.as_mut_ptr(), bytes.len()) }
         Ok(())
     }
 
+    fn flush(&mut self) -> Result<(), CudaError> {
+        let Some(recorder) = &mut self.recorder else { return Ok(()) };
+        let launches = match recorder.next() {
+            Next::Nothing => return Ok(()),
+            Next::Each(launches) => launches,
+            Next::Capture(launches) => {
+                recorder.keep(launches.clone(), launches.clone());
+                launches
+            }
+            Next::Replay(graph) => {
+                self.replays.fetch_add(1, Ordering::Relaxed);
+                recorder.graph(graph).clone()
+            }
+        };
+        launches.iter().try_for_each(|launch| self.start(launch))
+    }
+
+    fn room(&mut self) -> Result<DeviceRoom, CudaError> {
+        Ok(DeviceRoom { free_bytes: 900 << 20, total_bytes: 1 << 30 })
+    }
+
     fn wait(&mut self) -> Result<(), CudaError> {
-        Ok(())
+        self.flush()
     }
 
     fn copy_within(
@@ -157,6 +222,7 @@ impl Executor for Emulator {
         (from, to): (usize, usize),
         bytes: usize,
     ) -> Result<(), CudaError> {
+        self.flush()?;
         assert!(from.max(to) + bytes <= memory.bytes);
         // SAFETY: both inside the allocation by the line above.
         unsafe { std::ptr::copy(memory.address.add(from), memory.address.add(to), bytes) }
@@ -169,19 +235,11 @@ impl Executor for Emulator {
         grid: [u32; 3],
         params: &mut Params,
     ) -> Result<(), CudaError> {
-        if let Some(left) = &mut self.launches_left {
-            let Some(fewer) = left.checked_sub(1) else {
-                let reason = "the emulator was told to fail".to_owned();
-                return Err(CudaError::Driver { action: kernel.name, reason });
-            };
-            *left = fewer;
+        let launch = Launch::new(kernel, grid, params.values());
+        match &mut self.recorder {
+            Some(recorder) => recorder.push(launch),
+            None => self.start(&launch)?,
         }
-        let launch: Symbol<'_, Launch> = self.symbol("emulator_launch");
-        let entry: Symbol<'_, *const c_void> = self.symbol(&format!("run_{}", kernel.name));
-        let mut pointers = params.pointers();
-        let _turn = TURN.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-        // SAFETY: the parameters are the kernel's by this function's contract.
-        unsafe { launch(*entry, grid.as_ptr(), kernel.threads, pointers.as_mut_ptr()) }
         Ok(())
     }
 }

@@ -2,8 +2,10 @@
 //! [`Tensor`] gives it a type and a length, [`Params`] puts a launch's parameters in the order of the kernel.
 
 use std::marker::PhantomData;
+use std::ops::Range;
 
 use super::CudaError;
+use super::kv_room::DeviceRoom;
 use super::sources::Kernel;
 
 /// Memory that kernels work on.
@@ -25,6 +27,12 @@ pub(crate) trait Executor {
 
     /// Device to host, from byte `at` on; waits for what was launched before.
     fn read(&mut self, memory: &Self::Memory, at: usize, bytes: &mut [u8]) -> Result<(), CudaError>;
+
+    /// Starts what was launched and only collected so far: before memory that it uses goes away.
+    fn flush(&mut self) -> Result<(), CudaError>;
+
+    /// How much memory there is.
+    fn room(&mut self) -> Result<DeviceRoom, CudaError>;
 
     /// Waits until everything that was launched is done.
     fn wait(&mut self) -> Result<(), CudaError>;
@@ -102,14 +110,15 @@ impl<M: DeviceMemory, T: bytemuck::Pod> Tensor<M, T> {
         executor.copy_within(&mut self.memory, (from * size, to * size), len * size)
     }
 
-    /// The first `len` elements.
-    pub(crate) fn read<E>(&self, executor: &mut E, len: usize) -> Result<Vec<T>, CudaError>
+    /// The elements of `range`.
+    pub(crate) fn read<E>(&self, executor: &mut E, range: Range<usize>) -> Result<Vec<T>, CudaError>
     where
         E: Executor<Memory = M>,
     {
-        assert!(len <= self.len, "reads stay inside the tensor");
-        let mut numbers = vec![T::zeroed(); len];
-        executor.read(&self.memory, 0, bytemuck::cast_slice_mut(&mut numbers))?;
+        assert!(range.end <= self.len, "reads stay inside the tensor");
+        let mut numbers = vec![T::zeroed(); range.len()];
+        let at = range.start * size_of::<T>();
+        executor.read(&self.memory, at, bytemuck::cast_slice_mut(&mut numbers))?;
         Ok(numbers)
     }
 
@@ -176,9 +185,9 @@ impl Params {
         self
     }
 
-    /// Pointers to the parameters, as drivers take them. They hold as long as `self` is not moved.
-    pub(crate) fn pointers(&mut self) -> Vec<*mut std::ffi::c_void> {
-        self.0.iter_mut().map(|param| std::ptr::from_mut(param).cast()).collect()
+    /// The parameters, as many as were given.
+    pub(crate) fn values(&self) -> &[u64] {
+        &self.0
     }
 }
 

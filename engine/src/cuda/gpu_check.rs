@@ -11,10 +11,10 @@ use half::bf16;
 use super::executor::{Executor, Tensor};
 use super::ops::{BF16_GRAIN, GemmBf16, GemmInt8, INT8_GRAIN, borders};
 use super::parity::{Scale, run_all};
-use super::whole_model::{decode_on_gpu, distance_on_gpu};
-use super::{CudaDevice, CudaError};
+use super::whole_model::{decode_on_gpu, distance_on_gpu, options, run};
+use super::{CudaDevice, CudaError, GpuOptions};
 use crate::k_slices::KSlices;
-use crate::{EngineError, WeightFormat};
+use crate::{Engine, EngineError, WeightFormat};
 pub use ranks::ranks;
 
 /// What was found.
@@ -52,17 +52,40 @@ pub fn logits(ordinal: usize, model_dir: &Path) -> Result<ParityReport, EngineEr
     Ok(ParityReport { lines, failed })
 }
 
+/// A checkpoint's logits with graphs, twice over, so that steps are replayed, against those without: equal bits.
+pub fn graphs(ordinal: usize, model_dir: &Path) -> Result<ParityReport, EngineError> {
+    let options = options(model_dir.to_owned(), WeightFormat::Bf16);
+    let launched = GpuOptions::on(&[ordinal]);
+    let expected = run(&mut Engine::load_on_cuda(&options, &launched)?)?;
+    let mut engine = Engine::load_on_cuda(&options, &GpuOptions { graphs: true, ..launched })?;
+    let (mut lines, mut failed) = (Vec::new(), 0);
+    for times in 1..=4 {
+        let is_good = run(&mut engine)? == expected;
+        failed += usize::from(!is_good);
+        let verdict = if is_good { "ok" } else { "DIFFERS" };
+        lines.push(format!(
+            "{verdict:<8}graphs, time {times}, {}: logits == launched ones",
+            model_dir.display()
+        ));
+    }
+    Ok(ParityReport { lines, failed })
+}
+
 /// Decode steps of a model of random weights, by its config.json: milliseconds, and the rate at which weights are read.
 pub fn decode(ordinal: usize, config: &Path) -> Result<Vec<String>, EngineError> {
     const SEQUENCES: [usize; 4] = [1, 8, 64, 256];
     let mut lines = Vec::new();
     for weights in [WeightFormat::Bf16, WeightFormat::Int8] {
-        let (seconds, bytes) = decode_on_gpu(ordinal, config, weights, &SEQUENCES)?;
-        for (sequences, seconds) in SEQUENCES.into_iter().zip(seconds) {
-            let (ms, rate) = (seconds * 1e3, bytes as f64 / seconds / 1e9);
-            lines.push(format!(
-                "{weights:?}, {sequences:>3} sequences: {ms:>8.2} ms a step, weights at {rate:.0} GB/s"
+        for graphs in [false, true] {
+            let gpus = GpuOptions { memory_utilization: Some(0.9), graphs, ..GpuOptions::on(&[ordinal]) };
+            let (seconds, bytes) = decode_on_gpu(&gpus, config, weights, &SEQUENCES)?;
+            let by = if graphs { "graphs" } else { "launches" };
+            for (sequences, seconds) in SEQUENCES.into_iter().zip(seconds) {
+                let (ms, rate) = (seconds * 1e3, bytes as f64 / seconds / 1e9);
+                lines.push(format!(
+                "{weights:?}, {sequences:>3} sequences, {by}: {ms:>8.2} ms a step, weights at {rate:.0} GB/s"
             ));
+            }
         }
     }
     Ok(lines)

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use super::device::CudaDevice;
-use super::ranks::{Exchange, Member, NcclLibrary, connect, load_on};
+use super::ranks::{Exchange, NcclLibrary, Ranks, connect, load_on};
 use crate::EngineError;
 use crate::collective::Meeting;
 use crate::load::{Loaded, WATCHDOG};
@@ -13,19 +13,42 @@ use crate::options::LoadOptions;
 use crate::shard::Shard;
 use crate::weights::{Formats, TensorSource};
 
-/// Loads a model onto these devices, by the driver's numbers.
+/// Which GPUs a model is loaded onto, and how they are used.
+#[derive(Debug, Clone, PartialEq)]
+pub struct GpuOptions {
+    /// The driver's numbers; a rank on each.
+    pub ordinals: Vec<usize>,
+    /// KV takes what weights and a forward's workspace leave of this part of each GPU's memory, above 0 and at most 1; `None`
+    /// takes `LoadOptions::kv_memory_bytes` in all.
+    pub memory_utilization: Option<f32>,
+    /// Whether launches that come again are replayed as CUDA graphs.
+    pub graphs: bool,
+}
+
+impl GpuOptions {
+    /// These GPUs, with a given size of KV and without graphs.
+    pub fn on(ordinals: &[usize]) -> Self {
+        Self { ordinals: ordinals.to_vec(), memory_utilization: None, graphs: false }
+    }
+}
+
+/// Loads a model onto these devices.
 pub(crate) fn load_on_gpus(
     options: &LoadOptions,
     source: &dyn TensorSource,
     model: (ModelConfig, Formats),
-    ordinals: &[usize],
+    gpus: &GpuOptions,
 ) -> Result<Loaded, EngineError> {
+    let ordinals = gpus.ordinals.as_slice();
     check_ranks(options, &model.0, ordinals)?;
     let meeting = Arc::new(Meeting::new(ordinals.len(), WATCHDOG));
     // What is missing is told before minutes of compiling and loading.
     let library = (ordinals.len() > 1).then(NcclLibrary::load).transpose()?;
     let mut devices =
         ordinals.iter().map(|&ordinal| CudaDevice::open(ordinal)).collect::<Result<Vec<_>, _>>()?;
+    if gpus.graphs {
+        devices.iter_mut().for_each(CudaDevice::replay_graphs);
+    }
     let ends: Vec<Option<Box<dyn Exchange<CudaDevice>>>> = match library {
         None => vec![None],
         Some(library) => {
@@ -34,8 +57,8 @@ pub(crate) fn load_on_gpus(
             ends.into_iter().map(|end| Some(Box::new(end) as Box<dyn Exchange<CudaDevice>>)).collect()
         }
     };
-    let members: Vec<Member<CudaDevice>> = devices.into_iter().zip(ends).collect();
-    load_on(members, &meeting, options, source, model)
+    let members = devices.into_iter().zip(ends).collect();
+    load_on(Ranks { members, meeting, memory_utilization: gpus.memory_utilization }, options, source, model)
 }
 
 /// Whether a model can be split over these devices: as many as ranks, each once.

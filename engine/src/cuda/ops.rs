@@ -5,17 +5,19 @@ mod attention;
 mod draw;
 mod gemm;
 mod heads;
+mod held;
 mod int8;
 mod logits;
 mod ranks;
 mod rows;
 
 pub(crate) use attention::{Attention, Query, check_head_dim, num_splits, tiles};
-pub(crate) use draw::{DrawRow, Drawn, draw};
+pub(crate) use draw::{DrawBuffers, DrawRow, Drawn, draw};
 pub(crate) use gemm::{GRAIN as BF16_GRAIN, GemmBf16, borders, check_borders};
 pub(crate) use heads::{WriteKv, norm_heads, rotate};
+pub(crate) use held::{Held, room};
 pub(crate) use int8::{GRAIN as INT8_GRAIN, GemmInt8, QuantizeRows};
-pub(crate) use logits::{edit_logits, edits_of};
+pub(crate) use logits::{LogitEdit, edit_logits, edits_of};
 pub(crate) use ranks::{side_by_side, sum_ranks};
 pub(crate) use rows::{Embedding, RmsNorm, add, finish_sum, swiglu, take_rows, to_bf16};
 

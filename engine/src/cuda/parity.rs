@@ -4,6 +4,8 @@
 mod attention;
 mod elementwise;
 mod linear;
+#[cfg(test)]
+mod properties;
 mod sampling;
 
 use half::bf16;

@@ -21,9 +21,9 @@ pub(crate) use on_device::on_device;
 pub(crate) use watch::{Watch, wait_watched};
 
 use super::CudaError;
-use super::backend::{Gpu, GpuRows, KERNEL_CLASS, SharedState, room};
+use super::backend::{Gpu, GpuRows, KERNEL_CLASS, SharedState};
 use super::executor::{Executor, Tensor};
-use super::ops::{side_by_side, sum_ranks};
+use super::ops::{room, side_by_side, sum_ranks};
 use crate::EngineError;
 use crate::collective::{Alone, Collective, Meeting};
 use crate::load::{Loaded, load_ranks};
@@ -131,10 +131,28 @@ where
 /// An executor and how it reaches the others; none where it is alone.
 pub(crate) type Member<E> = (E, Option<Box<dyn Exchange<E>>>);
 
+/// All ranks of a model to be.
+pub(crate) struct Ranks<E: Executor> {
+    /// In order of rank.
+    pub(crate) members: Vec<Member<E>>,
+    /// Where they hear of one that is lost.
+    pub(crate) meeting: Arc<Meeting>,
+    /// The part of each device's memory that may be held, where that decides on KV.
+    pub(crate) memory_utilization: Option<f32>,
+}
+
+#[cfg(test)]
+impl<E: Executor> Ranks<E> {
+    /// One rank without others.
+    pub(crate) fn alone(executor: E) -> Self {
+        let meeting = Arc::new(Meeting::new(1, std::time::Duration::from_secs(100)));
+        Self { members: vec![(executor, None)], meeting, memory_utilization: None }
+    }
+}
+
 /// Loads a model onto what runs kernels, a rank each; refuses what has no kernels.
 pub(crate) fn load_on<E>(
-    members: Vec<Member<E>>,
-    meeting: &Arc<Meeting>,
+    ranks: Ranks<E>,
     options: &LoadOptions,
     source: &dyn TensorSource,
     model: (ModelConfig, Formats),
@@ -143,9 +161,10 @@ where
     E: Executor<Memory: Send + Sync> + Send + 'static,
 {
     super::backend::check_model(&model.0, model.1)?;
+    let Ranks { members, meeting, memory_utilization } = ranks;
     let ranks = members.len();
     let with_collective = |(rank, (executor, exchange)): (usize, Member<E>)| {
-        let gpu = Gpu::new(executor);
+        let gpu = Gpu::new(executor, memory_utilization);
         let end: Box<dyn Collective<GpuRows<E::Memory>>> = match exchange {
             None => Box::new(Alone),
             Some(exchange) => Box::new(GpuRank::new(gpu.share_state(), exchange, (rank, ranks))),
@@ -154,5 +173,5 @@ where
     };
     let members = members.into_iter().enumerate().map(with_collective).collect();
     let numerics = (KERNEL_CLASS, "cuda");
-    load_ranks((members, numerics), meeting, options.kv_memory_bytes, source, model)
+    load_ranks((members, numerics), &meeting, options, source, model)
 }

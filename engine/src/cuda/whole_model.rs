@@ -4,6 +4,7 @@
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
+use crate::cuda::GpuOptions;
 use crate::{Engine, EngineError, LoadOptions, SequenceRows, SlotId, WeightFormat};
 
 /// KV for the short runs here.
@@ -69,20 +70,19 @@ pub(super) fn distance_on_gpu(
 ) -> Result<f32, EngineError> {
     let options = options(model_dir.to_owned(), weights);
     let expected = run(&mut Engine::load(&options)?)?;
-    Ok(distance(&run(&mut Engine::load_on_cuda(&options, &[ordinal])?)?, &expected))
+    Ok(distance(&run(&mut Engine::load_on_cuda(&options, &GpuOptions::on(&[ordinal]))?)?, &expected))
 }
 
 /// Seconds that a decode step of so many sequences takes on a GPU, the weights' bytes that it reads, for a model of
 /// random weights by its config.json. Each step reads one row of logits back.
 pub(super) fn decode_on_gpu(
-    ordinal: usize,
+    gpus: &GpuOptions,
     config: &Path,
     weights: WeightFormat,
     sequences: &[usize],
 ) -> Result<(Vec<f64>, u64), EngineError> {
-    let mut options = options(config.to_owned(), weights);
-    options.kv_memory_bytes = 16 << 30;
-    let mut engine = Engine::random_on_cuda(&options, 1, &[ordinal])?;
+    let options = options(config.to_owned(), weights);
+    let mut engine = Engine::random_on_cuda(&options, 1, gpus)?;
     let mut seconds = Vec::new();
     for &count in sequences {
         let slots: Vec<SlotId> = (0..count).map(|_| engine.open()).collect();

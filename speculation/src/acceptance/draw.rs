@@ -24,7 +24,7 @@ pub(super) fn ordinary(place: &Place<'_>) -> Result<TokenId, DrawError> {
     Ok(from_row(place, likeliest))
 }
 
-fn has_filters(sampling: &SamplingParams) -> bool {
+pub(super) fn has_filters(sampling: &SamplingParams) -> bool {
     sampling.top_k > 0 || sampling.top_p < 1.0 || sampling.min_p > 0.0
 }
 

@@ -40,8 +40,11 @@
 
 mod coupled;
 mod draw;
+mod drawn;
 mod rejection;
 mod typical;
+
+pub use drawn::{RowDraw, draw_rows, is_drawn_apart, verify_drawn};
 
 use crate::logits::{DrawError, TokenCounts, process, score};
 use crate::noise::Noise;

@@ -176,11 +176,11 @@ fn quantize<E: Executor>(
             to_row: 0,
         }
         .launch(executor, count, whole_k)?;
-        let quantized = whole_steps.read(executor, count * whole_k)?;
+        let quantized = whole_steps.read(executor, 0..count * whole_k)?;
         let mine: Vec<i8> =
             quantized.chunks_exact(whole_k).flat_map(|row| &row[first..first + k]).copied().collect();
         steps.write(executor, from * k, &mine)?;
-        let scales_of_chunk = whole_scales.read(executor, count)?;
+        let scales_of_chunk = whole_scales.read(executor, 0..count)?;
         scales.write(executor, from, &scales_of_chunk)?;
     }
     Ok((steps, scales))

@@ -2,12 +2,9 @@
 //! them.
 
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
-use std::time::Duration;
 
-use crate::collective::Meeting;
 use crate::cuda::emulator::Emulator;
-use crate::cuda::ranks::load_on;
+use crate::cuda::ranks::{Ranks, load_on};
 use crate::cuda::whole_model::{distance, run};
 use crate::load::Loaded;
 use crate::model_config::ModelConfig;
@@ -30,8 +27,7 @@ fn on_emulator(
     source: &dyn TensorSource,
     model: (ModelConfig, Formats),
 ) -> Result<Loaded, EngineError> {
-    let alone = Arc::new(Meeting::new(1, Duration::from_secs(1)));
-    load_on(vec![(Emulator::build(), None)], &alone, options, source, model)
+    load_on(Ranks::alone(Emulator::build()), options, source, model)
 }
 
 fn emulated(options: &LoadOptions) -> Engine {

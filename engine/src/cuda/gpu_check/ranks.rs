@@ -6,9 +6,9 @@ use std::time::Duration;
 
 use super::ParityReport;
 use crate::collective::Meeting;
-use crate::cuda::CudaDevice;
-use crate::cuda::ranks::{Exchange, Member, NcclLibrary, connect, load_on, on_device};
+use crate::cuda::ranks::{Exchange, NcclLibrary, Ranks, connect, load_on, on_device};
 use crate::cuda::whole_model::{options, run};
+use crate::cuda::{CudaDevice, GpuOptions};
 use crate::{Engine, EngineError, LoadOptions, WeightFormat};
 
 /// How long ranks of these short runs may be apart.
@@ -21,7 +21,7 @@ pub fn ranks(ordinal: usize, model_dir: &Path) -> Result<ParityReport, EngineErr
     let gpus = CudaDevice::count()?;
     for weights in [WeightFormat::Bf16, WeightFormat::Int8] {
         let options = options(model_dir.to_owned(), weights);
-        let expected = run(&mut Engine::load_on_cuda(&options, &[ordinal])?)?;
+        let expected = run(&mut Engine::load_on_cuda(&options, &GpuOptions::on(&[ordinal]))?)?;
         let model = format!("{} as {weights:?}", model_dir.display());
         let mut judge = |case: &str, engine: Result<Engine, EngineError>| -> Result<(), EngineError> {
             let is_good = run(&mut engine?)? == expected;
@@ -36,7 +36,10 @@ pub fn ranks(ordinal: usize, model_dir: &Path) -> Result<ParityReport, EngineErr
         }
         for count in [2, 4, 8].into_iter().filter(|count| *count <= gpus) {
             let ordinals: Vec<usize> = (0..count).collect();
-            judge(&format!("nccl with {count} gpus"), Engine::load_on_cuda(&options, &ordinals))?;
+            judge(
+                &format!("nccl with {count} gpus"),
+                Engine::load_on_cuda(&options, &GpuOptions::on(&ordinals)),
+            )?;
         }
     }
     match NcclLibrary::load() {
@@ -49,21 +52,17 @@ pub fn ranks(ordinal: usize, model_dir: &Path) -> Result<ParityReport, EngineErr
     Ok(report)
 }
 
-fn load(
-    options: &LoadOptions,
-    members: Vec<Member<CudaDevice>>,
-    meeting: &Arc<Meeting>,
-) -> Result<Engine, EngineError> {
-    Engine::load_by(options, |source, model| load_on(members, meeting, options, source, model))
+fn load(options: &LoadOptions, ranks: Ranks<CudaDevice>) -> Result<Engine, EngineError> {
+    Engine::load_by(options, |source, model| load_on(ranks, options, source, model))
 }
 
 fn on_one_device(options: &LoadOptions, ordinal: usize) -> Result<Engine, EngineError> {
     let meeting = Arc::new(Meeting::new(2, PATIENCE));
-    let mut members: Vec<Member<CudaDevice>> = Vec::new();
+    let mut members = Vec::new();
     for end in on_device(2, &meeting) {
         members.push((CudaDevice::open(ordinal)?, Some(Box::new(end) as Box<dyn Exchange<CudaDevice>>)));
     }
-    load(options, members, &meeting)
+    load(options, Ranks { members, meeting, memory_utilization: None })
 }
 
 fn by_nccl(options: &LoadOptions, ordinal: usize) -> Result<Engine, EngineError> {
@@ -71,5 +70,6 @@ fn by_nccl(options: &LoadOptions, ordinal: usize) -> Result<Engine, EngineError>
     let mut devices = vec![CudaDevice::open(ordinal)?];
     let ends = connect(&mut devices, &Arc::new(NcclLibrary::load()?), &meeting)?;
     let boxed = |end| Some(Box::new(end) as Box<dyn Exchange<CudaDevice>>);
-    load(options, devices.into_iter().zip(ends.into_iter().map(boxed)).collect(), &meeting)
+    let members = devices.into_iter().zip(ends.into_iter().map(boxed)).collect();
+    load(options, Ranks { members, meeting, memory_utilization: None })
 }

@@ -10,6 +10,8 @@ struct DrawRow {
   u32 position;
   float temperature;
   u32 purpose;
+  u32 row;  // of the logits
+  u32 unused;
 };
 
 // What came out of a row.
@@ -105,13 +107,13 @@ __device__ __forceinline__ Best best_of_block(Best best, Best (&shared)[8]) {
   return best;
 }
 
-// logits [rows, vocab_stride] f32, of which the first `vocab` count; draws [rows] -> drawn [rows].
-// Grid (rows), 256 threads.
+// logits [*, vocab_stride] f32, of whose rows the first `vocab` numbers count; draws [num_draws] -> drawn [num_draws].
+// Grid (num_draws), 256 threads.
 extern "C" __global__ void __launch_bounds__(256)
     draw(const float* logits, const DrawRow* draws, Drawn* drawn, u32 vocab, u32 vocab_stride) {
   __shared__ Best shared[8];
   const DrawRow row = draws[blockIdx.x];
-  const float* z = logits + (u64)blockIdx.x * vocab_stride;
+  const float* z = logits + (u64)row.row * vocab_stride;
   const u32 nobody = 0xffffffffu;
 
   // The likeliest token, and the first that is no number: +infinity in score stands for it.

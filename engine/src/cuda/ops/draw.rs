@@ -1,7 +1,12 @@
 //! The coupled draw on the device: rows without filters; only ids come back.
 
+use speculation::SequenceSpec;
+use speculation::noise::Purpose;
+
+use super::Held;
+use super::logits::LogitEdit;
 use crate::cuda::CudaError;
-use crate::cuda::executor::{Executor, Params, Tensor, check, check_len};
+use crate::cuda::executor::{DeviceMemory, Executor, Params, Tensor, check};
 use crate::cuda::sources::DRAW;
 
 /// One row's draw, as `draw.cu` reads it.
@@ -13,6 +18,22 @@ pub(crate) struct DrawRow {
     pub(crate) position: u32,
     pub(crate) temperature: f32,
     pub(crate) purpose: u32,
+    /// Of the logits.
+    pub(crate) row: u32,
+    unused: u32,
+}
+
+impl DrawRow {
+    /// The draw of a sequence's token at `position` from row `row`.
+    pub(crate) fn new(row: u32, spec: &SequenceSpec, position: u32) -> Self {
+        let (seed, choice, temperature) = (spec.seed, spec.choice, spec.sampling.temperature);
+        Self { seed, choice, position, temperature, purpose: Purpose::Draw as u32, row, unused: 0 }
+    }
+
+    /// The same draw from another row.
+    pub(crate) fn of_row(self, row: u32) -> Self {
+        Self { row, ..self }
+    }
 }
 
 /// What came out of a row.
@@ -24,23 +45,43 @@ pub(crate) struct Drawn {
     pub(crate) status: u32,
 }
 
-/// Draws from `logits` `[rows, stride]`, of whose rows the first `vocab` count.
+/// Where edits and draws go to and come from, kept between steps.
+#[derive(Debug)]
+pub(crate) struct DrawBuffers<M> {
+    pub(super) edits: Held<M, LogitEdit>,
+    draws: Held<M, DrawRow>,
+    drawn: Held<M, Drawn>,
+}
+
+impl<M> Default for DrawBuffers<M> {
+    fn default() -> Self {
+        Self { edits: Held::default(), draws: Held::default(), drawn: Held::default() }
+    }
+}
+
+/// Draws from rows of `logits` `[*, stride]`, of which the first `vocab` numbers count.
 pub(crate) fn draw<E: Executor>(
     executor: &mut E,
+    buffers: &mut DrawBuffers<E::Memory>,
     logits: &Tensor<E::Memory, f32>,
     draws: &[DrawRow],
     (vocab, stride): (usize, usize),
-) -> Result<Vec<Drawn>, CudaError> {
+) -> Result<Vec<Drawn>, CudaError>
+where
+    E::Memory: DeviceMemory,
+{
     let kernel = DRAW.kernel(0);
     if draws.is_empty() {
         return Ok(Vec::new());
     }
     check(kernel.name, ("vocab", vocab), (1..=stride).contains(&vocab), format!("1 to {stride}"))?;
-    check_len(kernel.name, "logits", logits.len(), draws.len() * stride)?;
-    let rows = Tensor::of(executor, draws, "draws")?;
-    let mut drawn = Tensor::<_, Drawn>::zeros(executor, draws.len(), "drawn ids")?;
-    let params = Params::default().read(logits).read(&rows).write(&mut drawn).u32(vocab).u32(stride);
+    let last = draws.iter().map(|draw| draw.row as usize).max().unwrap_or(0);
+    let rows = logits.len() / stride;
+    check(kernel.name, ("a drawn row", last), last < rows, format!("below {rows}"))?;
+    let rows = buffers.draws.fill(executor, draws, "draws")?;
+    let drawn = buffers.drawn.make_room(executor, draws.len(), "drawn ids")?;
+    let params = Params::default().read(logits).read(rows).write(drawn).u32(vocab).u32(stride);
     // SAFETY: the kernel's parameters; every row is there by the checks.
     unsafe { executor.launch(kernel, [draws.len() as u32, 1, 1], &mut { params }) }?;
-    drawn.read(executor, draws.len())
+    drawn.read(executor, 0..draws.len())
 }

@@ -4,9 +4,10 @@ use std::collections::BTreeMap;
 
 use speculation::SequenceSpec;
 
+use super::DrawBuffers;
 use crate::TokenId;
 use crate::cuda::CudaError;
-use crate::cuda::executor::{DeviceMemory, Executor, Params, Tensor, check, check_len};
+use crate::cuda::executor::{DeviceMemory, Executor, Params, Tensor, check};
 use crate::cuda::sources::LOGITS;
 
 /// Barred by min_tokens.
@@ -80,6 +81,7 @@ pub(crate) fn edits_of(
 /// Applies `edits` to `logits` `[rows, vocab]`. Each (row, id) may stand in them once: threads take them in any order.
 pub(crate) fn edit_logits<E: Executor>(
     executor: &mut E,
+    buffers: &mut DrawBuffers<E::Memory>,
     logits: &mut Tensor<E::Memory, f32>,
     edits: &[LogitEdit],
     vocab: usize,
@@ -92,9 +94,8 @@ where
         return Ok(());
     }
     check_edits(kernel.name, edits, logits.len() / vocab, vocab)?;
-    let on_device = Tensor::of(executor, edits, "logit edits")?;
-    check_len(kernel.name, "edits", on_device.len(), edits.len())?;
-    let params = Params::default().write(logits).read(&on_device).u32(edits.len()).u32(vocab);
+    let on_device = buffers.edits.fill(executor, edits, "logit edits")?;
+    let params = Params::default().write(logits).read(on_device).u32(edits.len()).u32(vocab);
     let grid = [edits.len().div_ceil(kernel.threads as usize) as u32, 1, 1];
     // SAFETY: the kernel's parameters; every place is inside by the check, and no two threads share one.
     unsafe { executor.launch(kernel, grid, &mut { params }) }

@@ -98,15 +98,16 @@ pub(crate) fn to_bf16<E: Executor>(
     unsafe { executor.launch(kernel, by_number(kernel, len)?, &mut { params }) }
 }
 
-/// Rows of `x` `[*, width]` that `which` names -> `out`. Each must be there: whoever built the batch counted them.
+/// Rows of `x` `[*, width]` that the first of `which` name -> `out`. Each must be there: whoever built the batch counted them.
 pub(crate) fn take_rows<E: Executor>(
     executor: &mut E,
     (x, width): (&Tensor<E::Memory, f32>, usize),
-    which: &Tensor<E::Memory, u32>,
+    (which, rows): (&Tensor<E::Memory, u32>, usize),
     out: &mut Tensor<E::Memory, f32>,
 ) -> Result<(), CudaError> {
-    let (kernel, rows) = (ROWS.kernel(2), which.len());
+    let kernel = ROWS.kernel(2);
     check(kernel.name, ("rows", rows), rows > 0, "at least 1")?;
+    check_len(kernel.name, "which", which.len(), rows)?;
     check_len(kernel.name, "out", out.len(), rows * width)?;
     let params = Params::default().read(x).read(which).write(out).u32(width);
     // SAFETY: the kernel's parameters; output rows are there by the check, input rows by the caller's.

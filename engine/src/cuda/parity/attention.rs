@@ -49,7 +49,7 @@ pub(super) fn cases<E: Executor>(e: &mut E, scale: Scale) -> Result<Vec<Parity>,
     Ok(parities)
 }
 
-fn attention<E: Executor>(
+pub(super) fn attention<E: Executor>(
     e: &mut E,
     (num_heads, num_kv_heads, head_dim): (usize, usize, usize),
     window: Option<u32>,
@@ -140,7 +140,7 @@ impl Pass {
             out: &mut out,
         };
         attention.launch(e, (rows, tiles.len(), splits))?;
-        out.read(e, rows * layout.q_width())
+        out.read(e, 0..rows * layout.q_width())
     }
 
     /// What the kernel said and what the twin says, for up to 16 rows of each sequence and all their heads.

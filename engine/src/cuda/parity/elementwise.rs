@@ -34,7 +34,7 @@ fn embedding<E: Executor>(e: &mut E, scale: Scale) -> Result<Parity, CudaError> 
     Embedding { table: &on_device, token_ids: &token_ids, out: &mut out }.launch(e, ids.len(), hidden)?;
     let expected: Vec<f32> =
         ids.iter().flat_map(|&id| widened(&table[id as usize * hidden..][..hidden])).collect();
-    Ok(compare(format!("embedding of {hidden}"), 0.0, &out.read(e, expected.len())?, &expected))
+    Ok(compare(format!("embedding of {hidden}"), 0.0, &out.read(e, 0..expected.len())?, &expected))
 }
 
 fn rows<E: Executor>(e: &mut E, (rows, width): (usize, usize)) -> Result<Vec<Parity>, CudaError> {
@@ -47,20 +47,20 @@ fn rows<E: Executor>(e: &mut E, (rows, width): (usize, usize)) -> Result<Vec<Par
     let mut sum = Tensor::of(e, &x, "sum")?;
     add(e, &mut sum, &on_device.1, len)?;
     let sums: Vec<f32> = x.iter().zip(&y).map(|(x, y)| x + y).collect();
-    let mut parities = vec![compare("add", 0.0, &sum.read(e, len)?, &sums)];
+    let mut parities = vec![compare("add", 0.0, &sum.read(e, 0..len)?, &sums)];
 
     let mut rounded = Tensor::zeros(e, len, "rounded")?;
     to_bf16(e, &on_device.0, &mut rounded, len)?;
     let bits = |numbers: Vec<bf16>| numbers.into_iter().map(bf16::to_bits).collect::<Vec<_>>();
     let expected = bits(x.iter().map(|&x| bf16::from_f32(x)).collect());
-    parities.push(compare_equal("to_bf16", &bits(rounded.read(e, len)?), &expected));
+    parities.push(compare_equal("to_bf16", &bits(rounded.read(e, 0..len)?), &expected));
 
     let which = [rows as u32 - 1, 0];
     let mut taken = Tensor::zeros(e, 2 * width, "rows")?;
     let which_on_device = Tensor::of(e, &which, "which")?;
-    take_rows(e, (&on_device.1, width), &which_on_device, &mut taken)?;
+    take_rows(e, (&on_device.1, width), (&which_on_device, 2), &mut taken)?;
     let expected = [&y[(rows - 1) * width..], &y[..width]].concat();
-    parities.push(compare("take_rows", 0.0, &taken.read(e, 2 * width)?, &expected));
+    parities.push(compare("take_rows", 0.0, &taken.read(e, 0..2 * width)?, &expected));
 
     let mut finished = Tensor::of(e, &y, "sum")?;
     let (scales_on_device, bias_on_device) =
@@ -68,7 +68,7 @@ fn rows<E: Executor>(e: &mut E, (rows, width): (usize, usize)) -> Result<Vec<Par
     finish_sum(e, &mut finished, (Some(&scales_on_device), Some(&bias_on_device)), (rows, width))?;
     let expected: Vec<f32> =
         y.iter().enumerate().map(|(i, y)| y * scales[i % width] + bias[i % width]).collect();
-    parities.push(compare("finish_sum", 0.0, &finished.read(e, len)?, &expected));
+    parities.push(compare("finish_sum", 0.0, &finished.read(e, 0..len)?, &expected));
     Ok(parities)
 }
 
@@ -80,7 +80,7 @@ fn rms_norm<E: Executor>(e: &mut E, rows: usize, width: usize) -> Result<Parity,
     RmsNorm { x: &on_device, weight: &weight_on_device, eps, out: &mut out }.launch(e, rows)?;
     let expected: Vec<f32> =
         x.chunks_exact(width).flat_map(|row| reference::rms_norm(row, &weight, eps)).collect();
-    Ok(compare(format!("rms_norm of {width}"), 1e-6, &out.read(e, expected.len())?, &expected))
+    Ok(compare(format!("rms_norm of {width}"), 1e-6, &out.read(e, 0..expected.len())?, &expected))
 }
 
 fn heads<E: Executor>(e: &mut E, layout: HeadLayout) -> Result<Vec<Parity>, CudaError> {
@@ -96,9 +96,9 @@ fn heads<E: Executor>(e: &mut E, layout: HeadLayout) -> Result<Vec<Parity>, Cuda
     let norms_on_device = (Tensor::of(e, &norms[0], "norm")?, Tensor::of(e, &norms[1], "norm")?);
     let angles = (Tensor::of(e, &cos, "cos")?, Tensor::of(e, &sin, "sin")?);
     norm_heads(e, &mut on_device, (&norms_on_device.0, &norms_on_device.1), eps, (rows, layout))?;
-    let normed = on_device.read(e, qkv.len())?;
+    let normed = on_device.read(e, 0..qkv.len())?;
     rotate(e, &mut on_device, (&angles.0, &angles.1), (rows, layout))?;
-    let turned = on_device.read(e, qkv.len())?;
+    let turned = on_device.read(e, 0..qkv.len())?;
     let head_len = 16 * head_dim;
     let mut kv = Tensor::<_, bf16>::zeros(e, blocks * layers * num_kv_heads * 2 * head_len, "kv")?;
     let slots_on_device = Tensor::of(e, &slots, "slots")?;
@@ -134,7 +134,7 @@ fn heads<E: Executor>(e: &mut E, layout: HeadLayout) -> Result<Vec<Parity>, Cuda
     Ok(vec![
         compare(format!("norm_heads, {case}"), 0.0, &normed, &expected_normed),
         compare(format!("rotate, {case}"), 0.0, &turned, &expected_turned),
-        compare_equal(format!("write_kv, {case}"), &kv.read(e, expected_kv.len())?, &expected_kv),
+        compare_equal(format!("write_kv, {case}"), &kv.read(e, 0..expected_kv.len())?, &expected_kv),
     ])
 }
 
@@ -149,5 +149,5 @@ fn silu<E: Executor>(e: &mut E, (rows, width): (usize, usize)) -> Result<Parity,
         .chunks_exact(2 * width)
         .flat_map(|row| reference::silu_mul(&row[..width], &row[width..]))
         .collect();
-    Ok(compare(format!("swiglu of {width}"), 0.0, &out.read(e, expected.len())?, &expected))
+    Ok(compare(format!("swiglu of {width}"), 0.0, &out.read(e, 0..expected.len())?, &expected))
 }

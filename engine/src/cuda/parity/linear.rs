@@ -43,10 +43,10 @@ fn multiply<E: Executor>(
     let x = Tensor::of(e, x, "x")?;
     GemmBf16 { x: &x, weights, bias, borders: (&on_device, &on_host), out: &mut out }
         .launch(e, (rows, n, k))?;
-    out.read(e, rows * n)
+    out.read(e, 0..rows * n)
 }
 
-fn gemm_bf16<E: Executor>(
+pub(super) fn gemm_bf16<E: Executor>(
     e: &mut E,
     (rows, n): (usize, usize),
     slices: &KSlices,
@@ -68,7 +68,7 @@ fn gemm_bf16<E: Executor>(
     Ok(compare(format!("gemm_bf16 {rows} x {n} x {k} {cut}"), 1e-5, &found, &expected))
 }
 
-fn gemm_int8<E: Executor>(
+pub(super) fn gemm_int8<E: Executor>(
     e: &mut E,
     (rows, n): (usize, usize),
     slices: &KSlices,
@@ -128,7 +128,7 @@ fn gemm_int8<E: Executor>(
     let chosen_bias: Vec<f32> = columns.iter().map(|&c| bias[c]).collect();
     let twin = reference::QuantizedWeights::new(QuantizedFormat::Int8, &chosen, k);
     let expected = twin.multiply(&x, slices, Some(&chosen_bias));
-    let all = out.read(e, rows * n)?;
+    let all = out.read(e, 0..rows * n)?;
     let found: Vec<f32> =
         (0..rows).flat_map(|row| columns.iter().map(move |&c| row * n + c)).map(|i| all[i]).collect();
     Ok(vec![compare(

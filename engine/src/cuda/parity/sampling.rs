@@ -10,7 +10,7 @@ use super::{Numbers, Parity, Scale, compare, compare_equal};
 use crate::TokenId;
 use crate::cuda::CudaError;
 use crate::cuda::executor::{Executor, Tensor};
-use crate::cuda::ops::{DrawRow, Drawn, draw, edit_logits, edits_of};
+use crate::cuda::ops::{DrawBuffers, DrawRow, Drawn, draw, edit_logits, edits_of};
 
 pub(super) fn cases<E: Executor>(e: &mut E, scale: Scale) -> Result<Vec<Parity>, CudaError> {
     let mut parities = known_answers(e)?;
@@ -22,11 +22,6 @@ pub(super) fn cases<E: Executor>(e: &mut E, scale: Scale) -> Result<Vec<Parity>,
     }
     parities.push(bad_rows(e)?);
     Ok(parities)
-}
-
-fn row_of(spec: &SequenceSpec, position: u32) -> DrawRow {
-    let (seed, choice, temperature) = (spec.seed, spec.choice, spec.sampling.temperature);
-    DrawRow { seed, choice, position, temperature, purpose: Purpose::Draw as u32 }
 }
 
 /// What the host draws, in the kernel's words.
@@ -63,13 +58,13 @@ fn draws<E: Executor>(
             // Ties everywhere: the lowest id among equals.
             numbers.iter_mut().for_each(|x| *x = x.round());
         }
-        draws.push(row_of(&spec, 1000 + row));
+        draws.push(DrawRow::new(row, &spec, 1000 + row));
         expected.push(twin(&spec, 1000 + row, numbers.clone()));
         logits.extend(numbers);
         logits.extend([1e30; 3]);
     }
     let logits = Tensor::of(e, &logits, "logits")?;
-    let found = draw(e, &logits, &draws, (vocab, stride))?;
+    let found = draw(e, &mut DrawBuffers::default(), &logits, &draws, (vocab, stride))?;
     Ok(compare_equal(format!("draw from {vocab} at T = {temperature}"), &found, &expected))
 }
 
@@ -81,9 +76,9 @@ fn bad_rows<E: Executor>(e: &mut E) -> Result<Parity, CudaError> {
     (rows[0][270], rows[0][290]) = (f32::NAN, f32::INFINITY);
     rows[1][5] = f32::INFINITY;
     rows[3].iter_mut().skip(1).for_each(|x| *x = f32::NEG_INFINITY);
-    let draws: Vec<DrawRow> = (0..4).map(|i| row_of(&spec, i)).collect();
+    let draws: Vec<DrawRow> = (0..4).map(|i| DrawRow::new(i, &spec, i)).collect();
     let logits = Tensor::of(e, &rows.concat(), "logits")?;
-    let found = draw(e, &logits, &draws, (VOCAB, VOCAB))?;
+    let found = draw(e, &mut DrawBuffers::default(), &logits, &draws, (VOCAB, VOCAB))?;
     let expected: Vec<Drawn> = rows.into_iter().zip(0..).map(|(row, i)| twin(&spec, i, row)).collect();
     // Where nothing is allowed no id is told.
     let without_id = |drawn: Drawn| if drawn.status == 2 { Drawn { token_id: 0, ..drawn } } else { drawn };
@@ -126,8 +121,8 @@ fn edits<E: Executor>(e: &mut E, vocab: usize) -> Result<Parity, CudaError> {
         process(expected, spec, &counts, ids.len() as u32);
     }
     let mut on_device = Tensor::of(e, &logits, "logits")?;
-    edit_logits(e, &mut on_device, &all, vocab)?;
-    Ok(compare(format!("logit pipeline on {vocab}"), 0.0, &on_device.read(e, logits.len())?, &expected))
+    edit_logits(e, &mut DrawBuffers::default(), &mut on_device, &all, vocab)?;
+    Ok(compare(format!("logit pipeline on {vocab}"), 0.0, &on_device.read(e, 0..logits.len())?, &expected))
 }
 
 /// The contract's frozen draws, as speculation's own tests generate them; cases with filters are the host's.
@@ -146,8 +141,20 @@ fn known_answers<E: Executor>(e: &mut E) -> Result<Vec<Parity>, CudaError> {
             let row: Vec<f32> =
                 (0..VOCAB).map(|v| ((v * 37 + last * 29 + len * 53) % 97) as f32 / 8.0 - 6.0).collect();
             let mut logits = Tensor::of(e, &row, "logits")?;
-            edit_logits(e, &mut logits, &edits_of(0, &spec, &ids, VOCAB)?, VOCAB)?;
-            let drawn = draw(e, &logits, &[row_of(&spec, len as u32)], (VOCAB, VOCAB))?;
+            edit_logits(
+                e,
+                &mut DrawBuffers::default(),
+                &mut logits,
+                &edits_of(0, &spec, &ids, VOCAB)?,
+                VOCAB,
+            )?;
+            let drawn = draw(
+                e,
+                &mut DrawBuffers::default(),
+                &logits,
+                &[DrawRow::new(0, &spec, len as u32)],
+                (VOCAB, VOCAB),
+            )?;
             ids.push(drawn[0].token_id);
         }
         parities.push(compare_equal(format!("known draws, {name}"), &ids[3..], &expected));

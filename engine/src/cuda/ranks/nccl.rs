@@ -9,9 +9,9 @@ use super::library::NcclLibrary;
 use super::{Exchange, Read, Readers};
 use crate::EngineError;
 use crate::collective::Meeting;
-use crate::cuda::backend::room;
 use crate::cuda::device::{CudaDevice, CudaMemory};
 use crate::cuda::executor::Tensor;
+use crate::cuda::ops::room;
 
 /// One rank's end.
 #[derive(Debug)]

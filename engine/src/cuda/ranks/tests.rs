@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::{Exchange, Member, load_on, on_device};
+use super::{Exchange, Ranks, load_on, on_device};
 use crate::collective::Meeting;
 use crate::cuda::emulator::Emulator;
 use crate::cuda::whole_model::run;
@@ -42,27 +42,27 @@ fn options(dir: &tempfile::TempDir, weights: WeightFormat) -> LoadOptions {
     }
 }
 
-fn engine(options: &LoadOptions, members: Vec<Member<Emulator>>, meeting: &Arc<Meeting>) -> Engine {
-    Engine::random_by(options, 7, |source, model| load_on(members, meeting, options, source, model)).unwrap()
+fn engine(options: &LoadOptions, ranks: Ranks<Emulator>) -> Engine {
+    Engine::random_by(options, 7, |source, model| load_on(ranks, options, source, model)).unwrap()
 }
 
-fn members(ranks: usize, meeting: &Arc<Meeting>) -> Vec<Member<Emulator>> {
+fn ranks(count: usize) -> Ranks<Emulator> {
+    let meeting = Arc::new(Meeting::new(count, Duration::from_secs(100)));
     let member = |end| (Emulator::build(), Some(Box::new(end) as Box<dyn Exchange<Emulator>>));
-    on_device(ranks, meeting).into_iter().map(member).collect()
+    let members = on_device(count, &meeting).into_iter().map(member).collect();
+    Ranks { members, meeting, memory_utilization: None }
 }
 
 fn check(kv_heads: u64, tied: bool, weights: WeightFormat, degrees: &[usize]) {
     let dir = config(kv_heads, tied);
     let options = options(&dir, weights);
-    let alone = Arc::new(Meeting::new(1, Duration::from_secs(100)));
-    let mut whole = engine(&options, vec![(Emulator::build(), None)], &alone);
+    let mut whole = engine(&options, Ranks::alone(Emulator::build()));
     let expected = run(&mut whole).unwrap();
-    for &ranks in degrees {
-        let meeting = Arc::new(Meeting::new(ranks, Duration::from_secs(100)));
-        let mut engine = engine(&options, members(ranks, &meeting), &meeting);
+    for &count in degrees {
+        let mut engine = engine(&options, ranks(count));
         assert_eq!(engine.info().numerics_id, whole.info().numerics_id);
         let found = run(&mut engine).unwrap();
-        assert!(found == expected, "{ranks} ranks, {kv_heads} kv heads, {weights:?}: the bits differ");
+        assert!(found == expected, "{count} ranks, {kv_heads} kv heads, {weights:?}: the bits differ");
     }
 }
 
@@ -76,21 +76,25 @@ fn ranks_change_no_bit() {
 fn kv_is_shared_out_over_ranks() {
     let dir = config(4, true);
     let options = options(&dir, WeightFormat::Bf16);
-    let meeting = Arc::new(Meeting::new(2, Duration::from_secs(100)));
-    let engine = engine(&options, members(2, &meeting), &meeting);
-    let info = engine.info();
+    let info = engine(&options, ranks(2)).info().clone();
     assert_eq!(info.kv_blocks, (1 << 20) / (16 * info.kv_bytes_per_token));
+
+    // By what the devices have: 900 of 1024 MiB are free, 256 are slack, and a forward of this model needs little.
+    let engine = engine(&options, Ranks { memory_utilization: Some(0.75), ..ranks(2) });
+    let on_rank = 16 * info.kv_bytes_per_token / 2;
+    let most = (768 - 124 - 256) * (1 << 20) / on_rank;
+    let blocks = engine.info().kv_blocks;
+    assert!(blocks < most && blocks > most * 9 / 10, "{blocks} of at most {most}");
 }
 
 #[test]
 fn a_rank_whose_kernels_fail_takes_the_model_down_by_name() {
     let dir = config(4, true);
     let options = options(&dir, WeightFormat::Bf16);
-    let meeting = Arc::new(Meeting::new(2, Duration::from_secs(100)));
-    let mut members = members(2, &meeting);
+    let mut ranks = ranks(2);
     // Enough launches to load and begin, not to end a forward.
-    members[1].0.fail_after(20);
-    let mut engine = engine(&options, members, &meeting);
+    ranks.members[1].0.fail_after(20);
+    let mut engine = engine(&options, ranks);
     let error = run(&mut engine).unwrap_err();
     assert!(error.is_fatal(), "{error}");
     let said = error.to_string();

@@ -10,12 +10,12 @@ use futures::{Stream, StreamExt as _};
 use proto::v1;
 use proto::v1::worker_client::WorkerClient;
 use proto::v1::worker_server::{Worker, WorkerServer};
-use service::accept::grpc_connections;
 use tokio::io::{AsyncBufReadExt as _, BufReader};
 use tokio::net::TcpListener;
 use tokio::process::{Child, Command};
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
+use tonic::transport::server::TcpIncoming;
 use tonic::transport::{Endpoint, Server};
 use tonic::{Request, Response, Status, Streaming};
 
@@ -55,7 +55,7 @@ pub(crate) async fn serve() -> anyhow::Result<()> {
     let listener = TcpListener::bind("127.0.0.1:0").await?;
     println!("http://{}", listener.local_addr()?);
     let server = Server::builder().add_service(WorkerServer::new(EchoDoor));
-    Ok(server.serve_with_incoming(grpc_connections(listener)).await?)
+    Ok(server.serve_with_incoming(TcpIncoming::from(listener).with_nodelay(Some(true))).await?)
 }
 
 /// Another process that echoes, and a stream to it.

@@ -1,0 +1,232 @@
+//! A step on the emulator: what it draws is what the host draws from the same logits, and once a step as large has run it
+//! allocates nothing.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use speculation::acceptance::{RowDraw, draw_rows};
+use speculation::logits::TokenCounts;
+use speculation::{SamplingParams, SequenceSpec};
+
+use crate::cuda::emulator::Emulator;
+use crate::cuda::ranks::{Ranks, load_on};
+use crate::{DrawRequest, Engine, LoadOptions, SequenceRows, SlotId, TokenId, WeightFormat};
+
+/// Entries of the vocabulary that may be drawn; the model has more.
+const VOCAB: u32 = 100;
+
+/// An engine of random weights, and how often it took memory.
+fn engine(emulator: Emulator) -> (Engine, Arc<AtomicU32>) {
+    let config = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/golden/qwen3_norms/config.json");
+    let text = std::fs::read_to_string(config).unwrap().replace("\"head_dim\": 12", "\"head_dim\": 16");
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::write(dir.path().join("config.json"), text).unwrap();
+    let options = LoadOptions {
+        model_dir: dir.path().join("config.json"),
+        weights: WeightFormat::Bf16,
+        threads: 1,
+        tensor_parallel: 1,
+        kv_memory_bytes: 1 << 20,
+        max_model_len: None,
+    };
+    let allocations = emulator.allocations();
+    let load = |source: &dyn crate::weights::TensorSource, model| {
+        load_on(Ranks::alone(emulator), &options, source, model)
+    };
+    (Engine::random_by(&options, 3, load).unwrap(), allocations)
+}
+
+fn spec(seed: u64, sampling: SamplingParams) -> SequenceSpec {
+    SequenceSpec {
+        seed,
+        prompt_len: 4,
+        sampling,
+        stop_token_ids: vec![9],
+        max_len: 100,
+        ..Default::default()
+    }
+}
+
+/// The rows of one sequence: ids that it holds, then a context id and drafted ones.
+struct Sequence {
+    spec: Option<SequenceSpec>,
+    prompt: Vec<TokenId>,
+    context: TokenId,
+    drafted: Vec<TokenId>,
+}
+
+impl Sequence {
+    fn ids(&self) -> Vec<TokenId> {
+        [&self.prompt[..], &[self.context], &self.drafted].concat()
+    }
+
+    /// All ids that stand before the first drawn one.
+    fn before(&self) -> Vec<TokenId> {
+        [&self.prompt[..], &[self.context]].concat()
+    }
+}
+
+fn sequences() -> Vec<Sequence> {
+    let plain = SamplingParams::default();
+    let hot = SamplingParams { temperature: 1.4, ..plain.clone() };
+    let penalized = SamplingParams {
+        temperature: 0.8,
+        frequency_penalty: 0.6,
+        repetition_penalty: 1.2,
+        logit_bias: vec![(17, 3.0), (105, 50.0)],
+        min_tokens: 30,
+        ..plain.clone()
+    };
+    let greedy = SamplingParams { temperature: 0.0, ..plain };
+    let sequence = |spec, context, drafted: &[TokenId]| Sequence {
+        spec,
+        prompt: vec![3, 5, 8, 13],
+        context,
+        drafted: drafted.to_vec(),
+    };
+    vec![
+        sequence(Some(spec(11, hot)), 21, &[4, 5, 6]),
+        sequence(None, 22, &[7]),
+        sequence(Some(spec(12, penalized)), 23, &[5, 5, 21, 5]),
+        sequence(Some(spec(13, greedy)), 24, &[]),
+    ]
+}
+
+#[test]
+fn drawn_rows_are_what_the_host_draws_from_the_same_logits() {
+    let sequences = sequences();
+    let (mut drawing, mut reading) = (engine(Emulator::build()).0, engine(Emulator::build()).0);
+    let slots = |engine: &mut Engine| sequences.iter().map(|_| engine.open()).collect::<Vec<_>>();
+    let (to_draw, to_read) = (slots(&mut drawing), slots(&mut reading));
+    let (ids, before): (Vec<_>, Vec<_>) = sequences.iter().map(|s| (s.ids(), s.before())).unzip();
+    let batch = |slots: &[_]| -> Vec<SequenceRows<'_>> {
+        let rows = |(i, s): (usize, &Sequence)| SequenceRows {
+            slot: slots[i],
+            token_ids: &ids[i],
+            num_logits: s.drafted.len() + 1,
+        };
+        sequences.iter().enumerate().map(rows).collect()
+    };
+    let request = |(s, before)| {
+        let Sequence { spec, drafted, .. }: &Sequence = s;
+        let before: &Vec<TokenId> = before;
+        spec.as_ref().map(|spec| DrawRequest { spec, before, then: drafted, vocab_size: VOCAB })
+    };
+    let requests: Vec<_> = sequences.iter().zip(&before).map(request).collect();
+    let outcome = drawing.forward_and_draw(&batch(&to_draw), &requests).unwrap();
+    let mut logits = reading.forward(&batch(&to_read)).unwrap();
+
+    let (mut row, mut left) = (0, 0);
+    let mut drawn = outcome.drawn.iter();
+    for s in &sequences {
+        let rows = row..row + s.drafted.len() + 1;
+        row = rows.end;
+        let Some(spec) = &s.spec else {
+            for row in rows {
+                assert!(
+                    outcome.logits.row(left) == logits.row(row),
+                    "rows without a request are as they were"
+                );
+                left += 1;
+            }
+            continue;
+        };
+        assert!(drawing.draws(spec) && !reading.draws(&SequenceSpec { logprobs: Some(1), ..spec.clone() }));
+        let mut counts = TokenCounts::new(spec.prompt_len);
+        s.before().iter().for_each(|&id| counts.push(id));
+        let width = logits.vocab_size();
+        let values = logits.rows_mut(rows.clone());
+        values.chunks_exact_mut(width).for_each(|row| row[VOCAB as usize..].fill(f32::NEG_INFINITY));
+        let start = s.before().len() as u32;
+        let expected = draw_rows(spec, &mut counts, (start, &s.drafted), values);
+        let found: Vec<RowDraw> = drawn.by_ref().take(rows.len()).copied().collect();
+        assert_eq!(found, expected, "seed {}", spec.seed);
+    }
+    assert_eq!((drawn.next(), left), (None, outcome.logits.rows()));
+}
+
+#[test]
+fn the_cpu_draws_nothing_and_says_so() {
+    let model = PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/golden/qwen3_norms"));
+    let options = LoadOptions {
+        model_dir: model,
+        weights: WeightFormat::AsStored,
+        threads: 1,
+        tensor_parallel: 1,
+        kv_memory_bytes: 1 << 20,
+        max_model_len: None,
+    };
+    let mut cpu = Engine::load(&options).unwrap();
+    let spec = SequenceSpec::default();
+    assert!(!cpu.draws(&spec));
+    let slot = cpu.open();
+    let request = DrawRequest { spec: &spec, before: &[1], then: &[], vocab_size: 5 };
+    let rows = SequenceRows { slot, token_ids: &[1], num_logits: 1 };
+    assert!(cpu.forward_and_draw(&[rows], &[Some(request)]).is_err());
+    assert_eq!(cpu.len(slot), 0, "refused before anything was appended");
+}
+
+fn rows(slot: SlotId, token_ids: &[TokenId], num_logits: usize) -> SequenceRows<'_> {
+    SequenceRows { slot, token_ids, num_logits }
+}
+
+#[test]
+fn a_step_like_one_before_it_allocates_nothing() {
+    let (mut engine, allocations) = engine(Emulator::build());
+    let spec = spec(1, SamplingParams { presence_penalty: 0.5, ..SamplingParams::default() });
+    let mut counts = Vec::new();
+    for start in [40, 60] {
+        let (a, b) = (engine.open(), engine.open());
+        let prompt: Vec<TokenId> = (start..start + 30).collect();
+        let mut ids = prompt.clone();
+        engine.forward(&[rows(a, &prompt, 1), rows(b, &prompt[..20], 1)]).unwrap();
+        for step in 0..6 {
+            ids.push(step);
+            // Decode beside a verify step with rows that are read, and one whose rows are drawn.
+            let request = DrawRequest { spec: &spec, before: &ids, then: &[], vocab_size: VOCAB };
+            let batch = [rows(a, &ids[ids.len() - 1..], 1), rows(b, &prompt[..3], 3)];
+            engine.forward_and_draw(&batch, &[Some(request), None]).unwrap();
+        }
+        counts.push(allocations.load(Ordering::Relaxed));
+        engine.close(a);
+        engine.close(b);
+    }
+    assert!(counts[0] > 0);
+    assert_eq!(counts[0], counts[1], "the second round took memory");
+}
+
+#[test]
+fn replayed_steps_give_the_bits_of_launched_ones() {
+    let mut emulator = Emulator::build();
+    let replays = emulator.replay_graphs();
+    let (mut replaying, mut launching) = (engine(emulator).0, engine(Emulator::build()).0);
+    let ids: Vec<TokenId> = (1..60).collect();
+    let logits_of = |engine: &mut Engine| -> Vec<Vec<f32>> {
+        let slot = engine.open();
+        let mut ends = vec![40];
+        // Single rows, then verify steps of three that are cut back: equal sizes, other positions.
+        ends.extend(41..47);
+        let mut all = Vec::new();
+        let mut from = 0;
+        for end in ends {
+            let logits = engine.forward(&[rows(slot, &ids[from..end], 1)]).unwrap();
+            all.push(logits.row(0).to_vec());
+            from = end;
+        }
+        for _ in 0..4 {
+            let logits = engine.forward(&[rows(slot, &ids[from..from + 3], 3)]).unwrap();
+            all.extend((0..3).map(|row| logits.row(row).to_vec()));
+            engine.truncate(slot, from as u32 + 1);
+            from += 1;
+        }
+        engine.close(slot);
+        all
+    };
+    let expected = logits_of(&mut launching);
+    assert!(logits_of(&mut replaying) == expected, "the bits differ");
+    let first = replays.load(Ordering::Relaxed);
+    assert!(first >= 6, "{first} replays");
+    assert!(logits_of(&mut replaying) == expected, "the bits differ");
+    assert!(replays.load(Ordering::Relaxed) > 2 * first, "what ran before is replayed sooner");
+}

@@ -1,0 +1,99 @@
+//! How much of a GPU's memory its KV may take, once the weights lie there. Pure arithmetic.
+
+use crate::EngineError;
+use crate::forward_batch::MAX_ROWS_PER_PASS;
+use crate::model_config::ModelConfig;
+use crate::shard::Shard;
+
+/// Keys that attention sums by themselves; what each split leaves behind is kept until they are joined.
+const SPLIT_KEYS: usize = 128;
+/// What the driver, its modules and the allocator's granularity may take besides.
+const SLACK_BYTES: u64 = 256 << 20;
+
+/// A device's memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct DeviceRoom {
+    pub(crate) free_bytes: u64,
+    pub(crate) total_bytes: u64,
+}
+
+/// Bytes for KV on a device of which a part of `utilization` may be held in all, by whomever: what is left of that part
+/// after all that is held now, the workspace and some slack.
+pub(crate) fn kv_bytes(room: DeviceRoom, workspace: u64, utilization: f32) -> Result<u64, EngineError> {
+    let DeviceRoom { free_bytes, total_bytes } = room;
+    let hundredths = (utilization * 100.0) as u64;
+    if !(utilization > 0.0 && utilization <= 1.0) {
+        let reason = "expected more than 0 and at most 1".to_owned();
+        return Err(EngineError::BadOption { option: "gpu_memory_utilization", value: hundredths, reason });
+    }
+    let allowed = (total_bytes as f64 * f64::from(utilization)) as u64;
+    let held = total_bytes.saturating_sub(free_bytes);
+    let needed = held + workspace + SLACK_BYTES;
+    allowed.checked_sub(needed).filter(|bytes| *bytes > 0).ok_or_else(|| {
+        let reason = format!(
+            "hundredths of {total_bytes} bytes leave none for kv: {held} are held, weights included, and a forward needs \
+             {workspace}; raise it, lower --max-model-len, or use more gpus"
+        );
+        EngineError::BadOption { option: "gpu_memory_utilization", value: hundredths, reason }
+    })
+}
+
+/// Bytes that the largest pass needs beside weights and KV, at most: rows of a pass, products' rounded inputs, attention's
+/// splits over sequences of up to `max_len`, parts of other ranks.
+pub(crate) fn workspace_bytes(config: &ModelConfig, shard: Shard, max_len: u32) -> u64 {
+    let (rows, layout) = (MAX_ROWS_PER_PASS, shard.layout(config));
+    let (hidden, intermediate) = (config.hidden_size, shard.intermediate(config).len());
+    let vocab = if shard.ranks == 1 { config.vocab_size } else { 2 * config.vocab_size };
+    let in_row = 5 * hidden + layout.row_width() + layout.q_width() + 3 * intermediate + vocab;
+    let widest = hidden.max(intermediate).max(layout.q_width());
+    let splits = (max_len as usize).div_ceil(SPLIT_KEYS);
+    let partial = layout.num_heads * splits * (layout.head_dim + 2);
+    let parts = if shard.is_part() { (shard.ranks + 1) * hidden } else { 0 };
+    let floats = rows * (in_row + partial + parts);
+    // Rounded to bf16, or quantized with eight scales a row: two bytes a number cover both.
+    (4 * floats + 2 * rows * widest) as u64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GIB: u64 = 1 << 30;
+
+    #[test]
+    fn kv_gets_what_weights_and_workspace_leave_of_the_part() {
+        let room = DeviceRoom { free_bytes: 60 * GIB, total_bytes: 80 * GIB };
+        assert_eq!(kv_bytes(room, 2 * GIB, 1.0).unwrap(), 58 * GIB - SLACK_BYTES);
+        assert_eq!(kv_bytes(room, 2 * GIB, 0.5).unwrap(), 18 * GIB - SLACK_BYTES);
+        // What others hold counts as held.
+        let shared = DeviceRoom { free_bytes: 30 * GIB, ..room };
+        assert_eq!(kv_bytes(shared, 0, 0.75).unwrap(), 10 * GIB - SLACK_BYTES);
+    }
+
+    #[test]
+    fn a_part_that_leaves_nothing_is_refused_with_the_numbers() {
+        let room = DeviceRoom { free_bytes: 60 * GIB, total_bytes: 80 * GIB };
+        for (utilization, says) in
+            [(0.25, "leave none for kv: 21474836480 are held"), (0.0, "more than 0"), (1.5, "at most 1")]
+        {
+            let error = kv_bytes(room, GIB, utilization).unwrap_err().to_string();
+            assert!(error.contains("gpu_memory_utilization") && error.contains(says), "{error}");
+        }
+        assert!(kv_bytes(room, GIB, f32::NAN).is_err());
+    }
+
+    #[test]
+    fn a_workspace_is_a_models_rows_and_grows_with_its_context() {
+        let mut config = crate::model_config::tests::tiny();
+        (config.hidden_size, config.intermediate_size, config.vocab_size) = (4096, 14_336, 128_256);
+        (config.num_heads, config.num_kv_heads, config.head_dim) = (32, 8, 128);
+        let whole = Shard::all(1, &config).unwrap()[0];
+        // Counted by hand for 512 rows: 5 hidden, 6144 + 4096 of heads, 3 x 14336, 128256 of the vocabulary; 16 splits.
+        let floats = 5 * 4096 + 6144 + 4096 + 3 * 14_336 + 128_256 + 32 * 16 * 130;
+        assert_eq!(workspace_bytes(&config, whole, 2048), 512 * (4 * floats + 2 * 14_336));
+        let longer = workspace_bytes(&config, whole, 131_072);
+        assert!(longer > 8 * GIB, "{longer}: attention's splits of a long context");
+        let part = workspace_bytes(&config, Shard::all(4, &config).unwrap()[1], 2048);
+        assert!(part > 512 * 4 * 2 * 128_256, "the first rank joins whole rows");
+    }
+}

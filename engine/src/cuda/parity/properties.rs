@@ -1,0 +1,95 @@
+//! Kernels against their twins over shapes drawn at random, on the emulator: block tables, split keys, tiles, K-slices and
+//! ranks' parts meet in ways that no list of cases has. Few in the gate; `PROPTEST_CASES=6400 cargo nextest run -p
+//! outrider-engine --lib properties` tries 200 of each.
+
+use proptest::prelude::*;
+use proptest::test_runner::Config;
+
+use super::{attention, linear};
+use crate::cuda::emulator::Emulator;
+use crate::cuda::executor::Tensor;
+use crate::cuda::ops::{side_by_side, sum_ranks};
+use crate::k_slices::{KSlices, tree};
+
+/// The emulator takes its time: a part of what other properties get.
+fn few() -> Config {
+    let config = Config::default();
+    Config { cases: (config.cases / 32).max(1), failure_persistence: None, ..config }
+}
+
+proptest! {
+    #![proptest_config(few())]
+
+    /// Decode, verify and prefill rows over block tables, with and without windows that begin inside a block or a split.
+    #[test]
+    fn attention_over_any_block_tables(
+        (kv_heads, group) in (1usize..4, 1usize..6),
+        head_dim in prop::sample::select(vec![16usize, 32, 64]),
+        window in prop::option::of(1u32..180),
+        lens in prop::collection::vec((0u32..300, 1usize..6), 1..4),
+        prefill in prop::option::of(1usize..40),
+    ) {
+        let mut lens = lens;
+        lens.extend(prefill.map(|rows| (0, rows)));
+        let heads = (kv_heads * group, kv_heads, head_dim);
+        for parity in attention::attention(&mut Emulator::build(), heads, window, &lens).unwrap() {
+            prop_assert!(parity.is_good(), "{}: {:?}", parity, lens);
+        }
+    }
+
+    /// Products whose K-slices are of any unit, empty ones included.
+    #[test]
+    fn products_over_any_slices(
+        (rows, n) in (1usize..40, 1usize..40),
+        (unit, units) in (prop::sample::select(vec![16usize, 32]), 1usize..30),
+        whole in any::<bool>(),
+    ) {
+        let slices = if whole { KSlices::whole(unit * units) } else { KSlices::eighths(unit * units, unit) };
+        let mut e = Emulator::build();
+        let parity = linear::gemm_bf16(&mut e, (rows, n), &slices).unwrap();
+        prop_assert!(parity.is_good(), "{}", parity);
+        for parity in linear::gemm_int8(&mut e, (rows, n), &slices).unwrap() {
+            prop_assert!(parity.is_good(), "{}", parity);
+        }
+    }
+
+    /// What ranks add up is the contract's tree, and what they join stands where a whole row has it.
+    #[test]
+    fn parts_of_any_ranks(
+        ranks in prop::sample::select(vec![1usize, 2, 4, 8]),
+        (rows, width) in (1usize..7, 8usize..700),
+        seed in any::<u64>(),
+    ) {
+        let mut e = Emulator::build();
+        let mut numbers = super::Numbers(seed);
+        let parts: Vec<Vec<f32>> = (0..ranks).map(|_| numbers.vec(rows * width, 1e3)).collect();
+        let on_device: Vec<_> = parts.iter().map(|part| Tensor::of(&mut e, part, "parts").unwrap()).collect();
+        let addresses: Vec<u64> = on_device.iter().map(Tensor::address).collect();
+        let mut sum = Tensor::zeros(&mut e, rows * width, "sum").unwrap();
+        // SAFETY: every part has that many numbers, and the emulator is done when the call is.
+        unsafe { sum_ranks(&mut e, &addresses, &mut sum, rows * width) }.unwrap();
+        let expected: Vec<f32> = (0..rows * width)
+            .map(|i| {
+                let mut slices = [0.0; 8];
+                parts.iter().enumerate().for_each(|(rank, part)| slices[rank * 8 / ranks] = part[i]);
+                tree(slices)
+            })
+            .collect();
+        prop_assert_eq!(sum.read(&mut e, 0..rows * width).unwrap(), expected);
+
+        let whole = numbers.vec(rows * width, 1.0);
+        let border = |rank: usize| rank * width / ranks;
+        let cut: Vec<_> = (0..ranks)
+            .map(|rank| {
+                let columns = border(rank)..border(rank + 1);
+                let part: Vec<f32> = whole.chunks_exact(width).flat_map(|row| row[columns.clone()].to_vec()).collect();
+                Tensor::of(&mut e, &part, "columns").unwrap()
+            })
+            .collect();
+        let addresses: Vec<u64> = cut.iter().map(Tensor::address).collect();
+        let mut joined = Tensor::zeros(&mut e, rows * width, "rows").unwrap();
+        // SAFETY: as above, each part with its own width.
+        unsafe { side_by_side(&mut e, &addresses, &mut joined, (rows, width)) }.unwrap();
+        prop_assert_eq!(joined.read(&mut e, 0..rows * width).unwrap(), whole);
+    }
+}

@@ -1,0 +1,165 @@
+//! Draws where the logits are: what callers ask for, and what follows from it for each row. A device that can draws ids and
+//! sends nothing else back; every other row comes back as logits and is drawn by its caller, to the same id.
+
+use std::ops::Range;
+
+use speculation::SequenceSpec;
+use speculation::acceptance::{RowDraw, is_drawn_apart};
+
+use crate::cuda::{DrawRow, LogitEdit, edits_of};
+use crate::{EngineError, Logits, SequenceRows, TokenId};
+
+/// Asks for the draws of one sequence's rows instead of their logits. The last row predicts what follows `before` and all of
+/// `then`; each row before it knows one id of `then` less.
+#[derive(Debug, Clone, Copy)]
+pub struct DrawRequest<'a> {
+    /// The sequence's; [`crate::Engine::draws`] says whether it can be drawn.
+    pub spec: &'a SequenceSpec,
+    /// Ids of the sequence that every row knows.
+    pub before: &'a [TokenId],
+    /// Ids behind them: drafted ones, or a guess.
+    pub then: &'a [TokenId],
+    /// Entries of the vocabulary that may be drawn; the rest is padding. The same for all requests of a forward.
+    pub vocab_size: u32,
+}
+
+/// What a forward gave.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Outcome {
+    /// Rows of the sequences that nothing was drawn for, in batch order.
+    pub logits: Logits,
+    /// Draws of the others, in batch order.
+    pub drawn: Vec<RowDraw>,
+}
+
+/// What a rank gave: the same, before it has a shape.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub(crate) struct Outputs {
+    pub(crate) logits: Vec<f32>,
+    pub(crate) drawn: Vec<RowDraw>,
+}
+
+/// Rows to draw, of all rows with logits of a call or a pass, ascending; at most one entry a row.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub(crate) struct DrawPlan {
+    pub(crate) rows: Vec<DrawRow>,
+    /// What happens to their logits first.
+    pub(crate) edits: Vec<LogitEdit>,
+    /// Entries of a row that count.
+    pub(crate) vocab: usize,
+}
+
+impl DrawPlan {
+    /// The plan of a call; `requests` has an entry for each sequence of the batch, or none at all.
+    pub(crate) fn new(
+        batch: &[SequenceRows<'_>],
+        requests: &[Option<DrawRequest<'_>>],
+        vocab_size: u32,
+    ) -> Result<Self, EngineError> {
+        let mut plan = Self::default();
+        let mut first = 0;
+        for (rows, request) in batch.iter().zip(requests) {
+            if let Some(request) = request {
+                plan.add(rows.num_logits, first, request, vocab_size)?;
+            }
+            first += rows.num_logits;
+        }
+        Ok(plan)
+    }
+
+    fn add(
+        &mut self,
+        num_rows: usize,
+        first: usize,
+        request: &DrawRequest<'_>,
+        vocab_size: u32,
+    ) -> Result<(), EngineError> {
+        let DrawRequest { spec, before, then, vocab_size: vocab } = *request;
+        let same_vocab = self.rows.is_empty() || self.vocab == vocab as usize;
+        let can = is_drawn_apart(spec) && num_rows <= then.len() + 1;
+        if !can || !same_vocab || vocab == 0 || vocab > vocab_size {
+            let reason =
+                format!("{num_rows} rows behind {} ids cannot be drawn from {vocab} entries", then.len());
+            return Err(EngineError::BadBatch(reason));
+        }
+        self.vocab = vocab as usize;
+        let mut ids = before.to_vec();
+        let known = then.len() + 1 - num_rows.min(then.len() + 1);
+        ids.extend_from_slice(&then[..known]);
+        for i in 0..num_rows {
+            let row = (first + i) as u32;
+            self.rows.push(DrawRow::new(row, spec, ids.len() as u32));
+            self.edits.extend(edits_of(row, spec, &ids, self.vocab)?);
+            ids.extend(then.get(known + i));
+        }
+        Ok(())
+    }
+
+    /// The part of the rows in `range`, counted from its start.
+    pub(crate) fn part(&self, range: Range<usize>) -> Self {
+        let is_in = |row: u32| range.contains(&(row as usize));
+        let first = range.start as u32;
+        let rows = self.rows.iter().filter(|draw| is_in(draw.row));
+        let edits = self.edits.iter().filter(|edit| is_in(edit.row));
+        Self {
+            rows: rows.map(|draw| draw.of_row(draw.row - first)).collect(),
+            edits: edits.map(|edit| LogitEdit { row: edit.row - first, ..*edit }).collect(),
+            vocab: self.vocab,
+        }
+    }
+
+    /// Runs of the first `num_rows` rows that nothing is drawn for.
+    pub(crate) fn other_rows(&self, num_rows: usize) -> Vec<Range<usize>> {
+        let mut runs = Vec::new();
+        let mut next = 0;
+        for row in self.rows.iter().map(|draw| draw.row as usize).chain([num_rows]) {
+            if next < row {
+                runs.push(next..row);
+            }
+            next = row + 1;
+        }
+        runs
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::SlotId;
+
+    fn plan(num_logits: [usize; 3], drawn: [bool; 3], spec: &SequenceSpec) -> Result<DrawPlan, EngineError> {
+        let ids = [1, 2, 3, 4];
+        let batch: Vec<SequenceRows<'_>> = num_logits
+            .iter()
+            .map(|&num_logits| SequenceRows { slot: SlotId(0), token_ids: &ids, num_logits })
+            .collect();
+        let request = DrawRequest { spec, before: &ids, then: &[5, 6], vocab_size: 10 };
+        DrawPlan::new(&batch, &drawn.map(|drawn| drawn.then_some(request)), 12)
+    }
+
+    #[test]
+    fn rows_keep_their_numbers_and_know_one_id_more_each() {
+        let mut spec = SequenceSpec::default();
+        spec.sampling.presence_penalty = 1.0;
+        let plan = plan([2, 3, 1], [false, true, true], &spec).unwrap();
+        let places: Vec<(u32, u32)> = plan.rows.iter().map(|draw| (draw.row, draw.position)).collect();
+        assert_eq!(places, [(2, 4), (3, 5), (4, 6), (5, 6)]);
+        assert_eq!(plan.other_rows(7), [0..2, 6..7]);
+        let seen = |row: u32| plan.edits.iter().filter(|edit| edit.row == row).count();
+        assert_eq!([seen(2), seen(3), seen(4), seen(5)], [4, 5, 6, 6]);
+        let part = plan.part(3..6);
+        assert_eq!(part.rows.iter().map(|draw| draw.row).collect::<Vec<_>>(), [0, 1, 2]);
+        assert_eq!(part.edits.len(), 17);
+        assert!(plan.part(4..5).other_rows(1).is_empty());
+        assert_eq!(plan.part(0..3).other_rows(4), [0..2, 3..4]);
+    }
+
+    #[test]
+    fn what_cannot_be_drawn_is_refused() {
+        let spec = SequenceSpec::default();
+        assert!(plan([1, 1, 4], [true, true, true], &spec).is_err(), "four rows need three ids behind");
+        let filtered = SequenceSpec { logprobs: Some(1), ..spec };
+        let error = plan([1, 1, 1], [true, false, false], &filtered).unwrap_err().to_string();
+        assert!(error.contains("cannot be drawn"), "{error}");
+    }
+}

@@ -1,0 +1,174 @@
+//! Verification of rows that were drawn where their logits are: a device draws every row of a step as if all drafted ids
+//! before it were right, and only ids come back. What follows from them is [`super::verify`]'s, id by id.
+
+use crate::logits::DrawError;
+use crate::{AcceptanceMode, Draft, SequenceSpec, TokenId};
+
+use super::{CountsAhead, Judgement, Verdict, draw, finish_reason, mode_in_force};
+
+/// What a device drew from one row.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum RowDraw {
+    /// This id.
+    Token(TokenId),
+    /// Nothing: this id's logit is NaN or positive infinity.
+    NotANumber(TokenId),
+    /// Nothing: every token is masked.
+    NothingAllowed,
+}
+
+impl RowDraw {
+    /// The id, or why there is none at `position`.
+    pub fn token(self, position: u32) -> Result<TokenId, DrawError> {
+        match self {
+            Self::Token(token_id) => Ok(token_id),
+            Self::NotANumber(token_id) => Err(DrawError::NotANumber { position, token_id }),
+            Self::NothingAllowed => Err(DrawError::NothingAllowed { position }),
+        }
+    }
+}
+
+/// Whether a row of this sequence comes to one draw that needs nothing but the row: coupled, without filters, its
+/// probabilities not asked for, no id biased twice.
+pub fn is_drawn_apart(spec: &SequenceSpec) -> bool {
+    let mut biased: Vec<TokenId> = spec.sampling.logit_bias.iter().map(|&(id, _)| id).collect();
+    biased.sort_unstable();
+    mode_in_force(spec) == AcceptanceMode::Coupled
+        && (spec.sampling.is_greedy() || !draw::has_filters(&spec.sampling))
+        && spec.logprobs.is_none()
+        && spec.prompt_logprobs.is_none()
+        && biased.windows(2).all(|pair| pair[0] != pair[1])
+}
+
+/// [`super::verify`] for a sequence that [`is_drawn_apart`]: `drawn[i]` is the draw at `start + i` behind the first i drafted
+/// ids, one for each drafted id and one more.
+pub fn verify_drawn(
+    spec: &SequenceSpec,
+    start: u32,
+    draft: &Draft,
+    drawn: &[RowDraw],
+) -> Result<Verdict, DrawError> {
+    let expected = draft.token_ids.len() + 1;
+    if drawn.len() != expected {
+        return Err(DrawError::WrongShape { position: start, expected, got: drawn.len() });
+    }
+    let mut verdict = Verdict::default();
+    for (i, row) in drawn.iter().enumerate() {
+        let position = start + i as u32;
+        let token_id = row.token(position)?;
+        let accepted = draft.token_ids.get(i) == Some(&token_id);
+        verdict.commit(Judgement { token_id, accepted }, finish_reason(spec, position, token_id));
+        if !accepted || verdict.finish.is_some() {
+            break;
+        }
+    }
+    Ok(verdict)
+}
+
+/// What a device should draw, row by row, by the host's own rule: the naive twin of one that draws.
+///
+/// `logits` and `counts` as for [`super::verify`]; all rows are drawn, whatever the draft.
+pub fn draw_rows(
+    spec: &SequenceSpec,
+    counts: &mut crate::logits::TokenCounts,
+    (start, drafted): (u32, &[TokenId]),
+    logits: &mut [f32],
+) -> Vec<RowDraw> {
+    let vocab_size = logits.len() / (drafted.len() + 1);
+    let mut ahead = CountsAhead { counts, pushed: Vec::new() };
+    let mut drawn = Vec::new();
+    for (i, row) in logits.chunks_exact_mut(vocab_size).enumerate() {
+        let position = start + i as u32;
+        crate::logits::process(row, spec, ahead.counts, position);
+        drawn.push(match draw::ordinary(&super::Place::new(spec, position, row)) {
+            Ok(token_id) => RowDraw::Token(token_id),
+            Err(DrawError::NotANumber { token_id, .. }) => RowDraw::NotANumber(token_id),
+            Err(_) => RowDraw::NothingAllowed,
+        });
+        drafted.get(i).into_iter().for_each(|&id| ahead.push(id));
+    }
+    drawn
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::SamplingParams;
+    use crate::acceptance::verify;
+    use crate::logits::TokenCounts;
+    use crate::noise::{Noise, Purpose};
+
+    const VOCAB: usize = 40;
+
+    fn logits(rows: usize, seed: u64) -> Vec<f32> {
+        let noise = Noise { seed, choice: 0 };
+        (0..rows * VOCAB).map(|i| noise.gumbel(0, i as TokenId, Purpose::Draft) as f32).collect()
+    }
+
+    #[test]
+    fn ids_alone_lead_to_the_same_verdict_as_rows() {
+        let plain = SamplingParams::default();
+        let samplings = [
+            plain.clone(),
+            SamplingParams { temperature: 0.0, top_k: 3, ..plain.clone() },
+            SamplingParams { frequency_penalty: 0.9, logit_bias: vec![(3, 2.0)], min_tokens: 9, ..plain },
+        ];
+        let mut accepted_counts = Vec::new();
+        for (case, sampling) in samplings.into_iter().cycle().take(30).enumerate() {
+            let (ids, seed) = (vec![1, 2, 3, 5, 8], case as u64);
+            let stop_token_ids = vec![7, 11];
+            let max_len = 7 + case as u32 % 5;
+            let spec =
+                SequenceSpec { seed, prompt_len: 3, sampling, stop_token_ids, max_len, ..Default::default() };
+            assert!(is_drawn_apart(&spec));
+            let mut counts = TokenCounts::new(3);
+            ids.iter().for_each(|&id| counts.push(id));
+            let rows = logits(5, 100 + seed);
+            // The draft is right so far and then wrong, at each place in turn.
+            let mut draft = Draft::default();
+            for i in 0..4 {
+                let mut so_far = rows[..(i + 1) * VOCAB].to_vec();
+                let drawn = draw_rows(&spec, &mut counts, (5, &draft.token_ids), &mut so_far);
+                let RowDraw::Token(right) = drawn[i] else { panic!("rows of noise can be drawn from") };
+                draft.token_ids.push(if i == case % 5 { (right + 1) % VOCAB as u32 } else { right });
+            }
+            let drawn = draw_rows(&spec, &mut counts, (5, &draft.token_ids), &mut rows.clone());
+            let expected = verify(&spec, &mut counts, 5, &draft, &mut rows.clone(), VOCAB).unwrap();
+            assert_eq!(verify_drawn(&spec, 5, &draft, &drawn), Ok(expected.clone()), "case {case}");
+            accepted_counts.push(expected.num_accepted);
+        }
+        assert!((0..4).all(|n| accepted_counts.contains(&n)), "{accepted_counts:?}");
+    }
+
+    #[test]
+    fn a_row_that_cannot_be_drawn_from_refuses_only_where_it_is_reached() {
+        let spec = SequenceSpec { max_len: 100, ..Default::default() };
+        let draft = Draft { token_ids: vec![4, 5], ..Draft::default() };
+        let drawn = [RowDraw::Token(4), RowDraw::NotANumber(9), RowDraw::NothingAllowed];
+        let refused = DrawError::NotANumber { position: 11, token_id: 9 };
+        assert_eq!(verify_drawn(&spec, 10, &draft, &drawn), Err(refused));
+        let unreached = [RowDraw::Token(3), drawn[1], drawn[2]];
+        assert_eq!(verify_drawn(&spec, 10, &draft, &unreached).unwrap().token_ids, [3]);
+        assert!(matches!(verify_drawn(&spec, 10, &draft, &drawn[..2]), Err(DrawError::WrongShape { .. })));
+    }
+
+    #[test]
+    fn what_needs_more_than_a_row_is_not_drawn_apart() {
+        let with = |sampling| SequenceSpec { sampling, ..Default::default() };
+        let plain = SamplingParams::default();
+        let bias = |list| SamplingParams { logit_bias: list, ..plain.clone() };
+        assert!(is_drawn_apart(&with(bias(vec![(1, 1.0), (2, 1.0)]))));
+        for spec in [
+            with(SamplingParams { top_p: 0.9, ..plain.clone() }),
+            with(SamplingParams { top_k: 1, ..plain.clone() }),
+            with(SamplingParams { min_p: 0.1, ..plain.clone() }),
+            with(bias(vec![(1, 1.0), (2, 1.0), (1, 1.0)])),
+            SequenceSpec { logprobs: Some(0), ..Default::default() },
+            SequenceSpec { prompt_logprobs: Some(0), ..Default::default() },
+            SequenceSpec { acceptance: AcceptanceMode::Typical, ..Default::default() },
+            SequenceSpec { acceptance: AcceptanceMode::Rejection, ..Default::default() },
+        ] {
+            assert!(!is_drawn_apart(&spec), "{spec:?}");
+        }
+    }
+}
