@@ -252,6 +252,8 @@ impl Executor for CudaDevice {
     }
 
     fn room(&mut self) -> Result<DeviceRoom, CudaError> {
+        // What was freed in stream order is given back when somebody waits.
+        self.wait()?;
         let DeviceFacts { free_bytes, total_bytes, .. } = self.facts()?;
         Ok(DeviceRoom { free_bytes, total_bytes })
     }
