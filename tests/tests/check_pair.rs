@@ -29,7 +29,7 @@ const MODES: [AcceptanceMode; 3] =
 const SHORT_PROMPT: usize = 64;
 const LATE_ROUNDS: u32 = 6;
 /// Long prompts that are asked.
-const LONG_PROMPTS: usize = 3;
+const LONG_PROMPTS: usize = 2;
 /// A draft that comes late on a busy machine cuts the rounds anew: such a request is asked again, this often at most.
 const ATTEMPTS: usize = 8;
 
