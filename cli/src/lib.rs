@@ -4,7 +4,7 @@
 //! use it as it is. [`up`] is the subcommand on top: checks first, progress, one ready line, logs, an orderly end.
 //! [`engine_bench`] measures the engine by itself, without processes. [`check_pair`] judges a pair in this process;
 //! [`plan`] works out from configurations alone what a pair needs. [`load`] is the one load generator of all programs;
-//! [`bench`] puts an endpoint under it and says whether speculation pays.
+//! [`mod@bench`] puts an endpoint under it and says whether speculation pays.
 //! Nothing here is needed in production, and no server crate may depend on it.
 
 #![forbid(unsafe_code)]

@@ -1,7 +1,7 @@
 //! `outrider bench`: any OpenAI endpoint under load, with speculation and without, and whether it should be shipped.
 //!
 //! In order: [`args`] says what is wanted and [`arm`] what is compared; [`plan`] lays out blocks of requests, the arms in turns;
-//! [`run`] drives them through [`crate::load`] and keeps numbers; [`compare`] and [`break_even`] judge; [`report`] gathers
+//! [`run`] drives them through [`crate::load`] and keeps numbers; [`mod@compare`] and [`mod@break_even`] judge; [`report`] gathers
 //! everything for [`table`], JSON and [`page`]. Planning and judging are pure and tested on simulated servers.
 
 mod args;

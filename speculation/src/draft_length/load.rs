@@ -33,7 +33,7 @@ pub struct LaneView {
     pub k: u32,
     /// Tokens that one of them holds, on average.
     pub context: f64,
-    /// How fast its rounds are ([`DraftLength::pace`]).
+    /// How fast its rounds are ([`super::DraftLength::pace`]).
     pub pace: Pace,
 }
 

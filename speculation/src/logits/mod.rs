@@ -2,7 +2,7 @@
 //!
 //! Both workers run it over their own logits, in this order: [`process`] changes the row in place (mask, bias,
 //! penalties; every operation rounded to f32), [`keep`] applies temperature and filters, [`crate::acceptance`] draws.
-//! [`score`] reports log probabilities of the raw row. Nothing here may look at noise, drafts or other rows.
+//! [`mod@score`] reports log probabilities of the raw row. Nothing here may look at noise, drafts or other rows.
 
 mod counts;
 mod error;

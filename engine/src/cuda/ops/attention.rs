@@ -66,7 +66,7 @@ pub(crate) struct Attention<'a, M> {
     pub(crate) qkv: &'a Tensor<M, f32>,
     /// `[rows]`.
     pub(crate) positions: &'a Tensor<M, u32>,
-    /// See [`super::RopeKv`].
+    /// As `WriteKv` lays it out: `[blocks][layers][kv heads][K: 16 x head_dim | V: head_dim x 16]`.
     pub(crate) kv: &'a Tensor<M, bf16>,
     /// All block tables, one behind the other; each covers its tiles' keys with blocks inside `kv`.
     pub(crate) tables: &'a Tensor<M, u32>,
