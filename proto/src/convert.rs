@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use speculation::step::{DraftDistribution, PromptLogprobs};
+use speculation::step::{COMPARED_MAX, DraftDistribution, PromptLogprobs};
 use speculation::{
     Draft, Proposal, Reply, ReplyBody, Role, SequenceId, Step, TokenLogprobs, TokenSpan, Work,
 };
@@ -92,6 +92,8 @@ pub fn reply_to_wire(reply: &Reply) -> v1::Reply {
         generation: reply.generation,
         round: reply.round,
         body: Some(body),
+        num_compared: reply.agreed.len() as u32,
+        agreed: reply.agreed.iter().rev().fold(0, |bits, agreed| bits << 1 | u64::from(*agreed)),
     }
 }
 
@@ -116,7 +118,14 @@ pub fn reply_from_wire(wire: v1::Reply) -> Result<Reply, WireError> {
         Body::Span(span) => ReplyBody::Span(span_from_wire(span)?),
     };
     let sequence_id = SequenceId(wire.sequence_id);
-    Ok(Reply { sequence_id, generation: wire.generation, round: wire.round, body })
+    if wire.num_compared as usize > COMPARED_MAX {
+        return Err(WireError::new(
+            "num_compared",
+            format!("is {}, at most {COMPARED_MAX} fit", wire.num_compared),
+        ));
+    }
+    let agreed = (0..wire.num_compared).map(|i| wire.agreed >> i & 1 == 1).collect();
+    Ok(Reply { sequence_id, generation: wire.generation, round: wire.round, body, agreed })
 }
 
 fn span_to_wire(span: &TokenSpan) -> v1::TokenSpan {

@@ -154,8 +154,8 @@ proptest! {
     }
 
     #[test]
-    fn replies_survive(sequence_id in any::<u64>(), generation in any::<u32>(), round in any::<u64>(), body in body()) {
-        let reply = Reply { sequence_id: SequenceId(sequence_id), generation, round, body };
+    fn replies_survive(sequence_id in any::<u64>(), generation in any::<u32>(), round in any::<u64>(), body in body(), agreed in vec(any::<bool>(), 0..=64)) {
+        let reply = Reply { sequence_id: SequenceId(sequence_id), generation, round, body, agreed };
         prop_assert_eq!(reply_from_wire(reply_to_wire(&reply)), Ok(reply));
     }
 }

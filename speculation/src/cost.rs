@@ -59,7 +59,7 @@ struct Curve {
 }
 
 /// Rows at which workers profile themselves; a worker for which the larger ones take too long leaves them out.
-pub const PROFILED_ROWS: [u32; 10] = [1, 2, 4, 8, 16, 32, 64, 128, 256, 512];
+pub const PROFILED_ROWS: [u32; 12] = [1, 2, 4, 8, 16, 32, 64, 128, 192, 256, 384, 512];
 
 /// A target that did not profile itself: flat at first, then as steep as its rows. Only the shape matters, for what
 /// steps take corrects it.
@@ -232,8 +232,9 @@ const ROWS_CLASSES: usize = 14;
 /// The wire before anything was sent.
 const FIRST_WIRE_MICROS: f64 = 300.0;
 
-/// Messages that the estimate of the wire remembers.
-const WIRE_MEMORY: f64 = 16.0;
+/// Replies that the estimate of the wire remembers, at first and later.
+const WIRE_FIRST_MEMORY: f64 = 4.0;
+const WIRE_MEMORY: f64 = 512.0;
 
 /// Classes of rows per doubling by which forwards larger than any profiled one are remembered.
 const SEEN_CLASSES_PER_DOUBLING: f64 = 4.0;
@@ -250,6 +251,7 @@ pub struct WorkerCost {
     /// Forwards of more rows than were profiled, by class: there the table ends, and a factor would only bend a guess.
     seen: Vec<Seen>,
     wire_micros: f64,
+    wire_replies: f64,
 }
 
 #[derive(Debug, Clone, Copy, Default)]
@@ -263,7 +265,13 @@ impl WorkerCost {
     /// A worker of which only its table is known.
     pub fn new(times: StepTimes) -> Self {
         let residuals = Residuals::new(ROWS_CLASSES, ROWS_REACH, TABLE_TRUST);
-        Self { times, residuals, seen: vec![Seen::default(); SEEN_CLASSES], wire_micros: FIRST_WIRE_MICROS }
+        Self {
+            times,
+            residuals,
+            seen: vec![Seen::default(); SEEN_CLASSES],
+            wire_micros: FIRST_WIRE_MICROS,
+            wire_replies: 0.0,
+        }
     }
 
     /// A forward of `rows` of as many sequences, each over `context` tokens, took this long.
@@ -288,11 +296,14 @@ impl WorkerCost {
         seen.micros += (took - seen.micros) / seen.weight;
     }
 
-    /// So much of a reply's time was neither queue nor step.
-    pub fn observe_wire(&mut self, took: Duration) {
-        // A worker that was busy with a prompt is not a longer wire.
-        let took = micros(took).min(2.0 * self.wire_micros + FIRST_WIRE_MICROS);
-        self.wire_micros += (took - self.wire_micros) / WIRE_MEMORY;
+    /// A reply was `waited` for, and the worker was busy with it, its queue included, for `worked`: the rest was the wire.
+    pub fn observe_wire(&mut self, waited: Duration, worked: Duration) {
+        // A frame tells the mean queue of its replies, so that one says too much and another too little, which may be less than nothing: both
+        // count, and neither for more than the wire itself. A worker that was busy with a prompt is not a longer wire.
+        let reach = self.wire_micros + FIRST_WIRE_MICROS;
+        let error = (micros(waited) - micros(worked) - self.wire_micros).clamp(-reach, reach);
+        self.wire_replies = (self.wire_replies + 1.0).min(WIRE_MEMORY);
+        self.wire_micros = (self.wire_micros + error / self.wire_replies.max(WIRE_FIRST_MEMORY)).max(0.0);
     }
 
     /// Microseconds of a forward of `rows` of as many sequences, each over `context` tokens, as this worker is now.

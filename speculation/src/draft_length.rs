@@ -2,30 +2,34 @@
 //! choice of k ([`crate::survival`], [`crate::cost`], this). The router's lanes and the simulator drive this same code;
 //! it reads no clock and draws no randomness.
 //!
-//! For each k: the tokens that a round is expected to commit (survival), over the time that it is expected to take: the wait for the
-//! draft, its queue and wire included, then the verification, with all rows that share the target's forward. Both times are
-//! the workers' tables times what rounds of that k took lately beyond them ([`crate::cost::Residuals`]), so that whatever no
-//! table knows, steps that run into each other above all, is in the price once it was seen. That drafting hides behind verifying
-//! is believed as far as rounds show it (`price.rs`).
+//! For each k: the tokens that a round is expected to commit (survival), over the time that it is expected to take: its price by the workers'
+//! tables (`price.rs`: the wait for the draft, its queue and wire included, and the verification, with all rows that share the target's
+//! forward, in groups by turns where that pays) times what rounds took beyond such prices (`belief.rs`).
 //!
-//! k = 0 is a choice like the others. What a lane does not do it does not learn about, so now and then it takes one round at another k: a
-//! probe, paid for out of a fixed share of the lane's time. All its sequences probe, for what such a round takes is to be learned, too; but
-//! where k = 0 and drafts come from several workers only a few, for these would come back in parts.
+//! k = 0 is a choice like the others. How far drafts would be accepted is known there, too, where a draft worker says which of the
+//! committed tokens fed to it it would have drawn itself. What a round takes at a k that was not tried for long is uncertain by a known amount, and
+//! a k is tried where that is worth it (`value.rs`). Only where nobody tells anything of acceptance, a lane at k = 0 takes one drafting round
+//! now and then: a probe, paid for out of a fixed share of the lane's time.
 
+mod belief;
 mod explanation;
 mod load;
 mod price;
 #[cfg(test)]
 mod tests;
+mod value;
 
 use std::collections::VecDeque;
+use std::ops::Range;
 use std::time::Duration;
 
+use belief::Belief;
 pub use explanation::{Change, Explanation, Outlook, Why};
 pub use load::{LaneView, Load, Pace};
-use price::{Overlap, Price};
+use price::price;
+use value::{TRIAL_LANE_ROUNDS, value_of_move};
 
-use crate::cost::{Residuals, WorkerCost, micros};
+use crate::cost::{Forward, WorkerCost, micros};
 use crate::step::MAX_DRAFT_TOKENS;
 use crate::survival::Survival;
 
@@ -38,33 +42,24 @@ const PRIOR_SUPPLY: f64 = 0.98;
 /// k moves by this much a round at most.
 pub const MAX_MOVE: u32 = 2;
 
-/// Another k must promise this much more to be moved to.
+/// A move must be worth this part of what the lane has.
 pub const HYSTERESIS: f64 = 0.01;
 
-/// So much more where the move takes back one that is fewer than [`REVERSAL_LANE_ROUNDS`] old.
-pub const REVERSAL_HYSTERESIS: f64 = 0.04;
+/// And this much as long as the last move was not measured.
+pub const RASH_HYSTERESIS: f64 = 0.1;
 
-/// See [`REVERSAL_HYSTERESIS`].
-pub const REVERSAL_LANE_ROUNDS: u64 = 24;
+/// After a move so many lane rounds are not measured: sequences that began before it are in the way of the others, and after one to k = 0
+/// those that drafted have to join those that did not.
+pub const SETTLING_LANE_ROUNDS: u64 = 3;
 
-/// After a move to k = 0 it takes so many lane rounds until sequences that drafted have joined those that did not: until then
-/// rounds are not measured, and k stays for as long again.
-pub const SETTLING_OFF_LANE_ROUNDS: u64 = 3;
-
-/// A lane that was turned off again within [`REVERSAL_LANE_ROUNDS`] of being turned on stays off for so many lane rounds, the next
-/// time for twice as many, and so on up to a limit, unless on promises [`BACKOFF_HYSTERESIS`] more.
-pub const BACKOFF_LANE_ROUNDS: (u64, u64) = (32, 2_048);
-
-/// See [`BACKOFF_LANE_ROUNDS`].
-pub const BACKOFF_HYSTERESIS: f64 = 0.25;
+/// A lane may make the rounds of others that share its target longer by this part at most, against drafting nothing: they did not choose its k.
+pub const OTHERS_DELAY_MAX: f64 = 0.02;
 
 /// The share of a lane's time that probes may cost, by their predicted loss.
 pub const PROBE_SHARE: f64 = 0.015;
 
-/// Lane rounds between probes at least, while k = 0 and else.
-pub const PROBE_SPACING_OFF: u64 = 12;
-/// See [`PROBE_SPACING_OFF`].
-pub const PROBE_SPACING_ON: u64 = 48;
+/// A lane at k = 0 of which nobody told for so many lane rounds how often its drafts would be right probes.
+pub const PROBE_SPACING: u64 = 12;
 
 /// A probe is taken to cost this part of a round at least, however little it seems to.
 const PROBE_LOSS_MIN: f64 = 0.1;
@@ -77,23 +72,6 @@ const REJOINING_LOSS: f64 = 1.0;
 
 /// What was not spent on probes is kept up to so many rounds.
 const PROBE_CREDIT_MAX: f64 = 4.0;
-
-/// What a round's time at one k says of its neighbour's.
-const K_REACH: f64 = 0.2;
-
-/// Lane rounds that the predicted time of a round with a draft is worth. Little, for where a table is wrong between two of its rows, only
-/// the few probes of another k can set it right.
-const DRAFTED_TRUST: f64 = 1.0;
-
-/// The same without a draft: these are measured for as long as k = 0 lasts, and a single bad one, after a stall or in the middle of a
-/// change, must not speak against them.
-const PLAIN_TRUST: f64 = 6.0;
-
-/// After a move to another k > 0 so many lane rounds are not measured: sequences that began before it are in the way of the others.
-const SETTLING_ON_LANE_ROUNDS: u64 = 2;
-
-/// Each lane round, what was measured counts for so much less.
-const KEEP_PER_LANE_ROUND: f64 = 1.0 - 1.0 / 64.0;
 
 /// Rounds that the measured speed remembers, and changes that are kept to explain.
 const SPEED_MEMORY: f64 = 32.0;
@@ -131,13 +109,10 @@ pub struct DraftLength {
     k: u32,
     survival: Survival,
     supply: Survival,
-    /// By k; index 0 is not used.
-    draft_residuals: Residuals,
-    verify_residuals: Residuals,
-    /// Of rounds without a draft. They do not run into each other as drafted ones do: neither speaks for the other.
-    plain_residual: Residuals,
-    /// How far drafting hides behind verifying.
-    overlap: Overlap,
+    /// What rounds take beyond their price.
+    belief: Belief,
+    /// By k.
+    gathered: Vec<Gathered>,
     outlook: Vec<Outlook>,
     load: Option<Load>,
     probe: Option<u32>,
@@ -145,14 +120,12 @@ pub struct DraftLength {
     left_to_probe: u32,
     probe_credit: f64,
     probes: u64,
-    last_probe: u64,
+    /// The lane round in which something was last heard of acceptance.
+    heard: u64,
     lane_rounds: u64,
     /// Sequences that still begin in this lane round.
     left_in_round: u32,
     changes: VecDeque<Change>,
-    /// In which lane round drafting was last turned on, and how long off lasts.
-    turned_on: u64,
-    backoff: u64,
     why: Why,
     speed: Speed,
 }
@@ -165,20 +138,24 @@ struct Speed {
     micros: f64,
 }
 
+/// What the rounds of one lane round took beyond their price, at one k.
+#[derive(Debug, Clone, Copy, Default)]
+struct Gathered {
+    rounds: f64,
+    log_ratios: f64,
+}
+
 impl DraftLength {
     /// A fresh lane; its first round moves off k = 0 already, if the prior says so.
     pub fn new(max_k: u32) -> Self {
         let max_k = max_k.min(MAX_DRAFT_TOKENS as u32);
-        let residuals = Residuals::new(max_k as usize + 1, K_REACH, DRAFTED_TRUST);
         Self {
             max_k,
             k: 0,
             survival: Survival::new(PRIOR_ACCEPTANCE),
             supply: Survival::new(PRIOR_SUPPLY),
-            draft_residuals: residuals.clone(),
-            verify_residuals: residuals,
-            plain_residual: Residuals::new(1, 0.0, PLAIN_TRUST),
-            overlap: Overlap::default(),
+            belief: Belief::new(max_k),
+            gathered: vec![Gathered::default(); max_k as usize + 1],
             outlook: Vec::new(),
             load: None,
             probe: None,
@@ -186,12 +163,10 @@ impl DraftLength {
             // A fresh lane knows nothing: it may ask soon.
             probe_credit: PROBE_CREDIT_MAX / 4.0,
             probes: 0,
-            last_probe: 0,
+            heard: 0,
             lane_rounds: 0,
             left_in_round: 0,
             changes: VecDeque::new(),
-            turned_on: 0,
-            backoff: 0,
             why: Why::Best,
             speed: Speed::default(),
         }
@@ -201,8 +176,8 @@ impl DraftLength {
     pub fn choose(&mut self, load: Load, target: &WorkerCost, draft: &WorkerCost) -> Choice {
         if self.left_in_round == 0 {
             self.left_in_round = load.sequences.max(1);
-            self.load = Some(load);
-            self.begin_lane_round(target, draft);
+            let before = self.load.replace(load);
+            self.begin_lane_round(before, (target, draft));
         }
         self.choose_as_decided().expect("a lane round has at least one sequence")
     }
@@ -221,13 +196,23 @@ impl DraftLength {
 
     /// A draft worker was asked for `asked` tokens and proposed `supplied` in time.
     pub fn observe_proposal(&mut self, asked: u32, supplied: u32) {
-        self.supply.observe(asked, supplied.min(asked), self.sequences());
+        self.supply.observe(0..asked, supplied.min(asked), self.sequences());
     }
 
     /// A verification judged `judged` drafted tokens and accepted the first `accepted`.
     pub fn observe_verdict(&mut self, judged: u32, accepted: u32) {
         if judged > 0 {
-            self.survival.observe(judged, accepted.min(judged), self.sequences());
+            self.heard = self.lane_rounds;
+            self.survival.observe(0..judged, accepted.min(judged), self.sequences());
+        }
+    }
+
+    /// A draft worker was fed committed tokens, and says of those in `positions`, counted from where its draft would have begun, that it
+    /// would have drawn them itself as far as `accepted`.
+    pub fn observe_agreement(&mut self, positions: Range<u32>, accepted: u32) {
+        if !positions.is_empty() {
+            self.heard = self.lane_rounds;
+            self.survival.observe(positions, accepted, self.sequences());
         }
     }
 
@@ -235,8 +220,7 @@ impl DraftLength {
     pub fn observe_round(&mut self, round: &RoundTimes, target: &WorkerCost, draft: &WorkerCost) {
         let k = round.num_draft_tokens;
         let (draft_wait, verify) = (micros(round.draft_wait), micros(round.verify));
-        let settling = if k == 0 { SETTLING_OFF_LANE_ROUNDS } else { SETTLING_ON_LANE_ROUNDS };
-        let settled = k == self.k && self.since_change().is_none_or(|since| since >= settling);
+        let settled = k == self.k && self.since_change().is_none_or(|since| since >= SETTLING_LANE_ROUNDS);
         if settled {
             let (tokens, micros) = (f64::from(round.committed), draft_wait + verify);
             for (sum, new) in [
@@ -248,23 +232,17 @@ impl DraftLength {
             }
         }
         // A probe of all tells what rounds of its k take; one of a few, beside plain ones, does not.
-        let of_few = load_is_spread(self.load) && self.k == 0;
-        let is_probe_of_all = self.probe == Some(k) && !of_few;
-        let Some(load) = self.load.filter(|_| (settled || is_probe_of_all) && k <= self.max_k) else {
-            return;
-        };
+        let is_probe_of_all = self.probe == Some(k) && !load_is_spread(self.load);
+        let is_telling = (settled || is_probe_of_all) && k <= self.max_k;
+        let Some(load) = self.load.filter(|_| is_telling) else { return };
         let rows_each = 1.0 + self.supply.survival(k).iter().sum::<f64>();
-        let weight = 1.0 / f64::from(self.sequences());
-        let price = Price::of(k, rows_each, &load, (target, draft));
-        if k > 0 {
-            self.overlap.observe(&price, draft_wait + verify, weight);
+        let (draft_us, verify_us) = price(k, rows_each, &load, (target, draft));
+        let log_ratio = ((draft_wait + verify) / (draft_us + verify_us)).ln();
+        if log_ratio.is_finite() {
+            let gathered = &mut self.gathered[k as usize];
+            gathered.rounds += 1.0;
+            gathered.log_ratios += log_ratio;
         }
-        let (table_draft_us, table_verify_us) = price.at(self.overlap);
-        if k == 0 {
-            return self.plain_residual.observe(0, (draft_wait + verify, table_verify_us), weight);
-        }
-        self.verify_residuals.observe(k as usize, (verify, table_verify_us), weight);
-        self.draft_residuals.observe(k as usize, (draft_wait, table_draft_us), weight);
     }
 
     /// How fast `sequences` of the lane were at the present k; nothing before its first round.
@@ -310,13 +288,18 @@ impl DraftLength {
         self.load.map_or(1, |load| load.sequences.max(1))
     }
 
-    fn begin_lane_round(&mut self, target: &WorkerCost, draft: &WorkerCost) {
+    fn begin_lane_round(&mut self, before: Option<Load>, (target, draft): (&WorkerCost, &WorkerCost)) {
         let Some(load) = self.load else { return };
         self.lane_rounds += 1;
         self.probe = None;
-        self.draft_residuals.age(KEEP_PER_LANE_ROUND);
-        self.verify_residuals.age(KEEP_PER_LANE_ROUND);
-        self.plain_residual.age(KEEP_PER_LANE_ROUND);
+        let sequences = |load: Load| f64::from(load.sequences.max(1));
+        self.belief.age(before.map_or(0.0, |before| (sequences(load) / sequences(before)).ln()));
+        for (k, gathered) in (0..).zip(&mut self.gathered) {
+            let Gathered { rounds, log_ratios } = std::mem::take(gathered);
+            if rounds > 0.0 {
+                self.belief.observe(k, log_ratios / rounds, rounds / sequences(load));
+            }
+        }
         self.outlook = self.look_ahead(&load, target, draft);
         if !self.step_towards_best() {
             self.probe = self.due_probe(&load);
@@ -329,11 +312,6 @@ impl DraftLength {
         let supply = self.supply.survival(self.max_k);
         let sequences = f64::from(load.sequences.max(1));
         let (mut expected_tokens, mut rows_each) = (1.0, 1.0);
-        // What is in the way of this lane's rounds now, prompts above all, would be in the way of others as well.
-        let usual = match self.k {
-            0 => self.plain_residual.factor(0),
-            k => self.verify_residuals.factor(k as usize),
-        };
         let mut outlook = Vec::with_capacity(self.max_k as usize + 1);
         for k in 0..=self.max_k {
             if k > 0 {
@@ -341,15 +319,14 @@ impl DraftLength {
                 expected_tokens += supplied * survived;
                 rows_each += supplied;
             }
-            let price = Price::of(k, rows_each, load, (target, draft));
-            let (table_draft_us, table_verify_us) = price.at(self.overlap);
-            let draft_wait_us = table_draft_us * self.draft_residuals.factor(k as usize);
-            let verify_us = table_verify_us
-                * match k {
-                    0 => self.plain_residual.factor_beside(0, usual),
-                    _ => self.verify_residuals.factor_beside(k as usize, usual),
-                };
-            let round_us = draft_wait_us + verify_us;
+            let (table_draft_us, table_verify_us) = price(k, rows_each, load, (target, draft));
+            let factor = self.belief.factor(k);
+            let (draft_wait_us, verify_us) = (table_draft_us * factor, table_verify_us * factor);
+            let forward_us = target.forward_micros(Forward {
+                rows: sequences * rows_each + f64::from(load.other_rows),
+                sequences: sequences + f64::from(load.other_sequences),
+                context: load.context,
+            });
             outlook.push(Outlook {
                 k,
                 expected_tokens,
@@ -357,100 +334,87 @@ impl DraftLength {
                 table_verify_us,
                 draft_wait_us,
                 verify_us,
-                tokens_per_second: sequences * expected_tokens * 1e6 / round_us.max(1.0),
-                others_tokens_per_second: 0.0,
+                tokens_per_second: sequences * expected_tokens * 1e6 / (draft_wait_us + verify_us).max(1.0),
+                others_delay: forward_us,
             });
         }
-        // The other lanes' rounds wait for this lane's rows, too: what they lose by more of them is in the price.
-        let now_us = outlook[self.k as usize].table_verify_us;
-        let Pace { tokens_per_second, round_us } = load.others;
-        for at in outlook.iter_mut().filter(|_| round_us > 0.0) {
-            let slowed_us = (round_us + at.table_verify_us - now_us).max(round_us / 8.0);
-            at.others_tokens_per_second = tokens_per_second * round_us / slowed_us;
+        // Other lanes' rounds wait for this lane's rows.
+        let plain_us = outlook[0].others_delay;
+        for at in &mut outlook {
+            at.others_delay = if load.others.round_us > 0.0 {
+                (at.others_delay - plain_us) / load.others.round_us
+            } else {
+                0.0
+            };
         }
         outlook
     }
 
-    /// Moves k towards the best one, if that is worth it.
+    /// Moves k towards the one that it is worth the most to be at.
     fn step_towards_best(&mut self) -> bool {
         let here = self.outlook[self.k as usize];
-        let best = self.outlook.iter().max_by(|a, b| a.worth().total_cmp(&b.worth()));
-        let Some(best) = best.copied() else { return false };
-        let takes_back = self.changes.back().is_some_and(|last| {
-            (last.to > last.from) != (best.k > self.k)
-                && self.lane_rounds - last.lane_round < REVERSAL_LANE_ROUNDS
+        let must_leave = here.others_delay > OTHERS_DELAY_MAX;
+        let best = self.outlook.iter().filter(|at| at.k != self.k && self.may_move_to(at)).map(|at| {
+            let gain = (at.tokens_per_second / here.tokens_per_second).ln();
+            let margin = if self.is_rash(at.k) { RASH_HYSTERESIS } else { HYSTERESIS };
+            (value_of_move(gain, self.belief.doubt(at.k, self.k)) - margin, gain, at.k)
         });
-        let margin = match () {
-            () if self.k == 0 && self.since_change().is_some_and(|since| since < self.backoff) => {
-                BACKOFF_HYSTERESIS
-            }
-            () if takes_back => REVERSAL_HYSTERESIS,
-            () => HYSTERESIS,
-        };
-        let gain = (best.worth() - here.worth()) / here.tokens_per_second;
-        if self.k == 0 && self.since_change().is_some_and(|since| since < 2 * SETTLING_OFF_LANE_ROUNDS) {
-            self.why = Why::Settling;
-            return false;
-        }
-        if best.k == self.k || gain <= margin {
-            self.why = if best.k == self.k { Why::Best } else { Why::WithinHysteresis };
+        let Some((surplus, gain, best)) = best.max_by(|a, b| a.0.total_cmp(&b.0)) else { return false };
+        if !must_leave && surplus <= 0.0 {
+            self.why = match () {
+                () if gain <= 0.0 => Why::Best,
+                () if self.is_rash(best) => Why::Settling,
+                () => Why::WithinHysteresis,
+            };
             return false;
         }
         let from = self.k;
-        self.k = if best.k > from {
-            best.k.min(from + MAX_MOVE)
-        } else {
-            best.k.max(from.saturating_sub(MAX_MOVE))
-        };
-        match (from, self.k) {
-            (0, _) => self.turned_on = self.lane_rounds,
-            (_, 0) if self.lane_rounds - self.turned_on < REVERSAL_LANE_ROUNDS => {
-                self.backoff = (2 * self.backoff).clamp(BACKOFF_LANE_ROUNDS.0, BACKOFF_LANE_ROUNDS.1);
-            }
-            (_, 0) => self.backoff = 0,
-            _ => {}
-        }
+        self.k =
+            if best > from { best.min(from + MAX_MOVE) } else { best.max(from.saturating_sub(MAX_MOVE)) };
         self.why = Why::Moving;
         self.speed = Speed::default();
-        self.changes.push_back(Change { lane_round: self.lane_rounds, from, to: self.k, best: best.k, gain });
+        self.changes.push_back(Change { lane_round: self.lane_rounds, from, to: self.k, best, gain });
         if self.changes.len() > CHANGES_KEPT {
             self.changes.pop_front();
         }
         true
     }
 
-    /// The k of a probe, if one is due and paid for: off, whether drafting pays by now; else further and shorter in turns.
+    /// Whether others may be made to wait for it: less than they are made to wait where the lane is already, so that it does not come and go
+    /// with every request.
+    fn may_move_to(&self, at: &Outlook) -> bool {
+        at.others_delay <= if at.k < self.k { OTHERS_DELAY_MAX } else { OTHERS_DELAY_MAX / 2.0 }
+    }
+
+    /// Whether the last move was not measured yet, and this one is not the rest of it.
+    fn is_rash(&self, k: u32) -> bool {
+        self.changes.back().is_some_and(|last| {
+            let is_measured =
+                self.lane_rounds - last.lane_round >= SETTLING_LANE_ROUNDS + TRIAL_LANE_ROUNDS as u64;
+            let is_rest =
+                if last.to > last.from { self.k < k && k <= last.best } else { last.best <= k && k < self.k };
+            !is_measured && !is_rest
+        })
+    }
+
+    /// The k of a probe, if one is due and paid for.
     fn due_probe(&mut self, load: &Load) -> Option<u32> {
         self.probe_credit = (self.probe_credit + PROBE_SHARE).min(PROBE_CREDIT_MAX);
-        let spacing = if self.k == 0 { PROBE_SPACING_OFF } else { PROBE_SPACING_ON };
-        if self.lane_rounds - self.last_probe < spacing {
+        if self.k > 0 || self.lane_rounds - self.heard < PROBE_SPACING || self.max_k == 0 {
             return None;
         }
-        let probe = match self.probes % 4 {
-            // Where few sequences share the price of it, the shortest draft has to do.
-            _ if self.k == 0 && load.sequences < PROBING_ONE_IN => 1.min(self.max_k),
-            _ if self.k == 0 => MAX_MOVE.min(self.max_k),
-            0 => (self.k + MAX_MOVE).min(self.max_k),
-            1 => self.k - 1,
-            2 => (self.k + 1).min(self.max_k),
-            _ => self.k.saturating_sub(MAX_MOVE),
-        };
-        // One round without a draft between rounds with one tells nothing of how many of them would be.
-        if probe == self.k || probe == 0 {
-            self.probes += 1;
-            return None;
-        }
+        // Where few sequences share the price of it, the shortest draft has to do.
+        let probe = if load.sequences < PROBING_ONE_IN { 1 } else { MAX_MOVE.min(self.max_k) };
         let (here, there) = (&self.outlook[self.k as usize], &self.outlook[probe as usize]);
         let slower = (there.draft_wait_us + there.verify_us) / (here.draft_wait_us + here.verify_us);
         let of_each = (slower - there.expected_tokens / here.expected_tokens).max(PROBE_LOSS_MIN);
         let sequences = load.sequences.max(1);
         // Sequences whose drafts come from several workers leave plain rounds together and come back in parts.
-        let (probing, loss) = match self.k {
-            0 if load_is_spread(self.load) => {
-                let probing = sequences.div_ceil(PROBING_ONE_IN);
-                (probing, (of_each + REJOINING_LOSS) * f64::from(probing) / f64::from(sequences))
-            }
-            _ => (sequences, of_each),
+        let (probing, loss) = if load_is_spread(self.load) {
+            let probing = sequences.div_ceil(PROBING_ONE_IN);
+            (probing, (of_each + REJOINING_LOSS) * f64::from(probing) / f64::from(sequences))
+        } else {
+            (sequences, of_each)
         };
         if self.probe_credit < loss.min(PROBE_CREDIT_MAX) {
             return None;
@@ -458,7 +422,7 @@ impl DraftLength {
         self.probe_credit -= loss;
         self.left_to_probe = probing;
         self.probes += 1;
-        self.last_probe = self.lane_rounds;
+        self.heard = self.lane_rounds;
         Some(probe)
     }
 }

@@ -3,7 +3,7 @@
 //!
 //! Reading order: what a sequence is ([`spec`], [`prefix`]), what is said about it ([`step`]), how a token is drawn
 //! ([`noise`], [`logits`], [`acceptance`]), the two ends of the conversation ([`sequence`] at the router,
-//! [`holding`] at a worker), how far to draft ([`survival`], [`cost`], [`draft_length`]),
+//! [`holding`] at a worker), how far to draft ([`agreement`], [`survival`], [`cost`], [`draft_length`]),
 //! when to leave ([`gather`]) and how long to wait for whom ([`draft_health`]). Who goes where and when, before all
 //! that: [`placement`], [`turns`], [`output_length`]; what goes through a target together: [`mod@batch`]. What a pool of
 //! workers is like comes from a file ([`profile`]); [`simulation`] plays it on a virtual clock.
@@ -11,6 +11,7 @@
 #![forbid(unsafe_code)]
 
 pub mod acceptance;
+pub mod agreement;
 pub mod batch;
 pub mod cost;
 pub mod draft_health;

@@ -29,7 +29,7 @@ use link::{InFlight, Link};
 const FEED_LAG: u32 = 64;
 
 /// Drafts that were not asked for anything are fed when they lag this far, so that asking them again is cheap.
-const IDLE_FEED_LAG: u32 = 32;
+pub const IDLE_FEED_LAG: u32 = 8;
 
 /// `need_context` this often in a row ends an assignment.
 const MAX_MISSES: u32 = 3;

@@ -133,7 +133,13 @@ pub struct Reply {
     pub round: u64,
     /// The answer.
     pub body: ReplyBody,
+    /// From a draft worker: of the last ids of the step's context, oldest first, whether it would have drawn them itself. At most
+    /// [`COMPARED_MAX`], and fewer than the context has; a worker need not say anything.
+    pub agreed: Vec<bool>,
 }
+
+/// Ids of a context of which a reply may say whether the worker would have drawn them.
+pub const COMPARED_MAX: usize = 64;
 
 /// See [`Reply`].
 #[derive(Debug, Clone, PartialEq)]

@@ -2,30 +2,32 @@
 //! choice of k (survival, [`crate::cost`], [`crate::draft_length`]). It must never count what was not judged: a draft of k says nothing of
 //! position k, and a span that ended early nothing of what stood behind its end.
 //!
-//! Counts are decayed exponentially, at two speeds. The slow ones are what is believed, so that chance does not move k; where the
-//! fast ones say something that chance would hardly make of the slow ones, the text has changed and the slow ones are
-//! dropped.
+//! All drafts since the text last changed are believed alike: the more, the less chance is in them. Whether it changed is asked again and again, by
+//! comparing what is newer than each of many moments with what is older; where chance would hardly make such a difference, what is older
+//! is dropped (adaptive windowing: Bifet, Gavaldà 2007, with a test over all positions together).
+
+use std::collections::VecDeque;
+use std::ops::Range;
 
 use crate::step::MAX_DRAFT_TOKENS;
 
-/// Drafts that the slow counts remember, at least; more where many sequences share a lane.
-const SLOW_DRAFTS: f64 = 128.0;
+/// Drafts in the newest piece of the window, at least; a part of a lane's sequences where these are many.
+const PIECE_DRAFTS: u32 = 4;
+const PIECES_PER_LANE_ROUND: u32 = 4;
 
-/// Rounds of a whole lane that the slow counts remember, at least.
-const SLOW_LANE_ROUNDS: f64 = 8.0;
+/// So many pieces of one size; of one more, the two oldest become one of twice the size. So moments are compared the more closely, the
+/// fresher they are.
+const PIECES_PER_SIZE: usize = 4;
 
-/// Drafts that the fast counts remember, at least, and rounds of a whole lane.
-const FAST_DRAFTS: f64 = 16.0;
-const FAST_LANE_ROUNDS: f64 = 1.0;
+/// The window is no longer than a piece doubled so many times: what is older is forgotten in any case.
+const DOUBLINGS: u32 = 6;
 
-/// Judged positions that the fast counts need before they may overrule the slow ones.
-const FAST_JUDGED_MIN: f64 = 8.0;
-
-/// Standard deviations between fast and slow counts that are taken for a change of the text.
+/// Standard deviations between newer and older drafts that are taken for a change of the text. Some 20 moments are compared after each
+/// piece: by chance alone this is passed once in thousands of pieces.
 const CHANGE_DEVIATIONS: f64 = 3.5;
 
-/// What the fast counts are worth once they overruled the slow ones.
-const CHANGED_WEIGHT: f64 = 0.4;
+/// Judged positions that both sides of a comparison need.
+const COMPARED_MIN: f64 = 8.0;
 
 /// Judged drafts that the prior, or the position before, is worth.
 const PRIOR_WEIGHT: f64 = 4.0;
@@ -35,8 +37,18 @@ const PRIOR_WEIGHT: f64 = 4.0;
 pub struct Survival {
     /// The rate at position 0 before anything was judged.
     prior: f64,
-    slow: Counts,
-    fast: Counts,
+    /// From new to old; the first is not full.
+    pieces: VecDeque<Piece>,
+    /// All of them together.
+    total: Counts,
+}
+
+#[derive(Debug, Clone, Default)]
+struct Piece {
+    /// Pieces of one size have one number, twice the size the next.
+    size: u32,
+    drafts: u32,
+    counts: Counts,
 }
 
 #[derive(Debug, Clone)]
@@ -48,26 +60,27 @@ struct Counts {
 impl Survival {
     /// Nothing judged yet: every position is believed to be accepted at the rate `prior`.
     pub fn new(prior: f64) -> Self {
-        let counts = Counts { judged: [0.0; MAX_DRAFT_TOKENS], accepted: [0.0; MAX_DRAFT_TOKENS] };
-        Self { prior, slow: counts.clone(), fast: counts }
+        Self { prior, pieces: VecDeque::from([Piece::default()]), total: Counts::default() }
     }
 
-    /// A draft of which the first `judged` positions were judged and the first `accepted` accepted; `sequences` share the lane.
-    pub fn observe(&mut self, judged: u32, accepted: u32, sequences: u32) {
-        let sequences = f64::from(sequences);
-        self.slow.observe(judged, accepted, SLOW_DRAFTS.max(SLOW_LANE_ROUNDS * sequences));
-        self.fast.observe(judged, accepted, FAST_DRAFTS.max(FAST_LANE_ROUNDS * sequences));
-        if self.has_changed() {
-            // The fast counts remember some of what was before, too: they count for little.
-            self.fast.scale(CHANGED_WEIGHT);
-            self.slow = self.fast.clone();
+    /// A draft of which `positions` were judged, as far as they were accepted: those below `accepted` were, that at `accepted` was not,
+    /// those behind it were not reached. `sequences` share the lane. Positions that do not begin at 0 belong to a draft that was told of before.
+    pub fn observe(&mut self, positions: Range<u32>, accepted: u32, sequences: u32) {
+        let newest = &mut self.pieces[0];
+        newest.drafts += u32::from(positions.start == 0);
+        newest.counts.add(positions.clone(), accepted);
+        self.total.add(positions, accepted);
+        if newest.drafts >= PIECE_DRAFTS.max(sequences / PIECES_PER_LANE_ROUND) {
+            self.drop_what_is_over();
+            self.pieces.push_front(Piece::default());
+            self.join_old_pieces();
         }
     }
 
     /// The chance of each of the first `depth` positions to be accepted, given that those before it were. Positions
     /// that were never judged go on at the rate of the last one that was.
     pub fn rates(&self, depth: u32) -> Vec<f64> {
-        self.slow.rates(self.prior, depth)
+        self.total.rates(self.prior, depth)
     }
 
     /// The chance of each of the first `depth` positions to be reached and accepted.
@@ -84,39 +97,95 @@ impl Survival {
 
     /// Judged positions that the estimate rests on.
     pub fn evidence(&self) -> f64 {
-        self.slow.judged.iter().sum()
+        self.total.judged.iter().sum()
     }
 
-    /// Whether chance would hardly make the fast counts of the slow ones' rates.
-    fn has_changed(&self) -> bool {
-        let rates = self.slow.rates(self.prior, MAX_DRAFT_TOKENS as u32);
-        let (mut surplus, mut variance, mut judged) = (0.0, 0.0, 0.0);
-        for (i, rate) in rates.into_iter().enumerate() {
-            // A rate of 0 or 1 allows no chance at all, and is never known so well.
-            let rate = rate.clamp(0.02, 0.98);
-            judged += self.fast.judged[i];
-            surplus += self.fast.accepted[i] - rate * self.fast.judged[i];
-            variance += rate * (1.0 - rate) * self.fast.judged[i];
+    /// Drops what came before the text changed, if it did.
+    fn drop_what_is_over(&mut self) {
+        let (mut newer, mut changed) = (Counts::default(), None);
+        for (at, piece) in self.pieces.iter().enumerate() {
+            newer.merge(&piece.counts, 1.0);
+            let mut older = self.total.clone();
+            older.merge(&newer, -1.0);
+            let deviations = newer.deviations_from(&older);
+            if deviations > changed.map_or(CHANGE_DEVIATIONS, |(most, _)| most) {
+                changed = Some((deviations, at + 1));
+            }
         }
-        // Decayed by (1 - 1/m), a sum of independent chances has half the variance that its weight suggests.
-        judged >= FAST_JUDGED_MIN && surplus.abs() > CHANGE_DEVIATIONS * (variance / 2.0).sqrt()
+        if let Some((_, kept)) = changed {
+            self.pieces.truncate(kept);
+            self.sum_up();
+        }
+    }
+
+    fn join_old_pieces(&mut self) {
+        for size in 0..=DOUBLINGS {
+            let of_size = |piece: &&Piece| piece.size == size;
+            if self.pieces.iter().filter(of_size).count() <= PIECES_PER_SIZE {
+                continue;
+            }
+            let oldest = self.pieces.iter().rposition(|piece| piece.size == size).expect("there are some");
+            let old = self.pieces.remove(oldest).expect("it was found there");
+            if size == DOUBLINGS {
+                self.sum_up();
+                continue;
+            }
+            let into = &mut self.pieces[oldest - 1];
+            into.counts.merge(&old.counts, 1.0);
+            into.size += 1;
+        }
+    }
+
+    fn sum_up(&mut self) {
+        self.total = Counts::default();
+        for piece in &self.pieces {
+            self.total.merge(&piece.counts, 1.0);
+        }
+    }
+}
+
+impl Default for Counts {
+    fn default() -> Self {
+        Self { judged: [0.0; MAX_DRAFT_TOKENS], accepted: [0.0; MAX_DRAFT_TOKENS] }
     }
 }
 
 impl Counts {
-    fn observe(&mut self, judged: u32, accepted: u32, memory: f64) {
-        let keep = 1.0 - 1.0 / memory;
-        self.scale(keep);
-        // The first position that was not accepted is judged, those behind it are not.
-        let reached = judged.min(accepted + 1).min(MAX_DRAFT_TOKENS as u32);
-        for position in 0..reached {
-            self.judged[position as usize] += 1.0;
-            self.accepted[position as usize] += f64::from(u8::from(position < accepted));
+    /// By how many standard deviations these drafts went better or worse, over all positions, than `older` ones.
+    fn deviations_from(&self, older: &Self) -> f64 {
+        let (mut surplus, mut variance, mut judged, mut judged_before) = (0.0, 0.0, 0.0, 0.0);
+        for i in 0..MAX_DRAFT_TOKENS {
+            let (new, old) = (self.judged[i], older.judged[i]);
+            if new <= 0.0 || old <= 0.0 {
+                continue;
+            }
+            let rate = older.accepted[i] / old;
+            let both = (self.accepted[i] + older.accepted[i]) / (new + old);
+            surplus += self.accepted[i] - rate * new;
+            variance += both * (1.0 - both) * new * (1.0 + new / old);
+            (judged, judged_before) = (judged + new, judged_before + old);
+        }
+        if judged < COMPARED_MIN || judged_before < COMPARED_MIN {
+            return 0.0;
+        }
+        // One draft more or less that went well is no change: where rates are near 0 or 1 that alone would be several deviations.
+        surplus.abs() / (variance + 1.0).sqrt()
+    }
+
+    fn merge(&mut self, other: &Self, sign: f64) {
+        for i in 0..MAX_DRAFT_TOKENS {
+            self.judged[i] += sign * other.judged[i];
+            self.accepted[i] += sign * other.accepted[i];
         }
     }
 
-    fn scale(&mut self, factor: f64) {
-        self.judged.iter_mut().chain(&mut self.accepted).for_each(|count| *count *= factor);
+    fn add(&mut self, positions: Range<u32>, accepted: u32) {
+        // The first position that was not accepted is judged, those behind it are not.
+        let reached = positions.end.min(accepted + 1).min(MAX_DRAFT_TOKENS as u32);
+        for position in positions.start..reached {
+            self.judged[position as usize] += 1.0;
+            self.accepted[position as usize] += f64::from(u8::from(position < accepted));
+        }
     }
 
     fn rates(&self, prior: f64, depth: u32) -> Vec<f64> {
@@ -147,7 +216,7 @@ mod tests {
                     ((state >> 11) as f64) / ((1_u64 << 53) as f64) < rate
                 })
                 .count();
-            survival.observe(k, accepted as u32, sequences);
+            survival.observe(0..k, accepted as u32, sequences);
         }
     }
 
@@ -160,7 +229,7 @@ mod tests {
     fn positions_behind_the_first_rejected_one_are_not_judged() {
         let mut survival = Survival::new(0.5);
         for _ in 0..2_000 {
-            survival.observe(4, 1, 1);
+            survival.observe(0..4, 1, 1);
         }
         let rates = survival.rates(4);
         assert!(rates[0] > 0.95 && rates[1] < 0.05, "{rates:?}");
@@ -195,7 +264,7 @@ mod tests {
         ) {
             let mut survival = Survival::new(0.6);
             for (judged, accepted, sequences) in drafts {
-                survival.observe(judged, accepted.min(judged), sequences);
+                survival.observe(0..judged, accepted.min(judged), sequences);
             }
             let reached = survival.survival(32);
             prop_assert!(reached.iter().all(|chance| (0.0..=1.0).contains(chance)));

@@ -257,5 +257,6 @@ fn reply(step: &v1::Step, body: Body) -> v1::Reply {
         generation: step.generation,
         round: step.round,
         body: Some(body),
+        ..v1::Reply::default()
     }
 }

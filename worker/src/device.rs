@@ -14,6 +14,7 @@ use std::time::Instant;
 
 use proto::convert::reply_to_wire;
 use proto::v1;
+use speculation::batch::ROUND_CONTEXT;
 use speculation::holding::{Admission, Limits};
 use speculation::{Reply, ReplyBody, SequenceId, Step};
 use tokio::sync::mpsc;
@@ -209,8 +210,10 @@ impl<M: Method> Device<M> {
         let mut timing = v1::StepTiming::default();
         let mut aside = self.formation.set_aside(&mut self.running);
         let sequences = self.running.len();
+        let prompts = prompt_rows_left(&self.running);
         if !self.running.is_empty() {
             let advanced = self.method.advance(&mut self.running);
+            let prompts_left = prompt_rows_left(&self.running);
             // They waited: they come before what is admitted after them.
             aside.append(&mut self.running);
             self.running = aside;
@@ -218,6 +221,7 @@ impl<M: Method> Device<M> {
                 Ok(finished) => {
                     let after = self.method.stats();
                     timing.rows = (after.rows - before.rows) as u32;
+                    timing.prefill_rows = prompts.saturating_sub(prompts_left).min(timing.rows);
                     timing.kv_tokens = after.kv_tokens - before.kv_tokens;
                     let took = began.elapsed();
                     timing.compute_us = took.as_micros() as u64;
@@ -312,6 +316,13 @@ impl<M: Method> Device<M> {
 }
 
 /// How long the steps that are answered now had waited to be admitted, on average.
+/// Ids of prompts, and of other contexts longer than a round's, that are still to be run.
+fn prompt_rows_left(tasks: &VecDeque<Task>) -> u32 {
+    let left =
+        tasks.iter().map(|task| task.context_left().len()).filter(|left| *left > ROUND_CONTEXT as usize);
+    left.sum::<usize>() as u32
+}
+
 fn mean_queue_us(finished: &[(Task, ReplyBody)]) -> u64 {
     let waited: u128 = finished.iter().map(|(task, _)| (task.started - task.received).as_micros()).sum();
     (waited / finished.len().max(1) as u128) as u64

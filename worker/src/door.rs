@@ -167,7 +167,13 @@ impl Inner {
                 Ok(step) => steps.push(step),
                 Err(error) => {
                     let body = ReplyBody::Refused { reason: error.to_string() };
-                    refused.push(reply_to_wire(&Reply { sequence_id, generation, round, body }));
+                    refused.push(reply_to_wire(&Reply {
+                        sequence_id,
+                        generation,
+                        round,
+                        body,
+                        agreed: Vec::new(),
+                    }));
                 }
             }
         }

@@ -7,6 +7,7 @@ use std::collections::{HashMap, VecDeque};
 use std::ops::Range;
 
 use engine::{DrawRequest, Engine, EngineError, Logits, Outcome, SequenceRows, SlotId};
+use speculation::acceptance::guess;
 use speculation::batch::{Share, Waiting, form};
 use speculation::holding::Limits;
 use speculation::logits::score;
@@ -101,13 +102,15 @@ impl<D: Decide> ModelMethod<D> {
             blocks_left -= if fits { blocks } else { 0 };
             fits
         });
-        shares.iter().map(|share| portion(&tasks[share.index], share)).collect()
+        shares.iter().map(|share| portion(&tasks[share.index], share, self.role)).collect()
     }
 
     /// Asks for draws where they are all that a task needs of its rows.
     fn draw_request<'a>(&self, task: &'a Task, portion: &Portion) -> Option<DrawRequest<'a>> {
         let decides = portion.ends_context && task.step.work != Work::Feed;
-        if !decides || task.is_scoring() || !self.engine.draws(task.spec()) {
+        // The context's rows are looked at one by one.
+        let compares = self.role == Role::Draft && task.is_comparable() && portion.num_context > 0;
+        if !decides || task.is_scoring() || compares || !self.engine.draws(task.spec()) {
             return None;
         }
         let last_guess = task.guesses.token_ids.last().filter(|_| portion.num_context == 0);
@@ -127,6 +130,9 @@ impl<D: Decide> ModelMethod<D> {
         let done_before = task.context_done;
         task.context_done += portion.num_context;
         score_prompt(task, done_before..task.context_done, logits, rows.start);
+        if self.role == Role::Draft {
+            compare(task, done_before..task.context_done, logits, (rows.start, self.vocab_size));
+        }
         if !portion.ends_context {
             return None;
         }
@@ -283,7 +289,7 @@ fn take_tasks(tasks: &mut VecDeque<Task>, mut indices: Vec<usize>) -> Vec<Task> 
 }
 
 /// The ids of `task` that run next, with the rows of logits that they need.
-fn portion(task: &Task, share: &Share) -> Portion {
+fn portion(task: &Task, share: &Share, role: Role) -> Portion {
     let (num_context, ends_context) = (share.context as usize, share.ends_context);
     let mut token_ids = task.context_left()[..num_context].to_vec();
     let mut num_logits = 0;
@@ -293,10 +299,28 @@ fn portion(task: &Task, share: &Share) -> Portion {
         token_ids.extend_from_slice(task.drafted());
         num_logits = 1 + task.drafted().len();
     }
-    if task.is_scoring() {
+    if task.is_scoring() || (role == Role::Draft && task.is_comparable()) {
         num_logits = token_ids.len();
     }
     Portion { task: share.index, num_context, ends_context, token_ids, num_logits }
+}
+
+/// Says of the ids that follow the context ids `done` (indices into the context), whose logits start at `first_row`, whether they are what the worker
+/// would have drawn there.
+fn compare(task: &mut Task, done: Range<usize>, logits: &mut Logits, (first_row, vocab_size): (usize, u32)) {
+    if !task.is_comparable() {
+        return;
+    }
+    let Some(spec) = task.holding.spec().cloned() else { return };
+    for (row, i) in done.enumerate() {
+        let Some(&next) = task.step.context.get(i + 1) else { return };
+        let row = logits.rows_mut(first_row + row..first_row + row + 1);
+        row[vocab_size as usize..].fill(f32::NEG_INFINITY);
+        let position = task.step.base_len + i as u32 + 1;
+        // A row from which nothing can be drawn agrees with nothing.
+        let drawn = guess(&spec, task.holding.counts_mut(), position, row);
+        task.agreed.push(drawn.is_ok_and(|drawn| drawn.token_id == next));
+    }
 }
 
 /// Scores the prompt ids that follow the context ids `done` (indices into the context), whose logits start at `first_row`.

@@ -4,8 +4,10 @@ use std::time::Instant;
 
 use speculation::batch::Waiting;
 use speculation::holding::Holding;
-use speculation::step::PromptLogprobs;
-use speculation::{Draft, Reply, ReplyBody, SequenceSpec, Step, TokenId, TokenLogprobs, Work};
+use speculation::step::{COMPARED_MAX, PromptLogprobs};
+use speculation::{
+    AcceptanceMode, Draft, Reply, ReplyBody, SequenceSpec, Step, TokenId, TokenLogprobs, Work,
+};
 
 use crate::table::SequenceKey;
 
@@ -47,6 +49,8 @@ pub struct Task {
     pub guesses: Draft,
     /// Whether the last forward went without it, for another lane's sake.
     pub passed_over: bool,
+    /// Of the last ids of the context, whether a draft worker would have drawn them itself.
+    pub agreed: Vec<bool>,
     /// Scores of prompt ids, when asked for.
     pub scores: Vec<TokenLogprobs>,
     /// The span that the request's trace shows for this step.
@@ -68,6 +72,7 @@ impl Task {
             prefix: PrefixLookup::Wanted,
             guesses: Draft::default(),
             passed_over: false,
+            agreed: Vec::new(),
             scores: Vec::new(),
             span,
         }
@@ -104,6 +109,17 @@ impl Task {
         self.spec().prompt_logprobs.is_some() && self.step.base_len + 1 < self.spec().prompt_len
     }
 
+    /// Whether a draft worker can say which of the step's context it would have drawn: committed tokens, each behind another one of the step, of a
+    /// sequence whose draws do not depend on how often ids were drawn before.
+    pub fn is_comparable(&self) -> bool {
+        let (step, spec) = (&self.step, self.spec());
+        (2..=COMPARED_MAX).contains(&step.context.len())
+            && step.base_len + 1 >= spec.prompt_len
+            && spec.acceptance == AcceptanceMode::Coupled
+            && !spec.sampling.has_penalties()
+            && !self.is_scoring()
+    }
+
     /// The scores, as the reply carries them.
     pub fn take_scores(&mut self) -> Option<PromptLogprobs> {
         let start = self.step.base_len + 1;
@@ -113,7 +129,7 @@ impl Task {
 
     /// The reply to this step.
     pub fn reply(&self, body: ReplyBody) -> Reply {
-        reply_to(&self.step, body)
+        Reply { agreed: self.agreed.clone(), ..reply_to(&self.step, body) }
     }
 }
 
@@ -152,5 +168,11 @@ fn trace_span(step: &Step, holding: &Holding) -> tracing::Span {
 
 /// The reply to a step.
 pub fn reply_to(step: &Step, body: ReplyBody) -> Reply {
-    Reply { sequence_id: step.sequence_id, generation: step.generation, round: step.round, body }
+    Reply {
+        sequence_id: step.sequence_id,
+        generation: step.generation,
+        round: step.round,
+        body,
+        agreed: Vec::new(),
+    }
 }

@@ -55,8 +55,14 @@ pub fn advise(
     }
     let wire = if placement == Placement::Colocated { Duration::ZERO } else { wire };
     let (target, draft) = (worker(&costs.target, wire), worker(&costs.draft, wire));
-    let load =
-        Load { sequences, other_rows: 0, draft_sequences: sequences, context, others: Pace::default() };
+    let load = Load {
+        sequences,
+        other_rows: 0,
+        other_sequences: 0,
+        draft_sequences: sequences,
+        context,
+        others: Pace::default(),
+    };
     lane.choose(load, &target, &draft);
     let outlook = lane.explain().outlook;
     let plain = outlook.first()?.tokens_per_second;
@@ -73,7 +79,7 @@ pub fn advise(
 fn worker(points: &[speculation::cost::StepTimePoint], wire: Duration) -> WorkerCost {
     let mut cost = WorkerCost::new(StepTimes::new(points));
     for _ in 0..WIRE_MESSAGES {
-        cost.observe_wire(wire);
+        cost.observe_wire(wire, Duration::ZERO);
     }
     cost
 }

@@ -185,7 +185,13 @@ impl LocalPair<'_> {
 }
 
 fn reply(step: &Step, body: ReplyBody) -> Reply {
-    Reply { sequence_id: step.sequence_id, generation: step.generation, round: step.round, body }
+    Reply {
+        sequence_id: step.sequence_id,
+        generation: step.generation,
+        round: step.round,
+        body,
+        agreed: Vec::new(),
+    }
 }
 
 impl LocalModel {

@@ -2,6 +2,7 @@
 //! rest. It holds no sequence and decides no k itself.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::sync::Arc;
 
 use serde::Serialize;
@@ -176,6 +177,11 @@ impl Controllers {
     /// A draft worker was asked for `asked` tokens and proposed `supplied` in time.
     pub(super) fn observe_proposal(&mut self, lane: &JoinedLane, asked: u32, supplied: u32) {
         self.lane_mut(lane).controller.observe_proposal(asked, supplied);
+    }
+
+    /// A draft worker was fed committed tokens, and would have drawn them or not: see `DraftLength::observe_agreement`.
+    pub(super) fn observe_agreement(&mut self, lane: &JoinedLane, positions: Range<u32>, accepted: u32) {
+        self.lane_mut(lane).controller.observe_agreement(positions, accepted);
     }
 
     /// A verification of one of the lane's sequences, which is `len` long now.

@@ -20,6 +20,7 @@ use proto::v1;
 use rustc_hash::FxHashMap;
 use service::health::Health;
 use service::shutdown::Lifetime;
+use speculation::agreement::Agreement;
 use speculation::placement::PrefixMarks;
 use speculation::sequence::{Event, Limits, Sequence};
 use speculation::spec::lane_number;
@@ -155,6 +156,7 @@ impl Owner {
             draft: None,
             numerics_id: None,
             clock: RoundClock::default(),
+            agreement: Agreement::default(),
             asked: None,
             submitted_at: now,
             waits_since: now,
@@ -235,6 +237,7 @@ impl Owner {
             match reply_from_wire(reply) {
                 Ok(reply) => {
                     self.around.measure_reply(running, (role, key), &reply, &timing);
+                    self.around.hear_agreement(running, role, &reply);
                     self.around.drive(running, Event::Reply(role, reply));
                     if running.sequence.is_done() {
                         self.forget(id);

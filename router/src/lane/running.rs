@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use speculation::agreement::Agreement;
 use speculation::placement::PrefixMarks;
 use speculation::sequence::Sequence;
 use speculation::{FinishReason, Role, SequenceId};
@@ -31,6 +32,8 @@ pub(super) struct Running {
     pub(super) numerics_id: Option<String>,
     /// The round under way.
     pub(super) clock: RoundClock,
+    /// Which tokens of a draft its draft worker's agreement stands for.
+    pub(super) agreement: Agreement,
     /// The proposal that its draft worker owes.
     pub(super) asked: Option<Asked>,
     pub(super) submitted_at: Duration,

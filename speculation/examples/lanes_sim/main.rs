@@ -1,14 +1,17 @@
 //! What the choice of k is worth, on a virtual clock: see `speculation::simulation` for what is played and what is left out. All numbers are
 //! simulated.
 //!
-//!     cargo run -p outrider-speculation --example lanes_sim -- [quick] [map|step|mixed|overlap|scale ..] [PROFILE.toml ..]
+//!     cargo run -p outrider-speculation --example lanes_sim -- \
+//!         [quick] [map|step|mixed|overlap|scale ..] [--svg FILE] [--cell SEQUENCES,ACCEPTANCE ..] [PROFILE.toml ..]
 //!
 //! Without a profile: all that are shipped (the map and the step) or the first one (the rest). Ends with the smallest ratios of the maps.
 
+mod cell;
 mod lanes;
 mod map;
 mod scale;
 mod step;
+mod svg;
 
 use std::path::PathBuf;
 
@@ -28,21 +31,32 @@ const SHIPPED: [&str; 3] = ["70b-8xh100-l4.toml", "8b-h100.toml", "cpu-pair.toml
 #[derive(Debug, Default)]
 struct Wanted {
     quick: bool,
+    /// Points of the map to explain: sequences, acceptance.
+    cells: Vec<(u32, f64)>,
     parts: Vec<String>,
+    /// Where the picture of the maps goes.
+    svg: Option<PathBuf>,
     profiles: Vec<PathBuf>,
 }
 
 impl Wanted {
-    fn parse() -> Self {
+    fn parse() -> Result<Self, String> {
         let mut wanted = Self::default();
-        for word in std::env::args().skip(1) {
+        let mut words = std::env::args().skip(1);
+        while let Some(word) = words.next() {
             match word.as_str() {
                 "quick" => wanted.quick = true,
                 "map" | "step" | "mixed" | "overlap" | "scale" => wanted.parts.push(word),
+                "--svg" => wanted.svg = words.next().map(PathBuf::from),
+                "--cell" => {
+                    let point = words.next().and_then(|point| point_of(&point));
+                    wanted.cells.push(point.ok_or("--cell wants SEQUENCES,ACCEPTANCE, as 64,0.8")?);
+                    wanted.parts.push("cell".to_owned());
+                }
                 _ => wanted.profiles.push(word.into()),
             }
         }
-        wanted
+        Ok(wanted)
     }
 
     fn has(&self, part: &str) -> bool {
@@ -66,6 +80,12 @@ impl Wanted {
     }
 }
 
+/// A point of the map.
+fn point_of(word: &str) -> Option<(u32, f64)> {
+    let (sequences, acceptance) = word.split_once(',')?;
+    Some((sequences.parse().ok()?, acceptance.parse().ok()?))
+}
+
 /// Sequences of one kind that never end.
 fn one_kind(context: u32) -> Vec<Kind> {
     vec![Kind { task_type: String::new(), share: 1.0, prompt_tokens: context, output_tokens: 1 }]
@@ -77,18 +97,25 @@ fn say(line: &str) {
 }
 
 fn main() -> Result<(), String> {
-    let wanted = Wanted::parse();
+    let wanted = Wanted::parse()?;
     let profiles = wanted.load()?;
     say("Simulated, nothing here was measured.");
     let mut worst = map::Worst::default();
+    let mut maps = Vec::new();
     for profile in &profiles {
         say(&format!("\n# {}", profile.name));
+        wanted.cells.iter().for_each(|point| cell::draw(profile, *point));
         if wanted.has("map") {
-            worst = worst.and(map::draw(profile, wanted.quick));
+            let (of_map, points) = map::draw(profile, wanted.quick);
+            worst = worst.and(of_map);
+            maps.push((profile.name.clone(), points));
         }
         if wanted.has("step") {
             step::draw(profile);
         }
+    }
+    if let Some(file) = &wanted.svg {
+        std::fs::write(file, svg::picture(&maps)).map_err(|error| format!("{}: {error}", file.display()))?;
     }
     let first = &profiles[0];
     if wanted.has("mixed") {

@@ -11,7 +11,7 @@ const ACCEPTANCE: [f64; 6] = [0.2, 0.35, 0.5, 0.65, 0.8, 0.95];
 const SEQUENCES: [u32; 6] = [1, 4, 16, 64, 256, 512];
 
 /// Tokens that each sequence holds.
-const CONTEXT: u32 = 512;
+pub(crate) const CONTEXT: u32 = 512;
 
 /// Plain rounds that fit a run; a cold start is part of them.
 const ROUNDS: f64 = 600.0;
@@ -35,6 +35,15 @@ impl Worst {
     }
 }
 
+/// One point of the map, as it is drawn.
+pub(crate) struct Point {
+    pub(crate) sequences: u32,
+    pub(crate) acceptance: f64,
+    pub(crate) vs_best: f64,
+    pub(crate) vs_off: f64,
+    pub(crate) best_k: u32,
+}
+
 /// One point of the map.
 struct Cell {
     adaptive: f64,
@@ -48,7 +57,7 @@ struct Cell {
 }
 
 /// How long a run lasts: as many rounds as are wanted, however slow they are.
-fn duration(profile: &Profile, sequences: u32) -> Duration {
+pub(crate) fn duration(profile: &Profile, sequences: u32) -> Duration {
     let forward = speculation::profile::ForwardRows::even(sequences, 1, CONTEXT);
     let micros = profile.target.curve.micros(forward) + 2.0 * profile.wire_us;
     // Many sequences tell as much in fewer rounds.
@@ -84,8 +93,8 @@ fn cell(profile: &Profile, sequences: u32) -> Cell {
     Cell { adaptive, best, off, best_k, k, changes }
 }
 
-/// Prints the map of a profile; its smallest ratios.
-pub(crate) fn draw(profile: &Profile, quick: bool) -> Worst {
+/// Prints the map of a profile; its smallest ratios, and its points by acceptance.
+pub(crate) fn draw(profile: &Profile, quick: bool) -> (Worst, Vec<Vec<Point>>) {
     let sequences: &[u32] = if quick { &[1, 16, 256] } else { &SEQUENCES };
     say(&format!(
         "\nEach point: own choice / best fixed k of 0..={MAX_K}, own choice / off, best fixed k, k at the end, (changes of k in the second half)"
@@ -93,25 +102,27 @@ pub(crate) fn draw(profile: &Profile, quick: bool) -> Worst {
     let heads: Vec<String> = sequences.iter().map(|n| format!("{:>25}", format!("{n} sequences"))).collect();
     say(&format!("acceptance {}", heads.join(" ")));
     let mut worst = Worst::default();
-    let mut picture = Vec::new();
+    let (mut picture, mut rows) = (Vec::new(), Vec::new());
     for acceptance in ACCEPTANCE {
         let profile = profile.with_acceptance(acceptance);
         let cells: Vec<Cell> = sequences.iter().map(|&n| cell(&profile, n)).collect();
         let mut texts = Vec::new();
-        let mut signs = String::new();
-        for cell in &cells {
+        let (mut signs, mut points) = (String::new(), Vec::new());
+        for (cell, &sequences) in cells.iter().zip(sequences) {
             let (vs_best, vs_off) = (cell.adaptive / cell.best, cell.adaptive / cell.off);
             worst = worst.and(Worst { vs_best, vs_off });
             let text = format!("{vs_best:.2} {vs_off:.2} k={}/{} ({:.1})", cell.best_k, cell.k, cell.changes);
             texts.push(format!("{text:>25}"));
+            points.push(Point { sequences, acceptance, vs_best, vs_off, best_k: cell.best_k });
             signs.push_str(&format!("{:>4}", sign(vs_best)));
         }
         say(&format!("{acceptance:>10} {}", texts.join(" ")));
+        rows.push(points);
         picture.push(format!("{acceptance:>10} {signs}"));
     }
     say("\nAgainst the best fixed k: # at least 0.97, + at least 0.94, . below");
     picture.iter().for_each(|line| say(line));
-    worst
+    (worst, rows)
 }
 
 fn sign(ratio: f64) -> char {

@@ -26,6 +26,19 @@ pub struct Ready {
     pub sequences: u32,
     /// Rows that they bring.
     pub rows: u32,
+    /// How many more that draft belong to the same forward (`super::groups`).
+    pub room: u32,
+}
+
+/// The sequences whose rounds draft, here and away.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub struct Drafting {
+    /// How many.
+    pub sequences: u32,
+    /// Rows that they bring together.
+    pub rows: u32,
+    /// How long one of them stays away, on average, in microseconds.
+    pub away_us: f64,
 }
 
 /// A sequence that is expected back.
@@ -82,6 +95,22 @@ impl<K: Ord> Returns<K> {
         self.sequences.remove(key);
     }
 
+    /// The sequences whose last step brought a draft.
+    pub fn drafting(&self) -> Drafting {
+        let mut found = Drafting::default();
+        for (usual_us, rows) in
+            self.sequences.values().filter_map(|known| Some((known.usual_us?, known.rows)))
+        {
+            if rows > 1 {
+                found.sequences += 1;
+                found.rows += rows;
+                found.away_us += usual_us;
+            }
+        }
+        found.away_us /= f64::from(found.sequences.max(1));
+        found
+    }
+
     /// Those that are away and expected back before `horizon_us` from now, soonest first.
     pub fn awaited(&self, now: Duration, horizon_us: f64) -> Vec<Awaited> {
         let expected = |absence: &Absence| {
@@ -112,7 +141,13 @@ impl<K: Ord> Returns<K> {
         if left_us <= 0.0 {
             return None;
         }
-        let awaited = self.awaited(now, left_us);
+        let mut awaited = self.awaited(now, left_us);
+        let mut room = ready.room;
+        awaited.retain(|awaited| {
+            let fits = awaited.rows <= 1 || room > 0;
+            room = if awaited.rows > 1 { room.saturating_sub(1) } else { room };
+            fits
+        });
         let wait_us = best_wait_us(ready, &awaited, step_us)?;
         // An overdue one is given what is left of its time.
         let wait_us = if wait_us > 0.0 { wait_us } else { OVERDUE_SHARE * left_us };
@@ -174,7 +209,7 @@ mod tests {
     }
 
     fn ready(sequences: u32) -> (Ready, Duration) {
-        (Ready { sequences, rows: sequences }, Duration::ZERO)
+        (Ready { sequences, rows: sequences, room: u32::MAX }, Duration::ZERO)
     }
 
     #[test]
@@ -186,7 +221,7 @@ mod tests {
         assert_eq!(hold(11 * MS, ready(0)), None, "nobody is there");
         assert_eq!(hold(11 * MS, ready(40)), None, "forty would wait for eight");
         assert_eq!(hold(30 * MS, ready(6)), None, "whoever is that late does not come");
-        let waited = (Ready { sequences: 6, rows: 6 }, 10 * MS);
+        let waited = (Ready { sequences: 6, rows: 6, room: u32::MAX }, 10 * MS);
         assert_eq!(hold(15 * MS, waited), None, "it has waited as long as it would have run");
     }
 

@@ -1,16 +1,21 @@
-//! How a worker puts what waits into forwards: who takes part ([`form`]), when to wait a moment for more ([`late`]), when a lane goes
-//! first and alone ([`separate`]). The device thread of the workers and the simulator call these same functions.
+//! How a worker puts what waits into forwards: who takes part ([`form`]), in how many groups those that draft go by turns ([`groups`]), when
+//! to wait a moment for more ([`late`]), when a lane goes first and alone ([`separate`]). The device thread of the workers and the simulator call these same functions.
 //!
 //! Decisions only: sequences, rows and predicted times come in. Nothing here knows KV, ids or a clock.
 
+pub mod groups;
 pub mod late;
 pub mod separate;
 
-pub use late::{Awaited, Ready, Returns};
+pub use groups::{Group, Groups};
+pub use late::{Awaited, Drafting, Ready, Returns};
 pub use separate::{LaneRows, by_lane, first_alone};
 
 /// The part of a forward's rows that prompts may count on while others wait too; these may count on the rest.
 pub const PREFILL_SHARE: f64 = 0.25;
+
+/// Context ids of one sequence that a step of a round may bring: after full acceptance a draft worker gets two. More are a prompt's.
+pub const ROUND_CONTEXT: u32 = 2;
 
 /// What one sequence wants of the next forwards.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

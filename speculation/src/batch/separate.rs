@@ -19,6 +19,8 @@ pub struct LaneRows {
     pub expected_tokens: f64,
     /// Whether the last forward went without some of them: they go now, so that no lane waits for more than one forward of others.
     pub passed_over: bool,
+    /// Whether some of them bring no draft: these are never passed over for another lane's drafts.
+    pub is_plain: bool,
 }
 
 /// The lane whose rows should go first and alone, if that answers expected tokens sooner on the whole; `step_us` says what a
@@ -35,7 +37,12 @@ pub fn first_alone(lanes: &[LaneRows], step_us: impl Fn(u32) -> f64) -> Option<u
         let lost = (first + then - step_us(rows)).max(0.0);
         lane.expected_tokens * first + (tokens - lane.expected_tokens) * (first + then) + tokens * lost
     };
-    let best = lanes.iter().map(|lane| (lane.lane, apart(lane))).min_by(|a, b| a.1.total_cmp(&b.1))?;
+    let may_go = |lane: &&LaneRows| lanes.iter().all(|other| other.lane == lane.lane || !other.is_plain);
+    let best = lanes
+        .iter()
+        .filter(may_go)
+        .map(|lane| (lane.lane, apart(lane)))
+        .min_by(|a, b| a.1.total_cmp(&b.1))?;
     (best.1 < (1.0 - SEPARATE_MARGIN) * shared).then_some(best.0)
 }
 
@@ -48,6 +55,7 @@ pub fn by_lane(ready: impl Iterator<Item = LaneRows>) -> Vec<LaneRows> {
                 lane.rows += one.rows;
                 lane.expected_tokens += one.expected_tokens;
                 lane.passed_over |= one.passed_over;
+                lane.is_plain |= one.is_plain;
             }
             None => lanes.push(one),
         }
@@ -60,8 +68,8 @@ mod tests {
     use super::*;
 
     const LANES: [LaneRows; 2] = [
-        LaneRows { lane: 1, rows: 32, expected_tokens: 40.0, passed_over: false },
-        LaneRows { lane: 2, rows: 160, expected_tokens: 60.0, passed_over: false },
+        LaneRows { lane: 1, rows: 32, expected_tokens: 40.0, passed_over: false, is_plain: false },
+        LaneRows { lane: 2, rows: 160, expected_tokens: 60.0, passed_over: false, is_plain: false },
     ];
 
     #[test]
@@ -71,6 +79,12 @@ mod tests {
         assert_eq!(first_alone(&LANES, |rows| 20_000.0 + 100.0 * f64::from(rows)), None);
         let passed_over = LANES.map(|lane| LaneRows { passed_over: lane.lane == 2, ..lane });
         assert_eq!(first_alone(&passed_over, |rows| 100.0 * f64::from(rows)), None, "it waited once already");
+        let plain = LANES.map(|lane| LaneRows { is_plain: lane.lane == 2, ..lane });
+        assert_eq!(
+            first_alone(&plain, |rows| 100.0 * f64::from(rows)),
+            Some(2),
+            "plain rounds wait for no draft"
+        );
         assert_eq!(first_alone(&LANES[..1], |rows| 100.0 * f64::from(rows)), None);
     }
 }

@@ -43,7 +43,7 @@ pub enum Why {
     Best,
     /// Another promises more, but not by enough.
     WithinHysteresis,
-    /// It has just been turned off, and rounds are not yet what they will be.
+    /// It has just been moved, and rounds are not yet what they will be.
     Settling,
     /// It has just moved towards the one that promises the most.
     Moving,
@@ -66,15 +66,8 @@ pub struct Outlook {
     pub verify_us: f64,
     /// Committed tokens of the whole lane.
     pub tokens_per_second: f64,
-    /// Those of the lanes that share the target, as this lane's rows would leave them; 0 where there are none.
-    pub others_tokens_per_second: f64,
-}
-
-impl Outlook {
-    /// What is maximised: all tokens that the target commits.
-    pub(super) fn worth(&self) -> f64 {
-        self.tokens_per_second + self.others_tokens_per_second
-    }
+    /// By which part the rounds of lanes that share the target are longer than if this lane drafted nothing; 0 where there are none.
+    pub others_delay: f64,
 }
 
 /// One move of k.

@@ -5,9 +5,11 @@
 pub struct Load {
     /// The lane's sequences at one target.
     pub sequences: u32,
-    /// Rows that other lanes bring to that target's forward.
+    /// Rows that other lanes bring to that target's forward, and sequences.
     pub other_rows: u32,
-    /// Sequences of all lanes at one draft worker.
+    /// See `other_rows`.
+    pub other_sequences: u32,
+    /// Sequences of this lane, and of others that draft now, at one draft worker.
     pub draft_sequences: u32,
     /// Tokens that a sequence holds, on average.
     pub context: f64,
@@ -39,20 +41,25 @@ pub struct LaneView {
 
 impl Load {
     /// The load of lane `own` among all `lanes` of one model, which `targets` share evenly; `draft_sequences` are those of all lanes at one
-    /// draft worker.
+    /// draft worker, whether they draft now or not.
     pub fn of(lanes: &[LaneView], own: usize, (targets, draft_sequences): (u32, u32)) -> Self {
         let (mut other_rows, mut sequences, mut others) = (0, 0, Pace::default());
+        let mut drafting = lanes[own].sequences;
         for (_, lane) in lanes.iter().enumerate().filter(|(i, lane)| *i != own && lane.sequences > 0) {
             other_rows += lane.sequences * (lane.k + 1);
             sequences += lane.sequences;
+            drafting += if lane.k > 0 { lane.sequences } else { 0 };
             others.tokens_per_second += lane.pace.tokens_per_second / f64::from(targets);
             others.round_us += f64::from(lane.sequences) * lane.pace.round_us;
         }
         others.round_us /= f64::from(sequences.max(1));
+        let all = f64::from((lanes[own].sequences + sequences).max(1));
+        let at_draft = f64::from(draft_sequences) * f64::from(drafting) / all;
         Self {
             sequences: lanes[own].sequences.div_ceil(targets).max(1),
             other_rows: other_rows / targets,
-            draft_sequences,
+            other_sequences: sequences / targets,
+            draft_sequences: (at_draft.ceil() as u32).max(1),
             context: lanes[own].context,
             others,
         }

@@ -113,7 +113,11 @@ impl World {
             Admission::Run => self.run(role, &step),
         };
         let Step { sequence_id, generation, round, .. } = step;
-        self.send(Frame::Reply(role, incarnation, Reply { sequence_id, generation, round, body }));
+        self.send(Frame::Reply(
+            role,
+            incarnation,
+            Reply { sequence_id, generation, round, body, agreed: Vec::new() },
+        ));
     }
 
     fn run(&mut self, role: Role, step: &Step) -> ReplyBody {

@@ -32,7 +32,13 @@ fn sent(actions: &[Action], role: Role) -> Step {
 }
 
 fn answer(sequence: &mut Sequence, role: Role, step: &Step, body: ReplyBody) -> Vec<Action> {
-    let reply = Reply { sequence_id: step.sequence_id, generation: step.generation, round: step.round, body };
+    let reply = Reply {
+        sequence_id: step.sequence_id,
+        generation: step.generation,
+        round: step.round,
+        body,
+        agreed: Vec::new(),
+    };
     sequence.step(NOW, Event::Reply(role, reply))
 }
 

@@ -21,8 +21,10 @@ use std::time::Duration;
 pub use outcome::{KindOutcome, LaneOutcome, Outcome};
 
 use crate::Role;
+use crate::agreement::Agreement;
 use crate::profile::Profile;
 use crate::profile::text::{mix, unit};
+use crate::sequence::IDLE_FEED_LAG;
 use crate::spec::lane_number;
 use events::{Event, Events};
 use router::{Reply, Router};
@@ -133,6 +135,8 @@ struct Simulation<'a> {
     now: Duration,
     events: Events,
     chance: Chance,
+    /// Of what draft workers would have drawn where nobody asked them.
+    agreements: Chance,
     /// Of the requests alone, so that every way of serving gets the same ones.
     requests: Chance,
     router: Router,
@@ -150,8 +154,13 @@ struct Sequence {
     len: u32,
     /// Output tokens still to come.
     left: u32,
-    /// Whether the draft worker holds the last token but one.
-    draft_lags: bool,
+    /// Committed tokens that the draft worker was not sent.
+    unfed: u32,
+    /// Whether it will find that it would have drawn them, those whose draft it did not make: not sent, and under way.
+    agreed: Vec<bool>,
+    agreed_under_way: Vec<bool>,
+    /// Which tokens of a draft these stand for.
+    agreement: Agreement,
     came_at: Duration,
     first_token_at: Option<Duration>,
     output: u32,
@@ -172,6 +181,7 @@ impl<'a> Simulation<'a> {
             now: Duration::ZERO,
             events: Events::default(),
             chance: Chance { state: mix(setup.seed) },
+            agreements: Chance { state: mix(setup.seed ^ 0xA6) },
             requests: Chance { state: mix(!setup.seed) },
             router: Router::new(setup, kinds),
             targets: workers(Role::Target),
@@ -224,7 +234,10 @@ impl<'a> Simulation<'a> {
             lane: lane_number(&wanted.task_type),
             len: wanted.prompt_tokens,
             left: ((f64::from(wanted.output_tokens) * spread) as u32).max(1),
-            draft_lags: false,
+            unfed: 1,
+            agreed: Vec::new(),
+            agreed_under_way: Vec::new(),
+            agreement: Agreement::default(),
             came_at: self.now,
             first_token_at: None,
             output: 0,
@@ -339,14 +352,21 @@ impl<'a> Simulation<'a> {
         self.router.measure(self.now, &reply);
         for &(id, work, accepted) in &reply.verdicts {
             match work {
-                Work::Feed => {}
+                Work::Feed => self.heard(id),
                 Work::Propose { k } => self.proposed(id, k),
                 Work::Verify { k } => self.verified(id, (k, accepted)),
             }
         }
     }
 
+    /// A draft worker says what it would have drawn of the committed tokens that it was sent.
+    fn heard(&mut self, id: usize) {
+        let agreed = std::mem::take(&mut self.sequences[id].agreed_under_way);
+        self.router.heard(id, &agreed);
+    }
+
     fn proposed(&mut self, id: usize, k: u32) {
+        self.heard(id);
         self.router.proposed(self.now, id, k);
         self.verify(id, k);
     }
@@ -372,7 +392,10 @@ impl<'a> Simulation<'a> {
         sequence.len += if sequence.left == u32::MAX { 0 } else { committed };
         sequence.left = if sequence.left == u32::MAX { u32::MAX } else { sequence.left - committed };
         sequence.output += committed;
-        sequence.draft_lags = k > 0 && accepted == k;
+        sequence.unfed = match k {
+            0 => sequence.unfed + 1,
+            _ => 1 + u32::from(accepted == k),
+        };
         let first_token_at = *sequence.first_token_at.get_or_insert(now);
         let kind = self.router.kind_of(id);
         if now >= self.setup.warm_up {
@@ -381,6 +404,8 @@ impl<'a> Simulation<'a> {
         }
         sequence.asked_at = now;
         self.router.verified(now, id, (k, accepted, committed), sequence.len);
+        self.agree(id, (k, accepted));
+        let sequence = &self.sequences[id];
         if sequence.left > 0 {
             return self.router.ready(now, id);
         }
@@ -394,19 +419,65 @@ impl<'a> Simulation<'a> {
         self.router.leave(id);
     }
 
+    /// Whether the draft worker would have drawn the target's own token of a round that drafted nothing, or whose draft was accepted whole.
+    fn agree(&mut self, id: usize, (k, accepted): (u32, u32)) {
+        let (chance, seconds) = (self.agreements.next(), self.now.as_secs_f64());
+        let sequence = &mut self.sequences[id];
+        sequence.agreement.judged(k, accepted);
+        if k == 0 || accepted == k {
+            let rate = |position| self.setup.profile.acceptance.rate(sequence.lane, position, seconds);
+            let mut next = sequence.agreement;
+            let position = next.next(true).0.start;
+            let agreed = chance < rate(position as usize);
+            sequence.agreement.next(agreed);
+            sequence.agreed.push(agreed);
+        }
+    }
+
+    /// The committed tokens that go to the draft worker now.
+    fn context_for_draft(&mut self, id: usize) -> u32 {
+        let sequence = &mut self.sequences[id];
+        let context = std::mem::take(&mut sequence.unfed);
+        // What the first of them follows was run in an earlier step, and what would have been drawn there is forgotten.
+        let unknown = (sequence.agreed.len() + 1).saturating_sub(context as usize);
+        sequence.agreed_under_way.extend(sequence.agreed.drain(..).skip(unknown));
+        context
+    }
+
+    /// As `Sequence` feeds a draft worker that nobody asks for drafts.
+    fn feed(&mut self, id: usize) {
+        if self.sequences[id].unfed < IDLE_FEED_LAG || matches!(self.setup.policy, Policy::Fixed(_)) {
+            return;
+        }
+        let context = self.context_for_draft(id);
+        let sequence = &self.sequences[id];
+        let task = Task {
+            sequence: id,
+            lane: sequence.lane,
+            context,
+            holds: sequence.len,
+            work: Work::Feed,
+            expected_tokens: 1.0,
+        };
+        let (_, draft) = self.router.workers_of(id);
+        self.events.push_step(self.now + self.wire(), (Role::Draft, draft), task);
+    }
+
     fn begin_rounds(&mut self) {
         let begun = self.router.begin_rounds(self.now);
         for (id, k) in begun.rounds {
             if k == 0 {
                 self.verify(id, 0);
+                self.feed(id);
                 continue;
             }
+            let context = self.context_for_draft(id).max(1);
             let sequence = &self.sequences[id];
             let (_, draft) = self.router.workers_of(id);
             let task = Task {
                 sequence: id,
                 lane: sequence.lane,
-                context: 1 + u32::from(sequence.draft_lags),
+                context,
                 holds: sequence.len,
                 work: Work::Propose { k },
                 expected_tokens: 1.0,

@@ -7,6 +7,7 @@ use super::outcome::LaneOutcome;
 use super::worker::{Timing, Work};
 use super::{Kind, Policy, Setup};
 use crate::Role;
+use crate::agreement::Agreement;
 use crate::cost::{Forward, WorkerCost};
 use crate::draft_length::{DraftLength, LaneView, Load, RoundTimes};
 use crate::gather::{joining_pays, longest_wait};
@@ -60,6 +61,7 @@ struct Routed {
     has_prompt: bool,
     is_plain_in_flight: bool,
     gone: bool,
+    agreement: Agreement,
     rounds: u32,
     accepted: u32,
 }
@@ -136,6 +138,7 @@ impl Router {
             has_prompt: false,
             is_plain_in_flight: false,
             gone: false,
+            agreement: Agreement::default(),
             rounds: 0,
             accepted: 0,
         });
@@ -188,7 +191,10 @@ impl Router {
             Role::Target => &mut self.targets[reply.worker],
             Role::Draft => &mut self.drafts[reply.worker],
         };
-        let Timing { rows, kv_tokens, sequences, took, .. } = reply.timing;
+        let Timing { rows, prefill_rows, kv_tokens, sequences, took, .. } = reply.timing;
+        if prefill_rows > 0 {
+            return;
+        }
         let sequences = f64::from(sequences.max(1));
         let context = kv_tokens as f64 / sequences;
         peer.cost.observe_forward(Forward { rows: f64::from(rows), sequences, context }, took);
@@ -205,7 +211,15 @@ impl Router {
                 Work::Verify { .. } | Work::Feed => continue,
             };
             let worked = reply.timing.queue + reply.timing.took * forwards;
-            peer.cost.observe_wire(now.saturating_sub(since).saturating_sub(worked));
+            peer.cost.observe_wire(now.saturating_sub(since), worked);
+        }
+    }
+
+    /// What a draft worker says of the committed tokens that it was sent.
+    pub(super) fn heard(&mut self, id: usize, agreed: &[bool]) {
+        let routed = &mut self.sequences[id];
+        for (positions, accepted) in routed.agreement.told(agreed) {
+            self.lanes[routed.lane].controller.observe_agreement(positions, accepted);
         }
     }
 
@@ -227,6 +241,7 @@ impl Router {
         routed.len = len;
         routed.rounds += 1;
         routed.accepted += accepted;
+        routed.agreement.judged(k, accepted);
         let (target, draft) = (&mut self.targets[routed.target], &self.drafts[routed.draft]);
         if std::mem::take(&mut routed.is_plain_in_flight) {
             target.plain_in_flight -= 1;

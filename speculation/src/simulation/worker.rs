@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::Sharing;
 use crate::Role;
-use crate::batch::{LaneRows, Ready, Returns, Share, Waiting, by_lane, first_alone, form};
+use crate::batch::{Group, Groups, LaneRows, Returns, Share, Waiting, by_lane, first_alone, form};
 use crate::cost::{Forward, WorkerCost};
 use crate::profile::{ForwardRows, Pool, StepCurve};
 
@@ -33,6 +33,8 @@ pub(super) struct Task {
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Timing {
     pub(super) rows: u32,
+    /// Of these, prompts'.
+    pub(super) prefill_rows: u32,
     pub(super) kv_tokens: u64,
     pub(super) sequences: u32,
     pub(super) took: Duration,
@@ -73,6 +75,7 @@ pub(super) struct Worker {
     began_at: Option<Duration>,
     held_since: Option<Duration>,
     last_lane: u32,
+    groups: Groups,
     cost: WorkerCost,
     returns: Returns<usize>,
 }
@@ -90,6 +93,7 @@ impl Worker {
             began_at: None,
             held_since: None,
             last_lane: 0,
+            groups: Groups::default(),
             cost: WorkerCost::new(pool.curve.profiled_times()),
             returns: Returns::default(),
         }
@@ -111,12 +115,10 @@ impl Worker {
             return Start::Nothing;
         }
         let waiting: Vec<Waiting> = self.tasks.iter().map(Running::waiting).collect();
-        let ready = Ready {
-            sequences: waiting.len() as u32,
-            rows: waiting.iter().map(|waiting| waiting.context + waiting.tail).sum(),
-        };
         let held: u64 = self.tasks.iter().map(|running| u64::from(running.task.holds)).sum();
-        let context = held as f64 / f64::from(ready.sequences);
+        let context = held as f64 / waiting.len() as f64;
+        let group = self.group(&waiting, context);
+        let ready = group.ready(&waiting);
         let cost = &self.cost;
         let rows_each = f64::from(ready.rows) / f64::from(ready.sequences);
         let step_us = |rows: u32| {
@@ -129,7 +131,9 @@ impl Worker {
             return Start::Waits(wait.max(Duration::from_micros(1)));
         }
         let alone = self.lane_alone(&waiting, step_us);
-        let takes_part = |index: usize| alone.is_none_or(|lane| self.tasks[index].task.lane == lane);
+        let takes_part = |index: usize| {
+            group.members[index] && alone.is_none_or(|lane| self.tasks[index].task.lane == lane)
+        };
         self.shares = form(&waiting, self.rows_max, |index, _| takes_part(index));
         self.last_lane = alone.unwrap_or(self.last_lane);
         for running in &mut self.tasks {
@@ -147,6 +151,15 @@ impl Worker {
         Start::Runs(self.curve.micros(self.forward))
     }
 
+    /// Who belongs to the next forward: at a target one group of those that draft.
+    fn group(&mut self, waiting: &[Waiting], context: f64) -> Group {
+        if self.role == Role::Draft {
+            return Group { members: vec![true; waiting.len()], room: u32::MAX };
+        }
+        let forward_us = |rows, sequences| self.cost.forward_micros(Forward { rows, sequences, context });
+        Group::form(self.groups.size(self.returns.drafting(), forward_us), waiting)
+    }
+
     /// The lane that has the next forward for itself.
     fn lane_alone(&self, waiting: &[Waiting], step_us: impl Fn(u32) -> f64) -> Option<u32> {
         if self.role == Role::Draft || waiting.iter().any(|waiting| waiting.is_prompt(self.rows_max)) {
@@ -157,6 +170,7 @@ impl Worker {
             rows: waiting.context + waiting.tail,
             expected_tokens: running.task.expected_tokens,
             passed_over: running.passed_over,
+            is_plain: waiting.tail == 0,
         }));
         match self.sharing {
             Sharing::Shared => None,
@@ -195,7 +209,9 @@ impl Worker {
         let sequences = shares.len() as u32;
         let context = self.forward.kv_tokens as f64 / f64::from(sequences.max(1));
         let forward = Forward { rows: f64::from(rows), sequences: f64::from(sequences), context };
-        self.cost.observe_forward(forward, took);
+        if self.forward.prefill_rows == 0 {
+            self.cost.observe_forward(forward, took);
+        }
         done.sort_unstable();
         let mut left = Vec::with_capacity(self.tasks.len());
         let mut finished = Vec::with_capacity(done.len());
@@ -212,7 +228,17 @@ impl Worker {
             self.returns.answered(&task.sequence, now);
         }
         let queue = queue / finished.len().max(1) as u32;
-        (finished, Timing { rows, kv_tokens: self.forward.kv_tokens, sequences, took, queue })
+        (
+            finished,
+            Timing {
+                rows,
+                prefill_rows: self.forward.prefill_rows,
+                kv_tokens: self.forward.kv_tokens,
+                sequences,
+                took,
+                queue,
+            },
+        )
     }
 }
 

@@ -8,7 +8,7 @@ use std::thread::Thread;
 use std::time::{Duration, Instant};
 
 use proto::v1;
-use speculation::batch::{LaneRows, Ready, Returns, by_lane, first_alone};
+use speculation::batch::{Group, Groups, LaneRows, Returns, Waiting, by_lane, first_alone};
 use speculation::cost::{Forward, StepTimePoint, StepTimes, WorkerCost};
 use speculation::{Step, Work};
 use tokio::sync::mpsc;
@@ -20,8 +20,8 @@ use crate::table::SequenceKey;
 /// A wait that is shorter costs more than it brings: a thread is not woken sooner.
 const WAIT_MIN: Duration = Duration::from_micros(50);
 
-/// Context ids that a step of a round brings; a longer context is a prompt's, and says nothing of the next round.
-const ROUND_CONTEXT: usize = 2;
+/// A longer context is a prompt's, and says nothing of the next round.
+const ROUND_CONTEXT: usize = speculation::batch::ROUND_CONTEXT as usize;
 
 /// See the module's page.
 #[derive(Debug)]
@@ -29,6 +29,7 @@ pub(super) struct Formation {
     began: Instant,
     cost: WorkerCost,
     returns: Returns<SequenceKey>,
+    groups: Groups,
     /// Since when the next forward is held back.
     held_since: Option<Instant>,
 }
@@ -45,6 +46,7 @@ impl Formation {
             began: Instant::now(),
             cost: WorkerCost::new(StepTimes::new(&step_times.iter().map(point).collect::<Vec<_>>())),
             returns: Returns::default(),
+            groups: Groups::default(),
             held_since: None,
         }
     }
@@ -70,20 +72,18 @@ impl Formation {
     pub(super) fn ran(&mut self, timing: &v1::StepTiming, sequences: usize, took: Duration) {
         let context = timing.kv_tokens as f64 / sequences.max(1) as f64;
         let forward = Forward { rows: f64::from(timing.rows), sequences: sequences as f64, context };
-        self.cost.observe_forward(forward, took);
+        if timing.prefill_rows == 0 {
+            self.cost.observe_forward(forward, took);
+        }
         self.held_since = None;
     }
 
     /// How long the forward of `running` waits for others; `None`: it leaves now.
     pub(super) fn hold(&mut self, running: &VecDeque<Task>) -> Option<Duration> {
-        let rows = running.iter().map(|task| {
-            let waiting = task.waiting();
-            waiting.context + waiting.tail
-        });
-        let ready = Ready { sequences: running.len() as u32, rows: rows.sum() };
+        let waiting: Vec<Waiting> = running.iter().map(Task::waiting).collect();
+        let context = mean_context(running);
+        let ready = self.group(running, &waiting, context).ready(&waiting);
         let waited = self.held_since.map_or(Duration::ZERO, |since| since.elapsed());
-        let held: u32 = running.iter().map(|task| task.holding.len()).sum();
-        let context = f64::from(held) / f64::from(ready.sequences.max(1));
         let rows_each = f64::from(ready.rows) / f64::from(ready.sequences.max(1));
         let step_us = |rows: u32| {
             let rows = f64::from(rows);
@@ -94,9 +94,31 @@ impl Formation {
         Some(wait.max(WAIT_MIN))
     }
 
-    /// Takes out those that the next forward goes without, because another lane's rows go first: `speculation::batch::separate` says
-    /// where. At a target only: guesses are cheap, and a draft worker's forwards are short.
-    pub(super) fn set_aside(&self, running: &mut VecDeque<Task>) -> VecDeque<Task> {
+    /// Who belongs to the next forward: at a target one group of those that draft.
+    fn group(&mut self, running: &VecDeque<Task>, waiting: &[Waiting], context: f64) -> Group {
+        if !running.iter().any(|task| matches!(task.step.work, Work::Verify { .. })) {
+            return Group { members: vec![true; waiting.len()], room: u32::MAX };
+        }
+        let forward_us = |rows, sequences| self.cost.forward_micros(Forward { rows, sequences, context });
+        Group::form(self.groups.size(self.returns.drafting(), forward_us), waiting)
+    }
+
+    /// Takes out those that the next forward goes without: at a target, where guesses are not cheap, the ones of another group
+    /// (`speculation::batch::groups`), and of the others those of other lanes than one that goes first (`speculation::batch::separate`).
+    pub(super) fn set_aside(&mut self, running: &mut VecDeque<Task>) -> VecDeque<Task> {
+        let waiting: Vec<Waiting> = running.iter().map(Task::waiting).collect();
+        let group = self.group(running, &waiting, mean_context(running));
+        let (go, others): (Vec<_>, Vec<_>) =
+            running.drain(..).zip(group.members).partition(|(_, is_member)| *is_member);
+        let tasks = |part: Vec<(Task, bool)>| part.into_iter().map(|(task, _)| task).collect();
+        *running = tasks(go);
+        let mut aside = self.other_lanes(running);
+        aside.append(&mut tasks(others));
+        aside
+    }
+
+    /// Takes out those of other lanes than the one whose rows go first and alone, if one does.
+    fn other_lanes(&self, running: &mut VecDeque<Task>) -> VecDeque<Task> {
         let is_round = |task: &Task| {
             matches!(task.step.work, Work::Verify { .. }) && task.context_left().len() <= ROUND_CONTEXT
         };
@@ -110,11 +132,11 @@ impl Formation {
                 rows: waiting.context + waiting.tail,
                 expected_tokens: task.step.expected_tokens.into(),
                 passed_over: task.passed_over,
+                is_plain: waiting.tail == 0,
             }
         }));
-        let held: u32 = running.iter().map(|task| task.holding.len()).sum();
         let rows: u32 = lanes.iter().map(|lane| lane.rows).sum();
-        let (sequences, context) = (running.len() as f64, f64::from(held) / running.len().max(1) as f64);
+        let (sequences, context) = (running.len() as f64, mean_context(running));
         let step_us = |part: u32| {
             let share = f64::from(part) / f64::from(rows.max(1));
             self.cost.forward_micros(Forward { rows: f64::from(part), sequences: sequences * share, context })
@@ -144,6 +166,12 @@ impl Formation {
             std::thread::park_timeout(left);
         }
     }
+}
+
+/// KV tokens that a sequence of `running` holds, on average.
+fn mean_context(running: &VecDeque<Task>) -> f64 {
+    let held: u32 = running.iter().map(|task| task.holding.len()).sum();
+    f64::from(held) / running.len().max(1) as f64
 }
 
 /// Wakes the device thread out of its wait.

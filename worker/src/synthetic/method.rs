@@ -113,6 +113,9 @@ impl SyntheticMethod {
         if !share.ends_context {
             return None;
         }
+        if self.role == Role::Draft && task.is_comparable() {
+            task.agreed = self.agreed(task);
+        }
         let (body, keep) = match &task.step.work {
             Work::Feed => {
                 return Some(ReplyBody::Fed { have: task.step.start(), prompt_logprobs: None });
@@ -125,6 +128,20 @@ impl SyntheticMethod {
         };
         self.truncate(task.slot, keep);
         Some(body)
+    }
+
+    /// Which ids of the context but the first it would have guessed.
+    fn agreed(&self, task: &Task) -> Vec<bool> {
+        let (text, lane) = (self.text_of(task), task.spec().lane);
+        let seconds = self.began.elapsed().as_secs_f64() / self.time_scale;
+        let mut in_a_row = 0;
+        let agrees = |(position, id): (u32, &TokenId)| {
+            let rate = self.profile.acceptance.rate(lane, in_a_row, seconds);
+            let agrees = text.guess(position, rate) == *id;
+            in_a_row = if agrees { in_a_row + 1 } else { 0 };
+            agrees
+        };
+        (task.step.base_len..).zip(&task.step.context).skip(1).map(agrees).collect()
     }
 
     /// As `speculation::acceptance::verify` does, with tokens from the profile's text.

@@ -13,9 +13,9 @@ use crate::lane::running::Asked;
 impl Surroundings {
     /// A worker's forward, as the frame of its replies tells.
     pub(super) fn measure_step(&mut self, key: WorkerKey, timing: &v1::StepTiming, num_replies: usize) {
-        let Some(pooled) = self.pool.get_mut(key).filter(|_| timing.rows > 0 && num_replies > 0) else {
-            return;
-        };
+        // What prompts take says nothing of forwards without.
+        let is_telling = timing.rows > 0 && timing.prefill_rows == 0 && num_replies > 0;
+        let Some(pooled) = self.pool.get_mut(key).filter(|_| is_telling) else { return };
         let sequences = num_replies as f64;
         let context = timing.kv_tokens as f64 / sequences;
         let forward = Forward { rows: f64::from(timing.rows), sequences, context };
@@ -52,15 +52,25 @@ impl Surroundings {
             Role::Target => return,
         };
         let worked = Duration::from_micros(timing.queue_us + timing.compute_us * u64::from(forwards));
-        pooled.cost.observe_wire(now.saturating_sub(asked_at).saturating_sub(worked));
+        pooled.cost.observe_wire(now.saturating_sub(asked_at), worked);
+    }
+
+    /// A draft worker says which of the committed tokens that it was sent it would have drawn.
+    pub(super) fn hear_agreement(&mut self, running: &mut Running, role: Role, reply: &Reply) {
+        if role == Role::Draft && running.sequence.awaits(role, reply) {
+            for (positions, accepted) in running.agreement.told(&reply.agreed) {
+                self.controllers.observe_agreement(&running.lane, positions, accepted);
+            }
+        }
     }
 
     /// A round is over.
-    pub(super) fn measure_round(&mut self, running: &Running, commit: &Commit) {
+    pub(super) fn measure_round(&mut self, running: &mut Running, commit: &Commit) {
         let now = self.now();
         let (lane, clock) = (&running.lane, running.clock);
         let verdict = (commit.num_draft_tokens, commit.num_accepted);
         self.controllers.observe_verdict(lane, verdict, running.len());
+        running.agreement.judged(commit.num_draft_tokens, commit.num_accepted);
         let Some(verify_at) = clock.verify_at else { return };
         // Where another number was asked for than chosen, the round was not what it was chosen to be.
         if clock.has_prompt || clock.asked != clock.chosen {

@@ -1,0 +1,121 @@
+//! What a draft worker says of committed tokens that it is fed is exactly what its drafts would have been: each bit equals the first guess of a
+//! proposal made at that place, by the bundled draft, greedy and with chance in the draws.
+
+use std::collections::VecDeque;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Instant;
+
+use clap::Parser;
+use draft_worker::config::{Flags, RawDraft};
+use draft_worker::propose::Propose;
+use speculation::holding::{Admission, Holding};
+use speculation::prefix::Prefix;
+use speculation::{ReplyBody, Role, SamplingParams, SequenceId, SequenceSpec, Step, TokenId, Work};
+use worker::Task;
+use worker::method::Method;
+use worker::model::ModelMethod;
+use worker::table::{RouterId, SequenceKey};
+
+const PROMPT: [TokenId; 5] = [11, 245, 803, 17, 300];
+
+fn method() -> ModelMethod<Propose> {
+    let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/demo/draft");
+    let flags = Flags::parse_from(["outrider-draft-worker", "--model", &model.to_string_lossy()]);
+    let config =
+        service::config::load::<RawDraft>(&flags, None, "OUTRIDER_NOWHERE_").expect("the flags suffice");
+    worker::serve::load(&config.worker, Role::Draft, Propose).expect("the bundled draft loads").method
+}
+
+/// Steps of one sequence, each with the context up to so many of `ids`: the answers, and what these say of the context.
+fn step(
+    method: &mut ModelMethod<Propose>,
+    spec: &SequenceSpec,
+    ids: &[TokenId],
+    feeds: &[(usize, Work)],
+) -> Vec<(ReplyBody, Vec<bool>)> {
+    let (slot, mut holding, mut base) = (method.open(), Holding::default(), 0);
+    let key = SequenceKey { router: RouterId(1), sequence: SequenceId(1) };
+    let mut answers = Vec::new();
+    for (round, (until, work)) in (1..).zip(feeds) {
+        let step = Step {
+            sequence_id: SequenceId(1),
+            generation: 1,
+            round,
+            spec: (round == 1).then(|| Arc::new(spec.clone())),
+            base_len: base as u32,
+            prefix_hash: Prefix::new(&ids[..base]).hash_at(base as u32).expect("it holds so many"),
+            context: ids[base..*until].to_vec(),
+            work: work.clone(),
+            expected_tokens: 1.0,
+        };
+        assert_eq!(holding.admit(&step, &method.limits()), Admission::Run);
+        let mut tasks =
+            VecDeque::from([Task::new(key, slot, step, std::mem::take(&mut holding), Instant::now())]);
+        let (task, body) = loop {
+            if let Some(done) = method.advance(&mut tasks).expect("there is room").pop() {
+                break done;
+            }
+        };
+        answers.push((body, task.reply(ReplyBody::Fed { have: 0, prompt_logprobs: None }).agreed));
+        (holding, base) = (task.holding, *until);
+    }
+    method.close(slot);
+    answers
+}
+
+#[test]
+fn each_bit_is_the_guess_that_a_proposal_would_have_begun_with() {
+    let mut method = method();
+    for temperature in [0.0, 1.0] {
+        let sampling = SamplingParams { temperature, ..SamplingParams::default() };
+        let spec = SequenceSpec {
+            seed: 7,
+            prompt_len: PROMPT.len() as u32,
+            max_len: 100,
+            sampling,
+            ..SequenceSpec::default()
+        };
+        // Its own guesses, but for every third id: half of the bits are to be set, more or less.
+        let mut ids = PROMPT.to_vec();
+        let mut guessed = Vec::new();
+        for at in 0..24 {
+            let propose = [(ids.len(), Work::Propose { num_draft_tokens: 1 })];
+            let answers = step(&mut method, &spec, &ids, &propose);
+            let ReplyBody::Proposal(proposal) = &answers[0].0 else { panic!("{answers:?}") };
+            guessed.push(proposal.draft.token_ids[0]);
+            ids.push(if at % 3 == 2 {
+                (proposal.draft.token_ids[0] + 1) % 1_000
+            } else {
+                proposal.draft.token_ids[0]
+            });
+        }
+        let prompt = PROMPT.len();
+        let expected: Vec<bool> = guessed.iter().zip(&ids[prompt..]).map(|(guess, id)| guess == id).collect();
+        let fed = step(
+            &mut method,
+            &spec,
+            &ids,
+            &[(prompt, Work::Feed), (prompt + 10, Work::Feed), (ids.len(), Work::Feed)],
+        );
+        assert!(fed[0].1.is_empty(), "a prompt is nobody's draw");
+        // Of the first id of a context, what would have been drawn there is forgotten.
+        assert_eq!(fed[1].1, expected[1..10]);
+        assert_eq!(fed[2].1, expected[11..]);
+        assert!(expected.contains(&true) && expected.contains(&false));
+        // A proposal tells the same of its context.
+        let work = Work::Propose { num_draft_tokens: 2 };
+        let answers = step(&mut method, &spec, &ids, &[(prompt + 10, Work::Feed), (ids.len(), work)]);
+        assert_eq!(answers[1].1, expected[11..]);
+    }
+}
+
+#[test]
+fn nothing_is_said_where_draws_depend_on_what_was_drawn() {
+    let mut method = method();
+    let sampling = SamplingParams { presence_penalty: 0.5, ..SamplingParams::default() };
+    let spec = SequenceSpec { prompt_len: 5, max_len: 100, sampling, ..SequenceSpec::default() };
+    let ids: Vec<TokenId> = PROMPT.into_iter().cycle().take(20).collect();
+    let feeds = [(5, Work::Feed), (20, Work::Feed)];
+    assert!(step(&mut method, &spec, &ids, &feeds)[1].1.is_empty());
+}
