@@ -10,6 +10,7 @@ use crate::EngineError;
 use crate::forward_batch::ForwardBatch;
 use crate::kv_cache::KvShape;
 use crate::rope::Rope;
+use crate::stages::{Stage, StageTimes};
 use crate::weights::{LinearTensors, MatrixFormat, TensorPart, TensorSource};
 
 /// A root mean square norm.
@@ -107,6 +108,14 @@ pub(crate) trait Backend: Send + Sync {
     /// Runs a whole forward of about `work` multiply-adds.
     fn enter<R: Send>(&self, _work: usize, run: impl FnOnce() -> R + Send) -> R {
         run()
+    }
+
+    /// Says what the device did since the last call, or since the pass began. Devices that keep no time do nothing.
+    fn mark(&self, _stage: Stage) {}
+
+    /// What was marked since start.
+    fn stage_times(&self) -> StageTimes {
+        StageTimes::default()
     }
 
     /// Begins a pass; `rope` turns its positions into angles, once for all layers.

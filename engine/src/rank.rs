@@ -5,6 +5,7 @@ use crate::backend::Backend;
 use crate::collective::Collective;
 use crate::forward_batch::{ForwardBatch, MAX_ROWS_PER_PASS, ReservedRows};
 use crate::llama::{Device, Llama, Workspace};
+use crate::stages::StageTimes;
 
 /// What runs checked batches over reserved KV: a rank, or all of them together.
 pub(crate) trait Runner: Send {
@@ -17,6 +18,11 @@ pub(crate) trait Runner: Send {
     /// Appends KV for every row and returns the logits asked for, `[rows, vocab]`, in batch order; on ranks but
     /// the first, nothing.
     fn forward(&mut self, batch: &[ReservedRows<'_>]) -> Result<Vec<f32>, EngineError>;
+
+    /// What forwards spent their time on since start; nothing where nobody keeps time.
+    fn stage_times(&self) -> StageTimes {
+        StageTimes::default()
+    }
 }
 
 /// See the head of this file.
@@ -72,5 +78,9 @@ impl<B: Backend> Runner for Rank<B> {
             }
             Ok(logits)
         })
+    }
+
+    fn stage_times(&self) -> StageTimes {
+        self.backend.stage_times()
     }
 }

@@ -6,7 +6,7 @@ use super::{FloatMatrix, PANEL, PANEL_VECTORS, STEP, Slice};
 use crate::EngineError;
 use crate::cpu::Threads;
 use crate::cpu::lanes::LANES;
-use crate::cpu::lines::{Line, Lines};
+use crate::cpu::lines::{Line, Lines, WEIGHTS};
 use crate::cpu::threads::Shared;
 use crate::k_slices::KSlices;
 use crate::weights::{Matrix, MatrixData, MatrixFormat};
@@ -98,7 +98,7 @@ fn pack<T: Packed>(
     let k = slices.last().map_or(0, |slice| slice.k.end);
     let steps = slices.last().map_or(0, |slice| slice.steps.end);
     let (panels, panel_lines) = (width.div_ceil(PANEL), steps * T::STEP_LINES);
-    let mut lines = Lines::zeroed(panels * panel_lines)?;
+    let mut lines = Lines::zeroed(panels * panel_lines, WEIGHTS)?;
     let shared = Shared::new(&mut lines);
     threads.for_ranges(panels, 1, width * k, |range| {
         for panel in range {

@@ -7,7 +7,7 @@ use super::layout::{GROUP, KLayout};
 use super::{PANEL, PackedMatrix, Scales, k_per_line, shift};
 use crate::EngineError;
 use crate::cpu::Threads;
-use crate::cpu::lines::{Line, Lines};
+use crate::cpu::lines::{Line, Lines, WEIGHTS};
 use crate::k_slices::KSlices;
 use crate::weights::QuantizedFormat;
 
@@ -48,7 +48,7 @@ impl PackedMatrix {
             pack_panel(&layout, channels.map(row))
         });
         let panel_lines = layout.padded() / k_per_line(format);
-        let mut lines = Lines::zeroed(packed.len() * panel_lines)?;
+        let mut lines = Lines::zeroed(packed.len() * panel_lines, WEIGHTS)?;
         for (to, panel) in lines.chunks_exact_mut(panel_lines.max(1)).zip(&packed) {
             to.copy_from_slice(&panel.lines);
         }
