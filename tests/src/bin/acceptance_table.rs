@@ -8,7 +8,7 @@ use std::path::PathBuf;
 
 use anyhow::{Context as _, ensure};
 use clap::Parser;
-use outrider_cli::cluster::DraftKind;
+use outrider_cli::cluster::{DraftKind, TargetKind};
 use tests::acceptance::{Measurement, Row};
 use tests::case::Case;
 use tests::pair::{PairText, TASK_TYPES, prompts_dir, read_prompts};
@@ -18,6 +18,12 @@ use tests::processes;
 #[derive(Debug, Parser)]
 #[command(name = "acceptance-table")]
 struct Args {
+    /// Another target with the bundled pair's tokenizer, such as models/recipe/ballast.py writes [default: the bundled one]
+    #[arg(long, value_name = "DIR")]
+    target: Option<PathBuf>,
+    /// How the workers hold the target's weights [default: as the checkpoint has them]
+    #[arg(long, value_name = "FORMAT")]
+    target_weights: Option<String>,
     /// Where the prompts are: TASK_TYPE.jsonl with lines of {"prompt": ..} [default: the bundled ones]
     #[arg(long, value_name = "DIR")]
     prompts: Option<PathBuf>,
@@ -47,6 +53,12 @@ async fn main() -> anyhow::Result<()> {
     let measurement = Measurement { cases: cases(&args)? };
     let cluster = processes::start(|spec| {
         spec.threads = Some(args.threads);
+        if let Some(target) = &args.target {
+            spec.target = TargetKind::Model(target.clone());
+        }
+        if let Some(format) = &args.target_weights {
+            spec.target_args.extend(["--weights".to_owned(), format.clone()]);
+        }
         if args.draft == "ngram" {
             spec.draft = DraftKind::Ngram;
         }
@@ -98,9 +110,11 @@ fn facts(args: &Args) -> anyhow::Result<String> {
     let cores = std::thread::available_parallelism().context("the number of cores is unknown")?;
     let profile = if cfg!(debug_assertions) { "dev" } else { "release" };
     let Args { temperature, draft_tokens, num_prompts, max_tokens, threads, draft, .. } = args;
+    let target = args.target.as_ref().map_or("bundled".to_owned(), |dir| dir.display().to_string());
+    let weights = args.target_weights.as_deref().unwrap_or("as stored");
     let today = jiff::Zoned::now().date();
     Ok(format!(
-        "T = {temperature}, k = {draft_tokens}, draft {draft}, {num_prompts} prompts a task type, up to {max_tokens} tokens; \
+        "Target {target} ({weights}), T = {temperature}, k = {draft_tokens}, draft {draft}, {num_prompts} prompts a task type, up to {max_tokens} tokens; \
          {cpu}, {cores} cores, {threads} thread(s) a worker, {profile} profile, {today}."
     ))
 }
