@@ -13,6 +13,7 @@ use crate::kv_cache::KvShape;
 use crate::model_config::ModelConfig;
 use crate::rope::Rope;
 use crate::shard::Shard;
+use crate::stages::{Stage, StageTimes};
 use crate::weights::{LinearTensors, MatrixFormat, TensorPart, TensorSource};
 
 /// A root mean square norm.
@@ -142,6 +143,14 @@ pub(crate) trait Backend: Send + Sync {
         _outputs: &mut Outputs,
     ) -> Result<(), EngineError> {
         unreachable!("an engine is asked for draws only where its backend has them")
+    }
+
+    /// Says what the device did since the last call, or since the pass began. Devices that keep no time do nothing.
+    fn mark(&self, _stage: Stage) {}
+
+    /// What was marked since start.
+    fn stage_times(&self) -> StageTimes {
+        StageTimes::default()
     }
 
     /// Begins a pass; `rope` turns its positions into angles, once for all layers.

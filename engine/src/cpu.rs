@@ -15,7 +15,7 @@ mod elementwise;
 mod exp;
 mod floats;
 mod lanes;
-mod lines;
+pub(crate) mod lines;
 mod packed;
 mod read;
 pub(crate) mod reference;
@@ -31,6 +31,7 @@ use std::sync::{Mutex, PoisonError};
 
 use attention::Attend;
 use dispatch::Isa;
+pub(crate) use elementwise::round_to_bf16;
 use elementwise::{RmsNorm, RmsNormInPlace, Rotate, SiluMul};
 pub(crate) use floats::FloatMatrix;
 use floats::{FloatMatMul, TiledRows};
@@ -45,6 +46,7 @@ pub(crate) use threads::{Patience, Threads};
 use crate::backend::{HeadLayout, Norm};
 use crate::host::{Angles, AttentionStep, Linear, LinearWeights};
 use crate::kv_cache::{KvBlocks, KvCache, KvElement};
+use crate::stages::{Stage, StageClock, StageTimes};
 use crate::{EngineError, TokenId};
 
 /// The class of kernels whose bits are equal, whatever the instruction set; part of `numerics_id`. Change it
@@ -53,8 +55,6 @@ pub(crate) const KERNEL_CLASS: &str = "f32-chain-2";
 
 /// Columns that a thread takes at a time: whole panels of weights of any format.
 const COLUMN_GRAIN: usize = floats::PANEL;
-/// Rows that an attention task takes at a time.
-const ATTENTION_ROWS: usize = 16;
 /// What one exponential costs, in multiply-adds.
 const EXP_WORK: usize = 16;
 
@@ -65,6 +65,8 @@ pub(crate) struct Cpu {
     threads: Threads,
     /// Those of the product under way; locked so that `linear` can take `&self`, never contended.
     activations: Mutex<Activations>,
+    /// Locked for the same reason.
+    stages: Mutex<StageClock>,
 }
 
 /// Inputs of a product as its kernels take them.
@@ -93,12 +95,25 @@ impl Cpu {
     }
 
     fn with(isa: Isa, threads: Threads) -> Self {
-        Self { isa, threads, activations: Mutex::default() }
+        Self { isa, threads, activations: Mutex::default(), stages: Mutex::default() }
     }
 
     /// The threads of the engine.
     pub(crate) fn threads(&self) -> &Threads {
         &self.threads
+    }
+
+    pub(crate) fn begin_stages(&self) {
+        self.stages.lock().unwrap_or_else(PoisonError::into_inner).begin();
+    }
+
+    /// What was done since the last call was of this stage.
+    pub(crate) fn mark(&self, stage: Stage) {
+        self.stages.lock().unwrap_or_else(PoisonError::into_inner).mark(stage);
+    }
+
+    pub(crate) fn stage_times(&self) -> StageTimes {
+        self.stages.lock().unwrap_or_else(PoisonError::into_inner).times
     }
 
     /// Reads memory, on the calling thread.
@@ -107,39 +122,10 @@ impl Cpu {
     }
 
     fn attend<T: Element + KvElement>(&self, kv: &KvBlocks<T>, step: &AttentionStep<'_>, out: &mut [f32]) {
-        let layout = step.layout;
-        let group = layout.num_heads / layout.num_kv_heads;
-        // (segment, rows of it, kv head)
-        let mut tasks: Vec<(usize, Range<usize>, usize)> = Vec::new();
-        let mut work = 0;
-        for (i, segment) in step.batch.segments.iter().enumerate() {
-            let keys = segment.start as usize + segment.rows.len();
-            work += segment.rows.len() * keys * 2 * layout.q_width();
-            for start in segment.rows.clone().step_by(ATTENTION_ROWS) {
-                let rows = start..segment.rows.end.min(start + ATTENTION_ROWS);
-                tasks.extend((0..layout.num_kv_heads).map(|kv_head| (i, rows.clone(), kv_head)));
-            }
-        }
+        let (tasks, work) = attention::tasks(step);
         let out = Shared::new(out);
         self.threads.for_ranges(tasks.len(), 1, work, |range| {
-            for (i, rows, kv_head) in &tasks[range] {
-                let segment = &step.batch.segments[*i];
-                self.isa.run(Attend {
-                    queries: step.qkv,
-                    query_stride: layout.row_width(),
-                    kv,
-                    layer: step.layer,
-                    kv_head: *kv_head,
-                    group,
-                    head_dim: layout.head_dim,
-                    window: step.window,
-                    block_table: segment.block_table,
-                    rows: rows.clone(),
-                    start: segment.start + (rows.start - segment.rows.start) as u32,
-                    out: &out,
-                    out_stride: layout.q_width(),
-                });
-            }
+            self.isa.run(Attend { kv, step: *step, tasks: &tasks[range], out: &out });
         });
     }
 

@@ -20,6 +20,7 @@ use crate::model_config::{CONFIG_FILE, ModelConfig};
 use crate::numerics_id::NumericsParts;
 use crate::options::{EngineInfo, EngineStats, LoadOptions, SequenceRows, SlotId};
 use crate::rank::Runner;
+use crate::stages::StageTimes;
 use crate::weights::{Checkpoint, Formats, LinearFormat, MatrixFormat, RandomTensors, TensorSource};
 use crate::{EngineError, Logits, TokenId};
 
@@ -203,6 +204,11 @@ impl Engine {
             evicted_blocks: self.blocks.evicted_blocks(),
             ..self.stats
         }
+    }
+
+    /// What forwards spent their time on since start: on one CPU rank; elsewhere nobody keeps time.
+    pub fn stage_times(&self) -> StageTimes {
+        self.runner.stage_times()
     }
 
     /// Appends KV for every row and returns the logits asked for, in batch order. On an error nothing has

@@ -10,6 +10,7 @@ use crate::forward_batch::ForwardBatch;
 use crate::k_slices::KSlices;
 use crate::kv_cache::{KvCache, KvShape};
 use crate::rope::Rope;
+use crate::stages::{Stage, StageTimes};
 use crate::weights::{LinearFormat, LinearTensors, MatrixFormat, Stacked, TensorPart, TensorSource};
 
 /// What inputs are multiplied with.
@@ -203,7 +204,16 @@ impl Backend for Cpu {
     }
 
     fn begin<'a>(&self, batch: &'a ForwardBatch<'a>, rope: &Rope) -> HostPass<'a> {
+        self.begin_stages();
         HostPass { batch, angles: Angles::new(rope, &batch.positions) }
+    }
+
+    fn mark(&self, stage: Stage) {
+        Cpu::mark(self, stage);
+    }
+
+    fn stage_times(&self) -> StageTimes {
+        Cpu::stage_times(self)
     }
 
     fn embed(&self, table: &Table, pass: &HostPass<'_>, out: &mut Vec<f32>) {

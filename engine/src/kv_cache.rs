@@ -5,10 +5,14 @@
 //! A block is `[layer][kv head][K: head_dim x BLOCK_SIZE | V: BLOCK_SIZE x head_dim]`: keys lie dimension by
 //! dimension, so that one vector operation meets all keys of a block; values token by token.
 
+use std::marker::PhantomData;
+
 use half::bf16;
 
 use crate::EngineError;
 use crate::block_manager::BLOCK_SIZE;
+use crate::cpu::lines::{Line, Lines};
+use crate::cpu::round_to_bf16;
 
 /// Blocks that are taken from the system at a time.
 const BLOCKS_PER_CHUNK: usize = 16;
@@ -51,14 +55,16 @@ pub(crate) trait KvElement: bytemuck::Pod + Send + Sync {
 }
 
 impl KvElement for f32 {
+    #[inline(always)]
     fn from_f32(x: f32) -> Self {
         x
     }
 }
 
 impl KvElement for bf16 {
+    #[inline(always)]
     fn from_f32(x: f32) -> Self {
-        bf16::from_f32(x)
+        round_to_bf16(x)
     }
 }
 
@@ -66,7 +72,8 @@ impl KvElement for bf16 {
 #[derive(Debug)]
 pub(crate) struct KvBlocks<T> {
     shape: KvShape,
-    chunks: Vec<Vec<T>>,
+    chunks: Vec<Lines>,
+    numbers: PhantomData<T>,
 }
 
 /// The KV memory of a model, in the format that goes with its weights.
@@ -78,11 +85,11 @@ pub(crate) enum KvCache {
 
 impl KvCache {
     pub(crate) fn new_f32(shape: KvShape) -> Self {
-        Self::F32(KvBlocks { shape, chunks: Vec::new() })
+        Self::F32(KvBlocks::new(shape))
     }
 
     pub(crate) fn new_bf16(shape: KvShape) -> Self {
-        Self::Bf16(KvBlocks { shape, chunks: Vec::new() })
+        Self::Bf16(KvBlocks::new(shape))
     }
 
     /// Copies a block, all layers of it.
@@ -103,15 +110,16 @@ impl KvCache {
 }
 
 impl<T: KvElement> KvBlocks<T> {
+    fn new(shape: KvShape) -> Self {
+        Self { shape, chunks: Vec::new(), numbers: PhantomData }
+    }
+
     fn grow_to(&mut self, num_blocks: usize) -> Result<(), EngineError> {
         let chunk_len = self.shape.block_len() * BLOCKS_PER_CHUNK;
         while self.chunks.len() * BLOCKS_PER_CHUNK < num_blocks {
-            let mut chunk = Vec::new();
-            chunk.try_reserve_exact(chunk_len).map_err(|_| EngineError::OutOfMemory {
-                bytes: (chunk_len * size_of::<T>()) as u64,
-                purpose: "kv blocks, lower kv_memory_bytes to what the machine has",
-            })?;
-            chunk.resize(chunk_len, T::zeroed());
+            let lines = (chunk_len * size_of::<T>()).div_ceil(size_of::<Line>());
+            let chunk = Lines::zeroed(lines, "kv blocks, lower kv_memory_bytes to what the machine has")?;
+            chunk.populate();
             self.chunks.push(chunk);
         }
         Ok(())
@@ -121,9 +129,9 @@ impl<T: KvElement> KvBlocks<T> {
         let len = self.shape.block_len();
         let ((from_chunk, from), (to_chunk, to)) = (self.place(from, 0, 0), self.place(to, 0, 0));
         if from_chunk == to_chunk {
-            self.chunks[from_chunk].copy_within(from..from + len, to);
+            numbers_mut::<T>(&mut self.chunks[from_chunk]).copy_within(from..from + len, to);
         } else if let Ok([from_chunk, to_chunk]) = self.chunks.get_disjoint_mut([from_chunk, to_chunk]) {
-            to_chunk[to..to + len].copy_from_slice(&from_chunk[from..from + len]);
+            numbers_mut::<T>(to_chunk)[to..to + len].copy_from_slice(&numbers(from_chunk)[from..from + len]);
         }
     }
 
@@ -132,7 +140,7 @@ impl<T: KvElement> KvBlocks<T> {
     pub(crate) fn keys_and_values(&self, block: u32, layer: usize, kv_head: usize) -> (&[T], &[T]) {
         let (chunk, start) = self.place(block, layer, kv_head);
         let head_len = self.shape.head_len();
-        self.chunks[chunk][start..start + 2 * head_len].split_at(head_len)
+        numbers(&self.chunks[chunk])[start..start + 2 * head_len].split_at(head_len)
     }
 
     /// Stores one token's keys and values, each `[kv head][head_dim]`, rounding them to the stored format.
@@ -143,7 +151,8 @@ impl<T: KvElement> KvBlocks<T> {
             keys.chunks_exact(head_dim).zip(values.chunks_exact(head_dim)).enumerate()
         {
             let (chunk, start) = self.place(slot.block, layer, kv_head);
-            let (k, v) = self.chunks[chunk][start..start + 2 * head_len].split_at_mut(head_len);
+            let head = &mut numbers_mut::<T>(&mut self.chunks[chunk])[start..start + 2 * head_len];
+            let (k, v) = head.split_at_mut(head_len);
             for (column, &x) in k.chunks_exact_mut(BLOCK_SIZE).zip(key) {
                 column[offset] = T::from_f32(x);
             }
@@ -158,4 +167,13 @@ impl<T: KvElement> KvBlocks<T> {
         let head = layer * self.shape.num_kv_heads + kv_head;
         (chunk, block * self.shape.block_len() + head * 2 * self.shape.head_len())
     }
+}
+
+#[inline(always)]
+fn numbers<T: KvElement>(lines: &Lines) -> &[T] {
+    bytemuck::cast_slice(lines)
+}
+
+fn numbers_mut<T: KvElement>(lines: &mut Lines) -> &mut [T] {
+    bytemuck::cast_slice_mut(lines)
 }

@@ -35,6 +35,7 @@ mod rank_group;
 mod read_probe;
 mod rope;
 mod shard;
+mod stages;
 mod weights;
 
 pub use block_manager::Shared;
@@ -47,3 +48,4 @@ pub use options::{EngineInfo, EngineStats, LoadOptions, SequenceRows, SlotId, We
 pub use oracle::Oracle;
 pub use read_probe::ReadProbe;
 pub use speculation::TokenId;
+pub use stages::StageTimes;

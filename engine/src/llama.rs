@@ -10,6 +10,7 @@ use crate::collective::Collective;
 use crate::forward_batch::ForwardBatch;
 use crate::model_config::ModelConfig;
 use crate::shard::Shard;
+use crate::stages::Stage;
 
 /// A decoder's weights, or one rank's part of them.
 pub(crate) struct Llama<B: Backend> {
@@ -100,35 +101,47 @@ impl<B: Backend> Llama<B> {
         backend.embed(&self.embedding, &pass, &mut w.hidden); // [rows, hidden]
         for (index, layer) in self.layers.iter().enumerate() {
             backend.rms_norm(&layer.input_norm, &w.hidden, &mut w.normed); // [rows, hidden]
+            backend.mark(Stage::Rest);
             backend.linear(&layer.qkv, &mut w.normed, &mut w.qkv); // [rows, (heads + 2 kv heads) * head_dim]
+            backend.mark(Stage::Products);
             if let Some((q_norm, k_norm)) = &layer.qk_norms {
                 backend.norm_heads(layout, (q_norm, k_norm), &mut w.qkv);
             }
             backend.rotate(layout, &pass, &mut w.qkv);
+            backend.mark(Stage::Rest);
             let at = AttentionLayer { layout, layer: index, window: self.config.windows[index] };
             backend.write_kv(kv, at, &pass, &w.qkv);
             backend.attention(kv, at, (&pass, &w.qkv), &mut w.attended); // [rows, heads * head_dim]
+            backend.mark(Stage::Attention);
             backend.linear(&layer.o, &mut w.attended, &mut w.delta); // [rows, hidden], this rank's part
+            backend.mark(Stage::Products);
             collective.all_reduce(&mut w.delta)?;
             backend.finish_sum(&layer.o, &mut w.delta);
             backend.add(&mut w.hidden, &w.delta);
 
             backend.rms_norm(&layer.post_attention_norm, &w.hidden, &mut w.normed); // [rows, hidden]
+            backend.mark(Stage::Rest);
             backend.linear(&layer.gate_up, &mut w.normed, &mut w.gate_up); // [rows, 2 * intermediate]
+            backend.mark(Stage::Products);
             backend.silu_mul(&w.gate_up, intermediate, &mut w.gated); // [rows, intermediate]
+            backend.mark(Stage::Rest);
             backend.linear(&layer.down, &mut w.gated, &mut w.delta); // [rows, hidden], this rank's part
+            backend.mark(Stage::Products);
             collective.all_reduce(&mut w.delta)?;
             backend.finish_sum(&layer.down, &mut w.delta);
             backend.add(&mut w.hidden, &w.delta);
         }
 
+        backend.mark(Stage::Rest);
         if batch.logit_rows.is_empty() {
             return Ok(());
         }
         // The vocabulary only for rows that are drawn.
         backend.take_logit_rows(&pass, self.config.hidden_size, &w.hidden, &mut w.last_hidden);
         backend.rms_norm(&self.final_norm, &w.last_hidden, &mut w.last_normed);
+        backend.mark(Stage::Rest);
         backend.linear(&self.lm_head, &mut w.last_normed, &mut w.logits); // [logit rows, this rank's vocab]
+        backend.mark(Stage::Vocabulary);
         collective.gather(&mut w.logits, &self.vocabulary_parts())
     }
 

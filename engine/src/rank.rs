@@ -9,6 +9,7 @@ use crate::collective::Collective;
 use crate::draws::{DrawPlan, Outputs};
 use crate::forward_batch::{ForwardBatch, MAX_ROWS_PER_PASS, ReservedRows};
 use crate::llama::{Device, Llama, Workspace};
+use crate::stages::StageTimes;
 
 /// What runs checked batches over reserved KV: a rank, or all of them together.
 pub(crate) trait Runner: Send {
@@ -21,6 +22,11 @@ pub(crate) trait Runner: Send {
     /// Appends KV for every row and returns what was asked for: the draws of rows that `draws` names, and the logits of the
     /// others, `[rows, vocab]`, in batch order; on ranks but the first, nothing.
     fn forward(&mut self, batch: &[ReservedRows<'_>], draws: &DrawPlan) -> Result<Outputs, EngineError>;
+
+    /// What forwards spent their time on since start; nothing where nobody keeps time.
+    fn stage_times(&self) -> StageTimes {
+        StageTimes::default()
+    }
 }
 
 /// See the head of this file.
@@ -79,6 +85,10 @@ impl<B: Backend> Runner for Rank<B> {
         }
         Ok(outputs)
     }
+
+    fn stage_times(&self) -> StageTimes {
+        self.backend.stage_times()
+    }
 }
 
 /// A rank that has no others. What panics in it, on whichever of its threads, is told as an error, and nothing is ever run
@@ -119,6 +129,10 @@ impl Runner for LoneRank {
 
     fn forward(&mut self, batch: &[ReservedRows<'_>], draws: &DrawPlan) -> Result<Outputs, EngineError> {
         self.guard(|runner| runner.forward(batch, draws))
+    }
+
+    fn stage_times(&self) -> StageTimes {
+        self.runner.stage_times()
     }
 }
 

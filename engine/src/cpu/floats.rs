@@ -1,19 +1,22 @@
 //! Matrices of floats, packed while loading into the order in which the kernels stream them: panels of 32 output
 //! channels, one channel to a lane, so that a sum runs along K in one lane and is never folded across lanes
-//! (docs/contract.md C1). `pack` makes the panels, `rows` arranges activations, `mat_mul` multiplies. The twin is
+//! (docs/contract.md C1). `pack` makes the panels, `rows` arranges activations, `mat_mul` multiplies
+//! one tile of them, `blocked` many, both with the inner loop of `steps`. The twin is
 //! `reference::Linear`.
 //!
 //! A panel is one step after the other, a step two numbers along K of each of its channels: in bf16 two lines, the pair
 //! of a channel in one 32-bit lane (the first number in its low half); in f32 four, those of the first number
 //! before those of the second. A K-slice of odd length is padded with a zero, so that slices begin with a step.
 
+mod blocked;
 mod mat_mul;
 mod pack;
 mod rows;
+mod steps;
 
 use std::ops::Range;
 
-pub(super) use mat_mul::FloatMatMul;
+pub(super) use mat_mul::{FloatMatMul, with_rows};
 pub(super) use rows::TiledRows;
 
 use super::lanes::LANES;

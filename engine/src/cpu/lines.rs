@@ -1,6 +1,6 @@
-//! Memory for weights that kernels stream: whole cache lines, in large pages where the system has them, so that
-//! neither a hardware prefetcher nor the address translation starts anew every 4 KiB. Taken once at load; it must
-//! never be part of a forward.
+//! Memory that kernels stream, weights and KV blocks: whole cache lines, in large pages where the system has them, so
+//! that neither a hardware prefetcher nor the address translation starts anew every 4 KiB. Taken at load, and as KV grows; it
+//! must never be taken inside a forward.
 
 use std::ops::{Deref, DerefMut};
 
@@ -10,15 +10,18 @@ use super::lanes::Lanes;
 use crate::EngineError;
 
 /// What a vector load takes, where a cache line begins: one that straddled two would cost twice.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
 #[repr(C, align(64))]
-pub(super) struct Line(pub(super) [u8; 64]);
+pub(crate) struct Line(pub(crate) [u8; 64]);
+
+/// What most lines are for.
+pub(super) const WEIGHTS: &str = "packed weights, take a smaller model or format";
 
 /// A large page of x86-64, and of most others.
 const LARGE_PAGE: usize = 2 << 20;
 
 /// Zeroed lines; they begin at a large page.
-pub(super) struct Lines {
+pub(crate) struct Lines {
     map: MmapMut,
     /// Bytes of the map before the first large page.
     start: usize,
@@ -26,12 +29,10 @@ pub(super) struct Lines {
 }
 
 impl Lines {
-    pub(super) fn zeroed(len: usize) -> Result<Self, EngineError> {
+    /// `purpose` says for whom, and what to do where there is no memory.
+    pub(crate) fn zeroed(len: usize, purpose: &'static str) -> Result<Self, EngineError> {
         let bytes = len * size_of::<Line>();
-        let out_of_memory = |_| EngineError::OutOfMemory {
-            bytes: bytes as u64,
-            purpose: "packed weights, take a smaller model or format",
-        };
+        let out_of_memory = |_| EngineError::OutOfMemory { bytes: bytes as u64, purpose };
         // More than is asked for, so that a large page begins inside; what is not touched takes no memory.
         let map = MmapMut::map_anon(bytes + LARGE_PAGE).map_err(out_of_memory)?;
         let start = map.as_ptr().align_offset(LARGE_PAGE);
@@ -39,15 +40,24 @@ impl Lines {
         if whole_pages > 0
             && let Err(error) = map.advise_range(Advice::HugePage, start, whole_pages)
         {
-            tracing::debug!(%error, "no large pages for weights, reading them will be slower");
+            tracing::debug!(%error, "no large pages for what kernels stream, reading will be slower");
         }
         Ok(Self { map, start, len })
+    }
+
+    /// Takes the memory now, not page by page as it is first written.
+    pub(crate) fn populate(&self) {
+        let bytes = self.len * size_of::<Line>();
+        if let Err(error) = self.map.advise_range(Advice::PopulateWrite, self.start, bytes) {
+            tracing::debug!(%error, "memory is taken as it is first written");
+        }
     }
 }
 
 impl Deref for Lines {
     type Target = [Line];
 
+    #[inline(always)]
     fn deref(&self) -> &[Line] {
         let bytes = &self.map[self.start..self.start + self.len * size_of::<Line>()];
         // SAFETY: the bytes begin at a large page, so lines are aligned; any bytes make a line.
@@ -69,6 +79,24 @@ impl std::fmt::Debug for Lines {
     }
 }
 
+/// What a kernel fetches while it reads lines.
+pub(super) trait Fetch {
+    /// Called before N lines, from the `line`-th on of all that the kernel reads from, are used.
+    ///
+    /// # Safety
+    /// V's instructions are there.
+    unsafe fn fetch<V: Lanes, const N: usize>(&mut self, line: usize);
+}
+
+/// Lines are near already.
+#[derive(Clone, Copy)]
+pub(super) struct Nothing;
+
+impl Fetch for Nothing {
+    #[inline(always)]
+    unsafe fn fetch<V: Lanes, const N: usize>(&mut self, _: usize) {}
+}
+
 /// Lines of a window: while one is read, the next is fetched into the second-level cache.
 const WINDOW: usize = 1024;
 /// Places of the next window that are fetched in turns: a machine fetches several streams faster than one.
@@ -76,33 +104,81 @@ const STREAMS: usize = 8;
 /// How far ahead in its own stream a line is fetched into the first-level cache.
 const NEAR_BYTES: usize = 1024;
 
-/// Fetches what will be read when the N lines from `line` of those at `first` are: lines soon to come, and their share of
-/// the window after this one.
-///
-/// # Safety
-/// V's instructions are there.
-#[inline(always)]
-pub(super) unsafe fn fetch_ahead<V: Lanes, const N: usize>(first: *const u8, line: usize) {
-    let in_window = line % WINDOW / N;
-    let far =
-        line - line % WINDOW + WINDOW + in_window % STREAMS * (WINDOW / STREAMS) + in_window / STREAMS * N;
-    let near = first.wrapping_add(line * size_of::<Line>() + NEAR_BYTES);
-    let far = first.wrapping_add(far * size_of::<Line>());
-    for i in 0..N {
-        // SAFETY: the caller's promise.
-        unsafe {
-            V::prefetch_near(near.wrapping_add(i * size_of::<Line>()));
-            V::prefetch_far(far.wrapping_add(i * size_of::<Line>()));
+/// For lines that are read once, one after the other: lines soon to come, and a share of the window after this one.
+#[derive(Clone, Copy)]
+pub(super) struct Ahead {
+    /// Where lines begin.
+    pub(super) first: *const u8,
+}
+
+impl Fetch for Ahead {
+    #[inline(always)]
+    unsafe fn fetch<V: Lanes, const N: usize>(&mut self, line: usize) {
+        let in_window = line % WINDOW / N;
+        let far = line - line % WINDOW
+            + WINDOW
+            + in_window % STREAMS * (WINDOW / STREAMS)
+            + in_window / STREAMS * N;
+        let near = self.first.wrapping_add(line * size_of::<Line>() + NEAR_BYTES);
+        let far = self.first.wrapping_add(far * size_of::<Line>());
+        for i in 0..N {
+            // SAFETY: the caller's promise.
+            unsafe {
+                V::prefetch_near(near.wrapping_add(i * size_of::<Line>()));
+                V::prefetch_far(far.wrapping_add(i * size_of::<Line>()));
+            }
         }
     }
 }
 
-/// The first half of [`fetch_ahead`], for whoever reads several streams by itself.
-///
-/// # Safety
-/// V's instructions are there.
-#[inline(always)]
-pub(super) unsafe fn fetch_near<V: Lanes>(line: *const u8) {
-    // SAFETY: the caller's promise.
-    unsafe { V::prefetch_near(line.wrapping_add(NEAR_BYTES)) };
+/// For `STREAMS` streams of lines that are read side by side, so many bytes apart.
+#[derive(Clone, Copy)]
+pub(super) struct SideBySide<const STREAMS: usize> {
+    /// Where lines of the first begin.
+    pub(super) first: *const u8,
+    pub(super) apart: usize,
+}
+
+impl<const STREAMS: usize> Fetch for SideBySide<STREAMS> {
+    #[inline(always)]
+    unsafe fn fetch<V: Lanes, const N: usize>(&mut self, line: usize) {
+        for stream in 0..STREAMS {
+            for i in 0..N {
+                let line = stream * self.apart + (line + i) * size_of::<Line>();
+                // SAFETY: the caller's promise.
+                unsafe { V::prefetch_near(self.first.wrapping_add(line + NEAR_BYTES)) };
+            }
+        }
+    }
+}
+
+/// For lines that several tiles of rows read in turns: each fetches its share of what is read next into the second-level
+/// cache.
+#[derive(Clone, Copy)]
+pub(super) struct Share {
+    at: *const u8,
+    end: *const u8,
+    /// Lines of the share for eight that are used, rounded up.
+    of_eight: usize,
+}
+
+impl Share {
+    /// The share of tile `index` of `tiles` in the `lines` at `next`, for a tile that uses as many.
+    pub(super) fn new(next: *const u8, lines: usize, (index, tiles): (usize, usize)) -> Self {
+        let at = |tile: usize| next.wrapping_add(lines * tile / tiles * size_of::<Line>());
+        Self { at: at(index), end: at(index + 1), of_eight: 8usize.div_ceil(tiles) }
+    }
+}
+
+impl Fetch for Share {
+    #[inline(always)]
+    unsafe fn fetch<V: Lanes, const N: usize>(&mut self, line: usize) {
+        if line % 8 < N {
+            for _ in 0..self.of_eight {
+                // SAFETY: the caller's promise.
+                unsafe { V::prefetch_far(self.at) };
+                self.at = self.at.wrapping_add(size_of::<Line>()).min(self.end);
+            }
+        }
+    }
 }

@@ -14,7 +14,7 @@ pub(crate) struct ReadBuffer(Lines);
 impl ReadBuffer {
     /// About so many bytes, rounded up to whole cache lines.
     pub(crate) fn new(bytes: usize) -> Result<Self, EngineError> {
-        let mut lines = Lines::zeroed(bytes.div_ceil(size_of::<Line>()))?;
+        let mut lines = Lines::zeroed(bytes.div_ceil(size_of::<Line>()), "the read probe, read less")?;
         // Not zeros, which the system may keep on one shared page.
         lines.iter_mut().enumerate().for_each(|(i, line)| *line = Line([i as u8 | 1; 64]));
         Ok(Self(lines))

@@ -106,6 +106,21 @@ fn check_rows(table: Table, packed: &FloatMatrix) {
     }
 }
 
+/// Shapes of several windows of K, of windows widened beforehand, and of several blocks of rows.
+#[test]
+fn a_linear_of_many_rows_is_its_twin() {
+    for (rows, k, unit, bf) in [
+        (13, 401, None, true),
+        (50, 777, None, true),
+        (50, 777, None, false),
+        (49, 1_700, Some(35), true),
+        (38, 1_700, Some(300), false),
+        (100, 4_001, None, true),
+    ] {
+        check_linear(&Product { rows, k, widths: vec![33, 5], unit, bf, bias: true });
+    }
+}
+
 /// The same product in integers: `extremes` are numbers of very different size, and rows of zeros.
 fn check_quantized(product: &Product, format: QuantizedFormat, extremes: bool) {
     let Product { rows, k, ref widths, unit, bias, .. } = *product;

@@ -6,7 +6,7 @@ use std::ops::Range;
 use super::{FloatMatrix, STEP, Slice};
 use crate::cpu::dispatch::{Isa, Kernel};
 use crate::cpu::elementwise::round_to_bf16;
-use crate::cpu::lanes::Lanes;
+use crate::cpu::lanes::{Element, Lanes};
 use crate::cpu::threads::{Shared, Threads};
 use crate::cpu::tiles::Tiles;
 use crate::weights::MatrixFormat;
@@ -67,11 +67,11 @@ impl<const ROUND: bool> Kernel for Fill<'_, ROUND> {
                 let row = &row[slice.k.clone()];
                 if rows == 1 {
                     for (out, &x) in part.iter_mut().zip(row) {
-                        *out = if ROUND { round_to_bf16(x) } else { x };
+                        *out = if ROUND { round_to_bf16(x).widen() } else { x };
                     }
                 } else {
                     for (out, &x) in part.chunks_exact_mut(rows).zip(row) {
-                        out[r] = if ROUND { round_to_bf16(x) } else { x };
+                        out[r] = if ROUND { round_to_bf16(x).widen() } else { x };
                     }
                 }
             }

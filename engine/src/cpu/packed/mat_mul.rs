@@ -13,8 +13,9 @@ use half::bf16;
 use super::layout::{GROUP, Piece};
 use super::rows::QUAD;
 use super::{DotKernel, Dots, PANEL, PackedMatrix, QuantizedRows, Scales, k_per_line};
+use crate::cpu::floats::with_rows;
 use crate::cpu::lanes::Lanes;
-use crate::cpu::lines::fetch_ahead;
+use crate::cpu::lines::{Ahead, Fetch, Line, Share};
 use crate::cpu::threads::Shared;
 use crate::cpu::tiles::SliceTree;
 use crate::k_slices::NUM_SLICES;
@@ -47,54 +48,116 @@ impl DotKernel for PackedMatMul<'_> {
                 && (0..tiles.len()).all(|tile| tiles.rows(tile).len() <= D::TILE_ROWS),
             "a packed product's operands disagree"
         );
-        for panel in self.columns.start / PANEL..self.columns.end.div_ceil(PANEL) {
+        let (lines, panel_lines): (*const u8, _) =
+            (self.weights.lines.as_ptr().cast(), self.weights.panel_lines());
+        let panels = self.columns.start / PANEL..self.columns.end.div_ceil(PANEL);
+        let mut panel = panels.start;
+        while panel < panels.end {
+            let pair = tiles.len() > 1 && D::TILE_ROWS > 4 && panel + 2 <= panels.end && self.is_int8();
+            let after = if pair { panel + 2 } else { panel + 1 };
             for tile in 0..tiles.len() {
                 let rows = tiles.rows(tile);
                 let at = (panel, rows.start);
-                // SAFETY: D's instructions are there; rows and panel lie inside by the assertion, and an arm takes as
-                // many rows as there are.
+                // What the next panels have is fetched by all tiles together.
+                let next = lines.wrapping_add(after * panel_lines * size_of::<Line>());
+                let share = Share::new(next, (after - panel) * panel_lines, (tile, tiles.len()));
+                // SAFETY: D's instructions are there; rows and panels lie inside by the assertion.
                 unsafe {
-                    match rows.len() {
-                        1 => self.tile::<D, 1, 4>(at),
-                        2 => self.tile::<D, 2, 4>(at),
-                        3 => self.tile::<D, 3, 2>(at),
-                        4 => self.tile::<D, 4, 2>(at),
-                        5 if D::TILE_ROWS > 4 => self.tile::<D, 5, 2>(at),
-                        6 if D::TILE_ROWS > 4 => self.tile::<D, 6, 2>(at),
-                        7 if D::TILE_ROWS > 4 => self.tile::<D, 7, 1>(at),
-                        8 if D::TILE_ROWS > 4 => self.tile::<D, 8, 1>(at),
-                        9 if D::TILE_ROWS > 4 => self.tile::<D, 9, 1>(at),
-                        10 if D::TILE_ROWS > 4 => self.tile::<D, 10, 1>(at),
-                        11 if D::TILE_ROWS > 4 => self.tile::<D, 11, 1>(at),
-                        12 if D::TILE_ROWS > 4 => self.tile::<D, 12, 1>(at),
-                        _ => unreachable!(
-                            "a tile has at most D::TILE_ROWS rows, and no D has more than twelve"
-                        ),
+                    match tiles.len() {
+                        1 => self.tile_of::<D>(at, rows.len(), Ahead { first: lines }),
+                        _ if pair => self.pair_of::<D>(at, rows.len(), share),
+                        _ => self.tile_of::<D>(at, rows.len(), share),
                     }
                 }
             }
+            panel = after;
         }
     }
 }
 
 impl PackedMatMul<'_> {
-    /// R rows times one panel, all slices, written out. U chains of sums for each row hide the latency of the
+    fn is_int8(&self) -> bool {
+        matches!(self.weights.scales, Scales::Channel(_))
+    }
+
+    /// A tile of so many rows times one panel.
+    ///
+    /// # Safety
+    /// As for `tile`.
+    #[inline(always)]
+    unsafe fn tile_of<D: Dots>(&self, at: (usize, usize), rows: usize, fetch: impl Fetch) {
+        macro_rules! tile {
+            // The fewer rows, the more chains it takes to keep the instruction busy.
+            (1) => {
+                self.tile::<D, 1, 1, 4>(at, fetch)
+            };
+            (2) => {
+                self.tile::<D, 2, 1, 4>(at, fetch)
+            };
+            (3) => {
+                self.tile::<D, 3, 1, 2>(at, fetch)
+            };
+            (4) => {
+                self.tile::<D, 4, 1, 2>(at, fetch)
+            };
+            (5) => {
+                self.tile::<D, 5, 1, 2>(at, fetch)
+            };
+            (6) => {
+                self.tile::<D, 6, 1, 2>(at, fetch)
+            };
+            ($rows:literal) => {
+                self.tile::<D, $rows, 1, 1>(at, fetch)
+            };
+        }
+        // SAFETY: the caller's promise; an arm takes as many rows as there are.
+        unsafe { with_rows!(D, rows, tile) }
+    }
+
+    /// One of several tiles times two panels of int8: an activation that is loaded serves both.
+    ///
+    /// # Safety
+    /// As for `tile`; tiles have up to twelve rows.
+    #[inline(always)]
+    unsafe fn pair_of<D: Dots>(&self, at: (usize, usize), rows: usize, fetch: impl Fetch) {
+        // SAFETY: the caller's promise; an arm takes as many rows as there are.
+        unsafe {
+            match rows {
+                6 => self.tile::<D, 6, 2, 1>(at, fetch),
+                7 => self.tile::<D, 7, 2, 1>(at, fetch),
+                8 => self.tile::<D, 8, 2, 1>(at, fetch),
+                9 => self.tile::<D, 9, 2, 1>(at, fetch),
+                10 => self.tile::<D, 10, 2, 1>(at, fetch),
+                11 => self.tile::<D, 11, 2, 1>(at, fetch),
+                12 => self.tile::<D, 12, 2, 1>(at, fetch),
+                _ => unreachable!("several even tiles of up to twelve rows have six at least"),
+            }
+        }
+    }
+
+    /// R rows times M panels, all slices, written out. U chains of sums for each row hide the latency of the
     /// instruction.
     ///
     /// # Safety
-    /// D's instructions are there; R rows from `row` are a tile, and the panel lies inside.
+    /// D's instructions are there; R rows from `row` are a tile, and the panels lie inside; M is 1 for int4.
     #[inline(always)]
-    unsafe fn tile<D: Dots, const R: usize, const U: usize>(&self, (panel, row): (usize, usize)) {
+    unsafe fn tile<D: Dots, const R: usize, const M: usize, const U: usize>(
+        &self,
+        (panel, row): (usize, usize),
+        mut fetch: impl Fetch,
+    ) {
         let slices = self.weights.layout.slices().len();
         // SAFETY: the caller's promise.
         unsafe {
-            let mut tree = SliceTree::<D::Lanes, R, 1>::new();
-            let mut joined = [[D::Lanes::splat(0.0); R]];
+            let mut tree = SliceTree::<D::Lanes, R, M>::new();
+            let mut joined = [[D::Lanes::splat(0.0); R]; M];
             for slice in 0..slices {
-                let sums = [self.slice::<D, R, U>(panel, row, slice)];
+                let sums = self.slice::<D, R, M, U>((panel, row), slice, &mut fetch);
                 joined = if slices == NUM_SLICES { tree.join(slice, sums) } else { sums };
             }
-            self.write::<D, R>(panel, row, joined[0]);
+            for m in 0..M {
+                self.write::<D, R>(panel + m, row, joined[m]);
+            }
         }
     }
 
@@ -103,42 +166,47 @@ impl PackedMatMul<'_> {
     /// # Safety
     /// As for `tile`; the slice is one of the layout's.
     #[inline(always)]
-    unsafe fn slice<D: Dots, const R: usize, const U: usize>(
+    unsafe fn slice<D: Dots, const R: usize, const M: usize, const U: usize>(
         &self,
-        panel: usize,
-        row: usize,
+        (panel, row): (usize, usize),
         slice: usize,
-    ) -> [D::Lanes; R] {
+        fetch: &mut impl Fetch,
+    ) -> [[D::Lanes; R]; M] {
         let layout = &self.weights.layout;
         let pieces = layout.slices()[slice].clone();
         let num_pieces = layout.pieces().len();
+        let first_line = panel * self.weights.panel_lines();
         // SAFETY: the caller's promise; group scales are there for every piece of every panel.
         unsafe {
-            let mut sums = [D::Lanes::splat(0.0); R];
+            let mut sums = [[D::Lanes::splat(0.0); R]; M];
             for index in pieces {
                 let piece = &layout.pieces()[index];
                 let at = PieceAt::new::<R>(self, row, piece, index);
-                let line = panel * self.weights.panel_lines() + piece.start / k_per_line(layout.format());
+                let line = first_line + piece.start / k_per_line(layout.format());
                 match &self.weights.scales {
                     Scales::Channel(_) => {
-                        let exact = at.dot_bytes::<D, R, U>(line);
-                        for r in 0..R {
-                            sums[r] = exact[r].to_f32();
+                        let exact = at.dot_bytes::<D, R, M, U>(line, fetch);
+                        for m in 0..M {
+                            for r in 0..R {
+                                sums[m][r] = exact[m][r].to_f32();
+                            }
                         }
                     }
                     Scales::Group(scales) => {
                         let scale: *const bf16 = scales.as_ptr().add((panel * num_pieces + index) * PANEL);
                         let scale = D::Lanes::load_bf16(scale);
-                        let exact = at.dot_halves::<D, R, U>(line);
+                        let exact = at.dot_halves::<D, R, U>(line, fetch);
                         for r in 0..R {
-                            sums[r] = sums[r].fma(exact[r].to_f32(), scale);
+                            sums[0][r] = sums[0][r].fma(exact[r].to_f32(), scale);
                         }
                     }
                 }
             }
             let scales = self.x.scales.as_ptr().add(row * layout.slices().len() + slice * R);
-            for r in 0..R {
-                sums[r] = sums[r].mul(D::Lanes::splat(*scales.add(r)));
+            for m in 0..M {
+                for r in 0..R {
+                    sums[m][r] = sums[m][r].mul(D::Lanes::splat(*scales.add(r)));
+                }
             }
             sums
         }
@@ -177,6 +245,7 @@ impl PackedMatMul<'_> {
 struct PieceAt {
     /// All lines of the matrix.
     lines: *const u8,
+    panel_bytes: usize,
     x: *const i8,
     len: usize,
     corrections: *const i32,
@@ -197,6 +266,7 @@ impl PieceAt {
         unsafe {
             Self {
                 lines: product.weights.lines.as_ptr().cast(),
+                panel_bytes: product.weights.panel_lines() * size_of::<Line>(),
                 x: product.x.values.as_ptr().add(row * layout.padded() + piece.start * R),
                 len: piece.len,
                 corrections: product.x.corrections.as_ptr().add(row * layout.pieces().len() + index * R),
@@ -221,37 +291,55 @@ impl PieceAt {
     }
 
     /// # Safety
-    /// D's instructions are there; the tile has R rows, and the piece's first line is `line`.
+    /// D's instructions are there; the tile has R rows, and the piece's first line in the first of M panels is `line`.
     #[inline(always)]
-    unsafe fn dot_bytes<D: Dots, const R: usize, const U: usize>(&self, line: usize) -> [D; R] {
+    unsafe fn dot_bytes<D: Dots, const R: usize, const M: usize, const U: usize>(
+        &self,
+        line: usize,
+        fetch: &mut impl Fetch,
+    ) -> [[D; R]; M] {
         // SAFETY: the caller's promise; `len` is a multiple of four, and no step passes it.
         unsafe {
-            let mut sums = self.begin::<D, R, U>();
+            let mut sums = [self.begin::<D, R, U>(); M];
             let mut k = 0;
             while k + QUAD * FETCHED <= self.len {
-                fetch_ahead::<D::Lanes, FETCHED>(self.lines, line + k / QUAD);
+                fetch.fetch::<D::Lanes, FETCHED>(line + k / QUAD);
                 for u in 0..FETCHED {
-                    self.add_quad::<D, R>(&mut sums[u % U], line, k + QUAD * u);
+                    self.add_quad::<D, R, M, U>(&mut sums, (line, u % U), k + QUAD * u);
                 }
                 k += QUAD * FETCHED;
             }
             while k < self.len {
-                self.add_quad::<D, R>(&mut sums[0], line, k);
+                self.add_quad::<D, R, M, U>(&mut sums, (line, 0), k);
                 k += QUAD;
             }
-            join(sums)
+            sums.map(|sums| join(sums))
         }
     }
 
+    /// Adds to chain `u` of each row.
+    ///
     /// # Safety
     /// As for `dot_bytes`; `k` is a multiple of four below the piece's length.
     #[inline(always)]
-    unsafe fn add_quad<D: Dots, const R: usize>(&self, sums: &mut [D; R], first: usize, k: usize) {
+    unsafe fn add_quad<D: Dots, const R: usize, const M: usize, const U: usize>(
+        &self,
+        sums: &mut [[[D; R]; U]; M],
+        (first, u): (usize, usize),
+        k: usize,
+    ) {
         // SAFETY: the caller's promise.
         unsafe {
-            let bytes = D::load(self.lines.add((first + k / QUAD) * 64));
+            let line = self.lines.add((first + k / QUAD) * size_of::<Line>());
+            let mut bytes = [D::load(line); M];
+            for m in 1..M {
+                bytes[m] = D::load(line.add(m * self.panel_bytes));
+            }
             for r in 0..R {
-                sums[r] = sums[r].dot(bytes, self.x.add(k * R + QUAD * r));
+                let x = self.x.add(k * R + QUAD * r);
+                for m in 0..M {
+                    sums[m][u][r] = sums[m][u][r].dot(bytes[m], x);
+                }
             }
         }
     }
@@ -259,13 +347,17 @@ impl PieceAt {
     /// # Safety
     /// D's instructions are there; the tile has R rows, and the piece's first line is `line`.
     #[inline(always)]
-    unsafe fn dot_halves<D: Dots, const R: usize, const U: usize>(&self, line: usize) -> [D; R] {
+    unsafe fn dot_halves<D: Dots, const R: usize, const U: usize>(
+        &self,
+        line: usize,
+        fetch: &mut impl Fetch,
+    ) -> [D; R] {
         // SAFETY: the caller's promise; `len` is a multiple of eight.
         unsafe {
             let mut sums = self.begin::<D, R, U>();
             if self.len == GROUP {
                 // The usual length, known to the compiler.
-                fetch_ahead::<D::Lanes, { GROUP / 8 }>(self.lines, line);
+                fetch.fetch::<D::Lanes, { GROUP / 8 }>(line);
                 for index in 0..GROUP / 8 {
                     self.add_line::<D, R, U>(&mut sums, line, index);
                 }

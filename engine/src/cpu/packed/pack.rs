@@ -9,7 +9,7 @@ use crate::EngineError;
 use crate::cpu::Threads;
 use crate::cpu::dispatch::{Isa, Kernel};
 use crate::cpu::lanes::Lanes;
-use crate::cpu::lines::{Line, Lines};
+use crate::cpu::lines::{Line, Lines, WEIGHTS};
 use crate::cpu::threads::Shared;
 use crate::cpu::transpose::{LINE_WORDS, transpose};
 use crate::k_slices::KSlices;
@@ -37,7 +37,7 @@ impl PackedMatrix {
         let (width, k) = (rows.rows(), rows.columns());
         let (panels, panel_lines) = (width.div_ceil(PANEL), layout.padded() / k_per_line(format));
         let panel_groups = layout.pieces().len() * PANEL;
-        let mut lines = Lines::zeroed(panels * panel_lines)?;
+        let mut lines = Lines::zeroed(panels * panel_lines, WEIGHTS)?;
         let mut scales = match format {
             QuantizedFormat::Int8 => Scales::Channel(vec![0.0; panels * PANEL]),
             QuantizedFormat::Int4 => Scales::Group(vec![bf16::ZERO; panels * panel_groups]),

@@ -124,21 +124,31 @@ const GATHERED: usize = 64;
 /// The same for row `r` of a tile of `rows`.
 #[inline(always)]
 fn quantize_among(x: &[f32], inverse: f32, (steps, rows, r): (&mut [i8], usize, usize)) -> i32 {
+    let (whole, rest) = x.as_chunks::<GATHERED>();
+    let (whole_steps, rest_steps) = steps.split_at_mut(whole.len() * GATHERED * rows);
     let mut sum = 0i32;
-    for (x, steps) in x.chunks(GATHERED).zip(steps.chunks_mut(GATHERED * rows)) {
+    for (x, steps) in whole.iter().zip(whole_steps.chunks_exact_mut(GATHERED * rows)) {
         let mut gathered = [0i8; GATHERED];
         for (step, x) in gathered.iter_mut().zip(x) {
             *step = nearest_step(x * inverse);
         }
-        for step in gathered {
-            sum = sum.wrapping_add(i32::from(step));
-        }
-        let quads = steps.chunks_exact_mut(QUAD * rows);
-        for (to, quad) in quads.zip(gathered.as_chunks::<QUAD>().0) {
-            to[QUAD * r..QUAD * (r + 1)].copy_from_slice(quad);
-        }
+        sum = sum.wrapping_add(deal_out(&gathered, (steps, rows, r)));
     }
-    sum
+    let mut gathered = [0i8; GATHERED];
+    for (step, x) in gathered.iter_mut().zip(rest) {
+        *step = nearest_step(x * inverse);
+    }
+    sum.wrapping_add(deal_out(&gathered, (rest_steps, rows, r)))
+}
+
+/// Puts steps, four by four, where row `r` of a tile has them; returns their sum. Steps past the end are zero.
+#[inline(always)]
+fn deal_out(gathered: &[i8; GATHERED], (steps, rows, r): (&mut [i8], usize, usize)) -> i32 {
+    let quads = steps.chunks_exact_mut(QUAD * rows);
+    for (to, quad) in quads.zip(gathered.as_chunks::<QUAD>().0) {
+        to[QUAD * r..QUAD * (r + 1)].copy_from_slice(quad);
+    }
+    gathered.iter().fold(0, |sum, &step| sum.wrapping_add(i32::from(step)))
 }
 
 /// No step is past 127: the scale was made of the largest.

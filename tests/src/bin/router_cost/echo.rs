@@ -143,6 +143,7 @@ fn answer(frame: &v1::RouterFrame) -> v1::WorkerFrame {
                 ..v1::TokenSpan::default()
             }),
         }),
+        ..v1::Reply::default()
     });
     let timing =
         v1::StepTiming { rows: 80, prefill_rows: 0, kv_tokens: 8_000, queue_us: 100, compute_us: 1_000 };
