@@ -22,7 +22,7 @@ use outrider_cli::check_pair::local::LocalModel;
 use outrider_cli::cluster::{Binaries, Cluster, ClusterSpec, DraftKind, NoLogs, ROUTER};
 use outrider_cli::load::cpu::CpuMeter;
 use outrider_cli::load::{Client, Endpoint, FigureOptions, Figures, Prompt, Schedule, Settings};
-use outrider_cli::plan::round::{Beginning, Drafting, Rounds};
+use outrider_cli::plan::round::{Drafting, Rounds};
 use speculation::cost::{Forward, StepTimes};
 
 /// Sequences at once, and k. The first is what the way between processes is read off.
@@ -140,7 +140,6 @@ fn print(costs: &Costs, (plain_us, drafted_us): (f64, f64), all: &[((usize, u32)
         let rounds = Rounds {
             target: &target,
             target_wire_us: wire_us,
-            beginning: Beginning::Apart,
             router_us: if *k == 0 { plain_us } else { drafted_us },
             target_rows_max: 512.0,
             drafting: Drafting::Apart { draft: &draft, workers: 1.0, wire_us },

@@ -6,7 +6,7 @@ use serde::Serialize;
 
 use super::gpu::GpuSet;
 use super::limits::{Limit, limits, longest_wire_ms, wanted_draft_workers};
-use super::round::{Beginning, Drafting, Outcome, Rounds};
+use super::round::{Drafting, Outcome, Rounds};
 use super::step_time::{Assumptions, Forward, Roofline, StepCost};
 use super::weights::{Format, KvFormat, Weights, kv_bytes_per_token};
 
@@ -266,7 +266,6 @@ impl Inputs {
         Rounds {
             target,
             target_wire_us: 0.0,
-            beginning: Beginning::Apart,
             router_us: self.assumed.router_us,
             target_rows_max: f64::from(self.assumed.rows_max),
             drafting,

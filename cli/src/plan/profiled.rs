@@ -3,7 +3,7 @@
 
 use speculation::profile::{ForwardRows, Profile, StepCurve};
 
-use super::round::{Beginning, Drafting, Rounds};
+use super::round::{Drafting, Rounds};
 use super::step_time::{Forward, StepCost};
 
 impl StepCost for StepCurve {
@@ -29,7 +29,6 @@ pub fn rounds<'a>(profile: &'a Profile, acceptance: &'a [f64], context: u32) -> 
     Rounds {
         target: &profile.target.curve,
         target_wire_us: wire_us,
-        beginning: Beginning::Together,
         router_us: 0.0,
         target_rows_max: f64::from(profile.target.max_batch_rows),
         drafting: Drafting::Apart { draft: &profile.draft.curve, workers, wire_us },
