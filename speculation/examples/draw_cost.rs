@@ -2,7 +2,7 @@
 //! draw_cost`.
 //!
 //! One thread, a vocabulary of 152,000 tokens, temperature 1, rows from flat to peaked; prints milliseconds a row and the
-//! ratio of both, and stops where the two would commit different tokens. Nothing here is asserted about time.
+//! ratio of both, and stops where the two would commit different tokens; then what draws cost under filters. Nothing here is asserted about time.
 
 #![expect(clippy::print_stdout, reason = "the output is the job")]
 
@@ -11,11 +11,12 @@ use std::time::Instant;
 use speculation::acceptance::guess;
 use speculation::logits::TokenCounts;
 use speculation::noise::{Noise, Purpose};
-use speculation::{SequenceSpec, TokenId};
+use speculation::{SamplingParams, SequenceSpec, TokenId};
 
 const VOCAB_SIZE: u32 = 152_000;
 const DRAWS: u32 = 60;
 const PLAIN_DRAWS: u32 = 6;
+const FILTERED_DRAWS: u32 = 12;
 
 fn main() {
     println!("{:<34} {:>9} {:>9} {:>7}", "logits", "plain ms", "draw ms", "ratio");
@@ -30,6 +31,31 @@ fn main() {
         let (plain, plain_ms) = timed(PLAIN_DRAWS, &mut |position| plain_draw(noise, position, &logits));
         assert_eq!(drawn[..plain.len()], plain[..], "the draw and the plain loop disagree on {name}");
         println!("{name:<34} {plain_ms:>9.3} {draw_ms:>9.3} {:>7.1}", plain_ms / draw_ms);
+    }
+    filters();
+}
+
+/// What the filters cost, on each row, in milliseconds a draw.
+fn filters() {
+    let plain = SamplingParams { temperature: 1.0, ..SamplingParams::default() };
+    let filters = [
+        ("top_k 40", SamplingParams { top_k: 40, ..plain.clone() }),
+        ("top_p 0.9", SamplingParams { top_p: 0.9, ..plain.clone() }),
+        ("min_p 0.05", SamplingParams { min_p: 0.05, ..plain.clone() }),
+        ("top_k 40, top_p 0.9", SamplingParams { top_k: 40, top_p: 0.9, ..plain }),
+    ];
+    println!("\n{:<34} {:>20} {:>9}", "logits", "filter", "draw ms");
+    for (name, mut logits) in rows() {
+        for (filter, sampling) in &filters {
+            let spec = SequenceSpec { seed: 7, sampling: sampling.clone(), ..SequenceSpec::default() };
+            let counts = TokenCounts::new(0);
+            let (_, ms) = timed(FILTERED_DRAWS, &mut |position| {
+                guess(&spec, &counts, position, &mut logits)
+                    .expect("a row of numbers can be drawn from")
+                    .token_id
+            });
+            println!("{name:<34} {filter:>20} {ms:>9.3}");
+        }
     }
 }
 

@@ -1,7 +1,7 @@
 //! Temperature, min-p, top-k and top-p (contract B2): which tokens of a processed row may be drawn.
 //!
 //! The rule of each filter is defined on all tokens in one order, likeliest first and lowest id first among equals. Only
-//! as much of that order is ever sorted as the answer needs; the naive version that sorts everything is the judge in
+//! as much of that order is ever sorted as the answer needs (`likeliest` finds its beginning); the naive version that sorts everything is the judge in
 //! tests/sampling/naive.rs.
 
 use std::cmp::Ordering;
@@ -10,6 +10,7 @@ use crate::math::{exp, ln};
 use crate::{SamplingParams, TokenId};
 
 use super::DrawError;
+use super::likeliest::Blocks;
 
 /// The tokens that survived the filters.
 #[derive(Debug, Clone, PartialEq)]
@@ -42,17 +43,19 @@ pub fn keep(logits: &[f32], sampling: &SamplingParams, position: u32) -> Result<
     }
 
     let temperature = f64::from(sampling.temperature);
-    let x_of = |logit: f32| f64::from(logit) / temperature;
-    let max = x_of(logits[likeliest as usize]);
-    let floor = if sampling.min_p > 0.0 { max + ln(f64::from(sampling.min_p)) } else { f64::NEG_INFINITY };
-    let mut tokens: Vec<(TokenId, f64)> = (0..)
-        .zip(logits)
-        .filter(|&(_, &logit)| logit > f32::NEG_INFINITY)
-        .map(|(id, &logit)| (id, x_of(logit)))
-        // A min_p above 1 would bar even the likeliest token.
-        .filter(|&(_, x)| x >= floor || x == max)
-        .collect();
+    let max = f64::from(logits[likeliest as usize]) / temperature;
+    let blocks = Blocks::new(logits, temperature);
     let top_k = sampling.top_k as usize;
+    let only_top_p = top_k == 0 && sampling.min_p <= 0.0 && sampling.top_p < 1.0;
+    if only_top_p && let Some(tokens) = nucleus(&blocks, max, f64::from(sampling.top_p)) {
+        return Ok(Kept { tokens });
+    }
+    let mut tokens = blocks.at_least(blocks.floor_of(top_k).unwrap_or(f32::NEG_INFINITY));
+    if sampling.min_p > 0.0 {
+        let floor = max + ln(f64::from(sampling.min_p));
+        // A min_p above 1 would bar even the likeliest token.
+        tokens.retain(|&(_, x)| x >= floor || x == max);
+    }
     if top_k > 0 && top_k < tokens.len() {
         tokens.select_nth_unstable_by(top_k - 1, by_likelihood);
         tokens.truncate(top_k);
@@ -63,6 +66,51 @@ pub fn keep(logits: &[f32], sampling: &SamplingParams, position: u32) -> Result<
     }
     tokens.sort_unstable_by_key(|&(id, _)| id);
     Ok(Kept { tokens })
+}
+
+/// How many tokens a nucleus is looked for in before everything is sorted.
+const NUCLEUS_TOKENS: [usize; 2] = [128, 2048];
+
+/// What top-p alone keeps of a row, where it is few of many tokens and the sum's rounding cannot matter; else nothing.
+fn nucleus(blocks: &Blocks<'_>, max: f64, top_p: f64) -> Option<Vec<(TokenId, f64)>> {
+    let floors = NUCLEUS_TOKENS.map(|n| blocks.floor_of(n));
+    floors[0]?;
+    let sum = Bounds::new(top_p, blocks.any_order_sum(max), blocks.len());
+    for floor in floors.into_iter().flatten() {
+        // Whoever reaches a floor leads the order, before all who do not.
+        let mut tokens = blocks.at_least(floor);
+        tokens.sort_unstable_by(by_likelihood);
+        let mut running = 0.0;
+        for (taken, &(_, x)) in tokens.iter().enumerate() {
+            running += exp(x - max);
+            if running >= sum.surely_enough {
+                tokens.truncate(taken + 1);
+                tokens.sort_unstable_by_key(|&(id, _)| id);
+                return Some(tokens);
+            }
+            if running > sum.surely_short {
+                return None;
+            }
+        }
+    }
+    None
+}
+
+/// What a running sum is compared with, where the sum of all weights was added in any order: that one differs from the
+/// sorted one by at most its length times a few roundings.
+struct Bounds {
+    surely_short: f64,
+    surely_enough: f64,
+}
+
+impl Bounds {
+    fn new(top_p: f64, any_order: f64, len: usize) -> Self {
+        let slack = 16.0 * (len as f64 + 16.0) * f64::EPSILON;
+        Self {
+            surely_short: top_p * any_order * (1.0 - slack),
+            surely_enough: top_p * any_order * (1.0 + slack),
+        }
+    }
 }
 
 /// Likeliest first, lowest id first among equals.
@@ -162,9 +210,7 @@ const GROWTH: usize = 8;
 /// almost always decides where the prefix ends; where it does not, everything is sorted.
 fn shortest_prefix(tokens: &mut [(TokenId, f64)], max: f64, top_p: f64) -> usize {
     let any_order: f64 = tokens.iter().map(|&(_, x)| exp(x - max)).sum();
-    let slack = 4.0 * tokens.len() as f64 * f64::EPSILON;
-    let surely_short = top_p * any_order * (1.0 - slack);
-    let surely_enough = top_p * any_order * (1.0 + slack);
+    let Bounds { surely_short, surely_enough } = Bounds::new(top_p, any_order, tokens.len());
 
     let mut running = 0.0;
     let mut sorted = 0;

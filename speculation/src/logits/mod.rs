@@ -7,6 +7,7 @@
 mod counts;
 mod error;
 mod filters;
+mod likeliest;
 mod score;
 
 pub use counts::TokenCounts;

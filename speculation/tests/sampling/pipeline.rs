@@ -64,6 +64,24 @@ proptest! {
 
     /// Long enough that the sorted part has to grow several times.
     #[test]
+    fn filters_of_rows_that_are_not_sorted_whole(
+        seed in any::<u64>(),
+        len in 4_200_usize..9_000,
+        (spread, steps) in (0.2_f64..6.0, prop_oneof![Just(4.0), Just(1e4)]),
+        sampling in filters(),
+    ) {
+        // Gumbel-tailed as a language model's; coarse steps make ties.
+        let noise = speculation::noise::Noise { seed, choice: 0 };
+        let logit = |id| {
+            let gumbel = noise.gumbel(0, id, speculation::noise::Purpose::Draft);
+            ((spread * gumbel * steps).round() / steps) as f32
+        };
+        let logits: Vec<f32> = (0..len as u32).map(logit).collect();
+        check_keep(&logits, &sampling);
+        check_keep(&logits, &SamplingParams { top_k: 0, min_p: 0.0, top_p: 0.9, ..sampling });
+    }
+
+    #[test]
     fn filters_of_long_rows(logits in row(-9.0_f32..9.0, 1_000..3_000), sampling in filters()) {
         check_keep(&logits, &sampling);
     }

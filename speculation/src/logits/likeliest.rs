@@ -1,0 +1,142 @@
+//! The likeliest tokens of a long row without sorting it: one pass keeps the highest logit of each block of tokens, and
+//! the n-th of those is a floor that at least n tokens reach. Only blocks that reach a floor are looked into.
+//!
+//! Division by one positive temperature keeps the order of logits (two f32 that differ do so by far more than an f64
+//! rounds), so that floors can be logits. Nothing here decides which tokens are kept: what comes back holds them, and more.
+
+use crate::TokenId;
+
+/// Tokens of a block.
+const BLOCK: usize = 32;
+
+/// A row without a NaN, and its blocks' highest logits.
+pub(super) struct Blocks<'a> {
+    logits: &'a [f32],
+    temperature: f64,
+    highest: Vec<f32>,
+}
+
+impl<'a> Blocks<'a> {
+    pub(super) fn new(logits: &'a [f32], temperature: f64) -> Self {
+        let mut highest = vec![f32::NEG_INFINITY; logits.len().div_ceil(BLOCK)];
+        pulp::Arch::new().dispatch(|| {
+            for (highest, block) in highest.iter_mut().zip(logits.chunks(BLOCK)) {
+                *highest = super::highest(block);
+            }
+        });
+        Self { logits, temperature, highest }
+    }
+
+    /// Tokens of the row.
+    pub(super) fn len(&self) -> usize {
+        self.logits.len()
+    }
+
+    /// A logit that at least `n` tokens reach, or nothing where there are too few blocks to tell.
+    pub(super) fn floor_of(&self, n: usize) -> Option<f32> {
+        if n == 0 || n >= self.highest.len() {
+            return None;
+        }
+        let mut highest = self.highest.clone();
+        let (_, floor, _) = highest.select_nth_unstable_by(n - 1, |a, b| b.total_cmp(a));
+        Some(*floor)
+    }
+
+    /// All tokens that reach a floor, by ascending id, as (id, logit divided by temperature); never one that is masked.
+    pub(super) fn at_least(&self, floor: f32) -> Vec<(TokenId, f64)> {
+        let mut tokens = Vec::new();
+        for (index, highest) in self.highest.iter().enumerate() {
+            if *highest >= floor {
+                let block = self.logits.iter().enumerate().skip(index * BLOCK).take(BLOCK);
+                let reach = block.filter(|&(_, &logit)| logit >= floor && logit > f32::NEG_INFINITY);
+                tokens.extend(reach.map(|(id, &logit)| (id as TokenId, f64::from(logit) / self.temperature)));
+            }
+        }
+        tokens
+    }
+
+    /// The sum over all tokens of `exp(x - max)`, where `max` is the largest x: in no particular order, and of an exponential
+    /// that may be an ulp or two off. Within 16 (n + 16) roundings of the true sum.
+    pub(super) fn any_order_sum(&self, max: f64) -> f64 {
+        let Self { logits, temperature, .. } = *self;
+        pulp::Arch::new().dispatch(|| {
+            const LANES: usize = 16;
+            let (chunks, rest) = logits.as_chunks::<LANES>();
+            let mut sums = [0.0; LANES];
+            for chunk in chunks {
+                for (sum, logit) in sums.iter_mut().zip(chunk) {
+                    *sum += weight(f64::from(*logit) / temperature - max);
+                }
+            }
+            let rest = rest.iter().map(|logit| weight(f64::from(*logit) / temperature - max));
+            sums.iter().sum::<f64>() + rest.sum::<f64>()
+        })
+    }
+}
+
+/// e to the x for x <= 0, without a branch, so that vector registers can hold it; 0 below -700, which no sum that has a 1 in
+/// it can tell.
+#[inline(always)]
+fn weight(x: f64) -> f64 {
+    const ROUNDER: f64 = 6_755_399_441_055_744.0;
+    const INVERSE_FACTORIALS: [f64; 12] = [
+        1.0 / 479_001_600.0,
+        1.0 / 39_916_800.0,
+        1.0 / 3_628_800.0,
+        1.0 / 362_880.0,
+        1.0 / 40_320.0,
+        1.0 / 5_040.0,
+        1.0 / 720.0,
+        1.0 / 120.0,
+        1.0 / 24.0,
+        1.0 / 6.0,
+        1.0 / 2.0,
+        1.0,
+    ];
+    let clamped = if x < -700.0 { -700.0 } else { x };
+    let shifted = clamped * std::f64::consts::LOG2_E + ROUNDER;
+    let k = shifted - ROUNDER;
+    let r = (clamped - k * 0.693_147_180_369_123_8) - k * 1.908_214_929_270_587_7e-10;
+    let mut series = INVERSE_FACTORIALS[0];
+    for factor in &INVERSE_FACTORIALS[1..] {
+        series = series * r + factor;
+    }
+    // The low bits of `shifted` are k itself: 2^k is k put into the exponent.
+    let power = f64::from_bits(shifted.to_bits().wrapping_sub(ROUNDER.to_bits()).wrapping_add(1023) << 52);
+    let value = (series * r + 1.0) * power;
+    if x < -700.0 { 0.0 } else { value }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn weights_are_exponentials() {
+        for i in 0..200_000 {
+            let x = -f64::from(i) * 0.0035;
+            let exact = if x < -700.0 { 0.0 } else { x.exp() };
+            assert!(
+                (weight(x) - exact).abs() <= 4.0 * f64::EPSILON * exact,
+                "{x}: {} and {exact}",
+                weight(x)
+            );
+        }
+        assert_eq!((weight(0.0), weight(f64::NEG_INFINITY)), (1.0, 0.0));
+    }
+
+    #[test]
+    fn enough_tokens_reach_a_floor() {
+        let logits: Vec<f32> = (0..1_000).map(|i| ((i * 7919) % 613) as f32).collect();
+        let blocks = Blocks::new(&logits, 1.0);
+        for n in [1, 5, 31] {
+            let floor = blocks.floor_of(n).unwrap();
+            let tokens = blocks.at_least(floor);
+            assert!(tokens.len() >= n);
+            let reach = logits.iter().filter(|&&logit| logit >= floor).count();
+            assert_eq!(tokens.len(), reach);
+        }
+        assert_eq!((blocks.floor_of(0), blocks.floor_of(32)), (None, None));
+        assert_eq!(blocks.at_least(f32::NEG_INFINITY).len(), 1_000);
+    }
+}
