@@ -40,20 +40,41 @@ fn one_document_for_each_format() {
         );
         for row in rows {
             assert!(
-                ["ms", "tokens_per_s", "bandwidth_share"]
-                    .iter()
-                    .all(|n| row[n].as_f64().is_some_and(|x| x > 0.0))
+                [
+                    "ms",
+                    "tokens_per_s",
+                    "bandwidth_share",
+                    "attention_share",
+                    "vocabulary_share",
+                    "draw_share"
+                ]
+                .iter()
+                .all(|n| row[n].as_f64().is_some_and(|x| x > 0.0))
             );
         }
+        // Parts of a step are timed inside it, so that they never add up to more.
+        for row in rows {
+            let part = |name: &str| row[name].as_f64().expect("a number");
+            let parts = part("attention_share") + part("vocabulary_share") + part("draw_share");
+            assert!(parts < 1.0 && part("step_ms") > part("ms"), "{row}");
+        }
+        assert_eq!(document["knees"].as_array().map(Vec::len), Some(2));
+        assert!(document["load_peak_bytes"].as_u64().is_some_and(|bytes| bytes > 0), "{document}");
         assert_eq!(document["left_out"][0]["rows"], 4);
     }
 }
 
 #[test]
 fn random_weights_need_a_configuration_only() {
-    let found = bench(&["--model", "random:models/demo/draft/config.json", "--rows", "2", "--context", "8"]);
+    let model = ["--model", "random:models/demo/draft/config.json", "--rows", "2", "--context", "8"];
+    let found = bench(&model);
     let text = String::from_utf8_lossy(&found.stdout);
     assert!(found.status.success() && text.contains("bandwidth share"), "{text}");
+    let bytes = |vocab| {
+        let found = documents(&bench(&[&model[..], &["--vocab", vocab, "--json"]].concat()));
+        found[0]["weight_bytes"].as_u64().expect("a number")
+    };
+    assert!(bytes("9000") > bytes("3000"));
 }
 
 #[test]
@@ -66,6 +87,7 @@ fn faults_are_one_line_and_a_code() {
     };
     refused(&["--model", "models/demo/draft", "--weights", "int3"], 64, "int3");
     refused(&["--model", "models/demo/draft", "--rows", "0"], 64, "--rows");
+    refused(&["--model", "models/demo/draft", "--vocab", "500"], 64, "--vocab");
     refused(&["--model", "models/nothing"], 1, "models/nothing");
     refused(&["--model", "random:models/nothing.json"], 1, "models/nothing.json");
     refused(&["--model", "models/demo/draft", "--context", "9000"], 1, "2048");

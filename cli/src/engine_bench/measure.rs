@@ -1,9 +1,16 @@
-//! Times forwards. A round runs every format for a slice of time and reads memory for another; a case is several
-//! rounds, and its numbers are medians over them, shares of bandwidth taken round by round.
+//! Times steps: a forward, and a draw from each row of logits. A round runs every format for a slice of time and reads
+//! memory for another; a case is several rounds, and its numbers are medians over them, shares of bandwidth taken round by
+//! round. What a step consists of is timed inside it, never worked out from other runs.
 
 use std::time::{Duration, Instant};
 
-use engine::{Engine, EngineError, ReadProbe, SequenceRows, SlotId, TokenId};
+use engine::{Engine, EngineError, ReadProbe, SequenceRows, SlotId, StageTimes, TokenId};
+use speculation::acceptance::guess;
+use speculation::logits::{DrawError, TokenCounts};
+use speculation::{SamplingParams, SequenceSpec};
+
+use super::BenchError;
+use super::memory::LoadMemory;
 
 /// How long a format runs before it is another's turn.
 const SLICE: Duration = Duration::from_millis(40);
@@ -34,6 +41,33 @@ pub(super) struct Measured {
     pub(super) seconds: f64,
     /// Bytes that the forward must read over what the machine read in that time.
     pub(super) bandwidth_share: f64,
+    pub(super) parts: Parts,
+}
+
+/// What steps consisted of, in seconds over all rounds.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Parts {
+    pub(super) attention: f64,
+    pub(super) vocabulary: f64,
+    pub(super) draws: f64,
+    /// Forwards and draws.
+    pub(super) steps: f64,
+}
+
+impl std::ops::AddAssign for Parts {
+    fn add_assign(&mut self, other: Self) {
+        self.attention += other.attention;
+        self.vocabulary += other.vocabulary;
+        self.draws += other.draws;
+        self.steps += other.steps;
+    }
+}
+
+impl Parts {
+    fn add(&mut self, forward: f64, draws: f64, stages: StageTimes) {
+        let (attention, vocabulary) = (stages.attention.as_secs_f64(), stages.vocabulary.as_secs_f64());
+        *self += Self { attention, vocabulary, draws, steps: forward + draws };
+    }
 }
 
 /// A loaded format and what was measured of it.
@@ -41,13 +75,18 @@ pub(super) struct Subject {
     pub(super) weights: String,
     pub(super) engine: Engine,
     pub(super) load: Duration,
+    pub(super) load_memory: Option<LoadMemory>,
     slots: Vec<SlotId>,
     pub(super) measured: Vec<Measured>,
 }
 
 impl Subject {
-    pub(super) fn new(weights: String, engine: Engine, load: Duration) -> Self {
-        Self { weights, engine, load, slots: Vec::new(), measured: Vec::new() }
+    pub(super) fn new(
+        weights: String,
+        engine: Engine,
+        (load, load_memory): (Duration, Option<LoadMemory>),
+    ) -> Self {
+        Self { weights, engine, load, load_memory, slots: Vec::new(), measured: Vec::new() }
     }
 
     /// Weights, and the keys and values attended to.
@@ -75,22 +114,37 @@ impl Subject {
         Ok(())
     }
 
-    /// Forwards for a slice of time; the median of their seconds.
-    fn slice(&mut self, case: Case) -> Result<f64, EngineError> {
+    /// Steps for a slice of time; the median of their forwards' seconds, and what all of them consisted of.
+    fn slice(&mut self, case: Case) -> Result<(f64, Parts), BenchError> {
         let ids = ids(case.context, case.rows, self.engine.info().vocab_size);
         let num_logits = if case.rows <= VERIFY_ROWS { case.rows } else { 1 };
         let slots = &self.slots[..case.sequences];
         let batch: Vec<SequenceRows<'_>> =
             slots.iter().map(|&slot| SequenceRows { slot, token_ids: &ids, num_logits }).collect();
-        let (mut seconds, begin) = (Vec::new(), Instant::now());
+        let (mut seconds, mut parts, begin) = (Vec::new(), Parts::default(), Instant::now());
         while seconds.is_empty() || begin.elapsed() < SLICE {
+            let before = self.engine.stage_times();
             let start = Instant::now();
-            self.engine.forward(&batch)?;
-            seconds.push(start.elapsed().as_secs_f64());
+            let mut logits = self.engine.forward(&batch)?;
+            let forward = start.elapsed().as_secs_f64();
+            let start = Instant::now();
+            for row in 0..logits.rows() {
+                draw(case.context + row, logits.row_mut(row))?;
+            }
+            let draws = start.elapsed().as_secs_f64();
+            parts.add(forward, draws, self.engine.stage_times().since(&before));
+            seconds.push(forward);
             slots.iter().for_each(|&slot| self.engine.truncate(slot, case.context as u32));
         }
-        Ok(median(&mut seconds))
+        Ok((median(&mut seconds), parts))
     }
+}
+
+/// The coupled draw at temperature 1, without filters.
+fn draw(position: usize, logits: &mut [f32]) -> Result<TokenId, DrawError> {
+    let sampling = SamplingParams { temperature: 1.0, ..SamplingParams::default() };
+    let spec = SequenceSpec { seed: 1, sampling, ..SequenceSpec::default() };
+    Ok(guess(&spec, &TokenCounts::new(0), position as u32, logits)?.token_id)
 }
 
 /// Everything that is measured in turns.
@@ -119,7 +173,7 @@ impl Bench {
     }
 
     /// Measures all formats on one case.
-    pub(super) fn measure(&mut self, case: Case) -> Result<(), EngineError> {
+    pub(super) fn measure(&mut self, case: Case) -> Result<(), BenchError> {
         for subject in &mut self.subjects {
             subject.prepare(case)?;
             // The first forward grows buffers.
@@ -127,19 +181,21 @@ impl Bench {
         }
         let mut seconds = vec![Vec::new(); self.subjects.len()];
         let mut shares = vec![Vec::new(); self.subjects.len()];
+        let mut parts = vec![Parts::default(); self.subjects.len()];
         let begin = Instant::now();
         while seconds[0].len() < MIN_ROUNDS || begin.elapsed() < self.case_time {
             let read = self.probe.read(self.streams, READ_SLICE);
             self.reads.push(read);
             for (i, subject) in self.subjects.iter_mut().enumerate() {
-                let time = subject.slice(case)?;
+                let (time, of_slice) = subject.slice(case)?;
+                parts[i] += of_slice;
                 seconds[i].push(time);
                 shares[i].push(subject.bytes_of(case) as f64 / time / read);
             }
         }
         for (i, subject) in self.subjects.iter_mut().enumerate() {
             let (seconds, bandwidth_share) = (median(&mut seconds[i]), median(&mut shares[i]));
-            subject.measured.push(Measured { case, seconds, bandwidth_share });
+            subject.measured.push(Measured { case, seconds, bandwidth_share, parts: parts[i] });
         }
         Ok(())
     }

@@ -5,6 +5,7 @@
 //! a shared machine is fast one moment and slow the next, so only what ran side by side is compared. Print (`report`).
 
 mod measure;
+mod memory;
 mod report;
 
 use std::num::NonZeroUsize;
@@ -15,6 +16,8 @@ use std::time::{Duration, Instant};
 use engine::{Engine, EngineError, LoadOptions, ReadProbe, WeightFormat};
 
 use measure::{Bench, Case, Subject};
+use memory::{Watch, probe_bytes};
+use speculation::logits::DrawError;
 
 /// The exit code of a command line that makes no sense.
 const EXIT_USAGE: u8 = 64;
@@ -27,8 +30,26 @@ const BATCH: usize = 8;
 /// More rows, or tokens, than this is a slip of the finger.
 const MOST: usize = 1 << 20;
 
+/// What `--help` says below the arguments.
+const HOW_TO_READ: &str = "\
+How to read it:
+  A step is a forward over `rows` new tokens of each sequence behind `context` tokens held, and one draw (temperature 1) \
+from each row of logits. Up to 64 rows all rows want logits, as in verification; above, it is a prompt, and only the last \
+does: its tokens/s are the prefill.
+  bandwidth share: the bytes that a forward must read (weights, keys and values; not the table that ids are looked up \
+in) over what plain loops read from memory in the same time, measured in turns with the forwards. 1.0 is the limit; what \
+one row reaches is the quality of decoding, what 8 and 16 reach is what speculation and batching live on.
+  attention, vocabulary, draws: shares of the step, timed inside it (several threads share each; draws are one thread's).
+  knee: the most rows whose forward costs at most half as much again as that of one row.
+
+Examples:
+  outrider engine-bench --model models/demo/target
+  outrider engine-bench --model random:config.json --weights bf16,int8,int4 --threads 2 --context 128,2048,8192
+  outrider engine-bench --model random:config.json --weights int8 --vocab 152000 --rows 1 --json";
+
 /// Arguments of `outrider engine-bench`.
 #[derive(Debug, Clone, clap::Args)]
+#[command(after_long_help = HOW_TO_READ)]
 pub struct BenchArgs {
     /// A checkpoint directory, or `random:` and the path of a config.json: random weights of that shape
     #[arg(long, value_name = "DIR|random:CONFIG.json")]
@@ -37,6 +58,10 @@ pub struct BenchArgs {
     /// Formats of the weights: auto, f32, bf16, int8 or int4; several are measured in turns
     #[arg(long, value_name = "FORMAT,..", default_value = "auto")]
     pub weights: String,
+
+    /// With `random:`, entries of the vocabulary instead of those that config.json names
+    #[arg(long, value_name = "N")]
+    pub vocab: Option<u32>,
 
     /// Threads that compute
     #[arg(long, value_name = "N", default_value = "1")]
@@ -70,6 +95,10 @@ enum BenchError {
     Usage { flag: &'static str, value: String, expected: String },
     #[error("{0}")]
     Engine(#[from] EngineError),
+    #[error("a draw failed: {0}")]
+    Draw(#[from] DrawError),
+    #[error("the configuration with another vocabulary: {0}")]
+    Config(#[from] std::io::Error),
     #[error("no case fits the model's window of {0} tokens, take a smaller --context")]
     NothingFits(u32),
 }
@@ -83,7 +112,7 @@ pub fn main(args: &BenchArgs) -> ExitCode {
             eprintln!("outrider: {error}");
             match error {
                 BenchError::Usage { .. } => ExitCode::from(EXIT_USAGE),
-                BenchError::Engine(_) | BenchError::NothingFits(_) => ExitCode::FAILURE,
+                _ => ExitCode::FAILURE,
             }
         }
     }
@@ -95,11 +124,12 @@ fn run(args: &BenchArgs) -> Result<(), BenchError> {
     check_counts("--rows", &args.rows)?;
     check_counts("--context", &args.context)?;
     check_counts("--read-mib", &[args.read_mib])?;
+    let model = Model::new(args)?;
     let mut subjects = Vec::new();
     for (name, format) in formats {
-        let begin = Instant::now();
-        let engine = load(&args.model, format, threads)?;
-        subjects.push(Subject::new(name, engine, begin.elapsed()));
+        let (watch, begin) = (Watch::begin(), Instant::now());
+        let engine = model.load(format, threads)?;
+        subjects.push(Subject::new(name, engine, (begin.elapsed(), watch.end())));
     }
     let window = subjects.iter().map(|subject| subject.engine.info().max_model_len).min().unwrap_or(0);
     let (cases, left_out): (Vec<Case>, Vec<Case>) =
@@ -145,26 +175,51 @@ fn check_counts(flag: &'static str, counts: &[usize]) -> Result<(), BenchError> 
     }
 }
 
-fn load(model: &str, weights: WeightFormat, threads: usize) -> Result<Engine, EngineError> {
-    let options = |model_dir: &str| LoadOptions {
-        model_dir: PathBuf::from(model_dir),
-        weights,
-        threads,
-        tensor_parallel: 1,
-        kv_memory_bytes: KV_MEMORY_BYTES,
-        max_model_len: None,
-    };
-    match model.strip_prefix("random:") {
-        Some(config) => Engine::random(&options(config), SEED),
-        None => Engine::load(&options(model)),
-    }
+/// Where models come from.
+enum Model {
+    Checkpoint(PathBuf),
+    Random {
+        config: PathBuf,
+        /// Where a config.json with another vocabulary lies, as long as this lives.
+        _dir: Option<tempfile::TempDir>,
+    },
 }
 
-/// What was asked for, but no more than a quarter of the free memory where the system tells it.
-fn probe_bytes(wanted: usize) -> usize {
-    let free_kib = std::fs::read_to_string("/proc/meminfo").ok().and_then(|text| {
-        let line = text.lines().find(|line| line.starts_with("MemAvailable:"))?;
-        line.split_whitespace().nth(1)?.parse::<usize>().ok()
-    });
-    free_kib.map_or(wanted, |kib| wanted.min(kib.saturating_mul(1024) / 4))
+impl Model {
+    fn new(args: &BenchArgs) -> Result<Self, BenchError> {
+        match (args.model.strip_prefix("random:"), args.vocab) {
+            (Some(config), None) => Ok(Self::Random { config: PathBuf::from(config), _dir: None }),
+            (Some(config), Some(vocab)) => {
+                let text = std::fs::read_to_string(config)?;
+                let mut fields: serde_json::Value =
+                    serde_json::from_str(&text).map_err(std::io::Error::from)?;
+                fields["vocab_size"] = vocab.into();
+                let dir = tempfile::tempdir()?;
+                let path = dir.path().join("config.json");
+                std::fs::write(&path, fields.to_string())?;
+                Ok(Self::Random { config: path, _dir: Some(dir) })
+            }
+            (None, None) => Ok(Self::Checkpoint(PathBuf::from(&args.model))),
+            (None, Some(vocab)) => Err(BenchError::Usage {
+                flag: "--vocab",
+                value: vocab.to_string(),
+                expected: "--model random:CONFIG.json with it, for a checkpoint has its own".to_owned(),
+            }),
+        }
+    }
+
+    fn load(&self, weights: WeightFormat, threads: usize) -> Result<Engine, EngineError> {
+        let options = |model_dir: &PathBuf| LoadOptions {
+            model_dir: model_dir.clone(),
+            weights,
+            threads,
+            tensor_parallel: 1,
+            kv_memory_bytes: KV_MEMORY_BYTES,
+            max_model_len: None,
+        };
+        match self {
+            Self::Checkpoint(dir) => Engine::load(&options(dir)),
+            Self::Random { config, .. } => Engine::random(&options(config), SEED),
+        }
+    }
 }

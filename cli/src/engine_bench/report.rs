@@ -4,6 +4,7 @@ use serde::Serialize;
 
 use super::BenchArgs;
 use super::measure::{Case, Findings, Measured, Subject};
+use super::memory::{LoadMemory, resident_bytes};
 
 /// The JSON of one format.
 #[derive(Serialize)]
@@ -21,7 +22,14 @@ struct Document<'a> {
     kv_bytes_per_token: u64,
     /// Weights and KV that one row behind the first context reads.
     bytes_per_token: u64,
+    /// The most that loading had in memory at a time, over what was there before.
+    load_peak_bytes: Option<u64>,
+    /// Over all that stays of the model: weights, and the table that ids are looked up in.
+    load_peak_over_held: Option<f64>,
+    /// All formats, their KV and the memory that is read for comparison.
+    resident_bytes: Option<u64>,
     rows: Vec<Row>,
+    knees: Vec<Knee>,
     /// Cases that the model's window does not hold.
     left_out: Vec<LeftOut>,
 }
@@ -35,7 +43,24 @@ struct Row {
     ms: f64,
     tokens_per_s: f64,
     bandwidth_share: f64,
+    /// Of forward and draws together.
+    step_ms: f64,
+    attention_share: f64,
+    vocabulary_share: f64,
+    draw_share: f64,
+    draw_ms: f64,
 }
+
+/// Where more rows of one sequence begin to cost: the most of them whose forward takes at most [`KNEE`] times that of
+/// one.
+#[derive(Serialize)]
+struct Knee {
+    context: usize,
+    rows: usize,
+}
+
+/// See [`Knee`].
+const KNEE: f64 = 1.5;
 
 #[derive(Serialize)]
 struct LeftOut {
@@ -47,6 +72,9 @@ struct LeftOut {
 impl Row {
     fn new(measured: &Measured) -> Self {
         let Case { context, rows, sequences } = measured.case;
+        let parts = measured.parts;
+        let draw_share = parts.draws / parts.steps;
+        let step_ms = measured.seconds * 1e3 / (1.0 - draw_share);
         Self {
             rows,
             sequences,
@@ -54,8 +82,24 @@ impl Row {
             ms: measured.seconds * 1e3,
             tokens_per_s: (rows * sequences) as f64 / measured.seconds,
             bandwidth_share: measured.bandwidth_share,
+            step_ms,
+            attention_share: parts.attention / parts.steps,
+            vocabulary_share: parts.vocabulary / parts.steps,
+            draw_share,
+            draw_ms: step_ms * draw_share,
         }
     }
+}
+
+/// One for each context at which one row was measured.
+fn knees(rows: &[Row]) -> Vec<Knee> {
+    let ones = rows.iter().filter(|row| row.rows == 1 && row.sequences == 1);
+    ones.map(|one| {
+        let cheap = |row: &&Row| row.context == one.context && row.sequences == 1 && row.ms <= KNEE * one.ms;
+        let most = rows.iter().filter(cheap).map(|row| row.rows).max();
+        Knee { context: one.context, rows: most.unwrap_or(1) }
+    })
+    .collect()
 }
 
 /// Prints what was found to standard output.
@@ -78,6 +122,8 @@ fn document<'a>(
 ) -> Document<'a> {
     let info = subject.engine.info();
     let first = subject.measured.first().map_or(0, |measured| measured.case.context);
+    let rows: Vec<Row> = subject.measured.iter().map(Row::new).collect();
+    let load_peak = subject.load_memory.map(LoadMemory::bytes);
     Document {
         model: &args.model,
         weights: &subject.weights,
@@ -91,7 +137,11 @@ fn document<'a>(
         weight_bytes: info.weight_bytes,
         kv_bytes_per_token: info.kv_bytes_per_token,
         bytes_per_token: subject.bytes_of(Case { context: first, rows: 1, sequences: 1 }),
-        rows: subject.measured.iter().map(Row::new).collect(),
+        load_peak_bytes: load_peak,
+        load_peak_over_held: load_peak.map(|peak| peak as f64 / info.held_bytes as f64),
+        resident_bytes: resident_bytes(),
+        knees: knees(&rows),
+        rows,
         left_out: left_out
             .iter()
             .map(|&Case { context, rows, sequences }| LeftOut { rows, sequences, context })
@@ -100,10 +150,13 @@ fn document<'a>(
 }
 
 fn table(document: &Document<'_>) -> String {
+    let load_peak = document
+        .load_peak_over_held
+        .map_or_else(String::new, |times| format!(", taking at most {times:.2} times the memory that stays"));
     let mut text = format!(
-        "{} {}: {} weights, {} threads, loaded in {:.2} s\n\
+        "{} {}: {} weights, {} threads, loaded in {:.2} s{load_peak}\n\
          memory reads at {:.1} GB/s ({} streams over {} MiB); one token reads {:.2} MB of weights and KV\n\
-         {:>5} {:>9} {:>8} {:>10} {:>10} {:>16}\n",
+         {:>5} {:>9} {:>8} {:>10} {:>10} {:>16} {:>10} {:>11} {:>7} {:>8}\n",
         document.model,
         document.weights,
         document.parameters,
@@ -119,16 +172,34 @@ fn table(document: &Document<'_>) -> String {
         "ms",
         "tokens/s",
         "bandwidth share",
+        "attention",
+        "vocabulary",
+        "draws",
+        "draws ms",
     );
     for row in &document.rows {
         text.push_str(&format!(
-            "{:>5} {:>9} {:>8} {:>10.3} {:>10.0} {:>16.3}\n",
-            row.rows, row.sequences, row.context, row.ms, row.tokens_per_s, row.bandwidth_share
+            "{:>5} {:>9} {:>8} {:>10.3} {:>10.0} {:>16.3} {:>10.3} {:>11.3} {:>7.3} {:>8.3}\n",
+            row.rows,
+            row.sequences,
+            row.context,
+            row.ms,
+            row.tokens_per_s,
+            row.bandwidth_share,
+            row.attention_share,
+            row.vocabulary_share,
+            row.draw_share,
+            row.draw_ms
         ));
     }
     for LeftOut { rows, sequences, context } in &document.left_out {
         text.push_str(&format!(
             "{rows:>5} {sequences:>9} {context:>8}  left out: more than the model's window\n"
+        ));
+    }
+    for Knee { context, rows } in &document.knees {
+        text.push_str(&format!(
+            "knee behind {context}: {rows} rows cost at most {KNEE} times one row (of the rows measured)\n"
         ));
     }
     text.push('\n');
