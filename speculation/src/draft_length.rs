@@ -58,7 +58,7 @@ pub const OTHERS_DELAY_MAX: f64 = 0.02;
 /// The share of a lane's time that probes may cost, by their predicted loss.
 pub const PROBE_SHARE: f64 = 0.015;
 
-/// A lane at k = 0 of which nobody told for so many lane rounds how often its drafts would be right probes.
+/// A lane of which nobody told for so many lane rounds how often its drafts would be right probes.
 pub const PROBE_SPACING: u64 = 12;
 
 /// A probe is taken to cost this part of a round at least, however little it seems to.
@@ -400,11 +400,16 @@ impl DraftLength {
     /// The k of a probe, if one is due and paid for.
     fn due_probe(&mut self, load: &Load) -> Option<u32> {
         self.probe_credit = (self.probe_credit + PROBE_SHARE).min(PROBE_CREDIT_MAX);
-        if self.k > 0 || self.lane_rounds - self.heard < PROBE_SPACING || self.max_k == 0 {
+        if self.lane_rounds - self.heard < PROBE_SPACING || self.max_k == 0 {
             return None;
         }
         // Where few sequences share the price of it, the shortest draft has to do.
-        let probe = if load.sequences < PROBING_ONE_IN { 1 } else { MAX_MOVE.min(self.max_k) };
+        let probe = match self.k {
+            0 if load.sequences < PROBING_ONE_IN => 1,
+            0 => MAX_MOVE.min(self.max_k),
+            // Nothing is heard of drafts that were chosen: whoever asks holds them back, and lets probes through.
+            k => k,
+        };
         let (here, there) = (&self.outlook[self.k as usize], &self.outlook[probe as usize]);
         let slower = (there.draft_wait_us + there.verify_us) / (here.draft_wait_us + here.verify_us);
         let of_each = (slower - there.expected_tokens / here.expected_tokens).max(PROBE_LOSS_MIN);
