@@ -138,6 +138,14 @@ pub struct Reply {
     pub agreed: Vec<bool>,
 }
 
+impl Reply {
+    /// The answer to `step`, without a word on agreement.
+    pub fn to(step: &Step, body: ReplyBody) -> Self {
+        let Step { sequence_id, generation, round, .. } = *step;
+        Self { sequence_id, generation, round, body, agreed: Vec::new() }
+    }
+}
+
 /// Ids of a context of which a reply may say whether the worker would have drawn them.
 pub const COMPARED_MAX: usize = 64;
 

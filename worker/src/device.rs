@@ -23,7 +23,7 @@ use crate::device::formation::Formation;
 use crate::method::{Method, NeedRoom};
 use crate::metrics::{StepOutcome, WorkerMetrics};
 use crate::table::{RouterId, SequenceKey, Table};
-use crate::task::{Task, reply_to};
+use crate::task::Task;
 
 /// Threads of a worker that are not its runtime's: this one.
 pub const DEVICE_THREADS: usize = 1;
@@ -274,7 +274,7 @@ impl<M: Method> Device<M> {
         held.holding = Some(holding);
         self.metrics.count(outcome);
         if let Some(body) = body {
-            self.answer(key.router, &reply_to(&step, body));
+            self.answer(key.router, &Reply::to(&step, body));
         }
     }
 

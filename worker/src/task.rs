@@ -129,7 +129,7 @@ impl Task {
 
     /// The reply to this step.
     pub fn reply(&self, body: ReplyBody) -> Reply {
-        Reply { agreed: self.agreed.clone(), ..reply_to(&self.step, body) }
+        Reply { agreed: self.agreed.clone(), ..Reply::to(&self.step, body) }
     }
 }
 
@@ -164,15 +164,4 @@ fn trace_span(step: &Step, holding: &Holding) -> tracing::Span {
     };
     service::telemetry::set_parent(&span, traceparent);
     span
-}
-
-/// The reply to a step.
-pub fn reply_to(step: &Step, body: ReplyBody) -> Reply {
-    Reply {
-        sequence_id: step.sequence_id,
-        generation: step.generation,
-        round: step.round,
-        body,
-        agreed: Vec::new(),
-    }
 }

@@ -152,12 +152,12 @@ impl LocalPair<'_> {
                 Action::Ready => Event::BeginRound { num_draft_tokens: k, draft_wait: NEVER_LATE },
                 Action::Send(Role::Target, step) => {
                     let body = self.target.judge(target, spec, &step)?;
-                    Event::Reply(Role::Target, reply(&step, body))
+                    Event::Reply(Role::Target, Reply::to(&step, body))
                 }
                 Action::Send(Role::Draft, step) => {
                     let body = self.draft.propose(draft, spec, &step)?;
                     let fed = matches!(body, ReplyBody::Fed { .. });
-                    let event = Event::Reply(Role::Draft, reply(&step, body));
+                    let event = Event::Reply(Role::Draft, Reply::to(&step, body));
                     if fed && (verdicts.len() as u32) < plain_rounds {
                         unheard = Some(event);
                         continue;
@@ -181,16 +181,6 @@ impl LocalPair<'_> {
             actions.extend(sequence.step(Duration::ZERO, event));
         }
         Ok(verdicts)
-    }
-}
-
-fn reply(step: &Step, body: ReplyBody) -> Reply {
-    Reply {
-        sequence_id: step.sequence_id,
-        generation: step.generation,
-        round: step.round,
-        body,
-        agreed: Vec::new(),
     }
 }
 
