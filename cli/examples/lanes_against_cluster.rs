@@ -15,6 +15,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
+use outrider_cli::cluster::usage::Look;
 use outrider_cli::cluster::{Binaries, Cluster, ClusterSpec, DraftKind, NoLogs, TargetKind};
 use outrider_cli::load::answer::Answer;
 use outrider_cli::load::prompts::Content;
@@ -181,10 +182,10 @@ impl Point {
                 settings.request(&endpoint, &Prompt { task: "any".to_owned(), content })
             })
             .collect();
-        let before = machine()?;
+        let before = Look::at(std::process::id())?;
         let schedule = Schedule::Closed { concurrency: requests.len() };
         let run = Client::new(endpoint).drive(&requests, &schedule, |_| ()).await;
-        let after = machine()?;
+        let busy = before.until(&Look::at(std::process::id())?).busy;
         cluster.stop().await;
         let answers: Vec<Answer> = run.exchanges.iter().map(Answer::of).collect();
         for sample in run.samples(&requests) {
@@ -194,7 +195,6 @@ impl Point {
         }
         let inputs: u64 = answers.iter().filter_map(|answer| Some(answer.usage?.0)).sum();
         let prompt_tokens = inputs.div_ceil(u64::from(self.sequences)) as u32;
-        let busy = (after.0 - before.0) / (after.1 - before.1);
         Ok(Served { found: self.count(&answers)?, prompt_tokens, busy })
     }
 
@@ -230,15 +230,4 @@ impl Point {
         let rounds: u64 = counts().map(|counts| counts.rounds).sum();
         Ok(Found { tokens_per_second: tokens / self.seconds, mean_k: drafted as f64 / rounds.max(1) as f64 })
     }
-}
-
-/// Ticks that the machine was busy, and all of them.
-fn machine() -> Result<(f64, f64), Box<dyn Error>> {
-    let stat = std::fs::read_to_string("/proc/stat")?;
-    let line = stat.lines().next().ok_or("an empty /proc/stat")?;
-    let ticks: Vec<f64> = line.split_whitespace().skip(1).filter_map(|field| field.parse().ok()).collect();
-    // Idle, and waiting for a disk; guests' time is part of the users' already.
-    let all: f64 = ticks.iter().take(8).sum();
-    let idle: f64 = ticks.iter().skip(3).take(2).sum();
-    Ok((all - idle, all))
 }

@@ -19,6 +19,7 @@ use std::time::Duration;
 use engine::{Engine, LoadOptions, WeightFormat};
 use outrider_cli::check_pair::cost::{self, Costs};
 use outrider_cli::check_pair::local::LocalModel;
+use outrider_cli::cluster::usage::process_cpu;
 use outrider_cli::cluster::{Binaries, Cluster, ClusterSpec, DraftKind, NoLogs, ROUTER};
 use outrider_cli::load::cpu::CpuMeter;
 use outrider_cli::load::{Client, Endpoint, FigureOptions, Figures, Prompt, Schedule, Settings};
@@ -109,15 +110,6 @@ async fn measure(
         context: prompt_tokens + f64::from(MAX_TOKENS) / 2.0,
         cpu_us: cpu_seconds * 1e6 / rounds as f64,
     })
-}
-
-/// Seconds of CPU that a process took: fields 14 and 15 of its line, in ticks of 10 ms.
-fn process_cpu(pid: u32) -> Result<f64, Box<dyn Error>> {
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat"))?;
-    let after_name = stat.rsplit_once(')').ok_or("no name in /proc/PID/stat")?.1;
-    let ticks = after_name.split_whitespace().skip(11).take(2).map(str::parse::<f64>);
-    let sum: f64 = ticks.sum::<Result<f64, _>>()?;
-    Ok(sum / 100.0)
 }
 
 #[expect(clippy::print_stdout, reason = "the table is this program's output")]

@@ -10,6 +10,7 @@ mod ports;
 mod process;
 mod ready;
 mod spec;
+pub mod usage;
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};

@@ -17,7 +17,7 @@ use tests::metrics::Page;
 use tests::pair::root;
 use tests::wait::{PATIENCE, until};
 
-use crate::machine::{Look, Span};
+use outrider_cli::cluster::usage::{Look, Span};
 
 /// A machine that is busier than this measures its scheduler.
 const MAX_BUSY: f64 = 0.6;

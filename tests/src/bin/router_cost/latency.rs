@@ -15,7 +15,7 @@ use tests::metrics::Page;
 use tests::wait::{PATIENCE, until};
 
 use crate::echo::Echo;
-use crate::machine::Look;
+use outrider_cli::cluster::usage::Look;
 
 const K: u32 = 4;
 

@@ -9,7 +9,6 @@
 mod cost;
 mod echo;
 mod latency;
-mod machine;
 mod scale;
 
 use std::path::PathBuf;

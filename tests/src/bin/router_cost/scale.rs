@@ -25,7 +25,7 @@ use tests::wait::{PATIENCE, until};
 use tokio::time::Instant;
 use worker::config::SyntheticConfig;
 
-use crate::machine::{Look, resident_mib};
+use outrider_cli::cluster::usage::{Look, resident_mib};
 
 /// Task types of the requests: two that the profiles know, and one that they do not.
 const TASK_TYPES: [&str; 3] = ["easy", "hard", "other"];

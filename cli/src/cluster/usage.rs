@@ -1,8 +1,7 @@
-//! What `/proc` says of a process and of the machine.
+//! What `/proc` says of a process and of the machine: CPU time, how busy all cores are, memory. For programs that measure a cluster.
 
+use std::io;
 use std::time::{Duration, Instant};
-
-use anyhow::Context as _;
 
 /// Clock ticks of a second in `/proc`, and bytes of a page, the same on every Linux that we build for.
 const TICKS_PER_SECOND: f64 = 100.0;
@@ -10,7 +9,7 @@ const PAGE_BYTES: f64 = 4_096.0;
 
 /// One look at a process and at the machine.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Look {
+pub struct Look {
     at: Instant,
     cpu: f64,
     busy: f64,
@@ -19,24 +18,24 @@ pub(crate) struct Look {
 
 /// What happened between two looks.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Span {
+pub struct Span {
     /// Time on the wall.
-    pub(crate) wall: Duration,
+    pub wall: Duration,
     /// Seconds of CPU that the process took, in user and kernel mode.
-    pub(crate) cpu: f64,
+    pub cpu: f64,
     /// Share of all cores that was not idle.
-    pub(crate) busy: f64,
+    pub busy: f64,
 }
 
 impl Look {
     /// Now.
-    pub(crate) fn at(pid: u32) -> anyhow::Result<Self> {
+    pub fn at(pid: u32) -> io::Result<Self> {
         let (busy, all) = machine()?;
         Ok(Self { at: Instant::now(), cpu: process_cpu(pid)?, busy, all })
     }
 
     /// From this look to a later one.
-    pub(crate) fn until(&self, later: &Self) -> Span {
+    pub fn until(&self, later: &Self) -> Span {
         Span {
             wall: later.at - self.at,
             cpu: later.cpu - self.cpu,
@@ -46,30 +45,33 @@ impl Look {
 }
 
 /// MiB of memory that a process holds.
-pub(crate) fn resident_mib(pid: u32) -> anyhow::Result<f64> {
+pub fn resident_mib(pid: u32) -> io::Result<f64> {
     let statm = std::fs::read_to_string(format!("/proc/{pid}/statm"))?;
-    let pages: f64 = statm.split_whitespace().nth(1).context("a short /proc/PID/statm")?.parse()?;
+    let pages = number(statm.split_whitespace().nth(1), "/proc/PID/statm")?;
     Ok(pages * PAGE_BYTES / f64::from(1 << 20))
 }
 
 /// Seconds of CPU that a process took.
-fn process_cpu(pid: u32) -> anyhow::Result<f64> {
+pub fn process_cpu(pid: u32) -> io::Result<f64> {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat"))?;
-    let after_name = stat.rsplit_once(')').context("no name in /proc/PID/stat")?.1;
-    let field = |at: usize| -> anyhow::Result<f64> {
-        Ok(after_name.split_whitespace().nth(at).context("a short /proc/PID/stat")?.parse()?)
-    };
+    let after_name = stat.rsplit_once(')').ok_or_else(|| io::Error::other("no name in /proc/PID/stat"))?.1;
+    let field = |at: usize| number(after_name.split_whitespace().nth(at), "/proc/PID/stat");
     // Fields 14 and 15, counted from 1; the first after the name is field 3.
     Ok((field(11)? + field(12)?) / TICKS_PER_SECOND)
 }
 
 /// Ticks that the machine was busy, and all of them.
-fn machine() -> anyhow::Result<(f64, f64)> {
+fn machine() -> io::Result<(f64, f64)> {
     let stat = std::fs::read_to_string("/proc/stat")?;
-    let line = stat.lines().next().context("an empty /proc/stat")?;
+    let line = stat.lines().next().ok_or_else(|| io::Error::other("/proc/stat is empty"))?;
     let ticks: Vec<f64> = line.split_whitespace().skip(1).filter_map(|field| field.parse().ok()).collect();
     // Idle, and waiting for a disk; guests' time is part of the users' already.
     let all: f64 = ticks.iter().take(8).sum();
     let idle: f64 = ticks.iter().skip(3).take(2).sum();
     Ok((all - idle, all))
+}
+
+fn number(field: Option<&str>, file: &str) -> io::Result<f64> {
+    let number = field.and_then(|field| field.parse().ok());
+    number.ok_or_else(|| io::Error::other(format!("{file} does not have the fields that it should")))
 }

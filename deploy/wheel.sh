@@ -1,0 +1,18 @@
+#!/usr/bin/env bash
+# wheel.sh NAME VERSION LIBRARY: fetches a wheel from PyPI into .deps/ and prints the folder of its LIBRARY (a path inside the wheel). For
+# libraries that are needed where there is no CUDA; nvrtc.sh and nccl.sh say which.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+readonly WHEEL=$1 VERSION=$2 LIBRARY=$3
+readonly SITE=.deps/$WHEEL-$VERSION
+
+if [ ! -e "$SITE/$LIBRARY" ]; then
+  rm -rf "$SITE.part" "$SITE.venv"
+  python3 -m venv "$SITE.venv"
+  "$SITE.venv/bin/pip" install --quiet --disable-pip-version-check --no-deps --only-binary=:all: \
+    --target "$SITE.part" "$WHEEL==$VERSION" >&2
+  rm -rf "$SITE.venv"
+  mv "$SITE.part" "$SITE"
+fi
+echo "$PWD/$SITE/$(dirname "$LIBRARY")"
