@@ -5,11 +5,19 @@ use serde::{Deserialize, Serialize};
 use service::config::{Faults, RawConfig};
 use worker::config::{DefaultPorts, RawWorker, WorkerConfig, WorkerFlags};
 
+const EXAMPLES: &str = "\
+Its tokenizer must be the target's: routers compare fingerprints, and say which token differs.
+
+Examples:
+  outrider-draft-worker --model models/qwen3-0.6b --weights int8 --discovery etcd://10.0.0.5:2379/outrider \\
+      --listen 0.0.0.0:8120 --advertise http://10.0.0.21:8120
+  outrider-draft-worker --method ngram --task-types code,sql --discovery static:workers.toml    no model: guesses out of the text itself";
+
 /// Serves drafts: guesses the next tokens of sequences that a target worker then checks.
 ///
 /// Settings come from --config FILE (TOML), then OUTRIDER_* environment variables, then flags; later ones win.
 #[derive(Debug, Parser, Serialize)]
-#[command(name = "outrider-draft-worker", version)]
+#[command(name = "outrider-draft-worker", version, after_long_help = EXAMPLES)]
 pub struct Flags {
     /// How to guess: model (a small model of the target's tokenizer) or ngram (from the sequence itself)
     #[arg(long, value_name = "model|ngram")]

@@ -9,7 +9,7 @@ use service::config::{self, ENV_PREFIX};
 use worker::device::DEVICE_THREADS;
 
 fn main() -> ExitCode {
-    let flags: Flags = match config::parse_flags() {
+    let flags = match config::parse_flags::<RawDraft, Flags>() {
         Ok(flags) => flags,
         Err(code) => return code,
     };

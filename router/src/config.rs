@@ -18,11 +18,25 @@ use crate::lane::owner::RoundsConfig;
 use crate::lane::policy::{DraftTokens, PolicyConfig, RawLane};
 use crate::workers::tls::{RawWorkerTls, WorkerTlsFlags};
 
+const TEACHING: &str = "\
+Lanes are settled in the file alone, by task type:
+  [lanes.\"code\"]
+  max_k = 6                          # k at most, also where a request names one
+  min_acceptance = 0.3               # fewer first guesses accepted: no drafting, but for probes
+  max_batch_for_speculation = 64     # more sequences at the target: no drafting
+  weight = 2.0                       # share of turns where sequences wait for room
+
+What it decides and why: GET /debug/lanes. What it measures: GET /metrics. Both at --http.
+
+Examples:
+  outrider-router --discovery static:workers.toml
+  outrider-router --http 0.0.0.0:8000 --api-keys keys.txt --discovery etcd://10.0.0.5:2379/outrider --config router.toml";
+
 /// Serves clients over HTTP (OpenAI's API) and gRPC; draft workers guess and target workers verify behind it.
 ///
 /// Settings come from --config FILE (TOML), then OUTRIDER_* environment variables, then flags; later ones win.
 #[derive(Debug, Parser, Serialize)]
-#[command(name = "outrider-router", version)]
+#[command(name = "outrider-router", version, after_long_help = TEACHING)]
 pub struct Flags {
     /// Where the HTTP API is served
     #[arg(long, value_name = "ADDR")]

@@ -9,7 +9,7 @@ use router::serve::ROUND_THREADS;
 use service::config::{self, ENV_PREFIX};
 
 fn main() -> ExitCode {
-    let flags: Flags = match config::parse_flags() {
+    let flags = match config::parse_flags::<RawRouter, Flags>() {
         Ok(flags) => flags,
         Err(code) => return code,
     };

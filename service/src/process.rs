@@ -23,6 +23,7 @@ const STOP_GRACE: Duration = Duration::from_secs(5);
 
 /// Flags that every process has.
 #[derive(Debug, Clone, Default, clap::Args, Serialize)]
+#[command(next_help_heading = "Process")]
 pub struct ProcessFlags {
     /// A TOML file with any of these settings, named as the flags with underscores
     #[arg(long, value_name = "FILE")]

@@ -65,6 +65,7 @@ pub enum TlsError {
 
 /// Flags of a process whose doors may speak TLS.
 #[derive(Debug, Clone, Default, clap::Args, Serialize)]
+#[command(next_help_heading = "TLS")]
 pub struct ServerTlsFlags {
     /// The certificate chain to show, PEM; with it every port but health and metrics speaks TLS only
     #[arg(long, value_name = "FILE")]

@@ -5,11 +5,17 @@ use serde::{Deserialize, Serialize};
 use service::config::{Faults, RawConfig};
 use worker::config::{DefaultPorts, RawWorker, WorkerConfig, WorkerFlags};
 
+const EXAMPLES: &str = "\
+Examples:
+  outrider-target-worker --model models/qwen3-32b --device cuda:0,1 --discovery etcd://10.0.0.5:2379/outrider \\
+      --listen 0.0.0.0:8110 --advertise http://10.0.0.11:8110
+  outrider-target-worker --model models/demo/target --weights int8 --threads 8 --kv-memory 4GiB --discovery static:workers.toml";
+
 /// Serves a target model: checks drafted tokens in one forward pass and draws every token of the text.
 ///
 /// Settings come from --config FILE (TOML), then OUTRIDER_* environment variables, then flags; later ones win.
 #[derive(Debug, Parser, Serialize)]
-#[command(name = "outrider-target-worker", version)]
+#[command(name = "outrider-target-worker", version, after_long_help = EXAMPLES)]
 pub struct Flags {
     #[command(flatten)]
     #[serde(flatten)]

@@ -9,7 +9,7 @@ use target_worker::config::{Flags, RawTarget};
 use worker::device::DEVICE_THREADS;
 
 fn main() -> ExitCode {
-    let flags: Flags = match config::parse_flags() {
+    let flags = match config::parse_flags::<RawTarget, Flags>() {
         Ok(flags) => flags,
         Err(code) => return code,
     };

@@ -11,8 +11,24 @@ use super::arm::{ArmSpec, parse_fields};
 use super::plan::Level;
 use crate::load::{Access, Slo, Trust};
 
+const TEACHING: &str = "\
+How to read it:
+  speedup       time per output token without the first arm's speculation over time with it, paired block by block; its
+                interval is what the verdict rests on: ship where all of it is over --threshold, do not where none of it
+                is, undecided (run longer) in between
+  goodput       answers a second that kept every limit of --slo
+  acceptance    of what was drafted, the part that the target drew, too; by request (P10, P50, P90) and by position
+  the load at which speculation stops paying is named where loads were compared
+
+Examples:
+  outrider bench                                                          our own router here, on against off
+  outrider bench --prompts prompts.jsonl --concurrency 1,8,32 --slo ttft:500ms,tpot:30ms --html report.html
+  outrider bench --url http://a:8000 --arm new:url=http://b:8000 --arm old    two servers, taking turns
+  outrider bench --rate 0.5,2,8 --temperatures 0,0.8 --save-json run.json     open loop, Poisson arrivals";
+
 /// Arguments of `outrider bench`.
 #[derive(Debug, Clone, clap::Args)]
+#[command(after_long_help = TEACHING)]
 pub struct BenchArgs {
     /// The endpoint: http://HOST:PORT or https://HOST, with or without /v1
     #[arg(long, value_name = "URL", default_value = "http://127.0.0.1:8000")]

@@ -9,8 +9,18 @@ use std::str::FromStr;
 /// More workers than this on one machine is a slip of the finger.
 const WORKERS_MAX: u64 = 64;
 
+const EXAMPLES: &str = "\
+Once all are ready it prints where they listen and a curl command to paste. One process that ends takes the others along.
+
+Examples:
+  outrider up                                                  the bundled pair: nonsense, at once
+  outrider up --target models/qwen3-8b --draft models/qwen3-0.6b --draft-workers 2
+  outrider up --target models/qwen3-8b --draft ngram           guesses out of the text itself, no second model
+  outrider up --engine synthetic:deploy/profiles/8b-h100.toml  the timing of a pool, to try routers and load against";
+
 /// Arguments of `outrider up`.
 #[derive(Debug, Clone, clap::Args)]
+#[command(after_long_help = EXAMPLES)]
 pub struct UpArgs {
     /// Checkpoint directory of the target model [default: the bundled models/demo/target]
     #[arg(long, value_name = "DIR")]

@@ -8,6 +8,7 @@ use service::tls::{ClientFiles, ClientTls};
 
 /// Flags of TLS towards workers.
 #[derive(Debug, Clone, Default, clap::Args, Serialize)]
+#[command(next_help_heading = "TLS")]
 pub struct WorkerTlsFlags {
     /// The authority that signed the workers' certificates, PEM; needed for workers at https:// addresses
     #[arg(long, value_name = "FILE")]

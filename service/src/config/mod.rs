@@ -8,6 +8,7 @@
 //! This module reads files and the environment once, at startup. It must never be asked for a setting later.
 
 mod faults;
+mod help;
 mod layers;
 #[cfg(test)]
 mod tests;
@@ -92,10 +93,11 @@ fn resolve<R: RawConfig>(
     Ok(config.expect("validate returns a configuration unless it found a fault"))
 }
 
-/// Parses the command line. Help and version are printed and end with 0, a wrong flag with [`EXIT_BAD_CONFIG`];
-/// either way the caller returns the exit code from `main`.
-pub fn parse_flags<F: clap::Parser>() -> Result<F, ExitCode> {
-    F::try_parse().map_err(|error| {
+/// Parses the command line, whose flags set fields of `R`. Help, which tells the defaults of `R`, and version are printed and end
+/// with 0, a wrong flag with [`EXIT_BAD_CONFIG`]; either way the caller returns the exit code from `main`.
+pub fn parse_flags<R: RawConfig, F: clap::Parser>() -> Result<F, ExitCode> {
+    let given = help::with_defaults::<R>(F::command()).try_get_matches();
+    given.and_then(|given| F::from_arg_matches(&given)).map_err(|error| {
         // A closed stdout or stderr leaves nobody to tell.
         drop(error.print());
         if error.use_stderr() { ExitCode::from(EXIT_BAD_CONFIG) } else { ExitCode::SUCCESS }

@@ -3,8 +3,10 @@
 use std::io::Write as _;
 use std::path::PathBuf;
 
+use clap::CommandFactory as _;
 use serde::{Deserialize, Serialize};
 
+use super::help::with_defaults;
 use super::{ConfigError, Faults, RawConfig, layers::Environment, resolve};
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -31,12 +33,20 @@ struct Config {
     queue: usize,
 }
 
-#[derive(Default, Serialize)]
+#[derive(Default, Serialize, clap::Parser)]
 struct Flags {
+    /// A file
+    #[arg(long)]
     #[serde(skip)]
     _config: Option<PathBuf>,
+    /// What to serve
+    #[arg(long)]
     model: Option<String>,
+    /// How far to draft
+    #[arg(long)]
     max_k: Option<u32>,
+    /// What it is for
+    #[arg(long)]
     task_types: Vec<String>,
 }
 
@@ -214,4 +224,12 @@ fn a_flag_without_a_field_is_told() {
     let environment = Environment::new("TEST_", std::iter::empty());
     let error = resolve::<Raw>(&Misspelt { max_q: Some(1) }, None, environment).unwrap_err().to_string();
     assert!(error.contains("--max-q sets no known field"), "{error}");
+}
+
+#[test]
+fn help_tells_the_defaults_that_there_are() {
+    let help = with_defaults::<Raw>(Flags::command()).render_help().to_string();
+    let told = |text: &str| help.lines().any(|line| line.trim_end().ends_with(text));
+    assert!(told("How far to draft [default: 8]"), "{help}");
+    assert!(told("What to serve") && told("What it is for") && told("A file"), "{help}");
 }
