@@ -10,6 +10,7 @@
 
 mod blocked;
 mod mat_mul;
+mod onward;
 mod pack;
 mod rows;
 mod steps;
