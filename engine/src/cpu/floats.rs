@@ -10,7 +10,6 @@
 
 mod blocked;
 mod mat_mul;
-mod onward;
 mod pack;
 mod rows;
 mod steps;

@@ -1,18 +1,16 @@
 //! Many tiles of rows times packed floats, which is bound by arithmetic. K is cut into windows: a window of a panel stays
 //! in the first-level cache, widened to f32 once, while all tiles of a block of rows pass; the block's activations stay
-//! in the second-level cache while all panels pass. Every tile widens its share of the window that comes next, between its own
-//! multiply-adds, and fetches its share of the one after that.
+//! in the second-level cache while all panels pass. Every tile fetches its share of the window that comes next.
 //!
 //! A sum that is put down at the end of a window is taken up again as it was, so windows change no bit.
 
 use std::ops::Range;
 
 use super::mat_mul::{FloatMatMul, with_rows};
-use super::onward::Coming;
 use super::steps::{PanelNumbers, Steps};
 use super::{PANEL, PANEL_VECTORS, STEP};
 use crate::cpu::lanes::{LANES, Lanes};
-use crate::cpu::lines::{Fetch, Nothing};
+use crate::cpu::lines::{Fetch, Line, Nothing, Share};
 use crate::cpu::tiles::Tiles;
 use crate::k_slices::NUM_SLICES;
 
@@ -37,7 +35,7 @@ struct Window {
 pub(super) struct Blocked<'a> {
     product: &'a FloatMatMul<'a>,
     windows: Vec<Window>,
-    /// Two windows as steps of f32: the one that tiles pass, and the one that they widen meanwhile.
+    /// A window as steps of f32.
     wide: Vec<f32>,
     /// `[TREE_LEVELS + 1][tile][vector][row of the tile][LANES]`: sums of the slice under way, and those that wait.
     sums: Vec<f32>,
@@ -65,7 +63,7 @@ impl<'a> Blocked<'a> {
             }
         }
         let sums = (TREE_LEVELS + 1) * product.x.tiles.num_rows() * PANEL;
-        Self { product, windows, wide: vec![0.0; 2 * WINDOW_STEPS * STEP * PANEL], sums: vec![0.0; sums] }
+        Self { product, windows, wide: vec![0.0; WINDOW_STEPS * STEP * PANEL], sums: vec![0.0; sums] }
     }
 
     /// # Safety
@@ -75,64 +73,73 @@ impl<'a> Blocked<'a> {
         let (steps, tiles) = (self.product.weights.steps(), self.product.x.tiles);
         let most = (BLOCK_NUMBERS / (steps * STEP * V::TILE_ROWS).max(1)).max(1);
         let blocks = Tiles::new(tiles.len(), most);
+        let windows = std::mem::take(&mut self.windows);
         for block in 0..blocks.len() {
-            // SAFETY: the caller's promise.
-            unsafe { self.block::<V, W>(blocks.rows(block)) };
-        }
-    }
-
-    /// All panels for a block of tiles.
-    ///
-    /// # Safety
-    /// As for `multiply`; the tiles are there.
-    #[inline(always)]
-    unsafe fn block<V: Lanes, W: PanelNumbers>(&mut self, block: Range<usize>) {
-        let (panels, windows) = (self.product.panels(), std::mem::take(&mut self.windows));
-        let widen = W::STEP_BYTES < f32::STEP_BYTES && block.len() >= WIDEN_TILES;
-        let count = panels.len() * windows.len();
-        let steps_of = |turn: usize| if turn < count { windows[turn % windows.len()].steps.len() } else { 0 };
-        let mut start = panels.start * self.product.weights.steps() * W::STEP_BYTES;
-        let lines = self.product.lines();
-        if widen {
-            let first = Coming { next: lines.wrapping_add(start), next_steps: steps_of(0), after_steps: 0 };
-            // SAFETY: the caller's promise; each half of `wide` has room for any window.
-            unsafe { first.onward::<W>(self.wide_half(0), (0, 1)).finish::<V>() };
-        }
-        for turn in 0..count {
-            let (panel, window) = (panels.start + turn / windows.len(), &windows[turn % windows.len()]);
-            let behind = start + window.steps.len() * W::STEP_BYTES;
-            let coming = Coming {
-                next: lines.wrapping_add(behind),
-                next_steps: steps_of(turn + 1),
-                after_steps: steps_of(turn + 2),
-            };
-            for tile in block.clone() {
-                let rows = self.product.x.tiles.rows(tile);
-                let at = At { window, panel, row: rows.start };
-                let (of, count) = ((tile - block.start, block.len()), window.steps.len());
-                // SAFETY: the caller's promise; the window lies from `start` on, and in its half of `wide`.
-                unsafe {
-                    if widen {
-                        let mut onward = coming.onward::<W>(self.wide_half(turn + 1), of);
-                        let lines = self.wide_half(turn).cast_const().cast();
-                        let steps = Steps { lines, start: 0, count, apart: 0, first_vector: 0 };
-                        self.tile::<V, f32>((at, rows.len()), steps, &mut onward);
-                        onward.finish::<V>();
-                    } else {
-                        let steps = Steps { lines, start, count, apart: 0, first_vector: 0 };
-                        self.tile::<V, W>((at, rows.len()), steps, coming.share::<W>(of));
-                    }
+            let block = blocks.rows(block);
+            for panel in self.product.panels() {
+                for window in &windows {
+                    // SAFETY: the caller's promise.
+                    unsafe { self.window::<V, W>((panel, window), block.clone()) };
                 }
             }
-            start = behind;
         }
-        self.windows = windows;
     }
 
-    /// Where the window of a turn lies widened.
-    fn wide_half(&mut self, turn: usize) -> *mut f32 {
-        let half = self.wide.len() / 2;
-        self.wide[turn % 2 * half..].as_mut_ptr()
+    /// One window of a panel for a block of tiles.
+    ///
+    /// # Safety
+    /// As for `multiply`; the tiles, the panel and the window are there.
+    #[inline(always)]
+    unsafe fn window<V: Lanes, W: PanelNumbers>(
+        &mut self,
+        (panel, window): (usize, &Window),
+        block: Range<usize>,
+    ) {
+        let weights = self.product.weights;
+        let (count, tiles) = (window.steps.len(), self.product.x.tiles);
+        let start = (panel * weights.steps() + window.steps.start) * W::STEP_BYTES;
+        let lines = self.product.lines();
+        let widened = W::STEP_BYTES < f32::STEP_BYTES && block.len() >= WIDEN_TILES;
+        // SAFETY: the caller's promise; the window's steps lie from `start` on, `wide` has room for as many.
+        unsafe {
+            if widened {
+                self.widen::<V, W>(lines.add(start), count);
+            }
+            let next = lines.wrapping_add(start + count * W::STEP_BYTES);
+            let next_lines = count * W::STEP_BYTES / size_of::<Line>();
+            for tile in block.clone() {
+                let rows = tiles.rows(tile);
+                let at = At { window, panel, row: rows.start };
+                let fetch = Share::new(next, next_lines, (tile - block.start, block.len()));
+                let first_vector = 0;
+                if widened {
+                    let wide = self.wide.as_ptr().cast();
+                    let steps = Steps { lines: wide, start: 0, count, apart: 0, first_vector };
+                    self.tile::<V, f32>((at, rows.len()), steps, fetch);
+                } else {
+                    let steps = Steps { lines, start, count, apart: 0, first_vector };
+                    self.tile::<V, W>((at, rows.len()), steps, fetch);
+                }
+            }
+        }
+    }
+
+    /// # Safety
+    /// V's instructions are there; so many steps, packed as W, lie at `from`, and no more than a window has.
+    #[inline(always)]
+    unsafe fn widen<V: Lanes, W: PanelNumbers>(&mut self, from: *const u8, count: usize) {
+        let wide = self.wide.as_mut_ptr();
+        for step in 0..count {
+            for vector in 0..PANEL_VECTORS {
+                // SAFETY: the caller's promise.
+                unsafe {
+                    let (first, second) = W::load_step::<V>(from.add(step * W::STEP_BYTES), vector);
+                    let to = wide.add(step * STEP * PANEL + vector * LANES);
+                    first.store(to);
+                    second.store(to.add(PANEL));
+                }
+            }
+        }
     }
 
     /// # Safety
@@ -142,7 +149,7 @@ impl<'a> Blocked<'a> {
         &mut self,
         (at, rows): (At<'_>, usize),
         mut steps: Steps,
-        fetch: impl Fetch,
+        fetch: Share,
     ) {
         macro_rules! vectors {
             ($rows:literal) => {
