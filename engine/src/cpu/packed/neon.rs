@@ -82,6 +82,8 @@ unsafe fn sdot(mut sums: int32x4_t, bytes: uint8x16_t, x: int32x4_t) -> int32x4_
     // SAFETY: the caller's promise; it touches nothing but these registers.
     unsafe {
         asm!(
+            // For the assembler, where this is compiled apart from the function that has the feature.
+            ".arch_extension dotprod",
             "sdot {sums:v}.4s, {bytes:v}.16b, {x:v}.16b",
             sums = inout(vreg) sums,
             bytes = in(vreg) bytes,
