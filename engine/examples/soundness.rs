@@ -1,8 +1,9 @@
 //! Takes every path of the engine that is unsafe inside, on small models, and judges it by the oracle with `==`: the
-//! program to run under a sanitizer, which sees reads and writes outside of what is owned.
+//! program to run under a sanitizer, which sees reads and writes outside of what is owned (`make sanitize` is about the unit and kernel
+//! tests).
 //!
-//!     RUSTFLAGS=-Zsanitizer=address cargo +nightly run --target x86_64-unknown-linux-gnu \
-//!         -p outrider-engine --example soundness -- engine/tests/golden
+//!     RUSTC_WORKSPACE_WRAPPER=$PWD/engine/address-sanitizer.sh CARGO_TARGET_DIR=target/sanitize \
+//!         cargo run -p outrider-engine --example soundness -- engine/tests/golden
 #![expect(clippy::print_stdout, reason = "the lines are the program's output")]
 
 use std::path::{Path, PathBuf};

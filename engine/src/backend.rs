@@ -79,6 +79,17 @@ pub(crate) trait Backend: Send + Sync {
     /// Whether [`Backend::draw`] is there.
     const DRAWS: bool = false;
 
+    /// Threads of this process that compute.
+    fn num_threads(&self) -> usize {
+        1
+    }
+
+    /// Keeps those threads on `cores`, at least as many, the calling one on the first. A device that computes elsewhere does
+    /// nothing.
+    fn pin(&mut self, _cores: &[usize]) -> Result<(), EngineError> {
+        Ok(())
+    }
+
     /// Loads a table of embeddings, as floats.
     fn load_table(
         &self,

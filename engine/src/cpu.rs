@@ -1,7 +1,7 @@
 //! The CPU backend: cuts each operation into pieces that no piece's result depends on, and runs a kernel on
 //! each.
 //!
-//! `lanes` defines the arithmetic, `x86` implements it in registers, `dispatch` chooses; `floats` and `packed` multiply
+//! `lanes` defines the arithmetic, `x86` and `neon` implement it in registers, `dispatch` chooses; `floats` and `packed` multiply
 //! with weights (of floats, of integers) that `lines` holds, `attention` and `elementwise` are the other kernels;
 //! `reference` holds their naive twins, which judge them. `table` is what ids are looked up in.
 #![expect(
@@ -16,6 +16,8 @@ mod exp;
 mod floats;
 mod lanes;
 pub(crate) mod lines;
+#[cfg(target_arch = "aarch64")]
+mod neon;
 mod packed;
 mod read;
 pub(crate) mod reference;
@@ -41,7 +43,7 @@ use packed::{PackedMatMul, QuantizedRows};
 pub(crate) use read::{READ_LINE, ReadBuffer, ReadSum};
 pub(crate) use table::Table;
 use threads::Shared;
-pub(crate) use threads::{Patience, Threads};
+pub(crate) use threads::{Patience, Threads, allowed_cores};
 
 use crate::backend::{HeadLayout, Norm};
 use crate::host::{Angles, AttentionStep, Linear, LinearWeights};
@@ -101,6 +103,10 @@ impl Cpu {
     /// The threads of the engine.
     pub(crate) fn threads(&self) -> &Threads {
         &self.threads
+    }
+
+    pub(crate) fn threads_mut(&mut self) -> &mut Threads {
+        &mut self.threads
     }
 
     pub(crate) fn begin_stages(&self) {

@@ -35,6 +35,11 @@ pub struct Engine {
     not_sync: PhantomData<Cell<()>>,
 }
 
+/// Cores that the calling thread may run on, in the system's order. Fails where the system does not say.
+pub fn allowed_cores() -> Result<Vec<usize>, EngineError> {
+    crate::cpu::allowed_cores()
+}
+
 impl Engine {
     /// Loads a checkpoint into memory, converted or quantized where another format is wanted than it is stored in.
     /// Every byte of it is read, once more for [`EngineInfo::numerics_id`]; nothing is read later.
@@ -209,6 +214,19 @@ impl Engine {
     /// What forwards spent their time on since start: on one CPU rank; elsewhere nobody keeps time.
     pub fn stage_times(&self) -> StageTimes {
         self.runner.stage_times()
+    }
+
+    /// Threads of this process that compute, whoever calls [`Engine::forward`] or each rank's own included.
+    pub fn num_threads(&self) -> usize {
+        self.runner.num_threads()
+    }
+
+    /// Keeps each computing thread on one of `cores` (see [`allowed_cores`]), rank by rank. Without ranks the calling thread is
+    /// the first of them: call it on the thread that forwards are called on. Costs a third of the speed and more where anything
+    /// else wants those cores (docs/adr/0019-own-thread-pool.md). Fails where the cores are fewer than the threads, and where
+    /// the system refuses.
+    pub fn pin_threads(&mut self, cores: &[usize]) -> Result<(), EngineError> {
+        self.runner.pin(cores)
     }
 
     /// Appends KV for every row and returns the logits asked for, in batch order. On an error nothing has

@@ -121,6 +121,14 @@ impl Backend for Cpu {
 
     const SHARES_TABLES: bool = true;
 
+    fn num_threads(&self) -> usize {
+        self.threads().len()
+    }
+
+    fn pin(&mut self, cores: &[usize]) -> Result<(), EngineError> {
+        self.threads_mut().pin(cores)
+    }
+
     fn load_table(
         &self,
         source: &dyn TensorSource,

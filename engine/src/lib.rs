@@ -41,7 +41,7 @@ mod weights;
 pub use block_manager::Shared;
 pub use draws::{DrawRequest, Outcome};
 pub use error::EngineError;
-pub use handle::Engine;
+pub use handle::{Engine, allowed_cores};
 pub use logits::Logits;
 pub use model_shape::{ModelShape, Projection};
 pub use options::{EngineInfo, EngineStats, LoadOptions, SequenceRows, SlotId, WeightFormat};

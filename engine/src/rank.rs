@@ -23,6 +23,16 @@ pub(crate) trait Runner: Send {
     /// others, `[rows, vocab]`, in batch order; on ranks but the first, nothing.
     fn forward(&mut self, batch: &[ReservedRows<'_>], draws: &DrawPlan) -> Result<Outputs, EngineError>;
 
+    /// Threads of this process that compute.
+    fn num_threads(&self) -> usize {
+        1
+    }
+
+    /// Keeps those threads on `cores`, as many.
+    fn pin(&mut self, _cores: &[usize]) -> Result<(), EngineError> {
+        Ok(())
+    }
+
     /// What forwards spent their time on since start; nothing where nobody keeps time.
     fn stage_times(&self) -> StageTimes {
         StageTimes::default()
@@ -86,6 +96,14 @@ impl<B: Backend> Runner for Rank<B> {
         Ok(outputs)
     }
 
+    fn num_threads(&self) -> usize {
+        self.backend.num_threads()
+    }
+
+    fn pin(&mut self, cores: &[usize]) -> Result<(), EngineError> {
+        self.backend.pin(cores)
+    }
+
     fn stage_times(&self) -> StageTimes {
         self.backend.stage_times()
     }
@@ -129,6 +147,14 @@ impl Runner for LoneRank {
 
     fn forward(&mut self, batch: &[ReservedRows<'_>], draws: &DrawPlan) -> Result<Outputs, EngineError> {
         self.guard(|runner| runner.forward(batch, draws))
+    }
+
+    fn num_threads(&self) -> usize {
+        self.runner.num_threads()
+    }
+
+    fn pin(&mut self, cores: &[usize]) -> Result<(), EngineError> {
+        self.guard(|runner| runner.pin(cores))
     }
 
     fn stage_times(&self) -> StageTimes {

@@ -21,6 +21,8 @@ enum Command {
     GrowKv(u32),
     CopyBlock(u32, u32),
     Forward(Arc<(Vec<OwnedRows>, DrawPlan)>),
+    /// The cores of each rank's threads.
+    Pin(Arc<[Vec<usize>]>),
 }
 
 /// [`ReservedRows`] that outlive the call: a thread that hangs keeps them.
@@ -46,6 +48,8 @@ impl OwnedRows {
 
 /// A rank's thread: it ends when this is dropped and its command is done.
 struct RankThread {
+    /// Threads that compute for it, itself included.
+    num_threads: usize,
     commands: SyncSender<Command>,
     replies: Receiver<Result<Outputs, EngineError>>,
 }
@@ -62,6 +66,7 @@ impl RankGroup {
         let start = |(rank, runner): (usize, Box<dyn Runner>)| {
             let (commands, inbox) = sync_channel(1);
             let (outbox, replies) = sync_channel(1);
+            let num_threads = runner.num_threads();
             let meeting = Arc::clone(&meeting);
             std::thread::Builder::new()
                 .name(format!("rank-{rank}"))
@@ -70,7 +75,7 @@ impl RankGroup {
                     let reason = format!("its thread could not be started: {error}");
                     EngineError::RankLost { rank, reason }
                 })?;
-            Ok(RankThread { commands, replies })
+            Ok(RankThread { num_threads, commands, replies })
         };
         let ranks = ranks.into_iter().enumerate().map(start).collect::<Result<_, EngineError>>()?;
         Ok(Self { ranks, meeting })
@@ -135,6 +140,20 @@ impl Runner for RankGroup {
         let batch = batch.iter().map(OwnedRows::of).collect();
         self.run(&Command::Forward(Arc::new((batch, draws.clone()))))
     }
+
+    fn num_threads(&self) -> usize {
+        self.ranks.iter().map(|rank| rank.num_threads).sum()
+    }
+
+    fn pin(&mut self, mut cores: &[usize]) -> Result<(), EngineError> {
+        let mut of_ranks = Vec::with_capacity(self.ranks.len());
+        for rank in &self.ranks {
+            let (own, others) = cores.split_at(rank.num_threads.min(cores.len()));
+            of_ranks.push(own.to_vec());
+            cores = others;
+        }
+        self.run(&Command::Pin(of_ranks.into())).map(drop)
+    }
 }
 
 /// A rank's thread.
@@ -145,11 +164,12 @@ fn serve(
     (inbox, outbox): (&Receiver<Command>, &SyncSender<Result<Outputs, EngineError>>),
 ) {
     while let Ok(command) = inbox.recv() {
-        let reply =
-            catch_unwind(AssertUnwindSafe(|| obey(runner.as_mut(), &command))).unwrap_or_else(|panic| {
+        let reply = catch_unwind(AssertUnwindSafe(|| obey(rank, runner.as_mut(), &command))).unwrap_or_else(
+            |panic| {
                 meeting.lose(rank, last_words(panic.as_ref()));
                 meeting.check().map(|()| Outputs::default())
-            });
+            },
+        );
         if let (Command::Forward(_), Err(error)) = (&command, &reply) {
             // The others may be waiting for what this one did not give; the first word counts.
             meeting.lose(rank, format!("its forward failed: {error}"));
@@ -160,10 +180,11 @@ fn serve(
     }
 }
 
-fn obey(runner: &mut dyn Runner, command: &Command) -> Result<Outputs, EngineError> {
+fn obey(rank: usize, runner: &mut dyn Runner, command: &Command) -> Result<Outputs, EngineError> {
     match command {
         Command::GrowKv(num_blocks) => runner.grow_kv(*num_blocks).map(|()| Outputs::default()),
         Command::CopyBlock(from, to) => runner.copy_block(*from, *to).map(|()| Outputs::default()),
+        Command::Pin(cores) => runner.pin(&cores[rank]).map(|()| Outputs::default()),
         Command::Forward(batch) => {
             let (rows, draws) = batch.as_ref();
             let rows: Vec<ReservedRows<'_>> = rows.iter().map(OwnedRows::borrowed).collect();

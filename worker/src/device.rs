@@ -114,6 +114,7 @@ impl<M: Method> Device<M> {
 
     /// Runs until every sender of the mailbox is gone.
     pub fn run(mut self, mut mailbox: mpsc::Receiver<Message>) {
+        self.method.begin();
         while let Some(message) = mailbox.blocking_recv() {
             self.receive(message);
             loop {

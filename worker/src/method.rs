@@ -37,6 +37,9 @@ pub struct MethodStats {
 
 /// Owned by the device thread, which calls nothing else while it runs.
 pub trait Method: Send + 'static {
+    /// Called on the device thread before all else.
+    fn begin(&mut self) {}
+
     /// What steps may ask for.
     fn limits(&self) -> Limits;
 

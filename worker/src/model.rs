@@ -26,6 +26,8 @@ pub struct ModelMethod<D> {
     vocab_size: u32,
     max_batch_rows: usize,
     decide: D,
+    /// Where computing threads are kept, if anywhere.
+    cores: Option<Vec<usize>>,
     slots: HashMap<Slot, SlotId>,
     next_slot: u64,
     prefix_query_tokens: u64,
@@ -58,11 +60,17 @@ impl<D: Decide> ModelMethod<D> {
             vocab_size,
             max_batch_rows,
             decide,
+            cores: None,
             slots: HashMap::new(),
             next_slot: 0,
             prefix_query_tokens: 0,
             prefix_hit_tokens: 0,
         }
+    }
+
+    /// The same with its computing threads kept on `cores`, at least as many, once it runs on the device thread.
+    pub fn pinned_to(self, cores: Option<Vec<usize>>) -> Self {
+        Self { cores, ..self }
     }
 
     /// Gives new tasks the KV that equal sequences have computed.
@@ -187,6 +195,14 @@ impl<D: Decide> ModelMethod<D> {
 }
 
 impl<D: Decide> Method for ModelMethod<D> {
+    fn begin(&mut self) {
+        if let Some(cores) = &self.cores
+            && let Err(error) = self.engine.pin_threads(cores)
+        {
+            tracing::warn!(%error, "computing threads are not pinned");
+        }
+    }
+
     fn limits(&self) -> Limits {
         Limits {
             role: self.role,

@@ -75,8 +75,20 @@ pub fn load<D: Decide>(
         task_types: Vec::new(),
         step_times: if config.profile_steps { profile(&mut engine) } else { Vec::new() },
     };
-    let method = ModelMethod::new(engine, role, vocab_size, config.max_batch_rows, decide);
+    let cores = if config.pin { Some(cores_for(&engine)?) } else { None };
+    let method = ModelMethod::new(engine, role, vocab_size, config.max_batch_rows, decide).pinned_to(cores);
     Ok(Loaded { method, facts, assets: Some(assets), round_trip: Duration::ZERO })
+}
+
+/// A core for each computing thread, of those that this process may run on.
+fn cores_for(engine: &Engine) -> anyhow::Result<Vec<usize>> {
+    let (cores, threads) = (engine::allowed_cores()?, engine.num_threads());
+    anyhow::ensure!(
+        threads <= cores.len(),
+        "pin: {threads} threads want a core each, this process may run on {}: lower --threads, or do not pin",
+        cores.len()
+    );
+    Ok(cores)
 }
 
 fn load_engine(config: &WorkerConfig) -> anyhow::Result<(Engine, Assets)> {

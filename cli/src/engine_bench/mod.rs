@@ -67,6 +67,10 @@ pub struct BenchArgs {
     #[arg(long, value_name = "N", default_value = "1")]
     pub threads: NonZeroUsize,
 
+    /// Keep each of them on a core of its own, of those that this process may run on
+    #[arg(long)]
+    pub pin: bool,
+
     /// Rows of one sequence in a forward
     #[arg(long, value_name = "N,..", value_delimiter = ',', default_value = "1,2,4,8,16,32,64,512")]
     pub rows: Vec<usize>,
@@ -138,6 +142,11 @@ fn run(args: &BenchArgs) -> Result<(), BenchError> {
         return Err(BenchError::NothingFits(window));
     }
     let probe = ReadProbe::new(probe_bytes(args.read_mib << 20), threads)?;
+    if args.pin {
+        // All were started before: a thread that a pinned one starts has no core but its own.
+        let cores = engine::allowed_cores()?;
+        subjects.iter_mut().try_for_each(|subject| subject.engine.pin_threads(&cores))?;
+    }
     let mut bench = Bench::new(subjects, probe, Duration::from_millis(args.case_ms));
     for case in &cases {
         bench.measure(*case)?;

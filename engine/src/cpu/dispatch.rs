@@ -28,6 +28,12 @@ enum Choice {
     Avx512,
     #[cfg(target_arch = "x86_64")]
     Avx2,
+    /// NEON with its dot products of integers.
+    #[cfg(target_arch = "aarch64")]
+    NeonDots,
+    /// NEON for floats, which every 64-bit ARM has.
+    #[cfg(target_arch = "aarch64")]
+    Neon,
     Portable,
 }
 
@@ -57,6 +63,13 @@ impl Isa {
                 all.push(Self(Choice::Avx2));
             }
         }
+        #[cfg(target_arch = "aarch64")]
+        {
+            if std::arch::is_aarch64_feature_detected!("dotprod") {
+                all.push(Self(Choice::NeonDots));
+            }
+            all.push(Self(Choice::Neon));
+        }
         all.push(Self(Choice::Portable));
         all
     }
@@ -68,6 +81,8 @@ impl Isa {
             Choice::Avx512Vnni | Choice::Avx512 => super::x86::Avx512::TILE_ROWS,
             #[cfg(target_arch = "x86_64")]
             Choice::Avx2 => super::x86::Avx2::TILE_ROWS,
+            #[cfg(target_arch = "aarch64")]
+            Choice::NeonDots | Choice::Neon => super::neon::Neon::TILE_ROWS,
             Choice::Portable => Portable::TILE_ROWS,
         }
     }
@@ -79,6 +94,10 @@ impl Isa {
             Choice::Avx512Vnni => super::packed::VnniDots::TILE_ROWS,
             #[cfg(target_arch = "x86_64")]
             Choice::Avx512 | Choice::Avx2 => super::packed::Avx2Dots::TILE_ROWS,
+            #[cfg(target_arch = "aarch64")]
+            Choice::NeonDots => super::packed::NeonDots::TILE_ROWS,
+            #[cfg(target_arch = "aarch64")]
+            Choice::Neon => PortableDots::TILE_ROWS,
             Choice::Portable => PortableDots::TILE_ROWS,
         }
     }
@@ -93,6 +112,9 @@ impl Isa {
             // SAFETY: as above.
             #[cfg(target_arch = "x86_64")]
             Choice::Avx2 => unsafe { run_avx2(kernel) },
+            // SAFETY: what is compiled for 64-bit ARM has NEON.
+            #[cfg(target_arch = "aarch64")]
+            Choice::NeonDots | Choice::Neon => unsafe { kernel.run::<super::neon::Neon>() },
             // SAFETY: plain Rust runs everywhere.
             Choice::Portable => unsafe { kernel.run::<Portable>() },
         }
@@ -108,6 +130,12 @@ impl Isa {
             // SAFETY: as above; `all` makes an AVX-512 one only where AVX2 is there too.
             #[cfg(target_arch = "x86_64")]
             Choice::Avx512 | Choice::Avx2 => unsafe { run_avx2_dots(kernel) },
+            // SAFETY: as above.
+            #[cfg(target_arch = "aarch64")]
+            Choice::NeonDots => unsafe { run_neon_dots(kernel) },
+            // SAFETY: plain Rust runs everywhere.
+            #[cfg(target_arch = "aarch64")]
+            Choice::Neon => unsafe { kernel.run::<PortableDots>() },
             // SAFETY: plain Rust runs everywhere.
             Choice::Portable => unsafe { kernel.run::<PortableDots>() },
         }
@@ -148,4 +176,13 @@ unsafe fn run_vnni<K: DotKernel>(kernel: K) {
 unsafe fn run_avx2_dots<K: DotKernel>(kernel: K) {
     // SAFETY: the features of this function are those that `D` needs.
     unsafe { kernel.run::<super::packed::Avx2Dots>() }
+}
+
+/// # Safety
+/// The CPU has the features named.
+#[cfg(target_arch = "aarch64")]
+#[target_feature(enable = "neon,dotprod")]
+unsafe fn run_neon_dots<K: DotKernel>(kernel: K) {
+    // SAFETY: the features of this function are those that `D` needs.
+    unsafe { kernel.run::<super::packed::NeonDots>() }
 }

@@ -34,6 +34,8 @@ pub(crate) trait Lanes: Copy {
     unsafe fn prefetch_far(p: *const u8);
     /// Sixteen f32 to `p`.
     unsafe fn store(self, p: *mut f32);
+    /// The lowest byte of each lane's bits to `p`, which has room for sixteen.
+    unsafe fn store_low_bytes(self, p: *mut u8);
     /// `self + a * b`, rounded once.
     unsafe fn fma(self, a: Self, b: Self) -> Self;
     /// Lane by lane.
@@ -116,7 +118,7 @@ pub(crate) fn fold(mut lanes: [f32; LANES]) -> f32 {
     lanes[0]
 }
 
-/// Plain Rust for machines without the vector units below (and for NEON, to which it compiles well).
+/// Plain Rust for machines without the vector units of `x86` and `neon`.
 #[derive(Clone, Copy)]
 pub(crate) struct Portable([f32; LANES]);
 
@@ -158,6 +160,12 @@ impl Lanes for Portable {
     unsafe fn store(self, p: *mut f32) {
         // SAFETY: the caller's pointer has room for sixteen f32.
         unsafe { p.cast::<[f32; LANES]>().write(self.0) };
+    }
+
+    #[inline(always)]
+    unsafe fn store_low_bytes(self, p: *mut u8) {
+        // SAFETY: the caller's pointer has room for sixteen bytes.
+        unsafe { p.cast::<[u8; LANES]>().write(self.0.map(|x| x.to_bits() as u8)) };
     }
 
     #[inline(always)]

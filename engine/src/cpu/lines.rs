@@ -115,12 +115,10 @@ impl Fetch for Ahead {
     #[inline(always)]
     unsafe fn fetch<V: Lanes, const N: usize>(&mut self, line: usize) {
         let in_window = line % WINDOW / N;
-        let far = line - line % WINDOW
-            + WINDOW
-            + in_window % STREAMS * (WINDOW / STREAMS)
-            + in_window / STREAMS * N;
-        let near = self.first.wrapping_add(line * size_of::<Line>() + NEAR_BYTES);
-        let far = self.first.wrapping_add(far * size_of::<Line>());
+        let far = in_window % STREAMS * (WINDOW / STREAMS) + in_window / STREAMS * N;
+        let next_window = (line | (WINDOW - 1)).wrapping_add(1);
+        let near = self.first.wrapping_add(line.wrapping_mul(size_of::<Line>())).wrapping_add(NEAR_BYTES);
+        let far = self.first.wrapping_add(next_window.wrapping_add(far).wrapping_mul(size_of::<Line>()));
         for i in 0..N {
             // SAFETY: the caller's promise.
             unsafe {

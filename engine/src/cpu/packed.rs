@@ -1,12 +1,14 @@
 //! Matrices of int8 and int4, quantized while loading and packed into the order in which the kernels stream
 //! them (docs/contract.md C1): panels of sixteen output channels, one channel to a lane, so that no sum is ever
 //! folded across lanes. `layout` says which k goes where, `pack` makes the panels, `rows` quantizes
-//! activations, `dots` is the arithmetic of integers (in registers: `x86`), `mat_mul` multiplies. The twin is
+//! activations, `dots` is the arithmetic of integers (in registers: `x86`, `neon`), `mat_mul` multiplies. The twin is
 //! `reference::quantized`.
 
 mod dots;
 mod layout;
 mod mat_mul;
+#[cfg(target_arch = "aarch64")]
+mod neon;
 mod pack;
 mod rows;
 #[cfg(target_arch = "x86_64")]
@@ -16,6 +18,8 @@ pub(super) use dots::{DotKernel, Dots, PortableDots};
 use half::bf16;
 use layout::KLayout;
 pub(super) use mat_mul::PackedMatMul;
+#[cfg(target_arch = "aarch64")]
+pub(super) use neon::NeonDots;
 pub(super) use rows::QuantizedRows;
 #[cfg(target_arch = "x86_64")]
 pub(super) use x86::{Avx2Dots, VnniDots};

@@ -2,6 +2,7 @@
 //! them, so that the number of threads cannot change a bit; this file only hands items out, and `crew` has the threads.
 
 mod bell;
+mod cores;
 mod crew;
 mod patience;
 
@@ -9,6 +10,8 @@ use std::marker::PhantomData;
 use std::ops::Range;
 
 use crate::EngineError;
+pub(crate) use cores::allowed_cores;
+use cores::stay_on;
 use crew::Crew;
 pub(crate) use patience::Patience;
 
@@ -28,15 +31,31 @@ pub(crate) struct Threads {
 
 impl Threads {
     pub(crate) fn new(count: usize) -> Result<Self, EngineError> {
-        let started = |count| {
-            Crew::start(count - 1).map_err(|error| EngineError::BadOption {
-                option: "threads",
-                value: count as u64,
-                reason: format!("the threads could not be started: {error}"),
-            })
-        };
-        let crew = if count > 1 { Some(started(count)?) } else { None };
+        let crew = if count > 1 { Some(start(count - 1, |_| Ok(()))?) } else { None };
         Ok(Self { crew, min_parallel_work: MIN_PARALLEL_WORK })
+    }
+
+    /// Threads that work, whoever calls included.
+    pub(crate) fn len(&self) -> usize {
+        self.crew.as_ref().map_or(1, Crew::len)
+    }
+
+    /// Keeps every thread on one of `cores`: the calling one, which must be the one that calls from now on, on the first, and
+    /// each other on the next. Where this fails, the calling thread may be on any one of them.
+    pub(crate) fn pin(&mut self, cores: &[usize]) -> Result<(), EngineError> {
+        let count = self.len();
+        if cores.len() < count {
+            let reason = format!(
+                "pinned threads take a core each, and there are {}; take fewer threads, or do not pin",
+                cores.len()
+            );
+            return Err(EngineError::BadOption { option: "threads", value: count as u64, reason });
+        }
+        if self.crew.is_some() {
+            // A thread stays where the one that starts it is.
+            self.crew = Some(start(count - 1, |other| stay_on(cores[other]))?);
+        }
+        stay_on(cores[0])
     }
 
     /// Threads that share even the smallest work.
@@ -88,6 +107,20 @@ impl Threads {
         let piece = items.div_ceil(pieces).next_multiple_of(grain);
         crew.run(items.div_ceil(piece), &|i| run(i * piece..items.min((i + 1) * piece)));
     }
+}
+
+/// Starts threads 1..=`others`, before each of them `place`.
+fn start(others: usize, place: impl Fn(usize) -> Result<(), EngineError>) -> Result<Crew, EngineError> {
+    let mut crew = Crew::default();
+    for other in 1..=others {
+        place(other)?;
+        crew.hire().map_err(|error| EngineError::BadOption {
+            option: "threads",
+            value: others as u64 + 1,
+            reason: format!("the threads could not be started: {error}"),
+        })?;
+    }
+    Ok(crew)
 }
 
 /// A buffer of which several threads write disjoint parts.

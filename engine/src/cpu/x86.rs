@@ -69,6 +69,12 @@ impl Lanes for Avx512 {
     }
 
     #[inline(always)]
+    unsafe fn store_low_bytes(self, p: *mut u8) {
+        // SAFETY: the trait's contract: room for sixteen bytes at p; the store needs no alignment.
+        unsafe { _mm_storeu_si128(p.cast(), _mm512_cvtepi32_epi8(_mm512_castps_si512(self.0))) };
+    }
+
+    #[inline(always)]
     unsafe fn fma(self, a: Self, b: Self) -> Self {
         // SAFETY: the trait's contract.
         Self(unsafe { _mm512_fmadd_ps(a.0, b.0, self.0) })
@@ -164,6 +170,19 @@ impl Lanes for Avx2 {
         unsafe {
             _mm256_storeu_ps(p, self.0);
             _mm256_storeu_ps(p.add(8), self.1);
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn store_low_bytes(self, p: *mut u8) {
+        // SAFETY: the trait's contract: room for sixteen bytes at p; the store needs no alignment.
+        unsafe {
+            let low = |lanes| _mm256_and_si256(_mm256_castps_si256(lanes), _mm256_set1_epi32(0xff));
+            // Packing goes by halves of registers: the middle two quarters change places.
+            let words = _mm256_packus_epi32(low(self.0), low(self.1));
+            let words = _mm256_permute4x64_epi64::<0b11_01_10_00>(words);
+            let (first, second) = (_mm256_castsi256_si128(words), _mm256_extracti128_si256::<1>(words));
+            _mm_storeu_si128(p.cast(), _mm_packus_epi16(first, second));
         }
     }
 

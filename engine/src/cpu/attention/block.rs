@@ -154,11 +154,14 @@ impl Queries {
                 && block.values.len() == block.keys.len(),
             "a block's operands disagree"
         );
-        let mut first = 0;
-        while first < queries {
-            // SAFETY: the caller's promise; an arm takes at most as many queries as are left.
+        // Queries stand in the order of their rows, whose keys begin and end ever later.
+        let begin = block.index * BLOCK_SIZE;
+        let mut first = self.visible.partition_point(|keys| keys.end <= begin);
+        let last = self.visible.partition_point(|keys| keys.start < begin + BLOCK_SIZE);
+        while first < last {
+            // SAFETY: the caller's promise; an arm takes at most as many queries as are left, all of which see a key.
             unsafe {
-                first += match queries - first {
+                first += match last - first {
                     1 => self.tile::<V, U, 1>(first, block),
                     2 | 3 => self.tile::<V, U, 2>(first, block),
                     6.. if V::TILE_VECTORS > 1 => self.tile::<V, U, 6>(first, block),
@@ -169,7 +172,7 @@ impl Queries {
         }
     }
 
-    /// Merges it into the sums of Q queries from `first` on; returns Q.
+    /// Merges it into the sums of Q queries from `first` on, each of which sees some of its keys; returns Q.
     ///
     /// # Safety
     /// As for `attend`; the queries are there.
@@ -181,37 +184,54 @@ impl Queries {
     ) -> usize {
         let head_dim = self.head_dim;
         let begin = block.index * BLOCK_SIZE;
-        let visible = &self.visible[first..first + Q];
+        let visible: &[Range<usize>; Q] = self.visible[first..].first_chunk().expect("the queries are there");
+        let seen = visible
+            .each_ref()
+            .map(|keys| keys.start.saturating_sub(begin)..BLOCK_SIZE.min(keys.end.saturating_sub(begin)));
+        let (earliest, latest) = (&seen[0], &seen[Q - 1]);
+        // Keys that all of them see.
+        let shared = latest.start..earliest.end;
         // SAFETY: the caller's promise; keys lie inside the block.
         unsafe {
-            let scores = scores::<V, U, Q>(self.numbers.as_ptr().add(first * head_dim), block);
-            let values = &mut self.values[first * head_dim..(first + Q) * head_dim];
-            if visible.iter().all(|keys| keys.start <= begin && keys.end >= begin + BLOCK_SIZE) {
-                let running: &mut [Running; Q] =
-                    self.running[first..].first_chunk_mut().expect("the queries are there");
-                let weights = weigh::<V, Q>(running, scores, self.scale);
-                match V::TILE_VECTORS {
-                    2 => add_values_of_all::<V, U, Q, 4>(values, &weights, block.values),
-                    _ => add_values_of_all::<V, U, Q, 2>(values, &weights, block.values),
-                }
-                return Q;
+            let mut scores = scores::<V, U, Q>(self.numbers.as_ptr().add(first * head_dim), block);
+            if shared != (0..BLOCK_SIZE) {
+                mask(&mut scores, &seen);
             }
-            for q in 0..Q {
-                let keys = visible[q].start.max(begin)..visible[q].end.min(begin + BLOCK_SIZE);
-                if !keys.is_empty() {
-                    let keys = keys.start - begin..keys.end - begin;
-                    let mut scores = scores[q];
-                    for (j, score) in scores.iter_mut().enumerate() {
-                        *score = if keys.contains(&j) { *score } else { f32::NEG_INFINITY };
+            let running: &mut [Running; Q] =
+                self.running[first..].first_chunk_mut().expect("the queries are there");
+            let mut weights = weigh::<V, Q>(running, scores, self.scale);
+            let values = &mut self.values[first * head_dim..(first + Q) * head_dim];
+            if latest.start == 0 {
+                match V::TILE_VECTORS {
+                    2 => add_values_of_all::<V, U, Q, 4>(values, &weights, (shared.end, block.values)),
+                    _ => add_values_of_all::<V, U, Q, 2>(values, &weights, (shared.end, block.values)),
+                }
+                for q in 0..Q {
+                    weights[q].rescale = 1.0;
+                    let keys = shared.end..seen[q].end;
+                    if !keys.is_empty() {
+                        let values = &mut values[q * head_dim..(q + 1) * head_dim];
+                        add_values::<V, U>((0, values), &weights[q], (keys, block.values));
                     }
-                    let running = std::array::from_mut(&mut self.running[first + q]);
-                    let [weights] = weigh::<V, 1>(running, [scores], self.scale);
+                }
+            } else {
+                for q in 0..Q {
                     let values = &mut values[q * head_dim..(q + 1) * head_dim];
-                    add_values::<V, U>((0, values), &weights, (keys, block.values));
+                    add_values::<V, U>((0, values), &weights[q], (seen[q].clone(), block.values));
                 }
             }
         }
         Q
+    }
+}
+
+/// Scores of keys that a query does not see become minus infinity.
+#[inline(always)]
+fn mask<const Q: usize>(scores: &mut [[f32; LANES]; Q], seen: &[Range<usize>; Q]) {
+    for (scores, seen) in scores.iter_mut().zip(seen) {
+        for (j, score) in scores.iter_mut().enumerate() {
+            *score = if seen.contains(&j) { *score } else { f32::NEG_INFINITY };
+        }
     }
 }
 
@@ -308,16 +328,16 @@ unsafe fn weigh<V: Lanes, const Q: usize>(
     weights
 }
 
-/// `values = values * rescale + sum over t of p[t] * v[t]` for Q queries that see all keys of a block, D vectors of
-/// dimensions at a time.
+/// `values = values * rescale + sum over t of p[t] * v[t]` for Q queries that see the first `keys` keys of a block, D vectors
+/// of dimensions at a time.
 ///
 /// # Safety
-/// V's instructions are there; `values` is `[Q][head_dim]`, `v` is sixteen rows of a head.
+/// V's instructions are there; `values` is `[Q][head_dim]`, `v` is sixteen rows of a head, `keys` are sixteen at most.
 #[inline(always)]
 unsafe fn add_values_of_all<V: Lanes, U: Element, const Q: usize, const D: usize>(
     values: &mut [f32],
     weights: &[BlockWeights; Q],
-    v: &[U],
+    (keys, v): (usize, &[U]),
 ) {
     let head_dim = v.len() / LANES;
     let mut d = 0;
@@ -332,7 +352,7 @@ unsafe fn add_values_of_all<V: Lanes, U: Element, const Q: usize, const D: usize
                     sums[i][q] = V::load(at.add(q * head_dim + i * LANES)).mul(rescale);
                 }
             }
-            for t in 0..LANES {
+            for t in 0..keys {
                 let mut row = [V::splat(0.0); D];
                 for i in 0..D {
                     row[i] = U::load::<V>(v.as_ptr().add(t * head_dim + d + i * LANES));
@@ -353,7 +373,7 @@ unsafe fn add_values_of_all<V: Lanes, U: Element, const Q: usize, const D: usize
         }
         for q in 0..Q {
             let values = &mut values[q * head_dim..(q + 1) * head_dim];
-            add_values::<V, U>((d, values), &weights[q], (0..LANES, v));
+            add_values::<V, U>((d, values), &weights[q], (0..keys, v));
         }
     }
 }

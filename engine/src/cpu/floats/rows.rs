@@ -44,6 +44,9 @@ impl TiledRows {
     }
 }
 
+/// Columns that are dealt out row by row before the next ones, so that where they go stays in the first-level cache.
+const DEALT: usize = 64;
+
 /// One tile.
 struct Fill<'a, const ROUND: bool> {
     /// `[rows of the tile, k]`.
@@ -63,16 +66,10 @@ impl<const ROUND: bool> Kernel for Fill<'_, ROUND> {
         for slice in slices {
             let Range { start, end } = slice.steps;
             let part = &mut out[start * STEP * rows..end * STEP * rows];
-            for (r, row) in x.chunks_exact(k).enumerate() {
-                let row = &row[slice.k.clone()];
-                if rows == 1 {
-                    for (out, &x) in part.iter_mut().zip(row) {
-                        *out = if ROUND { round_to_bf16(x).widen() } else { x };
-                    }
-                } else {
-                    for (out, &x) in part.chunks_exact_mut(rows).zip(row) {
-                        out[r] = if ROUND { round_to_bf16(x).widen() } else { x };
-                    }
+            for (block, out) in part.chunks_mut(DEALT * rows).enumerate() {
+                for (r, row) in x.chunks_exact(k).enumerate() {
+                    let row = &row[slice.k.clone()][block * DEALT..];
+                    deal::<ROUND>(&row[..row.len().min(DEALT)], (&mut *out, rows, r));
                 }
             }
             if !slice.k.len().is_multiple_of(STEP) {
@@ -80,5 +77,19 @@ impl<const ROUND: bool> Kernel for Fill<'_, ROUND> {
                 part[padding..].fill(0.0);
             }
         }
+    }
+}
+
+/// Puts numbers where row `r` of a tile of `rows` has them.
+#[inline(always)]
+fn deal<const ROUND: bool>(numbers: &[f32], (out, rows, r): (&mut [f32], usize, usize)) {
+    let mut dealt = [0.0; DEALT];
+    for (dealt, &x) in dealt.iter_mut().zip(numbers) {
+        *dealt = if ROUND { round_to_bf16(x).widen() } else { x };
+    }
+    let dealt = &dealt[..numbers.len()];
+    match rows {
+        1 => out[..dealt.len()].copy_from_slice(dealt),
+        _ => out.chunks_exact_mut(rows).zip(dealt).for_each(|(out, x)| out[r] = *x),
     }
 }

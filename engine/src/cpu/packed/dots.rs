@@ -21,9 +21,12 @@ pub(in crate::cpu) trait DotKernel {
 pub(in crate::cpu) trait Dots: Copy {
     /// Activation rows in a tile, four or twelve: as many as leave room for their sums in registers.
     const TILE_ROWS: usize;
+    /// Whether `dot` takes bytes as signed. Then `whole_bytes` takes the shift of stored int8 back, and sums of them are not
+    /// corrected for it. (Half bytes are the same either way.)
+    const SIGNED: bool = false;
     /// The floats that go with it.
     type Lanes: Lanes;
-    /// 64 unsigned bytes, four for each sum.
+    /// 64 bytes, four for each sum.
     type Bytes: Copy;
 
     /// All sums alike.
@@ -32,6 +35,11 @@ pub(in crate::cpu) trait Dots: Copy {
     unsafe fn add(self, other: Self) -> Self;
     /// The bytes at `p`.
     unsafe fn load(p: *const u8) -> Self::Bytes;
+    /// Stored int8 as `dot` takes them.
+    #[inline(always)]
+    unsafe fn whole_bytes(bytes: Self::Bytes) -> Self::Bytes {
+        bytes
+    }
     /// The low half of each byte.
     unsafe fn low_halves(bytes: Self::Bytes) -> Self::Bytes;
     /// The high half of each byte.
@@ -42,7 +50,7 @@ pub(in crate::cpu) trait Dots: Copy {
     unsafe fn to_f32(self) -> Self::Lanes;
 }
 
-/// Plain Rust for machines without the vector units of `x86`.
+/// Plain Rust for machines without the vector units of `x86` and `neon`.
 #[derive(Clone, Copy)]
 pub(in crate::cpu) struct PortableDots([i32; LANES]);
 

@@ -22,6 +22,8 @@ use crate::k_slices::NUM_SLICES;
 
 /// Lines for which what comes later is fetched at a time; as many chains of sums at most.
 const FETCHED: usize = 4;
+/// Numbers of a channel in a line of half bytes.
+const HALVES: usize = 2 * QUAD;
 
 /// Some columns of a packed matrix, for all rows.
 pub(in crate::cpu) struct PackedMatMul<'a> {
@@ -173,32 +175,35 @@ impl PackedMatMul<'_> {
         fetch: &mut impl Fetch,
     ) -> [[D::Lanes; R]; M] {
         let layout = &self.weights.layout;
-        let pieces = layout.slices()[slice].clone();
-        let num_pieces = layout.pieces().len();
-        let first_line = panel * self.weights.panel_lines();
+        let range = layout.slices()[slice].clone();
+        let pieces = &layout.pieces()[range.clone()];
         // SAFETY: the caller's promise; group scales are there for every piece of every panel.
         unsafe {
             let mut sums = [[D::Lanes::splat(0.0); R]; M];
-            for index in pieces {
-                let piece = &layout.pieces()[index];
-                let at = PieceAt::new::<R>(self, row, piece, index);
-                let line = first_line + piece.start / k_per_line(layout.format());
-                match &self.weights.scales {
-                    Scales::Channel(_) => {
-                        let exact = at.dot_bytes::<D, R, M, U>(line, fetch);
-                        for m in 0..M {
-                            for r in 0..R {
-                                sums[m][r] = exact[m][r].to_f32();
-                            }
+            match (&self.weights.scales, pieces) {
+                (_, []) => {}
+                // A slice is one piece.
+                (Scales::Channel(_), [piece, ..]) => {
+                    let at = PieceAt::new::<R>(self, (panel, row), (piece, range.start));
+                    let exact = at.dot_bytes::<D, R, M, U>(piece.len, fetch);
+                    for m in 0..M {
+                        for r in 0..R {
+                            sums[m][r] = exact[m][r].to_f32();
                         }
                     }
-                    Scales::Group(scales) => {
-                        let scale: *const bf16 = scales.as_ptr().add((panel * num_pieces + index) * PANEL);
-                        let scale = D::Lanes::load_bf16(scale);
-                        let exact = at.dot_halves::<D, R, U>(line, fetch);
+                }
+                (Scales::Group(scales), [first, ..]) => {
+                    let mut at = PieceAt::new::<R>(self, (panel, row), (first, range.start));
+                    let first_scale = (panel * layout.pieces().len() + range.start) * PANEL;
+                    let mut scale: *const bf16 = scales.as_ptr().add(first_scale);
+                    for piece in pieces {
+                        let exact = at.dot_halves::<D, R, U>(piece.len, fetch);
+                        let weights = D::Lanes::load_bf16(scale);
                         for r in 0..R {
-                            sums[0][r] = sums[0][r].fma(exact[r].to_f32(), scale);
+                            sums[0][r] = sums[0][r].fma(exact[r].to_f32(), weights);
                         }
+                        at.pass::<R>(piece.len);
+                        scale = scale.wrapping_add(PANEL);
                     }
                 }
             }
@@ -241,77 +246,93 @@ impl PackedMatMul<'_> {
     }
 }
 
-/// The activations of a piece, those of a tile.
+/// Where a piece lies: in a panel, and in the activations of a tile. Moved on by pointers, for steps are short.
 struct PieceAt {
-    /// All lines of the matrix.
+    /// Its first line in the panel, or in the first of several.
     lines: *const u8,
+    /// That line's number among all of the matrix.
+    line: usize,
     panel_bytes: usize,
     x: *const i8,
-    len: usize,
     corrections: *const i32,
 }
 
 impl PieceAt {
     /// # Safety
-    /// R rows from `row` are a tile; the piece is the layout's `index`-th.
+    /// R rows from `row` are a tile; the piece is the layout's `index`-th, and the panel is there.
     #[inline(always)]
     unsafe fn new<const R: usize>(
         product: &PackedMatMul<'_>,
-        row: usize,
-        piece: &Piece,
-        index: usize,
+        (panel, row): (usize, usize),
+        (piece, index): (&Piece, usize),
     ) -> Self {
-        let layout = &product.weights.layout;
+        let (weights, layout) = (product.weights, &product.weights.layout);
+        let line = panel * weights.panel_lines() + piece.start / k_per_line(layout.format());
         // SAFETY: the caller's promise.
         unsafe {
             Self {
-                lines: product.weights.lines.as_ptr().cast(),
-                panel_bytes: product.weights.panel_lines() * size_of::<Line>(),
+                lines: weights.lines.as_ptr().add(line).cast(),
+                line,
+                panel_bytes: weights.panel_lines() * size_of::<Line>(),
                 x: product.x.values.as_ptr().add(row * layout.padded() + piece.start * R),
-                len: piece.len,
                 corrections: product.x.corrections.as_ptr().add(row * layout.pieces().len() + index * R),
             }
         }
     }
 
-    /// Sums that begin with what takes the weights' shift back; the chains past the first begin with zero.
+    /// Moves on behind a piece of int4 of this length.
+    #[inline(always)]
+    fn pass<const R: usize>(&mut self, len: usize) {
+        self.lines = self.lines.wrapping_add(len / HALVES * size_of::<Line>());
+        self.line = self.line.wrapping_add(len / HALVES);
+        self.x = self.x.wrapping_add(len * R);
+        self.corrections = self.corrections.wrapping_add(R);
+    }
+
+    /// Sums that begin with what takes the weights' shift back, where they need it; the chains past the first begin with zero.
     ///
     /// # Safety
     /// D's instructions are there; the tile has R rows.
     #[inline(always)]
-    unsafe fn begin<D: Dots, const R: usize, const U: usize>(&self) -> [[D; R]; U] {
+    unsafe fn begin<D: Dots, const R: usize, const U: usize>(&self, corrected: bool) -> [[D; R]; U] {
         // SAFETY: the caller's promise.
         unsafe {
             let mut sums = [[D::splat(0); R]; U];
             for r in 0..R {
-                sums[0][r] = D::splat(*self.corrections.add(r));
+                if corrected {
+                    sums[0][r] = D::splat(*self.corrections.add(r));
+                }
             }
             sums
         }
     }
 
     /// # Safety
-    /// D's instructions are there; the tile has R rows, and the piece's first line in the first of M panels is `line`.
+    /// D's instructions are there; the tile has R rows, the piece has this length and is in M panels.
     #[inline(always)]
     unsafe fn dot_bytes<D: Dots, const R: usize, const M: usize, const U: usize>(
         &self,
-        line: usize,
+        len: usize,
         fetch: &mut impl Fetch,
     ) -> [[D; R]; M] {
+        let (mut quads, mut line, mut lines, mut x) = (len / QUAD, self.line, self.lines, self.x);
         // SAFETY: the caller's promise; `len` is a multiple of four, and no step passes it.
         unsafe {
-            let mut sums = [self.begin::<D, R, U>(); M];
-            let mut k = 0;
-            while k + QUAD * FETCHED <= self.len {
-                fetch.fetch::<D::Lanes, FETCHED>(line + k / QUAD);
+            let mut sums = [self.begin::<D, R, U>(!D::SIGNED); M];
+            while quads >= FETCHED {
+                fetch.fetch::<D::Lanes, FETCHED>(line);
                 for u in 0..FETCHED {
-                    self.add_quad::<D, R, M, U>(&mut sums, (line, u % U), k + QUAD * u);
+                    let at = (lines.add(u * size_of::<Line>()), x.add(u * QUAD * R));
+                    self.add_quad::<D, R, M, U>(&mut sums, u % U, at);
                 }
-                k += QUAD * FETCHED;
+                quads -= FETCHED;
+                line = line.wrapping_add(FETCHED);
+                lines = lines.wrapping_add(FETCHED * size_of::<Line>());
+                x = x.wrapping_add(FETCHED * QUAD * R);
             }
-            while k < self.len {
-                self.add_quad::<D, R, M, U>(&mut sums, (line, 0), k);
-                k += QUAD;
+            for quad in 0..quads {
+                let at = (lines.add(quad * size_of::<Line>()), x.add(quad * QUAD * R));
+                self.add_quad::<D, R, M, U>(&mut sums, 0, at);
             }
             sums.map(|sums| join(sums))
         }
@@ -320,50 +341,48 @@ impl PieceAt {
     /// Adds to chain `u` of each row.
     ///
     /// # Safety
-    /// As for `dot_bytes`; `k` is a multiple of four below the piece's length.
+    /// As for `dot_bytes`; the line is one of the piece's, and `x` is what it meets.
     #[inline(always)]
     unsafe fn add_quad<D: Dots, const R: usize, const M: usize, const U: usize>(
         &self,
         sums: &mut [[[D; R]; U]; M],
-        (first, u): (usize, usize),
-        k: usize,
+        u: usize,
+        (line, x): (*const u8, *const i8),
     ) {
         // SAFETY: the caller's promise.
         unsafe {
-            let line = self.lines.add((first + k / QUAD) * size_of::<Line>());
-            let mut bytes = [D::load(line); M];
+            let mut bytes = [D::whole_bytes(D::load(line)); M];
             for m in 1..M {
-                bytes[m] = D::load(line.add(m * self.panel_bytes));
+                bytes[m] = D::whole_bytes(D::load(line.add(m * self.panel_bytes)));
             }
             for r in 0..R {
-                let x = self.x.add(k * R + QUAD * r);
                 for m in 0..M {
-                    sums[m][u][r] = sums[m][u][r].dot(bytes[m], x);
+                    sums[m][u][r] = sums[m][u][r].dot(bytes[m], x.add(QUAD * r));
                 }
             }
         }
     }
 
     /// # Safety
-    /// D's instructions are there; the tile has R rows, and the piece's first line is `line`.
+    /// D's instructions are there; the tile has R rows, and the piece has this length.
     #[inline(always)]
     unsafe fn dot_halves<D: Dots, const R: usize, const U: usize>(
         &self,
-        line: usize,
+        len: usize,
         fetch: &mut impl Fetch,
     ) -> [D; R] {
         // SAFETY: the caller's promise; `len` is a multiple of eight.
         unsafe {
-            let mut sums = self.begin::<D, R, U>();
-            if self.len == GROUP {
+            let mut sums = self.begin::<D, R, U>(true);
+            if len == GROUP {
                 // The usual length, known to the compiler.
-                fetch.fetch::<D::Lanes, { GROUP / 8 }>(line);
-                for index in 0..GROUP / 8 {
-                    self.add_line::<D, R, U>(&mut sums, line, index);
+                fetch.fetch::<D::Lanes, { GROUP / HALVES }>(self.line);
+                for index in 0..GROUP / HALVES {
+                    self.add_halves::<D, R, U>(&mut sums, index);
                 }
             } else {
-                for index in 0..self.len / 8 {
-                    self.add_line::<D, R, U>(&mut sums, line, index);
+                for index in 0..len / HALVES {
+                    self.add_halves::<D, R, U>(&mut sums, index);
                 }
             }
             join(sums)
@@ -371,20 +390,19 @@ impl PieceAt {
     }
 
     /// # Safety
-    /// As for `dot_halves`; the line is one of the piece's.
+    /// As for `dot_halves`; the piece has so many lines and more.
     #[inline(always)]
-    unsafe fn add_line<D: Dots, const R: usize, const U: usize>(
+    unsafe fn add_halves<D: Dots, const R: usize, const U: usize>(
         &self,
         sums: &mut [[D; R]; U],
-        first: usize,
         index: usize,
     ) {
         // SAFETY: the caller's promise.
         unsafe {
-            let bytes = D::load(self.lines.add((first + index) * 64));
+            let bytes = D::load(self.lines.add(index * size_of::<Line>()));
             let (low, high) = (D::low_halves(bytes), D::high_halves(bytes));
             for r in 0..R {
-                let x = self.x.add(2 * QUAD * R * index + QUAD * r);
+                let x = self.x.add(HALVES * R * index + QUAD * r);
                 sums[0][r] = sums[0][r].dot(low, x);
                 sums[U / 2][r] = sums[U / 2][r].dot(high, x.add(QUAD * R));
             }

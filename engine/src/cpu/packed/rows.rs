@@ -1,11 +1,11 @@
 //! Activations to int8, symmetric, each row by itself and in it each K-slice (docs/contract.md C1), in the
 //! padded order of the weights they will meet: tiles of a few rows, in a tile the rows' numbers side by side for each four k.
 
-use super::layout::KLayout;
+use super::layout::{GROUP, KLayout};
 use super::pack::int8_scale;
 use super::{PackedMatrix, shift};
 use crate::cpu::dispatch::{Isa, Kernel};
-use crate::cpu::lanes::Lanes;
+use crate::cpu::lanes::{Element, LANES, Lanes};
 use crate::cpu::threads::{Shared, Threads};
 use crate::cpu::tiles::Tiles;
 
@@ -94,10 +94,8 @@ impl Kernel for QuantizeTile<'_> {
                 for (index, piece) in range.clone().zip(pieces) {
                     let part = &mut self.values[piece.start * rows..(piece.start + piece.len) * rows];
                     let x = &x[piece.k.clone()];
-                    let sum = match rows {
-                        1 => quantize(x, inverse, part),
-                        _ => quantize_among(x, inverse, (part, rows, r)),
-                    };
+                    // SAFETY: V's instructions are there by this function's contract.
+                    let sum = unsafe { quantize::<V>(x, inverse, (part, rows, r)) };
                     self.corrections[index * rows + r] = sum.wrapping_mul(shift).wrapping_neg();
                 }
             }
@@ -105,54 +103,35 @@ impl Kernel for QuantizeTile<'_> {
     }
 }
 
-/// Steps of a row that is alone in its tile; returns their sum. What pads the piece becomes zero.
-#[inline(always)]
-fn quantize(x: &[f32], inverse: f32, steps: &mut [i8]) -> i32 {
-    let (filled, padding) = steps.split_at_mut(x.len());
-    padding.fill(0);
-    let mut sum = 0i32;
-    for (step, x) in filled.iter_mut().zip(x) {
-        *step = nearest_step(x * inverse);
-        sum = sum.wrapping_add(i32::from(*step));
-    }
-    sum
-}
+/// Steps that are gathered before they are dealt out: a group of int4.
+const GATHERED: usize = GROUP;
 
-/// Steps that are gathered before they are dealt out.
-const GATHERED: usize = 64;
-
-/// The same for row `r` of a tile of `rows`.
+/// Steps of a piece, four by four, where row `r` of a tile of `rows` has them; returns their sum. What pads the piece becomes
+/// zero. No step is past 127: the scale was made of the largest.
+///
+/// # Safety
+/// V's instructions are there.
 #[inline(always)]
-fn quantize_among(x: &[f32], inverse: f32, (steps, rows, r): (&mut [i8], usize, usize)) -> i32 {
-    let (whole, rest) = x.as_chunks::<GATHERED>();
-    let (whole_steps, rest_steps) = steps.split_at_mut(whole.len() * GATHERED * rows);
-    let mut sum = 0i32;
-    for (x, steps) in whole.iter().zip(whole_steps.chunks_exact_mut(GATHERED * rows)) {
-        let mut gathered = [0i8; GATHERED];
-        for (step, x) in gathered.iter_mut().zip(x) {
-            *step = nearest_step(x * inverse);
+unsafe fn quantize<V: Lanes>(x: &[f32], inverse: f32, (steps, rows, r): (&mut [i8], usize, usize)) -> i32 {
+    // SAFETY: the caller's promise; no access passes the numbers or what is gathered of them.
+    let sums = unsafe {
+        let (inverse, rounder, back) = (V::splat(inverse), V::splat(ROUNDER), V::splat(-ROUNDER));
+        let mut sums = V::splat(0.0);
+        for (x, steps) in x.chunks(GATHERED).zip(steps.chunks_mut(GATHERED * rows)) {
+            let mut gathered = [[0; QUAD]; GATHERED / QUAD];
+            for start in (0..x.len()).step_by(LANES) {
+                let (from, left) = (x.as_ptr().add(start), x.len() - start);
+                let numbers: V = if left < LANES { f32::load_part(from, left) } else { V::load(from) };
+                let rounded = numbers.mul(inverse).add(rounder);
+                // The low byte is the step, and what is left without the rounder its value, of which sums are exact.
+                rounded.store_low_bytes(gathered.as_mut_ptr().cast::<u8>().add(start));
+                sums = sums.add(rounded.add(back));
+            }
+            for (to, quad) in steps.chunks_exact_mut(QUAD * rows).zip(&gathered) {
+                to[QUAD * r..QUAD * (r + 1)].copy_from_slice(quad);
+            }
         }
-        sum = sum.wrapping_add(deal_out(&gathered, (steps, rows, r)));
-    }
-    let mut gathered = [0i8; GATHERED];
-    for (step, x) in gathered.iter_mut().zip(rest) {
-        *step = nearest_step(x * inverse);
-    }
-    sum.wrapping_add(deal_out(&gathered, (rest_steps, rows, r)))
-}
-
-/// Puts steps, four by four, where row `r` of a tile has them; returns their sum. Steps past the end are zero.
-#[inline(always)]
-fn deal_out(gathered: &[i8; GATHERED], (steps, rows, r): (&mut [i8], usize, usize)) -> i32 {
-    let quads = steps.chunks_exact_mut(QUAD * rows);
-    for (to, quad) in quads.zip(gathered.as_chunks::<QUAD>().0) {
-        to[QUAD * r..QUAD * (r + 1)].copy_from_slice(quad);
-    }
-    gathered.iter().fold(0, |sum, &step| sum.wrapping_add(i32::from(step)))
-}
-
-/// No step is past 127: the scale was made of the largest.
-#[inline(always)]
-fn nearest_step(x: f32) -> i8 {
-    (x + ROUNDER).to_bits().wrapping_sub(ROUNDER.to_bits()) as i8
+        sums.fold()
+    };
+    sums as i32
 }

@@ -52,6 +52,7 @@ unsafe impl Sync for Board {}
 unsafe impl Send for Board {}
 
 /// The threads beside the one that leads. They end when this is dropped.
+#[derive(Default)]
 pub(super) struct Crew {
     board: Arc<Board>,
     /// Held by whoever has brought a section.
@@ -60,15 +61,12 @@ pub(super) struct Crew {
 }
 
 impl Crew {
-    /// Starts `others` threads; an error where the system gives no more.
-    pub(super) fn start(others: usize) -> std::io::Result<Self> {
-        let mut crew = Self { board: Arc::default(), leading: Mutex::new(()), threads: Vec::new() };
-        for i in 1..=others {
-            let board = Arc::clone(&crew.board);
-            let named = std::thread::Builder::new().name(format!("engine-{i}"));
-            crew.threads.push(named.spawn(move || board.serve())?);
-        }
-        Ok(crew)
+    /// Starts one more thread; an error where the system gives none.
+    pub(super) fn hire(&mut self) -> std::io::Result<()> {
+        let board = Arc::clone(&self.board);
+        let named = std::thread::Builder::new().name(format!("engine-{}", self.len()));
+        self.threads.push(named.spawn(move || board.serve())?);
+        Ok(())
     }
 
     /// Threads that work on a section, whoever leads included.

@@ -12,7 +12,7 @@ const THREADS: usize = 5;
 
 #[test]
 fn every_piece_is_done_once_and_before_the_section_ends() {
-    let crew = Crew::start(THREADS - 1).unwrap();
+    let crew = start(THREADS - 1, |_| Ok(())).unwrap();
     let done: Vec<AtomicUsize> = (0..97).map(|_| AtomicUsize::new(0)).collect();
     for section in 0..4_000 {
         let pieces = [1, 2, 3, 7, 16, 97][section % 6];
@@ -40,7 +40,7 @@ fn every_piece_is_done_once_and_before_the_section_ends() {
 
 #[test]
 fn a_piece_may_bring_a_section_and_so_may_several_threads_at_once() {
-    let crew = Crew::start(THREADS - 1).unwrap();
+    let crew = start(THREADS - 1, |_| Ok(())).unwrap();
     let count = AtomicUsize::new(0);
     std::thread::scope(|scope| {
         for _ in 0..3 {
@@ -60,7 +60,7 @@ fn a_piece_may_bring_a_section_and_so_may_several_threads_at_once() {
 
 #[test]
 fn a_panic_comes_out_after_all_pieces_and_leaves_the_crew_in_order() {
-    let crew = Crew::start(THREADS - 1).unwrap();
+    let crew = start(THREADS - 1, |_| Ok(())).unwrap();
     for round in 0..20 {
         let others = AtomicUsize::new(0);
         let run = || {
@@ -100,4 +100,32 @@ fn results_are_in_order_and_ranges_have_no_gap() {
             assert!(seen.iter().all(|&seen| seen == 1), "{items} by {grain}");
         }
     }
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn a_pinned_thread_has_one_core_and_no_other_has_it() {
+    // In a thread of its own, for it stays where it is put.
+    let cores = allowed_cores().unwrap();
+    let count = cores.len().min(3);
+    let found = std::thread::scope(|scope| {
+        let pinned = scope.spawn(|| {
+            let mut threads = Threads::eager(count);
+            threads.pin(&cores).unwrap();
+            // Every thread takes one piece: none goes on before all have come.
+            let all_are_here = std::sync::Barrier::new(count);
+            threads.map(&vec![(); count], |()| {
+                all_are_here.wait();
+                allowed_cores().unwrap()
+            })
+        });
+        pinned.join().unwrap()
+    });
+    let mut found = found.concat();
+    found.sort_unstable();
+    assert_eq!(found, cores[..count], "one core each");
+    assert_eq!(allowed_cores().unwrap(), cores, "who did not ask may run where it could");
+
+    let error = Threads::eager(2).pin(&cores[..1]).unwrap_err().to_string();
+    assert!(error.contains("threads is 2") && error.contains("there are 1"), "{error}");
 }

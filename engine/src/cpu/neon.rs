@@ -1,0 +1,128 @@
+//! [`Lanes`] on NEON: four registers, lanes 0..4, 4..8, 8..12 and 12..16. Every 64-bit ARM has it. Only
+//! [`super::dispatch`] names this type.
+
+use std::arch::aarch64::*;
+use std::arch::asm;
+
+use half::bf16;
+
+use super::lanes::Lanes;
+
+/// Four 128-bit registers.
+#[derive(Clone, Copy)]
+pub(super) struct Neon(pub(super) [float32x4_t; 4]);
+
+/// Numbers in a register.
+const QUARTER: usize = 4;
+
+/// Lane by lane, register by register.
+macro_rules! each_quarter {
+    ($op:ident, $($from:expr),+) => {
+        // SAFETY: the trait's contract: NEON is there.
+        unsafe { Neon(std::array::from_fn(|i| $op($($from.0[i]),+))) }
+    };
+}
+
+impl Lanes for Neon {
+    const TILE_ROWS: usize = 4;
+    const TILE_VECTORS: usize = 1;
+
+    #[inline(always)]
+    unsafe fn splat(x: f32) -> Self {
+        // SAFETY: the trait's contract: NEON is there.
+        Self([unsafe { vdupq_n_f32(x) }; 4])
+    }
+
+    #[inline(always)]
+    unsafe fn load(p: *const f32) -> Self {
+        // SAFETY: the trait's contract: sixteen f32 at p; the loads need no more alignment than theirs.
+        Self(std::array::from_fn(|i| unsafe { vld1q_f32(p.add(QUARTER * i)) }))
+    }
+
+    #[inline(always)]
+    unsafe fn load_bf16(p: *const bf16) -> Self {
+        // SAFETY: the trait's contract: sixteen bf16 at p.
+        Self(std::array::from_fn(|i| unsafe {
+            let halves = vmovl_u16(vld1_u16(p.add(QUARTER * i).cast()));
+            vreinterpretq_f32_u32(vshlq_n_u32::<16>(halves))
+        }))
+    }
+
+    #[inline(always)]
+    unsafe fn load_bf16_pairs(p: *const bf16) -> (Self, Self) {
+        // SAFETY: the trait's contract: thirty-two bf16 at p. The first of a pair is the low half of a lane.
+        unsafe {
+            let pairs: [uint32x4_t; 4] =
+                std::array::from_fn(|i| vreinterpretq_u32_u16(vld1q_u16(p.add(2 * QUARTER * i).cast())));
+            let high = vdupq_n_u32(0xffff_0000);
+            (
+                Self(pairs.map(|pairs| vreinterpretq_f32_u32(vshlq_n_u32::<16>(pairs)))),
+                Self(pairs.map(|pairs| vreinterpretq_f32_u32(vandq_u32(pairs, high)))),
+            )
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn prefetch_near(p: *const u8) {
+        // SAFETY: a prefetch faults at no address.
+        unsafe { asm!("prfm pldl1keep, [{p}]", p = in(reg) p, options(nomem, nostack, preserves_flags)) };
+    }
+
+    #[inline(always)]
+    unsafe fn prefetch_far(p: *const u8) {
+        // SAFETY: a prefetch faults at no address.
+        unsafe { asm!("prfm pldl2keep, [{p}]", p = in(reg) p, options(nomem, nostack, preserves_flags)) };
+    }
+
+    #[inline(always)]
+    unsafe fn store(self, p: *mut f32) {
+        for (i, quarter) in self.0.into_iter().enumerate() {
+            // SAFETY: the trait's contract: room for sixteen f32 at p.
+            unsafe { vst1q_f32(p.add(QUARTER * i), quarter) };
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn store_low_bytes(self, p: *mut u8) {
+        let [a, b, c, d] = self.0;
+        // SAFETY: the trait's contract: room for sixteen bytes at p.
+        unsafe {
+            let words = |lanes| vmovn_u32(vreinterpretq_u32_f32(lanes));
+            let bytes = |a, b| vmovn_u16(vcombine_u16(words(a), words(b)));
+            vst1q_u8(p, vcombine_u8(bytes(a, b), bytes(c, d)));
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn fma(self, a: Self, b: Self) -> Self {
+        each_quarter!(vfmaq_f32, self, a, b)
+    }
+
+    #[inline(always)]
+    unsafe fn add(self, other: Self) -> Self {
+        each_quarter!(vaddq_f32, self, other)
+    }
+
+    #[inline(always)]
+    unsafe fn mul(self, other: Self) -> Self {
+        each_quarter!(vmulq_f32, self, other)
+    }
+
+    #[inline(always)]
+    unsafe fn fold(self) -> f32 {
+        let [a, b, c, d] = self.0;
+        // SAFETY: the trait's contract.
+        unsafe {
+            let four = vaddq_f32(vaddq_f32(a, c), vaddq_f32(b, d));
+            let two = vadd_f32(vget_low_f32(four), vget_high_f32(four));
+            vget_lane_f32::<0>(two) + vget_lane_f32::<1>(two)
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn largest(self) -> f32 {
+        let [a, b, c, d] = self.0;
+        // SAFETY: the trait's contract.
+        unsafe { vmaxvq_f32(vmaxq_f32(vmaxq_f32(a, b), vmaxq_f32(c, d))) }
+    }
+}

@@ -1,0 +1,95 @@
+//! [`Dots`] on NEON with its dot products of signed bytes (`dotprod`, in all server processors since 2018). Only
+//! `cpu::dispatch` names this type.
+
+use std::arch::aarch64::*;
+use std::arch::asm;
+
+use super::Dots;
+use crate::cpu::neon::Neon;
+
+/// Four 128-bit registers; four products are added to a sum by one instruction, without saturation.
+#[derive(Clone, Copy)]
+pub(in crate::cpu) struct NeonDots([int32x4_t; 4]);
+
+/// Bytes in a register.
+const QUARTER: usize = 16;
+
+impl Dots for NeonDots {
+    const TILE_ROWS: usize = 4;
+    const SIGNED: bool = true;
+    type Lanes = Neon;
+    type Bytes = [uint8x16_t; 4];
+
+    #[inline(always)]
+    unsafe fn splat(x: i32) -> Self {
+        // SAFETY: the trait's contract: NEON is there.
+        Self([unsafe { vdupq_n_s32(x) }; 4])
+    }
+
+    #[inline(always)]
+    unsafe fn add(self, other: Self) -> Self {
+        // SAFETY: the trait's contract.
+        Self(std::array::from_fn(|i| unsafe { vaddq_s32(self.0[i], other.0[i]) }))
+    }
+
+    #[inline(always)]
+    unsafe fn load(p: *const u8) -> Self::Bytes {
+        // SAFETY: the trait's contract: 64 bytes at p.
+        std::array::from_fn(|i| unsafe { vld1q_u8(p.add(QUARTER * i)) })
+    }
+
+    #[inline(always)]
+    unsafe fn whole_bytes(bytes: Self::Bytes) -> Self::Bytes {
+        // Another top bit is 128 less.
+        // SAFETY: the trait's contract.
+        bytes.map(|bytes| unsafe { veorq_u8(bytes, vdupq_n_u8(0x80)) })
+    }
+
+    #[inline(always)]
+    unsafe fn low_halves(bytes: Self::Bytes) -> Self::Bytes {
+        // SAFETY: the trait's contract.
+        bytes.map(|bytes| unsafe { vandq_u8(bytes, vdupq_n_u8(0x0f)) })
+    }
+
+    #[inline(always)]
+    unsafe fn high_halves(bytes: Self::Bytes) -> Self::Bytes {
+        // SAFETY: the trait's contract.
+        bytes.map(|bytes| unsafe { vshrq_n_u8::<4>(bytes) })
+    }
+
+    #[inline(always)]
+    unsafe fn dot(self, bytes: Self::Bytes, x: *const i8) -> Self {
+        // SAFETY: the trait's contract: the dot products are there, and four i8 at x.
+        unsafe {
+            let x = vdupq_n_s32(x.cast::<i32>().read_unaligned());
+            Self(std::array::from_fn(|i| sdot(self.0[i], bytes[i], x)))
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn to_f32(self) -> Neon {
+        // SAFETY: the trait's contract.
+        Neon(self.0.map(|sums| unsafe { vcvtq_f32_s32(sums) }))
+    }
+}
+
+/// The instruction, whose intrinsic is not stable yet.
+///
+/// # Safety
+/// The CPU has `dotprod`.
+#[inline(always)]
+unsafe fn sdot(mut sums: int32x4_t, bytes: uint8x16_t, x: int32x4_t) -> int32x4_t {
+    // SAFETY: the caller's promise; it touches nothing but these registers.
+    unsafe {
+        asm!(
+            // For the assembler, where this is compiled apart from the function that has the feature.
+            ".arch_extension dotprod",
+            "sdot {sums:v}.4s, {bytes:v}.16b, {x:v}.16b",
+            sums = inout(vreg) sums,
+            bytes = in(vreg) bytes,
+            x = in(vreg) x,
+            options(pure, nomem, nostack, preserves_flags)
+        );
+    }
+    sums
+}
