@@ -101,12 +101,24 @@ impl StepTimes {
     /// Microseconds of a forward.
     pub fn micros(&self, forward: Forward) -> f64 {
         let Some(curve) = &self.curve else { return 0.0 };
+        let micros = curve.micros(forward.rows);
+        // Never less than half of what was seen: the KV part is a fit.
+        (micros + self.kv_micros(forward)).max(micros / 2.0)
+    }
+
+    /// Microseconds a row where the table ends.
+    fn last_slope(&self) -> f64 {
+        self.curve
+            .as_ref()
+            .map_or(0.0, |curve| curve.micros(self.max_rows() + 1.0) - curve.micros(self.max_rows()))
+    }
+
+    /// What of it is KV, beyond that of the profiled forward of as many rows.
+    fn kv_micros(&self, forward: Forward) -> f64 {
+        let Some(curve) = &self.curve else { return 0.0 };
         let Forward { rows, sequences, context } = forward;
         let profiled = curve.context * (self.kv.per_sequence + self.kv.per_row * rows);
-        let kv = context * (self.kv.per_sequence * sequences + self.kv.per_row * rows);
-        let micros = curve.micros(rows);
-        // Never less than half of what was seen: the KV part is a fit.
-        (micros - profiled + kv).max(micros / 2.0)
+        context * (self.kv.per_sequence * sequences + self.kv.per_row * rows) - profiled
     }
 }
 
@@ -240,6 +252,9 @@ const WIRE_MEMORY: f64 = 512.0;
 const SEEN_CLASSES_PER_DOUBLING: f64 = 4.0;
 const SEEN_CLASSES: usize = 60;
 
+/// By this factor more rows than were profiled a forward says how steep the table goes on.
+const FAR_BEYOND: f64 = 1.4;
+
 /// Forwards that each of these classes remembers.
 const SEEN_MEMORY: f64 = 16.0;
 
@@ -257,6 +272,7 @@ pub struct WorkerCost {
 #[derive(Debug, Clone, Copy, Default)]
 struct Seen {
     rows: f64,
+    /// Without its KV.
     micros: f64,
     weight: f64,
 }
@@ -293,7 +309,7 @@ impl WorkerCost {
             [((rows.log2() * SEEN_CLASSES_PER_DOUBLING).round() as usize).min(SEEN_CLASSES - 1)];
         seen.weight = (seen.weight + 1.0).min(SEEN_MEMORY);
         seen.rows += (rows - seen.rows) / seen.weight;
-        seen.micros += (took - seen.micros) / seen.weight;
+        seen.micros += (took - self.times.kv_micros(forward) - seen.micros) / seen.weight;
     }
 
     /// A reply was `waited` for, and the worker was busy with it, its queue included, for `worked`: the rest was the wire.
@@ -319,7 +335,9 @@ impl WorkerCost {
         }
         // Through the end of the table and what was seen beyond it; the last slope goes on.
         let last = Forward { rows: max_rows, sequences: forward.sequences * max_rows / rows, ..forward };
-        let end = (max_rows, self.times.micros(last) * self.residuals.factor(rows_class(max_rows)));
+        let end_micros = self.times.micros(last) * self.residuals.factor(rows_class(max_rows));
+        let end = (max_rows, end_micros - self.times.kv_micros(last));
+        let kv = self.times.kv_micros(forward);
         let (mut low, mut high) = (end, end);
         for seen in self.seen.iter().filter(|seen| seen.weight > 0.0) {
             (low, high) = (high, (seen.rows, seen.micros.max(high.1)));
@@ -328,11 +346,17 @@ impl WorkerCost {
             }
         }
         if rows >= high.0 {
-            return between(low, high, rows);
+            // Forwards of nearly as many rows differ by chance: only one that is well beyond the table says how steep it goes on.
+            let slope = if high.0 >= FAR_BEYOND * max_rows {
+                (high.1 - end.1) / (high.0 - end.0)
+            } else {
+                self.times.last_slope()
+            };
+            return high.1 + slope * (rows - high.0) + kv;
         }
         // In the gap no forward costs less a row than a larger one does. That is the hopeful side, on purpose: what
         // looks too good is tried and seen, what looks too bad never is.
-        low.1.max(high.1 * rows / high.0)
+        low.1.max(high.1 * rows / high.0) + kv
     }
 
     /// Microseconds there and back.

@@ -42,8 +42,8 @@ const PRIOR_SUPPLY: f64 = 0.98;
 /// k moves by this much a round at most.
 pub const MAX_MOVE: u32 = 2;
 
-/// A move must be worth this part of what the lane has.
-pub const HYSTERESIS: f64 = 0.01;
+/// A move must be worth this part of what the lane has: for a lane round or two sequences of the old k and of the new one are in each other's way.
+pub const HYSTERESIS: f64 = 0.02;
 
 /// And this much as long as the last move was not measured.
 pub const RASH_HYSTERESIS: f64 = 0.1;
@@ -54,6 +54,10 @@ pub const SETTLING_LANE_ROUNDS: u64 = 3;
 
 /// A lane may make the rounds of others that share its target longer by this part at most, against drafting nothing: they did not choose its k.
 pub const OTHERS_DELAY_MAX: f64 = 0.02;
+
+/// A lane that drafts nothing begins to only where others would not be delayed with so many times the rows either: requests come and go, and each
+/// turn on and off again costs all who share the target more than the drafts between them save.
+pub const OTHERS_ROOM: f64 = 1.25;
 
 /// The share of a lane's time that probes may cost, by their predicted loss.
 pub const PROBE_SHARE: f64 = 0.015;
@@ -311,6 +315,7 @@ impl DraftLength {
         let survival = self.survival.survival(self.max_k);
         let supply = self.supply.survival(self.max_k);
         let sequences = f64::from(load.sequences.max(1));
+        let room = if self.k == 0 { OTHERS_ROOM } else { 1.0 };
         let (mut expected_tokens, mut rows_each) = (1.0, 1.0);
         let mut outlook = Vec::with_capacity(self.max_k as usize + 1);
         for k in 0..=self.max_k {
@@ -323,8 +328,8 @@ impl DraftLength {
             let factor = self.belief.factor(k);
             let (draft_wait_us, verify_us) = (table_draft_us * factor, table_verify_us * factor);
             let forward_us = target.forward_micros(Forward {
-                rows: sequences * rows_each + f64::from(load.other_rows),
-                sequences: sequences + f64::from(load.other_sequences),
+                rows: room * (sequences * rows_each + f64::from(load.other_rows)),
+                sequences: room * (sequences + f64::from(load.other_sequences)),
                 context: load.context,
             });
             outlook.push(Outlook {

@@ -1,60 +1,73 @@
-//! One point of the map, explained: what every fixed k reaches, and what the lane's own choice believed of it.
+//! One point of the map, explained: for every k what it reaches when it is fixed, what the lane priced and what it believed; and what
+//! the lane's own choice came to, move by move.
 
 use std::time::Duration;
 
 use speculation::Role;
 use speculation::profile::Profile;
-use speculation::simulation::{Policy, Setup, Sharing, Traffic, run};
+use speculation::simulation::{Outcome, Policy, Setup, Sharing, Traffic, run};
 
-use crate::{MAX_K, one_kind, say};
+use crate::{MAX_K, SEEDS, one_kind, say};
 
 /// Prints the point of so many sequences at an acceptance.
 pub(crate) fn draw(profile: &Profile, (sequences, acceptance): (u32, f64)) {
     let profile = profile.with_acceptance(acceptance);
-    let setup = |policy| Setup {
-        profile: &profile,
-        traffic: Traffic::Closed { sequences, kinds: one_kind(crate::map::CONTEXT) },
-        policy,
-        sharing: Sharing::ByCost,
-        seed: 1,
-        duration: crate::map::duration(&profile, sequences),
-        warm_up: Duration::ZERO,
+    let play = |policy, seed| {
+        run(&Setup {
+            profile: &profile,
+            traffic: Traffic::Closed { sequences, kinds: one_kind(crate::map::CONTEXT) },
+            policy,
+            sharing: Sharing::ByCost,
+            seed,
+            duration: crate::map::duration(&profile, sequences),
+            warm_up: Duration::ZERO,
+        })
     };
-    say(&format!("\n{sequences} sequences at acceptance {acceptance}, one seed"));
-    for k in 0..=MAX_K {
-        let outcome = run(&setup(Policy::Fixed(k)));
-        let rows = outcome.kinds[0].rounds * u64::from(k + 1) / outcome.target_forwards.max(1);
+    let all = |policy| (1..=SEEDS).map(|seed| play(policy, seed)).collect::<Vec<_>>();
+    let own = all(Policy::Lanes { max_k: MAX_K });
+    let fixed: Vec<Vec<Outcome>> = (0..=MAX_K).map(|k| all(Policy::Fixed(k))).collect();
+    let speed =
+        |runs: &[Outcome]| runs.iter().map(Outcome::tokens_per_second).sum::<f64>() / runs.len() as f64;
+    let best = fixed.iter().map(|runs| speed(runs)).fold(0.0, f64::max);
+    say(&format!("\n{sequences} sequences at acceptance {acceptance}, {SEEDS} seeds"));
+    let last = &own[SEEDS as usize - 1].lanes[0].explanation;
+    for (at, runs) in last.outlook.iter().zip(&fixed) {
+        let (reached, priced) = (speed(runs), at.table_draft_us + at.table_verify_us);
+        let forwards: u64 = runs.iter().map(|run| run.target_forwards).sum();
+        let rounds: u64 = runs.iter().map(|run| run.kinds[0].rounds).sum();
         say(&format!(
-            "fixed {k:>2}: {:>8.0} tokens/s, target busy {:.2}, {rows} rows a forward",
-            outcome.tokens_per_second(),
-            outcome.busy(Role::Target)
-        ));
-    }
-    let outcome = run(&setup(Policy::Lanes { max_k: MAX_K }));
-    let (lane, chosen) = (&outcome.lanes[0], &outcome.lanes[0].explanation);
-    say(&format!(
-        "own choice: {:.0} tokens/s, mean k {:.2}, {} lane rounds, at the end k = {}",
-        outcome.tokens_per_second(),
-        lane.mean_k,
-        chosen.lane_rounds,
-        chosen.k
-    ));
-    for at in &chosen.outlook {
-        say(&format!(
-            "  k {:>2}: {:.3} tokens, priced {:>7.0} + {:>7.0} us, believed {:>7.0} + {:>7.0} us: {:>7.0} tokens/s",
+            "  k {:>2}: fixed {reached:>7.0} tokens/s ({:.3} of the best), {:>5.1} sequences a forward, target busy {:.2}; \
+             priced {:>7.0} + {:>7.0} us: {:.3} of that, believed {:>7.0} tokens/s: {:.3}",
             at.k,
-            at.expected_tokens,
+            reached / best,
+            rounds as f64 / forwards.max(1) as f64,
+            runs[0].busy(Role::Target),
             at.table_draft_us,
             at.table_verify_us,
-            at.draft_wait_us,
-            at.verify_us,
-            at.tokens_per_second
+            f64::from(sequences) * at.expected_tokens * 1e6 / priced / reached,
+            at.tokens_per_second,
+            at.tokens_per_second / reached,
         ));
     }
-    for change in &chosen.changes {
+    for (seed, run) in (1..).zip(&own) {
+        let (lane, chosen) = (&run.lanes[0], &run.lanes[0].explanation);
         say(&format!(
-            "  lane round {}: {} -> {} on the way to {}, believed gain {:.3}",
-            change.lane_round, change.from, change.to, change.best, change.gain
+            "own choice, seed {seed}: {:.3} of the best, mean k {:.2}, {} lane rounds, at the end k = {}",
+            run.tokens_per_second() / best,
+            lane.mean_k,
+            chosen.lane_rounds,
+            chosen.k
         ));
+        let moves: Vec<String> = chosen
+            .changes
+            .iter()
+            .map(|change| {
+                format!(
+                    "{}: {}->{} to {} {:+.3}",
+                    change.lane_round, change.from, change.to, change.best, change.gain
+                )
+            })
+            .collect();
+        say(&format!("  {}", moves.join(", ")));
     }
 }

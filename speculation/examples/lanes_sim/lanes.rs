@@ -8,7 +8,7 @@ use speculation::profile::{Acceptance, ForwardRows, Profile};
 use speculation::simulation::outcome::percentile;
 use speculation::simulation::{Kind, Outcome, Policy, Setup, Sharing, Traffic, run};
 
-use crate::{MAX_K, one_kind, say};
+use crate::{MAX_K, SEEDS, one_kind, say};
 
 /// Task type, share of the requests, acceptance.
 const KINDS: [(&str, f64, f64); 2] = [("easy", 0.6, 0.82), ("hard", 0.4, 0.38)];
@@ -30,13 +30,18 @@ fn kinds() -> Vec<Kind> {
         .to_vec()
 }
 
-fn serve(profile: &Profile, per_second: f64, (policy, sharing): (Policy, Sharing), seconds: u64) -> Outcome {
+fn serve(
+    profile: &Profile,
+    per_second: f64,
+    (policy, sharing): (Policy, Sharing),
+    (seconds, seed): (u64, u64),
+) -> Outcome {
     run(&Setup {
         profile,
         traffic: Traffic::Open { per_second, kinds: kinds(), sequences_max: 2_048 },
         policy,
         sharing,
-        seed: 1,
+        seed,
         duration: Duration::from_secs(seconds),
         warm_up: Duration::from_secs(seconds / 4),
     })
@@ -65,7 +70,7 @@ pub(crate) fn mixed(profile: &Profile, quick: bool) {
             (format!("one lane, best k = {k_all}"), Policy::Fixed(k_all), Sharing::Shared),
             ("k = 0".to_owned(), Policy::Fixed(0), Sharing::Shared),
         ] {
-            let outcome = serve(&profile, per_second, (policy, sharing), seconds);
+            let outcome = serve(&profile, per_second, (policy, sharing), (seconds, 1));
             let cells: Vec<String> = outcome
                 .kinds
                 .iter()
@@ -82,6 +87,14 @@ pub(crate) fn mixed(profile: &Profile, quick: bool) {
                 ks.join("/")
             ));
         }
+        let p99 = |served, seed| {
+            percentile(&serve(&profile, per_second, served, (seconds, seed)).kinds[1].tpot_ms, 0.99)
+        };
+        let by_seed: Vec<String> = (1..=SEEDS)
+            .map(|seed| p99((lanes, Sharing::ByCost), seed) / p99((Policy::Fixed(0), Sharing::Shared), seed))
+            .map(|ratio| format!("{ratio:.2}"))
+            .collect();
+        say(&format!("  P99 of the hard ones, lanes / k = 0, by seed: {}", by_seed.join(" ")));
     }
 }
 
@@ -100,7 +113,7 @@ fn busiest(profile: &Profile) -> f64 {
 /// The global k with the lowest median over both kinds.
 fn best_fixed(profile: &Profile, per_second: f64, seconds: u64) -> u32 {
     let median = |k: u32| {
-        let outcome = serve(profile, per_second, (Policy::Fixed(k), Sharing::Shared), seconds / 2);
+        let outcome = serve(profile, per_second, (Policy::Fixed(k), Sharing::Shared), (seconds / 2, 1));
         let all: Vec<f64> = outcome.kinds.iter().flat_map(|kind| kind.tpot_ms.clone()).collect();
         if all.is_empty() { f64::MAX } else { percentile(&all, 0.5) }
     };

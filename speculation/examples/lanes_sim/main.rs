@@ -47,7 +47,11 @@ impl Wanted {
             match word.as_str() {
                 "quick" => wanted.quick = true,
                 "map" | "step" | "mixed" | "overlap" | "scale" => wanted.parts.push(word),
-                "--svg" => wanted.svg = words.next().map(PathBuf::from),
+                // A picture is one of maps: of nothing else unless it is asked for.
+                "--svg" => {
+                    wanted.svg = words.next().map(PathBuf::from);
+                    wanted.parts.push("map".to_owned());
+                }
                 "--cell" => {
                     let point = words.next().and_then(|point| point_of(&point));
                     wanted.cells.push(point.ok_or("--cell wants SEQUENCES,ACCEPTANCE, as 64,0.8")?);

@@ -14,6 +14,9 @@ pub const GROUPS_MAX: u32 = 4;
 /// Another number of groups must shorten a round by this part.
 const REGROUP_MARGIN: f64 = 0.03;
 
+/// For how many rounds groups stay as they are, once they are complete: what waiting for that may cost, in rounds that are so much shorter.
+const REGROUP_ROUNDS: f64 = 16.0;
+
 /// What a round of so many groups takes at best: the longest of one group's own steps one after the other, and of all groups' forwards.
 pub fn round_us(groups: u32, away_us: f64, forward_us: f64) -> f64 {
     (away_us + forward_us).max(f64::from(groups) * forward_us)
@@ -35,13 +38,28 @@ pub struct Groups {
     now: u32,
 }
 
+/// How many of the sequences that draft make a group.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Size {
+    /// At most.
+    pub most: u32,
+    /// With fewer it is not complete.
+    pub least: u32,
+    /// For how long it pays to wait until it is.
+    pub patience_us: f64,
+}
+
 /// Who of those that wait belongs to the next forward.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct Group {
     /// By index of those that wait.
     pub members: Vec<bool>,
     /// How many more that draft it would wait for ([`super::Ready::room`]).
     pub room: u32,
+    /// See [`super::Ready::missing`].
+    pub missing: u32,
+    /// See [`super::Ready::patience_us`].
+    pub patience_us: f64,
 }
 
 impl Default for Groups {
@@ -52,19 +70,33 @@ impl Default for Groups {
 
 impl Groups {
     /// How many sequences that draft share a forward; `forward_us(rows, sequences)` is what one takes.
-    pub fn size(&mut self, drafting: Drafting, forward_us: impl Fn(f64, f64) -> f64) -> u32 {
+    pub fn size(&mut self, drafting: Drafting, forward_us: impl Fn(f64, f64) -> f64) -> Size {
         let part = |count: u32, groups: u32| f64::from(count) / f64::from(groups);
         let of_groups = |groups| forward_us(part(drafting.rows, groups), part(drafting.sequences, groups));
         self.now = best_groups(self.now, drafting.sequences, drafting.away_us, of_groups);
-        if self.now == 1 { u32::MAX } else { drafting.sequences.div_ceil(self.now) }
+        let most = drafting.sequences.div_ceil(self.now);
+        let rest = drafting.sequences.saturating_sub(most * (self.now - 1));
+        let round_us = round_us(self.now, drafting.away_us, of_groups(self.now));
+        Size {
+            most: if self.now == 1 { u32::MAX } else { most },
+            least: rest.min(self.least(most)),
+            patience_us: (REGROUP_ROUNDS * (drafting.round_us - round_us)).clamp(0.0, round_us),
+        }
+    }
+
+    /// With fewer than so many of `most` there would be more groups than are wanted, all of them too small. Past [`GROUPS_MAX`] that costs
+    /// nothing worth waiting for.
+    fn least(self, most: u32) -> u32 {
+        let (now, next) = (f64::from(self.now), f64::from(self.now + 1));
+        if self.now == GROUPS_MAX { 0 } else { (f64::from(most) * (now / next + 1.0) / 2.0).ceil() as u32 }
     }
 }
 
 impl Group {
-    /// The oldest `size` of those of `waiting` that bring drafts, and all others. A plain round waits for no draft: it would pay for what it
-    /// did not choose.
-    pub fn form(size: u32, waiting: &[Waiting]) -> Self {
-        let mut room = size;
+    /// The oldest of those of `waiting` that bring drafts, and all others. A plain round waits for no draft: it would pay for what it
+    /// did not choose; nor does a prompt wait until a group of drafts is complete.
+    pub fn form(size: Size, waiting: &[Waiting]) -> Self {
+        let mut room = size.most;
         let members = waiting
             .iter()
             .map(|waiting| {
@@ -74,7 +106,20 @@ impl Group {
             })
             .collect();
         let is_plain = |waiting: &Waiting| waiting.tail == 0 && waiting.context <= ROUND_CONTEXT;
-        Self { members, room: if waiting.iter().any(is_plain) { 0 } else { room } }
+        let is_draft = |waiting: &Waiting| waiting.tail > 0;
+        let missing =
+            if waiting.iter().all(is_draft) { size.least.saturating_sub(size.most - room) } else { 0 };
+        Self {
+            members,
+            room: if waiting.iter().any(is_plain) { 0 } else { room },
+            missing,
+            patience_us: size.patience_us,
+        }
+    }
+
+    /// All of them, as soon as they are there.
+    pub fn all(waiting: &[Waiting]) -> Self {
+        Self { members: vec![true; waiting.len()], room: u32::MAX, missing: 0, patience_us: 0.0 }
     }
 
     /// The part of `waiting` that belongs to it.
@@ -84,6 +129,8 @@ impl Group {
             sequences: members().count() as u32,
             rows: members().map(|(waiting, _)| waiting.context + waiting.tail).sum(),
             room: self.room,
+            missing: self.missing,
+            patience_us: self.patience_us,
         }
     }
 }
@@ -108,14 +155,30 @@ mod tests {
     #[test]
     fn a_group_is_the_oldest_that_draft_and_all_that_do_not() {
         let waiting = [(1, 3), (1, 0), (1, 3), (1, 3)].map(|(context, tail)| Waiting { context, tail });
-        let group = Group::form(2, &waiting);
+        let size = |most| Size { most, least: 4, patience_us: 1.0 };
+        let group = Group::form(size(2), &waiting);
         assert_eq!(group.members, [true, true, true, false]);
-        assert_eq!(group.ready(&waiting), Ready { sequences: 3, rows: 9, room: 0 });
+        let ready = Ready { sequences: 3, rows: 9, room: 0, missing: 0, patience_us: 1.0 };
+        assert_eq!(group.ready(&waiting), ready);
         let drafted = [waiting[0], waiting[2]];
-        assert_eq!(Group::form(5, &drafted).room, 3, "drafts wait for drafts");
-        assert_eq!(Group::form(5, &waiting).room, 0, "a plain round waits for none");
-        let drafting = Drafting { sequences: 4, rows: 16, away_us: 6_000.0 };
-        assert_eq!(Groups::default().size(drafting, |rows, _| 750.0 * rows), 2);
-        assert_eq!(Groups::default().size(drafting, |_, _| 12_000.0), u32::MAX);
+        let group = Group::form(size(5), &drafted);
+        assert_eq!((group.room, group.missing), (3, 2), "drafts wait for drafts");
+        let group = Group::form(size(5), &waiting);
+        assert_eq!((group.room, group.missing), (0, 0), "a plain round waits for none");
+        let prompt = [waiting[0], Waiting { context: 100, tail: 0 }];
+        assert_eq!(Group::form(size(5), &prompt).missing, 0, "nor does a prompt until a group is complete");
+    }
+
+    #[test]
+    fn what_runs_in_smaller_groups_than_it_should_waits_for_as_long_as_that_pays() {
+        let size = |round_us, forward_us: fn(f64, f64) -> f64| {
+            let drafting = Drafting { sequences: 16, rows: 64, away_us: 6_000.0, round_us };
+            Groups::default().size(drafting, forward_us)
+        };
+        let flat = |_, _| 12_000.0;
+        // All together: 18 ms a round. In two halves by turns it takes 24, and to wait once pays for itself.
+        assert_eq!(size(24_000.0, flat), Size { most: u32::MAX, least: 12, patience_us: 18_000.0 });
+        assert_eq!(size(18_000.0, flat).patience_us, 0.0, "they are together");
+        assert_eq!(size(12_000.0, |rows, _| 187.5 * rows), Size { most: 8, least: 7, patience_us: 0.0 });
     }
 }

@@ -20,7 +20,7 @@ const OVERDUE_SHARE: f64 = 0.25;
 const CANDIDATES: usize = 8;
 
 /// Sequences that could go now.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct Ready {
     /// How many.
     pub sequences: u32,
@@ -28,6 +28,10 @@ pub struct Ready {
     pub rows: u32,
     /// How many more that draft belong to the same forward (`super::groups`).
     pub room: u32,
+    /// Without how many of these its group is not complete.
+    pub missing: u32,
+    /// For how long it pays to wait for those.
+    pub patience_us: f64,
 }
 
 /// The sequences whose rounds draft, here and away.
@@ -39,6 +43,8 @@ pub struct Drafting {
     pub rows: u32,
     /// How long one of them stays away, on average, in microseconds.
     pub away_us: f64,
+    /// How long their rounds take as they are now, from one step to the next.
+    pub round_us: f64,
 }
 
 /// A sequence that is expected back.
@@ -62,6 +68,9 @@ struct Absence {
     usual_us: Option<f64>,
     /// When it was answered, while it is away.
     since: Option<Duration>,
+    /// When its last step came, and microseconds from the one before to that.
+    arrived_at: Duration,
+    round_us: f64,
     rows: u32,
 }
 
@@ -74,8 +83,11 @@ impl<K> Default for Returns<K> {
 impl<K: Ord> Returns<K> {
     /// A step of the sequence came, with so many rows.
     pub fn arrived(&mut self, key: K, now: Duration, rows: u32) {
-        let known = self.sequences.entry(key).or_insert(Absence { usual_us: None, since: None, rows });
+        let first = Absence { usual_us: None, since: None, arrived_at: now, round_us: 0.0, rows };
+        let known = self.sequences.entry(key).or_insert(first);
         known.rows = rows;
+        known.round_us = micros(now.saturating_sub(known.arrived_at));
+        known.arrived_at = now;
         if let Some(since) = known.since.take() {
             let away = micros(now.saturating_sub(since));
             let usual = known.usual_us.unwrap_or(away);
@@ -98,16 +110,15 @@ impl<K: Ord> Returns<K> {
     /// The sequences whose last step brought a draft.
     pub fn drafting(&self) -> Drafting {
         let mut found = Drafting::default();
-        for (usual_us, rows) in
-            self.sequences.values().filter_map(|known| Some((known.usual_us?, known.rows)))
-        {
-            if rows > 1 {
-                found.sequences += 1;
-                found.rows += rows;
-                found.away_us += usual_us;
-            }
+        for known in self.sequences.values().filter(|known| known.rows > 1) {
+            let Some(usual_us) = known.usual_us else { continue };
+            found.sequences += 1;
+            found.rows += known.rows;
+            found.away_us += usual_us;
+            found.round_us += known.round_us;
         }
         found.away_us /= f64::from(found.sequences.max(1));
+        found.round_us /= f64::from(found.sequences.max(1));
         found
     }
 
@@ -135,13 +146,16 @@ impl<K: Ord> Returns<K> {
         if ready.sequences == 0 {
             return None;
         }
+        if let Some(wait_us) = self.completing_us(now, (ready, waited)) {
+            return Some(Duration::from_secs_f64(wait_us / 1e6));
+        }
         // Who comes later than a forward takes loses nothing by it; nor does a forward wait longer than it would take.
         let alone_us = step_us(ready.rows);
-        let left_us = alone_us - micros(waited);
+        let left_us = alone_us.max(ready.patience_us) - micros(waited);
         if left_us <= 0.0 {
             return None;
         }
-        let mut awaited = self.awaited(now, left_us);
+        let mut awaited = self.awaited(now, left_us.min(alone_us));
         let mut room = ready.room;
         awaited.retain(|awaited| {
             let fits = awaited.rows <= 1 || room > 0;
@@ -152,6 +166,17 @@ impl<K: Ord> Returns<K> {
         // An overdue one is given what is left of its time.
         let wait_us = if wait_us > 0.0 { wait_us } else { OVERDUE_SHARE * left_us };
         Some(Duration::from_secs_f64(wait_us / 1e6))
+    }
+
+    /// How long until the group of `ready` is complete, if that pays.
+    fn completing_us(&self, now: Duration, (ready, waited): (Ready, Duration)) -> Option<f64> {
+        let left_us = ready.patience_us - micros(waited);
+        if ready.missing == 0 || left_us <= 0.0 {
+            return None;
+        }
+        let drafting = self.awaited(now, left_us).into_iter().filter(|awaited| awaited.rows > 1);
+        let last = drafting.map(|awaited| awaited.in_us).nth(ready.missing as usize - 1)?;
+        Some(if last > 0.0 { last } else { OVERDUE_SHARE * left_us })
     }
 }
 
@@ -209,7 +234,7 @@ mod tests {
     }
 
     fn ready(sequences: u32) -> (Ready, Duration) {
-        (Ready { sequences, rows: sequences, room: u32::MAX }, Duration::ZERO)
+        (Ready { sequences, rows: sequences, room: u32::MAX, ..Ready::default() }, Duration::ZERO)
     }
 
     #[test]
@@ -221,8 +246,23 @@ mod tests {
         assert_eq!(hold(11 * MS, ready(0)), None, "nobody is there");
         assert_eq!(hold(11 * MS, ready(40)), None, "forty would wait for eight");
         assert_eq!(hold(30 * MS, ready(6)), None, "whoever is that late does not come");
-        let waited = (Ready { sequences: 6, rows: 6, room: u32::MAX }, 10 * MS);
+        let waited = (Ready { sequences: 6, rows: 6, room: u32::MAX, ..Ready::default() }, 10 * MS);
         assert_eq!(hold(15 * MS, waited), None, "it has waited as long as it would have run");
+    }
+
+    #[test]
+    fn a_group_waits_until_it_is_complete_where_that_pays() {
+        let mut returns = returns(10 * MS);
+        (0..8).for_each(|key| returns.arrived(key, 15 * MS, 3));
+        (0..4).for_each(|key| returns.answered(&key, 20 * MS));
+        let hold = |missing, patience_us| {
+            let ready = Ready { sequences: 4, rows: 12, room: u32::MAX, missing, patience_us };
+            returns.hold(21 * MS, (ready, Duration::ZERO), steep).map(|wait| wait.as_millis())
+        };
+        assert_eq!(hold(0, 0.0), None, "by itself none of these is worth waiting for");
+        assert_eq!(hold(3, 10_000.0), Some(4));
+        assert_eq!(hold(3, 2_000.0), None, "it would take longer than it pays");
+        assert_eq!(hold(5, 10_000.0), None, "so many are not away");
     }
 
     #[test]

@@ -9,7 +9,7 @@
 const COMMON: f64 = 0.2;
 
 /// Of what is a k's own.
-const OWN: f64 = 0.1;
+const OWN: f64 = 0.05;
 
 /// How much of what is its own a k shares with its neighbour. Plain rounds do not run into each other as drafted ones do: they share nothing.
 const NEIGHBOUR: f64 = 0.8;
@@ -118,7 +118,7 @@ mod tests {
     fn doubt_shrinks_where_both_were_measured_and_comes_back() {
         let mut belief = Belief::new(4);
         let before = belief.doubt(0, 2);
-        for _ in 0..10 {
+        for _ in 0..20 {
             for k in [0, 2] {
                 belief.age(0.0);
                 belief.observe(k, 0.0, 1.0);

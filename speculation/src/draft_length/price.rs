@@ -7,14 +7,20 @@ use crate::cost::{Forward, WorkerCost};
 /// No wait for a draft is shorter, whatever the tables say.
 const DRAFT_WAIT_MIN_MICROS: f64 = 50.0;
 
+/// How often it is worked out how many groups a draft worker drafts for at once, and how long that takes.
+const PASSES: u32 = 3;
+
+/// The part of a draft step that a sequence waits for the one under way to end.
+const BOUNDARY: f64 = 0.5;
+
 /// Microseconds of a round's draft, and from there to its verdict.
 pub(super) type DraftAndVerify = (f64, f64);
 
 /// A round at `k`, where each sequence brings `rows_each` to its verification.
 ///
 /// A lane's sequences go in groups by turns, one drafting while another is verified: in as many as the target finds best
-/// (`crate::batch::groups`). What a round takes then is the longest of its own steps one after the other, of all groups'
-/// verifications, and of all groups' drafts.
+/// (`crate::batch::groups`). What a round takes then is the longer of its own steps one after the other and of all groups'
+/// verifications; draft workers put groups that are there at once into one forward.
 pub(super) fn price(
     k: u32,
     rows_each: f64,
@@ -43,14 +49,24 @@ fn in_groups(
         context: load.context,
     };
     let verify = target.forward_micros(forward);
-    let (drafted, draft_us) = match k {
-        0 => (0.0, 0.0),
-        _ => {
-            let sequences = (f64::from(load.draft_sequences.max(1)) / groups).max(1.0);
-            let steps = f64::from(k) * draft.step_micros(sequences, load.context);
-            (steps, (draft.wire_micros() + steps).max(DRAFT_WAIT_MIN_MICROS))
-        }
-    };
-    let round_us = round_us(num_groups, draft_us + target.wire_micros(), verify).max(groups * drafted);
-    (draft_us, round_us - draft_us)
+    let wires = target.wire_micros();
+    if k == 0 {
+        return (0.0, round_us(num_groups, wires, verify));
+    }
+    // A group is those that came back together: all sequences of a draft worker, or a part of them where there are more groups than workers.
+    let at_worker = f64::from(load.draft_sequences.max(1));
+    let num_workers = (f64::from(load.sequences) / at_worker).max(1.0);
+    let groups_at_worker = (groups / num_workers).max(1.0);
+    // Groups that are drafted for at once share their forwards, and begin where one ends.
+    let mut at_once = 1.0_f64;
+    let mut found = (0.0, 0.0);
+    for _ in 0..PASSES {
+        let step = draft.step_micros((at_worker * at_once / groups_at_worker).max(1.0), load.context);
+        let steps = f64::from(k) + BOUNDARY * (at_once - 1.0).min(1.0);
+        let draft_us = (draft.wire_micros() + steps * step).max(DRAFT_WAIT_MIN_MICROS);
+        let round_us = round_us(num_groups, draft_us + wires, verify);
+        at_once = (groups_at_worker * steps * step / round_us).clamp(1.0, groups_at_worker);
+        found = (draft_us, round_us - draft_us);
+    }
+    found
 }

@@ -154,7 +154,7 @@ impl Worker {
     /// Who belongs to the next forward: at a target one group of those that draft.
     fn group(&mut self, waiting: &[Waiting], context: f64) -> Group {
         if self.role == Role::Draft {
-            return Group { members: vec![true; waiting.len()], room: u32::MAX };
+            return Group::all(waiting);
         }
         let forward_us = |rows, sequences| self.cost.forward_micros(Forward { rows, sequences, context });
         Group::form(self.groups.size(self.returns.drafting(), forward_us), waiting)

@@ -97,7 +97,7 @@ impl Formation {
     /// Who belongs to the next forward: at a target one group of those that draft.
     fn group(&mut self, running: &VecDeque<Task>, waiting: &[Waiting], context: f64) -> Group {
         if !running.iter().any(|task| matches!(task.step.work, Work::Verify { .. })) {
-            return Group { members: vec![true; waiting.len()], room: u32::MAX };
+            return Group::all(waiting);
         }
         let forward_us = |rows, sequences| self.cost.forward_micros(Forward { rows, sequences, context });
         Group::form(self.groups.size(self.returns.drafting(), forward_us), waiting)
