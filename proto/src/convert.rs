@@ -13,7 +13,7 @@ use crate::sampling::{
 use crate::{WireError, v1};
 
 /// To the wire.
-pub fn step_to_wire(step: &Step) -> v1::Step {
+pub fn step_to_wire(step: Step) -> v1::Step {
     let mut wire = v1::Step {
         sequence_id: step.sequence_id.0,
         generation: step.generation,
@@ -21,20 +21,20 @@ pub fn step_to_wire(step: &Step) -> v1::Step {
         spec: step.spec.as_deref().map(spec_to_wire),
         base_len: step.base_len,
         prefix_hash: step.prefix_hash,
-        context: step.context.clone(),
+        context: step.context,
         expected_tokens: step.expected_tokens,
         ..v1::Step::default()
     };
-    match &step.work {
+    match step.work {
         Work::Feed => {}
         Work::Propose { num_draft_tokens } => {
             wire.draw = true;
-            wire.num_draft_tokens = *num_draft_tokens;
+            wire.num_draft_tokens = num_draft_tokens;
         }
         Work::Verify { draft } => {
             wire.draw = true;
-            wire.draft_token_ids = draft.token_ids.clone();
             wire.q = draft.q.iter().map(distribution_to_wire).collect();
+            wire.draft_token_ids = draft.token_ids;
         }
     }
     wire

@@ -150,7 +150,7 @@ proptest! {
             work,
             expected_tokens: 1.5,
         };
-        prop_assert_eq!(step_from_wire(step_to_wire(&step), role), Ok(step));
+        prop_assert_eq!(step_from_wire(step_to_wire(step.clone()), role), Ok(step));
     }
 
     #[test]

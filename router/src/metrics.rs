@@ -1,94 +1,21 @@
-//! The router's metric names, and [`RouterMetrics`], the handles to count with. Names that begin with `vllm:` are
-//! vLLM's, so that its dashboards and `vllm bench serve` work against a router; the others are ours.
+//! The router's metrics: what they are called (`names`), [`RouterMetrics`], by which they are found, and the handles to count with. Names that
+//! begin with `vllm:` are vLLM's, so that its dashboards and `vllm bench serve` work against a router; the others are ours.
+
+mod handles;
+mod names;
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use service::metrics::{
-    Counter, CounterName, EncodeLabelSet, Family, Gauge, GaugeName, Histogram, HistogramFamily,
-    HistogramName, Metrics,
-};
-use speculation::FinishReason;
+use service::metrics::{Counter, EncodeLabelSet, Family, Gauge, HistogramFamily, Metrics};
 use speculation::sequence::Ignored;
-use speculation::step::MAX_DRAFT_TOKENS;
+use speculation::{FinishReason, Role};
 
+use self::handles::Verifications;
+pub use self::handles::{GaugeHold, LaneMetrics, ModelMetrics, WorkerMetrics};
+use self::names::*;
 use crate::error::RouterError;
 use crate::lane::LaneKey;
-
-const DRAFTS: CounterName = CounterName::new("vllm:spec_decode_num_drafts_total", "Verified drafts");
-const DRAFT_TOKENS: CounterName =
-    CounterName::new("vllm:spec_decode_num_draft_tokens_total", "Drafted tokens that were verified");
-const ACCEPTED_TOKENS: CounterName =
-    CounterName::new("vllm:spec_decode_num_accepted_tokens_total", "Drafted tokens that were committed");
-const ACCEPTED_PER_POSITION: CounterName = CounterName::new(
-    "vllm:spec_decode_num_accepted_tokens_per_pos_total",
-    "Drafted tokens that were committed, by position in their draft",
-);
-const REQUESTS_RUNNING: GaugeName =
-    GaugeName::new("vllm:num_requests_running", "Requests that a lane has taken and not finished");
-const REQUESTS_WAITING: GaugeName = GaugeName::new(
-    "vllm:num_requests_waiting",
-    "Requests before their lane: waiting for a turn, or being tokenized",
-);
-const PROMPT_TOKENS: CounterName =
-    CounterName::new("vllm:prompt_tokens_total", "Prompt tokens of requests taken");
-const GENERATION_TOKENS: CounterName = CounterName::new("vllm:generation_tokens_total", "Output tokens");
-const REQUEST_SUCCESS: CounterName =
-    CounterName::new("vllm:request_success_total", "Choices that ended, by how they ended");
-const TIME_TO_FIRST_TOKEN: HistogramName = HistogramName::new(
-    "vllm:time_to_first_token_seconds",
-    "From a request's arrival to the first token of a choice",
-    &SHORT_SECONDS,
-);
-const INTER_TOKEN_LATENCY: HistogramName = HistogramName::new(
-    "vllm:inter_token_latency_seconds",
-    "Between two spans of tokens of a choice",
-    &SHORT_SECONDS,
-);
-const TIME_PER_OUTPUT_TOKEN: HistogramName = HistogramName::new(
-    "vllm:request_time_per_output_token_seconds",
-    "Mean time per token of a choice after its first span",
-    &SHORT_SECONDS,
-);
-const END_TO_END: HistogramName = HistogramName::new(
-    "vllm:e2e_request_latency_seconds",
-    "From a request's arrival to its last token",
-    &LONG_SECONDS,
-);
-const QUEUE_TIME: HistogramName = HistogramName::new(
-    "vllm:request_queue_time_seconds",
-    "From a request's arrival to its turn",
-    &LONG_SECONDS,
-);
-const REQUESTS: CounterName = CounterName::new("outrider_requests_total", "Requests by door and outcome");
-const IGNORED: CounterName = CounterName::new(
-    "outrider_rounds_ignored_total",
-    "Replies and waits of rounds that were dropped or given up, by reason",
-);
-const LANE_K: GaugeName = GaugeName::new("outrider_lane_k", "How far a lane drafts now; 0 is not at all");
-const LANE_DRAFT_TOKENS: CounterName =
-    CounterName::new("outrider_lane_draft_tokens_total", "Drafted tokens of a lane that were verified");
-const LANE_ACCEPTED_TOKENS: CounterName =
-    CounterName::new("outrider_lane_accepted_tokens_total", "Drafted tokens of a lane that were committed");
-const DRAFT_OUTAGES: CounterName = CounterName::new(
-    "outrider_draft_outages_total",
-    "How often a draft worker was put out because it did not answer",
-);
-const WAITING_FOR_TARGET: GaugeName =
-    GaugeName::new("outrider_sequences_waiting_for_target", "Sequences that wait for a target with room");
-const TARGET_WAIT: HistogramName = HistogramName::new(
-    "outrider_target_wait_seconds",
-    "How long sequences waited for a target with room, by range of priority",
-    &LONG_SECONDS,
-);
-const TOKENIZE_QUEUE: GaugeName =
-    GaugeName::new("outrider_tokenize_queue_jobs", "Prompts that wait for a tokenizer thread");
-
-const SHORT_SECONDS: [f64; 18] = [
-    0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1.0, 2.5, 5.0, 10.0, 30.0,
-];
-const LONG_SECONDS: [f64; 16] =
-    [0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 1.5, 2.5, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0, 300.0, 600.0];
 
 /// Ranges of priorities that are told apart: the last one of each, and its name.
 const PRIORITY_RANGES: [(u8, &str); 4] = [(0, "0"), (7, "1-7"), (63, "8-63"), (u8::MAX, "64-255")];
@@ -138,6 +65,12 @@ struct LaneLabels {
     model: String,
     task_type: String,
     temperature: &'static str,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct WorkerLabels {
+    role: &'static str,
+    address: String,
 }
 
 /// Which way a request came in.
@@ -213,6 +146,8 @@ struct Families {
     waiting_for_target: Gauge,
     target_wait: HistogramFamily<PriorityLabels>,
     tokenize_queue: Gauge,
+    credit_blocks: Family<WorkerLabels, Gauge>,
+    reserved_blocks: Family<WorkerLabels, Gauge>,
 }
 
 impl RouterMetrics {
@@ -242,6 +177,8 @@ impl RouterMetrics {
             waiting_for_target: metrics.gauge(&WAITING_FOR_TARGET),
             target_wait: metrics.histogram_family(&TARGET_WAIT),
             tokenize_queue: metrics.gauge(&TOKENIZE_QUEUE),
+            credit_blocks: metrics.gauge_family(&CREDIT_BLOCKS),
+            reserved_blocks: metrics.gauge_family(&RESERVED_BLOCKS),
         };
         Self { families: Arc::new(families) }
     }
@@ -324,6 +261,17 @@ impl RouterMetrics {
         }
     }
 
+    /// The handles of one worker while it is connected.
+    pub fn worker(&self, role: Role, address: &str) -> WorkerMetrics {
+        let labels = WorkerLabels { role: role.as_str(), address: address.to_owned() };
+        WorkerMetrics {
+            credits: self.families.credit_blocks.get_or_create(&labels).clone(),
+            reserved: self.families.reserved_blocks.get_or_create(&labels).clone(),
+            families: Arc::clone(&self.families),
+            labels,
+        }
+    }
+
     /// How many prompts wait for a tokenizer thread.
     pub fn tokenize_queue(&self) -> Gauge {
         self.families.tokenize_queue.clone()
@@ -331,151 +279,6 @@ impl RouterMetrics {
 
     fn count(&self, door: Door, outcome: &'static str) {
         self.families.requests.get_or_create(&OutcomeLabels { door: door.as_str(), outcome }).inc();
-    }
-}
-
-/// The handles of one lane.
-#[derive(Debug)]
-pub struct LaneMetrics {
-    k: Gauge,
-    draft_tokens: Counter,
-    accepted_tokens: Counter,
-    of_model: Verifications,
-}
-
-impl LaneMetrics {
-    /// How far the lane drafts from now on.
-    pub fn k(&self, k: u32) {
-        self.k.set(k.into());
-    }
-
-    /// One verified draft of `num_draft_tokens`, of which the first `num_accepted` were committed. A step without a
-    /// draft counts nothing.
-    pub fn verified(&mut self, num_draft_tokens: u32, num_accepted: u32) {
-        self.draft_tokens.inc_by(num_draft_tokens.into());
-        self.accepted_tokens.inc_by(num_accepted.into());
-        self.of_model.observe(num_draft_tokens, num_accepted);
-    }
-}
-
-/// Counts the verified drafts of one model. What is counted for every token is looked up once.
-#[derive(Debug)]
-struct Verifications {
-    families: Arc<Families>,
-    model_name: String,
-    drafts: Counter,
-    draft_tokens: Counter,
-    accepted_tokens: Counter,
-    /// As far as drafts were accepted so far.
-    accepted_per_position: Vec<Counter>,
-}
-
-impl Verifications {
-    fn observe(&mut self, num_draft_tokens: u32, num_accepted: u32) {
-        if num_draft_tokens == 0 {
-            return;
-        }
-        self.drafts.inc();
-        self.draft_tokens.inc_by(num_draft_tokens.into());
-        self.accepted_tokens.inc_by(num_accepted.into());
-        let num_accepted = num_accepted.min(MAX_DRAFT_TOKENS as u32);
-        for position in self.accepted_per_position.len() as u32..num_accepted {
-            let labels = PositionLabels { model_name: self.model_name.clone(), engine: ENGINE, position };
-            self.accepted_per_position
-                .push(self.families.accepted_per_position.get_or_create(&labels).clone());
-        }
-        for position in &self.accepted_per_position[..num_accepted as usize] {
-            position.inc();
-        }
-    }
-}
-
-/// The handles of one model. What is counted for every token is looked up once.
-#[derive(Debug, Clone)]
-pub struct ModelMetrics {
-    families: Arc<Families>,
-    labels: ModelLabels,
-    generation_tokens: Counter,
-    inter_token_latency: Histogram,
-}
-
-impl ModelMetrics {
-    /// Counts a request as waiting until dropped.
-    pub fn waiting(&self) -> GaugeHold {
-        GaugeHold::new(self.families.waiting.get_or_create(&self.labels).clone())
-    }
-
-    /// Counts a request as running until dropped.
-    pub fn running(&self) -> GaugeHold {
-        GaugeHold::new(self.families.running.get_or_create(&self.labels).clone())
-    }
-
-    /// Prompt tokens of a request that a lane took.
-    pub fn prompt_tokens(&self, count: u64) {
-        self.families.prompt_tokens.get_or_create(&self.labels).inc_by(count);
-    }
-
-    /// Output tokens.
-    pub fn generation_tokens(&self, count: u64) {
-        self.generation_tokens.inc_by(count);
-    }
-
-    /// A choice ended.
-    pub fn choice_ended(&self, ending: Ending) {
-        let labels = FinishLabels {
-            model_name: self.labels.model_name.clone(),
-            engine: ENGINE,
-            finished_reason: ending.as_str(),
-        };
-        self.families.success.get_or_create(&labels).inc();
-    }
-
-    /// See the metric of this name.
-    pub fn time_to_first_token(&self, seconds: f64) {
-        observe(&self.families.time_to_first_token, &self.labels, seconds);
-    }
-
-    /// See the metric of this name.
-    pub fn inter_token_latency(&self, seconds: f64) {
-        self.inter_token_latency.observe(seconds);
-    }
-
-    /// See the metric of this name.
-    pub fn time_per_output_token(&self, seconds: f64) {
-        observe(&self.families.time_per_output_token, &self.labels, seconds);
-    }
-
-    /// See the metric of this name.
-    pub fn end_to_end(&self, seconds: f64) {
-        observe(&self.families.end_to_end, &self.labels, seconds);
-    }
-
-    /// See the metric of this name.
-    pub fn queue_time(&self, seconds: f64) {
-        observe(&self.families.queue_time, &self.labels, seconds);
-    }
-}
-
-fn observe(family: &HistogramFamily<ModelLabels>, labels: &ModelLabels, seconds: f64) {
-    let histogram: Histogram = family.get_or_create(labels).clone();
-    histogram.observe(seconds);
-}
-
-/// Holds a gauge up by one until dropped.
-#[derive(Debug)]
-pub struct GaugeHold(Gauge);
-
-impl GaugeHold {
-    /// One more.
-    pub fn new(gauge: Gauge) -> Self {
-        gauge.inc();
-        Self(gauge)
-    }
-}
-
-impl Drop for GaugeHold {
-    fn drop(&mut self) {
-        self.0.dec();
     }
 }
 

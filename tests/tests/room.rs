@@ -61,6 +61,36 @@ async fn a_target_that_is_nearly_full_makes_wait_and_preempts_and_changes_no_id(
     cluster.stop().await
 }
 
+/// Texts that go in step fill the KV together: at the end of it each wants a block in the same forward, and none of them is idle.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_target_whose_sequences_all_run_stops_one_by_message_and_changes_no_id() -> anyhow::Result<()> {
+    const ATTEMPTS: usize = 5;
+    let short = texts(12, 4)?;
+    let in_step: Vec<Case> = texts(3, 150)?.iter().map(|case| case.with_k(0)).collect();
+    ensure!(
+        in_step.iter().all(|case| case.prompt_ids.len() == in_step[0].prompt_ids.len()),
+        "of unequal lengths"
+    );
+    let expected = plain_answers(&in_step, 3).await?;
+    let cluster = Cluster::start(|_| ()).await?;
+    let target = cluster.add_with(WorkerKind::Target, |config| config.kv_memory = SMALL_KV).await?;
+    let client = cluster.client().await?;
+    let preempted = async || anyhow::Ok(target.metrics().await?.sum("outrider_worker_preemptions_total"));
+    for _ in 0..ATTEMPTS {
+        // Short texts have the lane let in more than fit at their full lengths.
+        client.ask_all(&[short.as_slice(); 12].concat(), 12).await?;
+        let answers = client.ask_all(&in_step, 3).await?;
+        for (case, (expected, answer)) in in_step.iter().zip(expected.iter().zip(&answers)) {
+            ensure!(answer.token_ids == expected.token_ids, "{}: other ids", case.name);
+        }
+        // Those that have fallen out of step meet others that are idle, which give way without a word.
+        if preempted().await? > 0 {
+            return cluster.stop().await;
+        }
+    }
+    anyhow::bail!("in {ATTEMPTS} attempts nobody was stopped")
+}
+
 /// A router that runs one sequence at a time, and a client of it.
 async fn one_at_a_time() -> anyhow::Result<(Cluster, Client)> {
     let cluster = Cluster::start(|config| config.admission.max_sequences = 1).await?;

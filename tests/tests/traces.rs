@@ -79,6 +79,8 @@ fn check_trace(spans: &[SeenSpan], told: &Told) -> anyhow::Result<()> {
     for span in spans.iter().filter(|span| span.name != "request") {
         let above = ancestors(spans, span);
         ensure!(above.last() == Some(&"request"), "{} of {} hangs below {above:?}", span.name, span.service);
+        let is_of_round = matches!(span.name.as_str(), "draft" | "verify");
+        ensure!(!is_of_round || above == ["round", "request"], "{} hangs below {above:?}", span.name);
     }
     for (name, service) in
         [("queue", ROUTER), ("tokenize", ROUTER), ("round", ROUTER), ("draft", DRAFT), ("verify", TARGET)]

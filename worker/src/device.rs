@@ -1,8 +1,8 @@
 //! The one thread that owns the model and all that is held: a bounded mailbox in, replies out.
 //!
 //! Each turn it drains the mailbox, admits what waits, runs one forward and answers whatever is done, so that sequences
-//! join and leave at every forward. A forward may wait a moment for sequences that are about to come back ([`formation`]). It never
-//! touches a socket.
+//! join and leave at every forward. A forward may wait a moment for sequences that are about to come back ([`formation`]). What it sends and
+//! is sent goes through the door; between short forwards it drives that itself ([`crate::reactor`]).
 
 mod formation;
 mod room;
@@ -22,6 +22,7 @@ use tokio::sync::mpsc;
 use crate::device::formation::Formation;
 use crate::method::{Method, NeedRoom};
 use crate::metrics::{StepOutcome, WorkerMetrics};
+use crate::reactor::{ForwardSize, Lateness, Reactor};
 use crate::table::{RouterId, SequenceKey, Table};
 use crate::task::Task;
 
@@ -41,6 +42,15 @@ const WAITING_STEPS: usize = 16;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct StreamId(pub u64);
 
+/// A step as a router sent it.
+#[derive(Debug)]
+pub struct SentStep {
+    /// The step.
+    pub step: Step,
+    /// The round's span, below which the step is traced; 0: none.
+    pub span_id: u64,
+}
+
 /// What the door tells the device thread.
 #[derive(Debug)]
 pub enum Message {
@@ -57,11 +67,11 @@ pub enum Message {
     Frame {
         /// Which router.
         router: RouterId,
-        /// Steps in order.
-        steps: Vec<Step>,
+        /// In order.
+        steps: Vec<SentStep>,
         /// Sequences to forget, with the generation that is over.
         closes: Vec<(SequenceId, u32)>,
-        /// When it was read.
+        /// When it arrived, as far as is known.
         received: Instant,
     },
     /// The router was away for its whole grace period.
@@ -71,6 +81,15 @@ pub enum Message {
         /// Its last stream; nothing happens if there is a newer one.
         stream: StreamId,
     },
+}
+
+/// The way to the device thread.
+#[derive(Debug)]
+pub struct Mailbox {
+    /// At most [`MAILBOX_FRAMES`] wait in it.
+    pub messages: mpsc::Sender<Message>,
+    /// When a frame that is read now arrived.
+    pub lateness: Lateness,
 }
 
 /// The device thread's state.
@@ -113,9 +132,9 @@ impl<M: Method> Device<M> {
     }
 
     /// Runs until every sender of the mailbox is gone.
-    pub fn run(mut self, mut mailbox: mpsc::Receiver<Message>) {
+    pub fn run(mut self, mut mailbox: mpsc::Receiver<Message>, mut reactor: Reactor) {
         self.method.begin();
-        while let Some(message) = mailbox.blocking_recv() {
+        while let Some(message) = reactor.next(&mut mailbox) {
             self.receive(message);
             loop {
                 while let Ok(message) = mailbox.try_recv() {
@@ -126,12 +145,15 @@ impl<M: Method> Device<M> {
                 }
                 self.admit_waiting();
                 match self.formation.hold(&self.running) {
-                    Some(wait) => self
-                        .formation
-                        .wait(&mut mailbox, wait)
-                        .into_iter()
-                        .for_each(|message| self.receive(message)),
-                    None => self.turn(),
+                    Some(wait) => {
+                        let message = reactor.next_within(&mut mailbox, wait);
+                        message.into_iter().for_each(|message| self.receive(message));
+                    }
+                    None => {
+                        let timing = reactor.during(size(&self.running), || self.forward());
+                        reactor.exchange(|| self.flush(&timing));
+                        self.metrics.observe(self.method.stats(), self.table.len());
+                    }
                 }
             }
             self.flush(&v1::StepTiming::default());
@@ -150,7 +172,7 @@ impl<M: Method> Device<M> {
             Message::Frame { router, steps, closes, received } => {
                 // Steps first: a close in the same frame is the later word on its generation.
                 for step in steps {
-                    self.enqueue(SequenceKey { router, sequence: step.sequence_id }, step, received);
+                    self.enqueue(SequenceKey { router, sequence: step.step.sequence_id }, step, received);
                 }
                 for (sequence, generation) in closes {
                     self.close(SequenceKey { router, sequence }, generation);
@@ -167,8 +189,8 @@ impl<M: Method> Device<M> {
         }
     }
 
-    fn enqueue(&mut self, key: SequenceKey, step: Step, received: Instant) {
-        if self.table.is_over(&key, step.generation) {
+    fn enqueue(&mut self, key: SequenceKey, sent: SentStep, received: Instant) {
+        if self.table.is_over(&key, sent.step.generation) {
             return self.metrics.count(StepOutcome::Stale);
         }
         let method = &mut self.method;
@@ -177,8 +199,8 @@ impl<M: Method> Device<M> {
             held.waiting.pop_front();
             self.metrics.count(StepOutcome::Overrun);
         }
-        self.formation.arrived(key, &step);
-        held.waiting.push_back((step, received));
+        self.formation.arrived(key, &sent.step);
+        held.waiting.push_back((sent, received));
         self.waiting.push_back(key);
     }
 
@@ -186,7 +208,7 @@ impl<M: Method> Device<M> {
     /// says nothing about what is held now.
     fn close(&mut self, key: SequenceKey, generation: u32) {
         let Some(held) = self.table.get_mut(&key) else { return };
-        held.waiting.retain(|(step, _)| step.generation > generation);
+        held.waiting.retain(|(sent, _)| sent.step.generation > generation);
         if held.holding.is_none() {
             let is_over = |task: &Task| task.key == key && task.step.generation <= generation;
             let running = self.running.iter().position(is_over);
@@ -204,8 +226,8 @@ impl<M: Method> Device<M> {
         }
     }
 
-    /// One turn: one forward, and its answers.
-    fn turn(&mut self) {
+    /// One forward, and its answers into the outboxes; nothing where nothing is to be run.
+    fn forward(&mut self) -> v1::StepTiming {
         let began = Instant::now();
         let before = self.method.stats();
         let mut timing = v1::StepTiming::default();
@@ -236,8 +258,7 @@ impl<M: Method> Device<M> {
                 Err(NeedRoom) => self.make_room(),
             }
         }
-        self.flush(&timing);
-        self.metrics.observe(self.method.stats(), self.table.len());
+        timing
     }
 
     fn admit_waiting(&mut self) {
@@ -249,13 +270,13 @@ impl<M: Method> Device<M> {
                 self.waiting.push_back(key);
                 continue;
             }
-            if let Some((step, received)) = held.waiting.pop_front() {
-                self.admit(key, step, received);
+            if let Some((sent, received)) = held.waiting.pop_front() {
+                self.admit(key, sent, received);
             }
         }
     }
 
-    fn admit(&mut self, key: SequenceKey, step: Step, received: Instant) {
+    fn admit(&mut self, key: SequenceKey, SentStep { step, span_id }: SentStep, received: Instant) {
         let held = self.table.get_mut(&key).expect("the caller found it");
         let mut holding = held.holding.take().expect("the caller saw it idle");
         let slot = held.slot;
@@ -263,7 +284,7 @@ impl<M: Method> Device<M> {
             Admission::Run => {
                 self.method.truncate(slot, step.base_len);
                 self.metrics.count(StepOutcome::Run);
-                let task = Task::new(key, slot, step, holding, received);
+                let task = Task::new(key, slot, step, holding, received).traced(span_id);
                 return self.running.push_back(task);
             }
             Admission::Stale => (StepOutcome::Stale, None),
@@ -316,7 +337,12 @@ impl<M: Method> Device<M> {
     }
 }
 
-/// How long the steps that are answered now had waited to be admitted, on average.
+/// What the next forward has to work on.
+fn size(tasks: &VecDeque<Task>) -> ForwardSize {
+    let rows = tasks.iter().map(Task::waiting).map(|waiting| waiting.context + waiting.tail).sum();
+    ForwardSize { rows, sequences: tasks.len() }
+}
+
 /// Ids of prompts, and of other contexts longer than a round's, that are still to be run.
 fn prompt_rows_left(tasks: &VecDeque<Task>) -> u32 {
     let left =
@@ -324,6 +350,7 @@ fn prompt_rows_left(tasks: &VecDeque<Task>) -> u32 {
     left.sum::<usize>() as u32
 }
 
+/// How long the steps that are answered now had waited to be admitted, on average.
 fn mean_queue_us(finished: &[(Task, ReplyBody)]) -> u64 {
     let waited: u128 = finished.iter().map(|(task, _)| (task.started - task.received).as_micros()).sum();
     (waited / finished.len().max(1) as u128) as u64

@@ -6,7 +6,7 @@
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use futures::{Stream, StreamExt};
 use proto::convert::{reply_to_wire, step_from_wire};
@@ -14,13 +14,13 @@ use proto::frame::split_worker_frame;
 use proto::v1::worker_server::Worker;
 use proto::{PROTOCOL_VERSIONS, v1};
 use service::shutdown::Lifetime;
-use speculation::{Reply, ReplyBody, SequenceId, Step};
+use speculation::{Reply, ReplyBody, SequenceId};
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status, Streaming};
 
 use crate::assets::Assets;
-use crate::device::{Message, REPLY_FRAMES, StreamId};
+use crate::device::{Mailbox, Message, REPLY_FRAMES, SentStep, StreamId};
 use crate::facts::WorkerFacts;
 use crate::metrics::WorkerMetrics;
 use crate::table::RouterId;
@@ -43,7 +43,7 @@ pub struct Door {
 struct Inner {
     facts: WorkerFacts,
     assets: Option<Assets>,
-    mailbox: mpsc::Sender<Message>,
+    mailbox: Mailbox,
     streams: AtomicU64,
     metrics: WorkerMetrics,
     lifetime: Lifetime,
@@ -57,7 +57,7 @@ impl Door {
     pub fn new(
         facts: WorkerFacts,
         assets: Option<Assets>,
-        mailbox: mpsc::Sender<Message>,
+        mailbox: Mailbox,
         metrics: WorkerMetrics,
         lifetime: Lifetime,
     ) -> Self {
@@ -87,7 +87,12 @@ impl Worker for Door {
         };
         replies.try_send(hello).map_err(|_| Status::internal("a new stream's queue is full"))?;
         let opened = Message::Opened { router, stream, replies: replies.clone() };
-        inner.mailbox.send(opened).await.map_err(|_| Status::unavailable("the worker is stopping"))?;
+        inner
+            .mailbox
+            .messages
+            .send(opened)
+            .await
+            .map_err(|_| Status::unavailable("the worker is stopping"))?;
         let lifetime = self.inner.lifetime.clone();
         self.inner.lifetime.spawn("router stream", async move {
             inner.metrics.streams.inc();
@@ -141,7 +146,7 @@ impl Inner {
                     return;
                 }
             };
-            let received = Instant::now();
+            let received = self.mailbox.lateness.arrival();
             let (steps, refused) = self.read_steps(frame.steps);
             if !refused.is_empty() {
                 self.metrics.malformed.inc_by(refused.len() as u64);
@@ -151,20 +156,22 @@ impl Inner {
             }
             let closes =
                 frame.closes.iter().map(|close| (SequenceId(close.sequence_id), close.generation)).collect();
-            if self.mailbox.send(Message::Frame { router, steps, closes, received }).await.is_err() {
+            let message = Message::Frame { router, steps, closes, received };
+            if self.mailbox.messages.send(message).await.is_err() {
                 return;
             }
         }
     }
 
-    fn read_steps(&self, wire: Vec<v1::Step>) -> (Vec<Step>, Vec<v1::Reply>) {
+    fn read_steps(&self, wire: Vec<v1::Step>) -> (Vec<SentStep>, Vec<v1::Reply>) {
         let mut steps = Vec::with_capacity(wire.len());
         let mut refused = Vec::new();
         for step in wire {
             let (sequence_id, generation, round) =
                 (SequenceId(step.sequence_id), step.generation, step.round);
+            let span_id = step.span_id;
             match step_from_wire(step, self.facts.role) {
-                Ok(step) => steps.push(step),
+                Ok(step) => steps.push(SentStep { step, span_id }),
                 Err(error) => {
                     let body = ReplyBody::Refused { reason: error.to_string() };
                     refused.push(reply_to_wire(&Reply {
@@ -189,7 +196,7 @@ impl Inner {
             () = tokio::time::sleep(ROUTER_GRACE) => {}
         }
         // A device thread that is gone holds nothing.
-        drop(self.mailbox.send(Message::Expired { router, stream }).await);
+        drop(self.mailbox.messages.send(Message::Expired { router, stream }).await);
     }
 }
 

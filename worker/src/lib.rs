@@ -4,7 +4,7 @@
 //!
 //! Reading order, which is the life of a step: [`door`] reads it off the stream, [`device`] admits it against the
 //! [`table`] and takes it into the next forward, [`model`] runs that forward, and the reply leaves through the door.
-//! [`serve`] puts a process around it. [`synthetic`] stands in for a model where only time is to be kept.
+//! [`reactor`] says which thread reads and writes. [`serve`] puts a process around it. [`synthetic`] stands in for a model where only time is to be kept.
 //!
 //! A worker owns no truth: all it holds can be rebuilt from ids, and whatever does not fit is answered `need_context`.
 
@@ -23,6 +23,7 @@ pub mod method;
 pub mod metrics;
 pub mod model;
 pub mod profile;
+pub mod reactor;
 pub mod serve;
 pub mod synthetic;
 pub mod table;

@@ -22,13 +22,14 @@ use crate::assets::Assets;
 use crate::compute_device::ComputeDevice;
 use crate::config::WorkerConfig;
 use crate::decide::Decide;
-use crate::device::{Device, MAILBOX_FRAMES};
+use crate::device::{Device, MAILBOX_FRAMES, Mailbox};
 use crate::door::Door;
 use crate::facts::WorkerFacts;
 use crate::method::Method;
 use crate::metrics::WorkerMetrics;
 use crate::model::ModelMethod;
 use crate::profile::profile;
+use crate::reactor::Reactor;
 use crate::synthetic::wire::delayed;
 
 /// A worker that was loaded and has no port yet.
@@ -149,13 +150,16 @@ pub async fn start<M: Method>(
     let admin = bind(config.admin).await?;
     let addresses = Addresses { listen: listener.local_addr()?, admin: admin.local_addr()? };
 
-    let (mailbox, inbox) = mpsc::channel(MAILBOX_FRAMES);
+    let reactor = Reactor::start(lifetime).context("cannot start the door's runtime")?;
+    let runtime = reactor.handle();
+    let (messages, inbox) = mpsc::channel(MAILBOX_FRAMES);
     let inbox = if round_trip.is_zero() { inbox } else { delayed(inbox, round_trip, lifetime)? };
+    let mailbox = Mailbox { messages, lateness: reactor.lateness() };
     let device = Device::new(method, &facts.step_times, worker_metrics.clone());
     let (hold, failed) = (lifetime.thread("device"), health.clone());
     std::thread::Builder::new().name("device".to_owned()).spawn(move || {
         let _hold = hold;
-        if std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| device.run(inbox))).is_err() {
+        if std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| device.run(inbox, reactor))).is_err() {
             failed.set_failed("the device thread panicked");
         }
     })?;
@@ -170,7 +174,13 @@ pub async fn start<M: Method>(
         .add_service(health.grpc_service(&["outrider.v1.Worker"], lifetime).await)
         .add_service(reflection)
         .add_service(WorkerServer::new(door).max_decoding_message_size(4 * proto::MAX_FRAME_BYTES));
-    Port::new(listener, config.tls.clone()).serve_grpc("grpc", server, lifetime);
+    let listener = listener.into_std()?;
+    {
+        // Connections live where they are accepted.
+        let _in_runtime = runtime.enter();
+        let port = Port::new(TcpListener::from_std(listener)?, config.tls.clone());
+        port.serve_grpc("grpc", server, lifetime);
+    }
     serve_admin(admin, health.clone(), metrics, lifetime)?;
     register(member, discovery, lifetime).await?;
     health.set_ready();

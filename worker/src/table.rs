@@ -3,9 +3,10 @@
 use std::collections::{HashMap, VecDeque};
 use std::time::Instant;
 
+use speculation::SequenceId;
 use speculation::holding::Holding;
-use speculation::{SequenceId, Step};
 
+use crate::device::SentStep;
 use crate::task::Slot;
 
 /// Names one router process; a restarted router has another.
@@ -29,7 +30,7 @@ pub struct Held {
     /// What is held; with the task while a step runs.
     pub holding: Option<Holding>,
     /// Steps that wait for the one that runs.
-    pub waiting: VecDeque<(Step, Instant)>,
+    pub waiting: VecDeque<(SentStep, Instant)>,
     /// Higher was used later.
     pub last_used: u64,
 }

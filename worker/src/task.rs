@@ -60,7 +60,6 @@ pub struct Task {
 impl Task {
     /// A step that was just admitted.
     pub fn new(key: SequenceKey, slot: Slot, step: Step, holding: Holding, received: Instant) -> Self {
-        let span = trace_span(&step, &holding);
         Self {
             key,
             slot,
@@ -74,8 +73,14 @@ impl Task {
             passed_over: false,
             agreed: Vec::new(),
             scores: Vec::new(),
-            span,
+            span: tracing::Span::none(),
         }
+    }
+
+    /// The same, in its request's trace, if that has one: below the span of its round, or the request's where `span_id` is 0.
+    pub fn traced(mut self, span_id: u64) -> Self {
+        self.span = trace_span(&self.step, &self.holding, span_id);
+        self
     }
 
     /// The sequence's spec.
@@ -133,8 +138,8 @@ impl Task {
     }
 }
 
-/// The step's own span below the request's, where the request is traced.
-fn trace_span(step: &Step, holding: &Holding) -> tracing::Span {
+/// The step's own span, where the request is traced.
+fn trace_span(step: &Step, holding: &Holding, span_id: u64) -> tracing::Span {
     let traceparent = holding.spec().map_or("", |spec| spec.traceparent.as_str());
     if traceparent.is_empty() {
         return tracing::Span::none();
@@ -162,6 +167,6 @@ fn trace_span(step: &Step, holding: &Holding) -> tracing::Span {
             )
         }
     };
-    service::telemetry::set_parent(&span, traceparent);
+    service::telemetry::set_parent_in_trace(&span, traceparent, span_id);
     span
 }

@@ -11,6 +11,7 @@ mod surroundings;
 
 use std::pin::Pin;
 use std::sync::Arc;
+use std::task::Poll;
 use std::time::Duration;
 
 use futures::StreamExt as _;
@@ -27,7 +28,7 @@ use speculation::spec::lane_number;
 use speculation::{Role, SequenceId, SequenceSpec};
 use tokio::time::Instant;
 
-use self::surroundings::Surroundings;
+use self::surroundings::{Surroundings, deadline};
 use crate::error::RouterError;
 use crate::generation::{Generation, GenerationEvent, GenerationSink, GenerationStream, channel};
 use crate::lane::policy::PolicyConfig;
@@ -46,6 +47,12 @@ pub struct RoundsConfig {
     /// How long a sequence may wait where no target serves its model.
     pub target_wait: Duration,
 }
+
+/// The owner's alarm may ring so much too early. Tokio's timers are whole milliseconds.
+const EARLY: Duration = Duration::from_millis(2);
+
+/// Timers later than this are left as they are: a sequence has many rounds until then.
+const SOON: Duration = Duration::from_secs(1);
 
 type Cancelled = Pin<Box<dyn Future<Output = SequenceId> + Send>>;
 
@@ -79,10 +86,13 @@ impl Owner {
         tokio::pin!(alarm);
         let mut flush_again = None;
         loop {
-            // It may ring early, for nothing: that is cheaper than to set it anew for every frame.
+            self.postpone_timers();
+            // It may ring early, for nothing, but not all the time: that is cheaper than to set it anew for every frame.
             let wake = self.around.wake_at(flush_again);
-            if wake < alarm.deadline() || alarm.is_elapsed() {
-                alarm.as_mut().reset(wake);
+            let is_in_vain = alarm.deadline() + EARLY < wake && alarm.deadline() < Instant::now() + SOON;
+            if wake < alarm.deadline() || is_in_vain || alarm.is_elapsed() {
+                // A timer that is reset to later still wakes the thread at its earlier time.
+                alarm.set(tokio::time::sleep_until(wake));
             }
             tokio::select! {
                 biased;
@@ -105,6 +115,10 @@ impl Owner {
             self.fill_seats();
             self.begin_rounds();
             flush_again = self.around.pool.flush();
+            if self.around.has_unsaid() {
+                let_frames_leave().await;
+                self.around.speak();
+            }
         }
     }
 
@@ -165,6 +179,7 @@ impl Owner {
             disabled_reason: None,
             span: generation.span.clone(),
             round: tracing::Span::none(),
+            round_span_id: 0,
         };
         self.around.wait_for_target(&mut running);
         self.sequences.insert(id, running);
@@ -254,6 +269,18 @@ impl Owner {
         }
     }
 
+    /// Most drafts come in time, and the next deadline after that is far: nobody is woken for one that was met.
+    fn postpone_timers(&mut self) {
+        let soon = self.around.now() + SOON;
+        while let Some((at, id)) = self.around.first_timer().filter(|(at, _)| *at < soon) {
+            let Some(running) = self.sequences.get_mut(&id) else { return };
+            if deadline(running).is_some_and(|deadline| deadline <= at) {
+                return;
+            }
+            self.around.postpone(running);
+        }
+    }
+
     fn fire_timers(&mut self) {
         let now = self.around.now();
         while let Some(id) = self.around.next_timer(now) {
@@ -265,7 +292,7 @@ impl Owner {
                 self.around.arm(running);
             } else {
                 let reason = format!("no target worker came back for model `{}`", running.lane.key.model);
-                running.sink.send_last(GenerationEvent::Failed(RouterError::Unavailable { reason }));
+                self.around.fail(running, RouterError::Unavailable { reason });
                 self.cancel(id);
             }
         }
@@ -284,5 +311,22 @@ impl Owner {
         if let Some(running) = self.sequences.remove(&id) {
             self.around.let_go(running);
         }
+    }
+}
+
+/// Lets the tasks go first that write to workers: the one that makes bytes of a frame, and the one of the connection. Workers wait for steps, and
+/// writing to clients wakes threads that want the same cores.
+async fn let_frames_leave() {
+    for _ in 0..2 {
+        let mut came_back = false;
+        std::future::poll_fn(|context| {
+            if std::mem::replace(&mut came_back, true) {
+                return Poll::Ready(());
+            }
+            // To the end of this thread's queue; `yield_now` would look for events of the system before.
+            context.waker().wake_by_ref();
+            Poll::Pending
+        })
+        .await;
     }
 }

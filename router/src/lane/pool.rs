@@ -13,6 +13,7 @@ use tokio::sync::mpsc::error::TrySendError;
 
 use crate::lane::controllers::Workers;
 use crate::lane::placement::{Candidate, choose_draft, choose_target};
+use crate::metrics::{RouterMetrics, WorkerMetrics};
 use crate::workers::{ConnectedWorker, WorkerKey};
 
 /// Ids of prompts, and of sequences that are replayed, that one target is sent at a time; the rest wait for their turn. So a mass failover is a queue.
@@ -43,6 +44,7 @@ pub(super) struct PooledWorker {
     pub(super) cost: WorkerCost,
     /// Steps without a draft or a prompt that a target was sent and has not answered.
     pub(super) plain_in_flight: u32,
+    metrics: WorkerMetrics,
 }
 
 /// A sequence that wants a worker.
@@ -71,14 +73,19 @@ pub(super) struct Seat {
 }
 
 /// All of them.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Pool {
+    metrics: RouterMetrics,
     workers: BTreeMap<WorkerKey, PooledWorker>,
     /// The targets of each model: asked for with every round.
     targets: BTreeMap<String, BTreeSet<WorkerKey>>,
 }
 
 impl Pool {
+    pub(super) fn new(metrics: RouterMetrics) -> Self {
+        Self { metrics, workers: BTreeMap::new(), targets: BTreeMap::new() }
+    }
+
     pub(super) fn join(&mut self, worker: ConnectedWorker) {
         let pooled = PooledWorker {
             load: 0,
@@ -92,8 +99,10 @@ impl Pool {
             health: DraftHealth::default(),
             cost: WorkerCost::new(step_times(&worker)),
             plain_in_flight: 0,
+            metrics: self.metrics.worker(worker.role, &worker.address),
             worker,
         };
+        pooled.show_blocks();
         if pooled.worker.role == Role::Target {
             let model = pooled.worker.hello.model_id.clone();
             self.targets.entry(model).or_default().insert(pooled.worker.key);
@@ -186,6 +195,7 @@ impl Pool {
         let Some(pooled) = self.workers.get_mut(&key) else { return };
         pooled.load = pooled.load.saturating_sub(1);
         pooled.reserved = pooled.reserved.saturating_sub(blocks);
+        pooled.show_blocks();
         pooled.prefilling = pooled.prefilling.saturating_sub(prefilling);
         if let Some(load) = pooled.lane_loads.get_mut(&lane) {
             *load -= 1;
@@ -202,6 +212,7 @@ impl Pool {
         if blocks > seat.blocks {
             pooled.reserved += blocks - seat.blocks;
             seat.blocks = blocks;
+            pooled.show_blocks();
         }
         pooled.prefilling = pooled.prefilling.saturating_sub(seat.prefilling);
         std::mem::take(&mut seat.prefilling) > 0
@@ -211,6 +222,7 @@ impl Pool {
     pub(super) fn credit(&mut self, key: WorkerKey, blocks: u64) {
         if let Some(pooled) = self.workers.get_mut(&key) {
             pooled.credits = blocks;
+            pooled.show_blocks();
         }
     }
 
@@ -231,6 +243,7 @@ impl Pool {
         pooled.load += 1;
         *pooled.lane_loads.entry(seat.lane).or_default() += 1;
         pooled.reserved += seat.blocks;
+        pooled.show_blocks();
         pooled.prefilling += seat.prefilling;
         pooled.prefixes.remember(wanted.marks);
         Some(seat)
@@ -267,6 +280,10 @@ impl PooledWorker {
     /// Blocks that this router may reserve, and those that it has reserved.
     pub(super) fn blocks(&self) -> (u64, u64) {
         (self.credits, self.reserved)
+    }
+
+    fn show_blocks(&self) {
+        self.metrics.blocks(self.credits, self.reserved);
     }
 
     fn may_prefill(&self, ids: u32) -> bool {
@@ -310,9 +327,14 @@ fn step_times(worker: &ConnectedWorker) -> StepTimes {
 
 #[cfg(test)]
 mod tests {
+    use service::metrics::{Exposition, Metrics};
     use tokio::sync::mpsc;
 
     use super::*;
+
+    fn pool() -> Pool {
+        Pool::new(RouterMetrics::register(&Metrics::new()))
+    }
 
     /// A target of 10 blocks of 16 ids, and what it is sent.
     fn target(key: u64, outbox: usize) -> (ConnectedWorker, mpsc::Receiver<v1::RouterFrame>) {
@@ -335,7 +357,8 @@ mod tests {
 
     #[test]
     fn seats_are_taken_within_the_credits_and_given_back() {
-        let (mut pool, marks) = (Pool::default(), PrefixMarks::default());
+        let page = Metrics::new();
+        let (mut pool, marks) = (Pool::new(RouterMetrics::register(&page)), PrefixMarks::default());
         let (worker, _sent) = target(1, 4);
         pool.join(worker);
         let seat = |pool: &mut Pool, ids| pool.seat_at_target(&wanted(ids, 10, &marks), None);
@@ -352,11 +375,22 @@ mod tests {
         assert_eq!(pool.get(WorkerKey(1)).unwrap().reserved, 10);
         pool.credit(WorkerKey(1), 0);
         assert!(seat(&mut pool, 1).is_none());
+        let shown = || -> Vec<String> {
+            let text = page.encode(Exposition::Prometheus);
+            text.lines().filter(|line| line.starts_with("outrider_pool_")).map(str::to_owned).collect()
+        };
+        let of_target = r#"_blocks{role="target",address=""}"#;
+        assert_eq!(
+            shown(),
+            [("credit", 0), ("reserved", 10)].map(|(of, n)| format!("outrider_pool_{of}{of_target} {n}"))
+        );
+        pool.leave(WorkerKey(1));
+        assert!(shown().is_empty(), "a worker that left is not shown");
     }
 
     #[test]
     fn one_sequence_may_always_run_however_long() {
-        let (mut pool, marks) = (Pool::default(), PrefixMarks::default());
+        let (mut pool, marks) = (pool(), PrefixMarks::default());
         let (worker, _sent) = target(1, 4);
         pool.join(worker);
         let alone = pool.seat_at_target(&wanted(10_000, MAX_PREFILL_IDS + 1, &marks), None);
@@ -366,7 +400,7 @@ mod tests {
 
     #[test]
     fn prompts_under_way_at_a_target_are_bounded() {
-        let (mut pool, marks) = (Pool::default(), PrefixMarks::default());
+        let (mut pool, marks) = (pool(), PrefixMarks::default());
         let (worker, _sent) = target(1, 4);
         pool.join(worker);
         pool.credit(WorkerKey(1), 1 << 40);
@@ -379,7 +413,7 @@ mod tests {
 
     #[test]
     fn frames_leave_in_order_whatever_is_full() {
-        let (mut pool, _) = (Pool::default(), ());
+        let mut pool = pool();
         let (worker, mut sent) = target(1, 1);
         pool.join(worker);
         let mut received = Vec::new();

@@ -46,8 +46,9 @@ pub(super) struct Running {
     pub(super) disabled_reason: Option<&'static str>,
     /// The request's span; rounds are traced below it.
     pub(super) span: tracing::Span,
-    /// The round under way, where the request is traced.
+    /// The round under way, where the request is traced, and its span's id; else 0.
     pub(super) round: tracing::Span,
+    pub(super) round_span_id: u64,
 }
 
 /// The lane that a sequence is in.

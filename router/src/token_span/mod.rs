@@ -91,12 +91,11 @@ impl ChoiceText {
         for id in span.token_ids {
             out.tokens.push(OutputToken { id, text_offset: self.num_chars, logprobs: logprobs.next() });
             self.num_tokens += 1;
-            let piece = if self.stop_token_ids.contains(&id) {
-                String::new()
-            } else {
-                self.utf8.push(self.model.vocabulary().text_bytes(id))
-            };
-            if self.show(&piece, &mut out.text) {
+            let shown = out.text.len();
+            if !self.stop_token_ids.contains(&id) {
+                self.utf8.push(self.model.vocabulary().text_bytes(id), &mut out.text);
+            }
+            if self.show(shown, &mut out.text) {
                 out.stopped = true;
                 break;
             }
@@ -107,32 +106,27 @@ impl ChoiceText {
 
     /// What was held back, when the lane says that the choice is complete; and whether a stop string ended it even so.
     pub fn finish(&mut self) -> (String, bool) {
-        let cut_short = self.utf8.finish();
-        let mut text = String::new();
-        let stopped = self.show(&cut_short, &mut text);
+        let mut text = self.utf8.finish();
+        let stopped = self.show(0, &mut text);
         if !stopped {
             text.push_str(&self.stops.finish());
         }
         (text, stopped)
     }
 
-    /// Appends what can be shown of `piece`; whether a stop string is complete.
-    fn show(&mut self, piece: &str, text: &mut String) -> bool {
-        self.num_chars += piece.chars().count();
-        if self.num_tokens <= self.min_tokens {
-            text.push_str(piece);
+    /// Takes back of the new text, which begins at `from`, what cannot be shown yet; whether a stop string is complete.
+    fn show(&mut self, from: usize, text: &mut String) -> bool {
+        self.num_chars += text[from..].chars().count();
+        if self.num_tokens <= self.min_tokens || self.stops.are_none() {
             return false;
         }
-        match self.stops.push(piece) {
-            Matched::Text(shown) => {
-                text.push_str(&shown);
-                false
-            }
-            Matched::Stop(shown) => {
-                text.push_str(&shown);
-                true
-            }
-        }
+        let (shown, is_complete) = match self.stops.push(&text[from..]) {
+            Matched::Text(shown) => (shown, false),
+            Matched::Stop(shown) => (shown, true),
+        };
+        text.truncate(from);
+        text.push_str(&shown);
+        is_complete
     }
 }
 
@@ -147,22 +141,24 @@ pub struct PromptEcho {
 
 /// The text of ids, special tokens left out.
 pub fn decode(model: &ModelText, ids: &[TokenId]) -> String {
-    let mut utf8 = Utf8Assembler::default();
-    let mut text: String = ids.iter().map(|&id| utf8.push(model.vocabulary().text_bytes(id))).collect();
+    let (mut utf8, mut text) = (Utf8Assembler::default(), String::new());
+    ids.iter().for_each(|&id| utf8.push(model.vocabulary().text_bytes(id), &mut text));
     text.push_str(&utf8.finish());
     text
 }
 
 /// Pairs prompt ids with their log probabilities, of which the first id has none.
 pub fn prompt_tokens(model: &ModelText, ids: &[TokenId], logprobs: Vec<TokenLogprobs>) -> Vec<OutputToken> {
-    let mut utf8 = Utf8Assembler::default();
+    let (mut utf8, mut piece) = (Utf8Assembler::default(), String::new());
     let mut num_chars = 0;
     let logprobs = std::iter::once(None).chain(logprobs.into_iter().map(Some));
     ids.iter()
         .zip(logprobs)
         .map(|(&id, logprobs)| {
             let text_offset = num_chars;
-            num_chars += utf8.push(model.vocabulary().text_bytes(id)).chars().count();
+            piece.clear();
+            utf8.push(model.vocabulary().text_bytes(id), &mut piece);
+            num_chars += piece.chars().count();
             OutputToken { id, text_offset, logprobs }
         })
         .collect()

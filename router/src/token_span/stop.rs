@@ -22,6 +22,11 @@ impl StopMatcher {
         Self { stops, held: String::new() }
     }
 
+    /// Whether there is none to look for: all text can be shown as it comes.
+    pub(crate) fn are_none(&self) -> bool {
+        self.stops.is_empty()
+    }
+
     /// Appends a piece. The stop string that is complete first wins; of two that end together, the longer.
     pub(crate) fn push(&mut self, piece: &str) -> Matched {
         if self.stops.is_empty() {

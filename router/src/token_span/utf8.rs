@@ -14,10 +14,15 @@ pub(crate) struct Utf8Assembler {
 }
 
 impl Utf8Assembler {
-    /// The text that `bytes` completes.
-    pub(crate) fn push(&mut self, bytes: &[u8]) -> String {
+    /// Appends the text that `bytes` completes.
+    pub(crate) fn push(&mut self, bytes: &[u8], text: &mut String) {
+        // Most tokens are whole characters.
+        if self.begun.is_empty()
+            && let Ok(whole) = str::from_utf8(bytes)
+        {
+            return text.push_str(whole);
+        }
         self.begun.extend_from_slice(bytes);
-        let mut text = String::with_capacity(self.begun.len());
         let mut rest = self.begun.as_slice();
         loop {
             let error = match str::from_utf8(rest) {
@@ -42,7 +47,6 @@ impl Utf8Assembler {
             }
         }
         self.begun = rest.to_vec();
-        text
     }
 
     /// What is left when no more bytes come: nothing, or one replacement character for a character cut short.
@@ -60,9 +64,11 @@ mod tests {
     #[test]
     fn a_character_over_three_tokens_comes_out_whole() {
         let mut assembler = Utf8Assembler::default();
-        assert_eq!(assembler.push(b"a\xe2"), "a");
-        assert_eq!(assembler.push(b"\x82"), "");
-        assert_eq!(assembler.push(b"\xacb"), "\u{20ac}b");
+        for (bytes, shown) in [(&b"a\xe2"[..], "a"), (b"\x82", ""), (b"\xacb", "\u{20ac}b")] {
+            let mut text = String::new();
+            assembler.push(bytes, &mut text);
+            assert_eq!(text, shown);
+        }
         assert_eq!(assembler.finish(), "");
     }
 
@@ -80,10 +86,10 @@ mod tests {
             let mut rest = bytes.as_slice();
             for cut in cuts {
                 let (piece, later) = rest.split_at(cut.min(rest.len()));
-                text.push_str(&assembler.push(piece));
+                assembler.push(piece, &mut text);
                 rest = later;
             }
-            text.push_str(&assembler.push(rest));
+            assembler.push(rest, &mut text);
             text.push_str(&assembler.finish());
             prop_assert_eq!(text, String::from_utf8_lossy(&bytes));
         }

@@ -33,6 +33,22 @@ pub fn set_parent(span: &Span, traceparent: &str) {
     }
 }
 
+/// [`set_parent`], below another span of the trace that `traceparent` names; `span_id` 0 is none.
+pub fn set_parent_in_trace(span: &Span, traceparent: &str, span_id: u64) {
+    // Version, trace, span and flags, in hexadecimal digits of fixed numbers.
+    match (traceparent.get(..36), traceparent.get(52..)) {
+        (Some(trace), Some(flags)) if span_id != 0 => {
+            set_parent(span, &format!("{trace}{span_id:016x}{flags}"))
+        }
+        _ => set_parent(span, traceparent),
+    }
+}
+
+/// The id of `span` in its trace; 0 where traces are off.
+pub fn span_id_of(span: &Span) -> u64 {
+    u64::from_be_bytes(span.context().span().span_context().span_id().to_bytes())
+}
+
 /// [`set_parent`] from the headers of an HTTP request, `tracestate` included.
 pub fn set_parent_from_headers(span: &Span, headers: &HeaderMap) {
     let context = TraceContextPropagator::new().extract_with_context(&Context::new(), &Headers(headers));

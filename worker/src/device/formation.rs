@@ -1,20 +1,14 @@
-//! When the next forward leaves: [`speculation::batch::late`] decides, this file gives it the clock, the steps' times as they are here,
-//! and the wait on the mailbox.
+//! When the next forward leaves: [`speculation::batch::late`] decides, this file gives it the clock and the steps' times as they are here.
 
 use std::collections::VecDeque;
-use std::sync::Arc;
-use std::task::{Context, Poll, Wake, Waker};
-use std::thread::Thread;
 use std::time::{Duration, Instant};
 
 use proto::v1;
 use speculation::batch::{Group, Groups, LaneRows, Returns, Waiting, by_lane, first_alone};
 use speculation::cost::{Forward, StepTimePoint, StepTimes, WorkerCost};
 use speculation::{Step, Work};
-use tokio::sync::mpsc;
 
 use crate::Task;
-use crate::device::Message;
 use crate::table::SequenceKey;
 
 /// A wait that is shorter costs more than it brings: a thread is not woken sooner.
@@ -148,37 +142,10 @@ impl Formation {
         stay.iter_mut().for_each(|task| task.passed_over = true);
         stay
     }
-
-    /// The next message, if one comes within `wait`.
-    pub(super) fn wait(&self, mailbox: &mut mpsc::Receiver<Message>, wait: Duration) -> Option<Message> {
-        let until = Instant::now() + wait;
-        let waker = Waker::from(Arc::new(Unpark(std::thread::current())));
-        let mut context = Context::from_waker(&waker);
-        loop {
-            // A closed mailbox is noticed where it is read without a limit.
-            if let Poll::Ready(message) = mailbox.poll_recv(&mut context) {
-                return message;
-            }
-            let left = until.saturating_duration_since(Instant::now());
-            if left.is_zero() {
-                return None;
-            }
-            std::thread::park_timeout(left);
-        }
-    }
 }
 
 /// KV tokens that a sequence of `running` holds, on average.
 fn mean_context(running: &VecDeque<Task>) -> f64 {
     let held: u32 = running.iter().map(|task| task.holding.len()).sum();
     f64::from(held) / running.len().max(1) as f64
-}
-
-/// Wakes the device thread out of its wait.
-struct Unpark(Thread);
-
-impl Wake for Unpark {
-    fn wake(self: Arc<Self>) {
-        self.0.unpark();
-    }
 }

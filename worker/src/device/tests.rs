@@ -96,11 +96,13 @@ impl Bench {
 
     fn send(&mut self, router: u64, steps: Vec<Step>, closes: &[(u64, u32)]) {
         let closes = closes.iter().map(|(id, generation)| (SequenceId(*id), *generation)).collect();
+        let steps = steps.into_iter().map(|step| SentStep { step, span_id: 0 }).collect();
         let frame = Message::Frame { router: RouterId(router), steps, closes, received: Instant::now() };
         self.device.receive(frame);
         while !self.device.waiting.is_empty() || !self.device.running.is_empty() {
             self.device.admit_waiting();
-            self.device.turn();
+            let timing = self.device.forward();
+            self.device.flush(&timing);
         }
     }
 
@@ -287,7 +289,7 @@ fn a_client_that_leaves_in_the_middle_of_a_step_frees_its_blocks() {
     let step = bench.step(1, 1, &[], &[1, 2, 3]);
     let frame =
         |steps, closes| Message::Frame { router: RouterId(1), steps, closes, received: Instant::now() };
-    bench.device.receive(frame(vec![step], vec![]));
+    bench.device.receive(frame(vec![SentStep { step, span_id: 0 }], vec![]));
     bench.device.admit_waiting();
     assert_eq!(bench.device.running.len(), 1);
     bench.device.receive(frame(vec![], vec![(SequenceId(1), 1)]));

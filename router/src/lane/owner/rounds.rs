@@ -125,6 +125,7 @@ impl Surroundings {
                 outrider.spec.drafted = tracing::field::Empty,
                 outrider.spec.accepted = tracing::field::Empty,
             );
+            running.round_span_id = service::telemetry::span_id_of(&running.round);
         }
     }
 

@@ -36,6 +36,8 @@ pub(super) struct Surroundings {
     pub(super) target_waits: Waits,
     /// Whether somebody joined those since they were looked at, or something made room.
     pub(super) has_room: bool,
+    /// What clients are to hear once the steps of the rounds that begin now are on their way.
+    unsaid: Vec<(GenerationSink, GenerationEvent)>,
     /// The earliest deadline of each sequence that has one.
     timers: BTreeSet<(Duration, SequenceId)>,
 }
@@ -44,16 +46,17 @@ impl Surroundings {
     pub(super) fn new(config: RoundsConfig, metrics: RouterMetrics) -> Self {
         Self {
             controllers: Controllers::new(config.policy.clone(), metrics.clone()),
+            pool: Pool::new(metrics.clone()),
             config,
             metrics,
             began: Instant::now(),
-            pool: Pool::default(),
             ready: VecDeque::new(),
             plain: Vec::new(),
             plain_until: None,
             waiting: BTreeMap::new(),
             target_waits: Waits::default(),
             has_room: false,
+            unsaid: Vec::new(),
             timers: BTreeSet::new(),
         }
     }
@@ -76,10 +79,22 @@ impl Surroundings {
         (first.0 <= now && self.timers.remove(&first)).then_some(first.1)
     }
 
-    /// Sees to it that the sequence is woken at its deadline. A timer that is set earlier stays: it wakes once for nothing, and is set anew then.
+    /// The sequence whose timer is first, and when that is due.
+    pub(super) fn first_timer(&self) -> Option<(Duration, SequenceId)> {
+        self.timers.first().copied()
+    }
+
+    /// Moves the timer of a sequence whose deadline is later by now.
+    pub(super) fn postpone(&mut self, running: &mut Running) {
+        if let Some(earlier) = running.timer.take() {
+            self.timers.remove(&(earlier, running.id));
+        }
+        self.arm(running);
+    }
+
+    /// Sees to it that the sequence is woken at its deadline. A timer that is set earlier stays until it is the first of all.
     pub(super) fn arm(&mut self, running: &mut Running) {
-        let waiting = running.target.is_none().then_some(running.target_by);
-        let Some(at) = running.sequence.next_deadline().or(waiting) else { return };
+        let Some(at) = deadline(running) else { return };
         if running.timer.is_some_and(|set| set <= at) {
             return;
         }
@@ -91,12 +106,13 @@ impl Surroundings {
 
     /// Feeds one event to a sequence, and whatever follows from it.
     pub(super) fn drive(&mut self, running: &mut Running, event: Event) {
-        let mut events = VecDeque::from([event]);
-        while let Some(event) = events.pop_front() {
+        let (mut next, mut events) = (Some(event), VecDeque::new());
+        while let Some(event) = next {
             let now = self.now();
             for action in running.sequence.step(now, event) {
                 self.act(running, action, &mut events);
             }
+            next = events.pop_front();
         }
         if !running.sequence.is_done() {
             self.arm(running);
@@ -105,25 +121,22 @@ impl Surroundings {
 
     fn act(&mut self, running: &mut Running, action: Action, events: &mut VecDeque<Event>) {
         let delivery = match action {
-            Action::Send(role, step) => return self.send(running, role, &step),
+            Action::Send(role, step) => return self.send(running, role, step),
             Action::Close(role, generation) => return self.close(running, role, generation),
             Action::Assign(role) => return self.reassign(running, role, events),
             Action::Ready => return self.ready.push_back(running.id),
             Action::Commit(commit) => {
                 let (k, accepted) = (commit.num_draft_tokens, commit.num_accepted);
                 running.round.record("outrider.spec.drafted", k).record("outrider.spec.accepted", accepted);
-                running.round = tracing::Span::none();
+                (running.round, running.round_span_id) = (tracing::Span::none(), 0);
                 self.landed(running);
                 self.settle(running);
                 self.measure_round(running, &commit);
-                running.sink.send(running.tokens(commit))
+                self.say(running, running.tokens(commit))
             }
-            Action::PromptLogprobs(scores) => running.sink.send(GenerationEvent::PromptLogprobs(scores)),
+            Action::PromptLogprobs(scores) => self.say(running, GenerationEvent::PromptLogprobs(scores)),
             Action::Finished(reason) => return self.finished(running, reason),
-            Action::Failed(reason) => {
-                running.sink.send_last(GenerationEvent::Failed(RouterError::Refused { reason }));
-                return;
-            }
+            Action::Failed(reason) => return self.fail(running, RouterError::Refused { reason }),
             Action::Ignored(why) => return self.ignored(running, why),
         };
         if delivery == Delivery::Unwanted {
@@ -131,7 +144,33 @@ impl Surroundings {
         }
     }
 
-    fn send(&mut self, running: &mut Running, role: Role, step: &Step) {
+    /// Has the sequence's client hear of it, if it still wants to.
+    fn say(&mut self, running: &Running, event: GenerationEvent) -> Delivery {
+        if running.sink.is_cancelled(running.choice) {
+            return Delivery::Unwanted;
+        }
+        self.unsaid.push((running.sink.clone(), event));
+        Delivery::Delivered
+    }
+
+    /// The last that the sequence's client hears.
+    pub(super) fn fail(&mut self, running: &Running, error: RouterError) {
+        self.unsaid.push((running.sink.clone(), GenerationEvent::Failed(error)));
+    }
+
+    pub(super) fn has_unsaid(&self) -> bool {
+        !self.unsaid.is_empty()
+    }
+
+    /// Hands clients what is unsaid, in order.
+    pub(super) fn speak(&mut self) {
+        for (sink, event) in self.unsaid.drain(..) {
+            // A client that is cut off here has its sequences cancelled as one that left has.
+            sink.send_last(event);
+        }
+    }
+
+    fn send(&mut self, running: &mut Running, role: Role, step: Step) {
         match &step.work {
             Work::Propose { num_draft_tokens } => self.note_asked(running, step.round, *num_draft_tokens),
             Work::Verify { draft } if running.clock.verify_at.is_none() => {
@@ -144,7 +183,8 @@ impl Surroundings {
             Work::Verify { .. } | Work::Feed => {}
         }
         if let Some(pooled) = running.worker(role).and_then(|key| self.pool.get_mut(key)) {
-            pooled.outgoing.steps.push(step_to_wire(step));
+            let span_id = running.round_span_id;
+            pooled.outgoing.steps.push(v1::Step { span_id, ..step_to_wire(step) });
         }
     }
 
@@ -165,7 +205,7 @@ impl Surroundings {
 
     fn finished(&mut self, running: &Running, reason: FinishReason) {
         self.controllers.observe_output(&running.lane, running.output_len());
-        running.sink.send_last(running.finished(reason));
+        self.unsaid.push((running.sink.clone(), running.finished(reason)));
     }
 
     fn ignored(&mut self, running: &Running, why: Ignored) {
@@ -232,4 +272,9 @@ impl Surroundings {
             target_waits: self.target_waits.report(&waiting, now),
         }
     }
+}
+
+/// When the sequence has to be looked at, if nothing else happens to it.
+pub(super) fn deadline(running: &Running) -> Option<Duration> {
+    running.sequence.next_deadline().or(running.target.is_none().then_some(running.target_by))
 }

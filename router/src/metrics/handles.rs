@@ -1,0 +1,177 @@
+//! What is counted often, or for as long as something lasts: looked up once and held. Must never decide anything.
+
+use std::sync::Arc;
+
+use service::metrics::{Counter, Gauge, Histogram, HistogramFamily};
+use speculation::step::MAX_DRAFT_TOKENS;
+
+use super::{ENGINE, Ending, Families, FinishLabels, ModelLabels, PositionLabels, WorkerLabels};
+
+/// The handles of one lane.
+#[derive(Debug)]
+pub struct LaneMetrics {
+    pub(super) k: Gauge,
+    pub(super) draft_tokens: Counter,
+    pub(super) accepted_tokens: Counter,
+    pub(super) of_model: Verifications,
+}
+
+impl LaneMetrics {
+    /// How far the lane drafts from now on.
+    pub fn k(&self, k: u32) {
+        self.k.set(k.into());
+    }
+
+    /// One verified draft of `num_draft_tokens`, of which the first `num_accepted` were committed. A step without a
+    /// draft counts nothing.
+    pub fn verified(&mut self, num_draft_tokens: u32, num_accepted: u32) {
+        self.draft_tokens.inc_by(num_draft_tokens.into());
+        self.accepted_tokens.inc_by(num_accepted.into());
+        self.of_model.observe(num_draft_tokens, num_accepted);
+    }
+}
+
+/// Counts the verified drafts of one model. What is counted for every token is looked up once.
+#[derive(Debug)]
+pub(super) struct Verifications {
+    pub(super) families: Arc<Families>,
+    pub(super) model_name: String,
+    pub(super) drafts: Counter,
+    pub(super) draft_tokens: Counter,
+    pub(super) accepted_tokens: Counter,
+    /// As far as drafts were accepted so far.
+    pub(super) accepted_per_position: Vec<Counter>,
+}
+
+impl Verifications {
+    fn observe(&mut self, num_draft_tokens: u32, num_accepted: u32) {
+        if num_draft_tokens == 0 {
+            return;
+        }
+        self.drafts.inc();
+        self.draft_tokens.inc_by(num_draft_tokens.into());
+        self.accepted_tokens.inc_by(num_accepted.into());
+        let num_accepted = num_accepted.min(MAX_DRAFT_TOKENS as u32);
+        for position in self.accepted_per_position.len() as u32..num_accepted {
+            let labels = PositionLabels { model_name: self.model_name.clone(), engine: ENGINE, position };
+            self.accepted_per_position
+                .push(self.families.accepted_per_position.get_or_create(&labels).clone());
+        }
+        for position in &self.accepted_per_position[..num_accepted as usize] {
+            position.inc();
+        }
+    }
+}
+
+/// The handles of one model. What is counted for every token is looked up once.
+#[derive(Debug, Clone)]
+pub struct ModelMetrics {
+    pub(super) families: Arc<Families>,
+    pub(super) labels: ModelLabels,
+    pub(super) generation_tokens: Counter,
+    pub(super) inter_token_latency: Histogram,
+}
+
+impl ModelMetrics {
+    /// Counts a request as waiting until dropped.
+    pub fn waiting(&self) -> GaugeHold {
+        GaugeHold::new(self.families.waiting.get_or_create(&self.labels).clone())
+    }
+
+    /// Counts a request as running until dropped.
+    pub fn running(&self) -> GaugeHold {
+        GaugeHold::new(self.families.running.get_or_create(&self.labels).clone())
+    }
+
+    /// Prompt tokens of a request that a lane took.
+    pub fn prompt_tokens(&self, count: u64) {
+        self.families.prompt_tokens.get_or_create(&self.labels).inc_by(count);
+    }
+
+    /// Output tokens.
+    pub fn generation_tokens(&self, count: u64) {
+        self.generation_tokens.inc_by(count);
+    }
+
+    /// A choice ended.
+    pub fn choice_ended(&self, ending: Ending) {
+        let labels = FinishLabels {
+            model_name: self.labels.model_name.clone(),
+            engine: ENGINE,
+            finished_reason: ending.as_str(),
+        };
+        self.families.success.get_or_create(&labels).inc();
+    }
+
+    /// See the metric of this name.
+    pub fn time_to_first_token(&self, seconds: f64) {
+        observe(&self.families.time_to_first_token, &self.labels, seconds);
+    }
+
+    /// See the metric of this name.
+    pub fn inter_token_latency(&self, seconds: f64) {
+        self.inter_token_latency.observe(seconds);
+    }
+
+    /// See the metric of this name.
+    pub fn time_per_output_token(&self, seconds: f64) {
+        observe(&self.families.time_per_output_token, &self.labels, seconds);
+    }
+
+    /// See the metric of this name.
+    pub fn end_to_end(&self, seconds: f64) {
+        observe(&self.families.end_to_end, &self.labels, seconds);
+    }
+
+    /// See the metric of this name.
+    pub fn queue_time(&self, seconds: f64) {
+        observe(&self.families.queue_time, &self.labels, seconds);
+    }
+}
+
+fn observe(family: &HistogramFamily<ModelLabels>, labels: &ModelLabels, seconds: f64) {
+    let histogram: Histogram = family.get_or_create(labels).clone();
+    histogram.observe(seconds);
+}
+
+/// Holds a gauge up by one until dropped.
+#[derive(Debug)]
+pub struct GaugeHold(Gauge);
+
+impl GaugeHold {
+    /// One more.
+    pub fn new(gauge: Gauge) -> Self {
+        gauge.inc();
+        Self(gauge)
+    }
+}
+
+impl Drop for GaugeHold {
+    fn drop(&mut self) {
+        self.0.dec();
+    }
+}
+
+/// The handles of one worker, whose series end with them.
+#[derive(Debug)]
+pub struct WorkerMetrics {
+    pub(super) families: Arc<Families>,
+    pub(super) labels: WorkerLabels,
+    pub(super) credits: Gauge,
+    pub(super) reserved: Gauge,
+}
+
+impl WorkerMetrics {
+    /// KV blocks that the router may reserve there, and those that it has reserved.
+    pub fn blocks(&self, credits: u64, reserved: u64) {
+        self.credits.set(i64::try_from(credits).unwrap_or(i64::MAX));
+        self.reserved.set(i64::try_from(reserved).unwrap_or(i64::MAX));
+    }
+}
+
+impl Drop for WorkerMetrics {
+    fn drop(&mut self) {
+        self.families.credit_blocks.remove(&self.labels);
+        self.families.reserved_blocks.remove(&self.labels);
+    }
+}

@@ -1,0 +1,88 @@
+//! What the router's metrics are called. Nothing is counted here.
+
+use service::metrics::{CounterName, GaugeName, HistogramName};
+
+pub(super) const DRAFTS: CounterName =
+    CounterName::new("vllm:spec_decode_num_drafts_total", "Verified drafts");
+pub(super) const DRAFT_TOKENS: CounterName =
+    CounterName::new("vllm:spec_decode_num_draft_tokens_total", "Drafted tokens that were verified");
+pub(super) const ACCEPTED_TOKENS: CounterName =
+    CounterName::new("vllm:spec_decode_num_accepted_tokens_total", "Drafted tokens that were committed");
+pub(super) const ACCEPTED_PER_POSITION: CounterName = CounterName::new(
+    "vllm:spec_decode_num_accepted_tokens_per_pos_total",
+    "Drafted tokens that were committed, by position in their draft",
+);
+pub(super) const REQUESTS_RUNNING: GaugeName =
+    GaugeName::new("vllm:num_requests_running", "Requests that a lane has taken and not finished");
+pub(super) const REQUESTS_WAITING: GaugeName = GaugeName::new(
+    "vllm:num_requests_waiting",
+    "Requests before their lane: waiting for a turn, or being tokenized",
+);
+pub(super) const PROMPT_TOKENS: CounterName =
+    CounterName::new("vllm:prompt_tokens_total", "Prompt tokens of requests taken");
+pub(super) const GENERATION_TOKENS: CounterName =
+    CounterName::new("vllm:generation_tokens_total", "Output tokens");
+pub(super) const REQUEST_SUCCESS: CounterName =
+    CounterName::new("vllm:request_success_total", "Choices that ended, by how they ended");
+pub(super) const TIME_TO_FIRST_TOKEN: HistogramName = HistogramName::new(
+    "vllm:time_to_first_token_seconds",
+    "From a request's arrival to the first token of a choice",
+    &SHORT_SECONDS,
+);
+pub(super) const INTER_TOKEN_LATENCY: HistogramName = HistogramName::new(
+    "vllm:inter_token_latency_seconds",
+    "Between two spans of tokens of a choice",
+    &SHORT_SECONDS,
+);
+pub(super) const TIME_PER_OUTPUT_TOKEN: HistogramName = HistogramName::new(
+    "vllm:request_time_per_output_token_seconds",
+    "Mean time per token of a choice after its first span",
+    &SHORT_SECONDS,
+);
+pub(super) const END_TO_END: HistogramName = HistogramName::new(
+    "vllm:e2e_request_latency_seconds",
+    "From a request's arrival to its last token",
+    &LONG_SECONDS,
+);
+pub(super) const QUEUE_TIME: HistogramName = HistogramName::new(
+    "vllm:request_queue_time_seconds",
+    "From a request's arrival to its turn",
+    &LONG_SECONDS,
+);
+pub(super) const REQUESTS: CounterName =
+    CounterName::new("outrider_requests_total", "Requests by door and outcome");
+pub(super) const IGNORED: CounterName = CounterName::new(
+    "outrider_rounds_ignored_total",
+    "Replies and waits of rounds that were dropped or given up, by reason",
+);
+pub(super) const LANE_K: GaugeName =
+    GaugeName::new("outrider_lane_k", "How far a lane drafts now; 0 is not at all");
+pub(super) const LANE_DRAFT_TOKENS: CounterName =
+    CounterName::new("outrider_lane_draft_tokens_total", "Drafted tokens of a lane that were verified");
+pub(super) const LANE_ACCEPTED_TOKENS: CounterName =
+    CounterName::new("outrider_lane_accepted_tokens_total", "Drafted tokens of a lane that were committed");
+pub(super) const DRAFT_OUTAGES: CounterName = CounterName::new(
+    "outrider_draft_outages_total",
+    "How often a draft worker was put out because it did not answer",
+);
+pub(super) const WAITING_FOR_TARGET: GaugeName =
+    GaugeName::new("outrider_sequences_waiting_for_target", "Sequences that wait for a target with room");
+pub(super) const TARGET_WAIT: HistogramName = HistogramName::new(
+    "outrider_target_wait_seconds",
+    "How long sequences waited for a target with room, by range of priority",
+    &LONG_SECONDS,
+);
+pub(super) const CREDIT_BLOCKS: GaugeName = GaugeName::new(
+    "outrider_pool_credit_blocks",
+    "KV blocks that this router may reserve at a worker, by that worker's word",
+);
+pub(super) const RESERVED_BLOCKS: GaugeName =
+    GaugeName::new("outrider_pool_reserved_blocks", "KV blocks that this router has reserved at a worker");
+pub(super) const TOKENIZE_QUEUE: GaugeName =
+    GaugeName::new("outrider_tokenize_queue_jobs", "Prompts that wait for a tokenizer thread");
+
+const SHORT_SECONDS: [f64; 18] = [
+    0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1.0, 2.5, 5.0, 10.0, 30.0,
+];
+const LONG_SECONDS: [f64; 16] =
+    [0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 1.5, 2.5, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0, 300.0, 600.0];
