@@ -163,7 +163,8 @@ pub(crate) fn provider() -> Arc<CryptoProvider> {
     Arc::new(ring::default_provider())
 }
 
-pub(crate) fn authority(path: &Path) -> Result<RootCertStore, TlsError> {
+/// Reads the certificates of whom to trust, PEM; one at least.
+pub fn authority(path: &Path) -> Result<RootCertStore, TlsError> {
     let mut roots = RootCertStore::empty();
     for certificate in certificates(path)? {
         roots.add(certificate).map_err(|error| content(path, &error, "certificates of an authority"))?;
