@@ -4,7 +4,8 @@
 //! Workers keep the time of a profile, stretched so that what the processes themselves take of this machine hides behind it; a point at
 //! which the machine was more than 60% busy is void. All streams of a point are asked at once and go on past the end of the window in which
 //! tokens are counted. The simulator's requests come just so, with prompts of the same length: who shares whose forward is settled by how they
-//! began, and stays so. Tokens per second are in the profile's own time. Only workers are simulated here; nothing of it says what GPUs
+//! began, and stays so. What processes and wires of this machine take of a plain round by themselves is measured first, on one sequence of a
+//! lane of its own, and the simulator's wire is longer by it. Tokens per second are in the profile's own time. Only workers are simulated here; nothing of it says what GPUs
 //! do. Arguments pick points by number, as in `-- 1 3`.
 
 #![forbid(unsafe_code)]
@@ -20,7 +21,7 @@ use outrider_cli::cluster::{Binaries, Cluster, ClusterSpec, DraftKind, NoLogs, T
 use outrider_cli::load::answer::Answer;
 use outrider_cli::load::prompts::Content;
 use outrider_cli::load::{Access, Client, Endpoint, Prompt, Schedule, Settings};
-use speculation::profile::Profile;
+use speculation::profile::{ForwardRows, Profile};
 use speculation::simulation::{Kind, Outcome, Policy, Setup, Sharing, Traffic, run};
 
 /// A point of the map.
@@ -57,6 +58,8 @@ const BURST_PER_SECOND: f64 = 20_000.0;
 const PROMPT_GUESS: u32 = 16;
 /// Longer than any window.
 const ENDLESS_TOKENS: u32 = 1 << 20;
+/// Plain rounds of one sequence, to measure what processes and wires take.
+const PLAIN_ROUNDS: u32 = 48;
 const PATIENCE: Duration = Duration::from_secs(60);
 
 const fn point(
@@ -80,6 +83,8 @@ struct Served {
     /// Of each request.
     prompt_tokens: u32,
     busy: f64,
+    /// One way between router and worker beyond the profile's wire, in its time.
+    wire_us: f64,
 }
 
 #[tokio::main(flavor = "current_thread")]
@@ -87,7 +92,7 @@ struct Served {
 async fn main() -> Result<(), Box<dyn Error>> {
     let picked: Vec<usize> = std::env::args().skip(1).filter_map(|word| word.parse().ok()).collect();
     println!(
-        "profile         acceptance  sequences  stretched   tokens/s served  simulated  ratio   mean k served  simulated  machine busy"
+        "profile         acceptance  sequences  stretched   tokens/s served  simulated  ratio   mean k served  simulated  wire of processes us  machine busy"
     );
     let mut worst: f64 = 1.0;
     for (i, point) in POINTS.iter().enumerate() {
@@ -97,11 +102,12 @@ async fn main() -> Result<(), Box<dyn Error>> {
         let (file, profile) = point.profile()?;
         let expected = point.simulate(&profile, PROMPT_GUESS);
         let served = point.serve(file.path(), &profile, &expected).await?;
-        let simulated = point.simulate(&profile, served.prompt_tokens);
+        let longer = Profile { wire_us: profile.wire_us + served.wire_us, ..profile };
+        let simulated = point.simulate(&longer, served.prompt_tokens);
         let ratio = served.found.tokens_per_second / simulated.tokens_per_second;
         let verdict = if served.busy > MAX_BUSY { "  VOID" } else { "" };
         println!(
-            "{:<15} {:>10} {:>10} {:>10} {:>17.0} {:>10.0} {ratio:>6.3} {:>15.2} {:>10.2} {:>13.2}{verdict}",
+            "{:<15} {:>10} {:>10} {:>10} {:>17.0} {:>10.0} {ratio:>6.3} {:>15.2} {:>10.2} {:>21.0} {:>13.2}{verdict}",
             point.profile,
             point.acceptance,
             point.sequences,
@@ -110,6 +116,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
             simulated.tokens_per_second,
             served.found.mean_k,
             simulated.mean_k,
+            served.wire_us,
             served.busy
         );
         worst = worst.max(ratio).max(1.0 / ratio);
@@ -170,6 +177,8 @@ impl Point {
     ) -> Result<Served, Box<dyn Error>> {
         let cluster = self.start(file, profile).await?;
         let endpoint = Endpoint::reach(&cluster.http_url(), Access::default()).await?;
+        let client = Client::new(endpoint);
+        let wire_us = self.own_wire_us(&client, profile).await?;
         let each = expected.tokens_per_second / f64::from(self.sequences);
         let max_tokens = (each * (self.warm_up + self.seconds) * TOKENS_MARGIN) as u32;
         let fields = [("ignore_eos".to_owned(), true.into())].into_iter().collect();
@@ -179,12 +188,12 @@ impl Point {
                 let content = Content::Prompt(format!("stream number {i} of many"));
                 let seed = Some(i64::from(i));
                 let settings = Settings { seed, ..settings.clone() };
-                settings.request(&endpoint, &Prompt { task: "any".to_owned(), content })
+                settings.request(client.endpoint(), &Prompt { task: "any".to_owned(), content })
             })
             .collect();
         let before = Look::at(std::process::id())?;
         let schedule = Schedule::Closed { concurrency: requests.len() };
-        let run = Client::new(endpoint).drive(&requests, &schedule, |_| ()).await;
+        let run = client.drive(&requests, &schedule, |_| ()).await;
         let busy = before.until(&Look::at(std::process::id())?).busy;
         cluster.stop().await;
         let answers: Vec<Answer> = run.exchanges.iter().map(Answer::of).collect();
@@ -195,7 +204,30 @@ impl Point {
         }
         let inputs: u64 = answers.iter().filter_map(|answer| Some(answer.usage?.0)).sum();
         let prompt_tokens = inputs.div_ceil(u64::from(self.sequences)) as u32;
-        Ok(Served { found: self.count(&answers)?, prompt_tokens, busy })
+        Ok(Served { found: self.count(&answers)?, prompt_tokens, busy, wire_us })
+    }
+
+    /// What a plain round of one sequence takes beyond its profile, one way, in the profile's time.
+    async fn own_wire_us(&self, client: &Client, profile: &Profile) -> Result<f64, Box<dyn Error>> {
+        let fields = [("ignore_eos".to_owned(), true.into())];
+        let settings = Settings {
+            max_tokens: PLAIN_ROUNDS,
+            num_draft_tokens: Some(0),
+            fields: fields.into_iter().collect(),
+            ..Settings::default()
+        };
+        let content = Content::Prompt("one stream alone".to_owned());
+        let request = settings.request(client.endpoint(), &Prompt { task: "plain".to_owned(), content });
+        let run = client.drive(&[request], &Schedule::Closed { concurrency: 1 }, |_| ()).await;
+        let answer = run.exchanges.first().map(Answer::of).ok_or("no answer came")?;
+        let arrived: Vec<_> = answer.pieces.iter().map(|piece| piece.arrived).collect();
+        let mut gaps: Vec<Duration> = arrived.windows(2).map(|pair| pair[1] - pair[0]).collect();
+        gaps.sort_unstable();
+        let round_us =
+            gaps.get(gaps.len() / 2).ok_or("no tokens came")?.as_secs_f64() * 1e6 / self.time_scale;
+        let row = ForwardRows::even(1, 1, answer.usage.map_or(PROMPT_GUESS, |usage| usage.0 as u32));
+        let known_us = profile.target.curve.micros(row) + 2.0 * profile.wire_us;
+        Ok(((round_us - known_us) / 2.0).max(0.0))
     }
 
     async fn start(&self, file: &Path, profile: &Profile) -> Result<Cluster, Box<dyn Error>> {

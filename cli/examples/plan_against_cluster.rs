@@ -2,11 +2,13 @@
 //!
 //! `cargo build --workspace --bins && cargo run -p outrider --example plan_against_cluster`
 //!
-//! Step times are measured in this process, as `check-pair` does it; acceptance is the cluster's own. Client, router and both workers share this
-//! machine's cores, so what router and client take of a CPU for each sequence's round stands in the way of the others. It is measured at
-//! 16 sequences, which are no point (CPU time of both processes over rounds; a router that serves one wakes for each event, which costs
-//! more). The way between processes is read off the first line, which agrees by construction; the others are predictions. Ends with
-//! the largest factor between any of them and what was measured.
+//! Step times are measured in this process, as `check-pair` does it, before and after every point, for a machine that others use, too, is
+//! faster one moment than the next; acceptance is the cluster's own. All points are measured in several passes, and the pass in the middle
+//! counts. Client, router and both workers share this machine's cores, so what any of them takes of a CPU for each sequence's round beyond the
+//! forwards stands in the way of the others, shared out over the cores. It is measured at 16 sequences, which are no point (CPU time of all
+//! processes over rounds; a router that serves one wakes for each event, which costs more). The way between processes is read off the first
+//! line of each pass, which agrees by construction; the others are predictions. Ends with the largest factor between any of them and what was
+//! measured. `others` is the share of the machine that none of these processes took: above some percent a run says little.
 
 #![forbid(unsafe_code)]
 
@@ -19,18 +21,21 @@ use std::time::Duration;
 use engine::{Engine, LoadOptions, WeightFormat};
 use outrider_cli::check_pair::cost::{self, Costs};
 use outrider_cli::check_pair::local::LocalModel;
-use outrider_cli::cluster::usage::process_cpu;
+use outrider_cli::cluster::usage::{Look, process_cpu};
 use outrider_cli::cluster::{Binaries, Cluster, ClusterSpec, DraftKind, NoLogs, ROUTER};
-use outrider_cli::load::cpu::CpuMeter;
 use outrider_cli::load::{Client, Endpoint, FigureOptions, Figures, Prompt, Schedule, Settings};
 use outrider_cli::plan::round::{Drafting, Rounds};
-use speculation::cost::{Forward, StepTimes};
+use speculation::cost::{Forward, StepTimePoint, StepTimes};
 
 /// Sequences at once, and k. The first is what the way between processes is read off.
 const POINTS: [(usize, u32); 10] =
     [(1, 0), (1, 2), (1, 4), (2, 0), (2, 2), (2, 4), (4, 0), (4, 2), (4, 4), (8, 0)];
-/// What router and client take is measured here, without drafts and with.
+/// What all processes take is measured here, without drafts and with.
 const CALIBRATION: [(usize, u32); 2] = [(16, 0), (16, 4)];
+/// Of so many passes the one in the middle counts, point by point.
+const PASSES: usize = 3;
+/// All processes whose CPU time is in the way of the others, but this one.
+const PROCESSES: [&str; 3] = [ROUTER, "target-0", "draft-0"];
 const MAX_TOKENS: u32 = 64;
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -39,14 +44,33 @@ struct Found {
     tpot_us: f64,
     acceptance: Vec<f64>,
     context: f64,
-    /// CPU time of the router and of this process, over rounds.
+    /// CPU time of all processes, for each sequence's round.
     cpu_us: f64,
+    /// Share of the machine that was neither idle nor theirs.
+    others: f64,
+    /// Step times in those seconds.
+    target: StepTimes,
+    draft: StepTimes,
+}
+
+/// A line of the table.
+struct Line {
+    planned_ms: f64,
+    measured_ms: f64,
+    rates: Vec<f64>,
+    others: f64,
+}
+
+/// Both models in this process, measured again and again.
+struct Local {
+    models: [LocalModel; 2],
+    last: Costs,
 }
 
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> Result<(), Box<dyn Error>> {
     let models = Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/demo");
-    let costs = cost::measure(&mut load(models.join("target"))?, &mut load(models.join("draft"))?)?;
+    let mut local = Local::new([load(models.join("target"))?, load(models.join("draft"))?])?;
     let own = std::env::current_exe()?;
     let directory = own.parent().and_then(Path::parent).ok_or("the program has no directory")?;
     let draft = DraftKind::Model(models.join("draft"));
@@ -54,18 +78,48 @@ async fn main() -> Result<(), Box<dyn Error>> {
     spec.threads = Some(NonZeroUsize::MIN);
     let cluster = Cluster::start(spec, Arc::new(NoLogs), PATIENCE).await?;
     let client = Client::new(Endpoint::reach(&cluster.http_url(), Default::default()).await?);
-    let mut cpu_us = Vec::new();
-    for at in CALIBRATION {
-        // Connections and caches settle here, too.
-        cpu_us.push(measure(&cluster, &client, at).await?.cpu_us);
-    }
-    let mut all = Vec::new();
-    for at in POINTS {
-        all.push((at, measure(&cluster, &client, at).await?));
+    let mut passes = Vec::new();
+    for _ in 0..PASSES {
+        let (mut taken, mut lines) = (Vec::new(), Vec::new());
+        for at in CALIBRATION {
+            // Connections and caches settle here, too.
+            let found = measure(&cluster, &client, &mut local, at).await?;
+            taken.push(beyond_forwards_us(&found, at)?);
+        }
+        let mut wire_us = None;
+        for at in POINTS {
+            let found = measure(&cluster, &client, &mut local, at).await?;
+            let alone_us = found.target.micros(Forward::plain(1.0, found.context));
+            let wire_us = *wire_us.get_or_insert((found.tpot_us - alone_us).max(0.0));
+            lines.push(Line::of(&found, at, (wire_us, taken[usize::from(at.1 > 0)])));
+        }
+        print_pass(&local.last, (wire_us.unwrap_or_default(), taken[0], taken[1]));
+        passes.push(lines);
     }
     cluster.stop().await;
-    print(&costs, (cpu_us[0], cpu_us[1]), &all);
+    print(&passes);
     Ok(())
+}
+
+impl Local {
+    fn new(mut models: [LocalModel; 2]) -> Result<Self, Box<dyn Error>> {
+        let [target, draft] = &mut models;
+        let last = cost::measure(target, draft)?;
+        Ok(Self { models, last })
+    }
+
+    /// What forwards took between the last measurement and now: the mean of both.
+    fn steps(&mut self) -> Result<(StepTimes, StepTimes), Box<dyn Error>> {
+        let [target, draft] = &mut self.models;
+        let now = cost::measure(target, draft)?;
+        let before = std::mem::replace(&mut self.last, now);
+        let mean = |before: &[StepTimePoint], now: &[StepTimePoint]| {
+            let both = before.iter().zip(now);
+            let points = both.map(|(a, b)| StepTimePoint { micros: u64::midpoint(a.micros, b.micros), ..*a });
+            StepTimes::new(&points.collect::<Vec<_>>())
+        };
+        Ok((mean(&before.target, &self.last.target), mean(&before.draft, &self.last.draft)))
+    }
 }
 
 fn load(directory: PathBuf) -> Result<LocalModel, Box<dyn Error>> {
@@ -83,6 +137,7 @@ fn load(directory: PathBuf) -> Result<LocalModel, Box<dyn Error>> {
 async fn measure(
     cluster: &Cluster,
     client: &Client,
+    local: &mut Local,
     (concurrency, k): (usize, u32),
 ) -> Result<Found, Box<dyn Error>> {
     let fields = [("ignore_eos".to_owned(), true.into())].into_iter().collect();
@@ -91,10 +146,10 @@ async fn measure(
         Settings { max_tokens: MAX_TOKENS, num_draft_tokens, chat: true, fields, ..Settings::default() };
     let prompts = Prompt::built_in();
     let requests: Vec<_> = prompts.iter().map(|prompt| settings.request(client.endpoint(), prompt)).collect();
-    let router = cluster.process(ROUTER)?.pid();
-    let (meter, before) = (CpuMeter::start(), process_cpu(router)?);
+    let (before, look) = (cpu_seconds(cluster)?, Look::at(std::process::id())?);
     let run = client.drive(&requests, &Schedule::Closed { concurrency }, |_| ()).await;
-    let cpu_seconds = meter.read().1.as_secs_f64() + process_cpu(router)? - before;
+    let (cpu, span) = (cpu_seconds(cluster)? - before, look.until(&Look::at(std::process::id())?));
+    let (target, draft) = local.steps()?;
     let samples = run.samples(&requests);
     let figures = Figures::of(&samples, run.duration(), &FigureOptions::default());
     let tpot = figures.tpot.ok_or("no request was answered")?;
@@ -108,46 +163,93 @@ async fn measure(
         tpot_us: tpot.p50.value * 1e3,
         acceptance: shares.unwrap_or_default().into_iter().map(rate).collect(),
         context: prompt_tokens + f64::from(MAX_TOKENS) / 2.0,
-        cpu_us: cpu_seconds * 1e6 / rounds as f64,
+        cpu_us: cpu * 1e6 / rounds as f64,
+        others: (span.busy - cpu / (cores()? * span.wall.as_secs_f64())).max(0.0),
+        target,
+        draft,
     })
 }
 
-#[expect(clippy::print_stdout, reason = "the table is this program's output")]
-fn print(costs: &Costs, (plain_us, drafted_us): (f64, f64), all: &[((usize, u32), Found)]) {
-    let (target, draft) = (StepTimes::new(&costs.target), StepTimes::new(&costs.draft));
-    let Some((_, first)) = all.first() else { return };
-    let wire_us = (first.tpot_us - target.micros(Forward::plain(1.0, first.context))).max(0.0);
-    println!(
-        "step of one row: target {:.0} us, draft {:.0} us",
-        target.micros(Forward::plain(1.0, 64.0)),
-        draft.micros(Forward::plain(1.0, 64.0))
-    );
-    println!("between router and worker, there and back, read off the first line: {wire_us:.0} us");
-    println!(
-        "router and client, CPU for each sequence's round at 16 sequences: {plain_us:.0} us, with drafts {drafted_us:.0} us\n"
-    );
-    println!("sequences  k  acceptance by position       TPOT planned ms  measured ms  planned/measured");
-    let mut worst: f64 = 1.0;
-    for ((sequences, k), found) in all {
+/// CPU time of all processes that share this machine's cores, this one too.
+fn cpu_seconds(cluster: &Cluster) -> Result<f64, Box<dyn Error>> {
+    let mut seconds = process_cpu(std::process::id())?;
+    for name in PROCESSES {
+        seconds += process_cpu(cluster.process(name)?.pid())?;
+    }
+    Ok(seconds)
+}
+
+fn cores() -> Result<f64, Box<dyn Error>> {
+    Ok(std::thread::available_parallelism()?.get() as f64)
+}
+
+/// What all processes take of a core for each sequence's round, forwards aside.
+fn beyond_forwards_us(found: &Found, (sequences, k): (usize, u32)) -> Result<f64, Box<dyn Error>> {
+    let (sequences, rows) = (sequences as f64, (sequences as f64) * f64::from(k + 1));
+    let forward = |rows| Forward { rows, sequences, context: found.context };
+    let forwards = found.target.micros(forward(rows)) + f64::from(k) * found.draft.micros(forward(sequences));
+    Ok((found.cpu_us - forwards / sequences).max(0.0) / cores()?)
+}
+
+impl Line {
+    fn of(found: &Found, (sequences, k): (usize, u32), (wire_us, taken_us): (f64, f64)) -> Self {
         let rounds = Rounds {
-            target: &target,
+            target: &found.target,
+            known: &found.target,
             target_wire_us: wire_us,
-            router_us: if *k == 0 { plain_us } else { drafted_us },
+            router_us: taken_us,
             target_rows_max: 512.0,
-            drafting: Drafting::Apart { draft: &draft, workers: 1.0, wire_us },
+            drafting: Drafting::Apart { draft: &found.draft, workers: 1.0, wire_us },
             acceptance: &found.acceptance,
             context: found.context,
             prompt_us_per_token: 0.0,
         };
-        let planned = rounds.at(*sequences as f64, *k).tpot_ms;
-        let measured = found.tpot_us / 1e3;
-        let rates: Vec<String> = found.acceptance.iter().map(|rate| format!("{rate:.2}")).collect();
+        Self {
+            planned_ms: rounds.at(sequences as f64, k).tpot_ms,
+            measured_ms: found.tpot_us / 1e3,
+            rates: found.acceptance.clone(),
+            others: found.others,
+        }
+    }
+
+    fn ratio(&self) -> f64 {
+        self.planned_ms / self.measured_ms
+    }
+}
+
+#[expect(clippy::print_stdout, reason = "the table is this program's output")]
+fn print_pass(costs: &Costs, (wire_us, plain_us, drafted_us): (f64, f64, f64)) {
+    let of_one = |points: &[StepTimePoint]| StepTimes::new(points).micros(Forward::plain(1.0, 64.0));
+    println!(
+        "step of one row: target {:.0} us, draft {:.0} us; between router and worker, there and back: {wire_us:.0} us; beyond forwards, a \
+         sequence's round: {plain_us:.0} us, with drafts {drafted_us:.0} us",
+        of_one(&costs.target),
+        of_one(&costs.draft)
+    );
+}
+
+#[expect(clippy::print_stdout, reason = "the table is this program's output")]
+fn print(passes: &[Vec<Line>]) {
+    println!(
+        "\nsequences  k  acceptance by position       TPOT planned ms  measured ms  planned/measured  others  all passes"
+    );
+    let mut worst: f64 = 1.0;
+    for (i, (sequences, k)) in POINTS.into_iter().enumerate() {
+        let mut lines: Vec<&Line> = passes.iter().map(|lines| &lines[i]).collect();
+        let all: Vec<String> = lines.iter().map(|line| format!("{:.2}", line.ratio())).collect();
+        lines.sort_by(|a, b| a.ratio().total_cmp(&b.ratio()));
+        let line = lines[lines.len() / 2];
+        let rates: Vec<String> = line.rates.iter().map(|rate| format!("{rate:.2}")).collect();
         println!(
-            "{sequences:>9} {k:>2}  {:<27} {planned:>16.3} {measured:>12.3} {:>17.3}",
+            "{sequences:>9} {k:>2}  {:<27} {:>16.3} {:>12.3} {:>17.3} {:>7.2}  {}",
             rates.join(" "),
-            planned / measured
+            line.planned_ms,
+            line.measured_ms,
+            line.ratio(),
+            line.others,
+            all.join(" ")
         );
-        worst = worst.max(planned / measured).max(measured / planned);
+        worst = worst.max(line.ratio()).max(1.0 / line.ratio());
     }
     println!("\nlargest factor: {worst:.2}");
 }

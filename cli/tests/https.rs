@@ -87,7 +87,7 @@ async fn over_tls() {
     std::fs::write(&empty, "").expect("it can be written");
     let faulty =
         front.reach(Trust { ca_cert: Some(empty), insecure: false }).await.expect_err("an empty file");
-    assert!(faulty.contains("empty.pem: it holds no certificate"), "{faulty}");
+    assert!(faulty.contains("empty.pem: no items found; expected PEM with one CERTIFICATE"), "{faulty}");
 
     for (turn, trust) in [
         Trust { ca_cert: Some(front.ca_cert.clone()), insecure: false },

@@ -197,6 +197,11 @@ pub(crate) fn provider() -> Arc<CryptoProvider> {
     Arc::new(ring::default_provider())
 }
 
+/// Reads the certificates of whom to trust, PEM; one at least.
+pub fn authority(path: &Path) -> Result<RootCertStore, TlsError> {
+    Pem::read(path)?.authority()
+}
+
 /// A file in PEM, and where it came from.
 pub(crate) struct Pem<'a> {
     path: &'a Path,

@@ -10,7 +10,6 @@ use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 use tokio_rustls::rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
 use tokio_rustls::rustls::crypto::{CryptoProvider, ring};
-use tokio_rustls::rustls::pki_types::pem::PemObject as _;
 use tokio_rustls::rustls::pki_types::{CertificateDer, ServerName, UnixTime};
 use tokio_rustls::rustls::{ClientConfig, DigitallySignedStruct, Error, RootCertStore, SignatureScheme};
 
@@ -69,31 +68,16 @@ impl Tls {
 }
 
 fn roots(trust: &Trust) -> Result<RootCertStore, String> {
-    let mut roots = RootCertStore::empty();
-    match &trust.ca_cert {
-        Some(file) => {
-            let fault = |reason: String| {
-                format!("{}: {reason}; --ca-cert takes a PEM file of certificates", file.display())
-            };
-            let certificates =
-                CertificateDer::pem_file_iter(file).map_err(|error| fault(error.to_string()))?;
-            for certificate in certificates {
-                let certificate = certificate.map_err(|error| fault(error.to_string()))?;
-                roots.add(certificate).map_err(|error| fault(error.to_string()))?;
-            }
-            if roots.is_empty() {
-                return Err(fault("it holds no certificate".to_owned()));
-            }
-        }
-        None => {
-            // Some that cannot be read are no reason to refuse; a host that needs one of them will say so.
-            roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
-            if roots.is_empty() {
-                return Err("this machine has no certificates of its own: give --ca-cert FILE".to_owned());
-            }
-        }
+    if let Some(file) = &trust.ca_cert {
+        return service::tls::authority(file).map_err(|error| format!("--ca-cert: {error}"));
     }
-    Ok(roots)
+    let mut roots = RootCertStore::empty();
+    // Some that cannot be read are no reason to refuse; a host that needs one of them will say so.
+    roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
+    match roots.is_empty() {
+        true => Err("this machine has no certificates of its own: give --ca-cert FILE".to_owned()),
+        false => Ok(roots),
+    }
 }
 
 /// Believes everybody. Signatures are still checked, so that a broken handshake shows as one.

@@ -5,6 +5,7 @@
 //! look as if it had.
 
 pub mod gpu;
+pub mod groups;
 pub mod limits;
 pub mod placement;
 pub mod profiled;

@@ -3,11 +3,12 @@
 
 use engine::ModelShape;
 use serde::Serialize;
+use speculation::cost::StepTimes;
 
 use super::gpu::GpuSet;
 use super::limits::{Limit, limits, longest_wire_ms, wanted_draft_workers};
 use super::round::{Drafting, Outcome, Rounds};
-use super::step_time::{Assumptions, Forward, Roofline, StepCost};
+use super::step_time::{Assumptions, Forward, Roofline, StepCost, as_profiled};
 use super::weights::{Format, KvFormat, Weights, kv_bytes_per_token};
 
 /// A model, and where it runs.
@@ -164,9 +165,10 @@ impl Plan {
         let draft = inputs.draft.as_ref().map(|(shape, format)| Weights::of(shape, *format));
         let draft_gb = draft.map_or(0.0, |draft| draft.weights_gb);
         let roofline = inputs.target_roofline();
-        let mut placements = vec![inputs.plain(&roofline)];
-        placements.extend(inputs.colocated(&roofline));
-        placements.extend(inputs.apart(&roofline));
+        let site = Planned { roofline: &roofline, known: &as_profiled(&roofline) };
+        let mut placements = vec![inputs.plain(site)];
+        placements.extend(inputs.colocated(site));
+        placements.extend(inputs.apart(site));
         Self {
             weights_gb: WeightsGb {
                 target: target.weights_gb,
@@ -193,6 +195,13 @@ impl Plan {
     }
 }
 
+/// A target as it is and as its worker knows it.
+#[derive(Clone, Copy)]
+struct Planned<'a> {
+    roofline: &'a Roofline,
+    known: &'a StepTimes,
+}
+
 /// What memory allows.
 struct Room {
     kv_budget_gb: f64,
@@ -206,7 +215,7 @@ impl Inputs {
         Roofline::new(shape, (*format, self.kv), *gpus, self.assumed)
     }
 
-    fn plain(&self, target: &Roofline) -> Placement {
+    fn plain(&self, target: Planned<'_>) -> Placement {
         let kv_budget_gb = self.memory_gb(self.target.gpus)
             - Weights::of(&self.target.shape, self.target.format).resident_gb;
         let per_token = kv_bytes_per_token(&self.target.shape, self.kv, self.target.gpus.count);
@@ -215,12 +224,13 @@ impl Inputs {
             draft_kv_budget_gb: None,
             concurrency: self.sequences(kv_budget_gb, per_token),
         };
-        let rounds = Rounds { acceptance: &[0.0], ..self.rounds(target, Drafting::Colocated(target)) };
-        self.placement("plain", (&rounds, target), room)
+        let rounds =
+            Rounds { acceptance: &[0.0], ..self.rounds(target, Drafting::Colocated(target.roofline)) };
+        self.placement("plain", (&rounds, target.roofline), room)
     }
 
     /// The draft is split over the target's GPUs as the target is.
-    fn colocated(&self, target: &Roofline) -> Option<Placement> {
+    fn colocated(&self, target: Planned<'_>) -> Option<Placement> {
         let (shape, format) = self.draft.as_ref()?;
         let gpus = self.target.gpus;
         let draft = Roofline::new(shape, (*format, self.kv), gpus, self.assumed);
@@ -235,11 +245,11 @@ impl Inputs {
             concurrency: self.sequences(kv_budget_gb, per_token),
         };
         let rounds = self.rounds(target, Drafting::Colocated(&draft));
-        Some(self.placement("colocated", (&rounds, target), room))
+        Some(self.placement("colocated", (&rounds, target.roofline), room))
     }
 
     /// Each draft GPU holds the whole draft and drafts for its part of the sequences.
-    fn apart(&self, target: &Roofline) -> Option<Placement> {
+    fn apart(&self, target: Planned<'_>) -> Option<Placement> {
         let ((shape, format), gpus) = (self.draft.as_ref()?, self.draft_gpus?);
         let one = GpuSet { count: 1, ..gpus };
         let draft = Roofline::new(shape, (*format, self.kv), one, self.assumed);
@@ -259,19 +269,20 @@ impl Inputs {
             draft_kv_budget_gb: Some(draft_budget_gb),
             concurrency: self.sequences(kv_budget_gb, per_token).min(drafted as u64),
         };
-        Some(self.placement("apart", (&rounds, target), room))
+        Some(self.placement("apart", (&rounds, target.roofline), room))
     }
 
-    fn rounds<'a>(&'a self, target: &'a Roofline, drafting: Drafting<'a>) -> Rounds<'a> {
+    fn rounds<'a>(&'a self, target: Planned<'a>, drafting: Drafting<'a>) -> Rounds<'a> {
         Rounds {
-            target,
+            target: target.roofline,
+            known: target.known,
             target_wire_us: 0.0,
             router_us: self.assumed.router_us,
             target_rows_max: f64::from(self.assumed.rows_max),
             drafting,
             acceptance: &self.traffic.acceptance,
             context: f64::from(self.traffic.context),
-            prompt_us_per_token: self.prompt_us(target) / f64::from(self.traffic.output_tokens),
+            prompt_us_per_token: self.prompt_us(target.roofline) / f64::from(self.traffic.output_tokens),
         }
     }
 

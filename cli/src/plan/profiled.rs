@@ -1,6 +1,7 @@
 //! Rounds over the step times of a profile ([`speculation::profile`]) instead of data sheets. So the closed form of `round` is held
 //! against the simulator and against a cluster, which take the same times.
 
+use speculation::cost::StepTimes;
 use speculation::profile::{ForwardRows, Profile, StepCurve};
 
 use super::round::{Drafting, Rounds};
@@ -22,12 +23,17 @@ impl StepCost for StepCurve {
 }
 
 /// The rounds of one target of `profile`, whose sequences hold so many tokens each. No prompts, sequences that began
-/// together and a router that takes no time, as in the simulator's closed traffic.
-pub fn rounds<'a>(profile: &'a Profile, acceptance: &'a [f64], context: u32) -> Rounds<'a> {
+/// together and a router that takes no time, as in the simulator's closed traffic. `known` is what such a target measures of itself.
+pub fn rounds<'a>(
+    (profile, known): (&'a Profile, &'a StepTimes),
+    acceptance: &'a [f64],
+    context: u32,
+) -> Rounds<'a> {
     let wire_us = 2.0 * profile.wire_us;
     let workers = f64::from(profile.draft.workers) / f64::from(profile.target.workers);
     Rounds {
         target: &profile.target.curve,
+        known,
         target_wire_us: wire_us,
         router_us: 0.0,
         target_rows_max: f64::from(profile.target.max_batch_rows),

@@ -1,10 +1,9 @@
 //! Rounds in closed form: what one k gives at a load, with the draft on the target's own GPUs or on others. Pure.
 //!
-//! Sequences that draft go in groups, some drafted for while others are verified, as many as the targets' own rule finds best
-//! ([`speculation::batch::groups`]). And a verification of more rows than a forward holds is several forwards, whatever the groups.
+//! Sequences that draft go in groups, some drafted for while others are verified ([`super::groups`]). And a verification of more rows than a
+//! forward holds is several forwards, whatever the groups.
 
-use speculation::batch::groups::GROUPS_MAX;
-
+use super::groups::Turns;
 use super::step_time::{Forward, StepCost};
 
 /// The largest k that is looked at.
@@ -31,9 +30,12 @@ pub enum Drafting<'a> {
 pub struct Rounds<'a> {
     /// The target.
     pub target: &'a dyn StepCost,
+    /// The same as its worker knows it, which profiles itself at some numbers of rows: what it chooses its groups by.
+    pub known: &'a dyn StepCost,
     /// The router to the target and back, microseconds.
     pub target_wire_us: f64,
-    /// What the router takes of a round for each further sequence in it, microseconds; that for one is part of the wires.
+    /// What the router takes of a round for each further sequence in it, microseconds; that for one is part of the wires. Where all processes
+    /// share cores: what any of them takes beyond its forwards, over the cores.
     pub router_us: f64,
     /// Rows that one forward of the target holds at most.
     pub target_rows_max: f64,
@@ -67,10 +69,31 @@ pub struct Outcome {
 impl Rounds<'_> {
     /// What `k` gives `sequences` that share the target.
     pub fn at(&self, sequences: f64, k: u32) -> Outcome {
-        (1..=self.groups_max(sequences, k))
-            .map(|groups| self.in_groups(sequences, k, groups))
-            .reduce(|best, next| if next.tokens_per_second > best.tokens_per_second { next } else { best })
-            .expect("there is one group at least")
+        let turns = Turns::of(self, sequences, k);
+        let largest = turns.sizes[0];
+        // A group that is too large for one forward is verified by several, and drafted for in as many parts from then on.
+        let shared = largest.min(self.sequences_max(k));
+        let expected_tokens = expected_tokens(self.acceptance, k);
+        let draft = if k == 0 { 0.0 } else { self.draft_us(turns.draft_batch.min(shared), k) };
+        // Other groups are routed at other times.
+        let router = self.routing_us(shared);
+        let verify = self.target_wire_us + router + self.verify_us(shared, k);
+        let forwards: f64 = turns.sizes.iter().map(|size| self.verify_all_us(*size, k)).sum();
+        // A group waits for its own draft and verification, or for the target to be done with the others; the router works meanwhile.
+        let round = match self.drafting {
+            Drafting::Apart { .. } => (draft + verify).max(forwards),
+            Drafting::Colocated(_) => draft + self.target_wire_us + router + forwards,
+        };
+        let tpot_us = round / expected_tokens + (sequences - 1.0).max(0.0) * self.prompt_us_per_token;
+        Outcome {
+            k,
+            expected_tokens,
+            draft_ms: draft / 1e3,
+            verify_ms: verify / 1e3,
+            tpot_ms: tpot_us / 1e3,
+            // A sequence's own prompt is no part of its time per token, but the target's time all the same.
+            tokens_per_second: sequences * 1e6 / (tpot_us + self.prompt_us_per_token),
+        }
     }
 
     /// The k that commits the most.
@@ -85,41 +108,20 @@ impl Rounds<'_> {
         self.best(sequences).tokens_per_second / self.at(sequences, 0).tokens_per_second
     }
 
-    /// Groups that sequences can go in.
-    fn groups_max(&self, sequences: f64, k: u32) -> u32 {
-        match self.drafting {
-            Drafting::Apart { .. } if k > 0 => (sequences as u32).clamp(1, GROUPS_MAX),
-            _ => 1,
-        }
+    /// How long one of so many sequences that go together stays away from the target between two verifications, where so many are drafted for at
+    /// once.
+    pub(super) fn away_us(&self, sequences: f64, draft_batch: f64, k: u32) -> f64 {
+        self.draft_us(draft_batch, k) + self.target_wire_us + self.routing_us(sequences)
     }
 
-    /// With the sequences in so many groups.
-    fn in_groups(&self, sequences: f64, k: u32, groups: u32) -> Outcome {
-        let groups = f64::from(groups);
-        let each = sequences / groups;
-        // A group that is too large for one forward is verified by several, and drafted for in as many parts from then on.
-        let shared = each.min(self.sequences_max(k));
-        let expected_tokens = expected_tokens(self.acceptance, k);
-        // Each worker drafts for a part of every group.
-        let draft = if k == 0 { 0.0 } else { self.draft_us(shared, k) };
-        // Other groups' sequences are in the router's way, too.
-        let router = (shared * groups - 1.0).max(0.0) * self.router_us;
-        let verify = self.target_wire_us + router + self.verify_us(shared, k);
-        // A group waits for its own draft and verification, or for the target to be done with the others.
-        let round = match self.drafting {
-            Drafting::Apart { .. } => (draft + verify).max(groups * self.verify_all_us(each, k) + router),
-            Drafting::Colocated(_) => draft + self.target_wire_us + router + self.verify_all_us(each, k),
-        };
-        let tpot_us = round / expected_tokens + (sequences - 1.0).max(0.0) * self.prompt_us_per_token;
-        Outcome {
-            k,
-            expected_tokens,
-            draft_ms: draft / 1e3,
-            verify_ms: verify / 1e3,
-            tpot_ms: tpot_us / 1e3,
-            // A sequence's own prompt is no part of its time per token, but the target's time all the same.
-            tokens_per_second: sequences * 1e6 / (tpot_us + self.prompt_us_per_token),
-        }
+    /// One forward of the target, as its worker knows it.
+    pub(super) fn known_us(&self, sequences: f64, k: u32) -> f64 {
+        self.known.micros(Forward { sequences, rows_each: f64::from(k + 1), context: self.context })
+    }
+
+    /// What the router takes of a round for so many sequences that go together.
+    fn routing_us(&self, sequences: f64) -> f64 {
+        (sequences - 1.0).max(0.0) * self.router_us
     }
 
     /// Sequences whose verifications one forward holds; the last one is never split, so that it may be a little over.
@@ -141,11 +143,11 @@ impl Rounds<'_> {
         if rest > 0.0 { whole + self.verify_us(rest, k) } else { whole }
     }
 
-    /// The wait for k draft steps.
+    /// The wait for k draft steps of one worker.
     fn draft_us(&self, sequences: f64, k: u32) -> f64 {
-        let (draft, sequences, wire_us) = match self.drafting {
-            Drafting::Colocated(draft) => (draft, sequences, 0.0),
-            Drafting::Apart { draft, workers, wire_us } => (draft, (sequences / workers).max(1.0), wire_us),
+        let (draft, wire_us) = match self.drafting {
+            Drafting::Colocated(draft) => (draft, 0.0),
+            Drafting::Apart { draft, wire_us, .. } => (draft, wire_us),
         };
         let step = |rows_each: f64| draft.micros(Forward { sequences, rows_each, context: self.context });
         // The first step feeds what was committed since: the target's own token, and the last guess, which was never run, where all were accepted.
@@ -181,6 +183,7 @@ mod tests {
     fn rounds<'a>(target: &'a Line, drafting: Drafting<'a>, acceptance: &'a [f64]) -> Rounds<'a> {
         Rounds {
             target,
+            known: target,
             target_wire_us: 0.0,
             router_us: 0.0,
             target_rows_max: 512.0,

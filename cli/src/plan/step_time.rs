@@ -5,10 +5,13 @@
 //! assumptions with flags of their own; they are printed with every plan.
 
 use engine::ModelShape;
-use speculation::cost::{self, StepTimes};
+use speculation::cost::{self, PROFILED_ROWS, StepTimePoint, StepTimes};
 
 use super::gpu::{Gpu, GpuSet};
 use super::weights::{Format, KvFormat, Weights, kv_bytes_per_token};
+
+/// Tokens held by the one sequence with which a worker profiles itself.
+const PROFILED_CONTEXTS: [f64; 2] = [16.0, 2_048.0];
 
 /// Rows of one forward.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -25,6 +28,18 @@ pub struct Forward {
 pub trait StepCost {
     /// Microseconds.
     fn micros(&self, forward: Forward) -> f64;
+}
+
+/// What a worker with such steps measures of itself when it starts, and knows from then on.
+pub fn as_profiled(cost: &dyn StepCost) -> StepTimes {
+    let points = PROFILED_CONTEXTS.iter().flat_map(|&context| {
+        PROFILED_ROWS.iter().map(move |&rows| StepTimePoint {
+            rows,
+            kv_tokens: context as u64,
+            micros: cost.micros(Forward { sequences: 1.0, rows_each: f64::from(rows), context }) as u64,
+        })
+    });
+    StepTimes::new(&points.collect::<Vec<_>>())
 }
 
 /// Profiled times tell rows from the KV of their sequences.
