@@ -51,7 +51,7 @@ measure-plan: ## what `outrider plan` computes against the simulator and against
 	cargo run --locked --package outrider --example plan_against_cluster
 
 kernels-check: ## every CUDA kernel compiled for every architecture that is served, with registers and spills; no GPU needed
-	@cargo build --locked --package outrider-engine --example kernels_check
+	@cargo build --locked --workspace --example kernels_check
 	@LD_LIBRARY_PATH="$$(deploy/nvrtc.sh):$$LD_LIBRARY_PATH" "$${CARGO_TARGET_DIR:-target}/debug/examples/kernels_check"
 
 gpu-check: ## on a machine with a GPU: every CUDA kernel against its naive twin, whole models against the CPU engine, timings (ARGS="--out FILE kernels models ..")

@@ -12,10 +12,11 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use crate::config::Faults;
-use crate::discovery::DiscoveryUri;
+use crate::discovery::{DiscoveryUri, Source};
 use crate::health::Health;
 use crate::shutdown::{Lifetime, termination_signal};
 use crate::telemetry::{self, LogFilter, LogFormat, TelemetryConfig};
+use crate::tls::ClientFiles;
 
 /// How long cancelled tasks may take to let go, after the drain.
 const STOP_GRACE: Duration = Duration::from_secs(5);
@@ -30,6 +31,15 @@ pub struct ProcessFlags {
     /// Where workers are found: memory, static:FILE or etcd://HOST:PORT,HOST:PORT/PREFIX
     #[arg(long, value_name = "URI")]
     pub discovery: Option<String>,
+    /// The authority that signed etcd's certificate, PEM; with it etcd is spoken to over TLS only
+    #[arg(long, value_name = "FILE")]
+    pub discovery_ca: Option<PathBuf>,
+    /// A certificate to show to etcd (its --client-cert-auth), PEM
+    #[arg(long, value_name = "FILE")]
+    pub discovery_cert: Option<PathBuf>,
+    /// The private key of --discovery-cert, PEM
+    #[arg(long, value_name = "FILE")]
+    pub discovery_key: Option<PathBuf>,
     /// Which log lines are written, for example `info` or `warn,router=debug`
     #[arg(long, value_name = "FILTER")]
     pub log: Option<String>,
@@ -49,6 +59,9 @@ pub struct ProcessFlags {
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct RawProcess {
     discovery: String,
+    discovery_ca: Option<PathBuf>,
+    discovery_cert: Option<PathBuf>,
+    discovery_key: Option<PathBuf>,
     log: String,
     log_format: LogFormat,
     grace_seconds: u64,
@@ -59,6 +72,9 @@ impl Default for RawProcess {
     fn default() -> Self {
         Self {
             discovery: "memory".to_owned(),
+            discovery_ca: None,
+            discovery_cert: None,
+            discovery_key: None,
             log: "info".to_owned(),
             log_format: LogFormat::Text,
             grace_seconds: 30,
@@ -71,7 +87,7 @@ impl Default for RawProcess {
 #[derive(Debug, Clone)]
 pub struct ProcessConfig {
     /// Where workers are found.
-    pub discovery: DiscoveryUri,
+    pub discovery: Source,
     /// Log lines.
     pub log_filter: LogFilter,
     /// Their form.
@@ -85,7 +101,7 @@ pub struct ProcessConfig {
 impl RawProcess {
     /// Checks everything.
     pub fn validate(&self, faults: &mut Faults) -> Option<ProcessConfig> {
-        let discovery = faults.parse("discovery", &self.discovery);
+        let discovery = self.source(faults);
         let log_filter = faults.parse("log", &self.log);
         faults.check("grace_seconds", self.grace_seconds <= 3_600, || {
             format!("{} is over an hour (3600)", self.grace_seconds)
@@ -97,6 +113,17 @@ impl RawProcess {
             grace: Duration::from_secs(self.grace_seconds),
             exit_on_stdin_close: self.exit_on_stdin_close,
         })
+    }
+
+    fn source(&self, faults: &mut Faults) -> Option<Source> {
+        let [ca, cert, key] =
+            [&self.discovery_ca, &self.discovery_cert, &self.discovery_key].map(Option::as_deref);
+        let tls = ClientFiles { name: "discovery", ca, cert, key }.validate(faults);
+        let uri: DiscoveryUri = faults.parse("discovery", &self.discovery)?;
+        faults.check("discovery_ca", ca.is_none() || matches!(uri, DiscoveryUri::Etcd { .. }), || {
+            format!("is for etcd, and --discovery is `{uri}`")
+        });
+        Some(Source { uri, tls })
     }
 }
 

@@ -13,6 +13,7 @@ use tokio_rustls::rustls::crypto::{CryptoProvider, ring};
 use tokio_rustls::rustls::pki_types::pem::{self, PemObject};
 use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use tokio_rustls::rustls::server::{VerifierBuilderError, WebPkiClientVerifier};
+use tokio_rustls::rustls::sign::CertifiedKey;
 use tokio_rustls::rustls::{self, RootCertStore, ServerConfig};
 use tonic::transport::{Certificate, ClientTlsConfig, Identity};
 
@@ -116,16 +117,17 @@ impl ServerTls {
         let builder = match client_ca {
             None => builder.with_no_client_auth(),
             Some(path) => {
-                let verifier =
-                    WebPkiClientVerifier::builder_with_provider(Arc::new(authority(path)?), provider)
-                        .build()
-                        .map_err(|source| TlsError::Authority { path: path.to_owned(), source })?;
+                let roots = Arc::new(Pem::read(path)?.authority()?);
+                let verifier = WebPkiClientVerifier::builder_with_provider(roots, provider)
+                    .build()
+                    .map_err(|source| TlsError::Authority { path: path.to_owned(), source })?;
                 builder.with_client_cert_verifier(verifier)
             }
         };
+        let (cert, key) = (Pem::read(cert)?, Pem::read(key)?);
         let mut config = builder
-            .with_single_cert(certificates(cert)?, private_key(key)?)
-            .map_err(|source| TlsError::Pair { cert: cert.to_owned(), key: key.to_owned(), source })?;
+            .with_single_cert(cert.certificates()?, key.private_key()?)
+            .map_err(|source| no_pair(&cert, &key, source))?;
         config.alpn_protocols = PROTOCOLS.map(<[u8]>::to_vec).to_vec();
         Ok(Self(Arc::new(config)))
     }
@@ -142,12 +144,15 @@ pub struct ClientTls(ClientTlsConfig);
 impl ClientTls {
     /// Reads the authority that signed the servers' certificates, and a certificate and key of our own where they ask for one.
     pub fn read(ca: &Path, identity: Option<(&Path, &Path)>) -> Result<Self, TlsError> {
-        authority(ca)?;
-        let mut config = ClientTlsConfig::new().ca_certificate(Certificate::from_pem(read(ca)?));
+        let ca = Pem::read(ca)?;
+        ca.authority()?;
+        let mut config = ClientTlsConfig::new().ca_certificate(Certificate::from_pem(ca.text));
         if let Some((cert, key)) = identity {
-            // Read as a server would, so that a wrong file is found here and not at the first call.
-            ServerTls::read(cert, key, None)?;
-            config = config.identity(Identity::from_pem(read(cert)?, read(key)?));
+            let (cert, key) = (Pem::read(cert)?, Pem::read(key)?);
+            // Tried here, so that a wrong file is found now and not at the first call.
+            CertifiedKey::from_der(cert.certificates()?, key.private_key()?, &provider())
+                .map_err(|source| no_pair(&cert, &key, source))?;
+            config = config.identity(Identity::from_pem(cert.text, key.text));
         }
         Ok(Self(config))
     }
@@ -158,40 +163,81 @@ impl ClientTls {
     }
 }
 
+/// The settings of a process that calls others: `NAME_ca`, `NAME_cert` and `NAME_key`.
+#[derive(Debug, Clone, Copy)]
+pub struct ClientFiles<'a> {
+    /// The `NAME` of the three.
+    pub name: &'static str,
+    /// The authority to trust.
+    pub ca: Option<&'a Path>,
+    /// What to show.
+    pub cert: Option<&'a Path>,
+    /// Its key.
+    pub key: Option<&'a Path>,
+}
+
+impl ClientFiles<'_> {
+    /// What to speak with the others; `None` without authority, and where there was a fault.
+    pub fn validate(&self, faults: &mut Faults) -> Option<ClientTls> {
+        let (field, name) = (format!("{}_cert", self.name), self.name);
+        faults.check(&field, self.cert.is_some() == self.key.is_some(), || {
+            format!("--{name}-cert FILE and --{name}-key FILE need each other")
+        });
+        faults.check(&field, self.cert.is_none() || self.ca.is_some(), || {
+            format!("needs --{name}-ca FILE beside it")
+        });
+        let tls = ClientTls::read(self.ca?, self.cert.zip(self.key));
+        tls.map_err(|error| faults.add(&format!("{name}_ca"), error)).ok()
+    }
+}
+
 /// One library does the arithmetic everywhere, whatever others the build contains.
 pub(crate) fn provider() -> Arc<CryptoProvider> {
     Arc::new(ring::default_provider())
 }
 
-pub(crate) fn authority(path: &Path) -> Result<RootCertStore, TlsError> {
-    let mut roots = RootCertStore::empty();
-    for certificate in certificates(path)? {
-        roots.add(certificate).map_err(|error| content(path, &error, "certificates of an authority"))?;
+/// A file in PEM, and where it came from.
+pub(crate) struct Pem<'a> {
+    path: &'a Path,
+    text: Vec<u8>,
+}
+
+impl<'a> Pem<'a> {
+    pub(crate) fn read(path: &'a Path) -> Result<Self, TlsError> {
+        let text = std::fs::read(path).map_err(|source| TlsError::Read { path: path.to_owned(), source })?;
+        Ok(Self { path, text })
     }
-    Ok(roots)
-}
 
-fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, TlsError> {
-    const EXPECTED: &str = "one CERTIFICATE or more";
-    let text = read(path)?;
-    let found: Result<Vec<_>, pem::Error> = CertificateDer::pem_slice_iter(&text).collect();
-    let found = found.map_err(|error| content(path, &error, EXPECTED))?;
-    if found.is_empty() {
-        return Err(content(path, &pem::Error::NoItemsFound, EXPECTED));
+    pub(crate) fn authority(&self) -> Result<RootCertStore, TlsError> {
+        let mut roots = RootCertStore::empty();
+        for certificate in self.certificates()? {
+            let added = roots.add(certificate);
+            added.map_err(|error| self.unlike(&error, "certificates of an authority"))?;
+        }
+        Ok(roots)
     }
-    Ok(found)
+
+    fn certificates(&self) -> Result<Vec<CertificateDer<'static>>, TlsError> {
+        const EXPECTED: &str = "one CERTIFICATE or more";
+        let found: Result<Vec<_>, pem::Error> = CertificateDer::pem_slice_iter(&self.text).collect();
+        let found = found.map_err(|error| self.unlike(&error, EXPECTED))?;
+        if found.is_empty() {
+            return Err(self.unlike(&pem::Error::NoItemsFound, EXPECTED));
+        }
+        Ok(found)
+    }
+
+    fn private_key(&self) -> Result<PrivateKeyDer<'static>, TlsError> {
+        PrivateKeyDer::from_pem_slice(&self.text).map_err(|error| self.unlike(&error, "a PRIVATE KEY"))
+    }
+
+    fn unlike(&self, reason: &dyn std::fmt::Display, expected: &'static str) -> TlsError {
+        TlsError::Content { path: self.path.to_owned(), reason: reason.to_string(), expected }
+    }
 }
 
-fn private_key(path: &Path) -> Result<PrivateKeyDer<'static>, TlsError> {
-    PrivateKeyDer::from_pem_slice(&read(path)?).map_err(|error| content(path, &error, "a PRIVATE KEY"))
-}
-
-fn read(path: &Path) -> Result<Vec<u8>, TlsError> {
-    std::fs::read(path).map_err(|source| TlsError::Read { path: path.to_owned(), source })
-}
-
-fn content(path: &Path, reason: &dyn std::fmt::Display, expected: &'static str) -> TlsError {
-    TlsError::Content { path: path.to_owned(), reason: reason.to_string(), expected }
+fn no_pair(cert: &Pem<'_>, key: &Pem<'_>, source: rustls::Error) -> TlsError {
+    TlsError::Pair { cert: cert.path.to_owned(), key: key.path.to_owned(), source }
 }
 
 #[cfg(test)]

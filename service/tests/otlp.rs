@@ -6,6 +6,7 @@
 #![forbid(unsafe_code)]
 #![expect(clippy::unwrap_used, reason = "all of this crate is a test, its second process included")]
 
+use std::net::SocketAddr;
 use std::process::Command;
 use std::time::Duration;
 
@@ -23,6 +24,7 @@ use service::telemetry::{self, LogFormat, TelemetryConfig};
 use tokio::net::TcpListener;
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::TcpListenerStream;
+use tonic::transport::{Identity, Server, ServerTlsConfig};
 use tonic::{Request, Response, Status};
 
 /// Set in the second process.
@@ -53,12 +55,20 @@ impl TraceService for Collector {
 
 /// Starts a collector; gives its URL and what it receives.
 async fn collector(lifetime: &Lifetime) -> (String, mpsc::Receiver<ResourceSpans>) {
+    let (address, received) = collector_of(lifetime, Server::builder()).await;
+    (format!("http://{address}"), received)
+}
+
+async fn collector_of(
+    lifetime: &Lifetime,
+    mut server: Server,
+) -> (SocketAddr, mpsc::Receiver<ResourceSpans>) {
     let (sender, received) = mpsc::channel(64);
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let url = format!("http://{}", listener.local_addr().unwrap());
-    let server = tonic::transport::Server::builder().add_service(TraceServiceServer::new(Collector(sender)));
+    let address = listener.local_addr().unwrap();
+    let server = server.add_service(TraceServiceServer::new(Collector(sender)));
     lifetime.spawn("collector", server.serve_with_incoming(TcpListenerStream::new(listener)));
-    (url, received)
+    (address, received)
 }
 
 /// Runs this test again as a process of its own, with these `OTEL_*` variables and no others.
@@ -147,6 +157,31 @@ async fn the_environment_names_the_service_and_may_sample_nothing() {
     // The process that sampled nothing came first and sent nothing.
     let spans = tokio::time::timeout(AMPLE, received.recv()).await.expect("a batch of spans").unwrap();
     assert_eq!(attribute(&spans, "service.name"), "named-outside");
+    assert!(received.try_recv().is_err());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_collector_at_https_is_trusted_for_the_certificate_that_the_environment_names() {
+    if env_var(RUN_AGAIN).is_some() {
+        return record_a_span().await;
+    }
+    let rcgen::CertifiedKey { cert, signing_key } =
+        rcgen::generate_simple_self_signed(["127.0.0.1".to_owned()]).unwrap();
+    let identity = Identity::from_pem(cert.pem(), signing_key.serialize_pem());
+    let server = Server::builder().tls_config(ServerTlsConfig::new().identity(identity)).unwrap();
+    let lifetime = Lifetime::new();
+    let (address, mut received) = collector_of(&lifetime, server).await;
+    let (url, dir) = (format!("https://{address}"), tempfile::tempdir().unwrap());
+    let certificate = dir.path().join("cert.pem");
+    std::fs::write(&certificate, cert.pem()).unwrap();
+    let trusting = ("OTEL_EXPORTER_OTLP_CERTIFICATE", certificate.to_str().unwrap());
+
+    let test = "a_collector_at_https_is_trusted_for_the_certificate_that_the_environment_names";
+    run_again(test, &[(ENDPOINT, &url), ("OTEL_SERVICE_NAME", "trusts-the-systems-authorities")]).await;
+    run_again(test, &[(ENDPOINT, &url), trusting, ("OTEL_SERVICE_NAME", "trusts-this-one")]).await;
+    // The process that did not trust the collector came first and sent nothing.
+    let spans = tokio::time::timeout(AMPLE, received.recv()).await.expect("a batch of spans").unwrap();
+    assert_eq!(attribute(&spans, "service.name"), "trusts-this-one");
     assert!(received.try_recv().is_err());
 }
 

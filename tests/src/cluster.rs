@@ -65,7 +65,7 @@ impl Cluster {
         let mut config = router_config()?;
         change(&mut config);
         let (lifetime, health) = (Lifetime::new(), Health::new());
-        let discovery = discovery::open(&DiscoveryUri::Memory, &lifetime).await?;
+        let discovery = discovery::open(&DiscoveryUri::Memory.into(), &lifetime).await?;
         let router =
             router::serve::serve_with(config, Arc::clone(&discovery), lifetime.clone(), health.clone())
                 .await?;
@@ -165,7 +165,7 @@ impl Cluster {
     ) -> anyhow::Result<(RunningWorker, Arc<Tally>)> {
         let lifetime = self.lifetime.child();
         // The worker announces itself where nobody listens; the wire is announced instead.
-        let nowhere = discovery::open(&DiscoveryUri::Memory, &lifetime).await?;
+        let nowhere = discovery::open(&DiscoveryUri::Memory.into(), &lifetime).await?;
         let (worker, listen) =
             start_worker((kind, |_: &mut WorkerConfig| ()), nowhere.as_ref(), lifetime.clone()).await?;
         let wire = FaultyWire::connect(&format!("http://{listen}"), faults, lifetime.clone()).await?;
@@ -245,7 +245,7 @@ pub async fn start_synthetic(
     synthetic: SyntheticConfig,
     lifetime: Lifetime,
 ) -> anyhow::Result<SocketAddr> {
-    let nowhere = discovery::open(&DiscoveryUri::Memory, &lifetime).await?;
+    let nowhere = discovery::open(&DiscoveryUri::Memory.into(), &lifetime).await?;
     let change = |config: &mut WorkerConfig| config.synthetic = Some(synthetic);
     Ok(start_worker((kind, change), nowhere.as_ref(), lifetime).await?.1)
 }

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 use service::config::Faults;
-use service::tls::ClientTls;
+use service::tls::{ClientFiles, ClientTls};
 
 /// Flags of TLS towards workers.
 #[derive(Debug, Clone, Default, clap::Args, Serialize)]
@@ -31,14 +31,7 @@ pub struct RawWorkerTls {
 impl RawWorkerTls {
     /// What to speak with workers; `None` without authority, and where there was a fault.
     pub fn validate(&self, faults: &mut Faults) -> Option<ClientTls> {
-        let identity = self.worker_cert.as_deref().zip(self.worker_key.as_deref());
-        faults.check("worker_cert", self.worker_cert.is_some() == self.worker_key.is_some(), || {
-            "--worker-cert FILE and --worker-key FILE need each other".to_owned()
-        });
-        faults.check("worker_cert", self.worker_cert.is_none() || self.worker_ca.is_some(), || {
-            "needs --worker-ca FILE beside it".to_owned()
-        });
-        let ca = self.worker_ca.as_deref()?;
-        ClientTls::read(ca, identity).map_err(|error| faults.add("worker_ca", error)).ok()
+        let [ca, cert, key] = [&self.worker_ca, &self.worker_cert, &self.worker_key].map(Option::as_deref);
+        ClientFiles { name: "worker", ca, cert, key }.validate(faults)
     }
 }

@@ -24,10 +24,26 @@ pub use registration::Registration;
 pub use uri::{BadUri, DiscoveryUri};
 
 use crate::shutdown::Lifetime;
+use crate::tls::ClientTls;
 use crate::toml_file::TomlFault;
 
 /// The workers known at one moment, by id.
 pub type Members = Arc<BTreeMap<String, Member>>;
+
+/// Which source of membership to open, and how to speak with it.
+#[derive(Debug, Clone)]
+pub struct Source {
+    /// Which.
+    pub uri: DiscoveryUri,
+    /// For etcd: speak TLS, and trust and show this.
+    pub tls: Option<ClientTls>,
+}
+
+impl From<DiscoveryUri> for Source {
+    fn from(uri: DiscoveryUri) -> Self {
+        Self { uri, tls: None }
+    }
+}
 
 /// A source of membership.
 #[async_trait]
@@ -69,19 +85,20 @@ pub enum DiscoveryError {
     },
 }
 
-/// Opens the source that `uri` names. Its tasks run under `lifetime`.
+/// Opens `source`. Its tasks run under `lifetime`.
 ///
 /// Each call with `memory` makes a membership of its own: open it once and share it. A static file must be readable
 /// and right at this moment; an etcd may be away.
-pub async fn open(uri: &DiscoveryUri, lifetime: &Lifetime) -> Result<Arc<dyn Discovery>, DiscoveryError> {
-    match uri {
+pub async fn open(source: &Source, lifetime: &Lifetime) -> Result<Arc<dyn Discovery>, DiscoveryError> {
+    match &source.uri {
         DiscoveryUri::Memory => Ok(Arc::new(memory::Memory::new())),
         DiscoveryUri::Static(path) => {
             let list = static_file::StaticFile::open(path.clone(), static_file::POLL_EVERY, lifetime).await?;
             Ok(Arc::new(list))
         }
         DiscoveryUri::Etcd { endpoints, prefix } => {
-            Ok(Arc::new(etcd::Etcd::new(endpoints.clone(), prefix, lifetime)))
+            let cluster = etcd::Cluster::new(endpoints.clone(), prefix, source.tls.clone());
+            Ok(Arc::new(etcd::Etcd::new(cluster, lifetime)))
         }
     }
 }

@@ -22,6 +22,8 @@ use tracing_subscriber::layer::SubscriberExt as _;
 use tracing_subscriber::util::SubscriberInitExt as _;
 use tracing_subscriber::{Layer, Registry};
 
+use crate::tls::TlsError;
+
 pub use propagation::{inject_headers, inject_metadata, set_parent, set_parent_from_headers};
 pub use propagation::{set_parent_from_metadata, traceparent_of};
 
@@ -71,6 +73,11 @@ pub enum TelemetryError {
         /// What it asks for.
         value: String,
     },
+    /// A certificate or key that a variable names is of no use.
+    #[error(
+        "cannot use a file that OTEL_EXPORTER_OTLP_CERTIFICATE, _CLIENT_CERTIFICATE or _CLIENT_KEY names: {0}"
+    )]
+    Tls(#[from] TlsError),
     /// This process has a subscriber already.
     #[error("telemetry is set up once in a process, by its main: {0}")]
     AlreadySetUp(#[from] tracing_subscriber::util::TryInitError),

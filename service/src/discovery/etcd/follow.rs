@@ -18,7 +18,8 @@ use super::{Cluster, Fault, Member, Members, within_timeout};
 pub(super) async fn keep_following(cluster: &Cluster, members: &watch::Sender<Members>) {
     let mut backoff = Backoff::new("watching");
     loop {
-        let Err(fault) = follow_once(cluster, members, &mut backoff).await;
+        // Boxed for its size: the client's calls are large futures.
+        let Err(fault) = Box::pin(follow_once(cluster, members, &mut backoff)).await;
         backoff.failed(&fault).await;
     }
 }
@@ -65,7 +66,10 @@ fn reason(response: &WatchResponse) -> String {
 
 impl Cluster {
     /// All members, and the revision of etcd's state that they are from.
-    async fn read_all(&self, client: &mut Client) -> Result<(i64, BTreeMap<String, Member>), Fault> {
+    pub(super) async fn read_all(
+        &self,
+        client: &mut Client,
+    ) -> Result<(i64, BTreeMap<String, Member>), Fault> {
         let everything = GetOptions::new().with_prefix();
         let snapshot = within_timeout(client.get(self.workers.as_str(), Some(everything))).await?;
         let revision = snapshot.header().map_or(0, ResponseHeader::revision);

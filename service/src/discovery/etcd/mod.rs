@@ -20,6 +20,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::{Discovery, DiscoveryError, Member, Members, Registration};
 use crate::shutdown::Lifetime;
+use crate::tls::ClientTls;
 
 /// How long a worker that died stays listed.
 const LEASE_TTL: Duration = Duration::from_secs(6);
@@ -35,8 +36,9 @@ const PING_EVERY: Duration = Duration::from_secs(3);
 
 /// The etcd cluster and the part of its keys that is ours.
 #[derive(Debug)]
-struct Cluster {
+pub(super) struct Cluster {
     endpoints: Vec<String>,
+    tls: Option<ClientTls>,
     /// `PREFIX/workers/`.
     workers: String,
 }
@@ -65,8 +67,7 @@ pub(super) struct Etcd {
 }
 
 impl Etcd {
-    pub(super) fn new(endpoints: Vec<String>, prefix: &str, lifetime: &Lifetime) -> Self {
-        let cluster = Cluster { endpoints, workers: format!("{prefix}/workers/") };
+    pub(super) fn new(cluster: Cluster, lifetime: &Lifetime) -> Self {
         Self { cluster: Arc::new(cluster), lifetime: lifetime.clone(), members: Mutex::default() }
     }
 
@@ -115,13 +116,20 @@ impl Discovery for Etcd {
 }
 
 impl Cluster {
+    pub(super) fn new(endpoints: Vec<String>, prefix: &str, tls: Option<ClientTls>) -> Self {
+        Self { endpoints, tls, workers: format!("{prefix}/workers/") }
+    }
+
     /// A fresh connection; it is established by the first call over it.
     async fn connect(&self) -> Result<Client, Fault> {
-        let options = ConnectOptions::new()
+        let mut options = ConnectOptions::new()
             .with_connect_timeout(CALL_TIMEOUT)
             .with_keep_alive(PING_EVERY, CALL_TIMEOUT)
             .with_keep_alive_while_idle(true)
             .with_require_leader(true);
+        if let Some(tls) = &self.tls {
+            options = options.with_tls(tls.config());
+        }
         within_timeout(Client::connect(&self.endpoints, Some(options))).await
     }
 

@@ -12,8 +12,9 @@ use tokio::sync::watch;
 use self::server::EtcdServer;
 use super::follow::follow_changes;
 use super::{Cluster, Fault, LEASE_TTL};
-use crate::discovery::{Discovery, DiscoveryUri, Member, Members, TARGET, open};
+use crate::discovery::{Discovery, DiscoveryUri, Member, Members, Source, TARGET, open};
 use crate::shutdown::{Lifetime, Outcome};
+use crate::tls::{ClientTls, tests::Files};
 
 /// How long a test waits for what must happen; only a failing test waits this long.
 const AMPLE: Duration = Duration::from_secs(25);
@@ -26,9 +27,13 @@ struct Process {
 
 impl Process {
     async fn start(server: &EtcdServer) -> Self {
+        Self::start_with(server, server.tls()).await
+    }
+
+    async fn start_with(server: &EtcdServer, tls: Option<ClientTls>) -> Self {
         let lifetime = Lifetime::new();
         let uri: DiscoveryUri = server.uri("team/outrider").parse().unwrap();
-        Self { discovery: open(&uri, &lifetime).await.unwrap(), lifetime }
+        Self { discovery: open(&Source { uri, tls }, &lifetime).await.unwrap(), lifetime }
     }
 
     async fn members(&self) -> watch::Receiver<Members> {
@@ -93,6 +98,34 @@ async fn two_routers_see_workers_come_and_go() {
     see(&mut late, &[]).await;
 }
 
+/// An etcd that asks for certificates: whoever shows one that its authority signed sees the workers, nobody else does.
+#[tokio::test]
+async fn over_tls_only_who_shows_a_certificate_is_answered() {
+    let server = EtcdServer::start_over_tls().await;
+    let known = Process::start(&server).await;
+    let (_registration, mut members) =
+        (known.discovery.register(worker("a")).await.unwrap(), known.members().await);
+    see(&mut members, &["a"]).await;
+
+    let others = Files::new();
+    let (ca, other_ca) = (server.files().path("ca.pem"), others.path("ca.pem"));
+    let (cert, key) = (others.path("cert.pem"), others.path("key.pem"));
+    let strangers = [
+        ("speaks no TLS", None),
+        ("shows nothing", Some(ClientTls::read(&ca, None))),
+        ("shows what another authority signed", Some(ClientTls::read(&ca, Some((&cert, &key))))),
+        ("trusts another authority", Some(ClientTls::read(&other_ca, Some((&cert, &key))))),
+    ];
+    for (who, tls) in strangers {
+        let cluster = server.cluster(tls.map(Result::unwrap));
+        let answered = Box::pin(async { cluster.read_all(&mut cluster.connect().await?).await });
+        assert!(answered.await.is_err(), "etcd answered one who {who}");
+    }
+    let cluster = server.cluster(server.tls());
+    let (_, present) = cluster.read_all(&mut cluster.connect().await.unwrap()).await.unwrap();
+    assert_eq!(present.into_keys().collect::<Vec<_>>(), ["a"]);
+}
+
 #[tokio::test]
 async fn the_end_of_a_process_takes_its_workers_off_the_list() {
     let server = EtcdServer::start_new().await;
@@ -114,7 +147,7 @@ async fn a_worker_that_dies_without_a_word_goes_with_its_lease() {
     let doomed = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
     let uri: DiscoveryUri = server.uri("team/outrider").parse().unwrap();
     let registration = doomed.spawn(async move {
-        let discovery = open(&uri, &Lifetime::new()).await.unwrap();
+        let discovery = open(&uri.into(), &Lifetime::new()).await.unwrap();
         discovery.register(worker("doomed")).await.unwrap()
     });
     let registration = registration.await.unwrap();
@@ -232,7 +265,7 @@ async fn a_compacted_revision_ends_the_watch_so_that_all_is_read_anew() {
     client.compact(revision, Some(CompactionOptions::new().with_physical())).await.unwrap();
 
     let endpoint = server.uri("").trim_start_matches("etcd://").trim_end_matches('/').to_owned();
-    let cluster = Cluster { endpoints: vec![endpoint], workers: "team/outrider/workers/".to_owned() };
+    let cluster = Cluster::new(vec![endpoint], "team/outrider", None);
     let from_the_start = cluster.changes_from(&mut client, 1).await.unwrap();
     let Err(fault) =
         follow_changes(&cluster, from_the_start, BTreeMap::new(), &watch::Sender::default()).await;

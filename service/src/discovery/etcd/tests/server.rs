@@ -6,9 +6,12 @@ use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use etcd_client::Client;
+use etcd_client::{Client, ConnectOptions};
 use nix::sys::signal::Signal;
 use nix::unistd::Pid;
+
+use super::super::Cluster;
+use crate::tls::{ClientTls, tests::Files};
 
 /// How long etcd may take until it answers; it needs well under a second on an idle machine.
 const START_TIMEOUT: Duration = Duration::from_secs(20);
@@ -21,6 +24,8 @@ pub(super) struct EtcdServer {
     client_port: u16,
     peer_port: u16,
     child: Option<Child>,
+    /// Where it speaks TLS, and asks clients for a certificate: an authority, and what it signed.
+    files: Option<Files>,
 }
 
 impl EtcdServer {
@@ -28,12 +33,22 @@ impl EtcdServer {
     pub(super) fn stopped() -> Self {
         let (one, other) = (free_port(), free_port());
         let (client_port, peer_port) = (one.local_addr().unwrap().port(), other.local_addr().unwrap().port());
-        Self { directory: tempfile::tempdir().unwrap(), client_port, peer_port, child: None }
+        Self { directory: tempfile::tempdir().unwrap(), client_port, peer_port, child: None, files: None }
     }
 
     pub(super) async fn start_new() -> Self {
+        Self::start_some(|| None).await
+    }
+
+    /// One whose clients must show a certificate, and which shows one.
+    pub(super) async fn start_over_tls() -> Self {
+        Self::start_some(|| Some(Files::new())).await
+    }
+
+    async fn start_some(files: impl Fn() -> Option<Files>) -> Self {
         for _ in 0..START_ATTEMPTS {
             let mut server = Self::stopped();
+            server.files = files();
             if server.try_start().await {
                 return server;
             }
@@ -51,7 +66,24 @@ impl EtcdServer {
     }
 
     pub(super) async fn client(&self) -> Client {
-        Client::connect([format!("127.0.0.1:{}", self.client_port)], None).await.unwrap()
+        let options = self.tls().map(|tls| ConnectOptions::new().with_tls(tls.config()));
+        Client::connect([format!("127.0.0.1:{}", self.client_port)], options).await.unwrap()
+    }
+
+    pub(super) fn files(&self) -> &Files {
+        self.files.as_ref().expect("a server that speaks TLS")
+    }
+
+    /// What its own clients trust and show.
+    pub(super) fn tls(&self) -> Option<ClientTls> {
+        let files = self.files.as_ref()?;
+        let [ca, cert, key] = ["ca.pem", "cert.pem", "key.pem"].map(|name| files.path(name));
+        Some(ClientTls::read(&ca, Some((&cert, &key))).unwrap())
+    }
+
+    /// A client's side, whatever it trusts and shows.
+    pub(super) fn cluster(&self, tls: Option<ClientTls>) -> Cluster {
+        Cluster::new(vec![format!("127.0.0.1:{}", self.client_port)], "team/outrider", tls)
     }
 
     /// Ends the server as a crash does.
@@ -93,10 +125,20 @@ impl EtcdServer {
     }
 
     fn spawn(&self) -> Child {
-        let client_url = format!("http://127.0.0.1:{}", self.client_port);
+        let scheme = if self.files.is_some() { "https" } else { "http" };
+        let client_url = format!("{scheme}://127.0.0.1:{}", self.client_port);
         let peer_url = format!("http://127.0.0.1:{}", self.peer_port);
         let log = File::options().create(true).append(true).open(self.log_path()).unwrap();
-        Command::new("etcd")
+        let mut command = Command::new("etcd");
+        if let Some(files) = &self.files {
+            command.arg("--client-cert-auth");
+            for (flag, name) in
+                [("--trusted-ca-file", "ca.pem"), ("--cert-file", "cert.pem"), ("--key-file", "key.pem")]
+            {
+                command.arg(flag).arg(files.path(name));
+            }
+        }
+        command
             .arg("--data-dir")
             .arg(self.directory.path().join("data"))
             .args(["--name", "test", "--logger", "zap", "--log-level", "warn"])
