@@ -125,7 +125,7 @@ __device__ __forceinline__ void sort(u64 (&ranks)[CANDIDATES]) {
 
 // logits [*, stride] f32, of whose rows the first `vocab` numbers count; filters [rows] -> undecided [rows]: 1 where the row was
 // left as it is. Rows from which nothing can be drawn are left to `draw`. Grid (rows), 256 threads.
-extern "C" __global__ void __launch_bounds__(256)
+extern "C" __global__ void __launch_bounds__(256, 2)
     keep(float* logits, const FilterRow* filters, u32* undecided, u32 vocab, u32 stride) {
   __shared__ u64 ranks[CANDIDATES];
   __shared__ double weights[CANDIDATES];
