@@ -1,6 +1,6 @@
 # Every verb is one line over cargo or a script. `make` alone prints them.
 .DEFAULT_GOAL := help
-.PHONY: help deps up test check fmt fuzz sanitize arm-check docs measure measure-lanes measure-lanes-cluster measure-plan measure-router kernels-check gpu-check clean
+.PHONY: help deps up test check fmt fuzz sanitize arm-check docs measure measure-lanes measure-lanes-cluster measure-plan measure-router kernels-check gpu-check gpu-check-dry gpu-bundle clean
 
 help: ## print the verbs
 	@awk -F ': .*## ' '/^[a-z-]+:.*## / { printf "  make %-21s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -63,9 +63,17 @@ kernels-check: ## every CUDA kernel compiled for every architecture that is serv
 	@cargo build --locked --workspace --example kernels_check
 	@LD_LIBRARY_PATH="$$(deploy/nvrtc.sh):$$LD_LIBRARY_PATH" "$${CARGO_TARGET_DIR:-target}/debug/examples/kernels_check"
 
-gpu-check: ## on a machine with a GPU: every CUDA kernel against its naive twin, whole models against the CPU engine, timings (ARGS="DEVICE MODELS CONFIG")
+gpu-check: ## on a machine with a GPU: every CUDA kernel against its naive twin, whole models against the CPU engine, timings (ARGS="--out FILE kernels models ..")
 	@cargo build --locked --package outrider-engine --example gpu_check
 	@"$${CARGO_TARGET_DIR:-target}/debug/examples/gpu_check" $(ARGS)
+
+gpu-check-dry: ## the same program at small sizes over a driver that is the host; its times are of no meaning
+	@cargo build --locked --package outrider-engine --example kernels_check --example gpu_check
+	@LD_LIBRARY_PATH="$$("$${CARGO_TARGET_DIR:-target}/debug/examples/kernels_check" --host-driver):$$(deploy/nvrtc.sh):$$LD_LIBRARY_PATH" \
+	  "$${CARGO_TARGET_DIR:-target}/debug/examples/gpu_check" --dry $(ARGS)
+
+gpu-bundle: ## what a machine with a GPU needs for gpu-check, in one folder: program, kernels as machine code, models (ARGS=DIR)
+	@deploy/gpu-bundle.sh $(ARGS)
 
 docs: ## the API documentation, private items too, in target/doc
 	RUSTDOCFLAGS="--deny warnings --allow rustdoc::private-intra-doc-links" cargo doc --locked --workspace --no-deps --document-private-items

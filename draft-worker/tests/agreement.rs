@@ -9,6 +9,7 @@ use std::time::Instant;
 use clap::Parser;
 use draft_worker::config::{Flags, RawDraft};
 use draft_worker::propose::Propose;
+use engine::cuda::host_driver::HostDriver;
 use speculation::holding::{Admission, Holding};
 use speculation::prefix::Prefix;
 use speculation::{ReplyBody, Role, SamplingParams, SequenceId, SequenceSpec, Step, TokenId, Work};
@@ -19,9 +20,10 @@ use worker::table::{RouterId, SequenceKey};
 
 const PROMPT: [TokenId; 5] = [11, 245, 803, 17, 300];
 
-fn method() -> ModelMethod<Propose> {
+fn method(more: &[&str]) -> ModelMethod<Propose> {
     let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/demo/draft");
-    let flags = Flags::parse_from(["outrider-draft-worker", "--model", &model.to_string_lossy()]);
+    let flags = ["outrider-draft-worker", "--model", &model.to_string_lossy()];
+    let flags = Flags::parse_from(flags.iter().chain(more));
     let config =
         service::config::load::<RawDraft>(&flags, None, "OUTRIDER_NOWHERE_").expect("the flags suffice");
     worker::serve::load(&config.worker, Role::Draft, Propose).expect("the bundled draft loads").method
@@ -64,55 +66,78 @@ fn step(
     answers
 }
 
+/// Feeds a sequence of the worker's own guesses, but for every third id, and checks every bit: half of them are to be set, more or
+/// less. Returns the ids and all that was said of them.
+fn check(
+    method: &mut ModelMethod<Propose>,
+    sampling: &SamplingParams,
+    num_ids: usize,
+) -> (Vec<TokenId>, Vec<Vec<bool>>) {
+    let spec = SequenceSpec {
+        seed: 7,
+        prompt_len: PROMPT.len() as u32,
+        max_len: 100,
+        sampling: sampling.clone(),
+        ..SequenceSpec::default()
+    };
+    let mut ids = PROMPT.to_vec();
+    let mut guessed = Vec::new();
+    for at in 0..num_ids {
+        let propose = [(ids.len(), Work::Propose { num_draft_tokens: 1 })];
+        let answers = step(method, &spec, &ids, &propose);
+        let ReplyBody::Proposal(proposal) = &answers[0].0 else { panic!("{answers:?}") };
+        let guess = proposal.draft.token_ids[0];
+        guessed.push(guess);
+        ids.push(if at % 3 == 2 { (guess + 1) % 1_000 } else { guess });
+    }
+    let prompt = PROMPT.len();
+    let expected: Vec<bool> = guessed.iter().zip(&ids[prompt..]).map(|(guess, id)| guess == id).collect();
+    let feeds = [(prompt, Work::Feed), (prompt + 10, Work::Feed), (ids.len(), Work::Feed)];
+    let fed = step(method, &spec, &ids, &feeds);
+    assert!(fed[0].1.is_empty(), "a prompt is nobody's draw");
+    // Of the first id of a context, what would have been drawn there is forgotten.
+    assert_eq!(fed[1].1, expected[1..10]);
+    assert_eq!(fed[2].1, expected[11..]);
+    assert!(expected.contains(&true) && expected.contains(&false));
+    // A proposal tells the same of its context, and guesses what it would have guessed without telling.
+    let work = Work::Propose { num_draft_tokens: 2 };
+    let told = step(method, &spec, &ids, &[(prompt + 10, Work::Feed), (ids.len(), work.clone())]);
+    assert_eq!(told[1].1, expected[11..]);
+    assert_eq!(told[1].0, step(method, &spec, &ids, &[(ids.len(), work)])[0].0);
+    (ids, told.into_iter().map(|(_, agreed)| agreed).collect())
+}
+
 #[test]
 fn each_bit_is_the_guess_that_a_proposal_would_have_begun_with() {
-    let mut method = method();
+    let mut method = method(&[]);
     for temperature in [0.0, 1.0] {
-        let sampling = SamplingParams { temperature, ..SamplingParams::default() };
-        let spec = SequenceSpec {
-            seed: 7,
-            prompt_len: PROMPT.len() as u32,
-            max_len: 100,
-            sampling,
-            ..SequenceSpec::default()
-        };
-        // Its own guesses, but for every third id: half of the bits are to be set, more or less.
-        let mut ids = PROMPT.to_vec();
-        let mut guessed = Vec::new();
-        for at in 0..24 {
-            let propose = [(ids.len(), Work::Propose { num_draft_tokens: 1 })];
-            let answers = step(&mut method, &spec, &ids, &propose);
-            let ReplyBody::Proposal(proposal) = &answers[0].0 else { panic!("{answers:?}") };
-            guessed.push(proposal.draft.token_ids[0]);
-            ids.push(if at % 3 == 2 {
-                (proposal.draft.token_ids[0] + 1) % 1_000
-            } else {
-                proposal.draft.token_ids[0]
-            });
-        }
-        let prompt = PROMPT.len();
-        let expected: Vec<bool> = guessed.iter().zip(&ids[prompt..]).map(|(guess, id)| guess == id).collect();
-        let fed = step(
-            &mut method,
-            &spec,
-            &ids,
-            &[(prompt, Work::Feed), (prompt + 10, Work::Feed), (ids.len(), Work::Feed)],
-        );
-        assert!(fed[0].1.is_empty(), "a prompt is nobody's draw");
-        // Of the first id of a context, what would have been drawn there is forgotten.
-        assert_eq!(fed[1].1, expected[1..10]);
-        assert_eq!(fed[2].1, expected[11..]);
-        assert!(expected.contains(&true) && expected.contains(&false));
-        // A proposal tells the same of its context.
-        let work = Work::Propose { num_draft_tokens: 2 };
-        let answers = step(&mut method, &spec, &ids, &[(prompt + 10, Work::Feed), (ids.len(), work)]);
-        assert_eq!(answers[1].1, expected[11..]);
+        check(&mut method, &SamplingParams { temperature, ..SamplingParams::default() }, 24);
+    }
+}
+
+/// The same where the worker's GPU draws, the context's rows as well as the guesses: without filters and with them.
+#[test]
+fn a_worker_that_draws_on_its_device_says_what_the_cpus_says() {
+    let name = "a_worker_that_draws_on_its_device_says_what_the_cpus_says";
+    let Some(driver) = HostDriver::for_test(name) else { return };
+    let kernels = driver.kernels.to_string_lossy();
+    let device = ["--device", "cuda:0", "--cuda-kernels", &kernels, "--kv-memory", "4MiB"];
+    let mut on_device = method(&[&device[..], &["--profile-steps", "false"]].concat());
+    let mut on_cpu = method(&["--weights", "bf16"]);
+    let plain = SamplingParams::default();
+    for sampling in [
+        SamplingParams { temperature: 0.0, ..plain.clone() },
+        SamplingParams { min_tokens: 40, logit_bias: vec![(700, 2.0)], ..plain.clone() },
+        SamplingParams { top_p: 0.9, ..plain },
+    ] {
+        let found = check(&mut on_device, &sampling, 14);
+        assert_eq!(found, check(&mut on_cpu, &sampling, 14), "{sampling:?}");
     }
 }
 
 #[test]
 fn nothing_is_said_where_draws_depend_on_what_was_drawn() {
-    let mut method = method();
+    let mut method = method(&[]);
     let sampling = SamplingParams { presence_penalty: 0.5, ..SamplingParams::default() };
     let spec = SequenceSpec { prompt_len: 5, max_len: 100, sampling, ..SequenceSpec::default() };
     let ids: Vec<TokenId> = PROMPT.into_iter().cycle().take(20).collect();

@@ -1,70 +1,218 @@
-//! `make gpu-check`: on a machine with a GPU, every kernel against its naive twin, whole models against the CPU
-//! engine, and what things take. Without a GPU it says so in one line and fails.
+//! `make gpu-check`: on a machine with a GPU, whether all is right and what things take (`engine::cuda::gpu_check`). Without a
+//! GPU it says so in one line and fails.
 //!
-//!     gpu_check [DEVICE [MODELS [CONFIG]]]
+//!     gpu_check [--device N] [--kernels DIR] [--models DIR] [--minutes M] [--out FILE] [--dry] [SECTION ..]
 //!
-//! DEVICE is the driver's number [0], MODELS a directory of checkpoints [models/demo: draft and target], CONFIG a
-//! config.json whose model is decoded with random weights [none].
+//! N is the driver's number [0]; `--kernels` a folder of compiled kernels [compiled here, which needs NVRTC]; `--models` holds
+//! `draft` and `target` [models/demo]; after M minutes no section is begun, and the one under way is stopped [9]; the
+//! report is appended to FILE besides, as it comes; `--dry` takes sizes for a host that plays the device, with the draft for both models.
+//!
+//! Each section is a process of its own, so that one which crashes, hangs, or ruins its device takes no other with it.
 
-use std::path::Path;
+use std::fs::File;
+use std::io::{BufRead, BufReader, Write};
+use std::path::PathBuf;
+use std::process::{Child, Command, ExitCode, Stdio};
+use std::sync::mpsc::{RecvTimeoutError, sync_channel};
+use std::time::{Duration, Instant};
 
-use engine::cuda::{CudaDevice, gpu_check};
+use engine::cuda::gpu_check::{Report, Section, Target};
 
-fn main() -> std::process::ExitCode {
+/// Lines of a section that wait to be written.
+const WAITING_LINES: usize = 64;
+const SECOND: Duration = Duration::from_secs(1);
+/// How a section that runs here, not as a process, is asked for.
+const INSIDE: &str = "--inside";
+
+struct Options {
+    target: Target,
+    sections: Vec<Section>,
+    time: Duration,
+    out: Option<PathBuf>,
+    inside: bool,
+}
+
+fn main() -> ExitCode {
     let args: Vec<String> = std::env::args().skip(1).collect();
-    match run(&args) {
-        Ok(0) => std::process::ExitCode::SUCCESS,
-        Ok(failed) => fail(&format!("{failed} cases differ from their twins")),
+    let done = match Options::parse(&args) {
+        Ok(options) if options.inside => inside(&options),
+        Ok(options) => outside(&options, &args),
+        Err(error) => Err(error),
+    };
+    match done {
+        Ok(()) => ExitCode::SUCCESS,
         Err(error) => fail(&error),
     }
 }
 
 #[expect(clippy::print_stderr, reason = "the one line that says why")]
-fn fail(reason: &str) -> std::process::ExitCode {
+fn fail(reason: &str) -> ExitCode {
     eprintln!("gpu-check: {reason}");
-    std::process::ExitCode::FAILURE
+    ExitCode::FAILURE
 }
 
-/// How many cases failed.
-#[expect(clippy::print_stdout, reason = "a report for people")]
-fn run(args: &[String]) -> Result<usize, String> {
-    let number = args.first().map_or("0", String::as_str);
-    let ordinal = number.parse().map_err(|_| format!("`{number}` is no device number"))?;
-    let mut device = CudaDevice::open(ordinal).map_err(says)?;
-    let facts = device.facts().map_err(says)?;
-    let (free, total) = (facts.free_bytes, facts.total_bytes);
-    println!("cuda:{ordinal} {} {}, {free} of {total} bytes free\n", facts.name, facts.arch);
+impl Options {
+    fn parse(args: &[String]) -> Result<Self, String> {
+        let models = PathBuf::from("models/demo");
+        let target = Target { ordinal: 0, kernels: None, pair: (models.clone(), models), is_dry: false };
+        let time = 9 * 60 * SECOND;
+        let mut options = Self { target, sections: Vec::new(), time, out: None, inside: false };
+        let mut args = args.iter();
+        while let Some(arg) = args.next() {
+            let mut value = || args.next().ok_or(format!("{arg} wants a value"));
+            match arg.as_str() {
+                "--device" => {
+                    options.target.ordinal =
+                        value()?.parse().map_err(|error| format!("--device: {error}"))?;
+                }
+                "--minutes" => {
+                    let minutes: u32 = value()?.parse().map_err(|error| format!("--minutes: {error}"))?;
+                    options.time = minutes * 60 * SECOND;
+                }
+                "--kernels" => options.target.kernels = Some(value()?.into()),
+                "--models" => options.target.pair = (value()?.into(), PathBuf::new()),
+                "--out" => options.out = Some(value()?.into()),
+                "--dry" => options.target.is_dry = true,
+                INSIDE => options.inside = true,
+                name => options.sections.push(
+                    Section::named(name)
+                        .ok_or_else(|| format!("there is no section `{name}`, {}", names()))?,
+                ),
+            }
+        }
+        let models = options.target.pair.0.clone();
+        let judge = if options.target.is_dry { "draft" } else { "target" };
+        options.target.pair = (models.join("draft"), models.join(judge));
+        if options.sections.is_empty() {
+            options.sections = Section::ALL.to_vec();
+        }
+        Ok(options)
+    }
+}
 
-    let parity = gpu_check::parity(&mut device).map_err(says)?;
-    let mut failed = parity.failed;
-    parity.lines.iter().for_each(|line| println!("{line}"));
+fn names() -> String {
+    let names: Vec<&str> = Section::ALL.into_iter().map(Section::name).collect();
+    format!("expected some of {}", names.join(", "))
+}
 
-    let models = Path::new(args.get(1).map_or("models/demo", String::as_str));
-    for model in ["draft", "target"] {
-        let parity = gpu_check::logits(ordinal, &models.join(model)).map_err(says)?;
-        failed += parity.failed;
-        parity.lines.iter().for_each(|line| println!("{line}"));
+/// Runs one section here. Lines go out as they come.
+#[expect(clippy::print_stdout, reason = "whoever began this process reads them")]
+fn inside(options: &Options) -> Result<(), String> {
+    let mut say = |line: &str| println!("{line}");
+    let mut report = Report::new(&mut say);
+    for section in &options.sections {
+        section.run(&options.target, &mut report).map_err(|error| error.to_string())?;
+    }
+    match report.failed {
+        0 => Ok(()),
+        failed => Err(format!("{failed} cases differ")),
+    }
+}
+
+/// Runs every section as a process, and keeps the report.
+fn outside(options: &Options, args: &[String]) -> Result<(), String> {
+    let began = Instant::now();
+    let mut paper = Paper::begin(options, args)?;
+    let mut failed = Vec::new();
+    for &section in &options.sections {
+        let name = section.name();
+        let left = options.time.saturating_sub(began.elapsed());
+        paper.line(&format!("\n## {name}"))?;
+        if left.is_zero() {
+            paper.line(&format!("NOT RUN {name}: {:?} are over", options.time))?;
+            failed.push(name);
+            continue;
+        }
+        let start = Instant::now();
+        let ended = run_section(options, section, left, &mut paper)?;
+        let took = start.elapsed().as_secs_f64();
+        match ended {
+            None => paper.line(&format!("[{name}: good, {took:.1} s]"))?,
+            Some(reason) => {
+                paper.line(&format!("[{name}: FAILED, {reason}, {took:.1} s]"))?;
+                failed.push(name);
+            }
+        }
+    }
+    let verdict =
+        if failed.is_empty() { "all good".to_owned() } else { format!("not good: {}", failed.join(", ")) };
+    paper.line(&format!("\n{verdict}; {:.0} s in all", began.elapsed().as_secs_f64()))?;
+    if failed.is_empty() { Ok(()) } else { Err(verdict) }
+}
+
+/// A section as a process, for so long at most: what was wrong, if anything was.
+fn run_section(
+    options: &Options,
+    section: Section,
+    left: Duration,
+    paper: &mut Paper,
+) -> Result<Option<String>, String> {
+    let Target { ordinal, kernels, pair, is_dry } = &options.target;
+    let this = std::env::current_exe().map_err(says)?;
+    let models = pair.0.parent().unwrap_or(&pair.0);
+    let mut command = Command::new(this);
+    command.args([INSIDE, section.name(), "--device", &ordinal.to_string(), "--models"]).arg(models);
+    if let Some(dir) = kernels {
+        command.arg("--kernels").arg(dir);
+    }
+    if *is_dry {
+        command.arg("--dry");
+    }
+    let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().map_err(says)?;
+    let (sender, lines) = sync_channel::<String>(WAITING_LINES);
+    let streams: [Option<Box<dyn std::io::Read + Send>>; 2] =
+        [child.stdout.take().map(|s| Box::new(s) as _), child.stderr.take().map(|s| Box::new(s) as _)];
+    for stream in streams.into_iter().flatten() {
+        let sender = sender.clone();
+        std::thread::spawn(move || {
+            BufReader::new(stream).lines().map_while(Result::ok).try_for_each(|line| sender.send(line))
+        });
+    }
+    drop(sender);
+    let deadline = Instant::now() + left;
+    loop {
+        match lines.recv_timeout(SECOND) {
+            Ok(line) => paper.line(&line)?,
+            // Both streams have ended, and so has the process, or it is about to.
+            Err(RecvTimeoutError::Disconnected) => return ended(&mut child),
+            Err(RecvTimeoutError::Timeout) => {}
+        }
+        if Instant::now() > deadline {
+            child.kill().and_then(|()| child.wait()).map_err(says)?;
+            return Ok(Some(format!("stopped: {:?} are over", options.time)));
+        }
+    }
+}
+
+fn ended(child: &mut Child) -> Result<Option<String>, String> {
+    let status = child.wait().map_err(says)?;
+    Ok((!status.success()).then(|| status.to_string()))
+}
+
+/// The report: on the terminal and, where one is named, in a file that is whole after every line.
+struct Paper(Option<File>);
+
+impl Paper {
+    fn begin(options: &Options, args: &[String]) -> Result<Self, String> {
+        let open = |path: &PathBuf| File::options().create(true).append(true).open(path);
+        let file = options.out.as_ref().map(open).transpose().map_err(says)?;
+        let mut paper = Self(file);
+        paper.line("# gpu-check")?;
+        if options.target.is_dry {
+            paper.line("A dry run: sizes are small, and times are the host's and of no meaning.")?;
+        }
+        paper.line(&format!("command: gpu_check {}", args.join(" ")))?;
+        // What the machine says of itself, where it says it.
+        let version = std::fs::read_to_string("/proc/driver/nvidia/version").unwrap_or_default();
+        version.lines().take(1).try_for_each(|line| paper.line(line))?;
+        Ok(paper)
     }
 
-    let parity = gpu_check::graphs(ordinal, &models.join("draft")).map_err(says)?;
-    failed += parity.failed;
-    parity.lines.iter().for_each(|line| println!("{line}"));
-
-    println!();
-    let parity = gpu_check::ranks(ordinal, &models.join("target")).map_err(says)?;
-    failed += parity.failed;
-    parity.lines.iter().for_each(|line| println!("{line}"));
-
-    println!("\n{:<40}{:>12}{:>12}", "weight products", "us", "GB/s");
-    for timing in gpu_check::timings(&mut device).map_err(says)? {
-        println!("{:<40}{:>12.1}{:>12.0}", timing.case, timing.best_us, timing.gb_per_s);
+    #[expect(clippy::print_stdout, reason = "a report for people")]
+    fn line(&mut self, line: &str) -> Result<(), String> {
+        println!("{line}");
+        self.0.as_mut().map_or(Ok(()), |file| writeln!(file, "{line}")).map_err(says)
     }
-    if let Some(config) = args.get(2) {
-        println!("\ndecoding {config}, random weights");
-        let lines = gpu_check::decode(ordinal, Path::new(config)).map_err(says)?;
-        lines.iter().for_each(|line| println!("{line}"));
-    }
-    Ok(failed)
 }
 
 fn says(error: impl std::error::Error) -> String {

@@ -2,11 +2,12 @@
 //! sends nothing else back; every other row comes back as logits and is drawn by its caller, to the same id.
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use speculation::SequenceSpec;
 use speculation::acceptance::{RowDraw, is_drawn_apart};
 
-use crate::cuda::{DrawRow, LogitEdit, edits_of};
+use crate::cuda::{DrawRow, FilterRow, LogitEdit, edits_of};
 use crate::{EngineError, Logits, SequenceRows, TokenId};
 
 /// Asks for the draws of one sequence's rows instead of their logits. The last row predicts what follows `before` and all of
@@ -39,12 +40,23 @@ pub(crate) struct Outputs {
     pub(crate) drawn: Vec<RowDraw>,
 }
 
+/// A row's filters, and whose they are: for a device, and for the host where a device cannot decide.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Filter {
+    pub(crate) row: FilterRow,
+    pub(crate) spec: Arc<SequenceSpec>,
+    /// Where the token that is drawn will stand.
+    pub(crate) position: u32,
+}
+
 /// Rows to draw, of all rows with logits of a call or a pass, ascending; at most one entry a row.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub(crate) struct DrawPlan {
     pub(crate) rows: Vec<DrawRow>,
     /// What happens to their logits first.
     pub(crate) edits: Vec<LogitEdit>,
+    /// What may be drawn then, where not everything may.
+    pub(crate) filters: Vec<Filter>,
     /// Entries of a row that count.
     pub(crate) vocab: usize,
 }
@@ -86,8 +98,13 @@ impl DrawPlan {
         let mut ids = before.to_vec();
         let known = then.len() + 1 - num_rows.min(then.len() + 1);
         ids.extend_from_slice(&then[..known]);
+        let shared = FilterRow::new(0, &spec.sampling).map(|filter| (filter, Arc::new(spec.clone())));
         for i in 0..num_rows {
             let row = (first + i) as u32;
+            if let Some((filter, spec)) = &shared {
+                let (row, position) = (filter.of_row(row), ids.len() as u32);
+                self.filters.push(Filter { row, spec: Arc::clone(spec), position });
+            }
             self.rows.push(DrawRow::new(row, spec, ids.len() as u32));
             self.edits.extend(edits_of(row, spec, &ids, self.vocab)?);
             ids.extend(then.get(known + i));
@@ -101,9 +118,13 @@ impl DrawPlan {
         let first = range.start as u32;
         let rows = self.rows.iter().filter(|draw| is_in(draw.row));
         let edits = self.edits.iter().filter(|edit| is_in(edit.row));
+        let filters = self.filters.iter().filter(|filter| is_in(filter.row.row)).cloned();
         Self {
             rows: rows.map(|draw| draw.of_row(draw.row - first)).collect(),
             edits: edits.map(|edit| LogitEdit { row: edit.row - first, ..*edit }).collect(),
+            filters: filters
+                .map(|filter| Filter { row: filter.row.of_row(filter.row.row - first), ..filter })
+                .collect(),
             vocab: self.vocab,
         }
     }
@@ -150,8 +171,20 @@ mod tests {
         let part = plan.part(3..6);
         assert_eq!(part.rows.iter().map(|draw| draw.row).collect::<Vec<_>>(), [0, 1, 2]);
         assert_eq!(part.edits.len(), 17);
+        assert!(part.filters.is_empty());
         assert!(plan.part(4..5).other_rows(1).is_empty());
         assert_eq!(plan.part(0..3).other_rows(4), [0..2, 3..4]);
+    }
+
+    #[test]
+    fn filters_go_with_their_rows() {
+        let mut spec = SequenceSpec::default();
+        spec.sampling.top_k = 3;
+        let plan = plan([2, 3, 1], [false, true, true], &spec).unwrap().part(3..6);
+        let places: Vec<(u32, u32)> =
+            plan.filters.iter().map(|filter| (filter.row.row, filter.position)).collect();
+        assert_eq!(places, [(0, 5), (1, 6), (2, 6)]);
+        assert!(plan.filters.iter().all(|filter| *filter.spec == spec && filter.row.top_k == 3));
     }
 
     #[test]

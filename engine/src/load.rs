@@ -12,7 +12,7 @@ use crate::kv_cache::KvShape;
 use crate::llama::Llama;
 use crate::model_config::ModelConfig;
 use crate::options::LoadOptions;
-use crate::rank::{LoneRank, Rank, Runner};
+use crate::rank::{LoneRank, Rank, Runner, last_words};
 use crate::rank_group::RankGroup;
 use crate::shard::Shard;
 use crate::weights::{Formats, TensorSource};
@@ -61,7 +61,7 @@ pub(crate) fn load_on_cpu(
 /// Backends with their ends of a collective, in order of rank, and what they are: the class of kernels and of devices.
 type Members<B> = (Vec<(B, Box<dyn Collective<<B as Backend>::Rows>>)>, (&'static str, &'static str));
 
-/// Loads a model onto backends, a rank each, one after another.
+/// Loads a model onto backends, a rank each: side by side where each has memory of its own.
 pub(crate) fn load_ranks<B: Backend + 'static>(
     (members, numerics): Members<B>,
     meeting: &Arc<Meeting>,
@@ -71,10 +71,9 @@ pub(crate) fn load_ranks<B: Backend + 'static>(
 ) -> Result<Loaded, EngineError> {
     let shards = Shard::all(members.len(), &config)?;
     let (mut ranks, mut weight_bytes, mut kv_bytes_per_token) = (Vec::new(), 0, 0);
-    let mut embedding = None;
-    for (shard, (backend, end)) in shards.into_iter().zip(members) {
-        let model = Llama::load(&backend, source, (config.clone(), formats), shard, embedding.take())?;
-        embedding = B::SHARES_TABLES.then(|| model.embedding.clone());
+    let backends: Vec<&B> = members.iter().map(|(backend, _)| backend).collect();
+    let models = load_shards(&backends, &shards, source, (&config, formats))?;
+    for ((shard, model), (backend, end)) in shards.into_iter().zip(models).zip(members) {
         let layout = shard.layout(&config);
         let shape = KvShape {
             num_layers: config.num_layers,
@@ -107,4 +106,39 @@ pub(crate) fn load_ranks<B: Backend + 'static>(
     };
     let kv_memory_bytes = kv_blocks * block_bytes;
     Ok(Loaded { numerics, runner, draws: B::DRAWS, weight_bytes, kv_bytes_per_token, kv_memory_bytes })
+}
+
+/// Each rank's part of a model.
+fn load_shards<B: Backend>(
+    backends: &[&B],
+    shards: &[Shard],
+    source: &dyn TensorSource,
+    (config, formats): (&ModelConfig, Formats),
+) -> Result<Vec<Llama<B>>, EngineError> {
+    let load = |shard: Shard, backend: &B, embedding| {
+        Llama::load(backend, source, (config.clone(), formats), shard, embedding)
+    };
+    let ranks = shards.iter().copied().zip(backends.iter().copied());
+    if B::SHARES_TABLES || backends.len() == 1 {
+        let mut embedding = None;
+        return ranks
+            .map(|(shard, backend)| {
+                let model = load(shard, backend, embedding.take())?;
+                embedding = B::SHARES_TABLES.then(|| model.embedding.clone());
+                Ok(model)
+            })
+            .collect();
+    }
+    std::thread::scope(|scope| {
+        let load = &load;
+        let loading: Vec<_> =
+            ranks.map(|(shard, backend)| scope.spawn(move || load(shard, backend, None))).collect();
+        let loaded = loading.into_iter().enumerate().map(|(rank, loading)| {
+            let lost = |panic: Box<dyn std::any::Any + Send>| {
+                Err(EngineError::RankLost { rank, reason: last_words(panic.as_ref()) })
+            };
+            loading.join().unwrap_or_else(lost)
+        });
+        loaded.collect()
+    })
 }

@@ -18,7 +18,7 @@ use checkpoint::{StoredDtype, StoredTensor};
 pub(crate) use format::{Formats, LinearFormat, MatrixFormat, QuantizedFormat};
 pub(crate) use matrix::{Matrix, MatrixData};
 pub(crate) use random::RandomTensors;
-pub(crate) use source::{LinearTensors, NumbersMut, RowBlocks, Stacked, TensorPart, TensorSource};
+pub(crate) use source::{LinearTensors, NumbersMut, RowBlocks, RowSeeds, Stacked, TensorPart, TensorSource};
 
 use crate::EngineError;
 

@@ -49,6 +49,11 @@ impl SamplingParams {
         self.temperature < 1e-5
     }
 
+    /// Whether anything but the row itself decides which of its tokens may be drawn; says nothing to greedy sequences.
+    pub fn has_filters(&self) -> bool {
+        self.top_k > 0 || self.top_p < 1.0 || self.min_p > 0.0
+    }
+
     /// Whether logits depend on which tokens stand before the position.
     pub fn has_penalties(&self) -> bool {
         self.repetition_penalty != 1.0 || self.frequency_penalty != 0.0 || self.presence_penalty != 0.0

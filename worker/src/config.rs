@@ -55,6 +55,9 @@ pub struct WorkerFlags {
     /// On GPUs: replay steps that come again as CUDA graphs
     #[arg(long, value_name = "true|false")]
     pub cuda_graphs: Option<bool>,
+    /// On GPUs: a folder of compiled kernels, for machines without NVRTC [default: compiled at start]
+    #[arg(long, value_name = "DIR")]
+    pub cuda_kernels: Option<PathBuf>,
     /// Longest sequence, prompt and output [default: the model's]
     #[arg(long, value_name = "TOKENS")]
     pub max_model_len: Option<u32>,
@@ -98,6 +101,7 @@ pub struct RawWorker {
     kv_memory: Option<String>,
     gpu_memory_utilization: Option<f32>,
     cuda_graphs: bool,
+    cuda_kernels: Option<PathBuf>,
     max_model_len: Option<u32>,
     max_batch_rows: usize,
     profile_steps: bool,
@@ -125,6 +129,7 @@ impl Default for RawWorker {
             kv_memory: None,
             gpu_memory_utilization: None,
             cuda_graphs: false,
+            cuda_kernels: None,
             max_model_len: None,
             max_batch_rows: 512,
             profile_steps: true,
@@ -171,6 +176,8 @@ pub struct WorkerConfig {
     pub gpu_memory_utilization: Option<f32>,
     /// Whether GPUs replay steps as graphs.
     pub cuda_graphs: bool,
+    /// Where compiled kernels are read, if they are not compiled at start.
+    pub cuda_kernels: Option<PathBuf>,
     /// Longest sequence, if shorter than the model's.
     pub max_model_len: Option<u32>,
     /// Most rows in one forward pass.
@@ -317,6 +324,7 @@ impl RawWorker {
             kv_memory: kv_memory?,
             gpu_memory_utilization,
             cuda_graphs: self.cuda_graphs,
+            cuda_kernels: self.cuda_kernels,
             max_model_len: self.max_model_len,
             max_batch_rows: self.max_batch_rows,
             profile_steps: self.profile_steps,

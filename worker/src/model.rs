@@ -7,7 +7,7 @@ use std::collections::{HashMap, VecDeque};
 use std::ops::Range;
 
 use engine::{DrawRequest, Engine, EngineError, Logits, Outcome, SequenceRows, SlotId};
-use speculation::acceptance::guess;
+use speculation::acceptance::{RowDraw, guess};
 use speculation::batch::{Share, Waiting, form};
 use speculation::holding::Limits;
 use speculation::logits::score;
@@ -113,18 +113,47 @@ impl<D: Decide> ModelMethod<D> {
         shares.iter().map(|share| portion(&tasks[share.index], share, self.role)).collect()
     }
 
+    /// Whether a draft worker says of this portion's context what it would have drawn there.
+    fn compares(&self, task: &Task, portion: &Portion) -> bool {
+        self.role == Role::Draft && task.is_comparable() && portion.num_context > 0
+    }
+
     /// Asks for draws where they are all that a task needs of its rows.
     fn draw_request<'a>(&self, task: &'a Task, portion: &Portion) -> Option<DrawRequest<'a>> {
+        let compares = self.compares(task, portion);
         let decides = portion.ends_context && task.step.work != Work::Feed;
-        // The context's rows are looked at one by one.
-        let compares = self.role == Role::Draft && task.is_comparable() && portion.num_context > 0;
-        if !decides || task.is_scoring() || compares || !self.engine.draws(task.spec()) {
+        if !(decides || compares) || task.is_scoring() || !self.engine.draws(task.spec()) {
             return None;
         }
-        let last_guess = task.guesses.token_ids.last().filter(|_| portion.num_context == 0);
-        let then = last_guess.map_or(task.drafted(), std::slice::from_ref);
-        let (spec, before, vocab_size) = (task.spec(), task.holding.ids(), self.vocab_size);
-        Some(DrawRequest { spec, before, then, vocab_size })
+        let (before, then) = if compares {
+            // Every row of the context is drawn, behind one id more each.
+            let first = task.step.base_len as usize + task.context_done;
+            task.holding.ids()[..first + portion.num_context].split_at(first + 1)
+        } else {
+            let last_guess = task.guesses.token_ids.last().filter(|_| portion.num_context == 0);
+            (task.holding.ids(), last_guess.map_or(task.drafted(), std::slice::from_ref))
+        };
+        Some(DrawRequest { spec: task.spec(), before, then, vocab_size: self.vocab_size })
+    }
+
+    /// What the draws of a task's rows lead to; `None` while it needs another forward.
+    fn absorb_drawn(&mut self, task: &mut Task, portion: &Portion, drawn: &[RowDraw]) -> Option<ReplyBody> {
+        let done = task.context_done..task.context_done + portion.num_context;
+        task.context_done = done.end;
+        if self.compares(task, portion) {
+            for (i, row) in done.zip(drawn) {
+                let next = task.step.context.get(i + 1);
+                task.agreed.extend(next.map(|&next| *row == RowDraw::Token(next)));
+            }
+        }
+        if !portion.ends_context {
+            return None;
+        }
+        if task.step.work == Work::Feed {
+            return Some(fed(task));
+        }
+        let decided = drawn.len() - (1 + task.drafted().len())..;
+        self.settle(task, Rows::Drawn(&drawn[decided]))
     }
 
     /// What a task's logits lead to; `None` while it needs another forward.
@@ -145,8 +174,7 @@ impl<D: Decide> ModelMethod<D> {
             return None;
         }
         if task.step.work == Work::Feed {
-            let prompt_logprobs = task.take_scores();
-            return Some(ReplyBody::Fed { have: task.step.start(), prompt_logprobs });
+            return Some(fed(task));
         }
         let decided = rows.end - (1 + task.drafted().len())..rows.end;
         let vocab_size = logits.vocab_size();
@@ -256,10 +284,9 @@ impl<D: Decide> Method for ModelMethod<D> {
         for (portion, drawn_apart) in plan.iter().zip(drawn_apart) {
             let task = &mut tasks[portion.task];
             let body = if drawn_apart {
-                task.context_done += portion.num_context;
                 let rows = &drawn[draw..draw + portion.num_logits];
                 draw += rows.len();
-                self.settle(task, Rows::Drawn(rows))
+                self.absorb_drawn(task, portion, rows)
             } else {
                 let rows = row..row + portion.num_logits;
                 row = rows.end;
@@ -293,6 +320,12 @@ impl<D: Decide> Method for ModelMethod<D> {
             prefix_hit_tokens: self.prefix_hit_tokens,
         }
     }
+}
+
+/// The answer to a step that only feeds, once all of it is there.
+fn fed(task: &mut Task) -> ReplyBody {
+    let prompt_logprobs = task.take_scores();
+    ReplyBody::Fed { have: task.step.start(), prompt_logprobs }
 }
 
 /// Takes tasks out of the queue, in order of index.

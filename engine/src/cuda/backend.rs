@@ -4,6 +4,7 @@
 //! Operations do not fail one by one: the first error is kept, what follows does nothing, and the forward that is
 //! read next ends with it. Nothing waits for the device but reading what was drawn, or logits.
 
+mod feed;
 mod load;
 mod pass;
 #[cfg(test)]
@@ -15,18 +16,18 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use half::bf16;
-use speculation::acceptance::RowDraw;
+use speculation::acceptance::{RowDraw, draw_processed};
 
 use super::CudaError;
 use super::executor::{Executor, Tensor};
 use super::kv_room::{kv_bytes, workspace_bytes};
 use super::ops::{
-    Attention, DrawBuffers, Embedding, GemmBf16, GemmInt8, QuantizeRows, RmsNorm, WriteKv, add, draw,
-    edit_logits, finish_sum, norm_heads, num_splits, room, rotate, swiglu, take_rows, to_bf16,
+    Attention, DrawBuffers, Embedding, FilterRow, GemmBf16, GemmInt8, QuantizeRows, RmsNorm, WriteKv, add,
+    draw, edit_logits, finish_sum, keep, norm_heads, num_splits, room, rotate, swiglu, take_rows, to_bf16,
 };
 use crate::EngineError;
 use crate::backend::{AttentionLayer, Backend, HeadLayout, Norm};
-use crate::draws::{DrawPlan, Outputs};
+use crate::draws::{DrawPlan, Filter, Outputs};
 use crate::forward_batch::ForwardBatch;
 use crate::kv_cache::KvShape;
 use crate::model_config::ModelConfig;
@@ -187,7 +188,7 @@ impl<E: Executor> State<E> {
                 let slices = slice_borders.len() - 1;
                 let steps = room(&mut self.steps, executor, x_len, "quantized activations")?;
                 let scales = room(&mut self.scales, executor, rows * slices, "scales of activations")?;
-                QuantizeRows { x, borders: slice_borders, steps, scales, to_row: 0 }
+                QuantizeRows { x, borders: slice_borders, steps, scales, to_row: 0, columns: 0..k }
                     .launch(executor, rows, k)?;
                 let channel_scales = channel_scales.as_ref();
                 GemmInt8 { x: (steps, scales), weights, channel_scales, bias, borders, slices, out }
@@ -219,7 +220,7 @@ where
         part: &TensorPart,
         format: MatrixFormat,
     ) -> Result<Self::Table, EngineError> {
-        load::table(&mut self.lock().executor, &source.matrix(part, format)?)
+        load::table(&mut self.lock().executor, source, (part, format))
     }
 
     fn load_linear(&self, tensors: &LinearTensors<'_>) -> Result<Self::Linear, EngineError> {
@@ -326,12 +327,25 @@ where
         let (tensor, len) = logits.write();
         let width = len / num_rows;
         edit_logits(executor, drawing, tensor, &draws.edits, width)?;
+        let filters: Vec<FilterRow> = draws.filters.iter().map(|filter| filter.row).collect();
+        let undecided = keep(executor, drawing, tensor, &filters, (draws.vocab, width))?;
         let drawn = draw(executor, drawing, tensor, &draws.rows, (draws.vocab, width))?;
-        outputs.drawn.extend(drawn.into_iter().map(|row| match row.status {
-            0 => RowDraw::Token(row.token_id),
-            1 => RowDraw::NotANumber(row.token_id),
-            _ => RowDraw::NothingAllowed,
-        }));
+        for (row, drawn) in draws.rows.iter().zip(drawn) {
+            let undecided = undecided.iter().find(|undecided| **undecided == row.row);
+            let filter =
+                undecided.and_then(|_| draws.filters.iter().find(|filter| filter.row.row == row.row));
+            outputs.drawn.push(match (filter, drawn.status) {
+                // The row was edited and is otherwise as it was.
+                (Some(Filter { spec, position, .. }), _) => {
+                    let start = row.row as usize * width;
+                    let logits = tensor.read(executor, start..start + draws.vocab)?;
+                    draw_processed(spec, *position, &logits)
+                }
+                (None, 0) => RowDraw::Token(drawn.token_id),
+                (None, 1) => RowDraw::NotANumber(drawn.token_id),
+                (None, _) => RowDraw::NothingAllowed,
+            });
+        }
         for rows in draws.other_rows(num_rows) {
             outputs.logits.extend(tensor.read(executor, rows.start * width..rows.end * width)?);
         }

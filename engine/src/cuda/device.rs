@@ -5,34 +5,74 @@
 
 use std::collections::HashMap;
 use std::ffi::c_void;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
 use cudarc::driver::result::{self, DriverError};
 use cudarc::driver::sys;
-use cudarc::driver::{CudaContext, CudaFunction, CudaGraph, CudaSlice, CudaStream, DevicePtr};
+use cudarc::driver::{
+    CudaContext, CudaEvent, CudaFunction, CudaGraph, CudaSlice, CudaStream, DevicePtr, PinnedHostSlice,
+};
 use cudarc::nvrtc::Ptx;
 
-use super::executor::{DeviceMemory, Executor, Params};
+use super::executor::{DeviceMemory, Executor, Fill, Params};
 use super::graphs::{Launch, Next, Recorder};
 use super::kv_room::DeviceRoom;
 use super::ranks::{Watch, wait_watched};
-use super::sources::{self, Kernel};
-use super::{CudaError, nvrtc};
+use super::sources::Kernel;
+use super::staging::{HALF_BYTES, Halves, Place};
+use super::{CudaError, kernel_files, nvrtc};
+use crate::EngineError;
 
 /// Oldest architecture with the kernels' tensor-core shapes.
 const OLDEST: (i32, i32) = (8, 0);
 
-/// An opened GPU with every kernel compiled for it.
+/// An opened GPU with every kernel loaded.
 pub struct CudaDevice {
     context: Arc<CudaContext>,
     stream: Arc<CudaStream>,
     functions: HashMap<&'static str, CudaFunction>,
     ordinal: usize,
     /// Who knows of the other ranks, where there are any, and how long this one waits for them.
-    watch: Option<(Arc<dyn Watch>, Duration)>,
+    watch: Watched,
     /// Launches that wait to be replayed or started, where this device replays graphs.
     recorder: Option<Recorder<Graph>>,
+    /// Taken with the first bytes that are written.
+    staging: Option<Staging>,
+}
+
+/// Memory that the device copies from, and how far it is.
+struct Staging {
+    halves: Halves,
+    pinned: [PinnedHostSlice<u8>; 2],
+    /// Behind the last copy out of each half, when it was left.
+    copied: [CudaEvent; 2],
+    stream: Arc<CudaStream>,
+}
+
+impl Drop for Staging {
+    fn drop(&mut self) {
+        // Memory is not given back while it is read.
+        if let Err(error) = self.stream.synchronize() {
+            tracing::warn!(%error, "a device was left with copies under way");
+        }
+    }
+}
+
+/// Whom a device waits with, and for how long at most; none where it has no other ranks.
+type Watched = Option<(Arc<dyn Watch>, Duration)>;
+
+/// Waits, where there are other ranks by asking now and then.
+fn wait_until(
+    watch: &Watched,
+    is_done: impl FnMut() -> Result<bool, CudaError>,
+    wait: impl FnOnce() -> Result<(), CudaError>,
+) -> Result<(), CudaError> {
+    match watch {
+        None => wait(),
+        Some((watch, patience)) => wait_watched(is_done, watch.as_ref(), *patience),
+    }
 }
 
 /// Launches that the driver knows.
@@ -48,6 +88,8 @@ pub struct DeviceFacts {
     pub name: String,
     /// Its architecture, such as `sm_90`.
     pub arch: String,
+    /// The newest CUDA that its driver knows, such as `13.0`.
+    pub driver: String,
     /// Memory that nobody holds.
     pub free_bytes: u64,
     /// All memory.
@@ -62,28 +104,29 @@ pub(crate) struct CudaMemory {
 }
 
 impl CudaDevice {
-    /// Opens a device and compiles the kernels for it. Says in one line what is missing.
-    pub fn open(ordinal: usize) -> Result<Self, CudaError> {
+    /// Opens a device with the compiled kernels of a folder, or compiles them for it. Says in one line what is missing.
+    pub fn open(ordinal: usize, kernels: Option<&Path>) -> Result<Self, CudaError> {
         let context = open_context(ordinal)?;
-        nvrtc::check_present()?;
         let (major, minor) = context.compute_capability().map_err(refused("tell its architecture"))?;
         if (major, minor) < OLDEST {
             return Err(CudaError::TooOld { ordinal, major, minor });
         }
+        let machine_code = match kernels {
+            Some(dir) => kernel_files::read(dir, (major, minor))?,
+            None => nvrtc::compile_all(&format!("sm_{major}{minor}"))?,
+        };
         // SAFETY: everything is used on the one stream below, in the order of the calls: no two streams ever share memory.
         unsafe { context.disable_event_tracking() };
         let stream = context.new_stream().map_err(refused("make a stream"))?;
-        let arch = format!("sm_{major}{minor}");
         let mut functions = HashMap::new();
-        for source in sources::all() {
-            let cubin = nvrtc::compile(source, &arch)?.cubin;
-            let module = context.load_module(Ptx::from_binary(cubin)).map_err(refused("load a module"))?;
+        for (source, code) in machine_code {
+            let module = context.load_module(Ptx::from_binary(code)).map_err(refused("load a module"))?;
             for kernel in source.kernels {
                 let function = module.load_function(kernel.name).map_err(refused("find a kernel"))?;
                 functions.insert(kernel.name, function);
             }
         }
-        Ok(Self { context, stream, functions, ordinal, watch: None, recorder: None })
+        Ok(Self { context, stream, functions, ordinal, watch: None, recorder: None, staging: None })
     }
 
     /// How many devices the driver shows.
@@ -95,9 +138,14 @@ impl CudaDevice {
     pub fn facts(&self) -> Result<DeviceFacts, CudaError> {
         let (major, minor) = self.context.compute_capability().map_err(refused("tell its architecture"))?;
         let (free, total) = self.context.mem_get_info().map_err(refused("tell its memory"))?;
+        let mut version = 0;
+        // SAFETY: writes one number.
+        let said = unsafe { sys::cuDriverGetVersion(&raw mut version) };
+        said.result().map_err(refused("tell its version"))?;
         Ok(DeviceFacts {
             name: self.context.name().map_err(refused("tell its name"))?,
             arch: format!("sm_{major}{minor}"),
+            driver: format!("{}.{}", version / 1000, version % 1000 / 10),
             free_bytes: free as u64,
             total_bytes: total as u64,
         })
@@ -149,6 +197,48 @@ impl CudaDevice {
         self.flush()?;
         self.context.bind_to_thread().map_err(refused("take the thread"))?;
         Ok(self.stream.cu_stream().cast())
+    }
+
+    fn new_staging(&self) -> Result<Staging, CudaError> {
+        let failed = refused("take memory that it copies from");
+        // SAFETY: nothing is read from it before it was written; plain pages, for whoever fills them may read them too.
+        let pinned = || unsafe { self.context.alloc_pinned_with_flags::<u8>(HALF_BYTES, 0) }.map_err(&failed);
+        let event = || self.context.new_event(None).map_err(&failed);
+        let (halves, stream) = (Halves::new(HALF_BYTES), Arc::clone(&self.stream));
+        Ok(Staging { halves, pinned: [pinned()?, pinned()?], copied: [event()?, event()?], stream })
+    }
+
+    /// One piece, of at most [`HALF_BYTES`].
+    fn stage(
+        &mut self,
+        memory: &mut CudaMemory,
+        (at, bytes): (usize, usize),
+        fill: Fill<'_>,
+    ) -> Result<(), EngineError> {
+        assert!(at + bytes <= memory.slice.len(), "writes stay inside the memory");
+        self.flush()?;
+        if self.staging.is_none() {
+            self.staging = Some(self.new_staging()?);
+        }
+        let staging = self.staging.as_mut().expect("made above");
+        let Place { half, range, is_entered } = staging.halves.take(bytes);
+        if is_entered {
+            staging.copied[1 - half].record(&self.stream).map_err(refused("mark a copy"))?;
+            let copied = &staging.copied[half];
+            wait_until(
+                &self.watch,
+                || copied.try_is_complete().map_err(refused("finish a copy")),
+                || copied.synchronize().map_err(refused("finish a copy")),
+            )?;
+        }
+        let place = staging.pinned[half].as_mut_slice().map_err(refused("show pinned memory"))?;
+        fill(&mut place[range.clone()])?;
+        self.context.bind_to_thread().map_err(refused("take the thread"))?;
+        let (to, stream) = (memory.address + at as u64, self.stream.cu_stream());
+        // SAFETY: the place is inside the memory by the assertion above. The bytes are copied from memory that stays until
+        // the stream is done, and is written again only behind the wait above, once the copy is.
+        let copied = unsafe { result::memcpy_htod_async(to, &place[range], stream) };
+        Ok(copied.map_err(refused("copy to the device"))?)
     }
 
     /// Whether everything that was launched is done.
@@ -215,12 +305,35 @@ impl Executor for CudaDevice {
     }
 
     fn write(&mut self, memory: &mut CudaMemory, at: usize, bytes: &[u8]) -> Result<(), CudaError> {
-        if bytes.is_empty() {
-            return Ok(());
+        for (i, piece) in bytes.chunks(HALF_BYTES).enumerate() {
+            let mut copy = |place: &mut [u8]| {
+                place.copy_from_slice(piece);
+                Ok(())
+            };
+            self.stage(memory, (at + i * HALF_BYTES, piece.len()), &mut copy).map_err(
+                |error| match error {
+                    EngineError::Cuda(error) => error,
+                    other => unreachable!("copying bytes failed: {other}"),
+                },
+            )?;
         }
-        self.flush()?;
-        let mut part = memory.slice.slice_mut(at..at + bytes.len());
-        self.stream.memcpy_htod(bytes, &mut part).map_err(refused("copy to the device"))
+        Ok(())
+    }
+
+    fn write_by(
+        &mut self,
+        memory: &mut CudaMemory,
+        (at, bytes): (usize, usize),
+        fill: Fill<'_>,
+    ) -> Result<(), EngineError> {
+        if bytes <= HALF_BYTES {
+            return self.stage(memory, (at, bytes), fill);
+        }
+        // A single row that is longer than what can be staged.
+        let mut aside = vec![0u128; bytes.div_ceil(16)];
+        let aside = &mut bytemuck::cast_slice_mut(&mut aside)[..bytes];
+        fill(aside)?;
+        Ok(self.write(memory, at, aside)?)
     }
 
     fn read(&mut self, memory: &CudaMemory, at: usize, bytes: &mut [u8]) -> Result<(), CudaError> {
@@ -261,10 +374,11 @@ impl Executor for CudaDevice {
     fn wait(&mut self) -> Result<(), CudaError> {
         self.flush()?;
         self.context.bind_to_thread().map_err(refused("take the thread"))?;
-        match &self.watch {
-            None => self.stream.synchronize().map_err(refused("finish a kernel")),
-            Some((watch, patience)) => wait_watched(|| self.is_done(), watch.as_ref(), *patience),
-        }
+        wait_until(
+            &self.watch,
+            || self.is_done(),
+            || self.stream.synchronize().map_err(refused("finish a kernel")),
+        )
     }
 
     fn copy_within(
@@ -295,5 +409,42 @@ impl Executor for CudaDevice {
             None => self.start(&launch)?,
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cuda::host_driver::HostDriver;
+
+    /// The driver of the host copies as late as it may, so that a piece that is staged over one under way is lost.
+    #[test]
+    fn what_is_staged_arrives_whole() {
+        let Some(driver) = HostDriver::for_test("cuda::device::tests::what_is_staged_arrives_whole") else {
+            return;
+        };
+        let mut device = CudaDevice::open(0, Some(&driver.kernels)).unwrap();
+        let pieces = [5usize << 20, 3, (7 << 20) + 5, HALF_BYTES, 1 << 20, HALF_BYTES + 9];
+        let total: usize = pieces.iter().sum();
+        let mut memory = device.alloc(2 * total, "pieces").unwrap();
+        let byte = |at: usize| (at.wrapping_mul(2_654_435_761) >> 13) as u8;
+        let mut at = 0;
+        for (i, &piece) in pieces.iter().chain(&pieces).enumerate() {
+            let expected: Vec<u8> = (at..at + piece).map(byte).collect();
+            if i % 2 == 0 {
+                device.write(&mut memory, at, &expected).unwrap();
+            } else {
+                let mut fill = |place: &mut [u8]| {
+                    place.copy_from_slice(&expected);
+                    Ok(())
+                };
+                device.write_by(&mut memory, (at, piece), &mut fill).unwrap();
+            }
+            at += piece;
+        }
+        let mut found = vec![0; 2 * total];
+        device.read(&memory, 0, &mut found).unwrap();
+        let wrong = (0..2 * total).find(|&at| found[at] != byte(at));
+        assert_eq!(wrong, None, "the first byte that differs");
     }
 }

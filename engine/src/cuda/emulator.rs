@@ -2,20 +2,17 @@
 //! `emulator.hpp`), so that every test run executes them without a GPU. Slow; for shapes of tests.
 
 use std::ffi::c_void;
-use std::path::PathBuf;
-use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use libloading::{Library, Symbol};
 
-use super::CudaError;
-use super::executor::{DeviceMemory, Executor, Params};
+use super::executor::{DeviceMemory, Executor, Fill, Params};
 use super::graphs::{Launch, Next, Recorder};
 use super::kv_room::DeviceRoom;
-use super::sources::{self, Kernel};
-
-const SHIM: &str = include_str!("emulator/emulator.hpp");
+use super::sources::Kernel;
+use super::{CudaError, on_host};
+use crate::EngineError;
 
 type Run = unsafe extern "C" fn(*const c_void, *const u32, u32, *mut *mut c_void);
 
@@ -49,7 +46,8 @@ impl Emulator {
     /// Builds the library, once for each state of the sources, and loads it.
     pub(crate) fn build() -> Self {
         // SAFETY: the library is our own and has no initialisers beyond zeroed statics.
-        let library = unsafe { Library::new(build_library()) }.unwrap();
+        let library =
+            unsafe { Library::new(on_host::build(&on_host::kernels(), "libkernels.so").unwrap()) }.unwrap();
         let (allocations, replays) = Default::default();
         Self { library, launches_left: None, allocations, recorder: None, replays }
     }
@@ -97,57 +95,6 @@ impl Emulator {
     }
 }
 
-/// The shim, all sources (each in a namespace, for helpers share names) and an entry for each kernel.
-fn translation_unit() -> String {
-    let mut text = format!("{SHIM}\n");
-    let mut entries = String::new();
-    for (i, source) in sources::all().into_iter().enumerate() {
-        text.push_str(&format!("namespace unit_{i} {{\n{}\n}}\n", source.text()));
-        for kernel in source.kernels {
-            let name = kernel.name;
-            entries.push_str(&format!(
-                "extern \"C\" void run_{name}(void** p) {{ emulator::entry<unit_{i}::{name}>(p); }}\n"
-            ));
-        }
-    }
-    text + &entries
-}
-
-fn build_library() -> PathBuf {
-    use sha2::{Digest, Sha256};
-    let text = translation_unit();
-    let digest = Sha256::digest(text.as_bytes());
-    let id: String = digest.iter().take(8).map(|byte| format!("{byte:02x}")).collect();
-    let dir = std::env::temp_dir().join("outrider-kernels");
-    let library = dir.join(format!("kernels-{id}.so"));
-    if library.exists() {
-        return library;
-    }
-    std::fs::create_dir_all(&dir).unwrap();
-    let unique = format!("{id}-{}", std::process::id());
-    let (source, built) = (dir.join(format!("{unique}.cpp")), dir.join(format!("{unique}.so")));
-    std::fs::write(&source, text).unwrap();
-    let output = Command::new("c++")
-        .args([
-            "-std=c++17",
-            "-O2",
-            "-shared",
-            "-fPIC",
-            "-ffp-contract=off",
-            "-fno-strict-aliasing",
-            "-w",
-            "-o",
-        ])
-        .args([&built, &source])
-        .output()
-        .unwrap();
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    std::fs::remove_file(&source).unwrap();
-    // Several test processes may build at once; the last rename wins, and all are equal.
-    std::fs::rename(&built, &library).unwrap();
-    library
-}
-
 impl DeviceMemory for HostMemory {
     fn address(&self) -> u64 {
         self.address as u64
@@ -181,6 +128,19 @@ impl Executor for Emulator {
         // SAFETY: inside the allocation by the line above; nothing else refers to it now.
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), memory.address.add(at), bytes.len()) }
         Ok(())
+    }
+
+    fn write_by(
+        &mut self,
+        memory: &mut HostMemory,
+        (at, bytes): (usize, usize),
+        fill: Fill<'_>,
+    ) -> Result<(), EngineError> {
+        // Rubbish, so that what is not filled shows; and aligned as the other one's.
+        let mut words = vec![u128::MAX / 3; bytes.div_ceil(16)];
+        let staged = &mut bytemuck::cast_slice_mut(&mut words)[..bytes];
+        fill(staged)?;
+        Ok(self.write(memory, at, staged)?)
     }
 
     fn read(&mut self, memory: &HostMemory, at: usize, bytes: &mut [u8]) -> Result<(), CudaError> {

@@ -48,6 +48,14 @@ pub enum CudaError {
         /// What the compiler said.
         log: String,
     },
+    /// Compiled kernels that cannot be used, or not be written.
+    #[error("kernels in {dir}: {reason}")]
+    BadKernelFiles {
+        /// Their folder.
+        dir: String,
+        /// What is wrong with it.
+        reason: String,
+    },
     /// A launch contradicts the kernel's contract: nothing was launched.
     #[error("{kernel}: {what} is {found}, expected {expected}")]
     BadLaunch {

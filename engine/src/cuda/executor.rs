@@ -7,12 +7,16 @@ use std::ops::Range;
 use super::CudaError;
 use super::kv_room::DeviceRoom;
 use super::sources::Kernel;
+use crate::EngineError;
 
 /// Memory that kernels work on.
 pub(crate) trait DeviceMemory {
     /// Where it begins, as kernels see it; aligned to 16 bytes.
     fn address(&self) -> u64;
 }
+
+/// Writes bytes that go to a device.
+pub(crate) type Fill<'a> = &'a mut dyn FnMut(&mut [u8]) -> Result<(), EngineError>;
 
 /// Runs kernels one after another, in the order of the calls.
 pub(crate) trait Executor {
@@ -24,6 +28,14 @@ pub(crate) trait Executor {
 
     /// Host to device, from byte `at` on.
     fn write(&mut self, memory: &mut Self::Memory, at: usize, bytes: &[u8]) -> Result<(), CudaError>;
+
+    /// Host to device, `bytes` from byte `at` on, as `fill` writes them: all of them, once. Goes on while they are copied.
+    fn write_by(
+        &mut self,
+        memory: &mut Self::Memory,
+        at_and_bytes: (usize, usize),
+        fill: Fill<'_>,
+    ) -> Result<(), EngineError>;
 
     /// Device to host, from byte `at` on; waits for what was launched before.
     fn read(&mut self, memory: &Self::Memory, at: usize, bytes: &mut [u8]) -> Result<(), CudaError>;
@@ -93,6 +105,23 @@ impl<M: DeviceMemory, T: bytemuck::Pod> Tensor<M, T> {
     {
         assert!(at + numbers.len() <= self.len, "writes stay inside the tensor");
         executor.write(&mut self.memory, at * size_of::<T>(), bytemuck::cast_slice(numbers))
+    }
+
+    /// Overwrites `len` elements from `at` on, which must all exist, with those that `fill` writes.
+    pub(crate) fn write_by<E>(
+        &mut self,
+        executor: &mut E,
+        (at, len): (usize, usize),
+        fill: &mut dyn FnMut(&mut [T]) -> Result<(), EngineError>,
+    ) -> Result<(), EngineError>
+    where
+        E: Executor<Memory = M>,
+    {
+        assert!(at + len <= self.len, "writes stay inside the tensor");
+        let size = size_of::<T>();
+        executor.write_by(&mut self.memory, (at * size, len * size), &mut |bytes| {
+            fill(bytemuck::cast_slice_mut(bytes))
+        })
     }
 
     /// Copies `len` elements, from where to where; the two do not overlap and all exist.

@@ -1,175 +1,213 @@
-//! What `make gpu-check` runs on a machine with a GPU: every kernel against its naive twin at the size of a model's
-//! layer, then how long each takes. Without a GPU it is one error.
+//! What `gpu_check` runs on a machine with a GPU, section by section: is it right (every kernel against its naive twin, whole
+//! models against the CPU engine, ranks and graphs against themselves, drafted text against undrafted), and what does it
+//! take. Sections stand alone, so that each can be a process of its own: after an illegal address a process has no device.
+//!
+//! A dry run is the same code at sizes that the host's driver (`host_driver`) can run. Its times are of no meaning.
 
+mod decode;
+mod models;
+mod products;
 mod ranks;
+mod text;
 
-use std::path::Path;
-use std::time::Instant;
+use std::path::PathBuf;
 
-use half::bf16;
-
-use super::executor::{Executor, Tensor};
-use super::ops::{BF16_GRAIN, GemmBf16, GemmInt8, INT8_GRAIN, borders};
 use super::parity::{Scale, run_all};
-use super::whole_model::{decode_on_gpu, distance_on_gpu, options, run};
 use super::{CudaDevice, CudaError, GpuOptions};
-use crate::k_slices::KSlices;
-use crate::{Engine, EngineError, WeightFormat};
-pub use ranks::ranks;
+use crate::EngineError;
 
-/// What was found.
-#[derive(Debug)]
-pub struct ParityReport {
-    /// A line for each case.
-    pub lines: Vec<String>,
-    /// Cases in which a kernel and its twin differ.
+/// What is checked, and with what.
+#[derive(Debug, Clone)]
+pub struct Target {
+    /// The driver's number of the device.
+    pub ordinal: usize,
+    /// A folder of compiled kernels; `None` compiles them with NVRTC.
+    pub kernels: Option<PathBuf>,
+    /// A checkpoint of a draft, and one of its target.
+    pub pair: (PathBuf, PathBuf),
+    /// Whether a host plays the device: small sizes.
+    pub is_dry: bool,
+}
+
+impl Target {
+    fn open(&self) -> Result<CudaDevice, CudaError> {
+        CudaDevice::open(self.ordinal, self.kernels.as_deref())
+    }
+
+    fn gpus(&self) -> GpuOptions {
+        GpuOptions { kernels: self.kernels.clone(), ..GpuOptions::on(&[self.ordinal]) }
+    }
+
+    fn scale(&self) -> Scale {
+        if self.is_dry { Scale::Small } else { Scale::Large }
+    }
+
+    /// The pair's checkpoints, each once.
+    fn models(&self) -> Vec<&PathBuf> {
+        let (draft, target) = &self.pair;
+        if draft == target { vec![draft] } else { vec![draft, target] }
+    }
+}
+
+/// Where lines go, and how many cases were found wrong.
+pub struct Report<'a> {
+    say: &'a mut dyn FnMut(&str),
+    /// Cases that differ from what they must be.
     pub failed: usize,
 }
 
-/// Runs all cases on the device.
-pub fn parity(device: &mut CudaDevice) -> Result<ParityReport, CudaError> {
-    let parities = run_all(device, Scale::Large)?;
-    let failed = parities.iter().filter(|parity| !parity.is_good()).count();
-    Ok(ParityReport { lines: parities.iter().map(ToString::to_string).collect(), failed })
-}
+impl<'a> Report<'a> {
+    /// Nothing was found yet.
+    pub fn new(say: &'a mut dyn FnMut(&str)) -> Self {
+        Self { say, failed: 0 }
+    }
 
-/// How far logits on a GPU may lie from the CPU engine's, as a part of the largest.
-const LOGITS_TOLERANCE: f32 = 1e-2;
+    /// A line that is no verdict.
+    fn say(&mut self, line: impl AsRef<str>) {
+        (self.say)(line.as_ref());
+    }
 
-/// A checkpoint's logits, bf16 and int8, against the CPU engine's.
-pub fn logits(ordinal: usize, model_dir: &Path) -> Result<ParityReport, EngineError> {
-    let (mut lines, mut failed) = (Vec::new(), 0);
-    for weights in [WeightFormat::Bf16, WeightFormat::Int8] {
-        let distance = distance_on_gpu(ordinal, model_dir, weights)?;
-        let is_good = distance <= LOGITS_TOLERANCE;
-        failed += usize::from(!is_good);
+    fn judge(&mut self, is_good: bool, case: impl std::fmt::Display) {
+        self.failed += usize::from(!is_good);
         let verdict = if is_good { "ok" } else { "DIFFERS" };
-        let model = model_dir.display();
-        lines.push(format!(
-            "{verdict:<8}logits of {model} as {weights:?}: {distance:.1e} of the largest apart"
-        ));
+        (self.say)(&format!("{verdict:<8}{case}"));
     }
-    Ok(ParityReport { lines, failed })
+
+    fn not_run(&mut self, case: &str, why: impl std::fmt::Display) {
+        (self.say)(&format!("NOT RUN {case}: {why}"));
+    }
 }
 
-/// A checkpoint's logits with graphs, twice over, so that steps are replayed, against those without: equal bits.
-pub fn graphs(ordinal: usize, model_dir: &Path) -> Result<ParityReport, EngineError> {
-    let options = options(model_dir.to_owned(), WeightFormat::Bf16);
-    let launched = GpuOptions::on(&[ordinal]);
-    let expected = run(&mut Engine::load_on_cuda(&options, &launched)?)?;
-    let mut engine = Engine::load_on_cuda(&options, &GpuOptions { graphs: true, ..launched })?;
-    let (mut lines, mut failed) = (Vec::new(), 0);
-    for times in 1..=4 {
-        let is_good = run(&mut engine)? == expected;
-        failed += usize::from(!is_good);
-        let verdict = if is_good { "ok" } else { "DIFFERS" };
-        lines.push(format!(
-            "{verdict:<8}graphs, time {times}, {}: logits == launched ones",
-            model_dir.display()
-        ));
+impl std::fmt::Debug for Report<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Report").field("failed", &self.failed).finish_non_exhaustive()
     }
-    Ok(ParityReport { lines, failed })
 }
 
-/// Decode steps of a model of random weights, by its config.json: milliseconds, and the rate at which weights are read.
-pub fn decode(ordinal: usize, config: &Path) -> Result<Vec<String>, EngineError> {
-    const SEQUENCES: [usize; 4] = [1, 8, 64, 256];
-    let mut lines = Vec::new();
-    for weights in [WeightFormat::Bf16, WeightFormat::Int8] {
-        for graphs in [false, true] {
-            let gpus = GpuOptions { memory_utilization: Some(0.9), graphs, ..GpuOptions::on(&[ordinal]) };
-            let (seconds, bytes) = decode_on_gpu(&gpus, config, weights, &SEQUENCES)?;
-            let by = if graphs { "graphs" } else { "launches" };
-            for (sequences, seconds) in SEQUENCES.into_iter().zip(seconds) {
-                let (ms, rate) = (seconds * 1e3, bytes as f64 / seconds / 1e9);
-                lines.push(format!(
-                "{weights:?}, {sequences:>3} sequences, {by}: {ms:>8.2} ms a step, weights at {rate:.0} GB/s"
-            ));
-            }
+/// A part of the check, in the order in which they are worth the time of a machine that is lent for minutes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Section {
+    /// The device, its driver, its memory and how fast that is read.
+    Device,
+    /// Every kernel against its twin.
+    Kernels,
+    /// Logits of whole models against the CPU engine's.
+    Models,
+    /// Rows alone against rows in company, and drafted text against undrafted: `==`.
+    Text,
+    /// Replayed steps against launched ones: `==`.
+    Graphs,
+    /// Several ranks against one: `==`.
+    Ranks,
+    /// What weight products take.
+    Products,
+    /// What steps of a Llama 3 8B take, bf16.
+    Decode8bBf16,
+    /// The same, int8.
+    Decode8bInt8,
+    /// What steps of a Llama 3 70B take, int8.
+    Decode70bInt8,
+}
+
+impl Section {
+    /// All of them, in order.
+    pub const ALL: [Self; 10] = [
+        Self::Device,
+        Self::Kernels,
+        Self::Models,
+        Self::Text,
+        Self::Graphs,
+        Self::Ranks,
+        Self::Products,
+        Self::Decode8bBf16,
+        Self::Decode8bInt8,
+        Self::Decode70bInt8,
+    ];
+
+    /// As it is named on the command line.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Device => "device",
+            Self::Kernels => "kernels",
+            Self::Models => "models",
+            Self::Text => "text",
+            Self::Graphs => "graphs",
+            Self::Ranks => "ranks",
+            Self::Products => "products",
+            Self::Decode8bBf16 => "decode-8b-bf16",
+            Self::Decode8bInt8 => "decode-8b-int8",
+            Self::Decode70bInt8 => "decode-70b-int8",
         }
     }
-    Ok(lines)
-}
 
-/// What one operation took.
-#[derive(Debug, Clone)]
-pub struct Timing {
-    /// Operation and shape.
-    pub case: String,
-    /// Best of several launches, microseconds.
-    pub best_us: f64,
-    /// Bytes that it must read at least, over that time.
-    pub gb_per_s: f64,
-}
+    /// The section of this name.
+    pub fn named(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|section| section.name() == name)
+    }
 
-/// Launches before timing, and launches in one timed run.
-const WARM_UP: usize = 5;
-const TIMED: u32 = 20;
-/// Rows of weight products: one, the widest that costs one, a verify batch, prefill.
-const ROWS: [usize; 4] = [1, 8, 64, 512];
-
-/// Times the weight products of a 7B to 70B layer against the bytes of their weights.
-pub fn timings(device: &mut CudaDevice) -> Result<Vec<Timing>, CudaError> {
-    let mut timings = Vec::new();
-    for (n, k) in [(4096, 4096), (28_672, 4096), (4096, 14_336), (57_344, 8192)] {
-        for rows in ROWS {
-            timings.push(time_bf16(device, (rows, n, k))?);
-            timings.push(time_int8(device, (rows, n, k))?);
+    /// Runs it. An error is the section's end; what was said before stands.
+    pub fn run(self, target: &Target, report: &mut Report<'_>) -> Result<(), EngineError> {
+        match self {
+            Self::Device => device(target, report),
+            Self::Kernels => kernels(target, report),
+            Self::Models => models::logits(target, report),
+            Self::Text => text::text(target, report),
+            Self::Graphs => models::graphs(target, report),
+            Self::Ranks => ranks::ranks(target, report),
+            Self::Products => products::products(target, report),
+            Self::Decode8bBf16 => decode::decode(target, decode::LLAMA_8B_BF16, report),
+            Self::Decode8bInt8 => decode::decode(target, decode::LLAMA_8B_INT8, report),
+            Self::Decode70bInt8 => decode::decode(target, decode::LLAMA_70B_INT8, report),
         }
     }
-    Ok(timings)
 }
 
-fn time_bf16(device: &mut CudaDevice, (rows, n, k): (usize, usize, usize)) -> Result<Timing, CudaError> {
-    // Zeros would cost less power and flatter the clock.
-    let number = |i: usize| bf16::from_bits(0x3f00 | ((i.wrapping_mul(40_503) >> 7) as u16 & 0x80ff));
-    let numbers: Vec<bf16> = (0..n * k).map(number).collect();
-    let weights = Tensor::of(device, &numbers, "weights")?;
-    let x = Tensor::of(device, &numbers[..rows * k], "activations")?;
-    let on_host = borders(&KSlices::eighths(k, 32), BF16_GRAIN);
-    let on_device = Tensor::of(device, &on_host, "borders")?;
-    let mut out = Tensor::zeros(device, rows * n, "products")?;
-    let best_us = best_of(device, |device| {
-        let (weights, borders) = (&weights, (&on_device, on_host.as_slice()));
-        GemmBf16 { x: &x, weights, bias: None, borders, out: &mut out }.launch(device, (rows, n, k))
-    })?;
-    let bytes = (n * k * 2) as f64;
-    Ok(Timing { case: format!("gemm_bf16 {rows} x {n} x {k}"), best_us, gb_per_s: bytes / best_us / 1e3 })
+fn device(target: &Target, report: &mut Report<'_>) -> Result<(), EngineError> {
+    let mut device = target.open()?;
+    let facts = device.facts()?;
+    let (free, total) = (facts.free_bytes, facts.total_bytes);
+    report.say(format!("cuda:{} is {}, {}", target.ordinal, facts.name, facts.arch));
+    report.say(format!("{free} of {total} bytes are free"));
+    report.say(format!("the driver is for cuda {}", facts.driver));
+    let origin = match &target.kernels {
+        Some(dir) => format!("read from {}", dir.display()),
+        None => "compiled here by nvrtc".to_owned(),
+    };
+    report.say(format!("the kernels were {origin}"));
+    let rate = products::read_bandwidth(&mut device, target.is_dry)?;
+    report.say(format!("memory is read at {rate:.0} GB/s"));
+    Ok(())
 }
 
-fn time_int8(device: &mut CudaDevice, (rows, n, k): (usize, usize, usize)) -> Result<Timing, CudaError> {
-    let weights: Tensor<_, i8> = Tensor::zeros(device, n * k, "weights")?;
-    let x: Tensor<_, i8> = Tensor::zeros(device, rows * k, "activations")?;
-    let scales: Tensor<_, f32> = Tensor::zeros(device, n.max(rows * 8), "scales")?;
-    let on_host = borders(&KSlices::eighths(k, 32), INT8_GRAIN);
-    let on_device = Tensor::of(device, &on_host, "borders")?;
-    let mut out = Tensor::zeros(device, rows * n, "products")?;
-    let best_us = best_of(device, |device| {
-        let (x, channel_scales, borders) = ((&x, &scales), Some(&scales), (&on_device, on_host.as_slice()));
-        GemmInt8 { x, weights: &weights, channel_scales, bias: None, borders, slices: 8, out: &mut out }
-            .launch(device, (rows, n, k))
-    })?;
-    let bytes = (n * k) as f64;
-    Ok(Timing { case: format!("gemm_int8 {rows} x {n} x {k}"), best_us, gb_per_s: bytes / best_us / 1e3 })
-}
-
-/// Best mean of three timed runs, microseconds a launch.
-fn best_of(
-    device: &mut CudaDevice,
-    mut launch: impl FnMut(&mut CudaDevice) -> Result<(), CudaError>,
-) -> Result<f64, CudaError> {
-    for _ in 0..WARM_UP {
-        launch(device)?;
+fn kernels(target: &Target, report: &mut Report<'_>) -> Result<(), EngineError> {
+    for parity in run_all(&mut target.open()?, target.scale())? {
+        report.failed += usize::from(!parity.is_good());
+        report.say(parity.to_string());
     }
-    let mut best = f64::INFINITY;
-    for _ in 0..3 {
-        device.wait()?;
-        let start = Instant::now();
-        for _ in 0..TIMED {
-            launch(device)?;
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sections_are_found_by_their_names() {
+        for section in Section::ALL {
+            assert_eq!(Section::named(section.name()), Some(section));
         }
-        device.wait()?;
-        best = best.min(start.elapsed().as_secs_f64() * 1e6 / f64::from(TIMED));
+        assert_eq!(Section::named("everything"), None);
     }
-    Ok(best)
+
+    #[test]
+    fn verdicts_are_counted() {
+        let mut lines = Vec::new();
+        let mut say = |line: &str| lines.push(line.to_owned());
+        let mut report = Report::new(&mut say);
+        report.judge(true, "this");
+        report.judge(false, "that");
+        report.not_run("the other", "no reason");
+        assert_eq!(report.failed, 1);
+        assert_eq!(lines, ["ok      this", "DIFFERS that", "NOT RUN the other: no reason"]);
+    }
 }

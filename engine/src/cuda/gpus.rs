@@ -1,6 +1,7 @@
 //! The GPUs of this machine that a model is loaded onto: one by itself, or several connected by NCCL, a rank and a thread
 //! for each.
 
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use super::device::CudaDevice;
@@ -23,12 +24,14 @@ pub struct GpuOptions {
     pub memory_utilization: Option<f32>,
     /// Whether launches that come again are replayed as CUDA graphs.
     pub graphs: bool,
+    /// A folder of compiled kernels, as `kernels_check --write` makes it; `None` compiles them with NVRTC.
+    pub kernels: Option<PathBuf>,
 }
 
 impl GpuOptions {
     /// These GPUs, with a given size of KV and without graphs.
     pub fn on(ordinals: &[usize]) -> Self {
-        Self { ordinals: ordinals.to_vec(), memory_utilization: None, graphs: false }
+        Self { ordinals: ordinals.to_vec(), memory_utilization: None, graphs: false, kernels: None }
     }
 }
 
@@ -44,8 +47,8 @@ pub(crate) fn load_on_gpus(
     let meeting = Arc::new(Meeting::new(ordinals.len(), WATCHDOG));
     // What is missing is told before minutes of compiling and loading.
     let library = (ordinals.len() > 1).then(NcclLibrary::load).transpose()?;
-    let mut devices =
-        ordinals.iter().map(|&ordinal| CudaDevice::open(ordinal)).collect::<Result<Vec<_>, _>>()?;
+    let open = |&ordinal| CudaDevice::open(ordinal, gpus.kernels.as_deref());
+    let mut devices = ordinals.iter().map(open).collect::<Result<Vec<_>, _>>()?;
     if gpus.graphs {
         devices.iter_mut().for_each(CudaDevice::replay_graphs);
     }

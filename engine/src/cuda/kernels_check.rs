@@ -1,7 +1,9 @@
 //! Compiles every kernel for every architecture that is served and holds it to its budget: what `make
 //! kernels-check` prints. Needs NVRTC and no GPU.
 
-use super::{CudaError, nvrtc, sources};
+use std::path::Path;
+
+use super::{CudaError, kernel_files, nvrtc, sources};
 
 /// A100, L4 and RTX 40, H100 and H200.
 const ARCHITECTURES: [&str; 3] = ["sm_80", "sm_89", "sm_90"];
@@ -15,8 +17,9 @@ pub struct KernelsReport {
     pub faults: Vec<String>,
 }
 
-/// Compiles everything. Errors where NVRTC is missing or a file does not compile.
-pub fn kernels_check() -> Result<KernelsReport, CudaError> {
+/// Compiles everything, and writes the machine code into a folder where one is named. Errors where NVRTC is missing, a file
+/// does not compile or cannot be written.
+pub fn kernels_check(write_to: Option<&Path>) -> Result<KernelsReport, CudaError> {
     nvrtc::check_present()?;
     let mut table = format!(
         "{:<24}{:<8}{:>10}{:>10}{:>8}{:>8}\n",
@@ -29,6 +32,7 @@ pub fn kernels_check() -> Result<KernelsReport, CudaError> {
             if compiled.cubin.is_empty() {
                 faults.push(format!("{} for {arch}: no machine code came out", source.file));
             }
+            write_to.map_or(Ok(()), |dir| kernel_files::write(dir, arch, source, &compiled.cubin))?;
             for kernel in source.kernels {
                 let Some(usage) = compiled.usage.iter().find(|usage| usage.kernel == kernel.name) else {
                     faults.push(format!("{} is listed and is not in {}", kernel.name, source.file));
@@ -51,5 +55,6 @@ pub fn kernels_check() -> Result<KernelsReport, CudaError> {
             }
         }
     }
+    write_to.map_or(Ok(()), kernel_files::write_digest)?;
     Ok(KernelsReport { table, faults })
 }

@@ -7,7 +7,10 @@ use cudarc::nvrtc::result::{compile_program, create_program, destroy_program, ge
 use cudarc::nvrtc::sys;
 
 use super::CudaError;
-use super::sources::Source;
+use super::sources::{self, Source};
+
+/// What every file is compiled with. Without contraction: a product and a sum are two roundings, as in the twins.
+pub(super) const OPTIONS: [&str; 3] = ["--std=c++17", "--fmad=false", "--ptxas-options=-v"];
 
 /// Machine code of one file.
 #[derive(Debug)]
@@ -41,18 +44,19 @@ pub(crate) fn check_present() -> Result<(), CudaError> {
     if present { Ok(()) } else { Err(CudaError::LibraryMissing { library: "libnvrtc.so", advice }) }
 }
 
+/// Machine code of every file for an architecture such as `sm_90`.
+pub(super) fn compile_all(arch: &str) -> Result<Vec<(&'static Source, Vec<u8>)>, CudaError> {
+    check_present()?;
+    sources::all().into_iter().map(|source| Ok((source, compile(source, arch)?.cubin))).collect()
+}
+
 /// Compiles a file for an architecture such as `sm_90`. [`check_present`] was called.
 pub(crate) fn compile(source: &Source, arch: &str) -> Result<Compiled, CudaError> {
     let failed = |log: String| CudaError::Compile { file: source.file, arch: arch.to_owned(), log };
     let text = CString::new(source.text()).map_err(|_| failed("the source holds a zero byte".to_owned()))?;
     let program = create_program(&text, None).map_err(|error| failed(error.to_string()))?;
-    let options = [
-        format!("--gpu-architecture={arch}"),
-        "--std=c++17".to_owned(),
-        // A product and a sum are two roundings, as in the twins.
-        "--fmad=false".to_owned(),
-        "--ptxas-options=-v".to_owned(),
-    ];
+    let mut options = vec![format!("--gpu-architecture={arch}")];
+    options.extend(OPTIONS.map(str::to_owned));
     // SAFETY: the program was created above and is destroyed below, once, after its last use.
     let (result, log) = unsafe {
         let result = compile_program(program, &options);

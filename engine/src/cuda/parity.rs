@@ -6,6 +6,7 @@ mod elementwise;
 mod linear;
 #[cfg(test)]
 mod properties;
+mod random;
 mod sampling;
 
 use half::bf16;
@@ -17,7 +18,6 @@ use super::executor::Executor;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Scale {
     /// A few blocks.
-    #[cfg_attr(not(test), expect(dead_code, reason = "only tests emulate"))]
     Small,
     /// A layer of an 8B model.
     Large,
@@ -143,6 +143,7 @@ pub(crate) fn run_all<E: Executor>(executor: &mut E, scale: Scale) -> Result<Vec
     parities.extend(linear::cases(executor, scale)?);
     parities.extend(attention::cases(executor, scale)?);
     parities.extend(sampling::cases(executor, scale)?);
+    parities.extend(random::cases(executor, scale)?);
     Ok(parities)
 }
 
@@ -179,6 +180,11 @@ mod tests {
     #[test]
     fn sampling_kernels_equal_their_twins() {
         check(sampling::cases);
+    }
+
+    #[test]
+    fn random_weights_equal_the_generators() {
+        check(random::cases);
     }
 
     #[test]

@@ -31,6 +31,11 @@ impl Source {
         format!("{PRELUDE}\n#line 1 \"{}\"\n{}", self.file, self.text)
     }
 
+    /// The name of its machine code's file.
+    pub(crate) fn machine_code_file(&self) -> String {
+        self.file.replace(".cu", ".cubin")
+    }
+
     /// An entry point of this file. Panics where it is not listed: names are written in `ops` alone.
     pub(crate) const fn kernel(&'static self, index: usize) -> &'static Kernel {
         &self.kernels[index]
@@ -88,12 +93,18 @@ source!(
     ]
 );
 source!(LOGITS, "logits.cu", [kernel("edit_logits", 128, 32)]);
+source!(FILTERS, "filters.cu", [kernel("keep", 256, 64)]);
 source!(RANKS, "ranks.cu", [kernel("sum_ranks", 256, 40), kernel("side_by_side", 256, 40)]);
 source!(DRAW, "draw.cu", [kernel("draw", 256, 80)]);
+source!(RANDOM, "random.cu", [kernel("random_bf16", 256, 32), kernel("random_f32", 256, 32)]);
+source!(PROBE, "probe.cu", [kernel("read_words", 256, 48)]);
 
 /// All of them.
-pub(crate) fn all() -> [&'static Source; 11] {
-    [&EMBEDDING, &ROWS, &RMS_NORM, &HEADS, &SWIGLU, &GEMM_BF16, &INT8, &ATTENTION, &LOGITS, &RANKS, &DRAW]
+pub(crate) fn all() -> [&'static Source; 14] {
+    [
+        &EMBEDDING, &ROWS, &RMS_NORM, &HEADS, &SWIGLU, &GEMM_BF16, &INT8, &ATTENTION, &LOGITS, &FILTERS,
+        &RANKS, &DRAW, &RANDOM, &PROBE,
+    ]
 }
 
 #[cfg(test)]

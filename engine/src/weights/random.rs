@@ -6,7 +6,7 @@ use std::ops::Range;
 
 use half::bf16;
 
-use super::source::{NumbersMut, TensorPart, TensorSource};
+use super::source::{NumbersMut, RowSeeds, TensorPart, TensorSource};
 use crate::EngineError;
 
 /// Tensors that depend on the seed and their names alone.
@@ -15,13 +15,14 @@ pub(crate) struct RandomTensors {
 }
 
 impl RandomTensors {
+    /// What all numbers of row `row` of a tensor follow from.
+    fn state(&self, name: &str, row: usize) -> u64 {
+        name.bytes().fold(mix(self.seed ^ mix(row as u64)), |state, byte| mix(state ^ u64::from(byte)))
+    }
+
     /// Row `row` of a tensor, uniform with a variance of one over the row's length.
     fn row(&self, name: &str, row: usize, len: usize) -> impl Iterator<Item = bf16> + use<> {
-        let mut state = mix(self.seed ^ mix(row as u64));
-        for byte in name.bytes() {
-            state = mix(state ^ u64::from(byte));
-        }
-        let size = (3.0 / len as f32).sqrt();
+        let (state, size) = (self.state(name, row), size(len));
         (0..len as u64).map(move |i| {
             // 24 bits make a number in [-1, 1) exactly.
             let unit = (mix(state.wrapping_add(i)) >> 40) as f32 / (1 << 23) as f32 - 1.0;
@@ -50,11 +51,21 @@ impl TensorSource for RandomTensors {
         Ok(())
     }
 
+    fn seeds(&self, part: &TensorPart, rows: Range<usize>) -> Option<RowSeeds> {
+        let states = rows.map(|row| self.state(&part.name, part.rows.start + row)).collect();
+        Some(RowSeeds { states, columns: part.columns.clone(), size: size(part.shape[1]) })
+    }
+
     fn vector(&self, name: &str, len: usize) -> Result<Vec<f32>, EngineError> {
         // A norm's weights are ones, more or less; a bias is small.
         let centre = if name.ends_with("bias") { 0.0 } else { 1.0 };
         Ok(self.row(name, 0, len).map(|x| centre + x.to_f32()).collect())
     }
+}
+
+/// The largest number of a row of `len`.
+fn size(len: usize) -> f32 {
+    (3.0 / len as f32).sqrt()
 }
 
 /// The finalizer of splitmix64: equal inputs, equal outputs, and neighbours far apart.

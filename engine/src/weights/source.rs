@@ -7,7 +7,7 @@ use half::bf16;
 
 use crate::EngineError;
 use crate::k_slices::KSlices;
-use crate::weights::{LinearFormat, Matrix, MatrixData, MatrixFormat};
+use crate::weights::{LinearFormat, Matrix, MatrixData};
 
 /// A stored matrix, and what of it is wanted: all of it, or what one rank of several holds.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -60,6 +60,17 @@ impl NumbersMut<'_> {
     }
 }
 
+/// What rows of made numbers follow from, for a device that makes them by itself (`cuda/kernels/random.cu`).
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct RowSeeds {
+    /// One for each row.
+    pub(crate) states: Vec<u64>,
+    /// Columns that are wanted of each.
+    pub(crate) columns: Range<usize>,
+    /// The largest number.
+    pub(crate) size: f32,
+}
+
 /// Named tensors of checked shape.
 pub(crate) trait TensorSource: Sync {
     /// Whether the matrix is there and of that shape. Asked before memory is taken for it.
@@ -68,27 +79,13 @@ pub(crate) trait TensorSource: Sync {
     /// Fills `out` with rows of a matrix, one behind the other, of each the part's columns. `rows` counts from the part's first.
     fn read(&self, part: &TensorPart, rows: Range<usize>, out: NumbersMut<'_>) -> Result<(), EngineError>;
 
+    /// What the same rows follow from, where numbers are made and not read.
+    fn seeds(&self, _part: &TensorPart, _rows: Range<usize>) -> Option<RowSeeds> {
+        None
+    }
+
     /// A vector, always f32: norms and biases are too small to save on.
     fn vector(&self, name: &str, len: usize) -> Result<Vec<f32>, EngineError>;
-
-    /// A part of a matrix.
-    fn matrix(&self, part: &TensorPart, format: MatrixFormat) -> Result<Matrix, EngineError> {
-        self.check(part)?;
-        let (rows, shape) = (0..part.rows.len(), [part.rows.len(), part.columns.len()]);
-        let data = match format {
-            MatrixFormat::F32 => {
-                let mut numbers = bytemuck::zeroed_vec(shape[0] * shape[1]);
-                self.read(part, rows, NumbersMut::F32(&mut numbers))?;
-                MatrixData::from(numbers)
-            }
-            MatrixFormat::Bf16 => {
-                let mut numbers = bytemuck::zeroed_vec(shape[0] * shape[1]);
-                self.read(part, rows, NumbersMut::Bf16(&mut numbers))?;
-                MatrixData::from(numbers)
-            }
-        };
-        Ok(Matrix::new(data, shape))
-    }
 }
 
 /// The rows of something that is laid out, read block by block and by several threads at once.
@@ -124,11 +121,6 @@ pub(crate) struct Stacked<'a> {
 }
 
 impl LinearTensors<'_> {
-    /// The parts as floats.
-    pub(crate) fn matrices(&self, format: MatrixFormat) -> Result<Vec<Matrix>, EngineError> {
-        self.parts.iter().map(|part| self.source.matrix(part, format)).collect()
-    }
-
     /// The rows of the parts, of each the columns that `slices` cover.
     pub(crate) fn rows(&self) -> Result<Stacked<'_>, EngineError> {
         Stacked::new(self.source, self.parts.clone())
@@ -146,6 +138,34 @@ impl<'a> Stacked<'a> {
         parts.iter().try_for_each(|part| source.check(part))?;
         Ok(Self { source, parts })
     }
+
+    /// What rows follow from, where numbers are made and not read; the parts have the same columns.
+    pub(crate) fn seeds(&self, rows: Range<usize>) -> Option<RowSeeds> {
+        let mut all: Option<RowSeeds> = None;
+        self.pieces(rows).into_iter().try_for_each(|(part, rows)| {
+            let seeds = self.source.seeds(part, rows)?;
+            match &mut all {
+                Some(all) => all.states.extend(seeds.states),
+                None => all = Some(seeds),
+            }
+            Some(())
+        })?;
+        all
+    }
+
+    /// Rows as rows of the parts, each counted from its part's first.
+    fn pieces(&self, rows: Range<usize>) -> Vec<(&TensorPart, Range<usize>)> {
+        let mut first = 0;
+        let mut pieces = Vec::new();
+        for part in &self.parts {
+            let wanted = rows.start.max(first)..rows.end.min(first + part.rows.len());
+            if !wanted.is_empty() {
+                pieces.push((part, wanted.start - first..wanted.end - first));
+            }
+            first += part.rows.len();
+        }
+        pieces
+    }
 }
 
 impl RowBlocks for Stacked<'_> {
@@ -158,17 +178,12 @@ impl RowBlocks for Stacked<'_> {
     }
 
     fn read(&self, rows: Range<usize>, mut out: NumbersMut<'_>) -> Result<(), EngineError> {
-        let (columns, mut first, mut filled) = (self.columns(), 0, 0);
+        let (columns, mut filled) = (self.columns(), 0);
         assert_eq!(out.len(), rows.len() * columns, "rows are read to a place of their size");
-        for part in &self.parts {
-            let wanted = rows.start.max(first)..rows.end.min(first + part.rows.len());
-            if !wanted.is_empty() {
-                let end = filled + wanted.len() * columns;
-                let of_part = wanted.start - first..wanted.end - first;
-                self.source.read(part, of_part, out.part(filled..end))?;
-                filled = end;
-            }
-            first += part.rows.len();
+        for (part, rows) in self.pieces(rows) {
+            let end = filled + rows.len() * columns;
+            self.source.read(part, rows, out.part(filled..end))?;
+            filled = end;
         }
         Ok(())
     }

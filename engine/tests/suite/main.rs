@@ -5,6 +5,7 @@
 mod broken_files;
 mod exactness;
 mod golden;
+mod host_driver;
 mod limits;
 mod prefixes;
 mod quantized;

@@ -4,9 +4,9 @@
 //! noise bound it cheaply from above, so that only tokens that might win are scored, and those bits are made for a block of
 //! tokens side by side in vector registers; the plain loop that scores every token is the judge in the tests below. Nothing here may change which token the plain loop would pick.
 
+use crate::TokenId;
 use crate::logits::{DrawError, check_row, highest, keep};
 use crate::noise::{BLOCK, GUMBEL_MAX, Noise, Purpose, gumbel_bound, gumbel_from_bits, high_word};
-use crate::{SamplingParams, TokenId};
 
 use super::Place;
 
@@ -16,16 +16,12 @@ pub(super) fn ordinary(place: &Place<'_>) -> Result<TokenId, DrawError> {
     if sampling.is_greedy() {
         return check_row(logits, position);
     }
-    if has_filters(sampling) {
+    if sampling.has_filters() {
         let kept = keep(logits, sampling, position)?;
         return Ok(from_tokens(noise, position, Purpose::Draw, kept.tokens.iter().copied()));
     }
     let likeliest = check_row(logits, position)?;
     Ok(from_row(place, likeliest))
-}
-
-pub(super) fn has_filters(sampling: &SamplingParams) -> bool {
-    sampling.top_k > 0 || sampling.top_p < 1.0 || sampling.min_p > 0.0
 }
 
 /// The best token so far.
@@ -137,6 +133,7 @@ mod tests {
     use pulp::NullaryFnOnce;
 
     use super::*;
+    use crate::SamplingParams;
 
     /// The rule as it is written: score everything, keep the first best.
     fn naive(place: &Place<'_>) -> TokenId {

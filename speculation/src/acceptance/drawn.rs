@@ -28,13 +28,12 @@ impl RowDraw {
     }
 }
 
-/// Whether a row of this sequence comes to one draw that needs nothing but the row: coupled, without filters, its
-/// probabilities not asked for, no id biased twice.
+/// Whether a row of this sequence comes to one draw that needs nothing but the row: coupled, its probabilities not asked for, no
+/// id biased twice.
 pub fn is_drawn_apart(spec: &SequenceSpec) -> bool {
     let mut biased: Vec<TokenId> = spec.sampling.logit_bias.iter().map(|&(id, _)| id).collect();
     biased.sort_unstable();
     mode_in_force(spec) == AcceptanceMode::Coupled
-        && (spec.sampling.is_greedy() || !draw::has_filters(&spec.sampling))
         && spec.logprobs.is_none()
         && spec.prompt_logprobs.is_none()
         && biased.windows(2).all(|pair| pair[0] != pair[1])
@@ -80,14 +79,19 @@ pub fn draw_rows(
     for (i, row) in logits.chunks_exact_mut(vocab_size).enumerate() {
         let position = start + i as u32;
         crate::logits::process(row, spec, ahead.counts, position);
-        drawn.push(match draw::ordinary(&super::Place::new(spec, position, row)) {
-            Ok(token_id) => RowDraw::Token(token_id),
-            Err(DrawError::NotANumber { token_id, .. }) => RowDraw::NotANumber(token_id),
-            Err(_) => RowDraw::NothingAllowed,
-        });
+        drawn.push(draw_processed(spec, position, row));
         drafted.get(i).into_iter().for_each(|&id| ahead.push(id));
     }
     drawn
+}
+
+/// The draw at `position` from a row that went through [`crate::logits::process`], filters and all.
+pub fn draw_processed(spec: &SequenceSpec, position: u32, logits: &[f32]) -> RowDraw {
+    match draw::ordinary(&super::Place::new(spec, position, logits)) {
+        Ok(token_id) => RowDraw::Token(token_id),
+        Err(DrawError::NotANumber { token_id, .. }) => RowDraw::NotANumber(token_id),
+        Err(_) => RowDraw::NothingAllowed,
+    }
 }
 
 #[cfg(test)]
@@ -111,6 +115,7 @@ mod tests {
         let samplings = [
             plain.clone(),
             SamplingParams { temperature: 0.0, top_k: 3, ..plain.clone() },
+            SamplingParams { top_k: 12, top_p: 0.8, ..plain.clone() },
             SamplingParams { frequency_penalty: 0.9, logit_bias: vec![(3, 2.0)], min_tokens: 9, ..plain },
         ];
         let mut accepted_counts = Vec::new();
@@ -157,11 +162,9 @@ mod tests {
         let with = |sampling| SequenceSpec { sampling, ..Default::default() };
         let plain = SamplingParams::default();
         let bias = |list| SamplingParams { logit_bias: list, ..plain.clone() };
-        assert!(is_drawn_apart(&with(bias(vec![(1, 1.0), (2, 1.0)]))));
+        let filtered = SamplingParams { top_p: 0.9, top_k: 5, min_p: 0.1, ..plain.clone() };
+        assert!(is_drawn_apart(&with(bias(vec![(1, 1.0), (2, 1.0)]))) && is_drawn_apart(&with(filtered)));
         for spec in [
-            with(SamplingParams { top_p: 0.9, ..plain.clone() }),
-            with(SamplingParams { top_k: 1, ..plain.clone() }),
-            with(SamplingParams { min_p: 0.1, ..plain.clone() }),
             with(bias(vec![(1, 1.0), (2, 1.0), (1, 1.0)])),
             SequenceSpec { logprobs: Some(0), ..Default::default() },
             SequenceSpec { prompt_logprobs: Some(0), ..Default::default() },

@@ -44,7 +44,7 @@ mod drawn;
 mod rejection;
 mod typical;
 
-pub use drawn::{RowDraw, draw_rows, is_drawn_apart, verify_drawn};
+pub use drawn::{RowDraw, draw_processed, draw_rows, is_drawn_apart, verify_drawn};
 
 use crate::logits::{DrawError, TokenCounts, process, score};
 use crate::noise::Noise;

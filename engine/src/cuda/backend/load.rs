@@ -1,10 +1,11 @@
-//! Weights on their way to the device: bf16 as they are, int8 quantized there, row by row.
+//! Weights as they lie on the device: bf16 as they are, int8 quantized there, row by row.
 
 use std::sync::Arc;
 
 use half::bf16;
 
 use super::Borders;
+use super::feed::{feed_bf16, feed_f32};
 use crate::EngineError;
 use crate::cuda::CudaError;
 use crate::cuda::executor::{DeviceMemory, Executor, Tensor};
@@ -12,8 +13,8 @@ use crate::cuda::ops::{BF16_GRAIN, INT8_GRAIN, QuantizeRows, borders, check_bord
 use crate::k_slices::KSlices;
 use crate::model_config::ModelConfig;
 use crate::weights::{
-    Formats, LinearFormat, LinearTensors, Matrix, MatrixData, MatrixFormat, NumbersMut, QuantizedFormat,
-    RowBlocks,
+    Formats, LinearFormat, LinearTensors, MatrixFormat, QuantizedFormat, RowBlocks, Stacked, TensorPart,
+    TensorSource,
 };
 
 /// Rows that are quantized at a time, in bytes of f32.
@@ -89,10 +90,16 @@ impl<M> GpuLinear<M> {
 /// Uploads a table.
 pub(super) fn table<E: Executor>(
     executor: &mut E,
-    matrix: &Matrix,
+    source: &dyn TensorSource,
+    (part, format): (&TensorPart, MatrixFormat),
 ) -> Result<GpuTable<E::Memory>, EngineError> {
-    let (rows, columns) = (matrix.rows(), matrix.columns());
-    let numbers = Tensor::of(executor, bf16s(matrix)?, "the table of embeddings")?;
+    if format != MatrixFormat::Bf16 {
+        return Err(unsupported("f32"));
+    }
+    let stacked = Stacked::new(source, vec![part.clone()])?;
+    let (rows, columns) = (stacked.rows(), stacked.columns());
+    let mut numbers = Tensor::zeros(executor, rows * columns, "the table of embeddings")?;
+    feed_bf16(executor, &stacked, &mut numbers)?;
     let borders = upload_borders(executor, &KSlices::whole(columns), BF16_GRAIN)?;
     Ok(GpuTable { numbers: Arc::new(numbers), columns, rows, borders })
 }
@@ -105,15 +112,11 @@ pub(super) fn linear<E: Executor>(
     let slices = tensors.slices.moved_to_zero();
     let (n, k) = (tensors.parts.iter().map(|part| part.rows.len()).sum(), slices.end());
     let (weights, scales_after, borders) = match tensors.format {
-        LinearFormat::Float(format) => {
+        LinearFormat::Float(MatrixFormat::F32) => return Err(unsupported("f32")),
+        LinearFormat::Float(MatrixFormat::Bf16) => {
             let borders = upload_borders(executor, &slices, BF16_GRAIN)?;
             let mut weights = Tensor::zeros(executor, n * k, "weights")?;
-            let mut at = 0;
-            for matrix in tensors.matrices(format)? {
-                let numbers = bf16s(&matrix)?;
-                weights.write(executor, at, numbers)?;
-                at += numbers.len();
-            }
+            feed_bf16(executor, &tensors.rows()?, &mut weights)?;
             (GpuWeights::Bf16(Arc::new(weights)), None, borders)
         }
         LinearFormat::Quantized(QuantizedFormat::Int8) => {
@@ -160,37 +163,16 @@ fn quantize<E: Executor>(
     let whole_row = Tensor::of(executor, &[0, whole_k as u32], "borders of a row")?;
     let chunk_rows = (CHUNK_BYTES / (4 * whole_k)).clamp(1, n);
     let mut floats = Tensor::zeros(executor, chunk_rows * whole_k, "rows to quantize")?;
-    let mut whole_steps = Tensor::zeros(executor, chunk_rows * whole_k, "quantized rows")?;
-    let mut whole_scales = Tensor::zeros(executor, chunk_rows, "scales of rows")?;
     for from in (0..n).step_by(chunk_rows) {
         let count = chunk_rows.min(n - from);
-        let mut numbers = vec![0.0; count * whole_k];
-        rows.read(from..from + count, NumbersMut::F32(&mut numbers))?;
-        floats.write(executor, 0, &numbers)?;
-        let (steps_of_chunk, scales_of_chunk) = (&mut whole_steps, &mut whole_scales);
-        QuantizeRows {
-            x: &floats,
-            borders: &whole_row,
-            steps: steps_of_chunk,
-            scales: scales_of_chunk,
-            to_row: 0,
-        }
-        .launch(executor, count, whole_k)?;
-        let quantized = whole_steps.read(executor, 0..count * whole_k)?;
-        let mine: Vec<i8> =
-            quantized.chunks_exact(whole_k).flat_map(|row| &row[first..first + k]).copied().collect();
-        steps.write(executor, from * k, &mine)?;
-        let scales_of_chunk = whole_scales.read(executor, 0..count)?;
-        scales.write(executor, from, &scales_of_chunk)?;
+        feed_f32(executor, &rows, from..from + count, &mut floats)?;
+        let (x, borders, columns) = (&floats, &whole_row, first..first + k);
+        QuantizeRows { x, borders, steps: &mut steps, scales: &mut scales, to_row: from, columns }
+            .launch(executor, count, whole_k)?;
     }
+    // The floats go away, and what uses them may only be collected so far.
+    executor.flush()?;
     Ok((steps, scales))
-}
-
-fn bf16s(matrix: &Matrix) -> Result<&[bf16], EngineError> {
-    match matrix.data() {
-        MatrixData::Bf16(numbers) => Ok(numbers.as_slice()),
-        MatrixData::F32(_) => Err(unsupported("f32")),
-    }
 }
 
 /// Formats that have no kernels.

@@ -78,7 +78,8 @@ fn sequences() -> Vec<Sequence> {
         min_tokens: 30,
         ..plain.clone()
     };
-    let greedy = SamplingParams { temperature: 0.0, ..plain };
+    let greedy = SamplingParams { temperature: 0.0, ..plain.clone() };
+    let filtered = SamplingParams { top_k: 9, top_p: 0.8, min_p: 0.01, ..penalized.clone() };
     let sequence = |spec, context, drafted: &[TokenId]| Sequence {
         spec,
         prompt: vec![3, 5, 8, 13],
@@ -90,6 +91,8 @@ fn sequences() -> Vec<Sequence> {
         sequence(None, 22, &[7]),
         sequence(Some(spec(12, penalized)), 23, &[5, 5, 21, 5]),
         sequence(Some(spec(13, greedy)), 24, &[]),
+        sequence(Some(spec(14, filtered)), 25, &[6, 7]),
+        sequence(Some(spec(15, SamplingParams { top_p: 0.6, ..plain })), 26, &[8]),
     ]
 }
 

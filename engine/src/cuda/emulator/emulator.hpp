@@ -194,6 +194,11 @@ static void entry(void** params) {
   unpack<KERNEL>(KERNEL, params);
 }
 
+template <typename... Args>
+constexpr uint32_t num_params(void (*)(Args...)) {
+  return sizeof...(Args);
+}
+
 }  // namespace emulator
 
 static inline void __syncthreads() { emulator::wait(emulator::block_barrier); }

@@ -1,6 +1,6 @@
 // The coupled draw (docs/contract.md B2-B4): argmax over a row of logit / T + Gumbel noise, lowest id among equals;
 // the plain argmax where T < 1e-5. The noise is Philox-4x32-10 of (seed, position, token, choice), its logarithms
-// speculation::math's, operation by operation. Rows with min-p, top-k or top-p are drawn on the host.
+// speculation::math's, operation by operation. Where there are filters `keep` has masked what they bar.
 // Twin: speculation::acceptance, equal ids.
 
 // One row's draw; written by `ops/draw.rs`.

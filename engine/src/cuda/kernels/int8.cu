@@ -2,10 +2,10 @@
 // Sums are exact and every float operation is the CPU's, so the bits are the CPU's at every row count.
 // Twin: cpu::reference::QuantizedWeights, equal bits.
 
-// x [rows, k] f32, borders [slices + 1] -> steps [rows, k] int8, scales [rows, slices] f32.
-// Grid (rows, slices), 128 threads. A number that is not finite makes its scale NaN.
+// x [rows, k] f32, borders [slices + 1] -> steps [rows, kept] int8 of columns first .. first + kept, scales [rows, slices]
+// f32 of all columns. Grid (rows, slices), 128 threads. A number that is not finite makes its scale NaN.
 extern "C" __global__ void __launch_bounds__(128)
-    quantize_rows(const float* x, const u32* borders, signed char* steps, float* scales, u32 k) {
+    quantize_rows(const float* x, const u32* borders, signed char* steps, float* scales, u32 k, u32 first, u32 kept) {
   __shared__ float warp_largest[4];
   __shared__ u32 warp_bad[4];
   const u64 row = blockIdx.x;
@@ -35,7 +35,9 @@ extern "C" __global__ void __launch_bounds__(128)
   const float steps_per_unit = 127.0f / largest;
   for (u32 i = begin + threadIdx.x; i < end; i += blockDim.x) {
     const float step = fminf(fmaxf(rintf(x[row * k + i] * steps_per_unit), -127.0f), 127.0f);
-    steps[row * k + i] = counts ? (signed char)(i32)step : 0;
+    // Columns before the first wrap around.
+    const u32 at = i - first;
+    if (at < kept) steps[row * kept + at] = counts ? (signed char)(i32)step : 0;
   }
   if (threadIdx.x == 0) {
     const float scale = bad ? __uint_as_float(0x7fc00000u) : counts ? largest / 127.0f : 0.0f;

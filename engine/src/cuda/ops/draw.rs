@@ -1,9 +1,10 @@
-//! The coupled draw on the device: rows without filters; only ids come back.
+//! The coupled draw on the device; only ids come back.
 
 use speculation::SequenceSpec;
 use speculation::noise::Purpose;
 
 use super::Held;
+use super::filters::FilterRow;
 use super::logits::LogitEdit;
 use crate::cuda::CudaError;
 use crate::cuda::executor::{DeviceMemory, Executor, Params, Tensor, check};
@@ -45,17 +46,25 @@ pub(crate) struct Drawn {
     pub(crate) status: u32,
 }
 
-/// Where edits and draws go to and come from, kept between steps.
+/// Where edits, filters and draws go to and come from, kept between steps.
 #[derive(Debug)]
 pub(crate) struct DrawBuffers<M> {
     pub(super) edits: Held<M, LogitEdit>,
+    pub(super) filters: Held<M, FilterRow>,
+    pub(super) undecided: Held<M, u32>,
     draws: Held<M, DrawRow>,
     drawn: Held<M, Drawn>,
 }
 
 impl<M> Default for DrawBuffers<M> {
     fn default() -> Self {
-        Self { edits: Held::default(), draws: Held::default(), drawn: Held::default() }
+        Self {
+            edits: Held::default(),
+            filters: Held::default(),
+            undecided: Held::default(),
+            draws: Held::default(),
+            drawn: Held::default(),
+        }
     }
 }
 

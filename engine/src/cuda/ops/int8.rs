@@ -1,5 +1,7 @@
 //! int8 as docs/contract.md C1 has it: activations quantized by row and slice, exact sums.
 
+use std::ops::Range;
+
 use super::MAX_GRID_YZ;
 use super::gemm::{check_borders, check_product, choose};
 use crate::cuda::CudaError;
@@ -19,11 +21,13 @@ pub(crate) struct QuantizeRows<'a, M> {
     pub(crate) x: &'a Tensor<M, f32>,
     /// `[slices + 1]`, from 0 to k.
     pub(crate) borders: &'a Tensor<M, u32>,
-    /// `[rows, k]`, from row `to_row` on.
+    /// `[rows, columns.len()]`, from row `to_row` on.
     pub(crate) steps: &'a mut Tensor<M, i8>,
     /// `[rows, slices]`, from row `to_row` on.
     pub(crate) scales: &'a mut Tensor<M, f32>,
     pub(crate) to_row: usize,
+    /// Columns whose steps are kept; scales are of all.
+    pub(crate) columns: Range<usize>,
 }
 
 impl<M: DeviceMemory> QuantizeRows<'_, M> {
@@ -36,11 +40,14 @@ impl<M: DeviceMemory> QuantizeRows<'_, M> {
         check(kernel.name, ("rows", rows), rows > 0, "at least 1")?;
         check(kernel.name, ("slices", slices), (1..=MAX_GRID_YZ).contains(&slices), "at least 1")?;
         check_len(kernel.name, "x", self.x.len(), rows * k)?;
-        check_len(kernel.name, "steps", self.steps.len(), (self.to_row + rows) * k)?;
+        let kept = self.columns.len();
+        check(kernel.name, ("columns", self.columns.end), self.columns.end <= k, format!("at most {k}"))?;
+        check_len(kernel.name, "steps", self.steps.len(), (self.to_row + rows) * kept)?;
         check_len(kernel.name, "scales", self.scales.len(), (self.to_row + rows) * slices)?;
         let params = Params::default().read(self.x).read(self.borders);
-        let params = params.write_from(self.steps, self.to_row * k);
-        let params = params.write_from(self.scales, self.to_row * slices).u32(k);
+        let params = params.write_from(self.steps, self.to_row * kept);
+        let params = params.write_from(self.scales, self.to_row * slices);
+        let params = params.u32(k).u32(self.columns.start).u32(kept);
         // SAFETY: the kernel's parameters; rows are there by the checks, borders end at k by `check_borders` of the
         // product that they belong to.
         unsafe { executor.launch(kernel, [rows as u32, slices as u32, 1], &mut { params }) }

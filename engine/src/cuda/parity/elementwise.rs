@@ -8,7 +8,7 @@ use crate::cpu::reference;
 use crate::cuda::CudaError;
 use crate::cuda::executor::{Executor, Tensor};
 use crate::cuda::ops::{
-    Embedding, RmsNorm, WriteKv, add, finish_sum, norm_heads, rotate, swiglu, take_rows, to_bf16,
+    Embedding, RmsNorm, WriteKv, add, finish_sum, norm_heads, read_words, rotate, swiglu, take_rows, to_bf16,
 };
 
 pub(super) fn cases<E: Executor>(e: &mut E, scale: Scale) -> Result<Vec<Parity>, CudaError> {
@@ -21,7 +21,22 @@ pub(super) fn cases<E: Executor>(e: &mut E, scale: Scale) -> Result<Vec<Parity>,
         parities.extend(heads(e, HeadLayout { num_heads, num_kv_heads, head_dim })?);
     }
     parities.push(silu(e, scale.pick((3, 300), (64, 14_336)))?);
+    for len in scale.pick(vec![4, 1020, 9000], vec![4, 1 << 24, (1 << 24) + 12]) {
+        parities.push(reading(e, (len, scale.pick(2, 640)))?);
+    }
     Ok(parities)
+}
+
+/// What blocks make of the words that they read.
+fn reading<E: Executor>(e: &mut E, (len, blocks): (usize, usize)) -> Result<Parity, CudaError> {
+    let mut numbers = Numbers(12);
+    let words: Vec<u32> = (0..len).map(|_| numbers.bits() as u32).collect();
+    let on_device = Tensor::of(e, &words, "words")?;
+    let mut sums = Tensor::zeros(e, blocks, "sums")?;
+    read_words(e, &on_device, &mut sums)?;
+    let mut expected = vec![0; blocks];
+    words.iter().enumerate().for_each(|(i, word)| expected[i / (4 * 256) % blocks] ^= word);
+    Ok(compare_equal(format!("read_words, {len} in {blocks} blocks"), &sums.read(e, 0..blocks)?, &expected))
 }
 
 fn embedding<E: Executor>(e: &mut E, scale: Scale) -> Result<Parity, CudaError> {

@@ -1,5 +1,7 @@
 //! The two products, over row counts that fill tiles and that do not, and the order of K that must not depend on them.
 
+use std::ops::Range;
+
 use half::bf16;
 
 use super::{Numbers, Parity, Scale, compare, compare_equal, widened};
@@ -20,6 +22,7 @@ pub(super) fn cases<E: Executor>(e: &mut E, scale: Scale) -> Result<Vec<Parity>,
         parities.extend(gemm_int8(e, (rows, n), &KSlices::eighths(k, 32))?);
         parities.extend(gemm_int8(e, (rows, n), &KSlices::whole(whole))?);
     }
+    parities.extend(part_of_columns(e, scale.pick((5, 96), (64, 8192)))?);
     // Slices of whole heads, half of them empty.
     parities.push(gemm_bf16(e, (3, 16), &KSlices::eighths(64, 16))?);
     parities.extend(gemm_int8(e, (3, 16), &KSlices::eighths(64, 16))?);
@@ -91,6 +94,7 @@ pub(super) fn gemm_int8<E: Executor>(
         steps: &mut steps,
         scales: &mut scales,
         to_row,
+        columns: 0..k,
     }
     .launch(e, n, k)?;
 
@@ -106,6 +110,7 @@ pub(super) fn gemm_int8<E: Executor>(
         steps: &mut x_steps,
         scales: &mut x_scales,
         to_row,
+        columns: 0..k,
     }
     .launch(e, rows, k)?;
     let on_host = borders(slices, INT8_GRAIN);
@@ -137,6 +142,29 @@ pub(super) fn gemm_int8<E: Executor>(
         &found,
         &expected,
     )])
+}
+
+/// Steps of some columns only: those of all, and the same scales.
+fn part_of_columns<E: Executor>(e: &mut E, (rows, k): (usize, usize)) -> Result<Vec<Parity>, CudaError> {
+    let on_device = Tensor::of(e, &Numbers(13).vec(rows * k, 2.0), "x")?;
+    let borders = Tensor::of(e, &[0, k as u32], "borders")?;
+    let mut quantized = |columns: Range<usize>| -> Result<(Vec<i8>, Vec<f32>), CudaError> {
+        let len = rows * columns.len();
+        let (mut steps, mut scales) = (Tensor::zeros(e, len, "steps")?, Tensor::zeros(e, rows, "scales")?);
+        let (x, borders) = (&on_device, &borders);
+        QuantizeRows { x, borders, steps: &mut steps, scales: &mut scales, to_row: 0, columns }
+            .launch(e, rows, k)?;
+        Ok((steps.read(e, 0..len)?, scales.read(e, 0..rows)?))
+    };
+    let (all, scales) = quantized(0..k)?;
+    let mut parities = Vec::new();
+    for columns in [0..k / 3, k / 3..k / 2, k / 2..k] {
+        let expected: Vec<i8> = all.chunks_exact(k).flat_map(|row| &row[columns.clone()]).copied().collect();
+        let (steps, scales_of_part) = quantized(columns.clone())?;
+        parities.push(compare_equal(format!("quantize_rows of {k}, columns {columns:?}"), &steps, &expected));
+        parities.push(compare(format!("their scales, columns {columns:?}"), 0.0, &scales_of_part, &scales));
+    }
+    Ok(parities)
 }
 
 /// The rows of a large product, one by one: the same bits.

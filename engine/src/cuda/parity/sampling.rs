@@ -10,7 +10,7 @@ use super::{Numbers, Parity, Scale, compare, compare_equal};
 use crate::TokenId;
 use crate::cuda::CudaError;
 use crate::cuda::executor::{Executor, Tensor};
-use crate::cuda::ops::{DrawBuffers, DrawRow, Drawn, draw, edit_logits, edits_of};
+use crate::cuda::ops::{DrawBuffers, DrawRow, Drawn, FilterRow, draw, edit_logits, edits_of, keep};
 
 pub(super) fn cases<E: Executor>(e: &mut E, scale: Scale) -> Result<Vec<Parity>, CudaError> {
     let mut parities = known_answers(e)?;
@@ -21,7 +21,90 @@ pub(super) fn cases<E: Executor>(e: &mut E, scale: Scale) -> Result<Vec<Parity>,
         }
     }
     parities.push(bad_rows(e)?);
+    for vocab in scale.pick(vec![1, 40, 1500, 3001], vec![1000, 32_000, 151_936]) {
+        parities.extend(filters(e, (vocab, scale.pick(2, 8)))?);
+    }
+    parities.push(undecided(e, scale.pick(3000, 128_256))?);
     Ok(parities)
+}
+
+/// What a filter leaves of rows like a model's, rows that tie everywhere, and rows of which most is masked: the tokens that the host
+/// keeps, or the row as it was where it lies with the host.
+fn filters<E: Executor>(e: &mut E, (vocab, rows): (usize, usize)) -> Result<Vec<Parity>, CudaError> {
+    let plain = SamplingParams::default();
+    let stride = vocab + 3;
+    let mut parities = Vec::new();
+    for (name, sampling) in [
+        ("top-k 1", SamplingParams { top_k: 1, ..plain.clone() }),
+        ("top-k 40", SamplingParams { top_k: 40, ..plain.clone() }),
+        ("top-p 0.9", SamplingParams { top_p: 0.9, temperature: 0.7, ..plain.clone() }),
+        ("top-p 0", SamplingParams { top_p: 0.0, ..plain.clone() }),
+        ("min-p 0.05", SamplingParams { min_p: 0.05, temperature: 1.3, ..plain.clone() }),
+        ("top-k 1024, top-p 0.8", SamplingParams { top_k: 1024, top_p: 0.8, ..plain.clone() }),
+        ("all three", SamplingParams { top_k: 100, top_p: 0.95, min_p: 0.01, ..plain.clone() }),
+        ("min-p and top-p, hot", SamplingParams { top_p: 0.7, min_p: 0.02, temperature: 4.0, ..plain }),
+    ] {
+        let (mut logits, mut expected, mut listed) = (Vec::new(), Vec::new(), Vec::new());
+        for row in 0..rows as u32 {
+            let mut numbers = model_row(vocab, row);
+            match row % 4 {
+                1 => numbers.iter_mut().for_each(|x| *x = x.round()),
+                2 => numbers.iter_mut().skip(1).step_by(2).for_each(|x| *x = f32::NEG_INFINITY),
+                3 => {
+                    numbers.iter_mut().enumerate().for_each(|(i, x)| *x = if i % 3 == 0 { -0.0 } else { 0.0 })
+                }
+                _ => {}
+            }
+            listed.extend(FilterRow::new(row, &sampling));
+            expected.extend(kept_of(&numbers, &sampling));
+            expected.extend([1e30; 3]);
+            logits.extend(numbers);
+            logits.extend([1e30; 3]);
+        }
+        let mut on_device = Tensor::of(e, &logits, "logits")?;
+        let left = keep(e, &mut DrawBuffers::default(), &mut on_device, &listed, (vocab, stride))?;
+        let mut found = on_device.read(e, 0..logits.len())?;
+        for row in &left {
+            // It must be as it was; and then it is the host's.
+            let range = *row as usize * stride..(*row as usize + 1) * stride;
+            if found[range.clone()] == logits[range.clone()] {
+                found[range.clone()].copy_from_slice(&expected[range]);
+            }
+        }
+        let case = format!("{name} of {vocab}, {} of {rows} rows left to the host", left.len());
+        parities.push(compare(case, 0.0, &found, &expected));
+    }
+    Ok(parities)
+}
+
+/// A row with what the host's filters bar masked.
+fn kept_of(logits: &[f32], sampling: &SamplingParams) -> Vec<f32> {
+    let kept = speculation::logits::keep(logits, sampling, 0).expect("a row with a number can be drawn from");
+    let mut masked = vec![f32::NEG_INFINITY; logits.len()];
+    kept.tokens.iter().for_each(|&(id, _)| masked[id as usize] = logits[id as usize]);
+    masked
+}
+
+/// Which rows are left to the host: those whose border lies behind the candidates, and no others.
+fn undecided<E: Executor>(e: &mut E, vocab: usize) -> Result<Parity, CudaError> {
+    let plain = SamplingParams::default();
+    let flat = vec![0.25f32; vocab];
+    let mut peaked = flat.clone();
+    peaked[vocab / 2] = 60.0;
+    let rows = [
+        (&flat, SamplingParams { top_p: 0.5, ..plain.clone() }),
+        (&flat, SamplingParams { min_p: 0.5, ..plain.clone() }),
+        (&flat, SamplingParams { top_k: 2000, ..plain.clone() }),
+        (&flat, SamplingParams { top_k: 1024, top_p: 0.99, ..plain.clone() }),
+        (&peaked, SamplingParams { top_p: 0.999, ..plain.clone() }),
+        (&peaked, SamplingParams { min_p: 0.001, ..plain }),
+    ];
+    let logits: Vec<f32> = rows.iter().flat_map(|(row, _)| (*row).clone()).collect();
+    let mut on_device = Tensor::of(e, &logits, "logits")?;
+    let filters: Vec<FilterRow> =
+        rows.iter().zip(0..).filter_map(|((_, sampling), row)| FilterRow::new(row, sampling)).collect();
+    let left = keep(e, &mut DrawBuffers::default(), &mut on_device, &filters, (vocab, vocab))?;
+    Ok(compare_equal("rows that the host decides", &left, &[0, 1, 2]))
 }
 
 /// What the host draws, in the kernel's words.

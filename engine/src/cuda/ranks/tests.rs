@@ -1,15 +1,19 @@
 //! Models on several emulated devices: every number of ranks gives the bits of one, through the ranks' own threads, and a rank
 //! that fails takes the others down.
 
+use std::collections::HashSet;
+use std::ops::Range;
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, Condvar, Mutex};
+use std::thread::ThreadId;
 use std::time::Duration;
 
 use super::{Exchange, Ranks, load_on, on_device};
 use crate::collective::Meeting;
 use crate::cuda::emulator::Emulator;
 use crate::cuda::whole_model::run;
-use crate::{Engine, LoadOptions, WeightFormat};
+use crate::weights::{NumbersMut, TensorPart, TensorSource};
+use crate::{Engine, EngineError, LoadOptions, WeightFormat};
 
 /// A config.json in a directory of its own, eight query heads wide.
 fn config(kv_heads: u64, tied: bool) -> tempfile::TempDir {
@@ -100,4 +104,45 @@ fn a_rank_whose_kernels_fail_takes_the_model_down_by_name() {
     let said = error.to_string();
     assert!(said.contains("rank 1 is lost") && said.contains("the emulator was told to fail"), "{said}");
     assert_eq!(run(&mut engine).unwrap_err().to_string(), said, "lost for good");
+}
+
+/// Tensors whose first reader waits for a second one.
+struct ReadTogether<'a> {
+    source: &'a dyn TensorSource,
+    readers: Mutex<HashSet<ThreadId>>,
+    came: Condvar,
+}
+
+impl TensorSource for ReadTogether<'_> {
+    fn check(&self, part: &TensorPart) -> Result<(), EngineError> {
+        let mut readers = self.readers.lock().unwrap();
+        readers.insert(std::thread::current().id());
+        self.came.notify_all();
+        let alone = |readers: &mut HashSet<ThreadId>| readers.len() < 2;
+        let (readers, waited) =
+            self.came.wait_timeout_while(readers, Duration::from_secs(20), alone).unwrap();
+        assert!(!waited.timed_out(), "{} rank reads, and the other waits for it", readers.len());
+        self.source.check(part)
+    }
+
+    fn read(&self, part: &TensorPart, rows: Range<usize>, out: NumbersMut<'_>) -> Result<(), EngineError> {
+        self.source.read(part, rows, out)
+    }
+
+    fn vector(&self, name: &str, len: usize) -> Result<Vec<f32>, EngineError> {
+        self.source.vector(name, len)
+    }
+}
+
+/// Made on the host and read by both at a time, the weights are those that devices make by themselves.
+#[test]
+fn ranks_read_side_by_side() {
+    let dir = config(4, true);
+    let options = options(&dir, WeightFormat::Int8);
+    let mut made = engine(&options, ranks(2));
+    let read = Engine::random_by(&options, 7, |source, model| {
+        let source = ReadTogether { source, readers: Mutex::new(HashSet::new()), came: Condvar::new() };
+        load_on(ranks(2), &options, &source, model)
+    });
+    assert!(run(&mut read.unwrap()).unwrap() == run(&mut made).unwrap(), "the bits differ");
 }

@@ -1,0 +1,68 @@
+//! Rows of matrices to the device: read into memory that it copies from while the next are read, or made there where they are
+//! made at all.
+
+use std::ops::Range;
+
+use half::bf16;
+
+use crate::EngineError;
+use crate::cuda::executor::{Executor, Tensor};
+use crate::cuda::ops::{random_bf16, random_f32};
+use crate::weights::{NumbersMut, RowBlocks, Stacked};
+
+/// Bytes that are read before they are copied: of two such places one is filled while the other is emptied.
+const CHUNK_BYTES: usize = 8 << 20;
+/// Rows whose seeds go to the device at a time.
+const SEEDED_ROWS: usize = 1 << 16;
+
+/// Puts all rows where they stay.
+pub(super) fn feed_bf16<E: Executor>(
+    executor: &mut E,
+    rows: &Stacked<'_>,
+    out: &mut Tensor<E::Memory, bf16>,
+) -> Result<(), EngineError> {
+    let columns = rows.columns();
+    for range in chunks(0..rows.rows(), SEEDED_ROWS) {
+        if let Some(seeds) = rows.seeds(range.clone()) {
+            random_bf16(executor, &seeds, (out, range.start))?;
+            continue;
+        }
+        for range in chunks(range, rows_of_chunk(columns * size_of::<bf16>())) {
+            let (at, len) = (range.start * columns, range.len() * columns);
+            let mut read = |numbers: &mut [bf16]| rows.read(range.clone(), NumbersMut::Bf16(numbers));
+            out.write_by(executor, (at, len), &mut read)?;
+        }
+    }
+    Ok(())
+}
+
+/// Puts some rows at the beginning of `out`, widened.
+pub(super) fn feed_f32<E: Executor>(
+    executor: &mut E,
+    rows: &Stacked<'_>,
+    wanted: Range<usize>,
+    out: &mut Tensor<E::Memory, f32>,
+) -> Result<(), EngineError> {
+    let (columns, first) = (rows.columns(), wanted.start);
+    for range in chunks(wanted, SEEDED_ROWS) {
+        if let Some(seeds) = rows.seeds(range.clone()) {
+            random_f32(executor, &seeds, (out, range.start - first))?;
+            continue;
+        }
+        for range in chunks(range, rows_of_chunk(columns * size_of::<f32>())) {
+            let (at, len) = ((range.start - first) * columns, range.len() * columns);
+            let mut read = |numbers: &mut [f32]| rows.read(range.clone(), NumbersMut::F32(numbers));
+            out.write_by(executor, (at, len), &mut read)?;
+        }
+    }
+    Ok(())
+}
+
+fn rows_of_chunk(row_bytes: usize) -> usize {
+    (CHUNK_BYTES / row_bytes.max(1)).max(1)
+}
+
+/// `range` in pieces of at most `len`.
+fn chunks(range: Range<usize>, len: usize) -> impl Iterator<Item = Range<usize>> {
+    range.clone().step_by(len).map(move |first| first..range.end.min(first + len))
+}

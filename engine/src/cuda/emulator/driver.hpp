@@ -1,0 +1,382 @@
+// The CUDA driver on the host: the functions that the engine calls, over kernels that `emulator.hpp` runs. `host_driver.rs`
+// builds it into a libcuda.so, so that `device.rs`, workers and `gpu-check` can be run, whole, where there is no GPU.
+//
+// It is as late as the real one may be: what is put into a stream happens only when somebody waits for it, pinned memory is
+// read then and not before, fresh memory holds rubbish, freed memory is gone. So a missing wait, a staging buffer that is
+// filled too soon, or memory that was never written shows as wrong numbers or a crash, here and at once. What it cannot
+// show: speed, two kernels at a time, and whatever the real driver does that its documentation does not say.
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <set>
+
+extern "C" {
+void emulator_launch(void (*kernel)(void**), const uint32_t* grid, uint32_t threads, void** params);
+void* emulator_alloc(size_t bytes);
+void emulator_free(void* memory, size_t bytes);
+}
+
+namespace driver {
+
+// CUresult, as cuda.h numbers them.
+enum Result {
+  SUCCESS = 0,
+  INVALID_VALUE = 1,
+  OUT_OF_MEMORY = 2,
+  INVALID_DEVICE = 101,
+  INVALID_IMAGE = 200,
+  INVALID_CONTEXT = 201,
+  INVALID_HANDLE = 400,
+  NOT_FOUND = 500,
+  NOT_READY = 600,
+  CAPTURE_UNSUPPORTED = 900,
+};
+
+constexpr size_t TOTAL_BYTES = 512u << 20;
+constexpr uint8_t RUBBISH = 0xa5;
+
+using Work = std::function<void()>;
+
+struct Kernel {
+  void (*entry)(void**);
+  uint32_t num_params;
+  uint32_t max_threads;
+};
+
+struct Graph {
+  std::deque<Work> work;
+};
+
+struct Stream {
+  std::deque<Work> work;
+  Graph* captured = nullptr;
+};
+
+// Everything that its stream held when it was recorded; done once that has run.
+struct Event {
+  std::shared_ptr<bool> done = std::make_shared<bool>(true);
+  Stream* stream = nullptr;
+};
+
+static std::recursive_mutex turn;
+static std::set<Stream*> streams;
+static std::map<uintptr_t, size_t> device_memory, pinned_memory;
+static size_t held_bytes = 0;
+static thread_local void* current = nullptr;
+static int the_context;
+
+static void run(Stream& stream) {
+  while (!stream.work.empty()) {
+    Work next = std::move(stream.work.front());
+    stream.work.pop_front();
+    next();
+  }
+}
+
+static void put(Stream& stream, Work work) { (stream.captured ? stream.captured->work : stream.work).push_back(std::move(work)); }
+
+// Written by `host_driver.rs`: nothing where there is no such kernel.
+static Kernel* find(const char* name);
+
+static bool lies_in(const std::map<uintptr_t, size_t>& memory, uintptr_t at, size_t bytes) {
+  auto next = memory.upper_bound(at);
+  if (next == memory.begin()) return false;
+  --next;
+  return at + bytes <= next->first + next->second;
+}
+
+static bool on_device(uint64_t at, size_t bytes) { return lies_in(device_memory, at, bytes); }
+static bool is_pinned(const void* at, size_t bytes) { return lies_in(pinned_memory, (uintptr_t)at, bytes); }
+
+static const char* name_of(int result) {
+  switch (result) {
+    case SUCCESS: return "CUDA_SUCCESS";
+    case INVALID_VALUE: return "CUDA_ERROR_INVALID_VALUE";
+    case OUT_OF_MEMORY: return "CUDA_ERROR_OUT_OF_MEMORY";
+    case INVALID_DEVICE: return "CUDA_ERROR_INVALID_DEVICE";
+    case INVALID_IMAGE: return "CUDA_ERROR_INVALID_IMAGE";
+    case INVALID_CONTEXT: return "CUDA_ERROR_INVALID_CONTEXT";
+    case INVALID_HANDLE: return "CUDA_ERROR_INVALID_HANDLE";
+    case NOT_FOUND: return "CUDA_ERROR_NOT_FOUND";
+    case NOT_READY: return "CUDA_ERROR_NOT_READY";
+    case CAPTURE_UNSUPPORTED: return "CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED";
+    default: return "an error that the host's driver does not have";
+  }
+}
+
+}  // namespace driver
+
+// One caller at a time, with the context taken by its thread.
+#define OUTRIDER_TURN                                            \
+  std::lock_guard<std::recursive_mutex> guard(driver::turn);     \
+  if (!driver::current) return driver::INVALID_CONTEXT
+// The same for what must not be called while the stream captures.
+#define OUTRIDER_NO_CAPTURE(stream) \
+  OUTRIDER_TURN;                    \
+  if ((stream)->captured) return driver::CAPTURE_UNSUPPORTED
+
+extern "C" {
+
+using namespace driver;
+
+int cuInit(unsigned) { return SUCCESS; }
+int cuDriverGetVersion(int* version) { return *version = 13000, SUCCESS; }
+int cuDeviceGetCount(int* count) { return *count = 1, SUCCESS; }
+int cuDeviceGet(int* device, int ordinal) { return *device = ordinal, ordinal == 0 ? SUCCESS : INVALID_DEVICE; }
+
+int cuDeviceGetName(char* name, int len, int) {
+  std::snprintf(name, (size_t)len, "the host (emulated, no GPU)");
+  return SUCCESS;
+}
+
+int cuDeviceGetAttribute(int* value, int attribute, int) {
+  // COMPUTE_CAPABILITY_MAJOR and _MINOR, MULTIPROCESSOR_COUNT, MEMORY_POOLS_SUPPORTED.
+  *value = attribute == 75 ? 9 : attribute == 76 ? 0 : attribute == 16 ? 2 : attribute == 115 ? 1 : -1;
+  return *value < 0 ? INVALID_VALUE : SUCCESS;
+}
+
+int cuDevicePrimaryCtxRetain(void** context, int) { return *context = &the_context, SUCCESS; }
+int cuDevicePrimaryCtxRelease_v2(int) { return SUCCESS; }
+int cuCtxSetCurrent(void* context) { return driver::current = context, SUCCESS; }
+int cuCtxGetCurrent(void** context) { return *context = driver::current, SUCCESS; }
+int cuGetErrorName(int result, const char** name) { return *name = name_of(result), SUCCESS; }
+int cuGetErrorString(int result, const char** text) { return *text = name_of(result), SUCCESS; }
+
+int cuMemGetInfo_v2(size_t* free, size_t* total) {
+  OUTRIDER_TURN;
+  *total = TOTAL_BYTES;
+  *free = TOTAL_BYTES - held_bytes;
+  return SUCCESS;
+}
+
+int cuMemAllocAsync(uint64_t* address, size_t bytes, Stream* stream) {
+  OUTRIDER_NO_CAPTURE(stream);
+  if (bytes == 0) return INVALID_VALUE;
+  if (held_bytes + bytes > TOTAL_BYTES) return OUT_OF_MEMORY;
+  void* memory = emulator_alloc(bytes);
+  if (!memory) return OUT_OF_MEMORY;
+  held_bytes += bytes;
+  std::memset(memory, RUBBISH, bytes);
+  device_memory[(uintptr_t)memory] = bytes;
+  *address = (uintptr_t)memory;
+  return SUCCESS;
+}
+
+int cuMemFreeAsync(uint64_t address, Stream* stream) {
+  OUTRIDER_NO_CAPTURE(stream);
+  if (!device_memory.count(address)) return INVALID_VALUE;
+  put(*stream, [address] {
+    const size_t bytes = device_memory[address];
+    device_memory.erase(address);
+    held_bytes -= bytes;
+    emulator_free((void*)address, bytes);
+  });
+  return SUCCESS;
+}
+
+int cuMemHostAlloc(void** memory, size_t bytes, unsigned) {
+  OUTRIDER_TURN;
+  *memory = emulator_alloc(bytes);
+  if (!*memory) return OUT_OF_MEMORY;
+  pinned_memory[(uintptr_t)*memory] = bytes;
+  return SUCCESS;
+}
+
+int cuMemFreeHost(void* memory) {
+  OUTRIDER_TURN;
+  auto found = pinned_memory.find((uintptr_t)memory);
+  if (found == pinned_memory.end()) return INVALID_VALUE;
+  emulator_free(memory, found->second);
+  pinned_memory.erase(found);
+  return SUCCESS;
+}
+
+int cuMemsetD8Async(uint64_t to, unsigned char value, size_t bytes, Stream* stream) {
+  OUTRIDER_TURN;
+  if (!on_device(to, bytes)) return INVALID_VALUE;
+  put(*stream, [=] { std::memset((void*)to, value, bytes); });
+  return SUCCESS;
+}
+
+int cuMemcpyHtoDAsync_v2(uint64_t to, const void* from, size_t bytes, Stream* stream) {
+  OUTRIDER_TURN;
+  if (!on_device(to, bytes)) return INVALID_VALUE;
+  if (is_pinned(from, bytes)) {
+    put(*stream, [=] { std::memcpy((void*)to, from, bytes); });
+    return SUCCESS;
+  }
+  if (stream->captured) return CAPTURE_UNSUPPORTED;
+  // Memory that may be paged out is copied aside before the call returns.
+  auto aside = std::make_shared<std::vector<char>>((const char*)from, (const char*)from + bytes);
+  put(*stream, [=] { std::memcpy((void*)to, aside->data(), bytes); });
+  return SUCCESS;
+}
+
+int cuMemcpyDtoHAsync_v2(void* to, uint64_t from, size_t bytes, Stream* stream) {
+  OUTRIDER_NO_CAPTURE(stream);
+  if (!on_device(from, bytes)) return INVALID_VALUE;
+  put(*stream, [=] { std::memcpy(to, (const void*)from, bytes); });
+  // To memory that may be paged out the call returns once the copy is there.
+  if (!is_pinned(to, bytes)) run(*stream);
+  return SUCCESS;
+}
+
+int cuMemcpyDtoDAsync_v2(uint64_t to, uint64_t from, size_t bytes, Stream* stream) {
+  OUTRIDER_TURN;
+  if (!on_device(to, bytes) || !on_device(from, bytes)) return INVALID_VALUE;
+  put(*stream, [=] { std::memmove((void*)to, (const void*)from, bytes); });
+  return SUCCESS;
+}
+
+int cuStreamCreate(Stream** stream, unsigned) {
+  OUTRIDER_TURN;
+  streams.insert(*stream = new Stream);
+  return SUCCESS;
+}
+
+int cuStreamDestroy_v2(Stream* stream) {
+  OUTRIDER_TURN;
+  run(*stream);
+  streams.erase(stream);
+  delete stream;
+  return SUCCESS;
+}
+
+int cuStreamSynchronize(Stream* stream) {
+  OUTRIDER_NO_CAPTURE(stream);
+  run(*stream);
+  return SUCCESS;
+}
+
+// Says once that work is under way, and does it.
+int cuStreamQuery(Stream* stream) {
+  OUTRIDER_NO_CAPTURE(stream);
+  if (stream->work.empty()) return SUCCESS;
+  run(*stream);
+  return NOT_READY;
+}
+
+int cuCtxSynchronize() {
+  OUTRIDER_TURN;
+  for (Stream* stream : streams) {
+    if (stream->captured) return CAPTURE_UNSUPPORTED;
+    run(*stream);
+  }
+  return SUCCESS;
+}
+
+int cuEventCreate(Event** event, unsigned) {
+  OUTRIDER_TURN;
+  *event = new Event;
+  return SUCCESS;
+}
+
+int cuEventDestroy_v2(Event* event) {
+  OUTRIDER_TURN;
+  delete event;
+  return SUCCESS;
+}
+
+int cuEventRecord(Event* event, Stream* stream) {
+  OUTRIDER_NO_CAPTURE(stream);
+  auto done = std::make_shared<bool>(false);
+  event->done = done;
+  event->stream = stream;
+  put(*stream, [done] { *done = true; });
+  return SUCCESS;
+}
+
+// Runs the event's stream as far as the event and no further.
+int cuEventSynchronize(Event* event) {
+  OUTRIDER_TURN;
+  while (!*event->done) {
+    Work next = std::move(event->stream->work.front());
+    event->stream->work.pop_front();
+    next();
+  }
+  return SUCCESS;
+}
+
+// Says once that work is under way, and does it.
+int cuEventQuery(Event* event) {
+  OUTRIDER_TURN;
+  if (*event->done) return SUCCESS;
+  cuEventSynchronize(event);
+  return NOT_READY;
+}
+
+int cuStreamWaitEvent(Stream* stream, Event* event, unsigned) {
+  OUTRIDER_NO_CAPTURE(stream);
+  Event copy = *event;
+  if (copy.stream) put(*stream, [copy]() mutable { cuEventSynchronize(&copy); });
+  return SUCCESS;
+}
+
+// Machine code is not looked into: its kernels are here. What is no image at all is refused.
+int cuModuleLoadData(void** module, const void* image) {
+  OUTRIDER_TURN;
+  const bool is_elf = std::memcmp(image, "\x7f" "ELF", 4) == 0;
+  if (!is_elf && std::strncmp((const char*)image, "host kernels", 12) != 0) return INVALID_IMAGE;
+  return *module = &the_context, SUCCESS;
+}
+
+int cuModuleUnload(void*) { return SUCCESS; }
+
+int cuModuleGetFunction(Kernel** function, void*, const char* name) {
+  OUTRIDER_TURN;
+  return *function = find(name), *function ? SUCCESS : NOT_FOUND;
+}
+
+int cuLaunchKernel(Kernel* kernel, unsigned x, unsigned y, unsigned z, unsigned threads, unsigned threads_y, unsigned threads_z,
+                   unsigned shared_bytes, Stream* stream, void** params, void** extra) {
+  OUTRIDER_TURN;
+  const bool grid_fits = x > 0 && y > 0 && z > 0 && x <= 0x7fffffffu && y <= 65535 && z <= 65535;
+  const bool block_fits = threads > 0 && threads <= kernel->max_threads && threads_y == 1 && threads_z == 1;
+  if (!grid_fits || !block_fits || shared_bytes || extra) return INVALID_VALUE;
+  std::vector<uint64_t> values(kernel->num_params);
+  for (uint32_t i = 0; i < kernel->num_params; ++i) std::memcpy(&values[i], params[i], 8);
+  put(*stream, [=]() mutable {
+    std::vector<void*> places;
+    for (uint64_t& value : values) places.push_back(&value);
+    const uint32_t grid[3] = {x, y, z};
+    emulator_launch(kernel->entry, grid, threads, places.data());
+  });
+  return SUCCESS;
+}
+
+int cuStreamBeginCapture_v2(Stream* stream, int) {
+  OUTRIDER_NO_CAPTURE(stream);
+  stream->captured = new Graph;
+  return SUCCESS;
+}
+
+int cuStreamEndCapture(Stream* stream, Graph** graph) {
+  OUTRIDER_TURN;
+  if (!stream->captured) return INVALID_VALUE;
+  *graph = stream->captured;
+  stream->captured = nullptr;
+  return SUCCESS;
+}
+
+int cuGraphInstantiateWithFlags(Graph** executable, Graph* graph, unsigned long long) {
+  OUTRIDER_TURN;
+  return *executable = new Graph(*graph), SUCCESS;
+}
+
+int cuGraphLaunch(Graph* executable, Stream* stream) {
+  OUTRIDER_NO_CAPTURE(stream);
+  for (const Work& work : executable->work) put(*stream, work);
+  return SUCCESS;
+}
+
+int cuGraphDestroy(Graph* graph) {
+  OUTRIDER_TURN;
+  delete graph;
+  return SUCCESS;
+}
+
+int cuGraphExecDestroy(Graph* executable) { return cuGraphDestroy(executable); }
+
+}

@@ -1,0 +1,177 @@
+//! What steps of large models take, with random weights made on the device: decode at several numbers of sequences against
+//! the rate at which memory is read, verify rows against one row, prefill. Every step draws, as serving does.
+
+use std::time::Instant;
+
+use speculation::{SequenceSpec, TokenId};
+
+use super::products::read_bandwidth;
+use super::{Report, Target};
+use crate::cuda::GpuOptions;
+use crate::cuda::whole_model::options;
+use crate::{DrawRequest, Engine, EngineError, SequenceRows, SlotId, WeightFormat};
+
+/// A model's shape by its config.json, and a format.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Shape {
+    name: &'static str,
+    config: &'static str,
+    weights: WeightFormat,
+}
+
+const LLAMA_8B: &str = include_str!("shapes/llama-3-8b.json");
+const LLAMA_70B: &str = include_str!("shapes/llama-3-70b.json");
+/// For dry runs.
+const TINY: &str = include_str!("shapes/tiny.json");
+
+pub(super) const LLAMA_8B_BF16: Shape =
+    Shape { name: "llama 3 8B", config: LLAMA_8B, weights: WeightFormat::Bf16 };
+pub(super) const LLAMA_8B_INT8: Shape =
+    Shape { name: "llama 3 8B", config: LLAMA_8B, weights: WeightFormat::Int8 };
+pub(super) const LLAMA_70B_INT8: Shape =
+    Shape { name: "llama 3 70B", config: LLAMA_70B, weights: WeightFormat::Int8 };
+
+/// Ids that each sequence holds before decoding is timed.
+const PROMPT_LEN: usize = 64;
+/// Verify rows of one sequence that are held against one row.
+const VERIFY_ROWS: [usize; 4] = [2, 4, 5, 8];
+
+/// A model whose steps are timed.
+struct Timed {
+    engine: Engine,
+    spec: SequenceSpec,
+    /// Timed steps.
+    steps: u32,
+    prefill_rows: usize,
+}
+
+/// See the head of this file.
+pub(super) fn decode(target: &Target, shape: Shape, report: &mut Report<'_>) -> Result<(), EngineError> {
+    let memory = read_bandwidth(&mut target.open()?, target.is_dry)?;
+    let (name, config) = if target.is_dry { ("tiny", TINY) } else { (shape.name, shape.config) };
+    let file = std::env::temp_dir().join(format!("outrider-gpu-check-{}.json", std::process::id()));
+    let write_error = |source| EngineError::Io { path: file.clone(), source };
+    std::fs::write(&file, config).map_err(write_error)?;
+    report.say(format!("{name}, {:?}, random weights; memory is read at {memory:.0} GB/s", shape.weights));
+    for graphs in [false, true] {
+        let gpus = GpuOptions { memory_utilization: Some(0.9), graphs, ..target.gpus() };
+        let began = Instant::now();
+        let engine = Engine::random_on_cuda(&options(file.clone(), shape.weights), 1, &gpus);
+        let by = if graphs { "graphs" } else { "launches" };
+        let took = began.elapsed().as_secs_f64();
+        report.say(format!("{by}: made and loaded in {took:.1} s"));
+        let (steps, prefill_rows) = if target.is_dry { (1, 40) } else { (20, 512) };
+        let spec = SequenceSpec { max_len: u32::MAX, ..SequenceSpec::default() };
+        let mut timed = Timed { engine: engine?, spec, steps, prefill_rows };
+        timed.sequences(by, (memory, target.is_dry), report)?;
+        timed.verify(by, report)?;
+        timed.prefill(by, report)?;
+    }
+    std::fs::remove_file(&file).map_err(write_error)
+}
+
+impl Timed {
+    fn sequences(
+        &mut self,
+        by: &str,
+        (memory, is_dry): (f64, bool),
+        report: &mut Report<'_>,
+    ) -> Result<(), EngineError> {
+        let counts: &[usize] = if is_dry { &[1, 3] } else { &[1, 8, 64, 256] };
+        let bytes = self.engine.info().weight_bytes as f64;
+        for &count in counts {
+            let slots = self.fill(count)?;
+            let seconds = self.time(&slots, 1)?;
+            let (ms, rate) = (seconds * 1e3, bytes / seconds / 1e9);
+            let tokens = count as f64 / seconds;
+            report.say(format!(
+                "{by}, {count:>3} sequences: {ms:>9.3} ms a step, {tokens:>8.0} tokens/s, weights at {rate:>5.0} GB/s, \
+                 {:.2} of memory",
+                rate / memory
+            ));
+            slots.into_iter().for_each(|slot| self.engine.close(slot));
+        }
+        Ok(())
+    }
+
+    fn verify(&mut self, by: &str, report: &mut Report<'_>) -> Result<(), EngineError> {
+        let slots = self.fill(1)?;
+        let one = self.time(&slots, 1)?;
+        for rows in VERIFY_ROWS {
+            let seconds = self.time(&slots, rows)?;
+            report.say(format!(
+                "{by}, {rows:>3} verify rows of one sequence: {:>9.3} ms a step, {:.2} of one row's",
+                seconds * 1e3,
+                seconds / one
+            ));
+        }
+        slots.into_iter().for_each(|slot| self.engine.close(slot));
+        Ok(())
+    }
+
+    fn prefill(&mut self, by: &str, report: &mut Report<'_>) -> Result<(), EngineError> {
+        let prompt: Vec<TokenId> = vec![5; self.prefill_rows];
+        let slot = self.engine.open();
+        let rows = [SequenceRows { slot, token_ids: &prompt, num_logits: 0 }];
+        let mut best = f64::INFINITY;
+        for _ in 0..3 {
+            let start = Instant::now();
+            self.engine.forward(&rows)?;
+            // Reading a drawn row waits for the device; the prompt alone would not.
+            self.step(&[slot], 1)?;
+            best = best.min(start.elapsed().as_secs_f64());
+            self.engine.truncate(slot, 0);
+        }
+        self.engine.close(slot);
+        let work = 2.0 * self.engine.info().num_parameters as f64 * self.prefill_rows as f64;
+        report.say(format!(
+            "{by}, {} prompt rows and one step: {:>9.1} ms, {:.0} rows/s, {:.1} TFLOP/s",
+            self.prefill_rows,
+            best * 1e3,
+            self.prefill_rows as f64 / best,
+            work / best / 1e12
+        ));
+        Ok(())
+    }
+
+    /// Sequences that hold a prompt.
+    fn fill(&mut self, count: usize) -> Result<Vec<SlotId>, EngineError> {
+        let slots: Vec<SlotId> = (0..count).map(|_| self.engine.open()).collect();
+        let prompt: Vec<TokenId> = (0..PROMPT_LEN as u32).collect();
+        for &slot in &slots {
+            self.engine.forward(&[SequenceRows { slot, token_ids: &prompt, num_logits: 0 }])?;
+        }
+        Ok(slots)
+    }
+
+    /// Seconds of a step of so many rows of each sequence, all of which are drawn.
+    fn time(&mut self, slots: &[SlotId], rows: usize) -> Result<f64, EngineError> {
+        // What comes for the second time is captured, what comes for the third is replayed.
+        for _ in 0..3 {
+            self.step(slots, rows)?;
+        }
+        let start = Instant::now();
+        for _ in 0..self.steps {
+            self.step(slots, rows)?;
+        }
+        Ok(start.elapsed().as_secs_f64() / f64::from(self.steps))
+    }
+
+    /// One step; what it appends to the sequences is cut off again.
+    fn step(&mut self, slots: &[SlotId], rows: usize) -> Result<(), EngineError> {
+        let ids: Vec<TokenId> = vec![7; rows];
+        let held: Vec<u32> = slots.iter().map(|&slot| self.engine.len(slot)).collect();
+        let before: Vec<TokenId> = vec![7; held.iter().max().map_or(0, |&len| len as usize) + 1];
+        let vocab_size = self.engine.info().vocab_size;
+        let batch: Vec<SequenceRows<'_>> =
+            slots.iter().map(|&slot| SequenceRows { slot, token_ids: &ids, num_logits: rows }).collect();
+        let request = |&len: &u32| {
+            let before = &before[..=len as usize];
+            Some(DrawRequest { spec: &self.spec, before, then: &ids[1..], vocab_size })
+        };
+        let requests: Vec<Option<DrawRequest<'_>>> = held.iter().map(request).collect();
+        self.engine.forward_and_draw(&batch, &requests)?;
+        slots.iter().zip(held).for_each(|(&slot, len)| self.engine.truncate(slot, len));
+        Ok(())
+    }
+}

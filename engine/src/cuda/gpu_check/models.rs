@@ -1,0 +1,44 @@
+//! Whole models on the device: near the CPU engine's logits, and equal to themselves when steps are replayed.
+
+use super::{Report, Target};
+use crate::cuda::GpuOptions;
+use crate::cuda::whole_model::{distance, options, run};
+use crate::{Engine, EngineError, WeightFormat};
+
+/// How far logits on a GPU may lie from the CPU engine's, as a part of the largest.
+const BF16_TOLERANCE: f32 = 1e-2;
+/// The same where activations are quantized: the attention's last bits decide on steps.
+const INT8_TOLERANCE: f32 = 2e-2;
+
+/// Logits of the pair, bf16 and int8, against the CPU engine's.
+pub(super) fn logits(target: &Target, report: &mut Report<'_>) -> Result<(), EngineError> {
+    for model in target.models() {
+        for (weights, tolerance) in
+            [(WeightFormat::Bf16, BF16_TOLERANCE), (WeightFormat::Int8, INT8_TOLERANCE)]
+        {
+            let options = options(model.clone(), weights);
+            let expected = run(&mut Engine::load(&options)?)?;
+            let found = run(&mut Engine::load_on_cuda(&options, &target.gpus())?)?;
+            let distance = distance(&found, &expected);
+            let case = format!("logits of {} as {weights:?} against the cpu's", model.display());
+            report.judge(
+                distance <= tolerance,
+                format!("{case}: {distance:.1e} of the largest apart, allowed {tolerance:.0e}"),
+            );
+        }
+    }
+    Ok(())
+}
+
+/// The draft's logits with graphs, several times over, so that steps are replayed, against those without: equal bits.
+pub(super) fn graphs(target: &Target, report: &mut Report<'_>) -> Result<(), EngineError> {
+    let options = options(target.pair.0.clone(), WeightFormat::Bf16);
+    let launched = target.gpus();
+    let expected = run(&mut Engine::load_on_cuda(&options, &launched)?)?;
+    let mut engine = Engine::load_on_cuda(&options, &GpuOptions { graphs: true, ..launched })?;
+    for time in 1..=4 {
+        let is_good = run(&mut engine)? == expected;
+        report.judge(is_good, format!("graphs, time {time}: logits == launched ones"));
+    }
+    Ok(())
+}

@@ -1,0 +1,120 @@
+//! What weight products take, against the rate at which the device's memory is read.
+
+use std::time::Instant;
+
+use half::bf16;
+
+use super::{Report, Target};
+use crate::EngineError;
+use crate::cuda::executor::{Executor, Tensor};
+use crate::cuda::ops::{BF16_GRAIN, GemmBf16, GemmInt8, INT8_GRAIN, borders, read_words};
+use crate::cuda::{CudaDevice, CudaError};
+use crate::k_slices::KSlices;
+
+/// Launches before timing, timed runs, and launches in each; one of each on a host, whose times are of no meaning.
+const REPEATS: [u32; 3] = [5, 3, 20];
+/// Rows: one, the widest that costs one, a verify batch, prefill.
+const ROWS: [usize; 4] = [1, 8, 64, 512];
+/// Much more than any cache holds.
+const READ_BYTES: usize = 4 << 30;
+/// Blocks of the kernel that reads: several for each multiprocessor of the largest device.
+const READ_BLOCKS: usize = 8 * 160;
+
+/// Times the weight products of 8B to 70B layers against the bytes of their weights.
+pub(super) fn products(target: &Target, report: &mut Report<'_>) -> Result<(), EngineError> {
+    let mut device = target.open()?;
+    let memory = read_bandwidth(&mut device, target.is_dry)?;
+    report.say(format!("memory is read at {memory:.0} GB/s; rates below are of the weights' bytes"));
+    report.say(format!("{:<36}{:>12}{:>12}{:>12}", "rows x outputs x inputs", "us", "GB/s", "of memory"));
+    let large = [(4096, 4096), (28_672, 4096), (4096, 14_336), (57_344, 8192)];
+    let shapes = if target.is_dry { &[(32, 64)][..] } else { &large };
+    for &(n, k) in shapes {
+        for rows in ROWS {
+            if target.is_dry && rows > 8 {
+                continue;
+            }
+            for (kernel, us, bytes) in [
+                ("gemm_bf16", time_bf16(&mut device, (rows, n, k), target.is_dry)?, n * k * 2),
+                ("gemm_int8", time_int8(&mut device, (rows, n, k), target.is_dry)?, n * k),
+            ] {
+                let rate = bytes as f64 / us / 1e3;
+                let case = format!("{kernel} {rows} x {n} x {k}");
+                report.say(format!("{case:<36}{us:>12.1}{rate:>12.0}{:>12.2}", rate / memory));
+            }
+        }
+    }
+    Ok(())
+}
+
+/// GB/s at which a kernel that does nothing else reads memory.
+pub(super) fn read_bandwidth(device: &mut CudaDevice, is_dry: bool) -> Result<f64, CudaError> {
+    let (bytes, blocks) = if is_dry { (1 << 20, 2) } else { (READ_BYTES, READ_BLOCKS) };
+    let words: Tensor<_, u32> = Tensor::zeros(device, bytes / 4, "memory to be read")?;
+    let mut sums = Tensor::zeros(device, blocks, "what was read")?;
+    let us = best_of(device, is_dry, |device| read_words(device, &words, &mut sums))?;
+    Ok(bytes as f64 / us / 1e3)
+}
+
+fn time_bf16(
+    device: &mut CudaDevice,
+    (rows, n, k): (usize, usize, usize),
+    is_dry: bool,
+) -> Result<f64, CudaError> {
+    // Zeros would cost less power and flatter the clock.
+    let number = |i: usize| bf16::from_bits(0x3f00 | ((i.wrapping_mul(40_503) >> 7) as u16 & 0x80ff));
+    let numbers: Vec<bf16> = (0..n * k).map(number).collect();
+    let weights = Tensor::of(device, &numbers, "weights")?;
+    let x: Vec<bf16> = (0..rows * k).map(number).collect();
+    let x = Tensor::of(device, &x, "activations")?;
+    let on_host = borders(&KSlices::eighths(k, 32), BF16_GRAIN);
+    let on_device = Tensor::of(device, &on_host, "borders")?;
+    let mut out = Tensor::zeros(device, rows * n, "products")?;
+    best_of(device, is_dry, |device| {
+        let (weights, borders) = (&weights, (&on_device, on_host.as_slice()));
+        GemmBf16 { x: &x, weights, bias: None, borders, out: &mut out }.launch(device, (rows, n, k))
+    })
+}
+
+fn time_int8(
+    device: &mut CudaDevice,
+    (rows, n, k): (usize, usize, usize),
+    is_dry: bool,
+) -> Result<f64, CudaError> {
+    let number = |i: usize| (i.wrapping_mul(40_503) >> 7) as i8;
+    let numbers: Vec<i8> = (0..n * k).map(number).collect();
+    let weights = Tensor::of(device, &numbers, "weights")?;
+    let x: Vec<i8> = (0..rows * k).map(number).collect();
+    let x = Tensor::of(device, &x, "activations")?;
+    let scales = Tensor::of(device, &vec![0.01f32; n.max(rows * 8)], "scales")?;
+    let on_host = borders(&KSlices::eighths(k, 32), INT8_GRAIN);
+    let on_device = Tensor::of(device, &on_host, "borders")?;
+    let mut out = Tensor::zeros(device, rows * n, "products")?;
+    best_of(device, is_dry, |device| {
+        let (x, channel_scales, borders) = ((&x, &scales), Some(&scales), (&on_device, on_host.as_slice()));
+        GemmInt8 { x, weights: &weights, channel_scales, bias: None, borders, slices: 8, out: &mut out }
+            .launch(device, (rows, n, k))
+    })
+}
+
+/// Best mean of some timed runs, microseconds a launch.
+fn best_of(
+    device: &mut CudaDevice,
+    is_dry: bool,
+    mut launch: impl FnMut(&mut CudaDevice) -> Result<(), CudaError>,
+) -> Result<f64, CudaError> {
+    let [warm_up, runs, launches] = if is_dry { [1; 3] } else { REPEATS };
+    for _ in 0..warm_up {
+        launch(device)?;
+    }
+    let mut best = f64::INFINITY;
+    for _ in 0..runs {
+        device.wait()?;
+        let start = Instant::now();
+        for _ in 0..launches {
+            launch(device)?;
+        }
+        device.wait()?;
+        best = best.min(start.elapsed().as_secs_f64() * 1e6 / f64::from(launches));
+    }
+    Ok(best)
+}

@@ -1,0 +1,196 @@
+//! Text on the device, id by id: rows do not depend on their company, what the device draws is what the host draws from the
+//! same logits, and a draft on the same device changes nothing but the number of steps.
+
+use speculation::acceptance::draw_rows;
+use speculation::logits::TokenCounts;
+use speculation::{SamplingParams, SequenceSpec, TokenId};
+
+use super::{Report, Target};
+use crate::cuda::whole_model::options;
+use crate::{DrawRequest, Engine, EngineError, SequenceRows, SlotId, WeightFormat};
+
+/// Ids of the prompt, ids drawn behind it, drafted ids a round.
+struct Sizes {
+    prompt: usize,
+    drawn: usize,
+    drafted: usize,
+}
+
+/// See the head of this file.
+pub(super) fn text(target: &Target, report: &mut Report<'_>) -> Result<(), EngineError> {
+    let sizes = if target.is_dry {
+        Sizes { prompt: 6, drawn: 6, drafted: 3 }
+    } else {
+        Sizes { prompt: 100, drawn: 200, drafted: 4 }
+    };
+    let load = |dir: &std::path::PathBuf, weights| {
+        Engine::load_on_cuda(&options(dir.clone(), weights), &target.gpus())
+    };
+    for weights in [WeightFormat::Bf16, WeightFormat::Int8] {
+        let mut engines = (load(&target.pair.0, weights)?, load(&target.pair.1, weights)?);
+        company(&mut engines.1, &format!("{weights:?}"), report)?;
+        let plain = SamplingParams::default();
+        for (name, sampling) in [
+            ("greedy", SamplingParams { temperature: 0.0, ..plain.clone() }),
+            ("T = 1", plain.clone()),
+            (
+                "T = 0.7, penalties",
+                SamplingParams { temperature: 0.7, frequency_penalty: 0.4, ..plain.clone() },
+            ),
+            ("T = 1, top-p 0.9", SamplingParams { top_p: 0.9, ..plain.clone() }),
+            ("T = 1, top-k 40, min-p 0.02", SamplingParams { top_k: 40, min_p: 0.02, ..plain.clone() }),
+        ] {
+            let spec = SequenceSpec {
+                seed: 20_261_120,
+                prompt_len: sizes.prompt as u32,
+                sampling,
+                max_len: u32::MAX,
+                ..SequenceSpec::default()
+            };
+            one_text(&mut engines, &spec, (&sizes, &format!("{weights:?}, {name}")), report)?;
+        }
+    }
+    Ok(())
+}
+
+/// One sequence three times: drawn on the device, drawn on the host, drafted.
+fn one_text(
+    (draft, target): &mut (Engine, Engine),
+    spec: &SequenceSpec,
+    (sizes, name): (&Sizes, &str),
+    report: &mut Report<'_>,
+) -> Result<(), EngineError> {
+    let vocab = draft.info().vocab_size.min(target.info().vocab_size);
+    let prompt: Vec<TokenId> = (0..sizes.prompt as u32).map(|i| (i * i * 31 + i * 7 + 11) % vocab).collect();
+    let drawn_where = if target.draws(spec) { "drawn on the device" } else { "read and drawn on the host" };
+
+    let plain = undrafted(&mut Sequence::open(target, spec, vocab), &prompt, sizes.drawn)?;
+    let mut by_host = Sequence::open(target, spec, vocab);
+    by_host.on_host = true;
+    let on_host = undrafted(&mut by_host, &prompt, sizes.drawn)?;
+    drop(by_host);
+    report.judge(plain == on_host, format!("{name}: {drawn_where} == drawn on the host"));
+
+    let mut ids = prompt.clone();
+    let (mut rounds, mut accepted) = (0, 0);
+    let mut guessing = Sequence::open(draft, spec, vocab);
+    let mut judging = Sequence::open(target, spec, vocab);
+    while ids.len() < plain.len() {
+        let start = ids.len();
+        let mut guesses = ids.clone();
+        for _ in 0..sizes.drafted {
+            let guess = guessing.draw(&guesses, &[])?[0];
+            guesses.push(guess);
+        }
+        let drawn = judging.draw(&ids, &guesses[start..])?;
+        let right = drawn.iter().zip(&guesses[start..]).take_while(|(drawn, guess)| drawn == guess).count();
+        ids.extend_from_slice(&drawn[..=right]);
+        (rounds, accepted) = (rounds + 1, accepted + right);
+        guessing.cut((start + right) as u32);
+        judging.cut((start + right) as u32);
+    }
+    ids.truncate(plain.len());
+    let share = accepted as f64 / f64::from(rounds * sizes.drafted as u32);
+    report.judge(
+        ids == plain,
+        format!(
+            "{name}: {} drafted ids == undrafted ones, {rounds} rounds, {share:.2} of the guesses accepted",
+            sizes.drawn
+        ),
+    );
+    Ok(())
+}
+
+/// The prompt and what follows it.
+fn undrafted(
+    sequence: &mut Sequence<'_>,
+    prompt: &[TokenId],
+    num_drawn: usize,
+) -> Result<Vec<TokenId>, EngineError> {
+    let mut ids = prompt.to_vec();
+    for _ in 0..num_drawn {
+        let drawn = sequence.draw(&ids, &[])?[0];
+        ids.push(drawn);
+    }
+    Ok(ids)
+}
+
+/// A sequence on an engine, which is closed when this is dropped.
+struct Sequence<'a> {
+    engine: &'a mut Engine,
+    slot: SlotId,
+    spec: &'a SequenceSpec,
+    vocab: u32,
+    /// Whether logits are read and drawn from here.
+    on_host: bool,
+}
+
+impl<'a> Sequence<'a> {
+    fn open(engine: &'a mut Engine, spec: &'a SequenceSpec, vocab: u32) -> Self {
+        let (slot, on_host) = (engine.open(), !engine.draws(spec));
+        Self { engine, slot, spec, vocab, on_host }
+    }
+
+    /// What is drawn behind `ids`, and behind each of `drafted`; the engine holds some of the first.
+    fn draw(&mut self, ids: &[TokenId], drafted: &[TokenId]) -> Result<Vec<TokenId>, EngineError> {
+        let held = self.engine.len(self.slot) as usize;
+        let token_ids = [&ids[held..], drafted].concat();
+        let num_logits = drafted.len() + 1;
+        let rows = SequenceRows { slot: self.slot, token_ids: &token_ids, num_logits };
+        let drawn = if self.on_host {
+            let mut logits = self.engine.forward(&[rows])?;
+            let mut counts = TokenCounts::new(self.spec.prompt_len);
+            ids.iter().for_each(|&id| counts.push(id));
+            let width = logits.vocab_size();
+            let values = logits.rows_mut(0..num_logits);
+            values.chunks_exact_mut(width).for_each(|row| row[self.vocab as usize..].fill(f32::NEG_INFINITY));
+            draw_rows(self.spec, &mut counts, (ids.len() as u32, drafted), values)
+        } else {
+            let request = DrawRequest { spec: self.spec, before: ids, then: drafted, vocab_size: self.vocab };
+            self.engine.forward_and_draw(&[rows], &[Some(request)])?.drawn
+        };
+        let start = ids.len() as u32;
+        let ids = drawn.into_iter().zip(start..).map(|(row, position)| row.token(position));
+        ids.collect::<Result<_, _>>().map_err(|error| EngineError::BadBatch(error.to_string()))
+    }
+
+    /// Forgets what lies at and past `len`.
+    fn cut(&mut self, len: u32) {
+        self.engine.truncate(self.slot, len);
+    }
+}
+
+impl Drop for Sequence<'_> {
+    fn drop(&mut self) {
+        self.engine.close(self.slot);
+    }
+}
+
+/// Logits of a sequence's rows, all at once and cut in other ways, beside another sequence and alone: equal bits.
+fn company(engine: &mut Engine, name: &str, report: &mut Report<'_>) -> Result<(), EngineError> {
+    let vocab = engine.info().vocab_size;
+    let ids: Vec<TokenId> = (0..40).map(|i| (2 + i * 5) % vocab).collect();
+    let mut logits_of = |cuts: &[usize], beside: usize| -> Result<Vec<f32>, EngineError> {
+        let (slot, other) = (engine.open(), engine.open());
+        let (mut all, mut first) = (Vec::new(), 0);
+        for &end in cuts {
+            let mine = SequenceRows { slot, token_ids: &ids[first..end], num_logits: end - first };
+            let neighbour = SequenceRows { slot: other, token_ids: &ids[..beside], num_logits: 0 };
+            let batch = if beside > 0 { vec![neighbour, mine] } else { vec![mine] };
+            let logits = engine.forward(&batch)?;
+            all.extend((0..logits.rows()).flat_map(|row| logits.row(row).to_vec()));
+            engine.truncate(other, 0);
+            first = end;
+        }
+        engine.close(slot);
+        engine.close(other);
+        Ok(all)
+    };
+    let whole = logits_of(&[40], 0)?;
+    for (cuts, beside) in [(&[1, 2, 17, 33, 34, 40][..], 0), (&[8, 16, 24, 32, 40], 3), (&[40], 30)] {
+        let is_good = logits_of(cuts, beside)? == whole;
+        report
+            .judge(is_good, format!("{name}: 40 rows cut at {cuts:?} beside {beside} others == all at once"));
+    }
+    Ok(())
+}

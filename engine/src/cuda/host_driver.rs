@@ -1,0 +1,77 @@
+//! A CUDA driver that is the host: a libcuda.so whose kernels are run by the emulator (`emulator/driver.hpp`). With it in
+//! reach of the loader, `--device cuda:0` works without a GPU, hundreds of thousands of times slower than with one: for dry
+//! runs of `gpu-check` and for tests of workers, which then execute every line that a GPU would have executed.
+//!
+//! It is built on demand, into a folder outside the tree, and found by `LD_LIBRARY_PATH` alone.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use super::kernel_files::{self, HOST_KERNELS};
+use super::{on_host, sources};
+
+const DRIVER: &str = include_str!("emulator/driver.hpp");
+/// Set for the second run of a test, which has the driver.
+const SECOND_RUN: &str = "OUTRIDER_HOST_DRIVER";
+
+/// Where the driver was built.
+#[derive(Debug, Clone)]
+pub struct HostDriver {
+    /// For `LD_LIBRARY_PATH`.
+    pub libraries: PathBuf,
+    /// Files that stand for compiled kernels, for [`crate::cuda::GpuOptions::kernels`]. Its kernels are in the driver itself.
+    pub kernels: PathBuf,
+}
+
+impl HostDriver {
+    /// Builds it with the system's C++ compiler, unless that was done before.
+    pub fn build() -> Result<Self, String> {
+        let table: String = sources::all()
+            .iter()
+            .flat_map(|source| source.kernels)
+            .map(|kernel| {
+                let (name, threads) = (kernel.name, kernel.threads);
+                format!("    {{\"{name}\", {{run_{name}, params_{name}, {threads}}}}},\n")
+            })
+            .collect();
+        let find = format!(
+            "static driver::Kernel* driver::find(const char* name) {{\n  static std::map<std::string, Kernel> kernels = {{\n\
+             {table}  }};\n  auto found = kernels.find(name);\n  return found == kernels.end() ? nullptr : &found->second;\n}}\n"
+        );
+        let library = on_host::build(&format!("{}\n{DRIVER}\n{find}", on_host::kernels()), "libcuda.so")?;
+        let libraries = library.parent().map(Path::to_owned).ok_or("a library lies in a folder")?;
+        let kernels = libraries.join("kernels");
+        if !kernels.join(kernel_files::DIGEST_FILE).exists() {
+            for source in sources::all() {
+                kernel_files::write(&kernels, "sm_90", source, HOST_KERNELS)
+                    .map_err(|error| error.to_string())?;
+            }
+            kernel_files::write_digest(&kernels).map_err(|error| error.to_string())?;
+        }
+        Ok(Self { libraries, kernels })
+    }
+
+    /// For a test, named as the harness does: runs it again, as a process of its own that finds the driver, for the loader
+    /// looks for libraries in a new place only as a process begins. Returns the driver in that second run, and nothing in the
+    /// first, once the second went well.
+    ///
+    /// Panics where it did not.
+    pub fn for_test(name: &str) -> Option<Self> {
+        let driver = Self::build().expect("the host's driver builds");
+        if std::env::var_os(SECOND_RUN).is_some() {
+            return Some(driver);
+        }
+        let this = std::env::current_exe().expect("a test has a file");
+        let output = Command::new(this)
+            .args(["--exact", name, "--nocapture"])
+            .env("LD_LIBRARY_PATH", &driver.libraries)
+            .env(SECOND_RUN, "1")
+            .output()
+            .expect("a test can be run");
+        let said = String::from_utf8_lossy(&output.stdout);
+        let ran_one = said.contains("1 passed");
+        let errors = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success() && ran_one, "{name} with the host's driver:\n{said}\n{errors}");
+        None
+    }
+}

@@ -1,0 +1,96 @@
+//! Compiled kernels as files, so that a machine with a GPU needs no NVRTC: `kernels_check --write DIR` makes them,
+//! `--cuda-kernels DIR` reads them. `DIR/sm_90/attention.cubin` and so on, beside a digest of the sources they were made of:
+//! a binary takes no kernels but its own.
+
+use std::path::Path;
+
+use sha2::{Digest, Sha256};
+
+use super::sources::{self, Source};
+use super::{CudaError, nvrtc};
+
+/// The digest's file.
+pub(super) const DIGEST_FILE: &str = "sources.sha256";
+/// What stands for machine code where the driver is the host.
+pub(super) const HOST_KERNELS: &[u8] = b"host kernels\0";
+
+/// Machine code of every file for a device of this capability.
+pub(super) fn read(
+    dir: &Path,
+    (major, minor): (i32, i32),
+) -> Result<Vec<(&'static Source, Vec<u8>)>, CudaError> {
+    let refuse = |reason: String| CudaError::BadKernelFiles { dir: dir.display().to_string(), reason };
+    let found = std::fs::read_to_string(dir.join(DIGEST_FILE))
+        .map_err(|error| refuse(format!("{DIGEST_FILE}: {error}")))?;
+    if found.trim() != digest() {
+        return Err(refuse("made of other sources than this program's: write them anew".to_owned()));
+    }
+    // Machine code runs on devices of its own major version and of no lesser minor one.
+    let arch =
+        (0..=minor).rev().map(|minor| format!("sm_{major}{minor}")).find(|arch| dir.join(arch).is_dir());
+    let arch = arch.ok_or_else(|| refuse(format!("nothing for a device of capability {major}.{minor}")))?;
+    let read_one = |source: &'static Source| {
+        let path = dir.join(&arch).join(source.machine_code_file());
+        let code = std::fs::read(&path).map_err(|error| refuse(format!("{}: {error}", path.display())))?;
+        Ok((source, code))
+    };
+    sources::all().into_iter().map(read_one).collect()
+}
+
+/// Writes one file's machine code for an architecture such as `sm_90`.
+pub(super) fn write(dir: &Path, arch: &str, source: &Source, code: &[u8]) -> Result<(), CudaError> {
+    let folder = dir.join(arch);
+    let written = std::fs::create_dir_all(&folder)
+        .and_then(|()| std::fs::write(folder.join(source.machine_code_file()), code));
+    written.map_err(|error| refused_by_disk(dir, &error))
+}
+
+/// Says which sources a folder's files are of: last, so that half a folder is none.
+pub(super) fn write_digest(dir: &Path) -> Result<(), CudaError> {
+    std::fs::write(dir.join(DIGEST_FILE), digest() + "\n").map_err(|error| refused_by_disk(dir, &error))
+}
+
+fn refused_by_disk(dir: &Path, error: &std::io::Error) -> CudaError {
+    CudaError::BadKernelFiles { dir: dir.display().to_string(), reason: error.to_string() }
+}
+
+/// Of everything that the machine code depends on but the compiler's version.
+fn digest() -> String {
+    let mut hasher = Sha256::new();
+    nvrtc::OPTIONS.iter().for_each(|option| hasher.update(option.as_bytes()));
+    sources::all().iter().for_each(|source| hasher.update(source.text().as_bytes()));
+    hasher.finalize().iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn write_all(dir: &Path, arch: &str) {
+        for source in sources::all() {
+            write(dir, arch, source, arch.as_bytes()).unwrap();
+        }
+    }
+
+    #[test]
+    fn a_device_takes_the_nearest_code_that_it_runs_and_no_other_sources() {
+        let dir = tempfile::tempdir().unwrap();
+        let said = |capability| read(dir.path(), capability).unwrap_err().to_string();
+        assert!(said((9, 0)).contains(DIGEST_FILE), "{}", said((9, 0)));
+        for arch in ["sm_80", "sm_89", "sm_90"] {
+            write_all(dir.path(), arch);
+        }
+        write_digest(dir.path()).unwrap();
+        for (capability, arch) in [((8, 0), "sm_80"), ((8, 6), "sm_80"), ((8, 9), "sm_89"), ((9, 0), "sm_90")]
+        {
+            let files = read(dir.path(), capability).unwrap();
+            assert_eq!(files.len(), sources::all().len());
+            assert!(files.iter().all(|(_, code)| code == arch.as_bytes()), "{capability:?}");
+        }
+        assert!(said((10, 0)).contains("nothing for a device of capability 10.0"), "{}", said((10, 0)));
+        std::fs::remove_file(dir.path().join("sm_90/draw.cubin")).unwrap();
+        assert!(said((9, 0)).contains("draw.cubin"), "{}", said((9, 0)));
+        std::fs::write(dir.path().join(DIGEST_FILE), "00").unwrap();
+        assert!(said((8, 0)).contains("other sources"), "{}", said((8, 0)));
+    }
+}

@@ -1,0 +1,64 @@
+//! The kernels for the host: their own sources behind a shim (`emulator/emulator.hpp`), built by the system's C++
+//! compiler. For checks where there is no GPU; no server ever loads what is built here.
+
+use std::path::PathBuf;
+use std::process::Command;
+
+use sha2::{Digest, Sha256};
+
+use super::sources;
+
+const SHIM: &str = include_str!("emulator/emulator.hpp");
+
+/// The shim, all sources (each in a namespace, for helpers share names) and an entry `run_NAME` for each kernel.
+pub(super) fn kernels() -> String {
+    let mut text = format!("{SHIM}\n");
+    let mut entries = String::new();
+    for (i, source) in sources::all().into_iter().enumerate() {
+        text.push_str(&format!("namespace unit_{i} {{\n{}\n}}\n", source.text()));
+        for kernel in source.kernels {
+            let name = kernel.name;
+            entries.push_str(&format!(
+                "extern \"C\" void run_{name}(void** p) {{ emulator::entry<unit_{i}::{name}>(p); }}\n\
+                 constexpr uint32_t params_{name} = emulator::num_params(unit_{i}::{name});\n"
+            ));
+        }
+    }
+    text + &entries
+}
+
+/// Builds a library named `file` in a folder of its own, once for each `text`.
+pub(super) fn build(text: &str, file: &str) -> Result<PathBuf, String> {
+    let digest = Sha256::digest(text.as_bytes());
+    let id: String = digest.iter().take(8).map(|byte| format!("{byte:02x}")).collect();
+    let dir = std::env::temp_dir().join("outrider-kernels").join(id);
+    let library = dir.join(file);
+    if library.exists() {
+        return Ok(library);
+    }
+    let failed = |error: std::io::Error| format!("{}: {error}", dir.display());
+    std::fs::create_dir_all(&dir).map_err(failed)?;
+    let unique = std::process::id();
+    let (source, built) = (dir.join(format!("{unique}.cpp")), dir.join(format!("{unique}.so")));
+    std::fs::write(&source, text).map_err(failed)?;
+    let flags = [
+        "-std=c++17",
+        "-O2",
+        "-shared",
+        "-fPIC",
+        // A product and a sum are two roundings, as in the twins.
+        "-ffp-contract=off",
+        "-fno-strict-aliasing",
+        "-w",
+        "-o",
+    ];
+    let output = Command::new("c++").args(flags).args([&built, &source]).output();
+    let output = output.map_err(|error| format!("c++: {error}"))?;
+    if !output.status.success() {
+        return Err(format!("c++ {}: {}", source.display(), String::from_utf8_lossy(&output.stderr)));
+    }
+    std::fs::remove_file(&source).map_err(failed)?;
+    // Several processes may build at once; the last rename wins, and all are equal.
+    std::fs::rename(&built, &library).map_err(failed)?;
+    Ok(library)
+}

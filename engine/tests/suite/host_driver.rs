@@ -1,0 +1,63 @@
+//! The backend as a server runs it, driver calls included, over a driver that is the host (`engine::cuda::host_driver`):
+//! sections of the check that waits for a GPU, at small sizes. The driver is as late as the real one may be, so that a
+//! wait that is missing shows as wrong numbers.
+
+use std::path::Path;
+
+use engine::cuda::gpu_check::{Report, Section, Target};
+use engine::cuda::host_driver::HostDriver;
+use engine::cuda::{CudaDevice, CudaError};
+
+fn target(kernels: &Path) -> Target {
+    let draft = Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/demo/draft");
+    Target { ordinal: 0, kernels: Some(kernels.to_owned()), pair: (draft.clone(), draft), is_dry: true }
+}
+
+/// Runs sections and returns what they said.
+fn run(sections: &[Section], kernels: &Path) -> Vec<String> {
+    let mut lines = Vec::new();
+    let mut say = |line: &str| lines.push(line.to_owned());
+    let mut report = Report::new(&mut say);
+    for section in sections {
+        section.run(&target(kernels), &mut report).unwrap_or_else(|error| panic!("{section:?}: {error}"));
+    }
+    assert_eq!(report.failed, 0, "{lines:#?}");
+    lines
+}
+
+#[test]
+fn drafted_text_is_undrafted_text() {
+    let Some(driver) = HostDriver::for_test("host_driver::drafted_text_is_undrafted_text") else { return };
+    let lines = run(&[Section::Text], &driver.kernels);
+    assert!(lines.iter().all(|line| line.starts_with("ok")) && lines.len() > 15, "{lines:#?}");
+}
+
+#[test]
+fn graphs_and_shards_give_equal_bits() {
+    let Some(driver) = HostDriver::for_test("host_driver::graphs_and_shards_give_equal_bits") else { return };
+    let lines = run(&[Section::Graphs, Section::Ranks], &driver.kernels);
+    assert!(lines.iter().any(|line| line.starts_with("NOT RUN nccl")), "{lines:#?}");
+    assert!(lines.iter().any(|line| line.contains("2 shards on one device")), "{lines:#?}");
+}
+
+#[test]
+fn timings_run() {
+    let Some(driver) = HostDriver::for_test("host_driver::timings_run") else { return };
+    let lines = run(
+        &[Section::Device, Section::Products, Section::Decode8bBf16, Section::Decode8bInt8],
+        &driver.kernels,
+    );
+    assert!(lines[0].contains("the host (emulated, no GPU), sm_90"), "{lines:#?}");
+    for words in ["memory is read at", "gemm_int8", "graphs,   3 sequences", "verify rows", "prompt rows"] {
+        assert!(lines.iter().any(|line| line.contains(words)), "{words}: {lines:#?}");
+    }
+}
+
+#[test]
+fn what_a_device_lacks_is_told() {
+    let Some(driver) = HostDriver::for_test("host_driver::what_a_device_lacks_is_told") else { return };
+    let error = CudaDevice::open(1, Some(&driver.kernels)).unwrap_err();
+    assert_eq!(error, CudaError::NoSuchDevice { ordinal: 1, count: 1 });
+    let nowhere = CudaDevice::open(0, Some(Path::new("/nowhere"))).unwrap_err().to_string();
+    assert!(nowhere.starts_with("kernels in /nowhere: sources.sha256"), "{nowhere}");
+}
