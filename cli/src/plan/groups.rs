@@ -102,7 +102,8 @@ fn is_waited_for(
         returns.answered(&sequence, at(away_us));
     }
     let now = at(away_us + (away_us - due_us));
-    let ready = Ready { sequences: ready as u32, rows: ready as u32 * (k + 1), room, missing: 0, patience_us: 0.0 };
+    let ready =
+        Ready { sequences: ready as u32, rows: ready as u32 * (k + 1), room, missing: 0, patience_us: 0.0 };
     let step_us = |rows: u32| rounds.known_us(f64::from(rows) / f64::from(k + 1), k);
     returns.hold(now, (ready, Duration::ZERO), step_us).is_some()
 }
