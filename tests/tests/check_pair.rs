@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use anyhow::{Context as _, ensure};
 use engine::{Engine, LoadOptions, WeightFormat};
-use outrider_cli::check_pair::local::{Decoded, LocalModel, LocalPair};
+use outrider_cli::check_pair::local::{Decoded, LocalModel, LocalPair, Verdict};
 use outrider_cli::check_pair::measure::{Question, Setting, Settings, settings, spec};
 use outrider_cli::check_pair::texts::CheckpointText;
 use outrider_cli::cluster::Cluster;
@@ -25,9 +25,8 @@ const TEMPERATURES: [f32; 2] = [0.0, 0.8];
 const MODES: [AcceptanceMode; 3] =
     [AcceptanceMode::Coupled, AcceptanceMode::Rejection, AcceptanceMode::Typical];
 /// Prompts up to this length are drafted for from the first round on. Before longer ones the draft worker is fed first, beside the
-/// target, and which of the two is done first is the machine's affair: it may come after so many plain rounds.
+/// target, and which of the two is done first is the machine's affair: it may come after some plain rounds, which the cluster counts.
 const SHORT_PROMPT: usize = 64;
-const LATE_ROUNDS: u32 = 6;
 /// Long prompts that are asked.
 const LONG_PROMPTS: usize = 2;
 /// A draft that comes late on a busy machine cuts the rounds anew: such a request is asked again, this often at most.
@@ -80,19 +79,38 @@ fn is_long_question(question: &Question) -> bool {
     question.prompt_ids.len() > SHORT_PROMPT
 }
 
-/// (rounds, drafted, accepted) as the router counts them.
-type Usage = (u64, u64, u64);
-
-fn counted(decoded: &Decoded) -> Usage {
-    let sum = |of: fn(&outrider_cli::check_pair::local::Verdict) -> u32| {
-        decoded.verdicts.iter().map(|verdict| u64::from(of(verdict))).sum()
-    };
-    (decoded.verdicts.len() as u64, sum(|verdict| verdict.drafted), sum(|verdict| verdict.accepted))
+/// What one request's rounds came to, as the router counts them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Usage {
+    rounds: u64,
+    /// Of these, those that verified a draft.
+    drafts: u64,
+    drafted: u64,
+    accepted: u64,
 }
 
-/// What a router dropped or gave up of its rounds since its start.
-async fn disturbances(cluster: &Cluster) -> anyhow::Result<u64> {
-    Ok(Page::scrape(&cluster.http_url()).await?.sum("outrider_rounds_ignored_total"))
+impl Usage {
+    fn of(decoded: &Decoded) -> Self {
+        let sum = |of: fn(&Verdict) -> u32| {
+            decoded.verdicts.iter().map(|verdict| u64::from(of(verdict))).sum::<u64>()
+        };
+        Self {
+            rounds: decoded.verdicts.len() as u64,
+            drafts: sum(|verdict| u32::from(verdict.drafted > 0)),
+            drafted: sum(|verdict| verdict.drafted),
+            accepted: sum(|verdict| verdict.accepted),
+        }
+    }
+
+    fn plain_rounds(&self) -> u64 {
+        self.rounds - self.drafts
+    }
+}
+
+/// What a router dropped or gave up of its rounds since its start, and the drafts that it had verified.
+async fn counters(cluster: &Cluster) -> anyhow::Result<(u64, u64)> {
+    let page = Page::scrape(&cluster.http_url()).await?;
+    Ok((page.sum("outrider_rounds_ignored_total"), page.sum("vllm:spec_decode_num_drafts_total")))
 }
 
 /// Asks until nothing came late.
@@ -104,18 +122,41 @@ async fn ask(cluster: &Cluster, words: &str, seed: u64, setting: &Setting) -> an
         "speculation": {"acceptance": setting.mode.as_str()},
     });
     for _ in 0..ATTEMPTS {
-        let before = disturbances(cluster).await?;
+        let (disturbances, drafts) = counters(cluster).await?;
         let answer = client.ask(CHAT, &body).await?;
-        if disturbances(cluster).await? > before {
+        let after = counters(cluster).await?;
+        if after.0 > disturbances {
             continue;
         }
         let count = |name: &str| {
             let value: &Value = &answer["usage"]["speculation"][name];
             value.as_u64().with_context(|| format!("usage.speculation.{name} is {value}"))
         };
-        return Ok((count("rounds")?, count("draft_tokens")?, count("accepted_tokens")?));
+        return Ok(Usage {
+            rounds: count("rounds")?,
+            drafts: after.1 - drafts,
+            drafted: count("draft_tokens")?,
+            accepted: count("accepted_tokens")?,
+        });
     }
     anyhow::bail!("in each of {ATTEMPTS} attempts a draft came late: the machine is too busy")
+}
+
+/// The same request in this process. The draft of a long prompt comes after as many plain rounds as the cluster counted, or after one
+/// less: the last round of a text, where one token is left to draw, is plain, too.
+fn decode_as(
+    pair: &mut LocalPair<'_>,
+    question: &Question,
+    (setting, how): (&Setting, &Settings),
+    served: Usage,
+) -> anyhow::Result<Usage> {
+    let late = if is_long_question(question) { served.plain_rounds() as u32 } else { 0 };
+    let mut decode = |late| {
+        let decoded = pair.decode_fed_late(spec(question, setting, how), &question.prompt_ids, (K, late))?;
+        anyhow::Ok(Usage::of(&decoded))
+    };
+    let here = decode(late)?;
+    if here == served || late == 0 { Ok(here) } else { decode(late - 1) }
 }
 
 async fn check(weights: &str, draft_weights: &str) -> anyhow::Result<()> {
@@ -138,22 +179,14 @@ async fn check(weights: &str, draft_weights: &str) -> anyhow::Result<()> {
     for setting in settings(&TEMPERATURES, &MODES) {
         for (words, question) in questions(&text)? {
             let served = ask(&cluster, &words, question.seed, &setting).await?;
-            let late = if is_long_question(&question) { LATE_ROUNDS } else { 0 };
-            let mut here = (0, 0, 0);
-            for plain_rounds in 0..=late {
-                let spec = spec(&question, &setting, &how);
-                here = counted(&pair.decode_fed_late(spec, &question.prompt_ids, (K, plain_rounds))?);
-                if here == served {
-                    break;
-                }
-            }
+            let here = decode_as(&mut pair, &question, (&setting, &how), served)?;
             ensure!(
                 here == served,
-                "{} at {setting:?}, {weights} and {draft_weights}: (rounds, drafted, accepted) {here:?} here, {served:?} served",
+                "{} at {setting:?}, {weights} and {draft_weights}: {here:?} here, {served:?} served",
                 question.task
             );
-            drafted += here.1;
-            accepted += here.2;
+            drafted += here.drafted;
+            accepted += here.accepted;
         }
     }
     cluster.stop().await;

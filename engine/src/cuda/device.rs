@@ -365,8 +365,9 @@ impl Executor for CudaDevice {
     }
 
     fn room(&mut self) -> Result<DeviceRoom, CudaError> {
-        // What was freed in stream order is given back when somebody waits.
+        // What was freed in stream order, on whichever stream, is given back when somebody waits.
         self.wait()?;
+        self.context.synchronize().map_err(refused("finish what others have freed"))?;
         let DeviceFacts { free_bytes, total_bytes, .. } = self.facts()?;
         Ok(DeviceRoom { free_bytes, total_bytes })
     }

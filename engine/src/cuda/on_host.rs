@@ -3,6 +3,7 @@
 
 use std::path::PathBuf;
 use std::process::Command;
+use std::sync::{Mutex, PoisonError};
 
 use sha2::{Digest, Sha256};
 
@@ -33,6 +34,9 @@ pub(super) fn build(text: &str, file: &str) -> Result<PathBuf, String> {
     let id: String = digest.iter().take(8).map(|byte| format!("{byte:02x}")).collect();
     let dir = std::env::temp_dir().join("outrider-kernels").join(id);
     let library = dir.join(file);
+    // Threads of one process take turns; processes have names of their own.
+    static TURN: Mutex<()> = Mutex::new(());
+    let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
     if library.exists() {
         return Ok(library);
     }

@@ -40,6 +40,10 @@ pub(super) fn text(target: &Target, report: &mut Report<'_>) -> Result<(), Engin
             ("T = 1, top-p 0.9", SamplingParams { top_p: 0.9, ..plain.clone() }),
             ("T = 1, top-k 40, min-p 0.02", SamplingParams { top_k: 40, min_p: 0.02, ..plain.clone() }),
         ] {
+            // A host takes its time.
+            if target.is_dry && weights == WeightFormat::Int8 && !sampling.is_greedy() {
+                continue;
+            }
             let spec = SequenceSpec {
                 seed: 20_261_120,
                 prompt_len: sizes.prompt as u32,

@@ -4,8 +4,9 @@
 
 use proptest::prelude::*;
 use proptest::test_runner::Config;
+use speculation::SamplingParams;
 
-use super::{attention, linear};
+use super::{attention, linear, sampling};
 use crate::cuda::emulator::Emulator;
 use crate::cuda::executor::Tensor;
 use crate::cuda::ops::{side_by_side, sum_ranks};
@@ -51,6 +52,20 @@ proptest! {
         for parity in linear::gemm_int8(&mut e, (rows, n), &slices).unwrap() {
             prop_assert!(parity.is_good(), "{}", parity);
         }
+    }
+
+    /// Filters of any strength, on rows of any length around the candidates' number.
+    #[test]
+    fn any_filters(
+        vocab in prop_oneof![1usize..40, 200usize..300, 1000usize..1100, 2000usize..2600],
+        top_k in prop::sample::select(vec![0u32, 0, 1, 7, 300, 1023, 1024, 1025, 4000]),
+        top_p in prop::sample::select(vec![1.0f32, 1.0, 0.0, 0.3, 0.8, 0.99, 0.9999]),
+        min_p in prop::sample::select(vec![0.0f32, 0.0, 1e-4, 0.03, 0.5, 1.0]),
+        temperature in 0.2f32..3.0,
+    ) {
+        let sampling = SamplingParams { top_k, top_p, min_p, temperature, ..SamplingParams::default() };
+        let parity = sampling::filter(&mut Emulator::build(), (vocab, 4), ("any", &sampling)).unwrap();
+        prop_assert!(parity.is_good(), "{}: {:?}", parity, sampling);
     }
 
     /// What ranks add up is the contract's tree, and what they join stands where a whole row has it.

@@ -32,7 +32,6 @@ pub(super) fn cases<E: Executor>(e: &mut E, scale: Scale) -> Result<Vec<Parity>,
 /// keeps, or the row as it was where it lies with the host.
 fn filters<E: Executor>(e: &mut E, (vocab, rows): (usize, usize)) -> Result<Vec<Parity>, CudaError> {
     let plain = SamplingParams::default();
-    let stride = vocab + 3;
     let mut parities = Vec::new();
     for (name, sampling) in [
         ("top-k 1", SamplingParams { top_k: 1, ..plain.clone() }),
@@ -44,37 +43,46 @@ fn filters<E: Executor>(e: &mut E, (vocab, rows): (usize, usize)) -> Result<Vec<
         ("all three", SamplingParams { top_k: 100, top_p: 0.95, min_p: 0.01, ..plain.clone() }),
         ("min-p and top-p, hot", SamplingParams { top_p: 0.7, min_p: 0.02, temperature: 4.0, ..plain }),
     ] {
-        let (mut logits, mut expected, mut listed) = (Vec::new(), Vec::new(), Vec::new());
-        for row in 0..rows as u32 {
-            let mut numbers = model_row(vocab, row);
-            match row % 4 {
-                1 => numbers.iter_mut().for_each(|x| *x = x.round()),
-                2 => numbers.iter_mut().skip(1).step_by(2).for_each(|x| *x = f32::NEG_INFINITY),
-                3 => {
-                    numbers.iter_mut().enumerate().for_each(|(i, x)| *x = if i % 3 == 0 { -0.0 } else { 0.0 })
-                }
-                _ => {}
-            }
-            listed.extend(FilterRow::new(row, &sampling));
-            expected.extend(kept_of(&numbers, &sampling));
-            expected.extend([1e30; 3]);
-            logits.extend(numbers);
-            logits.extend([1e30; 3]);
-        }
-        let mut on_device = Tensor::of(e, &logits, "logits")?;
-        let left = keep(e, &mut DrawBuffers::default(), &mut on_device, &listed, (vocab, stride))?;
-        let mut found = on_device.read(e, 0..logits.len())?;
-        for row in &left {
-            // It must be as it was; and then it is the host's.
-            let range = *row as usize * stride..(*row as usize + 1) * stride;
-            if found[range.clone()] == logits[range.clone()] {
-                found[range.clone()].copy_from_slice(&expected[range]);
-            }
-        }
-        let case = format!("{name} of {vocab}, {} of {rows} rows left to the host", left.len());
-        parities.push(compare(case, 0.0, &found, &expected));
+        parities.push(filter(e, (vocab, rows), (name, &sampling))?);
     }
     Ok(parities)
+}
+
+/// One kind of filter on such rows; nothing where it is none.
+pub(super) fn filter<E: Executor>(
+    e: &mut E,
+    (vocab, rows): (usize, usize),
+    (name, sampling): (&str, &SamplingParams),
+) -> Result<Parity, CudaError> {
+    let stride = vocab + 3;
+    let (mut logits, mut expected, mut listed) = (Vec::new(), Vec::new(), Vec::new());
+    for row in 0..rows as u32 {
+        let mut numbers = model_row(vocab, row);
+        match row % 4 {
+            1 => numbers.iter_mut().for_each(|x| *x = x.round()),
+            2 => numbers.iter_mut().skip(1).step_by(2).for_each(|x| *x = f32::NEG_INFINITY),
+            3 => numbers.iter_mut().enumerate().for_each(|(i, x)| *x = if i % 3 == 0 { -0.0 } else { 0.0 }),
+            _ => {}
+        }
+        listed.extend(FilterRow::new(row, sampling));
+        expected.extend(kept_of(&numbers, sampling));
+        expected.extend([1e30; 3]);
+        logits.extend(numbers);
+        logits.extend([1e30; 3]);
+    }
+    let mut on_device = Tensor::of(e, &logits, "logits")?;
+    let left = keep(e, &mut DrawBuffers::default(), &mut on_device, &listed, (vocab, stride))?;
+    let mut found = on_device.read(e, 0..logits.len())?;
+    let bits = |numbers: &[f32]| numbers.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
+    for row in &left {
+        // It must be as it was; and then it is the host's.
+        let range = *row as usize * stride..(*row as usize + 1) * stride;
+        if bits(&found[range.clone()]) == bits(&logits[range.clone()]) {
+            found[range.clone()].copy_from_slice(&expected[range]);
+        }
+    }
+    let case = format!("{name} of {vocab}, {} of {rows} rows left to the host", left.len());
+    Ok(compare(case, 0.0, &found, &expected))
 }
 
 /// A row with what the host's filters bar masked.
