@@ -70,15 +70,14 @@ impl Rounds<'_> {
     /// What `k` gives `sequences` that share the target.
     pub fn at(&self, sequences: f64, k: u32) -> Outcome {
         let turns = Turns::of(self, sequences, k);
-        let largest = turns.sizes[0];
         // A group that is too large for one forward is verified by several, and drafted for in as many parts from then on.
-        let shared = largest.min(self.sequences_max(k));
+        let shared = turns.size.min(self.sequences_max(k));
         let expected_tokens = expected_tokens(self.acceptance, k);
         let draft = if k == 0 { 0.0 } else { self.draft_us(turns.draft_batch.min(shared), k) };
         // Other groups are routed at other times.
         let router = self.routing_us(shared);
         let verify = self.target_wire_us + router + self.verify_us(shared, k);
-        let forwards: f64 = turns.sizes.iter().map(|size| self.verify_all_us(*size, k)).sum();
+        let forwards = turns.groups * self.verify_all_us(turns.size, k);
         // A group waits for its own draft and verification, or for the target to be done with the others; the router works meanwhile.
         let round = match self.drafting {
             Drafting::Apart { .. } => (draft + verify).max(forwards),
