@@ -39,6 +39,11 @@ pub const PRIOR_ACCEPTANCE: f64 = 0.6;
 /// A draft worker is believed to propose as much as it is asked for.
 const PRIOR_SUPPLY: f64 = 0.98;
 
+/// While k = 0 nobody hears whether drafts would come in time: a poor opinion of that is given up after so many lane rounds, and each time it
+/// proves right again after twice as many, up to the second number.
+const SUPPLY_MEMORY: u64 = 16;
+const SUPPLY_MEMORY_MAX: u64 = 1024;
+
 /// k moves by this much a round at most.
 pub const MAX_MOVE: u32 = 2;
 
@@ -113,6 +118,9 @@ pub struct DraftLength {
     k: u32,
     survival: Survival,
     supply: Survival,
+    /// The lane round in which drafts were last asked for, and for how many after it their being late is remembered.
+    asked: u64,
+    supply_memory: u64,
     /// What rounds take beyond their price.
     belief: Belief,
     /// By k.
@@ -158,6 +166,8 @@ impl DraftLength {
             k: 0,
             survival: Survival::new(PRIOR_ACCEPTANCE),
             supply: Survival::new(PRIOR_SUPPLY),
+            asked: 0,
+            supply_memory: SUPPLY_MEMORY,
             belief: Belief::new(max_k),
             gathered: vec![Gathered::default(); max_k as usize + 1],
             outlook: Vec::new(),
@@ -304,9 +314,26 @@ impl DraftLength {
                 self.belief.observe(k, log_ratios / rounds, rounds / sequences(load));
             }
         }
+        self.age_supply();
         self.outlook = self.look_ahead(&load, target, draft);
         if !self.step_towards_best() {
             self.probe = self.due_probe(&load);
+        }
+    }
+
+    /// Drafts that were late, as they are where many prompts come at once, are no reason to draft nothing for ever.
+    fn age_supply(&mut self) {
+        if self.k > 0 {
+            self.asked = self.lane_rounds;
+            if self.since_change().is_some_and(|since| since >= SUPPLY_MEMORY) {
+                self.supply_memory = SUPPLY_MEMORY;
+            }
+        } else if self.lane_rounds - self.asked >= self.supply_memory
+            && self.supply.rates(1)[0] < PRIOR_SUPPLY
+        {
+            self.supply = Survival::new(PRIOR_SUPPLY);
+            self.asked = self.lane_rounds;
+            self.supply_memory = (2 * self.supply_memory).min(SUPPLY_MEMORY_MAX);
         }
     }
 

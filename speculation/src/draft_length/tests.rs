@@ -283,3 +283,50 @@ fn a_draft_worker_that_seldom_proposes_is_not_taken_for_one_that_is_wrong() {
     assert!(explanation.acceptance[0] > 0.9, "{:?}", explanation.acceptance);
     assert!((explanation.supply[0] - 0.25).abs() < 0.1, "{:?}", explanation.supply);
 }
+
+/// A lane of eight whose drafts are late in the lane rounds that `is_late` says; how many of so many lane rounds drafted.
+fn drafting_rounds(lane_rounds: u64, is_late: impl Fn(u64) -> bool) -> Vec<u64> {
+    let world = World { sequences: 8, ..world(&SHAPES[0], 0.9, 1) };
+    let mut run = Run::told(&world);
+    let load = Load {
+        sequences: 8,
+        other_rows: 0,
+        other_sequences: 0,
+        draft_sequences: 8,
+        context: 0.0,
+        others: Pace::default(),
+    };
+    let mut drafting = Vec::new();
+    for lane_round in 0..lane_rounds {
+        for _ in 0..8 {
+            let k = run.lane.choose(load, &run.target, &run.draft).num_draft_tokens;
+            if k == 0 {
+                // What is fed is answered, and tells of acceptance alone.
+                run.lane.observe_agreement(0..1, 1);
+                continue;
+            }
+            let supplied = if is_late(lane_round) { 0 } else { k };
+            run.lane.observe_proposal(k, supplied);
+            run.lane.observe_verdict(supplied, supplied);
+        }
+        if run.lane.explain().k > 0 {
+            drafting.push(lane_round);
+        }
+    }
+    drafting
+}
+
+#[test]
+fn drafts_that_were_late_once_are_asked_for_again() {
+    let drafting = drafting_rounds(100, |lane_round| lane_round < 20);
+    let stopped = (0..100).find(|lane_round| !drafting.contains(lane_round));
+    assert!(stopped.is_some_and(|at| at < 20), "it never stopped: {drafting:?}");
+    assert!((60..100).all(|lane_round| drafting.contains(&lane_round)), "{drafting:?}");
+}
+
+#[test]
+fn drafts_that_are_late_for_ever_are_asked_for_ever_more_seldom() {
+    let drafting = drafting_rounds(1_000, |_| true);
+    let late_part = drafting.iter().filter(|lane_round| **lane_round >= 500).count();
+    assert!(drafting.len() < 60 && late_part < 20, "{drafting:?}");
+}
