@@ -183,7 +183,7 @@ mod tests {
         files: &tls::tests::Files,
         address: SocketAddr,
     ) -> io::Result<tokio_rustls::client::TlsStream<TcpStream>> {
-        let roots = tls::Pem::read(&files.path("ca.pem")).unwrap().authority().unwrap();
+        let roots = tls::authority(&files.path("ca.pem")).unwrap();
         let config = ClientConfig::builder_with_provider(tls::provider())
             .with_safe_default_protocol_versions()
             .unwrap()

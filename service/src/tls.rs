@@ -118,7 +118,7 @@ impl ServerTls {
         let builder = match client_ca {
             None => builder.with_no_client_auth(),
             Some(path) => {
-                let roots = Arc::new(Pem::read(path)?.authority()?);
+                let roots = Arc::new(authority(path)?);
                 let verifier = WebPkiClientVerifier::builder_with_provider(roots, provider)
                     .build()
                     .map_err(|source| TlsError::Authority { path: path.to_owned(), source })?;
@@ -203,18 +203,18 @@ pub fn authority(path: &Path) -> Result<RootCertStore, TlsError> {
 }
 
 /// A file in PEM, and where it came from.
-pub(crate) struct Pem<'a> {
+struct Pem<'a> {
     path: &'a Path,
     text: Vec<u8>,
 }
 
 impl<'a> Pem<'a> {
-    pub(crate) fn read(path: &'a Path) -> Result<Self, TlsError> {
+    fn read(path: &'a Path) -> Result<Self, TlsError> {
         let text = std::fs::read(path).map_err(|source| TlsError::Read { path: path.to_owned(), source })?;
         Ok(Self { path, text })
     }
 
-    pub(crate) fn authority(&self) -> Result<RootCertStore, TlsError> {
+    fn authority(&self) -> Result<RootCertStore, TlsError> {
         let mut roots = RootCertStore::empty();
         for certificate in self.certificates()? {
             let added = roots.add(certificate);

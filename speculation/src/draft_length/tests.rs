@@ -57,6 +57,18 @@ impl World {
     }
 }
 
+/// So many sequences that share their workers with nobody.
+fn alone(sequences: u32) -> Load {
+    Load {
+        sequences,
+        other_rows: 0,
+        other_sequences: 0,
+        draft_sequences: sequences,
+        context: 0.0,
+        others: Pace::default(),
+    }
+}
+
 /// A lane in a world, with what it knows of the workers.
 struct Run {
     lane: DraftLength,
@@ -84,14 +96,7 @@ impl Run {
     /// One round of all sequences; tokens that a mean round at this k commits, and how long it took.
     fn round(&mut self, world: &mut World) -> (f64, f64) {
         let n = world.sequences;
-        let load = Load {
-            sequences: n,
-            other_rows: 0,
-            other_sequences: 0,
-            draft_sequences: n,
-            context: 0.0,
-            others: Pace::default(),
-        };
+        let load = alone(n);
         let mut k = 0;
         for _ in 0..n {
             k = self.lane.choose(load, &self.target, &self.draft).num_draft_tokens;
@@ -265,14 +270,7 @@ fn rows_that_would_slow_other_lanes_down_are_not_free() {
 fn a_draft_worker_that_seldom_proposes_is_not_taken_for_one_that_is_wrong() {
     let world = world(&SHAPES[0], 0.9, 1);
     let mut run = Run::new(&world);
-    let load = Load {
-        sequences: 1,
-        other_rows: 0,
-        other_sequences: 0,
-        draft_sequences: 1,
-        context: 0.0,
-        others: Pace::default(),
-    };
+    let load = alone(1);
     for round in 0..200 {
         run.lane.choose(load, &run.target, &run.draft);
         let supplied = if round % 4 == 0 { 3 } else { 0 };
@@ -288,14 +286,7 @@ fn a_draft_worker_that_seldom_proposes_is_not_taken_for_one_that_is_wrong() {
 fn drafting_rounds(lane_rounds: u64, is_late: impl Fn(u64) -> bool) -> Vec<u64> {
     let world = World { sequences: 8, ..world(&SHAPES[0], 0.9, 1) };
     let mut run = Run::told(&world);
-    let load = Load {
-        sequences: 8,
-        other_rows: 0,
-        other_sequences: 0,
-        draft_sequences: 8,
-        context: 0.0,
-        others: Pace::default(),
-    };
+    let load = alone(8);
     let mut drafting = Vec::new();
     for lane_round in 0..lane_rounds {
         for _ in 0..8 {
