@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Installs what the build and the tests need and is not there yet. Nothing is touched where everything is present.
 #
-#   deploy/deps.sh build        a C linker and protoc (the etcd client's build compiles its protocol with it)
+#   deploy/deps.sh build        a C linker, and protoc with the types that come with it (the etcd client's build compiles its protocol with them)
 #   deploy/deps.sh build test   also c++ (the tests run CUDA kernels on the host), etcd (they start one), Python with venv (they drive the openai
 #                               package), cargo-nextest
 #
@@ -17,7 +17,7 @@ main() {
   for step in "${STEPS[@]}"; do
     case "$step" in
       build) have_command cc || wanted+=(build-essential)
-             have_command protoc || wanted+=(protobuf-compiler) ;;
+             have_protoc || wanted+=(protobuf-compiler libprotobuf-dev) ;;
       test)  have_command c++ || wanted+=(g++)
              have_command etcd || wanted+=(etcd-server)
              have_command python3 || wanted+=(python3)
@@ -31,6 +31,12 @@ main() {
 
 have_command() { command -v "$1" >/dev/null 2>&1 || [ -x "/usr/sbin/$1" ]; }
 
+# The program alone is not enough: Debian keeps the types that every protocol may import in a package of their own.
+have_protoc() {
+  have_command protoc &&
+    protoc --proto_path=/dev --descriptor_set_out=/dev/null stdin <<<'syntax = "proto3"; import "google/protobuf/descriptor.proto";' 2>/dev/null
+}
+
 # The module alone is not enough: without ensurepip a new environment has no pip.
 have_venv() { python3 -c 'import venv, ensurepip' >/dev/null 2>&1; }
 
@@ -39,7 +45,7 @@ toolchain() { sed -n 's/^channel = "\(.*\)"/\1/p' "$(dirname "$0")/../rust-toolc
 install_packages() {
   if ! have_command apt-get; then
     fail "please install, with this system's package manager, what Debian calls: $*
-  (build-essential: a C compiler and linker; protobuf-compiler: protoc; g++: c++; etcd-server: the etcd binary, 3.4 or later; python3-venv: Python 3.10 or later with venv and ensurepip)"
+  (build-essential: a C compiler and linker; protobuf-compiler and libprotobuf-dev: protoc and google/protobuf/*.proto; g++: c++; etcd-server: the etcd binary, 3.4 or later; python3-venv: Python 3.10 or later with venv and ensurepip)"
   fi
   local as_root=()
   if [ "$(id -u)" -ne 0 ]; then

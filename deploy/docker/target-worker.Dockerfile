@@ -2,7 +2,7 @@
 #   docker build -f deploy/docker/target-worker.Dockerfile -t outrider-target-worker .
 FROM rust:1.95-slim-bookworm AS build
 RUN apt-get update \
- && apt-get install -y --no-install-recommends protobuf-compiler \
+ && apt-get install -y --no-install-recommends protobuf-compiler libprotobuf-dev \
  && rm -rf /var/lib/apt/lists/*
 WORKDIR /src
 COPY . .
