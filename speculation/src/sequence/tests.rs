@@ -1,6 +1,7 @@
 //! Single conversations, frame by frame: the contract's worked example and every way in which a frame does not fit.
 
 use super::*;
+use crate::TokenLogprobs;
 
 const NOW: Duration = Duration::from_secs(1);
 const WAIT: Duration = Duration::from_millis(20);

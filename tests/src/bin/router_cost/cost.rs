@@ -2,7 +2,8 @@
 //!
 //! Real processes: the router, a target and a draft worker that keep the time of a profile, and this one as their client. All streams run from
 //! before the measured window until after it; what is counted in the window is what the router itself counts. Workers' times are stretched so
-//! that events come at about `--rate`; a window in which the machine was more than 60% busy is void, and says so.
+//! that events come at about `--rate`; a window in which the machine was more than 60% busy is void, and says so. After each window comes one of a
+//! [`Relay`] with the same frames and events at the same pace, which tells what of it is libraries and kernel on this machine now.
 
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
@@ -18,6 +19,8 @@ use tests::pair::root;
 use tests::wait::{PATIENCE, until};
 
 use outrider_cli::cluster::usage::{Look, Span};
+
+use crate::relay::{Load, Relay};
 
 /// A machine that is busier than this measures its scheduler.
 const MAX_BUSY: f64 = 0.6;
@@ -44,28 +47,37 @@ pub(crate) struct Args {
     seconds: f64,
 }
 
-/// One window.
+/// One window of the router, and one of a relay with as many events.
 struct Cost {
     events: f64,
     tokens: f64,
+    /// Forwards of the target.
+    forwards: f64,
     span: Span,
+    floor: f64,
 }
 
 pub(crate) async fn run(args: Args, binaries: &Binaries) -> anyhow::Result<()> {
     println!(
-        "| streams | times stretched | k | events/s | tokens per event | router, of a core | us per event | machine busy |"
+        "| streams | times stretched | k | events/s | tokens per event | sequences a frame | router, of a core | us per event | the relay's | ratio | machine busy |"
     );
-    println!("|---|---|---|---|---|---|---|---|");
+    println!("|---|---|---|---|---|---|---|---|---|---|---|");
     let mut further = Vec::new();
     for &streams in &args.streams {
         let plain = measure(&args, binaries, (streams, 0)).await?;
         let drafted = measure(&args, binaries, (streams, 4)).await?;
         let more = drafted.tokens / drafted.events - plain.tokens / plain.events;
-        further.push((streams, (drafted.us_per_event() - plain.us_per_event()) / more));
+        further.push((
+            streams,
+            (drafted.us_per_event() - plain.us_per_event()) / more,
+            (drafted.floor - plain.floor) / more,
+        ));
     }
     println!();
-    for (streams, us) in further {
-        println!("{streams} streams: {us:.2} us for each further token of an event");
+    for (streams, us, floor) in further {
+        println!(
+            "{streams} streams: {us:.2} us for each further token of an event, the relay's round trip to a draft worker {floor:.2}"
+        );
     }
     Ok(())
 }
@@ -79,11 +91,14 @@ impl Cost {
         let Span { wall, cpu, busy } = self.span;
         let (wall, verdict) = (wall.as_secs_f64(), if busy > MAX_BUSY { ", VOID" } else { "" });
         println!(
-            "| {streams} | {time_scale:.1} | {k} | {:.0} | {:.2} | {:.3} | {:.1} | {busy:.2}{verdict} |",
+            "| {streams} | {time_scale:.1} | {k} | {:.0} | {:.2} | {:.1} | {:.3} | {:.1} | {:.1} | {:.2} | {busy:.2}{verdict} |",
             self.events / wall,
             self.tokens / self.events,
+            self.events / self.forwards,
             cpu / wall,
             self.us_per_event(),
+            self.floor,
+            self.us_per_event() / self.floor,
         );
     }
 }
@@ -108,7 +123,7 @@ async fn measure(args: &Args, binaries: &Binaries, (streams, k): (usize, u32)) -
     let requests: Vec<_> = (0..streams).map(|i| settings.request(&endpoint, &prompt(i))).collect();
     let client = Client::new(endpoint);
     let schedule = Schedule::Closed { concurrency: streams };
-    let cost = tokio::select! {
+    let mut cost = tokio::select! {
         run = client.drive(&requests, &schedule, |_| ()) => {
             let samples = run.samples(&requests);
             let fault = samples.iter().find(|sample| !sample.is_completed()).map(|sample| sample.outcome.explain());
@@ -117,6 +132,7 @@ async fn measure(args: &Args, binaries: &Binaries, (streams, k): (usize, u32)) -
         cost = window(&cluster, streams as u64, args.seconds) => cost?,
     };
     cluster.stop().await;
+    cost.floor = floor(&cost, (streams, k), args.seconds).await?;
     cost.print((streams, k), time_scale);
     Ok(cost)
 }
@@ -132,6 +148,43 @@ async fn start(args: &Args, binaries: &Binaries, time_scale: f64) -> anyhow::Res
     Ok(Cluster::start(spec, Arc::new(NoLogs), PATIENCE).await?)
 }
 
+/// Microseconds of CPU of a relay for each event, where it has the clients, frames and pace that `cost` was measured with.
+async fn floor(cost: &Cost, (streams, k): (usize, u32), seconds: f64) -> anyhow::Result<f64> {
+    // Whole groups: now and then a sequence goes in a forward of its own.
+    let groups = (streams as f64 * cost.forwards / cost.events).round().clamp(1.0, streams as f64);
+    let frame = (streams as f64 / groups).ceil() as usize;
+    let micros = cost.span.wall.as_secs_f64() * 1e6 * streams as f64 / (cost.events * groups);
+    // Frames that go round one at a time are at each worker for half of that.
+    let share = if k > 0 && groups == 1.0 { 0.5 } else { 1.0 };
+    let target_us = (micros * share) as u64;
+    let relay =
+        Relay::start(&Load { streams, frame, target_us, draft_us: if k > 0 { target_us } else { 0 } })
+            .await?;
+    let endpoint = Endpoint::reach(&relay.url, Access::default()).await?;
+    let settings = Settings { max_tokens: 1, ..Settings::default() };
+    let prompt = Prompt { task: TASK_TYPE.to_owned(), content: Content::Prompt("a stream".to_owned()) };
+    let requests: Vec<_> = (0..streams).map(|_| settings.request(&endpoint, &prompt)).collect();
+    let client = Client::new(endpoint);
+    let schedule = Schedule::Closed { concurrency: streams };
+    let window = async {
+        let written = async || anyhow::Ok(Page::scrape(&relay.url).await?.total("events"));
+        until("all streams are under way", async || {
+            Ok(written().await? > (UNDER_WAY * streams as u64) as f64)
+        })
+        .await?;
+        let (first, before) = (written().await?, Look::at(relay.pid()?)?);
+        tokio::time::sleep(Duration::from_secs_f64(seconds)).await;
+        let (after, last) = (Look::at(relay.pid()?)?, written().await?);
+        anyhow::Ok(before.until(&after).cpu * 1e6 / (last - first))
+    };
+    let micros = tokio::select! {
+        _ = client.drive(&requests, &schedule, |_| ()) => anyhow::bail!("the relay ended its streams"),
+        micros = window => micros?,
+    };
+    relay.stop().await?;
+    Ok(micros)
+}
+
 /// What the router takes while all streams run.
 async fn window(cluster: &Cluster, streams: u64, seconds: f64) -> anyhow::Result<Cost> {
     let (url, router) = (cluster.http_url(), cluster.process(ROUTER)?.pid());
@@ -141,14 +194,20 @@ async fn window(cluster: &Cluster, streams: u64, seconds: f64) -> anyhow::Result
         Ok(is_all && page.sum("vllm:generation_tokens_total") > UNDER_WAY * streams)
     })
     .await?;
-    let (before, first) = (Page::scrape(&url).await?, Look::at(router)?);
+    let names = cluster.names();
+    let target = names.iter().find(|name| name.starts_with("target")).copied().unwrap_or_default();
+    let target = cluster.admin_url(target)?;
+    let forwards = async || anyhow::Ok(Page::scrape(&target).await?.total("outrider_worker_forwards_total"));
+    let (forwards_before, before, first) = (forwards().await?, Page::scrape(&url).await?, Look::at(router)?);
     tokio::time::sleep(Duration::from_secs_f64(seconds)).await;
-    let (last, after) = (Look::at(router)?, Page::scrape(&url).await?);
+    let (last, after, forwards_after) = (Look::at(router)?, Page::scrape(&url).await?, forwards().await?);
     ensure!(after.sum("vllm:num_requests_running") == streams, "streams ended before the window did");
     let counted = |name: &str| after.total(name) - before.total(name);
     Ok(Cost {
         events: counted("vllm:inter_token_latency_seconds_count"),
         tokens: counted("vllm:generation_tokens_total"),
+        forwards: forwards_after - forwards_before,
         span: first.until(&last),
+        floor: f64::NAN,
     })
 }

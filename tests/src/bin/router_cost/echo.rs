@@ -1,5 +1,6 @@
-//! The bare half of `latency`: a tonic server that answers each frame of steps at once with a frame of replies, as large as those of real workers, and
-//! the client that times its answers. No table, no device thread, no router: what is left is gRPC over loopback between two processes.
+//! The bare other end of `latency` and of [`crate::relay`]: a tonic server that answers each frame of steps, at once or after a while, with a frame of
+//! replies as large as those of real workers, and the client that times its answers. No table, no device thread, no router: what is left is gRPC over
+//! loopback between two processes.
 
 use std::pin::Pin;
 use std::process::Stdio;
@@ -20,12 +21,15 @@ use tonic::transport::{Endpoint, Server};
 use tonic::{Request, Response, Status, Streaming};
 
 /// Ids that a verification of four drafted ids commits in these frames.
-const SPAN_IDS: usize = 4;
+pub(crate) const SPAN_IDS: usize = 4;
 
 /// Ids in the frames, of a large vocabulary.
 const ID: u32 = 100_000;
 
-struct EchoDoor;
+struct EchoDoor {
+    /// How long it takes for each frame, one after the other.
+    delay: Duration,
+}
 
 type Frames = Pin<Box<dyn Stream<Item = Result<v1::WorkerFrame, Status>> + Send>>;
 type Chunks = Pin<Box<dyn Stream<Item = Result<v1::AssetChunk, Status>> + Send>>;
@@ -39,7 +43,14 @@ impl Worker for EchoDoor {
         &self,
         request: Request<Streaming<v1::RouterFrame>>,
     ) -> Result<Response<Self::AttachStream>, Status> {
-        Ok(Response::new(Box::pin(request.into_inner().map(|frame| frame.map(|frame| answer(&frame))))))
+        let delay = self.delay;
+        let frames = request.into_inner().then(move |frame| async move {
+            if !delay.is_zero() {
+                tokio::time::sleep(delay).await;
+            }
+            frame.map(|frame| answer(&frame))
+        });
+        Ok(Response::new(Box::pin(frames)))
     }
 
     async fn fetch_asset(
@@ -51,10 +62,10 @@ impl Worker for EchoDoor {
 }
 
 /// Serves until the process is killed; its first line says where.
-pub(crate) async fn serve() -> anyhow::Result<()> {
+pub(crate) async fn serve(delay: Duration) -> anyhow::Result<()> {
     let listener = TcpListener::bind("127.0.0.1:0").await?;
     println!("http://{}", listener.local_addr()?);
-    let server = Server::builder().add_service(WorkerServer::new(EchoDoor));
+    let server = Server::builder().add_service(WorkerServer::new(EchoDoor { delay }));
     Ok(server.serve_with_incoming(TcpIncoming::from(listener).with_nodelay(Some(true))).await?)
 }
 
@@ -67,9 +78,10 @@ pub(crate) struct Echo {
 
 impl Echo {
     /// Starts the process and connects as a router does.
-    pub(crate) async fn start() -> anyhow::Result<Self> {
+    pub(crate) async fn start(delay: Duration) -> anyhow::Result<Self> {
         let mut command = Command::new(std::env::current_exe()?);
-        let mut process = command.arg("echo").stdout(Stdio::piped()).kill_on_drop(true).spawn()?;
+        command.args(["echo", "--delay-us"]).arg(delay.as_micros().to_string());
+        let mut process = command.stdout(Stdio::piped()).kill_on_drop(true).spawn()?;
         let stdout = process.stdout.take().context("the echo has no output")?;
         let address = BufReader::new(stdout).lines().next_line().await?.context("the echo said nothing")?;
         let channel = Endpoint::from_shared(address)?.tcp_nodelay(true).connect().await?;
@@ -94,13 +106,26 @@ impl Echo {
                     tokio::time::sleep(pause).await;
                 }
                 let began = Instant::now();
-                let steps = (0..sequences).map(|id| step(id, drafted)).collect();
-                self.outbox.send(v1::RouterFrame { steps, ..v1::RouterFrame::default() }).await?;
-                self.frames.message().await?.context("the echo hung up")?;
+                self.send(sequences, drafted).await?;
+                self.receive().await?;
                 *sum += began.elapsed();
             }
         }
         Ok(sums.map(|sum| sum.as_secs_f64() * 1e6 / f64::from(count)))
+    }
+
+    /// Sends a frame of so many sequences, for a target with so many drafted ids each, for a draft worker with none.
+    pub(crate) async fn send(&mut self, sequences: u64, drafted: usize) -> anyhow::Result<()> {
+        let steps = (0..sequences).map(|id| step(id, drafted)).collect();
+        Ok(self.outbox.send(v1::RouterFrame { steps, ..v1::RouterFrame::default() }).await?)
+    }
+
+    /// Awaits the next answer.
+    ///
+    /// Cancel safety: none is lost when the future is dropped.
+    pub(crate) async fn receive(&mut self) -> anyhow::Result<()> {
+        self.frames.message().await?.context("the echo hung up")?;
+        Ok(())
     }
 
     pub(crate) async fn stop(mut self) -> anyhow::Result<()> {

@@ -54,7 +54,7 @@ pub(crate) async fn run(args: &Args, binaries: &Binaries) -> anyhow::Result<()> 
     );
     println!("|---|---|---|---|---|---|---|---|---|---|---|");
     for &sequences in &args.sequences {
-        let mut echo = Echo::start().await?;
+        let mut echo = Echo::start(Duration::ZERO).await?;
         let pause = Duration::from_micros(STEP_US[1]);
         let mut bare = [0.0; 2];
         let rounds = {

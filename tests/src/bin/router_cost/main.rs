@@ -9,9 +9,11 @@
 mod cost;
 mod echo;
 mod latency;
+mod relay;
 mod scale;
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use clap::{Parser, Subcommand};
 use outrider_cli::cluster::Binaries;
@@ -34,9 +36,16 @@ enum What {
     Latency(latency::Args),
     /// One router, many workers: memory over minutes, and the longest waits by priority
     Scale(scale::Args),
-    /// The other end of `latency`'s bare round trips
+    /// A worker that answers, and does nothing else
     #[command(hide = true)]
-    Echo,
+    Echo {
+        /// How long it takes for a frame
+        #[arg(long)]
+        delay_us: u64,
+    },
+    /// What cannot be left out of a router
+    #[command(hide = true)]
+    Relay(relay::Load),
 }
 
 #[tokio::main]
@@ -50,6 +59,7 @@ async fn main() -> anyhow::Result<()> {
         What::Cpu(args) => cost::run(args, &binaries).await,
         What::Latency(args) => latency::run(&args, &binaries).await,
         What::Scale(args) => scale::run(&args, &binaries).await,
-        What::Echo => echo::serve().await,
+        What::Echo { delay_us } => echo::serve(Duration::from_micros(delay_us)).await,
+        What::Relay(load) => relay::serve(load).await,
     }
 }

@@ -65,6 +65,9 @@ pub(crate) struct Args {
     /// How long clients go on asking
     #[arg(long, default_value_t = 300)]
     seconds: u64,
+    /// Prompts too short for the router to remember their prefixes: tells what of its memory these are
+    #[arg(long)]
+    short_prompts: bool,
 }
 
 /// What clients of one priority saw.
@@ -92,7 +95,7 @@ pub(crate) async fn run(args: &Args, binaries: &Binaries) -> anyhow::Result<()> 
     let endpoint = Endpoint::reach(&cluster.http_url(), Access::default()).await?;
     let client = Client::new(endpoint);
     let end = Instant::now() + Duration::from_secs(args.seconds);
-    let asking = (0..args.sequences + args.waiting).map(|i| ask_on(&client, i, end));
+    let asking = (0..args.sequences + args.waiting).map(|i| ask_on(&client, (i, args.short_prompts), end));
     let (seen, memory) = tokio::join!(join_all(asking), watch(router, end));
     let memory = memory?;
     let busy = before.until(&Look::at(router)?).busy;
@@ -135,7 +138,11 @@ async fn start_router(args: &Args, binaries: &Binaries, list: &Path) -> anyhow::
 }
 
 /// One client: one request after the other until `end`, always of the same lane and priority.
-async fn ask_on(client: &Client, number: usize, end: Instant) -> anyhow::Result<(u8, Seen)> {
+async fn ask_on(
+    client: &Client,
+    (number, is_short): (usize, bool),
+    end: Instant,
+) -> anyhow::Result<(u8, Seen)> {
     let priority = PRIORITIES[number % PRIORITIES.len()];
     let task = TASK_TYPES[number / PRIORITIES.len() % TASK_TYPES.len()];
     let mut fields = serde_json::Map::new();
@@ -148,7 +155,10 @@ async fn ask_on(client: &Client, number: usize, end: Instant) -> anyhow::Result<
         }
         let max_tokens = MAX_TOKENS[(number + round) % MAX_TOKENS.len()];
         let settings = Settings { max_tokens, fields: fields.clone(), ..Settings::default() };
-        let content = Content::Prompt(format!("client number {number} asks for the {round}. time"));
+        let content = Content::Prompt(match is_short {
+            true => format!("{number}: {round}"),
+            false => format!("client number {number} asks for the {round}. time"),
+        });
         let request = settings.request(client.endpoint(), &Prompt { task: task.to_owned(), content });
         let asked: &[Request] = std::slice::from_ref(&request);
         let run = client.drive(asked, &Schedule::Closed { concurrency: 1 }, |_| ()).await;

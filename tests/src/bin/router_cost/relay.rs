@@ -1,0 +1,183 @@
+//! The floor under `cpu`: a process that does with a router's frames and events what cannot be left out, and nothing else. A thread of its own has the
+//! streams to two workers ([`crate::echo`]) and hands an event that was made beforehand to every client's connection, as a router's rounds do; the same
+//! libraries carry both. It has no sequences, no lanes, no text, no counts. What a router takes beyond it is the router's own.
+
+use std::collections::VecDeque;
+use std::process::Stdio;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use anyhow::Context as _;
+use axum::Router;
+use axum::body::{Body, Bytes};
+use axum::extract::State;
+use axum::response::{IntoResponse, Response};
+use axum::routing::{get, post};
+use futures::StreamExt as _;
+use tokio::io::{AsyncBufReadExt as _, BufReader};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::process::{Child, Command};
+use tokio::sync::mpsc;
+use tokio_stream::wrappers::ReceiverStream;
+
+use crate::echo::{Echo, SPAN_IDS};
+
+/// As many as a router lets a client leave unread.
+const UNREAD_EVENTS: usize = 4_096;
+
+/// As long as a router's, of a token or a few.
+const EVENT: &[u8] = b"data: {\"id\":\"cmpl-0193a5c7c1d27b0c8c1f3b5a7e9d2f40\",\"object\":\"text_completion\",\"created\":1780000000,\
+\"model\":\"relay\",\"system_fingerprint\":\"fp_0123456789abcdef\",\"seed\":1234567890123456789,\"choices\":[{\"index\":0,\
+\"text\":\" some words\",\"logprobs\":null,\"finish_reason\":null}]}\n\n";
+
+const MODELS: &str = "{\"object\":\"list\",\"data\":[{\"id\":\"relay\",\"object\":\"model\"}]}";
+
+/// What is relayed.
+#[derive(Debug, Clone, Copy, clap::Args)]
+pub(crate) struct Load {
+    /// Clients, all of which have to be there before it begins
+    #[arg(long)]
+    pub(crate) streams: usize,
+    /// Sequences in one frame
+    #[arg(long)]
+    pub(crate) frame: usize,
+    /// How long the target takes for a frame, microseconds
+    #[arg(long)]
+    pub(crate) target_us: u64,
+    /// How long the draft worker takes for a frame, microseconds; none is asked where it is 0
+    #[arg(long)]
+    pub(crate) draft_us: u64,
+}
+
+/// The process.
+pub(crate) struct Relay {
+    process: Child,
+    pub(crate) url: String,
+}
+
+impl Relay {
+    pub(crate) async fn start(load: &Load) -> anyhow::Result<Self> {
+        let mut command = Command::new(std::env::current_exe()?);
+        command.arg("relay");
+        for (flag, value) in [
+            ("--streams", load.streams as u64),
+            ("--frame", load.frame as u64),
+            ("--target-us", load.target_us),
+            ("--draft-us", load.draft_us),
+        ] {
+            command.arg(flag).arg(value.to_string());
+        }
+        let mut process = command.stdout(Stdio::piped()).kill_on_drop(true).spawn()?;
+        let stdout = process.stdout.take().context("the relay has no output")?;
+        let url = BufReader::new(stdout).lines().next_line().await?.context("the relay said nothing")?;
+        Ok(Self { process, url })
+    }
+
+    pub(crate) fn pid(&self) -> anyhow::Result<u32> {
+        self.process.id().context("the relay has ended")
+    }
+
+    pub(crate) async fn stop(mut self) -> anyhow::Result<()> {
+        Ok(self.process.kill().await?)
+    }
+}
+
+#[derive(Clone)]
+struct Door {
+    arrivals: mpsc::UnboundedSender<mpsc::Sender<Bytes>>,
+    events: Arc<AtomicU64>,
+}
+
+/// Serves until the process is killed; its first line says where. With as many threads as a router has.
+pub(crate) async fn serve(load: Load) -> anyhow::Result<()> {
+    let (arrivals, arrived) = mpsc::unbounded_channel();
+    let door = Door { arrivals, events: Arc::default() };
+    let counted = Arc::clone(&door.events);
+    let rounds = std::thread::Builder::new().name("rounds".to_owned());
+    let rounds = rounds.spawn(move || {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+        runtime.block_on(relay(load, arrived, &counted))
+    })?;
+    let doors = std::thread::Builder::new().name("doors".to_owned());
+    doors.spawn(move || {
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        let mut builder = tokio::runtime::Builder::new_multi_thread();
+        let runtime = builder.worker_threads((cores - 1).max(1)).enable_all().build()?;
+        runtime.block_on(async { tokio::spawn(answer(door)).await? })
+    })?;
+    tokio::task::spawn_blocking(move || rounds.join())
+        .await?
+        .map_err(|_| anyhow::anyhow!("the rounds panicked"))?
+}
+
+async fn answer(door: Door) -> anyhow::Result<()> {
+    use axum::serve::ListenerExt as _;
+    let app = Router::new()
+        .route("/v1/models", get(async || MODELS))
+        .route("/v1/completions", post(complete))
+        .route("/v1/chat/completions", post(complete))
+        .route(
+            "/metrics",
+            get(async |State(door): State<Door>| format!("events {}\n", door.events.load(Ordering::Relaxed))),
+        )
+        .with_state(door);
+    let listener = TcpListener::bind("127.0.0.1:0").await?;
+    println!("http://{}", listener.local_addr()?);
+    let listener = listener.tap_io(|connection: &mut TcpStream| drop(connection.set_nodelay(true)));
+    Ok(axum::serve(listener, app).await?)
+}
+
+async fn complete(State(door): State<Door>) -> Response {
+    let (events, written) = mpsc::channel(UNREAD_EVENTS);
+    // A relay that has all its clients takes no more: the stream ends at once.
+    drop(door.arrivals.send(events));
+    let body = Body::from_stream(ReceiverStream::new(written).map(Ok::<_, std::convert::Infallible>));
+    ([("content-type", "text/event-stream")], body).into_response()
+}
+
+/// Groups of clients go from worker to worker; each comes back with an event for everyone in it.
+async fn relay(
+    load: Load,
+    mut arrived: mpsc::UnboundedReceiver<mpsc::Sender<Bytes>>,
+    counted: &AtomicU64,
+) -> anyhow::Result<()> {
+    let delay = Duration::from_micros;
+    let mut target = Echo::start(delay(load.target_us)).await?;
+    let mut draft = Echo::start(delay(load.draft_us)).await?;
+    let mut clients = Vec::with_capacity(load.streams);
+    while clients.len() < load.streams {
+        clients.push(arrived.recv().await.context("the door is shut")?);
+    }
+    let groups: Vec<&[mpsc::Sender<Bytes>]> = clients.chunks(load.frame.max(1)).collect();
+    let is_drafted = load.draft_us > 0;
+    // Workers answer in order.
+    let (mut at_draft, mut at_target) = (VecDeque::new(), VecDeque::new());
+    for group in 0..groups.len() {
+        let first = if is_drafted { (&mut draft, &mut at_draft) } else { (&mut target, &mut at_target) };
+        first.0.send(groups[group].len() as u64, 0).await?;
+        first.1.push_back(group);
+    }
+    loop {
+        let is_from_draft = tokio::select! {
+            frame = draft.receive(), if is_drafted => frame.map(|()| true)?,
+            frame = target.receive() => frame.map(|()| false)?,
+        };
+        let queue = if is_from_draft { &mut at_draft } else { &mut at_target };
+        let group = queue.pop_front().context("a frame that nobody asked for")?;
+        let sequences = groups[group].len() as u64;
+        if is_drafted && !is_from_draft {
+            draft.send(sequences, 0).await?;
+            at_draft.push_back(group);
+        } else {
+            target.send(sequences, if is_drafted { SPAN_IDS } else { 0 }).await?;
+            at_target.push_back(group);
+        }
+        if !is_from_draft {
+            for client in groups[group] {
+                client.try_send(Bytes::from_static(EVENT)).context("a client left or does not read")?;
+            }
+            counted.fetch_add(sequences, Ordering::Relaxed);
+        }
+    }
+}
