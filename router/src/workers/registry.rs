@@ -220,6 +220,7 @@ impl Registry {
 
 async fn keep_connected(registry: Arc<Registry>, member: Member, worker: Lifetime) {
     let mut backoff = FIRST_BACKOFF;
+    let mut told = None;
     let cancelled = worker.cancelled();
     tokio::pin!(cancelled);
     loop {
@@ -231,13 +232,26 @@ async fn keep_connected(registry: Arc<Registry>, member: Member, worker: Lifetim
             reached = registry.reach(&member) => reached,
         };
         let ended = match reached {
-            Ok(connection) => registry.serve(&member, connection, cancelled.as_mut()).await,
+            Ok(connection) => {
+                told = None;
+                registry.serve(&member, connection, cancelled.as_mut()).await
+            }
             Err(error) => Err(error),
         };
-        match ended {
+        match ended.map_err(|error| causes(&error)) {
             Ok(()) => tracing::info!(role = member.role, address = member.address, "worker left"),
-            Err(error) => {
-                tracing::info!(role = member.role, address = member.address, "worker unreachable: {error:#}");
+            // It is tried again every two seconds, for hours perhaps.
+            Err(why) if told.as_ref() == Some(&why) => {
+                tracing::debug!(
+                    role = member.role,
+                    address = member.address,
+                    "worker still unreachable: {why}"
+                );
+            }
+            Err(why) => {
+                let (role, address) = (&member.role, &member.address);
+                tracing::info!(role, address, "worker unreachable, will be tried again: {why}");
+                told = Some(why);
             }
         }
         backoff = if began.elapsed() > MAX_BACKOFF { FIRST_BACKOFF } else { (backoff * 2).min(MAX_BACKOFF) };
@@ -248,6 +262,20 @@ async fn keep_connected(registry: Arc<Registry>, member: Member, worker: Lifetim
             () = tokio::time::sleep(backoff) => {}
         }
     }
+}
+
+/// An error and its causes, each once: transports repeat what their causes say.
+fn causes(error: &anyhow::Error) -> String {
+    let mut causes = String::new();
+    for cause in error.chain().map(ToString::to_string) {
+        if causes.is_empty() {
+            causes = cause;
+        } else if !causes.ends_with(&cause) {
+            causes += ": ";
+            causes += &cause;
+        }
+    }
+    causes
 }
 
 /// Names the first token that two workers number differently, as far as both tell.
@@ -265,5 +293,19 @@ async fn differing_token(draft: &Peer, target: &Peer) -> String {
         Ok(Some(difference)) => format!(": {difference}"),
         Ok(None) => String::new(),
         Err(error) => format!(" (which token could not be found out: {error:#})"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_cause_that_repeats_its_own_is_told_once() {
+        let refused = std::io::Error::other("connection refused");
+        let error = anyhow::Error::new(refused).context("tcp: connection refused").context("cannot connect");
+        assert_eq!(causes(&error), "cannot connect: tcp: connection refused");
+        let error = anyhow::anyhow!("no route").context("tcp connect error").context("tcp connect error");
+        assert_eq!(causes(&error), "tcp connect error: no route");
     }
 }
