@@ -4,10 +4,10 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use speculation::SequenceSpec;
 use speculation::acceptance::{RowDraw, is_drawn_apart};
+use speculation::{SequenceSpec, TokenLogprobs};
 
-use crate::cuda::{DrawRow, FilterRow, LogitEdit, edits_of};
+use crate::cuda::{DrawRow, FilterRow, LogitEdit, ScoreRow, edits_of};
 use crate::{EngineError, Logits, SequenceRows, TokenId};
 
 /// Asks for the draws of one sequence's rows instead of their logits. The last row predicts what follows `before` and all of
@@ -22,6 +22,8 @@ pub struct DrawRequest<'a> {
     pub then: &'a [TokenId],
     /// Entries of the vocabulary that may be drawn; the rest is padding. The same for all requests of a forward.
     pub vocab_size: u32,
+    /// How many of the likeliest tokens are told beside the probability of each drawn one; `None` tells of neither.
+    pub logprobs: Option<u32>,
 }
 
 /// What a forward gave.
@@ -31,6 +33,9 @@ pub struct Outcome {
     pub logits: Logits,
     /// Draws of the others, in batch order.
     pub drawn: Vec<RowDraw>,
+    /// What is said of the drawn tokens' probabilities ([`speculation::logits::score`]), in batch order: for each row of a request that
+    /// asks for them. Where nothing could be drawn it is of no use.
+    pub scores: Vec<TokenLogprobs>,
 }
 
 /// What a rank gave: the same, before it has a shape.
@@ -38,6 +43,7 @@ pub struct Outcome {
 pub(crate) struct Outputs {
     pub(crate) logits: Vec<f32>,
     pub(crate) drawn: Vec<RowDraw>,
+    pub(crate) scores: Vec<TokenLogprobs>,
 }
 
 /// A row's filters, and whose they are: for a device, and for the host where a device cannot decide.
@@ -57,6 +63,8 @@ pub(crate) struct DrawPlan {
     pub(crate) edits: Vec<LogitEdit>,
     /// What may be drawn then, where not everything may.
     pub(crate) filters: Vec<Filter>,
+    /// Whose drawn tokens' probabilities are told.
+    pub(crate) scores: Vec<ScoreRow>,
     /// Entries of a row that count.
     pub(crate) vocab: usize,
 }
@@ -86,7 +94,7 @@ impl DrawPlan {
         request: &DrawRequest<'_>,
         vocab_size: u32,
     ) -> Result<(), EngineError> {
-        let DrawRequest { spec, before, then, vocab_size: vocab } = *request;
+        let DrawRequest { spec, before, then, vocab_size: vocab, logprobs } = *request;
         let same_vocab = self.rows.is_empty() || self.vocab == vocab as usize;
         let can = is_drawn_apart(spec) && num_rows <= then.len() + 1;
         if !can || !same_vocab || vocab == 0 || vocab > vocab_size {
@@ -106,6 +114,7 @@ impl DrawPlan {
                 self.filters.push(Filter { row, spec: Arc::clone(spec), position });
             }
             self.rows.push(DrawRow::new(row, spec, ids.len() as u32));
+            self.scores.extend(logprobs.map(|top_n| ScoreRow { row, top_n }));
             self.edits.extend(edits_of(row, spec, &ids, self.vocab)?);
             ids.extend(then.get(known + i));
         }
@@ -119,14 +128,23 @@ impl DrawPlan {
         let rows = self.rows.iter().filter(|draw| is_in(draw.row));
         let edits = self.edits.iter().filter(|edit| is_in(edit.row));
         let filters = self.filters.iter().filter(|filter| is_in(filter.row.row)).cloned();
+        let scores = self.scores.iter().filter(|score| is_in(score.row));
         Self {
             rows: rows.map(|draw| draw.of_row(draw.row - first)).collect(),
             edits: edits.map(|edit| LogitEdit { row: edit.row - first, ..*edit }).collect(),
             filters: filters
                 .map(|filter| Filter { row: filter.row.of_row(filter.row.row - first), ..filter })
                 .collect(),
+            scores: scores.map(|score| ScoreRow { row: score.row - first, ..*score }).collect(),
             vocab: self.vocab,
         }
+    }
+
+    /// Of each row to score, which of the draws is its own.
+    pub(crate) fn draws_of_scores(&self) -> Vec<u32> {
+        let draw_of = |row| self.rows.iter().position(|draw| draw.row == row);
+        let place = |score: &ScoreRow| draw_of(score.row).expect("rows that are scored are drawn") as u32;
+        self.scores.iter().map(place).collect()
     }
 
     /// Runs of the first `num_rows` rows that nothing is drawn for.
@@ -154,7 +172,8 @@ mod tests {
             .iter()
             .map(|&num_logits| SequenceRows { slot: SlotId(0), token_ids: &ids, num_logits })
             .collect();
-        let request = DrawRequest { spec, before: &ids, then: &[5, 6], vocab_size: 10 };
+        let request =
+            DrawRequest { spec, before: &ids, then: &[5, 6], vocab_size: 10, logprobs: spec.logprobs };
         DrawPlan::new(&batch, &drawn.map(|drawn| drawn.then_some(request)), 12)
     }
 
@@ -188,11 +207,23 @@ mod tests {
     }
 
     #[test]
+    fn scores_go_with_their_rows_and_draws() {
+        let spec = SequenceSpec { logprobs: Some(4), ..SequenceSpec::default() };
+        let whole = plan([2, 3, 1], [true, false, true], &spec).unwrap();
+        assert_eq!(whole.scores.iter().map(|score| score.row).collect::<Vec<_>>(), [0, 1, 5]);
+        assert_eq!(whole.draws_of_scores(), [0, 1, 2]);
+        let part = whole.part(1..6);
+        assert_eq!(part.scores, [0, 4].map(|row| ScoreRow { row, top_n: 4 }));
+        assert_eq!(part.draws_of_scores(), [0, 1]);
+        assert!(plan([2, 3, 1], [true; 3], &SequenceSpec::default()).unwrap().scores.is_empty());
+    }
+
+    #[test]
     fn what_cannot_be_drawn_is_refused() {
         let spec = SequenceSpec::default();
         assert!(plan([1, 1, 4], [true, true, true], &spec).is_err(), "four rows need three ids behind");
-        let filtered = SequenceSpec { logprobs: Some(1), ..spec };
-        let error = plan([1, 1, 1], [true, false, false], &filtered).unwrap_err().to_string();
+        let lossy = SequenceSpec { acceptance: speculation::AcceptanceMode::Typical, ..spec };
+        let error = plan([1, 1, 1], [true, false, false], &lossy).unwrap_err().to_string();
         assert!(error.contains("cannot be drawn"), "{error}");
     }
 }

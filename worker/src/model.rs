@@ -11,7 +11,7 @@ use speculation::acceptance::{RowDraw, guess};
 use speculation::batch::{Share, Waiting, form};
 use speculation::holding::Limits;
 use speculation::logits::score;
-use speculation::{ReplyBody, Role, TokenId, Work};
+use speculation::{ReplyBody, Role, TokenId, TokenLogprobs, Work};
 
 use crate::decide::{Decide, Decision, Rows};
 use crate::method::{Method, MethodStats, NeedRoom};
@@ -133,11 +133,18 @@ impl<D: Decide> ModelMethod<D> {
             let last_guess = task.guesses.token_ids.last().filter(|_| portion.num_context == 0);
             (task.holding.ids(), last_guess.map_or(task.drafted(), std::slice::from_ref))
         };
-        Some(DrawRequest { spec: task.spec(), before, then, vocab_size: self.vocab_size })
+        // What a draft says of its guesses goes nowhere.
+        let logprobs = task.spec().logprobs.filter(|_| decides && self.role == Role::Target);
+        Some(DrawRequest { spec: task.spec(), before, then, vocab_size: self.vocab_size, logprobs })
     }
 
     /// What the draws of a task's rows lead to; `None` while it needs another forward.
-    fn absorb_drawn(&mut self, task: &mut Task, portion: &Portion, drawn: &[RowDraw]) -> Option<ReplyBody> {
+    fn absorb_drawn(
+        &mut self,
+        task: &mut Task,
+        portion: &Portion,
+        (drawn, scores): (&[RowDraw], &[TokenLogprobs]),
+    ) -> Option<ReplyBody> {
         let done = task.context_done..task.context_done + portion.num_context;
         task.context_done = done.end;
         if self.compares(task, portion) {
@@ -153,7 +160,7 @@ impl<D: Decide> ModelMethod<D> {
             return Some(fed(task));
         }
         let decided = drawn.len() - (1 + task.drafted().len())..;
-        self.settle(task, Rows::Drawn(&drawn[decided]))
+        self.settle(task, Rows::Drawn { drawn: &drawn[decided], scores })
     }
 
     /// What a task's logits lead to; `None` while it needs another forward.
@@ -272,21 +279,24 @@ impl<D: Decide> Method for ModelMethod<D> {
             .collect();
         let requests: Vec<Option<DrawRequest<'_>>> =
             plan.iter().map(|portion| self.draw_request(&tasks[portion.task], portion)).collect();
-        let drawn_apart: Vec<bool> = requests.iter().map(Option::is_some).collect();
-        let Outcome { mut logits, drawn } = match self.engine.forward_and_draw(&batch, &requests) {
+        let drawn_apart: Vec<Option<bool>> =
+            requests.iter().map(|request| request.map(|request| request.logprobs.is_some())).collect();
+        let Outcome { mut logits, drawn, scores } = match self.engine.forward_and_draw(&batch, &requests) {
             Ok(outcome) => outcome,
             // Nothing can be computed any more: the device thread ends, and the process says that it has failed.
             Err(error) if error.is_fatal() => panic!("{error}"),
             Err(error) => return Ok(self.refuse(tasks, &plan, &error)),
         };
         let mut bodies = Vec::new();
-        let (mut row, mut draw) = (0, 0);
+        let (mut row, mut draw, mut score) = (0, 0, 0);
         for (portion, drawn_apart) in plan.iter().zip(drawn_apart) {
             let task = &mut tasks[portion.task];
-            let body = if drawn_apart {
+            let body = if let Some(is_scored) = drawn_apart {
                 let rows = &drawn[draw..draw + portion.num_logits];
                 draw += rows.len();
-                self.absorb_drawn(task, portion, rows)
+                let scores = &scores[score..score + if is_scored { rows.len() } else { 0 }];
+                score += scores.len();
+                self.absorb_drawn(task, portion, (rows, scores))
             } else {
                 let rows = row..row + portion.num_logits;
                 row = rows.end;
