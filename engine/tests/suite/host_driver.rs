@@ -66,10 +66,14 @@ fn products_by_the_library_stay_near_our_own() {
         return;
     };
     let lines = run(&[Section::Library], &driver.kernels);
-    assert!(
-        lines.iter().any(|line| line.starts_with("ok") && line.contains("by cublaslt, against the cpu's"))
-    );
-    let products = lines.iter().filter(|line| line.starts_with("ok") && line.contains("cublaslt ")).count();
+    for words in ["by cublaslt, against the cpu's", "by cublaslt beside graphs, against the cpu's"] {
+        assert!(
+            lines.iter().any(|line| line.starts_with("ok") && line.contains(words)),
+            "{words}: {lines:#?}"
+        );
+    }
+    let products =
+        lines.iter().filter(|line| line.starts_with("ok") && line.contains("us, cublaslt")).count();
     assert!(products >= 4, "{lines:#?}");
 }
 
