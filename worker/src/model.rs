@@ -173,7 +173,7 @@ impl<D: Decide> ModelMethod<D> {
     ) -> Option<ReplyBody> {
         let done_before = task.context_done;
         task.context_done += portion.num_context;
-        score_prompt(task, done_before..task.context_done, logits, rows.start);
+        score_prompt(task, done_before..task.context_done, logits, (rows.start, self.vocab_size));
         if self.role == Role::Draft {
             compare(task, done_before..task.context_done, logits, (rows.start, self.vocab_size));
         }
@@ -382,8 +382,9 @@ fn compare(task: &mut Task, done: Range<usize>, logits: &mut Logits, (first_row,
     }
 }
 
-/// Scores the prompt ids that follow the context ids `done` (indices into the context), whose logits start at `first_row`.
-fn score_prompt(task: &mut Task, done: Range<usize>, logits: &Logits, first_row: usize) {
+/// Scores the prompt ids that follow the context ids `done` (indices into the context), whose logits start at `first_row`. What stands past
+/// the vocabulary is padding.
+fn score_prompt(task: &mut Task, done: Range<usize>, logits: &Logits, (first_row, vocab_size): (usize, u32)) {
     if !task.is_scoring() {
         return;
     }
@@ -392,7 +393,8 @@ fn score_prompt(task: &mut Task, done: Range<usize>, logits: &Logits, first_row:
     for (row, i) in done.enumerate() {
         match task.step.context.get(i + 1) {
             Some(&next) if i + 1 < prompt_left => {
-                let scored = score(logits.row(first_row + row), next, top);
+                let row = &logits.row(first_row + row)[..vocab_size as usize];
+                let scored = score(row, next, top);
                 task.scores.push(scored);
             }
             _ => break,
