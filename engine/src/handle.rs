@@ -249,7 +249,7 @@ impl Engine {
     ) -> Result<Outcome, EngineError> {
         self.check(batch)?;
         let plan = DrawPlan::new(batch, requests, self.info.vocab_size)?;
-        if !self.draws && !plan.rows.is_empty() {
+        if !self.draws && !plan.is_empty() {
             return Err(EngineError::BadBatch("this device does not draw".to_owned()));
         }
         self.reserve(batch)?;

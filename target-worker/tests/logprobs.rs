@@ -11,7 +11,8 @@ use engine::cuda::host_driver::HostDriver;
 use engine::{Engine, LoadOptions, WeightFormat};
 use speculation::holding::{Admission, Holding};
 use speculation::{
-    Draft, ReplyBody, Role, SamplingParams, SequenceId, SequenceSpec, Step, TokenId, TokenSpan, Work,
+    Draft, ReplyBody, Role, SamplingParams, SequenceId, SequenceSpec, Step, TokenId, TokenLogprobs,
+    TokenSpan, Work,
 };
 use target_worker::verify::Verify;
 use worker::Task;
@@ -21,7 +22,7 @@ use worker::table::{RouterId, SequenceKey};
 
 const PROMPT: [TokenId; 6] = [11, 245, 803, 17, 300, 64];
 
-fn method(kernels: Option<&Path>) -> ModelMethod<Verify> {
+fn method(kernels: Option<&Path>, max_batch_rows: usize) -> ModelMethod<Verify> {
     let options = LoadOptions {
         model_dir: Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/demo/draft"),
         weights: WeightFormat::Bf16,
@@ -37,7 +38,7 @@ fn method(kernels: Option<&Path>) -> ModelMethod<Verify> {
             Engine::load_on_cuda(&options, &gpus)
         }
     };
-    ModelMethod::new(engine.expect("the bundled draft loads"), Role::Target, 4_096, 512, Verify)
+    ModelMethod::new(engine.expect("the bundled draft loads"), Role::Target, 4_096, max_batch_rows, Verify)
 }
 
 /// The sequences of one forward, by what they ask for: (likeliest tokens, temperature, whether the prompt is scored too).
@@ -97,29 +98,41 @@ fn spans(method: &mut ModelMethod<Verify>, drafts: &[Vec<TokenId>; 5]) -> Vec<To
     done.into_iter().map(span).collect()
 }
 
+/// As many, each with so many likeliest tokens, and no further apart than bf16 makes logits on a device and on the CPU.
+fn check_near(found: &[TokenLogprobs], expected: &[TokenLogprobs], top_n: usize) {
+    assert_eq!(found.len(), expected.len());
+    let near = |a: f32, b: f32| (a - b).abs() < 0.05;
+    for (found, expected) in found.iter().zip(expected) {
+        assert_eq!(found.top.len(), top_n);
+        assert!(near(found.logprob, expected.logprob), "{found:?} and {expected:?}");
+        assert!(found.top.iter().zip(&expected.top).all(|(a, b)| near(a.1, b.1)), "{found:?}");
+    }
+}
+
 #[test]
 fn a_device_tells_probabilities_beside_sequences_that_want_none() {
     let name = "a_device_tells_probabilities_beside_sequences_that_want_none";
     let Some(driver) = HostDriver::for_test(name) else { return };
-    let (mut on_cpu, mut on_device) = (method(None), method(Some(&driver.kernels)));
+    let mut on_cpu = method(None, 512);
     let first = spans(&mut on_cpu, &Default::default());
     // Drafts whose first id is right, and whose second mostly is not.
     let drafts: [Vec<TokenId>; 5] = std::array::from_fn(|i| vec![first[i].token_ids[0], 7]);
-    for drafts in [Default::default(), drafts] {
+    // The second time prompts are cut into forwards.
+    for (drafts, rows) in [(Default::default(), 512), (Default::default(), 4), (drafts, 512)] {
+        let mut on_device = method(Some(&driver.kernels), rows);
         let (expected, found) = (spans(&mut on_cpu, &drafts), spans(&mut on_device, &drafts));
         for (number, (expected, found)) in expected.iter().zip(&found).enumerate() {
             let (logprobs, _, scores_prompt) = ASKED[number];
             assert_eq!(found.token_ids, expected.token_ids, "sequence {number}");
             assert_eq!(found.num_accepted as usize, found.token_ids.len() - 1);
-            assert_eq!(found.prompt_logprobs.is_some(), scores_prompt);
+            let of_prompt =
+                |span: &TokenSpan| span.prompt_logprobs.clone().map_or(vec![], |told| told.entries);
+            let (told, expected_of_prompt) = (of_prompt(found), of_prompt(expected));
+            assert_eq!(told.len(), if scores_prompt { PROMPT.len() - 1 } else { 0 });
+            check_near(&told, &expected_of_prompt, 2);
             let told = if logprobs.is_some() { found.token_ids.len() } else { 0 };
-            assert_eq!((found.logprobs.len(), expected.logprobs.len()), (told, told), "sequence {number}");
-            for (found, expected) in found.logprobs.iter().zip(&expected.logprobs) {
-                assert_eq!(found.top.len(), logprobs.unwrap_or(0) as usize);
-                let near = |a: f32, b: f32| (a - b).abs() < 0.05;
-                assert!(near(found.logprob, expected.logprob), "{found:?} and {expected:?}");
-                assert!(found.top.iter().zip(&expected.top).all(|(a, b)| near(a.1, b.1)), "{found:?}");
-            }
+            assert_eq!(found.logprobs.len(), told, "sequence {number}");
+            check_near(&found.logprobs, &expected.logprobs, logprobs.unwrap_or(0) as usize);
         }
     }
 }

@@ -6,7 +6,7 @@
 use std::collections::{HashMap, VecDeque};
 use std::ops::Range;
 
-use engine::{DrawRequest, Engine, EngineError, Logits, Outcome, SequenceRows, SlotId};
+use engine::{DrawRequest, Engine, EngineError, Logits, Outcome, PromptRows, SequenceRows, SlotId};
 use speculation::acceptance::{RowDraw, guess};
 use speculation::batch::{Share, Waiting, form};
 use speculation::holding::Limits;
@@ -122,11 +122,15 @@ impl<D: Decide> ModelMethod<D> {
     fn draw_request<'a>(&self, task: &'a Task, portion: &Portion) -> Option<DrawRequest<'a>> {
         let compares = self.compares(task, portion);
         let decides = portion.ends_context && task.step.work != Work::Feed;
-        if !(decides || compares) || task.is_scoring() || !self.engine.draws(task.spec()) {
+        let scores = task.is_scoring() && portion.num_context > 0;
+        // Ids of the prompt and drafted ones lie apart; and what is decided on stands behind the prompt.
+        let is_behind = task.drafted().is_empty() && task.step.start() >= task.spec().prompt_len;
+        let is_one_list = !(scores && decides) || is_behind;
+        if !(decides || compares || scores) || !is_one_list || !self.engine.draws(task.spec()) {
             return None;
         }
-        let (before, then) = if compares {
-            // Every row of the context is drawn, behind one id more each.
+        let (before, then) = if compares || scores {
+            // Every row of the context is drawn or scored, behind one id more each.
             let first = task.step.base_len as usize + task.context_done;
             task.holding.ids()[..first + portion.num_context].split_at(first + 1)
         } else {
@@ -135,7 +139,10 @@ impl<D: Decide> ModelMethod<D> {
         };
         // What a draft says of its guesses goes nowhere.
         let logprobs = task.spec().logprobs.filter(|_| decides && self.role == Role::Target);
-        Some(DrawRequest { spec: task.spec(), before, then, vocab_size: self.vocab_size, logprobs })
+        let next = task.step.context.get(task.context_done + portion.num_context).copied();
+        let top_n = task.spec().prompt_logprobs.filter(|_| scores);
+        let prompt = top_n.map(|top_n| PromptRows { top_n, next });
+        Some(DrawRequest { spec: task.spec(), before, then, vocab_size: self.vocab_size, logprobs, prompt })
     }
 
     /// What the draws of a task's rows lead to; `None` while it needs another forward.
@@ -147,6 +154,13 @@ impl<D: Decide> ModelMethod<D> {
     ) -> Option<ReplyBody> {
         let done = task.context_done..task.context_done + portion.num_context;
         task.context_done = done.end;
+        if task.is_scoring() {
+            // Those of the prompt come first; of the context's last id nothing is known that follows.
+            let prompt_left = (task.spec().prompt_len - task.step.base_len) as usize;
+            let known = task.step.context.len().min(prompt_left).saturating_sub(1);
+            let num_known = known.min(done.end).saturating_sub(done.start);
+            task.scores.extend_from_slice(&scores[..num_known]);
+        }
         if self.compares(task, portion) {
             for (i, row) in done.zip(drawn) {
                 let next = task.step.context.get(i + 1);
@@ -159,8 +173,10 @@ impl<D: Decide> ModelMethod<D> {
         if task.step.work == Work::Feed {
             return Some(fed(task));
         }
-        let decided = drawn.len() - (1 + task.drafted().len())..;
-        self.settle(task, Rows::Drawn { drawn: &drawn[decided], scores })
+        let num_decided = 1 + task.drafted().len();
+        let drawn = &drawn[drawn.len() - num_decided..];
+        let told = task.spec().logprobs.map_or(0, |_| num_decided.min(scores.len()));
+        self.settle(task, Rows::Drawn { drawn, scores: &scores[scores.len() - told..] })
     }
 
     /// What a task's logits lead to; `None` while it needs another forward.
@@ -279,8 +295,10 @@ impl<D: Decide> Method for ModelMethod<D> {
             .collect();
         let requests: Vec<Option<DrawRequest<'_>>> =
             plan.iter().map(|portion| self.draw_request(&tasks[portion.task], portion)).collect();
-        let drawn_apart: Vec<Option<bool>> =
-            requests.iter().map(|request| request.map(|request| request.logprobs.is_some())).collect();
+        let answers = |(request, portion): (&Option<DrawRequest<'_>>, &Portion)| {
+            request.map(|request| request.answers(portion.num_logits))
+        };
+        let drawn_apart: Vec<Option<(usize, usize)>> = requests.iter().zip(&plan).map(answers).collect();
         let Outcome { mut logits, drawn, scores } = match self.engine.forward_and_draw(&batch, &requests) {
             Ok(outcome) => outcome,
             // Nothing can be computed any more: the device thread ends, and the process says that it has failed.
@@ -291,11 +309,9 @@ impl<D: Decide> Method for ModelMethod<D> {
         let (mut row, mut draw, mut score) = (0, 0, 0);
         for (portion, drawn_apart) in plan.iter().zip(drawn_apart) {
             let task = &mut tasks[portion.task];
-            let body = if let Some(is_scored) = drawn_apart {
-                let rows = &drawn[draw..draw + portion.num_logits];
-                draw += rows.len();
-                let scores = &scores[score..score + if is_scored { rows.len() } else { 0 }];
-                score += scores.len();
+            let body = if let Some((num_drawn, num_scored)) = drawn_apart {
+                let (rows, scores) = (&drawn[draw..draw + num_drawn], &scores[score..score + num_scored]);
+                (draw, score) = (draw + num_drawn, score + num_scored);
                 self.absorb_drawn(task, portion, (rows, scores))
             } else {
                 let rows = row..row + portion.num_logits;

@@ -5,6 +5,7 @@ use speculation::acceptance::{RowDraw, draw_processed};
 
 use super::State;
 use crate::EngineError;
+use crate::cuda::ScoreRow;
 use crate::cuda::executor::{Executor, Tensor};
 use crate::cuda::ops::{
     Drawn, FilterRow, draw as launch_draw, drawn, edit_logits, keep, keep_raw, score, scores, undecided,
@@ -42,8 +43,7 @@ pub(super) fn draw<E: Executor>(
             None => row_draw(drawn),
         });
     }
-    let redrawn = |(&draw, score): (&u32, &crate::cuda::ScoreRow)| match outputs.drawn[first + draw as usize]
-    {
+    let redrawn = |(&draw, score): (&Option<u32>, &ScoreRow)| match outputs.drawn[first + draw? as usize] {
         RowDraw::Token(id) => undecided.contains(&score.row).then_some(id),
         _ => None,
     };

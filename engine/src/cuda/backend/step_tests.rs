@@ -123,6 +123,7 @@ fn drawn_rows_are_what_the_host_draws_from_the_same_logits() {
             then: drafted,
             vocab_size: VOCAB,
             logprobs: spec.logprobs,
+            prompt: None,
         })
     };
     let requests: Vec<_> = sequences.iter().zip(&before).map(request).collect();
@@ -179,7 +180,8 @@ fn the_cpu_draws_nothing_and_says_so() {
     let spec = SequenceSpec::default();
     assert!(!cpu.draws(&spec));
     let slot = cpu.open();
-    let request = DrawRequest { spec: &spec, before: &[1], then: &[], vocab_size: 5, logprobs: None };
+    let request =
+        DrawRequest { spec: &spec, before: &[1], then: &[], vocab_size: 5, logprobs: None, prompt: None };
     let rows = SequenceRows { slot, token_ids: &[1], num_logits: 1 };
     assert!(cpu.forward_and_draw(&[rows], &[Some(request)]).is_err());
     assert_eq!(cpu.len(slot), 0, "refused before anything was appended");
@@ -202,8 +204,14 @@ fn a_step_like_one_before_it_allocates_nothing() {
         for step in 0..6 {
             ids.push(step);
             // Decode beside a verify step with rows that are read, and one whose rows are drawn.
-            let request =
-                DrawRequest { spec: &spec, before: &ids, then: &[], vocab_size: VOCAB, logprobs: Some(3) };
+            let request = DrawRequest {
+                spec: &spec,
+                before: &ids,
+                then: &[],
+                vocab_size: VOCAB,
+                logprobs: Some(3),
+                prompt: None,
+            };
             let batch = [rows(a, &ids[ids.len() - 1..], 1), rows(b, &prompt[..3], 3)];
             engine.forward_and_draw(&batch, &[Some(request), None]).unwrap();
         }

@@ -217,7 +217,14 @@ impl Timed {
             slots.iter().map(|&slot| SequenceRows { slot, token_ids: &ids, num_logits: rows }).collect();
         let request = |&len: &u32| {
             let before = &before[..=len as usize];
-            Some(DrawRequest { spec: &self.spec, before, then: &ids[1..], vocab_size, logprobs: None })
+            Some(DrawRequest {
+                spec: &self.spec,
+                before,
+                then: &ids[1..],
+                vocab_size,
+                logprobs: None,
+                prompt: None,
+            })
         };
         let requests: Vec<Option<DrawRequest<'_>>> = held.iter().map(request).collect();
         self.engine.forward_and_draw(&batch, &requests)?;

@@ -161,6 +161,7 @@ impl<'a> Sequence<'a> {
                 then: drafted,
                 vocab_size: self.vocab,
                 logprobs: None,
+                prompt: None,
             };
             self.engine.forward_and_draw(&[rows], &[Some(request)])?.drawn
         };

@@ -1,19 +1,20 @@
 // Log probabilities of raw rows, as clients are told: the row's highest logit, the logarithm of the sum of all exp(logit - it),
-// the logit of the token that was drawn, and the likeliest tokens with theirs. The sum has the twin's order (lane id % 256 in
+// the logit of the token that was drawn, or is given, and the likeliest tokens with theirs. The sum has the twin's order (lane id % 256 in
 // order of id, lanes of a warp by halves, warps in order), so that what the host makes of these numbers has its bits.
 // Twin: speculation::logits::score, equal bits.
 
 // What is asked of one row; written by `ops/score.rs`.
 struct ScoreRow {
-  u32 draw;   // whose token, among the draws
+  u32 draw;   // whose token, among the draws; past all of them: `given`
   u32 top_n;  // at most `width`, and at most `vocab`
+  u32 given;
 };
 
 // What is said of it.
 struct Scored {
   double max;
   double log_sum;  // NaN where a logit is NaN or +infinity, or all are -infinity
-  float logit;     // of the drawn token
+  float logit;     // of the token
   u32 unused;
 };
 
@@ -62,7 +63,7 @@ extern "C" __global__ void __launch_bounds__(256)
     double sum = 0.0;
     for (u32 v = threadIdx.x; v < vocab; v += blockDim.x) sum += exp_below_zero((double)z[v] - result.max);
     result.log_sum = ln(block_sum(sum, sums));
-    const u32 token_id = drawn[row.draw].token_id;
+    const u32 token_id = row.draw == 0xffffffffu ? row.given : drawn[row.draw].token_id;
     result.logit = token_id < vocab ? z[token_id] : NEG_INF;
     // One after the other: those that were found are greater than all that are left.
     for (u32 i = 0; i < row.top_n; ++i) {

@@ -1,4 +1,4 @@
-//! Log probabilities of drawn tokens where the logits are: a few numbers a row come back, of which the host makes what it would
+//! Log probabilities of drawn and of given tokens where the logits are: a few numbers a row come back, of which the host makes what it would
 //! have made of the row.
 
 use speculation::TokenLogprobs;
@@ -9,14 +9,19 @@ use crate::cuda::CudaError;
 use crate::cuda::executor::{DeviceMemory, Executor, Params, Tensor, check, check_len};
 use crate::cuda::sources::SCORE;
 
-/// A row whose drawn token is to be scored.
+/// A row whose drawn token is to be scored, or a given one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct ScoreRow {
     /// Of the logits.
     pub(crate) row: u32,
     /// How many of the likeliest tokens are wanted.
     pub(crate) top_n: u32,
+    /// The token, where none is drawn from this row.
+    pub(crate) given: Option<u32>,
 }
+
+/// In place of a draw where the token is given.
+const NO_DRAW: u32 = u32::MAX;
 
 /// The same, as `score.cu` reads it.
 #[repr(C)]
@@ -24,6 +29,7 @@ pub(crate) struct ScoreRow {
 struct Asked {
     draw: u32,
     top_n: u32,
+    given: u32,
 }
 
 /// What comes out of a row.
@@ -86,11 +92,12 @@ pub(crate) fn keep_raw<E: Executor>(
     take_rows(executor, (logits, stride), (which, rows.len()), raw)
 }
 
-/// Scores the rows that [`keep_raw`] has set aside; `draws[i]` is the place of row i's draw among those of `drawn`.
+/// Scores the rows that [`keep_raw`] has set aside; `draws[i]` is the place of row i's draw among the last ones, none where its token is
+/// given.
 pub(crate) fn score<E: Executor>(
     executor: &mut E,
     (buffers, drawing): (&mut ScoreBuffers<E::Memory>, &DrawBuffers<E::Memory>),
-    (rows, draws): (&[ScoreRow], &[u32]),
+    (rows, draws): (&[ScoreRow], &[Option<u32>]),
     (vocab, stride): (usize, usize),
 ) -> Result<(), CudaError>
 where
@@ -104,9 +111,16 @@ where
     check(kernel.name, ("draws", draws.len()), draws.len() == rows.len(), "one a row")?;
     check_len(kernel.name, "raw", buffers.raw.len(), rows.len() * stride)?;
     let num_drawn = drawing.drawn().len();
-    let last = draws.iter().max().map_or(0, |&last| last as usize);
-    check(kernel.name, ("a draw", last), last < num_drawn, format!("below {num_drawn}"))?;
-    let ask = |(row, &draw): (&ScoreRow, &u32)| Asked { draw, top_n: row.top_n.min(vocab as u32) };
+    let last = draws.iter().flatten().max().copied();
+    let found = last.map_or(0, |last| last as usize);
+    check(kernel.name, ("a draw", found), last.is_none() || found < num_drawn, format!("below {num_drawn}"))?;
+    let has_token = rows.iter().zip(draws).all(|(row, draw)| row.given.is_some() != draw.is_some());
+    check(kernel.name, ("scores", rows.len()), has_token, "a draw or a given token for each")?;
+    let ask = |(row, draw): (&ScoreRow, &Option<u32>)| Asked {
+        draw: draw.unwrap_or(NO_DRAW),
+        top_n: row.top_n.min(vocab as u32),
+        given: row.given.unwrap_or_default(),
+    };
     let asked: Vec<Asked> = rows.iter().zip(draws).map(ask).collect();
     let width = width(rows);
     let ScoreBuffers { raw, asked: places, scored, top, .. } = buffers;
@@ -114,7 +128,7 @@ where
     let scored = scored.make_room(executor, rows.len(), "scores")?;
     let top = top.make_room(executor, rows.len() * width, "likeliest tokens")?;
     let params =
-        Params::default().read(raw.tensor()).read(asked).read(drawing.drawn().tensor()).write(scored);
+        Params::default().read(raw.tensor()).read(asked).read_if(drawing.drawn().held()).write(scored);
     let params = params.write(top).u32(vocab).u32(stride).u32(width);
     // SAFETY: the kernel's parameters; rows, draws and places of likeliest tokens are there by the checks.
     unsafe { executor.launch(kernel, [rows.len() as u32, 1, 1], &mut { params }) }
@@ -176,20 +190,21 @@ mod tests {
         let (mut drawing, mut scoring) = (DrawBuffers::default(), ScoreBuffers::default());
         let spec = speculation::SequenceSpec::default();
         draw(&mut e, &mut drawing, &logits, &[DrawRow::new(0, &spec, 5)], (4, 4)).unwrap();
-        let rows = |row| [ScoreRow { row, top_n: 2 }];
+        let rows = |row| [ScoreRow { row, top_n: 2, given: None }];
         let error = keep_raw(&mut e, &mut scoring, &logits, (&rows(3), 4)).unwrap_err().to_string();
         assert!(error.contains("a scored row is 3, expected below 3"), "{error}");
         keep_raw(&mut e, &mut scoring, &logits, (&rows(2), 4)).unwrap();
         for (draws, vocab, says) in [
             (&[][..], 4, "draws is 0, expected one a row"),
-            (&[1], 4, "a draw is 1, expected below 1"),
-            (&[0], 5, "vocab is 5, expected 1 to 4"),
-            (&[0], 0, "vocab is 0, expected 1 to 4"),
+            (&[Some(1)], 4, "a draw is 1, expected below 1"),
+            (&[None], 4, "scores is 1, expected a draw or a given token for each"),
+            (&[Some(0)], 5, "vocab is 5, expected 1 to 4"),
+            (&[Some(0)], 0, "vocab is 0, expected 1 to 4"),
         ] {
             let buffers = (&mut scoring, &drawing);
             let error = score(&mut e, buffers, (&rows(2), draws), (vocab, 4)).unwrap_err().to_string();
             assert!(error.contains(says), "{error}");
         }
-        assert_eq!(score(&mut e, (&mut scoring, &drawing), (&rows(2), &[0]), (4, 4)), Ok(()));
+        assert_eq!(score(&mut e, (&mut scoring, &drawing), (&rows(2), &[Some(0)]), (4, 4)), Ok(()));
     }
 }

@@ -29,7 +29,7 @@ fn bits(scored: &TokenLogprobs) -> Bits {
     (of(scored.logprob), scored.top.iter().map(|&(id, logprob)| (id, of(logprob))).collect())
 }
 
-/// Every second row is scored, and every second of those has a token that the host has drawn.
+/// Every second row is scored; of those one in three has a token that the host has drawn, and one a token that is given.
 pub(super) fn scored<E: Executor>(
     e: &mut E,
     (vocab, rows): (usize, usize),
@@ -53,10 +53,13 @@ pub(super) fn scored<E: Executor>(
         logits.extend([1e30; 3]);
         draws.push(DrawRow::new(row, &spec, row));
     }
-    let wanted: Vec<ScoreRow> = (0..rows as u32).map(|i| ScoreRow { row: 2 * i, top_n }).collect();
-    let places: Vec<u32> = wanted.iter().map(|score| score.row).collect();
-    let redrawn: Vec<Option<u32>> =
-        (0..rows).map(|i| (i % 2 == 1).then_some((i * 7 % vocab) as u32)).collect();
+    let token = |i: u32| i * 7 % vocab as u32;
+    let given = |i: u32| (i % 3 == 2).then_some(token(i));
+    let wanted: Vec<ScoreRow> =
+        (0..rows as u32).map(|i| ScoreRow { row: 2 * i, top_n, given: given(i) }).collect();
+    let places: Vec<Option<u32>> =
+        wanted.iter().map(|score| score.given.is_none().then_some(score.row)).collect();
+    let redrawn: Vec<Option<u32>> = (0..rows as u32).map(|i| (i % 3 == 1).then_some(token(i))).collect();
 
     let (mut drawing, mut scoring) = (DrawBuffers::default(), ScoreBuffers::default());
     let mut on_device = Tensor::of(e, &logits, "logits")?;
@@ -69,7 +72,7 @@ pub(super) fn scored<E: Executor>(
     let ids = drawn(e, &drawing, &draws)?;
     let row_of = |score: &ScoreRow| &logits[score.row as usize * stride..][..vocab];
     let expected = wanted.iter().zip(&redrawn).map(|(score, redrawn)| {
-        let id = redrawn.unwrap_or(ids[score.row as usize].token_id);
+        let id = redrawn.or(score.given).unwrap_or(ids[score.row as usize].token_id);
         bits(&twin(row_of(score), id, top_n))
     });
     let (found, expected): (Vec<Bits>, Vec<Bits>) = (found.iter().map(bits).collect(), expected.collect());
