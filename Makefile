@@ -1,6 +1,6 @@
 # Every verb is one line over cargo or a script. `make` alone prints them.
 .DEFAULT_GOAL := help
-.PHONY: help deps up test check fmt fuzz sanitize arm-check docs measure measure-lanes measure-lanes-cluster measure-plan measure-router kernels-check gpu-check gpu-check-dry gpu-bundle clean
+.PHONY: help deps up test check fmt fuzz sanitize arm-check docs measure measure-lanes measure-lanes-cluster measure-plan measure-router kernels-check gpu-check gpu-check-dry gpu-bundle gpu-bundle-check clean
 
 help: ## print the verbs
 	@awk -F ': .*## ' '/^[a-z-]+:.*## / { printf "  make %-21s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -74,6 +74,9 @@ gpu-check-dry: ## the same program at small sizes over a driver that is the host
 
 gpu-bundle: ## what a machine with a GPU needs for gpu-check, in one folder: program, kernels as machine code, models (ARGS=DIR)
 	@deploy/gpu-bundle.sh $(ARGS)
+
+gpu-bundle-check: ## that folder, unpacked elsewhere and run from an empty environment over a driver that is the host (ARGS="device text" picks sections)
+	@deploy/gpu-bundle-check.sh $(ARGS)
 
 docs: ## the API documentation, private items too, in target/doc
 	RUSTDOCFLAGS="--deny warnings --allow rustdoc::private-intra-doc-links" cargo doc --locked --workspace --no-deps --document-private-items

@@ -13,6 +13,7 @@ mkdir -p "$DIR/models"
 LD_LIBRARY_PATH="$(deploy/nvrtc.sh):${LD_LIBRARY_PATH:-}" "$BUILT/examples/kernels_check" --write "$DIR/kernels" >"$DIR/kernels.txt"
 strip -o "$DIR/gpu_check" "$BUILT/examples/gpu_check"
 cp -r models/demo/draft models/demo/target "$DIR/models"
+cp deploy/gpu-peer.py "$DIR/peer.py"
 git rev-parse HEAD >"$DIR/commit"
 cat >"$DIR/run.sh" <<'RUN'
 #!/usr/bin/env bash
@@ -27,7 +28,7 @@ shift
   nproc
   nvidia-smi --query-gpu=name,driver_version,memory.total,clocks.max.sm --format=csv
 } 2>&1 | tee "$report"
-exec "$here/gpu_check" --kernels "$here/kernels" --models "$here/models" --out "$report" "$@"
+exec "$here/gpu_check" --kernels "$here/kernels" --models "$here/models" --peer "$here/peer.py" --out "$report" "$@"
 RUN
 chmod +x "$DIR/run.sh"
 du -sh "$DIR" | sed 's/\t/ in /'

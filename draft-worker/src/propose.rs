@@ -25,7 +25,7 @@ impl Decide for Propose {
         if num_draft_tokens > 0 {
             let guessed = match rows {
                 Rows::Logits { values, .. } => guess(&spec, task.holding.counts_mut(), position, values)?,
-                Rows::Drawn(drawn) => Guess { token_id: drawn[0].token(position)?, q: Vec::new() },
+                Rows::Drawn { drawn, .. } => Guess { token_id: drawn[0].token(position)?, q: Vec::new() },
             };
             task.guesses.token_ids.push(guessed.token_id);
             if spec.acceptance == AcceptanceMode::Rejection {

@@ -1,10 +1,10 @@
 //! `make gpu-check`: on a machine with a GPU, whether all is right and what things take (`engine::cuda::gpu_check`). Without a
 //! GPU it says so in one line and fails.
 //!
-//!     gpu_check [--device N] [--kernels DIR] [--models DIR] [--minutes M] [--out FILE] [--dry] [SECTION ..]
+//!     gpu_check [--device N] [--kernels DIR] [--models DIR] [--peer FILE] [--minutes M] [--out FILE] [--dry] [SECTION ..]
 //!
 //! N is the driver's number [0]; `--kernels` a folder of compiled kernels [compiled here, which needs NVRTC]; `--models` holds
-//! `draft` and `target` [models/demo]; after M minutes no section is begun, and the one under way is stopped [9]; the
+//! `draft` and `target` [models/demo]; FILE is gpu-peer.py [deploy/gpu-peer.py]; after M minutes no section is begun, and the one under way is stopped [9]; the
 //! report is appended to FILE besides, as it comes; `--dry` takes sizes for a host that plays the device, with the draft for both models.
 //!
 //! Each section is a process of its own, so that one which crashes, hangs, or ruins its device takes no other with it.
@@ -54,7 +54,8 @@ fn fail(reason: &str) -> ExitCode {
 impl Options {
     fn parse(args: &[String]) -> Result<Self, String> {
         let models = PathBuf::from("models/demo");
-        let target = Target { ordinal: 0, kernels: None, pair: (models.clone(), models), is_dry: false };
+        let (pair, peer) = ((models.clone(), models), PathBuf::from("deploy/gpu-peer.py"));
+        let target = Target { ordinal: 0, kernels: None, pair, peer, is_dry: false };
         let time = 9 * 60 * SECOND;
         let mut options = Self { target, sections: Vec::new(), time, out: None, inside: false };
         let mut args = args.iter();
@@ -71,6 +72,7 @@ impl Options {
                 }
                 "--kernels" => options.target.kernels = Some(value()?.into()),
                 "--models" => options.target.pair = (value()?.into(), PathBuf::new()),
+                "--peer" => options.target.peer = value()?.into(),
                 "--out" => options.out = Some(value()?.into()),
                 "--dry" => options.target.is_dry = true,
                 INSIDE => options.inside = true,
@@ -147,11 +149,12 @@ fn run_section(
     left: Duration,
     paper: &mut Paper,
 ) -> Result<Option<String>, String> {
-    let Target { ordinal, kernels, pair, is_dry } = &options.target;
+    let Target { ordinal, kernels, pair, peer, is_dry } = &options.target;
     let this = std::env::current_exe().map_err(says)?;
     let models = pair.0.parent().unwrap_or(&pair.0);
     let mut command = Command::new(this);
     command.args([INSIDE, section.name(), "--device", &ordinal.to_string(), "--models"]).arg(models);
+    command.arg("--peer").arg(peer);
     if let Some(dir) = kernels {
         command.arg("--kernels").arg(dir);
     }

@@ -8,6 +8,7 @@
 #![expect(unsafe_code, reason = "launches, the driver and the compiler are foreign; see each SAFETY note")]
 
 mod backend;
+mod blas;
 mod device;
 #[cfg(test)]
 mod emulator;
@@ -33,4 +34,4 @@ pub use device::{CudaDevice, DeviceFacts};
 pub use error::CudaError;
 pub use gpus::GpuOptions;
 pub(crate) use gpus::load_on_gpus;
-pub(crate) use ops::{DrawRow, FilterRow, LogitEdit, edits_of};
+pub(crate) use ops::{DrawRow, FilterRow, LogitEdit, ScoreRow, edits_of};

@@ -4,10 +4,10 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use speculation::SequenceSpec;
 use speculation::acceptance::{RowDraw, is_drawn_apart};
+use speculation::{SequenceSpec, TokenLogprobs};
 
-use crate::cuda::{DrawRow, FilterRow, LogitEdit, edits_of};
+use crate::cuda::{DrawRow, FilterRow, LogitEdit, ScoreRow, edits_of};
 use crate::{EngineError, Logits, SequenceRows, TokenId};
 
 /// Asks for the draws of one sequence's rows instead of their logits. The last row predicts what follows `before` and all of
@@ -22,6 +22,30 @@ pub struct DrawRequest<'a> {
     pub then: &'a [TokenId],
     /// Entries of the vocabulary that may be drawn; the rest is padding. The same for all requests of a forward.
     pub vocab_size: u32,
+    /// How many of the likeliest tokens are told beside the probability of each drawn one; `None` tells of neither.
+    pub logprobs: Option<u32>,
+    /// Where rows predict ids of the prompt: these are not drawn but scored.
+    pub prompt: Option<PromptRows>,
+}
+
+/// What is asked of rows whose next id is the prompt's.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PromptRows {
+    /// How many of the likeliest tokens are told beside the probability of each id.
+    pub top_n: u32,
+    /// The id behind `then`, where the prompt goes on behind the rows. Without it the last row's score is of no use.
+    pub next: Option<TokenId>,
+}
+
+impl DrawRequest<'_> {
+    /// Of so many rows, the last of the request: how many are drawn, and how many scored. Rows of the prompt come first.
+    pub fn answers(&self, num_rows: usize) -> (usize, usize) {
+        let first = self.before.len() + self.then.len() + 1 - num_rows;
+        let left = (self.spec.prompt_len as usize).saturating_sub(first);
+        let of_prompt = self.prompt.map_or(0, |_| left.min(num_rows));
+        let drawn = num_rows - of_prompt;
+        (drawn, of_prompt + self.logprobs.map_or(0, |_| drawn))
+    }
 }
 
 /// What a forward gave.
@@ -31,6 +55,9 @@ pub struct Outcome {
     pub logits: Logits,
     /// Draws of the others, in batch order.
     pub drawn: Vec<RowDraw>,
+    /// What is said of the probabilities of drawn tokens and of the prompt's ids ([`speculation::logits::score`]), in batch order: for each row
+    /// of a request that asks for it. Where nothing could be drawn it is of no use.
+    pub scores: Vec<TokenLogprobs>,
 }
 
 /// What a rank gave: the same, before it has a shape.
@@ -38,6 +65,7 @@ pub struct Outcome {
 pub(crate) struct Outputs {
     pub(crate) logits: Vec<f32>,
     pub(crate) drawn: Vec<RowDraw>,
+    pub(crate) scores: Vec<TokenLogprobs>,
 }
 
 /// A row's filters, and whose they are: for a device, and for the host where a device cannot decide.
@@ -57,6 +85,8 @@ pub(crate) struct DrawPlan {
     pub(crate) edits: Vec<LogitEdit>,
     /// What may be drawn then, where not everything may.
     pub(crate) filters: Vec<Filter>,
+    /// Whose drawn tokens' probabilities are told.
+    pub(crate) scores: Vec<ScoreRow>,
     /// Entries of a row that count.
     pub(crate) vocab: usize,
 }
@@ -86,8 +116,8 @@ impl DrawPlan {
         request: &DrawRequest<'_>,
         vocab_size: u32,
     ) -> Result<(), EngineError> {
-        let DrawRequest { spec, before, then, vocab_size: vocab } = *request;
-        let same_vocab = self.rows.is_empty() || self.vocab == vocab as usize;
+        let DrawRequest { spec, before, then, vocab_size: vocab, logprobs, prompt } = *request;
+        let same_vocab = self.is_empty() || self.vocab == vocab as usize;
         let can = is_drawn_apart(spec) && num_rows <= then.len() + 1;
         if !can || !same_vocab || vocab == 0 || vocab > vocab_size {
             let reason =
@@ -99,13 +129,21 @@ impl DrawPlan {
         let known = then.len() + 1 - num_rows.min(then.len() + 1);
         ids.extend_from_slice(&then[..known]);
         let shared = FilterRow::new(0, &spec.sampling).map(|filter| (filter, Arc::new(spec.clone())));
+        let (num_drawn, _) = request.answers(num_rows);
         for i in 0..num_rows {
             let row = (first + i) as u32;
+            if let Some(PromptRows { top_n, next }) = prompt.filter(|_| i < num_rows - num_drawn) {
+                let given = then.get(known + i).copied().or(next);
+                self.scores.push(ScoreRow { row, top_n, given: Some(given.unwrap_or_default()) });
+                ids.extend(given);
+                continue;
+            }
             if let Some((filter, spec)) = &shared {
                 let (row, position) = (filter.of_row(row), ids.len() as u32);
                 self.filters.push(Filter { row, spec: Arc::clone(spec), position });
             }
             self.rows.push(DrawRow::new(row, spec, ids.len() as u32));
+            self.scores.extend(logprobs.map(|top_n| ScoreRow { row, top_n, given: None }));
             self.edits.extend(edits_of(row, spec, &ids, self.vocab)?);
             ids.extend(then.get(known + i));
         }
@@ -119,21 +157,37 @@ impl DrawPlan {
         let rows = self.rows.iter().filter(|draw| is_in(draw.row));
         let edits = self.edits.iter().filter(|edit| is_in(edit.row));
         let filters = self.filters.iter().filter(|filter| is_in(filter.row.row)).cloned();
+        let scores = self.scores.iter().filter(|score| is_in(score.row));
         Self {
             rows: rows.map(|draw| draw.of_row(draw.row - first)).collect(),
             edits: edits.map(|edit| LogitEdit { row: edit.row - first, ..*edit }).collect(),
             filters: filters
                 .map(|filter| Filter { row: filter.row.of_row(filter.row.row - first), ..filter })
                 .collect(),
+            scores: scores.map(|score| ScoreRow { row: score.row - first, ..*score }).collect(),
             vocab: self.vocab,
         }
+    }
+
+    /// Whether nothing is asked of any row but its logits.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.rows.is_empty() && self.scores.is_empty()
+    }
+
+    /// Of each row to score, which of the draws is its own; none where its token is given.
+    pub(crate) fn draws_of_scores(&self) -> Vec<Option<u32>> {
+        let draw_of = |row| self.rows.iter().position(|draw| draw.row == row).map(|place| place as u32);
+        self.scores.iter().map(|score| draw_of(score.row)).collect()
     }
 
     /// Runs of the first `num_rows` rows that nothing is drawn for.
     pub(crate) fn other_rows(&self, num_rows: usize) -> Vec<Range<usize>> {
         let mut runs = Vec::new();
         let mut next = 0;
-        for row in self.rows.iter().map(|draw| draw.row as usize).chain([num_rows]) {
+        let given = self.scores.iter().filter(|score| score.given.is_some()).map(|score| score.row);
+        let mut answered: Vec<u32> = self.rows.iter().map(|draw| draw.row).chain(given).collect();
+        answered.sort_unstable();
+        for row in answered.into_iter().map(|row| row as usize).chain([num_rows]) {
             if next < row {
                 runs.push(next..row);
             }
@@ -154,7 +208,14 @@ mod tests {
             .iter()
             .map(|&num_logits| SequenceRows { slot: SlotId(0), token_ids: &ids, num_logits })
             .collect();
-        let request = DrawRequest { spec, before: &ids, then: &[5, 6], vocab_size: 10 };
+        let request = DrawRequest {
+            spec,
+            before: &ids,
+            then: &[5, 6],
+            vocab_size: 10,
+            logprobs: spec.logprobs,
+            prompt: None,
+        };
         DrawPlan::new(&batch, &drawn.map(|drawn| drawn.then_some(request)), 12)
     }
 
@@ -188,11 +249,47 @@ mod tests {
     }
 
     #[test]
+    fn scores_go_with_their_rows_and_draws() {
+        let spec = SequenceSpec { logprobs: Some(4), ..SequenceSpec::default() };
+        let whole = plan([2, 3, 1], [true, false, true], &spec).unwrap();
+        assert_eq!(whole.scores.iter().map(|score| score.row).collect::<Vec<_>>(), [0, 1, 5]);
+        assert_eq!(whole.draws_of_scores(), [0, 1, 2].map(Some));
+        let part = whole.part(1..6);
+        assert_eq!(part.scores, [0, 4].map(|row| ScoreRow { row, top_n: 4, given: None }));
+        assert_eq!(part.draws_of_scores(), [0, 1].map(Some));
+        assert!(plan([2, 3, 1], [true; 3], &SequenceSpec::default()).unwrap().scores.is_empty());
+    }
+
+    #[test]
+    fn rows_of_the_prompt_are_scored_and_not_drawn() {
+        let check = |prompt_len, next, num_logits, logprobs: Option<u32>| {
+            let spec = SequenceSpec { prompt_len, ..SequenceSpec::default() };
+            let prompt = Some(PromptRows { top_n: 3, next });
+            let (before, then) = (&[1, 2][..], &[3, 4, 5][..]);
+            let request = DrawRequest { spec: &spec, before, then, vocab_size: 10, logprobs, prompt };
+            let rows = SequenceRows { slot: SlotId(0), token_ids: &[2, 3, 4, 5], num_logits };
+            let plan = DrawPlan::new(&[rows], &[Some(request)], 12).unwrap();
+            assert_eq!(request.answers(num_logits), (plan.rows.len(), plan.scores.len()));
+            assert!(plan.other_rows(num_logits).is_empty() && !plan.is_empty());
+            let draws: Vec<(u32, u32)> = plan.rows.iter().map(|draw| (draw.row, draw.position)).collect();
+            (plan.scores.iter().map(|score| score.given).collect::<Vec<_>>(), draws)
+        };
+        let given = |ids: &[u32]| ids.iter().copied().map(Some).collect::<Vec<_>>();
+        assert_eq!(check(9, Some(6), 4, None), (given(&[3, 4, 5, 6]), vec![]));
+        assert_eq!(check(9, None, 2, None), (given(&[5, 0]), vec![]));
+        assert_eq!(check(5, None, 4, None), (given(&[3, 4, 5]), vec![(3, 5)]));
+        assert_eq!(
+            check(3, None, 4, Some(1)),
+            (vec![Some(3), None, None, None], vec![(1, 3), (2, 4), (3, 5)])
+        );
+    }
+
+    #[test]
     fn what_cannot_be_drawn_is_refused() {
         let spec = SequenceSpec::default();
         assert!(plan([1, 1, 4], [true, true, true], &spec).is_err(), "four rows need three ids behind");
-        let filtered = SequenceSpec { logprobs: Some(1), ..spec };
-        let error = plan([1, 1, 1], [true, false, false], &filtered).unwrap_err().to_string();
+        let lossy = SequenceSpec { acceptance: speculation::AcceptanceMode::Typical, ..spec };
+        let error = plan([1, 1, 1], [true, false, false], &lossy).unwrap_err().to_string();
         assert!(error.contains("cannot be drawn"), "{error}");
     }
 }

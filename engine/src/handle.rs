@@ -249,7 +249,7 @@ impl Engine {
     ) -> Result<Outcome, EngineError> {
         self.check(batch)?;
         let plan = DrawPlan::new(batch, requests, self.info.vocab_size)?;
-        if !self.draws && !plan.rows.is_empty() {
+        if !self.draws && !plan.is_empty() {
             return Err(EngineError::BadBatch("this device does not draw".to_owned()));
         }
         self.reserve(batch)?;
@@ -259,7 +259,7 @@ impl Engine {
         let logits = Logits::new(outputs.logits, self.info.vocab_size as usize);
         batch.iter().for_each(|rows| self.blocks.publish(rows.slot));
         self.count(batch);
-        Ok(Outcome { logits, drawn: outputs.drawn })
+        Ok(Outcome { logits, drawn: outputs.drawn, scores: outputs.scores })
     }
 
     /// Everything that can be wrong with a batch but its KV.

@@ -39,7 +39,7 @@ mod stages;
 mod weights;
 
 pub use block_manager::Shared;
-pub use draws::{DrawRequest, Outcome};
+pub use draws::{DrawRequest, Outcome, PromptRows};
 pub use error::EngineError;
 pub use handle::{Engine, allowed_cores};
 pub use logits::Logits;

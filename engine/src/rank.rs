@@ -87,7 +87,7 @@ impl<B: Backend> Runner for Rank<B> {
                 continue;
             }
             let (num_rows, draws) = (rows.len(), draws.part(rows));
-            if draws.rows.is_empty() {
+            if draws.is_empty() {
                 backend.append_to(&mut outputs.logits, &mut workspace.logits)?;
             } else {
                 backend.draw(&mut workspace.logits, num_rows, &draws, &mut outputs)?;

@@ -225,7 +225,7 @@ mod tests {
                 sum = vec![self.rank as f32; 5];
                 self.end.all_reduce(&mut sum)?;
             }
-            Ok(Outputs { logits: sum, drawn: Vec::new() })
+            Ok(Outputs { logits: sum, ..Outputs::default() })
         }
     }
 

@@ -21,7 +21,7 @@ impl Decide for Verify {
             Rows::Logits { values, vocab_size } => {
                 verify(&spec, task.holding.counts_mut(), start, draft, values, vocab_size)?
             }
-            Rows::Drawn(drawn) => verify_drawn(&spec, start, draft, drawn)?,
+            Rows::Drawn { drawn, scores } => verify_drawn(&spec, start, draft, (drawn, scores))?,
         };
         let accepted = verdict.num_accepted as usize;
         task.holding.append(&verdict.token_ids[..accepted]);

@@ -55,6 +55,10 @@ pub struct WorkerFlags {
     /// On GPUs: replay steps that come again as CUDA graphs
     #[arg(long, value_name = "true|false")]
     pub cuda_graphs: Option<bool>,
+    /// On GPUs: a row's bits depend on that row alone, whatever runs beside it; false has bf16 products of many rows computed by
+    /// cuBLASLt, which is to be faster and to give other bits in other company [default: true]
+    #[arg(long, value_name = "true|false")]
+    pub cuda_deterministic: Option<bool>,
     /// On GPUs: a folder of compiled kernels, for machines without NVRTC [default: compiled at start]
     #[arg(long, value_name = "DIR")]
     pub cuda_kernels: Option<PathBuf>,
@@ -101,6 +105,7 @@ pub struct RawWorker {
     kv_memory: Option<String>,
     gpu_memory_utilization: Option<f32>,
     cuda_graphs: bool,
+    cuda_deterministic: bool,
     cuda_kernels: Option<PathBuf>,
     max_model_len: Option<u32>,
     max_batch_rows: usize,
@@ -129,6 +134,7 @@ impl Default for RawWorker {
             kv_memory: None,
             gpu_memory_utilization: None,
             cuda_graphs: false,
+            cuda_deterministic: true,
             cuda_kernels: None,
             max_model_len: None,
             max_batch_rows: 512,
@@ -176,6 +182,8 @@ pub struct WorkerConfig {
     pub gpu_memory_utilization: Option<f32>,
     /// Whether GPUs replay steps as graphs.
     pub cuda_graphs: bool,
+    /// Whether a row's bits on GPUs depend on that row alone.
+    pub cuda_deterministic: bool,
     /// Where compiled kernels are read, if they are not compiled at start.
     pub cuda_kernels: Option<PathBuf>,
     /// Longest sequence, if shorter than the model's.
@@ -324,6 +332,7 @@ impl RawWorker {
             kv_memory: kv_memory?,
             gpu_memory_utilization,
             cuda_graphs: self.cuda_graphs,
+            cuda_deterministic: self.cuda_deterministic,
             cuda_kernels: self.cuda_kernels,
             max_model_len: self.max_model_len,
             max_batch_rows: self.max_batch_rows,

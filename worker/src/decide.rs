@@ -1,8 +1,8 @@
 //! Where draft and target differ: what is done with the logits behind a step's context, or with what was drawn from them.
 
-use speculation::ReplyBody;
 use speculation::acceptance::RowDraw;
 use speculation::logits::DrawError;
+use speculation::{ReplyBody, TokenLogprobs};
 
 use crate::Task;
 
@@ -32,7 +32,12 @@ pub enum Rows<'a> {
         vocab_size: usize,
     },
     /// What the device drew from each, where that is all the sequence needs.
-    Drawn(&'a [RowDraw]),
+    Drawn {
+        /// One a row.
+        drawn: &'a [RowDraw],
+        /// What it says of the drawn tokens' probabilities: one a row where the sequence asks for them and the role reports them.
+        scores: &'a [TokenLogprobs],
+    },
 }
 
 /// The role's own part of a step.

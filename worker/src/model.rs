@@ -6,12 +6,12 @@
 use std::collections::{HashMap, VecDeque};
 use std::ops::Range;
 
-use engine::{DrawRequest, Engine, EngineError, Logits, Outcome, SequenceRows, SlotId};
+use engine::{DrawRequest, Engine, EngineError, Logits, Outcome, PromptRows, SequenceRows, SlotId};
 use speculation::acceptance::{RowDraw, guess};
 use speculation::batch::{Share, Waiting, form};
 use speculation::holding::Limits;
 use speculation::logits::score;
-use speculation::{ReplyBody, Role, TokenId, Work};
+use speculation::{ReplyBody, Role, TokenId, TokenLogprobs, Work};
 
 use crate::decide::{Decide, Decision, Rows};
 use crate::method::{Method, MethodStats, NeedRoom};
@@ -122,24 +122,45 @@ impl<D: Decide> ModelMethod<D> {
     fn draw_request<'a>(&self, task: &'a Task, portion: &Portion) -> Option<DrawRequest<'a>> {
         let compares = self.compares(task, portion);
         let decides = portion.ends_context && task.step.work != Work::Feed;
-        if !(decides || compares) || task.is_scoring() || !self.engine.draws(task.spec()) {
+        let scores = task.is_scoring() && portion.num_context > 0;
+        // Ids of the prompt and drafted ones lie apart; and what is decided on stands behind the prompt.
+        let is_behind = task.drafted().is_empty() && task.step.start() >= task.spec().prompt_len;
+        let is_one_list = !(scores && decides) || is_behind;
+        if !(decides || compares || scores) || !is_one_list || !self.engine.draws(task.spec()) {
             return None;
         }
-        let (before, then) = if compares {
-            // Every row of the context is drawn, behind one id more each.
+        let (before, then) = if compares || scores {
+            // Every row of the context is drawn or scored, behind one id more each.
             let first = task.step.base_len as usize + task.context_done;
             task.holding.ids()[..first + portion.num_context].split_at(first + 1)
         } else {
             let last_guess = task.guesses.token_ids.last().filter(|_| portion.num_context == 0);
             (task.holding.ids(), last_guess.map_or(task.drafted(), std::slice::from_ref))
         };
-        Some(DrawRequest { spec: task.spec(), before, then, vocab_size: self.vocab_size })
+        // What a draft says of its guesses goes nowhere.
+        let logprobs = task.spec().logprobs.filter(|_| decides && self.role == Role::Target);
+        let next = task.step.context.get(task.context_done + portion.num_context).copied();
+        let top_n = task.spec().prompt_logprobs.filter(|_| scores);
+        let prompt = top_n.map(|top_n| PromptRows { top_n, next });
+        Some(DrawRequest { spec: task.spec(), before, then, vocab_size: self.vocab_size, logprobs, prompt })
     }
 
     /// What the draws of a task's rows lead to; `None` while it needs another forward.
-    fn absorb_drawn(&mut self, task: &mut Task, portion: &Portion, drawn: &[RowDraw]) -> Option<ReplyBody> {
+    fn absorb_drawn(
+        &mut self,
+        task: &mut Task,
+        portion: &Portion,
+        (drawn, scores): (&[RowDraw], &[TokenLogprobs]),
+    ) -> Option<ReplyBody> {
         let done = task.context_done..task.context_done + portion.num_context;
         task.context_done = done.end;
+        if task.is_scoring() {
+            // Those of the prompt come first; of the context's last id nothing is known that follows.
+            let prompt_left = (task.spec().prompt_len - task.step.base_len) as usize;
+            let known = task.step.context.len().min(prompt_left).saturating_sub(1);
+            let num_known = known.min(done.end).saturating_sub(done.start);
+            task.scores.extend_from_slice(&scores[..num_known]);
+        }
         if self.compares(task, portion) {
             for (i, row) in done.zip(drawn) {
                 let next = task.step.context.get(i + 1);
@@ -152,8 +173,10 @@ impl<D: Decide> ModelMethod<D> {
         if task.step.work == Work::Feed {
             return Some(fed(task));
         }
-        let decided = drawn.len() - (1 + task.drafted().len())..;
-        self.settle(task, Rows::Drawn(&drawn[decided]))
+        let num_decided = 1 + task.drafted().len();
+        let drawn = &drawn[drawn.len() - num_decided..];
+        let told = task.spec().logprobs.map_or(0, |_| num_decided.min(scores.len()));
+        self.settle(task, Rows::Drawn { drawn, scores: &scores[scores.len() - told..] })
     }
 
     /// What a task's logits lead to; `None` while it needs another forward.
@@ -166,7 +189,7 @@ impl<D: Decide> ModelMethod<D> {
     ) -> Option<ReplyBody> {
         let done_before = task.context_done;
         task.context_done += portion.num_context;
-        score_prompt(task, done_before..task.context_done, logits, rows.start);
+        score_prompt(task, done_before..task.context_done, logits, (rows.start, self.vocab_size));
         if self.role == Role::Draft {
             compare(task, done_before..task.context_done, logits, (rows.start, self.vocab_size));
         }
@@ -272,21 +295,24 @@ impl<D: Decide> Method for ModelMethod<D> {
             .collect();
         let requests: Vec<Option<DrawRequest<'_>>> =
             plan.iter().map(|portion| self.draw_request(&tasks[portion.task], portion)).collect();
-        let drawn_apart: Vec<bool> = requests.iter().map(Option::is_some).collect();
-        let Outcome { mut logits, drawn } = match self.engine.forward_and_draw(&batch, &requests) {
+        let answers = |(request, portion): (&Option<DrawRequest<'_>>, &Portion)| {
+            request.map(|request| request.answers(portion.num_logits))
+        };
+        let drawn_apart: Vec<Option<(usize, usize)>> = requests.iter().zip(&plan).map(answers).collect();
+        let Outcome { mut logits, drawn, scores } = match self.engine.forward_and_draw(&batch, &requests) {
             Ok(outcome) => outcome,
             // Nothing can be computed any more: the device thread ends, and the process says that it has failed.
             Err(error) if error.is_fatal() => panic!("{error}"),
             Err(error) => return Ok(self.refuse(tasks, &plan, &error)),
         };
         let mut bodies = Vec::new();
-        let (mut row, mut draw) = (0, 0);
+        let (mut row, mut draw, mut score) = (0, 0, 0);
         for (portion, drawn_apart) in plan.iter().zip(drawn_apart) {
             let task = &mut tasks[portion.task];
-            let body = if drawn_apart {
-                let rows = &drawn[draw..draw + portion.num_logits];
-                draw += rows.len();
-                self.absorb_drawn(task, portion, rows)
+            let body = if let Some((num_drawn, num_scored)) = drawn_apart {
+                let (rows, scores) = (&drawn[draw..draw + num_drawn], &scores[score..score + num_scored]);
+                (draw, score) = (draw + num_drawn, score + num_scored);
+                self.absorb_drawn(task, portion, (rows, scores))
             } else {
                 let rows = row..row + portion.num_logits;
                 row = rows.end;
@@ -372,8 +398,9 @@ fn compare(task: &mut Task, done: Range<usize>, logits: &mut Logits, (first_row,
     }
 }
 
-/// Scores the prompt ids that follow the context ids `done` (indices into the context), whose logits start at `first_row`.
-fn score_prompt(task: &mut Task, done: Range<usize>, logits: &Logits, first_row: usize) {
+/// Scores the prompt ids that follow the context ids `done` (indices into the context), whose logits start at `first_row`. What stands past
+/// the vocabulary is padding.
+fn score_prompt(task: &mut Task, done: Range<usize>, logits: &Logits, (first_row, vocab_size): (usize, u32)) {
     if !task.is_scoring() {
         return;
     }
@@ -382,7 +409,8 @@ fn score_prompt(task: &mut Task, done: Range<usize>, logits: &Logits, first_row:
     for (row, i) in done.enumerate() {
         match task.step.context.get(i + 1) {
             Some(&next) if i + 1 < prompt_left => {
-                let scored = score(logits.row(first_row + row), next, top);
+                let row = &logits.row(first_row + row)[..vocab_size as usize];
+                let scored = score(row, next, top);
                 task.scores.push(scored);
             }
             _ => break,

@@ -112,6 +112,7 @@ fn load_engine(config: &WorkerConfig) -> anyhow::Result<(Engine, Assets)> {
                 ordinals: ordinals.clone(),
                 memory_utilization: config.gpu_memory_utilization,
                 graphs: config.cuda_graphs,
+                library_rows: (!config.cuda_deterministic).then_some(GpuOptions::LIBRARY_ROWS),
                 kernels: config.cuda_kernels.clone(),
             };
             Engine::load_on_cuda(&options, &gpus).with_context(|| format!("--device {device}"))?

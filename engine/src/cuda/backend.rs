@@ -4,6 +4,7 @@
 //! Operations do not fail one by one: the first error is kept, what follows does nothing, and the forward that is
 //! read next ends with it. Nothing waits for the device but reading what was drawn, or logits.
 
+mod drawing;
 mod feed;
 mod load;
 mod pass;
@@ -15,31 +16,31 @@ mod tests;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use half::bf16;
-use speculation::acceptance::{RowDraw, draw_processed};
-
 use super::CudaError;
 use super::executor::{Executor, Tensor};
 use super::kv_room::{kv_bytes, workspace_bytes};
 use super::ops::{
-    Attention, DrawBuffers, Embedding, FilterRow, GemmBf16, GemmInt8, QuantizeRows, RmsNorm, WriteKv, add,
-    draw, edit_logits, finish_sum, keep, norm_heads, num_splits, room, rotate, swiglu, take_rows, to_bf16,
+    Attention, DrawBuffers, Embedding, GemmBf16, GemmInt8, QuantizeRows, RmsNorm, ScoreBuffers, WriteKv, add,
+    finish_sum, norm_heads, num_splits, room, rotate, swiglu, take_rows, to_bf16,
 };
 use crate::EngineError;
 use crate::backend::{AttentionLayer, Backend, HeadLayout, Norm};
-use crate::draws::{DrawPlan, Filter, Outputs};
+use crate::draws::{DrawPlan, Outputs};
 use crate::forward_batch::ForwardBatch;
 use crate::kv_cache::KvShape;
 use crate::model_config::ModelConfig;
 use crate::rope::Rope;
 use crate::shard::Shard;
 use crate::weights::{LinearTensors, MatrixFormat, TensorPart, TensorSource};
+use half::bf16;
 pub(super) use load::check_model;
 use load::{GpuLinear, GpuTable, GpuWeights};
 use pass::{GpuPass, Inputs};
 
 /// The class of kernels whose bits are equal; part of `numerics_id`. Change it with the arithmetic.
 pub(super) const KERNEL_CLASS: &str = "cuda-mma-1";
+/// The same where products of many rows are a library's: a row's bits depend on its company then.
+pub(super) const LIBRARY_CLASS: &str = "cuda-cublaslt-1";
 
 /// One device, used by one thread at a time.
 pub(crate) struct Gpu<E: Executor> {
@@ -75,6 +76,7 @@ struct State<E: Executor> {
     /// What kernels read of the pass under way.
     inputs: Inputs<E::Memory>,
     drawing: DrawBuffers<E::Memory>,
+    scoring: ScoreBuffers<E::Memory>,
     /// Inputs of a product, rounded to bf16.
     rounded: Option<Tensor<E::Memory, bf16>>,
     /// Inputs of a product, quantized.
@@ -139,6 +141,7 @@ impl<E: Executor> Gpu<E> {
             failed: None,
             inputs: Inputs::default(),
             drawing: DrawBuffers::default(),
+            scoring: ScoreBuffers::default(),
             rounded: None,
             steps: None,
             scales: None,
@@ -182,7 +185,12 @@ impl<E: Executor> State<E> {
             GpuWeights::Bf16(weights) => {
                 let rounded = room(&mut self.rounded, executor, x_len, "rounded activations")?;
                 to_bf16(executor, x, rounded, x_len)?;
-                GemmBf16 { x: rounded, weights, bias, borders, out }.launch(executor, (rows, n, k))
+                let mut gemm = GemmBf16 { x: rounded, weights, bias, borders, out };
+                match (gemm.by_library(executor, (rows, n, k))?, bias) {
+                    (false, _) => gemm.launch(executor, (rows, n, k)),
+                    (true, None) => Ok(()),
+                    (true, bias) => finish_sum(executor, out, (None, bias), (rows, n)),
+                }
             }
             GpuWeights::Int8 { steps: weights, channel_scales, slice_borders } => {
                 let slices = slice_borders.len() - 1;
@@ -323,33 +331,8 @@ where
         if let Some(error) = state.failed.take() {
             return Err(error.into());
         }
-        let State { executor, drawing, .. } = &mut *state;
         let (tensor, len) = logits.write();
-        let width = len / num_rows;
-        edit_logits(executor, drawing, tensor, &draws.edits, width)?;
-        let filters: Vec<FilterRow> = draws.filters.iter().map(|filter| filter.row).collect();
-        let undecided = keep(executor, drawing, tensor, &filters, (draws.vocab, width))?;
-        let drawn = draw(executor, drawing, tensor, &draws.rows, (draws.vocab, width))?;
-        for (row, drawn) in draws.rows.iter().zip(drawn) {
-            let undecided = undecided.iter().find(|undecided| **undecided == row.row);
-            let filter =
-                undecided.and_then(|_| draws.filters.iter().find(|filter| filter.row.row == row.row));
-            outputs.drawn.push(match (filter, drawn.status) {
-                // The row was edited and is otherwise as it was.
-                (Some(Filter { spec, position, .. }), _) => {
-                    let start = row.row as usize * width;
-                    let logits = tensor.read(executor, start..start + draws.vocab)?;
-                    draw_processed(spec, *position, &logits)
-                }
-                (None, 0) => RowDraw::Token(drawn.token_id),
-                (None, 1) => RowDraw::NotANumber(drawn.token_id),
-                (None, _) => RowDraw::NothingAllowed,
-            });
-        }
-        for rows in draws.other_rows(num_rows) {
-            outputs.logits.extend(tensor.read(executor, rows.start * width..rows.end * width)?);
-        }
-        Ok(())
+        drawing::draw(&mut state, tensor, (num_rows, len / num_rows), (draws, outputs))
     }
 
     fn begin<'a>(&self, batch: &'a ForwardBatch<'a>, rope: &Rope) -> GpuPass<'a> {

@@ -16,6 +16,7 @@ use cudarc::driver::{
 };
 use cudarc::nvrtc::Ptx;
 
+use super::blas::{Blas, Product, WORKSPACE_BYTES};
 use super::executor::{DeviceMemory, Executor, Fill, Params};
 use super::graphs::{Launch, Next, Recorder};
 use super::kv_room::DeviceRoom;
@@ -40,6 +41,15 @@ pub struct CudaDevice {
     recorder: Option<Recorder<Graph>>,
     /// Taken with the first bytes that are written.
     staging: Option<Staging>,
+    products: Option<LibraryProducts>,
+}
+
+/// Products that are a library's.
+struct LibraryProducts {
+    blas: Blas,
+    workspace: CudaMemory,
+    /// From so many rows on.
+    from_rows: usize,
 }
 
 /// Memory that the device copies from, and how far it is.
@@ -126,7 +136,8 @@ impl CudaDevice {
                 functions.insert(kernel.name, function);
             }
         }
-        Ok(Self { context, stream, functions, ordinal, watch: None, recorder: None, staging: None })
+        let (watch, recorder, staging, products) = (None, None, None, None);
+        Ok(Self { context, stream, functions, ordinal, watch, recorder, staging, products })
     }
 
     /// How many devices the driver shows.
@@ -164,6 +175,20 @@ impl CudaDevice {
     /// From now on launches are collected, and those that come again are replayed as one graph.
     pub(super) fn replay_graphs(&mut self) {
         self.recorder = Some(Recorder::default());
+    }
+
+    /// From now on bf16 products of so many rows and more are cuBLASLt's. Says in one line what is missing.
+    pub(super) fn multiply_by_library(&mut self, from_rows: usize) -> Result<(), CudaError> {
+        self.context.bind_to_thread().map_err(refused("take the thread"))?;
+        let blas = Blas::new()?;
+        let workspace = self.alloc(WORKSPACE_BYTES, "the workspace of cublaslt")?;
+        tracing::info!(
+            version = blas.version(),
+            from_rows,
+            "bf16 products are cublaslt's: bits depend on company"
+        );
+        self.products = Some(LibraryProducts { blas, workspace, from_rows });
+        Ok(())
     }
 
     fn start(&self, launch: &Launch) -> Result<(), CudaError> {
@@ -410,6 +435,18 @@ impl Executor for CudaDevice {
             None => self.start(&launch)?,
         }
         Ok(())
+    }
+
+    unsafe fn multiply(&mut self, product: &Product) -> Result<bool, CudaError> {
+        let [rows, ..] = product.shape;
+        if self.products.as_ref().is_none_or(|products| rows < products.from_rows) {
+            return Ok(false);
+        }
+        let stream = self.raw_stream()?;
+        let LibraryProducts { blas, workspace, .. } = self.products.as_mut().expect("found above");
+        // SAFETY: the product's numbers are there by this function's contract; the workspace is this device's, taken by the driver,
+        // whose addresses are multiples of 256, and used by products alone, one after another in the stream.
+        unsafe { blas.multiply(product, workspace.address(), stream) }.map(|()| true)
     }
 }
 

@@ -74,6 +74,14 @@ pub enum CudaError {
         /// The format.
         format: &'static str,
     },
+    /// cuBLASLt refused, or lacks something.
+    #[error("cublaslt failed at {action}: {reason}")]
+    Blas {
+        /// The function.
+        action: &'static str,
+        /// What it said.
+        reason: String,
+    },
     /// NCCL refused, or lacks something.
     #[error("nccl failed at {action}: {reason}")]
     Nccl {

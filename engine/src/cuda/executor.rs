@@ -5,6 +5,7 @@ use std::marker::PhantomData;
 use std::ops::Range;
 
 use super::CudaError;
+use super::blas::Product;
 use super::kv_room::DeviceRoom;
 use super::sources::Kernel;
 use crate::EngineError;
@@ -68,6 +69,16 @@ pub(crate) trait Executor {
         grid: [u32; 3],
         params: &mut Params,
     ) -> Result<(), CudaError>;
+
+    /// Has a product computed by a library, in an order of sums of its own, where this executor has one and takes it for so many
+    /// rows; says whether it did.
+    ///
+    /// # Safety
+    /// All numbers of the product lie in memory that outlives it. `ops` is the only caller; it checks their shapes first.
+    unsafe fn multiply(&mut self, product: &Product) -> Result<bool, CudaError> {
+        let _ = product;
+        Ok(false)
+    }
 }
 
 /// Numbers of one type in device memory.

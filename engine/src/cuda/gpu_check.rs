@@ -5,9 +5,11 @@
 //! A dry run is the same code at sizes that the host's driver (`host_driver`) can run. Its times are of no meaning.
 
 mod decode;
+mod library;
 mod models;
 mod products;
 mod ranks;
+mod speculation;
 mod text;
 
 use std::path::PathBuf;
@@ -25,6 +27,8 @@ pub struct Target {
     pub kernels: Option<PathBuf>,
     /// A checkpoint of a draft, and one of its target.
     pub pair: (PathBuf, PathBuf),
+    /// The script that runs the same pair by transformers.
+    pub peer: PathBuf,
     /// Whether a host plays the device: small sizes.
     pub is_dry: bool,
 }
@@ -101,6 +105,12 @@ pub enum Section {
     Ranks,
     /// What weight products take.
     Products,
+    /// Products by cuBLASLt against our own.
+    Library,
+    /// Drafted text against undrafted, end to end: `==`, and how much faster.
+    Speculation,
+    /// The same pair by transformers.
+    Peer,
     /// What steps of a Llama 3 8B take, bf16.
     Decode8bBf16,
     /// The same, int8.
@@ -111,7 +121,7 @@ pub enum Section {
 
 impl Section {
     /// All of them, in order.
-    pub const ALL: [Self; 10] = [
+    pub const ALL: [Self; 13] = [
         Self::Device,
         Self::Kernels,
         Self::Models,
@@ -119,7 +129,10 @@ impl Section {
         Self::Graphs,
         Self::Ranks,
         Self::Products,
+        Self::Library,
         Self::Decode8bBf16,
+        Self::Speculation,
+        Self::Peer,
         Self::Decode8bInt8,
         Self::Decode70bInt8,
     ];
@@ -134,6 +147,9 @@ impl Section {
             Self::Graphs => "graphs",
             Self::Ranks => "ranks",
             Self::Products => "products",
+            Self::Library => "library",
+            Self::Speculation => "speculation",
+            Self::Peer => "peer",
             Self::Decode8bBf16 => "decode-8b-bf16",
             Self::Decode8bInt8 => "decode-8b-int8",
             Self::Decode70bInt8 => "decode-70b-int8",
@@ -155,6 +171,9 @@ impl Section {
             Self::Graphs => models::graphs(target, report),
             Self::Ranks => ranks::ranks(target, report),
             Self::Products => products::products(target, report),
+            Self::Library => library::library(target, report),
+            Self::Speculation => speculation::speculation(target, report),
+            Self::Peer => speculation::peer(target, report),
             Self::Decode8bBf16 => decode::decode(target, decode::LLAMA_8B_BF16, report),
             Self::Decode8bInt8 => decode::decode(target, decode::LLAMA_8B_INT8, report),
             Self::Decode70bInt8 => decode::decode(target, decode::LLAMA_70B_INT8, report),
@@ -176,6 +195,8 @@ fn device(target: &Target, report: &mut Report<'_>) -> Result<(), EngineError> {
     report.say(format!("the kernels were {origin}"));
     let rate = products::read_bandwidth(&mut device, target.is_dry)?;
     report.say(format!("memory is read at {rate:.0} GB/s"));
+    let peak = products::multiply_peak(&mut device, target.is_dry)?;
+    report.say(format!("bf16 is multiplied at {peak:.1} TFLOP/s by mma.sync"));
     Ok(())
 }
 

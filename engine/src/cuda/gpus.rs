@@ -24,14 +24,21 @@ pub struct GpuOptions {
     pub memory_utilization: Option<f32>,
     /// Whether launches that come again are replayed as CUDA graphs.
     pub graphs: bool,
+    /// Rows from which on bf16 products are cuBLASLt's; `None` leaves them all to the kernels here, which are deterministic.
+    pub library_rows: Option<usize>,
     /// A folder of compiled kernels, as `kernels_check --write` makes it; `None` compiles them with NVRTC.
     pub kernels: Option<PathBuf>,
 }
 
 impl GpuOptions {
-    /// These GPUs, with a given size of KV and without graphs.
+    /// From so many rows on cuBLASLt is worth its different bits, where these are allowed: prefill, large verify batches. A guess,
+    /// until `gpu_check library` has run on a GPU.
+    pub const LIBRARY_ROWS: usize = 64;
+
+    /// These GPUs, with a given size of KV, deterministic and without graphs.
     pub fn on(ordinals: &[usize]) -> Self {
-        Self { ordinals: ordinals.to_vec(), memory_utilization: None, graphs: false, kernels: None }
+        let (memory_utilization, library_rows, kernels) = (None, None, None);
+        Self { ordinals: ordinals.to_vec(), memory_utilization, graphs: false, library_rows, kernels }
     }
 }
 
@@ -52,6 +59,9 @@ pub(crate) fn load_on_gpus(
     if gpus.graphs {
         devices.iter_mut().for_each(CudaDevice::replay_graphs);
     }
+    if let Some(rows) = gpus.library_rows {
+        devices.iter_mut().try_for_each(|device| device.multiply_by_library(rows))?;
+    }
     let ends: Vec<Option<Box<dyn Exchange<CudaDevice>>>> = match library {
         None => vec![None],
         Some(library) => {
@@ -61,7 +71,8 @@ pub(crate) fn load_on_gpus(
         }
     };
     let members = devices.into_iter().zip(ends).collect();
-    load_on(Ranks { members, meeting, memory_utilization: gpus.memory_utilization }, options, source, model)
+    let (memory_utilization, is_deterministic) = (gpus.memory_utilization, gpus.library_rows.is_none());
+    load_on(Ranks { members, meeting, memory_utilization, is_deterministic }, options, source, model)
 }
 
 /// Whether a model can be split over these devices: as many as ranks, each once.

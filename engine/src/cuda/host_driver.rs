@@ -1,4 +1,5 @@
-//! A CUDA driver that is the host: a libcuda.so whose kernels are run by the emulator (`emulator/driver.hpp`). With it in
+//! A CUDA driver that is the host: a libcuda.so whose kernels are run by the emulator (`emulator/driver.hpp`), and which is a
+//! cuBLASLt too (`emulator/cublaslt.hpp`). With it in
 //! reach of the loader, `--device cuda:0` works without a GPU, hundreds of thousands of times slower than with one: for dry
 //! runs of `gpu-check` and for tests of workers, which then execute every line that a GPU would have executed.
 //!
@@ -11,6 +12,9 @@ use super::kernel_files::{self, HOST_KERNELS};
 use super::{on_host, sources};
 
 const DRIVER: &str = include_str!("emulator/driver.hpp");
+const BLAS: &str = include_str!("emulator/cublaslt.hpp");
+/// Another name of the driver's file, for the loader to find cuBLASLt in it.
+const BLAS_NAME: &str = "libcublasLt.so.13";
 /// Set for the second run of a test, which has the driver.
 const SECOND_RUN: &str = "OUTRIDER_HOST_DRIVER";
 
@@ -38,8 +42,16 @@ impl HostDriver {
             "static driver::Kernel* driver::find(const char* name) {{\n  static std::map<std::string, Kernel> kernels = {{\n\
              {table}  }};\n  auto found = kernels.find(name);\n  return found == kernels.end() ? nullptr : &found->second;\n}}\n"
         );
-        let library = on_host::build(&format!("{}\n{DRIVER}\n{find}", on_host::kernels()), "libcuda.so")?;
+        let library =
+            on_host::build(&format!("{}\n{DRIVER}\n{BLAS}\n{find}", on_host::kernels()), "libcuda.so")?;
         let libraries = library.parent().map(Path::to_owned).ok_or("a library lies in a folder")?;
+        let blas = libraries.join(BLAS_NAME);
+        if !blas.exists() {
+            // Several processes may do it at once, to the same end.
+            let made = std::os::unix::fs::symlink("libcuda.so", &blas);
+            made.or_else(|error| if blas.exists() { Ok(()) } else { Err(error) })
+                .map_err(|error| format!("{}: {error}", blas.display()))?;
+        }
         let kernels = libraries.join("kernels");
         if !kernels.join(kernel_files::DIGEST_FILE).exists() {
             for source in sources::all() {

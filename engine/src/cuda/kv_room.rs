@@ -43,7 +43,8 @@ pub(crate) fn kv_bytes(room: DeviceRoom, workspace: u64, utilization: f32) -> Re
 pub(crate) fn workspace_bytes(config: &ModelConfig, shard: Shard, max_len: u32) -> u64 {
     let (rows, layout) = (MAX_ROWS_PER_PASS, shard.layout(config));
     let (hidden, intermediate) = (config.hidden_size, shard.intermediate(config).len());
-    let vocab = if shard.ranks == 1 { config.vocab_size } else { 2 * config.vocab_size };
+    // Logits, and where probabilities are asked for the same again as they were; of ranks also the parts.
+    let vocab = if shard.ranks == 1 { 2 * config.vocab_size } else { 3 * config.vocab_size };
     let in_row = 5 * hidden + layout.row_width() + layout.q_width() + 3 * intermediate + vocab;
     let widest = hidden.max(intermediate).max(layout.q_width());
     let splits = (max_len as usize).div_ceil(SPLIT_KEYS);
@@ -88,12 +89,12 @@ mod tests {
         (config.hidden_size, config.intermediate_size, config.vocab_size) = (4096, 14_336, 128_256);
         (config.num_heads, config.num_kv_heads, config.head_dim) = (32, 8, 128);
         let whole = Shard::all(1, &config).unwrap()[0];
-        // Counted by hand for 512 rows: 5 hidden, 6144 + 4096 of heads, 3 x 14336, 128256 of the vocabulary; 16 splits.
-        let floats = 5 * 4096 + 6144 + 4096 + 3 * 14_336 + 128_256 + 32 * 16 * 130;
+        // Counted by hand for 512 rows: 5 hidden, 6144 + 4096 of heads, 3 x 14336, twice 128256 of the vocabulary; 16 splits.
+        let floats = 5 * 4096 + 6144 + 4096 + 3 * 14_336 + 2 * 128_256 + 32 * 16 * 130;
         assert_eq!(workspace_bytes(&config, whole, 2048), 512 * (4 * floats + 2 * 14_336));
         let longer = workspace_bytes(&config, whole, 131_072);
         assert!(longer > 8 * GIB, "{longer}: attention's splits of a long context");
         let part = workspace_bytes(&config, Shard::all(4, &config).unwrap()[1], 2048);
-        assert!(part > 512 * 4 * 2 * 128_256, "the first rank joins whole rows");
+        assert!(part > 512 * 4 * 3 * 128_256, "the first rank joins whole rows");
     }
 }

@@ -8,6 +8,7 @@ mod linear;
 mod properties;
 mod random;
 mod sampling;
+mod scores;
 
 use half::bf16;
 
@@ -143,6 +144,7 @@ pub(crate) fn run_all<E: Executor>(executor: &mut E, scale: Scale) -> Result<Vec
     parities.extend(linear::cases(executor, scale)?);
     parities.extend(attention::cases(executor, scale)?);
     parities.extend(sampling::cases(executor, scale)?);
+    parities.extend(scores::cases(executor, scale)?);
     parities.extend(random::cases(executor, scale)?);
     Ok(parities)
 }
@@ -180,6 +182,11 @@ mod tests {
     #[test]
     fn sampling_kernels_equal_their_twins() {
         check(sampling::cases);
+    }
+
+    #[test]
+    fn scores_equal_the_hosts() {
+        check(scores::cases);
     }
 
     #[test]

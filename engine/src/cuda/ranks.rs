@@ -21,7 +21,7 @@ pub(crate) use on_device::on_device;
 pub(crate) use watch::{Watch, wait_watched};
 
 use super::CudaError;
-use super::backend::{Gpu, GpuRows, KERNEL_CLASS, SharedState};
+use super::backend::{Gpu, GpuRows, KERNEL_CLASS, LIBRARY_CLASS, SharedState};
 use super::executor::{Executor, Tensor};
 use super::ops::{room, side_by_side, sum_ranks};
 use crate::EngineError;
@@ -139,6 +139,8 @@ pub(crate) struct Ranks<E: Executor> {
     pub(crate) meeting: Arc<Meeting>,
     /// The part of each device's memory that may be held, where that decides on KV.
     pub(crate) memory_utilization: Option<f32>,
+    /// Whether a row's bits depend on that row alone (design I4).
+    pub(crate) is_deterministic: bool,
 }
 
 #[cfg(test)]
@@ -146,7 +148,7 @@ impl<E: Executor> Ranks<E> {
     /// One rank without others.
     pub(crate) fn alone(executor: E) -> Self {
         let meeting = Arc::new(Meeting::new(1, std::time::Duration::from_secs(100)));
-        Self { members: vec![(executor, None)], meeting, memory_utilization: None }
+        Self { members: vec![(executor, None)], meeting, memory_utilization: None, is_deterministic: true }
     }
 }
 
@@ -161,7 +163,7 @@ where
     E: Executor<Memory: Send + Sync> + Send + 'static,
 {
     super::backend::check_model(&model.0, model.1)?;
-    let Ranks { members, meeting, memory_utilization } = ranks;
+    let Ranks { members, meeting, memory_utilization, is_deterministic } = ranks;
     let ranks = members.len();
     let with_collective = |(rank, (executor, exchange)): (usize, Member<E>)| {
         let gpu = Gpu::new(executor, memory_utilization);
@@ -172,6 +174,6 @@ where
         (gpu, end)
     };
     let members = members.into_iter().enumerate().map(with_collective).collect();
-    let numerics = (KERNEL_CLASS, "cuda");
+    let numerics = (if is_deterministic { KERNEL_CLASS } else { LIBRARY_CLASS }, "cuda");
     load_ranks((members, numerics), &meeting, options, source, model)
 }

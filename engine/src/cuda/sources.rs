@@ -96,14 +96,15 @@ source!(LOGITS, "logits.cu", [kernel("edit_logits", 128, 32)]);
 source!(FILTERS, "filters.cu", [kernel("keep", 256, 64)]);
 source!(RANKS, "ranks.cu", [kernel("sum_ranks", 256, 40), kernel("side_by_side", 256, 40)]);
 source!(DRAW, "draw.cu", [kernel("draw", 256, 80)]);
+source!(SCORE, "score.cu", [kernel("score", 256, 48)]);
 source!(RANDOM, "random.cu", [kernel("random_bf16", 256, 32), kernel("random_f32", 256, 32)]);
-source!(PROBE, "probe.cu", [kernel("read_words", 256, 48)]);
+source!(PROBE, "probe.cu", [kernel("read_words", 256, 48), kernel("multiply_only", 256, 64)]);
 
 /// All of them.
-pub(crate) fn all() -> [&'static Source; 14] {
+pub(crate) fn all() -> [&'static Source; 15] {
     [
         &EMBEDDING, &ROWS, &RMS_NORM, &HEADS, &SWIGLU, &GEMM_BF16, &INT8, &ATTENTION, &LOGITS, &FILTERS,
-        &RANKS, &DRAW, &RANDOM, &PROBE,
+        &RANKS, &DRAW, &SCORE, &RANDOM, &PROBE,
     ]
 }
 

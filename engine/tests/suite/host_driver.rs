@@ -10,7 +10,8 @@ use engine::cuda::{CudaDevice, CudaError};
 
 fn target(kernels: &Path) -> Target {
     let draft = Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/demo/draft");
-    Target { ordinal: 0, kernels: Some(kernels.to_owned()), pair: (draft.clone(), draft), is_dry: true }
+    let peer = Path::new(env!("CARGO_MANIFEST_DIR")).join("../deploy/gpu-peer.py");
+    Target { ordinal: 0, kernels: Some(kernels.to_owned()), pair: (draft.clone(), draft), peer, is_dry: true }
 }
 
 /// Runs sections and returns what they said.
@@ -48,8 +49,48 @@ fn timings_run() {
         &driver.kernels,
     );
     assert!(lines[0].contains("the host (emulated, no GPU), sm_90"), "{lines:#?}");
-    for words in ["memory is read at", "gemm_int8", "graphs,   3 sequences", "verify rows", "prompt rows"] {
+    for words in [
+        "memory is read at",
+        "gemm_int8",
+        "graphs,   3 sequences",
+        "verify rows",
+        "of what multiplying alone",
+    ] {
         assert!(lines.iter().any(|line| line.contains(words)), "{words}: {lines:#?}");
+    }
+}
+
+#[test]
+fn products_by_the_library_stay_near_our_own() {
+    let Some(driver) = HostDriver::for_test("host_driver::products_by_the_library_stay_near_our_own") else {
+        return;
+    };
+    let lines = run(&[Section::Library], &driver.kernels);
+    for words in ["by cublaslt, against the cpu's", "by cublaslt beside graphs, against the cpu's"] {
+        assert!(
+            lines.iter().any(|line| line.starts_with("ok") && line.contains(words)),
+            "{words}: {lines:#?}"
+        );
+    }
+    let products =
+        lines.iter().filter(|line| line.starts_with("ok") && line.contains("us, cublaslt")).count();
+    assert!(products >= 4, "{lines:#?}");
+}
+
+#[test]
+fn speculation_is_timed_against_the_target_alone() {
+    let Some(driver) = HostDriver::for_test("host_driver::speculation_is_timed_against_the_target_alone")
+    else {
+        return;
+    };
+    let lines = run(&[Section::Speculation], &driver.kernels);
+    for words in
+        ["pair, bf16, draft on the gpu", "pair, bf16, draft on the host", "0.8 of the guesses made right"]
+    {
+        assert!(
+            lines.iter().any(|line| line.starts_with("ok") && line.contains(words)),
+            "{words}: {lines:#?}"
+        );
     }
 }
 

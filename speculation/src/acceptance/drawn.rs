@@ -2,7 +2,7 @@
 //! before it were right, and only ids come back. What follows from them is [`super::verify`]'s, id by id.
 
 use crate::logits::DrawError;
-use crate::{AcceptanceMode, Draft, SequenceSpec, TokenId};
+use crate::{AcceptanceMode, Draft, SequenceSpec, TokenId, TokenLogprobs};
 
 use super::{CountsAhead, Judgement, Verdict, draw, finish_reason, mode_in_force};
 
@@ -28,34 +28,35 @@ impl RowDraw {
     }
 }
 
-/// Whether a row of this sequence comes to one draw that needs nothing but the row: coupled, its probabilities not asked for, no
-/// id biased twice.
+/// Whether a row of this sequence comes to one draw that needs nothing but the row: coupled, no id biased twice. Where probabilities
+/// are asked for ([`SequenceSpec::logprobs`]) they are wanted beside it.
 pub fn is_drawn_apart(spec: &SequenceSpec) -> bool {
     let mut biased: Vec<TokenId> = spec.sampling.logit_bias.iter().map(|&(id, _)| id).collect();
     biased.sort_unstable();
-    mode_in_force(spec) == AcceptanceMode::Coupled
-        && spec.logprobs.is_none()
-        && spec.prompt_logprobs.is_none()
-        && biased.windows(2).all(|pair| pair[0] != pair[1])
+    mode_in_force(spec) == AcceptanceMode::Coupled && biased.windows(2).all(|pair| pair[0] != pair[1])
 }
 
 /// [`super::verify`] for a sequence that [`is_drawn_apart`]: `drawn[i]` is the draw at `start + i` behind the first i drafted
-/// ids, one for each drafted id and one more.
+/// ids, one for each drafted id and one more; `scores[i]` is what [`crate::logits::score`] says of it, where the spec asks.
 pub fn verify_drawn(
     spec: &SequenceSpec,
     start: u32,
     draft: &Draft,
-    drawn: &[RowDraw],
+    (drawn, scores): (&[RowDraw], &[TokenLogprobs]),
 ) -> Result<Verdict, DrawError> {
     let expected = draft.token_ids.len() + 1;
     if drawn.len() != expected {
         return Err(DrawError::WrongShape { position: start, expected, got: drawn.len() });
+    }
+    if spec.logprobs.is_some() && scores.len() != expected {
+        return Err(DrawError::WrongShape { position: start, expected, got: scores.len() });
     }
     let mut verdict = Verdict::default();
     for (i, row) in drawn.iter().enumerate() {
         let position = start + i as u32;
         let token_id = row.token(position)?;
         let accepted = draft.token_ids.get(i) == Some(&token_id);
+        verdict.logprobs.extend(spec.logprobs.and_then(|_| scores.get(i)).cloned());
         verdict.commit(Judgement { token_id, accepted }, finish_reason(spec, position, token_id));
         if !accepted || verdict.finish.is_some() {
             break;
@@ -99,7 +100,7 @@ mod tests {
     use super::*;
     use crate::SamplingParams;
     use crate::acceptance::verify;
-    use crate::logits::TokenCounts;
+    use crate::logits::{TokenCounts, score};
     use crate::noise::{Noise, Purpose};
 
     const VOCAB: usize = 40;
@@ -139,8 +140,18 @@ mod tests {
             }
             let drawn = draw_rows(&spec, &mut counts, (5, &draft.token_ids), &mut rows.clone());
             let expected = verify(&spec, &mut counts, 5, &draft, &mut rows.clone(), VOCAB).unwrap();
-            assert_eq!(verify_drawn(&spec, 5, &draft, &drawn), Ok(expected.clone()), "case {case}");
+            assert_eq!(verify_drawn(&spec, 5, &draft, (&drawn, &[])), Ok(expected.clone()), "case {case}");
             accepted_counts.push(expected.num_accepted);
+
+            // With probabilities, which a device says of every row.
+            let spec = SequenceSpec { logprobs: Some(case as u32 % 4), ..spec };
+            let of_row =
+                |(row, drawn): (&[f32], &RowDraw)| score(row, drawn.token(0).unwrap(), case as u32 % 4);
+            let scores: Vec<TokenLogprobs> = rows.chunks_exact(VOCAB).zip(&drawn).map(of_row).collect();
+            let expected = verify(&spec, &mut counts, 5, &draft, &mut rows.clone(), VOCAB).unwrap();
+            assert_eq!(expected.logprobs.len(), expected.token_ids.len());
+            assert_eq!(verify_drawn(&spec, 5, &draft, (&drawn, &scores)), Ok(expected), "case {case}");
+            assert!(verify_drawn(&spec, 5, &draft, (&drawn, &scores[1..])).is_err(), "one is missing");
         }
         assert!((0..4).all(|n| accepted_counts.contains(&n)), "{accepted_counts:?}");
     }
@@ -151,10 +162,13 @@ mod tests {
         let draft = Draft { token_ids: vec![4, 5], ..Draft::default() };
         let drawn = [RowDraw::Token(4), RowDraw::NotANumber(9), RowDraw::NothingAllowed];
         let refused = DrawError::NotANumber { position: 11, token_id: 9 };
-        assert_eq!(verify_drawn(&spec, 10, &draft, &drawn), Err(refused));
+        assert_eq!(verify_drawn(&spec, 10, &draft, (&drawn, &[])), Err(refused));
         let unreached = [RowDraw::Token(3), drawn[1], drawn[2]];
-        assert_eq!(verify_drawn(&spec, 10, &draft, &unreached).unwrap().token_ids, [3]);
-        assert!(matches!(verify_drawn(&spec, 10, &draft, &drawn[..2]), Err(DrawError::WrongShape { .. })));
+        assert_eq!(verify_drawn(&spec, 10, &draft, (&unreached, &[])).unwrap().token_ids, [3]);
+        assert!(matches!(
+            verify_drawn(&spec, 10, &draft, (&drawn[..2], &[])),
+            Err(DrawError::WrongShape { .. })
+        ));
     }
 
     #[test]
@@ -164,10 +178,13 @@ mod tests {
         let bias = |list| SamplingParams { logit_bias: list, ..plain.clone() };
         let filtered = SamplingParams { top_p: 0.9, top_k: 5, min_p: 0.1, ..plain.clone() };
         assert!(is_drawn_apart(&with(bias(vec![(1, 1.0), (2, 1.0)]))) && is_drawn_apart(&with(filtered)));
+        assert!(is_drawn_apart(&SequenceSpec {
+            logprobs: Some(3),
+            prompt_logprobs: Some(0),
+            ..Default::default()
+        }));
         for spec in [
             with(bias(vec![(1, 1.0), (2, 1.0), (1, 1.0)])),
-            SequenceSpec { logprobs: Some(0), ..Default::default() },
-            SequenceSpec { prompt_logprobs: Some(0), ..Default::default() },
             SequenceSpec { acceptance: AcceptanceMode::Typical, ..Default::default() },
             SequenceSpec { acceptance: AcceptanceMode::Rejection, ..Default::default() },
         ] {

@@ -14,7 +14,7 @@ pub use counts::TokenCounts;
 pub use error::DrawError;
 pub use filters::{Kept, keep};
 pub(crate) use filters::{by_likelihood, check_row, highest};
-pub use score::score;
+pub use score::{Normalizer, score};
 
 use crate::{SequenceSpec, TokenId};
 

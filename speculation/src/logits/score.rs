@@ -6,20 +6,77 @@ use crate::{TokenId, TokenLogprobs};
 
 use super::{by_likelihood, highest};
 
+/// Sums that the weights of a row are dealt out to, by id: as many as a device has threads for a row.
+const LANES: usize = 256;
+/// Sums that are joined by halves; what each such group comes to is added up in order.
+const GROUP: usize = 32;
+
+/// What makes a log probability of a row's logit: `(logit - max) - log_sum` in f64, rounded to f32 at the end.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Normalizer {
+    /// The row's highest logit.
+    pub max: f64,
+    /// The logarithm of the sum of all `exp(logit - max)`. NaN where the row has a NaN, a positive infinity, or nothing but
+    /// negative ones: then nothing can be said of any token.
+    pub log_sum: f64,
+}
+
+impl Normalizer {
+    /// Of a raw row. The sum's order is fixed, so that a device can have it too: lane `id % 256` adds up its tokens in order of id;
+    /// the lanes of each 32 neighbours are joined by halves (i and i + 16, then i and i + 8, ..), and the eight sums
+    /// added up in order. Tokens that are masked change no bit of it.
+    pub fn of(raw_logits: &[f32]) -> Self {
+        let max = f64::from(highest(raw_logits)) + 0.0;
+        let is_number = raw_logits.iter().all(|&logit| logit < f32::INFINITY);
+        if !is_number || max == f64::NEG_INFINITY {
+            return Self { max, log_sum: f64::NAN };
+        }
+        let mut lanes = [0.0; LANES];
+        for row in raw_logits.chunks(LANES) {
+            for (lane, &logit) in lanes.iter_mut().zip(row) {
+                *lane += exp(f64::from(logit) - max);
+            }
+        }
+        let sum: f64 = lanes.as_chunks::<GROUP>().0.iter().map(by_halves).sum();
+        Self { max, log_sum: ln(sum) }
+    }
+
+    /// ln p of a token with this logit.
+    pub fn logprob(self, logit: f32) -> f32 {
+        ((f64::from(logit) - self.max) - self.log_sum) as f32
+    }
+
+    /// Whether anything can be said of the row's tokens.
+    pub fn is_usable(self) -> bool {
+        !self.log_sum.is_nan()
+    }
+}
+
+fn by_halves(lanes: &[f64; GROUP]) -> f64 {
+    let mut lanes = *lanes;
+    let mut half = GROUP / 2;
+    while half > 0 {
+        for i in 0..half {
+            lanes[i] += lanes[i + half];
+        }
+        half /= 2;
+    }
+    lanes[0]
+}
+
 /// ln p of `token` and of the `top_n` likeliest tokens (lowest id first among equals) under a raw row.
 ///
-/// Log-softmax with f64 accumulation in id order, rounded to f32 at the end. A token outside the row, or a masked one, has
-/// -inf; a row with NaN gives NaN, and no token can be drawn from it anyway.
+/// A token outside the row, or a masked one, has -inf. Of a row that is of no use ([`Normalizer::log_sum`]) nothing is said: NaN, and
+/// no likeliest tokens; no token can be drawn from it anyway.
 pub fn score(raw_logits: &[f32], token: TokenId, top_n: u32) -> TokenLogprobs {
-    let max = f64::from(highest(raw_logits));
-    let sum: f64 = raw_logits.iter().map(|&logit| exp(f64::from(logit) - max)).sum();
-    let log_sum = ln(sum);
-    let logprob = |logit: f64| ((logit - max) - log_sum) as f32;
-
-    let top =
-        likeliest(raw_logits, top_n as usize).into_iter().map(|(id, logit)| (id, logprob(logit))).collect();
+    let normalizer = Normalizer::of(raw_logits);
+    if !normalizer.is_usable() {
+        return TokenLogprobs { logprob: f32::NAN, top: Vec::new() };
+    }
+    let top = likeliest(raw_logits, top_n as usize).into_iter();
+    let top = top.map(|(id, _)| (id, normalizer.logprob(raw_logits[id as usize]))).collect();
     let logprob =
-        raw_logits.get(token as usize).map_or(f32::NEG_INFINITY, |&logit| logprob(f64::from(logit)));
+        raw_logits.get(token as usize).map_or(f32::NEG_INFINITY, |&logit| normalizer.logprob(logit));
     TokenLogprobs { logprob, top }
 }
 
@@ -33,4 +90,52 @@ fn likeliest(logits: &[f32], top_n: usize) -> Vec<(TokenId, f64)> {
     tokens.truncate(top_n);
     tokens.sort_unstable_by(by_likelihood);
     tokens
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::noise::{Noise, Purpose};
+
+    fn row(len: u32) -> Vec<f32> {
+        let noise = Noise { seed: 5, choice: 0 };
+        (0..len).map(|id| (2.0 * noise.gumbel(0, id, Purpose::Draft)) as f32).collect()
+    }
+
+    #[test]
+    fn probabilities_add_up_to_one_and_are_those_of_a_sum_in_order() {
+        for len in [1, 2, 31, 255, 256, 257, 5_000] {
+            let row = row(len);
+            let max = f64::from(highest(&row));
+            let in_order = ln(row.iter().map(|&logit| exp(f64::from(logit) - max)).sum::<f64>());
+            let found = Normalizer::of(&row);
+            assert!((found.log_sum - in_order).abs() <= 1e-13 * in_order.abs().max(1.0), "{len}");
+            let all: f64 = row.iter().map(|&logit| exp(f64::from(found.logprob(logit)))).sum();
+            assert!((all - 1.0).abs() < 1e-6, "{len}: {all}");
+        }
+    }
+
+    #[test]
+    fn masked_tokens_and_padding_change_no_bit() {
+        let row = row(1_000);
+        let mut padded = row.clone();
+        padded.extend([f32::NEG_INFINITY; 333]);
+        assert_eq!(Normalizer::of(&padded), Normalizer::of(&row));
+        assert_eq!(score(&padded, 7, 20), score(&row, 7, 20));
+        assert_eq!(score(&padded, 1_200, 0).logprob, f32::NEG_INFINITY);
+    }
+
+    #[test]
+    fn the_likeliest_stand_in_order_and_equals_by_id() {
+        let mut row = vec![0.0, -0.0, 3.0, 3.0, -1.0, 0.0];
+        let ids = |row: &[f32], n| score(row, 0, n).top.iter().map(|&(id, _)| id).collect::<Vec<_>>();
+        assert_eq!(ids(&row, 6), [2, 3, 0, 1, 5, 4]);
+        assert_eq!(ids(&row, 9), [2, 3, 0, 1, 5, 4], "a row has no more");
+        assert_eq!(score(&row, 3, 1).logprob, score(&row, 3, 1).top[0].1);
+        row[4] = f32::NAN;
+        for bad in [row, vec![f32::INFINITY, 1.0], vec![f32::NEG_INFINITY; 3]] {
+            let said = score(&bad, 0, 2);
+            assert!(said.logprob.is_nan() && said.top.is_empty(), "{bad:?}: {said:?}");
+        }
+    }
 }

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use speculation::acceptance::{RowDraw, draw_rows};
-use speculation::logits::TokenCounts;
-use speculation::{SamplingParams, SequenceSpec};
+use speculation::logits::{TokenCounts, score};
+use speculation::{SamplingParams, SequenceSpec, TokenLogprobs};
 
 use crate::cuda::emulator::Emulator;
 use crate::cuda::ranks::{Ranks, load_on};
@@ -80,6 +80,7 @@ fn sequences() -> Vec<Sequence> {
     };
     let greedy = SamplingParams { temperature: 0.0, ..plain.clone() };
     let filtered = SamplingParams { top_k: 9, top_p: 0.8, min_p: 0.01, ..penalized.clone() };
+    let told = |spec, top| SequenceSpec { logprobs: Some(top), ..spec };
     let sequence = |spec, context, drafted: &[TokenId]| Sequence {
         spec,
         prompt: vec![3, 5, 8, 13],
@@ -89,10 +90,12 @@ fn sequences() -> Vec<Sequence> {
     vec![
         sequence(Some(spec(11, hot)), 21, &[4, 5, 6]),
         sequence(None, 22, &[7]),
-        sequence(Some(spec(12, penalized)), 23, &[5, 5, 21, 5]),
-        sequence(Some(spec(13, greedy)), 24, &[]),
+        sequence(Some(spec(12, penalized.clone())), 23, &[5, 5, 21, 5]),
+        sequence(Some(spec(13, greedy.clone())), 24, &[]),
         sequence(Some(spec(14, filtered)), 25, &[6, 7]),
-        sequence(Some(spec(15, SamplingParams { top_p: 0.6, ..plain })), 26, &[8]),
+        sequence(Some(spec(15, SamplingParams { top_p: 0.6, ..plain.clone() })), 26, &[8]),
+        sequence(Some(told(spec(16, penalized), 5)), 27, &[5, 17]),
+        sequence(Some(told(spec(17, SamplingParams { top_p: 0.9, ..greedy }), 0)), 28, &[]),
     ]
 }
 
@@ -114,14 +117,21 @@ fn drawn_rows_are_what_the_host_draws_from_the_same_logits() {
     let request = |(s, before)| {
         let Sequence { spec, drafted, .. }: &Sequence = s;
         let before: &Vec<TokenId> = before;
-        spec.as_ref().map(|spec| DrawRequest { spec, before, then: drafted, vocab_size: VOCAB })
+        spec.as_ref().map(|spec| DrawRequest {
+            spec,
+            before,
+            then: drafted,
+            vocab_size: VOCAB,
+            logprobs: spec.logprobs,
+            prompt: None,
+        })
     };
     let requests: Vec<_> = sequences.iter().zip(&before).map(request).collect();
     let outcome = drawing.forward_and_draw(&batch(&to_draw), &requests).unwrap();
     let mut logits = reading.forward(&batch(&to_read)).unwrap();
 
     let (mut row, mut left) = (0, 0);
-    let mut drawn = outcome.drawn.iter();
+    let (mut drawn, mut scores) = (outcome.drawn.iter(), outcome.scores.iter());
     for s in &sequences {
         let rows = row..row + s.drafted.len() + 1;
         row = rows.end;
@@ -135,18 +145,24 @@ fn drawn_rows_are_what_the_host_draws_from_the_same_logits() {
             }
             continue;
         };
-        assert!(drawing.draws(spec) && !reading.draws(&SequenceSpec { logprobs: Some(1), ..spec.clone() }));
+        assert!(drawing.draws(spec));
         let mut counts = TokenCounts::new(spec.prompt_len);
         s.before().iter().for_each(|&id| counts.push(id));
         let width = logits.vocab_size();
         let values = logits.rows_mut(rows.clone());
         values.chunks_exact_mut(width).for_each(|row| row[VOCAB as usize..].fill(f32::NEG_INFINITY));
         let start = s.before().len() as u32;
+        let raw = values.to_vec();
         let expected = draw_rows(spec, &mut counts, (start, &s.drafted), values);
         let found: Vec<RowDraw> = drawn.by_ref().take(rows.len()).copied().collect();
         assert_eq!(found, expected, "seed {}", spec.seed);
+        let Some(top_n) = spec.logprobs else { continue };
+        let tell = |(row, drawn): (&[f32], &RowDraw)| score(row, drawn.token(0).unwrap(), top_n);
+        let expected: Vec<TokenLogprobs> = raw.chunks_exact(width).zip(&expected).map(tell).collect();
+        let found: Vec<TokenLogprobs> = scores.by_ref().take(expected.len()).cloned().collect();
+        assert_eq!(found, expected, "seed {}", spec.seed);
     }
-    assert_eq!((drawn.next(), left), (None, outcome.logits.rows()));
+    assert_eq!((drawn.next(), scores.next(), left), (None, None, outcome.logits.rows()));
 }
 
 #[test]
@@ -164,7 +180,8 @@ fn the_cpu_draws_nothing_and_says_so() {
     let spec = SequenceSpec::default();
     assert!(!cpu.draws(&spec));
     let slot = cpu.open();
-    let request = DrawRequest { spec: &spec, before: &[1], then: &[], vocab_size: 5 };
+    let request =
+        DrawRequest { spec: &spec, before: &[1], then: &[], vocab_size: 5, logprobs: None, prompt: None };
     let rows = SequenceRows { slot, token_ids: &[1], num_logits: 1 };
     assert!(cpu.forward_and_draw(&[rows], &[Some(request)]).is_err());
     assert_eq!(cpu.len(slot), 0, "refused before anything was appended");
@@ -187,7 +204,14 @@ fn a_step_like_one_before_it_allocates_nothing() {
         for step in 0..6 {
             ids.push(step);
             // Decode beside a verify step with rows that are read, and one whose rows are drawn.
-            let request = DrawRequest { spec: &spec, before: &ids, then: &[], vocab_size: VOCAB };
+            let request = DrawRequest {
+                spec: &spec,
+                before: &ids,
+                then: &[],
+                vocab_size: VOCAB,
+                logprobs: Some(3),
+                prompt: None,
+            };
             let batch = [rows(a, &ids[ids.len() - 1..], 1), rows(b, &prompt[..3], 3)];
             engine.forward_and_draw(&batch, &[Some(request), None]).unwrap();
         }

@@ -1,13 +1,15 @@
 //! What steps of large models take, with random weights made on the device: decode at several numbers of sequences against
 //! the rate at which memory is read, verify rows against one row, prefill. Every step draws, as serving does.
 
+use std::path::PathBuf;
 use std::time::Instant;
 
 use speculation::{SequenceSpec, TokenId};
 
-use super::products::read_bandwidth;
+use super::products::{multiply_peak, read_bandwidth};
 use super::{Report, Target};
 use crate::cuda::GpuOptions;
+use crate::cuda::blas::BlasLibrary;
 use crate::cuda::whole_model::options;
 use crate::{DrawRequest, Engine, EngineError, SequenceRows, SlotId, WeightFormat};
 
@@ -19,10 +21,12 @@ pub(super) struct Shape {
     weights: WeightFormat,
 }
 
-const LLAMA_8B: &str = include_str!("shapes/llama-3-8b.json");
+pub(super) const LLAMA_8B: &str = include_str!("shapes/llama-3-8b.json");
 const LLAMA_70B: &str = include_str!("shapes/llama-3-70b.json");
+/// A draft for those.
+pub(super) const LLAMA_1B: &str = include_str!("shapes/llama-3.2-1b.json");
 /// For dry runs.
-const TINY: &str = include_str!("shapes/tiny.json");
+pub(super) const TINY: &str = include_str!("shapes/tiny.json");
 
 pub(super) const LLAMA_8B_BF16: Shape =
     Shape { name: "llama 3 8B", config: LLAMA_8B, weights: WeightFormat::Bf16 };
@@ -49,25 +53,68 @@ struct Timed {
 pub(super) fn decode(target: &Target, shape: Shape, report: &mut Report<'_>) -> Result<(), EngineError> {
     let memory = read_bandwidth(&mut target.open()?, target.is_dry)?;
     let (name, config) = if target.is_dry { ("tiny", TINY) } else { (shape.name, shape.config) };
-    let file = std::env::temp_dir().join(format!("outrider-gpu-check-{}.json", std::process::id()));
-    let write_error = |source| EngineError::Io { path: file.clone(), source };
-    std::fs::write(&file, config).map_err(write_error)?;
+    let peak = multiply_peak(&mut target.open()?, target.is_dry)?;
+    let file = write_config(config, "decode")?;
     report.say(format!("{name}, {:?}, random weights; memory is read at {memory:.0} GB/s", shape.weights));
-    for graphs in [false, true] {
-        let gpus = GpuOptions { memory_utilization: Some(0.9), graphs, ..target.gpus() };
+    let mut found = Vec::new();
+    for mode in modes(target, shape.weights) {
+        let Mode { by, graphs, library_rows } = mode;
+        let gpus = GpuOptions { memory_utilization: Some(0.9), graphs, library_rows, ..target.gpus() };
         let began = Instant::now();
         let engine = Engine::random_on_cuda(&options(file.clone(), shape.weights), 1, &gpus);
-        let by = if graphs { "graphs" } else { "launches" };
         let took = began.elapsed().as_secs_f64();
         report.say(format!("{by}: made and loaded in {took:.1} s"));
         let (steps, prefill_rows) = if target.is_dry { (1, 40) } else { (20, 512) };
         let spec = SequenceSpec { max_len: u32::MAX, ..SequenceSpec::default() };
         let mut timed = Timed { engine: engine?, spec, steps, prefill_rows };
-        timed.sequences(by, (memory, target.is_dry), report)?;
+        let mut seconds = timed.sequences(by, (memory, target.is_dry), report)?;
         timed.verify(by, report)?;
-        timed.prefill(by, report)?;
+        seconds.push(("prefill".to_owned(), timed.prefill(by, peak, report)?));
+        found.push((mode, seconds));
     }
-    std::fs::remove_file(&file).map_err(write_error)
+    tell_cost(&found, report);
+    std::fs::remove_file(&file).map_err(|source| EngineError::Io { path: file, source })
+}
+
+/// How steps are run.
+struct Mode {
+    by: &'static str,
+    graphs: bool,
+    library_rows: Option<usize>,
+}
+
+/// Deterministic ones, and one by cuBLASLt where that is there and has anything to multiply.
+fn modes(target: &Target, weights: WeightFormat) -> Vec<Mode> {
+    let mut modes = vec![
+        Mode { by: "launches", graphs: false, library_rows: None },
+        Mode { by: "graphs", graphs: true, library_rows: None },
+    ];
+    if weights == WeightFormat::Bf16 && BlasLibrary::load().is_ok() {
+        let from = if target.is_dry { 2 } else { GpuOptions::LIBRARY_ROWS };
+        modes.push(Mode { by: "cublaslt", graphs: false, library_rows: Some(from) });
+    }
+    modes
+}
+
+/// What deterministic products cost, step by step: our own launches against the library's.
+fn tell_cost(found: &[(Mode, Vec<(String, f64)>)], report: &mut Report<'_>) {
+    let own = found.iter().find(|(mode, _)| mode.library_rows.is_none() && !mode.graphs);
+    let library = found.iter().find(|(mode, _)| mode.library_rows.is_some());
+    let (Some((_, own)), Some((_, library))) = (own, library) else { return };
+    for ((step, own), (_, library)) in own.iter().zip(library) {
+        report
+            .say(format!("deterministic mode: {step} takes {:.2} of the time with cublaslt", own / library));
+    }
+}
+
+/// Puts a model's shape where an engine finds it.
+pub(super) fn write_config(config: &str, name: &str) -> Result<PathBuf, EngineError> {
+    let file = format!("outrider-gpu-check-{}-{name}.json", std::process::id());
+    let path = std::env::temp_dir().join(file);
+    match std::fs::write(&path, config) {
+        Ok(()) => Ok(path),
+        Err(source) => Err(EngineError::Io { path, source }),
+    }
 }
 
 impl Timed {
@@ -76,12 +123,14 @@ impl Timed {
         by: &str,
         (memory, is_dry): (f64, bool),
         report: &mut Report<'_>,
-    ) -> Result<(), EngineError> {
+    ) -> Result<Vec<(String, f64)>, EngineError> {
+        let mut all = Vec::new();
         let counts: &[usize] = if is_dry { &[1, 3] } else { &[1, 8, 64, 256] };
         let bytes = self.engine.info().weight_bytes as f64;
         for &count in counts {
             let slots = self.fill(count)?;
             let seconds = self.time(&slots, 1)?;
+            all.push((format!("a step of {count}"), seconds));
             let (ms, rate) = (seconds * 1e3, bytes / seconds / 1e9);
             let tokens = count as f64 / seconds;
             report.say(format!(
@@ -91,7 +140,7 @@ impl Timed {
             ));
             slots.into_iter().for_each(|slot| self.engine.close(slot));
         }
-        Ok(())
+        Ok(all)
     }
 
     fn verify(&mut self, by: &str, report: &mut Report<'_>) -> Result<(), EngineError> {
@@ -109,7 +158,7 @@ impl Timed {
         Ok(())
     }
 
-    fn prefill(&mut self, by: &str, report: &mut Report<'_>) -> Result<(), EngineError> {
+    fn prefill(&mut self, by: &str, peak: f64, report: &mut Report<'_>) -> Result<f64, EngineError> {
         let prompt: Vec<TokenId> = vec![5; self.prefill_rows];
         let slot = self.engine.open();
         let rows = [SequenceRows { slot, token_ids: &prompt, num_logits: 0 }];
@@ -125,13 +174,14 @@ impl Timed {
         self.engine.close(slot);
         let work = 2.0 * self.engine.info().num_parameters as f64 * self.prefill_rows as f64;
         report.say(format!(
-            "{by}, {} prompt rows and one step: {:>9.1} ms, {:.0} rows/s, {:.1} TFLOP/s",
+            "{by}, {} prompt rows and one step: {:>9.1} ms, {:.0} rows/s, {:.1} TFLOP/s, {:.2} of what multiplying alone gives",
             self.prefill_rows,
             best * 1e3,
             self.prefill_rows as f64 / best,
-            work / best / 1e12
+            work / best / 1e12,
+            work / best / 1e12 / peak
         ));
-        Ok(())
+        Ok(best)
     }
 
     /// Sequences that hold a prompt.
@@ -167,7 +217,14 @@ impl Timed {
             slots.iter().map(|&slot| SequenceRows { slot, token_ids: &ids, num_logits: rows }).collect();
         let request = |&len: &u32| {
             let before = &before[..=len as usize];
-            Some(DrawRequest { spec: &self.spec, before, then: &ids[1..], vocab_size })
+            Some(DrawRequest {
+                spec: &self.spec,
+                before,
+                then: &ids[1..],
+                vocab_size,
+                logprobs: None,
+                prompt: None,
+            })
         };
         let requests: Vec<Option<DrawRequest<'_>>> = held.iter().map(request).collect();
         self.engine.forward_and_draw(&batch, &requests)?;

@@ -6,7 +6,7 @@ use crate::cuda::whole_model::{distance, options, run};
 use crate::{Engine, EngineError, WeightFormat};
 
 /// How far logits on a GPU may lie from the CPU engine's, as a part of the largest.
-const BF16_TOLERANCE: f32 = 1e-2;
+pub(super) const BF16_TOLERANCE: f32 = 1e-2;
 /// The same where activations are quantized: the attention's last bits decide on steps.
 const INT8_TOLERANCE: f32 = 2e-2;
 

@@ -7,7 +7,7 @@ use half::bf16;
 use super::{Report, Target};
 use crate::EngineError;
 use crate::cuda::executor::{Executor, Tensor};
-use crate::cuda::ops::{BF16_GRAIN, GemmBf16, GemmInt8, INT8_GRAIN, borders, read_words};
+use crate::cuda::ops::{BF16_GRAIN, GemmBf16, GemmInt8, INT8_GRAIN, borders, multiply_only, read_words};
 use crate::cuda::{CudaDevice, CudaError};
 use crate::k_slices::KSlices;
 
@@ -19,6 +19,8 @@ const ROWS: [usize; 4] = [1, 8, 64, 512];
 const READ_BYTES: usize = 4 << 30;
 /// Blocks of the kernel that reads: several for each multiprocessor of the largest device.
 const READ_BLOCKS: usize = 8 * 160;
+/// Rounds of the kernel that only multiplies: some milliseconds.
+const MULTIPLY_ROUNDS: usize = 10_000;
 
 /// Times the weight products of 8B to 70B layers against the bytes of their weights.
 pub(super) fn products(target: &Target, report: &mut Report<'_>) -> Result<(), EngineError> {
@@ -55,16 +57,24 @@ pub(super) fn read_bandwidth(device: &mut CudaDevice, is_dry: bool) -> Result<f6
     Ok(bytes as f64 / us / 1e3)
 }
 
+/// TFLOP/s of a kernel that only multiplies, bf16 on the tensor cores by the instruction that all kernels here use.
+pub(super) fn multiply_peak(device: &mut CudaDevice, is_dry: bool) -> Result<f64, CudaError> {
+    let (blocks, rounds) = if is_dry { (2, 3) } else { (READ_BLOCKS, MULTIPLY_ROUNDS) };
+    let mut sums = Tensor::zeros(device, blocks, "sums of products")?;
+    let mut work = 0;
+    let us =
+        best_of(device, is_dry, |device| multiply_only(device, rounds, &mut sums).map(|done| work = done))?;
+    Ok(work as f64 / us / 1e6)
+}
+
 fn time_bf16(
     device: &mut CudaDevice,
     (rows, n, k): (usize, usize, usize),
     is_dry: bool,
 ) -> Result<f64, CudaError> {
-    // Zeros would cost less power and flatter the clock.
-    let number = |i: usize| bf16::from_bits(0x3f00 | ((i.wrapping_mul(40_503) >> 7) as u16 & 0x80ff));
-    let numbers: Vec<bf16> = (0..n * k).map(number).collect();
+    let numbers: Vec<bf16> = (0..n * k).map(weight_like).collect();
     let weights = Tensor::of(device, &numbers, "weights")?;
-    let x: Vec<bf16> = (0..rows * k).map(number).collect();
+    let x: Vec<bf16> = (0..rows * k).map(weight_like).collect();
     let x = Tensor::of(device, &x, "activations")?;
     let on_host = borders(&KSlices::eighths(k, 32), BF16_GRAIN);
     let on_device = Tensor::of(device, &on_host, "borders")?;
@@ -96,8 +106,13 @@ fn time_int8(
     })
 }
 
+/// Numbers that differ: zeros would cost less power and flatter the clock.
+pub(super) fn weight_like(i: usize) -> bf16 {
+    bf16::from_bits(0x3f00 | ((i.wrapping_mul(40_503) >> 7) as u16 & 0x80ff))
+}
+
 /// Best mean of some timed runs, microseconds a launch.
-fn best_of(
+pub(super) fn best_of(
     device: &mut CudaDevice,
     is_dry: bool,
     mut launch: impl FnMut(&mut CudaDevice) -> Result<(), CudaError>,

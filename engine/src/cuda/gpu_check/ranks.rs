@@ -55,7 +55,7 @@ fn on_one_device(options: &LoadOptions, target: &Target) -> Result<Engine, Engin
     for end in on_device(2, &meeting) {
         members.push((target.open()?, Some(Box::new(end) as Box<dyn Exchange<CudaDevice>>)));
     }
-    load(options, Ranks { members, meeting, memory_utilization: None })
+    load(options, Ranks { members, meeting, memory_utilization: None, is_deterministic: true })
 }
 
 fn by_nccl(options: &LoadOptions, target: &Target) -> Result<Engine, EngineError> {
@@ -64,5 +64,5 @@ fn by_nccl(options: &LoadOptions, target: &Target) -> Result<Engine, EngineError
     let ends = connect(&mut devices, &Arc::new(NcclLibrary::load()?), &meeting)?;
     let boxed = |end| Some(Box::new(end) as Box<dyn Exchange<CudaDevice>>);
     let members = devices.into_iter().zip(ends.into_iter().map(boxed)).collect();
-    load(options, Ranks { members, meeting, memory_utilization: None })
+    load(options, Ranks { members, meeting, memory_utilization: None, is_deterministic: true })
 }

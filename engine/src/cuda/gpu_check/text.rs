@@ -65,7 +65,7 @@ fn one_text(
     report: &mut Report<'_>,
 ) -> Result<(), EngineError> {
     let vocab = draft.info().vocab_size.min(target.info().vocab_size);
-    let prompt: Vec<TokenId> = (0..sizes.prompt as u32).map(|i| (i * i * 31 + i * 7 + 11) % vocab).collect();
+    let prompt = prompt_of(sizes.prompt, vocab);
     let drawn_where = if target.draws(spec) { "drawn on the device" } else { "read and drawn on the host" };
 
     let plain = undrafted(&mut Sequence::open(target, spec, vocab), &prompt, sizes.drawn)?;
@@ -105,6 +105,11 @@ fn one_text(
     Ok(())
 }
 
+/// Ids that are as good as any.
+pub(super) fn prompt_of(len: usize, vocab: u32) -> Vec<TokenId> {
+    (0..len as u32).map(|i| (i * i * 31 + i * 7 + 11) % vocab).collect()
+}
+
 /// The prompt and what follows it.
 fn undrafted(
     sequence: &mut Sequence<'_>,
@@ -120,7 +125,7 @@ fn undrafted(
 }
 
 /// A sequence on an engine, which is closed when this is dropped.
-struct Sequence<'a> {
+pub(super) struct Sequence<'a> {
     engine: &'a mut Engine,
     slot: SlotId,
     spec: &'a SequenceSpec,
@@ -130,13 +135,13 @@ struct Sequence<'a> {
 }
 
 impl<'a> Sequence<'a> {
-    fn open(engine: &'a mut Engine, spec: &'a SequenceSpec, vocab: u32) -> Self {
+    pub(super) fn open(engine: &'a mut Engine, spec: &'a SequenceSpec, vocab: u32) -> Self {
         let (slot, on_host) = (engine.open(), !engine.draws(spec));
         Self { engine, slot, spec, vocab, on_host }
     }
 
     /// What is drawn behind `ids`, and behind each of `drafted`; the engine holds some of the first.
-    fn draw(&mut self, ids: &[TokenId], drafted: &[TokenId]) -> Result<Vec<TokenId>, EngineError> {
+    pub(super) fn draw(&mut self, ids: &[TokenId], drafted: &[TokenId]) -> Result<Vec<TokenId>, EngineError> {
         let held = self.engine.len(self.slot) as usize;
         let token_ids = [&ids[held..], drafted].concat();
         let num_logits = drafted.len() + 1;
@@ -150,7 +155,14 @@ impl<'a> Sequence<'a> {
             values.chunks_exact_mut(width).for_each(|row| row[self.vocab as usize..].fill(f32::NEG_INFINITY));
             draw_rows(self.spec, &mut counts, (ids.len() as u32, drafted), values)
         } else {
-            let request = DrawRequest { spec: self.spec, before: ids, then: drafted, vocab_size: self.vocab };
+            let request = DrawRequest {
+                spec: self.spec,
+                before: ids,
+                then: drafted,
+                vocab_size: self.vocab,
+                logprobs: None,
+                prompt: None,
+            };
             self.engine.forward_and_draw(&[rows], &[Some(request)])?.drawn
         };
         let start = ids.len() as u32;
@@ -159,7 +171,7 @@ impl<'a> Sequence<'a> {
     }
 
     /// Forgets what lies at and past `len`.
-    fn cut(&mut self, len: u32) {
+    pub(super) fn cut(&mut self, len: u32) {
         self.engine.truncate(self.slot, len);
     }
 }

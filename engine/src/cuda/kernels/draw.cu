@@ -14,12 +14,6 @@ struct DrawRow {
   u32 unused;
 };
 
-// What came out of a row.
-struct Drawn {
-  u32 token_id;
-  u32 status;  // 0: drawn; 1: token_id's logit is NaN or +infinity; 2: every logit is -infinity
-};
-
 __device__ __forceinline__ void philox(u32 (&words)[4], u32 key_low, u32 key_high) {
   for (int round = 0; round < 10; ++round) {
     const u64 a = (u64)words[0] * 0xd2511f53u;
@@ -31,32 +25,6 @@ __device__ __forceinline__ void philox(u32 (&words)[4], u32 key_low, u32 key_hig
     key_low += 0x9e3779b9u;
     key_high += 0xbb67ae85u;
   }
-}
-
-// speculation::math::ln of a normal positive number.
-__device__ __forceinline__ double ln(double x) {
-  const u64 sqrt_half = 0x3fe6a09e667f3bcdull;
-  const i64 shifted = (i64)((u64)__double_as_longlong(x) - sqrt_half);
-  const double e = (double)(shifted >> 52) + 0.0;
-  const double m = __longlong_as_double((i64)(((u64)shifted & 0x000fffffffffffffull) + sqrt_half));
-  const double f = m - 1.0;
-  const double s = f / (2.0 + f);
-  const double s2 = s * s;
-  double series = 2.0 / 21.0;
-  series = series * s2 + 2.0 / 19.0;
-  series = series * s2 + 2.0 / 17.0;
-  series = series * s2 + 2.0 / 15.0;
-  series = series * s2 + 2.0 / 13.0;
-  series = series * s2 + 2.0 / 11.0;
-  series = series * s2 + 2.0 / 9.0;
-  series = series * s2 + 2.0 / 7.0;
-  series = series * s2 + 2.0 / 5.0;
-  series = series * s2 + 2.0 / 3.0;
-  const double r = series * s2;
-  const double half = 0.5 * f * f;
-  const double ln_2_high = __longlong_as_double(0x3fe62e42fe000000ll);
-  const double ln_2_low = __longlong_as_double(0x3e1f473de6af278fll);
-  return e * ln_2_high - ((half - (s * (half + r) + e * ln_2_low)) - f);
 }
 
 __device__ __forceinline__ double gumbel(u64 m) {

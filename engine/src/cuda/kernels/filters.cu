@@ -16,57 +16,8 @@ struct FilterRow {
   double ln_min_p;  // -infinity: none
 };
 
-// In the order of the numbers; -0 is 0.
-__device__ __forceinline__ u32 key_of(float z) {
-  const u32 bits = __float_as_uint(z + 0.0f);
-  return bits >> 31 ? ~bits : bits | 0x80000000u;
-}
-
 __device__ __forceinline__ float number_of(u32 key) {
   return __uint_as_float(key >> 31 ? key & 0x7fffffffu : ~key);
-}
-
-// Of two tokens the greater stands before the other.
-__device__ __forceinline__ u64 rank_of(u32 key, u32 token_id) { return (u64)key << 32 | (u32)~token_id; }
-
-// speculation::math::exp of a number that is not above 0.
-__device__ __forceinline__ double exp_below_zero(double x) {
-  if (x < -745.1332191019412) return 0.0;
-  const double rounder = 6755399441055744.0;
-  const double k = (x * 1.44269504088896340736 + rounder) - rounder;
-  const double ln_2_high = __longlong_as_double(0x3fe62e42fe000000ll);
-  const double ln_2_low = __longlong_as_double(0x3e1f473de6af278fll);
-  const double r = (x - k * ln_2_high) - k * ln_2_low;
-  double series = 1.0 / 6227020800.0;
-  series = series * r + 1.0 / 479001600.0;
-  series = series * r + 1.0 / 39916800.0;
-  series = series * r + 1.0 / 3628800.0;
-  series = series * r + 1.0 / 362880.0;
-  series = series * r + 1.0 / 40320.0;
-  series = series * r + 1.0 / 5040.0;
-  series = series * r + 1.0 / 720.0;
-  series = series * r + 1.0 / 120.0;
-  series = series * r + 1.0 / 24.0;
-  series = series * r + 1.0 / 6.0;
-  series = series * r + 1.0 / 2.0;
-  const double mantissa = 1.0 + (r + (r * r) * series);
-  const i64 whole = (i64)k;
-  const i64 half = whole >> 1;
-  const double first = __longlong_as_double((half + 1023) << 52);
-  const double second = __longlong_as_double((whole - half + 1023) << 52);
-  return (mantissa * first) * second;
-}
-
-// The sum of a block's numbers; every thread gets it.
-template <typename T>
-__device__ __forceinline__ T block_sum(T x, T (&shared)[THREADS / WARP]) {
-  for (int step = WARP / 2; step > 0; step /= 2) x += __shfl_xor_sync(0xffffffffu, x, step);
-  __syncthreads();
-  if (threadIdx.x % WARP == 0) shared[threadIdx.x / WARP] = x;
-  __syncthreads();
-  T sum = 0;
-  for (u32 w = 0; w < THREADS / WARP; ++w) sum += shared[w];
-  return sum;
 }
 
 // The tokens from the first of the order to the `wanted`-th into `ranks`, in no order; how many they are. `border` is the
@@ -129,8 +80,8 @@ extern "C" __global__ void __launch_bounds__(256, 2)
     keep(float* logits, const FilterRow* filters, u32* undecided, u32 vocab, u32 stride) {
   __shared__ u64 ranks[CANDIDATES];
   __shared__ double weights[CANDIDATES];
-  __shared__ u32 counts[THREADS / WARP];
-  __shared__ double sums[THREADS / WARP];
+  __shared__ u32 counts[8];
+  __shared__ double sums[8];
   __shared__ u32 above_of[THREADS], at_of[THREADS];
   __shared__ u32 kept;
   const FilterRow filter = filters[blockIdx.x];

@@ -87,6 +87,89 @@ __device__ __forceinline__ float tree(const float (&s)[8]) {
   return ((s[0] + s[1]) + (s[2] + s[3])) + ((s[4] + s[5]) + (s[6] + s[7]));
 }
 
+// What is done with rows of logits.
+
+// What came out of a row.
+struct Drawn {
+  u32 token_id;
+  u32 status;  // 0: drawn; 1: token_id's logit is NaN or +infinity; 2: every logit is -infinity
+};
+
+// speculation::math::ln of a normal positive number.
+__device__ __forceinline__ double ln(double x) {
+  const u64 sqrt_half = 0x3fe6a09e667f3bcdull;
+  const i64 shifted = (i64)((u64)__double_as_longlong(x) - sqrt_half);
+  const double e = (double)(shifted >> 52) + 0.0;
+  const double m = __longlong_as_double((i64)(((u64)shifted & 0x000fffffffffffffull) + sqrt_half));
+  const double f = m - 1.0;
+  const double s = f / (2.0 + f);
+  const double s2 = s * s;
+  double series = 2.0 / 21.0;
+  series = series * s2 + 2.0 / 19.0;
+  series = series * s2 + 2.0 / 17.0;
+  series = series * s2 + 2.0 / 15.0;
+  series = series * s2 + 2.0 / 13.0;
+  series = series * s2 + 2.0 / 11.0;
+  series = series * s2 + 2.0 / 9.0;
+  series = series * s2 + 2.0 / 7.0;
+  series = series * s2 + 2.0 / 5.0;
+  series = series * s2 + 2.0 / 3.0;
+  const double r = series * s2;
+  const double half = 0.5 * f * f;
+  const double ln_2_high = __longlong_as_double(0x3fe62e42fe000000ll);
+  const double ln_2_low = __longlong_as_double(0x3e1f473de6af278fll);
+  return e * ln_2_high - ((half - (s * (half + r) + e * ln_2_low)) - f);
+}
+
+// speculation::math::exp of a number that is not above 0.
+__device__ __forceinline__ double exp_below_zero(double x) {
+  if (x < -745.1332191019412) return 0.0;
+  const double rounder = 6755399441055744.0;
+  const double k = (x * 1.44269504088896340736 + rounder) - rounder;
+  const double ln_2_high = __longlong_as_double(0x3fe62e42fe000000ll);
+  const double ln_2_low = __longlong_as_double(0x3e1f473de6af278fll);
+  const double r = (x - k * ln_2_high) - k * ln_2_low;
+  double series = 1.0 / 6227020800.0;
+  series = series * r + 1.0 / 479001600.0;
+  series = series * r + 1.0 / 39916800.0;
+  series = series * r + 1.0 / 3628800.0;
+  series = series * r + 1.0 / 362880.0;
+  series = series * r + 1.0 / 40320.0;
+  series = series * r + 1.0 / 5040.0;
+  series = series * r + 1.0 / 720.0;
+  series = series * r + 1.0 / 120.0;
+  series = series * r + 1.0 / 24.0;
+  series = series * r + 1.0 / 6.0;
+  series = series * r + 1.0 / 2.0;
+  const double mantissa = 1.0 + (r + (r * r) * series);
+  const i64 whole = (i64)k;
+  const i64 half = whole >> 1;
+  const double first = __longlong_as_double((half + 1023) << 52);
+  const double second = __longlong_as_double((whole - half + 1023) << 52);
+  return (mantissa * first) * second;
+}
+
+// In the order of the numbers; -0 is 0.
+__device__ __forceinline__ u32 key_of(float z) {
+  const u32 bits = __float_as_uint(z + 0.0f);
+  return bits >> 31 ? ~bits : bits | 0x80000000u;
+}
+
+// Of two tokens the greater stands before the other.
+__device__ __forceinline__ u64 rank_of(u32 key, u32 token_id) { return (u64)key << 32 | (u32)~token_id; }
+
+// The sum of the numbers of a block of 256; every thread gets it. Lanes of a warp are joined by halves, then warps in order.
+template <typename T>
+__device__ __forceinline__ T block_sum(T x, T (&shared)[8]) {
+  for (int step = WARP / 2; step > 0; step /= 2) x += __shfl_xor_sync(0xffffffffu, x, step);
+  __syncthreads();
+  if (threadIdx.x % WARP == 0) shared[threadIdx.x / WARP] = x;
+  __syncthreads();
+  T sum = 0;
+  for (u32 w = 0; w < 8; ++w) sum += shared[w];
+  return sum;
+}
+
 // What products over tiles of 16 channels x 8 rows share. The weights are the 16-row operand, so up to 8 activation rows
 // cost what one does. A lane reads 16 bytes in a row of each of its rows; which of their numbers meet in one instruction is a
 // permutation of K that both operands share, so it changes only the order of the sum.

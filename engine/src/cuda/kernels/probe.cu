@@ -1,4 +1,4 @@
-// What reading costs: a kernel that does nothing else, for whoever compares a forward with it.
+// What reading and what multiplying costs: kernels that do nothing else, for whoever compares a forward with them.
 
 // words [4 * num] -> sums [gridDim.x]: each block's words by exclusive or, so that none can be left out. Grid (any),
 // 256 threads; block b takes 16 bytes a thread from word 4 * 256 * b on, then those of gridDim.x blocks further.
@@ -26,4 +26,28 @@ extern "C" __global__ void __launch_bounds__(256) read_words(const uint4* words,
     for (u32 w = 1; w < 8; ++w) sum ^= warp_sums[w];
     sums[blockIdx.x] = sum;
   }
+}
+
+// sums [gridDim.x]: each block's products of ones, added up. Grid (any), 256 threads; each warp multiplies 16 x 16 by 16 x 8 eight
+// times a round, into sums of its own, so that none waits for another; sum i begins with i, so that a compiler sees eight.
+// Twin: 8 * 8 * 16 * 8 * 16 * rounds + 256 * 4 * (0 + 1 + .. + 7) for every block, exact while a sum of 16 * rounds is.
+extern "C" __global__ void __launch_bounds__(256) multiply_only(float* sums, u32 rounds) {
+  __shared__ double warp_sums[8];
+  const u32 ones = 0x3f803f80u;
+  const u32 a[4] = {ones, ones, ones, ones};
+  const u32 b[2] = {ones, ones};
+  float d[8][4];
+#pragma unroll
+  for (int i = 0; i < 8; ++i) d[i][0] = d[i][1] = d[i][2] = d[i][3] = (float)i;
+  for (u32 round = 0; round < rounds; ++round) {
+#pragma unroll
+    for (int i = 0; i < 8; ++i) mma_bf16(d[i], a, b);
+  }
+  double sum = 0.0;
+#pragma unroll
+  for (int i = 0; i < 8; ++i) {
+    for (int j = 0; j < 4; ++j) sum += (double)d[i][j];
+  }
+  sum = block_sum(sum, warp_sums);
+  if (threadIdx.x == 0) sums[blockIdx.x] = (float)sum;
 }

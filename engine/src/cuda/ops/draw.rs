@@ -68,20 +68,27 @@ impl<M> Default for DrawBuffers<M> {
     }
 }
 
-/// Draws from rows of `logits` `[*, stride]`, of which the first `vocab` numbers count.
+impl<M> DrawBuffers<M> {
+    /// What the last [`draw`] drew, once it has run.
+    pub(super) fn drawn(&self) -> &Held<M, Drawn> {
+        &self.drawn
+    }
+}
+
+/// Draws from rows of `logits` `[*, stride]`, of which the first `vocab` numbers count; [`drawn`] reads what.
 pub(crate) fn draw<E: Executor>(
     executor: &mut E,
     buffers: &mut DrawBuffers<E::Memory>,
     logits: &Tensor<E::Memory, f32>,
     draws: &[DrawRow],
     (vocab, stride): (usize, usize),
-) -> Result<Vec<Drawn>, CudaError>
+) -> Result<(), CudaError>
 where
     E::Memory: DeviceMemory,
 {
     let kernel = DRAW.kernel(0);
     if draws.is_empty() {
-        return Ok(Vec::new());
+        return Ok(());
     }
     check(kernel.name, ("vocab", vocab), (1..=stride).contains(&vocab), format!("1 to {stride}"))?;
     let last = draws.iter().map(|draw| draw.row as usize).max().unwrap_or(0);
@@ -91,6 +98,20 @@ where
     let drawn = buffers.drawn.make_room(executor, draws.len(), "drawn ids")?;
     let params = Params::default().read(logits).read(rows).write(drawn).u32(vocab).u32(stride);
     // SAFETY: the kernel's parameters; every row is there by the checks.
-    unsafe { executor.launch(kernel, [draws.len() as u32, 1, 1], &mut { params }) }?;
-    drawn.read(executor, 0..draws.len())
+    unsafe { executor.launch(kernel, [draws.len() as u32, 1, 1], &mut { params }) }
+}
+
+/// Waits for the last [`draw`], which had as many draws, and reads what it drew.
+pub(crate) fn drawn<E: Executor>(
+    executor: &mut E,
+    buffers: &DrawBuffers<E::Memory>,
+    draws: &[DrawRow],
+) -> Result<Vec<Drawn>, CudaError>
+where
+    E::Memory: DeviceMemory,
+{
+    if draws.is_empty() {
+        return Ok(Vec::new());
+    }
+    buffers.drawn.tensor().read(executor, 0..draws.len())
 }

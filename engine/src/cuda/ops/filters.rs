@@ -38,21 +38,21 @@ impl FilterRow {
     }
 }
 
-/// Masks what `filters` bar in rows of `logits` `[*, stride]`, of which the first `vocab` numbers count. Returns which of the rows
-/// could not be decided and are as they were.
+/// Masks what `filters` bar in rows of `logits` `[*, stride]`, of which the first `vocab` numbers count; [`undecided`] reads where it
+/// could not.
 pub(crate) fn keep<E: Executor>(
     executor: &mut E,
     buffers: &mut DrawBuffers<E::Memory>,
     logits: &mut Tensor<E::Memory, f32>,
     filters: &[FilterRow],
     (vocab, stride): (usize, usize),
-) -> Result<Vec<u32>, CudaError>
+) -> Result<(), CudaError>
 where
     E::Memory: DeviceMemory,
 {
     let kernel = FILTERS.kernel(0);
     if filters.is_empty() {
-        return Ok(Vec::new());
+        return Ok(());
     }
     check(kernel.name, ("vocab", vocab), (1..=stride).contains(&vocab), format!("1 to {stride}"))?;
     let last = filters.iter().map(|filter| filter.row as usize).max().unwrap_or(0);
@@ -62,7 +62,21 @@ where
     let undecided = buffers.undecided.make_room(executor, filters.len(), "undecided rows")?;
     let params = Params::default().write(logits).read(on_device).write(undecided).u32(vocab).u32(stride);
     // SAFETY: the kernel's parameters; every row is there by the checks.
-    unsafe { executor.launch(kernel, [filters.len() as u32, 1, 1], &mut { params }) }?;
-    let said = undecided.read(executor, 0..filters.len())?;
+    unsafe { executor.launch(kernel, [filters.len() as u32, 1, 1], &mut { params }) }
+}
+
+/// Waits for the last [`keep`], which had these filters, and reads which of the rows could not be decided and are as they were.
+pub(crate) fn undecided<E: Executor>(
+    executor: &mut E,
+    buffers: &DrawBuffers<E::Memory>,
+    filters: &[FilterRow],
+) -> Result<Vec<u32>, CudaError>
+where
+    E::Memory: DeviceMemory,
+{
+    if filters.is_empty() {
+        return Ok(Vec::new());
+    }
+    let said = buffers.undecided.tensor().read(executor, 0..filters.len())?;
     Ok(filters.iter().zip(said).filter(|(_, said)| *said != 0).map(|(filter, _)| filter.row).collect())
 }

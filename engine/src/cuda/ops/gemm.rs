@@ -4,6 +4,7 @@ use half::bf16;
 
 use super::MAX_GRID_YZ;
 use crate::cuda::CudaError;
+use crate::cuda::blas::Product;
 use crate::cuda::executor::{DeviceMemory, Executor, Params, Tensor, check, check_len};
 use crate::cuda::sources::{GEMM_BF16, Kernel};
 use crate::k_slices::{KSlices, NUM_SLICES};
@@ -105,6 +106,27 @@ impl<M: DeviceMemory> GemmBf16<'_, M> {
         let params = params.write(self.out).u32(rows).u32(n).u32(k);
         // SAFETY: the kernel's parameters; every element is there by the checks.
         unsafe { executor.launch(kernel, grid, &mut { params }) }
+    }
+
+    /// The same by the executor's library, without the bias, where it has one and takes it for so many rows; says whether it did. The
+    /// order of sums is the library's.
+    pub(crate) fn by_library<E>(
+        &mut self,
+        executor: &mut E,
+        (rows, n, k): (usize, usize, usize),
+    ) -> Result<bool, CudaError>
+    where
+        E: Executor<Memory = M>,
+    {
+        let name = "a product by cublaslt";
+        let sizes = rows * n * k;
+        check(name, ("numbers to multiply", sizes), sizes > 0, "at least 1")?;
+        check_len(name, "x", self.x.len(), rows * k)?;
+        check_len(name, "weights", self.weights.len(), n * k)?;
+        check_len(name, "out", self.out.len(), rows * n)?;
+        let (x, weights, out) = (self.x.address(), self.weights.address(), self.out.address());
+        // SAFETY: every element is there by the checks.
+        unsafe { executor.multiply(&Product { x, weights, out, shape: [rows, n, k] }) }
     }
 }
 

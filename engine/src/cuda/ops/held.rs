@@ -75,6 +75,11 @@ impl<M: DeviceMemory, T: bytemuck::Pod> Held<M, T> {
         self.tensor.as_ref().expect("a pass fills its inputs before it uses them")
     }
 
+    /// The same, where there was a step that had any.
+    pub(crate) fn held(&self) -> Option<&Tensor<M, T>> {
+        self.tensor.as_ref()
+    }
+
     /// This step's elements.
     pub(crate) fn len(&self) -> usize {
         self.len

@@ -8,7 +8,8 @@ use crate::cpu::reference;
 use crate::cuda::CudaError;
 use crate::cuda::executor::{Executor, Tensor};
 use crate::cuda::ops::{
-    Embedding, RmsNorm, WriteKv, add, finish_sum, norm_heads, read_words, rotate, swiglu, take_rows, to_bf16,
+    Embedding, RmsNorm, WriteKv, add, finish_sum, multiply_only, norm_heads, read_words, rotate, swiglu,
+    take_rows, to_bf16,
 };
 
 pub(super) fn cases<E: Executor>(e: &mut E, scale: Scale) -> Result<Vec<Parity>, CudaError> {
@@ -24,6 +25,7 @@ pub(super) fn cases<E: Executor>(e: &mut E, scale: Scale) -> Result<Vec<Parity>,
     for len in scale.pick(vec![4, 1020, 9000], vec![4, 1 << 24, (1 << 24) + 12]) {
         parities.push(reading(e, (len, scale.pick(2, 640)))?);
     }
+    parities.push(multiplying(e, scale.pick((2, 5), (640, 1000)))?);
     Ok(parities)
 }
 
@@ -37,6 +39,15 @@ fn reading<E: Executor>(e: &mut E, (len, blocks): (usize, usize)) -> Result<Pari
     let mut expected = vec![0; blocks];
     words.iter().enumerate().for_each(|(i, word)| expected[i / (4 * 256) % blocks] ^= word);
     Ok(compare_equal(format!("read_words, {len} in {blocks} blocks"), &sums.read(e, 0..blocks)?, &expected))
+}
+
+/// What blocks make of products of ones, as many as are said to have been made.
+fn multiplying<E: Executor>(e: &mut E, (blocks, rounds): (usize, usize)) -> Result<Parity, CudaError> {
+    let mut sums = Tensor::zeros(e, blocks, "sums")?;
+    let work = multiply_only(e, rounds, &mut sums)?;
+    // A product and a sum are two operations; each thread's sums begin with four times 0 to 7.
+    let expected = vec![(work / 2 / blocks as u64 + 256 * 4 * 28) as f32; blocks];
+    Ok(compare(format!("multiply_only, {rounds} rounds"), 0.0, &sums.read(e, 0..blocks)?, &expected))
 }
 
 fn embedding<E: Executor>(e: &mut E, scale: Scale) -> Result<Parity, CudaError> {

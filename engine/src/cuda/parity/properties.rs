@@ -6,7 +6,7 @@ use proptest::prelude::*;
 use proptest::test_runner::Config;
 use speculation::SamplingParams;
 
-use super::{attention, linear, sampling};
+use super::{attention, linear, sampling, scores};
 use crate::cuda::emulator::Emulator;
 use crate::cuda::executor::Tensor;
 use crate::cuda::ops::{side_by_side, sum_ranks};
@@ -66,6 +66,13 @@ proptest! {
         let sampling = SamplingParams { top_k, top_p, min_p, temperature, ..SamplingParams::default() };
         let parity = sampling::filter(&mut Emulator::build(), (vocab, 4), ("any", &sampling)).unwrap();
         prop_assert!(parity.is_good(), "{}: {:?}", parity, sampling);
+    }
+
+    /// Probabilities of rows of any length, and any number of likeliest tokens.
+    #[test]
+    fn any_scores((vocab, rows) in (1usize..900, 1usize..8), top_n in 0u32..65) {
+        let parity = scores::scored(&mut Emulator::build(), (vocab, rows), top_n).unwrap();
+        prop_assert!(parity.is_good(), "{}", parity);
     }
 
     /// What ranks add up is the contract's tree, and what they join stands where a whole row has it.

@@ -10,7 +10,10 @@ use super::{Numbers, Parity, Scale, compare, compare_equal};
 use crate::TokenId;
 use crate::cuda::CudaError;
 use crate::cuda::executor::{Executor, Tensor};
-use crate::cuda::ops::{DrawBuffers, DrawRow, Drawn, FilterRow, draw, edit_logits, edits_of, keep};
+use crate::cuda::ops::{
+    DrawBuffers, DrawRow, Drawn, FilterRow, draw, drawn, edit_logits, edits_of, keep,
+    undecided as left_to_host,
+};
 
 pub(super) fn cases<E: Executor>(e: &mut E, scale: Scale) -> Result<Vec<Parity>, CudaError> {
     let mut parities = known_answers(e)?;
@@ -26,6 +29,30 @@ pub(super) fn cases<E: Executor>(e: &mut E, scale: Scale) -> Result<Vec<Parity>,
     }
     parities.push(undecided(e, scale.pick(3000, 128_256))?);
     Ok(parities)
+}
+
+/// Filters, and reads which rows are left to the host.
+fn keep_now<E: Executor>(
+    e: &mut E,
+    logits: &mut Tensor<E::Memory, f32>,
+    filters: &[FilterRow],
+    sizes: (usize, usize),
+) -> Result<Vec<u32>, CudaError> {
+    let mut buffers = DrawBuffers::default();
+    keep(e, &mut buffers, logits, filters, sizes)?;
+    left_to_host(e, &buffers, filters)
+}
+
+/// Draws, and reads what was drawn.
+fn draw_now<E: Executor>(
+    e: &mut E,
+    logits: &Tensor<E::Memory, f32>,
+    draws: &[DrawRow],
+    sizes: (usize, usize),
+) -> Result<Vec<Drawn>, CudaError> {
+    let mut buffers = DrawBuffers::default();
+    draw(e, &mut buffers, logits, draws, sizes)?;
+    drawn(e, &buffers, draws)
 }
 
 /// What a filter leaves of rows like a model's, rows that tie everywhere, and rows of which most is masked: the tokens that the host
@@ -71,7 +98,7 @@ pub(super) fn filter<E: Executor>(
         logits.extend([1e30; 3]);
     }
     let mut on_device = Tensor::of(e, &logits, "logits")?;
-    let left = keep(e, &mut DrawBuffers::default(), &mut on_device, &listed, (vocab, stride))?;
+    let left = keep_now(e, &mut on_device, &listed, (vocab, stride))?;
     let mut found = on_device.read(e, 0..logits.len())?;
     let bits = |numbers: &[f32]| numbers.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
     for row in &left {
@@ -111,7 +138,7 @@ fn undecided<E: Executor>(e: &mut E, vocab: usize) -> Result<Parity, CudaError> 
     let mut on_device = Tensor::of(e, &logits, "logits")?;
     let filters: Vec<FilterRow> =
         rows.iter().zip(0..).filter_map(|((_, sampling), row)| FilterRow::new(row, sampling)).collect();
-    let left = keep(e, &mut DrawBuffers::default(), &mut on_device, &filters, (vocab, vocab))?;
+    let left = keep_now(e, &mut on_device, &filters, (vocab, vocab))?;
     Ok(compare_equal("rows that the host decides", &left, &[0, 1, 2]))
 }
 
@@ -126,7 +153,7 @@ fn twin(spec: &SequenceSpec, position: u32, mut logits: Vec<f32>) -> Drawn {
 }
 
 /// Rows like a language model's: few tokens lead.
-fn model_row(vocab: usize, row: u32) -> Vec<f32> {
+pub(super) fn model_row(vocab: usize, row: u32) -> Vec<f32> {
     let source = Noise { seed: 99, choice: row };
     (0..vocab as u32).map(|id| (2.0 * source.gumbel(0, id, Purpose::Draft)) as f32).collect()
 }
@@ -155,7 +182,7 @@ fn draws<E: Executor>(
         logits.extend([1e30; 3]);
     }
     let logits = Tensor::of(e, &logits, "logits")?;
-    let found = draw(e, &mut DrawBuffers::default(), &logits, &draws, (vocab, stride))?;
+    let found = draw_now(e, &logits, &draws, (vocab, stride))?;
     Ok(compare_equal(format!("draw from {vocab} at T = {temperature}"), &found, &expected))
 }
 
@@ -169,7 +196,7 @@ fn bad_rows<E: Executor>(e: &mut E) -> Result<Parity, CudaError> {
     rows[3].iter_mut().skip(1).for_each(|x| *x = f32::NEG_INFINITY);
     let draws: Vec<DrawRow> = (0..4).map(|i| DrawRow::new(i, &spec, i)).collect();
     let logits = Tensor::of(e, &rows.concat(), "logits")?;
-    let found = draw(e, &mut DrawBuffers::default(), &logits, &draws, (VOCAB, VOCAB))?;
+    let found = draw_now(e, &logits, &draws, (VOCAB, VOCAB))?;
     let expected: Vec<Drawn> = rows.into_iter().zip(0..).map(|(row, i)| twin(&spec, i, row)).collect();
     // Where nothing is allowed no id is told.
     let without_id = |drawn: Drawn| if drawn.status == 2 { Drawn { token_id: 0, ..drawn } } else { drawn };
@@ -239,13 +266,7 @@ fn known_answers<E: Executor>(e: &mut E) -> Result<Vec<Parity>, CudaError> {
                 &edits_of(0, &spec, &ids, VOCAB)?,
                 VOCAB,
             )?;
-            let drawn = draw(
-                e,
-                &mut DrawBuffers::default(),
-                &logits,
-                &[DrawRow::new(0, &spec, len as u32)],
-                (VOCAB, VOCAB),
-            )?;
+            let drawn = draw_now(e, &logits, &[DrawRow::new(0, &spec, len as u32)], (VOCAB, VOCAB))?;
             ids.push(drawn[0].token_id);
         }
         parities.push(compare_equal(format!("known draws, {name}"), &ids[3..], &expected));

@@ -54,7 +54,7 @@ fn ranks(count: usize) -> Ranks<Emulator> {
     let meeting = Arc::new(Meeting::new(count, Duration::from_secs(100)));
     let member = |end| (Emulator::build(), Some(Box::new(end) as Box<dyn Exchange<Emulator>>));
     let members = on_device(count, &meeting).into_iter().map(member).collect();
-    Ranks { members, meeting, memory_utilization: None }
+    Ranks { members, meeting, memory_utilization: None, is_deterministic: true }
 }
 
 fn check(kv_heads: u64, tied: bool, weights: WeightFormat, degrees: &[usize]) {

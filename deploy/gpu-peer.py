@@ -1,0 +1,83 @@
+#!/usr/bin/env python3
+"""What transformers takes for the same pair, as a peer of gpu_check's own numbers: the target alone, and with the draft as its
+assistant_model, greedy, on one device.
+
+    gpu-peer.py TARGET DRAFT --tokens 200 --drafted 4 [--prompt 100] [--device cuda:0]
+
+Needs torch and transformers. Prints a line for each, and fails where the two texts differ in more than how floats round: then
+it says at which id.
+"""
+
+import argparse
+import time
+
+import torch
+import transformers
+from transformers import AutoModelForCausalLM
+
+RUNS = 3
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("target")
+    parser.add_argument("draft")
+    parser.add_argument("--tokens", type=int, required=True)
+    parser.add_argument("--drafted", type=int, required=True)
+    parser.add_argument("--prompt", type=int, default=100)
+    parser.add_argument("--device", default="cuda:0")
+    args = parser.parse_args()
+
+    target, draft = (load(folder, args.device) for folder in (args.target, args.draft))
+    # The draft is asked for as many ids every round, as ours is.
+    draft.generation_config.num_assistant_tokens = args.drafted
+    draft.generation_config.num_assistant_tokens_schedule = "constant"
+    draft.generation_config.assistant_confidence_threshold = 0.0
+    vocab = min(target.config.vocab_size, draft.config.vocab_size)
+    prompt = torch.tensor([[(i * i * 31 + i * 7 + 11) % vocab for i in range(args.prompt)]], device=args.device)
+
+    versions = f"transformers {transformers.__version__}, torch {torch.__version__}, bf16"
+    alone, alone_ms = timed(target, prompt, args, None)
+    print(f"{versions}: {args.tokens} ids by the target alone: {alone_ms:.3f} ms an id")
+    drafted, drafted_ms = timed(target, prompt, args, draft)
+    print(f"{versions}: with assistant_model, {args.drafted} a round: {drafted_ms:.3f} ms an id, {alone_ms / drafted_ms:.2f} times as fast")
+    differs = next((i for i, (a, b) in enumerate(zip(alone, drafted)) if a != b), None)
+    print("its two texts are equal" if differs is None else f"its two texts differ from id {differs} on")
+
+
+def load(folder, device):
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).to(device).eval()
+    # No id ends a text: all runs are as long.
+    model.generation_config.eos_token_id = None
+    model.generation_config.pad_token_id = 0
+    return model
+
+
+def timed(target, prompt, args, assistant):
+    """Ids, and milliseconds for each of them in the best of some runs."""
+    best = float("inf")
+    for _ in range(RUNS + 1):  # the first one warms up
+        wait(args.device)
+        start = time.perf_counter()
+        with torch.inference_mode():
+            ids = target.generate(
+                prompt,
+                attention_mask=torch.ones_like(prompt),
+                max_new_tokens=args.tokens,
+                min_new_tokens=args.tokens,
+                do_sample=False,
+                assistant_model=assistant,
+            )
+        wait(args.device)
+        best = min(best, time.perf_counter() - start)
+    made = ids[0, prompt.shape[1] :].tolist()
+    return made, best * 1e3 / len(made)
+
+
+def wait(device):
+    if device.startswith("cuda"):
+        torch.cuda.synchronize(device)
+
+
+if __name__ == "__main__":
+    main()

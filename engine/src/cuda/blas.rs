@@ -1,0 +1,356 @@
+//! Products by cuBLASLt, for many rows where they need not be deterministic: the library chooses kernels by shape, so that a row's bits
+//! depend on how many others there are. What it chose is kept for each shape, and its workspace is taken once, so that a
+//! step asks and allocates nothing anew.
+//!
+//! The library counts columns first. Weights `[n, k]` row by row are to it a k x n matrix that is to be transposed, activations
+//! `[rows, k]` a k x rows one, and the product n x rows: `[rows, n]` row by row.
+
+mod library;
+
+use std::collections::HashMap;
+use std::ffi::{c_int, c_void};
+
+use cudarc::cublaslt::sys::{
+    cublasComputeType_t, cublasLtHandle_t, cublasLtMatmulDesc_t, cublasLtMatmulDescAttributes_t as Attribute,
+    cublasLtMatmulPreference_t, cublasLtMatmulPreferenceAttributes_t as Wish, cublasLtMatrixLayout_t,
+    cudaDataType,
+};
+
+pub(super) use library::BlasLibrary;
+use library::Heuristic;
+
+use super::CudaError;
+
+/// Bytes that the library may use while it multiplies: what its documentation recommends for Hopper.
+pub(super) const WORKSPACE_BYTES: usize = 32 << 20;
+/// `CUBLAS_OP_N` and `CUBLAS_OP_T` of cublas_api.h: an operand as it lies, and transposed.
+const AS_IT_LIES: u32 = 0;
+const TRANSPOSED: u32 = 1;
+/// What operands' addresses are multiples of, whoever allocates them.
+const ALIGNMENT: u32 = 16;
+
+/// A product that lies where the device can read it: x `[rows, k]` times weights `[n, k]` -> out `[rows, n]`.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Product {
+    /// bf16.
+    pub(crate) x: u64,
+    /// bf16.
+    pub(crate) weights: u64,
+    /// f32.
+    pub(crate) out: u64,
+    /// rows, n, k.
+    pub(crate) shape: [usize; 3],
+}
+
+/// The library on one device.
+pub(super) struct Blas {
+    library: BlasLibrary,
+    handle: cublasLtHandle_t,
+    operations: Operations,
+    /// By shape; at most as many as rows of a pass times matrices of a model.
+    plans: HashMap<[usize; 3], Plan>,
+}
+
+// SAFETY: descriptors and handle are used by whoever holds the device, `&mut`, so by one thread at a time.
+unsafe impl Send for Blas {}
+
+/// What is the same for all products.
+struct Operations {
+    operation: cublasLtMatmulDesc_t,
+    preference: cublasLtMatmulPreference_t,
+}
+
+/// How one shape lies in memory.
+#[derive(Clone, Copy)]
+struct Layouts {
+    weights: cublasLtMatrixLayout_t,
+    x: cublasLtMatrixLayout_t,
+    out: cublasLtMatrixLayout_t,
+}
+
+/// How one shape is computed.
+struct Plan {
+    layouts: Layouts,
+    algorithm: [u64; 8],
+}
+
+impl Blas {
+    /// Loads the library and readies it for the device whose context the thread has.
+    pub(super) fn new() -> Result<Self, CudaError> {
+        let library = BlasLibrary::load()?;
+        let operations = Operations::new(&library, WORKSPACE_BYTES)?;
+        let mut handle = std::ptr::null_mut();
+        // SAFETY: writes one pointer.
+        let created = library.check("cublasLtCreate", unsafe { (library.create)(&raw mut handle) });
+        let blas = Self { library, handle, operations, plans: HashMap::new() };
+        created.map(|()| blas)
+    }
+
+    /// What was found, as people write it.
+    pub(super) fn version(&self) -> &str {
+        &self.library.version
+    }
+
+    /// Puts a product into the stream.
+    ///
+    /// # Safety
+    /// The product's numbers lie on the stream's device until the stream is done, and so do [`WORKSPACE_BYTES`] at `workspace`, a
+    /// multiple of 256, which nothing else uses.
+    pub(super) unsafe fn multiply(
+        &mut self,
+        product: &Product,
+        workspace: u64,
+        stream: *mut c_void,
+    ) -> Result<(), CudaError> {
+        if !self.plans.contains_key(&product.shape) {
+            let plan = self.plan(product.shape)?;
+            self.plans.insert(product.shape, plan);
+        }
+        let Plan { layouts: Layouts { weights, x, out }, algorithm } = &self.plans[&product.shape];
+        let (one, zero) = (1.0f32, 0.0f32);
+        let (one, zero) = ((&raw const one).cast(), (&raw const zero).cast());
+        let at = |address: u64| address as *mut c_void;
+        // SAFETY: descriptors live as long as this; the addresses are the caller's contract. With a factor of nought the library does
+        // not read what `out` held.
+        let status = unsafe {
+            (self.library.multiply)(
+                self.handle,
+                self.operations.operation,
+                one,
+                at(product.weights),
+                *weights,
+                at(product.x),
+                *x,
+                zero,
+                at(product.out),
+                *out,
+                at(product.out),
+                *out,
+                algorithm,
+                at(workspace),
+                WORKSPACE_BYTES,
+                stream,
+            )
+        };
+        self.library.check("cublasLtMatmul", status)
+    }
+
+    /// Asks the library how it would compute a shape.
+    fn plan(&self, shape: [usize; 3]) -> Result<Plan, CudaError> {
+        let layouts = describe(&self.library, shape)?;
+        let Layouts { weights, x, out } = layouts;
+        let Operations { operation, preference } = self.operations;
+        let (mut found, mut count): (Heuristic, c_int) = (Heuristic::default(), 0);
+        let wanted: c_int = 1;
+        // SAFETY: descriptors live as long as this; one heuristic and one number are written.
+        let status = unsafe {
+            (self.library.find_heuristic)(
+                self.handle,
+                operation,
+                weights,
+                x,
+                out,
+                out,
+                preference,
+                wanted,
+                &raw mut found,
+                &raw mut count,
+            )
+        };
+        let action = "cublasLtMatmulAlgoGetHeuristic";
+        let usable = self.library.check(action, status).and_then(|()| {
+            let [rows, n, k] = shape;
+            let reason =
+                format!("it knows no way to multiply {rows} x {k} by {n} x {k} in {WORKSPACE_BYTES} bytes");
+            let fits = count > 0 && found.workspace_bytes <= WORKSPACE_BYTES;
+            if fits {
+                self.library.check(action, found.status)
+            } else {
+                Err(CudaError::Blas { action, reason })
+            }
+        });
+        if let Err(error) = usable {
+            layouts.destroy(&self.library);
+            return Err(error);
+        }
+        Ok(Plan { layouts, algorithm: found.algorithm })
+    }
+}
+
+impl Drop for Blas {
+    fn drop(&mut self) {
+        self.plans.values().for_each(|plan| plan.layouts.destroy(&self.library));
+        self.operations.destroy(&self.library);
+        if !self.handle.is_null() {
+            // SAFETY: made by the same library, and not used any more. What it returns changes nothing.
+            let _status = unsafe { (self.library.destroy)(self.handle) };
+        }
+    }
+}
+
+impl Operations {
+    /// f32 sums of products of bf16 numbers, the first operand transposed, with so much workspace.
+    fn new(blas: &BlasLibrary, workspace_bytes: usize) -> Result<Self, CudaError> {
+        let float = cudaDataType::CUDA_R_32F;
+        let sums = cublasComputeType_t::CUBLAS_COMPUTE_32F;
+        let (mut operation, mut preference) = (std::ptr::null_mut(), std::ptr::null_mut());
+        // SAFETY: writes one pointer each.
+        let created = unsafe {
+            [
+                (blas.operation_create)(&raw mut operation, sums, float),
+                (blas.preference_create)(&raw mut preference),
+            ]
+        };
+        blas.check("cublasLtMatmulDescCreate", created[0])?;
+        blas.check("cublasLtMatmulPreferenceCreate", created[1])?;
+        let made = Self { operation, preference };
+        for (attribute, value) in [
+            (Attribute::CUBLASLT_MATMUL_DESC_TRANSA, TRANSPOSED),
+            (Attribute::CUBLASLT_MATMUL_DESC_TRANSB, AS_IT_LIES),
+        ] {
+            // SAFETY: the descriptor is alive; the attribute is of four bytes, which are copied.
+            let status = unsafe {
+                (blas.operation_set)(operation, attribute, (&raw const value).cast(), size_of_val(&value))
+            };
+            blas.check("cublasLtMatmulDescSetAttribute", status)?;
+        }
+        let workspace = workspace_bytes as u64;
+        let (pointer, bytes): (*const c_void, _) = ((&raw const workspace).cast(), size_of_val(&workspace));
+        // SAFETY: as above, of eight bytes.
+        let status = unsafe {
+            (blas.preference_set)(preference, Wish::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, pointer, bytes)
+        };
+        blas.check("cublasLtMatmulPreferenceSetAttribute", status)?;
+        let alignment = ALIGNMENT;
+        for wish in [
+            Wish::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES,
+            Wish::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
+            Wish::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES,
+            Wish::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES,
+        ] {
+            let (pointer, bytes): (*const c_void, _) =
+                ((&raw const alignment).cast(), size_of_val(&alignment));
+            // SAFETY: as above, of four bytes.
+            let status = unsafe { (blas.preference_set)(preference, wish, pointer, bytes) };
+            blas.check("cublasLtMatmulPreferenceSetAttribute", status)?;
+        }
+        Ok(made)
+    }
+
+    fn destroy(&self, blas: &BlasLibrary) {
+        // SAFETY: made by the same library, and not used any more. What it returns changes nothing.
+        let _statuses =
+            unsafe { [(blas.operation_destroy)(self.operation), (blas.preference_destroy)(self.preference)] };
+    }
+}
+
+/// How a product of rows, n, k lies in memory.
+fn describe(blas: &BlasLibrary, [rows, n, k]: [usize; 3]) -> Result<Layouts, CudaError> {
+    let (bf16, f32) = (cudaDataType::CUDA_R_16BF, cudaDataType::CUDA_R_32F);
+    let mut made: Vec<cublasLtMatrixLayout_t> = Vec::new();
+    for (format, height, width) in [(bf16, k, n), (bf16, k, rows), (f32, n, rows)] {
+        let mut layout = std::ptr::null_mut();
+        // Columns follow one another without gaps.
+        // SAFETY: writes one pointer.
+        let status = unsafe {
+            (blas.layout_create)(&raw mut layout, format, height as u64, width as u64, height as i64)
+        };
+        if let Err(error) = blas.check("cublasLtMatrixLayoutCreate", status) {
+            // SAFETY: made above, and not used any more.
+            made.iter().for_each(|&layout| _ = unsafe { (blas.layout_destroy)(layout) });
+            return Err(error);
+        }
+        made.push(layout);
+    }
+    Ok(Layouts { weights: made[0], x: made[1], out: made[2] })
+}
+
+impl Layouts {
+    fn destroy(self, blas: &BlasLibrary) {
+        for layout in [self.weights, self.x, self.out] {
+            // SAFETY: made by the same library, and not used any more. What it returns changes nothing.
+            let _status = unsafe { (blas.layout_destroy)(layout) };
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cuda::CudaDevice;
+    use crate::cuda::executor::{Executor, Tensor};
+    use crate::cuda::host_driver::HostDriver;
+
+    /// x `[3, 4]`, weights `[5, 4]`: rows and outputs that an operand lying the wrong way would mix up.
+    const SHAPE: [usize; 3] = [3, 5, 4];
+
+    /// What the library that is the host says of products, of which all but the first are wrong in one thing each.
+    #[test]
+    fn what_is_wrong_with_a_call_shows_on_the_host() {
+        let name = "cuda::blas::tests::what_is_wrong_with_a_call_shows_on_the_host";
+        let Some(driver) = HostDriver::for_test(name) else { return };
+        let mut device = CudaDevice::open(0, Some(&driver.kernels)).unwrap();
+        let stream = device.raw_stream().unwrap();
+        let numbers = |len: u16| -> Vec<half::bf16> {
+            (0..len).map(|i| f32::from(i) - 7.0).map(half::bf16::from_f32).collect()
+        };
+        let x = Tensor::of(&mut device, &numbers(12), "x").unwrap();
+        let weights = Tensor::of(&mut device, &numbers(20), "weights").unwrap();
+        let out: Tensor<_, f32> = Tensor::zeros(&mut device, 15, "out").unwrap();
+        let workspace: Tensor<_, u8> = Tensor::zeros(&mut device, WORKSPACE_BYTES, "workspace").unwrap();
+        let good = Product { x: x.address(), weights: weights.address(), out: out.address(), shape: SHAPE };
+        let run = |blas: &mut Blas, product: &Product, workspace: u64| {
+            // SAFETY: the host's library looks at every address before it follows it.
+            unsafe { blas.multiply(product, workspace, stream) }.map_err(|error| error.to_string())
+        };
+        let mut blas = Blas::new().unwrap();
+        assert_eq!(run(&mut blas, &good, workspace.address()), Ok(()));
+        device.wait().unwrap();
+        let at = |row: usize, i: usize| (row * 4 + i) as f32 - 7.0;
+        let product = |at_out: usize| (0..4).map(|i| at(at_out / 5, i) * at(at_out % 5, i)).sum();
+        let expected: Vec<f32> = (0..15).map(product).collect();
+        assert_eq!(out.read(&mut device, 0..15).unwrap(), expected);
+
+        let refused = |said: Result<(), String>, status: &str| {
+            let said = said.unwrap_err();
+            assert!(said.contains(&format!("cublasLtMatmul: status {status}: ")), "{said}");
+        };
+        // Addresses that are not as they were promised, of operands and of the workspace; memory that ends too soon.
+        refused(run(&mut blas, &Product { x: good.x + 2, ..good }, workspace.address()), "7");
+        refused(run(&mut blas, &Product { out: good.out + 4, ..good }, workspace.address()), "7");
+        refused(run(&mut blas, &good, workspace.address() + 16), "7");
+        refused(run(&mut blas, &Product { shape: [3, 500, 4], ..good }, workspace.address()), "7");
+        // A way that was found for another shape.
+        let other = blas.plan([4, 5, 4]).unwrap();
+        blas.plans.get_mut(&SHAPE).unwrap().algorithm = other.algorithm;
+        refused(run(&mut blas, &good, workspace.address()), "7");
+        other.layouts.destroy(&blas.library);
+    }
+
+    /// Attributes of other sizes, and shapes that do not fit one another.
+    #[test]
+    fn what_is_described_wrongly_is_refused_on_the_host() {
+        let name = "cuda::blas::tests::what_is_described_wrongly_is_refused_on_the_host";
+        let Some(driver) = HostDriver::for_test(name) else { return };
+        let _device = CudaDevice::open(0, Some(&driver.kernels)).unwrap();
+        let blas = Blas::new().unwrap();
+        let set = |attribute, value: u64, bytes| {
+            // SAFETY: the descriptor is alive, and the value is of eight bytes.
+            unsafe {
+                (blas.library.operation_set)(
+                    blas.operations.operation,
+                    attribute,
+                    (&raw const value).cast(),
+                    bytes,
+                )
+            }
+        };
+        assert_eq!(set(Attribute::CUBLASLT_MATMUL_DESC_TRANSA, 0, 8), 7, "eight bytes for four");
+        assert_eq!(set(Attribute::CUBLASLT_MATMUL_DESC_TRANSA, 9, 4), 7, "no such operation");
+        assert_eq!(set(Attribute::CUBLASLT_MATMUL_DESC_EPILOGUE, 1, 4), 15, "not one that is known here");
+        assert!(blas.plan(SHAPE).is_ok());
+        assert_eq!(set(Attribute::CUBLASLT_MATMUL_DESC_TRANSA, 0, 4), 0);
+        let error = blas.plan(SHAPE).map(|_| ()).unwrap_err().to_string();
+        assert!(error.contains("AlgoGetHeuristic: status 15: "), "weights that are not transposed: {error}");
+    }
+}

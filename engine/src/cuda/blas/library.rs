@@ -1,0 +1,191 @@
+//! cuBLASLt's library, loaded where products may be its own: the few functions that are used, each looked up by name at once, so that a
+//! missing one is an error here and not in the middle of a forward.
+
+use std::ffi::{CStr, c_char, c_int, c_void};
+
+use cudarc::cublaslt::sys::{
+    cublasComputeType_t, cublasLtHandle_t, cublasLtMatmulDesc_t, cublasLtMatmulDescAttributes_t,
+    cublasLtMatmulPreference_t, cublasLtMatmulPreferenceAttributes_t, cublasLtMatrixLayout_t, cudaDataType,
+};
+use libloading::Library;
+
+use crate::cuda::CudaError;
+
+/// Names that the library goes by: that of the run-time package, then that of the one for developers.
+const NAMES: [&str; 2] = ["libcublasLt.so.13", "libcublasLt.so"];
+/// Oldest release that is taken, as `cublasLtGetVersion` counts: 13.0.
+const OLDEST: usize = 130_000;
+
+type Status = c_int;
+type Bytes = *const c_void;
+type Operation = cublasLtMatmulDesc_t;
+type Layout = cublasLtMatrixLayout_t;
+type Preference = cublasLtMatmulPreference_t;
+type Stream = *mut c_void;
+
+/// What the library says of a way to compute a product: `cublasLtMatmulHeuristicResult_t`, with a status that may be any number.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Heuristic {
+    /// The way itself, which only the library reads.
+    pub(super) algorithm: [u64; 8],
+    pub(super) workspace_bytes: usize,
+    pub(super) status: Status,
+    waves: f32,
+    reserved: [c_int; 4],
+}
+
+/// Declares the table of functions and how it is filled.
+macro_rules! functions {
+    ($($field:ident = $name:literal: fn($($arg:ty),* $(,)?) -> $result:ty),+ $(,)?) => {
+        /// See the head of this file.
+        #[derive(Debug)]
+        pub(crate) struct BlasLibrary {
+            $(pub(super) $field: unsafe extern "C" fn($($arg),*) -> $result,)+
+            /// What was found, as people write it.
+            pub(crate) version: String,
+            /// Keeps the functions where they are.
+            _library: Library,
+        }
+
+        impl BlasLibrary {
+            /// Names of all functions that are used.
+            #[cfg(test)]
+            pub(super) const FUNCTIONS: &[&str] = &[$($name),+];
+
+            fn resolve(library: Library) -> Result<Self, CudaError> {
+                Ok(Self {
+                    // SAFETY: cuBLASLt declares a function of this signature under this name (cublasLt.h, 13.0 and later).
+                    $($field: unsafe { function(&library, $name) }?,)+
+                    version: String::new(),
+                    _library: library,
+                })
+            }
+        }
+    };
+}
+
+functions! {
+    get_version = "cublasLtGetVersion": fn() -> usize,
+    get_status_string = "cublasLtGetStatusString": fn(Status) -> *const c_char,
+    create = "cublasLtCreate": fn(*mut cublasLtHandle_t) -> Status,
+    destroy = "cublasLtDestroy": fn(cublasLtHandle_t) -> Status,
+    operation_create = "cublasLtMatmulDescCreate": fn(*mut Operation, cublasComputeType_t, cudaDataType) -> Status,
+    operation_destroy = "cublasLtMatmulDescDestroy": fn(Operation) -> Status,
+    operation_set = "cublasLtMatmulDescSetAttribute": fn(Operation, cublasLtMatmulDescAttributes_t, Bytes, usize) -> Status,
+    layout_create = "cublasLtMatrixLayoutCreate": fn(*mut Layout, cudaDataType, u64, u64, i64) -> Status,
+    layout_destroy = "cublasLtMatrixLayoutDestroy": fn(Layout) -> Status,
+    preference_create = "cublasLtMatmulPreferenceCreate": fn(*mut Preference) -> Status,
+    preference_destroy = "cublasLtMatmulPreferenceDestroy": fn(Preference) -> Status,
+    preference_set = "cublasLtMatmulPreferenceSetAttribute": fn(
+        Preference, cublasLtMatmulPreferenceAttributes_t, Bytes, usize,
+    ) -> Status,
+    find_heuristic = "cublasLtMatmulAlgoGetHeuristic": fn(
+        cublasLtHandle_t, Operation, Layout, Layout, Layout, Layout, Preference, c_int, *mut Heuristic, *mut c_int,
+    ) -> Status,
+    multiply = "cublasLtMatmul": fn(
+        cublasLtHandle_t, Operation, Bytes, Bytes, Layout, Bytes, Layout, Bytes, Bytes, Layout, *mut c_void, Layout,
+        *const [u64; 8], *mut c_void, usize, Stream,
+    ) -> Status,
+}
+
+/// # Safety
+/// `T` is the type of the function of that name.
+unsafe fn function<T: Copy>(library: &Library, name: &'static str) -> Result<T, CudaError> {
+    // SAFETY: this function's own contract.
+    match unsafe { library.get::<T>(name.as_bytes()) } {
+        Ok(symbol) => Ok(*symbol),
+        Err(error) => Err(CudaError::Blas { action: name, reason: format!("it is not there: {error}") }),
+    }
+}
+
+impl BlasLibrary {
+    /// Loads it, or says what to install.
+    pub(crate) fn load() -> Result<Self, CudaError> {
+        // SAFETY: loads a library of CUDA's, whose initialisers take no part in this process's invariants.
+        let found = NAMES.iter().find_map(|name| unsafe { Library::new(*name) }.ok());
+        let advice = "products that need not be deterministic are cuBLASLt's: install CUDA 13 (or pip's nvidia-cublas) and name \
+                      its lib folder in LD_LIBRARY_PATH";
+        let library = found.ok_or(CudaError::LibraryMissing { library: NAMES[0], advice })?;
+        let mut blas = Self::resolve(library)?;
+        // SAFETY: takes nothing.
+        let version = unsafe { (blas.get_version)() };
+        blas.version = format!("{}.{}.{}", version / 10_000, version / 100 % 100, version % 100);
+        if version < OLDEST {
+            let reason = format!("it is version {}, expected 13.0 or above", blas.version);
+            return Err(CudaError::Blas { action: "cublasLtGetVersion", reason });
+        }
+        Ok(blas)
+    }
+
+    pub(super) fn check(&self, action: &'static str, status: Status) -> Result<(), CudaError> {
+        if status == 0 {
+            return Ok(());
+        }
+        // SAFETY: returns a text that stays, or null.
+        let text = unsafe { (self.get_status_string)(status) };
+        let said = match text.is_null() {
+            true => String::new(),
+            // SAFETY: as above; it ends with a zero byte.
+            false => unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned(),
+        };
+        Err(CudaError::Blas { action, reason: format!("status {status}: {said}") })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use cudarc::cublaslt::sys::cublasLtMatmulHeuristicResult_t;
+
+    use super::super::{Operations, describe};
+    use super::*;
+
+    /// With the library on the path (deploy/cublas.sh) and no GPU: everything that is used is there, every attribute that is set
+    /// is taken, and what cannot work says so. Without it: one error that says what to install.
+    #[test]
+    fn the_library_is_whole_or_its_absence_is_one_line() {
+        let blas = match BlasLibrary::load() {
+            Ok(blas) => blas,
+            Err(error) => {
+                println!("cublaslt is not here, only its absence was checked: {error}");
+                assert!(
+                    error.to_string().starts_with("libcublasLt.so.13 was not found: products"),
+                    "{error}"
+                );
+                return;
+            }
+        };
+        println!("cublaslt {}: {} functions are there", blas.version, BlasLibrary::FUNCTIONS.len());
+        let operations = Operations::new(&blas, 1 << 20).unwrap();
+        let layouts = describe(&blas, [100, 64, 32]).unwrap();
+        println!("its descriptors take every attribute");
+        layouts.destroy(&blas);
+        operations.destroy(&blas);
+        // SAFETY: asks the driver's library whether it is there.
+        if unsafe { cudarc::driver::sys::is_culib_present() } {
+            return;
+        }
+        let mut handle = std::ptr::null_mut();
+        // SAFETY: writes one pointer.
+        let error = blas.check("cublasLtCreate", unsafe { (blas.create)(&raw mut handle) }).unwrap_err();
+        println!("without a gpu: {error}");
+        assert!(error.to_string().starts_with("cublaslt failed at cublasLtCreate: status 1: "), "{error}");
+    }
+
+    #[test]
+    fn a_library_without_a_function_is_refused_by_its_name() {
+        // SAFETY: the C library, which is loaded anyway.
+        let library = unsafe { Library::new("libc.so.6") }.unwrap();
+        let error = BlasLibrary::resolve(library).unwrap_err().to_string();
+        assert!(error.starts_with("cublaslt failed at cublasLtGetVersion: it is not there: "), "{error}");
+    }
+
+    #[test]
+    fn a_heuristic_is_as_large_as_the_librarys() {
+        assert_eq!(size_of::<Heuristic>(), size_of::<cublasLtMatmulHeuristicResult_t>());
+        assert_eq!(
+            std::mem::offset_of!(Heuristic, status),
+            std::mem::offset_of!(cublasLtMatmulHeuristicResult_t, state)
+        );
+    }
+}

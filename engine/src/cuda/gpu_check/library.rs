@@ -1,0 +1,108 @@
+//! cuBLASLt's bf16 products against our own, which are deterministic: how many numbers differ and how far, whether whole models
+//! stay near the CPU engine's logits, and which takes less time at how many rows.
+
+use half::bf16;
+
+use super::models::BF16_TOLERANCE;
+use super::products::{best_of, weight_like};
+use super::{Report, Target};
+use crate::cuda::executor::Tensor;
+use crate::cuda::ops::{BF16_GRAIN, GemmBf16, borders};
+use crate::cuda::whole_model::{distance, options, run};
+use crate::cuda::{CudaDevice, CudaError, GpuOptions};
+use crate::k_slices::KSlices;
+use crate::{Engine, EngineError, WeightFormat};
+
+const ROWS: [usize; 7] = [16, 32, 64, 128, 512, 1024, 2048];
+/// Outputs and inputs of an 8B model's layers.
+const SHAPES: [(usize, usize); 3] = [(4096, 4096), (28_672, 4096), (4096, 14_336)];
+const DRY: ([usize; 2], [(usize, usize); 2]) = ([3, 40], [(36, 64), (20, 96)]);
+/// How far a product may lie from our own, as a part of the largest: two orders of f32 sums over thousands of products.
+const TOLERANCE: f32 = 1e-4;
+
+/// See the head of this file.
+pub(super) fn library(target: &Target, report: &mut Report<'_>) -> Result<(), EngineError> {
+    let mut device = target.open()?;
+    if let Err(error) = device.multiply_by_library(1) {
+        report.not_run("cublaslt", error);
+        return Ok(());
+    }
+    for model in target.models() {
+        let options = options(model.clone(), WeightFormat::Bf16);
+        let expected = run(&mut Engine::load(&options)?)?;
+        // Beside graphs the second time is captured, and the third replayed.
+        for (graphs, times) in [(false, 1), (true, 3)] {
+            let gpus = GpuOptions { library_rows: Some(2), graphs, ..target.gpus() };
+            let mut engine = Engine::load_on_cuda(&options, &gpus)?;
+            let mut worst = 0.0f32;
+            for _ in 0..times {
+                worst = worst.max(distance(&run(&mut engine)?, &expected));
+            }
+            let beside = if graphs { " beside graphs" } else { "" };
+            let case = format!("logits of {}, products from 2 rows on by cublaslt{beside}", model.display());
+            report.judge(
+                worst <= BF16_TOLERANCE,
+                format!("{case}, against the cpu's: {worst:.1e} of the largest apart, allowed {BF16_TOLERANCE:.0e}"),
+            );
+        }
+    }
+    let (all_rows, shapes) = if target.is_dry { (&DRY.0[..], &DRY.1[..]) } else { (&ROWS[..], &SHAPES[..]) };
+    let chosen_from = GpuOptions::LIBRARY_ROWS;
+    report.say(format!("--cuda-deterministic false chooses cublaslt from {chosen_from} rows on"));
+    for &(n, k) in shapes {
+        for &rows in all_rows {
+            let both = Both::run(&mut device, [rows, n, k], target.is_dry)?;
+            let work = 2.0 * (rows * n * k) as f64;
+            let chosen = if rows < chosen_from { "own" } else { "cublaslt" };
+            let faster = if both.own_us <= both.library_us { "own" } else { "cublaslt" };
+            report.judge(
+                both.worst <= TOLERANCE,
+                format!(
+                    "{rows} x {n} x {k}: own {:.1} us, cublaslt {:.1} us ({:.1} TFLOP/s); chosen {chosen}, faster {faster}; {} of \
+                     {} numbers differ, worst {:.1e} of the largest",
+                    both.own_us,
+                    both.library_us,
+                    work / both.library_us / 1e6,
+                    both.differ,
+                    rows * n,
+                    both.worst
+                ),
+            );
+        }
+    }
+    Ok(())
+}
+
+/// What two ways of computing a product took and how far apart they are.
+struct Both {
+    own_us: f64,
+    library_us: f64,
+    /// Numbers that are not the same bits.
+    differ: usize,
+    /// As a part of the largest number.
+    worst: f32,
+}
+
+impl Both {
+    fn run(device: &mut CudaDevice, [rows, n, k]: [usize; 3], is_dry: bool) -> Result<Self, CudaError> {
+        let numbers = |len: usize| -> Vec<bf16> { (0..len).map(weight_like).collect() };
+        let weights = Tensor::of(device, &numbers(n * k), "weights")?;
+        let x = Tensor::of(device, &numbers(rows * k), "activations")?;
+        let on_host = borders(&KSlices::eighths(k, 32), BF16_GRAIN);
+        let on_device = Tensor::of(device, &on_host, "borders")?;
+        let mut own = Tensor::zeros(device, rows * n, "products")?;
+        let mut library = Tensor::zeros(device, rows * n, "products")?;
+        let (shape, borders) = ((rows, n, k), (&on_device, on_host.as_slice()));
+        let own_us = best_of(device, is_dry, |device| {
+            GemmBf16 { x: &x, weights: &weights, bias: None, borders, out: &mut own }.launch(device, shape)
+        })?;
+        let library_us = best_of(device, is_dry, |device| {
+            let mut product = GemmBf16 { x: &x, weights: &weights, bias: None, borders, out: &mut library };
+            product.by_library(device, shape).map(|done| assert!(done, "it takes every row"))
+        })?;
+        let (own, library) = (own.read(device, 0..rows * n)?, library.read(device, 0..rows * n)?);
+        let differ = own.iter().zip(&library).filter(|(a, b)| a.to_bits() != b.to_bits()).count();
+        let worst = distance(&[library], &[own]);
+        Ok(Self { own_us, library_us, differ, worst })
+    }
+}

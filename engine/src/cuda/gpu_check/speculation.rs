@@ -1,0 +1,185 @@
+//! What speculation is worth end to end: text by the target alone, and by draft and target in turns, with the draft on the same
+//! GPU and with it on the host's CPU. Ids are held against the target's own with `==` every time.
+//!
+//! The bundled pair accepts what it accepts. Models of real sizes have random weights here, and no draft of random weights is ever
+//! right: its guesses are made at their full cost, and then a given share of them is made right.
+
+use std::path::PathBuf;
+use std::process::Command;
+use std::time::Instant;
+
+use speculation::noise::{Noise, Purpose};
+use speculation::{SamplingParams, SequenceSpec, TokenId};
+
+use super::decode::{LLAMA_1B, LLAMA_8B, TINY, write_config};
+use super::text::{Sequence, prompt_of};
+use super::{Report, Target};
+use crate::cuda::whole_model::options;
+use crate::{Engine, EngineError, WeightFormat};
+
+/// Ids of the prompt, ids drawn behind it, drafted ids a round.
+#[derive(Debug, Clone, Copy)]
+struct Sizes {
+    prompt: usize,
+    drawn: usize,
+    drafted: usize,
+}
+
+const PAIR: Sizes = Sizes { prompt: 100, drawn: 200, drafted: 4 };
+const LARGE: Sizes = Sizes { prompt: 64, drawn: 96, drafted: 4 };
+const DRY: Sizes = Sizes { prompt: 6, drawn: 7, drafted: 2 };
+/// Shares of guesses that are made right, where none is by itself.
+const SHARES: [f64; 3] = [0.6, 0.8, 0.9];
+
+/// See the head of this file.
+pub(super) fn speculation(target: &Target, report: &mut Report<'_>) -> Result<(), EngineError> {
+    bundled(target, report)?;
+    large(target, report)
+}
+
+/// The bundled pair, whose guesses are right as often as they are.
+fn bundled(target: &Target, report: &mut Report<'_>) -> Result<(), EngineError> {
+    let options = |dir: &PathBuf| options(dir.clone(), WeightFormat::Bf16);
+    let mut judge = Engine::load_on_cuda(&options(&target.pair.1), &target.gpus())?;
+    let name = "the bundled pair, bf16";
+    let text = Text::alone(&mut judge, if target.is_dry { DRY } else { PAIR })?;
+    report.say(format!("{name}: {:.3} ms an id by the target alone", text.ms_an_id));
+    let mut on_gpu = Engine::load_on_cuda(&options(&target.pair.0), &target.gpus())?;
+    text.judge((&mut on_gpu, &mut judge), (name, "on the gpu"), None, report)?;
+    let mut on_host = Engine::load(&options(&target.pair.0))?;
+    text.judge((&mut on_host, &mut judge), (name, "on the host"), None, report)
+}
+
+/// Models of real sizes, whose guesses are made right.
+fn large(target: &Target, report: &mut Report<'_>) -> Result<(), EngineError> {
+    let (sizes, shapes, shares) = match target.is_dry {
+        true => (DRY, (TINY, TINY), &SHARES[1..2]),
+        false => (LARGE, (LLAMA_8B, LLAMA_1B), &SHARES[..]),
+    };
+    let files = (write_config(shapes.0, "target")?, write_config(shapes.1, "draft")?);
+    let on_gpu = |file: &PathBuf| {
+        Engine::random_on_cuda(&options(file.clone(), WeightFormat::Bf16), 1, &target.gpus())
+    };
+    let mut judge = on_gpu(&files.0)?;
+    let name = if target.is_dry { "tiny shapes" } else { "8B and 1B, random bf16" };
+    let text = Text::alone(&mut judge, sizes)?;
+    report.say(format!("{name}: {:.3} ms an id by the target alone", text.ms_an_id));
+    let mut judged = |draft: &mut Engine, place| {
+        let mut of_share = |&share| text.judge((&mut *draft, &mut judge), (name, place), Some(share), report);
+        shares.iter().try_for_each(&mut of_share)
+    };
+    judged(&mut on_gpu(&files.1)?, "on the gpu")?;
+    judged(&mut Engine::random(&options(files.1.clone(), WeightFormat::Int8), 1)?, "on the host, int8")?;
+    [files.0, files.1]
+        .into_iter()
+        .try_for_each(|path| std::fs::remove_file(&path).map_err(|source| EngineError::Io { path, source }))
+}
+
+/// A text by the target alone.
+struct Text {
+    spec: SequenceSpec,
+    sizes: Sizes,
+    /// The prompt and what follows.
+    ids: Vec<TokenId>,
+    /// For each id but the first, with which the prompt's KV is made.
+    ms_an_id: f64,
+}
+
+impl Text {
+    fn alone(judge: &mut Engine, sizes: Sizes) -> Result<Self, EngineError> {
+        let sampling = SamplingParams { temperature: 0.0, ..SamplingParams::default() };
+        let (prompt_len, max_len) = (sizes.prompt as u32, u32::MAX);
+        let spec = SequenceSpec { prompt_len, sampling, max_len, ..SequenceSpec::default() };
+        let vocab = judge.info().vocab_size;
+        let mut ids = prompt_of(sizes.prompt, vocab);
+        let mut sequence = Sequence::open(judge, &spec, vocab);
+        ids.push(sequence.draw(&ids, &[])?[0]);
+        let start = Instant::now();
+        for _ in 1..sizes.drawn {
+            ids.push(sequence.draw(&ids, &[])?[0]);
+        }
+        let ms_an_id = start.elapsed().as_secs_f64() * 1e3 / (sizes.drawn - 1) as f64;
+        drop(sequence);
+        Ok(Self { spec, sizes, ids, ms_an_id })
+    }
+
+    /// The same text with a draft; where a share is given, so many of its guesses are made right and the others wrong.
+    fn judge(
+        &self,
+        (draft, judge): (&mut Engine, &mut Engine),
+        (name, place): (&str, &str),
+        share: Option<f64>,
+        report: &mut Report<'_>,
+    ) -> Result<(), EngineError> {
+        let Self { spec, sizes, .. } = self;
+        let vocab = judge.info().vocab_size;
+        let mut ids = self.ids[..=sizes.prompt].to_vec();
+        let mut guessing = Sequence::open(draft, spec, vocab);
+        let mut judging = Sequence::open(judge, spec, vocab);
+        for sequence in [&mut guessing, &mut judging] {
+            sequence.draw(&ids, &[])?;
+            sequence.cut(sizes.prompt as u32);
+        }
+        let (mut rounds, mut accepted) = (0, 0);
+        let start = Instant::now();
+        while ids.len() < self.ids.len() {
+            let first = ids.len();
+            let mut guesses = ids.clone();
+            for _ in 0..sizes.drafted {
+                let guess = guessing.draw(&guesses, &[])?[0];
+                guesses.push(share.map_or(guess, |share| self.made_right(guesses.len(), share)));
+            }
+            let drawn = judging.draw(&ids, &guesses[first..])?;
+            let right =
+                drawn.iter().zip(&guesses[first..]).take_while(|(drawn, guess)| drawn == guess).count();
+            ids.extend_from_slice(&drawn[..=right]);
+            (rounds, accepted) = (rounds + 1, accepted + right);
+            guessing.cut((first + right) as u32);
+            judging.cut((first + right) as u32);
+        }
+        let made = ids.len() - self.ids[..=sizes.prompt].len();
+        let ms_an_id = start.elapsed().as_secs_f64() * 1e3 / made as f64;
+        ids.truncate(self.ids.len());
+        let found = accepted as f64 / (rounds * sizes.drafted) as f64;
+        let share = share.map_or(String::new(), |share| format!(", {share:.1} of the guesses made right"));
+        report.judge(
+            ids == self.ids,
+            format!(
+                "{name}, draft {place}{share}: ids == the target's own; {} a round, {found:.2} accepted, {ms_an_id:.3} ms an id, \
+                 {:.2} times as fast",
+                sizes.drafted,
+                self.ms_an_id / ms_an_id
+            ),
+        );
+        Ok(())
+    }
+
+    /// A guess of the id at `position`: right with this probability, and independent of all others.
+    fn made_right(&self, position: usize, share: f64) -> TokenId {
+        let right = self.ids.get(position).copied().unwrap_or(0);
+        let is_right = Noise { seed: 9, choice: 0 }.uniform(position as u32, 0, Purpose::Accept) < share;
+        if is_right { right } else { u32::from(right == 0) }
+    }
+}
+
+/// What transformers takes for the bundled pair, where it is installed: the script's own lines.
+pub(super) fn peer(target: &Target, report: &mut Report<'_>) -> Result<(), EngineError> {
+    let sizes = if target.is_dry { DRY } else { PAIR };
+    let (case, number) = ("transformers with assistant_model", |number: usize| number.to_string());
+    let command = Command::new("python3")
+        .arg(&target.peer)
+        .args([&target.pair.1, &target.pair.0])
+        .args(["--tokens", &number(sizes.drawn), "--drafted", &number(sizes.drafted)])
+        .args(["--prompt", &number(sizes.prompt), "--device"])
+        .arg(if target.is_dry { "cpu".to_owned() } else { format!("cuda:{}", target.ordinal) })
+        .output();
+    match command {
+        Err(error) => report.not_run(case, format!("python3: {error}")),
+        Ok(output) if !output.status.success() => {
+            let said = String::from_utf8_lossy(&output.stderr).into_owned();
+            report.not_run(case, said.lines().last().unwrap_or("it said nothing"));
+        }
+        Ok(output) => String::from_utf8_lossy(&output.stdout).lines().for_each(|line| report.say(line)),
+    }
+    Ok(())
+}

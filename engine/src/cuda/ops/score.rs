@@ -1,0 +1,210 @@
+//! Log probabilities of drawn and of given tokens where the logits are: a few numbers a row come back, of which the host makes what it would
+//! have made of the row.
+
+use speculation::TokenLogprobs;
+use speculation::logits::Normalizer;
+
+use super::{DrawBuffers, Held, take_rows};
+use crate::cuda::CudaError;
+use crate::cuda::executor::{DeviceMemory, Executor, Params, Tensor, check, check_len};
+use crate::cuda::sources::SCORE;
+
+/// A row whose drawn token is to be scored, or a given one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct ScoreRow {
+    /// Of the logits.
+    pub(crate) row: u32,
+    /// How many of the likeliest tokens are wanted.
+    pub(crate) top_n: u32,
+    /// The token, where none is drawn from this row.
+    pub(crate) given: Option<u32>,
+}
+
+/// In place of a draw where the token is given.
+const NO_DRAW: u32 = u32::MAX;
+
+/// The same, as `score.cu` reads it.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, bytemuck::Pod, bytemuck::Zeroable)]
+struct Asked {
+    draw: u32,
+    top_n: u32,
+    given: u32,
+}
+
+/// What comes out of a row.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, PartialEq, bytemuck::Pod, bytemuck::Zeroable)]
+struct Scored {
+    max: f64,
+    log_sum: f64,
+    logit: f32,
+    unused: u32,
+}
+
+/// One of the likeliest tokens.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, PartialEq, bytemuck::Pod, bytemuck::Zeroable)]
+struct Likely {
+    token_id: u32,
+    logit: f32,
+}
+
+/// What scoring needs between a row's edits and its draw, and after it; kept between steps.
+#[derive(Debug)]
+pub(crate) struct ScoreBuffers<M> {
+    /// Rows to score, as the model left them; the others' places are not taken.
+    raw: Held<M, f32>,
+    which: Held<M, u32>,
+    asked: Held<M, Asked>,
+    scored: Held<M, Scored>,
+    top: Held<M, Likely>,
+}
+
+impl<M> Default for ScoreBuffers<M> {
+    fn default() -> Self {
+        Self {
+            raw: Held::default(),
+            which: Held::default(),
+            asked: Held::default(),
+            scored: Held::default(),
+            top: Held::default(),
+        }
+    }
+}
+
+/// Sets the rows that are scored later aside, before edits and filters change them.
+pub(crate) fn keep_raw<E: Executor>(
+    executor: &mut E,
+    buffers: &mut ScoreBuffers<E::Memory>,
+    logits: &Tensor<E::Memory, f32>,
+    (rows, stride): (&[ScoreRow], usize),
+) -> Result<(), CudaError> {
+    if rows.is_empty() {
+        return Ok(());
+    }
+    let last = rows.iter().map(|row| row.row as usize).max().unwrap_or(0);
+    let num_rows = logits.len() / stride;
+    check(SCORE.kernel(0).name, ("a scored row", last), last < num_rows, format!("below {num_rows}"))?;
+    let which: Vec<u32> = rows.iter().map(|row| row.row).collect();
+    let which = buffers.which.fill(executor, &which, "rows to score")?;
+    let raw = buffers.raw.make_room(executor, rows.len() * stride, "rows to score")?;
+    take_rows(executor, (logits, stride), (which, rows.len()), raw)
+}
+
+/// Scores the rows that [`keep_raw`] has set aside; `draws[i]` is the place of row i's draw among the last ones, none where its token is
+/// given.
+pub(crate) fn score<E: Executor>(
+    executor: &mut E,
+    (buffers, drawing): (&mut ScoreBuffers<E::Memory>, &DrawBuffers<E::Memory>),
+    (rows, draws): (&[ScoreRow], &[Option<u32>]),
+    (vocab, stride): (usize, usize),
+) -> Result<(), CudaError>
+where
+    E::Memory: DeviceMemory,
+{
+    let kernel = SCORE.kernel(0);
+    if rows.is_empty() {
+        return Ok(());
+    }
+    check(kernel.name, ("vocab", vocab), (1..=stride).contains(&vocab), format!("1 to {stride}"))?;
+    check(kernel.name, ("draws", draws.len()), draws.len() == rows.len(), "one a row")?;
+    check_len(kernel.name, "raw", buffers.raw.len(), rows.len() * stride)?;
+    let num_drawn = drawing.drawn().len();
+    let last = draws.iter().flatten().max().copied();
+    let found = last.map_or(0, |last| last as usize);
+    check(kernel.name, ("a draw", found), last.is_none() || found < num_drawn, format!("below {num_drawn}"))?;
+    let has_token = rows.iter().zip(draws).all(|(row, draw)| row.given.is_some() != draw.is_some());
+    check(kernel.name, ("scores", rows.len()), has_token, "a draw or a given token for each")?;
+    let ask = |(row, draw): (&ScoreRow, &Option<u32>)| Asked {
+        draw: draw.unwrap_or(NO_DRAW),
+        top_n: row.top_n.min(vocab as u32),
+        given: row.given.unwrap_or_default(),
+    };
+    let asked: Vec<Asked> = rows.iter().zip(draws).map(ask).collect();
+    let width = width(rows);
+    let ScoreBuffers { raw, asked: places, scored, top, .. } = buffers;
+    let asked = places.fill(executor, &asked, "scores")?;
+    let scored = scored.make_room(executor, rows.len(), "scores")?;
+    let top = top.make_room(executor, rows.len() * width, "likeliest tokens")?;
+    let params =
+        Params::default().read(raw.tensor()).read(asked).read_if(drawing.drawn().held()).write(scored);
+    let params = params.write(top).u32(vocab).u32(stride).u32(width);
+    // SAFETY: the kernel's parameters; rows, draws and places of likeliest tokens are there by the checks.
+    unsafe { executor.launch(kernel, [rows.len() as u32, 1, 1], &mut { params }) }
+}
+
+/// Places for the likeliest tokens of a row.
+fn width(rows: &[ScoreRow]) -> usize {
+    rows.iter().map(|row| row.top_n as usize).max().unwrap_or(0)
+}
+
+/// What [`score`] found, in order of the rows. `redrawn[i]` is the token of row i where the host has drawn it itself.
+pub(crate) fn scores<E: Executor>(
+    executor: &mut E,
+    buffers: &ScoreBuffers<E::Memory>,
+    (rows, redrawn): (&[ScoreRow], &[Option<u32>]),
+    (vocab, stride): (usize, usize),
+) -> Result<Vec<TokenLogprobs>, CudaError>
+where
+    E::Memory: DeviceMemory,
+{
+    if rows.is_empty() {
+        return Ok(Vec::new());
+    }
+    let width = width(rows);
+    let scored = buffers.scored.tensor().read(executor, 0..rows.len())?;
+    let top = buffers.top.tensor().read(executor, 0..rows.len() * width)?;
+    let mut all = Vec::new();
+    for (i, (row, scored)) in rows.iter().zip(scored).enumerate() {
+        let normalizer = Normalizer { max: scored.max, log_sum: scored.log_sum };
+        if !normalizer.is_usable() {
+            all.push(TokenLogprobs { logprob: f32::NAN, top: Vec::new() });
+            continue;
+        }
+        let logit = match redrawn.get(i).copied().flatten() {
+            Some(id) => {
+                let at = i * stride + id as usize;
+                buffers.raw.tensor().read(executor, at..at + 1)?[0]
+            }
+            None => scored.logit,
+        };
+        let num_top = vocab.min(row.top_n as usize);
+        let likely = |likely: &Likely| (likely.token_id, normalizer.logprob(likely.logit));
+        let top = top[i * width..i * width + num_top].iter().map(likely).collect();
+        all.push(TokenLogprobs { logprob: normalizer.logprob(logit), top });
+    }
+    Ok(all)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cuda::emulator::Emulator;
+    use crate::cuda::ops::{DrawRow, draw};
+
+    #[test]
+    fn what_cannot_be_scored_is_refused_by_name() {
+        let mut e = Emulator::build();
+        let logits = Tensor::of(&mut e, &[1.0f32; 12], "logits").unwrap();
+        let (mut drawing, mut scoring) = (DrawBuffers::default(), ScoreBuffers::default());
+        let spec = speculation::SequenceSpec::default();
+        draw(&mut e, &mut drawing, &logits, &[DrawRow::new(0, &spec, 5)], (4, 4)).unwrap();
+        let rows = |row| [ScoreRow { row, top_n: 2, given: None }];
+        let error = keep_raw(&mut e, &mut scoring, &logits, (&rows(3), 4)).unwrap_err().to_string();
+        assert!(error.contains("a scored row is 3, expected below 3"), "{error}");
+        keep_raw(&mut e, &mut scoring, &logits, (&rows(2), 4)).unwrap();
+        for (draws, vocab, says) in [
+            (&[][..], 4, "draws is 0, expected one a row"),
+            (&[Some(1)], 4, "a draw is 1, expected below 1"),
+            (&[None], 4, "scores is 1, expected a draw or a given token for each"),
+            (&[Some(0)], 5, "vocab is 5, expected 1 to 4"),
+            (&[Some(0)], 0, "vocab is 0, expected 1 to 4"),
+        ] {
+            let buffers = (&mut scoring, &drawing);
+            let error = score(&mut e, buffers, (&rows(2), draws), (vocab, 4)).unwrap_err().to_string();
+            assert!(error.contains(says), "{error}");
+        }
+        assert_eq!(score(&mut e, (&mut scoring, &drawing), (&rows(2), &[Some(0)]), (4, 4)), Ok(()));
+    }
+}
