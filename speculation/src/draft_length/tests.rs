@@ -61,6 +61,7 @@ impl World {
 fn alone(sequences: u32) -> Load {
     Load {
         sequences,
+        lane_sequences: sequences,
         other_rows: 0,
         other_sequences: 0,
         draft_sequences: sequences,
@@ -251,6 +252,7 @@ fn rows_that_would_slow_other_lanes_down_are_not_free() {
         let others = Pace { tokens_per_second: 1_600.0, round_us };
         let load = Load {
             sequences: 1,
+            lane_sequences: 1,
             other_rows: 16,
             other_sequences: 16,
             draft_sequences: 1,
