@@ -31,8 +31,8 @@ pub use load::{LaneView, Load, Pace};
 use price::price;
 pub use rules::{MAX_MOVE, PRIOR_ACCEPTANCE, PROBE_SPACING, Rules};
 use rules::{
-    PRIOR_SUPPLY, PROBE_CREDIT_MAX, PROBE_DEBT_MAX, PROBE_LOSS_MIN, PROBING_ONE_IN, REJOINING_LOSS,
-    SUPPLY_MEMORY, SUPPLY_MEMORY_MAX,
+    PRIOR_SUPPLY, PROBE_CREDIT_MAX, PROBE_DEBT_MAX, PROBE_LOSS_MIN, PROBING_ONE_IN, RASH_BESIDE_OTHERS,
+    REJOINING_LOSS, SUPPLY_MEMORY, SUPPLY_MEMORY_MAX,
 };
 use value::value_of_move;
 
@@ -361,9 +361,11 @@ impl DraftLength {
         let here = self.outlook[self.k as usize];
         let must_leave = here.others_delay > self.rules.others_delay_max;
         let trial = self.rules.trial_lane_rounds / self.rules.horizon_lane_rounds;
+        let is_beside_others = self.load.is_some_and(|load| load.other_sequences > 0);
+        let rash = self.rules.rash_hysteresis * if is_beside_others { RASH_BESIDE_OTHERS } else { 1.0 };
         let best = self.outlook.iter().filter(|at| at.k != self.k && self.may_move_to(at)).map(|at| {
             let gain = (at.tokens_per_second / here.tokens_per_second).ln();
-            let margin = if self.is_rash(at.k) { self.rules.rash_hysteresis } else { self.rules.hysteresis };
+            let margin = if self.is_rash(at.k) { rash } else { self.rules.hysteresis };
             (value_of_move(gain, self.belief.doubt(at.k, self.k), trial) - margin, gain, at.k)
         });
         let Some((surplus, gain, best)) = best.max_by(|a, b| a.0.total_cmp(&b.0)) else { return false };

@@ -89,14 +89,23 @@ pub(crate) fn mixed(profile: &Profile, experiment: &Experiment, quick: bool) {
                 ks.join("/")
             ));
         }
-        let p99 = |served, seed| {
-            percentile(&serve(played, per_second, served, (seconds, seed)).kinds[1].tpot_ms, 0.99)
+        let hard = |served, seed| {
+            let outcome = serve(played, per_second, served, (seconds, seed));
+            let changes: Vec<String> =
+                outcome.lanes.iter().map(|lane| lane.explanation.changes.len().to_string()).collect();
+            (percentile(&outcome.kinds[1].tpot_ms, 0.99), changes.join("/"))
         };
         let by_seed: Vec<String> = (1..=SEEDS)
-            .map(|seed| p99((lanes, Sharing::ByCost), seed) / p99((Policy::Fixed(0), Sharing::Shared), seed))
-            .map(|ratio| format!("{ratio:.2}"))
+            .map(|seed| {
+                let (p99, changes) = hard((lanes, Sharing::ByCost), seed);
+                let (plain, _) = hard((Policy::Fixed(0), Sharing::Shared), seed);
+                format!("{:.2} ({changes})", p99 / plain)
+            })
             .collect();
-        say(&format!("  P99 of the hard ones, lanes / k = 0, by seed: {}", by_seed.join(" ")));
+        say(&format!(
+            "  P99 of the hard ones, lanes / k = 0, by seed (last moves of k, 16 at most, easy/hard): {}",
+            by_seed.join(" ")
+        ));
     }
 }
 

@@ -16,6 +16,10 @@ const POINTS: [(u32, f64); 6] = [(1, 0.95), (4, 0.5), (16, 0.65), (64, 0.5), (64
 /// Sequences of the point whose acceptance changes, and between what.
 const STEPPED: (u32, [f64; 3]) = (4, [0.8, 0.3, 0.8]);
 
+/// Numbers that have no double, and what stands for it.
+const CHANCES: [&str; 2] = ["prior_acceptance", "belief_neighbour"];
+const CHANCE_MOST: f64 = 0.95;
+
 /// One point, and what the best fixed k gets there.
 struct Point {
     profile: Profile,
@@ -87,7 +91,8 @@ pub(crate) fn draw(profiles: &[Profile], experiment: &Experiment) {
     line("as it is", experiment);
     for rule in RULES {
         let value = rule.get(experiment);
-        for changed in [value / 2.0, value * 2.0] {
+        let most = if CHANCES.contains(&rule.name) { CHANCE_MOST } else { f64::MAX };
+        for changed in [value / 2.0, (value * 2.0).min(most)] {
             let mut other = *experiment;
             rule.set(&mut other, changed);
             // A number that counts has no half of one.

@@ -26,6 +26,9 @@ pub(super) const HYSTERESIS: f64 = 0.02;
 /// And this much as long as the last move was not measured.
 pub(super) const RASH_HYSTERESIS: f64 = 0.1;
 
+/// So many times that where others share the target: each move costs them, too.
+pub(super) const RASH_BESIDE_OTHERS: f64 = 2.0;
+
 /// After a move so many lane rounds are not measured: sequences that began before it are in the way of the others, and after one to k = 0
 /// those that drafted have to join those that did not.
 pub(super) const SETTLING_LANE_ROUNDS: u64 = 3;
