@@ -244,8 +244,10 @@ const ROWS_CLASSES: usize = 14;
 /// The wire before anything was sent.
 const FIRST_WIRE_MICROS: f64 = 300.0;
 
-/// Replies that the estimate of the wire remembers, at first and later.
-const WIRE_FIRST_MEMORY: f64 = 4.0;
+/// The median of so many first replies is the wire: the first of them already says more than a guess, and one that met a prompt says nothing.
+const WIRE_FIRST_REPLIES: usize = 5;
+
+/// Replies that the estimate of the wire remembers later.
 const WIRE_MEMORY: f64 = 512.0;
 
 /// Classes of rows per doubling by which forwards larger than any profiled one are remembered.
@@ -267,6 +269,7 @@ pub struct WorkerCost {
     seen: Vec<Seen>,
     wire_micros: f64,
     wire_replies: f64,
+    first_wires: [f64; WIRE_FIRST_REPLIES],
 }
 
 #[derive(Debug, Clone, Copy, Default)]
@@ -287,6 +290,7 @@ impl WorkerCost {
             seen: vec![Seen::default(); SEEN_CLASSES],
             wire_micros: FIRST_WIRE_MICROS,
             wire_replies: 0.0,
+            first_wires: [0.0; WIRE_FIRST_REPLIES],
         }
     }
 
@@ -314,12 +318,21 @@ impl WorkerCost {
 
     /// A reply was `waited` for, and the worker was busy with it, its queue included, for `worked`: the rest was the wire.
     pub fn observe_wire(&mut self, waited: Duration, worked: Duration) {
+        let wire = micros(waited) - micros(worked);
+        let before = self.wire_replies as usize;
+        self.wire_replies = (self.wire_replies + 1.0).min(WIRE_MEMORY);
+        if before < WIRE_FIRST_REPLIES {
+            self.first_wires[before] = wire;
+            let mut sorted = self.first_wires[..=before].to_vec();
+            sorted.sort_by(f64::total_cmp);
+            self.wire_micros = sorted[before / 2].max(0.0);
+            return;
+        }
         // A frame tells the mean queue of its replies, so that one says too much and another too little, which may be less than nothing: both
         // count, and neither for more than the wire itself. A worker that was busy with a prompt is not a longer wire.
         let reach = self.wire_micros + FIRST_WIRE_MICROS;
-        let error = (micros(waited) - micros(worked) - self.wire_micros).clamp(-reach, reach);
-        self.wire_replies = (self.wire_replies + 1.0).min(WIRE_MEMORY);
-        self.wire_micros = (self.wire_micros + error / self.wire_replies.max(WIRE_FIRST_MEMORY)).max(0.0);
+        let error = (wire - self.wire_micros).clamp(-reach, reach);
+        self.wire_micros = (self.wire_micros + error / self.wire_replies).max(0.0);
     }
 
     /// Microseconds of a forward of `rows` of as many sequences, each over `context` tokens, as this worker is now.
@@ -425,6 +438,22 @@ mod tests {
         }
         assert!((cost.step_micros(8.0, 0.0) - 22_000.0).abs() < 1_500.0, "{}", cost.step_micros(8.0, 0.0));
         assert!(cost.step_micros(64.0, 0.0) > 1.5 * before);
+    }
+
+    #[test]
+    fn a_wire_is_believed_at_once_and_no_single_reply_for_long() {
+        let mut cost = WorkerCost::new(StepTimes::assumed());
+        let mut told = |wires_us: &[u64]| {
+            for wire_us in wires_us {
+                cost.observe_wire(Duration::from_micros(wire_us + 7_000), Duration::from_micros(7_000));
+            }
+            cost.wire_micros().round()
+        };
+        assert_eq!(told(&[10_000]), 10_000.0);
+        assert_eq!(told(&[250_000, 10_000]), 10_000.0, "the second one met a prompt");
+        assert_eq!(told(&[10_100, 10_200]), 10_100.0);
+        assert!(told(&[10_100; 50]) < 10_101.0);
+        assert!(told(&[250_000]) < 10_500.0);
     }
 
     #[test]

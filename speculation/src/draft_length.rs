@@ -15,6 +15,7 @@ mod belief;
 mod explanation;
 mod load;
 mod price;
+mod rules;
 #[cfg(test)]
 mod tests;
 mod value;
@@ -24,63 +25,20 @@ use std::ops::Range;
 use std::time::Duration;
 
 use belief::Belief;
+pub use belief::BeliefRules;
 pub use explanation::{Change, Explanation, Outlook, Why};
 pub use load::{LaneView, Load, Pace};
 use price::price;
-use value::{TRIAL_LANE_ROUNDS, value_of_move};
+pub use rules::{MAX_MOVE, PRIOR_ACCEPTANCE, PROBE_SPACING, Rules};
+use rules::{
+    PRIOR_SUPPLY, PROBE_CREDIT_MAX, PROBE_DEBT_MAX, PROBE_LOSS_MIN, PROBING_ONE_IN, RASH_BESIDE_OTHERS,
+    REJOINING_LOSS, SUPPLY_MEMORY, SUPPLY_MEMORY_MAX,
+};
+use value::value_of_move;
 
 use crate::cost::{Forward, WorkerCost, micros};
 use crate::step::MAX_DRAFT_TOKENS;
 use crate::survival::Survival;
-
-/// The acceptance rate that a fresh lane is believed to have.
-pub const PRIOR_ACCEPTANCE: f64 = 0.6;
-
-/// A draft worker is believed to propose as much as it is asked for.
-const PRIOR_SUPPLY: f64 = 0.98;
-
-/// While k = 0 nobody hears whether drafts would come in time: a poor opinion of that is given up after so many lane rounds, and each time it
-/// proves right again after twice as many, up to the second number.
-const SUPPLY_MEMORY: u64 = 16;
-const SUPPLY_MEMORY_MAX: u64 = 1024;
-
-/// k moves by this much a round at most.
-pub const MAX_MOVE: u32 = 2;
-
-/// A move must be worth this part of what the lane has: for a lane round or two sequences of the old k and of the new one are in each other's way.
-pub const HYSTERESIS: f64 = 0.02;
-
-/// And this much as long as the last move was not measured.
-pub const RASH_HYSTERESIS: f64 = 0.1;
-
-/// After a move so many lane rounds are not measured: sequences that began before it are in the way of the others, and after one to k = 0
-/// those that drafted have to join those that did not.
-pub const SETTLING_LANE_ROUNDS: u64 = 3;
-
-/// A lane may make the rounds of others that share its target longer by this part at most, against drafting nothing: they did not choose its k.
-pub const OTHERS_DELAY_MAX: f64 = 0.02;
-
-/// A lane that drafts nothing begins to only where others would not be delayed with so many times the rows either: requests come and go, and each
-/// turn on and off again costs all who share the target more than the drafts between them save.
-pub const OTHERS_ROOM: f64 = 1.25;
-
-/// The share of a lane's time that probes may cost, by their predicted loss.
-pub const PROBE_SHARE: f64 = 0.015;
-
-/// A lane of which nobody told for so many lane rounds how often its drafts would be right probes.
-pub const PROBE_SPACING: u64 = 12;
-
-/// A probe is taken to cost this part of a round at least, however little it seems to.
-const PROBE_LOSS_MIN: f64 = 0.1;
-
-/// While k = 0 one in so many sequences probes, where their drafts come from several workers.
-const PROBING_ONE_IN: u32 = 16;
-
-/// What it costs, in rounds, until a sequence that probed is together with the plain ones again.
-const REJOINING_LOSS: f64 = 1.0;
-
-/// What was not spent on probes is kept up to so many rounds.
-const PROBE_CREDIT_MAX: f64 = 4.0;
 
 /// Rounds that the measured speed remembers, and changes that are kept to explain.
 const SPEED_MEMORY: f64 = 32.0;
@@ -114,6 +72,7 @@ pub struct RoundTimes {
 /// The controller of one lane.
 #[derive(Debug, Clone)]
 pub struct DraftLength {
+    rules: Rules,
     max_k: u32,
     k: u32,
     survival: Survival,
@@ -132,6 +91,8 @@ pub struct DraftLength {
     left_to_probe: u32,
     probe_credit: f64,
     probes: u64,
+    /// The k of the last probe, and what of its loss was paid, in rounds of one sequence.
+    probed: Option<(u32, f64)>,
     /// The lane round in which something was last heard of acceptance.
     heard: u64,
     lane_rounds: u64,
@@ -160,15 +121,21 @@ struct Gathered {
 impl DraftLength {
     /// A fresh lane; its first round moves off k = 0 already, if the prior says so.
     pub fn new(max_k: u32) -> Self {
+        Self::with_rules(max_k, Rules::default())
+    }
+
+    /// A fresh lane that goes by other rules.
+    pub fn with_rules(max_k: u32, rules: Rules) -> Self {
         let max_k = max_k.min(MAX_DRAFT_TOKENS as u32);
         Self {
+            rules,
             max_k,
             k: 0,
-            survival: Survival::new(PRIOR_ACCEPTANCE),
+            survival: Survival::with_rules(rules.prior_acceptance, rules.survival),
             supply: Survival::new(PRIOR_SUPPLY),
             asked: 0,
             supply_memory: SUPPLY_MEMORY,
-            belief: Belief::new(max_k),
+            belief: Belief::new(max_k, rules.belief),
             gathered: vec![Gathered::default(); max_k as usize + 1],
             outlook: Vec::new(),
             load: None,
@@ -177,6 +144,7 @@ impl DraftLength {
             // A fresh lane knows nothing: it may ask soon.
             probe_credit: PROBE_CREDIT_MAX / 4.0,
             probes: 0,
+            probed: None,
             heard: 0,
             lane_rounds: 0,
             left_in_round: 0,
@@ -189,7 +157,7 @@ impl DraftLength {
     /// k for the round that one of the lane's sequences begins. Decides anew whenever each of them had its turn.
     pub fn choose(&mut self, load: Load, target: &WorkerCost, draft: &WorkerCost) -> Choice {
         if self.left_in_round == 0 {
-            self.left_in_round = load.sequences.max(1);
+            self.left_in_round = load.lane_sequences.max(1);
             let before = self.load.replace(load);
             self.begin_lane_round(before, (target, draft));
         }
@@ -234,7 +202,8 @@ impl DraftLength {
     pub fn observe_round(&mut self, round: &RoundTimes, target: &WorkerCost, draft: &WorkerCost) {
         let k = round.num_draft_tokens;
         let (draft_wait, verify) = (micros(round.draft_wait), micros(round.verify));
-        let settled = k == self.k && self.since_change().is_none_or(|since| since >= SETTLING_LANE_ROUNDS);
+        let settled =
+            k == self.k && self.since_change().is_none_or(|since| since >= self.rules.settling_lane_rounds);
         if settled {
             let (tokens, micros) = (f64::from(round.committed), draft_wait + verify);
             for (sum, new) in [
@@ -245,12 +214,13 @@ impl DraftLength {
                 *sum = *sum * (1.0 - 1.0 / SPEED_MEMORY) + new;
             }
         }
+        self.pay_for_probe(round);
         // A probe of all tells what rounds of its k take; one of a few, beside plain ones, does not.
         let is_probe_of_all = self.probe == Some(k) && !load_is_spread(self.load);
         let is_telling = (settled || is_probe_of_all) && k <= self.max_k;
         let Some(load) = self.load.filter(|_| is_telling) else { return };
         let rows_each = 1.0 + self.supply.survival(k).iter().sum::<f64>();
-        let (draft_us, verify_us) = price(k, rows_each, &load, (target, draft));
+        let (draft_us, verify_us) = price(k, rows_each, (&load, self.rules.groups_max), (target, draft));
         let log_ratio = ((draft_wait + verify) / (draft_us + verify_us)).ln();
         if log_ratio.is_finite() {
             let gathered = &mut self.gathered[k as usize];
@@ -286,7 +256,9 @@ impl DraftLength {
             supply: self.supply.survival(self.max_k),
             judged: self.survival.evidence(),
             outlook: self.outlook.clone(),
-            measured_tokens_per_second: self.pace(self.sequences()).tokens_per_second,
+            measured_tokens_per_second: self
+                .pace(self.load.map_or(1, |load| load.sequences))
+                .tokens_per_second,
             lane_rounds: self.lane_rounds,
             probes: self.probes,
             changes: self.changes.iter().copied().collect(),
@@ -299,7 +271,7 @@ impl DraftLength {
     }
 
     fn sequences(&self) -> u32 {
-        self.load.map_or(1, |load| load.sequences.max(1))
+        self.load.map_or(1, |load| load.lane_sequences.max(1))
     }
 
     fn begin_lane_round(&mut self, before: Option<Load>, (target, draft): (&WorkerCost, &WorkerCost)) {
@@ -311,7 +283,8 @@ impl DraftLength {
         for (k, gathered) in (0..).zip(&mut self.gathered) {
             let Gathered { rounds, log_ratios } = std::mem::take(gathered);
             if rounds > 0.0 {
-                self.belief.observe(k, log_ratios / rounds, rounds / sequences(load));
+                let part = rounds / f64::from(load.lane_sequences.max(1));
+                self.belief.observe(k, log_ratios / rounds, part);
             }
         }
         self.age_supply();
@@ -342,7 +315,7 @@ impl DraftLength {
         let survival = self.survival.survival(self.max_k);
         let supply = self.supply.survival(self.max_k);
         let sequences = f64::from(load.sequences.max(1));
-        let room = if self.k == 0 { OTHERS_ROOM } else { 1.0 };
+        let room = if self.k == 0 { self.rules.others_room } else { 1.0 };
         let (mut expected_tokens, mut rows_each) = (1.0, 1.0);
         let mut outlook = Vec::with_capacity(self.max_k as usize + 1);
         for k in 0..=self.max_k {
@@ -351,7 +324,8 @@ impl DraftLength {
                 expected_tokens += supplied * survived;
                 rows_each += supplied;
             }
-            let (table_draft_us, table_verify_us) = price(k, rows_each, load, (target, draft));
+            let (table_draft_us, table_verify_us) =
+                price(k, rows_each, (load, self.rules.groups_max), (target, draft));
             let factor = self.belief.factor(k);
             let (draft_wait_us, verify_us) = (table_draft_us * factor, table_verify_us * factor);
             let forward_us = target.forward_micros(Forward {
@@ -385,11 +359,14 @@ impl DraftLength {
     /// Moves k towards the one that it is worth the most to be at.
     fn step_towards_best(&mut self) -> bool {
         let here = self.outlook[self.k as usize];
-        let must_leave = here.others_delay > OTHERS_DELAY_MAX;
+        let must_leave = here.others_delay > self.rules.others_delay_max;
+        let trial = self.rules.trial_lane_rounds / self.rules.horizon_lane_rounds;
+        let is_beside_others = self.load.is_some_and(|load| load.other_sequences > 0);
+        let rash = self.rules.rash_hysteresis * if is_beside_others { RASH_BESIDE_OTHERS } else { 1.0 };
         let best = self.outlook.iter().filter(|at| at.k != self.k && self.may_move_to(at)).map(|at| {
             let gain = (at.tokens_per_second / here.tokens_per_second).ln();
-            let margin = if self.is_rash(at.k) { RASH_HYSTERESIS } else { HYSTERESIS };
-            (value_of_move(gain, self.belief.doubt(at.k, self.k)) - margin, gain, at.k)
+            let margin = if self.is_rash(at.k) { rash } else { self.rules.hysteresis };
+            (value_of_move(gain, self.belief.doubt(at.k, self.k), trial) - margin, gain, at.k)
         });
         let Some((surplus, gain, best)) = best.max_by(|a, b| a.0.total_cmp(&b.0)) else { return false };
         if !must_leave && surplus <= 0.0 {
@@ -401,8 +378,7 @@ impl DraftLength {
             return false;
         }
         let from = self.k;
-        self.k =
-            if best > from { best.min(from + MAX_MOVE) } else { best.max(from.saturating_sub(MAX_MOVE)) };
+        self.k = best.clamp(from.saturating_sub(self.rules.max_move), from + self.rules.max_move);
         self.why = Why::Moving;
         self.speed = Speed::default();
         self.changes.push_back(Change { lane_round: self.lane_rounds, from, to: self.k, best, gain });
@@ -415,14 +391,14 @@ impl DraftLength {
     /// Whether others may be made to wait for it: less than they are made to wait where the lane is already, so that it does not come and go
     /// with every request.
     fn may_move_to(&self, at: &Outlook) -> bool {
-        at.others_delay <= if at.k < self.k { OTHERS_DELAY_MAX } else { OTHERS_DELAY_MAX / 2.0 }
+        at.others_delay <= self.rules.others_delay_max * if at.k < self.k { 1.0 } else { 0.5 }
     }
 
     /// Whether the last move was not measured yet, and this one is not the rest of it.
     fn is_rash(&self, k: u32) -> bool {
         self.changes.back().is_some_and(|last| {
-            let is_measured =
-                self.lane_rounds - last.lane_round >= SETTLING_LANE_ROUNDS + TRIAL_LANE_ROUNDS as u64;
+            let until_measured = self.rules.settling_lane_rounds + self.rules.trial_lane_rounds as u64;
+            let is_measured = self.lane_rounds - last.lane_round >= until_measured;
             let is_rest =
                 if last.to > last.from { self.k < k && k <= last.best } else { last.best <= k && k < self.k };
             !is_measured && !is_rest
@@ -431,21 +407,21 @@ impl DraftLength {
 
     /// The k of a probe, if one is due and paid for.
     fn due_probe(&mut self, load: &Load) -> Option<u32> {
-        self.probe_credit = (self.probe_credit + PROBE_SHARE).min(PROBE_CREDIT_MAX);
-        if self.lane_rounds - self.heard < PROBE_SPACING || self.max_k == 0 {
+        self.probe_credit = (self.probe_credit + self.rules.probe_share).min(PROBE_CREDIT_MAX);
+        if self.lane_rounds - self.heard < self.rules.probe_spacing || self.max_k == 0 {
             return None;
         }
         // Where few sequences share the price of it, the shortest draft has to do.
         let probe = match self.k {
-            0 if load.sequences < PROBING_ONE_IN => 1,
-            0 => MAX_MOVE.min(self.max_k),
+            0 if load.lane_sequences < PROBING_ONE_IN => 1,
+            0 => self.rules.max_move.min(self.max_k),
             // Nothing is heard of drafts that were chosen: whoever asks holds them back, and lets probes through.
             k => k,
         };
         let (here, there) = (&self.outlook[self.k as usize], &self.outlook[probe as usize]);
         let slower = (there.draft_wait_us + there.verify_us) / (here.draft_wait_us + here.verify_us);
         let of_each = (slower - there.expected_tokens / here.expected_tokens).max(PROBE_LOSS_MIN);
-        let sequences = load.sequences.max(1);
+        let sequences = load.lane_sequences.max(1);
         // Sequences whose drafts come from several workers leave plain rounds together and come back in parts.
         let (probing, loss) = if load_is_spread(self.load) {
             let probing = sequences.div_ceil(PROBING_ONE_IN);
@@ -459,8 +435,25 @@ impl DraftLength {
         self.probe_credit -= loss;
         self.left_to_probe = probing;
         self.probes += 1;
+        self.probed = Some((probe, loss * f64::from(sequences) / f64::from(probing)));
         self.heard = self.lane_rounds;
         Some(probe)
+    }
+
+    /// What a round of a probe lost beyond what was predicted: a draft worker may be behind by more than anybody knew.
+    fn pay_for_probe(&mut self, round: &RoundTimes) {
+        let Some((_, paid)) = self.probed.filter(|(k, _)| *k == round.num_draft_tokens && *k != self.k)
+        else {
+            return;
+        };
+        let Speed { rounds, tokens, micros: all_micros } = self.speed;
+        if rounds <= 0.0 || tokens <= 0.0 {
+            return;
+        }
+        let took = micros(round.draft_wait) + micros(round.verify);
+        let lost = took * rounds / all_micros - f64::from(round.committed) * rounds / tokens - paid;
+        self.probe_credit -= lost.max(0.0) / f64::from(self.sequences());
+        self.probe_credit = self.probe_credit.max(-PROBE_DEBT_MAX);
     }
 }
 

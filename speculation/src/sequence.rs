@@ -28,7 +28,7 @@ pub use events::{Action, Commit, Counters, Event, Ignored};
 use link::{InFlight, Link};
 
 /// A worker that lags further behind is fed before it is asked to draw.
-const FEED_LAG: u32 = 64;
+pub const FEED_LAG: u32 = 64;
 
 /// Drafts that were not asked for anything are fed when they lag this far, so that asking them again is cheap.
 pub const IDLE_FEED_LAG: u32 = 8;

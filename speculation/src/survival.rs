@@ -32,9 +32,31 @@ const COMPARED_MIN: f64 = 8.0;
 /// Judged drafts that the prior, or the position before, is worth.
 const PRIOR_WEIGHT: f64 = 4.0;
 
+/// How soon drafts are believed, and older ones are not any more: the constants above.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct SurvivalRules {
+    /// Judged drafts that the prior, or the position before, is worth.
+    pub prior_weight: f64,
+    /// Standard deviations that are taken for a change of the text.
+    pub change_deviations: f64,
+    /// Drafts in the newest piece of the window, at least.
+    pub piece_drafts: f64,
+}
+
+impl Default for SurvivalRules {
+    fn default() -> Self {
+        Self {
+            prior_weight: PRIOR_WEIGHT,
+            change_deviations: CHANGE_DEVIATIONS,
+            piece_drafts: f64::from(PIECE_DRAFTS),
+        }
+    }
+}
+
 /// Survival by position of one lane.
 #[derive(Debug, Clone)]
 pub struct Survival {
+    rules: SurvivalRules,
     /// The rate at position 0 before anything was judged.
     prior: f64,
     /// From new to old; the first is not full.
@@ -60,7 +82,12 @@ struct Counts {
 impl Survival {
     /// Nothing judged yet: every position is believed to be accepted at the rate `prior`.
     pub fn new(prior: f64) -> Self {
-        Self { prior, pieces: VecDeque::from([Piece::default()]), total: Counts::default() }
+        Self::with_rules(prior, SurvivalRules::default())
+    }
+
+    /// The same by other rules.
+    pub fn with_rules(prior: f64, rules: SurvivalRules) -> Self {
+        Self { rules, prior, pieces: VecDeque::from([Piece::default()]), total: Counts::default() }
     }
 
     /// A draft of which `positions` were judged, as far as they were accepted: those below `accepted` were, that at `accepted` was not,
@@ -70,7 +97,8 @@ impl Survival {
         newest.drafts += u32::from(positions.start == 0);
         newest.counts.add(positions.clone(), accepted);
         self.total.add(positions, accepted);
-        if newest.drafts >= PIECE_DRAFTS.max(sequences / PIECES_PER_LANE_ROUND) {
+        let piece_drafts = self.rules.piece_drafts as u32;
+        if newest.drafts >= piece_drafts.max(sequences / PIECES_PER_LANE_ROUND) {
             self.drop_what_is_over();
             self.pieces.push_front(Piece::default());
             self.join_old_pieces();
@@ -80,7 +108,7 @@ impl Survival {
     /// The chance of each of the first `depth` positions to be accepted, given that those before it were. Positions
     /// that were never judged go on at the rate of the last one that was.
     pub fn rates(&self, depth: u32) -> Vec<f64> {
-        self.total.rates(self.prior, depth)
+        self.total.rates((self.prior, self.rules.prior_weight), depth)
     }
 
     /// The chance of each of the first `depth` positions to be reached and accepted.
@@ -108,7 +136,7 @@ impl Survival {
             let mut older = self.total.clone();
             older.merge(&newer, -1.0);
             let deviations = newer.deviations_from(&older);
-            if deviations > changed.map_or(CHANGE_DEVIATIONS, |(most, _)| most) {
+            if deviations > changed.map_or(self.rules.change_deviations, |(most, _)| most) {
                 changed = Some((deviations, at + 1));
             }
         }
@@ -188,11 +216,11 @@ impl Counts {
         }
     }
 
-    fn rates(&self, prior: f64, depth: u32) -> Vec<f64> {
+    fn rates(&self, (prior, weight): (f64, f64), depth: u32) -> Vec<f64> {
         let mut before = prior;
         (0..depth.min(MAX_DRAFT_TOKENS as u32) as usize)
             .map(|i| {
-                before = (self.accepted[i] + PRIOR_WEIGHT * before) / (self.judged[i] + PRIOR_WEIGHT);
+                before = (self.accepted[i] + weight * before) / (self.judged[i] + weight);
                 before
             })
             .collect()

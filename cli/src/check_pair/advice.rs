@@ -57,6 +57,7 @@ pub fn advise(
     let (target, draft) = (worker(&costs.target, wire), worker(&costs.draft, wire));
     let load = Load {
         sequences,
+        lane_sequences: sequences,
         other_rows: 0,
         other_sequences: 0,
         draft_sequences: sequences,

@@ -5,15 +5,15 @@ use std::time::Duration;
 
 use speculation::Role;
 use speculation::profile::Profile;
-use speculation::simulation::{Outcome, Policy, Setup, Sharing, Traffic, run};
+use speculation::simulation::{Experiment, Outcome, Policy, Setup, Sharing, Traffic, run_with};
 
 use crate::{MAX_K, SEEDS, one_kind, say};
 
 /// Prints the point of so many sequences at an acceptance.
-pub(crate) fn draw(profile: &Profile, (sequences, acceptance): (u32, f64)) {
+pub(crate) fn draw(profile: &Profile, experiment: &Experiment, (sequences, acceptance): (u32, f64)) {
     let profile = profile.with_acceptance(acceptance);
     let play = |policy, seed| {
-        run(&Setup {
+        let setup = Setup {
             profile: &profile,
             traffic: Traffic::Closed { sequences, kinds: one_kind(crate::map::CONTEXT) },
             policy,
@@ -21,7 +21,8 @@ pub(crate) fn draw(profile: &Profile, (sequences, acceptance): (u32, f64)) {
             seed,
             duration: crate::map::duration(&profile, sequences),
             warm_up: Duration::ZERO,
-        })
+        };
+        run_with(&setup, experiment)
     };
     let all = |policy| (1..=SEEDS).map(|seed| play(policy, seed)).collect::<Vec<_>>();
     let own = all(Policy::Lanes { max_k: MAX_K });
@@ -49,25 +50,47 @@ pub(crate) fn draw(profile: &Profile, (sequences, acceptance): (u32, f64)) {
             at.tokens_per_second / reached,
         ));
     }
-    for (seed, run) in (1..).zip(&own) {
-        let (lane, chosen) = (&run.lanes[0], &run.lanes[0].explanation);
-        say(&format!(
-            "own choice, seed {seed}: {:.3} of the best, mean k {:.2}, {} lane rounds, at the end k = {}",
-            run.tokens_per_second() / best,
-            lane.mean_k,
-            chosen.lane_rounds,
-            chosen.k
-        ));
-        let moves: Vec<String> = chosen
-            .changes
-            .iter()
-            .map(|change| {
-                format!(
-                    "{}: {}->{} to {} {:+.3}",
-                    change.lane_round, change.from, change.to, change.best, change.gain
-                )
-            })
-            .collect();
-        say(&format!("  {}", moves.join(", ")));
-    }
+    (1..).zip(&own).for_each(|(seed, run)| tell_own(run, seed, best));
+}
+
+/// Prints what the lane's own choice came to in one run.
+fn tell_own(run: &Outcome, seed: u64, best: f64) {
+    let (lane, chosen) = (&run.lanes[0], &run.lanes[0].explanation);
+    say(&format!(
+        "own choice, seed {seed}: {:.3} of the best, mean k {:.2}, {} lane rounds, at the end k = {}",
+        run.tokens_per_second() / best,
+        lane.mean_k,
+        chosen.lane_rounds,
+        chosen.k
+    ));
+    let rounds: u64 = run.kinds[0].rounds;
+    let rates: Vec<String> = chosen.acceptance.iter().map(|rate| format!("{rate:.2}")).collect();
+    say(&format!(
+        "  {:.1} sequences a forward, {} probes, believed acceptance {} of {:.0} judged",
+        rounds as f64 / run.target_forwards.max(1) as f64,
+        chosen.probes,
+        rates.join(" "),
+        chosen.judged,
+    ));
+    let outlook: Vec<String> = chosen
+        .outlook
+        .iter()
+        .map(|at| {
+            let (priced, believed) =
+                (at.table_draft_us + at.table_verify_us, at.draft_wait_us + at.verify_us);
+            format!("{}: {:.0} us x {:.2}, {:.0}/s", at.k, priced, believed / priced, at.tokens_per_second)
+        })
+        .collect();
+    say(&format!("  believed at the end: {}", outlook.join(", ")));
+    let moves: Vec<String> = chosen
+        .changes
+        .iter()
+        .map(|change| {
+            format!(
+                "{}: {}->{} to {} {:+.3}",
+                change.lane_round, change.from, change.to, change.best, change.gain
+            )
+        })
+        .collect();
+    say(&format!("  {}", moves.join(", ")));
 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 use speculation::Role;
 use speculation::profile::{Acceptance, ForwardRows, Profile};
 use speculation::simulation::outcome::percentile;
-use speculation::simulation::{Kind, Outcome, Policy, Setup, Sharing, Traffic, run};
+use speculation::simulation::{Experiment, Kind, Outcome, Policy, Setup, Sharing, Traffic, run_with};
 
 use crate::{MAX_K, SEEDS, one_kind, say};
 
@@ -31,12 +31,12 @@ fn kinds() -> Vec<Kind> {
 }
 
 fn serve(
-    profile: &Profile,
+    (profile, experiment): (&Profile, &Experiment),
     per_second: f64,
     (policy, sharing): (Policy, Sharing),
     (seconds, seed): (u64, u64),
 ) -> Outcome {
-    run(&Setup {
+    let setup = Setup {
         profile,
         traffic: Traffic::Open { per_second, kinds: kinds(), sequences_max: 2_048 },
         policy,
@@ -44,14 +44,16 @@ fn serve(
         seed,
         duration: Duration::from_secs(seconds),
         warm_up: Duration::from_secs(seconds / 4),
-    })
+    };
+    run_with(&setup, experiment)
 }
 
 /// Prints P50 and P99 of the time an output token for both kinds, at each load, served in each way.
-pub(crate) fn mixed(profile: &Profile, quick: bool) {
+pub(crate) fn mixed(profile: &Profile, experiment: &Experiment, quick: bool) {
     let rates: Vec<(&str, f64)> = KINDS.iter().map(|(task, _, rate)| (*task, *rate)).collect();
     let profile = Profile { acceptance: Acceptance::by_task(&rates), ..profile.clone() };
     let most = busiest(&profile);
+    let played = (&profile, experiment);
     say(&format!("\n# Homogeneous against mixed: {}", profile.name));
     say(&format!(
         "{KINDS:?} (task type, share, acceptance), prompts of {PROMPT}, outputs of {OUTPUT} on average; saturated at {most:.1} requests/s with k = 0.\n\
@@ -61,7 +63,7 @@ pub(crate) fn mixed(profile: &Profile, quick: bool) {
     for load in LOADS {
         let per_second = load * most;
         say(&format!("load {load:.2}, {per_second:.1} requests/s"));
-        let k_all = best_fixed(&profile, per_second, seconds);
+        let k_all = best_fixed(played, per_second, seconds);
         let lanes = Policy::Lanes { max_k: MAX_K };
         for (name, policy, sharing) in [
             ("lanes, as it is (by cost)".to_owned(), lanes, Sharing::ByCost),
@@ -70,7 +72,7 @@ pub(crate) fn mixed(profile: &Profile, quick: bool) {
             (format!("one lane, best k = {k_all}"), Policy::Fixed(k_all), Sharing::Shared),
             ("k = 0".to_owned(), Policy::Fixed(0), Sharing::Shared),
         ] {
-            let outcome = serve(&profile, per_second, (policy, sharing), (seconds, 1));
+            let outcome = serve(played, per_second, (policy, sharing), (seconds, 1));
             let cells: Vec<String> = outcome
                 .kinds
                 .iter()
@@ -87,14 +89,23 @@ pub(crate) fn mixed(profile: &Profile, quick: bool) {
                 ks.join("/")
             ));
         }
-        let p99 = |served, seed| {
-            percentile(&serve(&profile, per_second, served, (seconds, seed)).kinds[1].tpot_ms, 0.99)
+        let hard = |served, seed| {
+            let outcome = serve(played, per_second, served, (seconds, seed));
+            let changes: Vec<String> =
+                outcome.lanes.iter().map(|lane| lane.explanation.changes.len().to_string()).collect();
+            (percentile(&outcome.kinds[1].tpot_ms, 0.99), changes.join("/"))
         };
         let by_seed: Vec<String> = (1..=SEEDS)
-            .map(|seed| p99((lanes, Sharing::ByCost), seed) / p99((Policy::Fixed(0), Sharing::Shared), seed))
-            .map(|ratio| format!("{ratio:.2}"))
+            .map(|seed| {
+                let (p99, changes) = hard((lanes, Sharing::ByCost), seed);
+                let (plain, _) = hard((Policy::Fixed(0), Sharing::Shared), seed);
+                format!("{:.2} ({changes})", p99 / plain)
+            })
             .collect();
-        say(&format!("  P99 of the hard ones, lanes / k = 0, by seed: {}", by_seed.join(" ")));
+        say(&format!(
+            "  P99 of the hard ones, lanes / k = 0, by seed (last moves of k, 16 at most, easy/hard): {}",
+            by_seed.join(" ")
+        ));
     }
 }
 
@@ -111,9 +122,9 @@ fn busiest(profile: &Profile) -> f64 {
 }
 
 /// The global k with the lowest median over both kinds.
-fn best_fixed(profile: &Profile, per_second: f64, seconds: u64) -> u32 {
+fn best_fixed(played: (&Profile, &Experiment), per_second: f64, seconds: u64) -> u32 {
     let median = |k: u32| {
-        let outcome = serve(profile, per_second, (Policy::Fixed(k), Sharing::Shared), (seconds / 2, 1));
+        let outcome = serve(played, per_second, (Policy::Fixed(k), Sharing::Shared), (seconds / 2, 1));
         let all: Vec<f64> = outcome.kinds.iter().flat_map(|kind| kind.tpot_ms.clone()).collect();
         if all.is_empty() { f64::MAX } else { percentile(&all, 0.5) }
     };
@@ -121,7 +132,7 @@ fn best_fixed(profile: &Profile, per_second: f64, seconds: u64) -> u32 {
 }
 
 /// Prints how close lanes come to the best split of the sequences into groups that draft and verify in turns.
-pub(crate) fn overlap(profile: &Profile) {
+pub(crate) fn overlap(profile: &Profile, experiment: &Experiment) {
     const CONTEXT: u32 = 512;
     say(&format!("\n# Overlap of drafting and verifying: {}", profile.name));
     say(
@@ -131,7 +142,7 @@ pub(crate) fn overlap(profile: &Profile) {
         let profile = profile.with_acceptance(acceptance);
         let mut cells = Vec::new();
         for sequences in [1, 4, 16, 64, 256] {
-            let outcome = run(&Setup {
+            let setup = Setup {
                 profile: &profile,
                 traffic: Traffic::Closed { sequences, kinds: one_kind(CONTEXT) },
                 policy: Policy::Lanes { max_k: MAX_K },
@@ -139,7 +150,8 @@ pub(crate) fn overlap(profile: &Profile) {
                 seed: 1,
                 duration: Duration::from_secs(20),
                 warm_up: Duration::from_secs(5),
-            });
+            };
+            let outcome = run_with(&setup, experiment);
             let (best, k, groups) = best_schedule(&profile, acceptance, (sequences, CONTEXT));
             cells.push(format!(
                 "{sequences}: {:.2} (k={k}, {groups} group{}, target busy {:.2})",

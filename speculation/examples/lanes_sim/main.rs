@@ -2,21 +2,25 @@
 //! simulated.
 //!
 //!     cargo run -p outrider-speculation --example lanes_sim -- \
-//!         [quick] [map|step|mixed|overlap|scale ..] [--svg FILE] [--cell SEQUENCES,ACCEPTANCE ..] [PROFILE.toml ..]
+//!         [quick] [map|step|mixed|overlap|scale|sensitivity ..] [--svg FILE] [--cell SEQUENCES,ACCEPTANCE ..]
+//!         [--rule NAME=VALUE ..] [PROFILE.toml ..]
 //!
-//! Without a profile: all that are shipped (the map and the step) or the first one (the rest). Ends with the smallest ratios of the maps.
+//! Without a profile: all that are shipped (the map, the step, the sensitivity to the rules' numbers, which has to be asked for) or the
+//! first one (the rest). Profiles that nothing is tuned on are in `held_out/`. Ends with the smallest ratios of the maps.
 
 mod cell;
 mod lanes;
 mod map;
+mod rules;
 mod scale;
+mod sensitivity;
 mod step;
 mod svg;
 
 use std::path::PathBuf;
 
 use speculation::profile::Profile;
-use speculation::simulation::Kind;
+use speculation::simulation::{Experiment, Kind};
 
 /// k at most, as the router's default.
 const MAX_K: u32 = 10;
@@ -37,6 +41,8 @@ struct Wanted {
     /// Where the picture of the maps goes.
     svg: Option<PathBuf>,
     profiles: Vec<PathBuf>,
+    /// By what rules.
+    experiment: Experiment,
 }
 
 impl Wanted {
@@ -46,7 +52,7 @@ impl Wanted {
         while let Some(word) = words.next() {
             match word.as_str() {
                 "quick" => wanted.quick = true,
-                "map" | "step" | "mixed" | "overlap" | "scale" => wanted.parts.push(word),
+                "map" | "step" | "mixed" | "overlap" | "scale" | "sensitivity" => wanted.parts.push(word),
                 // A picture is one of maps: of nothing else unless it is asked for.
                 "--svg" => {
                     wanted.svg = words.next().map(PathBuf::from);
@@ -57,6 +63,7 @@ impl Wanted {
                     wanted.cells.push(point.ok_or("--cell wants SEQUENCES,ACCEPTANCE, as 64,0.8")?);
                     wanted.parts.push("cell".to_owned());
                 }
+                "--rule" => rules::set(&mut wanted.experiment, &words.next().unwrap_or_default())?,
                 _ => wanted.profiles.push(word.into()),
             }
         }
@@ -103,33 +110,37 @@ fn say(line: &str) {
 fn main() -> Result<(), String> {
     let wanted = Wanted::parse()?;
     let profiles = wanted.load()?;
+    let experiment = &wanted.experiment;
     say("Simulated, nothing here was measured.");
     let mut worst = map::Worst::default();
     let mut maps = Vec::new();
     for profile in &profiles {
         say(&format!("\n# {}", profile.name));
-        wanted.cells.iter().for_each(|point| cell::draw(profile, *point));
+        wanted.cells.iter().for_each(|point| cell::draw(profile, experiment, *point));
         if wanted.has("map") {
-            let (of_map, points) = map::draw(profile, wanted.quick);
+            let (of_map, points) = map::draw(profile, experiment, wanted.quick);
             worst = worst.and(of_map);
             maps.push((profile.name.clone(), points));
         }
         if wanted.has("step") {
-            step::draw(profile);
+            step::draw(profile, experiment);
         }
     }
     if let Some(file) = &wanted.svg {
         std::fs::write(file, svg::picture(&maps)).map_err(|error| format!("{}: {error}", file.display()))?;
     }
+    if wanted.parts.iter().any(|part| part == "sensitivity") {
+        sensitivity::draw(&profiles, experiment);
+    }
     let first = &profiles[0];
     if wanted.has("mixed") {
-        lanes::mixed(first, wanted.quick);
+        lanes::mixed(first, experiment, wanted.quick);
     }
     if wanted.has("overlap") {
-        lanes::overlap(first);
+        lanes::overlap(first, experiment);
     }
     if wanted.has("scale") {
-        scale::draw(first);
+        scale::draw(first, experiment);
     }
     if wanted.has("map") {
         say(&format!("\nmin_ratio_vs_best={:.2} min_ratio_vs_off={:.2}", worst.vs_best, worst.vs_off));

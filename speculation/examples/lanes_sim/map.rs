@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use speculation::profile::Profile;
-use speculation::simulation::{Policy, Setup, Sharing, Traffic, plain, run};
+use speculation::simulation::{Experiment, Policy, Setup, Sharing, Traffic, plain, run_with};
 
 use crate::{MAX_K, SEEDS, one_kind, say};
 
@@ -65,7 +65,7 @@ pub(crate) fn duration(profile: &Profile, sequences: u32) -> Duration {
     Duration::from_secs_f64(micros * rounds / 1e6)
 }
 
-fn cell(profile: &Profile, sequences: u32) -> Cell {
+fn cell(profile: &Profile, experiment: &Experiment, sequences: u32) -> Cell {
     let setup = |policy, seed| Setup {
         profile,
         traffic: Traffic::Closed { sequences, kinds: one_kind(CONTEXT) },
@@ -76,13 +76,14 @@ fn cell(profile: &Profile, sequences: u32) -> Cell {
         warm_up: Duration::ZERO,
     };
     let mean = |of: &mut dyn FnMut(u64) -> f64| (1..=SEEDS).map(of).sum::<f64>() / SEEDS as f64;
-    let fixed = |k| mean(&mut |seed| run(&setup(Policy::Fixed(k), seed)).tokens_per_second());
+    let fixed =
+        |k| mean(&mut |seed| run_with(&setup(Policy::Fixed(k), seed), experiment).tokens_per_second());
     let (best, best_k) =
         (0..=MAX_K).map(|k| (fixed(k), k)).max_by(|a, b| a.0.total_cmp(&b.0)).unwrap_or_default();
     let off = mean(&mut |seed| plain::tokens_per_second(profile, (sequences, CONTEXT), 600, seed));
     let (mut k, mut changes) = (0, 0.0);
     let adaptive = mean(&mut |seed| {
-        let outcome = run(&setup(Policy::Lanes { max_k: MAX_K }, seed));
+        let outcome = run_with(&setup(Policy::Lanes { max_k: MAX_K }, seed), experiment);
         let explained = &outcome.lanes[0].explanation;
         k = explained.k;
         let half = explained.lane_rounds / 2;
@@ -94,7 +95,7 @@ fn cell(profile: &Profile, sequences: u32) -> Cell {
 }
 
 /// Prints the map of a profile; its smallest ratios, and its points by acceptance.
-pub(crate) fn draw(profile: &Profile, quick: bool) -> (Worst, Vec<Vec<Point>>) {
+pub(crate) fn draw(profile: &Profile, experiment: &Experiment, quick: bool) -> (Worst, Vec<Vec<Point>>) {
     let sequences: &[u32] = if quick { &[1, 16, 256] } else { &SEQUENCES };
     say(&format!(
         "\nEach point: own choice / best fixed k of 0..={MAX_K}, own choice / off, best fixed k, k at the end, (changes of k in the second half)"
@@ -105,7 +106,7 @@ pub(crate) fn draw(profile: &Profile, quick: bool) -> (Worst, Vec<Vec<Point>>) {
     let (mut picture, mut rows) = (Vec::new(), Vec::new());
     for acceptance in ACCEPTANCE {
         let profile = profile.with_acceptance(acceptance);
-        let cells: Vec<Cell> = sequences.iter().map(|&n| cell(&profile, n)).collect();
+        let cells: Vec<Cell> = sequences.iter().map(|&n| cell(&profile, experiment, n)).collect();
         let mut texts = Vec::new();
         let (mut signs, mut points) = (String::new(), Vec::new());
         for (cell, &sequences) in cells.iter().zip(sequences) {

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use speculation::profile::{Acceptance, Profile};
 use speculation::simulation::outcome::percentile;
-use speculation::simulation::{Kind, Policy, Setup, Sharing, Traffic, run};
+use speculation::simulation::{Experiment, Kind, Policy, Setup, Sharing, Traffic, run_with};
 
 use crate::{MAX_K, say};
 
@@ -13,7 +13,7 @@ const DRAFTS: u32 = 64;
 const SEQUENCES: u32 = 1_024;
 
 /// Prints what each kind got.
-pub(crate) fn draw(profile: &Profile) {
+pub(crate) fn draw(profile: &Profile, experiment: &Experiment) {
     let mut profile =
         Profile { acceptance: Acceptance::by_task(&[("easy", 0.82), ("hard", 0.38)]), ..profile.clone() };
     (profile.target.workers, profile.draft.workers) = (TARGETS, DRAFTS);
@@ -38,7 +38,19 @@ pub(crate) fn draw(profile: &Profile) {
         duration: Duration::from_secs(60 * minutes),
         warm_up: Duration::from_secs(10),
     };
-    let outcome = run(&setup(5));
+    // What ended is forgotten, but for the times of each request that are asked for below.
+    let held: Vec<String> = [1, 3]
+        .map(|minutes| {
+            run_with(&setup(minutes), experiment);
+            format!("{:.1} MB after {minutes}", peak_memory_mb())
+        })
+        .to_vec();
+    let outcome = run_with(&setup(5), experiment);
+    say(&format!(
+        "Peak memory of this program: {}, {:.1} MB after 5 minutes",
+        held.join(", "),
+        peak_memory_mb()
+    ));
     say(&format!(
         "{} sequences at the end, {:.0} tokens/s, {} requests turned away",
         outcome.sequences_at_end,
@@ -58,4 +70,11 @@ pub(crate) fn draw(profile: &Profile) {
             lane.mean_k,
         ));
     }
+}
+
+/// As the kernel counts; 0 where it does not say.
+fn peak_memory_mb() -> f64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let peak = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
+    peak.and_then(|kb| kb.trim().strip_suffix(" kB")?.parse::<f64>().ok()).unwrap_or_default() / 1e3
 }

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use speculation::profile::{Acceptance, Profile};
-use speculation::simulation::{Policy, Setup, Sharing, Traffic, run};
+use speculation::simulation::{Experiment, Policy, Setup, Sharing, Traffic, run_with};
 
 use crate::{MAX_K, SEEDS, one_kind, say};
 
@@ -17,7 +17,7 @@ const ROUNDS_ALLOWED: f64 = 20.0;
 const ROUNDS: f64 = 300.0;
 
 /// Prints how fast the lane is in each stretch, its first rounds and the rest apart.
-pub(crate) fn draw(profile: &Profile) {
+pub(crate) fn draw(profile: &Profile, experiment: &Experiment) {
     say(&format!(
         "\nAcceptance {RATES:?}, {ROUNDS} plain rounds each: own choice / best fixed k after the first {ROUNDS_ALLOWED} rounds of each stretch"
     ));
@@ -40,7 +40,7 @@ pub(crate) fn draw(profile: &Profile) {
                 warm_up: Duration::ZERO,
             };
             let total = |seed| {
-                let outcome = run(&setup(seed));
+                let outcome = run_with(&setup(seed), experiment);
                 outcome.tokens_per_second() * outcome.seconds
             };
             (1..=SEEDS).map(total).sum::<f64>() / SEEDS as f64

@@ -17,6 +17,9 @@ const REGROUP_MARGIN: f64 = 0.03;
 /// For how many rounds groups stay as they are, once they are complete: what waiting for that may cost, in rounds that are so much shorter.
 const REGROUP_ROUNDS: f64 = 16.0;
 
+/// Sizes of a group that are looked at, below the one that is wanted.
+const SMALLER: u32 = 8;
+
 /// What a round of so many groups takes at best: the longest of one group's own steps one after the other, and of all groups' forwards.
 pub fn round_us(groups: u32, away_us: f64, forward_us: f64) -> f64 {
     (away_us + forward_us).max(f64::from(groups) * forward_us)
@@ -25,17 +28,44 @@ pub fn round_us(groups: u32, away_us: f64, forward_us: f64) -> f64 {
 /// The number of groups, 1 to [`GROUPS_MAX`], whose rounds are shortest; `now` stays unless another one is clearly better. `away_us` is how
 /// long a sequence stays away, `forward_us(groups)` what the forward of one of so many groups takes.
 pub fn best_groups(now: u32, most: u32, away_us: f64, forward_us: impl Fn(u32) -> f64) -> u32 {
-    let most = most.clamp(1, GROUPS_MAX);
+    best_by(&GroupRules::default(), (now, most), away_us, forward_us)
+}
+
+fn best_by(
+    rules: &GroupRules,
+    (now, most): (u32, u32),
+    away_us: f64,
+    forward_us: impl Fn(u32) -> f64,
+) -> u32 {
+    let most = most.clamp(1, rules.groups_max);
     let round = |groups: u32| round_us(groups, away_us, forward_us(groups));
     let now = now.clamp(1, most);
     let best = (1..=most).min_by(|a, b| round(*a).total_cmp(&round(*b))).unwrap_or(1);
-    if round(best) < (1.0 - REGROUP_MARGIN) * round(now) { best } else { now }
+    if round(best) < (1.0 - rules.regroup_margin) * round(now) { best } else { now }
+}
+
+/// When a target regroups: the constants above.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct GroupRules {
+    /// Groups at most.
+    pub groups_max: u32,
+    /// The part by which another number of groups must shorten a round.
+    pub regroup_margin: f64,
+    /// For how many rounds groups stay as they are.
+    pub regroup_rounds: f64,
+}
+
+impl Default for GroupRules {
+    fn default() -> Self {
+        Self { groups_max: GROUPS_MAX, regroup_margin: REGROUP_MARGIN, regroup_rounds: REGROUP_ROUNDS }
+    }
 }
 
 /// What one target knows of its groups.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Groups {
     now: u32,
+    rules: GroupRules,
 }
 
 /// How many of the sequences that draft make a group.
@@ -64,23 +94,44 @@ pub struct Group {
 
 impl Default for Groups {
     fn default() -> Self {
-        Self { now: 1 }
+        Self::with_rules(GroupRules::default())
     }
 }
 
 impl Groups {
+    /// All together, at first.
+    pub fn with_rules(rules: GroupRules) -> Self {
+        Self { now: 1, rules }
+    }
+
     /// How many sequences that draft share a forward; `forward_us(rows, sequences)` is what one takes.
     pub fn size(&mut self, drafting: Drafting, forward_us: impl Fn(f64, f64) -> f64) -> Size {
         let part = |count: u32, groups: u32| f64::from(count) / f64::from(groups);
         let of_groups = |groups| forward_us(part(drafting.rows, groups), part(drafting.sequences, groups));
-        self.now = best_groups(self.now, drafting.sequences, drafting.away_us, of_groups);
+        self.now = best_by(&self.rules, (self.now, drafting.sequences), drafting.away_us, of_groups);
         let most = drafting.sequences.div_ceil(self.now);
         let rest = drafting.sequences.saturating_sub(most * (self.now - 1));
         let round_us = round_us(self.now, drafting.away_us, of_groups(self.now));
+        // A target that is never idle gains nothing by waiting for more, where that many smaller ones by turns, the rest in one of its own, take
+        // hardly longer.
+        let is_never_idle = f64::from(self.now) * of_groups(self.now) >= round_us;
+        let forward_of = |size: u32| match size {
+            0 => 0.0,
+            _ => forward_us(part(drafting.rows, drafting.sequences) * f64::from(size), f64::from(size)),
+        };
+        let in_groups_of = |size: u32| {
+            let (full, rest) = (drafting.sequences / size, drafting.sequences % size);
+            let forwards_us = f64::from(full) * forward_of(size) + forward_of(rest);
+            forwards_us.max(drafting.away_us + forward_of(size))
+        };
+        let smallest = (1..=SMALLER).map(|part| (most * part).div_ceil(SMALLER)).find(|&size| {
+            is_never_idle && size > 0 && in_groups_of(size) <= (1.0 + self.rules.regroup_margin) * round_us
+        });
+        let smallest = smallest.unwrap_or(most);
         Size {
             most: if self.now == 1 { u32::MAX } else { most },
-            least: rest.min(self.least(most)),
-            patience_us: (REGROUP_ROUNDS * (drafting.round_us - round_us)).clamp(0.0, round_us),
+            least: rest.min(self.least(most)).min(smallest),
+            patience_us: (self.rules.regroup_rounds * (drafting.round_us - round_us)).clamp(0.0, round_us),
         }
     }
 
@@ -179,6 +230,9 @@ mod tests {
         // All together: 18 ms a round. In two halves by turns it takes 24, and to wait once pays for itself.
         assert_eq!(size(24_000.0, flat), Size { most: u32::MAX, least: 12, patience_us: 18_000.0 });
         assert_eq!(size(18_000.0, flat).patience_us, 0.0, "they are together");
-        assert_eq!(size(12_000.0, |rows, _| 187.5 * rows), Size { most: 8, least: 7, patience_us: 0.0 });
+        let with_a_floor = |rows: f64, _| (187.5 * rows).max(4_000.0);
+        assert_eq!(size(12_000.0, with_a_floor), Size { most: 8, least: 7, patience_us: 0.0 });
+        let least = size(15_000.0, |rows, _| 187.5 * rows).least;
+        assert_eq!(least, 1, "where each row costs its own time a smaller group is as good");
     }
 }

@@ -7,7 +7,7 @@ pub mod groups;
 pub mod late;
 pub mod separate;
 
-pub use groups::{Group, Groups, Size};
+pub use groups::{Group, GroupRules, Groups, Size};
 pub use late::{Awaited, Drafting, Ready, Returns};
 pub use separate::{LaneRows, by_lane, first_alone};
 

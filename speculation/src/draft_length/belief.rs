@@ -26,9 +26,43 @@ const OWN_MEMORY: f64 = 2_048.0;
 /// A load that is so many times as large or small ages what is known by [`OWN_MEMORY`] once for each factor e.
 const LOAD_AGES: f64 = 256.0;
 
+/// How much is believed how firmly: the constants above, each beside what it is for.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct BeliefRules {
+    /// Doubt of what all k have in common.
+    pub common: f64,
+    /// Doubt of what is a k's own.
+    pub own: f64,
+    /// How much of that a k shares with its neighbour.
+    pub neighbour: f64,
+    /// Noise of a lane round.
+    pub lane_round_noise: f64,
+    /// How far what is common moves in a lane round.
+    pub common_drift: f64,
+    /// Lane rounds for which what is a k's own lasts.
+    pub own_memory: f64,
+    /// So many times that for a load that is e times another.
+    pub load_ages: f64,
+}
+
+impl Default for BeliefRules {
+    fn default() -> Self {
+        Self {
+            common: COMMON,
+            own: OWN,
+            neighbour: NEIGHBOUR,
+            lane_round_noise: LANE_ROUND_NOISE,
+            common_drift: COMMON_DRIFT,
+            own_memory: OWN_MEMORY,
+            load_ages: LOAD_AGES,
+        }
+    }
+}
+
 /// The belief of one lane.
 #[derive(Debug, Clone)]
 pub(super) struct Belief {
+    rules: BeliefRules,
     /// By k.
     mean: Vec<f64>,
     /// By k and k.
@@ -39,24 +73,26 @@ pub(super) struct Belief {
 
 impl Belief {
     /// For k in 0..=max_k: every price is right, more or less.
-    pub(super) fn new(max_k: u32) -> Self {
+    pub(super) fn new(max_k: u32, rules: BeliefRules) -> Self {
+        let BeliefRules { common, own, neighbour, .. } = rules;
         let shared = |i: u32, j: u32| match (i, j) {
-            (0, 0) => OWN * OWN / 4.0,
+            (0, 0) => own * own / 4.0,
             (0, _) | (_, 0) => 0.0,
-            _ => OWN * OWN * NEIGHBOUR.powi(i.abs_diff(j) as i32),
+            _ => own * own * neighbour.powi(i.abs_diff(j) as i32),
         };
-        let row = |i: u32| (0..=max_k).map(|j| COMMON * COMMON + shared(i, j)).collect();
+        let row = |i: u32| (0..=max_k).map(|j| common * common + shared(i, j)).collect();
         let prior: Vec<Vec<f64>> = (0..=max_k).map(row).collect();
-        Self { mean: vec![0.0; prior.len()], covariance: prior.clone(), prior }
+        Self { rules, mean: vec![0.0; prior.len()], covariance: prior.clone(), prior }
     }
 
     /// A lane round went by, and the load changed by so much (logarithm of the ratio).
     pub(super) fn age(&mut self, load_change: f64) {
-        let keep = (-(1.0 + LOAD_AGES * load_change.abs()) / OWN_MEMORY).exp();
+        let BeliefRules { load_ages, own_memory, common_drift, .. } = self.rules;
+        let keep = (-(1.0 + load_ages * load_change.abs()) / own_memory).exp();
         self.mean.iter_mut().for_each(|mean| *mean *= keep);
         for (row, prior) in self.covariance.iter_mut().zip(&self.prior) {
             for (at, prior) in row.iter_mut().zip(prior) {
-                *at = keep * keep * *at + (1.0 - keep * keep) * prior + COMMON_DRIFT * COMMON_DRIFT;
+                *at = keep * keep * *at + (1.0 - keep * keep) * prior + common_drift * common_drift;
             }
         }
     }
@@ -67,7 +103,7 @@ impl Belief {
         if k >= self.mean.len() || !log_ratio.is_finite() || part <= 0.0 {
             return;
         }
-        let noise = LANE_ROUND_NOISE * LANE_ROUND_NOISE / part.min(1.0);
+        let noise = self.rules.lane_round_noise.powi(2) / part.min(1.0);
         let column: Vec<f64> = self.covariance[k].clone();
         let spread = column[k] + noise;
         // A stall says little of other rounds; where rounds really changed by more, the next ones say so again.
@@ -98,7 +134,7 @@ mod tests {
 
     #[test]
     fn what_is_common_moves_all_and_what_is_its_own_moves_neighbours() {
-        let mut belief = Belief::new(10);
+        let mut belief = Belief::new(10, BeliefRules::default());
         for _ in 0..50 {
             belief.age(0.0);
             belief.observe(4, 0.5, 1.0);
@@ -116,7 +152,7 @@ mod tests {
 
     #[test]
     fn doubt_shrinks_where_both_were_measured_and_comes_back() {
-        let mut belief = Belief::new(4);
+        let mut belief = Belief::new(4, BeliefRules::default());
         let before = belief.doubt(0, 2);
         for _ in 0..20 {
             for k in [0, 2] {

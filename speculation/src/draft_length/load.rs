@@ -5,6 +5,8 @@
 pub struct Load {
     /// The lane's sequences at one target.
     pub sequences: u32,
+    /// At all targets: in a lane round each of these has its turn.
+    pub lane_sequences: u32,
     /// Rows that other lanes bring to that target's forward, and sequences.
     pub other_rows: u32,
     /// See `other_rows`.
@@ -57,6 +59,7 @@ impl Load {
         let at_draft = f64::from(draft_sequences) * f64::from(drafting) / all;
         Self {
             sequences: lanes[own].sequences.div_ceil(targets).max(1),
+            lane_sequences: lanes[own].sequences.max(1),
             other_rows: other_rows / targets,
             other_sequences: sequences / targets,
             draft_sequences: (at_draft.ceil() as u32).max(1),

@@ -1,7 +1,7 @@
 //! What a round takes by tables and wires ([`crate::cost`]); what rounds took beyond this price is the caller's to learn (`belief.rs`).
 
 use super::Load;
-use crate::batch::groups::{GROUPS_MAX, round_us};
+use crate::batch::groups::round_us;
 use crate::cost::{Forward, WorkerCost};
 
 /// No wait for a draft is shorter, whatever the tables say.
@@ -24,10 +24,10 @@ pub(super) type DraftAndVerify = (f64, f64);
 pub(super) fn price(
     k: u32,
     rows_each: f64,
-    load: &Load,
+    (load, groups_max): (&Load, u32),
     workers: (&WorkerCost, &WorkerCost),
 ) -> DraftAndVerify {
-    let most = if k == 0 { 1 } else { GROUPS_MAX.min(load.sequences.max(1)) };
+    let most = if k == 0 { 1 } else { groups_max.min(load.sequences.max(1)) };
     let rounds = (1..=most).map(|groups| in_groups(groups, (k, rows_each), load, workers));
     rounds.min_by(|a, b| (a.0 + a.1).total_cmp(&(b.0 + b.1))).expect("there is one group at least")
 }

@@ -61,6 +61,7 @@ impl World {
 fn alone(sequences: u32) -> Load {
     Load {
         sequences,
+        lane_sequences: sequences,
         other_rows: 0,
         other_sequences: 0,
         draft_sequences: sequences,
@@ -243,6 +244,41 @@ fn k_never_moves_by_more_than_two_and_probes_keep_to_their_share() {
 }
 
 #[test]
+fn a_lane_round_is_over_when_each_sequence_had_its_turn_at_whichever_target() {
+    let world = world(&SHAPES[0], 0.8, 4);
+    let mut run = Run::new(&world);
+    let load = Load { lane_sequences: 64, ..alone(4) };
+    for turn in 0..256 {
+        run.lane.choose(load, &run.target, &run.draft);
+        assert_eq!(run.lane.explain().lane_rounds, 1 + turn / 64);
+    }
+}
+
+#[test]
+fn a_probe_that_took_longer_than_predicted_is_paid_for_by_those_to_come() {
+    let probes = |slower: f64| {
+        let mut world = world(&SHAPES[3], 0.2, 8);
+        let mut run = Run::new(&world);
+        for _ in 0..2_000 {
+            let k = run.round(&mut world);
+            // As if its draft worker had been busy with something else: told once more, for each sequence.
+            if run.lane.k == 0 && k.0 > 8.0 && slower > 0.0 {
+                let late = RoundTimes {
+                    num_draft_tokens: run.lane.probed.map_or(0, |probed| probed.0),
+                    draft_wait: duration(slower * 10_000.0),
+                    verify: duration(10_000.0),
+                    committed: 1,
+                };
+                (0..8).for_each(|_| run.lane.observe_round(&late, &run.target, &run.draft));
+            }
+        }
+        run.lane.explain().probes
+    };
+    let (in_time, late) = (probes(0.0), probes(20.0));
+    assert!(late > 0 && 3 * late < in_time, "{late} late ones, {in_time} in time");
+}
+
+#[test]
 fn rows_that_would_slow_other_lanes_down_are_not_free() {
     let world = world(&SHAPES[2], 0.9, 1);
     let mut ks = Vec::new();
@@ -251,6 +287,7 @@ fn rows_that_would_slow_other_lanes_down_are_not_free() {
         let others = Pace { tokens_per_second: 1_600.0, round_us };
         let load = Load {
             sequences: 1,
+            lane_sequences: 1,
             other_rows: 16,
             other_sequences: 16,
             draft_sequences: 1,

@@ -8,11 +8,12 @@ pub(super) const HORIZON_LANE_ROUNDS: f64 = 64.0;
 /// See [`HORIZON_LANE_ROUNDS`].
 pub(super) const TRIAL_LANE_ROUNDS: f64 = 4.0;
 
-/// The value of a move, as a part of what the lane has now, of a gain (logarithm) that is believed to be `gain` give or take `doubt`.
-pub(super) fn value_of_move(gain: f64, doubt: f64) -> f64 {
+/// The value of a move, as a part of what the lane has now, of a gain (logarithm) that is believed to be `gain` give or take `doubt`;
+/// `trial` is what part of the time that it would be better a trial takes.
+pub(super) fn value_of_move(gain: f64, doubt: f64, trial: f64) -> f64 {
     let won = expected_above_zero(gain, doubt);
     let lost = won - gain;
-    won - TRIAL_LANE_ROUNDS / HORIZON_LANE_ROUNDS * lost
+    won - trial * lost
 }
 
 /// The mean of what is above zero of a normal distribution.
@@ -38,6 +39,10 @@ fn below(z: f64) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn value_of_move(gain: f64, doubt: f64) -> f64 {
+        super::value_of_move(gain, doubt, TRIAL_LANE_ROUNDS / HORIZON_LANE_ROUNDS)
+    }
 
     #[test]
     fn what_is_certain_is_worth_what_it_gains_and_doubt_makes_a_trial_worth_it() {

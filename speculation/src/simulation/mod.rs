@@ -12,6 +12,7 @@ mod events;
 pub mod outcome;
 pub mod plain;
 mod router;
+mod setup;
 #[cfg(test)]
 mod tests;
 mod worker;
@@ -19,101 +20,25 @@ mod worker;
 use std::time::Duration;
 
 pub use outcome::{KindOutcome, LaneOutcome, Outcome};
+pub use setup::{Experiment, Kind, Policy, Setup, Sharing, Traffic};
 
 use crate::Role;
 use crate::agreement::Agreement;
-use crate::profile::Profile;
 use crate::profile::text::{mix, unit};
-use crate::sequence::IDLE_FEED_LAG;
+use crate::sequence::{FEED_LAG, IDLE_FEED_LAG};
 use crate::spec::lane_number;
 use events::{Event, Events};
 use router::{Reply, Router};
 use worker::{Start, Task, Work, Worker};
 
-/// What one run plays.
-#[derive(Debug, Clone)]
-pub struct Setup<'a> {
-    /// The pools.
-    pub profile: &'a Profile,
-    /// The requests.
-    pub traffic: Traffic,
-    /// How far rounds draft.
-    pub policy: Policy,
-    /// Which lanes share forwards at a target.
-    pub sharing: Sharing,
-    /// Keys every chance.
-    pub seed: u64,
-    /// When the run ends, in virtual time.
-    pub duration: Duration,
-    /// What happens before counts for nothing but what the controllers learn from it.
-    pub warm_up: Duration,
-}
-
-/// One kind of request.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Kind {
-    /// Its task type: the lane, and the profile's acceptance.
-    pub task_type: String,
-    /// Its share of the traffic.
-    pub share: f64,
-    /// Prompt tokens; a sequence of [`Traffic::Closed`] holds so many from the start.
-    pub prompt_tokens: u32,
-    /// Output tokens on average, spread evenly from half to one and a half of it.
-    pub output_tokens: u32,
-}
-
-/// Who asks, and when.
-#[derive(Debug, Clone, PartialEq)]
-pub enum Traffic {
-    /// So many sequences that never end, their prompts in place.
-    Closed {
-        /// How many at once.
-        sequences: u32,
-        /// What they are.
-        kinds: Vec<Kind>,
-    },
-    /// Requests that come at random, as many a second on average (Poisson).
-    Open {
-        /// Requests a second.
-        per_second: f64,
-        /// What they are.
-        kinds: Vec<Kind>,
-        /// Past so many under way, a request is turned away.
-        sequences_max: u32,
-    },
-}
-
-/// How far rounds draft.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Policy {
-    /// Always so far.
-    Fixed(u32),
-    /// Each lane chooses, up to so far.
-    Lanes {
-        /// k at most.
-        max_k: u32,
-    },
-    /// One controller for all kinds together, up to so far.
-    OneLane {
-        /// k at most.
-        max_k: u32,
-    },
-}
-
-/// Which lanes share a target's forward.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Sharing {
-    /// All, always.
-    Shared,
-    /// None: each lane has forwards of its own, in turns.
-    Apart,
-    /// All, but where the cost model says that one should go first: what workers do.
-    ByCost,
-}
-
 /// Runs it to its end.
 pub fn run(setup: &Setup<'_>) -> Outcome {
-    let mut simulation = Simulation::new(setup);
+    run_with(setup, &Experiment::default())
+}
+
+/// The same by other rules than those of routers and workers.
+pub fn run_with(setup: &Setup<'_>, experiment: &Experiment) -> Outcome {
+    let mut simulation = Simulation::new(setup, experiment);
     simulation.begin();
     while let Some((at, event)) = simulation.events.pop() {
         if at >= setup.duration {
@@ -135,16 +60,18 @@ struct Simulation<'a> {
     now: Duration,
     events: Events,
     chance: Chance,
-    /// Of what draft workers would have drawn where nobody asked them.
-    agreements: Chance,
     /// Of the requests alone, so that every way of serving gets the same ones.
     requests: Chance,
+    tells_agreement: bool,
     router: Router,
     targets: Vec<Worker>,
     drafts: Vec<Worker>,
     /// Workers at which something happened.
     touched: Vec<(Role, usize)>,
     sequences: Vec<Sequence>,
+    /// Those that may be taken by others.
+    free: Vec<usize>,
+    opened: u64,
     outcome: Outcome,
 }
 
@@ -161,6 +88,12 @@ struct Sequence {
     agreed_under_way: Vec<bool>,
     /// Which tokens of a draft these stand for.
     agreement: Agreement,
+    /// Whether the draft worker has not answered what it was fed: it is sent nothing meanwhile.
+    is_fed: bool,
+    /// It ended; another takes its place in the list as soon as nothing of it is under way.
+    is_gone: bool,
+    /// How many came before it: what its text is keyed by.
+    number: u64,
     came_at: Duration,
     first_token_at: Option<Duration>,
     output: u32,
@@ -168,10 +101,12 @@ struct Sequence {
 }
 
 impl<'a> Simulation<'a> {
-    fn new(setup: &'a Setup<'a>) -> Self {
+    fn new(setup: &'a Setup<'a>, experiment: &Experiment) -> Self {
         let workers = |role: Role| {
             let pool = if role == Role::Target { &setup.profile.target } else { &setup.profile.draft };
-            (0..pool.workers).map(|_| Worker::new(role, pool, setup.sharing)).collect::<Vec<_>>()
+            (0..pool.workers)
+                .map(|_| Worker::new(role, pool, (setup.sharing, experiment.groups)))
+                .collect::<Vec<_>>()
         };
         let kinds = match &setup.traffic {
             Traffic::Closed { kinds, .. } | Traffic::Open { kinds, .. } => kinds,
@@ -181,13 +116,15 @@ impl<'a> Simulation<'a> {
             now: Duration::ZERO,
             events: Events::default(),
             chance: Chance { state: mix(setup.seed) },
-            agreements: Chance { state: mix(setup.seed ^ 0xA6) },
             requests: Chance { state: mix(!setup.seed) },
-            router: Router::new(setup, kinds),
+            tells_agreement: experiment.tells_agreement,
+            router: Router::new(setup, experiment, kinds),
             targets: workers(Role::Target),
             drafts: workers(Role::Draft),
             touched: Vec::new(),
             sequences: Vec::new(),
+            free: Vec::new(),
+            opened: 0,
             outcome: Outcome::new(kinds),
         }
     }
@@ -230,7 +167,8 @@ impl<'a> Simulation<'a> {
     fn open(&mut self, kind: usize) -> usize {
         let wanted = &self.kinds()[kind];
         let spread = 0.5 + self.requests.next();
-        self.sequences.push(Sequence {
+        self.opened += 1;
+        let sequence = Sequence {
             lane: lane_number(&wanted.task_type),
             len: wanted.prompt_tokens,
             left: ((f64::from(wanted.output_tokens) * spread) as u32).max(1),
@@ -238,12 +176,22 @@ impl<'a> Simulation<'a> {
             agreed: Vec::new(),
             agreed_under_way: Vec::new(),
             agreement: Agreement::default(),
+            is_fed: false,
+            is_gone: false,
+            number: self.opened,
             came_at: self.now,
             first_token_at: None,
             output: 0,
             asked_at: self.now,
-        });
-        self.router.join(kind, wanted.prompt_tokens)
+        };
+        let id = self.free.pop().unwrap_or(self.sequences.len());
+        if id == self.sequences.len() {
+            self.sequences.push(sequence);
+        } else {
+            self.sequences[id] = sequence;
+        }
+        self.router.join(kind, id, wanted.prompt_tokens);
+        id
     }
 
     fn next_arrival(&mut self) {
@@ -291,6 +239,7 @@ impl<'a> Simulation<'a> {
         let prompt = |work| Task { sequence: id, lane, context, holds: context, work, expected_tokens: 1.0 };
         self.events.push(at, Event::Steps(Role::Target, target, vec![prompt(Work::Verify { k: 0 })]));
         self.events.push(at, Event::Steps(Role::Draft, draft, vec![prompt(Work::Feed)]));
+        self.sequences[id].is_fed = true;
         self.router.prompted(self.now, id);
     }
 
@@ -341,10 +290,17 @@ impl<'a> Simulation<'a> {
     }
 
     /// How many of k guesses are right.
-    fn judge(&mut self, id: usize, k: u32) -> u32 {
-        let (lane, seconds) = (self.sequences[id].lane, self.now.as_secs_f64());
-        let acceptance = &self.setup.profile.acceptance;
-        (0..k).take_while(|&i| self.chance.next() < acceptance.rate(lane, i as usize, seconds)).count() as u32
+    fn judge(&self, id: usize, k: u32) -> u32 {
+        let output = self.sequences[id].output;
+        (0..k).take_while(|&i| self.is_guessed(id, output + i, i)).count() as u32
+    }
+
+    /// Whether the draft worker guesses output token `at` of a sequence, as the one at `position` of a draft. That is the text's: it hangs on
+    /// nothing that was drafted before, so that the same requests are as hard however they are served.
+    fn is_guessed(&self, id: usize, at: u32, position: u32) -> bool {
+        let chance = unit(mix(mix(self.setup.seed ^ (self.sequences[id].number << 32)) ^ u64::from(at)));
+        let lane = self.sequences[id].lane;
+        chance < self.setup.profile.acceptance.rate(lane, position as usize, self.now.as_secs_f64())
     }
 
     /// A frame of replies reaches the router.
@@ -352,7 +308,7 @@ impl<'a> Simulation<'a> {
         self.router.measure(self.now, &reply);
         for &(id, work, accepted) in &reply.verdicts {
             match work {
-                Work::Feed => self.heard(id),
+                Work::Feed => self.fed(id),
                 Work::Propose { k } => self.proposed(id, k),
                 Work::Verify { k } => self.verified(id, (k, accepted)),
             }
@@ -362,7 +318,22 @@ impl<'a> Simulation<'a> {
     /// A draft worker says what it would have drawn of the committed tokens that it was sent.
     fn heard(&mut self, id: usize) {
         let agreed = std::mem::take(&mut self.sequences[id].agreed_under_way);
+        if !self.tells_agreement {
+            return;
+        }
         self.router.heard(id, &agreed);
+    }
+
+    /// A draft worker runs what it was fed; much may have come since.
+    fn fed(&mut self, id: usize) {
+        self.heard(id);
+        self.sequences[id].is_fed = false;
+        if self.sequences[id].is_gone {
+            return self.free.push(id);
+        }
+        if self.sequences[id].unfed > FEED_LAG {
+            self.feed(id);
+        }
     }
 
     fn proposed(&mut self, id: usize, k: u32) {
@@ -417,18 +388,21 @@ impl<'a> Simulation<'a> {
         self.targets[target].forget(id);
         self.drafts[draft].forget(id);
         self.router.leave(id);
+        self.sequences[id].is_gone = true;
+        if !self.sequences[id].is_fed {
+            self.free.push(id);
+        }
     }
 
     /// Whether the draft worker would have drawn the target's own token of a round that drafted nothing, or whose draft was accepted whole.
     fn agree(&mut self, id: usize, (k, accepted): (u32, u32)) {
-        let (chance, seconds) = (self.agreements.next(), self.now.as_secs_f64());
         let sequence = &mut self.sequences[id];
         sequence.agreement.judged(k, accepted);
         if k == 0 || accepted == k {
-            let rate = |position| self.setup.profile.acceptance.rate(sequence.lane, position, seconds);
-            let mut next = sequence.agreement;
+            let (mut next, last) = (sequence.agreement, sequence.output - 1);
             let position = next.next(true).0.start;
-            let agreed = chance < rate(position as usize);
+            let agreed = self.is_guessed(id, last, position);
+            let sequence = &mut self.sequences[id];
             sequence.agreement.next(agreed);
             sequence.agreed.push(agreed);
         }
@@ -446,7 +420,9 @@ impl<'a> Simulation<'a> {
 
     /// As `Sequence` feeds a draft worker that nobody asks for drafts.
     fn feed(&mut self, id: usize) {
-        if self.sequences[id].unfed < IDLE_FEED_LAG || matches!(self.setup.policy, Policy::Fixed(_)) {
+        let sequence = &self.sequences[id];
+        let never_drafts = matches!(self.setup.policy, Policy::Fixed(0));
+        if sequence.is_fed || sequence.unfed < IDLE_FEED_LAG || never_drafts {
             return;
         }
         let context = self.context_for_draft(id);
@@ -461,12 +437,16 @@ impl<'a> Simulation<'a> {
         };
         let (_, draft) = self.router.workers_of(id);
         self.events.push_step(self.now + self.wire(), (Role::Draft, draft), task);
+        self.sequences[id].is_fed = true;
     }
 
     fn begin_rounds(&mut self) {
         let begun = self.router.begin_rounds(self.now);
         for (id, k) in begun.rounds {
-            if k == 0 {
+            // A draft worker that is behind is asked for nothing.
+            let sequence = &self.sequences[id];
+            if k == 0 || sequence.is_fed || sequence.unfed > FEED_LAG {
+                self.router.undrafted(id);
                 self.verify(id, 0);
                 self.feed(id);
                 continue;

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::outcome::LaneOutcome;
 use super::worker::{Timing, Work};
-use super::{Kind, Policy, Setup};
+use super::{Experiment, Kind, Policy, Setup};
 use crate::Role;
 use crate::agreement::Agreement;
 use crate::cost::{Forward, WorkerCost};
@@ -77,14 +77,14 @@ pub(super) struct Router {
 }
 
 impl Router {
-    pub(super) fn new(setup: &Setup<'_>, kinds: &[Kind]) -> Self {
+    pub(super) fn new(setup: &Setup<'_>, experiment: &Experiment, kinds: &[Kind]) -> Self {
         let max_k = match setup.policy {
             Policy::Fixed(k) => k,
             Policy::Lanes { max_k } | Policy::OneLane { max_k } => max_k,
         };
         let lane = |name: &str| Lane {
             name: name.to_owned(),
-            controller: DraftLength::new(max_k),
+            controller: DraftLength::with_rules(max_k, experiment.rules),
             sequences: 0,
             context: 0.0,
             k: 0,
@@ -114,7 +114,7 @@ impl Router {
     }
 
     /// A new sequence, at the least loaded workers.
-    pub(super) fn join(&mut self, kind: usize, len: u32) -> usize {
+    pub(super) fn join(&mut self, kind: usize, id: usize, len: u32) {
         let least = |peers: &mut Vec<Peer>| {
             let least = (0..peers.len()).min_by_key(|&i| peers[i].sequences).unwrap_or_default();
             peers[least].sequences += 1;
@@ -126,7 +126,7 @@ impl Router {
             self.lanes[lane].context = f64::from(len);
         }
         self.num_sequences += 1;
-        self.sequences.push(Routed {
+        let routed = Routed {
             kind,
             lane,
             target: least(&mut self.targets),
@@ -141,8 +141,11 @@ impl Router {
             agreement: Agreement::default(),
             rounds: 0,
             accepted: 0,
-        });
-        self.sequences.len() - 1
+        };
+        match self.sequences.get_mut(id) {
+            Some(before) => *before = routed,
+            None => self.sequences.push(routed),
+        }
     }
 
     pub(super) fn leave(&mut self, id: usize) {
@@ -227,6 +230,12 @@ impl Router {
         let routed = &mut self.sequences[id];
         routed.verify_at = now;
         self.lanes[routed.lane].controller.observe_proposal(k, k);
+    }
+
+    /// A round that begins with its verification.
+    pub(super) fn undrafted(&mut self, id: usize) {
+        let routed = &mut self.sequences[id];
+        routed.verify_at = routed.begun_at;
     }
 
     /// A round is over: k drafted, `accepted` accepted, `committed` committed.

@@ -1,6 +1,7 @@
 //! The simulator against what can be worked out by hand, and against the server that has none of this.
 
 use super::*;
+use crate::profile::Profile;
 
 const PROFILE: &str = r#"
 name = "flat"

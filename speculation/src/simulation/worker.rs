@@ -4,7 +4,9 @@ use std::time::Duration;
 
 use super::Sharing;
 use crate::Role;
-use crate::batch::{Group, Groups, LaneRows, Returns, Share, Waiting, by_lane, first_alone, form};
+use crate::batch::{
+    Group, GroupRules, Groups, LaneRows, Returns, Share, Waiting, by_lane, first_alone, form,
+};
 use crate::cost::{Forward, WorkerCost};
 use crate::profile::{ForwardRows, Pool, StepCurve};
 
@@ -81,7 +83,7 @@ pub(super) struct Worker {
 }
 
 impl Worker {
-    pub(super) fn new(role: Role, pool: &Pool, sharing: Sharing) -> Self {
+    pub(super) fn new(role: Role, pool: &Pool, (sharing, groups): (Sharing, GroupRules)) -> Self {
         Self {
             role,
             curve: pool.curve.clone(),
@@ -93,7 +95,7 @@ impl Worker {
             began_at: None,
             held_since: None,
             last_lane: 0,
-            groups: Groups::default(),
+            groups: Groups::with_rules(groups),
             cost: WorkerCost::new(pool.curve.profiled_times()),
             returns: Returns::default(),
         }
