@@ -61,12 +61,16 @@ impl Worker for EchoDoor {
     }
 }
 
-/// Serves until the process is killed; its first line says where.
+/// Serves until whoever started it has closed its stdin, or has died; its first line says where.
 pub(crate) async fn serve(delay: Duration) -> anyhow::Result<()> {
     let listener = TcpListener::bind("127.0.0.1:0").await?;
     println!("http://{}", listener.local_addr()?);
     let server = Server::builder().add_service(WorkerServer::new(EchoDoor { delay }));
-    Ok(server.serve_with_incoming(TcpIncoming::from(listener).with_nodelay(Some(true))).await?)
+    let orphaned = tokio::task::spawn_blocking(|| std::io::copy(&mut std::io::stdin(), &mut std::io::sink()));
+    tokio::select! {
+        served = server.serve_with_incoming(TcpIncoming::from(listener).with_nodelay(Some(true))) => Ok(served?),
+        _ = orphaned => Ok(()),
+    }
 }
 
 /// Another process that echoes, and a stream to it.
@@ -81,7 +85,8 @@ impl Echo {
     pub(crate) async fn start(delay: Duration) -> anyhow::Result<Self> {
         let mut command = Command::new(std::env::current_exe()?);
         command.args(["echo", "--delay-us"]).arg(delay.as_micros().to_string());
-        let mut process = command.stdout(Stdio::piped()).kill_on_drop(true).spawn()?;
+        command.stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut process = command.kill_on_drop(true).spawn()?;
         let stdout = process.stdout.take().context("the echo has no output")?;
         let address = BufReader::new(stdout).lines().next_line().await?.context("the echo said nothing")?;
         let channel = Endpoint::from_shared(address)?.tcp_nodelay(true).connect().await?;

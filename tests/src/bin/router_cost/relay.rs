@@ -85,13 +85,13 @@ impl Relay {
 
 #[derive(Clone)]
 struct Door {
-    arrivals: mpsc::UnboundedSender<mpsc::Sender<Bytes>>,
+    arrivals: mpsc::Sender<mpsc::Sender<Bytes>>,
     events: Arc<AtomicU64>,
 }
 
 /// Serves until the process is killed; its first line says where. With as many threads as a router has.
 pub(crate) async fn serve(load: Load) -> anyhow::Result<()> {
-    let (arrivals, arrived) = mpsc::unbounded_channel();
+    let (arrivals, arrived) = mpsc::channel(load.streams.max(1));
     let door = Door { arrivals, events: Arc::default() };
     let counted = Arc::clone(&door.events);
     let rounds = std::thread::Builder::new().name("rounds".to_owned());
@@ -104,7 +104,7 @@ pub(crate) async fn serve(load: Load) -> anyhow::Result<()> {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let mut builder = tokio::runtime::Builder::new_multi_thread();
         let runtime = builder.worker_threads((cores - 1).max(1)).enable_all().build()?;
-        runtime.block_on(async { tokio::spawn(answer(door)).await? })
+        runtime.block_on(answer(door))
     })?;
     tokio::task::spawn_blocking(move || rounds.join())
         .await?
@@ -131,7 +131,7 @@ async fn answer(door: Door) -> anyhow::Result<()> {
 async fn complete(State(door): State<Door>) -> Response {
     let (events, written) = mpsc::channel(UNREAD_EVENTS);
     // A relay that has all its clients takes no more: the stream ends at once.
-    drop(door.arrivals.send(events));
+    drop(door.arrivals.try_send(events));
     let body = Body::from_stream(ReceiverStream::new(written).map(Ok::<_, std::convert::Infallible>));
     ([("content-type", "text/event-stream")], body).into_response()
 }
@@ -139,7 +139,7 @@ async fn complete(State(door): State<Door>) -> Response {
 /// Groups of clients go from worker to worker; each comes back with an event for everyone in it.
 async fn relay(
     load: Load,
-    mut arrived: mpsc::UnboundedReceiver<mpsc::Sender<Bytes>>,
+    mut arrived: mpsc::Receiver<mpsc::Sender<Bytes>>,
     counted: &AtomicU64,
 ) -> anyhow::Result<()> {
     let delay = Duration::from_micros;
@@ -153,9 +153,9 @@ async fn relay(
     let is_drafted = load.draft_us > 0;
     // Workers answer in order.
     let (mut at_draft, mut at_target) = (VecDeque::new(), VecDeque::new());
-    for group in 0..groups.len() {
+    for (group, members) in groups.iter().enumerate() {
         let first = if is_drafted { (&mut draft, &mut at_draft) } else { (&mut target, &mut at_target) };
-        first.0.send(groups[group].len() as u64, 0).await?;
+        first.0.send(members.len() as u64, 0).await?;
         first.1.push_back(group);
     }
     loop {
