@@ -14,6 +14,7 @@ mod device;
 mod emulator;
 mod error;
 mod executor;
+mod functions;
 pub mod gpu_check;
 mod gpus;
 mod graphs;

@@ -10,6 +10,7 @@ use cudarc::cublaslt::sys::{
 use libloading::Library;
 
 use crate::cuda::CudaError;
+use crate::cuda::functions::function_table;
 
 /// Names that the library goes by: that of the run-time package, then that of the one for developers.
 const NAMES: [&str; 2] = ["libcublasLt.so.13", "libcublasLt.so"];
@@ -35,37 +36,9 @@ pub(super) struct Heuristic {
     reserved: [c_int; 4],
 }
 
-/// Declares the table of functions and how it is filled.
-macro_rules! functions {
-    ($($field:ident = $name:literal: fn($($arg:ty),* $(,)?) -> $result:ty),+ $(,)?) => {
-        /// See the head of this file.
-        #[derive(Debug)]
-        pub(crate) struct BlasLibrary {
-            $(pub(super) $field: unsafe extern "C" fn($($arg),*) -> $result,)+
-            /// What was found, as people write it.
-            pub(crate) version: String,
-            /// Keeps the functions where they are.
-            _library: Library,
-        }
-
-        impl BlasLibrary {
-            /// Names of all functions that are used.
-            #[cfg(test)]
-            pub(super) const FUNCTIONS: &[&str] = &[$($name),+];
-
-            fn resolve(library: Library) -> Result<Self, CudaError> {
-                Ok(Self {
-                    // SAFETY: cuBLASLt declares a function of this signature under this name (cublasLt.h, 13.0 and later).
-                    $($field: unsafe { function(&library, $name) }?,)+
-                    version: String::new(),
-                    _library: library,
-                })
-            }
-        }
-    };
-}
-
-functions! {
+function_table! {
+    /// See the head of this file. Signatures are those of cublasLt.h, 13.0 and later.
+    BlasLibrary, Blas,
     get_version = "cublasLtGetVersion": fn() -> usize,
     get_status_string = "cublasLtGetStatusString": fn(Status) -> *const c_char,
     create = "cublasLtCreate": fn(*mut cublasLtHandle_t) -> Status,
@@ -87,16 +60,6 @@ functions! {
         cublasLtHandle_t, Operation, Bytes, Bytes, Layout, Bytes, Layout, Bytes, Bytes, Layout, *mut c_void, Layout,
         *const [u64; 8], *mut c_void, usize, Stream,
     ) -> Status,
-}
-
-/// # Safety
-/// `T` is the type of the function of that name.
-unsafe fn function<T: Copy>(library: &Library, name: &'static str) -> Result<T, CudaError> {
-    // SAFETY: this function's own contract.
-    match unsafe { library.get::<T>(name.as_bytes()) } {
-        Ok(symbol) => Ok(*symbol),
-        Err(error) => Err(CudaError::Blas { action: name, reason: format!("it is not there: {error}") }),
-    }
 }
 
 impl BlasLibrary {

@@ -7,6 +7,7 @@ use cudarc::nccl::sys::{ncclComm_t, ncclDataType_t};
 use libloading::Library;
 
 use crate::cuda::CudaError;
+use crate::cuda::functions::function_table;
 
 /// Names that the library goes by: that of the run-time package, then that of the one for developers.
 const NAMES: [&str; 2] = ["libnccl.so.2", "libnccl.so"];
@@ -21,37 +22,9 @@ type DataMut = *mut c_void;
 type Stream = *mut c_void;
 type Results = c_int;
 
-/// Declares the table of functions and how it is filled.
-macro_rules! functions {
-    ($($field:ident = $name:literal: fn($($arg:ty),*) -> $result:ty),+ $(,)?) => {
-        /// See the head of this file. All ranks of a process share one.
-        #[derive(Debug)]
-        pub(crate) struct NcclLibrary {
-            $($field: unsafe extern "C" fn($($arg),*) -> $result,)+
-            /// What was found, as people write it.
-            pub(crate) version: String,
-            /// Keeps the functions where they are.
-            _library: Library,
-        }
-
-        impl NcclLibrary {
-            /// Names of all functions that are used.
-            #[cfg(test)]
-            pub(super) const FUNCTIONS: &[&str] = &[$($name),+];
-
-            fn resolve(library: Library) -> Result<Self, CudaError> {
-                Ok(Self {
-                    // SAFETY: NCCL declares a function of this signature under this name (nccl.h, 2.18 and later).
-                    $($field: unsafe { function(&library, $name) }?,)+
-                    version: String::new(),
-                    _library: library,
-                })
-            }
-        }
-    };
-}
-
-functions! {
+function_table! {
+    /// See the head of this file. All ranks of a process share one. Signatures are those of nccl.h, 2.18 and later.
+    NcclLibrary, Nccl,
     get_version = "ncclGetVersion": fn(*mut c_int) -> Results,
     get_error_string = "ncclGetErrorString": fn(c_int) -> *const c_char,
     get_last_error = "ncclGetLastError": fn(ncclComm_t) -> *const c_char,
@@ -63,16 +36,6 @@ functions! {
     receive = "ncclRecv": fn(DataMut, usize, ncclDataType_t, c_int, ncclComm_t, Stream) -> Results,
     group_start = "ncclGroupStart": fn() -> Results,
     group_end = "ncclGroupEnd": fn() -> Results,
-}
-
-/// # Safety
-/// `T` is the type of the function of that name.
-unsafe fn function<T: Copy>(library: &Library, name: &'static str) -> Result<T, CudaError> {
-    // SAFETY: this function's own contract.
-    match unsafe { library.get::<T>(name.as_bytes()) } {
-        Ok(symbol) => Ok(*symbol),
-        Err(error) => Err(CudaError::Nccl { action: name, reason: format!("it is not there: {error}") }),
-    }
 }
 
 impl NcclLibrary {
