@@ -63,6 +63,8 @@ pub struct Survival {
     pieces: VecDeque<Piece>,
     /// All of them together.
     total: Counts,
+    /// No draft was longer: nothing was counted from here on.
+    depth: usize,
 }
 
 #[derive(Debug, Clone, Default)]
@@ -87,12 +89,13 @@ impl Survival {
 
     /// The same by other rules.
     pub fn with_rules(prior: f64, rules: SurvivalRules) -> Self {
-        Self { rules, prior, pieces: VecDeque::from([Piece::default()]), total: Counts::default() }
+        Self { rules, prior, pieces: VecDeque::from([Piece::default()]), total: Counts::default(), depth: 0 }
     }
 
     /// A draft of which `positions` were judged, as far as they were accepted: those below `accepted` were, that at `accepted` was not,
     /// those behind it were not reached. `sequences` share the lane. Positions that do not begin at 0 belong to a draft that was told of before.
     pub fn observe(&mut self, positions: Range<u32>, accepted: u32, sequences: u32) {
+        self.depth = self.depth.max(positions.end as usize).min(MAX_DRAFT_TOKENS);
         let newest = &mut self.pieces[0];
         newest.drafts += u32::from(positions.start == 0);
         newest.counts.add(positions.clone(), accepted);
@@ -132,10 +135,10 @@ impl Survival {
     fn drop_what_is_over(&mut self) {
         let (mut newer, mut changed) = (Counts::default(), None);
         for (at, piece) in self.pieces.iter().enumerate() {
-            newer.merge(&piece.counts, 1.0);
+            newer.merge(&piece.counts, (1.0, self.depth));
             let mut older = self.total.clone();
-            older.merge(&newer, -1.0);
-            let deviations = newer.deviations_from(&older);
+            older.merge(&newer, (-1.0, self.depth));
+            let deviations = newer.deviations_from(&older, self.depth);
             if deviations > changed.map_or(self.rules.change_deviations, |(most, _)| most) {
                 changed = Some((deviations, at + 1));
             }
@@ -159,7 +162,7 @@ impl Survival {
                 continue;
             }
             let into = &mut self.pieces[oldest - 1];
-            into.counts.merge(&old.counts, 1.0);
+            into.counts.merge(&old.counts, (1.0, self.depth));
             into.size += 1;
         }
     }
@@ -167,7 +170,7 @@ impl Survival {
     fn sum_up(&mut self) {
         self.total = Counts::default();
         for piece in &self.pieces {
-            self.total.merge(&piece.counts, 1.0);
+            self.total.merge(&piece.counts, (1.0, self.depth));
         }
     }
 }
@@ -179,10 +182,10 @@ impl Default for Counts {
 }
 
 impl Counts {
-    /// By how many standard deviations these drafts went better or worse, over all positions, than `older` ones.
-    fn deviations_from(&self, older: &Self) -> f64 {
+    /// By how many standard deviations these drafts went better or worse, over all `depth` positions, than `older` ones.
+    fn deviations_from(&self, older: &Self, depth: usize) -> f64 {
         let (mut surplus, mut variance, mut judged, mut judged_before) = (0.0, 0.0, 0.0, 0.0);
-        for i in 0..MAX_DRAFT_TOKENS {
+        for i in 0..depth {
             let (new, old) = (self.judged[i], older.judged[i]);
             if new <= 0.0 || old <= 0.0 {
                 continue;
@@ -200,8 +203,9 @@ impl Counts {
         surplus.abs() / (variance + 1.0).sqrt()
     }
 
-    fn merge(&mut self, other: &Self, sign: f64) {
-        for i in 0..MAX_DRAFT_TOKENS {
+    /// Adds or, by `sign`, takes away what was counted at the first `depth` positions.
+    fn merge(&mut self, other: &Self, (sign, depth): (f64, usize)) {
+        for i in 0..depth {
             self.judged[i] += sign * other.judged[i];
             self.accepted[i] += sign * other.accepted[i];
         }

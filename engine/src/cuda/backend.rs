@@ -16,6 +16,8 @@ mod tests;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use half::bf16;
+
 use super::CudaError;
 use super::executor::{Executor, Tensor};
 use super::kv_room::{kv_bytes, workspace_bytes};
@@ -32,7 +34,6 @@ use crate::model_config::ModelConfig;
 use crate::rope::Rope;
 use crate::shard::Shard;
 use crate::weights::{LinearTensors, MatrixFormat, TensorPart, TensorSource};
-use half::bf16;
 pub(super) use load::check_model;
 use load::{GpuLinear, GpuTable, GpuWeights};
 use pass::{GpuPass, Inputs};

@@ -1,16 +1,18 @@
 //! CPU of the router's process for each server-sent event, and for each further token in it.
 //!
 //! Real processes: the router, a target and a draft worker that keep the time of a profile, and this one as their client. All streams run from
-//! before the measured window until after it; what is counted in the window is what the router itself counts. Workers' times are stretched so
-//! that events come at about `--rate`; a window in which the machine was more than 60% busy is void, and says so. After each window comes one of a
-//! [`Relay`] with the same frames and events at the same pace, which tells what of it is libraries and kernel on this machine now.
+//! before the measured window until after it; what is counted in the window is what the router itself counts. Workers' times are stretched or
+//! shortened so that events come at about `--rate`: a router that is hardly busy is cold each time it wakes, and a window in which the machine was
+//! more than 60% busy is void, and says so. After each window comes one of a
+//! [relay](crate::relay) with the same frames and events at the same pace, which tells what of it is libraries and kernel on this machine now.
 
 use std::num::NonZeroUsize;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::ensure;
+use anyhow::{Context as _, ensure};
+use outrider_cli::cluster::usage::{Look, Span};
 use outrider_cli::cluster::{Binaries, Cluster, ClusterSpec, DraftKind, NoLogs, ROUTER, TargetKind};
 use outrider_cli::load::prompts::Content;
 use outrider_cli::load::{Access, Client, Endpoint, Prompt, Schedule, Settings};
@@ -18,15 +20,24 @@ use tests::metrics::Page;
 use tests::pair::root;
 use tests::wait::{PATIENCE, until};
 
-use outrider_cli::cluster::usage::{Look, Span};
-
-use crate::relay::{Load, Relay};
+use crate::relay::Load;
+use crate::worker_url;
 
 /// A machine that is busier than this measures its scheduler.
 const MAX_BUSY: f64 = 0.6;
 
+/// Workers' times are shortened to no less than this share: their timers know a few tens of microseconds.
+const SHORTEST: f64 = 0.05;
+
+/// What the router is to take at most for an event of one token, and for each further token in it.
+const EVENT_US: f64 = 14.0;
+const TOKEN_US: f64 = 1.5;
+
 /// Guesses of this task type are accepted with 0.82 each in the profiles: at k = 4, 3.5 tokens a verification.
 const TASK_TYPE: &str = "easy";
+
+/// KV blocks of each worker: 1,024 streams of 30,000 tokens.
+const ROOMY_BLOCKS: i64 = 2_000_000;
 
 /// A stream is under way when it has so many tokens.
 const UNDER_WAY: u64 = 4;
@@ -39,8 +50,8 @@ pub(crate) struct Args {
     /// Streams at once
     #[arg(long, value_delimiter = ',', default_value = "16,256,1024")]
     streams: Vec<usize>,
-    /// Verifications a second that workers' times are stretched to, at most
-    #[arg(long, default_value_t = 8_000.0)]
+    /// Verifications a second that workers' times are stretched or shortened to, about
+    #[arg(long, default_value_t = 24_000.0)]
     rate: f64,
     /// The measured window
     #[arg(long, default_value_t = 10.0)]
@@ -54,60 +65,60 @@ struct Cost {
     /// Forwards of the target.
     forwards: f64,
     span: Span,
-    floor: f64,
+}
+
+/// Microseconds of CPU for each event.
+struct Compared {
+    /// Tokens of an event.
+    tokens: f64,
+    router: f64,
+    relay: f64,
 }
 
 pub(crate) async fn run(args: Args, binaries: &Binaries) -> anyhow::Result<()> {
     println!(
-        "| streams | times stretched | k | events/s | tokens per event | sequences a frame | router, of a core | us per event | the relay's | ratio | machine busy |"
+        "| streams | workers' times | k | events/s | tokens per event | sequences a frame | router, of a core | us per event | at most | the relay's | ratio | machine busy |"
     );
-    println!("|---|---|---|---|---|---|---|---|---|---|---|");
+    println!("|---|---|---|---|---|---|---|---|---|---|---|---|");
     let mut further = Vec::new();
     for &streams in &args.streams {
         let plain = measure(&args, binaries, (streams, 0)).await?;
         let drafted = measure(&args, binaries, (streams, 4)).await?;
-        let more = drafted.tokens / drafted.events - plain.tokens / plain.events;
-        further.push((
-            streams,
-            (drafted.us_per_event() - plain.us_per_event()) / more,
-            (drafted.floor - plain.floor) / more,
-        ));
+        let more = drafted.tokens - plain.tokens;
+        further.push((streams, (drafted.router - plain.router) / more, (drafted.relay - plain.relay) / more));
     }
     println!();
-    for (streams, us, floor) in further {
+    for (streams, router, relay) in further {
         println!(
-            "{streams} streams: {us:.2} us for each further token of an event, the relay's round trip to a draft worker {floor:.2}"
+            "{streams} streams: each further token of an event {router:.2} us more than k = 0's, of which the relay's round trip to a draft worker {relay:.2}"
         );
     }
     Ok(())
 }
 
 impl Cost {
-    fn us_per_event(&self) -> f64 {
-        self.span.cpu * 1e6 / self.events
-    }
-
-    fn print(&self, (streams, k): (usize, u32), time_scale: f64) {
+    /// Beside a relay's microseconds for each event: a row of the table.
+    fn beside(&self, relay: f64, (streams, k): (usize, u32), time_scale: f64) -> Compared {
         let Span { wall, cpu, busy } = self.span;
         let (wall, verdict) = (wall.as_secs_f64(), if busy > MAX_BUSY { ", VOID" } else { "" });
+        let (tokens, router) = (self.tokens / self.events, cpu * 1e6 / self.events);
         println!(
-            "| {streams} | {time_scale:.1} | {k} | {:.0} | {:.2} | {:.1} | {:.3} | {:.1} | {:.1} | {:.2} | {busy:.2}{verdict} |",
+            "| {streams} | x {time_scale:.2} | {k} | {:.0} | {tokens:.2} | {:.1} | {:.3} | {router:.1} | {:.1} | {relay:.1} | {:.2} | {busy:.2}{verdict} |",
             self.events / wall,
-            self.tokens / self.events,
             self.events / self.forwards,
             cpu / wall,
-            self.us_per_event(),
-            self.floor,
-            self.us_per_event() / self.floor,
+            EVENT_US + TOKEN_US * (tokens - 1.0),
+            router / relay,
         );
+        Compared { tokens, router, relay }
     }
 }
 
-async fn measure(args: &Args, binaries: &Binaries, (streams, k): (usize, u32)) -> anyhow::Result<Cost> {
+async fn measure(args: &Args, binaries: &Binaries, (streams, k): (usize, u32)) -> anyhow::Result<Compared> {
     // A round of the profiles takes some 10 ms, with a draft 16; more where all rows do not fit into one forward.
     let most = if k > 0 { 62.5 } else { 100.0 };
-    let rounds_per_second = (args.rate / streams as f64).min(most);
-    let time_scale = (most / rounds_per_second).max(1.0);
+    let rounds_per_second = args.rate / streams as f64;
+    let time_scale = (most / rounds_per_second).max(SHORTEST);
     let cluster = start(args, binaries, time_scale).await?;
     // Twice the window is enough for whatever comes before and after it.
     let tokens_each = 64 + (3.0 * args.seconds * rounds_per_second * if k > 0 { 4.0 } else { 1.0 }) as u32;
@@ -123,7 +134,7 @@ async fn measure(args: &Args, binaries: &Binaries, (streams, k): (usize, u32)) -
     let requests: Vec<_> = (0..streams).map(|i| settings.request(&endpoint, &prompt(i))).collect();
     let client = Client::new(endpoint);
     let schedule = Schedule::Closed { concurrency: streams };
-    let mut cost = tokio::select! {
+    let cost = tokio::select! {
         run = client.drive(&requests, &schedule, |_| ()) => {
             let samples = run.samples(&requests);
             let fault = samples.iter().find(|sample| !sample.is_completed()).map(|sample| sample.outcome.explain());
@@ -132,13 +143,28 @@ async fn measure(args: &Args, binaries: &Binaries, (streams, k): (usize, u32)) -
         cost = window(&cluster, streams as u64, args.seconds) => cost?,
     };
     cluster.stop().await;
-    cost.floor = floor(&cost, (streams, k), args.seconds).await?;
-    cost.print((streams, k), time_scale);
-    Ok(cost)
+    let relay = floor(&cost, (streams, k), args.seconds).await?;
+    Ok(cost.beside(relay, (streams, k), time_scale))
+}
+
+/// The profile with room for all streams at any length, and rounds that take no longer as they grow: neither is the router's.
+fn roomy(profile: &Path) -> anyhow::Result<String> {
+    let text = std::fs::read_to_string(profile).with_context(|| format!("reading {}", profile.display()))?;
+    let mut table: toml::Table = text.parse()?;
+    for pool in ["target", "draft"] {
+        let pool =
+            table.get_mut(pool).and_then(toml::Value::as_table_mut).context("a profile has two pools")?;
+        pool.insert("kv_blocks".to_owned(), ROOMY_BLOCKS.into());
+        let step = pool.get_mut("step").and_then(toml::Value::as_table_mut).context("a pool has steps")?;
+        step.insert("kv_us_per_token".to_owned(), 0.0.into());
+    }
+    Ok(table.to_string())
 }
 
 async fn start(args: &Args, binaries: &Binaries, time_scale: f64) -> anyhow::Result<Cluster> {
-    let profile = root().join(&args.profile);
+    let directory = tempfile::tempdir()?;
+    let profile = directory.path().join("roomy.toml");
+    std::fs::write(&profile, roomy(&root().join(&args.profile))?)?;
     let target = TargetKind::Synthetic { profile, time_scale };
     let mut spec = ClusterSpec::new(binaries.clone(), target, DraftKind::Synthetic);
     spec.threads = Some(NonZeroUsize::MIN);
@@ -157,9 +183,8 @@ async fn floor(cost: &Cost, (streams, k): (usize, u32), seconds: f64) -> anyhow:
     // Frames that go round one at a time are at each worker for half of that.
     let share = if k > 0 && groups == 1.0 { 0.5 } else { 1.0 };
     let target_us = (micros * share) as u64;
-    let relay =
-        Relay::start(&Load { streams, frame, target_us, draft_us: if k > 0 { target_us } else { 0 } })
-            .await?;
+    let draft_us = if k > 0 { target_us } else { 0 };
+    let relay = Load { streams, frame, target_us, draft_us }.start().await?;
     let endpoint = Endpoint::reach(&relay.url, Access::default()).await?;
     let settings = Settings { max_tokens: 1, ..Settings::default() };
     let prompt = Prompt { task: TASK_TYPE.to_owned(), content: Content::Prompt("a stream".to_owned()) };
@@ -194,9 +219,7 @@ async fn window(cluster: &Cluster, streams: u64, seconds: f64) -> anyhow::Result
         Ok(is_all && page.sum("vllm:generation_tokens_total") > UNDER_WAY * streams)
     })
     .await?;
-    let names = cluster.names();
-    let target = names.iter().find(|name| name.starts_with("target")).copied().unwrap_or_default();
-    let target = cluster.admin_url(target)?;
+    let target = worker_url(cluster, "target")?;
     let forwards = async || anyhow::Ok(Page::scrape(&target).await?.total("outrider_worker_forwards_total"));
     let (forwards_before, before, first) = (forwards().await?, Page::scrape(&url).await?, Look::at(router)?);
     tokio::time::sleep(Duration::from_secs_f64(seconds)).await;
@@ -208,6 +231,5 @@ async fn window(cluster: &Cluster, streams: u64, seconds: f64) -> anyhow::Result
         tokens: counted("vllm:generation_tokens_total"),
         forwards: forwards_after - forwards_before,
         span: first.until(&last),
-        floor: f64::NAN,
     })
 }

@@ -3,7 +3,6 @@
 //! loopback between two processes.
 
 use std::pin::Pin;
-use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
@@ -11,14 +10,14 @@ use futures::{Stream, StreamExt as _};
 use proto::v1;
 use proto::v1::worker_client::WorkerClient;
 use proto::v1::worker_server::{Worker, WorkerServer};
-use tokio::io::{AsyncBufReadExt as _, BufReader};
 use tokio::net::TcpListener;
-use tokio::process::{Child, Command};
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::transport::server::TcpIncoming;
 use tonic::transport::{Endpoint, Server};
 use tonic::{Request, Response, Status, Streaming};
+
+use crate::helper::{self, Helper};
 
 /// Ids that a verification of four drafted ids commits in these frames.
 pub(crate) const SPAN_IDS: usize = 4;
@@ -61,21 +60,20 @@ impl Worker for EchoDoor {
     }
 }
 
-/// Serves until whoever started it has closed its stdin, or has died; its first line says where.
+/// Serves until whoever started it has ended.
 pub(crate) async fn serve(delay: Duration) -> anyhow::Result<()> {
     let listener = TcpListener::bind("127.0.0.1:0").await?;
     println!("http://{}", listener.local_addr()?);
     let server = Server::builder().add_service(WorkerServer::new(EchoDoor { delay }));
-    let orphaned = tokio::task::spawn_blocking(|| std::io::copy(&mut std::io::stdin(), &mut std::io::sink()));
     tokio::select! {
         served = server.serve_with_incoming(TcpIncoming::from(listener).with_nodelay(Some(true))) => Ok(served?),
-        _ = orphaned => Ok(()),
+        () = helper::orphaned() => Ok(()),
     }
 }
 
 /// Another process that echoes, and a stream to it.
 pub(crate) struct Echo {
-    process: Child,
+    process: Helper,
     outbox: mpsc::Sender<v1::RouterFrame>,
     frames: Streaming<v1::WorkerFrame>,
 }
@@ -83,13 +81,9 @@ pub(crate) struct Echo {
 impl Echo {
     /// Starts the process and connects as a router does.
     pub(crate) async fn start(delay: Duration) -> anyhow::Result<Self> {
-        let mut command = Command::new(std::env::current_exe()?);
-        command.args(["echo", "--delay-us"]).arg(delay.as_micros().to_string());
-        command.stdin(Stdio::piped()).stdout(Stdio::piped());
-        let mut process = command.kill_on_drop(true).spawn()?;
-        let stdout = process.stdout.take().context("the echo has no output")?;
-        let address = BufReader::new(stdout).lines().next_line().await?.context("the echo said nothing")?;
-        let channel = Endpoint::from_shared(address)?.tcp_nodelay(true).connect().await?;
+        let arguments = ["echo", "--delay-us", &delay.as_micros().to_string()].map(str::to_owned);
+        let process = Helper::start(&arguments).await?;
+        let channel = Endpoint::from_shared(process.url.clone())?.tcp_nodelay(true).connect().await?;
         let (outbox, outgoing) = mpsc::channel(64);
         outbox.try_send(v1::RouterFrame::default())?;
         let attached = WorkerClient::new(channel).attach(ReceiverStream::new(outgoing)).await;
@@ -133,8 +127,8 @@ impl Echo {
         Ok(())
     }
 
-    pub(crate) async fn stop(mut self) -> anyhow::Result<()> {
-        Ok(self.process.kill().await?)
+    pub(crate) async fn stop(self) -> anyhow::Result<()> {
+        self.process.stop().await
     }
 }
 

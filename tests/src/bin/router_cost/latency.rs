@@ -14,8 +14,10 @@ use outrider_cli::load::{Access, Client, Endpoint, Prompt, Schedule, Settings};
 use tests::metrics::Page;
 use tests::wait::{PATIENCE, until};
 
-use crate::echo::Echo;
 use outrider_cli::cluster::usage::Look;
+
+use crate::echo::Echo;
+use crate::worker_url;
 
 const K: u32 = 4;
 
@@ -127,9 +129,7 @@ struct Worked {
 
 impl Worked {
     async fn look(cluster: &Cluster) -> anyhow::Result<Self> {
-        let names = cluster.names();
-        let of = |role: &str| names.iter().find(|name| name.starts_with(role)).copied().unwrap_or_default();
-        let (draft, target) = (cluster.admin_url(of("draft"))?, cluster.admin_url(of("target"))?);
+        let (draft, target) = (worker_url(cluster, "draft")?, worker_url(cluster, "target")?);
         let draft = Page::scrape(&draft).await?;
         let at = Instant::now();
         Ok(Self { at, draft, target: Page::scrape(&target).await? })

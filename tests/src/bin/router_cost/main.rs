@@ -8,6 +8,7 @@
 
 mod cost;
 mod echo;
+mod helper;
 mod latency;
 mod relay;
 mod scale;
@@ -15,8 +16,9 @@ mod scale;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use anyhow::Context as _;
 use clap::{Parser, Subcommand};
-use outrider_cli::cluster::Binaries;
+use outrider_cli::cluster::{Binaries, Cluster};
 
 /// Measures what the router costs.
 #[derive(Parser)]
@@ -62,4 +64,11 @@ async fn main() -> anyhow::Result<()> {
         What::Echo { delay_us } => echo::serve(Duration::from_micros(delay_us)).await,
         What::Relay(load) => relay::serve(load).await,
     }
+}
+
+/// Where the only worker of a role shows its metrics.
+fn worker_url(cluster: &Cluster, role: &str) -> anyhow::Result<String> {
+    let names = cluster.names();
+    let name = names.iter().find(|name| name.starts_with(role));
+    Ok(cluster.admin_url(name.with_context(|| format!("there is no {role} worker"))?)?)
 }

@@ -3,7 +3,6 @@
 //! libraries carry both. It has no sequences, no lanes, no text, no counts. What a router takes beyond it is the router's own.
 
 use std::collections::VecDeque;
-use std::process::Stdio;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -15,13 +14,12 @@ use axum::extract::State;
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use futures::StreamExt as _;
-use tokio::io::{AsyncBufReadExt as _, BufReader};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::process::{Child, Command};
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, oneshot};
 use tokio_stream::wrappers::ReceiverStream;
 
 use crate::echo::{Echo, SPAN_IDS};
+use crate::helper::{self, Helper};
 
 /// As many as a router lets a client leave unread.
 const UNREAD_EVENTS: usize = 4_096;
@@ -50,36 +48,19 @@ pub(crate) struct Load {
     pub(crate) draft_us: u64,
 }
 
-/// The process.
-pub(crate) struct Relay {
-    process: Child,
-    pub(crate) url: String,
-}
-
-impl Relay {
-    pub(crate) async fn start(load: &Load) -> anyhow::Result<Self> {
-        let mut command = Command::new(std::env::current_exe()?);
-        command.arg("relay");
+impl Load {
+    /// Starts a relay of it.
+    pub(crate) async fn start(&self) -> anyhow::Result<Helper> {
+        let mut arguments = vec!["relay".to_owned()];
         for (flag, value) in [
-            ("--streams", load.streams as u64),
-            ("--frame", load.frame as u64),
-            ("--target-us", load.target_us),
-            ("--draft-us", load.draft_us),
+            ("--streams", self.streams as u64),
+            ("--frame", self.frame as u64),
+            ("--target-us", self.target_us),
+            ("--draft-us", self.draft_us),
         ] {
-            command.arg(flag).arg(value.to_string());
+            arguments.extend([flag.to_owned(), value.to_string()]);
         }
-        let mut process = command.stdout(Stdio::piped()).kill_on_drop(true).spawn()?;
-        let stdout = process.stdout.take().context("the relay has no output")?;
-        let url = BufReader::new(stdout).lines().next_line().await?.context("the relay said nothing")?;
-        Ok(Self { process, url })
-    }
-
-    pub(crate) fn pid(&self) -> anyhow::Result<u32> {
-        self.process.id().context("the relay has ended")
-    }
-
-    pub(crate) async fn stop(mut self) -> anyhow::Result<()> {
-        Ok(self.process.kill().await?)
+        Helper::start(&arguments).await
     }
 }
 
@@ -89,26 +70,29 @@ struct Door {
     events: Arc<AtomicU64>,
 }
 
-/// Serves until the process is killed; its first line says where. With as many threads as a router has.
+/// Serves until whoever started it has ended; with as many threads as a router has.
 pub(crate) async fn serve(load: Load) -> anyhow::Result<()> {
     let (arrivals, arrived) = mpsc::channel(load.streams.max(1));
     let door = Door { arrivals, events: Arc::default() };
     let counted = Arc::clone(&door.events);
-    let rounds = std::thread::Builder::new().name("rounds".to_owned());
-    let rounds = rounds.spawn(move || {
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-        runtime.block_on(relay(load, arrived, &counted))
+    let (fault, failed) = oneshot::channel();
+    std::thread::Builder::new().name("rounds".to_owned()).spawn(move || {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+        let relayed =
+            runtime.map_err(Into::into).and_then(|runtime| runtime.block_on(relay(load, arrived, &counted)));
+        // Nobody hears it where the process ends meanwhile.
+        drop(fault.send(relayed));
     })?;
-    let doors = std::thread::Builder::new().name("doors".to_owned());
-    doors.spawn(move || {
+    std::thread::Builder::new().name("doors".to_owned()).spawn(move || {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let mut builder = tokio::runtime::Builder::new_multi_thread();
         let runtime = builder.worker_threads((cores - 1).max(1)).enable_all().build()?;
         runtime.block_on(answer(door))
     })?;
-    tokio::task::spawn_blocking(move || rounds.join())
-        .await?
-        .map_err(|_| anyhow::anyhow!("the rounds panicked"))?
+    tokio::select! {
+        relayed = failed => relayed.context("the rounds panicked")?,
+        () = helper::orphaned() => Ok(()),
+    }
 }
 
 async fn answer(door: Door) -> anyhow::Result<()> {

@@ -1,0 +1,42 @@
+//! Processes of this program's own: the bare ends and the relay that a measurement needs beside the cluster. Each says in its first line where it
+//! serves, and ends when its stdin is closed: with whoever started it, however that ended.
+
+use std::process::Stdio;
+
+use anyhow::Context as _;
+use tokio::io::{AsyncBufReadExt as _, BufReader};
+use tokio::process::{Child, Command};
+
+/// A process of this program, and the URL that it serves at.
+pub(crate) struct Helper {
+    process: Child,
+    pub(crate) url: String,
+}
+
+impl Helper {
+    /// Starts this program with `arguments`.
+    pub(crate) async fn start(arguments: &[String]) -> anyhow::Result<Self> {
+        let mut command = Command::new(std::env::current_exe()?);
+        command.args(arguments).stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut process = command.kill_on_drop(true).spawn()?;
+        let stdout = process.stdout.take().context("a helper has no output")?;
+        let url = BufReader::new(stdout).lines().next_line().await?;
+        let url = url.with_context(|| format!("{arguments:?} ended without a word"))?;
+        Ok(Self { process, url })
+    }
+
+    pub(crate) fn pid(&self) -> anyhow::Result<u32> {
+        self.process.id().context("the helper has ended")
+    }
+
+    pub(crate) async fn stop(mut self) -> anyhow::Result<()> {
+        Ok(self.process.kill().await?)
+    }
+}
+
+/// Ends when whoever started this process has ended.
+pub(crate) async fn orphaned() {
+    let stdin = tokio::task::spawn_blocking(|| std::io::copy(&mut std::io::stdin(), &mut std::io::sink()));
+    // However reading ends, nobody is there any more.
+    drop(stdin.await);
+}
