@@ -80,9 +80,14 @@ impl Cluster {
         Ok((cluster, target, draft))
     }
 
+    /// Waits until the router can serve: it knows a target and what that serves.
+    pub async fn ready(&self) -> anyhow::Result<()> {
+        until("the router is ready", async || Ok(self.health.is_ready())).await
+    }
+
     /// A client, once the router can serve.
     pub async fn client(&self) -> anyhow::Result<Client> {
-        until("the router is ready", async || Ok(self.health.is_ready())).await?;
+        self.ready().await?;
         Client::connect(&format!("http://{}", self.router.grpc)).await
     }
 

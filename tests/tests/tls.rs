@@ -40,6 +40,7 @@ async fn a_cluster_that_speaks_tls_on_every_wire_writes_the_same_text() -> anyho
     refusal(&https, Some(workers.stranger()?)).await?;
     refusal(&https, Some(clients.member()?)).await?;
 
+    cluster.ready().await?;
     let door = format!("https://{}", cluster.grpc_address());
     let untrusting = Client::connect_with_tls(&door, &workers.stranger()?).await;
     ensure!(untrusting.is_err(), "a client took a certificate of an authority that it does not trust");

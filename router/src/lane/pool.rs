@@ -293,7 +293,13 @@ impl PooledWorker {
     /// True where the worker does not take everything now.
     fn flush(&mut self) -> bool {
         if !self.outgoing.steps.is_empty() || !self.outgoing.closes.is_empty() {
-            self.stuck.extend(split_router_frame(std::mem::take(&mut self.outgoing)));
+            // The next frame is about as long: it does not have to grow step by step.
+            let steps = Vec::with_capacity(self.outgoing.steps.len());
+            let frame = std::mem::replace(
+                &mut self.outgoing,
+                v1::RouterFrame { steps, ..v1::RouterFrame::default() },
+            );
+            self.stuck.extend(split_router_frame(frame));
         }
         while let Some(frame) = self.stuck.pop_front() {
             match self.worker.outbox.try_send(frame) {
