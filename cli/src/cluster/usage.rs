@@ -34,11 +34,6 @@ impl Look {
         Ok(Self { at: Instant::now(), cpu: process_cpu(pid)?, busy, all })
     }
 
-    /// As if all that a process took were idle time.
-    pub fn without(self, pid: u32) -> io::Result<Self> {
-        Ok(Self { busy: self.busy - process_cpu(pid)? * TICKS_PER_SECOND, ..self })
-    }
-
     /// From this look to a later one.
     pub fn until(&self, later: &Self) -> Span {
         Span {

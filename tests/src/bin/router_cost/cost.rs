@@ -20,7 +20,6 @@ use tests::metrics::Page;
 use tests::pair::root;
 use tests::wait::{PATIENCE, until};
 
-use crate::cores::Cores;
 use crate::relay::Load;
 use crate::worker_url;
 
@@ -76,15 +75,15 @@ struct Compared {
     relay: f64,
 }
 
-pub(crate) async fn run(args: &Args, on: (&Binaries, &Cores)) -> anyhow::Result<()> {
+pub(crate) async fn run(args: &Args, binaries: &Binaries) -> anyhow::Result<()> {
     println!(
         "| streams | workers' times | k | events/s | tokens per event | sequences a frame | router, of a core | us per event | at most | the relay's | ratio | machine busy |"
     );
     println!("|---|---|---|---|---|---|---|---|---|---|---|---|");
     let mut further = Vec::new();
     for &streams in &args.streams {
-        let plain = measure(args, on, (streams, 0)).await?;
-        let drafted = measure(args, on, (streams, 4)).await?;
+        let plain = measure(args, binaries, (streams, 0)).await?;
+        let drafted = measure(args, binaries, (streams, 4)).await?;
         let more = drafted.tokens - plain.tokens;
         further.push((streams, (drafted.router - plain.router) / more, (drafted.relay - plain.relay) / more));
     }
@@ -115,11 +114,7 @@ impl Cost {
     }
 }
 
-async fn measure(
-    args: &Args,
-    (binaries, cores): (&Binaries, &Cores),
-    (streams, k): (usize, u32),
-) -> anyhow::Result<Compared> {
+async fn measure(args: &Args, binaries: &Binaries, (streams, k): (usize, u32)) -> anyhow::Result<Compared> {
     // A round of the profiles takes some 10 ms, with a draft 16; more where all rows do not fit into one forward.
     let most = if k > 0 { 62.5 } else { 100.0 };
     let rounds_per_second = args.rate / streams as f64;
@@ -145,7 +140,7 @@ async fn measure(
             let fault = samples.iter().find(|sample| !sample.is_completed()).map(|sample| sample.outcome.explain());
             anyhow::bail!("the streams ended before the window did: {fault:?}");
         }
-        cost = window((&cluster, cores), streams as u64, args.seconds) => cost?,
+        cost = window(&cluster, streams as u64, args.seconds) => cost?,
     };
     cluster.stop().await;
     let relay = floor(&cost, (streams, k), args.seconds).await?;
@@ -216,7 +211,7 @@ async fn floor(cost: &Cost, (streams, k): (usize, u32), seconds: f64) -> anyhow:
 }
 
 /// What the router takes while all streams run.
-async fn window((cluster, cores): (&Cluster, &Cores), streams: u64, seconds: f64) -> anyhow::Result<Cost> {
+async fn window(cluster: &Cluster, streams: u64, seconds: f64) -> anyhow::Result<Cost> {
     let (url, router) = (cluster.http_url(), cluster.process(ROUTER)?.pid());
     until("all streams are under way", async || {
         let page = Page::scrape(&url).await?;
@@ -226,10 +221,9 @@ async fn window((cluster, cores): (&Cluster, &Cores), streams: u64, seconds: f64
     .await?;
     let target = worker_url(cluster, "target")?;
     let forwards = async || anyhow::Ok(Page::scrape(&target).await?.total("outrider_worker_forwards_total"));
-    let (forwards_before, before, first) =
-        (forwards().await?, Page::scrape(&url).await?, cores.look(router)?);
+    let (forwards_before, before, first) = (forwards().await?, Page::scrape(&url).await?, Look::at(router)?);
     tokio::time::sleep(Duration::from_secs_f64(seconds)).await;
-    let (last, after, forwards_after) = (cores.look(router)?, Page::scrape(&url).await?, forwards().await?);
+    let (last, after, forwards_after) = (Look::at(router)?, Page::scrape(&url).await?, forwards().await?);
     ensure!(after.sum("vllm:num_requests_running") == streams, "streams ended before the window did");
     let counted = |name: &str| after.total(name) - before.total(name);
     Ok(Cost {

@@ -82,7 +82,7 @@ impl Echo {
     /// Starts the process and connects as a router does.
     pub(crate) async fn start(delay: Duration) -> anyhow::Result<Self> {
         let arguments = ["echo", "--delay-us", &delay.as_micros().to_string()].map(str::to_owned);
-        let process = Helper::start(&[], &arguments).await?;
+        let process = Helper::start(&arguments).await?;
         let channel = Endpoint::from_shared(process.url.clone())?.tcp_nodelay(true).connect().await?;
         let (outbox, outgoing) = mpsc::channel(64);
         outbox.try_send(v1::RouterFrame::default())?;

@@ -1,7 +1,6 @@
 //! Processes of this program's own: the bare ends and the relay that a measurement needs beside the cluster. Each says in its first line where it
-//! serves, if it does, and ends when its stdin is closed: with whoever started it, however that ended.
+//! serves, and ends when its stdin is closed: with whoever started it, however that ended.
 
-use std::ffi::OsStr;
 use std::process::Stdio;
 
 use anyhow::Context as _;
@@ -15,15 +14,11 @@ pub(crate) struct Helper {
 }
 
 impl Helper {
-    /// Starts this program with `arguments`; `by` other programs that then become it, if any.
-    pub(crate) async fn start(by: &[&str], arguments: &[String]) -> anyhow::Result<Self> {
-        let program = std::env::current_exe()?;
-        let words = by.iter().map(OsStr::new).chain([program.as_os_str()]);
-        let words: Vec<&OsStr> = words.chain(arguments.iter().map(OsStr::new)).collect();
-        let mut command = Command::new(words[0]);
-        command.args(&words[1..]).stdin(Stdio::piped()).stdout(Stdio::piped());
-        let process = command.kill_on_drop(true).spawn();
-        let mut process = process.with_context(|| format!("starting {words:?}"))?;
+    /// Starts this program with `arguments`.
+    pub(crate) async fn start(arguments: &[String]) -> anyhow::Result<Self> {
+        let mut command = Command::new(std::env::current_exe()?);
+        command.args(arguments).stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut process = command.kill_on_drop(true).spawn()?;
         let stdout = process.stdout.take().context("a helper has no output")?;
         let url = BufReader::new(stdout).lines().next_line().await?;
         let url = url.with_context(|| format!("{arguments:?} ended without a word"))?;

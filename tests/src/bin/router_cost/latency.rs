@@ -14,7 +14,8 @@ use outrider_cli::load::{Access, Client, Endpoint, Prompt, Schedule, Settings};
 use tests::metrics::Page;
 use tests::wait::{PATIENCE, until};
 
-use crate::cores::Cores;
+use outrider_cli::cluster::usage::Look;
+
 use crate::echo::Echo;
 use crate::worker_url;
 
@@ -49,7 +50,7 @@ struct Rounds {
     busy: f64,
 }
 
-pub(crate) async fn run(args: &Args, on: (&Binaries, &Cores)) -> anyhow::Result<()> {
+pub(crate) async fn run(args: &Args, binaries: &Binaries) -> anyhow::Result<()> {
     println!(
         "| sequences | round, us | its steps, us | added, us | two bare round trips, us | ratio | the same after pauses, us | ratio | rows a target forward | draft forwards a round | machine busy |"
     );
@@ -62,7 +63,7 @@ pub(crate) async fn run(args: &Args, on: (&Binaries, &Cores)) -> anyhow::Result<
             for (sum, pause) in bare.iter_mut().zip([Duration::ZERO, pause]) {
                 *sum += echo.round_trips(sequences, (ROUND_TRIPS, pause)).await?.iter().sum::<f64>() / 2.0;
             }
-            let rounds = measure(args, on, sequences).await?;
+            let rounds = measure(args, binaries, sequences).await?;
             for (sum, pause) in bare.iter_mut().zip([Duration::ZERO, pause]) {
                 *sum += echo.round_trips(sequences, (ROUND_TRIPS, pause)).await?.iter().sum::<f64>() / 2.0;
             }
@@ -92,11 +93,7 @@ impl Rounds {
     }
 }
 
-async fn measure(
-    args: &Args,
-    (binaries, cores): (&Binaries, &Cores),
-    sequences: u64,
-) -> anyhow::Result<Rounds> {
+async fn measure(args: &Args, binaries: &Binaries, sequences: u64) -> anyhow::Result<Rounds> {
     let directory = tempfile::tempdir()?;
     let profile = directory.path().join("even.toml");
     std::fs::write(&profile, even_profile())?;
@@ -117,7 +114,7 @@ async fn measure(
     let schedule = Schedule::Closed { concurrency: sequences as usize };
     let rounds = tokio::select! {
         _ = client.drive(&requests, &schedule, |_| ()) => anyhow::bail!("the sequences ended before the window did"),
-        rounds = window((&cluster, cores), sequences, args.seconds) => rounds?,
+        rounds = window(&cluster, sequences, args.seconds) => rounds?,
     };
     cluster.stop().await;
     Ok(rounds)
@@ -139,11 +136,7 @@ impl Worked {
     }
 }
 
-async fn window(
-    (cluster, cores): (&Cluster, &Cores),
-    sequences: u64,
-    seconds: f64,
-) -> anyhow::Result<Rounds> {
+async fn window(cluster: &Cluster, sequences: u64, seconds: f64) -> anyhow::Result<Rounds> {
     let (url, router) = (cluster.http_url(), cluster.process(ROUTER)?.pid());
     until("all sequences are under way", async || {
         let page = Page::scrape(&url).await?;
@@ -151,9 +144,9 @@ async fn window(
         Ok(is_all && page.sum("vllm:generation_tokens_total") > 100 * sequences)
     })
     .await?;
-    let (first, before) = (Worked::look(cluster).await?, cores.look(router)?);
+    let (first, before) = (Worked::look(cluster).await?, Look::at(router)?);
     tokio::time::sleep(Duration::from_secs_f64(seconds)).await;
-    let (last, after) = (Worked::look(cluster).await?, cores.look(router)?);
+    let (last, after) = (Worked::look(cluster).await?, Look::at(router)?);
     let draft = |name: &str| last.draft.total(name) - first.draft.total(name);
     let target = |name: &str| last.target.total(name) - first.target.total(name);
     let rounds = target("outrider_worker_forwards_total");

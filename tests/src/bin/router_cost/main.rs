@@ -6,7 +6,6 @@
 #![forbid(unsafe_code)]
 #![expect(clippy::print_stdout, reason = "printing is the job")]
 
-mod cores;
 mod cost;
 mod echo;
 mod helper;
@@ -21,8 +20,6 @@ use anyhow::Context as _;
 use clap::{Parser, Subcommand};
 use outrider_cli::cluster::{Binaries, Cluster};
 
-use crate::cores::Cores;
-
 /// Measures what the router costs.
 #[derive(Parser)]
 struct Args {
@@ -31,9 +28,6 @@ struct Args {
     /// The router's program, where it is not the one beside this program
     #[arg(long, global = true)]
     router: Option<PathBuf>,
-    /// Keep all cores awake meanwhile: what halted cores cost those who wake them is the machine's, not the router's
-    #[arg(long, global = true)]
-    awake: bool,
 }
 
 #[derive(Subcommand)]
@@ -54,29 +48,21 @@ enum What {
     /// What cannot be left out of a router
     #[command(hide = true)]
     Relay(relay::Load),
-    /// What keeps cores awake
-    #[command(hide = true)]
-    Spin,
 }
 
 #[tokio::main]
 async fn main() -> anyhow::Result<()> {
-    let Args { what, router, awake } = Args::parse();
+    let Args { what, router } = Args::parse();
     let mut binaries = Binaries::beside_this_executable()?;
     if let Some(router) = router {
         binaries.router = router;
     }
-    let cores = Cores::start(awake).await?;
     match what {
-        What::Cpu(args) => cost::run(&args, (&binaries, &cores)).await,
-        What::Latency(args) => latency::run(&args, (&binaries, &cores)).await,
+        What::Cpu(args) => cost::run(&args, &binaries).await,
+        What::Latency(args) => latency::run(&args, &binaries).await,
         What::Scale(args) => scale::run(&args, &binaries).await,
         What::Echo { delay_us } => echo::serve(Duration::from_micros(delay_us)).await,
         What::Relay(load) => relay::serve(load).await,
-        What::Spin => {
-            cores::spin().await;
-            Ok(())
-        }
     }
 }
 

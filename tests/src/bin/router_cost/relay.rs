@@ -60,7 +60,7 @@ impl Load {
         ] {
             arguments.extend([flag.to_owned(), value.to_string()]);
         }
-        Helper::start(&[], &arguments).await
+        Helper::start(&arguments).await
     }
 }
 
