@@ -124,10 +124,8 @@ pub fn channel(num_choices: u32) -> (GenerationSink, GenerationStream) {
         all,
         overflowed: AtomicBool::new(false),
     });
-    (
-        GenerationSink { sender, shared: Arc::clone(&shared) },
-        GenerationStream { receiver, shared, ended: false },
-    )
+    let end = Arc::new(LaneEnd { sender, shared: Arc::clone(&shared) });
+    (GenerationSink { end }, GenerationStream { receiver, shared, ended: false })
 }
 
 /// Whether something is still wanted: asked for every token, and waited on once.
@@ -172,9 +170,15 @@ pub enum Delivery {
     Unwanted,
 }
 
-/// The lane's end. Clones write to the same client.
+/// The lane's end. Clones write to the same client; they are counted in memory of the lane's own, for what both ends see is read for every token,
+/// and whoever writes beside it has the other core wait.
 #[derive(Debug, Clone)]
 pub struct GenerationSink {
+    end: Arc<LaneEnd>,
+}
+
+#[derive(Debug)]
+struct LaneEnd {
     sender: mpsc::Sender<GenerationEvent>,
     shared: Arc<Shared>,
 }
@@ -186,16 +190,16 @@ impl GenerationSink {
         let wanted = match &event {
             GenerationEvent::Tokens(tokens) => !self.is_cancelled(tokens.choice),
             GenerationEvent::Finished { choice, .. } => !self.is_cancelled(*choice),
-            GenerationEvent::PromptLogprobs(_) | GenerationEvent::Failed(_) => !self.shared.all.is_over(),
+            GenerationEvent::PromptLogprobs(_) | GenerationEvent::Failed(_) => !self.end.shared.all.is_over(),
         };
         if !wanted {
             return Delivery::Unwanted;
         }
-        match self.sender.try_send(event) {
+        match self.end.sender.try_send(event) {
             Ok(()) => Delivery::Delivered,
             Err(mpsc::error::TrySendError::Full(_)) => {
-                self.shared.overflowed.store(true, Ordering::Release);
-                self.shared.all.end();
+                self.end.shared.overflowed.store(true, Ordering::Release);
+                self.end.shared.all.end();
                 Delivery::Unwanted
             }
             Err(mpsc::error::TrySendError::Closed(_)) => Delivery::Unwanted,
@@ -212,14 +216,15 @@ impl GenerationSink {
 
     /// Whether nobody wants this choice any more.
     pub fn is_cancelled(&self, choice: u32) -> bool {
-        self.shared.all.is_over() || self.shared.choices.get(choice as usize).is_none_or(Wish::is_over)
+        self.end.shared.all.is_over()
+            || self.end.shared.choices.get(choice as usize).is_none_or(Wish::is_over)
     }
 
     /// Fires when nobody wants this choice any more (its stop string was found, the client went away, or was too
     /// slow); for the owner task to wait on while the choice is queued or its round is out. Out-of-range choices are
     /// cancelled from the start.
     pub fn cancelled(&self, choice: u32) -> CancellationToken {
-        let wish = self.shared.choices.get(choice as usize);
+        let wish = self.end.shared.choices.get(choice as usize);
         wish.map(|wish| wish.token.clone()).unwrap_or_else(|| {
             let never_wanted = CancellationToken::new();
             never_wanted.cancel();
