@@ -210,7 +210,7 @@ async fn told_to_stop(on_stdin_close: bool) {
 }
 
 /// Resolves when stdin ends. The read blocks a thread of its own, which the end of the process takes along.
-async fn stdin_closed() {
+pub async fn stdin_closed() {
     let (closed, seen) = tokio::sync::oneshot::channel::<Infallible>();
     let reader = move || {
         // What is written there means nothing; only the end does.

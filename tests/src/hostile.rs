@@ -198,7 +198,10 @@ impl Inner {
         let replies = match self.mischief {
             Mischief::RandomIds => vec![guess(self.random_ids(k))],
             Mischief::TooMany => vec![guess(self.random_ids(k + 3))],
-            Mischief::TooFew => vec![guess(self.random_ids(step.round as usize % 2))],
+            // By turns. Rounds would not do: where a draft's steps have even numbers at the start, the lane gives up before one is odd.
+            Mischief::TooFew => {
+                vec![guess(self.random_ids(self.misdeeds.load(Ordering::Relaxed) as usize % 2))]
+            }
             Mischief::OutOfRange => {
                 let beyond = [self.vocab_size, self.vocab_size + 7, u32::MAX];
                 vec![guess(self.random_ids(1).into_iter().chain(beyond).take(k).collect())]

@@ -10,6 +10,7 @@ use futures::{Stream, StreamExt as _};
 use proto::v1;
 use proto::v1::worker_client::WorkerClient;
 use proto::v1::worker_server::{Worker, WorkerServer};
+use service::process::stdin_closed;
 use tokio::net::TcpListener;
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
@@ -17,7 +18,7 @@ use tonic::transport::server::TcpIncoming;
 use tonic::transport::{Endpoint, Server};
 use tonic::{Request, Response, Status, Streaming};
 
-use crate::helper::{self, Helper};
+use crate::helper::Helper;
 
 /// Ids that a verification of four drafted ids commits in these frames.
 pub(crate) const SPAN_IDS: usize = 4;
@@ -67,7 +68,7 @@ pub(crate) async fn serve(delay: Duration) -> anyhow::Result<()> {
     let server = Server::builder().add_service(WorkerServer::new(EchoDoor { delay }));
     tokio::select! {
         served = server.serve_with_incoming(TcpIncoming::from(listener).with_nodelay(Some(true))) => Ok(served?),
-        () = helper::orphaned() => Ok(()),
+        () = stdin_closed() => Ok(()),
     }
 }
 

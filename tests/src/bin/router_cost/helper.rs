@@ -33,10 +33,3 @@ impl Helper {
         Ok(self.process.kill().await?)
     }
 }
-
-/// Ends when whoever started this process has ended.
-pub(crate) async fn orphaned() {
-    let stdin = tokio::task::spawn_blocking(|| std::io::copy(&mut std::io::stdin(), &mut std::io::sink()));
-    // However reading ends, nobody is there any more.
-    drop(stdin.await);
-}

@@ -8,13 +8,12 @@ use std::num::NonZeroUsize;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use outrider_cli::cluster::usage::Look;
 use outrider_cli::cluster::{Binaries, Cluster, ClusterSpec, DraftKind, NoLogs, ROUTER, TargetKind};
 use outrider_cli::load::prompts::Content;
 use outrider_cli::load::{Access, Client, Endpoint, Prompt, Schedule, Settings};
 use tests::metrics::Page;
 use tests::wait::{PATIENCE, until};
-
-use outrider_cli::cluster::usage::Look;
 
 use crate::echo::Echo;
 use crate::worker_url;

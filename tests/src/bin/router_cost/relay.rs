@@ -14,12 +14,13 @@ use axum::extract::State;
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use futures::StreamExt as _;
+use service::process::stdin_closed;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{mpsc, oneshot};
 use tokio_stream::wrappers::ReceiverStream;
 
 use crate::echo::{Echo, SPAN_IDS};
-use crate::helper::{self, Helper};
+use crate::helper::Helper;
 
 /// As many as a router lets a client leave unread.
 const UNREAD_EVENTS: usize = 4_096;
@@ -91,7 +92,7 @@ pub(crate) async fn serve(load: Load) -> anyhow::Result<()> {
     })?;
     tokio::select! {
         relayed = failed => relayed.context("the rounds panicked")?,
-        () = helper::orphaned() => Ok(()),
+        () = stdin_closed() => Ok(()),
     }
 }
 
