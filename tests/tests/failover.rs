@@ -1,11 +1,14 @@
 //! Workers that come and go: the client's stream goes on, with the same ids as if nothing had happened.
 
+use std::time::Duration;
+
 use anyhow::ensure;
 use nix::sys::signal::Signal;
 use outrider_cli::cluster;
 use tests::case::Case;
 use tests::client::Answer;
 use tests::cluster::{Cluster, RunningWorker, WorkerKind};
+use tests::faulty_wire::WireFaults;
 use tests::pair::PairText;
 use tests::processes;
 use tests::wait::{PATIENCE, until};
@@ -72,7 +75,9 @@ async fn a_sequence_waits_for_a_target_that_comes_back() -> anyhow::Result<()> {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_draft_worker_that_joins_late_is_used() -> anyhow::Result<()> {
     let cluster = Cluster::start(|_| ()).await?;
-    let _target = cluster.add(WorkerKind::Target).await?;
+    // 600 tokens take more than two seconds over it: the text is under way when the draft worker has loaded.
+    let far = WireFaults { latency: Duration::from_millis(2), ..WireFaults::default() };
+    let _target = cluster.add_behind(WorkerKind::Target, far).await?;
     let client = cluster.client().await?;
     let case = long_case(0.0)?;
     let expected = client.ask(&case).await?;
