@@ -344,14 +344,12 @@ impl DraftLength {
                 others_delay: forward_us,
             });
         }
-        // Other lanes' rounds wait for this lane's rows.
+        // Other lanes' rounds wait for this lane's rows. Those that have just moved do not know what theirs take: more than a forward.
         let plain_us = outlook[0].others_delay;
+        let others_round_us = load.others.round_us.max(plain_us);
         for at in &mut outlook {
-            at.others_delay = if load.others.round_us > 0.0 {
-                (at.others_delay - plain_us) / load.others.round_us
-            } else {
-                0.0
-            };
+            at.others_delay =
+                if load.other_sequences > 0 { (at.others_delay - plain_us) / others_round_us } else { 0.0 };
         }
         outlook
     }

@@ -42,6 +42,7 @@ pub(crate) const RULES: &[Rule] = rules![
     "load_ages": rules.belief.load_ages as f64,
     "prior_weight": rules.survival.prior_weight as f64,
     "change_deviations": rules.survival.change_deviations as f64,
+    "changed_weight": rules.survival.changed_weight as f64,
     "piece_drafts": rules.survival.piece_drafts as f64,
     "groups_max": groups.groups_max as u32,
     "regroup_margin": groups.regroup_margin as f64,

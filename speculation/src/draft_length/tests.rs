@@ -282,14 +282,15 @@ fn a_probe_that_took_longer_than_predicted_is_paid_for_by_those_to_come() {
 fn rows_that_would_slow_other_lanes_down_are_not_free() {
     let world = world(&SHAPES[2], 0.9, 1);
     let mut ks = Vec::new();
-    for round_us in [0.0, 10_000.0] {
+    // Rows that nobody waits for; others that have just moved, and do not know what their rounds take; others that do.
+    for (other_sequences, round_us) in [(0, 0.0), (16, 0.0), (16, 10_000.0)] {
         let mut run = Run::new(&world);
         let others = Pace { tokens_per_second: 1_600.0, round_us };
         let load = Load {
             sequences: 1,
             lane_sequences: 1,
             other_rows: 16,
-            other_sequences: 16,
+            other_sequences,
             draft_sequences: 1,
             context: 0.0,
             others,
@@ -300,7 +301,7 @@ fn rows_that_would_slow_other_lanes_down_are_not_free() {
         }
         ks.push(run.lane.k);
     }
-    assert!(ks[0] > ks[1], "{ks:?}");
+    assert!(ks[0] > ks[1] && ks[0] > ks[2], "{ks:?}");
 }
 
 #[test]
