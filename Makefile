@@ -50,7 +50,7 @@ measure-router: ## what the router (release build) costs, with workers that only
 measure-lanes: ## lanes on a virtual clock: every fixed k, none, mixed traffic, overlap, scale (simulated; PROFILE=FILE ARGS="quick map")
 	cargo run --locked --package outrider-speculation --example lanes_sim -- $(ARGS) $(PROFILE)
 
-measure-lanes-cluster: ## five points of the lanes map with real processes and workers that only keep time, against the simulator (some 4 minutes on a quiet machine; ARGS="1 3" picks)
+measure-lanes-cluster: ## five points of the lanes map with real processes and workers that only keep time, against the simulator (some 6 minutes on a quiet machine; ARGS="1 3" picks)
 	cargo build --locked --workspace --bins
 	cargo run --locked --package outrider --example lanes_against_cluster -- $(ARGS)
 
