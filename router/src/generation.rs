@@ -10,6 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll};
 
 use async_trait::async_trait;
+use smallvec::SmallVec;
 use speculation::step::PromptLogprobs;
 use speculation::{AcceptanceMode, FinishReason, SequenceSpec, TokenId, TokenLogprobs};
 use tokio::sync::mpsc;
@@ -76,13 +77,16 @@ pub enum GenerationEvent {
     Failed(RouterError),
 }
 
+/// The ids of a span. Few, as a rule: those stay where the event is, for memory that one thread takes and another one gives back is dear.
+pub type SpanIds = SmallVec<[TokenId; 8]>;
+
 /// One committed span of one choice.
 #[derive(Debug, Clone, PartialEq)]
 pub struct CommittedTokens {
     /// Which choice.
     pub choice: u32,
     /// Accepted drafted ids, then the target's own draw.
-    pub token_ids: Vec<TokenId>,
+    pub token_ids: SpanIds,
     /// How many leading `token_ids` were drafted.
     pub num_drafted: u32,
     /// One entry an id where `spec.logprobs` asked for them, else empty.
@@ -290,7 +294,7 @@ mod tests {
     fn tokens(choice: u32, id: TokenId) -> GenerationEvent {
         GenerationEvent::Tokens(CommittedTokens {
             choice,
-            token_ids: vec![id],
+            token_ids: [id].as_slice().into(),
             num_drafted: 0,
             logprobs: Vec::new(),
             usage: SpeculationUsage::default(),
@@ -315,7 +319,7 @@ mod tests {
         assert_eq!(sink.send(tokens(0, 7)), Delivery::Unwanted);
         assert_eq!(sink.send(tokens(1, 8)), Delivery::Delivered);
         assert!(
-            matches!(stream.next().await, Some(GenerationEvent::Tokens(t)) if t.choice == 1 && t.token_ids == [8])
+            matches!(stream.next().await, Some(GenerationEvent::Tokens(t)) if t.choice == 1 && t.token_ids.as_slice() == [8])
         );
     }
 
@@ -330,7 +334,7 @@ mod tests {
         for id in 0..MAX_UNREAD_EVENTS_PER_CHOICE {
             let event = stream.next().await;
             assert!(
-                matches!(&event, Some(GenerationEvent::Tokens(t)) if t.token_ids == [id as TokenId]),
+                matches!(&event, Some(GenerationEvent::Tokens(t)) if t.token_ids.as_slice() == [id as TokenId]),
                 "{event:?}"
             );
         }

@@ -86,6 +86,7 @@ impl Owner {
         tokio::pin!(alarm);
         let mut flush_again = None;
         loop {
+            self.around.look_at_clock();
             self.postpone_timers();
             // It may ring early, for nothing, but not all the time: that is cheaper than to set it anew for every frame.
             let wake = self.around.wake_at(flush_again);
@@ -105,7 +106,10 @@ impl Owner {
                 // New requests.
                 Some(submission) = inbox.submissions.recv() => self.submit(submission),
                 // An operator asks why.
-                Some(answer) = inbox.questions.recv() => drop(answer.send(self.around.explain())),
+                Some(answer) = inbox.questions.recv() => {
+                    self.around.look_at_clock();
+                    drop(answer.send(self.around.explain()));
+                }
                 // Deadlines.
                 () = &mut alarm => self.fire_timers(),
             }
@@ -123,6 +127,7 @@ impl Owner {
     }
 
     fn submit(&mut self, Submission { generation, answer }: Submission) {
+        self.around.look_at_clock();
         // A client that left before its answer is seen by the sink.
         drop(answer.send(self.accept(generation)));
     }
@@ -186,11 +191,13 @@ impl Owner {
     }
 
     fn cancel(&mut self, id: SequenceId) {
+        self.around.look_at_clock();
         self.drive(id, Event::Cancel);
         self.forget(id);
     }
 
     fn worker_event(&mut self, event: WorkerEvent) {
+        self.around.look_at_clock();
         match event {
             WorkerEvent::Up(worker) => {
                 self.around.pool.join(worker);
@@ -282,6 +289,7 @@ impl Owner {
     }
 
     fn fire_timers(&mut self) {
+        self.around.look_at_clock();
         let now = self.around.now();
         while let Some(id) = self.around.next_timer(now) {
             let Some(running) = self.sequences.get_mut(&id) else { continue };

@@ -117,7 +117,7 @@ impl Running {
     pub(super) fn tokens(&self, commit: speculation::sequence::Commit) -> GenerationEvent {
         GenerationEvent::Tokens(CommittedTokens {
             choice: self.choice,
-            token_ids: commit.token_ids,
+            token_ids: commit.token_ids.as_slice().into(),
             num_drafted: commit.num_accepted,
             logprobs: commit.logprobs,
             usage: self.usage(),

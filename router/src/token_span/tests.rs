@@ -10,7 +10,7 @@ use crate::text::{Framing, tests as texts};
 fn span(token_ids: &[TokenId], num_drafted: u32) -> CommittedTokens {
     CommittedTokens {
         choice: 0,
-        token_ids: token_ids.to_vec(),
+        token_ids: token_ids.into(),
         num_drafted,
         logprobs: Vec::new(),
         usage: SpeculationUsage::default(),

@@ -217,7 +217,7 @@ fn committed(
     let logprobs = num_top.map_or_else(Vec::new, |num_top| {
         (start..start + span.len()).map(|position| logprobs(position, num_top)).collect()
     });
-    CommittedTokens { choice, token_ids: span.to_vec(), num_drafted: span.len() as u32 - 1, logprobs, usage }
+    CommittedTokens { choice, token_ids: span.into(), num_drafted: span.len() as u32 - 1, logprobs, usage }
 }
 
 /// Made up, and different at each position.

@@ -34,6 +34,7 @@ impl Owner {
             if !self.sequences.get(&id).is_some_and(begins) {
                 continue;
             }
+            self.around.look_at_clock();
             self.seat_draft(id);
             let Some(running) = self.sequences.get_mut(&id) else { continue };
             self.around.open_round(running);
