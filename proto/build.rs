@@ -12,7 +12,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let out = PathBuf::from(std::env::var_os("OUT_DIR").ok_or("OUT_DIR is set by cargo")?);
     tonic_prost_build::configure()
         .bytes(".outrider.v1.AssetChunk.data")
-        // Sent once; every step would be three times as large.
+        // Sent once; inside, it would make every step 368 bytes and not 160.
         .boxed(".outrider.v1.Step.spec")
         .file_descriptor_set_path(out.join("descriptors.bin"))
         .compile_protos(&files, &["proto"])?;

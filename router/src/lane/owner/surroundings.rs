@@ -64,7 +64,7 @@ impl Surroundings {
         }
     }
 
-    /// Looks at the clock. What came in one frame came at one time; to look for every step of every reply costs 2% of the router's time.
+    /// Looks at the clock. What came in one frame came at one time: to look for every step of every reply would be some eleven looks a drafted round.
     pub(super) fn look_at_clock(&mut self) {
         self.now = self.began.elapsed();
     }
