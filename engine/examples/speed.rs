@@ -1,65 +1,81 @@
-//! How fast a checkpoint decodes, verifies and prefills here: `cargo run --release -p outrider-engine
-//! --example speed -- DIR [threads]`. Each line is the best of several forwards behind a context of 64
-//! tokens; GMAC/s counts every weight once a row, GB/s every weight's bytes once a forward.
+//! How fast a model decodes, verifies and prefills here: `cargo run --release -p outrider-engine --example speed --
+//! DIR|random:CONFIG.json [threads] [formats] [rows]`, as in `.. random:config.json 1 int8,int4 1,8,16`. Each line is the best
+//! of several forwards behind a context of 64 tokens; GMAC/s counts every weight once a row, GB/s every weight's bytes
+//! once a forward. Times are the thread's CPU time where the system tells it, so other processes matter less.
+//! `OUTRIDER_ISA=avx2` chooses a lower instruction set; two builds are compared by running them in turns.
 #![expect(clippy::print_stdout, reason = "the table is the program's output")]
 
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-use engine::{Engine, EngineError, LoadOptions, SequenceRows, TokenId, WeightFormat};
+use engine::{Engine, LoadOptions, SequenceRows, TokenId, WeightFormat};
 
 const CONTEXT: usize = 64;
-const ROWS: [usize; 8] = [1, 2, 4, 5, 8, 16, 64, 512];
+const FORMATS: &str = "f32,bf16,int8,int4";
+const ROWS: &str = "1,2,4,5,8,16,64,512";
 const TIME_PER_LINE: Duration = Duration::from_millis(400);
+/// Of random weights.
+const SEED: u64 = 1;
+
+type Error = Box<dyn std::error::Error>;
 
 fn main() -> ExitCode {
-    let mut args = std::env::args_os().skip(1);
-    let Some(model_dir) = args.next() else {
-        println!("usage: speed DIR [threads]");
-        return ExitCode::from(64);
-    };
-    let threads = args.next().and_then(|arg| arg.to_str()?.parse().ok()).unwrap_or(1);
-    match table(PathBuf::from(model_dir), threads) {
+    let args: Vec<String> = std::env::args().skip(1).collect();
+    match run(&args) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            println!("{error}");
+            println!("{error}\nusage: speed DIR|random:CONFIG.json [threads] [formats] [rows]");
             ExitCode::FAILURE
         }
     }
 }
 
-fn table(model_dir: PathBuf, threads: usize) -> Result<(), EngineError> {
-    for weights in [WeightFormat::Bf16, WeightFormat::F32] {
-        let options = LoadOptions {
-            model_dir: model_dir.clone(),
-            weights,
-            threads,
-            tensor_parallel: 1,
-            kv_memory_bytes: 1 << 30,
-            max_model_len: None,
-        };
-        let start = Instant::now();
-        let mut engine = Engine::load(&options)?;
-        let parameters = engine.info().num_parameters as f64;
-        let bytes = parameters * if weights == WeightFormat::Bf16 { 2.0 } else { 4.0 };
-        println!("{weights:?}, {parameters} weights, {threads} threads, loaded in {:?}", start.elapsed());
-        for rows in ROWS {
-            let seconds = best(&mut engine, rows)?;
-            let (ms, gmacs, gbs) =
-                (seconds * 1e3, parameters * rows as f64 / seconds / 1e9, bytes / seconds / 1e9);
-            println!(
-                "  {rows:>4} rows {ms:>9.3} ms {:>9.0} rows/s {gmacs:>7.1} GMAC/s {gbs:>6.1} GB/s",
-                rows as f64 / seconds
-            );
-        }
+fn run(args: &[String]) -> Result<(), Error> {
+    let arg = |index: usize, default: &'static str| args.get(index).map_or(default, String::as_str);
+    let model = args.first().ok_or("no model is named")?;
+    let threads = arg(1, "1").parse()?;
+    let rows: Vec<usize> = arg(3, ROWS).split(',').map(str::parse).collect::<Result<_, _>>()?;
+    println!("{}, {}", engine::cpu_name(), engine::instruction_set()?);
+    for name in arg(2, FORMATS).split(',') {
+        let weights = WeightFormat::named(name).ok_or_else(|| format!("no format is named {name}"))?;
+        table((model, weights), threads, &rows)?;
+    }
+    Ok(())
+}
+
+fn table((model, weights): (&str, WeightFormat), threads: usize, rows: &[usize]) -> Result<(), Error> {
+    let config = model.strip_prefix("random:");
+    let options = LoadOptions {
+        model_dir: PathBuf::from(config.unwrap_or(model)),
+        weights,
+        threads,
+        tensor_parallel: 1,
+        kv_memory_bytes: 1 << 30,
+        max_model_len: None,
+    };
+    let start = Instant::now();
+    let mut engine = match config {
+        Some(_) => Engine::random(&options, SEED)?,
+        None => Engine::load(&options)?,
+    };
+    let (parameters, bytes) = (engine.info().num_parameters as f64, engine.info().weight_bytes as f64);
+    println!("{weights:?}, {parameters} weights, {threads} threads, loaded in {:?}", start.elapsed());
+    for &rows in rows {
+        let seconds = best(&mut engine, rows, threads)?;
+        let (ms, gmacs, gbs) =
+            (seconds * 1e3, parameters * rows as f64 / seconds / 1e9, bytes / seconds / 1e9);
+        println!(
+            "  {rows:>4} rows {ms:>9.3} ms {:>9.0} rows/s {gmacs:>7.1} GMAC/s {gbs:>6.1} GB/s",
+            rows as f64 / seconds
+        );
     }
     Ok(())
 }
 
 /// Seconds of the fastest forward of so many rows; few rows all want logits, as in verification, many only
 /// the last.
-fn best(engine: &mut Engine, rows: usize) -> Result<f64, EngineError> {
+fn best(engine: &mut Engine, rows: usize, threads: usize) -> Result<f64, Error> {
     let vocab = engine.info().vocab_size;
     let ids: Vec<TokenId> = (0..(CONTEXT + rows) as u32).map(|i| (i * 37 + 11) % vocab).collect();
     let slot = engine.open();
@@ -67,11 +83,24 @@ fn best(engine: &mut Engine, rows: usize) -> Result<f64, EngineError> {
     let num_logits = if rows <= 16 { rows } else { 1 };
     let (mut best, start) = (f64::MAX, Instant::now());
     while start.elapsed() < TIME_PER_LINE {
-        let begin = Instant::now();
+        let begin = seconds(start, threads);
         engine.forward(&[SequenceRows { slot, token_ids: &ids[CONTEXT..], num_logits }])?;
-        best = best.min(begin.elapsed().as_secs_f64());
+        best = best.min(seconds(start, threads) - begin);
         engine.truncate(slot, CONTEXT as u32);
     }
     engine.close(slot);
     Ok(best)
+}
+
+/// CPU time of this thread where the system tells it and it computes alone, else time.
+fn seconds(start: Instant, threads: usize) -> f64 {
+    let elapsed = start.elapsed().as_secs_f64();
+    if threads > 1 {
+        return elapsed;
+    }
+    // The system counts up to the last time that the thread gave way.
+    std::thread::yield_now();
+    let text = std::fs::read_to_string("/proc/thread-self/schedstat").unwrap_or_default();
+    let nanoseconds: Option<f64> = text.split_whitespace().next().and_then(|ns| ns.parse().ok());
+    nanoseconds.map_or(elapsed, |nanoseconds| nanoseconds / 1e9)
 }

@@ -14,6 +14,7 @@ mod dispatch;
 mod elementwise;
 mod exp;
 mod floats;
+mod instruction_set;
 mod lanes;
 pub(crate) mod lines;
 #[cfg(target_arch = "aarch64")]
@@ -37,6 +38,7 @@ pub(crate) use elementwise::round_to_bf16;
 use elementwise::{RmsNorm, RmsNormInPlace, Rotate, SiluMul};
 pub(crate) use floats::FloatMatrix;
 use floats::{FloatMatMul, TiledRows};
+pub use instruction_set::{cpu_name, instruction_set, use_instruction_set};
 use lanes::Element;
 pub(crate) use packed::PackedMatrix;
 use packed::{PackedMatMul, QuantizedRows};
@@ -80,7 +82,7 @@ struct Activations {
 
 impl Cpu {
     pub(crate) fn new(threads: usize) -> Result<Self, EngineError> {
-        Ok(Self::with(Isa::best(), Threads::new(threads)?))
+        Ok(Self::with(Isa::in_use()?, Threads::new(threads)?))
     }
 
     /// All instruction sets of this machine, for tests that compare them.

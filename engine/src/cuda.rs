@@ -22,13 +22,19 @@ pub mod host_driver;
 mod kernel_files;
 pub mod kernels_check;
 mod kv_room;
+mod memory_pool;
+mod numerics;
 mod nvrtc;
 mod on_host;
 mod ops;
 mod parity;
 mod ranks;
+#[cfg(test)]
+mod roofline;
+mod sass;
 mod sources;
 mod staging;
+mod toolkit;
 mod whole_model;
 
 pub use device::{CudaDevice, DeviceFacts};

@@ -93,6 +93,17 @@ pub enum EngineError {
         /// The limit, and what to do.
         reason: String,
     },
+    /// An instruction set was asked for that this CPU lacks or the engine does not know.
+    #[error("instruction set `{name}` is not available on this CPU, expected one of {available}")]
+    MissingInstructionSet {
+        /// What was asked for.
+        name: String,
+        /// Those that would have worked.
+        available: String,
+    },
+    /// Another instruction set was chosen before, and kernels may have run with it.
+    #[error("instruction set `{0}` comes too late, this process computes with another one already")]
+    InstructionSetInUse(String),
     /// A GPU cannot be used, or said no.
     #[error(transparent)]
     Cuda(#[from] crate::cuda::CudaError),

@@ -39,6 +39,7 @@ mod stages;
 mod weights;
 
 pub use block_manager::Shared;
+pub use cpu::{cpu_name, instruction_set, use_instruction_set};
 pub use draws::{DrawRequest, Outcome, PromptRows};
 pub use error::EngineError;
 pub use handle::{Engine, allowed_cores};

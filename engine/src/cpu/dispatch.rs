@@ -26,6 +26,12 @@ enum Choice {
     /// AVX-512 for floats, AVX2 for integers.
     #[cfg(target_arch = "x86_64")]
     Avx512,
+    /// AVX2 for floats, AVX-VNNI for integers: its dot products on 256 bits.
+    #[cfg(target_arch = "x86_64")]
+    AvxVnni,
+    /// The same by the encoding of AVX-512: no CPU is served by it, those without AVX-VNNI test that code with it.
+    #[cfg(target_arch = "x86_64")]
+    NarrowVnni,
     #[cfg(target_arch = "x86_64")]
     Avx2,
     /// NEON with its dot products of integers.
@@ -59,6 +65,12 @@ impl Isa {
             if avx2 && wide {
                 all.push(Self(Choice::Avx512));
             }
+            if avx2 && is_x86_feature_detected!("avxvnni") {
+                all.push(Self(Choice::AvxVnni));
+            }
+            if avx2 && wide && is_x86_feature_detected!("avx512vnni") {
+                all.push(Self(Choice::NarrowVnni));
+            }
             if avx2 {
                 all.push(Self(Choice::Avx2));
             }
@@ -74,13 +86,34 @@ impl Isa {
         all
     }
 
+    /// How people name it.
+    pub(crate) fn name(self) -> &'static str {
+        match self.0 {
+            #[cfg(target_arch = "x86_64")]
+            Choice::Avx512Vnni => "avx512-vnni",
+            #[cfg(target_arch = "x86_64")]
+            Choice::Avx512 => "avx512",
+            #[cfg(target_arch = "x86_64")]
+            Choice::AvxVnni => "avx-vnni",
+            #[cfg(target_arch = "x86_64")]
+            Choice::NarrowVnni => "avx512-vnni-256",
+            #[cfg(target_arch = "x86_64")]
+            Choice::Avx2 => "avx2",
+            #[cfg(target_arch = "aarch64")]
+            Choice::NeonDots => "neon-dotprod",
+            #[cfg(target_arch = "aarch64")]
+            Choice::Neon => "neon",
+            Choice::Portable => "portable",
+        }
+    }
+
     /// Rows of a tile of floats.
     pub(super) fn tile_rows(self) -> usize {
         match self.0 {
             #[cfg(target_arch = "x86_64")]
             Choice::Avx512Vnni | Choice::Avx512 => super::x86::Avx512::TILE_ROWS,
             #[cfg(target_arch = "x86_64")]
-            Choice::Avx2 => super::x86::Avx2::TILE_ROWS,
+            Choice::AvxVnni | Choice::NarrowVnni | Choice::Avx2 => super::x86::Avx2::TILE_ROWS,
             #[cfg(target_arch = "aarch64")]
             Choice::NeonDots | Choice::Neon => super::neon::Neon::TILE_ROWS,
             Choice::Portable => Portable::TILE_ROWS,
@@ -93,12 +126,25 @@ impl Isa {
             #[cfg(target_arch = "x86_64")]
             Choice::Avx512Vnni => super::packed::VnniDots::TILE_ROWS,
             #[cfg(target_arch = "x86_64")]
+            Choice::AvxVnni => super::packed::NarrowVnniDots::<false>::TILE_ROWS,
+            #[cfg(target_arch = "x86_64")]
+            Choice::NarrowVnni => super::packed::NarrowVnniDots::<true>::TILE_ROWS,
+            #[cfg(target_arch = "x86_64")]
             Choice::Avx512 | Choice::Avx2 => super::packed::Avx2Dots::TILE_ROWS,
             #[cfg(target_arch = "aarch64")]
             Choice::NeonDots => super::packed::NeonDots::TILE_ROWS,
             #[cfg(target_arch = "aarch64")]
             Choice::Neon => PortableDots::TILE_ROWS,
             Choice::Portable => PortableDots::TILE_ROWS,
+        }
+    }
+
+    /// Words that hold four activations of a product with int8.
+    pub(super) fn dot_words(self) -> usize {
+        match self.0 {
+            #[cfg(target_arch = "x86_64")]
+            Choice::Avx512 | Choice::Avx2 => super::packed::Avx2Dots::WORDS,
+            _ => 1,
         }
     }
 
@@ -111,7 +157,7 @@ impl Isa {
             Choice::Avx512Vnni | Choice::Avx512 => unsafe { run_avx512(kernel) },
             // SAFETY: as above.
             #[cfg(target_arch = "x86_64")]
-            Choice::Avx2 => unsafe { run_avx2(kernel) },
+            Choice::AvxVnni | Choice::NarrowVnni | Choice::Avx2 => unsafe { run_avx2(kernel) },
             // SAFETY: what is compiled for 64-bit ARM has NEON.
             #[cfg(target_arch = "aarch64")]
             Choice::NeonDots | Choice::Neon => unsafe { kernel.run::<super::neon::Neon>() },
@@ -127,6 +173,12 @@ impl Isa {
             // SAFETY: an `Isa` of this choice exists only where `all` has detected the features.
             #[cfg(target_arch = "x86_64")]
             Choice::Avx512Vnni => unsafe { run_vnni(kernel) },
+            // SAFETY: as above.
+            #[cfg(target_arch = "x86_64")]
+            Choice::AvxVnni => unsafe { run_avx_vnni(kernel) },
+            // SAFETY: as above.
+            #[cfg(target_arch = "x86_64")]
+            Choice::NarrowVnni => unsafe { run_narrow_vnni(kernel) },
             // SAFETY: as above; `all` makes an AVX-512 one only where AVX2 is there too.
             #[cfg(target_arch = "x86_64")]
             Choice::Avx512 | Choice::Avx2 => unsafe { run_avx2_dots(kernel) },
@@ -167,6 +219,24 @@ unsafe fn run_avx2<K: Kernel>(kernel: K) -> K::Output {
 unsafe fn run_vnni<K: DotKernel>(kernel: K) {
     // SAFETY: the features of this function are those that `D` needs.
     unsafe { kernel.run::<super::packed::VnniDots>() }
+}
+
+/// # Safety
+/// The CPU has the features named.
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avxvnni,avx2,fma")]
+unsafe fn run_avx_vnni<K: DotKernel>(kernel: K) {
+    // SAFETY: the features of this function are those that `D` needs.
+    unsafe { kernel.run::<super::packed::NarrowVnniDots<false>>() }
+}
+
+/// # Safety
+/// The CPU has the features named.
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx512f,avx512vl,avx512vnni,avx2,fma")]
+unsafe fn run_narrow_vnni<K: DotKernel>(kernel: K) {
+    // SAFETY: the features of this function are those that `D` needs.
+    unsafe { kernel.run::<super::packed::NarrowVnniDots<true>>() }
 }
 
 /// # Safety

@@ -15,10 +15,14 @@ pub(crate) const LANES: usize = 16;
 /// [`super::dispatch::Isa`] has made sure of before it runs a kernel; pointers must be valid for the elements
 /// that the method names.
 pub(crate) trait Lanes: Copy {
-    /// Activation rows in a tile, four or twelve: as many as leave room for their sums in registers.
+    /// Activation rows in a tile, at most twelve: as many as leave room for their sums in registers.
     const TILE_ROWS: usize;
     /// Vectors of output channels that a tile meets side by side, one or two.
     const TILE_VECTORS: usize;
+    /// Rows up to which a tile that is the only one meets two vectors side by side all the same: their sums fit.
+    const BOTH_VECTORS_ROWS: usize = if Self::TILE_VECTORS == 2 { Self::TILE_ROWS } else { 0 };
+    /// Sums of attention that fit in registers beside what is added to them.
+    const ATTENTION_SUMS: usize = 4;
 
     /// All lanes alike.
     unsafe fn splat(x: f32) -> Self;

@@ -1,8 +1,8 @@
 //! Matrices of int8 and int4, quantized while loading and packed into the order in which the kernels stream
 //! them (docs/contract.md C1): panels of sixteen output channels, one channel to a lane, so that no sum is ever
 //! folded across lanes. `layout` says which k goes where, `pack` makes the panels, `rows` quantizes
-//! activations, `dots` is the arithmetic of integers (in registers: `x86`, `neon`), `mat_mul` multiplies. The twin is
-//! `reference::quantized`.
+//! activations, `dots` is the arithmetic of integers (in registers: `x86`, `neon`), `mat_mul` multiplies, with the inner
+//! loops of `piece_sums`. The twin is `reference::quantized`.
 
 mod dots;
 mod layout;
@@ -10,6 +10,7 @@ mod mat_mul;
 #[cfg(target_arch = "aarch64")]
 mod neon;
 mod pack;
+mod piece_sums;
 mod rows;
 #[cfg(target_arch = "x86_64")]
 mod x86;
@@ -22,7 +23,7 @@ pub(super) use mat_mul::PackedMatMul;
 pub(super) use neon::NeonDots;
 pub(super) use rows::QuantizedRows;
 #[cfg(target_arch = "x86_64")]
-pub(super) use x86::{Avx2Dots, VnniDots};
+pub(super) use x86::{Avx2Dots, NarrowVnniDots, VnniDots};
 
 use super::lines::Lines;
 use crate::weights::QuantizedFormat;

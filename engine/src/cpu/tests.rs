@@ -133,15 +133,47 @@ fn check_quantized(product: &Product, format: QuantizedFormat, extremes: bool) {
         weights.iter_mut().enumerate().for_each(|(i, x)| *x *= size(i / k));
     }
     let bias = bias.then(|| numbers(width, 99));
-    let matrix = Matrix::new(MatrixData::from(weights.clone()), [width, k]);
-    let packed = PackedMatrix::pack(format, &slices, &matrix, &Threads::new(1).unwrap()).unwrap();
-    let twin = reference::QuantizedWeights::new(format, &weights, k);
-    let expected = twin.multiply(&x, &slices, bias.as_deref());
+    check_packed(format, &slices, (&x, &weights), bias);
+}
+
+/// Rows of activations times rows of weights, as long as the slices.
+fn check_packed(
+    format: QuantizedFormat,
+    slices: &KSlices,
+    (x, weights): (&[f32], &[f32]),
+    bias: Option<Vec<f32>>,
+) {
+    let k = slices.ranges().last().expect("there are slices").end;
+    let (rows, width) = (x.len() / k, weights.len() / k);
+    let matrix = Matrix::new(MatrixData::from(weights.to_vec()), [width, k]);
+    let packed = PackedMatrix::pack(format, slices, &matrix, &Threads::new(1).unwrap()).unwrap();
+    let twin = reference::QuantizedWeights::new(format, weights, k);
+    let expected = twin.multiply(x, slices, bias.as_deref());
     let linear = Linear { weights: LinearWeights::Packed(packed), bias };
     for cpu in Cpu::every_isa().into_iter().chain([Cpu::eager(3)]) {
         let mut out = vec![f32::NAN; rows * width];
-        cpu.linear(&linear, &mut x.clone(), &mut out);
-        assert_eq!(bits(&out), bits(&expected), "{cpu:?}: {format:?} {product:?}");
+        cpu.linear(&linear, &mut x.to_vec(), &mut out);
+        assert_eq!(
+            bits(&out),
+            bits(&expected),
+            "{cpu:?}: {format:?}, {rows} rows, {width} columns, {slices:?}"
+        );
+    }
+}
+
+/// A group's sums where all products are as large as they can be, of one sign or the other: those of 16 bits still fit.
+#[test]
+fn the_largest_sums_of_a_group_of_int4_fit() {
+    let (k, width) = (96, 20);
+    // The number farthest from zero becomes step -8, the others 7 or, in odd rows, -8 too.
+    let weight = |i: usize| if i.is_multiple_of(32) || i / k % 2 == 1 { -8.0 } else { 7.0 };
+    let weights: Vec<f32> = (0..width * k).map(weight).collect();
+    for rows in 1..14 {
+        let sign = |i: usize| if (i / k).is_multiple_of(2) { 1.0 } else { -1.0 };
+        let x: Vec<f32> = (0..rows * k).map(sign).collect();
+        for format in [QuantizedFormat::Int8, QuantizedFormat::Int4] {
+            check_packed(format, &KSlices::whole(k), (&x, &weights), None);
+        }
     }
 }
 

@@ -17,6 +17,7 @@ pub(super) struct Avx2(pub(super) __m256, pub(super) __m256);
 impl Lanes for Avx512 {
     const TILE_ROWS: usize = 12;
     const TILE_VECTORS: usize = 2;
+    const ATTENTION_SUMS: usize = 24;
 
     #[inline(always)]
     unsafe fn splat(x: f32) -> Self {
@@ -110,8 +111,9 @@ impl Lanes for Avx512 {
 }
 
 impl Lanes for Avx2 {
-    const TILE_ROWS: usize = 4;
+    const TILE_ROWS: usize = 6;
     const TILE_VECTORS: usize = 1;
+    const BOTH_VECTORS_ROWS: usize = 2;
 
     #[inline(always)]
     unsafe fn splat(x: f32) -> Self {

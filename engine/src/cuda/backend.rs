@@ -6,6 +6,7 @@
 
 mod drawing;
 mod feed;
+mod fusion;
 mod load;
 mod pass;
 #[cfg(test)]
@@ -22,8 +23,8 @@ use super::CudaError;
 use super::executor::{Executor, Tensor};
 use super::kv_room::{kv_bytes, workspace_bytes};
 use super::ops::{
-    Attention, DrawBuffers, Embedding, GemmBf16, GemmInt8, QuantizeRows, RmsNorm, ScoreBuffers, WriteKv, add,
-    finish_sum, norm_heads, num_splits, room, rotate, swiglu, take_rows, to_bf16,
+    Attention, DrawBuffers, Embedding, GemmBf16, GemmInt8, QuantizeRows, ScoreBuffers, WriteKv, finish_sum,
+    norm_heads, num_splits, room, swiglu, take_rows, to_bf16,
 };
 use crate::EngineError;
 use crate::backend::{AttentionLayer, Backend, HeadLayout, Norm};
@@ -34,14 +35,10 @@ use crate::model_config::ModelConfig;
 use crate::rope::Rope;
 use crate::shard::Shard;
 use crate::weights::{LinearTensors, MatrixFormat, TensorPart, TensorSource};
+use fusion::Delayed;
 pub(super) use load::check_model;
 use load::{GpuLinear, GpuTable, GpuWeights};
 use pass::{GpuPass, Inputs};
-
-/// The class of kernels whose bits are equal; part of `numerics_id`. Change it with the arithmetic.
-pub(super) const KERNEL_CLASS: &str = "cuda-mma-1";
-/// The same where products of many rows are a library's: a row's bits depend on its company then.
-pub(super) const LIBRARY_CLASS: &str = "cuda-cublaslt-1";
 
 /// One device, used by one thread at a time.
 pub(crate) struct Gpu<E: Executor> {
@@ -63,10 +60,11 @@ impl<E: Executor> SharedState<E> {
         between: impl FnOnce(&mut E) -> Result<T, EngineError>,
     ) -> Result<T, EngineError> {
         let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        match &state.failed {
-            Some(error) => Err(error.clone().into()),
-            None => between(&mut state.executor),
+        if let Some(error) = &state.failed {
+            return Err(error.clone().into());
         }
+        state.settle()?;
+        between(&mut state.executor)
     }
 }
 
@@ -74,6 +72,12 @@ impl<E: Executor> SharedState<E> {
 struct State<E: Executor> {
     executor: E,
     failed: Option<CudaError>,
+    /// What was asked for and may become a part of what is asked for next.
+    delayed: Option<Delayed>,
+    /// Whether products read bf16, so that who writes their inputs rounds them too.
+    reads_bf16: bool,
+    /// Whose numbers, and how many, the operation before has left in `rounded`.
+    rounded_of: Option<(u64, usize)>,
     /// What kernels read of the pass under way.
     inputs: Inputs<E::Memory>,
     drawing: DrawBuffers<E::Memory>,
@@ -140,6 +144,9 @@ impl<E: Executor> Gpu<E> {
         let state = State {
             executor,
             failed: None,
+            delayed: None,
+            reads_bf16: false,
+            rounded_of: None,
             inputs: Inputs::default(),
             drawing: DrawBuffers::default(),
             scoring: ScoreBuffers::default(),
@@ -162,12 +169,31 @@ impl<E: Executor> Gpu<E> {
 
     /// Runs an operation unless one before it has failed.
     fn run(&self, operation: impl FnOnce(&mut State<E>) -> Result<(), CudaError>) {
+        self.run_joined(|state| {
+            state.settle()?;
+            operation(state)
+        });
+    }
+
+    /// Runs an operation that takes care of what is delayed.
+    fn run_joined(&self, operation: impl FnOnce(&mut State<E>) -> Result<(), CudaError>) {
         let mut state = self.lock();
         if state.failed.is_none()
             && let Err(error) = operation(&mut state)
         {
+            state.delayed = None;
             state.failed = Some(error);
         }
+    }
+
+    /// The state, with everything launched that was asked for, unless something has failed.
+    fn settled(&self) -> Result<MutexGuard<'_, State<E>>, EngineError> {
+        let mut state = self.lock();
+        if let Some(error) = state.failed.take() {
+            return Err(error.into());
+        }
+        state.settle()?;
+        Ok(state)
     }
 }
 
@@ -180,12 +206,16 @@ impl<E: Executor> State<E> {
     ) -> Result<(), CudaError> {
         let GpuLinear { n, k, .. } = *linear;
         let (rows, bias) = (x_len / k, linear.bias.as_ref());
+        let is_rounded = self.rounded_of.take() == Some((x.address(), x_len));
+        self.settle()?;
         let borders = (&linear.borders.0, linear.borders.1.as_slice());
         let executor = &mut self.executor;
         match &linear.weights {
             GpuWeights::Bf16(weights) => {
                 let rounded = room(&mut self.rounded, executor, x_len, "rounded activations")?;
-                to_bf16(executor, x, rounded, x_len)?;
+                if !is_rounded {
+                    to_bf16(executor, x, rounded, x_len)?;
+                }
                 let mut gemm = GemmBf16 { x: rounded, weights, bias, borders, out };
                 match (gemm.by_library(executor, (rows, n, k))?, bias) {
                     (false, _) => gemm.launch(executor, (rows, n, k)),
@@ -233,7 +263,9 @@ where
     }
 
     fn load_linear(&self, tensors: &LinearTensors<'_>) -> Result<Self::Linear, EngineError> {
-        load::linear(&mut self.lock().executor, tensors)
+        let linear = load::linear(&mut self.lock().executor, tensors)?;
+        self.lock().reads_bf16 |= matches!(linear.weights, GpuWeights::Bf16(_));
+        Ok(linear)
     }
 
     fn linear_bytes(&self, linear: &Self::Linear) -> u64 {
@@ -312,10 +344,7 @@ where
     }
 
     fn append_to(&self, host: &mut Vec<f32>, rows: &mut Self::Rows) -> Result<(), EngineError> {
-        let mut state = self.lock();
-        if let Some(error) = state.failed.take() {
-            return Err(error.into());
-        }
+        let mut state = self.settled()?;
         let (tensor, len) = rows.read();
         host.extend(tensor.read(&mut state.executor, 0..len)?);
         Ok(())
@@ -328,10 +357,7 @@ where
         draws: &DrawPlan,
         outputs: &mut Outputs,
     ) -> Result<(), EngineError> {
-        let mut state = self.lock();
-        if let Some(error) = state.failed.take() {
-            return Err(error.into());
-        }
+        let mut state = self.settled()?;
         let (tensor, len) = logits.write();
         drawing::draw(&mut state, tensor, (num_rows, len / num_rows), (draws, outputs))
     }
@@ -357,16 +383,12 @@ where
     fn add(&self, hidden: &mut Self::Rows, delta: &Self::Rows) {
         self.run(|state| {
             let (sum, len) = hidden.write();
-            add(&mut state.executor, sum, delta.read().0, len)
+            state.delay_add(sum, delta.read().0, len)
         });
     }
 
     fn rms_norm(&self, norm: &Self::Norm, x: &Self::Rows, out: &mut Self::Rows) {
-        self.run(|state| {
-            let ((x, len), weight) = (x.read(), &norm.weight);
-            let rows = len / weight.len();
-            RmsNorm { x, weight, eps: norm.eps, out: out.write().0 }.launch(&mut state.executor, rows)
-        });
+        self.run_joined(|state| state.rms_norm(norm, x.read(), out.write().0));
     }
 
     fn norm_heads(&self, layout: HeadLayout, (q, k): (&Self::Norm, &Self::Norm), qkv: &mut Self::Rows) {
@@ -378,15 +400,11 @@ where
     }
 
     fn rotate(&self, layout: HeadLayout, pass: &Self::Pass<'_>, qkv: &mut Self::Rows) {
-        self.run(|state| {
-            let State { executor, inputs, .. } = state;
-            let angles = (inputs.cos.tensor(), inputs.sin.tensor());
-            rotate(executor, qkv.write().0, angles, (pass.rows(), layout))
-        });
+        self.run(|state| state.delay_turn(qkv.write().0, (pass.rows(), layout)));
     }
 
     fn linear(&self, linear: &Self::Linear, x: &mut Self::Rows, out: &mut Self::Rows) {
-        self.run(|state| state.multiply(linear, x.read(), out.write().0));
+        self.run_joined(|state| state.multiply(linear, x.read(), out.write().0));
     }
 
     fn finish_sum(&self, linear: &Self::Linear, sum: &mut Self::Rows) {
@@ -403,10 +421,17 @@ where
     fn write_kv(&self, kv: &mut Self::Kv, at: AttentionLayer, pass: &Self::Pass<'_>, qkv: &Self::Rows) {
         let layer = (at.layer, kv.shape.num_layers);
         let kv = kv.blocks.as_mut().expect("a batch's blocks are there before its forward");
-        self.run(|state| {
+        self.run_joined(|state| {
+            let turn = state.take_turn(qkv.read().0, pass.rows())?;
             let State { executor, inputs, .. } = state;
             let (qkv, slots) = (qkv.read().0, inputs.slots.tensor());
-            WriteKv { qkv, slots, kv, layout: at.layout, layer }.launch(executor, pass.rows())
+            let write = WriteKv { qkv, slots, kv, layout: at.layout, layer };
+            if !turn {
+                return write.launch(executor, pass.rows());
+            }
+            let angles = (inputs.cos.tensor(), inputs.sin.tensor());
+            // SAFETY: the queries are turned for `rotate`, which had qkv to write and was delayed until now.
+            unsafe { write.launch_with_turn(executor, angles, pass.rows()) }
         });
     }
 
@@ -420,7 +445,9 @@ where
         let layer = (layer, kv.shape.num_layers);
         let kv = kv.blocks.as_ref().expect("a batch's blocks are there before its forward");
         self.run(|state| {
-            let State { executor, partial, inputs, .. } = state;
+            let out_len = out.len;
+            state.make_rounded(out_len)?;
+            let State { executor, partial, inputs, rounded, reads_bf16, .. } = state;
             let (rows, splits) = (pass.rows(), num_splits(&pass.batch.positions));
             let group = layout.num_heads / layout.num_kv_heads;
             let tiles = inputs.make_tiles(executor, pass, (group, window))?;
@@ -429,15 +456,22 @@ where
             let partial = room(partial, executor, len, "partial sums of attention")?;
             let (positions, tables) = (inputs.positions.tensor(), inputs.tables.tensor());
             let (qkv, out, num_tiles, tiles) = (qkv.read().0, out.write().0, tiles.len(), tiles.tensor());
-            Attention { qkv, positions, kv, tables, tiles, partial, layout, layer, window, out }
-                .launch(executor, (rows, num_tiles, splits))
+            let (address, rounded) = (out.address(), rounded.as_mut().filter(|_| *reads_bf16));
+            Attention { qkv, positions, kv, tables, tiles, partial, layout, layer, window, out, rounded }
+                .launch(executor, (rows, num_tiles, splits))?;
+            state.note_rounded(address, out_len);
+            Ok(())
         });
     }
 
     fn silu_mul(&self, gate_up: &Self::Rows, width: usize, out: &mut Self::Rows) {
         self.run(|state| {
             let (out, len) = out.write();
-            swiglu(&mut state.executor, gate_up.read().0, out, (len / width, width))
+            state.make_rounded(len)?;
+            let rounded = state.rounded.as_mut().filter(|_| state.reads_bf16);
+            swiglu(&mut state.executor, gate_up.read().0, out, rounded, (len / width, width))?;
+            state.note_rounded(out.address(), len);
+            Ok(())
         });
     }
 

@@ -3,6 +3,9 @@
 //! One thread opens it and keeps it: everything runs on one stream in the order of the calls, so that memory needs
 //! no events. Nothing here has a shape; `ops` does.
 
+#[cfg(test)]
+mod tests;
+
 use std::collections::HashMap;
 use std::ffi::c_void;
 use std::path::Path;
@@ -20,9 +23,11 @@ use super::blas::{Blas, Product, WORKSPACE_BYTES};
 use super::executor::{DeviceMemory, Executor, Fill, Params};
 use super::graphs::{Launch, Next, Recorder};
 use super::kv_room::DeviceRoom;
+use super::memory_pool::MemoryPool;
 use super::ranks::{Watch, wait_watched};
 use super::sources::Kernel;
 use super::staging::{HALF_BYTES, Halves, Place};
+use super::toolkit::CudaVersion;
 use super::{CudaError, kernel_files, nvrtc};
 use crate::EngineError;
 
@@ -35,6 +40,8 @@ pub struct CudaDevice {
     stream: Arc<CudaStream>,
     functions: HashMap<&'static str, CudaFunction>,
     ordinal: usize,
+    capability: (i32, i32),
+    pool: MemoryPool,
     /// Who knows of the other ranks, where there are any, and how long this one waits for them.
     watch: Watched,
     /// Launches that wait to be replayed or started, where this device replays graphs.
@@ -117,14 +124,16 @@ impl CudaDevice {
     /// Opens a device with the compiled kernels of a folder, or compiles them for it. Says in one line what is missing.
     pub fn open(ordinal: usize, kernels: Option<&Path>) -> Result<Self, CudaError> {
         let context = open_context(ordinal)?;
+        let driver = driver_version()?;
         let (major, minor) = context.compute_capability().map_err(refused("tell its architecture"))?;
         if (major, minor) < OLDEST {
             return Err(CudaError::TooOld { ordinal, major, minor });
         }
-        let machine_code = match kernels {
+        let (machine_code, toolkit) = match kernels {
             Some(dir) => kernel_files::read(dir, (major, minor))?,
             None => nvrtc::compile_all(&format!("sm_{major}{minor}"))?,
         };
+        toolkit.check_driver(driver)?;
         // SAFETY: everything is used on the one stream below, in the order of the calls: no two streams ever share memory.
         unsafe { context.disable_event_tracking() };
         let stream = context.new_stream().map_err(refused("make a stream"))?;
@@ -133,11 +142,19 @@ impl CudaDevice {
             let module = context.load_module(Ptx::from_binary(code)).map_err(refused("load a module"))?;
             for kernel in source.kernels {
                 let function = module.load_function(kernel.name).map_err(refused("find a kernel"))?;
+                if kernel.shared_bytes > 0 {
+                    let attribute =
+                        sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+                    let said = function.set_attribute(attribute, kernel.shared_bytes as i32);
+                    said.map_err(refused("give a kernel its shared memory"))?;
+                }
                 functions.insert(kernel.name, function);
             }
         }
         let (watch, recorder, staging, products) = (None, None, None, None);
-        Ok(Self { context, stream, functions, ordinal, watch, recorder, staging, products })
+        let (capability, pool) = ((major, minor), MemoryPool::of_device(ordinal)?);
+        pool.keep_freed()?;
+        Ok(Self { context, stream, functions, ordinal, capability, pool, watch, recorder, staging, products })
     }
 
     /// How many devices the driver shows.
@@ -147,16 +164,12 @@ impl CudaDevice {
 
     /// What the device says of itself.
     pub fn facts(&self) -> Result<DeviceFacts, CudaError> {
-        let (major, minor) = self.context.compute_capability().map_err(refused("tell its architecture"))?;
+        let (major, minor) = self.capability;
         let (free, total) = self.context.mem_get_info().map_err(refused("tell its memory"))?;
-        let mut version = 0;
-        // SAFETY: writes one number.
-        let said = unsafe { sys::cuDriverGetVersion(&raw mut version) };
-        said.result().map_err(refused("tell its version"))?;
         Ok(DeviceFacts {
             name: self.context.name().map_err(refused("tell its name"))?,
             arch: format!("sm_{major}{minor}"),
-            driver: format!("{}.{}", version / 1000, version % 1000 / 10),
+            driver: driver_version()?.to_string(),
             free_bytes: free as u64,
             total_bytes: total as u64,
         })
@@ -165,6 +178,21 @@ impl CudaDevice {
     /// The driver's number.
     pub(super) fn ordinal(&self) -> usize {
         self.ordinal
+    }
+
+    /// Its compute capability, major and minor.
+    pub(super) fn capability(&self) -> (i32, i32) {
+        self.capability
+    }
+
+    /// The version of cuBLASLt, where that computes products of many rows.
+    pub(super) fn library_version(&self) -> Option<&str> {
+        self.products.as_ref().map(|products| products.blas.version())
+    }
+
+    /// Lets another device read and write all memory of this one, as kernels and copies of NCCL do.
+    pub(super) fn share_memory_with(&self, ordinal: usize) -> Result<(), CudaError> {
+        self.pool.share_with(ordinal)
     }
 
     /// From now on kernels of this device wait for those of others: waiting for it ends where they are lost.
@@ -201,7 +229,7 @@ impl CudaDevice {
         let (function, stream) = (function.cu_function(), self.stream.cu_stream());
         // SAFETY: the function and stream are of this context; the parameters are the kernel's by the contract of `launch`,
         // their memory is still there by that of `flush`, and `pointers` outlives the call, which copies what they point to.
-        unsafe { result::launch_kernel(function, grid, block, 0, stream, &mut pointers) }
+        unsafe { result::launch_kernel(function, grid, block, launch.shared_bytes, stream, &mut pointers) }
             .map_err(refused(launch.kernel))
     }
 
@@ -303,7 +331,16 @@ fn start_driver() -> Result<usize, CudaError> {
     Ok(usize::try_from(count).unwrap_or(0))
 }
 
-fn refused(action: &'static str) -> impl Fn(DriverError) -> CudaError {
+/// The newest CUDA that the driver knows.
+fn driver_version() -> Result<CudaVersion, CudaError> {
+    let mut version = 0;
+    // SAFETY: writes one number.
+    let said = unsafe { sys::cuDriverGetVersion(&raw mut version) };
+    said.result().map_err(refused("tell its version"))?;
+    Ok(CudaVersion::of_driver(version))
+}
+
+pub(super) fn refused(action: &'static str) -> impl Fn(DriverError) -> CudaError {
     move |error| CudaError::Driver { action, reason: error.to_string() }
 }
 
@@ -393,6 +430,7 @@ impl Executor for CudaDevice {
         // What was freed in stream order, on whichever stream, is given back when somebody waits.
         self.wait()?;
         self.context.synchronize().map_err(refused("finish what others have freed"))?;
+        self.pool.release_freed()?;
         let DeviceFacts { free_bytes, total_bytes, .. } = self.facts()?;
         Ok(DeviceRoom { free_bytes, total_bytes })
     }
@@ -447,42 +485,5 @@ impl Executor for CudaDevice {
         // SAFETY: the product's numbers are there by this function's contract; the workspace is this device's, taken by the driver,
         // whose addresses are multiples of 256, and used by products alone, one after another in the stream.
         unsafe { blas.multiply(product, workspace.address(), stream) }.map(|()| true)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::cuda::host_driver::HostDriver;
-
-    /// The driver of the host copies as late as it may, so that a piece that is staged over one under way is lost.
-    #[test]
-    fn what_is_staged_arrives_whole() {
-        let Some(driver) = HostDriver::for_test("cuda::device::tests::what_is_staged_arrives_whole") else {
-            return;
-        };
-        let mut device = CudaDevice::open(0, Some(&driver.kernels)).unwrap();
-        let pieces = [5usize << 20, 3, (7 << 20) + 5, HALF_BYTES, 1 << 20, HALF_BYTES + 9];
-        let total: usize = pieces.iter().sum();
-        let mut memory = device.alloc(2 * total, "pieces").unwrap();
-        let byte = |at: usize| (at.wrapping_mul(2_654_435_761) >> 13) as u8;
-        let mut at = 0;
-        for (i, &piece) in pieces.iter().chain(&pieces).enumerate() {
-            let expected: Vec<u8> = (at..at + piece).map(byte).collect();
-            if i % 2 == 0 {
-                device.write(&mut memory, at, &expected).unwrap();
-            } else {
-                let mut fill = |place: &mut [u8]| {
-                    place.copy_from_slice(&expected);
-                    Ok(())
-                };
-                device.write_by(&mut memory, (at, piece), &mut fill).unwrap();
-            }
-            at += piece;
-        }
-        let mut found = vec![0; 2 * total];
-        device.read(&memory, 0, &mut found).unwrap();
-        let wrong = (0..2 * total).find(|&at| found[at] != byte(at));
-        assert_eq!(wrong, None, "the first byte that differs");
     }
 }

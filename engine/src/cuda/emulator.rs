@@ -14,7 +14,7 @@ use super::sources::Kernel;
 use super::{CudaError, on_host};
 use crate::EngineError;
 
-type Run = unsafe extern "C" fn(*const c_void, *const u32, u32, *mut *mut c_void);
+type Run = unsafe extern "C" fn(*const c_void, *const u32, *mut *mut c_void);
 
 /// A library of all kernels.
 pub(crate) struct Emulator {
@@ -22,6 +22,7 @@ pub(crate) struct Emulator {
     /// Launches until one fails.
     launches_left: Option<u32>,
     allocations: Arc<AtomicU32>,
+    launches: Arc<AtomicU32>,
     /// Graphs are the launches themselves here.
     recorder: Option<Recorder<Vec<Launch>>>,
     replays: Arc<AtomicU32>,
@@ -48,13 +49,25 @@ impl Emulator {
         // SAFETY: the library is our own and has no initialisers beyond zeroed statics.
         let library =
             unsafe { Library::new(on_host::build(&on_host::kernels(), "libkernels.so").unwrap()) }.unwrap();
-        let (allocations, replays) = Default::default();
-        Self { library, launches_left: None, allocations, recorder: None, replays }
+        let (allocations, launches, replays) = Default::default();
+        Self { library, launches_left: None, allocations, launches, recorder: None, replays }
+    }
+
+    /// Bytes that products have read from global memory so far.
+    pub(crate) fn global_bytes(&self) -> u64 {
+        let read: Symbol<'_, unsafe extern "C" fn() -> u64> = self.symbol("emulator_global_bytes");
+        // SAFETY: takes nothing.
+        unsafe { read() }
     }
 
     /// How often memory was taken so far.
     pub(crate) fn allocations(&self) -> Arc<AtomicU32> {
         Arc::clone(&self.allocations)
+    }
+
+    /// How many kernels were started so far.
+    pub(crate) fn launches(&self) -> Arc<AtomicU32> {
+        Arc::clone(&self.launches)
     }
 
     /// Collects launches from now on and replays those that come again; how often it did so.
@@ -72,15 +85,18 @@ impl Emulator {
             };
             *left = fewer;
         }
+        self.launches.fetch_add(1, Ordering::Relaxed);
         let run: Symbol<'_, Run> = self.symbol("emulator_launch");
         let entry: Symbol<'_, *const c_void> = self.symbol(&format!("run_{}", launch.kernel));
         let mut params = launch.params.clone();
         let mut pointers: Vec<*mut c_void> =
             params.iter_mut().map(|param| std::ptr::from_mut(param).cast()).collect();
+        let [x, y, z] = launch.grid;
+        let shape = [x, y, z, launch.threads, launch.shared_bytes];
         let _turn = TURN.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         // SAFETY: the parameters are the kernel's by the contract of `launch`, and its memory is still there by that of
         // `flush`.
-        unsafe { run(*entry, launch.grid.as_ptr(), launch.threads, pointers.as_mut_ptr()) }
+        unsafe { run(*entry, shape.as_ptr(), pointers.as_mut_ptr()) }
         Ok(())
     }
 

@@ -30,6 +30,17 @@ pub enum CudaError {
         /// Its capability.
         minor: i32,
     },
+    /// The driver does not load what this version of CUDA makes.
+    #[error(
+        "the driver is for cuda {driver} and does not load kernels made by cuda {toolkit}: install a driver for cuda {toolkit} or newer \
+         (branch 580 for cuda 13), or kernels made by the driver's own cuda"
+    )]
+    DriverTooOld {
+        /// The newest CUDA that the driver knows.
+        driver: String,
+        /// The CUDA that made the kernels.
+        toolkit: String,
+    },
     /// The driver refused.
     #[error("the cuda driver refused to {action}: {reason}")]
     Driver {

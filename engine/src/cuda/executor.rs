@@ -201,6 +201,12 @@ impl Params {
         self.write_from(tensor, 0)
     }
 
+    /// What the kernel writes where it is there.
+    pub(crate) fn write_if<M: DeviceMemory, T>(mut self, tensor: Option<&mut Tensor<M, T>>) -> Self {
+        self.0.push(tensor.map_or(0, |tensor| tensor.memory.address()));
+        self
+    }
+
     /// The same from element `at` on.
     pub(crate) fn write_from<M: DeviceMemory, T>(mut self, tensor: &mut Tensor<M, T>, at: usize) -> Self {
         self.0.push(tensor.memory.address() + (at * size_of::<T>()) as u64);

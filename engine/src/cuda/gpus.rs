@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use super::device::CudaDevice;
+use super::numerics::Numerics;
 use super::ranks::{Exchange, NcclLibrary, Ranks, connect, load_on};
 use crate::EngineError;
 use crate::collective::Meeting;
@@ -62,6 +63,7 @@ pub(crate) fn load_on_gpus(
     if let Some(rows) = gpus.library_rows {
         devices.iter_mut().try_for_each(|device| device.multiply_by_library(rows))?;
     }
+    let numerics = numerics_of(&devices);
     let ends: Vec<Option<Box<dyn Exchange<CudaDevice>>>> = match library {
         None => vec![None],
         Some(library) => {
@@ -71,8 +73,14 @@ pub(crate) fn load_on_gpus(
         }
     };
     let members = devices.into_iter().zip(ends).collect();
-    let (memory_utilization, is_deterministic) = (gpus.memory_utilization, gpus.library_rows.is_none());
-    load_on(Ranks { members, meeting, memory_utilization, is_deterministic }, options, source, model)
+    let memory_utilization = gpus.memory_utilization;
+    load_on(Ranks { members, meeting, memory_utilization, numerics }, options, source, model)
+}
+
+/// What decides the bits of a model on these devices.
+fn numerics_of(devices: &[CudaDevice]) -> Numerics {
+    let capabilities: Vec<(i32, i32)> = devices.iter().map(CudaDevice::capability).collect();
+    Numerics::of_devices(&capabilities, devices[0].library_version())
 }
 
 /// Whether a model can be split over these devices: as many as ranks, each once.

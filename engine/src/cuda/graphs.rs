@@ -18,13 +18,16 @@ pub(crate) struct Launch {
     /// Kernels have unique names.
     pub(crate) kernel: &'static str,
     pub(crate) threads: u32,
+    /// Dynamic shared memory of a block.
+    pub(crate) shared_bytes: u32,
     pub(crate) grid: [u32; 3],
     pub(crate) params: Vec<u64>,
 }
 
 impl Launch {
     pub(crate) fn new(kernel: &'static Kernel, grid: [u32; 3], params: &[u64]) -> Self {
-        Self { kernel: kernel.name, threads: kernel.threads, grid, params: params.to_vec() }
+        let Kernel { name, threads, shared_bytes, .. } = *kernel;
+        Self { kernel: name, threads, shared_bytes, grid, params: params.to_vec() }
     }
 }
 
@@ -102,7 +105,7 @@ mod tests {
     use super::*;
 
     fn launch(kernel: &'static str, x: u32, param: u64) -> Launch {
-        Launch { kernel, threads: 32, grid: [x, 1, 1], params: vec![param] }
+        Launch { kernel, threads: 32, shared_bytes: 0, grid: [x, 1, 1], params: vec![param] }
     }
 
     /// What happens to a list of launches: `e`ach, `c`apture, or the number of the graph that is replayed.

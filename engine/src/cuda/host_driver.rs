@@ -8,7 +8,10 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use libloading::{Library, Symbol};
+
 use super::kernel_files::{self, HOST_KERNELS};
+use super::toolkit::CudaVersion;
 use super::{on_host, sources};
 
 const DRIVER: &str = include_str!("emulator/driver.hpp");
@@ -27,7 +30,56 @@ pub struct HostDriver {
     pub kernels: PathBuf,
 }
 
+/// What was asked of the driver since the process began. A replayed graph counts its launches once, when it
+/// was captured.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct DriverCounts {
+    /// Kernels.
+    pub launches: u64,
+    /// Copies to the device, and their bytes.
+    pub copies_in: u64,
+    /// See `copies_in`.
+    pub bytes_in: u64,
+    /// Copies from the device, and their bytes.
+    pub copies_out: u64,
+    /// See `copies_out`.
+    pub bytes_out: u64,
+    /// Allocations of device memory.
+    pub allocations: u64,
+}
+
+impl DriverCounts {
+    /// What was asked since an earlier count.
+    #[must_use]
+    pub fn since(self, earlier: Self) -> Self {
+        Self {
+            launches: self.launches - earlier.launches,
+            copies_in: self.copies_in - earlier.copies_in,
+            bytes_in: self.bytes_in - earlier.bytes_in,
+            copies_out: self.copies_out - earlier.copies_out,
+            bytes_out: self.bytes_out - earlier.bytes_out,
+            allocations: self.allocations - earlier.allocations,
+        }
+    }
+}
+
 impl HostDriver {
+    /// What was asked of the driver so far, in a process that has loaded it.
+    pub fn counts(&self) -> DriverCounts {
+        let mut counts = [0u64; 6];
+        // SAFETY: the file that `build` made, which this process has loaded as its driver.
+        let library =
+            unsafe { Library::new(self.libraries.join("libcuda.so")) }.expect("the driver was built");
+        // SAFETY: the signature that driver.hpp declares; six numbers are written.
+        unsafe {
+            let count: Symbol<'_, unsafe extern "C" fn(*mut u64)> =
+                library.get(b"outrider_counts").expect("the host's driver counts");
+            count(counts.as_mut_ptr());
+        }
+        let [launches, copies_in, bytes_in, copies_out, bytes_out, allocations] = counts;
+        DriverCounts { launches, copies_in, bytes_in, copies_out, bytes_out, allocations }
+    }
+
     /// Builds it with the system's C++ compiler, unless that was done before.
     pub fn build() -> Result<Self, String> {
         let table: String = sources::all()
@@ -58,7 +110,8 @@ impl HostDriver {
                 kernel_files::write(&kernels, "sm_90", source, HOST_KERNELS)
                     .map_err(|error| error.to_string())?;
             }
-            kernel_files::write_digest(&kernels).map_err(|error| error.to_string())?;
+            kernel_files::write_digest(&kernels, CudaVersion { major: 12, minor: 0 })
+                .map_err(|error| error.to_string())?;
         }
         Ok(Self { libraries, kernels })
     }
@@ -69,6 +122,12 @@ impl HostDriver {
     ///
     /// Panics where it did not.
     pub fn for_test(name: &str) -> Option<Self> {
+        Self::for_test_with(name, &[])
+    }
+
+    /// The same with variables in that process's environment: `OUTRIDER_HOST_DEVICES` devices, and a driver
+    /// of `OUTRIDER_HOST_DRIVER_VERSION`.
+    pub fn for_test_with(name: &str, variables: &[(&str, &str)]) -> Option<Self> {
         let driver = Self::build().expect("the host's driver builds");
         if std::env::var_os(SECOND_RUN).is_some() {
             return Some(driver);
@@ -78,6 +137,7 @@ impl HostDriver {
             .args(["--exact", name, "--nocapture"])
             .env("LD_LIBRARY_PATH", &driver.libraries)
             .env(SECOND_RUN, "1")
+            .envs(variables.iter().copied())
             .output()
             .expect("a test can be run");
         let said = String::from_utf8_lossy(&output.stdout);

@@ -7,24 +7,28 @@ use std::path::Path;
 use sha2::{Digest, Sha256};
 
 use super::sources::{self, Source};
+use super::toolkit::CudaVersion;
 use super::{CudaError, nvrtc};
 
-/// The digest's file.
+/// The digest's file. Its second line says which CUDA made the machine code.
 pub(super) const DIGEST_FILE: &str = "sources.sha256";
 /// What stands for machine code where the driver is the host.
 pub(super) const HOST_KERNELS: &[u8] = b"host kernels\0";
 
-/// Machine code of every file for a device of this capability.
-pub(super) fn read(
-    dir: &Path,
-    (major, minor): (i32, i32),
-) -> Result<Vec<(&'static Source, Vec<u8>)>, CudaError> {
+/// The machine code of every file.
+pub(super) type MachineCode = Vec<(&'static Source, Vec<u8>)>;
+
+/// Machine code of every file for a device of this capability, and the toolkit that made it.
+pub(super) fn read(dir: &Path, (major, minor): (i32, i32)) -> Result<(MachineCode, CudaVersion), CudaError> {
     let refuse = |reason: String| CudaError::BadKernelFiles { dir: dir.display().to_string(), reason };
     let found = std::fs::read_to_string(dir.join(DIGEST_FILE))
         .map_err(|error| refuse(format!("{DIGEST_FILE}: {error}")))?;
-    if found.trim() != digest() {
+    let mut lines = found.lines();
+    if lines.next() != Some(digest().as_str()) {
         return Err(refuse("made of other sources than this program's: write them anew".to_owned()));
     }
+    let toolkit = lines.next().and_then(|line| line.parse().ok());
+    let toolkit = toolkit.ok_or_else(|| refuse(format!("{DIGEST_FILE} does not name the toolkit")))?;
     // Machine code runs on devices of its own major version and of no lesser minor one.
     let arch =
         (0..=minor).rev().map(|minor| format!("sm_{major}{minor}")).find(|arch| dir.join(arch).is_dir());
@@ -34,7 +38,8 @@ pub(super) fn read(
         let code = std::fs::read(&path).map_err(|error| refuse(format!("{}: {error}", path.display())))?;
         Ok((source, code))
     };
-    sources::all().into_iter().map(read_one).collect()
+    let code = sources::all().into_iter().map(read_one).collect::<Result<_, CudaError>>()?;
+    Ok((code, toolkit))
 }
 
 /// Writes one file's machine code for an architecture such as `sm_90`.
@@ -45,9 +50,11 @@ pub(super) fn write(dir: &Path, arch: &str, source: &Source, code: &[u8]) -> Res
     written.map_err(|error| refused_by_disk(dir, &error))
 }
 
-/// Says which sources a folder's files are of: last, so that half a folder is none.
-pub(super) fn write_digest(dir: &Path) -> Result<(), CudaError> {
-    std::fs::write(dir.join(DIGEST_FILE), digest() + "\n").map_err(|error| refused_by_disk(dir, &error))
+/// Says which sources a folder's files are of, and which toolkit made them: last, so that half a folder is
+/// none.
+pub(super) fn write_digest(dir: &Path, toolkit: CudaVersion) -> Result<(), CudaError> {
+    let text = format!("{}\n{toolkit}\n", digest());
+    std::fs::write(dir.join(DIGEST_FILE), text).map_err(|error| refused_by_disk(dir, &error))
 }
 
 fn refused_by_disk(dir: &Path, error: &std::io::Error) -> CudaError {
@@ -80,10 +87,11 @@ mod tests {
         for arch in ["sm_80", "sm_89", "sm_90"] {
             write_all(dir.path(), arch);
         }
-        write_digest(dir.path()).unwrap();
+        write_digest(dir.path(), CudaVersion { major: 13, minor: 1 }).unwrap();
         for (capability, arch) in [((8, 0), "sm_80"), ((8, 6), "sm_80"), ((8, 9), "sm_89"), ((9, 0), "sm_90")]
         {
-            let files = read(dir.path(), capability).unwrap();
+            let (files, toolkit) = read(dir.path(), capability).unwrap();
+            assert_eq!(toolkit, CudaVersion { major: 13, minor: 1 });
             assert_eq!(files.len(), sources::all().len());
             assert!(files.iter().all(|(_, code)| code == arch.as_bytes()), "{capability:?}");
         }

@@ -1,12 +1,31 @@
 //! Compiles every kernel for every architecture that is served and holds it to its budget: what `make
-//! kernels-check` prints. Needs NVRTC and no GPU.
+//! kernels-check` prints. Registers and spills come from the assembler's log, the order of loads and products
+//! from the machine code. Needs NVRTC, CUDA's disassembler and no GPU.
 
 use std::path::Path;
 
+use super::nvrtc::Usage;
+use super::sass::{self, Disassembled};
+use super::sources::{Kernel, Source};
 use super::{CudaError, kernel_files, nvrtc, sources};
 
+/// What runs on a multiprocessor of an architecture at most.
+struct Architecture {
+    name: &'static str,
+    threads: u32,
+    shared_bytes: u32,
+}
+
 /// A100, L4 and RTX 40, H100 and H200.
-const ARCHITECTURES: [&str; 3] = ["sm_80", "sm_89", "sm_90"];
+const ARCHITECTURES: [Architecture; 3] = [
+    Architecture { name: "sm_80", threads: 2048, shared_bytes: 164 << 10 },
+    Architecture { name: "sm_89", threads: 1536, shared_bytes: 100 << 10 },
+    Architecture { name: "sm_90", threads: 2048, shared_bytes: 228 << 10 },
+];
+/// Registers of a multiprocessor; a warp takes them in units of 256, and a block 1 KiB of shared memory for
+/// the system.
+const REGISTERS: u32 = 65_536;
+const SYSTEM_SHARED_BYTES: u32 = 1 << 10;
 
 /// What was found.
 #[derive(Debug)]
@@ -21,40 +40,150 @@ pub struct KernelsReport {
 /// does not compile or cannot be written.
 pub fn kernels_check(write_to: Option<&Path>) -> Result<KernelsReport, CudaError> {
     nvrtc::check_present()?;
-    let mut table = format!(
-        "{:<24}{:<8}{:>10}{:>10}{:>8}{:>8}\n",
-        "kernel", "arch", "registers", "budget", "spills", "smem"
-    );
-    let mut faults = Vec::new();
+    let mut report = KernelsReport { table: heading(), faults: Vec::new() };
+    let mut bytes = 0;
     for source in sources::all() {
-        for arch in ARCHITECTURES {
-            let compiled = nvrtc::compile(source, arch)?;
+        for arch in &ARCHITECTURES {
+            let compiled = nvrtc::compile(source, arch.name)?;
             if compiled.cubin.is_empty() {
-                faults.push(format!("{} for {arch}: no machine code came out", source.file));
+                report.faults.push(format!("{} for {}: no machine code came out", source.file, arch.name));
             }
-            write_to.map_or(Ok(()), |dir| kernel_files::write(dir, arch, source, &compiled.cubin))?;
-            for kernel in source.kernels {
-                let Some(usage) = compiled.usage.iter().find(|usage| usage.kernel == kernel.name) else {
-                    faults.push(format!("{} is listed and is not in {}", kernel.name, source.file));
-                    continue;
-                };
-                let (registers, budget, spills) = (usage.registers, kernel.max_registers, usage.spill_bytes);
-                let name = kernel.name;
-                table.push_str(&format!(
-                    "{name:<24}{arch:<8}{registers:>10}{budget:>10}{spills:>8}{:>8}\n",
-                    usage.shared_bytes
-                ));
-                if registers > budget {
-                    faults.push(format!(
-                        "{name} for {arch} takes {registers} registers, its budget is {budget}"
-                    ));
-                }
-                if spills > 0 {
-                    faults.push(format!("{name} for {arch} spills {spills} bytes"));
-                }
-            }
+            bytes += compiled.cubin.len();
+            write_to.map_or(Ok(()), |dir| kernel_files::write(dir, arch.name, source, &compiled.cubin))?;
+            let machine_code =
+                if source.has_main_loops() { sass::disassemble(&compiled.cubin)? } else { Vec::new() };
+            report.judge(source, arch, (&compiled.usage, &machine_code));
         }
     }
-    write_to.map_or(Ok(()), kernel_files::write_digest)?;
-    Ok(KernelsReport { table, faults })
+    report.table.push_str(&format!("machine code of all architectures: {bytes} bytes\n"));
+    let toolkit = nvrtc::version()?;
+    write_to.map_or(Ok(()), |dir| kernel_files::write_digest(dir, toolkit))?;
+    Ok(report)
+}
+
+fn heading() -> String {
+    let left =
+        format!("{:<24}{:<7}{:>5}{:>7}{:>7}{:>7}", "kernel", "arch", "regs", "budget", "smem", "warps");
+    format!("{left}   main loop: loads first/all, narrow, cp.async, lds, products\n")
+}
+
+impl KernelsReport {
+    fn judge(&mut self, source: &Source, arch: &Architecture, found: (&[Usage], &[Disassembled])) {
+        for kernel in source.kernels {
+            let Some(usage) = found.0.iter().find(|usage| usage.kernel == kernel.name) else {
+                self.faults.push(format!("{} is listed and is not in {}", kernel.name, source.file));
+                continue;
+            };
+            let machine_code = found.1.iter().find(|code| code.kernel == kernel.name);
+            self.table.push_str(&line(kernel, arch, usage, machine_code));
+            let faults = faults(kernel, usage, machine_code);
+            self.faults
+                .extend(faults.into_iter().map(|fault| format!("{} for {} {fault}", kernel.name, arch.name)));
+        }
+    }
+}
+
+fn line(kernel: &Kernel, arch: &Architecture, usage: &Usage, code: Option<&Disassembled>) -> String {
+    let shared = usage.shared_bytes + kernel.shared_bytes;
+    let left = format!(
+        "{:<24}{:<7}{:>5}{:>7}{shared:>7}{:>7}",
+        kernel.name,
+        arch.name,
+        usage.registers,
+        kernel.max_registers,
+        resident_warps(kernel, arch, usage),
+    );
+    let Some(main_loop) = code.and_then(|code| code.main_loop) else { return left + "\n" };
+    let all = main_loop.all;
+    format!(
+        "{left}   {}/{}, {}, {}, {}, {}\n",
+        main_loop.loads_first,
+        all.loads_128,
+        all.loads_narrow,
+        all.copies_128,
+        main_loop.shared_128,
+        all.products
+    )
+}
+
+/// Warps that a multiprocessor holds at a time: as many blocks as registers, threads and shared memory allow.
+fn resident_warps(kernel: &Kernel, arch: &Architecture, usage: &Usage) -> u32 {
+    let warps = kernel.threads / 32;
+    let by_registers = REGISTERS / (warps * (usage.registers * 32).next_multiple_of(256));
+    let by_threads = arch.threads / kernel.threads;
+    let by_shared = arch.shared_bytes / (usage.shared_bytes + kernel.shared_bytes + SYSTEM_SHARED_BYTES);
+    by_registers.min(by_threads).min(by_shared).min(32) * warps
+}
+
+/// What is wrong with a kernel, as the end of a sentence that begins with its name.
+fn faults(kernel: &Kernel, usage: &Usage, code: Option<&Disassembled>) -> Vec<String> {
+    let mut faults = Vec::new();
+    let mut check = |is_good: bool, fault: String| {
+        if !is_good {
+            faults.push(fault);
+        }
+    };
+    let (registers, budget) = (usage.registers, kernel.max_registers);
+    check(registers <= budget, format!("takes {registers} registers, its budget is {budget}"));
+    check(usage.spill_bytes == 0, format!("spills {} bytes", usage.spill_bytes));
+    let Some(wanted) = kernel.main_loop else { return faults };
+    let Some(found) = code.and_then(|code| code.main_loop) else {
+        faults.push("has no loop that multiplies".to_owned());
+        return faults;
+    };
+    check(usage.stack_bytes == 0, format!("takes {} bytes of local memory", usage.stack_bytes));
+    let (first, loads) = (found.loads_first, found.all.loads_128);
+    let (least, of) = (wanted.loads_first, wanted.loads);
+    check(
+        first >= least && loads == of,
+        format!("issues {first} of {loads} loads first, expected {least} of {of}"),
+    );
+    let copies = found.all.copies_128;
+    check(
+        copies >= wanted.copies,
+        format!("has {copies} asynchronous copies of 16 bytes, expected {}", wanted.copies),
+    );
+    let narrow = found.all.loads_narrow;
+    check(narrow == 0 || wanted.converts, format!("has {narrow} narrow loads in its main loop"));
+    check(found.all.local == 0, format!("has {} accesses of local memory in its main loop", found.all.local));
+    let allowed = if wanted.converts { u32::MAX } else { 0 };
+    let conversions = found.conversions;
+    check(conversions <= allowed, format!("converts {conversions} integers to floats in its main loop"));
+    faults
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::sass::{Census, MainLoop};
+    use super::super::sources::GEMM_BF16;
+    use super::*;
+
+    /// What a compiler made that had moved loads behind products, narrowed one and divided: each is a fault
+    /// by its name.
+    #[test]
+    fn a_main_loop_that_is_not_as_it_must_be_is_a_fault() {
+        let kernel = GEMM_BF16.kernel(0);
+        let usage =
+            Usage { kernel: kernel.name.to_owned(), registers: 72, shared_bytes: 4096, ..Usage::default() };
+        let all = Census { loads_128: 12, products: 8, ..Census::default() };
+        let good = MainLoop { all, loads_first: 12, ..MainLoop::default() };
+        let code = |main_loop| Disassembled { kernel: kernel.name.to_owned(), all, main_loop };
+        let said = |usage: &Usage, main_loop| faults(kernel, usage, Some(&code(main_loop)));
+        assert_eq!(said(&usage, Some(good)), [""; 0]);
+        for (main_loop, fault) in [
+            (MainLoop { loads_first: 5, ..good }, "issues 5 of 12 loads first, expected 10 of 12"),
+            (MainLoop { conversions: 1, ..good }, "converts 1 integers"),
+            (MainLoop { all: Census { loads_narrow: 2, ..all }, ..good }, "has 2 narrow loads"),
+            (MainLoop { all: Census { local: 3, ..all }, ..good }, "has 3 accesses of local memory"),
+        ] {
+            let found = said(&usage, Some(main_loop));
+            assert!(found.len() == 1 && found[0].contains(fault), "{fault}: {found:?}");
+        }
+        assert_eq!(said(&usage, None), ["has no loop that multiplies"]);
+        assert_eq!(
+            said(&Usage { stack_bytes: 8, ..usage.clone() }, Some(good)),
+            ["takes 8 bytes of local memory"]
+        );
+        assert_eq!(resident_warps(kernel, &ARCHITECTURES[2], &usage), 24);
+    }
 }

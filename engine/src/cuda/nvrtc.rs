@@ -2,12 +2,15 @@
 //! what each takes. No GPU is needed for any of it.
 
 use std::ffi::{CString, c_char};
+use std::sync::{Mutex, PoisonError};
 
 use cudarc::nvrtc::result::{compile_program, create_program, destroy_program, get_program_log};
 use cudarc::nvrtc::sys;
 
 use super::CudaError;
+use super::kernel_files::MachineCode;
 use super::sources::{self, Source};
+use super::toolkit::CudaVersion;
 
 /// What every file is compiled with. Without contraction: a product and a sum are two roundings, as in the twins.
 pub(super) const OPTIONS: [&str; 3] = ["--std=c++17", "--fmad=false", "--ptxas-options=-v"];
@@ -44,10 +47,30 @@ pub(crate) fn check_present() -> Result<(), CudaError> {
     if present { Ok(()) } else { Err(CudaError::LibraryMissing { library: "libnvrtc.so", advice }) }
 }
 
-/// Machine code of every file for an architecture such as `sm_90`.
-pub(super) fn compile_all(arch: &str) -> Result<Vec<(&'static Source, Vec<u8>)>, CudaError> {
+/// Machine code of every file for an architecture such as `sm_90`, and the toolkit that made it. Compiled
+/// once for each architecture: ranks on equal devices share it.
+pub(super) fn compile_all(arch: &str) -> Result<(MachineCode, CudaVersion), CudaError> {
+    static COMPILED: Mutex<Option<(String, MachineCode)>> = Mutex::new(None);
     check_present()?;
-    sources::all().into_iter().map(|source| Ok((source, compile(source, arch)?.cubin))).collect()
+    let toolkit = version()?;
+    let mut last = COMPILED.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some((_, code)) = last.as_ref().filter(|(compiled_for, _)| compiled_for == arch) {
+        return Ok((code.clone(), toolkit));
+    }
+    let compiled = sources::all().into_iter().map(|source| Ok((source, compile(source, arch)?.cubin)));
+    let code = compiled.collect::<Result<MachineCode, CudaError>>()?;
+    *last = Some((arch.to_owned(), code.clone()));
+    Ok((code, toolkit))
+}
+
+/// The version of the library. [`check_present`] was called.
+pub(super) fn version() -> Result<CudaVersion, CudaError> {
+    let (mut major, mut minor) = (0, 0);
+    // SAFETY: writes two numbers.
+    let said = unsafe { sys::nvrtcVersion(&raw mut major, &raw mut minor) };
+    said.result()
+        .map_err(|error| CudaError::Driver { action: "tell nvrtc's version", reason: error.to_string() })?;
+    Ok(CudaVersion { major, minor })
 }
 
 /// Compiles a file for an architecture such as `sm_90`. [`check_present`] was called.

@@ -2,6 +2,7 @@
 //! memory that is not there is refused before the launch. Nothing else launches.
 
 mod attention;
+mod blocks;
 mod draw;
 mod filters;
 mod gemm;
@@ -16,17 +17,20 @@ mod rows;
 mod score;
 
 pub(crate) use attention::{Attention, Query, check_head_dim, num_splits, tiles};
+pub(crate) use blocks::Variant;
+#[cfg(test)]
+pub(crate) use blocks::model_of_product;
 pub(crate) use draw::{DrawBuffers, DrawRow, Drawn, draw, drawn};
 pub(crate) use filters::{FilterRow, keep, undecided};
 pub(crate) use gemm::{GRAIN as BF16_GRAIN, GemmBf16, borders, check_borders};
-pub(crate) use heads::{WriteKv, norm_heads, rotate};
+pub(crate) use heads::{WriteKv, norm_heads, rotate, rotate_at};
 pub(crate) use held::{Held, room};
 pub(crate) use int8::{GRAIN as INT8_GRAIN, GemmInt8, QuantizeRows};
 pub(crate) use logits::{LogitEdit, edit_logits, edits_of};
 pub(crate) use probe::{multiply_only, read_words};
 pub(crate) use random::{random_bf16, random_f32};
 pub(crate) use ranks::{side_by_side, sum_ranks};
-pub(crate) use rows::{Embedding, RmsNorm, add, finish_sum, swiglu, take_rows, to_bf16};
+pub(crate) use rows::{Embedding, RmsNorm, add, add_at, finish_sum, swiglu, take_rows, to_bf16};
 pub(crate) use score::{ScoreBuffers, ScoreRow, keep_raw, score, scores};
 
 /// Grids count blocks in 16 bits along y and z.

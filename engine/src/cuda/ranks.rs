@@ -21,8 +21,9 @@ pub(crate) use on_device::on_device;
 pub(crate) use watch::{Watch, wait_watched};
 
 use super::CudaError;
-use super::backend::{Gpu, GpuRows, KERNEL_CLASS, LIBRARY_CLASS, SharedState};
+use super::backend::{Gpu, GpuRows, SharedState};
 use super::executor::{Executor, Tensor};
+use super::numerics::Numerics;
 use super::ops::{room, side_by_side, sum_ranks};
 use crate::EngineError;
 use crate::collective::{Alone, Collective, Meeting};
@@ -139,8 +140,8 @@ pub(crate) struct Ranks<E: Executor> {
     pub(crate) meeting: Arc<Meeting>,
     /// The part of each device's memory that may be held, where that decides on KV.
     pub(crate) memory_utilization: Option<f32>,
-    /// Whether a row's bits depend on that row alone (design I4).
-    pub(crate) is_deterministic: bool,
+    /// What decides the bits of these devices.
+    pub(crate) numerics: Numerics,
 }
 
 #[cfg(test)]
@@ -148,7 +149,8 @@ impl<E: Executor> Ranks<E> {
     /// One rank without others.
     pub(crate) fn alone(executor: E) -> Self {
         let meeting = Arc::new(Meeting::new(1, std::time::Duration::from_secs(100)));
-        Self { members: vec![(executor, None)], meeting, memory_utilization: None, is_deterministic: true }
+        let numerics = Numerics::emulated();
+        Self { members: vec![(executor, None)], meeting, memory_utilization: None, numerics }
     }
 }
 
@@ -163,7 +165,7 @@ where
     E: Executor<Memory: Send + Sync> + Send + 'static,
 {
     super::backend::check_model(&model.0, model.1)?;
-    let Ranks { members, meeting, memory_utilization, is_deterministic } = ranks;
+    let Ranks { members, meeting, memory_utilization, numerics } = ranks;
     let ranks = members.len();
     let with_collective = |(rank, (executor, exchange)): (usize, Member<E>)| {
         let gpu = Gpu::new(executor, memory_utilization);
@@ -174,6 +176,5 @@ where
         (gpu, end)
     };
     let members = members.into_iter().enumerate().map(with_collective).collect();
-    let numerics = (if is_deterministic { KERNEL_CLASS } else { LIBRARY_CLASS }, "cuda");
-    load_ranks((members, numerics), &meeting, options, source, model)
+    load_ranks((members, numerics.names()), &meeting, options, source, model)
 }

@@ -3,6 +3,9 @@
 
 /// What stands before every file.
 const PRELUDE: &str = include_str!("kernels/prelude.cuh");
+/// What stands between that and files of products.
+const PRODUCTS: &str = include_str!("kernels/products.cuh");
+const TILED: &str = include_str!("kernels/tiled.cuh");
 
 /// One entry point.
 #[derive(Debug, PartialEq, Eq)]
@@ -13,6 +16,23 @@ pub(crate) struct Kernel {
     pub(crate) threads: u32,
     /// Most registers a thread may take on any architecture: more would lower how many blocks run at a time.
     pub(crate) max_registers: u32,
+    /// Dynamic shared memory of a block, on top of what the kernel declares.
+    pub(crate) shared_bytes: u32,
+    /// What its machine code is held to, where that was looked into.
+    pub(crate) main_loop: Option<Wanted>,
+}
+
+/// How the innermost loop with the most products must look in machine code.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Wanted {
+    /// Loads of 16 bytes from global memory that are issued before the first product, at least, and how many
+    /// there are.
+    pub(crate) loads_first: u32,
+    pub(crate) loads: u32,
+    /// Asynchronous copies of 16 bytes, at least.
+    pub(crate) copies: u32,
+    /// Whether it may load scales and convert integers to floats: sums that are scaled slice by slice.
+    pub(crate) converts: bool,
 }
 
 /// A file of kernels.
@@ -20,6 +40,8 @@ pub(crate) struct Kernel {
 pub(crate) struct Source {
     /// Its name, for messages.
     pub(crate) file: &'static str,
+    /// What stands between the prelude and the text.
+    before: &'static [&'static str],
     text: &'static str,
     /// Its entry points.
     pub(crate) kernels: &'static [Kernel],
@@ -28,7 +50,12 @@ pub(crate) struct Source {
 impl Source {
     /// What the compiler gets.
     pub(crate) fn text(&self) -> String {
-        format!("{PRELUDE}\n#line 1 \"{}\"\n{}", self.file, self.text)
+        format!("{PRELUDE}\n{}\n#line 1 \"{}\"\n{}", self.before.join("\n"), self.file, self.text)
+    }
+
+    /// Whether the machine code of any of its kernels is looked into.
+    pub(crate) fn has_main_loops(&self) -> bool {
+        self.kernels.iter().any(|kernel| kernel.main_loop.is_some())
     }
 
     /// The name of its machine code's file.
@@ -43,13 +70,40 @@ impl Source {
 }
 
 const fn kernel(name: &'static str, threads: u32, max_registers: u32) -> Kernel {
-    Kernel { name, threads, max_registers }
+    Kernel { name, threads, max_registers, shared_bytes: 0, main_loop: None }
+}
+
+impl Kernel {
+    /// With loads in its main loop, of which so many must come first.
+    const fn loading(self, loads_first: u32, loads: u32) -> Self {
+        Self { main_loop: Some(Wanted { loads_first, loads, copies: 0, converts: false }), ..self }
+    }
+
+    /// With stages of shared memory in so many bytes, which asynchronous copies fill.
+    const fn copying(self, shared_bytes: u32, converts: bool) -> Self {
+        Self {
+            shared_bytes,
+            main_loop: Some(Wanted { loads_first: 0, loads: 0, copies: 2, converts }),
+            ..self
+        }
+    }
+}
+
+/// Bytes of the stages of a product whose warps share 128 channels and these rows: `STAGES` of tiled.cuh, of
+/// two steps of 64 bytes.
+const fn stage_bytes(rows: u32) -> u32 {
+    let stages = if rows > 64 { 3 } else { 4 };
+    stages * 2 * 64 * (128 + rows)
 }
 
 macro_rules! source {
     ($constant:ident, $file:literal, [$($kernel:expr),+ $(,)?]) => {
+        source!($constant, $file, [], [$($kernel),+]);
+    };
+    ($constant:ident, $file:literal, [$($before:expr),*], [$($kernel:expr),+ $(,)?]) => {
         pub(crate) static $constant: Source = Source {
             file: $file,
+            before: &[$($before),*],
             text: include_str!(concat!("kernels/", $file)),
             kernels: &[$($kernel),+],
         };
@@ -67,29 +121,63 @@ source!(
         kernel("finish_sum", 256, 32)
     ]
 );
-source!(RMS_NORM, "rms_norm.cu", [kernel("rms_norm", 256, 32)]);
+source!(RMS_NORM, "rms_norm.cu", [kernel("rms_norm", 256, 56)]);
 source!(
     HEADS,
     "heads.cu",
-    [kernel("norm_heads", 32, 48), kernel("rotate", 32, 48), kernel("write_kv", 32, 48)]
+    [
+        kernel("norm_heads", 32, 48),
+        kernel("rotate", 32, 48),
+        kernel("write_kv", 32, 48),
+        kernel("turn_and_write", 32, 48)
+    ]
 );
 source!(SWIGLU, "swiglu.cu", [kernel("swiglu", 256, 32)]);
-source!(GEMM_BF16, "gemm_bf16.cu", [kernel("gemm_bf16_8", 256, 64), kernel("gemm_bf16_32", 256, 96)]);
+source!(
+    GEMM_BF16,
+    "gemm_bf16.cu",
+    [PRODUCTS],
+    [
+        kernel("gemm_bf16_8", 256, 80).loading(10, 12),
+        kernel("gemm_bf16_8_narrow", 256, 80).loading(12, 16),
+        kernel("gemm_bf16_32", 256, 128).loading(16, 24),
+        kernel("gemm_bf16_32_narrow", 256, 128).loading(16, 20),
+    ]
+);
 source!(
     INT8,
     "int8.cu",
-    [kernel("quantize_rows", 128, 32), kernel("gemm_int8_8", 256, 64), kernel("gemm_int8_32", 256, 96)]
+    [PRODUCTS],
+    [
+        kernel("quantize_rows", 128, 32),
+        kernel("gemm_int8_8", 256, 80).loading(10, 12),
+        kernel("gemm_int8_8_narrow", 256, 80).loading(12, 16),
+        kernel("gemm_int8_32", 256, 128).loading(16, 24),
+        kernel("gemm_int8_32_narrow", 256, 128).loading(16, 20),
+    ]
+);
+source!(
+    GEMM_TILED,
+    "gemm_tiled.cu",
+    [PRODUCTS, TILED],
+    [
+        kernel("gemm_bf16_tiled_64", 256, 200).copying(stage_bytes(64), false),
+        kernel("gemm_bf16_tiled_80", 256, 240).copying(stage_bytes(80), false),
+        kernel("gemm_int8_tiled_64", 256, 128).copying(stage_bytes(64), true),
+        kernel("gemm_int8_tiled_80", 256, 128).copying(stage_bytes(80), true),
+        kernel("gemm_int8_sliced_64", 256, 224).copying(stage_bytes(64), true),
+    ]
 );
 source!(
     ATTENTION,
     "attention.cu",
     [
-        kernel("attention_16", 32, 80),
-        kernel("attention_32", 32, 80),
-        kernel("attention_64", 32, 96),
-        kernel("attention_96", 32, 128),
-        kernel("attention_128", 32, 160),
-        kernel("attention_merge", 32, 48),
+        kernel("attention_16", 32, 80).copying(0, false),
+        kernel("attention_32", 32, 112).copying(0, false),
+        kernel("attention_64", 32, 112).copying(0, false),
+        kernel("attention_96", 32, 160).copying(0, false),
+        kernel("attention_128", 32, 224).copying(0, false),
+        kernel("attention_merge", 32, 80),
     ]
 );
 source!(LOGITS, "logits.cu", [kernel("edit_logits", 128, 32)]);
@@ -101,10 +189,24 @@ source!(RANDOM, "random.cu", [kernel("random_bf16", 256, 32), kernel("random_f32
 source!(PROBE, "probe.cu", [kernel("read_words", 256, 48), kernel("multiply_only", 256, 64)]);
 
 /// All of them.
-pub(crate) fn all() -> [&'static Source; 15] {
+pub(crate) fn all() -> [&'static Source; 16] {
     [
-        &EMBEDDING, &ROWS, &RMS_NORM, &HEADS, &SWIGLU, &GEMM_BF16, &INT8, &ATTENTION, &LOGITS, &FILTERS,
-        &RANKS, &DRAW, &SCORE, &RANDOM, &PROBE,
+        &EMBEDDING,
+        &ROWS,
+        &RMS_NORM,
+        &HEADS,
+        &SWIGLU,
+        &GEMM_BF16,
+        &INT8,
+        &GEMM_TILED,
+        &ATTENTION,
+        &LOGITS,
+        &FILTERS,
+        &RANKS,
+        &DRAW,
+        &SCORE,
+        &RANDOM,
+        &PROBE,
     ]
 }
 
@@ -112,22 +214,29 @@ pub(crate) fn all() -> [&'static Source; 15] {
 mod tests {
     use super::*;
 
+    /// Kernels are written out, or by a macro whose calls name them.
     #[test]
     fn every_entry_point_is_listed_once_and_every_listed_one_is_written() {
         for source in all() {
+            let calls = ["ATTENTION(", "GEMM_BF16(", "GEMM_INT8(", "GEMM_BF16_TILED(", "GEMM_INT8_TILED("];
+            let begins = |line: &str| calls.iter().any(|call| line.starts_with(call));
+            let calls: Vec<&str> = source.text.lines().filter(|line| begins(line)).collect();
             for kernel in source.kernels {
-                let written = source.text.contains(&format!("{}(", kernel.name))
-                    || source
-                        .text
-                        .contains(&format!("ATTENTION({})", kernel.name.trim_start_matches("attention_")));
+                let name = kernel.name.trim_start_matches("attention_");
+                let is_called =
+                    |call: &&str| call.contains(&format!("({name},")) || call.ends_with(&format!("({name})"));
+                let written =
+                    source.text.contains(&format!("{}(", kernel.name)) || calls.iter().any(is_called);
                 assert!(written, "{} is not in {}", kernel.name, source.file);
                 assert_eq!(kernel.threads % 32, 0, "{}: whole warps", kernel.name);
+                // Of an L4, and with what the kernel declares and the system takes besides.
+                assert!(kernel.shared_bytes + 2048 <= 100 << 10, "{}: {}", kernel.name, kernel.shared_bytes);
             }
-            let written = source.text.matches("extern \"C\" __global__").count()
-                + source.text.matches("\nATTENTION(").count();
-            // The macro that writes the attention kernels is one occurrence more.
-            let expected = source.kernels.len() + usize::from(source.file == "attention.cu");
-            assert_eq!(written, expected, "{}", source.file);
+            // A macro that writes kernels has one occurrence of its own.
+            let macros =
+                source.text.lines().filter(|line| line.strip_prefix("#define ").is_some_and(begins)).count();
+            let written = source.text.matches("extern \"C\" __global__").count() - macros + calls.len();
+            assert_eq!(written, source.kernels.len(), "{}", source.file);
         }
     }
 }

@@ -164,7 +164,9 @@ impl Queries {
                 first += match last - first {
                     1 => self.tile::<V, U, 1>(first, block),
                     2 | 3 => self.tile::<V, U, 2>(first, block),
-                    6.. if V::TILE_VECTORS > 1 => self.tile::<V, U, 6>(first, block),
+                    6.. if const { V::ATTENTION_SUMS >= 6 * SCORE_CHAINS } => {
+                        self.tile::<V, U, 6>(first, block)
+                    }
                     _ => self.tile::<V, U, 4>(first, block),
                 };
             }
@@ -193,7 +195,12 @@ impl Queries {
         let shared = latest.start..earliest.end;
         // SAFETY: the caller's promise; keys lie inside the block.
         unsafe {
-            let mut scores = scores::<V, U, Q>(self.numbers.as_ptr().add(first * head_dim), block);
+            let queries = self.numbers.as_ptr().add(first * head_dim);
+            let mut scores = match const { Q * SCORE_CHAINS / V::ATTENTION_SUMS } {
+                0 | 1 => scores::<V, U, Q, SCORE_CHAINS>(queries, block),
+                2 | 3 => scores::<V, U, Q, 2>(queries, block),
+                _ => scores::<V, U, Q, 1>(queries, block),
+            };
             if shared != (0..BLOCK_SIZE) {
                 mask(&mut scores, &seen);
             }
@@ -202,9 +209,11 @@ impl Queries {
             let mut weights = weigh::<V, Q>(running, scores, self.scale);
             let values = &mut self.values[first * head_dim..(first + Q) * head_dim];
             if latest.start == 0 {
-                match V::TILE_VECTORS {
-                    2 => add_values_of_all::<V, U, Q, 4>(values, &weights, (shared.end, block.values)),
-                    _ => add_values_of_all::<V, U, Q, 2>(values, &weights, (shared.end, block.values)),
+                let seen_by_all = (shared.end, block.values);
+                match const { V::ATTENTION_SUMS / Q } {
+                    0 | 1 => add_values_of_all::<V, U, Q, 1>(values, &weights, seen_by_all),
+                    2 | 3 => add_values_of_all::<V, U, Q, 2>(values, &weights, seen_by_all),
+                    _ => add_values_of_all::<V, U, Q, 4>(values, &weights, seen_by_all),
                 }
                 for q in 0..Q {
                     weights[q].rescale = 1.0;
@@ -235,12 +244,12 @@ fn mask<const Q: usize>(scores: &mut [[f32; LANES]; Q], seen: &[Range<usize>; Q]
     }
 }
 
-/// Unscaled scores of Q queries with the sixteen keys of a block.
+/// Unscaled scores of Q queries with the sixteen keys of a block, C chains at a time.
 ///
 /// # Safety
 /// V's instructions are there; `queries` is `[Q][head_dim]`.
 #[inline(always)]
-unsafe fn scores<V: Lanes, U: Element, const Q: usize>(
+unsafe fn scores<V: Lanes, U: Element, const Q: usize, const C: usize>(
     queries: *const f32,
     block: Block<'_, U>,
 ) -> [[f32; LANES]; Q] {
@@ -252,26 +261,32 @@ unsafe fn scores<V: Lanes, U: Element, const Q: usize>(
     // SAFETY: d < head_dim, so key row d and each query's element d exist.
     unsafe {
         let mut chains = [[V::splat(0.0); SCORE_CHAINS]; Q];
-        let mut d = 0;
-        while d + SCORE_CHAINS <= head_dim {
-            fetch.bytes::<V>(d / SCORE_CHAINS * bytes, bytes);
-            for chain in 0..SCORE_CHAINS {
+        for first in (0..SCORE_CHAINS).step_by(C) {
+            let mut sums = [[V::splat(0.0); C]; Q];
+            let mut d = first;
+            while d - first + SCORE_CHAINS <= head_dim {
+                if first == 0 {
+                    fetch.bytes::<V>(d / SCORE_CHAINS * bytes, bytes);
+                }
+                for chain in 0..C {
+                    let key = U::load::<V>(keys.as_ptr().add((d + chain) * LANES));
+                    for q in 0..Q {
+                        let number = V::splat(*queries.add(q * head_dim + d + chain));
+                        sums[q][chain] = sums[q][chain].fma(number, key);
+                    }
+                }
+                d += SCORE_CHAINS;
+            }
+            for chain in 0..C.min(head_dim.saturating_sub(d)) {
                 let key = U::load::<V>(keys.as_ptr().add((d + chain) * LANES));
                 for q in 0..Q {
                     let number = V::splat(*queries.add(q * head_dim + d + chain));
-                    chains[q][chain] = chains[q][chain].fma(number, key);
+                    sums[q][chain] = sums[q][chain].fma(number, key);
                 }
             }
-            d += SCORE_CHAINS;
-        }
-        let mut chain = 0;
-        while d + chain < head_dim {
-            let key = U::load::<V>(keys.as_ptr().add((d + chain) * LANES));
             for q in 0..Q {
-                let number = V::splat(*queries.add(q * head_dim + d + chain));
-                chains[q][chain] = chains[q][chain].fma(number, key);
+                chains[q][first..first + C].copy_from_slice(&sums[q]);
             }
-            chain += 1;
         }
         for q in 0..Q {
             let [a, b, c, d] = chains[q];

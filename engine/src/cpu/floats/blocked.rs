@@ -133,10 +133,11 @@ impl<'a> Blocked<'a> {
             for vector in 0..PANEL_VECTORS {
                 // SAFETY: the caller's promise.
                 unsafe {
-                    let (first, second) = W::load_step::<V>(from.add(step * W::STEP_BYTES), vector);
                     let to = wide.add(step * STEP * PANEL + vector * LANES);
-                    first.store(to);
-                    second.store(to.add(PANEL));
+                    for number in 0..STEP {
+                        let numbers = W::load_number::<V>(from.add(step * W::STEP_BYTES), vector, number);
+                        numbers.store(to.add(number * PANEL));
+                    }
                 }
             }
         }

@@ -56,14 +56,14 @@ macro_rules! with_rows {
             2 => $call!(2),
             3 => $call!(3),
             4 => $call!(4),
-            5 if $lanes::TILE_ROWS > 4 => $call!(5),
-            6 if $lanes::TILE_ROWS > 4 => $call!(6),
-            7 if $lanes::TILE_ROWS > 4 => $call!(7),
-            8 if $lanes::TILE_ROWS > 4 => $call!(8),
-            9 if $lanes::TILE_ROWS > 4 => $call!(9),
-            10 if $lanes::TILE_ROWS > 4 => $call!(10),
-            11 if $lanes::TILE_ROWS > 4 => $call!(11),
-            12 if $lanes::TILE_ROWS > 4 => $call!(12),
+            5 if const { $lanes::TILE_ROWS >= 5 } => $call!(5),
+            6 if const { $lanes::TILE_ROWS >= 6 } => $call!(6),
+            7 if const { $lanes::TILE_ROWS >= 7 } => $call!(7),
+            8 if const { $lanes::TILE_ROWS >= 8 } => $call!(8),
+            9 if const { $lanes::TILE_ROWS >= 9 } => $call!(9),
+            10 if const { $lanes::TILE_ROWS >= 10 } => $call!(10),
+            11 if const { $lanes::TILE_ROWS >= 11 } => $call!(11),
+            12 if const { $lanes::TILE_ROWS >= 12 } => $call!(12),
             _ => unreachable!("a tile has at most TILE_ROWS rows, which are twelve at most"),
         }
     };
@@ -134,7 +134,7 @@ impl FloatMatMul<'_> {
         let fetch = Ahead { first: self.lines() };
         // SAFETY: the caller's promise.
         unsafe {
-            if V::TILE_VECTORS == PANEL_VECTORS {
+            if const { R <= V::BOTH_VECTORS_ROWS } {
                 self.rows::<V, W, R, PANEL_VECTORS, PANEL_VECTORS>((panel, 0), fetch);
             } else {
                 self.rows::<V, W, R, 1, 1>((panel, 0), fetch);

@@ -21,11 +21,11 @@ pub(super) trait PanelNumbers {
     /// As for [`Lanes`].
     unsafe fn fetch<V: Lanes>(fetch: &mut impl Fetch, line: usize);
 
-    /// The two numbers of the channels of one vector.
+    /// The `number`-th of the two numbers of the channels of one vector.
     ///
     /// # Safety
     /// As for [`Lanes`]: a step lies at `step`, and it has the vector.
-    unsafe fn load_step<V: Lanes>(step: *const u8, vector: usize) -> (V, V);
+    unsafe fn load_number<V: Lanes>(step: *const u8, vector: usize, number: usize) -> V;
 }
 
 impl PanelNumbers for f32 {
@@ -38,10 +38,9 @@ impl PanelNumbers for f32 {
     }
 
     #[inline(always)]
-    unsafe fn load_step<V: Lanes>(step: *const u8, vector: usize) -> (V, V) {
-        let step: *const f32 = step.cast();
+    unsafe fn load_number<V: Lanes>(step: *const u8, vector: usize, number: usize) -> V {
         // SAFETY: the caller's promise.
-        unsafe { (V::load(step.add(vector * LANES)), V::load(step.add(PANEL + vector * LANES))) }
+        unsafe { V::load(step.cast::<f32>().add(number * PANEL + vector * LANES)) }
     }
 }
 
@@ -55,9 +54,10 @@ impl PanelNumbers for bf16 {
     }
 
     #[inline(always)]
-    unsafe fn load_step<V: Lanes>(step: *const u8, vector: usize) -> (V, V) {
+    unsafe fn load_number<V: Lanes>(step: *const u8, vector: usize, number: usize) -> V {
         // SAFETY: the caller's promise.
-        unsafe { V::load_bf16_pairs(step.add(vector * LANES * STEP * size_of::<bf16>()).cast()) }
+        let pairs = unsafe { V::load_bf16_pairs(step.add(vector * LANES * STEP * size_of::<bf16>()).cast()) };
+        if number == 0 { pairs.0 } else { pairs.1 }
     }
 }
 
@@ -90,21 +90,18 @@ impl Steps {
         unsafe {
             for _ in 0..self.count {
                 W::fetch::<V>(&mut fetch, at / size_of::<Line>());
-                let mut weights = [(V::splat(0.0), V::splat(0.0)); M];
-                for m in 0..M {
-                    let step = self.lines.add(at + m / T * self.apart);
-                    weights[m] = W::load_step::<V>(step, self.first_vector + m % T);
-                }
-                for r in 0..R {
-                    let x = V::splat(*x.add(r));
+                // One number after the other: fewer weights have to be held beside the sums.
+                for number in 0..STEP {
+                    let mut weights = [V::splat(0.0); M];
                     for m in 0..M {
-                        sums[m][r] = sums[m][r].fma(weights[m].0, x);
+                        let step = self.lines.add(at + m / T * self.apart);
+                        weights[m] = W::load_number::<V>(step, self.first_vector + m % T, number);
                     }
-                }
-                for r in 0..R {
-                    let x = V::splat(*x.add(R + r));
-                    for m in 0..M {
-                        sums[m][r] = sums[m][r].fma(weights[m].1, x);
+                    for r in 0..R {
+                        let x = V::splat(*x.add(number * R + r));
+                        for m in 0..M {
+                            sums[m][r] = sums[m][r].fma(weights[m], x);
+                        }
                     }
                 }
                 at += W::STEP_BYTES;

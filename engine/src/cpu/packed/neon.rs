@@ -16,9 +16,12 @@ const QUARTER: usize = 16;
 
 impl Dots for NeonDots {
     const TILE_ROWS: usize = 4;
+    const SUMS: usize = 8;
     const SIGNED: bool = true;
     type Lanes = Neon;
-    type Bytes = [uint8x16_t; 4];
+    type Halves = [uint8x16_t; 4];
+    type Whole = [uint8x16_t; 4];
+    type GroupSums = Self;
 
     #[inline(always)]
     unsafe fn splat(x: i32) -> Self {
@@ -33,37 +36,45 @@ impl Dots for NeonDots {
     }
 
     #[inline(always)]
-    unsafe fn load(p: *const u8) -> Self::Bytes {
-        // SAFETY: the trait's contract: 64 bytes at p.
-        std::array::from_fn(|i| unsafe { vld1q_u8(p.add(QUARTER * i)) })
-    }
-
-    #[inline(always)]
-    unsafe fn whole_bytes(bytes: Self::Bytes) -> Self::Bytes {
+    unsafe fn whole(line: *const u8, _: usize) -> Self::Whole {
         // Another top bit is 128 less.
-        // SAFETY: the trait's contract.
-        bytes.map(|bytes| unsafe { veorq_u8(bytes, vdupq_n_u8(0x80)) })
+        // SAFETY: the trait's contract: 64 bytes at `line`.
+        unsafe { load_line(line).map(|bytes| veorq_u8(bytes, vdupq_n_u8(0x80))) }
     }
 
     #[inline(always)]
-    unsafe fn low_halves(bytes: Self::Bytes) -> Self::Bytes {
-        // SAFETY: the trait's contract.
-        bytes.map(|bytes| unsafe { vandq_u8(bytes, vdupq_n_u8(0x0f)) })
-    }
-
-    #[inline(always)]
-    unsafe fn high_halves(bytes: Self::Bytes) -> Self::Bytes {
-        // SAFETY: the trait's contract.
-        bytes.map(|bytes| unsafe { vshrq_n_u8::<4>(bytes) })
-    }
-
-    #[inline(always)]
-    unsafe fn dot(self, bytes: Self::Bytes, x: *const i8) -> Self {
+    unsafe fn dot(self, whole: Self::Whole, x: *const i8) -> Self {
         // SAFETY: the trait's contract: the dot products are there, and four i8 at x.
         unsafe {
             let x = vdupq_n_s32(x.cast::<i32>().read_unaligned());
-            Self(std::array::from_fn(|i| sdot(self.0[i], bytes[i], x)))
+            Self(std::array::from_fn(|i| sdot(self.0[i], whole[i], x)))
         }
+    }
+
+    #[inline(always)]
+    unsafe fn halves(line: *const u8) -> [Self::Halves; 2] {
+        // SAFETY: the trait's contract: 64 bytes at `line`.
+        unsafe {
+            let bytes = load_line(line);
+            [bytes.map(|bytes| vandq_u8(bytes, vdupq_n_u8(0x0f))), bytes.map(|bytes| vshrq_n_u8::<4>(bytes))]
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn begin_group(correction: i32) -> Self {
+        // SAFETY: the trait's contract.
+        unsafe { Self::splat(correction) }
+    }
+
+    #[inline(always)]
+    unsafe fn dot_halves(sums: Self, halves: Self::Halves, x: *const i8) -> Self {
+        // SAFETY: the trait's contract.
+        unsafe { sums.dot(halves, x) }
+    }
+
+    #[inline(always)]
+    unsafe fn end_group(sums: Self, _: i32) -> Self {
+        sums
     }
 
     #[inline(always)]
@@ -71,6 +82,14 @@ impl Dots for NeonDots {
         // SAFETY: the trait's contract.
         Neon(self.0.map(|sums| unsafe { vcvtq_f32_s32(sums) }))
     }
+}
+
+/// # Safety
+/// 64 bytes are at `line`.
+#[inline(always)]
+unsafe fn load_line(line: *const u8) -> [uint8x16_t; 4] {
+    // SAFETY: the caller's promise; NEON is in every 64-bit ARM.
+    std::array::from_fn(|i| unsafe { vld1q_u8(line.add(QUARTER * i)) })
 }
 
 /// The instruction, whose intrinsic is not stable yet.

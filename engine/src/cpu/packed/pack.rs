@@ -43,7 +43,7 @@ impl PackedMatrix {
             QuantizedFormat::Int4 => Scales::Group(vec![bf16::ZERO; panels * panel_groups]),
         };
         let (shared_lines, shared_scales) = (Shared::new(&mut lines), SharedScales::new(&mut scales));
-        let isa = Isa::best();
+        let isa = Isa::in_use()?;
         threads.try_for_ranges(panels, |range| {
             let mut numbers = vec![0.0f32; PANEL.min(width) * k];
             let mut steps = Steps::new(&layout);

@@ -8,6 +8,7 @@ use crate::cpu::dispatch::{Isa, Kernel};
 use crate::cpu::lanes::{Element, LANES, Lanes};
 use crate::cpu::threads::{Shared, Threads};
 use crate::cpu::tiles::Tiles;
+use crate::weights::QuantizedFormat;
 
 /// Adding it rounds a small f32 to an integer, ties to even, and leaves that in the low bits.
 const ROUNDER: f32 = 12_582_912.0;
@@ -15,10 +16,19 @@ const ROUNDER: f32 = 12_582_912.0;
 /// Numbers along K that stand side by side: what one lane of a dot product takes.
 pub(super) const QUAD: usize = 4;
 
+/// Bytes of a stored number for kernels that take a quad of int8 as that number of words; int4 always takes bytes.
+pub(super) fn bytes_per_number(format: QuantizedFormat, words: usize) -> usize {
+    match format {
+        QuantizedFormat::Int8 => words,
+        QuantizedFormat::Int4 => 1,
+    }
+}
+
 /// Rows of quantized activations; kept, so that its memory is.
 #[derive(Debug, Default)]
 pub(in crate::cpu) struct QuantizedRows {
-    /// `[tile][padded k / 4][row of the tile][4]`.
+    /// `[tile][padded k / 4][row of the tile][4]`; or, widened to 16 bits in two bytes each, `[tile][padded k / 4][2][row of
+    /// the tile][2]`, the first and third number of a quad before the second and fourth.
     pub(super) values: Vec<i8>,
     /// `[tile][piece][row of the tile]`: what the shift of the weights adds to the sum over the piece, negated.
     pub(super) corrections: Vec<i32>,
@@ -40,8 +50,9 @@ impl QuantizedRows {
         let (pieces, slices) = (layout.pieces().len(), layout.slices().len());
         let rows = x.len() / k;
         let tiles = Tiles::new(rows, isa.dot_tile_rows());
+        let bytes = bytes_per_number(layout.format(), isa.dot_words());
         self.tiles = tiles;
-        self.values.resize(rows * padded, 0);
+        self.values.resize(rows * padded * bytes, 0);
         self.corrections.resize(rows * pieces, 0);
         self.scales.resize(rows * slices, 0.0);
         let values = Shared::new(&mut self.values);
@@ -53,20 +64,23 @@ impl QuantizedRows {
                 // SAFETY: each tile is quantized once, and its parts are its own.
                 let (values, corrections, scales) = unsafe {
                     (
-                        values.slice_mut(rows.start * padded..rows.end * padded),
+                        values.slice_mut(rows.start * padded * bytes..rows.end * padded * bytes),
                         corrections.slice_mut(rows.start * pieces..rows.end * pieces),
                         scales.slice_mut(rows.start * slices..rows.end * slices),
                     )
                 };
                 let x = &x[rows.start * k..rows.end * k];
-                isa.run(QuantizeTile { x, layout, values, corrections, scales });
+                match bytes {
+                    1 => isa.run(QuantizeTile::<1> { x, layout, values, corrections, scales }),
+                    _ => isa.run(QuantizeTile::<2> { x, layout, values, corrections, scales }),
+                }
             }
         });
     }
 }
 
-/// One tile.
-struct QuantizeTile<'a> {
+/// One tile whose numbers are stored in that number of bytes.
+struct QuantizeTile<'a, const BYTES: usize> {
     x: &'a [f32],
     layout: &'a KLayout,
     values: &'a mut [i8],
@@ -74,7 +88,7 @@ struct QuantizeTile<'a> {
     scales: &'a mut [f32],
 }
 
-impl Kernel for QuantizeTile<'_> {
+impl<const BYTES: usize> Kernel for QuantizeTile<'_, BYTES> {
     type Output = ();
 
     #[inline(always)]
@@ -92,10 +106,11 @@ impl Kernel for QuantizeTile<'_> {
                 let (scale, inverse) = int8_scale(&x[first.k.start..last.k.end]);
                 self.scales[slice * rows + r] = scale;
                 for (index, piece) in range.clone().zip(pieces) {
-                    let part = &mut self.values[piece.start * rows..(piece.start + piece.len) * rows];
+                    let bytes = piece.start * rows * BYTES..(piece.start + piece.len) * rows * BYTES;
+                    let part = &mut self.values[bytes];
                     let x = &x[piece.k.clone()];
                     // SAFETY: V's instructions are there by this function's contract.
-                    let sum = unsafe { quantize::<V>(x, inverse, (part, rows, r)) };
+                    let sum = unsafe { quantize::<V, BYTES>(x, inverse, (part, rows, r)) };
                     self.corrections[index * rows + r] = sum.wrapping_mul(shift).wrapping_neg();
                 }
             }
@@ -112,13 +127,17 @@ const GATHERED: usize = GROUP;
 /// # Safety
 /// V's instructions are there.
 #[inline(always)]
-unsafe fn quantize<V: Lanes>(x: &[f32], inverse: f32, (steps, rows, r): (&mut [i8], usize, usize)) -> i32 {
+unsafe fn quantize<V: Lanes, const BYTES: usize>(
+    x: &[f32],
+    inverse: f32,
+    (steps, rows, r): (&mut [i8], usize, usize),
+) -> i32 {
     // SAFETY: the caller's promise; no access passes the numbers or what is gathered of them.
     let sums = unsafe {
         let (inverse, rounder, back) = (V::splat(inverse), V::splat(ROUNDER), V::splat(-ROUNDER));
         let mut sums = V::splat(0.0);
-        for (x, steps) in x.chunks(GATHERED).zip(steps.chunks_mut(GATHERED * rows)) {
-            let mut gathered = [[0; QUAD]; GATHERED / QUAD];
+        for (x, steps) in x.chunks(GATHERED).zip(steps.chunks_mut(GATHERED * rows * BYTES)) {
+            let mut gathered = [[0i8; QUAD]; GATHERED / QUAD];
             for start in (0..x.len()).step_by(LANES) {
                 let (from, left) = (x.as_ptr().add(start), x.len() - start);
                 let numbers: V = if left < LANES { f32::load_part(from, left) } else { V::load(from) };
@@ -127,11 +146,24 @@ unsafe fn quantize<V: Lanes>(x: &[f32], inverse: f32, (steps, rows, r): (&mut [i
                 rounded.store_low_bytes(gathered.as_mut_ptr().cast::<u8>().add(start));
                 sums = sums.add(rounded.add(back));
             }
-            for (to, quad) in steps.chunks_exact_mut(QUAD * rows).zip(&gathered) {
-                to[QUAD * r..QUAD * (r + 1)].copy_from_slice(quad);
+            for (to, quad) in steps.chunks_exact_mut(QUAD * BYTES * rows).zip(&gathered) {
+                if BYTES == 1 {
+                    to[QUAD * r..QUAD * (r + 1)].copy_from_slice(quad);
+                } else {
+                    for (to, pair) in to.chunks_exact_mut(QUAD * rows).zip(widened(*quad)) {
+                        to[QUAD * r..QUAD * (r + 1)].copy_from_slice(&pair);
+                    }
+                }
             }
         }
         sums.fold()
     };
     sums as i32
+}
+
+/// A quad in 16 bits: the first and third number, then the second and fourth.
+#[inline(always)]
+fn widened(quad: [i8; QUAD]) -> [[i8; QUAD]; 2] {
+    let [a, b, c, d] = quad.map(i16::from);
+    bytemuck::cast([[a, c], [b, d]])
 }

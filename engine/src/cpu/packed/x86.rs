@@ -1,4 +1,4 @@
-//! [`Dots`] on AVX-512 VNNI (one register) and AVX2 (two). Only `cpu::dispatch` names these types.
+//! [`Dots`] on AVX-512 VNNI (one register), AVX-VNNI and AVX2 (two). Only `cpu::dispatch` names these types.
 
 use std::arch::x86_64::*;
 
@@ -9,15 +9,30 @@ use crate::cpu::x86::{Avx2, Avx512};
 #[derive(Clone, Copy)]
 pub(in crate::cpu) struct VnniDots(__m512i);
 
-/// Two 256-bit registers: sums 0..8 and 8..16. Products are made in 16 bits and added in pairs to 32
-/// (`maddubs` would saturate in 16).
+/// Two 256-bit registers, sums 0..8 and 8..16, and the instruction of [`VnniDots`] on them: AVX-VNNI, or with `EVEX` its
+/// encoding by AVX-512, by which machines without the first judge this code.
+#[derive(Clone, Copy)]
+pub(in crate::cpu) struct NarrowVnniDots<const EVEX: bool>(__m256i, __m256i);
+
+/// Two 256-bit registers: sums 0..8 and 8..16.
+///
+/// Products of int8 are made in 16 bits and added in pairs to 32 (`vpmaddwd`): of bytes, `vpmaddubsw` would saturate
+/// (255 * 127 * 2 is past an i16). Of half bytes it does not, and sixteen products of a group fit (15 * 127 * 16 = 30,480), so
+/// a group is summed in 16 bits and widened once.
 #[derive(Clone, Copy)]
 pub(in crate::cpu) struct Avx2Dots(__m256i, __m256i);
 
+/// Bytes in a 256-bit register.
+const HALF_LINE: usize = 32;
+
 impl Dots for VnniDots {
     const TILE_ROWS: usize = 12;
+    const TILE_PANELS: usize = 2;
+    const SUMS: usize = 12;
     type Lanes = Avx512;
-    type Bytes = __m512i;
+    type Halves = __m512i;
+    type Whole = __m512i;
+    type GroupSums = Self;
 
     #[inline(always)]
     unsafe fn splat(x: i32) -> Self {
@@ -32,30 +47,44 @@ impl Dots for VnniDots {
     }
 
     #[inline(always)]
-    unsafe fn load(p: *const u8) -> __m512i {
-        // SAFETY: the trait's contract: 64 bytes at p; the load needs no alignment.
-        unsafe { _mm512_loadu_si512(p.cast()) }
+    unsafe fn whole(line: *const u8, _: usize) -> __m512i {
+        // SAFETY: the trait's contract: 64 bytes at `line`; the load needs no alignment.
+        unsafe { _mm512_loadu_si512(line.cast()) }
     }
 
     #[inline(always)]
-    unsafe fn low_halves(bytes: __m512i) -> __m512i {
-        // SAFETY: the trait's contract.
-        unsafe { _mm512_and_si512(bytes, _mm512_set1_epi8(0x0f)) }
-    }
-
-    #[inline(always)]
-    unsafe fn high_halves(bytes: __m512i) -> __m512i {
-        // SAFETY: the trait's contract.
-        unsafe { _mm512_and_si512(_mm512_srli_epi16::<4>(bytes), _mm512_set1_epi8(0x0f)) }
-    }
-
-    #[inline(always)]
-    unsafe fn dot(self, bytes: __m512i, x: *const i8) -> Self {
+    unsafe fn dot(self, whole: __m512i, x: *const i8) -> Self {
         // SAFETY: the trait's contract: AVX-512 VNNI is there, and four i8 at x.
         unsafe {
             let x = _mm512_set1_epi32(x.cast::<i32>().read_unaligned());
-            Self(_mm512_dpbusd_epi32(self.0, bytes, x))
+            Self(_mm512_dpbusd_epi32(self.0, whole, x))
         }
+    }
+
+    #[inline(always)]
+    unsafe fn halves(line: *const u8) -> [__m512i; 2] {
+        // SAFETY: the trait's contract.
+        unsafe {
+            let (bytes, mask) = (Self::whole(line, 0), _mm512_set1_epi8(0x0f));
+            [_mm512_and_si512(bytes, mask), _mm512_and_si512(_mm512_srli_epi16::<4>(bytes), mask)]
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn begin_group(correction: i32) -> Self {
+        // SAFETY: the trait's contract.
+        unsafe { Self::splat(correction) }
+    }
+
+    #[inline(always)]
+    unsafe fn dot_halves(sums: Self, halves: __m512i, x: *const i8) -> Self {
+        // SAFETY: the trait's contract.
+        unsafe { sums.dot(halves, x) }
+    }
+
+    #[inline(always)]
+    unsafe fn end_group(sums: Self, _: i32) -> Self {
+        sums
     }
 
     #[inline(always)]
@@ -65,10 +94,13 @@ impl Dots for VnniDots {
     }
 }
 
-impl Dots for Avx2Dots {
-    const TILE_ROWS: usize = 4;
+impl<const EVEX: bool> Dots for NarrowVnniDots<EVEX> {
+    const TILE_ROWS: usize = 6;
+    const SUMS: usize = 6;
     type Lanes = Avx2;
-    type Bytes = (__m256i, __m256i);
+    type Halves = (__m256i, __m256i);
+    type Whole = (__m256i, __m256i);
+    type GroupSums = Self;
 
     #[inline(always)]
     unsafe fn splat(x: i32) -> Self {
@@ -83,38 +115,131 @@ impl Dots for Avx2Dots {
     }
 
     #[inline(always)]
-    unsafe fn load(p: *const u8) -> Self::Bytes {
-        // SAFETY: the trait's contract: 64 bytes at p; the loads need no alignment.
-        unsafe { (_mm256_loadu_si256(p.cast()), _mm256_loadu_si256(p.add(32).cast())) }
+    unsafe fn whole(line: *const u8, _: usize) -> Self::Whole {
+        // SAFETY: the trait's contract: 64 bytes at `line`.
+        unsafe { load_line(line) }
     }
 
     #[inline(always)]
-    unsafe fn low_halves(bytes: Self::Bytes) -> Self::Bytes {
-        // SAFETY: the trait's contract.
+    unsafe fn dot(self, whole: Self::Whole, x: *const i8) -> Self {
+        // SAFETY: the trait's contract: the instruction is there in this encoding, and four i8 at x.
         unsafe {
-            let mask = _mm256_set1_epi8(0x0f);
-            (_mm256_and_si256(bytes.0, mask), _mm256_and_si256(bytes.1, mask))
+            let x = _mm256_set1_epi32(x.cast::<i32>().read_unaligned());
+            if EVEX {
+                Self(_mm256_dpbusd_epi32(self.0, whole.0, x), _mm256_dpbusd_epi32(self.1, whole.1, x))
+            } else {
+                Self(_mm256_dpbusd_avx_epi32(self.0, whole.0, x), _mm256_dpbusd_avx_epi32(self.1, whole.1, x))
+            }
         }
     }
 
     #[inline(always)]
-    unsafe fn high_halves(bytes: Self::Bytes) -> Self::Bytes {
+    unsafe fn halves(line: *const u8) -> [Self::Halves; 2] {
+        // SAFETY: the trait's contract: 64 bytes at `line`.
+        unsafe { load_halves(line) }
+    }
+
+    #[inline(always)]
+    unsafe fn begin_group(correction: i32) -> Self {
         // SAFETY: the trait's contract.
+        unsafe { Self::splat(correction) }
+    }
+
+    #[inline(always)]
+    unsafe fn dot_halves(sums: Self, halves: Self::Halves, x: *const i8) -> Self {
+        // SAFETY: the trait's contract.
+        unsafe { sums.dot(halves, x) }
+    }
+
+    #[inline(always)]
+    unsafe fn end_group(sums: Self, _: i32) -> Self {
+        sums
+    }
+
+    #[inline(always)]
+    unsafe fn to_f32(self) -> Avx2 {
+        // SAFETY: the trait's contract.
+        unsafe { Avx2(_mm256_cvtepi32_ps(self.0), _mm256_cvtepi32_ps(self.1)) }
+    }
+}
+
+impl Dots for Avx2Dots {
+    const TILE_ROWS: usize = 4;
+    const SUMS: usize = 1;
+    const WORDS: usize = 2;
+    const UNROLLED: bool = false;
+    type Lanes = Avx2;
+    type Halves = (__m256i, __m256i);
+    type Whole = (__m256i, __m256i);
+    /// Pairs of 16-bit sums, which make one together.
+    type GroupSums = (__m256i, __m256i);
+
+    #[inline(always)]
+    unsafe fn splat(x: i32) -> Self {
+        // SAFETY: the trait's contract: AVX2 is there.
+        unsafe { Self(_mm256_set1_epi32(x), _mm256_set1_epi32(x)) }
+    }
+
+    #[inline(always)]
+    unsafe fn add(self, other: Self) -> Self {
+        // SAFETY: the trait's contract.
+        unsafe { Self(_mm256_add_epi32(self.0, other.0), _mm256_add_epi32(self.1, other.1)) }
+    }
+
+    /// Widened to 16 bits: bytes of even index meet the first word, those of odd index the second.
+    #[inline(always)]
+    unsafe fn whole(line: *const u8, word: usize) -> Self::Whole {
+        // SAFETY: the trait's contract: 64 bytes at `line`.
         unsafe {
-            let mask = _mm256_set1_epi8(0x0f);
-            let shifted = (_mm256_srli_epi16::<4>(bytes.0), _mm256_srli_epi16::<4>(bytes.1));
-            (_mm256_and_si256(shifted.0, mask), _mm256_and_si256(shifted.1, mask))
+            let bytes = load_line(line);
+            if word == 0 {
+                let mask = _mm256_set1_epi16(0x00ff);
+                (_mm256_and_si256(bytes.0, mask), _mm256_and_si256(bytes.1, mask))
+            } else {
+                (_mm256_srli_epi16::<8>(bytes.0), _mm256_srli_epi16::<8>(bytes.1))
+            }
         }
     }
 
     #[inline(always)]
-    unsafe fn dot(self, bytes: Self::Bytes, x: *const i8) -> Self {
+    unsafe fn dot(self, whole: Self::Whole, x: *const i8) -> Self {
+        // SAFETY: the trait's contract: two i16 at x.
+        unsafe {
+            let x = _mm256_set1_epi32(x.cast::<i32>().read_unaligned());
+            let products = Self(_mm256_madd_epi16(whole.0, x), _mm256_madd_epi16(whole.1, x));
+            self.add(products)
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn halves(line: *const u8) -> [Self::Halves; 2] {
+        // SAFETY: the trait's contract: 64 bytes at `line`.
+        unsafe { load_halves(line) }
+    }
+
+    #[inline(always)]
+    unsafe fn begin_group(_: i32) -> Self::GroupSums {
+        // SAFETY: the trait's contract.
+        unsafe { (_mm256_setzero_si256(), _mm256_setzero_si256()) }
+    }
+
+    #[inline(always)]
+    unsafe fn dot_halves(sums: Self::GroupSums, halves: Self::Halves, x: *const i8) -> Self::GroupSums {
         // SAFETY: the trait's contract: four i8 at x.
         unsafe {
-            let [a, b, c, d] = x.cast::<[i8; 4]>().read().map(i16::from);
-            let pair = |low: i16, high: i16| i32::from(low) & 0xffff | i32::from(high) << 16;
-            let x = (_mm256_set1_epi32(pair(a, c)), _mm256_set1_epi32(pair(b, d)));
-            Self(dot_8(self.0, bytes.0, x), dot_8(self.1, bytes.1, x))
+            let x = _mm256_set1_epi32(x.cast::<i32>().read_unaligned());
+            let products = (_mm256_maddubs_epi16(halves.0, x), _mm256_maddubs_epi16(halves.1, x));
+            (_mm256_add_epi16(sums.0, products.0), _mm256_add_epi16(sums.1, products.1))
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn end_group(sums: Self::GroupSums, correction: i32) -> Self {
+        // SAFETY: the trait's contract.
+        unsafe {
+            let ones = _mm256_set1_epi16(1);
+            let sums = Self(_mm256_madd_epi16(sums.0, ones), _mm256_madd_epi16(sums.1, ones));
+            sums.add(Self::splat(correction))
         }
     }
 
@@ -125,17 +250,27 @@ impl Dots for Avx2Dots {
     }
 }
 
-/// Eight sums: bytes of even index meet the first pair of `x`, those of odd index the second.
+/// # Safety
+/// The CPU has AVX2, and 64 bytes are at `line`.
+#[inline(always)]
+unsafe fn load_line(line: *const u8) -> (__m256i, __m256i) {
+    // SAFETY: the caller's promise; the loads need no alignment.
+    unsafe { (_mm256_loadu_si256(line.cast()), _mm256_loadu_si256(line.add(HALF_LINE).cast())) }
+}
+
+/// The low half of each byte, and the high half.
 ///
 /// # Safety
-/// The CPU has AVX2.
+/// The CPU has AVX2, and 64 bytes are at `line`.
 #[inline(always)]
-unsafe fn dot_8(sums: __m256i, bytes: __m256i, x: (__m256i, __m256i)) -> __m256i {
+unsafe fn load_halves(line: *const u8) -> [(__m256i, __m256i); 2] {
     // SAFETY: the caller's promise.
     unsafe {
-        let even = _mm256_and_si256(bytes, _mm256_set1_epi16(0x00ff));
-        let odd = _mm256_srli_epi16::<8>(bytes);
-        let products = _mm256_add_epi32(_mm256_madd_epi16(even, x.0), _mm256_madd_epi16(odd, x.1));
-        _mm256_add_epi32(sums, products)
+        let (bytes, mask) = (load_line(line), _mm256_set1_epi8(0x0f));
+        let high = (_mm256_srli_epi16::<4>(bytes.0), _mm256_srli_epi16::<4>(bytes.1));
+        [
+            (_mm256_and_si256(bytes.0, mask), _mm256_and_si256(bytes.1, mask)),
+            (_mm256_and_si256(high.0, mask), _mm256_and_si256(high.1, mask)),
+        ]
     }
 }

@@ -257,3 +257,38 @@ fn replayed_steps_give_the_bits_of_launched_ones() {
     assert!(logits_of(&mut replaying) == expected, "the bits differ");
     assert!(replays.load(Ordering::Relaxed) > 2 * first, "what ran before is replayed sooner");
 }
+
+/// Launches of a step of one row, of models that differ by a layer. Apart a layer takes 17: two sums, two norms, four roundings, four
+/// products, turn, KV write, attention and its merge, SwiGLU.
+#[test]
+fn a_layer_takes_ten_launches() {
+    let launches = |layers: u32| {
+        let shape = concat!(env!("CARGO_MANIFEST_DIR"), "/src/cuda/gpu_check/shapes/tiny.json");
+        let mut config: serde_json::Value =
+            serde_json::from_str(&std::fs::read_to_string(shape).unwrap()).unwrap();
+        config["num_hidden_layers"] = layers.into();
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::write(dir.path().join("config.json"), config.to_string()).unwrap();
+        let options = LoadOptions {
+            model_dir: dir.path().join("config.json"),
+            weights: WeightFormat::Bf16,
+            threads: 1,
+            tensor_parallel: 1,
+            kv_memory_bytes: 1 << 20,
+            max_model_len: None,
+        };
+        let emulator = Emulator::build();
+        let count = emulator.launches();
+        let load = |source: &dyn crate::weights::TensorSource, model| {
+            load_on(Ranks::alone(emulator), &options, source, model)
+        };
+        let mut engine = Engine::random_by(&options, 3, load).unwrap();
+        let slot = engine.open();
+        let before = count.load(Ordering::Relaxed);
+        engine.forward(&[SequenceRows { slot, token_ids: &[1], num_logits: 1 }]).unwrap();
+        count.load(Ordering::Relaxed) - before
+    };
+    let (two, three) = (launches(2), launches(3));
+    println!("{two} launches with 2 layers, {three} with 3");
+    assert_eq!(three - two, 10);
+}

@@ -13,9 +13,9 @@ use crate::cuda::CudaError;
 use crate::cuda::functions::function_table;
 
 /// Names that the library goes by: that of the run-time package, then that of the one for developers.
-const NAMES: [&str; 2] = ["libcublasLt.so.13", "libcublasLt.so"];
-/// Oldest release that is taken, as `cublasLtGetVersion` counts: 13.0.
-const OLDEST: usize = 130_000;
+const NAMES: [&str; 3] = ["libcublasLt.so.13", "libcublasLt.so.12", "libcublasLt.so"];
+/// Oldest release that is taken, as `cublasLtGetVersion` counts: 12.0.
+const OLDEST: usize = 120_000;
 
 type Status = c_int;
 type Bytes = *const c_void;
@@ -37,7 +37,7 @@ pub(super) struct Heuristic {
 }
 
 function_table! {
-    /// See the head of this file. Signatures are those of cublasLt.h, 13.0 and later.
+    /// See the head of this file. Signatures are those of cublasLt.h, 12.0 and later.
     BlasLibrary, Blas,
     get_version = "cublasLtGetVersion": fn() -> usize,
     get_status_string = "cublasLtGetStatusString": fn(Status) -> *const c_char,
@@ -67,7 +67,7 @@ impl BlasLibrary {
     pub(crate) fn load() -> Result<Self, CudaError> {
         // SAFETY: loads a library of CUDA's, whose initialisers take no part in this process's invariants.
         let found = NAMES.iter().find_map(|name| unsafe { Library::new(*name) }.ok());
-        let advice = "products that need not be deterministic are cuBLASLt's: install CUDA 13 (or pip's nvidia-cublas) and name \
+        let advice = "products that need not be deterministic are cuBLASLt's: install CUDA 12 or 13 (or pip's nvidia-cublas) and name \
                       its lib folder in LD_LIBRARY_PATH";
         let library = found.ok_or(CudaError::LibraryMissing { library: NAMES[0], advice })?;
         let mut blas = Self::resolve(library)?;
@@ -75,7 +75,7 @@ impl BlasLibrary {
         let version = unsafe { (blas.get_version)() };
         blas.version = format!("{}.{}.{}", version / 10_000, version / 100 % 100, version % 100);
         if version < OLDEST {
-            let reason = format!("it is version {}, expected 13.0 or above", blas.version);
+            let reason = format!("it is version {}, expected 12.0 or above", blas.version);
             return Err(CudaError::Blas { action: "cublasLtGetVersion", reason });
         }
         Ok(blas)

@@ -11,9 +11,11 @@
 #include <memory>
 #include <mutex>
 #include <set>
+#include <utility>
+#include <vector>
 
 extern "C" {
-void emulator_launch(void (*kernel)(void**), const uint32_t* grid, uint32_t threads, void** params);
+void emulator_launch(void (*kernel)(void**), const uint32_t* shape, void** params);
 void* emulator_alloc(size_t bytes);
 void emulator_free(void* memory, size_t bytes);
 }
@@ -31,6 +33,7 @@ enum Result {
   INVALID_HANDLE = 400,
   NOT_FOUND = 500,
   NOT_READY = 600,
+  ILLEGAL_ADDRESS = 700,
   CAPTURE_UNSUPPORTED = 900,
 };
 
@@ -43,6 +46,8 @@ struct Kernel {
   void (*entry)(void**);
   uint32_t num_params;
   uint32_t max_threads;
+  // Dynamic shared memory that a block may have.
+  uint32_t max_shared_bytes = 48 << 10;
 };
 
 struct Graph {
@@ -52,6 +57,7 @@ struct Graph {
 struct Stream {
   std::deque<Work> work;
   Graph* captured = nullptr;
+  int device = 0;
 };
 
 // Everything that its stream held when it was recorded; done once that has run.
@@ -64,8 +70,20 @@ static std::recursive_mutex turn;
 static std::set<Stream*> streams;
 static std::map<uintptr_t, size_t> device_memory, pinned_memory;
 static size_t held_bytes = 0;
-static thread_local void* current = nullptr;
-static int the_context;
+// What was asked of the driver so far, in the order of `DriverCounts` of host_driver.rs.
+static struct { uint64_t launches, copies_in, bytes_in, copies_out, bytes_out, allocations; } counted;
+static thread_local int* current = nullptr;
+// The contexts of devices; each holds the device's number.
+constexpr int MAX_DEVICES = 8;
+static int contexts[MAX_DEVICES] = {0, 1, 2, 3, 4, 5, 6, 7};
+// Whose pool an allocation is of, and which other devices may touch a pool: (owner, other).
+static std::map<uintptr_t, int> owners;
+static std::set<std::pair<int, int>> access_granted;
+
+static int device_count() {
+  const char* count = std::getenv("OUTRIDER_HOST_DEVICES");
+  return count ? std::atoi(count) : 1;
+}
 
 static void run(Stream& stream) {
   while (!stream.work.empty()) {
@@ -88,6 +106,13 @@ static bool lies_in(const std::map<uintptr_t, size_t>& memory, uintptr_t at, siz
 }
 
 static bool on_device(uint64_t at, size_t bytes) { return lies_in(device_memory, at, bytes); }
+// Whether a device may touch memory, its own or that of a pool that was shared with it.
+static bool may_touch(int device, uint64_t at) {
+  auto next = owners.upper_bound(at);
+  if (next == owners.begin()) return false;
+  const int owner = (--next)->second;
+  return owner == device || access_granted.count({owner, device});
+}
 static bool is_pinned(const void* at, size_t bytes) { return lies_in(pinned_memory, (uintptr_t)at, bytes); }
 
 static const char* name_of(int result) {
@@ -101,6 +126,7 @@ static const char* name_of(int result) {
     case INVALID_HANDLE: return "CUDA_ERROR_INVALID_HANDLE";
     case NOT_FOUND: return "CUDA_ERROR_NOT_FOUND";
     case NOT_READY: return "CUDA_ERROR_NOT_READY";
+    case ILLEGAL_ADDRESS: return "CUDA_ERROR_ILLEGAL_ADDRESS";
     case CAPTURE_UNSUPPORTED: return "CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED";
     default: return "an error that the host's driver does not have";
   }
@@ -122,9 +148,14 @@ extern "C" {
 using namespace driver;
 
 int cuInit(unsigned) { return SUCCESS; }
-int cuDriverGetVersion(int* version) { return *version = 13000, SUCCESS; }
-int cuDeviceGetCount(int* count) { return *count = 1, SUCCESS; }
-int cuDeviceGet(int* device, int ordinal) { return *device = ordinal, ordinal == 0 ? SUCCESS : INVALID_DEVICE; }
+int cuDriverGetVersion(int* version) {
+  const char* said = std::getenv("OUTRIDER_HOST_DRIVER_VERSION");
+  return *version = said ? std::atoi(said) : 13000, SUCCESS;
+}
+int cuDeviceGetCount(int* count) { return *count = device_count(), SUCCESS; }
+int cuDeviceGet(int* device, int ordinal) {
+  return *device = ordinal, ordinal >= 0 && ordinal < device_count() ? SUCCESS : INVALID_DEVICE;
+}
 
 int cuDeviceGetName(char* name, int len, int) {
   std::snprintf(name, (size_t)len, "the host (emulated, no GPU)");
@@ -137,9 +168,9 @@ int cuDeviceGetAttribute(int* value, int attribute, int) {
   return *value < 0 ? INVALID_VALUE : SUCCESS;
 }
 
-int cuDevicePrimaryCtxRetain(void** context, int) { return *context = &the_context, SUCCESS; }
+int cuDevicePrimaryCtxRetain(void** context, int device) { return *context = &contexts[device], SUCCESS; }
 int cuDevicePrimaryCtxRelease_v2(int) { return SUCCESS; }
-int cuCtxSetCurrent(void* context) { return driver::current = context, SUCCESS; }
+int cuCtxSetCurrent(void* context) { return driver::current = (int*)context, SUCCESS; }
 int cuCtxGetCurrent(void** context) { return *context = driver::current, SUCCESS; }
 int cuGetErrorName(int result, const char** name) { return *name = name_of(result), SUCCESS; }
 int cuGetErrorString(int result, const char** text) { return *text = name_of(result), SUCCESS; }
@@ -160,6 +191,8 @@ int cuMemAllocAsync(uint64_t* address, size_t bytes, Stream* stream) {
   held_bytes += bytes;
   std::memset(memory, RUBBISH, bytes);
   device_memory[(uintptr_t)memory] = bytes;
+  owners[(uintptr_t)memory] = stream->device;
+  ++counted.allocations;
   *address = (uintptr_t)memory;
   return SUCCESS;
 }
@@ -170,9 +203,26 @@ int cuMemFreeAsync(uint64_t address, Stream* stream) {
   put(*stream, [address] {
     const size_t bytes = device_memory[address];
     device_memory.erase(address);
+    owners.erase(address);
     held_bytes -= bytes;
     emulator_free((void*)address, bytes);
   });
+  return SUCCESS;
+}
+
+// A pool is named by its device's context.
+int cuDeviceGetDefaultMemPool(int** pool, int device) { return *pool = &contexts[device], SUCCESS; }
+int cuMemPoolSetAttribute(int*, int attribute, void*) { return attribute == 4 ? SUCCESS : INVALID_VALUE; }
+int cuMemPoolTrimTo(int*, size_t) { return SUCCESS; }
+int cuDeviceCanAccessPeer(int* can, int device, int peer) { return *can = device != peer, SUCCESS; }
+
+// Each description: the type of a location (1: a device), its number, the access (3: reads and writes).
+int cuMemPoolSetAccess(int* pool, const int (*descriptions)[3], size_t count) {
+  OUTRIDER_TURN;
+  for (size_t i = 0; i < count; ++i) {
+    if (descriptions[i][0] != 1 || descriptions[i][2] != 3) return INVALID_VALUE;
+    access_granted.insert({*pool, descriptions[i][1]});
+  }
   return SUCCESS;
 }
 
@@ -203,6 +253,8 @@ int cuMemsetD8Async(uint64_t to, unsigned char value, size_t bytes, Stream* stre
 int cuMemcpyHtoDAsync_v2(uint64_t to, const void* from, size_t bytes, Stream* stream) {
   OUTRIDER_TURN;
   if (!on_device(to, bytes)) return INVALID_VALUE;
+  ++counted.copies_in;
+  counted.bytes_in += bytes;
   if (is_pinned(from, bytes)) {
     put(*stream, [=] { std::memcpy((void*)to, from, bytes); });
     return SUCCESS;
@@ -217,6 +269,8 @@ int cuMemcpyHtoDAsync_v2(uint64_t to, const void* from, size_t bytes, Stream* st
 int cuMemcpyDtoHAsync_v2(void* to, uint64_t from, size_t bytes, Stream* stream) {
   OUTRIDER_NO_CAPTURE(stream);
   if (!on_device(from, bytes)) return INVALID_VALUE;
+  ++counted.copies_out;
+  counted.bytes_out += bytes;
   put(*stream, [=] { std::memcpy(to, (const void*)from, bytes); });
   // To memory that may be paged out the call returns once the copy is there.
   if (!is_pinned(to, bytes)) run(*stream);
@@ -226,6 +280,7 @@ int cuMemcpyDtoHAsync_v2(void* to, uint64_t from, size_t bytes, Stream* stream) 
 int cuMemcpyDtoDAsync_v2(uint64_t to, uint64_t from, size_t bytes, Stream* stream) {
   OUTRIDER_TURN;
   if (!on_device(to, bytes) || !on_device(from, bytes)) return INVALID_VALUE;
+  if (!may_touch(stream->device, to) || !may_touch(stream->device, from)) return ILLEGAL_ADDRESS;
   put(*stream, [=] { std::memmove((void*)to, (const void*)from, bytes); });
   return SUCCESS;
 }
@@ -233,6 +288,7 @@ int cuMemcpyDtoDAsync_v2(uint64_t to, uint64_t from, size_t bytes, Stream* strea
 int cuStreamCreate(Stream** stream, unsigned) {
   OUTRIDER_TURN;
   streams.insert(*stream = new Stream);
+  (*stream)->device = *driver::current;
   return SUCCESS;
 }
 
@@ -319,7 +375,7 @@ int cuModuleLoadData(void** module, const void* image) {
   OUTRIDER_TURN;
   const bool is_elf = std::memcmp(image, "\x7f" "ELF", 4) == 0;
   if (!is_elf && std::strncmp((const char*)image, "host kernels", 12) != 0) return INVALID_IMAGE;
-  return *module = &the_context, SUCCESS;
+  return *module = &contexts[0], SUCCESS;
 }
 
 int cuModuleUnload(void*) { return SUCCESS; }
@@ -329,19 +385,28 @@ int cuModuleGetFunction(Kernel** function, void*, const char* name) {
   return *function = find(name), *function ? SUCCESS : NOT_FOUND;
 }
 
+// MAX_DYNAMIC_SHARED_SIZE_BYTES alone, up to what a block of an H100 may have.
+int cuFuncSetAttribute(Kernel* kernel, int attribute, int value) {
+  OUTRIDER_TURN;
+  if (attribute != 8 || value < 0 || value > 227 << 10) return INVALID_VALUE;
+  kernel->max_shared_bytes = (uint32_t)value;
+  return SUCCESS;
+}
+
 int cuLaunchKernel(Kernel* kernel, unsigned x, unsigned y, unsigned z, unsigned threads, unsigned threads_y, unsigned threads_z,
                    unsigned shared_bytes, Stream* stream, void** params, void** extra) {
   OUTRIDER_TURN;
   const bool grid_fits = x > 0 && y > 0 && z > 0 && x <= 0x7fffffffu && y <= 65535 && z <= 65535;
   const bool block_fits = threads > 0 && threads <= kernel->max_threads && threads_y == 1 && threads_z == 1;
-  if (!grid_fits || !block_fits || shared_bytes || extra) return INVALID_VALUE;
+  if (!grid_fits || !block_fits || shared_bytes > kernel->max_shared_bytes || extra) return INVALID_VALUE;
+  ++counted.launches;
   std::vector<uint64_t> values(kernel->num_params);
   for (uint32_t i = 0; i < kernel->num_params; ++i) std::memcpy(&values[i], params[i], 8);
   put(*stream, [=]() mutable {
     std::vector<void*> places;
     for (uint64_t& value : values) places.push_back(&value);
-    const uint32_t grid[3] = {x, y, z};
-    emulator_launch(kernel->entry, grid, threads, places.data());
+    const uint32_t shape[5] = {x, y, z, threads, shared_bytes};
+    emulator_launch(kernel->entry, shape, places.data());
   });
   return SUCCESS;
 }
@@ -370,6 +435,9 @@ int cuGraphLaunch(Graph* executable, Stream* stream) {
   for (const Work& work : executable->work) put(*stream, work);
   return SUCCESS;
 }
+
+// Not the driver's: what was asked of it so far.
+void outrider_counts(uint64_t* to) { std::memcpy(to, &counted, sizeof(counted)); }
 
 int cuGraphDestroy(Graph* graph) {
   OUTRIDER_TURN;

@@ -2,6 +2,9 @@
 // one another, blocks run one after another. Slow and exact; it proves indices, barriers, bounds and arithmetic,
 // not speed, and not how a tensor core rounds inside one instruction (here: products summed in f64, rounded once).
 //
+// Asynchronous copies are as late as they may be: their bytes move when the thread waits for them, and are
+// rubbish before.
+//
 // Built with -ffp-contract=off, as NVRTC gets --fmad=false. Allocations end at a page that may not be touched, so
 // that a read or write past the end stops the process. Must never be linked into a server.
 #pragma once
@@ -15,7 +18,6 @@
 #include <sys/mman.h>
 #include <ucontext.h>
 #include <utility>
-#include <vector>
 
 #define EMULATED 1
 #define WARP 32u
@@ -54,6 +56,61 @@ static uint32_t current, progress;
 static void (*body)(void**);
 static void** body_params;
 static uint64_t exchange[MAX_THREADS / 32][32];
+// Asynchronous copies of a thread, in order; `sizes` are those of its groups, the open one last. Like all
+// state here it is never destroyed: a process may end while a thread still runs a kernel.
+struct Copy {
+  void* to;
+  const void* from;  // null: zeros
+};
+struct Copies {
+  static constexpr uint32_t MAX_COPIES = 256, MAX_GROUPS = 16;
+  Copy copies[MAX_COPIES];
+  uint32_t sizes[MAX_GROUPS];
+  uint32_t first, under_way, first_group, groups;
+};
+static Copies copies[MAX_THREADS];
+// Shared memory whose size the launch names; it ends where touching ends the process.
+static char* dynamic_shared;
+// Bytes that products have read from global memory, 16 at a time.
+static uint64_t global_bytes;
+
+static inline void start_copy(Copy copy) {
+  Copies& mine = copies[current];
+  if (mine.under_way == Copies::MAX_COPIES) {
+    std::fprintf(stderr, "emulator: more asynchronous copies under way than it keeps\n");
+    std::abort();
+  }
+  mine.copies[(mine.first + mine.under_way++) % Copies::MAX_COPIES] = copy;
+  ++mine.sizes[(mine.first_group + mine.groups) % Copies::MAX_GROUPS];
+}
+
+static inline void commit_copies() {
+  Copies& mine = copies[current];
+  if (mine.groups + 1 == Copies::MAX_GROUPS) {
+    std::fprintf(stderr, "emulator: more groups of copies under way than it keeps\n");
+    std::abort();
+  }
+  ++mine.groups;
+  mine.sizes[(mine.first_group + mine.groups) % Copies::MAX_GROUPS] = 0;
+}
+
+static inline void finish_groups(uint32_t left) {
+  Copies& mine = copies[current];
+  for (; mine.groups > left; --mine.groups) {
+    for (uint32_t i = 0; i < mine.sizes[mine.first_group]; ++i) {
+      const Copy copy = mine.copies[mine.first];
+      if (copy.from) {
+        std::memcpy(copy.to, copy.from, 16);
+      } else {
+        std::memset(copy.to, 0, 16);
+      }
+      mine.first = (mine.first + 1) % Copies::MAX_COPIES;
+      --mine.under_way;
+    }
+    mine.first_group = (mine.first_group + 1) % Copies::MAX_GROUPS;
+  }
+}
+
 static uint32_t operand_a[MAX_THREADS / 32][32][4], operand_b[MAX_THREADS / 32][32][2];
 
 static inline void yield() {
@@ -81,6 +138,9 @@ static inline uint32_t warp() { return current / 32; }
 // Runs once on a fiber's own stack. It never returns: a finished thread jumps to the scheduler for good.
 static void fiber_main() {
   body(body_params);
+  // Copies that nobody waited for never arrive.
+  Copies& mine = copies[current];
+  mine.first = mine.under_way = mine.first_group = mine.groups = mine.sizes[0] = 0;
   done[current] = true;
   ++progress;
   --block_barrier.expected;
@@ -91,7 +151,7 @@ static void fiber_main() {
 }
 
 static void run_block(uint32_t threads) {
-  static std::vector<char> stacks(MAX_THREADS * STACK_BYTES);
+  static char stacks[MAX_THREADS * STACK_BYTES];
   static ucontext_t contexts[MAX_THREADS], back;
   block_barrier = {threads, 0, 0};
   for (uint32_t w = 0; w < (threads + 31) / 32; ++w) {
@@ -206,6 +266,21 @@ template <typename T>
 static inline T __shfl_xor_sync(uint32_t, T value, uint32_t with) {
   return emulator::shuffle_xor(value, with);
 }
+static inline uint4 load_16(const void* from) {
+  emulator::global_bytes += 16;
+  return *(const uint4*)from;
+}
+static inline void cp_async_16(void* to, const void* from, bool inside) {
+  if (inside) emulator::global_bytes += 16;
+  std::memset(to, 0xa5, 16);
+  emulator::start_copy({to, inside ? from : nullptr});
+}
+static inline void cp_async_commit() { emulator::commit_copies(); }
+template <int LEFT>
+static inline void cp_async_wait() {
+  emulator::finish_groups(LEFT);
+}
+#define DYNAMIC_SHARED(name) uint4* name = (uint4*)emulator::dynamic_shared
 static inline void mma_bf16(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
   emulator::mma<float, double, 2>(d, a, b, emulator::bf16_half);
 }
@@ -245,8 +320,15 @@ void emulator_free(void* memory, size_t bytes) {
   munmap((void*)((uintptr_t)memory / page * page), pages + page);
 }
 
-// Runs a kernel over its grid.
-void emulator_launch(void (*kernel)(void**), const uint32_t* grid, uint32_t threads, void** params) {
+// Bytes that products have read from global memory so far.
+uint64_t emulator_global_bytes() { return emulator::global_bytes; }
+
+// Runs a kernel over its grid; `shape` is the grid, the threads of a block and its bytes of dynamic shared
+// memory.
+void emulator_launch(void (*kernel)(void**), const uint32_t* shape, void** params) {
+  const uint32_t* grid = shape;
+  const uint32_t threads = shape[3], shared_bytes = shape[4];
+  if (shared_bytes) emulator::dynamic_shared = (char*)emulator_alloc(shared_bytes);
   emulator::body = kernel;
   emulator::body_params = params;
   gridDim = {grid[0], grid[1], grid[2]};
@@ -255,10 +337,13 @@ void emulator_launch(void (*kernel)(void**), const uint32_t* grid, uint32_t thre
     for (uint32_t y = 0; y < grid[1]; ++y) {
       for (uint32_t x = 0; x < grid[0]; ++x) {
         blockIdx = {x, y, z};
+        // Shared memory begins as rubbish in every block.
+        if (shared_bytes) std::memset(emulator::dynamic_shared, 0xa5, shared_bytes);
         emulator::run_block(threads);
       }
     }
   }
+  if (shared_bytes) emulator_free(emulator::dynamic_shared, shared_bytes);
 }
 
 }

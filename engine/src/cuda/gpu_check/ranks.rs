@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use super::{Report, Target};
 use crate::collective::Meeting;
+use crate::cuda::numerics::Numerics;
 use crate::cuda::ranks::{Exchange, NcclLibrary, Ranks, connect, load_on, on_device};
 use crate::cuda::whole_model::{options, run};
 use crate::cuda::{CudaDevice, GpuOptions};
@@ -51,18 +52,22 @@ fn load(options: &LoadOptions, ranks: Ranks<CudaDevice>) -> Result<Engine, Engin
 
 fn on_one_device(options: &LoadOptions, target: &Target) -> Result<Engine, EngineError> {
     let meeting = Arc::new(Meeting::new(2, PATIENCE));
-    let mut members = Vec::new();
+    let (mut members, mut capabilities) = (Vec::new(), Vec::new());
     for end in on_device(2, &meeting) {
-        members.push((target.open()?, Some(Box::new(end) as Box<dyn Exchange<CudaDevice>>)));
+        let device = target.open()?;
+        capabilities.push(device.capability());
+        members.push((device, Some(Box::new(end) as Box<dyn Exchange<CudaDevice>>)));
     }
-    load(options, Ranks { members, meeting, memory_utilization: None, is_deterministic: true })
+    let numerics = Numerics::of_devices(&capabilities, None);
+    load(options, Ranks { members, meeting, memory_utilization: None, numerics })
 }
 
 fn by_nccl(options: &LoadOptions, target: &Target) -> Result<Engine, EngineError> {
     let meeting = Arc::new(Meeting::new(1, PATIENCE));
     let mut devices = vec![target.open()?];
     let ends = connect(&mut devices, &Arc::new(NcclLibrary::load()?), &meeting)?;
+    let numerics = Numerics::of_devices(&[devices[0].capability()], None);
     let boxed = |end| Some(Box::new(end) as Box<dyn Exchange<CudaDevice>>);
     let members = devices.into_iter().zip(ends.into_iter().map(boxed)).collect();
-    load(options, Ranks { members, meeting, memory_utilization: None, is_deterministic: true })
+    load(options, Ranks { members, meeting, memory_utilization: None, numerics })
 }

@@ -29,6 +29,49 @@ __device__ __forceinline__ void halves(float x, bf16& high, bf16& low) {
   low = narrow(x - widen(high));
 }
 
+// A block of keys and values on its way through shared memory: 16 rows of keys, then HEAD_DIM rows of values
+// of 16 keys, as they lie in global memory but for the order of 16-byte chunks inside a row, which spreads
+// what lanes read together over all banks.
+template <int HEAD_DIM>
+struct Stage {
+  static constexpr u32 KEY_CHUNKS = HEAD_DIM / 8;
+  static constexpr u32 CHUNKS = 4 * HEAD_DIM;
+  uint4 chunks[CHUNKS];
+
+  // Rows of keys begin at one bank, two or four, by HEAD_DIM.
+  static __device__ __forceinline__ u32 place_of_key(u32 row, u32 chunk) {
+    const u32 turn = HEAD_DIM % 64 == 0 ? row % 8 : HEAD_DIM % 32 == 0 ? row / 2 % 4 : row / 4 % 2;
+    return row * KEY_CHUNKS + (chunk ^ turn);
+  }
+  static __device__ __forceinline__ u32 place_of_value(u32 row, u32 chunk) {
+    return 2 * HEAD_DIM + 2 * row + (chunk ^ row / 4 % 2);
+  }
+
+  // Starts to copy a block; the warp's lanes share the work.
+  __device__ __forceinline__ void copy(const bf16* block) {
+    const uint4* from = (const uint4*)block;
+#pragma unroll
+    for (u32 i = threadIdx.x; i < CHUNKS / 2; i += WARP) {
+      cp_async_16(chunks + place_of_key(i / KEY_CHUNKS, i % KEY_CHUNKS), from + i, true);
+    }
+#pragma unroll
+    for (u32 i = threadIdx.x; i < CHUNKS / 2; i += WARP) {
+      cp_async_16(chunks + place_of_value(i / 2, i % 2), from + CHUNKS / 2 + i, true);
+    }
+  }
+
+  // Numbers 2 t and 2 t + 1 of a chunk.
+  __device__ __forceinline__ u32 key(u32 row, u32 chunk, u32 t) const {
+    return ((const u32*)(chunks + place_of_key(row, chunk)))[t];
+  }
+  __device__ __forceinline__ u32 value(u32 row, u32 chunk, u32 t) const {
+    return ((const u32*)(chunks + place_of_value(row, chunk)))[t];
+  }
+};
+
+// Blocks of keys under way, the one that is summed included.
+constexpr u32 RING = 3;
+
 // partial [rows * kv_heads * group][splits_max][HEAD_DIM + 2] f32: values, running maximum, sum.
 // Grid (num_tiles, kv_heads, splits_max), one warp.
 template <int HEAD_DIM>
@@ -38,6 +81,9 @@ __device__ __forceinline__ void attend(const float* qkv, const u32* positions, c
   constexpr int STEPS = HEAD_DIM / 16;
   constexpr int PITCH = HEAD_DIM + 8;  // bank conflicts
   __shared__ bf16 queries[2][16][PITCH];
+  __shared__ Stage<HEAD_DIM> ring[RING];
+  __shared__ u64 query_at[16];
+  __shared__ u32 block_ids[SPLIT_KEYS / 16];
   const AttentionTile tile = tiles[blockIdx.x];
   const u32 split_begin = blockIdx.z * SPLIT_KEYS;
   const u32 begin = tile.first_key > split_begin ? tile.first_key : split_begin;
@@ -49,11 +95,30 @@ __device__ __forceinline__ void attend(const float* qkv, const u32* positions, c
   const u32 lane = threadIdx.x;
   const u32 g = lane / 4;
   const u32 t = lane % 4;
-  for (u32 i = lane; i < 16 * HEAD_DIM; i += WARP) {
-    const u32 q = i / HEAD_DIM;
-    const u32 query = tile.first_query + q;
-    const u64 at = (u64)(query / group) * row_width + (kv_head * group + query % group) * HEAD_DIM + i % HEAD_DIM;
-    halves(q < tile.num_queries ? qkv[at] : 0.0f, queries[0][q][i % HEAD_DIM], queries[1][q][i % HEAD_DIM]);
+  const u32 first_block = begin / 16;
+  const u32 num_blocks = (end - 1) / 16 + 1 - first_block;
+  if (lane < num_blocks) block_ids[lane] = tables[tile.table + first_block + lane];
+  if (lane < 16) {
+    const u32 query = tile.first_query + (lane < tile.num_queries ? lane : 0);
+    query_at[lane] = (u64)(query / group) * row_width + (kv_head * group + query % group) * HEAD_DIM;
+  }
+  __syncthreads();
+  auto copy_block = [&](u32 i) {
+    if (i < num_blocks) {
+      ring[i % RING].copy(kv + (((u64)block_ids[i] * layers + layer) * kv_heads + kv_head) * (u64)(32 * HEAD_DIM));
+    }
+    cp_async_commit();
+  };
+  for (u32 i = 0; i < RING - 1; ++i) copy_block(i);
+#pragma unroll 4
+  for (u32 i = lane; i < 16 * HEAD_DIM / 4; i += WARP) {
+    const u32 q = i / (HEAD_DIM / 4);
+    const u32 d = i % (HEAD_DIM / 4) * 4;
+    const uint4 bits = load_16(qkv + query_at[q] + d);
+    const u32 words[4] = {bits.x, bits.y, bits.z, bits.w};
+    for (u32 c = 0; c < 4; ++c) {
+      halves(q < tile.num_queries ? __uint_as_float(words[c]) : 0.0f, queries[0][q][d + c], queries[1][q][d + c]);
+    }
   }
   __syncthreads();
 
@@ -69,10 +134,14 @@ __device__ __forceinline__ void attend(const float* qkv, const u32* positions, c
   float values[HEAD_DIM / 8][4] = {};
   float maximum[2] = {NEG_INF, NEG_INF};
   float sum[2] = {0.0f, 0.0f};  // over this lane's keys only, until the end
-  for (u32 block = begin / 16; block * 16 < end; ++block) {
-    const bf16* keys =
-        kv + (((u64)tables[tile.table + block] * layers + layer) * kv_heads + kv_head) * (u64)(32 * HEAD_DIM);
-    const bf16* vals = keys + 16 * HEAD_DIM;
+  for (u32 i = 0; i < num_blocks; ++i) {
+    const u32 block = first_block + i;
+    // This block has arrived for all lanes, and they are done with the one before, which the next copy
+    // overwrites.
+    cp_async_wait<RING - 2>();
+    __syncthreads();
+    copy_block(i + RING - 1);
+    const Stage<HEAD_DIM>& stage = ring[i % RING];
 
     // scores[n]: queries x keys 8 n .. 8 n + 7
     float scores[2][4] = {};
@@ -86,8 +155,7 @@ __device__ __forceinline__ void attend(const float* qkv, const u32* positions, c
         low[i] = *(const u32*)&queries[1][q][d];
       }
       for (int n = 0; n < 2; ++n) {
-        const bf16* key = keys + (8 * n + g) * HEAD_DIM + 16 * step + 2 * t;
-        const u32 b[2] = {*(const u32*)key, *(const u32*)(key + 8)};
+        const u32 b[2] = {stage.key(8 * n + g, 2 * step, t), stage.key(8 * n + g, 2 * step + 1, t)};
         mma_bf16(scores[n], low, b);
         mma_bf16(scores[n], high, b);
       }
@@ -136,8 +204,7 @@ __device__ __forceinline__ void attend(const float* qkv, const u32* positions, c
                          2 * t + 9 < left ? 0xffffffffu : 2 * t + 8 < left ? 0xffffu : 0u};
 #pragma unroll
     for (int n = 0; n < HEAD_DIM / 8; ++n) {
-      const bf16* value = vals + (8 * n + g) * 16 + 2 * t;
-      const u32 b[2] = {*(const u32*)value & mask[0], *(const u32*)(value + 8) & mask[1]};
+      const u32 b[2] = {stage.value(8 * n + g, 0, t) & mask[0], stage.value(8 * n + g, 1, t) & mask[1]};
       mma_bf16(values[n], low, b);
       mma_bf16(values[n], high, b);
     }
@@ -176,28 +243,51 @@ ATTENTION(96)
 ATTENTION(128)
 
 // Joins the splits of each query, in order of position.
-//   partial as above, positions [rows] -> out [rows, heads * head_dim] f32
+//   partial as above, positions [rows] -> out [rows, heads * head_dim] f32, and rounded bf16 or null: out as a product
+//   reads it
 // Grid (rows, heads), one warp; head_dim at most 128.
 extern "C" __global__ void __launch_bounds__(32)
-    attention_merge(const float* partial, const u32* positions, float* out, u32 head_dim, u32 splits_max,
+    attention_merge(const float* partial, const u32* positions, float* out, bf16* rounded, u32 head_dim, u32 splits_max,
                     u32 window) {
   const u64 head = (u64)blockIdx.x * gridDim.y + blockIdx.y;
   const float* from = partial + head * splits_max * (head_dim + 2);
   const u32 len = positions[blockIdx.x] + 1;
   const u32 first = window != 0 && len > window ? (len - window) / SPLIT_KEYS : 0;
 
+  // Splits are joined one by one in order, and read several at a time.
+  constexpr u32 AHEAD = 8;
+  const u32 end = (len + SPLIT_KEYS - 1) / SPLIT_KEYS;
   float maximum = NEG_INF, sum = 0.0f;
   float values[4] = {};
-  for (u32 split = first; split * SPLIT_KEYS < len; ++split) {
-    const float* part = from + split * (head_dim + 2);
-    const float largest = part[head_dim] > maximum ? part[head_dim] : maximum;
-    const float old_weight = maximum == NEG_INF ? 0.0f : exp_f32(maximum - largest);
-    const float weight = exp_f32(part[head_dim] - largest);
-    maximum = largest;
-    sum = fmaf(sum, old_weight, part[head_dim + 1] * weight);
-    for (u32 i = threadIdx.x, j = 0; i < head_dim; i += WARP, ++j) {
-      values[j] = fmaf(values[j], old_weight, part[i] * weight);
+  for (u32 split = first; split < end; split += AHEAD) {
+    float maxima[AHEAD], sums[AHEAD], parts[AHEAD][4];
+#pragma unroll
+    for (u32 a = 0; a < AHEAD; ++a) {
+      // Splits past the last are read as the last, and left out below.
+      const float* part = from + min(split + a, end - 1) * (head_dim + 2);
+      maxima[a] = part[head_dim];
+      sums[a] = part[head_dim + 1];
+#pragma unroll
+      for (u32 j = 0; j < 4; ++j) parts[a][j] = part[min(threadIdx.x + WARP * j, head_dim - 1)];
+    }
+#pragma unroll
+    for (u32 a = 0; a < AHEAD; ++a) {
+      if (split + a >= end) break;
+      const float largest = maxima[a] > maximum ? maxima[a] : maximum;
+      const float old_weight = maximum == NEG_INF ? 0.0f : exp_f32(maximum - largest);
+      const float weight = exp_f32(maxima[a] - largest);
+      maximum = largest;
+      sum = fmaf(sum, old_weight, sums[a] * weight);
+#pragma unroll
+      for (u32 j = 0; j < 4; ++j) values[j] = fmaf(values[j], old_weight, parts[a][j] * weight);
     }
   }
-  for (u32 i = threadIdx.x, j = 0; i < head_dim; i += WARP, ++j) out[head * head_dim + i] = values[j] / sum;
+#pragma unroll
+  for (u32 j = 0; j < 4; ++j) {
+    const u32 i = threadIdx.x + WARP * j;
+    if (i >= head_dim) break;
+    const float x = values[j] / sum;
+    out[head * head_dim + i] = x;
+    if (rounded) rounded[head * head_dim + i] = narrow(x);
+  }
 }

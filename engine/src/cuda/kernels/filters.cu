@@ -62,9 +62,11 @@ __device__ __forceinline__ void sort(u64 (&ranks)[CANDIDATES]) {
       __syncthreads();
       for (u32 i = threadIdx.x; i < CANDIDATES; i += THREADS) {
         const u32 other = i ^ apart;
-        const u64 a = ranks[i], b = ranks[min(other, CANDIDATES - 1)];
+        // The lower of the two owns the pair: the other one may not even read it.
+        if (other < i) continue;
+        const u64 a = ranks[i], b = ranks[other];
         const bool descending = (i & size) == 0;
-        if (other > i && (descending ? a < b : a > b)) {
+        if (descending ? a < b : a > b) {
           ranks[i] = b;
           ranks[other] = a;
         }

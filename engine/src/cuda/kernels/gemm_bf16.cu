@@ -2,31 +2,36 @@
 // result depends on that row alone (docs/contract.md C1, design I4).
 //   x [rows, k] bf16, weights [n, k] bf16, bias [n] f32 or null, borders [9]: K-slices, ascending, multiples of 8
 //   -> out [rows, n] f32
-// Grid (ceil(n / 16), ceil(rows / (8 * TILES))), 8 warps: warp s sums slice s of K by itself, then the contract's
-// tree joins them. k a multiple of 8. Twin: cpu::reference::Linear, to tolerance (the order inside a slice differs).
-template <int TILES>
+// k a multiple of 8. Twin: cpu::reference::Linear, to tolerance (the order inside a slice differs).
+
+// Grid (ceil(rows / (8 * TILES)), ceil(n / (groups * channels))), 8 warps: see Cut. Row blocks of the same
+// channels are neighbours, so that they find the weights in the cache.
+template <int TILES, int HALVES>
 __device__ __forceinline__ void gemm_bf16(const bf16* x, const bf16* weights, const float* bias,
-                                          const u32* borders, float* out, u32 rows, u32 n, u32 k) {
+                                          const u32* borders, float* out, Sizes sizes, Cut cut) {
   __shared__ float sums[8][TILES][WARP][4];
-  sum_tiles(sums, x, weights, borders, rows, n, k);
-  for (u32 item = threadIdx.x; item < TILES * WARP * 4; item += blockDim.x) {
-    const Place at = place_of<TILES>(item);
-    if (at.column >= n || at.row >= rows) continue;
+  sum_tiles<bf16, float, TILES, HALVES>(sums, x, weights, borders, sizes, cut);
+  for (u32 item = threadIdx.x; item < cut.groups() * TILES * WARP * 4; item += blockDim.x) {
+    const Place at = place_of<TILES>(item, sizes, cut);
+    if (!at.is_out) continue;
     float parts[8];
-    for (int s = 0; s < 8; ++s) parts[s] = sums[s][at.tile][at.lane][at.i];
+    for (u32 s = 0; s < 8; ++s) {
+      const u32 of_group = s - cut.first;
+      parts[s] = of_group < cut.slices() ? sums[(at.group << cut.log_slices) + of_group][at.tile][at.lane][at.i] : 0.0f;
+    }
     const float sum = tree(parts);
-    out[(u64)at.row * n + at.column] = bias ? sum + bias[at.column] : sum;
+    out[(u64)at.row * sizes.n + at.column] = bias ? sum + bias[at.column] : sum;
   }
 }
 
-extern "C" __global__ void __launch_bounds__(256)
-    gemm_bf16_8(const bf16* x, const bf16* weights, const float* bias, const u32* borders, float* out,
-                u32 rows, u32 n, u32 k) {
-  gemm_bf16<1>(x, weights, bias, borders, out, rows, n, k);
-}
+#define GEMM_BF16(NAME, TILES, HALVES, BLOCKS)                                                                      \
+  extern "C" __global__ void __launch_bounds__(256, BLOCKS)                                                         \
+      NAME(const bf16* x, const bf16* weights, const float* bias, const u32* borders, float* out, u32 rows, u32 n, \
+           u32 k, u32 first, u32 log_slices, u32 channels) {                                                        \
+    gemm_bf16<TILES, HALVES>(x, weights, bias, borders, out, {rows, n, k}, {first, log_slices, channels});          \
+  }
 
-extern "C" __global__ void __launch_bounds__(256)
-    gemm_bf16_32(const bf16* x, const bf16* weights, const float* bias, const u32* borders, float* out,
-                 u32 rows, u32 n, u32 k) {
-  gemm_bf16<4>(x, weights, bias, borders, out, rows, n, k);
-}
+GEMM_BF16(gemm_bf16_8, 1, 2, 3)
+GEMM_BF16(gemm_bf16_8_narrow, 1, 1, 3)
+GEMM_BF16(gemm_bf16_32, 4, 2, 2)
+GEMM_BF16(gemm_bf16_32_narrow, 4, 1, 2)

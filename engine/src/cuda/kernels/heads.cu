@@ -51,3 +51,35 @@ extern "C" __global__ void __launch_bounds__(32)
     values[i * 16 + offset] = narrow(value[i]);
   }
 }
+
+// `rotate` and `write_kv` at once: queries are turned where they lie, keys on their way into KV. Keys in qkv
+// stay as they were: nothing reads them there. Grid (rows, heads + kv_heads), one warp.
+extern "C" __global__ void __launch_bounds__(32)
+    turn_and_write(float* qkv, const float* cos, const float* sin, const u32* slots, bf16* kv, u32 heads, u32 kv_heads,
+                   u32 head_dim, u32 layer, u32 layers) {
+  const u32 half = head_dim / 2;
+  const u64 angle = (u64)blockIdx.x * half;
+  float* x = qkv + ((u64)blockIdx.x * (heads + 2 * kv_heads) + blockIdx.y) * head_dim;
+  const bool is_query = blockIdx.y < heads;
+  const u64 slot = slots[blockIdx.x];
+  const u32 kv_head = is_query ? 0 : blockIdx.y - heads;
+  bf16* keys = kv + (((slot / 16) * layers + layer) * kv_heads + kv_head) * (u64)(32 * head_dim);
+  bf16* key = keys + slot % 16 * head_dim;
+  for (u32 i = threadIdx.x; i < half; i += WARP) {
+    const float a = x[i];
+    const float b = x[i + half];
+    const float low = a * cos[angle + i] - b * sin[angle + i];
+    const float high = b * cos[angle + i] + a * sin[angle + i];
+    if (is_query) {
+      x[i] = low;
+      x[i + half] = high;
+    } else {
+      key[i] = narrow(low);
+      key[i + half] = narrow(high);
+    }
+  }
+  if (is_query) return;
+  const float* value = x + kv_heads * head_dim;
+  bf16* values = keys + 16 * head_dim + slot % 16;
+  for (u32 i = threadIdx.x; i < head_dim; i += WARP) values[i * 16] = narrow(value[i]);
+}

@@ -48,39 +48,57 @@ extern "C" __global__ void __launch_bounds__(128)
 // x [rows, k] int8 with scales [rows, slices], weights [n, k] int8 with channel_scales [n] or null (a rank's part of
 // a sum: they come later), bias [n] or null, borders [9] multiples of 16 -> out [rows, n] f32.
 // slices 1: the 8 parts of K are one exact sum; 8: each has its scale.
-// Grid (ceil(n / 16), ceil(rows / (8 * TILES))), 8 warps, one for each part of K. k a multiple of 16, below 2^17.
-template <int TILES>
+// k a multiple of 16, below 2^17.
+
+// What a sum of a slice counts for: its scale is the row's, or the row's for this slice.
+__device__ __forceinline__ float scaled(i32 sum, const float* x_scales, u32 row, u32 slice) {
+  return (float)sum * x_scales[row * 8 + slice];
+}
+
+// The scale and the bias of a channel.
+__device__ __forceinline__ float finished(float sum, const float* channel_scales, const float* bias, u32 column) {
+  if (channel_scales) sum = sum * channel_scales[column];
+  return bias ? sum + bias[column] : sum;
+}
+
+// Grid as gemm_bf16's. Slices of the whole that this rank does not own count for +0.
+template <int TILES, int HALVES>
 __device__ __forceinline__ void gemm_int8(const signed char* x, const float* x_scales, const signed char* weights,
                                           const float* channel_scales, const float* bias, const u32* borders,
-                                          float* out, u32 rows, u32 n, u32 k, u32 slices) {
+                                          float* out, Sizes sizes, Cut cut, u32 scales_of_row) {
   __shared__ i32 sums[8][TILES][WARP][4];
-  sum_tiles(sums, x, weights, borders, rows, n, k);
-  for (u32 item = threadIdx.x; item < TILES * WARP * 4; item += blockDim.x) {
-    const Place at = place_of<TILES>(item);
-    if (at.column >= n || at.row >= rows) continue;
+  sum_tiles<signed char, i32, TILES, HALVES>(sums, x, weights, borders, sizes, cut);
+  for (u32 item = threadIdx.x; item < cut.groups() * TILES * WARP * 4; item += blockDim.x) {
+    const Place at = place_of<TILES>(item, sizes, cut);
+    if (!at.is_out) continue;
+    i32 exact[8];
+    for (u32 s = 0; s < 8; ++s) {
+      const u32 of_group = s - cut.first;
+      exact[s] = of_group < cut.slices() ? sums[(at.group << cut.log_slices) + of_group][at.tile][at.lane][at.i] : 0;
+    }
     float sum;
-    if (slices == 1) {
-      i32 exact = 0;
-      for (int s = 0; s < 8; ++s) exact += sums[s][at.tile][at.lane][at.i];
-      sum = (float)exact * x_scales[at.row];
+    if (scales_of_row == 1) {
+      for (u32 s = 1; s < 8; ++s) exact[0] += exact[s];
+      sum = (float)exact[0] * x_scales[at.row];
     } else {
       float parts[8];
-      for (int s = 0; s < 8; ++s) parts[s] = (float)sums[s][at.tile][at.lane][at.i] * x_scales[at.row * 8 + s];
+      for (u32 s = 0; s < 8; ++s) parts[s] = scaled(exact[s], x_scales, at.row, s);
       sum = tree(parts);
     }
-    if (channel_scales) sum = sum * channel_scales[at.column];
-    out[(u64)at.row * n + at.column] = bias ? sum + bias[at.column] : sum;
+    out[(u64)at.row * sizes.n + at.column] = finished(sum, channel_scales, bias, at.column);
   }
 }
 
-extern "C" __global__ void __launch_bounds__(256)
-    gemm_int8_8(const signed char* x, const float* x_scales, const signed char* weights, const float* channel_scales,
-                const float* bias, const u32* borders, float* out, u32 rows, u32 n, u32 k, u32 slices) {
-  gemm_int8<1>(x, x_scales, weights, channel_scales, bias, borders, out, rows, n, k, slices);
-}
+#define GEMM_INT8(NAME, TILES, HALVES, BLOCKS)                                                                         \
+  extern "C" __global__ void __launch_bounds__(256, BLOCKS)                                                            \
+      NAME(const signed char* x, const float* x_scales, const signed char* weights, const float* channel_scales,       \
+           const float* bias, const u32* borders, float* out, u32 rows, u32 n, u32 k, u32 first, u32 log_slices,       \
+           u32 channels, u32 scales_of_row) {                                                                          \
+    gemm_int8<TILES, HALVES>(x, x_scales, weights, channel_scales, bias, borders, out, {rows, n, k},                   \
+                             {first, log_slices, channels}, scales_of_row);                                            \
+  }
 
-extern "C" __global__ void __launch_bounds__(256)
-    gemm_int8_32(const signed char* x, const float* x_scales, const signed char* weights, const float* channel_scales,
-                 const float* bias, const u32* borders, float* out, u32 rows, u32 n, u32 k, u32 slices) {
-  gemm_int8<4>(x, x_scales, weights, channel_scales, bias, borders, out, rows, n, k, slices);
-}
+GEMM_INT8(gemm_int8_8, 1, 2, 3)
+GEMM_INT8(gemm_int8_8_narrow, 1, 1, 3)
+GEMM_INT8(gemm_int8_32, 4, 2, 2)
+GEMM_INT8(gemm_int8_32_narrow, 4, 1, 2)

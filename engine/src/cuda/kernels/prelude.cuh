@@ -1,5 +1,5 @@
 // What every kernel stands on: number formats, the engine's own exp, sums over a warp, the two tensor-core
-// instructions. It is put before each file by `sources.rs`, for NVRTC finds no include path.
+// instructions, copies. It is put before each file by `sources.rs`, for NVRTC finds no include path.
 //
 // Compiled with --fmad=false: a product and a sum are two roundings unless fmaf says otherwise, as in the
 // twins. No fast-math. EMULATED is set where a C++ compiler builds the same files to run them on the host;
@@ -25,7 +25,7 @@ struct bf16 {
 // 2 t, 2 t + 1 and those + 8 (a[0] = row g, a[1] = row g + 8, a[2], a[3] the same 8 columns on); of b: rows 2 t,
 // 2 t + 1 (b[0]) and those + 8 (b[1]) of column g; of d: columns 2 t, 2 t + 1 of rows g (d[0], d[1]) and g + 8.
 __device__ __forceinline__ void mma_bf16(float (&d)[4], const u32 (&a)[4], const u32 (&b)[2]) {
-  asm(
+  asm volatile(
       "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
       : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
@@ -34,11 +34,32 @@ __device__ __forceinline__ void mma_bf16(float (&d)[4], const u32 (&a)[4], const
 // d[16 x 8] += a[16 x 32] b[32 x 8], exact in i32. As above with four int8 in a register where two bf16 were:
 // columns 4 t .. 4 t + 3 and those + 16.
 __device__ __forceinline__ void mma_int8(i32 (&d)[4], const u32 (&a)[4], const u32 (&b)[2]) {
-  asm(
+  asm volatile(
       "mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
       : "+r"(d[0]), "+r"(d[1]), "+r"(d[2]), "+r"(d[3])
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
+
+// 16 bytes of global memory. The emulator counts them.
+__device__ __forceinline__ uint4 load_16(const void* from) { return *(const uint4*)from; }
+
+// Starts to copy 16 bytes from global to shared memory, or to write 16 zeros where `inside` is false: nothing
+// is read then. The copies that a thread started since its last cp_async_commit are a group.
+__device__ __forceinline__ void cp_async_16(void* to, const void* from, bool inside) {
+  const u32 shared = (u32)__cvta_generic_to_shared(to);
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared), "l"(from), "r"(inside ? 16 : 0) : "memory");
+}
+__device__ __forceinline__ void cp_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+
+// Waits until at most LEFT of the thread's groups are under way. Other threads see the bytes behind a
+// barrier.
+template <int LEFT>
+__device__ __forceinline__ void cp_async_wait() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(LEFT) : "memory");
+}
+
+// The shared memory whose size the launch names.
+#define DYNAMIC_SHARED(name) extern __shared__ uint4 name[]
 #endif
 
 __device__ __forceinline__ float widen(bf16 x) { return __uint_as_float((u32)x.bits << 16); }
@@ -168,92 +189,4 @@ __device__ __forceinline__ T block_sum(T x, T (&shared)[8]) {
   T sum = 0;
   for (u32 w = 0; w < 8; ++w) sum += shared[w];
   return sum;
-}
-
-// What products over tiles of 16 channels x 8 rows share. The weights are the 16-row operand, so up to 8 activation rows
-// cost what one does. A lane reads 16 bytes in a row of each of its rows; which of their numbers meet in one instruction is a
-// permutation of K that both operands share, so it changes only the order of the sum.
-
-// Steps of K whose weights are under way at a time: few rows are bound by how fast weights come.
-constexpr int DEPTH = 4;
-
-__device__ __forceinline__ void mma(float (&d)[4], const u32 (&a)[4], const u32 (&b)[2]) { mma_bf16(d, a, b); }
-__device__ __forceinline__ void mma(i32 (&d)[4], const u32 (&a)[4], const u32 (&b)[2]) { mma_int8(d, a, b); }
-
-// Two products: the first and the second half of each lane's 16 bytes.
-template <typename A>
-__device__ __forceinline__ void multiply(A (&acc)[4], uint4 w_low, uint4 w_high, uint4 x) {
-  const u32 first[4] = {w_low.x, w_high.x, w_low.y, w_high.y};
-  const u32 second[4] = {w_low.z, w_high.z, w_low.w, w_high.w};
-  const u32 x_first[2] = {x.x, x.y};
-  const u32 x_second[2] = {x.z, x.w};
-  mma(acc, first, x_first);
-  mma(acc, second, x_second);
-}
-
-// Where a sum of a block belongs, items counted up to TILES * WARP * 4.
-struct Place {
-  u32 tile, lane, i, column, row;
-};
-
-template <int TILES>
-__device__ __forceinline__ Place place_of(u32 item) {
-  Place at;
-  at.tile = item / (WARP * 4);
-  at.lane = item / 4 % WARP;
-  at.i = item % 4;
-  at.column = blockIdx.x * 16 + at.lane / 4 + (at.i / 2) * 8;
-  at.row = blockIdx.y * 8 * TILES + 8 * at.tile + at.lane % 4 * 2 + at.i % 2;
-  return at;
-}
-
-// Warp p of a block of eight sums part p of K, borders[p] .. borders[p + 1], multiples of what 16 bytes hold: x [rows, k]
-// from row blockIdx.y * 8 * TILES, weights [n, k] from channel blockIdx.x * 16. Ends with all sums there for all threads.
-template <typename T, typename A, int TILES>
-__device__ __forceinline__ void sum_tiles(A (&sums)[8][TILES][WARP][4], const T* x, const T* weights,
-                                          const u32* borders, u32 rows, u32 n, u32 k) {
-  constexpr u32 HELD = 16 / sizeof(T);
-  constexpr u32 STEP = 4 * HELD;
-  const u32 g = threadIdx.x % WARP / 4;
-  const u32 offset = threadIdx.x % 4 * HELD;
-  const u32 first_column = blockIdx.x * 16;
-  const u32 first_row = blockIdx.y * 8 * TILES;
-  const uint4 zeros = make_uint4(0, 0, 0, 0);
-  // Lanes past the last column or row read it again and store nothing: loads without a branch are under way together.
-  const T* low = weights + (u64)min(first_column + g, n - 1) * k + offset;
-  const T* high = weights + (u64)min(first_column + g + 8, n - 1) * k + offset;
-  const T* in[TILES];
-  for (int tile = 0; tile < TILES; ++tile) in[tile] = x + (u64)min(first_row + 8 * tile + g, rows - 1) * k + offset;
-  A acc[TILES][4] = {};
-  const u32 part = threadIdx.x / WARP;
-  const u32 end = borders[part + 1];
-  u32 at = borders[part];
-  for (; at + STEP * DEPTH <= end; at += STEP * DEPTH) {
-    uint4 w_low[DEPTH], w_high[DEPTH];
-#pragma unroll
-    for (int step = 0; step < DEPTH; ++step) {
-      w_low[step] = *(const uint4*)(low + at + STEP * step);
-      w_high[step] = *(const uint4*)(high + at + STEP * step);
-    }
-#pragma unroll
-    for (int step = 0; step < DEPTH; ++step) {
-      for (int tile = 0; tile < TILES; ++tile) {
-        multiply(acc[tile], w_low[step], w_high[step], *(const uint4*)(in[tile] + at + STEP * step));
-      }
-    }
-  }
-  for (; at < end; at += STEP) {
-    // A lane's 16 bytes are inside, or none of them is.
-    const bool inside = at + offset < end;
-    const uint4 w_low = inside ? *(const uint4*)(low + at) : zeros;
-    const uint4 w_high = inside ? *(const uint4*)(high + at) : zeros;
-    for (int tile = 0; tile < TILES; ++tile) {
-      multiply(acc[tile], w_low, w_high, inside ? *(const uint4*)(in[tile] + at) : zeros);
-    }
-  }
-#pragma unroll
-  for (int tile = 0; tile < TILES; ++tile) {
-    for (int i = 0; i < 4; ++i) sums[part][tile][threadIdx.x % WARP][i] = acc[tile][i];
-  }
-  __syncthreads();
 }

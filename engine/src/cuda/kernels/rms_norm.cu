@@ -1,20 +1,55 @@
-// Root mean square norm: out = x / sqrt(mean(x^2) + eps) * weight.
-//   x [rows, width] f32, weight [width] f32 -> out [rows, width] f32
-// Grid (rows), 256 threads. Twin: cpu::reference::rms_norm, to tolerance: the sum of squares has an order of its own
-// (thread i takes i, i + 256, ..; then lanes by halves, then warps in order), the same at every row count.
+// Root mean square norm: out = x / sqrt(mean(x^2) + eps) * weight, and what comes before and behind it.
+//   x [rows, width] f32, delta [rows, width] f32 or null: x becomes x + delta first; weight [width] f32
+//   -> out [rows, width] f32, rounded [rows, width] bf16 or null: out as a product reads it
+// Grid (rows), 256 threads. Twin: cpu::reference::rms_norm, to tolerance: the sum of squares has an order of
+// its own (thread i takes i, i + 256, ..; then lanes by halves, then warps in order), the same at every row
+// count. The sum and the rounding are those of `add` and `to_bf16`, equal bits.
 extern "C" __global__ void __launch_bounds__(256)
-    rms_norm(const float* x, const float* weight, float* out, u32 width, float eps) {
+    rms_norm(float* x, const float* delta, const float* weight, float* out, bf16* rounded, u32 width, float eps) {
+  // Loads of a thread that are under way together.
+  constexpr u32 AHEAD = 8;
   __shared__ float warp_sums[8];
-  const float* row = x + (u64)blockIdx.x * width;
+  const u64 first = (u64)blockIdx.x * width;
+  float* row = x + first;
   float sum = 0.0f;
-  for (u32 i = threadIdx.x; i < width; i += blockDim.x) sum = fmaf(row[i], row[i], sum);
+  for (u32 base = threadIdx.x; base < width; base += 256 * AHEAD) {
+    float numbers[AHEAD];
+#pragma unroll
+    for (u32 j = 0; j < AHEAD; ++j) numbers[j] = base + 256 * j < width ? row[base + 256 * j] : 0.0f;
+    if (delta) {
+      float added[AHEAD];
+#pragma unroll
+      for (u32 j = 0; j < AHEAD; ++j) added[j] = base + 256 * j < width ? delta[first + base + 256 * j] : 0.0f;
+#pragma unroll
+      for (u32 j = 0; j < AHEAD; ++j) {
+        numbers[j] = numbers[j] + added[j];
+        if (base + 256 * j < width) row[base + 256 * j] = numbers[j];
+      }
+    }
+    // Zeros behind the end change nothing.
+#pragma unroll
+    for (u32 j = 0; j < AHEAD; ++j) sum = fmaf(numbers[j], numbers[j], sum);
+  }
   sum = warp_sum(sum);
   if (threadIdx.x % WARP == 0) warp_sums[threadIdx.x / WARP] = sum;
   __syncthreads();
   float total = 0.0f;
   for (u32 w = 0; w < 8; ++w) total += warp_sums[w];
   const float scale = 1.0f / sqrtf(total / (float)width + eps);
-  for (u32 i = threadIdx.x; i < width; i += blockDim.x) {
-    out[(u64)blockIdx.x * width + i] = row[i] * scale * weight[i];
+  for (u32 base = threadIdx.x; base < width; base += 256 * AHEAD) {
+    float numbers[AHEAD], weights[AHEAD];
+#pragma unroll
+    for (u32 j = 0; j < AHEAD; ++j) {
+      const u32 i = min(base + 256 * j, width - 1);
+      numbers[j] = row[i];
+      weights[j] = weight[i];
+    }
+#pragma unroll
+    for (u32 j = 0; j < AHEAD; ++j) {
+      if (base + 256 * j >= width) break;
+      const float normed = numbers[j] * scale * weights[j];
+      out[first + base + 256 * j] = normed;
+      if (rounded) rounded[first + base + 256 * j] = narrow(normed);
+    }
   }
 }

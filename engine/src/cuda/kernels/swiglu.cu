@@ -1,10 +1,32 @@
 // silu(gate) * up.
-//   gate_up [rows, 2 * width] f32 -> out [rows, width] f32
-// Grid (ceil(width / 256), rows), 256 threads. Twin: cpu::reference::silu_mul, equal bits.
-extern "C" __global__ void __launch_bounds__(256) swiglu(const float* gate_up, float* out, u32 width) {
-  const u32 i = blockIdx.x * blockDim.x + threadIdx.x;
+//   gate_up [rows, 2 * width] f32 -> out [rows, width] f32, rounded [rows, width] bf16 or null: out as a product reads it
+// Grid (ceil(width / 1024), rows), 256 threads of four numbers each. Twin: cpu::reference::silu_mul, equal
+// bits.
+__device__ __forceinline__ float silu_mul(float gate, float up) { return gate / (1.0f + exp_f32(-gate)) * up; }
+
+extern "C" __global__ void __launch_bounds__(256)
+    swiglu(const float* gate_up, float* out, bf16* rounded, u32 width) {
+  const u32 i = (blockIdx.x * 256 + threadIdx.x) * 4;
   if (i >= width) return;
   const float* row = gate_up + (u64)blockIdx.y * 2 * width;
-  const float gate = row[i];
-  out[(u64)blockIdx.y * width + i] = gate / (1.0f + exp_f32(-gate)) * row[width + i];
+  const u64 to = (u64)blockIdx.y * width + i;
+  if (width % 4 == 0) {
+    const uint4 gate = *(const uint4*)(row + i), up = *(const uint4*)(row + width + i);
+    const float a = silu_mul(__uint_as_float(gate.x), __uint_as_float(up.x));
+    const float b = silu_mul(__uint_as_float(gate.y), __uint_as_float(up.y));
+    const float c = silu_mul(__uint_as_float(gate.z), __uint_as_float(up.z));
+    const float d = silu_mul(__uint_as_float(gate.w), __uint_as_float(up.w));
+    *(uint4*)(out + to) = make_uint4(__float_as_uint(a), __float_as_uint(b), __float_as_uint(c), __float_as_uint(d));
+    if (rounded) {
+      u32* words = (u32*)(rounded + to);
+      words[0] = pack(narrow(a), narrow(b));
+      words[1] = pack(narrow(c), narrow(d));
+    }
+    return;
+  }
+  for (u32 j = 0; j < 4 && i + j < width; ++j) {
+    const float x = silu_mul(row[i + j], row[width + i + j]);
+    out[to + j] = x;
+    if (rounded) rounded[to + j] = narrow(x);
+  }
 }

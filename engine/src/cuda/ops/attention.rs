@@ -79,6 +79,8 @@ pub(crate) struct Attention<'a, M> {
     pub(crate) window: Option<u32>,
     /// `[rows, layout.q_width()]`.
     pub(crate) out: &'a mut Tensor<M, f32>,
+    /// `[rows, layout.q_width()]`: `out` as a product reads it.
+    pub(crate) rounded: Option<&'a mut Tensor<M, bf16>>,
 }
 
 impl<M: DeviceMemory> Attention<'_, M> {
@@ -108,6 +110,8 @@ impl<M: DeviceMemory> Attention<'_, M> {
         check_len(kernel.name, "tiles", self.tiles.len(), num_tiles)?;
         check_len(kernel.name, "partial", self.partial.len(), rows * num_heads * splits * (head_dim + 2))?;
         check_len(kernel.name, "out", self.out.len(), rows * self.layout.q_width())?;
+        let rounded_len = self.rounded.as_ref().map_or(self.out.len(), |rounded| rounded.len());
+        check_len(kernel.name, "rounded", rounded_len, rows * self.layout.q_width())?;
         let window = self.window.unwrap_or(0) as usize;
         let scale = 1.0 / (head_dim as f32).sqrt();
         let params = Params::default().read(self.qkv).read(self.positions).read(self.kv).read(self.tables);
@@ -120,7 +124,7 @@ impl<M: DeviceMemory> Attention<'_, M> {
         }
         let merge = ATTENTION.kernel(HEAD_DIMS.len());
         let params = Params::default().read(self.partial).read(self.positions).write(self.out);
-        let params = params.u32(head_dim).u32(splits).u32(window);
+        let params = params.write_if(self.rounded).u32(head_dim).u32(splits).u32(window);
         // SAFETY: as above; every split that a position needs is below `splits`, which the caller counted from them.
         unsafe { executor.launch(merge, [rows as u32, num_heads as u32, 1], &mut { params }) }
     }

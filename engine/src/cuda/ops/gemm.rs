@@ -3,18 +3,22 @@
 use half::bf16;
 
 use super::MAX_GRID_YZ;
+use super::blocks::{Blocks, CHANNELS, TILE_ROWS, Variant};
 use crate::cuda::CudaError;
 use crate::cuda::blas::Product;
 use crate::cuda::executor::{DeviceMemory, Executor, Params, Tensor, check, check_len};
-use crate::cuda::sources::{GEMM_BF16, Kernel};
+use crate::cuda::sources::{GEMM_BF16, GEMM_TILED, Kernel};
 use crate::k_slices::{KSlices, NUM_SLICES};
 
 /// Numbers that a lane reads at a time: slices must not cut them.
 pub(crate) const GRAIN: usize = 8;
-/// Output columns of a block.
-pub(super) const COLUMNS: usize = 16;
-/// Rows of a block of the narrow and of the wide kernel.
-pub(super) const ROWS: [usize; 2] = [8, 32];
+/// Rows of a launch: far more than a pass has, and offsets inside a block's operands stay below 2^32.
+const MAX_ROWS: usize = 1 << 21;
+
+const FAMILY: Family = Family {
+    few: [[GEMM_BF16.kernel(0), GEMM_BF16.kernel(1)], [GEMM_BF16.kernel(2), GEMM_BF16.kernel(3)]],
+    tiled: &[(TILE_ROWS[0], GEMM_TILED.kernel(0)), (TILE_ROWS[1], GEMM_TILED.kernel(1))],
+};
 
 /// The borders of K that a kernel's eight warps sum by themselves: the contract's slices where it cuts.
 pub(crate) fn borders(slices: &KSlices, grain: usize) -> Vec<u32> {
@@ -59,17 +63,68 @@ pub(super) fn check_product<T: bytemuck::Pod, M: DeviceMemory>(
     check_len(kernel, "bias", bias.map_or(n, Tensor::len), n)
 }
 
-/// The kernel for so many rows, and its grid.
-pub(super) fn choose(
-    kernels: [&'static Kernel; 2],
-    rows: usize,
-    n: usize,
-) -> Result<(&'static Kernel, [u32; 3]), CudaError> {
-    let wide = usize::from(rows > ROWS[0]);
-    let (kernel, row_blocks) = (kernels[wide], rows.div_ceil(ROWS[wide]));
-    check(kernel.name, ("rows", rows), rows > 0 && row_blocks <= MAX_GRID_YZ, "1 to 2 million")?;
-    check(kernel.name, ("n", n), n > 0, "at least 1")?;
-    Ok((kernel, [n.div_ceil(COLUMNS) as u32, row_blocks as u32, 1]))
+/// Kernels of one format: those of few rows (8 and 32, each with 16 channels a warp and with fewer), and
+/// those whose warps share tiles.
+pub(super) struct Family {
+    pub(super) few: [[&'static Kernel; 2]; 2],
+    pub(super) tiled: &'static [(usize, &'static Kernel)],
+}
+
+/// A kernel, its grid, and the parameters that say how its warps share the work.
+#[derive(Debug)]
+pub(super) struct Chosen {
+    pub(super) kernel: &'static Kernel,
+    pub(super) grid: [u32; 3],
+    cut: Option<[usize; 3]>,
+}
+
+impl Chosen {
+    /// For so many rows and channels over slices that end at these borders; `forced` is for tests of one
+    /// kernel.
+    pub(super) fn new(
+        family: &Family,
+        (rows, n): (usize, usize),
+        borders: &[u32],
+        forced: Option<Variant>,
+    ) -> Result<Self, CudaError> {
+        let name = family.few[0][0].name;
+        check(name, ("rows", rows), rows > 0 && rows <= MAX_ROWS, format!("1 to {MAX_ROWS}"))?;
+        check(name, ("n", n), n > 0, "at least 1")?;
+        let tiles: Vec<usize> = family.tiled.iter().map(|(rows, _)| *rows).collect();
+        let variant = forced.unwrap_or_else(|| Variant::choose((rows, n), borders, &tiles));
+        let Blocks { grid, cut } = Blocks::new(variant, (rows, n), borders);
+        let (kernel, cut) = match variant {
+            Variant::Few { rows, channels } => {
+                (family.few[usize::from(rows > 8)][usize::from(channels < CHANNELS[0])], Some(cut))
+            }
+            Variant::Tiled { rows } => {
+                let tiled = family.tiled.iter().find(|(height, _)| *height == rows);
+                let (_, kernel) = tiled.ok_or_else(|| CudaError::BadLaunch {
+                    kernel: name,
+                    what: "rows of a tile",
+                    found: rows,
+                    expected: format!("one of {tiles:?}"),
+                })?;
+                (*kernel, None)
+            }
+        };
+        check(
+            kernel.name,
+            ("blocks along n", grid[1]),
+            grid[1] <= MAX_GRID_YZ,
+            format!("at most {MAX_GRID_YZ}"),
+        )?;
+        Ok(Self { kernel, grid: [grid[0] as u32, grid[1] as u32, 1], cut })
+    }
+
+    pub(super) fn is_tiled(&self) -> bool {
+        self.cut.is_none()
+    }
+
+    /// The parameters of the cut, where the kernel takes them.
+    pub(super) fn params(&self, params: Params) -> Params {
+        self.cut.iter().flatten().fold(params, |params, number| params.u32(*number))
+    }
 }
 
 /// `x` times `weights`.
@@ -88,24 +143,34 @@ pub(crate) struct GemmBf16<'a, M> {
 }
 
 impl<M: DeviceMemory> GemmBf16<'_, M> {
-    pub(crate) fn launch<E>(
+    pub(crate) fn launch<E>(self, executor: &mut E, shape: (usize, usize, usize)) -> Result<(), CudaError>
+    where
+        E: Executor<Memory = M>,
+    {
+        self.launch_as(executor, shape, None)
+    }
+
+    /// The same by a kernel that is named, for tests.
+    pub(crate) fn launch_as<E>(
         self,
         executor: &mut E,
         (rows, n, k): (usize, usize, usize),
+        forced: Option<Variant>,
     ) -> Result<(), CudaError>
     where
         E: Executor<Memory = M>,
     {
-        let (kernel, grid) = choose([GEMM_BF16.kernel(0), GEMM_BF16.kernel(1)], rows, n)?;
+        let chosen = Chosen::new(&FAMILY, (rows, n), self.borders.1, forced)?;
+        let kernel = chosen.kernel;
         check_borders(kernel.name, self.borders.1, (k, GRAIN))?;
         check_len(kernel.name, "x", self.x.len(), rows * k)?;
         let operands = (self.weights, self.bias);
         check_product(kernel.name, (rows, n, k), operands, self.borders.0, self.out)?;
         let params =
             Params::default().read(self.x).read(self.weights).read_if(self.bias).read(self.borders.0);
-        let params = params.write(self.out).u32(rows).u32(n).u32(k);
+        let params = chosen.params(params.write(self.out).u32(rows).u32(n).u32(k));
         // SAFETY: the kernel's parameters; every element is there by the checks.
-        unsafe { executor.launch(kernel, grid, &mut { params }) }
+        unsafe { executor.launch(kernel, chosen.grid, &mut { params }) }
     }
 
     /// The same by the executor's library, without the bias, where it has one and takes it for so many rows; says whether it did. The
@@ -153,19 +218,26 @@ mod tests {
         check(&[0, 8, 8, 8, 8, 8, 8, 8], 8, "nine");
         check(&[0, 8, 4, 8, 8, 8, 8, 8, 8], 8, "nine");
         check(&[0, 8, 8, 8, 8, 8, 8, 8, 16], 8, "from 0 to 8");
-        assert!(choose([GEMM_BF16.kernel(0), GEMM_BF16.kernel(1)], 0, 16).is_err());
+        for (rows, n, says) in [(0, 16, "rows is 0"), (MAX_ROWS + 1, 16, "rows is"), (1, 0, "n is 0")] {
+            let error = Chosen::new(&FAMILY, (rows, n), &whole_borders(64, 8), None).unwrap_err().to_string();
+            assert!(error.starts_with("gemm_bf16_8: ") && error.contains(says), "{error}");
+        }
     }
 
     #[test]
-    fn blocks_cover_all_rows_and_columns() {
-        let kernels = [GEMM_BF16.kernel(0), GEMM_BF16.kernel(1)];
-        for rows in 1..200 {
-            for n in [1, 15, 16, 17, 4096] {
-                let (kernel, grid) = choose(kernels, rows, n).unwrap();
-                let tile = if kernel.name.ends_with("_8") { 8 } else { 32 };
-                assert!(grid[1] as usize * tile >= rows && (grid[1] as usize - 1) * tile < rows);
-                assert!(grid[0] as usize * 16 >= n && (grid[0] as usize - 1) * 16 < n);
-            }
+    fn the_kernel_fits_the_rows() {
+        let chosen = |rows, n| Chosen::new(&FAMILY, (rows, n), &whole_borders(4096, 8), None).unwrap();
+        for (rows, n, name) in [
+            (1, 4096, "gemm_bf16_8"),
+            (8, 1280, "gemm_bf16_8_narrow"),
+            (9, 4096, "gemm_bf16_32"),
+            (32, 1280, "gemm_bf16_32_narrow"),
+            (64, 28_672, "gemm_bf16_tiled_64"),
+            (160, 28_672, "gemm_bf16_tiled_80"),
+            (160, 1280, "gemm_bf16_32"),
+        ] {
+            assert_eq!(chosen(rows, n).kernel.name, name, "{rows} x {n}");
         }
+        assert_eq!(chosen(160, 28_672).grid, [2, 224, 1]);
     }
 }

@@ -39,12 +39,26 @@ pub(crate) fn rotate<E: Executor>(
     angles: Pair<'_, E::Memory>,
     (rows, layout): (usize, HeadLayout),
 ) -> Result<(), CudaError> {
+    check_heads(HEADS.kernel(1), rows, layout, qkv.len())?;
+    // SAFETY: every head is there by the check.
+    unsafe { rotate_at(executor, qkv.address(), angles, (rows, layout)) }
+}
+
+/// The same by address.
+///
+/// # Safety
+/// `qkv` holds `rows` rows of the layout that outlive the launch, and nothing else writes them.
+pub(crate) unsafe fn rotate_at<E: Executor>(
+    executor: &mut E,
+    qkv: u64,
+    angles: Pair<'_, E::Memory>,
+    (rows, layout): (usize, HeadLayout),
+) -> Result<(), CudaError> {
     let kernel = HEADS.kernel(1);
-    check_heads(kernel, rows, layout, qkv.len())?;
     for part in [angles.0, angles.1] {
         check_len(kernel.name, "angles", part.len(), rows * layout.head_dim / 2)?;
     }
-    let params = Params::default().write(qkv).read(angles.0).read(angles.1);
+    let params = Params::default().u64(qkv).read(angles.0).read(angles.1);
     let params = params.u32(layout.num_heads).u32(layout.num_kv_heads).u32(layout.head_dim);
     let grid = [rows as u32, (layout.num_heads + layout.num_kv_heads) as u32, 1];
     // SAFETY: the kernel's parameters; every head is there by the checks.
@@ -71,15 +85,48 @@ impl<M: DeviceMemory> WriteKv<'_, M> {
         E: Executor<Memory = M>,
     {
         let (kernel, layout, (layer, layers)) = (HEADS.kernel(2), self.layout, self.layer);
-        check_heads(kernel, rows, layout, self.qkv.len())?;
-        check(kernel.name, ("layer", layer), layer < layers, format!("below {layers}"))?;
-        check_len(kernel.name, "slots", self.slots.len(), rows)?;
-        let block = layers * layout.num_kv_heads * 32 * layout.head_dim;
-        check(kernel.name, ("kv", self.kv.len()), self.kv.len().is_multiple_of(block), "whole blocks")?;
+        self.check(kernel, rows)?;
         let params = Params::default().read(self.qkv).read(self.slots).write(self.kv).u32(layout.num_heads);
         let params = params.u32(layout.num_kv_heads).u32(layout.head_dim).u32(layer).u32(layers);
         // SAFETY: the kernel's parameters; rows are there by the checks, slots inside KV by the batch's.
         unsafe { executor.launch(kernel, [rows as u32, layout.num_kv_heads as u32, 1], &mut { params }) }
+    }
+}
+
+impl<M: DeviceMemory> WriteKv<'_, M> {
+    /// [`rotate`] and the above at once; the keys in `qkv` stay as they were.
+    ///
+    /// # Safety
+    /// Whoever holds `qkv` expects that its queries are turned.
+    pub(crate) unsafe fn launch_with_turn<E>(
+        self,
+        executor: &mut E,
+        angles: Pair<'_, M>,
+        rows: usize,
+    ) -> Result<(), CudaError>
+    where
+        E: Executor<Memory = M>,
+    {
+        let kernel = HEADS.kernel(3);
+        self.check(kernel, rows)?;
+        let Self { qkv, slots, kv, layout, layer: (layer, layers) } = self;
+        for part in [angles.0, angles.1] {
+            check_len(kernel.name, "angles", part.len(), rows * layout.head_dim / 2)?;
+        }
+        let params = Params::default().read(qkv).read(angles.0).read(angles.1).read(slots).write(kv);
+        let params = params.u32(layout.num_heads).u32(layout.num_kv_heads).u32(layout.head_dim);
+        let grid = [rows as u32, (layout.num_heads + layout.num_kv_heads) as u32, 1];
+        // SAFETY: the kernel's parameters; heads are there by the checks, slots inside KV by the batch's.
+        unsafe { executor.launch(kernel, grid, &mut { params.u32(layer).u32(layers) }) }
+    }
+
+    fn check(&self, kernel: &'static Kernel, rows: usize) -> Result<(), CudaError> {
+        let (layout, (layer, layers)) = (self.layout, self.layer);
+        check_heads(kernel, rows, layout, self.qkv.len())?;
+        check(kernel.name, ("layer", layer), layer < layers, format!("below {layers}"))?;
+        check_len(kernel.name, "slots", self.slots.len(), rows)?;
+        let block = layers * layout.num_kv_heads * 32 * layout.head_dim;
+        check(kernel.name, ("kv", self.kv.len()), self.kv.len().is_multiple_of(block), "whole blocks")
     }
 }
 

@@ -3,16 +3,22 @@
 use std::ops::Range;
 
 use super::MAX_GRID_YZ;
-use super::gemm::{check_borders, check_product, choose};
+use super::blocks::Variant;
+use super::gemm::{Chosen, Family, check_borders, check_product};
 use crate::cuda::CudaError;
 use crate::cuda::executor::{DeviceMemory, Executor, Params, Tensor, check, check_len};
-use crate::cuda::sources::INT8;
+use crate::cuda::sources::{GEMM_TILED, INT8, Kernel};
 use crate::k_slices::NUM_SLICES;
 
 /// Numbers that a lane reads at a time.
 pub(crate) const GRAIN: usize = 16;
 /// Above this a sum of products could leave i32.
 const MAX_K: usize = 1 << 17;
+
+const FEW: [[&Kernel; 2]; 2] = [[INT8.kernel(1), INT8.kernel(2)], [INT8.kernel(3), INT8.kernel(4)]];
+/// With one scale for a row, and with one for each of its slices.
+const EXACT: Family = Family { few: FEW, tiled: &[(64, GEMM_TILED.kernel(2)), (80, GEMM_TILED.kernel(3))] };
+const SLICED: Family = Family { few: FEW, tiled: &[(64, GEMM_TILED.kernel(4))] };
 
 /// Rows to int8, one scale for each slice of each.
 #[derive(Debug)]
@@ -74,15 +80,26 @@ pub(crate) struct GemmInt8<'a, M> {
 }
 
 impl<M: DeviceMemory> GemmInt8<'_, M> {
-    pub(crate) fn launch<E>(
+    pub(crate) fn launch<E>(self, executor: &mut E, shape: (usize, usize, usize)) -> Result<(), CudaError>
+    where
+        E: Executor<Memory = M>,
+    {
+        self.launch_as(executor, shape, None)
+    }
+
+    /// The same by a kernel that is named, for tests.
+    pub(crate) fn launch_as<E>(
         self,
         executor: &mut E,
         (rows, n, k): (usize, usize, usize),
+        forced: Option<Variant>,
     ) -> Result<(), CudaError>
     where
         E: Executor<Memory = M>,
     {
-        let (kernel, grid) = choose([INT8.kernel(1), INT8.kernel(2)], rows, n)?;
+        let family = if self.slices == 1 { &EXACT } else { &SLICED };
+        let chosen = Chosen::new(family, (rows, n), self.borders.1, forced)?;
+        let kernel = chosen.kernel;
         check_borders(kernel.name, self.borders.1, (k, GRAIN))?;
         check(kernel.name, ("k", k), k < MAX_K, format!("below {MAX_K}"))?;
         let is_good = self.slices == 1 || self.slices == NUM_SLICES;
@@ -95,8 +112,10 @@ impl<M: DeviceMemory> GemmInt8<'_, M> {
         let params = Params::default().read(self.x.0).read(self.x.1).read(self.weights);
         let params =
             params.read_if(self.channel_scales).read_if(self.bias).read(self.borders.0).write(self.out);
-        let params = params.u32(rows).u32(n).u32(k).u32(self.slices);
+        let params = chosen.params(params.u32(rows).u32(n).u32(k));
+        // Kernels of tiles are written for one number of scales each.
+        let params = if chosen.is_tiled() { params } else { params.u32(self.slices) };
         // SAFETY: the kernel's parameters; every element is there by the checks.
-        unsafe { executor.launch(kernel, grid, &mut { params }) }
+        unsafe { executor.launch(kernel, chosen.grid, &mut { params }) }
     }
 }

@@ -40,16 +40,18 @@ impl<M: DeviceMemory> Embedding<'_, M> {
     }
 }
 
-/// Root mean square norm of rows.
+/// Root mean square norm of rows, and what comes before and behind it.
 #[derive(Debug)]
 pub(crate) struct RmsNorm<'a, M> {
-    /// `[rows, width]`.
+    /// `[rows, width]`; it is written only where something is added first.
     pub(crate) x: &'a Tensor<M, f32>,
     /// `[width]`.
     pub(crate) weight: &'a Tensor<M, f32>,
     pub(crate) eps: f32,
     /// `[rows, width]`.
     pub(crate) out: &'a mut Tensor<M, f32>,
+    /// `[rows, width]`: `out` as a product reads it.
+    pub(crate) rounded: Option<&'a mut Tensor<M, bf16>>,
 }
 
 impl<M: DeviceMemory> RmsNorm<'_, M> {
@@ -57,13 +59,33 @@ impl<M: DeviceMemory> RmsNorm<'_, M> {
     where
         E: Executor<Memory = M>,
     {
+        // SAFETY: nothing is added, so `x` is not written.
+        unsafe { self.launch_after_adding(executor, rows, 0) }
+    }
+
+    /// The same of `x + delta`, which `x` is then.
+    ///
+    /// # Safety
+    /// `delta` is 0, for nothing, or the address of `rows * width` numbers that outlive the launch, and
+    /// whoever holds `x` expects that it is written.
+    pub(crate) unsafe fn launch_after_adding<E>(
+        self,
+        executor: &mut E,
+        rows: usize,
+        delta: u64,
+    ) -> Result<(), CudaError>
+    where
+        E: Executor<Memory = M>,
+    {
         let (kernel, width) = (RMS_NORM.kernel(0), self.weight.len());
         check(kernel.name, ("rows", rows), rows > 0, "at least 1")?;
         check_len(kernel.name, "x", self.x.len(), rows * width)?;
         check_len(kernel.name, "out", self.out.len(), rows * width)?;
-        let params =
-            Params::default().read(self.x).read(self.weight).write(self.out).u32(width).f32(self.eps);
-        // SAFETY: the kernel's parameters; every row is there by the checks.
+        let rounded_len = self.rounded.as_ref().map_or(rows * width, |rounded| rounded.len());
+        check_len(kernel.name, "rounded", rounded_len, rows * width)?;
+        let params = Params::default().read(self.x).u64(delta).read(self.weight).write(self.out);
+        let params = params.write_if(self.rounded).u32(width).f32(self.eps);
+        // SAFETY: the kernel's parameters; every row is there by the checks and this function's contract.
         unsafe { executor.launch(kernel, [rows as u32, 1, 1], &mut { params }) }
     }
 }
@@ -78,8 +100,23 @@ pub(crate) fn add<E: Executor>(
     let kernel = ROWS.kernel(0);
     check_len(kernel.name, "sum", sum.len(), len)?;
     check_len(kernel.name, "x", x.len(), len)?;
-    let params = Params::default().write(sum).read(x).u64(len as u64);
-    // SAFETY: the kernel's parameters; every number is there by the checks.
+    // SAFETY: every number is there by the checks.
+    unsafe { add_at(executor, sum.address(), x.address(), len) }
+}
+
+/// The same by addresses.
+///
+/// # Safety
+/// Both hold `len` numbers that outlive the launch, and nothing else writes `sum`.
+pub(crate) unsafe fn add_at<E: Executor>(
+    executor: &mut E,
+    sum: u64,
+    x: u64,
+    len: usize,
+) -> Result<(), CudaError> {
+    let kernel = ROWS.kernel(0);
+    let params = Params::default().u64(sum).u64(x).u64(len as u64);
+    // SAFETY: the kernel's parameters, by this function's contract.
     unsafe { executor.launch(kernel, by_number(kernel, len)?, &mut { params }) }
 }
 
@@ -134,19 +171,21 @@ pub(crate) fn finish_sum<E: Executor>(
     unsafe { executor.launch(kernel, [rows as u32, 1, 1], &mut { params }) }
 }
 
-/// `gate_up` `[rows, 2 * width]` -> `out` `[rows, width]`.
+/// `gate_up` `[rows, 2 * width]` -> `out` `[rows, width]`, and the same as a product reads it.
 pub(crate) fn swiglu<E: Executor>(
     executor: &mut E,
     gate_up: &Tensor<E::Memory, f32>,
     out: &mut Tensor<E::Memory, f32>,
+    rounded: Option<&mut Tensor<E::Memory, bf16>>,
     (rows, width): (usize, usize),
 ) -> Result<(), CudaError> {
     let kernel = SWIGLU.kernel(0);
     check(kernel.name, ("rows", rows), (1..=MAX_GRID_YZ).contains(&rows), format!("1 to {MAX_GRID_YZ}"))?;
     check_len(kernel.name, "gate_up", gate_up.len(), rows * 2 * width)?;
     check_len(kernel.name, "out", out.len(), rows * width)?;
-    let params = Params::default().read(gate_up).write(out).u32(width);
-    let grid = [width.div_ceil(kernel.threads as usize) as u32, rows as u32, 1];
+    check_len(kernel.name, "rounded", rounded.as_ref().map_or(rows * width, |x| x.len()), rows * width)?;
+    let params = Params::default().read(gate_up).write(out).write_if(rounded).u32(width);
+    let grid = [width.div_ceil(4 * kernel.threads as usize) as u32, rows as u32, 1];
     // SAFETY: the kernel's parameters; every row is there by the checks.
     unsafe { executor.launch(kernel, grid, &mut { params }) }
 }

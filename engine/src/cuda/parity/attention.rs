@@ -132,6 +132,7 @@ impl Pass {
             kv: &Tensor::of(e, &self.kv, "kv")?,
             tables: &Tensor::of(e, &tables, "tables")?,
             tiles: &Tensor::of(e, &tiles, "tiles")?,
+            rounded: None,
             // Splits that no tile writes must not be read.
             partial: &mut Tensor::of(e, &vec![f32::NAN; partial_len], "partial sums")?,
             layout,

@@ -17,11 +17,13 @@ pub(super) fn cases<E: Executor>(e: &mut E, scale: Scale) -> Result<Vec<Parity>,
     parities.extend(rows(e, scale.pick((5, 33), (512, 4096)))?);
     for width in scale.pick([48, 256, 300], [2048, 4096, 8192]) {
         parities.push(rms_norm(e, scale.pick(3, 64), width)?);
+        parities.extend(joined_norm(e, (scale.pick(3, 64), width))?);
     }
     for (num_heads, num_kv_heads, head_dim) in [(4, 2, 16), (3, 1, 32), (2, 2, 64), (8, 2, 128)] {
         parities.extend(heads(e, HeadLayout { num_heads, num_kv_heads, head_dim })?);
     }
     parities.push(silu(e, scale.pick((3, 300), (64, 14_336)))?);
+    parities.push(silu(e, (3, 301))?);
     for len in scale.pick(vec![4, 1020, 9000], vec![4, 1 << 24, (1 << 24) + 12]) {
         parities.push(reading(e, (len, scale.pick(2, 640)))?);
     }
@@ -103,10 +105,50 @@ fn rms_norm<E: Executor>(e: &mut E, rows: usize, width: usize) -> Result<Parity,
     let (x, weight, eps) = (numbers.vec(rows * width, 2.0), numbers.vec(width, 1.0), 1e-5);
     let (on_device, weight_on_device) = (Tensor::of(e, &x, "x")?, Tensor::of(e, &weight, "weight")?);
     let mut out = Tensor::zeros(e, rows * width, "out")?;
-    RmsNorm { x: &on_device, weight: &weight_on_device, eps, out: &mut out }.launch(e, rows)?;
+    RmsNorm { x: &on_device, weight: &weight_on_device, eps, out: &mut out, rounded: None }
+        .launch(e, rows)?;
     let expected: Vec<f32> =
         x.chunks_exact(width).flat_map(|row| reference::rms_norm(row, &weight, eps)).collect();
     Ok(compare(format!("rms_norm of {width}"), 1e-6, &out.read(e, 0..expected.len())?, &expected))
+}
+
+/// Whether a number was rounded to bf16, bit for bit.
+fn is_rounded(x: f32, rounded: bf16) -> bool {
+    bf16::from_f32(x).to_bits() == rounded.to_bits()
+}
+
+/// A sum, its norm and the rounded norm by one launch and by three.
+fn joined_norm<E: Executor>(e: &mut E, (rows, width): (usize, usize)) -> Result<Vec<Parity>, CudaError> {
+    let (mut numbers, len) = (Numbers(21), rows * width);
+    let (x, delta, eps) = (numbers.vec(len, 2.0), numbers.vec(len, 1.0), 1e-5);
+    let weight = Tensor::of(e, &numbers.vec(width, 1.0), "weight")?;
+    let delta = Tensor::of(e, &delta, "delta")?;
+    let mut apart =
+        (Tensor::of(e, &x, "x")?, Tensor::zeros(e, len, "out")?, Tensor::zeros(e, len, "rounded")?);
+    add(e, &mut apart.0, &delta, len)?;
+    RmsNorm { x: &apart.0, weight: &weight, eps, out: &mut apart.1, rounded: None }.launch(e, rows)?;
+    to_bf16(e, &apart.1, &mut apart.2, len)?;
+    let mut joined =
+        (Tensor::of(e, &x, "x")?, Tensor::zeros(e, len, "out")?, Tensor::zeros(e, len, "rounded")?);
+    let rounded = Some(&mut joined.2);
+    let launch = RmsNorm { x: &joined.0, weight: &weight, eps, out: &mut joined.1, rounded };
+    // SAFETY: `delta` has as many numbers as `x`, which nobody else holds.
+    unsafe { launch.launch_after_adding(e, rows, delta.address()) }?;
+    let bits = |numbers: Vec<bf16>| numbers.into_iter().map(bf16::to_bits).collect::<Vec<_>>();
+    Ok(vec![
+        compare(format!("joined sum of {width}"), 0.0, &joined.0.read(e, 0..len)?, &apart.0.read(e, 0..len)?),
+        compare(
+            format!("joined norm of {width}"),
+            0.0,
+            &joined.1.read(e, 0..len)?,
+            &apart.1.read(e, 0..len)?,
+        ),
+        compare_equal(
+            format!("joined rounding of {width}"),
+            &bits(joined.2.read(e, 0..len)?),
+            &bits(apart.2.read(e, 0..len)?),
+        ),
+    ])
 }
 
 fn heads<E: Executor>(e: &mut E, layout: HeadLayout) -> Result<Vec<Parity>, CudaError> {
@@ -130,6 +172,18 @@ fn heads<E: Executor>(e: &mut E, layout: HeadLayout) -> Result<Vec<Parity>, Cuda
     let slots_on_device = Tensor::of(e, &slots, "slots")?;
     WriteKv { qkv: &on_device, slots: &slots_on_device, kv: &mut kv, layout, layer: (layer, layers) }
         .launch(e, rows)?;
+
+    let joined = Tensor::of(e, &normed, "qkv")?;
+    let mut joined_kv = Tensor::<_, bf16>::zeros(e, kv.len(), "kv")?;
+    let write =
+        WriteKv { qkv: &joined, slots: &slots_on_device, kv: &mut joined_kv, layout, layer: (layer, layers) };
+    // SAFETY: nobody else holds `joined`.
+    unsafe { write.launch_with_turn(e, (&angles.0, &angles.1), rows) }?;
+    let (width, q_width) = (layout.row_width(), num_heads * head_dim);
+    let queries =
+        |x: &[f32]| x.chunks_exact(width).flat_map(|row| row[..q_width].to_vec()).collect::<Vec<_>>();
+    let joined_turned = queries(&joined.read(e, 0..qkv.len())?);
+    let apart_turned = queries(&turned);
 
     let (mut expected_normed, mut expected_turned) = (qkv.clone(), Vec::new());
     let mut expected_kv = vec![bf16::ZERO; kv.len()];
@@ -161,6 +215,12 @@ fn heads<E: Executor>(e: &mut E, layout: HeadLayout) -> Result<Vec<Parity>, Cuda
         compare(format!("norm_heads, {case}"), 0.0, &normed, &expected_normed),
         compare(format!("rotate, {case}"), 0.0, &turned, &expected_turned),
         compare_equal(format!("write_kv, {case}"), &kv.read(e, 0..expected_kv.len())?, &expected_kv),
+        compare(format!("queries of turn_and_write, {case}"), 0.0, &joined_turned, &apart_turned),
+        compare_equal(
+            format!("kv of turn_and_write, {case}"),
+            &joined_kv.read(e, 0..expected_kv.len())?,
+            &expected_kv,
+        ),
     ])
 }
 
@@ -170,10 +230,16 @@ fn silu<E: Executor>(e: &mut E, (rows, width): (usize, usize)) -> Result<Parity,
     gate_up[..4].copy_from_slice(&[-95.0, 95.0, -87.5, 0.0]);
     let on_device = Tensor::of(e, &gate_up, "gate_up")?;
     let mut out = Tensor::zeros(e, rows * width, "out")?;
-    swiglu(e, &on_device, &mut out, (rows, width))?;
+    let mut rounded = Tensor::zeros(e, rows * width, "rounded")?;
+    swiglu(e, &on_device, &mut out, Some(&mut rounded), (rows, width))?;
+    let (out, rounded) = (out.read(e, 0..rows * width)?, rounded.read(e, 0..rows * width)?);
+    if let Some(wrong) = (0..out.len()).find(|&i| !is_rounded(out[i], rounded[i])) {
+        let case = format!("swiglu of {width}, rounded at {wrong}");
+        return Ok(compare(case, 0.0, &[rounded[wrong].to_f32()], &[out[wrong]]));
+    }
     let expected: Vec<f32> = gate_up
         .chunks_exact(2 * width)
         .flat_map(|row| reference::silu_mul(&row[..width], &row[width..]))
         .collect();
-    Ok(compare(format!("swiglu of {width}"), 0.0, &out.read(e, 0..expected.len())?, &expected))
+    Ok(compare(format!("swiglu of {width}"), 0.0, &out, &expected))
 }

@@ -1,5 +1,10 @@
 //! The two products, over row counts that fill tiles and that do not, and the order of K that must not depend on them.
 
+mod all_kernels;
+
+#[cfg(test)]
+pub(super) use all_kernels::kernels_agree;
+
 use std::ops::Range;
 
 use half::bf16;
@@ -26,6 +31,7 @@ pub(super) fn cases<E: Executor>(e: &mut E, scale: Scale) -> Result<Vec<Parity>,
     // Slices of whole heads, half of them empty.
     parities.push(gemm_bf16(e, (3, 16), &KSlices::eighths(64, 16))?);
     parities.extend(gemm_int8(e, (3, 16), &KSlices::eighths(64, 16))?);
+    parities.extend(all_kernels::cases(e, scale)?);
     parities.push(rows_do_not_matter(e, scale.pick((40, 24, 96), (256, 4096, 4096)))?);
     Ok(parities)
 }

@@ -54,6 +54,24 @@ proptest! {
         }
     }
 
+    /// Every kernel of a product gives an element the same bits: any rows, any slices, parts of ranks.
+    #[test]
+    fn kernels_of_products_agree(
+        (rows, n) in (prop_oneof![1usize..40, 60usize..90, 1usize..300], 1usize..150),
+        (unit, units) in (prop::sample::select(vec![8usize, 16, 32]), 1usize..20),
+        ranks in prop::sample::select(vec![0usize, 1, 2, 4, 8]),
+        seed in any::<u64>(),
+    ) {
+        let all = KSlices::eighths(unit * units, unit);
+        // No ranks: a sum that nobody shares. Otherwise one of them, which has numbers.
+        let owned = (0..ranks).map(|rank| all.owned(8 * rank / ranks..8 * (rank + 1) / ranks));
+        let part = owned.filter(|part| part.start() < part.end()).nth(seed as usize % ranks.max(1));
+        let slices = part.map_or(KSlices::whole(unit * units), |part| part.moved_to_zero());
+        for parity in linear::kernels_agree(&mut Emulator::build(), (rows, n), &slices, seed).unwrap() {
+            prop_assert!(parity.is_good(), "{}", parity);
+        }
+    }
+
     /// Filters of any strength, on rows of any length around the candidates' number.
     #[test]
     fn any_filters(

@@ -14,8 +14,10 @@ const NAMES: [&str; 2] = ["libnccl.so.2", "libnccl.so"];
 /// Results that are no faults: success, and under way.
 const SUCCESS: c_int = 0;
 const IN_PROGRESS: c_int = 7;
-/// Oldest release whose functions have the signatures below, as `ncclGetVersion` counts: 2.18.
-const OLDEST: c_int = 21_800;
+/// Oldest release that is taken, as `ncclGetVersion` counts: 2.23.4. Between ranks of one process, older ones
+/// write straight into the receiver's buffer without registering it, which faults where the buffer is of a
+/// stream-ordered pool (docs/adr/0027).
+const OLDEST: c_int = 22_304;
 
 type Data = *const c_void;
 type DataMut = *mut c_void;
@@ -23,7 +25,8 @@ type Stream = *mut c_void;
 type Results = c_int;
 
 function_table! {
-    /// See the head of this file. All ranks of a process share one. Signatures are those of nccl.h, 2.18 and later.
+    /// See the head of this file. All ranks of a process share one. Signatures are those of nccl.h, 2.23 and
+    /// later.
     NcclLibrary, Nccl,
     get_version = "ncclGetVersion": fn(*mut c_int) -> Results,
     get_error_string = "ncclGetErrorString": fn(c_int) -> *const c_char,
@@ -45,14 +48,18 @@ impl NcclLibrary {
         let found = NAMES.iter().find_map(|name| unsafe { Library::new(*name) }.ok());
         let advice = "several gpus need NCCL 2: install libnccl2 (or pip's nvidia-nccl-cu13) and name its lib folder in \
                       LD_LIBRARY_PATH";
-        let library = found.ok_or(CudaError::LibraryMissing { library: NAMES[0], advice })?;
+        Self::checked(found.ok_or(CudaError::LibraryMissing { library: NAMES[0], advice })?)
+    }
+
+    /// The functions of a library that is new enough.
+    fn checked(library: Library) -> Result<Self, CudaError> {
         let mut nccl = Self::resolve(library)?;
         let mut version = 0;
         // SAFETY: writes one number.
         nccl.check("ncclGetVersion", unsafe { (nccl.get_version)(&raw mut version) })?;
         nccl.version = format!("{}.{}.{}", version / 10_000, version / 100 % 100, version % 100);
         if version < OLDEST {
-            let reason = format!("it is version {}, expected 2.18 or above", nccl.version);
+            let reason = format!("it is version {}, expected 2.23.4 or above", nccl.version);
             return Err(CudaError::Nccl { action: "ncclGetVersion", reason });
         }
         Ok(nccl)
@@ -172,6 +179,7 @@ unsafe fn text(text: *const c_char) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cuda::on_host;
 
     /// With NCCL's library on the path (deploy/nccl.sh) and no GPU: everything that is used is there, and what cannot work
     /// says so. Without the library: one error that says what to install.
@@ -196,6 +204,27 @@ mod tests {
         println!("without a gpu: {error}");
         assert!(matches!(error, CudaError::Nccl { action: "ncclCommInitAll", .. }), "{error}");
         assert!(error.to_string().starts_with("nccl failed at ncclCommInitAll: "), "{error}");
+    }
+
+    #[test]
+    fn a_library_that_is_too_old_is_refused_by_its_version() {
+        let said = |version: c_int| {
+            let others = NcclLibrary::FUNCTIONS.iter().filter(|name| **name != "ncclGetVersion");
+            let stubs: String = others.map(|name| format!("int {name}() {{ return 0; }}\n")).collect();
+            let text = format!(
+                "extern \"C\" {{\nint ncclGetVersion(int* v) {{ return *v = {version}, 0; }}\n{stubs}}}\n"
+            );
+            let path = on_host::build(&text, "libnccl.so.2").unwrap();
+            // SAFETY: the file above, which has no initialisers.
+            let library = unsafe { Library::new(path) }.unwrap();
+            NcclLibrary::checked(library).map(|nccl| nccl.version).map_err(|error| error.to_string())
+        };
+        let refusal = |version| {
+            format!("nccl failed at ncclGetVersion: it is version {version}, expected 2.23.4 or above")
+        };
+        assert_eq!(said(21_800), Err(refusal("2.18.0")));
+        assert_eq!(said(22_203), Err(refusal("2.22.3")));
+        assert_eq!(said(22_304), Ok("2.23.4".to_owned()));
     }
 
     #[test]

@@ -29,6 +29,10 @@ pub(crate) fn connect(
     library: &Arc<NcclLibrary>,
     meeting: &Arc<Meeting>,
 ) -> Result<Vec<NcclExchange>, EngineError> {
+    for device in devices.iter() {
+        let others = devices.iter().map(CudaDevice::ordinal).filter(|&other| other != device.ordinal());
+        others.into_iter().try_for_each(|other| device.share_memory_with(other))?;
+    }
     let ordinals: Vec<c_int> = devices.iter().map(|device| device.ordinal() as c_int).collect();
     let comms = library.init_all(&ordinals)?;
     let mut ends = Vec::new();

@@ -11,6 +11,7 @@ use std::time::Duration;
 use super::{Exchange, Ranks, load_on, on_device};
 use crate::collective::Meeting;
 use crate::cuda::emulator::Emulator;
+use crate::cuda::numerics::Numerics;
 use crate::cuda::whole_model::run;
 use crate::weights::{NumbersMut, TensorPart, TensorSource};
 use crate::{Engine, EngineError, LoadOptions, WeightFormat};
@@ -54,7 +55,7 @@ fn ranks(count: usize) -> Ranks<Emulator> {
     let meeting = Arc::new(Meeting::new(count, Duration::from_secs(100)));
     let member = |end| (Emulator::build(), Some(Box::new(end) as Box<dyn Exchange<Emulator>>));
     let members = on_device(count, &meeting).into_iter().map(member).collect();
-    Ranks { members, meeting, memory_utilization: None, is_deterministic: true }
+    Ranks { members, meeting, memory_utilization: None, numerics: Numerics::emulated() }
 }
 
 fn check(kv_heads: u64, tied: bool, weights: WeightFormat, degrees: &[usize]) {

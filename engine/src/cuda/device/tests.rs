@@ -1,0 +1,35 @@
+//! Staged copies over a driver that is the host.
+
+use super::*;
+use crate::cuda::host_driver::HostDriver;
+
+/// The driver of the host copies as late as it may, so that a piece that is staged over one under way is lost.
+#[test]
+fn what_is_staged_arrives_whole() {
+    let Some(driver) = HostDriver::for_test("cuda::device::tests::what_is_staged_arrives_whole") else {
+        return;
+    };
+    let mut device = CudaDevice::open(0, Some(&driver.kernels)).unwrap();
+    let pieces = [5usize << 20, 3, (7 << 20) + 5, HALF_BYTES, 1 << 20, HALF_BYTES + 9];
+    let total: usize = pieces.iter().sum();
+    let mut memory = device.alloc(2 * total, "pieces").unwrap();
+    let byte = |at: usize| (at.wrapping_mul(2_654_435_761) >> 13) as u8;
+    let mut at = 0;
+    for (i, &piece) in pieces.iter().chain(&pieces).enumerate() {
+        let expected: Vec<u8> = (at..at + piece).map(byte).collect();
+        if i % 2 == 0 {
+            device.write(&mut memory, at, &expected).unwrap();
+        } else {
+            let mut fill = |place: &mut [u8]| {
+                place.copy_from_slice(&expected);
+                Ok(())
+            };
+            device.write_by(&mut memory, (at, piece), &mut fill).unwrap();
+        }
+        at += piece;
+    }
+    let mut found = vec![0; 2 * total];
+    device.read(&memory, 0, &mut found).unwrap();
+    let wrong = (0..2 * total).find(|&at| found[at] != byte(at));
+    assert_eq!(wrong, None, "the first byte that differs");
+}

@@ -1,0 +1,92 @@
+// The products of gemm_bf16.cu and int8.cu for many rows: the same operands, the same order of K and so the
+// same bits, with operands that the warps of a block share (tiled.cuh). Grid (ceil(rows / (16 * NT)), ceil(n
+// / 128)), 8 warps; row blocks of the same channels are neighbours. Dynamic shared memory: all stages. Twins:
+// gemm_bf16_8 and gemm_int8_8, equal bits.
+
+// Calls `write(sum, row, column)` for each element of the block.
+template <int NT, typename Write>
+__device__ __forceinline__ void write_tiled(const Sums<float, NT>& sums, Sizes sizes, Write write) {
+  for_each<NT>([&](int m, int t, int i) {
+    const u32 column = tiled_column(m, i), row = tiled_row<NT>(t, i);
+    if (column < sizes.n && row < sizes.rows) write(sums.of[m][t][i], row, column);
+  });
+}
+
+template <int NT>
+__device__ __forceinline__ void gemm_bf16_tiled(const bf16* x, const bf16* weights, const float* bias, const u32* borders, float* out, Sizes sizes) {
+  Sums<float, NT> acc = {};
+  Tree<NT> tree;
+  run_tiled<bf16>(acc, x, weights, borders, sizes, [&](u32 slice) {
+    tree.add(slice, acc);
+    acc = {};
+  });
+  write_tiled(tree.level[2], sizes, [&](float sum, u32 row, u32 column) {
+    out[(u64)row * sizes.n + column] = bias ? sum + bias[column] : sum;
+  });
+}
+
+// One scale for all of a row: the slices are one exact sum.
+template <int NT>
+__device__ __forceinline__ void exact_int8(Sums<float, NT>& sums, const signed char* x, const signed char* weights,
+                                           const float* x_scales, const u32* borders, Sizes sizes) {
+  Sums<i32, NT> acc = {};
+  run_tiled<signed char>(acc, x, weights, borders, sizes, [](u32) {});
+  for_each<NT>([&](int m, int t, int i) {
+    const u32 row = min(tiled_row<NT>(t, i), sizes.rows - 1);
+    sums.of[m][t][i] = (float)acc.of[m][t][i] * x_scales[row];
+  });
+}
+
+// A scale for each slice of a row.
+template <int NT>
+__device__ __forceinline__ void sliced_int8(Sums<float, NT>& sums, const signed char* x, const signed char* weights,
+                                            const float* x_scales, const u32* borders, Sizes sizes) {
+  Sums<i32, NT> acc = {};
+  Tree<NT> tree;
+  run_tiled<signed char>(acc, x, weights, borders, sizes, [&](u32 slice) {
+    for_each<NT>([&](int m, int t, int i) {
+      const u32 row = min(tiled_row<NT>(t, i), sizes.rows - 1);
+      sums.of[m][t][i] = (float)acc.of[m][t][i] * x_scales[row * 8 + slice];
+    });
+    tree.add(slice, sums);
+    acc = {};
+  });
+  sums = tree.level[2];
+}
+
+template <int NT, bool EXACT>
+__device__ __forceinline__ void gemm_int8_tiled(const signed char* x, const float* x_scales, const signed char* weights,
+                                                const float* channel_scales, const float* bias, const u32* borders,
+                                                float* out, Sizes sizes) {
+  Sums<float, NT> sums;
+  if (EXACT) {
+    exact_int8(sums, x, weights, x_scales, borders, sizes);
+  } else {
+    sliced_int8(sums, x, weights, x_scales, borders, sizes);
+  }
+  write_tiled(sums, sizes, [&](float sum, u32 row, u32 column) {
+    if (channel_scales) sum = sum * channel_scales[column];
+    out[(u64)row * sizes.n + column] = bias ? sum + bias[column] : sum;
+  });
+}
+
+#define GEMM_BF16_TILED(NAME, NT)                                                                                   \
+  extern "C" __global__ void __launch_bounds__(256, 1)                                                              \
+      NAME(const bf16* x, const bf16* weights, const float* bias, const u32* borders, float* out, u32 rows, u32 n,  \
+           u32 k) {                                                                                                 \
+    gemm_bf16_tiled<NT>(x, weights, bias, borders, out, {rows, n, k});                                              \
+  }
+
+GEMM_BF16_TILED(gemm_bf16_tiled_64, 4)
+GEMM_BF16_TILED(gemm_bf16_tiled_80, 5)
+
+#define GEMM_INT8_TILED(NAME, NT, EXACT)                                                                            \
+  extern "C" __global__ void __launch_bounds__(256, 1)                                                              \
+      NAME(const signed char* x, const float* x_scales, const signed char* weights, const float* channel_scales,    \
+           const float* bias, const u32* borders, float* out, u32 rows, u32 n, u32 k) {                             \
+    gemm_int8_tiled<NT, EXACT>(x, x_scales, weights, channel_scales, bias, borders, out, {rows, n, k});             \
+  }
+
+GEMM_INT8_TILED(gemm_int8_tiled_64, 4, true)
+GEMM_INT8_TILED(gemm_int8_tiled_80, 5, true)
+GEMM_INT8_TILED(gemm_int8_sliced_64, 4, false)

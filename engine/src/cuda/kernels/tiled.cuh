@@ -1,0 +1,205 @@
+// Products of many rows: a block computes 128 channels x 16 * NT rows, and its warps share what it reads. A
+// warp has 32 channels and half of the rows. Operands go to shared memory by asynchronous copies, all but one
+// of the stages ahead; a stage is two steps of K, and a step is the 64 bytes of K that a step of sum_tiles
+// is, so that every element is summed in the order of products.cuh.
+//
+// In shared memory a step is rows of 64 bytes, weights first. Eight lanes that read 16 bytes each, four to a
+// row of two neighbouring ones, read 128 bytes in a row: no two of them want the same bank.
+//
+// The slices' sums go through the contract's tree while they come: a binary counter, of which three levels
+// are held besides.
+constexpr u32 TILE_CHANNELS = 128;
+template <int NT>
+constexpr u32 STAGES = NT > 4 ? 3 : 4;
+constexpr u32 STEPS_OF_STAGE = 2;
+constexpr u32 CHUNKS_OF_ROW = 4;
+
+template <int NT>
+struct Tile {
+  static constexpr u32 ROWS = 16 * NT;
+  static constexpr u32 CHUNKS = (TILE_CHANNELS + ROWS) * CHUNKS_OF_ROW;
+};
+
+// The steps of all slices, one after the other.
+struct Steps {
+  const u32* borders;
+  u32 slice, at;
+  __device__ __forceinline__ void begin(const u32* of) {
+    borders = of;
+    slice = 0;
+    at = borders[0];
+    skip();
+  }
+  // To the next slice that has numbers left; 8 where there is none.
+  __device__ __forceinline__ void skip() {
+    while (slice < 8 && at >= borders[slice + 1]) {
+      ++slice;
+      at = borders[slice];
+    }
+  }
+  __device__ __forceinline__ void next(u32 step) {
+    at += step;
+    skip();
+  }
+};
+
+// Sums of a warp: two times 16 channels, NT times 8 rows.
+template <typename A, int NT>
+struct Sums {
+  A of[2][NT][4];
+};
+
+// Calls `f(m, t, i)` for each of a lane's sums.
+template <int NT, typename F>
+__device__ __forceinline__ void for_each(F f) {
+#pragma unroll
+  for (int m = 0; m < 2; ++m) {
+#pragma unroll
+    for (int t = 0; t < NT; ++t) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) f(m, t, i);
+    }
+  }
+}
+
+// Three levels of the tree, and the whole sum in the highest of them once slice 7 is in it.
+template <int NT>
+struct Tree {
+  Sums<float, NT> level[3];
+
+  // Adds the sums of a slice; slices come in order, each once.
+  __device__ __forceinline__ void add(u32 slice, Sums<float, NT>& sums) {
+    if (!(slice & 1)) {
+      level[0] = sums;
+    } else if (!(slice & 2)) {
+      join<1>(level[1], sums);
+    } else if (!(slice & 4)) {
+      join<2>(level[2], sums);
+    } else {
+      join<3>(level[2], sums);
+    }
+  }
+
+  // Adds the lowest LEVELS levels to the sums, each of slices before theirs.
+  template <int LEVELS>
+  __device__ __forceinline__ void join(Sums<float, NT>& to, const Sums<float, NT>& sums) {
+    for_each<NT>([&](int m, int t, int i) {
+      float sum = level[0].of[m][t][i] + sums.of[m][t][i];
+      if (LEVELS > 1) sum = level[1].of[m][t][i] + sum;
+      if (LEVELS > 2) sum = level[2].of[m][t][i] + sum;
+      to.of[m][t][i] = sum;
+    });
+  }
+};
+
+// Where a warp's element belongs.
+__device__ __forceinline__ u32 tiled_column(int m, int i) {
+  return blockIdx.y * TILE_CHANNELS + threadIdx.x / WARP % 4 * 32 + 16 * m + threadIdx.x % WARP / 4 + (i / 2) * 8;
+}
+template <int NT>
+__device__ __forceinline__ u32 tiled_row(int t, int i) {
+  return blockIdx.x * Tile<NT>::ROWS + threadIdx.x / (4 * WARP) * 8 * NT + 8 * t + threadIdx.x % 4 * 2 + i % 2;
+}
+
+// What a thread copies of each step: 16 bytes at each of these offsets behind the block's weights, then
+// behind its rows.
+template <typename T, int NT>
+struct Copies {
+  static constexpr u32 HELD = 16 / sizeof(T);
+  static constexpr u32 OF_WEIGHTS = TILE_CHANNELS * CHUNKS_OF_ROW / 256;
+  static constexpr u32 OF_ROWS = (Tile<NT>::ROWS * CHUNKS_OF_ROW + 255) / 256;
+  const T* weights;
+  const T* x;
+  u32 column, w_offset[OF_WEIGHTS], x_offset[OF_ROWS];
+
+  // Rows and channels past the last are copies of it that nobody stores.
+  __device__ __forceinline__ Copies(const T* all_x, const T* all_weights, Sizes sizes) {
+    const u32 first_channel = blockIdx.y * TILE_CHANNELS, first_row = blockIdx.x * Tile<NT>::ROWS;
+    weights = all_weights + (u64)first_channel * sizes.k;
+    x = all_x + (u64)first_row * sizes.k;
+    column = threadIdx.x % CHUNKS_OF_ROW * HELD;
+    const u32 row = threadIdx.x / CHUNKS_OF_ROW;
+#pragma unroll
+    for (u32 c = 0; c < OF_WEIGHTS; ++c) w_offset[c] = min(64 * c + row, sizes.n - 1 - first_channel) * sizes.k;
+#pragma unroll
+    for (u32 c = 0; c < OF_ROWS; ++c) x_offset[c] = min(64 * c + row, sizes.rows - 1 - first_row) * sizes.k;
+  }
+
+  // Starts the copies of the step that begins at `at` of a slice that ends at `end`: zeros behind the end.
+  __device__ __forceinline__ void start(uint4* to, u32 at, u32 end) const {
+    const bool inside = at + column < end;
+    const u32 from = inside ? at + column : at;
+#pragma unroll
+    for (u32 c = 0; c < OF_WEIGHTS; ++c) cp_async_16(to + 256 * c + threadIdx.x, weights + from + w_offset[c], inside);
+    to += 256 * OF_WEIGHTS;
+#pragma unroll
+    for (u32 c = 0; c < OF_ROWS; ++c) {
+      const u32 chunk = 256 * c + threadIdx.x;
+      if (chunk < Tile<NT>::ROWS * CHUNKS_OF_ROW) cp_async_16(to + chunk, x + from + x_offset[c], inside);
+    }
+  }
+};
+
+// Multiplies one step.
+template <typename A, int NT>
+__device__ __forceinline__ void multiply_step(Sums<A, NT>& acc, const uint4* step) {
+  const u32 warp = threadIdx.x / WARP;
+  const uint4* w = step + warp % 4 * 32 * CHUNKS_OF_ROW + threadIdx.x % WARP;
+  const uint4* x = step + (TILE_CHANNELS + warp / 4 * 8 * NT) * CHUNKS_OF_ROW + threadIdx.x % WARP;
+  uint4 low[2], high[2];
+#pragma unroll
+  for (int m = 0; m < 2; ++m) {
+    low[m] = w[(2 * m) * 8 * CHUNKS_OF_ROW];
+    high[m] = w[(2 * m + 1) * 8 * CHUNKS_OF_ROW];
+  }
+#pragma unroll
+  for (int t = 0; t < NT; ++t) {
+    const uint4 of_rows = x[t * 8 * CHUNKS_OF_ROW];
+#pragma unroll
+    for (int m = 0; m < 2; ++m) multiply(acc.of[m][t], low[m], high[m], of_rows);
+  }
+}
+
+// Runs over all of K and calls `finish(slice, acc)` behind each of the eight slices, whose sums `acc` then
+// holds; what it leaves in `acc` is where the next slice begins.
+template <typename T, typename A, int NT, typename Finish>
+__device__ __forceinline__ void run_tiled(Sums<A, NT>& acc, const T* x, const T* weights, const u32* borders, Sizes sizes,
+                                          Finish finish) {
+  constexpr u32 STEP = 4 * (16 / sizeof(T));
+  DYNAMIC_SHARED(stages);
+  __shared__ u32 cuts[9];
+  if (threadIdx.x < 9) cuts[threadIdx.x] = borders[threadIdx.x];
+  __syncthreads();
+  const Copies<T, NT> copies(x, weights, sizes);
+  Steps ahead, here;
+  ahead.begin(cuts);
+  here.begin(cuts);
+  u32 to = 0, from = 0;
+  auto copy_stage = [&] {
+    for (u32 step = 0; step < STEPS_OF_STAGE && ahead.slice < 8; ++step) {
+      copies.start(stages + (to * STEPS_OF_STAGE + step) * Tile<NT>::CHUNKS, ahead.at, cuts[ahead.slice + 1]);
+      ahead.next(STEP);
+    }
+    cp_async_commit();
+    to = to + 1 == STAGES<NT> ? 0 : to + 1;
+  };
+  for (u32 stage = 0; stage < STAGES<NT> - 1; ++stage) copy_stage();
+  u32 done = 0;
+  while (here.slice < 8) {
+    // This stage has arrived for all threads, and all of them are done with the one before, which the next
+    // copies overwrite.
+    cp_async_wait<STAGES<NT> - 2>();
+    __syncthreads();
+    copy_stage();
+#pragma unroll
+    for (u32 step = 0; step < STEPS_OF_STAGE; ++step) {
+      if (here.slice == 8) break;
+      for (; done < here.slice; ++done) finish(done);
+      multiply_step(acc, stages + (from * STEPS_OF_STAGE + step) * Tile<NT>::CHUNKS);
+      here.next(STEP);
+    }
+    from = from + 1 == STAGES<NT> ? 0 : from + 1;
+  }
+  for (; done < 8; ++done) finish(done);
+  cp_async_wait<0>();
+}

@@ -1,0 +1,83 @@
+//! The two names that stand for GPUs in `numerics_id` (docs/contract.md C4): the class of kernels and the
+//! class of devices. Equal names promise equal bits. Tensor cores of different compute capabilities round
+//! their inner sums differently, and so do versions of a library that chooses its kernels by shape, so each
+//! of them is part of a name. Pure.
+
+/// The class of kernels whose bits are equal. Change it with the arithmetic.
+const KERNEL_CLASS: &str = "cuda-mma-1";
+/// The same where cuBLASLt computes products of many rows: a row's bits then depend on the other rows of the
+/// batch.
+const LIBRARY_CLASS: &str = "cuda-cublaslt-1";
+/// The devices of tests, which are the host.
+#[cfg(test)]
+const EMULATED: &str = "cuda-emulated";
+
+/// What decides the bits of a model besides its files and formats.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Numerics {
+    kernel_class: String,
+    device_class: String,
+}
+
+impl Numerics {
+    /// Of GPUs of these compute capabilities, in order of rank. `library` is the version of cuBLASLt where
+    /// that computes products.
+    pub(crate) fn of_devices(capabilities: &[(i32, i32)], library: Option<&str>) -> Self {
+        let kernel_class = library
+            .map_or_else(|| KERNEL_CLASS.to_owned(), |version| format!("{LIBRARY_CLASS} of {version}"));
+        // Ranks of one capability have the bits of a single device; of several capabilities the order decides
+        // who sums what.
+        let mut names: Vec<String> =
+            capabilities.iter().map(|(major, minor)| format!("sm_{major}{minor}")).collect();
+        if names.iter().all(|name| *name == names[0]) {
+            names.truncate(1);
+        }
+        Self { kernel_class, device_class: format!("cuda-{}", names.join("-")) }
+    }
+
+    /// Of kernels that the host emulates.
+    #[cfg(test)]
+    pub(crate) fn emulated() -> Self {
+        Self { kernel_class: KERNEL_CLASS.to_owned(), device_class: EMULATED.to_owned() }
+    }
+
+    /// The two names as a loaded model keeps them. They are never freed: a process loads a model or two and
+    /// keeps it until it ends.
+    pub(crate) fn names(self) -> (&'static str, &'static str) {
+        (self.kernel_class.leak(), self.device_class.leak())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashSet;
+
+    use super::*;
+
+    #[test]
+    fn capabilities_and_library_versions_have_names_of_their_own() {
+        type Case<'a> = (&'a [(i32, i32)], Option<&'a str>);
+        let cases: [Case<'_>; 9] = [
+            (&[(8, 0)], None),
+            (&[(8, 6)], None),
+            (&[(8, 9)], None),
+            (&[(9, 0)], None),
+            (&[(8, 0), (9, 0)], None),
+            (&[(9, 0), (8, 0)], None),
+            (&[(9, 0)], Some("13.0.2")),
+            (&[(9, 0)], Some("13.1.0")),
+            (&[(8, 9)], Some("13.0.2")),
+        ];
+        let names: HashSet<_> =
+            cases.map(|(devices, library)| Numerics::of_devices(devices, library).names()).into();
+        assert_eq!(names.len(), 9, "{names:?}");
+        assert!(!names.contains(&Numerics::emulated().names()));
+        assert!(names.contains(&("cuda-mma-1", "cuda-sm_90")), "{names:?}");
+    }
+
+    #[test]
+    fn ranks_of_one_capability_have_the_name_of_one_device() {
+        let name = |devices: &[(i32, i32)]| Numerics::of_devices(devices, None);
+        assert_eq!(name(&[(9, 0); 8]), name(&[(9, 0)]));
+    }
+}

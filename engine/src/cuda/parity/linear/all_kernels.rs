@@ -1,0 +1,142 @@
+//! Every kernel of a product against the one for few rows: equal bits, whatever a block holds. bf16 kernels
+//! have no other judge of their bits, for the twin on the host adds in another order.
+
+use half::bf16;
+
+use super::super::{Numbers, Parity, Scale, compare_equal};
+use crate::cuda::CudaError;
+use crate::cuda::executor::{Executor, Tensor};
+use crate::cuda::ops::{BF16_GRAIN, GemmBf16, GemmInt8, INT8_GRAIN, Variant, borders};
+use crate::k_slices::KSlices;
+
+/// The judge: blocks of 8 rows, warps of 16 channels.
+const JUDGE: Variant = Variant::Few { rows: 8, channels: 16 };
+
+pub(super) fn cases<E: Executor>(e: &mut E, scale: Scale) -> Result<Vec<Parity>, CudaError> {
+    let (rows, n) = scale.pick((300, 20), (300, 4096));
+    let (whole, cut) = scale.pick((72, 352), (4096, 14_336));
+    let mut parities = kernels_agree(e, (rows, n), &KSlices::whole(whole), 16)?;
+    // All slices, and the parts of ranks.
+    let slices = KSlices::eighths(cut, 32);
+    parities.extend(kernels_agree(e, (scale.pick(9, 70), scale.pick(140, n)), &slices, 16)?);
+    for owned in [0..4, 6..8, 3..4] {
+        parities.extend(kernels_agree(e, (9, 40), &slices.owned(owned).moved_to_zero(), 17)?);
+    }
+    Ok(parities)
+}
+
+/// The bits of one product by a kernel.
+type Multiply<'a, E> = dyn Fn(&mut E, Variant) -> Result<Vec<u32>, CudaError> + 'a;
+
+/// Every kernel over one product, bf16 and int8; `seed` makes the numbers.
+pub(crate) fn kernels_agree<E: Executor>(
+    e: &mut E,
+    shape: (usize, usize),
+    slices: &KSlices,
+    seed: u64,
+) -> Result<Vec<Parity>, CudaError> {
+    let few = |rows| [16, 8, 4, 2].map(|channels| Variant::Few { rows, channels });
+    let tiled = [64, 80].map(|rows| Variant::Tiled { rows });
+    let variants: Vec<Variant> = few(8).into_iter().chain(few(32)).chain(tiled).collect();
+    let mut products: Vec<(&str, Box<Multiply<'_, E>>)> =
+        vec![("bf16", Box::new(by_bf16(e, shape, slices, seed)?))];
+    if slices.ranges().iter().all(|slice| slice.end % INT8_GRAIN == 0) {
+        products.push(("int8", Box::new(by_int8(e, shape, slices, seed)?)));
+    }
+    let mut parities = Vec::new();
+    for (format, multiply) in &products {
+        let expected = multiply(e, JUDGE)?;
+        for &variant in &variants {
+            let is_written =
+                *format == "bf16" || slices.ranges().len() == 1 || variant != Variant::Tiled { rows: 80 };
+            if is_written {
+                let (rows, n) = shape;
+                let case = format!("{format} {rows} x {n} x {} by {variant:?}", slices.end());
+                parities.push(compare_equal(case, &multiply(e, variant)?, &expected));
+            }
+        }
+    }
+    Ok(parities)
+}
+
+/// The bits of a bf16 product by a kernel.
+fn by_bf16<E: Executor>(
+    e: &mut E,
+    (rows, n): (usize, usize),
+    slices: &KSlices,
+    seed: u64,
+) -> Result<impl Fn(&mut E, Variant) -> Result<Vec<u32>, CudaError> + use<E>, CudaError> {
+    let (k, mut numbers) = (slices.end(), Numbers(seed));
+    let on_host = borders(slices, BF16_GRAIN);
+    let borders = Tensor::of(e, &on_host, "borders")?;
+    let x: Tensor<_, bf16> = Tensor::of(e, &numbers.bf16s(rows * k, 1.0), "x")?;
+    let weights: Tensor<_, bf16> = Tensor::of(e, &numbers.bf16s(n * k, 1.0), "weights")?;
+    let bias = Tensor::of(e, &numbers.vec(n, 1.0), "bias")?;
+    Ok(move |e: &mut E, variant| {
+        let mut out = Tensor::of(e, &vec![f32::NAN; rows * n], "out")?;
+        let borders = (&borders, on_host.as_slice());
+        GemmBf16 { x: &x, weights: &weights, bias: Some(&bias), borders, out: &mut out }.launch_as(
+            e,
+            (rows, n, k),
+            Some(variant),
+        )?;
+        bits(e, &out)
+    })
+}
+
+/// The bits of an int8 product by a kernel.
+fn by_int8<E: Executor>(
+    e: &mut E,
+    (rows, n): (usize, usize),
+    slices: &KSlices,
+    seed: u64,
+) -> Result<impl Fn(&mut E, Variant) -> Result<Vec<u32>, CudaError> + use<E>, CudaError> {
+    let (k, count, mut numbers) = (slices.end(), slices.ranges().len(), Numbers(seed));
+    let on_host = borders(slices, INT8_GRAIN);
+    let borders = Tensor::of(e, &on_host, "borders")?;
+    let mut steps = |len: usize| (0..len).map(|_| (numbers.bits() >> 56) as i8).collect::<Vec<i8>>();
+    let x = Tensor::of(e, &steps(rows * k), "steps")?;
+    let weights = Tensor::of(e, &steps(n * k), "weights")?;
+    let scales = Tensor::of(e, &numbers.vec(rows * count, 0.01), "scales")?;
+    let channel_scales = Tensor::of(e, &numbers.vec(n, 0.01), "scales of channels")?;
+    let bias = Tensor::of(e, &numbers.vec(n, 1.0), "bias")?;
+    Ok(move |e: &mut E, variant| {
+        let mut out = Tensor::of(e, &vec![f32::NAN; rows * n], "out")?;
+        let gemm = GemmInt8 {
+            x: (&x, &scales),
+            weights: &weights,
+            channel_scales: Some(&channel_scales),
+            bias: Some(&bias),
+            borders: (&borders, on_host.as_slice()),
+            slices: count,
+            out: &mut out,
+        };
+        gemm.launch_as(e, (rows, n, k), Some(variant))?;
+        bits(e, &out)
+    })
+}
+
+fn bits<E: Executor>(e: &mut E, out: &Tensor<E::Memory, f32>) -> Result<Vec<u32>, CudaError> {
+    Ok(out.read(e, 0..out.len())?.iter().map(|x| x.to_bits()).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cuda::emulator::Emulator;
+
+    /// What blocks read is what the model of them says: rows of weights and of inputs, once for each block.
+    #[test]
+    fn blocks_read_their_operands_once() {
+        let (rows, n, k) = (160, 256, 256);
+        let mut e = Emulator::build();
+        let multiply = by_bf16(&mut e, (rows, n), &KSlices::whole(k), 1).unwrap();
+        let mut read = |variant| {
+            let before = e.global_bytes();
+            multiply(&mut e, variant).unwrap();
+            (e.global_bytes() - before) as usize
+        };
+        assert_eq!(read(Variant::Few { rows: 32, channels: 16 }), 5 * 16 * (16 + 32) * k * 2);
+        assert_eq!(read(Variant::Tiled { rows: 80 }), 2 * 2 * (128 + 80) * k * 2);
+    }
+}

@@ -1,0 +1,281 @@
+//! A model of what a step takes on an H100, for docs/design/gpu.md: `cargo nextest run -p outrider-engine
+//! --lib cuda::roofline
+//! --no-capture` prints its table. Blocks, bytes and launches are those of the code; rates, latencies and the time of one piece of
+//! work are assumptions, named below. **Nothing here was measured on a GPU**: expect 30 % either way, and
+//! more where kernels overlap.
+//!
+//! A kernel takes the longest of: its bytes at the memory's rate, its bytes at the cache's rate, its
+//! operations at the rate of the instructions it uses, and the chain of loads that one warp waits for, times
+//! how often all multiprocessors are filled.
+
+use super::GpuOptions;
+use super::host_driver::HostDriver;
+use super::ops::{Variant, model_of_product};
+use crate::k_slices::KSlices;
+use crate::{DrawRequest, Engine, LoadOptions, SequenceRows, WeightFormat};
+
+/// Bytes and operations in a second (assumptions): memory as far as it is reached, cache, `mma.sync` with
+/// shared operands, and the figures of the data sheet for the ideal.
+const MEMORY: f64 = 3.0e12;
+const CACHE: f64 = 5.5e12;
+const SHARED_TILES: f64 = 3.6e14;
+const SHEET: [f64; 2] = [3.35e12, 9.89e14];
+/// Seconds (assumptions): a load from memory under way with others, one from the cache, from one launch to
+/// the next, a collective of eight ranks before its first byte; bytes in a second between two GPUs.
+const TRIP: f64 = 0.6e-6;
+const CACHE_TRIP: f64 = 0.2e-6;
+const GAP: f64 = 0.8e-6;
+const COLLECTIVE: f64 = 12e-6;
+const LINK: f64 = 3.0e11;
+const MULTIPROCESSORS: f64 = 132.0;
+
+/// The code as it was reviewed, or as it is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Code {
+    Before,
+    Now,
+}
+
+struct Model {
+    name: &'static str,
+    hidden: usize,
+    heads: usize,
+    kv_heads: usize,
+    intermediate: usize,
+    layers: usize,
+}
+
+const MODELS: [Model; 2] = [
+    Model { name: "8B", hidden: 4096, heads: 32, kv_heads: 8, intermediate: 14_336, layers: 32 },
+    Model { name: "70B", hidden: 8192, heads: 64, kv_heads: 8, intermediate: 28_672, layers: 80 },
+];
+const VOCAB: usize = 128_256;
+const HEAD_DIM: usize = 128;
+
+/// Sequences of so many rows behind so many tokens, on so many ranks; every row of a short sequence is drawn,
+/// of a prompt the last.
+#[derive(Debug, Clone, Copy)]
+struct Step {
+    ranks: usize,
+    sequences: usize,
+    rows_of_each: usize,
+    context: usize,
+}
+
+impl Step {
+    fn rows(self) -> usize {
+        self.sequences * self.rows_of_each
+    }
+
+    fn drawn(self) -> usize {
+        if self.rows_of_each > 8 { self.sequences } else { self.rows() }
+    }
+}
+
+/// Matrices of a rank: n, K-slices.
+fn matrices(model: &Model, ranks: usize) -> [(usize, KSlices); 4] {
+    let owned = |k: usize, unit: usize| KSlices::eighths(k, unit).owned(0..8 / ranks).moved_to_zero();
+    [
+        ((model.heads + 2 * model.kv_heads) * HEAD_DIM / ranks, KSlices::whole(model.hidden)),
+        (model.hidden, owned(model.heads * HEAD_DIM, HEAD_DIM)),
+        (2 * model.intermediate / ranks, KSlices::whole(model.hidden)),
+        (model.hidden, owned(model.intermediate, 32)),
+    ]
+}
+
+/// Seconds of a bf16 product.
+fn product(code: Code, rows: usize, (n, slices): &(usize, KSlices)) -> f64 {
+    let k = slices.end();
+    let weights = (2 * n * k) as f64;
+    let forced = Variant::Few { rows: if rows > 8 { 32 } else { 8 }, channels: 16 };
+    let blocks = model_of_product((rows, *n), slices, (code == Code::Before).then_some(forced));
+    let count = (blocks.grid[0] * blocks.grid[1]) as f64;
+    let passes = blocks.grid[0] as f64;
+    let inputs = (2 * rows * k) as f64;
+    // Weights that leave the cache before the next rows want them come again; they stay where row blocks are
+    // neighbours.
+    let again = if code == Code::Before && weights > 25e6 { passes } else { 1.0 };
+    let memory = (weights * again + inputs) / MEMORY;
+    let out = (4 * rows * n) as f64 / CACHE;
+    if let Variant::Tiled { rows: height } = blocks.variant {
+        let waves = (count / MULTIPROCESSORS).ceil() * MULTIPROCESSORS;
+        let operations = waves * 2.0 * (128 * height * k) as f64 / SHARED_TILES;
+        let cache = count * (2 * (128 + height) * k) as f64 / CACHE;
+        return memory.max(operations).max(cache) + out + TRIP;
+    }
+    let Variant::Few { rows: height, channels } = blocks.variant else {
+        unreachable!("the other one was above")
+    };
+    // Bytes of weights that a warp takes in an iteration, and how long that takes it: what the machine code
+    // showed.
+    let (steps, trips) = match (code, height) {
+        (Code::Before, 8) => (4, 4.0 * TRIP),
+        (Code::Before, _) => (4, 4.0 * TRIP + 16.0 * CACHE_TRIP),
+        (Code::Now, 8) if channels < 16 => (8, TRIP + 0.1e-6),
+        (Code::Now, _) => (4, TRIP + 0.1e-6),
+    };
+    // Before, a warp for each of eight slices, of which a rank had numbers for some.
+    let slices_used = slices.ranges().iter().filter(|slice| !slice.is_empty()).count().max(1);
+    let (active, of_warp) = if slices_used == 1 && slices.ranges().len() == 1 {
+        (8, k / 8)
+    } else {
+        (slices_used, k / slices_used)
+    };
+    let (active, count) = match code {
+        Code::Before => (active as f64, passes * (*n as f64 / 16.0).ceil()),
+        Code::Now => (8.0, count),
+    };
+    let resident: f64 = match (code, height) {
+        (Code::Before, 8) => 5.0,
+        (Code::Before, _) | (Code::Now, 8) => 3.0,
+        (Code::Now, _) => 2.0,
+    };
+    let waves = (count / (MULTIPROCESSORS * resident)).ceil();
+    let chain = waves * (of_warp as f64 / (32 * steps) as f64).ceil() * trips;
+    let cache = count * active * (2 * (channels + height) * of_warp) as f64 / CACHE;
+    memory.max(cache).max(chain) + out + TRIP
+}
+
+/// Seconds of attention and of the merge of its splits.
+fn attention(code: Code, model: &Model, step: Step) -> f64 {
+    let (kv_heads, group) = ((model.kv_heads / step.ranks).max(1), model.heads / model.kv_heads);
+    let queries = step.rows_of_each * group;
+    let tiles = queries.div_ceil(16);
+    let len = step.context + step.rows_of_each;
+    let splits = len.div_ceil(128);
+    // Prompts see half of themselves on average.
+    let seen = (step.context + step.rows_of_each.div_ceil(2)) as f64;
+    let items = (step.sequences * tiles * kv_heads) as f64 * (seen / 128.0).ceil();
+    let blocks = (seen / 16.0).min(8.0).ceil();
+    let (prologue, of_block, resident) = match code {
+        Code::Before => (if queries.min(16) > 4 { 19e-6 } else { 8e-6 }, 2.9e-6, 15.0),
+        Code::Now => (1.5e-6, 0.6e-6, 6.0),
+    };
+    let waves = (items / (MULTIPROCESSORS * resident)).ceil();
+    let bytes = items * blocks * 16.0 * (4 * HEAD_DIM) as f64;
+    let memory = bytes / tiles as f64 / MEMORY;
+    let sums = (waves * (prologue + blocks * of_block)).max(memory).max(bytes / CACHE);
+    let rows_of_splits = step.rows() as f64 * (model.heads / step.ranks) as f64;
+    let partial = 2.0 * rows_of_splits * splits as f64 * 130.0 * 4.0 / MEMORY;
+    let of_split = match code {
+        Code::Before => 0.55e-6 * splits as f64,
+        Code::Now => 0.7e-6 * splits.div_ceil(8) as f64,
+    };
+    sums + partial.max(2e-6 + of_split * (rows_of_splits / (MULTIPROCESSORS * 32.0)).ceil())
+}
+
+/// Seconds of what a layer does besides, and its launches.
+fn rest(code: Code, model: &Model, step: Step) -> (f64, f64) {
+    let (rows, hidden) = (step.rows() as f64, model.hidden as f64);
+    let (q, inner) = ((model.heads * HEAD_DIM / step.ranks) as f64, (model.intermediate / step.ranks) as f64);
+    // Bytes that go through the cache: sums, norms, roundings, turns, SwiGLU.
+    let (bytes, floor, launches) = match code {
+        Code::Before => (
+            rows * (24.0 * hidden
+                + 24.0 * hidden
+                + 12.0 * hidden
+                + 6.0 * (q + inner)
+                + 12.0 * q
+                + 12.0 * inner),
+            2.0 * 9.0 + 12.0 * 2.0,
+            17.0,
+        ),
+        Code::Now => (rows * (2.0 * 22.0 * hidden + 10.0 * q + 14.0 * inner), 2.0 * 4.0 + 2.0 * 2.0, 10.0),
+    };
+    let floor: f64 = floor * 1e-6 * if model.hidden > 4096 { 1.4 } else { 1.0 };
+    (floor.max(bytes / CACHE), launches)
+}
+
+/// Seconds of a step.
+fn time(code: Code, model: &Model, step: Step) -> f64 {
+    let layer: f64 =
+        matrices(model, step.ranks).iter().map(|matrix| product(code, step.rows(), matrix)).sum();
+    let (rest, launches) = rest(code, model, step);
+    let part = (step.rows() * model.hidden * 4) as f64;
+    let collectives =
+        if step.ranks > 1 { 2.0 * (COLLECTIVE + (step.ranks - 1) as f64 * part / LINK) } else { 0.0 };
+    let layer = layer + attention(code, model, step) + rest + launches * GAP + collectives;
+    let vocabulary = (VOCAB / step.ranks, KSlices::whole(model.hidden));
+    // Drawing, uploads and reading back are as they were.
+    let draw = 0.3e-3 + 0.05e-3;
+    model.layers as f64 * layer + product(code, step.drawn(), &vocabulary) + draw
+}
+
+/// Seconds at the data sheet's figures: weights and KV read once, or all operations.
+fn ideal(model: &Model, step: Step) -> f64 {
+    let of_layer: f64 = matrices(model, step.ranks).iter().map(|(n, slices)| (n * slices.end()) as f64).sum();
+    let numbers = of_layer * model.layers as f64;
+    let vocabulary = (VOCAB / step.ranks * model.hidden) as f64;
+    let kv = (step.sequences * (step.context + step.rows_of_each)) as f64
+        * ((model.kv_heads / step.ranks).max(1) * HEAD_DIM * 4 * model.layers) as f64;
+    let seen = (step.context + step.rows_of_each.div_ceil(2)) as f64;
+    let scores =
+        4.0 * step.rows() as f64 * seen * (model.heads / step.ranks * HEAD_DIM * model.layers) as f64;
+    let operations = 2.0 * (numbers * step.rows() as f64 + vocabulary * step.drawn() as f64) + scores;
+    ((2.0 * (numbers + vocabulary) + kv) / SHEET[0]).max(operations / SHEET[1])
+}
+
+#[test]
+fn the_table_of_the_document() {
+    println!(
+        "| model | ranks | step | context | ideal | before | now | now / ideal |\n|---|---|---|---|---|---|---|---|"
+    );
+    for (model, ranks) in [(&MODELS[0], 1), (&MODELS[0], 8), (&MODELS[1], 1), (&MODELS[1], 8)] {
+        for (name, sequences, rows_of_each) in
+            [("1 row", 1, 1), ("32 x 5 rows", 32, 5), ("2,048 rows", 1, 2048)]
+        {
+            for context in [128, 8192, 32_768] {
+                let step = Step { ranks, sequences, rows_of_each, context };
+                let [ideal, before, now] =
+                    [ideal(model, step), time(Code::Before, model, step), time(Code::Now, model, step)]
+                        .map(|seconds| seconds * 1e3);
+                let part = now / ideal;
+                println!(
+                    "| {} | {ranks} | {name} | {context} | {ideal:.1} | {before:.1} | {now:.1} | {part:.1} |",
+                    model.name
+                );
+                assert!(now < before && ideal < now, "{} {step:?}", model.name);
+            }
+        }
+    }
+}
+
+/// What a step asks of the driver, of a Llama of two layers: one row, and five, which are drawn where they
+/// are.
+#[test]
+fn what_a_step_asks_of_the_driver() {
+    let Some(driver) = HostDriver::for_test("cuda::roofline::what_a_step_asks_of_the_driver") else {
+        return;
+    };
+    let shape = concat!(env!("CARGO_MANIFEST_DIR"), "/src/cuda/gpu_check/shapes/tiny.json");
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::copy(shape, dir.path().join("config.json")).unwrap();
+    let options = LoadOptions {
+        model_dir: dir.path().join("config.json"),
+        weights: WeightFormat::Bf16,
+        threads: 1,
+        tensor_parallel: 1,
+        kv_memory_bytes: 1 << 20,
+        max_model_len: None,
+    };
+    let gpus = GpuOptions { kernels: Some(driver.kernels.clone()), ..GpuOptions::on(&[0]) };
+    let mut engine = Engine::random_on_cuda(&options, 7, &gpus).unwrap();
+    let spec = speculation::SequenceSpec::default();
+    for rows in [1usize, 5] {
+        let slot = engine.open();
+        for step in 0..3 {
+            let ids: Vec<u32> = (0..rows as u32).collect();
+            let (before, then) = ids.split_at(1);
+            let (vocab_size, logprobs, prompt) = (300, None, None);
+            let request = DrawRequest { spec: &spec, before, then, vocab_size, logprobs, prompt };
+            let batch = [SequenceRows { slot, token_ids: &ids, num_logits: rows }];
+            let earlier = driver.counts();
+            engine.forward_and_draw(&batch, &[Some(request)]).unwrap();
+            let counts = driver.counts().since(earlier);
+            println!("{rows} rows, step {step}: {counts:?}");
+            assert!(step == 0 || counts.allocations == 0, "{counts:?}");
+            assert!(counts.bytes_out <= 16 * rows as u64, "{counts:?}");
+        }
+        engine.close(slot);
+    }
+}

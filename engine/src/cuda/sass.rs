@@ -1,0 +1,204 @@
+//! Reads machine code as CUDA's disassembler prints it: which loads a kernel's main loop issues before its
+//! first product, how wide they are, and what should not be in it. `make kernels-check` holds kernels to it:
+//! the compiler may move loads behind the products that they were to be ahead of, and neither results nor
+//! register counts show that.
+
+use std::path::PathBuf;
+use std::process::Command;
+
+use super::CudaError;
+
+/// What a kernel's machine code is made of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(super) struct Census {
+    /// Loads of 16 bytes from global memory, and narrower ones.
+    pub(super) loads_128: u32,
+    pub(super) loads_narrow: u32,
+    /// Copies of 16 bytes from global to shared memory.
+    pub(super) copies_128: u32,
+    /// Products on tensor cores.
+    pub(super) products: u32,
+    /// Loads and stores of local memory.
+    pub(super) local: u32,
+}
+
+/// The innermost loop with the most products.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(super) struct MainLoop {
+    pub(super) all: Census,
+    /// Loads of 16 bytes before the first product.
+    pub(super) loads_first: u32,
+    /// Loads of 16 bytes from shared memory.
+    pub(super) shared_128: u32,
+    /// Conversions of integers to floats: divisions by numbers that the compiler does not know.
+    pub(super) conversions: u32,
+}
+
+/// The machine code of one kernel.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub(super) struct Disassembled {
+    pub(super) kernel: String,
+    pub(super) all: Census,
+    /// None where no loop multiplies.
+    pub(super) main_loop: Option<MainLoop>,
+}
+
+/// Disassembles a cubin. The program stands beside NVRTC's library as in a toolkit (`bin` beside `lib` or
+/// `lib64`), or on the path.
+pub(super) fn disassemble(cubin: &[u8]) -> Result<Vec<Disassembled>, CudaError> {
+    let refuse = |reason: String| CudaError::Driver { action: "be disassembled", reason };
+    let name = format!("outrider-{}-{:x}.cubin", std::process::id(), cubin.as_ptr() as usize);
+    let path = std::env::temp_dir().join(name);
+    std::fs::write(&path, cubin).map_err(|error| refuse(error.to_string()))?;
+    let output = Command::new(program()).arg("-c").arg(&path).output();
+    let removed = std::fs::remove_file(&path);
+    let output = output.map_err(|error| refuse(format!("nvdisasm: {error}; deploy/nvrtc.sh fetches it")))?;
+    removed.map_err(|error| refuse(error.to_string()))?;
+    if !output.status.success() {
+        return Err(refuse(String::from_utf8_lossy(&output.stderr).trim().to_owned()));
+    }
+    Ok(read(&String::from_utf8_lossy(&output.stdout)))
+}
+
+fn program() -> PathBuf {
+    let folders = std::env::var_os("LD_LIBRARY_PATH").unwrap_or_default();
+    let mut beside = std::env::split_paths(&folders).map(|folder| folder.join("../bin/nvdisasm"));
+    beside.find(|program| program.is_file()).unwrap_or_else(|| "nvdisasm".into())
+}
+
+/// One instruction, or a place that branches name.
+enum Line<'a> {
+    Label(&'a str),
+    Instruction { name: &'a str, branch_to: Option<&'a str> },
+}
+
+/// Reads the disassembler's text.
+fn read(text: &str) -> Vec<Disassembled> {
+    let mut kernels: Vec<(String, Vec<Line<'_>>)> = Vec::new();
+    for line in text.lines() {
+        let line = line.trim();
+        if let Some(kernel) = line.strip_prefix(".text.").and_then(|rest| rest.strip_suffix(':')) {
+            kernels.push((kernel.to_owned(), Vec::new()));
+        } else if let Some((_, lines)) = kernels.last_mut() {
+            lines.extend(line_of(line));
+        }
+    }
+    let of = |(kernel, lines): (String, Vec<Line<'_>>)| Disassembled {
+        kernel,
+        all: census(&lines),
+        main_loop: main_loop(&lines),
+    };
+    kernels.into_iter().map(of).collect()
+}
+
+fn line_of(line: &str) -> Option<Line<'_>> {
+    if let Some(label) = line.strip_suffix(':').filter(|label| label.starts_with(".L_")) {
+        return Some(Line::Label(label));
+    }
+    // `/*0150*/  @P0 BRA `(.L_x_0) ;`
+    let code = line.strip_prefix("/*")?.split_once("*/")?.1.trim();
+    let code = if code.starts_with('@') { code.split_once(' ')?.1.trim() } else { code };
+    let name = code.split([' ', ';']).next().filter(|name| !name.is_empty())?;
+    let branch_to = code.split_once("`(").and_then(|(_, rest)| rest.split(')').next());
+    Some(Line::Instruction { name, branch_to: branch_to.filter(|_| name.starts_with("BRA")) })
+}
+
+fn names<'a>(lines: &'a [Line<'a>]) -> impl Iterator<Item = &'a str> {
+    lines.iter().filter_map(|line| match line {
+        Line::Label(_) => None,
+        Line::Instruction { name, .. } => Some(*name),
+    })
+}
+
+fn has(name: &str, kind: &str, width: &str) -> bool {
+    let mut words = name.split('.');
+    words.next() == Some(kind) && (width.is_empty() || words.any(|word| word == width))
+}
+
+fn is_product(name: &str) -> bool {
+    ["HMMA", "IMMA", "QMMA"].iter().any(|kind| has(name, kind, ""))
+}
+
+fn count<'a>(lines: &'a [Line<'a>], is: impl Fn(&str) -> bool) -> u32 {
+    names(lines).filter(|name| is(name)).count() as u32
+}
+
+fn census(lines: &[Line<'_>]) -> Census {
+    let loads_128 = count(lines, |name| has(name, "LDG", "128"));
+    Census {
+        loads_128,
+        loads_narrow: count(lines, |name| has(name, "LDG", "")) - loads_128,
+        copies_128: count(lines, |name| has(name, "LDGSTS", "128")),
+        products: count(lines, is_product),
+        local: count(lines, |name| has(name, "LDL", "") || has(name, "STL", "")),
+    }
+}
+
+/// A loop is what lies between a branch and the place before it that it goes to.
+fn main_loop(lines: &[Line<'_>]) -> Option<MainLoop> {
+    let place = |label: &str| lines.iter().position(|line| matches!(line, Line::Label(at) if *at == label));
+    let mut best: Option<&[Line<'_>]> = None;
+    for (end, line) in lines.iter().enumerate() {
+        let Line::Instruction { branch_to: Some(label), .. } = line else { continue };
+        let Some(begin) = place(label).filter(|&begin| begin < end) else { continue };
+        let body = &lines[begin..end];
+        let products = count(body, is_product);
+        // Of loops around one another the inner one, which is shorter.
+        let better = best.is_none_or(|best| {
+            let before = count(best, is_product);
+            products > before || (products == before && body.len() < best.len())
+        });
+        if products > 0 && better {
+            best = Some(body);
+        }
+    }
+    best.map(|body| {
+        let first = names(body).take_while(|name| !is_product(name));
+        MainLoop {
+            all: census(body),
+            loads_first: first.filter(|name| has(name, "LDG", "128")).count() as u32,
+            shared_128: count(body, |name| has(name, "LDS", "128")),
+            conversions: count(body, |name| has(name, "I2F", "") || has(name, "I2FP", "")),
+        }
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TEXT: &str = "
+.text.product:
+        /*0000*/                   LDG.E R6, desc[UR8][R2.64] ;
+        /*0010*/                   ISETP.GT.U32.AND P0, PT, R71, R0, PT ;
+        /*0020*/               @P0 BRA `(.L_x_0) ;
+.L_x_1:
+        /*0030*/                   LDG.E.128 R8, desc[UR8][R2.64] ;
+        /*0040*/                   LDG.E.128.CONSTANT R12, desc[UR8][R4.64] ;
+        /*0050*/                   HMMA.16816.F32.BF16 R16, R8, R12, R16 ;
+        /*0060*/                   LDG.E.128 R8, desc[UR8][R2.64] ;
+        /*0070*/                   I2FP.F32.U32 R9, R10 ;
+        /*0080*/                   HMMA.16816.F32.BF16 R16, R8, R12, R16 ;
+        /*0090*/              @!P0 BRA `(.L_x_1) ;
+.L_x_0:
+        /*00a0*/                   LDL R1, [R1] ;
+        /*00b0*/                   EXIT ;
+.L_x_2:
+        /*00c0*/                   BRA `(.L_x_2);
+.text.copy:
+        /*0000*/                   LDGSTS.E.BYPASS.128 [R2], desc[UR8][R4.64] ;
+        /*0010*/                   LDGDEPBAR ;
+";
+
+    #[test]
+    fn loads_before_the_first_product_of_the_main_loop_are_counted() {
+        let [product, copy] = &read(TEXT)[..] else { panic!("two kernels") };
+        assert_eq!(product.kernel, "product");
+        let all = Census { loads_128: 3, loads_narrow: 1, copies_128: 0, products: 2, local: 1 };
+        assert_eq!(product.all, all);
+        let main_loop = product.main_loop.unwrap();
+        assert_eq!((main_loop.loads_first, main_loop.all.loads_128, main_loop.conversions), (2, 3, 1));
+        assert_eq!(main_loop.all.local, 0);
+        assert_eq!((copy.all.copies_128, copy.all.loads_narrow, copy.main_loop), (1, 0, None));
+    }
+}
