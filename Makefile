@@ -1,6 +1,13 @@
 # Every verb is one line over cargo or a script. `make` alone prints them.
 .DEFAULT_GOAL := help
-.PHONY: help deps up test check fmt fuzz sanitize arm-check docs measure measure-lanes measure-lanes-cluster measure-plan measure-router kernels-check gpu-check gpu-check-dry gpu-bundle gpu-bundle-check clean
+.PHONY: help deps up test quick check fmt fuzz sanitize arm-check docs measure measure-lanes measure-lanes-cluster measure-plan measure-router kernels-check gpu-check gpu-check-dry gpu-bundle gpu-bundle-check clean
+
+# Every verb compiles the workspace by clippy's driver, so that lints, tests and binaries share what is built. This is how
+# `cargo clippy -- --deny warnings` calls it.
+ifneq ($(shell command -v clippy-driver),)
+export RUSTC_WORKSPACE_WRAPPER := clippy-driver
+export CLIPPY_ARGS := --deny__CLIPPY_HACKERY__warnings__CLIPPY_HACKERY__
+endif
 
 help: ## print the verbs
 	@awk -F ': .*## ' '/^[a-z-]+:.*## / { printf "  make %-21s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -10,7 +17,7 @@ deps: ## install what the build and the tests need (Debian; elsewhere it says wh
 
 up: ## build, then run router, draft worker and target worker on the bundled pair (ARGS="--draft ngram ...")
 	@deploy/deps.sh build
-	cargo build --locked --workspace --bins
+	cargo build --locked --workspace --exclude tests --bins
 	@"$${CARGO_TARGET_DIR:-target}/debug/outrider" up $(ARGS)
 
 test: ## the one gate: formatting, lints, every test (what .ci/run runs)
@@ -19,9 +26,13 @@ test: ## the one gate: formatting, lints, every test (what .ci/run runs)
 	@$(MAKE) --no-print-directory kernels-check
 	cargo nextest run --locked --workspace --lib --bins --tests
 
-check: ## formatting and lints, warnings denied
+quick: ## formatting, lints and unit tests of every crate: no processes, no clusters
 	cargo fmt --all --check
-	cargo clippy --locked --workspace --all-targets -- --deny warnings
+	cargo nextest run --locked --workspace --lib
+
+check: ## formatting and lints, warnings denied; compiles all that `make test` runs
+	cargo fmt --all --check
+	cargo build --locked --workspace --lib --bins --tests --examples
 
 fmt: ## format the tree
 	cargo fmt --all
@@ -48,7 +59,7 @@ measure-router: ## what the router (release build) costs, with workers that only
 	@"$${CARGO_TARGET_DIR:-target}/debug/router-cost" $(or $(ARGS),cpu) --router "$${CARGO_TARGET_DIR:-target}/release/outrider-router"
 
 measure-lanes: ## lanes on a virtual clock: every fixed k, none, mixed traffic, overlap, scale (simulated; PROFILE=FILE ARGS="quick map")
-	cargo run --locked --package outrider-speculation --example lanes_sim -- $(ARGS) $(PROFILE)
+	cargo run --locked --package outrider-simulator --example lanes_sim -- $(ARGS) $(PROFILE)
 
 measure-lanes-cluster: ## five points of the lanes map with real processes and workers that only keep time, against the simulator (some 6 minutes on a quiet machine; ARGS="1 3" picks)
 	cargo build --locked --workspace --bins

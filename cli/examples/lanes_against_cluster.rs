@@ -21,8 +21,8 @@ use outrider_cli::cluster::{Binaries, Cluster, ClusterSpec, DraftKind, NoLogs, T
 use outrider_cli::load::answer::Answer;
 use outrider_cli::load::prompts::Content;
 use outrider_cli::load::{Access, Client, Endpoint, Prompt, Schedule, Settings};
-use speculation::profile::{ForwardRows, Profile};
-use speculation::simulation::{Kind, Outcome, Policy, Setup, Sharing, Traffic, run};
+use scheduling::profile::{ForwardRows, Profile};
+use simulator::{Kind, Outcome, Policy, Setup, Sharing, Traffic, run};
 
 /// A point of the map.
 struct Point {

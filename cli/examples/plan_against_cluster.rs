@@ -25,7 +25,7 @@ use outrider_cli::cluster::usage::{Look, process_cpu};
 use outrider_cli::cluster::{Binaries, Cluster, ClusterSpec, DraftKind, NoLogs, ROUTER};
 use outrider_cli::load::{Client, Endpoint, FigureOptions, Figures, Prompt, Schedule, Settings};
 use outrider_cli::plan::round::{Drafting, Rounds};
-use speculation::cost::{Forward, StepTimePoint, StepTimes};
+use scheduling::cost::{Forward, StepTimePoint, StepTimes};
 
 /// Sequences at once, and k. The first is what the way between processes is read off.
 const POINTS: [(usize, u32); 10] =

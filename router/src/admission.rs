@@ -1,16 +1,16 @@
 //! [`Admission`]: how many sequences this router runs at once, and how many requests may wait for their turn. A request is
-//! admitted as a whole, in the order of `speculation::turns`: by priority, with aging, and in order of arrival; its [`Permit`] travels inside the
+//! admitted as a whole, in the order of `scheduling::turns`: by priority, with aging, and in order of arrival; its [`Permit`] travels inside the
 //! response and is given back when the response ends or is dropped. Full means [`RouterError::Overloaded`] before the first byte.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use speculation::turns::{Ticket, Turns};
+use scheduling::turns::{Ticket, Turns};
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 
 use crate::error::RouterError;
-use crate::waits::{WaitReport, Waits};
+use scheduling::waits::{WaitReport, Waits};
 
 /// How long a request may wait for its turn before it is turned away.
 pub const ADMISSION_WAIT_MAX: Duration = Duration::from_secs(30);

@@ -1,4 +1,4 @@
-//! Which models exist, as clients see them. The worker registry publishes; ingress reads. Must never know a worker's
+//! Which models exist, as clients see them. The worker registry publishes; the APIs read. Must never know a worker's
 //! address or load: whether a model can be served right now is the lanes' to say.
 
 use std::collections::BTreeMap;

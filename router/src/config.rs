@@ -6,6 +6,9 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Parser;
+use scheduling::draft_length::Rules;
+use scheduling::scheduler::SchedulerConfig;
+use scheduling::scheduler::policy::{DraftTokens, PolicyConfig};
 use serde::{Deserialize, Serialize};
 use service::config::{Faults, RawConfig};
 use service::process::{ProcessConfig, ProcessFlags, RawProcess};
@@ -13,9 +16,8 @@ use service::tls::{ClientTls, RawServerTls, ServerTls, ServerTlsFlags};
 use speculation::step::MAX_DRAFT_TOKENS;
 
 use crate::admission::AdmissionLimits;
-use crate::ingress::request::check_task_type;
-use crate::lane::owner::RoundsConfig;
-use crate::lane::policy::{DraftTokens, PolicyConfig, RawLane};
+use crate::lane_config::RawLane;
+use crate::request::check::check_task_type;
 use crate::workers::tls::{RawWorkerTls, WorkerTlsFlags};
 
 const TEACHING: &str = "\
@@ -140,8 +142,8 @@ pub struct RouterConfig {
     pub admission: AdmissionLimits,
     /// Threads that tokenize.
     pub tokenize_threads: usize,
-    /// Lanes and rounds.
-    pub rounds: RoundsConfig,
+    /// Draft lengths, lanes and deadlines.
+    pub scheduler: SchedulerConfig,
     /// What clients are shown, if TLS is spoken with them.
     pub tls: Option<ServerTls>,
     /// Whom to trust at workers' `https://` addresses.
@@ -191,7 +193,7 @@ impl RawConfig for RawRouter {
                 max_waiting_requests: self.max_waiting_requests,
             },
             tokenize_threads: self.tokenize_threads,
-            rounds: RoundsConfig {
+            scheduler: SchedulerConfig {
                 policy: PolicyConfig {
                     draft_tokens: self.draft_tokens,
                     max_draft_tokens: self.max_draft_tokens,
@@ -199,6 +201,7 @@ impl RawConfig for RawRouter {
                 },
                 target_deadline: Duration::from_secs(self.target_deadline_seconds),
                 target_wait: Duration::from_secs(self.target_wait_seconds),
+                rules: Rules::default(),
             },
             tls: self.tls.validate(faults),
             worker_tls: self.worker_tls.validate(faults),

@@ -1,62 +1,53 @@
-//! The seam between text and rounds: a tokenized, checked request goes in, committed token ids come out.
+//! The seam between text and scheduling: a tokenized, checked request goes in, committed token ids come out.
 //!
-//! What stands before it (ingress, admission, tokenize) knows text and no workers; what stands behind it (lanes, draft,
-//! verify) knows ids and no text. The lane writes through a [`GenerationSink`] and never waits for a client: the
-//! channel is bounded, and a client that leaves [`MAX_UNREAD_EVENTS_PER_CHOICE`] events unread loses its request, not
-//! the lane's time. Must never hold text, sockets or anything of HTTP and gRPC.
+//! What stands before it (API, admission, tokenize) knows text and no workers; what stands behind it (the
+//! scheduler) knows ids and no text. The scheduler's driver writes through a [`GenerationSink`] and never waits for a
+//! client: the channel is bounded, and a client that leaves [`MAX_UNREAD_EVENTS_PER_CHOICE`] events unread loses its
+//! request. Must never hold text, sockets or anything of HTTP and gRPC.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll};
 
 use async_trait::async_trait;
+use scheduling::scheduler::SchedulerReport;
+pub use scheduling::scheduler::events::SpeculationUsage;
+pub use scheduling::scheduler::policy::SpeculationRequest;
 use smallvec::SmallVec;
 use speculation::step::PromptLogprobs;
-use speculation::{AcceptanceMode, FinishReason, SequenceSpec, TokenId, TokenLogprobs};
+use speculation::{FinishReason, SequenceSpec, TokenId, TokenLogprobs};
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
 use crate::error::RouterError;
-use crate::lane::LanesReport;
 
 /// How many events a client may leave unread, for each choice of its request, before it is cut off. One verified span
 /// is one event, so this is some hundred thousand bytes of text a choice behind what sockets buffer already.
 pub const MAX_UNREAD_EVENTS_PER_CHOICE: usize = 4_096;
 
-/// One tokenized, validated request, ready for a lane.
+/// One tokenized, validated request, ready to be scheduled.
 #[derive(Debug, Clone)]
-pub struct Generation {
+pub struct GenerationRequest {
     /// Names the request in logs, traces and responses.
     pub request_id: String,
     /// A model of the [`crate::catalog::Catalog`].
     pub model: String,
     /// The prompt, never empty; `spec.prompt_len` is its length.
     pub prompt_ids: Vec<TokenId>,
-    /// How many sequences to run over this prompt; the lane gives sequence `i` the spec with `choice = i`.
+    /// How many sequences to run over this prompt; sequence `i` gets the spec with `choice = i`.
     pub num_choices: u32,
-    /// Seed, sampling and limits; `choice`, `lane` are 0 and set by the lane. `max_len` equals `prompt_len` where only
+    /// Seed, sampling and limits; `choice` and `lane` are 0 and set by the scheduler. `max_len` equals `prompt_len` where only
     /// the prompt's logprobs are wanted: nothing is drawn then.
     pub spec: SequenceSpec,
     /// What the client, or its API key, said this is; else what its text looks like.
     pub task_type: String,
     /// What the client asked of speculation.
     pub speculation: SpeculationRequest,
-    /// The request's span: parent of whatever the lane traces for it.
+    /// The request's span: parent of the rounds' spans.
     pub span: tracing::Span,
 }
 
-/// What a client asked of speculation. Nothing here can change the text in `coupled` mode.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct SpeculationRequest {
-    /// `Some(false)` decodes plainly; `None` leaves it to the lane.
-    pub enabled: Option<bool>,
-    /// A fixed k; `None` leaves it to the lane.
-    pub num_draft_tokens: Option<u32>,
-    /// How drafts are judged; `None` leaves it to the lane.
-    pub acceptance: Option<AcceptanceMode>,
-}
-
-/// What a lane reports of a generation. Events of one choice come in order; choices interleave.
+/// What is reported of a generation. Events of one choice come in order; choices interleave.
 #[derive(Debug, Clone)]
 pub enum GenerationEvent {
     /// Log probabilities of prompt ids, where `spec.prompt_logprobs` asked for them: once for the generation, in parts
@@ -95,31 +86,18 @@ pub struct CommittedTokens {
     pub usage: SpeculationUsage,
 }
 
-/// Running totals of one choice.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct SpeculationUsage {
-    /// Verify steps that committed something, plain decode steps among them.
-    pub rounds: u64,
-    /// Drafted tokens that were verified.
-    pub draft_tokens: u64,
-    /// Drafted tokens that were committed.
-    pub accepted_tokens: u64,
-    /// Why nothing was drafted at some time, in one snake_case word; the last reason wins.
-    pub disabled_reason: Option<&'static str>,
-}
-
-/// Whoever runs generations.
+/// What runs generations.
 #[async_trait]
-pub trait Lanes: Send + Sync {
-    /// Hands a generation to its lane. Returns once a lane has taken it; an error here is the client's answer before
-    /// the first byte (no such model, no target ready, lane queue full).
-    async fn submit(&self, generation: Generation) -> Result<GenerationStream, RouterError>;
+pub trait GenerationService: Send + Sync {
+    /// Submits a request. Returns once it is scheduled; an error here is the client's answer before the first byte (no
+    /// such model, no target ready, queue full).
+    async fn submit(&self, request: GenerationRequest) -> Result<GenerationStream, RouterError>;
 
-    /// Why lanes and workers are as they are now.
-    async fn explain(&self) -> Result<LanesReport, RouterError>;
+    /// What lanes and workers do now, and why.
+    async fn report(&self) -> Result<SchedulerReport, RouterError>;
 }
 
-/// Connects a lane and a client for a generation of `num_choices` sequences.
+/// Connects the scheduler's driver and a client for a generation of `num_choices` sequences.
 pub fn channel(num_choices: u32) -> (GenerationSink, GenerationStream) {
     let (sender, receiver) = mpsc::channel(MAX_UNREAD_EVENTS_PER_CHOICE * num_choices.max(1) as usize);
     let all = Wish::default();
@@ -128,7 +106,7 @@ pub fn channel(num_choices: u32) -> (GenerationSink, GenerationStream) {
         all,
         overflowed: AtomicBool::new(false),
     });
-    let end = Arc::new(LaneEnd { sender, shared: Arc::clone(&shared) });
+    let end = Arc::new(DriverEnd { sender, shared: Arc::clone(&shared) });
     (GenerationSink { end }, GenerationStream { receiver, shared, ended: false })
 }
 
@@ -174,15 +152,15 @@ pub enum Delivery {
     Unwanted,
 }
 
-/// The lane's end. Clones write to the same client; they are counted in memory of the lane's own, for what both ends see is read for every token,
-/// and whoever writes beside it has the other core wait.
+/// The driver's end. Clones write to the same client. Their reference count is kept on its own cache line, away from
+/// what both ends read for every token, to avoid false sharing.
 #[derive(Debug, Clone)]
 pub struct GenerationSink {
-    end: Arc<LaneEnd>,
+    end: Arc<DriverEnd>,
 }
 
 #[derive(Debug)]
-struct LaneEnd {
+struct DriverEnd {
     sender: mpsc::Sender<GenerationEvent>,
     shared: Arc<Shared>,
 }

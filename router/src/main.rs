@@ -5,7 +5,7 @@
 use std::process::ExitCode;
 
 use router::config::{Flags, RawRouter};
-use router::serve::ROUND_THREADS;
+use router::serve::SCHEDULER_THREADS;
 use service::config::{self, ENV_PREFIX};
 
 fn main() -> ExitCode {
@@ -18,7 +18,7 @@ fn main() -> ExitCode {
         Err(error) => return config::report(&error),
     };
     let process = config.process.clone();
-    service::process::run(ROUND_THREADS, "outrider-router", &process, |lifetime, health| async move {
+    service::process::run(SCHEDULER_THREADS, "outrider-router", &process, |lifetime, health| async move {
         router::serve::serve(config, lifetime, health).await.map(drop)
     })
 }

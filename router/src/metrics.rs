@@ -7,6 +7,7 @@ mod names;
 use std::sync::Arc;
 use std::time::Duration;
 
+use scheduling::scheduler::lanes::LaneKey;
 use service::metrics::{Counter, EncodeLabelSet, Family, Gauge, HistogramFamily, Metrics};
 use speculation::sequence::Ignored;
 use speculation::{FinishReason, Role};
@@ -15,7 +16,6 @@ use self::handles::Verifications;
 pub use self::handles::{GaugeHold, LaneMetrics, ModelMetrics, WorkerMetrics};
 use self::names::*;
 use crate::error::RouterError;
-use crate::lane::LaneKey;
 
 /// Ranges of priorities that are told apart: the last one of each, and its name.
 const PRIORITY_RANGES: [(u8, &str); 4] = [(0, "0"), (7, "1-7"), (63, "8-63"), (u8::MAX, "64-255")];
@@ -246,7 +246,7 @@ impl RouterMetrics {
         self.count(door, "ok");
     }
 
-    /// The handles of one lane. There are at most [`crate::lane::controllers::MAX_LANES`] and a few of them.
+    /// The handles of one lane. There are at most [`scheduling::scheduler::lanes::MAX_LANES`] and a few of them.
     pub fn lane(&self, lane: &LaneKey) -> LaneMetrics {
         let labels = LaneLabels {
             model: lane.model.clone(),
@@ -284,10 +284,10 @@ impl RouterMetrics {
 
 #[cfg(test)]
 mod tests {
+    use scheduling::scheduler::lanes::TemperatureBand;
     use service::metrics::Exposition;
 
     use super::*;
-    use crate::lane::TemperatureBand;
 
     #[test]
     fn verifications_are_counted_under_vllms_names() {

@@ -1,4 +1,4 @@
-//! A router process: bind, own the sequences, follow the workers, open the doors.
+//! A router process: bind, schedule, follow the workers, serve the APIs.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -13,20 +13,22 @@ use tokio::net::TcpListener;
 use tonic::transport::Server;
 
 use crate::admission::Admission;
+use crate::api::grpc::grpc_service;
+use crate::api::http::http_app;
+use crate::api::openai::respond::KEEP_ALIVE;
 use crate::catalog::Catalog;
 use crate::config::RouterConfig;
-use crate::ingress::grpc::grpc_service;
-use crate::ingress::http::http_app;
-use crate::ingress::{AppState, Auth};
-use crate::lane::owner::Owner;
-use crate::lane::queues;
 use crate::metrics::RouterMetrics;
+use crate::pipeline::AppState;
+use crate::request::Auth;
+use crate::scheduler::driver::Driver;
+use crate::scheduler::queues;
 use crate::tokenize::TokenizePool;
 use crate::workers::connection::Caller;
 use crate::workers::registry::{Registry, follow};
 
-/// Threads that the rounds keep to themselves.
-pub const ROUND_THREADS: usize = 1;
+/// Threads that the scheduler's driver keeps to itself.
+pub const SCHEDULER_THREADS: usize = 1;
 
 /// Where a router can be reached.
 #[derive(Debug, Clone, Copy)]
@@ -61,22 +63,22 @@ pub async fn serve_with(
     let metrics_page = Metrics::new();
     let metrics = RouterMetrics::register(&metrics_page);
     let catalog = Catalog::default();
-    let (rounds, worker_events, inbox) = queues();
+    let (scheduler, worker_events, inbox) = queues();
     health.set_not_ready("no target worker is connected");
-    let policy = Arc::new(config.rounds.policy.clone());
-    let owner = Owner::new(config.rounds, metrics.clone(), health.clone());
+    let policy = Arc::new(config.scheduler.policy.clone());
+    let driver = Driver::new(config.scheduler, metrics.clone(), health.clone());
     let caller = Caller { router_id: rand::random(), tls: config.worker_tls };
     let registry = Arc::new(Registry::new(caller, catalog.clone(), worker_events));
     let (own, members) = (lifetime.clone(), discovery.watch().await?);
-    start_rounds(&lifetime, async move {
-        let owner = own.spawn("rounds", owner.run(inbox, own.clone()));
+    start_scheduler(&lifetime, async move {
+        let driver = own.spawn("scheduler", driver.run(inbox, own.clone()));
         let registry = own.spawn("registry", follow(registry, members, own.clone()));
         // Either may have panicked, which was logged.
-        drop(tokio::join!(owner, registry));
+        drop(tokio::join!(driver, registry));
     })?;
 
     let state = AppState {
-        lanes: Arc::new(rounds),
+        generation: Arc::new(scheduler),
         catalog,
         admission: Admission::new(config.admission),
         auth,
@@ -85,7 +87,7 @@ pub async fn serve_with(
         policy,
         tokenize: TokenizePool::start(config.tokenize_threads, &lifetime, metrics.tokenize_queue())?,
         metrics,
-        keep_alive: crate::stream::KEEP_ALIVE,
+        keep_alive: KEEP_ALIVE,
         lifetime: lifetime.clone(),
     };
     let reflection = tonic_reflection::server::Builder::configure()
@@ -102,19 +104,19 @@ pub async fn serve_with(
     Ok(addresses)
 }
 
-/// Runs the owner of the sequences and the streams to the workers on a thread of their own. From a worker's frame to the steps that answer it
-/// nothing then waits for another thread, however many clients are written to meanwhile.
-fn start_rounds(
+/// Runs the scheduler's driver and the streams to the workers on a thread of their own, so that nothing between a
+/// worker's frame and the steps that answer it waits for another thread, however many clients are written to.
+fn start_scheduler(
     lifetime: &Lifetime,
-    rounds: impl Future<Output = ()> + Send + 'static,
+    driver: impl Future<Output = ()> + Send + 'static,
 ) -> anyhow::Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-    let runtime = runtime.context("cannot start the rounds' runtime")?;
-    let hold = lifetime.thread("rounds");
-    let thread = std::thread::Builder::new().name("rounds".to_owned());
+    let runtime = runtime.context("cannot start the scheduler's runtime")?;
+    let hold = lifetime.thread("scheduler");
+    let thread = std::thread::Builder::new().name("scheduler".to_owned());
     thread.spawn(move || {
         let _hold = hold;
-        runtime.block_on(rounds);
+        runtime.block_on(driver);
     })?;
     Ok(())
 }

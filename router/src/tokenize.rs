@@ -12,11 +12,11 @@ use service::shutdown::Lifetime;
 use speculation::TokenId;
 use tokio::sync::oneshot;
 
+use crate::detokenize::decode;
 use crate::error::RouterError;
 use crate::metrics::GaugeHold;
 use crate::task_type::classify;
 use crate::text::{ConversationMessage, Framing, ModelText};
-use crate::token_span::decode;
 
 /// How many jobs may wait for a thread.
 pub const TOKENIZE_QUEUE_MAX: usize = 1_024;

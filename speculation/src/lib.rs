@@ -1,38 +1,24 @@
-//! The rules of speculative decoding, pure: time is passed in, randomness is keyed, nothing blocks and nothing is spawned.
-//! Router, workers and simulations call the same functions, so that a rule is decided once.
+//! The rules of speculative decoding that decide which tokens a sequence gets, pure: time is passed in, randomness is
+//! keyed, nothing blocks and nothing is spawned. Router, workers and simulator call the same functions, so that a rule
+//! is decided once. What only decides how soon tokens come is in the crate `scheduling`.
 //!
 //! Reading order: what a sequence is ([`spec`], [`prefix`]), what is said about it ([`step`]), how a token is drawn
-//! ([`noise`], [`logits`], [`acceptance`]), the two ends of the conversation ([`sequence`] at the router,
-//! [`holding`] at a worker), how far to draft ([`agreement`], [`survival`], [`cost`], [`draft_length`]),
-//! when to leave ([`gather`]) and how long to wait for whom ([`draft_health`]). Who goes where and when, before all
-//! that: [`placement`], [`turns`], [`output_length`]; what goes through a target together: [`mod@batch`]. What a pool of
-//! workers is like comes from a file ([`profile`]); [`simulation`] plays it on a virtual clock.
+//! ([`noise`], [`logits`], [`acceptance`]), and the two ends of the conversation ([`sequence`] at the router,
+//! [`holding`] at a worker).
 
 #![forbid(unsafe_code)]
 
 pub mod acceptance;
-pub mod agreement;
-pub mod batch;
-pub mod cost;
-pub mod draft_health;
-pub mod draft_length;
 pub mod fingerprint;
-pub mod gather;
 pub mod holding;
 pub mod logits;
 pub mod math;
 pub mod ngram;
 pub mod noise;
-pub mod output_length;
-pub mod placement;
 pub mod prefix;
-pub mod profile;
 pub mod sequence;
-pub mod simulation;
 pub mod spec;
 pub mod step;
-pub mod survival;
-pub mod turns;
 
 pub use spec::{AcceptanceMode, SamplingParams, SequenceSpec};
 pub use step::{Draft, FinishReason, Proposal, Reply, ReplyBody, Step, TokenLogprobs, TokenSpan, Work};

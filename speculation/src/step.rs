@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::{SequenceId, SequenceSpec, TokenId};
+use crate::{AcceptanceMode, SequenceId, SequenceSpec, TokenId};
 
 /// The most context ids that one step may carry.
 pub const MAX_CONTEXT_IDS: usize = 8_192;
@@ -66,6 +66,21 @@ impl Step {
     /// Where the first returned id stands: `base_len + len(context)`.
     pub fn start(&self) -> u32 {
         self.base_len + self.context.len() as u32
+    }
+
+    /// Whether ids of this step are to be scored: prompt ids only, and not the first, which nothing precedes.
+    pub fn is_scoring(&self, spec: &SequenceSpec) -> bool {
+        spec.prompt_logprobs.is_some() && self.base_len + 1 < spec.prompt_len
+    }
+
+    /// Whether a draft worker can say which of the step's context it would have drawn: committed tokens, each
+    /// behind another one of the step, of a sequence whose draws do not depend on how often ids were drawn.
+    pub fn is_comparable(&self, spec: &SequenceSpec) -> bool {
+        (2..=COMPARED_MAX).contains(&self.context.len())
+            && self.base_len + 1 >= spec.prompt_len
+            && spec.acceptance == AcceptanceMode::Coupled
+            && !spec.sampling.has_penalties()
+            && !self.is_scoring(spec)
     }
 }
 

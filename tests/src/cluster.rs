@@ -57,6 +57,7 @@ pub enum WorkerKind {
 pub struct RunningWorker {
     lifetime: Lifetime,
     admin: SocketAddr,
+    listen: SocketAddr,
 }
 
 impl Cluster {
@@ -109,7 +110,7 @@ impl Cluster {
         let config = DraftConfig { method: DraftMethod::Model, task_types, worker };
         let discovery = self.discovery.as_ref();
         let addresses = draft_worker::serve_with(config, discovery, lifetime.clone(), Health::new()).await?;
-        let worker = RunningWorker { lifetime, admin: addresses.admin };
+        let worker = RunningWorker::new(lifetime, addresses);
         worker.wait_connected().await?;
         Ok(worker)
     }
@@ -135,9 +136,10 @@ impl Cluster {
         };
         let discovery = self.discovery.as_ref();
         let addresses = target_worker::serve_with(config, discovery, lifetime.clone(), Health::new()).await?;
-        let worker = RunningWorker { lifetime, admin: addresses.admin };
+        let worker = RunningWorker::new(lifetime, addresses);
         worker.wait_connected().await?;
-        Ok((worker, addresses.listen))
+        let listen = worker.listen;
+        Ok((worker, listen))
     }
 
     /// Where the router's gRPC door is.
@@ -157,7 +159,7 @@ impl Cluster {
         change: impl FnOnce(&mut WorkerConfig),
     ) -> anyhow::Result<RunningWorker> {
         let lifetime = self.lifetime.child();
-        let (worker, _) = start_worker((kind, change), self.discovery.as_ref(), lifetime).await?;
+        let worker = start_worker((kind, change), self.discovery.as_ref(), lifetime).await?;
         worker.wait_connected().await?;
         Ok(worker)
     }
@@ -171,9 +173,10 @@ impl Cluster {
         let lifetime = self.lifetime.child();
         // The worker announces itself where nobody listens; the wire is announced instead.
         let nowhere = discovery::open(&DiscoveryUri::Memory.into(), &lifetime).await?;
-        let (worker, listen) =
+        let worker =
             start_worker((kind, |_: &mut WorkerConfig| ()), nowhere.as_ref(), lifetime.clone()).await?;
-        let wire = FaultyWire::connect(&format!("http://{listen}"), faults, lifetime.clone()).await?;
+        let wire =
+            FaultyWire::connect(&format!("http://{}", worker.listen), faults, lifetime.clone()).await?;
         let tally = wire.tally();
         self.announce(kind.role(), wire, lifetime).await?;
         worker.wait_connected().await?;
@@ -203,6 +206,16 @@ impl Cluster {
         let server = Server::builder().add_service(server);
         let incoming = TcpListenerStream::new(listener);
         lifetime.spawn("door", server.serve_with_incoming_shutdown(incoming, lifetime.cancelled()));
+        self.list(role, address, lifetime).await
+    }
+
+    /// Lists a target that runs already a second time, at another spelling of its address.
+    pub async fn list_target_again(&self, worker: &RunningWorker) -> anyhow::Result<()> {
+        self.list(TARGET, format!("http://{}/", worker.listen), self.lifetime.child()).await
+    }
+
+    /// Tells discovery of a worker at `address`, for as long as `lifetime` lasts.
+    async fn list(&self, role: &str, address: String, lifetime: Lifetime) -> anyhow::Result<()> {
         let member =
             Member { id: address.clone(), role: role.to_owned(), address, facts: serde_json::Value::Null };
         let registration = self.discovery.register(member).await?;
@@ -225,6 +238,10 @@ impl WorkerKind {
 }
 
 impl RunningWorker {
+    fn new(lifetime: Lifetime, addresses: worker::serve::Addresses) -> Self {
+        Self { lifetime, admin: addresses.admin, listen: addresses.listen }
+    }
+
     /// The worker's metrics.
     pub async fn metrics(&self) -> anyhow::Result<Page> {
         Page::scrape(&format!("http://{}", self.admin)).await
@@ -252,14 +269,14 @@ pub async fn start_synthetic(
 ) -> anyhow::Result<SocketAddr> {
     let nowhere = discovery::open(&DiscoveryUri::Memory.into(), &lifetime).await?;
     let change = |config: &mut WorkerConfig| config.synthetic = Some(synthetic);
-    Ok(start_worker((kind, change), nowhere.as_ref(), lifetime).await?.1)
+    Ok(start_worker((kind, change), nowhere.as_ref(), lifetime).await?.listen)
 }
 
 async fn start_worker(
     (kind, change): (WorkerKind, impl FnOnce(&mut WorkerConfig)),
     discovery: &dyn Discovery,
     lifetime: Lifetime,
-) -> anyhow::Result<(RunningWorker, SocketAddr)> {
+) -> anyhow::Result<RunningWorker> {
     let mut config = worker_config()?;
     match kind {
         WorkerKind::Target => config.model = Some(pair::target_dir()),
@@ -281,7 +298,7 @@ async fn start_worker(
         let config = DraftConfig { method, task_types: Vec::new(), worker: config };
         draft_worker::serve_with(config, discovery, own, health).await?
     };
-    Ok((RunningWorker { lifetime, admin: addresses.admin }, addresses.listen))
+    Ok(RunningWorker::new(lifetime, addresses))
 }
 
 fn router_config() -> anyhow::Result<RouterConfig> {

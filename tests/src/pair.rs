@@ -3,9 +3,9 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, anyhow};
+use scheduling::profile::Profile;
 use serde::Deserialize;
 use speculation::TokenId;
-use speculation::profile::Profile;
 use tokenizers::Tokenizer;
 
 /// The name under which every test serves the target.

@@ -145,6 +145,44 @@ async fn a_killed_targets_texts_go_on_at_the_other_one_unchanged() -> anyhow::Re
     Ok(())
 }
 
+/// For as long as the killed process's lease lasts, discovery lists one address under two ids.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn workers_that_restart_at_their_address_within_the_lease_serve_again() -> anyhow::Result<()> {
+    let etcd = Etcd::start().await?;
+    let mut cluster = cluster(&etcd, |_| ()).await?;
+    let http = HttpClient::new(cluster.http_url())?;
+    let (body, first) = (request(48), http.ask(COMPLETIONS, &request(48)).await?);
+    let expected = completion_text(&first)?;
+    let answers = async |http: &HttpClient| {
+        let asked = tokio::time::timeout(tests::wait::PATIENCE, http.ask(COMPLETIONS, &body));
+        let answer = asked.await.context("a request hangs")??;
+        ensure!(completion_text(&answer)? == expected, "another text after the restart: {answer}");
+        anyhow::Ok(answer)
+    };
+    for worker in ["target-0", "draft-0"] {
+        cluster.restart(worker).await?;
+        wait_until_connected(&mut cluster, worker).await?;
+        answers(&http).await?;
+    }
+    ensure!(etcd.workers().await?.len() > 2, "no lease outlived its process: the test shows nothing");
+    until("the killed processes' keys leave etcd with their leases", async || {
+        answers(&http).await?;
+        Ok(etcd.workers().await?.len() == 2)
+    })
+    .await?;
+    // The end of the older registration must not end what the newer one serves.
+    for _ in 0..5 {
+        let answer = answers(&http).await?;
+        ensure!(answer["usage"]["speculation"]["accepted_tokens"].as_u64() > Some(0), "{answer}");
+    }
+    for worker in ["target-0", "draft-0"] {
+        let streams = processes::metrics(&cluster, worker).await?.sum("outrider_worker_streams");
+        ensure!(streams == 1, "{worker} has {streams} streams");
+    }
+    cluster.stop().await;
+    Ok(())
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn requests_are_served_while_etcd_is_down() -> anyhow::Result<()> {
     let mut etcd = Etcd::start().await?;

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use anyhow::ensure;
+use anyhow::{Context as _, ensure};
 use nix::sys::signal::Signal;
 use outrider_cli::cluster;
 use tests::case::Case;
@@ -72,6 +72,26 @@ async fn a_sequence_waits_for_a_target_that_comes_back() -> anyhow::Result<()> {
     cluster.stop().await
 }
 
+/// A worker answers on a router's newest stream only: two streams to one process would leave one without answers.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_target_that_is_listed_twice_answers_every_request() -> anyhow::Result<()> {
+    let (cluster, target, _draft) = Cluster::of_pair(WorkerKind::Draft).await?;
+    let client = cluster.client().await?;
+    let case = short(&long_case(0.0)?);
+    let expected = client.ask(&case.with_k(0)).await?;
+    let mut stream = client.open(&long_case(0.0)?).await?;
+    stream.read_tokens(20).await?;
+    cluster.list_target_again(&target).await?;
+    for _ in 0..20 {
+        let answer = tokio::time::timeout(PATIENCE, client.ask(&case)).await;
+        check_same(&expected, &answer.context("a request hangs")??)?;
+    }
+    let whole = client.ask(&long_case(0.0)?.with_k(0)).await?;
+    check_same(&whole, &tokio::time::timeout(PATIENCE, stream.rest()).await.context("a stream hangs")??)?;
+    ensure!(target.metrics().await?.sum("outrider_worker_streams") == 1, "more than one stream is open");
+    cluster.stop().await
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_draft_worker_that_joins_late_is_used() -> anyhow::Result<()> {
     let cluster = Cluster::start(|_| ()).await?;
@@ -90,6 +110,31 @@ async fn a_draft_worker_that_joins_late_is_used() -> anyhow::Result<()> {
     check_same(&expected, &got)?;
     ensure!(got.speculation().accepted_tokens > 0, "the running sequence did not get the draft worker");
     ensure!(steps(&draft).await? > 0, "the draft worker never ran");
+    cluster.stop().await
+}
+
+/// A draft worker may have a shorter window than its target: the sequence that reaches the end of it goes on without
+/// drafts, its neighbours keep theirs.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_sequence_at_the_end_of_the_drafts_window_ends_no_neighbours_drafts() -> anyhow::Result<()> {
+    let cluster = Cluster::start(|_| ()).await?;
+    let _target = cluster.add(WorkerKind::Target).await?;
+    let _draft = cluster.add_with(WorkerKind::Draft, |config| config.max_model_len = Some(512)).await?;
+    let client = cluster.client().await?;
+    let long = long_case(0.7)?.with_k(4);
+    let neighbour = Case { max_tokens: 40, ..long.clone() };
+    let (whole, alone) = (client.ask(&long.with_k(0)).await?, client.ask(&neighbour.with_k(0)).await?);
+    let mut stream = client.open(&long).await?;
+    stream.read_tokens(20).await?;
+    for _ in 0..8 {
+        let beside = client.ask(&neighbour).await?;
+        check_same(&alone, &beside)?;
+        let used = beside.speculation();
+        ensure!(used.disabled_reason != "draft_refused" && used.draft_tokens > 0, "{used:?}");
+    }
+    let rest = stream.rest().await?;
+    check_same(&whole, &rest)?;
+    ensure!(rest.speculation().disabled_reason == "draft_refused", "it never reached the window's end");
     cluster.stop().await
 }
 

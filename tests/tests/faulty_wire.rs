@@ -39,7 +39,7 @@ async fn frames_lost_repeated_and_reordered_change_no_token() -> anyhow::Result<
     for seed in 1..=3 {
         // A lost step should cost a fraction of a second, not a minute.
         let cluster =
-            Cluster::start(|config| config.rounds.target_deadline = Duration::from_millis(250)).await?;
+            Cluster::start(|config| config.scheduler.target_deadline = Duration::from_millis(250)).await?;
         let (_target, to_target) = cluster.add_behind(WorkerKind::Target, faults(seed)).await?;
         let (_draft, to_draft) = cluster.add_behind(WorkerKind::Draft, faults(seed + 100)).await?;
         let answers =

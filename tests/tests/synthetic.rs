@@ -3,7 +3,7 @@
 
 use anyhow::ensure;
 use proto::v1::FinishReason;
-use speculation::profile::text::SyntheticText;
+use scheduling::profile::text::SyntheticText;
 use speculation::{AcceptanceMode, TokenId};
 use tests::case::Case;
 use tests::client::Answer;

@@ -5,11 +5,11 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use engine::WeightFormat;
+use scheduling::profile::Profile;
 use serde::{Deserialize, Serialize};
 use service::config::Faults;
 use service::process::{ProcessConfig, ProcessFlags, RawProcess};
 use service::tls::{RawServerTls, ServerTls, ServerTlsFlags};
-use speculation::profile::Profile;
 
 use crate::compute_device::ComputeDevice;
 use crate::memory::MemoryLimit;

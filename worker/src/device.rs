@@ -1,28 +1,31 @@
 //! The one thread that owns the model and all that is held: a bounded mailbox in, replies out.
 //!
-//! Each turn it drains the mailbox, admits what waits, runs one forward and answers whatever is done, so that sequences
-//! join and leave at every forward. A forward may wait a moment for sequences that are about to come back ([`formation`]). What it sends and
-//! is sent goes through the door; between short forwards it drives that itself ([`crate::reactor`]).
+//! Each turn it drains the mailbox, admits what waits, runs one forward ([`forward`]) and answers whatever is
+//! done, so that sequences join and leave at every forward. Which steps share it and when it starts is
+//! decided by [`scheduling::batch_former`]. What it sends and is sent goes through the door; between short
+//! forwards it drives that itself ([`crate::reactor`]).
 
-mod formation;
+mod forward;
 mod room;
 #[cfg(test)]
 mod tests;
 
 use std::collections::{HashMap, VecDeque};
+use std::convert::Infallible;
 use std::time::Instant;
 
 use proto::convert::reply_to_wire;
 use proto::v1;
-use speculation::batch::ROUND_CONTEXT;
+use scheduling::batch::StepRows;
+use scheduling::batch_former::{BatchFormer, BatchRules, Decision};
+use scheduling::cost::{StepTimePoint, StepTimes};
 use speculation::holding::{Admission, Limits};
-use speculation::{Reply, ReplyBody, SequenceId, Step};
-use tokio::sync::mpsc;
+use speculation::{Reply, ReplyBody, SequenceId, Step, Work};
+use tokio::sync::{mpsc, oneshot};
 
-use crate::device::formation::Formation;
-use crate::method::{Method, NeedRoom};
+use crate::method::Method;
 use crate::metrics::{StepOutcome, WorkerMetrics};
-use crate::reactor::{ForwardSize, Lateness, Reactor};
+use crate::reactor::{Lateness, Reactor};
 use crate::table::{RouterId, SequenceKey, Table};
 use crate::task::Task;
 
@@ -35,7 +38,8 @@ pub const MAILBOX_FRAMES: usize = 1_024;
 /// Frames that wait for a router to read them; past it frames are dropped, and the router asks again.
 pub const REPLY_FRAMES: usize = 1_024;
 
-/// Steps of one sequence that wait for the one that runs; past it the oldest is dropped, for its reply is not read anymore.
+/// Steps of one sequence that wait for the one that runs; past it the oldest is dropped, for its reply is not
+/// read anymore.
 const WAITING_STEPS: usize = 16;
 
 /// Counts the streams of one process, so that a message about an older one is known as such.
@@ -62,11 +66,16 @@ pub enum Message {
         stream: StreamId,
         /// Where replies go.
         replies: mpsc::Sender<v1::WorkerFrame>,
+        /// Dropped once this stream is not the router's newest any more: the door then ends the stream.
+        newest: oneshot::Sender<Infallible>,
     },
     /// One frame.
     Frame {
         /// Which router.
         router: RouterId,
+        /// The stream it came by. Steps of a replaced stream are dropped: their replies would go to the newer
+        /// one, where the router expects none.
+        stream: StreamId,
         /// In order.
         steps: Vec<SentStep>,
         /// Sequences to forget, with the generation that is over.
@@ -78,7 +87,7 @@ pub enum Message {
     Expired {
         /// Which router.
         router: RouterId,
-        /// Its last stream; nothing happens if there is a newer one.
+        /// The stream that ended. Nothing happens if the router has a newer one.
         stream: StreamId,
     },
 }
@@ -102,21 +111,27 @@ pub struct Device<M> {
     /// Sequences with waiting steps, oldest first.
     waiting: VecDeque<SequenceKey>,
     running: VecDeque<Task>,
-    formation: Formation,
+    former: BatchFormer<SequenceKey>,
+    /// When the batch former's clock began.
+    began: Instant,
     metrics: WorkerMetrics,
 }
 
 #[derive(Debug)]
 struct Router {
+    /// Its newest stream, the only one that is read and answered.
     stream: StreamId,
     replies: mpsc::Sender<v1::WorkerFrame>,
+    /// Held while `stream` is the newest; see [`Message::Opened`].
+    _newest: oneshot::Sender<Infallible>,
     outbox: v1::WorkerFrame,
     /// Credits that were told last.
     told: Option<u64>,
 }
 
 impl<M: Method> Device<M> {
-    /// A device that holds nothing; `step_times` is what the method's forwards take, as far as that was profiled.
+    /// A device that holds nothing; `step_times` is what the method's forwards take, as far as that was
+    /// profiled.
     pub fn new(method: M, step_times: &[v1::StepTimePoint], metrics: WorkerMetrics) -> Self {
         let limits = method.limits();
         Self {
@@ -126,7 +141,8 @@ impl<M: Method> Device<M> {
             routers: HashMap::new(),
             waiting: VecDeque::new(),
             running: VecDeque::new(),
-            formation: Formation::new(step_times),
+            former: BatchFormer::new(profiled(step_times), BatchRules::default()),
+            began: Instant::now(),
             metrics,
         }
     }
@@ -144,13 +160,13 @@ impl<M: Method> Device<M> {
                     break;
                 }
                 self.admit_waiting();
-                match self.formation.hold(&self.running) {
-                    Some(wait) => {
+                match self.next_forward() {
+                    Decision::Wait(wait) => {
                         let message = reactor.next_within(&mut mailbox, wait);
                         message.into_iter().for_each(|message| self.receive(message));
                     }
-                    None => {
-                        let timing = reactor.during(size(&self.running), || self.forward());
+                    Decision::Run(members) => {
+                        let timing = reactor.during(self.forward_size(), || self.forward(&members));
                         reactor.exchange(|| self.flush(&timing));
                         self.metrics.observe(self.method.stats(), self.table.len());
                     }
@@ -163,23 +179,32 @@ impl<M: Method> Device<M> {
 
     fn receive(&mut self, message: Message) {
         match message {
-            Message::Opened { router, stream, replies } => {
+            Message::Opened { router, stream, replies, newest } => {
+                if self.routers.get(&router).is_some_and(|known| known.stream > stream) {
+                    // Two streams opened at once, and this message was overtaken by the newer one's.
+                    return;
+                }
                 let outbox = v1::WorkerFrame::default();
-                self.routers.insert(router, Router { stream, replies, outbox, told: None });
+                self.routers.insert(router, Router { stream, replies, _newest: newest, outbox, told: None });
                 // The shares of all others changed with it.
                 self.flush(&v1::StepTiming::default());
             }
-            Message::Frame { router, steps, closes, received } => {
+            Message::Frame { router, stream, steps, closes, received } => {
+                let is_newest = self.routers.get(&router).is_some_and(|known| known.stream == stream);
                 // Steps first: a close in the same frame is the later word on its generation.
                 for step in steps {
-                    self.enqueue(SequenceKey { router, sequence: step.step.sequence_id }, step, received);
+                    if is_newest {
+                        self.enqueue(SequenceKey { router, sequence: step.step.sequence_id }, step, received);
+                    } else {
+                        self.metrics.count(StepOutcome::Stale);
+                    }
                 }
                 for (sequence, generation) in closes {
                     self.close(SequenceKey { router, sequence }, generation);
                 }
             }
             Message::Expired { router, stream } => {
-                if self.routers.get(&router).is_some_and(|known| known.stream <= stream) {
+                if self.routers.get(&router).is_some_and(|known| known.stream == stream) {
                     self.routers.remove(&router);
                     for key in self.table.keys_of(router) {
                         self.close(key, u32::MAX);
@@ -199,13 +224,16 @@ impl<M: Method> Device<M> {
             held.waiting.pop_front();
             self.metrics.count(StepOutcome::Overrun);
         }
-        self.formation.arrived(key, &sent.step);
+        // Not when it is read: a step that came during a forward would look as if it had been away until its
+        // end.
+        let arrived_at = received.saturating_duration_since(self.began);
+        self.former.arrived(arrived_at, key, StepRows::left(&sent.step, 0, 0));
         held.waiting.push_back((sent, received));
         self.waiting.push_back(key);
     }
 
-    /// Forgets a sequence, in the middle of its step too: nobody reads what that would say. A close of an older generation
-    /// says nothing about what is held now.
+    /// Forgets a sequence, in the middle of its step too: nobody reads what that would say. A close of an
+    /// older generation says nothing about what is held now.
     fn close(&mut self, key: SequenceKey, generation: u32) {
         let Some(held) = self.table.get_mut(&key) else { return };
         held.waiting.retain(|(sent, _)| sent.step.generation > generation);
@@ -221,44 +249,9 @@ impl<M: Method> Device<M> {
         if is_over && held.waiting.is_empty() {
             let slot = held.slot;
             self.table.remove(&key);
-            self.formation.forget(&key);
+            self.former.forget(&key);
             self.method.close(slot);
         }
-    }
-
-    /// One forward, and its answers into the outboxes; nothing where nothing is to be run.
-    fn forward(&mut self) -> v1::StepTiming {
-        let began = Instant::now();
-        let before = self.method.stats();
-        let mut timing = v1::StepTiming::default();
-        let mut aside = self.formation.set_aside(&mut self.running);
-        let sequences = self.running.len();
-        let prompts = prompt_rows_left(&self.running);
-        if !self.running.is_empty() {
-            let advanced = self.method.advance(&mut self.running);
-            let prompts_left = prompt_rows_left(&self.running);
-            // They waited: they come before what is admitted after them.
-            aside.append(&mut self.running);
-            self.running = aside;
-            match advanced {
-                Ok(finished) => {
-                    let after = self.method.stats();
-                    timing.rows = (after.rows - before.rows) as u32;
-                    timing.prefill_rows = prompts.saturating_sub(prompts_left).min(timing.rows);
-                    timing.kv_tokens = after.kv_tokens - before.kv_tokens;
-                    let took = began.elapsed();
-                    timing.compute_us = took.as_micros() as u64;
-                    timing.queue_us = mean_queue_us(&finished);
-                    self.metrics.forward(took);
-                    self.formation.ran(&timing, sequences, took);
-                    for (task, body) in finished {
-                        self.finish(task, body);
-                    }
-                }
-                Err(NeedRoom) => self.make_room(),
-            }
-        }
-        timing
     }
 
     fn admit_waiting(&mut self) {
@@ -276,7 +269,8 @@ impl<M: Method> Device<M> {
         }
     }
 
-    fn admit(&mut self, key: SequenceKey, SentStep { step, span_id }: SentStep, received: Instant) {
+    fn admit(&mut self, key: SequenceKey, SentStep { mut step, span_id }: SentStep, received: Instant) {
+        cut_to_window(&mut step, self.limits.max_model_len);
         let held = self.table.get_mut(&key).expect("the caller found it");
         let mut holding = held.holding.take().expect("the caller saw it idle");
         let slot = held.slot;
@@ -315,7 +309,7 @@ impl<M: Method> Device<M> {
     }
 
     fn answer(&mut self, router: RouterId, reply: &Reply) {
-        self.formation.answered(&SequenceKey { router, sequence: reply.sequence_id });
+        self.former.answered(self.began.elapsed(), &SequenceKey { router, sequence: reply.sequence_id });
         if let Some(router) = self.routers.get_mut(&router) {
             router.outbox.replies.push(reply_to_wire(reply));
         }
@@ -337,21 +331,22 @@ impl<M: Method> Device<M> {
     }
 }
 
-/// What the next forward has to work on.
-fn size(tasks: &VecDeque<Task>) -> ForwardSize {
-    let rows = tasks.iter().map(Task::waiting).map(|waiting| waiting.context + waiting.tail).sum();
-    ForwardSize { rows, sequences: tasks.len() }
+/// What the worker's forwards take, as far as that was profiled.
+fn profiled(points: &[v1::StepTimePoint]) -> StepTimes {
+    let point = |point: &v1::StepTimePoint| StepTimePoint {
+        rows: point.rows,
+        kv_tokens: point.kv_tokens,
+        micros: point.micros,
+    };
+    StepTimes::new(&points.iter().map(point).collect::<Vec<_>>())
 }
 
-/// Ids of prompts, and of other contexts longer than a round's, that are still to be run.
-fn prompt_rows_left(tasks: &VecDeque<Task>) -> u32 {
-    let left =
-        tasks.iter().map(|task| task.context_left().len()).filter(|left| *left > ROUND_CONTEXT as usize);
-    left.sum::<usize>() as u32
-}
-
-/// How long the steps that are answered now had waited to be admitted, on average.
-fn mean_queue_us(finished: &[(Task, ReplyBody)]) -> u64 {
-    let waited: u128 = finished.iter().map(|(task, _)| (task.started - task.received).as_micros()).sum();
-    (waited / finished.len().max(1) as u128) as u64
+/// Shortens a proposal that would reach past the worker's window. Every guess but the last is run as a row, so that one
+/// row too many would fail the forward of all sequences in it.
+fn cut_to_window(step: &mut Step, max_model_len: u32) {
+    let start = u64::from(step.base_len) + step.context.len() as u64;
+    if let Work::Propose { num_draft_tokens } = &mut step.work {
+        let rows_left = u64::from(max_model_len).saturating_sub(start);
+        *num_draft_tokens = (*num_draft_tokens).min(u32::try_from(rows_left + 1).unwrap_or(u32::MAX));
+    }
 }

@@ -15,7 +15,7 @@ use proto::v1::worker_server::Worker;
 use proto::{PROTOCOL_VERSIONS, v1};
 use service::shutdown::Lifetime;
 use speculation::{Reply, ReplyBody, SequenceId};
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, oneshot};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status, Streaming};
 
@@ -86,7 +86,8 @@ impl Worker for Door {
             ..v1::WorkerFrame::default()
         };
         replies.try_send(hello).map_err(|_| Status::internal("a new stream's queue is full"))?;
-        let opened = Message::Opened { router, stream, replies: replies.clone() };
+        let (newest, mut replaced) = oneshot::channel();
+        let opened = Message::Opened { router, stream, replies: replies.clone(), newest };
         inner
             .mailbox
             .messages
@@ -100,9 +101,13 @@ impl Worker for Door {
                 biased;
                 // A stopping worker reads no further steps.
                 () = lifetime.cancelled() => {}
-                () = inner.read_frames(frames, router, &replies) => {}
+                // The router opened a newer stream, by which all replies leave: the router must see this one end.
+                _ = &mut replaced => tracing::info!(router = router.0, "a newer stream of this router replaces an older one"),
+                () = inner.read_frames(frames, (router, stream), &replies) => {}
             }
             inner.metrics.streams.dec();
+            // The last sender but the device thread's: the stream ends for the router before its grace period does.
+            drop(replies);
             inner.expire_later(router, stream).await;
         });
         let lifetime = self.inner.lifetime.clone();
@@ -134,7 +139,7 @@ impl Inner {
     async fn read_frames(
         &self,
         mut frames: Streaming<v1::RouterFrame>,
-        router: RouterId,
+        (router, stream): (RouterId, StreamId),
         replies: &mpsc::Sender<v1::WorkerFrame>,
     ) {
         loop {
@@ -156,7 +161,7 @@ impl Inner {
             }
             let closes =
                 frame.closes.iter().map(|close| (SequenceId(close.sequence_id), close.generation)).collect();
-            let message = Message::Frame { router, steps, closes, received };
+            let message = Message::Frame { router, stream, steps, closes, received };
             if self.mailbox.messages.send(message).await.is_err() {
                 return;
             }

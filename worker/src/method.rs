@@ -19,6 +19,8 @@ pub struct MethodStats {
     pub forwards: u64,
     /// Rows computed in them.
     pub rows: u64,
+    /// Sequences in them, each counted once a forward.
+    pub sequences: u64,
     /// KV tokens attended to.
     pub kv_tokens: u64,
     /// KV blocks that open sequences hold now.
@@ -52,8 +54,8 @@ pub trait Method: Send + 'static {
     /// Forgets KV from `len` on.
     fn truncate(&mut self, slot: Slot, len: u32);
 
-    /// Takes as many tasks as fit one forward further, oldest first; those that are done leave the queue with their
-    /// answers. At least one task goes on, or [`NeedRoom`] says why none does.
+    /// Takes as many tasks as fit one forward further, oldest first; those that are done leave the queue with
+    /// their answers. At least one task goes on, or [`NeedRoom`] says why none does.
     fn advance(&mut self, tasks: &mut VecDeque<Task>) -> Result<Vec<(Task, ReplyBody)>, NeedRoom>;
 
     /// KV blocks of a sequence, those included that it shares with others; 0 without KV.

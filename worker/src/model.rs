@@ -1,4 +1,4 @@
-//! The method of workers that run a model: rows of all running tasks share each forward, up to a row budget (`speculation::batch`).
+//! The method of workers that run a model: rows of all running tasks share each forward, up to a row budget (`scheduling::batch`).
 //!
 //! A context is run in portions, so that a long prompt does not hold up the tasks beside it; the role decides
 //! ([`Decide`]) once the context's last row has its logits.
@@ -7,8 +7,8 @@ use std::collections::{HashMap, VecDeque};
 use std::ops::Range;
 
 use engine::{DrawRequest, Engine, EngineError, Logits, Outcome, PromptRows, SequenceRows, SlotId};
+use scheduling::batch::{ROUND_CONTEXT, Share, StepRows, form};
 use speculation::acceptance::{RowDraw, guess};
-use speculation::batch::{Share, Waiting, form};
 use speculation::holding::Limits;
 use speculation::logits::score;
 use speculation::{ReplyBody, Role, TokenId, TokenLogprobs, Work};
@@ -32,10 +32,9 @@ pub struct ModelMethod<D> {
     next_slot: u64,
     prefix_query_tokens: u64,
     prefix_hit_tokens: u64,
+    /// Sequences of all forwards, each counted once a forward.
+    num_shares: u64,
 }
-
-/// A context that is not longer than this is a round's: it is computed without looking for its KV.
-const ROUND_CONTEXT: usize = 2;
 
 /// What one task takes part with in a forward.
 #[derive(Debug, PartialEq, Eq)]
@@ -65,6 +64,7 @@ impl<D: Decide> ModelMethod<D> {
             next_slot: 0,
             prefix_query_tokens: 0,
             prefix_hit_tokens: 0,
+            num_shares: 0,
         }
     }
 
@@ -77,8 +77,8 @@ impl<D: Decide> ModelMethod<D> {
     fn find_prefixes(&mut self, tasks: &mut VecDeque<Task>) {
         for task in tasks.iter_mut().filter(|task| task.prefix != PrefixLookup::Done) {
             let context = task.step.context.len();
-            if task.is_scoring() || (task.step.base_len > 0 && context <= ROUND_CONTEXT) {
-                // A score needs its row computed.
+            if task.is_scoring() || (task.step.base_len > 0 && context <= ROUND_CONTEXT as usize) {
+                // A score needs its row computed, and a round's context is shorter than a block.
                 task.prefix = PrefixLookup::Done;
                 continue;
             }
@@ -100,11 +100,11 @@ impl<D: Decide> ModelMethod<D> {
         }
     }
 
-    /// Portions of the next forward: `speculation::batch` says whose, the engine whether their KV fits.
+    /// Portions of the next forward: `scheduling::batch` says whose, the engine whether their KV fits.
     fn plan(&self, tasks: &VecDeque<Task>) -> Vec<Portion> {
-        let waiting: Vec<Waiting> = tasks.iter().map(Task::waiting).collect();
+        let ready: Vec<StepRows> = tasks.iter().map(Task::rows_left).collect();
         let mut blocks_left = self.engine.free_blocks();
-        let shares = form(&waiting, self.max_batch_rows as u32, |index, rows| {
+        let shares = form(&ready, self.max_batch_rows as u32, |index, rows| {
             let blocks = self.engine.blocks_needed(self.slots[&tasks[index].slot], rows);
             let fits = blocks <= blocks_left && tasks[index].prefix == PrefixLookup::Done;
             blocks_left -= if fits { blocks } else { 0 };
@@ -305,6 +305,7 @@ impl<D: Decide> Method for ModelMethod<D> {
             Err(error) if error.is_fatal() => panic!("{error}"),
             Err(error) => return Ok(self.refuse(tasks, &plan, &error)),
         };
+        self.num_shares += plan.len() as u64;
         let mut bodies = Vec::new();
         let (mut row, mut draw, mut score) = (0, 0, 0);
         for (portion, drawn_apart) in plan.iter().zip(drawn_apart) {
@@ -337,6 +338,7 @@ impl<D: Decide> Method for ModelMethod<D> {
         MethodStats {
             forwards: stats.forwards,
             rows: stats.rows,
+            sequences: self.num_shares,
             kv_tokens: stats.kv_tokens,
             kv_blocks_used: stats.referenced_blocks,
             kv_blocks_total: self.engine.info().kv_blocks,

@@ -2,12 +2,11 @@
 
 use std::time::Instant;
 
-use speculation::batch::Waiting;
+use scheduling::batch::StepRows;
+use scheduling::batch_former::ReadyStep;
 use speculation::holding::Holding;
-use speculation::step::{COMPARED_MAX, PromptLogprobs};
-use speculation::{
-    AcceptanceMode, Draft, Reply, ReplyBody, SequenceSpec, Step, TokenId, TokenLogprobs, Work,
-};
+use speculation::step::PromptLogprobs;
+use speculation::{Draft, Reply, ReplyBody, SequenceSpec, Step, TokenId, TokenLogprobs, Work};
 
 use crate::table::SequenceKey;
 
@@ -47,8 +46,6 @@ pub struct Task {
     pub prefix: PrefixLookup,
     /// What a draft worker guessed so far.
     pub guesses: Draft,
-    /// Whether the last forward went without it, for another lane's sake.
-    pub passed_over: bool,
     /// Of the last ids of the context, whether a draft worker would have drawn them itself.
     pub agreed: Vec<bool>,
     /// Scores of prompt ids, when asked for.
@@ -70,14 +67,14 @@ impl Task {
             context_done: 0,
             prefix: PrefixLookup::Wanted,
             guesses: Draft::default(),
-            passed_over: false,
             agreed: Vec::new(),
             scores: Vec::new(),
             span: tracing::Span::none(),
         }
     }
 
-    /// The same, in its request's trace, if that has one: below the span of its round, or the request's where `span_id` is 0.
+    /// The same, in its request's trace, if that has one: below the span of its round, or the request's where
+    /// `span_id` is 0.
     pub fn traced(mut self, span_id: u64) -> Self {
         self.span = trace_span(&self.step, &self.holding, span_id);
         self
@@ -101,28 +98,24 @@ impl Task {
         }
     }
 
-    /// What it wants of the next forwards.
-    pub fn waiting(&self) -> Waiting {
-        let context = self.context_left().len() as u32;
-        // A draft that goes on brings its last guess.
-        let goes_on = context == 0 && !self.guesses.token_ids.is_empty();
-        Waiting { context, tail: self.drafted().len() as u32 + u32::from(goes_on) }
+    /// Rows that it still wants of the next forwards.
+    pub fn rows_left(&self) -> StepRows {
+        StepRows::left(&self.step, self.context_done, self.guesses.token_ids.len())
     }
 
-    /// Whether ids of this step are to be scored; prompt ids only, and not the first, which nothing precedes.
+    /// The same as the batch former sees it.
+    pub fn ready_step(&self) -> ReadyStep<SequenceKey> {
+        ReadyStep::new(self.key, &self.step, &self.holding, self.rows_left())
+    }
+
+    /// See [`Step::is_scoring`].
     pub fn is_scoring(&self) -> bool {
-        self.spec().prompt_logprobs.is_some() && self.step.base_len + 1 < self.spec().prompt_len
+        self.step.is_scoring(self.spec())
     }
 
-    /// Whether a draft worker can say which of the step's context it would have drawn: committed tokens, each behind another one of the step, of a
-    /// sequence whose draws do not depend on how often ids were drawn before.
+    /// See [`Step::is_comparable`].
     pub fn is_comparable(&self) -> bool {
-        let (step, spec) = (&self.step, self.spec());
-        (2..=COMPARED_MAX).contains(&step.context.len())
-            && step.base_len + 1 >= spec.prompt_len
-            && spec.acceptance == AcceptanceMode::Coupled
-            && !spec.sampling.has_penalties()
-            && !self.is_scoring()
+        self.step.is_comparable(self.spec())
     }
 
     /// The scores, as the reply carries them.

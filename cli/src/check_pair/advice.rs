@@ -1,11 +1,11 @@
 //! What follows from acceptance and cost: the k that pays and the speedup it brings, by the controller that a router's lanes run
-//! ([`speculation::draft_length`]), fed with the verdicts that were measured. Pure.
+//! ([`scheduling::draft_length`]), fed with the verdicts that were measured. Pure.
 
 use std::time::Duration;
 
+use scheduling::cost::{StepTimes, WorkerCost};
+use scheduling::draft_length::{DraftLength, Load, Pace};
 use serde::Serialize;
-use speculation::cost::{StepTimes, WorkerCost};
-use speculation::draft_length::{DraftLength, Load, Pace};
 
 use super::cost::Costs;
 use super::local::Verdict;
@@ -77,7 +77,7 @@ pub fn advise(
     })
 }
 
-fn worker(points: &[speculation::cost::StepTimePoint], wire: Duration) -> WorkerCost {
+fn worker(points: &[scheduling::cost::StepTimePoint], wire: Duration) -> WorkerCost {
     let mut cost = WorkerCost::new(StepTimes::new(points));
     for _ in 0..WIRE_MESSAGES {
         cost.observe_wire(wire, Duration::ZERO);
@@ -87,7 +87,7 @@ fn worker(points: &[speculation::cost::StepTimePoint], wire: Duration) -> Worker
 
 #[cfg(test)]
 mod tests {
-    use speculation::cost::StepTimePoint;
+    use scheduling::cost::StepTimePoint;
 
     use super::*;
 

@@ -4,8 +4,8 @@
 use std::time::{Duration, Instant};
 
 use engine::SlotId;
+use scheduling::cost::StepTimePoint;
 use speculation::TokenId;
-use speculation::cost::StepTimePoint;
 
 use super::error::CheckPairError;
 use super::local::LocalModel;

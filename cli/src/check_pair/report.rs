@@ -96,9 +96,9 @@ pub struct CostReport {
     /// The same at 8 rows.
     pub ratio_at_8_rows: Option<f64>,
     /// The target's.
-    pub target: Vec<speculation::cost::StepTimePoint>,
+    pub target: Vec<scheduling::cost::StepTimePoint>,
     /// The draft's.
-    pub draft: Vec<speculation::cost::StepTimePoint>,
+    pub draft: Vec<scheduling::cost::StepTimePoint>,
 }
 
 /// One task type, and what to do about it.

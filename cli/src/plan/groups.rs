@@ -5,7 +5,7 @@
 //! see to it that groups are complete. Sequences that draft together come back together: a draft worker that is in one group drafts for
 //! all of its sequences at once, and for a part of them only where there are more groups than draft workers.
 
-use speculation::batch::groups::{GROUPS_MAX, best_groups};
+use scheduling::batch::groups::{GROUPS_MAX, best_groups};
 
 use super::round::{Drafting, Rounds};
 

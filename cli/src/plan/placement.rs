@@ -2,8 +2,8 @@
 //! Pure: [`Inputs`] in, [`Plan`] out.
 
 use engine::ModelShape;
+use scheduling::cost::StepTimes;
 use serde::Serialize;
-use speculation::cost::StepTimes;
 
 use super::gpu::GpuSet;
 use super::limits::{Limit, limits, longest_wire_ms, wanted_draft_workers};

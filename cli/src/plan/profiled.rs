@@ -1,8 +1,8 @@
-//! Rounds over the step times of a profile ([`speculation::profile`]) instead of data sheets. So the closed form of `round` is held
+//! Rounds over the step times of a profile ([`scheduling::profile`]) instead of data sheets. So the closed form of `round` is held
 //! against the simulator and against a cluster, which take the same times.
 
-use speculation::cost::StepTimes;
-use speculation::profile::{ForwardRows, Profile, StepCurve};
+use scheduling::cost::StepTimes;
+use scheduling::profile::{ForwardRows, Profile, StepCurve};
 
 use super::round::{Drafting, Rounds};
 use super::step_time::{Forward, StepCost};

@@ -5,13 +5,11 @@
 //! assumptions with flags of their own; they are printed with every plan.
 
 use engine::ModelShape;
-use speculation::cost::{self, PROFILED_ROWS, StepTimePoint, StepTimes};
+use scheduling::cost::{self, PROFILED_ROWS, StepTimePoint, StepTimes};
+use scheduling::profile::PROFILED_CONTEXTS;
 
 use super::gpu::{Gpu, GpuSet};
 use super::weights::{Format, KvFormat, Weights, kv_bytes_per_token};
-
-/// Tokens held by the one sequence with which a worker profiles itself.
-const PROFILED_CONTEXTS: [f64; 2] = [16.0, 2_048.0];
 
 /// Rows of one forward.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -35,8 +33,12 @@ pub fn as_profiled(cost: &dyn StepCost) -> StepTimes {
     let points = PROFILED_CONTEXTS.iter().flat_map(|&context| {
         PROFILED_ROWS.iter().map(move |&rows| StepTimePoint {
             rows,
-            kv_tokens: context as u64,
-            micros: cost.micros(Forward { sequences: 1.0, rows_each: f64::from(rows), context }) as u64,
+            kv_tokens: context.into(),
+            micros: cost.micros(Forward {
+                sequences: 1.0,
+                rows_each: f64::from(rows),
+                context: context.into(),
+            }) as u64,
         })
     });
     StepTimes::new(&points.collect::<Vec<_>>())

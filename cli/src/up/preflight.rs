@@ -5,8 +5,8 @@
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
+use scheduling::profile::Profile;
 use speculation::fingerprint::{TokenList, TokenListError, first_difference, token_list_from_json};
-use speculation::profile::Profile;
 
 use super::args::{DraftArg, SyntheticArg, UpArgs};
 use super::checkpoint::{self, BUNDLED_PAIR, shown};

@@ -1,18 +1,15 @@
-//! The workers that this router knows: who exists ([`registry`]), the one stream to each ([`connection`]), and which draft
-//! may serve which target ([`pairing`]).
+//! The workers that this router knows: who exists ([`registry`]), the one stream to each ([`connection`]), and TLS towards them ([`tls`]).
 
 pub mod connection;
-pub mod pairing;
 pub mod registry;
 pub mod tls;
 
 use proto::v1;
+use scheduling::cost::StepTimePoint;
+pub use scheduling::scheduler::WorkerKey;
+use scheduling::scheduler::events::WorkerInfo;
 use speculation::Role;
 use tokio::sync::mpsc;
-
-/// Names one connection to one worker; a worker that reconnects has a new one.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct WorkerKey(pub u64);
 
 /// Frames that wait to be written to one worker.
 pub const OUTBOX_FRAMES: usize = 64;
@@ -22,19 +19,13 @@ pub const OUTBOX_FRAMES: usize = 64;
 pub struct ConnectedWorker {
     /// This connection.
     pub key: WorkerKey,
-    /// Its pool.
-    pub role: Role,
-    /// Where it is.
-    pub address: String,
     /// What it said of itself.
-    pub hello: v1::WorkerHello,
-    /// The most KV blocks that this router may reserve there, if it said so with its hello.
-    pub credits: Option<u64>,
+    pub info: WorkerInfo,
     /// Frames to it.
     pub outbox: mpsc::Sender<v1::RouterFrame>,
 }
 
-/// What connections tell the owner of the sequences.
+/// What connections tell the scheduler's driver.
 #[derive(Debug)]
 pub enum WorkerEvent {
     /// It can be used.
@@ -43,4 +34,27 @@ pub enum WorkerEvent {
     Frame(WorkerKey, v1::WorkerFrame),
     /// It is gone, with whatever it held.
     Down(WorkerKey),
+}
+
+/// A worker's hello in the scheduler's terms.
+pub fn worker_info(role: Role, address: &str, hello: &v1::WorkerHello, credits: Option<u64>) -> WorkerInfo {
+    let point = |point: &v1::StepTimePoint| StepTimePoint {
+        rows: point.rows,
+        kv_tokens: point.kv_tokens,
+        micros: point.micros,
+    };
+    WorkerInfo {
+        role,
+        address: address.to_owned(),
+        model_id: hello.model_id.clone(),
+        numerics_id: hello.numerics_id.clone(),
+        tokenizer_fingerprint: hello.tokenizer_fingerprint.clone(),
+        sampling_scheme: hello.sampling_scheme.clone(),
+        task_types: hello.task_types.clone(),
+        vocab_size: hello.vocab_size,
+        kv_blocks: hello.kv_blocks,
+        kv_block_size: hello.kv_block_size,
+        credit_blocks: credits,
+        step_times: hello.step_times.iter().map(point).collect(),
+    }
 }

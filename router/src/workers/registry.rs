@@ -1,9 +1,11 @@
-//! Who exists: follows discovery, keeps one connection to each member, and publishes the models that targets serve.
+//! Who exists: follows discovery, keeps one connection to each worker process, and publishes the models that targets serve.
 //!
-//! A worker that cannot be reached is tried again for as long as discovery lists it. It never touches sequences: what
-//! connections say goes to their owner.
+//! Connections are kept by address, not by discovery's id: a worker that restarts at its address within its lease is
+//! listed under two ids for a while. A worker answers on a router's newest stream only, so a second stream to one
+//! process, by whichever way, would silence the first. A worker that cannot be reached is tried again for as long as
+//! discovery lists it. The registry never touches sequences: what connections say goes to their owner.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -11,45 +13,53 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use anyhow::Context as _;
 use proto::v1;
 use proto::v1::worker_client::WorkerClient;
-use service::discovery::{Member, Members};
+use scheduling::scheduler::events::WorkerInfo;
+use scheduling::scheduler::pairing;
+use service::discovery::Members;
 use service::shutdown::Lifetime;
 use speculation::Role;
 use speculation::fingerprint::{first_difference, token_list_from_json};
-use tokio::sync::{Mutex, mpsc, watch};
+use tokio::sync::{Mutex, Notify, mpsc, watch};
+use tokio_util::sync::CancellationToken;
 use tonic::transport::Channel;
 
 use crate::catalog::{Catalog, ModelEntry};
 use crate::text::ModelText;
 use crate::workers::connection::{Caller, Connection, connect, fetch_asset};
-use crate::workers::{ConnectedWorker, WorkerEvent, WorkerKey, pairing};
+use crate::workers::{ConnectedWorker, WorkerEvent, WorkerKey, worker_info};
 
 const FIRST_BACKOFF: Duration = Duration::from_millis(100);
 const MAX_BACKOFF: Duration = Duration::from_secs(2);
 
 /// Follows the membership until the lifetime ends.
 pub async fn follow(registry: Arc<Registry>, mut members: watch::Receiver<Members>, lifetime: Lifetime) {
-    let mut followed: BTreeMap<String, (Member, Lifetime)> = BTreeMap::new();
+    let mut followed: BTreeMap<Endpoint, Followed> = BTreeMap::new();
     let cancelled = lifetime.cancelled();
     tokio::pin!(cancelled);
     loop {
-        let listed = Arc::clone(&members.borrow_and_update());
-        followed.retain(|id, (member, worker)| {
-            let stays =
-                listed.get(id).is_some_and(|now| now.address == member.address && now.role == member.role);
-            if !stays {
+        let listed = by_endpoint(&members.borrow_and_update());
+        followed.retain(|endpoint, worker| {
+            let ids = listed.get(endpoint);
+            if ids.is_some_and(|ids| *ids != worker.ids) {
+                // Another process may answer there now: the next attempt need not wait.
+                worker.changed.notify_one();
+            }
+            if ids.is_none() {
                 // Ends the connection; what ran there is replayed elsewhere.
-                let worker = worker.clone();
+                let worker = worker.lifetime.clone();
                 lifetime.spawn("forget worker", async move { worker.shut_down(MAX_BACKOFF).await });
             }
-            stays
+            ids.is_some()
         });
-        for (id, member) in listed.iter() {
-            if !followed.contains_key(id) {
-                let worker = lifetime.child();
-                let task = keep_connected(Arc::clone(&registry), member.clone(), worker.clone());
-                worker.spawn("worker connection", task);
-                followed.insert(id.clone(), (member.clone(), worker));
+        for (endpoint, ids) in listed {
+            if let Some(worker) = followed.get_mut(&endpoint) {
+                worker.ids = ids;
+                continue;
             }
+            let (worker, changed) = (lifetime.child(), Arc::new(Notify::new()));
+            let keep = KeepConnected { endpoint: endpoint.clone(), changed: Arc::clone(&changed) };
+            worker.spawn("worker connection", keep.run(Arc::clone(&registry), worker.clone()));
+            followed.insert(endpoint, Followed { ids, changed, lifetime: worker });
         }
         tokio::select! {
             biased;
@@ -59,6 +69,33 @@ pub async fn follow(registry: Arc<Registry>, mut members: watch::Receiver<Member
             changed = members.changed() => if changed.is_err() { return cancelled.await },
         }
     }
+}
+
+/// Where a worker of one role listens.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+struct Endpoint {
+    address: String,
+    role: String,
+}
+
+/// One endpoint that discovery lists.
+#[derive(Debug)]
+struct Followed {
+    /// Discovery's ids for it: more than one after a restart, until the older lease ends.
+    ids: BTreeSet<String>,
+    /// Told when the ids change.
+    changed: Arc<Notify>,
+    lifetime: Lifetime,
+}
+
+/// Each endpoint once, with all ids that it is listed under.
+fn by_endpoint(members: &Members) -> BTreeMap<Endpoint, BTreeSet<String>> {
+    let mut endpoints: BTreeMap<Endpoint, BTreeSet<String>> = BTreeMap::new();
+    for (id, member) in members.iter() {
+        let endpoint = Endpoint { address: member.address.clone(), role: member.role.clone() };
+        endpoints.entry(endpoint).or_default().insert(id.clone());
+    }
+    endpoints
 }
 
 /// What connections share.
@@ -81,10 +118,11 @@ struct Known {
 
 #[derive(Debug, Clone)]
 struct Peer {
-    role: Role,
-    address: String,
+    info: WorkerInfo,
     hello: v1::WorkerHello,
     client: WorkerClient<Channel>,
+    /// Cancelled when a newer connection leads to the same process.
+    replaced: CancellationToken,
 }
 
 impl Registry {
@@ -94,12 +132,18 @@ impl Registry {
     }
 
     /// Connects, and makes sure that the worker is what discovery says. Nothing is left behind where this is dropped.
-    async fn reach(&self, member: &Member) -> anyhow::Result<Connection> {
-        let connection = connect(&member.address, &self.caller).await?;
+    /// `last_worker_id` is the process that answered at this endpoint last.
+    async fn reach(&self, endpoint: &Endpoint, last_worker_id: Option<u64>) -> anyhow::Result<Connection> {
+        if let Some(peer) = self.connected_as(endpoint, last_worker_id).await {
+            // One more stream would end that one, whose next attempt would end this one, and so on.
+            let (role, address) = (peer.info.role.as_str(), peer.info.address);
+            anyhow::bail!("the worker is connected already, as {role} {address}: list it once");
+        }
+        let connection = connect(&endpoint.address, &self.caller).await?;
         anyhow::ensure!(
-            connection.role.as_str() == member.role,
+            connection.role.as_str() == endpoint.role,
             "discovery says {}, the worker says {}",
-            member.role,
+            endpoint.role,
             connection.role.as_str()
         );
         if connection.role == Role::Target {
@@ -112,21 +156,17 @@ impl Registry {
     /// worker has to hear of its end.
     async fn serve(
         &self,
-        member: &Member,
+        endpoint: &Endpoint,
         connection: Connection,
         mut unlisted: impl Future<Output = ()> + Unpin,
     ) -> anyhow::Result<()> {
         let Connection { client, hello, credits, role, outbox, mut frames } = connection;
         let key = WorkerKey(self.next_key.fetch_add(1, Ordering::Relaxed));
-        let peer = Peer { role, address: member.address.clone(), hello: hello.clone(), client };
-        self.greet(key, peer).await;
-        tracing::info!(
-            role = role.as_str(),
-            address = member.address,
-            model = hello.model_id,
-            "worker joined"
-        );
-        let up = ConnectedWorker { key, role, address: member.address.clone(), hello, credits, outbox };
+        let (address, replaced) = (&endpoint.address, CancellationToken::new());
+        let info = worker_info(role, address, &hello, credits);
+        tracing::info!(role = role.as_str(), address, model = hello.model_id, "worker joined");
+        self.greet(key, Peer { info: info.clone(), hello, client, replaced: replaced.clone() }).await;
+        let up = ConnectedWorker { key, info, outbox };
         let mut heard = self.events.send(WorkerEvent::Up(up)).await.is_ok();
         let mut ended = Ok(());
         while heard {
@@ -134,6 +174,11 @@ impl Registry {
                 biased;
                 // No longer listed, or the router stops.
                 () = &mut unlisted => break,
+                // A newer connection leads to the same process, which answers there.
+                () = replaced.cancelled() => {
+                    ended = Err(anyhow::anyhow!("a newer connection to the same worker replaces this one"));
+                    break;
+                }
                 // The worker said something, or is gone.
                 frame = frames.message() => frame,
             };
@@ -193,24 +238,41 @@ impl Registry {
         Ok(())
     }
 
-    /// Remembers a worker, and says aloud which others it can never be paired with, and why.
+    /// The live connection to the process `worker_id`, or to this address in another role.
+    async fn connected_as(&self, endpoint: &Endpoint, worker_id: Option<u64>) -> Option<Peer> {
+        let known = self.known.lock().await;
+        let leads_there = |peer: &&Peer| {
+            peer.info.address == endpoint.address || (worker_id.is_some() && peer.worker_id() == worker_id)
+        };
+        known.connected.values().find(leads_there).cloned()
+    }
+
+    /// Remembers a worker, ends an older connection to the same process, and says aloud which others the worker can
+    /// never be paired with, and why.
     async fn greet(&self, key: WorkerKey, peer: Peer) {
         let others: Vec<Peer> = {
             let mut known = self.known.lock().await;
-            let others = known.connected.values().filter(|other| other.role != peer.role).cloned().collect();
+            for other in known.connected.values() {
+                if other.worker_id().is_some() && other.worker_id() == peer.worker_id() {
+                    other.replaced.cancel();
+                }
+            }
+            let others =
+                known.connected.values().filter(|other| other.info.role != peer.info.role).cloned().collect();
             known.connected.insert(key, peer.clone());
             others
         };
         for other in others {
-            let (draft, target) = if peer.role == Role::Draft { (&peer, &other) } else { (&other, &peer) };
-            if let Err(fault) = pairing::check(&draft.hello, &target.hello) {
+            let (draft, target) =
+                if peer.info.role == Role::Draft { (&peer, &other) } else { (&other, &peer) };
+            if let Err(fault) = pairing::check(&draft.info, &target.info) {
                 let detail = match fault {
                     pairing::PairFault::Tokenizer => differing_token(draft, target).await,
                     pairing::PairFault::SamplingScheme { .. } => String::new(),
                 };
                 tracing::warn!(
-                    draft = draft.address,
-                    target = target.address,
+                    draft = draft.info.address,
+                    target = target.info.address,
                     "these workers are never paired: {fault}{detail}"
                 );
             }
@@ -218,48 +280,70 @@ impl Registry {
     }
 }
 
-async fn keep_connected(registry: Arc<Registry>, member: Member, worker: Lifetime) {
-    let mut backoff = FIRST_BACKOFF;
-    let mut told = None;
-    let cancelled = worker.cancelled();
-    tokio::pin!(cancelled);
-    loop {
-        let began = tokio::time::Instant::now();
-        let reached = tokio::select! {
-            biased;
-            // No longer listed, or the router stops.
-            () = &mut cancelled => return,
-            reached = registry.reach(&member) => reached,
-        };
-        let ended = match reached {
-            Ok(connection) => {
-                told = None;
-                registry.serve(&member, connection, cancelled.as_mut()).await
+impl Peer {
+    /// Names the worker's process; a worker may say nothing of it.
+    fn worker_id(&self) -> Option<u64> {
+        named(&self.hello)
+    }
+}
+
+fn named(hello: &v1::WorkerHello) -> Option<u64> {
+    (hello.worker_id != 0).then_some(hello.worker_id)
+}
+
+/// The task that keeps a connection to one endpoint for as long as it is listed.
+#[derive(Debug)]
+struct KeepConnected {
+    endpoint: Endpoint,
+    /// Another process may answer there: the next attempt is due at once.
+    changed: Arc<Notify>,
+}
+
+impl KeepConnected {
+    async fn run(self, registry: Arc<Registry>, worker: Lifetime) {
+        let Endpoint { address, role } = &self.endpoint;
+        let mut backoff = FIRST_BACKOFF;
+        let mut last_worker_id = None;
+        let mut last_error = None;
+        let cancelled = worker.cancelled();
+        tokio::pin!(cancelled);
+        loop {
+            let began = tokio::time::Instant::now();
+            let reached = tokio::select! {
+                biased;
+                // No longer listed, or the router stops.
+                () = &mut cancelled => return,
+                reached = registry.reach(&self.endpoint, last_worker_id) => reached,
+            };
+            let ended = match reached {
+                Ok(connection) => {
+                    last_error = None;
+                    last_worker_id = named(&connection.hello);
+                    registry.serve(&self.endpoint, connection, cancelled.as_mut()).await
+                }
+                Err(error) => Err(error),
+            };
+            match ended.map_err(|error| causes(&error)) {
+                Ok(()) => tracing::info!(role, address, "worker left"),
+                // It is tried again every two seconds, for hours perhaps.
+                Err(why) if last_error.as_ref() == Some(&why) => {
+                    tracing::debug!(role, address, "worker still unreachable: {why}");
+                }
+                Err(why) => {
+                    tracing::info!(role, address, "worker unreachable, will be tried again: {why}");
+                    last_error = Some(why);
+                }
             }
-            Err(error) => Err(error),
-        };
-        match ended.map_err(|error| causes(&error)) {
-            Ok(()) => tracing::info!(role = member.role, address = member.address, "worker left"),
-            // It is tried again every two seconds, for hours perhaps.
-            Err(why) if told.as_ref() == Some(&why) => {
-                tracing::debug!(
-                    role = member.role,
-                    address = member.address,
-                    "worker still unreachable: {why}"
-                );
+            backoff =
+                if began.elapsed() > MAX_BACKOFF { FIRST_BACKOFF } else { (backoff * 2).min(MAX_BACKOFF) };
+            tokio::select! {
+                biased;
+                // As above.
+                () = &mut cancelled => return,
+                // A worker came back at this address.
+                () = self.changed.notified() => backoff = FIRST_BACKOFF,
+                () = tokio::time::sleep(backoff) => {}
             }
-            Err(why) => {
-                let (role, address) = (&member.role, &member.address);
-                tracing::info!(role, address, "worker unreachable, will be tried again: {why}");
-                told = Some(why);
-            }
-        }
-        backoff = if began.elapsed() > MAX_BACKOFF { FIRST_BACKOFF } else { (backoff * 2).min(MAX_BACKOFF) };
-        tokio::select! {
-            biased;
-            // As above.
-            () = &mut cancelled => return,
-            () = tokio::time::sleep(backoff) => {}
         }
     }
 }
@@ -298,7 +382,22 @@ async fn differing_token(draft: &Peer, target: &Peer) -> String {
 
 #[cfg(test)]
 mod tests {
+    use service::discovery::Member;
+
     use super::*;
+
+    #[test]
+    fn a_worker_listed_under_two_ids_is_one_endpoint() {
+        let member = |id: &str, role: &str, port: u16| {
+            let (id, role) = (id.to_owned(), role.to_owned());
+            let address = format!("http://10.0.0.1:{port}");
+            (id.clone(), Member { id, role, address, facts: serde_json::Value::Null })
+        };
+        let members = [member("old", "target", 1), member("new", "target", 1), member("other", "draft", 2)];
+        let endpoints = by_endpoint(&Arc::new(members.into_iter().collect()));
+        let ids: Vec<_> = endpoints.values().map(|ids| ids.iter().cloned().collect::<Vec<_>>()).collect();
+        assert_eq!(ids, [vec!["new".to_owned(), "old".to_owned()], vec!["other".to_owned()]]);
+    }
 
     #[test]
     fn a_cause_that_repeats_its_own_is_told_once() {

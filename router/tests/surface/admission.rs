@@ -3,8 +3,8 @@
 use axum::body::Body;
 use http_body_util::BodyExt as _;
 use router::admission::AdmissionLimits;
-use router::ingress::Auth;
-use router::ingress::http::http_app;
+use router::api::http::http_app;
+use router::request::Auth;
 use serde_json::{Value, json};
 use tower::ServiceExt as _;
 

@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use futures::StreamExt as _;
 use router::error::RouterError;
-use router::ingress::Auth;
+use router::request::Auth;
 use serde_json::{Value, json};
 use speculation::AcceptanceMode;
 

@@ -11,14 +11,15 @@ use axum::body::{Body, BodyDataStream, Bytes};
 use http::{HeaderMap, Request, StatusCode};
 use http_body_util::BodyExt as _;
 use router::admission::{Admission, AdmissionLimits};
+use router::api::grpc::grpc_service;
+use router::api::http::http_app;
 use router::catalog::{Catalog, ModelEntry};
-use router::ingress::grpc::grpc_service;
-use router::ingress::http::http_app;
-use router::ingress::{AppState, Auth};
-use router::lane::policy::{DraftTokens, LanePolicy, PolicyConfig};
 use router::metrics::RouterMetrics;
+use router::pipeline::AppState;
+use router::request::Auth;
 use router::text::{Framing, ModelText, asset};
 use router::tokenize::TokenizePool;
+use scheduling::scheduler::policy::{DraftTokens, LanePolicy, PolicyConfig};
 use serde_json::Value;
 use service::health::Health;
 use service::metrics::Metrics;
@@ -115,7 +116,7 @@ impl TestRouter {
         let metrics = RouterMetrics::register(&metrics_page);
         let tokenize = TokenizePool::start(1, &lifetime, metrics.tokenize_queue()).unwrap();
         let state = AppState {
-            lanes: Arc::new(SharedLanes(Arc::clone(&lanes))),
+            generation: Arc::new(SharedLanes(Arc::clone(&lanes))),
             catalog,
             admission: Admission::new(limits),
             auth,

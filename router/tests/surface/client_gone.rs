@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use http_body_util::BodyExt as _;
-use router::ingress::http::http_app;
+use router::api::http::http_app;
 use serde_json::json;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;

@@ -5,10 +5,10 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use async_trait::async_trait;
 use router::error::RouterError;
 use router::generation::{
-    CommittedTokens, Delivery, Generation, GenerationEvent, GenerationSink, GenerationStream, Lanes,
-    SpeculationUsage, channel,
+    CommittedTokens, Delivery, GenerationEvent, GenerationRequest, GenerationService, GenerationSink,
+    GenerationStream, SpeculationUsage, channel,
 };
-use router::lane::LanesReport;
+use scheduling::scheduler::SchedulerReport;
 use service::shutdown::Lifetime;
 use speculation::step::PromptLogprobs;
 use speculation::{FinishReason, TokenId, TokenLogprobs};
@@ -46,7 +46,7 @@ pub(crate) struct FakeLanes {
 #[derive(Debug)]
 struct State {
     script: Script,
-    submitted: Vec<Generation>,
+    submitted: Vec<GenerationRequest>,
     /// (prompt index in order of submission, choice), in order of cancellation.
     cancelled: Vec<(usize, u32)>,
     /// Spans that a flood got rid of.
@@ -69,12 +69,12 @@ impl FakeLanes {
     }
 
     /// What was submitted since the last call.
-    pub(crate) fn take_submitted(&self) -> Vec<Generation> {
+    pub(crate) fn take_submitted(&self) -> Vec<GenerationRequest> {
         std::mem::take(&mut self.state().submitted)
     }
 
     /// The one generation that was submitted since the last call.
-    pub(crate) fn take_one(&self) -> Generation {
+    pub(crate) fn take_one(&self) -> GenerationRequest {
         let mut submitted = self.take_submitted();
         assert_eq!(submitted.len(), 1, "{submitted:?}");
         submitted.remove(0)
@@ -101,8 +101,8 @@ struct Handle(Arc<FakeLanes>);
 pub(crate) struct SharedLanes(pub(crate) Arc<FakeLanes>);
 
 #[async_trait]
-impl Lanes for SharedLanes {
-    async fn submit(&self, generation: Generation) -> Result<GenerationStream, RouterError> {
+impl GenerationService for SharedLanes {
+    async fn submit(&self, generation: GenerationRequest) -> Result<GenerationStream, RouterError> {
         let (script, prompt_idx) = {
             let mut state = self.0.state();
             state.submitted.push(generation.clone());
@@ -119,15 +119,15 @@ impl Lanes for SharedLanes {
         Ok(stream)
     }
 
-    async fn explain(&self) -> Result<LanesReport, RouterError> {
-        Ok(LanesReport { waiting_for_target: 3, ..LanesReport::default() })
+    async fn report(&self) -> Result<SchedulerReport, RouterError> {
+        Ok(SchedulerReport { waiting_for_target: 3, ..SchedulerReport::default() })
     }
 }
 
 async fn run(
     handle: Handle,
     script: Script,
-    generation: Generation,
+    generation: GenerationRequest,
     prompt_idx: usize,
     sink: GenerationSink,
 ) {
@@ -171,7 +171,7 @@ async fn flood(lanes: &FakeLanes, prompt_idx: usize, sink: &GenerationSink) {
 }
 
 /// Prompt log probabilities in two parts, the second of which repeats an entry, as after a replay.
-fn score_prompt(generation: &Generation, sink: &GenerationSink) {
+fn score_prompt(generation: &GenerationRequest, sink: &GenerationSink) {
     let Some(num_top) = generation.spec.prompt_logprobs else { return };
     let entries: Vec<TokenLogprobs> =
         (1..generation.prompt_ids.len()).map(|position| logprobs(position, num_top)).collect();
@@ -183,7 +183,13 @@ fn score_prompt(generation: &Generation, sink: &GenerationSink) {
 }
 
 /// Says a text in spans; false where somebody stopped listening.
-fn say(script: &Script, generation: &Generation, choice: u32, text: &str, sink: &GenerationSink) -> bool {
+fn say(
+    script: &Script,
+    generation: &GenerationRequest,
+    choice: u32,
+    text: &str,
+    sink: &GenerationSink,
+) -> bool {
     let spec = &generation.spec;
     let mut ids = demo_encode(text);
     ids.extend(spec.stop_token_ids.first());

@@ -4,7 +4,7 @@ use proto::v1::inference_client::InferenceClient;
 use proto::v1::{self, generate_request::Prompt};
 use router::admission::AdmissionLimits;
 use router::error::RouterError;
-use router::ingress::Auth;
+use router::request::Auth;
 use serde_json::json;
 use tonic::transport::Channel;
 use tonic::{Code, Request};

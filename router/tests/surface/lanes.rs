@@ -1,6 +1,6 @@
 //! What decides a request's lane, and what an operator is told of lanes.
 
-use router::ingress::Auth;
+use router::request::Auth;
 use serde_json::{Value, json};
 use speculation::AcceptanceMode;
 

@@ -26,7 +26,7 @@ pub enum Event {
     Reply(Role, Reply),
     /// A worker dropped the sequence to make room.
     Preempted(Role, u32),
-    /// Time passed; see [`Sequence::next_deadline`].
+    /// Time passed; see [`Sequence::next_deadline`](crate::sequence::Sequence::next_deadline).
     Tick,
     /// The client left, or has all it wants.
     Cancel,

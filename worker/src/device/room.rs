@@ -43,9 +43,9 @@ impl<M: Method> Device<M> {
         }
     }
 
-    /// No task can go on for want of KV blocks. Idle sequences are forgotten first, the longest idle before others (their
-    /// router rebuilds them); then the least urgent task is preempted, the youngest among equals; one that does not fit
-    /// alone is refused. Routers above their share come before others in both.
+    /// No task can go on for want of KV blocks. Idle sequences are forgotten first, the longest idle before
+    /// others (their router rebuilds them); then the least urgent task is preempted, the youngest among
+    /// equals; one that does not fit alone is refused. Routers above their share come before others in both.
     pub(super) fn make_room(&mut self) {
         let Some(pool) = self.pool() else { return };
         let held = self.held_by_router();

@@ -1,15 +1,16 @@
-//! The device thread without a model: a method that counts blocks and answers at once shows what is kept, evicted,
-//! preempted, closed and to whom replies go.
+//! The device thread without a model: a method that counts blocks and answers at once shows what is kept,
+//! evicted, preempted, closed and to whom replies go.
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use service::metrics::Metrics;
 use speculation::prefix::Prefix;
-use speculation::{Role, SequenceSpec, TokenId, Work};
+use speculation::{Role, SequenceSpec, TokenId};
+use tokio::sync::oneshot::error::TryRecvError;
 
 use super::*;
-use crate::method::MethodStats;
+use crate::method::{MethodStats, NeedRoom};
 use crate::task::Slot;
 
 /// One block a token; a task needs its whole context at once.
@@ -73,10 +74,20 @@ impl Bench {
     }
 
     fn open(&mut self, router: u64, stream: u64) -> mpsc::Receiver<v1::WorkerFrame> {
+        self.open_stream(router, stream).0
+    }
+
+    /// What the stream carries, and whether it is still the router's newest.
+    fn open_stream(
+        &mut self,
+        router: u64,
+        stream: u64,
+    ) -> (mpsc::Receiver<v1::WorkerFrame>, oneshot::Receiver<Infallible>) {
         let (replies, received) = mpsc::channel(64);
+        let (newest, replaced) = oneshot::channel();
         let (router, stream) = (RouterId(router), StreamId(stream));
-        self.device.receive(Message::Opened { router, stream, replies });
-        received
+        self.device.receive(Message::Opened { router, stream, replies, newest });
+        (received, replaced)
     }
 
     fn step(&mut self, sequence: u64, generation: u32, base: &[TokenId], context: &[TokenId]) -> Step {
@@ -94,14 +105,22 @@ impl Bench {
         }
     }
 
+    /// Sends a frame by the router's newest stream.
     fn send(&mut self, router: u64, steps: Vec<Step>, closes: &[(u64, u32)]) {
+        let stream = self.device.routers.get(&RouterId(router)).map_or(0, |known| known.stream.0);
+        self.send_by((router, stream), steps, closes);
+    }
+
+    fn send_by(&mut self, (router, stream): (u64, u64), steps: Vec<Step>, closes: &[(u64, u32)]) {
         let closes = closes.iter().map(|(id, generation)| (SequenceId(*id), *generation)).collect();
         let steps = steps.into_iter().map(|step| SentStep { step, span_id: 0 }).collect();
-        let frame = Message::Frame { router: RouterId(router), steps, closes, received: Instant::now() };
+        let (router, stream) = (RouterId(router), StreamId(stream));
+        let frame = Message::Frame { router, stream, steps, closes, received: Instant::now() };
         self.device.receive(frame);
         while !self.device.waiting.is_empty() || !self.device.running.is_empty() {
             self.device.admit_waiting();
-            let timing = self.device.forward();
+            let Decision::Run(members) = self.device.next_forward() else { continue };
+            let timing = self.device.forward(&members);
             self.device.flush(&timing);
         }
     }
@@ -223,6 +242,27 @@ fn routers_do_not_see_each_other_and_a_newer_stream_keeps_what_is_held() {
     assert_eq!(bench.blocks_used(), 1, "only the other router's sequence is left");
 }
 
+#[test]
+fn a_replaced_stream_ends_and_neither_its_steps_nor_its_end_touch_the_newer_one() {
+    let mut bench = Bench::new(100);
+    let (mut old, mut old_replaced) = bench.open_stream(1, 1);
+    assert!(matches!(old_replaced.try_recv(), Err(TryRecvError::Empty)), "alone it is the newest");
+    let (mut new, mut new_replaced) = bench.open_stream(1, 2);
+    assert!(matches!(old_replaced.try_recv(), Err(TryRecvError::Closed)), "the older stream ends");
+    let (late, step) = (bench.step(7, 1, &[], &[1, 2]), bench.step(8, 1, &[], &[3]));
+    bench.send_by((1, 1), vec![late], &[]);
+    bench.send_by((1, 2), vec![step], &[]);
+    assert_eq!((read(&mut old), read(&mut new)), (vec![], vec![said(8, "fed 1")]));
+    // The order in which streams open may differ from that in which the device thread learns of them.
+    let (_, mut overtaken) = bench.open_stream(1, 1);
+    assert!(matches!(overtaken.try_recv(), Err(TryRecvError::Closed)));
+    bench.device.receive(Message::Expired { router: RouterId(1), stream: StreamId(1) });
+    assert!(matches!(new_replaced.try_recv(), Err(TryRecvError::Empty)));
+    let step = bench.step(8, 1, &[3], &[4]);
+    bench.send_by((1, 2), vec![step], &[]);
+    assert_eq!(read(&mut new), [said(8, "fed 2")], "the router is still known");
+}
+
 /// The credits that a router was told last, with all other frames read too.
 fn credits(replies: &mut mpsc::Receiver<v1::WorkerFrame>) -> Option<u64> {
     std::iter::from_fn(|| replies.try_recv().ok()).filter_map(|frame| frame.credits).map(|c| c.blocks).last()
@@ -287,12 +327,58 @@ fn a_client_that_leaves_in_the_middle_of_a_step_frees_its_blocks() {
     let mut bench = Bench::new(100);
     let mut replies = bench.open(1, 1);
     let step = bench.step(1, 1, &[], &[1, 2, 3]);
-    let frame =
-        |steps, closes| Message::Frame { router: RouterId(1), steps, closes, received: Instant::now() };
+    let (router, stream) = (RouterId(1), StreamId(1));
+    let frame = |steps, closes| Message::Frame { router, stream, steps, closes, received: Instant::now() };
     bench.device.receive(frame(vec![SentStep { step, span_id: 0 }], vec![]));
     bench.device.admit_waiting();
     assert_eq!(bench.device.running.len(), 1);
     bench.device.receive(frame(vec![], vec![(SequenceId(1), 1)]));
     assert_eq!((bench.device.running.len(), bench.device.table.len()), (0, 0));
     assert_eq!((bench.blocks_used(), read(&mut replies)), (0, vec![]));
+}
+
+#[test]
+fn a_step_counts_as_back_when_it_came_and_not_when_it_is_read() {
+    let method = Blocks { total: 100, used: HashMap::new(), next: 0 };
+    // A forward takes 20 s, whatever its rows.
+    let times = [1, 64].map(|rows| v1::StepTimePoint { rows, kv_tokens: 0, micros: 20_000_000 });
+    let device = Device::new(method, &times, WorkerMetrics::new(&Metrics::new()));
+    let mut bench = Bench { device, round: 0 };
+    let _replies = bench.open(1, 1);
+    let away = Duration::from_secs(4);
+    let first = bench.step(1, 1, &[], &[5]);
+    bench.send(1, vec![first], &[]);
+    let second = SentStep { step: bench.step(1, 1, &[5], &[6]), span_id: 0 };
+    let frame = |steps, received| Message::Frame {
+        router: RouterId(1),
+        stream: StreamId(1),
+        steps,
+        closes: Vec::new(),
+        received,
+    };
+    bench.device.receive(frame(vec![second], Instant::now() + away));
+    bench.device.admit_waiting();
+    let Decision::Run(members) = bench.device.next_forward() else { panic!("nobody else is away") };
+    bench.device.forward(&members);
+    let other = SentStep { step: bench.step(2, 1, &[], &[7]), span_id: 0 };
+    bench.device.receive(frame(vec![other], Instant::now()));
+    bench.device.admit_waiting();
+    let Decision::Wait(delay) = bench.device.next_forward() else { panic!("the first sequence is away") };
+    // Taken for one that comes back at once it would be overdue, and given a quarter of the forward's 20 s.
+    let about = away - Duration::from_secs(1)..away + Duration::from_millis(500);
+    assert!(about.contains(&delay), "{delay:?}");
+}
+
+#[test]
+fn a_proposal_is_cut_where_the_workers_window_ends() {
+    // Ids held, k, and the k that is left in a window of 10: the last guess needs no row of its own.
+    for (start, k, cut) in [(4, 4, 4), (7, 4, 4), (8, 4, 3), (9, 4, 2), (10, 4, 1), (11, 4, 1), (4, 0, 0)] {
+        let mut step = Bench::new(1).step(1, 1, &[], &vec![5; start]);
+        step.work = Work::Propose { num_draft_tokens: k };
+        cut_to_window(&mut step, 10);
+        assert_eq!(step.work, Work::Propose { num_draft_tokens: cut }, "{start} ids, k = {k}");
+    }
+    let mut step = Bench::new(1).step(1, 1, &[], &[5; 20]);
+    cut_to_window(&mut step, 10);
+    assert_eq!(step.work, Work::Feed);
 }

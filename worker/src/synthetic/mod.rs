@@ -1,9 +1,11 @@
-//! The synthetic engine: a worker that does no arithmetic and keeps the time of a profile. It speaks the same protocol through the same
-//! door, table and device thread as a model's worker, so that a router can be driven at a thousand sequences, and pools of GPUs
-//! studied, on a laptop. The router cannot tell, and reads no profile.
+//! The synthetic engine: a worker that does no arithmetic and keeps the time of a profile. It speaks the same
+//! protocol through the same door, table and device thread as a model's worker, so that a router can be
+//! driven at a thousand sequences, and pools of GPUs studied, on a laptop. The router cannot tell, and reads
+//! no profile.
 //!
-//! [`method`] keeps the time and draws the tokens ([`speculation::profile::text`]), [`vocabulary`] makes the tokenizer that routers
-//! fetch, [`wire`] is the way between the processes. What is timed here is simulated, and never to be called measured.
+//! [`method`] keeps the time and draws the tokens ([`scheduling::profile::text`]), [`vocabulary`] makes the
+//! tokenizer that routers fetch, [`wire`] is the way between the processes. What is timed here is simulated,
+//! and never to be called measured.
 
 pub mod method;
 pub mod vocabulary;
@@ -13,8 +15,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use proto::v1;
+use scheduling::profile::Profile;
 use speculation::Role;
-use speculation::profile::Profile;
 
 use crate::config::{SyntheticConfig, WorkerConfig};
 use crate::facts::WorkerFacts;
@@ -37,7 +39,7 @@ pub fn load(
         Role::Target => &profile.target,
     };
     let max_model_len = config.max_model_len.unwrap_or(u32::MAX).min(profile.max_model_len);
-    let scaled = |point: &speculation::cost::StepTimePoint| v1::StepTimePoint {
+    let scaled = |point: &scheduling::cost::StepTimePoint| v1::StepTimePoint {
         rows: point.rows,
         kv_tokens: point.kv_tokens,
         micros: (point.micros as f64 * synthetic.time_scale) as u64,

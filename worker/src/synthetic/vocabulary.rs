@@ -1,10 +1,12 @@
-//! The text side of a synthetic model: a byte-level tokenizer in which every id has a text, and a chat template.
+//! The text side of a synthetic model: a byte-level tokenizer in which every id has a text, and a chat
+//! template.
 //!
-//! Special tokens first, then the 256 single bytes, by which any prompt is spelt, then made-up words, which are all that the model ever
-//! says. Both roles generate the same files for the same number of ids, so that they fit each other as a real pair does.
+//! Special tokens first, then the 256 single bytes, by which any prompt is spelt, then made-up words, which
+//! are all that the model ever says. Both roles generate the same files for the same number of ids, so that
+//! they fit each other as a real pair does.
 
+use scheduling::profile::text::{RESERVED_IDS, SPECIAL_TOKENS};
 use serde_json::{Map, Value, json};
-use speculation::profile::text::{RESERVED_IDS, SPECIAL_TOKENS};
 
 use crate::assets::{AssetError, Assets};
 

@@ -1,7 +1,8 @@
-//! The way between router and worker, played: a thread between the door and the device that holds each frame for a while.
+//! The way between router and worker, played: a thread between the door and the device that holds each frame
+//! for a while.
 //!
-//! It holds what comes in for the whole round trip and what goes out not at all: a router sees only the sum of both, and frames that
-//! come in carry the time at which they were read.
+//! It holds what comes in for the whole round trip and what goes out not at all: a router sees only the sum
+//! of both, and frames that come in carry the time at which they were read.
 
 use std::time::{Duration, Instant};
 

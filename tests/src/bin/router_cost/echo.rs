@@ -170,7 +170,13 @@ fn answer(frame: &v1::RouterFrame) -> v1::WorkerFrame {
         }),
         ..v1::Reply::default()
     });
-    let timing =
-        v1::StepTiming { rows: 80, prefill_rows: 0, kv_tokens: 8_000, queue_us: 100, compute_us: 1_000 };
+    let timing = v1::StepTiming {
+        rows: 80,
+        sequences: 16,
+        kv_tokens: 8_000,
+        queue_us: 100,
+        compute_us: 1_000,
+        ..v1::StepTiming::default()
+    };
     v1::WorkerFrame { replies: replies.collect(), timing: Some(timing), ..v1::WorkerFrame::default() }
 }

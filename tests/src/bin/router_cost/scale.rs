@@ -16,8 +16,8 @@ use outrider_cli::cluster::{
 };
 use outrider_cli::load::prompts::Content;
 use outrider_cli::load::{Access, Client, Endpoint, Prompt, Request, Schedule, Settings};
+use scheduling::profile::Profile;
 use service::shutdown::Lifetime;
-use speculation::profile::Profile;
 use tests::cluster::{WorkerKind, start_synthetic};
 use tests::lanes_report::LanesReport;
 use tests::pair::root;

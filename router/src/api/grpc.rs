@@ -1,0 +1,273 @@
+//! The gRPC door: `outrider.v1.Inference`. It turns messages into a [`SentRequest`] and text into messages; everything
+//! between is what HTTP uses too. [`grpc_service`] is what a server mounts.
+
+use std::panic::AssertUnwindSafe;
+
+use futures::stream::{self, BoxStream};
+use futures::{FutureExt as _, StreamExt as _};
+use proto::v1;
+use proto::v1::inference_server::{Inference, InferenceServer};
+use serde_json::Map;
+use service::telemetry;
+use speculation::FinishReason;
+use tonic::metadata::MetadataMap;
+use tonic::{Request, Response, Status};
+use tracing::Instrument as _;
+
+use crate::detokenize::OutputToken;
+use crate::error::RouterError;
+use crate::metrics::Door;
+use crate::pipeline::text_stream::{Part, TextDelta, TextStream};
+use crate::pipeline::{AppState, begin};
+use crate::request::check::{FieldNames, SentPrompt, SentRequest, SentSampling, SentSpeculation};
+use crate::request::limits::BODY_BYTES_MAX;
+use crate::request::record::RequestRecord;
+use crate::request::{Caller, Operation, Usage, span};
+use crate::text::ConversationMessage;
+
+const TASK_TYPE: &str = "x-task-type";
+const REQUEST_ID: &str = "x-request-id";
+
+/// The service.
+pub fn grpc_service(state: AppState) -> InferenceServer<InferenceDoor> {
+    InferenceServer::new(InferenceDoor { state }).max_decoding_message_size(BODY_BYTES_MAX)
+}
+
+/// The handlers of `outrider.v1.Inference`.
+pub struct InferenceDoor {
+    state: AppState,
+}
+
+#[tonic::async_trait]
+impl Inference for InferenceDoor {
+    type GenerateStream = BoxStream<'static, Result<v1::GenerateResponse, Status>>;
+
+    async fn generate(
+        &self,
+        request: Request<v1::GenerateRequest>,
+    ) -> Result<Response<Self::GenerateStream>, Status> {
+        let (metadata, _, message) = request.into_parts();
+        let operation = match message.prompt {
+            Some(v1::generate_request::Prompt::Chat(_)) => Operation::Chat,
+            _ => Operation::Completion,
+        };
+        let span = span::open(Door::Grpc, operation);
+        telemetry::set_parent_from_metadata(&span, &metadata);
+        let record = RequestRecord::arrived(Door::Grpc, span.clone(), &self.state.metrics);
+        let request_id = operation.new_request_id();
+
+        let started = start(&self.state, &metadata, message, request_id.clone(), record).instrument(span);
+        let outcome = AssertUnwindSafe(started).catch_unwind().await;
+        let text = outcome
+            .unwrap_or_else(|_| Err(RouterError::Internal("starting this request panicked".into())))?;
+        let mut response = Response::new(messages(text));
+        let request_id = request_id.parse().expect("an id is letters, digits and a hyphen");
+        response.metadata_mut().insert(REQUEST_ID, request_id);
+        Ok(response)
+    }
+
+    async fn list_models(
+        &self,
+        request: Request<v1::ListModelsRequest>,
+    ) -> Result<Response<v1::ListModelsResponse>, Status> {
+        authenticate(&self.state, request.metadata())?;
+        let models = self.state.catalog.list();
+        let models = models.iter().map(|entry| v1::Model {
+            id: entry.id.clone(),
+            max_model_len: entry.max_model_len,
+            system_fingerprint: entry.numerics_id.clone(),
+        });
+        Ok(Response::new(v1::ListModelsResponse { models: models.collect() }))
+    }
+}
+
+async fn start(
+    state: &AppState,
+    metadata: &MetadataMap,
+    message: v1::GenerateRequest,
+    request_id: String,
+    mut record: RequestRecord,
+) -> Result<TextStream, RouterError> {
+    match read(state, metadata, message) {
+        Ok((sent, caller)) => begin(state, sent, &caller, request_id, record).await,
+        Err(error) => {
+            record.failed(&error);
+            Err(error)
+        }
+    }
+}
+
+fn read(
+    state: &AppState,
+    metadata: &MetadataMap,
+    message: v1::GenerateRequest,
+) -> Result<(SentRequest, Caller), RouterError> {
+    let caller = authenticate(state, metadata)?;
+    Ok((sent_request(metadata, message)?, caller))
+}
+
+fn authenticate(state: &AppState, metadata: &MetadataMap) -> Result<Caller, RouterError> {
+    state.auth.authenticate(metadata.get("authorization").map(|value| value.as_encoded_bytes()))
+}
+
+fn sent_request(metadata: &MetadataMap, message: v1::GenerateRequest) -> Result<SentRequest, RouterError> {
+    let task_type = match (message.task_type, metadata.get(TASK_TYPE)) {
+        (from_message, _) if !from_message.is_empty() => Some(from_message),
+        (_, Some(header)) => Some(String::from_utf8_lossy(header.as_encoded_bytes()).into_owned()),
+        (_, None) => None,
+    };
+    let sampling = message.sampling.unwrap_or_default();
+    let min_tokens = sampling.min_tokens.map(i64::from);
+    let (prompts, prompt_name) = match message.prompt {
+        Some(v1::generate_request::Prompt::Text(text)) => (vec![SentPrompt::Text(text)], "prompt"),
+        Some(v1::generate_request::Prompt::TokenIds(ids)) => {
+            (vec![SentPrompt::TokenIds(ids.ids.into_iter().map(i64::from).collect())], "prompt")
+        }
+        Some(v1::generate_request::Prompt::Chat(chat)) => (vec![sent_chat(chat)?], "messages"),
+        None => (Vec::new(), "prompt"),
+    };
+    Ok(SentRequest {
+        model: Some(message.model),
+        prompts,
+        sampling: sent_sampling(sampling),
+        max_tokens: message.max_tokens.map(i64::from),
+        min_tokens,
+        n: message.n.map(i64::from),
+        seed: message.seed,
+        stop: message.stop,
+        stop_token_ids: message.stop_token_ids.into_iter().map(i64::from).collect(),
+        ignore_eos: message.ignore_eos,
+        logprobs: message.logprobs.map(i64::from),
+        echo: message.echo,
+        task_type,
+        speculation: message.speculation.map(sent_speculation).unwrap_or_default(),
+        priority: Some(i64::from(message.priority)),
+        names: FieldNames { prompt: prompt_name, ..FieldNames::default() },
+    })
+}
+
+fn sent_chat(chat: v1::Chat) -> Result<SentPrompt, RouterError> {
+    let template_kwargs = if chat.template_kwargs.is_empty() {
+        Map::new()
+    } else {
+        serde_json::from_str(&chat.template_kwargs).map_err(|error| {
+            RouterError::invalid("template_kwargs", format!("template_kwargs must be a JSON object: {error}"))
+        })?
+    };
+    let messages = chat.messages.into_iter().map(|message| ConversationMessage {
+        role: message.role,
+        content: message.content,
+        name: message.name,
+    });
+    Ok(SentPrompt::Chat { messages: messages.collect(), template_kwargs })
+}
+
+fn sent_sampling(sampling: v1::SamplingParams) -> SentSampling {
+    SentSampling {
+        temperature: sampling.temperature.map(widen),
+        top_k: sampling.top_k.map(i64::from),
+        top_p: sampling.top_p.map(widen),
+        min_p: sampling.min_p.map(widen),
+        repetition_penalty: sampling.repetition_penalty.map(widen),
+        frequency_penalty: sampling.frequency_penalty.map(widen),
+        presence_penalty: sampling.presence_penalty.map(widen),
+        logit_bias: sampling
+            .logit_bias
+            .into_iter()
+            .map(|entry| (i64::from(entry.token_id), widen(entry.bias)))
+            .collect(),
+    }
+}
+
+/// The shortest decimal that means `value`: 0.7 and not 0.699999988079071, for messages and equal bounds.
+fn widen(value: f32) -> f64 {
+    value.to_string().parse().unwrap_or_else(|_| f64::from(value))
+}
+
+fn sent_speculation(speculation: v1::Speculation) -> SentSpeculation {
+    let acceptance = match v1::AcceptanceMode::try_from(speculation.acceptance) {
+        Ok(v1::AcceptanceMode::Unspecified) => None,
+        Ok(v1::AcceptanceMode::Coupled) => Some("coupled".to_owned()),
+        Ok(v1::AcceptanceMode::Rejection) => Some("rejection".to_owned()),
+        Ok(v1::AcceptanceMode::Typical) => Some("typical".to_owned()),
+        // Of a newer wire: judged, and refused, where every other unknown mode is.
+        Err(_) => Some(speculation.acceptance.to_string()),
+    };
+    SentSpeculation {
+        enabled: speculation.enabled,
+        num_draft_tokens: speculation.num_draft_tokens.map(i64::from),
+        acceptance,
+    }
+}
+
+/// The answer: one message a piece of text, and one with the usage.
+fn messages(text: TextStream) -> BoxStream<'static, Result<v1::GenerateResponse, Status>> {
+    stream::unfold((text, false), |(mut text, ended)| async move {
+        if ended {
+            return None;
+        }
+        let (message, ended) = match text.next().await {
+            Some(Ok(delta)) => (Ok(piece(&text, delta)), false),
+            Some(Err(error)) => (Err(error.into()), true),
+            None => (Ok(v1::GenerateResponse { usage: Some(usage(&text.usage())), ..frame(&text) }), true),
+        };
+        Some((message, (text, ended)))
+    })
+    .boxed()
+}
+
+/// What every message repeats.
+fn frame(text: &TextStream) -> v1::GenerateResponse {
+    let info = text.info();
+    v1::GenerateResponse {
+        request_id: info.id.clone(),
+        system_fingerprint: info.system_fingerprint.clone(),
+        seed: info.seed as i64,
+        ..v1::GenerateResponse::default()
+    }
+}
+
+fn piece(text: &TextStream, delta: TextDelta) -> v1::GenerateResponse {
+    let finish = match delta.finish {
+        None => v1::FinishReason::Unspecified,
+        Some(FinishReason::Stop) => v1::FinishReason::Stop,
+        Some(FinishReason::Length) => v1::FinishReason::Length,
+    };
+    let token_ids = delta.tokens.iter().map(|token| token.id).collect();
+    let logprobs = delta.tokens.into_iter().filter_map(wire_logprobs).collect();
+    let message = v1::GenerateResponse { choice: delta.choice, finish: finish.into(), ..frame(text) };
+    match delta.part {
+        Part::Prompt => v1::GenerateResponse {
+            prompt: Some(v1::PromptEcho { text: delta.text, token_ids, logprobs }),
+            ..message
+        },
+        Part::Output => v1::GenerateResponse {
+            text: delta.text,
+            token_ids,
+            logprobs,
+            num_drafted: delta.num_drafted,
+            ..message
+        },
+    }
+}
+
+fn wire_logprobs(token: OutputToken) -> Option<v1::TokenLogprobs> {
+    let logprobs = token.logprobs?;
+    let top = logprobs.top.into_iter().map(|(token_id, value)| v1::TokenProb { token_id, value });
+    Some(v1::TokenLogprobs { logprob: logprobs.logprob, top: top.collect() })
+}
+
+fn usage(usage: &Usage) -> v1::Usage {
+    let speculation = &usage.speculation;
+    v1::Usage {
+        prompt_tokens: usage.prompt_tokens as u32,
+        completion_tokens: usage.completion_tokens as u32,
+        speculation: Some(v1::SpeculationUsage {
+            rounds: speculation.rounds,
+            draft_tokens: speculation.draft_tokens,
+            accepted_tokens: speculation.accepted_tokens,
+            acceptance_length: speculation.acceptance_length().unwrap_or_default(),
+            disabled_reason: speculation.disabled_reason.unwrap_or_default().to_owned(),
+        }),
+    }
+}

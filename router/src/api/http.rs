@@ -1,0 +1,181 @@
+//! The HTTP door: routes, bodies, and errors in OpenAI's shape whatever goes wrong. [`http_app`] is what a server
+//! mounts.
+
+use std::panic::AssertUnwindSafe;
+
+use axum::Router;
+use axum::body::{Body, Bytes};
+use axum::extract::{Path, Request, State};
+use axum::response::{IntoResponse, Json, Response};
+use axum::routing::{get, post};
+use futures::FutureExt as _;
+use http::{HeaderMap, HeaderName, HeaderValue, Method, Uri, header};
+use http_body_util::BodyExt as _;
+use service::telemetry;
+use tokio::time::timeout;
+use tracing::Instrument as _;
+
+use super::json;
+use super::openai::body::{AnswerForm, Body as OpenAiBody};
+use super::openai::models::{Model, ModelList};
+use super::openai::respond::respond;
+use super::openai::shapes::Object;
+use crate::error::RouterError;
+use crate::metrics::Door;
+use crate::pipeline::{AppState, begin};
+use crate::request::limits::{BODY_BYTES_MAX, BODY_DISCARD_BYTES_MAX, BODY_WAIT_MAX};
+use crate::request::record::RequestRecord;
+use crate::request::{Caller, Operation, SentRequest, span};
+
+const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+const TASK_TYPE: &str = "x-task-type";
+
+/// Every route of the router: OpenAI's, health, metrics, and what the lanes think.
+pub fn http_app(state: AppState) -> Router {
+    let observed = service::health::router(state.health.clone(), state.metrics_page.clone());
+    Router::new()
+        .route("/v1/chat/completions", post(chat_completions))
+        .route("/v1/completions", post(completions))
+        .route("/v1/models", get(list_models))
+        // A model's id may hold slashes.
+        .route("/v1/models/{*id}", get(get_model))
+        .route("/debug/lanes", get(super::debug::lanes))
+        .with_state(state)
+        .merge(observed)
+        .method_not_allowed_fallback(method_not_allowed)
+        .fallback(route_not_found)
+}
+
+async fn chat_completions(State(state): State<AppState>, request: Request) -> Response {
+    generate(state, Operation::Chat, request).await
+}
+
+async fn completions(State(state): State<AppState>, request: Request) -> Response {
+    generate(state, Operation::Completion, request).await
+}
+
+async fn list_models(State(state): State<AppState>, headers: HeaderMap) -> Response {
+    match authenticate(&state, &headers) {
+        Ok(_) => {
+            let models: ModelList = state.catalog.list().iter().map(|entry| Model::from(&**entry)).collect();
+            Json(models).into_response()
+        }
+        Err(error) => error.into_response(),
+    }
+}
+
+async fn get_model(State(state): State<AppState>, Path(id): Path<String>, headers: HeaderMap) -> Response {
+    let found = authenticate(&state, &headers).and_then(|_| state.catalog.get(&id));
+    match found {
+        Ok(entry) => Json(Model::from(&*entry)).into_response(),
+        Err(error) => error.into_response(),
+    }
+}
+
+async fn method_not_allowed(method: Method, uri: Uri) -> Response {
+    let error = RouterError::MethodNotAllowed { method: method.to_string(), path: uri.path().to_owned() };
+    error.into_response()
+}
+
+async fn route_not_found(method: Method, uri: Uri) -> Response {
+    let error = RouterError::RouteNotFound { method: method.to_string(), path: uri.path().to_owned() };
+    error.into_response()
+}
+
+/// One generating request, from its head to the head of its answer. A panic is this request's alone.
+async fn generate(state: AppState, operation: Operation, request: Request) -> Response {
+    let span = span::open(Door::Http, operation);
+    telemetry::set_parent_from_headers(&span, request.headers());
+    let request_id = operation.new_request_id();
+    let id_header = HeaderValue::from_str(&request_id).expect("an id is letters, digits and a hyphen");
+    let record = RequestRecord::arrived(Door::Http, span.clone(), &state.metrics);
+
+    let answer = answer(&state, operation, request, request_id, record).instrument(span);
+    let outcome = AssertUnwindSafe(answer).catch_unwind().await;
+    let outcome =
+        outcome.unwrap_or_else(|_| Err(RouterError::Internal("answering this request panicked".into())));
+    let mut response = outcome.unwrap_or_else(|error| error.into_response());
+    response.headers_mut().insert(REQUEST_ID, id_header);
+    response
+}
+
+async fn answer(
+    state: &AppState,
+    operation: Operation,
+    request: Request,
+    request_id: String,
+    mut record: RequestRecord,
+) -> Result<Response, RouterError> {
+    match read(state, operation, request).await {
+        Ok((sent, form, caller)) => {
+            let text = begin(state, sent, &caller, request_id, record).await?;
+            respond(text, operation, form, state.keep_alive).await
+        }
+        Err(error) => {
+            record.failed(&error);
+            Err(error)
+        }
+    }
+}
+
+async fn read(
+    state: &AppState,
+    operation: Operation,
+    request: Request,
+) -> Result<(SentRequest, AnswerForm, Caller), RouterError> {
+    let (head, body) = request.into_parts();
+    let caller = authenticate(state, &head.headers)?;
+    check_content_type(&head.headers)?;
+    let bytes = read_body(body).await?;
+    let Object(body): Object<OpenAiBody> = json::from_body(&bytes)?;
+    let (sent, form) = body.into_sent(operation, task_type_of(&head.headers)?)?;
+    Ok((sent, form, caller))
+}
+
+fn authenticate(state: &AppState, headers: &HeaderMap) -> Result<Caller, RouterError> {
+    state.auth.authenticate(headers.get(header::AUTHORIZATION).map(HeaderValue::as_bytes))
+}
+
+/// Browsers send other types across origins without asking; a router on loopback must not answer those.
+fn check_content_type(headers: &HeaderMap) -> Result<(), RouterError> {
+    let content_type = headers.get(header::CONTENT_TYPE).map(HeaderValue::as_bytes).unwrap_or_default();
+    let content_type = String::from_utf8_lossy(content_type).into_owned();
+    let essence = content_type.split(';').next().unwrap_or_default().trim();
+    if essence.eq_ignore_ascii_case("application/json") {
+        return Ok(());
+    }
+    Err(RouterError::UnsupportedMediaType { content_type })
+}
+
+fn task_type_of(headers: &HeaderMap) -> Result<Option<String>, RouterError> {
+    let not_text = |_| RouterError::invalid(TASK_TYPE, format!("the header {TASK_TYPE} must be plain ASCII"));
+    headers.get(TASK_TYPE).map(|value| value.to_str().map(str::to_owned).map_err(not_text)).transpose()
+}
+
+/// Reads a whole body within its limits of size and time.
+async fn read_body(body: Body) -> Result<Bytes, RouterError> {
+    let late = |_| RouterError::BodyTimeout { limit: BODY_WAIT_MAX };
+    timeout(BODY_WAIT_MAX, collect_body(body)).await.map_err(late)?
+}
+
+async fn collect_body(mut body: Body) -> Result<Bytes, RouterError> {
+    let mut bytes = Vec::new();
+    let mut num_bytes = 0;
+    while let Some(frame) = body.frame().await {
+        let frame = frame.map_err(|_| RouterError::ClientGone)?;
+        let Some(data) = frame.data_ref() else { continue };
+        num_bytes += data.len();
+        if num_bytes <= BODY_BYTES_MAX {
+            bytes.extend_from_slice(data);
+        } else if num_bytes > BODY_DISCARD_BYTES_MAX {
+            break;
+        } else {
+            // A client that still writes when the connection closes never reads the answer: take the rest in first.
+            bytes = Vec::new();
+        }
+    }
+    if num_bytes > BODY_BYTES_MAX {
+        return Err(RouterError::BodyTooLarge { limit: BODY_BYTES_MAX });
+    }
+    Ok(bytes.into())
+}

@@ -1,0 +1,362 @@
+//! [`Body`]: what a client may send to `/v1/chat/completions` and `/v1/completions`. The two share most fields, so they
+//! share one type; a field that belongs to the other endpoint is refused by name.
+//!
+//! Three kinds of fields: those that are honoured; those that change nothing here and are ignored (named `_...`); and
+//! those that would change the answer but are not supported (`refuse_unsupported`), which are refused unless
+//! they say "off". Anything else is refused as unknown: a misspelt field must not be silently without effect.
+
+use serde::Deserialize;
+use serde::de::IgnoredAny;
+use serde_json::{Map, Value};
+
+use super::shapes::{Content, LogitBias, Logprobs, Object, Prompts, Stops};
+use crate::error::RouterError;
+use crate::request::Operation;
+use crate::request::check::{FieldNames, SentPrompt, SentRequest, SentSampling, SentSpeculation};
+use crate::text::ConversationMessage;
+
+/// A request's body.
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+#[expect(
+    missing_docs,
+    reason = "the fields are OpenAI's, vLLM's where it extends them, and ours by the same names"
+)]
+pub struct Body {
+    pub model: Option<String>,
+    pub messages: Option<Vec<Object<Message>>>,
+    pub prompt: Option<Prompts>,
+    pub stream: Option<bool>,
+    pub stream_options: Option<Object<StreamOptions>>,
+
+    pub temperature: Option<f64>,
+    pub top_p: Option<f64>,
+    pub top_k: Option<i64>,
+    pub min_p: Option<f64>,
+    pub repetition_penalty: Option<f64>,
+    pub frequency_penalty: Option<f64>,
+    pub presence_penalty: Option<f64>,
+    pub logit_bias: Option<LogitBias>,
+    pub max_tokens: Option<i64>,
+    pub max_completion_tokens: Option<i64>,
+    pub min_tokens: Option<i64>,
+    pub n: Option<i64>,
+    pub best_of: Option<i64>,
+    pub seed: Option<i64>,
+    pub stop: Option<Stops>,
+    pub stop_token_ids: Option<Vec<i64>>,
+    pub ignore_eos: Option<bool>,
+    pub logprobs: Option<Logprobs>,
+    pub top_logprobs: Option<i64>,
+    pub echo: Option<bool>,
+    pub chat_template_kwargs: Option<Map<String, Value>>,
+
+    pub task_type: Option<String>,
+    pub speculation: Option<Object<Speculation>>,
+    pub priority: Option<i64>,
+
+    pub tools: Option<Value>,
+    pub tool_choice: Option<Value>,
+    pub functions: Option<Value>,
+    pub function_call: Option<Value>,
+    pub response_format: Option<Value>,
+    pub suffix: Option<Value>,
+    pub modalities: Option<Value>,
+    pub audio: Option<Value>,
+    pub prediction: Option<Value>,
+    pub reasoning_effort: Option<Value>,
+    pub verbosity: Option<Value>,
+    pub web_search_options: Option<Value>,
+
+    #[serde(rename = "user")]
+    _user: IgnoredAny,
+    #[serde(rename = "metadata")]
+    _metadata: IgnoredAny,
+    #[serde(rename = "store")]
+    _store: IgnoredAny,
+    #[serde(rename = "service_tier")]
+    _service_tier: IgnoredAny,
+    #[serde(rename = "safety_identifier")]
+    _safety_identifier: IgnoredAny,
+    #[serde(rename = "prompt_cache_key")]
+    _prompt_cache_key: IgnoredAny,
+    #[serde(rename = "prompt_cache_retention")]
+    _prompt_cache_retention: IgnoredAny,
+    #[serde(rename = "parallel_tool_calls")]
+    _parallel_tool_calls: IgnoredAny,
+}
+
+/// One message of a conversation.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+#[expect(missing_docs, reason = "the fields are OpenAI's")]
+pub struct Message {
+    pub role: String,
+    #[serde(default)]
+    pub content: Option<Content>,
+    #[serde(default)]
+    pub name: Option<String>,
+    #[serde(default)]
+    pub tool_calls: Option<Value>,
+    #[serde(default)]
+    pub tool_call_id: Option<Value>,
+    #[serde(default)]
+    pub function_call: Option<Value>,
+    #[serde(default)]
+    pub audio: Option<Value>,
+    #[serde(default)]
+    pub refusal: Option<Value>,
+}
+
+/// `stream_options`.
+#[derive(Debug, Clone, Copy, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct StreamOptions {
+    /// A last chunk without choices says what the request cost.
+    pub include_usage: Option<bool>,
+    /// Each chunk says how many of its tokens were drafted.
+    pub include_speculation: Option<bool>,
+    #[serde(rename = "include_obfuscation")]
+    _include_obfuscation: IgnoredAny,
+}
+
+/// `speculation`.
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+#[expect(missing_docs, reason = "the fields are those of SpeculationRequest")]
+pub struct Speculation {
+    pub enabled: Option<bool>,
+    pub num_draft_tokens: Option<i64>,
+    pub acceptance: Option<String>,
+}
+
+/// How a client wants its answer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct AnswerForm {
+    /// As server-sent events.
+    pub stream: Option<StreamForm>,
+}
+
+/// How a client wants its events.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct StreamForm {
+    /// See [`StreamOptions::include_usage`].
+    pub include_usage: bool,
+    /// See [`StreamOptions::include_speculation`].
+    pub include_speculation: bool,
+}
+
+impl Body {
+    /// The request, free of OpenAI's shapes; `header_task_type` stands where the body does not say.
+    pub fn into_sent(
+        self,
+        operation: Operation,
+        header_task_type: Option<String>,
+    ) -> Result<(SentRequest, AnswerForm), RouterError> {
+        self.refuse_unsupported()?;
+        self.refuse_foreign(operation)?;
+        let form = self.answer_form()?;
+        let (logprobs, logprobs_name) = self.logprobs(operation)?;
+        let (max_tokens, max_tokens_name) = self.max_tokens()?;
+        let (prompts, prompt_name) = match operation {
+            Operation::Chat => (conversation(self.messages, self.chat_template_kwargs)?, "messages"),
+            Operation::Completion => (self.prompt.unwrap_or_default().0, "prompt"),
+        };
+        let speculation = self.speculation.map(|Object(speculation)| speculation).unwrap_or_default();
+        let sent = SentRequest {
+            model: self.model,
+            prompts,
+            sampling: SentSampling {
+                temperature: self.temperature,
+                top_k: self.top_k,
+                top_p: self.top_p,
+                min_p: self.min_p,
+                repetition_penalty: self.repetition_penalty,
+                frequency_penalty: self.frequency_penalty,
+                presence_penalty: self.presence_penalty,
+                logit_bias: self.logit_bias.unwrap_or_default().0,
+            },
+            max_tokens,
+            min_tokens: self.min_tokens,
+            n: self.n,
+            seed: self.seed,
+            stop: self.stop.unwrap_or_default().0,
+            stop_token_ids: self.stop_token_ids.unwrap_or_default(),
+            ignore_eos: self.ignore_eos.unwrap_or(false),
+            logprobs,
+            echo: self.echo.unwrap_or(false),
+            task_type: self.task_type.or(header_task_type),
+            speculation: SentSpeculation {
+                enabled: speculation.enabled,
+                num_draft_tokens: speculation.num_draft_tokens,
+                acceptance: speculation.acceptance,
+            },
+            priority: self.priority,
+            names: FieldNames { max_tokens: max_tokens_name, logprobs: logprobs_name, prompt: prompt_name },
+        };
+        Ok((sent, form))
+    }
+
+    /// Fields that would change the answer, if they were supported.
+    fn refuse_unsupported(&self) -> Result<(), RouterError> {
+        for (field, value) in [
+            ("tools", &self.tools),
+            ("tool_choice", &self.tool_choice),
+            ("functions", &self.functions),
+            ("function_call", &self.function_call),
+            ("response_format", &self.response_format),
+            ("suffix", &self.suffix),
+            ("modalities", &self.modalities),
+            ("audio", &self.audio),
+            ("prediction", &self.prediction),
+            ("reasoning_effort", &self.reasoning_effort),
+            ("verbosity", &self.verbosity),
+            ("web_search_options", &self.web_search_options),
+        ] {
+            if value.as_ref().is_some_and(|value| !says_off(field, value)) {
+                return Err(RouterError::invalid(field, format!("{field} is not supported: leave it out")));
+            }
+        }
+        let n = self.n.unwrap_or(1);
+        match self.best_of {
+            Some(best_of) if best_of != n => {
+                let message = format!(
+                    "best_of must equal n ({n}), not {best_of}: choosing among more is not supported"
+                );
+                Err(RouterError::invalid("best_of", message))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Fields of the other endpoint.
+    fn refuse_foreign(&self, operation: Operation) -> Result<(), RouterError> {
+        let (fields, home) = match operation {
+            Operation::Chat => (
+                vec![("prompt", self.prompt.is_some()), ("echo", self.echo == Some(true))],
+                "/v1/completions",
+            ),
+            Operation::Completion => {
+                let fields = vec![
+                    ("messages", self.messages.is_some()),
+                    ("top_logprobs", self.top_logprobs.is_some()),
+                    ("chat_template_kwargs", self.chat_template_kwargs.is_some()),
+                ];
+                (fields, "/v1/chat/completions")
+            }
+        };
+        match fields.into_iter().find(|(_, present)| *present) {
+            Some((field, _)) => Err(RouterError::invalid(
+                field,
+                format!("{field} is a field of {home}, not of this endpoint"),
+            )),
+            None => Ok(()),
+        }
+    }
+
+    fn answer_form(&self) -> Result<AnswerForm, RouterError> {
+        if self.stream != Some(true) {
+            return match self.stream_options {
+                Some(_) => Err(RouterError::invalid(
+                    "stream_options",
+                    "stream_options is only allowed when stream is true",
+                )),
+                None => Ok(AnswerForm::default()),
+            };
+        }
+        let options = self.stream_options.as_ref().map(|Object(options)| *options).unwrap_or_default();
+        let stream = StreamForm {
+            include_usage: options.include_usage.unwrap_or(false),
+            include_speculation: options.include_speculation.unwrap_or(false),
+        };
+        Ok(AnswerForm { stream: Some(stream) })
+    }
+
+    /// How many likeliest tokens to report, and the field that says so.
+    fn logprobs(&self, operation: Operation) -> Result<(Option<i64>, &'static str), RouterError> {
+        let wrong_type = |expected| RouterError::invalid("logprobs", format!("logprobs must be {expected}"));
+        match (operation, self.logprobs) {
+            (Operation::Chat, Some(Logprobs::Switch(true))) => {
+                Ok((Some(self.top_logprobs.unwrap_or(0)), "top_logprobs"))
+            }
+            (Operation::Chat, Some(Logprobs::Count(_))) => {
+                Err(wrong_type("true or false here: top_logprobs holds the number"))
+            }
+            (Operation::Chat, _) if self.top_logprobs.is_some_and(|count| count != 0) => Err(
+                RouterError::invalid("top_logprobs", "top_logprobs is only allowed when logprobs is true"),
+            ),
+            (Operation::Chat, _) => Ok((None, "top_logprobs")),
+            (Operation::Completion, Some(Logprobs::Count(count))) => Ok((Some(count), "logprobs")),
+            (Operation::Completion, Some(Logprobs::Switch(true))) => Err(wrong_type("a whole number here")),
+            (Operation::Completion, _) => Ok((None, "logprobs")),
+        }
+    }
+
+    fn max_tokens(&self) -> Result<(Option<i64>, &'static str), RouterError> {
+        match (self.max_tokens, self.max_completion_tokens) {
+            (Some(old), Some(new)) if old != new => {
+                let message =
+                    format!("max_completion_tokens is {new} but max_tokens is {old}: send one of them");
+                Err(RouterError::invalid("max_completion_tokens", message))
+            }
+            (_, Some(new)) => Ok((Some(new), "max_completion_tokens")),
+            (old, None) => Ok((old, "max_tokens")),
+        }
+    }
+}
+
+/// Whether an unsupported field asks for nothing.
+fn says_off(field: &str, value: &Value) -> bool {
+    match value {
+        Value::Null | Value::Bool(false) => true,
+        Value::String(text) => {
+            let off = matches!((field, text.as_str()), ("tool_choice" | "function_call", "none" | "auto"));
+            text.is_empty() || off
+        }
+        Value::Array(items) => items.is_empty() || (field == "modalities" && *items == ["text"]),
+        Value::Object(fields) => {
+            field == "response_format" && fields.get("type").is_some_and(|kind| kind == "text")
+        }
+        _ => false,
+    }
+}
+
+/// The one prompt of a conversation; none where messages are missing.
+fn conversation(
+    messages: Option<Vec<Object<Message>>>,
+    template_kwargs: Option<Map<String, Value>>,
+) -> Result<Vec<SentPrompt>, RouterError> {
+    let Some(messages) = messages else { return Ok(Vec::new()) };
+    let messages: Result<Vec<_>, _> = messages
+        .into_iter()
+        .enumerate()
+        .map(|(idx, Object(message))| message.into_conversation(idx))
+        .collect();
+    Ok(vec![SentPrompt::Chat { messages: messages?, template_kwargs: template_kwargs.unwrap_or_default() }])
+}
+
+impl Message {
+    fn into_conversation(self, idx: usize) -> Result<ConversationMessage, RouterError> {
+        for (field, value) in [
+            ("tool_calls", &self.tool_calls),
+            ("tool_call_id", &self.tool_call_id),
+            ("function_call", &self.function_call),
+            ("audio", &self.audio),
+            ("refusal", &self.refusal),
+        ] {
+            if value.as_ref().is_some_and(|value| !says_off(field, value)) {
+                let path = format!("messages[{idx}].{field}");
+                let message = format!("{path} is not supported: leave it out");
+                return Err(RouterError::invalid(path, message));
+            }
+        }
+        let Some(Content(content)) = self.content else {
+            let path = format!("messages[{idx}].content");
+            let message = format!("{path} is required: a string or a list of text parts");
+            return Err(RouterError::invalid(path, message));
+        };
+        // Templates know OpenAI's newer word by its older name.
+        let role = if self.role == "developer" { "system".to_owned() } else { self.role };
+        Ok(ConversationMessage { role, content, name: self.name })
+    }
+}

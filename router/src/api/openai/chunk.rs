@@ -1,0 +1,170 @@
+//! [`ChunkWriter`]: pieces of text to OpenAI's chunks, each as one server-sent event.
+
+use serde::Serialize;
+use speculation::FinishReason;
+
+use super::body::StreamForm;
+use super::logprobs::{ChatLogprobs, CompletionLogprobs};
+use super::response::{ASSISTANT, ChatChunkChoice, ChatDelta, ChunkSpeculation, CompletionChoice, Envelope};
+use crate::pipeline::text_stream::{Part, ResponseInfo, TextDelta};
+use crate::request::Operation;
+use crate::request::Usage;
+use crate::request::span::finish_word;
+use crate::text::Vocabulary;
+
+/// Writes the chunks of one response.
+#[derive(Debug)]
+pub(super) struct ChunkWriter {
+    operation: Operation,
+    form: StreamForm,
+    /// Which choices have shown their role.
+    introduced: Vec<bool>,
+    /// What stands before the choice of every chunk, and what behind it.
+    frame: [Vec<u8>; 2],
+}
+
+impl ChunkWriter {
+    pub(super) fn new(operation: Operation, form: StreamForm, info: &ResponseInfo) -> Self {
+        let frame = frame(&envelope((operation, form), info, NO_CHOICES));
+        Self { operation, form, introduced: vec![false; info.num_choices as usize], frame }
+    }
+
+    /// Appends the chunk of a piece; nothing where it has nothing to say yet.
+    pub(super) fn piece(
+        &mut self,
+        (info, vocabulary): (&ResponseInfo, &Vocabulary),
+        delta: TextDelta,
+        events: &mut Vec<u8>,
+    ) {
+        let shows_tokens = (info.logprobs || self.form.include_speculation) && !delta.tokens.is_empty();
+        if delta.text.is_empty() && delta.finish.is_none() && !shows_tokens {
+            return;
+        }
+        let speculation =
+            (self.form.include_speculation && delta.part == Part::Output).then_some(ChunkSpeculation {
+                num_tokens: delta.tokens.len() as u32,
+                num_drafted: delta.num_drafted,
+            });
+        let finish_reason: Option<&'static str> =
+            delta.finish.map(|reason: FinishReason| finish_word(reason));
+        let has_logprobs = info.logprobs && !delta.tokens.is_empty();
+        match self.operation {
+            Operation::Chat => {
+                let introduced = std::mem::replace(&mut self.introduced[delta.choice as usize], true);
+                let is_farewell = delta.text.is_empty() && delta.finish.is_some() && introduced;
+                let choice = ChatChunkChoice {
+                    index: delta.choice,
+                    delta: ChatDelta {
+                        role: (!introduced).then_some(ASSISTANT),
+                        content: (!is_farewell).then_some(delta.text),
+                    },
+                    logprobs: has_logprobs.then(|| ChatLogprobs::of(vocabulary, &delta.tokens)),
+                    finish_reason,
+                    speculation,
+                };
+                self.write(&choice, events);
+            }
+            Operation::Completion => {
+                let choice = CompletionChoice {
+                    index: delta.choice,
+                    text: delta.text,
+                    logprobs: has_logprobs.then(|| CompletionLogprobs::of(vocabulary, &delta.tokens)),
+                    finish_reason,
+                    speculation,
+                };
+                self.write(&choice, events);
+            }
+        }
+    }
+
+    /// Appends the chunk after the last choice, where it was asked for.
+    pub(super) fn usage(&self, info: &ResponseInfo, usage: &Usage, events: &mut Vec<u8>) {
+        if self.form.include_usage {
+            let envelope = envelope((self.operation, self.form), info, NO_CHOICES);
+            event(&envelope.with_usage(Some(usage)), events);
+        }
+    }
+
+    fn write<C: Serialize>(&self, choice: &C, events: &mut Vec<u8>) {
+        let [before, behind] = &self.frame;
+        events.extend_from_slice(before);
+        serde_json::to_writer(&mut *events, choice).expect(WRITABLE);
+        events.extend_from_slice(behind);
+    }
+}
+
+const NO_CHOICES: [(); 0] = [];
+
+/// What surrounds the choices of a chunk.
+fn envelope<C: Serialize>(
+    (operation, form): (Operation, StreamForm),
+    info: &ResponseInfo,
+    choices: C,
+) -> Envelope<'_, C> {
+    let object = match operation {
+        Operation::Chat => "chat.completion.chunk",
+        Operation::Completion => "text_completion",
+    };
+    let envelope = Envelope::new(info, object, choices);
+    // Clients that asked for usage expect a null in every chunk but the last.
+    if form.include_usage { envelope.with_usage(None) } else { envelope }
+}
+
+/// The event of a chunk without choices, parted where its only choice goes: nothing of it but that changes from one chunk to the next.
+fn frame(envelope: &Envelope<'_, [(); 0]>) -> [Vec<u8>; 2] {
+    let mut whole = Vec::new();
+    event(envelope, &mut whole);
+    // The last: a model's name may hold brackets, and no text of anybody's stands behind the list.
+    let list = whole.windows(2).rposition(|pair| pair == b"[]").expect("a chunk has a list of choices");
+    let behind = whole.split_off(list + 1);
+    [whole, behind]
+}
+
+const WRITABLE: &str = "answers hold only what JSON can hold: string keys, numbers, text";
+
+/// One line of JSON.
+pub(super) fn json<T: Serialize>(value: &T) -> String {
+    serde_json::to_string(value).expect(WRITABLE)
+}
+
+/// Appends an event whose data is one line of JSON.
+pub(super) fn event<T: Serialize>(value: &T, events: &mut Vec<u8>) {
+    events.extend_from_slice(b"data: ");
+    serde_json::to_writer(&mut *events, value).expect(WRITABLE);
+    events.extend_from_slice(b"\n\n");
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_chunk_put_together_is_the_envelope_written_whole() {
+        let info = ResponseInfo {
+            id: "cmpl-[]".to_owned(),
+            created: 1,
+            model: "a \"model\" [] ]}".to_owned(),
+            system_fingerprint: "[]".to_owned(),
+            seed: u64::MAX,
+            num_choices: 2,
+            logprobs: false,
+        };
+        let choice = || CompletionChoice {
+            index: 1,
+            text: "[] \"\u{1F600}\n".to_owned(),
+            logprobs: None,
+            finish_reason: None,
+            speculation: None,
+        };
+        for operation in [Operation::Chat, Operation::Completion] {
+            for include_usage in [false, true] {
+                let form = StreamForm { include_usage, ..StreamForm::default() };
+                let mut put_together = Vec::new();
+                ChunkWriter::new(operation, form, &info).write(&choice(), &mut put_together);
+                let mut whole = Vec::new();
+                event(&envelope((operation, form), &info, [choice()]), &mut whole);
+                assert_eq!(String::from_utf8(put_together), String::from_utf8(whole));
+            }
+        }
+    }
+}

@@ -1,0 +1,101 @@
+//! Log probabilities in OpenAI's two shapes: of conversations, and the older one of completions.
+
+use serde::{Serialize, Serializer};
+use speculation::TokenId;
+
+use crate::detokenize::OutputToken;
+use crate::text::Vocabulary;
+
+/// JSON has no minus infinity; this is what stands for it, as in vLLM.
+const IMPOSSIBLE: f32 = -9999.0;
+
+/// Of a conversation's choice.
+#[derive(Debug, Default, Serialize)]
+pub struct ChatLogprobs {
+    content: Vec<ChatToken>,
+    refusal: Option<()>,
+}
+
+#[derive(Debug, Serialize)]
+struct ChatToken {
+    #[serde(flatten)]
+    token: ScoredToken,
+    top_logprobs: Vec<ScoredToken>,
+}
+
+#[derive(Debug, Serialize)]
+struct ScoredToken {
+    token: String,
+    logprob: f32,
+    bytes: Vec<u8>,
+}
+
+impl ChatLogprobs {
+    /// One entry a token, its stop token included.
+    pub fn of(vocabulary: &Vocabulary, tokens: &[OutputToken]) -> Self {
+        let scored = |id: TokenId, logprob: f32| ScoredToken {
+            token: vocabulary.spell(id),
+            logprob: logprob.max(IMPOSSIBLE),
+            bytes: vocabulary.bytes(id).to_vec(),
+        };
+        let entry = |token: &OutputToken| {
+            let logprobs = token.logprobs.as_ref()?;
+            let top_logprobs = logprobs.top.iter().map(|&(id, logprob)| scored(id, logprob)).collect();
+            Some(ChatToken { token: scored(token.id, logprobs.logprob), top_logprobs })
+        };
+        Self { content: tokens.iter().filter_map(entry).collect(), refusal: None }
+    }
+}
+
+/// Of a completion's choice: parallel lists.
+#[derive(Debug, Default, Serialize)]
+pub struct CompletionLogprobs {
+    tokens: Vec<String>,
+    token_logprobs: Vec<Option<f32>>,
+    top_logprobs: Vec<Option<LikeliestTokens>>,
+    text_offset: Vec<usize>,
+}
+
+impl CompletionLogprobs {
+    /// One entry a token, its stop token included. The first token of an echoed prompt has no probabilities.
+    pub fn of(vocabulary: &Vocabulary, tokens: &[OutputToken]) -> Self {
+        let mut lists = Self::default();
+        for token in tokens {
+            let logprobs = token.logprobs.as_ref();
+            lists.tokens.push(vocabulary.spell(token.id));
+            lists.text_offset.push(token.text_offset);
+            lists.token_logprobs.push(logprobs.map(|logprobs| logprobs.logprob.max(IMPOSSIBLE)));
+            // The drawn token is listed too, likely or not.
+            lists.top_logprobs.push(logprobs.map(|logprobs| {
+                let own = (token.id, logprobs.logprob);
+                let all = logprobs.top.iter().chain(std::iter::once(&own));
+                all.map(|&(id, logprob)| (vocabulary.spell(id), logprob.max(IMPOSSIBLE))).collect()
+            }));
+        }
+        lists
+    }
+}
+
+/// An object of log probabilities by token. Not a `serde_json` object: its numbers are `f64`, so that a token's `f32` would
+/// be written otherwise here than in `token_logprobs`.
+#[derive(Debug, Default)]
+struct LikeliestTokens(Vec<(String, f32)>);
+
+impl FromIterator<(String, f32)> for LikeliestTokens {
+    /// Each token once, at its first place.
+    fn from_iter<I: IntoIterator<Item = (String, f32)>>(scored: I) -> Self {
+        let mut tokens: Vec<(String, f32)> = Vec::new();
+        for (token, logprob) in scored {
+            if tokens.iter().all(|(known, _)| *known != token) {
+                tokens.push((token, logprob));
+            }
+        }
+        Self(tokens)
+    }
+}
+
+impl Serialize for LikeliestTokens {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_map(self.0.iter().map(|(token, logprob)| (token, logprob)))
+    }
+}

@@ -1,0 +1,13 @@
+//! OpenAI's shapes, and nothing else: what a body may hold ([`body`], [`shapes`]) and what answers look like
+//! ([`response`], [`logprobs`], [`error`]).
+
+pub mod body;
+mod chunk;
+pub mod error;
+pub mod logprobs;
+pub mod models;
+pub mod respond;
+pub mod response;
+pub mod shapes;
+mod sse;
+mod whole;

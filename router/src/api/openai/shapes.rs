@@ -1,0 +1,258 @@
+//! Fields that OpenAI lets clients write in several shapes. Each is read by hand, so that a value of the wrong type is
+//! answered with what would be right.
+
+use std::fmt;
+use std::marker::PhantomData;
+
+use serde::Deserialize;
+use serde::de::value::{MapAccessDeserializer, SeqAccessDeserializer};
+use serde::de::{Deserializer, Error, IgnoredAny, MapAccess, SeqAccess, Visitor};
+
+use crate::request::check::SentPrompt;
+
+/// A JSON object. Derived types would read a list too, field by field in order of declaration.
+#[derive(Debug)]
+pub struct Object<T>(pub T);
+
+/// `prompt`: a text, several texts, ids, or several lists of ids.
+#[derive(Debug, Clone, Default)]
+pub struct Prompts(pub Vec<SentPrompt>);
+
+/// `stop`: a string or several.
+#[derive(Debug, Clone, Default)]
+pub struct Stops(pub Vec<String>);
+
+/// `content` of a message: a text, or parts of type `text`, which are joined by line breaks.
+#[derive(Debug, Clone)]
+pub struct Content(pub String);
+
+/// `logprobs`: a switch in a conversation, a number for a completion.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Logprobs {
+    /// In a conversation.
+    Switch(bool),
+    /// For a completion.
+    Count(i64),
+}
+
+impl<'de, T: Deserialize<'de>> Deserialize<'de> for Object<T> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct ObjectVisitor<T>(PhantomData<T>);
+        impl<'de, T: Deserialize<'de>> Visitor<'de> for ObjectVisitor<T> {
+            type Value = Object<T>;
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("an object")
+            }
+            fn visit_map<A: MapAccess<'de>>(self, fields: A) -> Result<Object<T>, A::Error> {
+                T::deserialize(MapAccessDeserializer::new(fields)).map(Object)
+            }
+        }
+        deserializer.deserialize_map(ObjectVisitor(PhantomData))
+    }
+}
+
+/// A number that must be whole; too large a one is kept as the largest, for its bound to be judged later.
+#[derive(Debug, Clone, Copy)]
+struct Whole(i64);
+
+impl<'de> Deserialize<'de> for Whole {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct WholeVisitor;
+        impl Visitor<'_> for WholeVisitor {
+            type Value = Whole;
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a token id")
+            }
+            fn visit_i64<E: Error>(self, value: i64) -> Result<Whole, E> {
+                Ok(Whole(value))
+            }
+            fn visit_u64<E: Error>(self, value: u64) -> Result<Whole, E> {
+                Ok(Whole(i64::try_from(value).unwrap_or(i64::MAX)))
+            }
+        }
+        deserializer.deserialize_i64(WholeVisitor)
+    }
+}
+
+/// One item of a list of prompts.
+enum PromptItem {
+    Text(String),
+    Id(i64),
+    Ids(Vec<i64>),
+}
+
+impl<'de> Deserialize<'de> for PromptItem {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct ItemVisitor;
+        impl<'de> Visitor<'de> for ItemVisitor {
+            type Value = PromptItem;
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a string, a token id, or a list of token ids")
+            }
+            fn visit_str<E: Error>(self, text: &str) -> Result<PromptItem, E> {
+                Ok(PromptItem::Text(text.to_owned()))
+            }
+            fn visit_i64<E: Error>(self, id: i64) -> Result<PromptItem, E> {
+                Ok(PromptItem::Id(id))
+            }
+            fn visit_u64<E: Error>(self, id: u64) -> Result<PromptItem, E> {
+                Ok(PromptItem::Id(i64::try_from(id).unwrap_or(i64::MAX)))
+            }
+            fn visit_seq<A: SeqAccess<'de>>(self, items: A) -> Result<PromptItem, A::Error> {
+                let ids = Vec::<Whole>::deserialize(SeqAccessDeserializer::new(items))?;
+                Ok(PromptItem::Ids(ids.into_iter().map(|Whole(id)| id).collect()))
+            }
+        }
+        deserializer.deserialize_any(ItemVisitor)
+    }
+}
+
+impl<'de> Deserialize<'de> for Prompts {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct PromptsVisitor;
+        impl<'de> Visitor<'de> for PromptsVisitor {
+            type Value = Prompts;
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str(
+                    "a string, a list of strings, a list of token ids, or a list of lists of token ids",
+                )
+            }
+            fn visit_str<E: Error>(self, text: &str) -> Result<Prompts, E> {
+                Ok(Prompts(vec![SentPrompt::Text(text.to_owned())]))
+            }
+            fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<Prompts, A::Error> {
+                let mut prompts = Vec::new();
+                let mut ids = Vec::new();
+                while let Some(item) = items.next_element()? {
+                    match item {
+                        PromptItem::Text(text) => prompts.push(SentPrompt::Text(text)),
+                        PromptItem::Ids(ids) => prompts.push(SentPrompt::TokenIds(ids)),
+                        PromptItem::Id(id) => ids.push(id),
+                    }
+                }
+                let homogeneous = prompts.windows(2).all(|pair| {
+                    matches!(pair[0], SentPrompt::Text(_)) == matches!(pair[1], SentPrompt::Text(_))
+                });
+                if !homogeneous || !(ids.is_empty() || prompts.is_empty()) {
+                    return Err(Error::custom("a list of prompts must hold items of one type"));
+                }
+                if !ids.is_empty() {
+                    prompts.push(SentPrompt::TokenIds(ids));
+                }
+                Ok(Prompts(prompts))
+            }
+        }
+        deserializer.deserialize_any(PromptsVisitor)
+    }
+}
+
+impl<'de> Deserialize<'de> for Stops {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct StopsVisitor;
+        impl<'de> Visitor<'de> for StopsVisitor {
+            type Value = Stops;
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a string or a list of strings")
+            }
+            fn visit_str<E: Error>(self, text: &str) -> Result<Stops, E> {
+                Ok(Stops(vec![text.to_owned()]))
+            }
+            fn visit_seq<A: SeqAccess<'de>>(self, items: A) -> Result<Stops, A::Error> {
+                Vec::deserialize(SeqAccessDeserializer::new(items)).map(Stops)
+            }
+        }
+        deserializer.deserialize_any(StopsVisitor)
+    }
+}
+
+/// One part of a message's content.
+#[derive(Deserialize)]
+struct ContentPart {
+    r#type: String,
+    #[serde(default)]
+    text: Option<String>,
+    // Of parts that are refused by their type.
+    #[serde(default, rename = "image_url", alias = "input_audio", alias = "file", alias = "refusal")]
+    _other: IgnoredAny,
+}
+
+impl<'de> Deserialize<'de> for Content {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct ContentVisitor;
+        impl<'de> Visitor<'de> for ContentVisitor {
+            type Value = Content;
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a string or a list of text parts")
+            }
+            fn visit_str<E: Error>(self, text: &str) -> Result<Content, E> {
+                Ok(Content(text.to_owned()))
+            }
+            fn visit_seq<A: SeqAccess<'de>>(self, mut parts: A) -> Result<Content, A::Error> {
+                let mut texts: Vec<String> = Vec::new();
+                while let Some(Object(part)) = parts.next_element::<Object<ContentPart>>()? {
+                    match part {
+                        ContentPart { r#type, text: Some(text), .. } if r#type == "text" => texts.push(text),
+                        ContentPart { r#type, .. } if r#type == "text" => {
+                            return Err(Error::missing_field("text"));
+                        }
+                        ContentPart { r#type, .. } => {
+                            let reason =
+                                format!("a content part of type `{}` is not supported, only text is", r#type);
+                            return Err(Error::custom(reason));
+                        }
+                    }
+                }
+                Ok(Content(texts.join("\n")))
+            }
+        }
+        deserializer.deserialize_any(ContentVisitor)
+    }
+}
+
+impl<'de> Deserialize<'de> for Logprobs {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct LogprobsVisitor;
+        impl Visitor<'_> for LogprobsVisitor {
+            type Value = Logprobs;
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("true or false in a conversation, a whole number for a completion")
+            }
+            fn visit_bool<E: Error>(self, on: bool) -> Result<Logprobs, E> {
+                Ok(Logprobs::Switch(on))
+            }
+            fn visit_i64<E: Error>(self, count: i64) -> Result<Logprobs, E> {
+                Ok(Logprobs::Count(count))
+            }
+            fn visit_u64<E: Error>(self, count: u64) -> Result<Logprobs, E> {
+                Ok(Logprobs::Count(i64::try_from(count).unwrap_or(i64::MAX)))
+            }
+        }
+        deserializer.deserialize_any(LogprobsVisitor)
+    }
+}
+
+/// `logit_bias`: biases by token id, which JSON writes as a string.
+#[derive(Debug, Clone, Default)]
+pub struct LogitBias(pub Vec<(i64, f64)>);
+
+impl<'de> Deserialize<'de> for LogitBias {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct BiasVisitor;
+        impl<'de> Visitor<'de> for BiasVisitor {
+            type Value = LogitBias;
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("an object of biases by token id")
+            }
+            fn visit_map<A: MapAccess<'de>>(self, mut entries: A) -> Result<LogitBias, A::Error> {
+                let mut biases = Vec::new();
+                while let Some((id, bias)) = entries.next_entry::<String, f64>()? {
+                    let id =
+                        id.parse().map_err(|_| Error::custom(format!("key `{id}` is not a token id")))?;
+                    biases.push((id, bias));
+                }
+                Ok(LogitBias(biases))
+            }
+        }
+        deserializer.deserialize_map(BiasVisitor)
+    }
+}

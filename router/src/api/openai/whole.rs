@@ -1,0 +1,77 @@
+//! A response as one JSON answer, once every choice is complete.
+
+use axum::response::{IntoResponse, Response};
+use http::{HeaderValue, header};
+use speculation::FinishReason;
+
+use super::chunk::json;
+use super::logprobs::{ChatLogprobs, CompletionLogprobs};
+use super::response::{ChatChoice, CompletionChoice, Envelope};
+use crate::detokenize::OutputToken;
+use crate::error::RouterError;
+use crate::pipeline::text_stream::TextStream;
+use crate::request::Operation;
+use crate::request::span::finish_word;
+
+/// One choice, complete.
+#[derive(Debug, Default)]
+struct Collected {
+    text: String,
+    /// Kept only where their log probabilities are wanted.
+    tokens: Vec<OutputToken>,
+    finish: Option<FinishReason>,
+}
+
+pub(super) async fn respond(mut text: TextStream, operation: Operation) -> Result<Response, RouterError> {
+    let mut choices: Vec<Collected> = Vec::new();
+    choices.resize_with(text.info().num_choices as usize, Collected::default);
+    let keeps_tokens = text.info().logprobs;
+    while let Some(delta) = text.next().await {
+        let delta = delta?;
+        let choice = &mut choices[delta.choice as usize];
+        choice.text.push_str(&delta.text);
+        if keeps_tokens {
+            choice.tokens.extend(delta.tokens);
+        }
+        choice.finish = choice.finish.or(delta.finish);
+    }
+    let body = match operation {
+        Operation::Chat => chat(&text, choices)?,
+        Operation::Completion => completion(&text, choices)?,
+    };
+    Ok(([(header::CONTENT_TYPE, HeaderValue::from_static("application/json"))], body).into_response())
+}
+
+fn chat(text: &TextStream, choices: Vec<Collected>) -> Result<String, RouterError> {
+    let (info, vocabulary) = (text.info(), text.model().vocabulary());
+    let choice = |(index, choice): (usize, Collected)| {
+        Ok(ChatChoice {
+            index: index as u32,
+            logprobs: info.logprobs.then(|| ChatLogprobs::of(vocabulary, &choice.tokens)),
+            finish_reason: finish_reason(&choice)?,
+            message: choice.text.into(),
+        })
+    };
+    let choices: Result<Vec<_>, RouterError> = choices.into_iter().enumerate().map(choice).collect();
+    Ok(json(&Envelope::new(info, "chat.completion", choices?).with_usage(Some(&text.usage()))))
+}
+
+fn completion(text: &TextStream, choices: Vec<Collected>) -> Result<String, RouterError> {
+    let (info, vocabulary) = (text.info(), text.model().vocabulary());
+    let choice = |(index, choice): (usize, Collected)| {
+        Ok(CompletionChoice {
+            index: index as u32,
+            logprobs: info.logprobs.then(|| CompletionLogprobs::of(vocabulary, &choice.tokens)),
+            finish_reason: Some(finish_reason(&choice)?),
+            text: choice.text,
+            speculation: None,
+        })
+    };
+    let choices: Result<Vec<_>, RouterError> = choices.into_iter().enumerate().map(choice).collect();
+    Ok(json(&Envelope::new(info, "text_completion", choices?).with_usage(Some(&text.usage()))))
+}
+
+fn finish_reason(choice: &Collected) -> Result<&'static str, RouterError> {
+    let unfinished = || RouterError::Internal("the text ended before its choice did".into());
+    choice.finish.map(finish_word).ok_or_else(unfinished)
+}

@@ -1,0 +1,158 @@
+//! What a request passes, in order: checks, admission, tokenizing and the scheduler. What comes back is one
+//! [`TextStream`], whichever API the request came by.
+
+pub mod text_stream;
+
+use std::sync::Arc;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use scheduling::scheduler::policy::PolicyConfig;
+use service::health::Health;
+use service::metrics::Metrics;
+use service::shutdown::Lifetime;
+use speculation::SequenceSpec;
+use tracing::{Instrument as _, info_span};
+
+use self::text_stream::{Echo, ResponseInfo, StartedPrompt, TextStream, TextStreamParts};
+use crate::admission::Admission;
+use crate::catalog::Catalog;
+use crate::error::RouterError;
+use crate::generation::{GenerationRequest, GenerationService};
+use crate::metrics::RouterMetrics;
+use crate::request::record::RequestRecord;
+use crate::request::{Auth, Caller, CheckedRequest, SentRequest, span};
+use crate::tokenize::{TokenizePool, TokenizedPrompt, tokenize};
+
+/// What the APIs share. Clones are handles to the same.
+#[derive(Clone)]
+pub struct AppState {
+    /// Runs generations.
+    pub generation: Arc<dyn GenerationService>,
+    /// Which models exist.
+    pub catalog: Catalog,
+    /// How much may run at once.
+    pub admission: Admission,
+    /// Who may ask.
+    pub auth: Auth,
+    /// Shown at `/health/*`.
+    pub health: Health,
+    /// Shown at `/metrics`.
+    pub metrics_page: Metrics,
+    /// What the APIs count.
+    pub metrics: RouterMetrics,
+    /// Where text becomes ids.
+    pub tokenize: TokenizePool,
+    /// How long a client that reads a stream hears nothing at most.
+    pub keep_alive: Duration,
+    /// What the operator settled for lanes.
+    pub policy: Arc<PolicyConfig>,
+    /// While it drains nothing new is taken; when it is cancelled, streams are cut.
+    pub lifetime: Lifetime,
+}
+
+/// Checks a request, waits for admission, tokenizes it and submits it. An error is recorded before it is returned.
+pub async fn begin(
+    state: &AppState,
+    sent: SentRequest,
+    caller: &Caller,
+    request_id: String,
+    mut record: RequestRecord,
+) -> Result<TextStream, RouterError> {
+    match start(state, sent, caller, &request_id, &mut record).await {
+        Ok((request, prompts)) => Ok(TextStream::new(TextStreamParts {
+            info: ResponseInfo {
+                id: request_id,
+                created: unix_seconds(),
+                model: request.entry.id.clone(),
+                system_fingerprint: request.entry.numerics_id.clone(),
+                seed: request.seed,
+                num_choices: prompts.len() as u32 * request.num_choices,
+                logprobs: request.logprobs.is_some(),
+            },
+            model: Arc::clone(&request.entry.text),
+            stop: request.stop,
+            prompts,
+            num_choices: request.num_choices,
+            record,
+            lifetime: state.lifetime.clone(),
+        })),
+        Err(error) => {
+            record.failed(&error);
+            Err(error)
+        }
+    }
+}
+
+async fn start(
+    state: &AppState,
+    sent: SentRequest,
+    caller: &Caller,
+    request_id: &str,
+    record: &mut RequestRecord,
+) -> Result<(CheckedRequest, Vec<StartedPrompt>), RouterError> {
+    if state.lifetime.is_draining() {
+        return Err(RouterError::Draining);
+    }
+    let mut request = sent.check(&state.catalog, caller)?;
+    span::record_request(record.span(), request_id, caller, &request);
+    record.waiting(&request.entry.id);
+
+    let permit = state.admission.admit(request.num_sequences(), request.priority);
+    let permit = permit.instrument(info_span!("queue")).await?;
+    record.admitted(permit, state.lifetime.work("request"));
+
+    let (model, prompts) = (Arc::clone(&request.entry.text), std::mem::take(&mut request.prompts));
+    let job = move || prompts.into_iter().map(|prompt| tokenize(&model, prompt)).collect();
+    let tokenized: Vec<TokenizedPrompt> = state.tokenize.run(job).instrument(info_span!("tokenize")).await?;
+
+    // Every prompt is known to fit before the first one starts.
+    let planned: Result<Vec<Planned>, RouterError> =
+        tokenized.into_iter().map(|prompt| plan(state, &request, prompt)).collect();
+    let planned = planned?;
+    let mut started = Vec::with_capacity(planned.len());
+    for Planned { prompt: TokenizedPrompt { ids, text, .. }, task_type, spec } in planned {
+        span::record_lane(record.span(), &task_type, spec.acceptance);
+        let scores_prompt = request.wants_prompt_logprobs() && ids.len() > 1;
+        let stream = if spec.max_len > spec.prompt_len || scores_prompt {
+            let generation = GenerationRequest {
+                request_id: request_id.to_owned(),
+                model: request.entry.id.clone(),
+                prompt_ids: ids.clone(),
+                num_choices: request.num_choices,
+                spec,
+                task_type,
+                speculation: request.speculation,
+                span: record.span().clone(),
+            };
+            Some(state.generation.submit(generation).await?)
+        } else {
+            None
+        };
+        let echo = match (request.echo, request.logprobs) {
+            (false, _) => Echo::Off,
+            (true, None) => Echo::Text(text),
+            (true, Some(_)) => Echo::Logprobs(text),
+        };
+        started.push(StartedPrompt { stream, ids, echo });
+    }
+    Ok((request, started))
+}
+
+/// A prompt that is ready to start.
+struct Planned {
+    prompt: TokenizedPrompt,
+    task_type: String,
+    spec: SequenceSpec,
+}
+
+/// Where nobody says what a prompt asks for, its text does.
+fn plan(state: &AppState, request: &CheckedRequest, prompt: TokenizedPrompt) -> Result<Planned, RouterError> {
+    let task_type = request.task_type.clone().unwrap_or_else(|| prompt.task_type.to_owned());
+    let acceptance = state.policy.lane(&task_type).acceptance;
+    let spec = request.spec(prompt.ids.len() as u32, acceptance)?;
+    Ok(Planned { prompt, task_type, spec })
+}
+
+fn unix_seconds() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
+}

@@ -1,0 +1,412 @@
+//! [`TextStream`]: all choices of one request as one stream of text, whichever door it goes out through. It reads the
+//! generations' events, keeps one [`ChoiceText`] a choice, cancels a choice whose stop string was found, and counts.
+//! Dropping it cancels whatever still runs.
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+
+use service::shutdown::Lifetime;
+use speculation::step::PromptLogprobs;
+use speculation::{FinishReason, TokenId, TokenLogprobs};
+
+use crate::detokenize::{ChoiceText, OutputToken, StopRules, prompt_tokens};
+use crate::error::RouterError;
+use crate::generation::{CommittedTokens, GenerationEvent, GenerationStream, SpeculationUsage};
+use crate::request::Usage;
+use crate::request::record::RequestRecord;
+use crate::text::ModelText;
+
+/// What every part of a response repeats.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ResponseInfo {
+    /// Names the request.
+    pub id: String,
+    /// Unix seconds.
+    pub created: u64,
+    /// The model's id.
+    pub model: String,
+    /// Names the class of targets whose bits are equal.
+    pub system_fingerprint: String,
+    /// As asked for, or drawn: send it again for the same text.
+    pub seed: u64,
+    /// Of all prompts.
+    pub num_choices: u32,
+    /// Log probabilities were asked for.
+    pub logprobs: bool,
+}
+
+/// Where a piece of text stands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Part {
+    /// The echoed prompt; first, where it is wanted at all.
+    Prompt,
+    /// The model's output.
+    Output,
+}
+
+/// A piece of one choice.
+#[derive(Debug, Clone, PartialEq)]
+pub struct TextDelta {
+    /// Which choice; choice `c` of prompt `p` is `p * n + c`.
+    pub choice: u32,
+    /// Prompt or output.
+    pub part: Part,
+    /// Perhaps empty, where text is held back.
+    pub text: String,
+    /// The tokens committed since the last piece; of a prompt only where log probabilities are wanted.
+    pub tokens: Vec<OutputToken>,
+    /// How many of them were drafted.
+    pub num_drafted: u32,
+    /// Set on the choice's last piece.
+    pub finish: Option<FinishReason>,
+}
+
+/// One prompt of a request, handed to its lane.
+#[derive(Debug)]
+pub struct StartedPrompt {
+    /// From the lane; `None` where there is nothing to compute.
+    pub stream: Option<GenerationStream>,
+    /// The prompt.
+    pub ids: Vec<TokenId>,
+    /// What `echo` repeats.
+    pub echo: Echo,
+}
+
+/// Whether and how a prompt is repeated.
+#[derive(Debug)]
+pub enum Echo {
+    /// Not at all.
+    Off,
+    /// Its text.
+    Text(String),
+    /// Its text, and its tokens with their log probabilities.
+    Logprobs(String),
+}
+
+/// What a [`TextStream`] is made of.
+#[derive(Debug)]
+pub struct TextStreamParts {
+    /// For the doors.
+    pub info: ResponseInfo,
+    /// For decoding.
+    pub model: Arc<ModelText>,
+    /// What ends a choice.
+    pub stop: StopRules,
+    /// At least one.
+    pub prompts: Vec<StartedPrompt>,
+    /// Of each prompt.
+    pub num_choices: u32,
+    /// Told of everything.
+    pub record: RequestRecord,
+    /// Cuts what outlives it.
+    pub lifetime: Lifetime,
+}
+
+/// All choices of one request.
+#[derive(Debug)]
+pub struct TextStream {
+    info: ResponseInfo,
+    model: Arc<ModelText>,
+    prompts: Vec<PromptState>,
+    choices: Vec<ChoiceState>,
+    num_choices: usize,
+    ready: VecDeque<TextDelta>,
+    record: RequestRecord,
+    cut: Cut,
+    /// Which prompt is asked first for its next event, so that none waits for ever.
+    turn: usize,
+    failed: bool,
+}
+
+/// Resolves once the process may wait no longer: the grace period of a drain is over.
+struct Cut(Pin<Box<dyn Future<Output = ()> + Send>>);
+
+impl fmt::Debug for Cut {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Cut")
+    }
+}
+
+#[derive(Debug)]
+struct PromptState {
+    stream: Option<GenerationStream>,
+    ids: Vec<TokenId>,
+    /// The text to repeat and the log probabilities so far, until they are complete.
+    awaited: Option<(String, Vec<TokenLogprobs>)>,
+}
+
+#[derive(Debug)]
+struct ChoiceState {
+    text: ChoiceText,
+    usage: SpeculationUsage,
+    finished: bool,
+}
+
+impl TextStream {
+    /// Begins to read.
+    pub fn new(parts: TextStreamParts) -> Self {
+        let TextStreamParts { info, model, stop, prompts, num_choices, mut record, lifetime } = parts;
+        let num_choices = num_choices as usize;
+        let prompt_tokens = prompts.iter().map(|prompt| prompt.ids.len() as u64).sum();
+        record.running(prompts.len() * num_choices, prompt_tokens);
+        let mut stream = Self {
+            info,
+            prompts: Vec::with_capacity(prompts.len()),
+            choices: Vec::with_capacity(prompts.len() * num_choices),
+            model,
+            num_choices,
+            ready: VecDeque::new(),
+            record,
+            cut: Cut(Box::pin(lifetime.cancelled())),
+            turn: 0,
+            failed: false,
+        };
+        for prompt in prompts {
+            stream.add_prompt(prompt, &stop);
+        }
+        stream
+    }
+
+    /// What every part of the response repeats.
+    pub fn info(&self) -> &ResponseInfo {
+        &self.info
+    }
+
+    /// For spelling tokens.
+    pub fn model(&self) -> &ModelText {
+        &self.model
+    }
+
+    /// The request's span.
+    pub fn span(&self) -> &tracing::Span {
+        self.record.span()
+    }
+
+    /// Totals so far.
+    pub fn usage(&self) -> Usage {
+        let mut usage = Usage {
+            prompt_tokens: self.prompts.iter().map(|prompt| prompt.ids.len() as u64).sum(),
+            ..Usage::default()
+        };
+        for choice in &self.choices {
+            usage.completion_tokens += u64::from(choice.text.num_tokens());
+            usage.speculation.rounds += choice.usage.rounds;
+            usage.speculation.draft_tokens += choice.usage.draft_tokens;
+            usage.speculation.accepted_tokens += choice.usage.accepted_tokens;
+            usage.speculation.disabled_reason =
+                choice.usage.disabled_reason.or(usage.speculation.disabled_reason);
+        }
+        usage
+    }
+
+    /// The next piece; `None` once every choice is complete. After an error nothing follows.
+    ///
+    /// Cancel safety: no piece is lost when the future is dropped.
+    pub async fn next(&mut self) -> Option<Result<TextDelta, RouterError>> {
+        std::future::poll_fn(|context| self.poll_next(context)).await
+    }
+
+    /// [`Self::next`], for whoever writes all that is ready at once.
+    pub fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Option<Result<TextDelta, RouterError>>> {
+        loop {
+            if let Some(delta) = self.ready.pop_front() {
+                return Poll::Ready(Some(Ok(delta)));
+            }
+            if self.failed || self.choices.iter().all(|choice| choice.finished) {
+                return Poll::Ready(None);
+            }
+            let absorbed = match ready!(self.poll_event(context)) {
+                Ok((prompt_idx, event)) => self.absorb(prompt_idx, event),
+                Err(error) => Err(error),
+            };
+            if let Err(error) = absorbed {
+                self.failed = true;
+                self.prompts.iter_mut().for_each(|prompt| prompt.stream = None);
+                self.record.failed(&error);
+                return Poll::Ready(Some(Err(error)));
+            }
+        }
+    }
+
+    fn add_prompt(&mut self, prompt: StartedPrompt, stop: &StopRules) {
+        let StartedPrompt { stream, ids, echo } = prompt;
+        let (echoed, awaited) = match echo {
+            Echo::Off => (None, None),
+            Echo::Text(text) => (Some(text), None),
+            Echo::Logprobs(text) => (Some(text.clone()), Some((text, Vec::new()))),
+        };
+        let text_offset = echoed.as_ref().map_or(0, |text| text.chars().count());
+        let first_choice = self.choices.len();
+        for _ in 0..self.num_choices {
+            let text = ChoiceText::new(Arc::clone(&self.model), stop, text_offset);
+            self.choices.push(ChoiceState { text, usage: SpeculationUsage::default(), finished: false });
+        }
+        let has_work = stream.is_some();
+        let prompt_idx = self.prompts.len();
+        let awaits = awaited.is_some();
+        self.prompts.push(PromptState { stream, ids, awaited });
+        match echoed {
+            Some(_) if awaits => self.show_scored_prompt(prompt_idx),
+            Some(text) => self.show_prompt(prompt_idx, &text, &[]),
+            None => {}
+        }
+        if !has_work {
+            for choice in first_choice..self.choices.len() {
+                self.finish(choice, FinishReason::Length);
+            }
+        }
+    }
+
+    /// The next event of any prompt, in turns; an error once the process may wait no longer.
+    fn poll_event(
+        &mut self,
+        context: &mut Context<'_>,
+    ) -> Poll<Result<(usize, GenerationEvent), RouterError>> {
+        let num_prompts = self.prompts.len();
+        for step in 0..num_prompts {
+            let prompt_idx = (self.turn + step) % num_prompts;
+            let Some(stream) = &mut self.prompts[prompt_idx].stream else { continue };
+            if let Poll::Ready(event) = stream.poll_next(context) {
+                self.turn = prompt_idx + 1;
+                let ended_early = || RouterError::Internal("the lane ended before its sequences did".into());
+                return Poll::Ready(event.map(|event| (prompt_idx, event)).ok_or_else(ended_early));
+            }
+        }
+        // What is ready goes out, even at the end.
+        self.cut.0.as_mut().poll(context).map(|()| Err(RouterError::Draining))
+    }
+
+    fn absorb(&mut self, prompt_idx: usize, event: GenerationEvent) -> Result<(), RouterError> {
+        match event {
+            GenerationEvent::PromptLogprobs(part) => self.score_prompt(prompt_idx, part),
+            GenerationEvent::Tokens(tokens) => self.append(prompt_idx, tokens),
+            GenerationEvent::Finished { choice, reason, usage } => {
+                let choice = self.choice_idx(prompt_idx, choice)?;
+                if !self.choices[choice].finished {
+                    self.choices[choice].usage = usage;
+                    self.finish(choice, reason);
+                }
+                Ok(())
+            }
+            GenerationEvent::Failed(error) => Err(error),
+        }
+    }
+
+    fn choice_idx(&self, prompt_idx: usize, choice: u32) -> Result<usize, RouterError> {
+        let choice = choice as usize;
+        if choice >= self.num_choices {
+            return Err(RouterError::Internal(format!(
+                "the lane spoke of choice {choice} of {}",
+                self.num_choices
+            )));
+        }
+        Ok(prompt_idx * self.num_choices + choice)
+    }
+
+    fn append(&mut self, prompt_idx: usize, tokens: CommittedTokens) -> Result<(), RouterError> {
+        let in_prompt = tokens.choice;
+        let choice = self.choice_idx(prompt_idx, in_prompt)?;
+        if self.prompts[prompt_idx].awaited.is_some() {
+            return Err(RouterError::Internal("tokens came before the prompt's log probabilities".into()));
+        }
+        let state = &mut self.choices[choice];
+        // What was under way when the stop string was found.
+        if state.finished {
+            return Ok(());
+        }
+        state.usage = tokens.usage;
+        let span = state.text.push(tokens);
+        self.record.tokens(choice, span.tokens.len() as u64);
+        self.ready.push_back(TextDelta {
+            choice: choice as u32,
+            part: Part::Output,
+            text: span.text,
+            tokens: span.tokens,
+            num_drafted: span.num_drafted,
+            finish: span.stopped.then_some(FinishReason::Stop),
+        });
+        if span.stopped {
+            if let Some(stream) = &self.prompts[prompt_idx].stream {
+                stream.cancel_choice(in_prompt);
+            }
+            self.close(choice, FinishReason::Stop);
+        }
+        Ok(())
+    }
+
+    /// The lane says that a choice is complete: what was held back goes out.
+    fn finish(&mut self, choice: usize, reason: FinishReason) {
+        let (text, stopped) = self.choices[choice].text.finish();
+        let reason = if stopped { FinishReason::Stop } else { reason };
+        self.ready.push_back(TextDelta {
+            choice: choice as u32,
+            part: Part::Output,
+            text,
+            tokens: Vec::new(),
+            num_drafted: 0,
+            finish: Some(reason),
+        });
+        self.close(choice, reason);
+    }
+
+    fn close(&mut self, choice: usize, reason: FinishReason) {
+        self.choices[choice].finished = true;
+        self.record.choice_finished(choice, reason);
+        let prompt_idx = choice / self.num_choices;
+        let of_prompt = prompt_idx * self.num_choices..(prompt_idx + 1) * self.num_choices;
+        if self.choices[of_prompt].iter().all(|choice| choice.finished) {
+            self.prompts[prompt_idx].stream = None;
+        }
+        let is_last = self.choices.len() == self.info.num_choices as usize;
+        if is_last && self.choices.iter().all(|choice| choice.finished) {
+            let usage = self.usage();
+            self.record.answered(&usage);
+        }
+    }
+
+    /// Appends a part of a prompt's log probabilities. A part may repeat what came before, where a target was replaced
+    /// while it read the prompt; a gap is an error.
+    fn score_prompt(&mut self, prompt_idx: usize, part: PromptLogprobs) -> Result<(), RouterError> {
+        let prompt = &mut self.prompts[prompt_idx];
+        let Some((_, scored)) = &mut prompt.awaited else { return Ok(()) };
+        // Position 0 has no log probability.
+        let next = scored.len() + 1;
+        let start = part.start as usize;
+        if start > next {
+            return Err(RouterError::Internal(format!(
+                "prompt log probabilities jump from {next} to {start}"
+            )));
+        }
+        scored.extend(part.entries.into_iter().skip(next - start));
+        scored.truncate(prompt.ids.len() - 1);
+        self.show_scored_prompt(prompt_idx);
+        Ok(())
+    }
+
+    /// Shows the prompt with its log probabilities, once they are complete.
+    fn show_scored_prompt(&mut self, prompt_idx: usize) {
+        let prompt = &mut self.prompts[prompt_idx];
+        let complete = |(_, scored): &mut (String, Vec<TokenLogprobs>)| scored.len() + 1 >= prompt.ids.len();
+        if let Some((text, scored)) = prompt.awaited.take_if(complete) {
+            let tokens = prompt_tokens(&self.model, &prompt.ids, scored);
+            self.show_prompt(prompt_idx, &text, &tokens);
+        }
+    }
+
+    fn show_prompt(&mut self, prompt_idx: usize, text: &str, tokens: &[OutputToken]) {
+        let first_choice = prompt_idx * self.num_choices;
+        for choice in first_choice..first_choice + self.num_choices {
+            self.ready.push_back(TextDelta {
+                choice: choice as u32,
+                part: Part::Prompt,
+                text: text.to_owned(),
+                tokens: tokens.to_vec(),
+                num_drafted: 0,
+                finish: None,
+            });
+        }
+    }
+}

@@ -1,0 +1,438 @@
+//! One request, free of the door it came through: [`SentRequest`] as a client wrote it, [`CheckedRequest`] once every
+//! bound is checked. HTTP and gRPC both come through [`SentRequest::check`]; there is no second place where a value is
+//! judged. Must never know JSON or protobuf.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+
+use serde_json::Map;
+use speculation::step::MAX_DRAFT_TOKENS;
+use speculation::{AcceptanceMode, SamplingParams, SequenceSpec, TokenId};
+
+use super::auth::Caller;
+use super::bounds::{integer, number, token_id};
+use super::limits;
+use crate::catalog::{Catalog, ModelEntry};
+use crate::detokenize::StopRules;
+use crate::error::RouterError;
+use crate::generation::SpeculationRequest;
+use crate::lane_config::acceptance_of;
+use crate::text::ConversationMessage;
+use crate::tokenize::Prompt;
+
+/// What a client wrote; absent means default.
+#[derive(Debug, Clone, Default)]
+pub struct SentRequest {
+    /// Required.
+    pub model: Option<String>,
+    /// At least one.
+    pub prompts: Vec<SentPrompt>,
+    /// How tokens are drawn.
+    pub sampling: SentSampling,
+    /// Output tokens at most.
+    pub max_tokens: Option<i64>,
+    /// Output tokens at least.
+    pub min_tokens: Option<i64>,
+    /// Choices of each prompt.
+    pub n: Option<i64>,
+    /// Absent: one is drawn.
+    pub seed: Option<i64>,
+    /// Stop strings.
+    pub stop: Vec<String>,
+    /// Stop tokens besides the model's own.
+    pub stop_token_ids: Vec<i64>,
+    /// The model's own stop tokens do not stop.
+    pub ignore_eos: bool,
+    /// How many likeliest tokens to report at each position; absent: report nothing.
+    pub logprobs: Option<i64>,
+    /// Repeat the prompt before the output.
+    pub echo: bool,
+    /// What kind of work this is.
+    pub task_type: Option<String>,
+    /// What is asked of speculation.
+    pub speculation: SentSpeculation,
+    /// Lower is more urgent.
+    pub priority: Option<i64>,
+    /// What the door calls those fields that doors call differently.
+    pub names: FieldNames,
+}
+
+/// One prompt as sent.
+#[derive(Debug, Clone)]
+pub enum SentPrompt {
+    /// Plain text.
+    Text(String),
+    /// Ids.
+    TokenIds(Vec<i64>),
+    /// A conversation.
+    Chat {
+        /// Oldest first.
+        messages: Vec<ConversationMessage>,
+        /// Further variables for the template.
+        template_kwargs: Map<String, serde_json::Value>,
+    },
+}
+
+/// Sampling as sent.
+#[derive(Debug, Clone, Default)]
+#[expect(missing_docs, reason = "the fields are those of speculation::SamplingParams")]
+pub struct SentSampling {
+    pub temperature: Option<f64>,
+    pub top_k: Option<i64>,
+    pub top_p: Option<f64>,
+    pub min_p: Option<f64>,
+    pub repetition_penalty: Option<f64>,
+    pub frequency_penalty: Option<f64>,
+    pub presence_penalty: Option<f64>,
+    pub logit_bias: Vec<(i64, f64)>,
+}
+
+/// Wishes for speculation as sent.
+#[derive(Debug, Clone, Default)]
+#[expect(missing_docs, reason = "the fields are those of SpeculationRequest")]
+pub struct SentSpeculation {
+    pub enabled: Option<bool>,
+    pub num_draft_tokens: Option<i64>,
+    pub acceptance: Option<String>,
+}
+
+/// What a door calls fields that have several names.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct FieldNames {
+    /// `max_tokens` or `max_completion_tokens`.
+    pub max_tokens: &'static str,
+    /// `logprobs` or `top_logprobs`.
+    pub logprobs: &'static str,
+    /// `prompt` or `messages`.
+    pub prompt: &'static str,
+}
+
+impl Default for FieldNames {
+    fn default() -> Self {
+        Self { max_tokens: "max_tokens", logprobs: "logprobs", prompt: "prompt" }
+    }
+}
+
+/// A request whose every value is within its bounds, for a model that exists.
+#[derive(Debug, Clone)]
+pub struct CheckedRequest {
+    /// The model.
+    pub entry: Arc<ModelEntry>,
+    /// At least one.
+    pub prompts: Vec<Prompt>,
+    /// Of each prompt.
+    pub num_choices: u32,
+    /// Absent: whatever the window leaves.
+    pub max_tokens: Option<u32>,
+    /// How tokens are drawn.
+    pub sampling: SamplingParams,
+    /// As asked for, or drawn.
+    pub seed: u64,
+    /// What ends a choice.
+    pub stop: StopRules,
+    /// How many likeliest tokens to report at each position.
+    pub logprobs: Option<u32>,
+    /// Repeat the prompt before the output.
+    pub echo: bool,
+    /// The request's own, else its caller's.
+    pub task_type: Option<String>,
+    /// What is asked of speculation.
+    pub speculation: SpeculationRequest,
+    /// Lower is more urgent.
+    pub priority: u8,
+    /// See [`SequenceSpec::isolation_key`].
+    pub isolation_key: u64,
+    /// For messages about the window.
+    pub names: FieldNames,
+}
+
+impl SentRequest {
+    /// Checks every value.
+    pub fn check(self, catalog: &Catalog, caller: &Caller) -> Result<CheckedRequest, RouterError> {
+        let model = self.model.as_deref().filter(|model| !model.is_empty());
+        let entry = catalog.get(model.ok_or_else(|| RouterError::invalid("model", "model is required"))?)?;
+        let num_choices = integer("n", self.n, 1..=limits::CHOICES_MAX)?.unwrap_or(1) as u32;
+        let prompts = self.checked_prompts(&entry, num_choices)?;
+        let max_tokens = self.checked_max_tokens(&prompts)?;
+        let min_tokens_max = max_tokens.unwrap_or(entry.max_model_len);
+        let min_tokens =
+            integer("min_tokens", self.min_tokens, 0..=min_tokens_max.into())?.unwrap_or(0) as u32;
+        let logprobs = integer(self.names.logprobs, self.logprobs, 0..=limits::TOP_LOGPROBS_MAX)?;
+        let speculation = self.speculation.check()?;
+        let requested_priority = integer("priority", self.priority, 0..=u8::MAX.into())?.unwrap_or(0) as u8;
+        if let Some(task_type) = &self.task_type {
+            check_task_type(task_type)?;
+        }
+        Ok(CheckedRequest {
+            sampling: SamplingParams { min_tokens, ..self.sampling.check(&entry)? },
+            stop: self.checked_stops(&entry, min_tokens)?,
+            seed: self.seed.map_or_else(draw_seed, |seed| seed as u64),
+            logprobs: logprobs.map(|count| count as u32),
+            echo: self.echo,
+            task_type: self.task_type.or_else(|| caller.task_type.clone()),
+            priority: requested_priority.max(caller.priority),
+            isolation_key: caller.isolation_key,
+            names: self.names,
+            entry,
+            prompts,
+            num_choices,
+            max_tokens,
+            speculation,
+        })
+    }
+
+    fn checked_prompts(&self, entry: &ModelEntry, num_choices: u32) -> Result<Vec<Prompt>, RouterError> {
+        let field = self.names.prompt;
+        if self.prompts.is_empty() {
+            return Err(RouterError::invalid(field, format!("{field} is required and must not be empty")));
+        }
+        if self.prompts.len() > limits::PROMPTS_MAX {
+            let (len, max) = (self.prompts.len(), limits::PROMPTS_MAX);
+            return Err(RouterError::invalid(
+                field,
+                format!("{field} has {len} prompts, at most {max} are allowed"),
+            ));
+        }
+        let num_sequences = self.prompts.len() * num_choices as usize;
+        if num_sequences > limits::SEQUENCES_MAX {
+            let max = limits::SEQUENCES_MAX;
+            let message =
+                format!("prompts times n make {num_sequences} sequences, at most {max} are allowed");
+            return Err(RouterError::invalid("n", message));
+        }
+        self.prompts.iter().enumerate().map(|(idx, prompt)| prompt.check(&self.path_of(idx), entry)).collect()
+    }
+
+    /// What a prompt is called in messages.
+    fn path_of(&self, prompt_idx: usize) -> String {
+        let field = self.names.prompt;
+        if self.prompts.len() == 1 { field.to_owned() } else { format!("{field}[{prompt_idx}]") }
+    }
+
+    fn checked_max_tokens(&self, prompts: &[Prompt]) -> Result<Option<u32>, RouterError> {
+        let chats = prompts.iter().any(|prompt| matches!(prompt, Prompt::Chat { .. }));
+        if chats && self.echo {
+            return Err(RouterError::invalid("echo", "echo is not supported for conversations"));
+        }
+        let field = self.names.max_tokens;
+        let sent = integer(field, self.max_tokens, 0..=i64::from(u32::MAX))?;
+        if sent == Some(0) && !self.echo {
+            return Err(RouterError::invalid(
+                field,
+                format!("{field} must be at least 1, or 0 together with echo"),
+            ));
+        }
+        let default = (!chats).then_some(limits::COMPLETION_TOKENS_DEFAULT);
+        Ok(sent.map(|tokens| tokens as u32).or(default))
+    }
+
+    fn checked_stops(&self, entry: &ModelEntry, min_tokens: u32) -> Result<StopRules, RouterError> {
+        let max = limits::STOPS_MAX;
+        if self.stop.len() > max {
+            let message = format!("stop has {} strings, at most {max} are allowed", self.stop.len());
+            return Err(RouterError::invalid("stop", message));
+        }
+        for (idx, stop) in self.stop.iter().enumerate() {
+            if stop.is_empty() || stop.len() > limits::STOP_BYTES_MAX {
+                let message = format!(
+                    "stop[{idx}] has {} bytes, a stop string must have 1 to {}",
+                    stop.len(),
+                    limits::STOP_BYTES_MAX
+                );
+                return Err(RouterError::invalid("stop", message));
+            }
+        }
+        let (len, max) = (self.stop_token_ids.len(), limits::STOP_TOKEN_IDS_MAX);
+        if len > max {
+            let message = format!("stop_token_ids has {len} ids, at most {max} are allowed");
+            return Err(RouterError::invalid("stop_token_ids", message));
+        }
+        let mut token_ids = if self.ignore_eos { Vec::new() } else { entry.eos_token_ids.clone() };
+        for (idx, &id) in self.stop_token_ids.iter().enumerate() {
+            let id = token_id("stop_token_ids", &format!("stop_token_ids[{idx}]"), id, entry)?;
+            if !token_ids.contains(&id) {
+                token_ids.push(id);
+            }
+        }
+        Ok(StopRules { strings: self.stop.clone(), token_ids, min_tokens })
+    }
+}
+
+impl SentPrompt {
+    fn check(&self, path: &str, entry: &ModelEntry) -> Result<Prompt, RouterError> {
+        let empty = || RouterError::invalid(path, format!("{path} must not be empty"));
+        match self {
+            Self::Text(text) if text.is_empty() => Err(empty()),
+            Self::Text(text) => Ok(Prompt::Text(text.clone())),
+            Self::TokenIds(ids) if ids.is_empty() => Err(empty()),
+            Self::TokenIds(ids) => {
+                let check = |(idx, &id)| token_id(path, &format!("{path}[{idx}]"), id, entry);
+                let ids: Result<Vec<TokenId>, RouterError> = ids.iter().enumerate().map(check).collect();
+                Ok(Prompt::TokenIds(ids?))
+            }
+            Self::Chat { messages, .. } if messages.is_empty() => Err(empty()),
+            Self::Chat { messages, template_kwargs } => {
+                check_messages(path, messages)?;
+                Ok(Prompt::Chat { messages: messages.clone(), template_kwargs: template_kwargs.clone() })
+            }
+        }
+    }
+}
+
+/// Roles that a message may have; templates write a role into the prompt as it stands.
+const ROLES: [&str; 3] = ["system", "user", "assistant"];
+
+fn check_messages(path: &str, messages: &[ConversationMessage]) -> Result<(), RouterError> {
+    let (len, max) = (messages.len(), limits::MESSAGES_MAX);
+    if len > max {
+        return Err(RouterError::invalid(
+            path,
+            format!("{path} has {len} messages, at most {max} are allowed"),
+        ));
+    }
+    for (idx, message) in messages.iter().enumerate() {
+        let role = message.role.as_str();
+        if !ROLES.contains(&role) {
+            let param = format!("{path}[{idx}].role");
+            let message = format!("{param} must be one of system, developer, user, assistant, not `{role}`");
+            return Err(RouterError::invalid(param, message));
+        }
+        if message.name.as_ref().is_some_and(|name| !is_name(name)) {
+            let param = format!("{path}[{idx}].name");
+            let max = limits::NAME_LEN_MAX;
+            let message = format!("{param} must have 1 to {max} of the characters A-Z a-z 0-9 _ . -");
+            return Err(RouterError::invalid(param, message));
+        }
+    }
+    Ok(())
+}
+
+impl SentSampling {
+    fn check(&self, entry: &ModelEntry) -> Result<SamplingParams, RouterError> {
+        // Some clients write -1 for "keep all", others 0.
+        let top_k = integer("top_k", self.top_k, -1..=i64::from(u32::MAX))?.unwrap_or(0).max(0) as u32;
+        Ok(SamplingParams {
+            temperature: number("temperature", self.temperature, 0.0..=2.0)?.unwrap_or(1.0),
+            top_k,
+            top_p: number("top_p", self.top_p, 0.0..=1.0)?.unwrap_or(1.0),
+            min_p: number("min_p", self.min_p, 0.0..=1.0)?.unwrap_or(0.0),
+            repetition_penalty: number("repetition_penalty", self.repetition_penalty, 0.01..=10.0)?
+                .unwrap_or(1.0),
+            frequency_penalty: number("frequency_penalty", self.frequency_penalty, -2.0..=2.0)?
+                .unwrap_or(0.0),
+            presence_penalty: number("presence_penalty", self.presence_penalty, -2.0..=2.0)?.unwrap_or(0.0),
+            logit_bias: self.checked_bias(entry)?,
+            min_tokens: 0,
+        })
+    }
+
+    fn checked_bias(&self, entry: &ModelEntry) -> Result<Vec<(TokenId, f32)>, RouterError> {
+        let (len, max) = (self.logit_bias.len(), limits::LOGIT_BIAS_MAX);
+        if len > max {
+            let message = format!("logit_bias has {len} entries, at most {max} are allowed");
+            return Err(RouterError::invalid("logit_bias", message));
+        }
+        let mut seen = HashSet::with_capacity(len);
+        let check = |&(id, bias): &(i64, f64)| {
+            let path = format!("logit_bias[{id}]");
+            let id = token_id("logit_bias", &path, id, entry)?;
+            if !seen.insert(id) {
+                return Err(RouterError::invalid("logit_bias", format!("{path} appears twice")));
+            }
+            let bias = number(&path, Some(bias), -100.0..=100.0)?.unwrap_or(0.0);
+            Ok((id, bias))
+        };
+        self.logit_bias.iter().map(check).collect()
+    }
+}
+
+impl SentSpeculation {
+    fn check(&self) -> Result<SpeculationRequest, RouterError> {
+        let field = "speculation.num_draft_tokens";
+        let num_draft_tokens = integer(field, self.num_draft_tokens, 0..=MAX_DRAFT_TOKENS as i64)?;
+        let acceptance = match self.acceptance.as_deref() {
+            None => None,
+            Some(name) => Some(acceptance_of(name).ok_or_else(|| {
+                let field = "speculation.acceptance";
+                let message = format!("{field} must be one of coupled, rejection, typical, not `{name}`");
+                RouterError::invalid(field, message)
+            })?),
+        };
+        Ok(SpeculationRequest {
+            enabled: self.enabled,
+            num_draft_tokens: num_draft_tokens.map(|tokens| tokens as u32),
+            acceptance,
+        })
+    }
+}
+
+impl CheckedRequest {
+    /// How many sequences the request makes.
+    pub fn num_sequences(&self) -> u32 {
+        self.prompts.len() as u32 * self.num_choices
+    }
+
+    /// Whether the prompt's own log probabilities are wanted.
+    pub fn wants_prompt_logprobs(&self) -> bool {
+        self.echo && self.logprobs.is_some()
+    }
+
+    /// The spec of a prompt of this many tokens, if prompt and output fit the window. Drafts are judged as `lane_acceptance` says where the
+    /// request does not.
+    pub fn spec(
+        &self,
+        prompt_len: u32,
+        lane_acceptance: AcceptanceMode,
+    ) -> Result<SequenceSpec, RouterError> {
+        let max_model_len = self.entry.max_model_len;
+        let room = max_model_len.checked_sub(prompt_len);
+        let too_long = |param| RouterError::ContextLengthExceeded {
+            max_model_len,
+            prompt_tokens: prompt_len,
+            max_tokens: self.max_tokens.unwrap_or(1),
+            param,
+        };
+        let max_tokens = match (room, self.max_tokens) {
+            (None, _) | (Some(0), None) => return Err(too_long(self.names.prompt)),
+            (Some(room), None) => room,
+            (Some(room), Some(wanted)) if wanted <= room => wanted,
+            // A prompt that leaves room for nothing is to blame itself.
+            (Some(0), Some(_)) => return Err(too_long(self.names.prompt)),
+            (Some(_), Some(_)) => return Err(too_long(self.names.max_tokens)),
+        };
+        Ok(SequenceSpec {
+            seed: self.seed,
+            prompt_len,
+            sampling: self.sampling.clone(),
+            stop_token_ids: self.stop.token_ids.clone(),
+            max_len: prompt_len + max_tokens,
+            acceptance: self.speculation.acceptance.unwrap_or(lane_acceptance),
+            logprobs: self.logprobs,
+            prompt_logprobs: if self.echo { self.logprobs } else { None },
+            priority: self.priority,
+            isolation_key: self.isolation_key,
+            ..SequenceSpec::default()
+        })
+    }
+}
+
+/// A seed that any client can send again: whole numbers up to 2^53 survive JSON everywhere.
+fn draw_seed() -> u64 {
+    rand::random::<u64>() >> 11
+}
+
+/// Checks what a client calls its work.
+pub(crate) fn check_task_type(task_type: &str) -> Result<(), RouterError> {
+    let lowercase = !task_type.contains(|c: char| c.is_ascii_uppercase());
+    if is_name(task_type) && lowercase {
+        return Ok(());
+    }
+    let max = limits::NAME_LEN_MAX;
+    let message = format!("task_type must have 1 to {max} of the characters a-z 0-9 _ . -");
+    Err(RouterError::invalid("task_type", message))
+}
+
+fn is_name(text: &str) -> bool {
+    let allowed = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '.' | '-');
+    (1..=limits::NAME_LEN_MAX).contains(&text.len()) && text.chars().all(allowed)
+}

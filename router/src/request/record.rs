@@ -1,0 +1,172 @@
+//! [`RequestRecord`]: what is held and measured for one request, from its arrival until its response has ended. It
+//! travels inside the response: dropping it, at whatever point, gives the admission permit back and counts how the
+//! request ended. Whoever answers a request with an error tells its record ([`RequestRecord::failed`]).
+
+use service::shutdown::Hold;
+use speculation::FinishReason;
+use tokio::time::Instant;
+use tracing::Span;
+
+use super::{Usage, span};
+use crate::admission::Permit;
+use crate::error::RouterError;
+use crate::metrics::{Door, Ending, GaugeHold, ModelMetrics, RouterMetrics};
+
+/// One request in flight.
+#[derive(Debug)]
+pub struct RequestRecord {
+    door: Door,
+    span: Span,
+    metrics: RouterMetrics,
+    arrived: Instant,
+    /// Once the request is known to name a model.
+    model: Option<ModelMetrics>,
+    choices: Vec<ChoiceRecord>,
+    held: Held,
+    ended: bool,
+}
+
+/// Given back when the request ends.
+#[derive(Debug, Default)]
+struct Held {
+    /// Counts the request as waiting, then as running.
+    stage: Option<GaugeHold>,
+    /// Sequences of the router's limit.
+    permit: Option<Permit>,
+    /// Work that a drain waits for.
+    work: Option<Hold>,
+}
+
+#[derive(Debug, Default, Clone)]
+struct ChoiceRecord {
+    first: Option<Instant>,
+    last: Option<Instant>,
+    /// Tokens after the first span.
+    num_later_tokens: u64,
+    ended: Option<FinishReason>,
+}
+
+impl RequestRecord {
+    /// A request has arrived; `span` is its span.
+    pub fn arrived(door: Door, span: Span, metrics: &RouterMetrics) -> Self {
+        Self {
+            door,
+            span,
+            metrics: metrics.clone(),
+            arrived: Instant::now(),
+            model: None,
+            choices: Vec::new(),
+            held: Held::default(),
+            ended: false,
+        }
+    }
+
+    /// The request's span.
+    pub fn span(&self) -> &Span {
+        &self.span
+    }
+
+    /// The request is sound and waits for its turn.
+    pub fn waiting(&mut self, model: &str) {
+        let model = self.metrics.model(model);
+        self.held.stage = Some(model.waiting());
+        self.model = Some(model);
+    }
+
+    /// The request has its turn.
+    pub fn admitted(&mut self, permit: Permit, work: Hold) {
+        self.held.permit = Some(permit);
+        self.held.work = Some(work);
+        self.measure(|model, record| model.queue_time(record.arrived.elapsed().as_secs_f64()));
+    }
+
+    /// Lanes have taken the request.
+    pub fn running(&mut self, num_choices: usize, prompt_tokens: u64) {
+        self.choices = vec![ChoiceRecord::default(); num_choices];
+        self.held.stage = self.model.as_ref().map(ModelMetrics::running);
+        self.measure(|model, _| model.prompt_tokens(prompt_tokens));
+    }
+
+    /// A span of `num_tokens` of one choice arrived.
+    pub fn tokens(&mut self, choice: usize, num_tokens: u64) {
+        let now = Instant::now();
+        let record = &mut self.choices[choice];
+        let previous = record.last.replace(now);
+        if previous.is_some() {
+            record.num_later_tokens += num_tokens;
+        } else {
+            record.first = Some(now);
+        }
+        self.measure(|model, record| {
+            model.generation_tokens(num_tokens);
+            match previous {
+                None => model.time_to_first_token((now - record.arrived).as_secs_f64()),
+                Some(previous) => model.inter_token_latency((now - previous).as_secs_f64()),
+            }
+        });
+    }
+
+    /// One choice is complete.
+    pub fn choice_finished(&mut self, choice: usize, reason: FinishReason) {
+        let record = &mut self.choices[choice];
+        record.ended = Some(reason);
+        let per_token = match (record.first, record.last, record.num_later_tokens) {
+            (Some(first), Some(last), later @ 1..) => Some((last - first).as_secs_f64() / later as f64),
+            _ => None,
+        };
+        self.measure(|model, _| {
+            model.choice_ended(Ending::Finished(reason));
+            if let Some(seconds) = per_token {
+                model.time_per_output_token(seconds);
+            }
+        });
+    }
+
+    /// Every choice is complete.
+    pub fn answered(&mut self, usage: &Usage) {
+        let reasons: Vec<FinishReason> = self.choices.iter().filter_map(|choice| choice.ended).collect();
+        span::record_usage(&self.span, usage, &reasons);
+        self.metrics.request_answered(self.door);
+        self.measure(|model, record| model.end_to_end(record.arrived.elapsed().as_secs_f64()));
+        self.release();
+    }
+
+    /// The request was refused, or failed on its way. Only the first reason counts.
+    pub fn failed(&mut self, error: &RouterError) {
+        if self.ended {
+            return;
+        }
+        span::record_error(&self.span, error);
+        self.metrics.request_failed(self.door, error);
+        let ending = match error {
+            RouterError::ClientGone | RouterError::SlowClient => Ending::Aborted,
+            _ => Ending::Failed,
+        };
+        self.measure(|model, record| {
+            let open = record.choices.iter().filter(|choice| choice.ended.is_none());
+            open.for_each(|_| model.choice_ended(ending));
+        });
+        let meaning = error.meaning();
+        if meaning.status.is_server_error() && !meaning.retryable {
+            tracing::error!(parent: &self.span, %error, "a request failed");
+        }
+        self.release();
+    }
+
+    fn measure(&self, observe: impl FnOnce(&ModelMetrics, &Self)) {
+        if let Some(model) = &self.model {
+            observe(model, self);
+        }
+    }
+
+    fn release(&mut self) {
+        self.ended = true;
+        self.held = Held::default();
+    }
+}
+
+impl Drop for RequestRecord {
+    fn drop(&mut self) {
+        self.failed(&RouterError::ClientGone);
+    }
+}

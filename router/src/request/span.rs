@@ -1,0 +1,97 @@
+//! The span of one request, from its door to its last token, with the GenAI semantic conventions' attributes; what
+//! they do not cover stands under `outrider.*`. Everything traced for the request, on this host and on workers, is a
+//! child of it.
+
+use speculation::{AcceptanceMode, FinishReason};
+use tracing::field::Empty;
+use tracing::{Span, info_span};
+
+use super::{Caller, CheckedRequest, Operation, Usage};
+use crate::error::RouterError;
+use crate::metrics::Door;
+
+/// Opens the span of a request that has just arrived.
+pub fn open(door: Door, operation: Operation) -> Span {
+    info_span!(
+        "request",
+        otel.kind = "server",
+        otel.status_code = Empty,
+        error.r#type = Empty,
+        outrider.door = door.as_str(),
+        outrider.caller = Empty,
+        outrider.task_type = Empty,
+        outrider.priority = Empty,
+        outrider.spec.acceptance = Empty,
+        outrider.spec.rounds = Empty,
+        outrider.spec.draft_tokens = Empty,
+        outrider.spec.accepted_tokens = Empty,
+        outrider.spec.disabled_reason = Empty,
+        gen_ai.operation.name = operation.as_str(),
+        gen_ai.provider.name = "outrider",
+        gen_ai.request.model = Empty,
+        gen_ai.request.max_tokens = Empty,
+        gen_ai.request.temperature = Empty,
+        gen_ai.request.top_p = Empty,
+        gen_ai.request.seed = Empty,
+        gen_ai.request.choice.count = Empty,
+        gen_ai.response.id = Empty,
+        gen_ai.response.model = Empty,
+        gen_ai.response.finish_reasons = Empty,
+        gen_ai.usage.input_tokens = Empty,
+        gen_ai.usage.output_tokens = Empty,
+    )
+}
+
+/// Records what was asked for, once it is known to be sound.
+pub fn record_request(span: &Span, request_id: &str, caller: &Caller, request: &CheckedRequest) {
+    if let Some(name) = &caller.name {
+        span.record("outrider.caller", name.as_str());
+    }
+    span.record("gen_ai.request.model", request.entry.id.as_str());
+    if let Some(max_tokens) = request.max_tokens {
+        span.record("gen_ai.request.max_tokens", max_tokens);
+    }
+    span.record("gen_ai.request.temperature", f64::from(request.sampling.temperature));
+    span.record("gen_ai.request.top_p", f64::from(request.sampling.top_p));
+    span.record("gen_ai.request.seed", request.seed as i64);
+    span.record("gen_ai.request.choice.count", request.num_choices);
+    span.record("gen_ai.response.id", request_id);
+    span.record("gen_ai.response.model", request.entry.id.as_str());
+    span.record("outrider.priority", request.priority);
+}
+
+/// Records the lane that a prompt of the request goes to; of several prompts, the last one's stays.
+pub fn record_lane(span: &Span, task_type: &str, acceptance: AcceptanceMode) {
+    span.record("outrider.task_type", task_type);
+    span.record("outrider.spec.acceptance", acceptance.as_str());
+}
+
+/// Records how the request came out.
+pub fn record_usage(span: &Span, usage: &Usage, finish_reasons: &[FinishReason]) {
+    span.record("gen_ai.usage.input_tokens", usage.prompt_tokens);
+    span.record("gen_ai.usage.output_tokens", usage.completion_tokens);
+    span.record("outrider.spec.rounds", usage.speculation.rounds);
+    span.record("outrider.spec.draft_tokens", usage.speculation.draft_tokens);
+    span.record("outrider.spec.accepted_tokens", usage.speculation.accepted_tokens);
+    if let Some(reason) = usage.speculation.disabled_reason {
+        span.record("outrider.spec.disabled_reason", reason);
+    }
+    let reasons: Vec<&str> = finish_reasons.iter().map(|reason| finish_word(*reason)).collect();
+    span.record("gen_ai.response.finish_reasons", reasons.join(","));
+}
+
+/// Records why the request was refused or failed.
+pub fn record_error(span: &Span, error: &RouterError) {
+    span.record("error.type", error.meaning().label);
+    if error.meaning().status.is_server_error() {
+        span.record("otel.status_code", "ERROR");
+    }
+}
+
+/// OpenAI's word for why a choice ended.
+pub fn finish_word(reason: FinishReason) -> &'static str {
+    match reason {
+        FinishReason::Stop => "stop",
+        FinishReason::Length => "length",
+    }
+}

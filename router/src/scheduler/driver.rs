@@ -1,0 +1,288 @@
+//! The task that owns the scheduler. It never waits for a worker or a client: steps go to bounded outboxes and tokens
+//! into each request's bounded channel.
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::Poll;
+use std::time::Duration;
+
+use futures::StreamExt as _;
+use futures::stream::FuturesUnordered;
+use proto::convert::{reply_from_wire, step_to_wire};
+use proto::v1;
+use scheduling::scheduler::events::{Frame, NewSequence, StepTiming};
+use scheduling::scheduler::lanes::{LaneKey, TemperatureBand};
+use scheduling::scheduler::{Command, Event, Scheduler, SchedulerConfig, WorkerKey};
+use service::health::Health;
+use service::shutdown::Lifetime;
+use speculation::{Role, SequenceId, SequenceSpec, TokenId};
+use tokio::time::Instant;
+
+use super::clients::Clients;
+use super::outbox::Outboxes;
+use super::reports::Reports;
+use super::{Inbox, Submission};
+use crate::error::RouterError;
+use crate::generation::{GenerationRequest, GenerationSink, GenerationStream, channel};
+use crate::metrics::RouterMetrics;
+use crate::workers::WorkerEvent;
+
+/// The alarm may ring this much too early. Tokio's timers are whole milliseconds.
+const EARLY: Duration = Duration::from_millis(2);
+
+/// An alarm later than this is left as it is: many rounds end before it.
+const SOON: Duration = Duration::from_secs(1);
+
+/// When to look again if nothing is due.
+const IDLE: Duration = Duration::from_secs(3_600);
+
+type Cancelled = Pin<Box<dyn Future<Output = SequenceId> + Send>>;
+
+/// See the module's page.
+#[derive(Debug)]
+pub struct Driver {
+    scheduler: Scheduler,
+    /// Times of events count from here.
+    began: Instant,
+    next_sequence: u64,
+    cancelled: FuturesUnordered<Cancelled>,
+    health: Health,
+    executor: Executor,
+}
+
+/// Carries out commands.
+#[derive(Debug)]
+struct Executor {
+    outboxes: Outboxes,
+    clients: Clients,
+    reports: Reports,
+}
+
+impl Driver {
+    /// A driver of a scheduler without workers and sequences.
+    pub fn new(config: SchedulerConfig, metrics: RouterMetrics, health: Health) -> Self {
+        Self {
+            scheduler: Scheduler::new(config),
+            began: Instant::now(),
+            next_sequence: 1,
+            cancelled: FuturesUnordered::new(),
+            health,
+            executor: Executor {
+                outboxes: Outboxes::default(),
+                clients: Clients::default(),
+                reports: Reports::new(metrics),
+            },
+        }
+    }
+
+    /// Runs until the lifetime is cancelled.
+    pub async fn run(mut self, mut inbox: Inbox, lifetime: Lifetime) {
+        let stopped = lifetime.cancelled();
+        tokio::pin!(stopped);
+        let alarm = tokio::time::sleep_until(self.began + IDLE);
+        tokio::pin!(alarm);
+        let mut flush_again = None;
+        loop {
+            let wake = self.wake_at(flush_again);
+            // Setting the alarm anew for every frame costs more than letting it ring early now and then.
+            let rings_early = alarm.deadline() + EARLY < wake && alarm.deadline() < Instant::now() + SOON;
+            if wake < alarm.deadline() || rings_early || alarm.is_elapsed() {
+                // A timer that is reset to later still wakes the thread at its earlier time.
+                alarm.set(tokio::time::sleep_until(wake));
+            }
+            tokio::select! {
+                biased;
+                // The process ends.
+                () = &mut stopped => return,
+                // Clients that left or have all they want: first, because their work is waste.
+                Some(id) = self.cancelled.next(), if !self.cancelled.is_empty() => self.cancel(id),
+                // What workers said moves sequences that are under way.
+                Some(event) = inbox.workers.recv() => self.worker_event(event),
+                // New requests.
+                Some(submission) = inbox.submissions.recv() => self.submit(submission),
+                // An operator asks why. One that left before the answer does not need it.
+                Some(answer) = inbox.questions.recv() => drop(answer.send(self.scheduler.report())),
+                // Deadlines.
+                () = &mut alarm => self.on_event(Event::Timer),
+            }
+            while let Ok(event) = inbox.workers.try_recv() {
+                self.worker_event(event);
+            }
+            self.on_event(Event::Dispatch);
+            flush_again = self.executor.outboxes.flush();
+            if self.executor.clients.has_pending() {
+                let_frames_leave().await;
+                self.executor.clients.flush();
+            }
+        }
+    }
+
+    fn wake_at(&mut self, flush_again: Option<Duration>) -> Instant {
+        let timer = self.scheduler.next_wakeup().map(|at| self.began + at);
+        let flush = flush_again.map(|wait| Instant::now() + wait);
+        timer.into_iter().chain(flush).min().unwrap_or_else(|| Instant::now() + IDLE)
+    }
+
+    /// Passes an event to the scheduler and carries out what it commands.
+    fn on_event(&mut self, event: Event) {
+        let now = self.began.elapsed();
+        for command in self.scheduler.on_event(now, event) {
+            self.executor.execute(command);
+        }
+        while let Some(id) = self.executor.clients.next_unwanted() {
+            self.executor.clients.leave(id);
+            for command in self.scheduler.on_event(now, Event::Cancel(id)) {
+                self.executor.execute(command);
+            }
+        }
+    }
+
+    fn cancel(&mut self, id: SequenceId) {
+        self.on_event(Event::Cancel(id));
+        self.executor.clients.leave(id);
+    }
+
+    fn submit(&mut self, Submission { request, answer }: Submission) {
+        // A client that left before its answer is seen by the sink.
+        drop(answer.send(self.accept(request)));
+    }
+
+    fn accept(&mut self, request: GenerationRequest) -> Result<GenerationStream, RouterError> {
+        if self.scheduler.vocab_size_of(&request.model).is_none() {
+            let reason = format!("no target worker is ready for model `{}`", request.model);
+            return Err(RouterError::Unavailable { reason });
+        }
+        let (sink, stream) = channel(request.num_choices);
+        let prompt_ids: Arc<[TokenId]> = request.prompt_ids.as_slice().into();
+        for choice in 0..request.num_choices {
+            self.start_sequence(&request, choice, &prompt_ids, sink.clone());
+        }
+        Ok(stream)
+    }
+
+    fn start_sequence(
+        &mut self,
+        request: &GenerationRequest,
+        choice: u32,
+        prompt_ids: &Arc<[TokenId]>,
+        sink: GenerationSink,
+    ) {
+        let id = SequenceId(self.next_sequence);
+        self.next_sequence += 1;
+        let spec = SequenceSpec {
+            choice,
+            // The prompt is scored once.
+            prompt_logprobs: request.spec.prompt_logprobs.filter(|_| choice == 0),
+            traceparent: service::telemetry::traceparent_of(&request.span).unwrap_or_default(),
+            ..request.spec.clone()
+        };
+        let cancelled = sink.cancelled(choice);
+        self.cancelled.push(Box::pin(async move {
+            cancelled.cancelled_owned().await;
+            id
+        }));
+        self.executor.clients.join(id, sink, choice, request.span.clone());
+        let lane = LaneKey {
+            model: request.model.clone(),
+            task_type: request.task_type.clone(),
+            temperature: TemperatureBand::of(&spec.sampling),
+        };
+        let speculation = request.speculation;
+        let prompt_ids = Arc::clone(prompt_ids);
+        self.on_event(Event::Submit(Box::new(NewSequence { id, lane, spec, prompt_ids, speculation })));
+    }
+
+    fn worker_event(&mut self, event: WorkerEvent) {
+        match event {
+            WorkerEvent::Up(worker) => {
+                self.executor.outboxes.join(worker.key, worker.outbox);
+                self.executor.reports.worker_joined(worker.key, &worker.info);
+                self.on_event(Event::WorkerUp(worker.key, Box::new(worker.info)));
+                self.show_health();
+            }
+            WorkerEvent::Down(key) => {
+                self.on_event(Event::WorkerDown(key));
+                self.executor.outboxes.leave(key);
+                self.executor.reports.worker_left(key);
+                self.show_health();
+            }
+            WorkerEvent::Frame(key, frame) => self.on_event(Event::Frame(key, frame_from_wire(key, frame))),
+        }
+    }
+
+    /// A router without a target serves nobody.
+    fn show_health(&self) {
+        if self.scheduler.has_worker(Role::Target) {
+            self.health.set_ready();
+        } else {
+            self.health.set_not_ready("no target worker is connected");
+        }
+    }
+}
+
+impl Executor {
+    fn execute(&mut self, command: Command) {
+        match command {
+            Command::Send(worker, step) => {
+                let span_id = self.clients.round_span_id(step.sequence_id);
+                self.outboxes.step(worker, v1::Step { span_id, ..step_to_wire(step) });
+            }
+            Command::Close(worker, id, generation) => {
+                self.outboxes.close(worker, v1::CloseSequence { sequence_id: id.0, generation });
+            }
+            Command::RoundBegun(id, num_draft_tokens) => self.clients.begin_round(id, num_draft_tokens),
+            Command::Commit(round) => {
+                let commit = &round.commit;
+                self.reports.verified(round.lane, commit.num_draft_tokens, commit.num_accepted);
+                self.clients.commit(round);
+            }
+            Command::PromptLogprobs(id, scores) => self.clients.prompt_logprobs(id, scores),
+            Command::Finish(id, reason, usage) => self.clients.finish(id, reason, usage),
+            Command::Fail(id, failure) => self.clients.fail(id, failure),
+            Command::Report(report) => self.reports.report(report),
+        }
+    }
+}
+
+/// A worker's frame in the scheduler's terms. Replies that make no sense are dropped: their steps are sent again.
+fn frame_from_wire(worker: WorkerKey, frame: v1::WorkerFrame) -> Frame {
+    let timing = frame.timing.unwrap_or_default();
+    let timing = StepTiming {
+        rows: timing.rows,
+        prefill_rows: timing.prefill_rows,
+        sequences: timing.sequences,
+        kv_tokens: timing.kv_tokens,
+        queue: Duration::from_micros(timing.queue_us),
+        compute: Duration::from_micros(timing.compute_us),
+    };
+    let sound = |reply| match reply_from_wire(reply) {
+        Ok(reply) => Some(reply),
+        Err(error) => {
+            tracing::warn!(worker = worker.0, %error, "a worker's reply makes no sense");
+            None
+        }
+    };
+    let preempted = frame.preempted.iter().map(|at| (SequenceId(at.sequence_id), at.generation));
+    Frame {
+        timing,
+        credit_blocks: frame.credits.map(|credits| credits.blocks),
+        preempted: preempted.collect(),
+        replies: frame.replies.into_iter().filter_map(sound).collect(),
+    }
+}
+
+/// Lets the tasks that write to workers run first: the one that encodes a frame, and the one of the connection.
+async fn let_frames_leave() {
+    for _ in 0..2 {
+        let mut came_back = false;
+        std::future::poll_fn(|context| {
+            if std::mem::replace(&mut came_back, true) {
+                return Poll::Ready(());
+            }
+            // To the end of this thread's queue; `yield_now` would poll for I/O events first.
+            context.waker().wake_by_ref();
+            Poll::Pending
+        })
+        .await;
+    }
+}

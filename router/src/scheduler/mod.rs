@@ -1,0 +1,81 @@
+//! The driver of the scheduler: requests and worker frames in, steps and tokens out.
+//!
+//! Every decision is taken in `scheduling::scheduler`, which is pure. This folder reads the clock, moves messages and
+//! counts: [`driver`] is the one task that owns the scheduler, [`outbox`] holds what goes to workers, [`clients`] what
+//! goes to clients, [`reports`] metrics and logs. [`SchedulerHandle`] is the way in.
+
+mod clients;
+pub mod driver;
+mod outbox;
+mod reports;
+
+use async_trait::async_trait;
+use scheduling::scheduler::SchedulerReport;
+use tokio::sync::{mpsc, oneshot};
+
+use crate::error::RouterError;
+use crate::generation::{GenerationRequest, GenerationService, GenerationStream};
+use crate::workers::WorkerEvent;
+
+/// Requests that wait for the driver; further ones are refused.
+pub const SUBMISSIONS: usize = 1_024;
+
+/// Worker events that wait for the driver; beyond it the workers' streams are not read.
+pub const WORKER_EVENTS: usize = 4_096;
+
+/// Requests for a report that wait for the driver.
+pub const QUESTIONS: usize = 16;
+
+/// A request on its way to the driver.
+#[derive(Debug)]
+pub struct Submission {
+    request: GenerationRequest,
+    answer: oneshot::Sender<Result<GenerationStream, RouterError>>,
+}
+
+/// The handle to the driver.
+#[derive(Debug, Clone)]
+pub struct SchedulerHandle {
+    submissions: mpsc::Sender<Submission>,
+    questions: mpsc::Sender<oneshot::Sender<SchedulerReport>>,
+}
+
+/// The driver's ends of its queues.
+#[derive(Debug)]
+pub struct Inbox {
+    submissions: mpsc::Receiver<Submission>,
+    workers: mpsc::Receiver<WorkerEvent>,
+    questions: mpsc::Receiver<oneshot::Sender<SchedulerReport>>,
+}
+
+/// Connects the APIs, the workers' connections and the driver.
+pub fn queues() -> (SchedulerHandle, mpsc::Sender<WorkerEvent>, Inbox) {
+    let (submit, submissions) = mpsc::channel(SUBMISSIONS);
+    let (events, workers) = mpsc::channel(WORKER_EVENTS);
+    let (ask, questions) = mpsc::channel(QUESTIONS);
+    let handle = SchedulerHandle { submissions: submit, questions: ask };
+    (handle, events, Inbox { submissions, workers, questions })
+}
+
+#[async_trait]
+impl GenerationService for SchedulerHandle {
+    async fn submit(&self, request: GenerationRequest) -> Result<GenerationStream, RouterError> {
+        let (answer, answered) = oneshot::channel();
+        self.submissions.try_send(Submission { request, answer }).map_err(|error| match error {
+            mpsc::error::TrySendError::Full(_) => RouterError::Overloaded { what: "the scheduler's queue" },
+            mpsc::error::TrySendError::Closed(_) => RouterError::Draining,
+        })?;
+        answered.await.unwrap_or(Err(RouterError::Draining))
+    }
+
+    async fn report(&self) -> Result<SchedulerReport, RouterError> {
+        let (answer, answered) = oneshot::channel();
+        self.questions.try_send(answer).map_err(|error| match error {
+            mpsc::error::TrySendError::Full(_) => {
+                RouterError::Overloaded { what: "the scheduler's queue of report requests" }
+            }
+            mpsc::error::TrySendError::Closed(_) => RouterError::Draining,
+        })?;
+        answered.await.map_err(|_| RouterError::Draining)
+    }
+}

@@ -1,0 +1,76 @@
+//! The scheduler's reports as metrics and log lines.
+
+use std::collections::BTreeMap;
+
+use scheduling::scheduler::WorkerKey;
+use scheduling::scheduler::events::{Report, WorkerInfo};
+use scheduling::scheduler::lanes::LaneId;
+
+use crate::metrics::{LaneMetrics, RouterMetrics, WorkerMetrics};
+
+#[derive(Debug)]
+pub(super) struct Reports {
+    metrics: RouterMetrics,
+    /// By lane id.
+    lanes: Vec<LaneMetrics>,
+    workers: BTreeMap<WorkerKey, (String, WorkerMetrics)>,
+}
+
+impl Reports {
+    pub(super) fn new(metrics: RouterMetrics) -> Self {
+        Self { metrics, lanes: Vec::new(), workers: BTreeMap::new() }
+    }
+
+    pub(super) fn worker_joined(&mut self, key: WorkerKey, info: &WorkerInfo) {
+        let metrics = self.metrics.worker(info.role, &info.address);
+        self.workers.insert(key, (info.address.clone(), metrics));
+    }
+
+    pub(super) fn worker_left(&mut self, key: WorkerKey) {
+        self.workers.remove(&key);
+    }
+
+    pub(super) fn verified(&mut self, lane: LaneId, num_draft_tokens: u32, num_accepted: u32) {
+        if let Some(metrics) = self.lanes.get_mut(lane.0 as usize) {
+            metrics.verified(num_draft_tokens, num_accepted);
+        }
+    }
+
+    pub(super) fn report(&mut self, report: Report) {
+        match report {
+            Report::LaneOpened(_, key) => self.lanes.push(self.metrics.lane(&key)),
+            Report::DraftLength(lane, k) => {
+                if let Some(metrics) = self.lanes.get(lane.0 as usize) {
+                    metrics.k(k);
+                }
+            }
+            Report::Ignored(why) => self.metrics.ignored(why),
+            Report::DraftWorkerSilent { worker, waited } => {
+                self.metrics.draft_outage();
+                let (address, waited_ms) = (self.address_of(worker), waited.as_millis() as u64);
+                tracing::warn!(address, waited_ms, "draft worker does not answer: rounds go on without it");
+            }
+            Report::DraftWorkerAnswers(worker) => {
+                tracing::info!(address = self.address_of(worker), "draft worker answers again");
+            }
+            Report::Replayed { role, address, sequences } => {
+                tracing::warn!(role = role.as_str(), address, sequences, "worker lost: replaying");
+            }
+            Report::NumericsChanged(id) => tracing::warn!(
+                sequence = id.0,
+                "the sequence continues at a target of another numerics class: its text may differ from here on"
+            ),
+            Report::TargetAssigned { priority, waited } => self.metrics.waited_for_target(priority, waited),
+            Report::WaitingForTarget(count) => self.metrics.waiting_for_target(count),
+            Report::Blocks { worker, credit, reserved } => {
+                if let Some((_, metrics)) = self.workers.get(&worker) {
+                    metrics.blocks(credit, reserved);
+                }
+            }
+        }
+    }
+
+    fn address_of(&self, worker: WorkerKey) -> &str {
+        self.workers.get(&worker).map_or("", |(address, _)| address)
+    }
+}

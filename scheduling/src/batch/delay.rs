@@ -1,0 +1,286 @@
+//! Whether a forward that could start now is delayed for sequences that are about to come back.
+//!
+//! A worker takes whatever is ready into its next forward. Sequences that miss one run apart from then on,
+//! each part waiting for the other's forward; where half the rows cost as much as all of them, everybody runs
+//! at half the speed. So a worker records how long each sequence is away between two steps, and delays a
+//! forward where the time that all sequences lose by the delay is less than the time they lose by missing
+//! each other.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use crate::cost::micros;
+
+/// EWMA weight of the latest gap between a reply and the sequence's next step.
+const GAP_WEIGHT: f64 = 0.75;
+
+/// A sequence that is overdue by more than this share of a forward is not waited for.
+const OVERDUE_SHARE: f64 = 0.25;
+
+/// How many different numbers of sequences to wait for are compared.
+const CANDIDATES: usize = 8;
+
+/// The ready sequences of the next forward's group ([`super::groups`]).
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub struct ReadyGroup {
+    /// How many.
+    pub sequences: u32,
+    /// Rows that they bring.
+    pub rows: u32,
+    /// How many more drafting sequences may join the group.
+    pub capacity: u32,
+    /// How many of these are needed to complete the group.
+    pub missing: u32,
+    /// For how long waiting for them pays, in microseconds.
+    pub patience_us: f64,
+}
+
+/// The sequences whose rounds draft, ready or away.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub struct Drafting {
+    /// How many.
+    pub sequences: u32,
+    /// Rows that they bring together.
+    pub rows: u32,
+    /// Mean time that one of them is away, in microseconds.
+    pub away_us: f64,
+    /// Mean time from one step to the next, in microseconds.
+    pub round_us: f64,
+}
+
+/// A sequence that is expected back.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Expected {
+    /// Microseconds from now; negative where it is overdue.
+    pub in_us: f64,
+    /// Rows that it will bring.
+    pub rows: u32,
+}
+
+/// When a worker's sequences come back after a reply. `K` names a sequence.
+#[derive(Debug, Clone)]
+pub struct ReturnTimes<K> {
+    sequences: BTreeMap<K, ReturnTime>,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct ReturnTime {
+    /// Microseconds from a reply to the next step, smoothed.
+    usual_us: Option<f64>,
+    /// When it was answered, while it is away.
+    answered_at: Option<Duration>,
+    /// When its last step came, and microseconds from the one before to that.
+    arrived_at: Duration,
+    round_us: f64,
+    rows: u32,
+}
+
+impl<K> Default for ReturnTimes<K> {
+    fn default() -> Self {
+        Self { sequences: BTreeMap::new() }
+    }
+}
+
+impl<K: Ord> ReturnTimes<K> {
+    /// A step of the sequence came, with so many rows.
+    pub fn arrived(&mut self, key: K, now: Duration, rows: u32) {
+        let first = ReturnTime { usual_us: None, answered_at: None, arrived_at: now, round_us: 0.0, rows };
+        let known = self.sequences.entry(key).or_insert(first);
+        known.rows = rows;
+        known.round_us = micros(now.saturating_sub(known.arrived_at));
+        known.arrived_at = now;
+        if let Some(answered_at) = known.answered_at.take() {
+            let away = micros(now.saturating_sub(answered_at));
+            let usual = known.usual_us.unwrap_or(away);
+            known.usual_us = Some(usual + GAP_WEIGHT * (away - usual));
+        }
+    }
+
+    /// The sequence was answered.
+    pub fn answered(&mut self, key: &K, now: Duration) {
+        if let Some(known) = self.sequences.get_mut(key) {
+            known.answered_at = Some(now);
+        }
+    }
+
+    /// The sequence does not come back.
+    pub fn forget(&mut self, key: &K) {
+        self.sequences.remove(key);
+    }
+
+    /// The sequences whose last step carried a draft.
+    pub fn drafting(&self) -> Drafting {
+        let mut found = Drafting::default();
+        for known in self.sequences.values().filter(|known| known.rows > 1) {
+            let Some(usual_us) = known.usual_us else { continue };
+            found.sequences += 1;
+            found.rows += known.rows;
+            found.away_us += usual_us;
+            found.round_us += known.round_us;
+        }
+        found.away_us /= f64::from(found.sequences.max(1));
+        found.round_us /= f64::from(found.sequences.max(1));
+        found
+    }
+
+    /// Sequences that are away and expected back within `horizon_us`, soonest first.
+    pub fn expected(&self, now: Duration, horizon_us: f64) -> Vec<Expected> {
+        let expected = |known: &ReturnTime| {
+            let away = micros(now.saturating_sub(known.answered_at?));
+            Some(Expected { in_us: known.usual_us? - away, rows: known.rows })
+        };
+        let near =
+            |expected: &Expected| expected.in_us < horizon_us && expected.in_us > -OVERDUE_SHARE * horizon_us;
+        let mut list: Vec<Expected> = self.sequences.values().filter_map(expected).filter(near).collect();
+        list.sort_by(|a, b| a.in_us.total_cmp(&b.in_us));
+        list
+    }
+
+    /// For how long to delay the forward of `ready`; `None`: it starts now. `delayed` is the delay so far,
+    /// `step_us` predicts a forward of so many rows.
+    pub fn delay(
+        &self,
+        now: Duration,
+        (ready, delayed): (ReadyGroup, Duration),
+        step_us: impl Fn(u32) -> f64,
+    ) -> Option<Duration> {
+        if ready.sequences == 0 {
+            return None;
+        }
+        if let Some(wait_us) = self.completing_us(now, (ready, delayed)) {
+            return Some(Duration::from_secs_f64(wait_us / 1e6));
+        }
+        // A sequence that comes later than a forward takes loses nothing by missing it. No delay exceeds the
+        // forward's own time.
+        let alone_us = step_us(ready.rows);
+        let left_us = alone_us.max(ready.patience_us) - micros(delayed);
+        if left_us <= 0.0 {
+            return None;
+        }
+        let mut expected = self.expected(now, left_us.min(alone_us));
+        let mut capacity = ready.capacity;
+        expected.retain(|expected| {
+            let fits = expected.rows <= 1 || capacity > 0;
+            capacity = if expected.rows > 1 { capacity.saturating_sub(1) } else { capacity };
+            fits
+        });
+        let wait_us = best_wait_us(ready, &expected, step_us)?;
+        // An overdue sequence is given a share of the time left.
+        let wait_us = if wait_us > 0.0 { wait_us } else { OVERDUE_SHARE * left_us };
+        Some(Duration::from_secs_f64(wait_us / 1e6))
+    }
+
+    /// How long until the group of `ready` is complete, if that pays.
+    fn completing_us(&self, now: Duration, (ready, delayed): (ReadyGroup, Duration)) -> Option<f64> {
+        let left_us = ready.patience_us - micros(delayed);
+        if ready.missing == 0 || left_us <= 0.0 {
+            return None;
+        }
+        let drafting = self.expected(now, left_us).into_iter().filter(|expected| expected.rows > 1);
+        let last = drafting.map(|expected| expected.in_us).nth(ready.missing as usize - 1)?;
+        Some(if last > 0.0 { last } else { OVERDUE_SHARE * left_us })
+    }
+}
+
+/// The delay after which all sequences together are answered soonest; `expected` is in order of return.
+/// `None`: no delay.
+fn best_wait_us(ready: ReadyGroup, expected: &[Expected], step_us: impl Fn(u32) -> f64) -> Option<f64> {
+    let total = expected.len();
+    if total == 0 {
+        return None;
+    }
+    let rows_of = |part: &[Expected]| part.iter().map(|expected| expected.rows).sum::<u32>();
+    // Time that all sequences lose together if the first `joined` are waited for.
+    let lost_us = |joined: usize| {
+        let (with, without) = expected.split_at(joined);
+        let starts = with.last().map_or(0.0, |last| last.in_us.max(0.0));
+        let ends = starts + step_us(ready.rows + rows_of(with));
+        let next = if without.is_empty() { 0.0 } else { step_us(rows_of(without)) };
+        let of_with: f64 = with.iter().map(|expected| ends - expected.in_us.max(0.0)).sum();
+        let of_without: f64 =
+            without.iter().map(|expected| (ends - expected.in_us.max(0.0)).max(0.0) + next).sum();
+        f64::from(ready.sequences) * ends + of_with + of_without
+    };
+    let candidates = (1..=CANDIDATES).map(|part| (total * part).div_ceil(CANDIDATES));
+    let (best, lost) = candidates
+        .map(|joined| (joined, lost_us(joined)))
+        .min_by(|a, b| a.1.total_cmp(&b.1))
+        .expect("there is at least one candidate");
+    (lost < lost_us(0)).then(|| expected[best - 1].in_us.max(0.0))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MS: Duration = Duration::from_millis(1);
+
+    fn flat(_: u32) -> f64 {
+        10_000.0
+    }
+
+    fn steep(rows: u32) -> f64 {
+        1_000.0 * f64::from(rows)
+    }
+
+    /// Eight sequences that are away for 5 ms; six were answered at `answered`, two one millisecond later.
+    fn return_times(answered: Duration) -> ReturnTimes<u32> {
+        let mut times = ReturnTimes::default();
+        for key in 0..8 {
+            let late = if key < 6 { Duration::ZERO } else { MS };
+            times.arrived(key, Duration::ZERO, 1);
+            times.answered(&key, MS);
+            times.arrived(key, 6 * MS, 1);
+            times.answered(&key, answered + late);
+        }
+        times
+    }
+
+    fn ready(sequences: u32) -> (ReadyGroup, Duration) {
+        (
+            ReadyGroup { sequences, rows: sequences, capacity: u32::MAX, ..ReadyGroup::default() },
+            Duration::ZERO,
+        )
+    }
+
+    #[test]
+    fn a_flat_forward_waits_for_those_that_are_about_to_come() {
+        let times = return_times(10 * MS);
+        let delay = |now, ready| times.delay(now, ready, flat).map(|wait| wait.as_micros());
+        assert_eq!(delay(15 * MS, ready(6)), Some(1_000), "the other two come a millisecond later");
+        assert_eq!(delay(11 * MS, ready(1)), Some(5_000));
+        assert_eq!(delay(11 * MS, ready(0)), None, "nobody is there");
+        assert_eq!(delay(11 * MS, ready(40)), None, "forty would wait for eight");
+        assert_eq!(delay(30 * MS, ready(6)), None, "sequences that late do not come");
+        let delayed =
+            (ReadyGroup { sequences: 6, rows: 6, capacity: u32::MAX, ..ReadyGroup::default() }, 10 * MS);
+        assert_eq!(delay(15 * MS, delayed), None, "the delay is as long as the forward");
+    }
+
+    #[test]
+    fn a_group_waits_until_it_is_complete_where_that_pays() {
+        let mut times = return_times(10 * MS);
+        (0..8).for_each(|key| times.arrived(key, 15 * MS, 3));
+        (0..4).for_each(|key| times.answered(&key, 20 * MS));
+        let delay = |missing, patience_us| {
+            let ready = ReadyGroup { sequences: 4, rows: 12, capacity: u32::MAX, missing, patience_us };
+            times.delay(21 * MS, (ready, Duration::ZERO), steep).map(|wait| wait.as_millis())
+        };
+        assert_eq!(delay(0, 0.0), None, "by itself none of these is worth waiting for");
+        assert_eq!(delay(3, 10_000.0), Some(4));
+        assert_eq!(delay(3, 2_000.0), None, "it would take longer than it pays");
+        assert_eq!(delay(5, 10_000.0), None, "so many are not away");
+    }
+
+    #[test]
+    fn where_each_row_costs_alike_nobody_waits() {
+        assert_eq!(return_times(10 * MS).delay(13 * MS, ready(8), steep), None);
+    }
+
+    #[test]
+    fn a_closed_sequence_is_not_waited_for() {
+        let mut times = return_times(10 * MS);
+        (0..8).for_each(|key| times.forget(&key));
+        assert_eq!(times.delay(14 * MS, ready(1), flat), None);
+    }
+}

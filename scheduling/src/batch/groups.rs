@@ -1,0 +1,244 @@
+//! In how many groups a target verifies the sequences that draft: while one group drafts, another is
+//! verified.
+//!
+//! Sequences that were verified together come back together, so groups are stable once they exist. Whether
+//! more groups are faster depends on what the target knows by itself: how long sequences are away between two
+//! steps, and what its forwards take. Each forward then takes one group's share of the drafting sequences,
+//! the oldest first.
+//!
+//! The choice of k prices its rounds by the same function ([`crate::draft_length`]).
+
+use super::{Drafting, ROUND_CONTEXT, ReadyGroup, StepRows};
+
+/// More groups than this gain little.
+pub const GROUPS_MAX: u32 = 4;
+
+/// Another number of groups must shorten a round by this share.
+const REGROUP_MARGIN: f64 = 0.03;
+
+/// Rounds for which complete groups are assumed to stay as they are: they bound what completing them may
+/// cost.
+const REGROUP_ROUNDS: f64 = 16.0;
+
+/// Group sizes below the wanted one that are compared.
+const SMALLER: u32 = 8;
+
+/// The shortest possible round with this many groups: one group's own steps in sequence, or the forwards of
+/// all groups.
+pub fn round_us(groups: u32, away_us: f64, forward_us: f64) -> f64 {
+    (away_us + forward_us).max(f64::from(groups) * forward_us)
+}
+
+/// The number of groups, 1 to [`GROUPS_MAX`], with the shortest round; `now` stays unless another one is
+/// clearly better. `away_us` is how long a sequence is away, `forward_us(groups)` predicts the forward of one
+/// of so many groups.
+pub fn best_groups(now: u32, most: u32, away_us: f64, forward_us: impl Fn(u32) -> f64) -> u32 {
+    best_by(&GroupRules::default(), (now, most), away_us, forward_us)
+}
+
+fn best_by(
+    rules: &GroupRules,
+    (now, most): (u32, u32),
+    away_us: f64,
+    forward_us: impl Fn(u32) -> f64,
+) -> u32 {
+    let most = most.clamp(1, rules.groups_max);
+    let round = |groups: u32| round_us(groups, away_us, forward_us(groups));
+    let now = now.clamp(1, most);
+    let best = (1..=most).min_by(|a, b| round(*a).total_cmp(&round(*b))).unwrap_or(1);
+    if round(best) < (1.0 - rules.regroup_margin) * round(now) { best } else { now }
+}
+
+/// When a target regroups: the constants above.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct GroupRules {
+    /// Groups at most.
+    pub groups_max: u32,
+    /// The share by which another number of groups must shorten a round.
+    pub regroup_margin: f64,
+    /// Rounds for which complete groups are assumed to stay as they are.
+    pub regroup_rounds: f64,
+}
+
+impl Default for GroupRules {
+    fn default() -> Self {
+        Self { groups_max: GROUPS_MAX, regroup_margin: REGROUP_MARGIN, regroup_rounds: REGROUP_ROUNDS }
+    }
+}
+
+/// The number of groups at one target.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Groups {
+    now: u32,
+    rules: GroupRules,
+}
+
+/// How many drafting sequences make a group.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Size {
+    /// At most.
+    pub most: u32,
+    /// With fewer the group is not complete.
+    pub least: u32,
+    /// For how long waiting for its completion pays, in microseconds.
+    pub patience_us: f64,
+}
+
+/// Which ready steps belong to the next forward.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Group {
+    /// One entry a ready step.
+    pub members: Vec<bool>,
+    /// See [`ReadyGroup::capacity`].
+    pub capacity: u32,
+    /// See [`ReadyGroup::missing`].
+    pub missing: u32,
+    /// See [`ReadyGroup::patience_us`].
+    pub patience_us: f64,
+}
+
+impl Default for Groups {
+    fn default() -> Self {
+        Self::with_rules(GroupRules::default())
+    }
+}
+
+impl Groups {
+    /// One group at first.
+    pub fn with_rules(rules: GroupRules) -> Self {
+        Self { now: 1, rules }
+    }
+
+    /// How many drafting sequences share a forward; `forward_us(rows, sequences)` predicts one.
+    pub fn size(&mut self, drafting: Drafting, forward_us: impl Fn(f64, f64) -> f64) -> Size {
+        let part = |count: u32, groups: u32| f64::from(count) / f64::from(groups);
+        let of_groups = |groups| forward_us(part(drafting.rows, groups), part(drafting.sequences, groups));
+        self.now = best_by(&self.rules, (self.now, drafting.sequences), drafting.away_us, of_groups);
+        let most = drafting.sequences.div_ceil(self.now);
+        let rest = drafting.sequences.saturating_sub(most * (self.now - 1));
+        let round_us = round_us(self.now, drafting.away_us, of_groups(self.now));
+        // A target that is never idle gains nothing by completing a group where smaller groups, the rest in
+        // one of its own, take hardly longer.
+        let is_never_idle = f64::from(self.now) * of_groups(self.now) >= round_us;
+        let forward_of = |size: u32| match size {
+            0 => 0.0,
+            _ => forward_us(part(drafting.rows, drafting.sequences) * f64::from(size), f64::from(size)),
+        };
+        let in_groups_of = |size: u32| {
+            let (full, rest) = (drafting.sequences / size, drafting.sequences % size);
+            let forwards_us = f64::from(full) * forward_of(size) + forward_of(rest);
+            forwards_us.max(drafting.away_us + forward_of(size))
+        };
+        let smallest = (1..=SMALLER).map(|part| (most * part).div_ceil(SMALLER)).find(|&size| {
+            is_never_idle && size > 0 && in_groups_of(size) <= (1.0 + self.rules.regroup_margin) * round_us
+        });
+        let smallest = smallest.unwrap_or(most);
+        Size {
+            most: if self.now == 1 { u32::MAX } else { most },
+            least: rest.min(self.least(most)).min(smallest),
+            patience_us: (self.rules.regroup_rounds * (drafting.round_us - round_us)).clamp(0.0, round_us),
+        }
+    }
+
+    /// Groups of fewer sequences than this would be more groups than wanted, all of them too small. Beyond
+    /// [`GROUPS_MAX`] that costs nothing worth waiting for.
+    fn least(self, most: u32) -> u32 {
+        let (now, next) = (f64::from(self.now), f64::from(self.now + 1));
+        if self.now == GROUPS_MAX { 0 } else { (f64::from(most) * (now / next + 1.0) / 2.0).ceil() as u32 }
+    }
+}
+
+impl Group {
+    /// The oldest ready steps with drafts, up to the group's size, and all steps without. A decode step waits
+    /// for no draft, because it would pay for a choice that is not its own; a prompt does not wait until a
+    /// group is complete.
+    pub fn form(size: Size, ready: &[StepRows]) -> Self {
+        let mut capacity = size.most;
+        let members = ready
+            .iter()
+            .map(|step| {
+                let is_member = step.tail == 0 || capacity > 0;
+                capacity = capacity.saturating_sub(step.tail.min(1));
+                is_member
+            })
+            .collect();
+        let is_decode = |step: &StepRows| step.tail == 0 && step.context <= ROUND_CONTEXT;
+        let has_draft = |step: &StepRows| step.tail > 0;
+        let missing =
+            if ready.iter().all(has_draft) { size.least.saturating_sub(size.most - capacity) } else { 0 };
+        Self {
+            members,
+            capacity: if ready.iter().any(is_decode) { 0 } else { capacity },
+            missing,
+            patience_us: size.patience_us,
+        }
+    }
+
+    /// All ready steps.
+    pub fn all(ready: &[StepRows]) -> Self {
+        Self { members: vec![true; ready.len()], capacity: u32::MAX, missing: 0, patience_us: 0.0 }
+    }
+
+    /// Its members among the `ready` steps it was formed of.
+    pub fn ready(&self, ready: &[StepRows]) -> ReadyGroup {
+        let members = || ready.iter().zip(&self.members).filter(|(_, is_member)| **is_member);
+        ReadyGroup {
+            sequences: members().count() as u32,
+            rows: members().map(|(step, _)| step.rows()).sum(),
+            capacity: self.capacity,
+            missing: self.missing,
+            patience_us: self.patience_us,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn groups_pay_where_forwards_shrink_with_their_rows_and_drafts_take_a_while() {
+        let steep = |groups: u32| 12_000.0 / f64::from(groups);
+        assert_eq!(best_groups(1, 64, 6_000.0, steep), 2, "one drafts while the other is verified");
+        assert_eq!(best_groups(1, 64, 24_000.0, steep), 4);
+        assert_eq!(best_groups(1, 64, 100.0, steep), 1, "plain rounds are hardly away");
+        assert_eq!(best_groups(1, 1, 6_000.0, steep), 1, "a sequence is not split");
+        assert_eq!(best_groups(1, 64, 6_000.0, |_| 12_000.0), 1, "half the rows cost as much");
+        assert_eq!(best_groups(3, 64, 6_000.0, |_| 12_000.0), 1, "and what groups there are join");
+        let nearly = |groups: u32| 6_100.0 / f64::from(groups) + 3_000.0;
+        assert_eq!((best_groups(1, 64, 3_000.0, nearly), best_groups(2, 64, 3_000.0, nearly)), (1, 2));
+    }
+
+    #[test]
+    fn a_group_is_the_oldest_that_draft_and_all_that_do_not() {
+        let waiting = [(1, 3), (1, 0), (1, 3), (1, 3)].map(|(context, tail)| StepRows { context, tail });
+        let size = |most| Size { most, least: 4, patience_us: 1.0 };
+        let group = Group::form(size(2), &waiting);
+        assert_eq!(group.members, [true, true, true, false]);
+        let ready = ReadyGroup { sequences: 3, rows: 9, capacity: 0, missing: 0, patience_us: 1.0 };
+        assert_eq!(group.ready(&waiting), ready);
+        let drafted = [waiting[0], waiting[2]];
+        let group = Group::form(size(5), &drafted);
+        assert_eq!((group.capacity, group.missing), (3, 2), "drafts wait for drafts");
+        let group = Group::form(size(5), &waiting);
+        assert_eq!((group.capacity, group.missing), (0, 0), "a plain round waits for none");
+        let prompt = [waiting[0], StepRows { context: 100, tail: 0 }];
+        assert_eq!(Group::form(size(5), &prompt).missing, 0, "nor does a prompt until a group is complete");
+    }
+
+    #[test]
+    fn what_runs_in_smaller_groups_than_it_should_waits_for_as_long_as_that_pays() {
+        let size = |round_us, forward_us: fn(f64, f64) -> f64| {
+            let drafting = Drafting { sequences: 16, rows: 64, away_us: 6_000.0, round_us };
+            Groups::default().size(drafting, forward_us)
+        };
+        let flat = |_, _| 12_000.0;
+        // All together: 18 ms a round. In two halves by turns it takes 24, and to wait once pays for itself.
+        assert_eq!(size(24_000.0, flat), Size { most: u32::MAX, least: 12, patience_us: 18_000.0 });
+        assert_eq!(size(18_000.0, flat).patience_us, 0.0, "they are together");
+        let with_a_floor = |rows: f64, _| (187.5 * rows).max(4_000.0);
+        assert_eq!(size(12_000.0, with_a_floor), Size { most: 8, least: 7, patience_us: 0.0 });
+        let least = size(15_000.0, |rows, _| 187.5 * rows).least;
+        assert_eq!(least, 1, "where each row costs its own time a smaller group is as good");
+    }
+}

@@ -1,0 +1,152 @@
+//! Which rows share a worker's next forward: how rows are split ([`form`]), in how many groups drafting
+//! sequences are verified ([`groups`]), when a forward is delayed for more sequences ([`delay`]), when one
+//! lane goes first and alone ([`lane_first`]). [`crate::batch_former`] combines these rules for workers and
+//! simulator.
+//!
+//! Decisions only: sequences, rows and predicted times come in. Nothing here knows KV, ids or a clock.
+
+pub mod delay;
+pub mod groups;
+pub mod lane_first;
+
+use speculation::{Step, Work};
+
+pub use delay::{Drafting, Expected, ReadyGroup, ReturnTimes};
+pub use groups::{Group, GroupRules, Groups, Size};
+pub use lane_first::{LaneRows, LaneSharing, by_lane, lane_first};
+
+/// Share of a batch reserved for prefill while decodes are also waiting.
+pub const PREFILL_SHARE: f64 = 0.25;
+
+/// The most context ids that a step of a round appends: a draft worker gets two after full acceptance. A
+/// longer context is a prompt's, or a replay's.
+pub const ROUND_CONTEXT: u32 = 2;
+
+/// Rows of one step that are still to be run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct StepRows {
+    /// Context ids that were not run yet.
+    pub context: u32,
+    /// Rows behind the context in the same forward, never split: drafted ids, or the latest guess of a draft
+    /// that goes on.
+    pub tail: u32,
+}
+
+/// A step's part of one forward.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Share {
+    /// Index of the step.
+    pub index: usize,
+    /// Context ids in it.
+    pub context: u32,
+    /// Whether the context ends here, so that the tail is in it, too.
+    pub ends_context: bool,
+}
+
+impl StepRows {
+    /// Rows of a step of which `context_done` context ids have run; `num_guessed` counts the guesses that a
+    /// draft worker has made.
+    pub fn left(step: &Step, context_done: usize, num_guessed: usize) -> Self {
+        let context = step.context.len().saturating_sub(context_done) as u32;
+        let drafted = match &step.work {
+            Work::Verify { draft } => draft.token_ids.len() as u32,
+            Work::Feed | Work::Propose { .. } => 0,
+        };
+        // A draft that goes on runs its latest guess.
+        let goes_on = context == 0 && num_guessed > 0;
+        Self { context, tail: drafted + u32::from(goes_on) }
+    }
+
+    /// All of them.
+    pub fn rows(&self) -> u32 {
+        self.context + self.tail
+    }
+
+    /// Whether the context is no longer than a round's.
+    pub fn is_round(&self) -> bool {
+        self.context <= ROUND_CONTEXT
+    }
+
+    /// Whether the context is so long that it would crowd out other steps.
+    pub fn is_prompt(&self, rows_max: u32) -> bool {
+        f64::from(self.context) > PREFILL_SHARE * f64::from(rows_max)
+    }
+}
+
+impl Share {
+    /// Rows that it takes.
+    pub fn rows(&self, step: &StepRows) -> u32 {
+        self.context + if self.ends_context { step.tail } else { 0 }
+    }
+}
+
+/// Context ids of prompts and replays among `steps`.
+pub fn prefill_rows(steps: impl Iterator<Item = StepRows>) -> u32 {
+    steps.filter(|step| !step.is_round()).map(|step| step.context).sum()
+}
+
+/// The shares of the next forward, in order, with at most `rows_max` rows except for the last tail, which is
+/// never split.
+///
+/// Steps without a prompt come first, oldest first, limited to what [`PREFILL_SHARE`] leaves them while a
+/// prompt waits; prompts share the rest. `fits(index, rows)` reserves KV for so many more rows, or answers
+/// that there is none.
+pub fn form(ready: &[StepRows], rows_max: u32, mut fits: impl FnMut(usize, u32) -> bool) -> Vec<Share> {
+    let is_prompt = |&i: &usize| ready[i].is_prompt(rows_max);
+    let (prompts, others): (Vec<usize>, Vec<usize>) = (0..ready.len()).partition(is_prompt);
+    let for_prompts = if prompts.is_empty() { 0 } else { (PREFILL_SHARE * f64::from(rows_max)) as u32 };
+    let mut shares = Vec::new();
+    let mut rows_left = rows_max;
+    let order = others.into_iter().map(|i| (i, for_prompts)).chain(prompts.into_iter().map(|i| (i, 0)));
+    for (index, reserved) in order {
+        let budget = rows_left.saturating_sub(reserved);
+        if budget == 0 {
+            continue;
+        }
+        let context = ready[index].context.min(budget);
+        let share = Share { index, context, ends_context: context == ready[index].context };
+        let rows = share.rows(&ready[index]);
+        if rows > 0 && fits(index, rows) {
+            rows_left = rows_left.saturating_sub(rows);
+            shares.push(share);
+        }
+    }
+    shares
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ready(list: &[(u32, u32)]) -> Vec<StepRows> {
+        list.iter().map(|&(context, tail)| StepRows { context, tail }).collect()
+    }
+
+    fn formed(list: &[(u32, u32)], rows_max: u32) -> Vec<(usize, u32, bool)> {
+        let shares = form(&ready(list), rows_max, |_, _| true);
+        shares.iter().map(|share| (share.index, share.context, share.ends_context)).collect()
+    }
+
+    #[test]
+    fn everything_that_fits_shares_the_forward_in_order_of_age() {
+        assert_eq!(formed(&[(1, 4), (0, 1), (3, 0)], 64), [(0, 1, true), (1, 0, true), (2, 3, true)]);
+    }
+
+    #[test]
+    fn a_prompt_is_run_in_portions_beside_what_draws_soon() {
+        // A quarter of 64 rows is the prompt's, whoever came first; the rest goes to the others.
+        assert_eq!(formed(&[(500, 0), (1, 4)], 64), [(1, 1, true), (0, 59, false)]);
+        let many: Vec<(u32, u32)> = std::iter::repeat_n((1, 7), 8).chain([(500, 0)]).collect();
+        let shares = formed(&many, 64);
+        assert_eq!(shares.len(), 7, "six verifications of eight rows and the prompt");
+        assert_eq!(shares[6], (8, 16, false));
+    }
+
+    #[test]
+    fn a_tail_is_never_split_and_a_sequence_without_room_is_passed_over() {
+        assert_eq!(formed(&[(1, 40)], 33), [(0, 1, true)]);
+        let shares = form(&ready(&[(1, 0), (1, 8), (1, 0)]), 64, |index, _| index != 1);
+        assert_eq!(shares.iter().map(|share| share.index).collect::<Vec<_>>(), [0, 2]);
+        assert!(form(&ready(&[(0, 0)]), 64, |_, _| true).is_empty());
+    }
+}

@@ -1,0 +1,230 @@
+//! The batch former: which of a worker's ready steps run in the next forward, and when it starts.
+//!
+//! A worker's device thread and the simulator's worker drive it alike: they report what arrives, what is
+//! answered and what forwards take, and ask for one decision whenever no forward runs. It holds every rule of
+//! [`mod@crate::batch`] that needs memory: predicted forward times, return times, groups, the delay so far
+//! and which steps were passed over. It knows no ids, no KV and no clock; `now` is any clock that never goes
+//! back.
+
+#[cfg(test)]
+mod tests;
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use speculation::holding::Holding;
+use speculation::{Step, Work};
+
+use crate::batch::{
+    Group, GroupRules, Groups, LaneRows, LaneSharing, ROUND_CONTEXT, ReadyGroup, ReturnTimes, StepRows,
+    by_lane, lane_first,
+};
+use crate::cost::{Forward, StepTimes, WorkerCost};
+
+/// A shorter delay costs more than it brings: no thread wakes up sooner.
+const MIN_DELAY: Duration = Duration::from_micros(50);
+
+/// A step that could run now.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct ReadyStep<K> {
+    /// Its sequence.
+    pub key: K,
+    /// The sequence's lane.
+    pub lane: u32,
+    /// Rows still to be run.
+    pub rows: StepRows,
+    /// Tokens that the sequence holds, the step's context included.
+    pub context_len: u32,
+    /// Whether a target verifies or decodes; not so where a step only feeds or drafts.
+    pub is_verify: bool,
+    /// Tokens that the step is expected to commit.
+    pub expected_tokens: f64,
+}
+
+impl<K> ReadyStep<K> {
+    /// An admitted step with the rows that it still wants; `holding` has its context already.
+    pub fn new(key: K, step: &Step, holding: &Holding, rows: StepRows) -> Self {
+        Self {
+            key,
+            lane: holding.spec().map_or(0, |spec| spec.lane),
+            rows,
+            context_len: holding.len(),
+            is_verify: matches!(step.work, Work::Verify { .. }),
+            expected_tokens: step.expected_tokens.into(),
+        }
+    }
+}
+
+/// What to do now.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Decision {
+    /// Ask again when something arrives, or after this time.
+    Wait(Duration),
+    /// Run a forward of these of the ready steps, by index; nothing where nothing is ready.
+    Run(Vec<bool>),
+}
+
+/// A forward that is done.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct RanForward {
+    /// Rows in it.
+    pub rows: u32,
+    /// Of these, rows of prompts.
+    pub prefill_rows: u32,
+    /// Sequences in it.
+    pub sequences: u32,
+    /// KV tokens read, each sequence counted once.
+    pub kv_tokens: u64,
+}
+
+/// By which rules forwards are formed; the default is what workers do.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub struct BatchRules {
+    /// When a target regroups.
+    pub groups: GroupRules,
+    /// Which lanes share a forward.
+    pub lanes: LaneSharing,
+}
+
+/// See the module's page. `K` names a sequence.
+#[derive(Debug, Clone)]
+pub struct BatchFormer<K> {
+    rules: BatchRules,
+    cost: WorkerCost,
+    return_times: ReturnTimes<K>,
+    groups: Groups,
+    /// When the delay of the next forward began.
+    delayed_since: Option<Duration>,
+    /// Sequences whose step was left out of a forward for another lane's sake.
+    passed_over: BTreeSet<K>,
+    /// The lane of the latest forward, where lanes take turns.
+    last_lane: Option<u32>,
+}
+
+impl<K: Ord + Copy> BatchFormer<K> {
+    /// A batch former for a worker with these profiled step times; without any, no forward is ever delayed.
+    pub fn new(times: StepTimes, rules: BatchRules) -> Self {
+        Self {
+            rules,
+            cost: WorkerCost::new(times),
+            return_times: ReturnTimes::default(),
+            groups: Groups::with_rules(rules.groups),
+            delayed_since: None,
+            passed_over: BTreeSet::new(),
+            last_lane: None,
+        }
+    }
+
+    /// A step of a sequence arrived at `at`, with all of its rows. It may be reported later than that, after
+    /// a forward.
+    pub fn arrived(&mut self, at: Duration, key: K, rows: StepRows) {
+        // A longer context is a prompt's and says nothing about the next round.
+        self.return_times.arrived(key, at, rows.context.min(ROUND_CONTEXT) + rows.tail);
+    }
+
+    /// A step of the sequence was answered.
+    pub fn answered(&mut self, now: Duration, key: &K) {
+        self.return_times.answered(key, now);
+        self.passed_over.remove(key);
+    }
+
+    /// The sequence will not come back.
+    pub fn forget(&mut self, key: &K) {
+        self.return_times.forget(key);
+        self.passed_over.remove(key);
+    }
+
+    /// A forward is done.
+    pub fn ran(&mut self, forward: RanForward, took: Duration) {
+        self.delayed_since = None;
+        let RanForward { rows, prefill_rows, sequences, kv_tokens } = forward;
+        if prefill_rows == 0 {
+            self.cost.observe_forward(Forward::measured(rows, sequences, kv_tokens), took);
+        }
+    }
+
+    /// What to do with the steps that are `ready`, oldest first.
+    pub fn next(&mut self, now: Duration, ready: &[ReadyStep<K>]) -> Decision {
+        let rows: Vec<StepRows> = ready.iter().map(|step| step.rows).collect();
+        let group = self.group(ready, &rows);
+        if let Some(delay) = self.delay(now, group.ready(&rows), mean_context(ready)) {
+            self.delayed_since.get_or_insert(now);
+            return Decision::Wait(delay.max(MIN_DELAY));
+        }
+        Decision::Run(self.without_other_lanes(ready, group.members))
+    }
+
+    /// The group of the next forward: at a target a part of the drafting sequences, elsewhere all steps.
+    fn group(&mut self, ready: &[ReadyStep<K>], rows: &[StepRows]) -> Group {
+        if !ready.iter().any(|step| step.is_verify) {
+            return Group::all(rows);
+        }
+        let context = mean_context(ready);
+        let forward_us = |rows, sequences| self.cost.forward_micros(Forward { rows, sequences, context });
+        Group::form(self.groups.size(self.return_times.drafting(), forward_us), rows)
+    }
+
+    /// How long to delay the forward of a group; `None`: it starts now.
+    fn delay(&self, now: Duration, group: ReadyGroup, context: f64) -> Option<Duration> {
+        let delayed = self.delayed_since.map_or(Duration::ZERO, |since| now.saturating_sub(since));
+        let rows_each = f64::from(group.rows) / f64::from(group.sequences.max(1));
+        let step_us = |rows: u32| {
+            let rows = f64::from(rows);
+            self.cost.forward_micros(Forward { rows, sequences: rows / rows_each.max(1.0), context })
+        };
+        self.return_times.delay(now, (group, delayed), step_us)
+    }
+
+    /// `members` without those of other lanes, where one lane goes first.
+    fn without_other_lanes(&mut self, ready: &[ReadyStep<K>], members: Vec<bool>) -> Vec<bool> {
+        let chosen: Vec<&ReadyStep<K>> =
+            ready.iter().zip(&members).filter(|(_, is_member)| **is_member).map(|(step, _)| step).collect();
+        if !chosen.iter().all(|step| step.is_verify && step.rows.is_round()) {
+            return members;
+        }
+        let Some(first) = self.first_lane(&chosen) else { return members };
+        self.last_lane = Some(first);
+        for step in chosen.iter().filter(|step| step.lane != first) {
+            self.passed_over.insert(step.key);
+        }
+        ready.iter().zip(members).map(|(step, is_member)| is_member && step.lane == first).collect()
+    }
+
+    /// The lane that has the forward of the `chosen` steps to itself.
+    fn first_lane(&self, chosen: &[&ReadyStep<K>]) -> Option<u32> {
+        let lanes = by_lane(chosen.iter().map(|step| LaneRows {
+            lane: step.lane,
+            rows: step.rows.rows(),
+            expected_tokens: step.expected_tokens,
+            passed_over: self.passed_over.contains(&step.key),
+            has_decode: step.rows.tail == 0,
+        }));
+        match self.rules.lanes {
+            LaneSharing::Shared => None,
+            LaneSharing::ByCost => lane_first(&lanes, |part| self.share_us(chosen, part)),
+            LaneSharing::Apart => {
+                let is_next = |lane: &&LaneRows| Some(lane.lane) != self.last_lane;
+                lanes.iter().find(is_next).or(lanes.first()).map(|lane| lane.lane)
+            }
+        }
+    }
+
+    /// Predicted microseconds of a forward of `part` rows, which are a share of those of the `chosen` steps.
+    fn share_us(&self, chosen: &[&ReadyStep<K>], part: u32) -> f64 {
+        let rows: u32 = chosen.iter().map(|step| step.rows.rows()).sum();
+        let share = f64::from(part) / f64::from(rows.max(1));
+        let sequences = chosen.len() as f64 * share;
+        let context = mean_context(chosen.iter().copied());
+        self.cost.forward_micros(Forward { rows: f64::from(part), sequences, context })
+    }
+}
+
+/// Tokens that the sequence of a step holds, on average.
+fn mean_context<'a, K: 'a>(steps: impl IntoIterator<Item = &'a ReadyStep<K>>) -> f64 {
+    let (mut held, mut sequences) = (0_u64, 0_u32);
+    for step in steps {
+        held += u64::from(step.context_len);
+        sequences += 1;
+    }
+    held as f64 / f64::from(sequences.max(1))
+}

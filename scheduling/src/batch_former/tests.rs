@@ -1,0 +1,198 @@
+//! Unit tests of single rules, and the scenarios of `testdata/batch_former`.
+
+use super::*;
+use crate::cost::StepTimePoint;
+use crate::testdata::{Line, run_folder};
+
+const MS: Duration = Duration::from_millis(1);
+
+fn times(points: &[(u32, u64)]) -> StepTimes {
+    let point = |&(rows, micros): &(u32, u64)| StepTimePoint { rows, kv_tokens: 0, micros };
+    StepTimes::new(&points.iter().map(point).collect::<Vec<_>>())
+}
+
+fn flat() -> BatchFormer<char> {
+    BatchFormer::new(times(&[(1, 10_000), (64, 10_000)]), BatchRules::default())
+}
+
+fn step(key: char, rows: (u32, u32)) -> ReadyStep<char> {
+    let rows = StepRows { context: rows.0, tail: rows.1 };
+    ReadyStep { key, lane: 0, rows, context_len: 100, is_verify: true, expected_tokens: 1.0 }
+}
+
+/// `keys` are away for 5 ms after their reply at 10 ms.
+fn away(former: &mut BatchFormer<char>, keys: &str) {
+    let rows = StepRows { context: 1, tail: 0 };
+    for key in keys.chars() {
+        former.arrived(Duration::ZERO, key, rows);
+        former.answered(MS, &key);
+        former.arrived(6 * MS, key, rows);
+        former.answered(10 * MS, &key);
+    }
+}
+
+#[test]
+fn the_delay_is_counted_from_the_first_wait_and_ends_with_a_forward() {
+    let mut former = flat();
+    away(&mut former, "ab");
+    let ready = [step('a', (1, 0))];
+    former.arrived(11 * MS, 'a', ready[0].rows);
+    assert_eq!(former.next(11 * MS, &ready), Decision::Wait(4 * MS));
+    assert_eq!(former.next(12 * MS, &ready), Decision::Wait(3 * MS));
+    assert_eq!(former.next(22 * MS, &ready), Decision::Run(vec![true]), "b did not come");
+    assert_eq!(former.delayed_since, Some(11 * MS));
+    former.ran(RanForward { rows: 1, sequences: 1, ..RanForward::default() }, 10 * MS);
+    assert_eq!(former.delayed_since, None);
+}
+
+#[test]
+fn a_delay_is_never_shorter_than_a_thread_needs_to_wake_up() {
+    let mut former = flat();
+    away(&mut former, "ab");
+    let at = 15 * MS - Duration::from_micros(1);
+    assert_eq!(former.next(at, &[step('a', (1, 0))]), Decision::Wait(MIN_DELAY));
+}
+
+#[test]
+fn a_forgotten_sequence_is_not_waited_for() {
+    let mut former = flat();
+    away(&mut former, "ab");
+    former.forget(&'b');
+    assert_eq!(former.next(14 * MS, &[step('c', (1, 0))]), Decision::Wait(MS), "a is away");
+    former.forget(&'a');
+    assert_eq!(former.next(14 * MS, &[step('c', (1, 0))]), Decision::Run(vec![true]));
+}
+
+#[test]
+fn without_profiled_times_nothing_is_delayed() {
+    let mut former = BatchFormer::new(StepTimes::new(&[]), BatchRules::default());
+    away(&mut former, "ab");
+    assert_eq!(former.next(14 * MS, &[step('a', (1, 0))]), Decision::Run(vec![true]));
+    assert_eq!(former.next(14 * MS, &[]), Decision::Run(vec![]));
+}
+
+#[test]
+fn forwards_with_prompts_teach_nothing() {
+    let mut former = flat();
+    let before = former.cost.step_micros(8.0, 0.0);
+    let forward = RanForward { rows: 8, prefill_rows: 8, sequences: 1, kv_tokens: 8 };
+    former.ran(forward, 50 * MS);
+    assert_eq!(former.cost.step_micros(8.0, 0.0), before);
+    former.ran(RanForward { prefill_rows: 0, ..forward }, 50 * MS);
+    assert!(former.cost.step_micros(8.0, 0.0) > before);
+}
+
+#[test]
+fn the_mean_context_divides_by_sequences_and_not_by_answers() {
+    let forward = Forward::measured(12, 3, 600);
+    assert_eq!((forward.rows, forward.sequences, forward.context), (12.0, 3.0, 200.0));
+    assert_eq!(
+        mean_context(&[step('a', (1, 0)), ReadyStep { context_len: 300, ..step('b', (1, 0)) }]),
+        200.0
+    );
+}
+
+#[test]
+fn only_rounds_that_verify_let_a_lane_go_first() {
+    let former = || BatchFormer::new(times(&[(1, 100), (64, 6_400)]), BatchRules::default());
+    let easy = ReadyStep { lane: 1, expected_tokens: 5.0, ..step('a', (1, 3)) };
+    let hard = ReadyStep { lane: 2, ..step('b', (1, 10)) };
+    assert_eq!(former().next(MS, &[easy, hard]), Decision::Run(vec![true, false]));
+    for other in [ReadyStep { is_verify: false, ..hard }, ReadyStep { rows: step('b', (3, 10)).rows, ..hard }]
+    {
+        assert_eq!(former().next(MS, &[easy, other]), Decision::Run(vec![true, true]), "{other:?}");
+    }
+    let shared = BatchRules { lanes: LaneSharing::Shared, ..BatchRules::default() };
+    let mut former = BatchFormer::new(times(&[(1, 100), (64, 6_400)]), shared);
+    assert_eq!(former.next(MS, &[easy, hard]), Decision::Run(vec![true, true]));
+}
+
+#[test]
+fn lanes_kept_apart_take_turns() {
+    let rules = BatchRules { lanes: LaneSharing::Apart, ..BatchRules::default() };
+    let mut former = BatchFormer::new(times(&[(1, 100)]), rules);
+    let ready = [step('a', (1, 0)), ReadyStep { lane: 7, ..step('b', (1, 0)) }];
+    let run = |members: [bool; 2]| Decision::Run(members.to_vec());
+    assert_eq!(former.next(MS, &ready), run([true, false]));
+    assert_eq!(former.next(MS, &ready), run([false, true]));
+    assert_eq!(former.next(MS, &ready), run([true, false]));
+    assert_eq!(former.next(MS, &ready[..1]), Decision::Run(vec![true]), "there is no other lane");
+}
+
+#[test]
+fn scenarios() {
+    run_folder("batch_former", flat, |former, line| run_line(former, line).unwrap_or_default());
+}
+
+/// One line of a scenario:
+///
+/// - `worker times=(1:10000,64:10000)`: a new batch former; rows and microseconds of its step times
+/// - `arrived a b at=1ms rows=1+3`: steps with one context id and three drafted ids
+/// - `answered a b at=1ms`, `forget a b`
+/// - `ran rows=8 sequences=2 kv=200 took=10ms`
+/// - `next at=1ms ready=(a:1+3, b@2:1+0*1.5)`: prints the decision; `@` is the lane, `*` the expected tokens
+///
+/// With the word `draft` the ready steps are those of a draft worker.
+fn run_line(former: &mut BatchFormer<char>, line: &Line) -> Option<String> {
+    let at = line.duration("at").unwrap_or_default();
+    let keys = || line.words.iter().filter_map(|word| word.chars().next());
+    match line.verb.as_str() {
+        "worker" => {
+            let points: Vec<String> = line.list("times");
+            let points: Vec<(u32, u64)> = points.iter().map(|point| pair(point, ':')).collect();
+            *former = BatchFormer::new(times(&points), BatchRules::default());
+        }
+        "arrived" => keys().for_each(|key| former.arrived(at, key, rows(&line.need::<String>("rows")))),
+        "answered" => keys().for_each(|key| former.answered(at, &key)),
+        "forget" => keys().for_each(|key| former.forget(&key)),
+        "ran" => {
+            let forward = RanForward {
+                rows: line.need("rows"),
+                prefill_rows: line.get("prefill").unwrap_or_default(),
+                sequences: line.need("sequences"),
+                kv_tokens: line.get("kv").unwrap_or_default(),
+            };
+            former.ran(forward, line.duration("took")?);
+        }
+        "next" => {
+            let is_verify = !line.words.iter().any(|word| word == "draft");
+            let entries: Vec<String> = line.list("ready");
+            let ready: Vec<ReadyStep<char>> =
+                entries.iter().map(|entry| ReadyStep { is_verify, ..ready_step(entry) }).collect();
+            return Some(match former.next(at, &ready) {
+                Decision::Wait(delay) => format!("wait {:.2}ms", delay.as_secs_f64() * 1e3),
+                Decision::Run(members) => {
+                    let ran = ready.iter().zip(members).filter(|(_, is_member)| *is_member);
+                    ran.fold("run".to_owned(), |text, (step, _)| format!("{text} {}", step.key))
+                }
+            });
+        }
+        _ => line.unknown(),
+    }
+    None
+}
+
+/// `a@2:1+3*1.5`: sequence, lane, rows, expected tokens; lane and tokens may be left out.
+fn ready_step(entry: &str) -> ReadyStep<char> {
+    let (name, rest) = entry.split_once(':').expect("an entry of ready has rows");
+    let (rows_text, tokens) = rest.split_once('*').unwrap_or((rest, "1"));
+    let (key, lane) = name.split_once('@').unwrap_or((name, "0"));
+    ReadyStep {
+        key: key.chars().next().expect("a sequence has a name"),
+        lane: lane.parse().unwrap(),
+        rows: rows(rows_text),
+        context_len: 100,
+        is_verify: true,
+        expected_tokens: tokens.parse().unwrap(),
+    }
+}
+
+fn rows(text: &str) -> StepRows {
+    let (context, tail) = pair(text, '+');
+    StepRows { context, tail }
+}
+
+fn pair<A: std::str::FromStr, B: std::str::FromStr>(text: &str, separator: char) -> (A, B) {
+    let parts = text.split_once(separator).and_then(|(a, b)| a.parse().ok().zip(b.parse().ok()));
+    parts.unwrap_or_else(|| panic!("{text} is not two numbers with {separator} between them"))
+}

@@ -1,0 +1,461 @@
+//! How far a lane drafts: the k in 0..=max that promises the most committed tokens per second at the present load. Last link of the
+//! choice of k ([`crate::survival`], [`crate::cost`], this). The router's lanes and the simulator drive this same code;
+//! it reads no clock and draws no randomness.
+//!
+//! For each k: the tokens that a round is expected to commit (survival), over the time that it is expected to take: its price by the workers'
+//! tables (`price.rs`: the wait for the draft, its queue and wire included, and the verification, with all rows that share the target's
+//! forward, in groups by turns where that pays) times what rounds took beyond such prices (`belief.rs`).
+//!
+//! k = 0 is a choice like the others. How far drafts would be accepted is known there, too, where a draft worker says which of the
+//! committed tokens fed to it it would have drawn itself. What a round takes at a k that was not tried for long is uncertain by a known amount, and
+//! a k is tried where that is worth it (`value.rs`). Only where nobody tells anything of acceptance, a lane at k = 0 takes one drafting round
+//! now and then: a probe, paid for out of a fixed share of the lane's time.
+
+mod belief;
+mod explanation;
+mod load;
+mod price;
+mod rules;
+#[cfg(test)]
+mod tests;
+mod value;
+
+use std::collections::VecDeque;
+use std::ops::Range;
+use std::time::Duration;
+
+use belief::Belief;
+pub use belief::BeliefRules;
+pub use explanation::{Change, Explanation, Outlook, Why};
+pub use load::{LaneView, Load, Pace};
+use price::price;
+pub use rules::{MAX_MOVE, PRIOR_ACCEPTANCE, PROBE_SPACING, Rules};
+use rules::{
+    PRIOR_SUPPLY, PROBE_CREDIT_MAX, PROBE_DEBT_MAX, PROBE_LOSS_MIN, PROBING_ONE_IN, RASH_BESIDE_OTHERS,
+    REJOINING_LOSS, SUPPLY_MEMORY, SUPPLY_MEMORY_MAX,
+};
+use value::value_of_move;
+
+use crate::cost::{Forward, WorkerCost, micros};
+use crate::survival::Survival;
+use speculation::step::MAX_DRAFT_TOKENS;
+
+/// Rounds that the measured speed remembers, and changes that are kept to explain.
+const SPEED_MEMORY: f64 = 32.0;
+const CHANGES_KEPT: usize = 16;
+
+/// Judged positions that it takes to say what a lane's acceptance rate is.
+const ACCEPTANCE_EVIDENCE: f64 = 32.0;
+
+/// The k of one round.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Choice {
+    /// How many tokens to have drafted.
+    pub num_draft_tokens: u32,
+    /// Whether this round is there to learn.
+    pub is_probe: bool,
+}
+
+/// What a round took, as its sequence saw it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RoundTimes {
+    /// How many tokens the draft worker was asked for; 0: it was not asked.
+    pub num_draft_tokens: u32,
+    /// From asking until verification began.
+    pub draft_wait: Duration,
+    /// From then until the span came.
+    pub verify: Duration,
+    /// Tokens that it committed.
+    pub committed: u32,
+}
+
+/// The controller of one lane.
+#[derive(Debug, Clone)]
+pub struct DraftLength {
+    rules: Rules,
+    max_k: u32,
+    k: u32,
+    survival: Survival,
+    supply: Survival,
+    /// The lane round in which drafts were last asked for, and for how many after it their being late is remembered.
+    asked: u64,
+    supply_memory: u64,
+    /// What rounds take beyond their price.
+    belief: Belief,
+    /// By k.
+    gathered: Vec<Gathered>,
+    outlook: Vec<Outlook>,
+    load: Option<Load>,
+    probe: Option<u32>,
+    /// Sequences that begin this lane round with the probe's k; the others with the lane's.
+    left_to_probe: u32,
+    probe_credit: f64,
+    probes: u64,
+    /// The k of the last probe, and what of its loss was paid, in rounds of one sequence.
+    probed: Option<(u32, f64)>,
+    /// The lane round in which something was last heard of acceptance.
+    heard: u64,
+    lane_rounds: u64,
+    /// Sequences that still begin in this lane round.
+    left_in_round: u32,
+    changes: VecDeque<Change>,
+    why: Why,
+    speed: Speed,
+}
+
+/// Decayed sums over rounds at the present k.
+#[derive(Debug, Clone, Copy, Default)]
+struct Speed {
+    rounds: f64,
+    tokens: f64,
+    micros: f64,
+}
+
+/// What the rounds of one lane round took beyond their price, at one k.
+#[derive(Debug, Clone, Copy, Default)]
+struct Gathered {
+    rounds: f64,
+    log_ratios: f64,
+}
+
+impl DraftLength {
+    /// A fresh lane; its first round moves off k = 0 already, if the prior says so.
+    pub fn new(max_k: u32) -> Self {
+        Self::with_rules(max_k, Rules::default())
+    }
+
+    /// A fresh lane that goes by other rules.
+    pub fn with_rules(max_k: u32, rules: Rules) -> Self {
+        let max_k = max_k.min(MAX_DRAFT_TOKENS as u32);
+        Self {
+            rules,
+            max_k,
+            k: 0,
+            survival: Survival::with_rules(rules.prior_acceptance, rules.survival),
+            supply: Survival::new(PRIOR_SUPPLY),
+            asked: 0,
+            supply_memory: SUPPLY_MEMORY,
+            belief: Belief::new(max_k, rules.belief),
+            gathered: vec![Gathered::default(); max_k as usize + 1],
+            outlook: Vec::new(),
+            load: None,
+            probe: None,
+            left_to_probe: 0,
+            // A fresh lane knows nothing: it may ask soon.
+            probe_credit: PROBE_CREDIT_MAX / 4.0,
+            probes: 0,
+            probed: None,
+            heard: 0,
+            lane_rounds: 0,
+            left_in_round: 0,
+            changes: VecDeque::new(),
+            why: Why::Best,
+            speed: Speed::default(),
+        }
+    }
+
+    /// k for the round that one of the lane's sequences begins. Decides anew whenever each of them had its turn.
+    pub fn choose(&mut self, load: Load, target: &WorkerCost, draft: &WorkerCost) -> Choice {
+        if self.left_in_round == 0 {
+            self.left_in_round = load.lane_sequences.max(1);
+            let before = self.load.replace(load);
+            self.begin_lane_round(before, (target, draft));
+        }
+        self.choose_as_decided().expect("a lane round has at least one sequence")
+    }
+
+    /// k for another sequence of the lane round under way; nothing where all had their turn, and [`Self::choose`] is to decide.
+    pub fn choose_as_decided(&mut self) -> Option<Choice> {
+        self.left_in_round = self.left_in_round.checked_sub(1)?;
+        Some(match self.probe {
+            Some(k) if self.left_to_probe > 0 => {
+                self.left_to_probe -= 1;
+                Choice { num_draft_tokens: k, is_probe: true }
+            }
+            _ => Choice { num_draft_tokens: self.k, is_probe: false },
+        })
+    }
+
+    /// A draft worker was asked for `asked` tokens and proposed `supplied` in time.
+    pub fn observe_proposal(&mut self, asked: u32, supplied: u32) {
+        self.supply.observe(0..asked, supplied.min(asked), self.sequences());
+    }
+
+    /// A verification judged `judged` drafted tokens and accepted the first `accepted`.
+    pub fn observe_verdict(&mut self, judged: u32, accepted: u32) {
+        if judged > 0 {
+            self.heard = self.lane_rounds;
+            self.survival.observe(0..judged, accepted.min(judged), self.sequences());
+        }
+    }
+
+    /// A draft worker was fed committed tokens, and says of those in `positions`, counted from where its draft would have begun, that it
+    /// would have drawn them itself as far as `accepted`.
+    pub fn observe_agreement(&mut self, positions: Range<u32>, accepted: u32) {
+        if !positions.is_empty() {
+            self.heard = self.lane_rounds;
+            self.survival.observe(positions, accepted, self.sequences());
+        }
+    }
+
+    /// A round is over. Only for rounds that were nothing but drafting and verifying; `target` and `draft` are their workers.
+    pub fn observe_round(&mut self, round: &RoundTimes, target: &WorkerCost, draft: &WorkerCost) {
+        let k = round.num_draft_tokens;
+        let (draft_wait, verify) = (micros(round.draft_wait), micros(round.verify));
+        let settled =
+            k == self.k && self.since_change().is_none_or(|since| since >= self.rules.settling_lane_rounds);
+        if settled {
+            let (tokens, micros) = (f64::from(round.committed), draft_wait + verify);
+            for (sum, new) in [
+                (&mut self.speed.rounds, 1.0),
+                (&mut self.speed.tokens, tokens),
+                (&mut self.speed.micros, micros),
+            ] {
+                *sum = *sum * (1.0 - 1.0 / SPEED_MEMORY) + new;
+            }
+        }
+        self.pay_for_probe(round);
+        // A probe of all tells what rounds of its k take; one of a few, beside plain ones, does not.
+        let is_probe_of_all = self.probe == Some(k) && !load_is_spread(self.load);
+        let is_telling = (settled || is_probe_of_all) && k <= self.max_k;
+        let Some(load) = self.load.filter(|_| is_telling) else { return };
+        let rows_each = 1.0 + self.supply.survival(k).iter().sum::<f64>();
+        let (draft_us, verify_us) = price(k, rows_each, (&load, self.rules.groups_max), (target, draft));
+        let log_ratio = ((draft_wait + verify) / (draft_us + verify_us)).ln();
+        if log_ratio.is_finite() {
+            let gathered = &mut self.gathered[k as usize];
+            gathered.rounds += 1.0;
+            gathered.log_ratios += log_ratio;
+        }
+    }
+
+    /// How fast `sequences` of the lane were at the present k; nothing before its first round.
+    pub fn pace(&self, sequences: u32) -> Pace {
+        let Speed { rounds, tokens, micros } = self.speed;
+        if micros <= 0.0 {
+            return Pace::default();
+        }
+        Pace { tokens_per_second: f64::from(sequences) * tokens * 1e6 / micros, round_us: micros / rounds }
+    }
+
+    /// The chance that a first guess is accepted; nothing before there is evidence of it.
+    pub fn acceptance_rate(&self) -> Option<f64> {
+        let is_known = self.survival.evidence() >= ACCEPTANCE_EVIDENCE;
+        self.survival.rates(1).first().copied().filter(|_| is_known)
+    }
+
+    /// Everything that the next choice rests on.
+    pub fn explain(&self) -> Explanation {
+        Explanation {
+            k: self.k,
+            max_k: self.max_k,
+            why: self.why,
+            load: self.load,
+            acceptance: self.survival.rates(self.max_k),
+            survival: self.survival.survival(self.max_k),
+            supply: self.supply.survival(self.max_k),
+            judged: self.survival.evidence(),
+            outlook: self.outlook.clone(),
+            measured_tokens_per_second: self
+                .pace(self.load.map_or(1, |load| load.sequences))
+                .tokens_per_second,
+            lane_rounds: self.lane_rounds,
+            probes: self.probes,
+            changes: self.changes.iter().copied().collect(),
+        }
+    }
+
+    /// Lane rounds since k moved.
+    fn since_change(&self) -> Option<u64> {
+        self.changes.back().map(|change| self.lane_rounds - change.lane_round)
+    }
+
+    fn sequences(&self) -> u32 {
+        self.load.map_or(1, |load| load.lane_sequences.max(1))
+    }
+
+    fn begin_lane_round(&mut self, before: Option<Load>, (target, draft): (&WorkerCost, &WorkerCost)) {
+        let Some(load) = self.load else { return };
+        self.lane_rounds += 1;
+        self.probe = None;
+        let sequences = |load: Load| f64::from(load.sequences.max(1));
+        self.belief.age(before.map_or(0.0, |before| (sequences(load) / sequences(before)).ln()));
+        for (k, gathered) in (0..).zip(&mut self.gathered) {
+            let Gathered { rounds, log_ratios } = std::mem::take(gathered);
+            if rounds > 0.0 {
+                let part = rounds / f64::from(load.lane_sequences.max(1));
+                self.belief.observe(k, log_ratios / rounds, part);
+            }
+        }
+        self.age_supply();
+        self.outlook = self.look_ahead(&load, target, draft);
+        if !self.step_towards_best() {
+            self.probe = self.due_probe(&load);
+        }
+    }
+
+    /// Drafts that were late, as they are where many prompts come at once, are no reason to draft nothing for ever.
+    fn age_supply(&mut self) {
+        if self.k > 0 {
+            self.asked = self.lane_rounds;
+            if self.since_change().is_some_and(|since| since >= SUPPLY_MEMORY) {
+                self.supply_memory = SUPPLY_MEMORY;
+            }
+        } else if self.lane_rounds - self.asked >= self.supply_memory
+            && self.supply.rates(1)[0] < PRIOR_SUPPLY
+        {
+            self.supply = Survival::new(PRIOR_SUPPLY);
+            self.asked = self.lane_rounds;
+            self.supply_memory = (2 * self.supply_memory).min(SUPPLY_MEMORY_MAX);
+        }
+    }
+
+    /// What each k promises.
+    fn look_ahead(&self, load: &Load, target: &WorkerCost, draft: &WorkerCost) -> Vec<Outlook> {
+        let survival = self.survival.survival(self.max_k);
+        let supply = self.supply.survival(self.max_k);
+        let sequences = f64::from(load.sequences.max(1));
+        let room = if self.k == 0 { self.rules.others_room } else { 1.0 };
+        let (mut expected_tokens, mut rows_each) = (1.0, 1.0);
+        let mut outlook = Vec::with_capacity(self.max_k as usize + 1);
+        for k in 0..=self.max_k {
+            if k > 0 {
+                let (survived, supplied) = (survival[k as usize - 1], supply[k as usize - 1]);
+                expected_tokens += supplied * survived;
+                rows_each += supplied;
+            }
+            let (table_draft_us, table_verify_us) =
+                price(k, rows_each, (load, self.rules.groups_max), (target, draft));
+            let factor = self.belief.factor(k);
+            let (draft_wait_us, verify_us) = (table_draft_us * factor, table_verify_us * factor);
+            let forward_us = target.forward_micros(Forward {
+                rows: room * (sequences * rows_each + f64::from(load.other_rows)),
+                sequences: room * (sequences + f64::from(load.other_sequences)),
+                context: load.context,
+            });
+            outlook.push(Outlook {
+                k,
+                expected_tokens,
+                table_draft_us,
+                table_verify_us,
+                draft_wait_us,
+                verify_us,
+                tokens_per_second: sequences * expected_tokens * 1e6 / (draft_wait_us + verify_us).max(1.0),
+                others_delay: forward_us,
+            });
+        }
+        // Other lanes' rounds wait for this lane's rows. Those that have just moved do not know what theirs take: more than a forward.
+        let plain_us = outlook[0].others_delay;
+        let others_round_us = load.others.round_us.max(plain_us);
+        for at in &mut outlook {
+            at.others_delay =
+                if load.other_sequences > 0 { (at.others_delay - plain_us) / others_round_us } else { 0.0 };
+        }
+        outlook
+    }
+
+    /// Moves k towards the one that it is worth the most to be at.
+    fn step_towards_best(&mut self) -> bool {
+        let here = self.outlook[self.k as usize];
+        let must_leave = here.others_delay > self.rules.others_delay_max;
+        let trial = self.rules.trial_lane_rounds / self.rules.horizon_lane_rounds;
+        let is_beside_others = self.load.is_some_and(|load| load.other_sequences > 0);
+        let rash = self.rules.rash_hysteresis * if is_beside_others { RASH_BESIDE_OTHERS } else { 1.0 };
+        let best = self.outlook.iter().filter(|at| at.k != self.k && self.may_move_to(at)).map(|at| {
+            let gain = (at.tokens_per_second / here.tokens_per_second).ln();
+            let margin = if self.is_rash(at.k) { rash } else { self.rules.hysteresis };
+            (value_of_move(gain, self.belief.doubt(at.k, self.k), trial) - margin, gain, at.k)
+        });
+        let Some((surplus, gain, best)) = best.max_by(|a, b| a.0.total_cmp(&b.0)) else { return false };
+        if !must_leave && surplus <= 0.0 {
+            self.why = match () {
+                () if gain <= 0.0 => Why::Best,
+                () if self.is_rash(best) => Why::Settling,
+                () => Why::WithinHysteresis,
+            };
+            return false;
+        }
+        let from = self.k;
+        self.k = best.clamp(from.saturating_sub(self.rules.max_move), from + self.rules.max_move);
+        self.why = Why::Moving;
+        self.speed = Speed::default();
+        self.changes.push_back(Change { lane_round: self.lane_rounds, from, to: self.k, best, gain });
+        if self.changes.len() > CHANGES_KEPT {
+            self.changes.pop_front();
+        }
+        true
+    }
+
+    /// Whether others may be made to wait for it: less than they are made to wait where the lane is already, so that it does not come and go
+    /// with every request.
+    fn may_move_to(&self, at: &Outlook) -> bool {
+        at.others_delay <= self.rules.others_delay_max * if at.k < self.k { 1.0 } else { 0.5 }
+    }
+
+    /// Whether the last move was not measured yet, and this one is not the rest of it.
+    fn is_rash(&self, k: u32) -> bool {
+        self.changes.back().is_some_and(|last| {
+            let until_measured = self.rules.settling_lane_rounds + self.rules.trial_lane_rounds as u64;
+            let is_measured = self.lane_rounds - last.lane_round >= until_measured;
+            let is_rest =
+                if last.to > last.from { self.k < k && k <= last.best } else { last.best <= k && k < self.k };
+            !is_measured && !is_rest
+        })
+    }
+
+    /// The k of a probe, if one is due and paid for.
+    fn due_probe(&mut self, load: &Load) -> Option<u32> {
+        self.probe_credit = (self.probe_credit + self.rules.probe_share).min(PROBE_CREDIT_MAX);
+        if self.lane_rounds - self.heard < self.rules.probe_spacing || self.max_k == 0 {
+            return None;
+        }
+        // Where few sequences share the price of it, the shortest draft has to do.
+        let probe = match self.k {
+            0 if load.lane_sequences < PROBING_ONE_IN => 1,
+            0 => self.rules.max_move.min(self.max_k),
+            // Nothing is heard of drafts that were chosen: whoever asks holds them back, and lets probes through.
+            k => k,
+        };
+        let (here, there) = (&self.outlook[self.k as usize], &self.outlook[probe as usize]);
+        let slower = (there.draft_wait_us + there.verify_us) / (here.draft_wait_us + here.verify_us);
+        let of_each = (slower - there.expected_tokens / here.expected_tokens).max(PROBE_LOSS_MIN);
+        let sequences = load.lane_sequences.max(1);
+        // Sequences whose drafts come from several workers leave plain rounds together and come back in parts.
+        let (probing, loss) = if load_is_spread(self.load) {
+            let probing = sequences.div_ceil(PROBING_ONE_IN);
+            (probing, (of_each + REJOINING_LOSS) * f64::from(probing) / f64::from(sequences))
+        } else {
+            (sequences, of_each)
+        };
+        if self.probe_credit < loss.min(PROBE_CREDIT_MAX) {
+            return None;
+        }
+        self.probe_credit -= loss;
+        self.left_to_probe = probing;
+        self.probes += 1;
+        self.probed = Some((probe, loss * f64::from(sequences) / f64::from(probing)));
+        self.heard = self.lane_rounds;
+        Some(probe)
+    }
+
+    /// What a round of a probe lost beyond what was predicted: a draft worker may be behind by more than anybody knew.
+    fn pay_for_probe(&mut self, round: &RoundTimes) {
+        let Some((_, paid)) = self.probed.filter(|(k, _)| *k == round.num_draft_tokens && *k != self.k)
+        else {
+            return;
+        };
+        let Speed { rounds, tokens, micros: all_micros } = self.speed;
+        if rounds <= 0.0 || tokens <= 0.0 {
+            return;
+        }
+        let took = micros(round.draft_wait) + micros(round.verify);
+        let lost = took * rounds / all_micros - f64::from(round.committed) * rounds / tokens - paid;
+        self.probe_credit -= lost.max(0.0) / f64::from(self.sequences());
+        self.probe_credit = self.probe_credit.max(-PROBE_DEBT_MAX);
+    }
+}
+
+/// Whether the drafts of a lane's sequences come from several workers.
+fn load_is_spread(load: Option<Load>) -> bool {
+    load.is_some_and(|load| load.draft_sequences < load.sequences)
+}

@@ -1,0 +1,27 @@
+//! The rules that decide when and where work runs: which worker serves a sequence, how far a round drafts, what shares a
+//! forward. They are pure, as those of `speculation` are, and cannot change a token: every one of them may be wrong and
+//! the text stays the target's own.
+//!
+//! Reading order: how far to draft ([`agreement`], [`survival`], [`cost`], [`draft_length`]), when decode steps leave
+//! the router ([`gather`]), how long to wait for a draft worker ([`draft_health`]). Who goes where and when, before all
+//! that: [`placement`], [`turns`], [`output_length`]; what goes through a worker together: [`mod@batch`], [`batch_former`].
+//! What a pool of workers is like comes from a file ([`profile`]).
+
+#![forbid(unsafe_code)]
+
+pub mod agreement;
+pub mod batch;
+pub mod batch_former;
+pub mod cost;
+pub mod draft_health;
+pub mod draft_length;
+pub mod gather;
+pub mod output_length;
+pub mod placement;
+pub mod profile;
+pub mod scheduler;
+pub mod survival;
+#[cfg(test)]
+mod testdata;
+pub mod turns;
+pub mod waits;

@@ -1,0 +1,132 @@
+//! What a forward takes: a table by rows with its stairs and its knee, a term for the KV that is read, a rate
+//! for prompt rows.
+
+use super::raw::RawStep;
+use super::{PROFILED_CONTEXTS, ProfileError, at_least_zero, between};
+use crate::batch::ROUND_CONTEXT;
+use crate::cost::{PROFILED_ROWS, StepTimePoint, StepTimes};
+
+/// What is in one forward.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct ForwardRows {
+    /// Rows that are decoded, drafted or verified: k + 1 of a verification, one of a plain step.
+    pub rows: u32,
+    /// Rows of prompts.
+    pub prefill_rows: u32,
+    /// KV tokens that the forward's sequences hold, each sequence counted once.
+    pub kv_tokens: u64,
+    /// The same, each sequence counted once a row.
+    pub row_kv_tokens: u64,
+}
+
+impl ForwardRows {
+    /// `sequences` with as many rows each, all over a context of the same length.
+    pub fn even(sequences: u32, rows_each: u32, context: u32) -> Self {
+        let (rows, kv_tokens) = (sequences * rows_each, u64::from(sequences) * u64::from(context));
+        Self { rows, prefill_rows: 0, kv_tokens, row_kv_tokens: kv_tokens * u64::from(rows_each) }
+    }
+
+    /// One more sequence in the forward: `context` ids of its context, `tail` rows behind them; `holds` KV
+    /// tokens after it.
+    pub fn add(&mut self, (context, tail): (u32, u32), holds: u32) {
+        if context > ROUND_CONTEXT {
+            self.prefill_rows += context;
+        } else {
+            self.rows += context;
+        }
+        self.rows += tail;
+        self.kv_tokens += u64::from(holds);
+        self.row_kv_tokens += u64::from(context + tail) * u64::from(holds);
+    }
+}
+
+/// Step times of one kind of worker.
+#[derive(Debug, Clone, PartialEq)]
+pub struct StepCurve {
+    /// (rows, microseconds), ascending in rows and never falling; at least one.
+    points: Vec<(f64, f64)>,
+    stair_rows: u32,
+    kv_us_per_token: f64,
+    kv_us_per_row_token: f64,
+    prefill_us_per_row: f64,
+}
+
+impl StepCurve {
+    /// Microseconds of a forward, without noise.
+    ///
+    /// `table(rows padded to the stair) + KV + prefill_rows / rate`, and never less than one row takes.
+    pub fn micros(&self, forward: ForwardRows) -> f64 {
+        let rows = if forward.rows == 0 { 0.0 } else { self.by_rows(forward.rows) };
+        let prompt = f64::from(forward.prefill_rows) * self.prefill_us_per_row;
+        let kv = forward.kv_tokens as f64 * self.kv_us_per_token
+            + forward.row_kv_tokens as f64 * self.kv_us_per_row_token;
+        (rows + prompt).max(self.by_rows(1)) + kv
+    }
+
+    /// Microseconds of a prompt row.
+    pub fn prefill_us_per_row(&self) -> f64 {
+        self.prefill_us_per_row
+    }
+
+    /// What a worker of this curve measures of itself at its start: so many rows of one sequence.
+    pub fn profiled(&self) -> Vec<StepTimePoint> {
+        let point = |context: u32, rows: u32| StepTimePoint {
+            rows,
+            kv_tokens: context.into(),
+            micros: self.micros(ForwardRows::even(1, rows, context)) as u64,
+        };
+        PROFILED_CONTEXTS
+            .iter()
+            .flat_map(|&context| PROFILED_ROWS.iter().map(move |&rows| point(context, rows)))
+            .collect()
+    }
+
+    /// The same as a router takes it.
+    pub fn profiled_times(&self) -> StepTimes {
+        StepTimes::new(&self.profiled())
+    }
+
+    /// The table: between two points the line through them, past the last one the last line goes on.
+    fn by_rows(&self, rows: u32) -> f64 {
+        let padded = f64::from(rows.next_multiple_of(self.stair_rows));
+        let above = self.points.iter().position(|point| point.0 >= padded).unwrap_or(self.points.len());
+        if above == 0 || self.points.len() == 1 {
+            return self.points[above.min(self.points.len() - 1)].1;
+        }
+        let above = above.min(self.points.len() - 1);
+        let (low, high) = (self.points[above - 1], self.points[above]);
+        low.1 + (high.1 - low.1) * (padded - low.0) / (high.0 - low.0)
+    }
+
+    pub(super) fn check(role: &str, raw: RawStep) -> Result<Self, ProfileError> {
+        let table = format!("{role}.step.micros_by_rows");
+        if raw.micros_by_rows.is_empty() {
+            return Err(ProfileError::value(table, "is empty, expected pairs of rows and microseconds"));
+        }
+        for (i, (rows, micros)) in raw.micros_by_rows.iter().enumerate() {
+            let named = format!("{table}[{i}]");
+            if *rows == 0 || !micros.is_finite() || *micros <= 0.0 {
+                let fault = format!("is [{rows}, {micros}], expected at least one row that takes some time");
+                return Err(ProfileError::value(named, fault));
+            }
+            if i > 0 && (raw.micros_by_rows[i - 1].0 >= *rows || raw.micros_by_rows[i - 1].1 > *micros) {
+                let fault = "must have more rows than the point before it, and not take less time";
+                return Err(ProfileError::value(named, fault));
+            }
+        }
+        between(&format!("{role}.step.stair_rows"), raw.stair_rows, (1, 4_096))?;
+        at_least_zero(&format!("{role}.step.kv_us_per_token"), raw.kv_us_per_token)?;
+        at_least_zero(&format!("{role}.step.kv_us_per_row_token"), raw.kv_us_per_row_token)?;
+        if !raw.prefill_tokens_per_second.is_finite() || raw.prefill_tokens_per_second <= 0.0 {
+            let fault = format!("is {}, expected more than 0", raw.prefill_tokens_per_second);
+            return Err(ProfileError::value(format!("{role}.step.prefill_tokens_per_second"), fault));
+        }
+        Ok(Self {
+            points: raw.micros_by_rows.iter().map(|(rows, micros)| (f64::from(*rows), *micros)).collect(),
+            stair_rows: raw.stair_rows,
+            kv_us_per_token: raw.kv_us_per_token,
+            kv_us_per_row_token: raw.kv_us_per_row_token,
+            prefill_us_per_row: 1e6 / raw.prefill_tokens_per_second,
+        })
+    }
+}

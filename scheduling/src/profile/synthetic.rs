@@ -1,0 +1,161 @@
+//! A synthetic model: what a worker that only keeps a profile's time answers. Pure; the workers' synthetic
+//! engine and the simulator share it.
+//!
+//! A target's draw and a draft's guess are functions of seed, position and the time since the start, by which
+//! a profile may change how often guesses are right ([`super::acceptance`]).
+
+use std::sync::Arc;
+
+use speculation::holding::Holding;
+use speculation::{
+    Draft, FinishReason, Proposal, ReplyBody, Role, SequenceSpec, Step, TokenId, TokenSpan, Work,
+};
+
+use super::text::SyntheticText;
+use super::{Pool, Profile};
+use crate::batch::Share;
+
+/// The model of one role.
+#[derive(Debug, Clone)]
+pub struct SyntheticModel {
+    profile: Arc<Profile>,
+    role: Role,
+}
+
+/// A step under way, as the model changes it.
+#[derive(Debug)]
+pub struct StepUnderWay<'a> {
+    /// The step.
+    pub step: &'a Step,
+    /// What is held of its sequence.
+    pub holding: &'a mut Holding,
+    /// Context ids that have run.
+    pub context_done: &'a mut usize,
+    /// Guesses made so far.
+    pub guesses: &'a mut Draft,
+    /// Which of the context's ids the model would have drawn.
+    pub agreed: &'a mut Vec<bool>,
+}
+
+impl SyntheticModel {
+    /// The model that workers of a role run.
+    pub fn new(profile: Arc<Profile>, role: Role) -> Self {
+        Self { profile, role }
+    }
+
+    /// The profile.
+    pub fn profile(&self) -> &Profile {
+        &self.profile
+    }
+
+    /// The role.
+    pub fn role(&self) -> Role {
+        self.role
+    }
+
+    /// The workers of its role.
+    pub fn pool(&self) -> &Pool {
+        match self.role {
+            Role::Draft => &self.profile.draft,
+            Role::Target => &self.profile.target,
+        }
+    }
+
+    /// A share of the step has run, `seconds` after the start: the answer, or `None` while the step needs
+    /// another forward. With an answer, exactly the ids of the holding are of further use.
+    pub fn advance(&self, at: &mut StepUnderWay<'_>, share: &Share, seconds: f64) -> Option<ReplyBody> {
+        *at.context_done += share.context as usize;
+        if !share.ends_context {
+            return None;
+        }
+        let spec = Arc::clone(at.holding.spec().expect("an admitted step has a spec"));
+        let say = Sayings { model: self, spec: &spec, seconds };
+        // The first forward that ends the context has no guess before it.
+        if self.role == Role::Draft && at.guesses.token_ids.is_empty() && at.step.is_comparable(&spec) {
+            *at.agreed = say.agreed(at.step);
+        }
+        match &at.step.work {
+            Work::Feed => Some(ReplyBody::Fed { have: at.step.start(), prompt_logprobs: None }),
+            Work::Verify { draft } => {
+                let span = say.verify(at.step.start(), &draft.token_ids);
+                at.holding.append(&span.token_ids[..span.num_accepted as usize]);
+                Some(ReplyBody::Span(span))
+            }
+            Work::Propose { num_draft_tokens } => {
+                at.holding.append(at.guesses.token_ids.last().map_or(&[], std::slice::from_ref));
+                let start = at.step.start();
+                say.guess_next(start, *num_draft_tokens, &mut at.guesses.token_ids)
+                    .then(|| ReplyBody::Proposal(Proposal { start, draft: std::mem::take(at.guesses) }))
+            }
+        }
+    }
+}
+
+/// What the model says of one sequence at one time.
+struct Sayings<'a> {
+    model: &'a SyntheticModel,
+    spec: &'a SequenceSpec,
+    seconds: f64,
+}
+
+impl Sayings<'_> {
+    fn text(&self) -> SyntheticText {
+        let SequenceSpec { seed, choice, .. } = *self.spec;
+        SyntheticText { seed, choice, vocab_size: self.model.profile.vocab_size }
+    }
+
+    /// The chance that a guess is right where `in_a_row` guesses before it were.
+    fn rate(&self, in_a_row: usize) -> f64 {
+        self.model.profile.acceptance.rate(self.spec.lane, in_a_row, self.seconds)
+    }
+
+    /// Which ids of the context but the first the model would have guessed.
+    fn agreed(&self, step: &Step) -> Vec<bool> {
+        let text = self.text();
+        let mut in_a_row = 0;
+        let agrees = |(position, id): (u32, &TokenId)| {
+            let agrees = text.guess(position, self.rate(in_a_row)) == *id;
+            in_a_row = if agrees { in_a_row + 1 } else { 0 };
+            agrees
+        };
+        (step.base_len..).zip(&step.context).skip(1).map(agrees).collect()
+    }
+
+    /// As [`speculation::acceptance`] verifies, with tokens from the profile's text.
+    fn verify(&self, start: u32, drafted: &[TokenId]) -> TokenSpan {
+        let text = self.text();
+        let mut span = TokenSpan { start, ..TokenSpan::default() };
+        for (position, i) in (start..).zip(0..=drafted.len()) {
+            let token = text.token(position);
+            let accepted = drafted.get(i) == Some(&token);
+            span.token_ids.push(token);
+            span.num_accepted += u32::from(accepted);
+            span.finish = finish(self.spec, position, token);
+            if !accepted || span.finish.is_some() {
+                break;
+            }
+        }
+        span
+    }
+
+    /// Adds a guess, as a draft worker's model does; whether the proposal is complete.
+    fn guess_next(&self, start: u32, k: u32, guesses: &mut Vec<TokenId>) -> bool {
+        if k > 0 {
+            let rate = self.rate(guesses.len());
+            guesses.push(self.text().guess(start + guesses.len() as u32, rate));
+        }
+        let num_guessed = guesses.len() as u32;
+        let stopped = guesses.last().is_some_and(|id| self.spec.stop_token_ids.contains(id));
+        num_guessed >= k || stopped || start + num_guessed >= self.spec.max_len
+    }
+}
+
+fn finish(spec: &SequenceSpec, position: u32, token: TokenId) -> Option<FinishReason> {
+    if spec.stop_token_ids.contains(&token) {
+        Some(FinishReason::Stop)
+    } else if position.saturating_add(1) >= spec.max_len {
+        Some(FinishReason::Length)
+    } else {
+        None
+    }
+}

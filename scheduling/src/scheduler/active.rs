@@ -1,0 +1,144 @@
+//! One sequence under way, with everything that the scheduler keeps beside its state machine.
+
+use std::time::Duration;
+
+use speculation::sequence::{Commit, Event, Sequence};
+use speculation::{Role, SequenceId};
+
+use super::events::{CommittedRound, SpeculationUsage, WorkerKey};
+use super::lanes::{Joined, SequenceLengths};
+use super::policy::SpeculationRequest;
+use super::workers::Reservation;
+use crate::agreement::Agreement;
+use crate::placement::PrefixMarks;
+
+#[derive(Debug)]
+pub(super) struct ActiveSequence {
+    pub(super) id: SequenceId,
+    pub(super) sequence: Sequence,
+    pub(super) lane: Joined,
+    pub(super) speculation: SpeculationRequest,
+    pub(super) target: Option<Reservation>,
+    pub(super) draft: Option<Reservation>,
+    /// Its prompt's prefixes, by which a target is chosen.
+    pub(super) marks: PrefixMarks,
+    /// The numerics class of its text so far, once it had a target.
+    pub(super) numerics_id: Option<String>,
+    pub(super) round: Round,
+    /// Draft position that the next reported agreement bit refers to.
+    pub(super) agreement: Agreement,
+    /// The proposal that its draft worker owes.
+    pub(super) asked: Option<Asked>,
+    pub(super) submitted_at: Duration,
+    /// When it began to wait for a target, while it has none.
+    pub(super) waiting_since: Duration,
+    /// When its wait ends if no target serves its model.
+    pub(super) give_up_at: Duration,
+    /// Its entry among the timers.
+    pub(super) timer: Option<Duration>,
+    pub(super) disabled_reason: Option<&'static str>,
+}
+
+/// Where a round stands before its verification is answered.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(super) enum RoundPhase {
+    /// It leaves at once, or has left.
+    #[default]
+    Begun,
+    /// A decode step that waits to share a forward pass ([`crate::gather`]).
+    Delayed,
+    /// A decode step that its target has not answered.
+    DecodeInFlight,
+}
+
+/// The round under way.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Round {
+    pub(super) begun_at: Duration,
+    pub(super) phase: RoundPhase,
+    /// Draft length chosen for it.
+    pub(super) chosen: u32,
+    /// Whether prompt rows are in it: its time then says nothing of drafting and verifying.
+    pub(super) has_prompt: bool,
+    /// Whether a silent draft worker is asked in it, without waiting for the proposal.
+    pub(super) is_probing: bool,
+    /// Tokens that a draft worker was asked for, to be waited for.
+    pub(super) asked: u32,
+    /// When verification was first asked for.
+    pub(super) verify_at: Option<Duration>,
+}
+
+/// A request to a draft worker that is not answered yet.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Asked {
+    /// The step's number.
+    pub(super) step: u64,
+    pub(super) at: Duration,
+    pub(super) num_draft_tokens: u32,
+    /// How long the answer was expected to take.
+    pub(super) predicted: Duration,
+}
+
+impl ActiveSequence {
+    pub(super) fn worker(&self, role: Role) -> Option<WorkerKey> {
+        let reservation = match role {
+            Role::Draft => &self.draft,
+            Role::Target => &self.target,
+        };
+        reservation.as_ref().map(|reservation| reservation.key)
+    }
+
+    pub(super) fn reservation_mut(&mut self, role: Role) -> &mut Option<Reservation> {
+        match role {
+            Role::Draft => &mut self.draft,
+            Role::Target => &mut self.target,
+        }
+    }
+
+    pub(super) fn usage(&self) -> SpeculationUsage {
+        let counters = self.sequence.counters();
+        SpeculationUsage {
+            rounds: counters.rounds,
+            draft_tokens: counters.draft_tokens,
+            accepted_tokens: counters.accepted_tokens,
+            disabled_reason: self.disabled_reason,
+        }
+    }
+
+    pub(super) fn committed(&self, commit: Commit) -> CommittedRound {
+        CommittedRound { id: self.id, lane: self.lane.id, commit, usage: self.usage() }
+    }
+
+    /// Ids that it holds.
+    pub(super) fn len(&self) -> u32 {
+        self.sequence.ids().len() as u32
+    }
+
+    /// Ids that it generated.
+    pub(super) fn output_len(&self) -> u32 {
+        self.len() - self.sequence.spec().prompt_len
+    }
+
+    pub(super) fn lengths(&self) -> SequenceLengths {
+        let spec = self.sequence.spec();
+        SequenceLengths { now: self.len(), prompt: spec.prompt_len, max: spec.max_len }
+    }
+
+    /// Whether the request is traced.
+    pub(super) fn is_traced(&self) -> bool {
+        !self.sequence.spec().traceparent.is_empty()
+    }
+
+    /// When the sequence has to be looked at if nothing else happens to it.
+    pub(super) fn deadline(&self) -> Option<Duration> {
+        self.sequence.next_deadline().or(self.target.is_none().then_some(self.give_up_at))
+    }
+
+    /// Whether a draft worker is of use to it.
+    pub(super) fn wants_draft(&self) -> bool {
+        !self.speculation.refuses_drafts() && self.sequence.draft_refusal().is_none()
+    }
+}
+
+/// Events that an action of a sequence leads to, for the same sequence.
+pub(super) type FollowUps = std::collections::VecDeque<Event>;

@@ -1,0 +1,170 @@
+//! Which workers a sequence has. Sequences without a target wait in one fair queue per model ([`crate::turns`]) until a
+//! target has capacity: KV blocks within its credit, and few enough prefills under way. New, preempted and orphaned
+//! sequences share the queue, so that a mass failover is worked off in order.
+
+use speculation::sequence::Event;
+use speculation::{Role, SequenceId};
+
+use super::Scheduler;
+use super::active::{ActiveSequence, FollowUps};
+use super::events::{Command, Report, WorkerKey};
+use super::lanes::Lanes;
+use super::state::SchedulerState;
+use super::workers::Wanted;
+use crate::turns::Ticket;
+
+impl Scheduler {
+    /// Assigns targets to waiting sequences while there is capacity.
+    pub(super) fn assign_targets(&mut self) {
+        if !std::mem::take(&mut self.state.capacity_changed) {
+            return;
+        }
+        let models: Vec<String> = self.state.waiting.keys().cloned().collect();
+        for model in models {
+            while self.assign_next_target(&model) {}
+        }
+        self.state.waiting.retain(|_, queue| !queue.is_empty());
+        self.state.report_waiting();
+    }
+
+    /// Serves the head of a model's queue. False if the queue is empty or no target has capacity for its head; nobody
+    /// overtakes the head, which would starve long sequences.
+    fn assign_next_target(&mut self, model: &str) -> bool {
+        let now = self.state.now;
+        let Some(id) = self.state.waiting.get(model).and_then(|queue| queue.peek(now)).copied() else {
+            return false;
+        };
+        // The sequence may have ended, or got its target by an earlier entry.
+        let active = self.sequences.get_mut(&id).filter(|active| active.target.is_none());
+        let is_served = match active.map(|active| self.state.take_target(active)) {
+            None => false,
+            Some(true) => true,
+            Some(false) => return false,
+        };
+        if let Some(queue) = self.state.waiting.get_mut(model) {
+            queue.pop(now, is_served);
+        }
+        if is_served {
+            self.drive(id, Event::Assigned(Role::Target));
+        }
+        true
+    }
+
+    /// Gives a sequence that is about to begin a round the draft worker it should have: one if there is one, and another
+    /// one in place of one that has been silent for long.
+    pub(super) fn assign_draft(&mut self, id: SequenceId) {
+        let Some(active) = self.sequences.get_mut(&id) else { return };
+        let event = match active.worker(Role::Draft) {
+            None => self.state.take_draft(active, None).then_some(Event::Assigned(Role::Draft)),
+            Some(key) => self.state.has_better_draft(active, key).then_some(Event::GiveUp(Role::Draft)),
+        };
+        if let Some(event) = event {
+            self.drive(id, event);
+        }
+    }
+}
+
+impl SchedulerState {
+    /// Puts a sequence into the queue for a target.
+    pub(super) fn wait_for_target(&mut self, active: &mut ActiveSequence) {
+        let ticket = Ticket {
+            priority: active.sequence.spec().priority,
+            weight: self.lanes.weight(active.lane.id),
+            cost: 1.0,
+            since: active.submitted_at,
+        };
+        active.waiting_since = self.now;
+        let queue = self.waiting.entry(active.lane.key.model.clone()).or_default();
+        queue.push(active.lane.id, ticket, active.id);
+        self.capacity_changed = true;
+        active.give_up_at = self.now + self.config.target_wait;
+        self.timers.arm(active);
+    }
+
+    /// A sequence may wait for capacity without limit, and for a target of its model to appear for `target_wait`.
+    pub(super) fn may_keep_waiting(&self, active: &mut ActiveSequence) -> bool {
+        if self.workers.vocab_size_of(&active.lane.key.model).is_some() {
+            active.give_up_at = self.now + self.config.target_wait;
+        }
+        self.now < active.give_up_at
+    }
+
+    /// The sequence lost its worker of this role.
+    pub(super) fn reassign(&mut self, active: &mut ActiveSequence, role: Role, follow_ups: &mut FollowUps) {
+        if role == Role::Target {
+            self.decode_answered(active);
+        }
+        let lost = active.reservation_mut(role).take().map(|reservation| {
+            let key = reservation.key;
+            self.workers.release(reservation);
+            key
+        });
+        match role {
+            Role::Target => self.wait_for_target(active),
+            Role::Draft => {
+                active.asked = None;
+                if self.take_draft(active, lost) {
+                    follow_ups.push_back(Event::Assigned(Role::Draft));
+                }
+            }
+        }
+    }
+
+    fn take_target(&mut self, active: &mut ActiveSequence) -> bool {
+        let Self { workers, lanes, .. } = self;
+        let wanted = wanted(lanes, active, None);
+        let Some(reservation) = workers.reserve_target(&wanted, active.numerics_id.as_deref()) else {
+            return false;
+        };
+        let numerics_id = workers.get(reservation.key).map(|worker| worker.info.numerics_id.clone());
+        if active.numerics_id.is_some() && active.numerics_id != numerics_id {
+            self.commands.push(Command::Report(Report::NumericsChanged(active.id)));
+        }
+        active.numerics_id = numerics_id;
+        active.target = Some(reservation);
+        let (priority, waited) =
+            (active.sequence.spec().priority, self.now.saturating_sub(active.waiting_since));
+        self.target_waits.observe(priority, waited);
+        self.commands.push(Command::Report(Report::TargetAssigned { priority, waited }));
+        true
+    }
+
+    fn take_draft(&mut self, active: &mut ActiveSequence, avoid: Option<WorkerKey>) -> bool {
+        let Some(target) = active.worker(Role::Target).filter(|_| active.wants_draft()) else {
+            return false;
+        };
+        let wanted = wanted(&self.lanes, active, avoid);
+        active.draft = self.workers.reserve_draft(&wanted, target);
+        active.draft.is_some()
+    }
+
+    /// Whether the draft worker has been silent for so long that another one, which answers, is worth a prefill.
+    fn has_better_draft(&self, active: &ActiveSequence, key: WorkerKey) -> bool {
+        if !self.workers.get(key).is_some_and(|worker| worker.health.is_given_up(self.now)) {
+            return false;
+        }
+        let Some(target) = active.worker(Role::Target) else { return false };
+        let best = self.workers.best_draft(&wanted(&self.lanes, active, Some(key)), target);
+        best.and_then(|key| self.workers.get(key)).is_some_and(|worker| !worker.health.is_out())
+    }
+
+    /// The sequence's first step at its workers is done, and it may have outgrown its reservations.
+    pub(super) fn grow_reservations(&mut self, active: &mut ActiveSequence) {
+        let len = active.len();
+        for reservation in active.target.iter_mut().chain(&mut active.draft) {
+            self.capacity_changed |= self.workers.grow(reservation, len);
+        }
+    }
+}
+
+fn wanted<'a>(lanes: &Lanes, active: &'a ActiveSequence, avoid: Option<WorkerKey>) -> Wanted<'a> {
+    Wanted {
+        model: &active.lane.key.model,
+        task_type: &active.lane.key.task_type,
+        lane: active.lane.id,
+        expected_len: lanes.expected_len(active.lane.id, active.lengths()),
+        len: active.len(),
+        marks: &active.marks,
+        avoid,
+    }
+}

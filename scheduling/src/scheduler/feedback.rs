@@ -1,0 +1,130 @@
+//! What replies teach: how long forward passes, wires and rounds take, and which guesses were right.
+
+use speculation::sequence::Commit;
+use speculation::{Reply, ReplyBody, Role};
+
+use super::active::{ActiveSequence, Asked};
+use super::events::{Command, Report, StepTiming, WorkerKey};
+use super::state::SchedulerState;
+use crate::cost::Forward;
+use crate::draft_length::RoundTimes;
+
+impl SchedulerState {
+    /// A worker reports one forward pass. Passes with prompt rows say nothing of those without.
+    pub(super) fn on_timing(&mut self, key: WorkerKey, timing: &StepTiming) {
+        let is_telling = timing.rows > 0 && timing.prefill_rows == 0 && timing.sequences > 0;
+        let Some(worker) = self.workers.get_mut(key).filter(|_| is_telling) else { return };
+        let forward = Forward::measured(timing.rows, timing.sequences, timing.kv_tokens);
+        worker.cost.observe_forward(forward, timing.compute);
+    }
+
+    /// A reply came: its delay, and which part of it was the wire.
+    pub(super) fn on_reply_time(&mut self, active: &mut ActiveSequence, reply: &Answer<'_>) {
+        let now = self.now;
+        let &Answer { role, worker: key, reply, timing } = reply;
+        let Some(worker) = self.workers.get_mut(key).filter(|_| active.sequence.awaits(role, reply)) else {
+            return;
+        };
+        let round = active.round;
+        let (asked_at, forwards) = match role {
+            Role::Draft => {
+                if worker.health.is_out() {
+                    self.commands.push(Command::Report(Report::DraftWorkerAnswers(key)));
+                }
+                worker.health.answered(now);
+                let Some(asked) = active.asked.take_if(|asked| is_proposal_of(reply, asked)) else { return };
+                worker.health.observe(now.saturating_sub(asked.at), asked.predicted);
+                if !active.sequence.is_drafting() {
+                    return;
+                }
+                (asked.at, asked.num_draft_tokens)
+            }
+            Role::Target if !round.has_prompt => (round.verify_at.unwrap_or(now), 1),
+            Role::Target => return,
+        };
+        let worked = timing.queue.saturating_add(timing.compute.saturating_mul(forwards));
+        worker.cost.observe_wire(now.saturating_sub(asked_at), worked);
+    }
+
+    /// A draft worker reports which of the committed tokens that it was fed it would have drawn.
+    pub(super) fn on_agreement(&mut self, active: &mut ActiveSequence, role: Role, reply: &Reply) {
+        if role == Role::Draft && active.sequence.awaits(role, reply) {
+            for (positions, accepted) in active.agreement.told(&reply.agreed) {
+                self.lanes.on_agreement(active.lane.id, positions, accepted);
+            }
+        }
+    }
+
+    /// A draft worker is asked for a proposal.
+    pub(super) fn on_proposal_asked(
+        &mut self,
+        active: &mut ActiveSequence,
+        step: u64,
+        num_draft_tokens: u32,
+    ) {
+        let predicted = self.predicted_proposal(active, num_draft_tokens);
+        active.asked = Some(Asked { step, at: self.now, num_draft_tokens, predicted });
+        if !active.round.is_probing {
+            active.round.asked = num_draft_tokens;
+        }
+    }
+
+    /// Verification is asked for, with `supplied` drafted tokens.
+    pub(super) fn on_verify_asked(&mut self, active: &mut ActiveSequence, supplied: u32) {
+        if active.round.verify_at.is_some() {
+            return;
+        }
+        active.round.verify_at = Some(self.now);
+        if active.round.asked > 0 {
+            self.lanes.on_proposal(active.lane.id, active.round.asked, supplied);
+        }
+    }
+
+    /// A proposal's deadline passed.
+    pub(super) fn on_late_draft(&mut self, active: &ActiveSequence) {
+        let (now, asked_at) = (self.now, active.asked.map(|asked| asked.at));
+        let Some(asked_at) = asked_at else { return };
+        let Some(worker) = active.worker(Role::Draft).and_then(|key| self.workers.get_mut(key)) else {
+            return;
+        };
+        if worker.health.missed(asked_at, now) {
+            let report = Report::DraftWorkerSilent { worker: worker.key, waited: now - asked_at };
+            self.commands.push(Command::Report(report));
+        }
+    }
+
+    /// A round is over. Its time counts where it was what it was chosen to be: no prompt, and the chosen draft length.
+    pub(super) fn on_round(&mut self, active: &mut ActiveSequence, commit: &Commit) {
+        let now = self.now;
+        let (lane, round) = (active.lane.id, active.round);
+        let (judged, accepted) = (commit.num_draft_tokens, commit.num_accepted);
+        self.lanes.on_verified(lane, judged, accepted, active.len());
+        active.agreement.judged(judged, accepted);
+        let Some(verify_at) = round.verify_at else { return };
+        if round.has_prompt || round.asked != round.chosen {
+            return;
+        }
+        let (target, draft) = (active.worker(Role::Target), active.worker(Role::Draft));
+        let Some(workers) = self.workers.of_lane(&active.lane.key.model, target, draft) else { return };
+        let times = RoundTimes {
+            num_draft_tokens: round.asked,
+            draft_wait: verify_at.saturating_sub(round.begun_at),
+            verify: now.saturating_sub(verify_at),
+            committed: commit.token_ids.len() as u32,
+        };
+        self.lanes.on_round(lane, &times, &workers);
+    }
+}
+
+/// A reply with where it came from and the forward pass that it came with.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Answer<'a> {
+    pub(super) role: Role,
+    pub(super) worker: WorkerKey,
+    pub(super) reply: &'a Reply,
+    pub(super) timing: &'a StepTiming,
+}
+
+fn is_proposal_of(reply: &Reply, asked: &Asked) -> bool {
+    reply.round == asked.step && matches!(reply.body, ReplyBody::Proposal(_))
+}

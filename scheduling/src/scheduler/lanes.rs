@@ -1,0 +1,314 @@
+//! Lanes: requests that look alike to a draft (same model, task type and temperature band), which share a policy and
+//! one choice of draft length. Holds no sequence.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::sync::Arc;
+
+use serde::Serialize;
+use speculation::SamplingParams;
+
+use super::policy::{LanePolicy, PolicyConfig};
+use crate::cost::WorkerCost;
+use crate::draft_length::{DraftLength, Explanation, LaneView, Load, RoundTimes, Rules};
+use crate::output_length::OutputLengths;
+
+/// Lanes that are told apart. Beyond it, requests of a new task type share the lane without one: clients choose task
+/// types.
+pub const MAX_LANES: usize = 256;
+
+/// Rounds over which a lane's mean context length is averaged.
+const CONTEXT_MEMORY_ROUNDS: f64 = 64.0;
+
+/// Names a lane: its index in the order in which lanes were opened. Lanes are never closed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct LaneId(pub u32);
+
+/// What separates lanes.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct LaneKey {
+    /// Which model.
+    pub model: String,
+    /// What kind of text; empty beyond [`MAX_LANES`].
+    pub task_type: String,
+    /// How random the draw is.
+    pub temperature: TemperatureBand,
+}
+
+/// Acceptance falls with temperature, in these steps.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum TemperatureBand {
+    /// Argmax.
+    Greedy,
+    /// Below 0.5.
+    Low,
+    /// Below 0.9.
+    Medium,
+    /// 0.9 and above.
+    High,
+}
+
+impl TemperatureBand {
+    /// The word used in metrics and explanations.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Greedy => "greedy",
+            Self::Low => "low",
+            Self::Medium => "medium",
+            Self::High => "high",
+        }
+    }
+
+    /// The band of a request.
+    pub fn of(sampling: &SamplingParams) -> Self {
+        match sampling.temperature {
+            _ if sampling.is_greedy() => Self::Greedy,
+            t if t < 0.5 => Self::Low,
+            t if t < 0.9 => Self::Medium,
+            _ => Self::High,
+        }
+    }
+}
+
+/// One lane, as `/debug/lanes` shows it.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct LaneExplanation {
+    /// Which model.
+    pub model: String,
+    /// What kind of text; empty beyond [`MAX_LANES`].
+    pub task_type: String,
+    /// How random the draw is.
+    pub temperature: &'static str,
+    /// Sequences in it now.
+    pub sequences: u32,
+    /// The operator's policy for it.
+    pub policy: LanePolicy,
+    /// Why the operator's policy kept its latest round from drafting.
+    pub held_back: Option<&'static str>,
+    /// 90th percentile of its output lengths; absent before a few outputs ended.
+    pub output_p90: Option<u32>,
+    /// What its draft length rests on.
+    #[serde(flatten)]
+    pub choice: Explanation,
+}
+
+/// The workers of one sequence, as the choice of its draft length needs them.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct WorkersOfLane<'a> {
+    pub(super) target: &'a WorkerCost,
+    pub(super) draft: &'a WorkerCost,
+    /// Targets that serve the model.
+    pub(super) num_targets: u32,
+    /// This scheduler's sequences at the target.
+    pub(super) target_sequences: u32,
+    /// This scheduler's sequences at the draft worker.
+    pub(super) draft_sequences: u32,
+}
+
+/// The draft length of one round.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Chosen {
+    pub(super) num_draft_tokens: u32,
+    /// Why the operator's policy set it to 0, if it did.
+    pub(super) held_back: Option<&'static str>,
+    /// The lane's draft length, if this round is not a probe of another one.
+    pub(super) lane_draft_length: Option<u32>,
+}
+
+/// The lengths of a sequence, in ids.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct SequenceLengths {
+    pub(super) now: u32,
+    pub(super) prompt: u32,
+    pub(super) max: u32,
+}
+
+/// All lanes.
+#[derive(Debug)]
+pub(super) struct Lanes {
+    policy: PolicyConfig,
+    rules: Rules,
+    ids: BTreeMap<LaneKey, LaneId>,
+    /// By id.
+    lanes: Vec<Lane>,
+}
+
+#[derive(Debug)]
+struct Lane {
+    key: Arc<LaneKey>,
+    policy: LanePolicy,
+    draft_length: DraftLength,
+    outputs: OutputLengths,
+    sequences: u32,
+    /// Mean length of the lane's sequences.
+    context_len: f64,
+    k: u32,
+    held_back: Option<&'static str>,
+}
+
+/// A sequence's lane.
+#[derive(Debug, Clone)]
+pub(super) struct Joined {
+    pub(super) id: LaneId,
+    pub(super) key: Arc<LaneKey>,
+    /// Whether the sequence opened it.
+    pub(super) is_new: bool,
+}
+
+impl Lanes {
+    pub(super) fn new(policy: PolicyConfig, rules: Rules) -> Self {
+        Self { policy, rules, ids: BTreeMap::new(), lanes: Vec::new() }
+    }
+
+    pub(super) fn policy(&self) -> &PolicyConfig {
+        &self.policy
+    }
+
+    /// Adds a sequence to the lane of `key`.
+    pub(super) fn join(&mut self, mut key: LaneKey) -> Joined {
+        if self.lanes.len() >= MAX_LANES && !self.ids.contains_key(&key) {
+            key.task_type = String::new();
+        }
+        let known = self.ids.get(&key).copied();
+        let id = known.unwrap_or_else(|| self.open(key));
+        let lane = self.lane_mut(id);
+        lane.sequences += 1;
+        Joined { id, key: Arc::clone(&lane.key), is_new: known.is_none() }
+    }
+
+    fn open(&mut self, key: LaneKey) -> LaneId {
+        let id = LaneId(self.lanes.len() as u32);
+        let policy = self.policy.lane(&key.task_type);
+        let max_k = policy.max_k.min(self.policy.max_draft_tokens);
+        self.lanes.push(Lane {
+            key: Arc::new(key.clone()),
+            draft_length: DraftLength::with_rules(max_k, self.rules),
+            policy,
+            outputs: OutputLengths::default(),
+            sequences: 0,
+            context_len: 0.0,
+            k: 0,
+            held_back: None,
+        });
+        self.ids.insert(key, id);
+        id
+    }
+
+    /// Removes a sequence. What the lane learned stays.
+    pub(super) fn leave(&mut self, id: LaneId) {
+        let lane = self.lane_mut(id);
+        lane.sequences = lane.sequences.saturating_sub(1);
+    }
+
+    /// The draft length of the round that a sequence of the lane begins.
+    pub(super) fn choose(&mut self, id: LaneId, workers: &WorkersOfLane<'_>) -> Chosen {
+        let choice = match self.lane_mut(id).draft_length.choose_as_decided() {
+            Some(choice) => choice,
+            None => {
+                let load = self.load(id, workers);
+                self.lane_mut(id).draft_length.choose(load, workers.target, workers.draft)
+            }
+        };
+        let lane = self.lane_mut(id);
+        let policy = &lane.policy;
+        let is_crowded = policy.max_batch_for_speculation.is_some_and(|most| workers.target_sequences > most);
+        // Probes go on: without them nobody would learn that acceptance has risen.
+        let is_poor = !choice.is_probe
+            && lane.draft_length.acceptance_rate().is_some_and(|rate| rate < policy.min_acceptance);
+        lane.held_back = match () {
+            () if is_crowded => Some("lane_max_batch"),
+            () if is_poor => Some("lane_min_acceptance"),
+            () => None,
+        };
+        let num_draft_tokens = if lane.held_back.is_some() { 0 } else { choice.num_draft_tokens };
+        if !choice.is_probe {
+            lane.k = num_draft_tokens;
+        }
+        let lane_draft_length = (!choice.is_probe).then_some(num_draft_tokens);
+        Chosen { num_draft_tokens, held_back: lane.held_back, lane_draft_length }
+    }
+
+    /// What shares the workers with a lane: the lanes of its model.
+    fn load(&self, id: LaneId, workers: &WorkersOfLane<'_>) -> Load {
+        let own = &self.lanes[id.0 as usize];
+        let same_model = |(_, lane): &(usize, &Lane)| lane.key.model == own.key.model;
+        let (ids, views): (Vec<usize>, Vec<LaneView>) = self
+            .lanes
+            .iter()
+            .enumerate()
+            .filter(same_model)
+            .map(|(index, lane)| {
+                let pace = lane.draft_length.pace(lane.sequences);
+                (index, LaneView { sequences: lane.sequences, k: lane.k, context: lane.context_len, pace })
+            })
+            .unzip();
+        let own = ids.binary_search(&(id.0 as usize)).expect("a lane is of its own model");
+        Load::of(&views, own, (workers.num_targets.max(1), workers.draft_sequences))
+    }
+
+    /// A draft worker was asked for `asked` tokens and proposed `supplied` in time.
+    pub(super) fn on_proposal(&mut self, id: LaneId, asked: u32, supplied: u32) {
+        self.lane_mut(id).draft_length.observe_proposal(asked, supplied);
+    }
+
+    /// A draft worker reports which committed tokens it would have drawn; see `DraftLength::observe_agreement`.
+    pub(super) fn on_agreement(&mut self, id: LaneId, positions: Range<u32>, accepted: u32) {
+        self.lane_mut(id).draft_length.observe_agreement(positions, accepted);
+    }
+
+    /// One of the lane's sequences, now `len` ids long, was verified.
+    pub(super) fn on_verified(&mut self, id: LaneId, judged: u32, accepted: u32, len: u32) {
+        let lane = self.lane_mut(id);
+        lane.draft_length.observe_verdict(judged, accepted);
+        let before = if lane.context_len > 0.0 { lane.context_len } else { f64::from(len) };
+        lane.context_len = before + (f64::from(len) - before) / CONTEXT_MEMORY_ROUNDS;
+    }
+
+    /// A round that was nothing but drafting and verifying.
+    pub(super) fn on_round(&mut self, id: LaneId, round: &RoundTimes, workers: &WorkersOfLane<'_>) {
+        self.lane_mut(id).draft_length.observe_round(round, workers.target, workers.draft);
+    }
+
+    /// An output of the lane is complete.
+    pub(super) fn on_output(&mut self, id: LaneId, tokens: u32) {
+        self.lane_mut(id).outputs.observe(tokens);
+    }
+
+    /// How long a sequence of the lane is expected to become, drafted ids included.
+    pub(super) fn expected_len(&self, id: LaneId, lengths: SequenceLengths) -> u32 {
+        let lane = &self.lanes[id.0 as usize];
+        let SequenceLengths { now, prompt, max } = lengths;
+        let usual = lane.outputs.p90().map_or(max, |p90| prompt.saturating_add(p90).min(max));
+        usual.max(now) + lane.policy.max_k
+    }
+
+    /// The lane's share of the queue for targets.
+    pub(super) fn weight(&self, id: LaneId) -> f64 {
+        self.lanes[id.0 as usize].policy.weight
+    }
+
+    pub(super) fn explain(&self) -> Vec<LaneExplanation> {
+        let explained = |(key, id): (&LaneKey, &LaneId)| {
+            let lane = &self.lanes[id.0 as usize];
+            LaneExplanation {
+                model: key.model.clone(),
+                task_type: key.task_type.clone(),
+                temperature: key.temperature.as_str(),
+                sequences: lane.sequences,
+                policy: lane.policy,
+                held_back: lane.held_back,
+                output_p90: lane.outputs.p90(),
+                choice: lane.draft_length.explain(),
+            }
+        };
+        self.ids.iter().map(explained).collect()
+    }
+
+    fn lane_mut(&mut self, id: LaneId) -> &mut Lane {
+        &mut self.lanes[id.0 as usize]
+    }
+}
+
+#[cfg(test)]
+#[path = "lanes_tests.rs"]
+mod tests;

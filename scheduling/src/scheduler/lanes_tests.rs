@@ -1,0 +1,100 @@
+//! Tests of lanes: what each learns, what policy and limits do to it.
+
+use super::*;
+use crate::cost::{StepTimePoint, StepTimes};
+use crate::scheduler::policy::DraftTokens;
+
+fn key(task_type: &str) -> LaneKey {
+    LaneKey { model: "m".to_owned(), task_type: task_type.to_owned(), temperature: TemperatureBand::Greedy }
+}
+
+fn flat(micros: u64) -> WorkerCost {
+    WorkerCost::new(StepTimes::new(&[1, 64].map(|rows| StepTimePoint { rows, kv_tokens: 0, micros })))
+}
+
+fn policy(lanes: &[(&str, LanePolicy)]) -> PolicyConfig {
+    let lanes = lanes.iter().map(|(task, policy)| ((*task).to_owned(), *policy)).collect();
+    PolicyConfig { draft_tokens: DraftTokens::Auto, max_draft_tokens: 8, lanes }
+}
+
+fn lanes(policy: PolicyConfig) -> Lanes {
+    Lanes::new(policy, Rules::default())
+}
+
+fn workers<'a>(target: &'a WorkerCost, draft: &'a WorkerCost) -> WorkersOfLane<'a> {
+    WorkersOfLane { target, draft, num_targets: 1, target_sequences: 2, draft_sequences: 2 }
+}
+
+/// 200 rounds whose numbers of accepted tokens repeat `accepted`.
+fn run(lanes: &mut Lanes, lane: LaneId, workers: &WorkersOfLane<'_>, accepted: &[u32]) -> Vec<Chosen> {
+    let round = |i: usize| {
+        let chosen = lanes.choose(lane, workers);
+        let (k, accepted) = (chosen.num_draft_tokens, accepted[i % accepted.len()]);
+        lanes.on_verified(lane, k, accepted.min(k), 100);
+        chosen
+    };
+    (0..200).map(round).collect()
+}
+
+#[test]
+fn each_lane_learns_for_itself_and_is_explained() {
+    let mut lanes = lanes(policy(&[]));
+    let (good, bad) = (lanes.join(key("code")).id, lanes.join(key("chat")).id);
+    let (target, draft) = (flat(20_000), flat(1_000));
+    for (lane, accepted) in [(good, [8]), (bad, [0])] {
+        run(&mut lanes, lane, &workers(&target, &draft), &accepted);
+    }
+    let explained = lanes.explain();
+    let k_of = |task: &str| explained.iter().find(|lane| lane.task_type == task).map(|lane| lane.choice.k);
+    assert_eq!(k_of("code"), Some(8));
+    assert_eq!(k_of("chat"), Some(0));
+    assert!((explained[0].choice.load.unwrap().context - 96.0).abs() < 5.0);
+}
+
+#[test]
+fn policy_keeps_a_lane_from_drafting_but_for_probes() {
+    let all = policy(&[]).lane("");
+    let (target, draft) = (flat(20_000), flat(1_000));
+    let poor = LanePolicy { min_acceptance: 0.9, ..all };
+    let crowded = LanePolicy { max_batch_for_speculation: Some(1), ..all };
+    let short = LanePolicy { max_k: 2, ..all };
+    let mut lanes = lanes(policy(&[("poor", poor), ("crowded", crowded), ("short", short)]));
+    let workers = workers(&target, &draft);
+    for (task, least, most, reason) in [
+        ("poor", 8, 80, Some("lane_min_acceptance")),
+        ("crowded", 0, 0, Some("lane_max_batch")),
+        ("short", 190, 200, None),
+    ] {
+        let lane = lanes.join(key(task)).id;
+        let chosen = run(&mut lanes, lane, &workers, &[8, 8, 8, 8, 0]);
+        let drafted = chosen.iter().filter(|chosen| chosen.num_draft_tokens > 0).count();
+        assert!((least..=most).contains(&drafted), "{task}: {drafted} of 200 rounds drafted");
+        assert_eq!(chosen.iter().rev().find_map(|chosen| chosen.held_back), reason, "{task}");
+        assert!(chosen.iter().all(|chosen| task != "short" || chosen.num_draft_tokens <= 2));
+    }
+}
+
+#[test]
+fn reservations_follow_the_output_lengths_of_the_lane() {
+    let mut lanes = lanes(policy(&[]));
+    let lane = lanes.join(key("code")).id;
+    let expected =
+        |lanes: &Lanes, now, max| lanes.expected_len(lane, SequenceLengths { now, prompt: 10, max });
+    assert_eq!(expected(&lanes, 10, 1_000), 1_008, "nothing known: all it may have");
+    (0..50).for_each(|_| lanes.on_output(lane, 30));
+    assert_eq!(expected(&lanes, 10, 1_000), 48);
+    assert_eq!(expected(&lanes, 70, 1_000), 78, "it has more already");
+    assert_eq!(expected(&lanes, 10, 20), 28, "it may have no more");
+}
+
+#[test]
+fn clients_cannot_open_lanes_without_end() {
+    let mut lanes = lanes(policy(&[]));
+    for task in 0..2 * MAX_LANES {
+        let lane = lanes.join(key(&format!("task-{task}")));
+        lanes.leave(lane.id);
+    }
+    assert_eq!(lanes.explain().len(), MAX_LANES + 1);
+    assert_eq!(lanes.join(key("one-more")).key.task_type, "");
+    assert_eq!(lanes.join(key("task-3")).key.task_type, "task-3");
+}

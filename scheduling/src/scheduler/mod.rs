@@ -1,0 +1,259 @@
+//! The scheduler of a router: which worker serves which sequence, how far each round drafts, when steps leave, and what
+//! replies teach. `on_event(now, event) -> commands`, with no clock, socket, task or randomness inside; the router and
+//! the simulator drive the same code.
+//!
+//! A driver passes in everything that has arrived, then [`Event::Dispatch`], and carries out the commands in order. It
+//! wakes up again at [`Scheduler::next_wakeup`] and says [`Event::Timer`].
+//!
+//! A sequence waits for a target in a fair queue (`assign.rs`) until one has capacity (`workers.rs`). Then it takes
+//! rounds: its draft worker and draft length are chosen and the round begins (`rounds.rs`, `lanes.rs`); its state
+//! machine, `speculation::sequence`, says what to send; replies are measured (`feedback.rs`) and passed back to it.
+
+mod active;
+mod assign;
+pub mod events;
+mod feedback;
+pub mod lanes;
+pub mod pairing;
+mod placement;
+pub mod policy;
+mod report;
+mod rounds;
+mod state;
+#[cfg(test)]
+mod tests;
+mod timers;
+mod workers;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use rustc_hash::FxHashMap;
+use speculation::sequence::{Event as SequenceEvent, Limits, Sequence};
+use speculation::spec::lane_number;
+use speculation::{Role, SequenceId, SequenceSpec};
+
+use self::active::{ActiveSequence, Round};
+pub use self::events::{Command, Event, WorkerKey};
+use self::events::{Failure, Frame, NewSequence, Report};
+use self::feedback::Answer;
+use self::policy::PolicyConfig;
+pub use self::report::{SchedulerReport, WorkerReport};
+use self::state::SchedulerState;
+use self::timers::POSTPONE_WITHIN;
+use crate::agreement::Agreement;
+use crate::draft_length::Rules;
+use crate::placement::PrefixMarks;
+
+/// No forward pass takes longer: a worker that reports more is not believed.
+const MAX_REPORTED_STEP: Duration = Duration::from_secs(600);
+
+/// What an operator sets.
+#[derive(Debug, Clone)]
+pub struct SchedulerConfig {
+    /// Draft lengths, and what lanes may do.
+    pub policy: PolicyConfig,
+    /// How long a target may take for one step before the step is sent again.
+    pub target_deadline: Duration,
+    /// How long a sequence waits for a target of its model to appear.
+    pub target_wait: Duration,
+    /// Constants of the choice of draft length.
+    pub rules: Rules,
+}
+
+/// See the module's page.
+#[derive(Debug)]
+pub struct Scheduler {
+    /// Looked up several times for every token. Ids are the driver's own, so nobody can make them collide.
+    sequences: FxHashMap<SequenceId, ActiveSequence>,
+    state: SchedulerState,
+}
+
+impl Scheduler {
+    /// A scheduler without workers and sequences.
+    pub fn new(config: SchedulerConfig) -> Self {
+        Self { sequences: FxHashMap::default(), state: SchedulerState::new(config) }
+    }
+
+    /// Handles one event at `now`, the time since an origin of the driver's choice; the commands are to be carried out
+    /// in order.
+    pub fn on_event(&mut self, now: Duration, event: Event) -> std::vec::Drain<'_, Command> {
+        self.state.now = now;
+        match event {
+            Event::Submit(new) => self.submit(*new),
+            Event::Cancel(id) => {
+                self.drive(id, SequenceEvent::Cancel);
+                self.forget(id);
+            }
+            Event::WorkerUp(key, info) => {
+                self.state.workers.join(key, *info);
+                self.state.capacity_changed = true;
+            }
+            Event::WorkerDown(key) => self.worker_down(key),
+            Event::Frame(key, frame) => self.frame(key, frame),
+            Event::Timer => self.fire_timers(),
+            Event::Dispatch => self.dispatch(),
+        }
+        self.state.commands.drain(..)
+    }
+
+    /// When to say [`Event::Timer`] at the latest, if nothing else happens.
+    pub fn next_wakeup(&mut self) -> Option<Duration> {
+        self.postpone_timers();
+        let timer = self.state.timers.first().map(|(at, _)| at);
+        timer.into_iter().chain(self.state.delayed_until).min()
+    }
+
+    /// Size of the model's vocabulary, while a target serves it.
+    pub fn vocab_size_of(&self, model: &str) -> Option<u32> {
+        self.state.workers.vocab_size_of(model)
+    }
+
+    /// Whether a worker of this role is connected.
+    pub fn has_worker(&self, role: Role) -> bool {
+        self.state.workers.has(role)
+    }
+
+    /// Sequences under way, waiting ones included.
+    pub fn num_sequences(&self) -> usize {
+        self.sequences.len()
+    }
+
+    /// What lanes and workers do now, and why.
+    pub fn report(&self) -> SchedulerReport {
+        self.state.report()
+    }
+
+    fn dispatch(&mut self) {
+        self.assign_targets();
+        self.begin_rounds();
+        let SchedulerState { workers, commands, .. } = &mut self.state;
+        commands.extend(workers.take_changed_blocks().map(Command::Report));
+    }
+
+    fn submit(&mut self, new: NewSequence) {
+        let NewSequence { id, lane, spec, prompt_ids, speculation } = new;
+        let Some(vocab_size) = self.vocab_size_of(&lane.model) else {
+            let reason = format!("no target worker is ready for model `{}`", lane.model);
+            return self.state.commands.push(Command::Fail(id, Failure::Unavailable(reason)));
+        };
+        let limits = Limits { vocab_size, target_deadline: self.state.config.target_deadline };
+        let lane = self.state.lanes.join(lane);
+        if lane.is_new {
+            let opened = Report::LaneOpened(lane.id, Arc::clone(&lane.key));
+            self.state.commands.push(Command::Report(opened));
+        }
+        let spec = SequenceSpec { lane: lane_number(&lane.key.task_type), ..spec };
+        let now = self.state.now;
+        let mut active = ActiveSequence {
+            id,
+            marks: PrefixMarks::of(&prompt_ids, spec.isolation_key),
+            sequence: Sequence::new(id, Arc::new(spec), &prompt_ids, limits),
+            lane,
+            speculation,
+            target: None,
+            draft: None,
+            numerics_id: None,
+            round: Round::default(),
+            agreement: Agreement::default(),
+            asked: None,
+            submitted_at: now,
+            waiting_since: now,
+            give_up_at: now,
+            timer: None,
+            disabled_reason: None,
+        };
+        self.state.wait_for_target(&mut active);
+        self.sequences.insert(id, active);
+    }
+
+    fn worker_down(&mut self, key: WorkerKey) {
+        let Some(info) = self.state.workers.leave(key) else { return };
+        let role = info.role;
+        let mut orphans: Vec<SequenceId> =
+            self.sequences.values().filter(|at| at.worker(role) == Some(key)).map(|at| at.id).collect();
+        // In the order in which they came, not in that of the table.
+        orphans.sort_unstable();
+        if !orphans.is_empty() {
+            let report = Report::Replayed { role, address: info.address, sequences: orphans.len() };
+            self.state.commands.push(Command::Report(report));
+        }
+        for id in orphans {
+            self.drive(id, SequenceEvent::Lost(role));
+        }
+    }
+
+    fn frame(&mut self, key: WorkerKey, frame: Frame) {
+        let Some(role) = self.state.workers.role_of(key) else { return };
+        let Frame { mut timing, credit_blocks, replies, preempted } = frame;
+        timing.compute = timing.compute.min(MAX_REPORTED_STEP);
+        timing.queue = timing.queue.min(MAX_REPORTED_STEP);
+        if let Some(blocks) = credit_blocks {
+            self.state.workers.set_credit(key, blocks);
+            self.state.capacity_changed = true;
+        }
+        self.state.on_timing(key, &timing);
+        for reply in replies {
+            let id = reply.sequence_id;
+            let Some(active) = self.sequences.get_mut(&id).filter(|at| at.worker(role) == Some(key)) else {
+                continue;
+            };
+            let answer = Answer { role, worker: key, reply: &reply, timing: &timing };
+            self.state.on_reply_time(active, &answer);
+            self.state.on_agreement(active, role, &reply);
+            self.state.drive(active, SequenceEvent::Reply(role, reply));
+            if active.sequence.is_done() {
+                self.forget(id);
+            }
+        }
+        for (id, assignment) in preempted {
+            if self.sequences.get(&id).is_some_and(|active| active.worker(role) == Some(key)) {
+                self.drive(id, SequenceEvent::Preempted(role, assignment));
+            }
+        }
+    }
+
+    /// Moves entries whose sequences' deadlines are later by now, so that nobody is woken for a deadline that was met.
+    fn postpone_timers(&mut self) {
+        let soon = self.state.now + POSTPONE_WITHIN;
+        while let Some((at, id)) = self.state.timers.first().filter(|(at, _)| *at < soon) {
+            let Some(active) = self.sequences.get_mut(&id) else { return };
+            if active.deadline().is_some_and(|deadline| deadline <= at) {
+                return;
+            }
+            self.state.timers.rearm(active);
+        }
+    }
+
+    fn fire_timers(&mut self) {
+        while let Some(id) = self.state.timers.pop_due(self.state.now) {
+            let Some(active) = self.sequences.get_mut(&id) else { continue };
+            active.timer = None;
+            if active.target.is_some() {
+                self.drive(id, SequenceEvent::Tick);
+            } else if self.state.may_keep_waiting(active) {
+                self.state.timers.arm(active);
+            } else {
+                let reason = format!("no target worker came back for model `{}`", active.lane.key.model);
+                self.state.fail(active, Failure::Unavailable(reason));
+                self.drive(id, SequenceEvent::Cancel);
+                self.forget(id);
+            }
+        }
+    }
+
+    /// Passes one event to a sequence and does what follows from it.
+    fn drive(&mut self, id: SequenceId, event: SequenceEvent) {
+        let Some(active) = self.sequences.get_mut(&id) else { return };
+        self.state.drive(active, event);
+        if active.sequence.is_done() {
+            self.forget(id);
+        }
+    }
+
+    fn forget(&mut self, id: SequenceId) {
+        if let Some(active) = self.sequences.remove(&id) {
+            self.state.release(active);
+        }
+    }
+}

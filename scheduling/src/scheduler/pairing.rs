@@ -1,0 +1,59 @@
+//! Which draft worker may serve which target, and why not where the answer is no.
+
+use super::events::WorkerInfo;
+
+/// Why a draft worker and a target worker cannot be paired.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum PairFault {
+    /// They number tokens differently.
+    #[error("their tokenizers differ")]
+    Tokenizer,
+    /// They draw with different noise.
+    #[error("the draft draws by `{draft}`, the target by `{target}`")]
+    SamplingScheme {
+        /// The draft's scheme.
+        draft: String,
+        /// The target's scheme.
+        target: String,
+    },
+}
+
+/// Whether `draft` may draft for `target`. A draft worker without a tokenizer works on ids and fits any target.
+pub fn check(draft: &WorkerInfo, target: &WorkerInfo) -> Result<(), PairFault> {
+    if draft.sampling_scheme != target.sampling_scheme {
+        return Err(PairFault::SamplingScheme {
+            draft: draft.sampling_scheme.clone(),
+            target: target.sampling_scheme.clone(),
+        });
+    }
+    if !draft.tokenizer_fingerprint.is_empty() && draft.tokenizer_fingerprint != target.tokenizer_fingerprint
+    {
+        return Err(PairFault::Tokenizer);
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use speculation::Role;
+
+    use super::*;
+
+    fn worker(fingerprint: &str, scheme: &str) -> WorkerInfo {
+        WorkerInfo {
+            tokenizer_fingerprint: fingerprint.to_owned(),
+            sampling_scheme: scheme.to_owned(),
+            ..WorkerInfo::of(Role::Draft, "m")
+        }
+    }
+
+    #[test]
+    fn only_equal_tokenizers_and_schemes_pair() {
+        let target = worker("aa", "s1");
+        assert_eq!(check(&worker("aa", "s1"), &target), Ok(()));
+        assert_eq!(check(&worker("", "s1"), &target), Ok(()), "an n-gram draft has no tokenizer");
+        assert_eq!(check(&worker("bb", "s1"), &target), Err(PairFault::Tokenizer));
+        let fault = check(&worker("aa", "s2"), &target).unwrap_err();
+        assert_eq!(fault.to_string(), "the draft draws by `s2`, the target by `s1`");
+    }
+}

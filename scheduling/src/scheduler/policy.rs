@@ -1,0 +1,184 @@
+//! What an operator sets for lanes and a client for its request. Where neither fixes a draft length, the lane chooses:
+//! [`crate::draft_length`].
+
+use std::collections::BTreeMap;
+use std::str::FromStr;
+
+use serde::de::Error as _;
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use speculation::AcceptanceMode;
+
+/// What a client asked of speculation. Nothing here can change the text in `coupled` mode.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct SpeculationRequest {
+    /// `Some(false)` turns drafting off; `None` leaves it to the lane.
+    pub enabled: Option<bool>,
+    /// A fixed draft length; `None` leaves it to the lane.
+    pub num_draft_tokens: Option<u32>,
+    /// How drafts are judged; `None` leaves it to the lane.
+    pub acceptance: Option<AcceptanceMode>,
+}
+
+impl SpeculationRequest {
+    /// Whether the client wants no drafts.
+    pub fn refuses_drafts(&self) -> bool {
+        self.enabled == Some(false) || self.num_draft_tokens == Some(0)
+    }
+}
+
+/// The draft length where a request names none.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum DraftTokens {
+    /// Each lane chooses by what it measures.
+    Auto,
+    /// Always this many.
+    Fixed(u32),
+}
+
+impl FromStr for DraftTokens {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "auto" => Ok(Self::Auto),
+            number => {
+                number.parse().map(Self::Fixed).map_err(|_| format!("`{text}` is neither auto nor a number"))
+            }
+        }
+    }
+}
+
+impl Serialize for DraftTokens {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        match self {
+            Self::Auto => serializer.serialize_str("auto"),
+            Self::Fixed(k) => serializer.serialize_u32(*k),
+        }
+    }
+}
+
+impl<'de> Deserialize<'de> for DraftTokens {
+    /// A number, or a word as on the command line.
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        #[derive(Deserialize)]
+        #[serde(untagged, expecting = "expected `auto` or a number of tokens")]
+        enum Written {
+            Number(u32),
+            Word(String),
+        }
+        match Written::deserialize(deserializer)? {
+            Written::Number(k) => Ok(Self::Fixed(k)),
+            Written::Word(word) => word.parse().map_err(D::Error::custom),
+        }
+    }
+}
+
+/// The policy of one task type.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct LanePolicy {
+    /// Upper limit on the draft length, also where a request names one.
+    pub max_k: u32,
+    /// The lane does not draft while a smaller share of first guesses is accepted; 0: no such limit.
+    pub min_acceptance: f64,
+    /// The lane does not draft while its target has more sequences than this.
+    pub max_batch_for_speculation: Option<u32>,
+    /// Share of the queue for targets, relative to other lanes.
+    pub weight: f64,
+    /// How drafts are judged where a request does not say.
+    #[serde(serialize_with = "by_name")]
+    pub acceptance: AcceptanceMode,
+}
+
+fn by_name<S: Serializer>(mode: &AcceptanceMode, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.serialize_str(mode.as_str())
+}
+
+/// What an operator sets.
+#[derive(Debug, Clone, PartialEq)]
+pub struct PolicyConfig {
+    /// The draft length where a request names none.
+    pub draft_tokens: DraftTokens,
+    /// Upper limit on the draft length, also where a request names one.
+    pub max_draft_tokens: u32,
+    /// By task type.
+    pub lanes: BTreeMap<String, LanePolicy>,
+}
+
+impl PolicyConfig {
+    /// The policy of a task type: its own, or the default.
+    pub fn lane(&self, task_type: &str) -> LanePolicy {
+        self.lanes.get(task_type).copied().unwrap_or(LanePolicy {
+            max_k: self.max_draft_tokens,
+            min_acceptance: 0.0,
+            max_batch_for_speculation: None,
+            weight: 1.0,
+            acceptance: AcceptanceMode::Coupled,
+        })
+    }
+
+    /// The draft length where the request or the operator fixes it; `None` leaves it to the lane.
+    pub fn pinned_draft_tokens(&self, task_type: &str, request: &SpeculationRequest) -> Option<u32> {
+        if request.enabled == Some(false) {
+            return Some(0);
+        }
+        let fixed = match self.draft_tokens {
+            DraftTokens::Auto => None,
+            DraftTokens::Fixed(k) => Some(k),
+        };
+        let most = self.lane(task_type).max_k.min(self.max_draft_tokens);
+        request.num_draft_tokens.or(fixed).map(|k| k.min(most))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn config(draft_tokens: DraftTokens) -> PolicyConfig {
+        PolicyConfig { draft_tokens, max_draft_tokens: 8, lanes: BTreeMap::new() }
+    }
+
+    #[test]
+    fn a_request_pins_or_refuses_the_draft_length_within_the_operators_limit() {
+        let k = |draft_tokens, enabled, num_draft_tokens| {
+            let request = SpeculationRequest { enabled, num_draft_tokens, ..Default::default() };
+            config(draft_tokens).pinned_draft_tokens("", &request)
+        };
+        assert_eq!(k(DraftTokens::Fixed(4), None, None), Some(4));
+        assert_eq!(k(DraftTokens::Auto, None, None), None);
+        for operator in [DraftTokens::Fixed(4), DraftTokens::Auto] {
+            assert_eq!(k(operator, Some(true), Some(2)), Some(2));
+            assert_eq!(k(operator, None, Some(20)), Some(8));
+            assert_eq!(k(operator, Some(false), Some(2)), Some(0));
+            assert_eq!(k(operator, None, Some(0)), Some(0));
+        }
+    }
+
+    #[test]
+    fn a_task_types_own_policy_bounds_its_draft_length() {
+        let mut config = config(DraftTokens::Fixed(5));
+        let code = LanePolicy { max_k: 3, weight: 2.0, ..config.lane("code") };
+        config.lanes.insert("code".to_owned(), code);
+        let request = SpeculationRequest { num_draft_tokens: Some(6), ..Default::default() };
+        assert_eq!(config.pinned_draft_tokens("code", &request), Some(3));
+        assert_eq!(config.pinned_draft_tokens("chat", &request), Some(6));
+        assert_eq!((config.lane("code").weight, config.lane("chat").weight), (2.0, 1.0));
+    }
+
+    #[test]
+    fn draft_tokens_are_written_as_auto_or_a_number() {
+        for (text, expected) in [
+            ("\"auto\"", Some(DraftTokens::Auto)),
+            ("4", Some(DraftTokens::Fixed(4))),
+            ("\"4\"", Some(DraftTokens::Fixed(4))),
+            ("\"many\"", None),
+            ("-1", None),
+        ] {
+            assert_eq!(serde_json::from_str::<DraftTokens>(text).ok(), expected, "{text}");
+        }
+        assert_eq!(
+            serde_json::to_string(&[DraftTokens::Auto, DraftTokens::Fixed(3)]).unwrap(),
+            "[\"auto\",3]"
+        );
+    }
+}

@@ -1,0 +1,82 @@
+//! What the scheduler does now, and why: for `/debug/lanes` and the simulator's outcome.
+
+use std::collections::BTreeMap;
+
+use serde::Serialize;
+use speculation::Role;
+
+use super::lanes::LaneExplanation;
+use super::state::SchedulerState;
+use super::workers::Worker;
+use crate::draft_health::HealthReport;
+use crate::turns::Turns;
+use crate::waits::WaitReport;
+
+/// Lanes, workers and queues.
+#[derive(Debug, Clone, Default, PartialEq, Serialize)]
+pub struct SchedulerReport {
+    /// What the choice of draft length rests on, lane by lane.
+    pub lanes: Vec<LaneExplanation>,
+    /// The connected workers.
+    pub workers: Vec<WorkerReport>,
+    /// Sequences that wait for a target with capacity.
+    pub waiting_for_target: usize,
+    /// How long sequences waited for a target, by priority; those that lost theirs included.
+    pub target_waits: Vec<WaitReport>,
+}
+
+/// One worker.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct WorkerReport {
+    /// Its pool.
+    pub role: Role,
+    /// Where it is.
+    pub address: String,
+    /// What it serves.
+    pub model: String,
+    /// What it is meant for; empty: everything.
+    pub task_types: Vec<String>,
+    /// Sequences assigned to it.
+    pub sequences: u32,
+    /// KV blocks that may be reserved there.
+    pub credit_blocks: u64,
+    /// KV blocks that are reserved there.
+    pub reserved_blocks: u64,
+    /// Round trip without queue and step, microseconds.
+    pub wire_us: f64,
+    /// Whether it answers (draft workers).
+    pub health: Option<HealthReport>,
+}
+
+impl SchedulerState {
+    pub(super) fn report(&self) -> SchedulerReport {
+        let mut waiting = BTreeMap::new();
+        for (priority, (count, since)) in self.waiting.values().flat_map(Turns::waiting) {
+            let (all, first) = waiting.entry(priority).or_insert((0, since));
+            *all += count;
+            *first = since.min(*first);
+        }
+        SchedulerReport {
+            lanes: self.lanes.explain(),
+            workers: self.workers.values().map(|worker| self.report_worker(worker)).collect(),
+            waiting_for_target: self.waiting.values().map(Turns::len).sum(),
+            target_waits: self.target_waits.report(&waiting, self.now),
+        }
+    }
+
+    fn report_worker(&self, worker: &Worker) -> WorkerReport {
+        let (credit_blocks, reserved_blocks) = worker.blocks();
+        let is_draft = worker.info.role == Role::Draft;
+        WorkerReport {
+            role: worker.info.role,
+            address: worker.info.address.clone(),
+            model: worker.info.model_id.clone(),
+            task_types: worker.info.task_types.clone(),
+            sequences: worker.load,
+            credit_blocks,
+            reserved_blocks,
+            wire_us: worker.cost.wire_micros(),
+            health: is_draft.then(|| worker.health.report(self.now)),
+        }
+    }
+}

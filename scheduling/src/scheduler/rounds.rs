@@ -1,0 +1,196 @@
+//! How rounds begin. The draft length is chosen; drafted rounds leave at once, decode steps together with others of the
+//! same target where sharing its next forward pass pays ([`crate::gather`]). Whether a round asks its draft worker, and
+//! how long it waits for the proposal, follows from that worker's health ([`crate::draft_health`]).
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use speculation::sequence::Event;
+use speculation::{Role, SequenceId};
+
+use super::Scheduler;
+use super::active::{ActiveSequence, Round, RoundPhase};
+use super::events::{Command, Report, WorkerKey};
+use super::state::SchedulerState;
+use crate::draft_health::{Access, PROBE_TOKENS, predicted_proposal};
+use crate::gather::{joining_pays, longest_wait};
+
+/// How a round begins.
+struct Opening {
+    num_draft_tokens: u32,
+    /// Ask the silent draft worker without waiting for it.
+    is_probing: bool,
+    /// Why nothing is drafted, if nothing is.
+    disabled_reason: Option<&'static str>,
+}
+
+impl Opening {
+    fn decode(reason: &'static str) -> Self {
+        Self { num_draft_tokens: 0, is_probing: false, disabled_reason: Some(reason) }
+    }
+}
+
+impl Scheduler {
+    /// Begins the rounds of all sequences that are ready.
+    pub(super) fn begin_rounds(&mut self) {
+        while let Some(id) = self.state.ready.pop_front() {
+            // Skip stale entries. Delayed: the target was lost during the delay, and the round begins at the new one.
+            // Not ready: the target was lost, and a new entry will follow.
+            let begins = |active: &ActiveSequence| {
+                active.sequence.is_ready() && active.round.phase != RoundPhase::Delayed
+            };
+            if !self.sequences.get(&id).is_some_and(begins) {
+                continue;
+            }
+            self.assign_draft(id);
+            let Some(active) = self.sequences.get_mut(&id) else { continue };
+            self.state.open_round(active);
+            match active.round.phase {
+                RoundPhase::Delayed => self.state.delayed.push(id),
+                RoundPhase::Begun | RoundPhase::DecodeInFlight => self.begin_round(id),
+            }
+        }
+        if !self.state.delayed.is_empty() {
+            self.begin_decode_rounds();
+        }
+    }
+
+    /// Decode steps leave target by target, all or none.
+    fn begin_decode_rounds(&mut self) {
+        let now = self.state.now;
+        self.state.delayed_until = None;
+        let mut by_target: BTreeMap<Option<WorkerKey>, Vec<SequenceId>> = BTreeMap::new();
+        for id in std::mem::take(&mut self.state.delayed) {
+            if let Some(active) = self.sequences.get(&id) {
+                by_target.entry(active.worker(Role::Target)).or_default().push(id);
+            }
+        }
+        for (target, ids) in by_target {
+            match self.delay_until(target, &ids) {
+                Some(until) if now < until => {
+                    let earliest = self.state.delayed_until.map_or(until, |other| other.min(until));
+                    self.state.delayed_until = Some(earliest);
+                    self.state.delayed.extend(ids);
+                }
+                _ => ids.into_iter().for_each(|id| self.begin_decode_round(id)),
+            }
+        }
+    }
+
+    /// Until when these decode steps wait for the ones that their target runs, if that pays.
+    fn delay_until(&self, target: Option<WorkerKey>, ids: &[SequenceId]) -> Option<Duration> {
+        let worker = self.state.workers.get(target?)?;
+        let sequences = || ids.iter().filter_map(|id| self.sequences.get(id));
+        let context_len = sequences().map(|active| f64::from(active.len())).sum::<f64>() / ids.len() as f64;
+        let in_flight = worker.decodes_in_flight;
+        if !joining_pays(ids.len() as u32, in_flight, context_len, &worker.cost) {
+            return None;
+        }
+        let since = sequences().map(|active| active.round.begun_at).min()?;
+        Some(since + longest_wait(in_flight, context_len, &worker.cost))
+    }
+
+    fn begin_decode_round(&mut self, id: SequenceId) {
+        let Some(active) = self.sequences.get_mut(&id) else { return };
+        active.round.phase = RoundPhase::Begun;
+        // Without a target nothing is in flight; the sequence is ready again once it has one.
+        if let Some(worker) = active.worker(Role::Target).and_then(|key| self.state.workers.get_mut(key)) {
+            worker.decodes_in_flight += 1;
+            active.round.phase = RoundPhase::DecodeInFlight;
+        }
+        self.begin_round(id);
+    }
+
+    fn begin_round(&mut self, id: SequenceId) {
+        let Some(active) = self.sequences.get_mut(&id) else { return };
+        let (num_draft_tokens, draft_wait) = match active.round {
+            Round { is_probing: true, .. } => (PROBE_TOKENS, Duration::ZERO),
+            Round { chosen: k, .. } => (k, self.state.draft_wait(active, k)),
+        };
+        self.drive(id, Event::BeginRound { num_draft_tokens, draft_wait });
+    }
+}
+
+impl SchedulerState {
+    /// Chooses how the next round of a sequence begins.
+    fn open_round(&mut self, active: &mut ActiveSequence) {
+        let Opening { num_draft_tokens: k, is_probing, disabled_reason } = self.choose_opening(active);
+        active.disabled_reason = disabled_reason;
+        let has_prompt = active.sequence.counters().rounds == 0;
+        let phase = if k == 0 && !has_prompt { RoundPhase::Delayed } else { RoundPhase::Begun };
+        active.round =
+            Round { begun_at: self.now, phase, chosen: k, has_prompt, is_probing, ..Round::default() };
+        if active.is_traced() {
+            self.commands.push(Command::RoundBegun(active.id, k));
+        }
+    }
+
+    fn choose_opening(&mut self, active: &ActiveSequence) -> Opening {
+        let pinned = self.lanes.policy().pinned_draft_tokens(&active.lane.key.task_type, &active.speculation);
+        match pinned {
+            _ if active.speculation.refuses_drafts() => return Opening::decode("request"),
+            Some(0) => return Opening::decode("policy"),
+            _ if active.sequence.draft_refusal().is_some() => return Opening::decode("draft_refused"),
+            _ => {}
+        }
+        let (target, draft) = (active.worker(Role::Target), active.worker(Role::Draft));
+        let Some(draft_worker) = draft.and_then(|key| self.workers.get_mut(key)) else {
+            return Opening::decode("no_draft_worker");
+        };
+        match draft_worker.health.access(self.now, Duration::ZERO) {
+            Access::Wait(_) => {}
+            Access::Probe if active.sequence.may_ask_draft(self.now) => {
+                draft_worker.health.probed(self.now);
+                return Opening { is_probing: true, ..Opening::decode("draft_silent") };
+            }
+            Access::Probe | Access::Leave => return Opening::decode("draft_silent"),
+        }
+        let (k, held_back) = match pinned {
+            Some(k) => (k, None),
+            None => self.choose_draft_length(active, target, draft),
+        };
+        let disabled_reason = (k == 0).then_some(held_back.unwrap_or("does_not_pay"));
+        Opening { num_draft_tokens: k, is_probing: false, disabled_reason }
+    }
+
+    fn choose_draft_length(
+        &mut self,
+        active: &ActiveSequence,
+        target: Option<WorkerKey>,
+        draft: Option<WorkerKey>,
+    ) -> (u32, Option<&'static str>) {
+        let Some(workers) = self.workers.of_lane(&active.lane.key.model, target, draft) else {
+            return (0, None);
+        };
+        let chosen = self.lanes.choose(active.lane.id, &workers);
+        if let Some(k) = chosen.lane_draft_length {
+            self.commands.push(Command::Report(Report::DraftLength(active.lane.id, k)));
+        }
+        (chosen.num_draft_tokens, chosen.held_back)
+    }
+
+    /// How long a round of the sequence may wait for `k` tokens.
+    fn draft_wait(&self, active: &ActiveSequence, k: u32) -> Duration {
+        let predicted = self.predicted_proposal(active, k);
+        let worker = active.worker(Role::Draft).and_then(|key| self.workers.get(key));
+        worker.map_or(Duration::ZERO, |worker| worker.health.deadline(predicted))
+    }
+
+    /// How long its draft worker is expected to take for `k` tokens.
+    pub(super) fn predicted_proposal(&self, active: &ActiveSequence, k: u32) -> Duration {
+        let worker = active.worker(Role::Draft).and_then(|key| self.workers.get(key));
+        let context_len = f64::from(active.len());
+        worker.map_or(Duration::ZERO, |worker| predicted_proposal(k, worker.load, context_len, &worker.cost))
+    }
+
+    /// The sequence's decode step, if one is in flight, is over at its target.
+    pub(super) fn decode_answered(&mut self, active: &mut ActiveSequence) {
+        if active.round.phase != RoundPhase::DecodeInFlight {
+            return;
+        }
+        active.round.phase = RoundPhase::Begun;
+        if let Some(worker) = active.worker(Role::Target).and_then(|key| self.workers.get_mut(key)) {
+            worker.decodes_in_flight = worker.decodes_in_flight.saturating_sub(1);
+        }
+    }
+}

@@ -1,0 +1,145 @@
+//! Everything of the scheduler but the sequences themselves, so that one sequence can be changed together with it.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::time::Duration;
+
+use speculation::sequence::{Action, Event, Ignored};
+use speculation::{FinishReason, Role, SequenceId, Step, Work};
+
+use super::SchedulerConfig;
+use super::active::{ActiveSequence, FollowUps};
+use super::events::{Command, Failure, Report, WorkerKey};
+use super::lanes::{LaneId, Lanes};
+use super::timers::Timers;
+use super::workers::Workers;
+use crate::turns::Turns;
+use crate::waits::Waits;
+
+#[derive(Debug)]
+pub(super) struct SchedulerState {
+    pub(super) config: SchedulerConfig,
+    /// The time of the event that is handled.
+    pub(super) now: Duration,
+    pub(super) workers: Workers,
+    pub(super) lanes: Lanes,
+    pub(super) timers: Timers,
+    /// Sequences that may begin a round.
+    pub(super) ready: VecDeque<SequenceId>,
+    /// Decode steps that wait to share a forward pass, and until when.
+    pub(super) delayed: Vec<SequenceId>,
+    pub(super) delayed_until: Option<Duration>,
+    /// Sequences that wait for a target, by model. An entry may be stale when its turn comes.
+    pub(super) waiting: BTreeMap<String, Turns<LaneId, SequenceId>>,
+    /// How long sequences waited for their targets.
+    pub(super) target_waits: Waits,
+    /// Whether a sequence joined a queue or capacity was freed since the queues were last served.
+    pub(super) capacity_changed: bool,
+    /// What the driver is to do.
+    pub(super) commands: Vec<Command>,
+}
+
+impl SchedulerState {
+    pub(super) fn new(config: SchedulerConfig) -> Self {
+        Self {
+            lanes: Lanes::new(config.policy.clone(), config.rules),
+            config,
+            now: Duration::ZERO,
+            workers: Workers::default(),
+            timers: Timers::default(),
+            ready: VecDeque::new(),
+            delayed: Vec::new(),
+            delayed_until: None,
+            waiting: BTreeMap::new(),
+            target_waits: Waits::default(),
+            capacity_changed: false,
+            commands: Vec::new(),
+        }
+    }
+
+    /// Passes one event to a sequence and does what follows from it.
+    pub(super) fn drive(&mut self, active: &mut ActiveSequence, event: Event) {
+        let (mut next, mut follow_ups) = (Some(event), FollowUps::new());
+        while let Some(event) = next {
+            for action in active.sequence.step(self.now, event) {
+                self.act(active, action, &mut follow_ups);
+            }
+            next = follow_ups.pop_front();
+        }
+        if !active.sequence.is_done() {
+            self.timers.arm(active);
+        }
+    }
+
+    fn act(&mut self, active: &mut ActiveSequence, action: Action, follow_ups: &mut FollowUps) {
+        match action {
+            Action::Send(role, step) => self.send(active, role, step),
+            Action::Close(role, assignment) => {
+                if let Some(key) = self.connected(active, role) {
+                    self.commands.push(Command::Close(key, active.id, assignment));
+                }
+            }
+            Action::Assign(role) => self.reassign(active, role, follow_ups),
+            Action::Ready => self.ready.push_back(active.id),
+            Action::Commit(commit) => {
+                self.decode_answered(active);
+                self.grow_reservations(active);
+                self.on_round(active, &commit);
+                self.commands.push(Command::Commit(active.committed(commit)));
+            }
+            Action::PromptLogprobs(scores) => {
+                self.commands.push(Command::PromptLogprobs(active.id, scores));
+            }
+            Action::Finished(reason) => self.finished(active, reason),
+            Action::Failed(reason) => self.fail(active, Failure::Refused(reason)),
+            Action::Ignored(why) => {
+                self.commands.push(Command::Report(Report::Ignored(why)));
+                if why == Ignored::LateDraft {
+                    self.on_late_draft(active);
+                }
+            }
+        }
+    }
+
+    fn send(&mut self, active: &mut ActiveSequence, role: Role, step: Step) {
+        match &step.work {
+            Work::Propose { num_draft_tokens } => {
+                self.on_proposal_asked(active, step.round, *num_draft_tokens);
+            }
+            Work::Verify { draft } => self.on_verify_asked(active, draft.token_ids.len() as u32),
+            Work::Feed => {}
+        }
+        if let Some(key) = self.connected(active, role) {
+            self.commands.push(Command::Send(key, step));
+        }
+    }
+
+    /// The sequence's worker of this role, if it is connected.
+    fn connected(&self, active: &ActiveSequence, role: Role) -> Option<WorkerKey> {
+        active.worker(role).filter(|key| self.workers.get(*key).is_some())
+    }
+
+    fn finished(&mut self, active: &ActiveSequence, reason: FinishReason) {
+        self.lanes.on_output(active.lane.id, active.output_len());
+        self.commands.push(Command::Finish(active.id, reason, active.usage()));
+    }
+
+    pub(super) fn fail(&mut self, active: &ActiveSequence, failure: Failure) {
+        self.commands.push(Command::Fail(active.id, failure));
+    }
+
+    /// The sequence is over: its capacity is free.
+    pub(super) fn release(&mut self, mut active: ActiveSequence) {
+        self.decode_answered(&mut active);
+        self.lanes.leave(active.lane.id);
+        self.timers.disarm(&mut active);
+        for reservation in active.target.take().into_iter().chain(active.draft.take()) {
+            self.workers.release(reservation);
+        }
+        self.capacity_changed = true;
+    }
+
+    pub(super) fn report_waiting(&mut self) {
+        let waiting = self.waiting.values().map(Turns::len).sum();
+        self.commands.push(Command::Report(Report::WaitingForTarget(waiting)));
+    }
+}

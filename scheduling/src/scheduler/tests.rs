@@ -1,0 +1,229 @@
+//! Scenarios: events in, commands out. The files in `testdata/scheduler/` describe the verbs where they first use them.
+
+use std::collections::BTreeMap;
+
+use speculation::step::Work;
+use speculation::{Draft, Proposal, Reply, ReplyBody, SamplingParams, Step, TokenSpan};
+
+use super::events::{StepTiming, WorkerInfo};
+use super::lanes::{LaneKey, TemperatureBand};
+use super::policy::{DraftTokens, SpeculationRequest};
+use super::*;
+use crate::cost::StepTimePoint;
+use crate::testdata::{Line, run_folder};
+
+/// A scheduler, and what workers would know of the steps that they were sent.
+struct World {
+    scheduler: Scheduler,
+    now: Duration,
+    workers: BTreeMap<String, WorkerKey>,
+    sequences: BTreeMap<String, SequenceId>,
+    /// The latest step that each worker was sent for each sequence.
+    steps: BTreeMap<(SequenceId, WorkerKey), Step>,
+}
+
+#[test]
+fn scenarios() {
+    run_folder("scheduler", || World::new(DraftTokens::Auto), World::line);
+}
+
+impl World {
+    fn new(draft_tokens: DraftTokens) -> Self {
+        let policy = PolicyConfig { draft_tokens, max_draft_tokens: 8, lanes: BTreeMap::new() };
+        let config = SchedulerConfig {
+            policy,
+            target_deadline: Duration::from_secs(10),
+            target_wait: Duration::from_secs(30),
+            rules: Rules::default(),
+        };
+        Self {
+            scheduler: Scheduler::new(config),
+            now: Duration::ZERO,
+            workers: BTreeMap::new(),
+            sequences: BTreeMap::new(),
+            steps: BTreeMap::new(),
+        }
+    }
+
+    fn line(&mut self, line: &Line) -> String {
+        if let Some(at) = line.duration("at") {
+            assert!(at >= self.now, "time does not go back");
+            self.now = at;
+        }
+        match line.verb.as_str() {
+            "target" | "draft" => self.connect(line),
+            "disconnect" => self.event(Event::WorkerDown(self.worker(&line.words[0]))),
+            "submit" => self.submit(line),
+            "cancel" => self.event(Event::Cancel(self.sequence(&line.words[0]))),
+            "credit" => {
+                let frame = Frame { credit_blocks: Some(line.need("blocks")), ..Frame::default() };
+                self.event(Event::Frame(self.worker(&line.words[0]), frame))
+            }
+            "reply" => self.reply(line),
+            "preempt" => self.preempt(line),
+            "timer" => self.event(Event::Timer),
+            "dispatch" => self.event(Event::Dispatch),
+            "wakeup" => match self.scheduler.next_wakeup() {
+                Some(at) => format!("at {} us", at.as_micros()),
+                None => "never".to_owned(),
+            },
+            _ => line.unknown(),
+        }
+    }
+
+    /// `target NAME blocks=N us=(1,1000,64,2000) ..`: a worker connects; `us` lists rows and step times.
+    fn connect(&mut self, line: &Line) -> String {
+        let role = if line.verb == "target" { Role::Target } else { Role::Draft };
+        let key = WorkerKey(self.workers.len() as u64 + 1);
+        let name = line.words[0].clone();
+        let times: Vec<u64> = line.list("us");
+        let point = |at: &[u64]| StepTimePoint { rows: at[0] as u32, kv_tokens: 0, micros: at[1] };
+        let info = WorkerInfo {
+            address: name.clone(),
+            vocab_size: 1_000,
+            kv_blocks: line.get("blocks").unwrap_or(1_000),
+            kv_block_size: 16,
+            numerics_id: line.get("numerics").unwrap_or_default(),
+            task_types: line.list("tasks"),
+            step_times: times.chunks(2).map(point).collect(),
+            ..WorkerInfo::of(role, &line.get::<String>("model").unwrap_or_else(|| "m".to_owned()))
+        };
+        self.workers.insert(name, key);
+        self.event(Event::WorkerUp(key, Box::new(info)))
+    }
+
+    /// `submit NAME prompt=N max=N k=N task=T priority=N`: a sequence of N prompt ids; `k` pins the draft length.
+    fn submit(&mut self, line: &Line) -> String {
+        let id = SequenceId(self.sequences.len() as u64 + 1);
+        self.sequences.insert(line.words[0].clone(), id);
+        let prompt_len: u32 = line.get("prompt").unwrap_or(4);
+        let spec = SequenceSpec {
+            prompt_len,
+            max_len: prompt_len + line.get("max").unwrap_or(100),
+            priority: line.get("priority").unwrap_or(0),
+            sampling: SamplingParams { temperature: 0.0, ..SamplingParams::default() },
+            ..SequenceSpec::default()
+        };
+        let lane = LaneKey {
+            model: line.get("model").unwrap_or_else(|| "m".to_owned()),
+            task_type: line.get("task").unwrap_or_default(),
+            temperature: TemperatureBand::Greedy,
+        };
+        let speculation = SpeculationRequest { num_draft_tokens: line.get("k"), ..Default::default() };
+        let prompt_ids: Arc<[u32]> = (0..prompt_len).map(|i| i + 10).collect();
+        self.event(Event::Submit(Box::new(NewSequence { id, lane, spec, prompt_ids, speculation })))
+    }
+
+    /// `reply SEQUENCE WORKER what`: the worker answers the latest step it was sent for the sequence: `propose=N` ids,
+    /// `accept=N` of the drafted ids and one id of its own, `fed`, `need=N` (it holds N ids), or `refused`. `us` is the
+    /// duration of the forward pass.
+    fn reply(&mut self, line: &Line) -> String {
+        let (id, worker) = (self.sequence(&line.words[0]), self.worker(&line.words[1]));
+        let step = self.steps[&(id, worker)].clone();
+        let start = step.start();
+        // Committed and drafted ids are their positions, so that every guess can be right.
+        let ids = |count: u32| (start..start + count).collect::<Vec<u32>>();
+        let body = if let Some(count) = line.get("propose") {
+            let draft = Draft { token_ids: ids(count), q: Vec::new() };
+            ReplyBody::Proposal(Proposal { start, draft })
+        } else if let Some(num_accepted) = line.get("accept") {
+            let token_ids = ids(num_accepted + 1);
+            ReplyBody::Span(TokenSpan { start, num_accepted, token_ids, ..TokenSpan::default() })
+        } else if let Some(have_len) = line.get("need") {
+            ReplyBody::NeedContext { have_len, have_spec: true }
+        } else if line.words.iter().any(|word| word == "fed") {
+            ReplyBody::Fed { have: start, prompt_logprobs: None }
+        } else {
+            ReplyBody::Refused { reason: "no".to_owned() }
+        };
+        let rows = match &step.work {
+            Work::Verify { draft } => 1 + draft.token_ids.len() as u32,
+            Work::Propose { .. } | Work::Feed => 1,
+        };
+        let compute = line.duration("took").unwrap_or_default();
+        let timing = StepTiming { rows, sequences: 1, compute, ..StepTiming::default() };
+        let frame = Frame { timing, replies: vec![Reply::to(&step, body)], ..Frame::default() };
+        self.event(Event::Frame(worker, frame))
+    }
+
+    fn preempt(&mut self, line: &Line) -> String {
+        let (id, worker) = (self.sequence(&line.words[0]), self.worker(&line.words[1]));
+        let assignment = self.steps[&(id, worker)].generation;
+        let frame = Frame { preempted: vec![(id, assignment)], ..Frame::default() };
+        self.event(Event::Frame(worker, frame))
+    }
+
+    fn event(&mut self, event: Event) -> String {
+        let commands: Vec<Command> = self.scheduler.on_event(self.now, event).collect();
+        commands.into_iter().map(|command| self.print(command)).collect::<Vec<_>>().join("\n")
+    }
+
+    fn print(&mut self, command: Command) -> String {
+        match command {
+            Command::Send(worker, step) => {
+                let work = match &step.work {
+                    Work::Feed => "feed".to_owned(),
+                    Work::Propose { num_draft_tokens } => format!("propose k={num_draft_tokens}"),
+                    Work::Verify { draft } => format!("verify {:?}", draft.token_ids),
+                };
+                let (name, sequence) = (self.name_of(worker), self.name_of_sequence(step.sequence_id));
+                let line = format!(
+                    "send {name}: {sequence} keep={} append={} {work}",
+                    step.base_len,
+                    step.context.len()
+                );
+                self.steps.insert((step.sequence_id, worker), step);
+                line
+            }
+            Command::Close(worker, id, assignment) => {
+                let (name, sequence) = (self.name_of(worker), self.name_of_sequence(id));
+                format!("close {name}: {sequence} assignment {assignment}")
+            }
+            Command::RoundBegun(id, k) => format!("round {} k={k}", self.name_of_sequence(id)),
+            Command::Commit(round) => {
+                let (name, commit) = (self.name_of_sequence(round.id), &round.commit);
+                let (accepted, drafted) = (commit.num_accepted, commit.num_draft_tokens);
+                format!("commit {name} {:?} accepted {accepted} of {drafted}", commit.token_ids)
+            }
+            Command::PromptLogprobs(id, _) => format!("prompt logprobs {}", self.name_of_sequence(id)),
+            Command::Finish(id, reason, usage) => {
+                let why = usage.disabled_reason.map(|why| format!(" ({why})")).unwrap_or_default();
+                format!("finish {} {reason:?}, {} rounds{why}", self.name_of_sequence(id), usage.rounds)
+            }
+            Command::Fail(id, failure) => format!("fail {} {failure:?}", self.name_of_sequence(id)),
+            Command::Report(report) => self.print_report(&report),
+        }
+    }
+
+    /// Gauges are left out: they would be in every case.
+    fn print_report(&self, report: &Report) -> String {
+        match report {
+            Report::LaneOpened(..) | Report::DraftLength(..) | Report::Blocks { .. } => String::new(),
+            Report::WaitingForTarget(0) => String::new(),
+            Report::WaitingForTarget(count) => format!("{count} wait for a target"),
+            Report::TargetAssigned { waited, .. } if waited.is_zero() => String::new(),
+            Report::TargetAssigned { waited, .. } => format!("assigned after {} us", waited.as_micros()),
+            Report::Ignored(why) => format!("ignored {why:?}"),
+            Report::DraftWorkerSilent { worker, .. } => format!("{} is silent", self.name_of(*worker)),
+            Report::DraftWorkerAnswers(worker) => format!("{} answers again", self.name_of(*worker)),
+            Report::Replayed { address, sequences, .. } => format!("lost {address}: {sequences} replayed"),
+            Report::NumericsChanged(id) => format!("{} changes numerics", self.name_of_sequence(*id)),
+        }
+    }
+
+    fn worker(&self, name: &str) -> WorkerKey {
+        self.workers[name]
+    }
+
+    fn sequence(&self, name: &str) -> SequenceId {
+        self.sequences[name]
+    }
+
+    fn name_of(&self, worker: WorkerKey) -> &str {
+        self.workers.iter().find(|(_, key)| **key == worker).map_or("?", |(name, _)| name)
+    }
+
+    fn name_of_sequence(&self, id: SequenceId) -> &str {
+        self.sequences.iter().find(|(_, at)| **at == id).map_or("?", |(name, _)| name)
+    }
+}

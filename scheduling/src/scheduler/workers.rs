@@ -1,0 +1,344 @@
+//! The connected workers: what they said of themselves, which sequences are assigned to them, what capacity is reserved
+//! there, and what their steps cost.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use speculation::Role;
+
+use super::events::{Report, WorkerInfo, WorkerKey};
+use super::lanes::{LaneId, WorkersOfLane};
+use super::placement::{Candidate, choose_draft, choose_target};
+use crate::cost::{StepTimes, WorkerCost};
+use crate::draft_health::DraftHealth;
+use crate::placement::{PrefixMarks, PrefixMemory};
+
+/// Ids of sequences whose first step is under way at one target; more wait. A mass failover becomes a queue.
+pub(super) const MAX_PREFILL_IDS: u32 = 16_384;
+
+/// One worker.
+#[derive(Debug)]
+pub(super) struct Worker {
+    pub(super) key: WorkerKey,
+    pub(super) info: WorkerInfo,
+    /// Sequences assigned to it.
+    pub(super) load: u32,
+    lane_loads: BTreeMap<LaneId, u32>,
+    /// KV blocks that may be reserved there, and that are.
+    credit: u64,
+    reserved: u64,
+    /// Ids of sequences whose first step there is under way.
+    prefilling: u32,
+    prefixes: PrefixMemory,
+    /// How long its proposals are waited for (draft workers).
+    pub(super) health: DraftHealth,
+    /// What its steps take.
+    pub(super) cost: WorkerCost,
+    /// Decode steps without draft or prompt that the target has not answered.
+    pub(super) decodes_in_flight: u32,
+}
+
+/// A sequence that wants a worker.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Wanted<'a> {
+    pub(super) model: &'a str,
+    pub(super) task_type: &'a str,
+    pub(super) lane: LaneId,
+    /// Ids that it is expected to have at most.
+    pub(super) expected_len: u32,
+    /// Ids that it has now.
+    pub(super) len: u32,
+    pub(super) marks: &'a PrefixMarks,
+    /// The worker that it just lost.
+    pub(super) avoid: Option<WorkerKey>,
+}
+
+/// Capacity reserved for a sequence at a worker. Returned by [`Workers::release`], or lost with the worker.
+#[derive(Debug)]
+pub(super) struct Reservation {
+    pub(super) key: WorkerKey,
+    lane: LaneId,
+    blocks: u64,
+    /// Ids of its first step, while that is under way.
+    prefilling: u32,
+}
+
+/// All connected workers.
+#[derive(Debug, Default)]
+pub(super) struct Workers {
+    workers: BTreeMap<WorkerKey, Worker>,
+    /// The targets of each model; read in every round.
+    targets: BTreeMap<String, BTreeSet<WorkerKey>>,
+    /// Workers whose block counts changed since they were last reported.
+    changed: BTreeSet<WorkerKey>,
+}
+
+impl Workers {
+    pub(super) fn join(&mut self, key: WorkerKey, info: WorkerInfo) {
+        if info.role == Role::Target {
+            self.targets.entry(info.model_id.clone()).or_default().insert(key);
+        }
+        let worker = Worker {
+            key,
+            load: 0,
+            lane_loads: BTreeMap::new(),
+            credit: info.credit_blocks.unwrap_or(info.kv_blocks),
+            reserved: 0,
+            prefilling: 0,
+            prefixes: PrefixMemory::default(),
+            health: DraftHealth::default(),
+            cost: WorkerCost::new(step_times(&info)),
+            decodes_in_flight: 0,
+            info,
+        };
+        self.workers.insert(key, worker);
+        self.changed.insert(key);
+    }
+
+    pub(super) fn leave(&mut self, key: WorkerKey) -> Option<WorkerInfo> {
+        let info = self.workers.remove(&key)?.info;
+        self.changed.remove(&key);
+        if let Some(targets) = self.targets.get_mut(&info.model_id) {
+            targets.remove(&key);
+            if targets.is_empty() {
+                self.targets.remove(&info.model_id);
+            }
+        }
+        Some(info)
+    }
+
+    pub(super) fn get(&self, key: WorkerKey) -> Option<&Worker> {
+        self.workers.get(&key)
+    }
+
+    pub(super) fn get_mut(&mut self, key: WorkerKey) -> Option<&mut Worker> {
+        self.workers.get_mut(&key)
+    }
+
+    pub(super) fn values(&self) -> impl Iterator<Item = &Worker> {
+        self.workers.values()
+    }
+
+    pub(super) fn role_of(&self, key: WorkerKey) -> Option<Role> {
+        self.workers.get(&key).map(|worker| worker.info.role)
+    }
+
+    /// Size of a model's vocabulary while a target serves it.
+    pub(super) fn vocab_size_of(&self, model: &str) -> Option<u32> {
+        let first = *self.targets.get(model)?.first()?;
+        self.get(first).map(|worker| worker.info.vocab_size)
+    }
+
+    pub(super) fn has(&self, role: Role) -> bool {
+        self.workers.values().any(|worker| worker.info.role == role)
+    }
+
+    /// The workers of a sequence of `model`; `None` where it lacks one.
+    pub(super) fn of_lane(
+        &self,
+        model: &str,
+        target: Option<WorkerKey>,
+        draft: Option<WorkerKey>,
+    ) -> Option<WorkersOfLane<'_>> {
+        let (target, draft) = (self.get(target?)?, self.get(draft?)?);
+        Some(WorkersOfLane {
+            target: &target.cost,
+            draft: &draft.cost,
+            num_targets: self.targets.get(model).map_or(0, BTreeSet::len) as u32,
+            target_sequences: target.load,
+            draft_sequences: draft.load,
+        })
+    }
+
+    /// Reserves capacity at the best target that has it.
+    pub(super) fn reserve_target(
+        &mut self,
+        wanted: &Wanted<'_>,
+        numerics_id: Option<&str>,
+    ) -> Option<Reservation> {
+        let chosen = choose_target(self.candidates(wanted), wanted.model, numerics_id, wanted.avoid);
+        self.reserve(chosen?, wanted)
+    }
+
+    /// Reserves capacity at the best draft worker for a sequence on `target`.
+    pub(super) fn reserve_draft(&mut self, wanted: &Wanted<'_>, target: WorkerKey) -> Option<Reservation> {
+        let chosen = self.best_draft(wanted, target);
+        self.reserve(chosen?, wanted)
+    }
+
+    /// The draft worker that a sequence on `target` would be assigned.
+    pub(super) fn best_draft(&self, wanted: &Wanted<'_>, target: WorkerKey) -> Option<WorkerKey> {
+        let target = &self.get(target)?.info;
+        let with_capacity = self.candidates(wanted).filter(|candidate| {
+            let worker = self.get(candidate.key);
+            worker.is_some_and(|worker| worker.has_blocks(worker.blocks_of(wanted.expected_len)))
+        });
+        choose_draft(with_capacity, target, wanted.task_type, wanted.avoid)
+    }
+
+    pub(super) fn release(&mut self, reservation: Reservation) {
+        let Reservation { key, lane, blocks, prefilling } = reservation;
+        let Some(worker) = self.workers.get_mut(&key) else { return };
+        worker.load = worker.load.saturating_sub(1);
+        worker.reserved = worker.reserved.saturating_sub(blocks);
+        worker.prefilling = worker.prefilling.saturating_sub(prefilling);
+        if let Some(load) = worker.lane_loads.get_mut(&lane) {
+            *load -= 1;
+            if *load == 0 {
+                worker.lane_loads.remove(&lane);
+            }
+        }
+        self.changed.insert(key);
+    }
+
+    /// The sequence has `len` ids now, and its first step is done. True where that frees capacity for others.
+    pub(super) fn grow(&mut self, reservation: &mut Reservation, len: u32) -> bool {
+        let Some(worker) = self.workers.get_mut(&reservation.key) else { return false };
+        let blocks = worker.blocks_of(len);
+        if blocks > reservation.blocks {
+            worker.reserved += blocks - reservation.blocks;
+            reservation.blocks = blocks;
+            self.changed.insert(reservation.key);
+        }
+        worker.prefilling = worker.prefilling.saturating_sub(reservation.prefilling);
+        std::mem::take(&mut reservation.prefilling) > 0
+    }
+
+    /// The worker limits how many blocks may be reserved there.
+    pub(super) fn set_credit(&mut self, key: WorkerKey, blocks: u64) {
+        if let Some(worker) = self.workers.get_mut(&key) {
+            worker.credit = blocks;
+            self.changed.insert(key);
+        }
+    }
+
+    /// The block counts that changed since the last call.
+    pub(super) fn take_changed_blocks(&mut self) -> impl Iterator<Item = Report> {
+        let changed = std::mem::take(&mut self.changed).into_iter();
+        changed.filter_map(|key| {
+            let worker = self.workers.get(&key)?;
+            Some(Report::Blocks { worker: key, credit: worker.credit, reserved: worker.reserved })
+        })
+    }
+
+    fn reserve(&mut self, key: WorkerKey, wanted: &Wanted<'_>) -> Option<Reservation> {
+        let worker = self.workers.get_mut(&key)?;
+        let blocks = worker.blocks_of(wanted.expected_len);
+        let reservation = Reservation { key, lane: wanted.lane, blocks, prefilling: wanted.len };
+        worker.load += 1;
+        *worker.lane_loads.entry(wanted.lane).or_default() += 1;
+        worker.reserved += blocks;
+        worker.prefilling += wanted.len;
+        worker.prefixes.remember(wanted.marks);
+        self.changed.insert(key);
+        Some(reservation)
+    }
+
+    fn candidates(&self, wanted: &Wanted<'_>) -> impl Iterator<Item = Candidate<'_>> {
+        let Wanted { lane, expected_len, len, marks, .. } = *wanted;
+        self.workers.values().map(move |worker| Candidate {
+            key: worker.key,
+            info: &worker.info,
+            load: worker.load,
+            lane_load: worker.lane_loads.get(&lane).copied().unwrap_or(0),
+            shared_prefix: worker.prefixes.shared(marks),
+            is_unfit: match worker.info.role {
+                Role::Target => {
+                    !worker.has_blocks(worker.blocks_of(expected_len)) || !worker.may_prefill(len)
+                }
+                Role::Draft => worker.health.is_out(),
+            },
+        })
+    }
+}
+
+impl Worker {
+    /// KV blocks that this scheduler may reserve there, and those it has reserved.
+    pub(super) fn blocks(&self) -> (u64, u64) {
+        (self.credit, self.reserved)
+    }
+
+    /// KV blocks of a sequence of `len` ids.
+    fn blocks_of(&self, len: u32) -> u64 {
+        u64::from(len).div_ceil(u64::from(self.info.kv_block_size.max(1)))
+    }
+
+    /// Whether the credit covers `blocks` more (contract part A). One sequence always may run, and a worker without KV
+    /// has nothing to count.
+    fn has_blocks(&self, blocks: u64) -> bool {
+        self.info.kv_blocks == 0 || self.load == 0 || self.reserved + blocks <= self.credit
+    }
+
+    fn may_prefill(&self, ids: u32) -> bool {
+        self.prefilling == 0 || self.prefilling + ids <= MAX_PREFILL_IDS
+    }
+}
+
+/// What a worker profiled. A draft worker that profiled nothing drafts without a model, which costs next to nothing; a
+/// target cannot be free.
+fn step_times(info: &WorkerInfo) -> StepTimes {
+    if info.step_times.is_empty() && info.role == Role::Target {
+        return StepTimes::assumed();
+    }
+    StepTimes::new(&info.step_times)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A target of 10 blocks of 16 ids.
+    fn target() -> WorkerInfo {
+        WorkerInfo { kv_blocks: 10, kv_block_size: 16, vocab_size: 9, ..WorkerInfo::of(Role::Target, "m") }
+    }
+
+    fn with_target() -> Workers {
+        let mut workers = Workers::default();
+        workers.join(WorkerKey(1), target());
+        workers
+    }
+
+    fn wanted(expected_len: u32, len: u32, marks: &PrefixMarks) -> Wanted<'_> {
+        Wanted { model: "m", task_type: "", lane: LaneId(1), expected_len, len, marks, avoid: None }
+    }
+
+    #[test]
+    fn capacity_is_reserved_within_the_credit_and_returned() {
+        let (mut workers, marks) = (with_target(), PrefixMarks::default());
+        let reserve = |workers: &mut Workers, ids| workers.reserve_target(&wanted(ids, 10, &marks), None);
+        let reserved = |workers: &Workers| workers.get(WorkerKey(1)).unwrap().reserved;
+        let first = reserve(&mut workers, 100).unwrap();
+        assert!(reserve(&mut workers, 100).is_none(), "7 + 7 blocks of 10");
+        let mut second = reserve(&mut workers, 48).unwrap();
+        workers.set_credit(WorkerKey(1), 20);
+        assert!(reserve(&mut workers, 160).is_some(), "3 + 7 + 10 blocks of 20");
+        assert!(workers.grow(&mut second, 64), "the first step is done");
+        assert!(!workers.grow(&mut second, 65), "and done once");
+        assert_eq!(reserved(&workers), 22, "a sequence that outgrows its reservation gets more");
+        workers.release(second);
+        workers.release(first);
+        let report = Report::Blocks { worker: WorkerKey(1), credit: 20, reserved: 10 };
+        assert_eq!(workers.take_changed_blocks().collect::<Vec<_>>(), [report]);
+        assert_eq!(workers.take_changed_blocks().count(), 0, "reported once");
+        workers.set_credit(WorkerKey(1), 0);
+        assert!(reserve(&mut workers, 1).is_none());
+    }
+
+    #[test]
+    fn one_sequence_may_always_run_however_long() {
+        let (mut workers, marks) = (with_target(), PrefixMarks::default());
+        assert!(workers.reserve_target(&wanted(10_000, MAX_PREFILL_IDS + 1, &marks), None).is_some());
+        assert!(workers.reserve_target(&wanted(1, 1, &marks), None).is_none());
+    }
+
+    #[test]
+    fn prefills_under_way_at_a_target_are_bounded() {
+        let (mut workers, marks) = (with_target(), PrefixMarks::default());
+        workers.set_credit(WorkerKey(1), 1 << 40);
+        let want = wanted(1, MAX_PREFILL_IDS / 2, &marks);
+        let mut under_way: Vec<Reservation> =
+            std::iter::from_fn(|| workers.reserve_target(&want, None)).collect();
+        assert_eq!(under_way.len(), 2);
+        assert!(workers.grow(&mut under_way[0], 1));
+        assert!(workers.reserve_target(&want, None).is_some());
+    }
+}

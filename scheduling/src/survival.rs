@@ -1,0 +1,355 @@
+//! How far drafts survive: for each position, the chance that it is accepted given that all before it were. First link of the
+//! choice of k (survival, [`crate::cost`], [`crate::draft_length`]). It must never count what was not judged: a draft of k says nothing of
+//! position k, and a span that ended early nothing of what stood behind its end.
+//!
+//! All drafts since the text last changed are believed alike: the more, the less chance is in them. Whether it changed is asked again and again, by
+//! comparing what is newer than each of many moments with what is older; where chance would hardly make such a difference, what is older
+//! is dropped (adaptive windowing: Bifet, Gavaldà 2007, with a test over all positions together). A lane asks so often that chance does make
+//! it now and then: what was dropped still counts as a few drafts, until the newer ones leave no doubt.
+
+use std::borrow::Cow;
+use std::collections::VecDeque;
+use std::ops::Range;
+
+use speculation::step::MAX_DRAFT_TOKENS;
+
+/// Drafts in the newest piece of the window, at least; a part of a lane's sequences where these are many.
+const PIECE_DRAFTS: u32 = 4;
+const PIECES_PER_LANE_ROUND: u32 = 4;
+
+/// So many pieces of one size; of one more, the two oldest become one of twice the size. So moments are compared the more closely, the
+/// fresher they are.
+const PIECES_PER_SIZE: usize = 4;
+
+/// The window is no longer than a piece doubled so many times: what is older is forgotten in any case.
+const DOUBLINGS: u32 = 6;
+
+/// Standard deviations between newer and older drafts that are taken for a change of the text. Some 20 moments are compared after each
+/// piece: by chance alone this is passed once in thousands of pieces.
+const CHANGE_DEVIATIONS: f64 = 3.5;
+
+/// Judged positions that both sides of a comparison need.
+const COMPARED_MIN: f64 = 8.0;
+
+/// Drafts that those before a change are worth as long as newer ones differ from them by no more than made it a change.
+const CHANGED_WEIGHT: f64 = 16.0;
+
+/// Judged drafts that the prior, or the position before, is worth.
+const PRIOR_WEIGHT: f64 = 4.0;
+
+/// How soon drafts are believed, and older ones are not any more: the constants above.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct SurvivalRules {
+    /// Judged drafts that the prior, or the position before, is worth.
+    pub prior_weight: f64,
+    /// Standard deviations that are taken for a change of the text.
+    pub change_deviations: f64,
+    /// Drafts that those before a change are worth while there is doubt of it.
+    pub changed_weight: f64,
+    /// Drafts in the newest piece of the window, at least.
+    pub piece_drafts: f64,
+}
+
+impl Default for SurvivalRules {
+    fn default() -> Self {
+        Self {
+            prior_weight: PRIOR_WEIGHT,
+            change_deviations: CHANGE_DEVIATIONS,
+            changed_weight: CHANGED_WEIGHT,
+            piece_drafts: f64::from(PIECE_DRAFTS),
+        }
+    }
+}
+
+/// Survival by position of one lane.
+#[derive(Debug, Clone)]
+pub struct Survival {
+    rules: SurvivalRules,
+    /// The rate at position 0 before anything was judged.
+    prior: f64,
+    /// From new to old; the first is not full.
+    pieces: VecDeque<Piece>,
+    /// All of them together.
+    total: Counts,
+    /// What was dropped by the last change, if there was one.
+    before: Option<Counts>,
+    /// No draft was longer: nothing was counted from here on.
+    depth: usize,
+}
+
+#[derive(Debug, Clone, Default)]
+struct Piece {
+    /// Pieces of one size have one number, twice the size the next.
+    size: u32,
+    drafts: u32,
+    counts: Counts,
+}
+
+#[derive(Debug, Clone)]
+struct Counts {
+    judged: [f64; MAX_DRAFT_TOKENS],
+    accepted: [f64; MAX_DRAFT_TOKENS],
+}
+
+impl Survival {
+    /// Nothing judged yet: every position is believed to be accepted at the rate `prior`.
+    pub fn new(prior: f64) -> Self {
+        Self::with_rules(prior, SurvivalRules::default())
+    }
+
+    /// The same by other rules.
+    pub fn with_rules(prior: f64, rules: SurvivalRules) -> Self {
+        let pieces = VecDeque::from([Piece::default()]);
+        Self { rules, prior, pieces, total: Counts::default(), before: None, depth: 0 }
+    }
+
+    /// A draft of which `positions` were judged, as far as they were accepted: those below `accepted` were, that at `accepted` was not,
+    /// those behind it were not reached. `sequences` share the lane. Positions that do not begin at 0 belong to a draft that was told of before.
+    pub fn observe(&mut self, positions: Range<u32>, accepted: u32, sequences: u32) {
+        self.depth = self.depth.max(positions.end as usize).min(MAX_DRAFT_TOKENS);
+        let newest = &mut self.pieces[0];
+        newest.drafts += u32::from(positions.start == 0);
+        newest.counts.add(positions.clone(), accepted);
+        self.total.add(positions, accepted);
+        let piece_drafts = self.rules.piece_drafts as u32;
+        if newest.drafts >= piece_drafts.max(sequences / PIECES_PER_LANE_ROUND) {
+            self.drop_what_is_over();
+            self.pieces.push_front(Piece::default());
+            self.join_old_pieces();
+        }
+    }
+
+    /// The chance of each of the first `depth` positions to be accepted, given that those before it were. Positions
+    /// that were never judged go on at the rate of the last one that was.
+    pub fn rates(&self, depth: u32) -> Vec<f64> {
+        self.believed().rates((self.prior, self.rules.prior_weight), depth)
+    }
+
+    /// The chance of each of the first `depth` positions to be reached and accepted.
+    pub fn survival(&self, depth: u32) -> Vec<f64> {
+        let mut reached = 1.0;
+        self.rates(depth)
+            .into_iter()
+            .map(|rate| {
+                reached *= rate;
+                reached
+            })
+            .collect()
+    }
+
+    /// Judged positions that the estimate rests on.
+    pub fn evidence(&self) -> f64 {
+        self.total.judged.iter().sum()
+    }
+
+    /// The window, and of what was before it as much as is not beyond doubt over.
+    fn believed(&self) -> Cow<'_, Counts> {
+        let Some(before) = &self.before else { return Cow::Borrowed(&self.total) };
+        let least = self.rules.change_deviations;
+        let deviations = self.total.deviations_from(before, self.depth).max(least);
+        // The likelihood of so many deviations by chance, over that of those that were taken for a change.
+        let doubt = ((least * least - deviations * deviations) / 2.0).exp();
+        let weight = (self.rules.changed_weight * doubt / before.judged[0].max(1.0)).min(1.0);
+        let mut believed = self.total.clone();
+        believed.merge(before, (weight, self.depth));
+        Cow::Owned(believed)
+    }
+
+    /// Drops what came before the text changed, if it did.
+    fn drop_what_is_over(&mut self) {
+        let (mut newer, mut changed) = (Counts::default(), None);
+        for (at, piece) in self.pieces.iter().enumerate() {
+            newer.merge(&piece.counts, (1.0, self.depth));
+            let mut older = self.total.clone();
+            older.merge(&newer, (-1.0, self.depth));
+            let deviations = newer.deviations_from(&older, self.depth);
+            if deviations > changed.map_or(self.rules.change_deviations, |(most, _)| most) {
+                changed = Some((deviations, at + 1));
+            }
+        }
+        if let Some((_, kept)) = changed {
+            self.pieces.truncate(kept);
+            let mut before = std::mem::take(&mut self.total);
+            self.sum_up();
+            before.merge(&self.total, (-1.0, self.depth));
+            self.before = Some(before);
+        }
+    }
+
+    fn join_old_pieces(&mut self) {
+        for size in 0..=DOUBLINGS {
+            let of_size = |piece: &&Piece| piece.size == size;
+            if self.pieces.iter().filter(of_size).count() <= PIECES_PER_SIZE {
+                continue;
+            }
+            let oldest = self.pieces.iter().rposition(|piece| piece.size == size).expect("there are some");
+            let old = self.pieces.remove(oldest).expect("it was found there");
+            if size == DOUBLINGS {
+                self.sum_up();
+                continue;
+            }
+            let into = &mut self.pieces[oldest - 1];
+            into.counts.merge(&old.counts, (1.0, self.depth));
+            into.size += 1;
+        }
+    }
+
+    fn sum_up(&mut self) {
+        self.total = Counts::default();
+        for piece in &self.pieces {
+            self.total.merge(&piece.counts, (1.0, self.depth));
+        }
+    }
+}
+
+impl Default for Counts {
+    fn default() -> Self {
+        Self { judged: [0.0; MAX_DRAFT_TOKENS], accepted: [0.0; MAX_DRAFT_TOKENS] }
+    }
+}
+
+impl Counts {
+    /// By how many standard deviations these drafts went better or worse, over all `depth` positions, than `older` ones.
+    fn deviations_from(&self, older: &Self, depth: usize) -> f64 {
+        let (mut surplus, mut variance, mut judged, mut judged_before) = (0.0, 0.0, 0.0, 0.0);
+        for i in 0..depth {
+            let (new, old) = (self.judged[i], older.judged[i]);
+            if new <= 0.0 || old <= 0.0 {
+                continue;
+            }
+            let rate = older.accepted[i] / old;
+            let both = (self.accepted[i] + older.accepted[i]) / (new + old);
+            surplus += self.accepted[i] - rate * new;
+            variance += both * (1.0 - both) * new * (1.0 + new / old);
+            (judged, judged_before) = (judged + new, judged_before + old);
+        }
+        if judged < COMPARED_MIN || judged_before < COMPARED_MIN {
+            return 0.0;
+        }
+        // One draft more or less that went well is no change: where rates are near 0 or 1 that alone would be several deviations.
+        surplus.abs() / (variance + 1.0).sqrt()
+    }
+
+    /// Adds or, by `sign`, takes away what was counted at the first `depth` positions.
+    fn merge(&mut self, other: &Self, (sign, depth): (f64, usize)) {
+        for i in 0..depth {
+            self.judged[i] += sign * other.judged[i];
+            self.accepted[i] += sign * other.accepted[i];
+        }
+    }
+
+    fn add(&mut self, positions: Range<u32>, accepted: u32) {
+        // The first position that was not accepted is judged, those behind it are not.
+        let reached = positions.end.min(accepted + 1).min(MAX_DRAFT_TOKENS as u32);
+        for position in positions.start..reached {
+            self.judged[position as usize] += 1.0;
+            self.accepted[position as usize] += f64::from(u8::from(position < accepted));
+        }
+    }
+
+    fn rates(&self, (prior, weight): (f64, f64), depth: u32) -> Vec<f64> {
+        let mut before = prior;
+        (0..depth.min(MAX_DRAFT_TOKENS as u32) as usize)
+            .map(|i| {
+                before = (self.accepted[i] + weight * before) / (self.judged[i] + weight);
+                before
+            })
+            .collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// Drafts of `k` whose every position is accepted at `rate`, by a fixed sequence of chances.
+    fn feed(survival: &mut Survival, (k, rate, drafts): (u32, f64, u32), sequences: u32) {
+        let mut state = 0x9E37_79B9_7F4A_7C15_u64;
+        for _ in 0..drafts {
+            let accepted = (0..k)
+                .take_while(|_| {
+                    state =
+                        state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+                    ((state >> 11) as f64) / ((1_u64 << 53) as f64) < rate
+                })
+                .count();
+            survival.observe(0..k, accepted as u32, sequences);
+        }
+    }
+
+    #[test]
+    fn a_fresh_lane_believes_its_prior_at_every_position() {
+        assert_eq!(Survival::new(0.5).survival(3), [0.5, 0.25, 0.125]);
+    }
+
+    #[test]
+    fn positions_behind_the_first_rejected_one_are_not_judged() {
+        let mut survival = Survival::new(0.5);
+        for _ in 0..2_000 {
+            survival.observe(0..4, 1, 1);
+        }
+        let rates = survival.rates(4);
+        assert!(rates[0] > 0.95 && rates[1] < 0.05, "{rates:?}");
+        assert!((rates[2] - rates[1]).abs() < 1e-9 && (rates[3] - rates[1]).abs() < 1e-9, "{rates:?}");
+    }
+
+    #[test]
+    fn short_drafts_are_censored_and_not_taken_for_rejections() {
+        let mut survival = Survival::new(0.5);
+        feed(&mut survival, (2, 0.8, 3_000), 1);
+        let rates = survival.rates(6);
+        for rate in &rates {
+            assert!((rate - 0.8).abs() < 0.1, "{rates:?}");
+        }
+    }
+
+    #[test]
+    fn a_change_of_the_text_is_believed_within_twenty_drafts() {
+        for (before, after) in [(0.8, 0.3), (0.3, 0.8), (0.9, 0.5)] {
+            let mut survival = Survival::new(0.6);
+            feed(&mut survival, (3, before, 1_000), 1);
+            feed(&mut survival, (3, after, 20), 1);
+            let rate = survival.rates(1)[0];
+            assert!((rate - after).abs() < 0.2, "{before} to {after}: {rate}");
+        }
+    }
+
+    /// A lane asks some thousand times a minute whether its text changed: what chance alone answers must not turn it round.
+    #[test]
+    fn what_chance_takes_for_a_change_turns_the_belief_by_little() {
+        let mut survival = Survival::new(0.6);
+        feed(&mut survival, (1, 0.38, 1_000), 1);
+        // Fewer than a change makes certain.
+        let before = survival.rates(1)[0];
+        (0..12).for_each(|_| survival.observe(0..1, 1, 1));
+        assert!(survival.before.is_some(), "no change was seen");
+        let shortly_after = survival.rates(1)[0];
+        let forgetful = SurvivalRules { changed_weight: 0.0, ..SurvivalRules::default() };
+        let forgotten = Survival { rules: forgetful, ..survival.clone() }.rates(1)[0];
+        assert!(
+            before < shortly_after && shortly_after < forgotten - 0.1,
+            "{before} {shortly_after} {forgotten}"
+        );
+        // It goes on: then it was none.
+        (0..24).for_each(|_| survival.observe(0..1, 1, 1));
+        let (now, forgotten) = (survival.rates(1)[0], Survival { rules: forgetful, ..survival }.rates(1)[0]);
+        assert!(forgotten - now < 0.02, "{now} {forgotten}");
+    }
+
+    proptest! {
+        #[test]
+        fn survival_falls_with_position_and_stays_a_chance(
+            drafts in proptest::collection::vec((0u32..=32, 0u32..=32, 1u32..600), 0..300)
+        ) {
+            let mut survival = Survival::new(0.6);
+            for (judged, accepted, sequences) in drafts {
+                survival.observe(0..judged, accepted.min(judged), sequences);
+            }
+            let reached = survival.survival(32);
+            prop_assert!(reached.iter().all(|chance| (0.0..=1.0).contains(chance)));
+            prop_assert!(reached.windows(2).all(|pair| pair[1] <= pair[0]));
+        }
+    }
+}

@@ -1,0 +1,96 @@
+//! One point of the map, explained: for every k what it reaches when it is fixed, what the lane priced and
+//! what it believed; and what the lane's own choice came to, move by move.
+
+use std::time::Duration;
+
+use scheduling::profile::Profile;
+use simulator::{Experiment, Outcome, Policy, Setup, Sharing, Traffic, run_with};
+use speculation::Role;
+
+use crate::{MAX_K, SEEDS, one_kind, say};
+
+/// Prints the point of so many sequences at an acceptance.
+pub(crate) fn draw(profile: &Profile, experiment: &Experiment, (sequences, acceptance): (u32, f64)) {
+    let profile = profile.with_acceptance(acceptance);
+    let play = |policy, seed| {
+        let setup = Setup {
+            profile: &profile,
+            traffic: Traffic::Closed { sequences, kinds: one_kind(crate::map::CONTEXT) },
+            policy,
+            sharing: Sharing::ByCost,
+            seed,
+            duration: crate::map::duration(&profile, sequences),
+            warm_up: Duration::ZERO,
+        };
+        run_with(&setup, experiment)
+    };
+    let all = |policy| (1..=SEEDS).map(|seed| play(policy, seed)).collect::<Vec<_>>();
+    let own = all(Policy::Lanes { max_k: MAX_K });
+    let fixed: Vec<Vec<Outcome>> = (0..=MAX_K).map(|k| all(Policy::Fixed(k))).collect();
+    let speed =
+        |runs: &[Outcome]| runs.iter().map(Outcome::tokens_per_second).sum::<f64>() / runs.len() as f64;
+    let best = fixed.iter().map(|runs| speed(runs)).fold(0.0, f64::max);
+    say(&format!("\n{sequences} sequences at acceptance {acceptance}, {SEEDS} seeds"));
+    let last = &own[SEEDS as usize - 1].lanes[0].explanation;
+    for (at, runs) in last.outlook.iter().zip(&fixed) {
+        let (reached, priced) = (speed(runs), at.table_draft_us + at.table_verify_us);
+        let forwards: u64 = runs.iter().map(|run| run.target_forwards).sum();
+        let rounds: u64 = runs.iter().map(|run| run.kinds[0].rounds).sum();
+        say(&format!(
+            "  k {:>2}: fixed {reached:>7.0} tokens/s ({:.3} of the best), {:>5.1} sequences a forward, target busy {:.2}; \
+             priced {:>7.0} + {:>7.0} us: {:.3} of that, believed {:>7.0} tokens/s: {:.3}",
+            at.k,
+            reached / best,
+            rounds as f64 / forwards.max(1) as f64,
+            runs[0].busy(Role::Target),
+            at.table_draft_us,
+            at.table_verify_us,
+            f64::from(sequences) * at.expected_tokens * 1e6 / priced / reached,
+            at.tokens_per_second,
+            at.tokens_per_second / reached,
+        ));
+    }
+    (1..).zip(&own).for_each(|(seed, run)| tell_own(run, seed, best));
+}
+
+/// Prints what the lane's own choice came to in one run.
+fn tell_own(run: &Outcome, seed: u64, best: f64) {
+    let (lane, chosen) = (&run.lanes[0], &run.lanes[0].explanation);
+    say(&format!(
+        "own choice, seed {seed}: {:.3} of the best, mean k {:.2}, {} lane rounds, at the end k = {}",
+        run.tokens_per_second() / best,
+        lane.mean_k,
+        chosen.lane_rounds,
+        chosen.k
+    ));
+    let rounds: u64 = run.kinds[0].rounds;
+    let rates: Vec<String> = chosen.acceptance.iter().map(|rate| format!("{rate:.2}")).collect();
+    say(&format!(
+        "  {:.1} sequences a forward, {} probes, believed acceptance {} of {:.0} judged",
+        rounds as f64 / run.target_forwards.max(1) as f64,
+        chosen.probes,
+        rates.join(" "),
+        chosen.judged,
+    ));
+    let outlook: Vec<String> = chosen
+        .outlook
+        .iter()
+        .map(|at| {
+            let (priced, believed) =
+                (at.table_draft_us + at.table_verify_us, at.draft_wait_us + at.verify_us);
+            format!("{}: {:.0} us x {:.2}, {:.0}/s", at.k, priced, believed / priced, at.tokens_per_second)
+        })
+        .collect();
+    say(&format!("  believed at the end: {}", outlook.join(", ")));
+    let moves: Vec<String> = chosen
+        .changes
+        .iter()
+        .map(|change| {
+            format!(
+                "{}: {}->{} to {} {:+.3}",
+                change.lane_round, change.from, change.to, change.best, change.gain
+            )
+        })
+        .collect();
+    say(&format!("  {}", moves.join(", ")));
+}

@@ -1,0 +1,215 @@
+//! Homogeneous against mixed: two kinds of request from idle to saturation, four ways to serve them. And the
+//! overlap of drafting and verifying against the best that any split of the sequences could reach.
+
+use std::time::Duration;
+
+use scheduling::profile::{Acceptance, ForwardRows, Profile};
+use simulator::outcome::percentile;
+use simulator::{Experiment, Kind, Outcome, Policy, Setup, Sharing, Traffic, run_with};
+use speculation::Role;
+
+use crate::{MAX_K, SEEDS, one_kind, say};
+
+/// Task type, share of the requests, acceptance.
+const KINDS: [(&str, f64, f64); 2] = [("easy", 0.6, 0.82), ("hard", 0.4, 0.38)];
+
+/// Loads as parts of what plain decoding serves at most.
+const LOADS: [f64; 5] = [0.05, 0.25, 0.5, 0.75, 0.9];
+
+/// A tail moves with the noise of every forward: what chance alone does to it takes this many runs to see.
+const TAIL_SEEDS: u64 = 20;
+
+/// Arrivals of nearly the same moments, after which every forward meets other noise.
+const ALMOST: f64 = 1.0001;
+
+const PROMPT: u32 = 256;
+const OUTPUT: u32 = 192;
+
+fn kinds() -> Vec<Kind> {
+    KINDS
+        .map(|(task, share, _)| Kind {
+            task_type: task.to_owned(),
+            share,
+            prompt_tokens: PROMPT,
+            output_tokens: OUTPUT,
+        })
+        .to_vec()
+}
+
+fn serve(
+    (profile, experiment): (&Profile, &Experiment),
+    per_second: f64,
+    (policy, sharing): (Policy, Sharing),
+    (seconds, seed): (u64, u64),
+) -> Outcome {
+    let setup = Setup {
+        profile,
+        traffic: Traffic::Open { per_second, kinds: kinds(), sequences_max: 2_048 },
+        policy,
+        sharing,
+        seed,
+        duration: Duration::from_secs(seconds),
+        warm_up: Duration::from_secs(seconds / 4),
+    };
+    run_with(&setup, experiment)
+}
+
+/// Prints P50 and P99 of the time an output token for both kinds, at each load, served in each way.
+pub(crate) fn mixed(profile: &Profile, experiment: &Experiment, quick: bool) {
+    let rates: Vec<(&str, f64)> = KINDS.iter().map(|(task, _, rate)| (*task, *rate)).collect();
+    let profile = Profile { acceptance: Acceptance::by_task(&rates), ..profile.clone() };
+    let most = busiest(&profile);
+    let played = (&profile, experiment);
+    say(&format!("\n# Homogeneous against mixed: {}", profile.name));
+    say(&format!(
+        "{KINDS:?} (task type, share, acceptance), prompts of {PROMPT}, outputs of {OUTPUT} on average; saturated at {most:.1} requests/s with k = 0.\n\
+         Milliseconds an output token, P50/P99, of the easy and of the hard requests; tokens/s in all."
+    ));
+    let seconds = if quick { 40 } else { 120 };
+    for load in LOADS {
+        let per_second = load * most;
+        say(&format!("load {load:.2}, {per_second:.1} requests/s"));
+        let k_all = best_fixed(played, per_second, seconds);
+        let lanes = Policy::Lanes { max_k: MAX_K };
+        for (name, policy, sharing) in [
+            ("lanes, as it is (by cost)".to_owned(), lanes, Sharing::ByCost),
+            ("lanes, one forward".to_owned(), lanes, Sharing::Shared),
+            ("lanes, steps of their own".to_owned(), lanes, Sharing::Apart),
+            (format!("one lane, best k = {k_all}"), Policy::Fixed(k_all), Sharing::Shared),
+            ("k = 0".to_owned(), Policy::Fixed(0), Sharing::Shared),
+        ] {
+            let outcome = serve(played, per_second, (policy, sharing), (seconds, 1));
+            let cells: Vec<String> = outcome
+                .kinds
+                .iter()
+                .map(|kind| {
+                    let at = |part| percentile(&kind.tpot_ms, part);
+                    format!("{} {:>6.2}/{:>6.2}", kind.task_type, at(0.5), at(0.99))
+                })
+                .collect();
+            let ks: Vec<String> = outcome.lanes.iter().map(|lane| format!("{:.1}", lane.mean_k)).collect();
+            say(&format!(
+                "  {name:<26} {}  {:>7.0} tokens/s  mean k {}",
+                cells.join("  "),
+                outcome.tokens_per_second(),
+                ks.join("/")
+            ));
+        }
+        let runs = if quick { SEEDS } else { TAIL_SEEDS };
+        // By kind: those of lanes, and those of k = 0 again.
+        let mut tails = [(); KINDS.len()].map(|()| (Vec::new(), Vec::new()));
+        for seed in 1..=runs {
+            let p99 = |per_second, served| {
+                let outcome = serve(played, per_second, served, (seconds, seed));
+                [0, 1].map(|kind| percentile(&outcome.kinds[kind].tpot_ms, 0.99))
+            };
+            let plain = (Policy::Fixed(0), Sharing::Shared);
+            let bar = p99(per_second, plain);
+            let ours = p99(per_second, (lanes, Sharing::ByCost));
+            let plain_again = p99(per_second * ALMOST, plain);
+            for (kind, (with_lanes, by_chance)) in tails.iter_mut().enumerate() {
+                with_lanes.push(ours[kind] / bar[kind]);
+                by_chance.push(plain_again[kind] / bar[kind]);
+            }
+        }
+        for ((kind, ..), (with_lanes, by_chance)) in KINDS.iter().zip(&tails) {
+            say(&format!(
+                "  P99 of the {kind} ones over that of k = 0, {runs} seeds: lanes {}; k = 0 itself, all arrivals shifted by a ten-thousandth, {}",
+                spread(with_lanes),
+                spread(by_chance)
+            ));
+        }
+    }
+}
+
+/// Mean, its standard error, least and most.
+fn spread(ratios: &[f64]) -> String {
+    let count = ratios.len() as f64;
+    let mean = ratios.iter().sum::<f64>() / count;
+    let variance = ratios.iter().map(|ratio| (ratio - mean).powi(2)).sum::<f64>() / (count - 1.0);
+    let (least, most) = ratios
+        .iter()
+        .fold((f64::MAX, f64::MIN), |(least, most), ratio| (least.min(*ratio), most.max(*ratio)));
+    format!("{mean:.3} +- {:.3} ({least:.2} to {most:.2})", (variance / count).sqrt())
+}
+
+/// Requests a second at which the target runs all the time at k = 0.
+fn busiest(profile: &Profile) -> f64 {
+    let forward = |sequences: u32| ForwardRows::even(sequences, 1, PROMPT + OUTPUT / 2);
+    // Where doubling the sequences hardly serves more tokens.
+    let per_second = |sequences: u32| {
+        f64::from(sequences) * 1e6 / (profile.target.curve.micros(forward(sequences)) + 2.0 * profile.wire_us)
+    };
+    let tokens = [64, 128, 256, 512].map(per_second).into_iter().fold(0.0, f64::max);
+    let prompt_us = f64::from(PROMPT) * profile.target.curve.prefill_us_per_row();
+    1e6 / (f64::from(OUTPUT) * 1e6 / tokens + prompt_us)
+}
+
+/// The global k with the lowest median over both kinds.
+fn best_fixed(played: (&Profile, &Experiment), per_second: f64, seconds: u64) -> u32 {
+    let median = |k: u32| {
+        let outcome = serve(played, per_second, (Policy::Fixed(k), Sharing::Shared), (seconds / 2, 1));
+        let all: Vec<f64> = outcome.kinds.iter().flat_map(|kind| kind.tpot_ms.clone()).collect();
+        if all.is_empty() { f64::MAX } else { percentile(&all, 0.5) }
+    };
+    (0..=MAX_K).map(|k| (median(k), k)).min_by(|a, b| a.0.total_cmp(&b.0)).map_or(0, |best| best.1)
+}
+
+/// Prints how close lanes come to the best split of the sequences into groups that draft and verify in turns.
+pub(crate) fn overlap(profile: &Profile, experiment: &Experiment) {
+    const CONTEXT: u32 = 512;
+    say(&format!("\n# Overlap of drafting and verifying: {}", profile.name));
+    say(
+        "own choice / best schedule: any k, any number of equal groups in turns, no noise, no chance in the rounds",
+    );
+    for acceptance in [0.5, 0.8, 0.95] {
+        let profile = profile.with_acceptance(acceptance);
+        let mut cells = Vec::new();
+        for sequences in [1, 4, 16, 64, 256] {
+            let setup = Setup {
+                profile: &profile,
+                traffic: Traffic::Closed { sequences, kinds: one_kind(CONTEXT) },
+                policy: Policy::Lanes { max_k: MAX_K },
+                sharing: Sharing::ByCost,
+                seed: 1,
+                duration: Duration::from_secs(20),
+                warm_up: Duration::from_secs(5),
+            };
+            let outcome = run_with(&setup, experiment);
+            let (best, k, groups) = best_schedule(&profile, acceptance, (sequences, CONTEXT));
+            cells.push(format!(
+                "{sequences}: {:.2} (k={k}, {groups} group{}, target busy {:.2})",
+                outcome.tokens_per_second() / best,
+                if groups == 1 { "" } else { "s" },
+                outcome.busy(Role::Target),
+            ));
+        }
+        say(&format!("acceptance {acceptance}: {}", cells.join(", ")));
+    }
+}
+
+/// Tokens a second of the best schedule, its k and its number of groups. A round of a group takes at least
+/// its draft, its verification and its wires, and the target and each draft worker must get through all
+/// groups meanwhile.
+fn best_schedule(profile: &Profile, acceptance: f64, (sequences, context): (u32, u32)) -> (f64, u32, u32) {
+    let mut best = (0.0, 0, 1);
+    for k in 0..=MAX_K {
+        let tokens = (0..=k).map(|i| acceptance.powi(i as i32)).sum::<f64>();
+        for groups in 1..=4_u32.min(sequences) {
+            let group = sequences.div_ceil(groups);
+            let verify = profile.target.curve.micros(ForwardRows::even(group, k + 1, context));
+            let at_draft = group.div_ceil(profile.draft.workers);
+            let draft = f64::from(k) * profile.draft.curve.micros(ForwardRows::even(at_draft, 1, context));
+            let wire = if k == 0 { 2.0 } else { 4.0 } * profile.wire_us;
+            let used_drafts = profile.draft.workers.min(group);
+            // Groups smaller than the pool of drafts do not get in each other's way there.
+            let at_drafts = draft * f64::from((groups * used_drafts).div_ceil(profile.draft.workers));
+            let round = (verify + draft + wire).max(f64::from(groups) * verify).max(at_drafts);
+            let speed = f64::from(sequences) * tokens * 1e6 / round;
+            if speed > best.0 {
+                best = (speed, k, groups);
+            }
+        }
+    }
+    best
+}

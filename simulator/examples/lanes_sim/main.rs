@@ -1,0 +1,150 @@
+//! What the choice of k is worth, on a virtual clock: see `simulator` for what is played and what is left
+//! out. All numbers are simulated.
+//!
+//!     cargo run -p outrider-simulator --example lanes_sim -- \
+//!         [quick] [map|step|mixed|overlap|scale|sensitivity ..] [--svg FILE] [--cell SEQUENCES,ACCEPTANCE ..]
+//!         [--rule NAME=VALUE ..] [PROFILE.toml ..]
+//!
+//! Without a profile: all that are shipped (the map, the step, the sensitivity to the rules' numbers, which
+//! has to be asked for) or the first one (the rest). Profiles that nothing is tuned on are in `held_out/`.
+//! Ends with the smallest ratios of the maps.
+
+mod cell;
+mod lanes;
+mod map;
+mod rules;
+mod scale;
+mod sensitivity;
+mod step;
+mod svg;
+
+use std::path::PathBuf;
+
+use scheduling::profile::Profile;
+use simulator::{ENDLESS, Experiment, Kind};
+
+/// k at most, as the router's default.
+const MAX_K: u32 = 10;
+
+/// Each number is the mean over so many seeds.
+const SEEDS: u64 = 5;
+
+/// The shipped profiles, the ones of the promise first.
+const SHIPPED: [&str; 3] = ["70b-8xh100-l4.toml", "8b-h100.toml", "cpu-pair.toml"];
+
+/// What the command line asks for.
+#[derive(Debug, Default)]
+struct Wanted {
+    quick: bool,
+    /// Points of the map to explain: sequences, acceptance.
+    cells: Vec<(u32, f64)>,
+    parts: Vec<String>,
+    /// Where the picture of the maps goes.
+    svg: Option<PathBuf>,
+    profiles: Vec<PathBuf>,
+    /// By what rules.
+    experiment: Experiment,
+}
+
+impl Wanted {
+    fn parse() -> Result<Self, String> {
+        let mut wanted = Self::default();
+        let mut words = std::env::args().skip(1);
+        while let Some(word) = words.next() {
+            match word.as_str() {
+                "quick" => wanted.quick = true,
+                "map" | "step" | "mixed" | "overlap" | "scale" | "sensitivity" => wanted.parts.push(word),
+                // A picture is one of maps: of nothing else unless it is asked for.
+                "--svg" => {
+                    wanted.svg = words.next().map(PathBuf::from);
+                    wanted.parts.push("map".to_owned());
+                }
+                "--cell" => {
+                    let point = words.next().and_then(|point| point_of(&point));
+                    wanted.cells.push(point.ok_or("--cell wants SEQUENCES,ACCEPTANCE, as 64,0.8")?);
+                    wanted.parts.push("cell".to_owned());
+                }
+                "--rule" => rules::set(&mut wanted.experiment, &words.next().unwrap_or_default())?,
+                _ => wanted.profiles.push(word.into()),
+            }
+        }
+        Ok(wanted)
+    }
+
+    fn has(&self, part: &str) -> bool {
+        self.parts.is_empty() || self.parts.iter().any(|wanted| wanted == part)
+    }
+
+    fn load(&self) -> Result<Vec<Profile>, String> {
+        let shipped = || {
+            let folder = PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../deploy/profiles"));
+            SHIPPED.iter().map(|name| folder.join(name)).collect()
+        };
+        let paths: Vec<PathBuf> = if self.profiles.is_empty() { shipped() } else { self.profiles.clone() };
+        paths
+            .iter()
+            .map(|path| {
+                let named = |error: String| format!("{}: {error}", path.display());
+                let text = std::fs::read_to_string(path).map_err(|error| named(error.to_string()))?;
+                Profile::parse(&text).map_err(|error| named(error.to_string()))
+            })
+            .collect()
+    }
+}
+
+/// A point of the map.
+fn point_of(word: &str) -> Option<(u32, f64)> {
+    let (sequences, acceptance) = word.split_once(',')?;
+    Some((sequences.parse().ok()?, acceptance.parse().ok()?))
+}
+
+/// Sequences of one kind that never end.
+fn one_kind(context: u32) -> Vec<Kind> {
+    vec![Kind { task_type: String::new(), share: 1.0, prompt_tokens: context, output_tokens: ENDLESS }]
+}
+
+#[expect(clippy::print_stdout, reason = "what it found is what this program is for")]
+fn say(line: &str) {
+    println!("{line}");
+}
+
+fn main() -> Result<(), String> {
+    let wanted = Wanted::parse()?;
+    let profiles = wanted.load()?;
+    let experiment = &wanted.experiment;
+    say("Simulated, nothing here was measured.");
+    let mut worst = map::Worst::default();
+    let mut maps = Vec::new();
+    for profile in &profiles {
+        say(&format!("\n# {}", profile.name));
+        wanted.cells.iter().for_each(|point| cell::draw(profile, experiment, *point));
+        if wanted.has("map") {
+            let (of_map, points) = map::draw(profile, experiment, wanted.quick);
+            worst = worst.and(of_map);
+            maps.push((profile.name.clone(), points));
+        }
+        if wanted.has("step") {
+            step::draw(profile, experiment);
+        }
+    }
+    if let Some(file) = &wanted.svg {
+        std::fs::write(file, svg::picture(&maps)).map_err(|error| format!("{}: {error}", file.display()))?;
+    }
+    if wanted.parts.iter().any(|part| part == "sensitivity") {
+        sensitivity::draw(&profiles, experiment);
+    }
+    let first = &profiles[0];
+    if wanted.has("mixed") {
+        lanes::mixed(first, experiment, wanted.quick);
+    }
+    if wanted.has("overlap") {
+        lanes::overlap(first, experiment);
+    }
+    if wanted.has("scale") {
+        scale::draw(first, experiment);
+    }
+    if wanted.has("map") {
+        say(&format!("\nmin_ratio_vs_best={:.2} min_ratio_vs_off={:.2}", worst.vs_best, worst.vs_off));
+    }
+    Ok(())
+}

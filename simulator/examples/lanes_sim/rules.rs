@@ -1,0 +1,76 @@
+//! What hangs on the numbers of the rules: each of them by its name, so that it can be set (`--rule
+//! NAME=VALUE`), halved and doubled.
+
+use simulator::Experiment;
+
+/// A number of the rules.
+pub(crate) struct Rule {
+    pub(crate) name: &'static str,
+    get: fn(&Experiment) -> f64,
+    set: fn(&mut Experiment, f64),
+}
+
+macro_rules! rules {
+    ($($name:literal: $($field:ident).+ as $kind:ty,)*) => {
+        &[$(Rule {
+            name: $name,
+            get: |experiment| experiment.$($field).+ as f64,
+            set: |experiment, value| experiment.$($field).+ = value as $kind,
+        },)*]
+    };
+}
+
+/// All that can be set.
+pub(crate) const RULES: &[Rule] = rules![
+    "prior_acceptance": rules.prior_acceptance as f64,
+    "max_move": rules.max_move as u32,
+    "hysteresis": rules.hysteresis as f64,
+    "rash_hysteresis": rules.rash_hysteresis as f64,
+    "settling_lane_rounds": rules.settling_lane_rounds as u64,
+    "trial_lane_rounds": rules.trial_lane_rounds as f64,
+    "horizon_lane_rounds": rules.horizon_lane_rounds as f64,
+    "others_delay_max": rules.others_delay_max as f64,
+    "others_room": rules.others_room as f64,
+    "probe_share": rules.probe_share as f64,
+    "probe_spacing": rules.probe_spacing as u64,
+    "price_groups_max": rules.groups_max as u32,
+    "belief_common": rules.belief.common as f64,
+    "belief_own": rules.belief.own as f64,
+    "belief_neighbour": rules.belief.neighbour as f64,
+    "lane_round_noise": rules.belief.lane_round_noise as f64,
+    "common_drift": rules.belief.common_drift as f64,
+    "own_memory": rules.belief.own_memory as f64,
+    "load_ages": rules.belief.load_ages as f64,
+    "prior_weight": rules.survival.prior_weight as f64,
+    "change_deviations": rules.survival.change_deviations as f64,
+    "changed_weight": rules.survival.changed_weight as f64,
+    "piece_drafts": rules.survival.piece_drafts as f64,
+    "groups_max": groups.groups_max as u32,
+    "regroup_margin": groups.regroup_margin as f64,
+    "regroup_rounds": groups.regroup_rounds as f64,
+];
+
+impl Rule {
+    pub(crate) fn get(&self, experiment: &Experiment) -> f64 {
+        (self.get)(experiment)
+    }
+
+    pub(crate) fn set(&self, experiment: &mut Experiment, value: f64) {
+        (self.set)(experiment, value);
+    }
+}
+
+/// Sets what `NAME=VALUE` says.
+pub(crate) fn set(experiment: &mut Experiment, word: &str) -> Result<(), String> {
+    let names = || RULES.iter().map(|rule| rule.name).collect::<Vec<_>>().join(", ");
+    let fault = || format!("--rule wants NAME=VALUE, not {word}; tells_agreement=0, or one of {}", names());
+    let (name, value) = word.split_once('=').ok_or_else(fault)?;
+    let value: f64 = value.parse().map_err(|_| fault())?;
+    if name == "tells_agreement" {
+        experiment.tells_agreement = value != 0.0;
+        return Ok(());
+    }
+    let rule = RULES.iter().find(|rule| rule.name == name).ok_or_else(fault)?;
+    rule.set(experiment, value);
+    Ok(())
+}

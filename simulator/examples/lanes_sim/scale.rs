@@ -1,0 +1,81 @@
+//! Scale: one router, 16 targets, 64 draft workers, about a thousand sequences of two kinds for five virtual
+//! minutes.
+
+use std::time::Duration;
+
+use scheduling::profile::{Acceptance, Profile};
+use simulator::outcome::percentile;
+use simulator::{Experiment, Kind, Policy, Setup, Sharing, Traffic, run_with};
+
+use crate::{MAX_K, say};
+
+const TARGETS: u32 = 16;
+const DRAFTS: u32 = 64;
+const SEQUENCES: u32 = 1_024;
+
+/// Prints what each kind got.
+pub(crate) fn draw(profile: &Profile, experiment: &Experiment) {
+    let mut profile =
+        Profile { acceptance: Acceptance::by_task(&[("easy", 0.82), ("hard", 0.38)]), ..profile.clone() };
+    (profile.target.workers, profile.draft.workers) = (TARGETS, DRAFTS);
+    let kind = |task: &str, share| Kind {
+        task_type: task.to_owned(),
+        share,
+        prompt_tokens: 256,
+        output_tokens: 192,
+    };
+    say(&format!("\n# Scale: {TARGETS} targets and {DRAFTS} draft workers of {}", profile.name));
+    // More requests than are let in: the house is full all the time.
+    let setup = |minutes: u64| Setup {
+        profile: &profile,
+        traffic: Traffic::Open {
+            per_second: 1_000.0,
+            kinds: vec![kind("easy", 0.6), kind("hard", 0.4)],
+            sequences_max: SEQUENCES,
+        },
+        policy: Policy::Lanes { max_k: MAX_K },
+        sharing: Sharing::ByCost,
+        seed: 1,
+        duration: Duration::from_secs(60 * minutes),
+        warm_up: Duration::from_secs(10),
+    };
+    // What ended is forgotten, but for the times of each request that are asked for below.
+    let held: Vec<String> = [1, 3]
+        .map(|minutes| {
+            run_with(&setup(minutes), experiment);
+            format!("{:.1} MB after {minutes}", peak_memory_mb())
+        })
+        .to_vec();
+    let outcome = run_with(&setup(5), experiment);
+    say(&format!(
+        "Peak memory of this program: {}, {:.1} MB after 5 minutes",
+        held.join(", "),
+        peak_memory_mb()
+    ));
+    say(&format!(
+        "{} sequences at the end, {:.0} tokens/s, {} requests turned away",
+        outcome.sequences_at_end,
+        outcome.tokens_per_second(),
+        outcome.turned_away
+    ));
+    for (kind, lane) in outcome.kinds.iter().zip(&outcome.lanes) {
+        say(&format!(
+            "{}: {} ended, {:.2}/{:.2} ms a token (P50/P99), {:.0}/{:.0} ms to the first, longest wait for a token {:.0} ms, mean k {:.1}",
+            kind.task_type,
+            kind.ttft_ms.len(),
+            percentile(&kind.tpot_ms, 0.5),
+            percentile(&kind.tpot_ms, 0.99),
+            percentile(&kind.ttft_ms, 0.5),
+            percentile(&kind.ttft_ms, 0.99),
+            kind.worst_wait.as_secs_f64() * 1e3,
+            lane.mean_k,
+        ));
+    }
+}
+
+/// As the kernel counts; 0 where it does not say.
+fn peak_memory_mb() -> f64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let peak = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
+    peak.and_then(|kb| kb.trim().strip_suffix(" kB")?.parse::<f64>().ok()).unwrap_or_default() / 1e3
+}

@@ -1,0 +1,267 @@
+//! Pools of a [`Profile`](scheduling::profile::Profile) on a virtual clock, around the very code that routers
+//! and workers run.
+//!
+//! Real: the scheduler of the router with the state machine of every sequence in it
+//! ([`scheduling::scheduler`]), and at each worker the cache state of its sequences, the batch former and the
+//! split of rows into forwards ([`scheduling::batch_former`], [`mod@scheduling::batch`]). Played: the clock,
+//! the wires, forwards that take their curve's time with noise, a model whose tokens and guesses are
+//! functions of seed and position ([`scheduling::profile::synthetic`]), requests that come and go. There is
+//! no rule of scheduling in this crate. What is left out: lost workers and messages, limits of KV, the time
+//! that the processes themselves take.
+//!
+//! [`router`] and [`worker`] are the two ends, [`clients`] asks and counts, [`plain`] is a server without any
+//! of this to compare with, [`outcome`] what came out, [`record`] what went through the scheduler.
+
+#![forbid(unsafe_code)]
+
+mod clients;
+mod clock;
+pub mod outcome;
+pub mod plain;
+pub mod record;
+mod router;
+mod setup;
+#[cfg(test)]
+mod tests;
+mod worker;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+pub use outcome::{KindOutcome, LaneOutcome, Outcome};
+pub use record::Recording;
+pub use setup::{ENDLESS, Experiment, Kind, Policy, Setup, Sharing, Traffic};
+
+use clients::{Clients, Request};
+use clock::{Clock, Happening};
+use router::{Router, worker_info};
+use scheduling::batch_former::BatchRules;
+use scheduling::profile::text::{mix, unit};
+use scheduling::scheduler::{Event, WorkerKey};
+use speculation::Role;
+use worker::{Next, Worker, WorkerSetup};
+
+/// Runs it to its end.
+pub fn run(setup: &Setup<'_>) -> Outcome {
+    run_with(setup, &Experiment::default())
+}
+
+/// The same by other rules than those of routers and workers.
+pub fn run_with(setup: &Setup<'_>, experiment: &Experiment) -> Outcome {
+    let mut simulation = Simulation::new(setup, experiment, false);
+    simulation.play();
+    simulation.finish()
+}
+
+/// The same with everything that went into the scheduler and came out of it.
+pub fn run_recorded(setup: &Setup<'_>) -> (Outcome, Recording) {
+    let mut simulation = Simulation::new(setup, &Experiment::default(), true);
+    simulation.play();
+    let recording = simulation.router.take_recording().expect("it was asked for");
+    (simulation.finish(), recording)
+}
+
+struct Simulation<'a> {
+    setup: &'a Setup<'a>,
+    clock: Clock,
+    /// Of the forwards' noise.
+    chance: Chance,
+    router: Router,
+    /// Whether the router heard something since its last dispatch, and when it is woken.
+    is_dispatch_due: bool,
+    wakeup_at: Option<Duration>,
+    workers: BTreeMap<WorkerKey, (Role, Worker)>,
+    /// Workers at which something happened.
+    touched: BTreeSet<WorkerKey>,
+    clients: Clients<'a>,
+}
+
+impl<'a> Simulation<'a> {
+    fn new(setup: &'a Setup<'a>, experiment: &Experiment, is_recorded: bool) -> Self {
+        let profile = Arc::new(setup.profile.clone());
+        let worker_setup = WorkerSetup {
+            rules: BatchRules { groups: experiment.groups, lanes: setup.sharing },
+            has_prompts: matches!(setup.traffic, Traffic::Closed { .. }),
+            tells_agreement: experiment.tells_agreement,
+        };
+        let roles = std::iter::repeat_n(Role::Target, profile.target.workers as usize)
+            .chain(std::iter::repeat_n(Role::Draft, profile.draft.workers as usize));
+        let worker = |(key, role)| (WorkerKey(key), (role, Worker::new(&profile, role, worker_setup)));
+        Self {
+            setup,
+            clock: Clock::default(),
+            chance: Chance { state: mix(setup.seed) },
+            router: Router::new(setup.policy, experiment, is_recorded),
+            is_dispatch_due: false,
+            wakeup_at: None,
+            workers: (1..).zip(roles).map(worker).collect(),
+            touched: BTreeSet::new(),
+            clients: Clients::new(setup),
+        }
+    }
+
+    fn play(&mut self) {
+        self.begin();
+        while let Some(happenings) = self.clock.advance() {
+            if self.clients.is_over(self.clock.now) {
+                break;
+            }
+            happenings.into_iter().for_each(|happening| self.handle(happening));
+            // Whatever happens at one moment is heard before anything follows from it.
+            self.dispatch();
+            self.start_workers();
+        }
+    }
+
+    fn begin(&mut self) {
+        let roles: Vec<(WorkerKey, Role)> =
+            self.workers.iter().map(|(key, (role, _))| (*key, *role)).collect();
+        for (key, role) in roles {
+            let info = worker_info(self.setup.profile, role);
+            self.tell_router(Event::WorkerUp(key, Box::new(info)));
+        }
+        for request in self.clients.first_requests() {
+            self.submit(request);
+        }
+        self.schedule_arrival();
+        self.dispatch();
+    }
+
+    fn handle(&mut self, happening: Happening) {
+        let now = self.clock.now;
+        match happening {
+            Happening::Arrival => {
+                self.schedule_arrival();
+                if let Some(request) = self.clients.arrive(now) {
+                    self.submit(request);
+                }
+            }
+            Happening::ToWorker(key, frame) => {
+                self.touched.insert(key);
+                if let Some((_, worker)) = self.workers.get_mut(&key) {
+                    worker.arrive(now, frame);
+                }
+            }
+            Happening::ForwardDone(key) => self.forward_done(key),
+            Happening::DelayOver(key) => {
+                self.touched.insert(key);
+            }
+            Happening::ToRouter(key, frame) => self.tell_router(Event::Frame(key, frame)),
+            Happening::Wakeup => {
+                self.wakeup_at = None;
+                self.tell_router(Event::Timer);
+            }
+        }
+    }
+
+    fn schedule_arrival(&mut self) {
+        if let Some(wait) = self.clients.next_arrival() {
+            self.clock.after(wait, Happening::Arrival);
+        }
+    }
+
+    fn submit(&mut self, request: Request) {
+        let submission = self.router.submission(request);
+        self.tell_router(submission);
+    }
+
+    /// Passes an event to the scheduler, and what it says to clients on to them.
+    fn tell_router(&mut self, event: Event) {
+        let now = self.clock.now;
+        self.is_dispatch_due = true;
+        let mut next: Vec<Request> = Vec::new();
+        for command in self.router.on_event(now, event) {
+            next.extend(self.clients.hear(now, command));
+        }
+        next.into_iter().for_each(|request| self.submit(request));
+    }
+
+    /// Has the scheduler begin what may begin, sends its frames and sets its timer.
+    fn dispatch(&mut self) {
+        if !std::mem::take(&mut self.is_dispatch_due) {
+            return;
+        }
+        self.tell_router(Event::Dispatch);
+        self.is_dispatch_due = false;
+        let wire = self.wire();
+        for (key, frame) in self.router.take_frames() {
+            self.clock.after(wire, Happening::ToWorker(key, frame));
+        }
+        if let Some(at) = self.router.next_wakeup().map(|at| at.max(self.clock.now))
+            && self.wakeup_at.is_none_or(|set| at < set)
+        {
+            self.wakeup_at = Some(at);
+            self.clock.at(at, Happening::Wakeup);
+        }
+    }
+
+    fn wire(&self) -> Duration {
+        Duration::from_secs_f64(self.setup.profile.wire_us / 1e6)
+    }
+
+    /// Starts what may start at the workers at which something happened.
+    fn start_workers(&mut self) {
+        let (now, wire) = (self.clock.now, self.wire());
+        for key in std::mem::take(&mut self.touched) {
+            let Some((_, worker)) = self.workers.get_mut(&key) else { continue };
+            match worker.next(now) {
+                Next::Idle => {
+                    if let Some(frame) = worker.take_outbox() {
+                        self.clock.after(wire, Happening::ToRouter(key, frame));
+                    }
+                }
+                Next::Wait(delay) => self.clock.after(delay, Happening::DelayOver(key)),
+                Next::Run(micros) => {
+                    let took = self.setup.profile.with_noise(micros, self.chance.next());
+                    let took = Duration::from_secs_f64(took / 1e6);
+                    self.clock.after(took, Happening::ForwardDone(key));
+                }
+            }
+        }
+    }
+
+    fn forward_done(&mut self, key: WorkerKey) {
+        let (now, wire) = (self.clock.now, self.wire());
+        let seconds = self.clients.elapsed(now).as_secs_f64();
+        let Some((role, worker)) = self.workers.get_mut(&key) else { return };
+        let (frame, took) = worker.forward_done(now, seconds);
+        if let Some(from) = self.clients.counts_from().filter(|from| now >= *from) {
+            self.clients.outcome.forward(*role, took, from, now);
+        }
+        if !frame.replies.is_empty() {
+            self.clock.after(wire, Happening::ToRouter(key, frame));
+        }
+        self.touched.insert(key);
+    }
+
+    fn finish(mut self) -> Outcome {
+        let lane = |lane: scheduling::scheduler::lanes::LaneExplanation| LaneOutcome {
+            mean_k: self.clients.mean_k(&lane.task_type),
+            name: lane.task_type,
+            explanation: lane.choice,
+        };
+        let mut lanes: Vec<LaneOutcome> = self.router.report().lanes.into_iter().map(lane).collect();
+        let kinds = self.setup.kinds();
+        lanes.sort_by_key(|lane| kinds.iter().position(|kind| kind.task_type == lane.name));
+        let outcome = &mut self.clients.outcome;
+        outcome.seconds = (self.setup.duration - self.setup.warm_up).as_secs_f64();
+        outcome.lanes = lanes;
+        self.clients.outcome.sequences_at_end = self.clients.num_under_way();
+        self.clients.outcome
+    }
+}
+
+/// A keyed sequence of chances.
+#[derive(Debug, Clone)]
+pub(crate) struct Chance {
+    state: u64,
+}
+
+impl Chance {
+    /// The next one, in 0..1.
+    pub(crate) fn next(&mut self) -> f64 {
+        self.state = self.state.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        unit(mix(self.state))
+    }
+}

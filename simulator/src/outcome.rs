@@ -1,0 +1,128 @@
+//! What came out of a run.
+
+use std::time::Duration;
+
+use super::Kind;
+use scheduling::draft_length::Explanation;
+use speculation::Role;
+
+/// What came out of a run, after its warm-up.
+#[derive(Debug, Clone)]
+pub struct Outcome {
+    /// Virtual time that counted.
+    pub seconds: f64,
+    /// By kind, in the order of the traffic.
+    pub kinds: Vec<KindOutcome>,
+    /// The lanes' controllers at the end.
+    pub lanes: Vec<LaneOutcome>,
+    /// Requests that found the house full.
+    pub turned_away: u64,
+    /// Sequences under way at the end.
+    pub sequences_at_end: u32,
+    target_busy: Duration,
+    draft_busy: Duration,
+    /// Forwards of all targets.
+    pub target_forwards: u64,
+}
+
+/// What one kind of request got.
+#[derive(Debug, Clone)]
+pub struct KindOutcome {
+    /// Its task type.
+    pub task_type: String,
+    /// Tokens committed.
+    pub tokens: u64,
+    /// Verifications.
+    pub rounds: u64,
+    /// Of each request that ended: milliseconds an output token after the first.
+    pub tpot_ms: Vec<f64>,
+    /// Of each request that ended: milliseconds to the first token.
+    pub ttft_ms: Vec<f64>,
+    /// The longest time that a sequence went without a token.
+    pub worst_wait: Duration,
+}
+
+/// One lane at the end of a run.
+#[derive(Debug, Clone)]
+pub struct LaneOutcome {
+    /// Its task type.
+    pub name: String,
+    /// Tokens drafted a round, on average over the whole run.
+    pub mean_k: f64,
+    /// What its controller says of itself.
+    pub explanation: Explanation,
+}
+
+impl Outcome {
+    pub(super) fn new(kinds: &[Kind]) -> Self {
+        let kind = |kind: &Kind| KindOutcome {
+            task_type: kind.task_type.clone(),
+            tokens: 0,
+            rounds: 0,
+            tpot_ms: Vec::new(),
+            ttft_ms: Vec::new(),
+            worst_wait: Duration::ZERO,
+        };
+        Self {
+            seconds: 0.0,
+            kinds: kinds.iter().map(kind).collect(),
+            lanes: Vec::new(),
+            turned_away: 0,
+            sequences_at_end: 0,
+            target_busy: Duration::ZERO,
+            draft_busy: Duration::ZERO,
+            target_forwards: 0,
+        }
+    }
+
+    /// Committed tokens a second, of all kinds.
+    pub fn tokens_per_second(&self) -> f64 {
+        self.kinds.iter().map(|kind| kind.tokens).sum::<u64>() as f64 / self.seconds
+    }
+
+    /// The share of their time that workers of a role spent in forwards, summed over them.
+    pub fn busy(&self, role: Role) -> f64 {
+        let busy = if role == Role::Target { self.target_busy } else { self.draft_busy };
+        busy.as_secs_f64() / self.seconds
+    }
+
+    pub(super) fn forward(&mut self, role: Role, took: Duration, since: Duration, now: Duration) {
+        let took = took.min(now - since);
+        match role {
+            Role::Target => {
+                self.target_busy += took;
+                self.target_forwards += 1;
+            }
+            Role::Draft => self.draft_busy += took,
+        }
+    }
+
+    pub(super) fn committed(&mut self, kind: usize, tokens: u32, waited: Duration) {
+        let kind = &mut self.kinds[kind];
+        kind.tokens += u64::from(tokens);
+        kind.rounds += 1;
+        kind.worst_wait = kind.worst_wait.max(waited);
+    }
+
+    pub(super) fn finished(
+        &mut self,
+        kind: usize,
+        (came, first, last): (Duration, Duration, Duration),
+        output: u32,
+    ) {
+        let kind = &mut self.kinds[kind];
+        let ms = |duration: Duration| duration.as_secs_f64() * 1e3;
+        kind.ttft_ms.push(ms(first - came));
+        if output > 1 {
+            kind.tpot_ms.push(ms(last - first) / f64::from(output - 1));
+        }
+    }
+}
+
+/// The value below which the part `at` of `values` lies; 0 where there are none.
+pub fn percentile(values: &[f64], at: f64) -> f64 {
+    let mut sorted = values.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    let index = ((sorted.len() as f64 * at).ceil() as usize).clamp(1, sorted.len().max(1)) - 1;
+    sorted.get(index).copied().unwrap_or_default()
+}

@@ -1,0 +1,32 @@
+//! A server without lanes, drafts, controllers or late formation, to compare with: one loop, every sequence
+//! in every forward.
+//!
+//! It shares nothing with the rest but the profile, so that no fault can be on both sides of a comparison.
+
+use super::Chance;
+use scheduling::profile::text::mix;
+use scheduling::profile::{ForwardRows, Profile};
+
+/// Committed tokens a second of `sequences` that never end, over so many forwards at one target of the
+/// profile; each sequence holds `context` tokens at first, and one more after each forward.
+pub fn tokens_per_second(
+    profile: &Profile,
+    (sequences, context): (u32, u32),
+    forwards: u32,
+    seed: u64,
+) -> f64 {
+    let mut chance = Chance { state: mix(seed) };
+    let mut micros = 0.0;
+    for before in 0..forwards {
+        // More than fit one forward take several, one behind the other.
+        let mut left = sequences;
+        while left > 0 {
+            let rows = left.min(profile.target.max_batch_rows);
+            let forward = ForwardRows::even(rows, 1, context + before);
+            micros += profile.with_noise(profile.target.curve.micros(forward), chance.next());
+            left -= rows;
+        }
+        micros += 2.0 * profile.wire_us;
+    }
+    f64::from(forwards) * f64::from(sequences) * 1e6 / micros
+}

@@ -1,0 +1,119 @@
+//! The router's end: drives the real scheduler as the router's own driver does, with frames in place of
+//! sockets.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use scheduling::profile::{Pool, Profile};
+use scheduling::scheduler::events::{NewSequence, WorkerInfo};
+use scheduling::scheduler::lanes::{LaneKey, TemperatureBand};
+use scheduling::scheduler::policy::{DraftTokens, PolicyConfig, SpeculationRequest};
+use scheduling::scheduler::{Command, Event, Scheduler, SchedulerConfig, SchedulerReport, WorkerKey};
+use speculation::Role;
+
+use crate::clients::Request;
+use crate::clock::RouterFrame;
+use crate::record::{Entry, Recording};
+use crate::{Experiment, Policy};
+
+/// How long a target may take for a step, and a model may be without targets: longer than anything here
+/// takes.
+const PATIENCE: Duration = Duration::from_secs(3_600);
+
+/// The model that all workers serve.
+const MODEL: &str = "simulated";
+
+/// See the module's page.
+#[derive(Debug)]
+pub(super) struct Router {
+    policy: Policy,
+    scheduler: Scheduler,
+    outboxes: BTreeMap<WorkerKey, RouterFrame>,
+    recording: Option<Recording>,
+}
+
+impl Router {
+    /// A router without workers; where it is recorded, what goes in and comes out of its scheduler is written
+    /// down.
+    pub(super) fn new(policy: Policy, experiment: &Experiment, is_recorded: bool) -> Self {
+        let (draft_tokens, max_draft_tokens) = match policy {
+            Policy::Fixed(k) => (DraftTokens::Fixed(k), k),
+            Policy::Lanes { max_k } => (DraftTokens::Auto, max_k),
+        };
+        let config = SchedulerConfig {
+            policy: PolicyConfig { draft_tokens, max_draft_tokens, lanes: BTreeMap::new() },
+            target_deadline: PATIENCE,
+            target_wait: PATIENCE,
+            rules: experiment.rules,
+        };
+        let recording = is_recorded.then(|| Recording { config: config.clone(), entries: Vec::new() });
+        Self { policy, scheduler: Scheduler::new(config), outboxes: BTreeMap::new(), recording }
+    }
+
+    pub(super) fn take_recording(&mut self) -> Option<Recording> {
+        self.recording.take()
+    }
+
+    /// Passes an event in and puts steps and closes into outboxes; what clients are to hear comes back.
+    pub(super) fn on_event(&mut self, now: Duration, event: Event) -> Vec<Command> {
+        let Self { scheduler, outboxes, recording, .. } = self;
+        let mut entry =
+            recording.is_some().then(|| Entry { at: now, event: event.clone(), commands: Vec::new() });
+        let mut for_clients = Vec::new();
+        for command in scheduler.on_event(now, event) {
+            if let Some(entry) = &mut entry {
+                entry.commands.push(command.clone());
+            }
+            match command {
+                Command::Send(key, step) => outboxes.entry(key).or_default().steps.push(step),
+                Command::Close(key, id, assignment) => {
+                    outboxes.entry(key).or_default().closes.push((id, assignment));
+                }
+                Command::Report(_) => {}
+                other => for_clients.push(other),
+            }
+        }
+        if let Some(recording) = recording {
+            recording.entries.extend(entry);
+        }
+        for_clients
+    }
+
+    /// The frames that leave now.
+    pub(super) fn take_frames(&mut self) -> BTreeMap<WorkerKey, RouterFrame> {
+        std::mem::take(&mut self.outboxes)
+    }
+
+    pub(super) fn next_wakeup(&mut self) -> Option<Duration> {
+        self.scheduler.next_wakeup()
+    }
+
+    pub(super) fn report(&self) -> SchedulerReport {
+        self.scheduler.report()
+    }
+
+    /// A request as the router's front end hands it over.
+    pub(super) fn submission(&self, request: Request) -> Event {
+        let Request { id, task_type, spec, prompt_ids } = request;
+        // A client that wants no drafts says so.
+        let enabled = (self.policy == Policy::Fixed(0)).then_some(false);
+        let temperature = TemperatureBand::of(&spec.sampling);
+        Event::Submit(Box::new(NewSequence {
+            id,
+            lane: LaneKey { model: MODEL.to_owned(), task_type, temperature },
+            spec,
+            prompt_ids,
+            speculation: SpeculationRequest { enabled, ..SpeculationRequest::default() },
+        }))
+    }
+}
+
+/// What a worker of a profile says of itself when it connects. Its KV is not limited.
+pub(super) fn worker_info(profile: &Profile, role: Role) -> WorkerInfo {
+    let pool: &Pool = if role == Role::Target { &profile.target } else { &profile.draft };
+    WorkerInfo {
+        vocab_size: profile.vocab_size,
+        step_times: pool.curve.profiled(),
+        ..WorkerInfo::of(role, MODEL)
+    }
+}

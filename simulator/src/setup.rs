@@ -1,0 +1,103 @@
+//! What a run plays, and by which rules. Plain data.
+
+use std::time::Duration;
+
+use scheduling::batch::GroupRules;
+pub use scheduling::batch::LaneSharing as Sharing;
+use scheduling::draft_length::Rules;
+use scheduling::profile::Profile;
+
+/// What one run plays.
+#[derive(Debug, Clone)]
+pub struct Setup<'a> {
+    /// The pools.
+    pub profile: &'a Profile,
+    /// The requests.
+    pub traffic: Traffic,
+    /// How far rounds draft.
+    pub policy: Policy,
+    /// Which lanes share forwards at a target.
+    pub sharing: Sharing,
+    /// Keys every chance.
+    pub seed: u64,
+    /// When the run ends, in virtual time.
+    pub duration: Duration,
+    /// What happens before counts for nothing but what the controllers learn from it.
+    pub warm_up: Duration,
+}
+
+impl Setup<'_> {
+    pub(crate) fn kinds(&self) -> &[Kind] {
+        match &self.traffic {
+            Traffic::Closed { kinds, .. } | Traffic::Open { kinds, .. } => kinds,
+        }
+    }
+}
+
+/// One kind of request.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Kind {
+    /// Its task type: the lane, and the profile's acceptance.
+    pub task_type: String,
+    /// Its share of the traffic.
+    pub share: f64,
+    /// Prompt tokens.
+    pub prompt_tokens: u32,
+    /// Output tokens on average, spread evenly from half to one and a half of it; [`ENDLESS`]: the output
+    /// never ends.
+    pub output_tokens: u32,
+}
+
+/// Output tokens of a sequence that never ends.
+pub const ENDLESS: u32 = 1 << 30;
+
+/// Who asks, and when.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Traffic {
+    /// As many clients, each of which sends its next request as soon as the last one is complete. The
+    /// prompts' KV is in the prefix caches. The run's time begins when every client has its first token.
+    Closed {
+        /// How many at once.
+        sequences: u32,
+        /// What they are.
+        kinds: Vec<Kind>,
+    },
+    /// Requests that come at random, as many a second on average (Poisson).
+    Open {
+        /// Requests a second.
+        per_second: f64,
+        /// What they are.
+        kinds: Vec<Kind>,
+        /// Past so many under way, a request is turned away.
+        sequences_max: u32,
+    },
+}
+
+/// How far rounds draft.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Policy {
+    /// Always so far.
+    Fixed(u32),
+    /// Each lane chooses, up to so far.
+    Lanes {
+        /// k at most.
+        max_k: u32,
+    },
+}
+
+/// What is asked of the rules themselves: how much hangs on each of them.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Experiment {
+    /// What lanes go by.
+    pub rules: Rules,
+    /// What targets go by.
+    pub groups: GroupRules,
+    /// Whether draft workers say of the tokens that they are fed whether they would have drawn them.
+    pub tells_agreement: bool,
+}
+
+impl Default for Experiment {
+    fn default() -> Self {
+        Self { rules: Rules::default(), groups: GroupRules::default(), tells_agreement: true }
+    }
+}

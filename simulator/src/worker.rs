@@ -1,0 +1,295 @@
+//! One worker: what a device thread does between two forwards, with a synthetic model in place of one that
+//! computes.
+//!
+//! Steps are admitted by the real cache state ([`Holding`]), the real batch former decides who runs and when,
+//! and the model answers with real replies. As at the device thread, what arrives during a forward is looked
+//! at when that is done.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
+use std::time::Duration;
+
+use scheduling::batch::{Share, StepRows, form, prefill_rows};
+use scheduling::batch_former::{BatchFormer, BatchRules, Decision, RanForward, ReadyStep};
+use scheduling::profile::synthetic::{StepUnderWay, SyntheticModel};
+use scheduling::profile::{ForwardRows, Profile};
+use scheduling::scheduler::events::{Frame, StepTiming};
+use speculation::holding::{Admission, Holding, Limits};
+use speculation::{Draft, Reply, ReplyBody, Role, SequenceId, Step};
+
+use crate::clock::RouterFrame;
+
+/// How a worker of a run is made.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct WorkerSetup {
+    pub(super) rules: BatchRules,
+    /// Whether the KV of every prompt is there already.
+    pub(super) has_prompts: bool,
+    /// Whether a draft worker reports which committed tokens it would have drawn.
+    pub(super) tells_agreement: bool,
+}
+
+/// What a worker does next.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Next {
+    /// Nothing, until something arrives.
+    Idle,
+    /// It delays its forward for so long at most.
+    Wait(Duration),
+    /// A forward of so many microseconds, without noise.
+    Run(f64),
+}
+
+/// One sequence at this worker.
+#[derive(Debug, Default)]
+struct Held {
+    /// With the task while a step runs.
+    holding: Option<Holding>,
+    /// Steps that wait for the one that runs, with their time of arrival.
+    waiting: VecDeque<(Step, Duration)>,
+    /// Tokens whose KV is there.
+    kv_tokens: u32,
+}
+
+/// A step under way.
+#[derive(Debug)]
+struct Task {
+    step: Step,
+    holding: Holding,
+    context_done: usize,
+    guesses: Draft,
+    agreed: Vec<bool>,
+    /// How long it waited to be admitted.
+    queued: Duration,
+}
+
+#[derive(Debug)]
+struct Forward {
+    shares: Vec<Share>,
+    rows: ForwardRows,
+    began_at: Duration,
+    prefill_before: u32,
+}
+
+/// See the module's page.
+#[derive(Debug)]
+pub(super) struct Worker {
+    model: SyntheticModel,
+    setup: WorkerSetup,
+    limits: Limits,
+    former: BatchFormer<SequenceId>,
+    inbox: Vec<(RouterFrame, Duration)>,
+    held: BTreeMap<SequenceId, Held>,
+    /// Sequences with waiting steps, oldest first.
+    waiting: VecDeque<SequenceId>,
+    tasks: Vec<Task>,
+    forward: Option<Forward>,
+    /// What is said beside forwards.
+    outbox: Vec<Reply>,
+}
+
+impl Worker {
+    pub(super) fn new(profile: &Arc<Profile>, role: Role, setup: WorkerSetup) -> Self {
+        let model = SyntheticModel::new(Arc::clone(profile), role);
+        Self {
+            former: BatchFormer::new(model.pool().curve.profiled_times(), setup.rules),
+            limits: Limits { role, vocab_size: profile.vocab_size, max_model_len: u32::MAX },
+            model,
+            setup,
+            inbox: Vec::new(),
+            held: BTreeMap::new(),
+            waiting: VecDeque::new(),
+            tasks: Vec::new(),
+            forward: None,
+            outbox: Vec::new(),
+        }
+    }
+
+    pub(super) fn arrive(&mut self, now: Duration, frame: RouterFrame) {
+        self.inbox.push((frame, now));
+    }
+
+    /// What it does next; a forward begins unless one runs, nothing is ready, or the batch former delays it.
+    pub(super) fn next(&mut self, now: Duration) -> Next {
+        if self.forward.is_some() {
+            return Next::Idle;
+        }
+        self.read_inbox();
+        self.admit_waiting(now);
+        if self.tasks.is_empty() {
+            return Next::Idle;
+        }
+        let ready: Vec<ReadyStep<SequenceId>> = self.tasks.iter().map(Task::ready_step).collect();
+        match self.former.next(now, &ready) {
+            Decision::Wait(delay) => Next::Wait(delay),
+            Decision::Run(members) => Next::Run(self.begin_forward(now, &ready, &members)),
+        }
+    }
+
+    fn read_inbox(&mut self) {
+        for (frame, received) in std::mem::take(&mut self.inbox) {
+            for step in frame.steps {
+                let id = step.sequence_id;
+                let held = self
+                    .held
+                    .entry(id)
+                    .or_insert_with(|| Held { holding: Some(Holding::default()), ..Held::default() });
+                self.former.arrived(received, id, StepRows::left(&step, 0, 0));
+                held.waiting.push_back((step, received));
+                self.waiting.push_back(id);
+            }
+            for (id, generation) in frame.closes {
+                self.close(id, generation);
+            }
+        }
+    }
+
+    fn close(&mut self, id: SequenceId, generation: u32) {
+        let Some(held) = self.held.get_mut(&id) else { return };
+        held.waiting.retain(|(step, _)| step.generation > generation);
+        if held.holding.is_none() {
+            let is_over = |task: &Task| task.step.sequence_id == id && task.step.generation <= generation;
+            let Some(index) = self.tasks.iter().position(is_over) else { return };
+            held.holding = Some(self.tasks.remove(index).holding);
+        }
+        let is_over = held.holding.as_ref().is_some_and(|holding| holding.generation() <= generation);
+        if is_over && held.waiting.is_empty() {
+            self.held.remove(&id);
+            self.former.forget(&id);
+        }
+    }
+
+    fn admit_waiting(&mut self, now: Duration) {
+        for _ in 0..self.waiting.len() {
+            let Some(id) = self.waiting.pop_front() else { return };
+            let Some(held) = self.held.get_mut(&id) else { continue };
+            let Some(mut holding) = held.holding.take() else {
+                // It is admitted when the step that runs is done.
+                self.waiting.push_back(id);
+                continue;
+            };
+            let Some((step, received)) = held.waiting.pop_front() else {
+                held.holding = Some(holding);
+                continue;
+            };
+            let body = match holding.admit(&step, &self.limits) {
+                Admission::Run => {
+                    held.kv_tokens = step.base_len.min(held.kv_tokens);
+                    let mut task = Task::new(step, holding, now - received);
+                    if self.setup.has_prompts && task.step.base_len == 0 {
+                        // All but the row whose logits are needed is found in the prefix cache.
+                        task.context_done = task.step.context.len().saturating_sub(1);
+                        held.kv_tokens = task.context_done as u32;
+                    }
+                    self.tasks.push(task);
+                    continue;
+                }
+                Admission::Stale => None,
+                Admission::NeedContext { have_len, have_spec } => {
+                    Some(ReplyBody::NeedContext { have_len, have_spec })
+                }
+                Admission::Refused(reason) => Some(ReplyBody::Refused { reason }),
+            };
+            held.holding = Some(holding);
+            if let Some(body) = body {
+                self.former.answered(now, &id);
+                self.outbox.push(Reply::to(&step, body));
+            }
+        }
+    }
+
+    fn begin_forward(&mut self, now: Duration, ready: &[ReadyStep<SequenceId>], members: &[bool]) -> f64 {
+        let rows: Vec<StepRows> = ready.iter().map(|step| step.rows).collect();
+        let shares = form(&rows, self.model.pool().max_batch_rows, |index, _| members[index]);
+        let mut forward = ForwardRows::default();
+        for share in &shares {
+            let held = self.held.get_mut(&ready[share.index].key).expect("a task's sequence is held");
+            let tail = share.rows(&rows[share.index]) - share.context;
+            held.kv_tokens += share.context + tail;
+            forward.add((share.context, tail), held.kv_tokens);
+        }
+        let prefill_before = prefill_rows(rows.into_iter());
+        self.forward = Some(Forward { shares, rows: forward, began_at: now, prefill_before });
+        self.model.pool().curve.micros(forward)
+    }
+
+    /// The forward is done, `seconds` after the start of the run: what the router is told of it, and how long
+    /// it took.
+    pub(super) fn forward_done(&mut self, now: Duration, seconds: f64) -> (Frame, Duration) {
+        let forward = self.forward.take().expect("a forward that ends has begun");
+        let mut answers: BTreeMap<usize, ReplyBody> = BTreeMap::new();
+        for share in &forward.shares {
+            let body = self.model.advance(&mut self.tasks[share.index].under_way(), share, seconds);
+            answers.extend(body.map(|body| (share.index, body)));
+        }
+        let took = now - forward.began_at;
+        let prefill_after = prefill_rows(self.tasks.iter().map(Task::rows_left));
+        let rows = forward.rows.rows + forward.rows.prefill_rows;
+        let ran = RanForward {
+            rows,
+            prefill_rows: forward.prefill_before.saturating_sub(prefill_after).min(rows),
+            sequences: forward.shares.len() as u32,
+            kv_tokens: forward.rows.kv_tokens,
+        };
+        self.former.ran(ran, took);
+        let (replies, queue) = self.finish(now, answers);
+        let RanForward { rows, prefill_rows, sequences, kv_tokens } = ran;
+        let timing = StepTiming { rows, prefill_rows, sequences, kv_tokens, queue, compute: took };
+        (Frame { timing, replies, ..Frame::default() }, took)
+    }
+
+    /// Answers what is complete; the mean time that it waited to be admitted.
+    fn finish(&mut self, now: Duration, mut answers: BTreeMap<usize, ReplyBody>) -> (Vec<Reply>, Duration) {
+        let mut replies = std::mem::take(&mut self.outbox);
+        let (mut queue, num_answers) = (Duration::ZERO, answers.len().max(1) as u32);
+        if answers.is_empty() {
+            return (replies, queue);
+        }
+        for (index, task) in std::mem::take(&mut self.tasks).into_iter().enumerate() {
+            let Some(body) = answers.remove(&index) else {
+                self.tasks.push(task);
+                continue;
+            };
+            let Task { step, holding, agreed, queued, .. } = task;
+            queue += queued;
+            let id = step.sequence_id;
+            let held = self.held.get_mut(&id).expect("a task's sequence is held");
+            held.kv_tokens = holding.len();
+            held.holding = Some(holding);
+            self.former.answered(now, &id);
+            let agreed = if self.setup.tells_agreement { agreed } else { Vec::new() };
+            replies.push(Reply { agreed, ..Reply::to(&step, body) });
+        }
+        (replies, queue / num_answers)
+    }
+
+    /// What is to be said although no forward runs.
+    pub(super) fn take_outbox(&mut self) -> Option<Frame> {
+        let replies = std::mem::take(&mut self.outbox);
+        (!replies.is_empty()).then(|| Frame { replies, ..Frame::default() })
+    }
+}
+
+impl Task {
+    fn new(step: Step, holding: Holding, queued: Duration) -> Self {
+        Self { step, holding, context_done: 0, guesses: Draft::default(), agreed: Vec::new(), queued }
+    }
+
+    fn under_way(&mut self) -> StepUnderWay<'_> {
+        StepUnderWay {
+            step: &self.step,
+            holding: &mut self.holding,
+            context_done: &mut self.context_done,
+            guesses: &mut self.guesses,
+            agreed: &mut self.agreed,
+        }
+    }
+
+    fn rows_left(&self) -> StepRows {
+        StepRows::left(&self.step, self.context_done, self.guesses.token_ids.len())
+    }
+
+    fn ready_step(&self) -> ReadyStep<SequenceId> {
+        ReadyStep::new(self.step.sequence_id, &self.step, &self.holding, self.rows_left())
+    }
+}
