@@ -105,6 +105,12 @@ pub enum RouterError {
         /// In the worker's words.
         reason: String,
     },
+    /// Target after target failed while it ran this request.
+    #[error("{reason}")]
+    Quarantined {
+        /// How many, and how the last one failed.
+        reason: String,
+    },
     /// A broken invariant of ours; this request only.
     #[error("internal error: {0}")]
     Internal(String),
@@ -201,6 +207,9 @@ impl RouterError {
             Self::Refused { .. } => {
                 row(S::INTERNAL_SERVER_ERROR, Code::FailedPrecondition, SERVER, Some("refused"), "refused")
             }
+            Self::Quarantined { .. } => {
+                row(S::INTERNAL_SERVER_ERROR, Code::Internal, SERVER, Some("quarantined"), "quarantined")
+            }
             Self::Internal(_) => {
                 row(S::INTERNAL_SERVER_ERROR, Code::Internal, SERVER, Some("internal"), "internal")
             }
@@ -266,6 +275,7 @@ mod tests {
             RouterError::BodyTooLarge { limit: 7 },
             RouterError::SlowClient,
             RouterError::Refused { reason: "logits hold a NaN".into() },
+            RouterError::Quarantined { reason: "4 target workers in a row failed on this request".into() },
         ] {
             let text = error.to_string();
             assert!(!text.contains('\n') && !text.ends_with('.'), "{text}");

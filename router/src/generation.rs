@@ -32,6 +32,8 @@ pub struct GenerationRequest {
     pub request_id: String,
     /// A model of the [`crate::catalog::Catalog`].
     pub model: String,
+    /// Size of the model's vocabulary.
+    pub vocab_size: u32,
     /// The prompt, never empty; `spec.prompt_len` is its length.
     pub prompt_ids: Vec<TokenId>,
     /// How many sequences to run over this prompt; sequence `i` gets the spec with `choice = i`.

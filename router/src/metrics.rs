@@ -143,6 +143,7 @@ struct Families {
     lane_draft_tokens: Family<LaneLabels, Counter>,
     lane_accepted_tokens: Family<LaneLabels, Counter>,
     draft_outages: Counter,
+    target_outages: Counter,
     waiting_for_target: Gauge,
     target_wait: HistogramFamily<PriorityLabels>,
     tokenize_queue: Gauge,
@@ -174,6 +175,7 @@ impl RouterMetrics {
             lane_draft_tokens: metrics.counter_family(&LANE_DRAFT_TOKENS),
             lane_accepted_tokens: metrics.counter_family(&LANE_ACCEPTED_TOKENS),
             draft_outages: metrics.counter(&DRAFT_OUTAGES),
+            target_outages: metrics.counter(&TARGET_OUTAGES),
             waiting_for_target: metrics.gauge(&WAITING_FOR_TARGET),
             target_wait: metrics.histogram_family(&TARGET_WAIT),
             tokenize_queue: metrics.gauge(&TOKENIZE_QUEUE),
@@ -222,6 +224,11 @@ impl RouterMetrics {
     /// A draft worker was put out.
     pub fn draft_outage(&self) {
         self.families.draft_outages.inc();
+    }
+
+    /// A target fell silent, or its circuit breaker opened.
+    pub fn target_outage(&self) {
+        self.families.target_outages.inc();
     }
 
     /// So many sequences wait for a target with room.

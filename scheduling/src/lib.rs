@@ -3,9 +3,10 @@
 //! the text stays the target's own.
 //!
 //! Reading order: how far to draft ([`agreement`], [`survival`], [`cost`], [`draft_length`]), when decode steps leave
-//! the router ([`gather`]), how long to wait for a draft worker ([`draft_health`]). Who goes where and when, before all
-//! that: [`placement`], [`turns`], [`output_length`]; what goes through a worker together: [`mod@batch`], [`batch_former`].
-//! What a pool of workers is like comes from a file ([`profile`]).
+//! the router ([`gather`]), how long to wait for a draft worker ([`draft_health`]), whether to rely on a target
+//! ([`target_health`]). Who goes where and when, before all that: [`placement`], [`turns`], [`output_length`]; what goes
+//! through a worker together: [`mod@batch`], [`batch_former`]. What a pool of workers is like comes from a file
+//! ([`profile`]).
 
 #![forbid(unsafe_code)]
 
@@ -21,6 +22,7 @@ pub mod placement;
 pub mod profile;
 pub mod scheduler;
 pub mod survival;
+pub mod target_health;
 #[cfg(test)]
 mod testdata;
 pub mod turns;

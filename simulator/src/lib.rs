@@ -92,7 +92,7 @@ impl<'a> Simulation<'a> {
             setup,
             clock: Clock::default(),
             chance: Chance { state: mix(setup.seed) },
-            router: Router::new(setup.policy, experiment, is_recorded),
+            router: Router::new(setup, experiment, is_recorded),
             is_dispatch_due: false,
             wakeup_at: None,
             workers: (1..).zip(roles).map(worker).collect(),

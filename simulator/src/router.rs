@@ -14,7 +14,7 @@ use speculation::Role;
 use crate::clients::Request;
 use crate::clock::RouterFrame;
 use crate::record::{Entry, Recording};
-use crate::{Experiment, Policy};
+use crate::{Experiment, Policy, Setup};
 
 /// How long a target may take for a step, and a model may be without targets: longer than anything here
 /// takes.
@@ -27,6 +27,7 @@ const MODEL: &str = "simulated";
 #[derive(Debug)]
 pub(super) struct Router {
     policy: Policy,
+    vocab_size: u32,
     scheduler: Scheduler,
     outboxes: BTreeMap<WorkerKey, RouterFrame>,
     recording: Option<Recording>,
@@ -35,7 +36,8 @@ pub(super) struct Router {
 impl Router {
     /// A router without workers; where it is recorded, what goes in and comes out of its scheduler is written
     /// down.
-    pub(super) fn new(policy: Policy, experiment: &Experiment, is_recorded: bool) -> Self {
+    pub(super) fn new(setup: &Setup, experiment: &Experiment, is_recorded: bool) -> Self {
+        let policy = setup.policy;
         let (draft_tokens, max_draft_tokens) = match policy {
             Policy::Fixed(k) => (DraftTokens::Fixed(k), k),
             Policy::Lanes { max_k } => (DraftTokens::Auto, max_k),
@@ -47,7 +49,13 @@ impl Router {
             rules: experiment.rules,
         };
         let recording = is_recorded.then(|| Recording { config: config.clone(), entries: Vec::new() });
-        Self { policy, scheduler: Scheduler::new(config), outboxes: BTreeMap::new(), recording }
+        Self {
+            policy,
+            vocab_size: setup.profile.vocab_size,
+            scheduler: Scheduler::new(config),
+            outboxes: BTreeMap::new(),
+            recording,
+        }
     }
 
     pub(super) fn take_recording(&mut self) -> Option<Recording> {
@@ -102,6 +110,7 @@ impl Router {
             id,
             lane: LaneKey { model: MODEL.to_owned(), task_type, temperature },
             spec,
+            vocab_size: self.vocab_size,
             prompt_ids,
             speculation: SpeculationRequest { enabled, ..SpeculationRequest::default() },
         }))

@@ -24,7 +24,7 @@ use crate::step::{
     TokenSpan, Work,
 };
 use crate::{AcceptanceMode, Role, SequenceId, SequenceSpec, TokenId};
-pub use events::{Action, Commit, Counters, Event, Ignored};
+pub use events::{Action, Commit, Counters, Event, Ignored, TargetFault};
 use link::{InFlight, Link};
 
 /// A worker that lags further behind is fed before it is asked to draw.
@@ -37,7 +37,7 @@ pub const IDLE_FEED_LAG: u32 = 8;
 const MAX_MISSES: u32 = 3;
 
 /// A target step is resent this often before the target is given up.
-const MAX_RESENDS: u32 = 3;
+const MAX_RESENDS: u32 = 2;
 
 /// What the driver fixes for every sequence.
 #[derive(Debug, Clone, Copy)]
@@ -146,6 +146,11 @@ impl Sequence {
     /// Why the draft worker would not serve this sequence, if it said so.
     pub fn draft_refusal(&self) -> Option<&str> {
         self.draft_refusal.as_deref()
+    }
+
+    /// How long its target may take for one step from now on, before the step is sent again.
+    pub fn set_target_deadline(&mut self, deadline: Duration) {
+        self.limits.target_deadline = deadline;
     }
 
     /// Whether a target worker is assigned.
@@ -286,7 +291,7 @@ impl Sequence {
         match (role, reply.body) {
             (Role::Target, ReplyBody::Span(span)) => self.span(now, span),
             (Role::Draft, ReplyBody::Proposal(proposal)) => self.proposal(now, &step, proposal),
-            (Role::Target, ReplyBody::Fed { prompt_logprobs, .. }) => {
+            (Role::Target, ReplyBody::Fed { prompt_logprobs, .. }) if self.is_feed(&step) => {
                 self.target_fed(now, &step, prompt_logprobs)
             }
             (Role::Draft, ReplyBody::Fed { .. }) if step.num_draft_tokens.is_none() => {
@@ -296,8 +301,8 @@ impl Sequence {
                 self.need_context(now, role, &step, (have_len, have_spec));
             }
             (_, ReplyBody::Refused { reason }) => self.refused(now, role, &reason),
-            // Among them `fed` where a proposal was asked for: waiting on would cost every round its whole deadline.
-            (Role::Target, ReplyBody::Proposal(_))
+            // Among them `fed` where a span or proposal was asked for: asking again would go on for ever.
+            (Role::Target, ReplyBody::Proposal(_) | ReplyBody::Fed { .. })
             | (Role::Draft, ReplyBody::Span(_) | ReplyBody::Fed { .. }) => {
                 self.broke_contract(now, role);
             }
@@ -316,7 +321,10 @@ impl Sequence {
         let link = self.link_mut(role);
         link.misses += 1;
         if link.misses >= MAX_MISSES {
-            return self.drop_worker(now, role);
+            return match role {
+                Role::Target => self.leave_target(now, TargetFault::BrokeContract),
+                Role::Draft => self.drop_worker(now, role),
+            };
         }
         let first = link.misses == 1;
         link.have = if first { have_len.min(len) } else { 0 };
@@ -330,7 +338,7 @@ impl Sequence {
     fn refused(&mut self, now: Duration, role: Role, reason: &str) {
         match role {
             Role::Target if !self.verifying.token_ids.is_empty() => self.verify(now, Draft::default()),
-            Role::Target => self.fail(format!("the target worker refused the sequence: {reason}")),
+            Role::Target => self.leave_target(now, TargetFault::Refused(reason.to_owned())),
             Role::Draft => {
                 self.actions.push(Action::Close(role, self.draft.generation));
                 self.draft.release();
@@ -344,7 +352,15 @@ impl Sequence {
 
     fn broke_contract(&mut self, now: Duration, role: Role) {
         self.ignore(Ignored::MalformedReply);
-        self.drop_worker(now, role);
+        match role {
+            Role::Target => self.leave_target(now, TargetFault::BrokeContract),
+            Role::Draft => self.drop_worker(now, role),
+        }
+    }
+
+    fn leave_target(&mut self, now: Duration, fault: TargetFault) {
+        self.actions.push(Action::TargetFault(fault));
+        self.drop_worker(now, Role::Target);
     }
 
     fn drop_worker(&mut self, now: Duration, role: Role) {
@@ -396,11 +412,6 @@ impl Sequence {
         if let Some(reason) = reason {
             self.actions.push(Action::Finished(reason));
         }
-    }
-
-    fn fail(&mut self, reason: String) {
-        self.finish(None);
-        self.actions.push(Action::Failed(reason));
     }
 
     fn ignore(&mut self, why: Ignored) {

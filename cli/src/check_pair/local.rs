@@ -172,7 +172,7 @@ impl LocalPair<'_> {
                         None => continue,
                     }
                 }
-                Action::Failed(reason) => return Err(CheckPairError::Sequence(reason)),
+                Action::TargetFault(fault) => return Err(CheckPairError::Sequence(fault.to_string())),
                 Action::Ignored(why) => return Err(CheckPairError::Sequence(format!("{why:?}"))),
                 Action::Finished(_) | Action::Assign(_) | Action::Close(..) | Action::PromptLogprobs(_) => {
                     continue;

@@ -65,6 +65,10 @@ pub(super) const DRAFT_OUTAGES: CounterName = CounterName::new(
     "outrider_draft_outages_total",
     "How often a draft worker was put out because it did not answer",
 );
+pub(super) const TARGET_OUTAGES: CounterName = CounterName::new(
+    "outrider_target_outages_total",
+    "How often a target fell silent while it owed answers, or failed so often that it was avoided",
+);
 pub(super) const WAITING_FOR_TARGET: GaugeName =
     GaugeName::new("outrider_sequences_waiting_for_target", "Sequences that wait for a target with room");
 pub(super) const TARGET_WAIT: HistogramName = HistogramName::new(

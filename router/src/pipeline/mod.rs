@@ -117,6 +117,7 @@ async fn start(
             let generation = GenerationRequest {
                 request_id: request_id.to_owned(),
                 model: request.entry.id.clone(),
+                vocab_size: request.entry.vocab_size,
                 prompt_ids: ids.clone(),
                 num_choices: request.num_choices,
                 spec,

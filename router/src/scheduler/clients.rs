@@ -108,6 +108,7 @@ impl Clients {
         let Some(client) = self.leave(id) else { return };
         let error = match failure {
             Failure::Refused(reason) => RouterError::Refused { reason },
+            Failure::Quarantined(reason) => RouterError::Quarantined { reason },
             Failure::Unavailable(reason) => RouterError::Unavailable { reason },
         };
         self.pending.push((client.sink, GenerationEvent::Failed(error)));

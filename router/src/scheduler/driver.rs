@@ -22,8 +22,7 @@ use super::clients::Clients;
 use super::outbox::Outboxes;
 use super::reports::Reports;
 use super::{Inbox, Submission};
-use crate::error::RouterError;
-use crate::generation::{GenerationRequest, GenerationSink, GenerationStream, channel};
+use crate::generation::{GenerationRequest, GenerationSink, channel};
 use crate::metrics::RouterMetrics;
 use crate::workers::WorkerEvent;
 
@@ -143,21 +142,13 @@ impl Driver {
     }
 
     fn submit(&mut self, Submission { request, answer }: Submission) {
-        // A client that left before its answer is seen by the sink.
-        drop(answer.send(self.accept(request)));
-    }
-
-    fn accept(&mut self, request: GenerationRequest) -> Result<GenerationStream, RouterError> {
-        if self.scheduler.vocab_size_of(&request.model).is_none() {
-            let reason = format!("no target worker is ready for model `{}`", request.model);
-            return Err(RouterError::Unavailable { reason });
-        }
         let (sink, stream) = channel(request.num_choices);
         let prompt_ids: Arc<[TokenId]> = request.prompt_ids.as_slice().into();
         for choice in 0..request.num_choices {
             self.start_sequence(&request, choice, &prompt_ids, sink.clone());
         }
-        Ok(stream)
+        // A client that left before its answer is seen by the sink.
+        drop(answer.send(stream));
     }
 
     fn start_sequence(
@@ -187,9 +178,10 @@ impl Driver {
             task_type: request.task_type.clone(),
             temperature: TemperatureBand::of(&spec.sampling),
         };
-        let speculation = request.speculation;
+        let (vocab_size, speculation) = (request.vocab_size, request.speculation);
         let prompt_ids = Arc::clone(prompt_ids);
-        self.on_event(Event::Submit(Box::new(NewSequence { id, lane, spec, prompt_ids, speculation })));
+        let new = NewSequence { id, lane, spec, vocab_size, prompt_ids, speculation };
+        self.on_event(Event::Submit(Box::new(new)));
     }
 
     fn worker_event(&mut self, event: WorkerEvent) {

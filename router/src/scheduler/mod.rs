@@ -30,7 +30,7 @@ pub const QUESTIONS: usize = 16;
 #[derive(Debug)]
 pub struct Submission {
     request: GenerationRequest,
-    answer: oneshot::Sender<Result<GenerationStream, RouterError>>,
+    answer: oneshot::Sender<GenerationStream>,
 }
 
 /// The handle to the driver.
@@ -65,7 +65,7 @@ impl GenerationService for SchedulerHandle {
             mpsc::error::TrySendError::Full(_) => RouterError::Overloaded { what: "the scheduler's queue" },
             mpsc::error::TrySendError::Closed(_) => RouterError::Draining,
         })?;
-        answered.await.unwrap_or(Err(RouterError::Draining))
+        answered.await.map_err(|_| RouterError::Draining)
     }
 
     async fn report(&self) -> Result<SchedulerReport, RouterError> {

@@ -53,6 +53,30 @@ impl Reports {
             Report::DraftWorkerAnswers(worker) => {
                 tracing::info!(address = self.address_of(worker), "draft worker answers again");
             }
+            Report::TargetSilent { worker, waited, moved } => {
+                self.metrics.target_outage();
+                let (address, waited_ms) = (self.address_of(worker), waited.as_millis() as u64);
+                tracing::warn!(
+                    address,
+                    waited_ms,
+                    moved,
+                    "target worker does not answer: its sequences move"
+                );
+            }
+            Report::TargetAnswers(worker) => {
+                tracing::info!(address = self.address_of(worker), "target worker answers again");
+            }
+            Report::TargetFailed { worker, fault, is_opened } => {
+                let address = self.address_of(worker);
+                tracing::warn!(address, %fault, "a sequence leaves its target worker");
+                if is_opened {
+                    self.metrics.target_outage();
+                    tracing::warn!(
+                        address,
+                        "target worker fails time after time: it is avoided until a probe succeeds"
+                    );
+                }
+            }
             Report::Replayed { role, address, sequences } => {
                 tracing::warn!(role = role.as_str(), address, sequences, "worker lost: replaying");
             }

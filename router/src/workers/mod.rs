@@ -52,6 +52,7 @@ pub fn worker_info(role: Role, address: &str, hello: &v1::WorkerHello, credits: 
         sampling_scheme: hello.sampling_scheme.clone(),
         task_types: hello.task_types.clone(),
         vocab_size: hello.vocab_size,
+        max_model_len: hello.max_model_len,
         kv_blocks: hello.kv_blocks,
         kv_block_size: hello.kv_block_size,
         credit_blocks: credits,

@@ -2,12 +2,13 @@
 
 use std::time::Duration;
 
-use speculation::sequence::{Commit, Event, Sequence};
+use speculation::sequence::{Commit, Event, Sequence, TargetFault};
 use speculation::{Role, SequenceId};
 
 use super::events::{CommittedRound, SpeculationUsage, WorkerKey};
 use super::lanes::{Joined, SequenceLengths};
 use super::policy::SpeculationRequest;
+use super::targets::SUSPECT_AFTER;
 use super::workers::Reservation;
 use crate::agreement::Agreement;
 use crate::placement::PrefixMarks;
@@ -20,6 +21,7 @@ pub(super) struct ActiveSequence {
     pub(super) speculation: SpeculationRequest,
     pub(super) target: Option<Reservation>,
     pub(super) draft: Option<Reservation>,
+    pub(super) failures: TargetFailures,
     /// Its prompt's prefixes, by which a target is chosen.
     pub(super) marks: PrefixMarks,
     /// The numerics class of its text so far, once it had a target.
@@ -37,6 +39,26 @@ pub(super) struct ActiveSequence {
     /// Its entry among the timers.
     pub(super) timer: Option<Duration>,
     pub(super) disabled_reason: Option<&'static str>,
+}
+
+/// What went wrong with the targets of one sequence.
+#[derive(Debug, Default)]
+pub(super) struct TargetFailures {
+    /// Targets in a row that were lost, or left, before they committed anything.
+    pub(super) in_a_row: u32,
+    /// The target that it left last: another one is preferred.
+    pub(super) left: Option<WorkerKey>,
+    /// Targets that refused it: they are not asked again.
+    pub(super) refused_by: Vec<WorkerKey>,
+    /// The last reason.
+    pub(super) reason: Option<TargetFault>,
+}
+
+impl TargetFailures {
+    /// Whether the sequence may be what its targets died of.
+    pub(super) fn is_suspect(&self) -> bool {
+        self.in_a_row >= SUSPECT_AFTER
+    }
 }
 
 /// Where a round stands before its verification is answered.

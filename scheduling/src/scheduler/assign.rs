@@ -2,6 +2,8 @@
 //! target has capacity: KV blocks within its credit, and few enough prefills under way. New, preempted and orphaned
 //! sequences share the queue, so that a mass failover is worked off in order.
 
+use std::time::Duration;
+
 use speculation::sequence::Event;
 use speculation::{Role, SequenceId};
 
@@ -9,7 +11,8 @@ use super::Scheduler;
 use super::active::{ActiveSequence, FollowUps};
 use super::events::{Command, Report, WorkerKey};
 use super::lanes::Lanes;
-use super::state::SchedulerState;
+use super::state::{QueueKey, SchedulerState};
+use super::targets::MAX_TARGETS_LOST;
 use super::workers::Wanted;
 use crate::turns::Ticket;
 
@@ -19,33 +22,35 @@ impl Scheduler {
         if !std::mem::take(&mut self.state.capacity_changed) {
             return;
         }
-        let models: Vec<String> = self.state.waiting.keys().cloned().collect();
-        for model in models {
-            while self.assign_next_target(&model) {}
+        let queues: Vec<QueueKey> = self.state.waiting.keys().cloned().collect();
+        for key in queues {
+            while self.assign_next_target(&key) {}
         }
         self.state.waiting.retain(|_, queue| !queue.is_empty());
         self.state.report_waiting();
     }
 
-    /// Serves the head of a model's queue. False if the queue is empty or no target has capacity for its head; nobody
+    /// Serves the head of a queue. False if the queue is empty or no target has capacity for its head; nobody
     /// overtakes the head, which would starve long sequences.
-    fn assign_next_target(&mut self, model: &str) -> bool {
+    fn assign_next_target(&mut self, key: &QueueKey) -> bool {
         let now = self.state.now;
-        let Some(id) = self.state.waiting.get(model).and_then(|queue| queue.peek(now)).copied() else {
+        let Some(id) = self.state.waiting.get(key).and_then(|queue| queue.peek(now)).copied() else {
             return false;
         };
         // The sequence may have ended, or got its target by an earlier entry.
         let active = self.sequences.get_mut(&id).filter(|active| active.target.is_none());
-        let is_served = match active.map(|active| self.state.take_target(active)) {
-            None => false,
-            Some(true) => true,
-            Some(false) => return false,
-        };
-        if let Some(queue) = self.state.waiting.get_mut(model) {
-            queue.pop(now, is_served);
+        let taken = active.map(|active| self.state.take_target(active));
+        if taken == Some(Taken::NoCapacity) {
+            return false;
         }
-        if is_served {
-            self.drive(id, Event::Assigned(Role::Target));
+        if let Some(queue) = self.state.waiting.get_mut(key) {
+            queue.pop(now, taken == Some(Taken::Target));
+        }
+        match taken {
+            Some(Taken::Target) => self.drive(id, Event::Assigned(Role::Target)),
+            Some(Taken::Refused) => self.fail_unserved(id),
+            Some(Taken::Unserved) => self.state.unserved.push(id),
+            Some(Taken::NoCapacity) | None => {}
         }
         true
     }
@@ -64,26 +69,45 @@ impl Scheduler {
     }
 }
 
+/// What a sequence at the head of its queue got.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Taken {
+    /// A target.
+    Target,
+    /// A place in the queue: every target that may serve it is full.
+    NoCapacity,
+    /// An end: every target that is there has refused it, before the client got anything.
+    Refused,
+    /// Nothing yet: targets are there, and none of them serves it. One with a longer window, or a sound one, may join.
+    Unserved,
+}
+
 impl SchedulerState {
     /// Puts a sequence into the queue for a target.
     pub(super) fn wait_for_target(&mut self, active: &mut ActiveSequence) {
+        active.waiting_since = self.now;
+        active.give_up_at = self.now + self.config.target_wait;
+        self.timers.arm(active);
+        self.enqueue(active);
+    }
+
+    /// Puts a sequence that waits for a target into its queue.
+    pub(super) fn enqueue(&mut self, active: &ActiveSequence) {
         let ticket = Ticket {
             priority: active.sequence.spec().priority,
             weight: self.lanes.weight(active.lane.id),
             cost: 1.0,
             since: active.submitted_at,
         };
-        active.waiting_since = self.now;
-        let queue = self.waiting.entry(active.lane.key.model.clone()).or_default();
-        queue.push(active.lane.id, ticket, active.id);
+        let key =
+            QueueKey { model: active.lane.key.model.clone(), are_suspects: active.failures.is_suspect() };
+        self.waiting.entry(key).or_default().push(active.lane.id, ticket, active.id);
         self.capacity_changed = true;
-        active.give_up_at = self.now + self.config.target_wait;
-        self.timers.arm(active);
     }
 
-    /// A sequence may wait for capacity without limit, and for a target of its model to appear for `target_wait`.
+    /// A sequence may wait for capacity without limit, and for a target that serves it to appear for `target_wait`.
     pub(super) fn may_keep_waiting(&self, active: &mut ActiveSequence) -> bool {
-        if self.workers.vocab_size_of(&active.lane.key.model).is_some() {
+        if self.workers.could_serve(&wanted(self.now, &self.lanes, active, None)) {
             active.give_up_at = self.now + self.config.target_wait;
         }
         self.now < active.give_up_at
@@ -100,7 +124,14 @@ impl SchedulerState {
             key
         });
         match role {
-            Role::Target => self.wait_for_target(active),
+            Role::Target if active.failures.in_a_row >= MAX_TARGETS_LOST => {
+                self.quarantine(active);
+                follow_ups.push_back(Event::Cancel);
+            }
+            Role::Target => {
+                active.failures.left = lost;
+                self.wait_for_target(active);
+            }
             Role::Draft => {
                 active.asked = None;
                 if self.take_draft(active, lost) {
@@ -110,11 +141,15 @@ impl SchedulerState {
         }
     }
 
-    fn take_target(&mut self, active: &mut ActiveSequence) -> bool {
-        let Self { workers, lanes, .. } = self;
-        let wanted = wanted(lanes, active, None);
+    fn take_target(&mut self, active: &mut ActiveSequence) -> Taken {
+        let Self { workers, lanes, now, .. } = self;
+        let wanted = wanted(*now, lanes, active, active.failures.left);
         let Some(reservation) = workers.reserve_target(&wanted, active.numerics_id.as_deref()) else {
-            return false;
+            return match workers.could_serve(&wanted) || !workers.is_served(wanted.model) {
+                true => Taken::NoCapacity,
+                false if active.output_len() == 0 && !wanted.refused_by.is_empty() => Taken::Refused,
+                false => Taken::Unserved,
+            };
         };
         let numerics_id = workers.get(reservation.key).map(|worker| worker.info.numerics_id.clone());
         if active.numerics_id.is_some() && active.numerics_id != numerics_id {
@@ -122,18 +157,19 @@ impl SchedulerState {
         }
         active.numerics_id = numerics_id;
         active.target = Some(reservation);
+        active.sequence.set_target_deadline(self.target_deadline(active));
         let (priority, waited) =
             (active.sequence.spec().priority, self.now.saturating_sub(active.waiting_since));
         self.target_waits.observe(priority, waited);
         self.commands.push(Command::Report(Report::TargetAssigned { priority, waited }));
-        true
+        Taken::Target
     }
 
     fn take_draft(&mut self, active: &mut ActiveSequence, avoid: Option<WorkerKey>) -> bool {
         let Some(target) = active.worker(Role::Target).filter(|_| active.wants_draft()) else {
             return false;
         };
-        let wanted = wanted(&self.lanes, active, avoid);
+        let wanted = wanted(self.now, &self.lanes, active, avoid);
         active.draft = self.workers.reserve_draft(&wanted, target);
         active.draft.is_some()
     }
@@ -144,7 +180,7 @@ impl SchedulerState {
             return false;
         }
         let Some(target) = active.worker(Role::Target) else { return false };
-        let best = self.workers.best_draft(&wanted(&self.lanes, active, Some(key)), target);
+        let best = self.workers.best_draft(&wanted(self.now, &self.lanes, active, Some(key)), target);
         best.and_then(|key| self.workers.get(key)).is_some_and(|worker| !worker.health.is_out())
     }
 
@@ -157,7 +193,12 @@ impl SchedulerState {
     }
 }
 
-fn wanted<'a>(lanes: &Lanes, active: &'a ActiveSequence, avoid: Option<WorkerKey>) -> Wanted<'a> {
+pub(super) fn wanted<'a>(
+    now: Duration,
+    lanes: &Lanes,
+    active: &'a ActiveSequence,
+    avoid: Option<WorkerKey>,
+) -> Wanted<'a> {
     Wanted {
         model: &active.lane.key.model,
         task_type: &active.lane.key.task_type,
@@ -165,6 +206,10 @@ fn wanted<'a>(lanes: &Lanes, active: &'a ActiveSequence, avoid: Option<WorkerKey
         expected_len: lanes.expected_len(active.lane.id, active.lengths()),
         len: active.len(),
         marks: &active.marks,
+        max_len: active.sequence.spec().max_len,
         avoid,
+        refused_by: &active.failures.refused_by,
+        is_suspect: active.failures.is_suspect(),
+        now,
     }
 }

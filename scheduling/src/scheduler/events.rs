@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use speculation::sequence::{Commit, Ignored};
+use speculation::sequence::{Commit, Ignored, TargetFault};
 use speculation::step::PromptLogprobs;
 use speculation::{FinishReason, Reply, Role, SequenceId, SequenceSpec, Step, TokenId};
 
@@ -18,7 +18,7 @@ pub struct WorkerKey(pub u64);
 /// What happened. The driver passes in everything that has arrived, then [`Event::Dispatch`].
 #[derive(Debug, Clone)]
 pub enum Event {
-    /// A new sequence. Its model must be served ([`super::Scheduler::vocab_size_of`]), else it fails at once.
+    /// A new sequence. It waits for a target of its model for [`super::SchedulerConfig::target_wait`].
     Submit(Box<NewSequence>),
     /// The client left, or has all it wants.
     Cancel(SequenceId),
@@ -43,6 +43,8 @@ pub struct NewSequence {
     pub lane: LaneKey,
     /// Sampling, seed and limits; `spec.lane` is set by the scheduler.
     pub spec: SequenceSpec,
+    /// Size of the model's vocabulary: a target that returns other ids is not believed.
+    pub vocab_size: u32,
     /// The prompt, not empty.
     pub prompt_ids: Arc<[TokenId]>,
     /// What the client asked of speculation.
@@ -68,6 +70,8 @@ pub struct WorkerInfo {
     pub task_types: Vec<String>,
     /// Ids at and above this do not exist.
     pub vocab_size: u32,
+    /// Prompt and output together; 0: not limited.
+    pub max_model_len: u32,
     /// KV blocks in all; 0: the worker keeps no KV.
     pub kv_blocks: u64,
     /// Tokens in one block.
@@ -90,6 +94,7 @@ impl WorkerInfo {
             sampling_scheme: String::new(),
             task_types: Vec::new(),
             vocab_size: 0,
+            max_model_len: 0,
             kv_blocks: 0,
             kv_block_size: 0,
             credit_blocks: None,
@@ -165,10 +170,12 @@ pub struct CommittedRound {
 /// Why a sequence failed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Failure {
-    /// Its target refused it.
+    /// Every target refused it.
     Refused(String),
     /// No target serves its model.
     Unavailable(String),
+    /// Target after target failed while it ran there.
+    Quarantined(String),
 }
 
 /// Running totals of one sequence.
@@ -209,6 +216,26 @@ pub enum Report {
     },
     /// A silent draft worker answers again.
     DraftWorkerAnswers(WorkerKey),
+    /// A target owes answers and says nothing: its sequences move where another target serves them.
+    TargetSilent {
+        /// Which worker.
+        worker: WorkerKey,
+        /// How long nothing came.
+        waited: Duration,
+        /// How many sequences moved.
+        moved: usize,
+    },
+    /// A silent target answers again.
+    TargetAnswers(WorkerKey),
+    /// A sequence failed at a target.
+    TargetFailed {
+        /// Which worker.
+        worker: WorkerKey,
+        /// What happened.
+        fault: TargetFault,
+        /// Whether its circuit breaker opened: it gets one sequence now and then until one succeeds.
+        is_opened: bool,
+    },
     /// A lost worker's sequences are replayed at other workers.
     Replayed {
         /// What the lost worker was.

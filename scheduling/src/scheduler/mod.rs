@@ -20,6 +20,7 @@ pub mod policy;
 mod report;
 mod rounds;
 mod state;
+mod targets;
 #[cfg(test)]
 mod tests;
 mod timers;
@@ -33,9 +34,9 @@ use speculation::sequence::{Event as SequenceEvent, Limits, Sequence};
 use speculation::spec::lane_number;
 use speculation::{Role, SequenceId, SequenceSpec};
 
-use self::active::{ActiveSequence, Round};
+use self::active::{ActiveSequence, Round, TargetFailures};
 pub use self::events::{Command, Event, WorkerKey};
-use self::events::{Failure, Frame, NewSequence, Report};
+use self::events::{Frame, NewSequence, Report};
 use self::feedback::Answer;
 use self::policy::PolicyConfig;
 pub use self::report::{SchedulerReport, WorkerReport};
@@ -88,10 +89,15 @@ impl Scheduler {
             Event::WorkerUp(key, info) => {
                 self.state.workers.join(key, *info);
                 self.state.capacity_changed = true;
+                self.requeue_unserved();
+                self.move_from_silent_targets();
             }
             Event::WorkerDown(key) => self.worker_down(key),
             Event::Frame(key, frame) => self.frame(key, frame),
-            Event::Timer => self.fire_timers(),
+            Event::Timer => {
+                self.check_targets();
+                self.fire_timers();
+            }
             Event::Dispatch => self.dispatch(),
         }
         self.state.commands.drain(..)
@@ -101,12 +107,7 @@ impl Scheduler {
     pub fn next_wakeup(&mut self) -> Option<Duration> {
         self.postpone_timers();
         let timer = self.state.timers.first().map(|(at, _)| at);
-        timer.into_iter().chain(self.state.delayed_until).min()
-    }
-
-    /// Size of the model's vocabulary, while a target serves it.
-    pub fn vocab_size_of(&self, model: &str) -> Option<u32> {
-        self.state.workers.vocab_size_of(model)
+        timer.into_iter().chain(self.state.delayed_until).chain(self.state.workers.next_check()).min()
     }
 
     /// Whether a worker of this role is connected.
@@ -132,11 +133,7 @@ impl Scheduler {
     }
 
     fn submit(&mut self, new: NewSequence) {
-        let NewSequence { id, lane, spec, prompt_ids, speculation } = new;
-        let Some(vocab_size) = self.vocab_size_of(&lane.model) else {
-            let reason = format!("no target worker is ready for model `{}`", lane.model);
-            return self.state.commands.push(Command::Fail(id, Failure::Unavailable(reason)));
-        };
+        let NewSequence { id, lane, spec, vocab_size, prompt_ids, speculation } = new;
         let limits = Limits { vocab_size, target_deadline: self.state.config.target_deadline };
         let lane = self.state.lanes.join(lane);
         if lane.is_new {
@@ -153,6 +150,7 @@ impl Scheduler {
             speculation,
             target: None,
             draft: None,
+            failures: TargetFailures::default(),
             numerics_id: None,
             round: Round::default(),
             agreement: Agreement::default(),
@@ -179,6 +177,12 @@ impl Scheduler {
             self.state.commands.push(Command::Report(report));
         }
         for id in orphans {
+            // It may be what the target died of.
+            if let Some(active) = self.sequences.get_mut(&id)
+                && active.target.as_ref().is_some_and(|target| target.key == key && target.is_owed())
+            {
+                active.failures.in_a_row += 1;
+            }
             self.drive(id, SequenceEvent::Lost(role));
         }
     }
@@ -193,11 +197,19 @@ impl Scheduler {
             self.state.capacity_changed = true;
         }
         self.state.on_timing(key, &timing);
+        if role == Role::Target {
+            self.heard_from(key);
+        }
         for reply in replies {
             let id = reply.sequence_id;
             let Some(active) = self.sequences.get_mut(&id).filter(|at| at.worker(role) == Some(key)) else {
                 continue;
             };
+            if active.sequence.awaits(role, &reply)
+                && let Some(target) = active.target.as_mut().filter(|_| role == Role::Target)
+            {
+                self.state.workers.answered(target);
+            }
             let answer = Answer { role, worker: key, reply: &reply, timing: &timing };
             self.state.on_reply_time(active, &answer);
             self.state.on_agreement(active, role, &reply);
@@ -234,10 +246,7 @@ impl Scheduler {
             } else if self.state.may_keep_waiting(active) {
                 self.state.timers.arm(active);
             } else {
-                let reason = format!("no target worker came back for model `{}`", active.lane.key.model);
-                self.state.fail(active, Failure::Unavailable(reason));
-                self.drive(id, SequenceEvent::Cancel);
-                self.forget(id);
+                self.fail_unserved(id);
             }
         }
     }

@@ -19,9 +19,20 @@ pub(super) struct Candidate<'a> {
     pub(super) shared_prefix: u32,
     /// A draft worker that does not answer, or a target without capacity.
     pub(super) is_unfit: bool,
+    /// A target that is silent or fails: chosen only where no other one serves.
+    pub(super) is_out: bool,
+    /// What a step of one row takes there, microseconds.
+    pub(super) step_micros: f64,
 }
 
+/// Targets count as equally fast up to this factor: what steps take is measured on busy machines.
+const EQUALLY_FAST: f64 = 1.5;
+
 impl Candidate<'_> {
+    pub(super) fn serves(&self, model: &str) -> bool {
+        self.info.role == Role::Target && self.info.model_id == model
+    }
+
     fn place(&self, rank: u8) -> Place<WorkerKey> {
         let Self { key, load, lane_load, shared_prefix, .. } = *self;
         Place { key, rank, load, lane_load, shared_prefix }
@@ -29,26 +40,40 @@ impl Candidate<'_> {
 }
 
 /// The target for a sequence of `model`. Where it had a target before, `numerics_id` names that one's numerics class:
-/// a target of the same class continues the same text. `avoid` is chosen only if no other target is there, a target
-/// without capacity never.
+/// a target of the same class continues the same text. `avoid`, and a target that is out, are chosen only if no other
+/// target is there, a target without capacity never. A slower target gets fewer sequences, in proportion.
 pub(super) fn choose_target<'a>(
     workers: impl Iterator<Item = Candidate<'a>>,
     model: &str,
     numerics_id: Option<&str>,
     avoid: Option<WorkerKey>,
 ) -> Option<WorkerKey> {
-    let serving = workers.filter(|worker| worker.info.role == Role::Target && worker.info.model_id == model);
+    let serving = workers.filter(|worker| worker.serves(model));
+    let serving: Vec<_> = serving.collect();
+    let fastest = serving.iter().map(|worker| worker.step_micros).fold(f64::INFINITY, f64::min);
     let places: Vec<_> = serving
+        .into_iter()
         .map(|worker| {
             let other_class = numerics_id.is_some_and(|numerics_id| worker.info.numerics_id != numerics_id);
-            let rank = 2 * u8::from(other_class) + u8::from(Some(worker.key) == avoid);
-            (worker.is_unfit, worker.place(rank))
+            let is_avoided = Some(worker.key) == avoid;
+            let rank = 4 * u8::from(other_class) + 2 * u8::from(worker.is_out) + u8::from(is_avoided);
+            (worker.is_unfit, Place { load: load_beside(&worker, fastest), ..worker.place(rank) })
         })
         .collect();
     // The same class is worth waiting for: another one is chosen only if no target of the class serves the model.
-    let best_class = places.iter().map(|(_, place)| place.rank / 2).min()?;
-    let fit = places.into_iter().filter(|(is_unfit, place)| !is_unfit && place.rank / 2 == best_class);
+    let best_class = places.iter().map(|(_, place)| place.rank / 4).min()?;
+    let fit = places.into_iter().filter(|(is_unfit, place)| !is_unfit && place.rank / 4 == best_class);
     choose(&fit.map(|(_, place)| place).collect::<Vec<_>>())
+}
+
+/// Sequences that would make the fastest target as slow as one more makes this one, less that one.
+fn load_beside(worker: &Candidate<'_>, fastest: f64) -> u32 {
+    let slowness = worker.step_micros / fastest;
+    if slowness.is_finite() && slowness > EQUALLY_FAST {
+        (f64::from(worker.load + 1) * slowness) as u32 - 1
+    } else {
+        worker.load
+    }
 }
 
 /// The draft worker for a sequence on `target`: one that fits it, rather one that answers, then rather another than
@@ -97,6 +122,8 @@ mod tests {
             lane_load: 0,
             shared_prefix: 0,
             is_unfit: unfit.contains(&(i as u64)),
+            is_out: false,
+            step_micros: 1_000.0,
         })
     }
 
@@ -117,6 +144,35 @@ mod tests {
         assert_eq!(choose(Some("a"), None, &[0]), Some(2), "one without capacity is not chosen");
         assert_eq!(choose(Some("a"), None, &[0, 2]), None, "the class is waited for");
         assert_eq!(choose_target(candidates(&workers, &loads, &[]), "none", None, None), None);
+    }
+
+    #[test]
+    fn a_target_that_is_out_comes_last_and_a_slow_one_gets_its_part() {
+        let workers = [0, 1].map(|_| worker(Role::Target, "m", "a", &[]));
+        let choose = |loads: [u32; 2], out: Option<u64>, step_micros: [f64; 2]| {
+            let candidates = candidates(&workers, &loads, &[]).map(|candidate| Candidate {
+                is_out: out == Some(candidate.key.0),
+                step_micros: step_micros[candidate.key.0 as usize],
+                ..candidate
+            });
+            let candidates: Vec<_> = candidates.collect();
+            choose_target(candidates.into_iter(), "m", Some("a"), Some(WorkerKey(1))).map(|key| key.0)
+        };
+        assert_eq!(choose([9, 0], Some(0), [1.0, 1.0]), Some(1), "rather the one that was just lost");
+        assert_eq!(choose([9, 9], None, [1.0, 1.0]), Some(0));
+        let choose = |loads: [u32; 2]| {
+            let candidates = candidates(&workers, &loads, &[]);
+            let slow = |candidate: Candidate<'_>| candidate.key.0 == 1;
+            let speeds: Vec<_> = candidates
+                .map(|candidate| Candidate {
+                    step_micros: if slow(candidate) { 10.0 } else { 1.0 },
+                    ..candidate
+                })
+                .collect();
+            choose_target(speeds.into_iter(), "m", None, None).map(|key| key.0)
+        };
+        assert_eq!(choose([7, 0]), Some(0), "ten times as slow");
+        assert_eq!(choose([12, 0]), Some(1));
     }
 
     #[test]

@@ -9,6 +9,7 @@ use super::lanes::LaneExplanation;
 use super::state::SchedulerState;
 use super::workers::Worker;
 use crate::draft_health::HealthReport;
+use crate::target_health::TargetHealthReport;
 use crate::turns::Turns;
 use crate::waits::WaitReport;
 
@@ -46,6 +47,8 @@ pub struct WorkerReport {
     pub wire_us: f64,
     /// Whether it answers (draft workers).
     pub health: Option<HealthReport>,
+    /// Whether it is to be relied on (targets).
+    pub target_health: Option<TargetHealthReport>,
 }
 
 impl SchedulerState {
@@ -77,6 +80,7 @@ impl SchedulerState {
             reserved_blocks,
             wire_us: worker.cost.wire_micros(),
             health: is_draft.then(|| worker.health.report(self.now)),
+            target_health: (!is_draft).then(|| worker.target_health.report()),
         }
     }
 }

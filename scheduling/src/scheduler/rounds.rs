@@ -120,6 +120,7 @@ impl SchedulerState {
         let phase = if k == 0 && !has_prompt { RoundPhase::Delayed } else { RoundPhase::Begun };
         active.round =
             Round { begun_at: self.now, phase, chosen: k, has_prompt, is_probing, ..Round::default() };
+        active.sequence.set_target_deadline(self.target_deadline(active));
         if active.is_traced() {
             self.commands.push(Command::RoundBegun(active.id, k));
         }

@@ -15,6 +15,14 @@ use super::workers::Workers;
 use crate::turns::Turns;
 use crate::waits::Waits;
 
+/// Who waits for a target together.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct QueueKey {
+    pub(super) model: String,
+    /// Suspects wait by themselves: each has to find a target without another one, which must hold up nobody else.
+    pub(super) are_suspects: bool,
+}
+
 #[derive(Debug)]
 pub(super) struct SchedulerState {
     pub(super) config: SchedulerConfig,
@@ -28,8 +36,10 @@ pub(super) struct SchedulerState {
     /// Decode steps that wait to share a forward pass, and until when.
     pub(super) delayed: Vec<SequenceId>,
     pub(super) delayed_until: Option<Duration>,
-    /// Sequences that wait for a target, by model. An entry may be stale when its turn comes.
-    pub(super) waiting: BTreeMap<String, Turns<LaneId, SequenceId>>,
+    /// Sequences that wait for a target. An entry may be stale when its turn comes.
+    pub(super) waiting: BTreeMap<QueueKey, Turns<LaneId, SequenceId>>,
+    /// Sequences that none of their model's targets serves: they wait for another target to join, in nobody's way.
+    pub(super) unserved: Vec<SequenceId>,
     /// How long sequences waited for their targets.
     pub(super) target_waits: Waits,
     /// Whether a sequence joined a queue or capacity was freed since the queues were last served.
@@ -50,6 +60,7 @@ impl SchedulerState {
             delayed: Vec::new(),
             delayed_until: None,
             waiting: BTreeMap::new(),
+            unserved: Vec::new(),
             target_waits: Waits::default(),
             capacity_changed: false,
             commands: Vec::new(),
@@ -82,6 +93,7 @@ impl SchedulerState {
             Action::Ready => self.ready.push_back(active.id),
             Action::Commit(commit) => {
                 self.decode_answered(active);
+                self.on_target_success(active);
                 self.grow_reservations(active);
                 self.on_round(active, &commit);
                 self.commands.push(Command::Commit(active.committed(commit)));
@@ -90,7 +102,7 @@ impl SchedulerState {
                 self.commands.push(Command::PromptLogprobs(active.id, scores));
             }
             Action::Finished(reason) => self.finished(active, reason),
-            Action::Failed(reason) => self.fail(active, Failure::Refused(reason)),
+            Action::TargetFault(fault) => self.on_target_fault(active, fault),
             Action::Ignored(why) => {
                 self.commands.push(Command::Report(Report::Ignored(why)));
                 if why == Ignored::LateDraft {
@@ -109,6 +121,9 @@ impl SchedulerState {
             Work::Feed => {}
         }
         if let Some(key) = self.connected(active, role) {
+            if let Some(target) = active.target.as_mut().filter(|_| role == Role::Target) {
+                self.workers.asked(target, self.now);
+            }
             self.commands.push(Command::Send(key, step));
         }
     }

@@ -12,6 +12,9 @@ use super::*;
 use crate::cost::StepTimePoint;
 use crate::testdata::{Line, run_folder};
 
+/// Of every model.
+const VOCAB_SIZE: u32 = 1_000;
+
 /// A scheduler, and what workers would know of the steps that they were sent.
 struct World {
     scheduler: Scheduler,
@@ -59,6 +62,13 @@ impl World {
                 let frame = Frame { credit_blocks: Some(line.need("blocks")), ..Frame::default() };
                 self.event(Event::Frame(self.worker(&line.words[0]), frame))
             }
+            // `frames WORKER count=N`: frames without replies.
+            "frames" => {
+                let worker = self.worker(&line.words[0]);
+                let printed =
+                    (0..line.need("count")).map(|_: u32| self.event(Event::Frame(worker, Frame::default())));
+                printed.filter(|text| !text.is_empty()).collect::<Vec<_>>().join("\n")
+            }
             "reply" => self.reply(line),
             "preempt" => self.preempt(line),
             "timer" => self.event(Event::Timer),
@@ -80,9 +90,10 @@ impl World {
         let point = |at: &[u64]| StepTimePoint { rows: at[0] as u32, kv_tokens: 0, micros: at[1] };
         let info = WorkerInfo {
             address: name.clone(),
-            vocab_size: 1_000,
+            vocab_size: VOCAB_SIZE,
             kv_blocks: line.get("blocks").unwrap_or(1_000),
             kv_block_size: 16,
+            max_model_len: line.get("window").unwrap_or(0),
             numerics_id: line.get("numerics").unwrap_or_default(),
             task_types: line.list("tasks"),
             step_times: times.chunks(2).map(point).collect(),
@@ -111,11 +122,13 @@ impl World {
         };
         let speculation = SpeculationRequest { num_draft_tokens: line.get("k"), ..Default::default() };
         let prompt_ids: Arc<[u32]> = (0..prompt_len).map(|i| i + 10).collect();
-        self.event(Event::Submit(Box::new(NewSequence { id, lane, spec, prompt_ids, speculation })))
+        let new = NewSequence { id, lane, spec, vocab_size: VOCAB_SIZE, prompt_ids, speculation };
+        self.event(Event::Submit(Box::new(new)))
     }
 
     /// `reply SEQUENCE WORKER what`: the worker answers the latest step it was sent for the sequence: `propose=N` ids,
-    /// `accept=N` of the drafted ids and one id of its own, `fed`, `need=N` (it holds N ids), or `refused`. `us` is the
+    /// `accept=N` of the drafted ids and one id of its own, `fed`, `need=N` (it holds N ids), `proposal` (which no
+    /// target may send), or `refused`. `us` is the
     /// duration of the forward pass.
     fn reply(&mut self, line: &Line) -> String {
         let (id, worker) = (self.sequence(&line.words[0]), self.worker(&line.words[1]));
@@ -131,6 +144,8 @@ impl World {
             ReplyBody::Span(TokenSpan { start, num_accepted, token_ids, ..TokenSpan::default() })
         } else if let Some(have_len) = line.get("need") {
             ReplyBody::NeedContext { have_len, have_spec: true }
+        } else if line.words.iter().any(|word| word == "proposal") {
+            ReplyBody::Proposal(Proposal { start, draft: Draft::default() })
         } else if line.words.iter().any(|word| word == "fed") {
             ReplyBody::Fed { have: start, prompt_logprobs: None }
         } else {
@@ -206,6 +221,14 @@ impl World {
             Report::Ignored(why) => format!("ignored {why:?}"),
             Report::DraftWorkerSilent { worker, .. } => format!("{} is silent", self.name_of(*worker)),
             Report::DraftWorkerAnswers(worker) => format!("{} answers again", self.name_of(*worker)),
+            Report::TargetSilent { worker, waited, moved } => {
+                format!("{} is silent for {} us: {moved} move", self.name_of(*worker), waited.as_micros())
+            }
+            Report::TargetAnswers(worker) => format!("{} answers again", self.name_of(*worker)),
+            Report::TargetFailed { worker, fault, is_opened } => {
+                let opened = if *is_opened { "; its breaker opens" } else { "" };
+                format!("{}: {fault}{opened}", self.name_of(*worker))
+            }
             Report::Replayed { address, sequences, .. } => format!("lost {address}: {sequences} replayed"),
             Report::NumericsChanged(id) => format!("{} changes numerics", self.name_of_sequence(*id)),
         }

@@ -2,15 +2,17 @@
 //! there, and what their steps cost.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
 
 use speculation::Role;
 
 use super::events::{Report, WorkerInfo, WorkerKey};
 use super::lanes::{LaneId, WorkersOfLane};
 use super::placement::{Candidate, choose_draft, choose_target};
-use crate::cost::{StepTimes, WorkerCost};
+use crate::cost::{Forward, StepTimes, WorkerCost};
 use crate::draft_health::DraftHealth;
 use crate::placement::{PrefixMarks, PrefixMemory};
+use crate::target_health::{ExpectedSteps, MIN_SILENCE, TargetHealth};
 
 /// Ids of sequences whose first step is under way at one target; more wait. A mass failover becomes a queue.
 pub(super) const MAX_PREFILL_IDS: u32 = 16_384;
@@ -31,6 +33,12 @@ pub(super) struct Worker {
     prefixes: PrefixMemory,
     /// How long its proposals are waited for (draft workers).
     pub(super) health: DraftHealth,
+    /// Whether it is to be relied on (targets).
+    pub(super) target_health: TargetHealth,
+    /// When to look whether it has fallen silent; none while it owes nothing (targets).
+    check_at: Option<Duration>,
+    /// Suspects assigned to it (targets); see [`Wanted::is_suspect`].
+    suspects: u32,
     /// What its steps take.
     pub(super) cost: WorkerCost,
     /// Decode steps without draft or prompt that the target has not answered.
@@ -48,8 +56,16 @@ pub(super) struct Wanted<'a> {
     /// Ids that it has now.
     pub(super) len: u32,
     pub(super) marks: &'a PrefixMarks,
+    /// Ids that it may have at most.
+    pub(super) max_len: u32,
     /// The worker that it just lost.
     pub(super) avoid: Option<WorkerKey>,
+    /// Targets that refused it.
+    pub(super) refused_by: &'a [WorkerKey],
+    /// Whether targets were lost while they ran it: it runs beside no other such sequence, so that the one that kills
+    /// its targets is found.
+    pub(super) is_suspect: bool,
+    pub(super) now: Duration,
 }
 
 /// Capacity reserved for a sequence at a worker. Returned by [`Workers::release`], or lost with the worker.
@@ -60,7 +76,20 @@ pub(super) struct Reservation {
     blocks: u64,
     /// Ids of its first step, while that is under way.
     prefilling: u32,
+    is_suspect: bool,
+    /// Whether the target owes it an answer.
+    is_owed: bool,
 }
+
+impl Reservation {
+    /// Whether the target owes the sequence an answer.
+    pub(super) fn is_owed(&self) -> bool {
+        self.is_owed
+    }
+}
+
+/// Rows that a sequence brings to a step at most, for what a target may have to run.
+const MAX_ROWS_OF_A_SEQUENCE: f64 = 8.0;
 
 /// All connected workers.
 #[derive(Debug, Default)]
@@ -68,6 +97,8 @@ pub(super) struct Workers {
     workers: BTreeMap<WorkerKey, Worker>,
     /// The targets of each model; read in every round.
     targets: BTreeMap<String, BTreeSet<WorkerKey>>,
+    /// When the first target is to be looked at; may be early.
+    next_check: Option<Duration>,
     /// Workers whose block counts changed since they were last reported.
     changed: BTreeSet<WorkerKey>,
 }
@@ -86,6 +117,9 @@ impl Workers {
             prefilling: 0,
             prefixes: PrefixMemory::default(),
             health: DraftHealth::default(),
+            target_health: TargetHealth::default(),
+            check_at: None,
+            suspects: 0,
             cost: WorkerCost::new(step_times(&info)),
             decodes_in_flight: 0,
             info,
@@ -122,10 +156,9 @@ impl Workers {
         self.workers.get(&key).map(|worker| worker.info.role)
     }
 
-    /// Size of a model's vocabulary while a target serves it.
-    pub(super) fn vocab_size_of(&self, model: &str) -> Option<u32> {
-        let first = *self.targets.get(model)?.first()?;
-        self.get(first).map(|worker| worker.info.vocab_size)
+    /// Whether a target serves a model.
+    pub(super) fn is_served(&self, model: &str) -> bool {
+        self.targets.contains_key(model)
     }
 
     pub(super) fn has(&self, role: Role) -> bool {
@@ -176,8 +209,12 @@ impl Workers {
     }
 
     pub(super) fn release(&mut self, reservation: Reservation) {
-        let Reservation { key, lane, blocks, prefilling } = reservation;
+        let Reservation { key, lane, blocks, prefilling, is_suspect, is_owed } = reservation;
         let Some(worker) = self.workers.get_mut(&key) else { return };
+        if is_owed {
+            worker.target_health.settled();
+        }
+        worker.suspects = worker.suspects.saturating_sub(u32::from(is_suspect));
         worker.load = worker.load.saturating_sub(1);
         worker.reserved = worker.reserved.saturating_sub(blocks);
         worker.prefilling = worker.prefilling.saturating_sub(prefilling);
@@ -203,6 +240,76 @@ impl Workers {
         std::mem::take(&mut reservation.prefilling) > 0
     }
 
+    /// A step is sent to the sequence's target.
+    pub(super) fn asked(&mut self, reservation: &mut Reservation, now: Duration) {
+        let Some(worker) = self.workers.get_mut(&reservation.key) else { return };
+        if !std::mem::replace(&mut reservation.is_owed, true) {
+            worker.target_health.asked(now);
+        }
+        if worker.check_at.is_none() {
+            let check_at = now + MIN_SILENCE;
+            worker.check_at = Some(check_at);
+            self.next_check = Some(self.next_check.map_or(check_at, |next| next.min(check_at)));
+        }
+    }
+
+    /// The sequence's target answered.
+    pub(super) fn answered(&mut self, reservation: &mut Reservation) {
+        if std::mem::take(&mut reservation.is_owed)
+            && let Some(worker) = self.workers.get_mut(&reservation.key)
+        {
+            worker.target_health.settled();
+        }
+    }
+
+    /// The sequence got tokens from its target.
+    pub(super) fn succeeded(&mut self, reservation: &mut Reservation) {
+        let Some(worker) = self.workers.get_mut(&reservation.key) else { return };
+        worker.target_health.succeeded();
+        worker.suspects -= u32::from(std::mem::take(&mut reservation.is_suspect));
+    }
+
+    /// When to call [`Self::fallen_silent`] at the latest.
+    pub(super) fn next_check(&self) -> Option<Duration> {
+        self.next_check
+    }
+
+    /// The targets that have fallen silent since the last call.
+    pub(super) fn fallen_silent(&mut self, now: Duration) -> Vec<WorkerKey> {
+        if self.next_check.is_none_or(|next| now < next) {
+            return Vec::new();
+        }
+        let mut silent = Vec::new();
+        for worker in self.workers.values_mut() {
+            if worker.check_at.is_none_or(|at| now < at) {
+                continue;
+            }
+            let expected = worker.expected_steps();
+            if worker.target_health.falls_silent(now, expected) {
+                silent.push(worker.key);
+            }
+            worker.check_at = worker.target_health.silent_at(expected);
+        }
+        self.next_check = self.workers.values().filter_map(|worker| worker.check_at).min();
+        silent
+    }
+
+    /// Whether a target that could serve the sequence exists, with capacity or not.
+    pub(super) fn could_serve(&self, wanted: &Wanted<'_>) -> bool {
+        self.candidates(wanted).any(|candidate| candidate.serves(wanted.model))
+    }
+
+    /// Whether a target that could serve the sequence, of the same numerics class as `from`, is to be relied on.
+    pub(super) fn could_move(&self, wanted: &Wanted<'_>, from: WorkerKey) -> bool {
+        let Some(from) = self.get(from) else { return false };
+        self.candidates(wanted).any(|candidate| {
+            candidate.key != from.key
+                && candidate.serves(wanted.model)
+                && candidate.info.numerics_id == from.info.numerics_id
+                && !candidate.is_out
+        })
+    }
+
     /// The worker limits how many blocks may be reserved there.
     pub(super) fn set_credit(&mut self, key: WorkerKey, blocks: u64) {
         if let Some(worker) = self.workers.get_mut(&key) {
@@ -223,7 +330,16 @@ impl Workers {
     fn reserve(&mut self, key: WorkerKey, wanted: &Wanted<'_>) -> Option<Reservation> {
         let worker = self.workers.get_mut(&key)?;
         let blocks = worker.blocks_of(wanted.expected_len);
-        let reservation = Reservation { key, lane: wanted.lane, blocks, prefilling: wanted.len };
+        let reservation = Reservation {
+            key,
+            lane: wanted.lane,
+            blocks,
+            prefilling: wanted.len,
+            is_suspect: wanted.is_suspect,
+            is_owed: false,
+        };
+        worker.target_health.assigned(wanted.now);
+        worker.suspects += u32::from(wanted.is_suspect);
         worker.load += 1;
         *worker.lane_loads.entry(wanted.lane).or_default() += 1;
         worker.reserved += blocks;
@@ -234,8 +350,13 @@ impl Workers {
     }
 
     fn candidates(&self, wanted: &Wanted<'_>) -> impl Iterator<Item = Candidate<'_>> {
-        let Wanted { lane, expected_len, len, marks, .. } = *wanted;
-        self.workers.values().map(move |worker| Candidate {
+        let Wanted { lane, expected_len, len, marks, is_suspect, now, .. } = *wanted;
+        let may_serve = |worker: &&Worker| {
+            let window = worker.info.max_model_len;
+            worker.info.role == Role::Draft
+                || (window == 0 || wanted.max_len <= window) && !wanted.refused_by.contains(&worker.key)
+        };
+        self.workers.values().filter(may_serve).map(move |worker| Candidate {
             key: worker.key,
             info: &worker.info,
             load: worker.load,
@@ -243,10 +364,14 @@ impl Workers {
             shared_prefix: worker.prefixes.shared(marks),
             is_unfit: match worker.info.role {
                 Role::Target => {
-                    !worker.has_blocks(worker.blocks_of(expected_len)) || !worker.may_prefill(len)
+                    !worker.has_blocks(worker.blocks_of(expected_len))
+                        || !worker.may_prefill(len)
+                        || (is_suspect && worker.suspects > 0)
                 }
                 Role::Draft => worker.health.is_out(),
             },
+            is_out: worker.target_health.is_out(now),
+            step_micros: worker.cost.step_micros(1.0, 0.0),
         })
     }
 }
@@ -266,6 +391,17 @@ impl Worker {
     /// has nothing to count.
     fn has_blocks(&self, blocks: u64) -> bool {
         self.info.kv_blocks == 0 || self.load == 0 || self.reserved + blocks <= self.credit
+    }
+
+    /// What the target's steps take, for how long it may be silent.
+    pub(super) fn expected_steps(&self) -> ExpectedSteps {
+        let micros = |micros: f64| Duration::from_micros(micros as u64);
+        let rows = f64::from(self.load) * MAX_ROWS_OF_A_SEQUENCE + f64::from(self.prefilling);
+        let workload = Forward { rows, sequences: f64::from(self.load.max(1)), context: 0.0 };
+        ExpectedSteps {
+            one_row: micros(self.cost.step_micros(1.0, 0.0)),
+            workload: micros(self.cost.forward_micros(workload)),
+        }
     }
 
     fn may_prefill(&self, ids: u32) -> bool {
@@ -298,7 +434,19 @@ mod tests {
     }
 
     fn wanted(expected_len: u32, len: u32, marks: &PrefixMarks) -> Wanted<'_> {
-        Wanted { model: "m", task_type: "", lane: LaneId(1), expected_len, len, marks, avoid: None }
+        Wanted {
+            model: "m",
+            task_type: "",
+            lane: LaneId(1),
+            expected_len,
+            len,
+            marks,
+            max_len: expected_len,
+            avoid: None,
+            refused_by: &[],
+            is_suspect: false,
+            now: Duration::ZERO,
+        }
     }
 
     #[test]

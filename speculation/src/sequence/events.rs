@@ -1,5 +1,6 @@
 //! What a driver tells a sequence, and what it is told to do.
 
+use std::fmt;
 use std::time::Duration;
 
 use crate::step::{FinishReason, PromptLogprobs, Reply, Step, TokenLogprobs};
@@ -49,8 +50,9 @@ pub enum Action {
     PromptLogprobs(PromptLogprobs),
     /// Nothing more will happen.
     Finished(FinishReason),
-    /// Nothing more will happen, and this is why.
-    Failed(String),
+    /// The target is not to be relied on with this sequence; [`Action::Assign`] follows. Where no other target is left, say
+    /// [`Event::Cancel`] and tell the client.
+    TargetFault(TargetFault),
     /// Something was ignored, for the counters.
     Ignored(Ignored),
 }
@@ -68,6 +70,27 @@ pub struct Commit {
     pub num_accepted: u32,
     /// One an id, when asked for.
     pub logprobs: Vec<TokenLogprobs>,
+}
+
+/// Why a target was left.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum TargetFault {
+    /// It refused the sequence: no such window, no memory, no sound logits.
+    Refused(String),
+    /// What it replied breaks the contract.
+    BrokeContract,
+    /// It did not answer a step that was sent several times.
+    Unanswered,
+}
+
+impl fmt::Display for TargetFault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Refused(reason) => write!(f, "the target worker refused the sequence: {reason}"),
+            Self::BrokeContract => f.write_str("the target worker's reply breaks the contract"),
+            Self::Unanswered => f.write_str("the target worker does not answer"),
+        }
+    }
 }
 
 /// Why something was ignored.

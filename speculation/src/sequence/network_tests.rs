@@ -199,8 +199,12 @@ impl World {
                 events
                     .push_back(Event::BeginRound { num_draft_tokens, draft_wait: Duration::from_millis(10) });
             }
-            Action::Failed(reason) => panic!("failed: {reason}"),
-            Action::Commit(_) | Action::PromptLogprobs(_) | Action::Finished(_) | Action::Ignored(_) => {}
+            Action::TargetFault(TargetFault::Refused(reason)) => panic!("refused: {reason}"),
+            Action::Commit(_)
+            | Action::PromptLogprobs(_)
+            | Action::Finished(_)
+            | Action::TargetFault(_)
+            | Action::Ignored(_) => {}
         }
     }
 

@@ -13,7 +13,7 @@ impl Sequence {
     pub(super) fn send_to_target(&mut self, now: Duration, wait: Duration, resends: u32) {
         self.phase = Phase::Target;
         let len = self.committed.len();
-        let scoring_only = self.spec.max_len <= len;
+        let scoring_only = self.is_scoring_only();
         let base = if scoring_only { self.target.have } else { self.target.have.min(len - 1) };
         let start = len.min(base + MAX_CONTEXT_IDS as u32);
         let work = if scoring_only || start < len {
@@ -33,6 +33,16 @@ impl Sequence {
         self.actions.push(Action::Send(Role::Target, step));
     }
 
+    /// Whether nothing is to be drawn, only the prompt's logprobs are wanted.
+    fn is_scoring_only(&self) -> bool {
+        self.spec.max_len <= self.committed.len()
+    }
+
+    /// Whether a step to the target asked for no span.
+    pub(super) fn is_feed(&self, step: &InFlight) -> bool {
+        self.is_scoring_only() || step.start < self.committed.len()
+    }
+
     pub(super) fn target_fed(
         &mut self,
         now: Duration,
@@ -41,7 +51,7 @@ impl Sequence {
     ) {
         let scoring = prompt_logprobs.is_some();
         self.score_prompt(prompt_logprobs);
-        if self.spec.max_len <= self.committed.len() && step.start == self.committed.len() {
+        if self.is_scoring_only() && step.start == self.committed.len() {
             return self.finish(Some(FinishReason::Length));
         }
         // The id after a scored chunk is scored by the chunk's last row: have it run again with what follows.
@@ -100,7 +110,7 @@ impl Sequence {
         let Some(step) = self.target.in_flight.clone().filter(|step| now >= step.deadline) else { return };
         self.ignore(Ignored::TargetResend);
         if step.resends >= MAX_RESENDS {
-            return self.drop_worker(now, Role::Target);
+            return self.leave_target(now, TargetFault::Unanswered);
         }
         self.target.spec_sent = false;
         self.send_to_target(now, step.wait * 2, step.resends + 1);

@@ -190,6 +190,27 @@ fn unsound_spans_cost_the_target_its_assignment() {
 }
 
 #[test]
+fn a_target_that_only_says_fed_to_a_verification_is_left() {
+    let mut sequence = assigned(sequence(&[1, 2, 3], 100));
+    let step = sent(&begin(&mut sequence, 0), Role::Target);
+    let fed = ReplyBody::Fed { have: 3, prompt_logprobs: None };
+    let actions = answer(&mut sequence, Role::Target, &step, fed);
+    assert!(actions.contains(&Action::TargetFault(TargetFault::BrokeContract)), "{actions:?}");
+    assert!(actions.contains(&Action::Assign(Role::Target)), "{actions:?}");
+}
+
+#[test]
+fn a_refused_sequence_wants_another_target() {
+    let mut sequence = assigned(sequence(&[1, 2, 3], 100));
+    let step = sent(&begin(&mut sequence, 0), Role::Target);
+    let refused = ReplyBody::Refused { reason: "no memory".to_owned() };
+    let actions = answer(&mut sequence, Role::Target, &step, refused);
+    let fault = Action::TargetFault(TargetFault::Refused("no memory".to_owned()));
+    assert_eq!(actions, [fault, Action::Close(Role::Target, 1), Action::Assign(Role::Target)]);
+    assert_eq!(sequence.step(NOW, Event::Assigned(Role::Target)), [Action::Ready]);
+}
+
+#[test]
 fn need_context_resends_then_resends_all_then_asks_for_another_worker() {
     let mut sequence = assigned(sequence(&[1, 2, 3], 100));
     let mut step = sent(&begin(&mut sequence, 0), Role::Target);
@@ -204,7 +225,8 @@ fn need_context_resends_then_resends_all_then_asks_for_another_worker() {
     }
     let need = ReplyBody::NeedContext { have_len: 0, have_spec: false };
     let actions = answer(&mut sequence, Role::Target, &step, need);
-    assert_eq!(actions, [Action::Close(Role::Target, 1), Action::Assign(Role::Target)]);
+    let fault = Action::TargetFault(TargetFault::BrokeContract);
+    assert_eq!(actions, [fault, Action::Close(Role::Target, 1), Action::Assign(Role::Target)]);
 }
 
 #[test]

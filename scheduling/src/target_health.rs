@@ -1,0 +1,259 @@
+//! Whether a target worker answers, and whether sequences succeed there. Pure: times come in. The scheduler keeps one
+//! [`TargetHealth`] for each target.
+//!
+//! Two independent signs. **Silence**: the target owes an answer and nothing at all came from it for longer than its
+//! own steps can explain. A stopped process or a broken wire looks like this long before a transport notices.
+//! **Failures in a row**, with no success in between: refusals, malformed replies, steps that stay unanswered. After
+//! [`FAILURES_TO_OPEN`] of them the circuit breaker opens: the target gets sequences only where no other one serves them,
+//! until a probe, one sequence after a back-off, succeeds (M. Nygard, "Release It!", chapter 5).
+
+use std::time::Duration;
+
+use serde::Serialize;
+
+/// Silence is never suspected earlier: an operating system holds a healthy process up for as long now and then.
+pub const MIN_SILENCE: Duration = Duration::from_millis(100);
+
+/// Nor before so many steps of one row could have run.
+const SILENT_STEPS: u32 = 50;
+
+/// Nor before everything that the target has to run could have run so many times.
+const SILENT_WORKLOADS: u32 = 4;
+
+/// Nor before so many times the longest gap between two of its frames lately.
+const SILENT_GAPS: u32 = 3;
+
+/// A gap counts for less with each frame, by this factor.
+const GAP_DECAY: f64 = 0.99;
+
+/// A target that has sent fewer frames than [`SETTLED_FRAMES`] is still loading kernels and memory.
+const FIRST_SILENCE: Duration = Duration::from_secs(2);
+const SETTLED_FRAMES: u32 = 16;
+
+/// Failures in a row that open the breaker.
+pub const FAILURES_TO_OPEN: u32 = 3;
+
+/// How long an open breaker waits for its first probe, and the most that it ever waits.
+const FIRST_BACKOFF: Duration = Duration::from_secs(1);
+const MAX_BACKOFF: Duration = Duration::from_secs(30);
+
+/// What a target's steps take by its cost model.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct ExpectedSteps {
+    /// One step of one row.
+    pub one_row: Duration,
+    /// All that the target has to run now.
+    pub workload: Duration,
+}
+
+/// One target. See the module's page.
+#[derive(Debug, Clone, Default)]
+pub struct TargetHealth {
+    /// Sequences that wait for an answer.
+    owed: u32,
+    /// The last frame, or the first question after a time without any.
+    heard_at: Duration,
+    frames: u32,
+    /// The longest gap between frames while an answer was owed; it fades.
+    longest_gap: Duration,
+    silent_since: Option<Duration>,
+    failures: u32,
+    breaker: Option<Breaker>,
+    outages: u64,
+}
+
+/// An open circuit breaker.
+#[derive(Debug, Clone, Copy)]
+struct Breaker {
+    probe_at: Duration,
+    backoff: Duration,
+}
+
+/// What is believed of a target, for people.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub struct TargetHealthReport {
+    /// It owes an answer and says nothing.
+    pub is_silent: bool,
+    /// Its circuit breaker is open.
+    pub is_open: bool,
+    /// Failures since the last success.
+    pub failures: u32,
+    /// How often it fell silent or its breaker opened.
+    pub outages: u64,
+}
+
+impl TargetHealth {
+    /// A sequence waits for an answer.
+    pub fn asked(&mut self, now: Duration) {
+        if self.owed == 0 {
+            self.heard_at = now;
+        }
+        self.owed += 1;
+    }
+
+    /// A sequence waits no more: it was answered, or left.
+    pub fn settled(&mut self) {
+        self.owed = self.owed.saturating_sub(1);
+    }
+
+    /// A frame came. True where it ends a silence.
+    pub fn heard(&mut self, now: Duration) -> bool {
+        self.frames = self.frames.saturating_add(1);
+        let was_silent = self.silent_since.take().is_some();
+        if self.owed > 0 && !was_silent {
+            let gap = now.saturating_sub(self.heard_at);
+            self.longest_gap = gap.max(self.longest_gap.mul_f64(GAP_DECAY));
+        }
+        self.heard_at = now;
+        was_silent
+    }
+
+    /// When the target counts as silent if no frame comes. `None` where nothing is owed, or it is silent already.
+    pub fn silent_at(&self, expected: ExpectedSteps) -> Option<Duration> {
+        (self.owed > 0 && self.silent_since.is_none()).then(|| self.heard_at + self.patience(expected))
+    }
+
+    /// Looks at the clock. True where the target has just fallen silent. A scheduler that itself was held up first gives
+    /// the frames that wait in its sockets time to be read.
+    pub fn falls_silent(&mut self, now: Duration, expected: ExpectedSteps) -> bool {
+        let Some(due) = self.silent_at(expected).filter(|due| now >= *due) else { return false };
+        let lateness = now - due;
+        if lateness >= MIN_SILENCE / 2 {
+            self.heard_at += lateness + MIN_SILENCE / 2;
+            return false;
+        }
+        self.silent_since = Some(now);
+        self.outages += 1;
+        true
+    }
+
+    /// How long it has been silent.
+    pub fn silent_for(&self, now: Duration) -> Option<Duration> {
+        self.silent_since.map(|_| now.saturating_sub(self.heard_at))
+    }
+
+    fn patience(&self, expected: ExpectedSteps) -> Duration {
+        let first = if self.frames < SETTLED_FRAMES { FIRST_SILENCE } else { MIN_SILENCE };
+        let steps = expected.one_row.saturating_mul(SILENT_STEPS);
+        let workload = expected.workload.saturating_mul(SILENT_WORKLOADS);
+        first.max(steps).max(workload).max(self.longest_gap.saturating_mul(SILENT_GAPS))
+    }
+
+    /// A sequence got tokens there.
+    pub fn succeeded(&mut self) {
+        self.failures = 0;
+        self.breaker = None;
+    }
+
+    /// A sequence failed there. True where that opens the breaker.
+    pub fn failed(&mut self, now: Duration) -> bool {
+        self.failures = self.failures.saturating_add(1);
+        if self.failures < FAILURES_TO_OPEN || self.breaker.is_some() {
+            return false;
+        }
+        self.breaker = Some(Breaker { probe_at: now + FIRST_BACKOFF, backoff: FIRST_BACKOFF });
+        self.outages += 1;
+        true
+    }
+
+    /// A sequence was assigned to it. Where its breaker is open that was a probe, and the next one waits twice as long.
+    pub fn assigned(&mut self, now: Duration) {
+        if let Some(breaker) = &mut self.breaker {
+            breaker.backoff = (breaker.backoff * 2).min(MAX_BACKOFF);
+            breaker.probe_at = now + breaker.backoff;
+        }
+    }
+
+    /// Whether another target is to be preferred.
+    pub fn is_out(&self, now: Duration) -> bool {
+        self.silent_since.is_some() || self.breaker.is_some_and(|breaker| now < breaker.probe_at)
+    }
+
+    /// What is believed of it.
+    pub fn report(&self) -> TargetHealthReport {
+        TargetHealthReport {
+            is_silent: self.silent_since.is_some(),
+            is_open: self.breaker.is_some(),
+            failures: self.failures,
+            outages: self.outages,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const STEP: ExpectedSteps =
+        ExpectedSteps { one_row: Duration::from_millis(1), workload: Duration::from_millis(2) };
+
+    fn ms(millis: u64) -> Duration {
+        Duration::from_millis(millis)
+    }
+
+    /// A target that owes one answer and sent a frame each millisecond until 1 s.
+    fn steady() -> TargetHealth {
+        let mut health = TargetHealth::default();
+        health.asked(ms(0));
+        for millis in 1..=1_000 {
+            assert!(!health.heard(ms(millis)));
+        }
+        health
+    }
+
+    #[test]
+    fn a_target_that_says_nothing_for_a_hundred_milliseconds_is_silent_until_it_speaks() {
+        let mut health = steady();
+        assert_eq!(health.silent_at(STEP), Some(ms(1_100)));
+        assert!(!health.falls_silent(ms(1_099), STEP) && !health.is_out(ms(1_099)));
+        assert!(health.falls_silent(ms(1_100), STEP) && health.is_out(ms(1_100)));
+        assert!(!health.falls_silent(ms(1_200), STEP), "it fell silent once");
+        assert_eq!(health.silent_for(ms(1_300)), Some(ms(300)));
+        assert!(health.heard(ms(5_000)) && !health.is_out(ms(5_000)));
+        assert_eq!(health.silent_at(STEP), Some(ms(5_100)), "the silence is no gap of its own");
+    }
+
+    #[test]
+    fn patience_grows_with_steps_workload_and_gaps() {
+        let silent_after = |health: &TargetHealth, one_row, workload| {
+            let expected = ExpectedSteps { one_row: ms(one_row), workload: ms(workload) };
+            health.silent_at(expected).map(|at| at - ms(1_000))
+        };
+        let mut health = steady();
+        assert_eq!(silent_after(&health, 10, 20), Some(ms(500)), "50 steps");
+        assert_eq!(silent_after(&health, 1, 800), Some(ms(3_200)), "4 times a long prompt");
+        assert!(!health.heard(ms(1_400)));
+        assert_eq!(silent_after(&health, 1, 2), Some(ms(400 + 1_200)), "3 times a gap of 400 ms");
+        (1_401..=2_000).for_each(|millis| assert!(!health.heard(ms(millis))));
+        assert_eq!(silent_after(&health, 1, 2), Some(ms(1_100)), "which is forgotten");
+        health.settled();
+        assert_eq!(silent_after(&health, 1, 2), None, "nothing is owed");
+        let mut fresh = TargetHealth::default();
+        fresh.asked(ms(1_000));
+        assert_eq!(silent_after(&fresh, 1, 2), Some(ms(2_000)), "a new target loads its kernels");
+    }
+
+    #[test]
+    fn a_scheduler_that_was_held_up_suspects_nobody_at_once() {
+        let mut health = steady();
+        assert!(!health.falls_silent(ms(3_000), STEP), "due at 1100: frames may wait to be read");
+        assert!(!health.falls_silent(ms(3_049), STEP));
+        assert!(health.falls_silent(ms(3_050), STEP));
+    }
+
+    #[test]
+    fn failures_in_a_row_open_the_breaker_and_a_probe_closes_it() {
+        let mut health = TargetHealth::default();
+        assert!(!health.failed(ms(0)) && !health.failed(ms(0)));
+        health.succeeded();
+        assert!(!health.failed(ms(0)) && !health.failed(ms(0)), "a success in between");
+        assert!(health.failed(ms(100)) && health.is_out(ms(100)));
+        assert!(!health.is_out(ms(1_100)), "half open: one sequence may try");
+        health.assigned(ms(1_100));
+        assert!(health.is_out(ms(3_099)) && !health.is_out(ms(3_100)), "the next one two seconds later");
+        health.succeeded();
+        health.assigned(ms(3_100));
+        assert!(!health.is_out(ms(3_100)));
+        assert_eq!(health.report().outages, 1);
+    }
+}
