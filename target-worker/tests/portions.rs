@@ -146,3 +146,25 @@ fn answers_do_not_depend_on_what_others_have_computed() {
     assert_eq!(run(shared, &steps[..1]), expected[..1], "and once more, of what is kept");
     assert_eq!(shared.stats().prefix_query_tokens, 5 * 200);
 }
+
+/// One task that cannot be run says so; those that share its forward are answered as if they were alone.
+#[test]
+fn a_task_that_fails_its_forward_fails_alone() {
+    let method = &mut method(512);
+    let (first, third) = ((1, prompt(40, 1), vec![]), (3, prompt(50, 3), vec![5]));
+    let expected: Vec<ReplyBody> =
+        run(method, vec![first.clone(), third.clone()]).into_iter().map(|(_, body)| body).collect();
+    let [first, broken, third] = [first, (2, prompt(30, 2), vec![]), third]
+        .map(|(id, prompt, draft)| task(method.open(), id, &prompt, &draft));
+    let mut broken = broken;
+    broken.step.context[20] = u32::MAX;
+    let mut queue = VecDeque::from([first, broken, third]);
+    let mut done = Vec::new();
+    while !queue.is_empty() {
+        done.extend(method.advance(&mut queue).expect("the KV pool is ample"));
+    }
+    let bodies: Vec<ReplyBody> = done.into_iter().map(|(_, body)| body).collect();
+    let [first, ReplyBody::Refused { reason }, third] = &bodies[..] else { panic!("{bodies:?}") };
+    assert!(reason.contains("4294967295"), "{reason}");
+    assert_eq!([first, third], [&expected[0], &expected[1]]);
+}

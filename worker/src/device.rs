@@ -19,6 +19,7 @@ use proto::v1;
 use scheduling::batch::StepRows;
 use scheduling::batch_former::{BatchFormer, BatchRules, Decision};
 use scheduling::cost::{StepTimePoint, StepTimes};
+use service::shutdown::{Hold, Lifetime};
 use speculation::holding::{Admission, Limits};
 use speculation::{Reply, ReplyBody, SequenceId, Step, Work};
 use tokio::sync::{mpsc, oneshot};
@@ -42,6 +43,9 @@ pub const REPLY_FRAMES: usize = 1_024;
 /// read anymore.
 const WAITING_STEPS: usize = 16;
 
+/// Sequences that a worker holds at most, idle ones included: a router that opens ever more of them is refused.
+const MAX_SEQUENCES: usize = 65_536;
+
 /// Counts the streams of one process, so that a message about an older one is known as such.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct StreamId(pub u64);
@@ -58,7 +62,8 @@ pub struct SentStep {
 /// What the door tells the device thread.
 #[derive(Debug)]
 pub enum Message {
-    /// A router connected; a newer stream of the same router replaces the older one and keeps its sequences.
+    /// A router connected. A newer stream of the same router replaces the older one and begins with nothing: the router
+    /// has given up what it ran by that one.
     Opened {
         /// Which router.
         router: RouterId,
@@ -83,8 +88,10 @@ pub enum Message {
         /// When it arrived, as far as is known.
         received: Instant,
     },
-    /// The router was away for its whole grace period.
-    Expired {
+    /// The worker is about to stop: routers are told, and what runs may finish.
+    Drain,
+    /// A stream ended, and with it whatever its router ran here; prefixes stay cached.
+    Closed {
         /// Which router.
         router: RouterId,
         /// The stream that ended. Nothing happens if the router has a newer one.
@@ -115,6 +122,9 @@ pub struct Device<M> {
     /// When the batch former's clock began.
     began: Instant,
     metrics: WorkerMetrics,
+    is_draining: bool,
+    /// Held while there are sequences: a drain waits for them.
+    work: Option<Hold>,
 }
 
 #[derive(Debug)]
@@ -127,6 +137,8 @@ struct Router {
     outbox: v1::WorkerFrame,
     /// Credits that were told last.
     told: Option<u64>,
+    /// Whether it was told that this worker drains.
+    knows_of_drain: bool,
 }
 
 impl<M: Method> Device<M> {
@@ -144,17 +156,22 @@ impl<M: Method> Device<M> {
             former: BatchFormer::new(profiled(step_times), BatchRules::default()),
             began: Instant::now(),
             metrics,
+            is_draining: false,
+            work: None,
         }
     }
 
-    /// Runs until every sender of the mailbox is gone.
-    pub fn run(mut self, mut mailbox: mpsc::Receiver<Message>, mut reactor: Reactor) {
+    /// Runs until every sender of the mailbox is gone. A drain of `lifetime` waits for the sequences.
+    pub fn run(mut self, mut mailbox: mpsc::Receiver<Message>, mut reactor: Reactor, lifetime: &Lifetime) {
         self.method.begin();
         while let Some(message) = reactor.next(&mut mailbox) {
             self.receive(message);
             loop {
                 while let Ok(message) = mailbox.try_recv() {
                     self.receive(message);
+                }
+                if self.work.is_none() && !self.table.is_empty() {
+                    self.work = Some(lifetime.work("sequences"));
                 }
                 if self.waiting.is_empty() && self.running.is_empty() {
                     break;
@@ -174,6 +191,9 @@ impl<M: Method> Device<M> {
             }
             self.flush(&v1::StepTiming::default());
             self.metrics.observe(self.method.stats(), self.table.len());
+            if self.table.is_empty() {
+                self.work = None;
+            }
         }
     }
 
@@ -184,8 +204,11 @@ impl<M: Method> Device<M> {
                     // Two streams opened at once, and this message was overtaken by the newer one's.
                     return;
                 }
+                self.forget_sequences(router);
                 let outbox = v1::WorkerFrame::default();
-                self.routers.insert(router, Router { stream, replies, _newest: newest, outbox, told: None });
+                let newest =
+                    Router { stream, replies, _newest: newest, outbox, told: None, knows_of_drain: false };
+                self.routers.insert(router, newest);
                 // The shares of all others changed with it.
                 self.flush(&v1::StepTiming::default());
             }
@@ -203,20 +226,33 @@ impl<M: Method> Device<M> {
                     self.close(SequenceKey { router, sequence }, generation);
                 }
             }
-            Message::Expired { router, stream } => {
+            Message::Drain => {
+                self.is_draining = true;
+                self.flush(&v1::StepTiming::default());
+            }
+            Message::Closed { router, stream } => {
                 if self.routers.get(&router).is_some_and(|known| known.stream == stream) {
                     self.routers.remove(&router);
-                    for key in self.table.keys_of(router) {
-                        self.close(key, u32::MAX);
-                    }
+                    self.forget_sequences(router);
                 }
             }
+        }
+    }
+
+    fn forget_sequences(&mut self, router: RouterId) {
+        for key in self.table.keys_of(router) {
+            self.close(key, u32::MAX);
         }
     }
 
     fn enqueue(&mut self, key: SequenceKey, sent: SentStep, received: Instant) {
         if self.table.is_over(&key, sent.step.generation) {
             return self.metrics.count(StepOutcome::Stale);
+        }
+        if self.table.len() >= MAX_SEQUENCES && self.table.get_mut(&key).is_none() {
+            self.metrics.count(StepOutcome::Refused);
+            let reason = format!("this worker holds {MAX_SEQUENCES} sequences, the most that it keeps");
+            return self.answer(key.router, &Reply::to(&sent.step, ReplyBody::Refused { reason }));
         }
         let method = &mut self.method;
         let held = self.table.entry(key, || method.open());
@@ -319,6 +355,7 @@ impl<M: Method> Device<M> {
     fn flush(&mut self, timing: &v1::StepTiming) {
         self.grant_credits();
         for router in self.routers.values_mut() {
+            router.outbox.draining = self.is_draining && !router.knows_of_drain;
             if router.outbox == v1::WorkerFrame::default() {
                 continue;
             }
@@ -326,6 +363,8 @@ impl<M: Method> Device<M> {
             frame.timing = (!frame.replies.is_empty()).then_some(*timing);
             if router.replies.try_send(frame).is_err() {
                 self.metrics.count(StepOutcome::ReplyDropped);
+            } else {
+                router.knows_of_drain = self.is_draining;
             }
         }
     }

@@ -25,9 +25,6 @@ use crate::facts::WorkerFacts;
 use crate::metrics::WorkerMetrics;
 use crate::table::RouterId;
 
-/// What a vanished router held is kept this long.
-pub const ROUTER_GRACE: Duration = Duration::from_secs(10);
-
 /// How long a router may take to say hello.
 const HELLO_WAIT: Duration = Duration::from_secs(10);
 
@@ -106,9 +103,8 @@ impl Worker for Door {
                 () = inner.read_frames(frames, (router, stream), &replies) => {}
             }
             inner.metrics.streams.dec();
-            // The last sender but the device thread's: the stream ends for the router before its grace period does.
-            drop(replies);
-            inner.expire_later(router, stream).await;
+            // A device thread that is gone holds nothing.
+            drop(inner.mailbox.messages.send(Message::Closed { router, stream }).await);
         });
         let lifetime = self.inner.lifetime.clone();
         let outgoing = ReceiverStream::new(outgoing)
@@ -190,18 +186,6 @@ impl Inner {
             }
         }
         (steps, refused)
-    }
-
-    /// Keeps what the router held for a while: it may only have lost its connection.
-    async fn expire_later(&self, router: RouterId, stream: StreamId) {
-        tokio::select! {
-            biased;
-            // Nothing outlives the worker.
-            () = self.lifetime.cancelled() => return,
-            () = tokio::time::sleep(ROUTER_GRACE) => {}
-        }
-        // A device thread that is gone holds nothing.
-        drop(self.mailbox.messages.send(Message::Expired { router, stream }).await);
     }
 }
 

@@ -224,7 +224,20 @@ impl<D: Decide> ModelMethod<D> {
         }
     }
 
-    /// A forward that failed for a reason of its own: its tasks are refused and what they held is forgotten.
+    /// A forward failed, and which of its tasks is to blame is not known: each gets a forward of its own.
+    fn advance_one_by_one(&mut self, tasks: &mut VecDeque<Task>, plan: &[Portion]) -> Vec<(Task, ReplyBody)> {
+        let mut finished = Vec::new();
+        for task in take_tasks(tasks, plan.iter().map(|portion| portion.task).collect()) {
+            let mut alone = VecDeque::from([task]);
+            // Without room it waits, as it would have done.
+            finished.extend(self.advance(&mut alone).unwrap_or_default());
+            tasks.extend(alone);
+        }
+        tasks.make_contiguous().sort_by_key(|task| task.started);
+        finished
+    }
+
+    /// A forward of one task that failed for a reason of its own: the task is refused and what it held is forgotten.
     fn refuse(
         &mut self,
         tasks: &mut VecDeque<Task>,
@@ -303,6 +316,10 @@ impl<D: Decide> Method for ModelMethod<D> {
             Ok(outcome) => outcome,
             // Nothing can be computed any more: the device thread ends, and the process says that it has failed.
             Err(error) if error.is_fatal() => panic!("{error}"),
+            Err(error) if plan.len() > 1 => {
+                tracing::warn!(%error, "a forward failed: its sequences are run one by one");
+                return Ok(self.advance_one_by_one(tasks, &plan));
+            }
             Err(error) => return Ok(self.refuse(tasks, &plan, &error)),
         };
         self.num_shares += plan.len() as u64;

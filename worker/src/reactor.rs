@@ -227,7 +227,7 @@ mod tests {
         let (messages, mut mailbox) = mpsc::channel(1);
         assert!(reactor.next_within(&mut mailbox, Duration::from_micros(200)).is_none(), "the alarm rang");
         let router = crate::table::RouterId(1);
-        messages.try_send(Message::Expired { router, stream: crate::device::StreamId(1) }).unwrap();
+        messages.try_send(Message::Closed { router, stream: crate::device::StreamId(1) }).unwrap();
         assert!(reactor.next_within(&mut mailbox, Duration::from_secs(3_600)).is_some());
         drop(messages);
         assert!(reactor.next(&mut mailbox).is_none());

@@ -22,7 +22,7 @@ use crate::assets::Assets;
 use crate::compute_device::ComputeDevice;
 use crate::config::WorkerConfig;
 use crate::decide::Decide;
-use crate::device::{Device, MAILBOX_FRAMES, Mailbox};
+use crate::device::{Device, MAILBOX_FRAMES, Mailbox, Message};
 use crate::door::Door;
 use crate::facts::WorkerFacts;
 use crate::method::Method;
@@ -158,14 +158,16 @@ pub async fn start<M: Method>(
     let inbox = if round_trip.is_zero() { inbox } else { delayed(inbox, round_trip, lifetime)? };
     let mailbox = Mailbox { messages, lateness: reactor.lateness() };
     let device = Device::new(method, &facts.step_times, worker_metrics.clone());
-    let (hold, failed) = (lifetime.thread("device"), health.clone());
+    let (hold, failed, device_lifetime) = (lifetime.thread("device"), health.clone(), lifetime.clone());
     std::thread::Builder::new().name("device".to_owned()).spawn(move || {
         let _hold = hold;
-        if std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| device.run(inbox, reactor))).is_err() {
+        let run = std::panic::AssertUnwindSafe(|| device.run(inbox, reactor, &device_lifetime));
+        if std::panic::catch_unwind(run).is_err() {
             failed.set_failed("the device thread panicked");
         }
     })?;
 
+    tell_of_drain(mailbox.messages.clone(), lifetime);
     let member = member(&facts, assets.as_ref(), config, addresses.listen);
     let door = Door::new(facts, assets, mailbox, worker_metrics, lifetime.clone());
     let reflection = tonic_reflection::server::Builder::configure()
@@ -188,6 +190,18 @@ pub async fn start<M: Method>(
     health.set_ready();
     tracing::info!(listen = %addresses.listen, admin = %addresses.admin, "ready");
     Ok(addresses)
+}
+
+/// Tells the device thread once the worker drains.
+fn tell_of_drain(messages: mpsc::Sender<Message>, lifetime: &Lifetime) {
+    let (draining, cancelled) = (lifetime.draining(), lifetime.cancelled());
+    lifetime.spawn("drain", async move {
+        draining.await;
+        // A device thread that is gone has nothing to drain.
+        drop(messages.send(Message::Drain).await);
+        // The mailbox stays open as long as the worker does.
+        cancelled.await;
+    });
 }
 
 async fn bind(address: SocketAddr) -> anyhow::Result<TcpListener> {

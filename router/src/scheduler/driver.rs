@@ -259,6 +259,7 @@ fn frame_from_wire(worker: WorkerKey, frame: v1::WorkerFrame) -> Frame {
         timing,
         credit_blocks: frame.credits.map(|credits| credits.blocks),
         preempted: preempted.collect(),
+        is_draining: frame.draining,
         replies: frame.replies.into_iter().filter_map(sound).collect(),
     }
 }

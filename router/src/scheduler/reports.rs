@@ -63,6 +63,13 @@ impl Reports {
                     "target worker does not answer: its sequences move"
                 );
             }
+            Report::WorkerDraining { worker, sequences } => {
+                tracing::info!(
+                    address = self.address_of(worker),
+                    sequences,
+                    "worker drains: it gets no new sequences"
+                );
+            }
             Report::TargetAnswers(worker) => {
                 tracing::info!(address = self.address_of(worker), "target worker answers again");
             }

@@ -12,6 +12,9 @@ use super::ModelTextError;
 /// The mark that sentencepiece tokenizers write for a space.
 const SENTENCEPIECE_SPACE: &str = "\u{2581}";
 
+/// No tokenizer has as many tokens; one that says so would take all memory.
+const MAX_TOKENS: usize = 1 << 24;
+
 /// The bytes of each token.
 #[derive(Debug)]
 pub struct Vocabulary {
@@ -28,6 +31,10 @@ impl Vocabulary {
         let spelling = Spelling::of(tokenizer)?;
         let added = tokenizer.get_added_tokens_decoder();
         let len = tokenizer.get_vocab(true).into_values().max().map_or(0, |last| last as usize + 1);
+        if len > MAX_TOKENS {
+            let reason = format!("token ids reach {}, at most {MAX_TOKENS} are served", len - 1);
+            return Err(ModelTextError::Tokenizer { reason });
+        }
         let mut vocabulary =
             Self { bytes: Vec::new(), ends: Vec::with_capacity(len), special: Vec::with_capacity(len) };
         for id in 0..len as TokenId {

@@ -23,6 +23,9 @@ const HELLO_TIMEOUT: Duration = Duration::from_secs(10);
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(3);
 const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(5);
 
+/// How long a worker may take for one asset.
+const ASSET_TIMEOUT: Duration = Duration::from_secs(60);
+
 /// Assets larger than this are refused.
 const MAX_ASSET_BYTES: u64 = 256 << 20;
 
@@ -97,8 +100,13 @@ pub async fn connect(address: &str, caller: &Caller) -> anyhow::Result<Connectio
     Ok(Connection { client, hello, credits, role, outbox, frames })
 }
 
-/// Fetches one asset and checks it against the hash of the handshake.
+/// Fetches one asset, within a minute, and checks it against the hash of the handshake.
 pub async fn fetch_asset(client: &WorkerClient<Channel>, asset: &v1::Asset) -> anyhow::Result<Vec<u8>> {
+    let fetched = tokio::time::timeout(ASSET_TIMEOUT, read_asset(client, asset)).await;
+    fetched.with_context(|| format!("{} did not come within {} s", asset.name, ASSET_TIMEOUT.as_secs()))?
+}
+
+async fn read_asset(client: &WorkerClient<Channel>, asset: &v1::Asset) -> anyhow::Result<Vec<u8>> {
     use sha2::{Digest, Sha256};
     let name = &asset.name;
     ensure!(asset.size <= MAX_ASSET_BYTES, "{name} has {} bytes, at most {MAX_ASSET_BYTES}", asset.size);

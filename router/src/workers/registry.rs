@@ -165,9 +165,14 @@ impl Registry {
         let (address, replaced) = (&endpoint.address, CancellationToken::new());
         let info = worker_info(role, address, &hello, credits);
         tracing::info!(role = role.as_str(), address, model = hello.model_id, "worker joined");
-        self.greet(key, Peer { info: info.clone(), hello, client, replaced: replaced.clone() }).await;
+        let peer = Peer { info: info.clone(), hello, client, replaced: replaced.clone() };
+        let others = self.remember(key, &peer).await;
         let up = ConnectedWorker { key, info, outbox };
         let mut heard = self.events.send(WorkerEvent::Up(up)).await.is_ok();
+        // Beside the frames: a worker that does not serve its tokenizer holds up nobody.
+        let explaining = explain_pairs(peer, others);
+        tokio::pin!(explaining);
+        let mut is_explained = false;
         let mut ended = Ok(());
         while heard {
             let frame = tokio::select! {
@@ -181,6 +186,11 @@ impl Registry {
                 }
                 // The worker said something, or is gone.
                 frame = frames.message() => frame,
+                // Why it is never paired with some of the others was told.
+                () = &mut explaining, if !is_explained => {
+                    is_explained = true;
+                    continue;
+                }
             };
             match frame {
                 Ok(Some(frame)) => heard = self.events.send(WorkerEvent::Frame(key, frame)).await.is_ok(),
@@ -247,35 +257,35 @@ impl Registry {
         known.connected.values().find(leads_there).cloned()
     }
 
-    /// Remembers a worker, ends an older connection to the same process, and says aloud which others the worker can
-    /// never be paired with, and why.
-    async fn greet(&self, key: WorkerKey, peer: Peer) {
-        let others: Vec<Peer> = {
-            let mut known = self.known.lock().await;
-            for other in known.connected.values() {
-                if other.worker_id().is_some() && other.worker_id() == peer.worker_id() {
-                    other.replaced.cancel();
-                }
+    /// Remembers a worker and ends an older connection to the same process. Returns the workers of the other role.
+    async fn remember(&self, key: WorkerKey, peer: &Peer) -> Vec<Peer> {
+        let mut known = self.known.lock().await;
+        for other in known.connected.values() {
+            if other.worker_id().is_some() && other.worker_id() == peer.worker_id() {
+                other.replaced.cancel();
             }
-            let others =
-                known.connected.values().filter(|other| other.info.role != peer.info.role).cloned().collect();
-            known.connected.insert(key, peer.clone());
-            others
-        };
-        for other in others {
-            let (draft, target) =
-                if peer.info.role == Role::Draft { (&peer, &other) } else { (&other, &peer) };
-            if let Err(fault) = pairing::check(&draft.info, &target.info) {
-                let detail = match fault {
-                    pairing::PairFault::Tokenizer => differing_token(draft, target).await,
-                    pairing::PairFault::SamplingScheme { .. } => String::new(),
-                };
-                tracing::warn!(
-                    draft = draft.info.address,
-                    target = target.info.address,
-                    "these workers are never paired: {fault}{detail}"
-                );
-            }
+        }
+        let others =
+            known.connected.values().filter(|other| other.info.role != peer.info.role).cloned().collect();
+        known.connected.insert(key, peer.clone());
+        others
+    }
+}
+
+/// Says aloud which of `others` the worker can never be paired with, and why.
+async fn explain_pairs(peer: Peer, others: Vec<Peer>) {
+    for other in others {
+        let (draft, target) = if peer.info.role == Role::Draft { (&peer, &other) } else { (&other, &peer) };
+        if let Err(fault) = pairing::check(&draft.info, &target.info) {
+            let detail = match fault {
+                pairing::PairFault::Tokenizer => differing_token(draft, target).await,
+                pairing::PairFault::SamplingScheme { .. } => String::new(),
+            };
+            tracing::warn!(
+                draft = draft.info.address,
+                target = target.info.address,
+                "these workers are never paired: {fault}{detail}"
+            );
         }
     }
 }

@@ -114,6 +114,8 @@ pub struct Frame {
     pub replies: Vec<Reply>,
     /// Sequences that the worker dropped to free KV, with the assignment that this ends.
     pub preempted: Vec<(SequenceId, u32)>,
+    /// The worker is about to stop: it gets no new sequences.
+    pub is_draining: bool,
 }
 
 /// One forward pass of a worker.
@@ -224,6 +226,13 @@ pub enum Report {
         waited: Duration,
         /// How many sequences moved.
         moved: usize,
+    },
+    /// A worker is about to stop, with so many sequences there.
+    WorkerDraining {
+        /// Which worker.
+        worker: WorkerKey,
+        /// Sequences assigned to it.
+        sequences: u32,
     },
     /// A silent target answers again.
     TargetAnswers(WorkerKey),

@@ -189,7 +189,7 @@ impl Scheduler {
 
     fn frame(&mut self, key: WorkerKey, frame: Frame) {
         let Some(role) = self.state.workers.role_of(key) else { return };
-        let Frame { mut timing, credit_blocks, replies, preempted } = frame;
+        let Frame { mut timing, credit_blocks, replies, preempted, is_draining } = frame;
         timing.compute = timing.compute.min(MAX_REPORTED_STEP);
         timing.queue = timing.queue.min(MAX_REPORTED_STEP);
         if let Some(blocks) = credit_blocks {
@@ -222,6 +222,25 @@ impl Scheduler {
             if self.sequences.get(&id).is_some_and(|active| active.worker(role) == Some(key)) {
                 self.drive(id, SequenceEvent::Preempted(role, assignment));
             }
+        }
+        if is_draining {
+            self.drain(key);
+        }
+    }
+
+    /// A worker is about to stop. What runs at a target may finish there; a draft worker is left at once.
+    fn drain(&mut self, key: WorkerKey) {
+        let Some(worker) = self.state.workers.get_mut(key).filter(|worker| !worker.is_draining) else {
+            return;
+        };
+        worker.is_draining = true;
+        let report = Report::WorkerDraining { worker: key, sequences: worker.load };
+        self.state.commands.push(Command::Report(report));
+        let drafting = self.sequences.values().filter(|active| active.worker(Role::Draft) == Some(key));
+        let mut leaving: Vec<SequenceId> = drafting.map(|active| active.id).collect();
+        leaving.sort_unstable();
+        for id in leaving {
+            self.drive(id, SequenceEvent::GiveUp(Role::Draft));
         }
     }
 

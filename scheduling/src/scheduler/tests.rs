@@ -62,6 +62,10 @@ impl World {
                 let frame = Frame { credit_blocks: Some(line.need("blocks")), ..Frame::default() };
                 self.event(Event::Frame(self.worker(&line.words[0]), frame))
             }
+            "drain" => {
+                let frame = Frame { is_draining: true, ..Frame::default() };
+                self.event(Event::Frame(self.worker(&line.words[0]), frame))
+            }
             // `frames WORKER count=N`: frames without replies.
             "frames" => {
                 let worker = self.worker(&line.words[0]);
@@ -223,6 +227,9 @@ impl World {
             Report::DraftWorkerAnswers(worker) => format!("{} answers again", self.name_of(*worker)),
             Report::TargetSilent { worker, waited, moved } => {
                 format!("{} is silent for {} us: {moved} move", self.name_of(*worker), waited.as_micros())
+            }
+            Report::WorkerDraining { worker, sequences } => {
+                format!("{} drains with {sequences} sequences", self.name_of(*worker))
             }
             Report::TargetAnswers(worker) => format!("{} answers again", self.name_of(*worker)),
             Report::TargetFailed { worker, fault, is_opened } => {

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use speculation::Role;
 
+use super::MAX_REPORTED_STEP;
 use super::events::{Report, WorkerInfo, WorkerKey};
 use super::lanes::{LaneId, WorkersOfLane};
 use super::placement::{Candidate, choose_draft, choose_target};
@@ -16,6 +17,10 @@ use crate::target_health::{ExpectedSteps, MIN_SILENCE, TargetHealth};
 
 /// Ids of sequences whose first step is under way at one target; more wait. A mass failover becomes a queue.
 pub(super) const MAX_PREFILL_IDS: u32 = 16_384;
+
+/// A worker that says more is not believed.
+const MAX_PROFILED_POINTS: usize = 1_024;
+const MAX_KV_BLOCKS: u64 = 1 << 40;
 
 /// One worker.
 #[derive(Debug)]
@@ -33,6 +38,8 @@ pub(super) struct Worker {
     prefixes: PrefixMemory,
     /// How long its proposals are waited for (draft workers).
     pub(super) health: DraftHealth,
+    /// Whether it is about to stop: it gets no new sequences.
+    pub(super) is_draining: bool,
     /// Whether it is to be relied on (targets).
     pub(super) target_health: TargetHealth,
     /// When to look whether it has fallen silent; none while it owes nothing (targets).
@@ -105,6 +112,7 @@ pub(super) struct Workers {
 
 impl Workers {
     pub(super) fn join(&mut self, key: WorkerKey, info: WorkerInfo) {
+        let info = believable(info);
         if info.role == Role::Target {
             self.targets.entry(info.model_id.clone()).or_default().insert(key);
         }
@@ -117,6 +125,7 @@ impl Workers {
             prefilling: 0,
             prefixes: PrefixMemory::default(),
             health: DraftHealth::default(),
+            is_draining: false,
             target_health: TargetHealth::default(),
             check_at: None,
             suspects: 0,
@@ -313,7 +322,7 @@ impl Workers {
     /// The worker limits how many blocks may be reserved there.
     pub(super) fn set_credit(&mut self, key: WorkerKey, blocks: u64) {
         if let Some(worker) = self.workers.get_mut(&key) {
-            worker.credit = blocks;
+            worker.credit = blocks.min(MAX_KV_BLOCKS);
             self.changed.insert(key);
         }
     }
@@ -353,8 +362,9 @@ impl Workers {
         let Wanted { lane, expected_len, len, marks, is_suspect, now, .. } = *wanted;
         let may_serve = |worker: &&Worker| {
             let window = worker.info.max_model_len;
-            worker.info.role == Role::Draft
-                || (window == 0 || wanted.max_len <= window) && !wanted.refused_by.contains(&worker.key)
+            let serves =
+                (window == 0 || wanted.max_len <= window) && !wanted.refused_by.contains(&worker.key);
+            !worker.is_draining && (worker.info.role == Role::Draft || serves)
         };
         self.workers.values().filter(may_serve).map(move |worker| Candidate {
             key: worker.key,
@@ -409,6 +419,25 @@ impl Worker {
     }
 }
 
+/// What a worker says of itself, with numbers that no arithmetic overflows on.
+fn believable(info: WorkerInfo) -> WorkerInfo {
+    let longest = MAX_REPORTED_STEP.as_micros() as u64;
+    let mut step_times = info.step_times;
+    step_times.truncate(MAX_PROFILED_POINTS);
+    step_times.retain(|point| point.rows > 0);
+    for point in &mut step_times {
+        point.rows = point.rows.min(MAX_PREFILL_IDS);
+        point.kv_tokens = point.kv_tokens.min(u64::from(u32::MAX));
+        point.micros = point.micros.min(longest);
+    }
+    WorkerInfo {
+        step_times,
+        kv_blocks: info.kv_blocks.min(MAX_KV_BLOCKS),
+        credit_blocks: info.credit_blocks.map(|blocks| blocks.min(MAX_KV_BLOCKS)),
+        ..info
+    }
+}
+
 /// What a worker profiled. A draft worker that profiled nothing drafts without a model, which costs next to nothing; a
 /// target cannot be free.
 fn step_times(info: &WorkerInfo) -> StepTimes {
@@ -421,6 +450,7 @@ fn step_times(info: &WorkerInfo) -> StepTimes {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cost::StepTimePoint;
 
     /// A target of 10 blocks of 16 ids.
     fn target() -> WorkerInfo {
@@ -469,6 +499,26 @@ mod tests {
         assert_eq!(workers.take_changed_blocks().count(), 0, "reported once");
         workers.set_credit(WorkerKey(1), 0);
         assert!(reserve(&mut workers, 1).is_none());
+    }
+
+    #[test]
+    fn absurd_numbers_of_a_worker_overflow_nothing() {
+        let point = |rows, kv_tokens, micros| StepTimePoint { rows, kv_tokens, micros };
+        let (mut workers, marks) = (Workers::default(), PrefixMarks::default());
+        let step_times =
+            vec![point(0, 0, 1), point(1, 0, 1), point(1, 1, u64::MAX), point(u32::MAX, u64::MAX, u64::MAX)];
+        let info = WorkerInfo { kv_blocks: u64::MAX, credit_blocks: Some(u64::MAX), step_times, ..target() };
+        workers.join(WorkerKey(1), info);
+        workers.set_credit(WorkerKey(1), u64::MAX);
+        for _ in 0..3 {
+            assert!(workers.reserve_target(&wanted(u32::MAX, MAX_PREFILL_IDS / 3, &marks), None).is_some());
+        }
+        let expected = workers.get(WorkerKey(1)).unwrap().expected_steps();
+        let mut health = TargetHealth::default();
+        health.asked(Duration::ZERO);
+        assert!(health.silent_at(expected).is_some(), "{expected:?}");
+        let long = workers.get(WorkerKey(1)).unwrap().cost.step_micros(512.0, f64::from(u32::MAX));
+        assert!(Duration::from_secs_f64(long / 1e6) < Duration::MAX / 1_000);
     }
 
     #[test]

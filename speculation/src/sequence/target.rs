@@ -119,7 +119,7 @@ impl Sequence {
     /// Passes prompt scores on, in order and each once, whatever was scored again after a failover.
     fn score_prompt(&mut self, scores: Option<PromptLogprobs>) {
         let Some(mut scores) = scores else { return };
-        let end = scores.start + scores.entries.len() as u32;
+        let end = scores.start.saturating_add(scores.entries.len() as u32);
         if scores.start > self.prompt_scored || end <= self.prompt_scored || !self.wants_prompt_logprobs() {
             return;
         }

@@ -225,7 +225,7 @@ fn closing_frees_and_a_close_of_an_older_generation_does_not() {
 }
 
 #[test]
-fn routers_do_not_see_each_other_and_a_newer_stream_keeps_what_is_held() {
+fn routers_do_not_see_each_other_and_a_newer_stream_begins_with_nothing() {
     let mut bench = Bench::new(100);
     let mut one = bench.open(1, 1);
     let mut two = bench.open(2, 2);
@@ -234,11 +234,16 @@ fn routers_do_not_see_each_other_and_a_newer_stream_keeps_what_is_held() {
     bench.send(2, vec![b], &[]);
     assert_eq!((read(&mut one), read(&mut two)), (vec![said(1, "fed 2")], vec![said(1, "fed 1")]));
     let mut again = bench.open(1, 3);
-    bench.device.receive(Message::Expired { router: RouterId(1), stream: StreamId(1) });
-    let step = bench.step(1, 1, &[1, 2], &[3]);
+    assert_eq!(bench.blocks_used(), 1, "the router runs nothing by its older stream any more");
+    bench.device.receive(Message::Closed { router: RouterId(1), stream: StreamId(1) });
+    let step = bench.step(1, 2, &[], &[1, 2, 3]);
     bench.send(1, vec![step], &[]);
-    assert_eq!(read(&mut again), [said(1, "fed 3")], "kept across streams");
-    bench.device.receive(Message::Expired { router: RouterId(1), stream: StreamId(3) });
+    assert_eq!(
+        read(&mut again),
+        [said(1, "fed 3")],
+        "the end of the older stream says nothing of the newer one"
+    );
+    bench.device.receive(Message::Closed { router: RouterId(1), stream: StreamId(3) });
     assert_eq!(bench.blocks_used(), 1, "only the other router's sequence is left");
 }
 
@@ -256,7 +261,7 @@ fn a_replaced_stream_ends_and_neither_its_steps_nor_its_end_touch_the_newer_one(
     // The order in which streams open may differ from that in which the device thread learns of them.
     let (_, mut overtaken) = bench.open_stream(1, 1);
     assert!(matches!(overtaken.try_recv(), Err(TryRecvError::Closed)));
-    bench.device.receive(Message::Expired { router: RouterId(1), stream: StreamId(1) });
+    bench.device.receive(Message::Closed { router: RouterId(1), stream: StreamId(1) });
     assert!(matches!(new_replaced.try_recv(), Err(TryRecvError::Empty)));
     let step = bench.step(8, 1, &[3], &[4]);
     bench.send_by((1, 2), vec![step], &[]);
@@ -282,7 +287,7 @@ fn credits_follow_the_pool_and_are_shared_among_routers() {
     bench.send(1, vec![], &[(1, 1)]);
     bench.device.flush(&v1::StepTiming::default());
     assert_eq!((credits(&mut one), credits(&mut two)), (Some(50), None));
-    bench.device.receive(Message::Expired { router: RouterId(2), stream: StreamId(2) });
+    bench.device.receive(Message::Closed { router: RouterId(2), stream: StreamId(2) });
     bench.device.flush(&v1::StepTiming::default());
     assert_eq!(credits(&mut one), Some(100));
 }
@@ -381,4 +386,22 @@ fn a_proposal_is_cut_where_the_workers_window_ends() {
     let mut step = Bench::new(1).step(1, 1, &[], &[5; 20]);
     cut_to_window(&mut step, 10);
     assert_eq!(step.work, Work::Feed);
+}
+
+#[test]
+fn a_draining_worker_tells_each_router_once_and_serves_on() {
+    let mut bench = Bench::new(100);
+    let mut one = bench.open(1, 1);
+    let drained = |replies: &mut mpsc::Receiver<v1::WorkerFrame>| {
+        std::iter::from_fn(|| replies.try_recv().ok()).filter(|frame| frame.draining).count()
+    };
+    assert_eq!(drained(&mut one), 0);
+    bench.device.receive(Message::Drain);
+    let mut two = bench.open(2, 2);
+    let step = bench.step(1, 1, &[], &[1, 2]);
+    bench.send(1, vec![step], &[]);
+    assert_eq!((drained(&mut one), drained(&mut two)), (1, 1));
+    let step = bench.step(1, 1, &[1, 2], &[3]);
+    bench.send(1, vec![step], &[]);
+    assert_eq!(read(&mut one), [said(1, "fed 3")]);
 }
