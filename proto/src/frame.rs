@@ -9,9 +9,9 @@ pub fn split_worker_frame(frame: v1::WorkerFrame) -> Vec<v1::WorkerFrame> {
     if frame.encoded_len() <= MAX_FRAME_BYTES || frame.replies.len() < 2 {
         return vec![frame];
     }
-    let v1::WorkerFrame { hello, mut replies, preempted, credits, timing } = frame;
+    let v1::WorkerFrame { hello, mut replies, preempted, credits, timing, draining } = frame;
     let rest = replies.split_off(replies.len() / 2);
-    let first = v1::WorkerFrame { hello, replies, preempted, credits, timing };
+    let first = v1::WorkerFrame { hello, replies, preempted, credits, timing, draining };
     let second = v1::WorkerFrame { replies: rest, timing, ..v1::WorkerFrame::default() };
     let mut parts = split_worker_frame(first);
     parts.extend(split_worker_frame(second));

@@ -64,10 +64,10 @@ pub struct Flags {
     /// Threads that tokenize
     #[arg(long, value_name = "N")]
     pub tokenize_threads: Option<usize>,
-    /// How long a target may take for one step before it is asked again
+    /// How long a target may take for one step at most before it is asked again; by its own step times it is sooner
     #[arg(long, value_name = "SECONDS")]
     pub target_deadline_seconds: Option<u64>,
-    /// How long a sequence that lost its target waits for another one
+    /// How long a sequence waits for a target of its model to appear, a new one or one that lost its target
     #[arg(long, value_name = "SECONDS")]
     pub target_wait_seconds: Option<u64>,
     #[command(flatten)]

@@ -275,7 +275,9 @@ mod tests {
             RouterError::BodyTooLarge { limit: 7 },
             RouterError::SlowClient,
             RouterError::Refused { reason: "logits hold a NaN".into() },
-            RouterError::Quarantined { reason: "4 target workers in a row failed on this request".into() },
+            RouterError::Quarantined {
+                reason: "this request was lost with 4 target workers in a row".into(),
+            },
         ] {
             let text = error.to_string();
             assert!(!text.contains('\n') && !text.ends_with('.'), "{text}");

@@ -234,7 +234,8 @@ impl Worker {
         self.former.ran(ran, took);
         let (replies, queue) = self.finish(now, answers);
         let RanForward { rows, prefill_rows, sequences, kv_tokens } = ran;
-        let timing = StepTiming { rows, prefill_rows, sequences, kv_tokens, queue, compute: took };
+        let (queue, compute) = (whole_micros(queue), whole_micros(took));
+        let timing = StepTiming { rows, prefill_rows, sequences, kv_tokens, queue, compute };
         (Frame { timing, replies, ..Frame::default() }, took)
     }
 
@@ -268,6 +269,11 @@ impl Worker {
         let replies = std::mem::take(&mut self.outbox);
         (!replies.is_empty()).then(|| Frame { replies, ..Frame::default() })
     }
+}
+
+/// As the wire carries it.
+fn whole_micros(duration: Duration) -> Duration {
+    Duration::from_micros(duration.as_micros() as u64)
 }
 
 impl Task {

@@ -1,6 +1,9 @@
 //! The task that owns the scheduler. It never waits for a worker or a client: steps go to bounded outboxes and tokens
 //! into each request's bounded channel.
 
+#[cfg(test)]
+mod tests;
+
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::Poll;
@@ -94,20 +97,20 @@ impl Driver {
                 // The process ends.
                 () = &mut stopped => return,
                 // Clients that left or have all they want: first, because their work is waste.
-                Some(id) = self.cancelled.next(), if !self.cancelled.is_empty() => self.cancel(id),
+                Some(id) = self.cancelled.next(), if !self.cancelled.is_empty() => self.cancel(self.now(), id),
                 // What workers said moves sequences that are under way.
-                Some(event) = inbox.workers.recv() => self.worker_event(event),
+                Some(event) = inbox.workers.recv() => self.worker_event(self.now(), event),
                 // New requests.
-                Some(submission) = inbox.submissions.recv() => self.submit(submission),
+                Some(submission) = inbox.submissions.recv() => self.submit(self.now(), submission),
                 // An operator asks why. One that left before the answer does not need it.
                 Some(answer) = inbox.questions.recv() => drop(answer.send(self.scheduler.report())),
                 // Deadlines.
-                () = &mut alarm => self.on_event(Event::Timer),
+                () = &mut alarm => self.on_event(self.now(), Event::Timer),
             }
             while let Ok(event) = inbox.workers.try_recv() {
-                self.worker_event(event);
+                self.worker_event(self.now(), event);
             }
-            self.on_event(Event::Dispatch);
+            self.on_event(self.now(), Event::Dispatch);
             flush_again = self.executor.outboxes.flush();
             if self.executor.clients.has_pending() {
                 let_frames_leave().await;
@@ -122,9 +125,12 @@ impl Driver {
         timer.into_iter().chain(flush).min().unwrap_or_else(|| Instant::now() + IDLE)
     }
 
+    fn now(&self) -> Duration {
+        self.began.elapsed()
+    }
+
     /// Passes an event to the scheduler and carries out what it commands.
-    fn on_event(&mut self, event: Event) {
-        let now = self.began.elapsed();
+    fn on_event(&mut self, now: Duration, event: Event) {
         for command in self.scheduler.on_event(now, event) {
             self.executor.execute(command);
         }
@@ -136,28 +142,29 @@ impl Driver {
         }
     }
 
-    fn cancel(&mut self, id: SequenceId) {
-        self.on_event(Event::Cancel(id));
+    fn cancel(&mut self, now: Duration, id: SequenceId) {
+        self.on_event(now, Event::Cancel(id));
         self.executor.clients.leave(id);
     }
 
-    fn submit(&mut self, Submission { request, answer }: Submission) {
+    fn submit(&mut self, now: Duration, Submission { request, answer }: Submission) {
         let (sink, stream) = channel(request.num_choices);
         let prompt_ids: Arc<[TokenId]> = request.prompt_ids.as_slice().into();
         for choice in 0..request.num_choices {
-            self.start_sequence(&request, choice, &prompt_ids, sink.clone());
+            let new = self.new_sequence(&request, choice, &prompt_ids, sink.clone());
+            self.on_event(now, Event::Submit(Box::new(new)));
         }
         // A client that left before its answer is seen by the sink.
         drop(answer.send(stream));
     }
 
-    fn start_sequence(
+    fn new_sequence(
         &mut self,
         request: &GenerationRequest,
         choice: u32,
         prompt_ids: &Arc<[TokenId]>,
         sink: GenerationSink,
-    ) {
+    ) -> NewSequence {
         let id = SequenceId(self.next_sequence);
         self.next_sequence += 1;
         let spec = SequenceSpec {
@@ -180,25 +187,26 @@ impl Driver {
         };
         let (vocab_size, speculation) = (request.vocab_size, request.speculation);
         let prompt_ids = Arc::clone(prompt_ids);
-        let new = NewSequence { id, lane, spec, vocab_size, prompt_ids, speculation };
-        self.on_event(Event::Submit(Box::new(new)));
+        NewSequence { id, lane, spec, vocab_size, prompt_ids, speculation }
     }
 
-    fn worker_event(&mut self, event: WorkerEvent) {
+    fn worker_event(&mut self, now: Duration, event: WorkerEvent) {
         match event {
             WorkerEvent::Up(worker) => {
                 self.executor.outboxes.join(worker.key, worker.outbox);
                 self.executor.reports.worker_joined(worker.key, &worker.info);
-                self.on_event(Event::WorkerUp(worker.key, Box::new(worker.info)));
+                self.on_event(now, Event::WorkerUp(worker.key, Box::new(worker.info)));
                 self.show_health();
             }
             WorkerEvent::Down(key) => {
-                self.on_event(Event::WorkerDown(key));
+                self.on_event(now, Event::WorkerDown(key));
                 self.executor.outboxes.leave(key);
                 self.executor.reports.worker_left(key);
                 self.show_health();
             }
-            WorkerEvent::Frame(key, frame) => self.on_event(Event::Frame(key, frame_from_wire(key, frame))),
+            WorkerEvent::Frame(key, frame) => {
+                self.on_event(now, Event::Frame(key, frame_from_wire(key, frame)))
+            }
         }
     }
 

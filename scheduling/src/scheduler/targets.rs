@@ -138,7 +138,7 @@ impl SchedulerState {
             .as_ref()
             .map_or("the target worker was lost".to_owned(), ToString::to_string);
         let reason = format!(
-            "{MAX_TARGETS_LOST} target workers in a row failed on this request; the last time {last}"
+            "this request was lost with {MAX_TARGETS_LOST} target workers in a row: the last time {last}"
         );
         self.fail(active, Failure::Quarantined(reason));
     }

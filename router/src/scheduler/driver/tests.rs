@@ -1,0 +1,178 @@
+//! The driver against the simulator: a run of the simulator is a log of events and of the commands that they led to. The
+//! driver is passed the same events at the same times, over the wire's types, and has to send the same steps and tell clients
+//! the same tokens.
+
+use futures::FutureExt as _;
+use proto::convert::{reply_to_wire, step_from_wire};
+use scheduling::profile::Profile;
+use service::metrics::Metrics;
+use simulator::{ENDLESS, Kind, Policy, Recording, Setup, Sharing, Traffic, run_recorded};
+use speculation::{FinishReason, Step};
+use tokio::sync::{mpsc, oneshot};
+
+use super::*;
+use crate::generation::{GenerationEvent, GenerationStream};
+use crate::workers::ConnectedWorker;
+
+/// What leaves the driver, in the scheduler's terms: for each worker its steps and closes, for each sequence its tokens.
+#[derive(Debug, Default, PartialEq)]
+struct Left {
+    steps: Vec<(WorkerKey, Step)>,
+    closes: Vec<(WorkerKey, SequenceId, u32)>,
+    tokens: Vec<(SequenceId, Vec<TokenId>)>,
+    finished: Vec<(SequenceId, FinishReason)>,
+}
+
+impl Left {
+    fn of(commands: &[Command]) -> Self {
+        let mut left = Self::default();
+        for command in commands {
+            match command {
+                Command::Send(worker, step) => left.steps.push((*worker, step.clone())),
+                Command::Close(worker, id, assignment) => left.closes.push((*worker, *id, *assignment)),
+                Command::Commit(round) => left.tokens.push((round.id, round.commit.token_ids.clone())),
+                Command::Finish(id, reason, _) => left.finished.push((*id, *reason)),
+                Command::Report(_) => {}
+                other => panic!("not in this run: {other:?}"),
+            }
+        }
+        left.sorted()
+    }
+
+    /// Frames of several workers, and tokens of several clients, leave in no order.
+    fn sorted(mut self) -> Self {
+        self.steps.sort_by_key(|(worker, _)| *worker);
+        self.closes.sort_by_key(|(worker, ..)| *worker);
+        self.tokens.sort_by_key(|(id, _)| *id);
+        self.finished.sort_by_key(|(id, _)| *id);
+        self
+    }
+}
+
+/// A driver, and the other ends of all that it writes to.
+struct World {
+    driver: Driver,
+    workers: Vec<(WorkerKey, Role, mpsc::Receiver<v1::RouterFrame>)>,
+    clients: Vec<(SequenceId, GenerationStream)>,
+}
+
+impl World {
+    fn new(recording: &Recording) -> Self {
+        let metrics = RouterMetrics::register(&Metrics::new());
+        let driver = Driver::new(recording.config.clone(), metrics, Health::new());
+        Self { driver, workers: Vec::new(), clients: Vec::new() }
+    }
+
+    /// Passes an event to the driver as its queues would.
+    fn pass(&mut self, now: Duration, event: Event) {
+        match event {
+            Event::Submit(new) => self.submit(now, *new),
+            Event::WorkerUp(key, info) => {
+                let (outbox, frames) = mpsc::channel(64);
+                self.workers.push((key, info.role, frames));
+                self.driver.worker_event(now, WorkerEvent::Up(ConnectedWorker { key, info: *info, outbox }));
+            }
+            Event::Frame(key, frame) => {
+                self.driver.worker_event(now, WorkerEvent::Frame(key, frame_to_wire(&frame)))
+            }
+            Event::Timer | Event::Dispatch => self.driver.on_event(now, event),
+            other => panic!("not in this run: {other:?}"),
+        }
+    }
+
+    fn submit(&mut self, now: Duration, new: NewSequence) {
+        let NewSequence { id, lane, spec, vocab_size, prompt_ids, speculation } = new;
+        self.driver.next_sequence = id.0;
+        let request = GenerationRequest {
+            request_id: String::new(),
+            model: lane.model,
+            vocab_size,
+            prompt_ids: prompt_ids.to_vec(),
+            num_choices: 1,
+            spec,
+            task_type: lane.task_type,
+            speculation,
+            span: tracing::Span::none(),
+        };
+        let (answer, answered) = oneshot::channel();
+        self.driver.submit(now, Submission { request, answer });
+        let stream = answered.now_or_never().expect("it answers at once").expect("it answers");
+        self.clients.push((id, stream));
+    }
+
+    /// What has left since the last call.
+    fn left(&mut self) -> Left {
+        assert!(self.driver.executor.outboxes.flush().is_none(), "outboxes are read");
+        self.driver.executor.clients.flush();
+        let mut left = Left::default();
+        for (key, role, frames) in &mut self.workers {
+            while let Ok(frame) = frames.try_recv() {
+                let step = |step| (*key, step_from_wire(step, *role).expect("the driver's own step"));
+                left.steps.extend(frame.steps.into_iter().map(step));
+                let close =
+                    |close: v1::CloseSequence| (*key, SequenceId(close.sequence_id), close.generation);
+                left.closes.extend(frame.closes.into_iter().map(close));
+            }
+        }
+        for (id, stream) in &mut self.clients {
+            while let Some(Some(event)) = stream.next().now_or_never() {
+                match event {
+                    GenerationEvent::Tokens(tokens) => left.tokens.push((*id, tokens.token_ids.to_vec())),
+                    GenerationEvent::Finished { reason, .. } => left.finished.push((*id, reason)),
+                    other => panic!("not in this run: {other:?}"),
+                }
+            }
+        }
+        self.clients.retain(|(id, _)| left.finished.iter().all(|(finished, _)| finished != id));
+        left.sorted()
+    }
+}
+
+fn frame_to_wire(frame: &Frame) -> v1::WorkerFrame {
+    let StepTiming { rows, prefill_rows, sequences, kv_tokens, queue, compute } = frame.timing;
+    let (queue_us, compute_us) = (queue.as_micros() as u64, compute.as_micros() as u64);
+    assert_eq!(
+        (queue.subsec_nanos() % 1_000, compute.subsec_nanos() % 1_000),
+        (0, 0),
+        "the wire has microseconds"
+    );
+    v1::WorkerFrame {
+        replies: frame.replies.iter().map(reply_to_wire).collect(),
+        timing: Some(v1::StepTiming { rows, prefill_rows, sequences, kv_tokens, queue_us, compute_us }),
+        ..v1::WorkerFrame::default()
+    }
+}
+
+#[test]
+fn the_driver_sends_what_the_simulators_scheduler_commands() {
+    let profile = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../deploy/profiles/8b-h100.toml");
+    let profile = Profile::parse(&std::fs::read_to_string(profile).unwrap()).unwrap();
+    let kind = |task_type: &str, output_tokens| Kind {
+        task_type: task_type.to_owned(),
+        share: 0.5,
+        prompt_tokens: 200,
+        output_tokens,
+    };
+    let (_, recording) = run_recorded(&Setup {
+        profile: &profile,
+        traffic: Traffic::Closed { sequences: 12, kinds: vec![kind("code", 60), kind("chat", ENDLESS)] },
+        policy: Policy::Lanes { max_k: 8 },
+        sharing: Sharing::ByCost,
+        seed: 7,
+        duration: std::time::Duration::from_secs(6),
+        warm_up: std::time::Duration::from_secs(1),
+    });
+    let mut world = World::new(&recording);
+    let (mut drafted, mut finished) = (0, 0);
+    for (index, entry) in recording.entries.iter().enumerate() {
+        world.pass(entry.at, entry.event.clone());
+        let left = world.left();
+        assert_eq!(left, Left::of(&entry.commands), "event {index} at {:?}: {:?}", entry.at, entry.event);
+        if matches!(entry.event, Event::Dispatch) {
+            world.driver.scheduler.next_wakeup();
+        }
+        drafted += left.tokens.iter().filter(|(_, ids)| ids.len() > 1).count();
+        finished += left.finished.len();
+    }
+    assert!(drafted > 1_000 && finished > 50, "{drafted} spans of several tokens, {finished} requests");
+}
