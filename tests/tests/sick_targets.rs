@@ -98,7 +98,7 @@ async fn what_runs_at_a_stopped_target_moves_to_the_other_one() -> anyhow::Resul
             .all(|name| cluster.worker_url(name).is_ok_and(|url| report.worker(&url).is_ok())))
     })
     .await?;
-    let case = case(1_500)?;
+    let case = case(1_000)?;
     let expected = client.ask(&case.with_k(0)).await?;
     let mut stream = client.open(&case).await?;
     stream.read_tokens(20).await?;
@@ -124,7 +124,7 @@ async fn what_runs_at_a_stopped_target_moves_to_the_other_one() -> anyhow::Resul
 async fn a_target_that_is_told_to_stop_finishes_what_it_runs() -> anyhow::Result<()> {
     let mut cluster = processes::start(|_| ()).await?;
     let client = processes::client(&cluster).await?;
-    let case = case(1_500)?;
+    let case = case(1_000)?;
     let expected = client.ask(&case.with_k(0)).await?;
     let mut stream = client.open(&case).await?;
     stream.read_tokens(20).await?;
