@@ -25,7 +25,7 @@ use crate::scheduler::driver::Driver;
 use crate::scheduler::queues;
 use crate::tokenize::TokenizePool;
 use crate::workers::connection::Caller;
-use crate::workers::registry::{Registry, follow};
+use crate::workers::registry::{Membership, Registry, follow};
 
 /// Threads that the scheduler's driver keeps to itself.
 pub const SCHEDULER_THREADS: usize = 1;
@@ -69,10 +69,11 @@ pub async fn serve_with(
     let driver = Driver::new(config.scheduler, metrics.clone(), health.clone());
     let caller = Caller { router_id: rand::random(), tls: config.worker_tls };
     let registry = Arc::new(Registry::new(caller, catalog.clone(), worker_events));
-    let (own, members) = (lifetime.clone(), discovery.watch().await?);
+    let own = lifetime.clone();
+    let membership = Membership { members: discovery.watch().await?, unlisted: discovery.unlisted() };
     start_scheduler(&lifetime, async move {
         let driver = own.spawn("scheduler", driver.run(inbox, own.clone()));
-        let registry = own.spawn("registry", follow(registry, members, own.clone()));
+        let registry = own.spawn("registry", follow(registry, membership, own.clone()));
         // Either may have panicked, which was logged.
         drop(tokio::join!(driver, registry));
     })?;

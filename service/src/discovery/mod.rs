@@ -3,7 +3,7 @@
 //! Three ways behind one trait, chosen by a [`DiscoveryUri`]: in memory (one process), a static file that an
 //! operator keeps, and etcd. Whichever it is, a watcher that loses its source keeps serving the last membership it
 //! knew: a discovery that is away must never empty a router's list, and stale members are found out by talking to
-//! them.
+//! them. Nor must one that lost its data: [`Unlisted`] says what it means that a member is gone from a list.
 
 mod etcd;
 mod member;
@@ -54,6 +54,19 @@ pub trait Discovery: Send + Sync {
 
     /// The membership now (empty until the source was first reached) and after each change.
     async fn watch(&self) -> Result<watch::Receiver<Members>, DiscoveryError>;
+
+    /// What a watcher must make of a member that is gone from the list.
+    fn unlisted(&self) -> Unlisted;
+}
+
+/// What it means that a member is gone from a list.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Unlisted {
+    /// Somebody took it off: connections to it end at once.
+    Removed,
+    /// Nobody can tell: it left, its lease ran out, or the list lost its data. A connection to it is kept while it
+    /// answers, and is not made again. A worker that leaves ends its connections itself.
+    Unknown,
 }
 
 /// Why a source of membership cannot be used.

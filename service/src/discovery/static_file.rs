@@ -9,7 +9,8 @@
 //!
 //! The file is read again about once a second, and an edit counts once it stood still for one such pause, so that a
 //! half-written file is never taken for a shorter list. A broken edit is logged once, with its line, and the last good
-//! list stays. Workers never write the file, so registering does nothing.
+//! list stays. Workers never write the file, so registering does nothing. Taking an entry out is an operator's decision:
+//! routers end their connection to that worker at once, and its sequences go on at other workers.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -22,7 +23,7 @@ use tokio::time::MissedTickBehavior;
 use toml::Spanned;
 
 use super::member::{address_fault, role_fault};
-use super::{Discovery, DiscoveryError, Member, Members, Registration, publish};
+use super::{Discovery, DiscoveryError, Member, Members, Registration, Unlisted, publish};
 use crate::shutdown::Lifetime;
 use crate::toml_file::{self, TomlFault};
 
@@ -159,6 +160,11 @@ impl Discovery for StaticFile {
 
     async fn watch(&self) -> Result<watch::Receiver<Members>, DiscoveryError> {
         Ok(self.members.clone())
+    }
+
+    /// Only an operator removes an entry: a broken or missing file keeps the last list.
+    fn unlisted(&self) -> Unlisted {
+        Unlisted::Removed
     }
 }
 

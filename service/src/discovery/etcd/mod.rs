@@ -1,8 +1,8 @@
 //! Membership in etcd: `PREFIX/workers/ID` holds a worker's JSON under a lease.
 //!
 //! A worker keeps its lease alive ([`lease`]); when the worker dies the lease runs out and the key goes. A router
-//! reads the keys and watches them ([`follow`]). Both sides expect etcd to vanish and come back at any moment: they
-//! start over with a fresh connection, after growing pauses, and never give up.
+//! reads the keys and watches them ([`follow`]). Both sides expect etcd to vanish and come back at any moment, with or
+//! without its data: they start over with a fresh connection, after growing pauses, and never give up.
 
 mod backoff;
 mod follow;
@@ -18,7 +18,7 @@ use etcd_client::{Client, ConnectOptions};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-use super::{Discovery, DiscoveryError, Member, Members, Registration};
+use super::{Discovery, DiscoveryError, Member, Members, Registration, Unlisted};
 use crate::shutdown::Lifetime;
 use crate::tls::ClientTls;
 
@@ -102,16 +102,22 @@ impl Discovery for Etcd {
                 () = cancelled => {}
             }
         };
+        let (listed, seen) = watch::channel(false);
         let task = self.lifetime.spawn("etcd-lease", async move {
             // Boxed for its size: the client's calls are large futures.
-            Box::pin(lease::keep_registered(&cluster, &member, stopped)).await;
+            Box::pin(lease::keep_registered(&cluster, &member, listed, stopped)).await;
         });
-        Ok(Registration::kept_by_task(stop, task))
+        Ok(Registration::kept_by_task(stop, task, seen))
     }
 
     async fn watch(&self) -> Result<watch::Receiver<Members>, DiscoveryError> {
         let mut members = self.members.lock().unwrap_or_else(PoisonError::into_inner);
         Ok(members.get_or_insert_with(|| self.start_following()).clone())
+    }
+
+    /// Keys go with leases, by hand, and with the data of an etcd.
+    fn unlisted(&self) -> Unlisted {
+        Unlisted::Unknown
     }
 }
 

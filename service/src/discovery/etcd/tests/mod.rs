@@ -5,7 +5,7 @@ mod server;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use etcd_client::{Client, CompactionOptions};
+use etcd_client::{Client, CompactionOptions, DeleteOptions};
 use nix::sys::signal::Signal;
 use tokio::sync::watch;
 
@@ -227,6 +227,54 @@ async fn a_lost_lease_is_replaced() {
     client.lease_revoke(lease).await.unwrap();
     see(&mut members, &[]).await;
     see(&mut members, &["a"]).await;
+}
+
+/// Waits until a registration says so of itself.
+async fn wait_listed(listed: &mut watch::Receiver<bool>, expected: bool) {
+    let seen = tokio::time::timeout(AMPLE, listed.wait_for(|listed| *listed == expected)).await;
+    assert!(seen.is_ok_and(|seen| seen.is_ok()), "waited for listed = {expected}");
+}
+
+#[tokio::test]
+async fn keys_that_are_deleted_while_their_leases_live_are_put_again() {
+    let server = EtcdServer::start_new().await;
+    let (router, worker_process) = (Process::start(&server).await, Process::start(&server).await);
+    let mut members = router.members().await;
+    let one = worker_process.discovery.register(worker("one")).await.unwrap();
+    let _two = worker_process.discovery.register(worker("two")).await.unwrap();
+    see(&mut members, &["one", "two"]).await;
+    let mut client = server.client().await;
+    let lease = lease_of(&mut client, "one", None).await;
+    // Twice: it is not the first time only.
+    for _ in 0..2 {
+        let all = Some(DeleteOptions::new().with_prefix());
+        assert_eq!(client.delete("team/outrider/", all).await.unwrap().deleted(), 2);
+        see(&mut members, &[]).await;
+        see(&mut members, &["one", "two"]).await;
+    }
+    assert_eq!(lease_of(&mut client, "one", None).await, lease, "the lease was never lost");
+    one.leave().await;
+    see(&mut members, &["two"]).await;
+}
+
+#[tokio::test]
+async fn an_etcd_that_lost_its_data_hears_of_every_worker_again() {
+    let mut server = EtcdServer::start_new().await;
+    let (router, worker_process) = (Process::start(&server).await, Process::start(&server).await);
+    let mut members = router.members().await;
+    let registration = worker_process.discovery.register(worker("a")).await.unwrap();
+    let mut listed = registration.listed();
+    wait_listed(&mut listed, true).await;
+    see(&mut members, &["a"]).await;
+
+    server.kill();
+    wait_listed(&mut listed, false).await;
+    server.lose_data();
+    server.start().await;
+    wait_listed(&mut listed, true).await;
+    see(&mut members, &["a"]).await;
+    registration.leave().await;
+    assert!(!*listed.borrow(), "who left is not listed");
 }
 
 #[tokio::test]

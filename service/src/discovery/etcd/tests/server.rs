@@ -94,6 +94,11 @@ impl EtcdServer {
         }
     }
 
+    /// Takes away all that a killed server had stored.
+    pub(super) fn lose_data(&self) {
+        std::fs::remove_dir_all(self.directory.path().join("data")).unwrap();
+    }
+
     pub(super) fn signal(&self, signal: Signal) {
         let id = self.child.as_ref().expect("a running etcd").id();
         nix::sys::signal::kill(Pid::from_raw(id.try_into().unwrap()), signal).unwrap();
