@@ -236,6 +236,8 @@ fn member(facts: &WorkerFacts, assets: Option<&Assets>, config: &WorkerConfig, l
         role: facts.role.as_str().to_owned(),
         address: config.advertise.clone().unwrap_or_else(|| format!("{}://{listen}", config.scheme())),
         facts: serde_json::json!({
+            "version": env!("CARGO_PKG_VERSION"),
+            "zone": config.zone,
             "model_id": hello.model_id,
             "numerics_id": hello.numerics_id,
             "vocab_size": hello.vocab_size,

@@ -23,6 +23,8 @@ pub use member::{DRAFT, Member, TARGET};
 pub use registration::Registration;
 pub use uri::{BadUri, DiscoveryUri};
 
+use crate::reread::LOOK_EVERY;
+use crate::secret::Secret;
 use crate::shutdown::Lifetime;
 use crate::tls::ClientTls;
 use crate::toml_file::TomlFault;
@@ -37,11 +39,22 @@ pub struct Source {
     pub uri: DiscoveryUri,
     /// For etcd: speak TLS, and trust and show this.
     pub tls: Option<ClientTls>,
+    /// For an etcd that asks who one is.
+    pub user: Option<EtcdUser>,
+}
+
+/// A user of etcd.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct EtcdUser {
+    /// As etcd knows it.
+    pub name: String,
+    /// What proves it.
+    pub password: Secret,
 }
 
 impl From<DiscoveryUri> for Source {
     fn from(uri: DiscoveryUri) -> Self {
-        Self { uri, tls: None }
+        Self { uri, tls: None, user: None }
     }
 }
 
@@ -106,11 +119,13 @@ pub async fn open(source: &Source, lifetime: &Lifetime) -> Result<Arc<dyn Discov
     match &source.uri {
         DiscoveryUri::Memory => Ok(Arc::new(memory::Memory::new())),
         DiscoveryUri::Static(path) => {
-            let list = static_file::StaticFile::open(path.clone(), static_file::POLL_EVERY, lifetime).await?;
+            let list = static_file::StaticFile::open(path.clone(), LOOK_EVERY, lifetime).await?;
             Ok(Arc::new(list))
         }
         DiscoveryUri::Etcd { endpoints, prefix } => {
-            let cluster = etcd::Cluster::new(endpoints.clone(), prefix, source.tls.clone());
+            let cluster = etcd::Cluster::new(endpoints.clone(), prefix)
+                .with_tls(source.tls.clone())
+                .with_user(source.user.clone());
             Ok(Arc::new(etcd::Etcd::new(cluster, lifetime)))
         }
     }

@@ -83,7 +83,11 @@ impl EtcdServer {
 
     /// A client's side, whatever it trusts and shows.
     pub(super) fn cluster(&self, tls: Option<ClientTls>) -> Cluster {
-        Cluster::new(vec![format!("127.0.0.1:{}", self.client_port)], "team/outrider", tls)
+        Cluster::new(self.endpoints(), "team/outrider").with_tls(tls)
+    }
+
+    pub(super) fn endpoints(&self) -> Vec<String> {
+        vec![format!("127.0.0.1:{}", self.client_port)]
     }
 
     /// Ends the server as a crash does.
