@@ -8,6 +8,7 @@ use service::accept::Door;
 use service::discovery::{self, Discovery};
 use service::health::Health;
 use service::metrics::Metrics;
+use service::reread::LOOK_EVERY;
 use service::shutdown::Lifetime;
 use tokio::net::TcpListener;
 use tonic::transport::Server;
@@ -53,7 +54,7 @@ pub async fn serve_with(
     health: Health,
 ) -> anyhow::Result<Addresses> {
     let auth = match &config.api_keys {
-        Some(path) => Auth::from_file(path)?,
+        Some(path) => Auth::follow_file(path.clone(), LOOK_EVERY, &lifetime)?,
         None => Auth::default(),
     };
     let http = bind(config.http).await?;
