@@ -28,6 +28,10 @@ Lanes are settled in the file alone, by task type:
   max_batch_for_speculation = 64     # more sequences at the target: no drafting
   weight = 2.0                       # share of turns where sequences wait for room
 
+API keys stand in the file of --api-keys as themselves or as digests (printf %s KEY | sha256sum), with what they may:
+  sha256:DIGEST alice models=demo priority=1 max_concurrent_requests=8
+  KEY bob task_type=code requests_per_minute=60 tokens_per_minute=100000
+
 What it decides and why: GET /debug/lanes. What it measures: GET /metrics. Both at --http.
 
 Examples:
@@ -46,7 +50,8 @@ pub struct Flags {
     /// Where the gRPC API is served
     #[arg(long, value_name = "ADDR")]
     pub grpc: Option<SocketAddr>,
-    /// A file of API keys, one a line; without it only loopback addresses may be served
+    /// A file of API keys and their limits, one a line, read again when it changes; without it only loopback addresses may be
+    /// served
     #[arg(long, value_name = "FILE")]
     pub api_keys: Option<PathBuf>,
     /// How many tokens are drafted a round, where a request does not say; auto: each lane chooses by what it measures

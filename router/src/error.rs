@@ -84,6 +84,14 @@ pub enum RouterError {
         /// Which limit.
         what: &'static str,
     },
+    /// The key has used what it may: come back later.
+    #[error("this API key is limited to {limit}: retry after {} s", whole_seconds(*.retry_after))]
+    RateLimited {
+        /// Such as "60 requests per minute".
+        limit: String,
+        /// When there is room again.
+        retry_after: Duration,
+    },
     /// The client reads too slowly; its stream was cut.
     #[error("the client left too many tokens unread and was cut off")]
     SlowClient,
@@ -149,6 +157,9 @@ impl RouterError {
         let later =
             |status, grpc, kind, code, label| Meaning { status, grpc, kind, code, label, retryable: true };
         use StatusCode as S;
+        let busy = |code, label| {
+            later(S::TOO_MANY_REQUESTS, Code::ResourceExhausted, "rate_limit_error", Some(code), label)
+        };
         match self {
             Self::InvalidRequest { .. } => {
                 row(S::BAD_REQUEST, Code::InvalidArgument, INVALID, None, "invalid_request")
@@ -185,13 +196,8 @@ impl RouterError {
                 let code = "unsupported_media_type";
                 row(S::UNSUPPORTED_MEDIA_TYPE, Code::InvalidArgument, INVALID, Some(code), code)
             }
-            Self::Overloaded { .. } => later(
-                S::TOO_MANY_REQUESTS,
-                Code::ResourceExhausted,
-                "rate_limit_error",
-                Some("overloaded"),
-                "overloaded",
-            ),
+            Self::Overloaded { .. } => busy("overloaded", "overloaded"),
+            Self::RateLimited { .. } => busy("rate_limit_exceeded", "rate_limited"),
             Self::SlowClient => {
                 row(S::REQUEST_TIMEOUT, Code::Aborted, INVALID, Some("slow_client"), "slow_client")
             }
@@ -216,6 +222,14 @@ impl RouterError {
         }
     }
 
+    /// How many seconds to wait before the same request may succeed; absent: it never will.
+    pub fn retry_after_seconds(&self) -> Option<u64> {
+        match self {
+            Self::RateLimited { retry_after, .. } => Some(whole_seconds(*retry_after)),
+            _ => self.meaning().retryable.then_some(RETRY_AFTER.as_secs()),
+        }
+    }
+
     /// `error.param` in OpenAI's error object.
     pub fn param(&self) -> Option<&str> {
         match self {
@@ -227,6 +241,11 @@ impl RouterError {
     }
 }
 
+/// Rounded up, and never at once.
+fn whole_seconds(wait: Duration) -> u64 {
+    (wait.as_secs() + u64::from(wait.subsec_nanos() > 0)).max(1)
+}
+
 /// 499, which has no name in the registry; only ever seen in metrics and logs.
 fn client_closed_request() -> StatusCode {
     StatusCode::from_u16(499).expect("499 is in the range of status codes")
@@ -235,11 +254,12 @@ fn client_closed_request() -> StatusCode {
 impl From<RouterError> for tonic::Status {
     fn from(error: RouterError) -> Self {
         let meaning = error.meaning();
+        let retry_after = error.retry_after_seconds();
         let mut status = Self::new(meaning.grpc, error.to_string());
         let metadata = status.metadata_mut();
         metadata.insert("x-error-code", tonic::metadata::MetadataValue::from_static(meaning.label));
-        if meaning.retryable {
-            metadata.insert("retry-after", RETRY_AFTER.as_secs().into());
+        if let Some(seconds) = retry_after {
+            metadata.insert("retry-after", seconds.into());
         }
         status
     }
@@ -255,12 +275,25 @@ mod tests {
             RouterError::Overloaded { what: "the queue" },
             RouterError::Draining,
             RouterError::Unavailable { reason: "no target".into() },
+            RouterError::RateLimited { limit: "1 requests per minute".into(), retry_after: Duration::ZERO },
         ] {
             let meaning = error.meaning();
             assert!(meaning.retryable && matches!(meaning.status.as_u16(), 429 | 503), "{error}");
             assert!(tonic::Status::from(error).metadata().contains_key("retry-after"));
         }
         assert!(!RouterError::invalid("n", "n must be positive").meaning().retryable);
+    }
+
+    #[test]
+    fn who_waits_as_told_does_not_come_too_early() {
+        for (millis, seconds) in [(0, 1), (1, 1), (1_000, 1), (1_001, 2), (59_999, 60)] {
+            let retry_after = Duration::from_millis(millis);
+            let error = RouterError::RateLimited { limit: "1 requests per minute".into(), retry_after };
+            assert_eq!(error.retry_after_seconds(), Some(seconds));
+            assert!(error.to_string().ends_with(&format!("retry after {seconds} s")), "{error}");
+        }
+        assert_eq!(RouterError::Draining.retry_after_seconds(), Some(1));
+        assert_eq!(RouterError::SlowClient.retry_after_seconds(), None);
     }
 
     #[test]
@@ -273,6 +306,10 @@ mod tests {
                 param: "prompt",
             },
             RouterError::BodyTooLarge { limit: 7 },
+            RouterError::RateLimited {
+                limit: "60 requests per minute".into(),
+                retry_after: Duration::from_millis(2_001),
+            },
             RouterError::SlowClient,
             RouterError::Refused { reason: "logits hold a NaN".into() },
             RouterError::Quarantined {

@@ -8,6 +8,7 @@ use service::accept::Door;
 use service::discovery::{self, Discovery};
 use service::health::Health;
 use service::metrics::Metrics;
+use service::reread::LOOK_EVERY;
 use service::shutdown::Lifetime;
 use tokio::net::TcpListener;
 use tonic::transport::Server;
@@ -25,7 +26,7 @@ use crate::scheduler::driver::Driver;
 use crate::scheduler::queues;
 use crate::tokenize::TokenizePool;
 use crate::workers::connection::Caller;
-use crate::workers::registry::{Registry, follow};
+use crate::workers::registry::{Membership, Registry, follow};
 
 /// Threads that the scheduler's driver keeps to itself.
 pub const SCHEDULER_THREADS: usize = 1;
@@ -53,7 +54,7 @@ pub async fn serve_with(
     health: Health,
 ) -> anyhow::Result<Addresses> {
     let auth = match &config.api_keys {
-        Some(path) => Auth::from_file(path)?,
+        Some(path) => Auth::follow_file(path.clone(), LOOK_EVERY, &lifetime)?,
         None => Auth::default(),
     };
     let http = bind(config.http).await?;
@@ -69,10 +70,11 @@ pub async fn serve_with(
     let driver = Driver::new(config.scheduler, metrics.clone(), health.clone());
     let caller = Caller { router_id: rand::random(), tls: config.worker_tls };
     let registry = Arc::new(Registry::new(caller, catalog.clone(), worker_events));
-    let (own, members) = (lifetime.clone(), discovery.watch().await?);
+    let own = lifetime.clone();
+    let membership = Membership { members: discovery.watch().await?, unlisted: discovery.unlisted() };
     start_scheduler(&lifetime, async move {
         let driver = own.spawn("scheduler", driver.run(inbox, own.clone()));
-        let registry = own.spawn("registry", follow(registry, members, own.clone()));
+        let registry = own.spawn("registry", follow(registry, membership, own.clone()));
         // Either may have panicked, which was logged.
         drop(tokio::join!(driver, registry));
     })?;

@@ -15,6 +15,8 @@ pub mod discovery;
 pub mod health;
 pub mod metrics;
 pub mod process;
+pub mod reread;
+pub mod secret;
 pub mod shutdown;
 pub mod telemetry;
 pub mod tls;

@@ -12,8 +12,9 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use crate::config::Faults;
-use crate::discovery::{DiscoveryUri, Source};
+use crate::discovery::{DiscoveryUri, EtcdUser, Source};
 use crate::health::Health;
+use crate::secret::Secret;
 use crate::shutdown::{Lifetime, termination_signal};
 use crate::telemetry::{self, LogFilter, LogFormat, TelemetryConfig};
 use crate::tls::ClientFiles;
@@ -41,6 +42,10 @@ pub struct ProcessFlags {
     /// The private key of --discovery-cert, PEM
     #[arg(long, value_name = "FILE")]
     pub discovery_key: Option<PathBuf>,
+    /// The user to be at etcd; its password is never a flag, which others could see: OUTRIDER_DISCOVERY_PASSWORD, or
+    /// `discovery_password` in the file
+    #[arg(long, value_name = "NAME")]
+    pub discovery_user: Option<String>,
     /// Which log lines are written, for example `info` or `warn,router=debug`
     #[arg(long, value_name = "FILTER")]
     pub log: Option<String>,
@@ -63,6 +68,8 @@ pub struct RawProcess {
     discovery_ca: Option<PathBuf>,
     discovery_cert: Option<PathBuf>,
     discovery_key: Option<PathBuf>,
+    discovery_user: Option<String>,
+    discovery_password: Option<Secret>,
     log: String,
     log_format: LogFormat,
     grace_seconds: u64,
@@ -76,6 +83,8 @@ impl Default for RawProcess {
             discovery_ca: None,
             discovery_cert: None,
             discovery_key: None,
+            discovery_user: None,
+            discovery_password: None,
             log: "info".to_owned(),
             log_format: LogFormat::Text,
             grace_seconds: 30,
@@ -124,7 +133,24 @@ impl RawProcess {
         faults.check("discovery_ca", ca.is_none() || matches!(uri, DiscoveryUri::Etcd { .. }), || {
             format!("is for etcd, and --discovery is `{uri}`")
         });
-        Some(Source { uri, tls })
+        let user = self.etcd_user(&uri, faults);
+        Some(Source { uri, tls, user })
+    }
+
+    fn etcd_user(&self, uri: &DiscoveryUri, faults: &mut Faults) -> Option<EtcdUser> {
+        let (name, password) = (self.discovery_user.as_ref(), self.discovery_password.as_ref());
+        let is_etcd = matches!(uri, DiscoveryUri::Etcd { .. });
+        faults.check("discovery_user", name.is_none() || is_etcd, || {
+            format!("is for etcd, and --discovery is `{uri}`")
+        });
+        faults.check("discovery_user", name.is_none() || password.is_some(), || {
+            "needs its password: set OUTRIDER_DISCOVERY_PASSWORD, or discovery_password in the file"
+                .to_owned()
+        });
+        faults.check("discovery_password", password.is_none() || name.is_some(), || {
+            "needs --discovery-user NAME beside it".to_owned()
+        });
+        Some(EtcdUser { name: name?.clone(), password: password?.clone() })
     }
 }
 
@@ -231,4 +257,39 @@ fn fail(error: &anyhow::Error) -> ExitCode {
     // A closed stderr leaves nobody to tell; the exit code still does.
     drop(writeln!(std::io::stderr(), "error: {error:#}"));
     ExitCode::FAILURE
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Who one is at etcd by these settings, or what is wrong with them.
+    fn user(uri: &str, name: Option<&str>, password: Option<&str>) -> Result<Option<EtcdUser>, String> {
+        let raw = RawProcess {
+            discovery: uri.to_owned(),
+            discovery_user: name.map(str::to_owned),
+            discovery_password: password.map(Secret::new),
+            ..RawProcess::default()
+        };
+        let mut faults = Faults::new();
+        let config = raw.validate(&mut faults);
+        faults.finish().map_err(|error| error.to_string())?;
+        Ok(config.and_then(|config| config.discovery.user))
+    }
+
+    #[test]
+    fn a_user_and_a_password_need_each_other_and_etcd() {
+        let etcd = "etcd://127.0.0.1:2379/outrider";
+        assert_eq!(user(etcd, None, None), Ok(None));
+        let both = user(etcd, Some("workers"), Some("sesame")).unwrap().unwrap();
+        assert_eq!((both.name.as_str(), both.password.expose()), ("workers", "sesame"));
+        for (uri, name, password, expected) in [
+            (etcd, Some("workers"), None, "OUTRIDER_DISCOVERY_PASSWORD"),
+            (etcd, None, Some("sesame"), "--discovery-user"),
+            ("memory", Some("workers"), Some("sesame"), "is for etcd"),
+        ] {
+            let error = user(uri, name, password).unwrap_err();
+            assert!(error.contains(expected) && !error.contains("sesame"), "{error}");
+        }
+    }
 }

@@ -80,6 +80,9 @@ pub struct WorkerFlags {
     /// How routers reach this worker, if not by the listen address: http://HOST:PORT, or https:// with --tls-cert
     #[arg(long, value_name = "URL")]
     pub advertise: Option<String>,
+    /// Where this worker runs, such as the value of topology.kubernetes.io/zone; told in its registration
+    #[arg(long, value_name = "NAME")]
+    pub zone: Option<String>,
     #[command(flatten)]
     #[serde(flatten)]
     #[expect(missing_docs, reason = "clap would take a doc comment here for the help of every flag below")]
@@ -113,6 +116,7 @@ pub struct RawWorker {
     listen: Option<SocketAddr>,
     admin: Option<SocketAddr>,
     advertise: Option<String>,
+    zone: Option<String>,
     #[serde(flatten)]
     tls: RawServerTls,
     #[serde(flatten)]
@@ -142,6 +146,7 @@ impl Default for RawWorker {
             listen: None,
             admin: None,
             advertise: None,
+            zone: None,
             tls: RawServerTls::default(),
             process: RawProcess::default(),
         }
@@ -198,6 +203,8 @@ pub struct WorkerConfig {
     pub admin: SocketAddr,
     /// How routers reach this worker, if not by the bound address.
     pub advertise: Option<String>,
+    /// Where it runs, for whoever reads the registration.
+    pub zone: Option<String>,
     /// What routers are shown, if TLS is spoken with them.
     pub tls: Option<ServerTls>,
     /// What every process has.
@@ -340,6 +347,7 @@ impl RawWorker {
             listen: self.listen.unwrap_or_else(|| local(ports.listen)),
             admin: self.admin.unwrap_or_else(|| local(ports.admin)),
             advertise: self.advertise,
+            zone: self.zone,
             tls,
             process: process?,
         })

@@ -40,6 +40,10 @@ const PREEMPTIONS: CounterName = CounterName::new(
     "Sequences that were stopped for want of KV blocks",
 );
 const SEQUENCES: GaugeName = GaugeName::new("outrider_worker_sequences", "Sequences that are held");
+const REGISTERED: GaugeName = GaugeName::new(
+    "outrider_worker_registered",
+    "1 while discovery lists this worker, as far as it could last make sure; 0 while it registers",
+);
 const STREAMS: GaugeName = GaugeName::new("outrider_worker_streams", "Routers that are connected");
 const MALFORMED: CounterName =
     CounterName::new("outrider_worker_malformed_steps_total", "Steps that broke a bound of the wire");
@@ -101,6 +105,8 @@ pub struct WorkerMetrics {
     preemptions: Counter,
     sequences: Gauge,
     queue_seconds: Histogram,
+    /// 1 while discovery lists this worker.
+    pub registered: Gauge,
     /// Routers that are connected.
     pub streams: Gauge,
     /// Steps that broke a bound of the wire.
@@ -125,6 +131,7 @@ impl WorkerMetrics {
             preemptions: metrics.counter(&PREEMPTIONS),
             sequences: metrics.gauge(&SEQUENCES),
             queue_seconds: metrics.histogram(&QUEUE_SECONDS),
+            registered: metrics.gauge(&REGISTERED),
             streams: metrics.gauge(&STREAMS),
             malformed: metrics.counter(&MALFORMED),
             counted: Arc::default(),

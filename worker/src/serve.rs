@@ -11,11 +11,11 @@ use proto::v1::worker_server::WorkerServer;
 use service::accept::Door as Port;
 use service::discovery::{Discovery, Member};
 use service::health::{Health, serve_admin};
-use service::metrics::Metrics;
+use service::metrics::{Gauge, Metrics};
 use service::shutdown::Lifetime;
 use speculation::Role;
 use tokio::net::TcpListener;
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, watch};
 use tonic::transport::Server;
 
 use crate::assets::Assets;
@@ -169,6 +169,7 @@ pub async fn start<M: Method>(
 
     tell_of_drain(mailbox.messages.clone(), lifetime);
     let member = member(&facts, assets.as_ref(), config, addresses.listen);
+    let registered = worker_metrics.registered.clone();
     let door = Door::new(facts, assets, mailbox, worker_metrics, lifetime.clone());
     let reflection = tonic_reflection::server::Builder::configure()
         .register_encoded_file_descriptor_set(proto::DESCRIPTORS)
@@ -186,7 +187,7 @@ pub async fn start<M: Method>(
         port.serve_grpc("grpc", server, lifetime);
     }
     serve_admin(admin, health.clone(), metrics, lifetime)?;
-    register(member, discovery, lifetime).await?;
+    register(member, discovery, registered, lifetime).await?;
     health.set_ready();
     tracing::info!(listen = %addresses.listen, admin = %addresses.admin, "ready");
     Ok(addresses)
@@ -208,15 +209,38 @@ async fn bind(address: SocketAddr) -> anyhow::Result<TcpListener> {
     TcpListener::bind(address).await.with_context(|| format!("cannot listen on {address}"))
 }
 
-/// Tells discovery of this worker until it drains.
-async fn register(member: Member, discovery: &dyn Discovery, lifetime: &Lifetime) -> anyhow::Result<()> {
+/// Tells discovery of this worker until it drains, and shows in `registered` whether discovery lists it.
+async fn register(
+    member: Member,
+    discovery: &dyn Discovery,
+    registered: Gauge,
+    lifetime: &Lifetime,
+) -> anyhow::Result<()> {
     let registration = discovery.register(member).await?;
-    let draining = lifetime.draining();
+    let (draining, listed) = (lifetime.draining(), registration.listed());
     lifetime.spawn("registration", async move {
-        draining.await;
+        tokio::select! {
+            biased;
+            // The worker stops.
+            () = draining => {}
+            // Never ends.
+            () = show(listed, &registered) => {}
+        }
         registration.leave().await;
+        registered.set(0);
     });
     Ok(())
+}
+
+/// Shows each change in the gauge.
+async fn show(mut listed: watch::Receiver<bool>, registered: &Gauge) {
+    loop {
+        registered.set(i64::from(*listed.borrow_and_update()));
+        if listed.changed().await.is_err() {
+            // Nothing will change any more.
+            return std::future::pending().await;
+        }
+    }
 }
 
 fn member(facts: &WorkerFacts, assets: Option<&Assets>, config: &WorkerConfig, listen: SocketAddr) -> Member {
@@ -226,6 +250,8 @@ fn member(facts: &WorkerFacts, assets: Option<&Assets>, config: &WorkerConfig, l
         role: facts.role.as_str().to_owned(),
         address: config.advertise.clone().unwrap_or_else(|| format!("{}://{listen}", config.scheme())),
         facts: serde_json::json!({
+            "version": env!("CARGO_PKG_VERSION"),
+            "zone": config.zone,
             "model_id": hello.model_id,
             "numerics_id": hello.numerics_id,
             "vocab_size": hello.vocab_size,

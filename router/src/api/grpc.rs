@@ -70,8 +70,8 @@ impl Inference for InferenceDoor {
         &self,
         request: Request<v1::ListModelsRequest>,
     ) -> Result<Response<v1::ListModelsResponse>, Status> {
-        authenticate(&self.state, request.metadata())?;
-        let models = self.state.catalog.list();
+        let caller = authenticate(&self.state, request.metadata())?;
+        let models = caller.models(&self.state.catalog);
         let models = models.iter().map(|entry| v1::Model {
             id: entry.id.clone(),
             max_model_len: entry.max_model_len,

@@ -56,8 +56,9 @@ async fn completions(State(state): State<AppState>, request: Request) -> Respons
 
 async fn list_models(State(state): State<AppState>, headers: HeaderMap) -> Response {
     match authenticate(&state, &headers) {
-        Ok(_) => {
-            let models: ModelList = state.catalog.list().iter().map(|entry| Model::from(&**entry)).collect();
+        Ok(caller) => {
+            let models = caller.models(&state.catalog);
+            let models: ModelList = models.iter().map(|entry| Model::from(&**entry)).collect();
             Json(models).into_response()
         }
         Err(error) => error.into_response(),
@@ -65,7 +66,7 @@ async fn list_models(State(state): State<AppState>, headers: HeaderMap) -> Respo
 }
 
 async fn get_model(State(state): State<AppState>, Path(id): Path<String>, headers: HeaderMap) -> Response {
-    let found = authenticate(&state, &headers).and_then(|_| state.catalog.get(&id));
+    let found = authenticate(&state, &headers).and_then(|caller| caller.model(&state.catalog, &id));
     match found {
         Ok(entry) => Json(Model::from(&*entry)).into_response(),
         Err(error) => error.into_response(),
@@ -108,8 +109,15 @@ async fn answer(
 ) -> Result<Response, RouterError> {
     match read(state, operation, request).await {
         Ok((sent, form, caller)) => {
-            let text = begin(state, sent, &caller, request_id, record).await?;
-            respond(text, operation, form, state.keep_alive).await
+            let answered = match begin(state, sent, &caller, request_id, record).await {
+                Ok(text) => respond(text, operation, form, state.keep_alive).await,
+                Err(error) => Err(error),
+            };
+            let mut response = answered.unwrap_or_else(RouterError::into_response);
+            if let Some(usage) = &caller.usage {
+                usage.write_headers(response.headers_mut());
+            }
+            Ok(response)
         }
         Err(error) => {
             record.failed(&error);

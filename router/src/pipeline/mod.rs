@@ -95,6 +95,9 @@ async fn start(
     }
     let mut request = sent.check(&state.catalog, caller)?;
     span::record_request(record.span(), request_id, caller, &request);
+    if let Some(usage) = &caller.usage {
+        record.allowed(usage.begin()?);
+    }
     record.waiting(&request.entry.id);
 
     let permit = state.admission.admit(request.num_sequences(), request.priority);

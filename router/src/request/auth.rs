@@ -1,13 +1,20 @@
-//! Who is asking: API keys from a file. Keys are kept and compared as SHA-256 digests, every one of them for every
-//! request and in constant time, so that an answer's timing tells nothing about a key.
+//! Who is asking: API keys from a file, which is read again when it changes. Keys are kept and compared as SHA-256
+//! digests, every one of them for every request and in constant time, so that an answer's timing tells nothing about a key.
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
-use sha2::{Digest as _, Sha256};
+use service::reread::RereadFile;
+use service::shutdown::Lifetime;
 use subtle::ConstantTimeEq as _;
+use tokio::sync::watch;
 
-use super::check::check_task_type;
+pub use super::api_keys::ApiKeysError;
+use super::api_keys::{self, ApiKey, digest};
+use super::key_limits::KeyUsage;
+use crate::catalog::{Catalog, ModelEntry};
 use crate::error::RouterError;
 
 /// Who sent a request, and what their key says of their requests.
@@ -21,76 +28,53 @@ pub struct Caller {
     pub priority: u8,
     /// Callers of different keys never share prefix blocks.
     pub isolation_key: u64,
+    /// The models that the key may use; absent: all.
+    pub models: Option<Arc<BTreeSet<String>>>,
+    /// What the key uses now, and may use; absent: no limits.
+    pub usage: Option<KeyUsage>,
 }
 
-/// Whether, and by which keys, callers are told apart.
+/// Whether, and by which keys, callers are told apart. Clones share the keys.
 #[derive(Debug, Clone, Default)]
 pub enum Auth {
     /// Everyone may ask; for a router that listens on loopback only.
     #[default]
     Open,
     /// Only who holds one of these keys.
-    Keys(Arc<[ApiKey]>),
+    Keys(ApiKeys),
 }
 
-/// One line of the key file.
+/// The keys of a file, as it was read last.
 #[derive(Debug, Clone)]
-pub struct ApiKey {
-    digest: [u8; 32],
-    caller: Caller,
-}
-
-/// Why a key file cannot be used.
-#[derive(Debug, thiserror::Error)]
-pub enum ApiKeysError {
-    /// Not readable.
-    #[error("cannot read the api key file {}: {source}", path.display())]
-    Unreadable {
-        /// The file.
-        path: PathBuf,
-        /// Why.
-        source: std::io::Error,
-    },
-    /// A line that is not `KEY [name] [task_type=..] [priority=..]`. The line itself is not repeated: it holds a key.
-    #[error("{}, line {line}: {reason}", path.display())]
-    Line {
-        /// The file.
-        path: PathBuf,
-        /// From 1.
-        line: usize,
-        /// What is wrong.
-        reason: String,
-    },
-    /// No key at all would lock everybody out.
-    #[error("the api key file {} holds no key: write one a line as KEY [name] [task_type=..] [priority=..]", path.display())]
-    Empty {
-        /// The file.
-        path: PathBuf,
-    },
-}
+pub struct ApiKeys(watch::Receiver<Vec<ApiKey>>);
 
 impl Auth {
-    /// Reads a key file: one key a line as `KEY [name] [task_type=..] [priority=..]`; `#` begins a comment line.
+    /// Reads a key file once.
     pub fn from_file(path: &Path) -> Result<Self, ApiKeysError> {
-        let text = std::fs::read_to_string(path)
-            .map_err(|source| ApiKeysError::Unreadable { path: path.to_owned(), source })?;
-        let mut keys: Vec<ApiKey> = Vec::new();
-        for (line_idx, line) in text.lines().enumerate() {
-            let line = line.trim();
-            if line.is_empty() || line.starts_with('#') {
-                continue;
+        Ok(Self::Keys(ApiKeys(watch::channel(read(path)?.1).1)))
+    }
+
+    /// Reads a key file, and again whenever it changes, under `lifetime`. A broken file is logged, and the last good
+    /// keys stay. A key that stays has used what it used before.
+    pub fn follow_file(
+        path: PathBuf,
+        look_every: Duration,
+        lifetime: &Lifetime,
+    ) -> Result<Self, ApiKeysError> {
+        let (text, first) = read(&path)?;
+        let (sender, keys) = watch::channel(first);
+        let file = RereadFile::new(path, &text, look_every);
+        let cancelled = lifetime.cancelled();
+        lifetime.spawn("api-keys", async move {
+            tokio::select! {
+                biased;
+                // The router stops.
+                () = cancelled => {}
+                // Never ends.
+                () = follow(file, &sender) => {}
             }
-            let refused = |reason| ApiKeysError::Line { path: path.to_owned(), line: line_idx + 1, reason };
-            let key = ApiKey::parse(line).map_err(refused)?;
-            if keys.iter().any(|known| known.digest == key.digest) {
-                return Err(refused("this key stands on an earlier line too".into()));
-            }
-            keys.push(key);
-        }
-        if keys.is_empty() {
-            return Err(ApiKeysError::Empty { path: path.to_owned() });
-        }
-        Ok(Self::Keys(keys.into()))
+        });
+        Ok(Self::Keys(ApiKeys(keys)))
     }
 
     /// Whether everyone may ask.
@@ -100,13 +84,14 @@ impl Auth {
 
     /// Who sent a request with this `authorization` header.
     pub fn authenticate(&self, authorization: Option<&[u8]>) -> Result<Caller, RouterError> {
-        let Self::Keys(keys) = self else { return Ok(Caller::default()) };
+        let Self::Keys(ApiKeys(keys)) = self else { return Ok(Caller::default()) };
         let header = authorization.ok_or(RouterError::Unauthenticated(
             "an API key is required: send it as `Authorization: Bearer KEY`",
         ))?;
         let key = bearer_key(header)
             .ok_or(RouterError::Unauthenticated("the authorization header must be `Bearer KEY`"))?;
         let digest = digest(key);
+        let keys = keys.borrow();
         let mut found = None;
         for known in keys.iter() {
             if bool::from(known.digest.ct_eq(&digest)) {
@@ -117,36 +102,65 @@ impl Auth {
     }
 }
 
-impl ApiKey {
-    fn parse(line: &str) -> Result<Self, String> {
-        let mut words = line.split_whitespace();
-        let key = words.next().ok_or("the line is empty")?;
-        let digest = digest(key.as_bytes());
-        let isolation_key = u64::from_le_bytes(digest[..8].try_into().expect("a digest has 32 bytes"));
-        let mut caller = Caller { isolation_key, ..Caller::default() };
-        for word in words {
-            match word.split_once('=') {
-                Some(("task_type", value)) => {
-                    check_task_type(value).map_err(|error| error.to_string())?;
-                    caller.task_type = Some(value.to_owned());
-                }
-                Some(("priority", value)) => {
-                    caller.priority =
-                        value.parse().map_err(|_| format!("priority must be 0 to 255, not {value}"))?;
-                }
-                Some((name, _)) => {
-                    return Err(format!("unknown setting {name}: known are task_type and priority"));
-                }
-                None if caller.name.is_none() => caller.name = Some(word.to_owned()),
-                None => return Err(format!("unexpected word {word}: a key has one name")),
-            }
+impl Caller {
+    /// Whether the key may use a model.
+    pub fn may_use(&self, model: &str) -> bool {
+        self.models.as_ref().is_none_or(|models| models.contains(model))
+    }
+
+    /// The model of this id. One that the key may not use does not exist for it.
+    pub fn model(&self, catalog: &Catalog, id: &str) -> Result<Arc<ModelEntry>, RouterError> {
+        if self.may_use(id) {
+            catalog.get(id)
+        } else {
+            Err(RouterError::ModelNotFound { model: id.to_owned() })
         }
-        Ok(Self { digest, caller })
+    }
+
+    /// The models that the key may use, by id.
+    pub fn models(&self, catalog: &Catalog) -> Vec<Arc<ModelEntry>> {
+        let mut models = catalog.list();
+        models.retain(|entry| self.may_use(&entry.id));
+        models
     }
 }
 
-fn digest(key: &[u8]) -> [u8; 32] {
-    Sha256::digest(key).into()
+fn read(path: &Path) -> Result<(String, Vec<ApiKey>), ApiKeysError> {
+    let text = std::fs::read_to_string(path)
+        .map_err(|source| ApiKeysError::Unreadable { path: path.to_owned(), source })?;
+    let keys = api_keys::parse(&text, path)?;
+    Ok((text, keys))
+}
+
+/// Takes up each edit for ever.
+async fn follow(mut file: RereadFile, keys: &watch::Sender<Vec<ApiKey>>) {
+    loop {
+        let edited = file.edited().await;
+        let next = next_keys(edited, file.path(), &keys.borrow());
+        if let Some(next) = next {
+            keys.send_replace(next);
+        }
+    }
+}
+
+/// The keys of an edited file; none where it is broken.
+fn next_keys(edited: Result<String, String>, path: &Path, before: &[ApiKey]) -> Option<Vec<ApiKey>> {
+    let shown = path.display();
+    match edited.map(|text| api_keys::parse(&text, path)) {
+        Ok(Ok(mut next)) => {
+            next.iter_mut().for_each(|key| key.take_over(before));
+            tracing::info!(path = %shown, keys = next.len(), "the api keys were read again");
+            Some(next)
+        }
+        Ok(Err(error)) => {
+            tracing::error!(%error, "broken api key file, the last keys stay");
+            None
+        }
+        Err(error) => {
+            tracing::error!(path = %shown, error, "unreadable api key file, the last keys stay");
+            None
+        }
+    }
 }
 
 /// The key of `Bearer KEY`; the scheme's case does not matter.
@@ -163,27 +177,19 @@ fn bearer_key(header: &[u8]) -> Option<&[u8]> {
 mod tests {
     use super::*;
 
-    fn from_text(text: &str) -> Result<Auth, ApiKeysError> {
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("keys");
-        std::fs::write(&path, text).unwrap();
-        Auth::from_file(&path)
-    }
+    /// So often that tests wait for changes and not for the clock.
+    const LOOK_IN_TESTS: Duration = Duration::from_millis(2);
 
-    #[test]
-    fn keys_carry_their_callers_defaults() {
-        let auth = from_text("# keys\n\nsk-one alice task_type=code priority=7\n  sk-two\n").unwrap();
-        let alice = auth.authenticate(Some(b"Bearer sk-one")).unwrap();
-        assert_eq!(alice.name.as_deref(), Some("alice"));
-        assert_eq!((alice.task_type.as_deref(), alice.priority), (Some("code"), 7));
-        let other = auth.authenticate(Some(b"bearer  sk-two ")).unwrap();
-        assert_eq!((other.name, other.priority), (None, 0));
-        assert_ne!(other.isolation_key, alice.isolation_key);
+    fn bearer(key: &str) -> Vec<u8> {
+        format!("Bearer {key}").into_bytes()
     }
 
     #[test]
     fn what_is_no_known_key_is_refused() {
-        let auth = from_text("sk-one\n").unwrap();
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("keys");
+        std::fs::write(&path, "sk-one\n  sk-two bob\n").unwrap();
+        let auth = Auth::from_file(&path).unwrap();
         for header in
             [None, Some(&b"Bearer sk-on"[..]), Some(b"Bearer "), Some(b"Basic sk-one"), Some(b"sk-one")]
         {
@@ -191,22 +197,41 @@ mod tests {
             assert_eq!(error.meaning().status, 401, "{header:?}");
             assert!(!error.to_string().contains("sk-on"), "a key must not be repeated: {error}");
         }
+        let bob = auth.authenticate(Some(b"bearer  sk-two ")).unwrap();
+        assert_eq!(bob.name.as_deref(), Some("bob"));
         assert_eq!(Auth::Open.authenticate(None).unwrap(), Caller::default());
     }
 
+    #[tokio::test]
+    async fn edits_are_taken_up() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("keys");
+        std::fs::write(&path, "sk-one alice max_concurrent_requests=1\nsk-gone\n").unwrap();
+        let lifetime = Lifetime::new();
+        let auth = Auth::follow_file(path.clone(), LOOK_IN_TESTS, &lifetime).unwrap();
+        let Auth::Keys(ApiKeys(mut edits)) = auth.clone() else { panic!("there are keys") };
+        let alice = auth.authenticate(Some(&bearer("sk-one"))).unwrap();
+        let running = alice.usage.as_ref().unwrap().begin().unwrap();
+
+        std::fs::write(&path, "sk-one alice max_concurrent_requests=1 priority=3\nsk-new\n").unwrap();
+        edits.changed().await.unwrap();
+        assert!(auth.authenticate(Some(&bearer("sk-gone"))).is_err());
+        assert!(auth.authenticate(Some(&bearer("sk-new"))).is_ok());
+        let alice = auth.authenticate(Some(&bearer("sk-one"))).unwrap();
+        assert_eq!(alice.priority, 3);
+        assert!(alice.usage.as_ref().unwrap().begin().is_err(), "what runs is not forgotten");
+        drop(running);
+        assert!(alice.usage.unwrap().begin().is_ok());
+    }
+
     #[test]
-    fn a_faulty_file_names_the_line_and_never_the_key() {
-        for (text, expected) in [
-            ("sk-one a b\n", "line 1: unexpected word b"),
-            ("\nsk-one priority=900\n", "line 2: priority must be 0 to 255, not 900"),
-            ("sk-one color=red\n", "line 1: unknown setting color"),
-            ("sk-one task_type=A!\n", "line 1: task_type"),
-            ("sk-one\nsk-one\n", "line 2: this key stands on an earlier line too"),
-            ("# nothing\n", "holds no key"),
-        ] {
-            let error = from_text(text).unwrap_err().to_string();
-            assert!(error.contains(expected), "{text:?}: {error}");
-            assert!(!error.contains("sk-one"), "{error}");
+    fn a_broken_file_is_no_list_of_keys() {
+        let path = Path::new("keys");
+        let before = api_keys::parse("sk-one alice\n", path).unwrap();
+        for broken in [Ok("sk-one color=red\n".to_owned()), Ok(String::new()), Err("no such file".to_owned())]
+        {
+            assert!(next_keys(broken.clone(), path, &before).is_none(), "{broken:?}");
         }
+        assert_eq!(next_keys(Ok("sk-one\nsk-two\n".to_owned()), path, &before).unwrap().len(), 2);
     }
 }

@@ -150,7 +150,8 @@ impl SentRequest {
     /// Checks every value.
     pub fn check(self, catalog: &Catalog, caller: &Caller) -> Result<CheckedRequest, RouterError> {
         let model = self.model.as_deref().filter(|model| !model.is_empty());
-        let entry = catalog.get(model.ok_or_else(|| RouterError::invalid("model", "model is required"))?)?;
+        let model = model.ok_or_else(|| RouterError::invalid("model", "model is required"))?;
+        let entry = caller.model(catalog, model)?;
         let num_choices = integer("n", self.n, 1..=limits::CHOICES_MAX)?.unwrap_or(1) as u32;
         let prompts = self.checked_prompts(&entry, num_choices)?;
         let max_tokens = self.checked_max_tokens(&prompts)?;

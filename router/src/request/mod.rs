@@ -1,9 +1,11 @@
-//! One request, whichever API it came by: as sent and as checked ([`check`], within [`limits`]), who sent it ([`auth`]),
-//! and what is recorded of it ([`record`], [`span`]).
+//! One request, whichever API it came by: as sent and as checked ([`check`], within [`limits`]), who sent it ([`auth`])
+//! and how much they may send ([`key_limits`]), and what is recorded of it ([`record`], [`span`]).
 
+mod api_keys;
 pub mod auth;
 mod bounds;
 pub mod check;
+pub mod key_limits;
 pub mod limits;
 pub mod record;
 pub mod span;

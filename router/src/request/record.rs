@@ -7,6 +7,7 @@ use speculation::FinishReason;
 use tokio::time::Instant;
 use tracing::Span;
 
+use super::key_limits::RunningRequest;
 use super::{Usage, span};
 use crate::admission::Permit;
 use crate::error::RouterError;
@@ -35,6 +36,8 @@ struct Held {
     permit: Option<Permit>,
     /// Work that a drain waits for.
     work: Option<Hold>,
+    /// One of the requests that its key may have at once; what tokens are charged to.
+    of_key: Option<RunningRequest>,
 }
 
 #[derive(Debug, Default, Clone)]
@@ -66,6 +69,11 @@ impl RequestRecord {
         &self.span
     }
 
+    /// The key that the request came with allows it, and is charged for it.
+    pub fn allowed(&mut self, of_key: RunningRequest) {
+        self.held.of_key = Some(of_key);
+    }
+
     /// The request is sound and waits for its turn.
     pub fn waiting(&mut self, model: &str) {
         let model = self.metrics.model(model);
@@ -84,11 +92,13 @@ impl RequestRecord {
     pub fn running(&mut self, num_choices: usize, prompt_tokens: u64) {
         self.choices = vec![ChoiceRecord::default(); num_choices];
         self.held.stage = self.model.as_ref().map(ModelMetrics::running);
+        self.charge(prompt_tokens);
         self.measure(|model, _| model.prompt_tokens(prompt_tokens));
     }
 
     /// A span of `num_tokens` of one choice arrived.
     pub fn tokens(&mut self, choice: usize, num_tokens: u64) {
+        self.charge(num_tokens);
         let now = Instant::now();
         let record = &mut self.choices[choice];
         let previous = record.last.replace(now);
@@ -151,6 +161,12 @@ impl RequestRecord {
             tracing::error!(parent: &self.span, %error, "a request failed");
         }
         self.release();
+    }
+
+    fn charge(&self, num_tokens: u64) {
+        if let Some(of_key) = &self.held.of_key {
+            of_key.charge(num_tokens);
+        }
     }
 
     fn measure(&self, observe: impl FnOnce(&ModelMetrics, &Self)) {

@@ -3,9 +3,11 @@
 //! Connections are kept by address, not by discovery's id: a worker that restarts at its address within its lease is
 //! listed under two ids for a while. A worker answers on a router's newest stream only, so a second stream to one
 //! process, by whichever way, would silence the first. A worker that cannot be reached is tried again for as long as
-//! discovery lists it. The registry never touches sequences: what connections say goes to their owner.
+//! discovery lists it. One that is no longer listed is kept while it answers, unless somebody took it off the list
+//! ([`Unlisted`]). The registry never touches sequences: what connections say goes to their owner.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -15,7 +17,7 @@ use proto::v1;
 use proto::v1::worker_client::WorkerClient;
 use scheduling::scheduler::events::WorkerInfo;
 use scheduling::scheduler::pairing;
-use service::discovery::Members;
+use service::discovery::{Members, Unlisted};
 use service::shutdown::Lifetime;
 use speculation::Role;
 use speculation::fingerprint::{first_difference, token_list_from_json};
@@ -31,40 +33,54 @@ use crate::workers::{ConnectedWorker, WorkerEvent, WorkerKey, worker_info};
 const FIRST_BACKOFF: Duration = Duration::from_millis(100);
 const MAX_BACKOFF: Duration = Duration::from_secs(2);
 
+/// Ends of connections that the follower has not seen yet.
+const ENDED_QUEUE: usize = 64;
+
+/// What discovery says.
+#[derive(Debug)]
+pub struct Membership {
+    /// Who is listed.
+    pub members: watch::Receiver<Members>,
+    /// What to make of a worker that is not listed any more.
+    pub unlisted: Unlisted,
+}
+
 /// Follows the membership until the lifetime ends.
-pub async fn follow(registry: Arc<Registry>, mut members: watch::Receiver<Members>, lifetime: Lifetime) {
+pub async fn follow(registry: Arc<Registry>, membership: Membership, lifetime: Lifetime) {
+    let Membership { mut members, unlisted } = membership;
     let mut followed: BTreeMap<Endpoint, Followed> = BTreeMap::new();
+    let (forgotten, mut forgets) = mpsc::channel(ENDED_QUEUE);
     let cancelled = lifetime.cancelled();
     tokio::pin!(cancelled);
     loop {
         let listed = by_endpoint(&members.borrow_and_update());
-        followed.retain(|endpoint, worker| {
-            let ids = listed.get(endpoint);
-            if ids.is_some_and(|ids| *ids != worker.ids) {
-                // Another process may answer there now: the next attempt need not wait.
-                worker.changed.notify_one();
+        followed.retain(|endpoint, worker| match (listed.get(endpoint), unlisted) {
+            (Some(ids), _) => {
+                worker.is_listed_as(ids);
+                true
             }
-            if ids.is_none() {
+            (None, Unlisted::Unknown) => {
+                worker.is_unlisted(endpoint);
+                true
+            }
+            (None, Unlisted::Removed) => {
                 // Ends the connection; what ran there is replayed elsewhere.
                 let worker = worker.lifetime.clone();
                 lifetime.spawn("forget worker", async move { worker.shut_down(MAX_BACKOFF).await });
+                false
             }
-            ids.is_some()
         });
         for (endpoint, ids) in listed {
-            if let Some(worker) = followed.get_mut(&endpoint) {
-                worker.ids = ids;
-                continue;
-            }
-            let (worker, changed) = (lifetime.child(), Arc::new(Notify::new()));
-            let keep = KeepConnected { endpoint: endpoint.clone(), changed: Arc::clone(&changed) };
-            worker.spawn("worker connection", keep.run(Arc::clone(&registry), worker.clone()));
-            followed.insert(endpoint, Followed { ids, changed, lifetime: worker });
+            followed.entry(endpoint).or_insert_with_key(|endpoint| {
+                Followed::start(endpoint, ids, (&registry, &forgotten), &lifetime)
+            });
         }
         tokio::select! {
             biased;
             // The router stops; children stop with it.
             () = &mut cancelled => return,
+            // An unlisted worker's connection is over. Where it is listed again by now, it starts anew.
+            Some(endpoint) = forgets.recv() => drop(followed.remove(&endpoint)),
             // A change, or a discovery that is gone and will not change anymore.
             changed = members.changed() => if changed.is_err() { return cancelled.await },
         }
@@ -78,14 +94,51 @@ struct Endpoint {
     role: String,
 }
 
-/// One endpoint that discovery lists.
+/// One endpoint that discovery lists, or that answers still.
 #[derive(Debug)]
 struct Followed {
     /// Discovery's ids for it: more than one after a restart, until the older lease ends.
     ids: BTreeSet<String>,
     /// Told when the ids change.
     changed: Arc<Notify>,
+    /// Told whether discovery lists it.
+    listed: watch::Sender<bool>,
     lifetime: Lifetime,
+}
+
+impl Followed {
+    /// Keeps a connection to the endpoint; `forgotten` is told once one that is not listed any more is over.
+    fn start(
+        endpoint: &Endpoint,
+        ids: BTreeSet<String>,
+        (registry, forgotten): (&Arc<Registry>, &mpsc::Sender<Endpoint>),
+        lifetime: &Lifetime,
+    ) -> Self {
+        let (worker, changed, listed) = (lifetime.child(), Arc::default(), watch::Sender::new(true));
+        let keep = KeepConnected {
+            endpoint: endpoint.clone(),
+            changed: Arc::clone(&changed),
+            listed: listed.subscribe(),
+            forgotten: forgotten.clone(),
+        };
+        worker.spawn("worker connection", keep.run(Arc::clone(registry), worker.clone()));
+        Self { ids, changed, listed, lifetime: worker }
+    }
+
+    fn is_listed_as(&mut self, ids: &BTreeSet<String>) {
+        if self.ids != *ids {
+            // Another process may answer there now: the next attempt need not wait.
+            self.changed.notify_one();
+            self.ids.clone_from(ids);
+        }
+        self.listed.send_replace(true);
+    }
+
+    fn is_unlisted(&self, Endpoint { address, role }: &Endpoint) {
+        if self.listed.send_replace(false) {
+            tracing::info!(role, address, "discovery lists this worker no more, it is kept while it answers");
+        }
+    }
 }
 
 /// Each endpoint once, with all ids that it is listed under.
@@ -301,28 +354,50 @@ fn named(hello: &v1::WorkerHello) -> Option<u64> {
     (hello.worker_id != 0).then_some(hello.worker_id)
 }
 
-/// The task that keeps a connection to one endpoint for as long as it is listed.
+/// The task that keeps a connection to one endpoint: for as long as it is listed, and then until the connection ends.
 #[derive(Debug)]
 struct KeepConnected {
     endpoint: Endpoint,
     /// Another process may answer there: the next attempt is due at once.
     changed: Arc<Notify>,
+    /// Whether discovery lists it.
+    listed: watch::Receiver<bool>,
+    /// Told when the task ends because discovery does not.
+    forgotten: mpsc::Sender<Endpoint>,
 }
 
 impl KeepConnected {
     async fn run(self, registry: Arc<Registry>, worker: Lifetime) {
+        let cancelled = worker.cancelled();
+        tokio::pin!(cancelled);
+        self.connect_while_listed(&registry, cancelled.as_mut()).await;
+        tokio::select! {
+            biased;
+            // The follower decides no more, or has taken the worker off by itself.
+            () = cancelled => {}
+            // A follower that is gone needs no word.
+            _ = self.forgotten.send(self.endpoint.clone()) => {}
+        }
+    }
+
+    /// Ends once discovery does not list the worker and no connection to it is left, or when cancelled.
+    async fn connect_while_listed(
+        &self,
+        registry: &Registry,
+        mut cancelled: Pin<&mut impl Future<Output = ()>>,
+    ) {
         let Endpoint { address, role } = &self.endpoint;
         let mut backoff = FIRST_BACKOFF;
         let mut last_worker_id = None;
         let mut last_error = None;
-        let cancelled = worker.cancelled();
-        tokio::pin!(cancelled);
         loop {
             let began = tokio::time::Instant::now();
             let reached = tokio::select! {
                 biased;
-                // No longer listed, or the router stops.
+                // Taken off the list, or the router stops.
                 () = &mut cancelled => return,
+                // Nothing is lost: there is no connection.
+                () = self.unlisted() => return,
                 reached = registry.reach(&self.endpoint, last_worker_id) => reached,
             };
             let ended = match reached {
@@ -340,7 +415,11 @@ impl KeepConnected {
                     tracing::debug!(role, address, "worker still unreachable: {why}");
                 }
                 Err(why) => {
-                    tracing::info!(role, address, "worker unreachable, will be tried again: {why}");
+                    tracing::info!(
+                        role,
+                        address,
+                        "worker unreachable, will be tried again while listed: {why}"
+                    );
                     last_error = Some(why);
                 }
             }
@@ -350,10 +429,19 @@ impl KeepConnected {
                 biased;
                 // As above.
                 () = &mut cancelled => return,
+                () = self.unlisted() => return,
                 // A worker came back at this address.
                 () = self.changed.notified() => backoff = FIRST_BACKOFF,
                 () = tokio::time::sleep(backoff) => {}
             }
+        }
+    }
+
+    /// Resolves while discovery does not list the worker.
+    async fn unlisted(&self) {
+        if self.listed.clone().wait_for(|listed| !listed).await.is_err() {
+            // The follower is gone: the router stops.
+            std::future::pending().await
         }
     }
 }

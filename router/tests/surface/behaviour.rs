@@ -2,14 +2,19 @@
 
 use std::time::Instant;
 
+use axum::body::Body;
 use futures::StreamExt as _;
+use http::Request;
+use router::api::http::http_app;
 use router::error::RouterError;
 use router::request::Auth;
 use serde_json::{Value, json};
 use speculation::AcceptanceMode;
+use tower::ServiceExt as _;
 
 use crate::client::{
-    END, KEEP_ALIVE, MAX_MODEL_LEN, MODEL, TestRouter, chunks, demo_encode, eventually, post, streamed_text,
+    Answer, END, KEEP_ALIVE, MAX_MODEL_LEN, MODEL, TestRouter, chunks, demo_encode, eventually, post,
+    streamed_text,
 };
 use crate::fake_lanes::Script;
 
@@ -214,6 +219,88 @@ async fn without_a_known_key_nothing_is_told() {
         assert_eq!(answer.headers["www-authenticate"], "Bearer");
     }
     assert_eq!(router.get("/health/live").await.status, 200, "probes need no key");
+}
+
+/// A request with a key.
+async fn ask_as(router: &TestRouter, key: &str, fields: Value) -> Answer {
+    let mut request = post(COMPLETIONS, completion(fields).to_string());
+    request.headers_mut().insert("authorization", format!("Bearer {key}").parse().unwrap());
+    router.send(request).await
+}
+
+#[tokio::test]
+async fn a_key_that_has_used_its_tokens_is_told_when_to_come_back() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("keys");
+    std::fs::write(&path, "sk-one alice requests_per_minute=60 tokens_per_minute=3\nsk-two bob\n").unwrap();
+    let router = TestRouter::with(Auth::from_file(&path).unwrap(), Default::default()).say(" fine");
+    let first = ask_as(&router, "sk-one", json!({})).await;
+    assert_eq!(first.status, 200, "{}", first.text());
+    assert_eq!(first.headers["x-ratelimit-limit-requests"], "60");
+    assert_eq!(first.headers["x-ratelimit-remaining-requests"], "59");
+    assert_eq!(first.headers["x-ratelimit-limit-tokens"], "3");
+    assert_eq!(first.headers["x-ratelimit-remaining-tokens"], "0", "prompt and output are charged");
+
+    let second = ask_as(&router, "sk-one", json!({ "stream": true })).await;
+    assert_eq!(second.status, 429, "{}", second.text());
+    let error = &second.json()["error"];
+    assert_eq!((&error["type"], &error["code"]), (&json!("rate_limit_error"), &json!("rate_limit_exceeded")));
+    assert!(error["message"].as_str().unwrap().contains("limited to 3 tokens per minute"), "{error}");
+    assert!(second.headers["retry-after"].to_str().unwrap().parse::<u64>().unwrap() > 1);
+    assert_eq!(second.headers["x-ratelimit-remaining-requests"], "59", "who is refused pays nothing");
+
+    let other = ask_as(&router, "sk-two", json!({})).await;
+    assert_eq!(other.status, 200, "one key's limits are not another's");
+    assert!(!other.headers.contains_key("x-ratelimit-limit-requests"));
+    assert_eq!(router.state.admission.available(), 1_024);
+}
+
+#[tokio::test]
+async fn a_keys_requests_at_once_are_limited_until_their_streams_end() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("keys");
+    std::fs::write(&path, "sk-one alice max_concurrent_requests=1\n").unwrap();
+    let router = TestRouter::with(Auth::from_file(&path).unwrap(), Default::default());
+    router.lanes.play(Script::Hang);
+    let mut request = post(COMPLETIONS, completion(json!({ "stream": true })).to_string());
+    request.headers_mut().insert("authorization", "Bearer sk-one".parse().unwrap());
+    let open = http_app(router.state.clone()).oneshot(request).await.unwrap();
+    assert_eq!(open.status(), 200);
+
+    let refused = ask_as(&router, "sk-one", json!({})).await;
+    assert_eq!(refused.status, 429, "{}", refused.text());
+    assert_eq!(refused.headers["retry-after"], "1");
+    assert!(refused.text().contains("limited to 1 concurrent requests"), "{}", refused.text());
+    drop(open);
+    let router = router.say(" fine");
+    for _ in 0..2 {
+        assert_eq!(
+            ask_as(&router, "sk-one", json!({})).await.status,
+            200,
+            "a finished request counts no more"
+        );
+    }
+}
+
+#[tokio::test]
+async fn a_model_that_a_key_may_not_use_does_not_exist_for_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("keys");
+    std::fs::write(&path, "sk-one alice models=no-template\n").unwrap();
+    let router = TestRouter::with(Auth::from_file(&path).unwrap(), Default::default()).say(" fine");
+    let refused = ask_as(&router, "sk-one", json!({})).await;
+    assert_eq!((refused.status.as_u16(), &refused.json()["error"]["code"]), (404, &json!("model_not_found")));
+    assert_eq!(ask_as(&router, "sk-one", json!({ "model": "no-template" })).await.status, 200);
+    let get = async |path: &str| {
+        let request = Request::get(path).header("authorization", "Bearer sk-one");
+        router.send(request.body(Body::empty()).unwrap()).await
+    };
+    let listed = get("/v1/models").await.json();
+    assert_eq!(
+        (listed["data"].as_array().unwrap().len(), &listed["data"][0]["id"]),
+        (1, &json!("no-template"))
+    );
+    assert_eq!(get("/v1/models/org/demo").await.status, 404);
 }
 
 #[tokio::test]

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use async_trait::async_trait;
 use tokio::sync::watch;
 
-use super::{Discovery, DiscoveryError, Member, Members, Registration, publish};
+use super::{Discovery, DiscoveryError, Member, Members, Registration, Unlisted, publish};
 
 /// A membership in memory.
 pub(super) struct Memory {
@@ -58,6 +58,11 @@ impl Discovery for Memory {
 
     async fn watch(&self) -> Result<watch::Receiver<Members>, DiscoveryError> {
         Ok(self.shared.members.subscribe())
+    }
+
+    /// Only registrations that were dropped are gone.
+    fn unlisted(&self) -> Unlisted {
+        Unlisted::Removed
     }
 }
 

@@ -3,7 +3,7 @@
 //! Three ways behind one trait, chosen by a [`DiscoveryUri`]: in memory (one process), a static file that an
 //! operator keeps, and etcd. Whichever it is, a watcher that loses its source keeps serving the last membership it
 //! knew: a discovery that is away must never empty a router's list, and stale members are found out by talking to
-//! them.
+//! them. Nor must one that lost its data: [`Unlisted`] says what it means that a member is gone from a list.
 
 mod etcd;
 mod member;
@@ -23,6 +23,8 @@ pub use member::{DRAFT, Member, TARGET};
 pub use registration::Registration;
 pub use uri::{BadUri, DiscoveryUri};
 
+use crate::reread::LOOK_EVERY;
+use crate::secret::Secret;
 use crate::shutdown::Lifetime;
 use crate::tls::ClientTls;
 use crate::toml_file::TomlFault;
@@ -37,11 +39,22 @@ pub struct Source {
     pub uri: DiscoveryUri,
     /// For etcd: speak TLS, and trust and show this.
     pub tls: Option<ClientTls>,
+    /// For an etcd that asks who one is.
+    pub user: Option<EtcdUser>,
+}
+
+/// A user of etcd.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct EtcdUser {
+    /// As etcd knows it.
+    pub name: String,
+    /// What proves it.
+    pub password: Secret,
 }
 
 impl From<DiscoveryUri> for Source {
     fn from(uri: DiscoveryUri) -> Self {
-        Self { uri, tls: None }
+        Self { uri, tls: None, user: None }
     }
 }
 
@@ -54,6 +67,19 @@ pub trait Discovery: Send + Sync {
 
     /// The membership now (empty until the source was first reached) and after each change.
     async fn watch(&self) -> Result<watch::Receiver<Members>, DiscoveryError>;
+
+    /// What a watcher must make of a member that is gone from the list.
+    fn unlisted(&self) -> Unlisted;
+}
+
+/// What it means that a member is gone from a list.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Unlisted {
+    /// Somebody took it off: connections to it end at once.
+    Removed,
+    /// Nobody can tell: it left, its lease ran out, or the list lost its data. A connection to it is kept while it
+    /// answers, and is not made again. A worker that leaves ends its connections itself.
+    Unknown,
 }
 
 /// Why a source of membership cannot be used.
@@ -93,11 +119,13 @@ pub async fn open(source: &Source, lifetime: &Lifetime) -> Result<Arc<dyn Discov
     match &source.uri {
         DiscoveryUri::Memory => Ok(Arc::new(memory::Memory::new())),
         DiscoveryUri::Static(path) => {
-            let list = static_file::StaticFile::open(path.clone(), static_file::POLL_EVERY, lifetime).await?;
+            let list = static_file::StaticFile::open(path.clone(), LOOK_EVERY, lifetime).await?;
             Ok(Arc::new(list))
         }
         DiscoveryUri::Etcd { endpoints, prefix } => {
-            let cluster = etcd::Cluster::new(endpoints.clone(), prefix, source.tls.clone());
+            let cluster = etcd::Cluster::new(endpoints.clone(), prefix)
+                .with_tls(source.tls.clone())
+                .with_user(source.user.clone());
             Ok(Arc::new(etcd::Etcd::new(cluster, lifetime)))
         }
     }

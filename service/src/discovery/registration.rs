@@ -1,5 +1,6 @@
 //! The handle of a worker that is announced.
 
+use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
@@ -8,6 +9,7 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 #[must_use = "dropping the registration takes the worker off the list"]
 pub struct Registration {
     kept_by: Keeper,
+    listed: watch::Receiver<bool>,
 }
 
 enum Keeper {
@@ -23,15 +25,25 @@ struct OnDrop(Option<Box<dyn FnOnce() + Send + Sync>>);
 
 impl Registration {
     pub(super) fn kept_by_nobody() -> Self {
-        Self { kept_by: Keeper::Nobody }
+        Self { kept_by: Keeper::Nobody, listed: always() }
     }
 
     pub(super) fn withdrawn_by(withdraw: impl FnOnce() + Send + Sync + 'static) -> Self {
-        Self { kept_by: Keeper::Drop(OnDrop(Some(Box::new(withdraw)))) }
+        Self { kept_by: Keeper::Drop(OnDrop(Some(Box::new(withdraw)))), listed: always() }
     }
 
-    pub(super) fn kept_by_task(stop: CancellationToken, task: JoinHandle<()>) -> Self {
-        Self { kept_by: Keeper::Task { stop: stop.drop_guard(), task } }
+    pub(super) fn kept_by_task(
+        stop: CancellationToken,
+        task: JoinHandle<()>,
+        listed: watch::Receiver<bool>,
+    ) -> Self {
+        Self { kept_by: Keeper::Task { stop: stop.drop_guard(), task }, listed }
+    }
+
+    /// Whether the list held the worker when that was last made sure, now and after each change. Always true where
+    /// the list is kept by others or is in memory.
+    pub fn listed(&self) -> watch::Receiver<bool> {
+        self.listed.clone()
     }
 
     /// Takes the worker off the list and waits until that is done, or has failed and is left to the lease.
@@ -45,6 +57,10 @@ impl Registration {
             }
         }
     }
+}
+
+fn always() -> watch::Receiver<bool> {
+    watch::channel(true).1
 }
 
 impl Drop for OnDrop {

@@ -7,27 +7,24 @@
 //! id = "draft-7"                      # may be left out: the address then
 //! ```
 //!
-//! The file is read again about once a second, and an edit counts once it stood still for one such pause, so that a
-//! half-written file is never taken for a shorter list. A broken edit is logged once, with its line, and the last good
-//! list stays. Workers never write the file, so registering does nothing.
+//! The file is read again when it changes ([`crate::reread`]). A broken edit is logged once, with its line, and the last good
+//! list stays. Workers never write the file, so registering does nothing. Taking an entry out is an operator's decision:
+//! routers end their connection to that worker at once, and its sequences go on at other workers.
 
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Duration;
 
 use async_trait::async_trait;
 use serde::Deserialize;
 use tokio::sync::watch;
-use tokio::time::MissedTickBehavior;
 use toml::Spanned;
 
 use super::member::{address_fault, role_fault};
-use super::{Discovery, DiscoveryError, Member, Members, Registration, publish};
+use super::{Discovery, DiscoveryError, Member, Members, Registration, Unlisted, publish};
+use crate::reread::RereadFile;
 use crate::shutdown::Lifetime;
 use crate::toml_file::{self, TomlFault};
-
-/// How often the file is looked at.
-pub(super) const POLL_EVERY: Duration = Duration::from_secs(1);
 
 /// A membership read from a file.
 pub(super) struct StaticFile {
@@ -61,64 +58,35 @@ impl StaticFile {
         let first = parse(&text).map_err(|fault| DiscoveryError::List { path: path.clone(), fault })?;
         let (sender, members) = watch::channel(Members::new(first));
         let cancelled = lifetime.cancelled();
+        let file = RereadFile::new(path, &text, poll_every);
         lifetime.spawn("static-discovery", async move {
             tokio::select! {
                 biased;
                 () = cancelled => {}
-                () = follow(&path, text, poll_every, &sender) => {}
+                () = follow(file, &sender) => {}
             }
         });
         Ok(Self { members })
     }
 }
 
-/// Reads the file again and again, and publishes each edit that differs from `first`.
-async fn follow(path: &Path, first: String, every: Duration, members: &watch::Sender<Members>) {
-    let mut reads = Reads { taken: Ok(first), candidate: None };
-    let mut ticks = tokio::time::interval(every);
-    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+/// Publishes each edit for ever.
+async fn follow(mut file: RereadFile, members: &watch::Sender<Members>) {
     loop {
-        ticks.tick().await;
-        let now = tokio::fs::read_to_string(path).await.map_err(|error| error.to_string());
-        match reads.settle(now).map(|read| read.as_deref().map(parse)) {
-            None => {}
-            Some(Ok(Ok(list))) => {
-                tracing::info!(path = %path.display(), workers = list.len(), "the list of workers was read again");
+        let edited = file.edited().await;
+        let path = file.path().display();
+        match edited.as_deref().map(parse) {
+            Ok(Ok(list)) => {
+                tracing::info!(%path, workers = list.len(), "the list of workers was read again");
                 publish(members, list);
             }
-            Some(Ok(Err(TomlFault { line, message }))) => {
-                tracing::error!(path = %path.display(), line, message, "broken list of workers, the last one stays");
+            Ok(Err(TomlFault { line, message })) => {
+                tracing::error!(%path, line, message, "broken list of workers, the last one stays");
             }
-            Some(Err(error)) => {
-                tracing::error!(path = %path.display(), error, "unreadable list of workers, the last one stays");
+            Err(error) => {
+                tracing::error!(%path, error, "unreadable list of workers, the last one stays");
             }
         }
-    }
-}
-
-/// What reading gave: the file's text, or why it could not be read.
-type Read = Result<String, String>;
-
-/// Tells edits that stand still from files that are being written.
-struct Reads {
-    taken: Read,
-    candidate: Option<Read>,
-}
-
-impl Reads {
-    /// The content to take: one that differs from the last taken and was read twice in a row.
-    fn settle(&mut self, now: Read) -> Option<&Read> {
-        if now == self.taken {
-            self.candidate = None;
-            return None;
-        }
-        if self.candidate.as_ref() != Some(&now) {
-            self.candidate = Some(now);
-            return None;
-        }
-        self.candidate = None;
-        self.taken = now;
-        Some(&self.taken)
     }
 }
 
@@ -160,11 +128,17 @@ impl Discovery for StaticFile {
     async fn watch(&self) -> Result<watch::Receiver<Members>, DiscoveryError> {
         Ok(self.members.clone())
     }
+
+    /// Only an operator removes an entry: a broken or missing file keeps the last list.
+    fn unlisted(&self) -> Unlisted {
+        Unlisted::Removed
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::reread::LOOK_EVERY;
 
     const GOOD: &str = "\
 [[worker]]
@@ -241,26 +215,6 @@ id = 'target-2'
         assert_eq!(watched.after_edit(&replaced).await, ["after", "http://127.0.0.1:1"]);
     }
 
-    #[test]
-    fn an_edit_counts_once_it_stands_still() {
-        let read = |text: &str| Ok::<_, String>(text.to_owned());
-        let mut reads = Reads { taken: read("long list"), candidate: None };
-        let half_written = [read("long list"), read(""), read("lon"), read("longer"), read("longer list")];
-        for now in half_written {
-            assert_eq!(reads.settle(now), None);
-        }
-        assert_eq!(reads.settle(read("longer list")), Some(&read("longer list")));
-        assert_eq!(reads.settle(read("longer list")), None, "an edit is taken once");
-        let gone = || Err("no such file".to_owned());
-        assert_eq!((reads.settle(gone()).cloned(), reads.settle(gone()).cloned()), (None, Some(gone())));
-        assert_eq!(reads.settle(read("longer list")), None);
-        assert_eq!(
-            reads.settle(read("longer list")),
-            Some(&read("longer list")),
-            "a file that came back is read"
-        );
-    }
-
     #[tokio::test]
     async fn an_edit_that_changes_no_member_wakes_nobody() {
         let mut watched = Watched::open(GOOD).await;
@@ -304,10 +258,10 @@ id = 'target-2'
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("workers.toml");
         let lifetime = Lifetime::new();
-        let missing = StaticFile::open(path.clone(), POLL_EVERY, &lifetime).await;
+        let missing = StaticFile::open(path.clone(), LOOK_EVERY, &lifetime).await;
         assert!(matches!(missing, Err(DiscoveryError::Read { .. })));
         std::fs::write(&path, "worker = 3\n").unwrap();
-        let error = StaticFile::open(path, POLL_EVERY, &lifetime).await.err().unwrap();
+        let error = StaticFile::open(path, LOOK_EVERY, &lifetime).await.err().unwrap();
         assert!(error.to_string().contains("workers.toml, line 1: "), "{error}");
     }
 }

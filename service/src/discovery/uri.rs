@@ -51,6 +51,14 @@ fn parse(text: &str) -> Result<DiscoveryUri, String> {
     };
     let (hosts, prefix) = etcd.split_once('/').unwrap_or((etcd, ""));
     let prefix = prefix.trim_matches('/').to_owned();
+    if hosts.contains('@') {
+        // The text itself is not repeated: it holds a password.
+        return Err(
+            "a user and a password do not belong into the URI, which logs and process lists show: give \
+            --discovery-user NAME and OUTRIDER_DISCOVERY_PASSWORD"
+                .to_owned(),
+        );
+    }
     let endpoints: Vec<String> = hosts.split(',').map(str::to_owned).collect();
     if let Some(endpoint) = endpoints.iter().find(|endpoint| !is_host_and_port(endpoint)) {
         return Err(format!("endpoint `{endpoint}` is not HOST:PORT"));
@@ -68,7 +76,7 @@ fn is_host_and_port(endpoint: &str) -> bool {
     let authority = endpoint.parse::<http::uri::Authority>();
     authority.is_ok_and(|authority| {
         let has_port = authority.port_u16().is_some_and(|port| port > 0);
-        !authority.host().is_empty() && has_port && !endpoint.contains('@')
+        !authority.host().is_empty() && has_port
     })
 }
 
@@ -121,7 +129,7 @@ mod tests {
             ("etcd://host:99999/p", "endpoint `host:99999`"),
             ("etcd://:2379/p", "endpoint `:2379`"),
             ("etcd://a:1,,b:1/p", "endpoint ``"),
-            ("etcd://user:word@host:1/p", "endpoint `user:word@host:1`"),
+            ("etcd://user:word@host:1/p", "give --discovery-user NAME"),
             ("etcd://http://host:1/p", "endpoint `http:`"),
             ("etcd://host:1", "no prefix"),
             ("etcd://host:1/", "no prefix"),
@@ -132,7 +140,9 @@ mod tests {
         for (uri, expected) in rows {
             let error = uri.parse::<DiscoveryUri>().expect_err(uri).to_string();
             assert!(
-                error.contains(expected) && error.contains("; give memory, static:FILE or"),
+                error.contains(expected)
+                    && error.contains("; give memory, static:FILE or")
+                    && !error.contains("word@"),
                 "{uri}: {error}"
             );
         }

@@ -4,7 +4,7 @@ use axum::response::{IntoResponse, Json, Response};
 use http::{HeaderValue, header};
 use serde::Serialize;
 
-use crate::error::{RETRY_AFTER, RouterError};
+use crate::error::RouterError;
 
 /// `{"error": {...}}`.
 #[derive(Debug, Serialize)]
@@ -39,8 +39,8 @@ impl IntoResponse for RouterError {
         let meaning = self.meaning();
         let mut response = (meaning.status, Json(ErrorBody::from(&self))).into_response();
         let headers = response.headers_mut();
-        if meaning.retryable {
-            headers.insert(header::RETRY_AFTER, HeaderValue::from(RETRY_AFTER.as_secs()));
+        if let Some(seconds) = self.retry_after_seconds() {
+            headers.insert(header::RETRY_AFTER, HeaderValue::from(seconds));
         }
         if matches!(self, RouterError::Unauthenticated(_)) {
             headers.insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));

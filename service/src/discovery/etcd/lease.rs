@@ -1,8 +1,10 @@
-//! The worker's side: one key under one lease, kept alive, and put again under a new lease after any loss.
+//! The worker's side: one key under one lease, kept alive. Whatever takes the key away (a lost lease, a hand that
+//! deletes it, an etcd that lost its data), the worker puts it again.
 
 use std::convert::Infallible;
 
-use etcd_client::{Client, PutOptions};
+use etcd_client::{Client, Compare, CompareOp, PutOptions, Txn, TxnOp};
+use tokio::sync::watch;
 
 use super::backoff::Backoff;
 use super::{CALL_TIMEOUT, Cluster, Fault, LEASE_TTL, Member, RENEW_EVERY, within_timeout};
@@ -11,48 +13,63 @@ use super::{CALL_TIMEOUT, Cluster, Fault, LEASE_TTL, Member, RENEW_EVERY, within
 #[derive(Default)]
 struct Granted(Option<(Client, i64)>);
 
-/// Keeps `member` listed until `stopped` resolves, then takes it off the list.
-pub(super) async fn keep_registered(cluster: &Cluster, member: &Member, stopped: impl Future<Output = ()>) {
+/// Keeps `member` listed until `stopped` resolves, then takes it off the list. `listed` tells whether it is there.
+pub(super) async fn keep_registered(
+    cluster: &Cluster,
+    member: &Member,
+    listed: watch::Sender<bool>,
+    stopped: impl Future<Output = ()>,
+) {
     tokio::pin!(stopped);
     let mut backoff = Backoff::new("registering");
     // Outlives its session: the key may still be listed under it while the next session cannot start.
     let mut granted = Granted::default();
     loop {
+        let session = async {
+            let (client, lease) = begin_lease(cluster, &mut granted).await?;
+            hold_lease(&Key { cluster, member, lease }, client, &listed, &mut backoff).await
+        };
         let fault = tokio::select! {
             biased;
             // The worker leaves: routers should know at once, not when the lease runs out.
-            () = &mut stopped => return granted.revoke().await,
+            () = &mut stopped => break,
             // Ends only by a fault.
-            result = hold_one_lease(cluster, member, &mut granted, &mut backoff) => match result {
+            result = session => match result {
                 Err(fault) => fault,
             },
         };
+        listed.send_replace(false);
         tokio::select! {
             biased;
             // The lease may still stand, if only its renewal failed.
-            () = &mut stopped => return granted.revoke().await,
+            () = &mut stopped => break,
             () = backoff.failed(&fault) => {}
         }
     }
+    listed.send_replace(false);
+    granted.revoke().await;
 }
 
-/// Puts the key under a new lease and renews it for as long as that works.
-async fn hold_one_lease(
-    cluster: &Cluster,
-    member: &Member,
-    granted: &mut Granted,
-    backoff: &mut Backoff,
-) -> Result<Infallible, Fault> {
+async fn begin_lease(cluster: &Cluster, granted: &mut Granted) -> Result<(Client, i64), Fault> {
     let mut client = cluster.connect().await?;
     let ttl_seconds = i64::try_from(LEASE_TTL.as_secs()).expect("a lease of seconds");
     let lease = within_timeout(client.lease_grant(ttl_seconds, None)).await?.id();
     granted.0 = Some((client.clone(), lease));
-    let json = serde_json::to_string(member).expect("a member is plain data");
-    let options = PutOptions::new().with_lease(lease);
-    within_timeout(client.put(cluster.key_of(member), json, Some(options))).await?;
-    let (mut keeper, mut answers) = within_timeout(client.lease_keep_alive(lease)).await?;
+    Ok((client, lease))
+}
+
+/// Puts the key under the lease, and keeps both for as long as that works.
+async fn hold_lease(
+    key: &Key<'_>,
+    mut client: Client,
+    listed: &watch::Sender<bool>,
+    backoff: &mut Backoff,
+) -> Result<Infallible, Fault> {
+    key.put_where_gone(&mut client).await?;
+    let (mut keeper, mut answers) = within_timeout(client.lease_keep_alive(key.lease)).await?;
     backoff.succeeded();
-    tracing::info!(worker = member.id, "registered in etcd");
+    tracing::info!(worker = key.member.id, "registered in etcd");
+    listed.send_replace(true);
     loop {
         tokio::time::sleep(RENEW_EVERY).await;
         within_timeout(keeper.keep_alive()).await?;
@@ -61,6 +78,29 @@ async fn hold_one_lease(
             Some(_) => return Err(Fault::LeaseLost),
             None => return Err(Fault::StreamEnded),
         }
+        // A key can be deleted while its lease lives. Whoever deletes it again and again gets it back at this pace.
+        if key.put_where_gone(&mut client).await? {
+            tracing::warn!(worker = key.member.id, "the worker's key was gone from etcd and was put again");
+        }
+    }
+}
+
+/// A worker's key under one lease.
+struct Key<'a> {
+    cluster: &'a Cluster,
+    member: &'a Member,
+    lease: i64,
+}
+
+impl Key<'_> {
+    /// Puts the key unless it is there under this lease; whether it was put. Routers hear of changes only.
+    async fn put_where_gone(&self, client: &mut Client) -> Result<bool, Fault> {
+        let key = self.cluster.key_of(self.member);
+        let is_there = Compare::lease(key.as_str(), CompareOp::Equal, self.lease);
+        let json = serde_json::to_string(self.member).expect("a member is plain data");
+        let put = TxnOp::put(key, json, Some(PutOptions::new().with_lease(self.lease)));
+        let answer = within_timeout(client.txn(Txn::new().when([is_there]).or_else([put]))).await?;
+        Ok(!answer.succeeded())
     }
 }
 

@@ -1,8 +1,8 @@
 //! Membership in etcd: `PREFIX/workers/ID` holds a worker's JSON under a lease.
 //!
 //! A worker keeps its lease alive ([`lease`]); when the worker dies the lease runs out and the key goes. A router
-//! reads the keys and watches them ([`follow`]). Both sides expect etcd to vanish and come back at any moment: they
-//! start over with a fresh connection, after growing pauses, and never give up.
+//! reads the keys and watches them ([`follow`]). Both sides expect etcd to vanish and come back at any moment, with or
+//! without its data: they start over with a fresh connection, after growing pauses, and never give up.
 
 mod backoff;
 mod follow;
@@ -10,6 +10,8 @@ mod lease;
 #[cfg(test)]
 mod tests;
 
+use std::hash::{BuildHasher as _, RandomState};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -18,7 +20,7 @@ use etcd_client::{Client, ConnectOptions};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-use super::{Discovery, DiscoveryError, Member, Members, Registration};
+use super::{Discovery, DiscoveryError, EtcdUser, Member, Members, Registration, Unlisted};
 use crate::shutdown::Lifetime;
 use crate::tls::ClientTls;
 
@@ -38,7 +40,10 @@ const PING_EVERY: Duration = Duration::from_secs(3);
 #[derive(Debug)]
 pub(super) struct Cluster {
     endpoints: Vec<String>,
+    /// How many connections were begun: each goes to the member after the last one's.
+    connects: AtomicUsize,
     tls: Option<ClientTls>,
+    user: Option<EtcdUser>,
     /// `PREFIX/workers/`.
     workers: String,
 }
@@ -50,6 +55,8 @@ enum Fault {
     Call(#[from] etcd_client::Error),
     #[error("no answer within {CALL_TIMEOUT:?}")]
     Timeout,
+    #[error("no member of etcd is named")]
+    NoMember,
     #[error("the lease ran out")]
     LeaseLost,
     #[error("the watch was cancelled: {0}")]
@@ -102,26 +109,49 @@ impl Discovery for Etcd {
                 () = cancelled => {}
             }
         };
+        let (listed, seen) = watch::channel(false);
         let task = self.lifetime.spawn("etcd-lease", async move {
             // Boxed for its size: the client's calls are large futures.
-            Box::pin(lease::keep_registered(&cluster, &member, stopped)).await;
+            Box::pin(lease::keep_registered(&cluster, &member, listed, stopped)).await;
         });
-        Ok(Registration::kept_by_task(stop, task))
+        Ok(Registration::kept_by_task(stop, task, seen))
     }
 
     async fn watch(&self) -> Result<watch::Receiver<Members>, DiscoveryError> {
         let mut members = self.members.lock().unwrap_or_else(PoisonError::into_inner);
         Ok(members.get_or_insert_with(|| self.start_following()).clone())
     }
+
+    /// Keys go with leases, by hand, and with the data of an etcd.
+    fn unlisted(&self) -> Unlisted {
+        Unlisted::Unknown
+    }
 }
 
 impl Cluster {
-    pub(super) fn new(endpoints: Vec<String>, prefix: &str, tls: Option<ClientTls>) -> Self {
-        Self { endpoints, tls, workers: format!("{prefix}/workers/") }
+    /// The members at `endpoints`, asked in this order from a random one on.
+    pub(super) fn new(endpoints: Vec<String>, prefix: &str) -> Self {
+        // The hasher's keys are random, and so no two processes need to begin at the same member.
+        let first = RandomState::new().hash_one(prefix) as usize % endpoints.len().max(1);
+        let workers = format!("{prefix}/workers/");
+        Self { endpoints, connects: AtomicUsize::new(first), tls: None, user: None, workers }
     }
 
-    /// A fresh connection; it is established by the first call over it.
+    /// The same, over TLS.
+    pub(super) fn with_tls(self, tls: Option<ClientTls>) -> Self {
+        Self { tls, ..self }
+    }
+
+    /// The same, as a user.
+    pub(super) fn with_user(self, user: Option<EtcdUser>) -> Self {
+        Self { user, ..self }
+    }
+
+    /// A fresh connection to the next member. Each has one member of its own: of a connection to all of them, calls
+    /// would go to a dead member too.
     async fn connect(&self) -> Result<Client, Fault> {
+        let turn = self.connects.fetch_add(1, Ordering::Relaxed);
+        let endpoint = self.endpoints.get(turn % self.endpoints.len().max(1)).ok_or(Fault::NoMember)?;
         let mut options = ConnectOptions::new()
             .with_connect_timeout(CALL_TIMEOUT)
             .with_keep_alive(PING_EVERY, CALL_TIMEOUT)
@@ -130,7 +160,10 @@ impl Cluster {
         if let Some(tls) = &self.tls {
             options = options.with_tls(tls.config());
         }
-        within_timeout(Client::connect(&self.endpoints, Some(options))).await
+        if let Some(user) = &self.user {
+            options = options.with_user(&user.name, user.password.expose());
+        }
+        within_timeout(Client::connect([endpoint], Some(options))).await
     }
 
     fn key_of(&self, member: &Member) -> String {

@@ -5,14 +5,15 @@ mod server;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use etcd_client::{Client, CompactionOptions};
+use etcd_client::{Client, CompactionOptions, DeleteOptions, Permission};
 use nix::sys::signal::Signal;
 use tokio::sync::watch;
 
 use self::server::EtcdServer;
 use super::follow::follow_changes;
 use super::{Cluster, Fault, LEASE_TTL};
-use crate::discovery::{Discovery, DiscoveryUri, Member, Members, Source, TARGET, open};
+use crate::discovery::{Discovery, DiscoveryUri, EtcdUser, Member, Members, Source, TARGET, open};
+use crate::secret::Secret;
 use crate::shutdown::{Lifetime, Outcome};
 use crate::tls::{ClientTls, tests::Files};
 
@@ -27,13 +28,14 @@ struct Process {
 
 impl Process {
     async fn start(server: &EtcdServer) -> Self {
-        Self::start_with(server, server.tls()).await
+        Self::start_as(server, None).await
     }
 
-    async fn start_with(server: &EtcdServer, tls: Option<ClientTls>) -> Self {
+    async fn start_as(server: &EtcdServer, user: Option<EtcdUser>) -> Self {
         let lifetime = Lifetime::new();
         let uri: DiscoveryUri = server.uri("team/outrider").parse().unwrap();
-        Self { discovery: open(&Source { uri, tls }, &lifetime).await.unwrap(), lifetime }
+        let source = Source { uri, tls: server.tls(), user };
+        Self { discovery: open(&source, &lifetime).await.unwrap(), lifetime }
     }
 
     async fn members(&self) -> watch::Receiver<Members> {
@@ -124,6 +126,36 @@ async fn over_tls_only_who_shows_a_certificate_is_answered() {
     let cluster = server.cluster(server.tls());
     let (_, present) = cluster.read_all(&mut cluster.connect().await.unwrap()).await.unwrap();
     assert_eq!(present.into_keys().collect::<Vec<_>>(), ["a"]);
+}
+
+/// An etcd that asks who one is: a user with its password registers and is seen, nobody else is answered.
+#[tokio::test]
+async fn a_user_who_proves_it_is_answered_and_nobody_else() {
+    let server = EtcdServer::start_new().await;
+    let mut root = server.client().await;
+    root.user_add("root", "of all", None).await.unwrap();
+    root.user_grant_role("root", "root").await.unwrap();
+    root.role_add("outrider").await.unwrap();
+    let ours = Permission::read_write("team/outrider/").with_prefix();
+    root.role_grant_permission("outrider", ours).await.unwrap();
+    root.user_add("workers", "sesame", None).await.unwrap();
+    root.user_grant_role("workers", "outrider").await.unwrap();
+    root.auth_enable().await.unwrap();
+
+    let user = |password| EtcdUser { name: "workers".to_owned(), password: Secret::new(password) };
+    let known = Process::start_as(&server, Some(user("sesame"))).await;
+    let (_registration, mut members) =
+        (known.discovery.register(worker("a")).await.unwrap(), known.members().await);
+    see(&mut members, &["a"]).await;
+    for (who, user) in [("says nothing", None), ("is wrong", Some(user("open")))] {
+        let cluster = server.cluster(None).with_user(user);
+        let answered = Box::pin(async { cluster.read_all(&mut cluster.connect().await?).await });
+        let fault = answered.await.map(|_| who).unwrap_err().to_string();
+        assert!(!fault.contains("sesame"), "{fault}");
+    }
+    // Its password is no way to others' keys.
+    let others = Cluster::new(server.endpoints(), "team/others").with_user(Some(user("sesame")));
+    assert!(Box::pin(async { others.read_all(&mut others.connect().await?).await }).await.is_err());
 }
 
 #[tokio::test]
@@ -229,6 +261,54 @@ async fn a_lost_lease_is_replaced() {
     see(&mut members, &["a"]).await;
 }
 
+/// Waits until a registration says so of itself.
+async fn wait_listed(listed: &mut watch::Receiver<bool>, expected: bool) {
+    let seen = tokio::time::timeout(AMPLE, listed.wait_for(|listed| *listed == expected)).await;
+    assert!(seen.is_ok_and(|seen| seen.is_ok()), "waited for listed = {expected}");
+}
+
+#[tokio::test]
+async fn keys_that_are_deleted_while_their_leases_live_are_put_again() {
+    let server = EtcdServer::start_new().await;
+    let (router, worker_process) = (Process::start(&server).await, Process::start(&server).await);
+    let mut members = router.members().await;
+    let one = worker_process.discovery.register(worker("one")).await.unwrap();
+    let _two = worker_process.discovery.register(worker("two")).await.unwrap();
+    see(&mut members, &["one", "two"]).await;
+    let mut client = server.client().await;
+    let lease = lease_of(&mut client, "one", None).await;
+    // Twice: it is not the first time only.
+    for _ in 0..2 {
+        let all = Some(DeleteOptions::new().with_prefix());
+        assert_eq!(client.delete("team/outrider/", all).await.unwrap().deleted(), 2);
+        see(&mut members, &[]).await;
+        see(&mut members, &["one", "two"]).await;
+    }
+    assert_eq!(lease_of(&mut client, "one", None).await, lease, "the lease was never lost");
+    one.leave().await;
+    see(&mut members, &["two"]).await;
+}
+
+#[tokio::test]
+async fn an_etcd_that_lost_its_data_hears_of_every_worker_again() {
+    let mut server = EtcdServer::start_new().await;
+    let (router, worker_process) = (Process::start(&server).await, Process::start(&server).await);
+    let mut members = router.members().await;
+    let registration = worker_process.discovery.register(worker("a")).await.unwrap();
+    let mut listed = registration.listed();
+    wait_listed(&mut listed, true).await;
+    see(&mut members, &["a"]).await;
+
+    server.kill();
+    wait_listed(&mut listed, false).await;
+    server.lose_data();
+    server.start().await;
+    wait_listed(&mut listed, true).await;
+    see(&mut members, &["a"]).await;
+    registration.leave().await;
+    assert!(!*listed.borrow(), "who left is not listed");
+}
+
 #[tokio::test]
 async fn a_key_that_is_no_worker_harms_no_other() {
     let server = EtcdServer::start_new().await;
@@ -264,8 +344,7 @@ async fn a_compacted_revision_ends_the_watch_so_that_all_is_read_anew() {
     }
     client.compact(revision, Some(CompactionOptions::new().with_physical())).await.unwrap();
 
-    let endpoint = server.uri("").trim_start_matches("etcd://").trim_end_matches('/').to_owned();
-    let cluster = Cluster::new(vec![endpoint], "team/outrider", None);
+    let cluster = server.cluster(None);
     let from_the_start = cluster.changes_from(&mut client, 1).await.unwrap();
     let Err(fault) =
         follow_changes(&cluster, from_the_start, BTreeMap::new(), &watch::Sender::default()).await;

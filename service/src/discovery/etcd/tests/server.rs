@@ -83,7 +83,11 @@ impl EtcdServer {
 
     /// A client's side, whatever it trusts and shows.
     pub(super) fn cluster(&self, tls: Option<ClientTls>) -> Cluster {
-        Cluster::new(vec![format!("127.0.0.1:{}", self.client_port)], "team/outrider", tls)
+        Cluster::new(self.endpoints(), "team/outrider").with_tls(tls)
+    }
+
+    pub(super) fn endpoints(&self) -> Vec<String> {
+        vec![format!("127.0.0.1:{}", self.client_port)]
     }
 
     /// Ends the server as a crash does.
@@ -92,6 +96,11 @@ impl EtcdServer {
             child.kill().unwrap();
             child.wait().unwrap();
         }
+    }
+
+    /// Takes away all that a killed server had stored.
+    pub(super) fn lose_data(&self) {
+        std::fs::remove_dir_all(self.directory.path().join("data")).unwrap();
     }
 
     pub(super) fn signal(&self, signal: Signal) {

@@ -1,0 +1,237 @@
+//! The file of API keys: who may ask, and what their keys say of their requests.
+//!
+//! ```text
+//! # KEY [NAME] [SETTING=VALUE ..], one key a line
+//! sha256:5ca24005b740717ba4f3f6bc48a230700e68c2a4b11ecedb96f169f4efaf1f21 alice models=demo,org/large
+//! sk-in-plain-text bob task_type=code priority=7 max_concurrent_requests=4
+//! sk-another carol requests_per_minute=60 tokens_per_minute=100000
+//! ```
+//!
+//! `printf %s KEY | sha256sum` makes the digest of a key. A file with digests alone tells nobody a key.
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use sha2::{Digest as _, Sha256};
+
+use super::auth::Caller;
+use super::check::check_task_type;
+use super::key_limits::{KeyLimits, KeyUsage};
+
+/// Begins a key that stands in the file as its digest.
+const HASHED: &str = "sha256:";
+
+const LINE: &str = "KEY [name] [setting=value ..]";
+
+/// SHA-256 of a key.
+pub(super) type KeyDigest = [u8; 32];
+
+/// One line of the file.
+#[derive(Debug, Clone)]
+pub(super) struct ApiKey {
+    pub(super) digest: KeyDigest,
+    pub(super) caller: Caller,
+    pub(super) usage: KeyUsage,
+    limits: KeyLimits,
+}
+
+/// Why a key file cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum ApiKeysError {
+    /// Not readable.
+    #[error("cannot read the api key file {}: {source}", path.display())]
+    Unreadable {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// A line that says no key. The line itself is not repeated: it holds a key.
+    #[error("{}, line {line}: {reason}", path.display())]
+    Line {
+        /// The file.
+        path: PathBuf,
+        /// From 1.
+        line: usize,
+        /// What is wrong.
+        reason: String,
+    },
+    /// No key at all would lock everybody out.
+    #[error("the api key file {} holds no key: write one a line as {LINE}", path.display())]
+    Empty {
+        /// The file.
+        path: PathBuf,
+    },
+}
+
+/// Reads a file's text; `#` begins a comment line. `path` is for messages.
+pub(super) fn parse(text: &str, path: &Path) -> Result<Vec<ApiKey>, ApiKeysError> {
+    let mut keys: Vec<ApiKey> = Vec::new();
+    for (line_idx, line) in text.lines().enumerate() {
+        let line = line.trim();
+        if line.is_empty() || line.starts_with('#') {
+            continue;
+        }
+        let refused = |reason| ApiKeysError::Line { path: path.to_owned(), line: line_idx + 1, reason };
+        let key = ApiKey::parse(line).map_err(refused)?;
+        if keys.iter().any(|known| known.digest == key.digest) {
+            return Err(refused("this key stands on an earlier line too".into()));
+        }
+        keys.push(key);
+    }
+    if keys.is_empty() {
+        return Err(ApiKeysError::Empty { path: path.to_owned() });
+    }
+    Ok(keys)
+}
+
+pub(super) fn digest(key: &[u8]) -> KeyDigest {
+    Sha256::digest(key).into()
+}
+
+impl ApiKey {
+    /// Goes on counting what the same key has used, by its new limits.
+    pub(super) fn take_over(&mut self, before: &[Self]) {
+        if let Some(before) = before.iter().find(|before| before.digest == self.digest) {
+            before.usage.set_limits(self.limits);
+            self.usage = before.usage.clone();
+            self.caller.usage = Some(self.usage.clone());
+        }
+    }
+
+    fn parse(line: &str) -> Result<Self, String> {
+        let mut words = line.split_whitespace();
+        let digest = digest_of(words.next().ok_or("the line is empty")?)?;
+        let isolation_key = u64::from_le_bytes(digest[..8].try_into().expect("a digest has 32 bytes"));
+        let mut caller = Caller { isolation_key, ..Caller::default() };
+        let mut limits = KeyLimits::default();
+        for word in words {
+            match word.split_once('=') {
+                Some((name, value)) => set(name, value, &mut caller, &mut limits)?,
+                None if caller.name.is_none() => caller.name = Some(word.to_owned()),
+                None => return Err(format!("unexpected word {word}: a key has one name")),
+            }
+        }
+        let usage = KeyUsage::new(limits);
+        caller.usage = Some(usage.clone());
+        Ok(Self { digest, caller, usage, limits })
+    }
+}
+
+fn set(name: &str, value: &str, caller: &mut Caller, limits: &mut KeyLimits) -> Result<(), String> {
+    match name {
+        "task_type" => {
+            check_task_type(value).map_err(|error| error.to_string())?;
+            caller.task_type = Some(value.to_owned());
+        }
+        "priority" => {
+            caller.priority = value.parse().map_err(|_| format!("priority must be 0 to 255, not {value}"))?;
+        }
+        "models" => {
+            let models: BTreeSet<String> = value.split(',').map(str::to_owned).collect();
+            if models.iter().any(String::is_empty) {
+                return Err("models must be names with commas between them, as models=one,two".to_owned());
+            }
+            caller.models = Some(Arc::new(models));
+        }
+        "max_concurrent_requests" => limits.max_concurrent_requests = Some(positive(name, value)?),
+        "requests_per_minute" => limits.requests_per_minute = Some(positive(name, value)?),
+        "tokens_per_minute" => limits.tokens_per_minute = Some(positive(name, value)?),
+        _ => {
+            return Err(format!(
+                "unknown setting {name}: known are task_type, priority, models, max_concurrent_requests, \
+                 requests_per_minute and tokens_per_minute"
+            ));
+        }
+    }
+    Ok(())
+}
+
+fn positive(name: &str, value: &str) -> Result<u32, String> {
+    let count = value.parse().ok().filter(|count: &u32| *count > 0);
+    count.ok_or_else(|| format!("{name} must be a whole number from 1 on, not {value}"))
+}
+
+/// The digest that the first word is, or that it has.
+fn digest_of(word: &str) -> Result<KeyDigest, String> {
+    let Some(hex) = word.strip_prefix(HASHED) else { return Ok(digest(word.as_bytes())) };
+    let wrong = || format!("{HASHED} must be followed by 64 hexadecimal digits: printf %s KEY | sha256sum");
+    if hex.len() != 64 || !hex.bytes().all(|byte| byte.is_ascii_hexdigit()) {
+        return Err(wrong());
+    }
+    let mut digest = KeyDigest::default();
+    for (idx, byte) in digest.iter_mut().enumerate() {
+        *byte = u8::from_str_radix(&hex[2 * idx..2 * idx + 2], 16).map_err(|_| wrong())?;
+    }
+    Ok(digest)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What `printf %s sk-one | sha256sum` prints.
+    const SK_ONE: &str = "456f1612bd25c6c8455039437bf441f43aa3b7d1c0b0047c712d5036dfebef0d";
+
+    fn parsed(text: &str) -> Result<Vec<ApiKey>, String> {
+        parse(text, Path::new("keys")).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn a_line_says_who_asks_and_what_is_allowed() {
+        let keys = parsed(
+            "# keys\n\nsk-one alice task_type=code priority=7 models=a,org/b max_concurrent_requests=4 \
+             requests_per_minute=60 tokens_per_minute=100000\n  sk-two\n",
+        )
+        .unwrap();
+        let alice = &keys[0].caller;
+        assert_eq!(alice.name.as_deref(), Some("alice"));
+        assert_eq!((alice.task_type.as_deref(), alice.priority), (Some("code"), 7));
+        assert!(alice.may_use("a") && alice.may_use("org/b") && !alice.may_use("b"));
+        let limits = KeyLimits {
+            max_concurrent_requests: Some(4),
+            requests_per_minute: Some(60),
+            tokens_per_minute: Some(100_000),
+        };
+        assert_eq!((keys[0].limits, keys[1].limits), (limits, KeyLimits::default()));
+        let other = &keys[1].caller;
+        assert_eq!((&other.name, other.priority, other.may_use("b")), (&None, 0, true));
+        assert_ne!(other.isolation_key, alice.isolation_key);
+    }
+
+    #[test]
+    fn a_digest_is_the_key_that_has_it() {
+        let hashed = parsed(&format!("{HASHED}{SK_ONE} alice\n")).unwrap();
+        assert_eq!(hashed[0].digest, digest(b"sk-one"));
+        assert_eq!(
+            parsed(&format!("{HASHED}{}\n", SK_ONE.to_uppercase())).unwrap()[0].digest,
+            hashed[0].digest
+        );
+        let plain = parsed("sk-one alice\n").unwrap();
+        assert_eq!(plain[0].caller.isolation_key, hashed[0].caller.isolation_key);
+        let twice = parsed(&format!("sk-one\n{HASHED}{SK_ONE}\n")).unwrap_err();
+        assert!(twice.contains("line 2: this key stands on an earlier line too"), "{twice}");
+    }
+
+    #[test]
+    fn a_faulty_file_names_the_line_and_never_the_key() {
+        for (text, expected) in [
+            ("sk-one a b\n", "line 1: unexpected word b"),
+            ("\nsk-one priority=900\n", "line 2: priority must be 0 to 255, not 900"),
+            ("sk-one color=red\n", "line 1: unknown setting color"),
+            ("sk-one task_type=A!\n", "line 1: task_type"),
+            ("sk-one models=a,,b\n", "line 1: models must be names"),
+            ("sk-one requests_per_minute=0\n", "line 1: requests_per_minute must be a whole number from 1"),
+            ("sk-one tokens_per_minute=1e5\n", "line 1: tokens_per_minute must be a whole number from 1"),
+            ("sk-one max_concurrent_requests=-1\n", "line 1: max_concurrent_requests must be a whole"),
+            ("sha256:sk-one alice\n", "line 1: sha256: must be followed by 64 hexadecimal digits"),
+            ("sk-one\nsk-one\n", "line 2: this key stands on an earlier line too"),
+            ("# nothing\n", "holds no key"),
+        ] {
+            let error = parsed(text).unwrap_err();
+            assert!(error.contains(expected), "{text:?}: {error}");
+            assert!(!error.contains("sk-one"), "{error}");
+        }
+    }
+}

@@ -1,0 +1,323 @@
+//! What one API key may use: requests at once, requests a minute, tokens a minute.
+//!
+//! Rates are token buckets that hold a minute's worth and refill steadily. What a request will cost in tokens is not
+//! known when it comes, so tokens are charged when they are there, prompt and output: a key whose bucket is empty is
+//! refused, requests that run already go on, and what they overdraw is waited for. The usual libraries (`governor`)
+//! want the cost before, which is why the bucket is written out here.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use http::{HeaderMap, HeaderName, HeaderValue};
+
+use crate::error::{RETRY_AFTER, RouterError};
+
+/// Who waits as long as it was told must not be refused for the last digit of a sum.
+const ROUNDING: f64 = 1e-6;
+
+/// The limits of one key; absent: none.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct KeyLimits {
+    /// Requests that wait or run at once.
+    pub max_concurrent_requests: Option<u32>,
+    /// Requests that begin.
+    pub requests_per_minute: Option<u32>,
+    /// Tokens of prompts and outputs.
+    pub tokens_per_minute: Option<u32>,
+}
+
+/// What a key uses now. Clones share it; two are equal if they are the same one.
+#[derive(Debug, Clone)]
+pub struct KeyUsage(Arc<Mutex<Usage>>);
+
+#[derive(Debug)]
+struct Usage {
+    max_concurrent_requests: Option<u32>,
+    num_running: u32,
+    requests: Option<Bucket>,
+    tokens: Option<Bucket>,
+}
+
+/// A token bucket: what is left of a minute's worth.
+#[derive(Debug, Clone, Copy)]
+struct Bucket {
+    per_minute: u32,
+    /// Below zero where more was used than there was.
+    level: f64,
+    filled: Instant,
+}
+
+/// A request that counts as running until this is dropped.
+#[derive(Debug)]
+pub struct RunningRequest(KeyUsage);
+
+impl KeyUsage {
+    /// A key that has used nothing.
+    pub fn new(limits: KeyLimits) -> Self {
+        Self(Arc::new(Mutex::new(Usage::new(limits, Instant::now()))))
+    }
+
+    /// Other limits for the same key: what it used under the old ones stays used.
+    pub fn set_limits(&self, limits: KeyLimits) {
+        self.usage().set_limits(limits, Instant::now());
+    }
+
+    /// Begins a request, unless a limit is reached. What is refused is not counted.
+    pub fn begin(&self) -> Result<RunningRequest, RouterError> {
+        self.usage().begin(Instant::now())?;
+        Ok(RunningRequest(self.clone()))
+    }
+
+    /// Writes OpenAI's `x-ratelimit-*` headers: for each rate that is limited the limit, what is left, and how long until all
+    /// of it is there again.
+    pub fn write_headers(&self, headers: &mut HeaderMap) {
+        for (name, value) in self.usage().headers(Instant::now()) {
+            let value = HeaderValue::from_str(&value).expect("digits, points and letters");
+            headers.insert(HeaderName::from_static(name), value);
+        }
+    }
+
+    fn usage(&self) -> MutexGuard<'_, Usage> {
+        // Whoever panicked while it held the lock had changed numbers only.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl PartialEq for KeyUsage {
+    fn eq(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+}
+
+impl Eq for KeyUsage {}
+
+impl RunningRequest {
+    /// Tokens of this request's prompts or outputs.
+    pub fn charge(&self, num_tokens: u64) {
+        self.0.usage().charge(num_tokens, Instant::now());
+    }
+}
+
+impl Drop for RunningRequest {
+    fn drop(&mut self) {
+        self.0.usage().num_running -= 1;
+    }
+}
+
+impl Usage {
+    fn new(limits: KeyLimits, now: Instant) -> Self {
+        let mut usage = Self { max_concurrent_requests: None, num_running: 0, requests: None, tokens: None };
+        usage.set_limits(limits, now);
+        usage
+    }
+
+    fn set_limits(&mut self, limits: KeyLimits, now: Instant) {
+        self.max_concurrent_requests = limits.max_concurrent_requests;
+        self.requests = Bucket::resized(self.requests, limits.requests_per_minute, now);
+        self.tokens = Bucket::resized(self.tokens, limits.tokens_per_minute, now);
+    }
+
+    fn begin(&mut self, now: Instant) -> Result<(), RouterError> {
+        if let Some(limit) = self.max_concurrent_requests
+            && self.num_running >= limit
+        {
+            return Err(limited(limit, "concurrent requests", RETRY_AFTER));
+        }
+        for (bucket, what) in [(self.requests, "requests per minute"), (self.tokens, "tokens per minute")] {
+            if let Some(bucket) = bucket
+                && bucket.level_at(now) < 1.0 - ROUNDING
+            {
+                return Err(limited(bucket.per_minute, what, bucket.until(1.0, now)));
+            }
+        }
+        if let Some(requests) = &mut self.requests {
+            requests.take(1.0, now);
+        }
+        self.num_running += 1;
+        Ok(())
+    }
+
+    fn charge(&mut self, num_tokens: u64, now: Instant) {
+        if let Some(tokens) = &mut self.tokens {
+            tokens.take(num_tokens as f64, now);
+        }
+    }
+
+    fn headers(&self, now: Instant) -> Vec<(&'static str, String)> {
+        const REQUESTS: [&str; 3] =
+            ["x-ratelimit-limit-requests", "x-ratelimit-remaining-requests", "x-ratelimit-reset-requests"];
+        const TOKENS: [&str; 3] =
+            ["x-ratelimit-limit-tokens", "x-ratelimit-remaining-tokens", "x-ratelimit-reset-tokens"];
+        let mut headers = Vec::new();
+        for (names, bucket) in [(REQUESTS, self.requests), (TOKENS, self.tokens)] {
+            let Some(bucket) = bucket else { continue };
+            let remaining = (bucket.level_at(now) + ROUNDING).max(0.0) as u32;
+            let reset = bucket.until(f64::from(bucket.per_minute), now);
+            let values = [bucket.per_minute.to_string(), remaining.to_string(), written(reset)];
+            headers.extend(names.into_iter().zip(values));
+        }
+        headers
+    }
+}
+
+impl Bucket {
+    /// The bucket for another limit. A new one is full; of one that was there what was used stays used.
+    fn resized(before: Option<Self>, per_minute: Option<u32>, now: Instant) -> Option<Self> {
+        let per_minute = per_minute?;
+        let used = before.map_or(0.0, |before| f64::from(before.per_minute) - before.level_at(now));
+        Some(Self { per_minute, level: f64::from(per_minute) - used, filled: now })
+    }
+
+    fn level_at(&self, now: Instant) -> f64 {
+        let minutes = now.saturating_duration_since(self.filled).as_secs_f64() / 60.0;
+        let per_minute = f64::from(self.per_minute);
+        (self.level + minutes * per_minute).min(per_minute)
+    }
+
+    fn take(&mut self, amount: f64, now: Instant) {
+        (self.level, self.filled) = (self.level_at(now) - amount, now);
+    }
+
+    /// How long until it holds `level`.
+    fn until(&self, level: f64, now: Instant) -> Duration {
+        let missing = (level - self.level_at(now)).max(0.0);
+        Duration::try_from_secs_f64(missing * 60.0 / f64::from(self.per_minute)).unwrap_or(Duration::MAX)
+    }
+}
+
+fn limited(limit: u32, what: &str, retry_after: Duration) -> RouterError {
+    RouterError::RateLimited { limit: format!("{limit} {what}"), retry_after }
+}
+
+/// A duration as OpenAI writes it, rounded up to milliseconds: `17ms`, `8.64s`, `6m0s`.
+fn written(duration: Duration) -> String {
+    let millis = duration.as_nanos().div_ceil(1_000_000);
+    let seconds = (millis % 60_000) as f64 / 1_000.0;
+    match millis {
+        0..1_000 => format!("{millis}ms"),
+        1_000..60_000 => format!("{seconds}s"),
+        _ => format!("{}m{seconds}s", millis / 60_000),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SECOND: Duration = Duration::from_secs(1);
+
+    /// A key at a time that stands still unless a test moves it.
+    struct Key {
+        usage: Usage,
+        now: Instant,
+    }
+
+    impl Key {
+        fn new(concurrent: Option<u32>, requests: Option<u32>, tokens: Option<u32>) -> Self {
+            let now = Instant::now();
+            Self { usage: Usage::new(limits(concurrent, requests, tokens), now), now }
+        }
+
+        /// Begins a request; which limit refuses it, and for how long.
+        fn begin(&mut self) -> Option<(String, Duration)> {
+            match self.usage.begin(self.now) {
+                Ok(()) => None,
+                Err(RouterError::RateLimited { limit, retry_after }) => Some((limit, retry_after)),
+                Err(error) => panic!("{error}"),
+            }
+        }
+
+        fn charge(&mut self, num_tokens: u64) {
+            self.usage.charge(num_tokens, self.now);
+        }
+
+        fn set_limits(&mut self, limits: KeyLimits) {
+            self.usage.set_limits(limits, self.now);
+        }
+
+        fn headers(&self) -> Vec<String> {
+            let headers = self.usage.headers(self.now).into_iter();
+            headers.map(|(name, value)| format!("{} {value}", name.replace("x-ratelimit-", ""))).collect()
+        }
+    }
+
+    fn limits(concurrent: Option<u32>, requests: Option<u32>, tokens: Option<u32>) -> KeyLimits {
+        KeyLimits {
+            max_concurrent_requests: concurrent,
+            requests_per_minute: requests,
+            tokens_per_minute: tokens,
+        }
+    }
+
+    #[test]
+    fn requests_at_once_are_given_back_by_a_drop() {
+        let usage = KeyUsage::new(limits(Some(2), None, None));
+        let first = usage.begin().unwrap();
+        let _second = usage.begin().unwrap();
+        let error = usage.begin().unwrap_err();
+        assert!(error.to_string().contains("limited to 2 concurrent requests: retry after 1 s"), "{error}");
+        drop(first);
+        let _third = usage.begin().unwrap();
+        let mut headers = HeaderMap::new();
+        usage.write_headers(&mut headers);
+        assert!(headers.is_empty(), "no rate is limited");
+    }
+
+    #[test]
+    fn requests_refill_steadily_and_refused_ones_cost_nothing() {
+        let mut key = Key::new(None, Some(6), None);
+        for _ in 0..6 {
+            assert_eq!(key.begin(), None, "a minute's worth may come at once");
+        }
+        for _ in 0..3 {
+            assert_eq!(key.begin(), Some(("6 requests per minute".to_owned(), 10 * SECOND)));
+        }
+        assert_eq!(key.headers(), ["limit-requests 6", "remaining-requests 0", "reset-requests 1m0s"]);
+        key.now += 9 * SECOND;
+        assert!(key.begin().is_some_and(|(_, wait)| wait <= SECOND + SECOND / 1_000));
+        key.now += SECOND;
+        assert_eq!(key.begin(), None);
+        assert!(key.begin().is_some(), "one came back, not two");
+        key.now += 3_600 * SECOND;
+        assert_eq!(key.headers(), ["limit-requests 6", "remaining-requests 6", "reset-requests 0ms"]);
+    }
+
+    #[test]
+    fn tokens_are_charged_when_they_are_there_and_debts_are_waited_for() {
+        let mut key = Key::new(None, None, Some(60));
+        assert_eq!(key.begin(), None);
+        key.charge(40);
+        assert_eq!(key.headers(), ["limit-tokens 60", "remaining-tokens 20", "reset-tokens 40s"]);
+        assert_eq!(key.begin(), None, "something is left");
+        key.charge(50);
+        assert_eq!(key.headers()[1], "remaining-tokens 0");
+        assert_eq!(key.begin(), Some(("60 tokens per minute".to_owned(), 31 * SECOND)));
+        key.now += 31 * SECOND;
+        assert_eq!(key.begin(), None);
+    }
+
+    #[test]
+    fn other_limits_forget_nothing_that_was_used() {
+        let mut key = Key::new(Some(1), Some(2), Some(100));
+        assert_eq!(key.begin(), None);
+        key.charge(90);
+        key.set_limits(limits(None, Some(5), Some(80)));
+        assert_eq!(key.headers()[0..2], ["limit-requests 5", "remaining-requests 4"]);
+        assert_eq!(key.headers()[3..5], ["limit-tokens 80", "remaining-tokens 0"]);
+        assert_eq!(key.begin().map(|(limit, _)| limit).as_deref(), Some("80 tokens per minute"));
+        key.set_limits(limits(None, Some(5), Some(1_000)));
+        assert_eq!(key.begin(), None);
+        key.set_limits(limits(Some(2), None, None));
+        assert!(key.begin().is_some(), "both requests run still");
+    }
+
+    #[test]
+    fn durations_are_written_as_openai_writes_them() {
+        let rows = [(0, "0ms"), (17, "17ms"), (1_000, "1s"), (8_640, "8.64s"), (60_000, "1m0s")];
+        for (millis, expected) in rows {
+            assert_eq!(written(Duration::from_millis(millis)), expected);
+        }
+        assert_eq!(written(Duration::from_millis(61_500)), "1m1.5s");
+        assert_eq!(written(Duration::from_nanos(1)), "1ms", "never too early");
+    }
+}

@@ -1,0 +1,117 @@
+//! Files that are read again when they change: lists of workers, API keys, certificates.
+//!
+//! A file is looked at once in a while, and an edit counts once it stood still for one such pause, so that a
+//! half-written file is never taken for a shorter one. It is read and compared, for times of change are coarse, and
+//! what an orchestrator mounts changes by links. Only a hash of what was read is kept: such files hold secrets.
+
+use std::hash::{BuildHasher as _, RandomState};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use tokio::time::{Interval, MissedTickBehavior};
+
+/// How often files are looked at.
+pub const LOOK_EVERY: Duration = Duration::from_secs(1);
+
+/// A file whose edits are waited for.
+#[derive(Debug)]
+pub struct RereadFile {
+    path: PathBuf,
+    hasher: RandomState,
+    reads: Reads,
+    looks: Interval,
+}
+
+impl RereadFile {
+    /// A file that was read already, as `first`.
+    pub fn new(path: PathBuf, first: &str, look_every: Duration) -> Self {
+        let hasher = RandomState::new();
+        let reads = Reads { taken: Ok(hasher.hash_one(first)), candidate: None };
+        let mut looks = tokio::time::interval(look_every);
+        looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        Self { path, hasher, reads, looks }
+    }
+
+    /// The file.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Waits for the next edit that stands still: what the file holds, or why it cannot be read.
+    ///
+    /// Cancel safety: safe.
+    pub async fn edited(&mut self) -> Result<String, String> {
+        loop {
+            self.looks.tick().await;
+            let now = tokio::fs::read_to_string(&self.path).await.map_err(|error| error.to_string());
+            let seen = now.as_ref().map(|text| self.hasher.hash_one(text.as_str())).map_err(String::clone);
+            if self.reads.settle(seen) {
+                return now;
+            }
+        }
+    }
+}
+
+/// What reading gave: the hash of the file's text, or why it could not be read.
+type Read = Result<u64, String>;
+
+/// Tells edits that stand still from files that are being written.
+#[derive(Debug)]
+struct Reads {
+    taken: Read,
+    candidate: Option<Read>,
+}
+
+impl Reads {
+    /// Whether `now` is to be taken: it differs from the last taken and was read twice in a row.
+    fn settle(&mut self, now: Read) -> bool {
+        if now == self.taken {
+            self.candidate = None;
+            return false;
+        }
+        if self.candidate.as_ref() != Some(&now) {
+            self.candidate = Some(now);
+            return false;
+        }
+        self.candidate = None;
+        self.taken = now;
+        true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_edit_counts_once_it_stands_still() {
+        let mut reads = Reads { taken: Ok(1), candidate: None };
+        for half_written in [1, 2, 3, 4, 5] {
+            assert!(!reads.settle(Ok(half_written)));
+        }
+        assert!(reads.settle(Ok(5)));
+        assert!(!reads.settle(Ok(5)), "an edit is taken once");
+        let gone = || Err("no such file".to_owned());
+        assert_eq!((reads.settle(gone()), reads.settle(gone())), (false, true));
+        assert_eq!(
+            (reads.settle(Ok(5)), reads.settle(Ok(5))),
+            (false, true),
+            "a file that came back is read"
+        );
+    }
+
+    #[tokio::test]
+    async fn edits_and_a_missing_file_are_told_and_a_rewrite_of_the_same_is_not() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("file");
+        std::fs::write(&path, "one").unwrap();
+        let mut file = RereadFile::new(path.clone(), "one", Duration::from_millis(1));
+        std::fs::write(&path, "two").unwrap();
+        assert_eq!(file.edited().await.as_deref(), Ok("two"));
+        std::fs::write(&path, "two").unwrap();
+        std::fs::remove_file(&path).unwrap();
+        assert!(file.edited().await.unwrap_err().contains("No such file"));
+        std::fs::write(&path, "three").unwrap();
+        assert_eq!(file.edited().await.as_deref(), Ok("three"));
+    }
+}
