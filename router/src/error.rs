@@ -35,6 +35,21 @@ pub enum RouterError {
         /// The field to blame.
         param: &'static str,
     },
+    /// The prompt's text alone is longer than any that fits the model's window. It was not tokenized.
+    #[error(
+        "this model's maximum context length is {max_model_len} tokens, which are at most {limit} bytes of text, but \
+         {prompt_bytes} bytes were sent: shorten the prompt"
+    )]
+    PromptTooLong {
+        /// Prompt and output together, in tokens.
+        max_model_len: u32,
+        /// Of the prompt at hand.
+        prompt_bytes: usize,
+        /// What the longest tokens could hold.
+        limit: usize,
+        /// The field to blame.
+        param: &'static str,
+    },
     /// No key, or one that is not in the key file.
     #[error("{0}")]
     Unauthenticated(&'static str),
@@ -83,6 +98,20 @@ pub enum RouterError {
     Overloaded {
         /// Which limit.
         what: &'static str,
+    },
+    /// The client's own time limit has passed.
+    #[error("the request did not finish within its time limit of {} ms", .timeout.as_millis())]
+    DeadlineExceeded {
+        /// As the client set it.
+        timeout: Duration,
+    },
+    /// An answer that is not streamed has become too large to keep.
+    #[error(
+        "the answer is larger than {limit} bytes: stream it, or ask for fewer tokens, choices or log probabilities"
+    )]
+    AnswerTooLarge {
+        /// In bytes.
+        limit: usize,
     },
     /// The client reads too slowly; its stream was cut.
     #[error("the client left too many tokens unread and was cut off")]
@@ -147,7 +176,7 @@ impl RouterError {
             Self::InvalidRequest { .. } => {
                 row(S::BAD_REQUEST, Code::InvalidArgument, INVALID, None, "invalid_request")
             }
-            Self::ContextLengthExceeded { .. } => {
+            Self::ContextLengthExceeded { .. } | Self::PromptTooLong { .. } => {
                 let code = "context_length_exceeded";
                 row(S::BAD_REQUEST, Code::InvalidArgument, INVALID, Some(code), code)
             }
@@ -186,6 +215,14 @@ impl RouterError {
                 Some("overloaded"),
                 "overloaded",
             ),
+            Self::DeadlineExceeded { .. } => {
+                let code = "deadline_exceeded";
+                row(S::GATEWAY_TIMEOUT, Code::DeadlineExceeded, "timeout_error", Some(code), code)
+            }
+            Self::AnswerTooLarge { .. } => {
+                let code = "answer_too_large";
+                row(S::BAD_REQUEST, Code::OutOfRange, INVALID, Some(code), code)
+            }
             Self::SlowClient => {
                 row(S::REQUEST_TIMEOUT, Code::Aborted, INVALID, Some("slow_client"), "slow_client")
             }
@@ -211,7 +248,7 @@ impl RouterError {
     pub fn param(&self) -> Option<&str> {
         match self {
             Self::InvalidRequest { param, .. } => param.as_deref(),
-            Self::ContextLengthExceeded { param, .. } => Some(param),
+            Self::ContextLengthExceeded { param, .. } | Self::PromptTooLong { param, .. } => Some(param),
             Self::ModelNotFound { .. } => Some("model"),
             _ => None,
         }

@@ -152,7 +152,7 @@ impl Driver {
             let reason = format!("no target worker is ready for model `{}`", request.model);
             return Err(RouterError::Unavailable { reason });
         }
-        let (sink, stream) = channel(request.num_choices);
+        let (sink, stream) = channel(request.num_choices, request.unread.clone());
         let prompt_ids: Arc<[TokenId]> = request.prompt_ids.as_slice().into();
         for choice in 0..request.num_choices {
             self.start_sequence(&request, choice, &prompt_ids, sink.clone());
