@@ -8,8 +8,9 @@ use std::time::Duration;
 use clap::Parser;
 use scheduling::draft_length::Rules;
 use scheduling::scheduler::SchedulerConfig;
-use scheduling::scheduler::policy::{DraftTokens, PolicyConfig};
+use scheduling::scheduler::policy::{DraftTokens, LanePolicy, PolicyConfig};
 use serde::{Deserialize, Serialize};
+use service::accept::{ListenerConfig, ListenerFlags, RawListener};
 use service::config::{Faults, RawConfig};
 use service::process::{ProcessConfig, ProcessFlags, RawProcess};
 use service::tls::{ClientTls, RawServerTls, ServerTls, ServerTlsFlags};
@@ -19,6 +20,9 @@ use crate::admission::AdmissionLimits;
 use crate::lane_config::RawLane;
 use crate::request::check::check_task_type;
 use crate::workers::tls::{RawWorkerTls, WorkerTlsFlags};
+
+/// Longer than this no load balancer needs.
+const LAME_DUCK_SECONDS_MAX: u64 = 600;
 
 const TEACHING: &str = "\
 Lanes are settled in the file alone, by task type:
@@ -32,7 +36,8 @@ API keys stand in the file of --api-keys as themselves or as digests (printf %s 
   sha256:DIGEST alice models=demo priority=1 max_concurrent_requests=8
   KEY bob task_type=code requests_per_minute=60 tokens_per_minute=100000
 
-What it decides and why: GET /debug/lanes. What it measures: GET /metrics. Both at --http.
+What it decides and why: GET /debug/lanes. What it measures: GET /metrics. Both at --admin.
+A client limits how long it waits for a whole answer by the header x-request-timeout-ms, over gRPC by grpc-timeout.
 
 Examples:
   outrider-router --discovery static:workers.toml
@@ -50,6 +55,9 @@ pub struct Flags {
     /// Where the gRPC API is served
     #[arg(long, value_name = "ADDR")]
     pub grpc: Option<SocketAddr>,
+    /// Where /metrics, /debug/lanes and /health with its reasons are served, for operators; the address clients use has /health without them
+    #[arg(long, value_name = "ADDR")]
+    pub admin: Option<SocketAddr>,
     /// A file of API keys and their limits, one a line, read again when it changes; without it only loopback addresses may be
     /// served
     #[arg(long, value_name = "FILE")]
@@ -75,6 +83,13 @@ pub struct Flags {
     /// How long a sequence waits for a target of its model to appear, a new one or one that lost its target
     #[arg(long, value_name = "SECONDS")]
     pub target_wait_seconds: Option<u64>,
+    /// Once told to stop: how long everybody is still served, while /health/ready says no and clients are asked to connect elsewhere
+    #[arg(long, value_name = "SECONDS")]
+    pub lame_duck_seconds: Option<u64>,
+    #[command(flatten)]
+    #[serde(flatten)]
+    #[expect(missing_docs, reason = "clap would take a doc comment here for the help of every flag below")]
+    pub listener: ListenerFlags,
     #[command(flatten)]
     #[serde(flatten)]
     #[expect(missing_docs, reason = "clap would take a doc comment here for the help of every flag below")]
@@ -94,6 +109,7 @@ pub struct Flags {
 pub struct RawRouter {
     http: SocketAddr,
     grpc: SocketAddr,
+    admin: SocketAddr,
     api_keys: Option<PathBuf>,
     draft_tokens: DraftTokens,
     max_draft_tokens: u32,
@@ -102,8 +118,11 @@ pub struct RawRouter {
     tokenize_threads: usize,
     target_deadline_seconds: u64,
     target_wait_seconds: u64,
+    lame_duck_seconds: u64,
     /// By task type: `[lanes."code"]`.
     lanes: BTreeMap<String, RawLane>,
+    #[serde(flatten)]
+    listener: RawListener,
     #[serde(flatten)]
     tls: RawServerTls,
     #[serde(flatten)]
@@ -118,6 +137,7 @@ impl Default for RawRouter {
         Self {
             http: SocketAddr::from(([127, 0, 0, 1], 8000)),
             grpc: SocketAddr::from(([127, 0, 0, 1], 8001)),
+            admin: SocketAddr::from(([127, 0, 0, 1], 8002)),
             api_keys: None,
             draft_tokens: DraftTokens::Auto,
             max_draft_tokens: 8,
@@ -126,7 +146,9 @@ impl Default for RawRouter {
             tokenize_threads: 1,
             target_deadline_seconds: 60,
             target_wait_seconds: 30,
+            lame_duck_seconds: 0,
             lanes: BTreeMap::new(),
+            listener: RawListener::default(),
             tls: RawServerTls::default(),
             worker_tls: RawWorkerTls::default(),
             process: RawProcess::default(),
@@ -141,6 +163,10 @@ pub struct RouterConfig {
     pub http: SocketAddr,
     /// Where the gRPC API is served.
     pub grpc: SocketAddr,
+    /// Where health, metrics and what the lanes think are served.
+    pub admin: SocketAddr,
+    /// How many connections, and how long each may be of no use.
+    pub listener: ListenerConfig,
     /// Who may ask; anyone, if absent.
     pub api_keys: Option<PathBuf>,
     /// How much may run at once.
@@ -182,16 +208,16 @@ impl RawConfig for RawRouter {
         faults.check("target_deadline_seconds", self.target_deadline_seconds > 0, || {
             "must be at least 1".to_owned()
         });
-        let mut lanes = BTreeMap::new();
-        for (task_type, lane) in &self.lanes {
-            if let Err(error) = check_task_type(task_type) {
-                faults.add(&format!("lanes.{task_type}"), error);
-            }
-            lanes.insert(task_type.clone(), lane.validate(task_type, self.max_draft_tokens, faults));
-        }
+        faults.check("lame_duck_seconds", self.lame_duck_seconds <= LAME_DUCK_SECONDS_MAX, || {
+            format!("{} is over {LAME_DUCK_SECONDS_MAX}", self.lame_duck_seconds)
+        });
+        let lanes = self.validate_lanes(faults);
+        let lame_duck = Duration::from_secs(self.lame_duck_seconds);
         Some(RouterConfig {
             http: self.http,
             grpc: self.grpc,
+            admin: self.admin,
+            listener: self.listener.validate(faults),
             api_keys: self.api_keys,
             admission: AdmissionLimits {
                 max_sequences: self.max_sequences,
@@ -210,7 +236,20 @@ impl RawConfig for RawRouter {
             },
             tls: self.tls.validate(faults),
             worker_tls: self.worker_tls.validate(faults),
-            process: self.process.validate(faults)?,
+            process: ProcessConfig { lame_duck, ..self.process.validate(faults)? },
         })
+    }
+}
+
+impl RawRouter {
+    fn validate_lanes(&self, faults: &mut Faults) -> BTreeMap<String, LanePolicy> {
+        let mut lanes = BTreeMap::new();
+        for (task_type, lane) in &self.lanes {
+            if let Err(error) = check_task_type(task_type) {
+                faults.add(&format!("lanes.{task_type}"), error);
+            }
+            lanes.insert(task_type.clone(), lane.validate(task_type, self.max_draft_tokens, faults));
+        }
+        lanes
     }
 }

@@ -35,6 +35,21 @@ pub enum RouterError {
         /// The field to blame.
         param: &'static str,
     },
+    /// The prompt's text alone is longer than any that fits the model's window. It was not tokenized.
+    #[error(
+        "this model's maximum context length is {max_model_len} tokens, which are at most {limit} bytes of text, but \
+         {prompt_bytes} bytes were sent: shorten the prompt"
+    )]
+    PromptTooLong {
+        /// Prompt and output together, in tokens.
+        max_model_len: u32,
+        /// Of the prompt at hand.
+        prompt_bytes: usize,
+        /// What the longest tokens could hold.
+        limit: usize,
+        /// The field to blame.
+        param: &'static str,
+    },
     /// No key, or one that is not in the key file.
     #[error("{0}")]
     Unauthenticated(&'static str),
@@ -91,6 +106,20 @@ pub enum RouterError {
         limit: String,
         /// When there is room again.
         retry_after: Duration,
+    },
+    /// The client's own time limit has passed.
+    #[error("the request did not finish within its time limit of {} ms", .timeout.as_millis())]
+    DeadlineExceeded {
+        /// As the client set it.
+        timeout: Duration,
+    },
+    /// An answer that is not streamed has become too large to keep.
+    #[error(
+        "the answer is larger than {limit} bytes: stream it, or ask for fewer tokens, choices or log probabilities"
+    )]
+    AnswerTooLarge {
+        /// In bytes.
+        limit: usize,
     },
     /// The client reads too slowly; its stream was cut.
     #[error("the client left too many tokens unread and was cut off")]
@@ -152,73 +181,63 @@ impl RouterError {
 
     /// Every error's row.
     pub fn meaning(&self) -> Meaning {
-        let row =
-            |status, grpc, kind, code, label| Meaning { status, grpc, kind, code, label, retryable: false };
-        let later =
-            |status, grpc, kind, code, label| Meaning { status, grpc, kind, code, label, retryable: true };
         use StatusCode as S;
-        let busy = |code, label| {
-            later(S::TOO_MANY_REQUESTS, Code::ResourceExhausted, "rate_limit_error", Some(code), label)
+        // The label is the code, but for three.
+        let row = |status, grpc, kind, code| Meaning {
+            status,
+            grpc,
+            kind,
+            code: Some(code),
+            label: code,
+            retryable: false,
         };
+        let server = |grpc, code| row(S::INTERNAL_SERVER_ERROR, grpc, SERVER, code);
+        let later = |row| Meaning { retryable: true, ..row };
+        let limited = |code| row(S::TOO_MANY_REQUESTS, Code::ResourceExhausted, "rate_limit_error", code);
         match self {
             Self::InvalidRequest { .. } => {
-                row(S::BAD_REQUEST, Code::InvalidArgument, INVALID, None, "invalid_request")
+                let row = row(S::BAD_REQUEST, Code::InvalidArgument, INVALID, "invalid_request");
+                Meaning { code: None, ..row }
             }
-            Self::ContextLengthExceeded { .. } => {
-                let code = "context_length_exceeded";
-                row(S::BAD_REQUEST, Code::InvalidArgument, INVALID, Some(code), code)
+            Self::ContextLengthExceeded { .. } | Self::PromptTooLong { .. } => {
+                row(S::BAD_REQUEST, Code::InvalidArgument, INVALID, "context_length_exceeded")
             }
-            Self::Unauthenticated(_) => row(
-                S::UNAUTHORIZED,
-                Code::Unauthenticated,
-                "authentication_error",
-                Some("invalid_api_key"),
-                "unauthenticated",
-            ),
-            Self::ModelNotFound { .. } => {
-                row(S::NOT_FOUND, Code::NotFound, INVALID, Some("model_not_found"), "model_not_found")
+            Self::Unauthenticated(_) => {
+                let kind = "authentication_error";
+                let row = row(S::UNAUTHORIZED, Code::Unauthenticated, kind, "invalid_api_key");
+                Meaning { label: "unauthenticated", ..row }
             }
-            Self::RouteNotFound { .. } => {
-                row(S::NOT_FOUND, Code::Unimplemented, INVALID, Some("route_not_found"), "route_not_found")
-            }
+            Self::ModelNotFound { .. } => row(S::NOT_FOUND, Code::NotFound, INVALID, "model_not_found"),
+            Self::RouteNotFound { .. } => row(S::NOT_FOUND, Code::Unimplemented, INVALID, "route_not_found"),
             Self::MethodNotAllowed { .. } => {
-                let code = "method_not_allowed";
-                row(S::METHOD_NOT_ALLOWED, Code::Unimplemented, INVALID, Some(code), code)
+                row(S::METHOD_NOT_ALLOWED, Code::Unimplemented, INVALID, "method_not_allowed")
             }
             Self::BodyTimeout { .. } => {
-                row(S::REQUEST_TIMEOUT, Code::DeadlineExceeded, INVALID, Some("body_timeout"), "body_timeout")
+                row(S::REQUEST_TIMEOUT, Code::DeadlineExceeded, INVALID, "body_timeout")
             }
             Self::BodyTooLarge { .. } => {
-                let code = "request_too_large";
-                row(S::PAYLOAD_TOO_LARGE, Code::OutOfRange, INVALID, Some(code), code)
+                row(S::PAYLOAD_TOO_LARGE, Code::OutOfRange, INVALID, "request_too_large")
             }
             Self::UnsupportedMediaType { .. } => {
-                let code = "unsupported_media_type";
-                row(S::UNSUPPORTED_MEDIA_TYPE, Code::InvalidArgument, INVALID, Some(code), code)
+                row(S::UNSUPPORTED_MEDIA_TYPE, Code::InvalidArgument, INVALID, "unsupported_media_type")
             }
-            Self::Overloaded { .. } => busy("overloaded", "overloaded"),
-            Self::RateLimited { .. } => busy("rate_limit_exceeded", "rate_limited"),
-            Self::SlowClient => {
-                row(S::REQUEST_TIMEOUT, Code::Aborted, INVALID, Some("slow_client"), "slow_client")
+            Self::Overloaded { .. } => later(limited("overloaded")),
+            Self::RateLimited { .. } => {
+                Meaning { label: "rate_limited", ..later(limited("rate_limit_exceeded")) }
             }
-            Self::ClientGone => {
-                row(client_closed_request(), Code::Cancelled, INVALID, Some("client_gone"), "client_gone")
+            Self::DeadlineExceeded { .. } => {
+                row(S::GATEWAY_TIMEOUT, Code::DeadlineExceeded, "timeout_error", "deadline_exceeded")
             }
+            Self::AnswerTooLarge { .. } => row(S::BAD_REQUEST, Code::OutOfRange, INVALID, "answer_too_large"),
+            Self::SlowClient => row(S::REQUEST_TIMEOUT, Code::Aborted, INVALID, "slow_client"),
+            Self::ClientGone => row(client_closed_request(), Code::Cancelled, INVALID, "client_gone"),
             Self::Unavailable { .. } => {
-                later(S::SERVICE_UNAVAILABLE, Code::Unavailable, SERVER, Some("unavailable"), "unavailable")
+                later(row(S::SERVICE_UNAVAILABLE, Code::Unavailable, SERVER, "unavailable"))
             }
-            Self::Draining => {
-                later(S::SERVICE_UNAVAILABLE, Code::Unavailable, SERVER, Some("draining"), "draining")
-            }
-            Self::Refused { .. } => {
-                row(S::INTERNAL_SERVER_ERROR, Code::FailedPrecondition, SERVER, Some("refused"), "refused")
-            }
-            Self::Quarantined { .. } => {
-                row(S::INTERNAL_SERVER_ERROR, Code::Internal, SERVER, Some("quarantined"), "quarantined")
-            }
-            Self::Internal(_) => {
-                row(S::INTERNAL_SERVER_ERROR, Code::Internal, SERVER, Some("internal"), "internal")
-            }
+            Self::Draining => later(row(S::SERVICE_UNAVAILABLE, Code::Unavailable, SERVER, "draining")),
+            Self::Refused { .. } => server(Code::FailedPrecondition, "refused"),
+            Self::Quarantined { .. } => server(Code::Internal, "quarantined"),
+            Self::Internal(_) => server(Code::Internal, "internal"),
         }
     }
 
@@ -234,7 +253,7 @@ impl RouterError {
     pub fn param(&self) -> Option<&str> {
         match self {
             Self::InvalidRequest { param, .. } => param.as_deref(),
-            Self::ContextLengthExceeded { param, .. } => Some(param),
+            Self::ContextLengthExceeded { param, .. } | Self::PromptTooLong { param, .. } => Some(param),
             Self::ModelNotFound { .. } => Some("model"),
             _ => None,
         }

@@ -2,11 +2,11 @@
 //!
 //! What stands before it (API, admission, tokenize) knows text and no workers; what stands behind it (the
 //! scheduler) knows ids and no text. The scheduler's driver writes through a [`GenerationSink`] and never waits for a
-//! client: the channel is bounded, and a client that leaves [`MAX_UNREAD_EVENTS_PER_CHOICE`] events unread loses its
-//! request. Must never hold text, sockets or anything of HTTP and gRPC.
+//! client: the channel is bounded, and a client that leaves [`MAX_UNREAD_BYTES`] of its request unread loses that. Must never hold text, sockets or anything of HTTP and gRPC.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::fmt;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll};
 
 use async_trait::async_trait;
@@ -21,9 +21,27 @@ use tokio_util::sync::CancellationToken;
 
 use crate::error::RouterError;
 
-/// How many events a client may leave unread, for each choice of its request, before it is cut off. One verified span
-/// is one event, so this is some hundred thousand bytes of text a choice behind what sockets buffer already.
-pub const MAX_UNREAD_EVENTS_PER_CHOICE: usize = 4_096;
+/// What a client may leave unread before it is cut off, over all prompts and choices of its request: some thousand verified
+/// spans without log probabilities, behind what sockets buffer already.
+pub const MAX_UNREAD_BYTES: usize = 512 << 10;
+
+/// And of one prompt's events, whatever their size.
+pub const MAX_UNREAD_EVENTS: usize = 4_096;
+
+/// What a client has left unread of one request. The request's generations share it.
+#[derive(Debug, Clone, Default)]
+pub struct Unread(Arc<AtomicUsize>);
+
+impl Unread {
+    /// Whether so much may wait to be read too.
+    fn grow(&self, num_bytes: usize) -> bool {
+        self.0.fetch_add(num_bytes, Ordering::AcqRel) + num_bytes <= MAX_UNREAD_BYTES
+    }
+
+    fn shrink(&self, num_bytes: usize) {
+        self.0.fetch_sub(num_bytes, Ordering::AcqRel);
+    }
+}
 
 /// One tokenized, validated request, ready to be scheduled.
 #[derive(Debug, Clone)]
@@ -47,6 +65,8 @@ pub struct GenerationRequest {
     pub speculation: SpeculationRequest,
     /// The request's span: parent of the rounds' spans.
     pub span: tracing::Span,
+    /// What its client has left unread.
+    pub unread: Unread,
 }
 
 /// What is reported of a generation. Events of one choice come in order; choices interleave.
@@ -68,6 +88,24 @@ pub enum GenerationEvent {
     },
     /// The generation failed; nothing follows, for any choice.
     Failed(RouterError),
+}
+
+impl GenerationEvent {
+    /// What it weighs while it waits to be read. The prompt's log probabilities weigh nothing: they come once, all before
+    /// the first token, and are as many as the window allows.
+    fn num_bytes(&self) -> usize {
+        let more = match self {
+            Self::Tokens(tokens) => {
+                let entries = tokens
+                    .logprobs
+                    .iter()
+                    .map(|entry| size_of::<TokenLogprobs>() + entry.top.len() * size_of::<(TokenId, f32)>());
+                tokens.token_ids.len() * size_of::<TokenId>() + entries.sum::<usize>()
+            }
+            Self::PromptLogprobs(_) | Self::Finished { .. } | Self::Failed(_) => 0,
+        };
+        size_of::<Self>() + more
+    }
 }
 
 /// The ids of a span. Few, as a rule: those stay where the event is, for memory that one thread takes and another one gives back is dear.
@@ -99,14 +137,17 @@ pub trait GenerationService: Send + Sync {
     async fn report(&self) -> Result<SchedulerReport, RouterError>;
 }
 
-/// Connects the scheduler's driver and a client for a generation of `num_choices` sequences.
-pub fn channel(num_choices: u32) -> (GenerationSink, GenerationStream) {
-    let (sender, receiver) = mpsc::channel(MAX_UNREAD_EVENTS_PER_CHOICE * num_choices.max(1) as usize);
+/// Connects the scheduler's driver and a client for a generation of `num_choices` sequences, of a request that has left so
+/// much unread.
+pub fn channel(num_choices: u32, unread: Unread) -> (GenerationSink, GenerationStream) {
+    let (sender, receiver) = mpsc::channel(MAX_UNREAD_EVENTS);
     let all = Wish::default();
     let shared = Arc::new(Shared {
         choices: (0..num_choices).map(|_| all.child()).collect(),
         all,
         overflowed: AtomicBool::new(false),
+        on_overflow: OnceLock::new(),
+        unread,
     });
     let end = Arc::new(DriverEnd { sender, shared: Arc::clone(&shared) });
     (GenerationSink { end }, GenerationStream { receiver, shared, ended: false })
@@ -135,13 +176,34 @@ impl Wish {
 }
 
 /// What both ends see.
-#[derive(Debug)]
 struct Shared {
     /// Where it is over, every one of `choices` is.
     all: Wish,
     choices: Vec<Wish>,
     /// The sink found the channel full: the generation is cut.
     overflowed: AtomicBool,
+    /// Called then, for a reader that is not asked for more.
+    on_overflow: OnceLock<Box<dyn Fn() + Send + Sync>>,
+    unread: Unread,
+}
+
+impl fmt::Debug for Shared {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { all, choices, overflowed, on_overflow: _, unread } = self;
+        let mut shown = f.debug_struct("Shared");
+        shown.field("all", all).field("choices", choices).field("overflowed", overflowed);
+        shown.field("unread", unread).finish_non_exhaustive()
+    }
+}
+
+impl Shared {
+    fn overflow(&self) {
+        self.overflowed.store(true, Ordering::Release);
+        self.all.end();
+        if let Some(tell) = self.on_overflow.get() {
+            tell();
+        }
+    }
 }
 
 /// What became of an event.
@@ -179,15 +241,18 @@ impl GenerationSink {
         if !wanted {
             return Delivery::Unwanted;
         }
-        match self.end.sender.try_send(event) {
-            Ok(()) => Delivery::Delivered,
-            Err(mpsc::error::TrySendError::Full(_)) => {
-                self.end.shared.overflowed.store(true, Ordering::Release);
-                self.end.shared.all.end();
-                Delivery::Unwanted
-            }
-            Err(mpsc::error::TrySendError::Closed(_)) => Delivery::Unwanted,
+        let (shared, num_bytes) = (&self.end.shared, event.num_bytes());
+        if !shared.unread.grow(num_bytes) {
+            shared.unread.shrink(num_bytes);
+            shared.overflow();
+            return Delivery::Unwanted;
         }
+        let Err(error) = self.end.sender.try_send(event) else { return Delivery::Delivered };
+        shared.unread.shrink(num_bytes);
+        if matches!(error, mpsc::error::TrySendError::Full(_)) {
+            shared.overflow();
+        }
+        Delivery::Unwanted
     }
 
     /// [`Self::send`] for [`GenerationEvent::Finished`] and [`GenerationEvent::Failed`]: whether or not somebody reads it,
@@ -245,12 +310,27 @@ impl GenerationStream {
             // After an overflow nothing more comes, whether or not sinks live on: read what is there and end.
             Poll::Pending => self.receiver.try_recv().ok(),
         };
+        if let Some(event) = &event {
+            self.shared.unread.shrink(event.num_bytes());
+        }
         let event = event.or_else(|| {
             let overflowed = self.shared.overflowed.load(Ordering::Acquire);
             overflowed.then_some(GenerationEvent::Failed(RouterError::SlowClient))
         });
         self.ended = matches!(event, None | Some(GenerationEvent::Failed(_)));
         Poll::Ready(event)
+    }
+
+    /// Has `tell` called when this generation is cut because its client reads too slowly; at once, if it is cut already. Once.
+    /// It is called where tokens are written: it must not wait.
+    pub fn on_overflow(&self, tell: impl Fn() + Send + Sync + 'static) {
+        // Whoever comes second is not told.
+        drop(self.shared.on_overflow.set(Box::new(tell)));
+        if self.shared.overflowed.load(Ordering::Acquire)
+            && let Some(tell) = self.shared.on_overflow.get()
+        {
+            tell();
+        }
     }
 
     /// Nothing more of this choice is wanted; the others go on.
@@ -264,6 +344,10 @@ impl GenerationStream {
 impl Drop for GenerationStream {
     fn drop(&mut self) {
         self.shared.all.end();
+        // Other generations of the request may go on, and what waits here is not read any more.
+        while let Ok(event) = self.receiver.try_recv() {
+            self.shared.unread.shrink(event.num_bytes());
+        }
     }
 }
 
@@ -283,7 +367,7 @@ mod tests {
 
     #[tokio::test]
     async fn dropping_the_stream_cancels_every_choice() {
-        let (sink, stream) = channel(2);
+        let (sink, stream) = channel(2, Unread::default());
         let waiting = sink.cancelled(1);
         assert_eq!(sink.send(tokens(0, 7)), Delivery::Delivered);
         drop(stream);
@@ -294,7 +378,7 @@ mod tests {
 
     #[tokio::test]
     async fn one_choice_is_cancelled_alone() {
-        let (sink, mut stream) = channel(2);
+        let (sink, mut stream) = channel(2, Unread::default());
         stream.cancel_choice(0);
         assert_eq!(sink.send(tokens(0, 7)), Delivery::Unwanted);
         assert_eq!(sink.send(tokens(1, 8)), Delivery::Delivered);
@@ -303,15 +387,24 @@ mod tests {
         );
     }
 
+    /// Sends until no more is wanted; how many events were delivered.
+    fn flood(sink: &GenerationSink) -> usize {
+        (0..).take_while(|&id| sink.send(tokens(0, id)) == Delivery::Delivered).count()
+    }
+
     #[tokio::test]
     async fn a_client_too_far_behind_reads_what_was_delivered_and_then_the_reason() {
-        let (sink, mut stream) = channel(1);
-        for id in 0..MAX_UNREAD_EVENTS_PER_CHOICE {
-            assert_eq!(sink.send(tokens(0, id as TokenId)), Delivery::Delivered);
-        }
-        assert_eq!(sink.send(tokens(0, 0)), Delivery::Unwanted);
+        let (sink, mut stream) = channel(1, Unread::default());
+        let told = Arc::new(AtomicUsize::new(0));
+        let counted = Arc::clone(&told);
+        stream.on_overflow(move || {
+            counted.fetch_add(1, Ordering::AcqRel);
+        });
+        let num_delivered = flood(&sink);
+        assert!((1_000..=MAX_UNREAD_EVENTS).contains(&num_delivered), "{num_delivered}");
         assert!(sink.is_cancelled(0), "the lane learns that the generation is cut");
-        for id in 0..MAX_UNREAD_EVENTS_PER_CHOICE {
+        assert_eq!(told.load(Ordering::Acquire), 1, "and so does whoever holds the stream");
+        for id in 0..num_delivered {
             let event = stream.next().await;
             assert!(
                 matches!(&event, Some(GenerationEvent::Tokens(t)) if t.token_ids.as_slice() == [id as TokenId]),
@@ -324,8 +417,40 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn all_prompts_and_choices_of_a_request_share_what_may_be_unread() {
+        let alone = flood(&channel(1, Unread::default()).0);
+        let unread = Unread::default();
+        let (first, first_stream) = channel(128, unread.clone());
+        let (second, mut second_stream) = channel(128, unread.clone());
+        for id in 0..alone as TokenId / 2 {
+            assert_eq!(first.send(tokens(id % 128, id)), Delivery::Delivered);
+        }
+        assert!(flood(&second) <= alone / 2 + 1);
+        drop((first_stream, second));
+        while second_stream.next().await.is_some() {}
+        assert_eq!(unread.0.load(Ordering::Acquire), 0, "what is read or dropped is not unread");
+    }
+
+    #[tokio::test]
+    async fn log_probabilities_weigh_more_than_ids() {
+        let logprobs = |_| TokenLogprobs { logprob: 0.0, top: vec![(7, -1.0); 20] };
+        let (sink, _stream) = channel(1, Unread::default());
+        let mut num_delivered = 0;
+        loop {
+            let GenerationEvent::Tokens(span) = tokens(0, 7) else { unreachable!("made above") };
+            let event =
+                GenerationEvent::Tokens(CommittedTokens { logprobs: (0..8).map(logprobs).collect(), ..span });
+            if sink.send(event) == Delivery::Unwanted {
+                break;
+            }
+            num_delivered += 1;
+        }
+        assert!(num_delivered < 400, "{num_delivered} events of 1,500 bytes and more were delivered");
+    }
+
+    #[tokio::test]
     async fn nothing_is_read_after_a_failure() {
-        let (sink, mut stream) = channel(1);
+        let (sink, mut stream) = channel(1, Unread::default());
         assert_eq!(sink.send(GenerationEvent::Failed(RouterError::ClientGone)), Delivery::Delivered);
         assert_eq!(sink.send(tokens(0, 1)), Delivery::Delivered, "the reader decides what it still reads");
         assert!(matches!(stream.next().await, Some(GenerationEvent::Failed(RouterError::ClientGone))));

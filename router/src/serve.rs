@@ -4,23 +4,26 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use anyhow::Context as _;
-use service::accept::Door;
+use service::accept::{Connections, Listener};
 use service::discovery::{self, Discovery};
-use service::health::Health;
+use service::health::{Health, serve_admin};
 use service::metrics::Metrics;
 use service::reread::LOOK_EVERY;
 use service::shutdown::Lifetime;
+use service::tls::ServerTls;
 use tokio::net::TcpListener;
-use tonic::transport::Server;
+use tokio::task::JoinHandle;
+use tonic::service::Routes;
 
 use crate::admission::Admission;
 use crate::api::grpc::grpc_service;
-use crate::api::http::http_app;
+use crate::api::http::{admin_app, http_app};
 use crate::api::openai::respond::KEEP_ALIVE;
 use crate::catalog::Catalog;
 use crate::config::RouterConfig;
 use crate::metrics::RouterMetrics;
 use crate::pipeline::AppState;
+use crate::pipeline::answer_memory::AnswerMemory;
 use crate::request::Auth;
 use crate::scheduler::driver::Driver;
 use crate::scheduler::queues;
@@ -34,10 +37,12 @@ pub const SCHEDULER_THREADS: usize = 1;
 /// Where a router can be reached.
 #[derive(Debug, Clone, Copy)]
 pub struct Addresses {
-    /// OpenAI's API, health and metrics.
+    /// OpenAI's API.
     pub http: SocketAddr,
     /// gRPC.
     pub grpc: SocketAddr,
+    /// Health, metrics, and what the lanes think.
+    pub admin: SocketAddr,
 }
 
 /// Brings a router up; everything it starts runs under `lifetime`.
@@ -57,11 +62,11 @@ pub async fn serve_with(
         Some(path) => Auth::follow_file(path.clone(), LOOK_EVERY, &lifetime)?,
         None => Auth::default(),
     };
-    let http = bind(config.http).await?;
-    let grpc = bind(config.grpc).await?;
-    let addresses = Addresses { http: http.local_addr()?, grpc: grpc.local_addr()? };
+    let sockets = Sockets::bind(&config).await?;
+    let addresses = sockets.addresses()?;
 
     let metrics_page = Metrics::new();
+    let connections = Connections::new(config.listener, &metrics_page);
     let metrics = RouterMetrics::register(&metrics_page);
     let catalog = Catalog::default();
     let (scheduler, worker_events, inbox) = queues();
@@ -70,13 +75,12 @@ pub async fn serve_with(
     let driver = Driver::new(config.scheduler, metrics.clone(), health.clone());
     let caller = Caller { router_id: rand::random(), tls: config.worker_tls };
     let registry = Arc::new(Registry::new(caller, catalog.clone(), worker_events));
-    let own = lifetime.clone();
+    let (own, reported) = (lifetime.clone(), health.clone());
     let membership = Membership { members: discovery.watch().await?, unlisted: discovery.unlisted() };
     start_scheduler(&lifetime, async move {
         let driver = own.spawn("scheduler", driver.run(inbox, own.clone()));
         let registry = own.spawn("registry", follow(registry, membership, own.clone()));
-        // Either may have panicked, which was logged.
-        drop(tokio::join!(driver, registry));
+        supervise(driver, registry, &reported).await;
     })?;
 
     let state = AppState {
@@ -84,26 +88,60 @@ pub async fn serve_with(
         catalog,
         admission: Admission::new(config.admission),
         auth,
-        health: health.clone(),
+        health,
         metrics_page,
         policy,
         tokenize: TokenizePool::start(config.tokenize_threads, &lifetime, metrics.tokenize_queue())?,
         metrics,
         keep_alive: KEEP_ALIVE,
-        lifetime: lifetime.clone(),
+        answer_memory: AnswerMemory::default(),
+        lifetime,
     };
-    let reflection = tonic_reflection::server::Builder::configure()
-        .register_encoded_file_descriptor_set(proto::DESCRIPTORS)
-        .build_v1()
-        .context("the descriptors of our own protos are broken")?;
-    let server = Server::builder()
-        .add_service(health.grpc_service(&["outrider.v1.Inference"], &lifetime).await)
-        .add_service(reflection)
-        .add_service(grpc_service(state.clone()));
-    Door::new(grpc, config.tls.clone()).serve_grpc("grpc", server, &lifetime);
-    Door::new(http, config.tls).serve_http("http", http_app(state), &lifetime)?;
-    tracing::info!(http = %addresses.http, grpc = %addresses.grpc, "listening");
+    sockets.serve(state, config.tls, &connections).await?;
+    tracing::info!(http = %addresses.http, grpc = %addresses.grpc, admin = %addresses.admin, "listening");
     Ok(addresses)
+}
+
+/// The ports of a router.
+struct Sockets {
+    http: TcpListener,
+    grpc: TcpListener,
+    admin: TcpListener,
+}
+
+impl Sockets {
+    async fn bind(config: &RouterConfig) -> anyhow::Result<Self> {
+        Ok(Self {
+            http: bind(config.http).await?,
+            grpc: bind(config.grpc).await?,
+            admin: bind(config.admin).await?,
+        })
+    }
+
+    fn addresses(&self) -> anyhow::Result<Addresses> {
+        let Self { http, grpc, admin } = self;
+        Ok(Addresses { http: http.local_addr()?, grpc: grpc.local_addr()?, admin: admin.local_addr()? })
+    }
+
+    async fn serve(
+        self,
+        state: AppState,
+        tls: Option<ServerTls>,
+        connections: &Connections,
+    ) -> anyhow::Result<()> {
+        let lifetime = state.lifetime.clone();
+        let reflection = tonic_reflection::server::Builder::configure()
+            .register_encoded_file_descriptor_set(proto::DESCRIPTORS)
+            .build_v1()
+            .context("the descriptors of our own protos are broken")?;
+        let services = Routes::new(state.health.grpc_service(&["outrider.v1.Inference"], &lifetime).await)
+            .add_service(reflection)
+            .add_service(grpc_service(state.clone()));
+        Listener::new(self.grpc, tls.clone(), connections).serve_grpc("grpc", services, &lifetime);
+        serve_admin(self.admin, admin_app(state.clone()), connections, &lifetime);
+        Listener::new(self.http, tls, connections).serve_http("http", http_app(state), &lifetime);
+        Ok(())
+    }
 }
 
 /// Runs the scheduler's driver and the streams to the workers on a thread of their own, so that nothing between a
@@ -123,6 +161,34 @@ fn start_scheduler(
     Ok(())
 }
 
+/// Waits for the two tasks without which a router serves nobody. Where one of them panics the process reports that it has
+/// failed, and ends: it must not go on as if it were ready.
+async fn supervise(driver: JoinHandle<()>, registry: JoinHandle<()>, health: &Health) {
+    if tokio::try_join!(driver, registry).is_err() {
+        health.set_failed("the scheduler or the registry of workers panicked");
+    }
+}
+
 async fn bind(address: SocketAddr) -> anyhow::Result<TcpListener> {
     TcpListener::bind(address).await.with_context(|| format!("cannot listen on {address}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_router_whose_scheduler_panics_has_failed() {
+        let (lifetime, health) = (Lifetime::new(), Health::new());
+        health.set_ready();
+        let endless = || lifetime.spawn("endless", lifetime.cancelled());
+        supervise(lifetime.spawn("scheduler", async { panic!("a bug") }), endless(), &health).await;
+        assert!(matches!(health.state(), service::health::State::Failed(_)));
+
+        let health = Health::new();
+        health.set_ready();
+        let ended = || lifetime.spawn("ended", async {});
+        supervise(ended(), ended(), &health).await;
+        assert!(health.is_ready(), "tasks that end with the process are no failure");
+    }
 }

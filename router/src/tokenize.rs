@@ -50,10 +50,31 @@ pub struct TokenizedPrompt {
     pub task_type: &'static str,
 }
 
-/// Turns one prompt into ids.
-pub fn tokenize(model: &ModelText, prompt: Prompt) -> Result<TokenizedPrompt, RouterError> {
+/// Refuses a text that cannot fit the model's window, whatever its tokens are: tokenizing it takes long, and others wait.
+fn check_bytes(
+    model: &ModelText,
+    text: &str,
+    max_model_len: u32,
+    param: &'static str,
+) -> Result<(), RouterError> {
+    let most = |bytes_per_token| bytes_per_token * max_model_len as usize;
+    match model.max_bytes_per_token().map(most) {
+        Some(limit) if text.len() > limit => {
+            Err(RouterError::PromptTooLong { max_model_len, prompt_bytes: text.len(), limit, param })
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Turns one prompt into ids, unless it is longer than any that fits `max_model_len` tokens.
+pub fn tokenize(
+    model: &ModelText,
+    prompt: Prompt,
+    max_model_len: u32,
+) -> Result<TokenizedPrompt, RouterError> {
     let (field, tokenized) = match prompt {
         Prompt::Text(text) => {
+            check_bytes(model, &text, max_model_len, "prompt")?;
             let (ids, task_type) = (model.encode(&text, Framing::Add)?, classify(&text));
             ("prompt", TokenizedPrompt { ids, text, task_type })
         }
@@ -69,6 +90,7 @@ pub fn tokenize(model: &ModelText, prompt: Prompt) -> Result<TokenizedPrompt, Ro
                 )
             })?;
             let text = template.render(&messages, &template_kwargs)?;
+            check_bytes(model, &text, max_model_len, "messages")?;
             let (ids, task_type) = (model.encode(&text, Framing::AsIs)?, classify(&task_of(&messages)));
             ("messages", TokenizedPrompt { ids, text, task_type })
         }

@@ -3,7 +3,7 @@
 //!
 //! In the order in which a `main` meets them: [`config`] (file, then environment, then flags), [`telemetry`]
 //! (logs and traces), [`shutdown`] (the [`Lifetime`](shutdown::Lifetime) all tasks run under), [`metrics`],
-//! [`health`] (live, ready, draining), [`discovery`] (who serves, and where), [`accept`] (how connections are taken) and [`process`] (all of it in order).
+//! [`health`] (live, ready, draining), [`discovery`] (who serves, and where), [`accept`] (how connections are taken, within the process's [`descriptors`]) and [`process`] (all of it in order).
 //!
 //! This crate must never know models, tokens or sequences: facts about a worker pass through it as opaque JSON.
 
@@ -11,6 +11,7 @@
 
 pub mod accept;
 pub mod config;
+pub mod descriptors;
 pub mod discovery;
 pub mod health;
 pub mod metrics;

@@ -102,6 +102,8 @@ pub struct ProcessConfig {
     pub log_filter: LogFilter,
     /// Their form.
     pub log_format: LogFormat,
+    /// How long the process still serves everybody once it is told to stop, while it asks them to go elsewhere.
+    pub lame_duck: Duration,
     /// How long a drain may take.
     pub grace: Duration,
     /// Whether a closed stdin is a signal to stop.
@@ -120,6 +122,7 @@ impl RawProcess {
             discovery: discovery?,
             log_filter: log_filter?,
             log_format: self.log_format,
+            lame_duck: Duration::ZERO,
             grace: Duration::from_secs(self.grace_seconds),
             exit_on_stdin_close: self.exit_on_stdin_close,
         })
@@ -194,12 +197,16 @@ where
     S: FnOnce(Lifetime, Health) -> F,
     F: Future<Output = anyhow::Result<()>>,
 {
+    crate::descriptors::raise_limit();
     let (lifetime, health) = (Lifetime::new(), Health::new());
     let code = tokio::select! {
         biased;
         // A stop during the start ends it.
         () = told_to_stop(config.exit_on_stdin_close) => {
-            tracing::info!("stopping: requests in flight may finish");
+            tracing::info!(lame_duck = ?config.lame_duck, "stopping: requests in flight may finish");
+            health.set_draining("the process was told to stop");
+            lifetime.leave();
+            tokio::time::sleep(config.lame_duck).await;
             ExitCode::SUCCESS
         }
         // The last line of a process that failed is the reason.

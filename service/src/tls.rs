@@ -87,6 +87,11 @@ pub struct RawServerTls {
 }
 
 impl RawServerTls {
+    /// Whether only who shows a certificate is to be let in.
+    pub fn is_mutual(&self) -> bool {
+        self.tls_cert.is_some() && self.tls_client_ca.is_some()
+    }
+
     /// What to speak at the doors; `None` without certificate, and where there was a fault.
     pub fn validate(&self, faults: &mut Faults) -> Option<ServerTls> {
         let with_cert = |file: &Option<PathBuf>| file.is_none() || self.tls_cert.is_some();

@@ -120,9 +120,14 @@ impl Cluster {
         format!("http://{}", self.router.http)
     }
 
+    /// Base of the router's admin address: metrics, and what its lanes think.
+    pub fn admin_url(&self) -> String {
+        format!("http://{}", self.router.admin)
+    }
+
     /// The router's metrics.
     pub async fn metrics(&self) -> anyhow::Result<Page> {
-        Page::scrape(&self.http_url()).await
+        Page::scrape(&self.admin_url()).await
     }
 
     /// Adds the bundled target, which speaks only TLS, and waits until the router is connected to it.
@@ -303,7 +308,7 @@ async fn start_worker(
 
 fn router_config() -> anyhow::Result<RouterConfig> {
     let config = RawRouter::default().validate(&mut Faults::new()).context("the defaults are at fault")?;
-    Ok(RouterConfig { http: any_port(), grpc: any_port(), ..config })
+    Ok(RouterConfig { http: any_port(), grpc: any_port(), admin: any_port(), ..config })
 }
 
 fn worker_config() -> anyhow::Result<WorkerConfig> {

@@ -14,9 +14,9 @@ pub const DEBUG_LANES: &str = "/debug/lanes";
 pub struct LanesReport(pub Value);
 
 impl LanesReport {
-    /// Asks the router at `http_url`.
-    pub async fn of(http_url: &str) -> anyhow::Result<Self> {
-        let answer = HttpAnswer::of(HttpClient::new(http_url)?.request(Method::GET, DEBUG_LANES)).await?;
+    /// Asks the router whose admin address is `admin_url`.
+    pub async fn of(admin_url: &str) -> anyhow::Result<Self> {
+        let answer = HttpAnswer::of(HttpClient::new(admin_url)?.request(Method::GET, DEBUG_LANES)).await?;
         anyhow::ensure!(answer.status == 200, "{DEBUG_LANES} answered {}: {}", answer.status, answer.text);
         Ok(Self(answer.json()?))
     }

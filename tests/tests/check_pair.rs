@@ -109,7 +109,7 @@ impl Usage {
 
 /// What a router dropped or gave up of its rounds since its start, and the drafts that it had verified.
 async fn counters(cluster: &Cluster) -> anyhow::Result<(u64, u64)> {
-    let page = Page::scrape(&cluster.http_url()).await?;
+    let page = Page::scrape(&cluster.admin_url("router")?).await?;
     Ok((page.sum("outrider_rounds_ignored_total"), page.sum("vllm:spec_decode_num_drafts_total")))
 }
 

@@ -85,7 +85,7 @@ async fn a_draft_worker_that_is_meant_for_a_task_type_is_used_for_it_alone() -> 
     let for_code = cluster.add_draft_for(&["code"]).await?;
     let client = cluster.client().await?;
     until("the router knows all workers", async || {
-        let report = LanesReport::of(&cluster.http_url()).await?;
+        let report = LanesReport::of(&cluster.admin_url()).await?;
         Ok(report.0["workers"].as_array().is_some_and(|workers| workers.len() == 3))
     })
     .await?;
@@ -135,7 +135,7 @@ async fn debug_lanes_explains_every_lane_and_worker() -> anyhow::Result<()> {
     unsaid.sampling.temperature = 0.3;
     cases.push(unsaid);
     client.ask_all(&cases, 3).await?;
-    let report = LanesReport::of(&cluster.http_url()).await?;
+    let report = LanesReport::of(&cluster.admin_url()).await?;
     ensure!(
         report.lanes("code").len() == 4,
         "greedy, medium and high as asked, and low as guessed: {}",

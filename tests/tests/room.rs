@@ -37,7 +37,7 @@ async fn a_target_that_is_nearly_full_makes_wait_and_preempts_and_changes_no_id(
     let _draft = cluster.add(WorkerKind::Ngram).await?;
     let client = cluster.client().await?;
     let waited = async || {
-        let report = LanesReport::of(&cluster.http_url()).await?;
+        let report = LanesReport::of(&cluster.admin_url()).await?;
         report.0["target_waits"][0]["worst_ms"].as_u64().context("nobody had a turn")
     };
     // As long as the lane knows nothing, each text is counted on to be as long as it may: two fit at a time.
@@ -147,7 +147,7 @@ async fn the_patient_have_their_turn_under_a_load_of_urgent_ones() -> anyhow::Re
         ended = futures::future::try_join(urgent_ones(), urgent_ones()) => ended.map(drop)?,
         patient = patient_one => drop(patient?),
     }
-    let report = LanesReport::of(&cluster.http_url()).await?;
+    let report = LanesReport::of(&cluster.admin_url()).await?;
     let waits = report.0["admission_waits"].as_array().context("no waits")?;
     let patient =
         waits.iter().find(|wait| wait["priority"] == 2).context("the patient one is not counted")?;

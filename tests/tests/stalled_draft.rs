@@ -19,14 +19,14 @@ const UNDER_WAY: usize = 6;
 
 /// Deadlines that a draft worker missed, as long as the router is connected to it.
 async fn missed(cluster: &Cluster, name: &str) -> anyhow::Result<u64> {
-    let report = LanesReport::of(&cluster.http_url()).await?;
+    let report = LanesReport::of(&cluster.admin_url("router")?).await?;
     let worker = report.worker(&cluster.worker_url(name)?)?;
     worker["health"]["missed_deadlines"].as_u64().with_context(|| format!("no count in {worker}"))
 }
 
 /// Whether no round waits for a draft worker.
 async fn is_out(cluster: &Cluster, name: &str) -> anyhow::Result<bool> {
-    let report = LanesReport::of(&cluster.http_url()).await?;
+    let report = LanesReport::of(&cluster.admin_url("router")?).await?;
     Ok(report.worker(&cluster.worker_url(name)?)?["health"]["is_out"] == true)
 }
 
@@ -77,7 +77,7 @@ async fn beside_a_healthy_one_its_sequences_go_on_drafting_there() -> anyhow::Re
     let cluster = processes::start(|spec| spec.draft_workers = 2).await?;
     let client = processes::client(&cluster).await?;
     until("both draft workers are used", async || {
-        let report = LanesReport::of(&cluster.http_url()).await?;
+        let report = LanesReport::of(&cluster.admin_url("router")?).await?;
         Ok(report.0["workers"].as_array().is_some_and(|workers| workers.len() == 3))
     })
     .await?;

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use engine::WeightFormat;
 use scheduling::profile::Profile;
 use serde::{Deserialize, Serialize};
+use service::accept::{ListenerConfig, ListenerFlags, RawListener};
 use service::config::Faults;
 use service::process::{ProcessConfig, ProcessFlags, RawProcess};
 use service::tls::{RawServerTls, ServerTls, ServerTlsFlags};
@@ -83,6 +84,14 @@ pub struct WorkerFlags {
     /// Where this worker runs, such as the value of topology.kubernetes.io/zone; told in its registration
     #[arg(long, value_name = "NAME")]
     pub zone: Option<String>,
+    /// Listen beyond this machine without asking routers for certificates (--tls-client-ca): whoever can connect can have work done
+    #[arg(long)]
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub insecure: bool,
+    #[command(flatten)]
+    #[serde(flatten)]
+    #[expect(missing_docs, reason = "clap would take a doc comment here for the help of every flag below")]
+    pub listener: ListenerFlags,
     #[command(flatten)]
     #[serde(flatten)]
     #[expect(missing_docs, reason = "clap would take a doc comment here for the help of every flag below")]
@@ -117,6 +126,9 @@ pub struct RawWorker {
     admin: Option<SocketAddr>,
     advertise: Option<String>,
     zone: Option<String>,
+    insecure: bool,
+    #[serde(flatten)]
+    listener: RawListener,
     #[serde(flatten)]
     tls: RawServerTls,
     #[serde(flatten)]
@@ -147,6 +159,8 @@ impl Default for RawWorker {
             admin: None,
             advertise: None,
             zone: None,
+            insecure: false,
+            listener: RawListener::default(),
             tls: RawServerTls::default(),
             process: RawProcess::default(),
         }
@@ -205,6 +219,8 @@ pub struct WorkerConfig {
     pub advertise: Option<String>,
     /// Where it runs, for whoever reads the registration.
     pub zone: Option<String>,
+    /// How many connections, and how long each may be of no use.
+    pub listener: ListenerConfig,
     /// What routers are shown, if TLS is spoken with them.
     pub tls: Option<ServerTls>,
     /// What every process has.
@@ -289,6 +305,17 @@ impl RawWorker {
         (on_gpu && !sized).then_some(given.unwrap_or(DEFAULT_GPU_MEMORY_UTILIZATION))
     }
 
+    /// Whoever reaches a worker can have work done: beyond this machine only whom its certificate lets in.
+    fn check_openness(&self, listen: SocketAddr, faults: &mut Faults) {
+        let is_closed = self.tls.is_mutual() || listen.ip().is_loopback();
+        faults.check("listen", is_closed || self.insecure, || {
+            format!(
+                "{listen} is open to others: ask routers for certificates (--tls-cert, --tls-key, --tls-client-ca), \
+                 listen on 127.0.0.1, or say --insecure where only routers can reach it"
+            )
+        });
+    }
+
     /// Checks everything; `None` where there was a fault.
     pub fn validate(self, ports: DefaultPorts, faults: &mut Faults) -> Option<WorkerConfig> {
         let device = faults.parse::<ComputeDevice>("device", &self.device);
@@ -327,6 +354,8 @@ impl RawWorker {
         }
         let process = self.process.validate(faults);
         let local = |port| SocketAddr::from(([127, 0, 0, 1], port));
+        let listen = self.listen.unwrap_or_else(|| local(ports.listen));
+        self.check_openness(listen, faults);
         Some(WorkerConfig {
             model: self.model,
             synthetic,
@@ -344,10 +373,11 @@ impl RawWorker {
             max_model_len: self.max_model_len,
             max_batch_rows: self.max_batch_rows,
             profile_steps: self.profile_steps,
-            listen: self.listen.unwrap_or_else(|| local(ports.listen)),
+            listen,
             admin: self.admin.unwrap_or_else(|| local(ports.admin)),
             advertise: self.advertise,
             zone: self.zone,
+            listener: self.listener.validate(faults),
             tls,
             process: process?,
         })
@@ -381,6 +411,26 @@ mod tests {
         assert_eq!(part("cpu", None, Some(0.5)), None);
         for bad in [0.0, -1.0, 1.01, f32::NAN] {
             assert_eq!(part("cuda:0", None, Some(bad)), None, "{bad}");
+        }
+    }
+
+    /// What is wrong with listening there, if anything is.
+    fn fault(listen: &str, insecure: bool) -> Option<String> {
+        let raw = RawWorker { listen: Some(listen.parse().unwrap()), insecure, ..RawWorker::default() };
+        let mut faults = Faults::new();
+        raw.validate(DefaultPorts { listen: 0, admin: 0 }, &mut faults);
+        faults.finish().err().map(|error| error.to_string())
+    }
+
+    #[test]
+    fn beyond_this_machine_a_worker_asks_for_certificates_or_is_told_that_it_need_not() {
+        for local in ["127.0.0.1:8110", "[::1]:8110"] {
+            assert_eq!(fault(local, false), None);
+        }
+        for open in ["0.0.0.0:8110", "[::]:8110", "10.0.0.7:8110"] {
+            let fault_of = fault(open, false).unwrap();
+            assert!(fault_of.contains("--tls-client-ca") && fault_of.contains("--insecure"), "{fault_of}");
+            assert_eq!(fault(open, true), None);
         }
     }
 }

@@ -8,15 +8,15 @@ use anyhow::Context as _;
 use engine::cuda::GpuOptions;
 use engine::{Engine, LoadOptions};
 use proto::v1::worker_server::WorkerServer;
-use service::accept::Door as Port;
+use service::accept::{Connections, Listener};
 use service::discovery::{Discovery, Member};
-use service::health::{Health, serve_admin};
+use service::health::{self, Health, serve_admin};
 use service::metrics::{Gauge, Metrics};
 use service::shutdown::Lifetime;
 use speculation::Role;
 use tokio::net::TcpListener;
 use tokio::sync::{mpsc, watch};
-use tonic::transport::Server;
+use tonic::service::Routes;
 
 use crate::assets::Assets;
 use crate::compute_device::ComputeDevice;
@@ -147,6 +147,7 @@ pub async fn start<M: Method>(
 ) -> anyhow::Result<Addresses> {
     let metrics = Metrics::new();
     let worker_metrics = WorkerMetrics::new(&metrics);
+    let connections = Connections::new(config.listener, &metrics);
     let Loaded { method, facts, assets, round_trip } = loaded;
     let listener = bind(config.listen).await?;
     let admin = bind(config.admin).await?;
@@ -175,18 +176,17 @@ pub async fn start<M: Method>(
         .register_encoded_file_descriptor_set(proto::DESCRIPTORS)
         .build_v1()
         .context("the descriptors of our own protos are broken")?;
-    let server = Server::builder()
-        .add_service(health.grpc_service(&["outrider.v1.Worker"], lifetime).await)
+    let services = Routes::new(health.grpc_service(&["outrider.v1.Worker"], lifetime).await)
         .add_service(reflection)
         .add_service(WorkerServer::new(door).max_decoding_message_size(4 * proto::MAX_FRAME_BYTES));
     let listener = listener.into_std()?;
     {
         // Connections live where they are accepted.
         let _in_runtime = runtime.enter();
-        let port = Port::new(TcpListener::from_std(listener)?, config.tls.clone());
-        port.serve_grpc("grpc", server, lifetime);
+        let listener = Listener::new(TcpListener::from_std(listener)?, config.tls.clone(), &connections);
+        listener.serve_grpc("grpc", services, lifetime);
     }
-    serve_admin(admin, health.clone(), metrics, lifetime)?;
+    serve_admin(admin, health::router(health.clone(), metrics), &connections, lifetime);
     register(member, discovery, registered, lifetime).await?;
     health.set_ready();
     tracing::info!(listen = %addresses.listen, admin = %addresses.admin, "ready");

@@ -74,7 +74,7 @@ impl Cluster {
         for _ in 0..cluster.spec.draft_count() {
             cluster.add_worker(WorkerRole::Draft)?;
         }
-        let plan = spec::router_plan(&cluster.spec, cluster.http, cluster.grpc, &cluster.discovery_uri);
+        let plan = spec::router_plan(&cluster.spec, cluster.http, cluster.grpc, &cluster.discovery_uri)?;
         cluster.start_member(plan)?;
         Ok(cluster)
     }
@@ -179,7 +179,7 @@ impl Cluster {
         self.member(name).map(|member| &member.process)
     }
 
-    /// Base URL of a process's health and metrics: a worker's admin listener, or the router's HTTP door.
+    /// Base URL of a process's health and metrics: its admin address.
     pub fn admin_url(&self, name: &str) -> Result<String, ClusterError> {
         self.member(name).map(|member| format!("http://{}", member.plan.admin))
     }

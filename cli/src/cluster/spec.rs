@@ -256,23 +256,25 @@ pub(super) fn router_plan(
     http: SocketAddr,
     grpc: SocketAddr,
     discovery_uri: &str,
-) -> ProcessPlan {
+) -> Result<ProcessPlan, ClusterError> {
+    let admin = free_address()?;
     let mut args = Arguments::default();
     args.pair("--http", http.to_string());
     args.pair("--grpc", grpc.to_string());
+    args.pair("--admin", admin.to_string());
     if let Some(file) = &spec.api_keys {
         args.pair("--api-keys", file);
     }
     args.every_process(spec, discovery_uri);
-    ProcessPlan {
+    Ok(ProcessPlan {
         name: ROUTER.to_owned(),
         role: None,
         listen: grpc,
-        admin: http,
-        ready_url: ready_url(http),
+        admin,
+        ready_url: ready_url(admin),
         program: spec.binaries.router.clone(),
         args: args.with(&spec.router_args),
-    }
+    })
 }
 
 fn ready_url(admin: SocketAddr) -> String {
@@ -392,7 +394,7 @@ mod tests {
         let plans = [
             worker_plan(&spec, WorkerRole::Target, 0, "x").unwrap(),
             worker_plan(&spec, WorkerRole::Draft, 0, "x").unwrap(),
-            router_plan(&spec, address, address, "x"),
+            router_plan(&spec, address, address, "x").unwrap(),
         ];
         let text = workers_toml(plans.iter());
         let table = text.parse::<toml::Table>().unwrap();

@@ -8,6 +8,7 @@ use futures::{FutureExt as _, StreamExt as _};
 use proto::v1;
 use proto::v1::inference_server::{Inference, InferenceServer};
 use serde_json::Map;
+use service::accept::ResponseHandle;
 use service::telemetry;
 use speculation::FinishReason;
 use tonic::metadata::MetadataMap;
@@ -17,8 +18,9 @@ use tracing::Instrument as _;
 use crate::detokenize::OutputToken;
 use crate::error::RouterError;
 use crate::metrics::Door;
+use crate::pipeline::deadline::{Deadline, GRPC_TIMEOUT_HEADER};
 use crate::pipeline::text_stream::{Part, TextDelta, TextStream};
-use crate::pipeline::{AppState, begin};
+use crate::pipeline::{AppState, Arrival, begin};
 use crate::request::check::{FieldNames, SentPrompt, SentRequest, SentSampling, SentSpeculation};
 use crate::request::limits::BODY_BYTES_MAX;
 use crate::request::record::RequestRecord;
@@ -46,7 +48,7 @@ impl Inference for InferenceDoor {
         &self,
         request: Request<v1::GenerateRequest>,
     ) -> Result<Response<Self::GenerateStream>, Status> {
-        let (metadata, _, message) = request.into_parts();
+        let (metadata, extensions, message) = request.into_parts();
         let operation = match message.prompt {
             Some(v1::generate_request::Prompt::Chat(_)) => Operation::Chat,
             _ => Operation::Completion,
@@ -55,8 +57,10 @@ impl Inference for InferenceDoor {
         telemetry::set_parent_from_metadata(&span, &metadata);
         let record = RequestRecord::arrived(Door::Grpc, span.clone(), &self.state.metrics);
         let request_id = operation.new_request_id();
+        let response = extensions.get::<ResponseHandle>().cloned();
 
-        let started = start(&self.state, &metadata, message, request_id.clone(), record).instrument(span);
+        let arrival = Arrival { request_id: request_id.clone(), deadline: None, response, record };
+        let started = start(&self.state, &metadata, message, arrival).instrument(span);
         let outcome = AssertUnwindSafe(started).catch_unwind().await;
         let text = outcome
             .unwrap_or_else(|_| Err(RouterError::Internal("starting this request panicked".into())))?;
@@ -85,13 +89,17 @@ async fn start(
     state: &AppState,
     metadata: &MetadataMap,
     message: v1::GenerateRequest,
-    request_id: String,
-    mut record: RequestRecord,
+    mut arrival: Arrival,
 ) -> Result<TextStream, RouterError> {
-    match read(state, metadata, message) {
-        Ok((sent, caller)) => begin(state, sent, &caller, request_id, record).await,
+    let read = read(state, metadata, message).and_then(|read| {
+        let timeout = metadata.get(GRPC_TIMEOUT_HEADER).map(|value| value.as_encoded_bytes());
+        arrival.deadline = timeout.map(Deadline::of_grpc).transpose()?.flatten();
+        Ok(read)
+    });
+    match read {
+        Ok((sent, caller)) => begin(state, sent, &caller, arrival).await,
         Err(error) => {
-            record.failed(&error);
+            arrival.record.failed(&error);
             Err(error)
         }
     }

@@ -11,6 +11,7 @@ use axum::routing::{get, post};
 use futures::FutureExt as _;
 use http::{HeaderMap, HeaderName, HeaderValue, Method, Uri, header};
 use http_body_util::BodyExt as _;
+use service::accept::ResponseHandle;
 use service::telemetry;
 use tokio::time::timeout;
 use tracing::Instrument as _;
@@ -22,7 +23,8 @@ use super::openai::respond::respond;
 use super::openai::shapes::Object;
 use crate::error::RouterError;
 use crate::metrics::Door;
-use crate::pipeline::{AppState, begin};
+use crate::pipeline::deadline::{Deadline, REQUEST_TIMEOUT_HEADER};
+use crate::pipeline::{AppState, Arrival, begin};
 use crate::request::limits::{BODY_BYTES_MAX, BODY_DISCARD_BYTES_MAX, BODY_WAIT_MAX};
 use crate::request::record::RequestRecord;
 use crate::request::{Caller, Operation, SentRequest, span};
@@ -30,20 +32,25 @@ use crate::request::{Caller, Operation, SentRequest, span};
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 const TASK_TYPE: &str = "x-task-type";
 
-/// Every route of the router: OpenAI's, health, metrics, and what the lanes think.
+/// What clients reach: OpenAI's routes, and the probes.
 pub fn http_app(state: AppState) -> Router {
-    let observed = service::health::router(state.health.clone(), state.metrics_page.clone());
+    let probes = service::health::probes(state.health.clone());
     Router::new()
         .route("/v1/chat/completions", post(chat_completions))
         .route("/v1/completions", post(completions))
         .route("/v1/models", get(list_models))
         // A model's id may hold slashes.
         .route("/v1/models/{*id}", get(get_model))
-        .route("/debug/lanes", get(super::debug::lanes))
         .with_state(state)
-        .merge(observed)
+        .merge(probes)
         .method_not_allowed_fallback(method_not_allowed)
         .fallback(route_not_found)
+}
+
+/// What operators reach, at an address of its own: the probes with their reasons, metrics, and what the lanes think.
+pub fn admin_app(state: AppState) -> Router {
+    let observed = service::health::router(state.health.clone(), state.metrics_page.clone());
+    Router::new().route("/debug/lanes", get(super::debug::lanes)).with_state(state).merge(observed)
 }
 
 async fn chat_completions(State(state): State<AppState>, request: Request) -> Response {
@@ -107,10 +114,12 @@ async fn answer(
     request_id: String,
     mut record: RequestRecord,
 ) -> Result<Response, RouterError> {
+    let response = request.extensions().get::<ResponseHandle>().cloned();
     match read(state, operation, request).await {
-        Ok((sent, form, caller)) => {
-            let answered = match begin(state, sent, &caller, request_id, record).await {
-                Ok(text) => respond(text, operation, form, state.keep_alive).await,
+        Ok(Read { sent, form, caller, deadline }) => {
+            let arrival = Arrival { request_id, deadline, response, record };
+            let answered = match begin(state, sent, &caller, arrival).await {
+                Ok(text) => respond(state, text, operation, form).await,
                 Err(error) => Err(error),
             };
             let mut response = answered.unwrap_or_else(RouterError::into_response);
@@ -126,18 +135,24 @@ async fn answer(
     }
 }
 
-async fn read(
-    state: &AppState,
-    operation: Operation,
-    request: Request,
-) -> Result<(SentRequest, AnswerForm, Caller), RouterError> {
+/// A request as it was sent.
+struct Read {
+    sent: SentRequest,
+    form: AnswerForm,
+    caller: Caller,
+    deadline: Option<Deadline>,
+}
+
+async fn read(state: &AppState, operation: Operation, request: Request) -> Result<Read, RouterError> {
     let (head, body) = request.into_parts();
     let caller = authenticate(state, &head.headers)?;
     check_content_type(&head.headers)?;
-    let bytes = read_body(body).await?;
+    let timeout = head.headers.get(REQUEST_TIMEOUT_HEADER).map(HeaderValue::as_bytes);
+    let deadline = timeout.map(Deadline::of_milliseconds).transpose()?.flatten();
+    let bytes = Deadline::limit(deadline, read_body(body)).await?;
     let Object(body): Object<OpenAiBody> = json::from_body(&bytes)?;
     let (sent, form) = body.into_sent(operation, task_type_of(&head.headers)?)?;
-    Ok((sent, form, caller))
+    Ok(Read { sent, form, caller, deadline })
 }
 
 fn authenticate(state: &AppState, headers: &HeaderMap) -> Result<Caller, RouterError> {

@@ -1,23 +1,28 @@
 //! What a request passes, in order: checks, admission, tokenizing and the scheduler. What comes back is one
 //! [`TextStream`], whichever API the request came by.
 
+pub mod answer_memory;
+pub mod deadline;
 pub mod text_stream;
 
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use scheduling::scheduler::policy::PolicyConfig;
+use service::accept::ResponseHandle;
 use service::health::Health;
 use service::metrics::Metrics;
 use service::shutdown::Lifetime;
 use speculation::SequenceSpec;
 use tracing::{Instrument as _, info_span};
 
+use self::answer_memory::AnswerMemory;
+use self::deadline::Deadline;
 use self::text_stream::{Echo, ResponseInfo, StartedPrompt, TextStream, TextStreamParts};
 use crate::admission::Admission;
 use crate::catalog::Catalog;
 use crate::error::RouterError;
-use crate::generation::{GenerationRequest, GenerationService};
+use crate::generation::{GenerationRequest, GenerationService, Unread};
 use crate::metrics::RouterMetrics;
 use crate::request::record::RequestRecord;
 use crate::request::{Auth, Caller, CheckedRequest, SentRequest, span};
@@ -44,10 +49,25 @@ pub struct AppState {
     pub tokenize: TokenizePool,
     /// How long a client that reads a stream hears nothing at most.
     pub keep_alive: Duration,
+    /// What answers that are not streamed hold.
+    pub answer_memory: AnswerMemory,
     /// What the operator settled for lanes.
     pub policy: Arc<PolicyConfig>,
     /// While it drains nothing new is taken; when it is cancelled, streams are cut.
     pub lifetime: Lifetime,
+}
+
+/// How a request came, apart from what it asks.
+#[derive(Debug)]
+pub struct Arrival {
+    /// Names it.
+    pub request_id: String,
+    /// When it ends at the latest.
+    pub deadline: Option<Deadline>,
+    /// By which its answer can be cut; absent where no listener is in between.
+    pub response: Option<ResponseHandle>,
+    /// Told of everything.
+    pub record: RequestRecord,
 }
 
 /// Checks a request, waits for admission, tokenizes it and submits it. An error is recorded before it is returned.
@@ -55,10 +75,11 @@ pub async fn begin(
     state: &AppState,
     sent: SentRequest,
     caller: &Caller,
-    request_id: String,
-    mut record: RequestRecord,
+    arrival: Arrival,
 ) -> Result<TextStream, RouterError> {
-    match start(state, sent, caller, &request_id, &mut record).await {
+    let Arrival { request_id, deadline, response, mut record } = arrival;
+    let started = start(state, sent, caller, &request_id, &mut record);
+    match Deadline::limit(deadline, started).await {
         Ok((request, prompts)) => Ok(TextStream::new(TextStreamParts {
             info: ResponseInfo {
                 id: request_id,
@@ -74,6 +95,8 @@ pub async fn begin(
             prompts,
             num_choices: request.num_choices,
             record,
+            deadline,
+            response,
             lifetime: state.lifetime.clone(),
         })),
         Err(error) => {
@@ -105,7 +128,8 @@ async fn start(
     record.admitted(permit, state.lifetime.work("request"));
 
     let (model, prompts) = (Arc::clone(&request.entry.text), std::mem::take(&mut request.prompts));
-    let job = move || prompts.into_iter().map(|prompt| tokenize(&model, prompt)).collect();
+    let max_model_len = request.entry.max_model_len;
+    let job = move || prompts.into_iter().map(|prompt| tokenize(&model, prompt, max_model_len)).collect();
     let tokenized: Vec<TokenizedPrompt> = state.tokenize.run(job).instrument(info_span!("tokenize")).await?;
 
     // Every prompt is known to fit before the first one starts.
@@ -113,6 +137,7 @@ async fn start(
         tokenized.into_iter().map(|prompt| plan(state, &request, prompt)).collect();
     let planned = planned?;
     let mut started = Vec::with_capacity(planned.len());
+    let unread = Unread::default();
     for Planned { prompt: TokenizedPrompt { ids, text, .. }, task_type, spec } in planned {
         span::record_lane(record.span(), &task_type, spec.acceptance);
         let scores_prompt = request.wants_prompt_logprobs() && ids.len() > 1;
@@ -127,6 +152,7 @@ async fn start(
                 task_type,
                 speculation: request.speculation,
                 span: record.span().clone(),
+                unread: unread.clone(),
             };
             Some(state.generation.submit(generation).await?)
         } else {

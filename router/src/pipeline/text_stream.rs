@@ -8,10 +8,12 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
+use service::accept::ResponseHandle;
 use service::shutdown::Lifetime;
 use speculation::step::PromptLogprobs;
 use speculation::{FinishReason, TokenId, TokenLogprobs};
 
+use super::deadline::{Deadline, DeadlineTimer};
 use crate::detokenize::{ChoiceText, OutputToken, StopRules, prompt_tokens};
 use crate::error::RouterError;
 use crate::generation::{CommittedTokens, GenerationEvent, GenerationStream, SpeculationUsage};
@@ -101,6 +103,10 @@ pub struct TextStreamParts {
     pub num_choices: u32,
     /// Told of everything.
     pub record: RequestRecord,
+    /// When the response ends at the latest.
+    pub deadline: Option<Deadline>,
+    /// Cuts the response where its client does not read.
+    pub response: Option<ResponseHandle>,
     /// Cuts what outlives it.
     pub lifetime: Lifetime,
 }
@@ -115,6 +121,8 @@ pub struct TextStream {
     num_choices: usize,
     ready: VecDeque<TextDelta>,
     record: RequestRecord,
+    deadline: DeadlineTimer,
+    response: Option<ResponseHandle>,
     cut: Cut,
     /// Which prompt is asked first for its next event, so that none waits for ever.
     turn: usize,
@@ -148,7 +156,7 @@ struct ChoiceState {
 impl TextStream {
     /// Begins to read.
     pub fn new(parts: TextStreamParts) -> Self {
-        let TextStreamParts { info, model, stop, prompts, num_choices, mut record, lifetime } = parts;
+        let TextStreamParts { info, model, stop, prompts, num_choices, mut record, .. } = parts;
         let num_choices = num_choices as usize;
         let prompt_tokens = prompts.iter().map(|prompt| prompt.ids.len() as u64).sum();
         record.running(prompts.len() * num_choices, prompt_tokens);
@@ -160,7 +168,9 @@ impl TextStream {
             num_choices,
             ready: VecDeque::new(),
             record,
-            cut: Cut(Box::pin(lifetime.cancelled())),
+            deadline: DeadlineTimer::new(parts.deadline),
+            response: parts.response,
+            cut: Cut(Box::pin(parts.lifetime.cancelled())),
             turn: 0,
             failed: false,
         };
@@ -183,6 +193,13 @@ impl TextStream {
     /// The request's span.
     pub fn span(&self) -> &tracing::Span {
         self.record.span()
+    }
+
+    /// Whoever reads this cannot go on: the generations end, and this is why.
+    pub fn fail(&mut self, error: &RouterError) {
+        self.failed = true;
+        self.prompts.iter_mut().for_each(|prompt| prompt.stream = None);
+        self.record.failed(error);
     }
 
     /// Totals so far.
@@ -223,9 +240,7 @@ impl TextStream {
                 Err(error) => Err(error),
             };
             if let Err(error) = absorbed {
-                self.failed = true;
-                self.prompts.iter_mut().for_each(|prompt| prompt.stream = None);
-                self.record.failed(&error);
+                self.fail(&error);
                 return Poll::Ready(Some(Err(error)));
             }
         }
@@ -247,6 +262,10 @@ impl TextStream {
         let has_work = stream.is_some();
         let prompt_idx = self.prompts.len();
         let awaits = awaited.is_some();
+        if let (Some(stream), Some(response)) = (&stream, self.response.clone()) {
+            // A client that reads nothing is not asked: the text of this response waits in vain.
+            stream.on_overflow(move || response.cut());
+        }
         self.prompts.push(PromptState { stream, ids, awaited });
         match echoed {
             Some(_) if awaits => self.show_scored_prompt(prompt_idx),
@@ -260,11 +279,14 @@ impl TextStream {
         }
     }
 
-    /// The next event of any prompt, in turns; an error once the process may wait no longer.
+    /// The next event of any prompt, in turns; an error once the client or the process may wait no longer.
     fn poll_event(
         &mut self,
         context: &mut Context<'_>,
     ) -> Poll<Result<(usize, GenerationEvent), RouterError>> {
+        if let Poll::Ready(error) = self.deadline.poll_passed(context) {
+            return Poll::Ready(Err(error));
+        }
         let num_prompts = self.prompts.len();
         for step in 0..num_prompts {
             let prompt_idx = (self.turn + step) % num_prompts;
@@ -407,6 +429,15 @@ impl TextStream {
                 num_drafted: 0,
                 finish: None,
             });
+        }
+    }
+}
+
+impl Drop for TextStream {
+    fn drop(&mut self) {
+        // Whoever is cut did not go away by itself.
+        if self.response.as_ref().is_some_and(ResponseHandle::was_cut) {
+            self.record.failed(&RouterError::SlowClient);
         }
     }
 }

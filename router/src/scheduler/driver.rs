@@ -148,7 +148,7 @@ impl Driver {
     }
 
     fn submit(&mut self, now: Duration, Submission { request, answer }: Submission) {
-        let (sink, stream) = channel(request.num_choices);
+        let (sink, stream) = channel(request.num_choices, request.unread.clone());
         let prompt_ids: Arc<[TokenId]> = request.prompt_ids.as_slice().into();
         for choice in 0..request.num_choices {
             let new = self.new_sequence(&request, choice, &prompt_ids, sink.clone());

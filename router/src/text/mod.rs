@@ -2,6 +2,7 @@
 //! template, as fetched from a target worker. Shared by every request of the model; must never block on anything but
 //! its own computing, which callers put on a dedicated thread (`crate::tokenize`).
 
+mod bytes_bound;
 mod chat_template;
 mod vocabulary;
 
@@ -11,6 +12,7 @@ use serde::Deserialize;
 use speculation::TokenId;
 use tokenizers::Tokenizer;
 
+use bytes_bound::max_bytes_per_token;
 pub use chat_template::{ChatTemplate, ConversationMessage};
 pub use vocabulary::Vocabulary;
 
@@ -66,6 +68,7 @@ pub enum ModelTextError {
 pub struct ModelText {
     tokenizer: Tokenizer,
     vocabulary: Vocabulary,
+    max_bytes_per_token: Option<usize>,
     chat_template: Option<ChatTemplate>,
 }
 
@@ -110,12 +113,18 @@ impl ModelText {
             })
             .transpose()?;
         let vocabulary = Vocabulary::of(&tokenizer)?;
-        Ok(Self { tokenizer, vocabulary, chat_template })
+        let max_bytes_per_token = max_bytes_per_token(&tokenizer, &vocabulary);
+        Ok(Self { tokenizer, vocabulary, max_bytes_per_token, chat_template })
     }
 
     /// The bytes of each token.
     pub fn vocabulary(&self) -> &Vocabulary {
         &self.vocabulary
+    }
+
+    /// The most bytes of a text that one token can stand for, where that is known.
+    pub fn max_bytes_per_token(&self) -> Option<usize> {
+        self.max_bytes_per_token
     }
 
     /// The template that turns a conversation into a prompt, if the model has one.

@@ -70,6 +70,11 @@ pub async fn connect(address: &str, caller: &Caller) -> anyhow::Result<Connectio
             .as_ref()
             .context("the worker speaks TLS: give --worker-ca FILE, the authority of its certificate")?;
         endpoint = endpoint.tls_config(tls.config())?;
+    } else {
+        ensure!(
+            caller.tls.is_none(),
+            "`{address}` is plain, and --worker-ca demands TLS of every worker: give the worker --tls-cert, or take --worker-ca away"
+        );
     }
     let channel = endpoint.connect().await.context("cannot connect")?;
     let mut client = WorkerClient::new(channel).max_decoding_message_size(4 * MAX_FRAME_BYTES);

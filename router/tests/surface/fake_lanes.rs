@@ -113,7 +113,7 @@ impl GenerationService for SharedLanes {
             Script::Panic => panic!("a lane with a bug"),
             _ => {}
         }
-        let (sink, stream) = channel(generation.num_choices);
+        let (sink, stream) = channel(generation.num_choices, generation.unread.clone());
         let handle = Handle(Arc::clone(&self.0));
         self.0.lifetime.spawn("fake-lane", run(handle, script, generation, prompt_idx, sink));
         Ok(stream)

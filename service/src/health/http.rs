@@ -1,7 +1,4 @@
-//! `/health/live`, `/health/ready` and `/metrics` over HTTP: merged into the router's own routes, or served alone on
-//! a worker's admin port.
-
-use std::io;
+//! `/health/live`, `/health/ready` and `/metrics` over HTTP, for an admin address; the two probes alone for where clients come.
 
 use axum::extract::State as Shared;
 use axum::http::{HeaderMap, StatusCode, header};
@@ -12,7 +9,7 @@ use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 
 use super::{Health, State};
-use crate::accept::Door;
+use crate::accept::{Connections, Listener};
 use crate::metrics::{Exposition, Metrics};
 use crate::shutdown::Lifetime;
 
@@ -23,7 +20,7 @@ struct Status<'a> {
     reason: Option<&'a str>,
 }
 
-/// The three routes, to merge into a server of one's own.
+/// The probes and the metrics: what an admin address serves.
 pub fn router(health: Health, metrics: Metrics) -> axum::Router {
     axum::Router::new()
         .route("/health/live", get(live))
@@ -32,14 +29,29 @@ pub fn router(health: Health, metrics: Metrics) -> axum::Router {
         .route("/metrics", get(scrape).with_state(metrics))
 }
 
-/// Serves the three routes alone until the lifetime is cancelled, so that a draining process can still be watched.
+/// The probes without the reason for what they say: for an address that clients reach.
+pub fn probes(health: Health) -> axum::Router {
+    let shown = |code: StatusCode, status: &'static str| (code, Json(Status { status, reason: None }));
+    let live = async move |Shared(health): Shared<Health>| match health.state() {
+        State::Failed(_) => shown(StatusCode::SERVICE_UNAVAILABLE, "failed"),
+        _ => shown(StatusCode::OK, "live"),
+    };
+    let ready = async move |Shared(health): Shared<Health>| {
+        let code = if health.is_ready() { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
+        shown(code, health.state().as_str())
+    };
+    axum::Router::new().route("/health/live", get(live)).route("/health/ready", get(ready)).with_state(health)
+}
+
+/// Serves an operator's routes ([`router`] and perhaps others) until the lifetime is cancelled, so that a draining process can
+/// still be watched. Its connections are apart from `connections`, which may all be taken.
 pub fn serve_admin(
-    listener: TcpListener,
-    health: Health,
-    metrics: Metrics,
+    socket: TcpListener,
+    routes: axum::Router,
+    connections: &Connections,
     lifetime: &Lifetime,
-) -> io::Result<JoinHandle<io::Result<()>>> {
-    Door::new(listener, None).serve_http("admin-http", router(health, metrics), lifetime)
+) -> JoinHandle<()> {
+    Listener::new(socket, None, &connections.for_admin()).serve_http("admin", routes, lifetime)
 }
 
 async fn live(Shared(health): Shared<Health>) -> Response {
@@ -70,6 +82,8 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
+    use crate::accept::RawListener;
+    use crate::config::Faults;
     use crate::metrics::GaugeName;
     use crate::shutdown::Outcome;
 
@@ -87,7 +101,9 @@ mod tests {
             let base = format!("http://{}", listener.local_addr().unwrap());
             let (health, metrics, lifetime) = (Health::new(), Metrics::new(), Lifetime::new());
             metrics.gauge(&ROWS).set(7);
-            let _server = serve_admin(listener, health.clone(), metrics, &lifetime).unwrap();
+            let connections = Connections::new(RawListener::default().validate(&mut Faults::new()), &metrics);
+            let routes = router(health.clone(), metrics);
+            let _server = serve_admin(listener, routes, &connections, &lifetime);
             Self { base, health, lifetime }
         }
 

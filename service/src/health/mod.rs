@@ -12,7 +12,7 @@ use std::sync::Arc;
 
 use tokio::sync::watch;
 
-pub use self::http::{router, serve_admin};
+pub use self::http::{probes, router, serve_admin};
 
 /// The state of one process; clones share it.
 #[derive(Clone, Debug)]

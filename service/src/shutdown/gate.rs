@@ -9,7 +9,7 @@ use std::sync::Arc;
 use tokio::sync::watch;
 
 /// Counts the holders of one kind, by name.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub(super) struct Gate {
     inside: Arc<watch::Sender<Holders>>,
     /// Who enters here enters there too, so that a parent waits for its children.
@@ -29,12 +29,8 @@ pub struct Hold {
 }
 
 impl Gate {
-    pub(super) fn new() -> Self {
-        Self { inside: Arc::new(watch::Sender::default()), parent: None }
-    }
-
     pub(super) fn child(&self) -> Self {
-        Self { parent: Some(Box::new(self.clone())), ..Self::new() }
+        Self { parent: Some(Box::new(self.clone())), ..Self::default() }
     }
 
     pub(super) fn enter(&self, name: &'static str) -> Hold {

@@ -1,10 +1,11 @@
 //! How a process ends: a cancel token and a gate, always as a pair.
 //!
 //! Every task of a process runs under a [`Lifetime`]. The token says *stop*; the gate waits until everything that
-//! was started has let go, and names what has not. Servers stop in two phases:
+//! was started has let go, and names what has not. Servers stop in three phases:
 //!
-//! 1. [`Lifetime::drain`]: intake stops, what is in flight ([`Lifetime::work`]) may finish within a grace period;
-//! 2. [`Lifetime::shut_down`]: everything is cancelled, and the gate is waited for.
+//! 1. [`Lifetime::leave`]: peers are asked to go elsewhere, who comes all the same is still served (the lame-duck period);
+//! 2. [`Lifetime::drain`]: intake stops, what is in flight ([`Lifetime::work`]) may finish within a grace period;
+//! 3. [`Lifetime::shut_down`]: everything is cancelled, and the gate is waited for.
 //!
 //! This is the only place that calls `tokio::spawn`. It must never kill a task: what outlives its grace period is
 //! named in the log and left to the end of the process.
@@ -45,8 +46,9 @@ pub enum Outcome {
     HeldOpen,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct Inner {
+    leaving: CancellationToken,
     draining: CancellationToken,
     cancelled: CancellationToken,
     /// Requests and streams in flight: what a drain waits for.
@@ -58,22 +60,20 @@ struct Inner {
 impl Lifetime {
     /// A lifetime of its own, with no parent.
     pub fn new() -> Self {
-        Self::from_parts(CancellationToken::new(), CancellationToken::new(), Gate::new(), Gate::new())
+        Self { inner: Arc::new(Inner::default()) }
     }
 
     /// A part of this lifetime that can be ended alone, for instance one connection or one router's session.
     pub fn child(&self) -> Self {
-        let Inner { draining, cancelled, work, tasks } = &*self.inner;
-        Self::from_parts(draining.child_token(), cancelled.child_token(), work.child(), tasks.child())
-    }
-
-    fn from_parts(
-        draining: CancellationToken,
-        cancelled: CancellationToken,
-        work: Gate,
-        tasks: Gate,
-    ) -> Self {
-        Self { inner: Arc::new(Inner { draining, cancelled, work, tasks }) }
+        let Inner { leaving, draining, cancelled, work, tasks } = &*self.inner;
+        let inner = Inner {
+            leaving: leaving.child_token(),
+            draining: draining.child_token(),
+            cancelled: cancelled.child_token(),
+            work: work.child(),
+            tasks: tasks.child(),
+        };
+        Self { inner: Arc::new(inner) }
     }
 
     /// Runs `future` as a task that holds the gate open under `name` until it ends.
@@ -115,6 +115,18 @@ impl Lifetime {
         self.inner.work.enter(name)
     }
 
+    /// Resolves once peers should be asked to go elsewhere: at [`leave`](Self::leave) and whatever comes after it.
+    ///
+    /// Cancel safety: safe.
+    pub fn leaving(&self) -> impl Future<Output = ()> + Send + use<> {
+        self.inner.leaving.clone().cancelled_owned()
+    }
+
+    /// Whether peers should be asked to go elsewhere.
+    pub fn is_leaving(&self) -> bool {
+        self.inner.leaving.is_cancelled()
+    }
+
     /// Resolves once intake should stop: at [`drain`](Self::drain) or [`shut_down`](Self::shut_down).
     ///
     /// Cancel safety: safe.
@@ -139,8 +151,14 @@ impl Lifetime {
         self.inner.cancelled.is_cancelled()
     }
 
-    /// First phase: intake stops at once, and work in flight gets up to `grace` to finish.
+    /// First phase: peers are asked to go elsewhere. Nothing is refused yet.
+    pub fn leave(&self) {
+        self.inner.leaving.cancel();
+    }
+
+    /// Second phase: intake stops at once, and work in flight gets up to `grace` to finish.
     pub async fn drain(&self, grace: Duration) -> Outcome {
+        self.leave();
         self.inner.draining.cancel();
         if tokio::time::timeout(grace, self.inner.work.emptied()).await.is_ok() {
             return Outcome::Clean;
@@ -150,10 +168,11 @@ impl Lifetime {
         Outcome::HeldOpen
     }
 
-    /// Second phase: cancels everything and waits up to `grace` until the last holder has let go.
+    /// Third phase: cancels everything and waits up to `grace` until the last holder has let go.
     ///
     /// Must not be awaited by a task that itself runs under this lifetime: it would wait for its own end.
     pub async fn shut_down(&self, grace: Duration) -> Outcome {
+        self.leave();
         self.inner.draining.cancel();
         self.inner.cancelled.cancel();
         let let_go = async {

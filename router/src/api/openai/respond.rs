@@ -9,6 +9,7 @@ use super::body::AnswerForm;
 use super::chunk::ChunkWriter;
 use super::{sse, whole};
 use crate::error::RouterError;
+use crate::pipeline::AppState;
 use crate::pipeline::text_stream::TextStream;
 use crate::request::Operation;
 
@@ -16,18 +17,18 @@ use crate::request::Operation;
 pub const KEEP_ALIVE: Duration = Duration::from_secs(10);
 
 /// Answers a request that has started. For a stream this returns at once, and the text follows; a whole answer is
-/// awaited. A client that reads a stream hears nothing for `keep_alive` at most.
+/// awaited. A client that reads a stream hears nothing for the state's `keep_alive` at most.
 pub async fn respond(
+    state: &AppState,
     text: TextStream,
     operation: Operation,
     form: AnswerForm,
-    keep_alive: Duration,
 ) -> Result<Response, RouterError> {
     match form.stream {
         Some(form) => {
             let chunks = ChunkWriter::new(operation, form, text.info());
-            Ok(sse::respond(text, chunks, keep_alive))
+            Ok(sse::respond(text, chunks, state.keep_alive))
         }
-        None => whole::respond(text, operation).await,
+        None => whole::respond(text, operation, state.answer_memory.begin()).await,
     }
 }

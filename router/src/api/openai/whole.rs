@@ -1,5 +1,6 @@
 //! A response as one JSON answer, once every choice is complete.
 
+use axum::body::{Body, Bytes};
 use axum::response::{IntoResponse, Response};
 use http::{HeaderValue, header};
 use speculation::FinishReason;
@@ -9,6 +10,7 @@ use super::logprobs::{ChatLogprobs, CompletionLogprobs};
 use super::response::{ChatChoice, CompletionChoice, Envelope};
 use crate::detokenize::OutputToken;
 use crate::error::RouterError;
+use crate::pipeline::answer_memory::AnswerHold;
 use crate::pipeline::text_stream::TextStream;
 use crate::request::Operation;
 use crate::request::span::finish_word;
@@ -22,12 +24,34 @@ struct Collected {
     finish: Option<FinishReason>,
 }
 
-pub(super) async fn respond(mut text: TextStream, operation: Operation) -> Result<Response, RouterError> {
+/// About what one token is in JSON, with and without each likeliest token beside it.
+const TOKEN_BYTES: usize = 96;
+const TOP_TOKEN_BYTES: usize = 80;
+
+/// The answer's body, and the room that it takes.
+struct HeldAnswer {
+    json: String,
+    _hold: AnswerHold,
+}
+
+impl AsRef<[u8]> for HeldAnswer {
+    fn as_ref(&self) -> &[u8] {
+        self.json.as_bytes()
+    }
+}
+
+pub(super) async fn respond(
+    mut text: TextStream,
+    operation: Operation,
+    mut hold: AnswerHold,
+) -> Result<Response, RouterError> {
     let mut choices: Vec<Collected> = Vec::new();
     choices.resize_with(text.info().num_choices as usize, Collected::default);
     let keeps_tokens = text.info().logprobs;
     while let Some(delta) = text.next().await {
         let delta = delta?;
+        hold.grow(delta.text.len() + if keeps_tokens { json_bytes(&delta.tokens) } else { 0 })
+            .inspect_err(|error| text.fail(error))?;
         let choice = &mut choices[delta.choice as usize];
         choice.text.push_str(&delta.text);
         if keeps_tokens {
@@ -35,11 +59,17 @@ pub(super) async fn respond(mut text: TextStream, operation: Operation) -> Resul
         }
         choice.finish = choice.finish.or(delta.finish);
     }
-    let body = match operation {
+    let json = match operation {
         Operation::Chat => chat(&text, choices)?,
         Operation::Completion => completion(&text, choices)?,
     };
+    let body = Body::from(Bytes::from_owner(HeldAnswer { json, _hold: hold }));
     Ok(([(header::CONTENT_TYPE, HeaderValue::from_static("application/json"))], body).into_response())
+}
+
+fn json_bytes(tokens: &[OutputToken]) -> usize {
+    let top = |token: &OutputToken| token.logprobs.as_ref().map_or(0, |logprobs| logprobs.top.len());
+    tokens.iter().map(|token| TOKEN_BYTES + TOP_TOKEN_BYTES * top(token)).sum()
 }
 
 fn chat(text: &TextStream, choices: Vec<Collected>) -> Result<String, RouterError> {

@@ -11,7 +11,7 @@ use speculation::{FinishReason, Step};
 use tokio::sync::{mpsc, oneshot};
 
 use super::*;
-use crate::generation::{GenerationEvent, GenerationStream};
+use crate::generation::{GenerationEvent, GenerationStream, Unread};
 use crate::workers::ConnectedWorker;
 
 /// What leaves the driver, in the scheduler's terms: for each worker its steps and closes, for each sequence its tokens.
@@ -92,6 +92,7 @@ impl World {
             spec,
             task_type: lane.task_type,
             speculation,
+            unread: Unread::default(),
             span: tracing::Span::none(),
         };
         let (answer, answered) = oneshot::channel();

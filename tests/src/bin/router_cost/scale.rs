@@ -86,7 +86,7 @@ pub(crate) async fn run(args: &Args, binaries: &Binaries) -> anyhow::Result<()> 
     std::fs::write(&list, workers)?;
     let cluster = start_router(args, binaries, &list).await?;
     until("the router knows all workers", async || {
-        let report = LanesReport::of(&cluster.http_url()).await?;
+        let report = LanesReport::of(&cluster.admin_url("router")?).await?;
         Ok(report.0["workers"].as_array().is_some_and(|all| all.len() == args.targets + args.drafts))
     })
     .await?;
@@ -99,7 +99,7 @@ pub(crate) async fn run(args: &Args, binaries: &Binaries) -> anyhow::Result<()> 
     let (seen, memory) = tokio::join!(join_all(asking), watch(router, end));
     let memory = memory?;
     let busy = before.until(&Look::at(router)?).busy;
-    let report = LanesReport::of(&cluster.http_url()).await?;
+    let report = LanesReport::of(&cluster.admin_url("router")?).await?;
     cluster.stop().await;
     lifetime.shut_down(Duration::from_secs(5)).await;
     print(args, &merge(seen)?, &report, (&memory, busy))

@@ -1,0 +1,76 @@
+//! What whole answers hold until they are sent. A streamed answer is read as it grows; a whole one is in memory until it is
+//! complete, so that many long ones could take all of it: each has a limit, and all together have one.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use crate::error::RouterError;
+
+/// One answer, as JSON.
+pub const WHOLE_ANSWER_BYTES_MAX: usize = 32 << 20;
+
+/// All answers of this router together.
+pub const WHOLE_ANSWERS_BYTES_MAX: usize = 256 << 20;
+
+/// What all whole answers hold now. Clones share it.
+#[derive(Debug, Clone, Default)]
+pub struct AnswerMemory(Arc<AtomicUsize>);
+
+/// What one answer holds; given back on drop.
+#[derive(Debug)]
+pub struct AnswerHold {
+    of: AnswerMemory,
+    num_bytes: usize,
+}
+
+impl AnswerMemory {
+    /// An answer that is empty yet.
+    pub fn begin(&self) -> AnswerHold {
+        AnswerHold { of: self.clone(), num_bytes: 0 }
+    }
+}
+
+impl AnswerHold {
+    /// The answer grows by so much, if there is room.
+    pub fn grow(&mut self, num_bytes: usize) -> Result<(), RouterError> {
+        if self.num_bytes + num_bytes > WHOLE_ANSWER_BYTES_MAX {
+            let limit = WHOLE_ANSWER_BYTES_MAX;
+            return Err(RouterError::AnswerTooLarge { limit });
+        }
+        self.num_bytes += num_bytes;
+        if self.of.0.fetch_add(num_bytes, Ordering::AcqRel) + num_bytes > WHOLE_ANSWERS_BYTES_MAX {
+            return Err(RouterError::Overloaded { what: "the memory for answers that are not streamed" });
+        }
+        Ok(())
+    }
+}
+
+impl Drop for AnswerHold {
+    fn drop(&mut self) {
+        self.of.0.fetch_sub(self.num_bytes, Ordering::AcqRel);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_answer_and_all_answers_have_a_limit() {
+        let memory = AnswerMemory::default();
+        let mut large = memory.begin();
+        large.grow(WHOLE_ANSWER_BYTES_MAX).unwrap();
+        assert!(matches!(large.grow(1), Err(RouterError::AnswerTooLarge { .. })));
+        let others: Vec<AnswerHold> = (1..WHOLE_ANSWERS_BYTES_MAX / WHOLE_ANSWER_BYTES_MAX)
+            .map(|_| {
+                let mut other = memory.begin();
+                other.grow(WHOLE_ANSWER_BYTES_MAX).unwrap();
+                other
+            })
+            .collect();
+        let mut late = memory.begin();
+        assert!(matches!(late.grow(1), Err(RouterError::Overloaded { .. })));
+        drop((others, large, late));
+        assert_eq!(memory.0.load(Ordering::Acquire), 0);
+    }
+}

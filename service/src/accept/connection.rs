@@ -1,0 +1,400 @@
+//! One connection, from its first byte to its end: HTTP/1 and HTTP/2 by the same rules.
+//!
+//! A peer may keep a connection while it uses it. Without a whole request head within the header timeout, without a
+//! request for the idle timeout, or with an answer that it does not read for the write timeout, it loses the
+//! connection (of HTTP/2: that answer). A process that leaves asks its peers to go elsewhere, and waits for their answers.
+
+use std::convert::Infallible;
+use std::error::Error;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use axum::body::Body;
+use http::{HeaderValue, Request, Response, header};
+use hyper::body::Incoming;
+use hyper::service::{Service, service_fn};
+use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use hyper_util::server::conn::auto::Builder;
+use hyper_util::service::TowerToHyperService;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::time::{Instant, sleep_until};
+
+use super::config::Timeouts;
+use super::request_body::RequestBody;
+use super::response::{ResponseBody, ResponseHandle};
+use super::state::{ConnectionState, Traffic};
+use super::write_timeout::WriteTimeout;
+use crate::shutdown::Lifetime;
+
+/// What an HTTP/1 connection buffers in each direction at most; a request's head is no longer.
+const HTTP1_BUFFER_BYTES: usize = 64 << 10;
+
+/// What an HTTP/2 stream buffers of an answer that its client has no window for.
+const HTTP2_SEND_BUFFER_BYTES: usize = 64 << 10;
+
+/// A connection without requests on which so much is written in an idle timeout still delivers an answer.
+const DELIVERING_BYTES: u64 = 64 << 10;
+
+/// How long a connection that was told to end may take.
+const CLOSE_GRACE: Duration = Duration::from_secs(3);
+
+/// What is spoken at a listener.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Protocol {
+    /// HTTP/1 or HTTP/2, as the client likes.
+    Http,
+    /// gRPC: HTTP/2 only.
+    Grpc,
+}
+
+/// Why a connection ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Ending {
+    /// The peer closed it, or broke the protocol, or the last answer was the last one.
+    Finished,
+    /// No request head came in time.
+    HeaderTimeout,
+    /// No request came for too long.
+    IdleTimeout,
+    /// The peer did not read.
+    WriteTimeout,
+    /// The process stops.
+    Stopped,
+}
+
+impl Ending {
+    /// The word used in metrics.
+    pub(super) fn as_str(self) -> &'static str {
+        match self {
+            Self::Finished => "finished",
+            Self::HeaderTimeout => "header_timeout",
+            Self::IdleTimeout => "idle_timeout",
+            Self::WriteTimeout => "write_timeout",
+            Self::Stopped => "stopped",
+        }
+    }
+}
+
+/// What every connection of a listener is served with.
+#[derive(Clone)]
+pub(super) struct Serving {
+    pub(super) protocol: Protocol,
+    pub(super) app: axum::Router,
+    pub(super) timeouts: Timeouts,
+    pub(super) lifetime: Lifetime,
+}
+
+/// Serves a connection to its end.
+pub(super) async fn serve<I>(io: I, serving: Serving) -> Ending
+where
+    I: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+{
+    let state = Arc::new(ConnectionState::new());
+    let timeouts = serving.timeouts;
+    let io = TokioIo::new(WriteTimeout::new(io, timeouts.write, Arc::clone(&state.written)));
+    let (app, of_requests) = (TowerToHyperService::new(serving.app.clone()), Arc::clone(&state));
+    let lifetime = serving.lifetime.clone();
+    let service = service_fn(move |request| {
+        let state = Arc::clone(&of_requests);
+        answer(app.clone(), state, lifetime.clone(), timeouts.body, request)
+    });
+    let builder = builder(serving.protocol, timeouts);
+    let mut connection = Box::pin(builder.serve_connection(io, service));
+    let mut watch = Watch::new(state, timeouts);
+    let (leaving, draining, cancelled) =
+        (serving.lifetime.leaving(), serving.lifetime.draining(), serving.lifetime.cancelled());
+    tokio::pin!(leaving, draining, cancelled);
+    loop {
+        tokio::select! {
+            biased;
+            // First of all: what the peer has read or sent counts before any clock is looked at.
+            ended = connection.as_mut() => return watch.ending_of(ended),
+            // Requests came or went, or an answer is to be cut.
+            () = watch.state.wake.notified() => {}
+            () = &mut leaving, if !watch.leaving => watch.leaving = true,
+            () = &mut draining, if !watch.draining => watch.draining = true,
+            () = &mut cancelled, if !watch.stopped => watch.stop(),
+            () = sleep_until(watch.next_look(Instant::now())) => {}
+        }
+        match watch.look(Instant::now()) {
+            Verdict::GoOn => {}
+            Verdict::Close => connection.as_mut().graceful_shutdown(),
+            Verdict::End(ending) => return ending,
+        }
+    }
+}
+
+fn builder(protocol: Protocol, timeouts: Timeouts) -> Builder<TokioExecutor> {
+    let mut builder = Builder::new(TokioExecutor::new());
+    // No timer: the header timeout is ours, for both protocols and before it is known which one it is.
+    builder.http1().max_buf_size(HTTP1_BUFFER_BYTES);
+    builder
+        .http2()
+        .timer(TokioTimer::new())
+        .keep_alive_interval(timeouts.keep_alive)
+        .keep_alive_timeout(timeouts.keep_alive)
+        .max_send_buf_size(HTTP2_SEND_BUFFER_BYTES);
+    match protocol {
+        Protocol::Http => builder,
+        Protocol::Grpc => builder.http2_only(),
+    }
+}
+
+async fn answer(
+    app: TowerToHyperService<axum::Router>,
+    state: Arc<ConnectionState>,
+    lifetime: Lifetime,
+    body_timeout: Duration,
+    request: Request<Incoming>,
+) -> Result<Response<ResponseBody>, Infallible> {
+    let (slot, body) = state.begin(request.version());
+    let handle = ResponseHandle(Arc::clone(&slot));
+    let mut request = request.map(|body| Body::new(RequestBody::new(body, slot, body_timeout)));
+    request.extensions_mut().insert(handle);
+    let (mut head, content) = app.call(request).await?.into_parts();
+    if state.is_http1() && lifetime.is_leaving() {
+        head.headers.insert(header::CONNECTION, HeaderValue::from_static("close"));
+    }
+    body.fill(content);
+    Ok(Response::from_parts(head, body))
+}
+
+/// What is to be done with a connection.
+#[derive(Debug, PartialEq, Eq)]
+enum Verdict {
+    GoOn,
+    /// Take no further requests and end after those in flight.
+    Close,
+    End(Ending),
+}
+
+/// The clocks of a connection, and how far its end is.
+struct Watch {
+    state: Arc<ConnectionState>,
+    timeouts: Timeouts,
+    opened: Instant,
+    /// Written bytes and time when the peer was last seen to be idle and yet to read.
+    delivering: (u64, Instant),
+    leaving: bool,
+    draining: bool,
+    stopped: bool,
+    /// It was told to close.
+    closing: bool,
+    /// It ends now, whatever is in flight, and this is why.
+    end_at: Option<(Instant, Ending)>,
+}
+
+impl Watch {
+    fn new(state: Arc<ConnectionState>, timeouts: Timeouts) -> Self {
+        let opened = Instant::now();
+        Self {
+            state,
+            timeouts,
+            opened,
+            delivering: (0, opened),
+            leaving: false,
+            draining: false,
+            stopped: false,
+            closing: false,
+            end_at: None,
+        }
+    }
+
+    fn stop(&mut self) {
+        self.stopped = true;
+        self.end_at = Some((Instant::now() + CLOSE_GRACE, Ending::Stopped));
+    }
+
+    /// When to look again at the latest.
+    fn next_look(&self, now: Instant) -> Instant {
+        if let Some((at, _)) = self.end_at {
+            return at;
+        }
+        match self.state.traffic() {
+            Traffic { any_begun: false, .. } => self.opened + self.timeouts.header,
+            Traffic { idle_since: Some(since), .. } => self.idle_from(since) + self.timeouts.idle,
+            Traffic { idle_since: None, .. } => now + self.timeouts.write / 2,
+        }
+    }
+
+    fn idle_from(&self, since: Instant) -> Instant {
+        since.max(self.delivering.1)
+    }
+
+    fn look(&mut self, now: Instant) -> Verdict {
+        if let Some((at, ending)) = self.end_at
+            && at <= now
+        {
+            return Verdict::End(ending);
+        }
+        let unread = now.checked_sub(self.timeouts.write).unwrap_or(self.opened);
+        if self.state.cut_unread(unread) && self.state.is_http1() {
+            return Verdict::End(Ending::WriteTimeout);
+        }
+        match self.state.traffic() {
+            Traffic { any_begun: false, .. } if now >= self.opened + self.timeouts.header => {
+                return Verdict::End(Ending::HeaderTimeout);
+            }
+            Traffic { any_begun: true, idle_since: Some(since) }
+                if self.end_at.is_none()
+                    && now >= self.idle_from(since) + self.timeouts.idle
+                    && !self.is_delivering(now) =>
+            {
+                if self.state.is_http1() {
+                    return Verdict::End(Ending::IdleTimeout);
+                }
+                self.end_at = Some((now + CLOSE_GRACE, Ending::IdleTimeout));
+                return self.close();
+            }
+            _ => {}
+        }
+        // Who has not sent its first request yet is answered first.
+        let may_close = self.state.traffic().any_begun || self.stopped;
+        let told_to = self.draining || self.stopped || (self.leaving && !self.state.is_http1());
+        if may_close && told_to { self.close() } else { Verdict::GoOn }
+    }
+
+    fn close(&mut self) -> Verdict {
+        if std::mem::replace(&mut self.closing, true) { Verdict::GoOn } else { Verdict::Close }
+    }
+
+    /// Whether the last answer of an idle connection is still on its way.
+    fn is_delivering(&mut self, now: Instant) -> bool {
+        let written = self.state.written.load(Ordering::Relaxed);
+        let delivers = written - self.delivering.0 >= DELIVERING_BYTES;
+        self.delivering = (written, if delivers { now } else { self.delivering.1 });
+        delivers
+    }
+
+    fn ending_of(&self, ended: Result<(), Box<dyn Error + Send + Sync>>) -> Ending {
+        let Err(error) = ended else {
+            return self.end_at.map_or(Ending::Finished, |(_, ending)| ending);
+        };
+        let mut source: Option<&(dyn Error + 'static)> = Some(error.as_ref());
+        while let Some(cause) = source {
+            let timed_out = |io: &std::io::Error| io.kind() == std::io::ErrorKind::TimedOut;
+            if cause.downcast_ref::<std::io::Error>().is_some_and(timed_out) {
+                return Ending::WriteTimeout;
+            }
+            source = cause.source();
+        }
+        tracing::debug!(%error, "a connection broke");
+        Ending::Finished
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::task::{Context, Waker};
+
+    use axum::body::{Bytes, HttpBody as _};
+    use futures::stream;
+    use http::Version;
+
+    use super::*;
+
+    fn timeouts() -> Timeouts {
+        let seconds = Duration::from_secs;
+        Timeouts {
+            header: seconds(10),
+            body: seconds(30),
+            idle: seconds(120),
+            write: seconds(30),
+            keep_alive: seconds(20),
+        }
+    }
+
+    fn watch() -> Watch {
+        Watch::new(Arc::new(ConnectionState::new()), timeouts())
+    }
+
+    fn after(seconds: u64) -> Instant {
+        Instant::now() + Duration::from_secs(seconds)
+    }
+
+    /// A body that says something and then waits.
+    fn talking() -> Body {
+        let first = stream::once(async { Ok::<_, Infallible>(Bytes::from_static(b"text")) });
+        Body::from_stream(futures::StreamExt::chain(first, stream::pending()))
+    }
+
+    fn poll(body: &mut ResponseBody) -> bool {
+        let mut context = Context::from_waker(Waker::noop());
+        std::pin::Pin::new(body).poll_frame(&mut context).is_ready()
+    }
+
+    #[test]
+    fn a_request_head_is_waited_for_once() {
+        let mut watch = watch();
+        assert_eq!(watch.look(after(9)), Verdict::GoOn);
+        assert_eq!(watch.look(after(10)), Verdict::End(Ending::HeaderTimeout));
+        let (_slot, body) = watch.state.begin(Version::HTTP_11);
+        assert_eq!(watch.look(after(3_600)), Verdict::GoOn, "an answer may take its time");
+        drop(body);
+        assert_eq!(watch.look(after(119)), Verdict::GoOn);
+        assert_eq!(watch.look(after(121)), Verdict::End(Ending::IdleTimeout));
+    }
+
+    #[test]
+    fn an_answer_that_is_read_or_has_nothing_to_say_is_not_cut() {
+        let mut watch = watch();
+        let (slot, mut body) = watch.state.begin(Version::HTTP_11);
+        body.fill(talking());
+        assert!(poll(&mut body));
+        assert_eq!(watch.look(after(29)), Verdict::GoOn);
+        assert!(!poll(&mut body), "it was read, and waits for text");
+        assert_eq!(watch.look(after(3_600)), Verdict::GoOn);
+        assert!(!slot.is_cut());
+    }
+
+    #[test]
+    fn an_unread_answer_takes_a_connection_of_http1_along_and_of_http2_only_itself() {
+        for (version, expected) in
+            [(Version::HTTP_11, Verdict::End(Ending::WriteTimeout)), (Version::HTTP_2, Verdict::GoOn)]
+        {
+            let mut watch = watch();
+            let (slot, mut body) = watch.state.begin(version);
+            body.fill(talking());
+            let (read_slot, mut read) = watch.state.begin(version);
+            read.fill(talking());
+            assert!(poll(&mut body) && poll(&mut read) && !poll(&mut read));
+            assert_eq!(watch.look(after(31)), expected);
+            assert!(slot.is_cut() && !read_slot.is_cut());
+            assert!(poll(&mut body), "an error, should it be asked for more");
+        }
+    }
+
+    #[test]
+    fn a_last_answer_that_is_still_written_is_waited_for() {
+        let mut watch = watch();
+        drop(watch.state.begin(Version::HTTP_2));
+        watch.state.written.fetch_add(DELIVERING_BYTES, Ordering::Relaxed);
+        assert_eq!(watch.look(after(121)), Verdict::GoOn);
+        assert_eq!(watch.look(after(240)), Verdict::GoOn);
+        watch.state.written.fetch_add(17, Ordering::Relaxed);
+        assert_eq!(watch.look(after(242)), Verdict::Close, "a ping is no answer");
+        assert_eq!(watch.look(after(246)), Verdict::End(Ending::IdleTimeout));
+    }
+
+    #[test]
+    fn who_has_not_asked_yet_is_answered_before_it_is_told_to_go() {
+        let mut watch = watch();
+        watch.leaving = true;
+        watch.draining = true;
+        assert_eq!(watch.look(after(0)), Verdict::GoOn);
+        let _request = watch.state.begin(Version::HTTP_11);
+        assert_eq!(watch.look(after(0)), Verdict::Close);
+        assert_eq!(watch.look(after(0)), Verdict::GoOn, "it is told once");
+    }
+
+    #[test]
+    fn http1_connections_stay_in_the_lame_duck_period() {
+        for (version, expected) in [(Version::HTTP_11, Verdict::GoOn), (Version::HTTP_2, Verdict::Close)] {
+            let mut watch = watch();
+            drop(watch.state.begin(version));
+            watch.leaving = true;
+            assert_eq!(watch.look(after(0)), expected);
+        }
+    }
+}

@@ -1,0 +1,55 @@
+//! What is counted of connections.
+
+use prometheus_client::encoding::EncodeLabelSet;
+
+use crate::metrics::{Counter, CounterName, Family, Gauge, GaugeName, Metrics};
+
+const OPEN: GaugeName = GaugeName::new("outrider_connections", "Connections that are open at a listener");
+const CLOSED: CounterName = CounterName::new(
+    "outrider_connections_closed_total",
+    "Connections that ended or were turned away at a listener, by reason",
+);
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct ListenerLabels {
+    listener: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct ReasonLabels {
+    listener: &'static str,
+    reason: &'static str,
+}
+
+/// The metrics of all listeners of a process.
+#[derive(Clone, Debug)]
+pub(super) struct ConnectionMetrics {
+    open: Family<ListenerLabels, Gauge>,
+    closed: Family<ReasonLabels, Counter>,
+}
+
+/// Counts a connection as open until it is dropped.
+#[derive(Debug)]
+pub(super) struct OpenConnection(Gauge);
+
+impl ConnectionMetrics {
+    pub(super) fn register(metrics: &Metrics) -> Self {
+        Self { open: metrics.gauge_family(&OPEN), closed: metrics.counter_family(&CLOSED) }
+    }
+
+    pub(super) fn opened(&self, listener: &'static str) -> OpenConnection {
+        let open = self.open.get_or_create(&ListenerLabels { listener }).clone();
+        open.inc();
+        OpenConnection(open)
+    }
+
+    pub(super) fn closed(&self, listener: &'static str, reason: &'static str) {
+        self.closed.get_or_create(&ReasonLabels { listener, reason }).inc();
+    }
+}
+
+impl Drop for OpenConnection {
+    fn drop(&mut self) {
+        self.0.dec();
+    }
+}

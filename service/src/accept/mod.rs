@@ -1,0 +1,141 @@
+//! Listeners: a bound port, and how connections through it are taken. Every port of every process is served here, so that
+//! the same holds everywhere: TLS where it was asked for, limits on the number of connections (`limits`) and on how long
+//! each may be of no use (`connection`), sockets that send at once and notice a peer that is gone (`socket`), and a rest
+//! where the system has no more descriptors.
+
+mod config;
+mod connection;
+mod limits;
+mod metrics;
+mod request_body;
+mod response;
+mod socket;
+mod state;
+mod write_timeout;
+
+#[cfg(test)]
+mod tests;
+
+use std::io;
+use std::time::Duration;
+
+use tokio::net::{TcpListener, TcpStream};
+use tokio::task::JoinHandle;
+use tonic::service::Routes;
+
+pub use self::config::{ListenerConfig, ListenerFlags, RawListener, Timeouts};
+pub use self::limits::Connections;
+pub use self::response::ResponseHandle;
+
+use self::connection::{Ending, Protocol, Serving, serve};
+use crate::shutdown::Lifetime;
+use crate::tls::ServerTls;
+
+/// How long a listener rests after a connection could not be accepted.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(200);
+
+/// A port that is bound and not yet served.
+#[derive(Debug)]
+pub struct Listener {
+    socket: TcpListener,
+    tls: Option<ServerTls>,
+    connections: Connections,
+}
+
+impl Listener {
+    /// Plain, or with TLS; its connections count among `connections`.
+    pub fn new(socket: TcpListener, tls: Option<ServerTls>, connections: &Connections) -> Self {
+        Self { socket, tls, connections: connections.clone() }
+    }
+
+    /// Serves HTTP/1 and HTTP/2 until the lifetime is cancelled, as its task `name`.
+    pub fn serve_http(self, name: &'static str, app: axum::Router, lifetime: &Lifetime) -> JoinHandle<()> {
+        self.spawn(name, (Protocol::Http, app), lifetime)
+    }
+
+    /// Serves gRPC until the lifetime is cancelled, as its task `name`.
+    pub fn serve_grpc(self, name: &'static str, services: Routes, lifetime: &Lifetime) -> JoinHandle<()> {
+        self.spawn(name, (Protocol::Grpc, services.into_axum_router()), lifetime)
+    }
+
+    fn spawn(
+        self,
+        name: &'static str,
+        (protocol, app): (Protocol, axum::Router),
+        lifetime: &Lifetime,
+    ) -> JoinHandle<()> {
+        let timeouts = self.connections.timeouts();
+        let serving = Serving { protocol, app, timeouts, lifetime: lifetime.clone() };
+        lifetime.spawn(name, self.accept_all(name, serving))
+    }
+
+    async fn accept_all(self, name: &'static str, serving: Serving) {
+        let cancelled = serving.lifetime.cancelled();
+        tokio::pin!(cancelled);
+        loop {
+            let accepted = tokio::select! {
+                biased;
+                () = &mut cancelled => return,
+                accepted = self.socket.accept() => accepted,
+            };
+            match accepted {
+                Ok((connection, peer)) => match self.connections.admit(peer.ip()) {
+                    Ok(place) => self.spawn_connection(name, (connection, place), &serving),
+                    Err(full) => {
+                        self.connections.metrics.closed(name, full.as_str());
+                        tracing::warn!(listener = name, limit = full.as_str(), %peer, "too many connections: one was turned away");
+                    }
+                },
+                // The peer was gone before it was accepted.
+                Err(error) if is_of_connection(&error) => {}
+                Err(error) => {
+                    self.connections.metrics.closed(name, "accept_error");
+                    tracing::error!(listener = name, %error, "cannot accept a connection");
+                    // Most likely out of file descriptors: asking again at once would only spin.
+                    tokio::time::sleep(ACCEPT_PAUSE).await;
+                }
+            }
+        }
+    }
+
+    fn spawn_connection(
+        &self,
+        name: &'static str,
+        (connection, place): (TcpStream, limits::Place),
+        serving: &Serving,
+    ) {
+        let (metrics, tls, serving) = (self.connections.metrics.clone(), self.tls.clone(), serving.clone());
+        let lifetime = serving.lifetime.clone();
+        lifetime.spawn("connection", async move {
+            let (_place, _open) = (place, metrics.opened(name));
+            socket::prepare(&connection, serving.timeouts.write);
+            let reason = match tls {
+                None => serve(connection, serving).await.as_str(),
+                Some(tls) => serve_tls(connection, &tls, serving).await,
+            };
+            metrics.closed(name, reason);
+        });
+    }
+}
+
+/// Shakes hands first; says why the connection ended.
+async fn serve_tls(connection: TcpStream, tls: &ServerTls, serving: Serving) -> &'static str {
+    let shaken = tokio::select! {
+        biased;
+        () = serving.lifetime.cancelled() => return Ending::Stopped.as_str(),
+        shaken = tokio::time::timeout(serving.timeouts.header, tls.acceptor().accept(connection)) => shaken,
+    };
+    match shaken {
+        Ok(Ok(connection)) => serve(connection, serving).await.as_str(),
+        Ok(Err(error)) => {
+            tracing::debug!(%error, "no TLS connection came about");
+            "tls"
+        }
+        Err(_) => Ending::HeaderTimeout.as_str(),
+    }
+}
+
+fn is_of_connection(error: &io::Error) -> bool {
+    use io::ErrorKind as Kind;
+    matches!(error.kind(), Kind::ConnectionRefused | Kind::ConnectionAborted | Kind::ConnectionReset)
+}

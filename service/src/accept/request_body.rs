@@ -1,0 +1,58 @@
+//! A request's body with a limit on how long it may take to arrive, until the answer begins. A stream in both directions
+//! answers at once and has no limit.
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use axum::body::{Bytes, HttpBody};
+use http_body::{Frame, SizeHint};
+use hyper::body::Incoming;
+use tokio::time::{Sleep, sleep};
+
+use super::response::Slot;
+
+/// The body that a handler reads.
+pub(super) struct RequestBody {
+    body: Incoming,
+    answer: Arc<Slot>,
+    timeout: Duration,
+    /// Set when the body was first waited for.
+    timer: Option<Pin<Box<Sleep>>>,
+}
+
+impl RequestBody {
+    pub(super) fn new(body: Incoming, answer: Arc<Slot>, timeout: Duration) -> Self {
+        Self { body, answer, timeout, timer: None }
+    }
+}
+
+impl HttpBody for RequestBody {
+    type Data = Bytes;
+    type Error = axum::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
+        if let Poll::Ready(frame) = Pin::new(&mut self.body).poll_frame(context) {
+            return Poll::Ready(frame.map(|frame| frame.map_err(axum::Error::new)));
+        }
+        if self.answer.is_started() {
+            return Poll::Pending;
+        }
+        let timeout = self.timeout;
+        ready!(self.timer.get_or_insert_with(|| Box::pin(sleep(timeout))).as_mut().poll(context));
+        let message = format!("the request's body did not arrive within {} s", timeout.as_secs_f64());
+        Poll::Ready(Some(Err(axum::Error::new(message))))
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}

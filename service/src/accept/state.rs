@@ -1,0 +1,116 @@
+//! What a connection's task knows of the requests on it: whether there are any, and whose answers are not read.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use http::Version;
+use tokio::sync::Notify;
+use tokio::time::Instant;
+
+use super::response::{ResponseBody, Slot};
+
+/// The requests of one connection. Its own task and those of the requests share it.
+#[derive(Debug)]
+pub(super) struct ConnectionState {
+    /// Wakes the connection's task: another clock runs, or an answer is to be cut.
+    pub(super) wake: Arc<Notify>,
+    /// Bytes written to the peer.
+    pub(super) written: Arc<AtomicU64>,
+    is_http1: AtomicBool,
+    requests: Mutex<Requests>,
+}
+
+#[derive(Debug)]
+struct Requests {
+    num_begun: u64,
+    in_flight: HashMap<u64, Arc<Slot>>,
+    /// Since when there is none.
+    idle_since: Instant,
+}
+
+/// What is to be known of the requests at one moment.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Traffic {
+    /// Whether there ever was a request.
+    pub(super) any_begun: bool,
+    /// Since when there is none; absent while there is one.
+    pub(super) idle_since: Option<Instant>,
+}
+
+impl ConnectionState {
+    pub(super) fn new() -> Self {
+        let requests = Requests { num_begun: 0, in_flight: HashMap::new(), idle_since: Instant::now() };
+        Self {
+            wake: Arc::default(),
+            written: Arc::default(),
+            is_http1: AtomicBool::new(false),
+            requests: Mutex::new(requests),
+        }
+    }
+
+    /// A request's head has arrived.
+    pub(super) fn begin(self: &Arc<Self>, version: Version) -> (Arc<Slot>, ResponseBody) {
+        self.is_http1.store(version < Version::HTTP_2, Ordering::Relaxed);
+        let slot = Arc::new(Slot::new(Arc::clone(&self.wake)));
+        let (id, was_idle) = {
+            let mut requests = self.requests();
+            requests.num_begun += 1;
+            let (id, was_idle) = (requests.num_begun, requests.in_flight.is_empty());
+            requests.in_flight.insert(id, Arc::clone(&slot));
+            (id, was_idle)
+        };
+        if was_idle {
+            self.wake.notify_one();
+        }
+        let in_flight = InFlight { id, connection: Arc::clone(self) };
+        (Arc::clone(&slot), ResponseBody::begin(slot, in_flight))
+    }
+
+    pub(super) fn is_http1(&self) -> bool {
+        self.is_http1.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn traffic(&self) -> Traffic {
+        let requests = self.requests();
+        let idle_since = requests.in_flight.is_empty().then_some(requests.idle_since);
+        Traffic { any_begun: requests.num_begun > 0, idle_since }
+    }
+
+    /// Drops the bodies that are to be cut, and those of which nothing was read since `then`; whether there was one.
+    pub(super) fn cut_unread(&self, then: Instant) -> bool {
+        let slots: Vec<Arc<Slot>> = self.requests().in_flight.values().cloned().collect();
+        let unread = slots.iter().filter(|slot| slot.is_cut() || slot.is_unread_since(then));
+        unread.map(|slot| slot.release()).count() > 0
+    }
+
+    fn end(&self, id: u64) {
+        let is_idle = {
+            let mut requests = self.requests();
+            requests.in_flight.remove(&id);
+            requests.idle_since = Instant::now();
+            requests.in_flight.is_empty()
+        };
+        if is_idle {
+            self.wake.notify_one();
+        }
+    }
+
+    fn requests(&self) -> MutexGuard<'_, Requests> {
+        // Nothing that can panic happens while it is held.
+        self.requests.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A request is in flight until this is dropped.
+#[derive(Debug)]
+pub(super) struct InFlight {
+    id: u64,
+    connection: Arc<ConnectionState>,
+}
+
+impl Drop for InFlight {
+    fn drop(&mut self) {
+        self.connection.end(self.id);
+    }
+}

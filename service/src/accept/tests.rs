@@ -1,0 +1,358 @@
+//! What a listener does with peers that are slow, silent, too many or in the way, and with those that are not.
+
+use std::convert::Infallible;
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use axum::body::{Body, Bytes};
+use axum::extract::Extension;
+use axum::routing::{get, post};
+use futures::stream;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, DuplexStream, duplex};
+use tokio_rustls::TlsConnector;
+use tokio_rustls::rustls::ClientConfig;
+
+use super::*;
+use crate::config::Faults;
+use crate::metrics::{Exposition, Metrics};
+use crate::tls;
+
+/// A timeout that passes in a test.
+const SHORT: Duration = Duration::from_millis(50);
+
+const HEAD: &[u8] = b"GET / HTTP/1.1\r\nhost: here\r\n\r\n";
+
+/// The preface of HTTP/2, and empty settings.
+const HTTP2_PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
+
+fn config() -> ListenerConfig {
+    RawListener::default().validate(&mut Faults::new())
+}
+
+/// Says its hold on itself when it is dropped.
+#[derive(Clone, Default)]
+struct Held(Arc<()>);
+
+/// A body without an end, which holds something.
+fn endless(held: &Held) -> Body {
+    let held = held.clone();
+    Body::from_stream(stream::repeat_with(move || {
+        let _held = &held;
+        Ok::<_, Infallible>(Bytes::from_static(&[b'x'; 8 << 10]))
+    }))
+}
+
+struct Server {
+    lifetime: Lifetime,
+    /// Bodies without an end hold this.
+    held: Held,
+    /// Where `/cut` leaves its handle.
+    handle: Arc<std::sync::Mutex<Option<ResponseHandle>>>,
+}
+
+impl Server {
+    fn new() -> Self {
+        Self { lifetime: Lifetime::new(), held: Held::default(), handle: Arc::default() }
+    }
+
+    fn app(&self) -> axum::Router {
+        let (held, kept, handle) = (self.held.clone(), self.held.clone(), Arc::clone(&self.handle));
+        axum::Router::new()
+            .route("/", get(async || "served"))
+            .route("/body", post(async |body: Bytes| body.len().to_string()))
+            .route("/endless", get(async move || endless(&held)))
+            .route(
+                "/silent",
+                get(async move |Extension(of_this): Extension<ResponseHandle>| {
+                    *handle.lock().unwrap() = Some(of_this);
+                    let first = stream::once(async { Ok::<_, Infallible>(Bytes::from_static(b"first")) });
+                    Body::from_stream(futures::StreamExt::chain(
+                        first,
+                        stream::poll_fn(move |_| {
+                            let _kept = &kept;
+                            std::task::Poll::Pending
+                        }),
+                    ))
+                }),
+            )
+    }
+
+    /// Serves one end of a pipe that holds little; how that ends, and the other end. Timeouts that are not `change`d do not pass.
+    fn connect(&self, change: impl FnOnce(&mut Timeouts)) -> (JoinHandle<Ending>, DuplexStream) {
+        let (here, there) = duplex(1 << 10);
+        let long = Duration::from_secs(3_600);
+        let mut timeouts = Timeouts { header: long, body: long, idle: long, write: long, keep_alive: long };
+        change(&mut timeouts);
+        let serving =
+            Serving { protocol: Protocol::Http, app: self.app(), timeouts, lifetime: self.lifetime.clone() };
+        (self.lifetime.spawn("connection", serve(here, serving)), there)
+    }
+
+    /// Whether a body holds it; the routes of a connection that has ended hold it no longer.
+    fn is_held(&self) -> bool {
+        Arc::strong_count(&self.held.0) > 1
+    }
+}
+
+async fn read_until(peer: &mut DuplexStream, expected: &str) -> String {
+    let mut received = Vec::new();
+    while !String::from_utf8_lossy(&received).contains(expected) {
+        let mut buffer = [0; 256];
+        let len = peer.read(&mut buffer).await.unwrap();
+        assert!(len > 0, "it ended before `{expected}`: {}", String::from_utf8_lossy(&received));
+        received.extend_from_slice(&buffer[..len]);
+    }
+    String::from_utf8(received).unwrap()
+}
+
+#[tokio::test]
+async fn who_sends_no_whole_head_is_dropped_when_the_header_timeout_is_over() {
+    for beginning in [&b""[..], b"GET / HT", b"GET / HTTP/1.1\r\nhost: here\r\nx-slow: ", HTTP2_PREFACE] {
+        let server = Server::new();
+        let (ended, mut peer) = server.connect(|timeouts| timeouts.header = SHORT);
+        peer.write_all(beginning).await.unwrap();
+        assert_eq!(ended.await.unwrap(), Ending::HeaderTimeout, "{beginning:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_header_now_and_then_does_not_help() {
+    let server = Server::new();
+    let (ended, mut peer) = server.connect(|timeouts| timeouts.header = SHORT);
+    peer.write_all(b"GET / HTTP/1.1\r\n").await.unwrap();
+    let drip = async {
+        while peer.write_all(b"x: y\r\n").await.is_ok() {
+            tokio::time::sleep(SHORT / 10).await;
+        }
+    };
+    let (ended, ()) = tokio::join!(ended, drip);
+    assert_eq!(ended.unwrap(), Ending::HeaderTimeout);
+}
+
+#[tokio::test]
+async fn a_connection_without_requests_ends_when_the_idle_timeout_is_over() {
+    let server = Server::new();
+    let (ended, mut peer) = server.connect(|timeouts| timeouts.idle = SHORT);
+    peer.write_all(HEAD).await.unwrap();
+    read_until(&mut peer, "served").await;
+    // The beginning of a head is not a request.
+    drop(peer.write_all(b"GET / HTTP/1.1\r\n").await);
+    assert_eq!(ended.await.unwrap(), Ending::IdleTimeout);
+}
+
+#[tokio::test]
+async fn a_body_that_does_not_arrive_is_answered() {
+    let server = Server::new();
+    let (_ended, mut peer) = server.connect(|timeouts| timeouts.body = SHORT);
+    peer.write_all(b"POST /body HTTP/1.1\r\nhost: here\r\ncontent-length: 9\r\n\r\nhalf").await.unwrap();
+    let answer = read_until(&mut peer, "did not arrive within").await;
+    assert!(answer.starts_with("HTTP/1.1 400"), "{answer}");
+}
+
+#[tokio::test]
+async fn a_client_that_does_not_read_loses_connection_and_what_its_answer_holds() {
+    let server = Server::new();
+    let (ended, mut peer) = server.connect(|timeouts| timeouts.write = SHORT);
+    peer.write_all(b"GET /endless HTTP/1.1\r\nhost: here\r\n\r\n").await.unwrap();
+    assert_eq!(ended.await.unwrap(), Ending::WriteTimeout);
+    assert!(!server.is_held());
+}
+
+#[tokio::test]
+async fn an_answer_is_cut_from_outside_though_nothing_comes() {
+    let server = Server::new();
+    let (ended, mut peer) = server.connect(|_| ());
+    peer.write_all(b"GET /silent HTTP/1.1\r\nhost: here\r\n\r\n").await.unwrap();
+    read_until(&mut peer, "first").await;
+    assert!(server.is_held());
+    server.handle.lock().unwrap().as_ref().unwrap().cut();
+    assert_eq!(ended.await.unwrap(), Ending::WriteTimeout);
+    assert!(!server.is_held());
+}
+
+#[tokio::test]
+async fn a_process_that_leaves_serves_on_and_says_so_and_one_that_drains_closes() {
+    let server = Server::new();
+    let (idle_ended, mut idle) = server.connect(|_| ());
+    let (busy_ended, mut busy) = server.connect(|_| ());
+    let (new_ended, mut new) = server.connect(|_| ());
+    idle.write_all(HEAD).await.unwrap();
+    assert!(!read_until(&mut idle, "served").await.contains("connection: close"));
+    busy.write_all(b"GET /silent HTTP/1.1\r\nhost: here\r\n\r\n").await.unwrap();
+    read_until(&mut busy, "first").await;
+
+    server.lifetime.leave();
+    new.write_all(HEAD).await.unwrap();
+    assert!(read_until(&mut new, "served").await.contains("connection: close"));
+    assert_eq!(new_ended.await.unwrap(), Ending::Finished);
+    assert!(!idle_ended.is_finished(), "the next request on it is told");
+
+    server.lifetime.drain(Duration::ZERO).await;
+    assert_eq!(idle_ended.await.unwrap(), Ending::Finished);
+    let (late_ended, mut late) = server.connect(|_| ());
+    late.write_all(HEAD).await.unwrap();
+    assert!(read_until(&mut late, "served").await.contains("connection: close"));
+    assert_eq!(late_ended.await.unwrap(), Ending::Finished);
+    assert!(!busy_ended.is_finished(), "its answer may end");
+    let (outcome, busy_ended) = tokio::join!(server.lifetime.shut_down(Duration::from_secs(20)), busy_ended);
+    assert_eq!((outcome, busy_ended.unwrap()), (crate::shutdown::Outcome::Clean, Ending::Stopped));
+}
+
+/// The types of the frames that an HTTP/2 peer receives, to the end of the connection.
+async fn http2_frames(peer: &mut DuplexStream) -> Vec<u8> {
+    let mut types = Vec::new();
+    let mut head = [0; 9];
+    while peer.read_exact(&mut head).await.is_ok() {
+        let len = u32::from_be_bytes([0, head[0], head[1], head[2]]) as usize;
+        let mut payload = vec![0; len];
+        peer.read_exact(&mut payload).await.unwrap();
+        types.push(head[3]);
+        let is_ping = head[3] == 6 && head[4] & 1 == 0;
+        if is_ping {
+            let pong = [&[0, 0, 8, 6, 1, 0, 0, 0, 0], payload.as_slice()].concat();
+            peer.write_all(&pong).await.unwrap();
+        }
+    }
+    types
+}
+
+/// `GET path` as HTTP/2's frame of headers, on stream 1, with everything spelled out.
+fn http2_get(path: &str) -> Vec<u8> {
+    let mut block = vec![0x82, 0x86, 0x04, path.len() as u8];
+    block.extend_from_slice(path.as_bytes());
+    block.extend_from_slice(&[0x01, 4]);
+    block.extend_from_slice(b"here");
+    [&[0, 0, block.len() as u8, 1, 5, 0, 0, 0, 1], block.as_slice()].concat()
+}
+
+#[tokio::test]
+async fn an_http2_client_hears_at_once_that_the_process_leaves() {
+    const GOAWAY: u8 = 7;
+    let server = Server::new();
+    let (ended, mut peer) = server.connect(|_| ());
+    peer.write_all(&[HTTP2_PREFACE, &http2_get("/")].concat()).await.unwrap();
+    // Its answer has arrived before the process leaves.
+    let mut buffer = [0; 512];
+    let mut received = Vec::new();
+    while !received.windows(6).any(|bytes| bytes == b"served") {
+        let len = peer.read(&mut buffer).await.unwrap();
+        received.extend_from_slice(&buffer[..len]);
+    }
+    server.lifetime.leave();
+    assert!(http2_frames(&mut peer).await.contains(&GOAWAY));
+    assert_eq!(ended.await.unwrap(), Ending::Finished);
+}
+
+#[tokio::test]
+async fn an_http2_client_without_a_window_loses_its_answer_and_then_the_connection() {
+    let server = Server::new();
+    let (ended, mut peer) = server.connect(|timeouts| {
+        timeouts.write = SHORT;
+        timeouts.idle = SHORT;
+    });
+    peer.write_all(&[HTTP2_PREFACE, &http2_get("/endless")].concat()).await.unwrap();
+    // It reads every frame, and gives no window for more.
+    let (_frames, ended) = tokio::join!(http2_frames(&mut peer), ended);
+    assert_eq!(ended.unwrap(), Ending::IdleTimeout);
+    assert!(!server.is_held());
+}
+
+async fn listener() -> (TcpListener, SocketAddr) {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    (listener, address)
+}
+
+#[tokio::test]
+async fn accepted_sockets_send_at_once_and_notice_a_peer_that_is_gone() {
+    let (socket, address) = listener().await;
+    let _client = TcpStream::connect(address).await.unwrap();
+    let connection = socket.accept().await.unwrap().0;
+    assert!(!connection.nodelay().unwrap(), "what the system does by itself");
+    socket::prepare(&connection, Duration::from_secs(30));
+    let options = socket2::SockRef::from(&connection);
+    assert!(connection.nodelay().unwrap() && options.keepalive().unwrap());
+    assert_eq!(options.tcp_user_timeout().unwrap(), Some(Duration::from_secs(30)));
+}
+
+async fn get_root(address: SocketAddr) -> io::Result<String> {
+    let mut client = TcpStream::connect(address).await?;
+    client.write_all(b"GET / HTTP/1.1\r\nhost: here\r\nconnection: close\r\n\r\n").await?;
+    let mut answer = String::new();
+    client.read_to_string(&mut answer).await?;
+    Ok(answer)
+}
+
+#[tokio::test]
+async fn sockets_beyond_the_limit_are_turned_away_and_the_admin_address_answers() {
+    let (server, metrics) = (Server::new(), Metrics::new());
+    let limited = ListenerConfig { max_connections: 2, max_connections_per_address: 2, ..config() };
+    let connections = Connections::new(limited, &metrics);
+    let ((socket, address), (admin, admin_address)) = (listener().await, listener().await);
+    let _server =
+        Listener::new(socket, None, &connections).serve_http("http", server.app(), &server.lifetime);
+    let _admin = Listener::new(admin, None, &connections.for_admin()).serve_http(
+        "admin",
+        server.app(),
+        &server.lifetime,
+    );
+    let page = || metrics.encode(Exposition::Prometheus);
+    let idle = [TcpStream::connect(address).await.unwrap(), TcpStream::connect(address).await.unwrap()];
+    let mut third = TcpStream::connect(address).await.unwrap();
+    let mut answer = Vec::new();
+    // Closed, or reset where something was sent.
+    drop(third.read_to_end(&mut answer).await);
+    assert!(answer.is_empty());
+    let refused = r#"outrider_connections_closed_total{listener="http",reason="max_connections"} 1"#;
+    assert!(page().contains(refused), "{}", page());
+    assert!(get_root(admin_address).await.unwrap().ends_with("served"));
+    drop(idle);
+    while !page().contains(r#"outrider_connections{listener="http"} 0"#) {
+        tokio::task::yield_now().await;
+    }
+    assert!(get_root(address).await.unwrap().ends_with("served"));
+}
+
+async fn shake_hands(
+    files: &tls::tests::Files,
+    address: SocketAddr,
+) -> io::Result<tokio_rustls::client::TlsStream<TcpStream>> {
+    let roots = tls::authority(&files.path("ca.pem")).unwrap();
+    let config = ClientConfig::builder_with_provider(tls::provider())
+        .with_safe_default_protocol_versions()
+        .unwrap()
+        .with_root_certificates(roots)
+        .with_no_client_auth();
+    let connection = TcpStream::connect(address).await?;
+    TlsConnector::from(Arc::new(config)).connect(address.ip().into(), connection).await
+}
+
+#[tokio::test]
+async fn who_never_shakes_hands_or_speaks_without_tls_keeps_nobody_waiting() {
+    let (files, server) = (tls::tests::Files::new(), Server::new());
+    let (https, address) = listener().await;
+    let connections = Connections::new(config(), &Metrics::new());
+    let _server = Listener::new(https, Some(files.server()), &connections).serve_http(
+        "https",
+        server.app(),
+        &server.lifetime,
+    );
+
+    let _silent = TcpStream::connect(address).await.unwrap();
+    let mut plain = TcpStream::connect(address).await.unwrap();
+    plain.write_all(HEAD).await.unwrap();
+    let mut alert = Vec::new();
+    // Closed, or reset where it had sent more than was read.
+    drop(plain.read_to_end(&mut alert).await);
+    assert!(!alert.starts_with(b"HTTP"), "served without TLS: {alert:?}");
+
+    let stranger = shake_hands(&tls::tests::Files::new(), address).await;
+    assert!(stranger.is_err(), "a client that trusts another authority goes away");
+
+    let mut client = shake_hands(&files, address).await.unwrap();
+    client.write_all(b"GET / HTTP/1.1\r\nhost: here\r\nconnection: close\r\n\r\n").await.unwrap();
+    let mut answer = String::new();
+    client.read_to_string(&mut answer).await.unwrap();
+    assert!(answer.ends_with("served"), "{answer}");
+    server.lifetime.shut_down(Duration::from_secs(5)).await;
+}

@@ -1,0 +1,53 @@
+//! How many files and sockets this process may have open. Connections of clients get what the process itself does not need:
+//! without a reserve they could take the descriptors of health checks, workers, discovery and files.
+
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
+
+/// Connections that an admin address serves beside all others.
+pub const ADMIN_CONNECTIONS: usize = 64;
+
+/// Kept for workers, discovery, traces, files and the admin address, where there are enough.
+const RESERVE: usize = 512;
+
+/// Raises the limit as far as this process may, and says what it is then. The soft limit is for programs that use `select`.
+pub fn raise_limit() -> usize {
+    match getrlimit(Resource::RLIMIT_NOFILE) {
+        Ok((soft, hard)) if soft < hard => {
+            if let Err(error) = setrlimit(Resource::RLIMIT_NOFILE, hard, hard) {
+                tracing::warn!(%error, soft, hard, "cannot raise the limit of open files");
+            }
+        }
+        Ok(_) => {}
+        Err(error) => tracing::warn!(%error, "cannot read the limit of open files"),
+    }
+    limit()
+}
+
+/// The limit that [`raise_limit`] reaches.
+pub fn limit() -> usize {
+    // A system that does not tell has a limit of POSIX's least at worst.
+    getrlimit(Resource::RLIMIT_NOFILE).map_or(20, |(_, hard)| usize::try_from(hard).unwrap_or(usize::MAX))
+}
+
+/// How many of `limit` are kept from clients' connections.
+pub fn reserved(limit: usize) -> usize {
+    RESERVE.min(limit / 2)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn clients_get_half_of_few_and_nearly_all_of_many() {
+        assert_eq!(reserved(256), 128);
+        assert_eq!(reserved(1 << 20), RESERVE);
+    }
+
+    #[test]
+    fn the_limit_is_raised_as_far_as_it_goes() {
+        assert_eq!(raise_limit(), limit());
+        let (soft, hard) = getrlimit(Resource::RLIMIT_NOFILE).unwrap();
+        assert_eq!(soft, hard);
+    }
+}
