@@ -6,6 +6,7 @@
 pub mod convert;
 pub mod frame;
 pub mod sampling;
+pub mod version;
 
 /// Generated from `proto/outrider/v1/*.proto`.
 pub mod v1 {
@@ -22,9 +23,6 @@ pub mod v1 {
 
 /// The encoded descriptor set, for gRPC reflection.
 pub const DESCRIPTORS: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/descriptors.bin"));
-
-/// The versions of the worker wire that this build speaks.
-pub const PROTOCOL_VERSIONS: std::ops::RangeInclusive<u32> = 1..=1;
 
 /// Names the noise and draw of docs/contract.md, part B; both sides of a pair must have the same.
 pub const SAMPLING_SCHEME: &str = "philox4x32-10/gumbel52/v1";

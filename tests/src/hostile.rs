@@ -6,10 +6,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use futures::{Stream, StreamExt as _};
+use proto::SAMPLING_SCHEME;
 use proto::v1;
 use proto::v1::reply::Body;
 use proto::v1::worker_server::Worker;
-use proto::{PROTOCOL_VERSIONS, SAMPLING_SCHEME};
+use proto::version::PROTOCOL_VERSIONS;
 use rand::rngs::StdRng;
 use rand::{RngExt as _, SeedableRng as _};
 use service::shutdown::Lifetime;

@@ -11,8 +11,9 @@ use std::time::Duration;
 use futures::{Stream, StreamExt};
 use proto::convert::{reply_to_wire, step_from_wire};
 use proto::frame::split_worker_frame;
+use proto::v1;
 use proto::v1::worker_server::Worker;
-use proto::{PROTOCOL_VERSIONS, v1};
+use proto::version::{PROTOCOL_VERSIONS, common_version};
 use service::shutdown::Lifetime;
 use speculation::{Reply, ReplyBody, SequenceId};
 use tokio::sync::{mpsc, oneshot};
@@ -197,10 +198,11 @@ async fn read_hello(frames: &mut Streaming<v1::RouterFrame>) -> Result<RouterId,
         .and_then(|frame| frame.hello)
         .ok_or_else(|| Status::invalid_argument("the first frame of a stream must carry a hello"))?;
     let theirs = hello.protocol_version_min..=hello.protocol_version_max;
-    if !theirs.contains(PROTOCOL_VERSIONS.end()) && !theirs.contains(PROTOCOL_VERSIONS.start()) {
-        return Err(Status::failed_precondition(format!(
+    let version = common_version(&PROTOCOL_VERSIONS, &theirs).ok_or_else(|| {
+        Status::failed_precondition(format!(
             "the router speaks protocol versions {theirs:?}, this worker {PROTOCOL_VERSIONS:?}: upgrade the older one"
-        )));
-    }
+        ))
+    })?;
+    tracing::debug!(router = hello.router_id, version, "a router connected");
     Ok(RouterId(hello.router_id))
 }

@@ -1,6 +1,7 @@
 //! What a worker says of itself when a router connects.
 
-use proto::{PROTOCOL_VERSIONS, SAMPLING_SCHEME, v1};
+use proto::version::PROTOCOL_VERSIONS;
+use proto::{SAMPLING_SCHEME, v1};
 use speculation::Role;
 use speculation::step::MAX_DRAFT_TOKENS;
 

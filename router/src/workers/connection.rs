@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use anyhow::{Context as _, bail, ensure};
 use proto::v1::worker_client::WorkerClient;
-use proto::{MAX_FRAME_BYTES, PROTOCOL_VERSIONS, v1};
+use proto::version::{PROTOCOL_VERSIONS, common_version};
+use proto::{MAX_FRAME_BYTES, v1};
 use service::tls::ClientTls;
 use speculation::Role;
 use tokio::sync::mpsc;
@@ -98,10 +99,10 @@ pub async fn connect(address: &str, caller: &Caller) -> anyhow::Result<Connectio
         v1::WorkerRole::Unspecified => bail!("the hello names no role"),
     };
     let theirs = hello.protocol_version_min..=hello.protocol_version_max;
-    ensure!(
-        theirs.contains(PROTOCOL_VERSIONS.end()) || theirs.contains(PROTOCOL_VERSIONS.start()),
-        "the worker speaks protocol versions {theirs:?}, this router {PROTOCOL_VERSIONS:?}: upgrade the older one"
-    );
+    let version = common_version(&PROTOCOL_VERSIONS, &theirs).with_context(|| {
+        format!("the worker speaks protocol versions {theirs:?}, this router {PROTOCOL_VERSIONS:?}: upgrade the older one")
+    })?;
+    tracing::debug!(address, version, "worker connected");
     Ok(Connection { client, hello, credits, role, outbox, frames })
 }
 
