@@ -15,6 +15,7 @@ pub mod discovery;
 pub mod health;
 pub mod metrics;
 pub mod process;
+mod renewed;
 pub mod reread;
 pub mod secret;
 pub mod shutdown;
