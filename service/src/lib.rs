@@ -16,6 +16,7 @@ pub mod discovery;
 pub mod health;
 pub mod metrics;
 pub mod process;
+mod renewed;
 pub mod reread;
 pub mod secret;
 pub mod shutdown;

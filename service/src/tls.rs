@@ -1,7 +1,8 @@
 //! TLS from PEM files: what a process shows at its doors, and whom it trusts when it calls others.
 //!
-//! The files are read once, while the configuration is checked, so that a certificate without its key ends the process before
-//! a port is bound. A renewed certificate is taken up by a restart, which drains first.
+//! The files are read while the configuration is checked, so that a certificate without its key ends the process before a port
+//! is bound, and again when they change: new connections show and trust what was renewed, open ones go on. The authority that
+//! clients' certificates are checked against is read once; another one is taken up by a restart, which drains first.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -12,12 +13,15 @@ use tokio_rustls::TlsAcceptor;
 use tokio_rustls::rustls::crypto::{CryptoProvider, ring};
 use tokio_rustls::rustls::pki_types::pem::{self, PemObject};
 use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
-use tokio_rustls::rustls::server::{VerifierBuilderError, WebPkiClientVerifier};
+use tokio_rustls::rustls::server::{
+    ClientHello, ResolvesServerCert, VerifierBuilderError, WebPkiClientVerifier,
+};
 use tokio_rustls::rustls::sign::CertifiedKey;
 use tokio_rustls::rustls::{self, RootCertStore, ServerConfig};
 use tonic::transport::{Certificate, ClientTlsConfig, Identity};
 
 use crate::config::Faults;
+use crate::renewed::Renewed;
 
 /// What may be spoken inside: gRPC and HTTP choose for themselves.
 const PROTOCOLS: [&[u8]; 2] = [b"h2", b"http/1.1"];
@@ -130,10 +134,10 @@ impl ServerTls {
                 builder.with_client_cert_verifier(verifier)
             }
         };
-        let (cert, key) = (Pem::read(cert)?, Pem::read(key)?);
-        let mut config = builder
-            .with_single_cert(cert.certificates()?, key.private_key()?)
-            .map_err(|source| no_pair(&cert, &key, source))?;
+        let paths = vec![cert.to_owned(), key.to_owned()];
+        let (cert, key) = (cert.to_owned(), key.to_owned());
+        let shown = Renewed::new(paths, move || certified_key(&Pem::read(&cert)?, &Pem::read(&key)?))?;
+        let mut config = builder.with_cert_resolver(Arc::new(ShownCertificate(shown)));
         config.alpn_protocols = PROTOCOLS.map(<[u8]>::to_vec).to_vec();
         Ok(Self(Arc::new(config)))
     }
@@ -143,30 +147,54 @@ impl ServerTls {
     }
 }
 
+/// What a door shows, by whatever name it is called.
+#[derive(Debug)]
+struct ShownCertificate(Renewed<Arc<CertifiedKey>>);
+
+impl ResolvesServerCert for ShownCertificate {
+    fn resolve(&self, _: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
+        Some(self.0.now())
+    }
+}
+
 /// Whom to trust at `https://` addresses, and what to show there.
 #[derive(Debug, Clone)]
-pub struct ClientTls(ClientTlsConfig);
+pub struct ClientTls(Arc<Renewed<ClientTlsConfig>>);
 
 impl ClientTls {
     /// Reads the authority that signed the servers' certificates, and a certificate and key of our own where they ask for one.
     pub fn read(ca: &Path, identity: Option<(&Path, &Path)>) -> Result<Self, TlsError> {
-        let ca = Pem::read(ca)?;
-        ca.authority()?;
-        let mut config = ClientTlsConfig::new().ca_certificate(Certificate::from_pem(ca.text));
-        if let Some((cert, key)) = identity {
-            let (cert, key) = (Pem::read(cert)?, Pem::read(key)?);
-            // Tried here, so that a wrong file is found now and not at the first call.
-            CertifiedKey::from_der(cert.certificates()?, key.private_key()?, &provider())
-                .map_err(|source| no_pair(&cert, &key, source))?;
-            config = config.identity(Identity::from_pem(cert.text, key.text));
-        }
-        Ok(Self(config))
+        let ca = ca.to_owned();
+        let identity = identity.map(|(cert, key)| (cert.to_owned(), key.to_owned()));
+        let mut paths = vec![ca.clone()];
+        paths.extend(identity.iter().flat_map(|(cert, key)| [cert.clone(), key.clone()]));
+        let config = Renewed::new(paths, move || client_config(&ca, identity.as_ref()))?;
+        Ok(Self(Arc::new(config)))
     }
 
-    /// For `tonic::transport::Endpoint::tls_config`.
+    /// For `tonic::transport::Endpoint::tls_config`, by what the files hold now.
     pub fn config(&self) -> ClientTlsConfig {
-        self.0.clone()
+        self.0.now()
     }
+}
+
+fn client_config(ca: &Path, identity: Option<&(PathBuf, PathBuf)>) -> Result<ClientTlsConfig, TlsError> {
+    let ca = Pem::read(ca)?;
+    ca.authority()?;
+    let mut config = ClientTlsConfig::new().ca_certificate(Certificate::from_pem(ca.text));
+    if let Some((cert, key)) = identity {
+        let (cert, key) = (Pem::read(cert)?, Pem::read(key)?);
+        // Tried here, so that a wrong file is found now and not at the first call.
+        certified_key(&cert, &key)?;
+        config = config.identity(Identity::from_pem(cert.text, key.text));
+    }
+    Ok(config)
+}
+
+fn certified_key(cert: &Pem<'_>, key: &Pem<'_>) -> Result<Arc<CertifiedKey>, TlsError> {
+    CertifiedKey::from_der(cert.certificates()?, key.private_key()?, &provider())
+        .map(Arc::new)
+        .map_err(|source| no_pair(cert, key, source))
 }
 
 /// The settings of a process that calls others: `NAME_ca`, `NAME_cert` and `NAME_key`.
@@ -317,6 +345,25 @@ pub(crate) mod tests {
         let error =
             ClientTls::read(&files.path("ca.pem"), Some((&cert, &others.path("key.pem")))).unwrap_err();
         assert!(error.to_string().contains("cannot be used together"), "{error}");
+    }
+
+    #[test]
+    fn renewed_files_are_shown_and_trusted_from_then_on() {
+        let (files, others) = (Files::new(), Files::new());
+        let (cert, key) = (files.path("cert.pem"), files.path("key.pem"));
+        let make = {
+            let (cert, key) = (cert.clone(), key.clone());
+            move || certified_key(&Pem::read(&cert)?, &Pem::read(&key)?)
+        };
+        let shown = Renewed::new(vec![cert.clone(), key.clone()], make).unwrap().looking_always();
+        let first = shown.now();
+        // One after the other, as some tools write them: a certificate without its key is not taken.
+        std::fs::copy(others.path("cert.pem"), &cert).unwrap();
+        assert_eq!(shown.now().cert, first.cert);
+        std::fs::copy(others.path("key.pem"), &key).unwrap();
+        let second = shown.now();
+        assert_ne!(second.cert, first.cert);
+        assert_eq!(second.cert, Pem::read(&others.path("cert.pem")).unwrap().certificates().unwrap());
     }
 
     #[test]

@@ -1,11 +1,12 @@
-//! A real etcd on loopback with data of its own.
+//! A real etcd on loopback with data of its own: one member, or a cluster of three.
 
 use std::fs::File;
+use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use anyhow::{Context as _, bail};
-use etcd_client::{Client, GetOptions};
+use etcd_client::{Client, DeleteOptions, GetOptions};
 use outrider_cli::cluster::free_address;
 use tempfile::TempDir;
 use tokio::time::timeout;
@@ -18,76 +19,172 @@ const PREFIX: &str = "outrider-tests";
 /// How long one question may take.
 const ANSWER: Duration = Duration::from_secs(2);
 
-/// A running server; dropping it is a crash.
+/// Running members; dropping them is a crash of all.
 #[derive(Debug)]
 pub struct Etcd {
-    address: String,
-    child: Child,
+    members: Vec<Member>,
     directory: TempDir,
 }
 
+/// One server process, or where it ran.
+#[derive(Debug)]
+struct Member {
+    name: String,
+    address: String,
+    peers: String,
+    child: Option<Child>,
+}
+
 impl Etcd {
-    /// Starts it and waits until it answers.
+    /// Starts one member and waits until it answers.
     pub async fn start() -> anyhow::Result<Self> {
-        let (address, peers) = (free_address()?.to_string(), format!("http://{}", free_address()?));
-        let directory = tempfile::tempdir()?;
-        let clients = format!("http://{address}");
-        let log = File::create(directory.path().join("log"))?;
-        let child = Command::new("etcd")
-            .arg("--data-dir")
-            .arg(directory.path().join("data"))
-            .args(["--name", "tests", "--logger", "zap", "--log-level", "warn"])
-            // A lone member elects itself at once.
-            .args(["--heartbeat-interval", "20", "--election-timeout", "200"])
-            .args(["--listen-client-urls", &clients, "--advertise-client-urls", &clients])
-            .args(["--listen-peer-urls", &peers, "--initial-advertise-peer-urls", &peers])
-            .args(["--initial-cluster", &format!("tests={peers}")])
-            .stdin(Stdio::null())
-            .stdout(log.try_clone()?)
-            .stderr(log)
-            .spawn()
-            .context("cannot run etcd: install Debian's package etcd-server, or run `make deps`")?;
-        let mut etcd = Self { address, child, directory };
-        until("etcd answers", async || etcd.answers().await).await?;
+        Self::start_members(1).await
+    }
+
+    /// Starts a cluster of three and waits until all of them answer.
+    pub async fn start_three() -> anyhow::Result<Self> {
+        Self::start_members(3).await
+    }
+
+    async fn start_members(num_members: usize) -> anyhow::Result<Self> {
+        let mut members = Vec::new();
+        for idx in 0..num_members {
+            let (address, peers) = (free_address()?.to_string(), format!("http://{}", free_address()?));
+            members.push(Member { name: format!("member-{idx}"), address, peers, child: None });
+        }
+        let mut etcd = Self { members, directory: tempfile::tempdir()? };
+        for idx in 0..num_members {
+            etcd.spawn(idx)?;
+        }
+        etcd.wait_until_all_answer().await?;
         Ok(etcd)
     }
 
     /// What processes are told with `--discovery`.
     pub fn uri(&self) -> String {
-        format!("etcd://{}/{PREFIX}", self.address)
+        let addresses: Vec<&str> = self.members.iter().map(|member| member.address.as_str()).collect();
+        format!("etcd://{}/{PREFIX}", addresses.join(","))
     }
 
     /// The JSON of every worker that is registered.
     pub async fn workers(&self) -> anyhow::Result<Vec<serde_json::Value>> {
         let ask = async {
-            let mut client = Client::connect([self.address.as_str()], None).await?;
-            let keys = format!("{PREFIX}/workers/");
-            anyhow::Ok(client.get(keys, Some(GetOptions::new().with_prefix())).await?)
+            let mut client = self.client().await?;
+            anyhow::Ok(client.get(keys(), Some(GetOptions::new().with_prefix())).await?)
         };
         let answer = timeout(ANSWER, ask).await??;
         answer.kvs().iter().map(|kv| Ok(serde_json::from_slice(kv.value())?)).collect()
     }
 
-    /// Ends it as a crash does.
+    /// Deletes every worker's key, as `etcdctl del --prefix` does; how many there were.
+    pub async fn delete_workers(&self) -> anyhow::Result<i64> {
+        let mut client = self.client().await?;
+        Ok(client.delete(keys(), Some(DeleteOptions::new().with_prefix())).await?.deleted())
+    }
+
+    /// Ends all members as a crash does.
     pub fn kill(&mut self) -> anyhow::Result<()> {
-        self.child.kill()?;
-        self.child.wait()?;
+        self.members.iter_mut().try_for_each(Member::kill)
+    }
+
+    /// Ends one member as a crash does.
+    pub fn kill_member(&mut self, idx: usize) -> anyhow::Result<()> {
+        self.members[idx].kill()
+    }
+
+    /// Starts a killed member on the data that it has.
+    pub fn start_member_again(&mut self, idx: usize) -> anyhow::Result<()> {
+        self.spawn(idx)
+    }
+
+    /// Crashes with the loss of all data, and starts again at the same addresses.
+    pub async fn restart_without_data(&mut self) -> anyhow::Result<()> {
+        self.kill()?;
+        for idx in 0..self.members.len() {
+            std::fs::remove_dir_all(self.data_of(idx))?;
+            self.spawn(idx)?;
+        }
+        self.wait_until_all_answer().await
+    }
+
+    fn data_of(&self, idx: usize) -> PathBuf {
+        self.directory.path().join(&self.members[idx].name)
+    }
+
+    fn spawn(&mut self, idx: usize) -> anyhow::Result<()> {
+        let cluster: Vec<String> =
+            self.members.iter().map(|member| format!("{}={}", member.name, member.peers)).collect();
+        let Member { name, address, peers, .. } = &self.members[idx];
+        let clients = format!("http://{address}");
+        let log = File::options().create(true).append(true).open(self.directory.path().join("log"))?;
+        let child = Command::new("etcd")
+            .arg("--data-dir")
+            .arg(self.data_of(idx))
+            .args(["--name", name, "--logger", "zap", "--log-level", "warn"])
+            // A lone member elects itself at once; three of a busy machine must not elect all the time.
+            .args(if cluster.len() == 1 {
+                ["--heartbeat-interval", "20", "--election-timeout", "200"]
+            } else {
+                ["--heartbeat-interval", "100", "--election-timeout", "1000"]
+            })
+            .args(["--listen-client-urls", &clients, "--advertise-client-urls", &clients])
+            .args(["--listen-peer-urls", peers, "--initial-advertise-peer-urls", peers])
+            .args(["--initial-cluster", &cluster.join(",")])
+            .stdin(Stdio::null())
+            .stdout(log.try_clone()?)
+            .stderr(log)
+            .spawn()
+            .context("cannot run etcd: install Debian's package etcd-server, or run `make deps`")?;
+        self.members[idx].child = Some(child);
         Ok(())
     }
 
-    async fn answers(&mut self) -> anyhow::Result<bool> {
-        if let Some(status) = self.child.try_wait()? {
+    /// A client of a member that runs.
+    async fn client(&self) -> anyhow::Result<Client> {
+        let running = self.members.iter().find(|member| member.child.is_some());
+        running.context("every member was killed")?.client().await
+    }
+
+    async fn wait_until_all_answer(&mut self) -> anyhow::Result<()> {
+        for idx in 0..self.members.len() {
+            until("etcd answers", async || self.answers(idx).await).await?;
+        }
+        Ok(())
+    }
+
+    async fn answers(&mut self, idx: usize) -> anyhow::Result<bool> {
+        let child = self.members[idx].child.as_mut().context("this member was killed")?;
+        if let Some(status) = child.try_wait()? {
             let log = std::fs::read_to_string(self.directory.path().join("log"))?;
             bail!("etcd ended with {status}:\n{log}");
         }
-        let ask = async { Client::connect([self.address.as_str()], None).await?.status().await };
+        // A read that all members agreed on: only a cluster with a leader answers it.
+        let ask = async { anyhow::Ok(self.members[idx].client().await?.get(keys(), None).await?) };
         Ok(timeout(ANSWER, ask).await.is_ok_and(|answer| answer.is_ok()))
+    }
+}
+
+impl Member {
+    async fn client(&self) -> anyhow::Result<Client> {
+        Ok(Client::connect([self.address.as_str()], None).await?)
+    }
+
+    fn kill(&mut self) -> anyhow::Result<()> {
+        if let Some(mut child) = self.child.take() {
+            child.kill()?;
+            child.wait()?;
+        }
+        Ok(())
     }
 }
 
 impl Drop for Etcd {
     fn drop(&mut self) {
-        // It may be gone already.
+        // They may be gone already.
         self.kill().ok();
     }
+}
+
+fn keys() -> String {
+    format!("{PREFIX}/workers/")
 }

@@ -1,5 +1,7 @@
 //! Workers and router that find each other through a real etcd, while workers come and die, and while etcd itself dies.
 
+use std::sync::Arc;
+
 use anyhow::{Context as _, ensure};
 use outrider_cli::cluster::{Cluster, ClusterSpec, Discovery};
 use reqwest::Response;
@@ -7,7 +9,7 @@ use serde_json::{Value, json};
 use tests::etcd::Etcd;
 use tests::http_client::{COMPLETIONS, HttpClient, completion_text, streamed_text};
 use tests::pair::MODEL;
-use tests::processes;
+use tests::processes::{self, Logs};
 use tests::wait::until;
 
 /// Long enough that a text is under way while things happen to its workers.
@@ -19,6 +21,44 @@ async fn cluster(etcd: &Etcd, change: impl FnOnce(&mut ClusterSpec)) -> anyhow::
         change(spec);
     })
     .await
+}
+
+/// The same, with what the processes log.
+async fn logged_cluster(etcd: &Etcd) -> anyhow::Result<(Cluster, Arc<Logs>)> {
+    processes::start_logged(|spec| spec.discovery = Discovery::Uri(etcd.uri())).await
+}
+
+/// Waits until each of these workers says that it is registered, or that it is not.
+async fn wait_until_registered(cluster: &Cluster, workers: &[&str], registered: bool) -> anyhow::Result<()> {
+    for worker in workers {
+        until(&format!("{worker} says registered = {registered}"), async || {
+            let page = processes::metrics(cluster, worker).await?;
+            Ok(page.sum("outrider_worker_registered") == u64::from(registered))
+        })
+        .await?;
+    }
+    Ok(())
+}
+
+/// Waits until so many workers are registered; an etcd that elects may not answer for a while.
+async fn wait_until_listed(etcd: &Etcd, num_workers: usize) -> anyhow::Result<()> {
+    until(&format!("etcd lists {num_workers} workers"), async || {
+        Ok(etcd.workers().await.is_ok_and(|workers| workers.len() == num_workers))
+    })
+    .await
+}
+
+/// How often the router logged that a worker joined: more often than there are workers, if one was cut.
+fn joined(logs: &Logs) -> usize {
+    logs.of("router").iter().filter(|line| line.contains("worker joined")).count()
+}
+
+/// Reads a stream to its end; its text, of which `read` came already.
+async fn whole_text(mut stream: Response, mut read: Vec<u8>) -> anyhow::Result<String> {
+    while let Some(bytes) = stream.chunk().await? {
+        read.extend_from_slice(&bytes);
+    }
+    streamed_text(&String::from_utf8(read)?)
 }
 
 fn request(max_tokens: u32) -> Value {
@@ -198,6 +238,104 @@ async fn requests_are_served_while_etcd_is_down() -> anyhow::Result<()> {
     let after = http.ask(COMPLETIONS, &request(48)).await?;
     ensure!(completion_text(&after)? == completion_text(&before)?, "another text while etcd is down");
     ensure!(after["usage"]["speculation"]["disabled_reason"].is_null(), "{}", after["usage"]);
+    cluster.stop().await;
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn keys_that_are_deleted_come_back_and_no_connection_is_cut() -> anyhow::Result<()> {
+    let etcd = Etcd::start().await?;
+    let (mut cluster, logs) = logged_cluster(&etcd).await?;
+    let http = HttpClient::new(cluster.http_url())?;
+    wait_until_connected(&mut cluster, "draft-0").await?;
+    let whole = http.ask(COMPLETIONS, &request(LONG)).await?;
+    let mut stream = http.open(COMPLETIONS, &streamed(LONG)).await?;
+    let read = first_text(&mut stream).await?;
+
+    ensure!(etcd.delete_workers().await? == 2, "not every worker had a key");
+    for role in ["target", "draft"] {
+        logs.line_with("router", &["discovery lists this worker no more", role]).await?;
+    }
+    let during = http.ask(COMPLETIONS, &request(48)).await?;
+    ensure!(during["usage"]["speculation"]["accepted_tokens"].as_u64() > Some(0), "{during}");
+    for worker in ["target-0", "draft-0"] {
+        logs.line_with(worker, &["the worker's key was gone from etcd and was put again"]).await?;
+    }
+    wait_until_listed(&etcd, 2).await?;
+    wait_until_registered(&cluster, &["target-0", "draft-0"], true).await?;
+    ensure!(whole_text(stream, read).await? == completion_text(&whole)?, "another text");
+    ensure!(joined(&logs) == 2, "a connection was cut: {:?}", logs.of("router"));
+
+    // A worker that leaves is told from one whose key is gone: it ends its connection.
+    cluster.signal("draft-0", Signal::SIGTERM)?;
+    logs.line_with("router", &["worker left", "draft"]).await?;
+    let alone = http.ask(COMPLETIONS, &request(48)).await?;
+    ensure!(alone["usage"]["speculation"]["disabled_reason"] == "no_draft_worker", "{alone}");
+    cluster.stop().await;
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_etcd_that_loses_its_data_cuts_nobody_and_hears_of_all_again() -> anyhow::Result<()> {
+    let mut etcd = Etcd::start().await?;
+    let (mut cluster, logs) = logged_cluster(&etcd).await?;
+    let http = HttpClient::new(cluster.http_url())?;
+    wait_until_connected(&mut cluster, "draft-0").await?;
+    let whole = http.ask(COMPLETIONS, &request(LONG)).await?;
+    let mut stream = http.open(COMPLETIONS, &streamed(LONG)).await?;
+    let read = first_text(&mut stream).await?;
+
+    etcd.restart_without_data().await?;
+    let during = http.ask(COMPLETIONS, &request(LONG)).await?;
+    ensure!(completion_text(&during)? == completion_text(&whole)?, "another text without the data");
+    wait_until_listed(&etcd, 2).await?;
+    wait_until_registered(&cluster, &["target-0", "draft-0"], true).await?;
+    ensure!(whole_text(stream, read).await? == completion_text(&whole)?, "another text");
+    // A worker that comes now is found: the router follows the new data.
+    let draft = cluster.add_draft_worker()?;
+    wait_until_connected(&mut cluster, &draft).await?;
+    ensure!(joined(&logs) == 3, "a connection was cut: {:?}", logs.of("router"));
+    cluster.stop().await;
+    Ok(())
+}
+
+/// Three members: without one all goes on, without two nobody new is found and requests go on, and what is back is used.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_cluster_of_three_loses_one_and_two_and_recovers() -> anyhow::Result<()> {
+    let mut etcd = Etcd::start_three().await?;
+    let (mut cluster, logs) = logged_cluster(&etcd).await?;
+    let http = HttpClient::new(cluster.http_url())?;
+    wait_until_connected(&mut cluster, "draft-0").await?;
+    let whole = http.ask(COMPLETIONS, &request(LONG)).await?;
+    let answers = async || {
+        let answer = http.ask(COMPLETIONS, &request(LONG)).await?;
+        ensure!(completion_text(&answer)? == completion_text(&whole)?, "another text: {answer}");
+        anyhow::Ok(())
+    };
+
+    etcd.kill_member(0)?;
+    answers().await?;
+    let second = cluster.add_draft_worker()?;
+    wait_until_connected(&mut cluster, &second).await?;
+    let workers = ["target-0", "draft-0", second.as_str()];
+    wait_until_registered(&cluster, &workers, true).await?;
+
+    etcd.kill_member(1)?;
+    wait_until_registered(&cluster, &workers, false).await?;
+    answers().await?;
+    let third = cluster.add_draft_worker()?;
+    cluster.wait_process_ready(&third, tests::wait::PATIENCE).await?;
+    answers().await?;
+    ensure!(joined(&logs) == 3, "{third} was found without a quorum, or somebody was cut");
+
+    etcd.start_member_again(0)?;
+    wait_until_connected(&mut cluster, &third).await?;
+    wait_until_registered(&cluster, &["target-0", "draft-0", &second, &third], true).await?;
+    wait_until_listed(&etcd, 4).await?;
+    answers().await?;
+    etcd.start_member_again(1)?;
+    answers().await?;
+    ensure!(joined(&logs) == 4, "a connection was cut: {:?}", logs.of("router"));
     cluster.stop().await;
     Ok(())
 }
