@@ -24,5 +24,6 @@ STOPSIGNAL SIGTERM
 # A worker binds its ports when the checkpoint is loaded, which takes a while for a large one.
 HEALTHCHECK --interval=5s --timeout=2s --start-period=300s \
     CMD ["curl", "--fail", "--silent", "--output", "/dev/null", "http://127.0.0.1:8121/health/ready"]
+# Others reach it once it is told --listen with certificates, or with --insecure.
 ENTRYPOINT ["outrider-draft-worker"]
-CMD ["--model", "/models/draft", "--listen", "0.0.0.0:8120", "--admin", "0.0.0.0:8121"]
+CMD ["--model", "/models/draft", "--admin", "0.0.0.0:8121"]

@@ -17,10 +17,10 @@ RUN apt-get update \
  && useradd --system --uid 10001 --no-create-home outrider
 COPY --from=build /out/outrider-router /usr/local/bin/
 USER outrider
-# 8000: OpenAI API, health and metrics. 8001: gRPC.
-EXPOSE 8000 8001
+# 8000: OpenAI API. 8001: gRPC. 8002: health and metrics.
+EXPOSE 8000 8001 8002
 STOPSIGNAL SIGTERM
 HEALTHCHECK --interval=5s --timeout=2s --start-period=10s \
-    CMD ["curl", "--fail", "--silent", "--output", "/dev/null", "http://127.0.0.1:8000/health/live"]
+    CMD ["curl", "--fail", "--silent", "--output", "/dev/null", "http://127.0.0.1:8002/health/live"]
 ENTRYPOINT ["outrider-router"]
-CMD ["--http", "0.0.0.0:8000", "--grpc", "0.0.0.0:8001"]
+CMD ["--http", "0.0.0.0:8000", "--grpc", "0.0.0.0:8001", "--admin", "0.0.0.0:8002"]

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
+use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair, date_time_ymd};
 use service::tls::{ClientTls, ServerTls};
 use tempfile::TempDir;
 
@@ -19,10 +19,15 @@ impl Authority {
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
         let ca_cert = params.self_signed(&ca_key)?;
         let (issuer, key) = (Issuer::new(params, ca_key), KeyPair::generate()?);
-        let cert = CertificateParams::new(["127.0.0.1".to_owned()])?.signed_by(&key, &issuer)?;
+        let params = || CertificateParams::new(["127.0.0.1".to_owned()]);
+        let cert = params()?.signed_by(&key, &issuer)?;
+        let mut expired = params()?;
+        expired.not_after = date_time_ymd(2001, 1, 1);
+        let expired = expired.signed_by(&key, &issuer)?;
         let authority = Self { dir: TempDir::new()? };
         std::fs::write(authority.file("ca.pem"), ca_cert.pem())?;
         std::fs::write(authority.file("cert.pem"), cert.pem())?;
+        std::fs::write(authority.file("expired.pem"), expired.pem())?;
         std::fs::write(authority.file("key.pem"), key.serialize_pem())?;
         Ok(authority)
     }
@@ -41,6 +46,12 @@ impl Authority {
     /// A client that trusts the authority and shows what it signed.
     pub fn member(&self) -> anyhow::Result<ClientTls> {
         let (cert, key) = (self.file("cert.pem"), self.file("key.pem"));
+        Ok(ClientTls::read(&self.file("ca.pem"), Some((&cert, &key)))?)
+    }
+
+    /// The same, but what it shows was valid long ago.
+    pub fn former_member(&self) -> anyhow::Result<ClientTls> {
+        let (cert, key) = (self.file("expired.pem"), self.file("key.pem"));
         Ok(ClientTls::read(&self.file("ca.pem"), Some((&cert, &key)))?)
     }
 

@@ -39,6 +39,9 @@ async fn a_cluster_that_speaks_tls_on_every_wire_writes_the_same_text() -> anyho
     refusal(&http, None).await?;
     refusal(&https, Some(workers.stranger()?)).await?;
     refusal(&https, Some(clients.member()?)).await?;
+    refusal(&https, Some(workers.former_member()?)).await?;
+    let demanded = refusal(&http, Some(workers.member()?)).await?;
+    ensure!(demanded.contains("--worker-ca demands TLS"), "no reason in: {demanded}");
 
     cluster.ready().await?;
     let door = format!("https://{}", cluster.grpc_address());

@@ -38,6 +38,10 @@ pub struct BenchArgs {
     #[arg(long, value_name = "KEY", env = "OPENAI_API_KEY", hide_env_values = true)]
     pub api_key: Option<String>,
 
+    /// Where the server's counters are, if not at the endpoint's /metrics: of a router of ours its --admin, http://HOST:8002
+    #[arg(long, value_name = "URL")]
+    pub metrics_url: Option<String>,
+
     /// PEM file of certificates to believe instead of this machine's, for https
     #[arg(long, value_name = "FILE", conflicts_with = "insecure")]
     pub ca_cert: Option<PathBuf>,
@@ -136,7 +140,12 @@ impl BenchArgs {
     /// What all arms share of it.
     pub(super) fn access(&self) -> Access {
         let trust = Trust { ca_cert: self.ca_cert.clone(), insecure: self.insecure };
-        Access { api_key: self.api_key.clone(), model: self.model.clone(), trust }
+        Access {
+            api_key: self.api_key.clone(),
+            model: self.model.clone(),
+            trust,
+            metrics_url: self.metrics_url.clone(),
+        }
     }
 
     /// The loads to measure, closed loops first, each ascending.

@@ -25,6 +25,8 @@ pub struct Access {
     pub model: Option<String>,
     /// Whose certificates are believed, where the URL is `https`.
     pub trust: Trust,
+    /// Where its metrics are, if not beside its API; plain HTTP.
+    pub metrics_url: Option<String>,
 }
 
 /// Which fields an endpoint understands beyond OpenAI's.
@@ -47,6 +49,7 @@ pub struct Endpoint {
     api_key: Option<String>,
     model: String,
     served_by: String,
+    metrics_url: Option<String>,
     tls: Option<Tls>,
 }
 
@@ -62,6 +65,7 @@ impl Endpoint {
             api_key: None,
             model: "m".to_owned(),
             served_by: served_by.to_owned(),
+            metrics_url: None,
             tls: None,
         }
     }
@@ -92,6 +96,7 @@ impl Endpoint {
             api_key: access.api_key,
             model: String::new(),
             served_by: String::new(),
+            metrics_url: access.metrics_url,
             tls,
             base,
         };
@@ -150,7 +155,15 @@ impl Endpoint {
 
     /// Its totals of drafted and accepted tokens, as vLLM names them; `None` where it shows none.
     pub async fn speculation_counters(&self) -> Option<SpeculationCounters> {
-        SpeculationCounters::parse(&self.get("/metrics").await.ok()?)
+        let page = match &self.metrics_url {
+            None => self.get("/metrics").await.ok()?,
+            Some(url) => {
+                let client = reqwest::Client::builder().timeout(ANSWER_TIMEOUT).no_proxy().build().ok()?;
+                let url = format!("{}/metrics", url.trim_end_matches('/'));
+                client.get(url).send().await.ok()?.error_for_status().ok()?.text().await.ok()?
+            }
+        };
+        SpeculationCounters::parse(&page)
     }
 
     pub(super) fn address(&self) -> SocketAddr {

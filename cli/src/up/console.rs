@@ -10,7 +10,7 @@ use std::time::Duration;
 use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
 
 use super::preflight::Checked;
-use crate::cluster::{Cluster, LogSink};
+use crate::cluster::{Cluster, LogSink, ROUTER};
 
 /// ANSI colours of the prefixes, by order of first appearance.
 const COLOURS: [u8; 6] = [36, 33, 35, 32, 34, 31];
@@ -71,8 +71,9 @@ impl Console {
     pub(super) async fn ready(&self, checked: &Checked, cluster: &Cluster, after: Duration) {
         let url = cluster.http_url();
         let curl = curl_command(&url, &served_model(&url).await, checked.spec.api_keys.is_some());
+        let admin = cluster.admin_url(ROUTER).unwrap_or_default();
         let text = format!(
-            "\noutrider is ready at {url} (gRPC at {}) after {:.1} s\n{}\n\n{curl}\n\nCtrl-C stops it.\n",
+            "\noutrider is ready at {url} (gRPC at {}, metrics at {admin}) after {:.1} s\n{}\n\n{curl}\n\nCtrl-C stops it.\n",
             cluster.grpc_url(),
             after.as_secs_f64(),
             checked.pair(),

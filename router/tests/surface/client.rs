@@ -12,21 +12,24 @@ use http::{HeaderMap, Request, StatusCode};
 use http_body_util::BodyExt as _;
 use router::admission::{Admission, AdmissionLimits};
 use router::api::grpc::grpc_service;
-use router::api::http::http_app;
+use router::api::http::{admin_app, http_app};
 use router::catalog::{Catalog, ModelEntry};
 use router::metrics::RouterMetrics;
 use router::pipeline::AppState;
+use router::pipeline::answer_memory::AnswerMemory;
 use router::request::Auth;
 use router::text::{Framing, ModelText, asset};
 use router::tokenize::TokenizePool;
 use scheduling::scheduler::policy::{DraftTokens, LanePolicy, PolicyConfig};
 use serde_json::Value;
+use service::accept::{Connections, Listener, ListenerConfig, RawListener};
+use service::config::Faults;
 use service::health::Health;
 use service::metrics::Metrics;
 use service::shutdown::Lifetime;
 use speculation::{AcceptanceMode, TokenId};
 use tokio::net::TcpListener;
-use tokio_stream::wrappers::TcpListenerStream;
+use tonic::service::Routes;
 use tower::ServiceExt as _;
 
 use crate::fake_lanes::{FakeLanes, Script, SharedLanes};
@@ -126,6 +129,7 @@ impl TestRouter {
             policy: Arc::new(policy()),
             tokenize,
             keep_alive: KEEP_ALIVE,
+            answer_memory: AnswerMemory::default(),
             lifetime,
         };
         Self { lanes, app: http_app(state.clone()), state }
@@ -137,9 +141,7 @@ impl TestRouter {
     }
 
     pub(crate) async fn send(&self, request: Request<Body>) -> Answer {
-        let response = self.app.clone().oneshot(request).await.unwrap();
-        let (head, body) = response.into_parts();
-        Answer { status: head.status, headers: head.headers, body: body.collect().await.unwrap().to_bytes() }
+        Answer::of(self.app.clone().oneshot(request).await.unwrap()).await
     }
 
     pub(crate) async fn post(&self, path: &str, body: impl Into<Body>) -> Answer {
@@ -176,26 +178,46 @@ impl TestRouter {
         self.send(Request::get(path).body(Body::empty()).unwrap()).await
     }
 
-    /// Serves HTTP on a real socket.
+    /// Asks the operators' routes.
+    pub(crate) async fn admin(&self, request: Request<Body>) -> Answer {
+        Answer::of(admin_app(self.state.clone()).oneshot(request).await.unwrap()).await
+    }
+
+    pub(crate) async fn metrics(&self) -> String {
+        self.admin(Request::get("/metrics").body(Body::empty()).unwrap()).await.text().to_owned()
+    }
+
+    /// Serves HTTP on a real socket, as the router does.
     pub(crate) async fn listen_http(&self) -> SocketAddr {
-        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let address = listener.local_addr().unwrap();
-        let server =
-            axum::serve(listener, self.app.clone()).with_graceful_shutdown(self.state.lifetime.cancelled());
-        self.state.lifetime.spawn("http", server.into_future());
+        self.listen_http_with(listener_config()).await
+    }
+
+    pub(crate) async fn listen_http_with(&self, config: ListenerConfig) -> SocketAddr {
+        let socket = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = socket.local_addr().unwrap();
+        let connections = Connections::new(config, &Metrics::new());
+        Listener::new(socket, None, &connections).serve_http("http", self.app.clone(), &self.state.lifetime);
         address
     }
 
-    /// Serves gRPC on a real socket.
+    /// Serves gRPC on a real socket, as the router does.
     pub(crate) async fn listen_grpc(&self) -> String {
-        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let address = format!("http://{}", listener.local_addr().unwrap());
-        let server = tonic::transport::Server::builder().add_service(grpc_service(self.state.clone()));
-        let serving = server
-            .serve_with_incoming_shutdown(TcpListenerStream::new(listener), self.state.lifetime.cancelled());
-        self.state.lifetime.spawn("grpc", serving);
+        format!("http://{}", self.listen_grpc_with(listener_config()).await)
+    }
+
+    pub(crate) async fn listen_grpc_with(&self, config: ListenerConfig) -> SocketAddr {
+        let socket = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = socket.local_addr().unwrap();
+        let connections = Connections::new(config, &Metrics::new());
+        let services = Routes::new(grpc_service(self.state.clone()));
+        Listener::new(socket, None, &connections).serve_grpc("grpc", services, &self.state.lifetime);
         address
     }
+}
+
+/// The defaults.
+pub(crate) fn listener_config() -> ListenerConfig {
+    RawListener::default().validate(&mut Faults::new())
 }
 
 pub(crate) fn post(path: &str, body: impl Into<Body>) -> Request<Body> {
@@ -203,6 +225,11 @@ pub(crate) fn post(path: &str, body: impl Into<Body>) -> Request<Body> {
 }
 
 impl Answer {
+    async fn of(response: http::Response<Body>) -> Self {
+        let (head, body) = response.into_parts();
+        Self { status: head.status, headers: head.headers, body: body.collect().await.unwrap().to_bytes() }
+    }
+
     pub(crate) fn text(&self) -> &str {
         std::str::from_utf8(&self.body).unwrap()
     }

@@ -1,5 +1,7 @@
 //! What decides a request's lane, and what an operator is told of lanes.
 
+use axum::body::Body;
+use http::Request;
 use router::request::Auth;
 use serde_json::{Value, json};
 use speculation::AcceptanceMode;
@@ -46,7 +48,10 @@ async fn the_lanes_way_to_judge_drafts_holds_where_the_request_names_none() {
 
 #[tokio::test]
 async fn lanes_are_explained_to_operators_only() {
-    let answer = TestRouter::start().get(DEBUG_LANES).await;
+    let ask = || Request::get(DEBUG_LANES).body(Body::empty()).unwrap();
+    let router = TestRouter::start();
+    assert_eq!(router.get(DEBUG_LANES).await.status, 404, "not where clients ask");
+    let answer = router.admin(ask()).await;
     assert_eq!(answer.status, 200);
     assert_eq!(
         answer.json(),
@@ -56,5 +61,5 @@ async fn lanes_are_explained_to_operators_only() {
     let path = dir.path().join("keys");
     std::fs::write(&path, "sk-one\n").unwrap();
     let router = TestRouter::with(Auth::from_file(&path).unwrap(), Default::default());
-    assert_eq!(router.get(DEBUG_LANES).await.status, 401);
+    assert_eq!(router.admin(ask()).await.status, 401);
 }

@@ -1,6 +1,10 @@
-//! A client that does not read is cut off by its own unread text, over a real socket, and holds up nobody.
+//! A client that does not read is cut off, over real sockets: it loses what it did not read, holds up nobody, and what its
+//! request held is free although it never reads a byte.
 
-use router::generation::MAX_UNREAD_EVENTS_PER_CHOICE;
+use proto::v1;
+use proto::v1::generate_request::Prompt;
+use proto::v1::inference_client::InferenceClient;
+use router::generation::MAX_UNREAD_BYTES;
 use serde_json::json;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
@@ -8,26 +12,54 @@ use tokio::net::TcpStream;
 use crate::client::{MODEL, TestRouter, eventually};
 use crate::fake_lanes::Script;
 
+async fn check_cut(router: &TestRouter, door: &str) {
+    eventually("the lane is told to stop", || router.lanes.cancelled() == [(0, 0)]).await;
+    eventually("the permit's return", || router.state.admission.available() == 1_024).await;
+    let counted = format!(r#"outrider_requests_total{{door="{door}",outcome="slow_client"}} 1"#);
+    let page = router.metrics().await;
+    assert!(page.contains(&counted), "{counted} is missing from\n{page}");
+}
+
 #[tokio::test]
-async fn a_client_that_does_not_read_is_cut_and_told_so() {
+async fn over_http_it_loses_its_connection() {
     let router = TestRouter::start();
     router.lanes.play(Script::Flood);
     let address = router.listen_http().await;
-    let body = json!({ "model": MODEL, "prompt": "hi", "max_tokens": 1_000, "stream": true }).to_string();
+    let body =
+        json!({ "model": MODEL, "prompt": "hi", "n": 128, "max_tokens": 1_000, "stream": true }).to_string();
     let head = format!(
-        "POST /v1/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n",
+        "POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n",
         body.len()
     );
     let mut connection = TcpStream::connect(address).await.unwrap();
     connection.write_all((head + &body).as_bytes()).await.unwrap();
-    eventually("the lane is told to stop", || router.lanes.cancelled() == [(0, 0)]).await;
-    assert!(router.lanes.num_delivered() >= MAX_UNREAD_EVENTS_PER_CHOICE);
-    let mut received = String::new();
-    connection.read_to_string(&mut received).await.unwrap();
-    let last = received.rsplit("data: ").find(|event| event.contains("error"));
-    assert!(last.is_some_and(|event| event.contains("slow_client")), "{last:?}");
-    let page = router.state.metrics_page.encode(service::metrics::Exposition::Prometheus);
-    let counted = r#"outrider_requests_total{door="http",outcome="slow_client"} 1"#;
-    assert!(page.contains(counted), "{counted} is missing from\n{page}");
-    assert_eq!(router.state.admission.available(), 1_024);
+    check_cut(&router, "http").await;
+    assert!(router.lanes.num_delivered() * 512 >= MAX_UNREAD_BYTES);
+    let mut received = Vec::new();
+    // Closed, or reset where the router had more to send.
+    drop(connection.read_to_end(&mut received).await);
+    let received = String::from_utf8_lossy(&received);
+    assert!(received.contains("200 OK") && !received.contains("[DONE]"));
+}
+
+#[tokio::test]
+async fn over_grpc_it_loses_its_stream_and_others_on_the_connection_go_on() {
+    let router = TestRouter::start();
+    router.lanes.play(Script::Flood);
+    let mut client = InferenceClient::connect(router.listen_grpc().await).await.unwrap();
+    let request = v1::GenerateRequest {
+        model: MODEL.into(),
+        prompt: Some(Prompt::Text("hi".into())),
+        ..v1::GenerateRequest::default()
+    };
+    let unread = client.generate(request.clone()).await.unwrap().into_inner();
+    check_cut(&router, "grpc").await;
+    let router = router.say(" fine");
+    let mut read = client.generate(request).await.unwrap().into_inner();
+    let mut text = String::new();
+    while let Some(message) = read.message().await.unwrap() {
+        text.push_str(&message.text);
+    }
+    assert_eq!((text.as_str(), router.state.admission.available()), ("0 fine", 1_024));
+    drop(unread);
 }

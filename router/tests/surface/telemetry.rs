@@ -20,8 +20,7 @@ async fn a_request_is_counted_under_vllms_names() {
     let router = TestRouter::start().say(" some text that is long enough for spans");
     router.ok("/v1/completions", &json!({ "model": MODEL, "prompt": "hi", "n": 2, "max_tokens": 64 })).await;
     router.post_json("/v1/completions", &json!({ "model": "nobody", "prompt": "hi" })).await;
-    let page = router.get("/metrics").await;
-    let page = page.text();
+    let page = router.metrics().await;
     let labels = r#"{model_name="org/demo",engine="0""#;
     for line in [
         format!("vllm:prompt_tokens_total{labels}}} 2"),

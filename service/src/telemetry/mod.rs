@@ -3,10 +3,12 @@
 //! Called once, by `main`, after the configuration is known and before anything else starts. Traces are off unless
 //! an endpoint is named in the standard variables (see `otlp.rs`). Trace context crosses processes in W3C form (see
 //! `propagation.rs`). Telemetry must never fail or hold up the work it tells about: a collector that is away costs
-//! its spans, and the last flush has a bound.
+//! its spans, a log that nobody reads costs its lines (see `writer.rs`), and the last flush has a bound.
 
 mod otlp;
 mod propagation;
+mod rate_limit;
+mod writer;
 
 use std::fmt;
 use std::io::IsTerminal as _;
@@ -17,11 +19,13 @@ use opentelemetry::trace::TracerProvider as _;
 use opentelemetry_sdk::trace::SdkTracerProvider;
 use serde::{Deserialize, Serialize};
 use tracing::{Level, Metadata};
-use tracing_subscriber::filter::{EnvFilter, filter_fn};
+use tracing_subscriber::filter::{EnvFilter, FilterExt as _, filter_fn};
 use tracing_subscriber::layer::SubscriberExt as _;
 use tracing_subscriber::util::SubscriberInitExt as _;
 use tracing_subscriber::{Layer, Registry};
 
+use self::rate_limit::RateLimit;
+use self::writer::LogWriter;
 use crate::tls::TlsError;
 
 pub use propagation::{inject_headers, inject_metadata, set_parent, set_parent_from_headers};
@@ -78,6 +82,9 @@ pub enum TelemetryError {
         "cannot use a file that OTEL_EXPORTER_OTLP_CERTIFICATE, _CLIENT_CERTIFICATE or _CLIENT_KEY names: {0}"
     )]
     Tls(#[from] TlsError),
+    /// The thread that writes log lines cannot start.
+    #[error("cannot start the thread that writes the log: {0}")]
+    LogThread(std::io::Error),
     /// This process has a subscriber already.
     #[error("telemetry is set up once in a process, by its main: {0}")]
     AlreadySetUp(#[from] tracing_subscriber::util::TryInitError),
@@ -88,6 +95,7 @@ pub enum TelemetryError {
 #[must_use = "dropping the guard ends the export of traces"]
 pub struct TelemetryGuard {
     traces: Option<SdkTracerProvider>,
+    log: LogWriter,
 }
 
 /// Sets up logs and, where the environment names a collector, traces. Needs a Tokio runtime in the second case.
@@ -96,13 +104,14 @@ pub fn init(config: &TelemetryConfig) -> Result<TelemetryGuard, TelemetryError> 
     let tracer = traces.as_ref().map(|provider| provider.tracer("outrider"));
     let spans = tracer
         .map(|tracer| tracing_opentelemetry::layer().with_tracer(tracer).with_filter(filter_fn(is_exported)));
-    tracing_subscriber::registry().with(logs(config)).with(spans).try_init()?;
-    Ok(TelemetryGuard { traces })
+    let log = LogWriter::start(std::io::stderr(), config.log_format).map_err(TelemetryError::LogThread)?;
+    tracing_subscriber::registry().with(logs(config, &log)).with(spans).try_init()?;
+    Ok(TelemetryGuard { traces, log })
 }
 
-fn logs(config: &TelemetryConfig) -> Box<dyn Layer<Registry> + Send + Sync> {
-    let lines = tracing_subscriber::fmt::layer().with_writer(std::io::stderr);
-    let filter = EnvFilter::new(&config.log_filter.0);
+fn logs(config: &TelemetryConfig, log: &LogWriter) -> Box<dyn Layer<Registry> + Send + Sync> {
+    let lines = tracing_subscriber::fmt::layer().with_writer(log.clone());
+    let filter = EnvFilter::new(&config.log_filter.0).and(RateLimit::new(log.clone()));
     match config.log_format {
         LogFormat::Text => lines.with_ansi(std::io::stderr().is_terminal()).with_filter(filter).boxed(),
         LogFormat::Json => lines.json().flatten_event(true).with_filter(filter).boxed(),
@@ -127,10 +136,11 @@ impl TelemetryGuard {
 
 impl Drop for TelemetryGuard {
     fn drop(&mut self) {
-        let Some(traces) = self.traces.take() else { return };
-        if let Err(error) = traces.shutdown_with_timeout(FLUSH_TIMEOUT) {
+        let flushed = self.traces.take().map_or(Ok(()), |traces| traces.shutdown_with_timeout(FLUSH_TIMEOUT));
+        if let Err(error) = flushed {
             tracing::warn!(%error, "the last spans did not reach the collector");
         }
+        self.log.flush();
     }
 }
 

@@ -1,0 +1,86 @@
+//! A client's own time limit ends its request with an error that says so, before the first byte and in the stream.
+
+use proto::v1;
+use proto::v1::generate_request::Prompt;
+use proto::v1::inference_client::InferenceClient;
+use router::admission::AdmissionLimits;
+use router::request::Auth;
+use serde_json::{Value, json};
+use tonic::Code;
+
+use crate::client::{Answer, MODEL, TestRouter, chunks, eventually, post};
+use crate::fake_lanes::Script;
+
+/// Asks with a time limit.
+async fn ask(router: &TestRouter, fields: Value, milliseconds: &str) -> Answer {
+    let mut body = json!({ "model": MODEL, "prompt": "hi" });
+    body.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
+    let mut request = post("/v1/completions", body.to_string());
+    request.headers_mut().insert("x-request-timeout-ms", milliseconds.parse().unwrap());
+    router.send(request).await
+}
+
+fn hanging() -> TestRouter {
+    let router = TestRouter::start();
+    router.lanes.play(Script::Hang);
+    router
+}
+
+#[tokio::test]
+async fn a_whole_answer_that_is_late_is_a_504() {
+    let router = hanging();
+    let answer = ask(&router, json!({}), "50").await;
+    assert_eq!(answer.status, 504, "{}", answer.text());
+    assert_eq!(answer.json()["error"]["code"], "deadline_exceeded");
+    assert!(answer.text().contains("within its time limit of 50 ms"), "{}", answer.text());
+    eventually("cancellation", || router.lanes.cancelled() == [(0, 0)]).await;
+    assert_eq!(router.state.admission.available(), 1_024);
+}
+
+#[tokio::test]
+async fn a_stream_that_is_late_ends_with_the_error() {
+    let answer = ask(&hanging(), json!({ "stream": true }), "500").await;
+    assert_eq!(answer.status, 200);
+    let chunks = chunks(&answer.events());
+    assert!(chunks[0]["choices"][0]["text"].as_str().unwrap().starts_with('0'), "what came in time");
+    assert_eq!(chunks.last().unwrap()["error"]["code"], "deadline_exceeded");
+}
+
+#[tokio::test]
+async fn the_wait_for_a_turn_counts() {
+    let limits = AdmissionLimits { max_sequences: 1, max_waiting_requests: 1 };
+    let router = TestRouter::with(Auth::Open, limits);
+    router.lanes.play(Script::Hang);
+    let _first =
+        router.open("/v1/completions", &json!({ "model": MODEL, "prompt": "hi", "stream": true })).await;
+    assert_eq!(ask(&router, json!({}), "20").await.status, 504);
+}
+
+#[tokio::test]
+async fn a_limit_that_is_none_is_refused_and_one_that_is_kept_changes_nothing() {
+    let router = TestRouter::start().say(" fine");
+    let answer = ask(&router, json!({}), "soon").await;
+    assert_eq!(
+        (answer.status.as_u16(), &answer.json()["error"]["param"]),
+        (400, &json!("x-request-timeout-ms"))
+    );
+    assert_eq!(ask(&router, json!({}), "600000").await.json()["choices"][0]["text"], "0 fine");
+}
+
+#[tokio::test]
+async fn over_grpc_the_limit_is_for_the_whole_stream() {
+    let router = hanging();
+    let mut client = InferenceClient::connect(router.listen_grpc().await).await.unwrap();
+    let mut request = tonic::Request::new(v1::GenerateRequest {
+        model: MODEL.into(),
+        prompt: Some(Prompt::Text("hi".into())),
+        ..v1::GenerateRequest::default()
+    });
+    request.metadata_mut().insert("grpc-timeout", "1S".parse().unwrap());
+    let mut stream = client.generate(request).await.unwrap().into_inner();
+    assert!(stream.message().await.unwrap().is_some(), "what came in time");
+    let status = stream.message().await.unwrap_err();
+    assert_eq!(status.code(), Code::DeadlineExceeded, "{status}");
+    assert!(status.message().contains("within its time limit of 1000 ms"), "{status}");
+    eventually("cancellation", || router.lanes.cancelled() == [(0, 0)]).await;
+}

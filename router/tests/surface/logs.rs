@@ -1,0 +1,84 @@
+//! What a log may hold of a request: how much, how long, whose; never what was asked or answered.
+
+use std::io;
+use std::sync::{Arc, Mutex};
+
+use router::error::RouterError;
+use serde_json::json;
+use tracing_subscriber::EnvFilter;
+use tracing_subscriber::fmt::MakeWriter;
+use tracing_subscriber::fmt::format::FmtSpan;
+
+use crate::client::{MODEL, TestRouter, post};
+use crate::fake_lanes::Script;
+
+/// In every text of this test and in no other.
+const SECRET: &str = "xyzzy";
+
+#[derive(Clone, Default)]
+struct Lines(Arc<Mutex<Vec<u8>>>);
+
+impl io::Write for Lines {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0.lock().unwrap().write(bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl<'a> MakeWriter<'a> for Lines {
+    type Writer = Self;
+
+    fn make_writer(&'a self) -> Self {
+        self.clone()
+    }
+}
+
+#[tokio::test]
+async fn no_prompt_and_no_answer_is_ever_logged() {
+    let lines = Lines::default();
+    let subscriber = tracing_subscriber::fmt()
+        .with_env_filter(EnvFilter::new("info,router=trace,service=trace,scheduling=trace"))
+        .with_span_events(FmtSpan::FULL)
+        .with_writer(lines.clone())
+        .finish();
+    let _here = tracing::subscriber::set_default(subscriber);
+    let router = TestRouter::start();
+    let (completions, chat) = ("/v1/completions", "/v1/chat/completions");
+    let completion =
+        json!({ "model": MODEL, "prompt": SECRET, "stop": [SECRET], "user": SECRET, "echo": true });
+    let conversation = json!({ "model": MODEL, "messages": [{ "role": "user", "content": SECRET }] });
+    let refused = RouterError::Refused { reason: "a NaN".into() };
+    let fails = [
+        Script::Refuse(RouterError::Internal("a bug".into())),
+        Script::FailAfterOneSpan(refused),
+        Script::Vanish,
+        Script::Say(format!(" {SECRET}")),
+    ];
+    for script in fails {
+        router.lanes.play(script);
+        for (path, body) in [(completions, &completion), (chat, &conversation)] {
+            router.post_json(path, body).await;
+            let mut streamed = body.clone();
+            streamed["stream"] = json!(true);
+            router.post_json(path, &streamed).await;
+        }
+    }
+    let too_long = format!("{SECRET} ").repeat(40_000);
+    for body in [
+        format!(r#"{{ "model": "{MODEL}", "prompt": "{SECRET}" "#),
+        json!({ "model": SECRET, "prompt": SECRET }).to_string(),
+        json!({ "model": MODEL, "prompt": SECRET, "temperature": SECRET }).to_string(),
+        json!({ "model": MODEL, "prompt": SECRET, SECRET: 1 }).to_string(),
+        json!({ "model": MODEL, "prompt": too_long }).to_string(),
+    ] {
+        let answer = router.send(post(completions, body)).await;
+        assert!(answer.status.is_client_error(), "{}", answer.text());
+    }
+    let written = String::from_utf8(lines.0.lock().unwrap().clone()).unwrap();
+    assert!(written.contains("a request failed"), "nothing was logged at all:\n{written}");
+    let found: Vec<&str> = written.lines().filter(|line| line.contains(SECRET)).collect();
+    assert!(found.is_empty(), "{found:#?}");
+}

@@ -1,0 +1,140 @@
+//! Warnings and errors at most so often from one place in the code: a worker that talks nonsense with every reply, or a flood
+//! of connections, must not drown the log. What was left out is counted and told.
+
+use std::collections::HashMap;
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use tracing::callsite::Identifier;
+use tracing::{Event, Level, Metadata, Subscriber};
+use tracing_subscriber::layer::{Context, Filter};
+
+use super::writer::LogWriter;
+
+/// So many lines from one place within a window.
+const LINES_MAX: u64 = 20;
+const WINDOW: Duration = Duration::from_secs(10);
+
+/// Passes an event unless too many came from its place.
+pub(super) struct RateLimit {
+    writer: LogWriter,
+    places: Mutex<HashMap<Identifier, Budget>>,
+}
+
+/// The lines of one place in one window.
+#[derive(Debug)]
+struct Budget {
+    began: Instant,
+    num_passed: u64,
+    num_left_out: u64,
+}
+
+impl Budget {
+    fn new(now: Instant) -> Self {
+        Self { began: now, num_passed: 0, num_left_out: 0 }
+    }
+
+    /// `None`: leave it out. Else write it, after so many that were left out before.
+    fn take(&mut self, now: Instant) -> Option<u64> {
+        let mut left_out = 0;
+        if now.saturating_duration_since(self.began) >= WINDOW {
+            left_out = self.num_left_out;
+            *self = Self::new(now);
+        }
+        if self.num_passed < LINES_MAX {
+            self.num_passed += 1;
+            return Some(left_out);
+        }
+        self.num_left_out += 1;
+        None
+    }
+}
+
+impl RateLimit {
+    pub(super) fn new(writer: LogWriter) -> Self {
+        Self { writer, places: Mutex::default() }
+    }
+}
+
+impl<S: Subscriber> Filter<S> for RateLimit {
+    fn enabled(&self, _: &Metadata<'_>, _: &Context<'_, S>) -> bool {
+        true
+    }
+
+    fn event_enabled(&self, event: &Event<'_>, _: &Context<'_, S>) -> bool {
+        let metadata = event.metadata();
+        if *metadata.level() > Level::WARN {
+            return true;
+        }
+        let now = Instant::now();
+        let taken = {
+            let mut places = self.places.lock().unwrap_or_else(PoisonError::into_inner);
+            places.entry(metadata.callsite()).or_insert_with(|| Budget::new(now)).take(now)
+        };
+        if let Some(left_out @ 1..) = taken {
+            let (file, line) = (metadata.file().unwrap_or("?"), metadata.line().unwrap_or(0));
+            self.writer
+                .note(&format!("{left_out} lines from {file}:{line} were left out before the next one"));
+        }
+        taken.is_some()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io;
+    use std::sync::Arc;
+
+    use tracing_subscriber::Layer as _;
+    use tracing_subscriber::layer::SubscriberExt as _;
+
+    use super::*;
+    use crate::telemetry::LogFormat;
+
+    #[test]
+    fn a_place_has_a_budget_for_each_window() {
+        let now = Instant::now();
+        let mut budget = Budget::new(now);
+        let passed = (0..100).filter(|_| budget.take(now).is_some()).count() as u64;
+        assert_eq!(passed, LINES_MAX);
+        assert_eq!(budget.take(now + WINDOW), Some(100 - LINES_MAX), "told with the next one");
+        assert_eq!(budget.take(now + WINDOW), Some(0));
+    }
+
+    #[derive(Clone, Default)]
+    struct Lines(Arc<Mutex<Vec<u8>>>);
+
+    impl io::Write for Lines {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            self.0.lock().unwrap().write(bytes)
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn one_loud_place_does_not_silence_the_others() {
+        let lines = Lines::default();
+        let writer = LogWriter::start(lines.clone(), LogFormat::Text).unwrap();
+        let limited = tracing_subscriber::fmt::layer()
+            .with_writer(writer.clone())
+            .with_filter(RateLimit::new(writer.clone()));
+        tracing::subscriber::with_default(tracing_subscriber::registry().with(limited), || {
+            for round in 0..1_000 {
+                tracing::warn!(round, "a loud worker");
+            }
+            tracing::warn!("a quiet one");
+            (0..100).for_each(|_| tracing::info!("as often as it is asked for"));
+        });
+        writer.flush();
+        let text = String::from_utf8(lines.0.lock().unwrap().clone()).unwrap();
+        let count = |what: &str| text.lines().filter(|line| line.contains(what)).count() as u64;
+        assert_eq!(
+            (count("a loud worker"), count("a quiet one"), count("as often")),
+            (LINES_MAX, 1, 100),
+            "{text}"
+        );
+    }
+}

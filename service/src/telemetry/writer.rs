@@ -1,0 +1,171 @@
+//! Log lines to stderr without waiting for whoever reads them: a thread of its own writes, and where it cannot keep up, lines
+//! are dropped, counted, and the count is written in their place. So a pipe that nobody drains stops no scheduler and no
+//! device thread. (Of tracing-appender's writer nobody learns from the log that lines are missing.)
+
+use std::io::{self, Write};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
+use std::time::Duration;
+
+use tracing_subscriber::fmt::MakeWriter;
+
+use super::LogFormat;
+
+/// Lines that wait to be written; more are dropped.
+const LINES_MAX: usize = 4_096;
+
+/// How long the last lines may take when the process ends.
+const FLUSH_TIMEOUT: Duration = Duration::from_secs(1);
+
+enum Message {
+    Line(Vec<u8>),
+    /// Answered once everything before it is written.
+    Flush(SyncSender<()>),
+}
+
+/// Takes lines. Clones write to the same place.
+#[derive(Clone, Debug)]
+pub(super) struct LogWriter {
+    messages: SyncSender<Message>,
+    format: LogFormat,
+    num_dropped: Arc<AtomicU64>,
+}
+
+impl LogWriter {
+    /// Writes to `out` on a thread of its own.
+    pub(super) fn start(out: impl Write + Send + 'static, format: LogFormat) -> io::Result<Self> {
+        let (messages, received) = sync_channel(LINES_MAX);
+        let writer = Self { messages, format, num_dropped: Arc::default() };
+        let num_dropped = Arc::clone(&writer.num_dropped);
+        let thread = std::thread::Builder::new().name("log".to_owned());
+        thread.spawn(move || write_all(&received, &num_dropped, out, format))?;
+        Ok(writer)
+    }
+
+    /// A line of our own about the log itself.
+    pub(super) fn note(&self, text: &str) {
+        self.send(note(self.format, text));
+    }
+
+    /// Waits until what was logged is written, but not for long.
+    pub(super) fn flush(&self) {
+        let (written, wait) = sync_channel(1);
+        if self.messages.try_send(Message::Flush(written)).is_ok() {
+            // A pipe that nobody drains keeps no process alive.
+            drop(wait.recv_timeout(FLUSH_TIMEOUT));
+        }
+    }
+
+    fn send(&self, line: Vec<u8>) {
+        if let Err(TrySendError::Full(_)) = self.messages.try_send(Message::Line(line)) {
+            self.num_dropped.fetch_add(1, Ordering::AcqRel);
+        }
+    }
+}
+
+/// A log thread that writes nothing more has nobody to tell: failed writes are let go.
+fn write_all(received: &Receiver<Message>, num_dropped: &AtomicU64, mut out: impl Write, format: LogFormat) {
+    while let Ok(message) = received.recv() {
+        match message {
+            Message::Line(line) => drop(out.write_all(&line)),
+            Message::Flush(written) => {
+                drop(out.flush());
+                drop(written.try_send(()));
+            }
+        }
+        let dropped = num_dropped.swap(0, Ordering::AcqRel);
+        if dropped > 0 {
+            let text = format!("{dropped} log lines were dropped: stderr is not read fast enough");
+            drop(out.write_all(&note(format, &text)));
+        }
+    }
+}
+
+fn note(format: LogFormat, text: &str) -> Vec<u8> {
+    let mut line = match format {
+        LogFormat::Text => format!("WARN {}: {text}", module_path!()),
+        LogFormat::Json => {
+            serde_json::json!({ "level": "WARN", "target": module_path!(), "message": text }).to_string()
+        }
+    };
+    line.push('\n');
+    line.into_bytes()
+}
+
+impl Write for LogWriter {
+    fn write(&mut self, line: &[u8]) -> io::Result<usize> {
+        self.send(line.to_vec());
+        Ok(line.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl<'a> MakeWriter<'a> for LogWriter {
+    type Writer = Self;
+
+    fn make_writer(&'a self) -> Self {
+        self.clone()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Mutex;
+    use std::sync::mpsc::channel;
+
+    use super::*;
+
+    /// Stderr whose reader takes a line only when it is told to.
+    struct Pipe {
+        may_write: Receiver<()>,
+        written: Arc<Mutex<Vec<u8>>>,
+    }
+
+    impl Write for Pipe {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            self.may_write.recv().map_err(io::Error::other)?;
+            self.written.lock().unwrap().write(bytes)
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn a_pipe_that_nobody_reads_holds_up_nobody_and_the_log_says_what_is_missing() {
+        let (read, may_write) = channel();
+        let written = Arc::new(Mutex::new(Vec::new()));
+        let pipe = Pipe { may_write, written: Arc::clone(&written) };
+        let mut writer = LogWriter::start(pipe, LogFormat::Text).unwrap();
+        // One line may be with the thread already, the others wait; none of this waits for the reader.
+        for idx in 0..LINES_MAX + 11 {
+            writer.write_all(format!("line {idx}\n").as_bytes()).unwrap();
+        }
+        for _ in 0..2 * LINES_MAX {
+            read.send(()).unwrap();
+        }
+        writer.flush();
+        let text = String::from_utf8(written.lock().unwrap().clone()).unwrap();
+        assert!(text.starts_with("line 0\n"), "{text}");
+        let lost = |count: usize| text.contains(&format!("{count} log lines were dropped"));
+        assert!(lost(10) || lost(11), "{}", &text[text.len() - 200..]);
+    }
+
+    #[test]
+    fn what_was_logged_is_written_when_the_process_ends() {
+        let written = Arc::new(Mutex::new(Vec::new()));
+        let (read, may_write) = channel();
+        (0..2).for_each(|_| read.send(()).unwrap());
+        let writer =
+            LogWriter::start(Pipe { may_write, written: Arc::clone(&written) }, LogFormat::Json).unwrap();
+        writer.note("the \"last\" words");
+        writer.flush();
+        let line: serde_json::Value = serde_json::from_slice(&written.lock().unwrap()).unwrap();
+        assert_eq!((&line["level"], &line["message"]), (&"WARN".into(), &"the \"last\" words".into()));
+    }
+}
