@@ -1,11 +1,12 @@
 //! A real etcd on loopback with data of its own.
 
 use std::fs::File;
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use anyhow::{Context as _, bail};
-use etcd_client::{Client, GetOptions};
+use etcd_client::{Client, DeleteOptions, GetOptions};
 use outrider_cli::cluster::free_address;
 use tempfile::TempDir;
 use tokio::time::timeout;
@@ -22,6 +23,7 @@ const ANSWER: Duration = Duration::from_secs(2);
 #[derive(Debug)]
 pub struct Etcd {
     address: String,
+    peers: String,
     child: Child,
     directory: TempDir,
 }
@@ -31,25 +33,16 @@ impl Etcd {
     pub async fn start() -> anyhow::Result<Self> {
         let (address, peers) = (free_address()?.to_string(), format!("http://{}", free_address()?));
         let directory = tempfile::tempdir()?;
-        let clients = format!("http://{address}");
-        let log = File::create(directory.path().join("log"))?;
-        let child = Command::new("etcd")
-            .arg("--data-dir")
-            .arg(directory.path().join("data"))
-            .args(["--name", "tests", "--logger", "zap", "--log-level", "warn"])
-            // A lone member elects itself at once.
-            .args(["--heartbeat-interval", "20", "--election-timeout", "200"])
-            .args(["--listen-client-urls", &clients, "--advertise-client-urls", &clients])
-            .args(["--listen-peer-urls", &peers, "--initial-advertise-peer-urls", &peers])
-            .args(["--initial-cluster", &format!("tests={peers}")])
-            .stdin(Stdio::null())
-            .stdout(log.try_clone()?)
-            .stderr(log)
-            .spawn()
-            .context("cannot run etcd: install Debian's package etcd-server, or run `make deps`")?;
-        let mut etcd = Self { address, child, directory };
+        let child = spawn(&address, &peers, directory.path())?;
+        let mut etcd = Self { address, peers, child, directory };
         until("etcd answers", async || etcd.answers().await).await?;
         Ok(etcd)
+    }
+
+    /// Starts it again after [`Self::kill`], at the same address and with the data that it had.
+    pub async fn start_again(&mut self) -> anyhow::Result<()> {
+        self.child = spawn(&self.address, &self.peers, self.directory.path())?;
+        until("etcd answers again", async || self.answers().await).await
     }
 
     /// What processes are told with `--discovery`.
@@ -61,11 +54,19 @@ impl Etcd {
     pub async fn workers(&self) -> anyhow::Result<Vec<serde_json::Value>> {
         let ask = async {
             let mut client = Client::connect([self.address.as_str()], None).await?;
-            let keys = format!("{PREFIX}/workers/");
-            anyhow::Ok(client.get(keys, Some(GetOptions::new().with_prefix())).await?)
+            anyhow::Ok(client.get(workers_prefix(), Some(GetOptions::new().with_prefix())).await?)
         };
         let answer = timeout(ANSWER, ask).await??;
         answer.kvs().iter().map(|kv| Ok(serde_json::from_slice(kv.value())?)).collect()
+    }
+
+    /// Deletes the key of every worker, as an operator's slip does, and returns how many there were.
+    pub async fn delete_workers(&self) -> anyhow::Result<i64> {
+        let delete = async {
+            let mut client = Client::connect([self.address.as_str()], None).await?;
+            anyhow::Ok(client.delete(workers_prefix(), Some(DeleteOptions::new().with_prefix())).await?)
+        };
+        Ok(timeout(ANSWER, delete).await??.deleted())
     }
 
     /// Ends it as a crash does.
@@ -90,4 +91,28 @@ impl Drop for Etcd {
         // It may be gone already.
         self.kill().ok();
     }
+}
+
+/// Runs the server over the data in `directory`.
+fn spawn(address: &str, peers: &str, directory: &Path) -> anyhow::Result<Child> {
+    let clients = format!("http://{address}");
+    let log = File::options().create(true).append(true).open(directory.join("log"))?;
+    Command::new("etcd")
+        .arg("--data-dir")
+        .arg(directory.join("data"))
+        .args(["--name", "tests", "--logger", "zap", "--log-level", "warn"])
+        // A lone member elects itself at once.
+        .args(["--heartbeat-interval", "20", "--election-timeout", "200"])
+        .args(["--listen-client-urls", &clients, "--advertise-client-urls", &clients])
+        .args(["--listen-peer-urls", peers, "--initial-advertise-peer-urls", peers])
+        .args(["--initial-cluster", &format!("tests={peers}")])
+        .stdin(Stdio::null())
+        .stdout(log.try_clone()?)
+        .stderr(log)
+        .spawn()
+        .context("cannot run etcd: install Debian's package etcd-server, or run `make deps`")
+}
+
+fn workers_prefix() -> String {
+    format!("{PREFIX}/workers/")
 }
