@@ -14,7 +14,7 @@ pub struct StrikeRecord {
     pub number: usize,
     /// What went wrong.
     pub kind: FaultKind,
-    /// Who was hit and how, for people.
+    /// Who was hit and how, for people; begins with the name of the process, where it is one.
     pub what: String,
     /// When it hit.
     pub began: Instant,
@@ -39,8 +39,10 @@ pub struct Impact {
     pub lost: usize,
     /// Streams with other ids.
     pub differ: usize,
-    /// Streams that ended with their router.
+    /// Streams that ended with their router, or were refused by a router that went.
     pub with_router: usize,
+    /// Of these, how many had tokens already.
+    pub begun_with_router: usize,
 }
 
 /// The impact of each kind of fault, in the order of the kinds. A stream that ended badly counts at the last fault that hit before.
@@ -50,8 +52,8 @@ pub fn impacts(strikes: &[StrikeRecord], streams: &[StreamRecord]) -> Vec<Impact
     kinds.dedup();
     let impact_of = |kind| {
         let of_kind = |strike: &&StrikeRecord| strike.kind == kind;
-        let ends = |is_end: fn(&End) -> bool| {
-            let bad = streams.iter().filter(|stream| is_end(&stream.end));
+        let ends = |is_counted: fn(&StreamRecord) -> bool| {
+            let bad = streams.iter().filter(|stream| is_counted(stream));
             bad.filter(|stream| last_before(strikes, stream.ended).is_some_and(|strike| strike.kind == kind))
                 .count()
         };
@@ -63,9 +65,10 @@ pub fn impacts(strikes: &[StrikeRecord], streams: &[StreamRecord]) -> Vec<Impact
             count: strikes.iter().filter(of_kind).count(),
             helped: strikes.iter().filter(of_kind).filter(|strike| !strike.helped.is_empty()).count(),
             stalls,
-            lost: ends(|end| matches!(end, End::Lost(_))),
-            differ: ends(|end| matches!(end, End::Differs(_))),
-            with_router: ends(|end| *end == End::WithItsRouter),
+            lost: ends(|stream| matches!(stream.end, End::Lost(_))),
+            differ: ends(|stream| matches!(stream.end, End::Differs(_))),
+            with_router: ends(|stream| stream.end == End::WithItsRouter),
+            begun_with_router: ends(|stream| stream.end == End::WithItsRouter && stream.tokens > 0),
         }
     };
     kinds.into_iter().map(impact_of).collect()

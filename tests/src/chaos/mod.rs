@@ -39,9 +39,6 @@ use streams::{Ask, End, Load, LoadSize, StreamRecord};
 /// Requests at once while the right texts are written.
 const PLAIN_WIDTH: usize = 16;
 
-/// How long processes may take to let go of what the last streams held.
-const IDLE_WITHIN: Duration = Duration::from_secs(20);
-
 /// A run.
 #[derive(Debug, Clone)]
 pub struct Settings {
@@ -53,6 +50,8 @@ pub struct Settings {
     pub fleet: FleetSize,
     /// The clients.
     pub load: LoadSize,
+    /// How long processes may take to let go of what the last streams held.
+    pub idle_within: Duration,
 }
 
 /// What a run came to.
@@ -98,7 +97,7 @@ pub async fn run(settings: &Settings, logs: &Arc<FileLogs>, say: impl Fn(String)
     say(format!("{} texts written without drafts and without faults", asks.len()));
     let lifetime = Lifetime::new();
     let mut fleet = Fleet::start(settings.fleet, Arc::clone(logs) as _, &lifetime).await?;
-    let before = warm_up(&fleet, &asks, (settings.load, &lifetime)).await?;
+    let before = warm_up(&fleet, &asks, (settings, &lifetime)).await?;
     say("every process is up and warm".to_owned());
 
     let mut clients = Vec::new();
@@ -124,7 +123,7 @@ pub async fn run(settings: &Settings, logs: &Arc<FileLogs>, say: impl Fn(String)
     }
     logs.mark("no more faults");
     let streams = load.finish().await;
-    let after = idle_footprints(&fleet).await?;
+    let after = idle_footprints(&fleet, settings.idle_within).await?;
     fleet.stop().await;
     lifetime.shut_down(Duration::from_secs(5)).await;
     // The clients' part is over in any case: what they saw is in the logs.
@@ -164,23 +163,23 @@ fn synthetic_text(case: &Case, vocab_size: u32) -> Vec<TokenId> {
 async fn warm_up(
     fleet: &Fleet,
     asks: &[Ask],
-    (load, lifetime): (LoadSize, &Lifetime),
+    (settings, lifetime): (&Settings, &Lifetime),
 ) -> anyhow::Result<Vec<Footprint>> {
     let mut clients = Vec::new();
     for router in &fleet.routers {
         clients.push(router.client().await?);
     }
-    let size = LoadSize { streams: 2 * load.width as u64, ..load };
+    let size = LoadSize { streams: 2 * settings.load.width as u64, ..settings.load };
     let streams = Load::start(asks.to_vec(), clients, size, lifetime).finish().await;
     for stream in streams {
         ensure!(stream.end == End::Complete, "without any fault {} ended so: {:?}", stream.name, stream.end);
     }
-    idle_footprints(fleet).await
+    idle_footprints(fleet, settings.idle_within).await
 }
 
 /// Waits until nothing is held for sequences, or for so long as that may take, and looks.
-async fn idle_footprints(fleet: &Fleet) -> anyhow::Result<Vec<Footprint>> {
-    holds_within(IDLE_WITHIN, async || Ok(footprints(fleet).await?.iter().all(Footprint::is_idle))).await?;
+async fn idle_footprints(fleet: &Fleet, patience: Duration) -> anyhow::Result<Vec<Footprint>> {
+    holds_within(patience, async || Ok(footprints(fleet).await?.iter().all(Footprint::is_idle))).await?;
     footprints(fleet).await
 }
 

@@ -1,6 +1,7 @@
 //! What a run does: which streams are asked for, and which faults hit when. A pure function of the seed and of a few sizes, so that
 //! a run can be played again. What a machine makes of it (which stream is where when a fault hits) is not part of it.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use anyhow::Context as _;
@@ -86,7 +87,7 @@ impl Plan {
     pub fn draw(seed: u64, size: &PlanSize) -> Self {
         // Of separate streams of chance, so that a text is the same however many faults there are.
         let (mut texts, mut faults) = (StdRng::seed_from_u64(seed), StdRng::seed_from_u64(!seed));
-        let mut kinds = Vec::new();
+        let (mut kinds, mut variants) = (Vec::new(), BTreeMap::new());
         let mut next_kind = |faults: &mut StdRng| {
             if kinds.is_empty() {
                 kinds.clone_from(&size.kinds);
@@ -94,13 +95,17 @@ impl Plan {
             }
             kinds.pop()
         };
+        let mut planned = Vec::new();
+        for _ in 0..size.faults {
+            let Some(kind) = next_kind(&mut faults) else { break };
+            let fault = PlannedFault::draw(&mut faults, kind, size.hold);
+            // A kind that comes again comes in the next of its ways.
+            let variant = *variants.entry(kind).and_modify(|variant| *variant += 1).or_insert(fault.variant);
+            planned.push(PlannedFault { variant, ..fault });
+        }
         Self {
             texts: (0..size.texts).map(|_| PlannedText::draw(&mut texts, size.tokens)).collect(),
-            faults: (0..size.faults)
-                .map_while(|_| {
-                    next_kind(&mut faults).map(|kind| PlannedFault::draw(&mut faults, kind, size.hold))
-                })
-                .collect(),
+            faults: planned,
         }
     }
 }
@@ -199,6 +204,13 @@ mod tests {
                 assert_eq!(kinds.len(), round.len(), "seed {seed}");
             }
         }
+    }
+
+    #[test]
+    fn a_kind_comes_in_all_its_ways() {
+        let plan = Plan::draw(3, &PlanSize { kinds: vec![FaultKind::HostileTarget], faults: 17, ..size() });
+        let variants: BTreeSet<usize> = plan.faults.iter().map(|fault| fault.variant % 17).collect();
+        assert_eq!(variants.len(), 17);
     }
 
     #[test]

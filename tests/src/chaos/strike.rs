@@ -26,6 +26,9 @@ use crate::wait::{holds_within, until};
 /// After a fault is undone, all processes must find each other within this time; then somebody helps.
 const WHOLE_WITHIN: Duration = Duration::from_secs(25);
 
+/// A worker that has joined is asked for something within this time, unless a router has reasons not to.
+const ASKED_WITHIN: Duration = Duration::from_secs(5);
+
 /// A slow process runs for the second of these, then stands still for the first.
 const SLOW_TURN: (Duration, Duration) = (Duration::from_millis(45), Duration::from_millis(5));
 
@@ -67,7 +70,7 @@ async fn inflict(fleet: &mut Fleet, load: &Load, fault: &PlannedFault) -> anyhow
             fleet.etcd.kill()?;
             sleep(fault.hold).await;
             fleet.etcd.start_again().await?;
-            Ok(format!("away for {:?}", fault.hold))
+            Ok(format!("away for {:.1?}", fault.hold))
         }
         F::NanTarget => nan_target(fleet, fault.hold).await,
         F::HostileDraft => hostile_draft(fleet, fault).await,
@@ -75,7 +78,7 @@ async fn inflict(fleet: &mut Fleet, load: &Load, fault: &PlannedFault) -> anyhow
         F::RestartRouter => {
             let router = fault.victim % fleet.routers.len();
             restart_router(fleet, load, (router, fault.hold)).await?;
-            Ok(format!("{}, away for {:?}", fleet.routers[router].server.name(), fault.hold))
+            Ok(format!("{}, away for {:.1?}", fleet.routers[router].server.name(), fault.hold))
         }
         F::RollingRestart => rolling_restart(fleet, load).await,
         F::Churn => churn(fleet, fault).await,
@@ -108,7 +111,7 @@ async fn kill(fleet: &mut Fleet, fault: &PlannedFault) -> anyhow::Result<String>
     }
     server.restart(&logs).await?;
     let away = if is_bounced { Duration::ZERO } else { fault.hold };
-    Ok(format!("{}, away for {away:?}", server.name()))
+    Ok(format!("{}, away for {away:.1?}", server.name()))
 }
 
 async fn stop_or_slow_down(fleet: &Fleet, fault: &PlannedFault) -> anyhow::Result<String> {
@@ -126,7 +129,7 @@ async fn stop_or_slow_down(fleet: &Fleet, fault: &PlannedFault) -> anyhow::Resul
         sleep(fault.hold).await;
         server.signal(Signal::SIGCONT);
     }
-    Ok(format!("{} for {:?}", server.name(), fault.hold))
+    Ok(format!("{} for {:.1?}", server.name(), fault.hold))
 }
 
 async fn break_wire(fleet: &Fleet, fault: &PlannedFault) -> String {
@@ -143,7 +146,7 @@ async fn break_wire(fleet: &Fleet, fault: &PlannedFault) -> String {
         sleep(fault.hold).await;
     }
     proxy.heal();
-    format!("{} for {:?}", worker.server.name(), fault.hold)
+    format!("{} for {:.1?}", worker.server.name(), fault.hold)
 }
 
 async fn nan_target(fleet: &mut Fleet, hold: Duration) -> anyhow::Result<String> {
@@ -156,7 +159,7 @@ async fn nan_target(fleet: &mut Fleet, hold: Duration) -> anyhow::Result<String>
     sleep(hold).await;
     let asked = extra.server.metrics().await?.sum("outrider_worker_steps_total");
     extra.server.stop().await;
-    Ok(format!("{asked} steps in {hold:?}"))
+    Ok(format!("{asked} steps in {hold:.1?}"))
 }
 
 async fn hostile_draft(fleet: &mut Fleet, fault: &PlannedFault) -> anyhow::Result<String> {
@@ -170,9 +173,10 @@ async fn hostile_draft(fleet: &mut Fleet, fault: &PlannedFault) -> anyhow::Resul
     let joined =
         until("a router is connected to the hostile draft", async || is_connected(fleet, &url).await).await;
     sleep(fault.hold).await;
+    wait_for_misdeed(&misdeeds).await?;
     leave(registration, &lifetime).await;
     joined?;
-    Ok(format!("{mischief:?}, {} misdeeds in {:?}", misdeeds.load(Ordering::Relaxed), fault.hold))
+    Ok(format!("{mischief:?}, {} misdeeds in {:.1?}", misdeeds.load(Ordering::Relaxed), fault.hold))
 }
 
 async fn hostile_target(fleet: &mut Fleet, fault: &PlannedFault) -> anyhow::Result<String> {
@@ -191,10 +195,18 @@ async fn hostile_target(fleet: &mut Fleet, fault: &PlannedFault) -> anyhow::Resu
     // Some kinds may be refused at the door.
     let joined = holds_within(fault.hold, async || is_connected(fleet, &url).await).await?;
     sleep(fault.hold).await;
+    if joined {
+        wait_for_misdeed(&misdeeds).await?;
+    }
     leave(registration, &lifetime).await;
     honest.server.kill().await;
     let how = if joined { "joined" } else { "was not let in" };
-    Ok(format!("{mischief:?} {how}, {} misdeeds in {:?}", misdeeds.load(Ordering::Relaxed), fault.hold))
+    Ok(format!("{mischief:?} {how}, {} misdeeds in {:.1?}", misdeeds.load(Ordering::Relaxed), fault.hold))
+}
+
+/// Waits until a worker that means no good was asked for something, for so long as a router may have reasons not to.
+async fn wait_for_misdeed(misdeeds: &AtomicU64) -> anyhow::Result<bool> {
+    holds_within(ASKED_WITHIN, async || Ok(misdeeds.load(Ordering::Relaxed) > 0)).await
 }
 
 /// Whether every router is connected to the worker at that address.
@@ -287,5 +299,5 @@ async fn churn(fleet: &mut Fleet, fault: &PlannedFault) -> anyhow::Result<String
         fleet.workers[worker].server.restart(&logs).await?;
     }
     let etcd = if is_etcd_restarted { "with etcd" } else { "without etcd" };
-    Ok(format!("{} of {} workers and {etcd} for {:?}", gone.len(), fleet.workers.len(), fault.hold))
+    Ok(format!("{} of {} workers and {etcd} for {:.1?}", gone.len(), fleet.workers.len(), fault.hold))
 }

@@ -31,13 +31,13 @@ pub fn page(outcome: &Outcome) -> String {
 fn faults(outcome: &Outcome) -> String {
     let step = median_step(&outcome.strikes, &outcome.streams);
     let mut table = String::from(
-        "| fault | count | streams in flight | stall P50, ms | P99, ms | P50, steps | P99, steps | lost | ids differ | with their router | needed help |\n|---|---|---|---|---|---|---|---|---|---|---|\n",
+        "| fault | count | streams in flight | stall P50, ms | P99, ms | P50, steps | P99, steps | lost | ids differ | with their router (begun) | needed help |\n|---|---|---|---|---|---|---|---|---|---|---|\n",
     );
     for impact in impacts(&outcome.strikes, &outcome.streams) {
-        let Impact { kind, count, helped, stalls, lost, differ, with_router } = impact;
+        let Impact { kind, count, helped, stalls, lost, differ, with_router, begun_with_router } = impact;
         let stall = |share| quantile(&stalls, share);
         table += &format!(
-            "| {kind} | {count} | {} | {} | {} | {} | {} | {lost} | {differ} | {with_router} | {helped} |\n",
+            "| {kind} | {count} | {} | {} | {} | {} | {} | {lost} | {differ} | {with_router} ({begun_with_router}) | {helped} |\n",
             stalls.len(),
             millis(stall(0.5)),
             millis(stall(0.99)),
@@ -80,11 +80,11 @@ fn failure_line(outcome: &Outcome, stream: &StreamRecord) -> String {
         |strike| format!("after fault {} ({})", strike.number, strike.kind),
     );
     let how = match &stream.end {
-        End::Lost(why) => format!("lost after {} tokens: {why}", stream.tokens),
+        End::Lost(why) => format!("lost after {} tokens: {}", stream.tokens, why.replace(&stream.name, "it")),
         End::Differs(at) => format!("differs at token {at} of {}", stream.tokens),
         end => format!("{end:?}"),
     };
-    format!("- stream {} through router {}, {fault}: {how}; {}\n", stream.number, stream.router, stream.name)
+    format!("- stream {} through router {}, {fault}, {}: {how}\n", stream.number, stream.router, stream.name)
 }
 
 fn verdict(outcome: &Outcome) -> String {

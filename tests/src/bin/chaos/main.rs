@@ -18,6 +18,9 @@ use tests::chaos::plan::PlanSize;
 use tests::chaos::streams::LoadSize;
 use tests::chaos::{Outcome, Settings, run, table};
 
+/// How long processes may take to let go: more than the ten seconds for which workers keep what a vanished router held.
+const IDLE_WITHIN: Duration = Duration::from_secs(20);
+
 /// Plays faults to a cluster of real processes under load, and says what they did to streams.
 ///
 /// It starts an etcd, targets and draft workers of the bundled pair, each behind a TCP proxy, and routers. Clients ask for texts, one
@@ -128,6 +131,7 @@ impl Args {
                 streams: self.streams,
                 patience: Duration::from_secs(self.patience_seconds),
             },
+            idle_within: IDLE_WITHIN,
         }
     }
 }
