@@ -52,6 +52,7 @@ async fn faults_lose_no_stream_and_change_no_id() -> anyhow::Result<()> {
         "streams were lost or differ; see {}",
         logs.keep().display()
     );
+    ensure!(outcome.broken_off.is_none(), "broken off: {:?}", outcome.broken_off);
     ensure!(outcome.strikes.len() == KINDS.len(), "{} faults were played", outcome.strikes.len());
     let helped: Vec<_> = outcome.strikes.iter().filter(|strike| !strike.helped.is_empty()).collect();
     ensure!(helped.is_empty(), "processes did not find each other again by themselves: {helped:?}");

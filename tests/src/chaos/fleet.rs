@@ -12,6 +12,7 @@ use nix::sys::signal::Signal;
 use outrider_cli::cluster::{Binaries, LogSink, Process, ProcessSpec, free_address};
 use service::shutdown::Lifetime;
 
+use super::streams::Load;
 use crate::client::Client;
 use crate::etcd::Etcd;
 use crate::lanes_report::LanesReport;
@@ -231,24 +232,36 @@ impl Fleet {
     }
 
     /// Waits until [`Self::is_whole`], for so long at most. What is missing then is started again, which is reported.
-    pub async fn make_whole(&mut self, patience: Duration) -> anyhow::Result<Vec<String>> {
+    pub async fn make_whole(&mut self, patience: Duration, load: &Load) -> anyhow::Result<Vec<String>> {
         if holds_within(patience, async || self.is_whole().await).await? {
             return Ok(Vec::new());
         }
-        let missing = self.missing().await;
-        let logs = Arc::clone(&self.logs);
-        let needs_help = |server: &Server| missing.iter().any(|line| line.contains(server.name()));
-        let mut helped = Vec::new();
-        for i in 0..self.workers.len() {
-            if needs_help(&self.workers[i].server) {
-                self.workers[i].server.restart(&logs).await?;
-                helped.push(format!("{} was started again by hand", self.workers[i].server.name()));
+        let (missing, logs) = (self.missing().await, Arc::clone(&self.logs));
+        let mut helped = vec![format!("missing was: {}", missing.join("; "))];
+        for (i, router) in self.routers.iter_mut().enumerate() {
+            // It does not answer at all; one that lacks a worker may be right.
+            let name = router.server.name().to_owned();
+            if missing.iter().any(|line| line.starts_with(&format!("{name}: "))) {
+                load.router_goes(i);
+                router.server.restart(&logs).await?;
+                until("a router serves that was started by hand", async || {
+                    Ok(router.server.is_ready().await)
+                })
+                .await?;
+                load.router_is_back(i);
+                helped.push(format!("{name} was started again by hand"));
+            }
+        }
+        for worker in &mut self.workers {
+            let lacked = format!("lacks {}", worker.server.name());
+            if missing.iter().any(|line| line.ends_with(&lacked)) {
+                worker.server.restart(&logs).await?;
+                helped.push(format!("{} was started again by hand", worker.server.name()));
             }
         }
         if !holds_within(patience, async || self.is_whole().await).await? {
             bail!("not whole, even after help ({helped:?}): {:?}", self.missing().await);
         }
-        helped.push(format!("missing was: {}", missing.join("; ")));
         Ok(helped)
     }
 

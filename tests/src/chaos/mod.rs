@@ -20,7 +20,7 @@ pub mod table;
 use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::{Context as _, ensure};
+use anyhow::ensure;
 use scheduling::profile::text::SyntheticText;
 use service::shutdown::Lifetime;
 use speculation::TokenId;
@@ -33,7 +33,7 @@ use fleet::{Engine, Fleet, FleetSize};
 use footprint::{Footprint, footprints};
 use impact::StrikeRecord;
 use logs::FileLogs;
-use plan::{Plan, PlanSize};
+use plan::{Plan, PlanSize, PlannedFault};
 use streams::{Ask, End, Load, LoadSize, StreamRecord};
 
 /// Requests at once while the right texts are written.
@@ -63,6 +63,8 @@ pub struct Outcome {
     pub streams: Vec<StreamRecord>,
     /// What each process held before the first fault and after the last, in the order of the processes.
     pub footprints: Vec<(Footprint, Footprint)>,
+    /// Why not every fault was played, if so.
+    pub broken_off: Option<anyhow::Error>,
 }
 
 impl Outcome {
@@ -106,29 +108,40 @@ pub async fn run(settings: &Settings, logs: &Arc<FileLogs>, say: impl Fn(String)
     }
     let load = Load::start(asks, clients, settings.load, &lifetime);
     let mut strikes = Vec::new();
-    let mut played = Ok(());
+    let mut broken_off = None;
     for (i, fault) in plan.faults.iter().enumerate() {
-        wait_for_tokens(&load, fault.after_tokens).await?;
         logs.mark(&format!("fault {}: {}", i + 1, fault.kind));
-        match strike::play(&mut fleet, &load, (i + 1, fault)).await {
+        match play(&mut fleet, &load, (i + 1, fault)).await {
             Ok(record) => {
                 say(table::strike_line(&record));
                 strikes.push(record);
             }
             Err(error) => {
-                played = Err(error);
+                broken_off = Some(error.context(format!("fault {}, {}", i + 1, fault.kind)));
                 break;
             }
         }
     }
     logs.mark("no more faults");
     let streams = load.finish().await;
-    let after = idle_footprints(&fleet, settings.idle_within).await?;
+    // Processes that do not answer are the reason why it was broken off.
+    let after = match &broken_off {
+        None => idle_footprints(&fleet, settings.idle_within).await?,
+        Some(_) => Vec::new(),
+    };
     fleet.stop().await;
     lifetime.shut_down(Duration::from_secs(5)).await;
-    // The clients' part is over in any case: what they saw is in the logs.
-    played.with_context(|| format!("after {} streams; the run was broken off", streams.len()))?;
-    Ok(Outcome { strikes, streams, footprints: before.into_iter().zip(after).collect() })
+    Ok(Outcome { strikes, streams, footprints: before.into_iter().zip(after).collect(), broken_off })
+}
+
+/// Plays a fault once enough tokens have come since the last one.
+async fn play(
+    fleet: &mut Fleet,
+    load: &Load,
+    (number, fault): (usize, &PlannedFault),
+) -> anyhow::Result<StrikeRecord> {
+    wait_for_tokens(load, fault.after_tokens).await?;
+    strike::play(fleet, load, (number, fault)).await
 }
 
 /// The texts of the plan: what a target alone writes without drafts, or what synthetic targets define as their text.

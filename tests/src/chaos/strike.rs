@@ -43,7 +43,7 @@ pub async fn play(
     let what =
         inflict(fleet, load, fault).await.with_context(|| format!("fault {number}, {}", fault.kind))?;
     let healed = Instant::now();
-    let helped = fleet.make_whole(WHOLE_WITHIN).await?;
+    let helped = fleet.make_whole(WHOLE_WITHIN, load).await?;
     // A stream that stays silent is lost by the clients' patience, which ends this wait, too.
     until("every stream goes on after the fault", async || {
         Ok(load.silent_since(healed, &under_way).is_empty())
@@ -172,8 +172,8 @@ async fn hostile_draft(fleet: &mut Fleet, fault: &PlannedFault) -> anyhow::Resul
     let registration = register(fleet, DRAFT, &url, &lifetime).await?;
     let joined =
         until("a router is connected to the hostile draft", async || is_connected(fleet, &url).await).await;
-    sleep(fault.hold).await;
     wait_for_misdeed(&misdeeds).await?;
+    sleep(fault.hold).await;
     leave(registration, &lifetime).await;
     joined?;
     Ok(format!("{mischief:?}, {} misdeeds in {:.1?}", misdeeds.load(Ordering::Relaxed), fault.hold))
@@ -194,10 +194,10 @@ async fn hostile_target(fleet: &mut Fleet, fault: &PlannedFault) -> anyhow::Resu
     let registration = register(fleet, TARGET, &url, &lifetime).await?;
     // Some kinds may be refused at the door.
     let joined = holds_within(fault.hold, async || is_connected(fleet, &url).await).await?;
-    sleep(fault.hold).await;
     if joined {
         wait_for_misdeed(&misdeeds).await?;
     }
+    sleep(fault.hold).await;
     leave(registration, &lifetime).await;
     honest.server.kill().await;
     let how = if joined { "joined" } else { "was not let in" };

@@ -25,6 +25,9 @@ pub fn page(outcome: &Outcome) -> String {
     for stream in outcome.failures() {
         page += &failure_line(outcome, stream);
     }
+    if let Some(error) = &outcome.broken_off {
+        page += &format!("- BROKEN OFF: {error:#}\n");
+    }
     page + &verdict(outcome)
 }
 
@@ -101,6 +104,7 @@ fn verdict(outcome: &Outcome) -> String {
         count(|end| matches!(end, End::Differs(_))),
         count(|end| *end == End::WithItsRouter),
         match outcome.leaks().as_slice() {
+            [] if outcome.footprints.is_empty() => "nobody looked what processes hold".to_owned(),
             [] => "every process is back at its baseline".to_owned(),
             leaks => format!("not back at the baseline: {}", leaks.join("; ")),
         },

@@ -31,7 +31,7 @@ const IDLE_WITHIN: Duration = Duration::from_secs(20);
 ///
 /// Texts and faults are a function of the seed: the same flags play the same faults again. A stream is lost where it ends with an
 /// error or is silent for --patience-seconds although a healthy target lives; streams that end with their own router are counted apart.
-/// The exit status is 1 where a stream was lost or differs, and 0 otherwise.
+/// The exit status is 1 where a stream was lost or differs or a process did not come back even with help, and 0 otherwise.
 ///
 /// Examples:
 ///   chaos --seed 7                            every kind of fault once
@@ -153,7 +153,7 @@ async fn main() -> anyhow::Result<ExitCode> {
 }
 
 fn exit_code(outcome: &Outcome, logs: &FileLogs) -> ExitCode {
-    if outcome.failures().next().is_none() {
+    if outcome.failures().next().is_none() && outcome.broken_off.is_none() {
         return ExitCode::SUCCESS;
     }
     eprintln!("logs: {}", logs.keep().display());
