@@ -50,6 +50,20 @@ impl CheckpointCopy {
         Ok(std::fs::write(self.path(file), Value::Object(json).to_string())?)
     }
 
+    /// Makes every number of a bf16 tensor of `model.safetensors` a NaN.
+    pub fn fill_with_nan(&self, tensor: &str) -> anyhow::Result<()> {
+        const NAN: [u8; 2] = 0x7fc0u16.to_le_bytes();
+        let mut filled = Ok(());
+        self.edit("model.safetensors", |bytes| {
+            filled = bf16_bytes(bytes, tensor).map(|range| {
+                for number in bytes[range].chunks_exact_mut(NAN.len()) {
+                    number.copy_from_slice(&NAN);
+                }
+            });
+        })?;
+        filled
+    }
+
     /// Gives the token with this id another spelling in `tokenizer.json`, and returns the old one.
     pub fn respell_token(&self, token_id: u32, spelling: &str) -> anyhow::Result<String> {
         let mut old = None;
@@ -61,5 +75,41 @@ impl CheckpointCopy {
             vocabulary.insert(spelling.to_owned(), token_id.into());
         })?;
         old.with_context(|| format!("no token has the id {token_id}"))
+    }
+}
+
+/// Where a bf16 tensor's numbers are in a safetensors file: the length of the header, the header, the tensors.
+fn bf16_bytes(file: &[u8], tensor: &str) -> anyhow::Result<std::ops::Range<usize>> {
+    let (length, rest) =
+        file.split_first_chunk::<8>().context("the file is shorter than a header's length")?;
+    let header_bytes = usize::try_from(u64::from_le_bytes(*length))?;
+    let header: Value = serde_json::from_slice(rest.get(..header_bytes).context("the header is cut off")?)?;
+    let entry = &header[tensor];
+    anyhow::ensure!(entry["dtype"] == "BF16", "{tensor} is {}, not BF16", entry["dtype"]);
+    let offset =
+        |at: usize| entry["data_offsets"][at].as_u64().and_then(|offset| usize::try_from(offset).ok());
+    let (from, to) = (offset(0).context("no first offset")?, offset(1).context("no last offset")?);
+    let data = length.len() + header_bytes;
+    anyhow::ensure!(data + to <= file.len() && from < to, "{tensor} ends behind the end of the file");
+    Ok(data + from..data + to)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::pair;
+
+    #[test]
+    fn nan_fills_one_tensor_and_nothing_else() -> anyhow::Result<()> {
+        let copy = CheckpointCopy::of(&pair::target_dir())?;
+        let before = std::fs::read(copy.path("model.safetensors"))?;
+        copy.fill_with_nan("model.norm.weight")?;
+        let after = std::fs::read(copy.path("model.safetensors"))?;
+        let range = bf16_bytes(&after, "model.norm.weight")?;
+        assert!(after[range.clone()].chunks_exact(2).all(|number| number == [0xc0, 0x7f]));
+        assert_eq!(before[..range.start], after[..range.start]);
+        assert_eq!(before[range.end..], after[range.end..]);
+        assert!(copy.fill_with_nan("no.such.tensor").is_err());
+        Ok(())
     }
 }

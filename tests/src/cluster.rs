@@ -7,20 +7,18 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use draft_worker::config::{DraftConfig, DraftMethod};
-use proto::v1::worker_server::{Worker, WorkerServer};
+use proto::v1::worker_server::Worker;
 use router::config::{RawRouter, RouterConfig};
 use service::config::{Faults, RawConfig as _};
 use service::discovery::{self, DRAFT, Discovery, DiscoveryUri, Member, TARGET};
 use service::health::Health;
 use service::shutdown::{Lifetime, Outcome};
 use service::tls::ServerTls;
-use tokio::net::TcpListener;
-use tokio_stream::wrappers::TcpListenerStream;
-use tonic::transport::Server;
 use worker::config::{DefaultPorts, RawWorker, SyntheticConfig, WorkerConfig};
 
 use crate::case::Case;
 use crate::client::{Answer, Client};
+use crate::door;
 use crate::faulty_wire::{FaultyWire, Tally, WireFaults};
 use crate::metrics::Page;
 use crate::pair::{self, MODEL};
@@ -204,13 +202,8 @@ impl Cluster {
     }
 
     /// Serves a door and tells discovery of it, for as long as `lifetime` lasts.
-    async fn announce<D: Worker>(&self, role: &str, door: D, lifetime: Lifetime) -> anyhow::Result<()> {
-        let listener = TcpListener::bind(any_port()).await?;
-        let address = format!("http://{}", listener.local_addr()?);
-        let server = WorkerServer::new(door).max_decoding_message_size(4 * proto::MAX_FRAME_BYTES);
-        let server = Server::builder().add_service(server);
-        let incoming = TcpListenerStream::new(listener);
-        lifetime.spawn("door", server.serve_with_incoming_shutdown(incoming, lifetime.cancelled()));
+    async fn announce<D: Worker>(&self, role: &str, worker: D, lifetime: Lifetime) -> anyhow::Result<()> {
+        let address = door::serve(worker, &lifetime).await?;
         self.list(role, address, lifetime).await
     }
 

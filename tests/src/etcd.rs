@@ -60,6 +60,14 @@ impl Etcd {
         Ok(etcd)
     }
 
+    /// Starts all members again after [`Self::kill`], at the same addresses and with the data that they had.
+    pub async fn start_again(&mut self) -> anyhow::Result<()> {
+        for idx in 0..self.members.len() {
+            self.spawn(idx)?;
+        }
+        self.wait_until_all_answer().await
+    }
+
     /// What processes are told with `--discovery`.
     pub fn uri(&self) -> String {
         let addresses: Vec<&str> = self.members.iter().map(|member| member.address.as_str()).collect();

@@ -3,8 +3,10 @@
 //! [`pair`] is the bundled model pair with its prompts, [`case`] one request and [`client`] who sends it; [`cluster`] and
 //! [`processes`] bring up what serves it. [`oracle`] says what the answer has to be. [`hostile`] and [`faulty_wire`] are what
 //! may be put in the way without a token changing; [`metrics`], [`lanes_report`] and [`wait`] tell what happened, and when.
-//! [`http_client`] sends what only HTTP can carry, [`python`] runs other people's clients, [`checkpoint_copy`] is a model to
+//! [`door`] serves what is no worker as one, [`http_client`] sends what only HTTP can carry, [`python`] runs other people's clients, [`checkpoint_copy`] is a model to
 //! damage, [`etcd`] and [`mod@trace_collector`] are the real neighbours of a cluster.
+//! [`tcp_proxy`] is a network that fails, [`hostile_target`] a target that cannot be trusted, and [`chaos`] plays faults of every kind
+//! to a whole fleet; the program `chaos` prints what they did.
 //! [`acceptance`] measures instead of judging; the program `acceptance-table` prints it.
 //!
 //! The tests themselves are in `tests/`, one file a promise. Nothing here is ever shipped.
@@ -14,12 +16,15 @@
 pub mod acceptance;
 pub mod authority;
 pub mod case;
+pub mod chaos;
 pub mod checkpoint_copy;
 pub mod client;
 pub mod cluster;
+pub mod door;
 pub mod etcd;
 pub mod faulty_wire;
 pub mod hostile;
+pub mod hostile_target;
 pub mod http_client;
 pub mod lanes_report;
 pub mod metrics;
@@ -27,5 +32,6 @@ pub mod oracle;
 pub mod pair;
 pub mod processes;
 pub mod python;
+pub mod tcp_proxy;
 pub mod trace_collector;
 pub mod wait;

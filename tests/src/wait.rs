@@ -12,13 +12,24 @@ const INTERVAL: Duration = Duration::from_millis(10);
 pub const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Looks until `holds` says yes; past [`PATIENCE`] the error names `what`.
-pub async fn until(what: &str, mut holds: impl AsyncFnMut() -> anyhow::Result<bool>) -> anyhow::Result<()> {
+pub async fn until(what: &str, holds: impl AsyncFnMut() -> anyhow::Result<bool>) -> anyhow::Result<()> {
+    if !holds_within(PATIENCE, holds).await? {
+        bail!("not within {PATIENCE:?}: {what}");
+    }
+    Ok(())
+}
+
+/// Looks until `holds` says yes; whether it did so within `patience`.
+pub async fn holds_within(
+    patience: Duration,
+    mut holds: impl AsyncFnMut() -> anyhow::Result<bool>,
+) -> anyhow::Result<bool> {
     let began = Instant::now();
     while !holds().await? {
-        if began.elapsed() > PATIENCE {
-            bail!("not within {PATIENCE:?}: {what}");
+        if began.elapsed() > patience {
+            return Ok(false);
         }
         sleep(INTERVAL).await;
     }
-    Ok(())
+    Ok(true)
 }

@@ -1,0 +1,239 @@
+//! More requests than can be served: what is served then, how long it takes, and how the rest is turned away.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context as _, ensure};
+use clap::Parser;
+use futures::StreamExt as _;
+use futures::stream::FuturesUnordered;
+use outrider_cli::cluster::usage::resident_mib;
+use outrider_cli::cluster::{Binaries, Cluster, ClusterSpec, DraftKind, NoLogs, ROUTER, TargetKind};
+use outrider_cli::load::Schedule;
+use reqwest::StatusCode;
+use reqwest::header::RETRY_AFTER;
+use serde_json::{Value, json};
+use tests::chaos::impact::quantile;
+use tests::http_client::{COMPLETIONS, streamed_text};
+use tests::lanes_report::LanesReport;
+use tests::pair::{MODEL, root};
+use tests::wait::{PATIENCE, until};
+use tokio::time::{Instant, sleep, sleep_until, timeout};
+
+/// Between two looks at the router's memory.
+const LOOK_EVERY: Duration = Duration::from_millis(200);
+
+/// An answer that takes longer is given up, and counted as broken.
+const ANSWER_WITHIN: Duration = Duration::from_secs(90);
+
+/// Sends a multiple of what a small cluster can serve.
+///
+/// Synthetic workers first serve a closed loop as wide as the router admits: that is the capacity. Then requests come at random
+/// moments, `--times` as many a second, whatever becomes of them. The table says what was served against capacity, how long admitted
+/// requests took, how the others were turned away and what the router's memory did.
+#[derive(Debug, Parser)]
+pub(crate) struct Args {
+    /// How many times the capacity is asked for
+    #[arg(long, default_value_t = 5.0)]
+    times: f64,
+    /// For so long, seconds; the capacity is measured for as long
+    #[arg(long, default_value_t = 20)]
+    seconds: u64,
+    /// What the moments are drawn from
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+    /// Everything takes workers so many times as long as in the bundled pair's profile
+    #[arg(long, default_value_t = 10.0)]
+    time_scale: f64,
+    /// Output tokens of an answer
+    #[arg(long, default_value_t = 32)]
+    max_tokens: u32,
+    /// The router's --max-sequences
+    #[arg(long, default_value_t = 32)]
+    max_sequences: usize,
+    /// The router's --max-waiting-requests
+    #[arg(long, default_value_t = 32)]
+    max_waiting_requests: usize,
+}
+
+/// What came of one request. Times count from its intended moment.
+#[derive(Debug, Clone, Copy)]
+enum Answer {
+    /// Read to its end.
+    Served { first_byte: Duration, took: Duration, ended: Instant },
+    /// 429 before the first byte of an answer.
+    TurnedAway { says_when: bool, took: Duration },
+    /// Anything else.
+    Broken,
+}
+
+/// Runs it and prints what came of it.
+pub(crate) async fn run(args: &Args) -> anyhow::Result<()> {
+    let cluster = start(args).await?;
+    let router = cluster.process(ROUTER)?.pid();
+    let url = format!("{}{COMPLETIONS}", cluster.http_url());
+    let client = reqwest::Client::builder().no_proxy().build()?;
+    let asking = Asking { client, url, max_tokens: args.max_tokens };
+    let window = Duration::from_secs(args.seconds);
+    let served = asking.closed_loop(args.max_sequences, window).await?;
+    let capacity = served as f64 / window.as_secs_f64();
+    ensure!(served > 0, "nothing was served in {window:?}: raise --seconds or lower --time-scale");
+    let before = resident_mib(router)?;
+    let count = (capacity * args.times * window.as_secs_f64()) as usize;
+    let schedule = Schedule::poisson(capacity * args.times, count, args.seed);
+    let mut most = before;
+    let end = Instant::now() + window;
+    let answers = tokio::select! {
+        biased;
+        // Every request has its answer.
+        answers = asking.open_loop(&schedule) => answers,
+        // The router is gone, which the answers would only show as broken.
+        error = watch(router, &mut most) => return Err(error),
+    };
+    until("the router has let go of every sequence", async || {
+        let report = LanesReport::of(&cluster.http_url()).await?;
+        let workers = report.0["workers"].as_array().context("no workers in /debug/lanes")?;
+        Ok(workers.iter().all(|worker| worker["reserved_blocks"] == 0))
+    })
+    .await?;
+    let memory = [before, most, resident_mib(router)?];
+    cluster.stop().await;
+    print(args, (capacity, end), (&answers, memory));
+    Ok(())
+}
+
+async fn start(args: &Args) -> anyhow::Result<Cluster> {
+    let profile = root().join("deploy/profiles/cpu-pair.toml");
+    let target = TargetKind::Synthetic { profile, time_scale: args.time_scale };
+    let mut spec = ClusterSpec::new(Binaries::beside_this_executable()?, target, DraftKind::Synthetic);
+    spec.log = Some("error".to_owned());
+    spec.target_args = ["--served-model-name", MODEL].map(str::to_owned).to_vec();
+    let (sequences, waiting) = (args.max_sequences.to_string(), args.max_waiting_requests.to_string());
+    let limits = ["--max-sequences", &sequences, "--max-waiting-requests", &waiting];
+    spec.router_args = limits.map(str::to_owned).to_vec();
+    Ok(Cluster::start(spec, Arc::new(NoLogs), PATIENCE).await?)
+}
+
+/// Remembers the most memory that the router held, MiB; ends only where it is gone.
+async fn watch(router: u32, most: &mut f64) -> anyhow::Error {
+    loop {
+        match resident_mib(router) {
+            Ok(mib) => *most = most.max(mib),
+            Err(error) => return anyhow::Error::new(error).context("the router is gone"),
+        }
+        sleep(LOOK_EVERY).await;
+    }
+}
+
+/// A client of the router.
+struct Asking {
+    client: reqwest::Client,
+    url: String,
+    max_tokens: u32,
+}
+
+impl Asking {
+    /// So many users, each of whom asks again once he is answered; how many answers they got within the time.
+    async fn closed_loop(&self, users: usize, window: Duration) -> anyhow::Result<usize> {
+        let end = Instant::now() + window;
+        let user = |user: usize| async move {
+            let mut served = 0;
+            while Instant::now() < end {
+                let answer = self.ask(user, Instant::now()).await;
+                ensure!(matches!(answer, Answer::Served { .. }), "below capacity an answer is {answer:?}");
+                served += usize::from(Instant::now() < end);
+            }
+            Ok(served)
+        };
+        Ok(futures::future::try_join_all((0..users).map(user)).await?.into_iter().sum())
+    }
+
+    /// Each request at its moment, whatever became of the others.
+    async fn open_loop(&self, schedule: &Schedule) -> Vec<Answer> {
+        let Schedule::Open { send_after } = schedule else { return Vec::new() };
+        let began = Instant::now();
+        let one = |(number, after): (usize, &Duration)| {
+            let intended = began + *after;
+            async move {
+                sleep_until(intended).await;
+                self.ask(number, intended).await
+            }
+        };
+        send_after.iter().enumerate().map(one).collect::<FuturesUnordered<_>>().collect().await
+    }
+
+    async fn ask(&self, number: usize, intended: Instant) -> Answer {
+        let asked = timeout(ANSWER_WITHIN, self.exchange(number, intended)).await;
+        asked.ok().and_then(Result::ok).unwrap_or(Answer::Broken)
+    }
+
+    async fn exchange(&self, number: usize, intended: Instant) -> reqwest::Result<Answer> {
+        let body: Value = json!({
+            "model": MODEL, "prompt": [5, 6, 7 + number % 1_000], "max_tokens": self.max_tokens, "seed": number,
+            "ignore_eos": true, "stream": true, "speculation": { "num_draft_tokens": 4 },
+        });
+        let mut response = self.client.post(&self.url).json(&body).send().await?;
+        if response.status() == StatusCode::TOO_MANY_REQUESTS {
+            let says_when = response.headers().contains_key(RETRY_AFTER);
+            return Ok(Answer::TurnedAway { says_when, took: intended.elapsed() });
+        }
+        if !response.status().is_success() {
+            return Ok(Answer::Broken);
+        }
+        let (mut first_byte, mut text) = (None, Vec::new());
+        while let Some(bytes) = response.chunk().await? {
+            first_byte.get_or_insert_with(|| intended.elapsed());
+            text.extend_from_slice(&bytes);
+        }
+        let is_whole = streamed_text(&String::from_utf8_lossy(&text)).is_ok();
+        let served = first_byte.map(|first_byte| Answer::Served {
+            first_byte,
+            took: intended.elapsed(),
+            ended: Instant::now(),
+        });
+        Ok(served.filter(|_| is_whole).unwrap_or(Answer::Broken))
+    }
+}
+
+fn print(args: &Args, (capacity, end): (f64, Instant), (answers, memory): (&[Answer], [f64; 3])) {
+    let (mut firsts, mut served, mut refusals) = (vec![], vec![], vec![]);
+    let (mut in_time, mut silent, mut broken) = (0, 0, 0);
+    for answer in answers {
+        match *answer {
+            Answer::Served { first_byte, took, ended } => {
+                in_time += usize::from(ended <= end);
+                firsts.push(first_byte);
+                served.push(took);
+            }
+            Answer::TurnedAway { says_when, took } => {
+                refusals.push(took);
+                silent += usize::from(!says_when);
+            }
+            Answer::Broken => broken += 1,
+        }
+    }
+    for times in [&mut firsts, &mut served, &mut refusals] {
+        times.sort();
+    }
+    let p99 = |times: &[Duration]| quantile(times, 0.99).unwrap_or_default().as_millis();
+    let goodput = in_time as f64 / args.seconds as f64;
+    println!("| | |\n|---|---|");
+    println!("| capacity, requests/s ({} at once) | {capacity:.1} |", args.max_sequences);
+    println!(
+        "| asked, requests/s | {:.1} for {} s: {} requests |",
+        capacity * args.times,
+        args.seconds,
+        answers.len()
+    );
+    println!("| served meanwhile, requests/s | {goodput:.1} ({:.2} of capacity) |", goodput / capacity);
+    println!("| first byte of those, P99 ms | {} |", p99(&firsts));
+    println!("| end of those, P99 ms | {} |", p99(&served));
+    println!(
+        "| turned away with 429 before the first byte | {} ({silent} without Retry-After) |",
+        refusals.len()
+    );
+    println!("| their wait, P99 ms | {} |", p99(&refusals));
+    println!("| broken otherwise | {broken} |");
+    let [before, most, after] = memory;
+    println!("| router's memory before, at most, after, MiB | {before:.1}, {most:.1}, {after:.1} |");
+}

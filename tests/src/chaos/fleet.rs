@@ -1,0 +1,382 @@
+//! The processes of a run: a real etcd, target and draft workers, each behind a TCP proxy that routers know it by, and routers. Every
+//! process can be killed, stopped and started again at its address.
+
+use std::ffi::OsString;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context as _, bail};
+use nix::sys::signal::Signal;
+use outrider_cli::cluster::{Binaries, LogSink, Process, ProcessSpec, free_address};
+use service::shutdown::Lifetime;
+
+use super::streams::Load;
+use crate::client::Client;
+use crate::etcd::Etcd;
+use crate::lanes_report::LanesReport;
+use crate::metrics::Page;
+use crate::pair::{self, MODEL};
+use crate::tcp_proxy::TcpProxy;
+use crate::wait::{holds_within, until};
+
+/// What a router may need after SIGTERM for its streams, in seconds; a process that has not ended a little later is killed.
+const GRACE_SECONDS: u64 = 10;
+
+/// KV memory of a worker: far more than the streams need, far less than the machine has.
+const KV_MEMORY: &str = "128MiB";
+
+/// The role of a worker.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum WorkerRole {
+    /// Proposes.
+    Draft,
+    /// Verifies.
+    Target,
+}
+
+impl WorkerRole {
+    fn as_str(self) -> &'static str {
+        match self {
+            Self::Draft => "draft",
+            Self::Target => "target",
+        }
+    }
+}
+
+/// What workers compute with.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Engine {
+    /// The bundled pair.
+    Pair,
+    /// Nothing: they keep the time of the pair's profile, stretched by this. So a machine can run many of them.
+    Synthetic(f64),
+}
+
+/// How many there are of each, and of what kind.
+#[derive(Debug, Clone, Copy)]
+pub struct FleetSize {
+    /// What workers compute with.
+    pub engine: Engine,
+    /// Target workers.
+    pub targets: usize,
+    /// Draft workers.
+    pub drafts: usize,
+    /// Routers.
+    pub routers: usize,
+}
+
+/// All of them.
+pub struct Fleet {
+    /// Where workers register.
+    pub etcd: Etcd,
+    /// Targets first.
+    pub workers: Vec<Worker>,
+    /// Where clients connect.
+    pub routers: Vec<Router>,
+    engine: Engine,
+    binaries: Binaries,
+    logs: Arc<dyn LogSink>,
+    lifetime: Lifetime,
+}
+
+/// A worker process and the wire to it.
+pub struct Worker {
+    /// Its role.
+    pub role: WorkerRole,
+    /// The wire that routers reach it by.
+    pub proxy: TcpProxy,
+    /// The process.
+    pub server: Server,
+    /// Where it listens itself.
+    listen: SocketAddr,
+}
+
+/// A router process.
+pub struct Router {
+    /// The process.
+    pub server: Server,
+    grpc: SocketAddr,
+}
+
+/// A process that can be started again.
+pub struct Server {
+    spec: ProcessSpec,
+    process: Process,
+    /// Where its health and metrics are.
+    admin: SocketAddr,
+}
+
+impl Fleet {
+    /// Starts everything and waits until every router is connected to every worker.
+    pub async fn start(size: FleetSize, logs: Arc<dyn LogSink>, lifetime: &Lifetime) -> anyhow::Result<Self> {
+        let binaries = Binaries::beside_this_executable()?;
+        let etcd = Etcd::start().await?;
+        let lifetime = lifetime.child();
+        let engine = size.engine;
+        let mut fleet =
+            Self { etcd, workers: Vec::new(), routers: Vec::new(), engine, binaries, logs, lifetime };
+        for i in 0..size.targets {
+            fleet.add_worker(WorkerRole::Target, i).await?;
+        }
+        for i in 0..size.drafts {
+            fleet.add_worker(WorkerRole::Draft, i).await?;
+        }
+        for i in 0..size.routers {
+            fleet.add_router(i)?;
+        }
+        until("every router is connected to every worker", async || fleet.is_whole().await).await?;
+        Ok(fleet)
+    }
+
+    async fn add_worker(&mut self, role: WorkerRole, i: usize) -> anyhow::Result<()> {
+        let name = format!("{}-{i}", role.as_str());
+        let worker = self.worker(role, name, (self.engine_args(role), &self.etcd.uri())).await?;
+        self.workers.push(worker);
+        Ok(())
+    }
+
+    /// One more target like the others, which registers at `discovery`.
+    pub async fn extra_target(&self, name: &str, discovery: &str) -> anyhow::Result<Worker> {
+        let engine = self.engine_args(WorkerRole::Target);
+        self.worker(WorkerRole::Target, name.to_owned(), (engine, discovery)).await
+    }
+
+    /// One more target with a checkpoint of its own, which registers where the others do.
+    pub async fn extra_target_with(&self, name: &str, model: PathBuf) -> anyhow::Result<Worker> {
+        let discovery = self.etcd.uri();
+        self.worker(WorkerRole::Target, name.to_owned(), (model_args(model), &discovery)).await
+    }
+
+    /// What workers of the role are told to compute with.
+    fn engine_args(&self, role: WorkerRole) -> Vec<OsString> {
+        match (self.engine, role) {
+            (Engine::Pair, WorkerRole::Target) => model_args(pair::target_dir()),
+            (Engine::Pair, WorkerRole::Draft) => model_args(pair::draft_dir()),
+            (Engine::Synthetic(time_scale), _) => {
+                let profile = pair::root().join("deploy/profiles/cpu-pair.toml");
+                let (engine, scale) = (format!("synthetic:{}", profile.display()), time_scale.to_string());
+                ["--engine", &engine, "--time-scale", &scale].map(OsString::from).to_vec()
+            }
+        }
+    }
+
+    async fn worker(
+        &self,
+        role: WorkerRole,
+        name: String,
+        (mut args, discovery): (Vec<OsString>, &str),
+    ) -> anyhow::Result<Worker> {
+        let (listen, admin) = (free_address()?, free_address()?);
+        let proxy = TcpProxy::start(listen, &self.lifetime).await?;
+        let program = match role {
+            WorkerRole::Target => &self.binaries.target_worker,
+            WorkerRole::Draft => &self.binaries.draft_worker,
+        };
+        if role == WorkerRole::Target {
+            args.extend(["--served-model-name", MODEL].map(OsString::from));
+        }
+        let (listen_at, admin_at, url) = (listen.to_string(), admin.to_string(), proxy.url());
+        let addresses = ["--listen", &listen_at, "--admin", &admin_at, "--advertise", &url];
+        args.extend(addresses.map(OsString::from));
+        args.extend(every_process(discovery));
+        let spec = ProcessSpec { name, program: program.clone(), args, env: Vec::new() };
+        Ok(Worker { role, proxy, server: Server::start(spec, admin, &self.logs)?, listen })
+    }
+
+    fn add_router(&mut self, i: usize) -> anyhow::Result<()> {
+        let (http, grpc) = (free_address()?, free_address()?);
+        let (http_at, grpc_at) = (http.to_string(), grpc.to_string());
+        let mut args: Vec<OsString> = ["--http", &http_at, "--grpc", &grpc_at].map(OsString::from).to_vec();
+        args.extend(every_process(&self.etcd.uri()));
+        let program = self.binaries.router.clone();
+        let spec = ProcessSpec { name: format!("router-{i}"), program, args, env: Vec::new() };
+        self.routers.push(Router { server: Server::start(spec, http, &self.logs)?, grpc });
+        Ok(())
+    }
+
+    /// The indices of the workers of a role.
+    pub fn of_role(&self, role: WorkerRole) -> Vec<usize> {
+        (0..self.workers.len()).filter(|&i| self.workers[i].role == role).collect()
+    }
+
+    /// Whether every router is connected to every worker and to nobody else, and both sides say so.
+    pub async fn is_whole(&self) -> anyhow::Result<bool> {
+        Ok(self.missing().await.is_empty())
+    }
+
+    /// What is not as it should be.
+    pub async fn missing(&self) -> Vec<String> {
+        let mut missing = Vec::new();
+        for router in &self.routers {
+            let name = router.server.name();
+            match router.connected().await {
+                Err(error) => missing.push(format!("{name}: {error:#}")),
+                Ok(connected) => {
+                    let all = self.workers.iter().filter(|worker| !connected.contains(&worker.proxy.url()));
+                    missing.extend(all.map(|worker| format!("{name} lacks {}", worker.server.name())));
+                    if connected.len() > self.workers.len() {
+                        missing.push(format!("{name} is connected to {} workers", connected.len()));
+                    }
+                }
+            }
+        }
+        for worker in &self.workers {
+            let streams = worker.server.metrics().await.map(|page| page.sum("outrider_worker_streams"));
+            if !streams.as_ref().is_ok_and(|&streams| streams == self.routers.len() as u64) {
+                missing.push(format!("{} has streams: {streams:?}", worker.server.name()));
+            }
+        }
+        missing
+    }
+
+    /// Waits until [`Self::is_whole`], for so long at most. What is missing then is started again, which is reported.
+    pub async fn make_whole(&mut self, patience: Duration, load: &Load) -> anyhow::Result<Vec<String>> {
+        if holds_within(patience, async || self.is_whole().await).await? {
+            return Ok(Vec::new());
+        }
+        let (missing, logs) = (self.missing().await, Arc::clone(&self.logs));
+        let mut helped = vec![format!("missing was: {}", missing.join("; "))];
+        for (i, router) in self.routers.iter_mut().enumerate() {
+            // It does not answer at all; one that lacks a worker may be right.
+            let name = router.server.name().to_owned();
+            if missing.iter().any(|line| line.starts_with(&format!("{name}: "))) {
+                load.router_goes(i);
+                router.server.restart(&logs).await?;
+                until("a router serves that was started by hand", async || {
+                    Ok(router.server.is_ready().await)
+                })
+                .await?;
+                load.router_is_back(i);
+                helped.push(format!("{name} was started again by hand"));
+            }
+        }
+        for worker in &mut self.workers {
+            let lacked = format!("lacks {}", worker.server.name());
+            if missing.iter().any(|line| line.ends_with(&lacked)) {
+                worker.server.restart(&logs).await?;
+                helped.push(format!("{} was started again by hand", worker.server.name()));
+            }
+        }
+        if !holds_within(patience, async || self.is_whole().await).await? {
+            bail!("not whole, even after help ({helped:?}): {:?}", self.missing().await);
+        }
+        Ok(helped)
+    }
+
+    /// Where the processes' lines go.
+    pub fn logs(&self) -> Arc<dyn LogSink> {
+        Arc::clone(&self.logs)
+    }
+
+    /// What doors of the program's own run under.
+    pub fn lifetime(&self) -> &Lifetime {
+        &self.lifetime
+    }
+
+    /// Every process that clients and workers are made of, with its name.
+    pub fn servers(&self) -> impl Iterator<Item = &Server> {
+        self.workers
+            .iter()
+            .map(|worker| &worker.server)
+            .chain(self.routers.iter().map(|router| &router.server))
+    }
+
+    /// Ends everything, routers first.
+    pub async fn stop(mut self) {
+        let grace = Duration::from_secs(GRACE_SECONDS);
+        let routers = self.routers.iter_mut().map(|router| router.server.process.stop(grace));
+        futures::future::join_all(routers).await;
+        let workers = self.workers.iter_mut().map(|worker| worker.server.process.stop(grace));
+        futures::future::join_all(workers).await;
+    }
+}
+
+/// Arguments of a worker that runs a model.
+fn model_args(model: PathBuf) -> Vec<OsString> {
+    let mut args = vec!["--model".into(), model.into()];
+    args.extend(["--device", "cpu", "--threads", "1", "--kv-memory", KV_MEMORY].map(OsString::from));
+    args
+}
+
+/// Arguments of every process.
+fn every_process(discovery: &str) -> Vec<OsString> {
+    let grace = GRACE_SECONDS.to_string();
+    let args =
+        ["--discovery", discovery, "--grace-seconds", &grace, "--log", "info", "--exit-on-stdin-close"];
+    args.map(OsString::from).to_vec()
+}
+
+impl Worker {
+    /// Where it listens itself, behind the proxy.
+    pub fn url(&self) -> String {
+        format!("http://{}", self.listen)
+    }
+}
+
+impl Router {
+    /// A client.
+    pub async fn client(&self) -> anyhow::Result<Client> {
+        Client::connect(&format!("http://{}", self.grpc)).await
+    }
+
+    /// The addresses of the workers that it is connected to.
+    pub async fn connected(&self) -> anyhow::Result<Vec<String>> {
+        let report = LanesReport::of(&format!("http://{}", self.server.admin)).await?;
+        let workers = report.0["workers"].as_array().context("no list of workers in /debug/lanes")?;
+        let address = |worker: &serde_json::Value| worker["address"].as_str().map(str::to_owned);
+        Ok(workers.iter().filter_map(address).collect())
+    }
+}
+
+impl Server {
+    fn start(spec: ProcessSpec, admin: SocketAddr, logs: &Arc<dyn LogSink>) -> anyhow::Result<Self> {
+        let process = Process::spawn(spec.clone(), Arc::clone(logs))?;
+        Ok(Self { spec, process, admin })
+    }
+
+    /// Its name in logs.
+    pub fn name(&self) -> &str {
+        &self.spec.name
+    }
+
+    /// Its process id.
+    pub fn pid(&self) -> u32 {
+        self.process.pid()
+    }
+
+    /// Its metrics.
+    pub async fn metrics(&self) -> anyhow::Result<Page> {
+        Page::scrape(&format!("http://{}", self.admin)).await
+    }
+
+    /// Whether it says that it is ready.
+    pub async fn is_ready(&self) -> bool {
+        let asked = reqwest::get(format!("http://{}/health/ready", self.admin)).await;
+        asked.is_ok_and(|answer| answer.status().is_success())
+    }
+
+    /// Sends it a signal.
+    pub fn signal(&self, signal: Signal) {
+        self.process.signal(signal);
+    }
+
+    /// Ends it without a word and waits until it is gone.
+    pub async fn kill(&mut self) {
+        self.process.signal(Signal::SIGKILL);
+        self.process.wait().await;
+    }
+
+    /// Tells it to stop, and waits until it has.
+    pub async fn stop(&mut self) {
+        self.process.stop(Duration::from_secs(2 * GRACE_SECONDS)).await;
+    }
+
+    /// Starts it again with the same addresses, killing it first where it still runs.
+    pub async fn restart(&mut self, logs: &Arc<dyn LogSink>) -> anyhow::Result<()> {
+        self.kill().await;
+        self.process = Process::spawn(self.spec.clone(), Arc::clone(logs))?;
+        Ok(())
+    }
+}

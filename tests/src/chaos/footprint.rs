@@ -1,0 +1,94 @@
+//! What a process holds: sequences, KV blocks, file descriptors, memory; and whether it holds no more than at the beginning.
+
+use anyhow::Context as _;
+use outrider_cli::cluster::usage::resident_mib;
+
+use super::fleet::{Fleet, Server};
+
+/// Descriptors that a process may have more of than at the beginning: connections that a client's pool keeps, for instance.
+const MORE_DESCRIPTORS: usize = 8;
+
+/// Memory that it may have more of: this share of what it had, and so many MiB.
+const MORE_MEMORY: (f64, f64) = (0.25, 24.0);
+
+/// One look at one process.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Footprint {
+    /// The process.
+    pub name: String,
+    /// Sequences that a worker holds, or that a router runs.
+    pub sequences: u64,
+    /// KV blocks that sequences of a worker hold, or that a router has reserved.
+    pub kv_blocks: u64,
+    /// Open file descriptors.
+    pub descriptors: usize,
+    /// MiB of memory.
+    pub memory_mib: f64,
+}
+
+impl Footprint {
+    async fn of(server: &Server) -> anyhow::Result<Self> {
+        let page = server.metrics().await?;
+        let pid = server.pid();
+        let descriptors = std::fs::read_dir(format!("/proc/{pid}/fd"));
+        Ok(Self {
+            name: server.name().to_owned(),
+            sequences: page.sum("outrider_worker_sequences") + page.sum("vllm:num_requests_running"),
+            kv_blocks: page.sum("outrider_worker_kv_blocks_used") + page.sum("outrider_pool_reserved_blocks"),
+            descriptors: descriptors.with_context(|| format!("{} is gone", server.name()))?.count(),
+            memory_mib: resident_mib(pid)?,
+        })
+    }
+
+    /// Whether nothing is held for sequences.
+    pub fn is_idle(&self) -> bool {
+        self.sequences == 0 && self.kv_blocks == 0
+    }
+
+    /// What it holds more of than `before`, in words; empty where nothing is.
+    pub fn excess(&self, before: &Self) -> Vec<String> {
+        let mut excess = Vec::new();
+        if self.sequences > before.sequences {
+            excess.push(format!("{} sequences", self.sequences));
+        }
+        if self.kv_blocks > before.kv_blocks {
+            excess.push(format!("{} KV blocks", self.kv_blocks));
+        }
+        if self.descriptors > before.descriptors + MORE_DESCRIPTORS {
+            excess.push(format!("{} descriptors more", self.descriptors - before.descriptors));
+        }
+        let limit = before.memory_mib * (1.0 + MORE_MEMORY.0) + MORE_MEMORY.1;
+        if self.memory_mib > limit {
+            excess.push(format!("{:.0} MiB more", self.memory_mib - before.memory_mib));
+        }
+        excess
+    }
+}
+
+/// Everybody's, in the order of the processes.
+pub async fn footprints(fleet: &Fleet) -> anyhow::Result<Vec<Footprint>> {
+    futures::future::try_join_all(fleet.servers().map(Footprint::of)).await
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn more_of_anything_is_said() {
+        let before = Footprint {
+            name: "target-0".to_owned(),
+            sequences: 0,
+            kv_blocks: 0,
+            descriptors: 20,
+            memory_mib: 40.0,
+        };
+        assert!(before.excess(&before).is_empty() && before.is_idle());
+        let little = Footprint { descriptors: 28, memory_mib: 74.0, ..before.clone() };
+        assert!(little.excess(&before).is_empty());
+        let much =
+            Footprint { sequences: 1, kv_blocks: 2, descriptors: 29, memory_mib: 75.0, ..before.clone() };
+        assert_eq!(much.excess(&before).len(), 4);
+        assert!(!much.is_idle());
+    }
+}

@@ -1,0 +1,195 @@
+//! What faults did to streams: how long the longest silence of each stream was, how many were lost, how many differ. Pure.
+
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use super::fault::FaultKind;
+use super::streams::{End, StreamRecord};
+
+/// One fault that was played.
+#[derive(Debug, Clone)]
+pub struct StrikeRecord {
+    /// Counted from 1.
+    pub number: usize,
+    /// What went wrong.
+    pub kind: FaultKind,
+    /// Who was hit and how, for people; begins with the name of the process, where it is one.
+    pub what: String,
+    /// When it hit.
+    pub began: Instant,
+    /// When streams had gone on and all processes were back.
+    pub settled: Instant,
+    /// What had to be done by hand, which an operator would have had to do.
+    pub helped: Vec<String>,
+}
+
+/// What all faults of one kind did.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Impact {
+    /// The kind.
+    pub kind: FaultKind,
+    /// Faults.
+    pub count: usize,
+    /// Faults after which somebody had to help.
+    pub helped: usize,
+    /// The longest silence of each stream that was under way when one hit, in order of length.
+    pub stalls: Vec<Duration>,
+    /// Streams that ended early.
+    pub lost: usize,
+    /// Streams with other ids.
+    pub differ: usize,
+    /// Streams that ended with their router, or were refused by a router that went.
+    pub with_router: usize,
+    /// Of these, how many had tokens already.
+    pub begun_with_router: usize,
+}
+
+/// The impact of each kind of fault, in the order of the kinds. A stream that ended badly counts at the last fault that hit before.
+pub fn impacts(strikes: &[StrikeRecord], streams: &[StreamRecord]) -> Vec<Impact> {
+    let mut kinds: Vec<FaultKind> = strikes.iter().map(|strike| strike.kind).collect();
+    kinds.sort();
+    kinds.dedup();
+    let impact_of = |kind| {
+        let of_kind = |strike: &&StrikeRecord| strike.kind == kind;
+        let ends = |is_counted: fn(&StreamRecord) -> bool| {
+            let bad = streams.iter().filter(|stream| is_counted(stream));
+            bad.filter(|stream| last_before(strikes, stream.ended).is_some_and(|strike| strike.kind == kind))
+                .count()
+        };
+        let mut stalls: Vec<Duration> =
+            strikes.iter().filter(of_kind).flat_map(|strike| stalls_of(strike, streams)).collect();
+        stalls.sort();
+        Impact {
+            kind,
+            count: strikes.iter().filter(of_kind).count(),
+            helped: strikes.iter().filter(of_kind).filter(|strike| !strike.helped.is_empty()).count(),
+            stalls,
+            lost: ends(|stream| matches!(stream.end, End::Lost(_))),
+            differ: ends(|stream| matches!(stream.end, End::Differs(_))),
+            with_router: ends(|stream| stream.end == End::WithItsRouter),
+            begun_with_router: ends(|stream| stream.end == End::WithItsRouter && stream.tokens > 0),
+        }
+    };
+    kinds.into_iter().map(impact_of).collect()
+}
+
+/// The last fault that hit before that moment.
+pub fn last_before(strikes: &[StrikeRecord], then: Instant) -> Option<&StrikeRecord> {
+    strikes.iter().rev().find(|strike| strike.began <= then)
+}
+
+/// The longest silence during a fault of each stream that was under way when it hit. Streams that went with their router had none to suffer.
+fn stalls_of(strike: &StrikeRecord, streams: &[StreamRecord]) -> Vec<Duration> {
+    let hit = streams.iter().filter(|stream| stream.opened <= strike.began && strike.began < stream.ended);
+    let hit = hit.filter(|stream| stream.end != End::WithItsRouter);
+    hit.map(|stream| {
+        let during = |(from, to): &(Instant, Instant)| *to > strike.began && *from < strike.settled;
+        gaps(stream).filter(during).map(|(from, to)| to - from).max().unwrap_or_default()
+    })
+    .collect()
+}
+
+/// The silences of a stream, each from one message with tokens to the next; the wait for the first is none.
+fn gaps(stream: &StreamRecord) -> impl Iterator<Item = (Instant, Instant)> {
+    let last = matches!(stream.end, End::Lost(_)).then_some(stream.ended);
+    let moments: Vec<Instant> = stream.arrivals.iter().copied().chain(last).collect();
+    let next: Vec<Instant> = moments.iter().skip(1).copied().collect();
+    moments.into_iter().zip(next)
+}
+
+/// The median time between two messages of a stream while nothing was wrong; the length of a step as clients see it.
+pub fn median_step(strikes: &[StrikeRecord], streams: &[StreamRecord]) -> Option<Duration> {
+    let is_calm = |(from, to): &(Instant, Instant)| {
+        strikes.iter().all(|strike| *to <= strike.began || *from >= strike.settled)
+    };
+    let mut calm: Vec<Duration> =
+        streams.iter().flat_map(gaps).filter(is_calm).map(|(from, to)| to - from).collect();
+    calm.sort();
+    quantile(&calm, 0.5)
+}
+
+/// The value at that share of ascending values: the smallest that as many are at most as large as.
+pub fn quantile(sorted: &[Duration], share: f64) -> Option<Duration> {
+    let rank = (share * sorted.len() as f64).ceil() as usize;
+    sorted.get(rank.clamp(1, sorted.len().max(1)) - 1).copied()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const fn ms(ms: u64) -> Duration {
+        Duration::from_millis(ms)
+    }
+
+    fn stream(zero: Instant, opened: u64, arrivals: &[u64], (ended, end): (u64, End)) -> StreamRecord {
+        StreamRecord {
+            number: 0,
+            name: String::new(),
+            router: 0,
+            opened: zero + ms(opened),
+            arrivals: arrivals.iter().map(|&at| zero + ms(at)).collect(),
+            ended: zero + ms(ended),
+            end,
+            tokens: arrivals.len() as u64,
+            drafted: 0,
+            accepted: 0,
+        }
+    }
+
+    fn strike(zero: Instant, kind: FaultKind, (began, settled): (u64, u64)) -> StrikeRecord {
+        StrikeRecord {
+            number: 1,
+            kind,
+            what: String::new(),
+            began: zero + ms(began),
+            settled: zero + ms(settled),
+            helped: Vec::new(),
+        }
+    }
+
+    #[test]
+    fn a_stall_is_the_longest_silence_that_touches_the_fault() {
+        let zero = Instant::now();
+        let strikes = [strike(zero, FaultKind::KillTarget, (100, 300))];
+        let streams = [
+            // 60 ms before, 150 across the beginning, 40 after it settled.
+            stream(zero, 0, &[10, 70, 220, 310, 350], (350, End::Complete)),
+            // Ended before the fault, and began after it.
+            stream(zero, 0, &[10, 90], (95, End::Complete)),
+            stream(zero, 120, &[130, 900], (900, End::Complete)),
+            // Nothing came after the fault, and it was given up.
+            stream(zero, 0, &[90], (1_090, End::Lost("silent".to_owned()))),
+            stream(zero, 0, &[90], (140, End::WithItsRouter)),
+        ];
+        let impacts = impacts(&strikes, &streams);
+        assert_eq!(impacts.len(), 1);
+        assert_eq!(impacts[0].stalls, [ms(150), ms(1_000)]);
+        assert_eq!((impacts[0].lost, impacts[0].differ, impacts[0].with_router), (1, 0, 1));
+        assert_eq!(median_step(&strikes, &streams), Some(ms(60)));
+    }
+
+    #[test]
+    fn a_bad_end_counts_at_the_last_fault_before_it() {
+        let zero = Instant::now();
+        let strikes =
+            [strike(zero, FaultKind::CutDraft, (100, 110)), strike(zero, FaultKind::KillTarget, (200, 210))];
+        let streams = [
+            stream(zero, 0, &[], (150, End::Differs(3))),
+            stream(zero, 0, &[], (250, End::Differs(3))),
+            stream(zero, 0, &[], (50, End::Differs(3))),
+        ];
+        let impacts = impacts(&strikes, &streams);
+        assert_eq!(impacts.iter().map(|impact| impact.differ).collect::<Vec<_>>(), [1, 1]);
+    }
+
+    #[test]
+    fn quantiles_are_of_the_values() {
+        let values: Vec<Duration> = (1..=100).map(ms).collect();
+        assert_eq!(quantile(&values, 0.5), Some(ms(50)));
+        assert_eq!(quantile(&values, 0.99), Some(ms(99)));
+        assert_eq!(quantile(&values[..1], 0.99), Some(ms(1)));
+        assert_eq!(quantile(&[], 0.5), None);
+    }
+}

@@ -1,0 +1,203 @@
+//! Faults of every kind, drawn from a seed and played one after the other to a fleet of real processes under load.
+//!
+//! [`plan`] draws the run, a pure function of its seed; [`fleet`] starts etcd, workers and routers; [`streams`] are the clients, who
+//! compare every answer with the text that an undisturbed target wrote without drafts; [`strike`] plays a fault ([`fault`]) and undoes
+//! it; [`impact`] says what it did to streams and [`footprint`] what processes hold at the end; [`table`] writes it down.
+//!
+//! One fault at a time: the silence of a stream is then that fault's, and a healthy target always lives. The next one comes
+//! when processes and streams have recovered and a number of tokens of the plan's have reached clients.
+
+pub mod fault;
+pub mod fleet;
+pub mod footprint;
+pub mod impact;
+pub mod logs;
+pub mod plan;
+pub mod streams;
+pub mod strike;
+pub mod table;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::ensure;
+use scheduling::profile::text::SyntheticText;
+use service::shutdown::Lifetime;
+use speculation::TokenId;
+
+use crate::case::Case;
+use crate::cluster::plain_answers;
+use crate::pair::{self, PairText};
+use crate::wait::{holds_within, until};
+use fleet::{Engine, Fleet, FleetSize};
+use footprint::{Footprint, footprints};
+use impact::StrikeRecord;
+use logs::FileLogs;
+use plan::{Plan, PlanSize, PlannedFault};
+use streams::{Ask, End, Load, LoadSize, StreamRecord};
+
+/// Requests at once while the right texts are written.
+const PLAIN_WIDTH: usize = 16;
+
+/// A run.
+#[derive(Debug, Clone)]
+pub struct Settings {
+    /// What the plan is drawn from.
+    pub seed: u64,
+    /// Its sizes.
+    pub plan: PlanSize,
+    /// The processes.
+    pub fleet: FleetSize,
+    /// The clients.
+    pub load: LoadSize,
+    /// How long processes may take to let go of what the last streams held.
+    pub idle_within: Duration,
+}
+
+/// What a run came to.
+#[derive(Debug)]
+pub struct Outcome {
+    /// Every fault that was played.
+    pub strikes: Vec<StrikeRecord>,
+    /// Every stream.
+    pub streams: Vec<StreamRecord>,
+    /// What each process held before the first fault and after the last, in the order of the processes.
+    pub footprints: Vec<(Footprint, Footprint)>,
+    /// Why not every fault was played, if so.
+    pub broken_off: Option<anyhow::Error>,
+}
+
+impl Outcome {
+    /// Streams that ended in a way that no fault excuses.
+    pub fn failures(&self) -> impl Iterator<Item = &StreamRecord> {
+        self.streams.iter().filter(|stream| matches!(stream.end, End::Lost(_) | End::Differs(_)))
+    }
+
+    /// Streams that were compared to their last id and found equal.
+    pub fn num_complete(&self) -> usize {
+        self.streams.iter().filter(|stream| stream.end == End::Complete).count()
+    }
+
+    /// What processes hold more of than before.
+    pub fn leaks(&self) -> Vec<String> {
+        let leaks = self.footprints.iter().map(|(before, after)| (before, after.excess(before)));
+        let leaks = leaks.filter(|(_, excess)| !excess.is_empty());
+        leaks.map(|(before, excess)| format!("{}: {}", before.name, excess.join(", "))).collect()
+    }
+
+    /// Drafted tokens that were verified, and those of them that were accepted.
+    pub fn drafted(&self) -> (u64, u64) {
+        let of = |count: fn(&StreamRecord) -> u64| self.streams.iter().map(count).sum();
+        (of(|stream| stream.drafted), of(|stream| stream.accepted))
+    }
+}
+
+/// Plays a run; `say` hears how it goes.
+pub async fn run(settings: &Settings, logs: &Arc<FileLogs>, say: impl Fn(String)) -> anyhow::Result<Outcome> {
+    let plan = Plan::draw(settings.seed, &settings.plan);
+    let asks = write_texts(&plan, settings.fleet.engine).await?;
+    say(format!("{} texts written without drafts and without faults", asks.len()));
+    let lifetime = Lifetime::new();
+    let mut fleet = Fleet::start(settings.fleet, Arc::clone(logs) as _, &lifetime).await?;
+    let before = warm_up(&fleet, &asks, (settings, &lifetime)).await?;
+    say("every process is up and warm".to_owned());
+
+    let mut clients = Vec::new();
+    for router in &fleet.routers {
+        clients.push(router.client().await?);
+    }
+    let load = Load::start(asks, clients, settings.load, &lifetime);
+    let mut strikes = Vec::new();
+    let mut broken_off = None;
+    for (i, fault) in plan.faults.iter().enumerate() {
+        logs.mark(&format!("fault {}: {}", i + 1, fault.kind));
+        match play(&mut fleet, &load, (i + 1, fault)).await {
+            Ok(record) => {
+                say(table::strike_line(&record));
+                strikes.push(record);
+            }
+            Err(error) => {
+                broken_off = Some(error.context(format!("fault {}, {}", i + 1, fault.kind)));
+                break;
+            }
+        }
+    }
+    logs.mark("no more faults");
+    let streams = load.finish().await;
+    // Processes that do not answer are the reason why it was broken off.
+    let after = match &broken_off {
+        None => idle_footprints(&fleet, settings.idle_within).await?,
+        Some(_) => Vec::new(),
+    };
+    fleet.stop().await;
+    lifetime.shut_down(Duration::from_secs(5)).await;
+    Ok(Outcome { strikes, streams, footprints: before.into_iter().zip(after).collect(), broken_off })
+}
+
+/// Plays a fault once enough tokens have come since the last one.
+async fn play(
+    fleet: &mut Fleet,
+    load: &Load,
+    (number, fault): (usize, &PlannedFault),
+) -> anyhow::Result<StrikeRecord> {
+    wait_for_tokens(load, fault.after_tokens).await?;
+    strike::play(fleet, load, (number, fault)).await
+}
+
+/// The texts of the plan: what a target alone writes without drafts, or what synthetic targets define as their text.
+async fn write_texts(plan: &Plan, engine: Engine) -> anyhow::Result<Vec<Ask>> {
+    let text = PairText::load()?;
+    let planned = plan.texts.iter().enumerate();
+    let cases: Vec<Case> =
+        planned.map(|(number, planned)| planned.case(number, &text)).collect::<anyhow::Result<_>>()?;
+    ensure!(!cases.is_empty(), "a run without texts has no streams");
+    let expected: Vec<Vec<TokenId>> = match engine {
+        Engine::Pair => {
+            let plain = |case: &Case| Case { is_k_left_to_lane: false, ..case.clone() };
+            let plain: Vec<Case> = cases.iter().map(plain).collect();
+            let answers = plain_answers(&plain, PLAIN_WIDTH).await?;
+            answers.into_iter().map(|answer| answer.token_ids).collect()
+        }
+        Engine::Synthetic(_) => {
+            let vocab_size = pair::profile()?.vocab_size;
+            cases.iter().map(|case| synthetic_text(case, vocab_size)).collect()
+        }
+    };
+    Ok(cases.into_iter().zip(expected).map(|(case, expected)| Ask { case, expected }).collect())
+}
+
+fn synthetic_text(case: &Case, vocab_size: u32) -> Vec<TokenId> {
+    let text = SyntheticText { seed: case.seed, choice: 0, vocab_size };
+    let start = case.prompt_ids.len() as u32;
+    (start..start + case.max_tokens).map(|position| text.token(position)).collect()
+}
+
+/// Serves some streams and lets everything go idle; what each process holds then.
+async fn warm_up(
+    fleet: &Fleet,
+    asks: &[Ask],
+    (settings, lifetime): (&Settings, &Lifetime),
+) -> anyhow::Result<Vec<Footprint>> {
+    let mut clients = Vec::new();
+    for router in &fleet.routers {
+        clients.push(router.client().await?);
+    }
+    let size = LoadSize { streams: 2 * settings.load.width as u64, ..settings.load };
+    let streams = Load::start(asks.to_vec(), clients, size, lifetime).finish().await;
+    for stream in streams {
+        ensure!(stream.end == End::Complete, "without any fault {} ended so: {:?}", stream.name, stream.end);
+    }
+    idle_footprints(fleet, settings.idle_within).await
+}
+
+/// Waits until nothing is held for sequences, or for so long as that may take, and looks.
+async fn idle_footprints(fleet: &Fleet, patience: Duration) -> anyhow::Result<Vec<Footprint>> {
+    holds_within(patience, async || Ok(footprints(fleet).await?.iter().all(Footprint::is_idle))).await?;
+    footprints(fleet).await
+}
+
+/// Waits until so many more tokens reached clients.
+async fn wait_for_tokens(load: &Load, tokens: u64) -> anyhow::Result<()> {
+    let enough = load.tokens() + tokens;
+    until(&format!("{tokens} more tokens reach clients"), async || Ok(load.tokens() >= enough)).await
+}

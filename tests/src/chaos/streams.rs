@@ -1,0 +1,281 @@
+//! The clients of a run: so many ask at once, one text after the other, and write down when tokens came and how each stream ended.
+//! Each answer is compared with the text that an undisturbed target wrote without drafts.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use anyhow::{Context as _, ensure};
+use futures::future::join_all;
+use proto::v1::FinishReason;
+use service::shutdown::Lifetime;
+use speculation::TokenId;
+use tokio::sync::Notify;
+use tokio::task::JoinHandle;
+use tokio::time::{Instant, timeout};
+
+use crate::case::Case;
+use crate::client::{Answer, Client};
+use crate::wait::PATIENCE;
+
+/// A text that clients ask for, and what it has to be.
+#[derive(Debug, Clone)]
+pub struct Ask {
+    /// The request.
+    pub case: Case,
+    /// The ids of the answer.
+    pub expected: Vec<TokenId>,
+}
+
+/// How a stream ended.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum End {
+    /// With every id of the text.
+    Complete,
+    /// With other ids than the text's, the first of them at this place.
+    Differs(usize),
+    /// Before the end of the text, for this reason.
+    Lost(String),
+    /// Before the end of the text, while its router was away.
+    WithItsRouter,
+}
+
+/// What became of one stream.
+#[derive(Debug, Clone)]
+pub struct StreamRecord {
+    /// Counted from 0.
+    pub number: u64,
+    /// Names the text.
+    pub name: String,
+    /// Which router it went through.
+    pub router: usize,
+    /// When the client asked.
+    pub opened: Instant,
+    /// When tokens came, one entry a message.
+    pub arrivals: Vec<Instant>,
+    /// When it was over.
+    pub ended: Instant,
+    /// How.
+    pub end: End,
+    /// Tokens that came.
+    pub tokens: u64,
+    /// Drafted tokens that were verified for it; known of complete ones.
+    pub drafted: u64,
+    /// Drafted tokens that became its text.
+    pub accepted: u64,
+}
+
+/// Clients at work.
+#[derive(Debug)]
+pub struct Load {
+    shared: Arc<Shared>,
+    clients: Vec<JoinHandle<()>>,
+}
+
+/// How much is asked.
+#[derive(Debug, Clone, Copy)]
+pub struct LoadSize {
+    /// Streams at once.
+    pub width: usize,
+    /// Streams at least, before [`Load::finish`] may end the load.
+    pub streams: u64,
+    /// A stream is lost once nothing came for so long.
+    pub patience: Duration,
+}
+
+#[derive(Debug)]
+struct Shared {
+    asks: Vec<Ask>,
+    routers: Vec<Client>,
+    size: LoadSize,
+    next: AtomicU64,
+    tokens: AtomicU64,
+    is_enough: AtomicBool,
+    board: Mutex<Board>,
+    /// Told when a router is back.
+    back: Notify,
+}
+
+/// What all clients write to.
+#[derive(Debug, Default)]
+struct Board {
+    /// Streams under way, and when something came for them last.
+    under_way: BTreeMap<u64, Instant>,
+    done: Vec<StreamRecord>,
+    /// Of each router: when it went away, and when it was back.
+    outages: Vec<(usize, Instant, Option<Instant>)>,
+}
+
+impl Load {
+    /// Starts the clients; stream `n` asks for text `n` and goes through router `n`, each modulo their number.
+    pub fn start(asks: Vec<Ask>, routers: Vec<Client>, size: LoadSize, lifetime: &Lifetime) -> Self {
+        let shared = Arc::new(Shared {
+            asks,
+            routers,
+            size,
+            next: AtomicU64::new(0),
+            tokens: AtomicU64::new(0),
+            is_enough: AtomicBool::new(false),
+            board: Mutex::default(),
+            back: Notify::new(),
+        });
+        let one = |_| lifetime.spawn("client", Arc::clone(&shared).ask_on());
+        let clients = (0..size.width).map(one).collect();
+        Self { shared, clients }
+    }
+
+    /// Tokens that reached clients so far.
+    pub fn tokens(&self) -> u64 {
+        self.shared.tokens.load(Ordering::Relaxed)
+    }
+
+    /// Streams that are over.
+    pub fn num_done(&self) -> usize {
+        self.shared.board().done.len()
+    }
+
+    /// Streams that are under way now.
+    pub fn under_way(&self) -> Vec<u64> {
+        self.shared.board().under_way.keys().copied().collect()
+    }
+
+    /// Which of these streams are under way and had nothing since `then`.
+    pub fn silent_since(&self, then: Instant, streams: &[u64]) -> Vec<u64> {
+        let board = self.shared.board();
+        let is_silent = |stream: &&u64| board.under_way.get(stream).is_some_and(|&last| last <= then);
+        streams.iter().filter(is_silent).copied().collect()
+    }
+
+    /// From now on streams of this router may break.
+    pub fn router_goes(&self, router: usize) {
+        self.shared.board().outages.push((router, Instant::now(), None));
+    }
+
+    /// The router serves again.
+    pub fn router_is_back(&self, router: usize) {
+        let mut board = self.shared.board();
+        let open = board.outages.iter_mut().filter(|outage| outage.0 == router && outage.2.is_none());
+        open.for_each(|outage| outage.2 = Some(Instant::now()));
+        drop(board);
+        self.shared.back.notify_waiters();
+    }
+
+    /// Lets clients end once there were streams enough, waits for them, and returns what became of every stream.
+    pub async fn finish(self) -> Vec<StreamRecord> {
+        self.shared.is_enough.store(true, Ordering::Relaxed);
+        // A panic of a client was logged where it happened; its stream is missing among the records.
+        join_all(self.clients).await;
+        std::mem::take(&mut self.shared.board().done)
+    }
+}
+
+impl Shared {
+    fn board(&self) -> MutexGuard<'_, Board> {
+        self.board.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// One client: one stream after the other until there were enough.
+    async fn ask_on(self: Arc<Self>) {
+        loop {
+            let number = self.next.fetch_add(1, Ordering::Relaxed);
+            if self.is_enough.load(Ordering::Relaxed) && number >= self.size.streams {
+                return;
+            }
+            let record = self.ask(number).await;
+            let router = record.router;
+            let is_away = record.end == End::WithItsRouter;
+            {
+                let mut board = self.board();
+                board.under_way.remove(&number);
+                board.done.push(record);
+            }
+            if is_away {
+                self.wait_for_router(router).await;
+            }
+        }
+    }
+
+    /// Waits until the router is back. Past the patience the next stream fails by itself and is counted.
+    async fn wait_for_router(&self, router: usize) {
+        loop {
+            let back = self.back.notified();
+            if !self.is_away(router) || timeout(PATIENCE, back).await.is_err() {
+                return;
+            }
+        }
+    }
+
+    async fn ask(&self, number: u64) -> StreamRecord {
+        let ask = &self.asks[number as usize % self.asks.len()];
+        let router = number as usize % self.routers.len();
+        let opened = Instant::now();
+        self.board().under_way.insert(number, opened);
+        let (mut arrivals, mut answer) = (Vec::new(), Answer::default());
+        let read = self.read(number, &mut arrivals, &mut answer).await;
+        let wrong = ask.expected.iter().zip(&answer.token_ids).position(|(expected, got)| expected != got);
+        let end = match (wrong, read) {
+            (Some(at), _) => End::Differs(at),
+            (None, Err(_)) if self.was_away(router, opened) => End::WithItsRouter,
+            (None, Err(error)) => End::Lost(format!("{error:#}")),
+            (None, Ok(())) if answer.token_ids.len() != ask.expected.len() => {
+                End::Differs(answer.token_ids.len().min(ask.expected.len()))
+            }
+            (None, Ok(())) => End::Complete,
+        };
+        let used = answer.speculation();
+        StreamRecord {
+            number,
+            name: ask.case.name.clone(),
+            router,
+            opened,
+            arrivals,
+            ended: Instant::now(),
+            end,
+            tokens: answer.token_ids.len() as u64,
+            drafted: used.draft_tokens,
+            accepted: used.accepted_tokens,
+        }
+    }
+
+    /// Reads one stream to its end; what came is in `arrivals` and `answer` also where it breaks.
+    async fn read(
+        &self,
+        number: u64,
+        arrivals: &mut Vec<Instant>,
+        answer: &mut Answer,
+    ) -> anyhow::Result<()> {
+        let ask = &self.asks[number as usize % self.asks.len()];
+        let patience = self.size.patience;
+        let client = &self.routers[number as usize % self.routers.len()];
+        let open = timeout(patience, client.open(&ask.case)).await;
+        let mut stream = open.with_context(|| format!("not begun after {patience:?}"))??;
+        loop {
+            let message = timeout(patience, stream.read_message()).await;
+            let before = answer.token_ids.len();
+            answer.clone_from(stream.so_far());
+            if !message.with_context(|| format!("silent for {patience:?} after {before} tokens"))?? {
+                break;
+            }
+            let more = answer.token_ids.len() - before;
+            if more > 0 {
+                let now = Instant::now();
+                arrivals.push(now);
+                self.tokens.fetch_add(more as u64, Ordering::Relaxed);
+                self.board().under_way.insert(number, now);
+            }
+        }
+        ensure!(answer.finish != FinishReason::Unspecified, "ended without a reason");
+        Ok(())
+    }
+
+    fn is_away(&self, router: usize) -> bool {
+        self.board().outages.iter().any(|(away, _, back)| *away == router && back.is_none())
+    }
+
+    /// Whether the router was away at any time since then.
+    fn was_away(&self, router: usize, since: Instant) -> bool {
+        let board = self.board();
+        board.outages.iter().any(|(away, _, back)| *away == router && back.is_none_or(|back| back >= since))
+    }
+}

@@ -1,0 +1,303 @@
+//! Plays one fault: makes it happen, lets it last, undoes it, and waits until the streams that it met go on and every process is back.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use anyhow::Context as _;
+use nix::sys::signal::Signal;
+use service::discovery::{self, DRAFT, DiscoveryUri, Member, Registration, TARGET};
+use service::shutdown::Lifetime;
+use tokio::time::{Instant, sleep};
+
+use super::fault::FaultKind;
+use super::fleet::{Fleet, WorkerRole};
+use super::impact::StrikeRecord;
+use super::plan::PlannedFault;
+use super::streams::Load;
+use crate::checkpoint_copy::CheckpointCopy;
+use crate::door;
+use crate::hostile::{HostileDraft, Mischief};
+use crate::hostile_target::{HostileTarget, TargetMischief};
+use crate::pair::{self, PairText};
+use crate::tcp_proxy::Way;
+use crate::wait::{holds_within, until};
+
+/// After a fault is undone, all processes must find each other within this time; then somebody helps.
+const WHOLE_WITHIN: Duration = Duration::from_secs(25);
+
+/// A worker that has joined is asked for something within this time, unless a router has reasons not to.
+const ASKED_WITHIN: Duration = Duration::from_secs(5);
+
+/// A slow process runs for the second of these, then stands still for the first.
+const SLOW_TURN: (Duration, Duration) = (Duration::from_millis(45), Duration::from_millis(5));
+
+/// Plays the fault.
+pub async fn play(
+    fleet: &mut Fleet,
+    load: &Load,
+    (number, fault): (usize, &PlannedFault),
+) -> anyhow::Result<StrikeRecord> {
+    let under_way = load.under_way();
+    let began = Instant::now();
+    let what =
+        inflict(fleet, load, fault).await.with_context(|| format!("fault {number}, {}", fault.kind))?;
+    let healed = Instant::now();
+    let helped = fleet.make_whole(WHOLE_WITHIN, load).await?;
+    // A stream that stays silent is lost by the clients' patience, which ends this wait, too.
+    until("every stream goes on after the fault", async || {
+        Ok(load.silent_since(healed, &under_way).is_empty())
+    })
+    .await
+    .ok();
+    Ok(StrikeRecord { number, kind: fault.kind, what, began, settled: Instant::now(), helped })
+}
+
+/// Makes it happen, lets it last and undoes it; says who was hit and how.
+async fn inflict(fleet: &mut Fleet, load: &Load, fault: &PlannedFault) -> anyhow::Result<String> {
+    use FaultKind as F;
+    match fault.kind {
+        F::KillTarget | F::BounceTarget | F::KillDraft | F::BounceDraft => kill(fleet, fault).await,
+        F::StopTarget | F::StopDraft | F::SlowTarget => stop_or_slow_down(fleet, fault).await,
+        F::CutTarget | F::CutDraft => Ok(break_wire(fleet, fault).await),
+        F::HalfOpenTarget | F::HalfOpenDraft => Ok(break_wire(fleet, fault).await),
+        F::DeafTarget | F::MuteTarget | F::DeafDraft | F::MuteDraft => Ok(break_wire(fleet, fault).await),
+        F::DeleteKeys => {
+            let deleted = fleet.etcd.delete_workers().await?;
+            Ok(format!("{deleted} keys"))
+        }
+        F::RestartEtcd => {
+            fleet.etcd.kill()?;
+            sleep(fault.hold).await;
+            fleet.etcd.start_again().await?;
+            Ok(format!("away for {:.1?}", fault.hold))
+        }
+        F::NanTarget => nan_target(fleet, fault.hold).await,
+        F::HostileDraft => hostile_draft(fleet, fault).await,
+        F::HostileTarget => hostile_target(fleet, fault).await,
+        F::RestartRouter => {
+            let router = fault.victim % fleet.routers.len();
+            restart_router(fleet, load, (router, fault.hold)).await?;
+            Ok(format!("{}, away for {:.1?}", fleet.routers[router].server.name(), fault.hold))
+        }
+        F::RollingRestart => rolling_restart(fleet, load).await,
+        F::Churn => churn(fleet, fault).await,
+    }
+}
+
+/// The role of the worker that a fault hits.
+fn role_of(kind: FaultKind) -> WorkerRole {
+    use FaultKind as F;
+    match kind {
+        F::KillDraft | F::BounceDraft | F::StopDraft | F::CutDraft => WorkerRole::Draft,
+        F::HalfOpenDraft | F::DeafDraft | F::MuteDraft => WorkerRole::Draft,
+        _ => WorkerRole::Target,
+    }
+}
+
+/// Which worker the fault hits.
+fn victim_of(fleet: &Fleet, fault: &PlannedFault) -> usize {
+    let all = fleet.of_role(role_of(fault.kind));
+    all[fault.victim % all.len()]
+}
+
+async fn kill(fleet: &mut Fleet, fault: &PlannedFault) -> anyhow::Result<String> {
+    let (logs, victim) = (fleet.logs(), victim_of(fleet, fault));
+    let server = &mut fleet.workers[victim].server;
+    server.kill().await;
+    let is_bounced = matches!(fault.kind, FaultKind::BounceTarget | FaultKind::BounceDraft);
+    if !is_bounced {
+        sleep(fault.hold).await;
+    }
+    server.restart(&logs).await?;
+    let away = if is_bounced { Duration::ZERO } else { fault.hold };
+    Ok(format!("{}, away for {away:.1?}", server.name()))
+}
+
+async fn stop_or_slow_down(fleet: &Fleet, fault: &PlannedFault) -> anyhow::Result<String> {
+    let server = &fleet.workers[victim_of(fleet, fault)].server;
+    if fault.kind == FaultKind::SlowTarget {
+        let end = Instant::now() + fault.hold;
+        while Instant::now() < end {
+            server.signal(Signal::SIGSTOP);
+            sleep(SLOW_TURN.0).await;
+            server.signal(Signal::SIGCONT);
+            sleep(SLOW_TURN.1).await;
+        }
+    } else {
+        server.signal(Signal::SIGSTOP);
+        sleep(fault.hold).await;
+        server.signal(Signal::SIGCONT);
+    }
+    Ok(format!("{} for {:.1?}", server.name(), fault.hold))
+}
+
+async fn break_wire(fleet: &Fleet, fault: &PlannedFault) -> String {
+    use FaultKind as F;
+    let worker = &fleet.workers[victim_of(fleet, fault)];
+    let proxy = &worker.proxy;
+    match fault.kind {
+        F::CutTarget | F::CutDraft => proxy.cut(),
+        F::HalfOpenTarget | F::HalfOpenDraft => proxy.silence(),
+        F::DeafTarget | F::DeafDraft => proxy.block(Way::ToWorker),
+        _ => proxy.block(Way::ToRouter),
+    }
+    if !matches!(fault.kind, F::CutTarget | F::CutDraft) {
+        sleep(fault.hold).await;
+    }
+    proxy.heal();
+    format!("{} for {:.1?}", worker.server.name(), fault.hold)
+}
+
+async fn nan_target(fleet: &mut Fleet, hold: Duration) -> anyhow::Result<String> {
+    let checkpoint = CheckpointCopy::of(&pair::target_dir())?;
+    checkpoint.fill_with_nan("model.norm.weight")?;
+    let mut extra = fleet.extra_target_with("nan-target", checkpoint.directory().to_owned()).await?;
+    let url = extra.proxy.url();
+    until("every router is connected to the target with NaN", async || is_connected(fleet, &url).await)
+        .await?;
+    sleep(hold).await;
+    let asked = extra.server.metrics().await?.sum("outrider_worker_steps_total");
+    extra.server.stop().await;
+    Ok(format!("{asked} steps in {hold:.1?}"))
+}
+
+async fn hostile_draft(fleet: &mut Fleet, fault: &PlannedFault) -> anyhow::Result<String> {
+    let mischief = Mischief::ALL[fault.variant % Mischief::ALL.len()];
+    let vocab_size = PairText::load()?.vocab_size() as u32;
+    let misdeeds = Arc::new(AtomicU64::new(0));
+    let lifetime = fleet.lifetime().child();
+    let worker = HostileDraft::new(mischief, vocab_size, Arc::clone(&misdeeds), lifetime.clone());
+    let url = door::serve(worker, &lifetime).await?;
+    let registration = register(fleet, DRAFT, &url, &lifetime).await?;
+    let joined =
+        until("a router is connected to the hostile draft", async || is_connected(fleet, &url).await).await;
+    wait_for_misdeed(&misdeeds).await?;
+    sleep(fault.hold).await;
+    leave(registration, &lifetime).await;
+    joined?;
+    Ok(format!("{mischief:?}, {} misdeeds in {:.1?}", misdeeds.load(Ordering::Relaxed), fault.hold))
+}
+
+async fn hostile_target(fleet: &mut Fleet, fault: &PlannedFault) -> anyhow::Result<String> {
+    let all = TargetMischief::all();
+    let mischief = all[fault.variant % all.len()];
+    let nobody = tempfile::NamedTempFile::new()?;
+    let discovery = format!("static:{}", nobody.path().display());
+    let mut honest = fleet.extra_target("honest-target", &discovery).await?;
+    until("the honest target is ready", async || Ok(honest.server.is_ready().await)).await?;
+    let misdeeds = Arc::new(AtomicU64::new(0));
+    let lifetime = fleet.lifetime().child();
+    let worker =
+        HostileTarget::connect(&honest.url(), mischief, Arc::clone(&misdeeds), lifetime.clone()).await?;
+    let url = door::serve(worker, &lifetime).await?;
+    let registration = register(fleet, TARGET, &url, &lifetime).await?;
+    // Some kinds may be refused at the door.
+    let joined = holds_within(fault.hold, async || is_connected(fleet, &url).await).await?;
+    if joined {
+        wait_for_misdeed(&misdeeds).await?;
+    }
+    sleep(fault.hold).await;
+    leave(registration, &lifetime).await;
+    honest.server.kill().await;
+    let how = if joined { "joined" } else { "was not let in" };
+    Ok(format!("{mischief:?} {how}, {} misdeeds in {:.1?}", misdeeds.load(Ordering::Relaxed), fault.hold))
+}
+
+/// Waits until a worker that means no good was asked for something, for so long as a router may have reasons not to.
+async fn wait_for_misdeed(misdeeds: &AtomicU64) -> anyhow::Result<bool> {
+    holds_within(ASKED_WITHIN, async || Ok(misdeeds.load(Ordering::Relaxed) > 0)).await
+}
+
+/// Whether every router is connected to the worker at that address.
+async fn is_connected(fleet: &Fleet, url: &str) -> anyhow::Result<bool> {
+    for router in &fleet.routers {
+        let connected = router.connected().await.unwrap_or_default();
+        if !connected.iter().any(|address| address == url) {
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}
+
+/// Tells routers of a worker of the program's own.
+async fn register(fleet: &Fleet, role: &str, url: &str, lifetime: &Lifetime) -> anyhow::Result<Registration> {
+    let uri: DiscoveryUri = fleet.etcd.uri().parse()?;
+    let discovery = discovery::open(&uri.into(), lifetime).await?;
+    let (id, address) = (format!("chaos {url}"), url.to_owned());
+    let member = Member { id, role: role.to_owned(), address, facts: serde_json::Value::Null };
+    Ok(discovery.register(member).await?)
+}
+
+/// Takes it away again, with everything that it started.
+async fn leave(registration: Registration, lifetime: &Lifetime) {
+    registration.leave().await;
+    lifetime.shut_down(Duration::from_secs(5)).await;
+}
+
+async fn restart_router(
+    fleet: &mut Fleet,
+    load: &Load,
+    (router, away): (usize, Duration),
+) -> anyhow::Result<()> {
+    let logs = fleet.logs();
+    load.router_goes(router);
+    let server = &mut fleet.routers[router].server;
+    server.kill().await;
+    sleep(away).await;
+    server.restart(&logs).await?;
+    until("the router serves again", async || Ok(fleet.routers[router].server.is_ready().await)).await?;
+    load.router_is_back(router);
+    Ok(())
+}
+
+async fn rolling_restart(fleet: &mut Fleet, load: &Load) -> anyhow::Result<String> {
+    let logs = fleet.logs();
+    for worker in 0..fleet.workers.len() {
+        let server = &mut fleet.workers[worker].server;
+        server.stop().await;
+        server.restart(&logs).await?;
+        let name = fleet.workers[worker].server.name().to_owned();
+        let whole = holds_within(WHOLE_WITHIN, async || fleet.is_whole().await).await?;
+        anyhow::ensure!(whole, "{name} is not back: {:?}", fleet.missing().await);
+    }
+    for router in 0..fleet.routers.len() {
+        load.router_goes(router);
+        let server = &mut fleet.routers[router].server;
+        server.stop().await;
+        server.restart(&logs).await?;
+        until("the router serves again", async || fleet.is_whole().await).await?;
+        load.router_is_back(router);
+    }
+    Ok(format!("{} workers and {} routers", fleet.workers.len(), fleet.routers.len()))
+}
+
+/// A part of the targets and of the draft workers leaves or crashes at once, etcd is away meanwhile, and all join again.
+async fn churn(fleet: &mut Fleet, fault: &PlannedFault) -> anyhow::Result<String> {
+    let logs = fleet.logs();
+    let mut gone = Vec::new();
+    for role in [WorkerRole::Target, WorkerRole::Draft] {
+        let all = fleet.of_role(role);
+        // Half of them at most: a target is left.
+        let count = 1.max(all.len() / 4 + fault.variant % (all.len() / 4 + 1)).min(all.len() - 1);
+        gone.extend((0..count).map(|i| all[(fault.victim + i) % all.len()]));
+    }
+    for (i, &worker) in gone.iter().enumerate() {
+        // A process that is told to leave takes its time; the next ones go while it does.
+        let signal = if (fault.variant + i).is_multiple_of(2) { Signal::SIGTERM } else { Signal::SIGKILL };
+        fleet.workers[worker].server.signal(signal);
+    }
+    let is_etcd_restarted = fault.variant.is_multiple_of(2);
+    if is_etcd_restarted {
+        fleet.etcd.kill()?;
+    }
+    sleep(fault.hold).await;
+    if is_etcd_restarted {
+        fleet.etcd.start_again().await?;
+    }
+    for &worker in &gone {
+        fleet.workers[worker].server.restart(&logs).await?;
+    }
+    let etcd = if is_etcd_restarted { "with etcd" } else { "without etcd" };
+    Ok(format!("{} of {} workers and {etcd} for {:.1?}", gone.len(), fleet.workers.len(), fault.hold))
+}

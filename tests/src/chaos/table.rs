@@ -1,0 +1,125 @@
+//! What a run came to, as Markdown. Pure.
+
+use std::time::Duration;
+
+use super::impact::{Impact, StrikeRecord, impacts, last_before, median_step, quantile};
+use super::streams::{End, StreamRecord};
+use super::{Outcome, footprint::Footprint};
+
+/// One fault, as it is said while the run goes on.
+pub fn strike_line(strike: &StrikeRecord) -> String {
+    let took = strike.settled - strike.began;
+    let mut line = format!("{}. {}: {}; settled after {took:.1?}", strike.number, strike.kind, strike.what);
+    if !strike.helped.is_empty() {
+        line += &format!("; HELP: {}", strike.helped.join("; "));
+    }
+    line
+}
+
+/// Everything.
+pub fn page(outcome: &Outcome) -> String {
+    let mut page = faults(outcome);
+    page += "\n";
+    page += &footprint_table(&outcome.footprints);
+    page += "\n";
+    for stream in outcome.failures() {
+        page += &failure_line(outcome, stream);
+    }
+    if let Some(error) = &outcome.broken_off {
+        page += &format!("- BROKEN OFF: {error:#}\n");
+    }
+    page + &verdict(outcome)
+}
+
+fn faults(outcome: &Outcome) -> String {
+    let step = median_step(&outcome.strikes, &outcome.streams);
+    let mut table = String::from(
+        "| fault | count | streams in flight | stall P50, ms | P99, ms | P50, steps | P99, steps | lost | ids differ | with their router (begun) | needed help |\n|---|---|---|---|---|---|---|---|---|---|---|\n",
+    );
+    for impact in impacts(&outcome.strikes, &outcome.streams) {
+        let Impact { kind, count, helped, stalls, lost, differ, with_router, begun_with_router } = impact;
+        let stall = |share| quantile(&stalls, share);
+        table += &format!(
+            "| {kind} | {count} | {} | {} | {} | {} | {} | {lost} | {differ} | {with_router} ({begun_with_router}) | {helped} |\n",
+            stalls.len(),
+            millis(stall(0.5)),
+            millis(stall(0.99)),
+            steps(stall(0.5), step),
+            steps(stall(0.99), step),
+        );
+    }
+    table += &format!(
+        "\nmedian step (between two messages of a stream while nothing is wrong): {} ms\n",
+        millis(step)
+    );
+    table
+}
+
+fn footprint_table(footprints: &[(Footprint, Footprint)]) -> String {
+    let mut table = String::from(
+        "| process | sequences | KV blocks | descriptors before, after | MiB before, after | back at the baseline |\n|---|---|---|---|---|---|\n",
+    );
+    for (before, after) in footprints {
+        let excess = after.excess(before);
+        let back = if excess.is_empty() { "yes".to_owned() } else { format!("no: {}", excess.join(", ")) };
+        table += &format!(
+            "| {} | {} | {} | {}, {} | {:.0}, {:.0} | {back} |\n",
+            after.name,
+            after.sequences,
+            after.kv_blocks,
+            before.descriptors,
+            after.descriptors,
+            before.memory_mib,
+            after.memory_mib,
+        );
+    }
+    table
+}
+
+fn failure_line(outcome: &Outcome, stream: &StreamRecord) -> String {
+    let fault = last_before(&outcome.strikes, stream.ended);
+    let fault = fault.map_or_else(
+        || "before any fault".to_owned(),
+        |strike| format!("after fault {} ({})", strike.number, strike.kind),
+    );
+    let how = match &stream.end {
+        End::Lost(why) => format!("lost after {} tokens: {}", stream.tokens, why.replace(&stream.name, "it")),
+        End::Differs(at) => format!("differs at token {at} of {}", stream.tokens),
+        end => format!("{end:?}"),
+    };
+    format!("- stream {} through router {}, {fault}, {}: {how}\n", stream.number, stream.router, stream.name)
+}
+
+fn verdict(outcome: &Outcome) -> String {
+    let count =
+        |is_end: fn(&End) -> bool| outcome.streams.iter().filter(|stream| is_end(&stream.end)).count();
+    let (drafted, accepted) = outcome.drafted();
+    let tokens: u64 = outcome.streams.iter().map(|stream| stream.tokens).sum();
+    format!(
+        "{} faults, {} streams, {tokens} tokens: {} equal, {} lost, {} with other ids, {} ended with their router; {accepted} of {drafted} drafted tokens accepted; {}\n",
+        outcome.strikes.len(),
+        outcome.streams.len(),
+        count(|end| *end == End::Complete),
+        count(|end| matches!(end, End::Lost(_))),
+        count(|end| matches!(end, End::Differs(_))),
+        count(|end| *end == End::WithItsRouter),
+        match outcome.leaks().as_slice() {
+            [] if outcome.footprints.is_empty() => "nobody looked what processes hold".to_owned(),
+            [] => "every process is back at its baseline".to_owned(),
+            leaks => format!("not back at the baseline: {}", leaks.join("; ")),
+        },
+    )
+}
+
+fn millis(time: Option<Duration>) -> String {
+    time.map_or_else(|| "-".to_owned(), |time| format!("{:.1}", time.as_secs_f64() * 1e3))
+}
+
+fn steps(time: Option<Duration>, step: Option<Duration>) -> String {
+    match (time, step) {
+        (Some(time), Some(step)) if !step.is_zero() => {
+            format!("{:.0}", time.as_secs_f64() / step.as_secs_f64())
+        }
+        _ => "-".to_owned(),
+    }
+}

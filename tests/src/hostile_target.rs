@@ -1,0 +1,280 @@
+//! A target that speaks the real wire and means no good: one kind of mischief each. It stands before an honest target, has it do the
+//! work, and spoils what it answers. No token of any text may change, and every request must end while an honest target lives.
+//!
+//! What it cannot play is a target that draws other tokens in well-formed spans: the target's own draw is the text (invariant I1).
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use anyhow::Context as _;
+use clap::ValueEnum;
+use futures::Stream;
+use proto::v1;
+use proto::v1::reply::Body;
+use proto::v1::worker_client::WorkerClient;
+use proto::v1::worker_server::Worker;
+use service::shutdown::Lifetime;
+use tokio::sync::mpsc;
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::transport::Channel;
+use tonic::{Request, Response, Status, Streaming};
+
+/// Frames that wait on either side.
+const QUEUE_FRAMES: usize = 64;
+
+/// What a hostile target makes of an honest one's answers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum TargetMischief {
+    /// Spans start one token later.
+    WrongStart,
+    /// Spans end with an id that no vocabulary has.
+    OutOfVocabulary,
+    /// Spans are longer than what was asked for.
+    TooLong,
+    /// Spans say that more was accepted than they hold.
+    WrongAccepted,
+    /// The answer to a verification is that the context is held.
+    Fed,
+    /// It knows nothing of any sequence, whatever it was sent.
+    NeedsContext,
+    /// It cannot serve any sequence.
+    Refuses,
+    /// It had to drop every sequence.
+    Preempts,
+    /// Replies say nothing.
+    NoBody,
+    /// Replies are for a sequence that nobody has.
+    UnknownSequence,
+    /// Replies are to the step before.
+    StaleRound,
+    /// Replies come three times.
+    Repeated,
+    /// Nothing is answered at all.
+    Silent,
+    /// Replies are honest, and took 584,942 years.
+    HugeTimings,
+    /// Its profiled step times, windows and pools are the largest numbers there are.
+    HugeHello,
+    /// Replies are honest, and routers may reserve nothing.
+    NoCredits,
+    /// Replies score prompt ids at the end of all positions.
+    HugeScores,
+}
+
+impl TargetMischief {
+    /// All of them.
+    pub fn all() -> &'static [Self] {
+        Self::value_variants()
+    }
+}
+
+/// The worker.
+#[derive(Debug)]
+pub struct HostileTarget {
+    honest: WorkerClient<Channel>,
+    mischief: TargetMischief,
+    misdeeds: Arc<AtomicU64>,
+    lifetime: Lifetime,
+}
+
+impl HostileTarget {
+    /// A worker of that kind before the honest target at `url`; `misdeeds` counts the frames that it spoilt. What it starts runs under
+    /// `lifetime`.
+    pub async fn connect(
+        url: &str,
+        mischief: TargetMischief,
+        misdeeds: Arc<AtomicU64>,
+        lifetime: Lifetime,
+    ) -> anyhow::Result<Self> {
+        let honest = WorkerClient::connect(url.to_owned()).await;
+        let honest = honest.with_context(|| format!("no honest target answers at {url}"))?;
+        let honest = honest.max_decoding_message_size(4 * proto::MAX_FRAME_BYTES);
+        Ok(Self { honest, mischief, misdeeds, lifetime })
+    }
+}
+
+type FrameStream = Pin<Box<dyn Stream<Item = Result<v1::WorkerFrame, Status>> + Send>>;
+
+#[tonic::async_trait]
+impl Worker for HostileTarget {
+    type AttachStream = FrameStream;
+    type FetchAssetStream = Streaming<v1::AssetChunk>;
+
+    async fn attach(
+        &self,
+        request: Request<Streaming<v1::RouterFrame>>,
+    ) -> Result<Response<Self::AttachStream>, Status> {
+        let mut from_router = request.into_inner();
+        let (to_honest, outgoing) = mpsc::channel(QUEUE_FRAMES);
+        let hello = from_router.message().await?;
+        let hello = hello.ok_or_else(|| Status::invalid_argument("the first frame must be a hello"))?;
+        to_honest.try_send(hello).map_err(|_| Status::internal("a new queue is full"))?;
+        let mut from_honest = self.honest.clone().attach(ReceiverStream::new(outgoing)).await?.into_inner();
+        let (to_router, replies) = mpsc::channel(QUEUE_FRAMES);
+        let (mischief, misdeeds) = (self.mischief, Arc::clone(&self.misdeeds));
+        let cancelled = self.lifetime.cancelled();
+        self.lifetime.spawn("hostile target", async move {
+            let asked = async {
+                while let Ok(Some(frame)) = from_router.message().await {
+                    if to_honest.send(frame).await.is_err() {
+                        return;
+                    }
+                }
+            };
+            let answered = async {
+                while let Ok(Some(frame)) = from_honest.message().await {
+                    if !frame.replies.is_empty() {
+                        misdeeds.fetch_add(1, Ordering::Relaxed);
+                    }
+                    if to_router.send(Ok(spoil(mischief, frame))).await.is_err() {
+                        return;
+                    }
+                }
+            };
+            tokio::select! {
+                biased;
+                // The fault is over.
+                () = cancelled => {}
+                // Either side is gone.
+                () = asked => {}
+                () = answered => {}
+            }
+        });
+        Ok(Response::new(Box::pin(ReceiverStream::new(replies))))
+    }
+
+    async fn fetch_asset(
+        &self,
+        request: Request<v1::FetchAssetRequest>,
+    ) -> Result<Response<Self::FetchAssetStream>, Status> {
+        self.honest.clone().fetch_asset(request.into_inner()).await
+    }
+}
+
+/// What the router gets in place of an honest frame.
+fn spoil(mischief: TargetMischief, frame: v1::WorkerFrame) -> v1::WorkerFrame {
+    let v1::WorkerFrame { hello, replies, mut preempted, credits, timing } = frame;
+    let credits =
+        if mischief == TargetMischief::NoCredits { Some(v1::Credits { blocks: 0 }) } else { credits };
+    let timing = if mischief == TargetMischief::HugeTimings { timing.map(|_| huge_timing()) } else { timing };
+    let hello = match mischief {
+        TargetMischief::HugeHello => hello.map(huge_hello),
+        _ => hello,
+    };
+    let replies =
+        match mischief {
+            TargetMischief::Silent => Vec::new(),
+            TargetMischief::Preempts => {
+                preempted.extend(replies.iter().map(|reply| v1::Preempted {
+                    sequence_id: reply.sequence_id,
+                    generation: reply.generation,
+                }));
+                Vec::new()
+            }
+            TargetMischief::Repeated => replies.iter().flat_map(|reply| [reply; 3]).cloned().collect(),
+            _ => replies.into_iter().map(|reply| spoil_reply(mischief, reply)).collect(),
+        };
+    v1::WorkerFrame { hello, replies, preempted, credits, timing }
+}
+
+fn spoil_reply(mischief: TargetMischief, mut reply: v1::Reply) -> v1::Reply {
+    match mischief {
+        TargetMischief::NeedsContext => {
+            reply.body = Some(Body::NeedContext(v1::NeedContext { have_len: u32::MAX, have_spec: true }));
+        }
+        TargetMischief::Refuses => {
+            reply.body = Some(Body::Refused(v1::Refused { reason: "not in the mood".to_owned() }));
+        }
+        TargetMischief::NoBody => reply.body = None,
+        TargetMischief::UnknownSequence => reply.sequence_id = u64::MAX,
+        TargetMischief::StaleRound => reply.round = reply.round.saturating_sub(1),
+        TargetMischief::HugeScores => match &mut reply.body {
+            Some(Body::Fed(fed)) => fed.prompt_logprobs = Some(huge_scores()),
+            Some(Body::Span(span)) => span.prompt_logprobs = Some(huge_scores()),
+            _ => {}
+        },
+        TargetMischief::Fed => {
+            if let Some(Body::Span(span)) = &reply.body {
+                reply.body = Some(Body::Fed(v1::Fed { have: span.start, prompt_logprobs: None }));
+            }
+        }
+        _ => {
+            if let Some(Body::Span(span)) = &mut reply.body {
+                spoil_span(mischief, span);
+            }
+        }
+    }
+    reply
+}
+
+fn spoil_span(mischief: TargetMischief, span: &mut v1::TokenSpan) {
+    match mischief {
+        TargetMischief::WrongStart => span.start += 1,
+        TargetMischief::OutOfVocabulary => {
+            if let Some(last) = span.token_ids.last_mut() {
+                *last = u32::MAX;
+            }
+        }
+        TargetMischief::TooLong => span.token_ids.extend([1, 2, 3]),
+        TargetMischief::WrongAccepted => span.num_accepted = u32::MAX,
+        _ => {}
+    }
+}
+
+fn huge_timing() -> v1::StepTiming {
+    v1::StepTiming {
+        rows: u32::MAX,
+        prefill_rows: u32::MAX,
+        kv_tokens: u64::MAX,
+        queue_us: u64::MAX,
+        compute_us: u64::MAX,
+        sequences: u32::MAX,
+    }
+}
+
+fn huge_hello(hello: v1::WorkerHello) -> v1::WorkerHello {
+    let point = |kv_tokens, micros| v1::StepTimePoint { rows: 1, kv_tokens, micros };
+    v1::WorkerHello {
+        max_draft_tokens: u32::MAX,
+        max_model_len: u32::MAX,
+        kv_blocks: u64::MAX,
+        kv_block_size: 0,
+        step_times: vec![point(0, 1), point(1, u64::MAX)],
+        ..hello
+    }
+}
+
+fn huge_scores() -> v1::PromptLogprobs {
+    v1::PromptLogprobs { start: u32::MAX, entries: vec![v1::TokenLogprobs::default(); 2] }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn honest_frame() -> v1::WorkerFrame {
+        let span =
+            v1::TokenSpan { start: 7, num_accepted: 1, token_ids: vec![5, 6], ..v1::TokenSpan::default() };
+        let reply = v1::Reply {
+            sequence_id: 1,
+            generation: 1,
+            round: 9,
+            body: Some(Body::Span(span)),
+            ..v1::Reply::default()
+        };
+        v1::WorkerFrame {
+            hello: Some(v1::WorkerHello::default()),
+            replies: vec![reply],
+            timing: Some(v1::StepTiming::default()),
+            ..v1::WorkerFrame::default()
+        }
+    }
+
+    #[test]
+    fn every_mischief_spoils_something() {
+        for &mischief in TargetMischief::all() {
+            assert_ne!(spoil(mischief, honest_frame()), honest_frame(), "{mischief:?}");
+        }
+    }
+}
