@@ -83,6 +83,20 @@ pub struct TargetHealthReport {
 }
 
 impl TargetHealth {
+    /// A target that just joined, after so many connections in a row that ended while it owed answers.
+    pub fn joined(now: Duration, crashes: u32) -> Self {
+        let mut health = Self::default();
+        (0..crashes).for_each(|_| {
+            health.failed(now);
+        });
+        health
+    }
+
+    /// Whether it owes an answer.
+    pub fn owes(&self) -> bool {
+        self.owed > 0
+    }
+
     /// A sequence waits for an answer.
     pub fn asked(&mut self, now: Duration) {
         if self.owed == 0 {
@@ -251,6 +265,8 @@ mod tests {
         assert!(!health.is_out(ms(1_100)), "half open: one sequence may try");
         health.assigned(ms(1_100));
         assert!(health.is_out(ms(3_099)) && !health.is_out(ms(3_100)), "the next one two seconds later");
+        assert!(TargetHealth::joined(ms(0), 3).is_out(ms(999)), "a crash loop");
+        assert!(!TargetHealth::joined(ms(0), 2).is_out(ms(0)));
         health.succeeded();
         health.assigned(ms(3_100));
         assert!(!health.is_out(ms(3_100)));

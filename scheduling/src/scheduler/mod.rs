@@ -87,7 +87,7 @@ impl Scheduler {
                 self.forget(id);
             }
             Event::WorkerUp(key, info) => {
-                self.state.workers.join(key, *info);
+                self.state.workers.join(self.state.now, key, *info);
                 self.state.capacity_changed = true;
                 self.requeue_unserved();
                 self.move_from_silent_targets();

@@ -13,7 +13,7 @@ use super::placement::{Candidate, choose_draft, choose_target};
 use crate::cost::{Forward, StepTimes, WorkerCost};
 use crate::draft_health::DraftHealth;
 use crate::placement::{PrefixMarks, PrefixMemory};
-use crate::target_health::{ExpectedSteps, MIN_SILENCE, TargetHealth};
+use crate::target_health::{ExpectedSteps, FAILURES_TO_OPEN, MIN_SILENCE, TargetHealth};
 
 /// Ids of sequences whose first step is under way at one target; more wait. A mass failover becomes a queue.
 pub(super) const MAX_PREFILL_IDS: u32 = 16_384;
@@ -21,6 +21,9 @@ pub(super) const MAX_PREFILL_IDS: u32 = 16_384;
 /// A worker that says more is not believed.
 const MAX_PROFILED_POINTS: usize = 1_024;
 const MAX_KV_BLOCKS: u64 = 1 << 40;
+
+/// Addresses whose crashes are remembered.
+const MAX_CRASHES: usize = 1_024;
 
 /// One worker.
 #[derive(Debug)]
@@ -104,6 +107,8 @@ pub(super) struct Workers {
     workers: BTreeMap<WorkerKey, Worker>,
     /// The targets of each model; read in every round.
     targets: BTreeMap<String, BTreeSet<WorkerKey>>,
+    /// Connections in a row, by a target's address, that ended while it owed answers.
+    crashes: BTreeMap<String, u32>,
     /// When the first target is to be looked at; may be early.
     next_check: Option<Duration>,
     /// Workers whose block counts changed since they were last reported.
@@ -111,8 +116,9 @@ pub(super) struct Workers {
 }
 
 impl Workers {
-    pub(super) fn join(&mut self, key: WorkerKey, info: WorkerInfo) {
+    pub(super) fn join(&mut self, now: Duration, key: WorkerKey, info: WorkerInfo) {
         let info = believable(info);
+        let crashes = self.crashes.get(&info.address).copied().unwrap_or(0);
         if info.role == Role::Target {
             self.targets.entry(info.model_id.clone()).or_default().insert(key);
         }
@@ -126,7 +132,7 @@ impl Workers {
             prefixes: PrefixMemory::default(),
             health: DraftHealth::default(),
             is_draining: false,
-            target_health: TargetHealth::default(),
+            target_health: TargetHealth::joined(now, crashes.min(FAILURES_TO_OPEN)),
             check_at: None,
             suspects: 0,
             cost: WorkerCost::new(step_times(&info)),
@@ -138,8 +144,14 @@ impl Workers {
     }
 
     pub(super) fn leave(&mut self, key: WorkerKey) -> Option<WorkerInfo> {
-        let info = self.workers.remove(&key)?.info;
+        let Worker { info, target_health, .. } = self.workers.remove(&key)?;
         self.changed.remove(&key);
+        if info.role == Role::Target && target_health.owes() {
+            if self.crashes.len() >= MAX_CRASHES && !self.crashes.contains_key(&info.address) {
+                self.crashes.pop_first();
+            }
+            *self.crashes.entry(info.address.clone()).or_default() += 1;
+        }
         if let Some(targets) = self.targets.get_mut(&info.model_id) {
             targets.remove(&key);
             if targets.is_empty() {
@@ -275,6 +287,9 @@ impl Workers {
     pub(super) fn succeeded(&mut self, reservation: &mut Reservation) {
         let Some(worker) = self.workers.get_mut(&reservation.key) else { return };
         worker.target_health.succeeded();
+        if !self.crashes.is_empty() {
+            self.crashes.remove(&worker.info.address);
+        }
         worker.suspects -= u32::from(std::mem::take(&mut reservation.is_suspect));
     }
 
@@ -459,7 +474,7 @@ mod tests {
 
     fn with_target() -> Workers {
         let mut workers = Workers::default();
-        workers.join(WorkerKey(1), target());
+        workers.join(Duration::ZERO, WorkerKey(1), target());
         workers
     }
 
@@ -508,7 +523,7 @@ mod tests {
         let step_times =
             vec![point(0, 0, 1), point(1, 0, 1), point(1, 1, u64::MAX), point(u32::MAX, u64::MAX, u64::MAX)];
         let info = WorkerInfo { kv_blocks: u64::MAX, credit_blocks: Some(u64::MAX), step_times, ..target() };
-        workers.join(WorkerKey(1), info);
+        workers.join(Duration::ZERO, WorkerKey(1), info);
         workers.set_credit(WorkerKey(1), u64::MAX);
         for _ in 0..3 {
             assert!(workers.reserve_target(&wanted(u32::MAX, MAX_PREFILL_IDS / 3, &marks), None).is_some());
@@ -519,6 +534,25 @@ mod tests {
         assert!(health.silent_at(expected).is_some(), "{expected:?}");
         let long = workers.get(WorkerKey(1)).unwrap().cost.step_micros(512.0, f64::from(u32::MAX));
         assert!(Duration::from_secs_f64(long / 1e6) < Duration::MAX / 1_000);
+    }
+
+    #[test]
+    fn a_target_in_a_crash_loop_is_out_when_it_joins_until_a_sequence_succeeds() {
+        let (mut workers, marks) = (Workers::default(), PrefixMarks::default());
+        let is_out = |workers: &Workers, key| workers.get(key).unwrap().target_health.is_out(Duration::ZERO);
+        for crash in 1..=4 {
+            let key = WorkerKey(crash);
+            workers.join(Duration::ZERO, key, target());
+            assert_eq!(is_out(&workers, key), crash == 4, "{crash}");
+            let mut reservation = workers.reserve_target(&wanted(10, 10, &marks), None).unwrap();
+            workers.asked(&mut reservation, Duration::ZERO);
+            if crash == 4 {
+                workers.succeeded(&mut reservation);
+            }
+            workers.leave(key);
+        }
+        workers.join(Duration::ZERO, WorkerKey(9), target());
+        assert!(!is_out(&workers, WorkerKey(9)), "what succeeded is no loop");
     }
 
     #[test]
