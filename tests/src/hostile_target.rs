@@ -154,7 +154,7 @@ impl Worker for HostileTarget {
 
 /// What the router gets in place of an honest frame.
 fn spoil(mischief: TargetMischief, frame: v1::WorkerFrame) -> v1::WorkerFrame {
-    let v1::WorkerFrame { hello, replies, mut preempted, credits, timing } = frame;
+    let v1::WorkerFrame { hello, replies, mut preempted, credits, timing, draining } = frame;
     let credits =
         if mischief == TargetMischief::NoCredits { Some(v1::Credits { blocks: 0 }) } else { credits };
     let timing = if mischief == TargetMischief::HugeTimings { timing.map(|_| huge_timing()) } else { timing };
@@ -175,7 +175,7 @@ fn spoil(mischief: TargetMischief, frame: v1::WorkerFrame) -> v1::WorkerFrame {
             TargetMischief::Repeated => replies.iter().flat_map(|reply| [reply; 3]).cloned().collect(),
             _ => replies.into_iter().map(|reply| spoil_reply(mischief, reply)).collect(),
         };
-    v1::WorkerFrame { hello, replies, preempted, credits, timing }
+    v1::WorkerFrame { hello, replies, preempted, credits, timing, draining }
 }
 
 fn spoil_reply(mischief: TargetMischief, mut reply: v1::Reply) -> v1::Reply {
