@@ -245,6 +245,11 @@ impl RunningWorker {
         Page::scrape(&format!("http://{}", self.admin)).await
     }
 
+    /// As the router knows it.
+    pub fn url(&self) -> String {
+        format!("http://{}", self.listen)
+    }
+
     /// Ends the worker under the router's feet.
     pub async fn stop(self) {
         // A worker that does not let go at once is gone from the wire all the same.

@@ -5,13 +5,16 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::ensure;
+use service::shutdown::Lifetime;
+use tests::case::Case;
 use tests::chaos::fault::FaultKind;
 use tests::chaos::fleet::{Engine, FleetSize};
 use tests::chaos::impact::StrikeRecord;
 use tests::chaos::logs::FileLogs;
 use tests::chaos::plan::PlanSize;
-use tests::chaos::streams::LoadSize;
+use tests::chaos::streams::{Ask, End, Load, LoadSize};
 use tests::chaos::{Settings, run, table};
+use tests::cluster::{Cluster, WorkerKind};
 use tests::wait::PATIENCE;
 
 /// Each once, in the order that the seed gives.
@@ -74,4 +77,27 @@ async fn faults_lose_no_stream_and_change_no_id() -> anyhow::Result<()> {
         );
     }
     Ok(())
+}
+
+/// What the run's verdict rests on: an id that is not the text's is found, and so is a stream that ends early.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_wrong_id_and_a_short_text_are_found() -> anyhow::Result<()> {
+    let cluster = Cluster::start(|_| ()).await?;
+    let _target = cluster.add(WorkerKind::SyntheticTarget).await?;
+    let (client, lifetime) = (cluster.client().await?, Lifetime::new());
+    let case = Case::new("a text", vec![5, 6, 7], 0.0).with_k(0);
+    let right = client.ask(&case).await?.token_ids;
+    let mut wrong = right.clone();
+    wrong[3] += 1;
+    let refused = Case { prompt_ids: Vec::new(), ..case.clone() };
+    let longer = [right.as_slice(), &[1]].concat();
+    let asks = [(&case, &right), (&case, &wrong), (&case, &longer), (&refused, &right)];
+    let asks = asks.map(|(case, expected)| Ask { case: case.clone(), expected: expected.clone() });
+    let size = LoadSize { width: 1, streams: 4, patience: PATIENCE };
+    let records = Load::start(asks.to_vec(), vec![client], size, &lifetime).finish().await;
+    let ends: Vec<&End> = records.iter().map(|record| &record.end).collect();
+    let short = End::Differs(right.len());
+    ensure!(ends[..3] == [&End::Complete, &End::Differs(3), &short], "{ends:?}");
+    ensure!(matches!(ends[3..], [End::Lost(_)]), "{ends:?}");
+    cluster.stop().await
 }

@@ -45,6 +45,15 @@ fn fill_with_nan(copy: &CheckpointCopy, tensor: &str) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// Adds a sound target and waits until the router knows it: a connection is older than that.
+async fn add_known(cluster: &Cluster) -> anyhow::Result<()> {
+    let sound = cluster.add(WorkerKind::Target).await?;
+    until("the router knows the sound target", async || {
+        Ok(LanesReport::of(&cluster.admin_url()).await?.worker(&sound.url()).is_ok())
+    })
+    .await
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_target_without_sound_numbers_costs_no_request() -> anyhow::Result<()> {
     let broken = CheckpointCopy::of(&pair::target_dir())?;
@@ -57,7 +66,7 @@ async fn a_target_without_sound_numbers_costs_no_request() -> anyhow::Result<()>
     let alone = client.ask(&case).await.err().context("a text of a model that has none")?;
     let reason = format!("{alone:#}");
     ensure!(reason.contains("not a number"), "{reason}");
-    cluster.add(WorkerKind::Target).await?;
+    add_known(&cluster).await?;
     let expected = client.ask(&case).await?;
     for _ in 0..20 {
         check_same(&expected, &client.ask(&case).await?)?;
@@ -92,7 +101,7 @@ async fn what_runs_at_a_stopped_target_moves_to_the_other_one() -> anyhow::Resul
     let cluster = processes::start(|spec| spec.target_workers = 2).await?;
     let client = processes::client(&cluster).await?;
     until("the router has both targets", async || {
-        let report = LanesReport::of(&cluster.http_url()).await?;
+        let report = LanesReport::of(&cluster.admin_url("router")?).await?;
         Ok(["target-0", "target-1"]
             .iter()
             .all(|name| cluster.worker_url(name).is_ok_and(|url| report.worker(&url).is_ok())))
@@ -102,7 +111,7 @@ async fn what_runs_at_a_stopped_target_moves_to_the_other_one() -> anyhow::Resul
     let expected = client.ask(&case.with_k(0)).await?;
     let mut stream = client.open(&case).await?;
     stream.read_tokens(20).await?;
-    let report = LanesReport::of(&cluster.http_url()).await?;
+    let report = LanesReport::of(&cluster.admin_url("router")?).await?;
     let sequences = |name: &str| -> anyhow::Result<u64> {
         Ok(report.worker(&cluster.worker_url(name)?)?["sequences"].as_u64().unwrap_or(0))
     };
@@ -110,7 +119,7 @@ async fn what_runs_at_a_stopped_target_moves_to_the_other_one() -> anyhow::Resul
     ensure!(sequences(serving)? > 0, "the text was over before its target could be stopped");
     cluster.signal(serving, Signal::SIGSTOP)?;
     check_same(&expected, &stream.rest().await?)?;
-    let outages = Page::scrape(&cluster.http_url()).await?.sum("outrider_target_outages_total");
+    let outages = Page::scrape(&cluster.admin_url("router")?).await?.sum("outrider_target_outages_total");
     ensure!(outages > 0, "nobody noticed that {serving} was stopped");
     // Beside a stopped one new requests are answered as well.
     check_same(&expected, &client.ask(&case).await?)?;

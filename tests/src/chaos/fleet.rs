@@ -186,13 +186,14 @@ impl Fleet {
     }
 
     fn add_router(&mut self, i: usize) -> anyhow::Result<()> {
-        let (http, grpc) = (free_address()?, free_address()?);
-        let (http_at, grpc_at) = (http.to_string(), grpc.to_string());
-        let mut args: Vec<OsString> = ["--http", &http_at, "--grpc", &grpc_at].map(OsString::from).to_vec();
+        let (grpc, admin) = (free_address()?, free_address()?);
+        let [http_at, grpc_at, admin_at] = [free_address()?, grpc, admin].map(|address| address.to_string());
+        let addresses = ["--http", &http_at, "--grpc", &grpc_at, "--admin", &admin_at];
+        let mut args: Vec<OsString> = addresses.map(OsString::from).to_vec();
         args.extend(every_process(&self.etcd.uri()));
         let program = self.binaries.router.clone();
         let spec = ProcessSpec { name: format!("router-{i}"), program, args, env: Vec::new() };
-        self.routers.push(Router { server: Server::start(spec, http, &self.logs)?, grpc });
+        self.routers.push(Router { server: Server::start(spec, admin, &self.logs)?, grpc });
         Ok(())
     }
 

@@ -13,11 +13,14 @@ use service::shutdown::Lifetime;
 use speculation::TokenId;
 use tokio::sync::Notify;
 use tokio::task::JoinHandle;
-use tokio::time::{Instant, timeout};
+use tokio::time::{Instant, sleep, timeout};
 
 use crate::case::Case;
 use crate::client::{Answer, Client};
 use crate::wait::PATIENCE;
+
+/// A client that lost its stream asks again after this, as routers say with Retry-After: it does not storm a router that refuses all.
+const PAUSE_AFTER_LOSS: Duration = Duration::from_secs(1);
 
 /// A text that clients ask for, and what it has to be.
 #[derive(Debug, Clone)]
@@ -184,7 +187,7 @@ impl Shared {
             }
             let record = self.ask(number).await;
             let router = record.router;
-            let is_away = record.end == End::WithItsRouter;
+            let (is_away, is_lost) = (record.end == End::WithItsRouter, matches!(record.end, End::Lost(_)));
             {
                 let mut board = self.board();
                 board.under_way.remove(&number);
@@ -192,6 +195,9 @@ impl Shared {
             }
             if is_away {
                 self.wait_for_router(router).await;
+            }
+            if is_lost {
+                sleep(PAUSE_AFTER_LOSS).await;
             }
         }
     }

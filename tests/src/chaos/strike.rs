@@ -27,7 +27,7 @@ use crate::wait::{holds_within, until};
 const WHOLE_WITHIN: Duration = Duration::from_secs(25);
 
 /// A worker that has joined is asked for something within this time, unless a router has reasons not to.
-const ASKED_WITHIN: Duration = Duration::from_secs(5);
+const ASKED_WITHIN: Duration = Duration::from_secs(10);
 
 /// A slow process runs for the second of these, then stands still for the first.
 const SLOW_TURN: (Duration, Duration) = (Duration::from_millis(45), Duration::from_millis(5));

@@ -6,6 +6,9 @@ use super::impact::{Impact, StrikeRecord, impacts, last_before, median_step, qua
 use super::streams::{End, StreamRecord};
 use super::{Outcome, footprint::Footprint};
 
+/// Streams that were lost or differ, of which more is said than their number.
+const SHOWN_FAILURES: usize = 24;
+
 /// One fault, as it is said while the run goes on.
 pub fn strike_line(strike: &StrikeRecord) -> String {
     let took = strike.settled - strike.began;
@@ -22,8 +25,12 @@ pub fn page(outcome: &Outcome) -> String {
     page += "\n";
     page += &footprint_table(&outcome.footprints);
     page += "\n";
-    for stream in outcome.failures() {
+    for stream in outcome.failures().take(SHOWN_FAILURES) {
         page += &failure_line(outcome, stream);
+    }
+    let more = outcome.failures().count().saturating_sub(SHOWN_FAILURES);
+    if more > 0 {
+        page += &format!("- and {more} more\n");
     }
     if let Some(error) = &outcome.broken_off {
         page += &format!("- BROKEN OFF: {error:#}\n");

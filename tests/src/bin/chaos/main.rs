@@ -11,6 +11,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use clap::{Parser, Subcommand};
+use service::shutdown::termination_signal;
 use tests::chaos::fault::FaultKind;
 use tests::chaos::fleet::{Engine, FleetSize};
 use tests::chaos::logs::FileLogs;
@@ -146,7 +147,12 @@ async fn main() -> anyhow::Result<ExitCode> {
     let settings = args.settings();
     let logs = Arc::new(FileLogs::new(args.logs.as_deref())?);
     eprintln!("seed {}, {} faults, at least {} streams", settings.seed, settings.plan.faults, args.streams);
-    let played = run(&settings, &logs, |line| eprintln!("{line}")).await;
+    let played = tokio::select! {
+        biased;
+        // Told to stop: what was started ends with this, etcd too.
+        _ = termination_signal() => anyhow::bail!("stopped by a signal"),
+        played = run(&settings, &logs, |line| eprintln!("{line}")) => played,
+    };
     let outcome = played.inspect_err(|_| eprintln!("logs: {}", logs.keep().display()))?;
     print!("{}", table::page(&outcome));
     Ok(exit_code(&outcome, &logs))

@@ -91,7 +91,7 @@ pub(crate) async fn run(args: &Args) -> anyhow::Result<()> {
         error = watch(router, &mut most) => return Err(error),
     };
     until("the router has let go of every sequence", async || {
-        let report = LanesReport::of(&cluster.http_url()).await?;
+        let report = LanesReport::of(&cluster.admin_url("router")?).await?;
         let workers = report.0["workers"].as_array().context("no workers in /debug/lanes")?;
         Ok(workers.iter().all(|worker| worker["reserved_blocks"] == 0))
     })
