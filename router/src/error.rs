@@ -171,14 +171,15 @@ impl RouterError {
             |status, grpc, kind, code, label| Meaning { status, grpc, kind, code, label, retryable: false };
         let later =
             |status, grpc, kind, code, label| Meaning { status, grpc, kind, code, label, retryable: true };
+        // Called the same everywhere.
+        let named = |status, grpc, kind, name| row(status, grpc, kind, Some(name), name);
         use StatusCode as S;
         match self {
             Self::InvalidRequest { .. } => {
                 row(S::BAD_REQUEST, Code::InvalidArgument, INVALID, None, "invalid_request")
             }
             Self::ContextLengthExceeded { .. } | Self::PromptTooLong { .. } => {
-                let code = "context_length_exceeded";
-                row(S::BAD_REQUEST, Code::InvalidArgument, INVALID, Some(code), code)
+                named(S::BAD_REQUEST, Code::InvalidArgument, INVALID, "context_length_exceeded")
             }
             Self::Unauthenticated(_) => row(
                 S::UNAUTHORIZED,
@@ -187,26 +188,21 @@ impl RouterError {
                 Some("invalid_api_key"),
                 "unauthenticated",
             ),
-            Self::ModelNotFound { .. } => {
-                row(S::NOT_FOUND, Code::NotFound, INVALID, Some("model_not_found"), "model_not_found")
-            }
+            Self::ModelNotFound { .. } => named(S::NOT_FOUND, Code::NotFound, INVALID, "model_not_found"),
             Self::RouteNotFound { .. } => {
-                row(S::NOT_FOUND, Code::Unimplemented, INVALID, Some("route_not_found"), "route_not_found")
+                named(S::NOT_FOUND, Code::Unimplemented, INVALID, "route_not_found")
             }
             Self::MethodNotAllowed { .. } => {
-                let code = "method_not_allowed";
-                row(S::METHOD_NOT_ALLOWED, Code::Unimplemented, INVALID, Some(code), code)
+                named(S::METHOD_NOT_ALLOWED, Code::Unimplemented, INVALID, "method_not_allowed")
             }
             Self::BodyTimeout { .. } => {
-                row(S::REQUEST_TIMEOUT, Code::DeadlineExceeded, INVALID, Some("body_timeout"), "body_timeout")
+                named(S::REQUEST_TIMEOUT, Code::DeadlineExceeded, INVALID, "body_timeout")
             }
             Self::BodyTooLarge { .. } => {
-                let code = "request_too_large";
-                row(S::PAYLOAD_TOO_LARGE, Code::OutOfRange, INVALID, Some(code), code)
+                named(S::PAYLOAD_TOO_LARGE, Code::OutOfRange, INVALID, "request_too_large")
             }
             Self::UnsupportedMediaType { .. } => {
-                let code = "unsupported_media_type";
-                row(S::UNSUPPORTED_MEDIA_TYPE, Code::InvalidArgument, INVALID, Some(code), code)
+                named(S::UNSUPPORTED_MEDIA_TYPE, Code::InvalidArgument, INVALID, "unsupported_media_type")
             }
             Self::Overloaded { .. } => later(
                 S::TOO_MANY_REQUESTS,
@@ -216,19 +212,13 @@ impl RouterError {
                 "overloaded",
             ),
             Self::DeadlineExceeded { .. } => {
-                let code = "deadline_exceeded";
-                row(S::GATEWAY_TIMEOUT, Code::DeadlineExceeded, "timeout_error", Some(code), code)
+                named(S::GATEWAY_TIMEOUT, Code::DeadlineExceeded, "timeout_error", "deadline_exceeded")
             }
             Self::AnswerTooLarge { .. } => {
-                let code = "answer_too_large";
-                row(S::BAD_REQUEST, Code::OutOfRange, INVALID, Some(code), code)
+                named(S::BAD_REQUEST, Code::OutOfRange, INVALID, "answer_too_large")
             }
-            Self::SlowClient => {
-                row(S::REQUEST_TIMEOUT, Code::Aborted, INVALID, Some("slow_client"), "slow_client")
-            }
-            Self::ClientGone => {
-                row(client_closed_request(), Code::Cancelled, INVALID, Some("client_gone"), "client_gone")
-            }
+            Self::SlowClient => named(S::REQUEST_TIMEOUT, Code::Aborted, INVALID, "slow_client"),
+            Self::ClientGone => named(client_closed_request(), Code::Cancelled, INVALID, "client_gone"),
             Self::Unavailable { .. } => {
                 later(S::SERVICE_UNAVAILABLE, Code::Unavailable, SERVER, Some("unavailable"), "unavailable")
             }
@@ -236,11 +226,9 @@ impl RouterError {
                 later(S::SERVICE_UNAVAILABLE, Code::Unavailable, SERVER, Some("draining"), "draining")
             }
             Self::Refused { .. } => {
-                row(S::INTERNAL_SERVER_ERROR, Code::FailedPrecondition, SERVER, Some("refused"), "refused")
+                named(S::INTERNAL_SERVER_ERROR, Code::FailedPrecondition, SERVER, "refused")
             }
-            Self::Internal(_) => {
-                row(S::INTERNAL_SERVER_ERROR, Code::Internal, SERVER, Some("internal"), "internal")
-            }
+            Self::Internal(_) => named(S::INTERNAL_SERVER_ERROR, Code::Internal, SERVER, "internal"),
         }
     }
 

@@ -2,10 +2,11 @@
 //! are dropped, counted, and the count is written in their place. So a pipe that nobody drains stops no scheduler and no
 //! device thread. (Of tracing-appender's writer nobody learns from the log that lines are missing.)
 
+use std::convert::Infallible;
 use std::io::{self, Write};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TrySendError, sync_channel};
 use std::time::Duration;
 
 use tracing_subscriber::fmt::MakeWriter;
@@ -20,8 +21,8 @@ const FLUSH_TIMEOUT: Duration = Duration::from_secs(1);
 
 enum Message {
     Line(Vec<u8>),
-    /// Answered once everything before it is written.
-    Flush(SyncSender<()>),
+    /// Dropped once everything before it is written.
+    Flush(SyncSender<Infallible>),
 }
 
 /// Takes lines. Clones write to the same place.
@@ -48,13 +49,11 @@ impl LogWriter {
         self.send(note(self.format, text));
     }
 
-    /// Waits until what was logged is written, but not for long.
-    pub(super) fn flush(&self) {
-        let (written, wait) = sync_channel(1);
-        if self.messages.try_send(Message::Flush(written)).is_ok() {
-            // A pipe that nobody drains keeps no process alive.
-            drop(wait.recv_timeout(FLUSH_TIMEOUT));
-        }
+    /// Waits until what was logged is written, but not for long: a pipe that nobody drains keeps no process alive. Whether it is.
+    pub(super) fn flush(&self) -> bool {
+        let (written, wait) = sync_channel(0);
+        let sent = self.messages.try_send(Message::Flush(written)).is_ok();
+        sent && wait.recv_timeout(FLUSH_TIMEOUT) == Err(RecvTimeoutError::Disconnected)
     }
 
     fn send(&self, line: Vec<u8>) {
@@ -71,7 +70,7 @@ fn write_all(received: &Receiver<Message>, num_dropped: &AtomicU64, mut out: imp
             Message::Line(line) => drop(out.write_all(&line)),
             Message::Flush(written) => {
                 drop(out.flush());
-                drop(written.try_send(()));
+                drop(written);
             }
         }
         let dropped = num_dropped.swap(0, Ordering::AcqRel);
@@ -149,7 +148,8 @@ mod tests {
         for _ in 0..2 * LINES_MAX {
             read.send(()).unwrap();
         }
-        writer.flush();
+        // Full until the thread has come so far.
+        while !writer.flush() {}
         let text = String::from_utf8(written.lock().unwrap().clone()).unwrap();
         assert!(text.starts_with("line 0\n"), "{text}");
         let lost = |count: usize| text.contains(&format!("{count} log lines were dropped"));
@@ -164,7 +164,7 @@ mod tests {
         let writer =
             LogWriter::start(Pipe { may_write, written: Arc::clone(&written) }, LogFormat::Json).unwrap();
         writer.note("the \"last\" words");
-        writer.flush();
+        assert!(writer.flush());
         let line: serde_json::Value = serde_json::from_slice(&written.lock().unwrap()).unwrap();
         assert_eq!((&line["level"], &line["message"]), (&"WARN".into(), &"the \"last\" words".into()));
     }
