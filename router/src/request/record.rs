@@ -149,7 +149,9 @@ impl RequestRecord {
         span::record_error(&self.span, error);
         self.metrics.request_failed(self.door, error);
         let ending = match error {
-            RouterError::ClientGone | RouterError::SlowClient => Ending::Aborted,
+            RouterError::ClientGone | RouterError::SlowClient | RouterError::DeadlineExceeded { .. } => {
+                Ending::Aborted
+            }
             _ => Ending::Failed,
         };
         self.measure(|model, record| {
@@ -157,7 +159,8 @@ impl RequestRecord {
             open.for_each(|_| model.choice_ended(ending));
         });
         let meaning = error.meaning();
-        if meaning.status.is_server_error() && !meaning.retryable {
+        let is_clients_own = matches!(error, RouterError::DeadlineExceeded { .. });
+        if meaning.status.is_server_error() && !meaning.retryable && !is_clients_own {
             tracing::error!(parent: &self.span, %error, "a request failed");
         }
         self.release();

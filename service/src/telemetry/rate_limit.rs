@@ -128,7 +128,7 @@ mod tests {
             tracing::warn!("a quiet one");
             (0..100).for_each(|_| tracing::info!("as often as it is asked for"));
         });
-        writer.flush();
+        assert!(writer.flush());
         let text = String::from_utf8(lines.0.lock().unwrap().clone()).unwrap();
         let count = |what: &str| text.lines().filter(|line| line.contains(what)).count() as u64;
         assert_eq!(
