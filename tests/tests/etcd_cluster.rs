@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use anyhow::{Context as _, ensure};
+use nix::sys::signal::Signal;
 use outrider_cli::cluster::{Cluster, ClusterSpec, Discovery};
 use reqwest::Response;
 use serde_json::{Value, json};
