@@ -11,7 +11,7 @@ use service::shutdown::Lifetime;
 use tokio::time::{Instant, sleep};
 
 use super::fault::FaultKind;
-use super::fleet::{Fleet, WorkerRole};
+use super::fleet::{Fleet, Worker, WorkerRole};
 use super::impact::StrikeRecord;
 use super::plan::PlannedFault;
 use super::streams::Load;
@@ -156,8 +156,11 @@ async fn nan_target(fleet: &mut Fleet, hold: Duration) -> anyhow::Result<String>
     let url = extra.proxy.url();
     until("every router is connected to the target with NaN", async || is_connected(fleet, &url).await)
         .await?;
+    let steps =
+        async |extra: &Worker| anyhow::Ok(extra.server.metrics().await?.sum("outrider_worker_steps_total"));
+    holds_within(ASKED_WITHIN, async || Ok(steps(&extra).await? > 0)).await?;
     sleep(hold).await;
-    let asked = extra.server.metrics().await?.sum("outrider_worker_steps_total");
+    let asked = steps(&extra).await?;
     extra.server.stop().await;
     Ok(format!("{asked} steps in {hold:.1?}"))
 }

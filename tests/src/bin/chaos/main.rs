@@ -22,6 +22,16 @@ use tests::chaos::{Outcome, Settings, run, table};
 /// How long processes may take to let go: more than the ten seconds for which workers keep what a vanished router held.
 const IDLE_WITHIN: Duration = Duration::from_secs(20);
 
+const EXAMPLES: &str = "\
+Examples:
+  chaos --seed 7                         every kind of fault once
+  chaos --faults 200 --streams 2000      a long run
+  chaos --only stop-target --faults 10   one kind, ten times
+  chaos --only nan-target --logs DIR     with what every process logged
+  chaos --engine synthetic --targets 16 --drafts 64 --width 48 --only churn --faults 20
+                                         many workers that join, leave and crash
+  chaos overload                         five times what can be served";
+
 /// Plays faults to a cluster of real processes under load, and says what they did to streams.
 ///
 /// It starts an etcd, targets and draft workers of the bundled pair, each behind a TCP proxy, and routers. Clients ask for texts, one
@@ -33,16 +43,8 @@ const IDLE_WITHIN: Duration = Duration::from_secs(20);
 /// Texts and faults are a function of the seed: the same flags play the same faults again. A stream is lost where it ends with an
 /// error or is silent for --patience-seconds although a healthy target lives; streams that end with their own router are counted apart.
 /// The exit status is 1 where a stream was lost or differs or a process did not come back even with help, and 0 otherwise.
-///
-/// Examples:
-///   chaos --seed 7                            every kind of fault once
-///   chaos --faults 200 --streams 2000         a long run
-///   chaos --only stop-target --faults 10      one kind, ten times
-///   chaos --engine synthetic --targets 16 --drafts 64 --width 48 --only churn --faults 20
-///                                             many workers that join, leave and crash
-///   chaos --only nan-target --logs /tmp/nan   with what every process logged
 #[derive(Debug, Parser)]
-#[command(name = "chaos", verbatim_doc_comment, args_conflicts_with_subcommands = true)]
+#[command(name = "chaos", after_long_help = EXAMPLES, args_conflicts_with_subcommands = true)]
 struct Args {
     #[command(subcommand)]
     other: Option<Other>,
