@@ -12,11 +12,10 @@ use std::time::{Duration, Instant};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
-/// Answers every GET with a list of one model, and ends when its standard input closes.
+/// Answers every GET, at each of its addresses, with a list of one model, and ends when its standard input closes.
 const FAKE_SERVER: &str = r#"#!/usr/bin/env python3
 import http.server, os, sys, threading
 flags = dict(zip(sys.argv[1::2], sys.argv[2::2]))
-host, port = (flags.get("--admin") or flags["--http"]).split(":")
 
 class Handler(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
@@ -26,8 +25,10 @@ class Handler(http.server.BaseHTTPRequestHandler):
     def log_message(self, *_):
         pass
 
-server = http.server.ThreadingHTTPServer((host, int(port)), Handler)
-threading.Thread(target=server.serve_forever, daemon=True).start()
+for address in filter(None, [flags.get("--admin"), flags.get("--http")]):
+    host, port = address.split(":")
+    server = http.server.ThreadingHTTPServer((host, int(port)), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
 print("pid", os.getpid(), "level", flags["--log"], flush=True)
 sys.stdin.read()
 "#;
