@@ -33,8 +33,9 @@ const RENEW_EVERY: Duration = Duration::from_secs(2);
 /// How long one call may take before the connection is given up.
 const CALL_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// How often an idle connection is probed, so that a watch on a dead peer ends.
-const PING_EVERY: Duration = Duration::from_secs(3);
+/// How often an idle connection is probed, so that a watch on a dead peer ends. An etcd closes connections that are probed
+/// more often than every 5 s (its --grpc-keepalive-min-time), a watch every 12 s.
+const PING_EVERY: Duration = Duration::from_secs(6);
 
 /// The etcd cluster and the part of its keys that is ours.
 #[derive(Debug)]
