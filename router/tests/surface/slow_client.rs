@@ -8,6 +8,7 @@ use router::generation::MAX_UNREAD_BYTES;
 use serde_json::json;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
+use tonic::transport::Endpoint;
 
 use crate::client::{MODEL, TestRouter, eventually};
 use crate::fake_lanes::Script;
@@ -46,7 +47,10 @@ async fn over_http_it_loses_its_connection() {
 async fn over_grpc_it_loses_its_stream_and_others_on_the_connection_go_on() {
     let router = TestRouter::start();
     router.lanes.play(Script::Flood);
-    let mut client = InferenceClient::connect(router.listen_grpc().await).await.unwrap();
+    let endpoint = Endpoint::from_shared(router.listen_grpc().await).unwrap();
+    // A small window, for the client's library gives up a connection on which it has many small frames unread.
+    let channel = endpoint.initial_stream_window_size(8 << 10).connect().await.unwrap();
+    let mut client = InferenceClient::new(channel);
     let request = v1::GenerateRequest {
         model: MODEL.into(),
         prompt: Some(Prompt::Text("hi".into())),
