@@ -20,10 +20,11 @@ up: ## build, then run router, draft worker and target worker on the bundled pai
 	cargo build --locked --workspace --exclude tests --bins
 	@"$${CARGO_TARGET_DIR:-target}/debug/outrider" up $(ARGS)
 
-test: ## the one gate: formatting, lints, every test (what .ci/run runs)
+test: ## the one gate: formatting, lints, kernels, documentation, every test (what .ci/run runs)
 	@deploy/deps.sh build test
 	@$(MAKE) --no-print-directory check
 	@$(MAKE) --no-print-directory kernels-check
+	@$(MAKE) --no-print-directory docs
 	cargo nextest run --locked --workspace --lib --bins --tests
 
 quick: ## formatting, lints and unit tests of every crate: no processes, no clusters

@@ -1,5 +1,5 @@
 //! Committed tokens to text: [`ChoiceText`] turns the token spans of one choice into text, finds its stop strings and
-//! counts; [`text_stream`] does so for all choices of a request.
+//! counts; [`crate::pipeline::text_stream`] does so for all choices of a request.
 //!
 //! Works token by token, so that the text, where it stops and what is counted do not depend on how many tokens one
 //! verification committed.

@@ -1,6 +1,6 @@
 //! Which rows share a worker's next forward: how rows are split ([`form`]), in how many groups drafting
 //! sequences are verified ([`groups`]), when a forward is delayed for more sequences ([`delay`]), when one
-//! lane goes first and alone ([`lane_first`]). [`crate::batch_former`] combines these rules for workers and
+//! lane goes first and alone ([`mod@lane_first`]). [`crate::batch_former`] combines these rules for workers and
 //! simulator.
 //!
 //! Decisions only: sequences, rows and predicted times come in. Nothing here knows KV, ids or a clock.

@@ -1,5 +1,5 @@
 //! Text to what an HTTP client reads: one JSON answer (`whole`), or server-sent events (`sse`). Must never hold text
-//! back: that is decided in [`crate::token_span`].
+//! back: that is decided in [`crate::detokenize`].
 
 use std::time::Duration;
 
