@@ -26,7 +26,8 @@ const SILENT_GAPS: u32 = 3;
 /// A gap counts for less with each frame, by this factor.
 const GAP_DECAY: f64 = 0.99;
 
-/// A target that has sent fewer frames than [`SETTLED_FRAMES`] is still loading kernels and memory.
+/// A target that did not profile itself, and has sent fewer frames than [`SETTLED_FRAMES`], is still loading kernels and
+/// memory.
 const FIRST_SILENCE: Duration = Duration::from_secs(2);
 const SETTLED_FRAMES: u32 = 16;
 
@@ -83,9 +84,11 @@ pub struct TargetHealthReport {
 }
 
 impl TargetHealth {
-    /// A target that just joined, after so many connections in a row that ended while it owed answers.
-    pub fn joined(now: Duration, crashes: u32) -> Self {
-        let mut health = Self::default();
+    /// A target that just joined, after so many connections in a row that ended while it owed answers. One that profiled
+    /// itself has run every kind of step already.
+    pub fn joined(now: Duration, crashes: u32, is_profiled: bool) -> Self {
+        let frames = if is_profiled { SETTLED_FRAMES } else { 0 };
+        let mut health = Self { frames, ..Self::default() };
         (0..crashes).for_each(|_| {
             health.failed(now);
         });
@@ -245,6 +248,9 @@ mod tests {
         let mut fresh = TargetHealth::default();
         fresh.asked(ms(1_000));
         assert_eq!(silent_after(&fresh, 1, 2), Some(ms(2_000)), "a new target loads its kernels");
+        let mut profiled = TargetHealth::joined(ms(0), 0, true);
+        profiled.asked(ms(1_000));
+        assert_eq!(silent_after(&profiled, 1, 2), Some(ms(100)), "one that profiled itself has them");
     }
 
     #[test]
@@ -265,8 +271,8 @@ mod tests {
         assert!(!health.is_out(ms(1_100)), "half open: one sequence may try");
         health.assigned(ms(1_100));
         assert!(health.is_out(ms(3_099)) && !health.is_out(ms(3_100)), "the next one two seconds later");
-        assert!(TargetHealth::joined(ms(0), 3).is_out(ms(999)), "a crash loop");
-        assert!(!TargetHealth::joined(ms(0), 2).is_out(ms(0)));
+        assert!(TargetHealth::joined(ms(0), 3, false).is_out(ms(999)), "a crash loop");
+        assert!(!TargetHealth::joined(ms(0), 2, true).is_out(ms(0)));
         health.succeeded();
         health.assigned(ms(3_100));
         assert!(!health.is_out(ms(3_100)));

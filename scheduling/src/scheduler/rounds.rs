@@ -15,6 +15,9 @@ use super::state::SchedulerState;
 use crate::draft_health::{Access, PROBE_TOKENS, predicted_proposal};
 use crate::gather::{joining_pays, longest_wait};
 
+/// The deadline of target steps is computed anew after so many rounds: it is rough, and its cost would show in each.
+const ROUNDS_PER_DEADLINE: u64 = 64;
+
 /// How a round begins.
 struct Opening {
     num_draft_tokens: u32,
@@ -120,7 +123,9 @@ impl SchedulerState {
         let phase = if k == 0 && !has_prompt { RoundPhase::Delayed } else { RoundPhase::Begun };
         active.round =
             Round { begun_at: self.now, phase, chosen: k, has_prompt, is_probing, ..Round::default() };
-        active.sequence.set_target_deadline(self.target_deadline(active));
+        if active.sequence.counters().rounds.is_multiple_of(ROUNDS_PER_DEADLINE) {
+            active.sequence.set_target_deadline(self.target_deadline(active));
+        }
         if active.is_traced() {
             self.commands.push(Command::RoundBegun(active.id, k));
         }

@@ -66,13 +66,6 @@ impl World {
                 let frame = Frame { is_draining: true, ..Frame::default() };
                 self.event(Event::Frame(self.worker(&line.words[0]), frame))
             }
-            // `frames WORKER count=N`: frames without replies.
-            "frames" => {
-                let worker = self.worker(&line.words[0]);
-                let printed =
-                    (0..line.need("count")).map(|_: u32| self.event(Event::Frame(worker, Frame::default())));
-                printed.filter(|text| !text.is_empty()).collect::<Vec<_>>().join("\n")
-            }
             "reply" => self.reply(line),
             "preempt" => self.preempt(line),
             "timer" => self.event(Event::Timer),

@@ -132,7 +132,11 @@ impl Workers {
             prefixes: PrefixMemory::default(),
             health: DraftHealth::default(),
             is_draining: false,
-            target_health: TargetHealth::joined(now, crashes.min(FAILURES_TO_OPEN)),
+            target_health: TargetHealth::joined(
+                now,
+                crashes.min(FAILURES_TO_OPEN),
+                !info.step_times.is_empty(),
+            ),
             check_at: None,
             suspects: 0,
             cost: WorkerCost::new(step_times(&info)),

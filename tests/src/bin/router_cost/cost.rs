@@ -212,7 +212,7 @@ async fn floor(cost: &Cost, (streams, k): (usize, u32), seconds: f64) -> anyhow:
 
 /// What the router takes while all streams run.
 async fn window(cluster: &Cluster, streams: u64, seconds: f64) -> anyhow::Result<Cost> {
-    let (url, router) = (cluster.http_url(), cluster.process(ROUTER)?.pid());
+    let (url, router) = (cluster.admin_url(ROUTER)?, cluster.process(ROUTER)?.pid());
     until("all streams are under way", async || {
         let page = Page::scrape(&url).await?;
         let is_all = page.sum("vllm:num_requests_running") == streams;

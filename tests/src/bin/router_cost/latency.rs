@@ -136,7 +136,7 @@ impl Worked {
 }
 
 async fn window(cluster: &Cluster, sequences: u64, seconds: f64) -> anyhow::Result<Rounds> {
-    let (url, router) = (cluster.http_url(), cluster.process(ROUTER)?.pid());
+    let (url, router) = (cluster.admin_url(ROUTER)?, cluster.process(ROUTER)?.pid());
     until("all sequences are under way", async || {
         let page = Page::scrape(&url).await?;
         let is_all = page.sum("vllm:num_requests_running") == sequences;
