@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use speculation::holding::Limits;
+use speculation::cached_sequence::Limits;
 use speculation::{AcceptanceMode, Draft, Proposal, ReplyBody, Role, Work};
 use worker::Task;
 use worker::method::{Method, MethodStats, NeedRoom};
@@ -44,14 +44,14 @@ impl Method for Ngram {
 fn answer(mut task: Task) -> (Task, ReplyBody) {
     let start = task.step.start();
     let Work::Propose { num_draft_tokens } = task.step.work else {
-        return (task, ReplyBody::Fed { have: start, prompt_logprobs: None });
+        return (task, ReplyBody::Fed { cached_len: start, prompt_logprobs: None });
     };
-    let token_ids = speculation::ngram::propose(task.holding.ids(), num_draft_tokens as usize);
+    let token_ids = speculation::ngram::propose(task.cached.ids(), num_draft_tokens as usize);
     let q = match task.spec().acceptance {
         AcceptanceMode::Rejection => speculation::ngram::certain(&token_ids),
         AcceptanceMode::Coupled | AcceptanceMode::Typical => Vec::new(),
     };
     // As a model would: all guesses but the last are held.
-    task.holding.append(&token_ids[..token_ids.len().saturating_sub(1)]);
+    task.cached.append(&token_ids[..token_ids.len().saturating_sub(1)]);
     (task, ReplyBody::Proposal(Proposal { start, draft: Draft { token_ids, q } }))
 }

@@ -14,17 +14,17 @@ impl Decide for Propose {
     fn decide(&mut self, task: &mut Task, rows: Rows<'_>) -> Result<Decision, DrawError> {
         let start = task.step.start();
         let Work::Propose { num_draft_tokens } = task.step.work else {
-            unreachable!("the holding refuses other drawing steps at a draft worker")
+            unreachable!("the cached refuses other drawing steps at a draft worker")
         };
         // The guess that led to this row is held now.
         if let Some(&last) = task.guesses.token_ids.last() {
-            task.holding.append(&[last]);
+            task.cached.append(&[last]);
         }
-        let spec = task.holding.spec().cloned().expect("an admitted step has a spec");
-        let position = task.holding.len();
+        let spec = task.cached.spec().cloned().expect("an admitted step has a spec");
+        let position = task.cached.len();
         if num_draft_tokens > 0 {
             let guessed = match rows {
-                Rows::Logits { values, .. } => guess(&spec, task.holding.counts_mut(), position, values)?,
+                Rows::Logits { values, .. } => guess(&spec, task.cached.counts_mut(), position, values)?,
                 Rows::Drawn { drawn, .. } => Guess { token_id: drawn[0].token(position)?, q: Vec::new() },
             };
             task.guesses.token_ids.push(guessed.token_id);
@@ -40,7 +40,7 @@ impl Decide for Propose {
             return Ok(Decision::Continue);
         }
         let draft = std::mem::take(&mut task.guesses);
-        let keep = task.holding.len();
+        let keep = task.cached.len();
         Ok(Decision::Done { body: ReplyBody::Proposal(Proposal { start, draft }), keep })
     }
 }

@@ -10,7 +10,7 @@ use clap::Parser;
 use draft_worker::config::{Flags, RawDraft};
 use draft_worker::propose::Propose;
 use engine::cuda::host_driver::HostDriver;
-use speculation::holding::{Admission, Holding};
+use speculation::cached_sequence::{Admission, CachedSequence};
 use speculation::prefix::Prefix;
 use speculation::{ReplyBody, Role, SamplingParams, SequenceId, SequenceSpec, Step, TokenId, Work};
 use worker::Task;
@@ -36,31 +36,31 @@ fn step(
     ids: &[TokenId],
     feeds: &[(usize, Work)],
 ) -> Vec<(ReplyBody, Vec<bool>)> {
-    let (slot, mut holding, mut base) = (method.open(), Holding::default(), 0);
+    let (slot, mut cached, mut base) = (method.open(), CachedSequence::default(), 0);
     let key = SequenceKey { router: RouterId(1), sequence: SequenceId(1) };
     let mut answers = Vec::new();
-    for (round, (until, work)) in (1..).zip(feeds) {
+    for (step_seq, (until, work)) in (1..).zip(feeds) {
         let step = Step {
             sequence_id: SequenceId(1),
-            generation: 1,
-            round,
-            spec: (round == 1).then(|| Arc::new(spec.clone())),
+            epoch: 1,
+            step_seq,
+            spec: (step_seq == 1).then(|| Arc::new(spec.clone())),
             base_len: base as u32,
             prefix_hash: Prefix::new(&ids[..base]).hash_at(base as u32).expect("it holds so many"),
-            context: ids[base..*until].to_vec(),
+            append_ids: ids[base..*until].to_vec(),
             work: work.clone(),
             expected_tokens: 1.0,
         };
-        assert_eq!(holding.admit(&step, &method.limits()), Admission::Run);
+        assert_eq!(cached.admit(&step, &method.limits()), Admission::Run);
         let mut tasks =
-            VecDeque::from([Task::new(key, slot, step, std::mem::take(&mut holding), Instant::now())]);
+            VecDeque::from([Task::new(key, slot, step, std::mem::take(&mut cached), Instant::now())]);
         let (task, body) = loop {
             if let Some(done) = method.advance(&mut tasks).expect("there is room").pop() {
                 break done;
             }
         };
-        answers.push((body, task.reply(ReplyBody::Fed { have: 0, prompt_logprobs: None }).agreed));
-        (holding, base) = (task.holding, *until);
+        answers.push((body, task.reply(ReplyBody::Fed { cached_len: 0, prompt_logprobs: None }).agreed));
+        (cached, base) = (task.cached, *until);
     }
     method.close(slot);
     answers

@@ -16,12 +16,12 @@ use crate::{WireError, v1};
 pub fn step_to_wire(step: Step) -> v1::Step {
     let mut wire = v1::Step {
         sequence_id: step.sequence_id.0,
-        generation: step.generation,
-        round: step.round,
+        epoch: step.epoch,
+        step_seq: step.step_seq,
         spec: step.spec.as_deref().map(spec_to_wire).map(Box::new),
         base_len: step.base_len,
         prefix_hash: step.prefix_hash,
-        context: step.context,
+        append_ids: step.append_ids,
         expected_tokens: step.expected_tokens,
         ..v1::Step::default()
     };
@@ -57,12 +57,12 @@ pub fn step_from_wire(wire: v1::Step, role: Role) -> Result<Step, WireError> {
     };
     Ok(Step {
         sequence_id: SequenceId(wire.sequence_id),
-        generation: wire.generation,
-        round: wire.round,
+        epoch: wire.epoch,
+        step_seq: wire.step_seq,
         spec: wire.spec.map(|spec| spec_from_wire(*spec)).transpose()?.map(Arc::new),
         base_len: wire.base_len,
         prefix_hash: wire.prefix_hash,
-        context: wire.context,
+        append_ids: wire.append_ids,
         work,
         expected_tokens: wire.expected_tokens,
     })
@@ -72,11 +72,12 @@ pub fn step_from_wire(wire: v1::Step, role: Role) -> Result<Step, WireError> {
 pub fn reply_to_wire(reply: &Reply) -> v1::Reply {
     use v1::reply::Body;
     let body = match &reply.body {
-        ReplyBody::Fed { have, prompt_logprobs } => {
-            Body::Fed(v1::Fed { have: *have, prompt_logprobs: prompt_logprobs.as_ref().map(prompt_to_wire) })
-        }
-        ReplyBody::NeedContext { have_len, have_spec } => {
-            Body::NeedContext(v1::NeedContext { have_len: *have_len, have_spec: *have_spec })
+        ReplyBody::Fed { cached_len, prompt_logprobs } => Body::Fed(v1::Fed {
+            cached_len: *cached_len,
+            prompt_logprobs: prompt_logprobs.as_ref().map(prompt_to_wire),
+        }),
+        ReplyBody::NeedContext { cached_len, has_spec } => {
+            Body::NeedContext(v1::NeedContext { cached_len: *cached_len, has_spec: *has_spec })
         }
         ReplyBody::Refused { reason } => Body::Refused(v1::Refused { reason: reason.clone() }),
         ReplyBody::Proposal(proposal) => Body::Proposal(v1::Proposal {
@@ -89,8 +90,8 @@ pub fn reply_to_wire(reply: &Reply) -> v1::Reply {
     };
     v1::Reply {
         sequence_id: reply.sequence_id.0,
-        generation: reply.generation,
-        round: reply.round,
+        epoch: reply.epoch,
+        step_seq: reply.step_seq,
         body: Some(body),
         num_compared: reply.agreed.len() as u32,
         agreed: reply.agreed.iter().rev().fold(0, |bits, agreed| bits << 1 | u64::from(*agreed)),
@@ -101,11 +102,12 @@ pub fn reply_to_wire(reply: &Reply) -> v1::Reply {
 pub fn reply_from_wire(wire: v1::Reply) -> Result<Reply, WireError> {
     use v1::reply::Body;
     let body = match wire.body.ok_or_else(|| WireError::new("body", "a reply without a body"))? {
-        Body::Fed(fed) => {
-            ReplyBody::Fed { have: fed.have, prompt_logprobs: fed.prompt_logprobs.map(prompt_from_wire) }
-        }
+        Body::Fed(fed) => ReplyBody::Fed {
+            cached_len: fed.cached_len,
+            prompt_logprobs: fed.prompt_logprobs.map(prompt_from_wire),
+        },
         Body::NeedContext(need) => {
-            ReplyBody::NeedContext { have_len: need.have_len, have_spec: need.have_spec }
+            ReplyBody::NeedContext { cached_len: need.cached_len, has_spec: need.has_spec }
         }
         Body::Refused(refused) => ReplyBody::Refused { reason: refused.reason },
         Body::Proposal(proposal) => ReplyBody::Proposal(Proposal {
@@ -125,7 +127,7 @@ pub fn reply_from_wire(wire: v1::Reply) -> Result<Reply, WireError> {
         ));
     }
     let agreed = (0..wire.num_compared).map(|i| wire.agreed >> i & 1 == 1).collect();
-    Ok(Reply { sequence_id, generation: wire.generation, round: wire.round, body, agreed })
+    Ok(Reply { sequence_id, epoch: wire.epoch, step_seq: wire.step_seq, body, agreed })
 }
 
 fn span_to_wire(span: &TokenSpan) -> v1::TokenSpan {

@@ -51,8 +51,8 @@ mod tests {
 
     #[test]
     fn router_frames_are_split_and_closes_come_last() {
-        let step = |i| v1::Step { sequence_id: i, context: vec![u32::MAX; 60_000], ..v1::Step::default() };
-        let closes = vec![v1::CloseSequence { sequence_id: 1, generation: 1 }];
+        let step = |i| v1::Step { sequence_id: i, append_ids: vec![u32::MAX; 60_000], ..v1::Step::default() };
+        let closes = vec![v1::CloseSequence { sequence_id: 1, epoch: 1 }];
         let frame =
             v1::RouterFrame { steps: (0..9).map(step).collect(), closes, ..v1::RouterFrame::default() };
         let parts = split_router_frame(frame);

@@ -114,9 +114,9 @@ fn body() -> impl Strategy<Value = ReplyBody> {
             });
     prop_oneof![
         (any::<u32>(), prompt_logprobs())
-            .prop_map(|(have, prompt_logprobs)| ReplyBody::Fed { have, prompt_logprobs }),
+            .prop_map(|(cached_len, prompt_logprobs)| ReplyBody::Fed { cached_len, prompt_logprobs }),
         (any::<u32>(), any::<bool>())
-            .prop_map(|(have_len, have_spec)| ReplyBody::NeedContext { have_len, have_spec }),
+            .prop_map(|(cached_len, has_spec)| ReplyBody::NeedContext { cached_len, has_spec }),
         ".{0,20}".prop_map(|reason| ReplyBody::Refused { reason }),
         (any::<u32>(), draft()).prop_map(|(start, draft)| ReplyBody::Proposal(Proposal { start, draft })),
         span.prop_map(ReplyBody::Span),
@@ -128,12 +128,12 @@ proptest! {
     fn steps_survive(
         numbers in any::<(u64, u32, u64, u32, u64)>(),
         spec in option::of(spec()),
-        context in vec(any::<u32>(), 0..20),
+        append_ids in vec(any::<u32>(), 0..20),
         draft in draft(),
         kind in 0..3u32,
         k in any::<u32>(),
     ) {
-        let (sequence_id, generation, round, base_len, prefix_hash) = numbers;
+        let (sequence_id, epoch, step_seq, base_len, prefix_hash) = numbers;
         let (role, work) = match kind {
             0 => (Role::Target, Work::Feed),
             1 => (Role::Draft, Work::Propose { num_draft_tokens: k }),
@@ -141,12 +141,12 @@ proptest! {
         };
         let step = Step {
             sequence_id: SequenceId(sequence_id),
-            generation,
-            round,
+            epoch,
+            step_seq,
             spec: spec.map(Arc::new),
             base_len,
             prefix_hash,
-            context,
+            append_ids,
             work,
             expected_tokens: 1.5,
         };
@@ -154,8 +154,8 @@ proptest! {
     }
 
     #[test]
-    fn replies_survive(sequence_id in any::<u64>(), generation in any::<u32>(), round in any::<u64>(), body in body(), agreed in vec(any::<bool>(), 0..=64)) {
-        let reply = Reply { sequence_id: SequenceId(sequence_id), generation, round, body, agreed };
+    fn replies_survive(sequence_id in any::<u64>(), epoch in any::<u32>(), step_seq in any::<u64>(), body in body(), agreed in vec(any::<bool>(), 0..=64)) {
+        let reply = Reply { sequence_id: SequenceId(sequence_id), epoch, step_seq, body, agreed };
         prop_assert_eq!(reply_from_wire(reply_to_wire(&reply)), Ok(reply));
     }
 }

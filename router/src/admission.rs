@@ -1,11 +1,11 @@
 //! [`Admission`]: how many sequences this router runs at once, and how many requests may wait for their turn. A request is
-//! admitted as a whole, in the order of `scheduling::turns`: by priority, with aging, and in order of arrival; its [`Permit`] travels inside the
+//! admitted as a whole, in the order of `scheduling::fair_queue`: by priority, with aging, and in order of arrival; its [`Permit`] travels inside the
 //! response and is given back when the response ends or is dropped. Full means [`RouterError::Overloaded`] before the first byte.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use scheduling::turns::{Ticket, Turns};
+use scheduling::fair_queue::{FairQueue, Ticket};
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 
@@ -50,7 +50,7 @@ struct State {
     /// Requests that have not given up.
     num_waiting: usize,
     /// All of one lane: what a request is, is not known yet. Who gave up is skipped.
-    waiting: Turns<(), Waiting>,
+    waiting: FairQueue<(), Waiting>,
     waits: Waits,
 }
 
@@ -75,7 +75,7 @@ impl Admission {
         let state = State {
             available: limits.max_sequences,
             num_waiting: 0,
-            waiting: Turns::default(),
+            waiting: FairQueue::default(),
             waits: Waits::default(),
         };
         let gate = Gate { opened: Instant::now(), state: Mutex::new(state) };

@@ -46,7 +46,7 @@ struct FinishLabels {
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct OutcomeLabels {
-    door: &'static str,
+    protocol: &'static str,
     outcome: &'static str,
 }
 
@@ -73,16 +73,16 @@ struct WorkerLabels {
     address: String,
 }
 
-/// Which way a request came in.
+/// The protocol of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Door {
+pub enum Protocol {
     /// HTTP, in OpenAI's shapes.
     Http,
     /// gRPC.
     Grpc,
 }
 
-impl Door {
+impl Protocol {
     /// The word used in metrics and traces.
     pub fn as_str(self) -> &'static str {
         match self {
@@ -244,13 +244,13 @@ impl RouterMetrics {
     }
 
     /// A request was refused or failed.
-    pub fn request_failed(&self, door: Door, error: &RouterError) {
-        self.count(door, error.meaning().label);
+    pub fn request_failed(&self, protocol: Protocol, error: &RouterError) {
+        self.count(protocol, error.meaning().label);
     }
 
     /// A request was answered in full.
-    pub fn request_answered(&self, door: Door) {
-        self.count(door, "ok");
+    pub fn request_answered(&self, protocol: Protocol) {
+        self.count(protocol, "ok");
     }
 
     /// The handles of one lane. There are at most [`scheduling::scheduler::lanes::MAX_LANES`] and a few of them.
@@ -284,8 +284,8 @@ impl RouterMetrics {
         self.families.tokenize_queue.clone()
     }
 
-    fn count(&self, door: Door, outcome: &'static str) {
-        self.families.requests.get_or_create(&OutcomeLabels { door: door.as_str(), outcome }).inc();
+    fn count(&self, protocol: Protocol, outcome: &'static str) {
+        self.families.requests.get_or_create(&OutcomeLabels { protocol: protocol.as_str(), outcome }).inc();
     }
 }
 

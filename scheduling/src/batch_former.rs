@@ -12,7 +12,7 @@ mod tests;
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use speculation::holding::Holding;
+use speculation::cached_sequence::CachedSequence;
 use speculation::{Step, Work};
 
 use crate::batch::{
@@ -42,13 +42,13 @@ pub struct ReadyStep<K> {
 }
 
 impl<K> ReadyStep<K> {
-    /// An admitted step with the rows that it still wants; `holding` has its context already.
-    pub fn new(key: K, step: &Step, holding: &Holding, rows: StepRows) -> Self {
+    /// An admitted step with the rows that it still wants; `cached` has its context already.
+    pub fn new(key: K, step: &Step, cached: &CachedSequence, rows: StepRows) -> Self {
         Self {
             key,
-            lane: holding.spec().map_or(0, |spec| spec.lane),
+            lane: cached.spec().map_or(0, |spec| spec.lane),
             rows,
-            context_len: holding.len(),
+            context_len: cached.len(),
             is_verify: matches!(step.work, Work::Verify { .. }),
             expected_tokens: step.expected_tokens.into(),
         }

@@ -1,5 +1,5 @@
 //! What a step costs: the step times that a worker profiled at its start, corrected by what its steps took since, and the wire to it.
-//! Second link of the choice of k ([`crate::survival`], cost, [`crate::draft_length`]). It reads no clock: durations come in.
+//! Second link of the choice of k ([`crate::acceptance_by_position`], cost, [`crate::draft_length`]). It reads no clock: durations come in.
 //!
 //! A table says what a forward of so many rows takes. Tables have stairs and knees, and are only forced to be monotone; between points
 //! they are interpolated, past the last one the slope goes on. KV is paid for beside it: some workers read a sequence's KV once for all of its

@@ -1,8 +1,8 @@
 //! How far a lane drafts: the k in 0..=max that promises the most committed tokens per second at the present load. Last link of the
-//! choice of k ([`crate::survival`], [`crate::cost`], this). The router's lanes and the simulator drive this same code;
+//! choice of k ([`crate::acceptance_by_position`], [`crate::cost`], this). The router's lanes and the simulator drive this same code;
 //! it reads no clock and draws no randomness.
 //!
-//! For each k: the tokens that a round is expected to commit (survival), over the time that it is expected to take: its price by the workers'
+//! For each k: the tokens that a round is expected to commit (acceptance by position), over the time that it is expected to take: its price by the workers'
 //! tables (`price.rs`: the wait for the draft, its queue and wire included, and the verification, with all rows that share the target's
 //! forward, in groups by turns where that pays) times what rounds took beyond such prices (`belief.rs`).
 //!
@@ -36,8 +36,8 @@ use rules::{
 };
 use value::value_of_move;
 
+use crate::acceptance_by_position::AcceptanceByPosition;
 use crate::cost::{Forward, WorkerCost, micros};
-use crate::survival::Survival;
 use speculation::step::MAX_DRAFT_TOKENS;
 
 /// Rounds that the measured speed remembers, and changes that are kept to explain.
@@ -75,8 +75,8 @@ pub struct DraftLength {
     rules: Rules,
     max_k: u32,
     k: u32,
-    survival: Survival,
-    supply: Survival,
+    acceptance: AcceptanceByPosition,
+    supply: AcceptanceByPosition,
     /// The lane round in which drafts were last asked for, and for how many after it their being late is remembered.
     asked: u64,
     supply_memory: u64,
@@ -131,8 +131,8 @@ impl DraftLength {
             rules,
             max_k,
             k: 0,
-            survival: Survival::with_rules(rules.prior_acceptance, rules.survival),
-            supply: Survival::new(PRIOR_SUPPLY),
+            acceptance: AcceptanceByPosition::with_rules(rules.prior_acceptance, rules.acceptance),
+            supply: AcceptanceByPosition::new(PRIOR_SUPPLY),
             asked: 0,
             supply_memory: SUPPLY_MEMORY,
             belief: Belief::new(max_k, rules.belief),
@@ -185,7 +185,7 @@ impl DraftLength {
     pub fn observe_verdict(&mut self, judged: u32, accepted: u32) {
         if judged > 0 {
             self.heard = self.lane_rounds;
-            self.survival.observe(0..judged, accepted.min(judged), self.sequences());
+            self.acceptance.observe(0..judged, accepted.min(judged), self.sequences());
         }
     }
 
@@ -194,7 +194,7 @@ impl DraftLength {
     pub fn observe_agreement(&mut self, positions: Range<u32>, accepted: u32) {
         if !positions.is_empty() {
             self.heard = self.lane_rounds;
-            self.survival.observe(positions, accepted, self.sequences());
+            self.acceptance.observe(positions, accepted, self.sequences());
         }
     }
 
@@ -219,7 +219,7 @@ impl DraftLength {
         let is_probe_of_all = self.probe == Some(k) && !load_is_spread(self.load);
         let is_telling = (settled || is_probe_of_all) && k <= self.max_k;
         let Some(load) = self.load.filter(|_| is_telling) else { return };
-        let rows_each = 1.0 + self.supply.survival(k).iter().sum::<f64>();
+        let rows_each = 1.0 + self.supply.cumulative(k).iter().sum::<f64>();
         let (draft_us, verify_us) = price(k, rows_each, (&load, self.rules.groups_max), (target, draft));
         let log_ratio = ((draft_wait + verify) / (draft_us + verify_us)).ln();
         if log_ratio.is_finite() {
@@ -240,8 +240,8 @@ impl DraftLength {
 
     /// The chance that a first guess is accepted; nothing before there is evidence of it.
     pub fn acceptance_rate(&self) -> Option<f64> {
-        let is_known = self.survival.evidence() >= ACCEPTANCE_EVIDENCE;
-        self.survival.rates(1).first().copied().filter(|_| is_known)
+        let is_known = self.acceptance.evidence() >= ACCEPTANCE_EVIDENCE;
+        self.acceptance.rates(1).first().copied().filter(|_| is_known)
     }
 
     /// Everything that the next choice rests on.
@@ -251,10 +251,10 @@ impl DraftLength {
             max_k: self.max_k,
             why: self.why,
             load: self.load,
-            acceptance: self.survival.rates(self.max_k),
-            survival: self.survival.survival(self.max_k),
-            supply: self.supply.survival(self.max_k),
-            judged: self.survival.evidence(),
+            acceptance: self.acceptance.rates(self.max_k),
+            acceptance_by_position: self.acceptance.cumulative(self.max_k),
+            supply: self.supply.cumulative(self.max_k),
+            judged: self.acceptance.evidence(),
             outlook: self.outlook.clone(),
             measured_tokens_per_second: self
                 .pace(self.load.map_or(1, |load| load.sequences))
@@ -304,7 +304,7 @@ impl DraftLength {
         } else if self.lane_rounds - self.asked >= self.supply_memory
             && self.supply.rates(1)[0] < PRIOR_SUPPLY
         {
-            self.supply = Survival::new(PRIOR_SUPPLY);
+            self.supply = AcceptanceByPosition::new(PRIOR_SUPPLY);
             self.asked = self.lane_rounds;
             self.supply_memory = (2 * self.supply_memory).min(SUPPLY_MEMORY_MAX);
         }
@@ -312,15 +312,15 @@ impl DraftLength {
 
     /// What each k promises.
     fn look_ahead(&self, load: &Load, target: &WorkerCost, draft: &WorkerCost) -> Vec<Outlook> {
-        let survival = self.survival.survival(self.max_k);
-        let supply = self.supply.survival(self.max_k);
+        let accepted_by_position = self.acceptance.cumulative(self.max_k);
+        let supply = self.supply.cumulative(self.max_k);
         let sequences = f64::from(load.sequences.max(1));
         let room = if self.k == 0 { self.rules.others_room } else { 1.0 };
         let (mut expected_tokens, mut rows_each) = (1.0, 1.0);
         let mut outlook = Vec::with_capacity(self.max_k as usize + 1);
         for k in 0..=self.max_k {
             if k > 0 {
-                let (survived, supplied) = (survival[k as usize - 1], supply[k as usize - 1]);
+                let (survived, supplied) = (accepted_by_position[k as usize - 1], supply[k as usize - 1]);
                 expected_tokens += supplied * survived;
                 rows_each += supplied;
             }

@@ -2,28 +2,28 @@
 //! forward. They are pure, as those of `speculation` are, and cannot change a token: every one of them may be wrong and
 //! the text stays the target's own.
 //!
-//! Reading order: how far to draft ([`agreement`], [`survival`], [`cost`], [`draft_length`]), when decode steps leave
-//! the router ([`gather`]), how long to wait for a draft worker ([`draft_health`]), whether to rely on a target
-//! ([`target_health`]). Who goes where and when, before all that: [`placement`], [`turns`], [`output_length`]; what goes
+//! Reading order: how far to draft ([`agreement`], [`acceptance_by_position`], [`cost`], [`draft_length`]), when decode steps leave
+//! the router ([`decode_delay`]), how long to wait for a draft worker ([`draft_health`]), whether to rely on a target
+//! ([`target_health`]). Who goes where and when, before all that: [`placement`], [`fair_queue`], [`output_length`]; what goes
 //! through a worker together: [`mod@batch`], [`batch_former`]. What a pool of workers is like comes from a file
 //! ([`profile`]).
 
 #![forbid(unsafe_code)]
 
+pub mod acceptance_by_position;
 pub mod agreement;
 pub mod batch;
 pub mod batch_former;
 pub mod cost;
+pub mod decode_delay;
 pub mod draft_health;
 pub mod draft_length;
-pub mod gather;
+pub mod fair_queue;
 pub mod output_length;
 pub mod placement;
 pub mod profile;
 pub mod scheduler;
-pub mod survival;
 pub mod target_health;
 #[cfg(test)]
 mod testdata;
-pub mod turns;
 pub mod waits;

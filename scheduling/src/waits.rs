@@ -1,5 +1,5 @@
 //! [`Waits`]: how long those of each priority had to wait for their turn, for `/debug/lanes`. It decides nothing; whose turn it is,
-//! `scheduling::turns` says.
+//! `scheduling::fair_queue` says.
 
 use std::collections::BTreeMap;
 use std::time::Duration;

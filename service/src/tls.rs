@@ -1,4 +1,4 @@
-//! TLS from PEM files: what a process shows at its doors, and whom it trusts when it calls others.
+//! TLS from PEM files: what a process shows at its listeners, and whom it trusts when it calls others.
 //!
 //! The files are read while the configuration is checked, so that a certificate without its key ends the process before a port
 //! is bound, and again when they change: new connections show and trust what was renewed, open ones go on. The authority that
@@ -67,7 +67,7 @@ pub enum TlsError {
     },
 }
 
-/// Flags of a process whose doors may speak TLS.
+/// Flags of a process whose listeners may speak TLS.
 #[derive(Debug, Clone, Default, clap::Args, Serialize)]
 #[command(next_help_heading = "TLS")]
 pub struct ServerTlsFlags {
@@ -96,7 +96,7 @@ impl RawServerTls {
         self.tls_cert.is_some() && self.tls_client_ca.is_some()
     }
 
-    /// What to speak at the doors; `None` without certificate, and where there was a fault.
+    /// What to speak at the listeners; `None` without certificate, and where there was a fault.
     pub fn validate(&self, faults: &mut Faults) -> Option<ServerTls> {
         let with_cert = |file: &Option<PathBuf>| file.is_none() || self.tls_cert.is_some();
         for (field, file) in [("tls_key", &self.tls_key), ("tls_client_ca", &self.tls_client_ca)] {
@@ -113,7 +113,7 @@ impl RawServerTls {
     }
 }
 
-/// How a door speaks TLS.
+/// How a listener speaks TLS.
 #[derive(Debug, Clone)]
 pub struct ServerTls(Arc<ServerConfig>);
 
@@ -147,7 +147,7 @@ impl ServerTls {
     }
 }
 
-/// What a door shows, by whatever name it is called.
+/// What a listener shows, by whatever name it is called.
 #[derive(Debug)]
 struct ShownCertificate(Renewed<Arc<CertifiedKey>>);
 

@@ -1,7 +1,7 @@
 //! One worker: what a device thread does between two forwards, with a synthetic model in place of one that
 //! computes.
 //!
-//! Steps are admitted by the real cache state ([`Holding`]), the real batch former decides who runs and when,
+//! Steps are admitted by the real cache state ([`CachedSequence`]), the real batch former decides who runs and when,
 //! and the model answers with real replies. As at the device thread, what arrives during a forward is looked
 //! at when that is done.
 
@@ -14,7 +14,7 @@ use scheduling::batch_former::{BatchFormer, BatchRules, Decision, RanForward, Re
 use scheduling::profile::synthetic::{StepUnderWay, SyntheticModel};
 use scheduling::profile::{ForwardRows, Profile};
 use scheduling::scheduler::events::{Frame, StepTiming};
-use speculation::holding::{Admission, Holding, Limits};
+use speculation::cached_sequence::{Admission, CachedSequence, Limits};
 use speculation::{Draft, Reply, ReplyBody, Role, SequenceId, Step};
 
 use crate::clock::RouterFrame;
@@ -44,7 +44,7 @@ pub(super) enum Next {
 #[derive(Debug, Default)]
 struct Held {
     /// With the task while a step runs.
-    holding: Option<Holding>,
+    cached: Option<CachedSequence>,
     /// Steps that wait for the one that runs, with their time of arrival.
     waiting: VecDeque<(Step, Duration)>,
     /// Tokens whose KV is there.
@@ -55,7 +55,7 @@ struct Held {
 #[derive(Debug)]
 struct Task {
     step: Step,
-    holding: Holding,
+    cached: CachedSequence,
     context_done: usize,
     guesses: Draft,
     agreed: Vec<bool>,
@@ -133,26 +133,26 @@ impl Worker {
                 let held = self
                     .held
                     .entry(id)
-                    .or_insert_with(|| Held { holding: Some(Holding::default()), ..Held::default() });
+                    .or_insert_with(|| Held { cached: Some(CachedSequence::default()), ..Held::default() });
                 self.former.arrived(received, id, StepRows::left(&step, 0, 0));
                 held.waiting.push_back((step, received));
                 self.waiting.push_back(id);
             }
-            for (id, generation) in frame.closes {
-                self.close(id, generation);
+            for (id, epoch) in frame.closes {
+                self.close(id, epoch);
             }
         }
     }
 
-    fn close(&mut self, id: SequenceId, generation: u32) {
+    fn close(&mut self, id: SequenceId, epoch: u32) {
         let Some(held) = self.held.get_mut(&id) else { return };
-        held.waiting.retain(|(step, _)| step.generation > generation);
-        if held.holding.is_none() {
-            let is_over = |task: &Task| task.step.sequence_id == id && task.step.generation <= generation;
+        held.waiting.retain(|(step, _)| step.epoch > epoch);
+        if held.cached.is_none() {
+            let is_over = |task: &Task| task.step.sequence_id == id && task.step.epoch <= epoch;
             let Some(index) = self.tasks.iter().position(is_over) else { return };
-            held.holding = Some(self.tasks.remove(index).holding);
+            held.cached = Some(self.tasks.remove(index).cached);
         }
-        let is_over = held.holding.as_ref().is_some_and(|holding| holding.generation() <= generation);
+        let is_over = held.cached.as_ref().is_some_and(|cached| cached.epoch() <= epoch);
         if is_over && held.waiting.is_empty() {
             self.held.remove(&id);
             self.former.forget(&id);
@@ -163,34 +163,34 @@ impl Worker {
         for _ in 0..self.waiting.len() {
             let Some(id) = self.waiting.pop_front() else { return };
             let Some(held) = self.held.get_mut(&id) else { continue };
-            let Some(mut holding) = held.holding.take() else {
+            let Some(mut cached) = held.cached.take() else {
                 // It is admitted when the step that runs is done.
                 self.waiting.push_back(id);
                 continue;
             };
             let Some((step, received)) = held.waiting.pop_front() else {
-                held.holding = Some(holding);
+                held.cached = Some(cached);
                 continue;
             };
-            let body = match holding.admit(&step, &self.limits) {
+            let body = match cached.admit(&step, &self.limits) {
                 Admission::Run => {
                     held.kv_tokens = step.base_len.min(held.kv_tokens);
-                    let mut task = Task::new(step, holding, now - received);
+                    let mut task = Task::new(step, cached, now - received);
                     if self.setup.has_prompts && task.step.base_len == 0 {
                         // All but the row whose logits are needed is found in the prefix cache.
-                        task.context_done = task.step.context.len().saturating_sub(1);
+                        task.context_done = task.step.append_ids.len().saturating_sub(1);
                         held.kv_tokens = task.context_done as u32;
                     }
                     self.tasks.push(task);
                     continue;
                 }
                 Admission::Stale => None,
-                Admission::NeedContext { have_len, have_spec } => {
-                    Some(ReplyBody::NeedContext { have_len, have_spec })
+                Admission::NeedContext { cached_len, has_spec } => {
+                    Some(ReplyBody::NeedContext { cached_len, has_spec })
                 }
                 Admission::Refused(reason) => Some(ReplyBody::Refused { reason }),
             };
-            held.holding = Some(holding);
+            held.cached = Some(cached);
             if let Some(body) = body {
                 self.former.answered(now, &id);
                 self.outbox.push(Reply::to(&step, body));
@@ -251,12 +251,12 @@ impl Worker {
                 self.tasks.push(task);
                 continue;
             };
-            let Task { step, holding, agreed, queued, .. } = task;
+            let Task { step, cached, agreed, queued, .. } = task;
             queue += queued;
             let id = step.sequence_id;
             let held = self.held.get_mut(&id).expect("a task's sequence is held");
-            held.kv_tokens = holding.len();
-            held.holding = Some(holding);
+            held.kv_tokens = cached.len();
+            held.cached = Some(cached);
             self.former.answered(now, &id);
             let agreed = if self.setup.tells_agreement { agreed } else { Vec::new() };
             replies.push(Reply { agreed, ..Reply::to(&step, body) });
@@ -277,14 +277,14 @@ fn whole_micros(duration: Duration) -> Duration {
 }
 
 impl Task {
-    fn new(step: Step, holding: Holding, queued: Duration) -> Self {
-        Self { step, holding, context_done: 0, guesses: Draft::default(), agreed: Vec::new(), queued }
+    fn new(step: Step, cached: CachedSequence, queued: Duration) -> Self {
+        Self { step, cached, context_done: 0, guesses: Draft::default(), agreed: Vec::new(), queued }
     }
 
     fn under_way(&mut self) -> StepUnderWay<'_> {
         StepUnderWay {
             step: &self.step,
-            holding: &mut self.holding,
+            cached: &mut self.cached,
             context_done: &mut self.context_done,
             guesses: &mut self.guesses,
             agreed: &mut self.agreed,
@@ -296,6 +296,6 @@ impl Task {
     }
 
     fn ready_step(&self) -> ReadyStep<SequenceId> {
-        ReadyStep::new(self.step.sequence_id, &self.step, &self.holding, self.rows_left())
+        ReadyStep::new(self.step.sequence_id, &self.step, &self.cached, self.rows_left())
     }
 }

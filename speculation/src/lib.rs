@@ -4,13 +4,13 @@
 //!
 //! Reading order: what a sequence is ([`spec`], [`prefix`]), what is said about it ([`step`]), how a token is drawn
 //! ([`noise`], [`logits`], [`acceptance`]), and the two ends of the conversation ([`sequence`] at the router,
-//! [`holding`] at a worker).
+//! [`cached_sequence`] at a worker).
 
 #![forbid(unsafe_code)]
 
 pub mod acceptance;
+pub mod cached_sequence;
 pub mod fingerprint;
-pub mod holding;
 pub mod logits;
 pub mod math;
 pub mod ngram;

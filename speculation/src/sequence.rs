@@ -70,7 +70,7 @@ pub struct Sequence {
     limits: Limits,
     committed: Prefix,
     phase: Phase,
-    round: u64,
+    step_seq: u64,
     target: Link,
     draft: Link,
     /// The draft of the round under way, kept for resends.
@@ -98,7 +98,7 @@ impl Sequence {
             limits,
             committed: Prefix::new(prompt),
             phase: Phase::Unassigned,
-            round: 0,
+            step_seq: 0,
             target: Link::default(),
             draft: Link::default(),
             verifying: Draft::default(),
@@ -194,8 +194,8 @@ impl Sequence {
                     self.begin_round(now, num_draft_tokens, draft_wait);
                 }
                 Event::Reply(role, reply) => self.reply(now, role, reply),
-                Event::Preempted(role, generation) => {
-                    if generation == self.link(role).generation && self.link(role).assigned {
+                Event::Preempted(role, epoch) => {
+                    if epoch == self.link(role).epoch && self.link(role).assigned {
                         self.lost(now, role);
                     }
                 }
@@ -261,7 +261,7 @@ impl Sequence {
         }
         let can_ask = self.draft.assigned && self.draft_is_free(now);
         let draft_lag = self.committed.len() - self.draft_have();
-        let prefilling = self.committed.len() - self.target.have > FEED_LAG;
+        let prefilling = self.committed.len() - self.target.cached_len > FEED_LAG;
         if can_ask && k > 0 && !prefilling && draft_lag <= FEED_LAG {
             self.ask_draft(now, k, draft_wait);
             if draft_wait.is_zero() {
@@ -297,8 +297,8 @@ impl Sequence {
             (Role::Draft, ReplyBody::Fed { .. }) if step.num_draft_tokens.is_none() => {
                 self.draft_fed(now, &step)
             }
-            (_, ReplyBody::NeedContext { have_len, have_spec }) => {
-                self.need_context(now, role, &step, (have_len, have_spec));
+            (_, ReplyBody::NeedContext { cached_len, has_spec }) => {
+                self.need_context(now, role, &step, (cached_len, has_spec));
             }
             (_, ReplyBody::Refused { reason }) => self.refused(now, role, &reason),
             // Among them `fed` where a span or proposal was asked for: asking again would go on for ever.
@@ -315,7 +315,7 @@ impl Sequence {
         now: Duration,
         role: Role,
         step: &InFlight,
-        (have_len, have_spec): (u32, bool),
+        (cached_len, has_spec): (u32, bool),
     ) {
         let len = self.committed.len();
         let link = self.link_mut(role);
@@ -327,8 +327,8 @@ impl Sequence {
             };
         }
         let first = link.misses == 1;
-        link.have = if first { have_len.min(len) } else { 0 };
-        link.spec_sent = first && have_spec;
+        link.cached_len = if first { cached_len.min(len) } else { 0 };
+        link.spec_sent = first && has_spec;
         match role {
             Role::Target => self.send_to_target(now, step.wait, step.resends),
             Role::Draft => self.draft_needs_context(now, step),
@@ -340,7 +340,7 @@ impl Sequence {
             Role::Target if !self.verifying.token_ids.is_empty() => self.verify(now, Draft::default()),
             Role::Target => self.leave_target(now, TargetFault::Refused(reason.to_owned())),
             Role::Draft => {
-                self.actions.push(Action::Close(role, self.draft.generation));
+                self.actions.push(Action::Close(role, self.draft.epoch));
                 self.draft.release();
                 self.draft_refusal = Some(reason.to_owned());
                 if matches!(self.phase, Phase::Drafting { .. }) {
@@ -364,27 +364,27 @@ impl Sequence {
     }
 
     fn drop_worker(&mut self, now: Duration, role: Role) {
-        self.actions.push(Action::Close(role, self.link(role).generation));
+        self.actions.push(Action::Close(role, self.link(role).epoch));
         self.lost(now, role);
     }
 
     fn make_step(&mut self, role: Role, base: u32, start: u32, work: Work) -> Step {
-        self.round += 1;
-        let round = self.round;
+        self.step_seq += 1;
+        let step_seq = self.step_seq;
         let expected_tokens =
             1.0 + self.counters.accepted_tokens as f32 / (self.counters.rounds.max(1)) as f32;
         let spec = (!self.link(role).spec_sent).then(|| Arc::clone(&self.spec));
         let link = self.link_mut(role);
         link.spec_sent = true;
-        let generation = link.generation;
+        let epoch = link.epoch;
         Step {
             sequence_id: self.id,
-            generation,
-            round,
+            epoch,
+            step_seq,
             spec,
             base_len: base,
             prefix_hash: self.committed.hash_at(base).expect("base_len is at most the committed length"),
-            context: self.committed.ids()[base as usize..start as usize].to_vec(),
+            append_ids: self.committed.ids()[base as usize..start as usize].to_vec(),
             work,
             expected_tokens,
         }
@@ -406,7 +406,7 @@ impl Sequence {
         self.phase = Phase::Done;
         for role in [Role::Draft, Role::Target] {
             if self.link(role).assigned {
-                self.actions.push(Action::Close(role, self.link(role).generation));
+                self.actions.push(Action::Close(role, self.link(role).epoch));
             }
         }
         if let Some(reason) = reason {

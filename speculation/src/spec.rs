@@ -11,7 +11,7 @@ pub struct SamplingParams {
     pub temperature: f32,
     /// Keep the first k by probability; 0 keeps all.
     pub top_k: u32,
-    /// Keep the shortest prefix holding this much probability; 1 keeps all.
+    /// Keep the shortest prefix cached this much probability; 1 keeps all.
     pub top_p: f32,
     /// Keep tokens at least this likely relative to the likeliest; 0 keeps all.
     pub min_p: f32,

@@ -39,23 +39,23 @@ pub enum Work {
     },
 }
 
-/// Cut what is held to `base_len`, append `context`, then do `work`.
+/// Cut what is held to `base_len`, append `append_ids`, then do `work`.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Step {
     /// Which sequence.
     pub sequence_id: SequenceId,
     /// Counts the assignments of the sequence to a worker of this role.
-    pub generation: u32,
+    pub epoch: u32,
     /// Raised by every step sent for the sequence to either worker.
-    pub round: u64,
-    /// Sent with the first step of a generation, and when asked for.
+    pub step_seq: u64,
+    /// Sent with the first step of an epoch, and when asked for.
     pub spec: Option<Arc<SequenceSpec>>,
     /// Ids to keep.
     pub base_len: u32,
     /// [`crate::prefix::Prefix::hash_at`] of `base_len`.
     pub prefix_hash: u64,
     /// Ids to append.
-    pub context: Vec<TokenId>,
+    pub append_ids: Vec<TokenId>,
     /// What then.
     pub work: Work,
     /// How many tokens the router expects to commit; a scheduling hint.
@@ -63,9 +63,9 @@ pub struct Step {
 }
 
 impl Step {
-    /// Where the first returned id stands: `base_len + len(context)`.
+    /// Where the first returned id stands: `base_len + len(append_ids)`.
     pub fn start(&self) -> u32 {
-        self.base_len + self.context.len() as u32
+        self.base_len + self.append_ids.len() as u32
     }
 
     /// Whether ids of this step are to be scored: prompt ids only, and not the first, which nothing precedes.
@@ -76,7 +76,7 @@ impl Step {
     /// Whether a draft worker can say which of the step's context it would have drawn: committed tokens, each
     /// behind another one of the step, of a sequence whose draws do not depend on how often ids were drawn.
     pub fn is_comparable(&self, spec: &SequenceSpec) -> bool {
-        (2..=COMPARED_MAX).contains(&self.context.len())
+        (2..=COMPARED_MAX).contains(&self.append_ids.len())
             && self.base_len + 1 >= spec.prompt_len
             && spec.acceptance == AcceptanceMode::Coupled
             && !spec.sampling.has_penalties()
@@ -142,10 +142,10 @@ pub struct PromptLogprobs {
 pub struct Reply {
     /// The step's sequence.
     pub sequence_id: SequenceId,
-    /// The step's generation.
-    pub generation: u32,
-    /// The step's round.
-    pub round: u64,
+    /// The step's epoch.
+    pub epoch: u32,
+    /// The step's sequence number.
+    pub step_seq: u64,
     /// The answer.
     pub body: ReplyBody,
     /// From a draft worker: of the last ids of the step's context, oldest first, whether it would have drawn them itself. At most
@@ -156,8 +156,8 @@ pub struct Reply {
 impl Reply {
     /// The answer to `step`, without a word on agreement.
     pub fn to(step: &Step, body: ReplyBody) -> Self {
-        let Step { sequence_id, generation, round, .. } = *step;
-        Self { sequence_id, generation, round, body, agreed: Vec::new() }
+        let Step { sequence_id, epoch, step_seq, .. } = *step;
+        Self { sequence_id, epoch, step_seq, body, agreed: Vec::new() }
     }
 }
 
@@ -170,16 +170,16 @@ pub enum ReplyBody {
     /// The context is held.
     Fed {
         /// Ids held now.
-        have: u32,
+        cached_len: u32,
         /// For prompt positions scored by this step, when asked for.
         prompt_logprobs: Option<PromptLogprobs>,
     },
     /// The step does not fit what is held; nothing was touched.
     NeedContext {
         /// From where to resend.
-        have_len: u32,
+        cached_len: u32,
         /// Whether the spec is held.
-        have_spec: bool,
+        has_spec: bool,
     },
     /// The step is malformed or cannot be honoured.
     Refused {

@@ -14,17 +14,17 @@ impl Decide for Verify {
     fn decide(&mut self, task: &mut Task, rows: Rows<'_>) -> Result<Decision, DrawError> {
         let start = task.step.start();
         let Work::Verify { draft } = &task.step.work else {
-            unreachable!("the holding refuses other drawing steps at a target")
+            unreachable!("the cached refuses other drawing steps at a target")
         };
-        let spec = task.holding.spec().cloned().expect("an admitted step has a spec");
+        let spec = task.cached.spec().cloned().expect("an admitted step has a spec");
         let verdict = match rows {
             Rows::Logits { values, vocab_size } => {
-                verify(&spec, task.holding.counts_mut(), start, draft, values, vocab_size)?
+                verify(&spec, task.cached.counts_mut(), start, draft, values, vocab_size)?
             }
             Rows::Drawn { drawn, scores } => verify_drawn(&spec, start, draft, (drawn, scores))?,
         };
         let accepted = verdict.num_accepted as usize;
-        task.holding.append(&verdict.token_ids[..accepted]);
+        task.cached.append(&verdict.token_ids[..accepted]);
         let keep = start + verdict.num_accepted;
         task.span.record("outrider.spec.accepted", accepted);
         let span = TokenSpan {

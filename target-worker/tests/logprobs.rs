@@ -9,7 +9,7 @@ use std::time::Instant;
 use engine::cuda::GpuOptions;
 use engine::cuda::host_driver::HostDriver;
 use engine::{Engine, LoadOptions, WeightFormat};
-use speculation::holding::{Admission, Holding};
+use speculation::cached_sequence::{Admission, CachedSequence};
 use speculation::{
     Draft, ReplyBody, Role, SamplingParams, SequenceId, SequenceSpec, Step, TokenId, TokenLogprobs,
     TokenSpan, Work,
@@ -64,12 +64,12 @@ fn step(number: usize, drafted: &[TokenId]) -> Step {
     };
     Step {
         sequence_id: SequenceId(number as u64),
-        generation: 1,
-        round: 1,
+        epoch: 1,
+        step_seq: 1,
         spec: Some(Arc::new(spec)),
         base_len: 0,
         prefix_hash: 0,
-        context: PROMPT.to_vec(),
+        append_ids: PROMPT.to_vec(),
         work: Work::Verify { draft: Draft { token_ids: drafted.to_vec(), q: Vec::new() } },
         expected_tokens: 1.0,
     }
@@ -79,10 +79,10 @@ fn step(number: usize, drafted: &[TokenId]) -> Step {
 fn spans(method: &mut ModelMethod<Verify>, drafts: &[Vec<TokenId>; 5]) -> Vec<TokenSpan> {
     let limits = method.limits();
     let task = |(number, drafted): (usize, &Vec<TokenId>)| {
-        let (step, mut holding) = (step(number, drafted), Holding::default());
-        assert_eq!(holding.admit(&step, &limits), Admission::Run);
+        let (step, mut cached) = (step(number, drafted), CachedSequence::default());
+        assert_eq!(cached.admit(&step, &limits), Admission::Run);
         let key = SequenceKey { router: RouterId(1), sequence: step.sequence_id };
-        Task::new(key, method.open(), step, holding, Instant::now())
+        Task::new(key, method.open(), step, cached, Instant::now())
     };
     let mut queue: VecDeque<Task> = drafts.iter().enumerate().map(task).collect();
     let mut done = Vec::new();

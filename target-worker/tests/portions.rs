@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use engine::{Engine, LoadOptions, WeightFormat};
-use speculation::holding::{Admission, Holding, Limits};
+use speculation::cached_sequence::{Admission, CachedSequence, Limits};
 use speculation::{Draft, ReplyBody, Role, SamplingParams, SequenceId, SequenceSpec, Step, TokenId, Work};
 use target_worker::verify::Verify;
 use worker::method::Method;
@@ -44,20 +44,20 @@ fn task(slot: Slot, sequence: u64, prompt: &[TokenId], draft: &[TokenId]) -> Tas
     };
     let step = Step {
         sequence_id: SequenceId(sequence),
-        generation: 1,
-        round: 1,
+        epoch: 1,
+        step_seq: 1,
         spec: Some(Arc::new(spec)),
         base_len: 0,
         prefix_hash: 0,
-        context: prompt.to_vec(),
+        append_ids: prompt.to_vec(),
         work: Work::Verify { draft: Draft { token_ids: draft.to_vec(), q: Vec::new() } },
         expected_tokens: 1.0,
     };
-    let mut holding = Holding::default();
+    let mut cached = CachedSequence::default();
     let limits = Limits { role: Role::Target, vocab_size: 4_096, max_model_len: 2_048 };
-    assert_eq!(holding.admit(&step, &limits), Admission::Run);
+    assert_eq!(cached.admit(&step, &limits), Admission::Run);
     let key = SequenceKey { router: RouterId(1), sequence: SequenceId(sequence) };
-    Task::new(key, slot, step, holding, Instant::now())
+    Task::new(key, slot, step, cached, Instant::now())
 }
 
 /// Runs the tasks to their answers, in order of sequence.
@@ -95,7 +95,7 @@ fn answers_do_not_depend_on_how_rows_are_cut() {
         let tasks = std::iter::once((2, ids.clone(), draft.clone())).chain(others).collect();
         let done = run(method, tasks);
         assert_eq!(done[0].1, expected, "at most {max_batch_rows} rows a forward");
-        assert_eq!(done[0].0.holding.len(), 90 + span.num_accepted, "what is held is what was accepted");
+        assert_eq!(done[0].0.cached.len(), 90 + span.num_accepted, "what is held is what was accepted");
         for (task, _) in done {
             method.close(task.slot);
         }
@@ -117,10 +117,10 @@ fn answers_do_not_depend_on_what_others_have_computed() {
         let mut queue: VecDeque<Task> = steps
             .iter()
             .map(|step| {
-                let mut holding = Holding::default();
-                assert_eq!(holding.admit(step, &limits), Admission::Run);
+                let mut cached = CachedSequence::default();
+                assert_eq!(cached.admit(step, &limits), Admission::Run);
                 let key = SequenceKey { router: RouterId(1), sequence: step.sequence_id };
-                Task::new(key, method.open(), step.clone(), holding, Instant::now())
+                Task::new(key, method.open(), step.clone(), cached, Instant::now())
             })
             .collect();
         let mut done = Vec::new();
@@ -157,7 +157,7 @@ fn a_task_that_fails_its_forward_fails_alone() {
     let [first, broken, third] = [first, (2, prompt(30, 2), vec![]), third]
         .map(|(id, prompt, draft)| task(method.open(), id, &prompt, &draft));
     let mut broken = broken;
-    broken.step.context[20] = u32::MAX;
+    broken.step.append_ids[20] = u32::MAX;
     let mut queue = VecDeque::from([first, broken, third]);
     let mut done = Vec::new();
     while !queue.is_empty() {

@@ -18,7 +18,7 @@ use worker::config::{DefaultPorts, RawWorker, SyntheticConfig, WorkerConfig};
 
 use crate::case::Case;
 use crate::client::{Answer, Client};
-use crate::door;
+use crate::fake_worker;
 use crate::faulty_wire::{FaultyWire, Tally, WireFaults};
 use crate::metrics::Page;
 use crate::pair::{self, MODEL};
@@ -113,7 +113,7 @@ impl Cluster {
         Ok(worker)
     }
 
-    /// Base of the router's HTTP door.
+    /// Base of the router's HTTP listener.
     pub fn http_url(&self) -> String {
         format!("http://{}", self.router.http)
     }
@@ -145,7 +145,7 @@ impl Cluster {
         Ok((worker, listen))
     }
 
-    /// Where the router's gRPC door is.
+    /// Where the router's gRPC listener is.
     pub fn grpc_address(&self) -> SocketAddr {
         self.router.grpc
     }
@@ -201,9 +201,9 @@ impl Cluster {
         Ok(())
     }
 
-    /// Serves a door and tells discovery of it, for as long as `lifetime` lasts.
+    /// Serves a fake worker and tells discovery of it, for as long as `lifetime` lasts.
     async fn announce<D: Worker>(&self, role: &str, worker: D, lifetime: Lifetime) -> anyhow::Result<()> {
-        let address = door::serve(worker, &lifetime).await?;
+        let address = fake_worker::serve(worker, &lifetime).await?;
         self.list(role, address, lifetime).await
     }
 

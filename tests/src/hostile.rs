@@ -185,8 +185,8 @@ impl Inner {
                 self.misdeeds.fetch_add(1, Ordering::Relaxed);
                 self.misbehave(&step, &mut answer);
             } else {
-                let have = start_of(&step);
-                answer.replies.push(reply(&step, Body::Fed(v1::Fed { have, prompt_logprobs: None })));
+                let cached_len = start_of(&step);
+                answer.replies.push(reply(&step, Body::Fed(v1::Fed { cached_len, prompt_logprobs: None })));
             }
         }
         answer
@@ -210,9 +210,11 @@ impl Inner {
             Mischief::WrongStart => {
                 vec![reply(step, Body::Proposal(proposal(start + 1, self.random_ids(k))))]
             }
-            Mischief::StaleRound => vec![v1::Reply { round: step.round - 1, ..guess(self.random_ids(k)) }],
+            Mischief::StaleRound => {
+                vec![v1::Reply { step_seq: step.step_seq - 1, ..guess(self.random_ids(k)) }]
+            }
             Mischief::StaleGeneration => {
-                vec![v1::Reply { generation: step.generation - 1, ..guess(self.random_ids(k)) }]
+                vec![v1::Reply { epoch: step.epoch - 1, ..guess(self.random_ids(k)) }]
             }
             Mischief::UnknownSequence => {
                 vec![v1::Reply { sequence_id: u64::MAX, ..guess(self.random_ids(k)) }]
@@ -220,9 +222,11 @@ impl Inner {
             Mischief::Repeated => vec![guess(self.random_ids(k)); 3],
             Mischief::Silence => Vec::new(),
             Mischief::NoBody => vec![v1::Reply { body: None, ..guess(Vec::new()) }],
-            Mischief::Fed => vec![reply(step, Body::Fed(v1::Fed { have: start, prompt_logprobs: None }))],
+            Mischief::Fed => {
+                vec![reply(step, Body::Fed(v1::Fed { cached_len: start, prompt_logprobs: None }))]
+            }
             Mischief::NeedsContext => {
-                let need = v1::NeedContext { have_len: u32::MAX, have_spec: true };
+                let need = v1::NeedContext { cached_len: u32::MAX, has_spec: true };
                 vec![reply(step, Body::NeedContext(need))]
             }
             Mischief::Span => {
@@ -230,7 +234,7 @@ impl Inner {
                 vec![reply(step, Body::Span(v1::TokenSpan { start, token_ids, ..v1::TokenSpan::default() }))]
             }
             Mischief::Preempts => {
-                let preempted = v1::Preempted { sequence_id: step.sequence_id, generation: step.generation };
+                let preempted = v1::Preempted { sequence_id: step.sequence_id, epoch: step.epoch };
                 answer.preempted.push(preempted);
                 Vec::new()
             }
@@ -248,7 +252,7 @@ impl Inner {
 }
 
 fn start_of(step: &v1::Step) -> u32 {
-    step.base_len + step.context.len() as u32
+    step.base_len + step.append_ids.len() as u32
 }
 
 fn proposal(start: u32, draft_token_ids: Vec<u32>) -> v1::Proposal {
@@ -258,8 +262,8 @@ fn proposal(start: u32, draft_token_ids: Vec<u32>) -> v1::Proposal {
 fn reply(step: &v1::Step, body: Body) -> v1::Reply {
     v1::Reply {
         sequence_id: step.sequence_id,
-        generation: step.generation,
-        round: step.round,
+        epoch: step.epoch,
+        step_seq: step.step_seq,
         body: Some(body),
         ..v1::Reply::default()
     }

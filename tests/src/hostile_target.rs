@@ -162,33 +162,33 @@ fn spoil(mischief: TargetMischief, frame: v1::WorkerFrame) -> v1::WorkerFrame {
         TargetMischief::HugeHello => hello.map(huge_hello),
         _ => hello,
     };
-    let replies =
-        match mischief {
-            TargetMischief::Silent => Vec::new(),
-            TargetMischief::Preempts => {
-                preempted.extend(replies.iter().map(|reply| v1::Preempted {
-                    sequence_id: reply.sequence_id,
-                    generation: reply.generation,
-                }));
-                Vec::new()
-            }
-            TargetMischief::Repeated => replies.iter().flat_map(|reply| [reply; 3]).cloned().collect(),
-            _ => replies.into_iter().map(|reply| spoil_reply(mischief, reply)).collect(),
-        };
+    let replies = match mischief {
+        TargetMischief::Silent => Vec::new(),
+        TargetMischief::Preempts => {
+            preempted.extend(
+                replies
+                    .iter()
+                    .map(|reply| v1::Preempted { sequence_id: reply.sequence_id, epoch: reply.epoch }),
+            );
+            Vec::new()
+        }
+        TargetMischief::Repeated => replies.iter().flat_map(|reply| [reply; 3]).cloned().collect(),
+        _ => replies.into_iter().map(|reply| spoil_reply(mischief, reply)).collect(),
+    };
     v1::WorkerFrame { hello, replies, preempted, credits, timing, draining }
 }
 
 fn spoil_reply(mischief: TargetMischief, mut reply: v1::Reply) -> v1::Reply {
     match mischief {
         TargetMischief::NeedsContext => {
-            reply.body = Some(Body::NeedContext(v1::NeedContext { have_len: u32::MAX, have_spec: true }));
+            reply.body = Some(Body::NeedContext(v1::NeedContext { cached_len: u32::MAX, has_spec: true }));
         }
         TargetMischief::Refuses => {
             reply.body = Some(Body::Refused(v1::Refused { reason: "not in the mood".to_owned() }));
         }
         TargetMischief::NoBody => reply.body = None,
         TargetMischief::UnknownSequence => reply.sequence_id = u64::MAX,
-        TargetMischief::StaleRound => reply.round = reply.round.saturating_sub(1),
+        TargetMischief::StaleRound => reply.step_seq = reply.step_seq.saturating_sub(1),
         TargetMischief::HugeScores => match &mut reply.body {
             Some(Body::Fed(fed)) => fed.prompt_logprobs = Some(huge_scores()),
             Some(Body::Span(span)) => span.prompt_logprobs = Some(huge_scores()),
@@ -196,7 +196,7 @@ fn spoil_reply(mischief: TargetMischief, mut reply: v1::Reply) -> v1::Reply {
         },
         TargetMischief::Fed => {
             if let Some(Body::Span(span)) = &reply.body {
-                reply.body = Some(Body::Fed(v1::Fed { have: span.start, prompt_logprobs: None }));
+                reply.body = Some(Body::Fed(v1::Fed { cached_len: span.start, prompt_logprobs: None }));
             }
         }
         _ => {
@@ -258,8 +258,8 @@ mod tests {
             v1::TokenSpan { start: 7, num_accepted: 1, token_ids: vec![5, 6], ..v1::TokenSpan::default() };
         let reply = v1::Reply {
             sequence_id: 1,
-            generation: 1,
-            round: 9,
+            epoch: 1,
+            step_seq: 9,
             body: Some(Body::Span(span)),
             ..v1::Reply::default()
         };

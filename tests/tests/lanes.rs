@@ -111,9 +111,9 @@ fn check_explained(lane: &Value) -> anyhow::Result<()> {
             ensure!(at[field].as_f64().is_some_and(|value| value > 0.0), "k = {k}: {field} in {at}");
         }
     }
-    let survival = lane["survival"].as_array().context("no survival")?;
-    let falls = survival.windows(2).all(|pair| pair[0].as_f64() >= pair[1].as_f64());
-    ensure!(survival.len() as u64 == max_k && falls, "survival {survival:?}");
+    let by_position = lane["acceptance_by_position"].as_array().context("no by_position")?;
+    let falls = by_position.windows(2).all(|pair| pair[0].as_f64() >= pair[1].as_f64());
+    ensure!(by_position.len() as u64 == max_k && falls, "by_position {by_position:?}");
     ensure!(lane["lane_rounds"].as_u64() > Some(0) && lane["why"].is_string(), "{lane}");
     ensure!(lane["measured_tokens_per_second"].as_f64().is_some(), "nothing measured: {lane}");
     for change in lane["changes"].as_array().context("no changes")? {

@@ -44,10 +44,10 @@ async fn a_cluster_that_speaks_tls_on_every_wire_writes_the_same_text() -> anyho
     ensure!(demanded.contains("--worker-ca demands TLS"), "no reason in: {demanded}");
 
     cluster.ready().await?;
-    let door = format!("https://{}", cluster.grpc_address());
-    let untrusting = Client::connect_with_tls(&door, &workers.stranger()?).await;
+    let listener = format!("https://{}", cluster.grpc_address());
+    let untrusting = Client::connect_with_tls(&listener, &workers.stranger()?).await;
     ensure!(untrusting.is_err(), "a client took a certificate of an authority that it does not trust");
-    let client = Client::connect_with_tls(&door, &clients.stranger()?).await?;
+    let client = Client::connect_with_tls(&listener, &clients.stranger()?).await?;
     for ((case, expected), got) in cases.iter().zip(&expected).zip(client.ask_all(&cases, cases.len()).await?)
     {
         ensure!(got.token_ids == expected.token_ids, "{}: another text", case.name);

@@ -1,4 +1,4 @@
-//! One trace a request: from the client's span through router, draft worker and target worker, over both doors.
+//! One trace a request: from the client's span through router, draft worker and target worker, over both protocols.
 
 use std::collections::BTreeSet;
 
@@ -60,7 +60,7 @@ async fn whole_trace(
     Ok(collector.trace(trace_id))
 }
 
-/// What has to hold of the trace of a request that speculates, whichever door it came through.
+/// What has to hold of the trace of a request that speculates, whichever protocol it came through.
 fn check_trace(spans: &[SeenSpan], told: &Told) -> anyhow::Result<()> {
     let services: BTreeSet<&str> = spans.iter().map(|span| span.service.as_str()).collect();
     ensure!(services == BTreeSet::from([DRAFT, ROUTER, TARGET]), "spans came from {services:?}");

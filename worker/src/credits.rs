@@ -15,7 +15,7 @@ pub struct Pool {
 }
 
 impl Pool {
-    /// What a router can always have: who holds more gives way first.
+    /// What a router can always cached_len: who holds more gives way first.
     pub fn share(self) -> u64 {
         self.total / self.routers
     }

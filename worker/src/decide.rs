@@ -15,7 +15,7 @@ pub enum Decision {
     Done {
         /// The answer.
         body: ReplyBody,
-        /// Ids whose KV stays; equals the holding's length.
+        /// Ids whose KV stays; equals the cached sequence's length.
         keep: u32,
     },
 }
@@ -42,6 +42,6 @@ pub enum Rows<'a> {
 
 /// The role's own part of a step.
 pub trait Decide: Send + 'static {
-    /// Decides from a task's rows. Ids whose KV stays beyond the context are appended to the task's holding.
+    /// Decides from a task's rows. Ids whose KV stays beyond the context are appended to the task's cached sequence.
     fn decide(&mut self, task: &mut Task, rows: Rows<'_>) -> Result<Decision, DrawError>;
 }

@@ -2,7 +2,7 @@
 //!
 //! Each turn it drains the mailbox, admits what waits, runs one forward ([`forward`]) and answers whatever is
 //! done, so that sequences join and leave at every forward. Which steps share it and when it starts is
-//! decided by [`scheduling::batch_former`]. What it sends and is sent goes through the door; between short
+//! decided by [`scheduling::batch_former`]. What it sends and is sent goes through the gRPC service; between short
 //! forwards it drives that itself ([`crate::reactor`]).
 
 mod forward;
@@ -20,7 +20,7 @@ use scheduling::batch::StepRows;
 use scheduling::batch_former::{BatchFormer, BatchRules, Decision};
 use scheduling::cost::{StepTimePoint, StepTimes};
 use service::shutdown::{Hold, Lifetime};
-use speculation::holding::{Admission, Limits};
+use speculation::cached_sequence::{Admission, Limits};
 use speculation::{Reply, ReplyBody, SequenceId, Step, Work};
 use tokio::sync::{mpsc, oneshot};
 
@@ -59,7 +59,7 @@ pub struct SentStep {
     pub span_id: u64,
 }
 
-/// What the door tells the device thread.
+/// What the gRPC service tells the device thread.
 #[derive(Debug)]
 pub enum Message {
     /// A router connected. A newer stream of the same router replaces the older one and begins with nothing: the router
@@ -71,7 +71,7 @@ pub enum Message {
         stream: StreamId,
         /// Where replies go.
         replies: mpsc::Sender<v1::WorkerFrame>,
-        /// Dropped once this stream is not the router's newest any more: the door then ends the stream.
+        /// Dropped once this stream is not the router's newest any more: the service then ends the stream.
         newest: oneshot::Sender<Infallible>,
     },
     /// One frame.
@@ -83,7 +83,7 @@ pub enum Message {
         stream: StreamId,
         /// In order.
         steps: Vec<SentStep>,
-        /// Sequences to forget, with the generation that is over.
+        /// Sequences to forget, with the epoch that is over.
         closes: Vec<(SequenceId, u32)>,
         /// When it arrived, as far as is known.
         received: Instant,
@@ -214,7 +214,7 @@ impl<M: Method> Device<M> {
             }
             Message::Frame { router, stream, steps, closes, received } => {
                 let is_newest = self.routers.get(&router).is_some_and(|known| known.stream == stream);
-                // Steps first: a close in the same frame is the later word on its generation.
+                // Steps first: a close in the same frame is the later word on its epoch.
                 for step in steps {
                     if is_newest {
                         self.enqueue(SequenceKey { router, sequence: step.step.sequence_id }, step, received);
@@ -222,8 +222,8 @@ impl<M: Method> Device<M> {
                         self.metrics.count(StepOutcome::Stale);
                     }
                 }
-                for (sequence, generation) in closes {
-                    self.close(SequenceKey { router, sequence }, generation);
+                for (sequence, epoch) in closes {
+                    self.close(SequenceKey { router, sequence }, epoch);
                 }
             }
             Message::Drain => {
@@ -246,7 +246,7 @@ impl<M: Method> Device<M> {
     }
 
     fn enqueue(&mut self, key: SequenceKey, sent: SentStep, received: Instant) {
-        if self.table.is_over(&key, sent.step.generation) {
+        if self.table.is_over(&key, sent.step.epoch) {
             return self.metrics.count(StepOutcome::Stale);
         }
         if self.table.len() >= MAX_SEQUENCES && self.table.get_mut(&key).is_none() {
@@ -269,19 +269,19 @@ impl<M: Method> Device<M> {
     }
 
     /// Forgets a sequence, in the middle of its step too: nobody reads what that would say. A close of an
-    /// older generation says nothing about what is held now.
-    fn close(&mut self, key: SequenceKey, generation: u32) {
+    /// older epoch says nothing about what is held now.
+    fn close(&mut self, key: SequenceKey, epoch: u32) {
         let Some(held) = self.table.get_mut(&key) else { return };
-        held.waiting.retain(|(sent, _)| sent.step.generation > generation);
-        if held.holding.is_none() {
-            let is_over = |task: &Task| task.key == key && task.step.generation <= generation;
+        held.waiting.retain(|(sent, _)| sent.step.epoch > epoch);
+        if held.cached.is_none() {
+            let is_over = |task: &Task| task.key == key && task.step.epoch <= epoch;
             let running = self.running.iter().position(is_over);
             let Some(mut task) = running.and_then(|index| self.running.remove(index)) else { return };
-            task.holding.cut(0);
+            task.cached.cut(0);
             self.method.truncate(task.slot, 0);
-            held.holding = Some(task.holding);
+            held.cached = Some(task.cached);
         }
-        let is_over = held.holding.as_ref().is_some_and(|holding| holding.generation() <= generation);
+        let is_over = held.cached.as_ref().is_some_and(|cached| cached.epoch() <= epoch);
         if is_over && held.waiting.is_empty() {
             let slot = held.slot;
             self.table.remove(&key);
@@ -294,7 +294,7 @@ impl<M: Method> Device<M> {
         for _ in 0..self.waiting.len() {
             let Some(key) = self.waiting.pop_front() else { return };
             let Some(held) = self.table.get_mut(&key) else { continue };
-            if held.holding.is_none() {
+            if held.cached.is_none() {
                 // Its turn comes when the step that runs is done.
                 self.waiting.push_back(key);
                 continue;
@@ -308,22 +308,22 @@ impl<M: Method> Device<M> {
     fn admit(&mut self, key: SequenceKey, SentStep { mut step, span_id }: SentStep, received: Instant) {
         cut_to_window(&mut step, self.limits.max_model_len);
         let held = self.table.get_mut(&key).expect("the caller found it");
-        let mut holding = held.holding.take().expect("the caller saw it idle");
+        let mut cached = held.cached.take().expect("the caller saw it idle");
         let slot = held.slot;
-        let (outcome, body) = match holding.admit(&step, &self.limits) {
+        let (outcome, body) = match cached.admit(&step, &self.limits) {
             Admission::Run => {
                 self.method.truncate(slot, step.base_len);
                 self.metrics.count(StepOutcome::Run);
-                let task = Task::new(key, slot, step, holding, received).traced(span_id);
+                let task = Task::new(key, slot, step, cached, received).traced(span_id);
                 return self.running.push_back(task);
             }
             Admission::Stale => (StepOutcome::Stale, None),
-            Admission::NeedContext { have_len, have_spec } => {
-                (StepOutcome::NeedContext, Some(ReplyBody::NeedContext { have_len, have_spec }))
+            Admission::NeedContext { cached_len, has_spec } => {
+                (StepOutcome::NeedContext, Some(ReplyBody::NeedContext { cached_len, has_spec }))
             }
             Admission::Refused(reason) => (StepOutcome::Refused, Some(ReplyBody::Refused { reason })),
         };
-        held.holding = Some(holding);
+        held.cached = Some(cached);
         self.metrics.count(outcome);
         if let Some(body) = body {
             self.answer(key.router, &Reply::to(&step, body));
@@ -338,10 +338,10 @@ impl<M: Method> Device<M> {
         self.answer(key.router, &reply);
     }
 
-    /// Returns a task's holding to the table.
+    /// Returns a task's cached sequence to the table.
     fn give_back(&mut self, task: Task) {
         let held = self.table.get_mut(&task.key).expect("a sequence stays in the table while its step runs");
-        held.holding = Some(task.holding);
+        held.cached = Some(task.cached);
     }
 
     fn answer(&mut self, router: RouterId, reply: &Reply) {
@@ -383,7 +383,7 @@ fn profiled(points: &[v1::StepTimePoint]) -> StepTimes {
 /// Shortens a proposal that would reach past the worker's window. Every guess but the last is run as a row, so that one
 /// row too many would fail the forward of all sequences in it.
 fn cut_to_window(step: &mut Step, max_model_len: u32) {
-    let start = u64::from(step.base_len) + step.context.len() as u64;
+    let start = u64::from(step.base_len) + step.append_ids.len() as u64;
     if let Work::Propose { num_draft_tokens } = &mut step.work {
         let rows_left = u64::from(max_model_len).saturating_sub(start);
         *num_draft_tokens = (*num_draft_tokens).min(u32::try_from(rows_left + 1).unwrap_or(u32::MAX));

@@ -1,9 +1,9 @@
-//! What both kinds of worker are: a door to which routers connect, a table of the sequences they hold, and one thread that
+//! What both kinds of worker are: a gRPC service to which routers connect, a table of the sequences they hold, and one thread that
 //! owns the model. A draft worker and a target worker differ only in what they do with the logits behind a step's
 //! context, and say so through [`decide::Decide`].
 //!
-//! Reading order, which is the life of a step: [`door`] reads it off the stream, [`device`] admits it against the
-//! [`table`] and takes it into the next forward, [`model`] runs that forward, and the reply leaves through the door.
+//! Reading order, which is the life of a step: [`grpc`] reads it off the stream, [`device`] admits it against the
+//! [`table`] and takes it into the next forward, [`model`] runs that forward, and the reply leaves through the service.
 //! [`reactor`] says which thread reads and writes. [`serve`] puts a process around it. [`synthetic`] stands in for a model where only time is to be kept.
 //!
 //! A worker owns no truth: all it holds can be rebuilt from ids, and whatever does not fit is answered `need_context`.
@@ -16,8 +16,8 @@ pub mod config;
 pub mod credits;
 pub mod decide;
 pub mod device;
-pub mod door;
 pub mod facts;
+pub mod grpc;
 pub mod memory;
 pub mod method;
 pub mod metrics;

@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 
 use speculation::ReplyBody;
-use speculation::holding::Limits;
+use speculation::cached_sequence::Limits;
 
 use crate::Task;
 use crate::task::Slot;

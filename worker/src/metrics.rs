@@ -58,7 +58,7 @@ const QUEUE_SECONDS: HistogramName = HistogramName::new(
 pub enum StepOutcome {
     /// It ran.
     Run,
-    /// Its round or generation was over.
+    /// Its step sequence number or epoch was over.
     Stale,
     /// It did not fit what was held.
     NeedContext,

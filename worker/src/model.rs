@@ -9,7 +9,7 @@ use std::ops::Range;
 use engine::{DrawRequest, Engine, EngineError, Logits, Outcome, PromptRows, SequenceRows, SlotId};
 use scheduling::batch::{ROUND_CONTEXT, Share, StepRows, form};
 use speculation::acceptance::{RowDraw, guess};
-use speculation::holding::Limits;
+use speculation::cached_sequence::Limits;
 use speculation::logits::score;
 use speculation::{ReplyBody, Role, TokenId, TokenLogprobs, Work};
 
@@ -76,7 +76,7 @@ impl<D: Decide> ModelMethod<D> {
     /// Gives new tasks the KV that equal sequences have computed.
     fn find_prefixes(&mut self, tasks: &mut VecDeque<Task>) {
         for task in tasks.iter_mut().filter(|task| task.prefix != PrefixLookup::Done) {
-            let context = task.step.context.len();
+            let context = task.step.append_ids.len();
             if task.is_scoring() || (task.step.base_len > 0 && context <= ROUND_CONTEXT as usize) {
                 // A score needs its row computed, and a round's context is shorter than a block.
                 task.prefix = PrefixLookup::Done;
@@ -86,7 +86,7 @@ impl<D: Decide> ModelMethod<D> {
                 self.prefix_query_tokens += context as u64;
             }
             let key = task.spec().isolation_key;
-            let found = self.engine.share(self.slots[&task.slot], key, task.holding.ids());
+            let found = self.engine.share(self.slots[&task.slot], key, task.cached.ids());
             let done = (found.len - task.step.base_len) as usize;
             self.prefix_hit_tokens += (done - task.context_done) as u64;
             task.context_done = done;
@@ -132,14 +132,14 @@ impl<D: Decide> ModelMethod<D> {
         let (before, then) = if compares || scores {
             // Every row of the context is drawn or scored, behind one id more each.
             let first = task.step.base_len as usize + task.context_done;
-            task.holding.ids()[..first + portion.num_context].split_at(first + 1)
+            task.cached.ids()[..first + portion.num_context].split_at(first + 1)
         } else {
             let last_guess = task.guesses.token_ids.last().filter(|_| portion.num_context == 0);
-            (task.holding.ids(), last_guess.map_or(task.drafted(), std::slice::from_ref))
+            (task.cached.ids(), last_guess.map_or(task.drafted(), std::slice::from_ref))
         };
         // What a draft says of its guesses goes nowhere.
         let logprobs = task.spec().logprobs.filter(|_| decides && self.role == Role::Target);
-        let next = task.step.context.get(task.context_done + portion.num_context).copied();
+        let next = task.step.append_ids.get(task.context_done + portion.num_context).copied();
         let top_n = task.spec().prompt_logprobs.filter(|_| scores);
         let prompt = top_n.map(|top_n| PromptRows { top_n, next });
         Some(DrawRequest { spec: task.spec(), before, then, vocab_size: self.vocab_size, logprobs, prompt })
@@ -157,13 +157,13 @@ impl<D: Decide> ModelMethod<D> {
         if task.is_scoring() {
             // Those of the prompt come first; of the context's last id nothing is known that follows.
             let prompt_left = (task.spec().prompt_len - task.step.base_len) as usize;
-            let known = task.step.context.len().min(prompt_left).saturating_sub(1);
+            let known = task.step.append_ids.len().min(prompt_left).saturating_sub(1);
             let num_known = known.min(done.end).saturating_sub(done.start);
             task.scores.extend_from_slice(&scores[..num_known]);
         }
         if self.compares(task, portion) {
             for (i, row) in done.zip(drawn) {
-                let next = task.step.context.get(i + 1);
+                let next = task.step.append_ids.get(i + 1);
                 task.agreed.extend(next.map(|&next| *row == RowDraw::Token(next)));
             }
         }
@@ -217,7 +217,7 @@ impl<D: Decide> ModelMethod<D> {
                 Some(body)
             }
             Err(error) => {
-                task.holding.cut(task.step.start());
+                task.cached.cut(task.step.start());
                 self.engine.truncate(self.slots[&task.slot], task.step.start());
                 Some(ReplyBody::Refused { reason: error.to_string() })
             }
@@ -250,7 +250,7 @@ impl<D: Decide> ModelMethod<D> {
         take_tasks(tasks, finished)
             .into_iter()
             .map(|mut task| {
-                task.holding.cut(0);
+                task.cached.cut(0);
                 self.truncate(task.slot, 0);
                 (task, ReplyBody::Refused { reason: reason.clone() })
             })
@@ -370,7 +370,7 @@ impl<D: Decide> Method for ModelMethod<D> {
 /// The answer to a step that only feeds, once all of it is there.
 fn fed(task: &mut Task) -> ReplyBody {
     let prompt_logprobs = task.take_scores();
-    ReplyBody::Fed { have: task.step.start(), prompt_logprobs }
+    ReplyBody::Fed { cached_len: task.step.start(), prompt_logprobs }
 }
 
 /// Takes tasks out of the queue, in order of index.
@@ -405,14 +405,14 @@ fn compare(task: &mut Task, done: Range<usize>, logits: &mut Logits, (first_row,
     if !task.is_comparable() {
         return;
     }
-    let Some(spec) = task.holding.spec().cloned() else { return };
+    let Some(spec) = task.cached.spec().cloned() else { return };
     for (row, i) in done.enumerate() {
-        let Some(&next) = task.step.context.get(i + 1) else { return };
+        let Some(&next) = task.step.append_ids.get(i + 1) else { return };
         let row = logits.rows_mut(first_row + row..first_row + row + 1);
         row[vocab_size as usize..].fill(f32::NEG_INFINITY);
         let position = task.step.base_len + i as u32 + 1;
         // A row from which nothing can be drawn agrees with nothing.
-        let drawn = guess(&spec, task.holding.counts_mut(), position, row);
+        let drawn = guess(&spec, task.cached.counts_mut(), position, row);
         task.agreed.push(drawn.is_ok_and(|drawn| drawn.token_id == next));
     }
 }
@@ -426,7 +426,7 @@ fn score_prompt(task: &mut Task, done: Range<usize>, logits: &Logits, (first_row
     let top = task.spec().prompt_logprobs.unwrap_or(0);
     let prompt_left = (task.spec().prompt_len - task.step.base_len) as usize;
     for (row, i) in done.enumerate() {
-        match task.step.context.get(i + 1) {
+        match task.step.append_ids.get(i + 1) {
             Some(&next) if i + 1 < prompt_left => {
                 let row = &logits.row(first_row + row)[..vocab_size as usize];
                 let scored = score(row, next, top);

@@ -1,4 +1,4 @@
-//! The runtime that a worker's door lives on, and who drives it: the device thread itself, or a stand-in beside it.
+//! The runtime that a worker's gRPC service lives on, and who drives it: the device thread itself, or a stand-in beside it.
 //!
 //! Where the device thread reads and writes frames itself, a step waits for no other thread to wake, twice each way; but while a forward runs nobody
 //! reads. So that is for short forwards of few sequences. During all others the stand-in reads, writes and answers keep-alives
@@ -59,8 +59,8 @@ impl Reactor {
             Alarm::new()?
         };
         let (stand_in, asked) = sync_channel(1);
-        let (hold, driven) = (lifetime.thread("door"), Arc::clone(&runtime));
-        std::thread::Builder::new().name("door".to_owned()).spawn(move || {
+        let (hold, driven) = (lifetime.thread("grpc"), Arc::clone(&runtime));
+        std::thread::Builder::new().name("grpc".to_owned()).spawn(move || {
             let _hold = hold;
             for relieved in asked {
                 let Err(_) = driven.block_on(relieved);

@@ -23,8 +23,8 @@ use crate::compute_device::ComputeDevice;
 use crate::config::WorkerConfig;
 use crate::decide::Decide;
 use crate::device::{Device, MAILBOX_FRAMES, Mailbox, Message};
-use crate::door::Door;
 use crate::facts::WorkerFacts;
+use crate::grpc::WorkerService;
 use crate::method::Method;
 use crate::metrics::WorkerMetrics;
 use crate::model::ModelMethod;
@@ -153,7 +153,7 @@ pub async fn start<M: Method>(
     let admin = bind(config.admin).await?;
     let addresses = Addresses { listen: listener.local_addr()?, admin: admin.local_addr()? };
 
-    let reactor = Reactor::start(lifetime).context("cannot start the door's runtime")?;
+    let reactor = Reactor::start(lifetime).context("cannot start the gRPC runtime")?;
     let runtime = reactor.handle();
     let (messages, inbox) = mpsc::channel(MAILBOX_FRAMES);
     let inbox = if round_trip.is_zero() { inbox } else { delayed(inbox, round_trip, lifetime)? };
@@ -171,14 +171,14 @@ pub async fn start<M: Method>(
     tell_of_drain(mailbox.messages.clone(), lifetime);
     let member = member(&facts, assets.as_ref(), config, addresses.listen);
     let registered = worker_metrics.registered.clone();
-    let door = Door::new(facts, assets, mailbox, worker_metrics, lifetime.clone());
+    let worker_service = WorkerService::new(facts, assets, mailbox, worker_metrics, lifetime.clone());
     let reflection = tonic_reflection::server::Builder::configure()
         .register_encoded_file_descriptor_set(proto::DESCRIPTORS)
         .build_v1()
         .context("the descriptors of our own protos are broken")?;
     let services = Routes::new(health.grpc_service(&["outrider.v1.Worker"], lifetime).await)
         .add_service(reflection)
-        .add_service(WorkerServer::new(door).max_decoding_message_size(4 * proto::MAX_FRAME_BYTES));
+        .add_service(WorkerServer::new(worker_service).max_decoding_message_size(4 * proto::MAX_FRAME_BYTES));
     let listener = listener.into_std()?;
     {
         // Connections live where they are accepted.

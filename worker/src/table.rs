@@ -4,7 +4,7 @@ use std::collections::{HashMap, VecDeque};
 use std::time::Instant;
 
 use speculation::SequenceId;
-use speculation::holding::Holding;
+use speculation::cached_sequence::CachedSequence;
 
 use crate::device::SentStep;
 use crate::task::Slot;
@@ -28,7 +28,7 @@ pub struct Held {
     /// Its KV.
     pub slot: Slot,
     /// What is held; with the task while a step runs.
-    pub holding: Option<Holding>,
+    pub cached: Option<CachedSequence>,
     /// Steps that wait for the one that runs.
     pub waiting: VecDeque<(SentStep, Instant)>,
     /// Higher was used later.
@@ -44,7 +44,7 @@ const MOST_OVER: usize = 4_096;
 pub struct Table {
     held: HashMap<SequenceKey, Held>,
     uses: u64,
-    /// Generations that were preempted, of the last [`MOST_OVER`] sequences.
+    /// Epochs that were preempted, of the last [`MOST_OVER`] sequences.
     over: HashMap<SequenceKey, u32>,
     /// In the order in which they are forgotten.
     over_order: VecDeque<SequenceKey>,
@@ -56,7 +56,7 @@ impl Table {
         self.uses += 1;
         let held = self.held.entry(key).or_insert_with(|| Held {
             slot: open(),
-            holding: Some(Holding::default()),
+            cached: Some(CachedSequence::default()),
             waiting: VecDeque::new(),
             last_used: 0,
         });
@@ -89,14 +89,14 @@ impl Table {
     pub fn least_recently_used_idle(&mut self, is_first: impl Fn(RouterId) -> bool) -> Option<&mut Held> {
         self.held
             .iter_mut()
-            .filter(|(_, held)| held.holding.as_ref().is_some_and(|holding| !holding.is_empty()))
+            .filter(|(_, held)| held.cached.as_ref().is_some_and(|cached| !cached.is_empty()))
             .min_by_key(|(key, held)| (!is_first(key.router), held.last_used))
             .map(|(_, held)| held)
     }
 
-    /// Remembers that a generation was preempted.
-    pub fn remember_over(&mut self, key: SequenceKey, generation: u32) {
-        if self.over.insert(key, generation).is_none() {
+    /// Remembers that a epoch was preempted.
+    pub fn remember_over(&mut self, key: SequenceKey, epoch: u32) {
+        if self.over.insert(key, epoch).is_none() {
             self.over_order.push_back(key);
         }
         if self.over_order.len() > MOST_OVER
@@ -106,9 +106,9 @@ impl Table {
         }
     }
 
-    /// Whether a generation was preempted, or came before one that was.
-    pub fn is_over(&self, key: &SequenceKey, generation: u32) -> bool {
-        self.over.get(key).is_some_and(|over| generation <= *over)
+    /// Whether a epoch was preempted, or came before one that was.
+    pub fn is_over(&self, key: &SequenceKey, epoch: u32) -> bool {
+        self.over.get(key).is_some_and(|over| epoch <= *over)
     }
 
     /// How many.

@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use scheduling::batch::StepRows;
 use scheduling::batch_former::ReadyStep;
-use speculation::holding::Holding;
+use speculation::cached_sequence::CachedSequence;
 use speculation::step::PromptLogprobs;
 use speculation::{Draft, Reply, ReplyBody, SequenceSpec, Step, TokenId, TokenLogprobs, Work};
 
@@ -25,17 +25,17 @@ pub enum PrefixLookup {
     Done,
 }
 
-/// One step under way; it owns the sequence's holding for that time.
+/// One step under way; it owns the cached sequence for that time.
 #[derive(Debug)]
 pub struct Task {
     /// Whose step.
     pub key: SequenceKey,
     /// The sequence's KV.
     pub slot: Slot,
-    /// The step; its context is in `holding` already.
+    /// The step; its context is in `cached` already.
     pub step: Step,
     /// What is held, the step's context included.
-    pub holding: Holding,
+    pub cached: CachedSequence,
     /// When the step came in.
     pub received: Instant,
     /// When it was admitted.
@@ -56,12 +56,12 @@ pub struct Task {
 
 impl Task {
     /// A step that was just admitted.
-    pub fn new(key: SequenceKey, slot: Slot, step: Step, holding: Holding, received: Instant) -> Self {
+    pub fn new(key: SequenceKey, slot: Slot, step: Step, cached: CachedSequence, received: Instant) -> Self {
         Self {
             key,
             slot,
             step,
-            holding,
+            cached,
             received,
             started: Instant::now(),
             context_done: 0,
@@ -76,18 +76,18 @@ impl Task {
     /// The same, in its request's trace, if that has one: below the span of its round, or the request's where
     /// `span_id` is 0.
     pub fn traced(mut self, span_id: u64) -> Self {
-        self.span = trace_span(&self.step, &self.holding, span_id);
+        self.span = trace_span(&self.step, &self.cached, span_id);
         self
     }
 
     /// The sequence's spec.
     pub fn spec(&self) -> &SequenceSpec {
-        self.holding.spec().expect("an admitted step has a spec")
+        self.cached.spec().expect("an admitted step has a spec")
     }
 
     /// Ids still to be run before the work begins.
     pub fn context_left(&self) -> &[TokenId] {
-        &self.step.context[self.context_done..]
+        &self.step.append_ids[self.context_done..]
     }
 
     /// Ids to run in the same forward, right behind the context.
@@ -105,7 +105,7 @@ impl Task {
 
     /// The same as the batch former sees it.
     pub fn ready_step(&self) -> ReadyStep<SequenceKey> {
-        ReadyStep::new(self.key, &self.step, &self.holding, self.rows_left())
+        ReadyStep::new(self.key, &self.step, &self.cached, self.rows_left())
     }
 
     /// See [`Step::is_scoring`].
@@ -132,18 +132,18 @@ impl Task {
 }
 
 /// The step's own span, where the request is traced.
-fn trace_span(step: &Step, holding: &Holding, span_id: u64) -> tracing::Span {
-    let traceparent = holding.spec().map_or("", |spec| spec.traceparent.as_str());
+fn trace_span(step: &Step, cached: &CachedSequence, span_id: u64) -> tracing::Span {
+    let traceparent = cached.spec().map_or("", |spec| spec.traceparent.as_str());
     if traceparent.is_empty() {
         return tracing::Span::none();
     }
-    let (round, rows) = (step.round, step.context.len());
+    let (step_seq, rows) = (step.step_seq, step.append_ids.len());
     let span = match &step.work {
-        Work::Feed => tracing::info_span!("feed", outrider.spec.round = round, outrider.rows = rows),
+        Work::Feed => tracing::info_span!("feed", outrider.spec.step_seq = step_seq, outrider.rows = rows),
         Work::Propose { num_draft_tokens } => {
             tracing::info_span!(
                 "draft",
-                outrider.spec.round = round,
+                outrider.spec.step_seq = step_seq,
                 outrider.rows = rows,
                 outrider.spec.k = num_draft_tokens
             )
@@ -153,7 +153,7 @@ fn trace_span(step: &Step, holding: &Holding, span_id: u64) -> tracing::Span {
             let accepted = tracing::field::Empty;
             tracing::info_span!(
                 "verify",
-                outrider.spec.round = round,
+                outrider.spec.step_seq = step_seq,
                 outrider.rows = rows + k,
                 outrider.spec.k = k,
                 outrider.spec.accepted = accepted

@@ -190,7 +190,7 @@ impl LocalModel {
         self.engine.truncate(slot, step.base_len);
         let Work::Verify { draft } = &step.work else { return self.feed(slot, step) };
         let (start, num_rows) = (step.start(), draft.token_ids.len() + 1);
-        let rows = [step.context.as_slice(), &draft.token_ids].concat();
+        let rows = [step.append_ids.as_slice(), &draft.token_ids].concat();
         let mut logits = self.append(slot, &rows, num_rows)?;
         let vocab_size = logits.vocab_size();
         // No sequence here has penalties: nothing is counted.
@@ -217,7 +217,7 @@ impl LocalModel {
         let Work::Propose { num_draft_tokens } = step.work else { return self.feed(slot, step) };
         let start = step.start();
         let mut draft = Draft::default();
-        let mut rows = step.context.clone();
+        let mut rows = step.append_ids.clone();
         let counts = TokenCounts::new(spec.prompt_len);
         loop {
             let mut logits = self.append(slot, &rows, 1)?;
@@ -239,7 +239,7 @@ impl LocalModel {
     }
 
     fn feed(&mut self, slot: SlotId, step: &Step) -> Result<ReplyBody, CheckPairError> {
-        self.append(slot, &step.context, 0)?;
-        Ok(ReplyBody::Fed { have: step.start(), prompt_logprobs: None })
+        self.append(slot, &step.append_ids, 0)?;
+        Ok(ReplyBody::Fed { cached_len: step.start(), prompt_logprobs: None })
     }
 }

@@ -11,7 +11,7 @@ use super::round::{Drafting, Rounds};
 
 /// How the sequences of a target go.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Turns {
+pub struct Groups {
     /// Groups that take turns.
     pub groups: f64,
     /// Sequences of each group.
@@ -20,7 +20,7 @@ pub struct Turns {
     pub draft_batch: f64,
 }
 
-impl Turns {
+impl Groups {
     /// Those of so many sequences at one k.
     pub fn of(rounds: &Rounds<'_>, sequences: f64, k: u32) -> Self {
         let together = Self { groups: 1.0, size: sequences, draft_batch: sequences };
@@ -54,7 +54,7 @@ mod tests {
         }
     }
 
-    fn turns(target: &Knee, draft_us: f64, workers: f64, (sequences, k): (f64, u32)) -> Turns {
+    fn turns(target: &Knee, draft_us: f64, workers: f64, (sequences, k): (f64, u32)) -> Groups {
         let draft = Knee(draft_us, f64::MAX, 0.0);
         let rounds = Rounds {
             target,
@@ -67,16 +67,16 @@ mod tests {
             context: 0.0,
             prompt_us_per_token: 0.0,
         };
-        Turns::of(&rounds, sequences, k)
+        Groups::of(&rounds, sequences, k)
     }
 
     #[test]
     fn a_draft_worker_drafts_for_all_its_sequences_unless_it_is_in_several_groups() {
         let steep = Knee(0.0, 0.0, 100.0);
         let of = |workers| turns(&steep, 3_200.0, workers, (60.0, 1));
-        assert_eq!(of(1.0), Turns { groups: 2.0, size: 30.0, draft_batch: 30.0 });
-        assert_eq!(of(8.0), Turns { groups: 2.0, size: 30.0, draft_batch: 7.5 });
-        let plain = Turns { groups: 1.0, size: 60.0, draft_batch: 60.0 };
+        assert_eq!(of(1.0), Groups { groups: 2.0, size: 30.0, draft_batch: 30.0 });
+        assert_eq!(of(8.0), Groups { groups: 2.0, size: 30.0, draft_batch: 7.5 });
+        let plain = Groups { groups: 1.0, size: 60.0, draft_batch: 60.0 };
         assert_eq!(turns(&steep, 3_200.0, 8.0, (60.0, 0)), plain);
     }
 

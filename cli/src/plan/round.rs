@@ -3,7 +3,7 @@
 //! Sequences that draft go in groups, some drafted for while others are verified ([`super::groups`]). And a verification of more rows than a
 //! forward holds is several forwards, whatever the groups.
 
-use super::groups::Turns;
+use super::groups::Groups;
 use super::step_time::{Forward, StepCost};
 
 /// The largest k that is looked at.
@@ -69,7 +69,7 @@ pub struct Outcome {
 impl Rounds<'_> {
     /// What `k` gives `sequences` that share the target.
     pub fn at(&self, sequences: f64, k: u32) -> Outcome {
-        let turns = Turns::of(self, sequences, k);
+        let turns = Groups::of(self, sequences, k);
         // A group that is too large for one forward is verified by several, and drafted for in as many parts from then on.
         let shared = turns.size.min(self.sequences_max(k));
         let expected_tokens = expected_tokens(self.acceptance, k);
@@ -150,20 +150,20 @@ impl Rounds<'_> {
         };
         let step = |rows_each: f64| draft.micros(Forward { sequences, rows_each, context: self.context });
         // The first step feeds what was committed since: the target's own token, and the last guess, which was never run, where all were accepted.
-        let fed = 1.0 + survival(self.acceptance, k);
+        let fed = 1.0 + accepted_up_to(self.acceptance, k);
         wire_us + step(fed) + f64::from(k.saturating_sub(1)) * step(1.0)
     }
 }
 
 /// The chance that `k` drafted tokens are all accepted. Beyond `acceptance` its last rate goes on.
-fn survival(acceptance: &[f64], k: u32) -> f64 {
+fn accepted_up_to(acceptance: &[f64], k: u32) -> f64 {
     let rate = |position: usize| acceptance.get(position).or(acceptance.last()).copied().unwrap_or(0.0);
     (0..k as usize).map(rate).product()
 }
 
 /// Tokens that a round commits: its own, and each drafted one that survives.
 pub fn expected_tokens(acceptance: &[f64], k: u32) -> f64 {
-    (0..=k).map(|accepted| survival(acceptance, accepted)).sum()
+    (0..=k).map(|accepted| accepted_up_to(acceptance, accepted)).sum()
 }
 
 #[cfg(test)]

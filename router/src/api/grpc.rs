@@ -1,4 +1,4 @@
-//! The gRPC door: `outrider.v1.Inference`. It turns messages into a [`SentRequest`] and text into messages; everything
+//! The gRPC API: `outrider.v1.Inference`. It turns messages into a [`SentRequest`] and text into messages; everything
 //! between is what HTTP uses too. [`grpc_service`] is what a server mounts.
 
 use std::panic::AssertUnwindSafe;
@@ -17,7 +17,7 @@ use tracing::Instrument as _;
 
 use crate::detokenize::OutputToken;
 use crate::error::RouterError;
-use crate::metrics::Door;
+use crate::metrics::Protocol;
 use crate::pipeline::deadline::{Deadline, GRPC_TIMEOUT_HEADER};
 use crate::pipeline::text_stream::{Part, TextDelta, TextStream};
 use crate::pipeline::{AppState, Arrival, begin};
@@ -53,9 +53,9 @@ impl Inference for InferenceDoor {
             Some(v1::generate_request::Prompt::Chat(_)) => Operation::Chat,
             _ => Operation::Completion,
         };
-        let span = span::open(Door::Grpc, operation);
+        let span = span::open(Protocol::Grpc, operation);
         telemetry::set_parent_from_metadata(&span, &metadata);
-        let record = RequestRecord::arrived(Door::Grpc, span.clone(), &self.state.metrics);
+        let record = RequestRecord::arrived(Protocol::Grpc, span.clone(), &self.state.metrics);
         let request_id = operation.new_request_id();
         let response = extensions.get::<ResponseHandle>().cloned();
 

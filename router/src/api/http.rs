@@ -1,4 +1,4 @@
-//! The HTTP door: routes, bodies, and errors in OpenAI's shape whatever goes wrong. [`http_app`] is what a server
+//! The HTTP API: routes, bodies, and errors in OpenAI's shape whatever goes wrong. [`http_app`] is what a server
 //! mounts.
 
 use std::panic::AssertUnwindSafe;
@@ -22,7 +22,7 @@ use super::openai::models::{Model, ModelList};
 use super::openai::respond::respond;
 use super::openai::shapes::Object;
 use crate::error::RouterError;
-use crate::metrics::Door;
+use crate::metrics::Protocol;
 use crate::pipeline::deadline::{Deadline, REQUEST_TIMEOUT_HEADER};
 use crate::pipeline::{AppState, Arrival, begin};
 use crate::request::limits::{BODY_BYTES_MAX, BODY_DISCARD_BYTES_MAX, BODY_WAIT_MAX};
@@ -92,11 +92,11 @@ async fn route_not_found(method: Method, uri: Uri) -> Response {
 
 /// One generating request, from its head to the head of its answer. A panic is this request's alone.
 async fn generate(state: AppState, operation: Operation, request: Request) -> Response {
-    let span = span::open(Door::Http, operation);
+    let span = span::open(Protocol::Http, operation);
     telemetry::set_parent_from_headers(&span, request.headers());
     let request_id = operation.new_request_id();
     let id_header = HeaderValue::from_str(&request_id).expect("an id is letters, digits and a hyphen");
-    let record = RequestRecord::arrived(Door::Http, span.clone(), &state.metrics);
+    let record = RequestRecord::arrived(Protocol::Http, span.clone(), &state.metrics);
 
     let answer = answer(&state, operation, request, request_id, record).instrument(span);
     let outcome = AssertUnwindSafe(answer).catch_unwind().await;

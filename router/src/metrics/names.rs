@@ -50,7 +50,7 @@ pub(super) const QUEUE_TIME: HistogramName = HistogramName::new(
     &LONG_SECONDS,
 );
 pub(super) const REQUESTS: CounterName =
-    CounterName::new("outrider_requests_total", "Requests by door and outcome");
+    CounterName::new("outrider_requests_total", "Requests by protocol and outcome");
 pub(super) const IGNORED: CounterName = CounterName::new(
     "outrider_rounds_ignored_total",
     "Replies and waits of rounds that were dropped or given up, by reason",

@@ -1,4 +1,4 @@
-//! [`TextStream`]: all choices of one request as one stream of text, whichever door it goes out through. It reads the
+//! [`TextStream`]: all choices of one request as one stream of text, whichever protocol it goes out through. It reads the
 //! generations' events, keeps one [`ChoiceText`] a choice, cancels a choice whose stop string was found, and counts.
 //! Dropping it cancels whatever still runs.
 
@@ -91,7 +91,7 @@ pub enum Echo {
 /// What a [`TextStream`] is made of.
 #[derive(Debug)]
 pub struct TextStreamParts {
-    /// For the doors.
+    /// For both protocols.
     pub info: ResponseInfo,
     /// For decoding.
     pub model: Arc<ModelText>,

@@ -1,4 +1,4 @@
-//! One request, free of the door it came through: [`SentRequest`] as a client wrote it, [`CheckedRequest`] once every
+//! One request, free of the protocol it came through: [`SentRequest`] as a client wrote it, [`CheckedRequest`] once every
 //! bound is checked. HTTP and gRPC both come through [`SentRequest::check`]; there is no second place where a value is
 //! judged. Must never know JSON or protobuf.
 
@@ -53,7 +53,7 @@ pub struct SentRequest {
     pub speculation: SentSpeculation,
     /// Lower is more urgent.
     pub priority: Option<i64>,
-    /// What the door calls those fields that doors call differently.
+    /// What the protocol calls those fields that protocols call differently.
     pub names: FieldNames,
 }
 
@@ -96,7 +96,7 @@ pub struct SentSpeculation {
     pub acceptance: Option<String>,
 }
 
-/// What a door calls fields that have several names.
+/// What a protocol calls fields that have several names.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FieldNames {
     /// `max_tokens` or `max_completion_tokens`.

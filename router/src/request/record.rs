@@ -11,12 +11,12 @@ use super::key_limits::RunningRequest;
 use super::{Usage, span};
 use crate::admission::Permit;
 use crate::error::RouterError;
-use crate::metrics::{Door, Ending, GaugeHold, ModelMetrics, RouterMetrics};
+use crate::metrics::{Ending, GaugeHold, ModelMetrics, Protocol, RouterMetrics};
 
 /// One request in flight.
 #[derive(Debug)]
 pub struct RequestRecord {
-    door: Door,
+    protocol: Protocol,
     span: Span,
     metrics: RouterMetrics,
     arrived: Instant,
@@ -51,9 +51,9 @@ struct ChoiceRecord {
 
 impl RequestRecord {
     /// A request has arrived; `span` is its span.
-    pub fn arrived(door: Door, span: Span, metrics: &RouterMetrics) -> Self {
+    pub fn arrived(protocol: Protocol, span: Span, metrics: &RouterMetrics) -> Self {
         Self {
-            door,
+            protocol,
             span,
             metrics: metrics.clone(),
             arrived: Instant::now(),
@@ -136,7 +136,7 @@ impl RequestRecord {
     pub fn answered(&mut self, usage: &Usage) {
         let reasons: Vec<FinishReason> = self.choices.iter().filter_map(|choice| choice.ended).collect();
         span::record_usage(&self.span, usage, &reasons);
-        self.metrics.request_answered(self.door);
+        self.metrics.request_answered(self.protocol);
         self.measure(|model, record| model.end_to_end(record.arrived.elapsed().as_secs_f64()));
         self.release();
     }
@@ -147,7 +147,7 @@ impl RequestRecord {
             return;
         }
         span::record_error(&self.span, error);
-        self.metrics.request_failed(self.door, error);
+        self.metrics.request_failed(self.protocol, error);
         let ending = match error {
             RouterError::ClientGone | RouterError::SlowClient | RouterError::DeadlineExceeded { .. } => {
                 Ending::Aborted

@@ -1,4 +1,4 @@
-//! The span of one request, from its door to its last token, with the GenAI semantic conventions' attributes; what
+//! The span of one request, from its arrival to its last token, with the GenAI semantic conventions' attributes; what
 //! they do not cover stands under `outrider.*`. Everything traced for the request, on this host and on workers, is a
 //! child of it.
 
@@ -8,16 +8,16 @@ use tracing::{Span, info_span};
 
 use super::{Caller, CheckedRequest, Operation, Usage};
 use crate::error::RouterError;
-use crate::metrics::Door;
+use crate::metrics::Protocol;
 
 /// Opens the span of a request that has just arrived.
-pub fn open(door: Door, operation: Operation) -> Span {
+pub fn open(protocol: Protocol, operation: Operation) -> Span {
     info_span!(
         "request",
         otel.kind = "server",
         otel.status_code = Empty,
         error.r#type = Empty,
-        outrider.door = door.as_str(),
+        outrider.protocol = protocol.as_str(),
         outrider.caller = Empty,
         outrider.task_type = Empty,
         outrider.priority = Empty,

@@ -227,8 +227,8 @@ impl Executor {
                 let span_id = self.clients.round_span_id(step.sequence_id);
                 self.outboxes.step(worker, v1::Step { span_id, ..step_to_wire(step) });
             }
-            Command::Close(worker, id, generation) => {
-                self.outboxes.close(worker, v1::CloseSequence { sequence_id: id.0, generation });
+            Command::Close(worker, id, epoch) => {
+                self.outboxes.close(worker, v1::CloseSequence { sequence_id: id.0, epoch });
             }
             Command::RoundBegun(id, num_draft_tokens) => self.clients.begin_round(id, num_draft_tokens),
             Command::Commit(round) => {
@@ -262,7 +262,7 @@ fn frame_from_wire(worker: WorkerKey, frame: v1::WorkerFrame) -> Frame {
             None
         }
     };
-    let preempted = frame.preempted.iter().map(|at| (SequenceId(at.sequence_id), at.generation));
+    let preempted = frame.preempted.iter().map(|at| (SequenceId(at.sequence_id), at.epoch));
     Frame {
         timing,
         credit_blocks: frame.credits.map(|credits| credits.blocks),

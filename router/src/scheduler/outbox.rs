@@ -96,8 +96,8 @@ mod tests {
         for id in 0..9_u64 {
             // Large enough that each step is a frame of its own.
             for sequence_id in [2 * id, 2 * id + 1] {
-                let context = vec![u32::MAX; 110_000];
-                let step = v1::Step { sequence_id, context, ..v1::Step::default() };
+                let append_ids = vec![u32::MAX; 110_000];
+                let step = v1::Step { sequence_id, append_ids, ..v1::Step::default() };
                 outboxes.step(WorkerKey(1), step);
             }
             assert!(outboxes.flush().is_some());

@@ -48,7 +48,7 @@ async fn check(stream: bool) {
     eventually("cancellation of both choices", || router.lanes.cancelled().len() == 2).await;
     assert_eq!(router.state.admission.available(), 1_024);
     let aborted = r#"vllm:request_success_total{model_name="org/demo",engine="0",finished_reason="abort"} 2"#;
-    let gone = r#"outrider_requests_total{door="http",outcome="client_gone"} 1"#;
+    let gone = r#"outrider_requests_total{protocol="http",outcome="client_gone"} 1"#;
     let running = r#"vllm:num_requests_running{model_name="org/demo",engine="0"} 0"#;
     for line in [aborted, gone, running] {
         assert!(page(&router).contains(line), "{line} is missing from\n{}", page(&router));

@@ -13,10 +13,10 @@ use tonic::transport::Endpoint;
 use crate::client::{MODEL, TestRouter, eventually};
 use crate::fake_lanes::Script;
 
-async fn check_cut(router: &TestRouter, door: &str) {
+async fn check_cut(router: &TestRouter, protocol: &str) {
     eventually("the lane is told to stop", || router.lanes.cancelled() == [(0, 0)]).await;
     eventually("the permit's return", || router.state.admission.available() == 1_024).await;
-    let counted = format!(r#"outrider_requests_total{{door="{door}",outcome="slow_client"}} 1"#);
+    let counted = format!(r#"outrider_requests_total{{protocol="{protocol}",outcome="slow_client"}} 1"#);
     let page = router.metrics().await;
     assert!(page.contains(&counted), "{counted} is missing from\n{page}");
 }

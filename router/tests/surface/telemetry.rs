@@ -31,8 +31,8 @@ async fn a_request_is_counted_under_vllms_names() {
         format!("vllm:request_time_per_output_token_seconds_count{labels}}} 2"),
         format!("vllm:e2e_request_latency_seconds_count{labels}}} 1"),
         format!("vllm:request_queue_time_seconds_count{labels}}} 1"),
-        r#"outrider_requests_total{door="http",outcome="ok"} 1"#.to_owned(),
-        r#"outrider_requests_total{door="http",outcome="model_not_found"} 1"#.to_owned(),
+        r#"outrider_requests_total{protocol="http",outcome="ok"} 1"#.to_owned(),
+        r#"outrider_requests_total{protocol="http",outcome="model_not_found"} 1"#.to_owned(),
         "outrider_tokenize_queue_jobs 0".to_owned(),
     ] {
         assert!(page.lines().any(|written| written == line), "{line} is missing from\n{page}");

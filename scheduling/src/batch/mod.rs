@@ -47,7 +47,7 @@ impl StepRows {
     /// Rows of a step of which `context_done` context ids have run; `num_guessed` counts the guesses that a
     /// draft worker has made.
     pub fn left(step: &Step, context_done: usize, num_guessed: usize) -> Self {
-        let context = step.context.len().saturating_sub(context_done) as u32;
+        let context = step.append_ids.len().saturating_sub(context_done) as u32;
         let drafted = match &step.work {
             Work::Verify { draft } => draft.token_ids.len() as u32,
             Work::Feed | Work::Propose { .. } => 0,

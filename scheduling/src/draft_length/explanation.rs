@@ -18,7 +18,7 @@ pub struct Explanation {
     /// By position, the chance to be accepted where all before were.
     pub acceptance: Vec<f64>,
     /// By position, the chance to be reached and accepted.
-    pub survival: Vec<f64>,
+    pub acceptance_by_position: Vec<f64>,
     /// By position, the chance that the draft worker proposes that far in time.
     pub supply: Vec<f64>,
     /// Judged positions that acceptance rests on, decayed.

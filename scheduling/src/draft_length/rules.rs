@@ -3,8 +3,8 @@
 
 use super::belief::BeliefRules;
 use super::value::{HORIZON_LANE_ROUNDS, TRIAL_LANE_ROUNDS};
+use crate::acceptance_by_position::AcceptanceRules;
 use crate::batch::groups::GROUPS_MAX;
-use crate::survival::SurvivalRules;
 
 /// The acceptance rate that a fresh lane is believed to have.
 pub const PRIOR_ACCEPTANCE: f64 = 0.6;
@@ -91,7 +91,7 @@ pub struct Rules {
     /// Of what rounds take beyond their price.
     pub belief: BeliefRules,
     /// Of how far drafts survive.
-    pub survival: SurvivalRules,
+    pub acceptance: AcceptanceRules,
 }
 
 impl Default for Rules {
@@ -110,7 +110,7 @@ impl Default for Rules {
             probe_spacing: PROBE_SPACING,
             groups_max: GROUPS_MAX,
             belief: BeliefRules::default(),
-            survival: SurvivalRules::default(),
+            acceptance: AcceptanceRules::default(),
         }
     }
 }

@@ -6,7 +6,7 @@
 
 use std::sync::Arc;
 
-use speculation::holding::Holding;
+use speculation::cached_sequence::CachedSequence;
 use speculation::{
     Draft, FinishReason, Proposal, ReplyBody, Role, SequenceSpec, Step, TokenId, TokenSpan, Work,
 };
@@ -28,7 +28,7 @@ pub struct StepUnderWay<'a> {
     /// The step.
     pub step: &'a Step,
     /// What is held of its sequence.
-    pub holding: &'a mut Holding,
+    pub cached: &'a mut CachedSequence,
     /// Context ids that have run.
     pub context_done: &'a mut usize,
     /// Guesses made so far.
@@ -62,27 +62,27 @@ impl SyntheticModel {
     }
 
     /// A share of the step has run, `seconds` after the start: the answer, or `None` while the step needs
-    /// another forward. With an answer, exactly the ids of the holding are of further use.
+    /// another forward. With an answer, exactly the ids of the cached sequence are of further use.
     pub fn advance(&self, at: &mut StepUnderWay<'_>, share: &Share, seconds: f64) -> Option<ReplyBody> {
         *at.context_done += share.context as usize;
         if !share.ends_context {
             return None;
         }
-        let spec = Arc::clone(at.holding.spec().expect("an admitted step has a spec"));
+        let spec = Arc::clone(at.cached.spec().expect("an admitted step has a spec"));
         let say = Sayings { model: self, spec: &spec, seconds };
         // The first forward that ends the context has no guess before it.
         if self.role == Role::Draft && at.guesses.token_ids.is_empty() && at.step.is_comparable(&spec) {
             *at.agreed = say.agreed(at.step);
         }
         match &at.step.work {
-            Work::Feed => Some(ReplyBody::Fed { have: at.step.start(), prompt_logprobs: None }),
+            Work::Feed => Some(ReplyBody::Fed { cached_len: at.step.start(), prompt_logprobs: None }),
             Work::Verify { draft } => {
                 let span = say.verify(at.step.start(), &draft.token_ids);
-                at.holding.append(&span.token_ids[..span.num_accepted as usize]);
+                at.cached.append(&span.token_ids[..span.num_accepted as usize]);
                 Some(ReplyBody::Span(span))
             }
             Work::Propose { num_draft_tokens } => {
-                at.holding.append(at.guesses.token_ids.last().map_or(&[], std::slice::from_ref));
+                at.cached.append(at.guesses.token_ids.last().map_or(&[], std::slice::from_ref));
                 let start = at.step.start();
                 say.guess_next(start, *num_draft_tokens, &mut at.guesses.token_ids)
                     .then(|| ReplyBody::Proposal(Proposal { start, draft: std::mem::take(at.guesses) }))
@@ -118,7 +118,7 @@ impl Sayings<'_> {
             in_a_row = if agrees { in_a_row + 1 } else { 0 };
             agrees
         };
-        (step.base_len..).zip(&step.context).skip(1).map(agrees).collect()
+        (step.base_len..).zip(&step.append_ids).skip(1).map(agrees).collect()
     }
 
     /// As [`speculation::acceptance`] verifies, with tokens from the profile's text.

@@ -67,7 +67,7 @@ pub(super) enum RoundPhase {
     /// It leaves at once, or has left.
     #[default]
     Begun,
-    /// A decode step that waits to share a forward pass ([`crate::gather`]).
+    /// A decode step that waits to share a forward pass ([`crate::decode_delay`]).
     Delayed,
     /// A decode step that its target has not answered.
     DecodeInFlight,

@@ -1,4 +1,4 @@
-//! Which workers a sequence has. Sequences without a target wait in one fair queue per model ([`crate::turns`]) until a
+//! Which workers a sequence has. Sequences without a target wait in one fair queue per model ([`crate::fair_queue`]) until a
 //! target has capacity: KV blocks within its credit, and few enough prefills under way. New, preempted and orphaned
 //! sequences share the queue, so that a mass failover is worked off in order.
 
@@ -14,7 +14,7 @@ use super::lanes::Lanes;
 use super::state::{QueueKey, SchedulerState};
 use super::targets::MAX_TARGETS_LOST;
 use super::workers::Wanted;
-use crate::turns::Ticket;
+use crate::fair_queue::Ticket;
 
 impl Scheduler {
     /// Assigns targets to waiting sequences while there is capacity.
@@ -55,7 +55,7 @@ impl Scheduler {
         true
     }
 
-    /// Gives a sequence that is about to begin a round the draft worker it should have: one if there is one, and another
+    /// Gives a sequence that is about to begin a round the draft worker it should cached_len: one if there is one, and another
     /// one in place of one that has been silent for long.
     pub(super) fn assign_draft(&mut self, id: SequenceId) {
         let Some(active) = self.sequences.get_mut(&id) else { return };

@@ -24,7 +24,7 @@ pub enum Event {
     Cancel(SequenceId),
     /// A worker connected.
     WorkerUp(WorkerKey, Box<WorkerInfo>),
-    /// A worker is gone, with everything it cached.
+    /// A worker is gone, with everything it held.
     WorkerDown(WorkerKey),
     /// A worker answered.
     Frame(WorkerKey, Frame),

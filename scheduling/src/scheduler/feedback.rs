@@ -126,5 +126,5 @@ pub(super) struct Answer<'a> {
 }
 
 fn is_proposal_of(reply: &Reply, asked: &Asked) -> bool {
-    reply.round == asked.step && matches!(reply.body, ReplyBody::Proposal(_))
+    reply.step_seq == asked.step && matches!(reply.body, ReplyBody::Proposal(_))
 }

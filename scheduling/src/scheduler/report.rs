@@ -9,8 +9,8 @@ use super::lanes::LaneExplanation;
 use super::state::SchedulerState;
 use super::workers::Worker;
 use crate::draft_health::HealthReport;
+use crate::fair_queue::FairQueue;
 use crate::target_health::TargetHealthReport;
-use crate::turns::Turns;
 use crate::waits::WaitReport;
 
 /// Lanes, workers and queues.
@@ -54,7 +54,7 @@ pub struct WorkerReport {
 impl SchedulerState {
     pub(super) fn report(&self) -> SchedulerReport {
         let mut waiting = BTreeMap::new();
-        for (priority, (count, since)) in self.waiting.values().flat_map(Turns::waiting) {
+        for (priority, (count, since)) in self.waiting.values().flat_map(FairQueue::waiting) {
             let (all, first) = waiting.entry(priority).or_insert((0, since));
             *all += count;
             *first = since.min(*first);
@@ -62,7 +62,7 @@ impl SchedulerState {
         SchedulerReport {
             lanes: self.lanes.explain(),
             workers: self.workers.values().map(|worker| self.report_worker(worker)).collect(),
-            waiting_for_target: self.waiting.values().map(Turns::len).sum(),
+            waiting_for_target: self.waiting.values().map(FairQueue::len).sum(),
             target_waits: self.target_waits.report(&waiting, self.now),
         }
     }

@@ -1,5 +1,5 @@
 //! How rounds begin. The draft length is chosen; drafted rounds leave at once, decode steps together with others of the
-//! same target where sharing its next forward pass pays ([`crate::gather`]). Whether a round asks its draft worker, and
+//! same target where sharing its next forward pass pays ([`crate::decode_delay`]). Whether a round asks its draft worker, and
 //! how long it waits for the proposal, follows from that worker's health ([`crate::draft_health`]).
 
 use std::collections::BTreeMap;
@@ -12,8 +12,8 @@ use super::Scheduler;
 use super::active::{ActiveSequence, Round, RoundPhase};
 use super::events::{Command, Report, WorkerKey};
 use super::state::SchedulerState;
+use crate::decode_delay::{joining_pays, longest_wait};
 use crate::draft_health::{Access, PROBE_TOKENS, predicted_proposal};
-use crate::gather::{joining_pays, longest_wait};
 
 /// The deadline of target steps is computed anew after so many rounds: it is rough, and its cost would show in each.
 const ROUNDS_PER_DEADLINE: u64 = 64;

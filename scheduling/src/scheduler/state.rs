@@ -12,7 +12,7 @@ use super::events::{Command, Failure, Report, WorkerKey};
 use super::lanes::{LaneId, Lanes};
 use super::timers::Timers;
 use super::workers::Workers;
-use crate::turns::Turns;
+use crate::fair_queue::FairQueue;
 use crate::waits::Waits;
 
 /// Who waits for a target together.
@@ -37,7 +37,7 @@ pub(super) struct SchedulerState {
     pub(super) delayed: Vec<SequenceId>,
     pub(super) delayed_until: Option<Duration>,
     /// Sequences that wait for a target. An entry may be stale when its turn comes.
-    pub(super) waiting: BTreeMap<QueueKey, Turns<LaneId, SequenceId>>,
+    pub(super) waiting: BTreeMap<QueueKey, FairQueue<LaneId, SequenceId>>,
     /// Sequences that none of their model's targets serves: they wait for another target to join, in nobody's way.
     pub(super) unserved: Vec<SequenceId>,
     /// How long sequences waited for their targets.
@@ -115,7 +115,7 @@ impl SchedulerState {
     fn send(&mut self, active: &mut ActiveSequence, role: Role, step: Step) {
         match &step.work {
             Work::Propose { num_draft_tokens } => {
-                self.on_proposal_asked(active, step.round, *num_draft_tokens);
+                self.on_proposal_asked(active, step.step_seq, *num_draft_tokens);
             }
             Work::Verify { draft } => self.on_verify_asked(active, draft.token_ids.len() as u32),
             Work::Feed => {}
@@ -154,7 +154,7 @@ impl SchedulerState {
     }
 
     pub(super) fn report_waiting(&mut self) {
-        let waiting = self.waiting.values().map(Turns::len).sum();
+        let waiting = self.waiting.values().map(FairQueue::len).sum();
         self.commands.push(Command::Report(Report::WaitingForTarget(waiting)));
     }
 }

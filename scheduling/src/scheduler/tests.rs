@@ -139,12 +139,12 @@ impl World {
         } else if let Some(num_accepted) = line.get("accept") {
             let token_ids = ids(num_accepted + 1);
             ReplyBody::Span(TokenSpan { start, num_accepted, token_ids, ..TokenSpan::default() })
-        } else if let Some(have_len) = line.get("need") {
-            ReplyBody::NeedContext { have_len, have_spec: true }
+        } else if let Some(cached_len) = line.get("need") {
+            ReplyBody::NeedContext { cached_len, has_spec: true }
         } else if line.words.iter().any(|word| word == "proposal") {
             ReplyBody::Proposal(Proposal { start, draft: Draft::default() })
         } else if line.words.iter().any(|word| word == "fed") {
-            ReplyBody::Fed { have: start, prompt_logprobs: None }
+            ReplyBody::Fed { cached_len: start, prompt_logprobs: None }
         } else {
             ReplyBody::Refused { reason: "no".to_owned() }
         };
@@ -160,7 +160,7 @@ impl World {
 
     fn preempt(&mut self, line: &Line) -> String {
         let (id, worker) = (self.sequence(&line.words[0]), self.worker(&line.words[1]));
-        let assignment = self.steps[&(id, worker)].generation;
+        let assignment = self.steps[&(id, worker)].epoch;
         let frame = Frame { preempted: vec![(id, assignment)], ..Frame::default() };
         self.event(Event::Frame(worker, frame))
     }
@@ -182,7 +182,7 @@ impl World {
                 let line = format!(
                     "send {name}: {sequence} keep={} append={} {work}",
                     step.base_len,
-                    step.context.len()
+                    step.append_ids.len()
                 );
                 self.steps.insert((step.sequence_id, worker), step);
                 line

@@ -124,8 +124,8 @@ pub(crate) fn draw(profiles: &[Profile], experiment: &Experiment) {
                 let mut other = *experiment;
                 other.rules.prior_acceptance = point.acceptance?;
                 // Nothing that is judged changes it.
-                other.rules.survival.prior_weight = 1e12;
-                other.rules.survival.change_deviations = f64::MAX;
+                other.rules.acceptance.prior_weight = 1e12;
+                other.rules.acceptance.change_deviations = f64::MAX;
                 change(&mut other);
                 Some(point.ratio(&other))
             })

@@ -160,7 +160,7 @@ pub fn guess(
     }
 }
 
-/// Whether a target can judge this draft at all; [`verify`] starts with it, a door may ask before the forward pass.
+/// Whether a target can judge this draft at all; [`verify`] starts with it, a server may ask before the forward pass.
 ///
 /// Outside rejection mode every draft can be judged and a shipped q is not looked at.
 pub fn check_draft(spec: &SequenceSpec, start: u32, draft: &Draft) -> Result<(), DrawError> {

@@ -29,10 +29,10 @@ impl Sequence {
     fn send_to_draft(&mut self, now: Duration, (base, start): (u32, u32), k: Option<u32>, wait: Duration) {
         let work = k.map_or(Work::Feed, |num_draft_tokens| Work::Propose { num_draft_tokens });
         let step = self.make_step(Role::Draft, base, start, work);
-        self.draft.have = base;
+        self.draft.cached_len = base;
         self.last_proposal = None;
         self.draft.in_flight = Some(InFlight {
-            round: step.round,
+            step_seq: step.step_seq,
             start,
             num_draft_tokens: k,
             deadline: now + wait,
@@ -44,7 +44,7 @@ impl Sequence {
 
     /// How much of the draft worker's KV is valid: of k' proposed ids it holds the first k' - 1.
     pub(super) fn draft_have(&self) -> u32 {
-        let Some((start, proposed)) = &self.last_proposal else { return self.draft.have };
+        let Some((start, proposed)) = &self.last_proposal else { return self.draft.cached_len };
         let since = &self.committed.ids()[*start as usize..];
         let leading = proposed.iter().zip(since).take_while(|(a, b)| a == b).count();
         start + leading.min(proposed.len().saturating_sub(1)) as u32
@@ -57,7 +57,7 @@ impl Sequence {
             return false;
         }
         // The reply is lost; the step may have run.
-        self.draft.have = step.start.min(self.committed.len());
+        self.draft.cached_len = step.start.min(self.committed.len());
         self.draft.in_flight = None;
         self.draft_retry_wait = (self.draft_retry_wait * 2).min(MAX_RETRY_WAIT);
         true
@@ -76,7 +76,7 @@ impl Sequence {
     }
 
     pub(super) fn draft_fed(&mut self, now: Duration, step: &InFlight) {
-        self.draft.have = step.start;
+        self.draft.cached_len = step.start;
         self.draft_retry_wait = Duration::ZERO;
         if self.committed.len() - step.start > FEED_LAG {
             self.feed_draft(now, step.wait);
@@ -85,7 +85,7 @@ impl Sequence {
 
     pub(super) fn proposal(&mut self, now: Duration, step: &InFlight, proposal: Proposal) {
         self.draft_retry_wait = Duration::ZERO;
-        self.draft.have = step.start;
+        self.draft.cached_len = step.start;
         let proposal = match self.sound_proposal(step, proposal) {
             Some(proposal) => {
                 self.last_proposal = Some((proposal.start, proposal.draft.token_ids.clone()));
@@ -154,7 +154,9 @@ impl Sequence {
         let Phase::Drafting { until } = self.phase else { return };
         let wait = until.saturating_sub(now);
         match step.num_draft_tokens {
-            Some(k) if self.committed.len() - self.draft.have <= FEED_LAG => self.ask_draft(now, k, wait),
+            Some(k) if self.committed.len() - self.draft.cached_len <= FEED_LAG => {
+                self.ask_draft(now, k, wait)
+            }
             _ => {
                 self.feed_draft(now, wait);
                 self.verify(now, Draft::default());

@@ -96,7 +96,7 @@ impl fmt::Display for TargetFault {
 /// Why something was ignored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Ignored {
-    /// A reply to another round or generation than the latest.
+    /// A reply to another step or epoch than the latest.
     StaleReply,
     /// A proposal that does not continue the committed ids.
     UnusableProposal,

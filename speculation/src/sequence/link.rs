@@ -7,7 +7,7 @@ use crate::step::Reply;
 /// A step that was sent and not yet answered.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct InFlight {
-    pub(super) round: u64,
+    pub(super) step_seq: u64,
     /// Ids held once it ran.
     pub(super) start: u32,
     /// k, to a draft worker that was asked for a proposal.
@@ -23,9 +23,9 @@ pub(super) struct InFlight {
 #[derive(Debug, Default)]
 pub(super) struct Link {
     pub(super) assigned: bool,
-    pub(super) generation: u32,
+    pub(super) epoch: u32,
     /// KV there is valid up to here.
-    pub(super) have: u32,
+    pub(super) cached_len: u32,
     pub(super) spec_sent: bool,
     /// `need_context` in a row.
     pub(super) misses: u32,
@@ -36,18 +36,18 @@ pub(super) struct Link {
 impl Link {
     /// A new worker, which holds nothing.
     pub(super) fn assign(&mut self) {
-        *self = Self { assigned: true, generation: self.generation + 1, ..Self::default() };
+        *self = Self { assigned: true, epoch: self.epoch + 1, ..Self::default() };
     }
 
-    /// No worker; the generation is kept, so that the next one is higher.
+    /// No worker; the epoch is kept, so that the next one is higher.
     pub(super) fn release(&mut self) {
-        *self = Self { generation: self.generation, ..Self::default() };
+        *self = Self { epoch: self.epoch, ..Self::default() };
     }
 
     /// Whether a reply is to the latest step of this assignment.
     pub(super) fn answers(&self, reply: &Reply) -> bool {
         self.assigned
-            && reply.generation == self.generation
-            && self.in_flight.as_ref().is_some_and(|step| step.round == reply.round)
+            && reply.epoch == self.epoch
+            && self.in_flight.as_ref().is_some_and(|step| step.step_seq == reply.step_seq)
     }
 }

@@ -7,7 +7,7 @@ use std::collections::{BinaryHeap, VecDeque};
 use proptest::prelude::*;
 
 use super::*;
-use crate::holding::{self, Admission, Holding};
+use crate::cached_sequence::{self, Admission, CachedSequence};
 
 const VOCAB: u32 = 97;
 
@@ -42,7 +42,7 @@ enum Frame {
 struct Worker {
     /// Which process; frames to and from an earlier one are lost.
     incarnation: u32,
-    holding: Holding,
+    cached: CachedSequence,
 }
 
 struct World {
@@ -68,7 +68,7 @@ struct Faults {
 
 impl World {
     fn new(seed: u64, faults: Faults) -> Self {
-        let worker = || Worker { incarnation: 0, holding: Holding::default() };
+        let worker = || Worker { incarnation: 0, cached: CachedSequence::default() };
         Self {
             rng: Rng(seed | 1),
             now: 0,
@@ -102,30 +102,32 @@ impl World {
         }
     }
 
-    /// The worker's side: exactly what the holding says.
+    /// The worker's side: exactly what the cached sequence says.
     fn serve(&mut self, role: Role, step: Step) {
-        let limits = holding::Limits { role, vocab_size: VOCAB, max_model_len: 4_096 };
+        let limits = cached_sequence::Limits { role, vocab_size: VOCAB, max_model_len: 4_096 };
         let incarnation = self.worker(role).incarnation;
-        let body = match self.worker(role).holding.admit(&step, &limits) {
+        let body = match self.worker(role).cached.admit(&step, &limits) {
             Admission::Stale => return,
-            Admission::NeedContext { have_len, have_spec } => ReplyBody::NeedContext { have_len, have_spec },
+            Admission::NeedContext { cached_len, has_spec } => {
+                ReplyBody::NeedContext { cached_len, has_spec }
+            }
             Admission::Refused(reason) => ReplyBody::Refused { reason },
             Admission::Run => self.run(role, &step),
         };
-        let Step { sequence_id, generation, round, .. } = step;
+        let Step { sequence_id, epoch, step_seq, .. } = step;
         self.send(Frame::Reply(
             role,
             incarnation,
-            Reply { sequence_id, generation, round, body, agreed: Vec::new() },
+            Reply { sequence_id, epoch, step_seq, body, agreed: Vec::new() },
         ));
     }
 
     fn run(&mut self, role: Role, step: &Step) -> ReplyBody {
         let start = step.start();
-        let mut ids = self.worker(role).holding.ids().to_vec();
+        let mut ids = self.worker(role).cached.ids().to_vec();
         assert_eq!(ids.len() as u32, start);
         match &step.work {
-            Work::Feed => ReplyBody::Fed { have: start, prompt_logprobs: None },
+            Work::Feed => ReplyBody::Fed { cached_len: start, prompt_logprobs: None },
             Work::Propose { num_draft_tokens } => {
                 let k = self.rng.next() % (u64::from(*num_draft_tokens) + 1);
                 for _ in 0..k {
@@ -134,7 +136,7 @@ impl World {
                 }
                 let token_ids = ids.split_off(start as usize);
                 let held = token_ids.len().saturating_sub(1);
-                self.worker(role).holding.append(&token_ids[..held]);
+                self.worker(role).cached.append(&token_ids[..held]);
                 ReplyBody::Proposal(Proposal { start, draft: Draft { token_ids, q: vec![] } })
             }
             Work::Verify { draft } => {
@@ -149,8 +151,8 @@ impl World {
                     span.num_accepted += 1;
                 }
                 let accepted = &span.token_ids[..span.num_accepted as usize];
-                self.worker(role).holding.append(accepted);
-                let max_len = self.worker(role).holding.spec().unwrap().max_len;
+                self.worker(role).cached.append(accepted);
+                let max_len = self.worker(role).cached.spec().unwrap().max_len;
                 if start + span.token_ids.len() as u32 > max_len {
                     span.token_ids.truncate((max_len - start) as usize);
                     span.num_accepted = span.num_accepted.min(max_len - start);
@@ -189,9 +191,9 @@ impl World {
                 let incarnation = self.worker(role).incarnation;
                 self.send(Frame::Step(role, incarnation, step));
             }
-            Action::Close(role, generation) => {
+            Action::Close(role, epoch) => {
                 let incarnation = self.worker(role).incarnation;
-                self.send(Frame::Close(role, incarnation, generation));
+                self.send(Frame::Close(role, incarnation, epoch));
             }
             Action::Assign(role) => events.push_back(Event::Assigned(role)),
             Action::Ready => {
@@ -214,7 +216,7 @@ impl World {
             if self.rng.chance(self.faults.vanish) && self.rng.chance(20) {
                 let worker = self.worker(role);
                 worker.incarnation += 1;
-                worker.holding = Holding::default();
+                worker.cached = CachedSequence::default();
                 events.push_back(Event::Lost(role));
             }
         }

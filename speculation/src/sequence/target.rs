@@ -14,7 +14,7 @@ impl Sequence {
         self.phase = Phase::Target;
         let len = self.committed.len();
         let scoring_only = self.is_scoring_only();
-        let base = if scoring_only { self.target.have } else { self.target.have.min(len - 1) };
+        let base = if scoring_only { self.target.cached_len } else { self.target.cached_len.min(len - 1) };
         let start = len.min(base + MAX_CONTEXT_IDS as u32);
         let work = if scoring_only || start < len {
             Work::Feed
@@ -23,7 +23,7 @@ impl Sequence {
         };
         let step = self.make_step(Role::Target, base, start, work);
         self.target.in_flight = Some(InFlight {
-            round: step.round,
+            step_seq: step.step_seq,
             start,
             num_draft_tokens: None,
             deadline: now + wait,
@@ -55,7 +55,7 @@ impl Sequence {
             return self.finish(Some(FinishReason::Length));
         }
         // The id after a scored chunk is scored by the chunk's last row: have it run again with what follows.
-        self.target.have = if scoring { step.start - 1 } else { step.start };
+        self.target.cached_len = if scoring { step.start - 1 } else { step.start };
         self.send_to_target(now, self.limits.target_deadline, 0);
     }
 
@@ -69,7 +69,7 @@ impl Sequence {
         // Drafted ids behind the end of the sequence were not judged.
         let num_draft_tokens = if finish.is_some() { num_drafted.min(len) } else { num_drafted };
         self.score_prompt(span.prompt_logprobs);
-        self.target.have = span.start + span.num_accepted;
+        self.target.cached_len = span.start + span.num_accepted;
         self.committed.extend(&span.token_ids);
         self.verifying = Draft::default();
         self.counters.rounds += 1;

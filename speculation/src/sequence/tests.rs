@@ -35,8 +35,8 @@ fn sent(actions: &[Action], role: Role) -> Step {
 fn answer(sequence: &mut Sequence, role: Role, step: &Step, body: ReplyBody) -> Vec<Action> {
     let reply = Reply {
         sequence_id: step.sequence_id,
-        generation: step.generation,
-        round: step.round,
+        epoch: step.epoch,
+        step_seq: step.step_seq,
         body,
         agreed: Vec::new(),
     };
@@ -44,7 +44,7 @@ fn answer(sequence: &mut Sequence, role: Role, step: &Step, body: ReplyBody) -> 
 }
 
 fn fed(step: &Step) -> ReplyBody {
-    ReplyBody::Fed { have: step.start(), prompt_logprobs: None }
+    ReplyBody::Fed { cached_len: step.start(), prompt_logprobs: None }
 }
 
 fn proposal(step: &Step, ids: &[TokenId]) -> ReplyBody {
@@ -68,7 +68,7 @@ fn round(sequence: &mut Sequence, accepted: u32) -> (u32, u32, u32, u32) {
     let mut ids = vec![11, 12, 13, 14][..accepted as usize].to_vec();
     ids.push(99);
     answer(sequence, Role::Target, &target, span(&target, accepted, &ids));
-    (draft.base_len, draft.context.len() as u32, target.base_len, target.context.len() as u32)
+    (draft.base_len, draft.append_ids.len() as u32, target.base_len, target.append_ids.len() as u32)
 }
 
 #[test]
@@ -79,10 +79,10 @@ fn worked_example_of_the_contract() {
     let mut actions = begin(&mut sequence, 4);
     for (base, len) in [(0, 8192), (8192, 8192), (16_384, 3616)] {
         let draft = sent(&actions, Role::Draft);
-        assert_eq!((draft.base_len, draft.context.len()), (base, len));
+        assert_eq!((draft.base_len, draft.append_ids.len()), (base, len));
         assert_eq!(draft.work, Work::Feed);
         let target = sent(&actions, Role::Target);
-        assert_eq!((target.base_len, target.context.len()), (base, len));
+        assert_eq!((target.base_len, target.append_ids.len()), (base, len));
         actions = answer(&mut sequence, Role::Draft, &draft, fed(&draft));
         if base < 16_384 {
             assert_eq!(target.work, Work::Feed);
@@ -100,7 +100,7 @@ fn worked_example_of_the_contract() {
     assert_eq!(round(&mut sequence, 2), (20_006, 1, 20_006, 1));
     assert_eq!(sequence.ids().len(), 20_010);
     let draft = sent(&begin(&mut sequence, 4), Role::Draft);
-    assert_eq!((draft.base_len, draft.context.len()), (20_009, 1), "draft valid to 20009");
+    assert_eq!((draft.base_len, draft.append_ids.len()), (20_009, 1), "draft valid to 20009");
     let target = answer(&mut sequence, Role::Draft, &draft, proposal(&draft, &[]));
     assert_eq!(sent(&target, Role::Target).base_len, 20_009, "target valid to 20009");
 }
@@ -134,7 +134,7 @@ fn a_silent_draft_worker_costs_one_deadline_then_none() {
     answer(&mut sequence, Role::Target, &target, span(&target, 0, &[11]));
     let actions = begin(&mut sequence, 4);
     assert_eq!(actions.len(), 1, "no draft is asked while the last one is unanswered: {actions:?}");
-    assert_eq!(sent(&actions, Role::Target).context, [11]);
+    assert_eq!(sent(&actions, Role::Target).append_ids, [11]);
 }
 
 #[test]
@@ -193,7 +193,7 @@ fn unsound_spans_cost_the_target_its_assignment() {
 fn a_target_that_only_says_fed_to_a_verification_is_left() {
     let mut sequence = assigned(sequence(&[1, 2, 3], 100));
     let step = sent(&begin(&mut sequence, 0), Role::Target);
-    let fed = ReplyBody::Fed { have: 3, prompt_logprobs: None };
+    let fed = ReplyBody::Fed { cached_len: 3, prompt_logprobs: None };
     let actions = answer(&mut sequence, Role::Target, &step, fed);
     assert!(actions.contains(&Action::TargetFault(TargetFault::BrokeContract)), "{actions:?}");
     assert!(actions.contains(&Action::Assign(Role::Target)), "{actions:?}");
@@ -217,13 +217,13 @@ fn need_context_resends_then_resends_all_then_asks_for_another_worker() {
     answer(&mut sequence, Role::Target, &step, span(&step, 0, &[9]));
     step = sent(&begin(&mut sequence, 0), Role::Target);
     assert_eq!((step.base_len, step.spec.is_some()), (3, false));
-    for (have_len, have_spec, base) in [(1, true, 1), (2, true, 0)] {
+    for (cached_len, has_spec, base) in [(1, true, 1), (2, true, 0)] {
         let actions =
-            answer(&mut sequence, Role::Target, &step, ReplyBody::NeedContext { have_len, have_spec });
+            answer(&mut sequence, Role::Target, &step, ReplyBody::NeedContext { cached_len, has_spec });
         step = sent(&actions, Role::Target);
         assert_eq!((step.base_len, step.spec.is_some()), (base, base == 0));
     }
-    let need = ReplyBody::NeedContext { have_len: 0, have_spec: false };
+    let need = ReplyBody::NeedContext { cached_len: 0, has_spec: false };
     let actions = answer(&mut sequence, Role::Target, &step, need);
     let fault = Action::TargetFault(TargetFault::BrokeContract);
     assert_eq!(actions, [fault, Action::Close(Role::Target, 1), Action::Assign(Role::Target)]);
@@ -238,7 +238,7 @@ fn a_lost_target_is_replayed_from_ids() {
     assert_eq!(sequence.step(NOW, Event::Lost(Role::Target)), [Action::Assign(Role::Target)]);
     assert_eq!(sequence.step(NOW, Event::Assigned(Role::Target)), [Action::Ready]);
     let step = sent(&begin(&mut sequence, 0), Role::Target);
-    assert_eq!((step.generation, step.base_len, step.context.as_slice()), (2, 0, &[1, 2, 3, 9][..]));
+    assert_eq!((step.epoch, step.base_len, step.append_ids.as_slice()), (2, 0, &[1, 2, 3, 9][..]));
     assert!(step.spec.is_some());
 }
 
@@ -252,10 +252,10 @@ fn prompt_scores_come_once_and_in_order() {
     };
     let actions = sequence.step(NOW, Event::Assigned(Role::Target));
     let step = sent(&actions, Role::Target);
-    assert_eq!((step.work.clone(), step.context.len()), (Work::Feed, 4));
+    assert_eq!((step.work.clone(), step.append_ids.len()), (Work::Feed, 4));
     let entries = vec![TokenLogprobs::default(); 3];
     let body = ReplyBody::Fed {
-        have: 4,
+        cached_len: 4,
         prompt_logprobs: Some(PromptLogprobs { start: 1, entries: entries.clone() }),
     };
     assert_eq!(
@@ -301,7 +301,7 @@ fn a_draft_worker_that_is_given_up_is_closed_and_another_one_chosen() {
     let mut sequence = assigned(sequence(&[1, 2, 3], 100));
     let draft = sent(&begin(&mut sequence, 4), Role::Draft);
     let actions = sequence.step(NOW, Event::GiveUp(Role::Draft));
-    assert_eq!(actions[0], Action::Close(Role::Draft, draft.generation));
+    assert_eq!(actions[0], Action::Close(Role::Draft, draft.epoch));
     assert!(actions.contains(&Action::Assign(Role::Draft)));
     assert_eq!(sent(&actions, Role::Target).work, Work::Verify { draft: Draft::default() });
     assert_eq!(sequence.step(NOW, Event::GiveUp(Role::Draft)), [], "nobody to give up");

@@ -271,7 +271,7 @@ impl Fleet {
         Arc::clone(&self.logs)
     }
 
-    /// What doors of the program's own run under.
+    /// What listeners of the program's own run under.
     pub fn lifetime(&self) -> &Lifetime {
         &self.lifetime
     }

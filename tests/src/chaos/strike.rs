@@ -16,7 +16,7 @@ use super::impact::StrikeRecord;
 use super::plan::PlannedFault;
 use super::streams::Load;
 use crate::checkpoint_copy::CheckpointCopy;
-use crate::door;
+use crate::fake_worker;
 use crate::hostile::{HostileDraft, Mischief};
 use crate::hostile_target::{HostileTarget, TargetMischief};
 use crate::pair::{self, PairText};
@@ -171,7 +171,7 @@ async fn hostile_draft(fleet: &mut Fleet, fault: &PlannedFault) -> anyhow::Resul
     let misdeeds = Arc::new(AtomicU64::new(0));
     let lifetime = fleet.lifetime().child();
     let worker = HostileDraft::new(mischief, vocab_size, Arc::clone(&misdeeds), lifetime.clone());
-    let url = door::serve(worker, &lifetime).await?;
+    let url = fake_worker::serve(worker, &lifetime).await?;
     let registration = register(fleet, DRAFT, &url, &lifetime).await?;
     let joined =
         until("a router is connected to the hostile draft", async || is_connected(fleet, &url).await).await;
@@ -193,9 +193,9 @@ async fn hostile_target(fleet: &mut Fleet, fault: &PlannedFault) -> anyhow::Resu
     let lifetime = fleet.lifetime().child();
     let worker =
         HostileTarget::connect(&honest.url(), mischief, Arc::clone(&misdeeds), lifetime.clone()).await?;
-    let url = door::serve(worker, &lifetime).await?;
+    let url = fake_worker::serve(worker, &lifetime).await?;
     let registration = register(fleet, TARGET, &url, &lifetime).await?;
-    // Some kinds may be refused at the door.
+    // Some kinds may be refused on arrival.
     let joined = holds_within(fault.hold, async || is_connected(fleet, &url).await).await?;
     if joined {
         wait_for_misdeed(&misdeeds).await?;

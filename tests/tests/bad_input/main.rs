@@ -1,4 +1,4 @@
-//! Requests that must be refused, over both doors of a real router: each with its status, naming field and limit; and the
+//! Requests that must be refused, over both protocols of a real router: each with its status, naming field and limit; and the
 //! next request works and gives the text that it gave before.
 
 mod grpc;

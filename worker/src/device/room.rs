@@ -52,8 +52,8 @@ impl<M: Method> Device<M> {
         let is_above = |router: RouterId| held.get(&router).is_some_and(|held| *held > pool.share());
         if let Some(idle) = self.table.least_recently_used_idle(is_above) {
             let slot = idle.slot;
-            if let Some(holding) = &mut idle.holding {
-                holding.cut(0);
+            if let Some(cached) = &mut idle.cached {
+                cached.cut(0);
             }
             self.metrics.count(StepOutcome::Evicted);
             return self.method.truncate(slot, 0);
@@ -61,7 +61,7 @@ impl<M: Method> Device<M> {
         let order = |(age, task): &(usize, &Task)| (is_above(task.key.router), task.spec().priority, *age);
         let victim = self.running.iter().enumerate().max_by_key(order).map(|(age, _)| age);
         if let Some(mut task) = victim.and_then(|age| self.running.remove(age)) {
-            task.holding.cut(0);
+            task.cached.cut(0);
             self.method.truncate(task.slot, 0);
             if self.running.is_empty() {
                 return self.refuse_for_good(task);
@@ -77,15 +77,15 @@ impl<M: Method> Device<M> {
         self.finish(task, ReplyBody::Refused { reason });
     }
 
-    /// Lets go of a sequence and says so: nothing of its generation is accepted from here on.
+    /// Lets go of a sequence and says so: nothing of its epoch is accepted from here on.
     fn preempt(&mut self, task: Task) {
-        let (key, generation) = (task.key, task.step.generation);
+        let (key, epoch) = (task.key, task.step.epoch);
         self.metrics.count(StepOutcome::Preempted);
         self.give_back(task);
-        self.close(key, generation);
-        self.table.remember_over(key, generation);
+        self.close(key, epoch);
+        self.table.remember_over(key, epoch);
         if let Some(router) = self.routers.get_mut(&key.router) {
-            router.outbox.preempted.push(v1::Preempted { sequence_id: key.sequence.0, generation });
+            router.outbox.preempted.push(v1::Preempted { sequence_id: key.sequence.0, epoch });
         }
     }
 }

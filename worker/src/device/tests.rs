@@ -42,14 +42,14 @@ impl Method for Blocks {
 
     fn advance(&mut self, tasks: &mut VecDeque<Task>) -> Result<Vec<(Task, ReplyBody)>, NeedRoom> {
         let free = self.total - self.used.values().sum::<u32>() as usize;
-        let first = tasks.front().expect("called with tasks").step.context.len();
+        let first = tasks.front().expect("called with tasks").step.append_ids.len();
         if first > free {
             return Err(NeedRoom);
         }
         let task = tasks.pop_front().expect("there is one");
         *self.used.get_mut(&task.slot).expect("open") = task.step.start();
-        let have = task.step.start();
-        Ok(vec![(task, ReplyBody::Fed { have, prompt_logprobs: None })])
+        let cached_len = task.step.start();
+        Ok(vec![(task, ReplyBody::Fed { cached_len, prompt_logprobs: None })])
     }
 
     fn blocks_held(&self, slot: Slot) -> u64 {
@@ -64,13 +64,13 @@ impl Method for Blocks {
 
 struct Bench {
     device: Device<Blocks>,
-    round: u64,
+    step_seq: u64,
 }
 
 impl Bench {
     fn new(total: usize) -> Self {
         let method = Blocks { total, used: HashMap::new(), next: 0 };
-        Self { device: Device::new(method, &[], WorkerMetrics::new(&Metrics::new())), round: 0 }
+        Self { device: Device::new(method, &[], WorkerMetrics::new(&Metrics::new())), step_seq: 0 }
     }
 
     fn open(&mut self, router: u64, stream: u64) -> mpsc::Receiver<v1::WorkerFrame> {
@@ -90,16 +90,16 @@ impl Bench {
         (received, replaced)
     }
 
-    fn step(&mut self, sequence: u64, generation: u32, base: &[TokenId], context: &[TokenId]) -> Step {
-        self.round += 1;
+    fn step(&mut self, sequence: u64, epoch: u32, base: &[TokenId], append_ids: &[TokenId]) -> Step {
+        self.step_seq += 1;
         Step {
             sequence_id: SequenceId(sequence),
-            generation,
-            round: self.round,
+            epoch,
+            step_seq: self.step_seq,
             spec: base.is_empty().then(|| Arc::new(SequenceSpec::default())),
             base_len: base.len() as u32,
             prefix_hash: Prefix::new(base).hash_at(base.len() as u32).unwrap(),
-            context: context.to_vec(),
+            append_ids: append_ids.to_vec(),
             work: Work::Feed,
             expected_tokens: 1.0,
         }
@@ -112,7 +112,7 @@ impl Bench {
     }
 
     fn send_by(&mut self, (router, stream): (u64, u64), steps: Vec<Step>, closes: &[(u64, u32)]) {
-        let closes = closes.iter().map(|(id, generation)| (SequenceId(*id), *generation)).collect();
+        let closes = closes.iter().map(|(id, epoch)| (SequenceId(*id), *epoch)).collect();
         let steps = steps.into_iter().map(|step| SentStep { step, span_id: 0 }).collect();
         let (router, stream) = (RouterId(router), StreamId(stream));
         let frame = Message::Frame { router, stream, steps, closes, received: Instant::now() };
@@ -139,8 +139,8 @@ fn read(replies: &mut mpsc::Receiver<v1::WorkerFrame>) -> Vec<(u64, String)> {
         read.extend(frame.preempted.iter().map(|preempted| (preempted.sequence_id, "preempted".to_owned())));
         read.extend(frame.replies.into_iter().map(|reply| {
             let words = match reply.body.unwrap() {
-                Body::Fed(fed) => format!("fed {}", fed.have),
-                Body::NeedContext(need) => format!("need {} {}", need.have_len, need.have_spec),
+                Body::Fed(fed) => format!("fed {}", fed.cached_len),
+                Body::NeedContext(need) => format!("need {} {}", need.cached_len, need.has_spec),
                 Body::Refused(refused) => refused.reason,
                 Body::Proposal(_) | Body::Span(_) => unreachable!("the method only feeds"),
             };
@@ -211,7 +211,7 @@ fn closing_frees_and_a_close_of_an_older_generation_does_not() {
     let mut replies = bench.open(1, 1);
     let step = bench.step(1, 2, &[], &[1, 2, 3]);
     bench.send(1, vec![step], &[(1, 1)]);
-    assert_eq!(bench.blocks_used(), 3, "generation 1 is over, 2 goes on");
+    assert_eq!(bench.blocks_used(), 3, "epoch 1 is over, 2 goes on");
     bench.send(1, vec![], &[(1, 2)]);
     assert_eq!((bench.blocks_used(), bench.device.table.len()), (0, 0));
     let step = bench.step(5, 1, &[], &[1]);
@@ -321,7 +321,7 @@ fn the_least_urgent_task_is_preempted_and_its_generation_is_over() {
     assert_eq!(read(&mut replies)[0], said(1, "preempted"), "though it came first");
     let late = bench.step(1, 1, &[], &[1]);
     bench.send(1, vec![late], &[]);
-    assert_eq!(read(&mut replies), [], "its generation is over");
+    assert_eq!(read(&mut replies), [], "its epoch is over");
     let next = bench.step(1, 2, &[], &[1]);
     bench.send(1, vec![next], &[]);
     assert_eq!(read(&mut replies), [said(1, "fed 1")]);
@@ -348,7 +348,7 @@ fn a_step_counts_as_back_when_it_came_and_not_when_it_is_read() {
     // A forward takes 20 s, whatever its rows.
     let times = [1, 64].map(|rows| v1::StepTimePoint { rows, kv_tokens: 0, micros: 20_000_000 });
     let device = Device::new(method, &times, WorkerMetrics::new(&Metrics::new()));
-    let mut bench = Bench { device, round: 0 };
+    let mut bench = Bench { device, step_seq: 0 };
     let _replies = bench.open(1, 1);
     let away = Duration::from_secs(4);
     let first = bench.step(1, 1, &[], &[5]);

@@ -12,7 +12,7 @@ use scheduling::batch::{Share, StepRows, form};
 use scheduling::profile::synthetic::{StepUnderWay, SyntheticModel};
 use scheduling::profile::text::{mix, unit};
 use scheduling::profile::{ForwardRows, Profile};
-use speculation::holding::Limits;
+use speculation::cached_sequence::Limits;
 use speculation::{AcceptanceMode, ReplyBody, Role, SequenceSpec};
 
 use crate::Task;
@@ -106,13 +106,13 @@ impl SyntheticMethod {
         let seconds = self.began.elapsed().as_secs_f64() / self.time_scale;
         let mut at = StepUnderWay {
             step: &task.step,
-            holding: &mut task.holding,
+            cached: &mut task.cached,
             context_done: &mut task.context_done,
             guesses: &mut task.guesses,
             agreed: &mut task.agreed,
         };
         let body = self.model.advance(&mut at, share, seconds)?;
-        self.truncate(task.slot, task.holding.len());
+        self.truncate(task.slot, task.cached.len());
         Some(body)
     }
 }

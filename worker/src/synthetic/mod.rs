@@ -1,5 +1,5 @@
 //! The synthetic engine: a worker that does no arithmetic and keeps the time of a profile. It speaks the same
-//! protocol through the same door, table and device thread as a model's worker, so that a router can be
+//! protocol through the same service, table and device thread as a model's worker, so that a router can be
 //! driven at a thousand sequences, and pools of GPUs studied, on a laptop. The router cannot tell, and reads
 //! no profile.
 //!

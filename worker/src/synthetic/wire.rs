@@ -1,4 +1,4 @@
-//! The way between router and worker, played: a thread between the door and the device that holds each frame
+//! The way between router and worker, played: a thread between the gRPC service and the device that holds each frame
 //! for a while.
 //!
 //! It holds what comes in for the whole round trip and what goes out not at all: a router sees only the sum
@@ -11,7 +11,7 @@ use tokio::sync::mpsc;
 
 use crate::device::{MAILBOX_FRAMES, Message};
 
-/// A mailbox whose frames are `round_trip` late; the thread ends with the door.
+/// A mailbox whose frames are `round_trip` late; the thread ends with the service.
 pub fn delayed(
     mut inbox: mpsc::Receiver<Message>,
     round_trip: Duration,

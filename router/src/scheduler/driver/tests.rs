@@ -110,8 +110,7 @@ impl World {
             while let Ok(frame) = frames.try_recv() {
                 let step = |step| (*key, step_from_wire(step, *role).expect("the driver's own step"));
                 left.steps.extend(frame.steps.into_iter().map(step));
-                let close =
-                    |close: v1::CloseSequence| (*key, SequenceId(close.sequence_id), close.generation);
+                let close = |close: v1::CloseSequence| (*key, SequenceId(close.sequence_id), close.epoch);
                 left.closes.extend(frame.closes.into_iter().map(close));
             }
         }

@@ -137,11 +137,11 @@ impl Echo {
 fn step(sequence_id: u64, drafted: usize) -> v1::Step {
     v1::Step {
         sequence_id: 1_000 + sequence_id,
-        generation: 1,
-        round: 1_000,
+        epoch: 1,
+        step_seq: 1_000,
         base_len: 500,
         prefix_hash: u64::MAX / 3,
-        context: vec![ID; if drafted > 0 { 1 } else { 2 }],
+        append_ids: vec![ID; if drafted > 0 { 1 } else { 2 }],
         draw: true,
         num_draft_tokens: if drafted > 0 { 0 } else { SPAN_IDS as u32 },
         draft_token_ids: vec![ID; drafted],
@@ -153,8 +153,8 @@ fn step(sequence_id: u64, drafted: usize) -> v1::Step {
 fn answer(frame: &v1::RouterFrame) -> v1::WorkerFrame {
     let replies = frame.steps.iter().map(|step| v1::Reply {
         sequence_id: step.sequence_id,
-        generation: step.generation,
-        round: step.round,
+        epoch: step.epoch,
+        step_seq: step.step_seq,
         body: Some(match step.draft_token_ids.is_empty() {
             true => v1::reply::Body::Proposal(v1::Proposal {
                 start: step.base_len,

@@ -2,7 +2,7 @@
 //!
 //! All sequences draft four tokens in lockstep with workers whose every forward takes the same time and whose wire is the real one. Over a window,
 //! each target forward is one round of all of them: its time on the wall, less the time that both workers spent in forwards, is what router, wire,
-//! doors, mailboxes and threads add. Where forwards were not of all rows (sequences fell apart) the window says so and is void.
+//! listeners, mailboxes and threads add. Where forwards were not of all rows (sequences fell apart) the window says so and is void.
 
 use std::num::NonZeroUsize;
 use std::sync::Arc;

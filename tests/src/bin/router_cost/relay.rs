@@ -66,7 +66,7 @@ impl Load {
 }
 
 #[derive(Clone)]
-struct Door {
+struct Relay {
     arrivals: mpsc::Sender<mpsc::Sender<Bytes>>,
     events: Arc<AtomicU64>,
 }
@@ -74,8 +74,8 @@ struct Door {
 /// Serves until whoever started it has ended; with as many threads as a router has.
 pub(crate) async fn serve(load: Load) -> anyhow::Result<()> {
     let (arrivals, arrived) = mpsc::channel(load.streams.max(1));
-    let door = Door { arrivals, events: Arc::default() };
-    let counted = Arc::clone(&door.events);
+    let listener = Relay { arrivals, events: Arc::default() };
+    let counted = Arc::clone(&listener.events);
     let (fault, failed) = oneshot::channel();
     std::thread::Builder::new().name("rounds".to_owned()).spawn(move || {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
@@ -84,11 +84,11 @@ pub(crate) async fn serve(load: Load) -> anyhow::Result<()> {
         // Nobody hears it where the process ends meanwhile.
         drop(fault.send(relayed));
     })?;
-    std::thread::Builder::new().name("doors".to_owned()).spawn(move || {
+    std::thread::Builder::new().name("listeners".to_owned()).spawn(move || {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let mut builder = tokio::runtime::Builder::new_multi_thread();
         let runtime = builder.worker_threads((cores - 1).max(1)).enable_all().build()?;
-        runtime.block_on(answer(door))
+        runtime.block_on(answer(listener))
     })?;
     tokio::select! {
         relayed = failed => relayed.context("the rounds panicked")?,
@@ -96,7 +96,7 @@ pub(crate) async fn serve(load: Load) -> anyhow::Result<()> {
     }
 }
 
-async fn answer(door: Door) -> anyhow::Result<()> {
+async fn answer(listener: Relay) -> anyhow::Result<()> {
     use axum::serve::ListenerExt as _;
     let app = Router::new()
         .route("/v1/models", get(async || MODELS))
@@ -104,19 +104,21 @@ async fn answer(door: Door) -> anyhow::Result<()> {
         .route("/v1/chat/completions", post(complete))
         .route(
             "/metrics",
-            get(async |State(door): State<Door>| format!("events {}\n", door.events.load(Ordering::Relaxed))),
+            get(async |State(listener): State<Relay>| {
+                format!("events {}\n", listener.events.load(Ordering::Relaxed))
+            }),
         )
-        .with_state(door);
+        .with_state(listener);
     let listener = TcpListener::bind("127.0.0.1:0").await?;
     println!("http://{}", listener.local_addr()?);
     let listener = listener.tap_io(|connection: &mut TcpStream| drop(connection.set_nodelay(true)));
     Ok(axum::serve(listener, app).await?)
 }
 
-async fn complete(State(door): State<Door>) -> Response {
+async fn complete(State(listener): State<Relay>) -> Response {
     let (events, written) = mpsc::channel(UNREAD_EVENTS);
     // A relay that has all its clients takes no more: the stream ends at once.
-    drop(door.arrivals.try_send(events));
+    drop(listener.arrivals.try_send(events));
     let body = Body::from_stream(ReceiverStream::new(written).map(Ok::<_, std::convert::Infallible>));
     ([("content-type", "text/event-stream")], body).into_response()
 }
@@ -132,7 +134,7 @@ async fn relay(
     let mut draft = Echo::start(delay(load.draft_us)).await?;
     let mut clients = Vec::with_capacity(load.streams);
     while clients.len() < load.streams {
-        clients.push(arrived.recv().await.context("the door is shut")?);
+        clients.push(arrived.recv().await.context("the listener is shut")?);
     }
     let groups: Vec<&[mpsc::Sender<Bytes>]> = clients.chunks(load.frame.max(1)).collect();
     let is_drafted = load.draft_us > 0;

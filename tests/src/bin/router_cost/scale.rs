@@ -1,6 +1,6 @@
 //! One router, many targets, more draft workers, a thousand sequences, minutes: does its memory stay flat, and does everybody have a turn?
 //!
-//! The router is a process of its own. All workers run in this one, each with its own gRPC door and device thread; they keep the time of a profile, stretched so
+//! The router is a process of its own. All workers run in this one, each with its own gRPC listener and device thread; they keep the time of a profile, stretched so
 //! that the machine keeps up. More clients than the router admits ask one request after the other, in lanes and priorities of all kinds. Memory is
 //! sampled all along; waits are what the router says of them, and first tokens are what clients saw.
 

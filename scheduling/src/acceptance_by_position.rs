@@ -1,5 +1,5 @@
 //! How far drafts survive: for each position, the chance that it is accepted given that all before it were. First link of the
-//! choice of k (survival, [`crate::cost`], [`crate::draft_length`]). It must never count what was not judged: a draft of k says nothing of
+//! choice of k (acceptance by position, [`crate::cost`], [`crate::draft_length`]). It must never count what was not judged: a draft of k says nothing of
 //! position k, and a span that ended early nothing of what stood behind its end.
 //!
 //! All drafts since the text last changed are believed alike: the more, the less chance is in them. Whether it changed is asked again and again, by
@@ -39,7 +39,7 @@ const PRIOR_WEIGHT: f64 = 4.0;
 
 /// How soon drafts are believed, and older ones are not any more: the constants above.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct SurvivalRules {
+pub struct AcceptanceRules {
     /// Judged drafts that the prior, or the position before, is worth.
     pub prior_weight: f64,
     /// Standard deviations that are taken for a change of the text.
@@ -50,7 +50,7 @@ pub struct SurvivalRules {
     pub piece_drafts: f64,
 }
 
-impl Default for SurvivalRules {
+impl Default for AcceptanceRules {
     fn default() -> Self {
         Self {
             prior_weight: PRIOR_WEIGHT,
@@ -61,10 +61,10 @@ impl Default for SurvivalRules {
     }
 }
 
-/// Survival by position of one lane.
+/// AcceptanceByPosition by position of one lane.
 #[derive(Debug, Clone)]
-pub struct Survival {
-    rules: SurvivalRules,
+pub struct AcceptanceByPosition {
+    rules: AcceptanceRules,
     /// The rate at position 0 before anything was judged.
     prior: f64,
     /// From new to old; the first is not full.
@@ -91,14 +91,14 @@ struct Counts {
     accepted: [f64; MAX_DRAFT_TOKENS],
 }
 
-impl Survival {
+impl AcceptanceByPosition {
     /// Nothing judged yet: every position is believed to be accepted at the rate `prior`.
     pub fn new(prior: f64) -> Self {
-        Self::with_rules(prior, SurvivalRules::default())
+        Self::with_rules(prior, AcceptanceRules::default())
     }
 
     /// The same by other rules.
-    pub fn with_rules(prior: f64, rules: SurvivalRules) -> Self {
+    pub fn with_rules(prior: f64, rules: AcceptanceRules) -> Self {
         let pieces = VecDeque::from([Piece::default()]);
         Self { rules, prior, pieces, total: Counts::default(), before: None, depth: 0 }
     }
@@ -126,7 +126,7 @@ impl Survival {
     }
 
     /// The chance of each of the first `depth` positions to be reached and accepted.
-    pub fn survival(&self, depth: u32) -> Vec<f64> {
+    pub fn cumulative(&self, depth: u32) -> Vec<f64> {
         let mut reached = 1.0;
         self.rates(depth)
             .into_iter()
@@ -265,7 +265,7 @@ mod tests {
     use super::*;
 
     /// Drafts of `k` whose every position is accepted at `rate`, by a fixed sequence of chances.
-    fn feed(survival: &mut Survival, (k, rate, drafts): (u32, f64, u32), sequences: u32) {
+    fn feed(acceptance: &mut AcceptanceByPosition, (k, rate, drafts): (u32, f64, u32), sequences: u32) {
         let mut state = 0x9E37_79B9_7F4A_7C15_u64;
         for _ in 0..drafts {
             let accepted = (0..k)
@@ -275,31 +275,31 @@ mod tests {
                     ((state >> 11) as f64) / ((1_u64 << 53) as f64) < rate
                 })
                 .count();
-            survival.observe(0..k, accepted as u32, sequences);
+            acceptance.observe(0..k, accepted as u32, sequences);
         }
     }
 
     #[test]
     fn a_fresh_lane_believes_its_prior_at_every_position() {
-        assert_eq!(Survival::new(0.5).survival(3), [0.5, 0.25, 0.125]);
+        assert_eq!(AcceptanceByPosition::new(0.5).cumulative(3), [0.5, 0.25, 0.125]);
     }
 
     #[test]
     fn positions_behind_the_first_rejected_one_are_not_judged() {
-        let mut survival = Survival::new(0.5);
+        let mut acceptance = AcceptanceByPosition::new(0.5);
         for _ in 0..2_000 {
-            survival.observe(0..4, 1, 1);
+            acceptance.observe(0..4, 1, 1);
         }
-        let rates = survival.rates(4);
+        let rates = acceptance.rates(4);
         assert!(rates[0] > 0.95 && rates[1] < 0.05, "{rates:?}");
         assert!((rates[2] - rates[1]).abs() < 1e-9 && (rates[3] - rates[1]).abs() < 1e-9, "{rates:?}");
     }
 
     #[test]
     fn short_drafts_are_censored_and_not_taken_for_rejections() {
-        let mut survival = Survival::new(0.5);
-        feed(&mut survival, (2, 0.8, 3_000), 1);
-        let rates = survival.rates(6);
+        let mut acceptance = AcceptanceByPosition::new(0.5);
+        feed(&mut acceptance, (2, 0.8, 3_000), 1);
+        let rates = acceptance.rates(6);
         for rate in &rates {
             assert!((rate - 0.8).abs() < 0.1, "{rates:?}");
         }
@@ -308,10 +308,10 @@ mod tests {
     #[test]
     fn a_change_of_the_text_is_believed_within_twenty_drafts() {
         for (before, after) in [(0.8, 0.3), (0.3, 0.8), (0.9, 0.5)] {
-            let mut survival = Survival::new(0.6);
-            feed(&mut survival, (3, before, 1_000), 1);
-            feed(&mut survival, (3, after, 20), 1);
-            let rate = survival.rates(1)[0];
+            let mut acceptance = AcceptanceByPosition::new(0.6);
+            feed(&mut acceptance, (3, before, 1_000), 1);
+            feed(&mut acceptance, (3, after, 20), 1);
+            let rate = acceptance.rates(1)[0];
             assert!((rate - after).abs() < 0.2, "{before} to {after}: {rate}");
         }
     }
@@ -319,35 +319,36 @@ mod tests {
     /// A lane asks some thousand times a minute whether its text changed: what chance alone answers must not turn it round.
     #[test]
     fn what_chance_takes_for_a_change_turns_the_belief_by_little() {
-        let mut survival = Survival::new(0.6);
-        feed(&mut survival, (1, 0.38, 1_000), 1);
+        let mut acceptance = AcceptanceByPosition::new(0.6);
+        feed(&mut acceptance, (1, 0.38, 1_000), 1);
         // Fewer than a change makes certain.
-        let before = survival.rates(1)[0];
-        (0..12).for_each(|_| survival.observe(0..1, 1, 1));
-        assert!(survival.before.is_some(), "no change was seen");
-        let shortly_after = survival.rates(1)[0];
-        let forgetful = SurvivalRules { changed_weight: 0.0, ..SurvivalRules::default() };
-        let forgotten = Survival { rules: forgetful, ..survival.clone() }.rates(1)[0];
+        let before = acceptance.rates(1)[0];
+        (0..12).for_each(|_| acceptance.observe(0..1, 1, 1));
+        assert!(acceptance.before.is_some(), "no change was seen");
+        let shortly_after = acceptance.rates(1)[0];
+        let forgetful = AcceptanceRules { changed_weight: 0.0, ..AcceptanceRules::default() };
+        let forgotten = AcceptanceByPosition { rules: forgetful, ..acceptance.clone() }.rates(1)[0];
         assert!(
             before < shortly_after && shortly_after < forgotten - 0.1,
             "{before} {shortly_after} {forgotten}"
         );
         // It goes on: then it was none.
-        (0..24).for_each(|_| survival.observe(0..1, 1, 1));
-        let (now, forgotten) = (survival.rates(1)[0], Survival { rules: forgetful, ..survival }.rates(1)[0]);
+        (0..24).for_each(|_| acceptance.observe(0..1, 1, 1));
+        let (now, forgotten) =
+            (acceptance.rates(1)[0], AcceptanceByPosition { rules: forgetful, ..acceptance }.rates(1)[0]);
         assert!(forgotten - now < 0.02, "{now} {forgotten}");
     }
 
     proptest! {
         #[test]
-        fn survival_falls_with_position_and_stays_a_chance(
+        fn acceptance_falls_with_position_and_stays_a_chance(
             drafts in proptest::collection::vec((0u32..=32, 0u32..=32, 1u32..600), 0..300)
         ) {
-            let mut survival = Survival::new(0.6);
+            let mut acceptance = AcceptanceByPosition::new(0.6);
             for (judged, accepted, sequences) in drafts {
-                survival.observe(0..judged, accepted.min(judged), sequences);
+                acceptance.observe(0..judged, accepted.min(judged), sequences);
             }
-            let reached = survival.survival(32);
+            let reached = acceptance.cumulative(32);
             prop_assert!(reached.iter().all(|chance| (0.0..=1.0).contains(chance)));
             prop_assert!(reached.windows(2).all(|pair| pair[1] <= pair[0]));
         }

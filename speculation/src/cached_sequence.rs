@@ -1,7 +1,7 @@
 //! The worker's end of the conversation (contract part A): what it holds of one sequence, and whether a step fits it.
 //!
-//! A [`Holding`] is a cache: every answer it gives lets the router rebuild it from ids. It never talks to the engine;
-//! the worker keeps the KV of a sequence in step with [`Holding::len`].
+//! A [`CachedSequence`] is a cache: every answer it gives lets the router rebuild it from ids. It never talks to the engine;
+//! the worker keeps the KV of a sequence in step with [`CachedSequence::len`].
 
 use std::sync::Arc;
 
@@ -24,16 +24,16 @@ pub struct Limits {
 /// Whether a step may run.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Admission {
-    /// The holding was cut to `base_len` and the context appended; do the same to the KV, then the work.
+    /// The cached sequence was cut to `base_len` and the context appended; do the same to the KV, then the work.
     Run,
     /// Older than what was seen already: drop it without an answer.
     Stale,
     /// Does not fit what is held; nothing was touched.
     NeedContext {
         /// From where to resend.
-        have_len: u32,
+        cached_len: u32,
         /// Whether the spec is held.
-        have_spec: bool,
+        has_spec: bool,
     },
     /// Malformed, or more than this worker can do.
     Refused(String),
@@ -41,15 +41,15 @@ pub enum Admission {
 
 /// What a worker holds of one sequence. See the module's page.
 #[derive(Debug, Default)]
-pub struct Holding {
-    generation: u32,
-    highest_round: u64,
+pub struct CachedSequence {
+    epoch: u32,
+    highest_step_seq: u64,
     spec: Option<Arc<SequenceSpec>>,
     prefix: Prefix,
     counts: TokenCounts,
 }
 
-impl Holding {
+impl CachedSequence {
     /// Ids whose KV is held.
     pub fn ids(&self) -> &[TokenId] {
         self.prefix.ids()
@@ -65,9 +65,9 @@ impl Holding {
         self.prefix.is_empty()
     }
 
-    /// The assignment that the holding belongs to.
-    pub fn generation(&self) -> u32 {
-        self.generation
+    /// The assignment that the cached sequence belongs to.
+    pub fn epoch(&self) -> u32 {
+        self.epoch
     }
 
     /// The sequence's spec, once a step brought it.
@@ -82,25 +82,25 @@ impl Holding {
 
     /// Judges a step and, when it may run, cuts and appends.
     pub fn admit(&mut self, step: &Step, limits: &Limits) -> Admission {
-        if step.generation < self.generation {
+        if step.epoch < self.epoch {
             return Admission::Stale;
         }
-        if step.generation > self.generation {
-            *self = Self { generation: step.generation, ..Self::default() };
+        if step.epoch > self.epoch {
+            *self = Self { epoch: step.epoch, ..Self::default() };
         }
-        if step.round <= self.highest_round {
+        if step.step_seq <= self.highest_step_seq {
             return Admission::Stale;
         }
-        self.highest_round = step.round;
+        self.highest_step_seq = step.step_seq;
         if let Err(reason) = check(step, limits) {
             return Admission::Refused(reason);
         }
-        let have_spec = self.spec.is_some();
+        let has_spec = self.spec.is_some();
         if step.base_len > self.len() {
-            return Admission::NeedContext { have_len: self.len(), have_spec };
+            return Admission::NeedContext { cached_len: self.len(), has_spec };
         }
         if step.base_len > 0 && self.prefix.hash_at(step.base_len) != Some(step.prefix_hash) {
-            return Admission::NeedContext { have_len: 0, have_spec };
+            return Admission::NeedContext { cached_len: 0, has_spec };
         }
         if let Some(spec) = &step.spec {
             if self.spec.as_ref() != Some(spec) {
@@ -110,11 +110,11 @@ impl Holding {
                 self.spec = Some(Arc::clone(spec));
                 self.append(held.ids());
             }
-        } else if !have_spec {
-            return Admission::NeedContext { have_len: self.len(), have_spec };
+        } else if !has_spec {
+            return Admission::NeedContext { cached_len: self.len(), has_spec };
         }
         self.cut(step.base_len);
-        self.append(&step.context);
+        self.append(&step.append_ids);
         Admission::Run
     }
 
@@ -144,13 +144,13 @@ impl Holding {
 }
 
 fn check(step: &Step, limits: &Limits) -> Result<(), String> {
-    if step.context.len() > MAX_CONTEXT_IDS {
+    if step.append_ids.len() > MAX_CONTEXT_IDS {
         return Err(format!(
             "context has {} ids, at most {MAX_CONTEXT_IDS} fit one step",
-            step.context.len()
+            step.append_ids.len()
         ));
     }
-    let Some(start) = step.base_len.checked_add(step.context.len() as u32) else {
+    let Some(start) = step.base_len.checked_add(step.append_ids.len() as u32) else {
         return Err(format!("base_len {} overflows", step.base_len));
     };
     if start > limits.max_model_len {
@@ -179,7 +179,7 @@ fn check(step: &Step, limits: &Limits) -> Result<(), String> {
             &draft.token_ids
         }
     };
-    if let Some(id) = step.context.iter().chain(drafted).find(|id| **id >= limits.vocab_size) {
+    if let Some(id) = step.append_ids.iter().chain(drafted).find(|id| **id >= limits.vocab_size) {
         return Err(format!("id {id} is outside the vocabulary of {}", limits.vocab_size));
     }
     if step.spec.as_ref().is_some_and(|spec| spec.grammar.is_some()) {
@@ -196,7 +196,7 @@ fn check_draw(step: &Step, limits: &Limits, role: Role) -> Result<(), String> {
             role.as_str()
         ));
     }
-    if step.context.is_empty() {
+    if step.append_ids.is_empty() {
         return Err("a drawing step needs at least one context id".to_owned());
     }
     Ok(())
@@ -209,16 +209,16 @@ mod tests {
 
     const LIMITS: Limits = Limits { role: Role::Draft, vocab_size: 100, max_model_len: 64 };
 
-    fn step(generation: u32, round: u64, base: &[TokenId], context: &[TokenId]) -> Step {
+    fn step(epoch: u32, step_seq: u64, base: &[TokenId], append_ids: &[TokenId]) -> Step {
         Step {
             sequence_id: SequenceId(1),
-            generation,
-            round,
+            epoch,
+            step_seq,
             spec: (base.is_empty())
                 .then(|| Arc::new(SequenceSpec { prompt_len: 2, ..SequenceSpec::default() })),
             base_len: base.len() as u32,
             prefix_hash: Prefix::new(base).hash_at(base.len() as u32).unwrap(),
-            context: context.to_vec(),
+            append_ids: append_ids.to_vec(),
             work: Work::Feed,
             expected_tokens: 1.0,
         }
@@ -226,57 +226,57 @@ mod tests {
 
     #[test]
     fn cuts_and_appends_when_the_prefix_agrees() {
-        let mut holding = Holding::default();
-        assert_eq!(holding.admit(&step(1, 1, &[], &[5, 6, 7]), &LIMITS), Admission::Run);
-        assert_eq!(holding.admit(&step(1, 2, &[5, 6], &[8]), &LIMITS), Admission::Run);
-        assert_eq!(holding.ids(), &[5, 6, 8]);
+        let mut cached = CachedSequence::default();
+        assert_eq!(cached.admit(&step(1, 1, &[], &[5, 6, 7]), &LIMITS), Admission::Run);
+        assert_eq!(cached.admit(&step(1, 2, &[5, 6], &[8]), &LIMITS), Admission::Run);
+        assert_eq!(cached.ids(), &[5, 6, 8]);
     }
 
     #[test]
     fn asks_for_context_without_touching_anything() {
-        let mut holding = Holding::default();
-        let need = |have_len, have_spec| Admission::NeedContext { have_len, have_spec };
-        assert_eq!(holding.admit(&step(1, 1, &[5], &[6]), &LIMITS), need(0, false));
-        holding.admit(&step(1, 2, &[], &[5, 6, 7]), &LIMITS);
-        assert_eq!(holding.admit(&step(1, 3, &[5, 6, 7, 8], &[9]), &LIMITS), need(3, true), "too short");
-        assert_eq!(holding.admit(&step(1, 4, &[5, 9], &[9]), &LIMITS), need(0, true), "another hash");
-        assert_eq!(holding.ids(), &[5, 6, 7]);
+        let mut cached = CachedSequence::default();
+        let need = |cached_len, has_spec| Admission::NeedContext { cached_len, has_spec };
+        assert_eq!(cached.admit(&step(1, 1, &[5], &[6]), &LIMITS), need(0, false));
+        cached.admit(&step(1, 2, &[], &[5, 6, 7]), &LIMITS);
+        assert_eq!(cached.admit(&step(1, 3, &[5, 6, 7, 8], &[9]), &LIMITS), need(3, true), "too short");
+        assert_eq!(cached.admit(&step(1, 4, &[5, 9], &[9]), &LIMITS), need(0, true), "another hash");
+        assert_eq!(cached.ids(), &[5, 6, 7]);
     }
 
     #[test]
     fn drops_stale_rounds_and_generations_and_resets_on_a_higher_one() {
-        let mut holding = Holding::default();
-        holding.admit(&step(2, 7, &[], &[5, 6]), &LIMITS);
-        assert_eq!(holding.admit(&step(2, 7, &[5], &[6]), &LIMITS), Admission::Stale, "repeated");
-        assert_eq!(holding.admit(&step(1, 9, &[5], &[6]), &LIMITS), Admission::Stale, "older assignment");
+        let mut cached = CachedSequence::default();
+        cached.admit(&step(2, 7, &[], &[5, 6]), &LIMITS);
+        assert_eq!(cached.admit(&step(2, 7, &[5], &[6]), &LIMITS), Admission::Stale, "repeated");
+        assert_eq!(cached.admit(&step(1, 9, &[5], &[6]), &LIMITS), Admission::Stale, "older assignment");
         assert_eq!(
-            holding.admit(&step(3, 1, &[5], &[6]), &LIMITS),
-            Admission::NeedContext { have_len: 0, have_spec: false },
-            "a higher generation discards what was held"
+            cached.admit(&step(3, 1, &[5], &[6]), &LIMITS),
+            Admission::NeedContext { cached_len: 0, has_spec: false },
+            "a higher epoch discards what was held"
         );
     }
 
     #[test]
     fn refuses_malformed_steps_naming_the_limit() {
-        let mut round = 0;
+        let mut step_seq = 0;
         let mut refused = |change: &dyn Fn(&mut Step), words: &str| {
-            round += 1;
-            let mut step = step(1, round, &[], &[1]);
+            step_seq += 1;
+            let mut step = step(1, step_seq, &[], &[1]);
             change(&mut step);
-            match Holding::default().admit(&step, &LIMITS) {
+            match CachedSequence::default().admit(&step, &LIMITS) {
                 Admission::Refused(reason) => assert!(reason.contains(words), "{reason} lacks {words}"),
                 other => panic!("{other:?} for {words}"),
             }
         };
-        refused(&|s| s.context = vec![1; MAX_CONTEXT_IDS + 1], "8192");
-        refused(&|s| s.context = vec![1; 65], "window of 64");
-        refused(&|s| s.context = vec![100], "id 100");
+        refused(&|s| s.append_ids = vec![1; MAX_CONTEXT_IDS + 1], "8192");
+        refused(&|s| s.append_ids = vec![1; 65], "window of 64");
+        refused(&|s| s.append_ids = vec![100], "id 100");
         refused(&|s| s.base_len = u32::MAX, "overflows");
         refused(&|s| s.work = Work::Propose { num_draft_tokens: 33 }, "at most 32");
         refused(&|s| s.work = Work::Verify { draft: Default::default() }, "draft worker");
         refused(
             &|s| {
-                s.context.clear();
+                s.append_ids.clear();
                 s.work = Work::Propose { num_draft_tokens: 1 }
             },
             "at least one context id",

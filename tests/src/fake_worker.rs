@@ -13,6 +13,6 @@ pub async fn serve<W: Worker>(worker: W, lifetime: &Lifetime) -> anyhow::Result<
     let server = WorkerServer::new(worker).max_decoding_message_size(4 * proto::MAX_FRAME_BYTES);
     let server = Server::builder().add_service(server);
     let incoming = TcpListenerStream::new(listener);
-    lifetime.spawn("door", server.serve_with_incoming_shutdown(incoming, lifetime.cancelled()));
+    lifetime.spawn("fake worker", server.serve_with_incoming_shutdown(incoming, lifetime.cancelled()));
     Ok(url)
 }

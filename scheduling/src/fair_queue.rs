@@ -26,7 +26,7 @@ pub struct Ticket {
 
 /// A queue of items of several lanes.
 #[derive(Debug, Clone)]
-pub struct Turns<L, T> {
+pub struct FairQueue<L, T> {
     lanes: BTreeMap<L, Lane<T>>,
     /// What the lane served last had been served, for its weight.
     served: f64,
@@ -41,13 +41,13 @@ struct Lane<T> {
     classes: BTreeMap<u8, VecDeque<(Ticket, T)>>,
 }
 
-impl<L, T> Default for Turns<L, T> {
+impl<L, T> Default for FairQueue<L, T> {
     fn default() -> Self {
         Self { lanes: BTreeMap::new(), served: 0.0, len: 0 }
     }
 }
 
-impl<L: Ord + Clone, T> Turns<L, T> {
+impl<L: Ord + Clone, T> FairQueue<L, T> {
     /// How many wait.
     pub fn len(&self) -> usize {
         self.len
@@ -137,13 +137,13 @@ mod tests {
         Ticket { priority, weight, cost: 1.0, since: Duration::from_millis(since_ms) }
     }
 
-    fn drain(turns: &mut Turns<&'static str, u32>, now_ms: u64) -> Vec<u32> {
+    fn drain(turns: &mut FairQueue<&'static str, u32>, now_ms: u64) -> Vec<u32> {
         std::iter::from_fn(|| turns.pop(Duration::from_millis(now_ms), true)).collect()
     }
 
     #[test]
     fn lower_classes_go_first_and_each_in_order_of_arrival() {
-        let mut turns = Turns::default();
+        let mut turns = FairQueue::default();
         for (item, priority, since) in [(1, 5, 0), (2, 0, 3), (3, 5, 1), (4, 0, 2)] {
             turns.push("a", ticket(priority, 1.0, since), item);
         }
@@ -157,7 +157,7 @@ mod tests {
 
     #[test]
     fn who_waited_long_enough_overtakes_a_lower_class() {
-        let mut turns = Turns::default();
+        let mut turns = FairQueue::default();
         turns.push("a", ticket(3, 1.0, 0), 1);
         turns.push("a", ticket(1, 1.0, 2_500), 2);
         assert_eq!(turns.peek(Duration::from_millis(1_999)), Some(&2), "class 2 waits behind class 1");
@@ -166,7 +166,7 @@ mod tests {
 
     #[test]
     fn lanes_share_turns_by_weight_and_idling_earns_nothing() {
-        let mut turns = Turns::default();
+        let mut turns = FairQueue::default();
         for i in 0..300 {
             turns.push("heavy", ticket(0, 2.0, i), 0);
             turns.push("light", ticket(0, 1.0, i), 1);
@@ -185,7 +185,7 @@ mod tests {
 
     #[test]
     fn a_turn_without_use_costs_its_lane_nothing() {
-        let mut turns = Turns::default();
+        let mut turns = FairQueue::default();
         for item in [1, 2, 3] {
             turns.push("a", ticket(0, 1.0, 0), item);
         }
@@ -200,7 +200,7 @@ mod tests {
         /// Against whatever keeps arriving in lower classes, everybody has a turn in bounded time.
         #[test]
         fn nobody_starves(priority in 0u8..=255, rivals in 1u64..4, weight in 0.1f64..10.0) {
-            let mut turns = Turns::default();
+            let mut turns = FairQueue::default();
             turns.push("patient", ticket(priority, 1.0, 0), 0_u32);
             let mut waited = None;
             for second in 0..400_u64 {

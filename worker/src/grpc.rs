@@ -33,7 +33,7 @@ const ASSET_CHUNK_BYTES: usize = 256 << 10;
 
 /// The service.
 #[derive(Debug, Clone)]
-pub struct Door {
+pub struct WorkerService {
     inner: Arc<Inner>,
 }
 
@@ -50,8 +50,8 @@ struct Inner {
 type FrameStream = Pin<Box<dyn Stream<Item = Result<v1::WorkerFrame, Status>> + Send>>;
 type ChunkStream = Pin<Box<dyn Stream<Item = Result<v1::AssetChunk, Status>> + Send>>;
 
-impl Door {
-    /// A door to the device thread behind `mailbox`.
+impl WorkerService {
+    /// The service in front of the device thread behind `mailbox`.
     pub fn new(
         facts: WorkerFacts,
         assets: Option<Assets>,
@@ -66,7 +66,7 @@ impl Door {
 }
 
 #[tonic::async_trait]
-impl Worker for Door {
+impl Worker for WorkerService {
     type AttachStream = FrameStream;
     type FetchAssetStream = ChunkStream;
 
@@ -157,7 +157,7 @@ impl Inner {
                 drop(replies.try_send(frame));
             }
             let closes =
-                frame.closes.iter().map(|close| (SequenceId(close.sequence_id), close.generation)).collect();
+                frame.closes.iter().map(|close| (SequenceId(close.sequence_id), close.epoch)).collect();
             let message = Message::Frame { router, stream, steps, closes, received };
             if self.mailbox.messages.send(message).await.is_err() {
                 return;
@@ -169,8 +169,7 @@ impl Inner {
         let mut steps = Vec::with_capacity(wire.len());
         let mut refused = Vec::new();
         for step in wire {
-            let (sequence_id, generation, round) =
-                (SequenceId(step.sequence_id), step.generation, step.round);
+            let (sequence_id, epoch, step_seq) = (SequenceId(step.sequence_id), step.epoch, step.step_seq);
             let span_id = step.span_id;
             match step_from_wire(step, self.facts.role) {
                 Ok(step) => steps.push(SentStep { step, span_id }),
@@ -178,8 +177,8 @@ impl Inner {
                     let body = ReplyBody::Refused { reason: error.to_string() };
                     refused.push(reply_to_wire(&Reply {
                         sequence_id,
-                        generation,
-                        round,
+                        epoch,
+                        step_seq,
                         body,
                         agreed: Vec::new(),
                     }));
