@@ -16,7 +16,7 @@ use crate::detokenize::decode;
 use crate::error::RouterError;
 use crate::metrics::GaugeHold;
 use crate::task_type::classify;
-use crate::text::{ConversationMessage, Framing, ModelText};
+use text::{ConversationMessage, Framing, ModelText};
 
 /// How many jobs may wait for a thread.
 pub const TOKENIZE_QUEUE_MAX: usize = 1_024;
