@@ -150,6 +150,8 @@ fn sent_request(metadata: &MetadataMap, message: v1::GenerateRequest) -> Result<
         task_type,
         speculation: message.speculation.map(sent_speculation).unwrap_or_default(),
         priority: Some(i64::from(message.priority)),
+        truncate_prompt_tokens: None,
+        cache_salt: None,
         names: FieldNames { prompt: prompt_name, ..FieldNames::default() },
     })
 }

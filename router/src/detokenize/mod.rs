@@ -146,6 +146,14 @@ pub fn decode(model: &ModelText, ids: &[TokenId]) -> String {
     text
 }
 
+/// The text of ids, special tokens as they are spelt.
+pub fn decode_all(model: &ModelText, ids: &[TokenId]) -> String {
+    let (mut utf8, mut text) = (Utf8Assembler::default(), String::new());
+    ids.iter().for_each(|&id| utf8.push(model.vocabulary().bytes(id), &mut text));
+    text.push_str(&utf8.finish());
+    text
+}
+
 /// Pairs prompt ids with their log probabilities, of which the first id has none.
 pub fn prompt_tokens(model: &ModelText, ids: &[TokenId], logprobs: Vec<TokenLogprobs>) -> Vec<OutputToken> {
     let (mut utf8, mut piece) = (Utf8Assembler::default(), String::new());
