@@ -65,7 +65,7 @@ def import_cycles(files):
 
 def files_of_a_request(root):
     text = (root / "ARCHITECTURE.md").read_text()
-    life = text.split("## The life of one request")[1].split("\n## ")[0].split("\nWhen the client leaves")[0]
+    life = text.split("## The life of one request")[1].split("\n## ")[0].split("\nWhat a request leaves behind")[0].split("\nWhen the client leaves")[0]
     return len(set(re.findall(r"`([\w/-]+\.rs|[\w-]+/[\w/-]+/)`", life)))
 
 

@@ -18,7 +18,7 @@ use crate::error::RouterError;
 use crate::pipeline::{AppState, Rendered, render};
 use crate::request::check::checked_token_ids;
 use crate::request::{CheckedRequest, Operation};
-use crate::text::Framing;
+use text::Framing;
 use crate::tokenize::{Prompt, encode_text, tokenize};
 
 /// All of them.
