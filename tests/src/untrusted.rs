@@ -10,13 +10,13 @@ use proto::v1;
 use router::api::read_openai_body;
 use router::config::RawRouter;
 use router::request::{Auth, Operation};
-use router::text::{ConversationMessage, Framing, ModelText, asset};
 use router::workers::worker_info;
 use scheduling::profile::Profile;
 use serde_json::{Map, json};
 use service::config::load as load_config;
 use speculation::Role;
 use tempfile::TempDir;
+use text::{ChatTemplate, ConversationMessage, Framing, ModelText, asset};
 
 use crate::pair::{root, target_dir};
 
@@ -140,7 +140,7 @@ pub fn tokenizer(bytes: &[u8]) {
 /// A model's chat template; what compiles is also rendered.
 pub fn chat_template(bytes: &[u8]) {
     let Ok(text) = std::str::from_utf8(bytes) else { return };
-    let Ok(template) = router::text::ChatTemplate::compile(text, "<s>", "</s>") else { return };
+    let Ok(template) = ChatTemplate::compile(text, "<s>", "</s>") else { return };
     let message = ConversationMessage { role: "user".into(), content: "hi".into(), name: None };
     drop(template.render(&[message], &Map::new()));
 }

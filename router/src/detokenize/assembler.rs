@@ -2,8 +2,9 @@
 
 use speculation::TokenId;
 
+use text::ModelText;
+
 use super::utf8::Utf8Assembler;
-use crate::text::ModelText;
 
 /// The text of a list of tokens in the making.
 #[derive(Debug)]

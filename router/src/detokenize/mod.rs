@@ -14,8 +14,9 @@ use speculation::{TokenId, TokenLogprobs};
 
 use self::assembler::TextAssembler;
 use self::stop::{Matched, StopMatcher};
+use self::utf8::Utf8Assembler;
 use crate::generation::CommittedTokens;
-use crate::text::ModelText;
+use text::ModelText;
 
 /// One token of a response.
 #[derive(Debug, Clone, PartialEq)]
@@ -143,6 +144,17 @@ pub fn decode(model: &ModelText, ids: &[TokenId]) -> String {
     let (mut assembler, mut text) = (TextAssembler::new(model), String::new());
     ids.iter().for_each(|&id| assembler.push(model, Some(id), &mut text));
     text.push_str(&assembler.finish(model));
+    text
+}
+
+/// The text of ids, special tokens as they are spelt.
+pub fn decode_all(model: &ModelText, ids: &[TokenId]) -> String {
+    if !model.vocabulary().is_bytes() {
+        return model.decode_all(ids);
+    }
+    let (mut utf8, mut text) = (Utf8Assembler::default(), String::new());
+    ids.iter().for_each(|&id| utf8.push(model.vocabulary().bytes(id), &mut text));
+    text.push_str(&utf8.finish());
     text
 }
 

@@ -196,7 +196,8 @@ impl Driver {
         let prompt_ids = Arc::clone(prompt_ids);
         // The first choice goes first. Once it has begun the client reads, and the others may not fail it.
         let may_expire = request.may_expire && choice == 0;
-        NewSequence { id, lane, spec, vocab_size, prompt_ids, speculation, may_expire }
+        let api_key = request.api_key;
+        NewSequence { id, lane, spec, vocab_size, prompt_ids, speculation, api_key, may_expire }
     }
 
     fn drain(&mut self, now: Duration, DrainOrder { drain, answer }: DrainOrder) {

@@ -20,10 +20,10 @@ use tokio_util::sync::CancellationToken;
 use tonic::transport::Channel;
 
 use crate::catalog::{Catalog, ModelEntry};
-use crate::text::ModelText;
 use crate::workers::connection::{Caller, Connection, connect, fetch_asset};
 use crate::workers::follow::Endpoint;
 use crate::workers::{ConnectedWorker, WorkerEvent, WorkerKey, worker_info};
+use text::ModelText;
 
 /// What connections share.
 #[derive(Debug)]

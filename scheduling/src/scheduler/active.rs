@@ -19,6 +19,8 @@ pub(super) struct ActiveSequence {
     pub(super) sequence: Sequence,
     pub(super) lane: Joined,
     pub(super) speculation: SpeculationRequest,
+    /// Whose it is.
+    pub(super) api_key: u64,
     pub(super) target: Option<Reservation>,
     pub(super) draft: Option<Reservation>,
     pub(super) failures: TargetFailures,

@@ -122,9 +122,8 @@ impl SchedulerState {
             () if active.is_replay => WaitKind::Replay,
             () => WaitKind::Ordinary,
         };
-        let api_key = active.sequence.spec().isolation_key;
         let queue = self.waiting.entry(QueueKey { model: active.lane.key.model.clone(), kind }).or_default();
-        queue.push(api_key, active.lane.id, ticket, active.id);
+        queue.push(active.api_key, active.lane.id, ticket, active.id);
         self.capacity_changed = true;
     }
 

@@ -64,6 +64,8 @@ pub struct NewSequence {
     pub prompt_ids: Arc<[TokenId]>,
     /// What the client asked of speculation.
     pub speculation: SpeculationRequest,
+    /// Whose it is: API keys take turns. Not the isolation key, of which a client may have many by `cache_salt`.
+    pub api_key: u64,
     /// Whether it fails where it waits too long for its first target, instead of waiting on: its client has got nothing yet.
     pub may_expire: bool,
 }

@@ -143,7 +143,7 @@ impl Scheduler {
     }
 
     fn submit(&mut self, new: NewSequence) {
-        let NewSequence { id, lane, spec, vocab_size, prompt_ids, speculation, may_expire } = new;
+        let NewSequence { id, lane, spec, vocab_size, prompt_ids, speculation, api_key, may_expire } = new;
         let limits = Limits { vocab_size, target_deadline: self.state.config.target_deadline };
         let lane = self.state.lanes.join(lane);
         if lane.is_new {
@@ -158,6 +158,7 @@ impl Scheduler {
             sequence: Sequence::new(id, Arc::new(spec), &prompt_ids, limits),
             lane,
             speculation,
+            api_key,
             target: None,
             draft: None,
             failures: TargetFailures::default(),

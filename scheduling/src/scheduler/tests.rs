@@ -123,7 +123,6 @@ impl World {
             prompt_len,
             max_len: prompt_len + line.get("max").unwrap_or(100),
             priority: line.get("priority").unwrap_or(0),
-            isolation_key: line.get("key").unwrap_or(0),
             sampling: SamplingParams { temperature: 0.0, ..SamplingParams::default() },
             ..SequenceSpec::default()
         };
@@ -135,7 +134,9 @@ impl World {
         let speculation = SpeculationRequest { num_draft_tokens: line.get("k"), ..Default::default() };
         let prompt_ids: Arc<[u32]> = (0..prompt_len).map(|i| i + 10).collect();
         let may_expire = line.get("choice").unwrap_or(0) == 0;
-        let new = NewSequence { id, lane, spec, vocab_size: VOCAB_SIZE, prompt_ids, speculation, may_expire };
+        let api_key = line.get("key").unwrap_or(0);
+        let vocab_size = VOCAB_SIZE;
+        let new = NewSequence { id, lane, spec, vocab_size, prompt_ids, speculation, api_key, may_expire };
         self.event(Event::Submit(Box::new(new)))
     }
 

@@ -90,7 +90,7 @@ impl World {
     }
 
     fn submit(&mut self, now: Duration, new: NewSequence) {
-        let NewSequence { id, lane, spec, vocab_size, prompt_ids, speculation, may_expire } = new;
+        let NewSequence { id, lane, spec, vocab_size, prompt_ids, speculation, api_key, may_expire } = new;
         self.driver.next_sequence = id.0;
         let request = GenerationRequest {
             request_id: String::new(),
@@ -102,6 +102,7 @@ impl World {
             task_type: lane.task_type,
             speculation,
             unread: Unread::default(),
+            api_key,
             may_expire,
             span: tracing::Span::none(),
         };
