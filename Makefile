@@ -38,7 +38,7 @@ check: ## formatting and lints, warnings denied; compiles all that `make test` r
 fmt: ## format the tree
 	cargo fmt --all
 
-fuzz: ## mutated checkpoints are refused or run, 20,000 of each kind (CASES=n); the gate tries 256
+fuzz: ## mutated checkpoints are refused or run, 20,000 of each kind (CASES=n); the gate tries 256; fuzz/Cargo.toml says how to fuzz by coverage
 	PROPTEST_CASES=$(or $(CASES),20000) cargo nextest run --locked --package outrider-engine --test load_fuzz
 
 sanitize: ## the engine's unit and kernel tests under the address sanitizer, in a target directory of their own (TEST="cpu::tests" picks)

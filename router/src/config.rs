@@ -83,6 +83,12 @@ pub struct Flags {
     /// How long a sequence waits for a target of its model to appear, a new one or one that lost its target
     #[arg(long, value_name = "SECONDS")]
     pub target_wait_seconds: Option<u64>,
+    /// How long a request waits for its first target while all of them are full, before it is answered 429
+    #[arg(long, value_name = "SECONDS")]
+    pub queue_wait_seconds: Option<u64>,
+    /// Tokens of sequences that lost their target to be replayed a second, for each target of their model; 0: not limited
+    #[arg(long, value_name = "N")]
+    pub replay_tokens_per_second: Option<u32>,
     /// Once told to stop: how long everybody is still served, while /health/ready says no and clients are asked to connect elsewhere
     #[arg(long, value_name = "SECONDS")]
     pub lame_duck_seconds: Option<u64>,
@@ -118,6 +124,8 @@ pub struct RawRouter {
     tokenize_threads: usize,
     target_deadline_seconds: u64,
     target_wait_seconds: u64,
+    queue_wait_seconds: u64,
+    replay_tokens_per_second: u32,
     lame_duck_seconds: u64,
     /// By task type: `[lanes."code"]`.
     lanes: BTreeMap<String, RawLane>,
@@ -146,6 +154,8 @@ impl Default for RawRouter {
             tokenize_threads: 1,
             target_deadline_seconds: 60,
             target_wait_seconds: 30,
+            queue_wait_seconds: 30,
+            replay_tokens_per_second: 65_536,
             lame_duck_seconds: 0,
             lanes: BTreeMap::new(),
             listener: RawListener::default(),
@@ -208,6 +218,7 @@ impl RawConfig for RawRouter {
         faults.check("target_deadline_seconds", self.target_deadline_seconds > 0, || {
             "must be at least 1".to_owned()
         });
+        faults.check("queue_wait_seconds", self.queue_wait_seconds > 0, || "must be at least 1".to_owned());
         faults.check("lame_duck_seconds", self.lame_duck_seconds <= LAME_DUCK_SECONDS_MAX, || {
             format!("{} is over {LAME_DUCK_SECONDS_MAX}", self.lame_duck_seconds)
         });
@@ -232,6 +243,8 @@ impl RawConfig for RawRouter {
                 },
                 target_deadline: Duration::from_secs(self.target_deadline_seconds),
                 target_wait: Duration::from_secs(self.target_wait_seconds),
+                queue_wait: Duration::from_secs(self.queue_wait_seconds),
+                replay_ids_per_second: self.replay_tokens_per_second,
                 rules: Rules::default(),
             },
             tls: self.tls.validate(faults),

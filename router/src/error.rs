@@ -59,6 +59,17 @@ pub enum RouterError {
         /// As asked for.
         model: String,
     },
+    /// No worker is at this address, nor is it drained.
+    #[error(
+        "no worker is known as `{worker}`: give its address, percent-encoded, or HOST:PORT; GET /debug/lanes lists all"
+    )]
+    WorkerNotFound {
+        /// As asked for.
+        worker: String,
+    },
+    /// A page of another origin asks in its reader's name.
+    #[error("orders are not taken from pages of another origin: send no Origin header")]
+    CrossOrigin,
     /// No such path.
     #[error("no route for {method} {path}")]
     RouteNotFound {
@@ -217,6 +228,8 @@ impl RouterError {
                 Meaning { label: "unauthenticated", ..row }
             }
             Self::ModelNotFound { .. } => row(S::NOT_FOUND, Code::NotFound, INVALID, "model_not_found"),
+            Self::WorkerNotFound { .. } => row(S::NOT_FOUND, Code::NotFound, INVALID, "worker_not_found"),
+            Self::CrossOrigin => row(S::FORBIDDEN, Code::PermissionDenied, INVALID, "cross_origin"),
             Self::RouteNotFound { .. } => row(S::NOT_FOUND, Code::Unimplemented, INVALID, "route_not_found"),
             Self::MethodNotAllowed { .. } => {
                 row(S::METHOD_NOT_ALLOWED, Code::Unimplemented, INVALID, "method_not_allowed")

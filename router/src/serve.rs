@@ -29,7 +29,8 @@ use crate::scheduler::driver::Driver;
 use crate::scheduler::queues;
 use crate::tokenize::TokenizePool;
 use crate::workers::connection::Caller;
-use crate::workers::registry::{Membership, Registry, follow};
+use crate::workers::registry::Registry;
+use crate::workers::{Membership, follow};
 
 /// Threads that the scheduler's driver keeps to itself.
 pub const SCHEDULER_THREADS: usize = 1;

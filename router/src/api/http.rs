@@ -43,10 +43,15 @@ pub fn http_app(state: AppState) -> Router {
         .fallback(route_not_found)
 }
 
-/// What operators reach, at an address of its own: the probes with their reasons, metrics, and what the lanes think.
+/// What operators reach, at an address of its own: the probes with their reasons, metrics, what the lanes think, and orders to
+/// drain workers.
 pub fn admin_app(state: AppState) -> Router {
     let observed = service::health::router(state.health.clone(), state.metrics_page.clone());
-    Router::new().route("/debug/lanes", get(super::debug::lanes)).with_state(state).merge(observed)
+    Router::new()
+        .route("/debug/lanes", get(super::debug::lanes))
+        .route("/admin/workers/{id}/drain", post(super::admin::drain).delete(super::admin::undo))
+        .with_state(state)
+        .merge(observed)
 }
 
 async fn chat_completions(State(state): State<AppState>, request: Request) -> Response {

@@ -4,6 +4,7 @@
 //! Works token by token, so that the text, where it stops and what is counted do not depend on how many tokens one
 //! verification committed.
 
+mod assembler;
 mod stop;
 mod utf8;
 
@@ -11,6 +12,7 @@ use std::sync::Arc;
 
 use speculation::{TokenId, TokenLogprobs};
 
+use self::assembler::TextAssembler;
 use self::stop::{Matched, StopMatcher};
 use self::utf8::Utf8Assembler;
 use crate::generation::CommittedTokens;
@@ -58,7 +60,7 @@ pub struct ChoiceText {
     model: Arc<ModelText>,
     stop_token_ids: Vec<TokenId>,
     min_tokens: u32,
-    utf8: Utf8Assembler,
+    text: TextAssembler,
     stops: StopMatcher,
     num_tokens: u32,
     num_chars: usize,
@@ -68,10 +70,10 @@ impl ChoiceText {
     /// An empty choice whose first character stands at `text_offset`.
     pub fn new(model: Arc<ModelText>, rules: &StopRules, text_offset: usize) -> Self {
         Self {
+            text: TextAssembler::new(&model),
             model,
             stop_token_ids: rules.token_ids.clone(),
             min_tokens: rules.min_tokens,
-            utf8: Utf8Assembler::default(),
             stops: StopMatcher::new(rules.strings.clone()),
             num_tokens: 0,
             num_chars: text_offset,
@@ -91,9 +93,8 @@ impl ChoiceText {
             out.tokens.push(OutputToken { id, text_offset: self.num_chars, logprobs: logprobs.next() });
             self.num_tokens += 1;
             let shown = out.text.len();
-            if !self.stop_token_ids.contains(&id) {
-                self.utf8.push(self.model.vocabulary().text_bytes(id), &mut out.text);
-            }
+            let shown_id = (!self.stop_token_ids.contains(&id)).then_some(id);
+            self.text.push(&self.model, shown_id, &mut out.text);
             if self.show(shown, &mut out.text) {
                 out.stopped = true;
                 break;
@@ -105,7 +106,7 @@ impl ChoiceText {
 
     /// What was held back, when the lane says that the choice is complete; and whether a stop string ended it even so.
     pub fn finish(&mut self) -> (String, bool) {
-        let mut text = self.utf8.finish();
+        let mut text = self.text.finish(&self.model);
         let stopped = self.show(0, &mut text);
         if !stopped {
             text.push_str(&self.stops.finish());
@@ -140,14 +141,17 @@ pub struct PromptEcho {
 
 /// The text of ids, special tokens left out.
 pub fn decode(model: &ModelText, ids: &[TokenId]) -> String {
-    let (mut utf8, mut text) = (Utf8Assembler::default(), String::new());
-    ids.iter().for_each(|&id| utf8.push(model.vocabulary().text_bytes(id), &mut text));
-    text.push_str(&utf8.finish());
+    let (mut assembler, mut text) = (TextAssembler::new(model), String::new());
+    ids.iter().for_each(|&id| assembler.push(model, Some(id), &mut text));
+    text.push_str(&assembler.finish(model));
     text
 }
 
 /// The text of ids, special tokens as they are spelt.
 pub fn decode_all(model: &ModelText, ids: &[TokenId]) -> String {
+    if !model.vocabulary().is_bytes() {
+        return model.decode_all(ids);
+    }
     let (mut utf8, mut text) = (Utf8Assembler::default(), String::new());
     ids.iter().for_each(|&id| utf8.push(model.vocabulary().bytes(id), &mut text));
     text.push_str(&utf8.finish());
@@ -156,7 +160,7 @@ pub fn decode_all(model: &ModelText, ids: &[TokenId]) -> String {
 
 /// Pairs prompt ids with their log probabilities, of which the first id has none.
 pub fn prompt_tokens(model: &ModelText, ids: &[TokenId], logprobs: Vec<TokenLogprobs>) -> Vec<OutputToken> {
-    let (mut utf8, mut piece) = (Utf8Assembler::default(), String::new());
+    let (mut assembler, mut piece) = (TextAssembler::new(model), String::new());
     let mut num_chars = 0;
     let logprobs = std::iter::once(None).chain(logprobs.into_iter().map(Some));
     ids.iter()
@@ -164,7 +168,7 @@ pub fn prompt_tokens(model: &ModelText, ids: &[TokenId], logprobs: Vec<TokenLogp
         .map(|(&id, logprobs)| {
             let text_offset = num_chars;
             piece.clear();
-            utf8.push(model.vocabulary().text_bytes(id), &mut piece);
+            assembler.push(model, Some(id), &mut piece);
             num_chars += piece.chars().count();
             OutputToken { id, text_offset, logprobs }
         })

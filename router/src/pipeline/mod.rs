@@ -19,7 +19,7 @@ use tracing::{Instrument as _, info_span};
 use self::answer_memory::AnswerMemory;
 use self::deadline::Deadline;
 use self::text_stream::{Echo, ResponseInfo, StartedPrompt, TextStream, TextStreamParts};
-use crate::admission::Admission;
+use crate::admission::{Admission, Asking};
 use crate::catalog::Catalog;
 use crate::error::RouterError;
 use crate::generation::{GenerationRequest, GenerationService, Unread};
@@ -158,7 +158,12 @@ async fn start(
     }
     record.waiting(&request.entry.id);
 
-    let permit = state.admission.admit(request.num_sequences(), request.priority);
+    let asking = Asking {
+        num_sequences: request.num_sequences(),
+        priority: request.priority,
+        key: caller.isolation_key,
+    };
+    let permit = state.admission.admit(asking);
     let permit = permit.instrument(info_span!("queue")).await?;
     record.admitted(permit, state.lifetime.work("request"));
 
@@ -184,6 +189,8 @@ async fn start(
                 speculation: request.speculation,
                 span: record.span().clone(),
                 unread: unread.clone(),
+                api_key: caller.isolation_key,
+                may_expire: started.iter().all(|earlier: &StartedPrompt| earlier.stream.is_none()),
             };
             Some(state.generation.submit(generation).await?)
         } else {
@@ -195,6 +202,11 @@ async fn start(
             (true, Some(_)) => Echo::Logprobs(text),
         };
         started.push(StartedPrompt { stream, ids, echo });
+    }
+    // Without a target there is nothing to stream, and an error can still be an answer of its own.
+    let first = started.iter_mut().find_map(|prompt| prompt.stream.as_mut());
+    if let Some(first) = first {
+        first.begun().instrument(info_span!("wait for target")).await?;
     }
     Ok((request, started))
 }

@@ -4,6 +4,7 @@
 #[cfg(test)]
 mod tests;
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::Poll;
@@ -13,19 +14,20 @@ use futures::StreamExt as _;
 use futures::stream::FuturesUnordered;
 use proto::convert::{reply_from_wire, step_to_wire};
 use proto::v1;
-use scheduling::scheduler::events::{Frame, NewSequence, StepTiming};
+use scheduling::scheduler::events::{Drain, Frame, NewSequence, StepTiming};
 use scheduling::scheduler::lanes::{LaneKey, TemperatureBand};
 use scheduling::scheduler::{Command, Event, Scheduler, SchedulerConfig, WorkerKey};
 use service::health::Health;
 use service::shutdown::Lifetime;
 use speculation::{Role, SequenceId, SequenceSpec, TokenId};
 use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
 
 use super::clients::Clients;
 use super::outbox::Outboxes;
 use super::reports::Reports;
-use super::{Inbox, Submission};
-use crate::generation::{GenerationRequest, GenerationSink, channel};
+use super::{DrainOrder, Inbox, Submission};
+use crate::generation::{DrainState, GenerationRequest, GenerationSink, channel};
 use crate::metrics::RouterMetrics;
 use crate::workers::WorkerEvent;
 
@@ -56,6 +58,8 @@ pub struct Driver {
 #[derive(Debug)]
 struct Executor {
     outboxes: Outboxes,
+    /// Cancelled to end a worker's connection.
+    ends: BTreeMap<WorkerKey, CancellationToken>,
     clients: Clients,
     reports: Reports,
 }
@@ -71,6 +75,7 @@ impl Driver {
             health,
             executor: Executor {
                 outboxes: Outboxes::default(),
+                ends: BTreeMap::new(),
                 clients: Clients::default(),
                 reports: Reports::new(metrics),
             },
@@ -104,6 +109,8 @@ impl Driver {
                 Some(submission) = inbox.submissions.recv() => self.submit(self.now(), submission),
                 // An operator asks why. One that left before the answer does not need it.
                 Some(answer) = inbox.questions.recv() => drop(answer.send(self.scheduler.report())),
+                // An operator drains a worker, or undoes that.
+                Some(order) = inbox.orders.recv() => self.drain(self.now(), order),
                 // Deadlines.
                 () = &mut alarm => self.on_event(self.now(), Event::Timer),
             }
@@ -187,13 +194,34 @@ impl Driver {
         };
         let (vocab_size, speculation) = (request.vocab_size, request.speculation);
         let prompt_ids = Arc::clone(prompt_ids);
-        NewSequence { id, lane, spec, vocab_size, prompt_ids, speculation }
+        // The first choice goes first. Once it has begun the client reads, and the others may not fail it.
+        let may_expire = request.may_expire && choice == 0;
+        let api_key = request.api_key;
+        NewSequence { id, lane, spec, vocab_size, prompt_ids, speculation, api_key, may_expire }
+    }
+
+    fn drain(&mut self, now: Duration, DrainOrder { drain, answer }: DrainOrder) {
+        let report = self.scheduler.report();
+        let connected = report.workers.into_iter().map(|worker| worker.address);
+        let known = connected.chain(report.drained).filter(|address| is_named(address, &drain.address));
+        let addresses: BTreeSet<String> = known.collect();
+        for address in &addresses {
+            self.on_event(now, Event::Drain(Drain { address: address.clone(), ..drain.clone() }));
+        }
+        let mut after = self.scheduler.report();
+        after.workers.retain(|worker| addresses.contains(&worker.address));
+        after.drained.retain(|address| addresses.contains(address));
+        let found =
+            (!addresses.is_empty()).then_some(DrainState { workers: after.workers, drained: after.drained });
+        // An operator that left before the answer does not need it.
+        drop(answer.send(found));
     }
 
     fn worker_event(&mut self, now: Duration, event: WorkerEvent) {
         match event {
             WorkerEvent::Up(worker) => {
                 self.executor.outboxes.join(worker.key, worker.outbox);
+                self.executor.ends.insert(worker.key, worker.end);
                 self.executor.reports.worker_joined(worker.key, &worker.info);
                 self.on_event(now, Event::WorkerUp(worker.key, Box::new(worker.info)));
                 self.show_health();
@@ -201,9 +229,11 @@ impl Driver {
             WorkerEvent::Down(key) => {
                 self.on_event(now, Event::WorkerDown(key));
                 self.executor.outboxes.leave(key);
+                self.executor.ends.remove(&key);
                 self.executor.reports.worker_left(key);
                 self.show_health();
             }
+            WorkerEvent::Listed(key, is_listed) => self.on_event(now, Event::Listed(key, is_listed)),
             WorkerEvent::Frame(key, frame) => {
                 self.on_event(now, Event::Frame(key, frame_from_wire(key, frame)))
             }
@@ -230,6 +260,12 @@ impl Executor {
             Command::Close(worker, id, epoch) => {
                 self.outboxes.close(worker, v1::CloseSequence { sequence_id: id.0, epoch });
             }
+            Command::Assigned(id) => self.clients.begin(id),
+            Command::Disconnect(worker) => {
+                if let Some(end) = self.ends.get(&worker) {
+                    end.cancel();
+                }
+            }
             Command::RoundBegun(id, num_draft_tokens) => self.clients.begin_round(id, num_draft_tokens),
             Command::Commit(round) => {
                 let commit = &round.commit;
@@ -242,6 +278,12 @@ impl Executor {
             Command::Report(report) => self.reports.report(report),
         }
     }
+}
+
+/// Whether an operator means this address by `name`: all of it, or HOST:PORT.
+fn is_named(address: &str, name: &str) -> bool {
+    let authority = address.split_once("://").map_or(address, |(_, rest)| rest.trim_end_matches('/'));
+    name == address || name == authority
 }
 
 /// A worker's frame in the scheduler's terms. Replies that make no sense are dropped: their steps are sent again.

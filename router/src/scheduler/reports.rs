@@ -50,9 +50,6 @@ impl Reports {
                 let (address, waited_ms) = (self.address_of(worker), waited.as_millis() as u64);
                 tracing::warn!(address, waited_ms, "draft worker does not answer: rounds go on without it");
             }
-            Report::DraftWorkerAnswers(worker) => {
-                tracing::info!(address = self.address_of(worker), "draft worker answers again");
-            }
             Report::TargetSilent { worker, waited, moved } => {
                 self.metrics.target_outage();
                 let (address, waited_ms) = (self.address_of(worker), waited.as_millis() as u64);
@@ -63,16 +60,11 @@ impl Reports {
                     "target worker does not answer: its sequences move"
                 );
             }
-            Report::WorkerDraining { worker, sequences } => {
-                tracing::info!(
-                    address = self.address_of(worker),
-                    sequences,
-                    "worker drains: it gets no new sequences"
-                );
-            }
-            Report::TargetAnswers(worker) => {
-                tracing::info!(address = self.address_of(worker), "target worker answers again");
-            }
+            Report::WorkerDraining { .. }
+            | Report::WorkerUndrained(_)
+            | Report::Moved { .. }
+            | Report::TargetAnswers(_)
+            | Report::DraftWorkerAnswers(_) => self.log(&report),
             Report::TargetFailed { worker, fault, is_opened } => {
                 let address = self.address_of(worker);
                 tracing::warn!(address, %fault, "a sequence leaves its target worker");
@@ -98,6 +90,36 @@ impl Reports {
                     metrics.blocks(credit, reserved);
                 }
             }
+        }
+    }
+
+    /// What is worth a line in the log, and is no fault.
+    fn log(&self, report: &Report) {
+        match report {
+            Report::WorkerDraining { worker, sequences } => {
+                tracing::info!(
+                    address = self.address_of(*worker),
+                    sequences,
+                    "worker drains: it gets no new sequences"
+                );
+            }
+            Report::Moved { from, sequences } => {
+                tracing::info!(
+                    address = self.address_of(*from),
+                    sequences,
+                    "sequences move to other target workers"
+                );
+            }
+            Report::WorkerUndrained(worker) => {
+                tracing::info!(address = self.address_of(*worker), "worker drains no more");
+            }
+            Report::TargetAnswers(worker) => {
+                tracing::info!(address = self.address_of(*worker), "target worker answers again");
+            }
+            Report::DraftWorkerAnswers(worker) => {
+                tracing::info!(address = self.address_of(*worker), "draft worker answers again");
+            }
+            _ => {}
         }
     }
 

@@ -5,8 +5,8 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use async_trait::async_trait;
 use router::error::RouterError;
 use router::generation::{
-    CommittedTokens, Delivery, GenerationEvent, GenerationRequest, GenerationService, GenerationSink,
-    GenerationStream, SpeculationUsage, channel,
+    CommittedTokens, Delivery, Drain, DrainState, GenerationEvent, GenerationRequest, GenerationService,
+    GenerationSink, GenerationStream, SpeculationUsage, channel,
 };
 use scheduling::scheduler::SchedulerReport;
 use service::shutdown::Lifetime;
@@ -114,9 +114,16 @@ impl GenerationService for SharedLanes {
             _ => {}
         }
         let (sink, stream) = channel(generation.num_choices, generation.unread.clone());
+        sink.begin();
         let handle = Handle(Arc::clone(&self.0));
         self.0.lifetime.spawn("fake-lane", run(handle, script, generation, prompt_idx, sink));
         Ok(stream)
+    }
+
+    async fn drain(&self, drain: Drain) -> Result<Option<DrainState>, RouterError> {
+        let Drain { address, is_draining, moves_sequences } = drain;
+        let drained = vec![format!("{address} {is_draining} {moves_sequences}")];
+        Ok((address != "nobody").then_some(DrainState { workers: Vec::new(), drained }))
     }
 
     async fn report(&self) -> Result<SchedulerReport, RouterError> {

@@ -9,6 +9,7 @@ mod behaviour;
 mod client;
 mod client_gone;
 mod deadlines;
+mod drain;
 mod fake_lanes;
 mod fields;
 mod grpc;

@@ -19,6 +19,8 @@ pub(super) struct ActiveSequence {
     pub(super) sequence: Sequence,
     pub(super) lane: Joined,
     pub(super) speculation: SpeculationRequest,
+    /// Whose it is.
+    pub(super) api_key: u64,
     pub(super) target: Option<Reservation>,
     pub(super) draft: Option<Reservation>,
     pub(super) failures: TargetFailures,
@@ -36,6 +38,12 @@ pub(super) struct ActiveSequence {
     pub(super) waiting_since: Duration,
     /// When its wait ends if no target serves its model.
     pub(super) give_up_at: Duration,
+    /// When its wait for its first target ends, if it may be turned away.
+    pub(super) expires_at: Option<Duration>,
+    /// Whether it lost its last target, and did not only give way there.
+    pub(super) is_replay: bool,
+    /// While it is being preempted.
+    pub(super) gives_way: bool,
     /// Its entry among the timers.
     pub(super) timer: Option<Duration>,
     pub(super) disabled_reason: Option<&'static str>,
@@ -153,7 +161,8 @@ impl ActiveSequence {
 
     /// When the sequence has to be looked at if nothing else happens to it.
     pub(super) fn deadline(&self) -> Option<Duration> {
-        self.sequence.next_deadline().or(self.target.is_none().then_some(self.give_up_at))
+        let waits_until = || self.expires_at.map_or(self.give_up_at, |at| at.min(self.give_up_at));
+        self.sequence.next_deadline().or_else(|| self.target.is_none().then(waits_until))
     }
 
     /// Whether a draft worker is of use to it.
