@@ -25,7 +25,7 @@ use crate::request::check::{FieldNames, SentPrompt, SentRequest, SentSampling, S
 use crate::request::limits::BODY_BYTES_MAX;
 use crate::request::record::RequestRecord;
 use crate::request::{Caller, Operation, Usage, span};
-use crate::text::ConversationMessage;
+use text::ConversationMessage;
 
 const TASK_TYPE: &str = "x-task-type";
 const REQUEST_ID: &str = "x-request-id";
@@ -150,6 +150,8 @@ fn sent_request(metadata: &MetadataMap, message: v1::GenerateRequest) -> Result<
         task_type,
         speculation: message.speculation.map(sent_speculation).unwrap_or_default(),
         priority: Some(i64::from(message.priority)),
+        truncate_prompt_tokens: None,
+        cache_salt: None,
         names: FieldNames { prompt: prompt_name, ..FieldNames::default() },
     })
 }

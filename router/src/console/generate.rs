@@ -12,6 +12,7 @@ use http::{HeaderValue, header};
 use serde::Serialize;
 use service::accept::ResponseHandle;
 use speculation::TokenId;
+use text::Vocabulary;
 use tracing::Instrument as _;
 
 use super::Console;
@@ -24,7 +25,6 @@ use crate::pipeline::text_stream::{TextDelta, TextStream};
 use crate::pipeline::{Arrival, begin};
 use crate::request::record::RequestRecord;
 use crate::request::{Operation, span};
-use crate::text::Vocabulary;
 
 /// One line of the answer.
 #[derive(Debug, Serialize)]

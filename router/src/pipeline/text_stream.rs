@@ -19,7 +19,7 @@ use crate::error::RouterError;
 use crate::generation::{CommittedTokens, GenerationEvent, GenerationStream, SpeculationUsage};
 use crate::request::Usage;
 use crate::request::record::RequestRecord;
-use crate::text::ModelText;
+use text::ModelText;
 
 /// What every part of a response repeats.
 #[derive(Debug, Clone, PartialEq, Eq)]
