@@ -86,7 +86,7 @@ pub fn encode_text(
     max_model_len: u32,
 ) -> Result<Vec<TokenId>, RouterError> {
     check_bytes(model, text, max_model_len, "prompt")?;
-    model.encode(text, framing)
+    Ok(model.encode(text, framing)?)
 }
 
 /// Turns one prompt into ids, unless it is longer than any that fits `max_model_len` tokens.
