@@ -21,12 +21,14 @@ use crate::api::http::{admin_app, http_app};
 use crate::api::openai::respond::KEEP_ALIVE;
 use crate::catalog::Catalog;
 use crate::config::RouterConfig;
+use crate::console::console_app;
 use crate::metrics::RouterMetrics;
 use crate::pipeline::AppState;
 use crate::pipeline::answer_memory::AnswerMemory;
 use crate::request::Auth;
 use crate::scheduler::driver::Driver;
 use crate::scheduler::queues;
+use crate::scheduler::trails::Trails;
 use crate::tokenize::TokenizePool;
 use crate::workers::connection::Caller;
 use crate::workers::registry::Registry;
@@ -42,7 +44,7 @@ pub struct Addresses {
     pub http: SocketAddr,
     /// gRPC.
     pub grpc: SocketAddr,
-    /// Health, metrics, and what the lanes think.
+    /// Health, metrics, the console, and what the lanes think.
     pub admin: SocketAddr,
 }
 
@@ -73,7 +75,8 @@ pub async fn serve_with(
     let (scheduler, worker_events, inbox) = queues();
     health.set_not_ready("no target worker is connected");
     let policy = Arc::new(config.scheduler.policy.clone());
-    let driver = Driver::new(config.scheduler, metrics.clone(), health.clone());
+    let trails = Trails::default();
+    let driver = Driver::new(config.scheduler, metrics.clone(), health.clone()).recording(trails.clone());
     let caller = Caller { router_id: rand::random(), tls: config.worker_tls };
     let registry = Arc::new(Registry::new(caller, catalog.clone(), worker_events));
     let (own, reported) = (lifetime.clone(), health.clone());
@@ -98,7 +101,10 @@ pub async fn serve_with(
         answer_memory: AnswerMemory::default(),
         lifetime,
     };
-    sockets.serve(state, config.tls, &connections).await?;
+    // Whoever reaches the console can have work done: as at the address clients use, only with a key if others reach it.
+    let generates = !state.auth.is_open() || addresses.admin.ip().is_loopback();
+    let admin = admin_app(state.clone()).merge(console_app(state.clone(), trails, generates));
+    sockets.serve(state, admin, config.tls, &connections).await?;
     tracing::info!(http = %addresses.http, grpc = %addresses.grpc, admin = %addresses.admin, "listening");
     Ok(addresses)
 }
@@ -127,6 +133,7 @@ impl Sockets {
     async fn serve(
         self,
         state: AppState,
+        admin: axum::Router,
         tls: Option<ServerTls>,
         connections: &Connections,
     ) -> anyhow::Result<()> {
@@ -139,7 +146,7 @@ impl Sockets {
             .add_service(reflection)
             .add_service(grpc_service(state.clone()));
         Listener::new(self.grpc, tls.clone(), connections).serve_grpc("grpc", services, &lifetime);
-        serve_admin(self.admin, admin_app(state.clone()), connections, &lifetime);
+        serve_admin(self.admin, admin, connections, &lifetime);
         Listener::new(self.http, tls, connections).serve_http("http", http_app(state), &lifetime);
         Ok(())
     }

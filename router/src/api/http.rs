@@ -137,14 +137,19 @@ async fn answer(
 }
 
 /// A request as it was sent.
-struct Read {
-    sent: SentRequest,
+pub(crate) struct Read {
+    pub(crate) sent: SentRequest,
     form: AnswerForm,
-    caller: Caller,
-    deadline: Option<Deadline>,
+    pub(crate) caller: Caller,
+    pub(crate) deadline: Option<Deadline>,
 }
 
-async fn read(state: &AppState, operation: Operation, request: Request) -> Result<Read, RouterError> {
+/// Reads the head and the body of a generating request, and checks who sent it.
+pub(crate) async fn read(
+    state: &AppState,
+    operation: Operation,
+    request: Request,
+) -> Result<Read, RouterError> {
     let (head, body) = request.into_parts();
     let caller = authenticate(state, &head.headers)?;
     let deadline = deadline_of(&head.headers)?;

@@ -14,10 +14,12 @@ use router::admission::{Admission, AdmissionLimits};
 use router::api::grpc::grpc_service;
 use router::api::http::{admin_app, http_app};
 use router::catalog::{Catalog, ModelEntry};
+use router::console::console_app;
 use router::metrics::RouterMetrics;
 use router::pipeline::AppState;
 use router::pipeline::answer_memory::AnswerMemory;
 use router::request::Auth;
+use router::scheduler::trails::Trails;
 use router::tokenize::TokenizePool;
 use scheduling::scheduler::policy::{DraftTokens, LanePolicy, PolicyConfig};
 use serde_json::Value;
@@ -181,6 +183,18 @@ impl TestRouter {
     /// Asks the operators' routes.
     pub(crate) async fn admin(&self, request: Request<Body>) -> Answer {
         Answer::of(admin_app(self.state.clone()).oneshot(request).await.unwrap()).await
+    }
+
+    /// Asks the console at an address of this machine.
+    pub(crate) async fn console(&self, request: Request<Body>) -> Answer {
+        let app = console_app(self.state.clone(), Trails::default(), true);
+        Answer::of(app.oneshot(request).await.unwrap()).await
+    }
+
+    /// Asks the console at an address that others reach, of a router without keys.
+    pub(crate) async fn console_of_open_address(&self, request: Request<Body>) -> Answer {
+        let app = console_app(self.state.clone(), Trails::default(), false);
+        Answer::of(app.oneshot(request).await.unwrap()).await
     }
 
     pub(crate) async fn metrics(&self) -> String {

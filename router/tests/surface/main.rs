@@ -8,6 +8,7 @@ mod bad_input;
 mod behaviour;
 mod client;
 mod client_gone;
+mod console;
 mod deadlines;
 mod drain;
 mod fake_lanes;
