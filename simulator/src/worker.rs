@@ -93,7 +93,7 @@ impl Worker {
         let model = SyntheticModel::new(Arc::clone(profile), role);
         Self {
             former: BatchFormer::new(model.pool().curve.profiled_times(), setup.rules),
-            limits: Limits { role, vocab_size: profile.vocab_size, max_model_len: u32::MAX },
+            limits: Limits { role, vocab_size: profile.vocab_size, max_model_len: u32::MAX, grammars: false },
             model,
             setup,
             inbox: Vec::new(),
