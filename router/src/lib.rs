@@ -8,6 +8,7 @@
 #![forbid(unsafe_code)]
 
 pub mod api;
+pub mod output;
 pub mod pipeline;
 pub mod request;
 

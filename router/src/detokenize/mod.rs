@@ -48,6 +48,8 @@ pub struct StopRules {
     pub strings: Vec<String>,
     /// Ids that end the sequence; they add no text.
     pub token_ids: Vec<TokenId>,
+    /// Special tokens whose spelling is text, for they are the marks of a format that is read.
+    pub shown_token_ids: Vec<TokenId>,
     /// Stop strings are not looked for in the text of this many first tokens.
     pub min_tokens: u32,
 }
@@ -57,6 +59,7 @@ pub struct StopRules {
 pub struct ChoiceText {
     model: Arc<ModelText>,
     stop_token_ids: Vec<TokenId>,
+    shown_token_ids: Vec<TokenId>,
     min_tokens: u32,
     utf8: Utf8Assembler,
     stops: StopMatcher,
@@ -70,6 +73,7 @@ impl ChoiceText {
         Self {
             model,
             stop_token_ids: rules.token_ids.clone(),
+            shown_token_ids: rules.shown_token_ids.clone(),
             min_tokens: rules.min_tokens,
             utf8: Utf8Assembler::default(),
             stops: StopMatcher::new(rules.strings.clone()),
@@ -92,7 +96,9 @@ impl ChoiceText {
             self.num_tokens += 1;
             let shown = out.text.len();
             if !self.stop_token_ids.contains(&id) {
-                self.utf8.push(self.model.vocabulary().text_bytes(id), &mut out.text);
+                let (vocabulary, is_shown) = (self.model.vocabulary(), self.shown_token_ids.contains(&id));
+                let bytes = if is_shown { vocabulary.bytes(id) } else { vocabulary.text_bytes(id) };
+                self.utf8.push(bytes, &mut out.text);
             }
             if self.show(shown, &mut out.text) {
                 out.stopped = true;

@@ -89,6 +89,7 @@ pub async fn begin(
                 seed: request.seed,
                 num_choices: prompts.len() as u32 * request.num_choices,
                 logprobs: request.logprobs.is_some(),
+                output: request.output,
             },
             model: Arc::clone(&request.entry.text),
             stop: request.stop,
@@ -123,6 +124,9 @@ async fn start(
     }
     record.waiting(&request.entry.id);
 
+    if let Some(grammar) = request.grammar.clone() {
+        state.tokenize.run(move || grammar.check()).instrument(info_span!("grammar")).await?;
+    }
     let permit = state.admission.admit(request.num_sequences(), request.priority);
     let permit = permit.instrument(info_span!("queue")).await?;
     record.admitted(permit, state.lifetime.work("request"));
@@ -132,6 +136,9 @@ async fn start(
     let job = move || prompts.into_iter().map(|prompt| tokenize(&model, prompt, max_model_len)).collect();
     let tokenized: Vec<TokenizedPrompt> = state.tokenize.run(job).instrument(info_span!("tokenize")).await?;
 
+    if let [prompt] = tokenized.as_slice() {
+        request.output.prompted(&prompt.text);
+    }
     // Every prompt is known to fit before the first one starts.
     let planned: Result<Vec<Planned>, RouterError> =
         tokenized.into_iter().map(|prompt| plan(state, &request, prompt)).collect();

@@ -72,7 +72,7 @@ pub(crate) fn sentencepiece() -> Arc<ModelText> {
 }
 
 fn user(content: &str) -> ConversationMessage {
-    ConversationMessage { role: "user".into(), content: content.into(), name: None }
+    ConversationMessage { role: "user".into(), content: content.into(), ..ConversationMessage::default() }
 }
 
 fn render(source: &str, messages: &[ConversationMessage]) -> Result<String, RouterError> {
@@ -131,7 +131,11 @@ fn bos_is_added_to_plain_text_and_never_twice() {
 fn templates_may_use_what_checkpoints_use() {
     let messages = [
         user("a"),
-        ConversationMessage { role: "assistant".into(), content: "<t>x</t>\n\ny".into(), name: None },
+        ConversationMessage {
+            role: "assistant".into(),
+            content: "<t>x</t>\n\ny".into(),
+            ..ConversationMessage::default()
+        },
     ];
     for (source, expected) in [
         (

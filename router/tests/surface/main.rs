@@ -17,3 +17,4 @@ mod logs;
 mod shapes;
 mod slow_client;
 mod telemetry;
+mod tools;
