@@ -8,7 +8,7 @@ use speculation::TokenId;
 use tokio::sync::watch;
 
 use crate::error::RouterError;
-use crate::text::ModelText;
+use text::ModelText;
 
 /// One model, by what its target said of itself.
 #[derive(Debug, Clone)]

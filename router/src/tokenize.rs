@@ -16,7 +16,7 @@ use crate::detokenize::decode;
 use crate::error::RouterError;
 use crate::metrics::GaugeHold;
 use crate::task_type::classify;
-use crate::text::{ConversationMessage, Framing, ModelText};
+use text::{ConversationMessage, Framing, ModelText};
 
 /// How many jobs may wait for a thread.
 pub const TOKENIZE_QUEUE_MAX: usize = 1_024;
@@ -50,6 +50,18 @@ pub struct TokenizedPrompt {
     pub task_type: &'static str,
 }
 
+impl TokenizedPrompt {
+    /// The last `kept` tokens of it; all, where none are said or there are no more.
+    pub fn last(mut self, kept: Option<u32>, model: &ModelText) -> Self {
+        let too_many = kept.map_or(0, |kept| self.ids.len().saturating_sub(kept as usize));
+        if too_many > 0 {
+            self.ids.drain(..too_many);
+            self.text = decode(model, &self.ids);
+        }
+        self
+    }
+}
+
 /// Refuses a text that cannot fit the model's window, whatever its tokens are: tokenizing it takes long, and others wait.
 fn check_bytes(
     model: &ModelText,
@@ -66,6 +78,17 @@ fn check_bytes(
     }
 }
 
+/// Turns a text into ids, perhaps none, unless it is longer than any that fits `max_model_len` tokens.
+pub fn encode_text(
+    model: &ModelText,
+    text: &str,
+    framing: Framing,
+    max_model_len: u32,
+) -> Result<Vec<TokenId>, RouterError> {
+    check_bytes(model, text, max_model_len, "prompt")?;
+    Ok(model.encode(text, framing)?)
+}
+
 /// Turns one prompt into ids, unless it is longer than any that fits `max_model_len` tokens.
 pub fn tokenize(
     model: &ModelText,
@@ -74,8 +97,8 @@ pub fn tokenize(
 ) -> Result<TokenizedPrompt, RouterError> {
     let (field, tokenized) = match prompt {
         Prompt::Text(text) => {
-            check_bytes(model, &text, max_model_len, "prompt")?;
-            let (ids, task_type) = (model.encode(&text, Framing::Add)?, classify(&text));
+            let ids = encode_text(model, &text, Framing::Add, max_model_len)?;
+            let task_type = classify(&text);
             ("prompt", TokenizedPrompt { ids, text, task_type })
         }
         Prompt::TokenIds(ids) => {

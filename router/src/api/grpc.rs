@@ -28,7 +28,7 @@ use crate::request::record::RequestRecord;
 use crate::request::structure::SentGrammar;
 use crate::request::tools::SentTools;
 use crate::request::{Caller, Operation, Usage, span};
-use crate::text::ConversationMessage;
+use text::ConversationMessage;
 
 const TASK_TYPE: &str = "x-task-type";
 const REQUEST_ID: &str = "x-request-id";
@@ -155,6 +155,8 @@ fn sent_request(metadata: &MetadataMap, message: v1::GenerateRequest) -> Result<
         task_type,
         speculation: message.speculation.map(sent_speculation).unwrap_or_default(),
         priority: Some(i64::from(message.priority)),
+        truncate_prompt_tokens: None,
+        cache_salt: None,
         names: FieldNames { prompt: prompt_name, ..FieldNames::default() },
     })
 }

@@ -4,35 +4,30 @@
 use std::panic::AssertUnwindSafe;
 
 use axum::Router;
-use axum::body::{Body, Bytes};
 use axum::extract::{Path, Request, State};
 use axum::response::{IntoResponse, Json, Response};
 use axum::routing::{get, post};
 use futures::FutureExt as _;
-use http::{HeaderMap, HeaderName, HeaderValue, Method, Uri, header};
-use http_body_util::BodyExt as _;
+use http::{HeaderMap, HeaderName, HeaderValue, Method, Uri};
 use service::accept::ResponseHandle;
 use service::telemetry;
-use tokio::time::timeout;
 use tracing::Instrument as _;
 
-use super::json;
+use super::incoming::{authenticate, deadline_of, read_object, task_type_of};
 use super::openai::body::{AnswerForm, Body as OpenAiBody};
 use super::openai::models::{Model, ModelList};
 use super::openai::respond::respond;
-use super::openai::shapes::Object;
+use super::vllm;
 use crate::error::RouterError;
 use crate::metrics::Protocol;
-use crate::pipeline::deadline::{Deadline, REQUEST_TIMEOUT_HEADER};
+use crate::pipeline::deadline::Deadline;
 use crate::pipeline::{AppState, Arrival, begin};
-use crate::request::limits::{BODY_BYTES_MAX, BODY_DISCARD_BYTES_MAX, BODY_WAIT_MAX};
 use crate::request::record::RequestRecord;
 use crate::request::{Caller, Operation, SentRequest, span};
 
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
-const TASK_TYPE: &str = "x-task-type";
 
-/// What clients reach: OpenAI's routes, and the probes.
+/// What clients reach: OpenAI's routes, vLLM's beside them, and the probes.
 pub fn http_app(state: AppState) -> Router {
     let probes = service::health::probes(state.health.clone());
     Router::new()
@@ -41,6 +36,7 @@ pub fn http_app(state: AppState) -> Router {
         .route("/v1/models", get(list_models))
         // A model's id may hold slashes.
         .route("/v1/models/{*id}", get(get_model))
+        .merge(vllm::routes())
         .with_state(state)
         .merge(probes)
         .method_not_allowed_fallback(method_not_allowed)
@@ -146,59 +142,8 @@ struct Read {
 async fn read(state: &AppState, operation: Operation, request: Request) -> Result<Read, RouterError> {
     let (head, body) = request.into_parts();
     let caller = authenticate(state, &head.headers)?;
-    check_content_type(&head.headers)?;
-    let timeout = head.headers.get(REQUEST_TIMEOUT_HEADER).map(HeaderValue::as_bytes);
-    let deadline = timeout.map(Deadline::of_milliseconds).transpose()?.flatten();
-    let bytes = Deadline::limit(deadline, read_body(body)).await?;
-    let Object(body): Object<OpenAiBody> = json::from_body(&bytes)?;
+    let deadline = deadline_of(&head.headers)?;
+    let body: OpenAiBody = read_object(&head.headers, body, deadline).await?;
     let (sent, form) = body.into_sent(operation, task_type_of(&head.headers)?)?;
     Ok(Read { sent, form, caller, deadline })
-}
-
-fn authenticate(state: &AppState, headers: &HeaderMap) -> Result<Caller, RouterError> {
-    state.auth.authenticate(headers.get(header::AUTHORIZATION).map(HeaderValue::as_bytes))
-}
-
-/// Browsers send other types across origins without asking; a router on loopback must not answer those.
-fn check_content_type(headers: &HeaderMap) -> Result<(), RouterError> {
-    let content_type = headers.get(header::CONTENT_TYPE).map(HeaderValue::as_bytes).unwrap_or_default();
-    let content_type = String::from_utf8_lossy(content_type).into_owned();
-    let essence = content_type.split(';').next().unwrap_or_default().trim();
-    if essence.eq_ignore_ascii_case("application/json") {
-        return Ok(());
-    }
-    Err(RouterError::UnsupportedMediaType { content_type })
-}
-
-fn task_type_of(headers: &HeaderMap) -> Result<Option<String>, RouterError> {
-    let not_text = |_| RouterError::invalid(TASK_TYPE, format!("the header {TASK_TYPE} must be plain ASCII"));
-    headers.get(TASK_TYPE).map(|value| value.to_str().map(str::to_owned).map_err(not_text)).transpose()
-}
-
-/// Reads a whole body within its limits of size and time.
-async fn read_body(body: Body) -> Result<Bytes, RouterError> {
-    let late = |_| RouterError::BodyTimeout { limit: BODY_WAIT_MAX };
-    timeout(BODY_WAIT_MAX, collect_body(body)).await.map_err(late)?
-}
-
-async fn collect_body(mut body: Body) -> Result<Bytes, RouterError> {
-    let mut bytes = Vec::new();
-    let mut num_bytes = 0;
-    while let Some(frame) = body.frame().await {
-        let frame = frame.map_err(|_| RouterError::ClientGone)?;
-        let Some(data) = frame.data_ref() else { continue };
-        num_bytes += data.len();
-        if num_bytes <= BODY_BYTES_MAX {
-            bytes.extend_from_slice(data);
-        } else if num_bytes > BODY_DISCARD_BYTES_MAX {
-            break;
-        } else {
-            // A client that still writes when the connection closes never reads the answer: take the rest in first.
-            bytes = Vec::new();
-        }
-    }
-    if num_bytes > BODY_BYTES_MAX {
-        return Err(RouterError::BodyTooLarge { limit: BODY_BYTES_MAX });
-    }
-    Ok(bytes.into())
 }

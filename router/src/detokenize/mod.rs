@@ -14,7 +14,7 @@ use speculation::{TokenId, TokenLogprobs};
 use self::stop::{Matched, StopMatcher};
 use self::utf8::Utf8Assembler;
 use crate::generation::CommittedTokens;
-use crate::text::ModelText;
+use text::ModelText;
 
 /// One token of a response.
 #[derive(Debug, Clone, PartialEq)]
@@ -148,6 +148,14 @@ pub struct PromptEcho {
 pub fn decode(model: &ModelText, ids: &[TokenId]) -> String {
     let (mut utf8, mut text) = (Utf8Assembler::default(), String::new());
     ids.iter().for_each(|&id| utf8.push(model.vocabulary().text_bytes(id), &mut text));
+    text.push_str(&utf8.finish());
+    text
+}
+
+/// The text of ids, special tokens as they are spelt.
+pub fn decode_all(model: &ModelText, ids: &[TokenId]) -> String {
+    let (mut utf8, mut text) = (Utf8Assembler::default(), String::new());
+    ids.iter().for_each(|&id| utf8.push(model.vocabulary().bytes(id), &mut text));
     text.push_str(&utf8.finish());
     text
 }

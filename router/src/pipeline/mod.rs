@@ -107,6 +107,41 @@ pub async fn begin(
     }
 }
 
+/// A request that was checked, and its prompts in ids.
+#[derive(Debug)]
+pub struct Rendered {
+    /// As asked for.
+    pub request: CheckedRequest,
+    /// At least one, each within the model's window.
+    pub prompts: Vec<(TokenizedPrompt, SequenceSpec)>,
+}
+
+/// Goes as far as ids and no further: for whoever chooses where a request runs, or wants to know how long it is.
+pub async fn render(state: &AppState, sent: SentRequest, caller: &Caller) -> Result<Rendered, RouterError> {
+    if state.lifetime.is_draining() {
+        return Err(RouterError::Draining);
+    }
+    let mut request = sent.check(&state.catalog, caller)?;
+    let prompts = tokenize_prompts(state, &mut request).await?;
+    let plan = |prompt| plan(state, &request, prompt).map(|Planned { prompt, spec, .. }| (prompt, spec));
+    let prompts = prompts.into_iter().map(plan).collect::<Result<_, RouterError>>()?;
+    Ok(Rendered { request, prompts })
+}
+
+/// The prompts of a request as ids; they are taken out of it.
+async fn tokenize_prompts(
+    state: &AppState,
+    request: &mut CheckedRequest,
+) -> Result<Vec<TokenizedPrompt>, RouterError> {
+    let (model, prompts) = (Arc::clone(&request.entry.text), std::mem::take(&mut request.prompts));
+    let (max_model_len, kept) = (request.entry.max_model_len, request.truncate_prompt_tokens);
+    let job = move || {
+        let tokenized = |prompt| Ok(tokenize(&model, prompt, max_model_len)?.last(kept, &model));
+        prompts.into_iter().map(tokenized).collect()
+    };
+    state.tokenize.run(job).instrument(info_span!("tokenize")).await
+}
+
 async fn start(
     state: &AppState,
     sent: SentRequest,
@@ -131,11 +166,7 @@ async fn start(
     let permit = permit.instrument(info_span!("queue")).await?;
     record.admitted(permit, state.lifetime.work("request"));
 
-    let (model, prompts) = (Arc::clone(&request.entry.text), std::mem::take(&mut request.prompts));
-    let max_model_len = request.entry.max_model_len;
-    let job = move || prompts.into_iter().map(|prompt| tokenize(&model, prompt, max_model_len)).collect();
-    let tokenized: Vec<TokenizedPrompt> = state.tokenize.run(job).instrument(info_span!("tokenize")).await?;
-
+    let tokenized = tokenize_prompts(state, &mut request).await?;
     if let [prompt] = tokenized.as_slice() {
         request.output.prompted(&prompt.text);
     }

@@ -20,7 +20,7 @@ use crate::generation::{CommittedTokens, GenerationEvent, GenerationStream, Spec
 use crate::output::OutputFormat;
 use crate::request::Usage;
 use crate::request::record::RequestRecord;
-use crate::text::ModelText;
+use text::ModelText;
 
 /// What every part of a response repeats.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -117,6 +117,20 @@ impl Caller {
         }
     }
 
+    /// The same, or where none is named the only one that the key may use.
+    pub fn model_or_sole(&self, catalog: &Catalog, id: Option<&str>) -> Result<Arc<ModelEntry>, RouterError> {
+        if let Some(id) = id.filter(|id| !id.is_empty()) {
+            return self.model(catalog, id);
+        }
+        let mut models = self.models(catalog);
+        match models.pop() {
+            Some(sole) if models.is_empty() => Ok(sole),
+            _ => {
+                Err(RouterError::invalid("model", "model is required: GET /v1/models lists those that exist"))
+            }
+        }
+    }
+
     /// The models that the key may use, by id.
     pub fn models(&self, catalog: &Catalog) -> Vec<Arc<ModelEntry>> {
         let mut models = catalog.list();

@@ -6,6 +6,7 @@ use std::collections::HashSet;
 use std::sync::Arc;
 
 use serde_json::Map;
+use sha2::{Digest as _, Sha256};
 use speculation::step::MAX_DRAFT_TOKENS;
 use speculation::{AcceptanceMode, SamplingParams, SequenceSpec, TokenId};
 
@@ -20,8 +21,8 @@ use crate::error::RouterError;
 use crate::generation::SpeculationRequest;
 use crate::lane_config::acceptance_of;
 use crate::output::OutputFormat;
-use crate::text::ConversationMessage;
 use crate::tokenize::Prompt;
+use text::ConversationMessage;
 
 /// What a client wrote; absent means default.
 #[derive(Debug, Clone, Default)]
@@ -60,6 +61,10 @@ pub struct SentRequest {
     pub speculation: SentSpeculation,
     /// Lower is more urgent.
     pub priority: Option<i64>,
+    /// So many last tokens of a prompt are kept; -1: as many as leave room for one more.
+    pub truncate_prompt_tokens: Option<i64>,
+    /// Requests with different salts share no prefix.
+    pub cache_salt: Option<String>,
     /// What the protocol calls those fields that protocols call differently.
     pub names: FieldNames,
 }
@@ -151,6 +156,8 @@ pub struct CheckedRequest {
     pub speculation: SpeculationRequest,
     /// Lower is more urgent.
     pub priority: u8,
+    /// So many last tokens of a prompt are kept.
+    pub truncate_prompt_tokens: Option<u32>,
     /// See [`SequenceSpec::isolation_key`].
     pub isolation_key: u64,
     /// For messages about the window.
@@ -176,6 +183,7 @@ impl SentRequest {
         if let Some(task_type) = &self.task_type {
             check_task_type(task_type)?;
         }
+        let truncate_prompt_tokens = self.checked_truncation(&entry)?;
         Ok(CheckedRequest {
             sampling: SamplingParams { min_tokens, ..self.sampling.check(&entry)? },
             stop: self.checked_stops(&entry, min_tokens, &output)?,
@@ -186,7 +194,8 @@ impl SentRequest {
             grammar: self.grammar,
             task_type: self.task_type.or_else(|| caller.task_type.clone()),
             priority: requested_priority.max(caller.priority),
-            isolation_key: caller.isolation_key,
+            isolation_key: salted(caller.isolation_key, self.cache_salt.as_deref())?,
+            truncate_prompt_tokens,
             names: self.names,
             entry,
             prompts,
@@ -239,6 +248,18 @@ impl SentRequest {
         }
         let default = (!chats).then_some(limits::COMPLETION_TOKENS_DEFAULT);
         Ok(sent.map(|tokens| tokens as u32).or(default))
+    }
+
+    fn checked_truncation(&self, entry: &ModelEntry) -> Result<Option<u32>, RouterError> {
+        let field = "truncate_prompt_tokens";
+        let most = entry.max_model_len.saturating_sub(1);
+        Ok(match integer(field, self.truncate_prompt_tokens, -1..=most.into())? {
+            Some(0) => {
+                return Err(RouterError::invalid(field, format!("{field} must not be 0: no prompt is left")));
+            }
+            Some(-1) => Some(most),
+            kept => kept.map(|tokens| tokens as u32),
+        })
     }
 
     /// The form that the output has, by its grammar and its tools.
@@ -300,18 +321,33 @@ impl SentRequest {
     }
 }
 
+/// The isolation key of a caller's requests with this salt.
+fn salted(isolation_key: u64, salt: Option<&str>) -> Result<u64, RouterError> {
+    let Some(salt) = salt else { return Ok(isolation_key) };
+    let max = limits::CACHE_SALT_BYTES_MAX;
+    if salt.is_empty() || salt.len() > max {
+        let message = format!("cache_salt has {} bytes, it must have 1 to {max}", salt.len());
+        return Err(RouterError::invalid("cache_salt", message));
+    }
+    let hash = Sha256::new().chain_update(isolation_key.to_le_bytes()).chain_update(salt).finalize();
+    Ok(u64::from_le_bytes(hash[..8].try_into().expect("a hash has 32 bytes")))
+}
+
+/// Ids as a client sent them.
+pub fn checked_token_ids(field: &str, ids: &[i64], entry: &ModelEntry) -> Result<Vec<TokenId>, RouterError> {
+    let check = |(idx, &id)| token_id(field, &format!("{field}[{idx}]"), id, entry);
+    ids.iter().enumerate().map(check).collect()
+}
+
 impl SentPrompt {
-    fn check(&self, path: &str, entry: &ModelEntry) -> Result<Prompt, RouterError> {
+    /// Checks it; `path` names it in messages.
+    pub fn check(&self, path: &str, entry: &ModelEntry) -> Result<Prompt, RouterError> {
         let empty = || RouterError::invalid(path, format!("{path} must not be empty"));
         match self {
             Self::Text(text) if text.is_empty() => Err(empty()),
             Self::Text(text) => Ok(Prompt::Text(text.clone())),
             Self::TokenIds(ids) if ids.is_empty() => Err(empty()),
-            Self::TokenIds(ids) => {
-                let check = |(idx, &id)| token_id(path, &format!("{path}[{idx}]"), id, entry);
-                let ids: Result<Vec<TokenId>, RouterError> = ids.iter().enumerate().map(check).collect();
-                Ok(Prompt::TokenIds(ids?))
-            }
+            Self::TokenIds(ids) => Ok(Prompt::TokenIds(checked_token_ids(path, ids, entry)?)),
             Self::Chat { messages, .. } if messages.is_empty() => Err(empty()),
             Self::Chat { messages, template_kwargs } => {
                 check_messages(path, messages)?;

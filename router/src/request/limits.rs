@@ -26,6 +26,8 @@ pub const STOP_TOKEN_IDS_MAX: usize = 128;
 pub const LOGIT_BIAS_MAX: usize = 1_024;
 /// Likeliest tokens reported at each position.
 pub const TOP_LOGPROBS_MAX: i64 = 20;
+/// Bytes of `cache_salt`.
+pub const CACHE_SALT_BYTES_MAX: usize = 1_024;
 /// Characters of a task type or a participant's name.
 pub const NAME_LEN_MAX: usize = 64;
 /// `max_tokens` of a completions request that does not say.

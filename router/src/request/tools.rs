@@ -4,12 +4,12 @@ use std::collections::HashSet;
 
 use grammar::Grammar;
 use serde_json::{Map, Value, json};
+use text::ModelText;
 
 use super::limits;
 use super::structure::SentGrammar;
 use crate::error::RouterError;
 use crate::output::{CallFormat, OutputFormat, ReasoningFormat, ToolSyntax};
-use crate::text::ModelText;
 
 /// Tools, as sent.
 #[derive(Debug, Clone, PartialEq, Default)]

@@ -26,9 +26,9 @@ use tokio_util::sync::CancellationToken;
 use tonic::transport::Channel;
 
 use crate::catalog::{Catalog, ModelEntry};
-use crate::text::ModelText;
 use crate::workers::connection::{Caller, Connection, connect, fetch_asset};
 use crate::workers::{ConnectedWorker, WorkerEvent, WorkerKey, worker_info};
+use text::ModelText;
 
 const FIRST_BACKOFF: Duration = Duration::from_millis(100);
 const MAX_BACKOFF: Duration = Duration::from_secs(2);

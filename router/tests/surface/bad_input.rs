@@ -318,7 +318,8 @@ async fn wrong_doors() {
     check(&router, form.unwrap(), 415, Value::Null, "not `text/plain`").await;
     let get = Request::get(COMPLETIONS).body(Body::empty()).unwrap();
     check(&router, get, 405, Value::Null, "method GET is not allowed on /v1/completions").await;
-    check(&router, post("/v1/embeddings", "{}"), 404, Value::Null, "no route for POST /v1/embeddings").await;
+    check(&router, post("/v1/audio/speech", "{}"), 404, Value::Null, "no route for POST /v1/audio/speech")
+        .await;
     let unknown = with(COMPLETIONS, json!({ "model": "nobody" }));
     check(&router, post(COMPLETIONS, unknown.1), 404, json!("model"), "the model `nobody` does not exist")
         .await;

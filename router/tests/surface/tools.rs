@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use router::text::{ModelText, asset};
 use serde_json::{Value, json};
+use text::{ModelText, asset};
 
 use crate::client::{MODEL, TestRouter, chunks, demo_encode, entry, model_file};
 

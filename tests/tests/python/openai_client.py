@@ -347,7 +347,8 @@ def an_unknown_model_is_not_found(clusters):
     error = raised(openai.NotFoundError, lambda: clusters.complete(model="nobody"))
     equal((error.status_code, error.code, error.param), (404, "model_not_found", "model"))
     raised(openai.NotFoundError, lambda: clusters.open.models.retrieve("nobody"))
-    raised(openai.NotFoundError, lambda: clusters.open.embeddings.create(model="target", input="text"))
+    error = raised(openai.BadRequestError, lambda: clusters.open.embeddings.create(model="target", input="text"))
+    equal(error.param, "model")
 
 
 @check

@@ -17,7 +17,7 @@ use crate::request::Operation;
 use crate::request::check::{FieldNames, SentPrompt, SentRequest, SentSampling, SentSpeculation};
 use crate::request::structure::SentGrammar;
 use crate::request::tools::ToolChoice;
-use crate::text::ConversationMessage;
+use text::ConversationMessage;
 
 /// A request's body.
 #[derive(Debug, Default, Deserialize)]
@@ -58,6 +58,11 @@ pub struct Body {
     pub task_type: Option<String>,
     pub speculation: Option<Object<Speculation>>,
     pub priority: Option<i64>,
+    pub disable_spec_decode: Option<bool>,
+    pub disable_speculative_decoding: Option<bool>,
+    pub truncate_prompt_tokens: Option<i64>,
+    pub cache_salt: Option<String>,
+    pub timings_per_token: Option<bool>,
 
     pub tools: Option<Vec<Value>>,
     pub tool_choice: Option<Value>,
@@ -77,6 +82,25 @@ pub struct Body {
     pub reasoning_effort: Option<Value>,
     pub verbosity: Option<Value>,
     pub web_search_options: Option<Value>,
+    pub moderation: Option<Value>,
+    pub prompt_logprobs: Option<Value>,
+    pub include_stop_str_in_output: Option<Value>,
+    pub skip_special_tokens: Option<Value>,
+    pub add_special_tokens: Option<Value>,
+    pub add_generation_prompt: Option<Value>,
+    pub continue_final_message: Option<Value>,
+    pub include_reasoning: Option<Value>,
+    pub chat_template: Option<Value>,
+    pub documents: Option<Value>,
+    pub use_beam_search: Option<Value>,
+    pub length_penalty: Option<Value>,
+    pub bad_words: Option<Value>,
+    pub allowed_token_ids: Option<Value>,
+    pub logits_processors: Option<Value>,
+    pub return_token_ids: Option<Value>,
+    pub return_tokens_as_token_ids: Option<Value>,
+    pub mm_processor_kwargs: Option<Value>,
+    pub kv_transfer_params: Option<Value>,
 
     #[serde(rename = "user")]
     _user: IgnoredAny,
@@ -92,6 +116,10 @@ pub struct Body {
     _prompt_cache_key: IgnoredAny,
     #[serde(rename = "prompt_cache_retention")]
     _prompt_cache_retention: IgnoredAny,
+    #[serde(rename = "spaces_between_special_tokens")]
+    _spaces_between_special_tokens: IgnoredAny,
+    #[serde(rename = "request_id")]
+    _request_id: IgnoredAny,
 }
 
 /// One message of a conversation.
@@ -126,6 +154,8 @@ pub struct StreamOptions {
     pub include_usage: Option<bool>,
     /// Each chunk says how many of its tokens were drafted.
     pub include_speculation: Option<bool>,
+    /// vLLM's: usage in every chunk. Only "no" is accepted.
+    pub continuous_usage_stats: Option<bool>,
     #[serde(rename = "include_obfuscation")]
     _include_obfuscation: IgnoredAny,
 }
@@ -145,6 +175,8 @@ pub struct Speculation {
 pub struct AnswerForm {
     /// As server-sent events.
     pub stream: Option<StreamForm>,
+    /// llama.cpp's `timings` stand beside the usage.
+    pub timings: bool,
 }
 
 /// How a client wants its events.
@@ -163,10 +195,11 @@ impl Body {
         operation: Operation,
         header_task_type: Option<String>,
     ) -> Result<(SentRequest, AnswerForm), RouterError> {
-        self.refuse_unsupported()?;
+        self.refuse_unsupported(operation)?;
         self.refuse_foreign(operation)?;
         let form = self.answer_form()?;
         let grammar = self.take_grammar()?;
+        let is_off = self.speculation_is_disabled()?;
         let (logprobs, logprobs_name) = self.logprobs(operation)?;
         let (max_tokens, max_tokens_name) = self.max_tokens()?;
         let tools = sent_tools(self.tools.as_deref(), self.tool_choice.as_ref(), self.parallel_tool_calls)?;
@@ -209,11 +242,13 @@ impl Body {
             grammar,
             task_type: self.task_type.or(header_task_type),
             speculation: SentSpeculation {
-                enabled: speculation.enabled,
+                enabled: if is_off { Some(false) } else { speculation.enabled },
                 num_draft_tokens: speculation.num_draft_tokens,
                 acceptance: speculation.acceptance,
             },
             priority: self.priority,
+            truncate_prompt_tokens: self.truncate_prompt_tokens,
+            cache_salt: self.cache_salt,
             names: FieldNames { max_tokens: max_tokens_name, logprobs: logprobs_name, prompt: prompt_name },
         };
         Ok((sent, form))
@@ -233,7 +268,7 @@ impl Body {
     }
 
     /// Fields that would change the answer, if they were supported.
-    fn refuse_unsupported(&self) -> Result<(), RouterError> {
+    fn refuse_unsupported(&self, operation: Operation) -> Result<(), RouterError> {
         for (field, value) in [
             ("functions", &self.functions),
             ("function_call", &self.function_call),
@@ -244,8 +279,33 @@ impl Body {
             ("reasoning_effort", &self.reasoning_effort),
             ("verbosity", &self.verbosity),
             ("web_search_options", &self.web_search_options),
+            ("moderation", &self.moderation),
+            ("prompt_logprobs", &self.prompt_logprobs),
+            ("include_stop_str_in_output", &self.include_stop_str_in_output),
+            ("skip_special_tokens", &self.skip_special_tokens),
+            ("add_special_tokens", &self.add_special_tokens),
+            ("add_generation_prompt", &self.add_generation_prompt),
+            ("continue_final_message", &self.continue_final_message),
+            ("include_reasoning", &self.include_reasoning),
+            ("chat_template", &self.chat_template),
+            ("documents", &self.documents),
+            ("use_beam_search", &self.use_beam_search),
+            ("length_penalty", &self.length_penalty),
+            ("bad_words", &self.bad_words),
+            ("allowed_token_ids", &self.allowed_token_ids),
+            ("logits_processors", &self.logits_processors),
+            ("return_token_ids", &self.return_token_ids),
+            ("return_tokens_as_token_ids", &self.return_tokens_as_token_ids),
+            ("mm_processor_kwargs", &self.mm_processor_kwargs),
+            ("kv_transfer_params", &self.kv_transfer_params),
         ] {
-            if value.as_ref().is_some_and(|value| !says_off(field, value)) {
+            let is_default = |value: &Value| match (field, operation) {
+                ("add_special_tokens", Operation::Completion) => says_on(value),
+                ("skip_special_tokens" | "add_generation_prompt" | "include_reasoning", _) => says_on(value),
+                ("length_penalty", _) => value.is_null() || value.as_f64() == Some(1.0),
+                _ => says_off(field, value),
+            };
+            if value.as_ref().is_some_and(|value| !is_default(value)) {
                 return Err(RouterError::invalid(field, format!("{field} is not supported: leave it out")));
             }
         }
@@ -287,22 +347,42 @@ impl Body {
         }
     }
 
+    /// Whether one of the names by which other servers turn speculation off says so.
+    fn speculation_is_disabled(&self) -> Result<bool, RouterError> {
+        let enabled = self.speculation.as_ref().and_then(|Object(speculation)| speculation.enabled);
+        for (field, value) in [
+            ("disable_spec_decode", self.disable_spec_decode),
+            ("disable_speculative_decoding", self.disable_speculative_decoding),
+        ] {
+            if value == Some(true) && enabled == Some(true) {
+                let message = format!("{field} is true but speculation.enabled is true: send one of them");
+                return Err(RouterError::invalid(field, message));
+            }
+        }
+        Ok(self.disable_spec_decode == Some(true) || self.disable_speculative_decoding == Some(true))
+    }
+
     fn answer_form(&self) -> Result<AnswerForm, RouterError> {
+        let timings = self.timings_per_token == Some(true);
         if self.stream != Some(true) {
             return match self.stream_options {
                 Some(_) => Err(RouterError::invalid(
                     "stream_options",
                     "stream_options is only allowed when stream is true",
                 )),
-                None => Ok(AnswerForm::default()),
+                None => Ok(AnswerForm { stream: None, timings }),
             };
         }
         let options = self.stream_options.as_ref().map(|Object(options)| *options).unwrap_or_default();
+        if options.continuous_usage_stats == Some(true) {
+            let field = "stream_options.continuous_usage_stats";
+            return Err(RouterError::invalid(field, format!("{field} is not supported: leave it out")));
+        }
         let stream = StreamForm {
             include_usage: options.include_usage.unwrap_or(false),
             include_speculation: options.include_speculation.unwrap_or(false),
         };
-        Ok(AnswerForm { stream: Some(stream) })
+        Ok(AnswerForm { stream: Some(stream), timings })
     }
 
     /// How many likeliest tokens to report, and the field that says so.
@@ -338,6 +418,11 @@ impl Body {
     }
 }
 
+/// Whether a field that is on by default is left on.
+fn says_on(value: &Value) -> bool {
+    matches!(value, Value::Null | Value::Bool(true))
+}
+
 /// Whether an unsupported field asks for nothing.
 fn says_off(field: &str, value: &Value) -> bool {
     match value {
@@ -352,7 +437,7 @@ fn says_off(field: &str, value: &Value) -> bool {
 }
 
 /// The one prompt of a conversation; none where messages are missing.
-fn conversation(
+pub fn conversation(
     messages: Option<Vec<Object<Message>>>,
     template_kwargs: Map<String, Value>,
 ) -> Result<Vec<SentPrompt>, RouterError> {

@@ -11,7 +11,7 @@ use crate::pipeline::text_stream::{Part, ResponseInfo, TextDelta};
 use crate::request::Operation;
 use crate::request::Usage;
 use crate::request::span::finish_word;
-use crate::text::Vocabulary;
+use text::Vocabulary;
 
 /// Writes the chunks of one response.
 #[derive(Debug)]

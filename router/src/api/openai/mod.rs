@@ -1,9 +1,10 @@
-//! OpenAI's shapes, and nothing else: what a body may hold ([`body`], [`shapes`], [`structured`], [`tools`]) and what answers look like
+//! OpenAI's shapes, and nothing else: what a body may hold ([`body`], [`shapes`], [`structured`], [`tools`], listed in [`fields`]) and what answers look like
 //! ([`response`], [`logprobs`], [`error`]).
 
 pub mod body;
 mod chunk;
 pub mod error;
+pub mod fields;
 pub mod logprobs;
 pub mod models;
 pub mod respond;

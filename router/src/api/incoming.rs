@@ -1,0 +1,91 @@
+//! What every HTTP route reads of a request: who sends it, and its body, within the limits of size and time.
+
+use axum::body::{Body, Bytes};
+use http::{HeaderMap, HeaderName, HeaderValue, header};
+use http_body_util::BodyExt as _;
+use serde::de::DeserializeOwned;
+use tokio::time::timeout;
+
+use super::json;
+use super::openai::shapes::Object;
+use crate::error::RouterError;
+use crate::pipeline::AppState;
+use crate::pipeline::deadline::{Deadline, REQUEST_TIMEOUT_HEADER};
+use crate::request::Caller;
+use crate::request::limits::{BODY_BYTES_MAX, BODY_DISCARD_BYTES_MAX, BODY_WAIT_MAX};
+
+/// Anthropic's clients send their key here.
+const API_KEY: HeaderName = HeaderName::from_static("x-api-key");
+const TASK_TYPE: &str = "x-task-type";
+
+/// Who sends a request with these headers: by `authorization`, or by Anthropic's `x-api-key`.
+pub(super) fn authenticate(state: &AppState, headers: &HeaderMap) -> Result<Caller, RouterError> {
+    let authorization = headers.get(header::AUTHORIZATION).map(HeaderValue::as_bytes);
+    match (authorization, headers.get(API_KEY)) {
+        (None, Some(key)) => state.auth.authenticate(Some(&[b"Bearer ", key.as_bytes()].concat())),
+        (authorization, _) => state.auth.authenticate(authorization),
+    }
+}
+
+/// How long the client waits for the whole answer, where it says so.
+pub(super) fn deadline_of(headers: &HeaderMap) -> Result<Option<Deadline>, RouterError> {
+    let timeout = headers.get(REQUEST_TIMEOUT_HEADER).map(HeaderValue::as_bytes);
+    Ok(timeout.map(Deadline::of_milliseconds).transpose()?.flatten())
+}
+
+/// What the client says its work is.
+pub(super) fn task_type_of(headers: &HeaderMap) -> Result<Option<String>, RouterError> {
+    let not_text = |_| RouterError::invalid(TASK_TYPE, format!("the header {TASK_TYPE} must be plain ASCII"));
+    headers.get(TASK_TYPE).map(|value| value.to_str().map(str::to_owned).map_err(not_text)).transpose()
+}
+
+/// Reads a JSON object.
+pub(super) async fn read_object<T: DeserializeOwned>(
+    headers: &HeaderMap,
+    body: Body,
+    deadline: Option<Deadline>,
+) -> Result<T, RouterError> {
+    check_content_type(headers)?;
+    let bytes = Deadline::limit(deadline, read_body(body)).await?;
+    let Object(body) = json::from_body(&bytes)?;
+    Ok(body)
+}
+
+/// Browsers send other types across origins without asking; a router on loopback must not answer those.
+fn check_content_type(headers: &HeaderMap) -> Result<(), RouterError> {
+    let content_type = headers.get(header::CONTENT_TYPE).map(HeaderValue::as_bytes).unwrap_or_default();
+    let content_type = String::from_utf8_lossy(content_type).into_owned();
+    let essence = content_type.split(';').next().unwrap_or_default().trim();
+    if essence.eq_ignore_ascii_case("application/json") {
+        return Ok(());
+    }
+    Err(RouterError::UnsupportedMediaType { content_type })
+}
+
+/// Reads a whole body within its limits of size and time.
+async fn read_body(body: Body) -> Result<Bytes, RouterError> {
+    let late = |_| RouterError::BodyTimeout { limit: BODY_WAIT_MAX };
+    timeout(BODY_WAIT_MAX, collect_body(body)).await.map_err(late)?
+}
+
+async fn collect_body(mut body: Body) -> Result<Bytes, RouterError> {
+    let mut bytes = Vec::new();
+    let mut num_bytes = 0;
+    while let Some(frame) = body.frame().await {
+        let frame = frame.map_err(|_| RouterError::ClientGone)?;
+        let Some(data) = frame.data_ref() else { continue };
+        num_bytes += data.len();
+        if num_bytes <= BODY_BYTES_MAX {
+            bytes.extend_from_slice(data);
+        } else if num_bytes > BODY_DISCARD_BYTES_MAX {
+            break;
+        } else {
+            // A client that still writes when the connection closes never reads the answer: take the rest in first.
+            bytes = Vec::new();
+        }
+    }
+    if num_bytes > BODY_BYTES_MAX {
+        return Err(RouterError::BodyTooLarge { limit: BODY_BYTES_MAX });
+    }
+    Ok(bytes.into())
+}

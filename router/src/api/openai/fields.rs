@@ -1,0 +1,204 @@
+//! Every field that `/v1/chat/completions` and `/v1/completions` know, and what becomes of it: the table of docs/api.md. A test
+//! compares it with what [`super::body::Body`] reads and with how each endpoint answers.
+
+use std::fmt::Write as _;
+
+/// What becomes of a field.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Treatment {
+    /// It has its effect.
+    Honoured,
+    /// It is accepted, and changes nothing of the answer.
+    Ignored,
+    /// Refused by name, unless it says "off" or what is the default anyway.
+    Refused,
+}
+
+impl Treatment {
+    fn as_str(self) -> &'static str {
+        match self {
+            Self::Honoured => "honoured",
+            Self::Ignored => "ignored",
+            Self::Refused => "refused",
+        }
+    }
+}
+
+/// One row of the table.
+#[derive(Debug, Clone, Copy)]
+pub struct Field {
+    /// As clients write it.
+    pub name: &'static str,
+    /// At `/v1/chat/completions`.
+    pub chat: Treatment,
+    /// At `/v1/completions`.
+    pub completions: Treatment,
+    /// A value in JSON that asks for something.
+    pub sample: &'static str,
+    /// What else there is to know.
+    pub note: &'static str,
+}
+
+use Treatment::{Honoured, Ignored, Refused};
+
+const fn both(treatment: Treatment, name: &'static str, sample: &'static str, note: &'static str) -> Field {
+    Field { name, chat: treatment, completions: treatment, sample, note }
+}
+
+const fn chat(name: &'static str, sample: &'static str, note: &'static str) -> Field {
+    Field { name, chat: Honoured, completions: Refused, sample, note }
+}
+
+const fn completions(name: &'static str, sample: &'static str, note: &'static str) -> Field {
+    Field { name, chat: Refused, completions: Honoured, sample, note }
+}
+
+/// All of them, in the order of the page.
+pub const FIELDS: &[Field] = &[
+    both(Honoured, "model", "\"org/demo\"", "required"),
+    chat(
+        "messages",
+        "[{\"role\": \"user\", \"content\": \"hi\"}]",
+        "roles system, developer, user, assistant, tool; text parts only",
+    ),
+    completions("prompt", "\"hi\"", "a text, several, token ids, or several lists of them"),
+    both(Honoured, "stream", "true", ""),
+    both(
+        Honoured,
+        "stream_options",
+        "{\"include_usage\": true}",
+        "`include_usage`; `include_speculation` (ours): each chunk says how many of its tokens were drafted; only with `stream`",
+    ),
+    both(Honoured, "temperature", "0.5", "0 to 2; default 1"),
+    both(Honoured, "top_p", "0.5", ""),
+    both(Honoured, "top_k", "5", "0 or -1: all"),
+    both(Honoured, "min_p", "0.1", ""),
+    both(Honoured, "repetition_penalty", "1.1", "over prompt and output"),
+    both(Honoured, "frequency_penalty", "0.5", ""),
+    both(Honoured, "presence_penalty", "0.5", ""),
+    both(Honoured, "logit_bias", "{\"5\": 1}", "by token id"),
+    both(Honoured, "max_tokens", "5", "completions: 16 by default; chat: what the window leaves"),
+    both(Honoured, "max_completion_tokens", "5", "the newer name of `max_tokens`"),
+    both(Honoured, "min_tokens", "1", "vLLM's"),
+    both(Honoured, "n", "2", ""),
+    both(Honoured, "best_of", "1", "must equal `n`"),
+    both(Honoured, "seed", "7", "the seed that was used stands in the answer"),
+    both(Honoured, "stop", "[\"x\"]", "up to 16 strings"),
+    both(Honoured, "stop_token_ids", "[5]", "vLLM's"),
+    both(Honoured, "ignore_eos", "true", "vLLM's"),
+    Field {
+        name: "logprobs",
+        chat: Honoured,
+        completions: Honoured,
+        sample: "null",
+        note: "chat: true or false; completions: how many likeliest tokens, up to 20",
+    },
+    chat("top_logprobs", "0", "with `logprobs`, up to 20"),
+    completions("echo", "true", "with `logprobs` the prompt is scored"),
+    chat("chat_template_kwargs", "{\"x\": 1}", "vLLM's"),
+    both(
+        Honoured,
+        "truncate_prompt_tokens",
+        "5",
+        "vLLM's: so many last tokens of a prompt are kept; -1: as many as fit",
+    ),
+    both(Honoured, "cache_salt", "\"x\"", "vLLM's: requests with different salts share no cached prefix"),
+    both(Honoured, "priority", "1", "vLLM's: 0 (most urgent) to 255"),
+    both(Honoured, "task_type", "\"code\"", "ours: what kind of text this is; also the header `x-task-type`"),
+    both(
+        Honoured,
+        "speculation",
+        "{\"enabled\": false}",
+        "ours: `enabled`, `num_draft_tokens`, `acceptance` (coupled, rejection, typical)",
+    ),
+    both(Honoured, "disable_spec_decode", "true", "`speculation.enabled: false` by another name"),
+    both(Honoured, "disable_speculative_decoding", "true", "the same"),
+    both(
+        Honoured,
+        "timings_per_token",
+        "true",
+        "llama.cpp's: `timings` beside the usage, in streams in the last chunk",
+    ),
+    chat(
+        "tools",
+        "[{\"type\": \"function\", \"function\": {\"name\": \"f\"}}]",
+        "functions; calls are read as Hermes, Llama 3 or Mistral write them, by the chat template",
+    ),
+    both(
+        Honoured,
+        "tool_choice",
+        "\"none\"",
+        "`none`, `auto`, `required` or a tool; the last two hold the output to a grammar",
+    ),
+    both(Honoured, "parallel_tool_calls", "true", "false: one call at most"),
+    both(Refused, "functions", "[{}]", ""),
+    both(Refused, "function_call", "{\"name\": \"f\"}", ""),
+    both(
+        Honoured,
+        "response_format",
+        "{\"type\": \"json_object\"}",
+        "`text`, `json_object`, `json_schema`; excludes `ignore_eos` and `min_tokens`, as the next five do",
+    ),
+    both(
+        Honoured,
+        "structured_outputs",
+        "{\"choice\": [\"a\"]}",
+        "vLLM's: one of `json`, `json_object`, `regex`, `choice`, `grammar` (Lark)",
+    ),
+    both(Honoured, "guided_json", "{\"type\": \"object\"}", "vLLM's older name"),
+    both(Honoured, "guided_regex", "\"a\"", "the same"),
+    both(Honoured, "guided_choice", "[\"a\"]", "the same"),
+    both(Honoured, "guided_grammar", "\"start: \\\"a\\\"\"", "the same"),
+    both(Refused, "suffix", "\"x\"", ""),
+    both(Refused, "modalities", "[\"audio\"]", "`[\"text\"]` is accepted"),
+    both(Refused, "audio", "{\"voice\": \"x\"}", ""),
+    both(Refused, "prediction", "{\"type\": \"content\"}", ""),
+    both(Refused, "reasoning_effort", "\"high\"", ""),
+    both(Refused, "verbosity", "\"high\"", ""),
+    both(Refused, "web_search_options", "{\"x\": 1}", ""),
+    both(Refused, "moderation", "{\"model\": \"x\"}", ""),
+    both(Refused, "prompt_logprobs", "1", "vLLM's: ask for `echo` with `logprobs` at /v1/completions"),
+    both(Refused, "include_stop_str_in_output", "true", "vLLM's"),
+    both(Refused, "skip_special_tokens", "false", "vLLM's: special tokens are left out of text"),
+    Field {
+        name: "add_special_tokens",
+        chat: Refused,
+        completions: Honoured,
+        sample: "true",
+        note: "vLLM's: only its defaults, false for chat and true for completions",
+    },
+    both(Refused, "add_generation_prompt", "false", "vLLM's"),
+    both(Refused, "continue_final_message", "true", "vLLM's"),
+    both(Refused, "include_reasoning", "false", "vLLM's"),
+    both(Refused, "chat_template", "\"x\"", "vLLM's"),
+    both(Refused, "documents", "[{\"text\": \"x\"}]", "vLLM's"),
+    both(Refused, "use_beam_search", "true", "vLLM's"),
+    both(Refused, "length_penalty", "2", "vLLM's, of beam search"),
+    both(Refused, "bad_words", "[\"x\"]", "vLLM's"),
+    both(Refused, "allowed_token_ids", "[5]", "vLLM's"),
+    both(Refused, "logits_processors", "[\"x\"]", "vLLM's"),
+    both(Refused, "return_token_ids", "true", "vLLM's"),
+    both(Refused, "return_tokens_as_token_ids", "true", "vLLM's"),
+    both(Refused, "mm_processor_kwargs", "{\"x\": 1}", "vLLM's"),
+    both(Refused, "kv_transfer_params", "{\"x\": 1}", "vLLM's"),
+    both(Ignored, "user", "\"x\"", ""),
+    both(Ignored, "metadata", "{\"x\": \"y\"}", ""),
+    both(Ignored, "store", "false", "nothing is stored either way"),
+    both(Ignored, "service_tier", "\"auto\"", ""),
+    both(Ignored, "safety_identifier", "\"x\"", ""),
+    both(Ignored, "prompt_cache_key", "\"x\"", "prefixes are found by what they say"),
+    both(Ignored, "prompt_cache_retention", "\"24h\"", ""),
+    both(Ignored, "spaces_between_special_tokens", "true", "vLLM's"),
+    both(Ignored, "request_id", "\"x\"", "vLLM's: send the header `x-request-id`"),
+];
+
+/// The table of docs/api.md.
+pub fn table() -> String {
+    let mut table = String::from("| field | chat | completions | |\n|---|---|---|---|\n");
+    for Field { name, chat, completions, note, .. } in FIELDS {
+        let (chat, completions) = (chat.as_str(), completions.as_str());
+        writeln!(table, "| `{name}` | {chat} | {completions} | {note} |")
+            .expect("writing to a string cannot fail");
+    }
+    table
+}

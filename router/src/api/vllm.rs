@@ -1,0 +1,257 @@
+//! vLLM's endpoints beside OpenAI's: ids of a text and back, what a request's prompts are in ids, version and health. Embeddings,
+//! which no model here makes, are refused.
+
+use axum::Router;
+use axum::extract::{Request, State};
+use axum::response::{IntoResponse, Json, Response};
+use axum::routing::{get, post};
+use http::{HeaderMap, StatusCode};
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value, json};
+
+use super::incoming::{authenticate, deadline_of, read_object, task_type_of};
+use super::openai::body::{Body as OpenAiBody, Message, conversation};
+use super::openai::shapes::Object;
+use crate::catalog::ModelEntry;
+use crate::detokenize::decode_all;
+use crate::error::RouterError;
+use crate::pipeline::{AppState, Rendered, render};
+use crate::request::check::checked_token_ids;
+use crate::request::{CheckedRequest, Operation};
+use crate::tokenize::{Prompt, encode_text, tokenize};
+use text::Framing;
+
+/// All of them.
+pub(super) fn routes() -> Router<AppState> {
+    Router::new()
+        .route("/tokenize", post(tokenize_text))
+        .route("/detokenize", post(detokenize_ids))
+        .route("/version", get(version))
+        .route("/health", get(health))
+        // SageMaker's probe, which may come by either method.
+        .route("/ping", get(health).post(health))
+        .route("/v1/embeddings", post(embeddings))
+        .route("/v1/chat/completions/render", post(render_chat))
+        .route("/v1/completions/render", post(render_completions))
+}
+
+async fn health(State(state): State<AppState>) -> StatusCode {
+    if state.health.is_ready() { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE }
+}
+
+async fn version(State(state): State<AppState>, headers: HeaderMap) -> Result<Response, RouterError> {
+    authenticate(&state, &headers)?;
+    Ok(Json(json!({ "version": env!("CARGO_PKG_VERSION") })).into_response())
+}
+
+/// What is sent to `/tokenize`: a text or a conversation.
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+struct TokenizeBody {
+    model: Option<String>,
+    prompt: Option<String>,
+    messages: Option<Vec<Object<Message>>>,
+    add_special_tokens: Option<bool>,
+    return_token_strs: Option<bool>,
+    add_generation_prompt: Option<bool>,
+    continue_final_message: Option<bool>,
+    chat_template: Option<Value>,
+    chat_template_kwargs: Option<Map<String, Value>>,
+    tools: Option<Value>,
+}
+
+#[derive(Debug, Serialize)]
+struct TokenizeAnswer {
+    count: usize,
+    max_model_len: u32,
+    tokens: Vec<u32>,
+    token_strs: Option<Vec<String>>,
+}
+
+async fn tokenize_text(State(state): State<AppState>, request: Request) -> Result<Response, RouterError> {
+    let (head, body) = request.into_parts();
+    let caller = authenticate(&state, &head.headers)?;
+    let body: TokenizeBody = read_object(&head.headers, body, deadline_of(&head.headers)?).await?;
+    let _running = caller.usage.as_ref().map(|usage| usage.begin()).transpose()?;
+    let entry = caller.model_or_sole(&state.catalog, body.model.as_deref())?;
+    let wants_strings = body.return_token_strs.unwrap_or(false);
+    let prompt = body.into_prompt(&entry)?;
+    let (text, max_model_len) = (entry.text.clone(), entry.max_model_len);
+    let job = move || match prompt {
+        TokenizePrompt::Text(prompt, framing) => encode_text(&text, &prompt, framing, max_model_len),
+        TokenizePrompt::Chat(prompt) => Ok(tokenize(&text, prompt, max_model_len)?.ids),
+    };
+    let tokens = state.tokenize.run(job).await?;
+    let vocabulary = entry.text.vocabulary();
+    let strings = || tokens.iter().map(|&id| vocabulary.spell(id)).collect();
+    let token_strs = wants_strings.then(strings);
+    let answer = TokenizeAnswer { count: tokens.len(), max_model_len, token_strs, tokens };
+    Ok(Json(answer).into_response())
+}
+
+/// What is to be turned into ids.
+enum TokenizePrompt {
+    Text(String, Framing),
+    Chat(Prompt),
+}
+
+impl TokenizeBody {
+    fn into_prompt(self, entry: &ModelEntry) -> Result<TokenizePrompt, RouterError> {
+        let refused = |field: &str, why: &str| Err(RouterError::invalid(field, format!("{field} {why}")));
+        for (field, is_sent) in [
+            ("add_generation_prompt", self.add_generation_prompt == Some(false)),
+            ("continue_final_message", self.continue_final_message == Some(true)),
+            ("chat_template", self.chat_template.is_some_and(|template| !template.is_null())),
+            ("tools", self.tools.is_some_and(|tools| !tools.is_null() && tools != json!([]))),
+        ] {
+            if is_sent {
+                return refused(field, "is not supported: leave it out");
+            }
+        }
+        match (self.prompt, self.messages) {
+            (Some(_), Some(_)) => refused("messages", "cannot be sent beside prompt: send one of them"),
+            (None, None) => refused("prompt", "is required, or messages"),
+            (Some(prompt), None) => {
+                let framing =
+                    if self.add_special_tokens == Some(false) { Framing::AsIs } else { Framing::Add };
+                Ok(TokenizePrompt::Text(prompt, framing))
+            }
+            (None, Some(_)) if self.add_special_tokens == Some(true) => {
+                refused("add_special_tokens", "is not supported for conversations: the template adds its own")
+            }
+            (None, messages) => {
+                let sent = conversation(messages, self.chat_template_kwargs.unwrap_or_default())?;
+                let prompt = sent.first().map(|sent| sent.check("messages", entry)).transpose()?;
+                prompt
+                    .map(TokenizePrompt::Chat)
+                    .ok_or_else(|| RouterError::invalid("messages", "messages is required"))
+            }
+        }
+    }
+}
+
+/// What is sent to `/detokenize`.
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+struct DetokenizeBody {
+    model: Option<String>,
+    tokens: Option<Vec<i64>>,
+}
+
+async fn detokenize_ids(State(state): State<AppState>, request: Request) -> Result<Response, RouterError> {
+    let (head, body) = request.into_parts();
+    let caller = authenticate(&state, &head.headers)?;
+    let body: DetokenizeBody = read_object(&head.headers, body, deadline_of(&head.headers)?).await?;
+    let _running = caller.usage.as_ref().map(|usage| usage.begin()).transpose()?;
+    let entry = caller.model_or_sole(&state.catalog, body.model.as_deref())?;
+    let tokens = body.tokens.ok_or_else(|| RouterError::invalid("tokens", "tokens is required"))?;
+    let ids = checked_token_ids("tokens", &tokens, &entry)?;
+    let text = entry.text.clone();
+    let prompt = state.tokenize.run(move || Ok(decode_all(&text, &ids))).await?;
+    Ok(Json(json!({ "prompt": prompt })).into_response())
+}
+
+async fn embeddings(State(state): State<AppState>, request: Request) -> Result<Response, RouterError> {
+    let (head, body) = request.into_parts();
+    let caller = authenticate(&state, &head.headers)?;
+    let body: Value = read_object(&head.headers, body, deadline_of(&head.headers)?).await?;
+    let model = caller.model_or_sole(&state.catalog, body["model"].as_str())?;
+    let message = format!(
+        "the model `{}` generates text and makes no embeddings: ask a server of an embedding model",
+        model.id
+    );
+    Err(RouterError::invalid("model", message))
+}
+
+async fn render_chat(State(state): State<AppState>, request: Request) -> Result<Response, RouterError> {
+    let mut rendered = rendered(&state, Operation::Chat, request).await?;
+    Ok(Json(rendered.pop()).into_response())
+}
+
+async fn render_completions(
+    State(state): State<AppState>,
+    request: Request,
+) -> Result<Response, RouterError> {
+    Ok(Json(rendered(&state, Operation::Completion, request).await?).into_response())
+}
+
+/// One prompt in ids, with what its generation is asked for in vLLM's terms.
+#[derive(Debug, Serialize)]
+struct RenderedPrompt {
+    request_id: String,
+    token_ids: Vec<u32>,
+    features: Option<()>,
+    sampling_params: RenderedSampling,
+    model: String,
+    stream: bool,
+    priority: u8,
+}
+
+#[derive(Debug, Clone, Serialize)]
+struct RenderedSampling {
+    n: u32,
+    temperature: f32,
+    top_p: f32,
+    top_k: u32,
+    min_p: f32,
+    repetition_penalty: f32,
+    frequency_penalty: f32,
+    presence_penalty: f32,
+    logit_bias: Option<Map<String, Value>>,
+    seed: i64,
+    stop: Vec<String>,
+    stop_token_ids: Vec<u32>,
+    max_tokens: u32,
+    min_tokens: u32,
+    logprobs: Option<u32>,
+}
+
+impl RenderedSampling {
+    fn of(request: &CheckedRequest, max_tokens: u32) -> Self {
+        let sampling = &request.sampling;
+        let biases = sampling.logit_bias.iter().map(|(id, bias)| (id.to_string(), json!(bias)));
+        Self {
+            n: request.num_choices,
+            temperature: sampling.temperature,
+            top_p: sampling.top_p,
+            top_k: sampling.top_k,
+            min_p: sampling.min_p,
+            repetition_penalty: sampling.repetition_penalty,
+            frequency_penalty: sampling.frequency_penalty,
+            presence_penalty: sampling.presence_penalty,
+            logit_bias: (!sampling.logit_bias.is_empty()).then(|| biases.collect()),
+            seed: request.seed as i64,
+            stop: request.stop.strings.clone(),
+            stop_token_ids: request.stop.token_ids.clone(),
+            max_tokens,
+            min_tokens: sampling.min_tokens,
+            logprobs: request.logprobs,
+        }
+    }
+}
+
+async fn rendered(
+    state: &AppState,
+    operation: Operation,
+    request: Request,
+) -> Result<Vec<RenderedPrompt>, RouterError> {
+    let (head, body) = request.into_parts();
+    let caller = authenticate(state, &head.headers)?;
+    let deadline = deadline_of(&head.headers)?;
+    let body: OpenAiBody = read_object(&head.headers, body, deadline).await?;
+    let (sent, form) = body.into_sent(operation, task_type_of(&head.headers)?)?;
+    let _running = caller.usage.as_ref().map(|usage| usage.begin()).transpose()?;
+    let Rendered { request, prompts } = render(state, sent, &caller).await?;
+    let request_id = operation.new_request_id();
+    let is_one = prompts.len() == 1;
+    let prompts = prompts.into_iter().enumerate().map(|(idx, (prompt, spec))| RenderedPrompt {
+        request_id: if is_one { request_id.clone() } else { format!("{request_id}-{idx}") },
+        sampling_params: RenderedSampling::of(&request, spec.max_len - spec.prompt_len),
+        token_ids: prompt.ids,
+        features: None,
+        model: request.entry.id.clone(),
+        stream: form.stream.is_some(),
+        priority: request.priority,
+    });
+    Ok(prompts.collect())
+}

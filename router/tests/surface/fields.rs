@@ -1,0 +1,90 @@
+//! The table of fields in docs/api.md says what the endpoints do.
+
+use std::collections::BTreeSet;
+
+use router::api::openai::body::Body;
+use router::api::openai::fields::{FIELDS, Field, Treatment, table};
+use serde_json::{Value, json};
+
+use crate::client::{MODEL, TestRouter};
+
+const CHAT: &str = "/v1/chat/completions";
+const COMPLETIONS: &str = "/v1/completions";
+
+/// The fields that the type reads, by its own word.
+fn known() -> BTreeSet<String> {
+    let error = serde_json::from_value::<Body>(json!({ "?": 0 })).unwrap_err().to_string();
+    let listed = error.split("expected one of ").nth(1).unwrap();
+    listed.split('`').skip(1).step_by(2).map(str::to_owned).collect()
+}
+
+#[test]
+fn the_table_lists_what_is_read() {
+    let listed: BTreeSet<String> = FIELDS.iter().map(|field| field.name.to_owned()).collect();
+    assert_eq!(listed.len(), FIELDS.len(), "a field is listed twice");
+    assert_eq!(listed, known());
+}
+
+#[test]
+fn the_page_shows_the_table() {
+    let page = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/api.md")).unwrap();
+    assert!(
+        page.contains(&table()),
+        "docs/api.md is out of date: cargo run -p outrider-router --example api_fields -- docs/api.md"
+    );
+}
+
+/// A sound request with one field more.
+fn with(path: &str, field: &Field) -> Value {
+    let mut body = match path {
+        CHAT => json!({ "model": MODEL, "messages": [{ "role": "user", "content": "hi" }] }),
+        _ => json!({ "model": MODEL, "prompt": "hi" }),
+    };
+    body[field.name] = serde_json::from_str(field.sample).unwrap();
+    match field.name {
+        "stream_options" => body["stream"] = json!(true),
+        // The bundled template knows no tools, so that only a grammar can make calls.
+        "tools" => body["tool_choice"] = json!("required"),
+        "top_logprobs" if path == CHAT => body["logprobs"] = json!(true),
+        _ => {}
+    }
+    body
+}
+
+#[tokio::test]
+async fn each_field_is_treated_as_the_table_says() {
+    let router = TestRouter::start().say(" fine");
+    for field in FIELDS {
+        for (path, treatment) in [(CHAT, field.chat), (COMPLETIONS, field.completions)] {
+            let answer = router.post_json(path, &with(path, field)).await;
+            if treatment == Treatment::Refused {
+                assert_eq!(answer.status, 400, "{path} {}: {}", field.name, answer.text());
+                assert_eq!(answer.json()["error"]["param"], field.name, "{path}");
+            } else {
+                assert_eq!(answer.status, 200, "{path} {}: {}", field.name, answer.text());
+            }
+        }
+    }
+}
+
+#[tokio::test]
+async fn defaults_of_fields_that_are_refused_are_accepted() {
+    let router = TestRouter::start().say(" fine");
+    for (path, field, value) in [
+        (CHAT, "skip_special_tokens", json!(true)),
+        (CHAT, "add_generation_prompt", json!(true)),
+        (CHAT, "include_reasoning", json!(true)),
+        (CHAT, "add_special_tokens", json!(false)),
+        (COMPLETIONS, "use_beam_search", json!(false)),
+        (COMPLETIONS, "length_penalty", json!(1.0)),
+        (COMPLETIONS, "prompt_logprobs", Value::Null),
+        (COMPLETIONS, "suffix", Value::Null),
+    ] {
+        let mut body = json!({ "model": MODEL, "prompt": "hi" });
+        if path == CHAT {
+            body = json!({ "model": MODEL, "messages": [{ "role": "user", "content": "hi" }] });
+        }
+        body[field] = value;
+        router.ok(path, &body).await;
+    }
+}

@@ -1,0 +1,210 @@
+//! vLLM's endpoints beside OpenAI's.
+
+use axum::body::Body;
+use http::Request;
+use router::request::Auth;
+use serde_json::{Value, json};
+
+use crate::client::{MAX_MODEL_LEN, MODEL, TestRouter, demo_encode};
+
+const COMPLETIONS: &str = "/v1/completions";
+
+fn message(text: &str) -> Value {
+    json!([{ "role": "user", "content": text }])
+}
+
+#[tokio::test]
+async fn a_text_becomes_ids_and_text_again() {
+    let router = TestRouter::start();
+    for text in ["one two", "", "\u{20ac} and \u{1F600}\n"] {
+        let answer = router.ok("/tokenize", &json!({ "model": MODEL, "prompt": text })).await;
+        assert_eq!(answer["tokens"], json!(demo_encode(text)));
+        assert_eq!(answer["count"], demo_encode(text).len());
+        assert_eq!((&answer["max_model_len"], &answer["token_strs"]), (&json!(MAX_MODEL_LEN), &Value::Null));
+        let back = router.ok("/detokenize", &json!({ "model": MODEL, "tokens": answer["tokens"] })).await;
+        assert_eq!(back, json!({ "prompt": text }));
+    }
+    let body = json!({ "model": MODEL, "prompt": "one two", "return_token_strs": true });
+    let strings = router.ok("/tokenize", &body).await["token_strs"].clone();
+    let strings: Vec<&str> =
+        strings.as_array().unwrap().iter().map(|token| token.as_str().unwrap()).collect();
+    assert_eq!(strings.concat(), "one two");
+}
+
+#[tokio::test]
+async fn a_conversation_is_tokenized_as_it_is_answered() {
+    let router = TestRouter::start().say(" fine");
+    let body = json!({ "model": MODEL, "messages": message("hi") });
+    let count = router.ok("/tokenize", &body).await["count"].clone();
+    let answer = router.ok("/v1/chat/completions", &body).await;
+    assert_eq!(answer["usage"]["prompt_tokens"], count);
+    let tokens = router.ok("/tokenize", &body).await["tokens"].clone();
+    router.lanes.take_submitted();
+    router.ok("/v1/chat/completions", &body).await;
+    assert_eq!(json!(router.lanes.take_one().prompt_ids), tokens);
+    let rendered = router.ok("/v1/chat/completions/render", &body).await;
+    assert_eq!(rendered["token_ids"], tokens);
+    assert!(router.lanes.take_submitted().is_empty(), "rendering runs nothing");
+}
+
+#[tokio::test]
+async fn special_tokens_are_spelt_when_ids_become_text() {
+    let router = TestRouter::start();
+    let ids = router.ok("/tokenize", &json!({ "model": MODEL, "messages": message("hi") })).await;
+    let text = router.ok("/detokenize", &json!({ "model": MODEL, "tokens": ids["tokens"] })).await;
+    let again = router
+        .ok("/tokenize", &json!({ "model": MODEL, "prompt": text["prompt"], "add_special_tokens": false }))
+        .await;
+    assert_eq!(again["tokens"], ids["tokens"]);
+}
+
+#[tokio::test]
+async fn prompts_are_rendered_with_what_their_generation_is_asked_for() {
+    let router = TestRouter::start();
+    let body = json!({
+        "model": MODEL, "prompt": ["one two", "three"], "max_tokens": 7, "seed": 5, "temperature": 0.5, "n": 2,
+        "stop": "x", "logit_bias": { "7": 2.5 }, "stream": true,
+    });
+    let rendered = router.ok("/v1/completions/render", &body).await;
+    let rendered = rendered.as_array().unwrap();
+    assert_eq!(rendered.len(), 2);
+    assert_eq!(rendered[0]["token_ids"], json!(demo_encode("one two")));
+    assert_eq!(rendered[1]["token_ids"], json!(demo_encode("three")));
+    let sampling = &rendered[0]["sampling_params"];
+    for (field, value) in [
+        ("max_tokens", json!(7)),
+        ("seed", json!(5)),
+        ("temperature", json!(0.5)),
+        ("n", json!(2)),
+        ("stop", json!(["x"])),
+        ("logit_bias", json!({ "7": 2.5 })),
+        ("logprobs", Value::Null),
+    ] {
+        assert_eq!(sampling[field], value, "{field}");
+    }
+    assert_eq!((&rendered[0]["model"], &rendered[0]["stream"]), (&json!(MODEL), &json!(true)));
+    assert_ne!(rendered[0]["request_id"], rendered[1]["request_id"]);
+    assert_eq!(router.state.admission.available(), 1_024, "nothing runs");
+}
+
+#[tokio::test]
+async fn a_truncated_prompt_keeps_its_end() {
+    let router = TestRouter::start().say(" fine");
+    let ids = demo_encode("one two three four");
+    let body = json!({ "model": MODEL, "prompt": "one two three four", "truncate_prompt_tokens": 2 });
+    router.ok(COMPLETIONS, &body).await;
+    assert_eq!(router.lanes.take_one().prompt_ids, ids[ids.len() - 2..]);
+    let whole = json!({ "model": MODEL, "prompt": "one two three four", "truncate_prompt_tokens": 900 });
+    router.ok(COMPLETIONS, &whole).await;
+    assert_eq!(router.lanes.take_one().prompt_ids, ids);
+    let long = "word ".repeat(2_100);
+    let most = json!({ "model": MODEL, "prompt": long, "truncate_prompt_tokens": -1, "max_tokens": 1 });
+    router.ok(COMPLETIONS, &most).await;
+    assert_eq!(router.lanes.take_one().prompt_ids.len(), MAX_MODEL_LEN as usize - 1);
+}
+
+#[tokio::test]
+async fn salts_keep_prefixes_apart() {
+    let router = TestRouter::start().say(" fine");
+    let mut keys = Vec::new();
+    for salt in [Value::Null, json!("a"), json!("b"), json!("a")] {
+        router.ok(COMPLETIONS, &json!({ "model": MODEL, "prompt": "hi", "cache_salt": salt })).await;
+        keys.push(router.lanes.take_one().spec.isolation_key);
+    }
+    assert_eq!(keys[1], keys[3]);
+    assert!(keys[0] != keys[1] && keys[1] != keys[2] && keys[0] != keys[2], "{keys:?}");
+}
+
+#[tokio::test]
+async fn other_servers_names_turn_speculation_off() {
+    let router = TestRouter::start().say(" fine");
+    for field in ["disable_spec_decode", "disable_speculative_decoding"] {
+        for (value, enabled) in [(json!(true), Some(false)), (json!(false), None), (Value::Null, None)] {
+            router.ok(COMPLETIONS, &json!({ "model": MODEL, "prompt": "hi", field: value })).await;
+            assert_eq!(router.lanes.take_one().speculation.enabled, enabled, "{field}: {value}");
+        }
+        let both = json!({ "model": MODEL, "prompt": "hi", field: true, "speculation": { "enabled": true } });
+        let refused = router.post_json(COMPLETIONS, &both).await;
+        assert_eq!((refused.status.as_u16(), &refused.json()["error"]["param"]), (400, &json!(field)));
+    }
+}
+
+/// Path, body, status, `param` and a part of the message.
+const REFUSED: &str = r#"/tokenize | {} | 400 | model | model is required
+/tokenize | {"model": "org/demo"} | 400 | prompt | prompt is required, or messages
+/tokenize | {"model": "nobody", "prompt": "x"} | 404 | model | does not exist
+/tokenize | {"model": "org/demo", "prompt": "x", "messages": []} | 400 | messages | send one of them
+/tokenize | {"model": "org/demo", "messages": []} | 400 | messages | must not be empty
+/tokenize | {"model": "org/demo", "messages": [], "continue_final_message": true} | 400 | continue_final_message | not supported
+/tokenize | {"model": "org/demo", "messages": [], "add_special_tokens": true} | 400 | add_special_tokens | not supported for conversations
+/tokenize | {"model": "org/demo", "prompts": "x"} | 400 | prompts | not a field
+/tokenize | {"model": "org/demo", "prompt": 5} | 400 | prompt | expected a string
+/detokenize | {"model": "org/demo"} | 400 | tokens | tokens is required
+/detokenize | {"model": "org/demo", "tokens": [1, -2]} | 400 | tokens | tokens[1] is -2
+/v1/completions/render | {"model": "org/demo"} | 400 | prompt | prompt is required
+/v1/completions/render | {"model": "org/demo", "prompt": "x", "max_tokens": 4096} | 400 | max_tokens | maximum context length
+/v1/embeddings | {"model": "org/demo", "input": "x"} | 400 | model | makes no embeddings
+/v1/embeddings | {"model": "nobody", "input": "x"} | 404 | model | does not exist
+/v1/completions | {"model": "org/demo", "prompt": "x", "cache_salt": ""} | 400 | cache_salt | it must have 1 to 1024
+/v1/completions | {"model": "org/demo", "prompt": "x", "truncate_prompt_tokens": 0} | 400 | truncate_prompt_tokens | must not be 0
+/v1/completions | {"model": "org/demo", "prompt": "x", "truncate_prompt_tokens": 2048} | 400 | truncate_prompt_tokens | between -1 and 2047"#;
+
+#[tokio::test]
+async fn bad_input_is_refused_by_name_and_the_next_request_works() {
+    let router = TestRouter::start();
+    let long = json!({ "model": MODEL, "prompt": "x".repeat(1 << 20) });
+    let long = format!("/tokenize | {long} | 400 | prompt | shorten the prompt");
+    for row in REFUSED.lines().chain([long.as_str()]) {
+        let [path, body, status, param, expected] = row.split(" | ").collect::<Vec<_>>()[..] else {
+            panic!("{row}")
+        };
+        let answer = router.post(path, body.to_owned()).await;
+        assert_eq!(answer.status.as_str(), status, "{path}: {}", answer.text());
+        let error = answer.json()["error"].clone();
+        assert!(error["message"].as_str().unwrap().contains(expected), "{path}: {error}");
+        assert_eq!(error["param"], param, "{path}: {error}");
+        let next = router.ok("/tokenize", &json!({ "model": MODEL, "prompt": "hi" })).await;
+        assert_eq!(next["tokens"], json!(demo_encode("hi")));
+    }
+}
+
+#[tokio::test]
+async fn probes_need_no_key_and_the_rest_does() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("keys");
+    std::fs::write(&path, "sk-one alice models=no-template\n").unwrap();
+    let router = TestRouter::with(Auth::from_file(&path).unwrap(), Default::default());
+    for (path, status) in [("/health", 503), ("/ping", 503), ("/version", 401), ("/v1/models", 401)] {
+        assert_eq!(router.get(path).await.status, status, "{path}");
+    }
+    router.state.health.set_ready();
+    for path in ["/health", "/ping"] {
+        assert_eq!(router.get(path).await.status, 200, "{path}");
+    }
+    for path in [
+        "/tokenize",
+        "/detokenize",
+        "/v1/embeddings",
+        "/v1/completions/render",
+        "/v1/chat/completions/render",
+    ] {
+        assert_eq!(router.post_json(path, &json!({ "model": MODEL })).await.status, 401, "{path}");
+    }
+    for (name, value) in [("authorization", "Bearer sk-one"), ("x-api-key", "sk-one")] {
+        let get = |path: &str| Request::get(path).header(name, value).body(Body::empty()).unwrap();
+        assert_eq!(router.send(get("/version")).await.json()["version"], env!("CARGO_PKG_VERSION"));
+        let body = |model: &str| json!({ "model": model, "prompt": "x" }).to_string();
+        let post = |model: &str| {
+            let request =
+                Request::post("/tokenize").header(name, value).header("content-type", "application/json");
+            request.body(Body::from(body(model))).unwrap()
+        };
+        assert_eq!(router.send(post("no-template")).await.status, 200);
+        assert_eq!(router.send(post(MODEL)).await.status, 404, "a model that the key may not use");
+    }
+    // The only model that the key may use need not be named.
+    let request =
+        Request::post("/tokenize").header("x-api-key", "sk-one").header("content-type", "application/json");
+    let request = request.body(Body::from(r#"{"prompt": "x"}"#)).unwrap();
+    assert_eq!(router.send(request).await.status, 200);
+}
