@@ -9,6 +9,7 @@
 
 pub mod api;
 pub mod console;
+pub mod output;
 pub mod pipeline;
 pub mod request;
 

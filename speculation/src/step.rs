@@ -74,12 +74,14 @@ impl Step {
     }
 
     /// Whether a draft worker can say which of the step's context it would have drawn: committed tokens, each
-    /// behind another one of the step, of a sequence whose draws do not depend on how often ids were drawn.
+    /// behind another one of the step, of a sequence whose draws do not depend on which ids were drawn before: no penalties,
+    /// no grammar.
     pub fn is_comparable(&self, spec: &SequenceSpec) -> bool {
         (2..=COMPARED_MAX).contains(&self.append_ids.len())
             && self.base_len + 1 >= spec.prompt_len
             && spec.acceptance == AcceptanceMode::Coupled
             && !spec.sampling.has_penalties()
+            && spec.grammar.is_none()
             && !self.is_scoring(spec)
     }
 }

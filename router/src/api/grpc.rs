@@ -5,6 +5,7 @@ use std::panic::AssertUnwindSafe;
 
 use futures::stream::{self, BoxStream};
 use futures::{FutureExt as _, StreamExt as _};
+use grammar::Grammar;
 use proto::v1;
 use proto::v1::inference_server::{Inference, InferenceServer};
 use serde_json::Map;
@@ -24,6 +25,8 @@ use crate::pipeline::{AppState, Arrival, begin};
 use crate::request::check::{FieldNames, SentPrompt, SentRequest, SentSampling, SentSpeculation};
 use crate::request::limits::BODY_BYTES_MAX;
 use crate::request::record::RequestRecord;
+use crate::request::structure::SentGrammar;
+use crate::request::tools::SentTools;
 use crate::request::{Caller, Operation, Usage, span};
 use text::ConversationMessage;
 
@@ -147,6 +150,8 @@ fn sent_request(metadata: &MetadataMap, message: v1::GenerateRequest) -> Result<
         ignore_eos: message.ignore_eos,
         logprobs: message.logprobs.map(i64::from),
         echo: message.echo,
+        tools: SentTools::default(),
+        grammar: message.grammar.map(|document| sent_grammar(&document)).transpose()?,
         task_type,
         speculation: message.speculation.map(sent_speculation).unwrap_or_default(),
         priority: Some(i64::from(message.priority)),
@@ -154,6 +159,13 @@ fn sent_request(metadata: &MetadataMap, message: v1::GenerateRequest) -> Result<
         cache_salt: None,
         names: FieldNames { prompt: prompt_name, ..FieldNames::default() },
     })
+}
+
+fn sent_grammar(document: &str) -> Result<SentGrammar, RouterError> {
+    let field = "grammar";
+    let grammar = Grammar::from_wire(document);
+    let grammar = grammar.map_err(|error| RouterError::invalid(field, format!("{field}: {error}")))?;
+    Ok(SentGrammar { field, grammar })
 }
 
 fn sent_chat(chat: v1::Chat) -> Result<SentPrompt, RouterError> {
@@ -168,6 +180,7 @@ fn sent_chat(chat: v1::Chat) -> Result<SentPrompt, RouterError> {
         role: message.role,
         content: message.content,
         name: message.name,
+        ..ConversationMessage::default()
     });
     Ok(SentPrompt::Chat { messages: messages.collect(), template_kwargs })
 }

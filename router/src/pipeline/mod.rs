@@ -89,6 +89,7 @@ pub async fn begin(
                 seed: request.seed,
                 num_choices: prompts.len() as u32 * request.num_choices,
                 logprobs: request.logprobs.is_some(),
+                output: request.output,
             },
             model: Arc::clone(&request.entry.text),
             stop: request.stop,
@@ -158,6 +159,9 @@ async fn start(
     }
     record.waiting(&request.entry.id);
 
+    if let Some(grammar) = request.grammar.clone() {
+        state.tokenize.run(move || grammar.check()).instrument(info_span!("grammar")).await?;
+    }
     let asking = Asking {
         num_sequences: request.num_sequences(),
         priority: request.priority,
@@ -168,6 +172,9 @@ async fn start(
     record.admitted(permit, state.lifetime.work("request"));
 
     let tokenized = tokenize_prompts(state, &mut request).await?;
+    if let [prompt] = tokenized.as_slice() {
+        request.output.prompted(&prompt.text);
+    }
     // Every prompt is known to fit before the first one starts.
     let planned: Result<Vec<Planned>, RouterError> =
         tokenized.into_iter().map(|prompt| plan(state, &request, prompt)).collect();

@@ -17,6 +17,7 @@ use super::deadline::{Deadline, DeadlineTimer};
 use crate::detokenize::{ChoiceText, OutputToken, StopRules, prompt_tokens};
 use crate::error::RouterError;
 use crate::generation::{CommittedTokens, GenerationEvent, GenerationStream, SpeculationUsage};
+use crate::output::OutputFormat;
 use crate::request::Usage;
 use crate::request::record::RequestRecord;
 use text::ModelText;
@@ -38,6 +39,8 @@ pub struct ResponseInfo {
     pub num_choices: u32,
     /// Log probabilities were asked for.
     pub logprobs: bool,
+    /// How the answer to a conversation is to be read.
+    pub output: OutputFormat,
 }
 
 /// Where a piece of text stands.

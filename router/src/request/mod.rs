@@ -1,4 +1,4 @@
-//! One request, whichever API it came by: as sent and as checked ([`check`], within [`limits`]), who sent it ([`auth`])
+//! One request, whichever API it came by: as sent and as checked ([`check`], within [`limits`]), the form that its output must have ([`structure`], [`tools`]), who sent it ([`auth`])
 //! and how much they may send ([`key_limits`]), and what is recorded of it ([`record`], [`span`]).
 
 mod api_keys;
@@ -9,6 +9,8 @@ pub mod key_limits;
 pub mod limits;
 pub mod record;
 pub mod span;
+pub mod structure;
+pub mod tools;
 
 pub use self::auth::{Auth, Caller};
 pub use self::check::{CheckedRequest, SentRequest};

@@ -53,10 +53,14 @@ pub(crate) fn demo_text() -> Arc<ModelText> {
     )
 }
 
-fn load(names: &[&str]) -> ModelText {
+/// A file of the bundled target.
+pub(crate) fn model_file(name: &str) -> Vec<u8> {
     let dir = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../models/demo/target");
-    let assets: Vec<(&str, Vec<u8>)> =
-        names.iter().map(|&name| (name, std::fs::read(dir.join(name)).unwrap())).collect();
+    std::fs::read(dir.join(name)).unwrap()
+}
+
+fn load(names: &[&str]) -> ModelText {
+    let assets: Vec<(&str, Vec<u8>)> = names.iter().map(|&name| (name, model_file(name))).collect();
     let fetch =
         |name: &str| assets.iter().find(|(known, _)| *known == name).map(|(_, bytes)| bytes.as_slice());
     ModelText::from_assets(fetch).unwrap()
@@ -66,7 +70,7 @@ pub(crate) fn demo_encode(text: &str) -> Vec<TokenId> {
     demo_text().encode(text, Framing::Add).unwrap()
 }
 
-fn entry(id: &str, text: Arc<ModelText>) -> Arc<ModelEntry> {
+pub(crate) fn entry(id: &str, text: Arc<ModelText>) -> Arc<ModelEntry> {
     Arc::new(ModelEntry {
         id: id.to_owned(),
         created: 1_700_000_000,

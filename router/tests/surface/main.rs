@@ -20,4 +20,5 @@ mod logs;
 mod shapes;
 mod slow_client;
 mod telemetry;
+mod tools;
 mod vllm;

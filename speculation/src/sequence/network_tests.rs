@@ -104,7 +104,8 @@ impl World {
 
     /// The worker's side: exactly what the cached sequence says.
     fn serve(&mut self, role: Role, step: Step) {
-        let limits = cached_sequence::Limits { role, vocab_size: VOCAB, max_model_len: 4_096 };
+        let limits =
+            cached_sequence::Limits { role, vocab_size: VOCAB, max_model_len: 4_096, grammars: false };
         let incarnation = self.worker(role).incarnation;
         let body = match self.worker(role).cached.admit(&step, &limits) {
             Admission::Stale => return,

@@ -6,10 +6,13 @@ them run, each prints one line, and the exit code says whether all held.
 
 import argparse
 import json
+import re
 import sys
 import traceback
+from typing import Annotated, Literal
 
 import openai
+import pydantic
 from openai import OpenAI
 
 CODE = "Write a Python function that reverses a list.\n"
@@ -374,6 +377,88 @@ def a_full_router_is_a_rate_limit_error(clusters):
 @check
 def a_server_that_is_away_is_a_connection_error(clusters):
     raised(openai.APIConnectionError, lambda: clusters.stopped.models.list())
+
+
+TOOLS = [
+    {
+        "type": "function",
+        "function": {
+            "name": name,
+            "parameters": {
+                "type": "object",
+                "properties": {key: {"type": "string", "enum": values}},
+                "required": [key],
+                "additionalProperties": False,
+            },
+        },
+    }
+    for name, key, values in [("get_weather", "city", ["Bern", "Z\u00fcrich"]), ("send", "to", ["a", "b"])]
+]
+
+
+@check
+def a_parsed_answer_has_the_form_of_its_model(clusters):
+    class Ticket(pydantic.BaseModel):
+        kind: Literal["bug", "question"]
+        urgent: bool
+        tags: Annotated[list[Literal["a", "b"]], pydantic.Field(max_length=2)]
+
+    for temperature in (0, 1):
+        settings = {"model": clusters.model, "messages": CHAT, "seed": 7, "temperature": temperature, "max_tokens": 120}
+        texts = set()
+        for k in (0, 4, 8):
+            answer = clusters.open.chat.completions.parse(
+                **settings, response_format=Ticket, extra_body={"speculation": {"num_draft_tokens": k}}
+            )
+            equal(answer.choices[0].finish_reason, "stop")
+            assert isinstance(answer.choices[0].message.parsed, Ticket)
+            texts.add(answer.choices[0].message.content)
+        equal(len(texts), 1)
+
+
+@check
+def a_choice_of_texts_is_one_of_them(clusters):
+    choices = ["positive", "negative", "neither \"one\""]
+    answer = clusters.chat(extra_body={"structured_outputs": {"choice": choices}})
+    assert answer.choices[0].message.content in choices
+    answer = clusters.complete(extra_body={"guided_regex": "[a-c]{3}-[0-9]"})
+    assert re.fullmatch("[a-c]{3}-[0-9]", answer.choices[0].text), answer
+
+
+@check
+def tools_that_must_be_called_are_called(clusters):
+    named = {"type": "function", "function": {"name": "send"}}
+    for tool_choice, names in (("required", {"get_weather", "send"}), (named, {"send"})):
+        fields = {"tools": TOOLS, "tool_choice": tool_choice, "max_completion_tokens": 400}
+        whole = clusters.chat(**fields)
+        if whole.choices[0].finish_reason == "length":
+            continue
+        equal(whole.choices[0].finish_reason, "tool_calls")
+        calls = [(call.function.name, call.function.arguments) for call in whole.choices[0].message.tool_calls]
+        assert calls and all(name in names for name, _ in calls), calls
+        for name, arguments in calls:
+            key, values = {"get_weather": ("city", ["Bern", "Z\u00fcrich"]), "send": ("to", ["a", "b"])}[name]
+            assert json.loads(arguments)[key] in values, calls
+        streamed = []
+        for chunk in clusters.chat(**fields, stream=True):
+            for call in chunk.choices[0].delta.tool_calls or []:
+                if call.function.name:
+                    equal(call.index, len(streamed))
+                    streamed.append((call.function.name, ""))
+                name, arguments = streamed[-1]
+                streamed[-1] = (name, arguments + call.function.arguments)
+        equal(streamed, calls)
+        # The answer goes back, with the tool's result.
+        message = whole.choices[0].message
+        results = [{"role": "tool", "tool_call_id": call.id, "content": "42"} for call in message.tool_calls]
+        assert clusters.chat(messages=[*CHAT, message, *results]).choices[0].message.content
+
+
+@check
+def a_bad_schema_is_a_bad_request(clusters):
+    schema = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "strong"}}}
+    error = raised(openai.BadRequestError, lambda: clusters.chat(response_format=schema))
+    equal(error.param, "response_format.json_schema.schema")
 
 
 @check

@@ -6,6 +6,7 @@ use speculation::FinishReason;
 use super::body::StreamForm;
 use super::logprobs::{ChatLogprobs, CompletionLogprobs};
 use super::response::{ASSISTANT, ChatChunkChoice, ChatDelta, ChunkSpeculation, CompletionChoice, Envelope};
+use super::tools::{Addition, ChoiceReader};
 use crate::pipeline::text_stream::{Part, ResponseInfo, TextDelta};
 use crate::request::Operation;
 use crate::request::Usage;
@@ -19,6 +20,8 @@ pub(super) struct ChunkWriter {
     form: StreamForm,
     /// Which choices have shown their role.
     introduced: Vec<bool>,
+    /// One for each choice of a conversation whose answer is more than content.
+    readers: Vec<ChoiceReader>,
     /// What stands before the choice of every chunk, and what behind it.
     frame: [Vec<u8>; 2],
 }
@@ -26,7 +29,8 @@ pub(super) struct ChunkWriter {
 impl ChunkWriter {
     pub(super) fn new(operation: Operation, form: StreamForm, info: &ResponseInfo) -> Self {
         let frame = frame(&envelope((operation, form), info, NO_CHOICES));
-        Self { operation, form, introduced: vec![false; info.num_choices as usize], frame }
+        let readers = if operation == Operation::Chat { ChoiceReader::all(info) } else { Vec::new() };
+        Self { operation, form, introduced: vec![false; info.num_choices as usize], readers, frame }
     }
 
     /// Appends the chunk of a piece; nothing where it has nothing to say yet.
@@ -36,15 +40,14 @@ impl ChunkWriter {
         delta: TextDelta,
         events: &mut Vec<u8>,
     ) {
+        if !self.readers.is_empty() {
+            return self.parts((info, vocabulary), &delta, events);
+        }
         let shows_tokens = (info.logprobs || self.form.include_speculation) && !delta.tokens.is_empty();
         if delta.text.is_empty() && delta.finish.is_none() && !shows_tokens {
             return;
         }
-        let speculation =
-            (self.form.include_speculation && delta.part == Part::Output).then_some(ChunkSpeculation {
-                num_tokens: delta.tokens.len() as u32,
-                num_drafted: delta.num_drafted,
-            });
+        let speculation = self.speculation(&delta);
         let finish_reason: Option<&'static str> =
             delta.finish.map(|reason: FinishReason| finish_word(reason));
         let has_logprobs = info.logprobs && !delta.tokens.is_empty();
@@ -57,6 +60,7 @@ impl ChunkWriter {
                     delta: ChatDelta {
                         role: (!introduced).then_some(ASSISTANT),
                         content: (!is_farewell).then_some(delta.text),
+                        ..ChatDelta::default()
                     },
                     logprobs: has_logprobs.then(|| ChatLogprobs::of(vocabulary, &delta.tokens)),
                     finish_reason,
@@ -77,6 +81,56 @@ impl ChunkWriter {
         }
     }
 
+    /// Appends the chunks of a piece whose text is read: one for each part of it, and one for what is said of its tokens and of its end.
+    fn parts(
+        &mut self,
+        (info, vocabulary): (&ResponseInfo, &Vocabulary),
+        delta: &TextDelta,
+        events: &mut Vec<u8>,
+    ) {
+        let index = delta.choice;
+        let reader = &mut self.readers[index as usize];
+        let additions = reader.read(&delta.text, delta.finish.is_some());
+        let finish_reason = delta.finish.map(|reason| with_calls(finish_word(reason), reader.has_calls()));
+        for addition in additions {
+            let added = match addition {
+                Addition::Content(text) => ChatDelta { content: Some(text), ..ChatDelta::default() },
+                Addition::Reasoning(text) => {
+                    ChatDelta { reasoning_content: Some(text), ..ChatDelta::default() }
+                }
+                Addition::Call(call) => ChatDelta { tool_calls: vec![call], ..ChatDelta::default() },
+            };
+            let choice = ChatChunkChoice {
+                index,
+                delta: ChatDelta { role: self.introduce(index), ..added },
+                logprobs: None,
+                finish_reason: None,
+                speculation: None,
+            };
+            self.write(&choice, events);
+        }
+        let logprobs =
+            (info.logprobs && !delta.tokens.is_empty()).then(|| ChatLogprobs::of(vocabulary, &delta.tokens));
+        let speculation = self.speculation(delta).filter(|said| said.num_tokens > 0);
+        if logprobs.is_some() || speculation.is_some() || finish_reason.is_some() {
+            let delta = ChatDelta { role: self.introduce(index), ..ChatDelta::default() };
+            self.write(&ChatChunkChoice { index, delta, logprobs, finish_reason, speculation }, events);
+        }
+    }
+
+    /// The role, before the first piece of a choice.
+    fn introduce(&mut self, choice: u32) -> Option<&'static str> {
+        let introduced = std::mem::replace(&mut self.introduced[choice as usize], true);
+        (!introduced).then_some(ASSISTANT)
+    }
+
+    fn speculation(&self, delta: &TextDelta) -> Option<ChunkSpeculation> {
+        (self.form.include_speculation && delta.part == Part::Output).then_some(ChunkSpeculation {
+            num_tokens: delta.tokens.len() as u32,
+            num_drafted: delta.num_drafted,
+        })
+    }
+
     /// Appends the chunk after the last choice, where it was asked for.
     pub(super) fn usage(&self, info: &ResponseInfo, usage: &Usage, events: &mut Vec<u8>) {
         if self.form.include_usage {
@@ -91,6 +145,11 @@ impl ChunkWriter {
         serde_json::to_writer(&mut *events, choice).expect(WRITABLE);
         events.extend_from_slice(behind);
     }
+}
+
+/// Why a choice ended, where it may have ended with calls.
+pub(super) fn with_calls(reason: &'static str, has_calls: bool) -> &'static str {
+    if has_calls && reason == finish_word(FinishReason::Stop) { "tool_calls" } else { reason }
 }
 
 const NO_CHOICES: [(); 0] = [];
@@ -137,6 +196,7 @@ pub(super) fn event<T: Serialize>(value: &T, events: &mut Vec<u8>) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::output::OutputFormat;
 
     #[test]
     fn a_chunk_put_together_is_the_envelope_written_whole() {
@@ -148,6 +208,7 @@ mod tests {
             seed: u64::MAX,
             num_choices: 2,
             logprobs: false,
+            output: OutputFormat::default(),
         };
         let choice = || CompletionChoice {
             index: 1,

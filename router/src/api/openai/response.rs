@@ -3,6 +3,7 @@
 use serde::Serialize;
 
 use super::logprobs::{ChatLogprobs, CompletionLogprobs};
+use super::tools::{MessageParts, ToolCallBody};
 use crate::pipeline::text_stream::ResponseInfo;
 use crate::request::Usage;
 
@@ -60,13 +61,25 @@ pub struct ChatChoice {
 #[derive(Debug, Serialize)]
 pub struct AssistantMessage {
     role: &'static str,
-    content: String,
+    /// Null where the model says nothing but calls.
+    content: Option<String>,
+    #[serde(skip_serializing_if = "String::is_empty")]
+    reasoning_content: String,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    tool_calls: Vec<ToolCallBody>,
     refusal: Option<()>,
 }
 
-impl From<String> for AssistantMessage {
-    fn from(content: String) -> Self {
-        Self { role: ASSISTANT, content, refusal: None }
+impl AssistantMessage {
+    pub(super) fn new(parts: MessageParts) -> Self {
+        let MessageParts { content, reasoning, calls } = parts;
+        Self {
+            role: ASSISTANT,
+            content: (calls.is_empty() || !content.is_empty()).then_some(content),
+            reasoning_content: reasoning,
+            tool_calls: calls,
+            refusal: None,
+        }
     }
 }
 
@@ -90,7 +103,7 @@ pub struct ChatChunkChoice {
 }
 
 /// What is new in a conversation's choice.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Default, Serialize)]
 pub struct ChatDelta {
     /// On the first piece.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -98,6 +111,12 @@ pub struct ChatDelta {
     /// Absent where nothing is new.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub content: Option<String>,
+    /// The same.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub reasoning_content: Option<String>,
+    /// Empty where no call begins or goes on.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub tool_calls: Vec<ToolCallBody>,
 }
 
 /// A completion's choice, or a piece of one.

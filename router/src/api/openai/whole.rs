@@ -5,9 +5,10 @@ use axum::response::{IntoResponse, Response};
 use http::{HeaderValue, header};
 use speculation::FinishReason;
 
-use super::chunk::json;
+use super::chunk::{json, with_calls};
 use super::logprobs::{ChatLogprobs, CompletionLogprobs};
-use super::response::{ChatChoice, CompletionChoice, Envelope};
+use super::response::{AssistantMessage, ChatChoice, CompletionChoice, Envelope};
+use super::tools::{ChoiceReader, MessageParts};
 use crate::detokenize::OutputToken;
 use crate::error::RouterError;
 use crate::pipeline::answer_memory::AnswerHold;
@@ -74,12 +75,18 @@ fn json_bytes(tokens: &[OutputToken]) -> usize {
 
 fn chat(text: &TextStream, choices: Vec<Collected>) -> Result<String, RouterError> {
     let (info, vocabulary) = (text.info(), text.model().vocabulary());
+    let mut readers = ChoiceReader::all(info);
     let choice = |(index, choice): (usize, Collected)| {
+        let finish_reason = finish_reason(&choice)?;
+        let parts = match readers.get_mut(index) {
+            Some(reader) => MessageParts::of(reader.read(&choice.text, true)),
+            None => MessageParts { content: choice.text, ..MessageParts::default() },
+        };
         Ok(ChatChoice {
             index: index as u32,
             logprobs: info.logprobs.then(|| ChatLogprobs::of(vocabulary, &choice.tokens)),
-            finish_reason: finish_reason(&choice)?,
-            message: choice.text.into(),
+            finish_reason: with_calls(finish_reason, !parts.calls.is_empty()),
+            message: AssistantMessage::new(parts),
         })
     };
     let choices: Result<Vec<_>, RouterError> = choices.into_iter().enumerate().map(choice).collect();
