@@ -97,9 +97,11 @@ impl ChoiceText {
             out.tokens.push(OutputToken { id, text_offset: self.num_chars, logprobs: logprobs.next() });
             self.num_tokens += 1;
             let shown = out.text.len();
-            if self.shown_token_ids.contains(&id) {
+            if self.stop_token_ids.contains(&id) {
+                // Ends the sequence and adds no text.
+            } else if self.shown_token_ids.contains(&id) {
                 self.text.push_spelt(&self.model, id, &mut out.text);
-            } else if !self.stop_token_ids.contains(&id) {
+            } else {
                 self.text.push(&self.model, id, &mut out.text);
             }
             if self.show(shown, &mut out.text) {
