@@ -1,12 +1,15 @@
 //! Which models exist, as clients see them. The worker registry publishes; the APIs read. Must never know a worker's
 //! address or load: whether a model can be served right now is the lanes' to say.
 
+pub mod settings;
+
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use speculation::TokenId;
 use tokio::sync::watch;
 
+use self::settings::{ModelSettings, RequestDefaults};
 use crate::error::RouterError;
 use crate::text::ModelText;
 
@@ -15,6 +18,10 @@ use crate::text::ModelText;
 pub struct ModelEntry {
     /// As clients name it.
     pub id: String,
+    /// As targets name it: another name where the operator gave it one.
+    pub model: String,
+    /// For requests that do not say.
+    pub defaults: RequestDefaults,
     /// Unix seconds at which this router first saw it.
     pub created: u64,
     /// Its tokenizer and chat template.
@@ -35,19 +42,34 @@ type Models = Arc<BTreeMap<String, Arc<ModelEntry>>>;
 #[derive(Debug, Clone)]
 pub struct Catalog {
     models: watch::Sender<Models>,
+    /// By the name that clients use.
+    settings: Arc<BTreeMap<String, ModelSettings>>,
 }
 
 impl Default for Catalog {
     fn default() -> Self {
-        Self { models: watch::Sender::new(Models::default()) }
+        Self::new(BTreeMap::new())
     }
 }
 
 impl Catalog {
+    /// An empty list of models that are served by these settings.
+    pub fn new(settings: BTreeMap<String, ModelSettings>) -> Self {
+        Self { models: watch::Sender::new(Models::default()), settings: Arc::new(settings) }
+    }
+
     /// Replaces the list. A model whose workers are gone for the moment stays listed, so that clients read "not ready"
     /// and not "does not exist".
     pub fn publish(&self, entries: impl IntoIterator<Item = Arc<ModelEntry>>) {
-        let models = entries.into_iter().map(|entry| (entry.id.clone(), entry)).collect();
+        let served: BTreeMap<String, Arc<ModelEntry>> =
+            entries.into_iter().map(|entry| (entry.id.clone(), entry)).collect();
+        let mut models = served.clone();
+        for (name, settings) in self.settings.iter() {
+            let Some(entry) = served.get(settings.serves.as_ref().unwrap_or(name)) else { continue };
+            let defaults = settings.defaults.clone();
+            let entry = ModelEntry { id: name.clone(), defaults, ..ModelEntry::clone(entry) };
+            models.insert(name.clone(), Arc::new(entry));
+        }
         self.models.send_replace(Arc::new(models));
     }
 
@@ -68,5 +90,52 @@ impl Catalog {
     /// Wakes whoever waits for a change of the list.
     pub fn subscribe(&self) -> watch::Receiver<Models> {
         self.models.subscribe()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::text::tests::demo;
+
+    fn entry(id: &str) -> Arc<ModelEntry> {
+        Arc::new(ModelEntry {
+            id: id.to_owned(),
+            model: id.to_owned(),
+            defaults: RequestDefaults::default(),
+            created: 1,
+            text: demo(),
+            max_model_len: 8,
+            vocab_size: 8,
+            eos_token_ids: Vec::new(),
+            numerics_id: String::new(),
+        })
+    }
+
+    #[test]
+    fn a_name_is_listed_while_its_model_is() {
+        let defaults = RequestDefaults { temperature: Some(0.5), ..RequestDefaults::default() };
+        let settings = [
+            ("other", ModelSettings { serves: Some("demo".into()), defaults: defaults.clone() }),
+            (
+                "demo",
+                ModelSettings {
+                    serves: None,
+                    defaults: RequestDefaults { top_k: Some(3), ..defaults.clone() },
+                },
+            ),
+            ("absent", ModelSettings { serves: Some("nobody".into()), defaults: RequestDefaults::default() }),
+        ];
+        let catalog = Catalog::new(settings.map(|(name, settings)| (name.to_owned(), settings)).into());
+        let ids = || catalog.list().iter().map(|entry| entry.id.clone()).collect::<Vec<_>>();
+        assert!(ids().is_empty());
+        catalog.publish([entry("large")]);
+        assert_eq!(ids(), ["large"]);
+        catalog.publish([entry("large"), entry("demo")]);
+        assert_eq!(ids(), ["demo", "large", "other"]);
+        let other = catalog.get("other").unwrap();
+        assert_eq!((other.id.as_str(), other.model.as_str(), &other.defaults), ("other", "demo", &defaults));
+        assert_eq!(catalog.get("demo").unwrap().defaults.top_k, Some(3));
+        assert!(matches!(catalog.get("absent"), Err(RouterError::ModelNotFound { .. })));
     }
 }

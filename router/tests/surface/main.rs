@@ -4,6 +4,7 @@
 #![expect(clippy::unwrap_used, reason = "a test's harness fails by panicking")]
 
 mod admission;
+mod anthropic;
 mod bad_input;
 mod behaviour;
 mod client;
@@ -15,7 +16,9 @@ mod grpc;
 mod lanes;
 mod listeners;
 mod logs;
+mod responses;
 mod shapes;
 mod slow_client;
 mod telemetry;
 mod vllm;
+mod vllm_grpc;

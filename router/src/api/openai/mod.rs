@@ -9,6 +9,6 @@ pub mod logprobs;
 pub mod models;
 pub mod respond;
 pub mod response;
+pub(super) mod responses;
 pub mod shapes;
-mod sse;
 mod whole;
