@@ -1,6 +1,6 @@
 # Every verb is one line over cargo or a script. `make` alone prints them.
 .DEFAULT_GOAL := help
-.PHONY: help deps up test quick check fmt fuzz sanitize arm-check docs measure measure-lanes measure-lanes-cluster measure-plan measure-router chaos kernels-check gpu-check gpu-check-dry gpu-bundle gpu-bundle-check clean
+.PHONY: help deps helm-check up test quick check fmt fuzz sanitize arm-check docs measure measure-lanes measure-lanes-cluster measure-plan measure-router chaos kernels-check gpu-check gpu-check-dry gpu-bundle gpu-bundle-check clean
 
 # Every verb compiles the workspace by clippy's driver, so that lints, tests and binaries share what is built. This is how
 # `cargo clippy -- --deny warnings` calls it.
@@ -74,6 +74,11 @@ measure-plan: ## what `outrider plan` computes against the simulator and against
 	cargo build --locked --workspace --bins
 	cargo run --locked --package outrider --example plan_against_simulator
 	cargo run --locked --package outrider --example plan_against_cluster
+
+helm-check: ## lint and render the Helm chart, and check its objects against Kubernetes' schema; no cluster needed (ARGS="--show defaults")
+	@test -e .deps/helm/ready || { python3 -m venv .deps/helm && .deps/helm/bin/pip install --quiet --disable-pip-version-check \
+	  helm-python-sdk==0.2.2 kubernetes-validate==1.37.0 && touch .deps/helm/ready; }
+	@.deps/helm/bin/python deploy/helm-check.py $(ARGS)
 
 kernels-check: ## every CUDA kernel compiled for every architecture that is served, with registers and spills; no GPU needed
 	@cargo build --locked --workspace --example kernels_check

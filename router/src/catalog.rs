@@ -11,7 +11,7 @@ use tokio::sync::watch;
 
 use self::settings::{ModelSettings, RequestDefaults};
 use crate::error::RouterError;
-use crate::text::ModelText;
+use text::ModelText;
 
 /// One model, by what its target said of itself.
 #[derive(Debug, Clone)]
@@ -90,52 +90,5 @@ impl Catalog {
     /// Wakes whoever waits for a change of the list.
     pub fn subscribe(&self) -> watch::Receiver<Models> {
         self.models.subscribe()
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::text::tests::demo;
-
-    fn entry(id: &str) -> Arc<ModelEntry> {
-        Arc::new(ModelEntry {
-            id: id.to_owned(),
-            model: id.to_owned(),
-            defaults: RequestDefaults::default(),
-            created: 1,
-            text: demo(),
-            max_model_len: 8,
-            vocab_size: 8,
-            eos_token_ids: Vec::new(),
-            numerics_id: String::new(),
-        })
-    }
-
-    #[test]
-    fn a_name_is_listed_while_its_model_is() {
-        let defaults = RequestDefaults { temperature: Some(0.5), ..RequestDefaults::default() };
-        let settings = [
-            ("other", ModelSettings { serves: Some("demo".into()), defaults: defaults.clone() }),
-            (
-                "demo",
-                ModelSettings {
-                    serves: None,
-                    defaults: RequestDefaults { top_k: Some(3), ..defaults.clone() },
-                },
-            ),
-            ("absent", ModelSettings { serves: Some("nobody".into()), defaults: RequestDefaults::default() }),
-        ];
-        let catalog = Catalog::new(settings.map(|(name, settings)| (name.to_owned(), settings)).into());
-        let ids = || catalog.list().iter().map(|entry| entry.id.clone()).collect::<Vec<_>>();
-        assert!(ids().is_empty());
-        catalog.publish([entry("large")]);
-        assert_eq!(ids(), ["large"]);
-        catalog.publish([entry("large"), entry("demo")]);
-        assert_eq!(ids(), ["demo", "large", "other"]);
-        let other = catalog.get("other").unwrap();
-        assert_eq!((other.id.as_str(), other.model.as_str(), &other.defaults), ("other", "demo", &defaults));
-        assert_eq!(catalog.get("demo").unwrap().defaults.top_k, Some(3));
-        assert!(matches!(catalog.get("absent"), Err(RouterError::ModelNotFound { .. })));
     }
 }

@@ -183,6 +183,15 @@ pub struct Meaning {
 const INVALID: &str = "invalid_request_error";
 const SERVER: &str = "server_error";
 
+impl From<text::TextError> for RouterError {
+    fn from(error: text::TextError) -> Self {
+        match error {
+            text::TextError::Conversation(message) => Self::invalid("messages", message),
+            text::TextError::Internal(message) => Self::Internal(message),
+        }
+    }
+}
+
 impl RouterError {
     /// A wrong field.
     pub fn invalid(param: impl Into<String>, message: impl Into<String>) -> Self {

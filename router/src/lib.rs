@@ -2,8 +2,8 @@
 //!
 //! A request passes the modules in this order: [`api`] -> [`pipeline`], which has it checked ([`request`]), admitted
 //! ([`admission`]), tokenized ([`tokenize`], [`task_type`]) and scheduled ([`scheduler`], behind the seam [`generation`],
-//! on the [`workers`]), and turns its tokens into text again ([`detokenize`]). [`catalog`] lists the models, [`text`]
-//! holds their tokenizers, [`error`] says how each failure is reported; [`config`] and [`serve`] put a process around it.
+//! on the [`workers`]), and turns its tokens into text again ([`detokenize`]). [`catalog`] lists the models and
+//! their tokenizers, [`error`] says how each failure is reported; [`config`] and [`serve`] put a process around it.
 
 #![forbid(unsafe_code)]
 
@@ -27,4 +27,3 @@ pub mod error;
 pub mod lane_config;
 pub mod metrics;
 pub mod serve;
-pub mod text;

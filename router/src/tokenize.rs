@@ -16,7 +16,7 @@ use crate::detokenize::decode;
 use crate::error::RouterError;
 use crate::metrics::GaugeHold;
 use crate::task_type::classify;
-use crate::text::{ConversationMessage, Framing, ModelText};
+use text::{ConversationMessage, Framing, ModelText};
 
 /// How many jobs may wait for a thread.
 pub const TOKENIZE_QUEUE_MAX: usize = 1_024;
@@ -86,7 +86,7 @@ pub fn encode_text(
     max_model_len: u32,
 ) -> Result<Vec<TokenId>, RouterError> {
     check_bytes(model, text, max_model_len, "prompt")?;
-    model.encode(text, framing)
+    Ok(model.encode(text, framing)?)
 }
 
 /// Turns one prompt into ids, unless it is longer than any that fits `max_model_len` tokens.

@@ -4,10 +4,8 @@
 //!
 //! All drafts since the text last changed are believed alike: the more, the less chance is in them. Whether it changed is asked again and again, by
 //! comparing what is newer than each of many moments with what is older; where chance would hardly make such a difference, what is older
-//! is dropped (adaptive windowing: Bifet, Gavaldà 2007, with a test over all positions together). A lane asks so often that chance does make
-//! it now and then: what was dropped still counts as a few drafts, until the newer ones leave no doubt.
+//! is dropped (adaptive windowing: Bifet, Gavaldà 2007, with a test over all positions together).
 
-use std::borrow::Cow;
 use std::collections::VecDeque;
 use std::ops::Range;
 
@@ -31,9 +29,6 @@ const CHANGE_DEVIATIONS: f64 = 3.5;
 /// Judged positions that both sides of a comparison need.
 const COMPARED_MIN: f64 = 8.0;
 
-/// Drafts that those before a change are worth as long as newer ones differ from them by no more than made it a change.
-const CHANGED_WEIGHT: f64 = 16.0;
-
 /// Judged drafts that the prior, or the position before, is worth.
 const PRIOR_WEIGHT: f64 = 4.0;
 
@@ -44,8 +39,6 @@ pub struct AcceptanceRules {
     pub prior_weight: f64,
     /// Standard deviations that are taken for a change of the text.
     pub change_deviations: f64,
-    /// Drafts that those before a change are worth while there is doubt of it.
-    pub changed_weight: f64,
     /// Drafts in the newest piece of the window, at least.
     pub piece_drafts: f64,
 }
@@ -55,13 +48,12 @@ impl Default for AcceptanceRules {
         Self {
             prior_weight: PRIOR_WEIGHT,
             change_deviations: CHANGE_DEVIATIONS,
-            changed_weight: CHANGED_WEIGHT,
             piece_drafts: f64::from(PIECE_DRAFTS),
         }
     }
 }
 
-/// AcceptanceByPosition by position of one lane.
+/// Acceptance by position of one lane.
 #[derive(Debug, Clone)]
 pub struct AcceptanceByPosition {
     rules: AcceptanceRules,
@@ -71,8 +63,6 @@ pub struct AcceptanceByPosition {
     pieces: VecDeque<Piece>,
     /// All of them together.
     total: Counts,
-    /// What was dropped by the last change, if there was one.
-    before: Option<Counts>,
     /// No draft was longer: nothing was counted from here on.
     depth: usize,
 }
@@ -100,7 +90,7 @@ impl AcceptanceByPosition {
     /// The same by other rules.
     pub fn with_rules(prior: f64, rules: AcceptanceRules) -> Self {
         let pieces = VecDeque::from([Piece::default()]);
-        Self { rules, prior, pieces, total: Counts::default(), before: None, depth: 0 }
+        Self { rules, prior, pieces, total: Counts::default(), depth: 0 }
     }
 
     /// A draft of which `positions` were judged, as far as they were accepted: those below `accepted` were, that at `accepted` was not,
@@ -122,7 +112,7 @@ impl AcceptanceByPosition {
     /// The chance of each of the first `depth` positions to be accepted, given that those before it were. Positions
     /// that were never judged go on at the rate of the last one that was.
     pub fn rates(&self, depth: u32) -> Vec<f64> {
-        self.believed().rates((self.prior, self.rules.prior_weight), depth)
+        self.total.rates((self.prior, self.rules.prior_weight), depth)
     }
 
     /// The chance of each of the first `depth` positions to be reached and accepted.
@@ -142,19 +132,6 @@ impl AcceptanceByPosition {
         self.total.judged.iter().sum()
     }
 
-    /// The window, and of what was before it as much as is not beyond doubt over.
-    fn believed(&self) -> Cow<'_, Counts> {
-        let Some(before) = &self.before else { return Cow::Borrowed(&self.total) };
-        let least = self.rules.change_deviations;
-        let deviations = self.total.deviations_from(before, self.depth).max(least);
-        // The likelihood of so many deviations by chance, over that of those that were taken for a change.
-        let doubt = ((least * least - deviations * deviations) / 2.0).exp();
-        let weight = (self.rules.changed_weight * doubt / before.judged[0].max(1.0)).min(1.0);
-        let mut believed = self.total.clone();
-        believed.merge(before, (weight, self.depth));
-        Cow::Owned(believed)
-    }
-
     /// Drops what came before the text changed, if it did.
     fn drop_what_is_over(&mut self) {
         let (mut newer, mut changed) = (Counts::default(), None);
@@ -169,10 +146,7 @@ impl AcceptanceByPosition {
         }
         if let Some((_, kept)) = changed {
             self.pieces.truncate(kept);
-            let mut before = std::mem::take(&mut self.total);
             self.sum_up();
-            before.merge(&self.total, (-1.0, self.depth));
-            self.before = Some(before);
         }
     }
 
@@ -314,29 +288,6 @@ mod tests {
             let rate = acceptance.rates(1)[0];
             assert!((rate - after).abs() < 0.2, "{before} to {after}: {rate}");
         }
-    }
-
-    /// A lane asks some thousand times a minute whether its text changed: what chance alone answers must not turn it round.
-    #[test]
-    fn what_chance_takes_for_a_change_turns_the_belief_by_little() {
-        let mut acceptance = AcceptanceByPosition::new(0.6);
-        feed(&mut acceptance, (1, 0.38, 1_000), 1);
-        // Fewer than a change makes certain.
-        let before = acceptance.rates(1)[0];
-        (0..12).for_each(|_| acceptance.observe(0..1, 1, 1));
-        assert!(acceptance.before.is_some(), "no change was seen");
-        let shortly_after = acceptance.rates(1)[0];
-        let forgetful = AcceptanceRules { changed_weight: 0.0, ..AcceptanceRules::default() };
-        let forgotten = AcceptanceByPosition { rules: forgetful, ..acceptance.clone() }.rates(1)[0];
-        assert!(
-            before < shortly_after && shortly_after < forgotten - 0.1,
-            "{before} {shortly_after} {forgotten}"
-        );
-        // It goes on: then it was none.
-        (0..24).for_each(|_| acceptance.observe(0..1, 1, 1));
-        let (now, forgotten) =
-            (acceptance.rates(1)[0], AcceptanceByPosition { rules: forgetful, ..acceptance }.rates(1)[0]);
-        assert!(forgotten - now < 0.02, "{now} {forgotten}");
     }
 
     proptest! {

@@ -4,37 +4,34 @@
 //!
 //! For each k: the tokens that a round is expected to commit (acceptance by position), over the time that it is expected to take: its price by the workers'
 //! tables (`price.rs`: the wait for the draft, its queue and wire included, and the verification, with all rows that share the target's
-//! forward, in groups by turns where that pays) times what rounds took beyond such prices (`belief.rs`).
+//! forward, in groups by turns where that pays) times what rounds took beyond such prices (`residual_filter.rs`).
 //!
 //! k = 0 is a choice like the others. How far drafts would be accepted is known there, too, where a draft worker says which of the
-//! committed tokens fed to it it would have drawn itself. What a round takes at a k that was not tried for long is uncertain by a known amount, and
-//! a k is tried where that is worth it (`value.rs`). Only where nobody tells anything of acceptance, a lane at k = 0 takes one drafting round
-//! now and then: a probe, paid for out of a fixed share of the lane's time.
+//! committed tokens fed to it it would have drawn itself. Only where nobody tells anything of acceptance, a lane at k = 0 takes one drafting
+//! round now and then: a probe, paid for out of a fixed share of the lane's time.
 
-mod belief;
 mod explanation;
 mod load;
 mod price;
+mod residual_filter;
 mod rules;
 #[cfg(test)]
 mod tests;
-mod value;
 
 use std::collections::VecDeque;
 use std::ops::Range;
 use std::time::Duration;
 
-use belief::Belief;
-pub use belief::BeliefRules;
 pub use explanation::{Change, Explanation, Outlook, Why};
 pub use load::{LaneView, Load, Pace};
 use price::price;
-pub use rules::{MAX_MOVE, PRIOR_ACCEPTANCE, PROBE_SPACING, Rules};
+use residual_filter::ResidualFilter;
+pub use residual_filter::ResidualRules;
+pub use rules::{PRIOR_ACCEPTANCE, PROBE_SPACING, Rules};
 use rules::{
-    PRIOR_SUPPLY, PROBE_CREDIT_MAX, PROBE_DEBT_MAX, PROBE_LOSS_MIN, PROBING_ONE_IN, RASH_BESIDE_OTHERS,
-    REJOINING_LOSS, SUPPLY_MEMORY, SUPPLY_MEMORY_MAX,
+    PRIOR_SUPPLY, PROBE_CREDIT_MAX, PROBE_DEBT_MAX, PROBE_LOSS_MIN, PROBE_TOKENS, PROBING_ONE_IN,
+    RASH_BESIDE_OTHERS, REJOINING_LOSS, SUPPLY_MEMORY, SUPPLY_MEMORY_MAX,
 };
-use value::value_of_move;
 
 use crate::acceptance_by_position::AcceptanceByPosition;
 use crate::cost::{Forward, WorkerCost, micros};
@@ -81,7 +78,7 @@ pub struct DraftLength {
     asked: u64,
     supply_memory: u64,
     /// What rounds take beyond their price.
-    belief: Belief,
+    residuals: ResidualFilter,
     /// By k.
     gathered: Vec<Gathered>,
     outlook: Vec<Outlook>,
@@ -135,7 +132,7 @@ impl DraftLength {
             supply: AcceptanceByPosition::new(PRIOR_SUPPLY),
             asked: 0,
             supply_memory: SUPPLY_MEMORY,
-            belief: Belief::new(max_k, rules.belief),
+            residuals: ResidualFilter::new(max_k, rules.residuals),
             gathered: vec![Gathered::default(); max_k as usize + 1],
             outlook: Vec::new(),
             load: None,
@@ -158,8 +155,8 @@ impl DraftLength {
     pub fn choose(&mut self, load: Load, target: &WorkerCost, draft: &WorkerCost) -> Choice {
         if self.left_in_round == 0 {
             self.left_in_round = load.lane_sequences.max(1);
-            let before = self.load.replace(load);
-            self.begin_lane_round(before, (target, draft));
+            self.load = Some(load);
+            self.begin_lane_round(&load, (target, draft));
         }
         self.choose_as_decided().expect("a lane round has at least one sequence")
     }
@@ -274,23 +271,21 @@ impl DraftLength {
         self.load.map_or(1, |load| load.lane_sequences.max(1))
     }
 
-    fn begin_lane_round(&mut self, before: Option<Load>, (target, draft): (&WorkerCost, &WorkerCost)) {
-        let Some(load) = self.load else { return };
+    fn begin_lane_round(&mut self, load: &Load, (target, draft): (&WorkerCost, &WorkerCost)) {
         self.lane_rounds += 1;
         self.probe = None;
-        let sequences = |load: Load| f64::from(load.sequences.max(1));
-        self.belief.age(before.map_or(0.0, |before| (sequences(load) / sequences(before)).ln()));
+        self.residuals.age();
         for (k, gathered) in (0..).zip(&mut self.gathered) {
             let Gathered { rounds, log_ratios } = std::mem::take(gathered);
             if rounds > 0.0 {
                 let part = rounds / f64::from(load.lane_sequences.max(1));
-                self.belief.observe(k, log_ratios / rounds, part);
+                self.residuals.observe(k, log_ratios / rounds, part);
             }
         }
         self.age_supply();
-        self.outlook = self.look_ahead(&load, target, draft);
+        self.outlook = self.look_ahead(load, target, draft);
         if !self.step_towards_best() {
-            self.probe = self.due_probe(&load);
+            self.probe = self.due_probe(load);
         }
     }
 
@@ -315,7 +310,6 @@ impl DraftLength {
         let accepted_by_position = self.acceptance.cumulative(self.max_k);
         let supply = self.supply.cumulative(self.max_k);
         let sequences = f64::from(load.sequences.max(1));
-        let room = if self.k == 0 { self.rules.others_room } else { 1.0 };
         let (mut expected_tokens, mut rows_each) = (1.0, 1.0);
         let mut outlook = Vec::with_capacity(self.max_k as usize + 1);
         for k in 0..=self.max_k {
@@ -326,11 +320,11 @@ impl DraftLength {
             }
             let (table_draft_us, table_verify_us) =
                 price(k, rows_each, (load, self.rules.groups_max), (target, draft));
-            let factor = self.belief.factor(k);
+            let factor = self.residuals.factor(k);
             let (draft_wait_us, verify_us) = (table_draft_us * factor, table_verify_us * factor);
             let forward_us = target.forward_micros(Forward {
-                rows: room * (sequences * rows_each + f64::from(load.other_rows)),
-                sequences: room * (sequences + f64::from(load.other_sequences)),
+                rows: sequences * rows_each + f64::from(load.other_rows),
+                sequences: sequences + f64::from(load.other_sequences),
                 context: load.context,
             });
             outlook.push(Outlook {
@@ -358,28 +352,29 @@ impl DraftLength {
     fn step_towards_best(&mut self) -> bool {
         let here = self.outlook[self.k as usize];
         let must_leave = here.others_delay > self.rules.others_delay_max;
-        let trial = self.rules.trial_lane_rounds / self.rules.horizon_lane_rounds;
         let is_beside_others = self.load.is_some_and(|load| load.other_sequences > 0);
         let rash = self.rules.rash_hysteresis * if is_beside_others { RASH_BESIDE_OTHERS } else { 1.0 };
+        let margin = if self.is_rash() { rash } else { self.rules.hysteresis };
         let best = self.outlook.iter().filter(|at| at.k != self.k && self.may_move_to(at)).map(|at| {
             let gain = (at.tokens_per_second / here.tokens_per_second).ln();
-            let margin = if self.is_rash(at.k) { rash } else { self.rules.hysteresis };
-            (value_of_move(gain, self.belief.doubt(at.k, self.k), trial) - margin, gain, at.k)
+            // To draft less costs nobody anything: no other lane's rounds become longer by it.
+            let margin = if at.k < self.k && !self.is_rash() { 0.0 } else { margin };
+            (gain - margin, gain, at.k)
         });
         let Some((surplus, gain, best)) = best.max_by(|a, b| a.0.total_cmp(&b.0)) else { return false };
         if !must_leave && surplus <= 0.0 {
             self.why = match () {
                 () if gain <= 0.0 => Why::Best,
-                () if self.is_rash(best) => Why::Settling,
+                () if self.is_rash() => Why::Settling,
                 () => Why::WithinHysteresis,
             };
             return false;
         }
         let from = self.k;
-        self.k = best.clamp(from.saturating_sub(self.rules.max_move), from + self.rules.max_move);
+        self.k = best;
         self.why = Why::Moving;
         self.speed = Speed::default();
-        self.changes.push_back(Change { lane_round: self.lane_rounds, from, to: self.k, best, gain });
+        self.changes.push_back(Change { lane_round: self.lane_rounds, from, to: best, gain });
         if self.changes.len() > CHANGES_KEPT {
             self.changes.pop_front();
         }
@@ -392,15 +387,10 @@ impl DraftLength {
         at.others_delay <= self.rules.others_delay_max * if at.k < self.k { 1.0 } else { 0.5 }
     }
 
-    /// Whether the last move was not measured yet, and this one is not the rest of it.
-    fn is_rash(&self, k: u32) -> bool {
-        self.changes.back().is_some_and(|last| {
-            let until_measured = self.rules.settling_lane_rounds + self.rules.trial_lane_rounds as u64;
-            let is_measured = self.lane_rounds - last.lane_round >= until_measured;
-            let is_rest =
-                if last.to > last.from { self.k < k && k <= last.best } else { last.best <= k && k < self.k };
-            !is_measured && !is_rest
-        })
+    /// Whether the last move was not measured yet.
+    fn is_rash(&self) -> bool {
+        let until_measured = self.rules.settling_lane_rounds + self.rules.measuring_lane_rounds;
+        self.since_change().is_some_and(|since| since < until_measured)
     }
 
     /// The k of a probe, if one is due and paid for.
@@ -412,7 +402,7 @@ impl DraftLength {
         // Where few sequences share the price of it, the shortest draft has to do.
         let probe = match self.k {
             0 if load.lane_sequences < PROBING_ONE_IN => 1,
-            0 => self.rules.max_move.min(self.max_k),
+            0 => PROBE_TOKENS.min(self.max_k),
             // Nothing is heard of drafts that were chosen: whoever asks holds them back, and lets probes through.
             k => k,
         };

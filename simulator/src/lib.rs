@@ -36,7 +36,6 @@ pub use setup::{ENDLESS, Experiment, Kind, Policy, Setup, Sharing, Traffic};
 use clients::{Clients, Request};
 use clock::{Clock, Happening};
 use router::{Router, worker_info};
-use scheduling::batch_former::BatchRules;
 use scheduling::profile::text::{mix, unit};
 use scheduling::scheduler::{Event, WorkerKey};
 use speculation::Role;
@@ -75,15 +74,16 @@ struct Simulation<'a> {
     /// Workers at which something happened.
     touched: BTreeSet<WorkerKey>,
     clients: Clients<'a>,
+    experiment: Experiment,
 }
 
 impl<'a> Simulation<'a> {
     fn new(setup: &'a Setup<'a>, experiment: &Experiment, is_recorded: bool) -> Self {
         let profile = Arc::new(setup.profile.clone());
         let worker_setup = WorkerSetup {
-            rules: BatchRules { groups: experiment.groups, lanes: setup.sharing },
+            lanes: setup.sharing,
             has_prompts: matches!(setup.traffic, Traffic::Closed { .. }),
-            tells_agreement: experiment.tells_agreement,
+            experiment: *experiment,
         };
         let roles = std::iter::repeat_n(Role::Target, profile.target.workers as usize)
             .chain(std::iter::repeat_n(Role::Draft, profile.draft.workers as usize));
@@ -98,6 +98,7 @@ impl<'a> Simulation<'a> {
             workers: (1..).zip(roles).map(worker).collect(),
             touched: BTreeSet::new(),
             clients: Clients::new(setup),
+            experiment: *experiment,
         }
     }
 
@@ -118,7 +119,7 @@ impl<'a> Simulation<'a> {
         let roles: Vec<(WorkerKey, Role)> =
             self.workers.iter().map(|(key, (role, _))| (*key, *role)).collect();
         for (key, role) in roles {
-            let info = worker_info(self.setup.profile, role);
+            let info = worker_info(self.setup.profile, role, &self.experiment);
             self.tell_router(Event::WorkerUp(key, Box::new(info)));
         }
         for request in self.clients.first_requests() {

@@ -118,11 +118,11 @@ impl Router {
 }
 
 /// What a worker of a profile says of itself when it connects. Its KV is not limited.
-pub(super) fn worker_info(profile: &Profile, role: Role) -> WorkerInfo {
+pub(super) fn worker_info(profile: &Profile, role: Role, experiment: &Experiment) -> WorkerInfo {
     let pool: &Pool = if role == Role::Target { &profile.target } else { &profile.draft };
     WorkerInfo {
         vocab_size: profile.vocab_size,
-        step_times: pool.curve.profiled(),
+        step_times: experiment.told_step_times(pool, role),
         ..WorkerInfo::of(role, MODEL)
     }
 }

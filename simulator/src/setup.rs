@@ -4,8 +4,10 @@ use std::time::Duration;
 
 use scheduling::batch::GroupRules;
 pub use scheduling::batch::LaneSharing as Sharing;
+use scheduling::cost::StepTimePoint;
 use scheduling::draft_length::Rules;
-use scheduling::profile::Profile;
+use scheduling::profile::{Pool, Profile};
+use speculation::Role;
 
 /// What one run plays.
 #[derive(Debug, Clone)]
@@ -94,10 +96,28 @@ pub struct Experiment {
     pub groups: GroupRules,
     /// Whether draft workers say of the tokens that they are fed whether they would have drawn them.
     pub tells_agreement: bool,
+    /// The step times that targets and drafts tell of themselves, over those that they have.
+    pub told_over_true: (f64, f64),
+}
+
+impl Experiment {
+    /// What a worker of this pool tells of its step times.
+    pub(crate) fn told_step_times(&self, pool: &Pool, role: Role) -> Vec<StepTimePoint> {
+        let (target, draft) = self.told_over_true;
+        let factor = if role == Role::Target { target } else { draft };
+        let told =
+            |point: StepTimePoint| StepTimePoint { micros: (point.micros as f64 * factor) as u64, ..point };
+        pool.curve.profiled().into_iter().map(told).collect()
+    }
 }
 
 impl Default for Experiment {
     fn default() -> Self {
-        Self { rules: Rules::default(), groups: GroupRules::default(), tells_agreement: true }
+        Self {
+            rules: Rules::default(),
+            groups: GroupRules::default(),
+            tells_agreement: true,
+            told_over_true: (1.0, 1.0),
+        }
     }
 }

@@ -9,24 +9,28 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
+use scheduling::batch::LaneSharing;
 use scheduling::batch::{Share, StepRows, form, prefill_rows};
 use scheduling::batch_former::{BatchFormer, BatchRules, Decision, RanForward, ReadyStep};
+use scheduling::cost::StepTimes;
 use scheduling::profile::synthetic::{StepUnderWay, SyntheticModel};
 use scheduling::profile::{ForwardRows, Profile};
 use scheduling::scheduler::events::{Frame, StepTiming};
 use speculation::cached_sequence::{Admission, CachedSequence, Limits};
 use speculation::{Draft, Reply, ReplyBody, Role, SequenceId, Step};
 
+use crate::Experiment;
 use crate::clock::RouterFrame;
 
 /// How a worker of a run is made.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct WorkerSetup {
-    pub(super) rules: BatchRules,
+    /// Which lanes share a target's forward.
+    pub(super) lanes: LaneSharing,
     /// Whether the KV of every prompt is there already.
     pub(super) has_prompts: bool,
-    /// Whether a draft worker reports which committed tokens it would have drawn.
-    pub(super) tells_agreement: bool,
+    /// By which rules it works, and what it tells of itself.
+    pub(super) experiment: Experiment,
 }
 
 /// What a worker does next.
@@ -91,8 +95,10 @@ pub(super) struct Worker {
 impl Worker {
     pub(super) fn new(profile: &Arc<Profile>, role: Role, setup: WorkerSetup) -> Self {
         let model = SyntheticModel::new(Arc::clone(profile), role);
+        let times = setup.experiment.told_step_times(model.pool(), role);
+        let rules = BatchRules { groups: setup.experiment.groups, lanes: setup.lanes };
         Self {
-            former: BatchFormer::new(model.pool().curve.profiled_times(), setup.rules),
+            former: BatchFormer::new(StepTimes::new(&times), rules),
             limits: Limits { role, vocab_size: profile.vocab_size, max_model_len: u32::MAX },
             model,
             setup,
@@ -258,7 +264,7 @@ impl Worker {
             held.kv_tokens = cached.len();
             held.cached = Some(cached);
             self.former.answered(now, &id);
-            let agreed = if self.setup.tells_agreement { agreed } else { Vec::new() };
+            let agreed = if self.setup.experiment.tells_agreement { agreed } else { Vec::new() };
             replies.push(Reply { agreed, ..Reply::to(&step, body) });
         }
         (replies, queue / num_answers)

@@ -3,9 +3,9 @@
 use std::path::PathBuf;
 
 use engine::EngineError;
-use router::text::ModelTextError;
 use speculation::fingerprint::TokenListError;
 use speculation::logits::DrawError;
+use text::ModelTextError;
 
 use crate::load::LoadError;
 

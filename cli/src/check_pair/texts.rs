@@ -2,11 +2,11 @@
 
 use std::path::{Path, PathBuf};
 
-use router::text::{ConversationMessage, Framing, ModelText, asset};
 use serde::Serialize;
 use serde_json::{Map, Value};
 use speculation::TokenId;
 use speculation::fingerprint::{TokenList, first_difference, token_list_from_json};
+use text::{ConversationMessage, Framing, ModelText, asset};
 
 use super::error::CheckPairError;
 use crate::load::Prompt;

@@ -25,7 +25,7 @@ use crate::request::check::{FieldNames, SentPrompt, SentRequest, SentSampling, S
 use crate::request::limits::BODY_BYTES_MAX;
 use crate::request::record::RequestRecord;
 use crate::request::{Caller, Operation, Usage, span};
-use crate::text::ConversationMessage;
+use text::ConversationMessage;
 
 const TASK_TYPE: &str = "x-task-type";
 const REQUEST_ID: &str = "x-request-id";

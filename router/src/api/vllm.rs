@@ -18,8 +18,8 @@ use crate::error::RouterError;
 use crate::pipeline::{AppState, Rendered, render};
 use crate::request::check::checked_token_ids;
 use crate::request::{CheckedRequest, Operation};
-use crate::text::Framing;
 use crate::tokenize::{Prompt, encode_text, tokenize};
+use text::Framing;
 
 /// All of them.
 pub(super) fn routes() -> Router<AppState> {

@@ -14,7 +14,7 @@ use speculation::{TokenId, TokenLogprobs};
 use self::stop::{Matched, StopMatcher};
 use self::utf8::Utf8Assembler;
 use crate::generation::CommittedTokens;
-use crate::text::ModelText;
+use text::ModelText;
 
 /// One token of a response.
 #[derive(Debug, Clone, PartialEq)]

@@ -1,11 +1,37 @@
 //! Spans to text on the bundled tokenizer.
 
+use std::path::PathBuf;
+use std::sync::OnceLock;
+
 use proptest::prelude::*;
 use speculation::TokenLogprobs;
+use text::{Framing, asset};
+use tokenizers::Tokenizer;
 
 use super::*;
 use crate::generation::SpeculationUsage;
-use crate::text::{Framing, tests as texts};
+
+/// The bundled target's tokenizer file.
+fn demo_tokenizer() -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../models/demo/target").join(asset::TOKENIZER)
+}
+
+/// The text of the bundled target, without a chat template.
+fn demo() -> Arc<ModelText> {
+    static DEMO: OnceLock<Arc<ModelText>> = OnceLock::new();
+    let load = || {
+        let tokenizer = std::fs::read(demo_tokenizer()).unwrap();
+        let fetch = |name: &str| (name == asset::TOKENIZER).then_some(tokenizer.as_slice());
+        Arc::new(ModelText::from_assets(fetch).unwrap())
+    };
+    Arc::clone(DEMO.get_or_init(load))
+}
+
+/// The bundled tokenizer's own decoding, special tokens left out: the judge of ours.
+fn demo_decode(ids: &[TokenId]) -> String {
+    static DEMO: OnceLock<Tokenizer> = OnceLock::new();
+    DEMO.get_or_init(|| Tokenizer::from_file(demo_tokenizer()).unwrap()).decode(ids, true).unwrap()
+}
 
 fn span(token_ids: &[TokenId], num_drafted: u32) -> CommittedTokens {
     CommittedTokens {
@@ -19,7 +45,7 @@ fn span(token_ids: &[TokenId], num_drafted: u32) -> CommittedTokens {
 
 /// Feeds `ids` in spans of `cut`; the text, whether a stop string ended it, and how many tokens count.
 fn run(rules: &StopRules, ids: &[TokenId], cut: usize) -> (String, bool, u32) {
-    let mut choice = ChoiceText::new(texts::demo(), rules, 0);
+    let mut choice = ChoiceText::new(demo(), rules, 0);
     let mut text = String::new();
     for ids in ids.chunks(cut) {
         let out = choice.push(span(ids, 0));
@@ -33,7 +59,7 @@ fn run(rules: &StopRules, ids: &[TokenId], cut: usize) -> (String, bool, u32) {
 }
 
 fn encode(text: &str) -> Vec<TokenId> {
-    texts::demo().encode(text, Framing::Add).unwrap()
+    demo().encode(text, Framing::Add).unwrap()
 }
 
 proptest! {
@@ -46,8 +72,8 @@ proptest! {
         cut in 1usize..8,
     ) {
         let (text, stopped, num_tokens) = run(&StopRules::default(), &ids, cut);
-        prop_assert_eq!(&text, &texts::demo_decode(&ids));
-        prop_assert_eq!(&text, &decode(&texts::demo(), &ids));
+        prop_assert_eq!(&text, &demo_decode(&ids));
+        prop_assert_eq!(&text, &decode(&demo(), &ids));
         prop_assert_eq!((stopped, num_tokens), (false, ids.len() as u32));
     }
 
@@ -55,13 +81,13 @@ proptest! {
     #[test]
     fn spans_of_byte_tokens_sum_up_too(ids in prop::collection::vec(98u32..260, 0..40), cut in 1usize..8) {
         let (text, ..) = run(&StopRules::default(), &ids, cut);
-        prop_assert_eq!(text, texts::demo_decode(&ids));
+        prop_assert_eq!(text, demo_decode(&ids));
     }
 
     #[test]
     fn no_piece_of_sound_text_holds_a_replacement_character(text in "\\PC{0,24}") {
         let ids = encode(&text);
-        let mut choice = ChoiceText::new(texts::demo(), &StopRules::default(), 0);
+        let mut choice = ChoiceText::new(demo(), &StopRules::default(), 0);
         for id in ids {
             let piece = choice.push(span(&[id], 0)).text;
             prop_assert!(!piece.contains('\u{fffd}') || text.contains('\u{fffd}'), "{:?}", piece);
@@ -102,7 +128,7 @@ fn tokens_after_the_end_of_a_stop_string_do_not_count() {
     let newline = encode("\n");
     let after = encode("three four");
     let ids = [before.clone(), newline.clone(), after].concat();
-    let mut choice = ChoiceText::new(texts::demo(), &rules, 0);
+    let mut choice = ChoiceText::new(demo(), &rules, 0);
     let out = choice.push(span(&ids, ids.len() as u32 - 1));
     assert_eq!((out.text.as_str(), out.stopped), ("one two", true));
     let counted = before.len() + newline.len();
@@ -124,7 +150,7 @@ fn a_choice_that_ends_in_half_a_character_ends_like_its_whole_decoding() {
 #[test]
 fn offsets_point_at_the_character_that_a_token_begins() {
     let ids = encode("a\u{20ac}b");
-    let mut choice = ChoiceText::new(texts::demo(), &StopRules::default(), 10);
+    let mut choice = ChoiceText::new(demo(), &StopRules::default(), 10);
     let offsets: Vec<usize> =
         choice.push(span(&ids, 0)).tokens.iter().map(|token| token.text_offset).collect();
     assert_eq!(offsets.first(), Some(&10));
@@ -134,7 +160,7 @@ fn offsets_point_at_the_character_that_a_token_begins() {
 
 #[test]
 fn the_first_prompt_token_has_no_log_probability() {
-    let model = texts::demo();
+    let model = demo();
     let ids = encode("one two three");
     let scored = |logprob| TokenLogprobs { logprob, top: Vec::new() };
     let logprobs: Vec<TokenLogprobs> = (1..ids.len()).map(|position| scored(-(position as f32))).collect();

@@ -5,7 +5,7 @@
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use crate::text::ConversationMessage;
+use text::ConversationMessage;
 
 /// Responses kept at once.
 pub const STORED_RESPONSES_MAX: usize = 4_096;

@@ -21,7 +21,7 @@ use crate::error::RouterError;
 use crate::generation::{CommittedTokens, GenerationEvent, GenerationStream, SpeculationUsage};
 use crate::request::record::RequestRecord;
 use crate::request::{AcceptanceCounts, Usage};
-use crate::text::ModelText;
+use text::ModelText;
 
 /// What every part of a response repeats.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -19,8 +19,8 @@ use crate::detokenize::StopRules;
 use crate::error::RouterError;
 use crate::generation::SpeculationRequest;
 use crate::lane_config::acceptance_of;
-use crate::text::ConversationMessage;
 use crate::tokenize::Prompt;
+use text::ConversationMessage;
 
 /// What a client wrote; absent means default.
 #[derive(Debug, Clone, Default)]

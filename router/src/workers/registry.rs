@@ -27,9 +27,9 @@ use tonic::transport::Channel;
 
 use crate::catalog::settings::RequestDefaults;
 use crate::catalog::{Catalog, ModelEntry};
-use crate::text::ModelText;
 use crate::workers::connection::{Caller, Connection, connect, fetch_asset};
 use crate::workers::{ConnectedWorker, WorkerEvent, WorkerKey, worker_info};
+use text::ModelText;
 
 const FIRST_BACKOFF: Duration = Duration::from_millis(100);
 const MAX_BACKOFF: Duration = Duration::from_secs(2);

@@ -21,7 +21,6 @@ use router::pipeline::AppState;
 use router::pipeline::answer_memory::AnswerMemory;
 use router::pipeline::response_store::ResponseStore;
 use router::request::Auth;
-use router::text::{Framing, ModelText, asset};
 use router::tokenize::TokenizePool;
 use scheduling::scheduler::policy::{DraftTokens, LanePolicy, PolicyConfig};
 use serde_json::Value;
@@ -31,6 +30,7 @@ use service::health::Health;
 use service::metrics::Metrics;
 use service::shutdown::Lifetime;
 use speculation::{AcceptanceMode, TokenId};
+use text::{Framing, ModelText, asset};
 use tokio::net::TcpListener;
 use tonic::service::Routes;
 use tower::ServiceExt as _;
@@ -69,7 +69,7 @@ pub(crate) fn demo_encode(text: &str) -> Vec<TokenId> {
     demo_text().encode(text, Framing::Add).unwrap()
 }
 
-fn entry(id: &str, text: Arc<ModelText>) -> Arc<ModelEntry> {
+pub(crate) fn entry(id: &str, text: Arc<ModelText>) -> Arc<ModelEntry> {
     Arc::new(ModelEntry {
         id: id.to_owned(),
         model: id.to_owned(),

@@ -16,6 +16,7 @@ mod grpc;
 mod lanes;
 mod listeners;
 mod logs;
+mod models;
 mod responses;
 mod shapes;
 mod slow_client;

@@ -79,8 +79,6 @@ pub struct Change {
     pub from: u32,
     /// To this one.
     pub to: u32,
-    /// The one that promised the most.
-    pub best: u32,
     /// How much more it promised, as a part of what the lane had.
     pub gain: f64,
 }

@@ -1,4 +1,4 @@
-//! What a round takes by tables and wires ([`crate::cost`]); what rounds took beyond this price is the caller's to learn (`belief.rs`).
+//! What a round takes by tables and wires ([`crate::cost`]); what rounds took beyond this price is the caller's to learn (`residual_filter.rs`).
 
 use super::Load;
 use crate::batch::groups::round_us;

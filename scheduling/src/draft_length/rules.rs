@@ -1,8 +1,7 @@
 //! The numbers of the choice of k, each with what it is for; together as plain data ([`Rules`]), so that a simulation can ask what each of them is
 //! worth. Routers take the defaults.
 
-use super::belief::BeliefRules;
-use super::value::{HORIZON_LANE_ROUNDS, TRIAL_LANE_ROUNDS};
+use super::residual_filter::ResidualRules;
 use crate::acceptance_by_position::AcceptanceRules;
 use crate::batch::groups::GROUPS_MAX;
 
@@ -17,9 +16,6 @@ pub(super) const PRIOR_SUPPLY: f64 = 0.98;
 pub(super) const SUPPLY_MEMORY: u64 = 16;
 pub(super) const SUPPLY_MEMORY_MAX: u64 = 1024;
 
-/// k moves by this much a round at most.
-pub const MAX_MOVE: u32 = 2;
-
 /// A move must be worth this part of what the lane has: for a lane round or two sequences of the old k and of the new one are in each other's way.
 pub(super) const HYSTERESIS: f64 = 0.02;
 
@@ -33,12 +29,11 @@ pub(super) const RASH_BESIDE_OTHERS: f64 = 2.0;
 /// those that drafted have to join those that did not.
 pub(super) const SETTLING_LANE_ROUNDS: u64 = 3;
 
+/// After that a move is measured for so many lane rounds before the next one.
+pub(super) const MEASURING_LANE_ROUNDS: u64 = 4;
+
 /// A lane may make the rounds of others that share its target longer by this part at most, against drafting nothing: they did not choose its k.
 pub(super) const OTHERS_DELAY_MAX: f64 = 0.02;
-
-/// A lane that drafts nothing begins to only where others would not be delayed with so many times the rows either: requests come and go, and each
-/// turn on and off again costs all who share the target more than the drafts between them save.
-pub(super) const OTHERS_ROOM: f64 = 1.25;
 
 /// The share of a lane's time that probes may cost, by their predicted loss.
 pub(super) const PROBE_SHARE: f64 = 0.015;
@@ -48,6 +43,9 @@ pub const PROBE_SPACING: u64 = 12;
 
 /// A probe is taken to cost this part of a round at least, however little it seems to.
 pub(super) const PROBE_LOSS_MIN: f64 = 0.1;
+
+/// What a lane at k = 0 asks for in a probe; where few sequences share the price of it, one.
+pub(super) const PROBE_TOKENS: u32 = 2;
 
 /// While k = 0 one in so many sequences probes, where their drafts come from several workers.
 pub(super) const PROBING_ONE_IN: u32 = 16;
@@ -66,22 +64,16 @@ pub(super) const PROBE_DEBT_MAX: f64 = 16.0;
 pub struct Rules {
     /// The acceptance rate that a fresh lane is believed to have.
     pub prior_acceptance: f64,
-    /// How far k moves a round.
-    pub max_move: u32,
     /// What a move must be worth.
     pub hysteresis: f64,
     /// What it must be worth as long as the last one was not measured.
     pub rash_hysteresis: f64,
     /// Lane rounds after a move that are not measured.
     pub settling_lane_rounds: u64,
-    /// Lane rounds of a trial.
-    pub trial_lane_rounds: f64,
-    /// Lane rounds for which what was found better is.
-    pub horizon_lane_rounds: f64,
+    /// Lane rounds in which a move is measured.
+    pub measuring_lane_rounds: u64,
     /// How much longer a lane may make others' rounds.
     pub others_delay_max: f64,
-    /// With how many times the rows that must hold for a lane that begins to draft.
-    pub others_room: f64,
     /// The share of the time that probes may cost.
     pub probe_share: f64,
     /// Lane rounds without news of acceptance until a probe.
@@ -89,7 +81,7 @@ pub struct Rules {
     /// Groups by turns that a round is priced in, at most.
     pub groups_max: u32,
     /// Of what rounds take beyond their price.
-    pub belief: BeliefRules,
+    pub residuals: ResidualRules,
     /// Of how far drafts survive.
     pub acceptance: AcceptanceRules,
 }
@@ -98,18 +90,15 @@ impl Default for Rules {
     fn default() -> Self {
         Self {
             prior_acceptance: PRIOR_ACCEPTANCE,
-            max_move: MAX_MOVE,
             hysteresis: HYSTERESIS,
             rash_hysteresis: RASH_HYSTERESIS,
             settling_lane_rounds: SETTLING_LANE_ROUNDS,
-            trial_lane_rounds: TRIAL_LANE_ROUNDS,
-            horizon_lane_rounds: HORIZON_LANE_ROUNDS,
+            measuring_lane_rounds: MEASURING_LANE_ROUNDS,
             others_delay_max: OTHERS_DELAY_MAX,
-            others_room: OTHERS_ROOM,
             probe_share: PROBE_SHARE,
             probe_spacing: PROBE_SPACING,
             groups_max: GROUPS_MAX,
-            belief: BeliefRules::default(),
+            residuals: ResidualRules::default(),
             acceptance: AcceptanceRules::default(),
         }
     }

@@ -227,15 +227,12 @@ fn k_shrinks_as_the_load_grows() {
 }
 
 #[test]
-fn k_never_moves_by_more_than_two_and_probes_keep_to_their_share() {
+fn probes_keep_to_their_share_and_few_changes_are_kept() {
     let mut world = world(&SHAPES[3], 0.2, 8);
     let mut run = Run::new(&world);
-    let mut chosen = run.lane.k;
     for round in 0..1_000 {
         world.acceptance = if round % 200 < 100 { 0.9 } else { 0.2 };
         run.round(&mut world);
-        assert!(run.lane.k.abs_diff(chosen) <= MAX_MOVE);
-        chosen = run.lane.k;
     }
     let explanation = run.lane.explain();
     assert!(explanation.probes * PROBE_SPACING <= explanation.lane_rounds, "{}", explanation.probes);

@@ -85,12 +85,7 @@ fn tell_own(run: &Outcome, seed: u64, best: f64) {
     let moves: Vec<String> = chosen
         .changes
         .iter()
-        .map(|change| {
-            format!(
-                "{}: {}->{} to {} {:+.3}",
-                change.lane_round, change.from, change.to, change.best, change.gain
-            )
-        })
+        .map(|change| format!("{}: {}->{} {:+.3}", change.lane_round, change.from, change.to, change.gain))
         .collect();
     say(&format!("  {}", moves.join(", ")));
 }

@@ -2,19 +2,19 @@
 //! out. All numbers are simulated.
 //!
 //!     cargo run -p outrider-simulator --example lanes_sim -- \
-//!         [quick] [map|step|mixed|overlap|scale|sensitivity ..] [--svg FILE] [--cell SEQUENCES,ACCEPTANCE ..]
-//!         [--rule NAME=VALUE ..] [PROFILE.toml ..]
+//!         [quick] [map|step|mixed|overlap|scale|ablation ..] [--svg FILE] [--cell SEQUENCES,ACCEPTANCE ..]
+//!         [--rule NAME=VALUE ..] [--without MECHANISM+MECHANISM ..] [PROFILE.toml ..]
 //!
-//! Without a profile: all that are shipped (the map, the step, the sensitivity to the rules' numbers, which
-//! has to be asked for) or the first one (the rest). Profiles that nothing is tuned on are in `held_out/`.
+//! Without a profile: all that are shipped (the map, the step, the ablation, which has to
+//! be asked for) or the first one (the rest). Profiles that nothing is tuned on are in `held_out/`.
 //! Ends with the smallest ratios of the maps.
 
+mod ablation;
 mod cell;
 mod lanes;
 mod map;
 mod rules;
 mod scale;
-mod sensitivity;
 mod step;
 mod svg;
 
@@ -42,6 +42,8 @@ struct Wanted {
     /// Where the picture of the maps goes.
     svg: Option<PathBuf>,
     profiles: Vec<PathBuf>,
+    /// What the ablation leaves out; nothing: each mechanism by itself.
+    without: Vec<String>,
     /// By what rules.
     experiment: Experiment,
 }
@@ -53,7 +55,7 @@ impl Wanted {
         while let Some(word) = words.next() {
             match word.as_str() {
                 "quick" => wanted.quick = true,
-                "map" | "step" | "mixed" | "overlap" | "scale" | "sensitivity" => wanted.parts.push(word),
+                "map" | "step" | "mixed" | "overlap" | "scale" | "ablation" => wanted.parts.push(word),
                 // A picture is one of maps: of nothing else unless it is asked for.
                 "--svg" => {
                     wanted.svg = words.next().map(PathBuf::from);
@@ -64,6 +66,7 @@ impl Wanted {
                     wanted.cells.push(point.ok_or("--cell wants SEQUENCES,ACCEPTANCE, as 64,0.8")?);
                     wanted.parts.push("cell".to_owned());
                 }
+                "--without" => wanted.without.push(words.next().unwrap_or_default()),
                 "--rule" => rules::set(&mut wanted.experiment, &words.next().unwrap_or_default())?,
                 _ => wanted.profiles.push(word.into()),
             }
@@ -130,8 +133,8 @@ fn main() -> Result<(), String> {
     if let Some(file) = &wanted.svg {
         std::fs::write(file, svg::picture(&maps)).map_err(|error| format!("{}: {error}", file.display()))?;
     }
-    if wanted.parts.iter().any(|part| part == "sensitivity") {
-        sensitivity::draw(&profiles, experiment);
+    if wanted.parts.iter().any(|part| part == "ablation") {
+        ablation::draw(&profiles, &wanted.without);
     }
     let first = &profiles[0];
     if wanted.has("mixed") {

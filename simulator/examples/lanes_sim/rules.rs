@@ -1,12 +1,10 @@
-//! What hangs on the numbers of the rules: each of them by its name, so that it can be set (`--rule
-//! NAME=VALUE`), halved and doubled.
+//! The numbers of the rules by their names, so that they can be set (`--rule NAME=VALUE`).
 
 use simulator::Experiment;
 
 /// A number of the rules.
 pub(crate) struct Rule {
     pub(crate) name: &'static str,
-    get: fn(&Experiment) -> f64,
     set: fn(&mut Experiment, f64),
 }
 
@@ -14,7 +12,6 @@ macro_rules! rules {
     ($($name:literal: $($field:ident).+ as $kind:ty,)*) => {
         &[$(Rule {
             name: $name,
-            get: |experiment| experiment.$($field).+ as f64,
             set: |experiment, value| experiment.$($field).+ = value as $kind,
         },)*]
     };
@@ -23,27 +20,22 @@ macro_rules! rules {
 /// All that can be set.
 pub(crate) const RULES: &[Rule] = rules![
     "prior_acceptance": rules.prior_acceptance as f64,
-    "max_move": rules.max_move as u32,
     "hysteresis": rules.hysteresis as f64,
     "rash_hysteresis": rules.rash_hysteresis as f64,
     "settling_lane_rounds": rules.settling_lane_rounds as u64,
-    "trial_lane_rounds": rules.trial_lane_rounds as f64,
-    "horizon_lane_rounds": rules.horizon_lane_rounds as f64,
+    "measuring_lane_rounds": rules.measuring_lane_rounds as u64,
     "others_delay_max": rules.others_delay_max as f64,
-    "others_room": rules.others_room as f64,
     "probe_share": rules.probe_share as f64,
     "probe_spacing": rules.probe_spacing as u64,
     "price_groups_max": rules.groups_max as u32,
-    "belief_common": rules.belief.common as f64,
-    "belief_own": rules.belief.own as f64,
-    "belief_neighbour": rules.belief.neighbour as f64,
-    "lane_round_noise": rules.belief.lane_round_noise as f64,
-    "common_drift": rules.belief.common_drift as f64,
-    "own_memory": rules.belief.own_memory as f64,
-    "load_ages": rules.belief.load_ages as f64,
+    "residual_common": rules.residuals.common as f64,
+    "residual_own": rules.residuals.own as f64,
+    "residual_neighbour": rules.residuals.neighbour as f64,
+    "lane_round_noise": rules.residuals.lane_round_noise as f64,
+    "common_drift": rules.residuals.common_drift as f64,
+    "own_memory": rules.residuals.own_memory as f64,
     "prior_weight": rules.acceptance.prior_weight as f64,
     "change_deviations": rules.acceptance.change_deviations as f64,
-    "changed_weight": rules.acceptance.changed_weight as f64,
     "piece_drafts": rules.acceptance.piece_drafts as f64,
     "groups_max": groups.groups_max as u32,
     "regroup_margin": groups.regroup_margin as f64,
@@ -51,10 +43,6 @@ pub(crate) const RULES: &[Rule] = rules![
 ];
 
 impl Rule {
-    pub(crate) fn get(&self, experiment: &Experiment) -> f64 {
-        (self.get)(experiment)
-    }
-
     pub(crate) fn set(&self, experiment: &mut Experiment, value: f64) {
         (self.set)(experiment, value);
     }

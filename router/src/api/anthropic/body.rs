@@ -10,7 +10,7 @@ use crate::api::openai::shapes::Object;
 use crate::error::RouterError;
 use crate::request::SentRequest;
 use crate::request::check::{FieldNames, SentPrompt, SentSampling, SentSpeculation};
-use crate::text::ConversationMessage;
+use text::ConversationMessage;
 
 /// A request's body.
 #[derive(Debug, Default, Deserialize)]

@@ -13,7 +13,7 @@ use super::shapes::{Content, LogitBias, Logprobs, Object, Prompts, Stops};
 use crate::error::RouterError;
 use crate::request::Operation;
 use crate::request::check::{FieldNames, SentPrompt, SentRequest, SentSampling, SentSpeculation};
-use crate::text::ConversationMessage;
+use text::ConversationMessage;
 
 /// A request's body.
 #[derive(Debug, Default, Deserialize)]

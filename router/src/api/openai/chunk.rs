@@ -12,7 +12,7 @@ use crate::error::RouterError;
 use crate::pipeline::text_stream::{Part, ResponseInfo, TextDelta, TextStream};
 use crate::request::Operation;
 use crate::request::span::finish_word;
-use crate::text::Vocabulary;
+use text::Vocabulary;
 
 /// Writes the chunks of one response.
 #[derive(Debug)]

@@ -4,7 +4,7 @@ use serde::{Serialize, Serializer};
 use speculation::TokenId;
 
 use crate::detokenize::OutputToken;
-use crate::text::Vocabulary;
+use text::Vocabulary;
 
 /// JSON has no minus infinity; this is what stands for it, as in vLLM.
 const IMPOSSIBLE: f32 = -9999.0;

@@ -11,7 +11,7 @@ use crate::error::RouterError;
 use crate::pipeline::response_store::{ResponseStore, StoredResponse};
 use crate::request::SentRequest;
 use crate::request::check::{FieldNames, SentPrompt, SentSampling, SentSpeculation};
-use crate::text::ConversationMessage;
+use text::ConversationMessage;
 
 /// A request's body.
 #[derive(Debug, Default, Deserialize)]

@@ -1,6 +1,8 @@
-//! [`ModelText`]: everything text needs to know of a model, namely its tokenizer, the bytes of each token, and its chat
-//! template, as fetched from a target worker. Shared by every request of the model; must never block on anything but
-//! its own computing, which callers put on a dedicated thread (`crate::tokenize`).
+//! [`ModelText`]: what text needs to know of a model, namely its tokenizer, the bytes of each token, and its chat
+//! template. It is built from the files of a checkpoint, by name, wherever they come from, and shared by every request
+//! of the model. Building and encoding take CPU time: servers call them on threads of their own.
+
+#![forbid(unsafe_code)]
 
 mod bytes_bound;
 mod chat_template;
@@ -16,8 +18,6 @@ use bytes_bound::max_bytes_per_token;
 pub use chat_template::{ChatTemplate, ConversationMessage};
 pub use vocabulary::Vocabulary;
 
-use crate::error::RouterError;
-
 /// The assets that make a model's text, by the names that workers serve them under.
 pub mod asset {
     /// The tokenizer; required.
@@ -26,6 +26,17 @@ pub mod asset {
     pub const TOKENIZER_CONFIG: &str = "tokenizer_config.json";
     /// The chat template; optional, wins over the one in the tokenizer's configuration.
     pub const CHAT_TEMPLATE: &str = "chat_template.jinja";
+}
+
+/// Why a conversation or a text cannot be turned into a prompt.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum TextError {
+    /// The chat template refuses the conversation, or fails on it.
+    #[error("{0}")]
+    Conversation(String),
+    /// The template or the tokenizer broke.
+    #[error("{0}")]
+    Internal(String),
 }
 
 /// Why a model's text cannot be used.
@@ -135,12 +146,12 @@ impl ModelText {
     /// Text to ids. Text that spells a special token becomes that token, as `transformers` does it. The tokenizer's own
     /// leading or closing tokens (such as BOS) are added only where asked for: a rendered chat template holds them
     /// already.
-    pub fn encode(&self, text: &str, framing: Framing) -> Result<Vec<TokenId>, RouterError> {
+    pub fn encode(&self, text: &str, framing: Framing) -> Result<Vec<TokenId>, TextError> {
         let add_special_tokens = matches!(framing, Framing::Add);
         self.tokenizer
             .encode_fast(text, add_special_tokens)
             .map(|encoding| encoding.get_ids().to_vec())
-            .map_err(|error| RouterError::Internal(format!("the tokenizer failed: {error}")))
+            .map_err(|error| TextError::Internal(format!("the tokenizer failed: {error}")))
     }
 }
 
@@ -207,4 +218,4 @@ impl TemplateField {
 }
 
 #[cfg(test)]
-pub(crate) mod tests;
+mod tests;

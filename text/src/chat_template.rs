@@ -15,8 +15,7 @@ use minijinja::{Environment, Error, ErrorKind, Value, context};
 use serde::Serialize;
 use serde_json::{Map, ser::Formatter};
 
-use super::ModelTextError;
-use crate::error::RouterError;
+use super::{ModelTextError, TextError};
 
 /// Instructions that one rendering may execute; a conversation of a thousand messages takes some hundred thousand.
 const FUEL: u64 = 20_000_000;
@@ -72,7 +71,7 @@ impl ChatTemplate {
         &self,
         messages: &[ConversationMessage],
         extra: &Map<String, serde_json::Value>,
-    ) -> Result<String, RouterError> {
+    ) -> Result<String, TextError> {
         let standard = context! {
             messages => Serde(messages),
             add_generation_prompt => true,
@@ -85,9 +84,9 @@ impl ChatTemplate {
         let mut output = LimitedOutput::default();
         template
             .render_captured_to(context! { ..standard, ..Value::from(Serde(extra)) }, &mut output)
-            .map_err(|error| RouterError::invalid("messages", refusal(&error)))?;
+            .map_err(|error| TextError::Conversation(refusal(&error)))?;
         String::from_utf8(output.bytes)
-            .map_err(|_| RouterError::Internal("the chat template wrote invalid UTF-8".into()))
+            .map_err(|_| TextError::Internal("the chat template wrote invalid UTF-8".into()))
     }
 }
 

@@ -1,9 +1,9 @@
-//! What rounds of each k take beyond their price, and how well that is known: a Gaussian belief over the logarithm of measured / priced
-//! time by k, kept by a Kalman filter. It knows no k that is chosen and chooses none.
+//! What rounds of each k take beyond their price: a Kalman filter over the logarithm of measured over priced time, a vector by k.
+//! It knows no k that is chosen and chooses none.
 //!
-//! What is in the way of rounds at the present k, prompts above all, is in the way of every other k, too: that part is common to all and moves
-//! soon. What is left is a k's own (stairs, knees, rounds that run into each other); neighbours share most of it, and it lasts. So a
-//! measurement at one k corrects all others as far as it should, and each k knows how far it may still be wrong: the reason to try it.
+//! What delays rounds at the present k, prompts above all, delays every other k too: that component is common to all and drifts.
+//! What is left belongs to a k (stairs, knees, rounds that collide); neighbours share most of it, and it lasts. So a measurement
+//! at one k corrects the others as far as it should.
 
 /// Standard deviation of what all k have in common, before anything was measured.
 const COMMON: f64 = 0.2;
@@ -20,18 +20,15 @@ const LANE_ROUND_NOISE: f64 = 0.04;
 /// How far what is common moves in a lane round.
 const COMMON_DRIFT: f64 = 0.005;
 
-/// Lane rounds after which what is a k's own is forgotten.
+/// Lane rounds after which a residual has gone back to the prior by the factor e.
 const OWN_MEMORY: f64 = 2_048.0;
 
-/// A load that is so many times as large or small ages what is known by [`OWN_MEMORY`] once for each factor e.
-const LOAD_AGES: f64 = 256.0;
-
-/// How much is believed how firmly: the constants above, each beside what it is for.
+/// The constants above, as plain data.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct BeliefRules {
-    /// Doubt of what all k have in common.
+pub struct ResidualRules {
+    /// Prior deviation of what all k have in common.
     pub common: f64,
-    /// Doubt of what is a k's own.
+    /// Prior deviation of what is a k's own.
     pub own: f64,
     /// How much of that a k shares with its neighbour.
     pub neighbour: f64,
@@ -41,11 +38,9 @@ pub struct BeliefRules {
     pub common_drift: f64,
     /// Lane rounds for which what is a k's own lasts.
     pub own_memory: f64,
-    /// So many times that for a load that is e times another.
-    pub load_ages: f64,
 }
 
-impl Default for BeliefRules {
+impl Default for ResidualRules {
     fn default() -> Self {
         Self {
             common: COMMON,
@@ -54,15 +49,14 @@ impl Default for BeliefRules {
             lane_round_noise: LANE_ROUND_NOISE,
             common_drift: COMMON_DRIFT,
             own_memory: OWN_MEMORY,
-            load_ages: LOAD_AGES,
         }
     }
 }
 
-/// The belief of one lane.
+/// The filter of one lane.
 #[derive(Debug, Clone)]
-pub(super) struct Belief {
-    rules: BeliefRules,
+pub(super) struct ResidualFilter {
+    rules: ResidualRules,
     /// By k.
     mean: Vec<f64>,
     /// By k and k.
@@ -71,10 +65,10 @@ pub(super) struct Belief {
     prior: Vec<Vec<f64>>,
 }
 
-impl Belief {
+impl ResidualFilter {
     /// For k in 0..=max_k: every price is right, more or less.
-    pub(super) fn new(max_k: u32, rules: BeliefRules) -> Self {
-        let BeliefRules { common, own, neighbour, .. } = rules;
+    pub(super) fn new(max_k: u32, rules: ResidualRules) -> Self {
+        let ResidualRules { common, own, neighbour, .. } = rules;
         let shared = |i: u32, j: u32| match (i, j) {
             (0, 0) => own * own / 4.0,
             (0, _) | (_, 0) => 0.0,
@@ -85,10 +79,10 @@ impl Belief {
         Self { rules, mean: vec![0.0; prior.len()], covariance: prior.clone(), prior }
     }
 
-    /// A lane round went by, and the load changed by so much (logarithm of the ratio).
-    pub(super) fn age(&mut self, load_change: f64) {
-        let BeliefRules { load_ages, own_memory, common_drift, .. } = self.rules;
-        let keep = (-(1.0 + load_ages * load_change.abs()) / own_memory).exp();
+    /// A lane round went by.
+    pub(super) fn age(&mut self) {
+        let ResidualRules { own_memory, common_drift, .. } = self.rules;
+        let keep = (-1.0 / own_memory).exp();
         self.mean.iter_mut().for_each(|mean| *mean *= keep);
         for (row, prior) in self.covariance.iter_mut().zip(&self.prior) {
             for (at, prior) in row.iter_mut().zip(prior) {
@@ -120,12 +114,6 @@ impl Belief {
     pub(super) fn factor(&self, k: u32) -> f64 {
         self.mean[k as usize].exp()
     }
-
-    /// Standard deviation of the logarithm of how the times of two k compare.
-    pub(super) fn doubt(&self, k: u32, other: u32) -> f64 {
-        let at = |i: u32, j: u32| self.covariance[i as usize][j as usize];
-        (at(k, k) + at(other, other) - 2.0 * at(k, other)).max(0.0).sqrt()
-    }
 }
 
 #[cfg(test)]
@@ -134,38 +122,37 @@ mod tests {
 
     #[test]
     fn what_is_common_moves_all_and_what_is_its_own_moves_neighbours() {
-        let mut belief = Belief::new(10, BeliefRules::default());
+        let mut filter = ResidualFilter::new(10, ResidualRules::default());
         for _ in 0..50 {
-            belief.age(0.0);
-            belief.observe(4, 0.5, 1.0);
+            filter.age();
+            filter.observe(4, 0.5, 1.0);
         }
-        assert!((belief.factor(4).ln() - 0.5).abs() < 0.03, "{}", belief.factor(4).ln());
-        let log = |k| belief.factor(k).ln();
+        assert!((filter.factor(4).ln() - 0.5).abs() < 0.03, "{}", filter.factor(4).ln());
+        let log = |k| filter.factor(k).ln();
         assert!(log(0) > 0.3 && log(5) > 0.4 && log(5) > log(10), "{} {} {}", log(0), log(5), log(10));
         // Then it is as fast as priced again: all are.
         for _ in 0..50 {
-            belief.age(0.0);
-            belief.observe(4, 0.0, 1.0);
+            filter.age();
+            filter.observe(4, 0.0, 1.0);
         }
-        assert!((0..=10).all(|k| belief.factor(k).ln().abs() < 0.08));
+        assert!((0..=10).all(|k| filter.factor(k).ln().abs() < 0.08));
     }
 
     #[test]
-    fn doubt_shrinks_where_both_were_measured_and_comes_back() {
-        let mut belief = Belief::new(4, BeliefRules::default());
-        let before = belief.doubt(0, 2);
+    fn what_was_measured_is_forgotten_in_time() {
+        let mut filter = ResidualFilter::new(4, ResidualRules::default());
         for _ in 0..20 {
-            for k in [0, 2] {
-                belief.age(0.0);
-                belief.observe(k, 0.0, 1.0);
-            }
+            filter.age();
+            filter.observe(2, 0.5, 1.0);
         }
-        let after = belief.doubt(0, 2);
-        assert!(after < 0.3 * before, "{before} {after}");
-        assert!(belief.doubt(0, 3) < before && belief.doubt(0, 3) > after);
-        belief.age(3.0);
-        assert!(belief.doubt(0, 2) > 1.5 * after, "another load");
-        (0..10_000).for_each(|_| belief.age(0.0));
-        assert!((belief.doubt(0, 2) / before - 1.0).abs() < 0.01);
+        assert!(filter.factor(2).ln() > 0.4);
+        (0..20_000).for_each(|_| filter.age());
+        assert!(filter.factor(2).ln() < 0.01);
+        // As sure of it as before: one lane round moves it as far as the first one did.
+        let mut fresh = ResidualFilter::new(4, ResidualRules::default());
+        for filter in [&mut filter, &mut fresh] {
+            filter.observe(2, 0.5, 1.0);
+        }
+        assert!((filter.factor(2) / fresh.factor(2) - 1.0).abs() < 0.02);
     }
 }

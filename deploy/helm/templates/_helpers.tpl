@@ -1,0 +1,45 @@
+{{- define "outrider.labels" -}}
+app.kubernetes.io/name: outrider
+app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+{{- end }}
+
+{{- define "outrider.selector" -}}
+app.kubernetes.io/name: outrider
+app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end }}
+
+{{- define "outrider.discovery" -}}
+{{- if .Values.etcd.enabled -}}
+etcd://{{ .Release.Name }}-etcd:2379/outrider
+{{- else -}}
+{{ required "etcd.endpoints must name an etcd where etcd.enabled is false" .Values.etcd.endpoints }}/outrider
+{{- end -}}
+{{- end }}
+
+{{- define "outrider.podSecurity" -}}
+runAsNonRoot: true
+runAsUser: 10001
+fsGroup: 10001
+seccompProfile: { type: RuntimeDefault }
+{{- end }}
+
+{{- define "outrider.containerSecurity" -}}
+allowPrivilegeEscalation: false
+capabilities: { drop: [ALL] }
+readOnlyRootFilesystem: true
+{{- end }}
+
+{{- /* Pods of one role apart from each other, by host and by zone, where that is possible. Takes root and role. */}}
+{{- define "outrider.spread" -}}
+{{- range $key := list "kubernetes.io/hostname" "topology.kubernetes.io/zone" }}
+- maxSkew: 1
+  topologyKey: {{ $key }}
+  whenUnsatisfiable: ScheduleAnyway
+  labelSelector:
+    matchLabels:
+      {{- include "outrider.selector" $.root | nindent 6 }}
+      outrider/pool: {{ $.pool }}
+{{- end }}
+{{- end }}

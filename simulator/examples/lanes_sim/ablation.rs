@@ -1,0 +1,254 @@
+//! What each mechanism of the choice of k and of batching is worth: each of them left out, at points that could need it. Step tables that
+//! are wrong, prompts among the decode steps, lanes with different knees, sudden changes of the text, lanes that live for three requests.
+
+use std::time::Duration;
+
+use scheduling::profile::{Acceptance, ForwardRows, Profile};
+use simulator::{ENDLESS, Experiment, Kind, Outcome, Policy, Setup, Sharing, Traffic, run_with};
+
+use crate::map::CONTEXT;
+use crate::{MAX_K, say};
+
+/// Runs of each point, and of a short or busy one.
+const SEEDS: u64 = 6;
+const MORE_SEEDS: u64 = 24;
+
+/// A mechanism is kept where leaving it out costs this part of the tokens at some point.
+const WORTH: f64 = 0.01;
+
+/// The step times that targets and drafts tell, over those that they have.
+const TABLES: [(&str, (f64, f64)); 3] = [
+    ("", (1.0, 1.0)),
+    ("target told 0.7, draft 1.3", (0.7, 1.3)),
+    ("target told 1.3, draft 0.7", (1.3, 0.7)),
+];
+
+/// One way of leaving something out.
+struct Mechanism {
+    name: &'static str,
+    leave_out: fn(&mut Experiment, &mut Sharing),
+}
+
+fn mechanisms() -> Vec<Mechanism> {
+    let by = |name, leave_out| Mechanism { name, leave_out };
+    vec![
+        by("probes", |e, _| e.rules.probe_share = 0.0),
+        by("agreement of fed tokens", |e, _| e.tells_agreement = false),
+        by("rash hysteresis", |e, _| e.rules.rash_hysteresis = e.rules.hysteresis),
+        by("hysteresis", |e, _| (e.rules.rash_hysteresis, e.rules.hysteresis) = (0.0, 0.0)),
+        by("settling", |e, _| e.rules.settling_lane_rounds = 0),
+        by("others' delay", |e, _| e.rules.others_delay_max = f64::MAX),
+        by("change detection", |e, _| e.rules.acceptance.change_deviations = f64::MAX),
+        by("residuals of a k's own", |e, _| e.rules.residuals.own = 1e-6),
+        by("residuals shared by neighbours", |e, _| e.rules.residuals.neighbour = 0.0),
+        by("drift of residuals", |e, _| e.rules.residuals.common_drift = 0.0),
+        by("groups in prices", |e, _| e.rules.groups_max = 1),
+        by("groups at workers", |e, _| e.groups.groups_max = 1),
+        by("groups", |e, _| (e.rules.groups_max, e.groups.groups_max) = (1, 1)),
+        by("regrouping margin", |e, _| (e.groups.regroup_margin, e.groups.regroup_rounds) = (0.0, 1.0)),
+        by("a lane goes first", |_, sharing| *sharing = Sharing::Shared),
+    ]
+}
+
+/// One point: what is played, and for how long.
+struct Point {
+    name: String,
+    profile: Profile,
+    traffic: Traffic,
+    duration: Duration,
+    told_over_true: (f64, f64),
+    /// Whether draft workers tell of the tokens that they are fed.
+    tells_agreement: bool,
+    /// Runs: a short one tells little by itself.
+    seeds: u64,
+}
+
+impl Point {
+    /// The logarithm of the score, run by run.
+    fn scores(&self, left_out: &[&Mechanism], first_seed: u64) -> Vec<f64> {
+        let mut experiment = Experiment {
+            told_over_true: self.told_over_true,
+            tells_agreement: self.tells_agreement,
+            ..Experiment::default()
+        };
+        let mut sharing = Sharing::ByCost;
+        left_out.iter().for_each(|mechanism| (mechanism.leave_out)(&mut experiment, &mut sharing));
+        let score = |seed| {
+            let setup = Setup {
+                profile: &self.profile,
+                traffic: self.traffic.clone(),
+                policy: Policy::Lanes { max_k: MAX_K },
+                sharing,
+                seed,
+                duration: self.duration,
+                warm_up: Duration::ZERO,
+            };
+            self.score(&run_with(&setup, &experiment)).ln()
+        };
+        (first_seed..first_seed + self.seeds).map(score).collect()
+    }
+
+    /// What counts: tokens a second, or where requests come by themselves how soon the next token comes.
+    fn score(&self, outcome: &Outcome) -> f64 {
+        match self.traffic {
+            Traffic::Closed { .. } => outcome.tokens_per_second(),
+            Traffic::Open { .. } => {
+                let all: Vec<f64> = outcome.kinds.iter().flat_map(|kind| kind.tpot_ms.clone()).collect();
+                1e3 / (all.iter().sum::<f64>() / all.len() as f64)
+            }
+        }
+    }
+}
+
+fn kind(task: &str, share: f64, (prompt_tokens, output_tokens): (u32, u32)) -> Kind {
+    Kind { task_type: task.to_owned(), share, prompt_tokens, output_tokens }
+}
+
+impl Point {
+    /// Sequences of one lane that never end, for so many decode rounds.
+    fn of_one_lane(name: String, profile: Profile, (sequences, rounds): (u32, f64)) -> Self {
+        let traffic = Traffic::Closed { sequences, kinds: vec![kind("", 1.0, (CONTEXT, ENDLESS))] };
+        let duration = lasting(&profile, sequences, rounds);
+        Self {
+            name,
+            profile,
+            traffic,
+            duration,
+            told_over_true: (1.0, 1.0),
+            tells_agreement: true,
+            seeds: SEEDS,
+        }
+    }
+}
+
+/// The time of so many decode rounds of as many sequences.
+fn lasting(profile: &Profile, sequences: u32, rounds: f64) -> Duration {
+    let forward = profile.target.curve.micros(ForwardRows::even(sequences, 1, CONTEXT));
+    Duration::from_secs_f64((forward + 2.0 * profile.wire_us) * rounds / 1e6)
+}
+
+/// A text whose acceptance changes twice, after so many decode rounds each.
+fn changing(profile: &Profile, rates: [f64; 3], (sequences, rounds): (u32, f64)) -> Profile {
+    let part = lasting(profile, sequences, rounds).as_secs_f64();
+    let steps: Vec<(f64, f64)> = (0..).zip(rates).map(|(at, rate)| (f64::from(at) * part, rate)).collect();
+    Profile { acceptance: Acceptance::steps(&steps), ..profile.clone() }
+}
+
+/// One lane: tables that are right and wrong, fresh lanes, sudden changes, more rows than were profiled.
+fn one_lane(profile: &Profile) -> Vec<Point> {
+    let mut points = Vec::new();
+    for (told, told_over_true) in TABLES {
+        for (sequences, rate) in [(1, 0.8), (4, 0.5), (16, 0.65), (64, 0.8)] {
+            let name = format!("{sequences} at {rate} {told}");
+            let point = Point::of_one_lane(name, profile.with_acceptance(rate), (sequences, 200.0));
+            points.push(Point { told_over_true, ..point });
+        }
+    }
+    for (sequences, rate) in [(1, 0.3), (1, 0.8), (2, 0.6), (8, 0.8)] {
+        let name = format!("fresh lane of {sequences} at {rate}, three requests of 64");
+        let point = Point::of_one_lane(name, profile.with_acceptance(rate), (sequences, 192.0));
+        let traffic = Traffic::Closed { sequences, kinds: vec![kind("", 1.0, (CONTEXT, 64))] };
+        points.push(Point { traffic, seeds: MORE_SEEDS, ..point });
+    }
+    for sequences in [1, 4, 16] {
+        let name = format!("{sequences} at 0.8, 0.2, 0.8");
+        let profile = changing(profile, [0.8, 0.2, 0.8], (sequences, 200.0));
+        points.push(Point::of_one_lane(name, profile, (sequences, 600.0)));
+    }
+    for sequences in [4, 32] {
+        let name = format!("{sequences} at 0.05, 0.85, 0.05, nothing told of fed tokens");
+        let profile = changing(profile, [0.05, 0.85, 0.05], (sequences, 300.0));
+        let point = Point::of_one_lane(name, profile, (sequences, 900.0));
+        points.push(Point { tells_agreement: false, ..point });
+    }
+    for rate in [0.65, 0.9] {
+        let name = format!("512 at {rate}");
+        let point = Point::of_one_lane(name, profile.with_acceptance(rate), (512, 60.0));
+        points.push(Point { seeds: 2, ..point });
+    }
+    points
+}
+
+/// Two lanes with different knees, without and with prompts among their steps.
+fn two_lanes(profile: &Profile) -> Vec<Point> {
+    let rates = [("easy", 0.85), ("hard", 0.4)];
+    let profile = Profile { acceptance: Acceptance::by_task(&rates), ..profile.clone() };
+    let mut points = Vec::new();
+    for sequences in [8, 32, 128] {
+        let name = format!("two lanes, {sequences} in all");
+        let kinds = vec![kind("easy", 0.5, (CONTEXT, 256)), kind("hard", 0.5, (CONTEXT, 256))];
+        let point = Point::of_one_lane(name, profile.clone(), (sequences, 400.0));
+        points.push(Point { traffic: Traffic::Closed { sequences, kinds }, seeds: 2 * SEEDS, ..point });
+    }
+    let tokens = 64.0 / lasting(&profile, 64, 1.0).as_secs_f64();
+    let prompt_s = 256.0 * profile.target.curve.prefill_us_per_row() / 1e6;
+    for load in [0.3, 0.7] {
+        let traffic = Traffic::Open {
+            per_second: load / (192.0 / tokens + prompt_s),
+            kinds: vec![kind("easy", 0.6, (256, 192)), kind("hard", 0.4, (256, 192))],
+            sequences_max: 512,
+        };
+        let name = format!("two lanes with prompts of 256, load {load}");
+        let point = Point::of_one_lane(name, profile.clone(), (32, 1_500.0));
+        points.push(Point { traffic, seeds: MORE_SEEDS / 2, ..point });
+    }
+    points
+}
+
+/// Prints for each mechanism, or each `MECHANISM+MECHANISM` of `picked`, what is left of the speed without it, at its worst points.
+pub(crate) fn draw(profiles: &[Profile], picked: &[String]) {
+    say("\n# Ablation: speed without a mechanism over speed with it, standard errors over seeds");
+    let all = mechanisms();
+    let picked: Vec<String> = match picked {
+        [] => all.iter().map(|mechanism| mechanism.name.to_owned()).collect(),
+        picked => picked.to_vec(),
+    };
+    let points: Vec<(String, Point)> = profiles
+        .iter()
+        .flat_map(|profile| {
+            let points = one_lane(profile).into_iter().chain(two_lanes(profile));
+            points.map(|point| (format!("{}: {}", profile.name, point.name), point))
+        })
+        .collect();
+    let with: Vec<Vec<f64>> = points.iter().map(|(_, point)| point.scores(&[], 1)).collect();
+    for name in ["nothing (other seeds)".to_owned()].into_iter().chain(picked) {
+        let parts: Vec<&Mechanism> =
+            name.split('+').filter_map(|part| all.iter().find(|known| known.name == part)).collect();
+        let first_seed = if parts.is_empty() { 1001 } else { 1 };
+        let without: Vec<Vec<f64>> =
+            points.iter().map(|(_, point)| point.scores(&parts, first_seed)).collect();
+        tell(&name, points.iter().map(|(name, _)| name.as_str()), without.iter().zip(&with));
+    }
+}
+
+/// Prints the mean of all points, how many are worse or better, and the three worst.
+fn tell<'a>(
+    name: &str,
+    points: impl Iterator<Item = &'a str>,
+    scores: impl Iterator<Item = (&'a Vec<f64>, &'a Vec<f64>)>,
+) {
+    let mut ratios: Vec<((f64, f64), &str)> =
+        scores.map(|(without, with)| ratio_of(without, with)).zip(points).collect();
+    ratios.sort_by(|a, b| a.0.0.total_cmp(&b.0.0));
+    let mean = ratios.iter().map(|((ratio, _), _)| ratio.ln()).sum::<f64>() / ratios.len() as f64;
+    let is_sure = |ratio: f64, error: f64| (ratio - 1.0).abs() > WORTH.max(2.0 * error);
+    let sure = || ratios.iter().filter(|((ratio, error), _)| is_sure(*ratio, *error));
+    let worse = sure().filter(|((ratio, _), _)| *ratio < 1.0).count();
+    say(&format!(
+        "without {name}: mean {:.3}, worse by 1% at {worse}, better at {}",
+        mean.exp(),
+        sure().count() - worse
+    ));
+    for ((ratio, error), point) in ratios.iter().take(3).chain(ratios.last()) {
+        say(&format!("    {ratio:.3} +- {error:.3}  {point}"));
+    }
+}
+
+/// The ratio of two mean scores, and its standard error; seed by seed where these are the same.
+fn ratio_of(without: &[f64], with: &[f64]) -> (f64, f64) {
+    let differences: Vec<f64> = without.iter().zip(with).map(|(without, with)| without - with).collect();
+    let count = differences.len() as f64;
+    let mean = differences.iter().sum::<f64>() / count;
+    let variance = differences.iter().map(|at| (at - mean).powi(2)).sum::<f64>() / (count - 1.0);
+    (mean.exp(), (variance / count).sqrt())
+}
