@@ -1,6 +1,6 @@
 # Every verb is one line over cargo or a script. `make` alone prints them.
 .DEFAULT_GOAL := help
-.PHONY: help deps helm-check up console-check test quick check fmt fuzz sanitize arm-check docs measure measure-lanes measure-lanes-cluster measure-plan measure-router chaos kernels-check gpu-check gpu-check-dry gpu-bundle gpu-bundle-check clean
+.PHONY: help deps helm-check up console-check test quick check fmt fuzz sanitize arm-check clients docs measure measure-lanes measure-lanes-cluster measure-plan measure-router chaos kernels-check gpu-check gpu-check-dry gpu-bundle gpu-bundle-check clean
 
 # Every verb compiles the workspace by clippy's driver, so that lints, tests and binaries share what is built. This is how
 # `cargo clippy -- --deny warnings` calls it.
@@ -61,6 +61,10 @@ measure: ## acceptance and time per token by task type on the bundled pair, draf
 chaos: ## faults of every kind, by a seed, to a fleet of real processes under load (ARGS="--seed 7 --faults 100", "--only kill-target", "overload", "--help")
 	cargo build --locked --workspace --bins
 	@"$${CARGO_TARGET_DIR:-target}/debug/chaos" $(ARGS)
+
+clients: ## programs that people have (anthropic, litellm, langchain-openai) from PyPI, each in its own environment, against a running cluster, as a table (ARGS="litellm" picks)
+	cargo build --locked --workspace --bins
+	@"$${CARGO_TARGET_DIR:-target}/debug/clients" $(ARGS)
 
 measure-router: ## what the router (release build) costs, with workers that only keep time: CPU, added latency, memory at scale (ARGS="cpu --streams 16", latency, scale)
 	cargo build --locked --workspace --bins

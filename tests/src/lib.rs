@@ -20,6 +20,7 @@ pub mod case;
 pub mod chaos;
 pub mod checkpoint_copy;
 pub mod client;
+pub mod clients;
 pub mod cluster;
 pub mod etcd;
 pub mod fake_worker;

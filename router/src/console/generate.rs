@@ -16,7 +16,7 @@ use text::Vocabulary;
 use tracing::Instrument as _;
 
 use super::Console;
-use crate::api::http::{Read, read};
+use crate::api::read_chat;
 use crate::api::openai::error::ErrorBody;
 use crate::detokenize::OutputToken;
 use crate::error::RouterError;
@@ -73,7 +73,7 @@ pub(super) async fn generate(State(console): State<Console>, request: Request) -
     let mut record = RequestRecord::arrived(Protocol::Http, span.clone(), &console.state.metrics);
     let response = request.extensions().get::<ResponseHandle>().cloned();
     let begun = async {
-        let Read { sent, caller, deadline, .. } = match read(&console.state, Operation::Chat, request).await {
+        let (sent, caller, deadline) = match read_chat(&console.state, request).await {
             Ok(read) => read,
             Err(error) => {
                 record.failed(&error);

@@ -89,6 +89,11 @@ impl ChoiceText {
         self.num_tokens
     }
 
+    /// The stop string that ended it, if one did.
+    pub fn stop_string(&self) -> Option<&str> {
+        self.stops.found()
+    }
+
     /// Appends a committed span. Not to be called again after `stopped`.
     pub fn push(&mut self, span: CommittedTokens) -> SpanText {
         let mut out = SpanText::default();

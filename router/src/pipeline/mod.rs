@@ -3,6 +3,7 @@
 
 pub mod answer_memory;
 pub mod deadline;
+pub mod response_store;
 pub mod text_stream;
 
 use std::sync::Arc;
@@ -18,6 +19,7 @@ use tracing::{Instrument as _, info_span};
 
 use self::answer_memory::AnswerMemory;
 use self::deadline::Deadline;
+use self::response_store::ResponseStore;
 use self::text_stream::{Echo, ResponseInfo, StartedPrompt, TextStream, TextStreamParts};
 use crate::admission::{Admission, Asking};
 use crate::catalog::Catalog;
@@ -51,6 +53,8 @@ pub struct AppState {
     pub keep_alive: Duration,
     /// What answers that are not streamed hold.
     pub answer_memory: AnswerMemory,
+    /// Responses that clients may go on from.
+    pub responses: ResponseStore,
     /// What the operator settled for lanes.
     pub policy: Arc<PolicyConfig>,
     /// While it drains nothing new is taken; when it is cancelled, streams are cut.
@@ -157,7 +161,7 @@ async fn start(
     if let Some(usage) = &caller.usage {
         record.allowed(usage.begin()?);
     }
-    record.waiting(&request.entry.id);
+    record.waiting(&request.entry.model);
 
     if let Some(grammar) = request.grammar.clone() {
         state.tokenize.run(move || grammar.check()).instrument(info_span!("grammar")).await?;
@@ -187,7 +191,7 @@ async fn start(
         let stream = if spec.max_len > spec.prompt_len || scores_prompt {
             let generation = GenerationRequest {
                 request_id: request_id.to_owned(),
-                model: request.entry.id.clone(),
+                model: request.entry.model.clone(),
                 vocab_size: request.entry.vocab_size,
                 prompt_ids: ids.clone(),
                 num_choices: request.num_choices,
