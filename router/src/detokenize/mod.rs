@@ -182,7 +182,7 @@ pub fn prompt_tokens(model: &ModelText, ids: &[TokenId], logprobs: Vec<TokenLogp
         .map(|(&id, logprobs)| {
             let text_offset = num_chars;
             piece.clear();
-            assembler.push(model, Some(id), &mut piece);
+            assembler.push(model, id, &mut piece);
             num_chars += piece.chars().count();
             OutputToken { id, text_offset, logprobs }
         })

@@ -181,5 +181,5 @@ fn says_off(field: &str, value: &Value) -> bool {
 }
 
 fn message(role: &str, content: String) -> ConversationMessage {
-    ConversationMessage { role: role.to_owned(), content, name: None }
+    ConversationMessage { role: role.to_owned(), content, ..ConversationMessage::default() }
 }

@@ -269,5 +269,5 @@ fn read_parts(path: &str, parts: &[Value]) -> Result<String, RouterError> {
 }
 
 fn message(role: &str, content: String) -> ConversationMessage {
-    ConversationMessage { role: role.to_owned(), content, name: None }
+    ConversationMessage { role: role.to_owned(), content, ..ConversationMessage::default() }
 }
