@@ -16,7 +16,7 @@ pub struct Ngram {
 
 impl Method for Ngram {
     fn limits(&self) -> Limits {
-        Limits { role: Role::Draft, vocab_size: u32::MAX, max_model_len: u32::MAX }
+        Limits { role: Role::Draft, vocab_size: u32::MAX, max_model_len: u32::MAX, grammars: true }
     }
 
     fn open(&mut self) -> Slot {

@@ -24,7 +24,10 @@ impl Decide for Propose {
         let position = task.cached.len();
         if num_draft_tokens > 0 {
             let guessed = match rows {
-                Rows::Logits { values, .. } => guess(&spec, task.cached.counts_mut(), position, values)?,
+                Rows::Logits { values, masks, .. } => {
+                    masks.iter().take(1).for_each(|mask| mask.apply(values));
+                    guess(&spec, task.cached.counts_mut(), position, values)?
+                }
                 Rows::Drawn { drawn, .. } => Guess { token_id: drawn[0].token(position)?, q: Vec::new() },
             };
             task.guesses.token_ids.push(guessed.token_id);

@@ -17,8 +17,9 @@ use service::tls::{ClientTls, RawServerTls, ServerTls, ServerTlsFlags};
 use speculation::step::MAX_DRAFT_TOKENS;
 
 use crate::admission::AdmissionLimits;
+use crate::catalog::settings::ModelSettings;
 use crate::lane_config::RawLane;
-use crate::request::check::check_task_type;
+use crate::request::check::{check_defaults, check_task_type};
 use crate::workers::tls::{RawWorkerTls, WorkerTlsFlags};
 
 /// Longer than this no load balancer needs.
@@ -31,6 +32,11 @@ Lanes are settled in the file alone, by task type:
   min_acceptance = 0.3               # fewer first guesses accepted: no drafting, but for probes
   max_batch_for_speculation = 64     # more sequences at the target: no drafting
   weight = 2.0                       # share of turns where sequences wait for room
+
+So are other names of models, and what their requests ask for where they do not say:
+  [models.\"gpt-4o\"]
+  serves = \"llama-3.3-70b\"           # the name that its targets give it; absent: these are that model's own defaults
+  temperature = 0.3                  # also top_p, top_k, min_p, repetition_penalty, max_tokens, task_type
 
 API keys stand in the file of --api-keys as themselves or as digests (printf %s KEY | sha256sum), with what they may:
   sha256:DIGEST alice models=demo priority=1 max_concurrent_requests=8
@@ -129,6 +135,8 @@ pub struct RawRouter {
     lame_duck_seconds: u64,
     /// By task type: `[lanes."code"]`.
     lanes: BTreeMap<String, RawLane>,
+    /// By the name that clients use: `[models."name"]`.
+    models: BTreeMap<String, ModelSettings>,
     #[serde(flatten)]
     listener: RawListener,
     #[serde(flatten)]
@@ -158,6 +166,7 @@ impl Default for RawRouter {
             replay_tokens_per_second: 65_536,
             lame_duck_seconds: 0,
             lanes: BTreeMap::new(),
+            models: BTreeMap::new(),
             listener: RawListener::default(),
             tls: RawServerTls::default(),
             worker_tls: RawWorkerTls::default(),
@@ -183,6 +192,8 @@ pub struct RouterConfig {
     pub admission: AdmissionLimits,
     /// Threads that tokenize.
     pub tokenize_threads: usize,
+    /// What is settled for models, by the name that clients use.
+    pub models: BTreeMap<String, ModelSettings>,
     /// Draft lengths, lanes and deadlines.
     pub scheduler: SchedulerConfig,
     /// What clients are shown, if TLS is spoken with them.
@@ -223,6 +234,7 @@ impl RawConfig for RawRouter {
             format!("{} is over {LAME_DUCK_SECONDS_MAX}", self.lame_duck_seconds)
         });
         let lanes = self.validate_lanes(faults);
+        self.validate_models(faults);
         let lame_duck = Duration::from_secs(self.lame_duck_seconds);
         Some(RouterConfig {
             http: self.http,
@@ -235,6 +247,7 @@ impl RawConfig for RawRouter {
                 max_waiting_requests: self.max_waiting_requests,
             },
             tokenize_threads: self.tokenize_threads,
+            models: self.models,
             scheduler: SchedulerConfig {
                 policy: PolicyConfig {
                     draft_tokens: self.draft_tokens,
@@ -255,6 +268,25 @@ impl RawConfig for RawRouter {
 }
 
 impl RawRouter {
+    fn validate_models(&self, faults: &mut Faults) {
+        for (name, settings) in &self.models {
+            let field = format!("models.{name}");
+            faults.check(&field, !name.is_empty(), || "a model's name must not be empty".to_owned());
+            if let Err(error) = check_defaults(&settings.defaults) {
+                faults.add(&field, error);
+            }
+            let is_alias = |other: &String| {
+                other != name && self.models.get(other).is_some_and(|settings| settings.serves.is_some())
+            };
+            if let Some(served) = settings.serves.as_ref().filter(|served| is_alias(served)) {
+                faults.add(
+                    &field,
+                    format!("serves names `{served}`, which is another name itself: name its model"),
+                );
+            }
+        }
+    }
+
     fn validate_lanes(&self, faults: &mut Faults) -> BTreeMap<String, LanePolicy> {
         let mut lanes = BTreeMap::new();
         for (task_type, lane) in &self.lanes {
@@ -264,5 +296,31 @@ impl RawRouter {
             lanes.insert(task_type.clone(), lane.validate(task_type, self.max_draft_tokens, faults));
         }
         lanes
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::catalog::settings::RequestDefaults;
+
+    #[test]
+    fn every_fault_of_a_models_settings_is_named() {
+        let serves =
+            |served: &str| ModelSettings { serves: Some(served.to_owned()), ..ModelSettings::default() };
+        let defaults = RequestDefaults { temperature: Some(3.0), ..RequestDefaults::default() };
+        let hot = ModelSettings { serves: None, defaults };
+        let models = [("a", serves("b")), ("b", serves("demo")), ("hot", hot), ("fine", serves("hot"))];
+        let models = models.map(|(name, settings)| (name.to_owned(), settings)).into();
+        let mut faults = Faults::new();
+        RawRouter { models, ..RawRouter::default() }.validate(&mut faults);
+        let told = faults.finish().unwrap_err().to_string();
+        for expected in [
+            "models.a: serves names `b`, which is another name itself",
+            "models.hot: temperature must be between 0 and 2, not 3",
+        ] {
+            assert!(told.contains(expected), "{expected} is missing from {told}");
+        }
+        assert!(!told.contains("models.fine") && !told.contains("models.b"), "{told}");
     }
 }

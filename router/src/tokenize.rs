@@ -112,9 +112,10 @@ pub fn tokenize(
                     "this model has no chat template, so it cannot chat: send the whole prompt to /v1/completions",
                 )
             })?;
-            let text = template.render(&messages, &template_kwargs)?;
-            check_bytes(model, &text, max_model_len, "messages")?;
-            let (ids, task_type) = (model.encode(&text, Framing::AsIs)?, classify(&task_of(&messages)));
+            let rendered = model.render_chat(template, &messages, &template_kwargs)?;
+            check_bytes(model, &rendered.text, max_model_len, "messages")?;
+            let (ids, task_type) = (model.encode_chat(&rendered)?, classify(&task_of(&messages)));
+            let text = rendered.text;
             ("messages", TokenizedPrompt { ids, text, task_type })
         }
     };

@@ -99,7 +99,7 @@ impl Worker {
         let rules = BatchRules { groups: setup.experiment.groups, lanes: setup.lanes };
         Self {
             former: BatchFormer::new(StepTimes::new(&times), rules),
-            limits: Limits { role, vocab_size: profile.vocab_size, max_model_len: u32::MAX },
+            limits: Limits { role, vocab_size: profile.vocab_size, max_model_len: u32::MAX, grammars: false },
             model,
             setup,
             inbox: Vec::new(),

@@ -19,6 +19,8 @@ pub struct Limits {
     pub vocab_size: u32,
     /// Prompt and output together.
     pub max_model_len: u32,
+    /// Whether sequences may have a grammar.
+    pub grammars: bool,
 }
 
 /// Whether a step may run.
@@ -182,8 +184,8 @@ fn check(step: &Step, limits: &Limits) -> Result<(), String> {
     if let Some(id) = step.append_ids.iter().chain(drafted).find(|id| **id >= limits.vocab_size) {
         return Err(format!("id {id} is outside the vocabulary of {}", limits.vocab_size));
     }
-    if step.spec.as_ref().is_some_and(|spec| spec.grammar.is_some()) {
-        return Err("grammars are not supported by this worker".to_owned());
+    if !limits.grammars && step.spec.as_ref().is_some_and(|spec| spec.grammar.is_some()) {
+        return Err("this worker cannot apply grammars: send none".to_owned());
     }
     Ok(())
 }
@@ -207,7 +209,7 @@ mod tests {
     use super::*;
     use crate::SequenceId;
 
-    const LIMITS: Limits = Limits { role: Role::Draft, vocab_size: 100, max_model_len: 64 };
+    const LIMITS: Limits = Limits { role: Role::Draft, vocab_size: 100, max_model_len: 64, grammars: false };
 
     fn step(epoch: u32, step_seq: u64, base: &[TokenId], append_ids: &[TokenId]) -> Step {
         Step {
@@ -271,6 +273,13 @@ mod tests {
         refused(&|s| s.append_ids = vec![1; MAX_CONTEXT_IDS + 1], "8192");
         refused(&|s| s.append_ids = vec![1; 65], "window of 64");
         refused(&|s| s.append_ids = vec![100], "id 100");
+        let grammar = Some("{}".to_owned());
+        refused(
+            &|s| {
+                s.spec = Some(Arc::new(SequenceSpec { grammar: grammar.clone(), ..SequenceSpec::default() }))
+            },
+            "grammars",
+        );
         refused(&|s| s.base_len = u32::MAX, "overflows");
         refused(&|s| s.work = Work::Propose { num_draft_tokens: 33 }, "at most 32");
         refused(&|s| s.work = Work::Verify { draft: Default::default() }, "draft worker");

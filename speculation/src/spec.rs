@@ -114,7 +114,7 @@ pub struct SequenceSpec {
     pub logprobs: Option<u32>,
     /// The same for the prompt's own ids.
     pub prompt_logprobs: Option<u32>,
-    /// A grammar that masks tokens. Reserved: a worker that cannot honour it refuses the sequence.
+    /// A grammar that masks tokens (contract B8). A worker that cannot honour it refuses the sequence.
     pub grammar: Option<String>,
     /// [`lane_number`] of the task type, for homogeneous batches.
     pub lane: u32,

@@ -74,12 +74,14 @@ impl Step {
     }
 
     /// Whether a draft worker can say which of the step's context it would have drawn: committed tokens, each
-    /// behind another one of the step, of a sequence whose draws do not depend on how often ids were drawn.
+    /// behind another one of the step, of a sequence whose draws do not depend on which ids were drawn before: no penalties,
+    /// no grammar.
     pub fn is_comparable(&self, spec: &SequenceSpec) -> bool {
         (2..=COMPARED_MAX).contains(&self.append_ids.len())
             && self.base_len + 1 >= spec.prompt_len
             && spec.acceptance == AcceptanceMode::Coupled
             && !spec.sampling.has_penalties()
+            && spec.grammar.is_none()
             && !self.is_scoring(spec)
     }
 }
@@ -151,13 +153,15 @@ pub struct Reply {
     /// From a draft worker: of the last ids of the step's context, oldest first, whether it would have drawn them itself. At most
     /// [`COMPARED_MAX`], and fewer than the context has; a worker need not say anything.
     pub agreed: Vec<bool>,
+    /// How many ids of the step's context had their KV because equal ids had been computed for another sequence.
+    pub num_cached: u32,
 }
 
 impl Reply {
-    /// The answer to `step`, without a word on agreement.
+    /// The answer to `step`, without a word on agreement, or on what was cached.
     pub fn to(step: &Step, body: ReplyBody) -> Self {
         let Step { sequence_id, epoch, step_seq, .. } = *step;
-        Self { sequence_id, epoch, step_seq, body, agreed: Vec::new() }
+        Self { sequence_id, epoch, step_seq, body, agreed: Vec::new(), num_cached: 0 }
     }
 }
 

@@ -1,6 +1,6 @@
 //! The target's part of a step: judge the drafted ids by the rows behind them, and draw the token that follows.
 
-use speculation::acceptance::{verify, verify_drawn};
+use speculation::acceptance::{verify_drawn, verify_masked};
 use speculation::logits::DrawError;
 use speculation::{ReplyBody, TokenSpan, Work};
 use worker::{Decide, Decision, Rows, Task};
@@ -18,8 +18,9 @@ impl Decide for Verify {
         };
         let spec = task.cached.spec().cloned().expect("an admitted step has a spec");
         let verdict = match rows {
-            Rows::Logits { values, vocab_size } => {
-                verify(&spec, task.cached.counts_mut(), start, draft, values, vocab_size)?
+            Rows::Logits { values, vocab_size, masks } => {
+                let rows = (values, vocab_size);
+                verify_masked(&spec, task.cached.counts_mut(), start, draft, rows, masks)?
             }
             Rows::Drawn { drawn, scores } => verify_drawn(&spec, start, draft, (drawn, scores))?,
         };

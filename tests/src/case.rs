@@ -33,6 +33,8 @@ pub struct Case {
     pub logprobs: Option<u32>,
     /// The text goes on past the model's own end.
     pub ignore_eos: bool,
+    /// What the text must match, as the wire has it.
+    pub grammar: Option<String>,
 }
 
 impl Case {
@@ -51,6 +53,7 @@ impl Case {
             acceptance: AcceptanceMode::Coupled,
             logprobs: None,
             ignore_eos: false,
+            grammar: None,
         }
     }
 
@@ -73,6 +76,7 @@ impl Case {
             seed: Some(self.seed as i64),
             logprobs: self.logprobs,
             task_type: self.task_type.clone(),
+            grammar: self.grammar.clone(),
             priority: self.priority,
             speculation: Some(v1::Speculation {
                 enabled: None,
@@ -94,6 +98,7 @@ impl Case {
             max_len: prompt_len + self.max_tokens,
             acceptance: self.acceptance,
             logprobs: self.logprobs,
+            grammar: self.grammar.clone(),
             ..SequenceSpec::default()
         }
     }

@@ -21,8 +21,10 @@ pub struct Client {
 /// What was read of an answer.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Answer {
-    /// The text.
+    /// The ids.
     pub token_ids: Vec<TokenId>,
+    /// The text.
+    pub text: String,
     /// One entry an id, where asked for.
     pub logprobs: Vec<v1::TokenLogprobs>,
     /// Unspecified before the end.
@@ -117,6 +119,7 @@ impl AnswerStream {
         if message.finish != i32::from(v1::FinishReason::Unspecified) {
             answer.finish = message.finish();
         }
+        answer.text.push_str(&message.text);
         answer.token_ids.extend(message.token_ids);
         answer.logprobs.extend(message.logprobs);
         answer.system_fingerprint = message.system_fingerprint;

@@ -5,8 +5,7 @@
 //! `transformers` gives: blocks trimmed, `raise_exception`, `strftime_now` (UTC), `tojson` that leaves HTML alone,
 //! Python's string methods.
 //!
-//! The rendered text is tokenized as a whole, as `transformers` does it: a user who types the spelling of a special
-//! token sends that token.
+//! What users write cannot become a special token: see `shield`.
 
 use std::io;
 
@@ -27,7 +26,7 @@ const RENDERED_BYTES_MAX: usize = 8 << 20;
 const NAME: &str = "chat";
 
 /// One message, as templates see it.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize)]
 pub struct ConversationMessage {
     /// Such as "user".
     pub role: String,
@@ -36,11 +35,21 @@ pub struct ConversationMessage {
     /// A participant's name, for templates that use it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
+    /// What an assistant thought before it spoke, for templates that show it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub reasoning_content: Option<String>,
+    /// An assistant's calls: objects of OpenAI's shape, with arguments as an object.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub tool_calls: Vec<serde_json::Value>,
+    /// Which call a tool's message answers.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tool_call_id: Option<String>,
 }
 
 /// A compiled chat template.
 #[derive(Debug)]
 pub struct ChatTemplate {
+    source: String,
     environment: Environment<'static>,
     bos_token: String,
     eos_token: String,
@@ -62,11 +71,21 @@ impl ChatTemplate {
         environment
             .add_template_owned(NAME, source.to_owned())
             .map_err(|error| ModelTextError::ChatTemplate { reason: describe(&error) })?;
-        Ok(Self { environment, bos_token: bos_token.to_owned(), eos_token: eos_token.to_owned() })
+        Ok(Self {
+            source: source.to_owned(),
+            environment,
+            bos_token: bos_token.to_owned(),
+            eos_token: eos_token.to_owned(),
+        })
+    }
+
+    /// As it was written.
+    pub fn source(&self) -> &str {
+        &self.source
     }
 
     /// Renders a conversation up to where the assistant's next words begin. `extra` are further variables for the
-    /// template; they cannot replace the standard ones.
+    /// template, `tools` among them; they cannot replace the other standard ones.
     pub fn render(
         &self,
         messages: &[ConversationMessage],
@@ -77,7 +96,7 @@ impl ChatTemplate {
             add_generation_prompt => true,
             bos_token => self.bos_token.as_str(),
             eos_token => self.eos_token.as_str(),
-            tools => None::<()>,
+            tools => extra.get("tools").map(Serde),
             documents => None::<()>,
         };
         let template = self.environment.get_template(NAME).expect("compile added it");

@@ -6,11 +6,14 @@
 
 mod bytes_bound;
 mod chat_template;
+mod shield;
 mod vocabulary;
 
 use std::fmt;
 
 use serde::Deserialize;
+use serde_json::{Map, Value};
+use shield::Shield;
 use speculation::TokenId;
 use tokenizers::Tokenizer;
 
@@ -71,6 +74,17 @@ pub struct ModelText {
     vocabulary: Vocabulary,
     max_bytes_per_token: Option<usize>,
     chat_template: Option<ChatTemplate>,
+    /// Spellings of special tokens.
+    special: Vec<String>,
+}
+
+/// A conversation as its template writes it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RenderedChat {
+    /// All of it.
+    pub text: String,
+    /// The same in parts that are tokenized one by one: a special token that a user spelled lies across two.
+    parts: Vec<String>,
 }
 
 impl fmt::Debug for ModelText {
@@ -115,7 +129,10 @@ impl ModelText {
             .transpose()?;
         let vocabulary = Vocabulary::of(&tokenizer)?;
         let max_bytes_per_token = max_bytes_per_token(&tokenizer, &vocabulary);
-        Ok(Self { tokenizer, vocabulary, max_bytes_per_token, chat_template })
+        let added = tokenizer.get_added_tokens_decoder();
+        let special = added.values().filter(|token| token.special && !token.content.is_empty());
+        let special = special.map(|token| token.content.clone()).collect();
+        Ok(Self { tokenizer, vocabulary, max_bytes_per_token, chat_template, special })
     }
 
     /// The bytes of each token.
@@ -147,6 +164,31 @@ impl ModelText {
     /// The template that turns a conversation into a prompt, if the model has one.
     pub fn chat_template(&self) -> Option<&ChatTemplate> {
         self.chat_template.as_ref()
+    }
+
+    /// The id of a token by its spelling.
+    pub fn token_id(&self, spelling: &str) -> Option<TokenId> {
+        self.tokenizer.token_to_id(spelling)
+    }
+
+    /// A conversation by the model's template: what the messages and variables hold is text, whatever it spells.
+    pub fn render_chat(
+        &self,
+        template: &ChatTemplate,
+        messages: &[ConversationMessage],
+        extra: &Map<String, Value>,
+    ) -> Result<RenderedChat, TextError> {
+        let shield = Shield::new(&self.special, messages, extra);
+        let rendered = template.render(&shield.messages(messages), &shield.object(extra))?;
+        let parts: Vec<String> = shield.parts(&rendered).map(str::to_owned).collect();
+        Ok(RenderedChat { text: parts.concat(), parts })
+    }
+
+    /// The ids of a conversation.
+    pub fn encode_chat(&self, rendered: &RenderedChat) -> Result<Vec<TokenId>, TextError> {
+        let parts: Result<Vec<_>, _> =
+            rendered.parts.iter().map(|part| self.encode(part, Framing::AsIs)).collect();
+        Ok(parts?.concat())
     }
 
     /// Text to ids. Text that spells a special token becomes that token, as `transformers` does it. The tokenizer's own

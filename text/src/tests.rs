@@ -67,7 +67,7 @@ fn sentencepiece() -> Arc<ModelText> {
 }
 
 fn user(content: &str) -> ConversationMessage {
-    ConversationMessage { role: "user".into(), content: content.into(), name: None }
+    ConversationMessage { role: "user".into(), content: content.into(), ..ConversationMessage::default() }
 }
 
 fn render(source: &str, messages: &[ConversationMessage]) -> Result<String, TextError> {
@@ -126,7 +126,11 @@ fn bos_is_added_to_plain_text_and_never_twice() {
 fn templates_may_use_what_checkpoints_use() {
     let messages = [
         user("a"),
-        ConversationMessage { role: "assistant".into(), content: "<t>x</t>\n\ny".into(), name: None },
+        ConversationMessage {
+            role: "assistant".into(),
+            content: "<t>x</t>\n\ny".into(),
+            ..ConversationMessage::default()
+        },
     ];
     for (source, expected) in [
         (

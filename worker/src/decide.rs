@@ -1,7 +1,7 @@
 //! Where draft and target differ: what is done with the logits behind a step's context, or with what was drawn from them.
 
 use speculation::acceptance::RowDraw;
-use speculation::logits::DrawError;
+use speculation::logits::{DrawError, TokenMask};
 use speculation::{ReplyBody, TokenLogprobs};
 
 use crate::Task;
@@ -30,6 +30,8 @@ pub enum Rows<'a> {
         values: &'a mut [f32],
         /// Numbers in one.
         vocab_size: usize,
+        /// Of a sequence with a grammar: which tokens may be drawn, row by row, as far as rows can be reached.
+        masks: &'a [TokenMask],
     },
     /// What the device drew from each, where that is all the sequence needs.
     Drawn {

@@ -4,7 +4,7 @@
 //!
 //! Reading order, which is the life of a step: [`grpc`] reads it off the stream, [`device`] admits it against the
 //! [`table`] and takes it into the next forward, [`model`] runs that forward, and the reply leaves through the service.
-//! [`reactor`] says which thread reads and writes. [`serve`] puts a process around it. [`synthetic`] stands in for a model where only time is to be kept.
+//! [`reactor`] says which thread reads and writes. [`grammars`] makes the masks of sequences whose output must match a grammar. [`serve`] puts a process around it. [`synthetic`] stands in for a model where only time is to be kept.
 //!
 //! A worker owns no truth: all it holds can be rebuilt from ids, and whatever does not fit is answered `need_context`.
 
@@ -17,6 +17,7 @@ pub mod credits;
 pub mod decide;
 pub mod device;
 pub mod facts;
+pub mod grammars;
 pub mod grpc;
 pub mod memory;
 pub mod method;

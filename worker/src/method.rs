@@ -6,6 +6,7 @@ use speculation::ReplyBody;
 use speculation::cached_sequence::Limits;
 
 use crate::Task;
+use crate::grammars::GrammarStats;
 use crate::task::Slot;
 
 /// The tasks could not go on: KV blocks are wanting.
@@ -35,6 +36,8 @@ pub struct MethodStats {
     pub prefix_query_tokens: u64,
     /// Context ids whose KV was found there.
     pub prefix_hit_tokens: u64,
+    /// What grammars' masks have cost.
+    pub grammars: GrammarStats,
 }
 
 /// Owned by the device thread, which calls nothing else while it runs.

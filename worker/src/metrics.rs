@@ -35,6 +35,16 @@ const PREFIX_HITS: CounterName = CounterName::new(
     "outrider_worker_prefix_hit_tokens_total",
     "Context tokens whose KV was found among computed prefixes",
 );
+const GRAMMAR_ROWS: CounterName =
+    CounterName::new("outrider_worker_grammar_rows_total", "Rows that a grammar's mask was made for");
+const GRAMMAR_MASK_US: CounterName = CounterName::new(
+    "outrider_worker_grammar_mask_microseconds_total",
+    "Time that making masks took, beside forward passes",
+);
+const GRAMMAR_WAIT_US: CounterName = CounterName::new(
+    "outrider_worker_grammar_wait_microseconds_total",
+    "Time that masks were not done when the forward pass was",
+);
 const PREEMPTIONS: CounterName = CounterName::new(
     "outrider_worker_preemptions_total",
     "Sequences that were stopped for want of KV blocks",
@@ -102,6 +112,9 @@ pub struct WorkerMetrics {
     kv_evictions: Counter,
     prefix_queries: Counter,
     prefix_hits: Counter,
+    grammar_rows: Counter,
+    grammar_mask_us: Counter,
+    grammar_wait_us: Counter,
     preemptions: Counter,
     sequences: Gauge,
     queue_seconds: Histogram,
@@ -128,6 +141,9 @@ impl WorkerMetrics {
             kv_evictions: metrics.counter(&KV_EVICTIONS),
             prefix_queries: metrics.counter(&PREFIX_QUERIES),
             prefix_hits: metrics.counter(&PREFIX_HITS),
+            grammar_rows: metrics.counter(&GRAMMAR_ROWS),
+            grammar_mask_us: metrics.counter(&GRAMMAR_MASK_US),
+            grammar_wait_us: metrics.counter(&GRAMMAR_WAIT_US),
             preemptions: metrics.counter(&PREEMPTIONS),
             sequences: metrics.gauge(&SEQUENCES),
             queue_seconds: metrics.histogram(&QUEUE_SECONDS),
@@ -164,6 +180,9 @@ impl WorkerMetrics {
         self.kv_evictions.inc_by(stats.kv_evictions - counted.kv_evictions);
         self.prefix_queries.inc_by(stats.prefix_query_tokens - counted.prefix_query_tokens);
         self.prefix_hits.inc_by(stats.prefix_hit_tokens - counted.prefix_hit_tokens);
+        self.grammar_rows.inc_by(stats.grammars.rows - counted.grammars.rows);
+        self.grammar_mask_us.inc_by(stats.grammars.mask_us - counted.grammars.mask_us);
+        self.grammar_wait_us.inc_by(stats.grammars.wait_us - counted.grammars.wait_us);
         *counted = stats;
         self.kv_blocks_total.set(stats.kv_blocks_total as i64);
         self.kv_blocks_cached.set(stats.kv_blocks_cached as i64);

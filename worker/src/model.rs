@@ -10,10 +10,11 @@ use engine::{DrawRequest, Engine, EngineError, Logits, Outcome, PromptRows, Sequ
 use scheduling::batch::{ROUND_CONTEXT, Share, StepRows, form};
 use speculation::acceptance::{RowDraw, guess};
 use speculation::cached_sequence::Limits;
-use speculation::logits::score;
+use speculation::logits::{DrawError, score};
 use speculation::{ReplyBody, Role, TokenId, TokenLogprobs, Work};
 
 use crate::decide::{Decide, Decision, Rows};
+use crate::grammars::{GrammarStats, Grammars};
 use crate::method::{Method, MethodStats, NeedRoom};
 use crate::task::{PrefixLookup, Slot, Task};
 
@@ -26,6 +27,8 @@ pub struct ModelMethod<D> {
     vocab_size: u32,
     max_batch_rows: usize,
     decide: D,
+    /// Absent: sequences with a grammar are refused.
+    grammars: Option<Grammars>,
     /// Where computing threads are kept, if anywhere.
     cores: Option<Vec<usize>>,
     slots: HashMap<Slot, SlotId>,
@@ -59,6 +62,7 @@ impl<D: Decide> ModelMethod<D> {
             vocab_size,
             max_batch_rows,
             decide,
+            grammars: None,
             cores: None,
             slots: HashMap::new(),
             next_slot: 0,
@@ -71,6 +75,11 @@ impl<D: Decide> ModelMethod<D> {
     /// The same with its computing threads kept on `cores`, at least as many, once it runs on the device thread.
     pub fn pinned_to(self, cores: Option<Vec<usize>>) -> Self {
         Self { cores, ..self }
+    }
+
+    /// The same for sequences with a grammar too.
+    pub fn with_grammars(self, grammars: Grammars) -> Self {
+        Self { grammars: Some(grammars), ..self }
     }
 
     /// Gives new tasks the KV that equal sequences have computed.
@@ -89,6 +98,7 @@ impl<D: Decide> ModelMethod<D> {
             let found = self.engine.share(self.slots[&task.slot], key, task.cached.ids());
             let done = (found.len - task.step.base_len) as usize;
             self.prefix_hit_tokens += (done - task.context_done) as u64;
+            task.num_cached += (done - task.context_done) as u32;
             task.context_done = done;
             task.prefix = if found.wait { PrefixLookup::Waiting } else { PrefixLookup::Done };
         }
@@ -101,12 +111,15 @@ impl<D: Decide> ModelMethod<D> {
     }
 
     /// Portions of the next forward: `scheduling::batch` says whose, the engine whether their KV fits.
-    fn plan(&self, tasks: &VecDeque<Task>) -> Vec<Portion> {
+    fn plan(&mut self, tasks: &VecDeque<Task>) -> Vec<Portion> {
+        let is_ready = |task| self.grammars.as_mut().is_none_or(|grammars| grammars.is_ready(task));
+        let has_grammar: Vec<bool> = tasks.iter().map(is_ready).collect();
         let ready: Vec<StepRows> = tasks.iter().map(Task::rows_left).collect();
         let mut blocks_left = self.engine.free_blocks();
         let shares = form(&ready, self.max_batch_rows as u32, |index, rows| {
             let blocks = self.engine.blocks_needed(self.slots[&tasks[index].slot], rows);
-            let fits = blocks <= blocks_left && tasks[index].prefix == PrefixLookup::Done;
+            let fits =
+                blocks <= blocks_left && tasks[index].prefix == PrefixLookup::Done && has_grammar[index];
             blocks_left -= if fits { blocks } else { 0 };
             fits
         });
@@ -200,12 +213,16 @@ impl<D: Decide> ModelMethod<D> {
             return Some(fed(task));
         }
         let decided = rows.end - (1 + task.drafted().len())..rows.end;
+        let masks = match self.grammars.as_mut().map_or(Ok(Vec::new()), |grammars| grammars.take(task)) {
+            Ok(masks) => masks,
+            Err(error) => return Some(self.refuse_draw(task, &error)),
+        };
         let vocab_size = logits.vocab_size();
         let decided = logits.rows_mut(decided);
         for row in decided.chunks_exact_mut(vocab_size) {
             row[self.vocab_size as usize..].fill(f32::NEG_INFINITY);
         }
-        self.settle(task, Rows::Logits { values: decided, vocab_size })
+        self.settle(task, Rows::Logits { values: decided, vocab_size, masks: &masks })
     }
 
     /// What the role makes of a task's rows; `None` while it needs another forward.
@@ -216,10 +233,25 @@ impl<D: Decide> ModelMethod<D> {
                 self.engine.truncate(self.slots[&task.slot], keep);
                 Some(body)
             }
-            Err(error) => {
-                task.cached.cut(task.step.start());
-                self.engine.truncate(self.slots[&task.slot], task.step.start());
-                Some(ReplyBody::Refused { reason: error.to_string() })
+            Err(error) => Some(self.refuse_draw(task, &error)),
+        }
+    }
+
+    /// Nothing can be drawn behind the step's context.
+    fn refuse_draw(&mut self, task: &mut Task, error: &DrawError) -> ReplyBody {
+        task.cached.cut(task.step.start());
+        self.engine.truncate(self.slots[&task.slot], task.step.start());
+        ReplyBody::Refused { reason: error.to_string() }
+    }
+
+    /// Begins the masks of all portions that are decided on behind the next forward.
+    fn begin_masks(&mut self, tasks: &VecDeque<Task>, plan: &[Portion]) {
+        let Some(grammars) = &mut self.grammars else { return };
+        for portion in plan {
+            let task = &tasks[portion.task];
+            if portion.ends_context && task.step.work != Work::Feed {
+                let guess = task.guesses.token_ids.last().copied();
+                grammars.begin(task, guess.filter(|_| portion.num_context == 0));
             }
         }
     }
@@ -272,6 +304,7 @@ impl<D: Decide> Method for ModelMethod<D> {
             role: self.role,
             vocab_size: self.vocab_size,
             max_model_len: self.engine.info().max_model_len,
+            grammars: self.grammars.is_some(),
         }
     }
 
@@ -283,6 +316,9 @@ impl<D: Decide> Method for ModelMethod<D> {
     }
 
     fn close(&mut self, slot: Slot) {
+        if let Some(grammars) = &mut self.grammars {
+            grammars.close(slot);
+        }
         if let Some(slot) = self.slots.remove(&slot) {
             self.engine.close(slot);
         }
@@ -294,10 +330,14 @@ impl<D: Decide> Method for ModelMethod<D> {
 
     fn advance(&mut self, tasks: &mut VecDeque<Task>) -> Result<Vec<(Task, ReplyBody)>, NeedRoom> {
         self.find_prefixes(tasks);
-        let plan = self.plan(tasks);
+        let mut plan = self.plan(tasks);
+        if plan.is_empty() && self.grammars.as_mut().is_some_and(|grammars| grammars.wait(tasks)) {
+            plan = self.plan(tasks);
+        }
         if plan.is_empty() {
             return Err(NeedRoom);
         }
+        self.begin_masks(tasks, &plan);
         let batch: Vec<SequenceRows<'_>> = plan
             .iter()
             .map(|portion| SequenceRows {
@@ -363,6 +403,7 @@ impl<D: Decide> Method for ModelMethod<D> {
             kv_evictions: stats.evicted_blocks,
             prefix_query_tokens: self.prefix_query_tokens,
             prefix_hit_tokens: self.prefix_hit_tokens,
+            grammars: self.grammars.as_ref().map_or_else(GrammarStats::default, Grammars::stats),
         }
     }
 }

@@ -24,6 +24,7 @@ use crate::config::WorkerConfig;
 use crate::decide::Decide;
 use crate::device::{Device, MAILBOX_FRAMES, Mailbox, Message};
 use crate::facts::WorkerFacts;
+use crate::grammars::Grammars;
 use crate::grpc::WorkerService;
 use crate::method::Method;
 use crate::metrics::WorkerMetrics;
@@ -77,8 +78,15 @@ pub fn load<D: Decide>(
         step_times: if config.profile_steps { profile(&mut engine) } else { Vec::new() },
     };
     let cores = if config.pin { Some(cores_for(&engine)?) } else { None };
-    let method = ModelMethod::new(engine, role, vocab_size, config.max_batch_rows, decide).pinned_to(cores);
+    let method = ModelMethod::new(engine, role, vocab_size, config.max_batch_rows, decide)
+        .with_grammars(grammars(&assets)?)
+        .pinned_to(cores);
     Ok(Loaded { method, facts, assets: Some(assets), round_trip: Duration::ZERO })
+}
+
+fn grammars(assets: &Assets) -> anyhow::Result<Grammars> {
+    let tokenizer = assets.get("tokenizer.json").context("a model's assets hold its tokenizer.json")?;
+    Ok(Grammars::start(String::from_utf8(tokenizer.into())?)?)
 }
 
 /// A core for each computing thread, of those that this process may run on.

@@ -172,7 +172,11 @@ impl Framer {
 }
 
 fn message(role: &str, content: &str) -> ConversationMessage {
-    ConversationMessage { role: role.to_owned(), content: content.to_owned(), name: None }
+    ConversationMessage {
+        role: role.to_owned(),
+        content: content.to_owned(),
+        ..ConversationMessage::default()
+    }
 }
 
 fn messages(list: &Value) -> Result<Vec<ConversationMessage>, String> {

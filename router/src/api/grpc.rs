@@ -5,6 +5,7 @@ use std::panic::AssertUnwindSafe;
 
 use futures::stream::{self, BoxStream};
 use futures::{FutureExt as _, StreamExt as _};
+use grammar::Grammar;
 use proto::v1;
 use proto::v1::inference_server::{Inference, InferenceServer};
 use serde_json::Map;
@@ -24,6 +25,8 @@ use crate::pipeline::{AppState, Arrival, begin};
 use crate::request::check::{FieldNames, SentPrompt, SentRequest, SentSampling, SentSpeculation};
 use crate::request::limits::BODY_BYTES_MAX;
 use crate::request::record::RequestRecord;
+use crate::request::structure::SentGrammar;
+use crate::request::tools::SentTools;
 use crate::request::{Caller, Operation, Usage, span};
 use text::ConversationMessage;
 
@@ -92,8 +95,7 @@ async fn start(
     mut arrival: Arrival,
 ) -> Result<TextStream, RouterError> {
     let read = read(state, metadata, message).and_then(|read| {
-        let timeout = metadata.get(GRPC_TIMEOUT_HEADER).map(|value| value.as_encoded_bytes());
-        arrival.deadline = timeout.map(Deadline::of_grpc).transpose()?.flatten();
+        arrival.deadline = deadline_of(metadata)?;
         Ok(read)
     });
     match read {
@@ -114,7 +116,13 @@ fn read(
     Ok((sent_request(metadata, message)?, caller))
 }
 
-fn authenticate(state: &AppState, metadata: &MetadataMap) -> Result<Caller, RouterError> {
+/// How long the client waits for the whole answer, where it says so.
+pub(super) fn deadline_of(metadata: &MetadataMap) -> Result<Option<Deadline>, RouterError> {
+    let timeout = metadata.get(GRPC_TIMEOUT_HEADER).map(|value| value.as_encoded_bytes());
+    Ok(timeout.map(Deadline::of_grpc).transpose()?.flatten())
+}
+
+pub(super) fn authenticate(state: &AppState, metadata: &MetadataMap) -> Result<Caller, RouterError> {
     state.auth.authenticate(metadata.get("authorization").map(|value| value.as_encoded_bytes()))
 }
 
@@ -147,13 +155,23 @@ fn sent_request(metadata: &MetadataMap, message: v1::GenerateRequest) -> Result<
         ignore_eos: message.ignore_eos,
         logprobs: message.logprobs.map(i64::from),
         echo: message.echo,
+        tools: SentTools::default(),
+        grammar: message.grammar.map(|document| sent_grammar(&document)).transpose()?,
         task_type,
         speculation: message.speculation.map(sent_speculation).unwrap_or_default(),
         priority: Some(i64::from(message.priority)),
         truncate_prompt_tokens: None,
         cache_salt: None,
+        wants_whole_window: false,
         names: FieldNames { prompt: prompt_name, ..FieldNames::default() },
     })
+}
+
+fn sent_grammar(document: &str) -> Result<SentGrammar, RouterError> {
+    let field = "grammar";
+    let grammar = Grammar::from_wire(document);
+    let grammar = grammar.map_err(|error| RouterError::invalid(field, format!("{field}: {error}")))?;
+    Ok(SentGrammar { field, grammar })
 }
 
 fn sent_chat(chat: v1::Chat) -> Result<SentPrompt, RouterError> {
@@ -168,6 +186,7 @@ fn sent_chat(chat: v1::Chat) -> Result<SentPrompt, RouterError> {
         role: message.role,
         content: message.content,
         name: message.name,
+        ..ConversationMessage::default()
     });
     Ok(SentPrompt::Chat { messages: messages.collect(), template_kwargs })
 }
@@ -190,7 +209,7 @@ fn sent_sampling(sampling: v1::SamplingParams) -> SentSampling {
 }
 
 /// The shortest decimal that means `value`: 0.7 and not 0.699999988079071, for messages and equal bounds.
-fn widen(value: f32) -> f64 {
+pub(super) fn widen(value: f32) -> f64 {
     value.to_string().parse().unwrap_or_else(|_| f64::from(value))
 }
 
@@ -272,6 +291,7 @@ fn usage(usage: &Usage) -> v1::Usage {
     v1::Usage {
         prompt_tokens: usage.prompt_tokens as u32,
         completion_tokens: usage.completion_tokens as u32,
+        cached_tokens: usage.cached_tokens as u32,
         speculation: Some(v1::SpeculationUsage {
             rounds: speculation.rounds,
             draft_tokens: speculation.draft_tokens,

@@ -120,7 +120,7 @@ impl TokenizeBody {
                 refused("add_special_tokens", "is not supported for conversations: the template adds its own")
             }
             (None, messages) => {
-                let sent = conversation(messages, self.chat_template_kwargs)?;
+                let sent = conversation(messages, self.chat_template_kwargs.unwrap_or_default())?;
                 let prompt = sent.first().map(|sent| sent.check("messages", entry)).transpose()?;
                 prompt
                     .map(TokenizePrompt::Chat)

@@ -31,12 +31,23 @@ impl TextAssembler {
         }
     }
 
-    /// Appends the text that the token completes; `None` for a token that adds none.
-    pub(super) fn push(&mut self, model: &ModelText, id: Option<TokenId>, text: &mut String) {
-        let Some(id) = id else { return };
+    /// Appends the text that the token completes.
+    pub(super) fn push(&mut self, model: &ModelText, id: TokenId, text: &mut String) {
         match self {
             Self::Bytes(utf8) => utf8.push(model.vocabulary().text_bytes(id), text),
             Self::Window(window) => window.push(model, id, text),
+        }
+    }
+
+    /// Appends a special token as it is spelt.
+    pub(super) fn push_spelt(&mut self, model: &ModelText, id: TokenId, text: &mut String) {
+        match self {
+            Self::Bytes(utf8) => utf8.push(model.vocabulary().bytes(id), text),
+            Self::Window(window) => {
+                text.push_str(&window.new_text(model));
+                *window = DecodeWindow::default();
+                text.push_str(&model.vocabulary().spell(id));
+            }
         }
     }
 

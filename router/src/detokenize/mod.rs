@@ -50,6 +50,8 @@ pub struct StopRules {
     pub strings: Vec<String>,
     /// Ids that end the sequence; they add no text.
     pub token_ids: Vec<TokenId>,
+    /// Special tokens whose spelling is text, for they are the marks of a format that is read.
+    pub shown_token_ids: Vec<TokenId>,
     /// Stop strings are not looked for in the text of this many first tokens.
     pub min_tokens: u32,
 }
@@ -59,6 +61,7 @@ pub struct StopRules {
 pub struct ChoiceText {
     model: Arc<ModelText>,
     stop_token_ids: Vec<TokenId>,
+    shown_token_ids: Vec<TokenId>,
     min_tokens: u32,
     text: TextAssembler,
     stops: StopMatcher,
@@ -73,6 +76,7 @@ impl ChoiceText {
             text: TextAssembler::new(&model),
             model,
             stop_token_ids: rules.token_ids.clone(),
+            shown_token_ids: rules.shown_token_ids.clone(),
             min_tokens: rules.min_tokens,
             stops: StopMatcher::new(rules.strings.clone()),
             num_tokens: 0,
@@ -85,6 +89,11 @@ impl ChoiceText {
         self.num_tokens
     }
 
+    /// The stop string that ended it, if one did.
+    pub fn stop_string(&self) -> Option<&str> {
+        self.stops.found()
+    }
+
     /// Appends a committed span. Not to be called again after `stopped`.
     pub fn push(&mut self, span: CommittedTokens) -> SpanText {
         let mut out = SpanText::default();
@@ -93,8 +102,13 @@ impl ChoiceText {
             out.tokens.push(OutputToken { id, text_offset: self.num_chars, logprobs: logprobs.next() });
             self.num_tokens += 1;
             let shown = out.text.len();
-            let shown_id = (!self.stop_token_ids.contains(&id)).then_some(id);
-            self.text.push(&self.model, shown_id, &mut out.text);
+            if self.stop_token_ids.contains(&id) {
+                // Ends the sequence and adds no text.
+            } else if self.shown_token_ids.contains(&id) {
+                self.text.push_spelt(&self.model, id, &mut out.text);
+            } else {
+                self.text.push(&self.model, id, &mut out.text);
+            }
             if self.show(shown, &mut out.text) {
                 out.stopped = true;
                 break;
@@ -142,7 +156,7 @@ pub struct PromptEcho {
 /// The text of ids, special tokens left out.
 pub fn decode(model: &ModelText, ids: &[TokenId]) -> String {
     let (mut assembler, mut text) = (TextAssembler::new(model), String::new());
-    ids.iter().for_each(|&id| assembler.push(model, Some(id), &mut text));
+    ids.iter().for_each(|&id| assembler.push(model, id, &mut text));
     text.push_str(&assembler.finish(model));
     text
 }

@@ -3,6 +3,7 @@
 
 pub mod answer_memory;
 pub mod deadline;
+pub mod response_store;
 pub mod text_stream;
 
 use std::sync::Arc;
@@ -18,6 +19,7 @@ use tracing::{Instrument as _, info_span};
 
 use self::answer_memory::AnswerMemory;
 use self::deadline::Deadline;
+use self::response_store::ResponseStore;
 use self::text_stream::{Echo, ResponseInfo, StartedPrompt, TextStream, TextStreamParts};
 use crate::admission::{Admission, Asking};
 use crate::catalog::Catalog;
@@ -51,6 +53,8 @@ pub struct AppState {
     pub keep_alive: Duration,
     /// What answers that are not streamed hold.
     pub answer_memory: AnswerMemory,
+    /// Responses that clients may go on from.
+    pub responses: ResponseStore,
     /// What the operator settled for lanes.
     pub policy: Arc<PolicyConfig>,
     /// While it drains nothing new is taken; when it is cancelled, streams are cut.
@@ -89,6 +93,7 @@ pub async fn begin(
                 seed: request.seed,
                 num_choices: prompts.len() as u32 * request.num_choices,
                 logprobs: request.logprobs.is_some(),
+                output: request.output,
             },
             model: Arc::clone(&request.entry.text),
             stop: request.stop,
@@ -156,8 +161,11 @@ async fn start(
     if let Some(usage) = &caller.usage {
         record.allowed(usage.begin()?);
     }
-    record.waiting(&request.entry.id);
+    record.waiting(&request.entry.model);
 
+    if let Some(grammar) = request.grammar.clone() {
+        state.tokenize.run(move || grammar.check()).instrument(info_span!("grammar")).await?;
+    }
     let asking = Asking {
         num_sequences: request.num_sequences(),
         priority: request.priority,
@@ -168,6 +176,9 @@ async fn start(
     record.admitted(permit, state.lifetime.work("request"));
 
     let tokenized = tokenize_prompts(state, &mut request).await?;
+    if let [prompt] = tokenized.as_slice() {
+        request.output.prompted(&prompt.text);
+    }
     // Every prompt is known to fit before the first one starts.
     let planned: Result<Vec<Planned>, RouterError> =
         tokenized.into_iter().map(|prompt| plan(state, &request, prompt)).collect();
@@ -180,7 +191,7 @@ async fn start(
         let stream = if spec.max_len > spec.prompt_len || scores_prompt {
             let generation = GenerationRequest {
                 request_id: request_id.to_owned(),
-                model: request.entry.id.clone(),
+                model: request.entry.model.clone(),
                 vocab_size: request.entry.vocab_size,
                 prompt_ids: ids.clone(),
                 num_choices: request.num_choices,

@@ -13,11 +13,15 @@ use speculation::{AcceptanceMode, SamplingParams, SequenceSpec, TokenId};
 use super::auth::Caller;
 use super::bounds::{integer, number, token_id};
 use super::limits;
+use super::structure::SentGrammar;
+use super::tools::{SentTools, output_format};
+use crate::catalog::settings::RequestDefaults;
 use crate::catalog::{Catalog, ModelEntry};
 use crate::detokenize::StopRules;
 use crate::error::RouterError;
 use crate::generation::SpeculationRequest;
 use crate::lane_config::acceptance_of;
+use crate::output::OutputFormat;
 use crate::tokenize::Prompt;
 use text::ConversationMessage;
 
@@ -48,6 +52,10 @@ pub struct SentRequest {
     pub logprobs: Option<i64>,
     /// Repeat the prompt before the output.
     pub echo: bool,
+    /// What may or must be called.
+    pub tools: SentTools,
+    /// What the output must match.
+    pub grammar: Option<SentGrammar>,
     /// What kind of work this is.
     pub task_type: Option<String>,
     /// What is asked of speculation.
@@ -58,6 +66,8 @@ pub struct SentRequest {
     pub truncate_prompt_tokens: Option<i64>,
     /// Requests with different salts share no prefix.
     pub cache_salt: Option<String>,
+    /// A completion that does not say how long it may be may be as long as the window allows, as a conversation is.
+    pub wants_whole_window: bool,
     /// What the protocol calls those fields that protocols call differently.
     pub names: FieldNames,
 }
@@ -139,6 +149,10 @@ pub struct CheckedRequest {
     pub logprobs: Option<u32>,
     /// Repeat the prompt before the output.
     pub echo: bool,
+    /// What the output must match; whether it compiles is not known yet.
+    pub grammar: Option<SentGrammar>,
+    /// How the answer to a conversation is to be read.
+    pub output: OutputFormat,
     /// The request's own, else its caller's.
     pub task_type: Option<String>,
     /// What is asked of speculation.
@@ -155,10 +169,12 @@ pub struct CheckedRequest {
 
 impl SentRequest {
     /// Checks every value.
-    pub fn check(self, catalog: &Catalog, caller: &Caller) -> Result<CheckedRequest, RouterError> {
+    pub fn check(mut self, catalog: &Catalog, caller: &Caller) -> Result<CheckedRequest, RouterError> {
         let model = self.model.as_deref().filter(|model| !model.is_empty());
         let model = model.ok_or_else(|| RouterError::invalid("model", "model is required"))?;
         let entry = caller.model(catalog, model)?;
+        self.sampling.default_to(&entry.defaults);
+        self.max_tokens = self.max_tokens.or(entry.defaults.max_tokens);
         let num_choices = integer("n", self.n, 1..=limits::CHOICES_MAX)?.unwrap_or(1) as u32;
         let prompts = self.checked_prompts(&entry, num_choices)?;
         let max_tokens = self.checked_max_tokens(&prompts)?;
@@ -168,17 +184,23 @@ impl SentRequest {
         let logprobs = integer(self.names.logprobs, self.logprobs, 0..=limits::TOP_LOGPROBS_MAX)?;
         let speculation = self.speculation.check()?;
         let requested_priority = integer("priority", self.priority, 0..=u8::MAX.into())?.unwrap_or(0) as u8;
+        let output = self.check_form(&entry)?;
         if let Some(task_type) = &self.task_type {
             check_task_type(task_type)?;
         }
         let truncate_prompt_tokens = self.checked_truncation(&entry)?;
         Ok(CheckedRequest {
             sampling: SamplingParams { min_tokens, ..self.sampling.check(&entry)? },
-            stop: self.checked_stops(&entry, min_tokens)?,
+            stop: self.checked_stops(&entry, min_tokens, &output)?,
+            output,
             seed: self.seed.map_or_else(draw_seed, |seed| seed as u64),
             logprobs: logprobs.map(|count| count as u32),
             echo: self.echo,
-            task_type: self.task_type.or_else(|| caller.task_type.clone()),
+            grammar: self.grammar,
+            task_type: self
+                .task_type
+                .or_else(|| caller.task_type.clone())
+                .or_else(|| entry.defaults.task_type.clone()),
             priority: requested_priority.max(caller.priority),
             isolation_key: salted(caller.isolation_key, self.cache_salt.as_deref())?,
             truncate_prompt_tokens,
@@ -232,7 +254,7 @@ impl SentRequest {
                 format!("{field} must be at least 1, or 0 together with echo"),
             ));
         }
-        let default = (!chats).then_some(limits::COMPLETION_TOKENS_DEFAULT);
+        let default = (!chats && !self.wants_whole_window).then_some(limits::COMPLETION_TOKENS_DEFAULT);
         Ok(sent.map(|tokens| tokens as u32).or(default))
     }
 
@@ -248,7 +270,32 @@ impl SentRequest {
         })
     }
 
-    fn checked_stops(&self, entry: &ModelEntry, min_tokens: u32) -> Result<StopRules, RouterError> {
+    /// The form that the output has, by its grammar and its tools.
+    fn check_form(&mut self, entry: &ModelEntry) -> Result<OutputFormat, RouterError> {
+        self.tools.check()?;
+        if let Some(calls) = self.tools.grammar()? {
+            if let Some(other) = &self.grammar {
+                let message = format!("tool_choice and {} both say what form the output has", other.field);
+                return Err(RouterError::invalid("tool_choice", message));
+            }
+            self.grammar = Some(calls);
+        }
+        if let Some(grammar) = &self.grammar {
+            grammar.check_beside(self)?;
+        }
+        let is_chat = self.prompts.iter().any(|prompt| matches!(prompt, SentPrompt::Chat { .. }));
+        if !is_chat {
+            return Ok(OutputFormat::default());
+        }
+        output_format(&self.tools, self.grammar.is_some(), &entry.text)
+    }
+
+    fn checked_stops(
+        &self,
+        entry: &ModelEntry,
+        min_tokens: u32,
+        output: &OutputFormat,
+    ) -> Result<StopRules, RouterError> {
         let max = limits::STOPS_MAX;
         if self.stop.len() > max {
             let message = format!("stop has {} strings, at most {max} are allowed", self.stop.len());
@@ -276,7 +323,9 @@ impl SentRequest {
                 token_ids.push(id);
             }
         }
-        Ok(StopRules { strings: self.stop.clone(), token_ids, min_tokens })
+        let shown = output.special_tokens().into_iter().filter_map(|token| entry.text.token_id(token));
+        let shown_token_ids = shown.collect();
+        Ok(StopRules { strings: self.stop.clone(), token_ids, shown_token_ids, min_tokens })
     }
 }
 
@@ -317,7 +366,7 @@ impl SentPrompt {
 }
 
 /// Roles that a message may have; templates write a role into the prompt as it stands.
-const ROLES: [&str; 3] = ["system", "user", "assistant"];
+const ROLES: [&str; 4] = ["system", "user", "assistant", "tool"];
 
 fn check_messages(path: &str, messages: &[ConversationMessage]) -> Result<(), RouterError> {
     let (len, max) = (messages.len(), limits::MESSAGES_MAX);
@@ -331,7 +380,8 @@ fn check_messages(path: &str, messages: &[ConversationMessage]) -> Result<(), Ro
         let role = message.role.as_str();
         if !ROLES.contains(&role) {
             let param = format!("{path}[{idx}].role");
-            let message = format!("{param} must be one of system, developer, user, assistant, not `{role}`");
+            let message =
+                format!("{param} must be one of system, developer, user, assistant, tool, not `{role}`");
             return Err(RouterError::invalid(param, message));
         }
         if message.name.as_ref().is_some_and(|name| !is_name(name)) {
@@ -344,8 +394,31 @@ fn check_messages(path: &str, messages: &[ConversationMessage]) -> Result<(), Ro
     Ok(())
 }
 
+/// Whether a model's defaults are what a request could say.
+pub fn check_defaults(defaults: &RequestDefaults) -> Result<(), RouterError> {
+    let mut sampling = SentSampling::default();
+    sampling.default_to(defaults);
+    sampling.check_numbers()?;
+    integer("max_tokens", defaults.max_tokens, 1..=i64::from(u32::MAX))?;
+    defaults.task_type.as_deref().map_or(Ok(()), check_task_type)
+}
+
 impl SentSampling {
+    /// What is not said is as a model's defaults say.
+    fn default_to(&mut self, defaults: &RequestDefaults) {
+        self.temperature = self.temperature.or(defaults.temperature);
+        self.top_p = self.top_p.or(defaults.top_p);
+        self.top_k = self.top_k.or(defaults.top_k);
+        self.min_p = self.min_p.or(defaults.min_p);
+        self.repetition_penalty = self.repetition_penalty.or(defaults.repetition_penalty);
+    }
+
     fn check(&self, entry: &ModelEntry) -> Result<SamplingParams, RouterError> {
+        Ok(SamplingParams { logit_bias: self.checked_bias(entry)?, ..self.check_numbers()? })
+    }
+
+    /// Everything but the biases, which are of a model's tokens.
+    fn check_numbers(&self) -> Result<SamplingParams, RouterError> {
         // Some clients write -1 for "keep all", others 0.
         let top_k = integer("top_k", self.top_k, -1..=i64::from(u32::MAX))?.unwrap_or(0).max(0) as u32;
         Ok(SamplingParams {
@@ -358,8 +431,7 @@ impl SentSampling {
             frequency_penalty: number("frequency_penalty", self.frequency_penalty, -2.0..=2.0)?
                 .unwrap_or(0.0),
             presence_penalty: number("presence_penalty", self.presence_penalty, -2.0..=2.0)?.unwrap_or(0.0),
-            logit_bias: self.checked_bias(entry)?,
-            min_tokens: 0,
+            ..SamplingParams::default()
         })
     }
 
@@ -446,6 +518,7 @@ impl CheckedRequest {
             acceptance: self.speculation.acceptance.unwrap_or(lane_acceptance),
             logprobs: self.logprobs,
             prompt_logprobs: if self.echo { self.logprobs } else { None },
+            grammar: self.grammar.as_ref().map(|sent| sent.grammar.to_wire()),
             priority: self.priority,
             isolation_key: self.isolation_key,
             ..SequenceSpec::default()

@@ -32,3 +32,7 @@ pub const CACHE_SALT_BYTES_MAX: usize = 1_024;
 pub const NAME_LEN_MAX: usize = 64;
 /// `max_tokens` of a completions request that does not say.
 pub const COMPLETION_TOKENS_DEFAULT: u32 = 16;
+/// Tools in one request.
+pub const TOOLS_MAX: usize = 128;
+/// Calls in one answer that has to be calls.
+pub const TOOL_CALLS_MAX: usize = 16;

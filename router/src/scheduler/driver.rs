@@ -26,6 +26,7 @@ use tokio_util::sync::CancellationToken;
 use super::clients::Clients;
 use super::outbox::Outboxes;
 use super::reports::Reports;
+use super::trails::{Recorder, Trails};
 use super::{DrainOrder, Inbox, Submission};
 use crate::generation::{DrainState, GenerationRequest, GenerationSink, channel};
 use crate::metrics::RouterMetrics;
@@ -62,6 +63,7 @@ struct Executor {
     ends: BTreeMap<WorkerKey, CancellationToken>,
     clients: Clients,
     reports: Reports,
+    recorder: Recorder,
 }
 
 impl Driver {
@@ -78,8 +80,15 @@ impl Driver {
                 ends: BTreeMap::new(),
                 clients: Clients::default(),
                 reports: Reports::new(metrics),
+                recorder: Recorder::default(),
             },
         }
+    }
+
+    /// The same, with the trails of some sequences kept for whoever holds `trails`.
+    pub fn recording(mut self, trails: Trails) -> Self {
+        self.executor.recorder = Recorder::keeping(trails);
+        self
     }
 
     /// Runs until the lifetime is cancelled.
@@ -139,12 +148,13 @@ impl Driver {
     /// Passes an event to the scheduler and carries out what it commands.
     fn on_event(&mut self, now: Duration, event: Event) {
         for command in self.scheduler.on_event(now, event) {
-            self.executor.execute(command);
+            self.executor.execute(now, command);
         }
         while let Some(id) = self.executor.clients.next_unwanted() {
             self.executor.clients.leave(id);
+            self.executor.recorder.ended(now, id, "cancelled");
             for command in self.scheduler.on_event(now, Event::Cancel(id)) {
-                self.executor.execute(command);
+                self.executor.execute(now, command);
             }
         }
     }
@@ -152,6 +162,7 @@ impl Driver {
     fn cancel(&mut self, now: Duration, id: SequenceId) {
         self.on_event(now, Event::Cancel(id));
         self.executor.clients.leave(id);
+        self.executor.recorder.ended(now, id, "cancelled");
     }
 
     fn submit(&mut self, now: Duration, Submission { request, answer }: Submission) {
@@ -159,6 +170,9 @@ impl Driver {
         let prompt_ids: Arc<[TokenId]> = request.prompt_ids.as_slice().into();
         for choice in 0..request.num_choices {
             let new = self.new_sequence(&request, choice, &prompt_ids, sink.clone());
+            let named = (request.request_id.as_str(), choice);
+            let lane = (request.task_type.as_str(), request.spec.prompt_len);
+            self.executor.recorder.join((now, new.id), named, lane);
             self.on_event(now, Event::Submit(Box::new(new)));
         }
         // A client that left before its answer is seen by the sink.
@@ -223,6 +237,7 @@ impl Driver {
                 self.executor.outboxes.join(worker.key, worker.outbox);
                 self.executor.ends.insert(worker.key, worker.end);
                 self.executor.reports.worker_joined(worker.key, &worker.info);
+                self.executor.recorder.worker_joined(worker.key, worker.info.role);
                 self.on_event(now, Event::WorkerUp(worker.key, Box::new(worker.info)));
                 self.show_health();
             }
@@ -231,11 +246,14 @@ impl Driver {
                 self.executor.outboxes.leave(key);
                 self.executor.ends.remove(&key);
                 self.executor.reports.worker_left(key);
+                self.executor.recorder.worker_left(key);
                 self.show_health();
             }
             WorkerEvent::Listed(key, is_listed) => self.on_event(now, Event::Listed(key, is_listed)),
             WorkerEvent::Frame(key, frame) => {
-                self.on_event(now, Event::Frame(key, frame_from_wire(key, frame)))
+                let frame = frame_from_wire(key, frame);
+                self.executor.recorder.answered(now, &frame.timing, &frame.replies);
+                self.on_event(now, Event::Frame(key, frame))
             }
         }
     }
@@ -251,9 +269,10 @@ impl Driver {
 }
 
 impl Executor {
-    fn execute(&mut self, command: Command) {
+    fn execute(&mut self, now: Duration, command: Command) {
         match command {
             Command::Send(worker, step) => {
+                self.recorder.sent(now, worker, &step);
                 let span_id = self.clients.round_span_id(step.sequence_id);
                 self.outboxes.step(worker, v1::Step { span_id, ..step_to_wire(step) });
             }
@@ -269,12 +288,19 @@ impl Executor {
             Command::RoundBegun(id, num_draft_tokens) => self.clients.begin_round(id, num_draft_tokens),
             Command::Commit(round) => {
                 let commit = &round.commit;
+                self.recorder.committed(round.id, commit.token_ids.len());
                 self.reports.verified(round.lane, commit.num_draft_tokens, commit.num_accepted);
                 self.clients.commit(round);
             }
             Command::PromptLogprobs(id, scores) => self.clients.prompt_logprobs(id, scores),
-            Command::Finish(id, reason, usage) => self.clients.finish(id, reason, usage),
-            Command::Fail(id, failure) => self.clients.fail(id, failure),
+            Command::Finish(id, reason, usage) => {
+                self.recorder.ended(now, id, "finished");
+                self.clients.finish(id, reason, usage);
+            }
+            Command::Fail(id, failure) => {
+                self.recorder.ended(now, id, "failed");
+                self.clients.fail(id, failure);
+            }
             Command::Report(report) => self.reports.report(report),
         }
     }

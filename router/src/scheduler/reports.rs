@@ -6,7 +6,7 @@ use scheduling::scheduler::WorkerKey;
 use scheduling::scheduler::events::{Report, WorkerInfo};
 use scheduling::scheduler::lanes::LaneId;
 
-use crate::metrics::{LaneMetrics, RouterMetrics, WorkerMetrics};
+use crate::metrics::{KvPools, LaneMetrics, RouterMetrics, WorkerMetrics};
 
 #[derive(Debug)]
 pub(super) struct Reports {
@@ -14,20 +14,24 @@ pub(super) struct Reports {
     /// By lane id.
     lanes: Vec<LaneMetrics>,
     workers: BTreeMap<WorkerKey, (String, WorkerMetrics)>,
+    kv_pools: KvPools,
 }
 
 impl Reports {
     pub(super) fn new(metrics: RouterMetrics) -> Self {
-        Self { metrics, lanes: Vec::new(), workers: BTreeMap::new() }
+        let kv_pools = metrics.kv_pools();
+        Self { metrics, lanes: Vec::new(), workers: BTreeMap::new(), kv_pools }
     }
 
     pub(super) fn worker_joined(&mut self, key: WorkerKey, info: &WorkerInfo) {
         let metrics = self.metrics.worker(info.role, &info.address);
         self.workers.insert(key, (info.address.clone(), metrics));
+        self.kv_pools.joined(key, info);
     }
 
     pub(super) fn worker_left(&mut self, key: WorkerKey) {
         self.workers.remove(&key);
+        self.kv_pools.left(key);
     }
 
     pub(super) fn verified(&mut self, lane: LaneId, num_draft_tokens: u32, num_accepted: u32) {
@@ -88,6 +92,7 @@ impl Reports {
             Report::Blocks { worker, credit, reserved } => {
                 if let Some((_, metrics)) = self.workers.get(&worker) {
                     metrics.blocks(credit, reserved);
+                    self.kv_pools.blocks(worker, credit, reserved);
                 }
             }
         }

@@ -19,6 +19,7 @@ use tokio::sync::{Mutex, mpsc, watch};
 use tokio_util::sync::CancellationToken;
 use tonic::transport::Channel;
 
+use crate::catalog::settings::RequestDefaults;
 use crate::catalog::{Catalog, ModelEntry};
 use crate::workers::connection::{Caller, Connection, connect, fetch_asset};
 use crate::workers::follow::Endpoint;
@@ -175,6 +176,8 @@ impl Registry {
         let created = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
         let entry = ModelEntry {
             id: hello.model_id.clone(),
+            model: hello.model_id.clone(),
+            defaults: RequestDefaults::default(),
             created,
             text: Arc::new(text),
             max_model_len: hello.max_model_len,

@@ -142,6 +142,7 @@ async fn run(
         return flood(&handle.0, prompt_idx, &sink).await;
     }
     score_prompt(&generation, &sink);
+    let mut wanted = Vec::new();
     for choice in 0..generation.num_choices {
         let text = match &script {
             Script::Say(text) => format!("{choice}{text}"),
@@ -149,11 +150,13 @@ async fn run(
         };
         if !say(&script, &generation, choice, &text, &sink) {
             handle.0.state().cancelled.push((prompt_idx, choice));
+        } else {
+            wanted.push(choice);
         }
     }
     match script {
         Script::Hang => {
-            for choice in 0..generation.num_choices {
+            for choice in wanted {
                 sink.cancelled(choice).cancelled().await;
                 handle.0.state().cancelled.push((prompt_idx, choice));
             }
@@ -203,7 +206,7 @@ fn say(
     let room = (spec.max_len - spec.prompt_len) as usize;
     let reason = if ids.len() > room { FinishReason::Length } else { FinishReason::Stop };
     ids.truncate(room);
-    let mut usage = SpeculationUsage::default();
+    let mut usage = SpeculationUsage { cached_tokens: u64::from(choice) + 1, ..SpeculationUsage::default() };
     for (span_idx, span) in ids.chunks(SPAN_LEN).enumerate() {
         let num_drafted = span.len() as u64 - 1;
         usage.rounds += 1;

@@ -43,6 +43,8 @@ fn with(path: &str, field: &Field) -> Value {
     body[field.name] = serde_json::from_str(field.sample).unwrap();
     match field.name {
         "stream_options" => body["stream"] = json!(true),
+        // The bundled template knows no tools, so that only a grammar can make calls.
+        "tools" => body["tool_choice"] = json!("required"),
         "top_logprobs" if path == CHAT => body["logprobs"] = json!(true),
         _ => {}
     }

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use speculation::sequence::{Commit, Event, Sequence, TargetFault};
-use speculation::{Role, SequenceId};
+use speculation::{Reply, Role, SequenceId};
 
 use super::events::{CommittedRound, SpeculationUsage, WorkerKey};
 use super::lanes::{Joined, SequenceLengths};
@@ -47,6 +47,8 @@ pub(super) struct ActiveSequence {
     /// Its entry among the timers.
     pub(super) timer: Option<Duration>,
     pub(super) disabled_reason: Option<&'static str>,
+    /// Prompt tokens that a target had cached, and that target's epoch.
+    pub(super) cached: (u32, u64),
 }
 
 /// What went wrong with the targets of one sequence.
@@ -131,12 +133,24 @@ impl ActiveSequence {
             rounds: counters.rounds,
             draft_tokens: counters.draft_tokens,
             accepted_tokens: counters.accepted_tokens,
+            cached_tokens: self.cached.1,
             disabled_reason: self.disabled_reason,
         }
     }
 
     pub(super) fn committed(&self, commit: Commit) -> CommittedRound {
         CommittedRound { id: self.id, lane: self.lane.id, commit, usage: self.usage() }
+    }
+
+    /// A target says how much of the prompt it had cached. Only the one that writes the first token counts.
+    pub(super) fn on_cached(&mut self, reply: &Reply) {
+        if self.output_len() > 0 {
+            return;
+        }
+        let before = if self.cached.0 == reply.epoch { self.cached.1 } else { 0 };
+        // Of a prompt at least the last token is computed.
+        let most = u64::from(self.sequence.spec().prompt_len.saturating_sub(1));
+        self.cached = (reply.epoch, (before + u64::from(reply.num_cached)).min(most));
     }
 
     /// Ids that it holds.

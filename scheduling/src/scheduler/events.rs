@@ -214,6 +214,8 @@ pub struct SpeculationUsage {
     pub draft_tokens: u64,
     /// Drafted tokens that were committed.
     pub accepted_tokens: u64,
+    /// Prompt tokens whose KV the target had from other sequences.
+    pub cached_tokens: u64,
     /// Why nothing was drafted at some time, in one snake_case word; the last reason wins.
     pub disabled_reason: Option<&'static str>,
 }

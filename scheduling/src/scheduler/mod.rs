@@ -174,6 +174,7 @@ impl Scheduler {
             gives_way: false,
             timer: None,
             disabled_reason: None,
+            cached: (0, 0),
         };
         self.state.wait_for_target(&mut active);
         self.sequences.insert(id, active);
@@ -223,6 +224,7 @@ impl Scheduler {
                 && let Some(target) = active.target.as_mut().filter(|_| role == Role::Target)
             {
                 self.state.workers.answered(target);
+                active.on_cached(&reply);
             }
             let answer = Answer { role, worker: key, reply: &reply, timing: &timing };
             self.state.on_reply_time(active, &answer);

@@ -28,12 +28,14 @@ impl RowDraw {
     }
 }
 
-/// Whether a row of this sequence comes to one draw that needs nothing but the row: coupled, no id biased twice. Where probabilities
+/// Whether a row of this sequence comes to one draw that needs nothing but the row: coupled, no grammar, no id biased twice. Where probabilities
 /// are asked for ([`SequenceSpec::logprobs`]) they are wanted beside it.
 pub fn is_drawn_apart(spec: &SequenceSpec) -> bool {
     let mut biased: Vec<TokenId> = spec.sampling.logit_bias.iter().map(|&(id, _)| id).collect();
     biased.sort_unstable();
-    mode_in_force(spec) == AcceptanceMode::Coupled && biased.windows(2).all(|pair| pair[0] != pair[1])
+    mode_in_force(spec) == AcceptanceMode::Coupled
+        && spec.grammar.is_none()
+        && biased.windows(2).all(|pair| pair[0] != pair[1])
 }
 
 /// [`super::verify`] for a sequence that [`is_drawn_apart`]: `drawn[i]` is the draw at `start + i` behind the first i drafted
@@ -187,6 +189,7 @@ mod tests {
             with(bias(vec![(1, 1.0), (2, 1.0), (1, 1.0)])),
             SequenceSpec { acceptance: AcceptanceMode::Typical, ..Default::default() },
             SequenceSpec { acceptance: AcceptanceMode::Rejection, ..Default::default() },
+            SequenceSpec { grammar: Some(String::new()), ..Default::default() },
         ] {
             assert!(!is_drawn_apart(&spec), "{spec:?}");
         }

@@ -46,7 +46,7 @@ mod typical;
 
 pub use drawn::{RowDraw, draw_processed, draw_rows, is_drawn_apart, verify_drawn};
 
-use crate::logits::{DrawError, TokenCounts, process, score};
+use crate::logits::{DrawError, TokenCounts, TokenMask, process, score};
 use crate::noise::Noise;
 use crate::step::DraftDistribution;
 use crate::{AcceptanceMode, Draft, FinishReason, SamplingParams, SequenceSpec, TokenId, TokenLogprobs};
@@ -115,6 +115,20 @@ pub fn verify(
     logits: &mut [f32],
     vocab_size: usize,
 ) -> Result<Verdict, DrawError> {
+    verify_masked(spec, counts, start, draft, (logits, vocab_size), &[])
+}
+
+/// [`verify`] for a sequence with a grammar, whose masks come row by row. There may be fewer masks than rows where no later
+/// row can be reached: behind a drafted id that a mask bars, or that ends the sequence.
+#[expect(clippy::too_many_arguments, reason = "the step's facts, its rows, and their masks")]
+pub fn verify_masked(
+    spec: &SequenceSpec,
+    counts: &mut TokenCounts,
+    start: u32,
+    draft: &Draft,
+    (logits, vocab_size): (&mut [f32], usize),
+    masks: &[TokenMask],
+) -> Result<Verdict, DrawError> {
     check_draft(spec, start, draft)?;
     let expected = (draft.token_ids.len() + 1) * vocab_size;
     if logits.len() != expected || vocab_size == 0 {
@@ -125,6 +139,11 @@ pub fn verify(
     for (i, row) in logits.chunks_exact_mut(vocab_size).enumerate() {
         let position = start + i as u32;
         let raw = spec.logprobs.map(|top_n| (row.to_vec(), top_n));
+        if spec.grammar.is_some() {
+            let reason = || "a row was reached that no mask was made for".to_owned();
+            let mask = masks.get(i).ok_or_else(|| DrawError::NoMask { position, reason: reason() })?;
+            mask.apply(row);
+        }
         process(row, spec, ahead.counts, position);
         let judgement = judge(spec, &Place::new(spec, position, row), drafted_at(draft, i))?;
         if let Some((raw, top_n)) = raw {
@@ -142,7 +161,8 @@ pub fn verify(
 }
 
 /// Guesses the token at `position` from the draft's own raw row, which is changed in place; `counts` describes the ids
-/// before it, earlier guesses included (unread unless the sequence has penalties).
+/// before it, earlier guesses included (unread unless the sequence has penalties). A grammar's mask is the caller's to apply,
+/// before this.
 pub fn guess(
     spec: &SequenceSpec,
     counts: &TokenCounts,

@@ -31,6 +31,14 @@ pub enum DrawError {
         /// What is wrong with it and what to send instead.
         reason: String,
     },
+    /// The sequence's grammar has no mask for this position.
+    #[error("the grammar gives no mask at position {position}: {reason}")]
+    NoMask {
+        /// Of the token that was to be drawn.
+        position: u32,
+        /// Why not.
+        reason: String,
+    },
     /// Logits and draft do not fit together: a fault of the caller.
     #[error(
         "{got} logits at position {position} where {expected} are needed: one row of the vocabulary for each drafted token and one more"

@@ -8,12 +8,14 @@ mod counts;
 mod error;
 mod filters;
 mod likeliest;
+mod mask;
 mod score;
 
 pub use counts::TokenCounts;
 pub use error::DrawError;
 pub use filters::{Kept, keep};
 pub(crate) use filters::{by_likelihood, check_row, highest};
+pub use mask::TokenMask;
 pub use score::{Normalizer, score};
 
 use crate::{SequenceSpec, TokenId};
@@ -22,7 +24,8 @@ use crate::{SequenceSpec, TokenId};
 /// tokens barred under `min_tokens`, logit bias, repetition penalty, frequency and presence penalty.
 ///
 /// `position` is where the token to draw will stand and `counts` describes the ids before it (unread unless the sequence
-/// has penalties). Ids outside the row are ignored. Rows beyond the tokenizer are the caller's to mask, before this.
+/// has penalties). Ids outside the row are ignored. Rows beyond the tokenizer, and what a grammar bars ([`TokenMask`]), are
+/// the caller's to mask, before this.
 pub fn process(logits: &mut [f32], spec: &SequenceSpec, counts: &TokenCounts, position: u32) {
     let sampling = &spec.sampling;
     if position.saturating_sub(spec.prompt_len) < sampling.min_tokens {

@@ -104,7 +104,8 @@ impl World {
 
     /// The worker's side: exactly what the cached sequence says.
     fn serve(&mut self, role: Role, step: Step) {
-        let limits = cached_sequence::Limits { role, vocab_size: VOCAB, max_model_len: 4_096 };
+        let limits =
+            cached_sequence::Limits { role, vocab_size: VOCAB, max_model_len: 4_096, grammars: false };
         let incarnation = self.worker(role).incarnation;
         let body = match self.worker(role).cached.admit(&step, &limits) {
             Admission::Stale => return,
@@ -114,12 +115,7 @@ impl World {
             Admission::Refused(reason) => ReplyBody::Refused { reason },
             Admission::Run => self.run(role, &step),
         };
-        let Step { sequence_id, epoch, step_seq, .. } = step;
-        self.send(Frame::Reply(
-            role,
-            incarnation,
-            Reply { sequence_id, epoch, step_seq, body, agreed: Vec::new() },
-        ));
+        self.send(Frame::Reply(role, incarnation, Reply::to(&step, body)));
     }
 
     fn run(&mut self, role: Role, step: &Step) -> ReplyBody {

@@ -149,7 +149,7 @@ fn our_own() -> Vec<FieldRow> {
             "speed is not a field that this endpoint knows",
         ),
         (CHAT, json!({ "max_token": 5 }), "max_token", "max_token is not a field that this endpoint knows"),
-        (CHAT, json!({ "tools": [{ "type": "function" }] }), "tools", "tools is not supported"),
+        (CHAT, json!({ "tools": [{ "type": "function" }] }), "tools[0].function", "must be an object"),
     ]
 }
 

@@ -22,7 +22,7 @@ struct Blocks {
 
 impl Method for Blocks {
     fn limits(&self) -> Limits {
-        Limits { role: Role::Target, vocab_size: 1_000, max_model_len: 1_000 }
+        Limits { role: Role::Target, vocab_size: 1_000, max_model_len: 1_000, grammars: false }
     }
 
     fn open(&mut self) -> Slot {

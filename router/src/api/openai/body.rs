@@ -10,9 +10,13 @@ use serde::de::IgnoredAny;
 use serde_json::{Map, Value};
 
 use super::shapes::{Content, LogitBias, Logprobs, Object, Prompts, Stops};
+use super::structured::{GrammarFields, ResponseFormat, StructuredOutputs};
+use super::tools::{earlier_calls, sent_tools};
 use crate::error::RouterError;
 use crate::request::Operation;
 use crate::request::check::{FieldNames, SentPrompt, SentRequest, SentSampling, SentSpeculation};
+use crate::request::structure::SentGrammar;
+use crate::request::tools::ToolChoice;
 use text::ConversationMessage;
 
 /// A request's body.
@@ -60,11 +64,17 @@ pub struct Body {
     pub cache_salt: Option<String>,
     pub timings_per_token: Option<bool>,
 
-    pub tools: Option<Value>,
+    pub tools: Option<Vec<Value>>,
     pub tool_choice: Option<Value>,
+    pub parallel_tool_calls: Option<bool>,
     pub functions: Option<Value>,
     pub function_call: Option<Value>,
-    pub response_format: Option<Value>,
+    pub response_format: Option<Object<ResponseFormat>>,
+    pub structured_outputs: Option<Object<StructuredOutputs>>,
+    pub guided_json: Option<Value>,
+    pub guided_regex: Option<String>,
+    pub guided_choice: Option<Vec<String>>,
+    pub guided_grammar: Option<String>,
     pub suffix: Option<Value>,
     pub modalities: Option<Value>,
     pub audio: Option<Value>,
@@ -106,8 +116,6 @@ pub struct Body {
     _prompt_cache_key: IgnoredAny,
     #[serde(rename = "prompt_cache_retention")]
     _prompt_cache_retention: IgnoredAny,
-    #[serde(rename = "parallel_tool_calls")]
-    _parallel_tool_calls: IgnoredAny,
     #[serde(rename = "spaces_between_special_tokens")]
     _spaces_between_special_tokens: IgnoredAny,
     #[serde(rename = "request_id")]
@@ -125,9 +133,11 @@ pub struct Message {
     #[serde(default)]
     pub name: Option<String>,
     #[serde(default)]
-    pub tool_calls: Option<Value>,
+    pub tool_calls: Option<Vec<Value>>,
     #[serde(default)]
-    pub tool_call_id: Option<Value>,
+    pub tool_call_id: Option<String>,
+    #[serde(default)]
+    pub reasoning_content: Option<String>,
     #[serde(default)]
     pub function_call: Option<Value>,
     #[serde(default)]
@@ -181,18 +191,28 @@ pub struct StreamForm {
 impl Body {
     /// The request, free of OpenAI's shapes; `header_task_type` stands where the body does not say.
     pub fn into_sent(
-        self,
+        mut self,
         operation: Operation,
         header_task_type: Option<String>,
     ) -> Result<(SentRequest, AnswerForm), RouterError> {
         self.refuse_unsupported(operation)?;
         self.refuse_foreign(operation)?;
         let form = self.answer_form()?;
+        let grammar = self.take_grammar()?;
         let is_off = self.speculation_is_disabled()?;
         let (logprobs, logprobs_name) = self.logprobs(operation)?;
         let (max_tokens, max_tokens_name) = self.max_tokens()?;
+        let tools = sent_tools(self.tools.as_deref(), self.tool_choice.as_ref(), self.parallel_tool_calls)?;
         let (prompts, prompt_name) = match operation {
-            Operation::Chat => (conversation(self.messages, self.chat_template_kwargs)?, "messages"),
+            Operation::Chat => {
+                let mut variables = self.chat_template_kwargs.unwrap_or_default();
+                // The template is told of tools that can be called, and of no others.
+                let is_open = tools.choice != ToolChoice::None;
+                let told = self.tools.filter(|tools| is_open && !tools.is_empty());
+                variables.remove("tools");
+                variables.extend(told.map(|tools| ("tools".to_owned(), Value::Array(tools))));
+                (conversation(self.messages, variables)?, "messages")
+            }
             Operation::Completion => (self.prompt.unwrap_or_default().0, "prompt"),
         };
         let speculation = self.speculation.map(|Object(speculation)| speculation).unwrap_or_default();
@@ -218,6 +238,8 @@ impl Body {
             ignore_eos: self.ignore_eos.unwrap_or(false),
             logprobs,
             echo: self.echo.unwrap_or(false),
+            tools,
+            grammar,
             task_type: self.task_type.or(header_task_type),
             speculation: SentSpeculation {
                 enabled: if is_off { Some(false) } else { speculation.enabled },
@@ -227,19 +249,30 @@ impl Body {
             priority: self.priority,
             truncate_prompt_tokens: self.truncate_prompt_tokens,
             cache_salt: self.cache_salt,
+            wants_whole_window: false,
             names: FieldNames { max_tokens: max_tokens_name, logprobs: logprobs_name, prompt: prompt_name },
         };
         Ok((sent, form))
     }
 
+    /// What the output has to match, by any of the fields that can say so.
+    fn take_grammar(&mut self) -> Result<Option<SentGrammar>, RouterError> {
+        let fields = GrammarFields {
+            response_format: self.response_format.take().map(|Object(format)| format),
+            structured_outputs: self.structured_outputs.take().map(|Object(outputs)| outputs),
+            guided_json: self.guided_json.take(),
+            guided_regex: self.guided_regex.take(),
+            guided_choice: self.guided_choice.take(),
+            guided_grammar: self.guided_grammar.take(),
+        };
+        fields.into_grammar()
+    }
+
     /// Fields that would change the answer, if they were supported.
     fn refuse_unsupported(&self, operation: Operation) -> Result<(), RouterError> {
         for (field, value) in [
-            ("tools", &self.tools),
-            ("tool_choice", &self.tool_choice),
             ("functions", &self.functions),
             ("function_call", &self.function_call),
-            ("response_format", &self.response_format),
             ("suffix", &self.suffix),
             ("modalities", &self.modalities),
             ("audio", &self.audio),
@@ -301,6 +334,7 @@ impl Body {
                     ("messages", self.messages.is_some()),
                     ("top_logprobs", self.top_logprobs.is_some()),
                     ("chat_template_kwargs", self.chat_template_kwargs.is_some()),
+                    ("tools", self.tools.as_ref().is_some_and(|tools| !tools.is_empty())),
                 ];
                 (fields, "/v1/chat/completions")
             }
@@ -395,13 +429,10 @@ fn says_off(field: &str, value: &Value) -> bool {
     match value {
         Value::Null | Value::Bool(false) => true,
         Value::String(text) => {
-            let off = matches!((field, text.as_str()), ("tool_choice" | "function_call", "none" | "auto"));
+            let off = matches!((field, text.as_str()), ("function_call", "none" | "auto"));
             text.is_empty() || off
         }
         Value::Array(items) => items.is_empty() || (field == "modalities" && *items == ["text"]),
-        Value::Object(fields) => {
-            field == "response_format" && fields.get("type").is_some_and(|kind| kind == "text")
-        }
         _ => false,
     }
 }
@@ -409,7 +440,7 @@ fn says_off(field: &str, value: &Value) -> bool {
 /// The one prompt of a conversation; none where messages are missing.
 pub fn conversation(
     messages: Option<Vec<Object<Message>>>,
-    template_kwargs: Option<Map<String, Value>>,
+    template_kwargs: Map<String, Value>,
 ) -> Result<Vec<SentPrompt>, RouterError> {
     let Some(messages) = messages else { return Ok(Vec::new()) };
     let messages: Result<Vec<_>, _> = messages
@@ -417,31 +448,49 @@ pub fn conversation(
         .enumerate()
         .map(|(idx, Object(message))| message.into_conversation(idx))
         .collect();
-    Ok(vec![SentPrompt::Chat { messages: messages?, template_kwargs: template_kwargs.unwrap_or_default() }])
+    Ok(vec![SentPrompt::Chat { messages: messages?, template_kwargs }])
 }
 
 impl Message {
     fn into_conversation(self, idx: usize) -> Result<ConversationMessage, RouterError> {
-        for (field, value) in [
-            ("tool_calls", &self.tool_calls),
-            ("tool_call_id", &self.tool_call_id),
-            ("function_call", &self.function_call),
-            ("audio", &self.audio),
-            ("refusal", &self.refusal),
-        ] {
+        for (field, value) in
+            [("function_call", &self.function_call), ("audio", &self.audio), ("refusal", &self.refusal)]
+        {
             if value.as_ref().is_some_and(|value| !says_off(field, value)) {
                 let path = format!("messages[{idx}].{field}");
                 let message = format!("{path} is not supported: leave it out");
                 return Err(RouterError::invalid(path, message));
             }
         }
-        let Some(Content(content)) = self.content else {
-            let path = format!("messages[{idx}].content");
-            let message = format!("{path} is required: a string or a list of text parts");
-            return Err(RouterError::invalid(path, message));
+        let only = |field: &str, role: &str, is_set: bool| {
+            let path = format!("messages[{idx}].{field}");
+            let message = format!("{path} is only allowed in messages of role {role}");
+            if is_set && self.role != role { Err(RouterError::invalid(path, message)) } else { Ok(()) }
         };
+        let tool_calls = self.tool_calls.unwrap_or_default();
+        only("tool_calls", "assistant", !tool_calls.is_empty())?;
+        only("reasoning_content", "assistant", self.reasoning_content.is_some())?;
+        only("tool_call_id", "tool", self.tool_call_id.is_some())?;
+        let content = match self.content {
+            Some(Content(content)) => content,
+            // A model that only calls tools says nothing.
+            None if !tool_calls.is_empty() => String::new(),
+            None => {
+                let path = format!("messages[{idx}].content");
+                let message = format!("{path} is required: a string or a list of text parts");
+                return Err(RouterError::invalid(path, message));
+            }
+        };
+        let tool_calls = earlier_calls(&format!("messages[{idx}].tool_calls"), tool_calls)?;
         // Templates know OpenAI's newer word by its older name.
         let role = if self.role == "developer" { "system".to_owned() } else { self.role };
-        Ok(ConversationMessage { role, content, name: self.name })
+        Ok(ConversationMessage {
+            role,
+            content,
+            name: self.name,
+            reasoning_content: self.reasoning_content,
+            tool_calls,
+            tool_call_id: self.tool_call_id,
+        })
     }
 }

@@ -3,12 +3,15 @@
 use serde::Serialize;
 use speculation::FinishReason;
 
-use super::body::StreamForm;
+use super::body::{AnswerForm, StreamForm};
+use super::error::ErrorBody;
 use super::logprobs::{ChatLogprobs, CompletionLogprobs};
 use super::response::{ASSISTANT, ChatChunkChoice, ChatDelta, ChunkSpeculation, CompletionChoice, Envelope};
-use crate::pipeline::text_stream::{Part, ResponseInfo, TextDelta};
+use super::tools::{Addition, ChoiceReader};
+use crate::api::sse::{Events, event};
+use crate::error::RouterError;
+use crate::pipeline::text_stream::{Part, ResponseInfo, TextDelta, TextStream};
 use crate::request::Operation;
-use crate::request::Usage;
 use crate::request::span::finish_word;
 use text::Vocabulary;
 
@@ -17,34 +20,39 @@ use text::Vocabulary;
 pub(super) struct ChunkWriter {
     operation: Operation,
     form: StreamForm,
+    timings: bool,
     /// Which choices have shown their role.
     introduced: Vec<bool>,
+    /// One for each choice of a conversation whose answer is more than content.
+    readers: Vec<ChoiceReader>,
     /// What stands before the choice of every chunk, and what behind it.
     frame: [Vec<u8>; 2],
 }
 
 impl ChunkWriter {
-    pub(super) fn new(operation: Operation, form: StreamForm, info: &ResponseInfo) -> Self {
+    pub(super) fn new(operation: Operation, form: AnswerForm, info: &ResponseInfo) -> Self {
+        let AnswerForm { stream, timings } = form;
+        let form = stream.unwrap_or_default();
         let frame = frame(&envelope((operation, form), info, NO_CHOICES));
-        Self { operation, form, introduced: vec![false; info.num_choices as usize], frame }
+        let readers = if operation == Operation::Chat { ChoiceReader::all(info) } else { Vec::new() };
+        Self { operation, form, timings, introduced: vec![false; info.num_choices as usize], readers, frame }
     }
 
     /// Appends the chunk of a piece; nothing where it has nothing to say yet.
-    pub(super) fn piece(
+    fn append(
         &mut self,
         (info, vocabulary): (&ResponseInfo, &Vocabulary),
         delta: TextDelta,
         events: &mut Vec<u8>,
     ) {
+        if !self.readers.is_empty() {
+            return self.parts((info, vocabulary), &delta, events);
+        }
         let shows_tokens = (info.logprobs || self.form.include_speculation) && !delta.tokens.is_empty();
         if delta.text.is_empty() && delta.finish.is_none() && !shows_tokens {
             return;
         }
-        let speculation =
-            (self.form.include_speculation && delta.part == Part::Output).then_some(ChunkSpeculation {
-                num_tokens: delta.tokens.len() as u32,
-                num_drafted: delta.num_drafted,
-            });
+        let speculation = self.speculation(&delta);
         let finish_reason: Option<&'static str> =
             delta.finish.map(|reason: FinishReason| finish_word(reason));
         let has_logprobs = info.logprobs && !delta.tokens.is_empty();
@@ -57,6 +65,7 @@ impl ChunkWriter {
                     delta: ChatDelta {
                         role: (!introduced).then_some(ASSISTANT),
                         content: (!is_farewell).then_some(delta.text),
+                        ..ChatDelta::default()
                     },
                     logprobs: has_logprobs.then(|| ChatLogprobs::of(vocabulary, &delta.tokens)),
                     finish_reason,
@@ -77,12 +86,70 @@ impl ChunkWriter {
         }
     }
 
-    /// Appends the chunk after the last choice, where it was asked for.
-    pub(super) fn usage(&self, info: &ResponseInfo, usage: &Usage, events: &mut Vec<u8>) {
-        if self.form.include_usage {
-            let envelope = envelope((self.operation, self.form), info, NO_CHOICES);
-            event(&envelope.with_usage(Some(usage)), events);
+    /// Appends the chunks of a piece whose text is read: one for each part of it, and one for what is said of its tokens and of its end.
+    fn parts(
+        &mut self,
+        (info, vocabulary): (&ResponseInfo, &Vocabulary),
+        delta: &TextDelta,
+        events: &mut Vec<u8>,
+    ) {
+        let index = delta.choice;
+        let reader = &mut self.readers[index as usize];
+        let additions = reader.read(&delta.text, delta.finish.is_some());
+        let finish_reason = delta.finish.map(|reason| with_calls(finish_word(reason), reader.has_calls()));
+        for addition in additions {
+            let added = match addition {
+                Addition::Content(text) => ChatDelta { content: Some(text), ..ChatDelta::default() },
+                Addition::Reasoning(text) => {
+                    ChatDelta { reasoning_content: Some(text), ..ChatDelta::default() }
+                }
+                Addition::Call(call) => ChatDelta { tool_calls: vec![call], ..ChatDelta::default() },
+            };
+            let choice = ChatChunkChoice {
+                index,
+                delta: ChatDelta { role: self.introduce(index), ..added },
+                logprobs: None,
+                finish_reason: None,
+                speculation: None,
+            };
+            self.write(&choice, events);
         }
+        let logprobs =
+            (info.logprobs && !delta.tokens.is_empty()).then(|| ChatLogprobs::of(vocabulary, &delta.tokens));
+        let speculation = self.speculation(delta).filter(|said| said.num_tokens > 0);
+        if logprobs.is_some() || speculation.is_some() || finish_reason.is_some() {
+            let delta = ChatDelta { role: self.introduce(index), ..ChatDelta::default() };
+            self.write(&ChatChunkChoice { index, delta, logprobs, finish_reason, speculation }, events);
+        }
+    }
+
+    /// The role, before the first piece of a choice.
+    fn introduce(&mut self, choice: u32) -> Option<&'static str> {
+        let introduced = std::mem::replace(&mut self.introduced[choice as usize], true);
+        (!introduced).then_some(ASSISTANT)
+    }
+
+    fn speculation(&self, delta: &TextDelta) -> Option<ChunkSpeculation> {
+        (self.form.include_speculation && delta.part == Part::Output).then_some(ChunkSpeculation {
+            num_tokens: delta.tokens.len() as u32,
+            num_drafted: delta.num_drafted,
+        })
+    }
+
+    /// Appends the chunk after the last choice, where it was asked for.
+    fn append_totals(&self, text: &TextStream, events: &mut Vec<u8>) {
+        let (usage, wants_usage) = (text.usage(), self.form.include_usage);
+        if !(wants_usage || self.timings) {
+            return;
+        }
+        let mut last = envelope((self.operation, self.form), text.info(), NO_CHOICES);
+        if wants_usage {
+            last = last.with_usage(Some(&usage));
+        }
+        if self.timings {
+            last = last.with_timings(&usage, text.times());
+        }
+        event(&last, events);
     }
 
     fn write<C: Serialize>(&self, choice: &C, events: &mut Vec<u8>) {
@@ -92,6 +159,32 @@ impl ChunkWriter {
         events.extend_from_slice(behind);
     }
 }
+
+/// Why a choice ended, where it may have ended with calls.
+pub(super) fn with_calls(reason: &'static str, has_calls: bool) -> &'static str {
+    if has_calls && reason == finish_word(FinishReason::Stop) { "tool_calls" } else { reason }
+}
+
+impl Events for ChunkWriter {
+    fn begin(&mut self, _text: &TextStream, _events: &mut Vec<u8>) {}
+
+    fn piece(&mut self, text: &TextStream, delta: TextDelta, events: &mut Vec<u8>) {
+        self.append((text.info(), text.model().vocabulary()), delta, events);
+    }
+
+    fn end(&mut self, text: &TextStream, events: &mut Vec<u8>) {
+        self.append_totals(text, events);
+        events.extend_from_slice(DONE);
+    }
+
+    fn fail(&mut self, _text: &TextStream, error: &RouterError, events: &mut Vec<u8>) {
+        event(&ErrorBody::from(error), events);
+        events.extend_from_slice(DONE);
+    }
+}
+
+/// After the last event.
+const DONE: &[u8] = b"data: [DONE]\n\n";
 
 const NO_CHOICES: [(); 0] = [];
 
@@ -127,16 +220,10 @@ pub(super) fn json<T: Serialize>(value: &T) -> String {
     serde_json::to_string(value).expect(WRITABLE)
 }
 
-/// Appends an event whose data is one line of JSON.
-pub(super) fn event<T: Serialize>(value: &T, events: &mut Vec<u8>) {
-    events.extend_from_slice(b"data: ");
-    serde_json::to_writer(&mut *events, value).expect(WRITABLE);
-    events.extend_from_slice(b"\n\n");
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::output::OutputFormat;
 
     #[test]
     fn a_chunk_put_together_is_the_envelope_written_whole() {
@@ -148,6 +235,7 @@ mod tests {
             seed: u64::MAX,
             num_choices: 2,
             logprobs: false,
+            output: OutputFormat::default(),
         };
         let choice = || CompletionChoice {
             index: 1,
@@ -160,7 +248,8 @@ mod tests {
             for include_usage in [false, true] {
                 let form = StreamForm { include_usage, ..StreamForm::default() };
                 let mut put_together = Vec::new();
-                ChunkWriter::new(operation, form, &info).write(&choice(), &mut put_together);
+                let answer = AnswerForm { stream: Some(form), timings: false };
+                ChunkWriter::new(operation, answer, &info).write(&choice(), &mut put_together);
                 let mut whole = Vec::new();
                 event(&envelope((operation, form), &info, [choice()]), &mut whole);
                 assert_eq!(String::from_utf8(put_together), String::from_utf8(whole));

@@ -1,4 +1,4 @@
-//! OpenAI's shapes, and nothing else: what a body may hold ([`body`], [`shapes`], listed in [`fields`]) and what answers look like
+//! OpenAI's shapes, and nothing else: what a body may hold ([`body`], [`shapes`], [`structured`], [`tools`], listed in [`fields`]) and what answers look like
 //! ([`response`], [`logprobs`], [`error`]).
 
 pub mod body;
@@ -9,6 +9,8 @@ pub mod logprobs;
 pub mod models;
 pub mod respond;
 pub mod response;
+pub(super) mod responses;
 pub mod shapes;
-mod sse;
+pub mod structured;
+pub mod tools;
 mod whole;

@@ -1,0 +1,113 @@
+//! [`Grammar`]: what a sequence's spec carries, as a JSON document `{"kind": .., "text": ..}`.
+
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+
+use crate::GrammarError;
+
+/// Bytes of a grammar's text. A larger one takes long to compile.
+pub const TEXT_BYTES_MAX: usize = 128 << 10;
+
+/// How a grammar's text is written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum GrammarKind {
+    /// A JSON schema: the output is one JSON value that it allows.
+    JsonSchema,
+    /// A regular expression that the whole output matches.
+    Regex,
+    /// A context-free grammar in llguidance's variant of Lark; `start` is the whole output.
+    Lark,
+}
+
+/// A grammar that a sequence's output must match.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Grammar {
+    /// How `text` is written.
+    pub kind: GrammarKind,
+    /// The grammar.
+    pub text: String,
+}
+
+impl Grammar {
+    /// One JSON value that `schema` allows.
+    pub fn json_schema(schema: &Value) -> Self {
+        Self { kind: GrammarKind::JsonSchema, text: schema.to_string() }
+    }
+
+    /// Any JSON object.
+    pub fn json_object() -> Self {
+        Self::json_schema(&json!({ "type": "object" }))
+    }
+
+    /// One of these texts.
+    pub fn choice<S: AsRef<str>>(choices: &[S]) -> Self {
+        let choices: Vec<String> = choices.iter().map(|choice| escaped(choice.as_ref())).collect();
+        Self { kind: GrammarKind::Regex, text: choices.join("|") }
+    }
+
+    /// Reads the wire's document.
+    pub fn from_wire(document: &str) -> Result<Self, GrammarError> {
+        let grammar: Self =
+            serde_json::from_str(document).map_err(|error| GrammarError::Document(error.to_string()))?;
+        grammar.check_size()?;
+        Ok(grammar)
+    }
+
+    /// The wire's document.
+    pub fn to_wire(&self) -> String {
+        json!({ "kind": self.kind, "text": self.text }).to_string()
+    }
+
+    /// Whether the text is within [`TEXT_BYTES_MAX`].
+    pub fn check_size(&self) -> Result<(), GrammarError> {
+        let bytes = self.text.len();
+        if bytes > TEXT_BYTES_MAX { Err(GrammarError::TooLong { bytes }) } else { Ok(()) }
+    }
+}
+
+/// A regular expression that matches `text` alone.
+fn escaped(text: &str) -> String {
+    let mut escaped = String::with_capacity(text.len());
+    for character in text.chars() {
+        if character.is_ascii_punctuation() && !matches!(character, '<' | '>') {
+            escaped.push('\\');
+        }
+        escaped.push(character);
+    }
+    escaped
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn documents_come_back_as_they_went() {
+        let grammars = [
+            Grammar::json_object(),
+            Grammar::choice(&["a|b", "c\"d\n"]),
+            Grammar { kind: GrammarKind::Lark, text: "start: \"a\"".to_owned() },
+        ];
+        for grammar in grammars {
+            assert_eq!(Grammar::from_wire(&grammar.to_wire()), Ok(grammar));
+        }
+        assert_eq!(
+            Grammar::json_object().to_wire(),
+            r#"{"kind":"json_schema","text":"{\"type\":\"object\"}"}"#
+        );
+    }
+
+    #[test]
+    fn what_is_no_document_is_refused() {
+        for document in
+            ["", "{}", "start: x", r#"{"kind":"ebnf","text":""}"#, r#"{"kind":"regex","text":"","x":1}"#]
+        {
+            assert!(matches!(Grammar::from_wire(document), Err(GrammarError::Document(_))), "{document}");
+        }
+        let long = Grammar { kind: GrammarKind::Regex, text: "a".repeat(TEXT_BYTES_MAX + 1) };
+        let refused = GrammarError::TooLong { bytes: TEXT_BYTES_MAX + 1 };
+        assert_eq!(Grammar::from_wire(&long.to_wire()), Err(refused));
+    }
+}

@@ -1,0 +1,166 @@
+//! The matcher against a naive twin, on the bundled tokenizer; and grammars that cannot be used.
+
+use serde_json::{Value, json};
+
+use super::*;
+use crate::{Compiler, Grammar, GrammarKind, Vocabulary, check};
+
+/// The bundled pair's; its text ends with id 0.
+fn vocabulary() -> Vocabulary {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../models/demo/target/tokenizer.json");
+    Vocabulary::from_tokenizer_json(&std::fs::read_to_string(path).unwrap()).unwrap()
+}
+
+const STOP: [TokenId; 1] = [0];
+
+/// Repeatable numbers below `n`.
+struct Dice(u64);
+
+impl Dice {
+    fn below(&mut self, n: usize) -> usize {
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (self.0 >> 33) as usize % n
+    }
+}
+
+fn allowed(mask: &TokenMask, num_tokens: usize) -> Vec<TokenId> {
+    (0..num_tokens as TokenId).filter(|&id| mask.allows(id)).collect()
+}
+
+/// Tokens drawn evenly from what is allowed, until a stop token or `len` tokens.
+fn write(matcher: &mut Matcher, vocabulary: &Vocabulary, (dice, len): (&mut Dice, usize)) -> Vec<TokenId> {
+    let mut output = Vec::new();
+    while output.len() < len {
+        let masks = matcher.masks(&output, &[], &STOP).unwrap();
+        let choices = allowed(&masks[0], vocabulary.num_tokens());
+        let id = choices[dice.below(choices.len())];
+        output.push(id);
+        if STOP.contains(&id) {
+            break;
+        }
+    }
+    output
+}
+
+fn text(vocabulary: &Vocabulary, ids: &[TokenId]) -> String {
+    let ids = ids.iter().filter(|id| !STOP.contains(id));
+    String::from_utf8(ids.flat_map(|&id| vocabulary.bytes(id).to_vec()).collect()).unwrap()
+}
+
+fn grammars() -> Vec<Grammar> {
+    let schema = json!({
+        "type": "object",
+        "properties": {
+            "name": { "type": "string", "maxLength": 6 },
+            "kind": { "enum": ["a", "bc", 3, null] },
+            "list": { "type": "array", "items": { "type": "integer", "minimum": 0, "maximum": 99 }, "maxItems": 3 }
+        },
+        "required": ["name", "kind", "list"],
+        "additionalProperties": false
+    });
+    vec![
+        Grammar::json_schema(&schema),
+        Grammar { kind: GrammarKind::Regex, text: r"\d{3}-\d{4}|(foo|bar)+".to_owned() },
+        Grammar::choice(&["yes", "no", "may be (perhaps) [x] \"q\" \\ / ☃"]),
+        Grammar { kind: GrammarKind::Lark, text: "start: item+\nitem: \"<\" /[a-z]{1,4}/ \">\"".to_owned() },
+    ]
+}
+
+#[test]
+fn what_is_written_under_a_mask_matches() {
+    let vocabulary = vocabulary();
+    let compiler = Compiler::new(&vocabulary).unwrap();
+    let mut dice = Dice(7);
+    let mut finished = 0;
+    for _ in 0..20 {
+        let mut matcher = compiler.compile(&grammars()[0]).unwrap();
+        let ids = write(&mut matcher, &vocabulary, (&mut dice, 600));
+        if ids.last() == Some(&0) {
+            finished += 1;
+            let value: Value = serde_json::from_str(&text(&vocabulary, &ids)).unwrap();
+            assert!(value["name"].as_str().unwrap().chars().count() <= 6, "{value}");
+            assert!([json!("a"), json!("bc"), json!(3), json!(null)].contains(&value["kind"]), "{value}");
+            let list = value["list"].as_array().unwrap();
+            assert!(list.len() <= 3 && list.iter().all(|item| item.as_u64().unwrap() <= 99), "{value}");
+        }
+    }
+    assert!(finished > 10, "{finished} of 20 came to an end");
+    let choices = ["yes", "no", "may be (perhaps) [x] \"q\" \\ / ☃"];
+    let mut seen = std::collections::HashSet::new();
+    for _ in 0..40 {
+        let mut matcher = compiler.compile(&Grammar::choice(&choices)).unwrap();
+        let ids = write(&mut matcher, &vocabulary, (&mut dice, 100));
+        assert!(choices.contains(&text(&vocabulary, &ids).as_str()), "{}", text(&vocabulary, &ids));
+        seen.insert(text(&vocabulary, &ids));
+    }
+    assert_eq!(seen.len(), 3, "each choice can be written");
+}
+
+/// The naive twin reads every output from its start.
+#[test]
+fn a_mask_depends_on_the_ids_alone_however_the_matcher_got_there() {
+    let vocabulary = vocabulary();
+    let compiler = Compiler::new(&vocabulary).unwrap();
+    for grammar in grammars() {
+        let compiled = compiler.compile(&grammar).unwrap();
+        let (mut asked, mut dice) = (compiled.fork(), Dice(1));
+        let texts: Vec<Vec<TokenId>> =
+            (0..4).map(|_| write(&mut compiled.fork(), &vocabulary, (&mut dice, 40))).collect();
+        for _ in 0..60 {
+            let text = &texts[dice.below(texts.len())];
+            let at = dice.below(text.len());
+            let (output, rest) = text.split_at(at);
+            // Right so far, then wrong: another text's ids, ids that are not allowed, a stop token in the middle.
+            let mut drafted = rest[..dice.below(rest.len() + 1).min(8)].to_vec();
+            let wrong = dice.below(vocabulary.num_tokens()) as TokenId;
+            drafted.extend([wrong, 0, 5].iter().take(dice.below(4)));
+            let masks = asked.masks(output, &drafted, &STOP).unwrap();
+            for (i, mask) in masks.iter().enumerate() {
+                let behind = [output, &drafted[..i]].concat();
+                let twin = compiled.fork().masks(&behind, &[], &STOP).unwrap();
+                assert_eq!(*mask, twin[0], "{:?} behind {behind:?}", grammar.text);
+            }
+            // Rows without a mask cannot be reached.
+            if let Some(&id) = drafted.get(masks.len() - 1) {
+                assert!(!masks[masks.len() - 1].allows(id) || STOP.contains(&id));
+            }
+        }
+    }
+}
+
+#[test]
+fn only_stop_tokens_end_a_text_and_special_tokens_are_never_text() {
+    let vocabulary = vocabulary();
+    let compiler = Compiler::new(&vocabulary).unwrap();
+    let mut matcher = compiler.compile(&Grammar::choice(&["a"])).unwrap();
+    let start = matcher.masks(&[], &[], &[0, 3]).unwrap();
+    assert!(!start[0].allows(0) && !start[0].allows(3));
+    let first = allowed(&start[0], vocabulary.num_tokens());
+    assert!(first.iter().all(|&id| vocabulary.bytes(id) == b"a"), "{first:?}");
+    let end = matcher.masks(&first[..1], &[], &[0, 3]).unwrap();
+    assert_eq!(allowed(&end[0], vocabulary.num_tokens()), [0, 3]);
+    // A text that does not match is an error, and the matcher goes on.
+    assert!(matches!(matcher.masks(&[5], &[], &STOP), Err(GrammarError::Match { position: 0, .. })));
+    assert_eq!(matcher.masks(&first[..1], &[], &[0, 3]).unwrap(), end);
+}
+
+#[test]
+fn what_does_not_compile_is_refused_with_a_reason() {
+    for (kind, text, words) in [
+        (GrammarKind::JsonSchema, "{", "not JSON"),
+        (GrammarKind::JsonSchema, "[]", "object"),
+        (GrammarKind::JsonSchema, r#"{"type":"strong"}"#, "strong"),
+        (GrammarKind::JsonSchema, r#"{"type":"object","if":{}}"#, "if"),
+        (GrammarKind::JsonSchema, "false", "object"),
+        (GrammarKind::Regex, "(", "unclosed"),
+        (GrammarKind::Lark, "start: missing", "missing"),
+        (GrammarKind::Lark, "", ""),
+    ] {
+        let grammar = Grammar { kind, text: text.to_owned() };
+        let error = check(&grammar).expect_err(text).to_string();
+        assert!(error.contains(words) && !error.contains('\n'), "{text:?}: {error}");
+    }
+    for grammar in grammars() {
+        check(&grammar).unwrap();
+    }
+}

@@ -1,0 +1,61 @@
+//! [`Vocabulary`]: the bytes of each token, laid out for the parser.
+
+use std::sync::Arc;
+
+use llguidance::token_bytes_from_tokenizer_json;
+use toktrie::{ApproximateTokEnv, TokEnv, TokRxInfo, TokTrie};
+
+use crate::GrammarError;
+
+/// What the parser needs to know of a tokenizer. Clones share one table.
+#[derive(Clone)]
+pub struct Vocabulary {
+    env: TokEnv,
+    num_tokens: usize,
+}
+
+impl std::fmt::Debug for Vocabulary {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Vocabulary").field("num_tokens", &self.num_tokens).finish()
+    }
+}
+
+impl Vocabulary {
+    /// Reads a Hugging Face tokenizer.json.
+    pub fn from_tokenizer_json(tokenizer_json: &str) -> Result<Self, GrammarError> {
+        let broken = |reason: String| GrammarError::Tokenizer(reason);
+        let tokenizer = serde_json::from_str(tokenizer_json).map_err(|error| broken(error.to_string()))?;
+        let words = token_bytes_from_tokenizer_json(&tokenizer).map_err(|error| broken(error.to_string()))?;
+        Ok(Self::new(words))
+    }
+
+    /// One token a byte: enough to check a grammar without a model.
+    pub(crate) fn of_bytes() -> Self {
+        Self::new((0..=u8::MAX).map(|byte| vec![byte]).collect())
+    }
+
+    /// The parser is given one token more than there are. It stands for the end of the text, so that which ids end a
+    /// sequence stays the spec's business. Every token may be drawn for its bytes: a text has many tokenizations, and the
+    /// model chooses, for forcing one of them would depend on how the text was cut.
+    fn new(mut words: Vec<Vec<u8>>) -> Self {
+        let num_tokens = words.len();
+        words.push([&[TokTrie::SPECIAL_TOKEN_MARKER], b"<end>".as_slice()].concat());
+        let info = TokRxInfo::new(words.len() as u32, num_tokens as u32);
+        let env = Arc::new(ApproximateTokEnv::new(TokTrie::from(&info, &words)));
+        Self { env, num_tokens }
+    }
+
+    /// How many ids have an entry.
+    pub fn num_tokens(&self) -> usize {
+        self.num_tokens
+    }
+
+    /// What the token stands for; a special token's bytes begin with 0xFF, which no text holds.
+    pub fn bytes(&self, id: u32) -> &[u8] {
+        self.env.tok_trie().token(id)
+    }
+
+    pub(crate) fn env(&self) -> &TokEnv {
+        &self.env
+    }
+}

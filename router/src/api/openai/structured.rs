@@ -1,0 +1,154 @@
+//! What asks for output of a certain form: OpenAI's `response_format`, vLLM's `structured_outputs` and its older `guided_*`.
+
+use grammar::{Grammar, GrammarKind};
+use serde::Deserialize;
+use serde::de::IgnoredAny;
+use serde_json::Value;
+
+use super::shapes::Object;
+use crate::error::RouterError;
+use crate::request::structure::SentGrammar;
+
+/// Texts of one `choice`.
+const CHOICES_MAX: usize = 4_096;
+
+/// `response_format`.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+#[expect(missing_docs, reason = "the fields are OpenAI's")]
+pub struct ResponseFormat {
+    pub r#type: String,
+    #[serde(default)]
+    pub json_schema: Option<Object<JsonSchema>>,
+}
+
+/// `response_format.json_schema`.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+#[expect(missing_docs, reason = "the fields are OpenAI's")]
+pub struct JsonSchema {
+    #[serde(default)]
+    pub schema: Option<Value>,
+    // The output matches the schema whether it is asked to be strict or not.
+    #[serde(default, rename = "strict")]
+    _strict: Option<bool>,
+    #[serde(default, rename = "name")]
+    _name: Option<String>,
+    #[serde(default, rename = "description")]
+    _description: Option<String>,
+}
+
+/// `structured_outputs`.
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+#[expect(missing_docs, reason = "the fields are vLLM's")]
+pub struct StructuredOutputs {
+    pub json: Option<Value>,
+    pub json_object: Option<bool>,
+    pub regex: Option<String>,
+    pub choice: Option<Vec<String>>,
+    pub grammar: Option<String>,
+    #[serde(rename = "disable_fallback")]
+    _disable_fallback: IgnoredAny,
+}
+
+/// All fields of a body that ask for output of a certain form.
+#[derive(Debug, Default)]
+pub(super) struct GrammarFields {
+    pub(super) response_format: Option<ResponseFormat>,
+    pub(super) structured_outputs: Option<StructuredOutputs>,
+    pub(super) guided_json: Option<Value>,
+    pub(super) guided_regex: Option<String>,
+    pub(super) guided_choice: Option<Vec<String>>,
+    pub(super) guided_grammar: Option<String>,
+}
+
+impl GrammarFields {
+    /// The one grammar that is asked for.
+    pub(super) fn into_grammar(self) -> Result<Option<SentGrammar>, RouterError> {
+        let mut asked = Vec::new();
+        if let Some(format) = self.response_format {
+            asked.extend(format.into_grammar()?);
+        }
+        let outputs = self.structured_outputs.unwrap_or_default();
+        if outputs.json_object == Some(true) {
+            asked.push(sent("structured_outputs.json_object", Grammar::json_object()));
+        }
+        for (field, schema) in [("structured_outputs.json", outputs.json), ("guided_json", self.guided_json)]
+        {
+            let grammar = schema.map(|schema| of_schema(field, &schema)).transpose()?;
+            asked.extend(grammar.map(|grammar| sent(field, grammar)));
+        }
+        for (field, text) in
+            [("structured_outputs.regex", outputs.regex), ("guided_regex", self.guided_regex)]
+        {
+            asked.extend(text.map(|text| sent(field, Grammar { kind: GrammarKind::Regex, text })));
+        }
+        for (field, choices) in
+            [("structured_outputs.choice", outputs.choice), ("guided_choice", self.guided_choice)]
+        {
+            asked.extend(choices.map(|choices| of_choices(field, &choices)).transpose()?);
+        }
+        for (field, text) in
+            [("structured_outputs.grammar", outputs.grammar), ("guided_grammar", self.guided_grammar)]
+        {
+            asked.extend(text.map(|text| sent(field, Grammar { kind: GrammarKind::Lark, text })));
+        }
+        if let [first, second, ..] = asked.as_slice() {
+            let (first, second) = (first.field, second.field);
+            let message = format!("{first} and {second} both say what form the output has: send one of them");
+            return Err(RouterError::invalid(second, message));
+        }
+        Ok(asked.pop())
+    }
+}
+
+impl ResponseFormat {
+    fn into_grammar(self) -> Result<Option<SentGrammar>, RouterError> {
+        const FIELD: &str = "response_format";
+        if self.json_schema.is_some() && self.r#type != "json_schema" {
+            let message = format!("{FIELD}.json_schema is only allowed where {FIELD}.type is json_schema");
+            return Err(RouterError::invalid("response_format.json_schema", message));
+        }
+        match self.r#type.as_str() {
+            "text" => Ok(None),
+            "json_object" => Ok(Some(sent(FIELD, Grammar::json_object()))),
+            "json_schema" => {
+                let field = "response_format.json_schema.schema";
+                let schema = self.json_schema.and_then(|Object(schema)| schema.schema).ok_or_else(|| {
+                    RouterError::invalid(
+                        field,
+                        format!("{field} is required where {FIELD}.type is json_schema"),
+                    )
+                })?;
+                Ok(Some(sent(field, of_schema(field, &schema)?)))
+            }
+            other => {
+                let field = "response_format.type";
+                let message = format!("{field} must be one of text, json_object, json_schema, not `{other}`");
+                Err(RouterError::invalid(field, message))
+            }
+        }
+    }
+}
+
+fn sent(field: &'static str, grammar: Grammar) -> SentGrammar {
+    SentGrammar { field, grammar }
+}
+
+/// A schema as an object, or as its text.
+fn of_schema(field: &'static str, schema: &Value) -> Result<Grammar, RouterError> {
+    match schema {
+        Value::String(text) => Ok(Grammar { kind: GrammarKind::JsonSchema, text: text.clone() }),
+        Value::Object(_) => Ok(Grammar::json_schema(schema)),
+        _ => Err(RouterError::invalid(field, format!("{field} must be a JSON schema: an object"))),
+    }
+}
+
+fn of_choices(field: &'static str, choices: &[String]) -> Result<SentGrammar, RouterError> {
+    if choices.is_empty() || choices.len() > CHOICES_MAX {
+        let message = format!("{field} has {} texts, 1 to {CHOICES_MAX} are allowed", choices.len());
+        return Err(RouterError::invalid(field, message));
+    }
+    Ok(sent(field, Grammar::choice(choices)))
+}

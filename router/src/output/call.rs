@@ -1,0 +1,41 @@
+//! [`ToolCall`], and how one is read out of JSON.
+
+use serde_json::{Map, Value};
+
+/// A call of a tool.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ToolCall {
+    /// Of the tool.
+    pub name: String,
+    /// JSON, unless the text ended in the middle of it.
+    pub arguments: String,
+}
+
+impl ToolCall {
+    /// A call as models write it: an object with a name, and arguments under one of two names. With `tools`, only a call
+    /// of one of them.
+    pub(super) fn of_json(value: &Value, tools: Option<&[String]>) -> Option<Self> {
+        let name = value.get("name")?.as_str()?;
+        if tools.is_some_and(|tools| !tools.iter().any(|tool| tool == name)) {
+            return None;
+        }
+        let arguments = match value.get("arguments").or_else(|| value.get("parameters")) {
+            None | Some(Value::Null) => Value::Object(Map::new()),
+            Some(Value::Object(arguments)) => Value::Object(arguments.clone()),
+            // Some models write the arguments' JSON as a string.
+            Some(Value::String(text)) => serde_json::from_str(text).ok().filter(Value::is_object)?,
+            Some(_) => return None,
+        };
+        Some(Self { name: name.to_owned(), arguments: arguments.to_string() })
+    }
+
+    /// One or several calls: an object or a list of objects, all of which are calls.
+    pub(super) fn all_of_json(value: &Value, tools: &[String]) -> Option<Vec<Self>> {
+        match value {
+            Value::Array(items) if !items.is_empty() => {
+                items.iter().map(|item| Self::of_json(item, Some(tools))).collect()
+            }
+            item => Some(vec![Self::of_json(item, Some(tools))?]),
+        }
+    }
+}

@@ -1,0 +1,86 @@
+//! [`Hermes`]: calls as JSON between `<tool_call>` and `</tool_call>`, text around them.
+
+use super::call::ToolCall;
+use super::marker::{Marker, Seen};
+use super::{CallReader, Piece, push_contents};
+
+const OPEN: &str = "<tool_call>";
+const CLOSE: &str = "</tool_call>";
+
+#[derive(Debug)]
+pub(super) struct Hermes {
+    tools: Vec<String>,
+    open: Marker,
+    /// The call's text so far, while there is one.
+    call: Option<(String, Marker)>,
+    /// Whitespace that stands between calls, or before text.
+    space: String,
+    /// Nothing but whitespace stands behind the last call.
+    is_behind_call: bool,
+}
+
+impl Hermes {
+    pub(super) fn new(tools: Vec<String>) -> Self {
+        Self { tools, open: Marker::new(OPEN), call: None, space: String::new(), is_behind_call: false }
+    }
+
+    /// Text outside of calls. Whitespace around a call is the format's own.
+    fn content(&mut self, text: &str, pieces: &mut Vec<Piece>) {
+        for character in text.chars() {
+            self.space.push(character);
+            if !character.is_whitespace() {
+                push_contents(&std::mem::take(&mut self.space), pieces);
+                self.is_behind_call = false;
+            }
+        }
+    }
+
+    fn close(&mut self, body: &str, end: &str, pieces: &mut Vec<Piece>) {
+        let value = serde_json::from_str(body.trim()).ok();
+        match value.and_then(|value| ToolCall::all_of_json(&value, &self.tools)) {
+            Some(calls) => {
+                self.space.clear();
+                self.is_behind_call = true;
+                pieces.extend(calls.into_iter().map(Piece::Call));
+            }
+            // Not a call of ours: the model's own words.
+            None => self.content(&[OPEN, body, end].concat(), pieces),
+        }
+    }
+}
+
+impl CallReader for Hermes {
+    fn push(&mut self, character: char, pieces: &mut Vec<Piece>) {
+        let Some((body, close)) = &mut self.call else {
+            let (text, begins) = match self.open.push(character) {
+                Seen::Text(text) => (text, false),
+                Seen::Marker(text) => (text, true),
+            };
+            self.content(&text, pieces);
+            if begins {
+                self.call = Some((String::new(), Marker::new(CLOSE)));
+            }
+            return;
+        };
+        match close.push(character) {
+            Seen::Text(text) => body.push_str(&text),
+            Seen::Marker(text) => {
+                let body = std::mem::take(body) + &text;
+                self.call = None;
+                self.close(&body, CLOSE, pieces);
+            }
+        }
+    }
+
+    fn finish(&mut self, pieces: &mut Vec<Piece>) {
+        if let Some((body, mut close)) = self.call.take() {
+            // A call that is whole but for its end is one: a stop token often takes the end's place.
+            self.close(&(body + &close.finish()), "", pieces);
+        }
+        let held = self.open.finish();
+        self.content(&held, pieces);
+        if !self.is_behind_call {
+            push_contents(&std::mem::take(&mut self.space), pieces);
+        }
+    }
+}

@@ -1,0 +1,59 @@
+//! [`Llama`]: the whole output is one call as a JSON object, or several parted by `;`, perhaps behind `<|python_tag|>`.
+
+use serde_json::{Deserializer, Value};
+
+use super::call::ToolCall;
+use super::{CallReader, Piece, push_content, push_contents};
+
+const TAG: &str = "<|python_tag|>";
+
+#[derive(Debug)]
+pub(super) struct Llama {
+    tools: Vec<String>,
+    /// What may be calls; nothing once it is known to be text.
+    held: Option<String>,
+}
+
+impl Llama {
+    pub(super) fn new(tools: Vec<String>) -> Self {
+        Self { tools, held: Some(String::new()) }
+    }
+
+    fn calls(&self, text: &str) -> Option<Vec<ToolCall>> {
+        let mut rest = text.trim_start();
+        rest = rest.strip_prefix(TAG).unwrap_or(rest).trim();
+        let mut calls = Vec::new();
+        while !rest.is_empty() {
+            let mut values = Deserializer::from_str(rest).into_iter::<Value>();
+            let value = values.next()?.ok()?;
+            calls.extend(ToolCall::all_of_json(&value, &self.tools)?);
+            let end = values.byte_offset();
+            rest = rest[end..].trim_start_matches(|c: char| c == ';' || c.is_whitespace());
+        }
+        (!calls.is_empty()).then_some(calls)
+    }
+}
+
+/// Whether a text may still turn out to be calls.
+fn may_be_calls(text: &str) -> bool {
+    let text = text.trim_start();
+    text.starts_with(['{', '[']) || text.starts_with(TAG) || TAG.starts_with(text)
+}
+
+impl CallReader for Llama {
+    fn push(&mut self, character: char, pieces: &mut Vec<Piece>) {
+        let Some(held) = &mut self.held else { return push_content(character, pieces) };
+        held.push(character);
+        if !may_be_calls(held) {
+            push_contents(&self.held.take().unwrap_or_default(), pieces);
+        }
+    }
+
+    fn finish(&mut self, pieces: &mut Vec<Piece>) {
+        let Some(held) = self.held.take() else { return };
+        match self.calls(&held) {
+            Some(calls) => pieces.extend(calls.into_iter().map(Piece::Call)),
+            None => push_contents(&held, pieces),
+        }
+    }
+}

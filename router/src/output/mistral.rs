@@ -1,0 +1,75 @@
+//! [`Mistral`]: text, then `[TOOL_CALLS]` and a JSON list of calls; newer models write each call as `[TOOL_CALLS]name[ARGS]{..}`
+//! or `name{..}`.
+
+use serde_json::{Deserializer, Value, json};
+
+use super::call::ToolCall;
+use super::marker::{Marker, Seen};
+use super::{CallReader, Piece, push_contents};
+
+const OPEN: &str = "[TOOL_CALLS]";
+const ARGS: &str = "[ARGS]";
+
+#[derive(Debug)]
+pub(super) struct Mistral {
+    tools: Vec<String>,
+    open: Marker,
+    /// What stands behind the mark, once there is one.
+    calls: Option<String>,
+}
+
+impl Mistral {
+    pub(super) fn new(tools: Vec<String>) -> Self {
+        Self { tools, open: Marker::new(OPEN), calls: None }
+    }
+
+    fn calls(&self, text: &str) -> Option<Vec<ToolCall>> {
+        let mut calls = Vec::new();
+        let mut rest = text.trim();
+        while !rest.is_empty() {
+            let (value, end) = if rest.starts_with(['[', '{']) {
+                first_value(rest)?
+            } else {
+                let (name, body) = rest.split_at(rest.find('{')?);
+                let (arguments, end) = first_value(body)?;
+                let name = name.trim().trim_end_matches(ARGS).trim();
+                (json!({ "name": name, "arguments": arguments }), rest.len() - body.len() + end)
+            };
+            calls.extend(ToolCall::all_of_json(&value, &self.tools)?);
+            rest = rest[end..].trim_start();
+            rest = rest.strip_prefix(OPEN).unwrap_or(rest).trim_start();
+        }
+        (!calls.is_empty()).then_some(calls)
+    }
+}
+
+/// The first JSON value of a text, and where it ends.
+fn first_value(text: &str) -> Option<(Value, usize)> {
+    let mut values = Deserializer::from_str(text).into_iter::<Value>();
+    let value = values.next()?.ok()?;
+    Some((value, values.byte_offset()))
+}
+
+impl CallReader for Mistral {
+    fn push(&mut self, character: char, pieces: &mut Vec<Piece>) {
+        if let Some(calls) = &mut self.calls {
+            return calls.push(character);
+        }
+        match self.open.push(character) {
+            Seen::Text(text) => push_contents(&text, pieces),
+            Seen::Marker(text) => {
+                push_contents(&text, pieces);
+                self.calls = Some(String::new());
+            }
+        }
+    }
+
+    fn finish(&mut self, pieces: &mut Vec<Piece>) {
+        push_contents(&self.open.finish(), pieces);
+        let Some(text) = self.calls.take() else { return };
+        match self.calls(&text) {
+            Some(calls) => pieces.extend(calls.into_iter().map(Piece::Call)),
+            None => push_contents(&[OPEN, &text].concat(), pieces),
+        }
+    }
+}

@@ -1,0 +1,162 @@
+//! Recorded outputs of each format, cut at every place and in random spans: one result.
+
+use super::*;
+
+fn names() -> Vec<String> {
+    ["get_weather", "send"].map(str::to_owned).into()
+}
+
+fn auto(syntax: ToolSyntax, reasoning: ReasoningFormat) -> OutputFormat {
+    OutputFormat { calls: CallFormat::Auto { syntax, tools: names() }, reasoning, single_call: false }
+}
+
+fn call(name: &str, arguments: &str) -> Piece {
+    Piece::Call(ToolCall { name: name.to_owned(), arguments: arguments.to_owned() })
+}
+
+fn content(text: &str) -> Piece {
+    Piece::Content(text.to_owned())
+}
+
+fn thought(text: &str) -> Piece {
+    Piece::Reasoning(text.to_owned())
+}
+
+/// What a reader makes of a text that comes in these parts.
+fn read<'a>(format: &OutputFormat, parts: impl IntoIterator<Item = &'a str>) -> Vec<Piece> {
+    let mut reader = OutputReader::new(format);
+    let mut pieces: Vec<Piece> = parts.into_iter().flat_map(|part| reader.push(part)).collect();
+    pieces.extend(reader.finish());
+    joined(pieces)
+}
+
+/// Whole, cut at every place, character by character, and in spans of every kind of length: one result.
+fn check(format: &OutputFormat, text: &str, expected: &[Piece]) {
+    assert_eq!(read(format, [text]), expected, "whole: {text}");
+    let cuts: Vec<usize> = text.char_indices().map(|(at, _)| at).chain([text.len()]).collect();
+    for &at in &cuts {
+        let (left, right) = text.split_at(at);
+        assert_eq!(read(format, [left, right]), expected, "cut at {at}: {text}");
+    }
+    assert_eq!(
+        read(format, cuts.windows(2).map(|pair| &text[pair[0]..pair[1]])),
+        expected,
+        "characters: {text}"
+    );
+    let mut state = 1_u64;
+    for _ in 0..200 {
+        let (mut parts, mut from) = (Vec::new(), 0);
+        while from + 1 < cuts.len() {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            let to = (from + 1 + (state >> 33) as usize % 9).min(cuts.len() - 1);
+            parts.push(&text[cuts[from]..cuts[to]]);
+            from = to;
+        }
+        assert_eq!(read(format, parts), expected, "spans: {text}");
+    }
+}
+
+#[test]
+fn hermes() {
+    let format = auto(ToolSyntax::Hermes, ReasoningFormat::None);
+    let one = "<tool_call>\n{\"name\": \"get_weather\", \"arguments\": {\"city\": \"Zürich </tool\", \"days\": [1, 2.5]}}\n</tool_call>";
+    let weather = call("get_weather", r#"{"city":"Zürich </tool","days":[1,2.5]}"#);
+    let send = call("send", "{}");
+    check(&format, one, std::slice::from_ref(&weather));
+    check(&format, &format!("Let me see.\n{one}\n"), &[content("Let me see."), weather.clone()]);
+    let two = format!("{one}\n<tool_call>\n{{\"name\": \"send\"}}\n</tool_call>");
+    check(&format, &two, &[weather.clone(), send.clone()]);
+    check(&format, &format!("{two} done"), &[weather.clone(), send, content(" done")]);
+    check(&OutputFormat { single_call: true, ..format.clone() }, &two, std::slice::from_ref(&weather));
+    // The end is missing: a stop token took its place.
+    check(&format, one.strip_suffix("\n</tool_call>").unwrap(), &[weather]);
+    // What is no call is text, as it was written.
+    for text in [
+        "<tool_call>\n{\"name\": \"get_weather\", \"arg",
+        "<tool_call>{\"name\": \"unknown\", \"arguments\": {}}</tool_call>",
+        "<tool_call>nonsense</tool_call> and more\n",
+        "a < b <tool and <tool_cal",
+        "  spaces stay \n",
+        "",
+    ] {
+        let expected: Vec<Piece> = (!text.is_empty()).then(|| content(text)).into_iter().collect();
+        check(&format, text, &expected);
+    }
+}
+
+#[test]
+fn llama() {
+    let format = auto(ToolSyntax::Llama, ReasoningFormat::None);
+    let one = r#"{"name": "get_weather", "parameters": {"city": "a;b {\"x\": 1}"}}"#;
+    let weather = call("get_weather", r#"{"city":"a;b {\"x\": 1}"}"#);
+    check(&format, one, std::slice::from_ref(&weather));
+    check(&format, &format!("<|python_tag|>{one}"), std::slice::from_ref(&weather));
+    let two = format!("{one}; {}", r#"{"name": "send", "parameters": "{\"n\": 1}"}"#);
+    check(&format, &two, &[weather, call("send", r#"{"n":1}"#)]);
+    for text in [
+        r#"{"name": "get_weather", "parameters": {"city""#,
+        r#"{"name": "Anna", "age": 3}"#,
+        r#"The answer is {"name": "send", "parameters": {}}"#,
+        "<|python_tag|>print(1)",
+        "<|pyth",
+        "[1, 2]",
+    ] {
+        check(&format, text, &[content(text)]);
+    }
+}
+
+#[test]
+fn mistral() {
+    let format = auto(ToolSyntax::Mistral, ReasoningFormat::None);
+    let list = r#"[TOOL_CALLS] [{"name": "get_weather", "arguments": {"city": "[TOOL_CALLS]"}}, {"name": "send", "arguments": {}}]"#;
+    let calls = [call("get_weather", r#"{"city":"[TOOL_CALLS]"}"#), call("send", "{}")];
+    check(&format, list, &calls);
+    let named = r#"[TOOL_CALLS]get_weather[ARGS]{"city": "[TOOL_CALLS]"}[TOOL_CALLS]send{}"#;
+    check(&format, named, &calls);
+    check(&format, &format!("Sure. {list}"), &[content("Sure. "), calls[0].clone(), calls[1].clone()]);
+    for text in ["[TOOL_CALLS] [{", "[TOOL_CALLS]", "[TOOL_CALL] x", "[[TOOL_CALLS", "[TOOL_CALLS]other{}"] {
+        check(&format, text, &[content(text)]);
+    }
+}
+
+#[test]
+fn reasoning_comes_before_everything() {
+    let marked = auto(ToolSyntax::Hermes, ReasoningFormat::Marked);
+    let text = "\n<think>\n2 < 3, so </thin <tool_call>no</tool_call>\n</think>\n\nYes.";
+    let inside = thought("\n2 < 3, so </thin <tool_call>no</tool_call>\n");
+    check(&marked, text, &[inside.clone(), content("\n\nYes.")]);
+    let begun = OutputFormat { reasoning: ReasoningFormat::Begun, ..OutputFormat::default() };
+    check(&begun, "so be it</think>then", &[thought("so be it"), content("then")]);
+    check(&begun, "it never ends </thi", &[thought("it never ends </thi")]);
+    check(&marked, "<thinking> is text", &[content("<thinking> is text")]);
+    check(&marked, " <think", &[content(" <think")]);
+    let and_calls = "<think>a</think><tool_call>{\"name\": \"send\"}</tool_call>";
+    check(&marked, and_calls, &[thought("a"), call("send", "{}")]);
+    check(&OutputFormat::default(), text, &[content(text)]);
+}
+
+#[test]
+fn calls_that_a_grammar_has_written() {
+    let required = OutputFormat { calls: CallFormat::Required, ..OutputFormat::default() };
+    let text =
+        r#"[ {"name": "a", "parameters": {"x": "}]\"{", "y": [{}]}}, {"name": "b", "parameters": {}} ]"#;
+    let calls = [call("a", r#"{"x":"}]\"{","y":[{}]}"#), call("b", "{}")];
+    check(&required, text, &calls);
+    check(&required, &text[..text.len() - 4], &calls[..1]);
+    let named = OutputFormat { calls: CallFormat::Named("a".to_owned()), ..OutputFormat::default() };
+    check(&named, r#"{"x": 1}"#, &[call("a", r#"{"x": 1}"#)]);
+    check(&named, "", &[]);
+}
+
+#[test]
+fn templates_tell_their_syntax() {
+    for (source, syntax) in [
+        ("{% if tools %}<tool_call>{% endif %}", Some(ToolSyntax::Hermes)),
+        ("{% if tools %}[AVAILABLE_TOOLS]{% endif %}[TOOL_CALLS]", Some(ToolSyntax::Mistral)),
+        ("{% if tools %}Environment: ipython {\"name\": .., \"parameters\": ..}", Some(ToolSyntax::Llama)),
+        ("{% if tools %}?{% endif %}", None),
+        ("{{ messages }}<tool_call>", None),
+    ] {
+        assert_eq!(ToolSyntax::of_template(source), syntax, "{source}");
+    }
+}

@@ -1,0 +1,164 @@
+//! [`SentTools`]: the tools that a model may call, and which calls the request wants.
+
+use std::collections::HashSet;
+
+use grammar::Grammar;
+use serde_json::{Map, Value, json};
+use text::ModelText;
+
+use super::limits;
+use super::structure::SentGrammar;
+use crate::error::RouterError;
+use crate::output::{CallFormat, OutputFormat, ReasoningFormat, ToolSyntax};
+
+/// Tools, as sent.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct SentTools {
+    /// At least one, or nothing is asked of tools.
+    pub tools: Vec<Tool>,
+    /// Which calls are wanted.
+    pub choice: ToolChoice,
+    /// Several calls in one answer are welcome.
+    pub parallel: bool,
+}
+
+/// One tool.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Tool {
+    /// As it is called.
+    pub name: String,
+    /// A JSON schema of its arguments, an object; absent: any object.
+    pub parameters: Option<Map<String, Value>>,
+}
+
+/// Which calls a request wants.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub enum ToolChoice {
+    /// None.
+    None,
+    /// Those that the model chooses to make.
+    #[default]
+    Auto,
+    /// At least one.
+    Required,
+    /// One of this tool.
+    Named(String),
+}
+
+const FIELD: &str = "tools";
+
+impl SentTools {
+    pub(super) fn check(&self) -> Result<(), RouterError> {
+        let (len, max) = (self.tools.len(), limits::TOOLS_MAX);
+        if len > max {
+            return Err(RouterError::invalid(
+                FIELD,
+                format!("tools has {len} tools, at most {max} are allowed"),
+            ));
+        }
+        let mut names = HashSet::new();
+        for (idx, tool) in self.tools.iter().enumerate() {
+            let path = format!("tools[{idx}].function.name");
+            let is_allowed = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '-' | '.');
+            if !(1..=limits::NAME_LEN_MAX).contains(&tool.name.len()) || !tool.name.chars().all(is_allowed) {
+                let max = limits::NAME_LEN_MAX;
+                let message = format!("{path} must have 1 to {max} of the characters A-Z a-z 0-9 _ . -");
+                return Err(RouterError::invalid(path, message));
+            }
+            if !names.insert(&tool.name) {
+                let message = format!("{path}: two tools are called `{}`", tool.name);
+                return Err(RouterError::invalid(path, message));
+            }
+        }
+        match &self.choice {
+            ToolChoice::Named(name) if !names.contains(name) => Err(RouterError::invalid(
+                "tool_choice",
+                format!("tool_choice names `{name}`, which is none of the tools"),
+            )),
+            ToolChoice::Required if self.tools.is_empty() => {
+                Err(RouterError::invalid("tool_choice", "tool_choice is required, but there are no tools"))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// The grammar of an output that has to be calls.
+    pub(super) fn grammar(&self) -> Result<Option<SentGrammar>, RouterError> {
+        let schema = match &self.choice {
+            ToolChoice::None | ToolChoice::Auto => return Ok(None),
+            ToolChoice::Required => self.schema_of_calls()?,
+            ToolChoice::Named(name) => {
+                let named = self.tools.iter().find(|tool| tool.name == *name);
+                Value::Object(named.map(Tool::schema).unwrap_or_default())
+            }
+        };
+        Ok(Some(SentGrammar { field: FIELD, grammar: Grammar::json_schema(&schema) }))
+    }
+
+    /// A list of calls. Definitions of the tools' schemas move to its root, where references look for them.
+    fn schema_of_calls(&self) -> Result<Value, RouterError> {
+        let mut root = Map::new();
+        let mut calls = Vec::new();
+        for tool in &self.tools {
+            let mut parameters = tool.schema();
+            for section in ["$defs", "definitions"] {
+                let Some(Value::Object(definitions)) = parameters.remove(section) else { continue };
+                let all = root.entry(section).or_insert_with(|| json!({}));
+                for (name, definition) in definitions {
+                    if all.get(&name).is_some_and(|known| *known != definition) {
+                        let message =
+                            format!("tools define {section}/{name} in two ways: rename one of them");
+                        return Err(RouterError::invalid(FIELD, message));
+                    }
+                    all[name] = definition;
+                }
+            }
+            calls.push(json!({
+                "type": "object",
+                "properties": { "name": { "const": tool.name }, "parameters": parameters },
+                "required": ["name", "parameters"],
+                "additionalProperties": false
+            }));
+        }
+        root.insert("type".to_owned(), json!("array"));
+        root.insert("minItems".to_owned(), json!(1));
+        root.insert("maxItems".to_owned(), json!(if self.parallel { limits::TOOL_CALLS_MAX } else { 1 }));
+        root.insert("items".to_owned(), json!({ "anyOf": calls }));
+        Ok(Value::Object(root))
+    }
+}
+
+impl Tool {
+    fn schema(&self) -> Map<String, Value> {
+        let mut schema = self.parameters.clone().unwrap_or_default();
+        schema.entry("type").or_insert_with(|| json!("object"));
+        schema
+    }
+}
+
+/// How an answer of this model is to be read. Where a grammar makes the output, it is what the grammar makes: no thoughts, and calls
+/// only where it writes them.
+pub(super) fn output_format(
+    tools: &SentTools,
+    has_grammar: bool,
+    model: &ModelText,
+) -> Result<OutputFormat, RouterError> {
+    let template = model.chat_template();
+    let calls = match &tools.choice {
+        ToolChoice::Required => CallFormat::Required,
+        ToolChoice::Named(name) => CallFormat::Named(name.clone()),
+        ToolChoice::Auto if !tools.tools.is_empty() && !has_grammar => {
+            let syntax = template.and_then(|template| ToolSyntax::of_template(template.source()));
+            let syntax = syntax.ok_or_else(|| {
+                let message = "this model's chat template tells of no tool calls that can be read (Hermes, Llama 3 or \
+                               Mistral): set tool_choice to required or to a tool, or leave tools out";
+                RouterError::invalid(FIELD, message)
+            })?;
+            CallFormat::Auto { syntax, tools: tools.tools.iter().map(|tool| tool.name.clone()).collect() }
+        }
+        ToolChoice::None | ToolChoice::Auto => CallFormat::None,
+    };
+    let thinks = template.is_some_and(|template| template.source().contains("<think>"));
+    let reasoning = if thinks && !has_grammar { ReasoningFormat::Marked } else { ReasoningFormat::None };
+    Ok(OutputFormat { calls, reasoning, single_call: !tools.parallel })
+}

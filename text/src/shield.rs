@@ -1,0 +1,73 @@
+//! [`Shield`]: keeps what users write from becoming special tokens. A mark goes into every spelling of one before the chat template is
+//! rendered; the rendered text is tokenized in the parts between marks, so that no part holds the whole spelling.
+
+use serde_json::{Map, Value};
+
+use super::ConversationMessage;
+
+/// Noncharacters, which no text needs: one that does not occur is the mark.
+const MARKS: std::ops::RangeInclusive<char> = '\u{fdd0}'..='\u{fdef}';
+
+/// The mark of one conversation.
+#[derive(Debug)]
+pub(super) struct Shield<'a> {
+    /// Spellings of the special tokens.
+    special: &'a [String],
+    mark: char,
+}
+
+impl<'a> Shield<'a> {
+    /// A mark that occurs nowhere in a conversation; without one it is the last.
+    pub(super) fn new(
+        special: &'a [String],
+        messages: &[ConversationMessage],
+        extra: &Map<String, Value>,
+    ) -> Self {
+        let written = serde_json::to_string(&(messages, extra)).unwrap_or_default();
+        let mut marks = MARKS;
+        let mark = marks.find(|&mark| !written.contains(mark)).unwrap_or(*MARKS.end());
+        Self { special, mark }
+    }
+
+    pub(super) fn messages(&self, messages: &[ConversationMessage]) -> Vec<ConversationMessage> {
+        let shielded = |message: &ConversationMessage| ConversationMessage {
+            role: message.role.clone(),
+            content: self.text(&message.content),
+            name: message.name.as_deref().map(|name| self.text(name)),
+            reasoning_content: message.reasoning_content.as_deref().map(|text| self.text(text)),
+            tool_calls: message.tool_calls.iter().map(|call| self.value(call)).collect(),
+            tool_call_id: message.tool_call_id.as_deref().map(|id| self.text(id)),
+        };
+        messages.iter().map(shielded).collect()
+    }
+
+    pub(super) fn object(&self, fields: &Map<String, Value>) -> Map<String, Value> {
+        fields.iter().map(|(name, value)| (self.text(name), self.value(value))).collect()
+    }
+
+    fn value(&self, value: &Value) -> Value {
+        match value {
+            Value::String(text) => Value::String(self.text(text)),
+            Value::Array(items) => items.iter().map(|item| self.value(item)).collect(),
+            Value::Object(fields) => Value::Object(self.object(fields)),
+            other => other.clone(),
+        }
+    }
+
+    /// The text with a mark behind the first character of every special token's spelling. A mark that was there is dropped.
+    fn text(&self, text: &str) -> String {
+        let mut shielded = String::with_capacity(text.len());
+        for (at, character) in text.char_indices().filter(|(_, character)| *character != self.mark) {
+            shielded.push(character);
+            if self.special.iter().any(|special| text[at..].starts_with(special.as_str())) {
+                shielded.push(self.mark);
+            }
+        }
+        shielded
+    }
+
+    /// The parts of a rendered text.
+    pub(super) fn parts<'t>(&self, rendered: &'t str) -> impl Iterator<Item = &'t str> + use<'t> {
+        rendered.split(self.mark)
+    }
+}

@@ -1,0 +1,257 @@
+//! [`Grammars`]: masks of the sequences that have a grammar, made beside the device thread while it runs forwards.
+//!
+//! One thread compiles, one makes masks, so that neither holds up a forward or the other. A step waits for its grammar before its
+//! first forward; its masks are begun before each forward that is decided on, and taken behind it. What a mask holds depends
+//! on the grammar and the output's ids alone ([`grammar::Matcher`]), so that nothing here is the sequence's own.
+
+use std::collections::{HashMap, VecDeque};
+use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use grammar::{Compiler, Grammar, GrammarError, Matcher, Vocabulary};
+use speculation::logits::{DrawError, TokenMask};
+use speculation::{SequenceSpec, TokenId};
+
+use crate::Task;
+use crate::task::Slot;
+
+/// Compiled grammars that are kept for sequences to come. Clients send few of them many times.
+const COMPILED_MAX: usize = 64;
+
+/// What masks have cost since start.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct GrammarStats {
+    /// Rows that masks were made for.
+    pub rows: u64,
+    /// Time that making them took.
+    pub mask_us: u64,
+    /// Time that forwards were done and masks were not.
+    pub wait_us: u64,
+}
+
+/// Owned by the device thread. Its threads end when it is dropped.
+#[derive(Debug)]
+pub struct Grammars {
+    compiles: Sender<CompileJob>,
+    masks: Sender<MaskJob>,
+    sequences: HashMap<Slot, Held>,
+    stats: GrammarStats,
+}
+
+/// The grammar of one sequence.
+#[derive(Debug)]
+struct Held {
+    document: String,
+    progress: Progress,
+}
+
+#[derive(Debug)]
+enum Progress {
+    Compiling(Receiver<Result<Matcher, GrammarError>>),
+    Ready(Box<Matcher>),
+    Masking(Receiver<Masked>),
+    Failed(String),
+}
+
+struct CompileJob {
+    document: String,
+    reply: Sender<Result<Matcher, GrammarError>>,
+}
+
+/// Whose masks are wanted: those behind `output`, and behind each of `drafted`.
+struct MaskJob {
+    matcher: Matcher,
+    spec: Arc<SequenceSpec>,
+    output: Vec<TokenId>,
+    drafted: Vec<TokenId>,
+    reply: Sender<Masked>,
+}
+
+#[derive(Debug)]
+struct Masked {
+    matcher: Matcher,
+    masks: Result<Vec<TokenMask>, GrammarError>,
+    took: Duration,
+}
+
+impl Grammars {
+    /// Starts the threads for a tokenizer.json, which is read when the first grammar comes.
+    pub fn start(tokenizer_json: String) -> io::Result<Self> {
+        let (compiles, compile_jobs) = channel();
+        let (masks, mask_jobs) = channel();
+        thread::Builder::new()
+            .name("grammar-compile".to_owned())
+            .spawn(move || compile_all(&tokenizer_json, &compile_jobs))?;
+        thread::Builder::new().name("grammar-mask".to_owned()).spawn(move || mask_all(&mask_jobs))?;
+        Ok(Self { compiles, masks, sequences: HashMap::new(), stats: GrammarStats::default() })
+    }
+
+    /// What it cost so far.
+    pub fn stats(&self) -> GrammarStats {
+        self.stats
+    }
+
+    /// Whether the step can run: it has no grammar, or that is compiled, or cannot be. Begins to compile a new one.
+    pub fn is_ready(&mut self, task: &Task) -> bool {
+        let Some(document) = &task.spec().grammar else { return true };
+        if self.sequences.get(&task.slot).is_none_or(|held| held.document != *document) {
+            let progress = self.compile(document.clone());
+            self.sequences.insert(task.slot, Held { document: document.clone(), progress });
+        }
+        let held = self.sequences.get_mut(&task.slot).expect("it was put there above");
+        if let Progress::Compiling(reply) = &held.progress {
+            match reply.try_recv() {
+                Ok(compiled) => held.progress = Progress::of(compiled),
+                Err(TryRecvError::Disconnected) => held.progress = Progress::lost(),
+                Err(TryRecvError::Empty) => return false,
+            }
+        }
+        true
+    }
+
+    /// Waits until one of the grammars that these steps wait for is compiled; at once where none is awaited. Says whether
+    /// one was. What a grammar may take to compile is limited.
+    pub fn wait(&mut self, tasks: &VecDeque<Task>) -> bool {
+        for task in tasks {
+            let Some(held) = self.sequences.get_mut(&task.slot) else { continue };
+            if let Progress::Compiling(reply) = &held.progress {
+                held.progress = reply.recv().map_or_else(|_| Progress::lost(), Progress::of);
+                return true;
+            }
+        }
+        false
+    }
+
+    /// Begins to make the masks of a step's rows: behind its output so far, `guess` included, and behind each drafted id.
+    pub fn begin(&mut self, task: &Task, guess: Option<TokenId>) {
+        let Some(held) = self.sequences.get_mut(&task.slot) else { return };
+        let Some(spec) = task.cached.spec().filter(|spec| spec.grammar.is_some()) else { return };
+        let progress = std::mem::replace(&mut held.progress, Progress::lost());
+        let matcher = match progress {
+            Progress::Ready(matcher) => *matcher,
+            // Of a forward that failed.
+            Progress::Masking(reply) => match reply.recv() {
+                Ok(masked) => masked.matcher,
+                Err(_) => return,
+            },
+            other => return held.progress = other,
+        };
+        let ids = task.cached.ids();
+        let mut output = ids.get(spec.prompt_len as usize..).unwrap_or_default().to_vec();
+        output.extend(guess);
+        let (reply, masked) = channel();
+        let (spec, drafted) = (Arc::clone(spec), task.drafted().to_vec());
+        let job = MaskJob { matcher, spec, output, drafted, reply };
+        held.progress =
+            if self.masks.send(job).is_ok() { Progress::Masking(masked) } else { Progress::lost() };
+    }
+
+    /// The masks that [`Self::begin`] began; none where the sequence has no grammar.
+    pub fn take(&mut self, task: &Task) -> Result<Vec<TokenMask>, DrawError> {
+        if task.spec().grammar.is_none() {
+            return Ok(Vec::new());
+        }
+        let no_mask = |reason| DrawError::NoMask { position: task.step.start(), reason };
+        let Some(held) = self.sequences.get_mut(&task.slot) else {
+            return Err(no_mask("its grammar is not known".to_owned()));
+        };
+        let began = Instant::now();
+        match std::mem::replace(&mut held.progress, Progress::lost()) {
+            Progress::Masking(reply) => {
+                let Ok(Masked { matcher, masks, took }) = reply.recv() else {
+                    return Err(no_mask(LOST.to_owned()));
+                };
+                held.progress = Progress::Ready(Box::new(matcher));
+                self.stats.wait_us += began.elapsed().as_micros() as u64;
+                self.stats.mask_us += took.as_micros() as u64;
+                self.stats.rows += masks.as_ref().map_or(0, Vec::len) as u64;
+                masks.map_err(|error| no_mask(error.to_string()))
+            }
+            Progress::Failed(reason) => {
+                held.progress = Progress::Failed(reason.clone());
+                Err(no_mask(reason))
+            }
+            other => {
+                held.progress = other;
+                Err(no_mask("no mask was asked for".to_owned()))
+            }
+        }
+    }
+
+    /// Forgets a sequence.
+    pub fn close(&mut self, slot: Slot) {
+        self.sequences.remove(&slot);
+    }
+
+    fn compile(&self, document: String) -> Progress {
+        let (reply, compiled) = channel();
+        let is_sent = self.compiles.send(CompileJob { document, reply }).is_ok();
+        if is_sent { Progress::Compiling(compiled) } else { Progress::lost() }
+    }
+}
+
+const LOST: &str = "the thread that handles grammars failed on this one";
+
+impl Progress {
+    fn of(compiled: Result<Matcher, GrammarError>) -> Self {
+        match compiled {
+            Ok(matcher) => Self::Ready(Box::new(matcher)),
+            Err(error) => Self::Failed(error.to_string()),
+        }
+    }
+
+    fn lost() -> Self {
+        Self::Failed(LOST.to_owned())
+    }
+}
+
+/// The thread that compiles. A panic of the parser loses one grammar.
+fn compile_all(tokenizer_json: &str, jobs: &Receiver<CompileJob>) {
+    let mut compiler = None;
+    // Longest unused first.
+    let mut compiled: VecDeque<(String, Matcher)> = VecDeque::new();
+    while let Ok(CompileJob { document, reply }) = jobs.recv() {
+        let matcher = catch_unwind(AssertUnwindSafe(|| {
+            if let Some(known) = compiled.iter().position(|(known, _)| *known == document) {
+                let entry = compiled.remove(known).expect("it was found there");
+                let fork = entry.1.fork();
+                compiled.push_back(entry);
+                return Ok(fork);
+            }
+            let compiler = compiler.get_or_insert_with(|| {
+                Vocabulary::from_tokenizer_json(tokenizer_json)
+                    .and_then(|vocabulary| Compiler::new(&vocabulary))
+            });
+            let compiler = compiler.as_ref().map_err(GrammarError::clone)?;
+            let matcher = compiler.compile(&Grammar::from_wire(&document)?)?;
+            let fork = matcher.fork();
+            compiled.push_back((document, matcher));
+            if compiled.len() > COMPILED_MAX {
+                compiled.pop_front();
+            }
+            Ok(fork)
+        }));
+        // Without an answer the sequence's grammar has failed; whoever asked may be gone.
+        if let Ok(matcher) = matcher {
+            drop(reply.send(matcher));
+        }
+    }
+}
+
+/// The thread that makes masks.
+fn mask_all(jobs: &Receiver<MaskJob>) {
+    while let Ok(MaskJob { mut matcher, spec, output, drafted, reply }) = jobs.recv() {
+        let masked = catch_unwind(AssertUnwindSafe(|| {
+            let began = Instant::now();
+            let masks = matcher.masks(&output, &drafted, &spec.stop_token_ids);
+            Masked { matcher, masks, took: began.elapsed() }
+        }));
+        if let Ok(masked) = masked {
+            drop(reply.send(masked));
+        }
+    }
+}
