@@ -142,12 +142,17 @@ impl ModelText {
 
     /// The text of a whole list of ids by the library's decoder, special tokens left out. Ids that no token has add nothing.
     pub fn decode(&self, ids: &[TokenId]) -> String {
-        // A decoder that fails on some list of tokens leaves it without text; the ids are there still.
-        self.tokenizer.decode(ids, true).unwrap_or_default()
+        let adds_text = |id: &TokenId| !self.vocabulary.text_bytes(*id).is_empty();
+        self.decode_all(&ids.iter().copied().filter(adds_text).collect::<Vec<_>>())
     }
 
     /// The same, with special tokens as they are spelt.
     pub fn decode_all(&self, ids: &[TokenId]) -> String {
+        // Some of the library's decoders panic where there is nothing to decode.
+        if ids.iter().all(|&id| self.vocabulary.bytes(id).is_empty()) {
+            return String::new();
+        }
+        // A decoder that fails on some list of tokens leaves it without text; the ids are there still.
         self.tokenizer.decode(ids, false).unwrap_or_default()
     }
 
