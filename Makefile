@@ -1,6 +1,6 @@
 # Every verb is one line over cargo or a script. `make` alone prints them.
 .DEFAULT_GOAL := help
-.PHONY: help deps helm-check up test quick check fmt fuzz sanitize arm-check docs measure measure-lanes measure-lanes-cluster measure-plan measure-router chaos kernels-check gpu-check gpu-check-dry gpu-bundle gpu-bundle-check clean
+.PHONY: help deps helm-check up console-check test quick check fmt fuzz sanitize arm-check clients docs measure measure-lanes measure-lanes-cluster measure-plan measure-router chaos kernels-check gpu-check gpu-check-dry gpu-bundle gpu-bundle-check clean
 
 # Every verb compiles the workspace by clippy's driver, so that lints, tests and binaries share what is built. This is how
 # `cargo clippy -- --deny warnings` calls it.
@@ -20,6 +20,10 @@ up: ## build, then run router, draft worker and target worker on the bundled pai
 	cargo build --locked --workspace --exclude tests --bins
 	@"$${CARGO_TARGET_DIR:-target}/debug/outrider" up $(ARGS)
 
+console-check: ## click through a console in headless Chromium and write docs/console/*.png (URL=http://127.0.0.1:8002/ of a running router)
+	@deploy/deps.sh browser
+	@PYTHONPATH="$$(deploy/wheel.sh websocket-client 1.9.2 websocket/__init__.py)/.." python3 tests/console/check.py --url $(or $(URL),http://127.0.0.1:8002/)
+
 test: ## the one gate: formatting, lints, kernels, documentation, every test (what .ci/run runs)
 	@deploy/deps.sh build test
 	@$(MAKE) --no-print-directory check
@@ -38,7 +42,7 @@ check: ## formatting and lints, warnings denied; compiles all that `make test` r
 fmt: ## format the tree
 	cargo fmt --all
 
-fuzz: ## mutated checkpoints are refused or run, 20,000 of each kind (CASES=n); the gate tries 256
+fuzz: ## mutated checkpoints are refused or run, 20,000 of each kind (CASES=n); the gate tries 256; fuzz/Cargo.toml says how to fuzz by coverage
 	PROPTEST_CASES=$(or $(CASES),20000) cargo nextest run --locked --package outrider-engine --test load_fuzz
 
 sanitize: ## the engine's unit and kernel tests under the address sanitizer, in a target directory of their own (TEST="cpu::tests" picks)
@@ -57,6 +61,10 @@ measure: ## acceptance and time per token by task type on the bundled pair, draf
 chaos: ## faults of every kind, by a seed, to a fleet of real processes under load (ARGS="--seed 7 --faults 100", "--only kill-target", "overload", "--help")
 	cargo build --locked --workspace --bins
 	@"$${CARGO_TARGET_DIR:-target}/debug/chaos" $(ARGS)
+
+clients: ## programs that people have (anthropic, litellm, langchain-openai) from PyPI, each in its own environment, against a running cluster, as a table (ARGS="litellm" picks)
+	cargo build --locked --workspace --bins
+	@"$${CARGO_TARGET_DIR:-target}/debug/clients" $(ARGS)
 
 measure-router: ## what the router (release build) costs, with workers that only keep time: CPU, added latency, memory at scale (ARGS="cpu --streams 16", latency, scale)
 	cargo build --locked --workspace --bins

@@ -4,6 +4,7 @@
 #   deploy/deps.sh build        a C linker, and protoc with the types that come with it (the etcd client's build compiles its protocol with them)
 #   deploy/deps.sh build test   also c++ (the tests run CUDA kernels on the host), etcd (they start one), Python with venv (they drive the openai
 #                               package), cargo-nextest
+#   deploy/deps.sh browser      Chromium and Python with venv: `make console-check` drives the console in it
 #
 # Rust itself is expected: rust-toolchain.toml names the version.
 set -euo pipefail
@@ -22,7 +23,9 @@ main() {
              have_command etcd || wanted+=(etcd-server)
              have_command python3 || wanted+=(python3)
              have_venv || wanted+=(python3-venv) ;;
-      *)     fail "unknown step '$step': use build, test or both" ;;
+      browser) have_command chromium || wanted+=(chromium)
+               have_venv || wanted+=(python3-venv) ;;
+      *)     fail "unknown step '$step': use build, test, browser or several of them" ;;
     esac
   done
   if [ "${#wanted[@]}" -gt 0 ]; then install_packages "${wanted[@]}"; fi

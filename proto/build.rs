@@ -7,6 +7,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         "proto/outrider/v1/common.proto",
         "proto/outrider/v1/worker.proto",
         "proto/outrider/v1/inference.proto",
+        "proto/vllm/vllm_engine.proto",
     ];
     println!("cargo:rerun-if-changed=proto");
     let out = PathBuf::from(std::env::var_os("OUT_DIR").ok_or("OUT_DIR is set by cargo")?);

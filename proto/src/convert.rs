@@ -95,6 +95,7 @@ pub fn reply_to_wire(reply: &Reply) -> v1::Reply {
         body: Some(body),
         num_compared: reply.agreed.len() as u32,
         agreed: reply.agreed.iter().rev().fold(0, |bits, agreed| bits << 1 | u64::from(*agreed)),
+        num_cached: reply.num_cached,
     }
 }
 
@@ -127,7 +128,8 @@ pub fn reply_from_wire(wire: v1::Reply) -> Result<Reply, WireError> {
         ));
     }
     let agreed = (0..wire.num_compared).map(|i| wire.agreed >> i & 1 == 1).collect();
-    Ok(Reply { sequence_id, epoch: wire.epoch, step_seq: wire.step_seq, body, agreed })
+    let (epoch, step_seq, num_cached) = (wire.epoch, wire.step_seq, wire.num_cached);
+    Ok(Reply { sequence_id, epoch, step_seq, body, agreed, num_cached })
 }
 
 fn span_to_wire(span: &TokenSpan) -> v1::TokenSpan {

@@ -1,4 +1,4 @@
-//! The wire `outrider.v1`: generated types and nothing else, and their conversion to and from the domain types of
+//! The wire `outrider.v1`, and vLLM's for gateways ([`vllm`]): generated types and nothing else, and their conversion to and from the domain types of
 //! `speculation`, where every bound is checked. Holds no logic.
 
 #![forbid(unsafe_code)]
@@ -19,6 +19,19 @@ pub mod v1 {
         reason = "generated code"
     )]
     tonic::include_proto!("outrider.v1");
+}
+
+/// Generated from `proto/vllm/vllm_engine.proto`.
+pub mod vllm {
+    #![allow(
+        missing_docs,
+        clippy::allow_attributes,
+        clippy::all,
+        clippy::too_many_lines,
+        unreachable_pub,
+        reason = "generated code"
+    )]
+    tonic::include_proto!("vllm.grpc.engine");
 }
 
 /// The encoded descriptor set, for gRPC reflection.

@@ -1,7 +1,8 @@
 //! [`Admission`]: how many sequences this router runs at once, and how many requests may wait for their turn. A request is
-//! admitted as a whole, in the order of `scheduling::fair_queue`: by priority, with aging, and in order of arrival; its [`Permit`] travels inside the
+//! admitted as a whole, in the order of `scheduling::fair_queue`: by priority, with aging, in turns between API keys, and in order of arrival; its [`Permit`] travels inside the
 //! response and is given back when the response ends or is dropped. Full means [`RouterError::Overloaded`] before the first byte.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -14,6 +15,20 @@ use scheduling::waits::{WaitReport, Waits};
 
 /// How long a request may wait for its turn before it is turned away.
 pub const ADMISSION_WAIT_MAX: Duration = Duration::from_secs(30);
+
+/// What is full, to a client that is turned away.
+const QUEUE: &str = "the router's queue";
+
+/// A request that asks for its turn.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Asking {
+    /// Sequences (prompts times choices) that it runs at once.
+    pub num_sequences: u32,
+    /// Lower goes first.
+    pub priority: u8,
+    /// Whose it is: API keys share turns.
+    pub key: u64,
+}
 
 /// The limits of one router.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -49,8 +64,14 @@ struct State {
     available: u32,
     /// Requests that have not given up.
     num_waiting: usize,
-    /// All of one lane: what a request is, is not known yet. Who gave up is skipped.
-    waiting: FairQueue<(), Waiting>,
+    /// By key, and all of one lane: what a request is, is not known yet. Who gave up is skipped.
+    waiting: FairQueue<u64, (), Waiting>,
+    /// Of these requests, those of each key.
+    num_waiting_of: BTreeMap<u64, usize>,
+    /// Names the next request that waits.
+    next_number: u64,
+    /// Requests that made room for another key, and have not noticed yet.
+    turned_away: BTreeSet<u64>,
     waits: Waits,
 }
 
@@ -59,6 +80,8 @@ struct Waiting {
     num_sequences: u32,
     priority: u8,
     since: Duration,
+    number: u64,
+    key: u64,
     turn: oneshot::Sender<Permit>,
 }
 
@@ -76,6 +99,9 @@ impl Admission {
             available: limits.max_sequences,
             num_waiting: 0,
             waiting: FairQueue::default(),
+            num_waiting_of: BTreeMap::new(),
+            next_number: 0,
+            turned_away: BTreeSet::new(),
             waits: Waits::default(),
         };
         let gate = Gate { opened: Instant::now(), state: Mutex::new(state) };
@@ -85,7 +111,8 @@ impl Admission {
     /// Waits for the turn of a request of `num_sequences` sequences, unless too many wait already. Lower priorities go first.
     ///
     /// Cancel safety: dropping the future gives the place in the queue back.
-    pub async fn admit(&self, num_sequences: u32, priority: u8) -> Result<Permit, RouterError> {
+    pub async fn admit(&self, asking: Asking) -> Result<Permit, RouterError> {
+        let Asking { num_sequences, priority, key } = asking;
         let max_sequences = self.limits.max_sequences;
         if num_sequences > max_sequences {
             let message = format!(
@@ -101,18 +128,23 @@ impl Admission {
                 state.waits.observe(priority, Duration::ZERO);
                 return Ok(self.gate.grant(&mut state, num_sequences));
             }
-            if state.num_waiting >= self.limits.max_waiting_requests {
-                return Err(RouterError::Overloaded { what: "the router's queue" });
+            if state.num_waiting >= self.limits.max_waiting_requests && !state.make_room(key) {
+                return Err(RouterError::Overloaded { what: QUEUE });
             }
             state.num_waiting += 1;
+            *state.num_waiting_of.entry(key).or_default() += 1;
+            let number = state.next_number;
+            state.next_number += 1;
             let cost = f64::from(num_sequences);
             let since = self.gate.opened.elapsed();
             let ticket = Ticket { priority, weight: 1.0, cost, since };
-            state.waiting.push((), ticket, Waiting { num_sequences, priority, since, turn });
-            Place(&self.gate)
+            let waiting = Waiting { num_sequences, priority, since, number, key, turn };
+            state.waiting.push(key, (), ticket, waiting);
+            Place { gate: &self.gate, number, key }
         };
         match tokio::time::timeout(self.wait_max, granted).await {
-            Ok(permit) => permit.map_err(|_| RouterError::Draining),
+            // Whose turn was taken away made room for another key.
+            Ok(permit) => permit.map_err(|_| RouterError::Overloaded { what: QUEUE }),
             Err(_) => Err(RouterError::Overloaded { what: "the router (the wait for a turn timed out)" }),
         }
     }
@@ -126,6 +158,36 @@ impl Admission {
     /// Sequences that could be admitted now.
     pub fn available(&self) -> usize {
         self.gate.state().available as usize
+    }
+}
+
+impl State {
+    /// Turns away the newest request of the key that has the most waiting, if `key` would still have fewer. So no key can keep
+    /// others out of the queue.
+    fn make_room(&mut self, key: u64) -> bool {
+        let own = self.num_waiting_of.get(&key).copied().unwrap_or(0);
+        let most = self.num_waiting_of.iter().max_by_key(|(_, count)| **count);
+        let Some((&most, _)) = most.filter(|(_, count)| **count > own + 1) else { return false };
+        // Those that gave up are no requests any more.
+        while let Some(waiting) = self.waiting.pop_newest(&most) {
+            if !waiting.turn.is_closed() {
+                self.leave(waiting.key);
+                self.turned_away.insert(waiting.number);
+                return true;
+            }
+        }
+        false
+    }
+
+    /// A request of `key` waits no more.
+    fn leave(&mut self, key: u64) {
+        self.num_waiting -= 1;
+        if let Some(count) = self.num_waiting_of.get_mut(&key) {
+            *count -= 1;
+            if *count == 0 {
+                self.num_waiting_of.remove(&key);
+            }
+        }
     }
 }
 
@@ -160,7 +222,7 @@ impl Gate {
             if next.num_sequences > state.available {
                 return None;
             }
-            let Waiting { num_sequences, priority, since, turn } = state.waiting.pop(now, true)?;
+            let Waiting { num_sequences, priority, since, turn, .. } = state.waiting.pop(now, true)?;
             state.waits.observe(priority, now.saturating_sub(since));
             return Some((turn, self.grant(&mut state, num_sequences)));
         }
@@ -175,102 +237,24 @@ impl Drop for Permit {
 }
 
 /// A place in the queue.
-struct Place<'a>(&'a Arc<Gate>);
+struct Place<'a> {
+    gate: &'a Arc<Gate>,
+    number: u64,
+    key: u64,
+}
 
 impl Drop for Place<'_> {
     fn drop(&mut self) {
-        self.0.state().num_waiting -= 1;
+        {
+            let mut state = self.gate.state();
+            if !state.turned_away.remove(&self.number) {
+                state.leave(self.key);
+            }
+        }
         // Whoever was too large for the room there was no longer holds up those behind it.
-        self.0.let_in();
+        self.gate.let_in();
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use futures::FutureExt as _;
-
-    use super::*;
-
-    fn admission(max_sequences: u32, max_waiting_requests: usize) -> Admission {
-        Admission::new(AdmissionLimits { max_sequences, max_waiting_requests })
-    }
-
-    #[tokio::test]
-    async fn a_permit_is_given_back_when_dropped() {
-        let admission = admission(3, 0);
-        let permit = admission.admit(2, 0).await.unwrap();
-        assert_eq!(admission.available(), 1);
-        assert!(matches!(admission.admit(2, 0).await, Err(RouterError::Overloaded { .. })));
-        drop(permit);
-        assert!(admission.admit(3, 0).await.is_ok());
-    }
-
-    #[tokio::test]
-    async fn the_queue_has_a_limit_and_forgets_who_gave_up() {
-        let admission = admission(1, 1);
-        let permit = admission.admit(1, 0).await.unwrap();
-        let mut waiting = Box::pin(admission.admit(1, 0));
-        assert!(waiting.as_mut().now_or_never().is_none());
-        assert!(matches!(admission.admit(1, 0).await, Err(RouterError::Overloaded { .. })));
-        drop(waiting);
-        let mut waiting = Box::pin(admission.admit(1, 0));
-        assert!(waiting.as_mut().now_or_never().is_none());
-        drop(permit);
-        assert!(waiting.await.is_ok());
-    }
-
-    #[tokio::test]
-    async fn a_large_request_is_not_overtaken_for_ever() {
-        let admission = admission(4, 8);
-        let permit = admission.admit(2, 0).await.unwrap();
-        let mut large = Box::pin(admission.admit(4, 0));
-        assert!(large.as_mut().now_or_never().is_none());
-        let mut small = Box::pin(admission.admit(1, 0));
-        assert!(small.as_mut().now_or_never().is_none(), "it must wait behind the large one");
-        drop(permit);
-        drop(large.await.unwrap());
-        assert!(small.await.is_ok());
-    }
-
-    #[tokio::test]
-    async fn lower_priorities_go_first() {
-        let admission = admission(1, 8);
-        let permit = admission.admit(1, 0).await.unwrap();
-        let mut patient = Box::pin(admission.admit(1, 9));
-        assert!(patient.as_mut().now_or_never().is_none());
-        let mut urgent = Box::pin(admission.admit(1, 0));
-        assert!(urgent.as_mut().now_or_never().is_none());
-        drop(permit);
-        assert!(patient.as_mut().now_or_never().is_none());
-        drop(urgent.await.unwrap());
-        assert!(patient.await.is_ok());
-    }
-
-    #[tokio::test]
-    async fn who_gives_up_lets_those_behind_it_in() {
-        let admission = admission(4, 8);
-        let _permit = admission.admit(2, 0).await.unwrap();
-        let mut large = Box::pin(admission.admit(4, 0));
-        assert!(large.as_mut().now_or_never().is_none());
-        let mut small = Box::pin(admission.admit(1, 0));
-        assert!(small.as_mut().now_or_never().is_none());
-        drop(large);
-        assert!(small.await.is_ok());
-    }
-
-    #[tokio::test]
-    async fn whoever_waits_too_long_is_turned_away() {
-        let admission = Admission { wait_max: Duration::from_millis(1), ..admission(1, 1) };
-        let _permit = admission.admit(1, 0).await.unwrap();
-        assert!(matches!(admission.admit(1, 0).await, Err(RouterError::Overloaded { .. })));
-    }
-
-    #[tokio::test]
-    async fn what_can_never_run_is_refused_by_number() {
-        let error = admission(2, 1).admit(3, 0).await.unwrap_err();
-        assert!(
-            error.to_string().contains("3 sequences") && error.to_string().contains("at most 2"),
-            "{error}"
-        );
-    }
-}
+mod tests;

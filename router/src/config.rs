@@ -17,8 +17,9 @@ use service::tls::{ClientTls, RawServerTls, ServerTls, ServerTlsFlags};
 use speculation::step::MAX_DRAFT_TOKENS;
 
 use crate::admission::AdmissionLimits;
+use crate::catalog::settings::ModelSettings;
 use crate::lane_config::RawLane;
-use crate::request::check::check_task_type;
+use crate::request::check::{check_defaults, check_task_type};
 use crate::workers::tls::{RawWorkerTls, WorkerTlsFlags};
 
 /// Longer than this no load balancer needs.
@@ -31,6 +32,11 @@ Lanes are settled in the file alone, by task type:
   min_acceptance = 0.3               # fewer first guesses accepted: no drafting, but for probes
   max_batch_for_speculation = 64     # more sequences at the target: no drafting
   weight = 2.0                       # share of turns where sequences wait for room
+
+So are other names of models, and what their requests ask for where they do not say:
+  [models.\"gpt-4o\"]
+  serves = \"llama-3.3-70b\"           # the name that its targets give it; absent: these are that model's own defaults
+  temperature = 0.3                  # also top_p, top_k, min_p, repetition_penalty, max_tokens, task_type
 
 API keys stand in the file of --api-keys as themselves or as digests (printf %s KEY | sha256sum), with what they may:
   sha256:DIGEST alice models=demo priority=1 max_concurrent_requests=8
@@ -83,6 +89,12 @@ pub struct Flags {
     /// How long a sequence waits for a target of its model to appear, a new one or one that lost its target
     #[arg(long, value_name = "SECONDS")]
     pub target_wait_seconds: Option<u64>,
+    /// How long a request waits for its first target while all of them are full, before it is answered 429
+    #[arg(long, value_name = "SECONDS")]
+    pub queue_wait_seconds: Option<u64>,
+    /// Tokens of sequences that lost their target to be replayed a second, for each target of their model; 0: not limited
+    #[arg(long, value_name = "N")]
+    pub replay_tokens_per_second: Option<u32>,
     /// Once told to stop: how long everybody is still served, while /health/ready says no and clients are asked to connect elsewhere
     #[arg(long, value_name = "SECONDS")]
     pub lame_duck_seconds: Option<u64>,
@@ -118,9 +130,13 @@ pub struct RawRouter {
     tokenize_threads: usize,
     target_deadline_seconds: u64,
     target_wait_seconds: u64,
+    queue_wait_seconds: u64,
+    replay_tokens_per_second: u32,
     lame_duck_seconds: u64,
     /// By task type: `[lanes."code"]`.
     lanes: BTreeMap<String, RawLane>,
+    /// By the name that clients use: `[models."name"]`.
+    models: BTreeMap<String, ModelSettings>,
     #[serde(flatten)]
     listener: RawListener,
     #[serde(flatten)]
@@ -146,8 +162,11 @@ impl Default for RawRouter {
             tokenize_threads: 1,
             target_deadline_seconds: 60,
             target_wait_seconds: 30,
+            queue_wait_seconds: 30,
+            replay_tokens_per_second: 65_536,
             lame_duck_seconds: 0,
             lanes: BTreeMap::new(),
+            models: BTreeMap::new(),
             listener: RawListener::default(),
             tls: RawServerTls::default(),
             worker_tls: RawWorkerTls::default(),
@@ -173,6 +192,8 @@ pub struct RouterConfig {
     pub admission: AdmissionLimits,
     /// Threads that tokenize.
     pub tokenize_threads: usize,
+    /// What is settled for models, by the name that clients use.
+    pub models: BTreeMap<String, ModelSettings>,
     /// Draft lengths, lanes and deadlines.
     pub scheduler: SchedulerConfig,
     /// What clients are shown, if TLS is spoken with them.
@@ -208,10 +229,12 @@ impl RawConfig for RawRouter {
         faults.check("target_deadline_seconds", self.target_deadline_seconds > 0, || {
             "must be at least 1".to_owned()
         });
+        faults.check("queue_wait_seconds", self.queue_wait_seconds > 0, || "must be at least 1".to_owned());
         faults.check("lame_duck_seconds", self.lame_duck_seconds <= LAME_DUCK_SECONDS_MAX, || {
             format!("{} is over {LAME_DUCK_SECONDS_MAX}", self.lame_duck_seconds)
         });
         let lanes = self.validate_lanes(faults);
+        self.validate_models(faults);
         let lame_duck = Duration::from_secs(self.lame_duck_seconds);
         Some(RouterConfig {
             http: self.http,
@@ -224,6 +247,7 @@ impl RawConfig for RawRouter {
                 max_waiting_requests: self.max_waiting_requests,
             },
             tokenize_threads: self.tokenize_threads,
+            models: self.models,
             scheduler: SchedulerConfig {
                 policy: PolicyConfig {
                     draft_tokens: self.draft_tokens,
@@ -232,6 +256,8 @@ impl RawConfig for RawRouter {
                 },
                 target_deadline: Duration::from_secs(self.target_deadline_seconds),
                 target_wait: Duration::from_secs(self.target_wait_seconds),
+                queue_wait: Duration::from_secs(self.queue_wait_seconds),
+                replay_ids_per_second: self.replay_tokens_per_second,
                 rules: Rules::default(),
             },
             tls: self.tls.validate(faults),
@@ -242,6 +268,25 @@ impl RawConfig for RawRouter {
 }
 
 impl RawRouter {
+    fn validate_models(&self, faults: &mut Faults) {
+        for (name, settings) in &self.models {
+            let field = format!("models.{name}");
+            faults.check(&field, !name.is_empty(), || "a model's name must not be empty".to_owned());
+            if let Err(error) = check_defaults(&settings.defaults) {
+                faults.add(&field, error);
+            }
+            let is_alias = |other: &String| {
+                other != name && self.models.get(other).is_some_and(|settings| settings.serves.is_some())
+            };
+            if let Some(served) = settings.serves.as_ref().filter(|served| is_alias(served)) {
+                faults.add(
+                    &field,
+                    format!("serves names `{served}`, which is another name itself: name its model"),
+                );
+            }
+        }
+    }
+
     fn validate_lanes(&self, faults: &mut Faults) -> BTreeMap<String, LanePolicy> {
         let mut lanes = BTreeMap::new();
         for (task_type, lane) in &self.lanes {
@@ -251,5 +296,31 @@ impl RawRouter {
             lanes.insert(task_type.clone(), lane.validate(task_type, self.max_draft_tokens, faults));
         }
         lanes
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::catalog::settings::RequestDefaults;
+
+    #[test]
+    fn every_fault_of_a_models_settings_is_named() {
+        let serves =
+            |served: &str| ModelSettings { serves: Some(served.to_owned()), ..ModelSettings::default() };
+        let defaults = RequestDefaults { temperature: Some(3.0), ..RequestDefaults::default() };
+        let hot = ModelSettings { serves: None, defaults };
+        let models = [("a", serves("b")), ("b", serves("demo")), ("hot", hot), ("fine", serves("hot"))];
+        let models = models.map(|(name, settings)| (name.to_owned(), settings)).into();
+        let mut faults = Faults::new();
+        RawRouter { models, ..RawRouter::default() }.validate(&mut faults);
+        let told = faults.finish().unwrap_err().to_string();
+        for expected in [
+            "models.a: serves names `b`, which is another name itself",
+            "models.hot: temperature must be between 0 and 2, not 3",
+        ] {
+            assert!(told.contains(expected), "{expected} is missing from {told}");
+        }
+        assert!(!told.contains("models.fine") && !told.contains("models.b"), "{told}");
     }
 }

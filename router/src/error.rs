@@ -1,10 +1,12 @@
 //! [`RouterError`]: every way a request can fail, and the one table that says what each means over HTTP, over gRPC, in
 //! metrics, and to a client that wonders whether to try again.
 
+use std::collections::HashMap;
 use std::time::Duration;
 
 use http::StatusCode;
 use tonic::Code;
+use tonic_types::{ErrorDetails, StatusExt as _};
 
 /// How long a client that was turned away is told to wait.
 pub const RETRY_AFTER: Duration = Duration::from_secs(1);
@@ -58,6 +60,25 @@ pub enum RouterError {
     ModelNotFound {
         /// As asked for.
         model: String,
+    },
+    /// No worker is at this address, nor is it drained.
+    #[error(
+        "no worker is known as `{worker}`: give its address, percent-encoded, or HOST:PORT; GET /debug/lanes lists all"
+    )]
+    WorkerNotFound {
+        /// As asked for.
+        worker: String,
+    },
+    /// A page of another origin asks in its reader's name.
+    #[error("orders are not taken from pages of another origin: send no Origin header")]
+    CrossOrigin,
+    /// A response that is not in this router's store.
+    #[error("{message}")]
+    NotStored {
+        /// Which one.
+        message: String,
+        /// The field, as the client wrote it.
+        param: &'static str,
     },
     /// No such path.
     #[error("no route for {method} {path}")]
@@ -217,6 +238,13 @@ impl RouterError {
                 Meaning { label: "unauthenticated", ..row }
             }
             Self::ModelNotFound { .. } => row(S::NOT_FOUND, Code::NotFound, INVALID, "model_not_found"),
+            Self::WorkerNotFound { .. } => row(S::NOT_FOUND, Code::NotFound, INVALID, "worker_not_found"),
+            Self::CrossOrigin => row(S::FORBIDDEN, Code::PermissionDenied, INVALID, "cross_origin"),
+            // To ask for one is to look for it; to go on from one is to send a field that is wrong.
+            Self::NotStored { param: "previous_response_id", .. } => {
+                row(S::BAD_REQUEST, Code::InvalidArgument, INVALID, "previous_response_not_found")
+            }
+            Self::NotStored { .. } => row(S::NOT_FOUND, Code::NotFound, INVALID, "response_not_found"),
             Self::RouteNotFound { .. } => row(S::NOT_FOUND, Code::Unimplemented, INVALID, "route_not_found"),
             Self::MethodNotAllowed { .. } => {
                 row(S::METHOD_NOT_ALLOWED, Code::Unimplemented, INVALID, "method_not_allowed")
@@ -264,6 +292,7 @@ impl RouterError {
             Self::InvalidRequest { param, .. } => param.as_deref(),
             Self::ContextLengthExceeded { param, .. } | Self::PromptTooLong { param, .. } => Some(param),
             Self::ModelNotFound { .. } => Some("model"),
+            Self::NotStored { param, .. } => Some(param),
             _ => None,
         }
     }
@@ -283,7 +312,15 @@ impl From<RouterError> for tonic::Status {
     fn from(error: RouterError) -> Self {
         let meaning = error.meaning();
         let retry_after = error.retry_after_seconds();
-        let mut status = Self::new(meaning.grpc, error.to_string());
+        let message = error.to_string();
+        let mut details = ErrorDetails::with_error_info(meaning.label, "outrider", HashMap::new());
+        if let Some(param) = error.param() {
+            details.add_bad_request_violation(param, message.as_str());
+        }
+        if let Some(seconds) = retry_after {
+            details.set_retry_info(Some(Duration::from_secs(seconds)));
+        }
+        let mut status = Self::with_error_details(meaning.grpc, message, details);
         let metadata = status.metadata_mut();
         metadata.insert("x-error-code", tonic::metadata::MetadataValue::from_static(meaning.label));
         if let Some(seconds) = retry_after {

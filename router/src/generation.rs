@@ -10,9 +10,10 @@ use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll};
 
 use async_trait::async_trait;
-use scheduling::scheduler::SchedulerReport;
-pub use scheduling::scheduler::events::SpeculationUsage;
+pub use scheduling::scheduler::events::{Drain, SpeculationUsage};
 pub use scheduling::scheduler::policy::SpeculationRequest;
+use scheduling::scheduler::{SchedulerReport, WorkerReport};
+use serde::Serialize;
 use smallvec::SmallVec;
 use speculation::step::PromptLogprobs;
 use speculation::{FinishReason, SequenceSpec, TokenId, TokenLogprobs};
@@ -67,6 +68,10 @@ pub struct GenerationRequest {
     pub span: tracing::Span,
     /// What its client has left unread.
     pub unread: Unread,
+    /// Whose it is: API keys take turns.
+    pub api_key: u64,
+    /// Whether it fails where it waits too long for its first target: nothing of its request has begun yet.
+    pub may_expire: bool,
 }
 
 /// What is reported of a generation. Events of one choice come in order; choices interleave.
@@ -133,8 +138,20 @@ pub trait GenerationService: Send + Sync {
     /// such model, no target ready, queue full).
     async fn submit(&self, request: GenerationRequest) -> Result<GenerationStream, RouterError>;
 
+    /// Carries out an operator's order, whose address may be HOST:PORT alone; `None` where no worker is meant.
+    async fn drain(&self, drain: Drain) -> Result<Option<DrainState>, RouterError>;
+
     /// What lanes and workers do now, and why.
     async fn report(&self) -> Result<SchedulerReport, RouterError>;
+}
+
+/// What an operator's order to drain has led to.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct DrainState {
+    /// The connected workers that were meant.
+    pub workers: Vec<WorkerReport>,
+    /// Of the addresses that were meant, those that are drained, of workers that connect later too.
+    pub drained: Vec<String>,
 }
 
 /// Connects the scheduler's driver and a client for a generation of `num_choices` sequences, of a request that has left so
@@ -142,15 +159,17 @@ pub trait GenerationService: Send + Sync {
 pub fn channel(num_choices: u32, unread: Unread) -> (GenerationSink, GenerationStream) {
     let (sender, receiver) = mpsc::channel(MAX_UNREAD_EVENTS);
     let all = Wish::default();
+    let begun = CancellationToken::new();
     let shared = Arc::new(Shared {
         choices: (0..num_choices).map(|_| all.child()).collect(),
         all,
+        begun,
         overflowed: AtomicBool::new(false),
         on_overflow: OnceLock::new(),
         unread,
     });
     let end = Arc::new(DriverEnd { sender, shared: Arc::clone(&shared) });
-    (GenerationSink { end }, GenerationStream { receiver, shared, ended: false })
+    (GenerationSink { end }, GenerationStream { receiver, shared, first: None, ended: false })
 }
 
 /// Whether something is still wanted: asked for every token, and waited on once.
@@ -180,6 +199,8 @@ struct Shared {
     /// Where it is over, every one of `choices` is.
     all: Wish,
     choices: Vec<Wish>,
+    /// A choice has a target.
+    begun: CancellationToken,
     /// The sink found the channel full: the generation is cut.
     overflowed: AtomicBool,
     /// Called then, for a reader that is not asked for more.
@@ -189,7 +210,7 @@ struct Shared {
 
 impl fmt::Debug for Shared {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { all, choices, overflowed, on_overflow: _, unread } = self;
+        let Self { all, choices, begun: _, overflowed, on_overflow: _, unread } = self;
         let mut shown = f.debug_struct("Shared");
         shown.field("all", all).field("choices", choices).field("overflowed", overflowed);
         shown.field("unread", unread).finish_non_exhaustive()
@@ -263,6 +284,11 @@ impl GenerationSink {
         }
     }
 
+    /// A choice has a target: from now on an error comes behind a beginning.
+    pub fn begin(&self) {
+        self.end.shared.begun.cancel();
+    }
+
     /// Whether nobody wants this choice any more.
     pub fn is_cancelled(&self, choice: u32) -> bool {
         self.end.shared.all.is_over()
@@ -287,10 +313,33 @@ impl GenerationSink {
 pub struct GenerationStream {
     receiver: mpsc::Receiver<GenerationEvent>,
     shared: Arc<Shared>,
+    /// What came before anybody asked for it.
+    first: Option<GenerationEvent>,
     ended: bool,
 }
 
 impl GenerationStream {
+    /// Waits until a choice has a target. An error here is the client's answer before the first byte.
+    ///
+    /// Cancel safety: no event is lost when the future is dropped.
+    pub async fn begun(&mut self) -> Result<(), RouterError> {
+        let begun = self.shared.begun.clone();
+        let event = tokio::select! {
+            biased;
+            // What is there is read first: a failure may follow the beginning at once.
+            event = self.next() => event,
+            () = begun.cancelled() => return Ok(()),
+        };
+        match event {
+            Some(GenerationEvent::Failed(error)) => Err(error),
+            Some(event) => {
+                self.first = Some(event);
+                Ok(())
+            }
+            None => Err(RouterError::Draining),
+        }
+    }
+
     /// The next event; `None` after the last one. A sink that vanishes early ends the stream early: the reader knows
     /// which choices have finished.
     ///
@@ -301,6 +350,9 @@ impl GenerationStream {
 
     /// [`Self::next`], for whoever reads several streams at once.
     pub fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Option<GenerationEvent>> {
+        if let Some(event) = self.first.take() {
+            return Poll::Ready(Some(event));
+        }
         if self.ended {
             return Poll::Ready(None);
         }
@@ -352,109 +404,4 @@ impl Drop for GenerationStream {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn tokens(choice: u32, id: TokenId) -> GenerationEvent {
-        GenerationEvent::Tokens(CommittedTokens {
-            choice,
-            token_ids: [id].as_slice().into(),
-            num_drafted: 0,
-            logprobs: Vec::new(),
-            usage: SpeculationUsage::default(),
-        })
-    }
-
-    #[tokio::test]
-    async fn dropping_the_stream_cancels_every_choice() {
-        let (sink, stream) = channel(2, Unread::default());
-        let waiting = sink.cancelled(1);
-        assert_eq!(sink.send(tokens(0, 7)), Delivery::Delivered);
-        drop(stream);
-        waiting.cancelled().await;
-        assert_eq!(sink.send(tokens(0, 8)), Delivery::Unwanted);
-        assert!(sink.is_cancelled(0) && sink.is_cancelled(1));
-    }
-
-    #[tokio::test]
-    async fn one_choice_is_cancelled_alone() {
-        let (sink, mut stream) = channel(2, Unread::default());
-        stream.cancel_choice(0);
-        assert_eq!(sink.send(tokens(0, 7)), Delivery::Unwanted);
-        assert_eq!(sink.send(tokens(1, 8)), Delivery::Delivered);
-        assert!(
-            matches!(stream.next().await, Some(GenerationEvent::Tokens(t)) if t.choice == 1 && t.token_ids.as_slice() == [8])
-        );
-    }
-
-    /// Sends until no more is wanted; how many events were delivered.
-    fn flood(sink: &GenerationSink) -> usize {
-        (0..).take_while(|&id| sink.send(tokens(0, id)) == Delivery::Delivered).count()
-    }
-
-    #[tokio::test]
-    async fn a_client_too_far_behind_reads_what_was_delivered_and_then_the_reason() {
-        let (sink, mut stream) = channel(1, Unread::default());
-        let told = Arc::new(AtomicUsize::new(0));
-        let counted = Arc::clone(&told);
-        stream.on_overflow(move || {
-            counted.fetch_add(1, Ordering::AcqRel);
-        });
-        let num_delivered = flood(&sink);
-        assert!((1_000..=MAX_UNREAD_EVENTS).contains(&num_delivered), "{num_delivered}");
-        assert!(sink.is_cancelled(0), "the lane learns that the generation is cut");
-        assert_eq!(told.load(Ordering::Acquire), 1, "and so does whoever holds the stream");
-        for id in 0..num_delivered {
-            let event = stream.next().await;
-            assert!(
-                matches!(&event, Some(GenerationEvent::Tokens(t)) if t.token_ids.as_slice() == [id as TokenId]),
-                "{event:?}"
-            );
-        }
-        // The sink is still alive: the reader must not wait for it.
-        assert!(matches!(stream.next().await, Some(GenerationEvent::Failed(RouterError::SlowClient))));
-        assert!(stream.next().await.is_none());
-    }
-
-    #[tokio::test]
-    async fn all_prompts_and_choices_of_a_request_share_what_may_be_unread() {
-        let (most, num_first) = (MAX_UNREAD_BYTES / tokens(0, 0).num_bytes(), 3_000);
-        let unread = Unread::default();
-        let (first, first_stream) = channel(128, unread.clone());
-        let (second, mut second_stream) = channel(128, unread.clone());
-        for id in 0..num_first {
-            assert_eq!(first.send(tokens(id % 128, id)), Delivery::Delivered);
-        }
-        let num_second = flood(&second);
-        assert_eq!(num_second, most - num_first as usize);
-        drop((first_stream, second));
-        while second_stream.next().await.is_some() {}
-        assert_eq!(unread.0.load(Ordering::Acquire), 0, "what is read or dropped is not unread");
-    }
-
-    #[tokio::test]
-    async fn log_probabilities_weigh_more_than_ids() {
-        let logprobs = |_| TokenLogprobs { logprob: 0.0, top: vec![(7, -1.0); 20] };
-        let (sink, _stream) = channel(1, Unread::default());
-        let mut num_delivered = 0;
-        loop {
-            let GenerationEvent::Tokens(span) = tokens(0, 7) else { unreachable!("made above") };
-            let event =
-                GenerationEvent::Tokens(CommittedTokens { logprobs: (0..8).map(logprobs).collect(), ..span });
-            if sink.send(event) == Delivery::Unwanted {
-                break;
-            }
-            num_delivered += 1;
-        }
-        assert!(num_delivered < 400, "{num_delivered} events of 1,500 bytes and more were delivered");
-    }
-
-    #[tokio::test]
-    async fn nothing_is_read_after_a_failure() {
-        let (sink, mut stream) = channel(1, Unread::default());
-        assert_eq!(sink.send(GenerationEvent::Failed(RouterError::ClientGone)), Delivery::Delivered);
-        assert_eq!(sink.send(tokens(0, 1)), Delivery::Delivered, "the reader decides what it still reads");
-        assert!(matches!(stream.next().await, Some(GenerationEvent::Failed(RouterError::ClientGone))));
-        assert!(stream.next().await.is_none());
-    }
-}
+mod tests;

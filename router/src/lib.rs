@@ -3,11 +3,12 @@
 //! A request passes the modules in this order: [`api`] -> [`pipeline`], which has it checked ([`request`]), admitted
 //! ([`admission`]), tokenized ([`tokenize`], [`task_type`]) and scheduled ([`scheduler`], behind the seam [`generation`],
 //! on the [`workers`]), and turns its tokens into text again ([`detokenize`]). [`catalog`] lists the models and
-//! their tokenizers, [`error`] says how each failure is reported; [`config`] and [`serve`] put a process around it.
+//! their tokenizers, [`console`] is for people, [`error`] says how each failure is reported; [`config`] and [`serve`] put a process around it.
 
 #![forbid(unsafe_code)]
 
 pub mod api;
+pub mod console;
 pub mod output;
 pub mod pipeline;
 pub mod request;

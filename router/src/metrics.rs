@@ -2,18 +2,21 @@
 //! begin with `vllm:` are vLLM's, so that its dashboards and `vllm bench serve` work against a router; the others are ours.
 
 mod handles;
+mod kv_pools;
 mod names;
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use scheduling::scheduler::lanes::LaneKey;
-use service::metrics::{Counter, EncodeLabelSet, Family, Gauge, HistogramFamily, Metrics};
+use service::metrics::{Counter, EncodeLabelSet, Family, Gauge, HistogramFamily, Metrics, RateGauge};
 use speculation::sequence::Ignored;
 use speculation::{FinishReason, Role};
 
 use self::handles::Verifications;
 pub use self::handles::{GaugeHold, LaneMetrics, ModelMetrics, WorkerMetrics};
+use self::kv_pools::CacheConfigLabels;
+pub use self::kv_pools::KvPools;
 use self::names::*;
 use crate::error::RouterError;
 
@@ -59,6 +62,17 @@ struct ReasonLabels {
 struct PriorityLabels {
     priority: &'static str,
 }
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct LoraLabels {
+    max_lora: &'static str,
+    running_lora_adapters: &'static str,
+    waiting_lora_adapters: &'static str,
+}
+
+/// No adapters are served.
+const NO_LORA: LoraLabels =
+    LoraLabels { max_lora: "0", running_lora_adapters: "", waiting_lora_adapters: "" };
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct LaneLabels {
@@ -149,6 +163,8 @@ struct Families {
     tokenize_queue: Gauge,
     credit_blocks: Family<WorkerLabels, Gauge>,
     reserved_blocks: Family<WorkerLabels, Gauge>,
+    kv_cache_usage: Family<ModelLabels, RateGauge>,
+    cache_config: Family<CacheConfigLabels, Gauge>,
 }
 
 impl RouterMetrics {
@@ -181,7 +197,11 @@ impl RouterMetrics {
             tokenize_queue: metrics.gauge(&TOKENIZE_QUEUE),
             credit_blocks: metrics.gauge_family(&CREDIT_BLOCKS),
             reserved_blocks: metrics.gauge_family(&RESERVED_BLOCKS),
+            kv_cache_usage: metrics.rate_gauge_family(&KV_CACHE_USAGE),
+            cache_config: metrics.gauge_family(&CACHE_CONFIG),
         };
+        let since = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs() as i64);
+        metrics.gauge_family(&LORA_REQUESTS).get_or_create(&NO_LORA).set(since);
         Self { families: Arc::new(families) }
     }
 
@@ -277,6 +297,11 @@ impl RouterMetrics {
             families: Arc::clone(&self.families),
             labels,
         }
+    }
+
+    /// The targets' KV, all together.
+    pub fn kv_pools(&self) -> KvPools {
+        KvPools::new(Arc::clone(&self.families))
     }
 
     /// How many prompts wait for a tokenizer thread.

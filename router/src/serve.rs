@@ -19,20 +19,28 @@ use crate::admission::Admission;
 use crate::api::grpc::grpc_service;
 use crate::api::http::{admin_app, http_app};
 use crate::api::openai::respond::KEEP_ALIVE;
+use crate::api::vllm_grpc::vllm_grpc_service;
 use crate::catalog::Catalog;
 use crate::config::RouterConfig;
+use crate::console::console_app;
 use crate::metrics::RouterMetrics;
 use crate::pipeline::AppState;
 use crate::pipeline::answer_memory::AnswerMemory;
+use crate::pipeline::response_store::ResponseStore;
 use crate::request::Auth;
 use crate::scheduler::driver::Driver;
 use crate::scheduler::queues;
+use crate::scheduler::trails::Trails;
 use crate::tokenize::TokenizePool;
 use crate::workers::connection::Caller;
-use crate::workers::registry::{Membership, Registry, follow};
+use crate::workers::registry::Registry;
+use crate::workers::{Membership, follow};
 
 /// Threads that the scheduler's driver keeps to itself.
 pub const SCHEDULER_THREADS: usize = 1;
+
+/// What gRPC's health service knows by name.
+const GRPC_SERVICES: [&str; 2] = ["outrider.v1.Inference", "vllm.grpc.engine.VllmEngine"];
 
 /// Where a router can be reached.
 #[derive(Debug, Clone, Copy)]
@@ -41,7 +49,7 @@ pub struct Addresses {
     pub http: SocketAddr,
     /// gRPC.
     pub grpc: SocketAddr,
-    /// Health, metrics, and what the lanes think.
+    /// Health, metrics, the console, and what the lanes think.
     pub admin: SocketAddr,
 }
 
@@ -68,11 +76,12 @@ pub async fn serve_with(
     let metrics_page = Metrics::new();
     let connections = Connections::new(config.listener, &metrics_page);
     let metrics = RouterMetrics::register(&metrics_page);
-    let catalog = Catalog::default();
+    let catalog = Catalog::new(config.models);
     let (scheduler, worker_events, inbox) = queues();
     health.set_not_ready("no target worker is connected");
     let policy = Arc::new(config.scheduler.policy.clone());
-    let driver = Driver::new(config.scheduler, metrics.clone(), health.clone());
+    let trails = Trails::default();
+    let driver = Driver::new(config.scheduler, metrics.clone(), health.clone()).recording(trails.clone());
     let caller = Caller { router_id: rand::random(), tls: config.worker_tls };
     let registry = Arc::new(Registry::new(caller, catalog.clone(), worker_events));
     let (own, reported) = (lifetime.clone(), health.clone());
@@ -95,9 +104,13 @@ pub async fn serve_with(
         metrics,
         keep_alive: KEEP_ALIVE,
         answer_memory: AnswerMemory::default(),
+        responses: ResponseStore::default(),
         lifetime,
     };
-    sockets.serve(state, config.tls, &connections).await?;
+    // Whoever reaches the console can have work done: as at the address clients use, only with a key if others reach it.
+    let generates = !state.auth.is_open() || addresses.admin.ip().is_loopback();
+    let admin = admin_app(state.clone()).merge(console_app(state.clone(), trails, generates));
+    sockets.serve(state, admin, config.tls, &connections).await?;
     tracing::info!(http = %addresses.http, grpc = %addresses.grpc, admin = %addresses.admin, "listening");
     Ok(addresses)
 }
@@ -126,6 +139,7 @@ impl Sockets {
     async fn serve(
         self,
         state: AppState,
+        admin: axum::Router,
         tls: Option<ServerTls>,
         connections: &Connections,
     ) -> anyhow::Result<()> {
@@ -134,11 +148,12 @@ impl Sockets {
             .register_encoded_file_descriptor_set(proto::DESCRIPTORS)
             .build_v1()
             .context("the descriptors of our own protos are broken")?;
-        let services = Routes::new(state.health.grpc_service(&["outrider.v1.Inference"], &lifetime).await)
+        let services = Routes::new(state.health.grpc_service(&GRPC_SERVICES, &lifetime).await)
             .add_service(reflection)
-            .add_service(grpc_service(state.clone()));
+            .add_service(grpc_service(state.clone()))
+            .add_service(vllm_grpc_service(state.clone()));
         Listener::new(self.grpc, tls.clone(), connections).serve_grpc("grpc", services, &lifetime);
-        serve_admin(self.admin, admin_app(state.clone()), connections, &lifetime);
+        serve_admin(self.admin, admin, connections, &lifetime);
         Listener::new(self.http, tls, connections).serve_http("http", http_app(state), &lifetime);
         Ok(())
     }

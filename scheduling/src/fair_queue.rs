@@ -1,9 +1,11 @@
-//! Whose turn it is among those that wait for the same thing: priority classes, aging so that nothing starves, and fair turns between lanes by
-//! weight. Pure: time is passed in.
+//! Whose turn it is among those that wait for the same thing: priority classes, aging so that nothing starves, and fair turns between API keys
+//! and between each key's lanes. Pure: time is passed in.
 //!
 //! A lower class goes first; who waited for [`AGING`] is taken for one class lower, so whatever its priority a sequence is in the first class
-//! after 255 times that. Within a class lanes take turns by start-time fair queuing (Goyal, Vin, Cheng, SIGCOMM 1996): the lane that was served the
-//! least for its weight is next, and one that had nothing waiting gains no credit by that. Within a lane and a class: first come, first served.
+//! after 255 times that. Within a class keys take turns by start-time fair queuing (Goyal, Vin, Cheng, SIGCOMM 1996): the key that was served the
+//! least is next, and one that had nothing waiting gains no credit by that. Within a key its lanes take turns in the same way, by weight. So
+//! neither many requests nor many lanes, which clients choose by task type, buy a key more turns. Within a lane and a class: first come, first
+//! served.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
@@ -16,7 +18,7 @@ pub const AGING: Duration = Duration::from_secs(1);
 pub struct Ticket {
     /// Lower goes first.
     pub priority: u8,
-    /// The lane's share of turns, relative to other lanes'; above 0.
+    /// The lane's share of its key's turns, relative to the key's other lanes; above 0.
     pub weight: f64,
     /// How much of what is waited for one turn takes; above 0.
     pub cost: f64,
@@ -24,30 +26,88 @@ pub struct Ticket {
     pub since: Duration,
 }
 
-/// A queue of items of several lanes.
+/// A queue of items of several keys, each with several lanes.
 #[derive(Debug, Clone)]
-pub struct FairQueue<L, T> {
-    lanes: BTreeMap<L, Lane<T>>,
-    /// What the lane served last had been served, for its weight.
-    served: f64,
+pub struct FairQueue<K, L, T> {
+    keys: Shares<K, Shares<L, Lane<T>>>,
     len: usize,
 }
 
+/// Those that share turns, and what the one served last had been served.
 #[derive(Debug, Clone)]
-struct Lane<T> {
-    /// What it was served, for its weight.
+struct Shares<N, Q> {
+    shares: BTreeMap<N, Share<Q>>,
     served: f64,
-    /// By priority, oldest first.
-    classes: BTreeMap<u8, VecDeque<(Ticket, T)>>,
 }
 
-impl<L, T> Default for FairQueue<L, T> {
-    fn default() -> Self {
-        Self { lanes: BTreeMap::new(), served: 0.0, len: 0 }
+#[derive(Debug, Clone)]
+struct Share<Q> {
+    /// What it was served, for its weight.
+    served: f64,
+    queue: Q,
+}
+
+/// By priority, oldest first.
+#[derive(Debug, Clone)]
+struct Lane<T>(BTreeMap<u8, VecDeque<(Ticket, T)>>);
+
+/// Something to wait in.
+trait Queue {
+    fn is_empty(&self) -> bool;
+}
+
+impl<T> Queue for Lane<T> {
+    fn is_empty(&self) -> bool {
+        self.0.is_empty()
     }
 }
 
-impl<L: Ord + Clone, T> FairQueue<L, T> {
+impl<N, Q: Queue> Queue for Shares<N, Q> {
+    fn is_empty(&self) -> bool {
+        self.shares.values().all(|share| share.queue.is_empty())
+    }
+}
+
+impl<T> Default for Lane<T> {
+    fn default() -> Self {
+        Self(BTreeMap::new())
+    }
+}
+
+impl<N, Q> Default for Shares<N, Q> {
+    fn default() -> Self {
+        Self { shares: BTreeMap::new(), served: 0.0 }
+    }
+}
+
+impl<N: Ord + Clone, Q: Queue + Default> Shares<N, Q> {
+    /// The queue of `name`, which is about to get an item.
+    fn join(&mut self, name: N) -> &mut Q {
+        let served = self.served;
+        self.shares.retain(|_, share| !share.queue.is_empty() || share.served > served);
+        let share = self.shares.entry(name).or_insert_with(|| Share { served, queue: Q::default() });
+        if share.queue.is_empty() {
+            share.served = share.served.max(served);
+        }
+        &mut share.queue
+    }
+
+    /// `name` had a turn of this cost, for its weight.
+    fn charge(&mut self, name: &N, cost: f64) {
+        if let Some(share) = self.shares.get_mut(name) {
+            self.served = self.served.max(share.served);
+            share.served += cost;
+        }
+    }
+}
+
+impl<K, L, T> Default for FairQueue<K, L, T> {
+    fn default() -> Self {
+        Self { keys: Shares::default(), len: 0 }
+    }
+}
+
+impl<K: Ord + Clone, L: Ord + Clone, T> FairQueue<K, L, T> {
     /// How many wait.
     pub fn len(&self) -> usize {
         self.len
@@ -61,7 +121,8 @@ impl<L: Ord + Clone, T> FairQueue<L, T> {
     /// For each priority, how many wait, and since when the first of them does.
     pub fn waiting(&self) -> BTreeMap<u8, (usize, Duration)> {
         let mut waiting: BTreeMap<u8, (usize, Duration)> = BTreeMap::new();
-        for (priority, class) in self.lanes.values().flat_map(|lane| &lane.classes) {
+        let lanes = self.keys.shares.values().flat_map(|key| key.queue.shares.values());
+        for (priority, class) in lanes.flat_map(|lane| &lane.queue.0) {
             let Some((first, _)) = class.front() else { continue };
             let (count, since) = waiting.entry(*priority).or_insert((0, first.since));
             *count += class.len();
@@ -71,15 +132,8 @@ impl<L: Ord + Clone, T> FairQueue<L, T> {
     }
 
     /// One more waits.
-    pub fn push(&mut self, lane: L, ticket: Ticket, item: T) {
-        let served = self.served;
-        let is_owed = |lane: &Lane<T>| lane.served > served;
-        self.lanes.retain(|_, lane| !lane.classes.is_empty() || is_owed(lane));
-        let lane = self.lanes.entry(lane).or_insert_with(|| Lane { served, classes: BTreeMap::new() });
-        if lane.classes.is_empty() {
-            lane.served = lane.served.max(served);
-        }
-        let class = lane.classes.entry(ticket.priority).or_default();
+    pub fn push(&mut self, key: K, lane: L, ticket: Ticket, item: T) {
+        let class = self.keys.join(key).join(lane).0.entry(ticket.priority).or_default();
         // Who comes back after a loss has waited before.
         let at = class.partition_point(|(waiting, _)| waiting.since <= ticket.since);
         class.insert(at, (ticket, item));
@@ -88,132 +142,66 @@ impl<L: Ord + Clone, T> FairQueue<L, T> {
 
     /// Whose turn it is.
     pub fn peek(&self, now: Duration) -> Option<&T> {
-        let (lane, priority) = self.next(now)?;
-        self.lanes.get(&lane)?.classes.get(&priority)?.front().map(|(_, item)| item)
+        let (key, lane, priority) = self.next(now)?;
+        let lane = self.keys.shares.get(&key)?.queue.shares.get(&lane)?;
+        lane.queue.0.get(&priority)?.front().map(|(_, item)| item)
     }
 
-    /// Takes who is next out of the queue. `is_served` is false where it had no use for its turn: its lane is not charged for it.
+    /// Takes who is next out of the queue. `is_served` is false where it had no use for its turn: neither its key nor its lane is charged for it.
     pub fn pop(&mut self, now: Duration, is_served: bool) -> Option<T> {
-        let (key, priority) = self.next(now)?;
-        let lane = self.lanes.get_mut(&key)?;
-        let class = lane.classes.get_mut(&priority)?;
+        let (key, lane, priority) = self.next(now)?;
+        let lanes = &mut self.keys.shares.get_mut(&key)?.queue;
+        let classes = &mut lanes.shares.get_mut(&lane)?.queue.0;
+        let class = classes.get_mut(&priority)?;
         let (ticket, item) = class.pop_front()?;
         if class.is_empty() {
-            lane.classes.remove(&priority);
+            classes.remove(&priority);
         }
         if is_served {
-            self.served = self.served.max(lane.served);
-            lane.served += ticket.cost / ticket.weight;
+            lanes.charge(&lane, ticket.cost / ticket.weight);
+            self.keys.charge(&key, ticket.cost);
         }
         self.len -= 1;
         Some(item)
     }
 
-    fn next(&self, now: Duration) -> Option<(L, u8)> {
-        /// Class after aging, the lane's share so far, and how long ago it came.
-        type Rank = (u64, f64, Duration);
-        let mut best: Option<(Rank, (&L, u8))> = None;
-        for (key, lane) in &self.lanes {
-            for (priority, class) in &lane.classes {
-                let Some((ticket, _)) = class.front() else { continue };
-                let aged = (now.saturating_sub(ticket.since).as_millis() / AGING.as_millis()) as u64;
-                let rank = (u64::from(*priority).saturating_sub(aged), lane.served, ticket.since);
-                if best.as_ref().is_none_or(|(least, _)| rank < *least) {
-                    best = Some((rank, (key, *priority)));
+    /// Takes out whoever of `key` came last, in the least urgent class: it has no turn.
+    pub fn pop_newest(&mut self, key: &K) -> Option<T> {
+        let lanes = &mut self.keys.shares.get_mut(key)?.queue.shares;
+        let last = |share: &Share<Lane<T>>| {
+            let (priority, class) = share.queue.0.last_key_value()?;
+            Some((*priority, class.back()?.0.since))
+        };
+        let lane = lanes.values_mut().max_by_key(|share| last(share))?;
+        let (&priority, class) = lane.queue.0.iter_mut().next_back()?;
+        let (_, item) = class.pop_back()?;
+        if class.is_empty() {
+            lane.queue.0.remove(&priority);
+        }
+        self.len -= 1;
+        Some(item)
+    }
+
+    fn next(&self, now: Duration) -> Option<(K, L, u8)> {
+        /// Class after aging, the key's share so far, the lane's, and when it came.
+        type Rank = (u64, f64, f64, Duration);
+        let mut best: Option<(Rank, (&K, &L, u8))> = None;
+        for (key, lanes) in &self.keys.shares {
+            for (lane, share) in &lanes.queue.shares {
+                for (priority, class) in &share.queue.0 {
+                    let Some((ticket, _)) = class.front() else { continue };
+                    let aged = (now.saturating_sub(ticket.since).as_millis() / AGING.as_millis()) as u64;
+                    let class = u64::from(*priority).saturating_sub(aged);
+                    let rank = (class, lanes.served, share.served, ticket.since);
+                    if best.as_ref().is_none_or(|(least, _)| rank < *least) {
+                        best = Some((rank, (key, lane, *priority)));
+                    }
                 }
             }
         }
-        best.map(|(_, (lane, priority))| (lane.clone(), priority))
+        best.map(|(_, (key, lane, priority))| (key.clone(), lane.clone(), priority))
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use proptest::prelude::*;
-
-    use super::*;
-
-    fn ticket(priority: u8, weight: f64, since_ms: u64) -> Ticket {
-        Ticket { priority, weight, cost: 1.0, since: Duration::from_millis(since_ms) }
-    }
-
-    fn drain(turns: &mut FairQueue<&'static str, u32>, now_ms: u64) -> Vec<u32> {
-        std::iter::from_fn(|| turns.pop(Duration::from_millis(now_ms), true)).collect()
-    }
-
-    #[test]
-    fn lower_classes_go_first_and_each_in_order_of_arrival() {
-        let mut turns = FairQueue::default();
-        for (item, priority, since) in [(1, 5, 0), (2, 0, 3), (3, 5, 1), (4, 0, 2)] {
-            turns.push("a", ticket(priority, 1.0, since), item);
-        }
-        assert_eq!(turns.peek(Duration::ZERO), Some(&4));
-        assert_eq!(turns.len(), 4);
-        let since = |ms| Duration::from_millis(ms);
-        assert_eq!(turns.waiting(), BTreeMap::from([(0, (2, since(2))), (5, (2, since(0)))]));
-        assert_eq!(drain(&mut turns, 10), [4, 2, 1, 3]);
-        assert!(turns.is_empty());
-    }
-
-    #[test]
-    fn who_waited_long_enough_overtakes_a_lower_class() {
-        let mut turns = FairQueue::default();
-        turns.push("a", ticket(3, 1.0, 0), 1);
-        turns.push("a", ticket(1, 1.0, 2_500), 2);
-        assert_eq!(turns.peek(Duration::from_millis(1_999)), Some(&2), "class 2 waits behind class 1");
-        assert_eq!(turns.peek(Duration::from_millis(3_000)), Some(&1));
-    }
-
-    #[test]
-    fn lanes_share_turns_by_weight_and_idling_earns_nothing() {
-        let mut turns = FairQueue::default();
-        for i in 0..300 {
-            turns.push("heavy", ticket(0, 2.0, i), 0);
-            turns.push("light", ticket(0, 1.0, i), 1);
-        }
-        let first: Vec<u32> = (0..90).filter_map(|_| turns.pop(Duration::from_millis(300), true)).collect();
-        let light = first.iter().filter(|lane| **lane == 1).count();
-        assert!((29..=31).contains(&light), "{light} of 90");
-        // A lane that comes back shares from now on: it does not catch up.
-        for i in 0..300 {
-            turns.push("late", ticket(0, 1.0, 300 + i), 2);
-        }
-        let next: Vec<u32> = (0..80).filter_map(|_| turns.pop(Duration::from_millis(700), true)).collect();
-        let late = next.iter().filter(|lane| **lane == 2).count();
-        assert!((19..=21).contains(&late), "{late} of 80");
-    }
-
-    #[test]
-    fn a_turn_without_use_costs_its_lane_nothing() {
-        let mut turns = FairQueue::default();
-        for item in [1, 2, 3] {
-            turns.push("a", ticket(0, 1.0, 0), item);
-        }
-        turns.push("b", ticket(0, 1.0, 0), 10);
-        let now = Duration::ZERO;
-        assert_eq!(turns.pop(now, false), Some(1));
-        assert_eq!(turns.pop(now, true), Some(2));
-        assert_eq!(turns.pop(now, true), Some(10));
-    }
-
-    proptest! {
-        /// Against whatever keeps arriving in lower classes, everybody has a turn in bounded time.
-        #[test]
-        fn nobody_starves(priority in 0u8..=255, rivals in 1u64..4, weight in 0.1f64..10.0) {
-            let mut turns = FairQueue::default();
-            turns.push("patient", ticket(priority, 1.0, 0), 0_u32);
-            let mut waited = None;
-            for second in 0..400_u64 {
-                for rival in 0..rivals {
-                    turns.push("rival", ticket(0, weight, second * 1_000 + rival), 1);
-                }
-                if turns.pop(Duration::from_millis(second * 1_000 + 500), true) == Some(0) {
-                    waited = Some(second);
-                    break;
-                }
-            }
-            // The class is 0 after `priority` seconds; from then on its lane has its share.
-            prop_assert!(waited.is_some_and(|waited| waited <= u64::from(priority) + 12), "{waited:?}");
-        }
-    }
-}
+mod tests;

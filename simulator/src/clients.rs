@@ -124,6 +124,8 @@ impl<'a> Clients<'a> {
             Command::Send(..)
             | Command::Close(..)
             | Command::RoundBegun(..)
+            | Command::Assigned(_)
+            | Command::Disconnect(_)
             | Command::PromptLogprobs(..)
             | Command::Report(_) => None,
         }

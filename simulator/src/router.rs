@@ -46,6 +46,8 @@ impl Router {
             policy: PolicyConfig { draft_tokens, max_draft_tokens, lanes: BTreeMap::new() },
             target_deadline: PATIENCE,
             target_wait: PATIENCE,
+            queue_wait: PATIENCE,
+            replay_ids_per_second: 0,
             rules: experiment.rules,
         };
         let recording = is_recorded.then(|| Recording { config: config.clone(), entries: Vec::new() });
@@ -77,7 +79,7 @@ impl Router {
                 Command::Close(key, id, assignment) => {
                     outboxes.entry(key).or_default().closes.push((id, assignment));
                 }
-                Command::Report(_) => {}
+                Command::Report(_) | Command::Assigned(_) | Command::Disconnect(_) => {}
                 other => for_clients.push(other),
             }
         }
@@ -113,6 +115,8 @@ impl Router {
             vocab_size: self.vocab_size,
             prompt_ids,
             speculation: SpeculationRequest { enabled, ..SpeculationRequest::default() },
+            api_key: 0,
+            may_expire: false,
         }))
     }
 }

@@ -153,13 +153,15 @@ pub struct Reply {
     /// From a draft worker: of the last ids of the step's context, oldest first, whether it would have drawn them itself. At most
     /// [`COMPARED_MAX`], and fewer than the context has; a worker need not say anything.
     pub agreed: Vec<bool>,
+    /// How many ids of the step's context had their KV because equal ids had been computed for another sequence.
+    pub num_cached: u32,
 }
 
 impl Reply {
-    /// The answer to `step`, without a word on agreement.
+    /// The answer to `step`, without a word on agreement, or on what was cached.
     pub fn to(step: &Step, body: ReplyBody) -> Self {
         let Step { sequence_id, epoch, step_seq, .. } = *step;
-        Self { sequence_id, epoch, step_seq, body, agreed: Vec::new() }
+        Self { sequence_id, epoch, step_seq, body, agreed: Vec::new(), num_cached: 0 }
     }
 }
 

@@ -7,6 +7,7 @@
 //! damage, [`etcd`] and [`mod@trace_collector`] are the real neighbours of a cluster.
 //! [`tcp_proxy`] is a network that fails, [`hostile_target`] a target that cannot be trusted, and [`chaos`] plays faults of every kind
 //! to a whole fleet; the program `chaos` prints what they did.
+//! [`untrusted`] reads foreign bytes wherever the programs do, for the fuzzer in `fuzz/` and for the gate.
 //! [`acceptance`] measures instead of judging; the program `acceptance-table` prints it.
 //!
 //! The tests themselves are in `tests/`, one file a promise. Nothing here is ever shipped.
@@ -19,6 +20,7 @@ pub mod case;
 pub mod chaos;
 pub mod checkpoint_copy;
 pub mod client;
+pub mod clients;
 pub mod cluster;
 pub mod etcd;
 pub mod fake_worker;
@@ -35,4 +37,5 @@ pub mod python;
 pub mod schemas;
 pub mod tcp_proxy;
 pub mod trace_collector;
+pub mod untrusted;
 pub mod wait;

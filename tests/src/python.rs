@@ -1,4 +1,4 @@
-//! A Python of the tests' own: a virtual environment with pinned packages, made once and kept in the target directory.
+//! Pythons of the tests' own: virtual environments with pinned packages, each made once and kept in the target directory.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -12,7 +12,8 @@ use anyhow::{Context as _, ensure};
 pub fn interpreter(requirements: &Path) -> anyhow::Result<PathBuf> {
     let wanted =
         std::fs::read_to_string(requirements).with_context(|| format!("{}", requirements.display()))?;
-    let environment = target_directory()?.join("test-venv");
+    let name = requirements.file_stem().context("a file of requirements has a name")?.to_string_lossy();
+    let environment = target_directory()?.join(format!("test-venv-{name}"));
     let python = environment.join("bin/python");
     let lock = File::create(environment.with_extension("lock"))?;
     lock.lock()?;

@@ -195,6 +195,32 @@ fn links_of_the_documentation_lead_somewhere() -> anyhow::Result<()> {
     report(&findings)
 }
 
+#[test]
+fn every_alert_has_its_section_in_the_runbook() -> anyhow::Result<()> {
+    let read = |path: &str| std::fs::read_to_string(root().join(path)).context(path.to_owned());
+    let alerts = read("deploy/observability/alerts.yml")?;
+    let alerts: Vec<&str> =
+        alerts.lines().filter_map(|line| line.trim().strip_prefix("- alert: ")).map(str::trim).collect();
+    ensure!(alerts.len() > 5, "only {alerts:?} were found");
+    let runbook = read("docs/runbook.md")?;
+    let sections: Vec<(&str, &str)> =
+        runbook.split("\n## ").skip(1).filter_map(|section| section.split_once('\n')).collect();
+    let mut findings = Vec::new();
+    for alert in &alerts {
+        match sections.iter().find(|(title, _)| title == alert) {
+            None => findings.push(format!("docs/runbook.md has no section `## {alert}`")),
+            Some((_, text)) => {
+                let parts = ["**Means.**", "**Look at.**", "**Do.**"];
+                let missing = parts.iter().filter(|part| !text.contains(**part));
+                findings.extend(missing.map(|part| format!("docs/runbook.md, {alert}: no {part}")));
+            }
+        }
+    }
+    let gone = sections.iter().filter(|(title, _)| !alerts.contains(title));
+    findings.extend(gone.map(|(title, _)| format!("docs/runbook.md: there is no alert {title}")));
+    report(&findings)
+}
+
 /// Line and target of each link `](target)` that stays in the repository, code left out.
 fn relative_links(text: &str) -> Vec<(usize, &str)> {
     let mut links = Vec::new();

@@ -7,8 +7,9 @@ use service::tls::ClientTls;
 use tests::authority::Authority;
 use tests::case::covering_set;
 use tests::client::Client;
-use tests::cluster::{Cluster, plain_answers};
+use tests::cluster::{Cluster, WorkerKind, plain_answers};
 use tests::pair::PairText;
+use tests::wait::until;
 
 /// Tries to attach to a worker, and returns why that failed.
 async fn refusal(address: &str, tls: Option<ClientTls>) -> anyhow::Result<String> {
@@ -53,4 +54,39 @@ async fn a_cluster_that_speaks_tls_on_every_wire_writes_the_same_text() -> anyho
         ensure!(got.token_ids == expected.token_ids, "{}: another text", case.name);
     }
     cluster.stop().await.context("strangers keep the cluster up")
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn certificates_are_renewed_under_load() -> anyhow::Result<()> {
+    let cases: Vec<_> = covering_set(&PairText::load()?)?.into_iter().step_by(12).collect();
+    let (before, after) = (Authority::new()?, Authority::new()?);
+    let router_tls = before.server(false)?;
+    let cluster = Cluster::start(|config| config.tls = Some(router_tls)).await?;
+    cluster.add(WorkerKind::Target).await?;
+    cluster.add(WorkerKind::Draft).await?;
+    cluster.ready().await?;
+    let listener = format!("https://{}", cluster.grpc_address());
+    let client = Client::connect_with_tls(&listener, &before.stranger()?).await?;
+    let expected = client.ask_all(&cases, cases.len()).await?;
+    let mut long = cases[0].clone();
+    (long.max_tokens, long.ignore_eos) = (600, true);
+    let expected_long = client.ask(&long.with_k(0)).await?;
+
+    let mut stream = client.open(&long).await?;
+    stream.read_tokens(10).await?;
+    before.show_those_of(&after)?;
+    // Requests go on through connections that are open while new ones are shown the new certificate.
+    let renewed = until("a client that trusts the new authority connects", async || {
+        for (got, expected) in client.ask_all(&cases, cases.len()).await?.iter().zip(&expected) {
+            ensure!(got.token_ids == expected.token_ids, "another text");
+        }
+        Ok(Client::connect_with_tls(&listener, &after.stranger()?).await.is_ok())
+    });
+    renewed.await?;
+    let old = Client::connect_with_tls(&listener, &before.stranger()?).await;
+    ensure!(old.is_err(), "the old certificate is shown still");
+    let new = Client::connect_with_tls(&listener, &after.stranger()?).await?;
+    ensure!(new.ask(&long).await?.token_ids == expected_long.token_ids, "another text");
+    ensure!(stream.rest().await?.token_ids == expected_long.token_ids, "the open stream has another text");
+    cluster.stop().await
 }

@@ -8,7 +8,7 @@ use super::vocabulary::Vocabulary;
 
 /// The length of the longest token; `None` where a text may be longer than its tokens.
 pub(super) fn max_bytes_per_token(tokenizer: &Tokenizer, vocabulary: &Vocabulary) -> Option<usize> {
-    let rewrites = tokenizer.get_normalizer().is_some();
+    let rewrites = tokenizer.get_normalizer().is_some() || !vocabulary.is_bytes();
     let added = tokenizer.get_added_tokens_decoder();
     let swallows_space = added.values().any(|token| token.lstrip || token.rstrip);
     let splits = serde_json::to_value(tokenizer.get_pre_tokenizer()).ok()?;

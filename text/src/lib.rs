@@ -54,16 +54,6 @@ pub enum ModelTextError {
         /// As the parser puts it.
         reason: String,
     },
-    /// Tokens whose bytes we cannot tell.
-    #[error(
-        "{}: decoder {decoder} is not supported; known are ByteLevel, Metaspace, and the sentencepiece sequence of \
-         Replace, ByteFallback, Fuse and Strip",
-        asset::TOKENIZER
-    )]
-    Decoder {
-        /// Its type.
-        decoder: String,
-    },
     /// Not the JSON that we expect.
     #[error("{}: {reason}", asset::TOKENIZER_CONFIG)]
     TokenizerConfig {
@@ -148,6 +138,17 @@ impl ModelText {
     /// The bytes of each token.
     pub fn vocabulary(&self) -> &Vocabulary {
         &self.vocabulary
+    }
+
+    /// The text of a whole list of ids by the library's decoder, special tokens left out. Ids that no token has add nothing.
+    pub fn decode(&self, ids: &[TokenId]) -> String {
+        // A decoder that fails on some list of tokens leaves it without text; the ids are there still.
+        self.tokenizer.decode(ids, true).unwrap_or_default()
+    }
+
+    /// The same, with special tokens as they are spelt.
+    pub fn decode_all(&self, ids: &[TokenId]) -> String {
+        self.tokenizer.decode(ids, false).unwrap_or_default()
     }
 
     /// The most bytes of a text that one token can stand for, where that is known.

@@ -23,6 +23,8 @@ pub struct Vocabulary {
     ends: Vec<usize>,
     /// Left out of text.
     special: Vec<bool>,
+    /// Whether text is these bytes, one token after the other.
+    is_bytes: bool,
 }
 
 impl Vocabulary {
@@ -35,8 +37,12 @@ impl Vocabulary {
             let reason = format!("token ids reach {}, at most {MAX_TOKENS} are served", len - 1);
             return Err(ModelTextError::Tokenizer { reason });
         }
-        let mut vocabulary =
-            Self { bytes: Vec::new(), ends: Vec::with_capacity(len), special: Vec::with_capacity(len) };
+        let mut vocabulary = Self {
+            bytes: Vec::new(),
+            ends: Vec::with_capacity(len),
+            special: Vec::with_capacity(len),
+            is_bytes: !matches!(spelling, Spelling::Plain),
+        };
         for id in 0..len as TokenId {
             // A hole in the numbering is an empty token.
             if let Some(token) = tokenizer.id_to_token(id) {
@@ -56,6 +62,11 @@ impl Vocabulary {
     /// Whether there is no token at all.
     pub fn is_empty(&self) -> bool {
         self.ends.is_empty()
+    }
+
+    /// Whether a text is the bytes of its tokens, one after the other. Where it is not, the tokenizer's decoder makes it.
+    pub fn is_bytes(&self) -> bool {
+        self.is_bytes
     }
 
     /// What the token stands for, special or not; empty for an id that no token has.
@@ -93,6 +104,8 @@ enum Spelling {
     ByteLevel { byte_of: HashMap<char, u8> },
     /// Text with a mark for space, and tokens such as `<0x0A>` for single bytes (Llama 2, Mistral).
     SentencePiece { byte_fallback: bool },
+    /// As it is: what it adds to a text is its decoder's to say (WordPiece, CTC, none, ...).
+    Plain,
 }
 
 impl Spelling {
@@ -108,12 +121,10 @@ impl Spelling {
             return Ok(Self::ByteLevel { byte_of: byte_of_character() });
         }
         let known = ["Replace", "ByteFallback", "Fuse", "Strip", "Metaspace"];
-        match parts.iter().find(|part| !known.contains(&part.as_str())) {
-            Some(unknown) => Err(ModelTextError::Decoder { decoder: unknown.clone() }),
-            None => {
-                Ok(Self::SentencePiece { byte_fallback: parts.iter().any(|part| part == "ByteFallback") })
-            }
+        if parts.iter().any(|part| !known.contains(&part.as_str())) {
+            return Ok(Self::Plain);
         }
+        Ok(Self::SentencePiece { byte_fallback: parts.iter().any(|part| part == "ByteFallback") })
     }
 
     fn append_bytes(&self, token: &str, bytes: &mut Vec<u8>) {
@@ -130,6 +141,7 @@ impl Spelling {
                     bytes.push(byte);
                 }
             }
+            Self::Plain => bytes.extend_from_slice(token.as_bytes()),
             Self::SentencePiece { byte_fallback } => match byte_token(token) {
                 Some(byte) if *byte_fallback => bytes.push(byte),
                 _ => bytes.extend_from_slice(token.replace(SENTENCEPIECE_SPACE, " ").as_bytes()),

@@ -181,6 +181,7 @@ impl Inner {
                         step_seq,
                         body,
                         agreed: Vec::new(),
+                        num_cached: 0,
                     }));
                 }
             }

@@ -98,6 +98,7 @@ impl<D: Decide> ModelMethod<D> {
             let found = self.engine.share(self.slots[&task.slot], key, task.cached.ids());
             let done = (found.len - task.step.base_len) as usize;
             self.prefix_hit_tokens += (done - task.context_done) as u64;
+            task.num_cached += (done - task.context_done) as u32;
             task.context_done = done;
             task.prefix = if found.wait { PrefixLookup::Waiting } else { PrefixLookup::Done };
         }

@@ -42,6 +42,8 @@ pub struct Task {
     pub started: Instant,
     /// Context ids whose KV is there.
     pub context_done: usize,
+    /// Context ids whose KV was computed for another sequence.
+    pub num_cached: u32,
     /// Whether part of the context may have been computed for another sequence.
     pub prefix: PrefixLookup,
     /// What a draft worker guessed so far.
@@ -65,6 +67,7 @@ impl Task {
             received,
             started: Instant::now(),
             context_done: 0,
+            num_cached: 0,
             prefix: PrefixLookup::Wanted,
             guesses: Draft::default(),
             agreed: Vec::new(),
@@ -127,7 +130,7 @@ impl Task {
 
     /// The reply to this step.
     pub fn reply(&self, body: ReplyBody) -> Reply {
-        Reply { agreed: self.agreed.clone(), ..Reply::to(&self.step, body) }
+        Reply { agreed: self.agreed.clone(), num_cached: self.num_cached, ..Reply::to(&self.step, body) }
     }
 }
 

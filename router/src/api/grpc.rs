@@ -95,8 +95,7 @@ async fn start(
     mut arrival: Arrival,
 ) -> Result<TextStream, RouterError> {
     let read = read(state, metadata, message).and_then(|read| {
-        let timeout = metadata.get(GRPC_TIMEOUT_HEADER).map(|value| value.as_encoded_bytes());
-        arrival.deadline = timeout.map(Deadline::of_grpc).transpose()?.flatten();
+        arrival.deadline = deadline_of(metadata)?;
         Ok(read)
     });
     match read {
@@ -117,7 +116,13 @@ fn read(
     Ok((sent_request(metadata, message)?, caller))
 }
 
-fn authenticate(state: &AppState, metadata: &MetadataMap) -> Result<Caller, RouterError> {
+/// How long the client waits for the whole answer, where it says so.
+pub(super) fn deadline_of(metadata: &MetadataMap) -> Result<Option<Deadline>, RouterError> {
+    let timeout = metadata.get(GRPC_TIMEOUT_HEADER).map(|value| value.as_encoded_bytes());
+    Ok(timeout.map(Deadline::of_grpc).transpose()?.flatten())
+}
+
+pub(super) fn authenticate(state: &AppState, metadata: &MetadataMap) -> Result<Caller, RouterError> {
     state.auth.authenticate(metadata.get("authorization").map(|value| value.as_encoded_bytes()))
 }
 
@@ -157,6 +162,7 @@ fn sent_request(metadata: &MetadataMap, message: v1::GenerateRequest) -> Result<
         priority: Some(i64::from(message.priority)),
         truncate_prompt_tokens: None,
         cache_salt: None,
+        wants_whole_window: false,
         names: FieldNames { prompt: prompt_name, ..FieldNames::default() },
     })
 }
@@ -203,7 +209,7 @@ fn sent_sampling(sampling: v1::SamplingParams) -> SentSampling {
 }
 
 /// The shortest decimal that means `value`: 0.7 and not 0.699999988079071, for messages and equal bounds.
-fn widen(value: f32) -> f64 {
+pub(super) fn widen(value: f32) -> f64 {
     value.to_string().parse().unwrap_or_else(|_| f64::from(value))
 }
 
@@ -285,6 +291,7 @@ fn usage(usage: &Usage) -> v1::Usage {
     v1::Usage {
         prompt_tokens: usage.prompt_tokens as u32,
         completion_tokens: usage.completion_tokens as u32,
+        cached_tokens: usage.cached_tokens as u32,
         speculation: Some(v1::SpeculationUsage {
             rounds: speculation.rounds,
             draft_tokens: speculation.draft_tokens,

@@ -16,6 +16,8 @@ use crate::request::limits::{BODY_BYTES_MAX, BODY_DISCARD_BYTES_MAX, BODY_WAIT_M
 
 /// Anthropic's clients send their key here.
 const API_KEY: HeaderName = HeaderName::from_static("x-api-key");
+/// Characters of `x-request-id` and `x-session-id`.
+const IDENTITY_LEN_MAX: usize = 256;
 const TASK_TYPE: &str = "x-task-type";
 
 /// Who sends a request with these headers: by `authorization`, or by Anthropic's `x-api-key`.
@@ -25,6 +27,31 @@ pub(super) fn authenticate(state: &AppState, headers: &HeaderMap) -> Result<Call
         (None, Some(key)) => state.auth.authenticate(Some(&[b"Bearer ", key.as_bytes()].concat())),
         (authorization, _) => state.auth.authenticate(authorization),
     }
+}
+
+/// What a client calls its request, and the session that the request belongs to.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Identity<'a> {
+    pub(super) request_id: Option<&'a str>,
+    pub(super) session_id: Option<&'a str>,
+}
+
+/// By `x-request-id` and `x-session-id`.
+pub(super) fn identity_of(headers: &HeaderMap) -> Result<Identity<'_>, RouterError> {
+    let named = |name: &'static str| match headers.get(name).map(HeaderValue::to_str) {
+        None => Ok(None),
+        Some(Ok(id))
+            if (1..=IDENTITY_LEN_MAX).contains(&id.len()) && id.bytes().all(|c| c.is_ascii_graphic()) =>
+        {
+            Ok(Some(id))
+        }
+        Some(_) => {
+            let message =
+                format!("the header {name} must have 1 to {IDENTITY_LEN_MAX} visible ASCII characters");
+            Err(RouterError::invalid(name, message))
+        }
+    };
+    Ok(Identity { request_id: named("x-request-id")?, session_id: named("x-session-id")? })
 }
 
 /// How long the client waits for the whole answer, where it says so.

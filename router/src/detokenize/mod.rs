@@ -4,6 +4,7 @@
 //! Works token by token, so that the text, where it stops and what is counted do not depend on how many tokens one
 //! verification committed.
 
+mod assembler;
 mod stop;
 mod utf8;
 
@@ -11,6 +12,7 @@ use std::sync::Arc;
 
 use speculation::{TokenId, TokenLogprobs};
 
+use self::assembler::TextAssembler;
 use self::stop::{Matched, StopMatcher};
 use self::utf8::Utf8Assembler;
 use crate::generation::CommittedTokens;
@@ -61,7 +63,7 @@ pub struct ChoiceText {
     stop_token_ids: Vec<TokenId>,
     shown_token_ids: Vec<TokenId>,
     min_tokens: u32,
-    utf8: Utf8Assembler,
+    text: TextAssembler,
     stops: StopMatcher,
     num_tokens: u32,
     num_chars: usize,
@@ -71,11 +73,11 @@ impl ChoiceText {
     /// An empty choice whose first character stands at `text_offset`.
     pub fn new(model: Arc<ModelText>, rules: &StopRules, text_offset: usize) -> Self {
         Self {
+            text: TextAssembler::new(&model),
             model,
             stop_token_ids: rules.token_ids.clone(),
             shown_token_ids: rules.shown_token_ids.clone(),
             min_tokens: rules.min_tokens,
-            utf8: Utf8Assembler::default(),
             stops: StopMatcher::new(rules.strings.clone()),
             num_tokens: 0,
             num_chars: text_offset,
@@ -87,6 +89,11 @@ impl ChoiceText {
         self.num_tokens
     }
 
+    /// The stop string that ended it, if one did.
+    pub fn stop_string(&self) -> Option<&str> {
+        self.stops.found()
+    }
+
     /// Appends a committed span. Not to be called again after `stopped`.
     pub fn push(&mut self, span: CommittedTokens) -> SpanText {
         let mut out = SpanText::default();
@@ -95,10 +102,12 @@ impl ChoiceText {
             out.tokens.push(OutputToken { id, text_offset: self.num_chars, logprobs: logprobs.next() });
             self.num_tokens += 1;
             let shown = out.text.len();
-            if !self.stop_token_ids.contains(&id) {
-                let (vocabulary, is_shown) = (self.model.vocabulary(), self.shown_token_ids.contains(&id));
-                let bytes = if is_shown { vocabulary.bytes(id) } else { vocabulary.text_bytes(id) };
-                self.utf8.push(bytes, &mut out.text);
+            if self.stop_token_ids.contains(&id) {
+                // Ends the sequence and adds no text.
+            } else if self.shown_token_ids.contains(&id) {
+                self.text.push_spelt(&self.model, id, &mut out.text);
+            } else {
+                self.text.push(&self.model, id, &mut out.text);
             }
             if self.show(shown, &mut out.text) {
                 out.stopped = true;
@@ -111,7 +120,7 @@ impl ChoiceText {
 
     /// What was held back, when the lane says that the choice is complete; and whether a stop string ended it even so.
     pub fn finish(&mut self) -> (String, bool) {
-        let mut text = self.utf8.finish();
+        let mut text = self.text.finish(&self.model);
         let stopped = self.show(0, &mut text);
         if !stopped {
             text.push_str(&self.stops.finish());
@@ -146,14 +155,17 @@ pub struct PromptEcho {
 
 /// The text of ids, special tokens left out.
 pub fn decode(model: &ModelText, ids: &[TokenId]) -> String {
-    let (mut utf8, mut text) = (Utf8Assembler::default(), String::new());
-    ids.iter().for_each(|&id| utf8.push(model.vocabulary().text_bytes(id), &mut text));
-    text.push_str(&utf8.finish());
+    let (mut assembler, mut text) = (TextAssembler::new(model), String::new());
+    ids.iter().for_each(|&id| assembler.push(model, id, &mut text));
+    text.push_str(&assembler.finish(model));
     text
 }
 
 /// The text of ids, special tokens as they are spelt.
 pub fn decode_all(model: &ModelText, ids: &[TokenId]) -> String {
+    if !model.vocabulary().is_bytes() {
+        return model.decode_all(ids);
+    }
     let (mut utf8, mut text) = (Utf8Assembler::default(), String::new());
     ids.iter().for_each(|&id| utf8.push(model.vocabulary().bytes(id), &mut text));
     text.push_str(&utf8.finish());
@@ -162,7 +174,7 @@ pub fn decode_all(model: &ModelText, ids: &[TokenId]) -> String {
 
 /// Pairs prompt ids with their log probabilities, of which the first id has none.
 pub fn prompt_tokens(model: &ModelText, ids: &[TokenId], logprobs: Vec<TokenLogprobs>) -> Vec<OutputToken> {
-    let (mut utf8, mut piece) = (Utf8Assembler::default(), String::new());
+    let (mut assembler, mut piece) = (TextAssembler::new(model), String::new());
     let mut num_chars = 0;
     let logprobs = std::iter::once(None).chain(logprobs.into_iter().map(Some));
     ids.iter()
@@ -170,7 +182,7 @@ pub fn prompt_tokens(model: &ModelText, ids: &[TokenId], logprobs: Vec<TokenLogp
         .map(|(&id, logprobs)| {
             let text_offset = num_chars;
             piece.clear();
-            utf8.push(model.vocabulary().text_bytes(id), &mut piece);
+            assembler.push(model, Some(id), &mut piece);
             num_chars += piece.chars().count();
             OutputToken { id, text_offset, logprobs }
         })

@@ -6,6 +6,8 @@ pub(crate) struct StopMatcher {
     stops: Vec<String>,
     /// The end of the text so far that is the beginning of some stop string; shorter than the longest of them.
     held: String,
+    /// The one that was found.
+    found: Option<usize>,
 }
 
 /// What a piece of text leads to.
@@ -19,7 +21,7 @@ pub(crate) enum Matched {
 
 impl StopMatcher {
     pub(crate) fn new(stops: Vec<String>) -> Self {
-        Self { stops, held: String::new() }
+        Self { stops, held: String::new(), found: None }
     }
 
     /// Whether there is none to look for: all text can be shown as it comes.
@@ -36,9 +38,13 @@ impl StopMatcher {
         let first = self
             .stops
             .iter()
-            .filter_map(|stop| self.held.find(stop.as_str()).map(|start| (start + stop.len(), start)))
+            .enumerate()
+            .filter_map(|(idx, stop)| {
+                self.held.find(stop.as_str()).map(|start| (start + stop.len(), start, idx))
+            })
             .min();
-        if let Some((_, start)) = first {
+        if let Some((_, start, idx)) = first {
+            self.found = Some(idx);
             let mut text = std::mem::take(&mut self.held);
             text.truncate(start);
             return Matched::Stop(text);
@@ -46,6 +52,11 @@ impl StopMatcher {
         let keep = self.stops.iter().map(|stop| begun_len(&self.held, stop)).max().unwrap_or(0);
         let held = self.held.split_off(self.held.len() - keep);
         Matched::Text(std::mem::replace(&mut self.held, held))
+    }
+
+    /// The stop string that was found, if one was.
+    pub(crate) fn found(&self) -> Option<&str> {
+        self.found.map(|idx| self.stops[idx].as_str())
     }
 
     /// What was held back, when no more text comes.

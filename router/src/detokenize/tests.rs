@@ -170,3 +170,68 @@ fn the_first_prompt_token_has_no_log_probability() {
     assert_eq!(tokens[1].logprobs, Some(scored(-1.0)));
     assert_eq!(tokens[0].text_offset, 0);
 }
+
+/// A model whose tokens are words and pieces of words, and whose decoder is given as in tokenizer.json.
+fn with_decoder(decoder: serde_json::Value) -> Arc<ModelText> {
+    let words =
+        ["<s>", "hello", "world", "##ly", "##s", "!", "a</w>", "b", "c</w>", "|", "<pad>", "\u{e9}t\u{e9}"];
+    let vocab: serde_json::Map<String, serde_json::Value> =
+        words.iter().enumerate().map(|(id, word)| ((*word).to_owned(), serde_json::json!(id))).collect();
+    let tokenizer = serde_json::json!({
+        "version": "1.0",
+        "added_tokens": [
+            { "id": 0, "content": "<s>", "special": true, "single_word": false, "lstrip": false, "rstrip": false, "normalized": false }
+        ],
+        "pre_tokenizer": { "type": "WhitespaceSplit" },
+        "decoder": decoder,
+        "model": { "type": "WordLevel", "vocab": vocab, "unk_token": "!" }
+    });
+    let assets = [(asset::TOKENIZER, tokenizer.to_string().into_bytes())];
+    Arc::new(
+        ModelText::from_assets(|name| {
+            assets.iter().find(|(known, _)| *known == name).map(|(_, bytes)| bytes.as_slice())
+        })
+        .unwrap(),
+    )
+}
+
+/// Feeds `ids` to a model in spans of `cut`.
+fn text_of(model: &Arc<ModelText>, ids: &[TokenId], cut: usize) -> String {
+    let mut choice = ChoiceText::new(Arc::clone(model), &StopRules::default(), 0);
+    let shown: String = ids.chunks(cut).map(|ids| choice.push(span(ids, 0)).text).collect();
+    shown + &choice.finish().0
+}
+
+proptest! {
+    /// Decoders by which a token's text depends on its neighbours: again the decoder over the whole is the judge.
+    #[test]
+    fn other_decoders_are_the_librarys(
+        decoder in prop::sample::select(vec![
+            "null",
+            r###"{ "type": "WordPiece", "prefix": "##", "cleanup": true }"###,
+            r#"{ "type": "CTC", "pad_token": "<pad>", "word_delimiter_token": "|", "cleanup": true }"#,
+            r#"{ "type": "BPEDecoder", "suffix": "</w>" }"#,
+        ]),
+        ids in prop::collection::vec(0u32..14, 0..30),
+        cut in 1usize..8,
+    ) {
+        let model = with_decoder(serde_json::from_str(decoder).unwrap());
+        let whole = model.decode(&ids);
+        prop_assert_eq!(text_of(&model, &ids, cut), whole.as_str());
+        prop_assert_eq!(decode(&model, &ids), whole.as_str());
+        let echoed = prompt_tokens(&model, &ids, vec![TokenLogprobs::default(); ids.len().saturating_sub(1)]);
+        prop_assert_eq!(echoed.len(), ids.len());
+    }
+}
+
+#[test]
+fn word_pieces_are_joined_as_they_come() {
+    let model = with_decoder(serde_json::json!({ "type": "WordPiece", "prefix": "##", "cleanup": true }));
+    let mut choice = ChoiceText::new(Arc::clone(&model), &StopRules::default(), 0);
+    let shown: Vec<String> = [1, 3, 2, 4, 5].iter().map(|&id| choice.push(span(&[id], 0)).text).collect();
+    assert_eq!(shown, ["hello", "ly", " world", "s", "!"]);
+    let rules = StopRules { strings: vec!["lo wor".to_owned()], ..StopRules::default() };
+    let mut choice = ChoiceText::new(model, &rules, 0);
+    let out = choice.push(span(&[5, 1, 2, 1], 0));
+    assert_eq!((out.text.as_str(), out.stopped, out.tokens.len()), ("! hel", true, 3), "across tokens");
+}

@@ -82,6 +82,18 @@ pub(super) const CREDIT_BLOCKS: GaugeName = GaugeName::new(
 );
 pub(super) const RESERVED_BLOCKS: GaugeName =
     GaugeName::new("outrider_pool_reserved_blocks", "KV blocks that this router has reserved at a worker");
+pub(super) const KV_CACHE_USAGE: GaugeName = GaugeName::new(
+    "vllm:kv_cache_usage_perc",
+    "KV blocks that this router has reserved at a model's targets, of those that it may reserve there; 0 to 1",
+);
+pub(super) const CACHE_CONFIG: GaugeName = GaugeName::new(
+    "vllm:cache_config_info",
+    "KV blocks of a model's targets, all together, and tokens in one block; the value is 1",
+);
+pub(super) const LORA_REQUESTS: GaugeName = GaugeName::new(
+    "vllm:lora_requests_info",
+    "No adapters are served; the value is when this router started",
+);
 pub(super) const TOKENIZE_QUEUE: GaugeName =
     GaugeName::new("outrider_tokenize_queue_jobs", "Prompts that wait for a tokenizer thread");
 

@@ -3,6 +3,7 @@
 
 pub mod answer_memory;
 pub mod deadline;
+pub mod response_store;
 pub mod text_stream;
 
 use std::sync::Arc;
@@ -18,8 +19,9 @@ use tracing::{Instrument as _, info_span};
 
 use self::answer_memory::AnswerMemory;
 use self::deadline::Deadline;
+use self::response_store::ResponseStore;
 use self::text_stream::{Echo, ResponseInfo, StartedPrompt, TextStream, TextStreamParts};
-use crate::admission::Admission;
+use crate::admission::{Admission, Asking};
 use crate::catalog::Catalog;
 use crate::error::RouterError;
 use crate::generation::{GenerationRequest, GenerationService, Unread};
@@ -51,6 +53,8 @@ pub struct AppState {
     pub keep_alive: Duration,
     /// What answers that are not streamed hold.
     pub answer_memory: AnswerMemory,
+    /// Responses that clients may go on from.
+    pub responses: ResponseStore,
     /// What the operator settled for lanes.
     pub policy: Arc<PolicyConfig>,
     /// While it drains nothing new is taken; when it is cancelled, streams are cut.
@@ -157,12 +161,17 @@ async fn start(
     if let Some(usage) = &caller.usage {
         record.allowed(usage.begin()?);
     }
-    record.waiting(&request.entry.id);
+    record.waiting(&request.entry.model);
 
     if let Some(grammar) = request.grammar.clone() {
         state.tokenize.run(move || grammar.check()).instrument(info_span!("grammar")).await?;
     }
-    let permit = state.admission.admit(request.num_sequences(), request.priority);
+    let asking = Asking {
+        num_sequences: request.num_sequences(),
+        priority: request.priority,
+        key: caller.isolation_key,
+    };
+    let permit = state.admission.admit(asking);
     let permit = permit.instrument(info_span!("queue")).await?;
     record.admitted(permit, state.lifetime.work("request"));
 
@@ -182,7 +191,7 @@ async fn start(
         let stream = if spec.max_len > spec.prompt_len || scores_prompt {
             let generation = GenerationRequest {
                 request_id: request_id.to_owned(),
-                model: request.entry.id.clone(),
+                model: request.entry.model.clone(),
                 vocab_size: request.entry.vocab_size,
                 prompt_ids: ids.clone(),
                 num_choices: request.num_choices,
@@ -191,6 +200,8 @@ async fn start(
                 speculation: request.speculation,
                 span: record.span().clone(),
                 unread: unread.clone(),
+                api_key: caller.isolation_key,
+                may_expire: started.iter().all(|earlier: &StartedPrompt| earlier.stream.is_none()),
             };
             Some(state.generation.submit(generation).await?)
         } else {
@@ -202,6 +213,11 @@ async fn start(
             (true, Some(_)) => Echo::Logprobs(text),
         };
         started.push(StartedPrompt { stream, ids, echo });
+    }
+    // Without a target there is nothing to stream, and an error can still be an answer of its own.
+    let first = started.iter_mut().find_map(|prompt| prompt.stream.as_mut());
+    if let Some(first) = first {
+        first.begun().instrument(info_span!("wait for target")).await?;
     }
     Ok((request, started))
 }

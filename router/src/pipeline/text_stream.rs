@@ -7,19 +7,21 @@ use std::fmt;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
+use std::time::Duration;
 
 use service::accept::ResponseHandle;
 use service::shutdown::Lifetime;
 use speculation::step::PromptLogprobs;
 use speculation::{FinishReason, TokenId, TokenLogprobs};
+use tokio::time::Instant;
 
 use super::deadline::{Deadline, DeadlineTimer};
 use crate::detokenize::{ChoiceText, OutputToken, StopRules, prompt_tokens};
 use crate::error::RouterError;
 use crate::generation::{CommittedTokens, GenerationEvent, GenerationStream, SpeculationUsage};
 use crate::output::OutputFormat;
-use crate::request::Usage;
 use crate::request::record::RequestRecord;
+use crate::request::{AcceptanceCounts, Usage};
 use text::ModelText;
 
 /// What every part of a response repeats.
@@ -41,6 +43,15 @@ pub struct ResponseInfo {
     pub logprobs: bool,
     /// How the answer to a conversation is to be read.
     pub output: OutputFormat,
+}
+
+/// How long a response took.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Times {
+    /// From its start to its first token.
+    pub prompt: Duration,
+    /// From its first token to its last.
+    pub predicted: Duration,
 }
 
 /// Where a piece of text stands.
@@ -130,6 +141,9 @@ pub struct TextStream {
     /// Which prompt is asked first for its next event, so that none waits for ever.
     turn: usize,
     failed: bool,
+    began: Instant,
+    /// When the first and the last token came.
+    tokens_at: Option<(Instant, Instant)>,
 }
 
 /// Resolves once the process may wait no longer: the grace period of a drain is over.
@@ -153,6 +167,7 @@ struct PromptState {
 struct ChoiceState {
     text: ChoiceText,
     usage: SpeculationUsage,
+    accepted: AcceptanceCounts,
     finished: bool,
 }
 
@@ -176,6 +191,8 @@ impl TextStream {
             cut: Cut(Box::pin(parts.lifetime.cancelled())),
             turn: 0,
             failed: false,
+            began: Instant::now(),
+            tokens_at: None,
         };
         for prompt in prompts {
             stream.add_prompt(prompt, &stop);
@@ -211,7 +228,12 @@ impl TextStream {
             prompt_tokens: self.prompts.iter().map(|prompt| prompt.ids.len() as u64).sum(),
             ..Usage::default()
         };
+        for choices in self.choices.chunks(self.num_choices.max(1)) {
+            // What one choice computed the others found.
+            usage.cached_tokens += choices.iter().map(|choice| choice.usage.cached_tokens).min().unwrap_or(0);
+        }
         for choice in &self.choices {
+            usage.accepted.add(&choice.accepted);
             usage.completion_tokens += u64::from(choice.text.num_tokens());
             usage.speculation.rounds += choice.usage.rounds;
             usage.speculation.draft_tokens += choice.usage.draft_tokens;
@@ -220,6 +242,18 @@ impl TextStream {
                 choice.usage.disabled_reason.or(usage.speculation.disabled_reason);
         }
         usage
+    }
+
+    /// How long it took so far.
+    pub fn times(&self) -> Times {
+        let times =
+            |(first, last): (Instant, Instant)| Times { prompt: first - self.began, predicted: last - first };
+        self.tokens_at.map(times).unwrap_or_default()
+    }
+
+    /// The stop string that ended a choice, if one did.
+    pub fn stop_string(&self, choice: usize) -> Option<&str> {
+        self.choices.get(choice).and_then(|choice| choice.text.stop_string())
     }
 
     /// The next piece; `None` once every choice is complete. After an error nothing follows.
@@ -260,7 +294,12 @@ impl TextStream {
         let first_choice = self.choices.len();
         for _ in 0..self.num_choices {
             let text = ChoiceText::new(Arc::clone(&self.model), stop, text_offset);
-            self.choices.push(ChoiceState { text, usage: SpeculationUsage::default(), finished: false });
+            self.choices.push(ChoiceState {
+                text,
+                usage: SpeculationUsage::default(),
+                accepted: AcceptanceCounts::default(),
+                finished: false,
+            });
         }
         let has_work = stream.is_some();
         let prompt_idx = self.prompts.len();
@@ -342,7 +381,13 @@ impl TextStream {
         if state.finished {
             return Ok(());
         }
-        state.usage = tokens.usage;
+        let (before, now) = (std::mem::replace(&mut state.usage, tokens.usage), Instant::now());
+        let drafted = state.usage.draft_tokens.saturating_sub(before.draft_tokens);
+        if drafted > 0 {
+            let accepted = state.usage.accepted_tokens.saturating_sub(before.accepted_tokens);
+            state.accepted.observe(drafted, accepted);
+        }
+        self.tokens_at = Some((self.tokens_at.map_or(now, |(first, _)| first), now));
         let span = state.text.push(tokens);
         self.record.tokens(choice, span.tokens.len() as u64);
         self.ready.push_back(TextDelta {

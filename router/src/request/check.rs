@@ -15,6 +15,7 @@ use super::bounds::{integer, number, token_id};
 use super::limits;
 use super::structure::SentGrammar;
 use super::tools::{SentTools, output_format};
+use crate::catalog::settings::RequestDefaults;
 use crate::catalog::{Catalog, ModelEntry};
 use crate::detokenize::StopRules;
 use crate::error::RouterError;
@@ -65,6 +66,8 @@ pub struct SentRequest {
     pub truncate_prompt_tokens: Option<i64>,
     /// Requests with different salts share no prefix.
     pub cache_salt: Option<String>,
+    /// A completion that does not say how long it may be may be as long as the window allows, as a conversation is.
+    pub wants_whole_window: bool,
     /// What the protocol calls those fields that protocols call differently.
     pub names: FieldNames,
 }
@@ -170,6 +173,8 @@ impl SentRequest {
         let model = self.model.as_deref().filter(|model| !model.is_empty());
         let model = model.ok_or_else(|| RouterError::invalid("model", "model is required"))?;
         let entry = caller.model(catalog, model)?;
+        self.sampling.default_to(&entry.defaults);
+        self.max_tokens = self.max_tokens.or(entry.defaults.max_tokens);
         let num_choices = integer("n", self.n, 1..=limits::CHOICES_MAX)?.unwrap_or(1) as u32;
         let prompts = self.checked_prompts(&entry, num_choices)?;
         let max_tokens = self.checked_max_tokens(&prompts)?;
@@ -192,7 +197,10 @@ impl SentRequest {
             logprobs: logprobs.map(|count| count as u32),
             echo: self.echo,
             grammar: self.grammar,
-            task_type: self.task_type.or_else(|| caller.task_type.clone()),
+            task_type: self
+                .task_type
+                .or_else(|| caller.task_type.clone())
+                .or_else(|| entry.defaults.task_type.clone()),
             priority: requested_priority.max(caller.priority),
             isolation_key: salted(caller.isolation_key, self.cache_salt.as_deref())?,
             truncate_prompt_tokens,
@@ -246,7 +254,7 @@ impl SentRequest {
                 format!("{field} must be at least 1, or 0 together with echo"),
             ));
         }
-        let default = (!chats).then_some(limits::COMPLETION_TOKENS_DEFAULT);
+        let default = (!chats && !self.wants_whole_window).then_some(limits::COMPLETION_TOKENS_DEFAULT);
         Ok(sent.map(|tokens| tokens as u32).or(default))
     }
 
@@ -386,8 +394,31 @@ fn check_messages(path: &str, messages: &[ConversationMessage]) -> Result<(), Ro
     Ok(())
 }
 
+/// Whether a model's defaults are what a request could say.
+pub fn check_defaults(defaults: &RequestDefaults) -> Result<(), RouterError> {
+    let mut sampling = SentSampling::default();
+    sampling.default_to(defaults);
+    sampling.check_numbers()?;
+    integer("max_tokens", defaults.max_tokens, 1..=i64::from(u32::MAX))?;
+    defaults.task_type.as_deref().map_or(Ok(()), check_task_type)
+}
+
 impl SentSampling {
+    /// What is not said is as a model's defaults say.
+    fn default_to(&mut self, defaults: &RequestDefaults) {
+        self.temperature = self.temperature.or(defaults.temperature);
+        self.top_p = self.top_p.or(defaults.top_p);
+        self.top_k = self.top_k.or(defaults.top_k);
+        self.min_p = self.min_p.or(defaults.min_p);
+        self.repetition_penalty = self.repetition_penalty.or(defaults.repetition_penalty);
+    }
+
     fn check(&self, entry: &ModelEntry) -> Result<SamplingParams, RouterError> {
+        Ok(SamplingParams { logit_bias: self.checked_bias(entry)?, ..self.check_numbers()? })
+    }
+
+    /// Everything but the biases, which are of a model's tokens.
+    fn check_numbers(&self) -> Result<SamplingParams, RouterError> {
         // Some clients write -1 for "keep all", others 0.
         let top_k = integer("top_k", self.top_k, -1..=i64::from(u32::MAX))?.unwrap_or(0).max(0) as u32;
         Ok(SamplingParams {
@@ -400,8 +431,7 @@ impl SentSampling {
             frequency_penalty: number("frequency_penalty", self.frequency_penalty, -2.0..=2.0)?
                 .unwrap_or(0.0),
             presence_penalty: number("presence_penalty", self.presence_penalty, -2.0..=2.0)?.unwrap_or(0.0),
-            logit_bias: self.checked_bias(entry)?,
-            min_tokens: 0,
+            ..SamplingParams::default()
         })
     }
 

@@ -11,10 +11,11 @@ pub mod record;
 pub mod span;
 pub mod structure;
 pub mod tools;
+mod usage;
 
 pub use self::auth::{Auth, Caller};
 pub use self::check::{CheckedRequest, SentRequest};
-use crate::generation::SpeculationUsage;
+pub use self::usage::{AcceptanceCounts, Usage};
 
 /// What a client asks a model to do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -34,23 +35,16 @@ impl Operation {
         }
     }
 
+    /// What a request's id begins with, in OpenAI's form.
+    pub fn id_prefix(self) -> &'static str {
+        match self {
+            Self::Chat => "chatcmpl-",
+            Self::Completion => "cmpl-",
+        }
+    }
+
     /// A fresh request id, in OpenAI's form.
     pub fn new_request_id(self) -> String {
-        let prefix = match self {
-            Self::Chat => "chatcmpl",
-            Self::Completion => "cmpl",
-        };
-        format!("{prefix}-{}", uuid::Uuid::now_v7().simple())
+        format!("{}{}", self.id_prefix(), uuid::Uuid::now_v7().simple())
     }
-}
-
-/// What a request cost.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Usage {
-    /// Of each prompt once, however many choices it has.
-    pub prompt_tokens: u64,
-    /// Of all choices.
-    pub completion_tokens: u64,
-    /// Sums over all choices.
-    pub speculation: SpeculationUsage,
 }

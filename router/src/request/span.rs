@@ -21,6 +21,7 @@ pub fn open(protocol: Protocol, operation: Operation) -> Span {
         outrider.caller = Empty,
         outrider.task_type = Empty,
         outrider.priority = Empty,
+        outrider.client_request_id = Empty,
         outrider.spec.acceptance = Empty,
         outrider.spec.rounds = Empty,
         outrider.spec.draft_tokens = Empty,
@@ -34,12 +35,23 @@ pub fn open(protocol: Protocol, operation: Operation) -> Span {
         gen_ai.request.top_p = Empty,
         gen_ai.request.seed = Empty,
         gen_ai.request.choice.count = Empty,
+        gen_ai.conversation.id = Empty,
         gen_ai.response.id = Empty,
         gen_ai.response.model = Empty,
         gen_ai.response.finish_reasons = Empty,
         gen_ai.usage.input_tokens = Empty,
         gen_ai.usage.output_tokens = Empty,
     )
+}
+
+/// Records what the client calls its request, and the session that it belongs to.
+pub fn record_identity(span: &Span, request_id: Option<&str>, session_id: Option<&str>) {
+    if let Some(request_id) = request_id {
+        span.record("outrider.client_request_id", request_id);
+    }
+    if let Some(session_id) = session_id {
+        span.record("gen_ai.conversation.id", session_id);
+    }
 }
 
 /// Records what was asked for, once it is known to be sound.
@@ -56,7 +68,7 @@ pub fn record_request(span: &Span, request_id: &str, caller: &Caller, request: &
     span.record("gen_ai.request.seed", request.seed as i64);
     span.record("gen_ai.request.choice.count", request.num_choices);
     span.record("gen_ai.response.id", request_id);
-    span.record("gen_ai.response.model", request.entry.id.as_str());
+    span.record("gen_ai.response.model", request.entry.model.as_str());
     span.record("outrider.priority", request.priority);
 }
 

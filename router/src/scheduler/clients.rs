@@ -66,6 +66,13 @@ impl Clients {
         }
     }
 
+    /// The sequence has its first target: its client may be answered.
+    pub(super) fn begin(&self, id: SequenceId) {
+        if let Some(client) = self.clients.get(&id) {
+            client.sink.begin();
+        }
+    }
+
     pub(super) fn commit(&mut self, round: CommittedRound) {
         let CommittedRound { id, commit, usage, .. } = round;
         let Some(client) = self.clients.get_mut(&id) else { return };
@@ -109,6 +116,9 @@ impl Clients {
         let error = match failure {
             Failure::Refused(reason) => RouterError::Refused { reason },
             Failure::Quarantined(reason) => RouterError::Quarantined { reason },
+            Failure::Expired(_) => {
+                RouterError::Overloaded { what: "the queue for target workers (the wait for one timed out)" }
+            }
             Failure::Unavailable(reason) => RouterError::Unavailable { reason },
         };
         self.pending.push((client.sink, GenerationEvent::Failed(error)));

@@ -4,6 +4,7 @@
 #[cfg(test)]
 mod tests;
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::Poll;
@@ -13,19 +14,21 @@ use futures::StreamExt as _;
 use futures::stream::FuturesUnordered;
 use proto::convert::{reply_from_wire, step_to_wire};
 use proto::v1;
-use scheduling::scheduler::events::{Frame, NewSequence, StepTiming};
+use scheduling::scheduler::events::{Drain, Frame, NewSequence, StepTiming};
 use scheduling::scheduler::lanes::{LaneKey, TemperatureBand};
 use scheduling::scheduler::{Command, Event, Scheduler, SchedulerConfig, WorkerKey};
 use service::health::Health;
 use service::shutdown::Lifetime;
 use speculation::{Role, SequenceId, SequenceSpec, TokenId};
 use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
 
 use super::clients::Clients;
 use super::outbox::Outboxes;
 use super::reports::Reports;
-use super::{Inbox, Submission};
-use crate::generation::{GenerationRequest, GenerationSink, channel};
+use super::trails::{Recorder, Trails};
+use super::{DrainOrder, Inbox, Submission};
+use crate::generation::{DrainState, GenerationRequest, GenerationSink, channel};
 use crate::metrics::RouterMetrics;
 use crate::workers::WorkerEvent;
 
@@ -56,8 +59,11 @@ pub struct Driver {
 #[derive(Debug)]
 struct Executor {
     outboxes: Outboxes,
+    /// Cancelled to end a worker's connection.
+    ends: BTreeMap<WorkerKey, CancellationToken>,
     clients: Clients,
     reports: Reports,
+    recorder: Recorder,
 }
 
 impl Driver {
@@ -71,10 +77,18 @@ impl Driver {
             health,
             executor: Executor {
                 outboxes: Outboxes::default(),
+                ends: BTreeMap::new(),
                 clients: Clients::default(),
                 reports: Reports::new(metrics),
+                recorder: Recorder::default(),
             },
         }
+    }
+
+    /// The same, with the trails of some sequences kept for whoever holds `trails`.
+    pub fn recording(mut self, trails: Trails) -> Self {
+        self.executor.recorder = Recorder::keeping(trails);
+        self
     }
 
     /// Runs until the lifetime is cancelled.
@@ -104,6 +118,8 @@ impl Driver {
                 Some(submission) = inbox.submissions.recv() => self.submit(self.now(), submission),
                 // An operator asks why. One that left before the answer does not need it.
                 Some(answer) = inbox.questions.recv() => drop(answer.send(self.scheduler.report())),
+                // An operator drains a worker, or undoes that.
+                Some(order) = inbox.orders.recv() => self.drain(self.now(), order),
                 // Deadlines.
                 () = &mut alarm => self.on_event(self.now(), Event::Timer),
             }
@@ -132,12 +148,13 @@ impl Driver {
     /// Passes an event to the scheduler and carries out what it commands.
     fn on_event(&mut self, now: Duration, event: Event) {
         for command in self.scheduler.on_event(now, event) {
-            self.executor.execute(command);
+            self.executor.execute(now, command);
         }
         while let Some(id) = self.executor.clients.next_unwanted() {
             self.executor.clients.leave(id);
+            self.executor.recorder.ended(now, id, "cancelled");
             for command in self.scheduler.on_event(now, Event::Cancel(id)) {
-                self.executor.execute(command);
+                self.executor.execute(now, command);
             }
         }
     }
@@ -145,6 +162,7 @@ impl Driver {
     fn cancel(&mut self, now: Duration, id: SequenceId) {
         self.on_event(now, Event::Cancel(id));
         self.executor.clients.leave(id);
+        self.executor.recorder.ended(now, id, "cancelled");
     }
 
     fn submit(&mut self, now: Duration, Submission { request, answer }: Submission) {
@@ -152,6 +170,9 @@ impl Driver {
         let prompt_ids: Arc<[TokenId]> = request.prompt_ids.as_slice().into();
         for choice in 0..request.num_choices {
             let new = self.new_sequence(&request, choice, &prompt_ids, sink.clone());
+            let named = (request.request_id.as_str(), choice);
+            let lane = (request.task_type.as_str(), request.spec.prompt_len);
+            self.executor.recorder.join((now, new.id), named, lane);
             self.on_event(now, Event::Submit(Box::new(new)));
         }
         // A client that left before its answer is seen by the sink.
@@ -187,25 +208,52 @@ impl Driver {
         };
         let (vocab_size, speculation) = (request.vocab_size, request.speculation);
         let prompt_ids = Arc::clone(prompt_ids);
-        NewSequence { id, lane, spec, vocab_size, prompt_ids, speculation }
+        // The first choice goes first. Once it has begun the client reads, and the others may not fail it.
+        let may_expire = request.may_expire && choice == 0;
+        let api_key = request.api_key;
+        NewSequence { id, lane, spec, vocab_size, prompt_ids, speculation, api_key, may_expire }
+    }
+
+    fn drain(&mut self, now: Duration, DrainOrder { drain, answer }: DrainOrder) {
+        let report = self.scheduler.report();
+        let connected = report.workers.into_iter().map(|worker| worker.address);
+        let known = connected.chain(report.drained).filter(|address| is_named(address, &drain.address));
+        let addresses: BTreeSet<String> = known.collect();
+        for address in &addresses {
+            self.on_event(now, Event::Drain(Drain { address: address.clone(), ..drain.clone() }));
+        }
+        let mut after = self.scheduler.report();
+        after.workers.retain(|worker| addresses.contains(&worker.address));
+        after.drained.retain(|address| addresses.contains(address));
+        let found =
+            (!addresses.is_empty()).then_some(DrainState { workers: after.workers, drained: after.drained });
+        // An operator that left before the answer does not need it.
+        drop(answer.send(found));
     }
 
     fn worker_event(&mut self, now: Duration, event: WorkerEvent) {
         match event {
             WorkerEvent::Up(worker) => {
                 self.executor.outboxes.join(worker.key, worker.outbox);
+                self.executor.ends.insert(worker.key, worker.end);
                 self.executor.reports.worker_joined(worker.key, &worker.info);
+                self.executor.recorder.worker_joined(worker.key, worker.info.role);
                 self.on_event(now, Event::WorkerUp(worker.key, Box::new(worker.info)));
                 self.show_health();
             }
             WorkerEvent::Down(key) => {
                 self.on_event(now, Event::WorkerDown(key));
                 self.executor.outboxes.leave(key);
+                self.executor.ends.remove(&key);
                 self.executor.reports.worker_left(key);
+                self.executor.recorder.worker_left(key);
                 self.show_health();
             }
+            WorkerEvent::Listed(key, is_listed) => self.on_event(now, Event::Listed(key, is_listed)),
             WorkerEvent::Frame(key, frame) => {
-                self.on_event(now, Event::Frame(key, frame_from_wire(key, frame)))
+                let frame = frame_from_wire(key, frame);
+                self.executor.recorder.answered(now, &frame.timing, &frame.replies);
+                self.on_event(now, Event::Frame(key, frame))
             }
         }
     }
@@ -221,27 +269,47 @@ impl Driver {
 }
 
 impl Executor {
-    fn execute(&mut self, command: Command) {
+    fn execute(&mut self, now: Duration, command: Command) {
         match command {
             Command::Send(worker, step) => {
+                self.recorder.sent(now, worker, &step);
                 let span_id = self.clients.round_span_id(step.sequence_id);
                 self.outboxes.step(worker, v1::Step { span_id, ..step_to_wire(step) });
             }
             Command::Close(worker, id, epoch) => {
                 self.outboxes.close(worker, v1::CloseSequence { sequence_id: id.0, epoch });
             }
+            Command::Assigned(id) => self.clients.begin(id),
+            Command::Disconnect(worker) => {
+                if let Some(end) = self.ends.get(&worker) {
+                    end.cancel();
+                }
+            }
             Command::RoundBegun(id, num_draft_tokens) => self.clients.begin_round(id, num_draft_tokens),
             Command::Commit(round) => {
                 let commit = &round.commit;
+                self.recorder.committed(round.id, commit.token_ids.len());
                 self.reports.verified(round.lane, commit.num_draft_tokens, commit.num_accepted);
                 self.clients.commit(round);
             }
             Command::PromptLogprobs(id, scores) => self.clients.prompt_logprobs(id, scores),
-            Command::Finish(id, reason, usage) => self.clients.finish(id, reason, usage),
-            Command::Fail(id, failure) => self.clients.fail(id, failure),
+            Command::Finish(id, reason, usage) => {
+                self.recorder.ended(now, id, "finished");
+                self.clients.finish(id, reason, usage);
+            }
+            Command::Fail(id, failure) => {
+                self.recorder.ended(now, id, "failed");
+                self.clients.fail(id, failure);
+            }
             Command::Report(report) => self.reports.report(report),
         }
     }
+}
+
+/// Whether an operator means this address by `name`: all of it, or HOST:PORT.
+fn is_named(address: &str, name: &str) -> bool {
+    let authority = address.split_once("://").map_or(address, |(_, rest)| rest.trim_end_matches('/'));
+    name == address || name == authority
 }
 
 /// A worker's frame in the scheduler's terms. Replies that make no sense are dropped: their steps are sent again.

@@ -2,19 +2,20 @@
 //!
 //! Every decision is taken in `scheduling::scheduler`, which is pure. This folder reads the clock, moves messages and
 //! counts: [`driver`] is the one task that owns the scheduler, [`outbox`] holds what goes to workers, [`clients`] what
-//! goes to clients, [`reports`] metrics and logs. [`SchedulerHandle`] is the way in.
+//! goes to clients, [`reports`] metrics and logs, [`trails`] where some sequences' time went. [`SchedulerHandle`] is the way in.
 
 mod clients;
 pub mod driver;
 mod outbox;
 mod reports;
+pub mod trails;
 
 use async_trait::async_trait;
 use scheduling::scheduler::SchedulerReport;
 use tokio::sync::{mpsc, oneshot};
 
 use crate::error::RouterError;
-use crate::generation::{GenerationRequest, GenerationService, GenerationStream};
+use crate::generation::{Drain, DrainState, GenerationRequest, GenerationService, GenerationStream};
 use crate::workers::WorkerEvent;
 
 /// Requests that wait for the driver; further ones are refused.
@@ -33,11 +34,23 @@ pub struct Submission {
     answer: oneshot::Sender<GenerationStream>,
 }
 
+/// Orders of operators that wait for the driver.
+pub const ORDERS: usize = 16;
+
+/// An operator's order to drain a worker, or to undo that.
+#[derive(Debug)]
+pub struct DrainOrder {
+    /// The address may be HOST:PORT alone.
+    drain: Drain,
+    answer: oneshot::Sender<Option<DrainState>>,
+}
+
 /// The handle to the driver.
 #[derive(Debug, Clone)]
 pub struct SchedulerHandle {
     submissions: mpsc::Sender<Submission>,
     questions: mpsc::Sender<oneshot::Sender<SchedulerReport>>,
+    orders: mpsc::Sender<DrainOrder>,
 }
 
 /// The driver's ends of its queues.
@@ -46,6 +59,7 @@ pub struct Inbox {
     submissions: mpsc::Receiver<Submission>,
     workers: mpsc::Receiver<WorkerEvent>,
     questions: mpsc::Receiver<oneshot::Sender<SchedulerReport>>,
+    orders: mpsc::Receiver<DrainOrder>,
 }
 
 /// Connects the APIs, the workers' connections and the driver.
@@ -53,8 +67,9 @@ pub fn queues() -> (SchedulerHandle, mpsc::Sender<WorkerEvent>, Inbox) {
     let (submit, submissions) = mpsc::channel(SUBMISSIONS);
     let (events, workers) = mpsc::channel(WORKER_EVENTS);
     let (ask, questions) = mpsc::channel(QUESTIONS);
-    let handle = SchedulerHandle { submissions: submit, questions: ask };
-    (handle, events, Inbox { submissions, workers, questions })
+    let (order, orders) = mpsc::channel(ORDERS);
+    let handle = SchedulerHandle { submissions: submit, questions: ask, orders: order };
+    (handle, events, Inbox { submissions, workers, questions, orders })
 }
 
 #[async_trait]
@@ -63,6 +78,18 @@ impl GenerationService for SchedulerHandle {
         let (answer, answered) = oneshot::channel();
         self.submissions.try_send(Submission { request, answer }).map_err(|error| match error {
             mpsc::error::TrySendError::Full(_) => RouterError::Overloaded { what: "the scheduler's queue" },
+            mpsc::error::TrySendError::Closed(_) => RouterError::Draining,
+        })?;
+        answered.await.map_err(|_| RouterError::Draining)
+    }
+
+    async fn drain(&self, drain: Drain) -> Result<Option<DrainState>, RouterError> {
+        let (answer, answered) = oneshot::channel();
+        let order = DrainOrder { drain, answer };
+        self.orders.try_send(order).map_err(|error| match error {
+            mpsc::error::TrySendError::Full(_) => {
+                RouterError::Overloaded { what: "the scheduler's queue of orders" }
+            }
             mpsc::error::TrySendError::Closed(_) => RouterError::Draining,
         })?;
         answered.await.map_err(|_| RouterError::Draining)

@@ -6,7 +6,7 @@ use scheduling::scheduler::WorkerKey;
 use scheduling::scheduler::events::{Report, WorkerInfo};
 use scheduling::scheduler::lanes::LaneId;
 
-use crate::metrics::{LaneMetrics, RouterMetrics, WorkerMetrics};
+use crate::metrics::{KvPools, LaneMetrics, RouterMetrics, WorkerMetrics};
 
 #[derive(Debug)]
 pub(super) struct Reports {
@@ -14,20 +14,24 @@ pub(super) struct Reports {
     /// By lane id.
     lanes: Vec<LaneMetrics>,
     workers: BTreeMap<WorkerKey, (String, WorkerMetrics)>,
+    kv_pools: KvPools,
 }
 
 impl Reports {
     pub(super) fn new(metrics: RouterMetrics) -> Self {
-        Self { metrics, lanes: Vec::new(), workers: BTreeMap::new() }
+        let kv_pools = metrics.kv_pools();
+        Self { metrics, lanes: Vec::new(), workers: BTreeMap::new(), kv_pools }
     }
 
     pub(super) fn worker_joined(&mut self, key: WorkerKey, info: &WorkerInfo) {
         let metrics = self.metrics.worker(info.role, &info.address);
         self.workers.insert(key, (info.address.clone(), metrics));
+        self.kv_pools.joined(key, info);
     }
 
     pub(super) fn worker_left(&mut self, key: WorkerKey) {
         self.workers.remove(&key);
+        self.kv_pools.left(key);
     }
 
     pub(super) fn verified(&mut self, lane: LaneId, num_draft_tokens: u32, num_accepted: u32) {
@@ -50,9 +54,6 @@ impl Reports {
                 let (address, waited_ms) = (self.address_of(worker), waited.as_millis() as u64);
                 tracing::warn!(address, waited_ms, "draft worker does not answer: rounds go on without it");
             }
-            Report::DraftWorkerAnswers(worker) => {
-                tracing::info!(address = self.address_of(worker), "draft worker answers again");
-            }
             Report::TargetSilent { worker, waited, moved } => {
                 self.metrics.target_outage();
                 let (address, waited_ms) = (self.address_of(worker), waited.as_millis() as u64);
@@ -63,16 +64,11 @@ impl Reports {
                     "target worker does not answer: its sequences move"
                 );
             }
-            Report::WorkerDraining { worker, sequences } => {
-                tracing::info!(
-                    address = self.address_of(worker),
-                    sequences,
-                    "worker drains: it gets no new sequences"
-                );
-            }
-            Report::TargetAnswers(worker) => {
-                tracing::info!(address = self.address_of(worker), "target worker answers again");
-            }
+            Report::WorkerDraining { .. }
+            | Report::WorkerUndrained(_)
+            | Report::Moved { .. }
+            | Report::TargetAnswers(_)
+            | Report::DraftWorkerAnswers(_) => self.log(&report),
             Report::TargetFailed { worker, fault, is_opened } => {
                 let address = self.address_of(worker);
                 tracing::warn!(address, %fault, "a sequence leaves its target worker");
@@ -96,8 +92,39 @@ impl Reports {
             Report::Blocks { worker, credit, reserved } => {
                 if let Some((_, metrics)) = self.workers.get(&worker) {
                     metrics.blocks(credit, reserved);
+                    self.kv_pools.blocks(worker, credit, reserved);
                 }
             }
+        }
+    }
+
+    /// What is worth a line in the log, and is no fault.
+    fn log(&self, report: &Report) {
+        match report {
+            Report::WorkerDraining { worker, sequences } => {
+                tracing::info!(
+                    address = self.address_of(*worker),
+                    sequences,
+                    "worker drains: it gets no new sequences"
+                );
+            }
+            Report::Moved { from, sequences } => {
+                tracing::info!(
+                    address = self.address_of(*from),
+                    sequences,
+                    "sequences move to other target workers"
+                );
+            }
+            Report::WorkerUndrained(worker) => {
+                tracing::info!(address = self.address_of(*worker), "worker drains no more");
+            }
+            Report::TargetAnswers(worker) => {
+                tracing::info!(address = self.address_of(*worker), "target worker answers again");
+            }
+            Report::DraftWorkerAnswers(worker) => {
+                tracing::info!(address = self.address_of(*worker), "draft worker answers again");
+            }
+            _ => {}
         }
     }
 

@@ -1,15 +1,19 @@
-//! The workers that this router knows: who exists ([`registry`]), the one stream to each ([`connection`]), and TLS towards them ([`tls`]).
+//! The workers that this router knows: who exists (`follow.rs`), what they are ([`registry`]), the one stream to each ([`connection`]), and TLS towards them ([`tls`]).
 
 pub mod connection;
+mod follow;
+mod keep;
 pub mod registry;
 pub mod tls;
 
+pub use self::follow::{Membership, follow};
 use proto::v1;
 use scheduling::cost::StepTimePoint;
 pub use scheduling::scheduler::WorkerKey;
 use scheduling::scheduler::events::WorkerInfo;
 use speculation::Role;
 use tokio::sync::mpsc;
+use tokio_util::sync::CancellationToken;
 
 /// Frames that wait to be written to one worker.
 pub const OUTBOX_FRAMES: usize = 64;
@@ -23,6 +27,8 @@ pub struct ConnectedWorker {
     pub info: WorkerInfo,
     /// Frames to it.
     pub outbox: mpsc::Sender<v1::RouterFrame>,
+    /// Cancelled to end the connection.
+    pub end: CancellationToken,
 }
 
 /// What connections tell the scheduler's driver.
@@ -32,6 +38,8 @@ pub enum WorkerEvent {
     Up(ConnectedWorker),
     /// It said something.
     Frame(WorkerKey, v1::WorkerFrame),
+    /// An operator took it off the list, or put it back (true). It is to run out of work, not to be cut.
+    Listed(WorkerKey, bool),
     /// It is gone, with whatever it held.
     Down(WorkerKey),
 }

@@ -13,11 +13,16 @@ use http_body_util::BodyExt as _;
 use router::admission::{Admission, AdmissionLimits};
 use router::api::grpc::grpc_service;
 use router::api::http::{admin_app, http_app};
+use router::api::vllm_grpc::vllm_grpc_service;
+use router::catalog::settings::{ModelSettings, RequestDefaults};
 use router::catalog::{Catalog, ModelEntry};
+use router::console::console_app;
 use router::metrics::RouterMetrics;
 use router::pipeline::AppState;
 use router::pipeline::answer_memory::AnswerMemory;
+use router::pipeline::response_store::ResponseStore;
 use router::request::Auth;
+use router::scheduler::trails::Trails;
 use router::tokenize::TokenizePool;
 use scheduling::scheduler::policy::{DraftTokens, LanePolicy, PolicyConfig};
 use serde_json::Value;
@@ -35,6 +40,8 @@ use tower::ServiceExt as _;
 use crate::fake_lanes::{FakeLanes, Script, SharedLanes};
 
 pub(crate) const MODEL: &str = "org/demo";
+/// Another name of [`MODEL`], with defaults.
+pub(crate) const ALIAS: &str = "short";
 pub(crate) const MAX_MODEL_LEN: u32 = 2_048;
 pub(crate) const END: TokenId = 0;
 
@@ -71,6 +78,8 @@ pub(crate) fn demo_encode(text: &str) -> Vec<TokenId> {
 pub(crate) fn entry(id: &str, text: Arc<ModelText>) -> Arc<ModelEntry> {
     Arc::new(ModelEntry {
         id: id.to_owned(),
+        model: id.to_owned(),
+        defaults: RequestDefaults::default(),
         created: 1_700_000_000,
         text,
         max_model_len: MAX_MODEL_LEN,
@@ -116,7 +125,15 @@ impl TestRouter {
     pub(crate) fn with(auth: Auth, limits: AdmissionLimits) -> Self {
         let lifetime = Lifetime::new();
         let lanes = FakeLanes::new(&lifetime);
-        let catalog = Catalog::default();
+        let alias = ModelSettings {
+            serves: Some(MODEL.to_owned()),
+            defaults: RequestDefaults {
+                temperature: Some(0.25),
+                max_tokens: Some(5),
+                ..RequestDefaults::default()
+            },
+        };
+        let catalog = Catalog::new([(ALIAS.to_owned(), alias)].into());
         catalog
             .publish([entry(MODEL, demo_text()), entry("no-template", Arc::new(load(&[asset::TOKENIZER])))]);
         let metrics_page = Metrics::new();
@@ -134,6 +151,7 @@ impl TestRouter {
             tokenize,
             keep_alive: KEEP_ALIVE,
             answer_memory: AnswerMemory::default(),
+            responses: ResponseStore::default(),
             lifetime,
         };
         Self { lanes, app: http_app(state.clone()), state }
@@ -187,6 +205,18 @@ impl TestRouter {
         Answer::of(admin_app(self.state.clone()).oneshot(request).await.unwrap()).await
     }
 
+    /// Asks the console at an address of this machine.
+    pub(crate) async fn console(&self, request: Request<Body>) -> Answer {
+        let app = console_app(self.state.clone(), Trails::default(), true);
+        Answer::of(app.oneshot(request).await.unwrap()).await
+    }
+
+    /// Asks the console at an address that others reach, of a router without keys.
+    pub(crate) async fn console_of_open_address(&self, request: Request<Body>) -> Answer {
+        let app = console_app(self.state.clone(), Trails::default(), false);
+        Answer::of(app.oneshot(request).await.unwrap()).await
+    }
+
     pub(crate) async fn metrics(&self) -> String {
         self.admin(Request::get("/metrics").body(Body::empty()).unwrap()).await.text().to_owned()
     }
@@ -213,7 +243,8 @@ impl TestRouter {
         let socket = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = socket.local_addr().unwrap();
         let connections = Connections::new(config, &Metrics::new());
-        let services = Routes::new(grpc_service(self.state.clone()));
+        let services =
+            Routes::new(grpc_service(self.state.clone())).add_service(vllm_grpc_service(self.state.clone()));
         Listener::new(socket, None, &connections).serve_grpc("grpc", services, &self.state.lifetime);
         address
     }

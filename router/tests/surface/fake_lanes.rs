@@ -5,8 +5,8 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use async_trait::async_trait;
 use router::error::RouterError;
 use router::generation::{
-    CommittedTokens, Delivery, GenerationEvent, GenerationRequest, GenerationService, GenerationSink,
-    GenerationStream, SpeculationUsage, channel,
+    CommittedTokens, Delivery, Drain, DrainState, GenerationEvent, GenerationRequest, GenerationService,
+    GenerationSink, GenerationStream, SpeculationUsage, channel,
 };
 use scheduling::scheduler::SchedulerReport;
 use service::shutdown::Lifetime;
@@ -114,9 +114,16 @@ impl GenerationService for SharedLanes {
             _ => {}
         }
         let (sink, stream) = channel(generation.num_choices, generation.unread.clone());
+        sink.begin();
         let handle = Handle(Arc::clone(&self.0));
         self.0.lifetime.spawn("fake-lane", run(handle, script, generation, prompt_idx, sink));
         Ok(stream)
+    }
+
+    async fn drain(&self, drain: Drain) -> Result<Option<DrainState>, RouterError> {
+        let Drain { address, is_draining, moves_sequences } = drain;
+        let drained = vec![format!("{address} {is_draining} {moves_sequences}")];
+        Ok((address != "nobody").then_some(DrainState { workers: Vec::new(), drained }))
     }
 
     async fn report(&self) -> Result<SchedulerReport, RouterError> {
@@ -135,6 +142,7 @@ async fn run(
         return flood(&handle.0, prompt_idx, &sink).await;
     }
     score_prompt(&generation, &sink);
+    let mut wanted = Vec::new();
     for choice in 0..generation.num_choices {
         let text = match &script {
             Script::Say(text) => format!("{choice}{text}"),
@@ -142,11 +150,13 @@ async fn run(
         };
         if !say(&script, &generation, choice, &text, &sink) {
             handle.0.state().cancelled.push((prompt_idx, choice));
+        } else {
+            wanted.push(choice);
         }
     }
     match script {
         Script::Hang => {
-            for choice in 0..generation.num_choices {
+            for choice in wanted {
                 sink.cancelled(choice).cancelled().await;
                 handle.0.state().cancelled.push((prompt_idx, choice));
             }
@@ -196,7 +206,7 @@ fn say(
     let room = (spec.max_len - spec.prompt_len) as usize;
     let reason = if ids.len() > room { FinishReason::Length } else { FinishReason::Stop };
     ids.truncate(room);
-    let mut usage = SpeculationUsage::default();
+    let mut usage = SpeculationUsage { cached_tokens: u64::from(choice) + 1, ..SpeculationUsage::default() };
     for (span_idx, span) in ids.chunks(SPAN_LEN).enumerate() {
         let num_drafted = span.len() as u64 - 1;
         usage.rounds += 1;

@@ -9,7 +9,7 @@ use serde_json::json;
 use tonic::transport::Channel;
 use tonic::{Code, Request};
 
-use crate::client::{END, MAX_MODEL_LEN, MODEL, TestRouter, demo_encode, eventually};
+use crate::client::{ALIAS, END, MAX_MODEL_LEN, MODEL, TestRouter, demo_encode, eventually};
 use crate::fake_lanes::Script;
 
 async fn client(router: &TestRouter) -> InferenceClient<Channel> {
@@ -217,6 +217,9 @@ async fn models_are_listed() {
     let router = TestRouter::start();
     let models =
         client(&router).await.list_models(v1::ListModelsRequest {}).await.unwrap().into_inner().models;
-    assert_eq!(models.iter().map(|model| model.id.as_str()).collect::<Vec<_>>(), ["no-template", MODEL]);
+    assert_eq!(
+        models.iter().map(|model| model.id.as_str()).collect::<Vec<_>>(),
+        ["no-template", MODEL, ALIAS]
+    );
     assert_eq!(models[1].max_model_len, MAX_MODEL_LEN);
 }

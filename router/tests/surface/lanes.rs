@@ -55,7 +55,10 @@ async fn lanes_are_explained_to_operators_only() {
     assert_eq!(answer.status, 200);
     assert_eq!(
         answer.json(),
-        json!({ "lanes": [], "workers": [], "waiting_for_target": 3, "admission_waits": [], "target_waits": [] })
+        json!({
+            "lanes": [], "workers": [], "waiting_for_target": 3, "replays_waiting": 0, "drained": [],
+            "admission_waits": [], "target_waits": []
+        })
     );
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("keys");

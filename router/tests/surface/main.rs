@@ -4,19 +4,25 @@
 #![expect(clippy::unwrap_used, reason = "a test's harness fails by panicking")]
 
 mod admission;
+mod anthropic;
 mod bad_input;
 mod behaviour;
 mod client;
 mod client_gone;
+mod console;
 mod deadlines;
+mod drain;
 mod fake_lanes;
 mod fields;
 mod grpc;
 mod lanes;
 mod listeners;
 mod logs;
+mod models;
+mod responses;
 mod shapes;
 mod slow_client;
 mod telemetry;
 mod tools;
 mod vllm;
+mod vllm_grpc;

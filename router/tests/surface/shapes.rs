@@ -92,3 +92,47 @@ async fn an_error() {
     let answer = router.post_json(CHAT, &chat(json!({ "top_p": 2 }))).await;
     insta::assert_json_snapshot!(answer.json());
 }
+
+#[tokio::test]
+async fn what_speculation_did_is_told_as_vllm_tells_it() {
+    let router = TestRouter::start().say(" shines and shines");
+    let whole = router.ok(COMPLETIONS, &completion(json!({ "max_tokens": 5 }))).await;
+    // Two spans: two of two drafted tokens were accepted, then one of two.
+    let expected = json!({ "speculative_decoding": {
+        "mean_acceptance_length": 2.5, "draft_acceptance_rate": 0.75, "acceptance_histogram": [0, 1, 1],
+        "num_spec_steps": 2, "num_accepted_draft_tokens": 3, "num_draft_tokens": 4, "num_spec_tokens": 2,
+    }});
+    assert_eq!(whole["metrics"], expected);
+    let options = json!({ "include_usage": true });
+    let body = completion(json!({ "max_tokens": 5, "stream": true, "stream_options": options }));
+    let chunks = chunks(&router.events(COMPLETIONS, &body).await);
+    let (last, pieces) = chunks.split_last().unwrap();
+    assert_eq!((&last["metrics"], &last["usage"]), (&expected, &whole["usage"]));
+    assert!(pieces.iter().all(|piece| piece.get("metrics").is_none()));
+    let several = router.ok(COMPLETIONS, &completion(json!({ "n": 2 }))).await;
+    assert_eq!(several.get("metrics"), None, "for one choice only");
+    assert_eq!(several["usage"]["prompt_tokens_details"]["cached_tokens"], 1, "the least of the choices");
+}
+
+#[tokio::test]
+async fn timings_come_where_they_are_asked_for() {
+    let router = TestRouter::start().say(" shines");
+    let whole = router.ok(COMPLETIONS, &completion(json!({ "timings_per_token": true }))).await;
+    let body = completion(json!({ "timings_per_token": true, "stream": true }));
+    let streamed = chunks(&router.events(COMPLETIONS, &body).await).pop().unwrap();
+    assert_eq!((&streamed["choices"], streamed.get("usage")), (&json!([]), None));
+    for timings in [&whole["timings"], &streamed["timings"]] {
+        let prompt_tokens = whole["usage"]["prompt_tokens"].as_u64().unwrap();
+        for (name, count) in [
+            ("cache_n", 1),
+            ("prompt_n", prompt_tokens - 1),
+            ("predicted_n", 4),
+            ("draft_n", 4),
+            ("draft_n_accepted", 2),
+        ] {
+            assert_eq!(timings[name], count, "{name}");
+        }
+        assert!(timings["prompt_ms"].as_f64().unwrap() >= 0.0 && timings["predicted_per_second"].is_number());
+    }
+    assert_eq!(router.ok(COMPLETIONS, &completion(json!({}))).await.get("timings"), None);
+}

@@ -5,7 +5,7 @@ use http::Request;
 use router::request::Auth;
 use serde_json::{Value, json};
 
-use crate::client::{MAX_MODEL_LEN, MODEL, TestRouter, demo_encode};
+use crate::client::{ALIAS, MAX_MODEL_LEN, MODEL, TestRouter, demo_encode};
 
 const COMPLETIONS: &str = "/v1/completions";
 
@@ -207,4 +207,61 @@ async fn probes_need_no_key_and_the_rest_does() {
         Request::post("/tokenize").header("x-api-key", "sk-one").header("content-type", "application/json");
     let request = request.body(Body::from(r#"{"prompt": "x"}"#)).unwrap();
     assert_eq!(router.send(request).await.status, 200);
+}
+
+#[tokio::test]
+async fn a_model_has_other_names_with_defaults_of_their_own() {
+    let router = TestRouter::start().say(" fine");
+    let listed = router.get("/v1/models").await.json();
+    let ids: Vec<&str> =
+        listed["data"].as_array().unwrap().iter().map(|model| model["id"].as_str().unwrap()).collect();
+    assert_eq!(ids, ["no-template", MODEL, ALIAS]);
+    assert_eq!(router.get("/v1/models/short").await.json()["root"], MODEL);
+    let answer = router.ok(COMPLETIONS, &json!({ "model": ALIAS, "prompt": "hi" })).await;
+    assert_eq!(answer["model"], ALIAS, "a client reads the name that it used");
+    let generation = router.lanes.take_one();
+    assert_eq!((generation.model.as_str(), generation.spec.sampling.temperature), (MODEL, 0.25));
+    assert_eq!(generation.spec.max_len - generation.spec.prompt_len, 5);
+    router
+        .ok(COMPLETIONS, &json!({ "model": ALIAS, "prompt": "hi", "temperature": 1, "max_tokens": 9 }))
+        .await;
+    let spec = router.lanes.take_one().spec;
+    assert_eq!(
+        (spec.sampling.temperature, spec.max_len - spec.prompt_len),
+        (1.0, 9),
+        "what a request says counts"
+    );
+    router.ok(COMPLETIONS, &json!({ "model": MODEL, "prompt": "hi" })).await;
+    assert_eq!(router.lanes.take_one().spec.sampling.temperature, 1.0);
+    let prompt_tokens = 3 * demo_encode("hi").len();
+    let counted = format!(r#"vllm:prompt_tokens_total{{model_name="org/demo",engine="0"}} {prompt_tokens}"#);
+    assert!(
+        router.metrics().await.lines().any(|line| line == counted),
+        "counted by the model behind the name"
+    );
+}
+
+#[tokio::test]
+async fn a_client_may_name_its_request() {
+    let router = TestRouter::start().say(" fine");
+    let ask = async |name: &str, value: &str| {
+        let request =
+            Request::post(COMPLETIONS).header("content-type", "application/json").header(name, value);
+        let body = json!({ "model": MODEL, "prompt": "hi" }).to_string();
+        router.send(request.body(Body::from(body)).unwrap()).await
+    };
+    let named = ask("x-request-id", "mine-1").await;
+    assert_eq!((named.status.as_u16(), &named.headers["x-request-id"]), (200, &"mine-1".parse().unwrap()));
+    assert!(named.json()["id"].as_str().unwrap().starts_with("cmpl-"), "an answer's id is the router's own");
+    let unnamed = ask("x-session-id", "session-1").await;
+    assert_eq!(unnamed.headers["x-request-id"], unnamed.json()["id"].as_str().unwrap());
+    for (name, value) in [("x-request-id", "a b"), ("x-session-id", &"x".repeat(257)), ("x-request-id", "")] {
+        let refused = ask(name, value).await;
+        assert_eq!(
+            (refused.status.as_u16(), &refused.json()["error"]["param"]),
+            (400, &json!(name)),
+            "{value}"
+        );
+        assert_ne!(refused.headers["x-request-id"], value);
+    }
 }

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use speculation::sequence::{Commit, Event, Sequence, TargetFault};
-use speculation::{Role, SequenceId};
+use speculation::{Reply, Role, SequenceId};
 
 use super::events::{CommittedRound, SpeculationUsage, WorkerKey};
 use super::lanes::{Joined, SequenceLengths};
@@ -19,6 +19,8 @@ pub(super) struct ActiveSequence {
     pub(super) sequence: Sequence,
     pub(super) lane: Joined,
     pub(super) speculation: SpeculationRequest,
+    /// Whose it is.
+    pub(super) api_key: u64,
     pub(super) target: Option<Reservation>,
     pub(super) draft: Option<Reservation>,
     pub(super) failures: TargetFailures,
@@ -36,9 +38,17 @@ pub(super) struct ActiveSequence {
     pub(super) waiting_since: Duration,
     /// When its wait ends if no target serves its model.
     pub(super) give_up_at: Duration,
+    /// When its wait for its first target ends, if it may be turned away.
+    pub(super) expires_at: Option<Duration>,
+    /// Whether it lost its last target, and did not only give way there.
+    pub(super) is_replay: bool,
+    /// While it is being preempted.
+    pub(super) gives_way: bool,
     /// Its entry among the timers.
     pub(super) timer: Option<Duration>,
     pub(super) disabled_reason: Option<&'static str>,
+    /// Prompt tokens that a target had cached, and that target's epoch.
+    pub(super) cached: (u32, u64),
 }
 
 /// What went wrong with the targets of one sequence.
@@ -123,12 +133,24 @@ impl ActiveSequence {
             rounds: counters.rounds,
             draft_tokens: counters.draft_tokens,
             accepted_tokens: counters.accepted_tokens,
+            cached_tokens: self.cached.1,
             disabled_reason: self.disabled_reason,
         }
     }
 
     pub(super) fn committed(&self, commit: Commit) -> CommittedRound {
         CommittedRound { id: self.id, lane: self.lane.id, commit, usage: self.usage() }
+    }
+
+    /// A target says how much of the prompt it had cached. Only the one that writes the first token counts.
+    pub(super) fn on_cached(&mut self, reply: &Reply) {
+        if self.output_len() > 0 {
+            return;
+        }
+        let before = if self.cached.0 == reply.epoch { self.cached.1 } else { 0 };
+        // Of a prompt at least the last token is computed.
+        let most = u64::from(self.sequence.spec().prompt_len.saturating_sub(1));
+        self.cached = (reply.epoch, (before + u64::from(reply.num_cached)).min(most));
     }
 
     /// Ids that it holds.
@@ -153,7 +175,8 @@ impl ActiveSequence {
 
     /// When the sequence has to be looked at if nothing else happens to it.
     pub(super) fn deadline(&self) -> Option<Duration> {
-        self.sequence.next_deadline().or(self.target.is_none().then_some(self.give_up_at))
+        let waits_until = || self.expires_at.map_or(self.give_up_at, |at| at.min(self.give_up_at));
+        self.sequence.next_deadline().or_else(|| self.target.is_none().then(waits_until))
     }
 
     /// Whether a draft worker is of use to it.

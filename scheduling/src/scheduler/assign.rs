@@ -1,6 +1,7 @@
 //! Which workers a sequence has. Sequences without a target wait in one fair queue per model ([`crate::fair_queue`]) until a
-//! target has capacity: KV blocks within its credit, and few enough prefills under way. New, preempted and orphaned
-//! sequences share the queue, so that a mass failover is worked off in order.
+//! target has capacity: KV blocks within its credit, and few enough prefills under way. Those that lost their target wait in a
+//! queue of their own, served first and within a budget ([`crate::replay_budget`]), so that a mass failover is worked off in
+//! order and new sequences have turns meanwhile.
 
 use std::time::Duration;
 
@@ -11,10 +12,13 @@ use super::Scheduler;
 use super::active::{ActiveSequence, FollowUps};
 use super::events::{Command, Report, WorkerKey};
 use super::lanes::Lanes;
-use super::state::{QueueKey, SchedulerState};
+use super::state::{QueueKey, SchedulerState, WaitKind};
 use super::targets::MAX_TARGETS_LOST;
 use super::workers::Wanted;
 use crate::fair_queue::Ticket;
+
+/// A sequence that waited its time is looked at again after this, while no target could serve it.
+const LOOK_AGAIN: Duration = Duration::from_secs(1);
 
 impl Scheduler {
     /// Assigns targets to waiting sequences while there is capacity.
@@ -22,27 +26,40 @@ impl Scheduler {
         if !std::mem::take(&mut self.state.capacity_changed) {
             return;
         }
+        self.state.replay_at = None;
         let queues: Vec<QueueKey> = self.state.waiting.keys().cloned().collect();
-        for key in queues {
-            while self.assign_next_target(&key) {}
+        let mut held_up = None;
+        for key in &queues {
+            // A replay for which no target has capacity holds up new sequences, so that long ones are not starved.
+            if key.kind == WaitKind::Ordinary && held_up == Some(&key.model) {
+                continue;
+            }
+            if self.serve_queue(key) == Some(Taken::NoCapacity) && key.kind == WaitKind::Replay {
+                held_up = Some(&key.model);
+            }
         }
         self.state.waiting.retain(|_, queue| !queue.is_empty());
         self.state.report_waiting();
     }
 
-    /// Serves the head of a queue. False if the queue is empty or no target has capacity for its head; nobody
-    /// overtakes the head, which would starve long sequences.
-    fn assign_next_target(&mut self, key: &QueueKey) -> bool {
-        let now = self.state.now;
-        let Some(id) = self.state.waiting.get(key).and_then(|queue| queue.peek(now)).copied() else {
-            return false;
-        };
-        // The sequence may have ended, or got its target by an earlier entry.
-        let active = self.sequences.get_mut(&id).filter(|active| active.target.is_none());
-        let taken = active.map(|active| self.state.take_target(active));
-        if taken == Some(Taken::NoCapacity) {
-            return false;
+    /// Serves a queue until it is empty, or its head gets nothing: nobody overtakes the head, which would starve long
+    /// sequences. Returns what the head got.
+    fn serve_queue(&mut self, key: &QueueKey) -> Option<Taken> {
+        loop {
+            let id = self.state.waiting.get(key).and_then(|queue| queue.peek(self.state.now)).copied()?;
+            // The sequence may have ended, or got its target by an earlier entry.
+            let active = self.sequences.get_mut(&id).filter(|active| active.target.is_none());
+            let taken = active.map(|active| self.state.take_target_within_budget(active));
+            if matches!(taken, Some(Taken::NoCapacity | Taken::OverBudget)) {
+                return taken;
+            }
+            self.served(key, id, taken);
         }
+    }
+
+    /// The head of a queue has had its turn.
+    fn served(&mut self, key: &QueueKey, id: SequenceId, taken: Option<Taken>) {
+        let now = self.state.now;
         if let Some(queue) = self.state.waiting.get_mut(key) {
             queue.pop(now, taken == Some(Taken::Target));
         }
@@ -50,9 +67,8 @@ impl Scheduler {
             Some(Taken::Target) => self.drive(id, Event::Assigned(Role::Target)),
             Some(Taken::Refused) => self.fail_unserved(id),
             Some(Taken::Unserved) => self.state.unserved.push(id),
-            Some(Taken::NoCapacity) | None => {}
+            Some(Taken::NoCapacity | Taken::OverBudget) | None => {}
         }
-        true
     }
 
     /// Gives a sequence that is about to begin a round the draft worker it should cached_len: one if there is one, and another
@@ -76,6 +92,8 @@ enum Taken {
     Target,
     /// A place in the queue: every target that may serve it is full.
     NoCapacity,
+    /// A place in the queue: enough was replayed lately.
+    OverBudget,
     /// An end: every target that is there has refused it, before the client got anything.
     Refused,
     /// Nothing yet: targets are there, and none of them serves it. One with a longer window, or a sound one, may join.
@@ -99,13 +117,29 @@ impl SchedulerState {
             cost: 1.0,
             since: active.submitted_at,
         };
-        let key =
-            QueueKey { model: active.lane.key.model.clone(), are_suspects: active.failures.is_suspect() };
-        self.waiting.entry(key).or_default().push(active.lane.id, ticket, active.id);
+        let kind = match () {
+            () if active.failures.is_suspect() => WaitKind::Suspect,
+            () if active.is_replay => WaitKind::Replay,
+            () => WaitKind::Ordinary,
+        };
+        let queue = self.waiting.entry(QueueKey { model: active.lane.key.model.clone(), kind }).or_default();
+        queue.push(active.api_key, active.lane.id, ticket, active.id);
         self.capacity_changed = true;
     }
 
-    /// A sequence may wait for capacity without limit, and for a target that serves it to appear for `target_wait`.
+    /// How long a sequence waited that may not wait any longer: it never had a target, and those that serve it are full.
+    pub(super) fn expired(&self, active: &mut ActiveSequence) -> Option<Duration> {
+        active.expires_at.filter(|at| *at <= self.now)?;
+        if self.workers.could_serve(&wanted(self.now, &self.lanes, active, None)) {
+            return Some(self.now.saturating_sub(active.submitted_at));
+        }
+        // It waits for a target to appear, for which there is another limit.
+        active.expires_at = Some(self.now + LOOK_AGAIN);
+        None
+    }
+
+    /// A sequence that has begun may wait for capacity without limit, and any for a target that serves it to appear for
+    /// `target_wait`.
     pub(super) fn may_keep_waiting(&self, active: &mut ActiveSequence) -> bool {
         if self.workers.could_serve(&wanted(self.now, &self.lanes, active, None)) {
             active.give_up_at = self.now + self.config.target_wait;
@@ -130,6 +164,7 @@ impl SchedulerState {
             }
             Role::Target => {
                 active.failures.left = lost;
+                active.is_replay = !active.gives_way;
                 self.wait_for_target(active);
             }
             Role::Draft => {
@@ -139,6 +174,24 @@ impl SchedulerState {
                 }
             }
         }
+    }
+
+    fn take_target_within_budget(&mut self, active: &mut ActiveSequence) -> Taken {
+        if !active.is_replay {
+            return self.take_target(active);
+        }
+        let model = active.lane.key.model.clone();
+        let rate = f64::from(self.config.replay_ids_per_second) * f64::from(self.workers.num_targets(&model));
+        let next = self.replays.get(&model).map_or(self.now, |budget| budget.next_at(self.now, rate));
+        if next > self.now {
+            self.replay_at = Some(self.replay_at.map_or(next, |at| at.min(next)));
+            return Taken::OverBudget;
+        }
+        let taken = self.take_target(active);
+        if taken == Taken::Target && rate > 0.0 {
+            self.replays.entry(model).or_default().take(self.now, active.len(), rate);
+        }
+        taken
     }
 
     fn take_target(&mut self, active: &mut ActiveSequence) -> Taken {
@@ -154,6 +207,10 @@ impl SchedulerState {
         let numerics_id = workers.get(reservation.key).map(|worker| worker.info.numerics_id.clone());
         if active.numerics_id.is_some() && active.numerics_id != numerics_id {
             self.commands.push(Command::Report(Report::NumericsChanged(active.id)));
+        }
+        if active.numerics_id.is_none() {
+            active.expires_at = None;
+            self.commands.push(Command::Assigned(active.id));
         }
         active.numerics_id = numerics_id;
         active.target = Some(reservation);

@@ -28,10 +28,25 @@ pub enum Event {
     WorkerDown(WorkerKey),
     /// A worker answered.
     Frame(WorkerKey, Frame),
+    /// An operator drains the workers at an address, or undoes that.
+    Drain(Drain),
+    /// Whether an operator lists the worker still: one that is listed no more drains, and then its connection ends.
+    Listed(WorkerKey, bool),
     /// The time that [`super::Scheduler::next_wakeup`] named has come.
     Timer,
     /// Everything that arrived was passed in: assign workers and begin rounds.
     Dispatch,
+}
+
+/// An operator's word on the workers at one address, those that connect later included.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Drain {
+    /// As in reports.
+    pub address: String,
+    /// They get nothing new; false: they do again.
+    pub is_draining: bool,
+    /// Sequences at a target move to another one of the same numerics class, if there is one, instead of finishing there.
+    pub moves_sequences: bool,
 }
 
 /// A sequence to schedule.
@@ -49,6 +64,10 @@ pub struct NewSequence {
     pub prompt_ids: Arc<[TokenId]>,
     /// What the client asked of speculation.
     pub speculation: SpeculationRequest,
+    /// Whose it is: API keys take turns. Not the isolation key, of which a client may have many by `cache_salt`.
+    pub api_key: u64,
+    /// Whether it fails where it waits too long for its first target, instead of waiting on: its client has got nothing yet.
+    pub may_expire: bool,
 }
 
 /// What a worker says of itself when it connects.
@@ -142,6 +161,10 @@ pub enum Command {
     Send(WorkerKey, Step),
     /// Tell a worker to forget an assignment of a sequence.
     Close(WorkerKey, SequenceId, u32),
+    /// The sequence has its first target.
+    Assigned(SequenceId),
+    /// Nothing runs at a worker that is listed no more: its connection is to end.
+    Disconnect(WorkerKey),
     /// A round of a traced sequence begins with this many tokens to draft.
     RoundBegun(SequenceId, u32),
     /// Tokens for the client.
@@ -178,6 +201,8 @@ pub enum Failure {
     Unavailable(String),
     /// Target after target failed while it ran there.
     Quarantined(String),
+    /// Targets were full for so long.
+    Expired(Duration),
 }
 
 /// Running totals of one sequence.
@@ -189,6 +214,8 @@ pub struct SpeculationUsage {
     pub draft_tokens: u64,
     /// Drafted tokens that were committed.
     pub accepted_tokens: u64,
+    /// Prompt tokens whose KV the target had from other sequences.
+    pub cached_tokens: u64,
     /// Why nothing was drafted at some time, in one snake_case word; the last reason wins.
     pub disabled_reason: Option<&'static str>,
 }
@@ -224,16 +251,25 @@ pub enum Report {
         worker: WorkerKey,
         /// How long nothing came.
         waited: Duration,
-        /// How many sequences moved.
+        /// How many sequences moved at once.
         moved: usize,
     },
-    /// A worker is about to stop, with so many sequences there.
+    /// Sequences move away from a target that is silent, or that an operator drains.
+    Moved {
+        /// Which worker.
+        from: WorkerKey,
+        /// How many sequences.
+        sequences: usize,
+    },
+    /// A worker gets nothing new, for it is about to stop or an operator says so, with so many sequences there.
     WorkerDraining {
         /// Which worker.
         worker: WorkerKey,
         /// Sequences assigned to it.
         sequences: u32,
     },
+    /// A worker that an operator drained gets new sequences again.
+    WorkerUndrained(WorkerKey),
     /// A silent target answers again.
     TargetAnswers(WorkerKey),
     /// A sequence failed at a target.

@@ -11,6 +11,7 @@
 
 mod active;
 mod assign;
+mod drain;
 pub mod events;
 mod feedback;
 pub mod lanes;
@@ -36,7 +37,7 @@ use speculation::{Role, SequenceId, SequenceSpec};
 
 use self::active::{ActiveSequence, Round, TargetFailures};
 pub use self::events::{Command, Event, WorkerKey};
-use self::events::{Frame, NewSequence, Report};
+use self::events::{Failure, Frame, NewSequence, Report};
 use self::feedback::Answer;
 use self::policy::PolicyConfig;
 pub use self::report::{SchedulerReport, WorkerReport};
@@ -58,6 +59,10 @@ pub struct SchedulerConfig {
     pub target_deadline: Duration,
     /// How long a sequence waits for a target of its model to appear.
     pub target_wait: Duration,
+    /// How long a new sequence waits for its first target while all of them are full.
+    pub queue_wait: Duration,
+    /// Ids of sequences that lost their target to be replayed a second, for each target of the model; 0: not limited.
+    pub replay_ids_per_second: u32,
     /// Constants of the choice of draft length.
     pub rules: Rules,
 }
@@ -94,7 +99,10 @@ impl Scheduler {
             }
             Event::WorkerDown(key) => self.worker_down(key),
             Event::Frame(key, frame) => self.frame(key, frame),
+            Event::Drain(drain) => self.drain_address(&drain),
+            Event::Listed(key, is_listed) => self.set_listed(key, is_listed),
             Event::Timer => {
+                self.state.capacity_changed |= self.state.replay_at.is_some_and(|at| at <= now);
                 self.check_targets();
                 self.fire_timers();
             }
@@ -107,7 +115,8 @@ impl Scheduler {
     pub fn next_wakeup(&mut self) -> Option<Duration> {
         self.postpone_timers();
         let timer = self.state.timers.first().map(|(at, _)| at);
-        timer.into_iter().chain(self.state.delayed_until).chain(self.state.workers.next_check()).min()
+        let others = [self.state.delayed_until, self.state.workers.next_check(), self.state.replay_at];
+        timer.into_iter().chain(others.into_iter().flatten()).min()
     }
 
     /// Whether a worker of this role is connected.
@@ -130,10 +139,11 @@ impl Scheduler {
         self.begin_rounds();
         let SchedulerState { workers, commands, .. } = &mut self.state;
         commands.extend(workers.take_changed_blocks().map(Command::Report));
+        commands.extend(workers.take_deserted().into_iter().map(Command::Disconnect));
     }
 
     fn submit(&mut self, new: NewSequence) {
-        let NewSequence { id, lane, spec, vocab_size, prompt_ids, speculation } = new;
+        let NewSequence { id, lane, spec, vocab_size, prompt_ids, speculation, api_key, may_expire } = new;
         let limits = Limits { vocab_size, target_deadline: self.state.config.target_deadline };
         let lane = self.state.lanes.join(lane);
         if lane.is_new {
@@ -148,6 +158,7 @@ impl Scheduler {
             sequence: Sequence::new(id, Arc::new(spec), &prompt_ids, limits),
             lane,
             speculation,
+            api_key,
             target: None,
             draft: None,
             failures: TargetFailures::default(),
@@ -158,8 +169,12 @@ impl Scheduler {
             submitted_at: now,
             waiting_since: now,
             give_up_at: now,
+            expires_at: may_expire.then(|| now + self.state.config.queue_wait),
+            is_replay: false,
+            gives_way: false,
             timer: None,
             disabled_reason: None,
+            cached: (0, 0),
         };
         self.state.wait_for_target(&mut active);
         self.sequences.insert(id, active);
@@ -209,6 +224,7 @@ impl Scheduler {
                 && let Some(target) = active.target.as_mut().filter(|_| role == Role::Target)
             {
                 self.state.workers.answered(target);
+                active.on_cached(&reply);
             }
             let answer = Answer { role, worker: key, reply: &reply, timing: &timing };
             self.state.on_reply_time(active, &answer);
@@ -219,28 +235,16 @@ impl Scheduler {
             }
         }
         for (id, assignment) in preempted {
-            if self.sequences.get(&id).is_some_and(|active| active.worker(role) == Some(key)) {
-                self.drive(id, SequenceEvent::Preempted(role, assignment));
+            let there = self.sequences.get_mut(&id).filter(|active| active.worker(role) == Some(key));
+            let Some(active) = there else { continue };
+            active.gives_way = true;
+            self.drive(id, SequenceEvent::Preempted(role, assignment));
+            if let Some(active) = self.sequences.get_mut(&id) {
+                active.gives_way = false;
             }
         }
         if is_draining {
-            self.drain(key);
-        }
-    }
-
-    /// A worker is about to stop. What runs at a target may finish there; a draft worker is left at once.
-    fn drain(&mut self, key: WorkerKey) {
-        let Some(worker) = self.state.workers.get_mut(key).filter(|worker| !worker.is_draining) else {
-            return;
-        };
-        worker.is_draining = true;
-        let report = Report::WorkerDraining { worker: key, sequences: worker.load };
-        self.state.commands.push(Command::Report(report));
-        let drafting = self.sequences.values().filter(|active| active.worker(Role::Draft) == Some(key));
-        let mut leaving: Vec<SequenceId> = drafting.map(|active| active.id).collect();
-        leaving.sort_unstable();
-        for id in leaving {
-            self.drive(id, SequenceEvent::GiveUp(Role::Draft));
+            self.drains_itself(key);
         }
     }
 
@@ -262,6 +266,9 @@ impl Scheduler {
             active.timer = None;
             if active.target.is_some() {
                 self.drive(id, SequenceEvent::Tick);
+            } else if let Some(waited) = self.state.expired(active) {
+                self.state.fail(active, Failure::Expired(waited));
+                self.drive(id, SequenceEvent::Cancel);
             } else if self.state.may_keep_waiting(active) {
                 self.state.timers.arm(active);
             } else {

@@ -6,7 +6,7 @@ use serde::Serialize;
 use speculation::Role;
 
 use super::lanes::LaneExplanation;
-use super::state::SchedulerState;
+use super::state::{SchedulerState, WaitKind};
 use super::workers::Worker;
 use crate::draft_health::HealthReport;
 use crate::fair_queue::FairQueue;
@@ -22,6 +22,10 @@ pub struct SchedulerReport {
     pub workers: Vec<WorkerReport>,
     /// Sequences that wait for a target with capacity.
     pub waiting_for_target: usize,
+    /// Of these, sequences that lost their target and are replayed.
+    pub replays_waiting: usize,
+    /// Addresses that an operator drains, of workers that are not connected too.
+    pub drained: Vec<String>,
     /// How long sequences waited for a target, by priority; those that lost theirs included.
     pub target_waits: Vec<WaitReport>,
 }
@@ -39,6 +43,8 @@ pub struct WorkerReport {
     pub task_types: Vec<String>,
     /// Sequences assigned to it.
     pub sequences: u32,
+    /// Why it gets no new sequences, if it gets none: `stopping`, `operator` or `unlisted`.
+    pub draining: Option<&'static str>,
     /// KV blocks that may be reserved there.
     pub credit_blocks: u64,
     /// KV blocks that are reserved there.
@@ -59,10 +65,13 @@ impl SchedulerState {
             *all += count;
             *first = since.min(*first);
         }
+        let replays = self.waiting.iter().filter(|(key, _)| key.kind != WaitKind::Ordinary);
         SchedulerReport {
             lanes: self.lanes.explain(),
             workers: self.workers.values().map(|worker| self.report_worker(worker)).collect(),
             waiting_for_target: self.waiting.values().map(FairQueue::len).sum(),
+            replays_waiting: replays.map(|(_, queue)| queue.len()).sum(),
+            drained: self.workers.drained().cloned().collect(),
             target_waits: self.target_waits.report(&waiting, self.now),
         }
     }
@@ -76,6 +85,7 @@ impl SchedulerState {
             model: worker.info.model_id.clone(),
             task_types: worker.info.task_types.clone(),
             sequences: worker.load,
+            draining: worker.draining.why(),
             credit_blocks,
             reserved_blocks,
             wire_us: worker.cost.wire_micros(),

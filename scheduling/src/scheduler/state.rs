@@ -13,14 +13,25 @@ use super::lanes::{LaneId, Lanes};
 use super::timers::Timers;
 use super::workers::Workers;
 use crate::fair_queue::FairQueue;
+use crate::replay_budget::ReplayBudget;
 use crate::waits::Waits;
 
 /// Who waits for a target together.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct QueueKey {
     pub(super) model: String,
-    /// Suspects wait by themselves: each has to find a target without another one, which must hold up nobody else.
-    pub(super) are_suspects: bool,
+    pub(super) kind: WaitKind,
+}
+
+/// Why a sequence waits. Queues of a model are served in this order.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum WaitKind {
+    /// It lost its target and is replayed, within the budget ([`crate::replay_budget`]). Its client reads already.
+    Replay,
+    /// It is new, or was preempted.
+    Ordinary,
+    /// It is replayed too, and is a suspect: it has to find a target without another one, which must hold up nobody else.
+    Suspect,
 }
 
 #[derive(Debug)]
@@ -37,7 +48,11 @@ pub(super) struct SchedulerState {
     pub(super) delayed: Vec<SequenceId>,
     pub(super) delayed_until: Option<Duration>,
     /// Sequences that wait for a target. An entry may be stale when its turn comes.
-    pub(super) waiting: BTreeMap<QueueKey, FairQueue<LaneId, SequenceId>>,
+    pub(super) waiting: BTreeMap<QueueKey, FairQueue<u64, LaneId, SequenceId>>,
+    /// What was replayed lately, by model.
+    pub(super) replays: BTreeMap<String, ReplayBudget>,
+    /// When the next sequence may be replayed, where one waits for that.
+    pub(super) replay_at: Option<Duration>,
     /// Sequences that none of their model's targets serves: they wait for another target to join, in nobody's way.
     pub(super) unserved: Vec<SequenceId>,
     /// How long sequences waited for their targets.
@@ -60,6 +75,8 @@ impl SchedulerState {
             delayed: Vec::new(),
             delayed_until: None,
             waiting: BTreeMap::new(),
+            replays: BTreeMap::new(),
+            replay_at: None,
             unserved: Vec::new(),
             target_waits: Waits::default(),
             capacity_changed: false,

@@ -28,8 +28,14 @@ const MIN_TARGET_DEADLINE: Duration = Duration::from_secs(2);
 impl Scheduler {
     /// Looks for targets that have fallen silent, and moves their sequences.
     pub(super) fn check_targets(&mut self) {
-        for key in self.state.workers.fallen_silent(self.state.now) {
-            self.move_from(key);
+        let now = self.state.now;
+        for worker in self.state.workers.fallen_silent(now) {
+            let moving = self.movable(worker);
+            let health = self.state.workers.get(worker).map(|worker| &worker.target_health);
+            let waited = health.and_then(|health| health.silent_for(now)).unwrap_or_default();
+            let report = Report::TargetSilent { worker, waited, moved: moving.len() };
+            self.state.commands.push(Command::Report(report));
+            self.leave_target(moving);
         }
     }
 
@@ -52,7 +58,18 @@ impl Scheduler {
         silent.into_iter().for_each(|key| self.move_from(key));
     }
 
-    fn move_from(&mut self, key: WorkerKey) {
+    /// Moves what another target of the same numerics class could run.
+    pub(super) fn move_from(&mut self, key: WorkerKey) {
+        let moving = self.movable(key);
+        if !moving.is_empty() {
+            let report = Report::Moved { from: key, sequences: moving.len() };
+            self.state.commands.push(Command::Report(report));
+        }
+        self.leave_target(moving);
+    }
+
+    /// The sequences at a target that another one could run, in the order in which they came, not in that of the table.
+    fn movable(&self, key: WorkerKey) -> Vec<SequenceId> {
         let may_move = |active: &&ActiveSequence| {
             active.worker(Role::Target) == Some(key)
                 && self
@@ -62,13 +79,11 @@ impl Scheduler {
         };
         let mut moving: Vec<SequenceId> =
             self.sequences.values().filter(may_move).map(|active| active.id).collect();
-        // In the order in which they came, not in that of the table.
         moving.sort_unstable();
-        let silent_for =
-            self.state.workers.get(key).and_then(|worker| worker.target_health.silent_for(self.state.now));
-        let report =
-            Report::TargetSilent { worker: key, waited: silent_for.unwrap_or_default(), moved: moving.len() };
-        self.state.commands.push(Command::Report(report));
+        moving
+    }
+
+    fn leave_target(&mut self, moving: Vec<SequenceId>) {
         for id in moving {
             self.drive(id, Event::GiveUp(Role::Target));
         }

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use speculation::step::Work;
 use speculation::{Draft, Proposal, Reply, ReplyBody, SamplingParams, Step, TokenSpan};
 
-use super::events::{StepTiming, WorkerInfo};
+use super::events::{Drain, StepTiming, WorkerInfo};
 use super::lanes::{LaneKey, TemperatureBand};
 use super::policy::{DraftTokens, SpeculationRequest};
 use super::*;
@@ -37,6 +37,8 @@ impl World {
             policy,
             target_deadline: Duration::from_secs(10),
             target_wait: Duration::from_secs(30),
+            queue_wait: Duration::from_secs(20),
+            replay_ids_per_second: 1_000,
             rules: Rules::default(),
         };
         Self {
@@ -62,6 +64,8 @@ impl World {
                 let frame = Frame { credit_blocks: Some(line.need("blocks")), ..Frame::default() };
                 self.event(Event::Frame(self.worker(&line.words[0]), frame))
             }
+            "drain" if line.words.len() > 1 => self.drain(line),
+            "unlist" | "list" => self.event(Event::Listed(self.worker(&line.words[0]), line.verb == "list")),
             "drain" => {
                 let frame = Frame { is_draining: true, ..Frame::default() };
                 self.event(Event::Frame(self.worker(&line.words[0]), frame))
@@ -100,7 +104,17 @@ impl World {
         self.event(Event::WorkerUp(key, Box::new(info)))
     }
 
-    /// `submit NAME prompt=N max=N k=N task=T priority=N`: a sequence of N prompt ids; `k` pins the draft length.
+    /// `drain NAME by operator` and `drain NAME undone`: an operator's word; `moving` moves what runs there.
+    fn drain(&mut self, line: &Line) -> String {
+        let says = |word: &str| line.words.iter().any(|said| said == word);
+        self.event(Event::Drain(Drain {
+            address: line.words[0].clone(),
+            is_draining: !says("undone"),
+            moves_sequences: says("moving"),
+        }))
+    }
+
+    /// `submit NAME prompt=N max=N k=N task=T priority=N key=N`: a sequence of N prompt ids; `k` pins the draft length.
     fn submit(&mut self, line: &Line) -> String {
         let id = SequenceId(self.sequences.len() as u64 + 1);
         self.sequences.insert(line.words[0].clone(), id);
@@ -119,7 +133,10 @@ impl World {
         };
         let speculation = SpeculationRequest { num_draft_tokens: line.get("k"), ..Default::default() };
         let prompt_ids: Arc<[u32]> = (0..prompt_len).map(|i| i + 10).collect();
-        let new = NewSequence { id, lane, spec, vocab_size: VOCAB_SIZE, prompt_ids, speculation };
+        let may_expire = line.get("choice").unwrap_or(0) == 0;
+        let api_key = line.get("key").unwrap_or(0);
+        let vocab_size = VOCAB_SIZE;
+        let new = NewSequence { id, lane, spec, vocab_size, prompt_ids, speculation, api_key, may_expire };
         self.event(Event::Submit(Box::new(new)))
     }
 
@@ -191,6 +208,9 @@ impl World {
                 let (name, sequence) = (self.name_of(worker), self.name_of_sequence(id));
                 format!("close {name}: {sequence} assignment {assignment}")
             }
+            // Followed by the first step.
+            Command::Assigned(_) => String::new(),
+            Command::Disconnect(worker) => format!("disconnect {}", self.name_of(worker)),
             Command::RoundBegun(id, k) => format!("round {} k={k}", self.name_of_sequence(id)),
             Command::Commit(round) => {
                 let (name, commit) = (self.name_of_sequence(round.id), &round.commit);
@@ -224,6 +244,8 @@ impl World {
             Report::WorkerDraining { worker, sequences } => {
                 format!("{} drains with {sequences} sequences", self.name_of(*worker))
             }
+            Report::Moved { from, sequences } => format!("{sequences} move from {}", self.name_of(*from)),
+            Report::WorkerUndrained(worker) => format!("{} drains no more", self.name_of(*worker)),
             Report::TargetAnswers(worker) => format!("{} answers again", self.name_of(*worker)),
             Report::TargetFailed { worker, fault, is_opened } => {
                 let opened = if *is_opened { "; its breaker opens" } else { "" };

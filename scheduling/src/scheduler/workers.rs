@@ -1,6 +1,9 @@
 //! The connected workers: what they said of themselves, which sequences are assigned to them, what capacity is reserved
 //! there, and what their steps cost.
 
+mod draining;
+mod health;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
@@ -10,10 +13,10 @@ use super::MAX_REPORTED_STEP;
 use super::events::{Report, WorkerInfo, WorkerKey};
 use super::lanes::{LaneId, WorkersOfLane};
 use super::placement::{Candidate, choose_draft, choose_target};
-use crate::cost::{Forward, StepTimes, WorkerCost};
+use crate::cost::{StepTimes, WorkerCost};
 use crate::draft_health::DraftHealth;
 use crate::placement::{PrefixMarks, PrefixMemory};
-use crate::target_health::{ExpectedSteps, FAILURES_TO_OPEN, MIN_SILENCE, TargetHealth};
+use crate::target_health::{FAILURES_TO_OPEN, TargetHealth};
 
 /// Ids of sequences whose first step is under way at one target; more wait. A mass failover becomes a queue.
 pub(super) const MAX_PREFILL_IDS: u32 = 16_384;
@@ -22,8 +25,8 @@ pub(super) const MAX_PREFILL_IDS: u32 = 16_384;
 const MAX_PROFILED_POINTS: usize = 1_024;
 const MAX_KV_BLOCKS: u64 = 1 << 40;
 
-/// Addresses whose crashes are remembered.
-const MAX_CRASHES: usize = 1_024;
+/// Addresses that are remembered: those of crashes, and those that are drained.
+const MAX_ADDRESSES: usize = 1_024;
 
 /// One worker.
 #[derive(Debug)]
@@ -41,8 +44,8 @@ pub(super) struct Worker {
     prefixes: PrefixMemory,
     /// How long its proposals are waited for (draft workers).
     pub(super) health: DraftHealth,
-    /// Whether it is about to stop: it gets no new sequences.
-    pub(super) is_draining: bool,
+    /// Why it gets no new sequences, if it gets none.
+    pub(super) draining: Draining,
     /// Whether it is to be relied on (targets).
     pub(super) target_health: TargetHealth,
     /// When to look whether it has fallen silent; none while it owes nothing (targets).
@@ -53,6 +56,33 @@ pub(super) struct Worker {
     pub(super) cost: WorkerCost,
     /// Decode steps without draft or prompt that the target has not answered.
     pub(super) decodes_in_flight: u32,
+}
+
+/// Who wants a worker to get no new sequences.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(super) struct Draining {
+    /// It is about to stop.
+    pub(super) by_itself: bool,
+    /// An operator drains it.
+    pub(super) by_operator: bool,
+    /// An operator took it off the list.
+    pub(super) is_unlisted: bool,
+}
+
+impl Draining {
+    pub(super) fn is_on(self) -> bool {
+        self.why().is_some()
+    }
+
+    /// In one word.
+    pub(super) fn why(self) -> Option<&'static str> {
+        match () {
+            () if self.by_itself => Some("stopping"),
+            () if self.is_unlisted => Some("unlisted"),
+            () if self.by_operator => Some("operator"),
+            () => None,
+        }
+    }
 }
 
 /// A sequence that wants a worker.
@@ -98,9 +128,6 @@ impl Reservation {
     }
 }
 
-/// Rows that a sequence brings to a step at most, for what a target may have to run.
-const MAX_ROWS_OF_A_SEQUENCE: f64 = 8.0;
-
 /// All connected workers.
 #[derive(Debug, Default)]
 pub(super) struct Workers {
@@ -109,6 +136,10 @@ pub(super) struct Workers {
     targets: BTreeMap<String, BTreeSet<WorkerKey>>,
     /// Connections in a row, by a target's address, that ended while it owed answers.
     crashes: BTreeMap<String, u32>,
+    /// Addresses that an operator drains.
+    drained: BTreeSet<String>,
+    /// Workers that are listed no more, and whose connections are to end.
+    unlisted: BTreeSet<WorkerKey>,
     /// When the first target is to be looked at; may be early.
     next_check: Option<Duration>,
     /// Workers whose block counts changed since they were last reported.
@@ -131,7 +162,7 @@ impl Workers {
             prefilling: 0,
             prefixes: PrefixMemory::default(),
             health: DraftHealth::default(),
-            is_draining: false,
+            draining: Draining { by_operator: self.drained.contains(&info.address), ..Draining::default() },
             target_health: TargetHealth::joined(
                 now,
                 crashes.min(FAILURES_TO_OPEN),
@@ -150,8 +181,9 @@ impl Workers {
     pub(super) fn leave(&mut self, key: WorkerKey) -> Option<WorkerInfo> {
         let Worker { info, target_health, .. } = self.workers.remove(&key)?;
         self.changed.remove(&key);
+        self.unlisted.remove(&key);
         if info.role == Role::Target && target_health.owes() {
-            if self.crashes.len() >= MAX_CRASHES && !self.crashes.contains_key(&info.address) {
+            if self.crashes.len() >= MAX_ADDRESSES && !self.crashes.contains_key(&info.address) {
                 self.crashes.pop_first();
             }
             *self.crashes.entry(info.address.clone()).or_default() += 1;
@@ -186,6 +218,11 @@ impl Workers {
         self.targets.contains_key(model)
     }
 
+    /// How many targets serve a model.
+    pub(super) fn num_targets(&self, model: &str) -> u32 {
+        self.targets.get(model).map_or(0, |targets| targets.len() as u32)
+    }
+
     pub(super) fn has(&self, role: Role) -> bool {
         self.workers.values().any(|worker| worker.info.role == role)
     }
@@ -201,7 +238,7 @@ impl Workers {
         Some(WorkersOfLane {
             target: &target.cost,
             draft: &draft.cost,
-            num_targets: self.targets.get(model).map_or(0, BTreeSet::len) as u32,
+            num_targets: self.num_targets(model),
             target_sequences: target.load,
             draft_sequences: draft.load,
         })
@@ -265,79 +302,6 @@ impl Workers {
         std::mem::take(&mut reservation.prefilling) > 0
     }
 
-    /// A step is sent to the sequence's target.
-    pub(super) fn asked(&mut self, reservation: &mut Reservation, now: Duration) {
-        let Some(worker) = self.workers.get_mut(&reservation.key) else { return };
-        if !std::mem::replace(&mut reservation.is_owed, true) {
-            worker.target_health.asked(now);
-        }
-        if worker.check_at.is_none() {
-            let check_at = now + MIN_SILENCE;
-            worker.check_at = Some(check_at);
-            self.next_check = Some(self.next_check.map_or(check_at, |next| next.min(check_at)));
-        }
-    }
-
-    /// The sequence's target answered.
-    pub(super) fn answered(&mut self, reservation: &mut Reservation) {
-        if std::mem::take(&mut reservation.is_owed)
-            && let Some(worker) = self.workers.get_mut(&reservation.key)
-        {
-            worker.target_health.settled();
-        }
-    }
-
-    /// The sequence got tokens from its target.
-    pub(super) fn succeeded(&mut self, reservation: &mut Reservation) {
-        let Some(worker) = self.workers.get_mut(&reservation.key) else { return };
-        worker.target_health.succeeded();
-        if !self.crashes.is_empty() {
-            self.crashes.remove(&worker.info.address);
-        }
-        worker.suspects -= u32::from(std::mem::take(&mut reservation.is_suspect));
-    }
-
-    /// When to call [`Self::fallen_silent`] at the latest.
-    pub(super) fn next_check(&self) -> Option<Duration> {
-        self.next_check
-    }
-
-    /// The targets that have fallen silent since the last call.
-    pub(super) fn fallen_silent(&mut self, now: Duration) -> Vec<WorkerKey> {
-        if self.next_check.is_none_or(|next| now < next) {
-            return Vec::new();
-        }
-        let mut silent = Vec::new();
-        for worker in self.workers.values_mut() {
-            if worker.check_at.is_none_or(|at| now < at) {
-                continue;
-            }
-            let expected = worker.expected_steps();
-            if worker.target_health.falls_silent(now, expected) {
-                silent.push(worker.key);
-            }
-            worker.check_at = worker.target_health.silent_at(expected);
-        }
-        self.next_check = self.workers.values().filter_map(|worker| worker.check_at).min();
-        silent
-    }
-
-    /// Whether a target that could serve the sequence exists, with capacity or not.
-    pub(super) fn could_serve(&self, wanted: &Wanted<'_>) -> bool {
-        self.candidates(wanted).any(|candidate| candidate.serves(wanted.model))
-    }
-
-    /// Whether a target that could serve the sequence, of the same numerics class as `from`, is to be relied on.
-    pub(super) fn could_move(&self, wanted: &Wanted<'_>, from: WorkerKey) -> bool {
-        let Some(from) = self.get(from) else { return false };
-        self.candidates(wanted).any(|candidate| {
-            candidate.key != from.key
-                && candidate.serves(wanted.model)
-                && candidate.info.numerics_id == from.info.numerics_id
-                && !candidate.is_out
-        })
-    }
-
     /// The worker limits how many blocks may be reserved there.
     pub(super) fn set_credit(&mut self, key: WorkerKey, blocks: u64) {
         if let Some(worker) = self.workers.get_mut(&key) {
@@ -383,7 +347,7 @@ impl Workers {
             let window = worker.info.max_model_len;
             let serves =
                 (window == 0 || wanted.max_len <= window) && !wanted.refused_by.contains(&worker.key);
-            !worker.is_draining && (worker.info.role == Role::Draft || serves)
+            !worker.draining.is_on() && (worker.info.role == Role::Draft || serves)
         };
         self.workers.values().filter(may_serve).map(move |worker| Candidate {
             key: worker.key,
@@ -422,17 +386,6 @@ impl Worker {
         self.info.kv_blocks == 0 || self.load == 0 || self.reserved + blocks <= self.credit
     }
 
-    /// What the target's steps take, for how long it may be silent.
-    pub(super) fn expected_steps(&self) -> ExpectedSteps {
-        let micros = |micros: f64| Duration::from_micros(micros as u64);
-        let rows = f64::from(self.load) * MAX_ROWS_OF_A_SEQUENCE + f64::from(self.prefilling);
-        let workload = Forward { rows, sequences: f64::from(self.load.max(1)), context: 0.0 };
-        ExpectedSteps {
-            one_row: micros(self.cost.step_micros(1.0, 0.0)),
-            workload: micros(self.cost.forward_micros(workload)),
-        }
-    }
-
     fn may_prefill(&self, ids: u32) -> bool {
         self.prefilling == 0 || self.prefilling + ids <= MAX_PREFILL_IDS
     }
@@ -467,114 +420,4 @@ fn step_times(info: &WorkerInfo) -> StepTimes {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::cost::StepTimePoint;
-
-    /// A target of 10 blocks of 16 ids.
-    fn target() -> WorkerInfo {
-        WorkerInfo { kv_blocks: 10, kv_block_size: 16, vocab_size: 9, ..WorkerInfo::of(Role::Target, "m") }
-    }
-
-    fn with_target() -> Workers {
-        let mut workers = Workers::default();
-        workers.join(Duration::ZERO, WorkerKey(1), target());
-        workers
-    }
-
-    fn wanted(expected_len: u32, len: u32, marks: &PrefixMarks) -> Wanted<'_> {
-        Wanted {
-            model: "m",
-            task_type: "",
-            lane: LaneId(1),
-            expected_len,
-            len,
-            marks,
-            max_len: expected_len,
-            avoid: None,
-            refused_by: &[],
-            is_suspect: false,
-            now: Duration::ZERO,
-        }
-    }
-
-    #[test]
-    fn capacity_is_reserved_within_the_credit_and_returned() {
-        let (mut workers, marks) = (with_target(), PrefixMarks::default());
-        let reserve = |workers: &mut Workers, ids| workers.reserve_target(&wanted(ids, 10, &marks), None);
-        let reserved = |workers: &Workers| workers.get(WorkerKey(1)).unwrap().reserved;
-        let first = reserve(&mut workers, 100).unwrap();
-        assert!(reserve(&mut workers, 100).is_none(), "7 + 7 blocks of 10");
-        let mut second = reserve(&mut workers, 48).unwrap();
-        workers.set_credit(WorkerKey(1), 20);
-        assert!(reserve(&mut workers, 160).is_some(), "3 + 7 + 10 blocks of 20");
-        assert!(workers.grow(&mut second, 64), "the first step is done");
-        assert!(!workers.grow(&mut second, 65), "and done once");
-        assert_eq!(reserved(&workers), 22, "a sequence that outgrows its reservation gets more");
-        workers.release(second);
-        workers.release(first);
-        let report = Report::Blocks { worker: WorkerKey(1), credit: 20, reserved: 10 };
-        assert_eq!(workers.take_changed_blocks().collect::<Vec<_>>(), [report]);
-        assert_eq!(workers.take_changed_blocks().count(), 0, "reported once");
-        workers.set_credit(WorkerKey(1), 0);
-        assert!(reserve(&mut workers, 1).is_none());
-    }
-
-    #[test]
-    fn absurd_numbers_of_a_worker_overflow_nothing() {
-        let point = |rows, kv_tokens, micros| StepTimePoint { rows, kv_tokens, micros };
-        let (mut workers, marks) = (Workers::default(), PrefixMarks::default());
-        let step_times =
-            vec![point(0, 0, 1), point(1, 0, 1), point(1, 1, u64::MAX), point(u32::MAX, u64::MAX, u64::MAX)];
-        let info = WorkerInfo { kv_blocks: u64::MAX, credit_blocks: Some(u64::MAX), step_times, ..target() };
-        workers.join(Duration::ZERO, WorkerKey(1), info);
-        workers.set_credit(WorkerKey(1), u64::MAX);
-        for _ in 0..3 {
-            assert!(workers.reserve_target(&wanted(u32::MAX, MAX_PREFILL_IDS / 3, &marks), None).is_some());
-        }
-        let expected = workers.get(WorkerKey(1)).unwrap().expected_steps();
-        let mut health = TargetHealth::default();
-        health.asked(Duration::ZERO);
-        assert!(health.silent_at(expected).is_some(), "{expected:?}");
-        let long = workers.get(WorkerKey(1)).unwrap().cost.step_micros(512.0, f64::from(u32::MAX));
-        assert!(Duration::from_secs_f64(long / 1e6) < Duration::MAX / 1_000);
-    }
-
-    #[test]
-    fn a_target_in_a_crash_loop_is_out_when_it_joins_until_a_sequence_succeeds() {
-        let (mut workers, marks) = (Workers::default(), PrefixMarks::default());
-        let is_out = |workers: &Workers, key| workers.get(key).unwrap().target_health.is_out(Duration::ZERO);
-        for crash in 1..=4 {
-            let key = WorkerKey(crash);
-            workers.join(Duration::ZERO, key, target());
-            assert_eq!(is_out(&workers, key), crash == 4, "{crash}");
-            let mut reservation = workers.reserve_target(&wanted(10, 10, &marks), None).unwrap();
-            workers.asked(&mut reservation, Duration::ZERO);
-            if crash == 4 {
-                workers.succeeded(&mut reservation);
-            }
-            workers.leave(key);
-        }
-        workers.join(Duration::ZERO, WorkerKey(9), target());
-        assert!(!is_out(&workers, WorkerKey(9)), "what succeeded is no loop");
-    }
-
-    #[test]
-    fn one_sequence_may_always_run_however_long() {
-        let (mut workers, marks) = (with_target(), PrefixMarks::default());
-        assert!(workers.reserve_target(&wanted(10_000, MAX_PREFILL_IDS + 1, &marks), None).is_some());
-        assert!(workers.reserve_target(&wanted(1, 1, &marks), None).is_none());
-    }
-
-    #[test]
-    fn prefills_under_way_at_a_target_are_bounded() {
-        let (mut workers, marks) = (with_target(), PrefixMarks::default());
-        workers.set_credit(WorkerKey(1), 1 << 40);
-        let want = wanted(1, MAX_PREFILL_IDS / 2, &marks);
-        let mut under_way: Vec<Reservation> =
-            std::iter::from_fn(|| workers.reserve_target(&want, None)).collect();
-        assert_eq!(under_way.len(), 2);
-        assert!(workers.grow(&mut under_way[0], 1));
-        assert!(workers.reserve_target(&want, None).is_some());
-    }
-}
+mod tests;

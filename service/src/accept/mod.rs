@@ -10,6 +10,7 @@ mod metrics;
 mod request_body;
 mod response;
 mod socket;
+mod spare;
 mod state;
 mod write_timeout;
 
@@ -28,6 +29,7 @@ pub use self::limits::Connections;
 pub use self::response::ResponseHandle;
 
 use self::connection::{Ending, Protocol, Serving, serve};
+use self::spare::Spare;
 use crate::shutdown::Lifetime;
 use crate::tls::ServerTls;
 
@@ -40,12 +42,18 @@ pub struct Listener {
     socket: TcpListener,
     tls: Option<ServerTls>,
     connections: Connections,
+    spare: Option<Spare>,
 }
 
 impl Listener {
     /// Plain, or with TLS; its connections count among `connections`.
     pub fn new(socket: TcpListener, tls: Option<ServerTls>, connections: &Connections) -> Self {
-        Self { socket, tls, connections: connections.clone() }
+        Self { socket, tls, connections: connections.clone(), spare: None }
+    }
+
+    /// Takes one connection at a time even where the process has no descriptor left.
+    pub fn with_spare_descriptor(self) -> Self {
+        Self { spare: Some(Spare::take()), ..self }
     }
 
     /// Serves HTTP/1 and HTTP/2 until the lifetime is cancelled, as its task `name`.
@@ -92,7 +100,9 @@ impl Listener {
                     self.connections.metrics.closed(name, "accept_error");
                     tracing::error!(listener = name, %error, "cannot accept a connection");
                     // Most likely out of file descriptors: asking again at once would only spin.
-                    tokio::time::sleep(ACCEPT_PAUSE).await;
+                    if !self.spare.as_ref().is_some_and(Spare::give_up) {
+                        tokio::time::sleep(ACCEPT_PAUSE).await;
+                    }
                 }
             }
         }
@@ -105,6 +115,7 @@ impl Listener {
         serving: &Serving,
     ) {
         let (metrics, tls, serving) = (self.connections.metrics.clone(), self.tls.clone(), serving.clone());
+        let spare = self.spare.clone();
         let lifetime = serving.lifetime.clone();
         lifetime.spawn("connection", async move {
             let (_place, _open) = (place, metrics.opened(name));
@@ -114,6 +125,9 @@ impl Listener {
                 Some(tls) => serve_tls(connection, &tls, serving).await,
             };
             metrics.closed(name, reason);
+            if let Some(spare) = spare {
+                spare.renew();
+            }
         });
     }
 }

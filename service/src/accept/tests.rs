@@ -356,3 +356,68 @@ async fn who_never_shakes_hands_or_speaks_without_tls_keeps_nobody_waiting() {
     assert!(answer.ends_with("served"), "{answer}");
     server.lifetime.shut_down(Duration::from_secs(5)).await;
 }
+
+/// Asks `/` by a connection of its own, with the descriptor of a socket that exists already; what came back.
+async fn ask(socket: tokio::net::TcpSocket, address: SocketAddr) -> String {
+    let mut connection = socket.connect(address).await.unwrap();
+    connection.write_all(b"GET / HTTP/1.1\r\nhost: here\r\nconnection: close\r\n\r\n").await.unwrap();
+    let mut answer = Vec::new();
+    connection.read_to_end(&mut answer).await.unwrap();
+    String::from_utf8(answer).unwrap()
+}
+
+/// Each test is a process of its own, whose limit this may change.
+#[tokio::test(flavor = "multi_thread")]
+async fn without_descriptors_listeners_rest_and_health_checks_are_answered() {
+    use nix::sys::resource::{Resource, getrlimit, setrlimit};
+    let (server, metrics) = (Server::new(), Metrics::new());
+    let connections = Connections::new(config(), &metrics);
+    let bind = || TcpListener::bind("127.0.0.1:0");
+    let (http, grpc, admin) = (bind().await.unwrap(), bind().await.unwrap(), bind().await.unwrap());
+    let addresses = [&http, &grpc, &admin].map(|socket| socket.local_addr().unwrap());
+    let listener = |socket| Listener::new(socket, None, &connections);
+    listener(http).serve_http("http", server.app(), &server.lifetime);
+    listener(grpc).serve_grpc("grpc", Routes::default(), &server.lifetime);
+    crate::health::serve_admin(admin, server.app(), &connections, &server.lifetime);
+    assert!(ask(tokio::net::TcpSocket::new_v4().unwrap(), addresses[2]).await.ends_with("served"));
+
+    // The clients' ends exist before the process runs out.
+    let sockets: Vec<_> = (0..5).map(|_| tokio::net::TcpSocket::new_v4().unwrap()).collect();
+    let mut sockets = sockets.into_iter();
+    let (soft, hard) = getrlimit(Resource::RLIMIT_NOFILE).unwrap();
+    let highest = std::fs::read_dir("/proc/self/fd")
+        .unwrap()
+        .filter_map(|entry| entry.unwrap().file_name().to_string_lossy().parse::<u64>().ok());
+    // Holes below the highest one are filled, so that none is left.
+    let limit = highest.max().unwrap() + 1;
+    setrlimit(Resource::RLIMIT_NOFILE, limit, hard).unwrap();
+    let mut filler = Vec::new();
+    while let Ok(file) = std::fs::File::open("/dev/null") {
+        filler.push(file);
+    }
+    let waiting = [addresses[0], addresses[1]].map(|address| {
+        let socket = sockets.next().unwrap();
+        server.lifetime.spawn("client", async move { socket.connect(address).await.unwrap() })
+    });
+    for socket in sockets.by_ref() {
+        assert!(ask(socket, addresses[2]).await.ends_with("served"), "a health check is answered");
+    }
+    for name in ["http", "grpc"] {
+        let failed = format!("listener=\"{name}\",reason=\"accept_error\"");
+        while !metrics.encode(Exposition::Prometheus).lines().any(|line| line.contains(&failed)) {
+            tokio::task::yield_now().await;
+        }
+    }
+    drop(filler);
+    setrlimit(Resource::RLIMIT_NOFILE, soft, hard).unwrap();
+    // Those that waited are served.
+    let [http, grpc] = waiting;
+    let mut http = http.await.unwrap();
+    http.write_all(HEAD).await.unwrap();
+    let mut first = [0; 12];
+    http.read_exact(&mut first).await.unwrap();
+    assert_eq!(&first, b"HTTP/1.1 200");
+    let mut grpc = grpc.await.unwrap();
+    grpc.write_all(HTTP2_PREFACE).await.unwrap();
+    assert!(grpc.read(&mut first).await.unwrap() > 0, "its settings");
+}

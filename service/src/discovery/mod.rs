@@ -75,7 +75,7 @@ pub trait Discovery: Send + Sync {
 /// What it means that a member is gone from a list.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Unlisted {
-    /// Somebody took it off: connections to it end at once.
+    /// Somebody took it off: it gets nothing new, and a connection to it ends once nothing runs there.
     Removed,
     /// Nobody can tell: it left, its lease ran out, or the list lost its data. A connection to it is kept while it
     /// answers, and is not made again. A worker that leaves ends its connections itself.

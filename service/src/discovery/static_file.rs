@@ -9,7 +9,7 @@
 //!
 //! The file is read again when it changes ([`crate::reread`]). A broken edit is logged once, with its line, and the last good
 //! list stays. Workers never write the file, so registering does nothing. Taking an entry out is an operator's decision:
-//! routers end their connection to that worker at once, and its sequences go on at other workers.
+//! routers give that worker nothing new, and end their connection to it once nothing runs there.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;

@@ -51,7 +51,9 @@ pub fn serve_admin(
     connections: &Connections,
     lifetime: &Lifetime,
 ) -> JoinHandle<()> {
-    Listener::new(socket, None, &connections.for_admin()).serve_http("admin", routes, lifetime)
+    Listener::new(socket, None, &connections.for_admin())
+        .with_spare_descriptor()
+        .serve_http("admin", routes, lifetime)
 }
 
 async fn live(Shared(health): Shared<Health>) -> Response {

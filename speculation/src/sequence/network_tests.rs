@@ -115,12 +115,7 @@ impl World {
             Admission::Refused(reason) => ReplyBody::Refused { reason },
             Admission::Run => self.run(role, &step),
         };
-        let Step { sequence_id, epoch, step_seq, .. } = step;
-        self.send(Frame::Reply(
-            role,
-            incarnation,
-            Reply { sequence_id, epoch, step_seq, body, agreed: Vec::new() },
-        ));
+        self.send(Frame::Reply(role, incarnation, Reply::to(&step, body)));
     }
 
     fn run(&mut self, role: Role, step: &Step) -> ReplyBody {

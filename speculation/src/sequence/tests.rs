@@ -33,14 +33,7 @@ fn sent(actions: &[Action], role: Role) -> Step {
 }
 
 fn answer(sequence: &mut Sequence, role: Role, step: &Step, body: ReplyBody) -> Vec<Action> {
-    let reply = Reply {
-        sequence_id: step.sequence_id,
-        epoch: step.epoch,
-        step_seq: step.step_seq,
-        body,
-        agreed: Vec::new(),
-    };
-    sequence.step(NOW, Event::Reply(role, reply))
+    sequence.step(NOW, Event::Reply(role, Reply::to(step, body)))
 }
 
 fn fed(step: &Step) -> ReplyBody {

@@ -206,6 +206,90 @@ def a_stream_without_options_has_no_usage(clusters):
     assert all(chunk.usage is None and chunk.choices for chunk in clusters.chat(stream=True))
 
 
+# Usage.
+
+
+@check
+def usage_tells_what_was_cached(clusters):
+    for speculation in ({"enabled": False}, {"num_draft_tokens": 4}):
+        prompt = f"# {speculation}\n" + CODE * 20
+        ask = {"prompt": prompt, "extra_body": {"speculation": speculation}}
+        first, second = (clusters.complete(**ask) for _ in range(2))
+        equal(second.choices[0].text, first.choices[0].text)
+        equal(first.usage.prompt_tokens_details.cached_tokens, 0)
+        cached, all_tokens = second.usage.prompt_tokens_details.cached_tokens, second.usage.prompt_tokens
+        # Whole blocks but for the last token, which is always computed.
+        assert all_tokens - 64 < cached < all_tokens, (cached, all_tokens)
+
+
+@check
+def speculation_is_told_as_vllm_tells_it(clusters):
+    whole = clusters.complete(extra_body=DRAFTED)
+    metrics = whole.model_extra["metrics"]["speculative_decoding"]
+    usage, histogram = speculation_of(whole.usage), metrics["acceptance_histogram"]
+    equal((metrics["num_draft_tokens"], metrics["num_accepted_draft_tokens"]), (usage["draft_tokens"], usage["accepted_tokens"]))
+    equal(sum(histogram), metrics["num_spec_steps"])
+    equal(sum(accepted * count for accepted, count in enumerate(histogram)), usage["accepted_tokens"])
+    equal((metrics["num_spec_tokens"], len(histogram)), (4, 5))
+    equal(metrics["draft_acceptance_rate"], usage["accepted_tokens"] / usage["draft_tokens"])
+    equal(metrics["mean_acceptance_length"], 1 + usage["accepted_tokens"] / metrics["num_spec_steps"])
+    last = list(clusters.complete(stream=True, stream_options={"include_usage": True}, extra_body=DRAFTED))[-1]
+    equal(sorted(last.model_extra["metrics"]["speculative_decoding"]), sorted(metrics))
+    assert "metrics" not in clusters.complete(n=2, extra_body=DRAFTED).model_extra
+    assert "metrics" not in clusters.complete(extra_body={"disable_spec_decode": True}).model_extra
+
+
+@check
+def timings_come_where_they_are_asked_for(clusters):
+    ask = {"extra_body": {**DRAFTED, "timings_per_token": True}}
+    whole = clusters.complete(**ask)
+    streamed = list(clusters.complete(stream=True, **ask))[-1]
+    for timings, usage in ((whole.model_extra["timings"], whole.usage), (streamed.model_extra["timings"], None)):
+        equal(timings["predicted_n"], 32)
+        assert timings["predicted_ms"] > 0 and timings["draft_n"] >= timings["draft_n_accepted"] > 0, timings
+        assert usage is None or timings["prompt_n"] + timings["cache_n"] == usage.prompt_tokens, timings
+    assert "timings" not in clusters.complete().model_extra
+
+
+# Responses.
+
+
+@check
+def a_streamed_response_is_the_whole_one(clusters):
+    ask = {"model": clusters.model, "input": CHAT[0]["content"], "max_output_tokens": 24, "extra_body": {"seed": 7}}
+    whole = clusters.open.responses.create(**ask)
+    equal((whole.status, whole.incomplete_details.reason), ("incomplete", "max_output_tokens"))
+    equal(whole.output_text, clusters.chat(max_completion_tokens=24).choices[0].message.content)
+    equal((whole.usage.output_tokens, whole.usage.input_tokens_details.cached_tokens is None), (24, False))
+    with clusters.open.responses.stream(**ask) as stream:
+        deltas = "".join(event.delta for event in stream if event.type == "response.output_text.delta")
+    equal(deltas, whole.output_text)
+    events = list(clusters.open.responses.create(**ask, stream=True))
+    equal((events[0].type, events[-1].type), ("response.created", "response.incomplete"))
+    equal([event.sequence_number for event in events], list(range(len(events))))
+    equal(events[-1].response.output_text, whole.output_text)
+
+
+@check
+def a_response_goes_on_from_an_earlier_one(clusters):
+    def ask(**fields):
+        settings = {"model": clusters.model, "max_output_tokens": 8, "extra_body": {"seed": 7}}
+        return clusters.open.responses.create(**{**settings, **fields})
+
+    first = ask(input="One")
+    second = ask(input="Two", previous_response_id=first.id)
+    turns = [("user", "One"), ("assistant", first.output_text), ("user", "Two")]
+    messages = [{"role": role, "content": content} for role, content in turns]
+    equal(second.output_text, clusters.chat(messages=messages, max_completion_tokens=8).choices[0].message.content)
+    equal(clusters.open.responses.retrieve(second.id).output_text, second.output_text)
+    clusters.open.responses.delete(first.id)
+    raised(openai.NotFoundError, lambda: clusters.open.responses.retrieve(first.id))
+    error = raised(openai.BadRequestError, lambda: ask(input="x", previous_response_id=first.id))
+    equal(error.code, "previous_response_not_found")
+    unstored = ask(input="One", store=False)
+    raised(openai.NotFoundError, lambda: clusters.open.responses.retrieve(unstored.id))
+
+
 # Log probabilities.
 
 

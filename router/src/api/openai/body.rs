@@ -249,6 +249,7 @@ impl Body {
             priority: self.priority,
             truncate_prompt_tokens: self.truncate_prompt_tokens,
             cache_salt: self.cache_salt,
+            wants_whole_window: false,
             names: FieldNames { max_tokens: max_tokens_name, logprobs: logprobs_name, prompt: prompt_name },
         };
         Ok((sent, form))

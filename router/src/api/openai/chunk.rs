@@ -3,13 +3,15 @@
 use serde::Serialize;
 use speculation::FinishReason;
 
-use super::body::StreamForm;
+use super::body::{AnswerForm, StreamForm};
+use super::error::ErrorBody;
 use super::logprobs::{ChatLogprobs, CompletionLogprobs};
 use super::response::{ASSISTANT, ChatChunkChoice, ChatDelta, ChunkSpeculation, CompletionChoice, Envelope};
 use super::tools::{Addition, ChoiceReader};
-use crate::pipeline::text_stream::{Part, ResponseInfo, TextDelta};
+use crate::api::sse::{Events, event};
+use crate::error::RouterError;
+use crate::pipeline::text_stream::{Part, ResponseInfo, TextDelta, TextStream};
 use crate::request::Operation;
-use crate::request::Usage;
 use crate::request::span::finish_word;
 use text::Vocabulary;
 
@@ -18,6 +20,7 @@ use text::Vocabulary;
 pub(super) struct ChunkWriter {
     operation: Operation,
     form: StreamForm,
+    timings: bool,
     /// Which choices have shown their role.
     introduced: Vec<bool>,
     /// One for each choice of a conversation whose answer is more than content.
@@ -27,14 +30,16 @@ pub(super) struct ChunkWriter {
 }
 
 impl ChunkWriter {
-    pub(super) fn new(operation: Operation, form: StreamForm, info: &ResponseInfo) -> Self {
+    pub(super) fn new(operation: Operation, form: AnswerForm, info: &ResponseInfo) -> Self {
+        let AnswerForm { stream, timings } = form;
+        let form = stream.unwrap_or_default();
         let frame = frame(&envelope((operation, form), info, NO_CHOICES));
         let readers = if operation == Operation::Chat { ChoiceReader::all(info) } else { Vec::new() };
-        Self { operation, form, introduced: vec![false; info.num_choices as usize], readers, frame }
+        Self { operation, form, timings, introduced: vec![false; info.num_choices as usize], readers, frame }
     }
 
     /// Appends the chunk of a piece; nothing where it has nothing to say yet.
-    pub(super) fn piece(
+    fn append(
         &mut self,
         (info, vocabulary): (&ResponseInfo, &Vocabulary),
         delta: TextDelta,
@@ -132,11 +137,19 @@ impl ChunkWriter {
     }
 
     /// Appends the chunk after the last choice, where it was asked for.
-    pub(super) fn usage(&self, info: &ResponseInfo, usage: &Usage, events: &mut Vec<u8>) {
-        if self.form.include_usage {
-            let envelope = envelope((self.operation, self.form), info, NO_CHOICES);
-            event(&envelope.with_usage(Some(usage)), events);
+    fn append_totals(&self, text: &TextStream, events: &mut Vec<u8>) {
+        let (usage, wants_usage) = (text.usage(), self.form.include_usage);
+        if !(wants_usage || self.timings) {
+            return;
         }
+        let mut last = envelope((self.operation, self.form), text.info(), NO_CHOICES);
+        if wants_usage {
+            last = last.with_usage(Some(&usage));
+        }
+        if self.timings {
+            last = last.with_timings(&usage, text.times());
+        }
+        event(&last, events);
     }
 
     fn write<C: Serialize>(&self, choice: &C, events: &mut Vec<u8>) {
@@ -151,6 +164,27 @@ impl ChunkWriter {
 pub(super) fn with_calls(reason: &'static str, has_calls: bool) -> &'static str {
     if has_calls && reason == finish_word(FinishReason::Stop) { "tool_calls" } else { reason }
 }
+
+impl Events for ChunkWriter {
+    fn begin(&mut self, _text: &TextStream, _events: &mut Vec<u8>) {}
+
+    fn piece(&mut self, text: &TextStream, delta: TextDelta, events: &mut Vec<u8>) {
+        self.append((text.info(), text.model().vocabulary()), delta, events);
+    }
+
+    fn end(&mut self, text: &TextStream, events: &mut Vec<u8>) {
+        self.append_totals(text, events);
+        events.extend_from_slice(DONE);
+    }
+
+    fn fail(&mut self, _text: &TextStream, error: &RouterError, events: &mut Vec<u8>) {
+        event(&ErrorBody::from(error), events);
+        events.extend_from_slice(DONE);
+    }
+}
+
+/// After the last event.
+const DONE: &[u8] = b"data: [DONE]\n\n";
 
 const NO_CHOICES: [(); 0] = [];
 
@@ -186,13 +220,6 @@ pub(super) fn json<T: Serialize>(value: &T) -> String {
     serde_json::to_string(value).expect(WRITABLE)
 }
 
-/// Appends an event whose data is one line of JSON.
-pub(super) fn event<T: Serialize>(value: &T, events: &mut Vec<u8>) {
-    events.extend_from_slice(b"data: ");
-    serde_json::to_writer(&mut *events, value).expect(WRITABLE);
-    events.extend_from_slice(b"\n\n");
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -221,7 +248,8 @@ mod tests {
             for include_usage in [false, true] {
                 let form = StreamForm { include_usage, ..StreamForm::default() };
                 let mut put_together = Vec::new();
-                ChunkWriter::new(operation, form, &info).write(&choice(), &mut put_together);
+                let answer = AnswerForm { stream: Some(form), timings: false };
+                ChunkWriter::new(operation, answer, &info).write(&choice(), &mut put_together);
                 let mut whole = Vec::new();
                 event(&envelope((operation, form), &info, [choice()]), &mut whole);
                 assert_eq!(String::from_utf8(put_together), String::from_utf8(whole));

@@ -34,17 +34,23 @@ impl From<&RouterError> for ErrorBody {
     }
 }
 
-impl IntoResponse for RouterError {
-    fn into_response(self) -> Response {
-        let meaning = self.meaning();
-        let mut response = (meaning.status, Json(ErrorBody::from(&self))).into_response();
+impl ErrorBody {
+    /// The whole answer.
+    pub fn respond(error: &RouterError) -> Response {
+        let mut response = (error.meaning().status, Json(Self::from(error))).into_response();
         let headers = response.headers_mut();
-        if let Some(seconds) = self.retry_after_seconds() {
+        if let Some(seconds) = error.retry_after_seconds() {
             headers.insert(header::RETRY_AFTER, HeaderValue::from(seconds));
         }
-        if matches!(self, RouterError::Unauthenticated(_)) {
+        if matches!(error, RouterError::Unauthenticated(_)) {
             headers.insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
         }
         response
+    }
+}
+
+impl IntoResponse for RouterError {
+    fn into_response(self) -> Response {
+        ErrorBody::respond(&self)
     }
 }

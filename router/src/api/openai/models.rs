@@ -18,6 +18,8 @@ pub struct Model {
     object: &'static str,
     created: u64,
     owned_by: &'static str,
+    /// vLLM's: the model behind the name.
+    root: String,
     /// Ours and vLLM's: prompt and output together.
     max_model_len: u32,
     /// Ours: the class of targets whose bits are equal.
@@ -31,6 +33,7 @@ impl From<&ModelEntry> for Model {
             object: "model",
             created: entry.created,
             owned_by: "outrider",
+            root: entry.model.clone(),
             max_model_len: entry.max_model_len,
             system_fingerprint: entry.numerics_id.clone(),
         }

@@ -1,34 +1,57 @@
-//! Text to what an HTTP client reads: one JSON answer (`whole`), or server-sent events (`sse`). Must never hold text
-//! back: that is decided in [`crate::detokenize`].
+//! [`OpenAi`]: text to what OpenAI's clients read, one JSON answer (`whole`) or chunks (`chunk`). Must never hold text back: that is
+//! decided in [`crate::detokenize`].
 
 use std::time::Duration;
 
 use axum::response::Response;
 
-use super::body::AnswerForm;
+use super::body::{AnswerForm, Body};
 use super::chunk::ChunkWriter;
-use super::{sse, whole};
+use super::error::ErrorBody;
+use super::whole;
+use crate::api::exchange::{Asked, Dialect};
+use crate::api::sse;
 use crate::error::RouterError;
 use crate::pipeline::AppState;
 use crate::pipeline::text_stream::TextStream;
-use crate::request::Operation;
+use crate::request::{Operation, SentRequest};
 
 /// How long a client may hear nothing: proxies cut silent connections after 30 s and more.
 pub const KEEP_ALIVE: Duration = Duration::from_secs(10);
 
-/// Answers a request that has started. For a stream this returns at once, and the text follows; a whole answer is
-/// awaited. A client that reads a stream hears nothing for the state's `keep_alive` at most.
-pub async fn respond(
-    state: &AppState,
-    text: TextStream,
-    operation: Operation,
-    form: AnswerForm,
-) -> Result<Response, RouterError> {
-    match form.stream {
-        Some(form) => {
-            let chunks = ChunkWriter::new(operation, form, text.info());
-            Ok(sse::respond(text, chunks, state.keep_alive))
+/// Conversations and completions.
+pub(in crate::api) struct OpenAi(pub(in crate::api) Operation);
+
+impl Dialect for OpenAi {
+    type Body = Body;
+    type Form = AnswerForm;
+
+    fn operation(&self) -> Operation {
+        self.0
+    }
+
+    fn id_prefix(&self) -> &'static str {
+        self.0.id_prefix()
+    }
+
+    fn read(&self, body: Body, asked: Asked<'_>) -> Result<(SentRequest, AnswerForm), RouterError> {
+        body.into_sent(self.0, asked.task_type)
+    }
+
+    async fn respond(
+        &self,
+        state: &AppState,
+        text: TextStream,
+        form: AnswerForm,
+    ) -> Result<Response, RouterError> {
+        if form.stream.is_some() {
+            let chunks = ChunkWriter::new(self.0, form, text.info());
+            return Ok(sse::respond(text, chunks, state.keep_alive));
         }
-        None => whole::respond(text, operation, state.answer_memory.begin()).await,
+        whole::respond(text, (self.0, form), state.answer_memory.begin()).await
+    }
+
+    fn refuse(&self, error: &RouterError) -> Response {
+        ErrorBody::respond(error)
     }
 }

@@ -1,10 +1,14 @@
 //! What answers look like: whole ones and the chunks of streams.
 
+use std::time::Duration;
+
 use serde::Serialize;
 
 use super::logprobs::{ChatLogprobs, CompletionLogprobs};
 use super::tools::{MessageParts, ToolCallBody};
 use crate::pipeline::text_stream::ResponseInfo;
+use crate::generation::SpeculationUsage;
+use crate::pipeline::text_stream::{ResponseInfo, Times};
 use crate::request::Usage;
 
 /// What surrounds the choices of every answer and chunk.
@@ -21,6 +25,14 @@ pub struct Envelope<'a, C: Serialize> {
     /// Absent, or null where a later chunk will say it.
     #[serde(skip_serializing_if = "Option::is_none")]
     usage: Option<Option<UsageBody>>,
+    /// vLLM's; beside the usage of a request of one choice that was drafted for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    metrics: Option<MetricsBody>,
+    /// llama.cpp's, where asked for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    timings: Option<TimingsBody>,
+    #[serde(skip)]
+    is_one_choice: bool,
 }
 
 impl<'a, C: Serialize> Envelope<'a, C> {
@@ -35,12 +47,21 @@ impl<'a, C: Serialize> Envelope<'a, C> {
             seed: info.seed as i64,
             choices,
             usage: None,
+            metrics: None,
+            timings: None,
+            is_one_choice: info.num_choices == 1,
         }
     }
 
     /// With usage; `None`: with a null in its place.
     pub fn with_usage(self, usage: Option<&Usage>) -> Self {
-        Self { usage: Some(usage.map(UsageBody::from)), ..self }
+        let metrics = usage.filter(|_| self.is_one_choice).and_then(MetricsBody::of);
+        Self { usage: Some(usage.map(UsageBody::from)), metrics, ..self }
+    }
+
+    /// With how long it took.
+    pub fn with_timings(self, usage: &Usage, times: Times) -> Self {
+        Self { timings: Some(TimingsBody::of(usage, times)), ..self }
     }
 }
 
@@ -149,11 +170,27 @@ struct UsageBody {
     prompt_tokens: u64,
     completion_tokens: u64,
     total_tokens: u64,
+    prompt_tokens_details: PromptDetails,
+    completion_tokens_details: CompletionDetails,
     speculation: SpeculationBody,
 }
 
 #[derive(Debug, Serialize)]
-struct SpeculationBody {
+struct PromptDetails {
+    cached_tokens: u64,
+}
+
+/// Predictions are not supported, and no model here marks its reasoning.
+#[derive(Debug, Default, Serialize)]
+struct CompletionDetails {
+    reasoning_tokens: u64,
+    accepted_prediction_tokens: u64,
+    rejected_prediction_tokens: u64,
+}
+
+/// What speculation did, and why it did not draft.
+#[derive(Debug, Serialize)]
+pub struct SpeculationBody {
     rounds: u64,
     draft_tokens: u64,
     accepted_tokens: u64,
@@ -163,18 +200,103 @@ struct SpeculationBody {
 
 impl From<&Usage> for UsageBody {
     fn from(usage: &Usage) -> Self {
-        let speculation = &usage.speculation;
         Self {
             prompt_tokens: usage.prompt_tokens,
             completion_tokens: usage.completion_tokens,
             total_tokens: usage.prompt_tokens + usage.completion_tokens,
-            speculation: SpeculationBody {
-                rounds: speculation.rounds,
-                draft_tokens: speculation.draft_tokens,
-                accepted_tokens: speculation.accepted_tokens,
-                acceptance_length: speculation.acceptance_length(),
-                disabled_reason: speculation.disabled_reason,
+            prompt_tokens_details: PromptDetails { cached_tokens: usage.cached_tokens },
+            completion_tokens_details: CompletionDetails::default(),
+            speculation: (&usage.speculation).into(),
+        }
+    }
+}
+
+impl From<&SpeculationUsage> for SpeculationBody {
+    fn from(speculation: &SpeculationUsage) -> Self {
+        Self {
+            rounds: speculation.rounds,
+            draft_tokens: speculation.draft_tokens,
+            accepted_tokens: speculation.accepted_tokens,
+            acceptance_length: speculation.acceptance_length(),
+            disabled_reason: speculation.disabled_reason,
+        }
+    }
+}
+
+/// vLLM's `metrics`.
+#[derive(Debug, Serialize)]
+pub struct MetricsBody {
+    speculative_decoding: SpeculativeDecodingBody,
+}
+
+/// Of the verify steps that had a draft.
+#[derive(Debug, Serialize)]
+struct SpeculativeDecodingBody {
+    mean_acceptance_length: f64,
+    draft_acceptance_rate: f64,
+    /// At `j` the steps that accepted `j` drafted tokens.
+    acceptance_histogram: Vec<u32>,
+    num_spec_steps: u64,
+    num_accepted_draft_tokens: u64,
+    num_draft_tokens: u64,
+    /// The longest draft.
+    num_spec_tokens: u32,
+}
+
+impl MetricsBody {
+    /// `None` where nothing was drafted: `usage.speculation` says why.
+    pub fn of(usage: &Usage) -> Option<Self> {
+        let SpeculationUsage { draft_tokens, accepted_tokens, .. } = usage.speculation;
+        let num_spec_steps = usage.accepted.num_steps();
+        (num_spec_steps > 0 && draft_tokens > 0).then(|| Self {
+            speculative_decoding: SpeculativeDecodingBody {
+                mean_acceptance_length: 1.0 + accepted_tokens as f64 / num_spec_steps as f64,
+                draft_acceptance_rate: accepted_tokens as f64 / draft_tokens as f64,
+                acceptance_histogram: usage.accepted.histogram().to_vec(),
+                num_spec_steps,
+                num_accepted_draft_tokens: accepted_tokens,
+                num_draft_tokens: draft_tokens,
+                num_spec_tokens: usage.accepted.longest_draft(),
             },
+        })
+    }
+}
+
+/// llama.cpp's `timings`, milliseconds and tokens.
+#[derive(Debug, Serialize)]
+struct TimingsBody {
+    cache_n: u64,
+    prompt_n: u64,
+    prompt_ms: f64,
+    prompt_per_token_ms: f64,
+    prompt_per_second: f64,
+    predicted_n: u64,
+    predicted_ms: f64,
+    predicted_per_token_ms: f64,
+    predicted_per_second: f64,
+    draft_n: u64,
+    draft_n_accepted: u64,
+}
+
+impl TimingsBody {
+    fn of(usage: &Usage, times: Times) -> Self {
+        let (prompt_n, predicted_n) = (usage.prompt_tokens - usage.cached_tokens, usage.completion_tokens);
+        let milliseconds = |time: Duration| time.as_secs_f64() * 1e3;
+        // JSON has no infinity: what took no time has no rate.
+        let ratio = |of: f64, by: f64| if by > 0.0 { of / by } else { 0.0 };
+        let (prompt_ms, predicted_ms) = (milliseconds(times.prompt), milliseconds(times.predicted));
+        Self {
+            cache_n: usage.cached_tokens,
+            prompt_n,
+            prompt_ms,
+            prompt_per_token_ms: ratio(prompt_ms, prompt_n as f64),
+            prompt_per_second: ratio(prompt_n as f64 * 1e3, prompt_ms),
+            predicted_n,
+            predicted_ms,
+            predicted_per_token_ms: ratio(predicted_ms, predicted_n as f64),
+            predicted_per_second: ratio(predicted_n as f64 * 1e3, predicted_ms),
+            draft_n: usage.speculation.draft_tokens,
+            draft_n_accepted: usage.speculation.accepted_tokens,
         }
     }
 }

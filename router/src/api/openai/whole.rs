@@ -3,8 +3,10 @@
 use axum::body::{Body, Bytes};
 use axum::response::{IntoResponse, Response};
 use http::{HeaderValue, header};
+use serde::Serialize;
 use speculation::FinishReason;
 
+use super::body::AnswerForm;
 use super::chunk::{json, with_calls};
 use super::logprobs::{ChatLogprobs, CompletionLogprobs};
 use super::response::{AssistantMessage, ChatChoice, CompletionChoice, Envelope};
@@ -43,7 +45,7 @@ impl AsRef<[u8]> for HeldAnswer {
 
 pub(super) async fn respond(
     mut text: TextStream,
-    operation: Operation,
+    (operation, form): (Operation, AnswerForm),
     mut hold: AnswerHold,
 ) -> Result<Response, RouterError> {
     let mut choices: Vec<Collected> = Vec::new();
@@ -61,8 +63,8 @@ pub(super) async fn respond(
         choice.finish = choice.finish.or(delta.finish);
     }
     let json = match operation {
-        Operation::Chat => chat(&text, choices)?,
-        Operation::Completion => completion(&text, choices)?,
+        Operation::Chat => chat(&text, choices, form)?,
+        Operation::Completion => completion(&text, choices, form)?,
     };
     let body = Body::from(Bytes::from_owner(HeldAnswer { json, _hold: hold }));
     Ok(([(header::CONTENT_TYPE, HeaderValue::from_static("application/json"))], body).into_response())
@@ -73,7 +75,7 @@ fn json_bytes(tokens: &[OutputToken]) -> usize {
     tokens.iter().map(|token| TOKEN_BYTES + TOP_TOKEN_BYTES * top(token)).sum()
 }
 
-fn chat(text: &TextStream, choices: Vec<Collected>) -> Result<String, RouterError> {
+fn chat(text: &TextStream, choices: Vec<Collected>, form: AnswerForm) -> Result<String, RouterError> {
     let (info, vocabulary) = (text.info(), text.model().vocabulary());
     let mut readers = ChoiceReader::all(info);
     let choice = |(index, choice): (usize, Collected)| {
@@ -90,10 +92,10 @@ fn chat(text: &TextStream, choices: Vec<Collected>) -> Result<String, RouterErro
         })
     };
     let choices: Result<Vec<_>, RouterError> = choices.into_iter().enumerate().map(choice).collect();
-    Ok(json(&Envelope::new(info, "chat.completion", choices?).with_usage(Some(&text.usage()))))
+    Ok(json(&with_totals(Envelope::new(info, "chat.completion", choices?), text, form)))
 }
 
-fn completion(text: &TextStream, choices: Vec<Collected>) -> Result<String, RouterError> {
+fn completion(text: &TextStream, choices: Vec<Collected>, form: AnswerForm) -> Result<String, RouterError> {
     let (info, vocabulary) = (text.info(), text.model().vocabulary());
     let choice = |(index, choice): (usize, Collected)| {
         Ok(CompletionChoice {
@@ -105,7 +107,17 @@ fn completion(text: &TextStream, choices: Vec<Collected>) -> Result<String, Rout
         })
     };
     let choices: Result<Vec<_>, RouterError> = choices.into_iter().enumerate().map(choice).collect();
-    Ok(json(&Envelope::new(info, "text_completion", choices?).with_usage(Some(&text.usage()))))
+    Ok(json(&with_totals(Envelope::new(info, "text_completion", choices?), text, form)))
+}
+
+fn with_totals<'a, C: Serialize>(
+    answer: Envelope<'a, C>,
+    text: &TextStream,
+    form: AnswerForm,
+) -> Envelope<'a, C> {
+    let usage = text.usage();
+    let answer = answer.with_usage(Some(&usage));
+    if form.timings { answer.with_timings(&usage, text.times()) } else { answer }
 }
 
 fn finish_reason(choice: &Collected) -> Result<&'static str, RouterError> {

@@ -9,6 +9,7 @@ use service::metrics::Metrics;
 use simulator::{ENDLESS, Kind, Policy, Recording, Setup, Sharing, Traffic, run_recorded};
 use speculation::{FinishReason, Step};
 use tokio::sync::{mpsc, oneshot};
+use tokio_util::sync::CancellationToken;
 
 use super::*;
 use crate::generation::{GenerationEvent, GenerationStream, Unread};
@@ -32,7 +33,7 @@ impl Left {
                 Command::Close(worker, id, assignment) => left.closes.push((*worker, *id, *assignment)),
                 Command::Commit(round) => left.tokens.push((round.id, round.commit.token_ids.clone())),
                 Command::Finish(id, reason, _) => left.finished.push((*id, *reason)),
-                Command::Report(_) => {}
+                Command::Report(_) | Command::Assigned(_) => {}
                 other => panic!("not in this run: {other:?}"),
             }
         }
@@ -70,7 +71,15 @@ impl World {
             Event::WorkerUp(key, info) => {
                 let (outbox, frames) = mpsc::channel(64);
                 self.workers.push((key, info.role, frames));
-                self.driver.worker_event(now, WorkerEvent::Up(ConnectedWorker { key, info: *info, outbox }));
+                self.driver.worker_event(
+                    now,
+                    WorkerEvent::Up(ConnectedWorker {
+                        key,
+                        info: *info,
+                        outbox,
+                        end: CancellationToken::new(),
+                    }),
+                );
             }
             Event::Frame(key, frame) => {
                 self.driver.worker_event(now, WorkerEvent::Frame(key, frame_to_wire(&frame)))
@@ -81,7 +90,7 @@ impl World {
     }
 
     fn submit(&mut self, now: Duration, new: NewSequence) {
-        let NewSequence { id, lane, spec, vocab_size, prompt_ids, speculation } = new;
+        let NewSequence { id, lane, spec, vocab_size, prompt_ids, speculation, api_key, may_expire } = new;
         self.driver.next_sequence = id.0;
         let request = GenerationRequest {
             request_id: String::new(),
@@ -93,6 +102,8 @@ impl World {
             task_type: lane.task_type,
             speculation,
             unread: Unread::default(),
+            api_key,
+            may_expire,
             span: tracing::Span::none(),
         };
         let (answer, answered) = oneshot::channel();

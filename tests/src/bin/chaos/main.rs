@@ -4,6 +4,7 @@
 #![expect(clippy::print_stdout, clippy::print_stderr, reason = "printing is the job")]
 
 mod overload;
+mod soak;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -30,7 +31,8 @@ Examples:
   chaos --only nan-target --logs DIR     with what every process logged
   chaos --engine synthetic --targets 16 --drafts 64 --width 48 --only churn --faults 20
                                          many workers that join, leave and crash
-  chaos overload                         five times what can be served";
+  chaos overload                         five times what can be served
+  chaos soak --seconds 1200              conversations that grow, with drafts and without";
 
 /// Plays faults to a cluster of real processes under load, and says what they did to streams.
 ///
@@ -101,6 +103,7 @@ struct Args {
 #[derive(Debug, Subcommand)]
 enum Other {
     Overload(overload::Args),
+    Soak(soak::Args),
 }
 
 impl Args {
@@ -142,9 +145,16 @@ impl Args {
 #[tokio::main]
 async fn main() -> anyhow::Result<ExitCode> {
     let args = Args::parse();
-    if let Some(Other::Overload(args)) = &args.other {
-        overload::run(args).await?;
-        return Ok(ExitCode::SUCCESS);
+    match &args.other {
+        Some(Other::Overload(args)) => {
+            overload::run(args).await?;
+            return Ok(ExitCode::SUCCESS);
+        }
+        Some(Other::Soak(args)) => {
+            soak::run(args).await?;
+            return Ok(ExitCode::SUCCESS);
+        }
+        None => {}
     }
     let settings = args.settings();
     let logs = Arc::new(FileLogs::new(args.logs.as_deref())?);

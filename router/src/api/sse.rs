@@ -1,5 +1,5 @@
-//! A response as server-sent events: a `data:` line a chunk, comments while nothing comes, `[DONE]` at the end. An error
-//! after the first byte is an event with OpenAI's error object.
+//! A response as server-sent events: events while text comes, comments while nothing comes. What the events look like is the API's
+//! to say ([`Events`]). An error after the first byte is an event too.
 //!
 //! Whatever is ready goes out in one write: the write is the dearest part of an event. It must never wait for more than is there.
 
@@ -12,16 +12,14 @@ use axum::body::{Body, Bytes};
 use axum::response::{IntoResponse, Response};
 use futures::stream;
 use http::{HeaderValue, header};
+use serde::Serialize;
 use tokio::time::{Instant, Sleep, sleep_until};
 
-use super::chunk::{ChunkWriter, event};
-use super::error::ErrorBody;
-use crate::pipeline::text_stream::TextStream;
+use crate::error::RouterError;
+use crate::pipeline::text_stream::{TextDelta, TextStream};
 
 /// What a client hears that would hear nothing else for too long.
 const KEEP_ALIVE: &[u8] = b": keep-alive\n\n";
-
-const DONE: &[u8] = b"data: [DONE]\n\n";
 
 /// Events of a client that was slow go out together, up to about so many bytes.
 const WRITE_BYTES: usize = 16 << 10;
@@ -29,15 +27,48 @@ const WRITE_BYTES: usize = 16 << 10;
 /// Most events are no longer.
 const USUAL_EVENT_BYTES: usize = 384;
 
-struct EventWriter {
+/// The events of one API. Each appends to `events` what it has to say.
+pub(super) trait Events: Send + 'static {
+    /// Before the first piece.
+    fn begin(&mut self, text: &TextStream, events: &mut Vec<u8>);
+
+    /// A piece of a choice.
+    fn piece(&mut self, text: &TextStream, delta: TextDelta, events: &mut Vec<u8>);
+
+    /// After the last piece.
+    fn end(&mut self, text: &TextStream, events: &mut Vec<u8>);
+
+    /// Instead of what would have followed.
+    fn fail(&mut self, text: &TextStream, error: &RouterError, events: &mut Vec<u8>);
+}
+
+/// Appends one event without a name.
+pub(super) fn event<T: Serialize>(data: &T, events: &mut Vec<u8>) {
+    events.extend_from_slice(b"data: ");
+    serde_json::to_writer(&mut *events, data).expect("text, numbers and lists of them can be written");
+    events.extend_from_slice(b"\n\n");
+}
+
+/// Appends one event of this name.
+pub(super) fn named_event<T: Serialize>(name: &str, data: &T, events: &mut Vec<u8>) {
+    events.extend_from_slice(b"event: ");
+    events.extend_from_slice(name.as_bytes());
+    events.push(b'\n');
+    event(data, events);
+}
+
+struct EventWriter<E> {
     text: TextStream,
-    chunks: ChunkWriter,
+    writer: E,
     silence: Silence,
+    began: bool,
     ended: bool,
 }
 
-pub(super) fn respond(text: TextStream, chunks: ChunkWriter, keep_alive: Duration) -> Response {
-    let mut writer = EventWriter { text, chunks, silence: Silence::new(keep_alive), ended: false };
+/// A client that reads the answer hears nothing for `keep_alive` at most.
+pub(super) fn respond(text: TextStream, writer: impl Events, keep_alive: Duration) -> Response {
+    let silence = Silence::new(keep_alive);
+    let mut writer = EventWriter { text, writer, silence, began: false, ended: false };
     let events = stream::poll_fn(move |context| {
         writer.poll_events(context).map(|events| events.map(Ok::<_, Infallible>))
     });
@@ -48,28 +79,28 @@ pub(super) fn respond(text: TextStream, chunks: ChunkWriter, keep_alive: Duratio
     (headers, Body::from_stream(events)).into_response()
 }
 
-impl EventWriter {
+impl<E: Events> EventWriter<E> {
     /// The events that are ready.
     fn poll_events(&mut self, context: &mut Context<'_>) -> Poll<Option<Bytes>> {
         if self.ended {
             return Poll::Ready(None);
         }
         let mut events = Vec::new();
+        if !std::mem::replace(&mut self.began, true) {
+            self.writer.begin(&self.text, &mut events);
+        }
         while !self.ended && events.len() < WRITE_BYTES {
             let Poll::Ready(next) = self.text.poll_next(context) else { break };
             events.reserve(USUAL_EVENT_BYTES);
             match next {
-                Some(Ok(delta)) => {
-                    let of = (self.text.info(), self.text.model().vocabulary());
-                    self.chunks.piece(of, delta, &mut events);
-                }
+                Some(Ok(delta)) => self.writer.piece(&self.text, delta, &mut events),
                 Some(Err(error)) => {
-                    event(&ErrorBody::from(&error), &mut events);
-                    self.end(&mut events);
+                    self.writer.fail(&self.text, &error, &mut events);
+                    self.ended = true;
                 }
                 None => {
-                    self.chunks.usage(self.text.info(), &self.text.usage(), &mut events);
-                    self.end(&mut events);
+                    self.writer.end(&self.text, &mut events);
+                    self.ended = true;
                 }
             }
         }
@@ -79,13 +110,7 @@ impl EventWriter {
         self.silence.broken();
         Poll::Ready(Some(events.into()))
     }
-
-    fn end(&mut self, events: &mut Vec<u8>) {
-        events.extend_from_slice(DONE);
-        self.ended = true;
-    }
 }
-
 /// Watches how long nothing was said. Its timer is moved when it fires and not with every event.
 struct Silence {
     most: Duration,

@@ -1,0 +1,76 @@
+//! The first frames of the first build that spoke protocol version 1, byte for byte: encoded by `protoc --encode` from
+//! `worker.proto` of commit ae4a0ed. Whatever is added to the protocol, these must be read as what they meant then, and what a
+//! build of today says to such a peer must be what it can read.
+
+use prost::Message as _;
+use proto::v1;
+use proto::version::{PROTOCOL_VERSIONS, common_version};
+
+const WORKER: &[u8] = include_bytes!("../testdata/worker_hello_1.bin");
+const ROUTER: &[u8] = include_bytes!("../testdata/router_hello_1.bin");
+
+/// What the recorded worker said.
+fn worker_hello() -> v1::WorkerHello {
+    v1::WorkerHello {
+        protocol_version_min: 1,
+        protocol_version_max: 1,
+        worker_id: 72_623_859_790_382_856,
+        role: v1::WorkerRole::Target.into(),
+        model_id: "demo".to_owned(),
+        numerics_id: "0123456789abcdef".to_owned(),
+        vocab_size: 4_096,
+        tokenizer_fingerprint: "aa55".to_owned(),
+        sampling_scheme: "philox-gumbel-1".to_owned(),
+        max_draft_tokens: 16,
+        kv_blocks: 1_024,
+        kv_block_size: 16,
+        task_types: vec!["code".to_owned()],
+        max_model_len: 2_048,
+        eos_token_ids: vec![0],
+        assets: vec![v1::Asset { name: "tokenizer.json".to_owned(), sha256: "00ff".to_owned(), size: 12 }],
+        step_times: vec![v1::StepTimePoint { rows: 1, kv_tokens: 512, micros: 900 }],
+    }
+}
+
+#[test]
+fn an_older_worker_is_understood_and_a_version_is_chosen() {
+    let frame = v1::WorkerFrame::decode(WORKER).unwrap();
+    assert_eq!(frame.credits.as_ref().map(|credits| credits.blocks), Some(1_024));
+    let hello = frame.hello.unwrap();
+    assert_eq!(hello, worker_hello());
+    let theirs = hello.protocol_version_min..=hello.protocol_version_max;
+    assert_eq!(
+        common_version(&PROTOCOL_VERSIONS, &theirs),
+        Some(1),
+        "version 1 is spoken until an ADR ends that"
+    );
+}
+
+#[test]
+fn an_older_router_is_understood_and_a_version_is_chosen() {
+    let hello = v1::RouterFrame::decode(ROUTER).unwrap().hello.unwrap();
+    assert_eq!(hello.router_id, 72_623_859_790_382_856);
+    let theirs = hello.protocol_version_min..=hello.protocol_version_max;
+    assert_eq!(common_version(&PROTOCOL_VERSIONS, &theirs), Some(1));
+}
+
+#[test]
+fn what_is_said_to_an_older_peer_are_the_bytes_that_it_knows() {
+    let credits = Some(v1::Credits { blocks: 1_024 });
+    let frame = v1::WorkerFrame { hello: Some(worker_hello()), credits, ..v1::WorkerFrame::default() };
+    assert_eq!(frame.encode_to_vec(), WORKER);
+    let hello = v1::RouterHello {
+        protocol_version_min: 1,
+        protocol_version_max: 1,
+        router_id: 72_623_859_790_382_856,
+    };
+    let frame = v1::RouterFrame { hello: Some(hello), ..v1::RouterFrame::default() };
+    assert_eq!(frame.encode_to_vec(), ROUTER);
+}
+
+#[test]
+fn a_frame_with_fields_of_a_later_version_is_read_as_far_as_it_is_known() {
+    // Field 100, of a length: what a later build may add.
+    let later = [ROUTER, &[0xa2, 0x06, 0x03, 1, 2, 3]].concat();
+    assert_eq!(v1::RouterFrame::decode(later.as_slice()).unwrap(), v1::RouterFrame::decode(ROUTER).unwrap());
+}

@@ -1,0 +1,173 @@
+//! What Anthropic's clients read: a message, the events by which a streamed one grows, and errors.
+
+use serde::Serialize;
+use serde_json::json;
+use speculation::FinishReason;
+
+use crate::api::sse::{Events, named_event};
+use crate::error::RouterError;
+use crate::pipeline::text_stream::{ResponseInfo, TextDelta, TextStream};
+use crate::request::Usage;
+
+/// A message, at whichever point of its making.
+#[derive(Debug, Serialize)]
+pub(super) struct Message<'a> {
+    id: &'a str,
+    r#type: &'static str,
+    role: &'static str,
+    model: &'a str,
+    content: Vec<TextBlock<'a>>,
+    stop_reason: Option<&'static str>,
+    stop_sequence: Option<&'a str>,
+    usage: MessageUsage,
+    /// Ours, as in conversations.
+    system_fingerprint: &'a str,
+    seed: i64,
+}
+
+#[derive(Debug, Serialize)]
+struct TextBlock<'a> {
+    r#type: &'static str,
+    text: &'a str,
+}
+
+/// Tokens that were in the cache are apart from the others.
+#[derive(Debug, Serialize)]
+struct MessageUsage {
+    input_tokens: u64,
+    cache_creation_input_tokens: u64,
+    cache_read_input_tokens: u64,
+    output_tokens: u64,
+}
+
+/// Why a message ended.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct StopReason<'a> {
+    reason: &'static str,
+    sequence: Option<&'a str>,
+}
+
+impl<'a> StopReason<'a> {
+    /// Anthropic's words; `stop_string` is the one that ended the text, if one did.
+    pub(super) fn of(finish: FinishReason, stop_string: Option<&'a str>) -> Self {
+        let reason = match (finish, stop_string) {
+            (FinishReason::Length, _) => "max_tokens",
+            (FinishReason::Stop, Some(_)) => "stop_sequence",
+            (FinishReason::Stop, None) => "end_turn",
+        };
+        Self { reason, sequence: stop_string }
+    }
+}
+
+impl From<&Usage> for MessageUsage {
+    fn from(usage: &Usage) -> Self {
+        Self {
+            input_tokens: usage.prompt_tokens - usage.cached_tokens,
+            cache_creation_input_tokens: 0,
+            cache_read_input_tokens: usage.cached_tokens,
+            output_tokens: usage.completion_tokens,
+        }
+    }
+}
+
+impl<'a> Message<'a> {
+    /// One that has no text yet.
+    fn begun(info: &'a ResponseInfo, usage: &Usage) -> Self {
+        Self {
+            id: &info.id,
+            r#type: "message",
+            role: "assistant",
+            model: &info.model,
+            content: Vec::new(),
+            stop_reason: None,
+            stop_sequence: None,
+            usage: usage.into(),
+            system_fingerprint: &info.system_fingerprint,
+            seed: info.seed as i64,
+        }
+    }
+
+    /// One that is complete.
+    pub(super) fn whole(info: &'a ResponseInfo, text: &'a str, stop: StopReason<'a>, usage: &Usage) -> Self {
+        Self {
+            content: vec![TextBlock { r#type: "text", text }],
+            stop_reason: Some(stop.reason),
+            stop_sequence: stop.sequence,
+            ..Self::begun(info, usage)
+        }
+    }
+}
+
+/// Writes the events of one message.
+#[derive(Debug, Default)]
+pub(super) struct MessageEvents {
+    finish: Option<FinishReason>,
+}
+
+impl Events for MessageEvents {
+    fn begin(&mut self, text: &TextStream, events: &mut Vec<u8>) {
+        let message = Message::begun(text.info(), &text.usage());
+        named_event("message_start", &json!({ "type": "message_start", "message": message }), events);
+        let start = json!({ "type": "content_block_start", "index": 0, "content_block": { "type": "text", "text": "" } });
+        named_event("content_block_start", &start, events);
+    }
+
+    fn piece(&mut self, _text: &TextStream, delta: TextDelta, events: &mut Vec<u8>) {
+        self.finish = self.finish.or(delta.finish);
+        if !delta.text.is_empty() {
+            let delta = json!({ "type": "text_delta", "text": delta.text });
+            let piece = json!({ "type": "content_block_delta", "index": 0, "delta": delta });
+            named_event("content_block_delta", &piece, events);
+        }
+    }
+
+    fn end(&mut self, text: &TextStream, events: &mut Vec<u8>) {
+        let Some(finish) = self.finish else {
+            let error = RouterError::Internal("the text ended before its choice did".into());
+            return self.fail(text, &error, events);
+        };
+        named_event("content_block_stop", &json!({ "type": "content_block_stop", "index": 0 }), events);
+        let StopReason { reason, sequence } = StopReason::of(finish, text.stop_string(0));
+        let delta = json!({ "stop_reason": reason, "stop_sequence": sequence });
+        let usage = MessageUsage::from(&text.usage());
+        named_event(
+            "message_delta",
+            &json!({ "type": "message_delta", "delta": delta, "usage": usage }),
+            events,
+        );
+        named_event("message_stop", &json!({ "type": "message_stop" }), events);
+    }
+
+    fn fail(&mut self, _text: &TextStream, error: &RouterError, events: &mut Vec<u8>) {
+        named_event("error", &ErrorMessage::of(error), events);
+    }
+}
+
+/// An error in Anthropic's shape.
+#[derive(Debug, Serialize)]
+pub(super) struct ErrorMessage {
+    r#type: &'static str,
+    error: ErrorDetail,
+}
+
+#[derive(Debug, Serialize)]
+struct ErrorDetail {
+    r#type: &'static str,
+    message: String,
+}
+
+impl ErrorMessage {
+    pub(super) fn of(error: &RouterError) -> Self {
+        let r#type = match error.meaning().status.as_u16() {
+            401 => "authentication_error",
+            404 => "not_found_error",
+            413 => "request_too_large",
+            429 => "rate_limit_error",
+            503 => "overloaded_error",
+            504 => "timeout_error",
+            status if status < 500 => "invalid_request_error",
+            _ => "api_error",
+        };
+        Self { r#type: "error", error: ErrorDetail { r#type, message: error.to_string() } }
+    }
+}

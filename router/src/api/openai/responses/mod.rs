@@ -1,0 +1,125 @@
+//! OpenAI's responses: `/v1/responses` in its shapes. A body becomes the same request as a conversation's ([`body`]), and its text one
+//! response object ([`answer`]) or the events that build one ([`events`]). Responses are kept for a while, so that a later one can go on
+//! from an earlier one: in [`crate::pipeline::response_store`].
+//!
+//! Function tools belong here: what a tool call looks like in `input`, `tools` and `output` is to be said in [`body`] and [`answer`].
+//! Until they exist they are refused by name.
+
+mod answer;
+mod body;
+mod events;
+
+use axum::extract::{Path, Request, State};
+use axum::response::{IntoResponse, Json, Response};
+use http::{HeaderMap, HeaderValue, header};
+use serde_json::json;
+
+use self::answer::{Outcome, ResponseObject};
+use self::body::{Body, ResponseForm};
+use self::events::ResponseEvents;
+use super::error::ErrorBody;
+use crate::api::exchange::{Asked, Dialect, exchange};
+use crate::api::incoming::authenticate;
+use crate::api::sse;
+use crate::error::RouterError;
+use crate::pipeline::AppState;
+use crate::pipeline::text_stream::TextStream;
+use crate::request::{Operation, SentRequest};
+
+/// `POST /v1/responses`.
+pub(in crate::api) async fn create(State(state): State<AppState>, request: Request) -> Response {
+    exchange(state, Responses, request).await
+}
+
+/// `GET /v1/responses/{id}`.
+pub(in crate::api) async fn retrieve(
+    State(state): State<AppState>,
+    Path(id): Path<String>,
+    headers: HeaderMap,
+) -> Result<Response, RouterError> {
+    let caller = authenticate(&state, &headers)?;
+    let stored =
+        state.responses.get(caller.isolation_key, &id).ok_or_else(|| not_found("response_id", &id))?;
+    let json = HeaderValue::from_static("application/json");
+    Ok(([(header::CONTENT_TYPE, json)], stored.json.clone()).into_response())
+}
+
+/// `DELETE /v1/responses/{id}`.
+pub(in crate::api) async fn delete(
+    State(state): State<AppState>,
+    Path(id): Path<String>,
+    headers: HeaderMap,
+) -> Result<Response, RouterError> {
+    let caller = authenticate(&state, &headers)?;
+    if !state.responses.remove(caller.isolation_key, &id) {
+        return Err(not_found("response_id", &id));
+    }
+    Ok(Json(json!({ "id": id, "object": "response.deleted", "deleted": true })).into_response())
+}
+
+fn not_found(param: &'static str, id: &str) -> RouterError {
+    let message = format!(
+        "the response `{id}` is not stored here: it was not to be stored, or was displaced by later ones"
+    );
+    RouterError::NotStored { message, param }
+}
+
+struct Responses;
+
+impl Dialect for Responses {
+    type Body = Body;
+    type Form = ResponseForm;
+
+    fn operation(&self) -> Operation {
+        Operation::Chat
+    }
+
+    fn id_prefix(&self) -> &'static str {
+        "resp_"
+    }
+
+    fn read(&self, body: Body, asked: Asked<'_>) -> Result<(SentRequest, ResponseForm), RouterError> {
+        let Asked { state, caller, task_type } = asked;
+        let isolation_key = caller.isolation_key;
+        let earlier = match body.previous_response_id.as_deref() {
+            None => Vec::new(),
+            Some(id) => {
+                let stored = state.responses.get(isolation_key, id);
+                stored.ok_or_else(|| not_found("previous_response_id", id))?.conversation.clone()
+            }
+        };
+        body.into_sent(earlier, isolation_key, task_type)
+    }
+
+    async fn respond(
+        &self,
+        state: &AppState,
+        mut text: TextStream,
+        form: ResponseForm,
+    ) -> Result<Response, RouterError> {
+        if form.stream {
+            let writer = ResponseEvents::new(form, state.responses.clone(), text.info());
+            return Ok(sse::respond(text, writer, state.keep_alive));
+        }
+        let mut hold = state.answer_memory.begin();
+        let (mut said, mut finish) = (String::new(), None);
+        while let Some(delta) = text.next().await {
+            let delta = delta?;
+            hold.grow(delta.text.len()).inspect_err(|error| text.fail(error))?;
+            said.push_str(&delta.text);
+            finish = finish.or(delta.finish);
+        }
+        let finish =
+            finish.ok_or_else(|| RouterError::Internal("the text ended before its choice did".into()))?;
+        let usage = text.usage();
+        let object =
+            ResponseObject::of(&form, text.info(), Outcome::Ended { text: &said, finish, usage: &usage });
+        let json = object.to_json();
+        form.store(&state.responses, &text.info().id, &said, &json);
+        Ok(([(header::CONTENT_TYPE, HeaderValue::from_static("application/json"))], json).into_response())
+    }
+
+    fn refuse(&self, error: &RouterError) -> Response {
+        ErrorBody::respond(error)
+    }
+}

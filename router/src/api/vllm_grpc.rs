@@ -1,0 +1,389 @@
+//! `vllm.grpc.engine.VllmEngine`: the service by which gateways talk to vLLM, so that they route to a router unmodified. Token ids in,
+//! token ids out; everything between is what the other APIs use too. The protocol names no model: where several are served the metadata
+//! `x-model` does.
+
+use std::collections::HashMap;
+use std::panic::AssertUnwindSafe;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
+
+use futures::stream::{self, BoxStream};
+use futures::{FutureExt as _, StreamExt as _};
+use proto::vllm;
+use proto::vllm::generate_request::Input;
+use proto::vllm::generate_response::Response as Body;
+use proto::vllm::sampling_params::Constraint;
+use proto::vllm::vllm_engine_server::{VllmEngine, VllmEngineServer};
+use service::accept::ResponseHandle;
+use service::telemetry;
+use speculation::{FinishReason, TokenId};
+use tokio_util::sync::CancellationToken;
+use tonic::metadata::MetadataMap;
+use tonic::{Request, Response, Status};
+use tracing::Instrument as _;
+
+use super::grpc::{authenticate, deadline_of, widen};
+use crate::error::RouterError;
+use crate::metrics::Protocol;
+use crate::pipeline::text_stream::TextStream;
+use crate::pipeline::{AppState, Arrival, begin};
+use crate::request::check::{SentPrompt, SentRequest, SentSampling};
+use crate::request::limits::BODY_BYTES_MAX;
+use crate::request::record::RequestRecord;
+use crate::request::span::finish_word;
+use crate::request::{Caller, Operation, span};
+
+const MODEL: &str = "x-model";
+
+/// What gateways tell this protocol's servers by.
+const SERVER_TYPE: &str = "vllm-grpc";
+
+/// Characters of a request's id.
+const REQUEST_ID_LEN_MAX: usize = 256;
+
+/// The service.
+pub fn vllm_grpc_service(state: AppState) -> VllmEngineServer<Engine> {
+    let engine = Engine { state, running: Running::default(), began: Instant::now() };
+    VllmEngineServer::new(engine).max_decoding_message_size(BODY_BYTES_MAX)
+}
+
+/// The handlers of `vllm.grpc.engine.VllmEngine`.
+pub struct Engine {
+    state: AppState,
+    running: Running,
+    began: Instant,
+}
+
+/// The requests under way, by whose they are and what they are called.
+#[derive(Clone, Default)]
+struct Running(Arc<Mutex<RunningState>>);
+
+type Key = (u64, String);
+
+#[derive(Default)]
+struct RunningState {
+    aborts: HashMap<Key, CancellationToken>,
+    last_received: f64,
+}
+
+/// One of them, until it is dropped.
+struct RunningRequest {
+    key: Key,
+    abort: CancellationToken,
+    of: Running,
+}
+
+impl Running {
+    fn state(&self) -> MutexGuard<'_, RunningState> {
+        // Whoever panicked while it held the lock had put or taken one entry.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn begin(&self, key: Key) -> Result<RunningRequest, RouterError> {
+        let abort = CancellationToken::new();
+        let mut state = self.state();
+        state.last_received =
+            SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |since| since.as_secs_f64());
+        if state.aborts.contains_key(&key) {
+            let message = format!("a request with the request_id `{}` is running already", key.1);
+            return Err(RouterError::invalid("request_id", message));
+        }
+        state.aborts.insert(key.clone(), abort.clone());
+        Ok(RunningRequest { key, abort, of: self.clone() })
+    }
+}
+
+impl Drop for RunningRequest {
+    fn drop(&mut self) {
+        self.of.state().aborts.remove(&self.key);
+    }
+}
+
+#[tonic::async_trait]
+impl VllmEngine for Engine {
+    type GenerateStream = BoxStream<'static, Result<vllm::GenerateResponse, Status>>;
+
+    async fn generate(
+        &self,
+        request: Request<vllm::GenerateRequest>,
+    ) -> Result<Response<Self::GenerateStream>, Status> {
+        let (metadata, extensions, message) = request.into_parts();
+        let span = span::open(Protocol::Grpc, Operation::Completion);
+        telemetry::set_parent_from_metadata(&span, &metadata);
+        let record = RequestRecord::arrived(Protocol::Grpc, span.clone(), &self.state.metrics);
+        let request_id = match message.request_id.as_str() {
+            "" => Operation::Completion.new_request_id(),
+            id => id.to_owned(),
+        };
+        let response = extensions.get::<ResponseHandle>().cloned();
+        let arrival = Arrival { request_id, deadline: None, response, record };
+        let streams = message.stream;
+        let started = self.start(&metadata, message, arrival).instrument(span);
+        let outcome = AssertUnwindSafe(started).catch_unwind().await;
+        let (text, running) = outcome
+            .unwrap_or_else(|_| Err(RouterError::Internal("starting this request panicked".into())))?;
+        Ok(Response::new(
+            Answer { text, running, output_ids: Vec::new(), finish: None, streams, ended: false }.messages(),
+        ))
+    }
+
+    async fn embed(
+        &self,
+        request: Request<vllm::EmbedRequest>,
+    ) -> Result<Response<vllm::EmbedResponse>, Status> {
+        authenticate(&self.state, request.metadata())?;
+        Err(Status::unimplemented("the models here generate text and make no embeddings"))
+    }
+
+    async fn health_check(
+        &self,
+        _request: Request<vllm::HealthCheckRequest>,
+    ) -> Result<Response<vllm::HealthCheckResponse>, Status> {
+        let state = self.state.health.state();
+        let (healthy, message) = (self.state.health.is_ready(), state.as_str().to_owned());
+        Ok(Response::new(vllm::HealthCheckResponse { healthy, message }))
+    }
+
+    async fn abort(
+        &self,
+        request: Request<vllm::AbortRequest>,
+    ) -> Result<Response<vllm::AbortResponse>, Status> {
+        let caller = authenticate(&self.state, request.metadata())?;
+        let state = self.running.state();
+        for id in request.into_inner().request_ids {
+            // One that has ended by now needs no word.
+            if let Some(abort) = state.aborts.get(&(caller.isolation_key, id)) {
+                abort.cancel();
+            }
+        }
+        Ok(Response::new(vllm::AbortResponse {}))
+    }
+
+    async fn get_model_info(
+        &self,
+        request: Request<vllm::GetModelInfoRequest>,
+    ) -> Result<Response<vllm::GetModelInfoResponse>, Status> {
+        let caller = authenticate(&self.state, request.metadata())?;
+        let entry = caller.model_or_sole(&self.state.catalog, model_of(request.metadata()))?;
+        Ok(Response::new(vllm::GetModelInfoResponse {
+            model_path: entry.id.clone(),
+            is_generation: true,
+            max_context_length: entry.max_model_len,
+            vocab_size: entry.vocab_size,
+            supports_vision: false,
+        }))
+    }
+
+    async fn get_server_info(
+        &self,
+        request: Request<vllm::GetServerInfoRequest>,
+    ) -> Result<Response<vllm::GetServerInfoResponse>, Status> {
+        authenticate(&self.state, request.metadata())?;
+        let running = self.running.state();
+        Ok(Response::new(vllm::GetServerInfoResponse {
+            active_requests: running.aborts.len() as u32,
+            is_paused: false,
+            last_receive_timestamp: running.last_received,
+            uptime_seconds: self.began.elapsed().as_secs_f64(),
+            server_type: SERVER_TYPE.to_owned(),
+        }))
+    }
+}
+
+fn model_of(metadata: &MetadataMap) -> Option<&str> {
+    metadata.get(MODEL).and_then(|value| value.to_str().ok())
+}
+
+impl Engine {
+    async fn start(
+        &self,
+        metadata: &MetadataMap,
+        message: vllm::GenerateRequest,
+        mut arrival: Arrival,
+    ) -> Result<(TextStream, RunningRequest), RouterError> {
+        match self.read(metadata, message, &mut arrival) {
+            Ok((sent, caller, running)) => Ok((begin(&self.state, sent, &caller, arrival).await?, running)),
+            Err(error) => {
+                arrival.record.failed(&error);
+                Err(error)
+            }
+        }
+    }
+
+    fn read(
+        &self,
+        metadata: &MetadataMap,
+        message: vllm::GenerateRequest,
+        arrival: &mut Arrival,
+    ) -> Result<(SentRequest, Caller, RunningRequest), RouterError> {
+        let caller = authenticate(&self.state, metadata)?;
+        arrival.deadline = deadline_of(metadata)?;
+        let id = &arrival.request_id;
+        if id.len() > REQUEST_ID_LEN_MAX || !id.bytes().all(|byte| byte.is_ascii_graphic()) {
+            let message =
+                format!("request_id must have at most {REQUEST_ID_LEN_MAX} visible ASCII characters");
+            return Err(RouterError::invalid("request_id", message));
+        }
+        let entry = caller.model_or_sole(&self.state.catalog, model_of(metadata))?;
+        let sent = SentRequest { model: Some(entry.id.clone()), ..sent_request(message)? };
+        let running = self.running.begin((caller.isolation_key, id.clone()))?;
+        Ok((sent, caller, running))
+    }
+}
+
+fn sent_request(message: vllm::GenerateRequest) -> Result<SentRequest, RouterError> {
+    if message.mm_inputs.is_some() {
+        return Err(RouterError::invalid(
+            "mm_inputs",
+            "mm_inputs is not supported: the models here read text",
+        ));
+    }
+    let prompts = match message.input {
+        Some(Input::Tokenized(tokenized)) => {
+            vec![SentPrompt::TokenIds(tokenized.input_ids.into_iter().map(i64::from).collect())]
+        }
+        Some(Input::Text(text)) => vec![SentPrompt::Text(text)],
+        None => Vec::new(),
+    };
+    let sampling = message.sampling_params.unwrap_or_default();
+    refuse_unsupported(&sampling)?;
+    Ok(SentRequest {
+        prompts,
+        // The protocol's default is what the window leaves.
+        max_tokens: sampling.max_tokens.map(i64::from),
+        wants_whole_window: sampling.max_tokens.is_none(),
+        min_tokens: Some(sampling.min_tokens.into()),
+        seed: sampling.seed.map(i64::from),
+        truncate_prompt_tokens: sampling.truncate_prompt_tokens.map(i64::from),
+        stop: sampling.stop.clone(),
+        stop_token_ids: sampling.stop_token_ids.iter().map(|&id| id.into()).collect(),
+        ignore_eos: sampling.ignore_eos,
+        sampling: sent_sampling(sampling),
+        ..SentRequest::default()
+    })
+}
+
+fn refuse_unsupported(sampling: &vllm::SamplingParams) -> Result<(), RouterError> {
+    let constraint = match &sampling.constraint {
+        None | Some(Constraint::JsonObject(false)) => None,
+        Some(Constraint::JsonSchema(_)) => Some("json_schema"),
+        Some(Constraint::Regex(_)) => Some("regex"),
+        Some(Constraint::Grammar(_)) => Some("grammar"),
+        Some(Constraint::StructuralTag(_)) => Some("structural_tag"),
+        Some(Constraint::JsonObject(true)) => Some("json_object"),
+        Some(Constraint::Choice(_)) => Some("choice"),
+    };
+    let refused = [
+        constraint,
+        (sampling.n > 1).then_some("n"),
+        // The answers of this protocol have no place for them.
+        sampling.logprobs.is_some().then_some("logprobs"),
+        sampling.prompt_logprobs.is_some().then_some("prompt_logprobs"),
+        sampling.include_stop_str_in_output.then_some("include_stop_str_in_output"),
+    ];
+    match refused.into_iter().flatten().next() {
+        None => Ok(()),
+        Some(field) => {
+            let field = format!("sampling_params.{field}");
+            Err(RouterError::invalid(field.clone(), format!("{field} is not supported over this protocol")))
+        }
+    }
+}
+
+fn sent_sampling(sampling: vllm::SamplingParams) -> SentSampling {
+    let set = |value: f32| (value != 0.0).then(|| widen(value));
+    let mut logit_bias: Vec<(i64, f64)> =
+        sampling.logit_bias.into_iter().map(|(id, bias)| (id.into(), widen(bias))).collect();
+    // A map comes in any order; the same request is the same wherever it is read.
+    logit_bias.sort_by_key(|(id, _)| *id);
+    SentSampling {
+        temperature: sampling.temperature.map(widen),
+        top_p: set(sampling.top_p),
+        top_k: Some(sampling.top_k.into()),
+        min_p: Some(widen(sampling.min_p)),
+        repetition_penalty: set(sampling.repetition_penalty),
+        frequency_penalty: Some(widen(sampling.frequency_penalty)),
+        presence_penalty: Some(widen(sampling.presence_penalty)),
+        logit_bias,
+    }
+}
+
+/// The answer to one request.
+struct Answer {
+    text: TextStream,
+    running: RunningRequest,
+    output_ids: Vec<TokenId>,
+    /// Said once the choice is complete.
+    finish: Option<FinishReason>,
+    /// A message for each piece, besides the last one with everything.
+    streams: bool,
+    ended: bool,
+}
+
+impl Answer {
+    fn messages(self) -> BoxStream<'static, Result<vllm::GenerateResponse, Status>> {
+        stream::unfold(self, |mut answer| async move {
+            let message = answer.next().await?;
+            Some((message, answer))
+        })
+        .boxed()
+    }
+
+    async fn next(&mut self) -> Option<Result<vllm::GenerateResponse, Status>> {
+        while !self.ended {
+            if let Some(reason) = self.finish {
+                return Some(Ok(self.complete(finish_word(reason))));
+            }
+            let next = tokio::select! {
+                biased;
+                // Somebody asked for its end.
+                () = self.running.abort.cancelled() => {
+                    self.text.fail(&RouterError::ClientGone);
+                    return Some(Ok(self.complete("abort")));
+                }
+                // Text, or its end.
+                next = self.text.next() => next,
+            };
+            match next {
+                Some(Ok(delta)) => {
+                    let token_ids: Vec<TokenId> = delta.tokens.iter().map(|token| token.id).collect();
+                    self.output_ids.extend_from_slice(&token_ids);
+                    self.finish = delta.finish;
+                    if self.streams && !token_ids.is_empty() {
+                        return Some(Ok(self.chunk(token_ids)));
+                    }
+                }
+                Some(Err(error)) => {
+                    self.ended = true;
+                    return Some(Err(error.into()));
+                }
+                None => self.ended = true,
+            }
+        }
+        None
+    }
+
+    fn chunk(&self, token_ids: Vec<TokenId>) -> vllm::GenerateResponse {
+        let usage = self.text.usage();
+        let chunk = vllm::GenerateStreamChunk {
+            token_ids,
+            prompt_tokens: usage.prompt_tokens as u32,
+            completion_tokens: usage.completion_tokens as u32,
+            cached_tokens: usage.cached_tokens as u32,
+        };
+        vllm::GenerateResponse { response: Some(Body::Chunk(chunk)) }
+    }
+
+    fn complete(&mut self, finish_reason: &str) -> vllm::GenerateResponse {
+        self.ended = true;
+        let usage = self.text.usage();
+        let complete = vllm::GenerateComplete {
+            output_ids: std::mem::take(&mut self.output_ids),
+            finish_reason: finish_reason.to_owned(),
+            prompt_tokens: usage.prompt_tokens as u32,
+            completion_tokens: usage.completion_tokens as u32,
+            cached_tokens: usage.cached_tokens as u32,
+        };
+        vllm::GenerateResponse { response: Some(Body::Complete(complete)) }
+    }
+}

@@ -1,0 +1,59 @@
+//! The console's static files. They are part of the binary, refer to nothing outside it and run no inline script, which
+//! their content security policy says to browsers.
+
+use axum::extract::Path;
+use axum::response::{IntoResponse as _, Response};
+use http::{HeaderValue, Method, Uri, header};
+
+use crate::error::RouterError;
+
+/// Scripts, styles and requests of this origin alone.
+const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; \
+                      base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
+
+const HTML: &str = "text/html; charset=utf-8";
+const CSS: &str = "text/css; charset=utf-8";
+const JAVASCRIPT: &str = "text/javascript; charset=utf-8";
+
+/// A file's name, type and text.
+type File = (&'static str, &'static str, &'static str);
+
+const INDEX: File = ("index.html", HTML, include_str!("../../console/index.html"));
+
+const FILES: [File; 10] = [
+    INDEX,
+    ("style.css", CSS, include_str!("../../console/style.css")),
+    ("app.js", JAVASCRIPT, include_str!("../../console/app.js")),
+    ("api.js", JAVASCRIPT, include_str!("../../console/api.js")),
+    ("dom.js", JAVASCRIPT, include_str!("../../console/dom.js")),
+    ("answer.js", JAVASCRIPT, include_str!("../../console/answer.js")),
+    ("playground.js", JAVASCRIPT, include_str!("../../console/playground.js")),
+    ("lanes.js", JAVASCRIPT, include_str!("../../console/lanes.js")),
+    ("pools.js", JAVASCRIPT, include_str!("../../console/pools.js")),
+    ("requests.js", JAVASCRIPT, include_str!("../../console/requests.js")),
+];
+
+/// `GET /`.
+pub(super) async fn index() -> Response {
+    respond(INDEX)
+}
+
+/// `GET /console/{name}`.
+pub(super) async fn file(Path(name): Path<String>, method: Method, uri: Uri) -> Response {
+    match FILES.into_iter().find(|(known, ..)| *known == name) {
+        Some(file) => respond(file),
+        None => RouterError::RouteNotFound { method: method.to_string(), path: uri.path().to_owned() }
+            .into_response(),
+    }
+}
+
+fn respond((_, content_type, text): File) -> Response {
+    let headers = [
+        (header::CONTENT_TYPE, HeaderValue::from_static(content_type)),
+        (header::CONTENT_SECURITY_POLICY, HeaderValue::from_static(POLICY)),
+        (header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff")),
+        // Another version of the router may answer at the same address tomorrow.
+        (header::CACHE_CONTROL, HeaderValue::from_static("no-cache")),
+    ];
+    (headers, text).into_response()
+}

@@ -1,0 +1,157 @@
+//! A request of the playground: a chat completion whose answer is a line of JSON for each committed span, with the ids of
+//! its tokens and which of them were drafted. `outrider up` compares ids through it as well.
+
+use std::convert::Infallible;
+use std::time::Instant;
+
+use axum::body::{Body, Bytes};
+use axum::extract::{Request, State};
+use axum::response::{IntoResponse as _, Response};
+use futures::stream;
+use http::{HeaderValue, header};
+use serde::Serialize;
+use service::accept::ResponseHandle;
+use speculation::TokenId;
+use text::Vocabulary;
+use tracing::Instrument as _;
+
+use super::Console;
+use crate::api::read_chat;
+use crate::api::openai::error::ErrorBody;
+use crate::detokenize::OutputToken;
+use crate::error::RouterError;
+use crate::metrics::Protocol;
+use crate::pipeline::text_stream::{TextDelta, TextStream};
+use crate::pipeline::{Arrival, begin};
+use crate::request::record::RequestRecord;
+use crate::request::{Operation, span};
+
+/// One line of the answer.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "snake_case")]
+enum Line {
+    /// First.
+    Start { request_id: String, model: String, system_fingerprint: String, seed: u64 },
+    /// A committed span, so many milliseconds after the request arrived.
+    Span { ms: f64, tokens: Vec<Token>, finish: Option<&'static str> },
+    /// Last.
+    End {
+        ms: f64,
+        rounds: u64,
+        draft_tokens: u64,
+        accepted_tokens: u64,
+        disabled_reason: Option<&'static str>,
+    },
+    /// Last, where the answer could not be completed.
+    Failed(ErrorBody),
+}
+
+/// One token of a span.
+#[derive(Debug, Serialize)]
+struct Token {
+    id: TokenId,
+    text: String,
+    /// Proposed by a draft worker and accepted; else the target's own.
+    drafted: bool,
+    /// Where the request asked for log probabilities.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    logprob: Option<f32>,
+    /// The likeliest tokens there.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    top: Vec<(String, f32)>,
+}
+
+/// `POST /console/generate`: the body of `/v1/chat/completions`; `stream` changes nothing.
+pub(super) async fn generate(State(console): State<Console>, request: Request) -> Response {
+    if !console.generates {
+        let reason = "this address is open to others and asks for no API keys: give the router --api-keys FILE, \
+                      or let --admin be an address of this machine";
+        return RouterError::invalid("admin", reason).into_response();
+    }
+    let arrived = Instant::now();
+    let span = span::open(Protocol::Http, Operation::Chat);
+    let mut record = RequestRecord::arrived(Protocol::Http, span.clone(), &console.state.metrics);
+    let response = request.extensions().get::<ResponseHandle>().cloned();
+    let begun = async {
+        let (sent, caller, deadline) = match read_chat(&console.state, request).await {
+            Ok(read) => read,
+            Err(error) => {
+                record.failed(&error);
+                return Err(error);
+            }
+        };
+        let request_id = Operation::Chat.new_request_id();
+        begin(&console.state, sent, &caller, Arrival { request_id, deadline, response, record }).await
+    };
+    match begun.instrument(span).await {
+        Ok(text) => respond(text, arrived),
+        Err(error) => error.into_response(),
+    }
+}
+
+fn respond(text: TextStream, arrived: Instant) -> Response {
+    let info = text.info();
+    let start = Line::Start {
+        request_id: info.id.clone(),
+        model: info.model.clone(),
+        system_fingerprint: info.system_fingerprint.clone(),
+        seed: info.seed,
+    };
+    let first = stream::once(async move { written(&start) });
+    let rest = stream::unfold(Some(text), move |text| async move {
+        let mut text = text?;
+        let (line, goes_on) = match text.next().await {
+            Some(Ok(delta)) => (span_line(&text, delta, arrived), true),
+            Some(Err(error)) => (Line::Failed(ErrorBody::from(&error)), false),
+            None => (end_line(&text, arrived), false),
+        };
+        Some((written(&line), goes_on.then_some(text)))
+    });
+    let headers = [
+        (header::CONTENT_TYPE, HeaderValue::from_static("application/x-ndjson")),
+        (header::CACHE_CONTROL, HeaderValue::from_static("no-cache")),
+    ];
+    (headers, Body::from_stream(futures::StreamExt::chain(first, rest))).into_response()
+}
+
+fn span_line(text: &TextStream, delta: TextDelta, arrived: Instant) -> Line {
+    let vocabulary = text.model().vocabulary();
+    let token = |(i, token): (usize, &OutputToken)| Token {
+        id: token.id,
+        text: vocabulary.spell(token.id),
+        drafted: i < delta.num_drafted as usize,
+        logprob: token.logprobs.as_ref().map(|logprobs| logprobs.logprob).filter(|p| p.is_finite()),
+        top: token.logprobs.iter().flat_map(|logprobs| &logprobs.top).map(spelled(vocabulary)).collect(),
+    };
+    Line::Span {
+        ms: milliseconds(arrived),
+        tokens: delta.tokens.iter().enumerate().map(token).collect(),
+        finish: delta.finish.map(span::finish_word),
+    }
+}
+
+fn spelled(vocabulary: &Vocabulary) -> impl Fn(&(TokenId, f32)) -> (String, f32) + '_ {
+    // JSON has no minus infinity.
+    |&(id, logprob)| (vocabulary.spell(id), logprob.max(f32::MIN))
+}
+
+fn end_line(text: &TextStream, arrived: Instant) -> Line {
+    let usage = text.usage().speculation;
+    Line::End {
+        ms: milliseconds(arrived),
+        rounds: usage.rounds,
+        draft_tokens: usage.draft_tokens,
+        accepted_tokens: usage.accepted_tokens,
+        disabled_reason: usage.disabled_reason,
+    }
+}
+
+fn milliseconds(since: Instant) -> f64 {
+    since.elapsed().as_secs_f64() * 1e3
+}
+
+fn written(line: &Line) -> Result<Bytes, Infallible> {
+    let mut bytes = serde_json::to_vec(line).expect("a line holds only what JSON can hold");
+    bytes.push(b'\n');
+    Ok(bytes.into())
+}

@@ -1,0 +1,16 @@
+//! How recent sequences spent their time, step by step.
+
+use axum::extract::State;
+use axum::response::{IntoResponse as _, Json, Response};
+use http::{HeaderMap, HeaderValue, header};
+
+use super::Console;
+
+/// `GET /console/requests`: the latest first.
+pub(super) async fn requests(State(console): State<Console>, headers: HeaderMap) -> Response {
+    let key = headers.get(header::AUTHORIZATION).map(HeaderValue::as_bytes);
+    match console.state.auth.authenticate(key) {
+        Ok(_) => Json(console.trails.latest()).into_response(),
+        Err(error) => error.into_response(),
+    }
+}

@@ -1,0 +1,134 @@
+//! What both ends of a generation's channel see.
+
+use super::*;
+
+fn tokens(choice: u32, id: TokenId) -> GenerationEvent {
+    GenerationEvent::Tokens(CommittedTokens {
+        choice,
+        token_ids: [id].as_slice().into(),
+        num_drafted: 0,
+        logprobs: Vec::new(),
+        usage: SpeculationUsage::default(),
+    })
+}
+
+#[tokio::test]
+async fn dropping_the_stream_cancels_every_choice() {
+    let (sink, stream) = channel(2, Unread::default());
+    let waiting = sink.cancelled(1);
+    assert_eq!(sink.send(tokens(0, 7)), Delivery::Delivered);
+    drop(stream);
+    waiting.cancelled().await;
+    assert_eq!(sink.send(tokens(0, 8)), Delivery::Unwanted);
+    assert!(sink.is_cancelled(0) && sink.is_cancelled(1));
+}
+
+#[tokio::test]
+async fn one_choice_is_cancelled_alone() {
+    let (sink, mut stream) = channel(2, Unread::default());
+    stream.cancel_choice(0);
+    assert_eq!(sink.send(tokens(0, 7)), Delivery::Unwanted);
+    assert_eq!(sink.send(tokens(1, 8)), Delivery::Delivered);
+    assert!(
+        matches!(stream.next().await, Some(GenerationEvent::Tokens(t)) if t.choice == 1 && t.token_ids.as_slice() == [8])
+    );
+}
+
+/// Sends until no more is wanted; how many events were delivered.
+fn flood(sink: &GenerationSink) -> usize {
+    (0..).take_while(|&id| sink.send(tokens(0, id)) == Delivery::Delivered).count()
+}
+
+#[tokio::test]
+async fn a_client_too_far_behind_reads_what_was_delivered_and_then_the_reason() {
+    let (sink, mut stream) = channel(1, Unread::default());
+    let told = Arc::new(AtomicUsize::new(0));
+    let counted = Arc::clone(&told);
+    stream.on_overflow(move || {
+        counted.fetch_add(1, Ordering::AcqRel);
+    });
+    let num_delivered = flood(&sink);
+    assert!((1_000..=MAX_UNREAD_EVENTS).contains(&num_delivered), "{num_delivered}");
+    assert!(sink.is_cancelled(0), "the lane learns that the generation is cut");
+    assert_eq!(told.load(Ordering::Acquire), 1, "and so does whoever holds the stream");
+    for id in 0..num_delivered {
+        let event = stream.next().await;
+        assert!(
+            matches!(&event, Some(GenerationEvent::Tokens(t)) if t.token_ids.as_slice() == [id as TokenId]),
+            "{event:?}"
+        );
+    }
+    // The sink is still alive: the reader must not wait for it.
+    assert!(matches!(stream.next().await, Some(GenerationEvent::Failed(RouterError::SlowClient))));
+    assert!(stream.next().await.is_none());
+}
+
+#[tokio::test]
+async fn all_prompts_and_choices_of_a_request_share_what_may_be_unread() {
+    let (most, num_first) = (MAX_UNREAD_BYTES / tokens(0, 0).num_bytes(), 3_000);
+    let unread = Unread::default();
+    let (first, first_stream) = channel(128, unread.clone());
+    let (second, mut second_stream) = channel(128, unread.clone());
+    for id in 0..num_first {
+        assert_eq!(first.send(tokens(id % 128, id)), Delivery::Delivered);
+    }
+    let num_second = flood(&second);
+    assert_eq!(num_second, most - num_first as usize);
+    drop((first_stream, second));
+    while second_stream.next().await.is_some() {}
+    assert_eq!(unread.0.load(Ordering::Acquire), 0, "what is read or dropped is not unread");
+}
+
+#[tokio::test]
+async fn log_probabilities_weigh_more_than_ids() {
+    let logprobs = |_| TokenLogprobs { logprob: 0.0, top: vec![(7, -1.0); 20] };
+    let (sink, _stream) = channel(1, Unread::default());
+    let mut num_delivered = 0;
+    loop {
+        let GenerationEvent::Tokens(span) = tokens(0, 7) else { unreachable!("made above") };
+        let event =
+            GenerationEvent::Tokens(CommittedTokens { logprobs: (0..8).map(logprobs).collect(), ..span });
+        if sink.send(event) == Delivery::Unwanted {
+            break;
+        }
+        num_delivered += 1;
+    }
+    assert!(num_delivered < 400, "{num_delivered} events of 1,500 bytes and more were delivered");
+}
+
+#[tokio::test]
+async fn nothing_is_read_after_a_failure() {
+    let (sink, mut stream) = channel(1, Unread::default());
+    assert_eq!(sink.send(GenerationEvent::Failed(RouterError::ClientGone)), Delivery::Delivered);
+    assert_eq!(sink.send(tokens(0, 1)), Delivery::Delivered, "the reader decides what it still reads");
+    assert!(matches!(stream.next().await, Some(GenerationEvent::Failed(RouterError::ClientGone))));
+    assert!(stream.next().await.is_none());
+}
+
+#[tokio::test]
+async fn a_failure_before_the_first_target_is_told_before_the_stream_begins() {
+    let (sink, mut stream) = channel(1, Unread::default());
+    assert!(futures::FutureExt::now_or_never(stream.begun()).is_none(), "no target yet");
+    let full = RouterError::Overloaded { what: "the queue" };
+    assert_eq!(sink.send(GenerationEvent::Failed(full.clone())), Delivery::Delivered);
+    assert_eq!(stream.begun().await, Err(full));
+
+    let (sink, mut stream) = channel(1, Unread::default());
+    sink.begin();
+    assert_eq!(stream.begun().await, Ok(()));
+    assert_eq!(sink.send(GenerationEvent::Failed(RouterError::ClientGone)), Delivery::Delivered);
+    assert!(
+        matches!(stream.next().await, Some(GenerationEvent::Failed(_))),
+        "it is read behind the beginning"
+    );
+
+    let (sink, mut stream) = channel(1, Unread::default());
+    assert_eq!(sink.send(tokens(0, 7)), Delivery::Delivered);
+    assert_eq!(stream.begun().await, Ok(()));
+    assert!(matches!(stream.next().await, Some(GenerationEvent::Tokens(_))), "nothing is lost");
+    drop((sink, stream));
+
+    let (sink, mut stream) = channel(1, Unread::default());
+    drop(sink);
+    assert_eq!(stream.begun().await, Err(RouterError::Draining));
+}

@@ -1,0 +1,329 @@
+//! Trails: where the time of recent sequences went, step by step, for the console. A few sequences at a time are recorded,
+//! so that a busy router samples and pays nothing else. Only durations and counts are kept, never text or ids.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use scheduling::scheduler::WorkerKey;
+use scheduling::scheduler::events::StepTiming;
+use serde::Serialize;
+use speculation::step::{Reply, ReplyBody, Step, Work};
+use speculation::{Role, SequenceId};
+
+/// Sequences that are recorded at once; others are not recorded.
+const RECORDED_AT_ONCE: usize = 4;
+
+/// Finished trails that are kept.
+const KEPT: usize = 32;
+
+/// Steps of a trail that are kept, the first ones.
+const STEPS_MAX: usize = 512;
+
+/// The finished trails of a router. Clones share them.
+#[derive(Debug, Clone, Default)]
+pub struct Trails(Arc<Mutex<VecDeque<Trail>>>);
+
+impl Trails {
+    /// The latest first.
+    pub fn latest(&self) -> Vec<Trail> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).iter().rev().cloned().collect()
+    }
+
+    fn keep(&self, trail: Trail) {
+        let mut kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if kept.len() == KEPT {
+            kept.pop_front();
+        }
+        kept.push_back(trail);
+    }
+}
+
+/// One sequence from its submission to its end. Times are microseconds since the submission.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Trail {
+    /// Names the request that the sequence belongs to.
+    pub request_id: String,
+    /// Which of its choices.
+    pub choice: u32,
+    /// Its lane.
+    pub task_type: String,
+    /// Length of the prompt.
+    pub prompt_len: u32,
+    /// Committed tokens.
+    pub num_tokens: u64,
+    /// When it ended.
+    pub ended_us: u64,
+    /// How it ended: `finished`, `failed` or `cancelled`.
+    pub end: &'static str,
+    /// Steps beyond those that are kept.
+    pub steps_left_out: u64,
+    /// In the order in which they were sent.
+    pub steps: Vec<TrailStep>,
+}
+
+/// One step sent to a worker.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct TrailStep {
+    /// Whose.
+    pub role: Role,
+    /// Numbers the steps of the sequence.
+    pub step_seq: u64,
+    /// Ids of context that it brought.
+    pub num_appended: u32,
+    /// Tokens to propose, or drafted tokens to verify.
+    pub k: u32,
+    /// When it was sent.
+    pub sent_us: u64,
+    /// When the reply came; absent where none did.
+    pub answered_us: Option<u64>,
+    /// Of that, in the worker's queue.
+    pub queue_us: u64,
+    /// Of that, in the forward that the reply came from; a proposal takes one for each of its tokens. The rest is the wire.
+    pub compute_us: u64,
+    /// What came back: `fed`, `proposal`, `span`, `need_context` or `refused`.
+    pub reply: Option<&'static str>,
+    /// Tokens proposed, or drafted tokens accepted.
+    pub num_tokens: u32,
+}
+
+/// The sequences that are recorded now.
+#[derive(Debug, Default)]
+pub(super) struct Recorder {
+    trails: Trails,
+    roles: BTreeMap<WorkerKey, Role>,
+    recorded: Vec<Recorded>,
+}
+
+#[derive(Debug)]
+struct Recorded {
+    id: SequenceId,
+    submitted: Duration,
+    trail: Trail,
+}
+
+impl Recorder {
+    pub(super) fn keeping(trails: Trails) -> Self {
+        Self { trails, ..Self::default() }
+    }
+
+    pub(super) fn worker_joined(&mut self, key: WorkerKey, role: Role) {
+        self.roles.insert(key, role);
+    }
+
+    pub(super) fn worker_left(&mut self, key: WorkerKey) {
+        self.roles.remove(&key);
+    }
+
+    /// A sequence was submitted.
+    pub(super) fn join(
+        &mut self,
+        (now, id): (Duration, SequenceId),
+        (request_id, choice): (&str, u32),
+        (task_type, prompt_len): (&str, u32),
+    ) {
+        if self.recorded.len() == RECORDED_AT_ONCE {
+            return;
+        }
+        let trail = Trail {
+            request_id: request_id.to_owned(),
+            choice,
+            task_type: task_type.to_owned(),
+            prompt_len,
+            num_tokens: 0,
+            ended_us: 0,
+            end: "cancelled",
+            steps_left_out: 0,
+            steps: Vec::new(),
+        };
+        self.recorded.push(Recorded { id, submitted: now, trail });
+    }
+
+    /// A step leaves for a worker.
+    pub(super) fn sent(&mut self, now: Duration, worker: WorkerKey, step: &Step) {
+        if self.recorded.is_empty() {
+            return;
+        }
+        let Some(&role) = self.roles.get(&worker) else { return };
+        let Some(recorded) = self.find(step.sequence_id) else { return };
+        if recorded.trail.steps.len() == STEPS_MAX {
+            recorded.trail.steps_left_out += 1;
+            return;
+        }
+        let k = match &step.work {
+            Work::Propose { num_draft_tokens } => *num_draft_tokens,
+            Work::Verify { draft } => draft.token_ids.len() as u32,
+            Work::Feed => 0,
+        };
+        let sent_us = micros(now - recorded.submitted);
+        recorded.trail.steps.push(TrailStep {
+            role,
+            step_seq: step.step_seq,
+            num_appended: step.append_ids.len() as u32,
+            k,
+            sent_us,
+            answered_us: None,
+            queue_us: 0,
+            compute_us: 0,
+            reply: None,
+            num_tokens: 0,
+        });
+    }
+
+    /// A worker's replies came, with the forward that they come from.
+    pub(super) fn answered(&mut self, now: Duration, timing: &StepTiming, replies: &[Reply]) {
+        if self.recorded.is_empty() {
+            return;
+        }
+        for reply in replies {
+            let Some(recorded) = self.find(reply.sequence_id) else { continue };
+            let answered_us = micros(now - recorded.submitted);
+            let mut steps = recorded.trail.steps.iter_mut().rev();
+            let Some(step) = steps.find(|step| step.step_seq == reply.step_seq) else { continue };
+            step.answered_us = Some(answered_us);
+            (step.queue_us, step.compute_us) = (micros(timing.queue), micros(timing.compute));
+            (step.reply, step.num_tokens) = match &reply.body {
+                ReplyBody::Fed { .. } => (Some("fed"), 0),
+                ReplyBody::Proposal(proposal) => (Some("proposal"), proposal.draft.token_ids.len() as u32),
+                ReplyBody::Span(span) => (Some("span"), span.num_accepted),
+                ReplyBody::NeedContext { .. } => (Some("need_context"), 0),
+                ReplyBody::Refused { .. } => (Some("refused"), 0),
+            };
+        }
+    }
+
+    /// Tokens of the sequence were committed.
+    pub(super) fn committed(&mut self, id: SequenceId, num_tokens: usize) {
+        if let Some(recorded) = self.find(id) {
+            recorded.trail.num_tokens += num_tokens as u64;
+        }
+    }
+
+    /// The sequence is over. One that ended before is not heard of again.
+    pub(super) fn ended(&mut self, now: Duration, id: SequenceId, end: &'static str) {
+        let Some(at) = self.recorded.iter().position(|recorded| recorded.id == id) else { return };
+        let Recorded { submitted, trail, .. } = self.recorded.swap_remove(at);
+        self.trails.keep(Trail { ended_us: micros(now - submitted), end, ..trail });
+    }
+
+    fn find(&mut self, id: SequenceId) -> Option<&mut Recorded> {
+        self.recorded.iter_mut().find(|recorded| recorded.id == id)
+    }
+}
+
+fn micros(duration: Duration) -> u64 {
+    u64::try_from(duration.as_micros()).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use speculation::step::{Draft, Proposal, TokenSpan};
+
+    use super::*;
+
+    const MS: Duration = Duration::from_millis(1);
+    const TARGET: WorkerKey = WorkerKey(1);
+    const DRAFT: WorkerKey = WorkerKey(2);
+
+    fn recorder() -> (Trails, Recorder) {
+        let trails = Trails::default();
+        let mut recorder = Recorder::keeping(trails.clone());
+        recorder.worker_joined(TARGET, Role::Target);
+        recorder.worker_joined(DRAFT, Role::Draft);
+        (trails, recorder)
+    }
+
+    fn step(id: u64, step_seq: u64, work: Work) -> Step {
+        Step {
+            sequence_id: SequenceId(id),
+            epoch: 1,
+            step_seq,
+            spec: None,
+            base_len: 0,
+            prefix_hash: 0,
+            append_ids: vec![1, 2, 3],
+            work,
+            expected_tokens: 1.0,
+        }
+    }
+
+    fn reply(id: u64, step_seq: u64, body: ReplyBody) -> Reply {
+        Reply { sequence_id: SequenceId(id), epoch: 1, step_seq, body, agreed: Vec::new() }
+    }
+
+    fn join(recorder: &mut Recorder, id: u64) {
+        recorder.join((MS, SequenceId(id)), (&format!("request-{id}"), 0), ("code", 3));
+    }
+
+    #[test]
+    fn a_round_is_recorded_with_what_each_worker_took() {
+        let (trails, mut recorder) = recorder();
+        join(&mut recorder, 7);
+        recorder.sent(3 * MS, DRAFT, &step(7, 1, Work::Propose { num_draft_tokens: 4 }));
+        let timing = StepTiming { queue: MS, compute: 2 * MS, ..StepTiming::default() };
+        let draft = Draft { token_ids: vec![5, 6], q: Vec::new() };
+        let proposal = Proposal { start: 3, draft: draft.clone() };
+        recorder.answered(7 * MS, &timing, &[reply(7, 1, ReplyBody::Proposal(proposal))]);
+        recorder.sent(8 * MS, TARGET, &step(7, 2, Work::Verify { draft }));
+        let span = TokenSpan { num_accepted: 1, token_ids: vec![5, 9], ..TokenSpan::default() };
+        recorder.answered(20 * MS, &timing, &[reply(7, 2, ReplyBody::Span(span))]);
+        recorder.committed(SequenceId(7), 2);
+        assert!(trails.latest().is_empty(), "it is not over");
+        recorder.ended(21 * MS, SequenceId(7), "finished");
+
+        let trail = trails.latest().remove(0);
+        assert_eq!((trail.request_id.as_str(), trail.end, trail.ended_us), ("request-7", "finished", 20_000));
+        assert_eq!((trail.num_tokens, trail.steps_left_out), (2, 0));
+        let [draft, verify] = &trail.steps[..] else { panic!("two steps: {trail:?}") };
+        assert_eq!(
+            (draft.role, draft.k, draft.reply, draft.num_tokens),
+            (Role::Draft, 4, Some("proposal"), 2)
+        );
+        assert_eq!((draft.sent_us, draft.answered_us), (2_000, Some(6_000)));
+        assert_eq!((draft.queue_us, draft.compute_us), (1_000, 2_000));
+        assert_eq!(
+            (verify.role, verify.k, verify.reply, verify.num_tokens),
+            (Role::Target, 2, Some("span"), 1)
+        );
+        assert_eq!(verify.answered_us, Some(19_000));
+    }
+
+    #[test]
+    fn few_are_recorded_at_once_and_few_are_kept() {
+        let (trails, mut recorder) = recorder();
+        for id in 0..10 {
+            join(&mut recorder, id);
+        }
+        for id in 0..10 {
+            recorder.ended(2 * MS, SequenceId(id), "finished");
+            recorder.ended(2 * MS, SequenceId(id), "cancelled");
+        }
+        assert_eq!(trails.latest().len(), RECORDED_AT_ONCE);
+        for id in 10..100 {
+            join(&mut recorder, id);
+            recorder.ended(2 * MS, SequenceId(id), "cancelled");
+        }
+        let kept = trails.latest();
+        assert_eq!((kept.len(), kept[0].request_id.as_str()), (KEPT, "request-99"));
+    }
+
+    #[test]
+    fn a_long_trail_keeps_its_first_steps_and_counts_the_others() {
+        let (trails, mut recorder) = recorder();
+        join(&mut recorder, 1);
+        for step_seq in 0..STEPS_MAX as u64 + 5 {
+            recorder.sent(2 * MS, TARGET, &step(1, step_seq, Work::Feed));
+        }
+        // A reply to a step that was left out, and to a sequence that is not recorded.
+        let replies = [STEPS_MAX as u64 + 1, 3]
+            .map(|seq| reply(1, seq, ReplyBody::Fed { cached_len: 3, prompt_logprobs: None }));
+        recorder.answered(3 * MS, &StepTiming::default(), &replies);
+        let stranger = reply(9, 1, ReplyBody::Refused { reason: String::new() });
+        recorder.answered(3 * MS, &StepTiming::default(), &[stranger]);
+        recorder.ended(4 * MS, SequenceId(1), "failed");
+        let trail = trails.latest().remove(0);
+        assert_eq!((trail.steps.len(), trail.steps_left_out), (STEPS_MAX, 5));
+        let answered = trail.steps.iter().filter(|step| step.answered_us.is_some());
+        assert_eq!(answered.map(|step| step.step_seq).collect::<Vec<_>>(), [3]);
+    }
+}

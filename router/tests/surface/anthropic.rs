@@ -1,0 +1,141 @@
+//! Anthropic's messages: what they look like, how they stream, and what is refused.
+
+use router::error::RouterError;
+use serde_json::{Value, json};
+
+use crate::client::{MODEL, TestRouter};
+use crate::fake_lanes::Script;
+
+const MESSAGES: &str = "/v1/messages";
+const COUNT: &str = "/v1/messages/count_tokens";
+
+fn request(fields: Value) -> Value {
+    let messages = json!([{ "role": "user", "content": "hi" }]);
+    let mut body = json!({ "model": MODEL, "messages": messages, "max_tokens": 64, "seed": 7 });
+    body.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
+    body
+}
+
+async fn events(router: &TestRouter, body: &Value) -> Vec<Value> {
+    let answer = router.post_json(MESSAGES, body).await;
+    assert_eq!(answer.status, 200, "{}", answer.text());
+    let read = |event: &str| {
+        let (name, data) = event.strip_prefix("event: ").unwrap().split_once("\ndata: ").unwrap();
+        let data: Value = serde_json::from_str(data).unwrap();
+        assert_eq!(data["type"], name);
+        data
+    };
+    answer.text().split_terminator("\n\n").map(read).collect()
+}
+
+#[tokio::test]
+async fn a_message() {
+    let router = TestRouter::start().say(" shines");
+    let mut message = router.ok(MESSAGES, &request(json!({}))).await;
+    assert!(message["id"].as_str().unwrap().starts_with("msg_"));
+    message["id"] = json!("msg_[unique]");
+    insta::assert_json_snapshot!(message);
+}
+
+#[tokio::test]
+async fn a_streamed_message_is_the_whole_one() {
+    let router = TestRouter::start().say(" shines \u{1F600} and more");
+    for (fields, reason, sequence) in [
+        (json!({}), "end_turn", Value::Null),
+        (json!({ "max_tokens": 3 }), "max_tokens", Value::Null),
+        (json!({ "stop_sequences": ["never", "shin"] }), "stop_sequence", json!("shin")),
+    ] {
+        let whole = router.ok(MESSAGES, &request(fields.clone())).await;
+        assert_eq!((&whole["stop_reason"], &whole["stop_sequence"]), (&json!(reason), &sequence));
+        let mut streamed = request(fields);
+        streamed["stream"] = json!(true);
+        let events = events(&router, &streamed).await;
+        let types: Vec<&str> = events.iter().map(|event| event["type"].as_str().unwrap()).collect();
+        assert_eq!(types[..2], ["message_start", "content_block_start"]);
+        assert_eq!(types[types.len() - 3..], ["content_block_stop", "message_delta", "message_stop"]);
+        let deltas = &events[2..events.len() - 3];
+        assert!(deltas.iter().all(|event| event["type"] == "content_block_delta"));
+        let text: String = deltas.iter().map(|event| event["delta"]["text"].as_str().unwrap()).collect();
+        assert_eq!(text, whole["content"][0]["text"]);
+        let last = &events[events.len() - 2];
+        assert_eq!(
+            (&last["delta"]["stop_reason"], &last["delta"]["stop_sequence"]),
+            (&json!(reason), &sequence)
+        );
+        assert_eq!(last["usage"], whole["usage"]);
+        assert_eq!(events[0]["message"]["content"], json!([]));
+    }
+}
+
+#[tokio::test]
+async fn a_conversation_is_the_same_in_both_apis() {
+    let router = TestRouter::start().say(" fine");
+    let turns = json!([
+        { "role": "user", "content": [{ "type": "text", "text": "a", "cache_control": { "type": "ephemeral" } }, { "type": "text", "text": "b" }] },
+        { "role": "assistant", "content": "c" }, { "role": "user", "content": "d" },
+    ]);
+    let body = request(json!({ "messages": turns, "system": [{ "type": "text", "text": "Be brief." }] }));
+    let message = router.ok(MESSAGES, &body).await;
+    let prompt = router.lanes.take_one().prompt_ids;
+    let turns = json!([
+        { "role": "system", "content": "Be brief." }, { "role": "user", "content": "a\nb" },
+        { "role": "assistant", "content": "c" }, { "role": "user", "content": "d" },
+    ]);
+    router.ok("/v1/chat/completions", &json!({ "model": MODEL, "messages": turns })).await;
+    assert_eq!(router.lanes.take_one().prompt_ids, prompt);
+    let usage = &message["usage"];
+    let billed = usage["input_tokens"].as_u64().unwrap() + usage["cache_read_input_tokens"].as_u64().unwrap();
+    assert_eq!(billed, prompt.len() as u64);
+    let mut counted = body;
+    counted.as_object_mut().unwrap().remove("max_tokens");
+    assert_eq!(router.ok(COUNT, &counted).await, json!({ "input_tokens": prompt.len() }));
+    assert!(router.lanes.take_submitted().is_empty(), "counting runs nothing");
+}
+
+/// Further fields, status, type and a part of the message.
+const REFUSED: &str = r#"{"max_tokens": 0} | 400 | invalid_request_error | max_tokens must be at least 1
+{"messages": []} | 400 | invalid_request_error | messages must not be empty
+{"messages": [{"role": "system", "content": "x"}]} | 400 | invalid_request_error | must be user or assistant, not `system`
+{"messages": [{"role": "user", "content": [{"type": "image"}]}]} | 400 | invalid_request_error | must be a text block, not one of type `image`
+{"tools": [{"name": "f", "input_schema": {}}]} | 400 | invalid_request_error | tools is not supported
+{"thinking": {"type": "enabled", "budget_tokens": 9}} | 400 | invalid_request_error | thinking is not supported
+{"top_k": -5} | 400 | invalid_request_error | top_k must be between -1
+{"colour": 1} | 400 | invalid_request_error | colour is not a field
+{"model": "nobody"} | 404 | not_found_error | does not exist"#;
+
+/// What asks for nothing.
+const OFF: &str = r#"{"tools": [], "tool_choice": {"type": "auto"}, "thinking": {"type": "disabled"}, "metadata": {"user_id": "x"}}"#;
+
+#[tokio::test]
+async fn bad_input_is_refused_in_anthropics_shape_and_the_next_request_works() {
+    let router = TestRouter::start().say(" fine");
+    let mut unlimited = request(json!({}));
+    unlimited.as_object_mut().unwrap().remove("max_tokens");
+    let refused = router.post_json(MESSAGES, &unlimited).await;
+    assert!(refused.text().contains("max_tokens is required"), "{}", refused.text());
+    for row in REFUSED.lines() {
+        let [fields, status, kind, expected] = row.split(" | ").collect::<Vec<_>>()[..] else {
+            panic!("{row}")
+        };
+        let fields: Value = serde_json::from_str(fields).unwrap();
+        for path in [MESSAGES, COUNT] {
+            let answer = router.post_json(path, &request(fields.clone())).await;
+            let body = answer.json();
+            assert_eq!((answer.status.as_str(), &body["type"]), (status, &json!("error")), "{body}");
+            assert_eq!(body["error"]["type"], kind, "{body}");
+            assert!(body["error"]["message"].as_str().unwrap().contains(expected), "{body}");
+            assert!(router.lanes.take_submitted().is_empty());
+        }
+        assert_eq!(router.ok(MESSAGES, &request(json!({}))).await["content"][0]["text"], "0 fine");
+        router.lanes.take_submitted();
+    }
+    router.ok(MESSAGES, &request(serde_json::from_str(OFF).unwrap())).await;
+}
+
+#[tokio::test]
+async fn a_stream_that_fails_ends_with_the_error() {
+    let router = TestRouter::start();
+    router.lanes.play(Script::FailAfterOneSpan(RouterError::Refused { reason: "a NaN".into() }));
+    let last = events(&router, &request(json!({ "stream": true }))).await.pop().unwrap();
+    assert_eq!((&last["type"], &last["error"]["type"]), (&json!("error"), &json!("api_error")));
+}

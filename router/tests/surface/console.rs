@@ -1,0 +1,118 @@
+//! The console as a browser gets it: its files, what they refer to, and the endpoints that they ask.
+
+use std::collections::BTreeSet;
+
+use axum::body::Body;
+use http::Request;
+use router::admission::AdmissionLimits;
+use router::request::Auth;
+use serde_json::{Value, json};
+
+use crate::client::{MODEL, TestRouter, post};
+
+const GENERATE: &str = "/console/generate";
+
+fn get(path: &str) -> Request<Body> {
+    Request::get(path).body(Body::empty()).unwrap()
+}
+
+fn ask(fields: Value) -> Request<Body> {
+    let mut body = json!({ "model": MODEL, "messages": [{ "role": "user", "content": "hi" }], "seed": 7 });
+    body.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
+    post(GENERATE, body.to_string())
+}
+
+/// The paths that a file of the console names in quotes.
+fn referred(text: &str) -> impl Iterator<Item = &str> {
+    text.split('"').filter(|quoted| quoted.starts_with("/console/") && quoted.contains('.'))
+}
+
+#[tokio::test]
+async fn every_file_that_the_console_refers_to_is_served_and_nothing_comes_from_elsewhere() {
+    let router = TestRouter::start();
+    let (mut seen, mut next) = (BTreeSet::new(), vec!["/".to_owned()]);
+    while let Some(path) = next.pop() {
+        let file = router.console(get(&path)).await;
+        assert_eq!(file.status, 200, "{path}");
+        let policy = file.headers["content-security-policy"].to_str().unwrap();
+        assert!(policy.starts_with("default-src 'none'; script-src 'self'"), "{policy}");
+        assert_eq!(file.headers["x-content-type-options"], "nosniff");
+        let expected = match path.rsplit_once('.').map(|(_, ending)| ending) {
+            Some("js") => "text/javascript",
+            Some("css") => "text/css",
+            _ => "text/html",
+        };
+        assert!(file.headers["content-type"].to_str().unwrap().starts_with(expected), "{path}");
+        let foreign = file.text().replace("http://www.w3.org/2000/svg", "");
+        assert!(!foreign.contains("://"), "{path} refers to another host");
+        for path in referred(file.text()).filter(|path| *path != GENERATE) {
+            if seen.insert(path.to_owned()) {
+                next.push(path.to_owned());
+            }
+        }
+    }
+    assert_eq!(seen.len(), 9, "{seen:?}");
+    let missing = router.console(get("/console/no.js")).await;
+    assert_eq!(missing.status, 404);
+    assert_eq!(router.get("/console/app.js").await.status, 404, "not where clients ask");
+}
+
+#[tokio::test]
+async fn an_answer_says_of_each_token_its_id_and_whether_it_was_drafted() {
+    let router = TestRouter::start().say(" fine words");
+    let answer = router.console(ask(json!({}))).await;
+    assert_eq!(answer.status, 200, "{}", answer.text());
+    assert_eq!(answer.headers["content-type"], "application/x-ndjson");
+    let lines: Vec<Value> = answer.text().lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let (first, last) = (&lines[0]["start"], &lines[lines.len() - 1]["end"]);
+    assert_eq!((first["seed"].as_u64(), first["model"].as_str()), (Some(7), Some(MODEL)));
+    assert!(last["ms"].as_f64().unwrap() >= 0.0 && last["rounds"].is_u64(), "{last}");
+    let spans: Vec<&Value> = lines[1..lines.len() - 1].iter().map(|line| &line["span"]).collect();
+    let tokens: Vec<&Value> = spans.iter().flat_map(|span| span["tokens"].as_array().unwrap()).collect();
+    let text: String = tokens.iter().map(|token| token["text"].as_str().unwrap()).collect();
+    assert!(text.contains("fine words"), "{text:?}");
+    assert!(tokens.iter().all(|token| token["id"].is_u64() && token["drafted"].is_boolean()), "{tokens:?}");
+    assert!(spans.last().unwrap()["finish"].is_string(), "{spans:?}");
+}
+
+#[tokio::test]
+async fn bad_requests_get_the_answers_that_clients_get() {
+    let router = TestRouter::start().say(" fine");
+    for (fields, status, words) in [
+        (json!({ "temperature": -1 }), 400, "temperature"),
+        (json!({ "model": "none" }), 404, "none"),
+        (json!({ "nonsense": 1 }), 400, "nonsense"),
+    ] {
+        let answer = router.console(ask(fields)).await;
+        assert_eq!(answer.status, status, "{}", answer.text());
+        assert!(answer.json()["error"]["message"].as_str().unwrap().contains(words), "{}", answer.text());
+    }
+    let form = Request::post(GENERATE).header("content-type", "text/plain").body(Body::from("{}")).unwrap();
+    assert_eq!(router.console(form).await.status, 415, "a page of another origin may send this one");
+}
+
+#[tokio::test]
+async fn the_console_asks_for_a_key_where_clients_need_one() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("keys");
+    std::fs::write(&path, "sk-one\n").unwrap();
+    let auth = Auth::from_file(&path).unwrap();
+    let router = TestRouter::with(auth, AdmissionLimits::default()).say(" fine");
+    for request in [ask(json!({})), get("/console/requests")] {
+        assert_eq!(router.console(request).await.status, 401);
+    }
+    assert_eq!(router.console(get("/")).await.status, 200, "the page itself holds nothing");
+    let mut with_key = get("/console/requests");
+    with_key.headers_mut().insert("authorization", "Bearer sk-one".parse().unwrap());
+    let answer = router.console(with_key).await;
+    assert_eq!((answer.status.as_u16(), answer.json()), (200, json!([])));
+}
+
+#[tokio::test]
+async fn an_open_address_without_keys_generates_nothing() {
+    let router = TestRouter::start().say(" fine");
+    let answer = router.console_of_open_address(ask(json!({}))).await;
+    assert_eq!(answer.status, 400);
+    assert!(answer.text().contains("--api-keys"), "{}", answer.text());
+    assert!(router.lanes.take_submitted().is_empty());
+}

@@ -1,0 +1,52 @@
+//! An operator's orders to drain workers.
+
+use axum::body::Body;
+use http::Request;
+use router::request::Auth;
+use serde_json::json;
+
+use crate::client::TestRouter;
+
+fn ask(method: &str, path: &str, headers: &[(&str, &str)]) -> Request<Body> {
+    let mut request = Request::builder().method(method).uri(path).header("host", "127.0.0.1:8002");
+    for (name, value) in headers {
+        request = request.header(*name, *value);
+    }
+    request.body(Body::empty()).unwrap()
+}
+
+#[tokio::test]
+async fn workers_are_drained_by_operators_only() {
+    let router = TestRouter::start();
+    let path = "/admin/workers/10.0.0.7:8110/drain";
+    assert_eq!(router.get(path).await.status, 404, "not where clients ask");
+    for (method, path, drained) in [
+        ("POST", path.to_owned(), "10.0.0.7:8110 true false"),
+        ("POST", format!("{path}?move=true"), "10.0.0.7:8110 true true"),
+        ("DELETE", path.to_owned(), "10.0.0.7:8110 false false"),
+        ("POST", path.replace("10.0", "http:%2F%2F10.0"), "http://10.0.0.7:8110 true false"),
+    ] {
+        let answer = router.admin(ask(method, &path, &[])).await;
+        assert_eq!(
+            (answer.status.as_u16(), answer.json()),
+            (200, json!({ "workers": [], "drained": [drained] }))
+        );
+    }
+    for (method, path, headers, status) in [
+        ("POST", "/admin/workers/nobody/drain", vec![], 404),
+        ("POST", "/admin/workers/a:1/drain?moves=true", vec![], 400),
+        ("GET", path, vec![], 405),
+        ("POST", path, vec![("origin", "http://evil.example")], 403),
+        ("POST", path, vec![("origin", "http://127.0.0.1:8002")], 200),
+    ] {
+        let answer = router.admin(ask(method, path, &headers)).await;
+        assert_eq!(answer.status.as_u16(), status, "{method} {path} {headers:?}");
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let keys = dir.path().join("keys");
+    std::fs::write(&keys, "sk-one\n").unwrap();
+    let router = TestRouter::with(Auth::from_file(&keys).unwrap(), Default::default());
+    assert_eq!(router.admin(ask("POST", path, &[])).await.status, 401);
+    let bearer = [("authorization", "Bearer sk-one")];
+    assert_eq!(router.admin(ask("POST", path, &bearer)).await.status, 200);
+}

@@ -1,0 +1,203 @@
+//! OpenAI's responses: what they look like, how they stream, what is kept, and what is refused.
+
+use serde_json::{Value, json};
+
+use crate::client::{MODEL, TestRouter, demo_encode};
+use crate::fake_lanes::Script;
+use router::error::RouterError;
+
+const RESPONSES: &str = "/v1/responses";
+
+fn request(fields: Value) -> Value {
+    let mut body = json!({ "model": MODEL, "input": "hi", "seed": 7 });
+    body.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
+    body
+}
+
+/// The data of each event, which is named by its type and numbered.
+async fn events(router: &TestRouter, body: &Value) -> Vec<Value> {
+    let answer = router.post_json(RESPONSES, body).await;
+    assert_eq!(
+        (answer.status.as_u16(), &answer.headers["content-type"]),
+        (200, &"text/event-stream".parse().unwrap())
+    );
+    let mut events = Vec::new();
+    for (idx, event) in answer.text().split_terminator("\n\n").enumerate() {
+        let (name, data) = event.strip_prefix("event: ").unwrap().split_once("\ndata: ").unwrap();
+        let data: Value = serde_json::from_str(data).unwrap();
+        assert_eq!((data["type"].as_str(), data["sequence_number"].as_u64()), (Some(name), Some(idx as u64)));
+        events.push(data);
+    }
+    events
+}
+
+fn text_of(response: &Value) -> &str {
+    response["output"][0]["content"][0]["text"].as_str().unwrap()
+}
+
+/// Without what differs from run to run.
+fn settled(mut response: Value) -> Value {
+    for path in ["/id", "/created_at", "/output/0/id"] {
+        if let Some(value) = response.pointer_mut(path) {
+            *value = json!("[settled]");
+        }
+    }
+    response
+}
+
+#[tokio::test]
+async fn a_response() {
+    let router = TestRouter::start().say(" shines");
+    insta::assert_json_snapshot!(settled(router.ok(RESPONSES, &request(json!({}))).await));
+}
+
+#[tokio::test]
+async fn a_streamed_response_is_the_whole_one() {
+    let router = TestRouter::start().say(" shines \u{1F600} and more");
+    for fields in [json!({}), json!({ "max_output_tokens": 4 }), json!({ "stop": ["shin"] })] {
+        let whole = router.ok(RESPONSES, &request(fields.clone())).await;
+        let mut streamed = request(fields);
+        streamed["stream"] = json!(true);
+        let events = events(&router, &streamed).await;
+        let types: Vec<&str> = events.iter().map(|event| event["type"].as_str().unwrap()).collect();
+        let status = whole["status"].as_str().unwrap();
+        let last = format!("response.{status}");
+        assert_eq!(
+            types[..4],
+            [
+                "response.created",
+                "response.in_progress",
+                "response.output_item.added",
+                "response.content_part.added"
+            ]
+        );
+        assert_eq!(
+            types[types.len() - 4..],
+            [
+                "response.output_text.done",
+                "response.content_part.done",
+                "response.output_item.done",
+                last.as_str()
+            ]
+        );
+        let deltas = &events[4..events.len() - 4];
+        assert!(deltas.iter().all(|event| event["type"] == "response.output_text.delta"));
+        let text: String = deltas.iter().map(|event| event["delta"].as_str().unwrap()).collect();
+        assert_eq!(text, text_of(&whole));
+        assert_eq!(events[events.len() - 4]["text"], text);
+        assert_eq!(settled(events[events.len() - 1]["response"].clone()), settled(whole));
+    }
+}
+
+#[tokio::test]
+async fn a_response_goes_on_from_an_earlier_one() {
+    let router = TestRouter::start().say(" fine");
+    let first = router.ok(RESPONSES, &request(json!({ "instructions": "Be brief." }))).await;
+    router.lanes.take_submitted();
+    let next = request(json!({ "input": "more", "previous_response_id": first["id"] }));
+    let second = router.ok(RESPONSES, &next).await;
+    assert_eq!(second["previous_response_id"], first["id"]);
+    let spoken = json!([
+        { "role": "user", "content": "hi" }, { "role": "assistant", "content": "0 fine" }, { "role": "user", "content": "more" },
+    ]);
+    let prompt = router.lanes.take_one().prompt_ids;
+    router.ok("/v1/chat/completions", &json!({ "model": MODEL, "messages": spoken })).await;
+    assert_eq!(
+        router.lanes.take_one().prompt_ids,
+        prompt,
+        "the same as the whole conversation without instructions"
+    );
+
+    let third = request(json!({ "input": "again", "previous_response_id": second["id"], "stream": true }));
+    let last = events(&router, &third).await.pop().unwrap();
+    assert_eq!(last["response"]["previous_response_id"], second["id"]);
+    let path = format!("{RESPONSES}/{}", last["response"]["id"].as_str().unwrap());
+    assert_eq!(router.get(&path).await.json(), last["response"], "a streamed one is kept as well");
+}
+
+#[tokio::test]
+async fn what_is_not_to_be_stored_is_not() {
+    let router = TestRouter::start().say(" fine");
+    let stored = router.ok(RESPONSES, &request(json!({}))).await;
+    let unstored = router.ok(RESPONSES, &request(json!({ "store": false }))).await;
+    let path = |response: &Value| format!("{RESPONSES}/{}", response["id"].as_str().unwrap());
+    assert_eq!(router.get(&path(&stored)).await.json(), stored);
+    assert_eq!(router.get(&path(&unstored)).await.status, 404);
+    let next = request(json!({ "previous_response_id": unstored["id"] }));
+    let refused = router.post_json(RESPONSES, &next).await;
+    assert_eq!(
+        (refused.status.as_u16(), &refused.json()["error"]["code"]),
+        (400, &json!("previous_response_not_found"))
+    );
+    let delete = || http::Request::delete(path(&stored)).body(axum::body::Body::empty()).unwrap();
+    assert_eq!(router.send(delete()).await.json()["deleted"], true);
+    assert_eq!(router.send(delete()).await.status, 404);
+}
+
+#[tokio::test]
+async fn items_are_read_like_messages() {
+    let router = TestRouter::start().say(" fine");
+    let items = json!([
+        { "role": "developer", "content": "Be brief." },
+        { "type": "message", "role": "user", "content": [{ "type": "input_text", "text": "hi" }] },
+        { "type": "message", "id": "msg_1", "status": "completed", "role": "assistant", "content": [{ "type": "output_text", "text": "ho", "annotations": [] }] },
+        { "role": "user", "content": "more" },
+    ]);
+    router.ok(RESPONSES, &request(json!({ "input": items }))).await;
+    let prompt = router.lanes.take_one().prompt_ids;
+    let messages = json!([
+        { "role": "system", "content": "Be brief." }, { "role": "user", "content": "hi" },
+        { "role": "assistant", "content": "ho" }, { "role": "user", "content": "more" },
+    ]);
+    router.ok("/v1/chat/completions", &json!({ "model": MODEL, "messages": messages })).await;
+    assert_eq!(router.lanes.take_one().prompt_ids, prompt);
+}
+
+/// Further fields, `param` and a part of the message.
+const REFUSED: &str = r#"{"input": null} | input | input is required
+{"input": 5} | input | input must be a string or a list of items
+{"input": []} | input | input must not be empty
+{"input": [{"type": "function_call_output"}]} | input[0] | only `message` is supported
+{"input": [{"content": "x"}]} | input[0].role | input[0].role is required
+{"input": [{"role": "king", "content": "x"}]} | input[0].role | not `king`
+{"input": [{"role": "user", "content": [{"type": "input_image"}]}]} | input[0].content[0] | not one of type `input_image`
+{"input": [{"role": "user", "content": "x", "colour": 1}]} | input[0].colour | not a field
+{"tools": [{"type": "function", "name": "f"}]} | tools | tools is not supported
+{"background": true} | background | background is not supported
+{"text": {"format": {"type": "json_schema"}}} | text | text is not supported
+{"max_output_tokens": 0} | max_output_tokens | must be at least 1
+{"temperature": 3} | temperature | between 0 and 2, not 3
+{"colour": 1} | colour | not a field that this endpoint knows
+{"previous_response_id": "resp_0"} | previous_response_id | is not stored here"#;
+
+/// What asks for nothing.
+const OFF: &str = r#"{"tools": [], "tool_choice": "auto", "text": {"format": {"type": "text"}}, "truncation": "disabled",
+    "include": [], "reasoning": {"effort": null}, "top_logprobs": 0, "background": false}"#;
+
+#[tokio::test]
+async fn bad_input_is_refused_by_name_and_the_next_request_works() {
+    let router = TestRouter::start().say(" fine");
+    for row in REFUSED.lines() {
+        let [fields, param, expected] = row.split(" | ").collect::<Vec<_>>()[..] else { panic!("{row}") };
+        let answer = router.post_json(RESPONSES, &request(serde_json::from_str(fields).unwrap())).await;
+        let error = answer.json()["error"].clone();
+        assert_eq!((answer.status.as_u16(), &error["param"]), (400, &json!(param)), "{error}");
+        assert!(error["message"].as_str().unwrap().contains(expected), "{error}");
+        assert!(router.lanes.take_submitted().is_empty());
+        assert_eq!(text_of(&router.ok(RESPONSES, &request(json!({}))).await), "0 fine");
+        router.lanes.take_submitted();
+    }
+    router.ok(RESPONSES, &request(serde_json::from_str(OFF).unwrap())).await;
+    assert!(router.lanes.take_one().prompt_ids.len() > demo_encode("hi").len());
+}
+
+#[tokio::test]
+async fn a_stream_that_fails_says_so_and_is_not_kept() {
+    let router = TestRouter::start();
+    router.lanes.play(Script::FailAfterOneSpan(RouterError::Refused { reason: "a NaN".into() }));
+    let last = events(&router, &request(json!({ "stream": true }))).await.pop().unwrap();
+    assert_eq!((&last["type"], &last["response"]["status"]), (&json!("response.failed"), &json!("failed")));
+    assert!(last["response"]["error"]["message"].as_str().unwrap().contains("a NaN"), "{last}");
+    let path = format!("{RESPONSES}/{}", last["response"]["id"].as_str().unwrap());
+    assert_eq!(router.get(&path).await.status, 404);
+}

@@ -1,0 +1,130 @@
+//! Turns by class, key and lane.
+
+use proptest::prelude::*;
+
+use super::*;
+
+type Turns = FairQueue<u64, &'static str, u32>;
+
+fn ticket(priority: u8, weight: f64, since_ms: u64) -> Ticket {
+    Ticket { priority, weight, cost: 1.0, since: Duration::from_millis(since_ms) }
+}
+
+fn drain(turns: &mut Turns, now_ms: u64) -> Vec<u32> {
+    std::iter::from_fn(|| turns.pop(Duration::from_millis(now_ms), true)).collect()
+}
+
+/// How many of the next turns each item of 0, 1 and 2 gets.
+fn shares(turns: &mut Turns, now_ms: u64, count: usize) -> [usize; 3] {
+    let mut shares = [0; 3];
+    for _ in 0..count {
+        let item = turns.pop(Duration::from_millis(now_ms), true).unwrap();
+        shares[item as usize] += 1;
+    }
+    shares
+}
+
+#[test]
+fn lower_classes_go_first_and_each_in_order_of_arrival() {
+    let mut turns = Turns::default();
+    for (item, priority, since) in [(1, 5, 0), (2, 0, 3), (3, 5, 1), (4, 0, 2)] {
+        turns.push(0, "a", ticket(priority, 1.0, since), item);
+    }
+    assert_eq!(turns.peek(Duration::ZERO), Some(&4));
+    assert_eq!(turns.len(), 4);
+    let since = |ms| Duration::from_millis(ms);
+    assert_eq!(turns.waiting(), BTreeMap::from([(0, (2, since(2))), (5, (2, since(0)))]));
+    assert_eq!(drain(&mut turns, 10), [4, 2, 1, 3]);
+    assert!(turns.is_empty());
+}
+
+#[test]
+fn who_waited_long_enough_overtakes_a_lower_class() {
+    let mut turns = Turns::default();
+    turns.push(0, "a", ticket(3, 1.0, 0), 1);
+    turns.push(0, "a", ticket(1, 1.0, 2_500), 2);
+    assert_eq!(turns.peek(Duration::from_millis(1_999)), Some(&2), "class 2 waits behind class 1");
+    assert_eq!(turns.peek(Duration::from_millis(3_000)), Some(&1));
+}
+
+#[test]
+fn lanes_of_a_key_share_turns_by_weight_and_idling_earns_nothing() {
+    let mut turns = Turns::default();
+    for i in 0..300 {
+        turns.push(0, "heavy", ticket(0, 2.0, i), 0);
+        turns.push(0, "light", ticket(0, 1.0, i), 1);
+    }
+    let [_, light, _] = shares(&mut turns, 300, 90);
+    assert!((29..=31).contains(&light), "{light} of 90");
+    // A lane that comes back shares from now on: it does not catch up.
+    for i in 0..300 {
+        turns.push(0, "late", ticket(0, 1.0, 300 + i), 2);
+    }
+    let [_, _, late] = shares(&mut turns, 700, 80);
+    assert!((19..=21).contains(&late), "{late} of 80");
+}
+
+#[test]
+fn a_key_with_many_requests_many_lanes_or_a_heavy_lane_gets_no_more_turns() {
+    let lanes = ["a", "b", "c", "d", "e", "f", "g", "h"];
+    let mut turns = Turns::default();
+    for i in 0..400 {
+        // Many requests, long before the others came; many lanes; a lane of a high weight.
+        turns.push(7, "a", ticket(0, 1.0, 0), 0);
+        turns.push(8, lanes[i % lanes.len()], ticket(0, 1.0, 500), 1);
+        turns.push(9, "heavy", ticket(0, 50.0, 500), 2);
+    }
+    let shares_of = shares(&mut turns, 600, 300);
+    assert!(shares_of.iter().all(|count| (99..=101).contains(count)), "{shares_of:?}");
+    // One that comes back has the next turn but for one, however many wait; it does not catch up either.
+    turns.push(10, "a", ticket(0, 1.0, 600), 2);
+    let next: Vec<u32> = (0..4).filter_map(|_| turns.pop(Duration::from_millis(600), true)).collect();
+    assert!(next.contains(&2), "{next:?}");
+}
+
+#[test]
+fn a_turn_without_use_costs_its_lane_nothing() {
+    let mut turns = Turns::default();
+    for item in [1, 2, 3] {
+        turns.push(0, "a", ticket(0, 1.0, 0), item);
+    }
+    turns.push(0, "b", ticket(0, 1.0, 0), 10);
+    let now = Duration::ZERO;
+    assert_eq!(turns.pop(now, false), Some(1));
+    assert_eq!(turns.pop(now, true), Some(2));
+    assert_eq!(turns.pop(now, true), Some(10));
+}
+
+proptest! {
+    /// Against whatever keeps arriving in lower classes, of its own key or of others, everybody has a turn in bounded time.
+    #[test]
+    fn nobody_starves(priority in 0u8..=255, rivals in 1u64..4, keys in 1u64..4, weight in 0.1f64..10.0) {
+        let mut turns = Turns::default();
+        turns.push(0, "patient", ticket(priority, 1.0, 0), 0);
+        let mut waited = None;
+        for second in 0..400_u64 {
+            for rival in 0..rivals {
+                turns.push(rival % keys, "rival", ticket(0, weight, second * 1_000 + rival), 1);
+            }
+            if turns.pop(Duration::from_millis(second * 1_000 + 500), true) == Some(0) {
+                waited = Some(second);
+                break;
+            }
+        }
+        // The class is 0 after `priority` seconds; from then on its key and its lane have their shares.
+        prop_assert!(waited.is_some_and(|waited| waited <= u64::from(priority) + 40), "{waited:?}");
+    }
+}
+
+#[test]
+fn the_newest_of_a_key_is_the_last_of_its_least_urgent_class() {
+    let mut turns = Turns::default();
+    for (key, lane, priority, since, item) in
+        [(1, "a", 0, 5, 1), (1, "a", 2, 1, 2), (1, "b", 2, 3, 3), (2, "a", 9, 9, 4)]
+    {
+        turns.push(key, lane, ticket(priority, 1.0, since), item);
+    }
+    let newest: Vec<u32> = std::iter::from_fn(|| turns.pop_newest(&1)).collect();
+    assert_eq!(newest, [3, 2, 1]);
+    assert_eq!((turns.len(), turns.pop_newest(&3)), (1, None));
+}

@@ -1,0 +1,65 @@
+//! Workers that get nothing new: one that is about to stop, one that an operator drains, one that was taken off the list. What
+//! runs at a target may finish there; a draft worker is left at once.
+
+use speculation::sequence::Event as SequenceEvent;
+use speculation::{Role, SequenceId};
+
+use super::Scheduler;
+use super::events::{Command, Drain, Report, WorkerKey};
+
+impl Scheduler {
+    /// A worker says that it is about to stop.
+    pub(super) fn drains_itself(&mut self, key: WorkerKey) {
+        let Some(worker) = self.state.workers.get_mut(key) else { return };
+        if !std::mem::replace(&mut worker.draining.by_itself, true) {
+            self.give_nothing_new(key);
+        }
+    }
+
+    /// An operator drains the workers at an address, or undoes that.
+    pub(super) fn drain_address(&mut self, drain: &Drain) {
+        let changed = self.state.workers.drain(drain);
+        for &key in &changed {
+            match drain.is_draining {
+                true => self.give_nothing_new(key),
+                false => self.give_again(key),
+            }
+        }
+        if drain.is_draining && drain.moves_sequences {
+            let there = |worker: &&super::workers::Worker| worker.info.address == drain.address;
+            let keys: Vec<WorkerKey> =
+                self.state.workers.values().filter(there).map(|worker| worker.key).collect();
+            keys.into_iter().for_each(|key| self.move_from(key));
+        }
+    }
+
+    /// An operator took the worker off the list, or put it back.
+    pub(super) fn set_listed(&mut self, key: WorkerKey, is_listed: bool) {
+        if self.state.workers.set_listed(key, is_listed) {
+            match is_listed {
+                true => self.give_again(key),
+                false => self.give_nothing_new(key),
+            }
+        }
+    }
+
+    fn give_nothing_new(&mut self, key: WorkerKey) {
+        let Some(worker) = self.state.workers.get(key) else { return };
+        let report = Report::WorkerDraining { worker: key, sequences: worker.load };
+        self.state.commands.push(Command::Report(report));
+        let drafting = self.sequences.values().filter(|active| active.worker(Role::Draft) == Some(key));
+        let mut leaving: Vec<SequenceId> = drafting.map(|active| active.id).collect();
+        leaving.sort_unstable();
+        for id in leaving {
+            self.drive(id, SequenceEvent::GiveUp(Role::Draft));
+        }
+    }
+
+    fn give_again(&mut self, key: WorkerKey) {
+        if self.state.workers.get(key).is_some_and(|worker| !worker.draining.is_on()) {
+            self.state.commands.push(Command::Report(Report::WorkerUndrained(key)));
+            self.state.capacity_changed = true;
+            self.requeue_unserved();
+        }
+    }
+}

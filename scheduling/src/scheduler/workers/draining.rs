@@ -1,0 +1,52 @@
+//! Workers that get nothing new because an operator says so: drained by their address, or taken off the list.
+
+use super::super::events::{Drain, WorkerKey};
+use super::{MAX_ADDRESSES, Workers};
+
+impl Workers {
+    /// Takes an operator's word on an address. Returns the workers there whose state changed.
+    pub(in crate::scheduler) fn drain(&mut self, drain: &Drain) -> Vec<WorkerKey> {
+        let Drain { address, is_draining, .. } = drain;
+        if !is_draining {
+            self.drained.remove(address);
+        } else if self.drained.len() < MAX_ADDRESSES {
+            self.drained.insert(address.clone());
+        }
+        let there = self.workers.values_mut().filter(|worker| worker.info.address == *address);
+        let changed = there.filter(|worker| worker.draining.by_operator != *is_draining);
+        changed
+            .map(|worker| {
+                worker.draining.by_operator = *is_draining;
+                worker.key
+            })
+            .collect()
+    }
+
+    /// Addresses that an operator drains.
+    pub(in crate::scheduler) fn drained(&self) -> impl Iterator<Item = &String> {
+        self.drained.iter()
+    }
+
+    /// Whether an operator lists the worker. True where that is news.
+    pub(in crate::scheduler) fn set_listed(&mut self, key: WorkerKey, is_listed: bool) -> bool {
+        let Some(worker) = self.workers.get_mut(&key) else { return false };
+        match is_listed {
+            true => self.unlisted.remove(&key),
+            false => self.unlisted.insert(key),
+        };
+        std::mem::replace(&mut worker.draining.is_unlisted, !is_listed) == is_listed
+    }
+
+    /// Workers that are listed no more and run nothing, each once.
+    pub(in crate::scheduler) fn take_deserted(&mut self) -> Vec<WorkerKey> {
+        if self.unlisted.is_empty() {
+            return Vec::new();
+        }
+        let is_idle = |key: &WorkerKey| self.workers.get(key).is_none_or(|worker| worker.load == 0);
+        let deserted: Vec<WorkerKey> = self.unlisted.iter().copied().filter(is_idle).collect();
+        deserted.iter().for_each(|key| {
+            self.unlisted.remove(key);
+        });
+        deserted
+    }
+}

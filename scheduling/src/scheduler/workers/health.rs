@@ -1,0 +1,100 @@
+//! The health of targets as the workers' table knows it: who owes an answer, who has fallen silent, and where a sequence
+//! could go instead. [`crate::target_health`] judges each target; `targets.rs` acts on the verdicts.
+
+use std::time::Duration;
+
+use super::super::events::WorkerKey;
+use super::{Reservation, Wanted, Worker, Workers};
+use crate::cost::Forward;
+use crate::target_health::{ExpectedSteps, MIN_SILENCE};
+
+/// Rows that a sequence brings to a step at most, for what a target may have to run.
+const MAX_ROWS_OF_A_SEQUENCE: f64 = 8.0;
+
+impl Workers {
+    /// A step is sent to the sequence's target.
+    pub(in crate::scheduler) fn asked(&mut self, reservation: &mut Reservation, now: Duration) {
+        let Some(worker) = self.workers.get_mut(&reservation.key) else { return };
+        if !std::mem::replace(&mut reservation.is_owed, true) {
+            worker.target_health.asked(now);
+        }
+        if worker.check_at.is_none() {
+            let check_at = now + MIN_SILENCE;
+            worker.check_at = Some(check_at);
+            self.next_check = Some(self.next_check.map_or(check_at, |next| next.min(check_at)));
+        }
+    }
+
+    /// The sequence's target answered.
+    pub(in crate::scheduler) fn answered(&mut self, reservation: &mut Reservation) {
+        if std::mem::take(&mut reservation.is_owed)
+            && let Some(worker) = self.workers.get_mut(&reservation.key)
+        {
+            worker.target_health.settled();
+        }
+    }
+
+    /// The sequence got tokens from its target.
+    pub(in crate::scheduler) fn succeeded(&mut self, reservation: &mut Reservation) {
+        let Some(worker) = self.workers.get_mut(&reservation.key) else { return };
+        worker.target_health.succeeded();
+        if !self.crashes.is_empty() {
+            self.crashes.remove(&worker.info.address);
+        }
+        worker.suspects -= u32::from(std::mem::take(&mut reservation.is_suspect));
+    }
+
+    /// When to call [`Self::fallen_silent`] at the latest.
+    pub(in crate::scheduler) fn next_check(&self) -> Option<Duration> {
+        self.next_check
+    }
+
+    /// The targets that have fallen silent since the last call.
+    pub(in crate::scheduler) fn fallen_silent(&mut self, now: Duration) -> Vec<WorkerKey> {
+        if self.next_check.is_none_or(|next| now < next) {
+            return Vec::new();
+        }
+        let mut silent = Vec::new();
+        for worker in self.workers.values_mut() {
+            if worker.check_at.is_none_or(|at| now < at) {
+                continue;
+            }
+            let expected = worker.expected_steps();
+            if worker.target_health.falls_silent(now, expected) {
+                silent.push(worker.key);
+            }
+            worker.check_at = worker.target_health.silent_at(expected);
+        }
+        self.next_check = self.workers.values().filter_map(|worker| worker.check_at).min();
+        silent
+    }
+
+    /// Whether a target that could serve the sequence exists, with capacity or not.
+    pub(in crate::scheduler) fn could_serve(&self, wanted: &Wanted<'_>) -> bool {
+        self.candidates(wanted).any(|candidate| candidate.serves(wanted.model))
+    }
+
+    /// Whether a target that could serve the sequence, of the same numerics class as `from`, is to be relied on.
+    pub(in crate::scheduler) fn could_move(&self, wanted: &Wanted<'_>, from: WorkerKey) -> bool {
+        let Some(from) = self.get(from) else { return false };
+        self.candidates(wanted).any(|candidate| {
+            candidate.key != from.key
+                && candidate.serves(wanted.model)
+                && candidate.info.numerics_id == from.info.numerics_id
+                && !candidate.is_out
+        })
+    }
+}
+
+impl Worker {
+    /// What the target's steps take, for how long it may be silent.
+    pub(in crate::scheduler) fn expected_steps(&self) -> ExpectedSteps {
+        let micros = |micros: f64| Duration::from_micros(micros as u64);
+        let rows = f64::from(self.load) * MAX_ROWS_OF_A_SEQUENCE + f64::from(self.prefilling);
+        let workload = Forward { rows, sequences: f64::from(self.load.max(1)), context: 0.0 };
+        ExpectedSteps {
+            one_row: micros(self.cost.step_micros(1.0, 0.0)),
+            workload: micros(self.cost.forward_micros(workload)),
+        }
+    }
+}

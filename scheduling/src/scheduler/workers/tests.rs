@@ -1,0 +1,111 @@
+//! What workers are chosen for, and what their numbers do.
+
+use super::*;
+use crate::cost::StepTimePoint;
+
+/// A target of 10 blocks of 16 ids.
+fn target() -> WorkerInfo {
+    WorkerInfo { kv_blocks: 10, kv_block_size: 16, vocab_size: 9, ..WorkerInfo::of(Role::Target, "m") }
+}
+
+fn with_target() -> Workers {
+    let mut workers = Workers::default();
+    workers.join(Duration::ZERO, WorkerKey(1), target());
+    workers
+}
+
+fn wanted(expected_len: u32, len: u32, marks: &PrefixMarks) -> Wanted<'_> {
+    Wanted {
+        model: "m",
+        task_type: "",
+        lane: LaneId(1),
+        expected_len,
+        len,
+        marks,
+        max_len: expected_len,
+        avoid: None,
+        refused_by: &[],
+        is_suspect: false,
+        now: Duration::ZERO,
+    }
+}
+
+#[test]
+fn capacity_is_reserved_within_the_credit_and_returned() {
+    let (mut workers, marks) = (with_target(), PrefixMarks::default());
+    let reserve = |workers: &mut Workers, ids| workers.reserve_target(&wanted(ids, 10, &marks), None);
+    let reserved = |workers: &Workers| workers.get(WorkerKey(1)).unwrap().reserved;
+    let first = reserve(&mut workers, 100).unwrap();
+    assert!(reserve(&mut workers, 100).is_none(), "7 + 7 blocks of 10");
+    let mut second = reserve(&mut workers, 48).unwrap();
+    workers.set_credit(WorkerKey(1), 20);
+    assert!(reserve(&mut workers, 160).is_some(), "3 + 7 + 10 blocks of 20");
+    assert!(workers.grow(&mut second, 64), "the first step is done");
+    assert!(!workers.grow(&mut second, 65), "and done once");
+    assert_eq!(reserved(&workers), 22, "a sequence that outgrows its reservation gets more");
+    workers.release(second);
+    workers.release(first);
+    let report = Report::Blocks { worker: WorkerKey(1), credit: 20, reserved: 10 };
+    assert_eq!(workers.take_changed_blocks().collect::<Vec<_>>(), [report]);
+    assert_eq!(workers.take_changed_blocks().count(), 0, "reported once");
+    workers.set_credit(WorkerKey(1), 0);
+    assert!(reserve(&mut workers, 1).is_none());
+}
+
+#[test]
+fn absurd_numbers_of_a_worker_overflow_nothing() {
+    let point = |rows, kv_tokens, micros| StepTimePoint { rows, kv_tokens, micros };
+    let (mut workers, marks) = (Workers::default(), PrefixMarks::default());
+    let step_times =
+        vec![point(0, 0, 1), point(1, 0, 1), point(1, 1, u64::MAX), point(u32::MAX, u64::MAX, u64::MAX)];
+    let info = WorkerInfo { kv_blocks: u64::MAX, credit_blocks: Some(u64::MAX), step_times, ..target() };
+    workers.join(Duration::ZERO, WorkerKey(1), info);
+    workers.set_credit(WorkerKey(1), u64::MAX);
+    for _ in 0..3 {
+        assert!(workers.reserve_target(&wanted(u32::MAX, MAX_PREFILL_IDS / 3, &marks), None).is_some());
+    }
+    let expected = workers.get(WorkerKey(1)).unwrap().expected_steps();
+    let mut health = TargetHealth::default();
+    health.asked(Duration::ZERO);
+    assert!(health.silent_at(expected).is_some(), "{expected:?}");
+    let long = workers.get(WorkerKey(1)).unwrap().cost.step_micros(512.0, f64::from(u32::MAX));
+    assert!(Duration::from_secs_f64(long / 1e6) < Duration::MAX / 1_000);
+}
+
+#[test]
+fn a_target_in_a_crash_loop_is_out_when_it_joins_until_a_sequence_succeeds() {
+    let (mut workers, marks) = (Workers::default(), PrefixMarks::default());
+    let is_out = |workers: &Workers, key| workers.get(key).unwrap().target_health.is_out(Duration::ZERO);
+    for crash in 1..=4 {
+        let key = WorkerKey(crash);
+        workers.join(Duration::ZERO, key, target());
+        assert_eq!(is_out(&workers, key), crash == 4, "{crash}");
+        let mut reservation = workers.reserve_target(&wanted(10, 10, &marks), None).unwrap();
+        workers.asked(&mut reservation, Duration::ZERO);
+        if crash == 4 {
+            workers.succeeded(&mut reservation);
+        }
+        workers.leave(key);
+    }
+    workers.join(Duration::ZERO, WorkerKey(9), target());
+    assert!(!is_out(&workers, WorkerKey(9)), "what succeeded is no loop");
+}
+
+#[test]
+fn one_sequence_may_always_run_however_long() {
+    let (mut workers, marks) = (with_target(), PrefixMarks::default());
+    assert!(workers.reserve_target(&wanted(10_000, MAX_PREFILL_IDS + 1, &marks), None).is_some());
+    assert!(workers.reserve_target(&wanted(1, 1, &marks), None).is_none());
+}
+
+#[test]
+fn prefills_under_way_at_a_target_are_bounded() {
+    let (mut workers, marks) = (with_target(), PrefixMarks::default());
+    workers.set_credit(WorkerKey(1), 1 << 40);
+    let want = wanted(1, MAX_PREFILL_IDS / 2, &marks);
+    let mut under_way: Vec<Reservation> =
+        std::iter::from_fn(|| workers.reserve_target(&want, None)).collect();
+    assert_eq!(under_way.len(), 2);
+    assert!(workers.grow(&mut under_way[0], 1));
+    assert!(workers.reserve_target(&want, None).is_some());
+}

@@ -1,0 +1,183 @@
+//! Every place where bytes come from somebody else, one function each: it must return, whatever they are, in little memory. The
+//! fuzzer (`fuzz/`, nightly) and the gate (`tests/tests/untrusted.rs`) call the same functions.
+
+use std::path::{Path, PathBuf};
+
+use engine::{Engine, LoadOptions, WeightFormat};
+use prost::Message as _;
+use proto::convert::{reply_from_wire, step_from_wire};
+use proto::v1;
+use router::api::read_openai_body;
+use router::config::RawRouter;
+use router::request::{Auth, Operation};
+use router::workers::worker_info;
+use scheduling::profile::Profile;
+use serde_json::{Map, json};
+use service::config::load as load_config;
+use speculation::Role;
+use tempfile::TempDir;
+use text::{ChatTemplate, ConversationMessage, Framing, ModelText, asset};
+
+use crate::pair::{root, target_dir};
+
+/// One place.
+#[derive(Clone, Copy)]
+pub struct Place {
+    /// Of the fuzzer's target, and of a folder of seeds.
+    pub name: &'static str,
+    /// Reads the bytes.
+    pub read: fn(&[u8]),
+    /// Bytes that are right there, to begin with.
+    pub seeds: fn() -> Vec<Vec<u8>>,
+}
+
+/// All of them.
+pub const PLACES: [Place; 9] = [
+    Place { name: "router_frame", read: router_frame, seeds: || vec![recorded("router_hello_1.bin")] },
+    Place { name: "worker_frame", read: worker_frame, seeds: || vec![recorded("worker_hello_1.bin")] },
+    Place { name: "http_body", read: http_body, seeds: http_bodies },
+    Place { name: "keys_file", read: keys_file, seeds: || vec![KEYS.to_vec()] },
+    Place { name: "toml", read: toml, seeds: || vec![file(&root().join("deploy/profiles/cpu-pair.toml"))] },
+    Place { name: "tokenizer", read: tokenizer, seeds: || vec![file(&target_dir().join(asset::TOKENIZER))] },
+    Place {
+        name: "chat_template",
+        read: chat_template,
+        seeds: || TEMPLATES.map(|text| text.into()).to_vec(),
+    },
+    Place { name: "safetensors", read: safetensors, seeds: || vec![golden("model.safetensors")] },
+    Place { name: "model_config", read: model_config, seeds: || vec![golden("config.json")] },
+];
+
+const KEYS: &[u8] = b"# keys\nsk-one alice models=demo,org/large priority=3\n\
+    sha256:5ca24005b740717ba4f3f6bc48a230700e68c2a4b11ecedb96f169f4efaf1f21 bob tokens_per_minute=100\n";
+
+const TEMPLATES: [&str; 2] = [
+    "{% for m in messages %}<|{{ m.role }}|>{{ m.content | trim }}{% endfor %}{% if add_generation_prompt %}>{% endif %}",
+    "{% macro f(n) %}{% if n > 0 %}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(3) }}{{ range(9) | join(',') }}",
+];
+
+fn http_bodies() -> Vec<Vec<u8>> {
+    let chat = r#"{"model":"demo","messages":[{"role":"user","content":"hi"}],"temperature":0.5,"stream":true,"n":2}"#;
+    let text = r#"{"model":"demo","prompt":["a","b"],"max_tokens":5,"logit_bias":{"7":-1.5},"stop":["x"],"seed":-3}"#;
+    vec![chat.into(), text.into()]
+}
+
+fn file(path: &Path) -> Vec<u8> {
+    std::fs::read(path).unwrap_or_default()
+}
+
+fn recorded(name: &str) -> Vec<u8> {
+    file(&root().join("proto/testdata").join(name))
+}
+
+fn golden_dir() -> PathBuf {
+    root().join("engine/tests/golden/llama_tied")
+}
+
+fn golden(name: &str) -> Vec<u8> {
+    file(&golden_dir().join(name))
+}
+
+/// A frame of a router, as a worker reads it.
+pub fn router_frame(bytes: &[u8]) {
+    let Ok(frame) = v1::RouterFrame::decode(bytes) else { return };
+    for step in frame.steps {
+        for role in [Role::Draft, Role::Target] {
+            drop(step_from_wire(step.clone(), role));
+        }
+    }
+}
+
+/// A frame of a worker, as a router reads it.
+pub fn worker_frame(bytes: &[u8]) {
+    let Ok(frame) = v1::WorkerFrame::decode(bytes) else { return };
+    if let Some(hello) = &frame.hello {
+        drop(worker_info(
+            Role::Target,
+            "http://10.0.0.1:1",
+            hello,
+            frame.credits.map(|credits| credits.blocks),
+        ));
+    }
+    frame.replies.into_iter().for_each(|reply| drop(reply_from_wire(reply)));
+}
+
+/// A client's body.
+pub fn http_body(bytes: &[u8]) {
+    for operation in [Operation::Chat, Operation::Completion] {
+        if let Err(error) = read_openai_body(operation, bytes) {
+            // What a client is told is one line.
+            assert!(!error.to_string().contains('\n'), "{error}");
+        }
+    }
+}
+
+/// The file of API keys.
+pub fn keys_file(bytes: &[u8]) {
+    in_file("keys", bytes, |path| drop(Auth::from_file(path)));
+}
+
+/// A file of an operator's.
+pub fn toml(bytes: &[u8]) {
+    if let Ok(text) = std::str::from_utf8(bytes) {
+        drop(Profile::parse(text));
+    }
+    in_file("router.toml", bytes, |path| {
+        drop(load_config::<RawRouter>(&json!({}), Some(path), "UNTRUSTED_"))
+    });
+}
+
+/// A model's tokenizer.json; what loads also encodes and decodes.
+pub fn tokenizer(bytes: &[u8]) {
+    let Ok(model) = ModelText::from_assets(|name| (name == asset::TOKENIZER).then_some(bytes)) else {
+        return;
+    };
+    let ids = model.encode("a few words, \u{e9}\u{20ac}", Framing::Add).unwrap_or_default();
+    drop(router::detokenize::decode(&model, &ids));
+    drop(router::detokenize::decode(&model, &[0, 1, u32::MAX]));
+}
+
+/// A model's chat template; what compiles is also rendered.
+pub fn chat_template(bytes: &[u8]) {
+    let Ok(text) = std::str::from_utf8(bytes) else { return };
+    let Ok(template) = ChatTemplate::compile(text, "<s>", "</s>") else { return };
+    let message = ConversationMessage { role: "user".into(), content: "hi".into(), name: None };
+    drop(template.render(&[message], &Map::new()));
+}
+
+/// A checkpoint's weights.
+pub fn safetensors(bytes: &[u8]) {
+    load("model.safetensors", bytes);
+}
+
+/// A checkpoint's config.json.
+pub fn model_config(bytes: &[u8]) {
+    load("config.json", bytes);
+}
+
+/// Loads a checkpoint one of whose files is replaced.
+fn load(replaced: &str, bytes: &[u8]) {
+    let Ok(dir) = TempDir::new() else { return };
+    for name in ["config.json", "model.safetensors"] {
+        let content = if name == replaced { bytes.to_vec() } else { golden(name) };
+        if std::fs::write(dir.path().join(name), content).is_err() {
+            return;
+        }
+    }
+    drop(Engine::load(&LoadOptions {
+        model_dir: dir.path().to_owned(),
+        weights: WeightFormat::AsStored,
+        threads: 1,
+        tensor_parallel: 1,
+        kv_memory_bytes: 4 << 20,
+        max_model_len: None,
+    }));
+}
+
+fn in_file(name: &str, bytes: &[u8], read: impl FnOnce(&Path)) {
+    let Ok(dir) = TempDir::new() else { return };
+    let path = dir.path().join(name);
+    if std::fs::write(&path, bytes).is_ok() {
+        read(&path);
+    }
+}

@@ -1,0 +1,69 @@
+//! An operator drains workers at the router: they get nothing new, what runs there finishes or moves, and the text is the same.
+
+use anyhow::{Context as _, ensure};
+use reqwest::Method;
+use serde_json::Value;
+use tests::case::Case;
+use tests::cluster::{Cluster, WorkerKind};
+use tests::http_client::{HttpAnswer, HttpClient};
+use tests::lanes_report::LanesReport;
+use tests::pair::PairText;
+use tests::wait::until;
+
+fn case(max_tokens: u32) -> anyhow::Result<Case> {
+    let prompt = PairText::load()?.bundled("summarization")?.swap_remove(1);
+    let mut case = Case::new("beside a drained worker".to_owned(), prompt, 1.0);
+    (case.max_tokens, case.ignore_eos, case.seed) = (max_tokens, true, 17);
+    Ok(case)
+}
+
+/// Gives an order; what the router answered.
+async fn order(cluster: &Cluster, method: Method, worker: &str, query: &str) -> anyhow::Result<Value> {
+    let authority = worker.trim_start_matches("http://");
+    let path = format!("/admin/workers/{authority}/drain{query}");
+    let answer = HttpAnswer::of(HttpClient::new(cluster.admin_url())?.request(method, &path)).await?;
+    ensure!(answer.status == 200, "{path}: {} {}", answer.status, answer.text);
+    answer.json()
+}
+
+async fn sequences(cluster: &Cluster, worker: &str) -> anyhow::Result<u64> {
+    let report = LanesReport::of(&cluster.admin_url()).await?;
+    report.worker(worker)?["sequences"].as_u64().context("no number of sequences")
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_runs_at_a_drained_target_moves_with_its_ids() -> anyhow::Result<()> {
+    let (cluster, first, draft) = Cluster::of_pair(WorkerKind::Draft).await?;
+    let second = cluster.add(WorkerKind::Target).await?;
+    let client = cluster.client().await?;
+    until("the router knows both targets", async || {
+        Ok(LanesReport::of(&cluster.admin_url()).await?.worker(&second.url()).is_ok())
+    })
+    .await?;
+    let case = case(800)?;
+    let expected = client.ask(&case.with_k(0)).await?.token_ids;
+    let mut stream = client.open(&case).await?;
+    stream.read_tokens(20).await?;
+    let (first, second, draft) = (first.url(), second.url(), draft.url());
+    let (serving, other) =
+        if sequences(&cluster, &first).await? > 0 { (first, second) } else { (second, first) };
+
+    let answer = order(&cluster, Method::POST, &serving, "?move=true").await?;
+    ensure!(answer["workers"][0]["draining"] == "operator", "{answer}");
+    ensure!(answer["drained"][0] == serving.as_str(), "{answer}");
+    ensure!(sequences(&cluster, &serving).await? == 0, "something stayed");
+    // Without its draft worker a stream goes on at k = 0, and with it again drafts again.
+    stream.read_tokens(40).await?;
+    order(&cluster, Method::POST, &draft, "").await?;
+    ensure!(sequences(&cluster, &draft).await? == 0, "a draft worker is left at once");
+    stream.read_tokens(80).await?;
+    order(&cluster, Method::DELETE, &draft, "").await?;
+    let moved = stream.rest().await?.token_ids;
+    ensure!(moved == expected, "{moved:?} instead of {expected:?}");
+    for _ in 0..4 {
+        ensure!(client.ask(&case.with_k(2)).await?.token_ids == expected, "other ids at {other}");
+    }
+    let answer = order(&cluster, Method::DELETE, &serving, "").await?;
+    ensure!(answer["workers"][0]["draining"].is_null(), "{answer}");
+    cluster.stop().await
+}

@@ -1,0 +1,49 @@
+"""Runs checks one after the other: each is a function that fails by an exception; each prints one line, and the exit code says whether all
+held."""
+
+import argparse
+import sys
+import traceback
+
+CHECKS = []
+
+PROMPT = "Write a Python function that reverses a list."
+
+
+def check(function):
+    CHECKS.append(function)
+    return function
+
+
+def equal(left, right):
+    assert left == right, f"{left!r} is not {right!r}"
+
+
+def raised(kind, call):
+    """The error of this very kind that the call must raise."""
+    try:
+        call()
+    except kind as error:
+        assert type(error) is kind, f"{error!r} is a {type(error).__name__}, not a {kind.__name__}"
+        return error
+    raise AssertionError(f"no {kind.__name__} was raised")
+
+
+def run(name, version, make):
+    """Runs every check with what `make` makes of the cluster's URL and model."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--url", required=True, help="URL of a cluster without keys")
+    parser.add_argument("--model", required=True, help="the model that it serves")
+    arguments = parser.parse_args()
+    made = make(arguments.url, arguments.model)
+    failures = 0
+    for function in CHECKS:
+        title = function.__name__.replace("_", " ")
+        try:
+            function(made)
+            print(f"ok    {title}", flush=True)
+        except Exception:
+            failures += 1
+            print(f"FAIL  {title}\n{traceback.format_exc()}", flush=True)
+    print(f"{name} {version}: {len(CHECKS) - failures} of {len(CHECKS)} checks hold")
+    sys.exit(1 if failures else 0)

@@ -1,0 +1,110 @@
+//! Foreign bytes, on stable: the functions that the fuzzer (`fuzz/`) calls, on their seeds and on seeds out of which something was
+//! bitten. Each test is a process of its own, whose address space is limited: who allocates what a length field says is ended.
+
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
+use rand::rngs::StdRng;
+use rand::{RngExt as _, SeedableRng as _};
+use tests::untrusted::{PLACES, Place};
+
+/// Beyond what the process holds at the beginning.
+const MORE_BYTES: u64 = 1 << 30;
+
+/// Mutated seeds of each place; the slow ones, which load a model or a tokenizer, get fewer.
+const ROUNDS: usize = 400;
+const SLOW_ROUNDS: usize = 60;
+const SLOW_BYTES: usize = 64 << 10;
+
+/// Pieces at which readers go wrong.
+const PIECES: [&[u8]; 12] = [
+    b"18446744073709551615",
+    b"-1",
+    b"1e999",
+    b"\xff\xff\xff\xff\x0f",
+    b"\xff\xff\xff\xff\xff\xff\xff\xff\x7f",
+    b"{\"a\":{\"a\":{\"a\":",
+    b"[[[[[[[[[[[[[[[[",
+    b"\"",
+    b"\0",
+    b"\xc3\x28",
+    b"{% for i in range(100000000) %}{% endfor %}",
+    b"null",
+];
+
+fn mutate(seed: &[u8], rng: &mut StdRng) -> Vec<u8> {
+    let mut bytes = seed.to_vec();
+    for _ in 0..rng.random_range(1..5) {
+        let at = rng.random_range(0..=bytes.len());
+        match rng.random_range(0..5) {
+            0 => bytes.truncate(at),
+            1 => {
+                let piece = PIECES[rng.random_range(0..PIECES.len())];
+                bytes.splice(at..at, piece.iter().copied());
+            }
+            2 => drop(bytes.drain(at..(at + rng.random_range(1..64)).min(bytes.len()))),
+            3 => {
+                // A number is the likeliest to hurt.
+                let digits = |byte: &u8| byte.is_ascii_digit();
+                if let Some(start) = bytes[at..].iter().position(digits).map(|offset| at + offset) {
+                    let len = bytes[start..].iter().take_while(|byte| digits(byte)).count();
+                    bytes.splice(start..start + len, PIECES[rng.random_range(0..3)].iter().copied());
+                }
+            }
+            _ => {
+                if let Some(byte) = bytes.get_mut(at) {
+                    *byte = rng.random();
+                }
+            }
+        }
+    }
+    bytes
+}
+
+fn limit_memory() {
+    let statm = std::fs::read_to_string("/proc/self/statm").unwrap();
+    let pages: u64 = statm.split_whitespace().next().and_then(|pages| pages.parse().ok()).unwrap();
+    let (_, hard) = getrlimit(Resource::RLIMIT_AS).unwrap();
+    setrlimit(Resource::RLIMIT_AS, (pages * 4_096 + MORE_BYTES).min(hard), hard).unwrap();
+}
+
+fn check(name: &str) {
+    let place = PLACES.iter().find(|place| place.name == name).unwrap();
+    let Place { read, seeds, .. } = place;
+    limit_memory();
+    let mut rng = StdRng::seed_from_u64(1);
+    for seed in seeds() {
+        assert!(!seed.is_empty(), "{name}: a seed is missing");
+        read(&seed);
+        read(&[]);
+        let rounds = if seed.len() > SLOW_BYTES { SLOW_ROUNDS } else { ROUNDS };
+        for _ in 0..rounds {
+            read(&mutate(&seed, &mut rng));
+        }
+    }
+}
+
+macro_rules! places {
+    ($($name:ident),*) => {
+        $(#[test]
+        fn $name() {
+            check(stringify!($name));
+        })*
+
+        #[test]
+        fn every_place_has_a_test() {
+            let tested = [$(stringify!($name)),*];
+            assert_eq!(PLACES.map(|place| place.name), tested);
+        }
+    };
+}
+
+places!(
+    router_frame,
+    worker_frame,
+    http_body,
+    keys_file,
+    toml,
+    tokenizer,
+    chat_template,
+    safetensors,
+    model_config
+);
