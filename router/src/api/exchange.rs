@@ -12,8 +12,8 @@ use service::accept::ResponseHandle;
 use service::telemetry;
 use tracing::Instrument as _;
 
-use super::openai::respond::OpenAi;
 use super::incoming::{authenticate, deadline_of, identity_of, read_object, task_type_of};
+use super::openai::respond::OpenAi;
 use crate::error::RouterError;
 use crate::metrics::Protocol;
 use crate::pipeline::deadline::Deadline;

@@ -16,8 +16,8 @@ use text::Vocabulary;
 use tracing::Instrument as _;
 
 use super::Console;
-use crate::api::read_chat;
 use crate::api::openai::error::ErrorBody;
+use crate::api::read_chat;
 use crate::detokenize::OutputToken;
 use crate::error::RouterError;
 use crate::metrics::Protocol;

@@ -6,8 +6,8 @@ use serde::Serialize;
 
 use super::logprobs::{ChatLogprobs, CompletionLogprobs};
 use super::tools::{MessageParts, ToolCallBody};
-use crate::pipeline::text_stream::ResponseInfo;
 use crate::generation::SpeculationUsage;
+use crate::pipeline::text_stream::ResponseInfo;
 use crate::pipeline::text_stream::{ResponseInfo, Times};
 use crate::request::Usage;
 
