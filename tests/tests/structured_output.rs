@@ -67,7 +67,7 @@ async fn ask_at_every_k(client: &Client, cases: &[(Value, Case)]) -> anyhow::Res
 }
 
 /// Every finished answer is valid, and nearly all are finished.
-async fn check_valid(cases: &[(Value, Case)], answers: &[Answer]) -> anyhow::Result<()> {
+async fn check_valid(cases: &[(Value, Case)], answers: &[Answer]) -> anyhow::Result<String> {
     let mut lines = String::new();
     let mut finished = 0;
     for ((schema, _), answer) in cases.iter().zip(answers) {
@@ -91,8 +91,7 @@ async fn check_valid(cases: &[(Value, Case)], answers: &[Answer]) -> anyhow::Res
         "{told} of {finished} are valid\n{}",
         String::from_utf8_lossy(&output.stderr)
     );
-    println!("{finished} of {} answers came to an end, all of them valid", answers.len());
-    Ok(())
+    Ok(format!("{finished} of {} answers came to an end, all of them valid", answers.len()))
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -106,7 +105,7 @@ async fn a_hundred_schemas_hold_and_speculation_changes_no_token() -> anyhow::Re
     let cases = [cases(&schemas_of(even), &[0.0])?, cases(&schemas_of(odd), &[1.0])?].concat();
     let (answers, drafted, accepted) = ask_at_every_k(&client, &cases).await?;
     ensure!(accepted * 3 > drafted, "only {accepted} of {drafted} drafted tokens were accepted");
-    check_valid(&cases, &answers).await?;
+    println!("{}", check_valid(&cases, &answers).await?);
     cluster.stop().await
 }
 
@@ -120,10 +119,10 @@ async fn a_thousand_schemas_hold_and_what_masks_cost() -> anyhow::Result<()> {
     for part in cases.chunks(250) {
         let (answers, drafted, accepted) = ask_at_every_k(&client, part).await?;
         println!("{accepted} of {drafted} drafted tokens were accepted");
-        check_valid(part, &answers).await?;
+        println!("{}", check_valid(part, &answers).await?);
     }
     for (role, worker) in [("target", &target), ("draft", &draft)] {
-        print_mask_cost(role, worker).await?;
+        println!("{role}: {}", mask_cost(worker).await?);
     }
     // The same prompts and lengths with and without a grammar, in turns.
     for k in [0, 4] {
@@ -152,16 +151,15 @@ async fn a_thousand_schemas_hold_and_what_masks_cost() -> anyhow::Result<()> {
     cluster.stop().await
 }
 
-async fn print_mask_cost(role: &str, worker: &RunningWorker) -> anyhow::Result<()> {
+async fn mask_cost(worker: &RunningWorker) -> anyhow::Result<String> {
     let page = worker.metrics().await?;
     let rows = page.sum("outrider_worker_grammar_rows_total") as f64;
     let per_row = |name| page.sum(name) as f64 / rows;
-    println!(
-        "{role}: {rows} rows, {:.0} us of masking a row, {:.0} us of waiting for it",
+    Ok(format!(
+        "{rows} rows, {:.0} us of masking a row, {:.0} us of waiting for it",
         per_row("outrider_worker_grammar_mask_microseconds_total"),
         per_row("outrider_worker_grammar_wait_microseconds_total")
-    );
-    Ok(())
+    ))
 }
 
 /// A schema whose texts are long.
