@@ -248,7 +248,7 @@ mod tests {
     }
 
     fn reply(id: u64, step_seq: u64, body: ReplyBody) -> Reply {
-        Reply { sequence_id: SequenceId(id), epoch: 1, step_seq, body, agreed: Vec::new() }
+        Reply { sequence_id: SequenceId(id), epoch: 1, step_seq, body, agreed: Vec::new(), num_cached: 0 }
     }
 
     fn join(recorder: &mut Recorder, id: u64) {

@@ -7,7 +7,6 @@ use serde::Serialize;
 use super::logprobs::{ChatLogprobs, CompletionLogprobs};
 use super::tools::{MessageParts, ToolCallBody};
 use crate::generation::SpeculationUsage;
-use crate::pipeline::text_stream::ResponseInfo;
 use crate::pipeline::text_stream::{ResponseInfo, Times};
 use crate::request::Usage;
 
