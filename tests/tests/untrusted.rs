@@ -60,14 +60,19 @@ fn mutate(seed: &[u8], rng: &mut StdRng) -> Vec<u8> {
 }
 
 fn limit_memory() {
-    let statm = std::fs::read_to_string("/proc/self/statm").unwrap();
-    let pages: u64 = statm.split_whitespace().next().and_then(|pages| pages.parse().ok()).unwrap();
-    let (_, hard) = getrlimit(Resource::RLIMIT_AS).unwrap();
-    setrlimit(Resource::RLIMIT_AS, (pages * 4_096 + MORE_BYTES).min(hard), hard).unwrap();
+    let statm = std::fs::read_to_string("/proc/self/statm").expect("Linux tells a process its size");
+    let pages: u64 = statm
+        .split_whitespace()
+        .next()
+        .and_then(|pages| pages.parse().ok())
+        .expect("the first number is its pages");
+    let (_, hard) = getrlimit(Resource::RLIMIT_AS).expect("limits can be read");
+    setrlimit(Resource::RLIMIT_AS, (pages * 4_096 + MORE_BYTES).min(hard), hard)
+        .expect("a limit can be lowered");
 }
 
 fn check(name: &str) {
-    let place = PLACES.iter().find(|place| place.name == name).unwrap();
+    let place = PLACES.iter().find(|place| place.name == name).expect("it is one of these places");
     let Place { read, seeds, .. } = place;
     limit_memory();
     let mut rng = StdRng::seed_from_u64(1);

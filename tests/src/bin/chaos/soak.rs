@@ -83,7 +83,8 @@ pub(crate) async fn run(args: &Args) -> anyhow::Result<()> {
         talked
     };
     let (talked, ordered) = tokio::join!(talking, give_orders(&cluster, args.seed, &tally));
-    (talked?, ordered?);
+    talked?;
+    ordered?;
     let after = resident_mib(router)?;
     cluster.stop().await;
     let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
