@@ -217,11 +217,18 @@ async fn bodies_and_doors_that_cannot_be_are_refused() -> anyhow::Result<()> {
             "method GET is not allowed on /v1/completions",
         ),
         (
-            http.request(Method::POST, "/v1/embeddings"),
+            http.request(Method::POST, "/v1/nowhere"),
             "no such route",
             404,
             none,
-            "no route for POST /v1/embeddings",
+            "no route for POST /v1/nowhere",
+        ),
+        (
+            http.request(Method::POST, "/v1/embeddings").json(&json!({ "model": MODEL, "input": "x" })),
+            "embeddings",
+            400,
+            Some("model"),
+            "makes no embeddings",
         ),
     ];
     for (request, name, status, param, words) in rows {
