@@ -61,6 +61,7 @@ fn ngram(config: &DraftConfig) -> Loaded<ngram::Ngram> {
         eos_token_ids: Vec::new(),
         kv_blocks: 0,
         kv_block_size: 0,
+        max_tree_tokens: 0,
         task_types: config.task_types.clone(),
         step_times: Vec::new(),
     };

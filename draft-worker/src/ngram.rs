@@ -16,7 +16,13 @@ pub struct Ngram {
 
 impl Method for Ngram {
     fn limits(&self) -> Limits {
-        Limits { role: Role::Draft, vocab_size: u32::MAX, max_model_len: u32::MAX, grammars: true }
+        Limits {
+            role: Role::Draft,
+            vocab_size: u32::MAX,
+            max_model_len: u32::MAX,
+            max_tree_tokens: 0,
+            grammars: true,
+        }
     }
 
     fn open(&mut self) -> Slot {
@@ -43,7 +49,7 @@ impl Method for Ngram {
 
 fn answer(mut task: Task) -> (Task, ReplyBody) {
     let start = task.step.start();
-    let Work::Propose { num_draft_tokens } = task.step.work else {
+    let Work::Propose { num_draft_tokens, .. } = task.step.work else {
         return (task, ReplyBody::Fed { cached_len: start, prompt_logprobs: None });
     };
     let token_ids = speculation::ngram::propose(task.cached.ids(), num_draft_tokens as usize);
@@ -53,5 +59,5 @@ fn answer(mut task: Task) -> (Task, ReplyBody) {
     };
     // As a model would: all guesses but the last are held.
     task.cached.append(&token_ids[..token_ids.len().saturating_sub(1)]);
-    (task, ReplyBody::Proposal(Proposal { start, draft: Draft { token_ids, q } }))
+    (task, ReplyBody::Proposal(Proposal { start, draft: Draft { q, ..Draft::chain(token_ids) } }))
 }

@@ -83,7 +83,7 @@ fn check(
     let mut ids = PROMPT.to_vec();
     let mut guessed = Vec::new();
     for at in 0..num_ids {
-        let propose = [(ids.len(), Work::Propose { num_draft_tokens: 1 })];
+        let propose = [(ids.len(), Work::Propose { num_draft_tokens: 1, num_tree_tokens: 0 })];
         let answers = step(method, &spec, &ids, &propose);
         let ReplyBody::Proposal(proposal) = &answers[0].0 else { panic!("{answers:?}") };
         let guess = proposal.draft.token_ids[0];
@@ -100,7 +100,7 @@ fn check(
     assert_eq!(fed[2].1, expected[11..]);
     assert!(expected.contains(&true) && expected.contains(&false));
     // A proposal tells the same of its context, and guesses what it would have guessed without telling.
-    let work = Work::Propose { num_draft_tokens: 2 };
+    let work = Work::Propose { num_draft_tokens: 2, num_tree_tokens: 0 };
     let told = step(method, &spec, &ids, &[(prompt + 10, Work::Feed), (ids.len(), work.clone())]);
     assert_eq!(told[1].1, expected[11..]);
     assert_eq!(told[1].0, step(method, &spec, &ids, &[(ids.len(), work)])[0].0);

@@ -9,7 +9,7 @@
 use crate::EngineError;
 use crate::draws::{DrawPlan, Outputs};
 use crate::forward_batch::ForwardBatch;
-use crate::kv_cache::KvShape;
+use crate::kv_cache::{KvShape, TokenCopy};
 use crate::model_config::ModelConfig;
 use crate::rope::Rope;
 use crate::shard::Shard;
@@ -79,6 +79,9 @@ pub(crate) trait Backend: Send + Sync {
     /// Whether [`Backend::draw`] is there.
     const DRAWS: bool = false;
 
+    /// Whether [`Backend::attention`] and [`Backend::copy_tokens`] take rows of token trees.
+    const TREES: bool = false;
+
     /// Threads of this process that compute.
     fn num_threads(&self) -> usize {
         1
@@ -137,6 +140,11 @@ pub(crate) trait Backend: Send + Sync {
 
     /// Copies a block, all layers of it.
     fn copy_block(&self, kv: &mut Self::Kv, from: u32, to: u32);
+
+    /// Copies what single tokens left behind, one after the other.
+    fn copy_tokens(&self, _kv: &mut Self::Kv, _copies: &[TokenCopy]) {
+        unreachable!("an engine is given trees only where its backend takes them")
+    }
 
     /// Sets the length of rows that are written next; what they hold is of no matter.
     fn resize(&self, rows: &mut Self::Rows, len: usize);

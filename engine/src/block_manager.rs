@@ -209,9 +209,33 @@ impl BlockManager {
     /// Lengthens a sequence. The caller has made sure that there are blocks enough, and copies what is returned
     /// before it writes.
     pub(crate) fn append(&mut self, slot: SlotId, ids: &[TokenId]) -> Option<BlockCopy> {
+        let copy = self.lengthen(slot, ids.len() as u32);
+        if let Some(sharing) = self.sequences.get_mut(&slot).and_then(|sequence| sequence.sharing.as_mut()) {
+            sharing.append(ids);
+        }
+        copy
+    }
+
+    /// The same for the rows of a token tree, of which nothing is ever published. They stay until the sequence is cut, or until
+    /// [`BlockManager::keep`] says which ids are left of them.
+    pub(crate) fn append_tree(&mut self, slot: SlotId, num_rows: u32) -> Option<BlockCopy> {
+        self.lengthen(slot, num_rows)
+    }
+
+    /// Cuts a sequence behind `ids`, the path that was moved to where the tree's rows begin, at `start`. Others may have it.
+    pub(crate) fn keep(&mut self, slot: SlotId, start: u32, ids: &[TokenId]) {
+        self.truncate(slot, start + ids.len() as u32);
+        if let Some(sharing) = self.sequences.get_mut(&slot).and_then(|sequence| sequence.sharing.as_mut()) {
+            sharing.truncate(start as usize);
+            sharing.append(ids);
+        }
+        self.publish(slot);
+    }
+
+    fn lengthen(&mut self, slot: SlotId, num_rows: u32) -> Option<BlockCopy> {
         let sequence = self.sequences.get_mut(&slot)?;
         let mut copy = None;
-        if let Some(tail) = sequence.tail().filter(|_| !ids.is_empty()) {
+        if let Some(tail) = sequence.tail().filter(|_| num_rows > 0) {
             if self.pool.is_shared(tail) {
                 let to = self.pool.take();
                 copy = Some(BlockCopy { from: tail, to });
@@ -221,12 +245,9 @@ impl BlockManager {
                 self.pool.take_back(tail);
             }
         }
-        sequence.len += ids.len() as u32;
+        sequence.len += num_rows;
         while sequence.block_table.len() < blocks_for(sequence.len) {
             sequence.block_table.push(self.pool.take());
-        }
-        if let Some(sharing) = &mut sequence.sharing {
-            sharing.append(ids);
         }
         copy
     }

@@ -21,6 +21,29 @@ pub(crate) struct Segment<'a> {
     pub(crate) start: u32,
     /// The sequence's KV blocks in position order.
     pub(crate) block_table: &'a [u32],
+    /// Where rows are of a token tree: whose ancestors they attend to. Only for a backend that says it takes trees.
+    pub(crate) tree: Option<TreeSegment<'a>>,
+}
+
+/// Rows of a token tree. Its row i is stored as if it stood at `start + i`, until it is known which path stays; its position is `start`
+/// and the number of its ancestors in the tree.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct TreeSegment<'a> {
+    /// The position of the tree's first rows.
+    pub(crate) start: u32,
+    /// Which row of the tree the segment's first one is.
+    pub(crate) first: usize,
+    /// Of each row of the tree: 0 where nothing of the tree comes before it, else its parent's number and one more.
+    pub(crate) parents: &'a [u32],
+}
+
+impl TreeSegment<'_> {
+    /// Where the keys and values of a row of the tree, and of each of its ancestors in it, are stored, as positions in the block table;
+    /// from the row itself on, whose position is the highest.
+    pub(crate) fn stored_at(&self, row: usize) -> impl Iterator<Item = u32> {
+        let parent = |&row: &usize| (self.parents[row] as usize).checked_sub(1);
+        std::iter::successors(Some(row), parent).map(|row| self.start + row as u32)
+    }
 }
 
 /// One sequence's part of a call, its KV reserved.
@@ -34,6 +57,15 @@ pub(crate) struct ReservedRows<'a> {
     pub(crate) block_table: &'a [u32],
     /// Logits are wanted for the last so many rows.
     pub(crate) num_logits: usize,
+    /// The last so many ids are a token tree ([`TreeSegment::parents`]); none are where it is empty.
+    pub(crate) parents: &'a [u32],
+}
+
+impl ReservedRows<'_> {
+    /// Ids before the tree.
+    fn num_linear(&self) -> usize {
+        self.token_ids.len() - self.parents.len()
+    }
 }
 
 /// One pass. Per row: `token_ids`, `positions`, `slot_mapping`.
@@ -58,7 +90,11 @@ impl<'a> ForwardBatch<'a> {
                 if pass.num_rows() == max_rows {
                     passes.push(std::mem::take(&mut pass));
                 }
-                let end = sequence.token_ids.len().min(done + max_rows - pass.num_rows());
+                let until = match done < sequence.num_linear() {
+                    true => sequence.num_linear(),
+                    false => sequence.token_ids.len(),
+                };
+                let end = until.min(done + max_rows - pass.num_rows());
                 pass.push(sequence, done..end);
                 done = end;
             }
@@ -74,22 +110,32 @@ impl<'a> ForwardBatch<'a> {
     fn push(&mut self, sequence: &ReservedRows<'a>, part: Range<usize>) {
         let first_row = self.num_rows();
         let first_logits = sequence.token_ids.len() - sequence.num_logits;
+        let num_linear = sequence.num_linear();
+        let tree_start = sequence.start + num_linear as u32;
+        let tree = part.start.checked_sub(num_linear).map(|first| TreeSegment {
+            start: tree_start,
+            first,
+            parents: sequence.parents,
+        });
         for i in part.clone() {
-            let position = sequence.start as usize + i;
+            let stored_at = sequence.start as usize + i;
+            let depth = tree.map(|tree| tree.stored_at(i - num_linear).count() - 1);
+            let position = depth.map_or(stored_at, |depth| tree_start as usize + depth);
             if i >= first_logits {
                 self.logit_rows.push(self.num_rows());
             }
             self.token_ids.push(sequence.token_ids[i]);
             self.positions.push(position as u32);
             self.slot_mapping.push(KvSlot {
-                block: sequence.block_table[position / BLOCK_SIZE],
-                offset: (position % BLOCK_SIZE) as u32,
+                block: sequence.block_table[stored_at / BLOCK_SIZE],
+                offset: (stored_at % BLOCK_SIZE) as u32,
             });
         }
         self.segments.push(Segment {
             rows: first_row..self.num_rows(),
-            start: sequence.start + part.start as u32,
+            start: tree.map_or(sequence.start + part.start as u32, |tree| tree.start),
             block_table: sequence.block_table,
+            tree,
         });
     }
 }
@@ -101,8 +147,14 @@ mod tests {
     #[test]
     fn a_call_is_cut_into_passes_in_order() {
         let sequences = [
-            ReservedRows { token_ids: &[10, 11, 12], start: 15, block_table: &[7, 3], num_logits: 1 },
-            ReservedRows { token_ids: &[20, 21], start: 0, block_table: &[5], num_logits: 2 },
+            ReservedRows {
+                token_ids: &[10, 11, 12],
+                start: 15,
+                block_table: &[7, 3],
+                num_logits: 1,
+                parents: &[],
+            },
+            ReservedRows { token_ids: &[20, 21], start: 0, block_table: &[5], num_logits: 2, parents: &[] },
         ];
         let passes = ForwardBatch::passes(&sequences, 4);
         assert_eq!(passes.len(), 2);
@@ -111,8 +163,34 @@ mod tests {
         let slots: Vec<(u32, u32)> = passes[0].slot_mapping.iter().map(|s| (s.block, s.offset)).collect();
         assert_eq!(slots, [(7, 15), (3, 0), (3, 1), (5, 0)]);
         assert_eq!(passes[0].logit_rows, [2, 3]);
-        assert_eq!(passes[0].segments[1], Segment { rows: 3..4, start: 0, block_table: &[5] });
-        assert_eq!(passes[1].segments, [Segment { rows: 0..1, start: 1, block_table: &[5] }]);
+        assert_eq!(passes[0].segments[1], Segment { rows: 3..4, start: 0, block_table: &[5], tree: None });
+        assert_eq!(passes[1].segments, [Segment { rows: 0..1, start: 1, block_table: &[5], tree: None }]);
         assert_eq!(passes[1].logit_rows, [0]);
+    }
+
+    #[test]
+    fn rows_of_a_tree_stand_where_their_ancestors_say_and_are_stored_in_order() {
+        let parents = [0, 0, 1, 2, 2];
+        let sequence = ReservedRows {
+            token_ids: &[10, 11, 20, 21, 22, 23, 24],
+            start: 12,
+            block_table: &[7, 3],
+            num_logits: 6,
+            parents: &parents,
+        };
+        let passes = ForwardBatch::passes(&[sequence], 4);
+        assert_eq!(passes[0].positions, [12, 13, 14, 14]);
+        assert_eq!(passes[1].positions, [15, 15, 15]);
+        let slots: Vec<(u32, u32)> =
+            passes.iter().flat_map(|pass| &pass.slot_mapping).map(|s| (s.block, s.offset)).collect();
+        assert_eq!(slots, [(7, 12), (7, 13), (7, 14), (7, 15), (3, 0), (3, 1), (3, 2)]);
+        assert_eq!((&passes[0].logit_rows[..], &passes[1].logit_rows[..]), (&[1, 2, 3][..], &[0, 1, 2][..]));
+        let rows: Vec<Range<usize>> =
+            passes.iter().flat_map(|p| &p.segments).map(|s| s.rows.clone()).collect();
+        assert_eq!(rows, [0..2, 2..4, 0..3]);
+        let tree = passes[1].segments[0].tree.unwrap();
+        assert_eq!((tree.start, tree.first), (14, 2));
+        assert_eq!(tree.stored_at(2).collect::<Vec<_>>(), [16, 14]);
+        assert_eq!(tree.stored_at(4).collect::<Vec<_>>(), [18, 15]);
     }
 }

@@ -14,11 +14,12 @@ use crate::cpu::Threads;
 use crate::cuda::{GpuOptions, load_on_gpus};
 use crate::draws::{DrawPlan, DrawRequest, Outcome};
 use crate::forward_batch::ReservedRows;
+use crate::kv_cache::{KvSlot, TokenCopy};
 use crate::load::{Loaded, MAX_THREADS, load_on_cpu};
 use crate::model_config::fields::read_file;
 use crate::model_config::{CONFIG_FILE, ModelConfig};
 use crate::numerics_id::NumericsParts;
-use crate::options::{EngineInfo, EngineStats, LoadOptions, SequenceRows, SlotId};
+use crate::options::{EngineInfo, EngineStats, LoadOptions, SequenceRows, SlotId, TreeRows};
 use crate::rank::Runner;
 use crate::stages::StageTimes;
 use crate::weights::{Checkpoint, Formats, LinearFormat, MatrixFormat, RandomTensors, TensorSource};
@@ -30,6 +31,8 @@ pub struct Engine {
     runner: Box<dyn Runner>,
     /// Whether rows can be drawn where their logits are.
     draws: bool,
+    /// Whether rows of a token tree can be run.
+    trees: bool,
     blocks: BlockManager,
     stats: EngineStats,
     not_sync: PhantomData<Cell<()>>,
@@ -107,7 +110,8 @@ impl Engine {
         formats: Formats,
         (config_bytes, checkpoint): (&[u8], [u8; 32]),
     ) -> Result<Engine, EngineError> {
-        let Loaded { numerics, runner, draws, weight_bytes, kv_bytes_per_token, kv_memory_bytes } = loaded;
+        let Loaded { numerics, runner, draws, trees, weight_bytes, kv_bytes_per_token, kv_memory_bytes } =
+            loaded;
         let (kernel_class, device_class) = numerics;
         let blocks = new_block_manager(kv_bytes_per_token * BLOCK_SIZE as u64, (kv_memory_bytes, options))?;
         let numerics = NumericsParts {
@@ -148,7 +152,15 @@ impl Engine {
             numerics_id = info.numerics_id,
             "model loaded"
         );
-        Ok(Engine { info, runner, draws, blocks, stats: EngineStats::default(), not_sync: PhantomData })
+        Ok(Engine {
+            info,
+            runner,
+            draws,
+            trees,
+            blocks,
+            stats: EngineStats::default(),
+            not_sync: PhantomData,
+        })
     }
 
     /// What was loaded.
@@ -240,6 +252,11 @@ impl Engine {
         self.draws && is_drawn_apart(spec)
     }
 
+    /// Whether rows of token trees can be run here.
+    pub fn takes_trees(&self) -> bool {
+        self.trees
+    }
+
     /// The same, but for sequences with a request what is drawn from their rows: `requests` is empty, or has an entry for
     /// each sequence of the batch. Ask only for what [`Engine::draws`].
     pub fn forward_and_draw(
@@ -247,14 +264,28 @@ impl Engine {
         batch: &[SequenceRows<'_>],
         requests: &[Option<DrawRequest<'_>>],
     ) -> Result<Outcome, EngineError> {
+        self.forward_with_trees(batch, requests, &[])
+    }
+
+    /// The same, where the last ids of some sequences are token trees, at most one a sequence and only where the engine
+    /// [`Engine::takes_trees`]. Say with [`Engine::keep_path`] what is left of a tree, or cut the sequence.
+    pub fn forward_with_trees(
+        &mut self,
+        batch: &[SequenceRows<'_>],
+        requests: &[Option<DrawRequest<'_>>],
+        trees: &[TreeRows<'_>],
+    ) -> Result<Outcome, EngineError> {
         self.check(batch)?;
+        let parents = self.check_trees(batch, trees)?;
         let plan = DrawPlan::new(batch, requests, self.info.vocab_size)?;
         if !self.draws && !plan.is_empty() {
             return Err(EngineError::BadBatch("this device does not draw".to_owned()));
         }
-        self.reserve(batch)?;
+        self.reserve(batch, &parents)?;
 
-        let reserved: Vec<ReservedRows<'_>> = batch.iter().map(|rows| reserved(&self.blocks, rows)).collect();
+        let with_parents = batch.iter().zip(&parents);
+        let reserved: Vec<ReservedRows<'_>> =
+            with_parents.map(|(rows, parents)| reserved(&self.blocks, rows, parents)).collect();
         let outputs = self.runner.forward(&reserved, &plan)?;
         let logits = Logits::new(outputs.logits, self.info.vocab_size as usize);
         batch.iter().for_each(|rows| self.blocks.publish(rows.slot));
@@ -291,13 +322,88 @@ impl Engine {
         Ok(())
     }
 
+    /// The parents of each sequence's tree; empty where it has none.
+    fn check_trees<'a>(
+        &self,
+        batch: &[SequenceRows<'_>],
+        trees: &[TreeRows<'a>],
+    ) -> Result<Vec<&'a [u32]>, EngineError> {
+        let mut parents: Vec<&[u32]> = vec![&[]; batch.len()];
+        for tree in trees {
+            let bad = |what: &str| {
+                Err(EngineError::BadBatch(format!("the token tree of sequence {}: {what}", tree.sequence)))
+            };
+            if !self.trees {
+                return bad("this device takes none, send a chain");
+            }
+            let Some(rows) =
+                batch.get(tree.sequence).filter(|rows| tree.parents.len() < rows.token_ids.len())
+            else {
+                return bad("it needs a row before it");
+            };
+            let mut depths: Vec<u32> = Vec::with_capacity(tree.parents.len());
+            for &parent in tree.parents {
+                let depth = match (parent as usize).checked_sub(1) {
+                    None => Some(0),
+                    Some(parent) => depths.get(parent).map(|depth| depth + 1),
+                };
+                match depth {
+                    Some(depth) if depths.last().is_none_or(|&last| last <= depth) => depths.push(depth),
+                    _ => return bad("ids stand behind their parents, in order of depth"),
+                }
+            }
+            if tree.parents.is_empty() || !parents[tree.sequence].is_empty() {
+                return bad(&format!("one with ids is expected, slot {:?}", rows.slot));
+            }
+            parents[tree.sequence] = tree.parents;
+        }
+        Ok(parents)
+    }
+
+    /// What is left of the tree that a sequence's latest rows are, once it is judged: the rows of one path, from its first on, which
+    /// become the sequence's at `start`, where the tree began. `path` numbers them in the tree; `ids` are theirs. Their KV is what a chain
+    /// of these ids would have left, bit for bit.
+    pub fn keep_path(
+        &mut self,
+        slot: SlotId,
+        start: u32,
+        (path, ids): (&[usize], &[TokenId]),
+    ) -> Result<(), EngineError> {
+        let table = self.blocks.block_table(slot);
+        let at = |position: usize| KvSlot {
+            block: table[position / BLOCK_SIZE],
+            offset: (position % BLOCK_SIZE) as u32,
+        };
+        let first = start as usize;
+        let end = self.len(slot) as usize;
+        if path.len() != ids.len()
+            || path.iter().enumerate().any(|(i, &row)| row < i || first + row >= end)
+            || path.windows(2).any(|pair| pair[1] <= pair[0])
+        {
+            let reason = format!("rows {path:?} behind {start} are no path of slot {slot:?}, {end} long");
+            return Err(EngineError::BadBatch(reason));
+        }
+        // A row moves towards the front, past none that still has to move.
+        let moves = path.iter().enumerate().filter(|(i, row)| *i != **row);
+        let copies: Vec<TokenCopy> =
+            moves.map(|(i, &row)| TokenCopy { from: at(first + row), to: at(first + i) }).collect();
+        if !copies.is_empty() {
+            self.runner.copy_tokens(&copies)?;
+        }
+        self.blocks.keep(slot, start, ids);
+        Ok(())
+    }
+
     /// Takes KV blocks for all rows, or none.
-    fn reserve(&mut self, batch: &[SequenceRows<'_>]) -> Result<(), EngineError> {
+    fn reserve(&mut self, batch: &[SequenceRows<'_>], parents: &[&[u32]]) -> Result<(), EngineError> {
         let needed =
             batch.iter().map(|rows| self.blocks.blocks_needed(rows.slot, rows.token_ids.len() as u32)).sum();
         self.runner.grow_kv(self.blocks.high_water_mark_after(needed)?)?;
-        for rows in batch {
-            if let Some(copy) = self.blocks.append(rows.slot, rows.token_ids) {
+        for (rows, parents) in batch.iter().zip(parents) {
+            let linear = &rows.token_ids[..rows.token_ids.len() - parents.len()];
+            let of_linear = self.blocks.append(rows.slot, linear);
+            let of_tree = self.blocks.append_tree(rows.slot, parents.len() as u32);
+            for copy in of_linear.into_iter().chain(of_tree) {
                 self.runner.copy_block(copy.from, copy.to)?;
             }
         }
@@ -317,13 +423,14 @@ impl Engine {
 }
 
 /// A sequence's part of a call, once [`Engine::reserve`] has lengthened it.
-fn reserved<'a>(blocks: &'a BlockManager, rows: &SequenceRows<'a>) -> ReservedRows<'a> {
+fn reserved<'a>(blocks: &'a BlockManager, rows: &SequenceRows<'a>, parents: &'a [u32]) -> ReservedRows<'a> {
     let len = blocks.len(rows.slot).expect("check has found every slot open");
     ReservedRows {
         token_ids: rows.token_ids,
         start: len - rows.token_ids.len() as u32,
         block_table: blocks.block_table(rows.slot),
         num_logits: rows.num_logits,
+        parents,
     }
 }
 

@@ -8,7 +8,7 @@ use crate::backend::{AttentionLayer, Backend, HeadLayout, Norm};
 use crate::cpu::{Cpu, FloatMatrix, PackedMatrix, Table};
 use crate::forward_batch::ForwardBatch;
 use crate::k_slices::KSlices;
-use crate::kv_cache::{KvCache, KvShape};
+use crate::kv_cache::{KvCache, KvShape, TokenCopy};
 use crate::rope::Rope;
 use crate::stages::{Stage, StageTimes};
 use crate::weights::{LinearFormat, LinearTensors, MatrixFormat, Stacked, TensorPart, TensorSource};
@@ -120,6 +120,7 @@ impl Backend for Cpu {
     type Pass<'a> = HostPass<'a>;
 
     const SHARES_TABLES: bool = true;
+    const TREES: bool = true;
 
     fn num_threads(&self) -> usize {
         self.threads().len()
@@ -196,6 +197,10 @@ impl Backend for Cpu {
 
     fn copy_block(&self, kv: &mut KvCache, from: u32, to: u32) {
         kv.copy_block(from, to);
+    }
+
+    fn copy_tokens(&self, kv: &mut KvCache, copies: &[TokenCopy]) {
+        copies.iter().for_each(|&copy| kv.copy_token(copy));
     }
 
     fn resize(&self, rows: &mut Vec<f32>, len: usize) {

@@ -49,6 +49,13 @@ pub(crate) struct KvSlot {
     pub(crate) offset: u32,
 }
 
+/// What a token left behind, to be copied to another one's place.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct TokenCopy {
+    pub(crate) from: KvSlot,
+    pub(crate) to: KvSlot,
+}
+
 /// The number format of keys and values, as stored.
 pub(crate) trait KvElement: bytemuck::Pod + Send + Sync {
     fn from_f32(x: f32) -> Self;
@@ -100,6 +107,14 @@ impl KvCache {
         }
     }
 
+    /// Copies what a token left behind, all layers of it.
+    pub(crate) fn copy_token(&mut self, copy: TokenCopy) {
+        match self {
+            Self::F32(blocks) => blocks.copy_token(copy),
+            Self::Bf16(blocks) => blocks.copy_token(copy),
+        }
+    }
+
     /// Makes sure that blocks 0..`num_blocks` exist.
     pub(crate) fn grow_to(&mut self, num_blocks: u32) -> Result<(), EngineError> {
         match self {
@@ -132,6 +147,23 @@ impl<T: KvElement> KvBlocks<T> {
             numbers_mut::<T>(&mut self.chunks[from_chunk]).copy_within(from..from + len, to);
         } else if let Ok([from_chunk, to_chunk]) = self.chunks.get_disjoint_mut([from_chunk, to_chunk]) {
             numbers_mut::<T>(to_chunk)[to..to + len].copy_from_slice(&numbers(from_chunk)[from..from + len]);
+        }
+    }
+
+    fn copy_token(&mut self, TokenCopy { from, to }: TokenCopy) {
+        let (head_dim, head_len) = (self.shape.head_dim, self.shape.head_len());
+        let (from_offset, to_offset) = (from.offset as usize, to.offset as usize);
+        for layer in 0..self.shape.num_layers {
+            for kv_head in 0..self.shape.num_kv_heads {
+                let (keys, values) = self.keys_and_values(from.block, layer, kv_head);
+                let key: Vec<T> = keys.chunks_exact(BLOCK_SIZE).map(|column| column[from_offset]).collect();
+                let value = values[from_offset * head_dim..][..head_dim].to_vec();
+                let (chunk, start) = self.place(to.block, layer, kv_head);
+                let head = &mut numbers_mut::<T>(&mut self.chunks[chunk])[start..start + 2 * head_len];
+                let (k, v) = head.split_at_mut(head_len);
+                k.chunks_exact_mut(BLOCK_SIZE).zip(key).for_each(|(column, x)| column[to_offset] = x);
+                v[to_offset * head_dim..][..head_dim].copy_from_slice(&value);
+            }
         }
     }
 

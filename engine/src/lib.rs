@@ -45,7 +45,7 @@ pub use error::EngineError;
 pub use handle::{Engine, allowed_cores};
 pub use logits::Logits;
 pub use model_shape::{ModelShape, Projection};
-pub use options::{EngineInfo, EngineStats, LoadOptions, SequenceRows, SlotId, WeightFormat};
+pub use options::{EngineInfo, EngineStats, LoadOptions, SequenceRows, SlotId, TreeRows, WeightFormat};
 pub use oracle::Oracle;
 pub use read_probe::ReadProbe;
 pub use speculation::TokenId;

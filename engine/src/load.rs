@@ -30,6 +30,8 @@ pub(crate) struct Loaded {
     pub(crate) runner: Box<dyn Runner>,
     /// Whether rows can be drawn where their logits are.
     pub(crate) draws: bool,
+    /// Whether rows of a token tree can be run.
+    pub(crate) trees: bool,
     /// Bytes of weights that a forward with logits reads, on all ranks.
     pub(crate) weight_bytes: u64,
     /// Bytes of keys and values of one token, on all ranks.
@@ -105,7 +107,8 @@ pub(crate) fn load_ranks<B: Backend + 'static>(
         _ => Box::new(RankGroup::start(runners, Arc::clone(meeting))?),
     };
     let kv_memory_bytes = kv_blocks * block_bytes;
-    Ok(Loaded { numerics, runner, draws: B::DRAWS, weight_bytes, kv_bytes_per_token, kv_memory_bytes })
+    let (draws, trees) = (B::DRAWS, B::TREES);
+    Ok(Loaded { numerics, runner, draws, trees, weight_bytes, kv_bytes_per_token, kv_memory_bytes })
 }
 
 /// Each rank's part of a model.

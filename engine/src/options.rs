@@ -69,6 +69,17 @@ pub struct SequenceRows<'a> {
     pub num_logits: usize,
 }
 
+/// Says that the last ids of a sequence of a batch are a token tree: several ids may stand at one position, and a row attends to what
+/// was there before and to its ancestors.
+#[derive(Debug, Clone, Copy)]
+pub struct TreeRows<'a> {
+    /// Which sequence of the batch.
+    pub sequence: usize,
+    /// An entry for each of the ids, in order: 0 where it stands behind what is no tree, else its parent's number, counted from 1. Ids stand
+    /// in order of depth.
+    pub parents: &'a [u32],
+}
+
 /// What was loaded.
 #[derive(Debug, Clone, PartialEq)]
 pub struct EngineInfo {

@@ -8,6 +8,7 @@ use crate::backend::Backend;
 use crate::collective::Collective;
 use crate::draws::{DrawPlan, Outputs};
 use crate::forward_batch::{ForwardBatch, MAX_ROWS_PER_PASS, ReservedRows};
+use crate::kv_cache::TokenCopy;
 use crate::llama::{Device, Llama, Workspace};
 use crate::stages::StageTimes;
 
@@ -18,6 +19,9 @@ pub(crate) trait Runner: Send {
 
     /// Copies a KV block.
     fn copy_block(&mut self, from: u32, to: u32) -> Result<(), EngineError>;
+
+    /// Copies what single tokens left behind, one after the other. Asked of whom takes trees alone.
+    fn copy_tokens(&mut self, copies: &[TokenCopy]) -> Result<(), EngineError>;
 
     /// Appends KV for every row and returns what was asked for: the draws of rows that `draws` names, and the logits of the
     /// others, `[rows, vocab]`, in batch order; on ranks but the first, nothing.
@@ -70,6 +74,11 @@ impl<B: Backend> Runner for Rank<B> {
 
     fn copy_block(&mut self, from: u32, to: u32) -> Result<(), EngineError> {
         self.backend.copy_block(&mut self.kv, from, to);
+        Ok(())
+    }
+
+    fn copy_tokens(&mut self, copies: &[TokenCopy]) -> Result<(), EngineError> {
+        self.backend.copy_tokens(&mut self.kv, copies);
         Ok(())
     }
 
@@ -145,6 +154,10 @@ impl Runner for LoneRank {
         self.guard(|runner| runner.copy_block(from, to))
     }
 
+    fn copy_tokens(&mut self, copies: &[TokenCopy]) -> Result<(), EngineError> {
+        self.guard(|runner| runner.copy_tokens(copies))
+    }
+
     fn forward(&mut self, batch: &[ReservedRows<'_>], draws: &DrawPlan) -> Result<Outputs, EngineError> {
         self.guard(|runner| runner.forward(batch, draws))
     }
@@ -186,6 +199,10 @@ mod tests {
             Ok(())
         }
 
+        fn copy_tokens(&mut self, _copies: &[TokenCopy]) -> Result<(), EngineError> {
+            Ok(())
+        }
+
         fn forward(&mut self, batch: &[ReservedRows<'_>], _draws: &DrawPlan) -> Result<Outputs, EngineError> {
             let pieces: Vec<usize> = (0..64).collect();
             let logits = self.0.map(&pieces, |&piece| {
@@ -200,7 +217,8 @@ mod tests {
     fn a_panic_on_any_thread_is_an_error_and_the_end() {
         for threads in [1, 4] {
             let mut rank = LoneRank::new(Box::new(Faulty(Threads::new(threads).unwrap(), 2)));
-            let rows = ReservedRows { token_ids: &[1], start: 0, block_table: &[0], num_logits: 0 };
+            let rows =
+                ReservedRows { token_ids: &[1], start: 0, block_table: &[0], num_logits: 0, parents: &[] };
             let draws = DrawPlan::default();
             assert_eq!(rank.forward(&[rows], &draws).unwrap().logits.len(), 64);
             let error = rank.forward(&[rows, rows], &draws).unwrap_err().to_string();

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use crate::collective::Meeting;
 use crate::draws::{DrawPlan, Outputs};
 use crate::forward_batch::ReservedRows;
+use crate::kv_cache::TokenCopy;
 use crate::rank::{Runner, last_words};
 use crate::{EngineError, TokenId};
 
@@ -20,6 +21,7 @@ const LOOK: Duration = Duration::from_millis(200);
 enum Command {
     GrowKv(u32),
     CopyBlock(u32, u32),
+    CopyTokens(Arc<[TokenCopy]>),
     Forward(Arc<(Vec<OwnedRows>, DrawPlan)>),
     /// The cores of each rank's threads.
     Pin(Arc<[Vec<usize>]>),
@@ -32,17 +34,19 @@ struct OwnedRows {
     start: u32,
     block_table: Vec<u32>,
     num_logits: usize,
+    parents: Vec<u32>,
 }
 
 impl OwnedRows {
     fn of(rows: &ReservedRows<'_>) -> Self {
-        let ReservedRows { token_ids, start, block_table, num_logits } = *rows;
-        Self { token_ids: token_ids.to_vec(), start, block_table: block_table.to_vec(), num_logits }
+        let ReservedRows { token_ids, start, block_table, num_logits, parents } = *rows;
+        let (token_ids, block_table) = (token_ids.to_vec(), block_table.to_vec());
+        Self { token_ids, start, block_table, num_logits, parents: parents.to_vec() }
     }
 
     fn borrowed(&self) -> ReservedRows<'_> {
-        let Self { token_ids, start, block_table, num_logits } = self;
-        ReservedRows { token_ids, start: *start, block_table, num_logits: *num_logits }
+        let Self { token_ids, start, block_table, num_logits, parents } = self;
+        ReservedRows { token_ids, start: *start, block_table, num_logits: *num_logits, parents }
     }
 }
 
@@ -136,6 +140,10 @@ impl Runner for RankGroup {
         self.run(&Command::CopyBlock(from, to)).map(drop)
     }
 
+    fn copy_tokens(&mut self, copies: &[TokenCopy]) -> Result<(), EngineError> {
+        self.run(&Command::CopyTokens(copies.into())).map(drop)
+    }
+
     fn forward(&mut self, batch: &[ReservedRows<'_>], draws: &DrawPlan) -> Result<Outputs, EngineError> {
         let batch = batch.iter().map(OwnedRows::of).collect();
         self.run(&Command::Forward(Arc::new((batch, draws.clone()))))
@@ -184,6 +192,7 @@ fn obey(rank: usize, runner: &mut dyn Runner, command: &Command) -> Result<Outpu
     match command {
         Command::GrowKv(num_blocks) => runner.grow_kv(*num_blocks).map(|()| Outputs::default()),
         Command::CopyBlock(from, to) => runner.copy_block(*from, *to).map(|()| Outputs::default()),
+        Command::CopyTokens(copies) => runner.copy_tokens(copies).map(|()| Outputs::default()),
         Command::Pin(cores) => runner.pin(&cores[rank]).map(|()| Outputs::default()),
         Command::Forward(batch) => {
             let (rows, draws) = batch.as_ref();
@@ -211,6 +220,10 @@ mod tests {
         }
 
         fn copy_block(&mut self, _from: u32, _to: u32) -> Result<(), EngineError> {
+            Ok(())
+        }
+
+        fn copy_tokens(&mut self, _copies: &[TokenCopy]) -> Result<(), EngineError> {
             Ok(())
         }
 
@@ -242,7 +255,7 @@ mod tests {
     }
 
     fn forward(group: &mut RankGroup, times: usize) -> Result<Vec<f32>, EngineError> {
-        let rows = ReservedRows { token_ids: &[1], start: 0, block_table: &[0], num_logits: 0 };
+        let rows = ReservedRows { token_ids: &[1], start: 0, block_table: &[0], num_logits: 0, parents: &[] };
         Ok(group.forward(&vec![rows; times], &DrawPlan::default())?.logits)
     }
 

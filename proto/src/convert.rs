@@ -27,14 +27,16 @@ pub fn step_to_wire(step: Step) -> v1::Step {
     };
     match step.work {
         Work::Feed => {}
-        Work::Propose { num_draft_tokens } => {
+        Work::Propose { num_draft_tokens, num_tree_tokens } => {
             wire.draw = true;
             wire.num_draft_tokens = num_draft_tokens;
+            wire.num_tree_tokens = num_tree_tokens;
         }
         Work::Verify { draft } => {
             wire.draw = true;
             wire.q = draft.q.iter().map(distribution_to_wire).collect();
             wire.draft_token_ids = draft.token_ids;
+            wire.parents = draft.parents;
         }
     }
     wire
@@ -42,15 +44,15 @@ pub fn step_to_wire(step: Step) -> v1::Step {
 
 /// From the wire, as read by a worker of `role`.
 pub fn step_from_wire(wire: v1::Step, role: Role) -> Result<Step, WireError> {
-    if !wire.parents.is_empty() {
-        return Err(WireError::new("parents", "token trees are not supported by this worker"));
-    }
     let work = match (wire.draw, role) {
         (false, _) => Work::Feed,
-        (true, Role::Draft) => Work::Propose { num_draft_tokens: wire.num_draft_tokens },
+        (true, Role::Draft) => {
+            Work::Propose { num_draft_tokens: wire.num_draft_tokens, num_tree_tokens: wire.num_tree_tokens }
+        }
         (true, Role::Target) => Work::Verify {
             draft: Draft {
                 token_ids: wire.draft_token_ids,
+                parents: wire.parents,
                 q: wire.q.into_iter().map(distribution_from_wire).collect::<Result<_, _>>()?,
             },
         },
@@ -83,6 +85,7 @@ pub fn reply_to_wire(reply: &Reply) -> v1::Reply {
         ReplyBody::Proposal(proposal) => Body::Proposal(v1::Proposal {
             start: proposal.start,
             draft_token_ids: proposal.draft.token_ids.clone(),
+            parents: proposal.draft.parents.clone(),
             confidence: Vec::new(),
             q: proposal.draft.q.iter().map(distribution_to_wire).collect(),
         }),
@@ -115,6 +118,7 @@ pub fn reply_from_wire(wire: v1::Reply) -> Result<Reply, WireError> {
             start: proposal.start,
             draft: Draft {
                 token_ids: proposal.draft_token_ids,
+                parents: proposal.parents,
                 q: proposal.q.into_iter().map(distribution_from_wire).collect::<Result<_, _>>()?,
             },
         }),

@@ -15,6 +15,7 @@ use service::config::{Faults, RawConfig};
 use service::process::{ProcessConfig, ProcessFlags, RawProcess};
 use service::tls::{ClientTls, RawServerTls, ServerTls, ServerTlsFlags};
 use speculation::step::MAX_DRAFT_TOKENS;
+use speculation::tree::MAX_TREE_TOKENS;
 
 use crate::admission::AdmissionLimits;
 use crate::catalog::settings::ModelSettings;
@@ -74,6 +75,10 @@ pub struct Flags {
     /// How many tokens are drafted a round at most, also where a request asks for more
     #[arg(long, value_name = "K")]
     pub max_draft_tokens: Option<u32>,
+    /// How many tokens a draft has as a tree of candidates, where a request does not say; 0 (the default): chains only, auto: each
+    /// lane chooses
+    #[arg(long, value_name = "auto|N")]
+    pub tree_tokens: Option<DraftTokens>,
     /// Sequences that run at once
     #[arg(long, value_name = "N")]
     pub max_sequences: Option<u32>,
@@ -125,6 +130,7 @@ pub struct RawRouter {
     api_keys: Option<PathBuf>,
     draft_tokens: DraftTokens,
     max_draft_tokens: u32,
+    tree_tokens: DraftTokens,
     max_sequences: u32,
     max_waiting_requests: usize,
     tokenize_threads: usize,
@@ -157,6 +163,7 @@ impl Default for RawRouter {
             api_keys: None,
             draft_tokens: DraftTokens::Auto,
             max_draft_tokens: 8,
+            tree_tokens: DraftTokens::Fixed(0),
             max_sequences: admission.max_sequences,
             max_waiting_requests: admission.max_waiting_requests,
             tokenize_threads: 1,
@@ -222,6 +229,11 @@ impl RawConfig for RawRouter {
                 format!("{k} is over max_draft_tokens, which is {}", self.max_draft_tokens)
             });
         }
+        if let DraftTokens::Fixed(tokens) = self.tree_tokens {
+            faults.check("tree_tokens", tokens as usize <= MAX_TREE_TOKENS, || {
+                format!("{tokens} is over the limit of {MAX_TREE_TOKENS}")
+            });
+        }
         faults.check("max_sequences", self.max_sequences > 0, || "must be at least 1".to_owned());
         faults.check("tokenize_threads", (1..=64).contains(&self.tokenize_threads), || {
             format!("{} is not between 1 and 64", self.tokenize_threads)
@@ -252,6 +264,7 @@ impl RawConfig for RawRouter {
                 policy: PolicyConfig {
                     draft_tokens: self.draft_tokens,
                     max_draft_tokens: self.max_draft_tokens,
+                    tree_tokens: self.tree_tokens,
                     lanes,
                 },
                 target_deadline: Duration::from_secs(self.target_deadline_seconds),

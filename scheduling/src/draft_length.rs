@@ -35,7 +35,9 @@ use rules::{
 
 use crate::acceptance_by_position::AcceptanceByPosition;
 use crate::cost::{Forward, WorkerCost, micros};
+use crate::tree_size::{SiblingRates, num_leaves};
 use speculation::step::MAX_DRAFT_TOKENS;
+use speculation::tree::Judged;
 
 /// Rounds that the measured speed remembers, and changes that are kept to explain.
 const SPEED_MEMORY: f64 = 32.0;
@@ -64,6 +66,8 @@ pub struct RoundTimes {
     pub verify: Duration,
     /// Tokens that it committed.
     pub committed: u32,
+    /// Rows that siblings took in its verification.
+    pub num_leaves: u32,
 }
 
 /// The controller of one lane.
@@ -74,6 +78,9 @@ pub struct DraftLength {
     k: u32,
     acceptance: AcceptanceByPosition,
     supply: AcceptanceByPosition,
+    siblings: SiblingRates,
+    /// Siblings that the present k's drafts get as leaves.
+    leaves: u32,
     /// The lane round in which drafts were last asked for, and for how many after it their being late is remembered.
     asked: u64,
     supply_memory: u64,
@@ -130,6 +137,8 @@ impl DraftLength {
             k: 0,
             acceptance: AcceptanceByPosition::with_rules(rules.prior_acceptance, rules.acceptance),
             supply: AcceptanceByPosition::new(PRIOR_SUPPLY),
+            siblings: SiblingRates::default(),
+            leaves: 0,
             asked: 0,
             supply_memory: SUPPLY_MEMORY,
             residuals: ResidualFilter::new(max_k, rules.residuals),
@@ -186,6 +195,16 @@ impl DraftLength {
         }
     }
 
+    /// What a verification of a tree tells of its siblings, too.
+    pub fn observe_siblings(&mut self, judged: &Judged) {
+        self.siblings.observe(judged);
+    }
+
+    /// How many siblings the lane's drafts get as leaves, where the target takes trees.
+    pub fn num_leaves(&self) -> u32 {
+        self.leaves
+    }
+
     /// A draft worker was fed committed tokens, and says of those in `positions`, counted from where its draft would have begun, that it
     /// would have drawn them itself as far as `accepted`.
     pub fn observe_agreement(&mut self, positions: Range<u32>, accepted: u32) {
@@ -216,7 +235,8 @@ impl DraftLength {
         let is_probe_of_all = self.probe == Some(k) && !load_is_spread(self.load);
         let is_telling = (settled || is_probe_of_all) && k <= self.max_k;
         let Some(load) = self.load.filter(|_| is_telling) else { return };
-        let rows_each = 1.0 + self.supply.cumulative(k).iter().sum::<f64>();
+        let chain_rows = 1.0 + self.supply.cumulative(k).iter().sum::<f64>();
+        let rows_each = chain_rows + f64::from(round.num_leaves);
         let (draft_us, verify_us) = price(k, rows_each, (&load, self.rules.groups_max), (target, draft));
         let log_ratio = ((draft_wait + verify) / (draft_us + verify_us)).ln();
         if log_ratio.is_finite() {
@@ -246,6 +266,8 @@ impl DraftLength {
         Explanation {
             k: self.k,
             max_k: self.max_k,
+            leaves: self.leaves,
+            siblings: self.siblings.rates().to_vec(),
             why: self.why,
             load: self.load,
             acceptance: self.acceptance.rates(self.max_k),
@@ -287,6 +309,21 @@ impl DraftLength {
         if !self.step_towards_best() {
             self.probe = self.due_probe(load);
         }
+        self.leaves = self.choose_leaves(load, (target, draft));
+    }
+
+    /// How many leaves pay at the present k.
+    fn choose_leaves(&self, load: &Load, workers: (&WorkerCost, &WorkerCost)) -> u32 {
+        if self.k == 0 {
+            return 0;
+        }
+        let worth = self.siblings.worth(&self.acceptance.cumulative(self.k));
+        let chain_rows = 1.0 + self.supply.cumulative(self.k).iter().sum::<f64>();
+        num_leaves(self.outlook[self.k as usize].expected_tokens, &worth, |leaves| {
+            let rows_each = chain_rows + f64::from(leaves);
+            let (draft_us, verify_us) = price(self.k, rows_each, (load, self.rules.groups_max), workers);
+            draft_us + verify_us
+        })
     }
 
     /// Drafts that were late, as they are where many prompts come at once, are no reason to draft nothing for ever.

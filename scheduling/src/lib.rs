@@ -27,4 +27,5 @@ pub mod scheduler;
 pub mod target_health;
 #[cfg(test)]
 mod testdata;
+pub mod tree_size;
 pub mod waits;

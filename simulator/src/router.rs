@@ -43,7 +43,12 @@ impl Router {
             Policy::Lanes { max_k } => (DraftTokens::Auto, max_k),
         };
         let config = SchedulerConfig {
-            policy: PolicyConfig { draft_tokens, max_draft_tokens, lanes: BTreeMap::new() },
+            policy: PolicyConfig {
+                draft_tokens,
+                max_draft_tokens,
+                tree_tokens: DraftTokens::Auto,
+                lanes: BTreeMap::new(),
+            },
             target_deadline: PATIENCE,
             target_wait: PATIENCE,
             queue_wait: PATIENCE,
@@ -127,6 +132,7 @@ pub(super) fn worker_info(profile: &Profile, role: Role, experiment: &Experiment
     WorkerInfo {
         vocab_size: profile.vocab_size,
         step_times: experiment.told_step_times(pool, role),
+        max_tree_tokens: experiment.max_tree_tokens(role),
         ..WorkerInfo::of(role, MODEL)
     }
 }

@@ -8,6 +8,7 @@ use scheduling::cost::StepTimePoint;
 use scheduling::draft_length::Rules;
 use scheduling::profile::{Pool, Profile};
 use speculation::Role;
+use speculation::tree::MAX_TREE_TOKENS;
 
 /// What one run plays.
 #[derive(Debug, Clone)]
@@ -96,11 +97,18 @@ pub struct Experiment {
     pub groups: GroupRules,
     /// Whether draft workers say of the tokens that they are fed whether they would have drawn them.
     pub tells_agreement: bool,
+    /// Whether targets verify token trees.
+    pub takes_trees: bool,
     /// The step times that targets and drafts tell of themselves, over those that they have.
     pub told_over_true: (f64, f64),
 }
 
 impl Experiment {
+    /// Ids of a token tree that workers of a role verify.
+    pub(crate) fn max_tree_tokens(&self, role: Role) -> u32 {
+        if self.takes_trees && role == Role::Target { MAX_TREE_TOKENS as u32 } else { 0 }
+    }
+
     /// What a worker of this pool tells of its step times.
     pub(crate) fn told_step_times(&self, pool: &Pool, role: Role) -> Vec<StepTimePoint> {
         let (target, draft) = self.told_over_true;
@@ -117,6 +125,7 @@ impl Default for Experiment {
             rules: Rules::default(),
             groups: GroupRules::default(),
             tells_agreement: true,
+            takes_trees: false,
             told_over_true: (1.0, 1.0),
         }
     }

@@ -34,7 +34,11 @@ fn kind(task_type: &str, share: f64) -> Kind {
 }
 
 fn closed(profile: &Profile, sequences: u32, policy: Policy) -> Outcome {
-    run(&Setup {
+    closed_with(profile, (sequences, policy), &Experiment::default())
+}
+
+fn closed_with(profile: &Profile, (sequences, policy): (u32, Policy), experiment: &Experiment) -> Outcome {
+    let setup = Setup {
         profile,
         traffic: Traffic::Closed { sequences, kinds: vec![Kind { output_tokens: ENDLESS, ..kind("", 1.0) }] },
         policy,
@@ -42,7 +46,27 @@ fn closed(profile: &Profile, sequences: u32, policy: Policy) -> Outcome {
         seed: 1,
         duration: Duration::from_secs(20),
         warm_up: Duration::from_secs(2),
-    })
+    };
+    run_with(&setup, experiment)
+}
+
+#[test]
+fn lanes_use_trees_where_rows_are_free_and_chains_where_they_are_not() {
+    let pace = |rows: &str, sequences, takes_trees| {
+        let text = PROFILE.replace("[0.8]", "[0.5]").replace("[[1, 9000], [64, 9000], [128, 18000]]", rows);
+        let profile = Profile::parse(&text).unwrap();
+        let experiment = Experiment { takes_trees, ..Experiment::default() };
+        closed_with(&profile, (sequences, Policy::Lanes { max_k: 8 }), &experiment).tokens_per_second()
+    };
+    let (free, dear) = ("[[1, 9000], [64, 9000], [128, 18000]]", "[[1, 9000], [2, 18000], [128, 1152000]]");
+    for sequences in [1, 4] {
+        let gain = pace(free, sequences, true) / pace(free, sequences, false);
+        assert!(gain > 1.1, "{sequences} sequences, free rows: {gain}");
+    }
+    for sequences in [1, 4] {
+        let gain = pace(dear, sequences, true) / pace(dear, sequences, false);
+        assert!((0.98..1.02).contains(&gain), "{sequences} sequences, each row a step: {gain}");
+    }
 }
 
 #[test]

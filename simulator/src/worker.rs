@@ -99,7 +99,13 @@ impl Worker {
         let rules = BatchRules { groups: setup.experiment.groups, lanes: setup.lanes };
         Self {
             former: BatchFormer::new(StepTimes::new(&times), rules),
-            limits: Limits { role, vocab_size: profile.vocab_size, max_model_len: u32::MAX, grammars: false },
+            limits: Limits {
+                role,
+                vocab_size: profile.vocab_size,
+                max_model_len: u32::MAX,
+                max_tree_tokens: setup.experiment.max_tree_tokens(role),
+                grammars: false,
+            },
             model,
             setup,
             inbox: Vec::new(),

@@ -8,7 +8,8 @@ use std::sync::Arc;
 use crate::logits::TokenCounts;
 use crate::prefix::Prefix;
 use crate::step::{MAX_CONTEXT_IDS, MAX_DRAFT_TOKENS, Step, Work};
-use crate::{Role, SequenceSpec, TokenId};
+use crate::tree::MAX_TREE_TOKENS;
+use crate::{Draft, Role, SequenceSpec, TokenId};
 
 /// What a worker is able to hold and to do; steps beyond it are refused.
 #[derive(Debug, Clone, Copy)]
@@ -19,6 +20,8 @@ pub struct Limits {
     pub vocab_size: u32,
     /// Prompt and output together.
     pub max_model_len: u32,
+    /// Ids of a tree that it verifies; 0: chains only.
+    pub max_tree_tokens: u32,
     /// Whether sequences may have a grammar.
     pub grammars: bool,
 }
@@ -160,18 +163,21 @@ fn check(step: &Step, limits: &Limits) -> Result<(), String> {
     }
     let drafted: &[TokenId] = match &step.work {
         Work::Feed => &[],
-        Work::Propose { num_draft_tokens } => {
+        Work::Propose { num_draft_tokens, num_tree_tokens } => {
             check_draw(step, limits, Role::Draft)?;
             if *num_draft_tokens as usize > MAX_DRAFT_TOKENS {
                 return Err(format!("k is {num_draft_tokens}, at most {MAX_DRAFT_TOKENS}"));
+            }
+            if *num_tree_tokens as usize > MAX_TREE_TOKENS {
+                return Err(format!(
+                    "a tree of {num_tree_tokens} ids is asked for, at most {MAX_TREE_TOKENS}"
+                ));
             }
             &[]
         }
         Work::Verify { draft } => {
             check_draw(step, limits, Role::Target)?;
-            if draft.token_ids.len() > MAX_DRAFT_TOKENS {
-                return Err(format!("{} drafted ids, at most {MAX_DRAFT_TOKENS}", draft.token_ids.len()));
-            }
+            check_shape(draft, limits)?;
             if !draft.q.is_empty() && draft.q.len() != draft.token_ids.len() {
                 return Err(format!("{} distributions for {} ids", draft.q.len(), draft.token_ids.len()));
             }
@@ -188,6 +194,18 @@ fn check(step: &Step, limits: &Limits) -> Result<(), String> {
         return Err("this worker cannot apply grammars: send none".to_owned());
     }
     Ok(())
+}
+
+fn check_shape(draft: &Draft, limits: &Limits) -> Result<(), String> {
+    let (len, most) = (draft.token_ids.len(), limits.max_tree_tokens);
+    if draft.is_tree() && len > most as usize {
+        return Err(format!("a tree of {len} ids, at most {most} (0: this worker verifies chains only)"));
+    }
+    draft.check_shape()?;
+    match draft.depth() as usize {
+        depth if depth > MAX_DRAFT_TOKENS => Err(format!("{depth} drafted ids, at most {MAX_DRAFT_TOKENS}")),
+        _ => Ok(()),
+    }
 }
 
 fn check_draw(step: &Step, limits: &Limits, role: Role) -> Result<(), String> {
@@ -209,7 +227,8 @@ mod tests {
     use super::*;
     use crate::SequenceId;
 
-    const LIMITS: Limits = Limits { role: Role::Draft, vocab_size: 100, max_model_len: 64, grammars: false };
+    const LIMITS: Limits =
+        Limits { role: Role::Draft, vocab_size: 100, max_model_len: 64, max_tree_tokens: 0, grammars: false };
 
     fn step(epoch: u32, step_seq: u64, base: &[TokenId], append_ids: &[TokenId]) -> Step {
         Step {
@@ -259,6 +278,26 @@ mod tests {
     }
 
     #[test]
+    fn refuses_trees_that_it_cannot_verify() {
+        let judged = |parents: &[u32], max_tree_tokens| {
+            let mut step = step(1, 1, &[], &[1]);
+            let token_ids = (10..).take(parents.len()).collect();
+            step.work = Work::Verify { draft: Draft { token_ids, parents: parents.to_vec(), q: vec![] } };
+            let limits = Limits { role: Role::Target, max_tree_tokens, ..LIMITS };
+            CachedSequence::default().admit(&step, &limits)
+        };
+        assert_eq!(judged(&[0, 0, 1], 3), Admission::Run);
+        for (parents, most, words) in [
+            (&[0, 0, 1][..], 2, "a tree of 3 ids"),
+            (&[0, 0], 0, "chains only"),
+            (&[0, 2], 9, "behind row 2"),
+        ] {
+            let Admission::Refused(reason) = judged(parents, most) else { panic!("{parents:?} was taken") };
+            assert!(reason.contains(words), "{reason} lacks {words}");
+        }
+    }
+
+    #[test]
     fn refuses_malformed_steps_naming_the_limit() {
         let mut step_seq = 0;
         let mut refused = |change: &dyn Fn(&mut Step), words: &str| {
@@ -281,12 +320,13 @@ mod tests {
             "grammars",
         );
         refused(&|s| s.base_len = u32::MAX, "overflows");
-        refused(&|s| s.work = Work::Propose { num_draft_tokens: 33 }, "at most 32");
+        refused(&|s| s.work = Work::Propose { num_draft_tokens: 33, num_tree_tokens: 0 }, "at most 32");
+        refused(&|s| s.work = Work::Propose { num_draft_tokens: 1, num_tree_tokens: 65 }, "at most 64");
         refused(&|s| s.work = Work::Verify { draft: Default::default() }, "draft worker");
         refused(
             &|s| {
                 s.append_ids.clear();
-                s.work = Work::Propose { num_draft_tokens: 1 }
+                s.work = Work::Propose { num_draft_tokens: 1, num_tree_tokens: 0 }
             },
             "at least one context id",
         );

@@ -19,6 +19,7 @@ pub mod prefix;
 pub mod sequence;
 pub mod spec;
 pub mod step;
+pub mod tree;
 
 pub use spec::{AcceptanceMode, SamplingParams, SequenceSpec};
 pub use step::{Draft, FinishReason, Proposal, Reply, ReplyBody, Step, TokenLogprobs, TokenSpan, Work};

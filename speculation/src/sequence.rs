@@ -18,14 +18,16 @@ mod tests;
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::acceptance::takes_trees;
 use crate::prefix::Prefix;
 use crate::step::{
     Draft, FinishReason, MAX_CONTEXT_IDS, MAX_DRAFT_TOKENS, PromptLogprobs, Proposal, Reply, ReplyBody, Step,
     TokenSpan, Work,
 };
+use crate::tree::MAX_TREE_TOKENS;
 use crate::{AcceptanceMode, Role, SequenceId, SequenceSpec, TokenId};
 pub use events::{Action, Commit, Counters, Event, Ignored, TargetFault};
-use link::{InFlight, Link};
+use link::{Asked, InFlight, Link};
 
 /// A worker that lags further behind is fed before it is asked to draw.
 pub const FEED_LAG: u32 = 64;
@@ -190,8 +192,8 @@ impl Sequence {
                 Event::Lost(role) => self.lost(now, role),
                 Event::GiveUp(role) if self.link(role).assigned => self.drop_worker(now, role),
                 Event::GiveUp(_) => {}
-                Event::BeginRound { num_draft_tokens, draft_wait } => {
-                    self.begin_round(now, num_draft_tokens, draft_wait);
+                Event::BeginRound { num_draft_tokens, num_tree_tokens, draft_wait } => {
+                    self.begin_round(now, Asked { num_draft_tokens, num_tree_tokens }, draft_wait);
                 }
                 Event::Reply(role, reply) => self.reply(now, role, reply),
                 Event::Preempted(role, epoch) => {
@@ -250,20 +252,23 @@ impl Sequence {
         }
     }
 
-    fn begin_round(&mut self, now: Duration, num_draft_tokens: u32, draft_wait: Duration) {
+    fn begin_round(&mut self, now: Duration, wanted: Asked, draft_wait: Duration) {
         if self.phase != Phase::Ready {
             return;
         }
+        // Every id of a tree takes a place in the target's KV until it is judged.
         let room = self.spec.max_len.saturating_sub(self.committed.len() + 1);
-        let k = num_draft_tokens.min(room).min(MAX_DRAFT_TOKENS as u32);
-        if let Some(rest) = self.take_late_rest(k) {
+        let k = wanted.num_draft_tokens.min(room).min(MAX_DRAFT_TOKENS as u32);
+        let most = if takes_trees(&self.spec) { room.min(MAX_TREE_TOKENS as u32) } else { 0 };
+        let asked = Asked { num_draft_tokens: k, num_tree_tokens: wanted.num_tree_tokens.min(most) };
+        if let Some(rest) = self.take_late_rest(asked) {
             return self.verify(now, rest);
         }
         let can_ask = self.draft.assigned && self.draft_is_free(now);
         let draft_lag = self.committed.len() - self.draft_have();
         let prefilling = self.committed.len() - self.target.cached_len > FEED_LAG;
         if can_ask && k > 0 && !prefilling && draft_lag <= FEED_LAG {
-            self.ask_draft(now, k, draft_wait);
+            self.ask_draft(now, asked, draft_wait);
             if draft_wait.is_zero() {
                 self.draft_unwaited(now);
                 return self.verify(now, Draft::default());
@@ -272,7 +277,7 @@ impl Sequence {
             return;
         }
         let worth_feeding =
-            if num_draft_tokens > 0 { k > 0 && draft_lag > 1 } else { draft_lag >= IDLE_FEED_LAG };
+            if wanted.num_draft_tokens > 0 { k > 0 && draft_lag > 1 } else { draft_lag >= IDLE_FEED_LAG };
         if can_ask && worth_feeding {
             self.feed_draft(now, draft_wait);
         }
@@ -294,9 +299,7 @@ impl Sequence {
             (Role::Target, ReplyBody::Fed { prompt_logprobs, .. }) if self.is_feed(&step) => {
                 self.target_fed(now, &step, prompt_logprobs)
             }
-            (Role::Draft, ReplyBody::Fed { .. }) if step.num_draft_tokens.is_none() => {
-                self.draft_fed(now, &step)
-            }
+            (Role::Draft, ReplyBody::Fed { .. }) if step.asked.is_none() => self.draft_fed(now, &step),
             (_, ReplyBody::NeedContext { cached_len, has_spec }) => {
                 self.need_context(now, role, &step, (cached_len, has_spec));
             }

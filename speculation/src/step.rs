@@ -16,8 +16,10 @@ pub type DraftDistribution = Vec<(TokenId, f32)>;
 /// Drafted tokens that a target is asked to judge.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Draft {
-    /// The guesses, in order.
+    /// The guesses, in order; those of a tree in order of depth.
     pub token_ids: Vec<TokenId>,
+    /// The row that each guess of a tree stands behind ([`crate::tree`]); empty for a chain.
+    pub parents: Vec<u32>,
     /// One distribution a guess in rejection mode; else empty.
     pub q: Vec<DraftDistribution>,
 }
@@ -29,8 +31,10 @@ pub enum Work {
     Feed,
     /// Draft worker: guess up to this many tokens.
     Propose {
-        /// k.
+        /// k: how many positions to reach.
         num_draft_tokens: u32,
+        /// How many tokens a tree may have, siblings included; one that is not above k asks for a chain.
+        num_tree_tokens: u32,
     },
     /// Target worker: judge this draft (perhaps empty) and draw one token more.
     Verify {
@@ -109,7 +113,7 @@ pub enum FinishReason {
 pub struct Proposal {
     /// Where the first guess stands.
     pub start: u32,
-    /// At most k guesses, perhaps none.
+    /// Guesses for at most k positions, perhaps none.
     pub draft: Draft,
 }
 

@@ -70,7 +70,7 @@ fn step(number: usize, drafted: &[TokenId]) -> Step {
         base_len: 0,
         prefix_hash: 0,
         append_ids: PROMPT.to_vec(),
-        work: Work::Verify { draft: Draft { token_ids: drafted.to_vec(), q: Vec::new() } },
+        work: Work::Verify { draft: Draft::chain(drafted.to_vec()) },
         expected_tokens: 1.0,
     }
 }

@@ -50,7 +50,7 @@ fn task(slot: Slot, sequence: u64, prompt: &[TokenId], draft: &[TokenId]) -> Tas
         base_len: 0,
         prefix_hash: 0,
         append_ids: prompt.to_vec(),
-        work: Work::Verify { draft: Draft { token_ids: draft.to_vec(), q: Vec::new() } },
+        work: Work::Verify { draft: Draft::chain(draft.to_vec()) },
         expected_tokens: 1.0,
     };
     let mut cached = CachedSequence::default();

@@ -23,6 +23,8 @@ pub struct Case {
     pub max_tokens: u32,
     /// k of every round; 0 decodes plainly.
     pub num_draft_tokens: u32,
+    /// Tokens of a round's draft as a tree; not above k: a chain.
+    pub num_tree_tokens: u32,
     /// The lane chooses k.
     pub is_k_left_to_lane: bool,
     /// Lower is more urgent.
@@ -48,6 +50,7 @@ impl Case {
             seed: 1,
             max_tokens: 24,
             num_draft_tokens: 4,
+            num_tree_tokens: 0,
             is_k_left_to_lane: false,
             priority: 0,
             acceptance: AcceptanceMode::Coupled,
@@ -61,6 +64,12 @@ impl Case {
     pub fn with_k(&self, num_draft_tokens: u32) -> Self {
         let name = format!("{}, k = {num_draft_tokens}", self.name);
         Self { name, num_draft_tokens, ..self.clone() }
+    }
+
+    /// The same request with drafts that are trees of so many tokens, as deep as k.
+    pub fn with_tree(&self, k: u32, num_tree_tokens: u32) -> Self {
+        let name = format!("{}, k = {k}, {num_tree_tokens} tokens", self.name);
+        Self { name, num_draft_tokens: k, num_tree_tokens, ..self.clone() }
     }
 
     /// As a client sends it.
@@ -82,6 +91,7 @@ impl Case {
                 enabled: None,
                 num_draft_tokens: (!self.is_k_left_to_lane).then_some(self.num_draft_tokens),
                 acceptance: acceptance_to_wire(self.acceptance).into(),
+                num_tree_tokens: (self.num_tree_tokens > 0).then_some(self.num_tree_tokens),
             }),
             ..v1::GenerateRequest::default()
         }

@@ -32,6 +32,8 @@ pub enum Mischief {
     TooFew,
     /// Ids that no vocabulary has, behind one that it has.
     OutOfRange,
+    /// A tree whose ids stand behind ids that come later, or behind none that there is.
+    BrokenTree,
     /// A proposal for another place.
     WrongStart,
     /// As the answer to the step before.
@@ -60,11 +62,12 @@ pub enum Mischief {
 
 impl Mischief {
     /// All of them.
-    pub const ALL: [Self; 16] = [
+    pub const ALL: [Self; 17] = [
         Self::RandomIds,
         Self::TooMany,
         Self::TooFew,
         Self::OutOfRange,
+        Self::BrokenTree,
         Self::WrongStart,
         Self::StaleRound,
         Self::StaleGeneration,
@@ -82,9 +85,12 @@ impl Mischief {
     /// The reason under which the router counts it as ignored, where it has to.
     pub fn counted_as(self) -> Option<&'static str> {
         match self {
-            Self::TooMany | Self::OutOfRange | Self::WrongStart | Self::Fed | Self::Span => {
-                Some("malformed_reply")
-            }
+            Self::TooMany
+            | Self::OutOfRange
+            | Self::BrokenTree
+            | Self::WrongStart
+            | Self::Fed
+            | Self::Span => Some("malformed_reply"),
             Self::StaleRound | Self::StaleGeneration | Self::Repeated => Some("stale_reply"),
             Self::UnknownSequence | Self::Silence | Self::NoBody => Some("late_draft"),
             Self::RandomIds | Self::TooFew | Self::NeedsContext | Self::Preempts | Self::Refuses => None,
@@ -206,6 +212,12 @@ impl Inner {
             Mischief::OutOfRange => {
                 let beyond = [self.vocab_size, self.vocab_size + 7, u32::MAX];
                 vec![guess(self.random_ids(1).into_iter().chain(beyond).take(k).collect())]
+            }
+            Mischief::BrokenTree => {
+                let parents = (0..k as u32).rev().map(|parent| parent.wrapping_mul(0x1_0001)).collect();
+                let parents = if k == 1 { vec![u32::MAX] } else { parents };
+                let broken = v1::Proposal { parents, ..proposal(start, self.random_ids(k)) };
+                vec![reply(step, Body::Proposal(broken))]
             }
             Mischief::WrongStart => {
                 vec![reply(step, Body::Proposal(proposal(start + 1, self.random_ids(k))))]

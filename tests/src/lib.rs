@@ -8,7 +8,7 @@
 //! [`tcp_proxy`] is a network that fails, [`hostile_target`] a target that cannot be trusted, and [`chaos`] plays faults of every kind
 //! to a whole fleet; the program `chaos` prints what they did.
 //! [`untrusted`] reads foreign bytes wherever the programs do, for the fuzzer in `fuzz/` and for the gate.
-//! [`acceptance`] measures instead of judging; the program `acceptance-table` prints it.
+//! [`acceptance`] and [`tree_shapes`] measure instead of judging; the program `acceptance-table` prints them.
 //!
 //! The tests themselves are in `tests/`, one file a promise. Nothing here is ever shipped.
 
@@ -37,5 +37,6 @@ pub mod python;
 pub mod schemas;
 pub mod tcp_proxy;
 pub mod trace_collector;
+pub mod tree_shapes;
 pub mod untrusted;
 pub mod wait;

@@ -384,7 +384,7 @@ fn profiled(points: &[v1::StepTimePoint]) -> StepTimes {
 /// row too many would fail the forward of all sequences in it.
 fn cut_to_window(step: &mut Step, max_model_len: u32) {
     let start = u64::from(step.base_len) + step.append_ids.len() as u64;
-    if let Work::Propose { num_draft_tokens } = &mut step.work {
+    if let Work::Propose { num_draft_tokens, .. } = &mut step.work {
         let rows_left = u64::from(max_model_len).saturating_sub(start);
         *num_draft_tokens = (*num_draft_tokens).min(u32::try_from(rows_left + 1).unwrap_or(u32::MAX));
     }

@@ -28,6 +28,8 @@ pub struct WorkerFacts {
     pub kv_blocks: u64,
     /// Tokens in one.
     pub kv_block_size: u32,
+    /// Ids of a token tree that it verifies; 0: chains only.
+    pub max_tree_tokens: u32,
     /// Task types that this draft worker is meant for; empty for all.
     pub task_types: Vec<String>,
     /// What forwards take; empty where it was not profiled, or where steps are nearly free (n-gram).
@@ -59,6 +61,7 @@ impl WorkerFacts {
             eos_token_ids: self.eos_token_ids.clone(),
             assets: assets.map(Assets::list).unwrap_or_default(),
             step_times: self.step_times.clone(),
+            max_tree_tokens: self.max_tree_tokens,
         }
     }
 }

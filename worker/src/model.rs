@@ -6,11 +6,12 @@
 use std::collections::{HashMap, VecDeque};
 use std::ops::Range;
 
-use engine::{DrawRequest, Engine, EngineError, Logits, Outcome, PromptRows, SequenceRows, SlotId};
+use engine::{DrawRequest, Engine, EngineError, Logits, Outcome, PromptRows, SequenceRows, SlotId, TreeRows};
 use scheduling::batch::{ROUND_CONTEXT, Share, StepRows, form};
 use speculation::acceptance::{RowDraw, guess};
 use speculation::cached_sequence::Limits;
-use speculation::logits::{DrawError, score};
+use speculation::logits::score;
+use speculation::tree::MAX_TREE_TOKENS;
 use speculation::{ReplyBody, Role, TokenId, TokenLogprobs, Work};
 
 use crate::decide::{Decide, Decision, Rows};
@@ -50,6 +51,13 @@ struct Portion {
     ends_context: bool,
     token_ids: Vec<TokenId>,
     num_logits: usize,
+    /// Of the last of the ids, where these are a token tree.
+    parents: Vec<u32>,
+}
+
+/// Ids of a token tree that a worker of this role verifies on this engine; 0: chains only.
+pub fn max_tree_tokens(engine: &Engine, role: Role) -> u32 {
+    if role == Role::Target && engine.takes_trees() { MAX_TREE_TOKENS as u32 } else { 0 }
 }
 
 impl<D: Decide> ModelMethod<D> {
@@ -229,16 +237,33 @@ impl<D: Decide> ModelMethod<D> {
     fn settle(&mut self, task: &mut Task, rows: Rows<'_>) -> Option<ReplyBody> {
         match self.decide.decide(task, rows) {
             Ok(Decision::Continue) => None,
-            Ok(Decision::Done { body, keep }) => {
-                self.engine.truncate(self.slots[&task.slot], keep);
-                Some(body)
-            }
+            Ok(Decision::Done { body, keep }) => match self.keep(task, keep) {
+                Ok(()) => Some(body),
+                Err(error) if error.is_fatal() => panic!("{error}"),
+                Err(error) => Some(self.refuse_draw(task, &error)),
+            },
             Err(error) => Some(self.refuse_draw(task, &error)),
         }
     }
 
-    /// Nothing can be drawn behind the step's context.
-    fn refuse_draw(&mut self, task: &mut Task, error: &DrawError) -> ReplyBody {
+    /// Leaves the KV of what is committed: of a tree, one path of it.
+    fn keep(&mut self, task: &Task, keep: u32) -> Result<(), EngineError> {
+        let slot = self.slots[&task.slot];
+        match &task.step.work {
+            Work::Verify { draft } if draft.is_tree() => {
+                let accepted = &task.cached.ids()[task.step.start() as usize..];
+                let path: Vec<usize> = draft.rows_along(accepted).into_iter().map(|row| row - 1).collect();
+                self.engine.keep_path(slot, task.step.start(), (&path, accepted))
+            }
+            _ => {
+                self.engine.truncate(slot, keep);
+                Ok(())
+            }
+        }
+    }
+
+    /// A step that came to nothing: its context stays.
+    fn refuse_draw(&mut self, task: &mut Task, error: &dyn std::error::Error) -> ReplyBody {
         task.cached.cut(task.step.start());
         self.engine.truncate(self.slots[&task.slot], task.step.start());
         ReplyBody::Refused { reason: error.to_string() }
@@ -304,6 +329,7 @@ impl<D: Decide> Method for ModelMethod<D> {
             role: self.role,
             vocab_size: self.vocab_size,
             max_model_len: self.engine.info().max_model_len,
+            max_tree_tokens: max_tree_tokens(&self.engine, self.role),
             grammars: self.grammars.is_some(),
         }
     }
@@ -352,7 +378,14 @@ impl<D: Decide> Method for ModelMethod<D> {
             request.map(|request| request.answers(portion.num_logits))
         };
         let drawn_apart: Vec<Option<(usize, usize)>> = requests.iter().zip(&plan).map(answers).collect();
-        let Outcome { mut logits, drawn, scores } = match self.engine.forward_and_draw(&batch, &requests) {
+        let trees: Vec<TreeRows<'_>> = plan
+            .iter()
+            .enumerate()
+            .filter(|(_, portion)| !portion.parents.is_empty())
+            .map(|(sequence, portion)| TreeRows { sequence, parents: &portion.parents })
+            .collect();
+        let ran = self.engine.forward_with_trees(&batch, &requests, &trees);
+        let Outcome { mut logits, drawn, scores } = match ran {
             Ok(outcome) => outcome,
             // Nothing can be computed any more: the device thread ends, and the process says that it has failed.
             Err(error) if error.is_fatal() => panic!("{error}"),
@@ -427,17 +460,18 @@ fn take_tasks(tasks: &mut VecDeque<Task>, mut indices: Vec<usize>) -> Vec<Task> 
 fn portion(task: &Task, share: &Share, role: Role) -> Portion {
     let (num_context, ends_context) = (share.context as usize, share.ends_context);
     let mut token_ids = task.context_left()[..num_context].to_vec();
-    let mut num_logits = 0;
+    let (mut num_logits, mut parents) = (0, Vec::new());
     if ends_context && task.step.work != Work::Feed {
         // A draft that goes on has no context left: its last guess is the row.
         token_ids.extend(task.guesses.token_ids.last().filter(|_| num_context == 0));
         token_ids.extend_from_slice(task.drafted());
         num_logits = 1 + task.drafted().len();
+        parents.extend_from_slice(task.parents());
     }
     if task.is_scoring() || (role == Role::Draft && task.is_comparable()) {
         num_logits = token_ids.len();
     }
-    Portion { task: share.index, num_context, ends_context, token_ids, num_logits }
+    Portion { task: share.index, num_context, ends_context, token_ids, num_logits, parents }
 }
 
 /// Says of the ids that follow the context ids `done` (indices into the context), whose logits start at `first_row`, whether they are what the worker

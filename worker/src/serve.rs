@@ -28,7 +28,7 @@ use crate::grammars::Grammars;
 use crate::grpc::WorkerService;
 use crate::method::Method;
 use crate::metrics::WorkerMetrics;
-use crate::model::ModelMethod;
+use crate::model::{ModelMethod, max_tree_tokens};
 use crate::profile::profile;
 use crate::reactor::Reactor;
 use crate::synthetic::wire::delayed;
@@ -74,6 +74,7 @@ pub fn load<D: Decide>(
         eos_token_ids: info.eos_token_ids,
         kv_blocks: info.kv_blocks,
         kv_block_size: info.kv_block_size,
+        max_tree_tokens: max_tree_tokens(&engine, role),
         task_types: Vec::new(),
         step_times: if config.profile_steps { profile(&mut engine) } else { Vec::new() },
     };

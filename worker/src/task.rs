@@ -6,6 +6,7 @@ use scheduling::batch::StepRows;
 use scheduling::batch_former::ReadyStep;
 use speculation::cached_sequence::CachedSequence;
 use speculation::step::PromptLogprobs;
+use speculation::tree::Candidates;
 use speculation::{Draft, Reply, ReplyBody, SequenceSpec, Step, TokenId, TokenLogprobs, Work};
 
 use crate::table::SequenceKey;
@@ -48,6 +49,8 @@ pub struct Task {
     pub prefix: PrefixLookup,
     /// What a draft worker guessed so far.
     pub guesses: Draft,
+    /// The same with what came next at each position, where a tree is asked for.
+    pub candidates: Vec<Candidates>,
     /// Of the last ids of the context, whether a draft worker would have drawn them itself.
     pub agreed: Vec<bool>,
     /// Scores of prompt ids, when asked for.
@@ -70,6 +73,7 @@ impl Task {
             num_cached: 0,
             prefix: PrefixLookup::Wanted,
             guesses: Draft::default(),
+            candidates: Vec::new(),
             agreed: Vec::new(),
             scores: Vec::new(),
             span: tracing::Span::none(),
@@ -97,6 +101,14 @@ impl Task {
     pub fn drafted(&self) -> &[TokenId] {
         match &self.step.work {
             Work::Verify { draft } => &draft.token_ids,
+            Work::Feed | Work::Propose { .. } => &[],
+        }
+    }
+
+    /// The parents of [`Task::drafted`], where these are a token tree.
+    pub fn parents(&self) -> &[u32] {
+        match &self.step.work {
+            Work::Verify { draft } => &draft.parents,
             Work::Feed | Work::Propose { .. } => &[],
         }
     }
@@ -143,7 +155,7 @@ fn trace_span(step: &Step, cached: &CachedSequence, span_id: u64) -> tracing::Sp
     let (step_seq, rows) = (step.step_seq, step.append_ids.len());
     let span = match &step.work {
         Work::Feed => tracing::info_span!("feed", outrider.spec.step_seq = step_seq, outrider.rows = rows),
-        Work::Propose { num_draft_tokens } => {
+        Work::Propose { num_draft_tokens, .. } => {
             tracing::info_span!(
                 "draft",
                 outrider.spec.step_seq = step_seq,
@@ -152,12 +164,12 @@ fn trace_span(step: &Step, cached: &CachedSequence, span_id: u64) -> tracing::Sp
             )
         }
         Work::Verify { draft } => {
-            let k = draft.token_ids.len();
+            let (k, num_tokens) = (draft.depth(), draft.token_ids.len());
             let accepted = tracing::field::Empty;
             tracing::info_span!(
                 "verify",
                 outrider.spec.step_seq = step_seq,
-                outrider.rows = rows + k,
+                outrider.rows = rows + num_tokens,
                 outrider.spec.k = k,
                 outrider.spec.accepted = accepted
             )

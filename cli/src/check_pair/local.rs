@@ -149,7 +149,9 @@ impl LocalPair<'_> {
         actions.extend(sequence.step(Duration::ZERO, Event::Assigned(Role::Target)));
         while let Some(action) = actions.pop_front() {
             let event = match action {
-                Action::Ready => Event::BeginRound { num_draft_tokens: k, draft_wait: NEVER_LATE },
+                Action::Ready => {
+                    Event::BeginRound { num_draft_tokens: k, num_tree_tokens: 0, draft_wait: NEVER_LATE }
+                }
                 Action::Send(Role::Target, step) => {
                     let body = self.target.judge(target, spec, &step)?;
                     Event::Reply(Role::Target, Reply::to(&step, body))
@@ -214,7 +216,7 @@ impl LocalModel {
         step: &Step,
     ) -> Result<ReplyBody, CheckPairError> {
         self.engine.truncate(slot, step.base_len);
-        let Work::Propose { num_draft_tokens } = step.work else { return self.feed(slot, step) };
+        let Work::Propose { num_draft_tokens, .. } = step.work else { return self.feed(slot, step) };
         let start = step.start();
         let mut draft = Draft::default();
         let mut rows = step.append_ids.clone();

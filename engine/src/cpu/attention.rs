@@ -6,6 +6,7 @@
 //! after the other by the running maximum. Which queries are computed side by side changes nothing.
 
 mod block;
+mod tree;
 
 use std::ops::Range;
 
@@ -75,7 +76,7 @@ impl<T: Element + KvElement> Kernel for Attend<'_, T> {
         let head_dim = self.step.layout.head_dim;
         let block_numbers = 2 * head_dim * BLOCK_SIZE;
         let mut queries = Queries::default();
-        let mut wide = Vec::new();
+        let (mut wide, mut own) = (Vec::new(), Vec::new());
         let mut near = self.blocks().skip(1);
         let mut far = self.blocks().skip((FAR_BYTES / (block_numbers * size_of::<T>())).max(2));
         for task in self.tasks {
@@ -99,6 +100,10 @@ impl<T: Element + KvElement> Kernel for Attend<'_, T> {
                         queries.attend::<V, T>(Block { index, keys, values, fetch });
                     }
                 }
+            }
+            if let Some(tree) = &self.step.batch.segments[task.segment].tree {
+                // SAFETY: V's instructions are there by this function's contract.
+                unsafe { self.attend_to_ancestors::<V>(task, tree, (&mut queries, &mut own)) };
             }
             self.write(task, &queries);
         }
@@ -124,10 +129,22 @@ impl<T: Element + KvElement> Attend<'_, T> {
             ..self.visible(task, last).end.div_ceil(BLOCK_SIZE)
     }
 
-    /// The keys that a row may attend to; neither end falls from one row to the next.
+    /// The keys that a row may attend to in blocks that all rows of its segment share: for a tree's, those before the block in which the
+    /// tree begins. Neither end falls from one row to the next.
     fn visible(&self, task: &Task, row: usize) -> Range<usize> {
-        let segment = &self.step.batch.segments[task.segment];
-        let position = segment.start as usize + row - segment.rows.start;
+        let keys = self.all_visible(row);
+        match &self.step.batch.segments[task.segment].tree {
+            None => keys,
+            Some(tree) => {
+                let end = tree.start as usize / BLOCK_SIZE * BLOCK_SIZE;
+                keys.start.min(end)..end
+            }
+        }
+    }
+
+    /// All keys that a row may attend to.
+    fn all_visible(&self, row: usize) -> Range<usize> {
+        let position = self.step.batch.positions[row] as usize;
         let first = self.step.window.map_or(0, |window| (position + 1).saturating_sub(window as usize));
         first..position + 1
     }

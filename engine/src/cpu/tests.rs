@@ -276,7 +276,8 @@ fn poisoned_cache(shape: KvShape, num_blocks: usize, bf: bool) -> KvCache {
     for block in 0..num_blocks as u32 {
         let table = [block];
         let ids = vec![0; BLOCK_SIZE];
-        let rows = ReservedRows { token_ids: &ids, start: 0, block_table: &table, num_logits: 0 };
+        let rows =
+            ReservedRows { token_ids: &ids, start: 0, block_table: &table, num_logits: 0, parents: &[] };
         let batch = &ForwardBatch::passes(&[rows], BLOCK_SIZE)[0];
         let qkv = [nan.clone(), nan.clone()].concat().repeat(BLOCK_SIZE);
         for layer in 0..shape.num_layers {
@@ -331,7 +332,13 @@ fn check_attention(texts: &[Text], layout: HeadLayout, window: Option<u32>, bf: 
     let layer = 1;
     let ids = vec![0; 100];
     for ((text, table), qkv) in texts.iter().zip(&tables).zip(&qkvs).filter(|((text, _), _)| text.held > 0) {
-        let rows = ReservedRows { token_ids: &ids[..text.held], start: 0, block_table: table, num_logits: 0 };
+        let rows = ReservedRows {
+            token_ids: &ids[..text.held],
+            start: 0,
+            block_table: table,
+            num_logits: 0,
+            parents: &[],
+        };
         let batch = &ForwardBatch::passes(&[rows], 1000)[0];
         cpu.write_kv(
             &mut kv,
@@ -346,6 +353,7 @@ fn check_attention(texts: &[Text], layout: HeadLayout, window: Option<u32>, bf: 
             start: text.held as u32,
             block_table,
             num_logits: 0,
+            parents: &[],
         })
         .collect();
     let batch = &ForwardBatch::passes(&new, 1000)[0];

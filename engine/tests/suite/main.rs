@@ -11,3 +11,4 @@ mod prefixes;
 mod quantized;
 mod support;
 mod tensor_parallel;
+mod trees;

@@ -225,6 +225,7 @@ fn sent_speculation(speculation: v1::Speculation) -> SentSpeculation {
     SentSpeculation {
         enabled: speculation.enabled,
         num_draft_tokens: speculation.num_draft_tokens.map(i64::from),
+        num_tree_tokens: speculation.num_tree_tokens.map(i64::from),
         acceptance,
     }
 }

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use serde_json::Map;
 use sha2::{Digest as _, Sha256};
 use speculation::step::MAX_DRAFT_TOKENS;
+use speculation::tree::MAX_TREE_TOKENS;
 use speculation::{AcceptanceMode, SamplingParams, SequenceSpec, TokenId};
 
 use super::auth::Caller;
@@ -108,6 +109,7 @@ pub struct SentSampling {
 pub struct SentSpeculation {
     pub enabled: Option<bool>,
     pub num_draft_tokens: Option<i64>,
+    pub num_tree_tokens: Option<i64>,
     pub acceptance: Option<String>,
 }
 
@@ -459,6 +461,8 @@ impl SentSpeculation {
     fn check(&self) -> Result<SpeculationRequest, RouterError> {
         let field = "speculation.num_draft_tokens";
         let num_draft_tokens = integer(field, self.num_draft_tokens, 0..=MAX_DRAFT_TOKENS as i64)?;
+        let field = "speculation.num_tree_tokens";
+        let num_tree_tokens = integer(field, self.num_tree_tokens, 0..=MAX_TREE_TOKENS as i64)?;
         let acceptance = match self.acceptance.as_deref() {
             None => None,
             Some(name) => Some(acceptance_of(name).ok_or_else(|| {
@@ -470,6 +474,7 @@ impl SentSpeculation {
         Ok(SpeculationRequest {
             enabled: self.enabled,
             num_draft_tokens: num_draft_tokens.map(|tokens| tokens as u32),
+            num_tree_tokens: num_tree_tokens.map(|tokens| tokens as u32),
             acceptance,
         })
     }

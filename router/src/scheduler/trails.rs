@@ -151,7 +151,7 @@ impl Recorder {
             return;
         }
         let k = match &step.work {
-            Work::Propose { num_draft_tokens } => *num_draft_tokens,
+            Work::Propose { num_draft_tokens, .. } => *num_draft_tokens,
             Work::Verify { draft } => draft.token_ids.len() as u32,
             Work::Feed => 0,
         };

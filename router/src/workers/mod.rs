@@ -12,6 +12,7 @@ use scheduling::cost::StepTimePoint;
 pub use scheduling::scheduler::WorkerKey;
 use scheduling::scheduler::events::WorkerInfo;
 use speculation::Role;
+use speculation::tree::MAX_TREE_TOKENS;
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
@@ -65,5 +66,6 @@ pub fn worker_info(role: Role, address: &str, hello: &v1::WorkerHello, credits: 
         kv_block_size: hello.kv_block_size,
         credit_blocks: credits,
         step_times: hello.step_times.iter().map(point).collect(),
+        max_tree_tokens: hello.max_tree_tokens.min(MAX_TREE_TOKENS as u32),
     }
 }

@@ -99,7 +99,12 @@ fn policy() -> PolicyConfig {
         acceptance: AcceptanceMode::Typical,
     };
     let lanes = BTreeMap::from([("code".to_owned(), code)]);
-    PolicyConfig { draft_tokens: DraftTokens::Auto, max_draft_tokens: 8, lanes }
+    PolicyConfig {
+        draft_tokens: DraftTokens::Auto,
+        max_draft_tokens: 8,
+        tree_tokens: DraftTokens::Auto,
+        lanes,
+    }
 }
 
 /// A router in front of made-up lanes.

@@ -11,6 +11,10 @@ pub struct Explanation {
     pub k: u32,
     /// The largest k that may be chosen.
     pub max_k: u32,
+    /// Siblings that its drafts get as leaves, where the target takes trees.
+    pub leaves: u32,
+    /// By rank, the chance of a sibling to be drawn where the first was not.
+    pub siblings: Vec<f64>,
     /// Why this k.
     pub why: Why,
     /// What shared the workers when the lane last decided; nothing before its first round.

@@ -115,7 +115,13 @@ impl Run {
         for _ in 0..n {
             let accepted = (0..k).take_while(|_| world.chance.next() < world.acceptance).count() as u32;
             let (draft_wait, verify) = (duration(draft), duration(verify));
-            let round = RoundTimes { num_draft_tokens: k, draft_wait, verify, committed: accepted + 1 };
+            let round = RoundTimes {
+                num_draft_tokens: k,
+                draft_wait,
+                verify,
+                committed: accepted + 1,
+                num_leaves: 0,
+            };
             if k > 0 {
                 self.lane.observe_proposal(k, k);
             }
@@ -265,6 +271,7 @@ fn a_probe_that_took_longer_than_predicted_is_paid_for_by_those_to_come() {
                     draft_wait: duration(slower * 10_000.0),
                     verify: duration(10_000.0),
                     committed: 1,
+                    num_leaves: 0,
                 };
                 (0..8).for_each(|_| run.lane.observe_round(&late, &run.target, &run.draft));
             }

@@ -7,6 +7,7 @@
 use std::sync::Arc;
 
 use speculation::cached_sequence::CachedSequence;
+use speculation::tree::{Candidates, with_leaves};
 use speculation::{
     Draft, FinishReason, Proposal, ReplyBody, Role, SequenceSpec, Step, TokenId, TokenSpan, Work,
 };
@@ -77,15 +78,22 @@ impl SyntheticModel {
         match &at.step.work {
             Work::Feed => Some(ReplyBody::Fed { cached_len: at.step.start(), prompt_logprobs: None }),
             Work::Verify { draft } => {
-                let span = say.verify(at.step.start(), &draft.token_ids);
+                let span = say.verify(at.step.start(), draft);
                 at.cached.append(&span.token_ids[..span.num_accepted as usize]);
                 Some(ReplyBody::Span(span))
             }
-            Work::Propose { num_draft_tokens } => {
+            Work::Propose { num_draft_tokens, num_tree_tokens } => {
                 at.cached.append(at.guesses.token_ids.last().map_or(&[], std::slice::from_ref));
                 let start = at.step.start();
-                say.guess_next(start, *num_draft_tokens, &mut at.guesses.token_ids)
-                    .then(|| ReplyBody::Proposal(Proposal { start, draft: std::mem::take(at.guesses) }))
+                if !say.guess_next(start, *num_draft_tokens, &mut at.guesses.token_ids) {
+                    return None;
+                }
+                let chain = std::mem::take(at.guesses);
+                let draft = match num_tree_tokens > num_draft_tokens {
+                    true => say.with_siblings(start, &chain, *num_tree_tokens),
+                    false => chain,
+                };
+                Some(ReplyBody::Proposal(Proposal { start, draft }))
             }
         }
     }
@@ -122,20 +130,33 @@ impl Sayings<'_> {
     }
 
     /// As [`speculation::acceptance`] verifies, with tokens from the profile's text.
-    fn verify(&self, start: u32, drafted: &[TokenId]) -> TokenSpan {
+    fn verify(&self, start: u32, draft: &Draft) -> TokenSpan {
         let text = self.text();
         let mut span = TokenSpan { start, ..TokenSpan::default() };
-        for (position, i) in (start..).zip(0..=drafted.len()) {
+        let mut next = Some(0);
+        while let Some(row) = next {
+            let position = start + span.num_accepted;
             let token = text.token(position);
-            let accepted = drafted.get(i) == Some(&token);
+            let child = draft.child(row, token);
             span.token_ids.push(token);
-            span.num_accepted += u32::from(accepted);
+            span.num_accepted += u32::from(child.is_some());
             span.finish = finish(self.spec, position, token);
-            if !accepted || span.finish.is_some() {
-                break;
-            }
+            next = child.filter(|_| span.finish.is_none());
         }
         span
+    }
+
+    /// A chain with leaves, as a draft worker's model adds them.
+    fn with_siblings(&self, start: u32, chain: &Draft, num_tree_tokens: u32) -> Draft {
+        let text = self.text();
+        let candidates = |(position, &first): (u32, &TokenId)| {
+            let mut token_ids = vec![first];
+            token_ids.extend(text.siblings(position, first).into_iter().filter(|&id| id != first));
+            let margins = (0..token_ids.len()).map(|rank| rank as f64).collect();
+            Candidates { token_ids, margins }
+        };
+        let positions: Vec<Candidates> = (start..).zip(&chain.token_ids).map(candidates).collect();
+        with_leaves(&positions, num_tree_tokens as usize)
     }
 
     /// Adds a guess, as a draft worker's model does; whether the proposal is complete.

@@ -30,7 +30,11 @@ pub struct SyntheticText {
 enum Purpose {
     Token = 1,
     Guess = 2,
+    Sibling = 3,
 }
+
+/// Of the positions where a first guess is wrong, the share where each of the next best is right: as the bundled pair's at T = 1, about.
+const SIBLING_RATES: [f64; 3] = [0.3, 0.15, 0.08];
 
 impl SyntheticText {
     /// The id that the target draws at `position`.
@@ -47,6 +51,21 @@ impl SyntheticText {
         }
         // The next one, around the end: whatever else it is, it is wrong.
         if token + 1 < self.vocab_size { token + 1 } else { RESERVED_IDS }
+    }
+
+    /// The next best guesses at `position`: where the first one is wrong, one of them may be right, the better the likelier.
+    pub fn siblings(&self, position: u32, first: TokenId) -> [TokenId; SIBLING_RATES.len()] {
+        let token = self.token(position);
+        let drawable = self.vocab_size - RESERVED_IDS;
+        // Wrong ones, each another, around the end.
+        let wrong = |rank: usize| RESERVED_IDS + (token - RESERVED_IDS + 2 + rank as u32) % drawable;
+        let chance = unit(self.hash(position, Purpose::Sibling));
+        let mut below = 0.0;
+        std::array::from_fn(|rank| {
+            let is_right = first != token && (below..below + SIBLING_RATES[rank]).contains(&chance);
+            below += SIBLING_RATES[rank];
+            if is_right { token } else { wrong(rank) }
+        })
     }
 
     fn hash(&self, position: u32, purpose: Purpose) -> u64 {

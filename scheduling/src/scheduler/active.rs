@@ -90,6 +90,8 @@ pub(super) struct Round {
     pub(super) phase: RoundPhase,
     /// Draft length chosen for it.
     pub(super) chosen: u32,
+    /// Tokens of a tree at most.
+    pub(super) num_tree_tokens: u32,
     /// Whether prompt rows are in it: its time then says nothing of drafting and verifying.
     pub(super) has_prompt: bool,
     /// Whether a silent draft worker is asked in it, without waiting for the proposal.

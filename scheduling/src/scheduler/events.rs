@@ -99,6 +99,8 @@ pub struct WorkerInfo {
     pub credit_blocks: Option<u64>,
     /// Profiled step times; empty: not profiled.
     pub step_times: Vec<StepTimePoint>,
+    /// Ids of a token tree that a target verifies; 0: chains only.
+    pub max_tree_tokens: u32,
 }
 
 impl WorkerInfo {
@@ -118,6 +120,7 @@ impl WorkerInfo {
             kv_block_size: 0,
             credit_blocks: None,
             step_times: Vec::new(),
+            max_tree_tokens: 0,
         }
     }
 }

@@ -97,8 +97,9 @@ impl SchedulerState {
     pub(super) fn on_round(&mut self, active: &mut ActiveSequence, commit: &Commit) {
         let now = self.now;
         let (lane, round) = (active.lane.id, active.round);
-        let (judged, accepted) = (commit.num_draft_tokens, commit.num_accepted);
-        self.lanes.on_verified(lane, judged, accepted, active.len());
+        // Acceptance by position is that of chains: of a tree, of its first children.
+        let (judged, accepted) = (commit.judged.num_positions, commit.judged.num_first);
+        self.lanes.on_verified(lane, &commit.judged, active.len());
         active.agreement.judged(judged, accepted);
         let Some(verify_at) = round.verify_at else { return };
         if round.has_prompt || round.asked != round.chosen {
@@ -111,6 +112,7 @@ impl SchedulerState {
             draft_wait: verify_at.saturating_sub(round.begun_at),
             verify: now.saturating_sub(verify_at),
             committed: commit.token_ids.len() as u32,
+            num_leaves: commit.num_draft_tokens.saturating_sub(judged),
         };
         self.lanes.on_round(lane, &times, &workers);
     }

@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use serde::Serialize;
 use speculation::SamplingParams;
+use speculation::tree::Judged;
 
 use super::policy::{LanePolicy, PolicyConfig};
 use crate::cost::WorkerCost;
@@ -103,12 +104,16 @@ pub(super) struct WorkersOfLane<'a> {
     pub(super) target_sequences: u32,
     /// This scheduler's sequences at the draft worker.
     pub(super) draft_sequences: u32,
+    /// Ids of a token tree that the target verifies.
+    pub(super) max_tree_tokens: u32,
 }
 
 /// The draft length of one round.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Chosen {
     pub(super) num_draft_tokens: u32,
+    /// Tokens of a tree at most; a chain where that is not above `num_draft_tokens`.
+    pub(super) num_tree_tokens: u32,
     /// Why the operator's policy set it to 0, if it did.
     pub(super) held_back: Option<&'static str>,
     /// The lane's draft length, if this round is not a probe of another one.
@@ -225,7 +230,11 @@ impl Lanes {
             lane.k = num_draft_tokens;
         }
         let lane_draft_length = (!choice.is_probe).then_some(num_draft_tokens);
-        Chosen { num_draft_tokens, held_back: lane.held_back, lane_draft_length }
+        // A probe is there to learn of its k, and of nothing else.
+        let leaves =
+            if choice.is_probe || num_draft_tokens == 0 { 0 } else { lane.draft_length.num_leaves() };
+        let num_tree_tokens = (num_draft_tokens + leaves).min(workers.max_tree_tokens);
+        Chosen { num_draft_tokens, num_tree_tokens, held_back: lane.held_back, lane_draft_length }
     }
 
     /// What shares the workers with a lane: the lanes of its model.
@@ -257,9 +266,10 @@ impl Lanes {
     }
 
     /// One of the lane's sequences, now `len` ids long, was verified.
-    pub(super) fn on_verified(&mut self, id: LaneId, judged: u32, accepted: u32, len: u32) {
+    pub(super) fn on_verified(&mut self, id: LaneId, judged: &Judged, len: u32) {
         let lane = self.lane_mut(id);
-        lane.draft_length.observe_verdict(judged, accepted);
+        lane.draft_length.observe_verdict(judged.num_positions, judged.num_first);
+        lane.draft_length.observe_siblings(judged);
         let before = if lane.context_len > 0.0 { lane.context_len } else { f64::from(len) };
         lane.context_len = before + (f64::from(len) - before) / CONTEXT_MEMORY_ROUNDS;
     }

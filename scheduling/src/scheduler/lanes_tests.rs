@@ -14,7 +14,12 @@ fn flat(micros: u64) -> WorkerCost {
 
 fn policy(lanes: &[(&str, LanePolicy)]) -> PolicyConfig {
     let lanes = lanes.iter().map(|(task, policy)| ((*task).to_owned(), *policy)).collect();
-    PolicyConfig { draft_tokens: DraftTokens::Auto, max_draft_tokens: 8, lanes }
+    PolicyConfig {
+        draft_tokens: DraftTokens::Auto,
+        max_draft_tokens: 8,
+        tree_tokens: DraftTokens::Auto,
+        lanes,
+    }
 }
 
 fn lanes(policy: PolicyConfig) -> Lanes {
@@ -22,7 +27,14 @@ fn lanes(policy: PolicyConfig) -> Lanes {
 }
 
 fn workers<'a>(target: &'a WorkerCost, draft: &'a WorkerCost) -> WorkersOfLane<'a> {
-    WorkersOfLane { target, draft, num_targets: 1, target_sequences: 2, draft_sequences: 2 }
+    WorkersOfLane {
+        target,
+        draft,
+        num_targets: 1,
+        target_sequences: 2,
+        draft_sequences: 2,
+        max_tree_tokens: 0,
+    }
 }
 
 /// 200 rounds whose numbers of accepted tokens repeat `accepted`.
@@ -30,7 +42,8 @@ fn run(lanes: &mut Lanes, lane: LaneId, workers: &WorkersOfLane<'_>, accepted: &
     let round = |i: usize| {
         let chosen = lanes.choose(lane, workers);
         let (k, accepted) = (chosen.num_draft_tokens, accepted[i % accepted.len()]);
-        lanes.on_verified(lane, k, accepted.min(k), 100);
+        let judged = Judged { num_positions: k, num_first: accepted.min(k), missed: None };
+        lanes.on_verified(lane, &judged, 100);
         chosen
     };
     (0..200).map(round).collect()

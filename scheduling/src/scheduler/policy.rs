@@ -15,6 +15,8 @@ pub struct SpeculationRequest {
     pub enabled: Option<bool>,
     /// A fixed draft length; `None` leaves it to the lane.
     pub num_draft_tokens: Option<u32>,
+    /// How many tokens a draft may have as a tree, siblings included; a chain where that is not above the draft length.
+    pub num_tree_tokens: Option<u32>,
     /// How drafts are judged; `None` leaves it to the lane.
     pub acceptance: Option<AcceptanceMode>,
 }
@@ -100,6 +102,9 @@ pub struct PolicyConfig {
     pub draft_tokens: DraftTokens,
     /// Upper limit on the draft length, also where a request names one.
     pub max_draft_tokens: u32,
+    /// Tokens of a draft that is a tree, where a request does not say; 0: chains only. Where a draft length is fixed and this is not,
+    /// drafts are chains.
+    pub tree_tokens: DraftTokens,
     /// By task type.
     pub lanes: BTreeMap<String, LanePolicy>,
 }
@@ -114,6 +119,15 @@ impl PolicyConfig {
             weight: 1.0,
             acceptance: AcceptanceMode::Coupled,
         })
+    }
+
+    /// Tokens of a tree where the request or the operator fixes them; `None` leaves it to the lane.
+    pub fn pinned_tree_tokens(&self, request: &SpeculationRequest) -> Option<u32> {
+        let fixed = match self.tree_tokens {
+            DraftTokens::Auto => None,
+            DraftTokens::Fixed(tokens) => Some(tokens),
+        };
+        request.num_tree_tokens.or(fixed)
     }
 
     /// The draft length where the request or the operator fixes it; `None` leaves it to the lane.
@@ -135,7 +149,12 @@ mod tests {
     use super::*;
 
     fn config(draft_tokens: DraftTokens) -> PolicyConfig {
-        PolicyConfig { draft_tokens, max_draft_tokens: 8, lanes: BTreeMap::new() }
+        PolicyConfig {
+            draft_tokens,
+            max_draft_tokens: 8,
+            tree_tokens: DraftTokens::Auto,
+            lanes: BTreeMap::new(),
+        }
     }
 
     #[test]

@@ -21,6 +21,8 @@ const ROUNDS_PER_DEADLINE: u64 = 64;
 /// How a round begins.
 struct Opening {
     num_draft_tokens: u32,
+    /// Tokens of a tree at most; a chain where that is not above `num_draft_tokens`.
+    num_tree_tokens: u32,
     /// Ask the silent draft worker without waiting for it.
     is_probing: bool,
     /// Why nothing is drafted, if nothing is.
@@ -29,7 +31,7 @@ struct Opening {
 
 impl Opening {
     fn decode(reason: &'static str) -> Self {
-        Self { num_draft_tokens: 0, is_probing: false, disabled_reason: Some(reason) }
+        Self { num_draft_tokens: 0, num_tree_tokens: 0, is_probing: false, disabled_reason: Some(reason) }
     }
 }
 
@@ -106,23 +108,32 @@ impl Scheduler {
 
     fn begin_round(&mut self, id: SequenceId) {
         let Some(active) = self.sequences.get_mut(&id) else { return };
+        let num_tree_tokens = active.round.num_tree_tokens;
         let (num_draft_tokens, draft_wait) = match active.round {
             Round { is_probing: true, .. } => (PROBE_TOKENS, Duration::ZERO),
             Round { chosen: k, .. } => (k, self.state.draft_wait(active, k)),
         };
-        self.drive(id, Event::BeginRound { num_draft_tokens, draft_wait });
+        self.drive(id, Event::BeginRound { num_draft_tokens, num_tree_tokens, draft_wait });
     }
 }
 
 impl SchedulerState {
     /// Chooses how the next round of a sequence begins.
     fn open_round(&mut self, active: &mut ActiveSequence) {
-        let Opening { num_draft_tokens: k, is_probing, disabled_reason } = self.choose_opening(active);
+        let Opening { num_draft_tokens: k, num_tree_tokens, is_probing, disabled_reason } =
+            self.choose_opening(active);
         active.disabled_reason = disabled_reason;
         let has_prompt = active.sequence.counters().rounds == 0;
         let phase = if k == 0 && !has_prompt { RoundPhase::Delayed } else { RoundPhase::Begun };
-        active.round =
-            Round { begun_at: self.now, phase, chosen: k, has_prompt, is_probing, ..Round::default() };
+        active.round = Round {
+            begun_at: self.now,
+            phase,
+            chosen: k,
+            num_tree_tokens,
+            has_prompt,
+            is_probing,
+            ..Round::default()
+        };
         if active.sequence.counters().rounds.is_multiple_of(ROUNDS_PER_DEADLINE) {
             active.sequence.set_target_deadline(self.target_deadline(active));
         }
@@ -151,12 +162,16 @@ impl SchedulerState {
             }
             Access::Probe | Access::Leave => return Opening::decode("draft_silent"),
         }
-        let (k, held_back) = match pinned {
-            Some(k) => (k, None),
+        let (k, lane_tree, held_back) = match pinned {
+            Some(k) => (k, 0, None),
             None => self.choose_draft_length(active, target, draft),
         };
         let disabled_reason = (k == 0).then_some(held_back.unwrap_or("does_not_pay"));
-        Opening { num_draft_tokens: k, is_probing: false, disabled_reason }
+        let takes =
+            target.and_then(|key| self.workers.get(key)).map_or(0, |target| target.info.max_tree_tokens);
+        let pinned_tree = self.lanes.policy().pinned_tree_tokens(&active.speculation);
+        let num_tree_tokens = pinned_tree.unwrap_or(lane_tree).min(takes);
+        Opening { num_draft_tokens: k, num_tree_tokens, is_probing: false, disabled_reason }
     }
 
     fn choose_draft_length(
@@ -164,15 +179,15 @@ impl SchedulerState {
         active: &ActiveSequence,
         target: Option<WorkerKey>,
         draft: Option<WorkerKey>,
-    ) -> (u32, Option<&'static str>) {
+    ) -> (u32, u32, Option<&'static str>) {
         let Some(workers) = self.workers.of_lane(&active.lane.key.model, target, draft) else {
-            return (0, None);
+            return (0, 0, None);
         };
         let chosen = self.lanes.choose(active.lane.id, &workers);
         if let Some(k) = chosen.lane_draft_length {
             self.commands.push(Command::Report(Report::DraftLength(active.lane.id, k)));
         }
-        (chosen.num_draft_tokens, chosen.held_back)
+        (chosen.num_draft_tokens, chosen.num_tree_tokens, chosen.held_back)
     }
 
     /// How long a round of the sequence may wait for `k` tokens.

@@ -131,10 +131,10 @@ impl SchedulerState {
 
     fn send(&mut self, active: &mut ActiveSequence, role: Role, step: Step) {
         match &step.work {
-            Work::Propose { num_draft_tokens } => {
+            Work::Propose { num_draft_tokens, .. } => {
                 self.on_proposal_asked(active, step.step_seq, *num_draft_tokens);
             }
-            Work::Verify { draft } => self.on_verify_asked(active, draft.token_ids.len() as u32),
+            Work::Verify { draft } => self.on_verify_asked(active, draft.depth()),
             Work::Feed => {}
         }
         if let Some(key) = self.connected(active, role) {

@@ -32,7 +32,12 @@ fn scenarios() {
 
 impl World {
     fn new(draft_tokens: DraftTokens) -> Self {
-        let policy = PolicyConfig { draft_tokens, max_draft_tokens: 8, lanes: BTreeMap::new() };
+        let policy = PolicyConfig {
+            draft_tokens,
+            max_draft_tokens: 8,
+            tree_tokens: DraftTokens::Auto,
+            lanes: BTreeMap::new(),
+        };
         let config = SchedulerConfig {
             policy,
             target_deadline: Duration::from_secs(10),
@@ -151,7 +156,7 @@ impl World {
         // Committed and drafted ids are their positions, so that every guess can be right.
         let ids = |count: u32| (start..start + count).collect::<Vec<u32>>();
         let body = if let Some(count) = line.get("propose") {
-            let draft = Draft { token_ids: ids(count), q: Vec::new() };
+            let draft = Draft::chain(ids(count));
             ReplyBody::Proposal(Proposal { start, draft })
         } else if let Some(num_accepted) = line.get("accept") {
             let token_ids = ids(num_accepted + 1);
@@ -192,7 +197,7 @@ impl World {
             Command::Send(worker, step) => {
                 let work = match &step.work {
                     Work::Feed => "feed".to_owned(),
-                    Work::Propose { num_draft_tokens } => format!("propose k={num_draft_tokens}"),
+                    Work::Propose { num_draft_tokens, .. } => format!("propose k={num_draft_tokens}"),
                     Work::Verify { draft } => format!("verify {:?}", draft.token_ids),
                 };
                 let (name, sequence) = (self.name_of(worker), self.name_of_sequence(step.sequence_id));

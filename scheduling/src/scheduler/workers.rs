@@ -241,6 +241,7 @@ impl Workers {
             num_targets: self.num_targets(model),
             target_sequences: target.load,
             draft_sequences: draft.load,
+            max_tree_tokens: target.info.max_tree_tokens,
         })
     }
 

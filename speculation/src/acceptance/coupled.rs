@@ -1,11 +1,10 @@
-//! Coupled acceptance (contract B4): the draft is compared with the target's draw, never weighed.
+//! Coupled acceptance (contract B4, B8): drafted tokens are compared with the target's draw, never weighed.
 
-use crate::TokenId;
-use crate::logits::DrawError;
+use crate::{Draft, TokenId};
 
-use super::{Judgement, Place, draw};
+use super::Judgement;
 
-pub(super) fn judge(place: &Place<'_>, drafted: TokenId) -> Result<Judgement, DrawError> {
-    let token_id = draw::ordinary(place)?;
-    Ok(Judgement { token_id, accepted: token_id == drafted })
+/// `drawn` is the target's draw behind `row`.
+pub(super) fn judge(draft: &Draft, row: usize, drawn: TokenId) -> Judgement {
+    Judgement { token_id: drawn, next: draft.child(row, drawn) }
 }

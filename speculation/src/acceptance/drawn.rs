@@ -4,7 +4,7 @@
 use crate::logits::DrawError;
 use crate::{AcceptanceMode, Draft, SequenceSpec, TokenId, TokenLogprobs};
 
-use super::{CountsAhead, Judgement, Verdict, draw, finish_reason, mode_in_force};
+use super::{CountsAhead, Verdict, coupled, draw, finish_reason, mode_in_force};
 
 /// What a device drew from one row.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -38,8 +38,7 @@ pub fn is_drawn_apart(spec: &SequenceSpec) -> bool {
         && biased.windows(2).all(|pair| pair[0] != pair[1])
 }
 
-/// [`super::verify`] for a sequence that [`is_drawn_apart`]: `drawn[i]` is the draw at `start + i` behind the first i drafted
-/// ids, one for each drafted id and one more; `scores[i]` is what [`crate::logits::score`] says of it, where the spec asks.
+/// [`super::verify`] for a sequence that [`is_drawn_apart`]: `drawn[i]` is the draw of row i, one for each drafted id and one more; `scores[i]` is what [`crate::logits::score`] says of it, where the spec asks.
 pub fn verify_drawn(
     spec: &SequenceSpec,
     start: u32,
@@ -54,15 +53,12 @@ pub fn verify_drawn(
         return Err(DrawError::WrongShape { position: start, expected, got: scores.len() });
     }
     let mut verdict = Verdict::default();
-    for (i, row) in drawn.iter().enumerate() {
-        let position = start + i as u32;
-        let token_id = row.token(position)?;
-        let accepted = draft.token_ids.get(i) == Some(&token_id);
-        verdict.logprobs.extend(spec.logprobs.and_then(|_| scores.get(i)).cloned());
-        verdict.commit(Judgement { token_id, accepted }, finish_reason(spec, position, token_id));
-        if !accepted || verdict.finish.is_some() {
-            break;
-        }
+    let mut next = Some(0);
+    while let Some(row) = next {
+        let position = start + verdict.num_accepted;
+        let judgement = coupled::judge(draft, row, drawn[row].token(position)?);
+        verdict.logprobs.extend(spec.logprobs.and_then(|_| scores.get(row)).cloned());
+        next = verdict.commit(judgement, finish_reason(spec, position, judgement.token_id));
     }
     Ok(verdict)
 }

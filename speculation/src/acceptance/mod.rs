@@ -12,7 +12,8 @@
 //!
 //! *Exact.* For i.i.d. standard Gumbel noise, `argmax(ln P + G)` is distributed as P, and x differs from ln P by a constant.
 //! The draft enters only through the comparison, after t is fixed, so that the committed token is the target's draw by
-//! construction: for any draft, k, proposer or timing, and the same ids as without speculation, not only the same law.
+//! construction: for any draft, k, proposer or timing, and the same ids as without speculation, not only the same law. The same
+//! holds for a tree ([`crate::tree`]): t is fixed before the children are looked at, and the walk goes on to the child that is t.
 //!
 //! *Often accepted.* The draft takes `argmax(ln q + G(draw))` with the same noise. In the exponential form, token v arrives
 //! at time `E_v / P(v)` at the target and at `E_v / q(v)` at the draft with a shared exponential clock E_v, and both choose
@@ -41,6 +42,7 @@
 mod coupled;
 mod draw;
 mod drawn;
+mod leaders;
 mod rejection;
 mod typical;
 
@@ -49,6 +51,7 @@ pub use drawn::{RowDraw, draw_processed, draw_rows, is_drawn_apart, verify_drawn
 use crate::logits::{DrawError, TokenCounts, TokenMask, process, score};
 use crate::noise::Noise;
 use crate::step::DraftDistribution;
+use crate::tree::Candidates;
 use crate::{AcceptanceMode, Draft, FinishReason, SamplingParams, SequenceSpec, TokenId, TokenLogprobs};
 
 /// How many of its likeliest tokens a draft keeps, and ships, in rejection mode.
@@ -96,16 +99,16 @@ struct Drafted<'a> {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Judgement {
     token_id: TokenId,
-    /// Whether `token_id` is the drafted token, so that the next drafted position counts.
-    accepted: bool,
+    /// The row of the drafted token that `token_id` is, if it is one: what it predicts counts next.
+    next: Option<usize>,
 }
 
 /// Judges `draft` at `start` and draws one token more, as contract A and B say.
 ///
-/// `logits` holds one raw row of `vocab_size` for each drafted token and one more; row i predicts position `start + i`
-/// given the ids before it, the first i drafted ones included. Rows are changed in place. `counts` describes the ids before
-/// `start` (unread unless the sequence has penalties) and is on return as it was. The span ends with the first drafted token
-/// that is not accepted, replaced by the target's own; with a stop token; or where the sequence reaches `max_len`.
+/// `logits` holds one raw row of `vocab_size` for each drafted token and one more: row 0 predicts position `start`, row i + 1 the
+/// position behind drafted token i, given the ids before `start` and those that lead to it. Rows are changed in place. `counts` describes
+/// the ids before `start` (unread unless the sequence has penalties) and is on return as it was. The walk begins at row 0 and goes to the
+/// child that is accepted; the span ends with the first draw that no child has; with a stop token; or where the sequence reaches `max_len`.
 #[expect(clippy::too_many_arguments, reason = "the step's four facts, and its logits with their shape")]
 pub fn verify(
     spec: &SequenceSpec,
@@ -136,24 +139,23 @@ pub fn verify_masked(
     }
     let mut ahead = CountsAhead { counts, pushed: Vec::new() };
     let mut verdict = Verdict::default();
-    for (i, row) in logits.chunks_exact_mut(vocab_size).enumerate() {
-        let position = start + i as u32;
-        let raw = spec.logprobs.map(|top_n| (row.to_vec(), top_n));
+    let mut next = Some(0);
+    while let Some(row) = next {
+        let position = start + verdict.num_accepted;
+        let logits = &mut logits[row * vocab_size..(row + 1) * vocab_size];
+        let raw = spec.logprobs.map(|top_n| (logits.to_vec(), top_n));
         if spec.grammar.is_some() {
             let reason = || "a row was reached that no mask was made for".to_owned();
-            let mask = masks.get(i).ok_or_else(|| DrawError::NoMask { position, reason: reason() })?;
-            mask.apply(row);
+            let mask = masks.get(row).ok_or_else(|| DrawError::NoMask { position, reason: reason() })?;
+            mask.apply(logits);
         }
-        process(row, spec, ahead.counts, position);
-        let judgement = judge(spec, &Place::new(spec, position, row), drafted_at(draft, i))?;
+        process(logits, spec, ahead.counts, position);
+        let judgement = judge(spec, &Place::new(spec, position, logits), (draft, row))?;
         if let Some((raw, top_n)) = raw {
             verdict.logprobs.push(score(&raw, judgement.token_id, top_n));
         }
-        verdict.commit(judgement, finish_reason(spec, position, judgement.token_id));
-        if !judgement.accepted || verdict.finish.is_some() {
-            break;
-        }
-        if spec.sampling.has_penalties() {
+        next = verdict.commit(judgement, finish_reason(spec, position, judgement.token_id));
+        if next.is_some() && spec.sampling.has_penalties() {
             ahead.push(judgement.token_id);
         }
     }
@@ -180,10 +182,38 @@ pub fn guess(
     }
 }
 
+/// The guess of [`guess`] and the next best ones by the same scores, at most `num_candidates` in all: children of one row of a tree. For
+/// sequences that [`takes_trees`].
+pub fn guess_several(
+    spec: &SequenceSpec,
+    counts: &TokenCounts,
+    (position, num_candidates): (u32, usize),
+    logits: &mut [f32],
+) -> Result<Candidates, DrawError> {
+    process(logits, spec, counts, position);
+    let best = leaders::leaders(&Place::new(spec, position, logits), num_candidates)?;
+    // Scores are logits over the temperature; greedy ones are not divided.
+    let scale = if spec.sampling.is_greedy() { 1.0 } else { f64::from(spec.sampling.temperature) };
+    let first = best[0].1;
+    let (token_ids, margins) = best.into_iter().map(|(id, score)| (id, (first - score) * scale)).unzip();
+    Ok(Candidates { token_ids, margins })
+}
+
+/// Whether a draft for this sequence may have siblings: where a committed token is the target's own draw, whatever was drafted. Masks of a
+/// grammar are made for chains.
+pub fn takes_trees(spec: &SequenceSpec) -> bool {
+    mode_in_force(spec) == AcceptanceMode::Coupled && spec.grammar.is_none()
+}
+
 /// Whether a target can judge this draft at all; [`verify`] starts with it, a server may ask before the forward pass.
 ///
-/// Outside rejection mode every draft can be judged and a shipped q is not looked at.
+/// Outside rejection mode every chain can be judged and a shipped q is not looked at; trees are for coupled mode alone.
 pub fn check_draft(spec: &SequenceSpec, start: u32, draft: &Draft) -> Result<(), DrawError> {
+    let bad = |reason| DrawError::BadDraft { position: start, reason };
+    if draft.is_tree() && !takes_trees(spec) {
+        return Err(bad("only coupled mode without a grammar takes a tree: send a chain".to_owned()));
+    }
+    draft.check_shape().map_err(bad)?;
     match mode_in_force(spec) {
         AcceptanceMode::Coupled | AcceptanceMode::Typical => Ok(()),
         AcceptanceMode::Rejection => rejection::check_draft(start, draft),
@@ -195,25 +225,29 @@ fn mode_in_force(spec: &SequenceSpec) -> AcceptanceMode {
     if spec.sampling.is_greedy() { AcceptanceMode::Coupled } else { spec.acceptance }
 }
 
+/// What the target commits at the position that `row` predicts.
 fn judge(
     spec: &SequenceSpec,
     place: &Place<'_>,
-    drafted: Option<Drafted<'_>>,
+    (draft, row): (&Draft, usize),
 ) -> Result<Judgement, DrawError> {
+    let mode = mode_in_force(spec);
+    let drafted = drafted_at(draft, row).filter(|_| mode != AcceptanceMode::Coupled);
     let Some(drafted) = drafted else {
-        // The bonus position, and an ordinary decode step.
-        return Ok(Judgement { token_id: draw::ordinary(place)?, accepted: false });
+        // Coupled, the bonus position, and an ordinary decode step.
+        return Ok(coupled::judge(draft, row, draw::ordinary(place)?));
     };
-    match mode_in_force(spec) {
-        AcceptanceMode::Coupled => coupled::judge(place, drafted.token_id),
-        AcceptanceMode::Rejection => rejection::judge(place, drafted),
-        AcceptanceMode::Typical => typical::judge(place, drafted.token_id),
-    }
+    let (token_id, accepted) = match mode {
+        AcceptanceMode::Rejection => rejection::judge(place, drafted)?,
+        AcceptanceMode::Coupled | AcceptanceMode::Typical => typical::judge(place, drafted.token_id)?,
+    };
+    Ok(Judgement { token_id, next: accepted.then_some(row + 1) })
 }
 
-fn drafted_at(draft: &Draft, i: usize) -> Option<Drafted<'_>> {
-    let token_id = *draft.token_ids.get(i)?;
-    Some(Drafted { token_id, q: draft.q.get(i).map_or(&[], Vec::as_slice) })
+/// The drafted token behind a row of a chain.
+fn drafted_at(draft: &Draft, row: usize) -> Option<Drafted<'_>> {
+    let token_id = *draft.token_ids.get(row)?;
+    Some(Drafted { token_id, q: draft.q.get(row).map_or(&[], Vec::as_slice) })
 }
 
 /// Whether `token_id` at `position` is the sequence's last.
@@ -228,10 +262,12 @@ fn finish_reason(spec: &SequenceSpec, position: u32, token_id: TokenId) -> Optio
 }
 
 impl Verdict {
-    fn commit(&mut self, judgement: Judgement, finish: Option<FinishReason>) {
+    /// Commits a token; the row to judge by next, if there is one.
+    fn commit(&mut self, judgement: Judgement, finish: Option<FinishReason>) -> Option<usize> {
         self.token_ids.push(judgement.token_id);
-        self.num_accepted += u32::from(judgement.accepted);
+        self.num_accepted += u32::from(judgement.next.is_some());
         self.finish = finish;
+        judgement.next.filter(|_| finish.is_none())
     }
 }
 

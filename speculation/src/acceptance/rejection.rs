@@ -11,7 +11,7 @@ use crate::noise::Purpose;
 use crate::step::DraftDistribution;
 use crate::{Draft, TokenId};
 
-use super::{Drafted, Guess, Judgement, MAX_SHIPPED_TOKENS, Place, draw};
+use super::{Drafted, Guess, MAX_SHIPPED_TOKENS, Place, draw};
 
 /// The draft's side: its top tokens with weights rounded as they will be shipped, and a draw from exactly those.
 pub(super) fn guess(place: &Place<'_>) -> Result<Guess, DrawError> {
@@ -31,7 +31,8 @@ pub(super) fn guess(place: &Place<'_>) -> Result<Guess, DrawError> {
 }
 
 /// The target's side: accept with probability `min(1, P/q)`, else draw from what P has and q lacks.
-pub(super) fn judge(place: &Place<'_>, drafted: Drafted<'_>) -> Result<Judgement, DrawError> {
+/// Returns the committed token and whether it is the drafted one, accepted.
+pub(super) fn judge(place: &Place<'_>, drafted: Drafted<'_>) -> Result<(TokenId, bool), DrawError> {
     let probabilities = keep(place.logits, place.sampling, place.position)?.probabilities();
     let q = normalised(drafted.q);
     let p_of_drafted = match probabilities.binary_search_by_key(&drafted.token_id, |&(id, _)| id) {
@@ -41,9 +42,9 @@ pub(super) fn judge(place: &Place<'_>, drafted: Drafted<'_>) -> Result<Judgement
     let q_of_drafted = q.get(&drafted.token_id).copied().unwrap_or(0.0);
     let uniform = place.noise.uniform(place.position, 0, Purpose::Accept);
     if uniform * q_of_drafted < p_of_drafted {
-        return Ok(Judgement { token_id: drafted.token_id, accepted: true });
+        return Ok((drafted.token_id, true));
     }
-    Ok(Judgement { token_id: recovered(place, &probabilities, &q), accepted: false })
+    Ok((recovered(place, &probabilities, &q), false))
 }
 
 /// A draw from `max(P - q, 0)`, or from P where that is nowhere positive.

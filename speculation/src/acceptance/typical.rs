@@ -5,20 +5,21 @@ use crate::logits::{DrawError, keep};
 use crate::math::{exp, ln};
 use crate::noise::Purpose;
 
-use super::{Judgement, Place, draw};
+use super::{Place, draw};
 
 /// A token above this probability passes whatever the entropy.
 const THRESHOLD: f64 = 0.09;
 /// How much of `exp(-H)`, the probability of a token that is exactly as surprising as the average one, is enough.
 const ALPHA: f64 = 0.3;
 
-pub(super) fn judge(place: &Place<'_>, drafted: TokenId) -> Result<Judgement, DrawError> {
+/// Returns the committed token and whether it is the drafted one.
+pub(super) fn judge(place: &Place<'_>, drafted: TokenId) -> Result<(TokenId, bool), DrawError> {
     let kept = keep(place.logits, place.sampling, place.position)?;
     let own = draw::from_tokens(place.noise, place.position, Purpose::Draw, kept.tokens.iter().copied());
     if own == drafted || is_typical(&kept.probabilities(), drafted) {
-        return Ok(Judgement { token_id: drafted, accepted: true });
+        return Ok((drafted, true));
     }
-    Ok(Judgement { token_id: own, accepted: false })
+    Ok((own, false))
 }
 
 /// `P(drafted) > min(0.09, 0.3 exp(-H(P)))`; `probabilities` by ascending id.

@@ -12,10 +12,10 @@ const MAX_RETRY_WAIT: Duration = Duration::from_secs(5);
 const MAX_Q_ENTRIES: usize = 64;
 
 impl Sequence {
-    pub(super) fn ask_draft(&mut self, now: Duration, num_draft_tokens: u32, wait: Duration) {
+    pub(super) fn ask_draft(&mut self, now: Duration, asked: Asked, wait: Duration) {
         let len = self.committed.len();
         let base = self.draft_have().min(len - 1);
-        self.send_to_draft(now, (base, len), Some(num_draft_tokens), wait);
+        self.send_to_draft(now, (base, len), Some(asked), wait);
     }
 
     pub(super) fn feed_draft(&mut self, now: Duration, wait: Duration) {
@@ -26,23 +26,28 @@ impl Sequence {
         self.draft_retry_at = now + wait.max(self.draft_retry_wait);
     }
 
-    fn send_to_draft(&mut self, now: Duration, (base, start): (u32, u32), k: Option<u32>, wait: Duration) {
-        let work = k.map_or(Work::Feed, |num_draft_tokens| Work::Propose { num_draft_tokens });
+    fn send_to_draft(
+        &mut self,
+        now: Duration,
+        (base, start): (u32, u32),
+        asked: Option<Asked>,
+        wait: Duration,
+    ) {
+        let work = match asked {
+            None => Work::Feed,
+            Some(Asked { num_draft_tokens, num_tree_tokens }) => {
+                Work::Propose { num_draft_tokens, num_tree_tokens }
+            }
+        };
         let step = self.make_step(Role::Draft, base, start, work);
         self.draft.cached_len = base;
         self.last_proposal = None;
-        self.draft.in_flight = Some(InFlight {
-            step_seq: step.step_seq,
-            start,
-            num_draft_tokens: k,
-            deadline: now + wait,
-            wait,
-            resends: 0,
-        });
+        self.draft.in_flight =
+            Some(InFlight { step_seq: step.step_seq, start, asked, deadline: now + wait, wait, resends: 0 });
         self.actions.push(Action::Send(Role::Draft, step));
     }
 
-    /// How much of the draft worker's KV is valid: of k' proposed ids it holds the first k' - 1.
+    /// How much of the draft worker's KV is valid: of the path of first children, k' ids long, it holds the first k' - 1.
     pub(super) fn draft_have(&self) -> u32 {
         let Some((start, proposed)) = &self.last_proposal else { return self.draft.cached_len };
         let since = &self.committed.ids()[*start as usize..];
@@ -88,7 +93,7 @@ impl Sequence {
         self.draft.cached_len = step.start;
         let proposal = match self.sound_proposal(step, proposal) {
             Some(proposal) => {
-                self.last_proposal = Some((proposal.start, proposal.draft.token_ids.clone()));
+                self.last_proposal = Some((proposal.start, proposal.draft.first_path()));
                 proposal
             }
             None => Proposal { start: step.start, ..Proposal::default() },
@@ -104,7 +109,8 @@ impl Sequence {
 
     /// What may be sent to a target of a proposal; `None` where it breaks the contract as a whole.
     fn sound_proposal(&mut self, step: &InFlight, mut proposal: Proposal) -> Option<Proposal> {
-        let k = step.num_draft_tokens.unwrap_or(0) as usize;
+        let Asked { num_draft_tokens: k, num_tree_tokens } =
+            step.asked.unwrap_or(Asked { num_draft_tokens: 0, num_tree_tokens: 0 });
         let draft = &mut proposal.draft;
         let vocab_size = self.limits.vocab_size;
         let q_is_sound = match self.spec.acceptance {
@@ -122,25 +128,31 @@ impl Sequence {
                 true
             }
         };
-        if proposal.start != step.start || draft.token_ids.len() > k || !q_is_sound {
+        let is_bounded = draft.token_ids.len() <= k.max(num_tree_tokens) as usize && draft.depth() <= k;
+        let shape_is_sound =
+            is_bounded && (!draft.is_tree() || takes_trees(&self.spec)) && draft.check_shape().is_ok();
+        if proposal.start != step.start || !shape_is_sound || !q_is_sound {
             self.ignore(Ignored::MalformedReply);
             return None;
         }
         if let Some(first_bad) = draft.token_ids.iter().position(|id| *id >= vocab_size) {
-            draft.token_ids.truncate(first_bad);
+            draft.cut(k, first_bad);
             self.ignore(Ignored::MalformedReply);
         }
         Some(proposal)
     }
 
     /// What a late proposal still says about the ids that come next.
-    pub(super) fn take_late_rest(&mut self, num_draft_tokens: u32) -> Option<Draft> {
+    pub(super) fn take_late_rest(&mut self, asked: Asked) -> Option<Draft> {
         let proposal = self.late.take()?;
         let since = &self.committed.ids()[proposal.start as usize..];
-        match proposal.draft.token_ids.strip_prefix(since) {
-            Some(rest) if !rest.is_empty() && num_draft_tokens > 0 => {
-                let rest = &rest[..rest.len().min(num_draft_tokens as usize)];
-                Some(Draft { token_ids: rest.to_vec(), q: Vec::new() })
+        match proposal.draft.behind(since) {
+            Some(mut rest) if !rest.token_ids.is_empty() && asked.num_draft_tokens > 0 => {
+                if asked.num_tree_tokens <= asked.num_draft_tokens {
+                    rest = Draft::chain(rest.first_path());
+                }
+                rest.cut(asked.num_draft_tokens, asked.num_draft_tokens.max(asked.num_tree_tokens) as usize);
+                Some(rest)
             }
             _ => {
                 self.ignore(Ignored::UnusableProposal);
@@ -153,9 +165,9 @@ impl Sequence {
     pub(super) fn draft_needs_context(&mut self, now: Duration, step: &InFlight) {
         let Phase::Drafting { until } = self.phase else { return };
         let wait = until.saturating_sub(now);
-        match step.num_draft_tokens {
-            Some(k) if self.committed.len() - self.draft.cached_len <= FEED_LAG => {
-                self.ask_draft(now, k, wait)
+        match step.asked {
+            Some(asked) if self.committed.len() - self.draft.cached_len <= FEED_LAG => {
+                self.ask_draft(now, asked, wait)
             }
             _ => {
                 self.feed_draft(now, wait);

@@ -4,6 +4,7 @@ use std::fmt;
 use std::time::Duration;
 
 use crate::step::{FinishReason, PromptLogprobs, Reply, Step, TokenLogprobs};
+use crate::tree::Judged;
 use crate::{Role, TokenId};
 
 /// What happens to a sequence.
@@ -19,6 +20,8 @@ pub enum Event {
     BeginRound {
         /// How many tokens to have drafted; 0 is an ordinary decode step.
         num_draft_tokens: u32,
+        /// How many tokens the draft may have as a tree; a chain where that is not above `num_draft_tokens`.
+        num_tree_tokens: u32,
         /// How long verification may wait for the proposal, from now. Zero: the draft worker is asked and not waited for; what it
         /// proposes is late, and used as such.
         draft_wait: Duration,
@@ -64,10 +67,12 @@ pub struct Commit {
     pub start: u32,
     /// The ids.
     pub token_ids: Vec<TokenId>,
-    /// How many were drafted and sent to verification.
+    /// How many were drafted and sent to verification, all ids of a tree among them.
     pub num_draft_tokens: u32,
     /// How many leading ids were drafted.
     pub num_accepted: u32,
+    /// What that tells of the proposer.
+    pub judged: Judged,
     /// One an id, when asked for.
     pub logprobs: Vec<TokenLogprobs>,
 }

@@ -4,14 +4,23 @@ use std::time::Duration;
 
 use crate::step::Reply;
 
+/// The proposal that a draft worker is asked for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Asked {
+    /// k.
+    pub(super) num_draft_tokens: u32,
+    /// Ids of a tree at most; a chain where it is not above k.
+    pub(super) num_tree_tokens: u32,
+}
+
 /// A step that was sent and not yet answered.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct InFlight {
     pub(super) step_seq: u64,
     /// Ids held once it ran.
     pub(super) start: u32,
-    /// k, to a draft worker that was asked for a proposal.
-    pub(super) num_draft_tokens: Option<u32>,
+    /// What a draft worker was asked for, if it was asked for a proposal.
+    pub(super) asked: Option<Asked>,
     /// When it is overdue.
     pub(super) deadline: Duration,
     /// The wait that led to `deadline`; a resend gets twice as much.

@@ -25,7 +25,7 @@ impl Sequence {
         self.target.in_flight = Some(InFlight {
             step_seq: step.step_seq,
             start,
-            num_draft_tokens: None,
+            asked: None,
             deadline: now + wait,
             wait,
             resends,
@@ -65,13 +65,17 @@ impl Sequence {
         }
         let finish = span.finish;
         let len = span.token_ids.len() as u32;
-        let num_drafted = self.verifying.token_ids.len() as u32;
-        // Drafted ids behind the end of the sequence were not judged.
-        let num_draft_tokens = if finish.is_some() { num_drafted.min(len) } else { num_drafted };
+        let mut drafted = std::mem::take(&mut self.verifying);
+        if finish.is_some() {
+            // Drafted ids behind the end of the sequence were not judged.
+            drafted.cut(len, drafted.token_ids.len());
+        }
+        let num_draft_tokens = drafted.token_ids.len() as u32;
+        let (accepted, drawn) = span.token_ids.split_at(span.num_accepted as usize);
+        let judged = drafted.judged(accepted, drawn.first().copied());
         self.score_prompt(span.prompt_logprobs);
         self.target.cached_len = span.start + span.num_accepted;
         self.committed.extend(&span.token_ids);
-        self.verifying = Draft::default();
         self.counters.rounds += 1;
         self.counters.draft_tokens += u64::from(num_draft_tokens);
         self.counters.accepted_tokens += u64::from(span.num_accepted);
@@ -80,6 +84,7 @@ impl Sequence {
             token_ids: span.token_ids,
             num_draft_tokens,
             num_accepted: span.num_accepted,
+            judged,
             logprobs: span.logprobs,
         }));
         let at_limit = (self.committed.len() >= self.spec.max_len).then_some(FinishReason::Length);
@@ -95,12 +100,12 @@ impl Sequence {
     /// A span commits what was sent, from where the sequence ends, and stays inside every limit.
     fn span_is_sound(&self, span: &TokenSpan) -> bool {
         let accepted = span.num_accepted as usize;
-        let drafted = &self.verifying.token_ids;
+        let drafted = &self.verifying;
         let len = span.token_ids.len();
         span.start == self.committed.len()
-            && accepted <= drafted.len()
+            && accepted <= len
             && (len == accepted + 1 || (len == accepted && len > 0 && span.finish.is_some()))
-            && span.token_ids[..accepted] == drafted[..accepted]
+            && drafted.rows_along(&span.token_ids[..accepted]).len() == accepted
             && span.token_ids.iter().all(|id| *id < self.limits.vocab_size)
             && self.committed.len() + len as u32 <= self.spec.max_len
             && (span.logprobs.len() == if self.spec.logprobs.is_some() { len } else { 0 })

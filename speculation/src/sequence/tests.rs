@@ -19,7 +19,7 @@ fn assigned(mut sequence: Sequence) -> Sequence {
 }
 
 fn begin(sequence: &mut Sequence, k: u32) -> Vec<Action> {
-    sequence.step(NOW, Event::BeginRound { num_draft_tokens: k, draft_wait: WAIT })
+    sequence.step(NOW, Event::BeginRound { num_draft_tokens: k, num_tree_tokens: 0, draft_wait: WAIT })
 }
 
 /// The one step sent to `role` among the actions.
@@ -41,7 +41,7 @@ fn fed(step: &Step) -> ReplyBody {
 }
 
 fn proposal(step: &Step, ids: &[TokenId]) -> ReplyBody {
-    ReplyBody::Proposal(Proposal { start: step.start(), draft: Draft { token_ids: ids.to_vec(), q: vec![] } })
+    ReplyBody::Proposal(Proposal { start: step.start(), draft: Draft::chain(ids.to_vec()) })
 }
 
 fn span(step: &Step, num_accepted: u32, ids: &[TokenId]) -> ReplyBody {
@@ -112,7 +112,7 @@ fn a_late_proposal_is_used_by_its_rest() {
     answer(&mut sequence, Role::Draft, &draft, proposal(&draft, &[11, 12, 13, 14]));
     answer(&mut sequence, Role::Target, &target, span(&target, 0, &[11]));
     let next = sent(&begin(&mut sequence, 2), Role::Target);
-    assert_eq!(next.work, Work::Verify { draft: Draft { token_ids: vec![12, 13], q: vec![] } });
+    assert_eq!(next.work, Work::Verify { draft: Draft::chain(vec![12, 13]) });
     answer(&mut sequence, Role::Target, &next, span(&next, 2, &[12, 13, 50]));
     let draft = sent(&begin(&mut sequence, 4), Role::Draft);
     assert_eq!(draft.base_len, 3 + 3, "the draft worker holds 11, 12, 13 of its own proposal");
@@ -275,17 +275,17 @@ fn cancel_closes_both_workers_and_nothing_follows() {
 #[test]
 fn a_proposal_that_nobody_waits_for_is_used_when_it_comes() {
     let mut sequence = assigned(sequence(&[1, 2, 3], 100));
-    let probe = Event::BeginRound { num_draft_tokens: 2, draft_wait: Duration::ZERO };
+    let probe = Event::BeginRound { num_draft_tokens: 2, num_tree_tokens: 0, draft_wait: Duration::ZERO };
     let actions = sequence.step(NOW, probe.clone());
     let (draft, target) = (sent(&actions, Role::Draft), sent(&actions, Role::Target));
-    assert_eq!(draft.work, Work::Propose { num_draft_tokens: 2 });
+    assert_eq!(draft.work, Work::Propose { num_draft_tokens: 2, num_tree_tokens: 0 });
     assert_eq!(target.work, Work::Verify { draft: Draft::default() }, "verification left at once");
     assert!(!sequence.may_ask_draft(NOW));
     answer(&mut sequence, Role::Target, &target, span(&target, 0, &[11]));
     assert!(!actions.contains(&Action::Ignored(Ignored::LateDraft)));
     answer(&mut sequence, Role::Draft, &draft, proposal(&draft, &[11, 12]));
     let next = begin(&mut sequence, 4);
-    let expected = Work::Verify { draft: Draft { token_ids: vec![12], q: Vec::new() } };
+    let expected = Work::Verify { draft: Draft::chain(vec![12]) };
     assert_eq!(sent(&next, Role::Target).work, expected);
 }
 

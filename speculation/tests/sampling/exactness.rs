@@ -11,8 +11,8 @@ use speculation::{
 use crate::naive;
 use crate::toy::ToyModel;
 
-const TARGET: ToyModel = ToyModel { vocab_size: 24, family: 5, deviation: 0.0 };
-const DRAFT: ToyModel = ToyModel { vocab_size: 24, family: 5, deviation: 0.5 };
+pub(crate) const TARGET: ToyModel = ToyModel { vocab_size: 24, family: 5, deviation: 0.0 };
+pub(crate) const DRAFT: ToyModel = ToyModel { vocab_size: 24, family: 5, deviation: 0.5 };
 
 /// Who proposes what; all of them must be harmless.
 #[derive(Debug, Clone, Copy)]
@@ -42,16 +42,21 @@ const DRAFTERS: [Drafter; 6] = [
 
 /// What a client would see.
 #[derive(Debug, PartialEq)]
-struct Text {
-    ids: Vec<TokenId>,
-    logprobs: Vec<TokenLogprobs>,
-    finish: FinishReason,
+pub(crate) struct Text {
+    pub(crate) ids: Vec<TokenId>,
+    pub(crate) logprobs: Vec<TokenLogprobs>,
+    pub(crate) finish: FinishReason,
 }
 
 /// A text and how many verifications it took.
-struct Run {
-    text: Text,
+pub(crate) struct Run {
+    pub(crate) text: Text,
     num_steps: usize,
+}
+
+/// The text that is committed without drafts.
+pub(crate) fn alone(spec: &SequenceSpec) -> Text {
+    generate(spec, Drafter::Nobody, 0, &[]).text
 }
 
 fn generate(spec: &SequenceSpec, drafter: Drafter, k: usize, truth: &[TokenId]) -> Run {
@@ -60,7 +65,7 @@ fn generate(spec: &SequenceSpec, drafter: Drafter, k: usize, truth: &[TokenId]) 
     ids.iter().for_each(|&id| counts.push(id));
     let mut logprobs = Vec::new();
     for num_steps in 1.. {
-        let draft = Draft { token_ids: propose(drafter, spec, &ids, (k, truth)), q: Vec::new() };
+        let draft = Draft::chain(propose(drafter, spec, &ids, (k, truth)));
         let mut rows = TARGET.rows(&ids, &draft.token_ids);
         let before = counts.clone();
         let start = ids.len() as u32;
@@ -114,7 +119,7 @@ fn propose(
     }
 }
 
-fn prompt(spec: &SequenceSpec) -> Vec<TokenId> {
+pub(crate) fn prompt(spec: &SequenceSpec) -> Vec<TokenId> {
     (0..spec.prompt_len).map(|i| (spec.seed as u32 + 7 * i) % 24).collect()
 }
 
@@ -131,7 +136,7 @@ fn naive_ids(spec: &SequenceSpec) -> Vec<TokenId> {
 }
 
 /// Every combination of settings sooner or later, and the same ones for the same seed.
-fn spec_of(seed: u64) -> SequenceSpec {
+pub(crate) fn spec_of(seed: u64) -> SequenceSpec {
     let dice = Noise { seed, choice: 0xd1ce };
     let pick = |i: u32, n: u32| (dice.uniform(i, 0, Purpose::Draw) * f64::from(n)) as usize;
     let sampling = SamplingParams {

@@ -15,7 +15,7 @@ fn certain(id: usize) -> [f32; VOCAB_SIZE] {
 }
 
 fn draft(token_ids: &[TokenId]) -> Draft {
-    Draft { token_ids: token_ids.to_vec(), q: Vec::new() }
+    Draft::chain(token_ids.to_vec())
 }
 
 fn judge(spec: &SequenceSpec, draft: &Draft, rows: &[[f32; VOCAB_SIZE]]) -> Result<Verdict, DrawError> {
@@ -109,14 +109,14 @@ fn rejection_mode_refuses_drafts_that_it_cannot_judge() {
         ("lists token 2 twice", vec![vec![(1, 1.0), (2, 0.5), (2, 0.5)]]),
     ];
     for (reason, q) in rows {
-        let drafted = Draft { token_ids: vec![1], q };
+        let drafted = Draft { q, ..Draft::chain(vec![1]) };
         let error = check_draft(&spec, 10, &drafted).unwrap_err();
         assert!(error.to_string().contains(reason), "{error} should say {reason:?}");
         assert_eq!(judge(&spec, &drafted, &[certain(1), certain(1)]), Err(error), "the judge asks too");
         let coupled = SequenceSpec { acceptance: AcceptanceMode::Coupled, ..spec.clone() };
         assert_eq!(judge(&coupled, &drafted, &[certain(1), certain(1)]).unwrap().num_accepted, 1);
     }
-    let surplus = Draft { token_ids: vec![1], q: vec![vec![(1, 1.0)]; 2] };
+    let surplus = Draft { q: vec![vec![(1, 1.0)]; 2], ..Draft::chain(vec![1]) };
     assert_eq!(
         check_draft(&spec, 10, &surplus).unwrap_err().to_string(),
         "draft at position 11 is refused: q has 2 distributions for 1 tokens, send one for each"
@@ -138,7 +138,7 @@ fn guesses_ship_what_they_were_drawn_from() {
             .windows(2)
             .all(|pair| pair[0].1 > pair[1].1 || (pair[0].1 == pair[1].1 && pair[0].0 < pair[1].0))
     );
-    let shipped = Draft { token_ids: vec![drawn.token_id], q: vec![drawn.q] };
+    let shipped = Draft { q: vec![drawn.q], ..Draft::chain(vec![drawn.token_id]) };
     assert_eq!(check_draft(&spec, 10, &shipped), Ok(()));
 
     // A weight that rounds to 0 is not shipped: it could never have been drawn.
@@ -153,7 +153,7 @@ fn guesses_ship_what_they_were_drawn_from() {
 #[test]
 fn looked_up_tokens_pass_rejection_mode_with_certain_distributions() {
     let spec = SequenceSpec { acceptance: AcceptanceMode::Rejection, ..spec() };
-    let drafted = Draft { token_ids: vec![1, 0], q: ngram::certain(&[1, 0]) };
+    let drafted = Draft { q: ngram::certain(&[1, 0]), ..Draft::chain(vec![1, 0]) };
     let verdict = judge(&spec, &drafted, &[certain(1), certain(2), certain(3)]).unwrap();
     assert_eq!((verdict.num_accepted, &verdict.token_ids[..]), (1, &[1, 2][..]));
 }
@@ -163,7 +163,7 @@ fn a_token_outside_the_vocabulary_is_never_accepted() {
     for acceptance in [AcceptanceMode::Coupled, AcceptanceMode::Rejection, AcceptanceMode::Typical] {
         let spec = SequenceSpec { acceptance, ..spec() };
         for id in [VOCAB_SIZE as u32, u32::MAX] {
-            let drafted = Draft { token_ids: vec![id], q: ngram::certain(&[id]) };
+            let drafted = Draft { q: ngram::certain(&[id]), ..Draft::chain(vec![id]) };
             let verdict = judge(&spec, &drafted, &[certain(1), certain(2)]).unwrap();
             assert_eq!((verdict.num_accepted, &verdict.token_ids[..]), (0, &[1][..]), "{acceptance:?}");
         }

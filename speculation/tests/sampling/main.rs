@@ -8,4 +8,5 @@ mod naive;
 mod pipeline;
 mod statistics;
 mod toy;
+mod trees;
 mod vectors;

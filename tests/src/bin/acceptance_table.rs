@@ -13,6 +13,7 @@ use tests::acceptance::{Measurement, Row};
 use tests::case::Case;
 use tests::pair::{PairText, TASK_TYPES, prompts_dir, read_prompts};
 use tests::processes;
+use tests::tree_shapes::{self, Shape, ShapeRow};
 
 /// Prints acceptance and time per token by task type, drafting against k = 0 in the same run
 #[derive(Debug, Parser)]
@@ -42,9 +43,17 @@ struct Args {
     /// Who guesses
     #[arg(long, value_name = "model|ngram", default_value = "model", value_parser = ["model", "ngram"])]
     draft: String,
+    /// Instead of times by task type: tokens per verify step of drafts of these shapes, POSITIONS:TOKENS, as many of both being a chain
+    #[arg(long, value_name = "K:N,..", value_delimiter = ',', value_parser = shape)]
+    shapes: Vec<Shape>,
     /// Compute threads of each worker
     #[arg(long, value_name = "N", default_value = "1")]
     threads: NonZeroUsize,
+}
+
+fn shape(text: &str) -> Result<Shape, String> {
+    let parsed = text.split_once(':').and_then(|(k, n)| Some((k.parse().ok()?, n.parse().ok()?)));
+    parsed.filter(|(k, n)| k <= n).ok_or_else(|| format!("`{text}` is not POSITIONS:TOKENS, such as 4:16"))
 }
 
 #[tokio::main]
@@ -59,12 +68,28 @@ async fn main() -> anyhow::Result<()> {
         if let Some(format) = &args.target_weights {
             spec.target_args.extend(["--weights".to_owned(), format.clone()]);
         }
+        // Chains as long as the widest trees are compared with.
+        if !args.shapes.is_empty() {
+            spec.router_args.extend(["--max-draft-tokens".to_owned(), "32".to_owned()]);
+        }
         if args.draft == "ngram" {
             spec.draft = DraftKind::Ngram;
         }
     })
     .await?;
     let client = processes::client(&cluster).await?;
+    if !args.shapes.is_empty() {
+        let cases: Vec<Case> = measurement.cases.into_iter().flat_map(|(_, cases)| cases).collect();
+        print(ShapeRow::HEAD);
+        let rows = tree_shapes::run(&client, &cases, &args.shapes, |row| print(&row.to_markdown())).await?;
+        print(&format!("\n{}", facts(&args)?));
+        cluster.stop().await;
+        ensure!(
+            rows.iter().all(|row| row.exact == row.texts),
+            "drafting changed a text: see the last column"
+        );
+        return Ok(());
+    }
     print(Row::HEAD);
     let rows = measurement.run(&client, |row| print(&row.to_markdown())).await?;
     print(&format!("\n{}", facts(&args)?));

@@ -22,7 +22,13 @@ struct Blocks {
 
 impl Method for Blocks {
     fn limits(&self) -> Limits {
-        Limits { role: Role::Target, vocab_size: 1_000, max_model_len: 1_000, grammars: false }
+        Limits {
+            role: Role::Target,
+            vocab_size: 1_000,
+            max_model_len: 1_000,
+            max_tree_tokens: 0,
+            grammars: false,
+        }
     }
 
     fn open(&mut self) -> Slot {
@@ -379,9 +385,13 @@ fn a_proposal_is_cut_where_the_workers_window_ends() {
     // Ids held, k, and the k that is left in a window of 10: the last guess needs no row of its own.
     for (start, k, cut) in [(4, 4, 4), (7, 4, 4), (8, 4, 3), (9, 4, 2), (10, 4, 1), (11, 4, 1), (4, 0, 0)] {
         let mut step = Bench::new(1).step(1, 1, &[], &vec![5; start]);
-        step.work = Work::Propose { num_draft_tokens: k };
+        step.work = Work::Propose { num_draft_tokens: k, num_tree_tokens: 0 };
         cut_to_window(&mut step, 10);
-        assert_eq!(step.work, Work::Propose { num_draft_tokens: cut }, "{start} ids, k = {k}");
+        assert_eq!(
+            step.work,
+            Work::Propose { num_draft_tokens: cut, num_tree_tokens: 0 },
+            "{start} ids, k = {k}"
+        );
     }
     let mut step = Bench::new(1).step(1, 1, &[], &[5; 20]);
     cut_to_window(&mut step, 10);

@@ -123,6 +123,7 @@ impl Method for SyntheticMethod {
             role: self.model.role(),
             vocab_size: self.model.profile().vocab_size,
             max_model_len: self.max_model_len,
+            max_tree_tokens: 0,
             grammars: false,
         }
     }

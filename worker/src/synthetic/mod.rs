@@ -56,6 +56,7 @@ pub fn load(
         eos_token_ids: vec![END_OF_TEXT],
         kv_blocks: pool.kv_blocks,
         kv_block_size: pool.kv_block_size,
+        max_tree_tokens: 0,
         task_types: Vec::new(),
         step_times: step_times.iter().map(scaled).collect(),
     };

@@ -144,7 +144,7 @@ impl Queries {
     /// # Safety
     /// V's instructions are there; keys and values are sixteen rows of head_dim.
     #[inline(always)]
-    pub(super) unsafe fn attend<V: Lanes, U: Element>(&mut self, mut block: Block<'_, U>) {
+    pub(super) unsafe fn attend<V: Lanes, U: Element>(&mut self, block: Block<'_, U>) {
         let queries = self.len();
         assert!(
             self.numbers.len() == queries * self.head_dim
@@ -156,8 +156,28 @@ impl Queries {
         );
         // Queries stand in the order of their rows, whose keys begin and end ever later.
         let begin = block.index * BLOCK_SIZE;
-        let mut first = self.visible.partition_point(|keys| keys.end <= begin);
+        let first = self.visible.partition_point(|keys| keys.end <= begin);
         let last = self.visible.partition_point(|keys| keys.start < begin + BLOCK_SIZE);
+        // SAFETY: the caller's promise.
+        unsafe { self.attend_each::<V, U>(first..last, block) };
+    }
+
+    /// From now on these queries see other keys.
+    pub(super) fn see(&mut self, queries: Range<usize>, visible: &Range<usize>) {
+        self.visible[queries].fill(visible.clone());
+    }
+
+    /// Merges a block into the sums of some queries, each of which sees a key of it.
+    ///
+    /// # Safety
+    /// As for `attend`.
+    #[inline(always)]
+    pub(super) unsafe fn attend_each<V: Lanes, U: Element>(
+        &mut self,
+        queries: Range<usize>,
+        mut block: Block<'_, U>,
+    ) {
+        let Range { start: mut first, end: last } = queries;
         while first < last {
             // SAFETY: the caller's promise; an arm takes at most as many queries as are left, all of which see a key.
             unsafe {

@@ -159,7 +159,7 @@ mod tests {
             let mut segments = Vec::new();
             let mut row = 0;
             for &(rows, start) in &lens {
-                segments.push(Segment { rows: row..row + rows, start, block_table: &[] });
+                segments.push(Segment { rows: row..row + rows, start, block_table: &[], tree: None });
                 row += rows;
             }
             let starts: Vec<u32> = (0..lens.len() as u32).map(|i| i * 1000).collect();

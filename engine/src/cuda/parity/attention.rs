@@ -117,7 +117,12 @@ impl Pass {
             let (first, start) = (positions.len(), sequence.rows.0 + range.start as u32);
             positions.extend(start..start + range.len() as u32);
             qkv.extend_from_slice(&self.qkv[(before + range.start) * width..(before + range.end) * width]);
-            segments.push(Segment { rows: first..positions.len(), start, block_table: &sequence.table });
+            segments.push(Segment {
+                rows: first..positions.len(),
+                start,
+                block_table: &sequence.table,
+                tree: None,
+            });
             starts.push(tables.len() as u32);
             tables.extend_from_slice(&sequence.table);
         }

@@ -167,6 +167,7 @@ pub struct StreamOptions {
 pub struct Speculation {
     pub enabled: Option<bool>,
     pub num_draft_tokens: Option<i64>,
+    pub num_tree_tokens: Option<i64>,
     pub acceptance: Option<String>,
 }
 
@@ -244,6 +245,7 @@ impl Body {
             speculation: SentSpeculation {
                 enabled: if is_off { Some(false) } else { speculation.enabled },
                 num_draft_tokens: speculation.num_draft_tokens,
+                num_tree_tokens: speculation.num_tree_tokens,
                 acceptance: speculation.acceptance,
             },
             priority: self.priority,

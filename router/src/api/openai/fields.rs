@@ -109,7 +109,7 @@ pub const FIELDS: &[Field] = &[
         Honoured,
         "speculation",
         "{\"enabled\": false}",
-        "ours: `enabled`, `num_draft_tokens`, `acceptance` (coupled, rejection, typical)",
+        "ours: `enabled`, `num_draft_tokens`, `num_tree_tokens` (tokens of a draft that is a tree), `acceptance` (coupled, rejection, typical)",
     ),
     both(Honoured, "disable_spec_decode", "true", "`speculation.enabled: false` by another name"),
     both(Honoured, "disable_speculative_decoding", "true", "the same"),

@@ -39,8 +39,8 @@ fn rates(acceptance: AcceptanceMode, deviation: f64) -> Rates {
         let guess = guess(&spec, &counts, position, &mut draft_row).unwrap();
         let q = if acceptance == AcceptanceMode::Rejection { shipped(&guess.q) } else { full_q };
         let draft = Draft {
-            token_ids: vec![guess.token_id],
             q: if guess.q.is_empty() { vec![] } else { vec![guess.q] },
+            ..Draft::chain(vec![guess.token_id])
         };
         let mut rows = [&row[..], &row[..]].concat();
         let verdict = verify(&spec, &mut counts, position, &draft, &mut rows, VOCAB_SIZE).unwrap();

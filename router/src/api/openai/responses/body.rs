@@ -149,6 +149,7 @@ impl Body {
             speculation: SentSpeculation {
                 enabled: speculation.enabled,
                 num_draft_tokens: speculation.num_draft_tokens,
+                num_tree_tokens: speculation.num_tree_tokens,
                 acceptance: speculation.acceptance,
             },
             names: FieldNames { max_tokens: "max_output_tokens", logprobs: "top_logprobs", prompt: "input" },

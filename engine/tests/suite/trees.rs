@@ -1,0 +1,190 @@
+//! A row of a token tree gives the bits that a chain of its ancestors gives (docs/contract.md C3), and the path that stays leaves the KV
+//! that a chain would have left: whatever the tree, wherever in a block it begins, whatever else is in the batch. With `==`.
+
+use engine::{Engine, LoadOptions, SequenceRows, SlotId, TokenId, TreeRows, WeightFormat};
+
+use crate::support::{Random, demo_dir, feed, golden_dir, load};
+
+const FORMATS: [WeightFormat; 4] =
+    [WeightFormat::F32, WeightFormat::Bf16, WeightFormat::Int8, WeightFormat::Int4];
+
+struct Tree {
+    ids: Vec<TokenId>,
+    parents: Vec<u32>,
+}
+
+impl Tree {
+    /// Any shape, level by level.
+    fn random(random: &mut Random, (most, vocab): (usize, usize)) -> Self {
+        let mut tree = Self { ids: Vec::new(), parents: Vec::new() };
+        let mut level = vec![0];
+        while tree.ids.len() < most && !level.is_empty() {
+            for row in std::mem::take(&mut level) {
+                for child in 0..random.below(4) {
+                    if tree.ids.len() < most {
+                        // Siblings differ.
+                        tree.ids.push((random.below(vocab / 4) * 4 + child) as TokenId);
+                        tree.parents.push(row);
+                        level.push(tree.ids.len() as u32);
+                    }
+                }
+            }
+        }
+        if tree.ids.is_empty() { Self { ids: vec![1, 2], parents: vec![0, 0] } } else { tree }
+    }
+
+    /// Rows from the tree's first position to `row`.
+    fn path(&self, row: usize) -> Vec<usize> {
+        let parent = |&row: &usize| (self.parents[row] as usize).checked_sub(1);
+        let mut path: Vec<usize> = std::iter::successors(Some(row), parent).collect();
+        path.reverse();
+        path
+    }
+
+    fn ids_of(&self, path: &[usize]) -> Vec<TokenId> {
+        path.iter().map(|&row| self.ids[row]).collect()
+    }
+}
+
+/// What a sequence of its own says behind these ids.
+fn alone(engine: &mut Engine, ids: &[TokenId]) -> Vec<f32> {
+    let slot = engine.open();
+    let logits = feed(engine, slot, ids, 1).remove(0);
+    engine.close(slot);
+    logits
+}
+
+/// Runs `context` and a tree behind it, with another sequence in the batch; the logits behind the context and behind each row.
+fn run(engine: &mut Engine, slot: SlotId, context: &[TokenId], tree: &Tree) -> Vec<Vec<f32>> {
+    let other = engine.open();
+    let token_ids = [context, &tree.ids].concat();
+    let batch = [
+        SequenceRows { slot: other, token_ids: &[5, 6, 7], num_logits: 0 },
+        SequenceRows { slot, token_ids: &token_ids, num_logits: 1 + tree.ids.len() },
+    ];
+    let trees = [TreeRows { sequence: 1, parents: &tree.parents }];
+    let logits = engine.forward_with_trees(&batch, &[], &trees).unwrap().logits;
+    engine.close(other);
+    (0..logits.rows()).map(|row| logits.row(row).to_vec()).collect()
+}
+
+/// A text with a tree behind it at `start`: every row is checked, then one path is kept and the text goes on, twice.
+fn check(engine: &mut Engine, random: &mut Random, start: usize, what: &str) {
+    let vocab = engine.info().vocab_size as usize;
+    let mut text: Vec<TokenId> = (0..start).map(|_| random.below(vocab) as TokenId).collect();
+    let slot = engine.open();
+    engine.share(slot, 3, &text);
+    let held = engine.len(slot) as usize;
+    let first = start - 1;
+    if first > held {
+        feed(engine, slot, &text[held..first], 0);
+    }
+    for round in 0..3 {
+        let what = format!("{what}, start {start}, round {round}");
+        let most = 1 + random.below(20);
+        let tree = Tree::random(random, (most, vocab));
+        let context = text[engine.len(slot) as usize..].to_vec();
+        let found = run(engine, slot, &context, &tree);
+        assert_eq!(found[0], alone(engine, &text), "{what}: behind the context");
+        for row in 0..tree.ids.len() {
+            let ids = [&text[..], &tree.ids_of(&tree.path(row))].concat();
+            assert_eq!(found[1 + row], alone(engine, &ids), "{what}: row {row} of {:?}", tree.parents);
+        }
+        let row = random.below(tree.ids.len() + 1);
+        let path = row.checked_sub(1).map(|row| tree.path(row)).unwrap_or_default();
+        engine.keep_path(slot, text.len() as u32, (&path, &tree.ids_of(&path))).unwrap();
+        text.extend(tree.ids_of(&path));
+        assert_eq!(engine.len(slot) as usize, text.len());
+        text.push(random.below(vocab) as TokenId);
+    }
+    let held = engine.len(slot) as usize;
+    assert_eq!(feed(engine, slot, &text[held..], 1).remove(0), alone(engine, &text), "{what}: the end");
+    // What was published of it is as good as computed.
+    let second = engine.open();
+    let held = engine.share(second, 3, &text).len as usize;
+    assert!(held >= (start.saturating_sub(1)) / 16 * 16, "{what}: {held} of {} are shared", text.len());
+    assert_eq!(feed(engine, second, &text[held..], 1).remove(0), alone(engine, &text), "{what}: shared");
+    engine.close(second);
+    engine.close(slot);
+    assert_eq!(engine.stats().referenced_blocks, 0, "{what}");
+}
+
+#[test]
+fn every_row_of_a_tree_is_that_of_a_chain_of_its_ancestors() {
+    for case in ["llama_wide_heads", "mistral_window", "qwen2_window_layers", "qwen3_norms"] {
+        for format in FORMATS {
+            let engine = &mut load(&golden_dir().join(case), format, 1);
+            let mut random = Random::new(7);
+            for start in [1, 3, 15, 16, 17, 30, 50] {
+                check(engine, &mut random, start, &format!("{case} {format:?}"));
+            }
+        }
+    }
+}
+
+#[test]
+fn whatever_the_threads_and_ranks() {
+    for (threads, tensor_parallel) in [(3, 1), (2, 2)] {
+        let options = LoadOptions {
+            model_dir: demo_dir("target"),
+            weights: WeightFormat::AsStored,
+            threads,
+            tensor_parallel,
+            kv_memory_bytes: 64 << 20,
+            max_model_len: None,
+        };
+        let engine = &mut Engine::load(&options).unwrap();
+        let mut random = Random::new(threads as u64);
+        for start in [9, 33] {
+            check(engine, &mut random, start, &format!("{threads} threads, {tensor_parallel} ranks"));
+        }
+    }
+}
+
+/// The checks above can fail: other ancestors, and another path's KV, show in the bits.
+#[test]
+fn other_ancestors_and_another_path_give_other_bits() {
+    let engine = &mut load(&golden_dir().join("qwen3_norms"), WeightFormat::Bf16, 1);
+    let text: Vec<TokenId> = (0..20).map(|i| i * 13 % 112).collect();
+    let slot = engine.open();
+    let rows = |engine: &mut Engine, parents: &[u32]| {
+        engine.truncate(slot, 0);
+        let tree = Tree { ids: vec![10, 20, 30, 40], parents: parents.to_vec() };
+        run(engine, slot, &text, &tree)
+    };
+    let (a, b) = (rows(engine, &[0, 0, 1, 2]), rows(engine, &[0, 0, 2, 1]));
+    assert_eq!(a[..3], b[..3], "what no other row decides");
+    assert_ne!(a[3], b[3], "30 behind 10 is not 30 behind 20");
+    assert_ne!(a[3], rows(engine, &[0, 1, 2, 3])[3], "nor is it 30 behind both");
+    let mut kept = |path: &[usize], ids: &[TokenId]| {
+        rows(engine, &[0, 0, 1, 2]);
+        engine.keep_path(slot, 20, (path, ids)).unwrap();
+        let found = feed(engine, slot, &[50], 1).remove(0);
+        (found == alone(engine, &[&text[..], &[10, 30, 50]].concat()), engine.len(slot))
+    };
+    assert_eq!(kept(&[0, 2], &[10, 30]), (true, 23));
+    assert_eq!(kept(&[0, 3], &[10, 30]), (false, 23), "40's KV in the place of 30's");
+    assert_eq!(kept(&[1, 2], &[10, 30]), (false, 23), "20's KV in the place of 10's");
+}
+
+#[test]
+fn what_is_no_tree_is_refused_and_leaves_no_trace() {
+    let engine = &mut load(&golden_dir().join("llama_tied"), WeightFormat::F32, 1);
+    let slot = engine.open();
+    let mut refused = |parents: &[u32], trees: usize, words: &str| {
+        let batch = [SequenceRows { slot, token_ids: &[1, 2, 3], num_logits: 1 }];
+        let tree = TreeRows { sequence: trees - 1, parents };
+        let error = engine.forward_with_trees(&batch, &[], &vec![tree; trees]).unwrap_err().to_string();
+        assert!(error.contains(words), "{error} lacks {words}");
+        assert_eq!((engine.len(slot), engine.stats().forwards), (0, 0));
+    };
+    refused(&[0, 2], 1, "behind their parents");
+    refused(&[1], 1, "behind their parents");
+    refused(&[0, 0, 0], 1, "a row before it");
+    refused(&[], 1, "one with ids");
+    refused(&[0], 2, "a row before it");
+    feed(engine, slot, &[1, 2, 3], 0);
+    for (path, ids) in [(&[5][..], &[9][..]), (&[1, 0], &[9, 9]), (&[0], &[9, 9])] {
+        assert!(engine.keep_path(slot, 1, (path, ids)).unwrap_err().to_string().contains("no path"));
+    }
+}

@@ -1,0 +1,131 @@
+//! The best few tokens by logit and noise: the coupled draw and what nearly became it, by the order in which a draw is decided
+//! (highest score first, lowest id first among equals). The first of them is [`super::draw::ordinary`]'s, always.
+
+use crate::TokenId;
+use crate::logits::{DrawError, check_row, highest, keep};
+use crate::noise::{BLOCK, GUMBEL_MAX, Purpose, gumbel_bound, high_word};
+
+use super::Place;
+
+/// At most `count` tokens with their scores, best first; at least one. A greedy sequence's scores are its logits.
+pub(super) fn leaders(place: &Place<'_>, count: usize) -> Result<Vec<(TokenId, f64)>, DrawError> {
+    let Place { noise, position, sampling, logits } = *place;
+    let likeliest = check_row(logits, position)?;
+    let mut leaders = Leaders { count: count.max(1), list: Vec::with_capacity(count + 1) };
+    if sampling.is_greedy() {
+        for (block, row) in logits.chunks(BLOCK).enumerate() {
+            if f64::from(highest(row)) < leaders.floor() {
+                continue;
+            }
+            let ids = (block * BLOCK) as TokenId..;
+            ids.zip(row).for_each(|(id, &logit)| leaders.offer(id, f64::from(logit)));
+        }
+        return Ok(leaders.list);
+    }
+    let gumbel = |id| noise.gumbel(position, id, Purpose::Draw);
+    if sampling.has_filters() {
+        for (id, x) in keep(logits, sampling, position)?.tokens {
+            leaders.offer(id, x + gumbel(id));
+        }
+        return Ok(leaders.list);
+    }
+    let temperature = f64::from(sampling.temperature);
+    // As in the draw: blocks, then tokens, whose highest possible score is too low are passed over. Beginning with the likeliest block
+    // soon makes most others hopeless.
+    let first = likeliest as usize / BLOCK;
+    let others = (0..logits.len().div_ceil(BLOCK)).filter(|&block| block != first);
+    for block in std::iter::once(first).chain(others) {
+        let row = &logits[block * BLOCK..logits.len().min((block + 1) * BLOCK)];
+        if f64::from(highest(row)) / temperature + GUMBEL_MAX < leaders.floor() {
+            continue;
+        }
+        for (id, &logit) in ((block * BLOCK) as TokenId..).zip(row) {
+            let x = f64::from(logit) / temperature;
+            let bits = noise.bits(position, id, Purpose::Draw);
+            if x + gumbel_bound(high_word(bits)) >= leaders.floor() {
+                leaders.offer(id, x + gumbel(id));
+            }
+        }
+    }
+    Ok(leaders.list)
+}
+
+/// The best so far, best first.
+struct Leaders {
+    count: usize,
+    list: Vec<(TokenId, f64)>,
+}
+
+impl Leaders {
+    /// Lower scores are of no interest.
+    fn floor(&self) -> f64 {
+        if self.list.len() < self.count { f64::NEG_INFINITY } else { self.list[self.count - 1].1 }
+    }
+
+    fn offer(&mut self, token_id: TokenId, score: f64) {
+        if score == f64::NEG_INFINITY {
+            // Masked: it can never be drawn.
+            return;
+        }
+        let is_behind = |&(id, other): &(TokenId, f64)| other > score || (other == score && id < token_id);
+        let at = self.list.iter().position(|entry| !is_behind(entry)).unwrap_or(self.list.len());
+        if at < self.count {
+            self.list.insert(at, (token_id, score));
+            self.list.truncate(self.count);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::SamplingParams;
+    use crate::acceptance::draw::ordinary;
+    use crate::noise::Noise;
+
+    /// The rule as it is written: score everything that is kept, sort, cut.
+    fn naive(place: &Place<'_>, count: usize) -> Vec<(TokenId, f64)> {
+        let Place { noise, position, sampling, logits } = *place;
+        let mut scored: Vec<(TokenId, f64)> = if sampling.is_greedy() {
+            (0..).zip(logits.iter().map(|&logit| f64::from(logit))).collect()
+        } else {
+            let kept = keep(logits, sampling, position).unwrap().tokens;
+            kept.into_iter().map(|(id, x)| (id, x + noise.gumbel(position, id, Purpose::Draw))).collect()
+        };
+        scored.retain(|&(_, score)| score > f64::NEG_INFINITY);
+        scored.sort_by(|a, b| b.1.partial_cmp(&a.1).unwrap().then(a.0.cmp(&b.0)));
+        scored.truncate(count);
+        scored
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(400))]
+
+        #[test]
+        fn the_best_of_any_row_are_those_of_a_full_sort(
+            row in prop::collection::vec(
+                prop_oneof![
+                    3 => (-8_i8..8).prop_map(|step| f32::from(step) / 2.0),
+                    1 => Just(f32::NEG_INFINITY),
+                    2 => -20.0_f32..20.0,
+                ],
+                1..600,
+            ),
+            temperature in prop_oneof![Just(0.0_f32), Just(1.0), 0.1_f32..3.0],
+            (top_k, count) in (prop_oneof![Just(0_u32), 1_u32..9], 1_usize..7),
+            (seed, choice, position) in any::<(u64, u32, u32)>(),
+        ) {
+            let sampling = SamplingParams { temperature, top_k, ..SamplingParams::default() };
+            let place = Place { noise: Noise { seed, choice }, position, sampling: &sampling, logits: &row };
+            if row.iter().all(|&logit| logit == f32::NEG_INFINITY) {
+                prop_assert_eq!(leaders(&place, count), Err(DrawError::NothingAllowed { position }));
+                return Ok(());
+            }
+            let found = leaders(&place, count).unwrap();
+            prop_assert_eq!(&found, &naive(&place, count));
+            prop_assert_eq!(Ok(found[0].0), ordinary(&place), "the first is what is drawn");
+        }
+    }
+}

@@ -1,0 +1,100 @@
+//! Which siblings a chain gets as leaves, that is without a forward of their own: at each position the draft has scored every token
+//! anyway, and the next best of them cost the target a row each and the draft nothing.
+//!
+//! A leaf is worth one token if the target draws it: the chain came as far as its parent, and the draw is the leaf. How likely that
+//! is follows from margins: by how much a score, noise included, is below the best. The target adds the same noise to its own
+//! logits, so that the order changes only by what the two models' logits differ, and that is the same at every temperature when
+//! it is told in logits.
+
+use crate::{Draft, TokenId};
+
+/// The scale, in logits, on which a token is overtaken by one with a lower score: by what the bundled pair's logits differ, about. A
+/// pair that differs less or more gets leaves in nearly the same order.
+const DEVIATION: f64 = 1.5;
+
+/// The best tokens of one position by logit and noise.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Candidates {
+    /// The ids, best first; the first is the chain's.
+    pub token_ids: Vec<TokenId>,
+    /// By how many logits each is below the first; as many, ascending, the first 0.
+    pub margins: Vec<f64>,
+}
+
+impl Candidates {
+    /// How likely the target is to draw each, if it draws one of them.
+    fn chances(&self) -> impl Iterator<Item = f64> {
+        let weight = |margin: &f64| (-margin / DEVIATION).exp();
+        let sum: f64 = self.margins.iter().map(weight).sum();
+        self.margins.iter().map(move |margin| weight(margin) / sum)
+    }
+}
+
+/// The chain of everybody's first candidates, and the likeliest of the others as leaves, `num_tokens` ids in all.
+pub fn with_leaves(positions: &[Candidates], num_tokens: usize) -> Draft {
+    let mut leaves: Vec<(f64, usize, usize)> = Vec::new();
+    let mut reached = 1.0;
+    for (position, candidates) in positions.iter().enumerate() {
+        let mut of_first = 1.0;
+        for (rank, chance) in candidates.chances().enumerate() {
+            match rank {
+                0 => of_first = chance,
+                _ => leaves.push((reached * chance, position, rank)),
+            }
+        }
+        reached *= of_first;
+    }
+    // Among equals the earlier position, then the better rank.
+    leaves.sort_by(|a, b| b.0.total_cmp(&a.0).then((a.1, a.2).cmp(&(b.1, b.2))));
+    leaves.truncate(num_tokens.saturating_sub(positions.len()));
+    let mut draft = Draft::default();
+    let mut parent = 0;
+    for (position, candidates) in positions.iter().enumerate() {
+        let row = draft.token_ids.len() as u32 + 1;
+        draft.token_ids.push(candidates.token_ids[0]);
+        draft.parents.push(parent);
+        // A better rank is at least as likely, so that those that are in are the first ones.
+        let num_leaves = leaves.iter().filter(|leaf| leaf.1 == position).count();
+        let ids = candidates.token_ids.iter().skip(1).take(num_leaves);
+        draft.token_ids.extend(ids);
+        draft.parents.resize(draft.token_ids.len(), parent);
+        parent = row;
+    }
+    draft.forget_needless_parents();
+    draft
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn position(token_ids: &[TokenId], margins: &[f64]) -> Candidates {
+        Candidates { token_ids: token_ids.to_vec(), margins: margins.to_vec() }
+    }
+
+    fn positions() -> [Candidates; 3] {
+        [
+            position(&[5, 6, 7], &[0.0, 3.0, 9.0]),
+            position(&[8, 9, 10], &[0.0, 0.5, 1.0]),
+            position(&[11, 12, 13], &[0.0, 0.2, 9.0]),
+        ]
+    }
+
+    #[test]
+    fn the_closest_rivals_become_leaves() {
+        assert_eq!(with_leaves(&positions(), 3), Draft::chain(vec![5, 8, 11]));
+        let four = with_leaves(&positions(), 4);
+        assert_eq!((four.token_ids, four.parents), (vec![5, 8, 9, 11], vec![0, 1, 1, 2]));
+        let six = with_leaves(&positions(), 6);
+        assert_eq!(six.token_ids, [5, 8, 9, 10, 11, 12]);
+        assert_eq!((six.parents.clone(), six.check_shape()), (vec![0, 1, 1, 1, 2, 2], Ok(())));
+    }
+
+    #[test]
+    fn the_chain_is_never_cut_and_nothing_is_invented() {
+        assert_eq!(with_leaves(&positions(), 0).token_ids, [5, 8, 11]);
+        assert_eq!(with_leaves(&positions(), 40).token_ids.len(), 9);
+        assert_eq!(with_leaves(&[], 40), Draft::default());
+        assert_eq!(with_leaves(&positions(), 9).first_path(), [5, 8, 11]);
+    }
+}

@@ -1,0 +1,287 @@
+//! Token trees (contract B8): several drafted ids for one position, all of them judged in one verification. A chain is the tree
+//! without siblings, and its [`Draft::parents`] stay empty.
+//!
+//! Rows are counted as in a verification: row 0 is the context's last id, row i + 1 the drafted id i. A row's parent is the row that
+//! it stands behind. Ids stand in order of depth, so that a parent comes before its children and any leading part of a tree is a
+//! tree. Nothing here looks at logits: what a target draws at a row, and so which child the walk goes to, is
+//! [`crate::acceptance`]'s.
+
+mod leaves;
+
+pub use leaves::{Candidates, with_leaves};
+
+use crate::{Draft, TokenId};
+
+/// The most ids of a tree.
+pub const MAX_TREE_TOKENS: usize = 64;
+
+/// What a verification tells of its draft: how far the path of first children came, and which other child the target drew where it ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Judged {
+    /// Positions of the path of first children that were judged, or would have been had those before them been accepted; none behind the
+    /// end of the sequence.
+    pub num_positions: u32,
+    /// How many of these were accepted.
+    pub num_first: u32,
+    /// Where it was left, if it was.
+    pub missed: Option<Missed>,
+}
+
+/// A position where the target's draw was not the first child.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Missed {
+    /// Children there, the first included.
+    pub num_children: u32,
+    /// How many come before the one that was drawn, if one was.
+    pub rank: Option<u32>,
+}
+
+impl Draft {
+    /// Ids one behind the other.
+    pub fn chain(token_ids: Vec<TokenId>) -> Self {
+        Self { token_ids, ..Self::default() }
+    }
+
+    /// Whether it may have siblings.
+    pub fn is_tree(&self) -> bool {
+        !self.parents.is_empty()
+    }
+
+    /// The row that drafted id `i` stands behind.
+    pub fn parent(&self, i: usize) -> usize {
+        self.parents.get(i).map_or(i, |&parent| parent as usize)
+    }
+
+    /// The row of the child of `row` with that id, if there is one.
+    pub fn child(&self, row: usize, token_id: TokenId) -> Option<usize> {
+        if !self.is_tree() {
+            return (self.token_ids.get(row) == Some(&token_id)).then_some(row + 1);
+        }
+        let is_child = |&i: &usize| self.parent(i) == row && self.token_ids[i] == token_id;
+        (row..self.token_ids.len()).find(is_child).map(|i| i + 1)
+    }
+
+    /// How many ids lead to each drafted one, itself included: 1 for those that stand where the draft begins.
+    pub fn depths(&self) -> Vec<u32> {
+        let mut depths: Vec<u32> = Vec::with_capacity(self.token_ids.len());
+        for i in 0..self.token_ids.len() {
+            let before =
+                self.parent(i).checked_sub(1).and_then(|parent| depths.get(parent)).copied().unwrap_or(0);
+            depths.push(before + 1);
+        }
+        depths
+    }
+
+    /// How many positions it reaches.
+    pub fn depth(&self) -> u32 {
+        if !self.is_tree() {
+            return self.token_ids.len() as u32;
+        }
+        self.depths().last().copied().unwrap_or(0)
+    }
+
+    /// What is wrong with its shape, if anything is: one parent an id, parents first, ids in order of depth, no id twice behind one
+    /// parent, no more than [`MAX_TREE_TOKENS`] ids.
+    pub fn check_shape(&self) -> Result<(), String> {
+        if !self.is_tree() {
+            return Ok(());
+        }
+        let len = self.token_ids.len();
+        if self.parents.len() != len {
+            return Err(format!("{} parents for {len} drafted ids, one an id is needed", self.parents.len()));
+        }
+        if len > MAX_TREE_TOKENS {
+            return Err(format!("{len} ids in a tree, at most {MAX_TREE_TOKENS}"));
+        }
+        if let Some(i) = (0..len).find(|&i| self.parent(i) > i) {
+            return Err(format!("drafted id {i} stands behind row {}, which comes after it", self.parent(i)));
+        }
+        if let Some(i) = self.depths().windows(2).position(|pair| pair[1] < pair[0]) {
+            return Err(format!(
+                "drafted id {} comes after a deeper one: send them in order of depth",
+                i + 1
+            ));
+        }
+        let is_first = |&i: &usize| self.child(self.parent(i), self.token_ids[i]) == Some(i + 1);
+        match (0..len).find(|i| !is_first(i)) {
+            Some(i) => Err(format!("id {} stands twice behind row {}", self.token_ids[i], self.parent(i))),
+            None => Ok(()),
+        }
+    }
+
+    /// The rows that `ids` lead along, from the root's first child on, as far as they do.
+    pub fn rows_along(&self, ids: &[TokenId]) -> Vec<usize> {
+        let mut row = 0;
+        let mut rows = Vec::new();
+        for &id in ids {
+            let Some(child) = self.child(row, id) else { break };
+            rows.push(child);
+            row = child;
+        }
+        rows
+    }
+
+    /// The path of first children from the root: what the proposer ran through its model, if it ran any of it.
+    pub fn first_path(&self) -> Vec<TokenId> {
+        if !self.is_tree() {
+            return self.token_ids.clone();
+        }
+        let mut row = 0;
+        let mut path = Vec::new();
+        while let Some(i) = (row..self.token_ids.len()).find(|&i| self.parent(i) == row) {
+            path.push(self.token_ids[i]);
+            row = i + 1;
+        }
+        path
+    }
+
+    /// Keeps the first `len` ids, and of these as many as reach no further than `depth` positions.
+    pub fn cut(&mut self, depth: u32, len: usize) {
+        let kept = self.depths().iter().take(len).take_while(|&&at| at <= depth).count();
+        self.token_ids.truncate(kept);
+        self.parents.truncate(kept);
+        self.q.truncate(kept);
+        self.forget_needless_parents();
+    }
+
+    /// What is drafted behind `ids`; nothing where the draft does not lead along all of them. Not for drafts with distributions.
+    pub fn behind(&self, ids: &[TokenId]) -> Option<Draft> {
+        let rows = self.rows_along(ids);
+        if rows.len() < ids.len() {
+            return None;
+        }
+        let root = rows.last().copied().unwrap_or(0);
+        // By row: its number in what is left.
+        let mut moved = vec![None; self.token_ids.len() + 1];
+        moved[root] = Some(0);
+        let mut left = Draft::default();
+        for i in root..self.token_ids.len() {
+            let Some(parent) = moved.get(self.parent(i)).copied().flatten() else { continue };
+            left.token_ids.push(self.token_ids[i]);
+            left.parents.push(parent);
+            moved[i + 1] = Some(left.token_ids.len() as u32);
+        }
+        left.forget_needless_parents();
+        Some(left)
+    }
+
+    /// Chains have no parents, so that what is equal looks equal.
+    pub(crate) fn forget_needless_parents(&mut self) {
+        if (0..).zip(&self.parents).all(|(i, &parent)| parent == i) {
+            self.parents.clear();
+        }
+    }
+
+    /// What a verification of this draft that accepted `accepted` tells of the proposer; `drawn` is the target's own draw behind them, if
+    /// the sequence did not end before it.
+    pub fn judged(&self, accepted: &[TokenId], drawn: Option<TokenId>) -> Judged {
+        let first = self.first_path();
+        let num_first = first.iter().zip(accepted).take_while(|(a, b)| a == b).count();
+        let next = accepted.get(num_first).copied().or(drawn);
+        let row = self.rows_along(&first[..num_first]).last().copied().unwrap_or(0);
+        let children: Vec<TokenId> = (row..self.token_ids.len())
+            .filter(|&i| self.parent(i) == row)
+            .map(|i| self.token_ids[i])
+            .collect();
+        let missed = next.filter(|_| num_first < first.len()).map(|id| Missed {
+            num_children: children.len() as u32,
+            rank: children.iter().position(|child| *child == id).map(|rank| rank as u32),
+        });
+        let reached = num_first as u32 + u32::from(missed.is_some());
+        let num_positions = if missed.is_some() || drawn.is_some() { first.len() as u32 } else { reached };
+        Judged { num_positions, num_first: num_first as u32, missed }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn tree(ids: &[TokenId], parents: &[u32]) -> Draft {
+        Draft { token_ids: ids.to_vec(), parents: parents.to_vec(), ..Draft::default() }
+    }
+
+    /// 5 and 6 at the first position, behind 5 7 and 8, behind 6 7, behind the first 7 9.
+    fn example() -> Draft {
+        tree(&[5, 6, 7, 8, 7, 9], &[0, 0, 1, 1, 2, 3])
+    }
+
+    #[test]
+    fn a_walk_goes_by_ids() {
+        let tree = example();
+        assert_eq!(tree.check_shape(), Ok(()));
+        assert_eq!(tree.depths(), [1, 1, 2, 2, 2, 3]);
+        assert_eq!((tree.depth(), tree.first_path()), (3, vec![5, 7, 9]));
+        assert_eq!(tree.rows_along(&[6, 7, 9]), [2, 5], "9 stands behind the other 7");
+        assert_eq!(tree.rows_along(&[5, 7, 9, 1]), [1, 3, 6]);
+    }
+
+    #[test]
+    fn a_chain_is_a_tree_without_siblings() {
+        let chain = Draft::chain(vec![5, 7, 9]);
+        let spelled_out = tree(&[5, 7, 9], &[0, 1, 2]);
+        assert_eq!((chain.depth(), chain.depths()), (3, spelled_out.depths()));
+        for ids in [&[5, 7, 9][..], &[5, 8], &[7]] {
+            assert_eq!(chain.rows_along(ids), spelled_out.rows_along(ids));
+        }
+        assert_eq!(spelled_out.behind(&[5]), Some(Draft::chain(vec![7, 9])));
+    }
+
+    #[test]
+    fn what_is_left_behind_ids_is_a_tree_again() {
+        assert_eq!(example().behind(&[5]), Some(tree(&[7, 8, 9], &[0, 0, 1])));
+        assert_eq!(example().behind(&[6]), Some(Draft::chain(vec![7])));
+        assert_eq!(example().behind(&[]), Some(example()));
+        assert_eq!(example().behind(&[5, 8]), Some(Draft::default()));
+        assert_eq!(example().behind(&[7]), None);
+    }
+
+    #[test]
+    fn a_verdict_tells_of_the_first_path_and_of_the_rank_where_it_was_left() {
+        let judged = |accepted: &[TokenId], drawn| example().judged(accepted, drawn);
+        let missed = |num_children, rank| Some(Missed { num_children, rank });
+        let told = |num_first, missed| Judged { num_positions: 3, num_first, missed };
+        assert_eq!(judged(&[5, 7, 9], Some(1)), told(3, None));
+        assert_eq!(judged(&[5, 8], Some(1)), told(1, missed(2, Some(1))));
+        assert_eq!(judged(&[5], Some(1)), told(1, missed(2, None)));
+        assert_eq!(judged(&[6, 7], Some(1)), told(0, missed(2, Some(1))));
+        assert_eq!(
+            judged(&[5, 7], None),
+            Judged { num_positions: 2, num_first: 2, missed: None },
+            "it ended"
+        );
+        let chain = Draft::chain(vec![5, 7]);
+        let none = Judged { num_positions: 2, num_first: 1, missed: missed(1, None) };
+        assert_eq!(chain.judged(&[5], Some(9)), none);
+        assert_eq!(Draft::default().judged(&[], Some(9)), Judged::default());
+    }
+
+    #[test]
+    fn cutting_leaves_a_tree() {
+        let cut = |depth, len| {
+            let mut tree = example();
+            tree.cut(depth, len);
+            assert_eq!(tree.check_shape(), Ok(()));
+            tree
+        };
+        assert_eq!(cut(1, 9), tree(&[5, 6], &[0, 0]));
+        assert_eq!(cut(9, 3), tree(&[5, 6, 7], &[0, 0, 1]));
+        assert_eq!(cut(9, 1), Draft::chain(vec![5]));
+        assert_eq!((cut(0, 9), cut(9, 0)), (Draft::default(), Draft::default()));
+    }
+
+    #[test]
+    fn other_shapes_are_refused_by_name() {
+        for (ids, parents, words) in [
+            (&[5, 6][..], &[0][..], "1 parents for 2"),
+            (&[5, 6], &[0, 2], "behind row 2"),
+            (&[5], &[u32::MAX], "comes after it"),
+            (&[5, 6, 7], &[0, 1, 0], "order of depth"),
+            (&[5, 5], &[0, 0], "twice behind row 0"),
+            (&[1; 65], &[0; 65], "at most 64"),
+        ] {
+            let reason = tree(ids, parents).check_shape().unwrap_err();
+            assert!(reason.contains(words), "{reason} lacks {words}");
+        }
+    }
+}

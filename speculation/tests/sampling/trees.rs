@@ -1,0 +1,214 @@
+//! The promise of coupled mode for token trees (contract B8), with `==`: whatever the tree, the committed ids, their scores and the way a
+//! sequence ends are those of drawing one token at a time. Rows that are not those of their own ancestors must be noticed.
+
+use speculation::acceptance::{check_draft, guess_several, verify};
+use speculation::logits::TokenCounts;
+use speculation::noise::{Noise, Purpose};
+use speculation::tree::{Candidates, MAX_TREE_TOKENS, with_leaves};
+use speculation::{AcceptanceMode, Draft, SequenceSpec, TokenId};
+
+use crate::exactness::{DRAFT, TARGET, Text, alone, prompt, spec_of};
+
+/// Who proposes which tree.
+#[derive(Debug, Clone, Copy)]
+enum Drafter {
+    /// Any shape; knows the text and hides it in it, somewhere, now and then.
+    Random,
+    /// Another model's chain and the next best tokens as leaves.
+    Leaves { k: usize, num_tokens: usize },
+    /// Every child of the best three, to a depth.
+    Full { depth: u32 },
+}
+
+/// What is wrong with the rows that the verdict rests on.
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Fault {
+    Nothing,
+    /// Each row sees all ids that were sent before it, as in a chain.
+    WrongAncestors,
+    /// Two siblings' rows stand in each other's place.
+    SwappedSiblings,
+    /// A row's own id is missing from what it sees.
+    WithoutItself,
+}
+
+struct Dice(Noise, u32);
+
+impl Dice {
+    fn below(&mut self, n: usize) -> usize {
+        self.1 += 1;
+        (self.0.uniform(self.1, 0, Purpose::Draw) * n as f64) as usize
+    }
+}
+
+fn candidates(spec: &SequenceSpec, context: &[TokenId], count: usize) -> Candidates {
+    let mut counts = TokenCounts::new(spec.prompt_len);
+    context.iter().for_each(|&id| counts.push(id));
+    guess_several(spec, &counts, (context.len() as u32, count), &mut DRAFT.row(context)).unwrap()
+}
+
+fn propose(drafter: Drafter, spec: &SequenceSpec, ids: &[TokenId], truth: &[TokenId]) -> Draft {
+    match drafter {
+        Drafter::Random => random_tree(spec, ids, truth),
+        Drafter::Leaves { k, num_tokens } => {
+            let mut context = ids.to_vec();
+            let mut positions = Vec::new();
+            for _ in 0..k {
+                positions.push(candidates(spec, &context, 4));
+                context.push(positions.last().unwrap().token_ids[0]);
+            }
+            with_leaves(&positions, num_tokens)
+        }
+        Drafter::Full { depth } => {
+            let mut draft = Draft::default();
+            let mut level = vec![(0, ids.to_vec())];
+            for _ in 0..depth {
+                for (row, context) in std::mem::take(&mut level) {
+                    for id in candidates(spec, &context, 3).token_ids {
+                        draft.token_ids.push(id);
+                        draft.parents.push(row);
+                        level.push((draft.token_ids.len() as u32, [&context[..], &[id]].concat()));
+                    }
+                }
+            }
+            draft
+        }
+    }
+}
+
+fn random_tree(spec: &SequenceSpec, ids: &[TokenId], truth: &[TokenId]) -> Draft {
+    let mut dice = Dice(Noise { seed: spec.seed ^ 0x7ee5, choice: ids.len() as u32 }, 0);
+    let mut draft = Draft::default();
+    // Rows of the deepest level, and whether the text leads there.
+    let mut level = vec![(0, true)];
+    for depth in 0..1 + dice.below(6) {
+        for (row, leads) in std::mem::take(&mut level) {
+            let right = truth.get(ids.len() + depth).copied().filter(|_| leads);
+            let mut children: Vec<TokenId> = Vec::new();
+            for _ in 0..dice.below(4) {
+                let child = match right {
+                    Some(id) if dice.below(2) == 0 => id,
+                    _ => dice.below(26) as TokenId,
+                };
+                if !children.contains(&child) && draft.token_ids.len() < MAX_TREE_TOKENS {
+                    children.push(child);
+                    draft.token_ids.push(child);
+                    draft.parents.push(row);
+                    level.push((draft.token_ids.len() as u32, right == Some(child)));
+                }
+            }
+        }
+    }
+    draft
+}
+
+/// The ids that lead to a row, its own included.
+fn path(draft: &Draft, mut row: usize) -> Vec<TokenId> {
+    let mut path = Vec::new();
+    while row > 0 {
+        path.push(draft.token_ids[row - 1]);
+        row = draft.parent(row - 1);
+    }
+    path.reverse();
+    path
+}
+
+fn rows(ids: &[TokenId], draft: &Draft, fault: Fault) -> Vec<f32> {
+    let mut contexts: Vec<Vec<TokenId>> = (0..=draft.token_ids.len()).map(|row| path(draft, row)).collect();
+    match fault {
+        Fault::Nothing => {}
+        Fault::WrongAncestors => {
+            (1..contexts.len()).for_each(|row| contexts[row] = draft.token_ids[..row].to_vec());
+        }
+        Fault::SwappedSiblings => {
+            let siblings = (1..draft.token_ids.len()).find(|&i| draft.parent(i) == draft.parent(i - 1));
+            siblings.into_iter().for_each(|i| contexts.swap(i, i + 1));
+        }
+        Fault::WithoutItself => {
+            contexts.iter_mut().for_each(|context| context.truncate(context.len().saturating_sub(1)))
+        }
+    }
+    contexts.iter().flat_map(|context| TARGET.row(&[ids, context].concat())).collect()
+}
+
+/// The text, and how many ids were accepted on the way.
+fn generate(spec: &SequenceSpec, drafter: Drafter, truth: &[TokenId], fault: Fault) -> (Text, u32) {
+    let mut ids = prompt(spec);
+    let mut counts = TokenCounts::new(spec.prompt_len);
+    ids.iter().for_each(|&id| counts.push(id));
+    let (mut logprobs, mut num_accepted) = (Vec::new(), 0);
+    loop {
+        let draft = propose(drafter, spec, &ids, truth);
+        assert_eq!(draft.check_shape(), Ok(()), "{drafter:?}");
+        let mut rows = rows(&ids, &draft, fault);
+        let before = counts.clone();
+        let start = ids.len() as u32;
+        let verdict = verify(spec, &mut counts, start, &draft, &mut rows, TARGET.vocab_size).unwrap();
+        assert_eq!(counts, before, "counts are restored");
+        let accepted = &verdict.token_ids[..verdict.num_accepted as usize];
+        assert_eq!(draft.rows_along(accepted).len(), accepted.len(), "accepted ids are a path");
+        num_accepted += verdict.num_accepted;
+        verdict.token_ids.iter().for_each(|&id| counts.push(id));
+        ids.extend(verdict.token_ids);
+        logprobs.extend(verdict.logprobs);
+        if let Some(finish) = verdict.finish {
+            return (Text { ids, logprobs, finish }, num_accepted);
+        }
+    }
+}
+
+const DRAFTERS: [Drafter; 5] = [
+    Drafter::Random,
+    Drafter::Leaves { k: 1, num_tokens: 4 },
+    Drafter::Leaves { k: 4, num_tokens: 9 },
+    Drafter::Leaves { k: 6, num_tokens: 6 },
+    Drafter::Full { depth: 3 },
+];
+
+#[test]
+fn any_tree_commits_what_no_draft_commits() {
+    let mut accepted = [0; DRAFTERS.len()];
+    for seed in 0..200 {
+        let spec = spec_of(seed);
+        let alone = alone(&spec);
+        for (drafter, accepted) in DRAFTERS.into_iter().zip(&mut accepted) {
+            let (text, num_accepted) = generate(&spec, drafter, &alone.ids, Fault::Nothing);
+            assert_eq!(text, alone, "seed {seed}, {drafter:?}: {spec:?}");
+            *accepted += num_accepted;
+        }
+    }
+    assert!(accepted.iter().all(|&n| n > 500), "{accepted:?}");
+    assert!(accepted[4] > accepted[3], "a wide tree accepts more a step than a chain: {accepted:?}");
+}
+
+#[test]
+fn rows_of_other_ancestors_are_noticed() {
+    for fault in [Fault::WrongAncestors, Fault::SwappedSiblings, Fault::WithoutItself] {
+        for drafter in [Drafter::Random, Drafter::Leaves { k: 4, num_tokens: 9 }, Drafter::Full { depth: 3 }]
+        {
+            let differs = |&seed: &u64| {
+                let spec = spec_of(seed);
+                let alone = alone(&spec);
+                generate(&spec, drafter, &alone.ids, fault).0 != alone
+            };
+            let caught = (0..60).filter(differs).count();
+            assert!(caught > 10, "{fault:?} of {drafter:?}: only {caught} of 60 texts differ");
+        }
+    }
+}
+
+#[test]
+fn only_sequences_whose_text_no_draft_can_change_take_trees() {
+    let tree = Draft { token_ids: vec![1, 2], parents: vec![0, 0], ..Draft::default() };
+    for acceptance in [AcceptanceMode::Rejection, AcceptanceMode::Typical] {
+        let spec = SequenceSpec { acceptance, max_len: 50, ..SequenceSpec::default() };
+        let refused = check_draft(&spec, 4, &tree).unwrap_err().to_string();
+        assert!(refused.contains("send a chain"), "{refused}");
+        let mut greedy = spec;
+        greedy.sampling.temperature = 0.0;
+        assert_eq!(check_draft(&greedy, 4, &tree), Ok(()));
+    }
+    let broken = Draft { parents: vec![0, 7], ..tree };
+    let refused = check_draft(&SequenceSpec::default(), 4, &broken).unwrap_err().to_string();
+    assert!(refused.contains("behind row 7"), "{refused}");
+}

@@ -1,0 +1,145 @@
+//! Token trees through real processes: more candidates for a position change how soon tokens come, never which.
+
+use std::collections::HashMap;
+
+use anyhow::ensure;
+use futures::{StreamExt as _, TryStreamExt as _, stream};
+use nix::sys::signal::Signal;
+use tests::case::{Case, covering_set};
+use tests::client::{Answer, Client};
+use tests::cluster::{Cluster, WorkerKind};
+use tests::pair::PairText;
+use tests::processes;
+use tests::wait::until;
+
+/// Sequences that run at once.
+const BESIDE: usize = 9;
+
+/// Depth and tokens of the trees.
+const SHAPES: [(u32, u32); 4] = [(1, 4), (3, 4), (4, 12), (8, 48)];
+
+/// Answers by the name of the case.
+async fn ask_all(client: &Client, cases: &[Case], width: usize) -> anyhow::Result<HashMap<String, Answer>> {
+    stream::iter(cases)
+        .map(|case| async move { anyhow::Ok((case.name.clone(), client.ask(case).await?)) })
+        .buffer_unordered(width)
+        .try_collect()
+        .await
+}
+
+fn check_same(name: &str, expected: &Answer, got: &Answer) -> anyhow::Result<()> {
+    let (expected_ids, ids) = (&expected.token_ids, &got.token_ids);
+    ensure!(
+        expected_ids == ids,
+        "{name}: ids differ from those without drafts\n  {expected_ids:?}\n  {ids:?}"
+    );
+    ensure!(expected.logprobs == got.logprobs, "{name}: log probabilities differ from those without drafts");
+    ensure!(expected.finish == got.finish, "{name}: {:?} became {:?}", expected.finish, got.finish);
+    Ok(())
+}
+
+/// Counted over answers: rounds, drafted tokens, accepted tokens.
+fn totals<'a>(answers: impl Iterator<Item = &'a Answer>) -> (u64, u64, u64) {
+    answers.map(Answer::speculation).fold((0, 0, 0), |(rounds, drafted, accepted), usage| {
+        (rounds + usage.rounds, drafted + usage.draft_tokens, accepted + usage.accepted_tokens)
+    })
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn trees_of_every_shape_change_no_token() -> anyhow::Result<()> {
+    let (cluster, _target, _draft) = Cluster::of_pair(WorkerKind::Draft).await?;
+    let client = cluster.client().await?;
+    let cases = covering_set(&PairText::load()?)?;
+    let alone = ask_all(&client, &cases.iter().map(|case| case.with_k(0)).collect::<Vec<_>>(), 1).await?;
+    for (k, num_tokens) in SHAPES {
+        let trees: Vec<Case> = cases.iter().map(|case| case.with_tree(k, num_tokens)).collect();
+        let answers = ask_all(&client, &trees, BESIDE).await?;
+        for (case, tree) in cases.iter().zip(&trees) {
+            check_same(&tree.name, &alone[&case.with_k(0).name], &answers[&tree.name])?;
+        }
+        let (rounds, drafted, _) = totals(answers.values());
+        ensure!(drafted > rounds * u64::from(k), "{drafted} tokens in {rounds} rounds are chains of {k}");
+    }
+    // The same draws with more candidates: fewer verifications.
+    let chains: Vec<Case> = cases.iter().map(|case| case.with_k(4)).collect();
+    let trees: Vec<Case> = cases.iter().map(|case| case.with_tree(4, 20)).collect();
+    let (chains, _, _) = totals(ask_all(&client, &chains, BESIDE).await?.values());
+    let (trees, _, _) = totals(ask_all(&client, &trees, BESIDE).await?.values());
+    ensure!(trees * 10 < chains * 9, "{trees} rounds with trees, {chains} with chains");
+    cluster.stop().await
+}
+
+/// The text goes on without its draft worker, and on another target, from KV that trees left.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_tree_whose_worker_dies_changes_no_token() -> anyhow::Result<()> {
+    for temperature in [0.0, 0.7, 1.0] {
+        let prompt = PairText::load()?.bundled("summarization")?.swap_remove(2);
+        let mut case = Case::new(format!("a long text at T = {temperature}"), prompt, temperature);
+        (case.max_tokens, case.ignore_eos) = (400, true);
+        let (cluster, target, draft) = Cluster::of_pair(WorkerKind::Draft).await?;
+        let client = cluster.client().await?;
+        let expected = client.ask(&case.with_k(0)).await?;
+        let tree = case.with_tree(4, 16);
+        let short = Case { max_tokens: 24, ..tree.clone() };
+        until("drafts are used", async || Ok(client.ask(&short).await?.speculation().draft_tokens > 0))
+            .await?;
+        let mut stream = client.open(&tree).await?;
+        stream.read_tokens(60).await?;
+        draft.stop().await;
+        stream.read_tokens(20).await?;
+        let _second = cluster.add(WorkerKind::Target).await?;
+        let _draft = cluster.add(WorkerKind::Draft).await?;
+        target.stop().await;
+        let got = stream.rest().await?;
+        check_same(&case.name, &expected, &got)?;
+        ensure!(totals(std::iter::once(&got)).1 > 0, "nothing was drafted");
+        cluster.stop().await?;
+    }
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_killed_draft_process_amid_trees_changes_no_token() -> anyhow::Result<()> {
+    let cluster = processes::start(|_| ()).await?;
+    let client = processes::client(&cluster).await?;
+    let prompt = PairText::load()?.bundled("summarization")?.swap_remove(2);
+    let mut case = Case::new("a long text", prompt, 1.0);
+    (case.max_tokens, case.ignore_eos) = (400, true);
+    let expected = client.ask(&case.with_k(0)).await?;
+    let tree = case.with_tree(4, 16);
+    let short = Case { max_tokens: 12, ..tree.clone() };
+    until("drafts are used", async || Ok(client.ask(&short).await?.speculation().draft_tokens > 0)).await?;
+    let mut stream = client.open(&tree).await?;
+    stream.read_tokens(20).await?;
+    cluster.signal("draft-0", Signal::SIGKILL)?;
+    let got = stream.rest().await?;
+    check_same(&tree.name, &expected, &got)?;
+    let used = got.speculation();
+    ensure!(used.draft_tokens > 4 * used.rounds.min(5), "it was killed before it drafted trees: {used:?}");
+    ensure!(used.disabled_reason == "no_draft_worker", "it was killed after the text was done: {used:?}");
+    cluster.stop().await;
+    Ok(())
+}
+
+/// Modes whose text depends on the draft, and drafts without scores, get chains whatever is asked for.
+#[tokio::test(flavor = "multi_thread")]
+async fn only_coupled_drafts_of_a_model_become_trees() -> anyhow::Result<()> {
+    use speculation::AcceptanceMode::{Coupled, Rejection, Typical};
+    for (worker, mode) in
+        [(WorkerKind::Draft, Rejection), (WorkerKind::Draft, Typical), (WorkerKind::Ngram, Coupled)]
+    {
+        let (cluster, _target, _draft) = Cluster::of_pair(worker).await?;
+        let client = cluster.client().await?;
+        let prompt = PairText::load()?.bundled("code")?.swap_remove(1);
+        let mut case = Case::new(format!("{worker:?} in {} mode", mode.as_str()), prompt, 1.0);
+        (case.max_tokens, case.ignore_eos, case.acceptance) = (60, true, mode);
+        let got = client.ask(&case.with_tree(3, 20)).await?;
+        let (rounds, drafted, _) = totals(std::iter::once(&got));
+        ensure!(drafted <= 3 * rounds, "{}: {drafted} tokens in {rounds} rounds", case.name);
+        if mode == Coupled {
+            check_same(&case.name, &client.ask(&case.with_k(0)).await?, &got)?;
+        }
+        cluster.stop().await?;
+    }
+    Ok(())
+}
