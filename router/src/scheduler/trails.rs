@@ -259,9 +259,9 @@ mod tests {
     fn a_round_is_recorded_with_what_each_worker_took() {
         let (trails, mut recorder) = recorder();
         join(&mut recorder, 7);
-        recorder.sent(3 * MS, DRAFT, &step(7, 1, Work::Propose { num_draft_tokens: 4 }));
+        recorder.sent(3 * MS, DRAFT, &step(7, 1, Work::Propose { num_draft_tokens: 4, num_tree_tokens: 0 }));
         let timing = StepTiming { queue: MS, compute: 2 * MS, ..StepTiming::default() };
-        let draft = Draft { token_ids: vec![5, 6], q: Vec::new() };
+        let draft = Draft::chain(vec![5, 6]);
         let proposal = Proposal { start: 3, draft: draft.clone() };
         recorder.answered(7 * MS, &timing, &[reply(7, 1, ReplyBody::Proposal(proposal))]);
         recorder.sent(8 * MS, TARGET, &step(7, 2, Work::Verify { draft }));
