@@ -32,7 +32,7 @@ fn main() -> Result<ExitCode, Failure> {
         return Ok(ExitCode::from(64));
     };
     let dir = Path::new(dir);
-    let (mut pair, max_tokens) = (Pair::load(dir)?, max_tokens.parse()?);
+    let (mut pair, max_tokens) = (Pair::load(dir)?, max_tokens.parse::<u32>()?);
     let prompts = prompts(dir, num_prompts.parse()?)?;
     let shapes = shapes.split(',').map(shape).collect::<Result<Vec<Shape>, Failure>>()?;
     println!("| T | tokens | positions | tokens per verify step | drafted per verify step | exact |");

@@ -54,7 +54,13 @@ fn task(slot: Slot, sequence: u64, prompt: &[TokenId], draft: &[TokenId]) -> Tas
         expected_tokens: 1.0,
     };
     let mut cached = CachedSequence::default();
-    let limits = Limits { role: Role::Target, vocab_size: 4_096, max_model_len: 2_048, grammars: false };
+    let limits = Limits {
+        role: Role::Target,
+        vocab_size: 4_096,
+        max_model_len: 2_048,
+        grammars: false,
+        max_tree_tokens: 0,
+    };
     assert_eq!(cached.admit(&step, &limits), Admission::Run);
     let key = SequenceKey { router: RouterId(1), sequence: SequenceId(sequence) };
     Task::new(key, slot, step, cached, Instant::now())
@@ -113,7 +119,13 @@ fn answers_do_not_depend_on_what_others_have_computed() {
         task.step
     };
     let run = |method: &mut ModelMethod<Verify>, steps: &[Step]| -> Vec<ReplyBody> {
-        let limits = Limits { role: Role::Target, vocab_size: 4_096, max_model_len: 2_048, grammars: false };
+        let limits = Limits {
+            role: Role::Target,
+            vocab_size: 4_096,
+            max_model_len: 2_048,
+            grammars: false,
+            max_tree_tokens: 0,
+        };
         let mut queue: VecDeque<Task> = steps
             .iter()
             .map(|step| {
