@@ -46,6 +46,13 @@ pub struct ConversationMessage {
     pub tool_call_id: Option<String>,
 }
 
+impl ConversationMessage {
+    /// What a role says, and nothing else.
+    pub fn new(role: &str, content: String) -> Self {
+        Self { role: role.to_owned(), content, ..Self::default() }
+    }
+}
+
 /// A compiled chat template.
 #[derive(Debug)]
 pub struct ChatTemplate {

@@ -160,7 +160,7 @@ impl Framer {
             Content::Prompt(text) if self.text.chat_template().is_none() => {
                 return self.text.encode(text, Framing::Add).map_err(|error| refused(error.to_string()));
             }
-            Content::Prompt(text) => vec![message("user", text)],
+            Content::Prompt(text) => vec![ConversationMessage::new("user", text.to_owned())],
             Content::Messages(list) => messages(list).map_err(refused)?,
         };
         let Some(template) = self.text.chat_template() else {
@@ -171,19 +171,11 @@ impl Framer {
     }
 }
 
-fn message(role: &str, content: &str) -> ConversationMessage {
-    ConversationMessage {
-        role: role.to_owned(),
-        content: content.to_owned(),
-        ..ConversationMessage::default()
-    }
-}
-
 fn messages(list: &Value) -> Result<Vec<ConversationMessage>, String> {
     let one = |entry: &Value| {
         let text = |field: &str| entry.get(field).and_then(Value::as_str);
         match (text("role"), text("content")) {
-            (Some(role), Some(content)) => Ok(message(role, content)),
+            (Some(role), Some(content)) => Ok(ConversationMessage::new(role, content.to_owned())),
             _ => Err("a message needs `role` and `content`, both text".to_owned()),
         }
     };

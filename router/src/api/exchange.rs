@@ -4,18 +4,21 @@ use std::panic::AssertUnwindSafe;
 
 use axum::body::Body;
 use axum::extract::Request;
-use axum::response::Response;
+use axum::response::{IntoResponse as _, Response};
 use futures::FutureExt as _;
-use http::{HeaderMap, HeaderName, HeaderValue};
+use http::{HeaderMap, HeaderName, HeaderValue, header};
 use serde::de::DeserializeOwned;
+use serde_json::Value;
 use service::accept::ResponseHandle;
 use service::telemetry;
+use speculation::FinishReason;
 use tracing::Instrument as _;
 
 use super::incoming::{authenticate, deadline_of, identity_of, read_object, task_type_of};
 use super::openai::respond::OpenAi;
 use crate::error::RouterError;
 use crate::metrics::Protocol;
+use crate::pipeline::answer_memory::AnswerHold;
 use crate::pipeline::deadline::Deadline;
 use crate::pipeline::text_stream::TextStream;
 use crate::pipeline::{AppState, Arrival, begin};
@@ -152,4 +155,43 @@ pub(crate) async fn read_chat(
 ) -> Result<(SentRequest, Caller, Option<Deadline>), RouterError> {
     let Read { sent, caller, deadline, .. } = read(state, &OpenAi(Operation::Chat), request).await?;
     Ok((sent, caller, deadline))
+}
+
+/// Refuses the first field that asks for something that is not supported; `says_off` knows the values that ask for nothing.
+pub(super) fn refuse_fields(
+    fields: &[(&str, &Option<Value>)],
+    says_off: impl Fn(&str, &Value) -> bool,
+) -> Result<(), RouterError> {
+    let asks =
+        |value: &Option<Value>, field: &str| value.as_ref().is_some_and(|value| !says_off(field, value));
+    match fields.iter().find(|(field, value)| asks(value, field)) {
+        Some((field, _)) => {
+            Err(RouterError::invalid(*field, format!("{field} is not supported: leave it out")))
+        }
+        None => Ok(()),
+    }
+}
+
+/// The whole text of an answer of one choice, why it ended, and the memory that it takes while this is kept.
+pub(super) async fn collect(
+    state: &AppState,
+    text: &mut TextStream,
+) -> Result<(String, FinishReason, AnswerHold), RouterError> {
+    let mut hold = state.answer_memory.begin();
+    let (mut said, mut finish) = (String::new(), None);
+    while let Some(delta) = text.next().await {
+        let delta = delta?;
+        hold.grow(delta.text.len()).inspect_err(|error| text.fail(error))?;
+        said.push_str(&delta.text);
+        finish = finish.or(delta.finish);
+    }
+    match finish {
+        Some(finish) => Ok((said, finish, hold)),
+        None => Err(RouterError::Internal("the text ended before its choice did".into())),
+    }
+}
+
+/// An answer that is written already.
+pub(super) fn json_response(json: String) -> Response {
+    ([(header::CONTENT_TYPE, HeaderValue::from_static("application/json"))], json).into_response()
 }

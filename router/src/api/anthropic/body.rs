@@ -5,11 +5,12 @@ use serde::Deserialize;
 use serde::de::IgnoredAny;
 use serde_json::{Map, Value};
 
+use crate::api::exchange::refuse_fields;
 use crate::api::openai::body::Speculation;
 use crate::api::openai::shapes::Object;
 use crate::error::RouterError;
 use crate::request::SentRequest;
-use crate::request::check::{FieldNames, SentPrompt, SentSampling, SentSpeculation};
+use crate::request::check::{FieldNames, SentPrompt, SentSampling};
 use text::ConversationMessage;
 
 /// A request's body.
@@ -109,7 +110,7 @@ impl Body {
         }
         let mut messages = Vec::new();
         if let Some(system) = self.system {
-            messages.push(message("system", system.into_text("system")?));
+            messages.push(ConversationMessage::new("system", system.into_text("system")?));
         }
         let sent = self.messages.ok_or_else(|| RouterError::invalid("messages", "messages is required"))?;
         for (idx, Object(SentMessage { role, content })) in sent.into_iter().enumerate() {
@@ -118,9 +119,11 @@ impl Body {
                 let problem = format!("{path} must be user or assistant, not `{role}`");
                 return Err(RouterError::invalid(path, problem));
             }
-            messages.push(message(&role, content.into_text(&format!("messages[{idx}].content"))?));
+            messages.push(ConversationMessage::new(
+                &role,
+                content.into_text(&format!("messages[{idx}].content"))?,
+            ));
         }
-        let speculation = self.speculation.map(|Object(speculation)| speculation).unwrap_or_default();
         let sent = SentRequest {
             model: self.model,
             prompts: vec![SentPrompt::Chat { messages, template_kwargs: Map::new() }],
@@ -136,12 +139,7 @@ impl Body {
             ignore_eos: self.ignore_eos.unwrap_or(false),
             priority: self.priority,
             task_type: self.task_type.or(header_task_type),
-            speculation: SentSpeculation {
-                enabled: speculation.enabled,
-                num_draft_tokens: speculation.num_draft_tokens,
-                num_tree_tokens: speculation.num_tree_tokens,
-                acceptance: speculation.acceptance,
-            },
+            speculation: self.speculation.map(|Object(sent)| sent.into()).unwrap_or_default(),
             names: FieldNames { max_tokens: "max_tokens", logprobs: "logprobs", prompt: "messages" },
             ..SentRequest::default()
         };
@@ -150,21 +148,19 @@ impl Body {
 
     /// Fields that would change the answer, if they were supported.
     fn refuse_unsupported(&self) -> Result<(), RouterError> {
-        for (field, value) in [
-            ("tools", &self.tools),
-            ("tool_choice", &self.tool_choice),
-            ("thinking", &self.thinking),
-            ("container", &self.container),
-            ("mcp_servers", &self.mcp_servers),
-            ("context_management", &self.context_management),
-            ("output_config", &self.output_config),
-            ("output_format", &self.output_format),
-        ] {
-            if value.as_ref().is_some_and(|value| !says_off(field, value)) {
-                return Err(RouterError::invalid(field, format!("{field} is not supported: leave it out")));
-            }
-        }
-        Ok(())
+        refuse_fields(
+            &[
+                ("tools", &self.tools),
+                ("tool_choice", &self.tool_choice),
+                ("thinking", &self.thinking),
+                ("container", &self.container),
+                ("mcp_servers", &self.mcp_servers),
+                ("context_management", &self.context_management),
+                ("output_config", &self.output_config),
+                ("output_format", &self.output_format),
+            ],
+            says_off,
+        )
     }
 }
 
@@ -179,8 +175,4 @@ fn says_off(field: &str, value: &Value) -> bool {
         ("thinking", Value::Object(thinking)) => thinking.get("type").is_some_and(|kind| kind == "disabled"),
         _ => false,
     }
-}
-
-fn message(role: &str, content: String) -> ConversationMessage {
-    ConversationMessage { role: role.to_owned(), content, ..ConversationMessage::default() }
 }

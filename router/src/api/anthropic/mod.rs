@@ -14,7 +14,7 @@ use serde_json::json;
 
 use self::answer::{ErrorMessage, Message, MessageEvents, StopReason};
 use self::body::{Body, MessageForm};
-use super::exchange::{Asked, Dialect, REQUEST_ID, exchange};
+use super::exchange::{Asked, Dialect, REQUEST_ID, collect, exchange, json_response};
 use super::incoming::{authenticate, deadline_of, read_object};
 use super::sse;
 use crate::error::RouterError;
@@ -79,20 +79,11 @@ impl Dialect for Messages {
         if form.stream {
             return Ok(sse::respond(text, MessageEvents::default(), state.keep_alive));
         }
-        let mut hold = state.answer_memory.begin();
-        let (mut said, mut finish) = (String::new(), None);
-        while let Some(delta) = text.next().await {
-            let delta = delta?;
-            hold.grow(delta.text.len()).inspect_err(|error| text.fail(error))?;
-            said.push_str(&delta.text);
-            finish = finish.or(delta.finish);
-        }
-        let finish =
-            finish.ok_or_else(|| RouterError::Internal("the text ended before its choice did".into()))?;
+        let (said, finish, _hold) = collect(state, &mut text).await?;
         let stop = StopReason::of(finish, text.stop_string(0));
         let message = Message::whole(text.info(), &said, stop, &text.usage());
         let json = serde_json::to_string(&message).expect("text, numbers and lists of them can be written");
-        Ok(([(header::CONTENT_TYPE, HeaderValue::from_static("application/json"))], json).into_response())
+        Ok(json_response(json))
     }
 
     fn refuse(&self, error: &RouterError) -> Response {

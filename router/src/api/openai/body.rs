@@ -171,6 +171,13 @@ pub struct Speculation {
     pub acceptance: Option<String>,
 }
 
+impl From<Speculation> for SentSpeculation {
+    fn from(sent: Speculation) -> Self {
+        let Speculation { enabled, num_draft_tokens, num_tree_tokens, acceptance } = sent;
+        Self { enabled, num_draft_tokens, num_tree_tokens, acceptance }
+    }
+}
+
 /// How a client wants its answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct AnswerForm {
@@ -244,9 +251,7 @@ impl Body {
             task_type: self.task_type.or(header_task_type),
             speculation: SentSpeculation {
                 enabled: if is_off { Some(false) } else { speculation.enabled },
-                num_draft_tokens: speculation.num_draft_tokens,
-                num_tree_tokens: speculation.num_tree_tokens,
-                acceptance: speculation.acceptance,
+                ..speculation.into()
             },
             priority: self.priority,
             truncate_prompt_tokens: self.truncate_prompt_tokens,

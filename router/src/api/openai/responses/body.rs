@@ -5,12 +5,13 @@ use serde::Deserialize;
 use serde::de::IgnoredAny;
 use serde_json::{Map, Value};
 
+use crate::api::exchange::refuse_fields;
 use crate::api::openai::body::Speculation;
 use crate::api::openai::shapes::{Object, Stops};
 use crate::error::RouterError;
 use crate::pipeline::response_store::{ResponseStore, StoredResponse};
 use crate::request::SentRequest;
-use crate::request::check::{FieldNames, SentPrompt, SentSampling, SentSpeculation};
+use crate::request::check::{FieldNames, SentPrompt, SentSampling};
 use text::ConversationMessage;
 
 /// A request's body.
@@ -100,7 +101,7 @@ impl ResponseForm {
             return;
         }
         let mut conversation = self.conversation.clone();
-        conversation.push(message("assistant", said.to_owned()));
+        conversation.push(ConversationMessage::new("assistant", said.to_owned()));
         let stored = StoredResponse { conversation, json: json.to_owned() };
         responses.put(self.isolation_key, id, stored);
     }
@@ -118,7 +119,7 @@ impl Body {
         let mut conversation = earlier;
         match self.input {
             None => return Err(RouterError::invalid("input", "input is required")),
-            Some(Input::Text(text)) => conversation.push(message("user", text)),
+            Some(Input::Text(text)) => conversation.push(ConversationMessage::new("user", text)),
             Some(Input::Items(items)) => {
                 for (idx, item) in items.into_iter().enumerate() {
                     conversation.push(read_item(idx, item)?);
@@ -127,9 +128,8 @@ impl Body {
         }
         // Instructions are this response's own: a later one does not inherit them.
         let mut messages: Vec<ConversationMessage> =
-            self.instructions.iter().map(|text| message("system", text.clone())).collect();
+            self.instructions.iter().map(|text| ConversationMessage::new("system", text.clone())).collect();
         messages.extend_from_slice(&conversation);
-        let speculation = self.speculation.map(|Object(speculation)| speculation).unwrap_or_default();
         let sent = SentRequest {
             model: self.model,
             prompts: vec![SentPrompt::Chat { messages, template_kwargs: Map::new() }],
@@ -146,12 +146,7 @@ impl Body {
             ignore_eos: self.ignore_eos.unwrap_or(false),
             priority: self.priority,
             task_type: self.task_type.or(header_task_type),
-            speculation: SentSpeculation {
-                enabled: speculation.enabled,
-                num_draft_tokens: speculation.num_draft_tokens,
-                num_tree_tokens: speculation.num_tree_tokens,
-                acceptance: speculation.acceptance,
-            },
+            speculation: self.speculation.map(|Object(sent)| sent.into()).unwrap_or_default(),
             names: FieldNames { max_tokens: "max_output_tokens", logprobs: "top_logprobs", prompt: "input" },
             ..SentRequest::default()
         };
@@ -173,26 +168,24 @@ impl Body {
 
     /// Fields that would change the answer, if they were supported.
     fn refuse_unsupported(&self) -> Result<(), RouterError> {
-        for (field, value) in [
-            ("tools", &self.tools),
-            ("tool_choice", &self.tool_choice),
-            ("max_tool_calls", &self.max_tool_calls),
-            ("text", &self.text),
-            ("reasoning", &self.reasoning),
-            ("include", &self.include),
-            ("background", &self.background),
-            ("conversation", &self.conversation),
-            ("prompt", &self.prompt),
-            ("truncation", &self.truncation),
-            ("top_logprobs", &self.top_logprobs),
-            ("context_management", &self.context_management),
-            ("moderation", &self.moderation),
-        ] {
-            if value.as_ref().is_some_and(|value| !says_off(field, value)) {
-                return Err(RouterError::invalid(field, format!("{field} is not supported: leave it out")));
-            }
-        }
-        Ok(())
+        refuse_fields(
+            &[
+                ("tools", &self.tools),
+                ("tool_choice", &self.tool_choice),
+                ("max_tool_calls", &self.max_tool_calls),
+                ("text", &self.text),
+                ("reasoning", &self.reasoning),
+                ("include", &self.include),
+                ("background", &self.background),
+                ("conversation", &self.conversation),
+                ("prompt", &self.prompt),
+                ("truncation", &self.truncation),
+                ("top_logprobs", &self.top_logprobs),
+                ("context_management", &self.context_management),
+                ("moderation", &self.moderation),
+            ],
+            says_off,
+        )
     }
 }
 
@@ -250,7 +243,7 @@ fn read_item(idx: usize, item: Map<String, Value>) -> Result<ConversationMessage
             ));
         }
     };
-    Ok(message(role, content))
+    Ok(ConversationMessage::new(role, content))
 }
 
 fn read_parts(path: &str, parts: &[Value]) -> Result<String, RouterError> {
@@ -267,8 +260,4 @@ fn read_parts(path: &str, parts: &[Value]) -> Result<String, RouterError> {
         }
     }
     Ok(texts.join("\n"))
-}
-
-fn message(role: &str, content: String) -> ConversationMessage {
-    ConversationMessage { role: role.to_owned(), content, ..ConversationMessage::default() }
 }

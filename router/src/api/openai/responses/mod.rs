@@ -11,14 +11,14 @@ mod events;
 
 use axum::extract::{Path, Request, State};
 use axum::response::{IntoResponse, Json, Response};
-use http::{HeaderMap, HeaderValue, header};
+use http::HeaderMap;
 use serde_json::json;
 
 use self::answer::{Outcome, ResponseObject};
 use self::body::{Body, ResponseForm};
 use self::events::ResponseEvents;
 use super::error::ErrorBody;
-use crate::api::exchange::{Asked, Dialect, exchange};
+use crate::api::exchange::{Asked, Dialect, collect, exchange, json_response};
 use crate::api::incoming::authenticate;
 use crate::api::sse;
 use crate::error::RouterError;
@@ -40,8 +40,7 @@ pub(in crate::api) async fn retrieve(
     let caller = authenticate(&state, &headers)?;
     let stored =
         state.responses.get(caller.isolation_key, &id).ok_or_else(|| not_found("response_id", &id))?;
-    let json = HeaderValue::from_static("application/json");
-    Ok(([(header::CONTENT_TYPE, json)], stored.json.clone()).into_response())
+    Ok(json_response(stored.json.clone()))
 }
 
 /// `DELETE /v1/responses/{id}`.
@@ -101,22 +100,13 @@ impl Dialect for Responses {
             let writer = ResponseEvents::new(form, state.responses.clone(), text.info());
             return Ok(sse::respond(text, writer, state.keep_alive));
         }
-        let mut hold = state.answer_memory.begin();
-        let (mut said, mut finish) = (String::new(), None);
-        while let Some(delta) = text.next().await {
-            let delta = delta?;
-            hold.grow(delta.text.len()).inspect_err(|error| text.fail(error))?;
-            said.push_str(&delta.text);
-            finish = finish.or(delta.finish);
-        }
-        let finish =
-            finish.ok_or_else(|| RouterError::Internal("the text ended before its choice did".into()))?;
+        let (said, finish, _hold) = collect(state, &mut text).await?;
         let usage = text.usage();
         let object =
             ResponseObject::of(&form, text.info(), Outcome::Ended { text: &said, finish, usage: &usage });
         let json = object.to_json();
         form.store(&state.responses, &text.info().id, &said, &json);
-        Ok(([(header::CONTENT_TYPE, HeaderValue::from_static("application/json"))], json).into_response())
+        Ok(json_response(json))
     }
 
     fn refuse(&self, error: &RouterError) -> Response {
