@@ -25,9 +25,10 @@ first-run: ## build, then record the first minutes of a newcomer as text: time t
 	cargo build --locked --workspace --exclude tests --bins
 	@tests/first-run.sh "$${CARGO_TARGET_DIR:-target}/debug/outrider" $(ARGS)
 
-console-check: ## click through a console in headless Chromium and write docs/console/*.png (URL=http://127.0.0.1:8002/ of a running router)
+console-check: ## click through the console of `outrider up` in headless Chromium and write docs/console/*.png (URL=http://127.0.0.1:8002/: of a router that runs)
 	@deploy/deps.sh browser
-	@PYTHONPATH="$$(deploy/wheel.sh websocket-client 1.9.2 websocket/__init__.py)/.." python3 tests/console/check.py --url $(or $(URL),http://127.0.0.1:8002/)
+	$(if $(URL),,cargo build --locked --workspace --exclude tests --bins)
+	@PYTHONPATH="$$(deploy/wheel.sh websocket-client 1.9.2 websocket/__init__.py)/.." python3 tests/console/check.py $(if $(URL),--url $(URL),--outrider "$${CARGO_TARGET_DIR:-target}/debug/outrider") $(if $(ARGS),-- $(ARGS))
 
 test: ## the one gate: formatting, lints, kernels, documentation, every test (what .ci/run runs)
 	@deploy/deps.sh build test
