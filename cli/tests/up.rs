@@ -12,9 +12,10 @@ use std::time::{Duration, Instant};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
-/// Answers every GET, at each of its addresses, with a list of one model, and ends when its standard input closes.
+/// Answers every GET, at each of its addresses, with a list of one model, every POST with tokens as the console's endpoint writes them, and ends
+/// when its standard input closes. A token takes 20 ms without drafts and $FAKE_MS with them, by its own word; $FAKE_DIFFERS drafts change one.
 const FAKE_SERVER: &str = r#"#!/usr/bin/env python3
-import http.server, os, sys, threading
+import http.server, json, os, sys, threading
 flags = dict(zip(sys.argv[1::2], sys.argv[2::2]))
 
 class Handler(http.server.BaseHTTPRequestHandler):
@@ -22,6 +23,20 @@ class Handler(http.server.BaseHTTPRequestHandler):
         self.send_response(200)
         self.end_headers()
         self.wfile.write(b'{"data": [{"id": "fake-model"}]}')
+    def do_POST(self):
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        drafts = body["speculation"].get("enabled", True)
+        ids = list(range(body["max_tokens"]))
+        if drafts and "FAKE_DIFFERS" in os.environ:
+            ids[5] = 999
+        ms = len(ids) * float(os.environ.get("FAKE_MS", "10") if drafts else "20")
+        end = {"ms": ms, "rounds": 9, "draft_tokens": 30 * drafts, "accepted_tokens": 9, "disabled_reason": None}
+        start = {"request_id": "r", "model": "fake-model", "system_fingerprint": "f", "seed": body["seed"]}
+        span = {"ms": ms, "tokens": [{"id": i, "text": "x", "drafted": False} for i in ids], "finish": "length"}
+        self.send_response(200)
+        self.end_headers()
+        for line in ({"start": start}, {"span": span}, {"end": end}):
+            self.wfile.write(json.dumps(line).encode() + b"\n")
     def log_message(self, *_):
         pass
 
@@ -42,6 +57,10 @@ struct Up {
 
 impl Up {
     fn start(arguments: &[&str]) -> Self {
+        Self::start_with(arguments, &[])
+    }
+
+    fn start_with(arguments: &[&str], env: &[(&str, &str)]) -> Self {
         let directory = tempfile::tempdir().unwrap();
         for name in ["outrider-router", "outrider-draft-worker", "outrider-target-worker"] {
             write_executable(&directory.path().join(name), FAKE_SERVER.as_bytes());
@@ -52,6 +71,7 @@ impl Up {
         let child = Command::new(&program)
             .args(["up", "--http", "127.0.0.1:0", "--grpc", "127.0.0.1:0", "--admin", "127.0.0.1:0"])
             .args(arguments)
+            .envs(env.iter().copied())
             .stdin(Stdio::null())
             .stdout(file("stdout"))
             .stderr(file("stderr"))
@@ -146,6 +166,50 @@ fn ready_names_the_url_and_a_command_and_sigterm_ends_everything_with_success() 
     assert_eq!(up.wait().code(), Some(0), "{}", up.stderr());
     assert!(up.stderr().ends_with("outrider: stopped by SIGTERM\n"), "{}", up.stderr());
     assert!(all_gone(&children));
+}
+
+#[test]
+fn what_drafting_gains_is_one_line_also_where_it_is_a_loss() {
+    let rows = [
+        (
+            "10",
+            "drafting: 100.0 tokens/s against 50.0 without, 2.00 times as fast, identical text (64 tokens, seed 7)\n",
+        ),
+        (
+            "25",
+            "0.80 times as fast, identical text (64 tokens, seed 7); it does not pay for this pair on this machine\n",
+        ),
+    ];
+    for (ms, expected) in rows {
+        let up = Up::start_with(&[], &[("FAKE_MS", ms)]);
+        wait_for("the last line", || up.stdout().contains("Ctrl-C stops it"));
+        let (stdout, console) = (up.stdout(), up.stdout().find("console: http://127.0.0.1:"));
+        let evidence = stdout.find(expected).unwrap_or_else(|| panic!("{expected:?} is not in:\n{stdout}"));
+        assert!(stdout.find("outrider is ready") < Some(evidence) && Some(evidence) < console, "{stdout}");
+    }
+}
+
+#[test]
+fn a_text_that_drafts_change_ends_everything() {
+    let mut up = Up::start_with(&[], &[("FAKE_DIFFERS", "1")]);
+    assert_eq!(up.wait().code(), Some(1));
+    let stderr = up.stderr();
+    let last = stderr.lines().last().unwrap();
+    assert!(
+        last.starts_with("error: stopped everything: drafting changed the text from token 5 on (seed 7)"),
+        "{stderr}"
+    );
+    assert!(all_gone(&up.children()) && !up.stdout().contains("drafting: "), "{}", up.stdout());
+}
+
+#[test]
+fn nothing_is_measured_where_that_is_not_wanted() {
+    for arguments in [&["--no-evidence"][..], &["--draft", "none"]] {
+        // It would end everything if it were.
+        let up = Up::start_with(arguments, &[("FAKE_DIFFERS", "1")]);
+        wait_for("the last line", || up.stdout().contains("Ctrl-C stops it"));
+        assert!(!up.stdout().contains("drafting: "), "{}", up.stdout());
+    }
 }
 
 #[test]

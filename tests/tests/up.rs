@@ -310,7 +310,7 @@ fn a_port_that_is_taken_is_explained_by_one_line() -> anyhow::Result<()> {
 fn too_little_memory_is_explained_by_one_line() -> anyhow::Result<()> {
     // The shell's limit is on what each process may map: 18 GB of ballast do not fit in it, and may not fit in the machine.
     let mut limited = Command::new("sh");
-    limited.args(["-c", "ulimit -v 1500000; exec \"$@\"", "sh"]);
+    limited.args(["-c", "ulimit -v 1000000; exec \"$@\"", "sh"]);
     let up = command(&["--ballast", "9B"])?;
     limited.arg(up.get_program()).args(up.get_args()).current_dir(pair::root()).stdin(Stdio::null());
     let line = refusal(&mut limited)?;
