@@ -1,6 +1,6 @@
 # Every verb is one line over cargo or a script. `make` alone prints them.
 .DEFAULT_GOAL := help
-.PHONY: help deps helm-check up console-check test quick check fmt fuzz sanitize arm-check clients docs measure measure-lanes measure-lanes-cluster measure-plan measure-router chaos kernels-check gpu-check gpu-check-dry gpu-bundle gpu-bundle-check clean
+.PHONY: help deps helm-check up first-run console-check test quick check fmt fuzz sanitize arm-check clients docs measure measure-lanes measure-lanes-cluster measure-plan measure-router chaos kernels-check gpu-check gpu-check-dry gpu-bundle gpu-bundle-check clean
 
 # Every verb compiles the workspace by clippy's driver, so that lints, tests and binaries share what is built. This is how
 # `cargo clippy -- --deny warnings` calls it.
@@ -19,6 +19,11 @@ up: ## build, then run router, draft worker and target worker on the bundled pai
 	@deploy/deps.sh build
 	cargo build --locked --workspace --exclude tests --bins
 	@"$${CARGO_TARGET_DIR:-target}/debug/outrider" up $(ARGS)
+
+first-run: ## build, then record the first minutes of a newcomer as text: time to ready, the line of evidence, memory (ARGS="--ballast 0")
+	@deploy/deps.sh build
+	cargo build --locked --workspace --exclude tests --bins
+	@tests/first-run.sh "$${CARGO_TARGET_DIR:-target}/debug/outrider" $(ARGS)
 
 console-check: ## click through a console in headless Chromium and write docs/console/*.png (URL=http://127.0.0.1:8002/ of a running router)
 	@deploy/deps.sh browser

@@ -50,7 +50,7 @@ impl Up {
         std::fs::copy(env!("CARGO_BIN_EXE_outrider"), &program).unwrap();
         let file = |name: &str| std::fs::File::create(directory.path().join(name)).unwrap();
         let child = Command::new(&program)
-            .args(["up", "--http", "127.0.0.1:0", "--grpc", "127.0.0.1:0"])
+            .args(["up", "--http", "127.0.0.1:0", "--grpc", "127.0.0.1:0", "--admin", "127.0.0.1:0"])
             .args(arguments)
             .stdin(Stdio::null())
             .stdout(file("stdout"))
@@ -176,7 +176,7 @@ fn a_taken_port_is_found_before_anything_starts() {
     let directory = tempfile::tempdir().unwrap();
     let output = Command::new(env!("CARGO_BIN_EXE_outrider"))
         .current_dir(directory.path())
-        .args(["up", "--http", &taken, "--target", "missing"])
+        .args(["up", "--http", &taken, "--admin", "127.0.0.1:0", "--target", "missing"])
         .output()
         .unwrap();
     assert_eq!(output.status.code(), Some(64));

@@ -63,6 +63,7 @@ fn ngram(config: &DraftConfig) -> Loaded<ngram::Ngram> {
         kv_block_size: 0,
         max_tree_tokens: 0,
         task_types: config.task_types.clone(),
+        ballast_parameters: 0,
         step_times: Vec::new(),
     };
     Loaded { method: ngram::Ngram::default(), facts, assets: None, round_trip: Duration::ZERO }

@@ -115,6 +115,17 @@ pub enum EngineError {
         /// What for.
         purpose: &'static str,
     },
+    /// The weights would not fit in the memory that is free; nothing was read.
+    #[error(
+        "the weights take {:.1} GB of memory and {:.1} GB are free: take a smaller model, `weights` int8 or int4, or less ballast",
+        *needed as f64 / 1e9, *free as f64 / 1e9
+    )]
+    NotEnoughMemory {
+        /// Bytes of weights.
+        needed: u64,
+        /// Bytes that this process may still take.
+        free: u64,
+    },
     /// The batch needs more KV blocks than are free. Nothing was changed: preempt something and try again.
     #[error("out of kv memory: {needed} blocks needed, {free} free")]
     OutOfKv {

@@ -5,12 +5,13 @@
 //! `block_manager`, `forward_batch`), every `rank` (one, or a `rank_group` of several, each with its `shard` of the
 //! model) has `llama` run it top to bottom over a `backend`, and ranks add up their parts by a `collective`. The CPU as a backend is
 //! `host`, its arithmetic `cpu`. Before that, loading: `model_config` and `rope` make sense of config.json, `weights` of the
-//! tensors. [`oracle`] is the judge: the same numbers by the slowest and plainest way.
+//! tensors, `ballast` makes both heavier where that is asked for, `host_memory` says whether they fit. [`oracle`] is the judge: the same numbers by the slowest and plainest way.
 //!
 //! Numerics: docs/contract.md part C. A row's logits depend on that row's sequence alone, bit for bit.
 #![deny(unsafe_code)]
 
 mod backend;
+mod ballast;
 mod block_manager;
 mod collective;
 mod cpu;
@@ -20,6 +21,7 @@ mod error;
 mod forward_batch;
 mod handle;
 mod host;
+mod host_memory;
 mod k_slices;
 mod kv_cache;
 mod llama;
@@ -38,6 +40,7 @@ mod shard;
 mod stages;
 mod weights;
 
+pub use ballast::ParameterCount;
 pub use block_manager::Shared;
 pub use cpu::{cpu_name, instruction_set, use_instruction_set};
 pub use draws::{DrawRequest, Outcome, PromptRows};

@@ -8,6 +8,7 @@ use crate::backend::Backend;
 use crate::block_manager::BLOCK_SIZE;
 use crate::collective::{Alone, Collective, Meeting, shared_memory};
 use crate::cpu::{Cpu, KERNEL_CLASS};
+use crate::host_memory::check_fits;
 use crate::kv_cache::KvShape;
 use crate::llama::Llama;
 use crate::model_config::ModelConfig;
@@ -47,6 +48,7 @@ pub(crate) fn load_on_cpu(
     (config, formats): (ModelConfig, Formats),
 ) -> Result<Loaded, EngineError> {
     let shards = Shard::all(options.tensor_parallel, &config)?;
+    check_fits(&config, formats)?;
     let meeting = Arc::new(Meeting::new(shards.len(), WATCHDOG));
     let ends: Vec<Box<dyn Collective<Vec<f32>>>> = match shards.len() {
         1 => vec![Box::new(Alone)],

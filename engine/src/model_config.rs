@@ -18,8 +18,8 @@ pub(crate) const CONFIG_FILE: &str = "config.json";
 
 /// Sanity limits, far above any model; they keep arithmetic on sizes from overflowing.
 const MAX_VOCAB: usize = 1 << 24;
-const MAX_WIDTH: usize = 1 << 20;
-const MAX_LAYERS: usize = 1 << 12;
+pub(crate) const MAX_WIDTH: usize = 1 << 20;
+pub(crate) const MAX_LAYERS: usize = 1 << 12;
 const MAX_HEADS: usize = 1 << 12;
 /// Attention keeps a head's sums on the stack.
 pub(crate) const MAX_HEAD_DIM: usize = 512;

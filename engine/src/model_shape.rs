@@ -69,7 +69,7 @@ impl ModelShape {
         Ok(Self::of(&config))
     }
 
-    fn of(config: &ModelConfig) -> Self {
+    pub(crate) fn of(config: &ModelConfig) -> Self {
         let when = |there: bool, count: usize| if there { count } else { 0 };
         let (hidden, q, kv) = (config.hidden_size, config.q_width(), config.kv_width());
         let biases = when(config.biases.qkv, q + 2 * kv)

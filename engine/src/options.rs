@@ -92,15 +92,17 @@ pub struct EngineInfo {
     /// Ids that end a text: generation_config.json's, else config.json's; may be empty.
     pub eos_token_ids: Vec<TokenId>,
     /// Engines of equal id give equal bits (docs/contract.md C4). Hashes config.json, every byte of the
-    /// weight files, weight and KV formats, the kernels' class, the device's class and the contract's
+    /// weight files, the shape of ballast, weight and KV formats, the kernels' class, the device's class and the contract's
     /// version.
     pub numerics_id: String,
     /// KV blocks there are.
     pub kv_blocks: u64,
     /// Tokens in one.
     pub kv_block_size: u32,
-    /// Weights, tied ones counted once.
+    /// Weights, tied ones counted once, ballast included.
     pub num_parameters: u64,
+    /// Those of them that are ballast: they cost time and memory and change no token.
+    pub ballast_parameters: u64,
     /// Bytes of weights that every forward with logits reads, however many rows it has: all but the table of
     /// input embeddings, of which a row is read for each token. A tied table is read as the last projection.
     pub weight_bytes: u64,

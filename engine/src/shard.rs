@@ -10,7 +10,7 @@ use crate::k_slices::{KSlices, NUM_SLICES};
 use crate::model_config::ModelConfig;
 
 /// Columns in a unit of down_proj's K-slices.
-const DOWN_UNIT: usize = 32;
+pub(crate) const DOWN_UNIT: usize = 32;
 
 /// One rank of so many.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

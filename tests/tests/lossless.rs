@@ -124,6 +124,39 @@ async fn every_token_is_the_one_that_the_oracle_draws() -> anyhow::Result<()> {
     cluster.stop().await
 }
 
+/// The judge reads the checkpoint as it is; greedy and drawn, with drafts and without.
+#[tokio::test(flavor = "multi_thread")]
+async fn ballast_changes_no_token() -> anyhow::Result<()> {
+    let judge = Judge::load()?;
+    let cases = covering_set(&PairText::load()?)?;
+    for temperature in [0.0, 1.0] {
+        ensure!(
+            cases.iter().any(|case| case.sampling.temperature == temperature),
+            "no case at {temperature}"
+        );
+    }
+    let both: Vec<Case> = cases.iter().flat_map(|case| [case.with_k(0), case.with_k(4)]).collect();
+    let (light, _target, _draft) = Cluster::of_pair(WorkerKind::Draft).await?;
+    let expected = ask_all(&light.client().await?, &both, BESIDE).await?;
+    light.stop().await?;
+    let heavy = Cluster::start(|_| ()).await?;
+    let target = heavy.add_with(WorkerKind::Target, |config| config.ballast = 4_000_000).await?;
+    let _draft = heavy.add(WorkerKind::Draft).await?;
+    let found = ask_all(&heavy.client().await?, &both, BESIDE).await?;
+    for case in &both {
+        let (expected, found) = (&expected[&case.name], &found[&case.name]);
+        ensure!(expected.system_fingerprint != found.system_fingerprint, "ballast is not seen from outside");
+        let as_without = Answer { system_fingerprint: expected.system_fingerprint.clone(), ..found.clone() };
+        check_same(case, expected, &as_without)?;
+        if case.num_draft_tokens > 0 {
+            judge.check(case, found)?;
+        }
+    }
+    let ballast = target.metrics().await?.sum("outrider_worker_ballast_parameters");
+    ensure!((3_000_000..5_000_000).contains(&ballast), "{ballast} parameters of ballast");
+    heavy.stop().await
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn the_oracle_notices_a_single_wrong_token() -> anyhow::Result<()> {
     let (cluster, _target, _draft) = Cluster::of_pair(WorkerKind::Draft).await?;

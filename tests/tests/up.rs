@@ -18,13 +18,15 @@ use tests::{pair, processes};
 struct Up {
     child: Child,
     stdout: Receiver<String>,
+    /// Lines of standard output that were passed over or returned.
+    seen: Vec<String>,
     children: Vec<Pid>,
 }
 
 impl Up {
     /// Starts it, waits until it is ready, and returns the command that it prints for pasting.
-    async fn start() -> anyhow::Result<(Self, String)> {
-        let mut child = command(&[])?.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?;
+    async fn start(arguments: &[&str]) -> anyhow::Result<(Self, String)> {
+        let mut child = command(arguments)?.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?;
         let (lines, stdout) = channel();
         let pipe = child.stdout.take().context("stdout is a pipe")?;
         std::thread::spawn(move || {
@@ -34,12 +36,12 @@ impl Up {
                 }
             }
         });
-        let mut up = Self { child, stdout, children: Vec::new() };
+        let mut up = Self { child, stdout, seen: Vec::new(), children: Vec::new() };
         let ready = up.line_with("outrider is ready at http://127.0.0.1:")?;
         ensure!(ready.contains("gRPC at http://127.0.0.1:"), "{ready}");
         let curl = up.line_with("curl ")?;
         up.children = children_of(up.child.id())?;
-        ensure!(up.children.len() == 3, "router, draft and target, not {:?}", up.children);
+        ensure!(up.children.len() >= 2, "router, target and mostly a draft, not {:?}", up.children);
         Ok((up, curl))
     }
 
@@ -47,6 +49,7 @@ impl Up {
         loop {
             let line =
                 self.stdout.recv_timeout(PATIENCE).with_context(|| format!("no line `{start}..` came"))?;
+            self.seen.push(line.clone());
             if line.starts_with(start) {
                 return Ok(line);
             }
@@ -89,7 +92,10 @@ impl Drop for Up {
 /// `outrider up` in a process group of its own, as a shell starts it.
 fn command(arguments: &[&str]) -> anyhow::Result<Command> {
     let mut command = Command::new(processes::program("outrider")?);
-    command.args(["up", "--http", "127.0.0.1:0", "--grpc", "127.0.0.1:0", "--threads", "1"]).args(arguments);
+    command
+        .args(["up", "--http", "127.0.0.1:0", "--grpc", "127.0.0.1:0", "--admin", "127.0.0.1:0"])
+        .args(["--threads", "1"])
+        .args(arguments);
     command.current_dir(pair::root()).stdin(Stdio::null()).process_group(0);
     Ok(command)
 }
@@ -109,9 +115,16 @@ fn is_gone(pid: Pid) -> bool {
     state.map_or(true, |state| state.rsplit(") ").next().is_some_and(|rest| rest.starts_with('Z')))
 }
 
+/// The pair as it is: loading ballast is not what these tests are about.
+const LIGHT: [&str; 3] = ["--ballast", "0", "--no-evidence"];
+
 #[tokio::test]
 async fn the_printed_command_gets_a_completion_and_ctrl_c_ends_everything() -> anyhow::Result<()> {
-    let (up, curl) = Up::start().await?;
+    let (mut up, curl) = Up::start(&LIGHT).await?;
+    let console = up.line_with("console: http://127.0.0.1:")?;
+    let console = console.trim_start_matches("console: ").split(' ').next().unwrap_or_default();
+    let page = reqwest::get(console).await?.text().await?;
+    ensure!(page.contains("<title>"), "{console} is no page: {page}");
     let output = Command::new("sh").arg("-c").arg(&curl).output()?;
     let answer = String::from_utf8(output.stdout)?;
     ensure!(output.status.success(), "{curl}\nended with {}: {answer}", output.status);
@@ -137,8 +150,41 @@ async fn the_printed_command_gets_a_completion_and_ctrl_c_ends_everything() -> a
 }
 
 #[tokio::test]
+async fn the_bundled_pair_gets_ballast_and_shows_that_drafting_changes_no_text() -> anyhow::Result<()> {
+    // The amount itself is a default that the command line's tests check: it only takes time.
+    let (mut up, _) = Up::start(&["--ballast", "8M"]).await?;
+    let pair = up.seen.iter().find(|line| line.starts_with("target models/demo/target")).cloned();
+    ensure!(pair.is_some_and(|line| line.contains("8M parameters of ballast")), "{:?}", up.seen);
+    let evidence = up.line_with("drafting: ")?;
+    ensure!(evidence.contains("tokens/s"), "{evidence}");
+    ensure!(evidence.contains("identical text (64 tokens, seed 7)"), "{evidence}");
+    up.line_with("console: http://127.0.0.1:")?;
+    up.signal(Signal::SIGTERM)?;
+    let (status, stderr) = up.end().await?;
+    ensure!(status.code() == Some(0), "{status}\n{stderr}");
+    ensure!(
+        stderr.contains("target-0: loading models/demo/target with 8M parameters of ballast"),
+        "{stderr}"
+    );
+    ensure!(stderr.contains("ballast_parameters="), "the log names it: {stderr}");
+    Ok(())
+}
+
+#[tokio::test]
+async fn nothing_is_measured_where_nobody_drafts() -> anyhow::Result<()> {
+    let (mut up, _) = Up::start(&["--ballast", "0", "--draft", "none"]).await?;
+    up.line_with("console: http://127.0.0.1:")?;
+    ensure!(!up.seen.iter().any(|line| line.starts_with("drafting: ")), "{:?}", up.seen);
+    up.signal(Signal::SIGTERM)?;
+    let (status, stderr) = up.end().await?;
+    ensure!(status.code() == Some(0) && !stderr.contains("drafting: "), "{status}\n{stderr}");
+    Ok(())
+}
+
+#[tokio::test]
 async fn a_process_that_dies_ends_everything_and_is_named() -> anyhow::Result<()> {
-    let (up, _) = Up::start().await?;
+    let (up, _) = Up::start(&LIGHT).await?;
+    ensure!(up.children.len() == 3, "router, draft and target, not {:?}", up.children);
     let draft = up.children.iter().find(|pid| {
         let command = std::fs::read_to_string(format!("/proc/{pid}/cmdline")).unwrap_or_default();
         command.contains("outrider-draft-worker")
@@ -154,7 +200,7 @@ async fn a_process_that_dies_ends_everything_and_is_named() -> anyhow::Result<()
 
 #[tokio::test]
 async fn nothing_is_left_when_up_itself_is_killed() -> anyhow::Result<()> {
-    let (up, _) = Up::start().await?;
+    let (up, _) = Up::start(&LIGHT).await?;
     up.signal(Signal::SIGKILL)?;
     let (status, _) = up.end().await?;
     ensure!(status.signal() == Some(Signal::SIGKILL as i32), "{status}");
@@ -178,18 +224,98 @@ async fn a_draft_that_numbers_one_token_otherwise_is_refused_by_its_name() -> an
     Ok(())
 }
 
-#[tokio::test]
-async fn a_checkpoint_that_cannot_be_loaded_ends_everything_with_its_reason() -> anyhow::Result<()> {
-    let target = CheckpointCopy::of(&pair::target_dir())?;
-    target.edit("model.safetensors", |bytes| bytes.truncate(bytes.len() / 2))?;
-    let directory = target.directory().to_str().context("a temporary path is text")?;
-    let output = command(&["--target", directory, "--draft", "ngram"])?.output()?;
+/// What `outrider up` says that cannot serve: one line behind those that say what it loads.
+fn refusal(command: &mut Command) -> anyhow::Result<String> {
+    let output = command.output()?;
     let stderr = String::from_utf8(output.stderr)?;
-    ensure!(output.status.code() == Some(1) && output.stdout.is_empty(), "{}: {stderr}", output.status);
-    let (_, reason) =
-        stderr.split_once("error: stopped everything: target-0 (pid ").context(stderr.clone())?;
-    for words in ["exited with status 1", "error: ", "model.safetensors", "truncated"] {
-        ensure!(reason.contains(words), "`{words}` is not in: {reason}");
+    ensure!(output.status.code().is_some_and(|code| code != 0), "{}: {stderr}", output.status);
+    ensure!(output.stdout.is_empty(), "{}", String::from_utf8_lossy(&output.stdout));
+    let is_progress =
+        |line: &&str| ["target-0: ", "draft-0: ", "router: "].iter().any(|name| line.starts_with(name));
+    let lines: Vec<&str> = stderr.lines().filter(|line| !is_progress(line)).collect();
+    let [line] = lines[..] else { anyhow::bail!("one line, not:\n{stderr}") };
+    Ok(line.to_owned())
+}
+
+/// One way to break a copy of the bundled target, and what the line has to name.
+type Damage = (fn(&CheckpointCopy) -> anyhow::Result<()>, &'static [&'static str]);
+
+const DAMAGES: [Damage; 7] = [
+    (
+        |copy| copy.edit("model.safetensors", |bytes| bytes.truncate(bytes.len() / 2)),
+        &["target-0 cannot start", "model.safetensors", "truncated"],
+    ),
+    (
+        |copy| set_config(copy, "architectures", serde_json::json!(["GemmaForCausalLM"])),
+        &["target-0 cannot start", "config.json", "GemmaForCausalLM", "is not supported", "LlamaForCausalLM"],
+    ),
+    (|copy| copy.remove("model.safetensors"), &["--target", "has no model.safetensors", "checkpoint"]),
+    (|copy| copy.remove("config.json"), &["--target", "has no config.json", "checkpoint"]),
+    (
+        |copy| copy.edit("tokenizer.json", |bytes| bytes.truncate(1_000)),
+        &["target-0 cannot start", "tokenizer.json"],
+    ),
+    (
+        // Its list of tokens can be read, which is all that a worker needs of it; text cannot be made of it.
+        |copy| copy.edit_json("tokenizer.json", |tokenizer| tokenizer["model"]["type"] = "Unheard-of".into()),
+        &["target-0 cannot start", "tokenizer.json", "its text cannot be served", "save_pretrained"],
+    ),
+    (
+        |copy| {
+            copy.edit_json("tokenizer_config.json", |config| {
+                config.insert("chat_template".to_owned(), "{% for %}".into());
+            })?;
+            Ok(std::fs::write(copy.path("chat_template.jinja"), "{% for %}")?)
+        },
+        &["target-0 cannot start", "chat template", "save_pretrained"],
+    ),
+];
+
+fn set_config(copy: &CheckpointCopy, field: &str, value: Value) -> anyhow::Result<()> {
+    copy.edit_json("config.json", |config| {
+        config.insert(field.to_owned(), value);
+    })
+}
+
+#[test]
+fn a_checkpoint_that_cannot_be_served_is_explained_by_one_line() -> anyhow::Result<()> {
+    for (damage, words) in DAMAGES {
+        let target = CheckpointCopy::of(&pair::target_dir())?;
+        damage(&target)?;
+        let directory = target.directory().to_str().context("a temporary path is text")?;
+        let line = refusal(&mut command(&["--target", directory, "--draft", "ngram"])?)?;
+        for words in words.iter().chain(&["error: ", directory]) {
+            ensure!(line.contains(words), "`{words}` is not in: {line}");
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn a_port_that_is_taken_is_explained_by_one_line() -> anyhow::Result<()> {
+    let taken = std::net::TcpListener::bind("127.0.0.1:0")?;
+    let address = taken.local_addr()?.to_string();
+    let mut command = Command::new(processes::program("outrider")?);
+    command
+        .args(["up", "--grpc", "127.0.0.1:0", "--admin", "127.0.0.1:0", "--http", &address])
+        .current_dir(pair::root());
+    let line = refusal(command.stdin(Stdio::null()))?;
+    for words in ["error: --http", &address, "is taken", "choose another"] {
+        ensure!(line.contains(words), "`{words}` is not in: {line}");
+    }
+    Ok(())
+}
+
+#[test]
+fn too_little_memory_is_explained_by_one_line() -> anyhow::Result<()> {
+    // The shell's limit is on what each process may map: 18 GB of ballast do not fit in it, and may not fit in the machine.
+    let mut limited = Command::new("sh");
+    limited.args(["-c", "ulimit -v 1500000; exec \"$@\"", "sh"]);
+    let up = command(&["--ballast", "9B"])?;
+    limited.arg(up.get_program()).args(up.get_args()).current_dir(pair::root()).stdin(Stdio::null());
+    let line = refusal(&mut limited)?;
+    for words in ["error: target-0 cannot start", "memory", "take a smaller model"] {
+        ensure!(line.contains(words), "`{words}` is not in: {line}");
     }
     Ok(())
 }

@@ -6,6 +6,7 @@ use bytes::Bytes;
 use proto::v1;
 use sha2::{Digest, Sha256};
 use speculation::fingerprint::{TokenList, token_list_from_json};
+use text::{ModelText, ModelTextError};
 
 /// What a router may fetch.
 pub const ASSET_NAMES: [&str; 6] = [
@@ -92,6 +93,12 @@ impl Assets {
     /// One file's bytes.
     pub fn get(&self, name: &str) -> Option<Bytes> {
         self.files.iter().find(|(asset, _)| asset.name == name).map(|(_, bytes)| bytes.clone())
+    }
+
+    /// Whether a router can make text of them: its tokenizer and template are read as a router reads them.
+    pub fn check_text(&self) -> Result<(), ModelTextError> {
+        let bytes = |name: &str| self.files.iter().find(|(asset, _)| asset.name == name);
+        ModelText::from_assets(|name| bytes(name).map(|(_, bytes)| bytes.as_ref())).map(drop)
     }
 
     /// The vocabulary as the tokenizer numbers it.

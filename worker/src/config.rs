@@ -193,6 +193,8 @@ pub struct WorkerConfig {
     pub pin: bool,
     /// How weights are held.
     pub weights: WeightFormat,
+    /// About so many parameters are added that change no token: 0 but in demonstrations and benchmarks.
+    pub ballast: u64,
     /// Ranks that the model is split over.
     pub tensor_parallel: usize,
     /// Ceiling of KV memory.
@@ -364,6 +366,7 @@ impl RawWorker {
             threads,
             pin: self.pin,
             weights: weights?,
+            ballast: 0,
             tensor_parallel: self.tensor_parallel,
             kv_memory: kv_memory?,
             gpu_memory_utilization,

@@ -32,6 +32,8 @@ pub struct WorkerFacts {
     pub max_tree_tokens: u32,
     /// Task types that this draft worker is meant for; empty for all.
     pub task_types: Vec<String>,
+    /// Parameters of ballast in the model: 0 but in demonstrations and benchmarks.
+    pub ballast_parameters: u64,
     /// What forwards take; empty where it was not profiled, or where steps are nearly free (n-gram).
     pub step_times: Vec<v1::StepTimePoint>,
 }

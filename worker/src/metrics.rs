@@ -54,6 +54,10 @@ const REGISTERED: GaugeName = GaugeName::new(
     "outrider_worker_registered",
     "1 while discovery lists this worker, as far as it could last make sure; 0 while it registers",
 );
+const BALLAST: GaugeName = GaugeName::new(
+    "outrider_worker_ballast_parameters",
+    "Parameters that were added to the model and change no token (--ballast): 0 but in demonstrations",
+);
 const STREAMS: GaugeName = GaugeName::new("outrider_worker_streams", "Routers that are connected");
 const MALFORMED: CounterName =
     CounterName::new("outrider_worker_malformed_steps_total", "Steps that broke a bound of the wire");
@@ -120,6 +124,8 @@ pub struct WorkerMetrics {
     queue_seconds: Histogram,
     /// 1 while discovery lists this worker.
     pub registered: Gauge,
+    /// Parameters of ballast in the model.
+    pub ballast_parameters: Gauge,
     /// Routers that are connected.
     pub streams: Gauge,
     /// Steps that broke a bound of the wire.
@@ -148,6 +154,7 @@ impl WorkerMetrics {
             sequences: metrics.gauge(&SEQUENCES),
             queue_seconds: metrics.histogram(&QUEUE_SECONDS),
             registered: metrics.gauge(&REGISTERED),
+            ballast_parameters: metrics.gauge(&BALLAST),
             streams: metrics.gauge(&STREAMS),
             malformed: metrics.counter(&MALFORMED),
             counted: Arc::default(),

@@ -61,7 +61,7 @@ pub fn load<D: Decide>(
     role: Role,
     decide: D,
 ) -> anyhow::Result<Loaded<ModelMethod<D>>> {
-    let (mut engine, assets) = load_engine(config)?;
+    let (mut engine, assets) = load_engine(config, role)?;
     let vocab_size = assets.token_list().num_ids();
     let info = engine.info().clone();
     let facts = WorkerFacts {
@@ -76,6 +76,7 @@ pub fn load<D: Decide>(
         kv_block_size: info.kv_block_size,
         max_tree_tokens: max_tree_tokens(&engine, role),
         task_types: Vec::new(),
+        ballast_parameters: info.ballast_parameters,
         step_times: if config.profile_steps { profile(&mut engine) } else { Vec::new() },
     };
     let cores = if config.pin { Some(cores_for(&engine)?) } else { None };
@@ -101,9 +102,15 @@ fn cores_for(engine: &Engine) -> anyhow::Result<Vec<usize>> {
     Ok(cores)
 }
 
-fn load_engine(config: &WorkerConfig) -> anyhow::Result<(Engine, Assets)> {
+fn load_engine(config: &WorkerConfig, role: Role) -> anyhow::Result<(Engine, Assets)> {
     let model_dir = config.model.clone().context("no model was given: pass --model DIR")?;
     let assets = Assets::load(&model_dir)?;
+    if role == Role::Target {
+        // Routers take the text side from targets: one that they cannot use would never be served, and nobody would say why.
+        assets.check_text().with_context(|| {
+            format!("{}: its text cannot be served, save it again with save_pretrained", model_dir.display())
+        })?;
+    }
     let tokenizer = model_dir.join("tokenizer.json");
     let began = std::time::Instant::now();
     let options = LoadOptions {
@@ -115,7 +122,7 @@ fn load_engine(config: &WorkerConfig) -> anyhow::Result<(Engine, Assets)> {
         max_model_len: config.max_model_len,
     };
     let engine = match &config.device {
-        ComputeDevice::Cpu => Engine::load(&options)?,
+        ComputeDevice::Cpu => Engine::load_with_ballast(&options, config.ballast, None)?,
         device @ ComputeDevice::Cuda(ordinals) => {
             let gpus = GpuOptions {
                 ordinals: ordinals.clone(),
@@ -124,7 +131,8 @@ fn load_engine(config: &WorkerConfig) -> anyhow::Result<(Engine, Assets)> {
                 library_rows: (!config.cuda_deterministic).then_some(GpuOptions::LIBRARY_ROWS),
                 kernels: config.cuda_kernels.clone(),
             };
-            Engine::load_on_cuda(&options, &gpus).with_context(|| format!("--device {device}"))?
+            Engine::load_with_ballast(&options, config.ballast, Some(&gpus))
+                .with_context(|| format!("--device {device}"))?
         }
     };
     let info = engine.info();
@@ -138,6 +146,7 @@ fn load_engine(config: &WorkerConfig) -> anyhow::Result<(Engine, Assets)> {
     tracing::info!(
         model = info.model_id,
         parameters = info.num_parameters,
+        ballast_parameters = info.ballast_parameters,
         kv_blocks = info.kv_blocks,
         numerics_id = info.numerics_id,
         took = ?began.elapsed(),
@@ -158,6 +167,7 @@ pub async fn start<M: Method>(
     let worker_metrics = WorkerMetrics::new(&metrics);
     let connections = Connections::new(config.listener, &metrics);
     let Loaded { method, facts, assets, round_trip } = loaded;
+    worker_metrics.ballast_parameters.set(i64::try_from(facts.ballast_parameters).unwrap_or(i64::MAX));
     let listener = bind(config.listen).await?;
     let admin = bind(config.admin).await?;
     let addresses = Addresses { listen: listener.local_addr()?, admin: admin.local_addr()? };
@@ -271,6 +281,7 @@ fn member(facts: &WorkerFacts, assets: Option<&Assets>, config: &WorkerConfig, l
             "max_model_len": hello.max_model_len,
             "kv_blocks": hello.kv_blocks,
             "task_types": hello.task_types,
+            "ballast_parameters": facts.ballast_parameters,
         }),
     }
 }

@@ -46,6 +46,14 @@ pub enum ClusterError {
     /// A process ended while it was needed.
     #[error("{0}")]
     Died(ExitReport),
+    /// A process ended before it was ready, and said why.
+    #[error("{name} cannot start: {reason}")]
+    CannotStart {
+        /// Which one.
+        name: String,
+        /// In its own words, on one line.
+        reason: String,
+    },
     /// The cluster did not become ready in time.
     #[error("not ready after {} s: {}", waited.as_secs(), missing.join("; "))]
     NotReady {

@@ -74,7 +74,7 @@ impl Cluster {
         for _ in 0..cluster.spec.draft_count() {
             cluster.add_worker(WorkerRole::Draft)?;
         }
-        let plan = spec::router_plan(&cluster.spec, cluster.http, cluster.grpc, &cluster.discovery_uri)?;
+        let plan = spec::router_plan(&cluster.spec, (cluster.http, cluster.grpc), &cluster.discovery_uri)?;
         cluster.start_member(plan)?;
         Ok(cluster)
     }
@@ -91,7 +91,7 @@ impl Cluster {
     }
 
     /// Wait until all processes answer that they are ready; `on_ready` hears each name with the time it took. The first
-    /// process that ends instead is the error.
+    /// process that ends instead is the error, with its own reason where it gave one.
     pub async fn wait_ready(
         &mut self,
         timeout: Duration,
@@ -108,7 +108,7 @@ impl Cluster {
             tokio::select! {
                 biased;
                 // A death explains itself better than the silence that follows it.
-                exit = self.next_exit() => return Err(ClusterError::Died(exit)),
+                exit = self.next_exit() => return Err(exit.before_ready()),
                 outcome = tokio::time::timeout(timeout.saturating_sub(started.elapsed()), prober.next()) => match outcome {
                     Ok(Some(name)) => on_ready(&name, started.elapsed()),
                     Ok(None) => return Ok(()),

@@ -32,6 +32,9 @@ const OUTPUT_GRACE: Duration = Duration::from_millis(500);
 /// How long dropping a process waits for the kernel to finish it.
 const KILL_WAIT: Duration = Duration::from_secs(2);
 
+/// How our programs begin the line that says why they end.
+const STATED: &str = "error: ";
+
 /// Hears every line that a process prints, from the reading threads.
 pub trait LogSink: Send + Sync {
     /// One line of one process, without its line feed.
@@ -194,6 +197,29 @@ impl ExitReport {
             },
             (None, None) => "ended in an unknown way".to_owned(),
         }
+    }
+}
+
+impl ExitReport {
+    /// What this end means for a process that was never ready.
+    pub(super) fn before_ready(self) -> ClusterError {
+        match self.stated_reason() {
+            Some(reason) => ClusterError::CannotStart { name: self.name, reason },
+            None => ClusterError::Died(self),
+        }
+    }
+
+    /// Why it ended, on one line: what it wrote behind its last `error: `, or what a kill while it loaded most likely means.
+    fn stated_reason(&self) -> Option<String> {
+        if self.status.and_then(|status| status.signal()) == Some(Signal::SIGKILL as i32) {
+            let reason = "it was killed by SIGKILL while it loaded, which is how the system ends a process where memory runs out: \
+                          take a smaller model, or less --ballast";
+            return Some(reason.to_owned());
+        }
+        let first = self.last_lines.iter().rposition(|line| line.starts_with(STATED))?;
+        let lines = self.last_lines[first..].iter().map(|line| line.trim());
+        let reason: Vec<&str> = lines.filter(|line| !line.is_empty()).collect();
+        Some(reason.join(" ").trim_start_matches(STATED).to_owned())
     }
 }
 

@@ -13,7 +13,7 @@ use serde::Serialize;
 
 use super::ROUTER;
 use super::error::ClusterError;
-use super::ports::free_address;
+use super::ports::{free_address, resolve};
 use super::process::ProcessSpec;
 
 /// Streams of a tool that a person waits for at a terminal get this long to finish.
@@ -79,6 +79,8 @@ pub struct ClusterSpec {
     pub binaries: Binaries,
     /// Who checks.
     pub target: TargetKind,
+    /// Parameters that the target gets beside its own and that change no token; 0 for none.
+    pub ballast: u64,
     /// How many target workers, each with the whole model.
     pub target_workers: usize,
     /// Who guesses.
@@ -89,6 +91,8 @@ pub struct ClusterSpec {
     pub http: SocketAddr,
     /// The router's gRPC address; port 0 takes a free one.
     pub grpc: SocketAddr,
+    /// The router's console and metrics; port 0 takes a free one.
+    pub admin: SocketAddr,
     /// How workers are found.
     pub discovery: Discovery,
     /// Compute threads of each worker; each worker's own default where not given.
@@ -116,11 +120,13 @@ impl ClusterSpec {
         Self {
             binaries,
             target: target.into(),
+            ballast: 0,
             target_workers: 1,
             draft,
             draft_workers: 1,
             http: any_port,
             grpc: any_port,
+            admin: any_port,
             discovery: Discovery::Static,
             threads: None,
             api_keys: None,
@@ -222,6 +228,9 @@ pub(super) fn worker_plan(
                 TargetKind::Model(directory) => args.pair("--model", directory),
                 TargetKind::Synthetic { .. } => args.synthetic(spec),
             }
+            if spec.ballast > 0 {
+                args.pair("--ballast", spec.ballast.to_string());
+            }
             (&spec.binaries.target_worker, &spec.target_args)
         }
         WorkerRole::Draft => {
@@ -253,11 +262,10 @@ pub(super) fn worker_plan(
 
 pub(super) fn router_plan(
     spec: &ClusterSpec,
-    http: SocketAddr,
-    grpc: SocketAddr,
+    (http, grpc): (SocketAddr, SocketAddr),
     discovery_uri: &str,
 ) -> Result<ProcessPlan, ClusterError> {
-    let admin = free_address()?;
+    let admin = resolve(spec.admin)?;
     let mut args = Arguments::default();
     args.pair("--http", http.to_string());
     args.pair("--grpc", grpc.to_string());
@@ -352,6 +360,7 @@ mod tests {
     fn a_target_worker_gets_its_model_addresses_and_extra_arguments() {
         let mut spec = spec(DraftKind::None);
         spec.threads = NonZeroUsize::new(2);
+        spec.ballast = 250_000_000;
         spec.target_args = vec!["--kv-memory".to_owned(), "1048576".to_owned()];
         let plan = worker_plan(&spec, WorkerRole::Target, 3, "static:/tmp/workers.toml").unwrap();
         assert_eq!(plan.name, "target-3");
@@ -360,7 +369,7 @@ mod tests {
         assert_eq!(
             line(&plan),
             format!(
-                "--model /models/target --device cpu --threads 2 --listen {listen} --admin {admin} \
+                "--model /models/target --ballast 250000000 --device cpu --threads 2 --listen {listen} --admin {admin} \
                  --discovery static:/tmp/workers.toml --grace-seconds 8 --exit-on-stdin-close --kv-memory 1048576"
             )
         );
@@ -394,7 +403,7 @@ mod tests {
         let plans = [
             worker_plan(&spec, WorkerRole::Target, 0, "x").unwrap(),
             worker_plan(&spec, WorkerRole::Draft, 0, "x").unwrap(),
-            router_plan(&spec, address, address, "x").unwrap(),
+            router_plan(&spec, (address, address), "x").unwrap(),
         ];
         let text = workers_toml(plans.iter());
         let table = text.parse::<toml::Table>().unwrap();

@@ -3,19 +3,22 @@
 //! Everything goes to standard error but the ready line and the command to paste, which go to standard output. Colours and
 //! moving lines are used only on a terminal.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
 
+use super::evidence::PROMPT;
 use super::preflight::Checked;
-use crate::cluster::{Cluster, LogSink, ROUTER};
+use crate::cluster::{Cluster, LogSink};
 
 /// ANSI colours of the prefixes, by order of first appearance.
 const COLOURS: [u8; 6] = [36, 33, 35, 32, 34, 31];
 /// Names are padded to this width so that log lines align.
 const NAME_WIDTH: usize = 9;
+/// Log lines that are kept while processes load; the oldest go first.
+const HELD_LINES: usize = 2_000;
 /// Between two pictures of a spinner.
 const TICK: Duration = Duration::from_millis(120);
 
@@ -25,13 +28,26 @@ pub(super) struct Console {
     progress: MultiProgress,
     bars: Mutex<HashMap<String, ProgressBar>>,
     names: Mutex<Vec<String>>,
+    /// Log lines of processes that are not ready, unless they are shown at once.
+    held: Mutex<Option<VecDeque<String>>>,
 }
 
 impl Console {
     pub(super) fn new() -> Self {
         let progress = MultiProgress::new();
         let terminal = !progress.is_hidden();
-        Self { terminal, progress, bars: Mutex::default(), names: Mutex::default() }
+        Self { terminal, progress, bars: Mutex::default(), names: Mutex::default(), held: Mutex::default() }
+    }
+
+    /// Keep log lines to itself from now on: one process that cannot start is explained by one line.
+    pub(super) fn hold_logs(&self) {
+        *self.held.lock().unwrap_or_else(PoisonError::into_inner) = Some(VecDeque::new());
+    }
+
+    /// Write the lines that were kept, and all that come.
+    pub(super) fn release_logs(&self) {
+        let mut held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
+        held.take().into_iter().flatten().for_each(|line| self.write(&line));
     }
 
     /// Show for each process what it is doing until it is ready.
@@ -67,18 +83,27 @@ impl Console {
         bars.into_values().for_each(|bar| bar.finish_and_clear());
     }
 
-    /// The cluster serves: say where, and what to paste.
-    pub(super) async fn ready(&self, checked: &Checked, cluster: &Cluster, after: Duration) {
+    /// The cluster serves `model`: say where, and what to paste.
+    pub(super) fn ready(&self, checked: &Checked, cluster: &Cluster, (model, after): (&str, Duration)) {
         let url = cluster.http_url();
-        let curl = curl_command(&url, &served_model(&url).await, checked.spec.api_keys.is_some());
-        let admin = cluster.admin_url(ROUTER).unwrap_or_default();
+        let curl = curl_command(&url, model, checked.spec.api_keys.is_some());
         let text = format!(
-            "\noutrider is ready at {url} (gRPC at {}, metrics at {admin}) after {:.1} s\n{}\n\n{curl}\n\nCtrl-C stops it.\n",
+            "\noutrider is ready at {url} (gRPC at {}) after {:.1} s\n{}\n\n{curl}\n",
             cluster.grpc_url(),
             after.as_secs_f64(),
             checked.pair(),
         );
         self.print_result(&text);
+    }
+
+    /// What drafting gains, on one line.
+    pub(super) fn evidence(&self, line: &str) {
+        self.print_result(line);
+    }
+
+    /// The last word before the person at the terminal goes on: where to look, and how to end it.
+    pub(super) fn open(&self, admin: &str) {
+        self.print_result(&format!("console: {admin}/\n\nCtrl-C stops it.\n"));
     }
 
     /// Something that happened.
@@ -119,12 +144,22 @@ impl Console {
 
 impl LogSink for Console {
     fn line(&self, process: &str, line: &str) {
-        self.write(&format!("{} {line}", self.prefix(process)));
+        let line = format!("{} {line}", self.prefix(process));
+        let mut held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
+        match held.as_mut() {
+            None => self.write(&line),
+            Some(held) => {
+                if held.len() == HELD_LINES {
+                    held.pop_front();
+                }
+                held.push_back(line);
+            }
+        }
     }
 }
 
 /// The name under which the router serves the target. With API keys it does not tell us, and any name that it lists will do.
-async fn served_model(url: &str) -> String {
+pub(super) async fn served_model(url: &str) -> String {
     let ask = async {
         let models =
             reqwest::get(format!("{url}/v1/models")).await.ok()?.json::<serde_json::Value>().await.ok()?;
@@ -136,7 +171,7 @@ async fn served_model(url: &str) -> String {
 fn curl_command(url: &str, model: &str, with_key: bool) -> String {
     let body = serde_json::json!({
         "model": model,
-        "messages": [{ "role": "user", "content": "Write a Python function that reverses a list." }],
+        "messages": [{ "role": "user", "content": PROMPT }],
         "max_tokens": 64,
         "stream": true,
     });

@@ -1,11 +1,13 @@
 //! `outrider up`: a cluster on this machine, from the checks to the last goodbye.
 //!
-//! Check everything that can be known beforehand ([`preflight`]), start the processes, show progress, print one ready line,
-//! then wait: for a signal, which ends all in order, or for the death of any process, which ends all and is explained.
+//! Check everything that can be known beforehand ([`preflight`]), start the processes, show progress, print one ready line
+//! and one of [`evidence`], then wait: for a signal, which ends all in order, or for the death of any process, which ends all and is
+//! explained. What cannot start is explained by one line.
 
 mod args;
 mod checkpoint;
 mod console;
+mod evidence;
 mod preflight;
 
 use std::process::ExitCode;
@@ -14,19 +16,29 @@ use std::time::{Duration, Instant};
 
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
-use crate::cluster::{Cluster, ClusterError};
+use crate::cluster::{Cluster, ClusterError, ROUTER};
 
 pub use args::{DraftArg, SyntheticArg, UpArgs};
 pub use checkpoint::BUNDLED_PAIR;
 pub use preflight::{Fault, check_pair};
 
-use console::Console;
+use console::{Console, served_model};
+use evidence::NoEvidence;
 use preflight::Checked;
 
 /// How long loading may take. A model of tens of gigabytes on a slow disk fits.
 const READY_TIMEOUT: Duration = Duration::from_secs(15 * 60);
 /// The exit code of a bad command line or configuration.
 const EXIT_USAGE: u8 = 64;
+
+/// Why it ended without being asked to.
+#[derive(Debug, thiserror::Error)]
+enum UpError {
+    #[error(transparent)]
+    Cluster(#[from] ClusterError),
+    #[error("stopped everything: {0}")]
+    Inexact(NoEvidence),
+}
 
 /// Run the subcommand to its end. What goes wrong is printed here.
 pub async fn main(args: UpArgs) -> ExitCode {
@@ -44,20 +56,33 @@ pub async fn main(args: UpArgs) -> ExitCode {
             ExitCode::SUCCESS
         }
         Err(error) => {
-            console.error(&format!("stopped everything: {error}"));
+            match &error {
+                // What ended while all of them were needed explains itself in several lines.
+                UpError::Cluster(ClusterError::Died(_)) => {
+                    console.error(&format!("stopped everything: {error}"));
+                }
+                _ => console.error(&error.to_string()),
+            }
             ExitCode::FAILURE
         }
     }
 }
 
 /// From the first process to the last one's end. Returns the signal that asked for the end.
-async fn run(checked: Checked, console: &Arc<Console>) -> Result<&'static str, ClusterError> {
+async fn run(checked: Checked, console: &Arc<Console>) -> Result<&'static str, UpError> {
     // Listening for signals begins before the first child exists, so that none is left behind by an early Ctrl-C.
     let mut signals = Signals::listen().map_err(ClusterError::Signals)?;
+    if !checked.shows_loading_logs {
+        console.hold_logs();
+    }
     let mut cluster = Cluster::launch(checked.spec.clone(), Arc::clone(console) as _)?;
     console.begin_loading(&checked.loading_lines(&cluster.names()));
     let end = serve(&checked, &mut cluster, &mut signals, console).await;
     console.end_loading();
+    if end.is_ok() {
+        console.release_logs();
+        console.note("stopping");
+    }
     stop(cluster, &mut signals, console).await;
     end
 }
@@ -68,7 +93,7 @@ async fn serve(
     cluster: &mut Cluster,
     signals: &mut Signals,
     console: &Console,
-) -> Result<&'static str, ClusterError> {
+) -> Result<&'static str, UpError> {
     let started = Instant::now();
     let mut on_ready = |name: &str, after| console.loaded(name, after);
     tokio::select! {
@@ -77,18 +102,35 @@ async fn serve(
         signal = signals.next() => return Ok(signal),
         ready = cluster.wait_ready(READY_TIMEOUT, &mut on_ready) => ready?,
     }
-    console.ready(checked, cluster, started.elapsed()).await;
+    let after = started.elapsed();
+    console.end_loading();
+    console.release_logs();
+    let (model, admin) = (served_model(&cluster.http_url()).await, cluster.admin_url(ROUTER)?);
+    console.ready(checked, cluster, (&model, after));
+    if checked.evidence {
+        tokio::select! {
+            biased;
+            // It has not to be waited for.
+            signal = signals.next() => return Ok(signal),
+            report = cluster.next_exit() => return Err(ClusterError::Died(report).into()),
+            found = evidence::measure(&admin, &model) => match found {
+                Ok(evidence) => console.evidence(&evidence.to_string()),
+                Err(error @ NoEvidence::TextsDiffer { .. }) => return Err(UpError::Inexact(error)),
+                Err(error) => console.note(&error.to_string()),
+            },
+        }
+    }
+    console.open(&admin);
     tokio::select! {
         biased;
         // Asked to end, and processes ending, at the same moment: it was the asking.
         signal = signals.next() => Ok(signal),
-        report = cluster.next_exit() => Err(ClusterError::Died(report)),
+        report = cluster.next_exit() => Err(ClusterError::Died(report).into()),
     }
 }
 
 /// An orderly end; a second signal cuts it short, and dropping the cluster then kills what is left.
 async fn stop(cluster: Cluster, signals: &mut Signals, console: &Console) {
-    console.note("stopping");
     tokio::select! {
         biased;
         _ = signals.next() => console.note("killing what is left"),

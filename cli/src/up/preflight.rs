@@ -5,12 +5,19 @@
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
+use engine::ParameterCount;
 use scheduling::profile::Profile;
 use speculation::fingerprint::{TokenList, TokenListError, first_difference, token_list_from_json};
 
 use super::args::{DraftArg, SyntheticArg, UpArgs};
 use super::checkpoint::{self, BUNDLED_PAIR, shown};
 use crate::cluster::{Binaries, ClusterError, ClusterSpec, DraftKind, ROUTER, TargetKind, address_is_free};
+
+/// What the bundled target gets, so that drafting has something to gain: the time of a step is then that of a model worth drafting for.
+const BUNDLED_BALLAST: ParameterCount = ParameterCount(250_000_000);
+
+/// Of the processes, unless another level is asked for.
+const DEFAULT_LOG: &str = "info";
 
 /// One reason not to start. Its text fits on one line.
 #[derive(Debug, thiserror::Error)]
@@ -92,6 +99,10 @@ pub enum Fault {
 #[derive(Debug)]
 pub(super) struct Checked {
     pub(super) spec: ClusterSpec,
+    /// Whether what drafting gains is measured once all are ready.
+    pub(super) evidence: bool,
+    /// Whether log lines are shown while processes load, and not only once all are ready.
+    pub(super) shows_loading_logs: bool,
 }
 
 impl Checked {
@@ -102,11 +113,20 @@ impl Checked {
             (name, DraftKind::Model(directory)) if name.starts_with("draft") => loading(directory),
             (name, _) if name.starts_with("draft") => "starting".to_owned(),
             _ => match &self.spec.target {
-                TargetKind::Model(directory) => loading(directory),
+                TargetKind::Model(directory) => format!("{}{}", loading(directory), self.with_ballast()),
                 TargetKind::Synthetic { .. } => "starting".to_owned(),
             },
         };
         names.iter().map(|name| ((*name).to_owned(), line(name))).collect()
+    }
+
+    fn with_ballast(&self) -> String {
+        match self.spec.ballast {
+            0 => String::new(),
+            parameters => {
+                format!(" with {} parameters of ballast that change no token", ParameterCount(parameters))
+            }
+        }
     }
 
     /// The pair in a few words.
@@ -115,7 +135,7 @@ impl Checked {
             TargetKind::Model(directory) => directory,
             TargetKind::Synthetic { profile, .. } => profile,
         };
-        let target = format!("target {} x{}", shown(path), self.spec.target_workers);
+        let target = format!("target {}{} x{}", shown(path), self.with_ballast(), self.spec.target_workers);
         match &self.spec.draft {
             DraftKind::None => format!("{target}, no draft"),
             DraftKind::Synthetic => {
@@ -137,13 +157,12 @@ fn loading(directory: &Path) -> String {
 pub(super) fn check(args: UpArgs) -> Result<Checked, Vec<Fault>> {
     let mut faults = Vec::new();
     let engine = choose_engine(&args).map_err(|more| faults.extend(more)).ok();
-    for (flag, address) in [("--http", args.http), ("--grpc", args.grpc)] {
-        if address.port() != 0 && !address_is_free(address) {
+    let addresses = [("--http", args.http), ("--grpc", args.grpc), ("--admin", args.admin)];
+    for (i, &(flag, address)) in addresses.iter().enumerate() {
+        let is_taken_by_us = || addresses[..i].iter().any(|(_, other)| *other == address);
+        if address.port() != 0 && (is_taken_by_us() || !address_is_free(address)) {
             faults.push(Fault::AddressTaken { flag, address });
         }
-    }
-    if args.http == args.grpc && args.http.port() != 0 {
-        faults.push(Fault::AddressTaken { flag: "--grpc", address: args.grpc });
     }
     if let Some(file) = args.api_keys.as_ref().filter(|file| !file.is_file()) {
         faults.push(Fault::NoKeyFile { file: file.clone() });
@@ -151,7 +170,11 @@ pub(super) fn check(args: UpArgs) -> Result<Checked, Vec<Fault>> {
     let binaries = Binaries::beside_this_executable().map_err(|error| faults.push(error.into())).ok();
     match (engine, binaries) {
         (Some(engine), Some(binaries)) if faults.is_empty() => {
-            Ok(Checked { spec: spec(args, binaries, engine) })
+            let shows_loading_logs = args.log.is_some();
+            let has_draft = !matches!(engine.draft, DraftKind::None | DraftKind::Synthetic);
+            // What synthetic workers gain is written in their profile; and no key is known with which to ask.
+            let evidence = has_draft && !args.no_evidence && args.api_keys.is_none() && args.engine.is_none();
+            Ok(Checked { spec: spec(args, binaries, engine), evidence, shows_loading_logs })
         }
         _ => Err(faults),
     }
@@ -198,15 +221,23 @@ fn choose_engine(args: &UpArgs) -> Result<EngineChoice, Vec<Fault>> {
 
 fn spec(args: UpArgs, binaries: Binaries, engine: EngineChoice) -> ClusterSpec {
     ClusterSpec {
+        ballast: ballast(&args).0,
         target_workers: args.target_workers.unwrap_or(engine.target_workers) as usize,
         draft_workers: args.draft_workers.unwrap_or(engine.draft_workers) as usize,
         http: args.http,
         grpc: args.grpc,
+        admin: args.admin,
         threads: args.threads,
         api_keys: args.api_keys,
-        log: Some(args.log),
+        log: Some(args.log.unwrap_or_else(|| DEFAULT_LOG.to_owned())),
         ..ClusterSpec::new(binaries, engine.target, engine.draft)
     }
+}
+
+/// A target of the user's own is served as it is.
+fn ballast(args: &UpArgs) -> ParameterCount {
+    let is_bundled = args.target.is_none() && args.engine.is_none();
+    args.ballast.unwrap_or(if is_bundled { BUNDLED_BALLAST } else { ParameterCount(0) })
 }
 
 /// The bundled draft fits the bundled target only, so a target of the user's own is paired with n-grams by default.

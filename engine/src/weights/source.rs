@@ -51,8 +51,16 @@ impl NumbersMut<'_> {
         }
     }
 
+    /// Makes every number +0.
+    pub(crate) fn fill_with_zeros(&mut self) {
+        match self {
+            Self::F32(numbers) => numbers.fill(0.0),
+            Self::Bf16(numbers) => numbers.fill(bf16::ZERO),
+        }
+    }
+
     /// A range of them.
-    fn part(&mut self, range: Range<usize>) -> NumbersMut<'_> {
+    pub(crate) fn part(&mut self, range: Range<usize>) -> NumbersMut<'_> {
         match self {
             Self::F32(numbers) => NumbersMut::F32(&mut numbers[range]),
             Self::Bf16(numbers) => NumbersMut::Bf16(&mut numbers[range]),

@@ -2,6 +2,7 @@
 //! running them.
 #![expect(clippy::unwrap_used, reason = "the lint sees tests, but not what tests call")]
 
+mod ballast;
 mod broken_files;
 mod exactness;
 mod golden;

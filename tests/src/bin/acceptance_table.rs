@@ -8,6 +8,7 @@ use std::path::PathBuf;
 
 use anyhow::{Context as _, ensure};
 use clap::Parser;
+use engine::ParameterCount;
 use outrider_cli::cluster::{DraftKind, TargetKind};
 use tests::acceptance::{Measurement, Row};
 use tests::case::Case;
@@ -22,6 +23,9 @@ struct Args {
     /// Another target with the bundled pair's tokenizer, such as models/recipe/ballast.py writes [default: the bundled one]
     #[arg(long, value_name = "DIR")]
     target: Option<PathBuf>,
+    /// Parameters that the target gets in memory beside its own, such as 250M: the same tokens at a bigger model's pace
+    #[arg(long, value_name = "PARAMS", default_value_t)]
+    ballast: ParameterCount,
     /// How the workers hold the target's weights [default: as the checkpoint has them]
     #[arg(long, value_name = "FORMAT")]
     target_weights: Option<String>,
@@ -68,6 +72,7 @@ async fn main() -> anyhow::Result<()> {
         if let Some(format) = &args.target_weights {
             spec.target_args.extend(["--weights".to_owned(), format.clone()]);
         }
+        spec.ballast = args.ballast.0;
         // Chains as long as the widest trees are compared with.
         if !args.shapes.is_empty() {
             spec.router_args.extend(["--max-draft-tokens".to_owned(), "32".to_owned()]);

@@ -40,6 +40,20 @@ fn the_draft_defaults_to_the_bundled_one_only_with_the_bundled_target() {
 }
 
 #[test]
+fn only_the_bundled_target_gets_ballast_unasked() {
+    let count = |arguments: &[&str]| ballast(&parse(arguments)).to_string();
+    assert_eq!(count(&[]), "250M");
+    assert_eq!(count(&["--draft", "ngram"]), "250M");
+    assert_eq!(count(&["--ballast", "0"]), "0");
+    assert_eq!(count(&["--ballast", "20m"]), "20M");
+    assert_eq!(count(&["--target", "/x"]), "0");
+    assert_eq!(count(&["--target", "/x", "--ballast", "1.5B"]), "1.5B");
+    assert_eq!(count(&["--engine", "synthetic:/p.toml"]), "0");
+    assert!(Cli::try_parse_from(["up", "--ballast", "much"]).is_err());
+    assert!(Cli::try_parse_from(["up", "--engine", "synthetic:/p.toml", "--ballast", "1M"]).is_err());
+}
+
+#[test]
 fn the_bundled_pair_passes() {
     let (target, draft) = choose_models(&parse(&[])).unwrap();
     assert_eq!(messages(&check_models(&target, &draft)), "");

@@ -49,6 +49,19 @@ fn the_bundled_draft_gives_the_cpus_logits() {
     check("../models/demo/draft", WeightFormat::Int8, 2e-2);
 }
 
+#[test]
+fn ballast_changes_no_number() {
+    for weights in [WeightFormat::Bf16, WeightFormat::Int8] {
+        let options = options("tests/golden/llama_biases_mha", weights);
+        let heavy = Engine::load_with_ballast_by(&options, 50_000, |source, model| {
+            on_emulator(&options, source, model)
+        });
+        let mut heavy = heavy.unwrap();
+        assert!(heavy.info().ballast_parameters > 0);
+        assert!(run(&mut heavy).unwrap() == run(&mut emulated(&options)).unwrap(), "{weights:?}");
+    }
+}
+
 /// A tiny golden configuration with heads that have a kernel.
 fn with_heads(model: &str, changes: &[(&str, u64)]) -> tempfile::TempDir {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("tests/golden/{model}/config.json"));

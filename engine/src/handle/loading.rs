@@ -1,0 +1,229 @@
+//! The ways to an [`Engine`]: a checkpoint, the same with ballast, or random weights of a configuration.
+
+use std::marker::PhantomData;
+use std::path::Path;
+
+use super::Engine;
+use crate::EngineError;
+use crate::ballast::Ballast;
+use crate::block_manager::{BLOCK_SIZE, BlockManager};
+use crate::cpu::Threads;
+use crate::cuda::{GpuOptions, load_on_gpus};
+use crate::load::{Loaded, MAX_THREADS, load_on_cpu};
+use crate::model_config::fields::read_file;
+use crate::model_config::{CONFIG_FILE, ModelConfig};
+use crate::numerics_id::NumericsParts;
+use crate::options::{EngineInfo, EngineStats, LoadOptions};
+use crate::weights::{Checkpoint, Formats, LinearFormat, MatrixFormat, RandomTensors, TensorSource};
+
+impl Engine {
+    /// Loads a checkpoint into memory, converted or quantized where another format is wanted than it is stored in.
+    /// Every byte of it is read, once more for [`EngineInfo::numerics_id`]; nothing is read later.
+    pub fn load(options: &LoadOptions) -> Result<Engine, EngineError> {
+        Self::load_by(options, |source, model| load_on_cpu(options, source, model))
+    }
+
+    /// The same on GPUs of this machine, a rank on each. KV is taken with the first block, on every one its part.
+    pub fn load_on_cuda(options: &LoadOptions, gpus: &GpuOptions) -> Result<Engine, EngineError> {
+        Self::load_by(options, |source, model| load_on_gpus(options, source, model, gpus))
+    }
+
+    /// The same made heavier by about `parameters` weights that change no token (see `ballast`), on the CPU or on GPUs: a device for
+    /// demonstrations and benchmarks. Logits equal those without ballast (`==`); time, memory and KV are the bigger model's, and so is
+    /// [`EngineInfo::numerics_id`].
+    pub fn load_with_ballast(
+        options: &LoadOptions,
+        parameters: u64,
+        gpus: Option<&GpuOptions>,
+    ) -> Result<Engine, EngineError> {
+        Self::load_with_ballast_by(options, parameters, |source, model| match gpus {
+            Some(gpus) => load_on_gpus(options, source, model, gpus),
+            None => load_on_cpu(options, source, model),
+        })
+    }
+
+    /// Loads a checkpoint by whatever puts its weights on a device.
+    pub(crate) fn load_by(
+        options: &LoadOptions,
+        load: impl FnOnce(&dyn TensorSource, (ModelConfig, Formats)) -> Result<Loaded, EngineError>,
+    ) -> Result<Engine, EngineError> {
+        Self::load_with_ballast_by(options, 0, load)
+    }
+
+    /// The same with ballast; 0 is none.
+    pub(crate) fn load_with_ballast_by(
+        options: &LoadOptions,
+        parameters: u64,
+        load: impl FnOnce(&dyn TensorSource, (ModelConfig, Formats)) -> Result<Loaded, EngineError>,
+    ) -> Result<Engine, EngineError> {
+        check_threads(options)?;
+        let config = ModelConfig::load(&options.model_dir)?;
+        let mut identity = read_file(&options.model_dir.join(CONFIG_FILE))?;
+        let checkpoint = Checkpoint::open(&options.model_dir)?;
+        let formats = Formats::resolve(options.weights, checkpoint.stored_format());
+        let (loaded, heavy) = if parameters == 0 {
+            (load(&checkpoint, (config.clone(), formats))?, config.clone())
+        } else {
+            let ballast = Ballast::plan(parameters, &config)?;
+            identity.extend_from_slice(ballast.name().as_bytes());
+            let heavy = ballast.apply(config.clone());
+            (load(&ballast.around(&checkpoint), (heavy.clone(), formats))?, heavy)
+        };
+        let digest = checkpoint.digest(&Threads::new(options.threads)?)?;
+        let mut engine = Self::around(options, (loaded, heavy), formats, (&identity, digest))?;
+        engine.info.ballast_parameters = engine.info.num_parameters - config.num_parameters();
+        engine.log_loaded(formats);
+        Ok(engine)
+    }
+
+    /// A model of random weights that only its configuration is needed for: `options.model_dir` is the path of
+    /// a config.json. The same seed makes the same model in every format; "as stored" is bf16. For measuring
+    /// speed; its text is noise.
+    pub fn random(options: &LoadOptions, seed: u64) -> Result<Engine, EngineError> {
+        Self::random_by(options, seed, |source, model| load_on_cpu(options, source, model))
+    }
+
+    /// The same on GPUs.
+    pub fn random_on_cuda(
+        options: &LoadOptions,
+        seed: u64,
+        gpus: &GpuOptions,
+    ) -> Result<Engine, EngineError> {
+        Self::random_by(options, seed, |source, model| load_on_gpus(options, source, model, gpus))
+    }
+
+    /// Random weights by whatever puts them on a device.
+    pub(crate) fn random_by(
+        options: &LoadOptions,
+        seed: u64,
+        load: impl FnOnce(&dyn TensorSource, (ModelConfig, Formats)) -> Result<Loaded, EngineError>,
+    ) -> Result<Engine, EngineError> {
+        check_threads(options)?;
+        let config = ModelConfig::read(&options.model_dir)?;
+        let config_bytes = read_file(&options.model_dir)?;
+        let source = RandomTensors { seed };
+        let formats = Formats::resolve(options.weights, MatrixFormat::Bf16);
+        let loaded = load(&source, (config.clone(), formats))?;
+        let mut digest = [0; 32];
+        digest[..8].copy_from_slice(&seed.to_le_bytes());
+        let engine = Self::around(options, (loaded, config), formats, (&config_bytes, digest))?;
+        engine.log_loaded(formats);
+        Ok(engine)
+    }
+
+    /// Gives a loaded model its KV and its name. `identity` is config.json and what stands for the weights.
+    fn around(
+        options: &LoadOptions,
+        (loaded, config): (Loaded, ModelConfig),
+        formats: Formats,
+        (config_bytes, checkpoint): (&[u8], [u8; 32]),
+    ) -> Result<Engine, EngineError> {
+        let Loaded { numerics, runner, draws, trees, weight_bytes, kv_bytes_per_token, kv_memory_bytes } =
+            loaded;
+        let (kernel_class, device_class) = numerics;
+        let blocks = new_block_manager(kv_bytes_per_token * BLOCK_SIZE as u64, (kv_memory_bytes, options))?;
+        let numerics = NumericsParts {
+            config: config_bytes,
+            checkpoint,
+            weight_format: formats.as_str(),
+            kv_format: formats.kv().as_str(),
+            kernel_class,
+            device_class,
+        };
+        let is_last_projection = config.tie_word_embeddings
+            && formats.linear == LinearFormat::Float(formats.embedding)
+            && options.tensor_parallel == 1;
+        let table_bytes = match is_last_projection {
+            true => 0,
+            false => (config.vocab_size * config.hidden_size * formats.embedding.size()) as u64,
+        };
+        let info = EngineInfo {
+            model_id: model_id(&config, &options.model_dir),
+            vocab_size: config.vocab_size as u32,
+            max_model_len: max_model_len(options, &config, &blocks)?,
+            eos_token_ids: config.eos_token_ids.clone(),
+            numerics_id: numerics.id(),
+            kv_blocks: blocks.total_blocks(),
+            kv_block_size: BLOCK_SIZE as u32,
+            num_parameters: config.num_parameters(),
+            ballast_parameters: 0,
+            weight_bytes,
+            held_bytes: weight_bytes + table_bytes,
+            kv_bytes_per_token,
+        };
+        Ok(Engine {
+            info,
+            runner,
+            draws,
+            trees,
+            blocks,
+            stats: EngineStats::default(),
+            not_sync: PhantomData,
+        })
+    }
+
+    fn log_loaded(&self, formats: Formats) {
+        let info = &self.info;
+        tracing::info!(
+            model_id = info.model_id,
+            parameters = info.num_parameters,
+            ballast_parameters = info.ballast_parameters,
+            weights = formats.as_str(),
+            weight_bytes = info.weight_bytes,
+            max_model_len = info.max_model_len,
+            kv_blocks = info.kv_blocks,
+            numerics_id = info.numerics_id,
+            "model loaded"
+        );
+    }
+}
+
+fn check_threads(options: &LoadOptions) -> Result<(), EngineError> {
+    if options.threads == 0 || options.threads > MAX_THREADS {
+        let reason = format!("expected 1 to {MAX_THREADS}");
+        return Err(EngineError::BadOption { option: "threads", value: options.threads as u64, reason });
+    }
+    Ok(())
+}
+
+fn new_block_manager(
+    block_bytes: u64,
+    (kv_memory_bytes, options): (u64, &LoadOptions),
+) -> Result<BlockManager, EngineError> {
+    let blocks = kv_memory_bytes / block_bytes;
+    if blocks == 0 {
+        let reason = format!("less than one block of {BLOCK_SIZE} tokens, {block_bytes} bytes");
+        let value = options.kv_memory_bytes;
+        return Err(EngineError::BadOption { option: "kv_memory_bytes", value, reason });
+    }
+    Ok(BlockManager::new(u32::try_from(blocks).unwrap_or(u32::MAX)))
+}
+
+fn max_model_len(
+    options: &LoadOptions,
+    config: &ModelConfig,
+    blocks: &BlockManager,
+) -> Result<u32, EngineError> {
+    let kv_tokens = blocks.total_blocks() * BLOCK_SIZE as u64;
+    let most = config.max_len.min(u32::try_from(kv_tokens).unwrap_or(u32::MAX));
+    match options.max_model_len {
+        None => Ok(most),
+        Some(len) if (1..=most).contains(&len) => Ok(len),
+        Some(len) => {
+            let reason = format!(
+                "expected 1 to {most} (the model takes {}, kv_memory_bytes {kv_tokens})",
+                config.max_len
+            );
+            Err(EngineError::BadOption { option: "max_model_len", value: u64::from(len), reason })
+        }
+    }
+}
+
+/// A configuration may hold the path it was trained at, which names nothing.
+fn model_id(config: &ModelConfig, model_dir: &Path) -> String {
+    let is_name = |name: &&String| !name.is_empty() && !name.starts_with(['/', '.', '~']);
+    config.name.as_ref().filter(is_name).cloned().unwrap_or_else(|| {
+        let absolute = std::path::absolute(model_dir).unwrap_or_else(|_| model_dir.to_owned());
+        absolute.file_name().map_or_else(|| "model".to_owned(), |name| name.to_string_lossy().into_owned())
+    })
+}

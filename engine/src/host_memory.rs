@@ -1,0 +1,96 @@
+//! Whether a model's weights fit in the memory that is free, asked before they are read: the system would grant what it does not
+//! have and end the process later, without a word.
+
+use crate::EngineError;
+use crate::model_config::ModelConfig;
+use crate::model_shape::ModelShape;
+use crate::weights::{Formats, LinearFormat, MatrixFormat, QuantizedFormat};
+
+/// Refuses a model whose weights need more than is free. Where the system does not say what is free, everything fits.
+pub(crate) fn check_fits(config: &ModelConfig, formats: Formats) -> Result<(), EngineError> {
+    fits(weight_bytes(config, formats), free_bytes())
+}
+
+fn fits(needed: u64, free: Option<u64>) -> Result<(), EngineError> {
+    match free {
+        Some(free) if needed > free => Err(EngineError::NotEnoughMemory { needed, free }),
+        _ => Ok(()),
+    }
+}
+
+/// Bytes of weights in memory: at least so many.
+fn weight_bytes(config: &ModelConfig, formats: Formats) -> u64 {
+    let shape = ModelShape::of(config);
+    let projections = shape.layer_projections().into_iter().chain([shape.vocabulary_projection()]);
+    let linear: u64 = projections
+        .map(|projection| match formats.linear {
+            LinearFormat::Float(format) => projection.weights() * format.size() as u64,
+            LinearFormat::Quantized(QuantizedFormat::Int8) => {
+                projection.weights() + projection.int8_scales() * size_of::<f32>() as u64
+            }
+            LinearFormat::Quantized(QuantizedFormat::Int4) => {
+                projection.weights() / 2 + projection.int4_scales() * MatrixFormat::Bf16.size() as u64
+            }
+        })
+        .sum();
+    let is_table_too = shape.tied && formats.linear == LinearFormat::Float(formats.embedding);
+    let table = if is_table_too { 0 } else { shape.embedding() * formats.embedding.size() as u64 };
+    linear + table + shape.vectors() * size_of::<f32>() as u64
+}
+
+/// Bytes that this process may still take: what the machine has free or can free at once, and what the container's limit leaves.
+fn free_bytes() -> Option<u64> {
+    let machine = available(&std::fs::read_to_string("/proc/meminfo").ok()?)?;
+    let number =
+        |file: &str| std::fs::read_to_string(format!("/sys/fs/cgroup/{file}")).ok()?.trim().parse().ok();
+    // "max" is no number, and no limit. What a container uses includes files in the cache, which it can give up.
+    let container = number("memory.max").zip(number("memory.current"));
+    let left = container.map(|(max, used): (u64, u64)| max.saturating_sub(used) + cached_in_container());
+    Some(left.map_or(machine, |left| left.min(machine)))
+}
+
+fn cached_in_container() -> u64 {
+    let stat = std::fs::read_to_string("/sys/fs/cgroup/memory.stat").unwrap_or_default();
+    field(&stat, "file ").unwrap_or(0)
+}
+
+fn available(meminfo: &str) -> Option<u64> {
+    field(meminfo, "MemAvailable:")?.checked_mul(1024)
+}
+
+/// The first number of the line that begins so.
+fn field(text: &str, start: &str) -> Option<u64> {
+    text.lines().find_map(|line| line.strip_prefix(start)?.split_whitespace().next()?.parse().ok())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::WeightFormat;
+
+    #[test]
+    fn what_does_not_fit_is_refused_with_both_numbers() {
+        assert!(fits(10, Some(10)).is_ok() && fits(10, None).is_ok());
+        let text = fits(38_400_000_000, Some(21_000_000_000)).unwrap_err().to_string();
+        assert!(text.contains("38.4 GB") && text.contains("21.0 GB") && text.contains("int4"), "{text}");
+    }
+
+    #[test]
+    fn bytes_follow_the_format() {
+        let config = crate::model_config::tests::tiny();
+        let bytes = |wanted| weight_bytes(&config, Formats::resolve(wanted, MatrixFormat::Bf16));
+        let parameters = config.num_parameters();
+        let vectors = 2 * config.norm_numbers();
+        assert_eq!(bytes(WeightFormat::F32), 4 * parameters);
+        assert_eq!(bytes(WeightFormat::Bf16), 2 * parameters + vectors);
+        let (int8, int4) = (bytes(WeightFormat::Int8), bytes(WeightFormat::Int4));
+        assert!(int4 < int8 && int8 < 2 * parameters, "{int4} {int8} {parameters}");
+    }
+
+    #[test]
+    fn what_the_system_says_is_read() {
+        assert_eq!(available("MemTotal: 9 kB\nMemAvailable:   21000 kB\n"), Some(21_000 * 1024));
+        assert_eq!(available("MemTotal: 9 kB\n"), None);
+        assert_eq!(field("anon 5\nfile 4096\nfile_mapped 7\n", "file "), Some(4096));
+    }
+}

@@ -1,0 +1,80 @@
+//! A model with ballast gives the logits of the model without it, number for number: every family, every weight format, one rank and
+//! several, the bundled pair.
+
+use std::path::Path;
+
+use engine::{Engine, LoadOptions, TokenId, WeightFormat};
+
+use crate::support::{demo_dir, feed, golden_cases, golden_dir};
+
+const FORMATS: [WeightFormat; 5] =
+    [WeightFormat::AsStored, WeightFormat::F32, WeightFormat::Bf16, WeightFormat::Int8, WeightFormat::Int4];
+
+fn options(model_dir: &Path, weights: WeightFormat, tensor_parallel: usize) -> LoadOptions {
+    LoadOptions {
+        model_dir: model_dir.to_owned(),
+        weights,
+        threads: 1,
+        tensor_parallel,
+        kv_memory_bytes: 64 << 20,
+        max_model_len: None,
+    }
+}
+
+/// Logits of a prompt, and of ids that follow it one by one.
+fn logits(engine: &mut Engine) -> Vec<Vec<f32>> {
+    let vocab = engine.info().vocab_size;
+    let ids: Vec<TokenId> = (0..24).map(|i| (i * 29 + 3) % vocab).collect();
+    let slot = engine.open();
+    let mut rows = feed(engine, slot, &ids[..17], 17);
+    for id in &ids[17..] {
+        rows.extend(feed(engine, slot, &[*id], 1));
+    }
+    rows
+}
+
+fn check(model: &Path, parameters: u64, ranks: usize) {
+    for format in FORMATS {
+        let options = options(model, format, ranks);
+        let Ok(mut light) = Engine::load(&options) else {
+            assert!(ranks > 1, "only ranks may not fit a tiny model");
+            continue;
+        };
+        let mut heavy = Engine::load_with_ballast(&options, parameters, None).unwrap();
+        let (light_info, heavy_info) = (light.info().clone(), heavy.info().clone());
+        assert!(heavy_info.ballast_parameters > 0 && light_info.ballast_parameters == 0);
+        assert_eq!(heavy_info.num_parameters, light_info.num_parameters + heavy_info.ballast_parameters);
+        assert!(heavy_info.weight_bytes > light_info.weight_bytes);
+        assert_ne!(heavy_info.numerics_id, light_info.numerics_id, "ballast is seen from outside");
+        assert_eq!(
+            (heavy_info.vocab_size, heavy_info.model_id),
+            (light_info.vocab_size, light_info.model_id)
+        );
+        let (expected, found) = (logits(&mut light), logits(&mut heavy));
+        assert!(expected.iter().flatten().all(|logit| logit.is_finite()));
+        assert!(found == expected, "{} as {format:?} on {ranks} ranks", model.display());
+    }
+}
+
+#[test]
+fn every_family_draws_from_the_same_logits() {
+    for case in golden_cases() {
+        // A wider feed-forward alone, and more layers with it.
+        for parameters in [1, 400_000] {
+            check(&golden_dir().join(&case), parameters, 1);
+        }
+    }
+}
+
+#[test]
+fn the_bundled_pair_draws_from_the_same_logits() {
+    check(&demo_dir("target"), 20_000_000, 1);
+    check(&demo_dir("draft"), 2_000_000, 1);
+}
+
+#[test]
+fn ranks_share_ballast_too() {
+    for ranks in [2, 4] {
+        check(&demo_dir("target"), 9_000_000, ranks);
+    }
+}
