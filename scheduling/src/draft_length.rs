@@ -160,28 +160,6 @@ impl DraftLength {
         }
     }
 
-    /// A fresh lane that takes over what lanes beside it know: it expects their mean acceptance, and rounds that differ from their price as
-    /// those of the one with the most rounds do. What it measures itself counts for as much as it does in a lane that knows nothing.
-    pub fn beside(max_k: u32, rules: Rules, others: &[&Self]) -> Self {
-        let mut lane = Self::with_rules(max_k, rules);
-        let Some(oldest) =
-            others.iter().max_by_key(|other| other.lane_rounds).filter(|_| rules.learns_from_others)
-        else {
-            return lane;
-        };
-        let (mut weights, mut sum) =
-            (rules.acceptance.prior_weight, rules.acceptance.prior_weight * rules.prior_acceptance);
-        for other in others {
-            let weight = other.acceptance.evidence().min(ACCEPTANCE_EVIDENCE);
-            weights += weight;
-            sum += weight * other.acceptance.rates(1)[0];
-        }
-        lane.acceptance = AcceptanceByPosition::with_rules(sum / weights, rules.acceptance);
-        lane.residuals.begin_as(&oldest.residuals);
-        lane.siblings = oldest.siblings.clone();
-        lane
-    }
-
     /// k for the round that one of the lane's sequences begins. Decides anew whenever each of them had its turn.
     pub fn choose(&mut self, load: Load, target: &WorkerCost, draft: &WorkerCost) -> Choice {
         if self.left_in_round == 0 {

@@ -79,11 +79,6 @@ impl ResidualFilter {
         Self { rules, mean: vec![0.0; prior.len()], covariance: prior.clone(), prior }
     }
 
-    /// Expects what `other` does, and is as unsure of it as if nothing had been measured.
-    pub(super) fn begin_as(&mut self, other: &Self) {
-        self.mean.iter_mut().zip(&other.mean).for_each(|(mean, other)| *mean = *other);
-    }
-
     /// A lane round went by.
     pub(super) fn age(&mut self) {
         let ResidualRules { own_memory, common_drift, .. } = self.rules;

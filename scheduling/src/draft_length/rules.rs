@@ -64,8 +64,6 @@ pub(super) const PROBE_DEBT_MAX: f64 = 16.0;
 pub struct Rules {
     /// The acceptance rate that a fresh lane is believed to have.
     pub prior_acceptance: f64,
-    /// Whether a fresh lane takes over what others of its model know.
-    pub learns_from_others: bool,
     /// What a move must be worth.
     pub hysteresis: f64,
     /// What it must be worth as long as the last one was not measured.
@@ -92,7 +90,6 @@ impl Default for Rules {
     fn default() -> Self {
         Self {
             prior_acceptance: PRIOR_ACCEPTANCE,
-            learns_from_others: true,
             hysteresis: HYSTERESIS,
             rash_hysteresis: RASH_HYSTERESIS,
             settling_lane_rounds: SETTLING_LANE_ROUNDS,

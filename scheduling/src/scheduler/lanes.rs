@@ -185,10 +185,9 @@ impl Lanes {
         let id = LaneId(self.lanes.len() as u32);
         let policy = self.policy.lane(&key.task_type);
         let max_k = policy.max_k.min(self.policy.max_draft_tokens);
-        let draft_length = DraftLength::beside(max_k, self.rules, &self.lanes_beside(&key));
         self.lanes.push(Lane {
             key: Arc::new(key.clone()),
-            draft_length,
+            draft_length: DraftLength::with_rules(max_k, self.rules),
             policy,
             outputs: OutputLengths::default(),
             sequences: 0,
@@ -198,15 +197,6 @@ impl Lanes {
         });
         self.ids.insert(key, id);
         id
-    }
-
-    /// What a fresh lane may learn from: those of its model and temperature, or of its model alone where there are none.
-    fn lanes_beside(&self, key: &LaneKey) -> Vec<&DraftLength> {
-        let of_model = || self.lanes.iter().filter(|lane| lane.key.model == key.model);
-        let of_temperature = of_model().filter(|lane| lane.key.temperature == key.temperature);
-        let nearest: Vec<&Lane> = of_temperature.collect();
-        let lanes = if nearest.is_empty() { of_model().collect() } else { nearest };
-        lanes.into_iter().map(|lane| &lane.draft_length).collect()
     }
 
     /// Removes a sequence. What the lane learned stays.

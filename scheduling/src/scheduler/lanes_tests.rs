@@ -50,22 +50,6 @@ fn run(lanes: &mut Lanes, lane: LaneId, workers: &WorkersOfLane<'_>, accepted: &
 }
 
 #[test]
-fn a_fresh_lane_begins_with_what_others_of_its_model_know() {
-    let (target, draft) = (flat(20_000), flat(4_000));
-    let first_k = |accepted: &[u32], model: &str| {
-        let mut lanes = lanes(policy(&[]));
-        let known = lanes.join(key("code")).id;
-        run(&mut lanes, known, &workers(&target, &draft), accepted);
-        let fresh = lanes.join(LaneKey { model: model.to_owned(), ..key("chat") }).id;
-        lanes.choose(fresh, &workers(&target, &draft)).num_draft_tokens
-    };
-    let of_nobody = first_k(&[0], "another model");
-    assert!(of_nobody > 0, "a lane that knows nothing tries");
-    assert_eq!(first_k(&[0], "m"), 0, "its neighbour's drafts are never accepted");
-    assert!(first_k(&[8], "m") > of_nobody, "its neighbour's always are");
-}
-
-#[test]
 fn each_lane_learns_for_itself_and_is_explained() {
     let mut lanes = lanes(policy(&[]));
     let (good, bad) = (lanes.join(key("code")).id, lanes.join(key("chat")).id);

@@ -49,7 +49,6 @@ fn mechanisms() -> Vec<Mechanism> {
         by("groups at workers", |e| e.groups.groups_max = 1),
         by("groups", |e| (e.rules.groups_max, e.groups.groups_max) = (1, 1)),
         by("regrouping margin", |e| (e.groups.regroup_margin, e.groups.regroup_rounds) = (0.0, 1.0)),
-        by("learning from other lanes", |e| e.rules.learns_from_others = false),
         by("groups by lane", |e| e.groups.by_lane = false),
     ]
 }
