@@ -22,7 +22,7 @@ use outrider_cli::load::answer::Answer;
 use outrider_cli::load::prompts::Content;
 use outrider_cli::load::{Access, Client, Endpoint, Prompt, Schedule, Settings};
 use scheduling::profile::{ForwardRows, Profile};
-use simulator::{Kind, Outcome, Policy, Setup, Sharing, Traffic, run};
+use simulator::{Kind, Outcome, Policy, Setup, Traffic, run};
 
 /// A point of the map.
 struct Point {
@@ -155,7 +155,6 @@ impl Point {
                     sequences_max: self.sequences,
                 },
                 policy: Policy::Lanes { max_k: MAX_K },
-                sharing: Sharing::ByCost,
                 seed,
                 duration: Duration::from_secs_f64(self.warm_up + self.seconds),
                 warm_up: Duration::from_secs_f64(self.warm_up),

@@ -11,7 +11,7 @@ use std::time::Duration;
 use outrider_cli::plan::profiled;
 use scheduling::profile::Profile;
 use scheduling::profile::text::{mix, unit};
-use simulator::{ENDLESS, Kind, Policy, Setup, Sharing, Traffic, run};
+use simulator::{ENDLESS, Kind, Policy, Setup, Traffic, run};
 
 /// Ids in a sequence.
 const CONTEXT: u32 = 512;
@@ -110,7 +110,6 @@ fn both((name, sequences, k, acceptance): Point) -> Result<(f64, f64), Box<dyn E
             profile: &profile,
             traffic: Traffic::Closed { sequences, kinds: vec![kind.clone()] },
             policy: Policy::Fixed(k),
-            sharing: Sharing::ByCost,
             seed,
             duration: Duration::from_secs_f64(round_s * ROUNDS),
             warm_up: Duration::from_secs_f64(round_s * WARM_UP_ROUNDS),

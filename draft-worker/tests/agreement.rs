@@ -49,7 +49,6 @@ fn step(
             prefix_hash: Prefix::new(&ids[..base]).hash_at(base as u32).expect("it holds so many"),
             append_ids: ids[base..*until].to_vec(),
             work: work.clone(),
-            expected_tokens: 1.0,
         };
         assert_eq!(cached.admit(&step, &method.limits()), Admission::Run);
         let mut tasks =

@@ -22,7 +22,6 @@ pub fn step_to_wire(step: Step) -> v1::Step {
         base_len: step.base_len,
         prefix_hash: step.prefix_hash,
         append_ids: step.append_ids,
-        expected_tokens: step.expected_tokens,
         ..v1::Step::default()
     };
     match step.work {
@@ -66,7 +65,6 @@ pub fn step_from_wire(wire: v1::Step, role: Role) -> Result<Step, WireError> {
         prefix_hash: wire.prefix_hash,
         append_ids: wire.append_ids,
         work,
-        expected_tokens: wire.expected_tokens,
     })
 }
 

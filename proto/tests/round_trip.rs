@@ -150,7 +150,6 @@ proptest! {
             prefix_hash,
             append_ids,
             work,
-            expected_tokens: 1.5,
         };
         prop_assert_eq!(step_from_wire(step_to_wire(step.clone()), role), Ok(step));
     }

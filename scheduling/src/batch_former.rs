@@ -2,23 +2,18 @@
 //!
 //! A worker's device thread and the simulator's worker drive it alike: they report what arrives, what is
 //! answered and what forwards take, and ask for one decision whenever no forward runs. It holds every rule of
-//! [`mod@crate::batch`] that needs memory: predicted forward times, return times, groups, the delay so far
-//! and which steps were passed over. It knows no ids, no KV and no clock; `now` is any clock that never goes
-//! back.
+//! [`mod@crate::batch`] that needs memory: predicted forward times, return times, groups and the delay so far.
+//! It knows no ids, no KV and no clock; `now` is any clock that never goes back.
 
 #[cfg(test)]
 mod tests;
 
-use std::collections::BTreeSet;
 use std::time::Duration;
 
 use speculation::cached_sequence::CachedSequence;
 use speculation::{Step, Work};
 
-use crate::batch::{
-    Group, GroupRules, Groups, LaneRows, LaneSharing, ROUND_CONTEXT, ReadyGroup, ReturnTimes, StepRows,
-    by_lane, lane_first,
-};
+use crate::batch::{Group, GroupRules, Groups, LaneRows, ROUND_CONTEXT, ReadyGroup, ReturnTimes, StepRows};
 use crate::cost::{Forward, StepTimes, WorkerCost};
 
 /// A shorter delay costs more than it brings: no thread wakes up sooner.
@@ -37,8 +32,6 @@ pub struct ReadyStep<K> {
     pub context_len: u32,
     /// Whether a target verifies or decodes; not so where a step only feeds or drafts.
     pub is_verify: bool,
-    /// Tokens that the step is expected to commit.
-    pub expected_tokens: f64,
 }
 
 impl<K> ReadyStep<K> {
@@ -50,7 +43,6 @@ impl<K> ReadyStep<K> {
             rows,
             context_len: cached.len(),
             is_verify: matches!(step.work, Work::Verify { .. }),
-            expected_tokens: step.expected_tokens.into(),
         }
     }
 }
@@ -77,41 +69,24 @@ pub struct RanForward {
     pub kv_tokens: u64,
 }
 
-/// By which rules forwards are formed; the default is what workers do.
-#[derive(Debug, Clone, Copy, PartialEq, Default)]
-pub struct BatchRules {
-    /// When a target regroups.
-    pub groups: GroupRules,
-    /// Which lanes share a forward.
-    pub lanes: LaneSharing,
-}
-
 /// See the module's page. `K` names a sequence.
 #[derive(Debug, Clone)]
 pub struct BatchFormer<K> {
-    rules: BatchRules,
     cost: WorkerCost,
     return_times: ReturnTimes<K>,
     groups: Groups,
     /// When the delay of the next forward began.
     delayed_since: Option<Duration>,
-    /// Sequences whose step was left out of a forward for another lane's sake.
-    passed_over: BTreeSet<K>,
-    /// The lane of the latest forward, where lanes take turns.
-    last_lane: Option<u32>,
 }
 
 impl<K: Ord + Copy> BatchFormer<K> {
     /// A batch former for a worker with these profiled step times; without any, no forward is ever delayed.
-    pub fn new(times: StepTimes, rules: BatchRules) -> Self {
+    pub fn new(times: StepTimes, rules: GroupRules) -> Self {
         Self {
-            rules,
             cost: WorkerCost::new(times),
             return_times: ReturnTimes::default(),
-            groups: Groups::with_rules(rules.groups),
+            groups: Groups::with_rules(rules),
             delayed_since: None,
-            passed_over: BTreeSet::new(),
-            last_lane: None,
         }
     }
 
@@ -125,13 +100,11 @@ impl<K: Ord + Copy> BatchFormer<K> {
     /// A step of the sequence was answered.
     pub fn answered(&mut self, now: Duration, key: &K) {
         self.return_times.answered(key, now);
-        self.passed_over.remove(key);
     }
 
     /// The sequence will not come back.
     pub fn forget(&mut self, key: &K) {
         self.return_times.forget(key);
-        self.passed_over.remove(key);
     }
 
     /// A forward is done.
@@ -145,23 +118,22 @@ impl<K: Ord + Copy> BatchFormer<K> {
 
     /// What to do with the steps that are `ready`, oldest first.
     pub fn next(&mut self, now: Duration, ready: &[ReadyStep<K>]) -> Decision {
-        let rows: Vec<StepRows> = ready.iter().map(|step| step.rows).collect();
-        let group = self.group(ready, &rows);
-        if let Some(delay) = self.delay(now, group.ready(&rows), mean_context(ready)) {
+        let group = self.group(ready);
+        if let Some(delay) = self.delay(now, group.ready(&lane_rows(ready)), mean_context(ready)) {
             self.delayed_since.get_or_insert(now);
             return Decision::Wait(delay.max(MIN_DELAY));
         }
-        Decision::Run(self.without_other_lanes(ready, group.members))
+        Decision::Run(group.members)
     }
 
     /// The group of the next forward: at a target a part of the drafting sequences, elsewhere all steps.
-    fn group(&mut self, ready: &[ReadyStep<K>], rows: &[StepRows]) -> Group {
+    fn group(&mut self, ready: &[ReadyStep<K>]) -> Group {
         if !ready.iter().any(|step| step.is_verify) {
-            return Group::all(rows);
+            return Group::all(ready.len());
         }
         let context = mean_context(ready);
         let forward_us = |rows, sequences| self.cost.forward_micros(Forward { rows, sequences, context });
-        Group::form(self.groups.size(self.return_times.drafting(), forward_us), rows)
+        Group::form(self.groups.size(self.return_times.drafting(), forward_us), &lane_rows(ready))
     }
 
     /// How long to delay the forward of a group; `None`: it starts now.
@@ -174,53 +146,15 @@ impl<K: Ord + Copy> BatchFormer<K> {
         };
         self.return_times.delay(now, (group, delayed), step_us)
     }
+}
 
-    /// `members` without those of other lanes, where one lane goes first.
-    fn without_other_lanes(&mut self, ready: &[ReadyStep<K>], members: Vec<bool>) -> Vec<bool> {
-        let chosen: Vec<&ReadyStep<K>> =
-            ready.iter().zip(&members).filter(|(_, is_member)| **is_member).map(|(step, _)| step).collect();
-        if !chosen.iter().all(|step| step.is_verify && step.rows.is_round()) {
-            return members;
-        }
-        let Some(first) = self.first_lane(&chosen) else { return members };
-        self.last_lane = Some(first);
-        for step in chosen.iter().filter(|step| step.lane != first) {
-            self.passed_over.insert(step.key);
-        }
-        ready.iter().zip(members).map(|(step, is_member)| is_member && step.lane == first).collect()
-    }
-
-    /// The lane that has the forward of the `chosen` steps to itself.
-    fn first_lane(&self, chosen: &[&ReadyStep<K>]) -> Option<u32> {
-        let lanes = by_lane(chosen.iter().map(|step| LaneRows {
-            lane: step.lane,
-            rows: step.rows.rows(),
-            expected_tokens: step.expected_tokens,
-            passed_over: self.passed_over.contains(&step.key),
-            has_decode: step.rows.tail == 0,
-        }));
-        match self.rules.lanes {
-            LaneSharing::Shared => None,
-            LaneSharing::ByCost => lane_first(&lanes, |part| self.share_us(chosen, part)),
-            LaneSharing::Apart => {
-                let is_next = |lane: &&LaneRows| Some(lane.lane) != self.last_lane;
-                lanes.iter().find(is_next).or(lanes.first()).map(|lane| lane.lane)
-            }
-        }
-    }
-
-    /// Predicted microseconds of a forward of `part` rows, which are a share of those of the `chosen` steps.
-    fn share_us(&self, chosen: &[&ReadyStep<K>], part: u32) -> f64 {
-        let rows: u32 = chosen.iter().map(|step| step.rows.rows()).sum();
-        let share = f64::from(part) / f64::from(rows.max(1));
-        let sequences = chosen.len() as f64 * share;
-        let context = mean_context(chosen.iter().copied());
-        self.cost.forward_micros(Forward { rows: f64::from(part), sequences, context })
-    }
+/// Rows and lane of every ready step.
+fn lane_rows<K>(ready: &[ReadyStep<K>]) -> Vec<LaneRows> {
+    ready.iter().map(|step| LaneRows { lane: step.lane, rows: step.rows }).collect()
 }
 
 /// Tokens that the sequence of a step holds, on average.
-fn mean_context<'a, K: 'a>(steps: impl IntoIterator<Item = &'a ReadyStep<K>>) -> f64 {
+fn mean_context<K>(steps: &[ReadyStep<K>]) -> f64 {
     let (mut held, mut sequences) = (0_u64, 0_u32);
     for step in steps {
         held += u64::from(step.context_len);

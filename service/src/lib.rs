@@ -15,6 +15,7 @@ pub mod descriptors;
 pub mod discovery;
 pub mod health;
 pub mod metrics;
+pub mod on_wake;
 pub mod process;
 mod renewed;
 pub mod reread;

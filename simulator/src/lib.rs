@@ -31,7 +31,7 @@ use std::time::Duration;
 
 pub use outcome::{KindOutcome, LaneOutcome, Outcome};
 pub use record::Recording;
-pub use setup::{ENDLESS, Experiment, Kind, Policy, Setup, Sharing, Traffic};
+pub use setup::{ENDLESS, Experiment, Kind, Policy, Setup, Traffic};
 
 use clients::{Clients, Request};
 use clock::{Clock, Happening};
@@ -81,7 +81,6 @@ impl<'a> Simulation<'a> {
     fn new(setup: &'a Setup<'a>, experiment: &Experiment, is_recorded: bool) -> Self {
         let profile = Arc::new(setup.profile.clone());
         let worker_setup = WorkerSetup {
-            lanes: setup.sharing,
             has_prompts: matches!(setup.traffic, Traffic::Closed { .. }),
             experiment: *experiment,
         };

@@ -3,7 +3,6 @@
 use std::time::Duration;
 
 use scheduling::batch::GroupRules;
-pub use scheduling::batch::LaneSharing as Sharing;
 use scheduling::cost::StepTimePoint;
 use scheduling::draft_length::Rules;
 use scheduling::profile::{Pool, Profile};
@@ -19,8 +18,6 @@ pub struct Setup<'a> {
     pub traffic: Traffic,
     /// How far rounds draft.
     pub policy: Policy,
-    /// Which lanes share forwards at a target.
-    pub sharing: Sharing,
     /// Keys every chance.
     pub seed: u64,
     /// When the run ends, in virtual time.

@@ -9,9 +9,8 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
-use scheduling::batch::LaneSharing;
 use scheduling::batch::{Share, StepRows, form, prefill_rows};
-use scheduling::batch_former::{BatchFormer, BatchRules, Decision, RanForward, ReadyStep};
+use scheduling::batch_former::{BatchFormer, Decision, RanForward, ReadyStep};
 use scheduling::cost::StepTimes;
 use scheduling::profile::synthetic::{StepUnderWay, SyntheticModel};
 use scheduling::profile::{ForwardRows, Profile};
@@ -25,8 +24,6 @@ use crate::clock::RouterFrame;
 /// How a worker of a run is made.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct WorkerSetup {
-    /// Which lanes share a target's forward.
-    pub(super) lanes: LaneSharing,
     /// Whether the KV of every prompt is there already.
     pub(super) has_prompts: bool,
     /// By which rules it works, and what it tells of itself.
@@ -96,9 +93,8 @@ impl Worker {
     pub(super) fn new(profile: &Arc<Profile>, role: Role, setup: WorkerSetup) -> Self {
         let model = SyntheticModel::new(Arc::clone(profile), role);
         let times = setup.experiment.told_step_times(model.pool(), role);
-        let rules = BatchRules { groups: setup.experiment.groups, lanes: setup.lanes };
         Self {
-            former: BatchFormer::new(StepTimes::new(&times), rules),
+            former: BatchFormer::new(StepTimes::new(&times), setup.experiment.groups),
             limits: Limits {
                 role,
                 vocab_size: profile.vocab_size,

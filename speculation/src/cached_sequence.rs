@@ -241,7 +241,6 @@ mod tests {
             prefix_hash: Prefix::new(base).hash_at(base.len() as u32).unwrap(),
             append_ids: append_ids.to_vec(),
             work: Work::Feed,
-            expected_tokens: 1.0,
         }
     }
 

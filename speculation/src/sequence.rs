@@ -374,8 +374,6 @@ impl Sequence {
     fn make_step(&mut self, role: Role, base: u32, start: u32, work: Work) -> Step {
         self.step_seq += 1;
         let step_seq = self.step_seq;
-        let expected_tokens =
-            1.0 + self.counters.accepted_tokens as f32 / (self.counters.rounds.max(1)) as f32;
         let spec = (!self.link(role).spec_sent).then(|| Arc::clone(&self.spec));
         let link = self.link_mut(role);
         link.spec_sent = true;
@@ -389,7 +387,6 @@ impl Sequence {
             prefix_hash: self.committed.hash_at(base).expect("base_len is at most the committed length"),
             append_ids: self.committed.ids()[base as usize..start as usize].to_vec(),
             work,
-            expected_tokens,
         }
     }
 

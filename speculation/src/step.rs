@@ -62,8 +62,6 @@ pub struct Step {
     pub append_ids: Vec<TokenId>,
     /// What then.
     pub work: Work,
-    /// How many tokens the router expects to commit; a scheduling hint.
-    pub expected_tokens: f32,
 }
 
 impl Step {

@@ -71,7 +71,6 @@ fn step(number: usize, drafted: &[TokenId]) -> Step {
         prefix_hash: 0,
         append_ids: PROMPT.to_vec(),
         work: Work::Verify { draft: Draft::chain(drafted.to_vec()) },
-        expected_tokens: 1.0,
     }
 }
 

@@ -51,7 +51,6 @@ fn task(slot: Slot, sequence: u64, prompt: &[TokenId], draft: &[TokenId]) -> Tas
         prefix_hash: 0,
         append_ids: prompt.to_vec(),
         work: Work::Verify { draft: Draft::chain(draft.to_vec()) },
-        expected_tokens: 1.0,
     };
     let mut cached = CachedSequence::default();
     let limits = Limits {

@@ -16,8 +16,9 @@ use std::time::Instant;
 
 use proto::convert::reply_to_wire;
 use proto::v1;
+use scheduling::batch::GroupRules;
 use scheduling::batch::StepRows;
-use scheduling::batch_former::{BatchFormer, BatchRules, Decision};
+use scheduling::batch_former::{BatchFormer, Decision};
 use scheduling::cost::{StepTimePoint, StepTimes};
 use service::shutdown::{Hold, Lifetime};
 use speculation::cached_sequence::{Admission, Limits};
@@ -153,7 +154,7 @@ impl<M: Method> Device<M> {
             routers: HashMap::new(),
             waiting: VecDeque::new(),
             running: VecDeque::new(),
-            former: BatchFormer::new(profiled(step_times), BatchRules::default()),
+            former: BatchFormer::new(profiled(step_times), GroupRules::default()),
             began: Instant::now(),
             metrics,
             is_draining: false,

@@ -27,9 +27,9 @@ use crate::error::RouterError;
 use crate::metrics::Protocol;
 use crate::pipeline::text_stream::TextStream;
 use crate::pipeline::{AppState, Arrival, begin};
-use crate::request::check::{SentPrompt, SentRequest, SentSampling};
 use crate::request::limits::BODY_BYTES_MAX;
 use crate::request::record::RequestRecord;
+use crate::request::sent::{SentPrompt, SentRequest, SentSampling};
 use crate::request::span::finish_word;
 use crate::request::{Caller, Operation, span};
 

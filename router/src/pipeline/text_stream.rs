@@ -10,6 +10,7 @@ use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use service::accept::ResponseHandle;
+use service::on_wake::OnWake;
 use service::shutdown::Lifetime;
 use speculation::step::PromptLogprobs;
 use speculation::{FinishReason, TokenId, TokenLogprobs};
@@ -147,7 +148,7 @@ pub struct TextStream {
 }
 
 /// Resolves once the process may wait no longer: the grace period of a drain is over.
-struct Cut(Pin<Box<dyn Future<Output = ()> + Send>>);
+struct Cut(OnWake<Pin<Box<dyn Future<Output = ()> + Send>>>);
 
 impl fmt::Debug for Cut {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -188,7 +189,7 @@ impl TextStream {
             record,
             deadline: DeadlineTimer::new(parts.deadline),
             response: parts.response,
-            cut: Cut(Box::pin(parts.lifetime.cancelled())),
+            cut: Cut(OnWake::new(Box::pin(parts.lifetime.cancelled()))),
             turn: 0,
             failed: false,
             began: Instant::now(),
@@ -340,7 +341,7 @@ impl TextStream {
             }
         }
         // What is ready goes out, even at the end.
-        self.cut.0.as_mut().poll(context).map(|()| Err(RouterError::Draining))
+        Pin::new(&mut self.cut.0).poll(context).map(|()| Err(RouterError::Draining))
     }
 
     fn absorb(&mut self, prompt_idx: usize, event: GenerationEvent) -> Result<(), RouterError> {

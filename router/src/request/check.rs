@@ -1,21 +1,19 @@
-//! One request, free of the protocol it came through: [`SentRequest`] as a client wrote it, [`CheckedRequest`] once every
-//! bound is checked. HTTP and gRPC both come through [`SentRequest::check`]; there is no second place where a value is
-//! judged. Must never know JSON or protobuf.
+//! From a [`SentRequest`] to a [`CheckedRequest`]: every bound of every field. HTTP and gRPC both come through
+//! [`SentRequest::check`]; there is no second place where a value is judged.
 
 use std::collections::HashSet;
-use std::sync::Arc;
 
-use serde_json::Map;
 use sha2::{Digest as _, Sha256};
 use speculation::step::MAX_DRAFT_TOKENS;
 use speculation::tree::MAX_TREE_TOKENS;
-use speculation::{AcceptanceMode, SamplingParams, SequenceSpec, TokenId};
+use speculation::{SamplingParams, TokenId};
 
 use super::auth::Caller;
 use super::bounds::{integer, number, token_id};
+use super::checked::CheckedRequest;
 use super::limits;
-use super::structure::SentGrammar;
-use super::tools::{SentTools, output_format};
+use super::sent::{SentPrompt, SentRequest, SentSampling, SentSpeculation};
+use super::tools::output_format;
 use crate::catalog::settings::RequestDefaults;
 use crate::catalog::{Catalog, ModelEntry};
 use crate::detokenize::StopRules;
@@ -25,149 +23,6 @@ use crate::lane_config::acceptance_of;
 use crate::output::OutputFormat;
 use crate::tokenize::Prompt;
 use text::ConversationMessage;
-
-/// What a client wrote; absent means default.
-#[derive(Debug, Clone, Default)]
-pub struct SentRequest {
-    /// Required.
-    pub model: Option<String>,
-    /// At least one.
-    pub prompts: Vec<SentPrompt>,
-    /// How tokens are drawn.
-    pub sampling: SentSampling,
-    /// Output tokens at most.
-    pub max_tokens: Option<i64>,
-    /// Output tokens at least.
-    pub min_tokens: Option<i64>,
-    /// Choices of each prompt.
-    pub n: Option<i64>,
-    /// Absent: one is drawn.
-    pub seed: Option<i64>,
-    /// Stop strings.
-    pub stop: Vec<String>,
-    /// Stop tokens besides the model's own.
-    pub stop_token_ids: Vec<i64>,
-    /// The model's own stop tokens do not stop.
-    pub ignore_eos: bool,
-    /// How many likeliest tokens to report at each position; absent: report nothing.
-    pub logprobs: Option<i64>,
-    /// Repeat the prompt before the output.
-    pub echo: bool,
-    /// What may or must be called.
-    pub tools: SentTools,
-    /// What the output must match.
-    pub grammar: Option<SentGrammar>,
-    /// What kind of work this is.
-    pub task_type: Option<String>,
-    /// What is asked of speculation.
-    pub speculation: SentSpeculation,
-    /// Lower is more urgent.
-    pub priority: Option<i64>,
-    /// So many last tokens of a prompt are kept; -1: as many as leave room for one more.
-    pub truncate_prompt_tokens: Option<i64>,
-    /// Requests with different salts share no prefix.
-    pub cache_salt: Option<String>,
-    /// A completion that does not say how long it may be may be as long as the window allows, as a conversation is.
-    pub wants_whole_window: bool,
-    /// What the protocol calls those fields that protocols call differently.
-    pub names: FieldNames,
-}
-
-/// One prompt as sent.
-#[derive(Debug, Clone)]
-pub enum SentPrompt {
-    /// Plain text.
-    Text(String),
-    /// Ids.
-    TokenIds(Vec<i64>),
-    /// A conversation.
-    Chat {
-        /// Oldest first.
-        messages: Vec<ConversationMessage>,
-        /// Further variables for the template.
-        template_kwargs: Map<String, serde_json::Value>,
-    },
-}
-
-/// Sampling as sent.
-#[derive(Debug, Clone, Default)]
-#[expect(missing_docs, reason = "the fields are those of speculation::SamplingParams")]
-pub struct SentSampling {
-    pub temperature: Option<f64>,
-    pub top_k: Option<i64>,
-    pub top_p: Option<f64>,
-    pub min_p: Option<f64>,
-    pub repetition_penalty: Option<f64>,
-    pub frequency_penalty: Option<f64>,
-    pub presence_penalty: Option<f64>,
-    pub logit_bias: Vec<(i64, f64)>,
-}
-
-/// Wishes for speculation as sent.
-#[derive(Debug, Clone, Default)]
-#[expect(missing_docs, reason = "the fields are those of SpeculationRequest")]
-pub struct SentSpeculation {
-    pub enabled: Option<bool>,
-    pub num_draft_tokens: Option<i64>,
-    pub num_tree_tokens: Option<i64>,
-    pub acceptance: Option<String>,
-}
-
-/// What a protocol calls fields that have several names.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct FieldNames {
-    /// `max_tokens` or `max_completion_tokens`.
-    pub max_tokens: &'static str,
-    /// `logprobs` or `top_logprobs`.
-    pub logprobs: &'static str,
-    /// `prompt` or `messages`.
-    pub prompt: &'static str,
-}
-
-impl Default for FieldNames {
-    fn default() -> Self {
-        Self { max_tokens: "max_tokens", logprobs: "logprobs", prompt: "prompt" }
-    }
-}
-
-/// A request whose every value is within its bounds, for a model that exists.
-#[derive(Debug, Clone)]
-pub struct CheckedRequest {
-    /// The model.
-    pub entry: Arc<ModelEntry>,
-    /// At least one.
-    pub prompts: Vec<Prompt>,
-    /// Of each prompt.
-    pub num_choices: u32,
-    /// Absent: whatever the window leaves.
-    pub max_tokens: Option<u32>,
-    /// How tokens are drawn.
-    pub sampling: SamplingParams,
-    /// As asked for, or drawn.
-    pub seed: u64,
-    /// What ends a choice.
-    pub stop: StopRules,
-    /// How many likeliest tokens to report at each position.
-    pub logprobs: Option<u32>,
-    /// Repeat the prompt before the output.
-    pub echo: bool,
-    /// What the output must match; whether it compiles is not known yet.
-    pub grammar: Option<SentGrammar>,
-    /// How the answer to a conversation is to be read.
-    pub output: OutputFormat,
-    /// The request's own, else its caller's.
-    pub task_type: Option<String>,
-    /// What is asked of speculation.
-    pub speculation: SpeculationRequest,
-    /// Lower is more urgent.
-    pub priority: u8,
-    /// So many last tokens of a prompt are kept.
-    pub truncate_prompt_tokens: Option<u32>,
-    /// See [`SequenceSpec::isolation_key`].
-    pub isolation_key: u64,
-    /// For messages about the window.
-    pub names: FieldNames,
-}
 
 impl SentRequest {
     /// Checks every value.
@@ -476,57 +331,6 @@ impl SentSpeculation {
             num_draft_tokens: num_draft_tokens.map(|tokens| tokens as u32),
             num_tree_tokens: num_tree_tokens.map(|tokens| tokens as u32),
             acceptance,
-        })
-    }
-}
-
-impl CheckedRequest {
-    /// How many sequences the request makes.
-    pub fn num_sequences(&self) -> u32 {
-        self.prompts.len() as u32 * self.num_choices
-    }
-
-    /// Whether the prompt's own log probabilities are wanted.
-    pub fn wants_prompt_logprobs(&self) -> bool {
-        self.echo && self.logprobs.is_some()
-    }
-
-    /// The spec of a prompt of this many tokens, if prompt and output fit the window. Drafts are judged as `lane_acceptance` says where the
-    /// request does not.
-    pub fn spec(
-        &self,
-        prompt_len: u32,
-        lane_acceptance: AcceptanceMode,
-    ) -> Result<SequenceSpec, RouterError> {
-        let max_model_len = self.entry.max_model_len;
-        let room = max_model_len.checked_sub(prompt_len);
-        let too_long = |param| RouterError::ContextLengthExceeded {
-            max_model_len,
-            prompt_tokens: prompt_len,
-            max_tokens: self.max_tokens.unwrap_or(1),
-            param,
-        };
-        let max_tokens = match (room, self.max_tokens) {
-            (None, _) | (Some(0), None) => return Err(too_long(self.names.prompt)),
-            (Some(room), None) => room,
-            (Some(room), Some(wanted)) if wanted <= room => wanted,
-            // A prompt that leaves room for nothing is to blame itself.
-            (Some(0), Some(_)) => return Err(too_long(self.names.prompt)),
-            (Some(_), Some(_)) => return Err(too_long(self.names.max_tokens)),
-        };
-        Ok(SequenceSpec {
-            seed: self.seed,
-            prompt_len,
-            sampling: self.sampling.clone(),
-            stop_token_ids: self.stop.token_ids.clone(),
-            max_len: prompt_len + max_tokens,
-            acceptance: self.speculation.acceptance.unwrap_or(lane_acceptance),
-            logprobs: self.logprobs,
-            prompt_logprobs: if self.echo { self.logprobs } else { None },
-            grammar: self.grammar.as_ref().map(|sent| sent.grammar.to_wire()),
-            priority: self.priority,
-            isolation_key: self.isolation_key,
-            ..SequenceSpec::default()
         })
     }
 }

@@ -1,20 +1,23 @@
-//! One request, whichever API it came by: as sent and as checked ([`check`], within [`limits`]), the form that its output must have ([`structure`], [`tools`]), who sent it ([`auth`])
+//! One request, whichever API it came by: as sent ([`sent`]) and as checked ([`checked`], by [`check`], within [`limits`]), the form that its output must have ([`structure`], [`tools`]), who sent it ([`auth`])
 //! and how much they may send ([`key_limits`]), and what is recorded of it ([`record`], [`span`]).
 
 mod api_keys;
 pub mod auth;
 mod bounds;
 pub mod check;
+pub mod checked;
 pub mod key_limits;
 pub mod limits;
 pub mod record;
+pub mod sent;
 pub mod span;
 pub mod structure;
 pub mod tools;
 mod usage;
 
 pub use self::auth::{Auth, Caller};
-pub use self::check::{CheckedRequest, SentRequest};
+pub use self::checked::CheckedRequest;
+pub use self::sent::SentRequest;
 pub use self::usage::{AcceptanceCounts, Usage};
 
 /// What a client asks a model to do.

@@ -2,7 +2,7 @@
 
 use grammar::{Grammar, GrammarError};
 
-use super::check::SentRequest;
+use super::sent::SentRequest;
 use crate::error::RouterError;
 
 /// A grammar, and the field that asked for it.

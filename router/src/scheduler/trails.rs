@@ -243,7 +243,6 @@ mod tests {
             prefix_hash: 0,
             append_ids: vec![1, 2, 3],
             work,
-            expected_tokens: 1.0,
         }
     }
 

@@ -4,11 +4,11 @@
 //! Sequences that were verified together come back together, so groups are stable once they exist. Whether
 //! more groups are faster depends on what the target knows by itself: how long sequences are away between two
 //! steps, and what its forwards take. Each forward then takes one group's share of the drafting sequences,
-//! the oldest first.
+//! the oldest first and those of its lane before others: rows of one lane come back together, for they draft equally far.
 //!
 //! The choice of k prices its rounds by the same function ([`crate::draft_length`]).
 
-use super::{Drafting, ROUND_CONTEXT, ReadyGroup, StepRows};
+use super::{Drafting, ReadyGroup, StepRows};
 
 /// More groups than this gain little.
 pub const GROUPS_MAX: u32 = 4;
@@ -49,7 +49,7 @@ fn best_by(
     if round(best) < (1.0 - rules.regroup_margin) * round(now) { best } else { now }
 }
 
-/// When a target regroups: the constants above.
+/// When a target regroups, and whom it groups: the constants above.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct GroupRules {
     /// Groups at most.
@@ -58,12 +58,28 @@ pub struct GroupRules {
     pub regroup_margin: f64,
     /// Rounds for which complete groups are assumed to stay as they are.
     pub regroup_rounds: f64,
+    /// Whether steps of the oldest step's lane go before older ones of other lanes.
+    pub by_lane: bool,
 }
 
 impl Default for GroupRules {
     fn default() -> Self {
-        Self { groups_max: GROUPS_MAX, regroup_margin: REGROUP_MARGIN, regroup_rounds: REGROUP_ROUNDS }
+        Self {
+            groups_max: GROUPS_MAX,
+            regroup_margin: REGROUP_MARGIN,
+            regroup_rounds: REGROUP_ROUNDS,
+            by_lane: true,
+        }
     }
+}
+
+/// What a group is formed of: one ready step.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LaneRows {
+    /// The lane of its sequence.
+    pub lane: u32,
+    /// Its rows.
+    pub rows: StepRows,
 }
 
 /// The number of groups at one target.
@@ -82,6 +98,8 @@ pub struct Size {
     pub least: u32,
     /// For how long waiting for its completion pays, in microseconds.
     pub patience_us: f64,
+    /// See [`GroupRules::by_lane`].
+    pub by_lane: bool,
 }
 
 /// Which ready steps belong to the next forward.
@@ -137,6 +155,7 @@ impl Groups {
             most: if self.now == 1 { u32::MAX } else { most },
             least: rest.min(self.least(most)).min(smallest),
             patience_us: (self.rules.regroup_rounds * (drafting.round_us - round_us)).clamp(0.0, round_us),
+            by_lane: self.rules.by_lane,
         }
     }
 
@@ -149,42 +168,39 @@ impl Groups {
 }
 
 impl Group {
-    /// The oldest ready steps with drafts, up to the group's size, and all steps without. A decode step waits
-    /// for no draft, because it would pay for a choice that is not its own; a prompt does not wait until a
-    /// group is complete.
-    pub fn form(size: Size, ready: &[StepRows]) -> Self {
-        let mut capacity = size.most;
-        let members = ready
-            .iter()
-            .map(|step| {
-                let is_member = step.tail == 0 || capacity > 0;
-                capacity = capacity.saturating_sub(step.tail.min(1));
-                is_member
-            })
-            .collect();
-        let is_decode = |step: &StepRows| step.tail == 0 && step.context <= ROUND_CONTEXT;
-        let has_draft = |step: &StepRows| step.tail > 0;
-        let missing =
-            if ready.iter().all(has_draft) { size.least.saturating_sub(size.most - capacity) } else { 0 };
+    /// Ready steps with drafts up to the group's size, the oldest first and its lane before others, and all steps without. A decode step
+    /// waits for no draft, because it would pay for a choice that is not its own; a prompt does not wait until a group is complete.
+    pub fn form(size: Size, ready: &[LaneRows]) -> Self {
+        let has_draft = |step: &LaneRows| step.rows.tail > 0;
+        let first_lane = ready.iter().find(|step| has_draft(step)).map(|step| step.lane);
+        let goes_later = |step: &LaneRows| size.by_lane && Some(step.lane) != first_lane;
+        let mut drafting: Vec<usize> = (0..ready.len()).filter(|&index| has_draft(&ready[index])).collect();
+        drafting.sort_by_key(|&index| goes_later(&ready[index]));
+        drafting.truncate(size.most as usize);
+
+        let mut members: Vec<bool> = ready.iter().map(|step| !has_draft(step)).collect();
+        drafting.iter().for_each(|&index| members[index] = true);
+        let taken = drafting.len() as u32;
+        let is_decode = |step: &LaneRows| !has_draft(step) && step.rows.is_round();
         Self {
             members,
-            capacity: if ready.iter().any(is_decode) { 0 } else { capacity },
-            missing,
+            capacity: if ready.iter().any(is_decode) { 0 } else { size.most - taken },
+            missing: if ready.iter().all(has_draft) { size.least.saturating_sub(taken) } else { 0 },
             patience_us: size.patience_us,
         }
     }
 
-    /// All ready steps.
-    pub fn all(ready: &[StepRows]) -> Self {
-        Self { members: vec![true; ready.len()], capacity: u32::MAX, missing: 0, patience_us: 0.0 }
+    /// All of so many ready steps.
+    pub fn all(ready: usize) -> Self {
+        Self { members: vec![true; ready], capacity: u32::MAX, missing: 0, patience_us: 0.0 }
     }
 
     /// Its members among the `ready` steps it was formed of.
-    pub fn ready(&self, ready: &[StepRows]) -> ReadyGroup {
+    pub fn ready(&self, ready: &[LaneRows]) -> ReadyGroup {
         let members = || ready.iter().zip(&self.members).filter(|(_, is_member)| **is_member);
         ReadyGroup {
             sequences: members().count() as u32,
-            rows: members().map(|(step, _)| step.rows()).sum(),
+            rows: members().map(|(step, _)| step.rows.rows()).sum(),
             capacity: self.capacity,
             missing: self.missing,
             patience_us: self.patience_us,
@@ -211,8 +227,8 @@ mod tests {
 
     #[test]
     fn a_group_is_the_oldest_that_draft_and_all_that_do_not() {
-        let waiting = [(1, 3), (1, 0), (1, 3), (1, 3)].map(|(context, tail)| StepRows { context, tail });
-        let size = |most| Size { most, least: 4, patience_us: 1.0 };
+        let waiting = [(1, 3), (1, 0), (1, 3), (1, 3)].map(|rows| in_lane(0, rows));
+        let size = |most| Size { most, least: 4, patience_us: 1.0, by_lane: true };
         let group = Group::form(size(2), &waiting);
         assert_eq!(group.members, [true, true, true, false]);
         let ready = ReadyGroup { sequences: 3, rows: 9, capacity: 0, missing: 0, patience_us: 1.0 };
@@ -222,8 +238,28 @@ mod tests {
         assert_eq!((group.capacity, group.missing), (3, 2), "drafts wait for drafts");
         let group = Group::form(size(5), &waiting);
         assert_eq!((group.capacity, group.missing), (0, 0), "a plain round waits for none");
-        let prompt = [waiting[0], StepRows { context: 100, tail: 0 }];
+        let prompt = [waiting[0], in_lane(0, (100, 0))];
         assert_eq!(Group::form(size(5), &prompt).missing, 0, "nor does a prompt until a group is complete");
+    }
+
+    #[test]
+    fn a_group_is_filled_from_the_lane_of_its_oldest_step_first() {
+        let waiting = [(1, (1, 3)), (2, (1, 5)), (1, (1, 3)), (2, (1, 5)), (2, (1, 0))]
+            .map(|(lane, rows)| in_lane(lane, rows));
+        let members =
+            |most, by_lane| Group::form(Size { most, least: 0, patience_us: 0.0, by_lane }, &waiting).members;
+        assert_eq!(members(2, true), [true, false, true, false, true], "decode steps are always in");
+        assert_eq!(members(2, false), [true, true, false, false, true]);
+        assert_eq!(
+            members(3, true),
+            [true, true, true, false, true],
+            "what is left goes to the oldest of others"
+        );
+        assert_eq!(members(u32::MAX, true), [true; 5]);
+    }
+
+    fn in_lane(lane: u32, (context, tail): (u32, u32)) -> LaneRows {
+        LaneRows { lane, rows: StepRows { context, tail } }
     }
 
     #[test]
@@ -234,10 +270,13 @@ mod tests {
         };
         let flat = |_, _| 12_000.0;
         // All together: 18 ms a round. In two halves by turns it takes 24, and to wait once pays for itself.
-        assert_eq!(size(24_000.0, flat), Size { most: u32::MAX, least: 12, patience_us: 18_000.0 });
+        assert_eq!(
+            size(24_000.0, flat),
+            Size { most: u32::MAX, least: 12, patience_us: 18_000.0, by_lane: true }
+        );
         assert_eq!(size(18_000.0, flat).patience_us, 0.0, "they are together");
         let with_a_floor = |rows: f64, _| (187.5 * rows).max(4_000.0);
-        assert_eq!(size(12_000.0, with_a_floor), Size { most: 8, least: 7, patience_us: 0.0 });
+        assert_eq!(size(12_000.0, with_a_floor), Size { most: 8, least: 7, patience_us: 0.0, by_lane: true });
         let least = size(15_000.0, |rows, _| 187.5 * rows).least;
         assert_eq!(least, 1, "where each row costs its own time a smaller group is as good");
     }

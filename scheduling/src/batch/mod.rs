@@ -1,19 +1,16 @@
 //! Which rows share a worker's next forward: how rows are split ([`form`]), in how many groups drafting
-//! sequences are verified ([`groups`]), when a forward is delayed for more sequences ([`delay`]), when one
-//! lane goes first and alone ([`mod@lane_first`]). [`crate::batch_former`] combines these rules for workers and
-//! simulator.
+//! sequences are verified ([`groups`]), when a forward is delayed for more sequences ([`delay`]).
+//! [`crate::batch_former`] combines these rules for workers and simulator.
 //!
 //! Decisions only: sequences, rows and predicted times come in. Nothing here knows KV, ids or a clock.
 
 pub mod delay;
 pub mod groups;
-pub mod lane_first;
 
 use speculation::{Step, Work};
 
 pub use delay::{Drafting, Expected, ReadyGroup, ReturnTimes};
-pub use groups::{Group, GroupRules, Groups, Size};
-pub use lane_first::{LaneRows, LaneSharing, by_lane, lane_first};
+pub use groups::{Group, GroupRules, Groups, LaneRows, Size};
 
 /// Share of a batch reserved for prefill while decodes are also waiting.
 pub const PREFILL_SHARE: f64 = 0.25;

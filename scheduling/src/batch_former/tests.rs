@@ -12,12 +12,12 @@ fn times(points: &[(u32, u64)]) -> StepTimes {
 }
 
 fn flat() -> BatchFormer<char> {
-    BatchFormer::new(times(&[(1, 10_000), (64, 10_000)]), BatchRules::default())
+    BatchFormer::new(times(&[(1, 10_000), (64, 10_000)]), GroupRules::default())
 }
 
 fn step(key: char, rows: (u32, u32)) -> ReadyStep<char> {
     let rows = StepRows { context: rows.0, tail: rows.1 };
-    ReadyStep { key, lane: 0, rows, context_len: 100, is_verify: true, expected_tokens: 1.0 }
+    ReadyStep { key, lane: 0, rows, context_len: 100, is_verify: true }
 }
 
 /// `keys` are away for 5 ms after their reply at 10 ms.
@@ -65,7 +65,7 @@ fn a_forgotten_sequence_is_not_waited_for() {
 
 #[test]
 fn without_profiled_times_nothing_is_delayed() {
-    let mut former = BatchFormer::new(StepTimes::new(&[]), BatchRules::default());
+    let mut former = BatchFormer::new(StepTimes::new(&[]), GroupRules::default());
     away(&mut former, "ab");
     assert_eq!(former.next(14 * MS, &[step('a', (1, 0))]), Decision::Run(vec![true]));
     assert_eq!(former.next(14 * MS, &[]), Decision::Run(vec![]));
@@ -93,33 +93,6 @@ fn the_mean_context_divides_by_sequences_and_not_by_answers() {
 }
 
 #[test]
-fn only_rounds_that_verify_let_a_lane_go_first() {
-    let former = || BatchFormer::new(times(&[(1, 100), (64, 6_400)]), BatchRules::default());
-    let easy = ReadyStep { lane: 1, expected_tokens: 5.0, ..step('a', (1, 3)) };
-    let hard = ReadyStep { lane: 2, ..step('b', (1, 10)) };
-    assert_eq!(former().next(MS, &[easy, hard]), Decision::Run(vec![true, false]));
-    for other in [ReadyStep { is_verify: false, ..hard }, ReadyStep { rows: step('b', (3, 10)).rows, ..hard }]
-    {
-        assert_eq!(former().next(MS, &[easy, other]), Decision::Run(vec![true, true]), "{other:?}");
-    }
-    let shared = BatchRules { lanes: LaneSharing::Shared, ..BatchRules::default() };
-    let mut former = BatchFormer::new(times(&[(1, 100), (64, 6_400)]), shared);
-    assert_eq!(former.next(MS, &[easy, hard]), Decision::Run(vec![true, true]));
-}
-
-#[test]
-fn lanes_kept_apart_take_turns() {
-    let rules = BatchRules { lanes: LaneSharing::Apart, ..BatchRules::default() };
-    let mut former = BatchFormer::new(times(&[(1, 100)]), rules);
-    let ready = [step('a', (1, 0)), ReadyStep { lane: 7, ..step('b', (1, 0)) }];
-    let run = |members: [bool; 2]| Decision::Run(members.to_vec());
-    assert_eq!(former.next(MS, &ready), run([true, false]));
-    assert_eq!(former.next(MS, &ready), run([false, true]));
-    assert_eq!(former.next(MS, &ready), run([true, false]));
-    assert_eq!(former.next(MS, &ready[..1]), Decision::Run(vec![true]), "there is no other lane");
-}
-
-#[test]
 fn scenarios() {
     run_folder("batch_former", flat, |former, line| run_line(former, line).unwrap_or_default());
 }
@@ -130,7 +103,7 @@ fn scenarios() {
 /// - `arrived a b at=1ms rows=1+3`: steps with one context id and three drafted ids
 /// - `answered a b at=1ms`, `forget a b`
 /// - `ran rows=8 sequences=2 kv=200 took=10ms`
-/// - `next at=1ms ready=(a:1+3, b@2:1+0*1.5)`: prints the decision; `@` is the lane, `*` the expected tokens
+/// - `next at=1ms ready=(a:1+3, b@2:1+0)`: prints the decision; `@` is the lane
 ///
 /// With the word `draft` the ready steps are those of a draft worker.
 fn run_line(former: &mut BatchFormer<char>, line: &Line) -> Option<String> {
@@ -140,7 +113,7 @@ fn run_line(former: &mut BatchFormer<char>, line: &Line) -> Option<String> {
         "worker" => {
             let points: Vec<String> = line.list("times");
             let points: Vec<(u32, u64)> = points.iter().map(|point| pair(point, ':')).collect();
-            *former = BatchFormer::new(times(&points), BatchRules::default());
+            *former = BatchFormer::new(times(&points), GroupRules::default());
         }
         "arrived" => keys().for_each(|key| former.arrived(at, key, rows(&line.need::<String>("rows")))),
         "answered" => keys().for_each(|key| former.answered(at, &key)),
@@ -172,10 +145,9 @@ fn run_line(former: &mut BatchFormer<char>, line: &Line) -> Option<String> {
     None
 }
 
-/// `a@2:1+3*1.5`: sequence, lane, rows, expected tokens; lane and tokens may be left out.
+/// `a@2:1+3`: sequence, lane, rows; the lane may be left out.
 fn ready_step(entry: &str) -> ReadyStep<char> {
-    let (name, rest) = entry.split_once(':').expect("an entry of ready has rows");
-    let (rows_text, tokens) = rest.split_once('*').unwrap_or((rest, "1"));
+    let (name, rows_text) = entry.split_once(':').expect("an entry of ready has rows");
     let (key, lane) = name.split_once('@').unwrap_or((name, "0"));
     ReadyStep {
         key: key.chars().next().expect("a sequence has a name"),
@@ -183,7 +155,6 @@ fn ready_step(entry: &str) -> ReadyStep<char> {
         rows: rows(rows_text),
         context_len: 100,
         is_verify: true,
-        expected_tokens: tokens.parse().unwrap(),
     }
 }
 

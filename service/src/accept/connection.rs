@@ -25,6 +25,7 @@ use super::request_body::RequestBody;
 use super::response::{ResponseBody, ResponseHandle};
 use super::state::{ConnectionState, Traffic};
 use super::write_timeout::WriteTimeout;
+use crate::on_wake::OnWake;
 use crate::shutdown::Lifetime;
 
 /// What an HTTP/1 connection buffers in each direction at most; a request's head is no longer.
@@ -102,20 +103,13 @@ where
     let builder = builder(serving.protocol, timeouts);
     let mut connection = Box::pin(builder.serve_connection(io, service));
     let mut watch = Watch::new(state, timeouts);
-    let (leaving, draining, cancelled) =
-        (serving.lifetime.leaving(), serving.lifetime.draining(), serving.lifetime.cancelled());
-    tokio::pin!(leaving, draining, cancelled);
     loop {
+        let event = OnWake::new(watch.next_event(serving.lifetime.clone()));
         tokio::select! {
             biased;
             // First of all: what the peer has read or sent counts before any clock is looked at.
             ended = connection.as_mut() => return watch.ending_of(ended),
-            // Requests came or went, or an answer is to be cut.
-            () = watch.state.wake.notified() => {}
-            () = &mut leaving, if !watch.leaving => watch.leaving = true,
-            () = &mut draining, if !watch.draining => watch.draining = true,
-            () = &mut cancelled, if !watch.stopped => watch.stop(),
-            () = sleep_until(watch.next_look(Instant::now())) => {}
+            event = event => watch.note(event),
         }
         match watch.look(Instant::now()) {
             Verdict::GoOn => {}
@@ -160,6 +154,16 @@ async fn answer(
     Ok(Response::from_parts(head, body))
 }
 
+/// What happens beside the connection's own reading and writing.
+#[derive(Debug, Clone, Copy)]
+enum Event {
+    /// Requests came or went, an answer is to be cut, or a clock ran out.
+    Look,
+    Leaving,
+    Draining,
+    Cancelled,
+}
+
 /// What is to be done with a connection.
 #[derive(Debug, PartialEq, Eq)]
 enum Verdict {
@@ -201,9 +205,33 @@ impl Watch {
         }
     }
 
-    fn stop(&mut self) {
-        self.stopped = true;
-        self.end_at = Some((Instant::now() + CLOSE_GRACE, Ending::Stopped));
+    /// What happens next. Cancel safety: safe.
+    fn next_event(&self, lifetime: Lifetime) -> impl Future<Output = Event> + use<> {
+        let wake = Arc::clone(&self.state.wake);
+        let (leaving, draining, stopped) = (self.leaving, self.draining, self.stopped);
+        let look_at = self.next_look(Instant::now());
+        async move {
+            tokio::select! {
+                biased;
+                () = wake.notified() => Event::Look,
+                () = lifetime.leaving(), if !leaving => Event::Leaving,
+                () = lifetime.draining(), if !draining => Event::Draining,
+                () = lifetime.cancelled(), if !stopped => Event::Cancelled,
+                () = sleep_until(look_at) => Event::Look,
+            }
+        }
+    }
+
+    fn note(&mut self, event: Event) {
+        match event {
+            Event::Look => {}
+            Event::Leaving => self.leaving = true,
+            Event::Draining => self.draining = true,
+            Event::Cancelled => {
+                self.stopped = true;
+                self.end_at = Some((Instant::now() + CLOSE_GRACE, Ending::Stopped));
+            }
+        }
     }
 
     /// When to look again at the latest.

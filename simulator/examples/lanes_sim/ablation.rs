@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use scheduling::profile::{Acceptance, ForwardRows, Profile};
-use simulator::{ENDLESS, Experiment, Kind, Outcome, Policy, Setup, Sharing, Traffic, run_with};
+use simulator::{ENDLESS, Experiment, Kind, Outcome, Policy, Setup, Traffic, run_with};
 
 use crate::map::CONTEXT;
 use crate::{MAX_K, say};
@@ -12,6 +12,9 @@ use crate::{MAX_K, say};
 /// Runs of each point, and of a short or busy one.
 const SEEDS: u64 = 6;
 const MORE_SEEDS: u64 = 24;
+
+/// Task types that come by turns, each to a lane of its own.
+const TASKS: u32 = 11;
 
 /// A mechanism is kept where leaving it out costs this part of the tokens at some point.
 const WORTH: f64 = 0.01;
@@ -26,27 +29,27 @@ const TABLES: [(&str, (f64, f64)); 3] = [
 /// One way of leaving something out.
 struct Mechanism {
     name: &'static str,
-    leave_out: fn(&mut Experiment, &mut Sharing),
+    leave_out: fn(&mut Experiment),
 }
 
 fn mechanisms() -> Vec<Mechanism> {
     let by = |name, leave_out| Mechanism { name, leave_out };
     vec![
-        by("probes", |e, _| e.rules.probe_share = 0.0),
-        by("agreement of fed tokens", |e, _| e.tells_agreement = false),
-        by("rash hysteresis", |e, _| e.rules.rash_hysteresis = e.rules.hysteresis),
-        by("hysteresis", |e, _| (e.rules.rash_hysteresis, e.rules.hysteresis) = (0.0, 0.0)),
-        by("settling", |e, _| e.rules.settling_lane_rounds = 0),
-        by("others' delay", |e, _| e.rules.others_delay_max = f64::MAX),
-        by("change detection", |e, _| e.rules.acceptance.change_deviations = f64::MAX),
-        by("residuals of a k's own", |e, _| e.rules.residuals.own = 1e-6),
-        by("residuals shared by neighbours", |e, _| e.rules.residuals.neighbour = 0.0),
-        by("drift of residuals", |e, _| e.rules.residuals.common_drift = 0.0),
-        by("groups in prices", |e, _| e.rules.groups_max = 1),
-        by("groups at workers", |e, _| e.groups.groups_max = 1),
-        by("groups", |e, _| (e.rules.groups_max, e.groups.groups_max) = (1, 1)),
-        by("regrouping margin", |e, _| (e.groups.regroup_margin, e.groups.regroup_rounds) = (0.0, 1.0)),
-        by("a lane goes first", |_, sharing| *sharing = Sharing::Shared),
+        by("probes", |e| e.rules.probe_share = 0.0),
+        by("agreement of fed tokens", |e| e.tells_agreement = false),
+        by("rash hysteresis", |e| e.rules.rash_hysteresis = e.rules.hysteresis),
+        by("hysteresis", |e| (e.rules.rash_hysteresis, e.rules.hysteresis) = (0.0, 0.0)),
+        by("settling", |e| e.rules.settling_lane_rounds = 0),
+        by("others' delay", |e| e.rules.others_delay_max = f64::MAX),
+        by("change detection", |e| e.rules.acceptance.change_deviations = f64::MAX),
+        by("residuals of a k's own", |e| e.rules.residuals.own = 1e-6),
+        by("residuals shared by neighbours", |e| e.rules.residuals.neighbour = 0.0),
+        by("drift of residuals", |e| e.rules.residuals.common_drift = 0.0),
+        by("groups in prices", |e| e.rules.groups_max = 1),
+        by("groups at workers", |e| e.groups.groups_max = 1),
+        by("groups", |e| (e.rules.groups_max, e.groups.groups_max) = (1, 1)),
+        by("regrouping margin", |e| (e.groups.regroup_margin, e.groups.regroup_rounds) = (0.0, 1.0)),
+        by("groups by lane", |e| e.groups.by_lane = false),
     ]
 }
 
@@ -71,14 +74,12 @@ impl Point {
             tells_agreement: self.tells_agreement,
             ..Experiment::default()
         };
-        let mut sharing = Sharing::ByCost;
-        left_out.iter().for_each(|mechanism| (mechanism.leave_out)(&mut experiment, &mut sharing));
+        left_out.iter().for_each(|mechanism| (mechanism.leave_out)(&mut experiment));
         let score = |seed| {
             let setup = Setup {
                 profile: &self.profile,
                 traffic: self.traffic.clone(),
                 policy: Policy::Lanes { max_k: MAX_K },
-                sharing,
                 seed,
                 duration: self.duration,
                 warm_up: Duration::ZERO,
@@ -149,6 +150,16 @@ fn one_lane(profile: &Profile) -> Vec<Point> {
         let point = Point::of_one_lane(name, profile.with_acceptance(rate), (sequences, 192.0));
         let traffic = Traffic::Closed { sequences, kinds: vec![kind("", 1.0, (CONTEXT, 64))] };
         points.push(Point { traffic, seeds: MORE_SEEDS, ..point });
+    }
+    for (told, told_over_true) in TABLES {
+        for (sequences, rate) in [(1, 0.3), (4, 0.3), (4, 0.8), (16, 0.5)] {
+            let name =
+                format!("{TASKS} fresh lanes, {sequences} sequences in all at {rate}, outputs of 64 {told}");
+            let point = Point::of_one_lane(name, profile.with_acceptance(rate), (sequences, 600.0));
+            let kinds = (0..TASKS).map(|task| kind(&task.to_string(), 1.0 / f64::from(TASKS), (CONTEXT, 64)));
+            let traffic = Traffic::Closed { sequences, kinds: kinds.collect() };
+            points.push(Point { traffic, told_over_true, seeds: MORE_SEEDS, ..point });
+        }
     }
     for sequences in [1, 4, 16] {
         let name = format!("{sequences} at 0.8, 0.2, 0.8");

@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use scheduling::profile::Profile;
-use simulator::{Experiment, Outcome, Policy, Setup, Sharing, Traffic, run_with};
+use simulator::{Experiment, Outcome, Policy, Setup, Traffic, run_with};
 use speculation::Role;
 
 use crate::{MAX_K, SEEDS, one_kind, say};
@@ -17,7 +17,6 @@ pub(crate) fn draw(profile: &Profile, experiment: &Experiment, (sequences, accep
             profile: &profile,
             traffic: Traffic::Closed { sequences, kinds: one_kind(crate::map::CONTEXT) },
             policy,
-            sharing: Sharing::ByCost,
             seed,
             duration: crate::map::duration(&profile, sequences),
             warm_up: Duration::ZERO,

@@ -5,13 +5,17 @@ use std::time::Duration;
 
 use scheduling::profile::{Acceptance, ForwardRows, Profile};
 use simulator::outcome::percentile;
-use simulator::{Experiment, Kind, Outcome, Policy, Setup, Sharing, Traffic, run_with};
+use simulator::{Experiment, Kind, Outcome, Policy, Setup, Traffic, run_with};
 use speculation::Role;
 
 use crate::{MAX_K, SEEDS, one_kind, say};
 
 /// Task type, share of the requests, acceptance.
-const KINDS: [(&str, f64, f64); 2] = [("easy", 0.6, 0.82), ("hard", 0.4, 0.38)];
+type Mix = [(&'static str, f64, f64); 2];
+
+/// One that is worth drafting for beside one that is not, and two that are.
+const MIXES: [Mix; 2] =
+    [[("easy", 0.6, 0.82), ("hard", 0.4, 0.38)], [("easy", 0.6, 0.95), ("medium", 0.4, 0.7)]];
 
 /// Loads as parts of what plain decoding serves at most.
 const LOADS: [f64; 5] = [0.05, 0.25, 0.5, 0.75, 0.9];
@@ -25,60 +29,67 @@ const ALMOST: f64 = 1.0001;
 const PROMPT: u32 = 256;
 const OUTPUT: u32 = 192;
 
-fn kinds() -> Vec<Kind> {
-    KINDS
-        .map(|(task, share, _)| Kind {
-            task_type: task.to_owned(),
-            share,
-            prompt_tokens: PROMPT,
-            output_tokens: OUTPUT,
-        })
-        .to_vec()
+fn kinds(mix: &Mix) -> Vec<Kind> {
+    mix.map(|(task, share, _)| Kind {
+        task_type: task.to_owned(),
+        share,
+        prompt_tokens: PROMPT,
+        output_tokens: OUTPUT,
+    })
+    .to_vec()
 }
 
-fn serve(
-    (profile, experiment): (&Profile, &Experiment),
-    per_second: f64,
-    (policy, sharing): (Policy, Sharing),
-    (seconds, seed): (u64, u64),
-) -> Outcome {
+/// What is played on which pools, by which rules.
+#[derive(Clone, Copy)]
+struct Played<'a> {
+    profile: &'a Profile,
+    mix: &'a Mix,
+    experiment: &'a Experiment,
+}
+
+fn serve(played: Played<'_>, per_second: f64, policy: Policy, (seconds, seed): (u64, u64)) -> Outcome {
     let setup = Setup {
-        profile,
-        traffic: Traffic::Open { per_second, kinds: kinds(), sequences_max: 2_048 },
+        profile: played.profile,
+        traffic: Traffic::Open { per_second, kinds: kinds(played.mix), sequences_max: 2_048 },
         policy,
-        sharing,
         seed,
         duration: Duration::from_secs(seconds),
         warm_up: Duration::from_secs(seconds / 4),
     };
-    run_with(&setup, experiment)
+    run_with(&setup, played.experiment)
 }
 
 /// Prints P50 and P99 of the time an output token for both kinds, at each load, served in each way.
 pub(crate) fn mixed(profile: &Profile, experiment: &Experiment, quick: bool) {
-    let rates: Vec<(&str, f64)> = KINDS.iter().map(|(task, _, rate)| (*task, *rate)).collect();
+    MIXES.iter().for_each(|mix| mixed_kinds(Played { profile, mix, experiment }, quick));
+}
+
+fn mixed_kinds(played: Played<'_>, quick: bool) {
+    let Played { profile, mix, experiment } = played;
+    let rates: Vec<(&str, f64)> = mix.iter().map(|(task, _, rate)| (*task, *rate)).collect();
     let profile = Profile { acceptance: Acceptance::by_task(&rates), ..profile.clone() };
     let most = busiest(&profile);
-    let played = (&profile, experiment);
+    let played = Played { profile: &profile, ..played };
     say(&format!("\n# Homogeneous against mixed: {}", profile.name));
     say(&format!(
-        "{KINDS:?} (task type, share, acceptance), prompts of {PROMPT}, outputs of {OUTPUT} on average; saturated at {most:.1} requests/s with k = 0.\n\
-         Milliseconds an output token, P50/P99, of the easy and of the hard requests; tokens/s in all."
+        "{mix:?} (task type, share, acceptance), prompts of {PROMPT}, outputs of {OUTPUT} on average; saturated at {most:.1} requests/s with k = 0.\n\
+         Milliseconds an output token, P50/P99, of each kind of request; tokens/s in all."
     ));
     let seconds = if quick { 40 } else { 120 };
+    let mut mixed_groups = *experiment;
+    mixed_groups.groups.by_lane = false;
     for load in LOADS {
         let per_second = load * most;
         say(&format!("load {load:.2}, {per_second:.1} requests/s"));
         let k_all = best_fixed(played, per_second, seconds);
         let lanes = Policy::Lanes { max_k: MAX_K };
-        for (name, policy, sharing) in [
-            ("lanes, as it is (by cost)".to_owned(), lanes, Sharing::ByCost),
-            ("lanes, one forward".to_owned(), lanes, Sharing::Shared),
-            ("lanes, steps of their own".to_owned(), lanes, Sharing::Apart),
-            (format!("one lane, best k = {k_all}"), Policy::Fixed(k_all), Sharing::Shared),
-            ("k = 0".to_owned(), Policy::Fixed(0), Sharing::Shared),
+        for (name, policy, experiment) in [
+            ("lanes, groups of one lane".to_owned(), lanes, experiment),
+            ("lanes, mixed groups".to_owned(), lanes, &mixed_groups),
+            (format!("one k for all, best is {k_all}"), Policy::Fixed(k_all), &mixed_groups),
+            ("k = 0".to_owned(), Policy::Fixed(0), experiment),
         ] {
-            let outcome = serve(played, per_second, (policy, sharing), (seconds, 1));
+            let outcome = serve(Played { experiment, ..played }, per_second, policy, (seconds, 1));
             let cells: Vec<String> = outcome
                 .kinds
                 .iter()
@@ -97,22 +108,22 @@ pub(crate) fn mixed(profile: &Profile, experiment: &Experiment, quick: bool) {
         }
         let runs = if quick { SEEDS } else { TAIL_SEEDS };
         // By kind: those of lanes, and those of k = 0 again.
-        let mut tails = [(); KINDS.len()].map(|()| (Vec::new(), Vec::new()));
+        let mut tails = mix.map(|_| (Vec::new(), Vec::new()));
         for seed in 1..=runs {
             let p99 = |per_second, served| {
                 let outcome = serve(played, per_second, served, (seconds, seed));
                 [0, 1].map(|kind| percentile(&outcome.kinds[kind].tpot_ms, 0.99))
             };
-            let plain = (Policy::Fixed(0), Sharing::Shared);
+            let plain = Policy::Fixed(0);
             let bar = p99(per_second, plain);
-            let ours = p99(per_second, (lanes, Sharing::ByCost));
+            let ours = p99(per_second, lanes);
             let plain_again = p99(per_second * ALMOST, plain);
             for (kind, (with_lanes, by_chance)) in tails.iter_mut().enumerate() {
                 with_lanes.push(ours[kind] / bar[kind]);
                 by_chance.push(plain_again[kind] / bar[kind]);
             }
         }
-        for ((kind, ..), (with_lanes, by_chance)) in KINDS.iter().zip(&tails) {
+        for ((kind, ..), (with_lanes, by_chance)) in mix.iter().zip(&tails) {
             say(&format!(
                 "  P99 of the {kind} ones over that of k = 0, {runs} seeds: lanes {}; k = 0 itself, all arrivals shifted by a ten-thousandth, {}",
                 spread(with_lanes),
@@ -146,9 +157,9 @@ fn busiest(profile: &Profile) -> f64 {
 }
 
 /// The global k with the lowest median over both kinds.
-fn best_fixed(played: (&Profile, &Experiment), per_second: f64, seconds: u64) -> u32 {
+fn best_fixed(played: Played<'_>, per_second: f64, seconds: u64) -> u32 {
     let median = |k: u32| {
-        let outcome = serve(played, per_second, (Policy::Fixed(k), Sharing::Shared), (seconds / 2, 1));
+        let outcome = serve(played, per_second, Policy::Fixed(k), (seconds / 2, 1));
         let all: Vec<f64> = outcome.kinds.iter().flat_map(|kind| kind.tpot_ms.clone()).collect();
         if all.is_empty() { f64::MAX } else { percentile(&all, 0.5) }
     };
@@ -170,7 +181,6 @@ pub(crate) fn overlap(profile: &Profile, experiment: &Experiment) {
                 profile: &profile,
                 traffic: Traffic::Closed { sequences, kinds: one_kind(CONTEXT) },
                 policy: Policy::Lanes { max_k: MAX_K },
-                sharing: Sharing::ByCost,
                 seed: 1,
                 duration: Duration::from_secs(20),
                 warm_up: Duration::from_secs(5),

@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use scheduling::profile::Profile;
-use simulator::{Experiment, Policy, Setup, Sharing, Traffic, plain, run_with};
+use simulator::{Experiment, Policy, Setup, Traffic, plain, run_with};
 
 use crate::{MAX_K, SEEDS, one_kind, say};
 
@@ -74,7 +74,6 @@ fn cell(profile: &Profile, experiment: &Experiment, sequences: u32) -> Cell {
         profile,
         traffic: Traffic::Closed { sequences, kinds: one_kind(CONTEXT) },
         policy,
-        sharing: Sharing::ByCost,
         seed,
         duration: duration(profile, sequences),
         warm_up: Duration::ZERO,

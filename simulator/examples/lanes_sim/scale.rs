@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use scheduling::profile::{Acceptance, Profile};
 use simulator::outcome::percentile;
-use simulator::{Experiment, Kind, Policy, Setup, Sharing, Traffic, run_with};
+use simulator::{Experiment, Kind, Policy, Setup, Traffic, run_with};
 
 use crate::{MAX_K, say};
 
@@ -34,7 +34,6 @@ pub(crate) fn draw(profile: &Profile, experiment: &Experiment) {
             sequences_max: SEQUENCES,
         },
         policy: Policy::Lanes { max_k: MAX_K },
-        sharing: Sharing::ByCost,
         seed: 1,
         duration: Duration::from_secs(60 * minutes),
         warm_up: Duration::from_secs(10),

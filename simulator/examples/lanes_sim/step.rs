@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use scheduling::profile::{Acceptance, Profile};
-use simulator::{Experiment, Policy, Setup, Sharing, Traffic, run_with};
+use simulator::{Experiment, Policy, Setup, Traffic, run_with};
 
 use crate::{MAX_K, SEEDS, one_kind, say};
 
@@ -35,7 +35,6 @@ pub(crate) fn draw(profile: &Profile, experiment: &Experiment) {
                 profile: &stepped,
                 traffic: Traffic::Closed { sequences, kinds: one_kind(CONTEXT) },
                 policy,
-                sharing: Sharing::ByCost,
                 seed,
                 duration: Duration::from_secs_f64(until),
                 warm_up: Duration::ZERO,

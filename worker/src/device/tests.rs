@@ -107,7 +107,6 @@ impl Bench {
             prefix_hash: Prefix::new(base).hash_at(base.len() as u32).unwrap(),
             append_ids: append_ids.to_vec(),
             work: Work::Feed,
-            expected_tokens: 1.0,
         }
     }
 

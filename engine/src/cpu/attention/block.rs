@@ -339,7 +339,9 @@ unsafe fn weigh<V: Lanes, const Q: usize>(
     // One lane for each query.
     let mut rescales = [0.0; LANES];
     for q in 0..Q {
-        weights[q].probabilities = scores[q].map(|score| score * scale);
+        for (probability, score) in weights[q].probabilities.iter_mut().zip(&scores[q]) {
+            *probability = score * scale;
+        }
         // SAFETY: the caller's promise; sixteen numbers are there.
         let largest = unsafe { V::load(weights[q].probabilities.as_ptr()).largest() };
         let max = if largest > running[q].max { largest } else { running[q].max };

@@ -105,7 +105,12 @@ impl PieceAt {
                 quads = quads.saturating_sub(FETCHED);
                 line = line.wrapping_add(FETCHED);
             }
-            sums.map(|sums| join(sums))
+            // Not `map` of an array: what drops its rest on a panic is a call that is only inlined by link-time optimisation.
+            let mut joined = [first[0]; M];
+            for m in 0..M {
+                joined[m] = join(sums[m]);
+            }
+            joined
         }
     }
 

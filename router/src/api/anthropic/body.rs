@@ -10,7 +10,7 @@ use crate::api::openai::body::Speculation;
 use crate::api::openai::shapes::Object;
 use crate::error::RouterError;
 use crate::request::SentRequest;
-use crate::request::check::{FieldNames, SentPrompt, SentSampling};
+use crate::request::sent::{FieldNames, SentPrompt, SentSampling};
 use text::ConversationMessage;
 
 /// A request's body.

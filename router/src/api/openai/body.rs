@@ -14,7 +14,7 @@ use super::structured::{GrammarFields, ResponseFormat, StructuredOutputs};
 use super::tools::{earlier_calls, sent_tools};
 use crate::error::RouterError;
 use crate::request::Operation;
-use crate::request::check::{FieldNames, SentPrompt, SentRequest, SentSampling, SentSpeculation};
+use crate::request::sent::{FieldNames, SentPrompt, SentRequest, SentSampling, SentSpeculation};
 use crate::request::structure::SentGrammar;
 use crate::request::tools::ToolChoice;
 use text::ConversationMessage;

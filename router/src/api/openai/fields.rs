@@ -100,7 +100,7 @@ pub const FIELDS: &[Field] = &[
         Honoured,
         "truncate_prompt_tokens",
         "5",
-        "vLLM's: so many last tokens of a prompt are kept; -1: as many as fit",
+        "vLLM's: only this many tokens at the end of a prompt are kept; -1: as many as fit",
     ),
     both(Honoured, "cache_salt", "\"x\"", "vLLM's: requests with different salts share no cached prefix"),
     both(Honoured, "priority", "1", "vLLM's: 0 (most urgent) to 255"),

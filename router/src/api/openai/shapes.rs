@@ -8,7 +8,7 @@ use serde::Deserialize;
 use serde::de::value::{MapAccessDeserializer, SeqAccessDeserializer};
 use serde::de::{Deserializer, Error, IgnoredAny, MapAccess, SeqAccess, Visitor};
 
-use crate::request::check::SentPrompt;
+use crate::request::sent::SentPrompt;
 
 /// A JSON object. Derived types would read a list too, field by field in order of declaration.
 #[derive(Debug)]

@@ -6,7 +6,7 @@ use futures::FutureExt as _;
 use proto::convert::{reply_to_wire, step_from_wire};
 use scheduling::profile::Profile;
 use service::metrics::Metrics;
-use simulator::{ENDLESS, Kind, Policy, Recording, Setup, Sharing, Traffic, run_recorded};
+use simulator::{ENDLESS, Kind, Policy, Recording, Setup, Traffic, run_recorded};
 use speculation::{FinishReason, Step};
 use tokio::sync::{mpsc, oneshot};
 use tokio_util::sync::CancellationToken;
@@ -168,7 +168,6 @@ fn the_driver_sends_what_the_simulators_scheduler_commands() {
         profile: &profile,
         traffic: Traffic::Closed { sequences: 12, kinds: vec![kind("code", 60), kind("chat", ENDLESS)] },
         policy: Policy::Lanes { max_k: 8 },
-        sharing: Sharing::ByCost,
         seed: 7,
         duration: std::time::Duration::from_secs(6),
         warm_up: std::time::Duration::from_secs(1),

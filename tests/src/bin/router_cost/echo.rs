@@ -145,7 +145,6 @@ fn step(sequence_id: u64, drafted: usize) -> v1::Step {
         draw: true,
         num_draft_tokens: if drafted > 0 { 0 } else { SPAN_IDS as u32 },
         draft_token_ids: vec![ID; drafted],
-        expected_tokens: 3.5,
         ..v1::Step::default()
     }
 }

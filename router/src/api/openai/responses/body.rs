@@ -11,7 +11,7 @@ use crate::api::openai::shapes::{Object, Stops};
 use crate::error::RouterError;
 use crate::pipeline::response_store::{ResponseStore, StoredResponse};
 use crate::request::SentRequest;
-use crate::request::check::{FieldNames, SentPrompt, SentSampling};
+use crate::request::sent::{FieldNames, SentPrompt, SentSampling};
 use text::ConversationMessage;
 
 /// A request's body.
