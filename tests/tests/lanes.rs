@@ -16,13 +16,13 @@ use tests::wait::until;
 /// Requests at once, at each router.
 const WIDTH: usize = 12;
 
-/// One answer in seven is held up for longer than most deadlines.
+/// One answer in seven is held up, most of these for longer than any draft is waited for.
 const LATE: WireFaults = WireFaults {
     seed: 11,
     lost: 0.0,
     repeated: 0.0,
     held_up: 0.15,
-    held_up_at_most: Duration::from_millis(900),
+    held_up_at_most: Duration::from_secs(5),
     latency: Duration::ZERO,
 };
 

@@ -108,7 +108,7 @@ fn urgency(priority: u32, max_tokens: u32) -> anyhow::Result<Case> {
 async fn the_urgent_overtake_those_that_came_before_them() -> anyhow::Result<()> {
     let (cluster, client) = one_at_a_time().await?;
     // It ends when its client leaves: once all the others wait.
-    let mut first = client.open(&urgency(0, 3_000)?).await?;
+    let mut first = client.open(&urgency(0, 2_000)?).await?;
     first.read_tokens(1).await?;
     let cases = [(200, 0), (200, 1), (100, 2), (0, 3)].map(|(priority, i)| (i, urgency(priority, 4)));
     let mut waiting = FuturesUnordered::new();

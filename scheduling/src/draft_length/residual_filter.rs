@@ -8,6 +8,9 @@
 /// Standard deviation of what all k have in common, before anything was measured.
 const COMMON: f64 = 0.2;
 
+/// Of what all rounds that draft have in common beside that: they run into the forwards of others, and plain rounds go in step with them.
+const DRAFTING: f64 = 0.15;
+
 /// Of what is a k's own.
 const OWN: f64 = 0.05;
 
@@ -28,6 +31,8 @@ const OWN_MEMORY: f64 = 2_048.0;
 pub struct ResidualRules {
     /// Prior deviation of what all k have in common.
     pub common: f64,
+    /// Of what all k above 0 have in common beside that.
+    pub drafting: f64,
     /// Prior deviation of what is a k's own.
     pub own: f64,
     /// How much of that a k shares with its neighbour.
@@ -44,6 +49,7 @@ impl Default for ResidualRules {
     fn default() -> Self {
         Self {
             common: COMMON,
+            drafting: DRAFTING,
             own: OWN,
             neighbour: NEIGHBOUR,
             lane_round_noise: LANE_ROUND_NOISE,
@@ -68,11 +74,11 @@ pub(super) struct ResidualFilter {
 impl ResidualFilter {
     /// For k in 0..=max_k: every price is right, more or less.
     pub(super) fn new(max_k: u32, rules: ResidualRules) -> Self {
-        let ResidualRules { common, own, neighbour, .. } = rules;
+        let ResidualRules { common, drafting, own, neighbour, .. } = rules;
         let shared = |i: u32, j: u32| match (i, j) {
             (0, 0) => own * own / 4.0,
             (0, _) | (_, 0) => 0.0,
-            _ => own * own * neighbour.powi(i.abs_diff(j) as i32),
+            _ => drafting * drafting + own * own * neighbour.powi(i.abs_diff(j) as i32),
         };
         let row = |i: u32| (0..=max_k).map(|j| common * common + shared(i, j)).collect();
         let prior: Vec<Vec<f64>> = (0..=max_k).map(row).collect();

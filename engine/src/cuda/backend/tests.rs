@@ -52,8 +52,8 @@ fn the_bundled_draft_gives_the_cpus_logits() {
 #[test]
 fn ballast_changes_no_number() {
     for weights in [WeightFormat::Bf16, WeightFormat::Int8] {
-        let options = options("tests/golden/llama_biases_mha", weights);
-        let heavy = Engine::load_with_ballast_by(&options, 50_000, |source, model| {
+        let options = options("../models/demo/draft", weights);
+        let heavy = Engine::load_with_ballast_by(&options, 500_000, |source, model| {
             on_emulator(&options, source, model)
         });
         let mut heavy = heavy.unwrap();
