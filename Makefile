@@ -1,6 +1,7 @@
 # Every verb is one line over cargo or a script. `make` alone prints them.
 .DEFAULT_GOAL := help
 .PHONY: help deps helm-check up first-run console-check test quick check fmt fuzz sanitize arm-check clients docs measure measure-lanes measure-lanes-cluster measure-plan measure-router chaos kernels-check gpu-check gpu-check-dry gpu-bundle gpu-bundle-check clean
+.PHONY: help deps helm-check up console-check test quick check fmt fuzz sanitize arm-check clients docs measure measure-engine measure-lanes measure-lanes-cluster measure-plan measure-router chaos kernels-check gpu-check gpu-check-dry gpu-bundle gpu-bundle-check clean
 
 # Every verb compiles the workspace by clippy's driver, so that lints, tests and binaries share what is built. This is how
 # `cargo clippy -- --deny warnings` calls it.
@@ -8,6 +9,9 @@ ifneq ($(shell command -v clippy-driver),)
 export RUSTC_WORKSPACE_WRAPPER := clippy-driver
 export CLIPPY_ARGS := --deny__CLIPPY_HACKERY__warnings__CLIPPY_HACKERY__
 endif
+
+# Of measure-engine.
+MODEL ?= random:tests/llama-cpp/254m.json
 
 help: ## print the verbs
 	@awk -F ': .*## ' '/^[a-z-]+:.*## / { printf "  make %-21s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -76,6 +80,12 @@ measure-router: ## what the router (release build) costs, with workers that only
 	cargo build --locked --workspace --bins
 	cargo build --locked --release --package outrider-router
 	@"$${CARGO_TARGET_DIR:-target}/debug/router-cost" $(or $(ARGS),cpu) --router "$${CARGO_TARGET_DIR:-target}/release/outrider-router"
+
+measure-engine: ## the CPU engine (release build) beside llama.cpp by turns, by format and rows; builds llama.cpp first (MODEL=random:CONFIG.json ARGS="--isa avx2")
+	cargo build --locked --release --package outrider-engine --example speed
+	@tests/llama-cpp/build.sh
+	@.deps/llama-cpp/venv/bin/python tests/llama-cpp/to_gguf.py --model $(MODEL) --out .deps/llama-cpp/gguf
+	@python3 tests/llama-cpp/engine.py --model $(MODEL) --gguf .deps/llama-cpp/gguf --llama .deps/llama-cpp --speed "$${CARGO_TARGET_DIR:-target}/release/examples/speed" $(ARGS)
 
 measure-lanes: ## lanes on a virtual clock: every fixed k, none, mixed traffic, overlap, scale (simulated; PROFILE=FILE ARGS="quick map")
 	cargo run --locked --package outrider-simulator --example lanes_sim -- $(ARGS) $(PROFILE)

@@ -1,7 +1,8 @@
 //! How fast a model decodes, verifies and prefills here: `cargo run --release -p outrider-engine --example speed --
-//! DIR|random:CONFIG.json [threads] [formats] [rows]`, as in `.. random:config.json 1 int8,int4 1,8,16`. Each line is the best
-//! of several forwards behind a context of 64 tokens; GMAC/s counts every weight once a row, GB/s every weight's bytes
-//! once a forward. Times are the thread's CPU time where the system tells it, so other processes matter less.
+//! DIR|random:CONFIG.json [threads] [formats] [rows] [context]`, as in `.. random:config.json 1 int8,int4 1,8,16`. Each line is
+//! the best of several forwards behind a context of 64 tokens: time, and CPU time of the thread where the system tells it,
+//! which other processes disturb less. GMAC/s counts every weight once a row, GB/s every weight's bytes once a forward, and
+//! attention is its share of the time of all forwards. The first line has what one core can multiply and add in f32.
 //! `OUTRIDER_ISA=avx2` chooses a lower instruction set; two builds are compared by running them in turns.
 #![expect(clippy::print_stdout, reason = "the table is the program's output")]
 
@@ -11,10 +12,12 @@ use std::time::{Duration, Instant};
 
 use engine::{Engine, LoadOptions, SequenceRows, TokenId, WeightFormat};
 
-const CONTEXT: usize = 64;
+const CONTEXT: &str = "64";
 const FORMATS: &str = "f32,bf16,int8,int4";
 const ROWS: &str = "1,2,4,5,8,16,64,512";
 const TIME_PER_LINE: Duration = Duration::from_millis(400);
+/// A context is fed in pieces of so many rows.
+const FEED_ROWS: usize = 512;
 /// Of random weights.
 const SEED: u64 = 1;
 
@@ -25,7 +28,7 @@ fn main() -> ExitCode {
     match run(&args) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            println!("{error}\nusage: speed DIR|random:CONFIG.json [threads] [formats] [rows]");
+            println!("{error}\nusage: speed DIR|random:CONFIG.json [threads] [formats] [rows] [context]");
             ExitCode::FAILURE
         }
     }
@@ -36,15 +39,22 @@ fn run(args: &[String]) -> Result<(), Error> {
     let model = args.first().ok_or("no model is named")?;
     let threads = arg(1, "1").parse()?;
     let rows: Vec<usize> = arg(3, ROWS).split(',').map(str::parse).collect::<Result<_, _>>()?;
-    println!("{}, {}", engine::cpu_name(), engine::instruction_set()?);
+    let context = arg(4, CONTEXT).parse()?;
+    let most = engine::multiply_adds_per_second()? / 1e9;
+    println!("{}, {}, {most:.1} GMAC/s of f32 at most", engine::cpu_name(), engine::instruction_set()?);
     for name in arg(2, FORMATS).split(',') {
         let weights = WeightFormat::named(name).ok_or_else(|| format!("no format is named {name}"))?;
-        table((model, weights), threads, &rows)?;
+        table((model, weights), threads, context, &rows)?;
     }
     Ok(())
 }
 
-fn table((model, weights): (&str, WeightFormat), threads: usize, rows: &[usize]) -> Result<(), Error> {
+fn table(
+    (model, weights): (&str, WeightFormat),
+    threads: usize,
+    context: usize,
+    rows: &[usize],
+) -> Result<(), Error> {
     let config = model.strip_prefix("random:");
     let options = LoadOptions {
         model_dir: PathBuf::from(config.unwrap_or(model)),
@@ -62,42 +72,55 @@ fn table((model, weights): (&str, WeightFormat), threads: usize, rows: &[usize])
     let (parameters, bytes) = (engine.info().num_parameters as f64, engine.info().weight_bytes as f64);
     println!("{weights:?}, {parameters} weights, {threads} threads, loaded in {:?}", start.elapsed());
     for &rows in rows {
-        let seconds = best(&mut engine, rows, threads)?;
-        let (ms, gmacs, gbs) =
-            (seconds * 1e3, parameters * rows as f64 / seconds / 1e9, bytes / seconds / 1e9);
+        let Best { wall, cpu, attention } = best(&mut engine, rows, context)?;
+        let seconds = if threads == 1 { cpu } else { wall };
         println!(
-            "  {rows:>4} rows {ms:>9.3} ms {:>9.0} rows/s {gmacs:>7.1} GMAC/s {gbs:>6.1} GB/s",
-            rows as f64 / seconds
+            "  {rows:>4} rows {:>9.3} ms {:>9.3} ms CPU {:>7.1} GMAC/s {:>6.1} GB/s {attention:>6.3} attention",
+            wall * 1e3,
+            cpu * 1e3,
+            parameters * rows as f64 / seconds / 1e9,
+            bytes / seconds / 1e9,
         );
     }
     Ok(())
 }
 
-/// Seconds of the fastest forward of so many rows; few rows all want logits, as in verification, many only
-/// the last.
-fn best(engine: &mut Engine, rows: usize, threads: usize) -> Result<f64, Error> {
+/// Of several forwards, in seconds.
+struct Best {
+    wall: f64,
+    /// CPU time of the thread that gives the orders, which computes too.
+    cpu: f64,
+    /// Share of all forwards' time.
+    attention: f64,
+}
+
+/// Times forwards of so many rows; few rows all want logits, as in verification, many only the last.
+fn best(engine: &mut Engine, rows: usize, context: usize) -> Result<Best, Error> {
     let vocab = engine.info().vocab_size;
-    let ids: Vec<TokenId> = (0..(CONTEXT + rows) as u32).map(|i| (i * 37 + 11) % vocab).collect();
+    let ids: Vec<TokenId> = (0..(context + rows) as u32).map(|i| (i * 37 + 11) % vocab).collect();
     let slot = engine.open();
-    engine.forward(&[SequenceRows { slot, token_ids: &ids[..CONTEXT], num_logits: 0 }])?;
+    for ids in ids[..context].chunks(FEED_ROWS) {
+        engine.forward(&[SequenceRows { slot, token_ids: ids, num_logits: 0 }])?;
+    }
     let num_logits = if rows <= 16 { rows } else { 1 };
-    let (mut best, start) = (f64::MAX, Instant::now());
+    let mut best = Best { wall: f64::MAX, cpu: f64::MAX, attention: 0.0 };
+    let (mut total, before, start) = (0.0, engine.stage_times(), Instant::now());
     while start.elapsed() < TIME_PER_LINE {
-        let begin = seconds(start, threads);
-        engine.forward(&[SequenceRows { slot, token_ids: &ids[CONTEXT..], num_logits }])?;
-        best = best.min(seconds(start, threads) - begin);
-        engine.truncate(slot, CONTEXT as u32);
+        let (begin, begin_cpu) = (Instant::now(), cpu_seconds(start));
+        engine.forward(&[SequenceRows { slot, token_ids: &ids[context..], num_logits }])?;
+        let wall = begin.elapsed().as_secs_f64();
+        (best.wall, total) = (best.wall.min(wall), total + wall);
+        best.cpu = best.cpu.min(cpu_seconds(start) - begin_cpu);
+        engine.truncate(slot, context as u32);
     }
     engine.close(slot);
+    best.attention = engine.stage_times().since(&before).attention.as_secs_f64() / total;
     Ok(best)
 }
 
-/// CPU time of this thread where the system tells it and it computes alone, else time.
-fn seconds(start: Instant, threads: usize) -> f64 {
+/// CPU time of this thread where the system tells it, else time.
+fn cpu_seconds(start: Instant) -> f64 {
     let elapsed = start.elapsed().as_secs_f64();
-    if threads > 1 {
-        return elapsed;
-    }
     // The system counts up to the last time that the thread gave way.
     std::thread::yield_now();
     let text = std::fs::read_to_string("/proc/thread-self/schedstat").unwrap_or_default();

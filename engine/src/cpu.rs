@@ -17,6 +17,7 @@ mod floats;
 mod instruction_set;
 mod lanes;
 pub(crate) mod lines;
+mod multiply;
 #[cfg(target_arch = "aarch64")]
 mod neon;
 mod packed;
@@ -38,8 +39,9 @@ pub(crate) use elementwise::round_to_bf16;
 use elementwise::{RmsNorm, RmsNormInPlace, Rotate, SiluMul};
 pub(crate) use floats::FloatMatrix;
 use floats::{FloatMatMul, TiledRows};
-pub use instruction_set::{cpu_name, instruction_set, use_instruction_set};
+pub use instruction_set::{cpu_name, instruction_set, instruction_sets, use_instruction_set};
 use lanes::Element;
+pub(crate) use multiply::MultiplyAdds;
 pub(crate) use packed::PackedMatrix;
 use packed::{PackedMatMul, QuantizedRows};
 pub(crate) use read::{READ_LINE, ReadBuffer, ReadSum};
@@ -127,6 +129,11 @@ impl Cpu {
     /// Reads memory, on the calling thread.
     pub(crate) fn read(&self, sum: ReadSum<'_>) -> u64 {
         self.isa.run(sum)
+    }
+
+    /// Multiplies and adds, on the calling thread; returns how often.
+    pub(crate) fn multiply(&self, work: MultiplyAdds) -> f64 {
+        self.isa.run(work)
     }
 
     fn attend<T: Element + KvElement>(&self, kv: &KvBlocks<T>, step: &AttentionStep<'_>, out: &mut [f32]) {

@@ -33,8 +33,7 @@ impl Isa {
 }
 
 fn missing(name: String) -> EngineError {
-    let available = Isa::all().iter().map(|isa| isa.name()).collect::<Vec<_>>().join(", ");
-    EngineError::MissingInstructionSet { name, available }
+    EngineError::MissingInstructionSet { name, available: instruction_sets().join(", ") }
 }
 
 /// Has the process compute with this instruction set, one of those that this CPU has. The first kernel settles the
@@ -50,6 +49,11 @@ pub fn use_instruction_set(name: &str) -> Result<(), EngineError> {
 /// The name of the instruction set that this process computes with.
 pub fn instruction_set() -> Result<&'static str, EngineError> {
     Isa::in_use().map(Isa::name)
+}
+
+/// The names of all instruction sets that this CPU has, the fastest first.
+pub fn instruction_sets() -> Vec<&'static str> {
+    Isa::all().into_iter().map(Isa::name).collect()
 }
 
 /// The CPU's name as it gives it, or its architecture where it gives none.

@@ -95,14 +95,16 @@ impl PieceAt {
                 lines = lines.wrapping_add(FETCHED * size_of::<Line>());
                 x = x.wrapping_add(FETCHED * quad_bytes);
             }
+            // Not known to the compiler: it would unroll the loop and hold more values than there are registers.
+            let fetched = if D::UNROLLED { FETCHED } else { std::hint::black_box(FETCHED) };
             while quads > 0 {
                 fetch.fetch::<D::Lanes, FETCHED>(line);
-                for _ in 0..quads.min(FETCHED) {
+                for _ in 0..quads.min(fetched) {
                     self.add_quad::<D, R, M, U>(&mut sums, 0, (lines, x));
                     lines = lines.add(size_of::<Line>());
                     x = x.add(quad_bytes);
                 }
-                quads = quads.saturating_sub(FETCHED);
+                quads = quads.saturating_sub(fetched);
                 line = line.wrapping_add(FETCHED);
             }
             // Not `map` of an array: what drops its rest on a panic is a call that is only inlined by link-time optimisation.

@@ -1,0 +1,129 @@
+#!/usr/bin/env python3
+"""The CPU engine beside llama.cpp, by turns in one run: milliseconds of a forward by format and rows, and the goals.
+
+    python tests/llama-cpp/engine.py --model random:CONFIG.json --gguf DIR --llama DIR --speed FILE [--isa avx2|full] [--rounds 3]
+
+--gguf holds bf16.gguf, q8_0.gguf and q4_0.gguf (to_gguf.py), --llama what build.sh made, --speed the engine's example `speed` of a
+release build. Each round runs ours and llama.cpp (forwards.cpp) on each format, one after the other; the fastest of all rounds counts. Both are measured
+behind --context tokens, with the logits of all rows up to 16 rows and of the last from there on; by CPU time with one thread, which other
+programs disturb less, by the clock with several.
+--prefix is put before every program, as in --prefix "taskset -c 1"; --old FILE runs another build of `speed` in the same turns.
+"""
+
+import argparse
+import os
+import pathlib
+import re
+import shlex
+import subprocess
+
+# Ours and the type of llama.cpp that stands beside it.
+FORMATS = {"bf16": "bf16", "int8": "q8_0", "int4": "q4_0"}
+# Of the goals: one row and 512 rows over llama.cpp's in tokens a second, at least; 8 and 16 rows over one in time, at most, with AVX2.
+GOALS = {
+    "bf16": {"one": 1.1, "8": 1.4, "16": 2.4, "512": 1.3},
+    "int8": {"one": 1.3, "8": 2.2, "16": 3.8, "512": 1.5},
+    "int4": {"one": 1.2, "8": 2.6, "16": 4.4, "512": 1.4},
+}
+
+
+def main():
+    settings = parse_arguments()
+    times, lines = {}, []
+    for round_number in range(settings.rounds):
+        for ours, theirs in FORMATS.items():
+            for name, program in programs(settings).items():
+                head, found = run_speed(settings, program, ours)
+                lines.append(head)
+                keep(times, (ours, name), found)
+            keep(times, (ours, "llama.cpp"), run_llama(settings, theirs))
+        print(f"round {round_number + 1} of {settings.rounds} is done", flush=True)
+    print("\n".join(sorted(set(lines))))
+    print(table(settings, times))
+    print(verdicts(times, settings.isa))
+
+
+def parse_arguments():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", required=True, help="a checkpoint, or random: and a config.json")
+    parser.add_argument("--gguf", type=pathlib.Path, required=True, help="where the same shape lies as GGUF")
+    parser.add_argument("--llama", type=pathlib.Path, required=True, help="what build.sh made")
+    parser.add_argument("--speed", required=True, help="the engine's example `speed`, a release build")
+    parser.add_argument("--old", help="another build of it")
+    parser.add_argument("--isa", default="full", choices=["full", "avx2"], help="with all instruction sets, or without AVX-512 (full)")
+    parser.add_argument("--rows", default="1,2,4,8,16,32,512", help="rows of a forward")
+    parser.add_argument("--context", type=int, default=64, help="tokens that are held before (64)")
+    parser.add_argument("--threads", type=int, default=1, help="threads (1)")
+    parser.add_argument("--rounds", type=int, default=3, help="rounds (3)")
+    parser.add_argument("--prefix", default="", help="a command that is put before every program")
+    return parser.parse_args()
+
+
+def programs(settings):
+    old = {"old": settings.old} if settings.old else {}
+    return old | {"ours": settings.speed}
+
+
+def keep(times, key, found):
+    best = times.setdefault(key, {})
+    for rows, milliseconds in found.items():
+        best[rows] = min(best.get(rows, milliseconds), milliseconds)
+
+
+def output(settings, command, **environment):
+    command = shlex.split(settings.prefix) + [str(part) for part in command]
+    done = subprocess.run(command, env=os.environ | environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    if done.returncode:
+        raise SystemExit(f"{shlex.join(command)} failed:\n{done.stdout}{done.stderr}")
+    return done.stdout
+
+
+def run_speed(settings, program, weights):
+    isa = {"OUTRIDER_ISA": "avx2"} if settings.isa == "avx2" else {}
+    text = output(settings, [program, settings.model, settings.threads, weights, settings.rows, settings.context], **isa)
+    lines = re.findall(r"^ +(\d+) rows +([\d.]+) ms +([\d.]+) ms CPU", text, re.MULTILINE)
+    return text.splitlines()[0], {int(rows): float(cpu if settings.threads == 1 else clock) for rows, clock, cpu in lines}
+
+
+def run_llama(settings, name):
+    library = {"LD_LIBRARY_PATH": str(settings.llama / "avx2/bin")} if settings.isa == "avx2" else {}
+    command = [settings.llama / "forwards", settings.gguf / f"{name}.gguf", settings.threads, settings.rows, settings.context]
+    lines = output(settings, command, **library).splitlines()
+    return {int(rows): float(cpu if settings.threads == 1 else clock) for rows, clock, cpu in map(str.split, lines)}
+
+
+def table(settings, times):
+    rows = [int(rows) for rows in settings.rows.split(",")]
+    head = "| ms | " + " | ".join(f"{rows} rows" for rows in rows) + " |"
+    rule = "|" + "---|" * (len(rows) + 1)
+    name = lambda key: f"llama.cpp {FORMATS[key[0]]}" if key[1] == "llama.cpp" else f"{key[1]} {key[0]}"
+    line = lambda key: f"| {name(key)} | " + " | ".join(f"{times[key][rows]:.2f}" for rows in rows) + " |"
+    return "\n".join([head, rule] + [line(key) for key in times])
+
+
+def verdicts(times, isa):
+    lines = ["| | " + " | ".join(FORMATS) + " |", "|---|" + "---|" * len(FORMATS)]
+
+    def add(label, figure):
+        cells = [figure(weights, times[weights, "ours"], times[weights, "llama.cpp"]) for weights in FORMATS]
+        lines.append(f"| {label} | " + " | ".join(cells) + " |")
+
+    def at_least(value, goal):
+        return f"{value:.2f} of {goal}" + ("" if value >= goal else ", missed")
+
+    def at_most(value, goal):
+        return f"{value:.2f} of {goal}" + ("" if value <= goal else ", missed")
+
+    measured = times["bf16", "ours"]
+    if 1 in measured:
+        add("1 row, tokens/s over llama.cpp's", lambda name, ours, theirs: at_least(theirs[1] / ours[1], GOALS[name]["one"]))
+    for rows in [8, 16] if isa == "avx2" and 1 in measured else []:
+        if rows in measured:
+            add(f"{rows} rows over 1 row", lambda name, ours, _: at_most(ours[rows] / ours[1], GOALS[name][str(rows)]))
+    if 512 in measured:
+        add("512 rows, tokens/s over llama.cpp's", lambda name, ours, theirs: at_least(theirs[512] / ours[512], GOALS[name]["512"]))
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    main()
