@@ -78,6 +78,16 @@ fn random_weights_need_a_configuration_only() {
 }
 
 #[test]
+fn a_lower_instruction_set_is_used_and_printed() {
+    let model = ["--model", "models/demo/draft", "--rows", "1", "--context", "16", "--isa", "portable"];
+    let found = documents(&bench(&[&model[..], &["--json"]].concat()));
+    assert_eq!(found[0]["instruction_set"], "portable");
+    assert_eq!(found[0]["slower_than"].as_array().map(Vec::len), Some(0));
+    let table = bench(&model);
+    assert!(String::from_utf8_lossy(&table.stdout).contains("computing with portable"));
+}
+
+#[test]
 fn faults_are_one_line_and_a_code() {
     let refused = |args: &[&str], code, part: &str| {
         let output = bench(args);
@@ -88,6 +98,7 @@ fn faults_are_one_line_and_a_code() {
     refused(&["--model", "models/demo/draft", "--weights", "int3"], 64, "int3");
     refused(&["--model", "models/demo/draft", "--rows", "0"], 64, "--rows");
     refused(&["--model", "models/demo/draft", "--vocab", "500"], 64, "--vocab");
+    refused(&["--model", "models/demo/draft", "--isa", "mmx"], 64, "portable");
     refused(&["--model", "models/nothing"], 1, "models/nothing");
     refused(&["--model", "random:models/nothing.json"], 1, "models/nothing.json");
     refused(&["--model", "models/demo/draft", "--context", "9000"], 1, "2048");

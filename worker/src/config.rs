@@ -40,6 +40,10 @@ pub struct WorkerFlags {
     /// Keep each computing thread on a core of its own; off, for it costs a third of the speed where anything else runs on them
     #[arg(long, value_name = "true|false")]
     pub pin: Option<bool>,
+    /// The CPU's instruction set to compute with, a lower one than the CPU's to compare or to find a fault; bits are the same with each
+    /// [default: the fastest, or what OUTRIDER_ISA names]
+    #[arg(long, value_name = "NAME")]
+    pub isa: Option<String>,
     /// How weights are held: auto (as stored), f32, bf16, or quantized while loading to int8 or int4
     #[arg(long, value_name = "FORMAT")]
     pub weights: Option<String>,
@@ -112,6 +116,7 @@ pub struct RawWorker {
     device: String,
     threads: Option<usize>,
     pin: bool,
+    isa: Option<String>,
     weights: String,
     tensor_parallel: usize,
     kv_memory: Option<String>,
@@ -145,6 +150,7 @@ impl Default for RawWorker {
             device: "cpu".to_owned(),
             threads: None,
             pin: false,
+            isa: None,
             weights: "auto".to_owned(),
             tensor_parallel: 1,
             kv_memory: None,
@@ -191,6 +197,8 @@ pub struct WorkerConfig {
     pub threads: usize,
     /// Whether each of them is kept on a core of its own.
     pub pin: bool,
+    /// The instruction set, if not the process's own choice.
+    pub isa: Option<String>,
     /// How weights are held.
     pub weights: WeightFormat,
     /// About so many parameters are added that change no token: 0 but in demonstrations and benchmarks.
@@ -307,6 +315,13 @@ impl RawWorker {
         (on_gpu && !sized).then_some(given.unwrap_or(DEFAULT_GPU_MEMORY_UTILIZATION))
     }
 
+    fn check_isa(&self, faults: &mut Faults) {
+        let available = engine::instruction_sets();
+        if let Some(isa) = self.isa.as_deref().filter(|isa| !available.contains(isa)) {
+            faults.add("isa", format_args!("`{isa}` is not one that this CPU has: {}", available.join(", ")));
+        }
+    }
+
     /// Whoever reaches a worker can have work done: beyond this machine only whom its certificate lets in.
     fn check_openness(&self, listen: SocketAddr, faults: &mut Faults) {
         let is_closed = self.tls.is_mutual() || listen.ip().is_loopback();
@@ -341,6 +356,7 @@ impl RawWorker {
         faults.check("pin", !self.pin || matches!(device, None | Some(ComputeDevice::Cpu)), || {
             "is about the CPU's threads, and --device is another".to_owned()
         });
+        self.check_isa(faults);
         faults.check("max_batch_rows", (1..=65_536).contains(&self.max_batch_rows), || {
             format!("{} is not between 1 and 65536", self.max_batch_rows)
         });
@@ -365,6 +381,7 @@ impl RawWorker {
             device: device?,
             threads,
             pin: self.pin,
+            isa: self.isa,
             weights: weights?,
             ballast: 0,
             tensor_parallel: self.tensor_parallel,
@@ -415,6 +432,21 @@ mod tests {
         for bad in [0.0, -1.0, 1.01, f32::NAN] {
             assert_eq!(part("cuda:0", None, Some(bad)), None, "{bad}");
         }
+    }
+
+    #[test]
+    fn an_instruction_set_is_one_that_the_cpu_has() {
+        let fault = |isa: &str| {
+            let raw = RawWorker { isa: Some(isa.to_owned()), ..RawWorker::default() };
+            let mut faults = Faults::new();
+            raw.validate(DefaultPorts { listen: 0, admin: 0 }, &mut faults);
+            faults.finish().err().map(|error| error.to_string())
+        };
+        for isa in engine::instruction_sets() {
+            assert_eq!(fault(isa), None);
+        }
+        let text = fault("mmx").unwrap();
+        assert!(text.contains("`mmx`") && text.contains("portable"), "{text}");
     }
 
     /// What is wrong with listening there, if anything is.

@@ -2,7 +2,8 @@
 //! worker's start: the table by which routers choose k and by which the worker forms its batches. It runs
 //! before the worker has a port, leaves the engine as it found it, and keeps to a time budget: sizes that
 //! would not fit are left out, and a long context that takes too long to fill is measured at the length that
-//! was reached. Readers extrapolate from there.
+//! was reached, or not at all. Readers extrapolate from there. The rows of short drafts are measured whatever
+//! they take: without them a router would take a slow target's rows for free.
 
 use std::time::{Duration, Instant};
 
@@ -15,6 +16,9 @@ use speculation::TokenId;
 /// All measurements together.
 const BUDGET: Duration = Duration::from_millis(900);
 
+/// Rows up to here are measured at the first context even where the budget is spent, once at least: those of a few sequences with short drafts.
+const NEEDED_ROWS: u32 = 32;
+
 /// The share of a context's budget that filling it may take.
 const FILL_SHARE: f64 = 0.4;
 
@@ -26,16 +30,24 @@ const RUNS: usize = 3;
 
 /// Step times of `engine`; fewer points where the budget or the KV does not allow more.
 pub fn profile(engine: &mut Engine) -> Vec<StepTimePoint> {
+    profile_within(engine, BUDGET)
+}
+
+fn profile_within(engine: &mut Engine, budget: Duration) -> Vec<StepTimePoint> {
     let began = Instant::now();
-    let mut points = Vec::new();
+    let mut points: Vec<StepTimePoint> = Vec::new();
     for (i, context) in PROFILED_CONTEXTS.into_iter().enumerate() {
         // The last context may use what the first left.
-        let share = BUDGET * (i as u32 + 1) / PROFILED_CONTEXTS.len() as u32;
+        let share =
+            (budget * (i as u32 + 1) / PROFILED_CONTEXTS.len() as u32).saturating_sub(began.elapsed());
+        if points.last().is_some_and(|point| fill_at_worst(point) > share) {
+            break;
+        }
         let slot = engine.open();
         // In a small window no context is longer than the one before: it would tell nothing new.
         let longer_than = points.last().map_or(0, |point: &StepTimePoint| point.kv_tokens as u32);
         let lens = (longer_than, context);
-        let measured = profile_context(engine, slot, lens, share.saturating_sub(began.elapsed()));
+        let measured = profile_context(engine, slot, lens, share);
         engine.close(slot);
         match measured {
             Ok(curve) => points.extend(curve),
@@ -44,6 +56,11 @@ pub fn profile(engine: &mut Engine) -> Vec<StepTimePoint> {
     }
     tracing::info!(points = points.len(), took = ?began.elapsed(), "step times profiled");
     points
+}
+
+/// What the first forward that fills a context takes, if a row costs as much as it did at this point.
+fn fill_at_worst(point: &StepTimePoint) -> Duration {
+    Duration::from_micros(point.micros) * FILL_ROWS / point.rows
 }
 
 /// Step times of a sequence that holds `context` tokens, or as many as there is room and time for; none where
@@ -67,18 +84,20 @@ fn profile_context(
     for rows in PROFILED_ROWS.into_iter().filter(|rows| context + rows <= longest) {
         // At worst a row costs as much as it did at the size before.
         let expected = last.map_or(Duration::ZERO, |(before, took)| took * rows / before * RUNS as u32);
-        if began.elapsed() + expected > budget {
+        let fits = began.elapsed() + expected <= budget;
+        let is_needed = longer_than == 0 && rows <= NEEDED_ROWS;
+        if !fits && !is_needed {
             break;
         }
         let mut runs = Vec::with_capacity(RUNS);
-        for _ in 0..RUNS {
+        for _ in 0..if fits { RUNS } else { 1 } {
             engine.truncate(slot, context);
             let run = Instant::now();
             forward(engine, slot, rows, rows)?;
             runs.push(run.elapsed());
         }
         runs.sort_unstable();
-        let took = runs[RUNS / 2];
+        let took = runs[runs.len() / 2];
         last = Some((rows, took));
         points.push(StepTimePoint { rows, kv_tokens: context.into(), micros: took.as_micros() as u64 });
     }
@@ -111,4 +130,45 @@ fn forward(engine: &mut Engine, slot: SlotId, rows: u32, num_logits: u32) -> Res
     let token_ids: Vec<TokenId> = (0..rows).map(|row| row % vocab_size).collect();
     let batch = [SequenceRows { slot, token_ids: &token_ids, num_logits: num_logits as usize }];
     engine.forward(&batch).map(drop)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use engine::{LoadOptions, WeightFormat};
+
+    use super::*;
+
+    fn points(budget: Duration) -> Vec<(u32, u64)> {
+        let model_dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/demo/draft");
+        let mut engine = Engine::load(&LoadOptions {
+            model_dir,
+            weights: WeightFormat::AsStored,
+            threads: 1,
+            tensor_parallel: 1,
+            kv_memory_bytes: 64 << 20,
+            max_model_len: None,
+        })
+        .unwrap();
+        let before = engine.free_blocks();
+        let points = profile_within(&mut engine, budget);
+        assert_eq!(engine.free_blocks(), before, "the engine is left as it was");
+        points.iter().map(|point| (point.rows, point.kv_tokens)).collect()
+    }
+
+    #[test]
+    fn a_target_too_slow_for_the_budget_still_tells_what_the_rows_of_a_draft_cost() {
+        let first = u64::from(PROFILED_CONTEXTS[0]);
+        assert_eq!(points(Duration::ZERO), [1, 2, 4, 8, 16, 32].map(|rows| (rows, first)));
+    }
+
+    #[test]
+    fn with_time_enough_every_size_is_measured_at_two_contexts() {
+        let points = points(Duration::from_secs(600));
+        let first = u64::from(PROFILED_CONTEXTS[0]);
+        let at_first = points.iter().filter(|(_, tokens)| *tokens == first).map(|(rows, _)| *rows);
+        assert!(at_first.eq(PROFILED_ROWS), "{points:?}");
+        assert!(points.iter().any(|(_, tokens)| *tokens > first), "{points:?}");
+    }
 }

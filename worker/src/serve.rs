@@ -103,6 +103,9 @@ fn cores_for(engine: &Engine) -> anyhow::Result<Vec<usize>> {
 }
 
 fn load_engine(config: &WorkerConfig, role: Role) -> anyhow::Result<(Engine, Assets)> {
+    if let Some(isa) = &config.isa {
+        engine::use_instruction_set(isa)?;
+    }
     let model_dir = config.model.clone().context("no model was given: pass --model DIR")?;
     let assets = Assets::load(&model_dir)?;
     if role == Role::Target {
@@ -149,6 +152,7 @@ fn load_engine(config: &WorkerConfig, role: Role) -> anyhow::Result<(Engine, Ass
         ballast_parameters = info.ballast_parameters,
         kv_blocks = info.kv_blocks,
         numerics_id = info.numerics_id,
+        isa = engine::instruction_set()?,
         took = ?began.elapsed(),
         "model loaded"
     );

@@ -159,6 +159,7 @@ pub(super) struct Bench {
 
 /// What a run showed.
 pub(super) struct Findings {
+    pub(super) instruction_set: &'static str,
     pub(super) subjects: Vec<Subject>,
     /// Median bytes a second.
     pub(super) read: f64,
@@ -200,13 +201,14 @@ impl Bench {
         Ok(())
     }
 
-    pub(super) fn finish(mut self) -> Findings {
-        Findings {
+    pub(super) fn finish(mut self) -> Result<Findings, BenchError> {
+        Ok(Findings {
+            instruction_set: engine::instruction_set()?,
             read: median(&mut self.reads),
             streams: self.streams,
             probe_bytes: self.probe.bytes(),
             subjects: self.subjects,
-        }
+        })
     }
 }
 

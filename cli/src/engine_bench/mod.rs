@@ -7,6 +7,7 @@
 mod measure;
 mod memory;
 mod report;
+mod slower;
 
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
@@ -40,11 +41,13 @@ does: its tokens/s are the prefill.
 in) over what plain loops read from memory in the same time, measured in turns with the forwards. 1.0 is the limit; what \
 one row reaches is the quality of decoding, what 8 and 16 reach is what speculation and batching live on.
   attention, vocabulary, draws: shares of the step, timed inside it (several threads share each; draws are one thread's).
+  warning: a format that holds fewer bytes took longer than one that holds more, by more than chance (5%).
   knee: the most rows whose forward costs at most half as much again as that of one row.
 
 Examples:
   outrider engine-bench --model models/demo/target
   outrider engine-bench --model random:config.json --weights bf16,int8,int4 --threads 2 --context 128,2048,8192
+  outrider engine-bench --model random:config.json --weights bf16,int8,int4 --isa avx2
   outrider engine-bench --model random:config.json --weights int8 --vocab 152000 --rows 1 --json";
 
 /// Arguments of `outrider engine-bench`.
@@ -70,6 +73,11 @@ pub struct BenchArgs {
     /// Keep each of them on a core of its own, of those that this process may run on
     #[arg(long)]
     pub pin: bool,
+
+    /// The instruction set to compute with, one of those that this CPU has; the environment variable OUTRIDER_ISA does
+    /// the same for every process [default: the fastest]
+    #[arg(long, value_name = "NAME")]
+    pub isa: Option<String>,
 
     /// Rows of one sequence in a forward
     #[arg(long, value_name = "N,..", value_delimiter = ',', default_value = "1,2,4,8,16,32,64,512")]
@@ -128,6 +136,9 @@ fn run(args: &BenchArgs) -> Result<(), BenchError> {
     check_counts("--rows", &args.rows)?;
     check_counts("--context", &args.context)?;
     check_counts("--read-mib", &[args.read_mib])?;
+    if let Some(name) = &args.isa {
+        use_instruction_set(name)?;
+    }
     let model = Model::new(args)?;
     let mut subjects = Vec::new();
     for (name, format) in formats {
@@ -151,7 +162,7 @@ fn run(args: &BenchArgs) -> Result<(), BenchError> {
     for case in &cases {
         bench.measure(*case)?;
     }
-    report::print(args, &bench.finish(), &left_out);
+    report::print(args, &bench.finish()?, &left_out);
     Ok(())
 }
 
@@ -173,6 +184,17 @@ fn formats(list: &str) -> Result<Vec<(String, WeightFormat)>, BenchError> {
     list.split(',')
         .map(|name| Ok((name.to_owned(), WeightFormat::named(name).ok_or_else(|| usage(name))?)))
         .collect()
+}
+
+/// Before the first engine is loaded.
+fn use_instruction_set(name: &str) -> Result<(), BenchError> {
+    let available = engine::instruction_sets();
+    if !available.contains(&name) {
+        let (value, expected) =
+            (format!("`{name}`"), format!("one that this CPU has: {}", available.join(", ")));
+        return Err(BenchError::Usage { flag: "--isa", value, expected });
+    }
+    Ok(engine::use_instruction_set(name)?)
 }
 
 fn check_counts(flag: &'static str, counts: &[usize]) -> Result<(), BenchError> {

@@ -5,12 +5,15 @@ use serde::Serialize;
 use super::BenchArgs;
 use super::measure::{Case, Findings, Measured, Subject};
 use super::memory::{LoadMemory, resident_bytes};
+use super::slower::{SlowerThan, Timed, slower_than};
 
 /// The JSON of one format.
 #[derive(Serialize)]
 struct Document<'a> {
     model: &'a str,
     weights: &'a str,
+    cpu: String,
+    instruction_set: &'static str,
     threads: usize,
     parameters: u64,
     numerics_id: &'a str,
@@ -30,6 +33,8 @@ struct Document<'a> {
     resident_bytes: Option<u64>,
     rows: Vec<Row>,
     knees: Vec<Knee>,
+    /// Cases in which a format that holds more bytes took less time.
+    slower_than: Vec<SlowerThan>,
     /// Cases that the model's window does not hold.
     left_out: Vec<LeftOut>,
 }
@@ -127,6 +132,8 @@ fn document<'a>(
     Document {
         model: &args.model,
         weights: &subject.weights,
+        cpu: engine::cpu_name(),
+        instruction_set: findings.instruction_set,
         threads: args.threads.get(),
         parameters: info.num_parameters,
         numerics_id: &info.numerics_id,
@@ -141,6 +148,7 @@ fn document<'a>(
         load_peak_over_held: load_peak.map(|peak| peak as f64 / info.held_bytes as f64),
         resident_bytes: resident_bytes(),
         knees: knees(&rows),
+        slower_than: slower_than(Timed::new(subject), findings.subjects.iter().map(Timed::new)),
         rows,
         left_out: left_out
             .iter()
@@ -154,9 +162,12 @@ fn table(document: &Document<'_>) -> String {
         .load_peak_over_held
         .map_or_else(String::new, |times| format!(", taking at most {times:.2} times the memory that stays"));
     let mut text = format!(
-        "{} {}: {} weights, {} threads, loaded in {:.2} s{load_peak}\n\
+        "{}, computing with {}\n\
+         {} {}: {} weights, {} threads, loaded in {:.2} s{load_peak}\n\
          memory reads at {:.1} GB/s ({} streams over {} MiB); one token reads {:.2} MB of weights and KV\n\
          {:>5} {:>9} {:>8} {:>10} {:>10} {:>16} {:>10} {:>11} {:>7} {:>8}\n",
+        document.cpu,
+        document.instruction_set,
         document.model,
         document.weights,
         document.parameters,
@@ -200,6 +211,14 @@ fn table(document: &Document<'_>) -> String {
     for Knee { context, rows } in &document.knees {
         text.push_str(&format!(
             "knee behind {context}: {rows} rows cost at most {KNEE} times one row (of the rows measured)\n"
+        ));
+    }
+    for slower in &document.slower_than {
+        let SlowerThan { rows, sequences, context, ms, other_weights, other_ms } = slower;
+        text.push_str(&format!(
+            "warning: {rows} rows of {sequences} sequences behind {context} take {ms:.3} ms with {} and {other_ms:.3} ms with \
+             {other_weights}\n",
+            document.weights
         ));
     }
     text.push('\n');

@@ -2,8 +2,8 @@
 //! It knows no k that is chosen and chooses none.
 //!
 //! What delays rounds at the present k, prompts above all, delays every other k too: that component is common to all and drifts.
-//! What is left belongs to a k (stairs, knees, rounds that collide); neighbours share most of it, and it lasts. So a measurement
-//! at one k corrects the others as far as it should.
+//! Rounds that draft have more in common: they run into the forwards of others. What is left belongs to a k (stairs, knees);
+//! neighbours share most of it, and it lasts. So a measurement at one k corrects the others as far as it should.
 
 /// Standard deviation of what all k have in common, before anything was measured.
 const COMMON: f64 = 0.2;

@@ -1,0 +1,94 @@
+//! Where a format that holds fewer bytes took longer than one that holds more: there it saves memory and costs time.
+
+use serde::Serialize;
+
+use super::measure::{Case, Measured, Subject};
+
+/// A smaller difference is chance.
+const SLOWER: f64 = 1.05;
+
+/// What a format holds and how long it took.
+#[derive(Clone, Copy)]
+pub(super) struct Timed<'a> {
+    weights: &'a str,
+    bytes: u64,
+    measured: &'a [Measured],
+}
+
+impl<'a> Timed<'a> {
+    pub(super) fn new(subject: &'a Subject) -> Self {
+        Self {
+            weights: &subject.weights,
+            bytes: subject.engine.info().weight_bytes,
+            measured: &subject.measured,
+        }
+    }
+}
+
+/// A case in which a format took longer than one that holds more bytes, the fastest of those.
+#[derive(Debug, PartialEq, Serialize)]
+pub(super) struct SlowerThan {
+    pub(super) rows: usize,
+    pub(super) sequences: usize,
+    pub(super) context: usize,
+    pub(super) ms: f64,
+    pub(super) other_weights: String,
+    pub(super) other_ms: f64,
+}
+
+pub(super) fn slower_than<'a>(
+    own: Timed<'a>,
+    all: impl Iterator<Item = Timed<'a>> + Clone,
+) -> Vec<SlowerThan> {
+    let slower = |measured: &Measured| {
+        let larger = all.clone().filter(|other| other.bytes > own.bytes);
+        let times = larger.filter_map(|other| {
+            let same = other.measured.iter().find(|theirs| theirs.case == measured.case)?;
+            Some((other.weights, same.seconds))
+        });
+        let (other, seconds) = times.min_by(|(_, a), (_, b)| a.total_cmp(b))?;
+        let Case { context, rows, sequences } = measured.case;
+        (measured.seconds > SLOWER * seconds).then(|| SlowerThan {
+            rows,
+            sequences,
+            context,
+            ms: measured.seconds * 1e3,
+            other_weights: other.to_owned(),
+            other_ms: seconds * 1e3,
+        })
+    };
+    own.measured.iter().filter_map(slower).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::engine_bench::measure::Parts;
+
+    fn measured(times: &[(usize, f64)]) -> Vec<Measured> {
+        let one = |&(rows, seconds)| {
+            let case = Case { context: 16, rows, sequences: 1 };
+            Measured { case, seconds, bandwidth_share: 1.0, parts: Parts::default() }
+        };
+        times.iter().map(one).collect()
+    }
+
+    #[test]
+    fn fewer_bytes_in_more_time_are_named_with_the_fastest_larger_format() {
+        let (wide, middle, small) = (
+            measured(&[(1, 4.0), (8, 5.0)]),
+            measured(&[(1, 2.0), (8, 6.0)]),
+            measured(&[(1, 2.04), (8, 8.0)]),
+        );
+        let timed = |weights, bytes, measured| Timed { weights, bytes, measured };
+        let all = [timed("bf16", 4, &wide[..]), timed("int8", 2, &middle[..]), timed("int4", 1, &small[..])];
+        let named = |own: usize| -> Vec<(usize, String)> {
+            let found = slower_than(all[own], all.iter().copied());
+            found.into_iter().map(|slower| (slower.rows, slower.other_weights)).collect()
+        };
+        assert_eq!(named(0), []);
+        assert_eq!(named(1), [(8, "bf16".to_owned())]);
+        // At one row 2.04 over 2.0 is chance.
+        assert_eq!(named(2), [(8, "bf16".to_owned())]);
+    }
+}
