@@ -9,7 +9,7 @@
 const COMMON: f64 = 0.2;
 
 /// Of what all rounds that draft have in common beside that: they run into the forwards of others, and plain rounds go in step with them.
-const DRAFTING: f64 = 0.15;
+const DRAFTING: f64 = 0.1;
 
 /// Of what is a k's own.
 const OWN: f64 = 0.05;
