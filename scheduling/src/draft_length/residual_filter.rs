@@ -2,17 +2,14 @@
 //! It knows no k that is chosen and chooses none.
 //!
 //! What delays rounds at the present k, prompts above all, delays every other k too: that component is common to all and drifts.
-//! Rounds that draft have more in common: they run into the forwards of others. What is left belongs to a k (stairs, knees);
-//! neighbours share most of it, and it lasts. So a measurement at one k corrects the others as far as it should.
+//! What is left belongs to a k (stairs, knees, rounds that run into the forwards of other lanes); neighbours share most of it, and it
+//! lasts. So a measurement at one k corrects the others as far as it should.
 
 /// Standard deviation of what all k have in common, before anything was measured.
 const COMMON: f64 = 0.2;
 
-/// Of what all rounds that draft have in common beside that: they run into the forwards of others, and plain rounds go in step with them.
-const DRAFTING: f64 = 0.1;
-
-/// Of what is a k's own.
-const OWN: f64 = 0.05;
+/// Of what is a k's own: as much as what is common, for drafted rounds run into the forwards of other lanes and plain ones go in step with them.
+const OWN: f64 = 0.2;
 
 /// How much of what is its own a k shares with its neighbour. Plain rounds do not run into each other as drafted ones do: they share nothing.
 const NEIGHBOUR: f64 = 0.8;
@@ -31,8 +28,6 @@ const OWN_MEMORY: f64 = 2_048.0;
 pub struct ResidualRules {
     /// Prior deviation of what all k have in common.
     pub common: f64,
-    /// Of what all k above 0 have in common beside that.
-    pub drafting: f64,
     /// Prior deviation of what is a k's own.
     pub own: f64,
     /// How much of that a k shares with its neighbour.
@@ -49,7 +44,6 @@ impl Default for ResidualRules {
     fn default() -> Self {
         Self {
             common: COMMON,
-            drafting: DRAFTING,
             own: OWN,
             neighbour: NEIGHBOUR,
             lane_round_noise: LANE_ROUND_NOISE,
@@ -74,11 +68,11 @@ pub(super) struct ResidualFilter {
 impl ResidualFilter {
     /// For k in 0..=max_k: every price is right, more or less.
     pub(super) fn new(max_k: u32, rules: ResidualRules) -> Self {
-        let ResidualRules { common, drafting, own, neighbour, .. } = rules;
+        let ResidualRules { common, own, neighbour, .. } = rules;
         let shared = |i: u32, j: u32| match (i, j) {
             (0, 0) => own * own / 4.0,
             (0, _) | (_, 0) => 0.0,
-            _ => drafting * drafting + own * own * neighbour.powi(i.abs_diff(j) as i32),
+            _ => own * own * neighbour.powi(i.abs_diff(j) as i32),
         };
         let row = |i: u32| (0..=max_k).map(|j| common * common + shared(i, j)).collect();
         let prior: Vec<Vec<f64>> = (0..=max_k).map(row).collect();
@@ -135,7 +129,8 @@ mod tests {
         }
         assert!((filter.factor(4).ln() - 0.5).abs() < 0.03, "{}", filter.factor(4).ln());
         let log = |k| filter.factor(k).ln();
-        assert!(log(0) > 0.3 && log(5) > 0.4 && log(5) > log(10), "{} {} {}", log(0), log(5), log(10));
+        assert!(log(0) > 0.2 && log(10) > log(0), "half of it is common: {} {}", log(0), log(10));
+        assert!(log(5) > 0.4 && log(5) > log(10), "{} {}", log(5), log(10));
         // Then it is as fast as priced again: all are.
         for _ in 0..50 {
             filter.age();

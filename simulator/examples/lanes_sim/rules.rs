@@ -29,7 +29,6 @@ pub(crate) const RULES: &[Rule] = rules![
     "probe_spacing": rules.probe_spacing as u64,
     "price_groups_max": rules.groups_max as u32,
     "residual_common": rules.residuals.common as f64,
-    "residual_drafting": rules.residuals.drafting as f64,
     "residual_own": rules.residuals.own as f64,
     "residual_neighbour": rules.residuals.neighbour as f64,
     "lane_round_noise": rules.residuals.lane_round_noise as f64,
