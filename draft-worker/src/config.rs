@@ -25,6 +25,9 @@ pub struct Flags {
     /// Task types that this worker is meant for; all if none is named
     #[arg(long, value_name = "TYPE", value_delimiter = ',')]
     pub task_types: Vec<String>,
+    /// While a proposal is verified, and nothing else is to be done, guess on from so many of its likeliest outcomes; 0: never
+    #[arg(long, value_name = "OUTCOMES")]
+    pub draft_ahead: Option<usize>,
     #[command(flatten)]
     #[serde(flatten)]
     #[expect(missing_docs, reason = "clap would take a doc comment here for the help of every flag below")]
@@ -36,15 +39,23 @@ pub struct Flags {
 pub struct RawDraft {
     method: String,
     task_types: Vec<String>,
+    draft_ahead: usize,
     #[serde(flatten)]
     worker: RawWorker,
 }
 
 impl Default for RawDraft {
     fn default() -> Self {
-        Self { method: "model".to_owned(), task_types: Vec::new(), worker: RawWorker::default() }
+        let (method, worker) = ("model".to_owned(), RawWorker::default());
+        Self { method, task_types: Vec::new(), draft_ahead: DRAFT_AHEAD, worker }
     }
 }
+
+/// Outcomes that are drafted ahead, unless it is told otherwise.
+const DRAFT_AHEAD: usize = 0;
+
+/// The most outcomes that may be drafted ahead: each is a row of a forward.
+const DRAFT_AHEAD_MAX: usize = 64;
 
 /// How to guess.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -62,6 +73,8 @@ pub struct DraftConfig {
     pub method: DraftMethod,
     /// Task types that this worker is meant for; empty for all.
     pub task_types: Vec<String>,
+    /// How many outcomes of a proposal are drafted ahead at most.
+    pub draft_ahead: usize,
     /// What every worker has.
     pub worker: WorkerConfig,
 }
@@ -91,7 +104,15 @@ impl RawConfig for RawDraft {
                 None
             }
         };
+        faults.check("draft_ahead", self.draft_ahead <= DRAFT_AHEAD_MAX, || {
+            format!("{} is above {DRAFT_AHEAD_MAX}", self.draft_ahead)
+        });
         let worker = self.worker.validate(DefaultPorts { listen: 8120, admin: 8121 }, faults);
-        Some(DraftConfig { method: method?, task_types: self.task_types, worker: worker? })
+        let (task_types, draft_ahead) = (self.task_types, self.draft_ahead);
+        let is_model = method == Some(DraftMethod::Model);
+        faults.check("ballast", is_model || worker.as_ref().is_none_or(|worker| worker.ballast == 0), || {
+            "method ngram has no weights: leave it out".to_owned()
+        });
+        Some(DraftConfig { method: method?, task_types, draft_ahead, worker: worker? })
     }
 }

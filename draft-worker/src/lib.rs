@@ -35,14 +35,17 @@ pub async fn serve_with(
     if let Some(synthetic) = &config.worker.synthetic {
         let mut loaded = worker::synthetic::load(&config.worker, synthetic, Role::Draft)?;
         loaded.facts.task_types = config.task_types;
+        loaded.draft_ahead = config.draft_ahead;
         return start(loaded, &config.worker, discovery, &lifetime, &health).await;
     }
     match config.method {
         DraftMethod::Model => {
             let loading = config.worker.clone();
-            let loading = move || load(&loading, Role::Draft, propose::Propose);
+            let decide = propose::Propose { keeps_candidates: config.draft_ahead > 0 };
+            let loading = move || load(&loading, Role::Draft, decide);
             let mut loaded = tokio::task::spawn_blocking(loading).await??;
             loaded.facts.task_types = config.task_types;
+            loaded.draft_ahead = config.draft_ahead;
             start(loaded, &config.worker, discovery, &lifetime, &health).await
         }
         DraftMethod::Ngram => start(ngram(&config), &config.worker, discovery, &lifetime, &health).await,
@@ -66,5 +69,11 @@ fn ngram(config: &DraftConfig) -> Loaded<ngram::Ngram> {
         ballast_parameters: 0,
         step_times: Vec::new(),
     };
-    Loaded { method: ngram::Ngram::default(), facts, assets: None, round_trip: Duration::ZERO }
+    Loaded {
+        method: ngram::Ngram::default(),
+        facts,
+        assets: None,
+        draft_ahead: 0,
+        round_trip: Duration::ZERO,
+    }
 }

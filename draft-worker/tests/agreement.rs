@@ -26,7 +26,9 @@ fn method(more: &[&str]) -> ModelMethod<Propose> {
     let flags = Flags::parse_from(flags.iter().chain(more));
     let config =
         service::config::load::<RawDraft>(&flags, None, "OUTRIDER_NOWHERE_").expect("the flags suffice");
-    worker::serve::load(&config.worker, Role::Draft, Propose).expect("the bundled draft loads").method
+    worker::serve::load(&config.worker, Role::Draft, Propose { keeps_candidates: false })
+        .expect("the bundled draft loads")
+        .method
 }
 
 /// Steps of one sequence, each with the context up to so many of `ids`: the answers, and what these say of the context.

@@ -31,7 +31,7 @@ struct Sequence {
 }
 
 /// What is known of a sequence whose blocks are shared.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 struct Sharing {
     isolation_key: u64,
     /// All ids whose KV is held.
@@ -77,6 +77,21 @@ impl BlockManager {
         self.next_slot += 1;
         self.sequences.insert(slot, Sequence::default());
         slot
+    }
+
+    /// Opens a sequence that holds the first `len` tokens of another one: both hold the same blocks, and whoever goes on from
+    /// inside one copies it. Nothing where the other is not open or holds fewer.
+    pub(crate) fn fork(&mut self, slot: SlotId, len: u32) -> Option<SlotId> {
+        let source = self.sequences.get(&slot).filter(|source| len <= source.len)?;
+        let block_table = source.block_table[..blocks_for(len)].to_vec();
+        let mut sharing = source.sharing.clone();
+        if let Some(sharing) = &mut sharing {
+            sharing.truncate(len as usize);
+        }
+        block_table.iter().for_each(|&block| self.pool.hold(block));
+        let fork = self.open();
+        self.sequences.insert(fork, Sequence { block_table, len, sharing, claims: Vec::new() });
+        Some(fork)
     }
 
     pub(crate) fn close(&mut self, slot: SlotId) {

@@ -48,6 +48,12 @@ impl Engine {
         self.blocks.open()
     }
 
+    /// Opens a sequence that begins with the first `len` tokens of another one, whose KV both hold. `None` where the other slot
+    /// is not open or holds fewer. What either of them appends is its own: a block that both hold is copied before one writes it.
+    pub fn fork(&mut self, slot: SlotId, len: u32) -> Option<SlotId> {
+        self.blocks.fork(slot, len)
+    }
+
     /// Forgets a sequence and frees its KV. A slot that is not open is ignored.
     pub fn close(&mut self, slot: SlotId) {
         self.blocks.close(slot);

@@ -97,6 +97,7 @@ pub fn reply_to_wire(reply: &Reply) -> v1::Reply {
         num_compared: reply.agreed.len() as u32,
         agreed: reply.agreed.iter().rev().fold(0, |bits, agreed| bits << 1 | u64::from(*agreed)),
         num_cached: reply.num_cached,
+        num_ahead: reply.num_ahead,
     }
 }
 
@@ -130,8 +131,9 @@ pub fn reply_from_wire(wire: v1::Reply) -> Result<Reply, WireError> {
         ));
     }
     let agreed = (0..wire.num_compared).map(|i| wire.agreed >> i & 1 == 1).collect();
-    let (epoch, step_seq, num_cached) = (wire.epoch, wire.step_seq, wire.num_cached);
-    Ok(Reply { sequence_id, epoch, step_seq, body, agreed, num_cached })
+    let (epoch, step_seq) = (wire.epoch, wire.step_seq);
+    let (num_cached, num_ahead) = (wire.num_cached, wire.num_ahead);
+    Ok(Reply { sequence_id, epoch, step_seq, body, agreed, num_cached, num_ahead })
 }
 
 fn span_to_wire(span: &TokenSpan) -> v1::TokenSpan {

@@ -155,8 +155,8 @@ proptest! {
     }
 
     #[test]
-    fn replies_survive(sequence_id in any::<u64>(), epoch in any::<u32>(), step_seq in any::<u64>(), body in body(), agreed in vec(any::<bool>(), 0..=64), num_cached in any::<u32>()) {
-        let reply = Reply { sequence_id: SequenceId(sequence_id), epoch, step_seq, body, agreed, num_cached };
+    fn replies_survive(sequence_id in any::<u64>(), epoch in any::<u32>(), step_seq in any::<u64>(), body in body(), agreed in vec(any::<bool>(), 0..=64), num_cached in any::<u32>(), num_ahead in any::<u32>()) {
+        let reply = Reply { sequence_id: SequenceId(sequence_id), epoch, step_seq, body, agreed, num_cached, num_ahead };
         prop_assert_eq!(reply_from_wire(reply_to_wire(&reply)), Ok(reply));
     }
 }

@@ -7,6 +7,8 @@
 
 use std::time::Duration;
 
+use crate::drafted_ahead::DraftedAhead;
+
 /// One profiled forward: so many rows, all of one sequence that holds so many KV tokens.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
 pub struct StepTimePoint {
@@ -276,6 +278,8 @@ pub struct WorkerCost {
     wire_micros: f64,
     wire_replies: f64,
     first_wires: [f64; WIRE_FIRST_REPLIES],
+    /// At draft workers: which of a proposal's guesses are not waited for.
+    pub drafted_ahead: DraftedAhead,
 }
 
 #[derive(Debug, Clone, Copy, Default)]
@@ -297,6 +301,7 @@ impl WorkerCost {
             wire_micros: FIRST_WIRE_MICROS,
             wire_replies: 0.0,
             first_wires: [0.0; WIRE_FIRST_REPLIES],
+            drafted_ahead: DraftedAhead::default(),
         }
     }
 

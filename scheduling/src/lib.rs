@@ -18,6 +18,7 @@ pub mod cost;
 pub mod decode_delay;
 pub mod draft_health;
 pub mod draft_length;
+pub mod drafted_ahead;
 pub mod fair_queue;
 pub mod output_length;
 pub mod placement;

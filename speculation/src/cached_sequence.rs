@@ -45,7 +45,7 @@ pub enum Admission {
 }
 
 /// What a worker holds of one sequence. See the module's page.
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default)]
 pub struct CachedSequence {
     epoch: u32,
     highest_step_seq: u64,

@@ -157,13 +157,15 @@ pub struct Reply {
     pub agreed: Vec<bool>,
     /// How many ids of the step's context had their KV because equal ids had been computed for another sequence.
     pub num_cached: u32,
+    /// From a draft worker: how many guesses of the proposal it had made before the step came, at a forward pass each.
+    pub num_ahead: u32,
 }
 
 impl Reply {
     /// The answer to `step`, without a word on agreement, or on what was cached.
     pub fn to(step: &Step, body: ReplyBody) -> Self {
         let Step { sequence_id, epoch, step_seq, .. } = *step;
-        Self { sequence_id, epoch, step_seq, body, agreed: Vec::new(), num_cached: 0 }
+        Self { sequence_id, epoch, step_seq, body, agreed: Vec::new(), num_cached: 0, num_ahead: 0 }
     }
 }
 

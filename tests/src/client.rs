@@ -1,5 +1,7 @@
 //! The tests' client: gRPC, because its answers carry token ids.
 
+use std::collections::HashMap;
+
 use anyhow::{Context as _, ensure};
 use futures::{StreamExt as _, TryStreamExt as _, stream};
 use proto::v1;
@@ -36,6 +38,22 @@ pub struct Answer {
 }
 
 impl Answer {
+    /// An error where it is not, token by token, what the target wrote without drafts.
+    pub fn check_same(&self, name: &str, expected: &Self) -> anyhow::Result<()> {
+        let (expected_ids, ids) = (&expected.token_ids, &self.token_ids);
+        ensure!(
+            expected_ids == ids,
+            "{name}: ids differ from those without drafts\n  {expected_ids:?}\n  {ids:?}"
+        );
+        ensure!(
+            expected.logprobs == self.logprobs,
+            "{name}: log probabilities differ from those without drafts"
+        );
+        ensure!(expected.finish == self.finish, "{name}: {:?} became {:?}", expected.finish, self.finish);
+        ensure!(expected.system_fingerprint == self.system_fingerprint, "{name}: another system fingerprint");
+        Ok(())
+    }
+
     /// What speculation did for it.
     pub fn speculation(&self) -> v1::SpeculationUsage {
         self.usage.speculation.clone().unwrap_or_default()
@@ -64,6 +82,15 @@ impl Client {
     /// The whole answers, in the order of the cases, `width` requests at a time.
     pub async fn ask_all(&self, cases: &[Case], width: usize) -> anyhow::Result<Vec<Answer>> {
         stream::iter(cases).map(|case| self.ask(case)).buffered(width).try_collect().await
+    }
+
+    /// The same by the names of the cases, in whatever order they come.
+    pub async fn ask_by_name(&self, cases: &[Case], width: usize) -> anyhow::Result<HashMap<String, Answer>> {
+        stream::iter(cases)
+            .map(|case| async move { anyhow::Ok((case.name.clone(), self.ask(case).await?)) })
+            .buffer_unordered(width)
+            .try_collect()
+            .await
     }
 
     /// The answer as it comes.

@@ -24,6 +24,9 @@ use crate::metrics::Page;
 use crate::pair::{self, MODEL};
 use crate::wait::until;
 
+/// Outcomes that [`WorkerKind::DraftAhead`] drafts ahead of.
+const DRAFT_AHEAD: usize = 9;
+
 /// How long what was told to stop may take.
 const STOP_GRACE: Duration = Duration::from_secs(10);
 
@@ -42,6 +45,8 @@ pub enum WorkerKind {
     Target,
     /// The bundled draft.
     Draft,
+    /// The bundled draft, which drafts ahead of what may come of its proposals.
+    DraftAhead,
     /// N-grams of the sequence itself.
     Ngram,
     /// The target of deploy/profiles/cpu-pair.toml, which only keeps the time.
@@ -105,7 +110,7 @@ impl Cluster {
         let lifetime = self.lifetime.child();
         let worker = WorkerConfig { model: Some(pair::draft_dir()), ..worker_config()? };
         let task_types = task_types.iter().map(|&task_type| task_type.to_owned()).collect();
-        let config = DraftConfig { method: DraftMethod::Model, task_types, worker };
+        let config = DraftConfig { method: DraftMethod::Model, task_types, draft_ahead: 0, worker };
         let discovery = self.discovery.as_ref();
         let addresses = draft_worker::serve_with(config, discovery, lifetime.clone(), Health::new()).await?;
         let worker = RunningWorker::new(lifetime, addresses);
@@ -230,7 +235,7 @@ impl WorkerKind {
     fn role(self) -> &'static str {
         match self {
             Self::Target | Self::SyntheticTarget => TARGET,
-            Self::Draft | Self::Ngram | Self::SyntheticDraft => DRAFT,
+            Self::Draft | Self::DraftAhead | Self::Ngram | Self::SyntheticDraft => DRAFT,
         }
     }
 }
@@ -283,7 +288,7 @@ async fn start_worker(
     let mut config = worker_config()?;
     match kind {
         WorkerKind::Target => config.model = Some(pair::target_dir()),
-        WorkerKind::Draft => config.model = Some(pair::draft_dir()),
+        WorkerKind::Draft | WorkerKind::DraftAhead => config.model = Some(pair::draft_dir()),
         WorkerKind::SyntheticTarget | WorkerKind::SyntheticDraft => {
             config.synthetic = Some(synthetic_config()?);
         }
@@ -298,7 +303,8 @@ async fn start_worker(
         target_worker::serve_with(config, discovery, own, health).await?
     } else {
         let method = if kind == WorkerKind::Ngram { DraftMethod::Ngram } else { DraftMethod::Model };
-        let config = DraftConfig { method, task_types: Vec::new(), worker: config };
+        let draft_ahead = if kind == WorkerKind::DraftAhead { DRAFT_AHEAD } else { 0 };
+        let config = DraftConfig { method, task_types: Vec::new(), draft_ahead, worker: config };
         draft_worker::serve_with(config, discovery, own, health).await?
     };
     Ok(RunningWorker::new(lifetime, addresses))

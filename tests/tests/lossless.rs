@@ -1,16 +1,14 @@
 //! The promise that everything else serves: whatever is drafted, by whom and how far, beside whatever else runs, the committed
 //! ids are the target's own.
 
-use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
 use anyhow::ensure;
-use futures::{StreamExt as _, TryStreamExt as _, stream};
 use proto::v1::FinishReason;
 use speculation::AcceptanceMode;
 use tests::case::{Case, covering_set};
-use tests::client::{Answer, Client};
+use tests::client::Answer;
 use tests::cluster::{Cluster, WorkerKind};
 use tests::hostile::{HostileDraft, Mischief};
 use tests::oracle::Judge;
@@ -19,39 +17,17 @@ use tests::pair::PairText;
 /// One sequence, and eight others beside it.
 const BESIDE: usize = 9;
 
-/// Answers by the name of the case, `width` requests at a time.
-async fn ask_all(client: &Client, cases: &[Case], width: usize) -> anyhow::Result<HashMap<String, Answer>> {
-    stream::iter(cases)
-        .map(|case| async move { anyhow::Ok((case.name.clone(), client.ask(case).await?)) })
-        .buffer_unordered(width)
-        .try_collect()
-        .await
-}
-
-fn check_same(case: &Case, expected: &Answer, got: &Answer) -> anyhow::Result<()> {
-    let name = &case.name;
-    let (expected_ids, ids) = (&expected.token_ids, &got.token_ids);
-    ensure!(
-        expected_ids == ids,
-        "{name}: ids differ from those alone at k = 0\n  {expected_ids:?}\n  {ids:?}"
-    );
-    ensure!(expected.logprobs == got.logprobs, "{name}: log probabilities differ from those alone at k = 0");
-    ensure!(expected.finish == got.finish, "{name}: {:?} became {:?}", expected.finish, got.finish);
-    ensure!(expected.system_fingerprint == got.system_fingerprint, "{name}: another system fingerprint");
-    Ok(())
-}
-
 /// Every case of the covering set alone at k = 0; then at k = 1, 4 and 8 nine at a time, and each third one alone at k = 4.
 /// Returns how many drafted tokens were verified and accepted.
 async fn check_lossless(cluster: &Cluster) -> anyhow::Result<(u64, u64)> {
     let client = cluster.client().await?;
     let cases = covering_set(&PairText::load()?)?;
-    let alone = ask_all(&client, &cases.iter().map(|case| case.with_k(0)).collect::<Vec<_>>(), 1).await?;
+    let alone = client.ask_by_name(&cases.iter().map(|case| case.with_k(0)).collect::<Vec<_>>(), 1).await?;
     let beside: Vec<Case> =
         [1, 4, 8].iter().flat_map(|&k| cases.iter().map(move |case| case.with_k(k))).collect();
-    let mut answers = ask_all(&client, &beside, BESIDE).await?;
+    let mut answers = client.ask_by_name(&beside, BESIDE).await?;
     let also_alone: Vec<Case> = cases.iter().step_by(3).map(|case| case.with_k(4)).collect();
-    for (name, answer) in ask_all(&client, &also_alone, 1).await? {
+    for (name, answer) in client.ask_by_name(&also_alone, 1).await? {
         answers.insert(format!("{name}, alone"), answer);
     }
     let (mut drafted, mut accepted) = (0, 0);
@@ -64,7 +40,7 @@ async fn check_lossless(cluster: &Cluster) -> anyhow::Result<(u64, u64)> {
             .chain([format!("{}, alone", case.with_k(4).name)])
         {
             let Some(got) = answers.get(&name) else { continue };
-            check_same(&Case { name, ..case.clone() }, expected, got)?;
+            got.check_same(&name, expected)?;
             drafted += got.speculation().draft_tokens;
             accepted += got.speculation().accepted_tokens;
         }
@@ -112,7 +88,7 @@ async fn every_token_is_the_one_that_the_oracle_draws() -> anyhow::Result<()> {
     let client = cluster.client().await?;
     let judge = Judge::load()?;
     let cases = covering_set(&PairText::load()?)?;
-    let answers = ask_all(&client, &cases, BESIDE).await?;
+    let answers = client.ask_by_name(&cases, BESIDE).await?;
     for case in &cases {
         judge.check(case, &answers[&case.name])?;
     }
@@ -138,17 +114,17 @@ async fn ballast_changes_no_token() -> anyhow::Result<()> {
     }
     let both: Vec<Case> = cases.iter().flat_map(|case| [case.with_k(0), case.with_k(4)]).collect();
     let (light, _target, _draft) = Cluster::of_pair(WorkerKind::Draft).await?;
-    let expected = ask_all(&light.client().await?, &both, BESIDE).await?;
+    let expected = light.client().await?.ask_by_name(&both, BESIDE).await?;
     light.stop().await?;
     let heavy = Cluster::start(|_| ()).await?;
     let target = heavy.add_with(WorkerKind::Target, |config| config.ballast = 4_000_000).await?;
     let _draft = heavy.add(WorkerKind::Draft).await?;
-    let found = ask_all(&heavy.client().await?, &both, BESIDE).await?;
+    let found = heavy.client().await?.ask_by_name(&both, BESIDE).await?;
     for case in &both {
         let (expected, found) = (&expected[&case.name], &found[&case.name]);
         ensure!(expected.system_fingerprint != found.system_fingerprint, "ballast is not seen from outside");
         let as_without = Answer { system_fingerprint: expected.system_fingerprint.clone(), ..found.clone() };
-        check_same(case, expected, &as_without)?;
+        as_without.check_same(&case.name, expected)?;
     }
     for case in both.iter().skip(1).step_by(8) {
         judge.check(case, &found[&case.name])?;
@@ -186,11 +162,11 @@ async fn rejection_and_typical_finish_and_are_the_targets_own_at_temperature_0()
         let client = cluster.client().await?;
         let cases = covering_set(&PairText::load()?)?;
         let alone =
-            ask_all(&client, &cases.iter().map(|case| case.with_k(0)).collect::<Vec<_>>(), BESIDE).await?;
+            client.ask_by_name(&cases.iter().map(|case| case.with_k(0)).collect::<Vec<_>>(), BESIDE).await?;
         for mode in [AcceptanceMode::Rejection, AcceptanceMode::Typical] {
             let in_mode: Vec<Case> =
                 cases.iter().map(|case| Case { acceptance: mode, ..case.clone() }).collect();
-            let answers = ask_all(&client, &in_mode, BESIDE).await?;
+            let answers = client.ask_by_name(&in_mode, BESIDE).await?;
             let mut accepted = 0;
             for case in &in_mode {
                 let got = &answers[&case.name];
@@ -198,7 +174,7 @@ async fn rejection_and_typical_finish_and_are_the_targets_own_at_temperature_0()
                 let whole = got.finish == FinishReason::Stop || got.token_ids.len() as u32 == case.max_tokens;
                 ensure!(whole, "{} in {} mode: {} tokens", case.name, mode.as_str(), got.token_ids.len());
                 if case.sampling.is_greedy() {
-                    check_same(case, &alone[&case.with_k(0).name], got)?;
+                    got.check_same(&case.name, &alone[&case.with_k(0).name])?;
                 }
             }
             ensure!(accepted > 0, "{draft:?} in {} mode: no drafted token was accepted", mode.as_str());

@@ -1,12 +1,9 @@
 //! Token trees through real processes: more candidates for a position change how soon tokens come, never which.
 
-use std::collections::HashMap;
-
 use anyhow::ensure;
-use futures::{StreamExt as _, TryStreamExt as _, stream};
 use nix::sys::signal::Signal;
 use tests::case::{Case, covering_set};
-use tests::client::{Answer, Client};
+use tests::client::Answer;
 use tests::cluster::{Cluster, WorkerKind};
 use tests::pair::PairText;
 use tests::processes;
@@ -17,26 +14,6 @@ const BESIDE: usize = 9;
 
 /// Depth and tokens of the trees.
 const SHAPES: [(u32, u32); 4] = [(1, 4), (3, 4), (4, 12), (8, 48)];
-
-/// Answers by the name of the case.
-async fn ask_all(client: &Client, cases: &[Case], width: usize) -> anyhow::Result<HashMap<String, Answer>> {
-    stream::iter(cases)
-        .map(|case| async move { anyhow::Ok((case.name.clone(), client.ask(case).await?)) })
-        .buffer_unordered(width)
-        .try_collect()
-        .await
-}
-
-fn check_same(name: &str, expected: &Answer, got: &Answer) -> anyhow::Result<()> {
-    let (expected_ids, ids) = (&expected.token_ids, &got.token_ids);
-    ensure!(
-        expected_ids == ids,
-        "{name}: ids differ from those without drafts\n  {expected_ids:?}\n  {ids:?}"
-    );
-    ensure!(expected.logprobs == got.logprobs, "{name}: log probabilities differ from those without drafts");
-    ensure!(expected.finish == got.finish, "{name}: {:?} became {:?}", expected.finish, got.finish);
-    Ok(())
-}
 
 /// Counted over answers: rounds, drafted tokens, accepted tokens.
 fn totals<'a>(answers: impl Iterator<Item = &'a Answer>) -> (u64, u64, u64) {
@@ -50,12 +27,12 @@ async fn trees_of_every_shape_change_no_token() -> anyhow::Result<()> {
     let (cluster, _target, _draft) = Cluster::of_pair(WorkerKind::Draft).await?;
     let client = cluster.client().await?;
     let cases = covering_set(&PairText::load()?)?;
-    let alone = ask_all(&client, &cases.iter().map(|case| case.with_k(0)).collect::<Vec<_>>(), 1).await?;
+    let alone = client.ask_by_name(&cases.iter().map(|case| case.with_k(0)).collect::<Vec<_>>(), 1).await?;
     for (k, num_tokens) in SHAPES {
         let trees: Vec<Case> = cases.iter().map(|case| case.with_tree(k, num_tokens)).collect();
-        let answers = ask_all(&client, &trees, BESIDE).await?;
+        let answers = client.ask_by_name(&trees, BESIDE).await?;
         for (case, tree) in cases.iter().zip(&trees) {
-            check_same(&tree.name, &alone[&case.with_k(0).name], &answers[&tree.name])?;
+            answers[&tree.name].check_same(&tree.name, &alone[&case.with_k(0).name])?;
         }
         let (rounds, drafted, _) = totals(answers.values());
         ensure!(drafted > rounds * u64::from(k), "{drafted} tokens in {rounds} rounds are chains of {k}");
@@ -63,8 +40,8 @@ async fn trees_of_every_shape_change_no_token() -> anyhow::Result<()> {
     // The same draws with more candidates: fewer verifications.
     let chains: Vec<Case> = cases.iter().map(|case| case.with_k(4)).collect();
     let trees: Vec<Case> = cases.iter().map(|case| case.with_tree(4, 20)).collect();
-    let (chains, _, _) = totals(ask_all(&client, &chains, BESIDE).await?.values());
-    let (trees, _, _) = totals(ask_all(&client, &trees, BESIDE).await?.values());
+    let (chains, _, _) = totals(client.ask_by_name(&chains, BESIDE).await?.values());
+    let (trees, _, _) = totals(client.ask_by_name(&trees, BESIDE).await?.values());
     ensure!(trees * 10 < chains * 9, "{trees} rounds with trees, {chains} with chains");
     cluster.stop().await
 }
@@ -91,7 +68,7 @@ async fn a_tree_whose_worker_dies_changes_no_token() -> anyhow::Result<()> {
         let _draft = cluster.add(WorkerKind::Draft).await?;
         target.stop().await;
         let got = stream.rest().await?;
-        check_same(&case.name, &expected, &got)?;
+        got.check_same(&case.name, &expected)?;
         ensure!(totals(std::iter::once(&got)).1 > 0, "nothing was drafted");
         cluster.stop().await?;
     }
@@ -113,7 +90,7 @@ async fn a_killed_draft_process_amid_trees_changes_no_token() -> anyhow::Result<
     stream.read_tokens(20).await?;
     cluster.signal("draft-0", Signal::SIGKILL)?;
     let got = stream.rest().await?;
-    check_same(&tree.name, &expected, &got)?;
+    got.check_same(&tree.name, &expected)?;
     let used = got.speculation();
     ensure!(used.draft_tokens > 4 * used.rounds.min(5), "it was killed before it drafted trees: {used:?}");
     ensure!(used.disabled_reason == "no_draft_worker", "it was killed after the text was done: {used:?}");
@@ -137,7 +114,7 @@ async fn only_coupled_drafts_of_a_model_become_trees() -> anyhow::Result<()> {
         let (rounds, drafted, _) = totals(std::iter::once(&got));
         ensure!(drafted <= 3 * rounds, "{}: {drafted} tokens in {rounds} rounds", case.name);
         if mode == Coupled {
-            check_same(&case.name, &client.ask(&case.with_k(0)).await?, &got)?;
+            got.check_same(&case.name, &client.ask(&case.with_k(0)).await?)?;
         }
         cluster.stop().await?;
     }

@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use engine::WeightFormat;
+use engine::{ParameterCount, WeightFormat};
 use scheduling::profile::Profile;
 use serde::{Deserialize, Serialize};
 use service::accept::{ListenerConfig, ListenerFlags, RawListener};
@@ -67,6 +67,10 @@ pub struct WorkerFlags {
     /// On GPUs: a folder of compiled kernels, for machines without NVRTC [default: compiled at start]
     #[arg(long, value_name = "DIR")]
     pub cuda_kernels: Option<PathBuf>,
+    /// Add about this many parameters, such as 250M, that change no token but cost the time and memory (in bf16 2 bytes each) of a bigger model.
+    /// For demonstrations and benchmarks
+    #[arg(long, value_name = "PARAMS")]
+    pub ballast: Option<String>,
     /// Longest sequence, prompt and output [default: the model's]
     #[arg(long, value_name = "TOKENS")]
     pub max_model_len: Option<u32>,
@@ -124,6 +128,7 @@ pub struct RawWorker {
     cuda_graphs: bool,
     cuda_deterministic: bool,
     cuda_kernels: Option<PathBuf>,
+    ballast: String,
     max_model_len: Option<u32>,
     max_batch_rows: usize,
     profile_steps: bool,
@@ -158,6 +163,7 @@ impl Default for RawWorker {
             cuda_graphs: false,
             cuda_deterministic: true,
             cuda_kernels: None,
+            ballast: "0".to_owned(),
             max_model_len: None,
             max_batch_rows: 512,
             profile_steps: true,
@@ -370,6 +376,10 @@ impl RawWorker {
                 )
             });
         }
+        let ballast = faults.parse::<ParameterCount>("ballast", &self.ballast);
+        faults.check("ballast", self.needs_model() || ballast.is_none_or(|ballast| ballast.0 == 0), || {
+            "a synthetic engine has no weights: leave it out".to_owned()
+        });
         let process = self.process.validate(faults);
         let local = |port| SocketAddr::from(([127, 0, 0, 1], port));
         let listen = self.listen.unwrap_or_else(|| local(ports.listen));
@@ -383,7 +393,7 @@ impl RawWorker {
             pin: self.pin,
             isa: self.isa,
             weights: weights?,
-            ballast: 0,
+            ballast: ballast?.0,
             tensor_parallel: self.tensor_parallel,
             kv_memory: kv_memory?,
             gpu_memory_utilization,

@@ -46,4 +46,9 @@ pub enum Rows<'a> {
 pub trait Decide: Send + 'static {
     /// Decides from a task's rows. Ids whose KV stays beyond the context are appended to the task's cached sequence.
     fn decide(&mut self, task: &mut Task, rows: Rows<'_>) -> Result<Decision, DrawError>;
+
+    /// Decides on a task that came with rows of its own, which were run ahead of its step; nothing while it needs more of them.
+    fn resume(&mut self, _task: &mut Task) -> Option<Decision> {
+        None
+    }
 }

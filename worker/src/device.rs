@@ -19,12 +19,13 @@ use proto::v1;
 use scheduling::batch::GroupRules;
 use scheduling::batch::StepRows;
 use scheduling::batch_former::{BatchFormer, Decision};
-use scheduling::cost::{StepTimePoint, StepTimes};
+use scheduling::cost::{Forward, StepTimePoint, StepTimes};
 use service::shutdown::{Hold, Lifetime};
 use speculation::cached_sequence::{Admission, Limits};
 use speculation::{Reply, ReplyBody, SequenceId, Step, Work};
 use tokio::sync::{mpsc, oneshot};
 
+use crate::ahead::Ahead;
 use crate::method::Method;
 use crate::metrics::{StepOutcome, WorkerMetrics};
 use crate::reactor::{Lateness, Reactor};
@@ -120,6 +121,7 @@ pub struct Device<M> {
     waiting: VecDeque<SequenceKey>,
     running: VecDeque<Task>,
     former: BatchFormer<SequenceKey>,
+    ahead: Ahead,
     /// When the batch former's clock began.
     began: Instant,
     metrics: WorkerMetrics,
@@ -155,11 +157,18 @@ impl<M: Method> Device<M> {
             waiting: VecDeque::new(),
             running: VecDeque::new(),
             former: BatchFormer::new(profiled(step_times), GroupRules::default()),
+            ahead: Ahead::new(0),
             began: Instant::now(),
             metrics,
             is_draining: false,
             work: None,
         }
+    }
+
+    /// The same with a proposal's likeliest outcomes drafted ahead, at most so many.
+    pub fn drafting_ahead(self, max_branches: usize, step_times: &[v1::StepTimePoint]) -> Self {
+        let times = profiled(step_times);
+        Self { ahead: Ahead::new(cheap_rows(max_branches, &times)), ..self }
     }
 
     /// Runs until every sender of the mailbox is gone. A drain of `lifetime` waits for the sequences.
@@ -175,9 +184,18 @@ impl<M: Method> Device<M> {
                     self.work = Some(lifetime.work("sequences"));
                 }
                 if self.waiting.is_empty() && self.running.is_empty() {
-                    break;
+                    let Some(rows) = self.ahead.rows() else { break };
+                    self.forward_ahead(&mut reactor, rows);
+                    continue;
                 }
-                self.admit_waiting();
+                if let Some(queue_us) = self.admit_waiting() {
+                    // What was computed ahead waits for no forward.
+                    let timing = v1::StepTiming { queue_us, ..v1::StepTiming::default() };
+                    reactor.exchange(|| self.flush(&timing));
+                }
+                if self.running.is_empty() {
+                    continue;
+                }
                 match self.next_forward() {
                     Decision::Wait(wait) => {
                         let message = reactor.next_within(&mut mailbox, wait);
@@ -186,16 +204,21 @@ impl<M: Method> Device<M> {
                     Decision::Run(members) => {
                         let timing = reactor.during(self.forward_size(), || self.forward(&members));
                         reactor.exchange(|| self.flush(&timing));
-                        self.metrics.observe(self.method.stats(), self.table.len());
+                        self.observe();
                     }
                 }
             }
             self.flush(&v1::StepTiming::default());
-            self.metrics.observe(self.method.stats(), self.table.len());
+            self.observe();
             if self.table.is_empty() {
                 self.work = None;
             }
         }
+    }
+
+    fn observe(&self) {
+        self.metrics.observe(self.method.stats(), self.table.len());
+        self.metrics.observe_ahead(self.ahead.stats());
     }
 
     fn receive(&mut self, message: Message) {
@@ -287,13 +310,16 @@ impl<M: Method> Device<M> {
             let slot = held.slot;
             self.table.remove(&key);
             self.former.forget(&key);
+            self.ahead.forget(&mut self.method, &key);
             self.method.close(slot);
         }
     }
 
-    fn admit_waiting(&mut self) {
+    /// Of a step that was answered without a forward, by what was computed ahead: how long it had waited, microseconds.
+    fn admit_waiting(&mut self) -> Option<u64> {
+        let mut answered = None;
         for _ in 0..self.waiting.len() {
-            let Some(key) = self.waiting.pop_front() else { return };
+            let Some(key) = self.waiting.pop_front() else { break };
             let Some(held) = self.table.get_mut(&key) else { continue };
             if held.cached.is_none() {
                 // Its turn comes when the step that runs is done.
@@ -301,22 +327,43 @@ impl<M: Method> Device<M> {
                 continue;
             }
             if let Some((sent, received)) = held.waiting.pop_front() {
-                self.admit(key, sent, received);
+                answered = self.admit(key, sent, received).or(answered);
             }
         }
+        answered
     }
 
-    fn admit(&mut self, key: SequenceKey, SentStep { mut step, span_id }: SentStep, received: Instant) {
+    /// Where the step is answered by what was computed ahead: how long it had waited, microseconds.
+    fn admit(
+        &mut self,
+        key: SequenceKey,
+        SentStep { mut step, span_id }: SentStep,
+        received: Instant,
+    ) -> Option<u64> {
         cut_to_window(&mut step, self.limits.max_model_len);
         let held = self.table.get_mut(&key).expect("the caller found it");
         let mut cached = held.cached.take().expect("the caller saw it idle");
         let slot = held.slot;
         let (outcome, body) = match cached.admit(&step, &self.limits) {
             Admission::Run => {
-                self.method.truncate(slot, step.base_len);
                 self.metrics.count(StepOutcome::Run);
+                let found = self.ahead.take(&mut self.method, (&key, &step, &cached), received);
                 let task = Task::new(key, slot, step, cached, received).traced(span_id);
-                return self.running.push_back(task);
+                let Some(found) = found else {
+                    self.method.truncate(slot, task.step.base_len);
+                    self.running.push_back(task);
+                    return None;
+                };
+                held.slot = found.slot;
+                self.method.close(slot);
+                let mut task = task.begun_by(found);
+                let Some(body) = self.method.resume(&mut task) else {
+                    self.running.push_back(task);
+                    return None;
+                };
+                let queue = (task.started - task.received).as_micros() as u64;
+                self.finish(task, body);
+                return Some(queue);
             }
             Admission::Stale => (StepOutcome::Stale, None),
             Admission::NeedContext { cached_len, has_spec } => {
@@ -329,9 +376,11 @@ impl<M: Method> Device<M> {
         if let Some(body) = body {
             self.answer(key.router, &Reply::to(&step, body));
         }
+        None
     }
 
-    fn finish(&mut self, task: Task, body: ReplyBody) {
+    fn finish(&mut self, mut task: Task, body: ReplyBody) {
+        self.ahead.answered(&mut task, &body);
         let reply = task.reply(body);
         let (key, queue) = (task.key, task.started - task.received);
         self.give_back(task);
@@ -379,6 +428,15 @@ fn profiled(points: &[v1::StepTimePoint]) -> StepTimes {
         micros: point.micros,
     };
     StepTimes::new(&points.iter().map(point).collect::<Vec<_>>())
+}
+
+/// By how many times a forward of what is drafted ahead may take longer than one of a row: whoever comes meanwhile waits for its end.
+const AHEAD_COST: f64 = 1.25;
+
+/// As many rows up to `most` as cost little more than one.
+fn cheap_rows(most: usize, times: &StepTimes) -> usize {
+    let micros = |rows: usize| times.micros(Forward::plain(rows as f64, 0.0));
+    (1..=most).rev().find(|&rows| micros(rows) <= AHEAD_COST * micros(1)).unwrap_or(0)
 }
 
 /// Shortens a proposal that would reach past the worker's window. Every guess but the last is run as a row, so that one

@@ -182,6 +182,7 @@ impl Inner {
                         body,
                         agreed: Vec::new(),
                         num_cached: 0,
+                        num_ahead: 0,
                     }));
                 }
             }

@@ -10,6 +10,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod ahead;
 pub mod assets;
 pub mod compute_device;
 pub mod config;

@@ -51,6 +51,16 @@ pub trait Method: Send + 'static {
     /// A place for the KV of a new sequence.
     fn open(&mut self) -> Slot;
 
+    /// A place that begins with the first `len` tokens of another one; `None` where this method cannot do that, or holds fewer.
+    fn fork(&mut self, _slot: Slot, _len: u32) -> Option<Slot> {
+        None
+    }
+
+    /// What a task leads to that needs no forward any more, because what it asks for was computed before it came.
+    fn resume(&mut self, _task: &mut Task) -> Option<ReplyBody> {
+        None
+    }
+
     /// Frees it.
     fn close(&mut self, slot: Slot);
 

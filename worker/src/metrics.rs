@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use service::metrics::{Counter, CounterName, Family, Gauge, GaugeName, Histogram, HistogramName, Metrics};
 
+use crate::ahead::AheadStats;
 use crate::method::MethodStats;
 
 const STEPS: CounterName = CounterName::new("outrider_worker_steps_total", "Steps by what became of them");
@@ -50,6 +51,18 @@ const PREEMPTIONS: CounterName = CounterName::new(
     "Sequences that were stopped for want of KV blocks",
 );
 const SEQUENCES: GaugeName = GaugeName::new("outrider_worker_sequences", "Sequences that are held");
+const AHEAD_STEPS: CounterName = CounterName::new(
+    "outrider_worker_draft_ahead_steps_total",
+    "Proposals that were asked for while something was drafted ahead, by result: hit, miss (another outcome), too_early (nothing was guessed yet)",
+);
+const AHEAD_GUESSES: CounterName = CounterName::new(
+    "outrider_worker_draft_ahead_guesses_total",
+    "Guesses of proposals that were there when they were asked for: as many forward passes less to wait for",
+);
+const AHEAD_ROWS: CounterName = CounterName::new(
+    "outrider_worker_draft_ahead_rows_total",
+    "Rows computed in forward passes that drafted ahead",
+);
 const REGISTERED: GaugeName = GaugeName::new(
     "outrider_worker_registered",
     "1 while discovery lists this worker, as far as it could last make sure; 0 while it registers",
@@ -119,6 +132,9 @@ pub struct WorkerMetrics {
     grammar_rows: Counter,
     grammar_mask_us: Counter,
     grammar_wait_us: Counter,
+    ahead_steps: Family<Vec<(&'static str, String)>, Counter>,
+    ahead_guesses: Counter,
+    ahead_rows: Counter,
     preemptions: Counter,
     sequences: Gauge,
     queue_seconds: Histogram,
@@ -131,6 +147,7 @@ pub struct WorkerMetrics {
     /// Steps that broke a bound of the wire.
     pub malformed: Counter,
     counted: Arc<std::sync::Mutex<MethodStats>>,
+    counted_ahead: Arc<std::sync::Mutex<AheadStats>>,
 }
 
 impl WorkerMetrics {
@@ -150,6 +167,9 @@ impl WorkerMetrics {
             grammar_rows: metrics.counter(&GRAMMAR_ROWS),
             grammar_mask_us: metrics.counter(&GRAMMAR_MASK_US),
             grammar_wait_us: metrics.counter(&GRAMMAR_WAIT_US),
+            ahead_steps: metrics.counter_family(&AHEAD_STEPS),
+            ahead_guesses: metrics.counter(&AHEAD_GUESSES),
+            ahead_rows: metrics.counter(&AHEAD_ROWS),
             preemptions: metrics.counter(&PREEMPTIONS),
             sequences: metrics.gauge(&SEQUENCES),
             queue_seconds: metrics.histogram(&QUEUE_SECONDS),
@@ -158,6 +178,7 @@ impl WorkerMetrics {
             streams: metrics.gauge(&STREAMS),
             malformed: metrics.counter(&MALFORMED),
             counted: Arc::default(),
+            counted_ahead: Arc::default(),
         }
     }
 
@@ -177,6 +198,24 @@ impl WorkerMetrics {
     /// A forward took so long.
     pub fn forward(&self, time: Duration) {
         self.forward_seconds.observe(time.as_secs_f64());
+    }
+
+    /// Takes over what drafting ahead counted since the last time.
+    pub fn observe_ahead(&self, stats: AheadStats) {
+        let mut counted = self.counted_ahead.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        if *counted == stats {
+            return;
+        }
+        for (result, number) in [
+            ("hit", stats.hits - counted.hits),
+            ("miss", stats.misses - counted.misses),
+            ("too_early", stats.too_early - counted.too_early),
+        ] {
+            self.ahead_steps.get_or_create(&vec![("result", result.to_owned())]).inc_by(number);
+        }
+        self.ahead_guesses.inc_by(stats.guesses - counted.guesses);
+        self.ahead_rows.inc_by(stats.rows - counted.rows);
+        *counted = stats;
     }
 
     /// Takes over what the method counted since the last time.

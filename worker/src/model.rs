@@ -3,18 +3,19 @@
 //! A context is run in portions, so that a long prompt does not hold up the tasks beside it; the role decides
 //! ([`Decide`]) once the context's last row has its logits.
 
+mod absorb;
+mod portion;
+
 use std::collections::{HashMap, VecDeque};
-use std::ops::Range;
 
-use engine::{DrawRequest, Engine, EngineError, Logits, Outcome, PromptRows, SequenceRows, SlotId, TreeRows};
-use scheduling::batch::{ROUND_CONTEXT, Share, StepRows, form};
-use speculation::acceptance::{RowDraw, guess};
+use engine::{DrawRequest, Engine, EngineError, Outcome, SequenceRows, SlotId, TreeRows};
+use scheduling::batch::{ROUND_CONTEXT, StepRows, form};
 use speculation::cached_sequence::Limits;
-use speculation::logits::score;
 use speculation::tree::MAX_TREE_TOKENS;
-use speculation::{ReplyBody, Role, TokenId, TokenLogprobs, Work};
+use speculation::{ReplyBody, Role, Work};
 
-use crate::decide::{Decide, Decision, Rows};
+use self::portion::{Portion, portion};
+use crate::decide::Decide;
 use crate::grammars::{GrammarStats, Grammars};
 use crate::method::{Method, MethodStats, NeedRoom};
 use crate::task::{PrefixLookup, Slot, Task};
@@ -38,21 +39,6 @@ pub struct ModelMethod<D> {
     prefix_hit_tokens: u64,
     /// Sequences of all forwards, each counted once a forward.
     num_shares: u64,
-}
-
-/// What one task takes part with in a forward.
-#[derive(Debug, PartialEq, Eq)]
-struct Portion {
-    /// Index of the task.
-    task: usize,
-    /// Context ids in it.
-    num_context: usize,
-    /// Whether the context ends here, so that the role decides after the forward.
-    ends_context: bool,
-    token_ids: Vec<TokenId>,
-    num_logits: usize,
-    /// Of the last of the ids, where these are a token tree.
-    parents: Vec<u32>,
 }
 
 /// Ids of a token tree that a worker of this role verifies on this engine; 0: chains only.
@@ -134,141 +120,6 @@ impl<D: Decide> ModelMethod<D> {
         shares.iter().map(|share| portion(&tasks[share.index], share, self.role)).collect()
     }
 
-    /// Whether a draft worker says of this portion's context what it would have drawn there.
-    fn compares(&self, task: &Task, portion: &Portion) -> bool {
-        self.role == Role::Draft && task.is_comparable() && portion.num_context > 0
-    }
-
-    /// Asks for draws where they are all that a task needs of its rows.
-    fn draw_request<'a>(&self, task: &'a Task, portion: &Portion) -> Option<DrawRequest<'a>> {
-        let compares = self.compares(task, portion);
-        let decides = portion.ends_context && task.step.work != Work::Feed;
-        let scores = task.is_scoring() && portion.num_context > 0;
-        // Ids of the prompt and drafted ones lie apart; and what is decided on stands behind the prompt.
-        let is_behind = task.drafted().is_empty() && task.step.start() >= task.spec().prompt_len;
-        let is_one_list = !(scores && decides) || is_behind;
-        if !(decides || compares || scores) || !is_one_list || !self.engine.draws(task.spec()) {
-            return None;
-        }
-        let (before, then) = if compares || scores {
-            // Every row of the context is drawn or scored, behind one id more each.
-            let first = task.step.base_len as usize + task.context_done;
-            task.cached.ids()[..first + portion.num_context].split_at(first + 1)
-        } else {
-            let last_guess = task.guesses.token_ids.last().filter(|_| portion.num_context == 0);
-            (task.cached.ids(), last_guess.map_or(task.drafted(), std::slice::from_ref))
-        };
-        // What a draft says of its guesses goes nowhere.
-        let logprobs = task.spec().logprobs.filter(|_| decides && self.role == Role::Target);
-        let next = task.step.append_ids.get(task.context_done + portion.num_context).copied();
-        let top_n = task.spec().prompt_logprobs.filter(|_| scores);
-        let prompt = top_n.map(|top_n| PromptRows { top_n, next });
-        Some(DrawRequest { spec: task.spec(), before, then, vocab_size: self.vocab_size, logprobs, prompt })
-    }
-
-    /// What the draws of a task's rows lead to; `None` while it needs another forward.
-    fn absorb_drawn(
-        &mut self,
-        task: &mut Task,
-        portion: &Portion,
-        (drawn, scores): (&[RowDraw], &[TokenLogprobs]),
-    ) -> Option<ReplyBody> {
-        let done = task.context_done..task.context_done + portion.num_context;
-        task.context_done = done.end;
-        if task.is_scoring() {
-            // Those of the prompt come first; of the context's last id nothing is known that follows.
-            let prompt_left = (task.spec().prompt_len - task.step.base_len) as usize;
-            let known = task.step.append_ids.len().min(prompt_left).saturating_sub(1);
-            let num_known = known.min(done.end).saturating_sub(done.start);
-            task.scores.extend_from_slice(&scores[..num_known]);
-        }
-        if self.compares(task, portion) {
-            for (i, row) in done.zip(drawn) {
-                let next = task.step.append_ids.get(i + 1);
-                task.agreed.extend(next.map(|&next| *row == RowDraw::Token(next)));
-            }
-        }
-        if !portion.ends_context {
-            return None;
-        }
-        if task.step.work == Work::Feed {
-            return Some(fed(task));
-        }
-        let num_decided = 1 + task.drafted().len();
-        let drawn = &drawn[drawn.len() - num_decided..];
-        let told = task.spec().logprobs.map_or(0, |_| num_decided.min(scores.len()));
-        self.settle(task, Rows::Drawn { drawn, scores: &scores[scores.len() - told..] })
-    }
-
-    /// What a task's logits lead to; `None` while it needs another forward.
-    fn absorb(
-        &mut self,
-        task: &mut Task,
-        portion: &Portion,
-        logits: &mut Logits,
-        rows: Range<usize>,
-    ) -> Option<ReplyBody> {
-        let done_before = task.context_done;
-        task.context_done += portion.num_context;
-        score_prompt(task, done_before..task.context_done, logits, (rows.start, self.vocab_size));
-        if self.role == Role::Draft {
-            compare(task, done_before..task.context_done, logits, (rows.start, self.vocab_size));
-        }
-        if !portion.ends_context {
-            return None;
-        }
-        if task.step.work == Work::Feed {
-            return Some(fed(task));
-        }
-        let decided = rows.end - (1 + task.drafted().len())..rows.end;
-        let masks = match self.grammars.as_mut().map_or(Ok(Vec::new()), |grammars| grammars.take(task)) {
-            Ok(masks) => masks,
-            Err(error) => return Some(self.refuse_draw(task, &error)),
-        };
-        let vocab_size = logits.vocab_size();
-        let decided = logits.rows_mut(decided);
-        for row in decided.chunks_exact_mut(vocab_size) {
-            row[self.vocab_size as usize..].fill(f32::NEG_INFINITY);
-        }
-        self.settle(task, Rows::Logits { values: decided, vocab_size, masks: &masks })
-    }
-
-    /// What the role makes of a task's rows; `None` while it needs another forward.
-    fn settle(&mut self, task: &mut Task, rows: Rows<'_>) -> Option<ReplyBody> {
-        match self.decide.decide(task, rows) {
-            Ok(Decision::Continue) => None,
-            Ok(Decision::Done { body, keep }) => match self.keep(task, keep) {
-                Ok(()) => Some(body),
-                Err(error) if error.is_fatal() => panic!("{error}"),
-                Err(error) => Some(self.refuse_draw(task, &error)),
-            },
-            Err(error) => Some(self.refuse_draw(task, &error)),
-        }
-    }
-
-    /// Leaves the KV of what is committed: of a tree, one path of it.
-    fn keep(&mut self, task: &Task, keep: u32) -> Result<(), EngineError> {
-        let slot = self.slots[&task.slot];
-        match &task.step.work {
-            Work::Verify { draft } if draft.is_tree() => {
-                let accepted = &task.cached.ids()[task.step.start() as usize..];
-                let path: Vec<usize> = draft.rows_along(accepted).into_iter().map(|row| row - 1).collect();
-                self.engine.keep_path(slot, task.step.start(), (&path, accepted))
-            }
-            _ => {
-                self.engine.truncate(slot, keep);
-                Ok(())
-            }
-        }
-    }
-
-    /// A step that came to nothing: its context stays.
-    fn refuse_draw(&mut self, task: &mut Task, error: &dyn std::error::Error) -> ReplyBody {
-        task.cached.cut(task.step.start());
-        self.engine.truncate(self.slots[&task.slot], task.step.start());
-        ReplyBody::Refused { reason: error.to_string() }
-    }
-
     /// Begins the masks of all portions that are decided on behind the next forward.
     fn begin_masks(&mut self, tasks: &VecDeque<Task>, plan: &[Portion]) {
         let Some(grammars) = &mut self.grammars else { return };
@@ -339,6 +190,19 @@ impl<D: Decide> Method for ModelMethod<D> {
         self.next_slot += 1;
         self.slots.insert(slot, self.engine.open());
         slot
+    }
+
+    fn fork(&mut self, slot: Slot, len: u32) -> Option<Slot> {
+        let forked = self.engine.fork(self.slots[&slot], len)?;
+        let slot = Slot(self.next_slot);
+        self.next_slot += 1;
+        self.slots.insert(slot, forked);
+        Some(slot)
+    }
+
+    fn resume(&mut self, task: &mut Task) -> Option<ReplyBody> {
+        let decision = self.decide.resume(task)?;
+        self.conclude(task, decision)
     }
 
     fn close(&mut self, slot: Slot) {
@@ -441,12 +305,6 @@ impl<D: Decide> Method for ModelMethod<D> {
     }
 }
 
-/// The answer to a step that only feeds, once all of it is there.
-fn fed(task: &mut Task) -> ReplyBody {
-    let prompt_logprobs = task.take_scores();
-    ReplyBody::Fed { cached_len: task.step.start(), prompt_logprobs }
-}
-
 /// Takes tasks out of the queue, in order of index.
 fn take_tasks(tasks: &mut VecDeque<Task>, mut indices: Vec<usize>) -> Vec<Task> {
     indices.sort_unstable();
@@ -454,60 +312,4 @@ fn take_tasks(tasks: &mut VecDeque<Task>, mut indices: Vec<usize>) -> Vec<Task> 
         indices.into_iter().rev().map(|i| tasks.remove(i).expect("planned tasks are in the queue")).collect();
     taken.reverse();
     taken
-}
-
-/// The ids of `task` that run next, with the rows of logits that they need.
-fn portion(task: &Task, share: &Share, role: Role) -> Portion {
-    let (num_context, ends_context) = (share.context as usize, share.ends_context);
-    let mut token_ids = task.context_left()[..num_context].to_vec();
-    let (mut num_logits, mut parents) = (0, Vec::new());
-    if ends_context && task.step.work != Work::Feed {
-        // A draft that goes on has no context left: its last guess is the row.
-        token_ids.extend(task.guesses.token_ids.last().filter(|_| num_context == 0));
-        token_ids.extend_from_slice(task.drafted());
-        num_logits = 1 + task.drafted().len();
-        parents.extend_from_slice(task.parents());
-    }
-    if task.is_scoring() || (role == Role::Draft && task.is_comparable()) {
-        num_logits = token_ids.len();
-    }
-    Portion { task: share.index, num_context, ends_context, token_ids, num_logits, parents }
-}
-
-/// Says of the ids that follow the context ids `done` (indices into the context), whose logits start at `first_row`, whether they are what the worker
-/// would have drawn there.
-fn compare(task: &mut Task, done: Range<usize>, logits: &mut Logits, (first_row, vocab_size): (usize, u32)) {
-    if !task.is_comparable() {
-        return;
-    }
-    let Some(spec) = task.cached.spec().cloned() else { return };
-    for (row, i) in done.enumerate() {
-        let Some(&next) = task.step.append_ids.get(i + 1) else { return };
-        let row = logits.rows_mut(first_row + row..first_row + row + 1);
-        row[vocab_size as usize..].fill(f32::NEG_INFINITY);
-        let position = task.step.base_len + i as u32 + 1;
-        // A row from which nothing can be drawn agrees with nothing.
-        let drawn = guess(&spec, task.cached.counts_mut(), position, row);
-        task.agreed.push(drawn.is_ok_and(|drawn| drawn.token_id == next));
-    }
-}
-
-/// Scores the prompt ids that follow the context ids `done` (indices into the context), whose logits start at `first_row`. What stands past
-/// the vocabulary is padding.
-fn score_prompt(task: &mut Task, done: Range<usize>, logits: &Logits, (first_row, vocab_size): (usize, u32)) {
-    if !task.is_scoring() {
-        return;
-    }
-    let top = task.spec().prompt_logprobs.unwrap_or(0);
-    let prompt_left = (task.spec().prompt_len - task.step.base_len) as usize;
-    for (row, i) in done.enumerate() {
-        match task.step.append_ids.get(i + 1) {
-            Some(&next) if i + 1 < prompt_left => {
-                let row = &logits.row(first_row + row)[..vocab_size as usize];
-                let scored = score(row, next, top);
-                task.scores.push(scored);
-            }
-            _ => break,
-        }
-    }
 }

@@ -42,6 +42,8 @@ pub struct Loaded<M> {
     pub facts: WorkerFacts,
     /// The model's text side, if there is a model.
     pub assets: Option<Assets>,
+    /// How many outcomes of a proposal are drafted ahead at most; 0 at target workers ([`crate::ahead`]).
+    pub draft_ahead: usize,
     /// What the wire to a router is played to take there and back; nothing where it is a real one.
     pub round_trip: Duration,
 }
@@ -83,7 +85,7 @@ pub fn load<D: Decide>(
     let method = ModelMethod::new(engine, role, vocab_size, config.max_batch_rows, decide)
         .with_grammars(grammars(&assets)?)
         .pinned_to(cores);
-    Ok(Loaded { method, facts, assets: Some(assets), round_trip: Duration::ZERO })
+    Ok(Loaded { method, facts, assets: Some(assets), draft_ahead: 0, round_trip: Duration::ZERO })
 }
 
 fn grammars(assets: &Assets) -> anyhow::Result<Grammars> {
@@ -170,7 +172,7 @@ pub async fn start<M: Method>(
     let metrics = Metrics::new();
     let worker_metrics = WorkerMetrics::new(&metrics);
     let connections = Connections::new(config.listener, &metrics);
-    let Loaded { method, facts, assets, round_trip } = loaded;
+    let Loaded { method, facts, assets, draft_ahead, round_trip } = loaded;
     worker_metrics.ballast_parameters.set(i64::try_from(facts.ballast_parameters).unwrap_or(i64::MAX));
     let listener = bind(config.listen).await?;
     let admin = bind(config.admin).await?;
@@ -181,7 +183,8 @@ pub async fn start<M: Method>(
     let (messages, inbox) = mpsc::channel(MAILBOX_FRAMES);
     let inbox = if round_trip.is_zero() { inbox } else { delayed(inbox, round_trip, lifetime)? };
     let mailbox = Mailbox { messages, lateness: reactor.lateness() };
-    let device = Device::new(method, &facts.step_times, worker_metrics.clone());
+    let device = Device::new(method, &facts.step_times, worker_metrics.clone())
+        .drafting_ahead(draft_ahead, &facts.step_times);
     let (hold, failed, device_lifetime) = (lifetime.thread("device"), health.clone(), lifetime.clone());
     std::thread::Builder::new().name("device".to_owned()).spawn(move || {
         let _hold = hold;

@@ -9,6 +9,7 @@ use speculation::step::PromptLogprobs;
 use speculation::tree::Candidates;
 use speculation::{Draft, Reply, ReplyBody, SequenceSpec, Step, TokenId, TokenLogprobs, Work};
 
+use crate::ahead::Found;
 use crate::table::SequenceKey;
 
 /// Names the KV of one sequence at a [`crate::Method`].
@@ -47,6 +48,8 @@ pub struct Task {
     pub num_cached: u32,
     /// Whether part of the context may have been computed for another sequence.
     pub prefix: PrefixLookup,
+    /// Guesses that were there when the step came ([`crate::ahead`]).
+    pub num_ahead: u32,
     /// What a draft worker guessed so far.
     pub guesses: Draft,
     /// The same with what came next at each position, where a tree is asked for.
@@ -71,6 +74,7 @@ impl Task {
             started: Instant::now(),
             context_done: 0,
             num_cached: 0,
+            num_ahead: 0,
             prefix: PrefixLookup::Wanted,
             guesses: Draft::default(),
             candidates: Vec::new(),
@@ -84,6 +88,29 @@ impl Task {
     /// `span_id` is 0.
     pub fn traced(mut self, span_id: u64) -> Self {
         self.span = trace_span(&self.step, &self.cached, span_id);
+        self
+    }
+
+    /// The same with what was computed ahead of it.
+    pub fn begun_by(mut self, found: Found) -> Self {
+        if self.is_comparable() {
+            self.agreed = found.agreed;
+        }
+        let asked = match self.step.work {
+            Work::Propose { num_draft_tokens, .. } => num_draft_tokens,
+            Work::Feed | Work::Verify { .. } => 0,
+        };
+        // More may have been guessed than is asked for.
+        let Found { mut guesses, mut candidates, .. } = found;
+        guesses.truncate(asked as usize);
+        candidates.truncate(asked as usize);
+        self.num_ahead = guesses.len() as u32;
+        self.cached.append(&guesses[..guesses.len().saturating_sub(1)]);
+        self.slot = found.slot;
+        self.context_done = found.context_done;
+        self.guesses = Draft::chain(guesses);
+        self.candidates = candidates;
+        self.prefix = PrefixLookup::Done;
         self
     }
 
@@ -142,7 +169,8 @@ impl Task {
 
     /// The reply to this step.
     pub fn reply(&self, body: ReplyBody) -> Reply {
-        Reply { agreed: self.agreed.clone(), num_cached: self.num_cached, ..Reply::to(&self.step, body) }
+        let (num_cached, num_ahead) = (self.num_cached, self.num_ahead);
+        Reply { agreed: self.agreed.clone(), num_cached, num_ahead, ..Reply::to(&self.step, body) }
     }
 }
 

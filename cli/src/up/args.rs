@@ -61,8 +61,8 @@ pub struct UpArgs {
     #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:8002")]
     pub admin: SocketAddr,
 
-    /// For demonstrations: about so many parameters more for the target, such as 250M, which change no token but cost the time and memory
-    /// (2 bytes each) of a bigger model, so that drafting has something to gain; 0 for none [default: 250M for the bundled target, else 0]
+    /// For demonstrations: add about this many parameters to the target, such as 250M, that change no token but cost the time and memory
+    /// (2 bytes each) of a bigger model, so that drafting has something to gain; 0 adds none [default: 250M for the bundled target, else 0]
     #[arg(long, value_name = "PARAMS", conflicts_with = "engine")]
     pub ballast: Option<ParameterCount>,
 

@@ -104,6 +104,11 @@ impl Pool {
         }
     }
 
+    /// One holder more of a block that is held.
+    pub(super) fn hold(&mut self, block: u32) {
+        self.blocks[block as usize].references += 1;
+    }
+
     /// Finds a published block and holds it.
     pub(super) fn hold_published(&mut self, hash: &BlockHash) -> Option<u32> {
         let block = *self.index.get(hash)?;

@@ -11,6 +11,8 @@ const TOTAL: u32 = 20;
 #[derive(Debug, Clone)]
 enum Action {
     Open,
+    /// A sequence that begins with so many tokens of the i-th.
+    Fork(usize, u32),
     Close(usize),
     Truncate(usize, u32),
     /// Of the i-th sequence's text, so many tokens more, after asking for what is published.
@@ -20,6 +22,7 @@ enum Action {
 fn action() -> impl Strategy<Value = Action> {
     prop_oneof![
         2 => Just(Action::Open),
+        1 => (0..8usize, 0..100u32).prop_map(|(i, len)| Action::Fork(i, len)),
         1 => (0..8usize).prop_map(Action::Close),
         2 => (0..8usize, 0..100u32).prop_map(|(i, len)| Action::Truncate(i, len)),
         6 => (0..8usize, 1..60u32, any::<bool>()).prop_map(|(i, n, share)| Action::Append(i, n, share)),
@@ -43,6 +46,7 @@ struct Bench {
     sequences: Vec<Twin>,
     memory: HashMap<(u32, usize), Written>,
     opened: u64,
+    has_forks: bool,
 }
 
 /// Texts of few words, so that prefixes are equal often; `salt` makes them part.
@@ -55,7 +59,13 @@ fn next_id(ids: &[TokenId], salt: u64) -> TokenId {
 
 impl Bench {
     fn new() -> Self {
-        Self { manager: BlockManager::new(TOTAL), sequences: Vec::new(), memory: HashMap::new(), opened: 0 }
+        Self {
+            manager: BlockManager::new(TOTAL),
+            sequences: Vec::new(),
+            memory: HashMap::new(),
+            opened: 0,
+            has_forks: false,
+        }
     }
 
     fn run(&mut self, action: &Action) {
@@ -64,6 +74,16 @@ impl Bench {
                 let slot = self.manager.open();
                 self.sequences.push(Twin { slot, key: self.opened % 2, ids: Vec::new() });
                 self.opened += 1;
+            }
+            Action::Fork(i, len) if i < self.sequences.len() => {
+                let Twin { slot, key, ids } = &self.sequences[i];
+                let forked = self.manager.fork(*slot, len);
+                assert_eq!(forked.is_some(), len as usize <= ids.len());
+                if let Some(slot) = forked {
+                    let ids = ids[..len as usize].to_vec();
+                    self.sequences.push(Twin { slot, key: *key, ids });
+                    self.has_forks = true;
+                }
             }
             Action::Close(i) if i < self.sequences.len() => {
                 let twin = self.sequences.remove(i);
@@ -143,7 +163,8 @@ impl Bench {
         for (&block, &count) in &holders {
             let (references, published) = self.manager.pool.state(block);
             assert_eq!(references, count, "references of block {block}");
-            assert!(count == 1 || published, "block {block} is shared and not published");
+            // Forks share what is not published, too.
+            assert!(count == 1 || published || self.has_forks, "block {block} is shared and not published");
         }
         assert_eq!(holders.len() as u64, self.manager.referenced_blocks());
         assert!(self.manager.claims.values().all(|slot| self.manager.sequences.contains_key(slot)));

@@ -247,7 +247,15 @@ mod tests {
     }
 
     fn reply(id: u64, step_seq: u64, body: ReplyBody) -> Reply {
-        Reply { sequence_id: SequenceId(id), epoch: 1, step_seq, body, agreed: Vec::new(), num_cached: 0 }
+        Reply {
+            sequence_id: SequenceId(id),
+            epoch: 1,
+            step_seq,
+            body,
+            agreed: Vec::new(),
+            num_cached: 0,
+            num_ahead: 0,
+        }
     }
 
     fn join(recorder: &mut Recorder, id: u64) {

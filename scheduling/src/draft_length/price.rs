@@ -62,7 +62,7 @@ fn in_groups(
     let mut found = (0.0, 0.0);
     for _ in 0..PASSES {
         let step = draft.step_micros((at_worker * at_once / groups_at_worker).max(1.0), load.context);
-        let steps = f64::from(k) + BOUNDARY * (at_once - 1.0).min(1.0);
+        let steps = draft.drafted_ahead.forwards(k) + BOUNDARY * (at_once - 1.0).min(1.0);
         let draft_us = (draft.wire_micros() + steps * step).max(DRAFT_WAIT_MIN_MICROS);
         let round_us = round_us(num_groups, draft_us + wires, verify);
         at_once = (groups_at_worker * steps * step / round_us).clamp(1.0, groups_at_worker);

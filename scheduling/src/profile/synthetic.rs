@@ -82,20 +82,23 @@ impl SyntheticModel {
                 at.cached.append(&span.token_ids[..span.num_accepted as usize]);
                 Some(ReplyBody::Span(span))
             }
-            Work::Propose { num_draft_tokens, num_tree_tokens } => {
+            Work::Propose { num_draft_tokens, .. } => {
                 at.cached.append(at.guesses.token_ids.last().map_or(&[], std::slice::from_ref));
-                let start = at.step.start();
-                if !say.guess_next(start, *num_draft_tokens, &mut at.guesses.token_ids) {
-                    return None;
-                }
-                let chain = std::mem::take(at.guesses);
-                let draft = match num_tree_tokens > num_draft_tokens {
-                    true => say.with_siblings(start, &chain, *num_tree_tokens),
-                    false => chain,
-                };
-                Some(ReplyBody::Proposal(Proposal { start, draft }))
+                say.guess_next((at.step.start(), *num_draft_tokens), &mut at.guesses.token_ids);
+                say.proposal(at)
             }
         }
+    }
+
+    /// The answer to a step of which enough was computed before it came.
+    pub fn resume(&self, at: &mut StepUnderWay<'_>, seconds: f64) -> Option<ReplyBody> {
+        let spec = Arc::clone(at.cached.spec().expect("an admitted step has a spec"));
+        Sayings { model: self, spec: &spec, seconds }.proposal(at)
+    }
+
+    /// What the model would put at each position of a chain, the chain's token first.
+    pub fn candidates(&self, spec: &SequenceSpec, start: u32, chain: &[TokenId]) -> Vec<Candidates> {
+        Sayings { model: self, spec, seconds: 0.0 }.candidates(start, chain)
     }
 }
 
@@ -146,8 +149,8 @@ impl Sayings<'_> {
         span
     }
 
-    /// A chain with leaves, as a draft worker's model adds them.
-    fn with_siblings(&self, start: u32, chain: &Draft, num_tree_tokens: u32) -> Draft {
+    /// What a draft worker's model would put at each position of a chain, the chain's token first.
+    fn candidates(&self, start: u32, chain: &[TokenId]) -> Vec<Candidates> {
         let text = self.text();
         let candidates = |(position, &first): (u32, &TokenId)| {
             let mut token_ids = vec![first];
@@ -155,19 +158,31 @@ impl Sayings<'_> {
             let margins = (0..token_ids.len()).map(|rank| rank as f64).collect();
             Candidates { token_ids, margins }
         };
-        let positions: Vec<Candidates> = (start..).zip(&chain.token_ids).map(candidates).collect();
-        with_leaves(&positions, num_tree_tokens as usize)
+        (start..).zip(chain).map(candidates).collect()
     }
 
-    /// Adds a guess, as a draft worker's model does; whether the proposal is complete.
-    fn guess_next(&self, start: u32, k: u32, guesses: &mut Vec<TokenId>) -> bool {
+    /// Adds a guess, as a draft worker's model does.
+    fn guess_next(&self, (start, k): (u32, u32), guesses: &mut Vec<TokenId>) {
         if k > 0 {
             let rate = self.rate(guesses.len());
             guesses.push(self.text().guess(start + guesses.len() as u32, rate));
         }
+    }
+
+    /// The proposal, once it is complete.
+    fn proposal(&self, at: &StepUnderWay<'_>) -> Option<ReplyBody> {
+        let Work::Propose { num_draft_tokens, num_tree_tokens } = at.step.work else { return None };
+        let (start, guesses) = (at.step.start(), &at.guesses.token_ids);
         let num_guessed = guesses.len() as u32;
         let stopped = guesses.last().is_some_and(|id| self.spec.stop_token_ids.contains(id));
-        num_guessed >= k || stopped || start + num_guessed >= self.spec.max_len
+        if num_guessed < num_draft_tokens && !stopped && start + num_guessed < self.spec.max_len {
+            return None;
+        }
+        let draft = match num_tree_tokens > num_draft_tokens {
+            true => with_leaves(&self.candidates(start, guesses), num_tree_tokens as usize),
+            false => at.guesses.clone(),
+        };
+        Some(ReplyBody::Proposal(Proposal { start, draft }))
     }
 }
 

@@ -33,11 +33,15 @@ impl SchedulerState {
                 }
                 worker.health.answered(now);
                 let Some(asked) = active.asked.take_if(|asked| is_proposal_of(reply, asked)) else { return };
-                worker.health.observe(now.saturating_sub(asked.at), asked.predicted);
+                worker.cost.drafted_ahead.observe(reply.num_ahead, asked.num_draft_tokens);
+                // What was guessed ahead says nothing of how long a proposal takes.
+                if reply.num_ahead == 0 {
+                    worker.health.observe(now.saturating_sub(asked.at), asked.predicted);
+                }
                 if !active.sequence.is_drafting() {
                     return;
                 }
-                (asked.at, asked.num_draft_tokens)
+                (asked.at, asked.num_draft_tokens.saturating_sub(reply.num_ahead))
             }
             Role::Target if !round.has_prompt => (round.verify_at.unwrap_or(now), 1),
             Role::Target => return,

@@ -30,22 +30,40 @@ impl Candidates {
     }
 }
 
-/// The chain of everybody's first candidates, and the likeliest of the others as leaves, `num_tokens` ids in all.
-pub fn with_leaves(positions: &[Candidates], num_tokens: usize) -> Draft {
-    let mut leaves: Vec<(f64, usize, usize)> = Vec::new();
+/// A token that the target may draw in place of a chain's.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Rival {
+    /// Index of the chain's token.
+    pub position: usize,
+    /// Its place among the candidates there; above 0.
+    pub rank: usize,
+    /// How likely it is that the target accepts the chain up to there and then draws this one.
+    chance: f64,
+}
+
+/// Where and by which tokens the target may leave the chain of everybody's first candidates, the likeliest first.
+pub fn rivals(positions: &[Candidates]) -> Vec<Rival> {
+    let mut rivals: Vec<Rival> = Vec::new();
     let mut reached = 1.0;
     for (position, candidates) in positions.iter().enumerate() {
         let mut of_first = 1.0;
         for (rank, chance) in candidates.chances().enumerate() {
             match rank {
                 0 => of_first = chance,
-                _ => leaves.push((reached * chance, position, rank)),
+                _ => rivals.push(Rival { position, rank, chance: reached * chance }),
             }
         }
         reached *= of_first;
     }
     // Among equals the earlier position, then the better rank.
-    leaves.sort_by(|a, b| b.0.total_cmp(&a.0).then((a.1, a.2).cmp(&(b.1, b.2))));
+    let place = |rival: &Rival| (rival.position, rival.rank);
+    rivals.sort_by(|a, b| b.chance.total_cmp(&a.chance).then(place(a).cmp(&place(b))));
+    rivals
+}
+
+/// The chain of everybody's first candidates, and the likeliest of the others as leaves, `num_tokens` ids in all.
+pub fn with_leaves(positions: &[Candidates], num_tokens: usize) -> Draft {
+    let mut leaves = rivals(positions);
     leaves.truncate(num_tokens.saturating_sub(positions.len()));
     let mut draft = Draft::default();
     let mut parent = 0;
@@ -54,7 +72,7 @@ pub fn with_leaves(positions: &[Candidates], num_tokens: usize) -> Draft {
         draft.token_ids.push(candidates.token_ids[0]);
         draft.parents.push(parent);
         // A better rank is at least as likely, so that those that are in are the first ones.
-        let num_leaves = leaves.iter().filter(|leaf| leaf.1 == position).count();
+        let num_leaves = leaves.iter().filter(|leaf| leaf.position == position).count();
         let ids = candidates.token_ids.iter().skip(1).take(num_leaves);
         draft.token_ids.extend(ids);
         draft.parents.resize(draft.token_ids.len(), parent);

@@ -8,7 +8,7 @@
 
 mod leaves;
 
-pub use leaves::{Candidates, with_leaves};
+pub use leaves::{Candidates, Rival, rivals, with_leaves};
 
 use crate::{Draft, TokenId};
 

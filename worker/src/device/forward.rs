@@ -12,7 +12,7 @@ use speculation::ReplyBody;
 use crate::Task;
 use crate::device::Device;
 use crate::method::{Method, NeedRoom};
-use crate::reactor::ForwardSize;
+use crate::reactor::{ForwardSize, Reactor};
 use crate::table::SequenceKey;
 
 impl<M: Method> Device<M> {
@@ -57,14 +57,27 @@ impl<M: Method> Device<M> {
                 timing.compute_us = took.as_micros() as u64;
                 timing.queue_us = mean_queue_us(&finished);
                 self.metrics.forward(took);
+                self.ahead.ran(took);
                 self.former.ran(ran_forward(&timing), took);
                 for (task, body) in finished {
                     self.finish(task, body);
                 }
             }
+            // What was computed ahead gives way first.
+            Err(NeedRoom) if self.ahead.forget_all(&mut self.method) => {}
             Err(NeedRoom) => self.make_room(),
         }
         timing
+    }
+
+    /// One forward of what is drafted ahead, while there is nothing else to do. Nobody is told its time.
+    pub(super) fn forward_ahead(&mut self, reactor: &mut Reactor, rows: u32) {
+        let size = ForwardSize { rows, sequences: 1 };
+        reactor.during(size, || {
+            let rows = self.ahead.forward(&mut self.method, &mut self.table);
+            v1::StepTiming { rows, ..v1::StepTiming::default() }
+        });
+        reactor.exchange(|| ());
     }
 
     /// Takes the tasks out that the next forward goes without.

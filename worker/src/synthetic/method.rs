@@ -103,17 +103,32 @@ impl SyntheticMethod {
 
     /// What a task's share leads to; `None` while it needs another forward.
     fn absorb(&mut self, task: &mut Task, share: &Share) -> Option<ReplyBody> {
-        let seconds = self.began.elapsed().as_secs_f64() / self.time_scale;
-        let mut at = StepUnderWay {
-            step: &task.step,
-            cached: &mut task.cached,
-            context_done: &mut task.context_done,
-            guesses: &mut task.guesses,
-            agreed: &mut task.agreed,
-        };
-        let body = self.model.advance(&mut at, share, seconds)?;
+        let seconds = self.seconds();
+        let body = self.model.advance(&mut under_way(task), share, seconds)?;
         self.truncate(task.slot, task.cached.len());
+        self.keep_candidates(task);
         Some(body)
+    }
+
+    /// Since the start, as the profile counts.
+    fn seconds(&self) -> f64 {
+        self.began.elapsed().as_secs_f64() / self.time_scale
+    }
+
+    /// What else might stand at the positions of a proposal, for [`crate::ahead`].
+    fn keep_candidates(&self, task: &mut Task) {
+        let chain = &task.guesses.token_ids;
+        task.candidates = self.model.candidates(task.spec(), task.step.start(), chain);
+    }
+}
+
+fn under_way(task: &mut Task) -> StepUnderWay<'_> {
+    StepUnderWay {
+        step: &task.step,
+        cached: &mut task.cached,
+        context_done: &mut task.context_done,
+        guesses: &mut task.guesses,
+        agreed: &mut task.agreed,
     }
 }
 
@@ -132,6 +147,26 @@ impl Method for SyntheticMethod {
         self.next_slot += 1;
         self.slots.insert(Slot(self.next_slot), 0);
         Slot(self.next_slot)
+    }
+
+    fn fork(&mut self, slot: Slot, len: u32) -> Option<Slot> {
+        let held = self.slots.get(&slot).is_some_and(|held| len <= *held);
+        held.then(|| {
+            let fork = self.open();
+            self.slots.insert(fork, len);
+            fork
+        })
+    }
+
+    fn resume(&mut self, task: &mut Task) -> Option<ReplyBody> {
+        if !task.context_left().is_empty() {
+            return None;
+        }
+        let seconds = self.seconds();
+        let body = self.model.resume(&mut under_way(task), seconds)?;
+        self.truncate(task.slot, task.cached.len());
+        self.keep_candidates(task);
+        Some(body)
     }
 
     fn close(&mut self, slot: Slot) {

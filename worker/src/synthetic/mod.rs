@@ -70,7 +70,8 @@ pub fn load(
     );
     let assets = vocabulary::assets(profile.vocab_size)?;
     let method = SyntheticMethod::new(Arc::clone(profile), role, (max_model_len, synthetic.time_scale));
-    Ok(Loaded { method, facts, assets: Some(assets), round_trip: round_trip(profile, synthetic.time_scale) })
+    let round_trip = round_trip(profile, synthetic.time_scale);
+    Ok(Loaded { method, facts, assets: Some(assets), draft_ahead: 0, round_trip })
 }
 
 /// The time that messages there and back take together.

@@ -1,0 +1,214 @@
+//! What a draft worker has guessed ahead of a step is what the step would have led to: the bundled draft with drafting ahead and without is sent the same
+//! steps, whatever came of the proposals before and however much was guessed ahead, and every proposal is compared with `==`.
+
+use std::collections::VecDeque;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Instant;
+
+use clap::Parser;
+use draft_worker::config::{Flags, RawDraft};
+use draft_worker::propose::Propose;
+use engine::cuda::host_driver::HostDriver;
+use speculation::cached_sequence::Admission;
+use speculation::prefix::Prefix;
+use speculation::{Draft, ReplyBody, Role, SamplingParams, SequenceId, SequenceSpec, Step, TokenId, Work};
+use worker::Task;
+use worker::ahead::Ahead;
+use worker::method::Method;
+use worker::model::ModelMethod;
+use worker::table::{RouterId, SequenceKey, Table};
+
+const KEY: SequenceKey = SequenceKey { router: RouterId(1), sequence: SequenceId(1) };
+
+fn method(more: &[&str], keeps_candidates: bool) -> ModelMethod<Propose> {
+    let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/demo/draft");
+    let flags = ["outrider-draft-worker", "--model", &model.to_string_lossy(), "--profile-steps", "false"];
+    let flags = Flags::parse_from(flags.iter().chain(more));
+    let config =
+        service::config::load::<RawDraft>(&flags, None, "OUTRIDER_NOWHERE_").expect("the flags suffice");
+    let propose = Propose { keeps_candidates };
+    worker::serve::load(&config.worker, Role::Draft, propose).expect("the bundled draft loads").method
+}
+
+/// A draft worker without its device thread.
+struct Worker {
+    method: ModelMethod<Propose>,
+    ahead: Ahead,
+    table: Table,
+}
+
+impl Worker {
+    fn new(more: &[&str], max_branches: usize) -> Self {
+        let method = method(more, max_branches > 0);
+        Self { method, ahead: Ahead::new(max_branches), table: Table::default() }
+    }
+
+    /// The proposal that a step leads to, and how many of its guesses were there before.
+    fn propose(&mut self, step: Step) -> (Draft, u32) {
+        let method = &mut self.method;
+        let held = self.table.entry(KEY, || method.open());
+        let (slot, mut cached) = (held.slot, held.cached.take().expect("no step runs"));
+        assert_eq!(cached.admit(&step, &self.method.limits()), Admission::Run);
+        let found = self.ahead.take(&mut self.method, (&KEY, &step, &cached), Instant::now());
+        let base_len = step.base_len;
+        let mut task = Task::new(KEY, slot, step, cached, Instant::now());
+        let mut answer = None;
+        match found {
+            Some(found) => {
+                task = task.begun_by(found);
+                self.method.close(slot);
+                answer = self.method.resume(&mut task);
+            }
+            None => self.method.truncate(slot, base_len),
+        }
+        let num_ahead = task.num_ahead;
+        let (mut task, body) = match answer {
+            Some(body) => (task, body),
+            None => self.run(task),
+        };
+        self.ahead.answered(&mut task, &body);
+        let held = self.table.get_mut(&KEY).expect("held");
+        (held.slot, held.cached) = (task.slot, Some(task.cached));
+        let ReplyBody::Proposal(proposal) = body else { panic!("{body:?}") };
+        (proposal.draft, num_ahead)
+    }
+
+    fn run(&mut self, task: Task) -> (Task, ReplyBody) {
+        let mut tasks = VecDeque::from([task]);
+        loop {
+            if let Some(done) = self.method.advance(&mut tasks).expect("there is room").pop() {
+                return done;
+            }
+        }
+    }
+
+    /// Guesses ahead for so many forward passes, if there is so much to do.
+    fn idle(&mut self, forwards: usize) {
+        for _ in 0..forwards {
+            if self.ahead.rows().is_some() {
+                self.ahead.forward(&mut self.method, &mut self.table);
+            }
+        }
+    }
+
+    fn close(mut self) {
+        let held = self.table.remove(&KEY).expect("held");
+        self.ahead.forget(&mut self.method, &KEY);
+        self.method.close(held.slot);
+        assert_eq!(self.method.stats().kv_blocks_used, 0, "what was computed ahead is freed");
+    }
+}
+
+/// Numbers below `n` by a seed.
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, n: usize) -> usize {
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (self.0 >> 33) as usize % n
+    }
+}
+
+/// One sequence as its router sees it.
+struct Sequence {
+    spec: SequenceSpec,
+    ids: Vec<TokenId>,
+    /// Of these, so many are known to be held.
+    held: usize,
+    step_seq: u64,
+}
+
+impl Sequence {
+    fn step(&mut self, num_draft_tokens: u32, num_tree_tokens: u32) -> Step {
+        self.step_seq += 1;
+        Step {
+            sequence_id: KEY.sequence,
+            epoch: 1,
+            step_seq: self.step_seq,
+            spec: (self.step_seq == 1).then(|| Arc::new(self.spec.clone())),
+            base_len: self.held as u32,
+            prefix_hash: Prefix::new(&self.ids[..self.held]).hash_at(self.held as u32).expect("within"),
+            append_ids: self.ids[self.held..].to_vec(),
+            work: Work::Propose { num_draft_tokens, num_tree_tokens },
+        }
+    }
+
+    /// Commits the first `accepted` ids of a draft's first path, then `next`.
+    fn commit(&mut self, path: &[TokenId], accepted: usize, next: &[TokenId]) {
+        // All guesses but the last are held.
+        self.held = self.ids.len() + accepted.min(path.len().saturating_sub(1));
+        self.ids.extend(&path[..accepted]);
+        self.ids.extend(next);
+    }
+}
+
+/// Plays rounds to a worker that drafts ahead and to one that does not; how many guesses of how many were there before.
+fn check(more: &[&str], (sampling, num_tree_tokens): (SamplingParams, u32), seed: u64) -> (u32, usize) {
+    let (mut ahead, mut plain) = (Worker::new(more, 9), Worker::new(more, 0));
+    let mut random = Random(seed);
+    let spec = SequenceSpec { seed, prompt_len: 5, max_len: 400, sampling, ..SequenceSpec::default() };
+    let mut sequence = Sequence { spec, ids: vec![11, 245, 803, 17, 300], held: 0, step_seq: 0 };
+    let (mut were_there, mut guesses) = (0, 0);
+    for round in 0..40 {
+        let k = 1 + random.below(5) as u32;
+        let step = sequence.step(k, num_tree_tokens);
+        let (expected, none) = plain.propose(step.clone());
+        let (found, num_ahead) = ahead.propose(step);
+        assert_eq!(found, expected, "round {round} of seed {seed}, {num_ahead} guesses were there");
+        assert!(none == 0 && num_ahead <= k);
+        (were_there, guesses) = (were_there + num_ahead, guesses + expected.first_path().len());
+        ahead.idle(random.below(8));
+        let path = expected.first_path();
+        let accepted = random.below(path.len() + 1);
+        // What the draft itself would draw behind what is accepted; where that is the next guess, another id, often one that was sent.
+        let leaf = (0..expected.token_ids.len()).find(|&i| {
+            expected.depths()[i] as usize == accepted + 1 && !path.contains(&expected.token_ids[i])
+        });
+        let next = match (accepted == path.len(), leaf) {
+            (true, _) => vec![],
+            (false, Some(leaf)) => vec![expected.token_ids[leaf]],
+            (false, None) => vec![random.below(1_000) as TokenId],
+        };
+        sequence.commit(&path, accepted, &next);
+        // The target draws one more behind an accepted id: here it is the guess of a draft worker that is asked for it.
+        if accepted == path.len() || leaf.is_some() {
+            let mut asked = Worker::new(more, 0);
+            let mut twin =
+                Sequence { spec: sequence.spec.clone(), ids: sequence.ids.clone(), held: 0, step_seq: 0 };
+            let (guess, _) = asked.propose(twin.step(1, 0));
+            sequence.ids.push(if random.below(4) == 0 { 7 } else { guess.token_ids[0] });
+        }
+    }
+    let stats = ahead.ahead.stats();
+    assert!(stats.hits > 0 && stats.misses > 0 && stats.guesses >= u64::from(were_there), "{stats:?}");
+    ahead.close();
+    plain.close();
+    (were_there, guesses)
+}
+
+#[test]
+fn proposals_are_the_same_with_drafting_ahead() {
+    let penalties = SamplingParams { frequency_penalty: 0.7, ..SamplingParams::default() };
+    let greedy = SamplingParams { temperature: 0.0, ..SamplingParams::default() };
+    for (seed, (sampling, tree)) in (1..).zip([
+        (SamplingParams::default(), 0),
+        (SamplingParams::default(), 10),
+        (greedy, 8),
+        (penalties, 12),
+    ]) {
+        let (were_there, guesses) = check(&[], (sampling, tree), seed);
+        assert!(were_there > 0, "none of {guesses} guesses were there when they were asked for");
+    }
+}
+
+/// The same where the worker's GPU draws: then the next best tokens are not known, and it drafts ahead of the whole proposal alone.
+#[test]
+fn proposals_of_a_worker_that_draws_on_its_device_are_the_same_too() {
+    let name = "proposals_of_a_worker_that_draws_on_its_device_are_the_same_too";
+    let Some(driver) = HostDriver::for_test(name) else { return };
+    let kernels = driver.kernels.to_string_lossy();
+    let device = ["--device", "cuda:0", "--cuda-kernels", &kernels, "--kv-memory", "4MiB"];
+    let (were_there, _) = check(&device, (SamplingParams::default(), 0), 5);
+    assert!(were_there > 0);
+}

@@ -1,0 +1,66 @@
+//! How much of a proposal is there when it is asked for, because its draft worker guessed ahead while the proposal before it was verified.
+//! Those guesses cost a round no wait.
+
+/// Weight of a proposal in the share of its positions.
+const GAIN: f64 = 1.0 / 32.0;
+
+/// By position, the share of proposals whose guess there had been made before. Pure.
+#[derive(Debug, Clone, Default)]
+pub struct DraftedAhead {
+    shares: Vec<f64>,
+}
+
+impl DraftedAhead {
+    /// A proposal of `asked` positions came, the first `num_ahead` of which had been guessed before.
+    pub fn observe(&mut self, num_ahead: u32, asked: u32) {
+        for position in 0..asked {
+            let was_there = f64::from(u8::from(position < num_ahead));
+            match self.shares.get_mut(position as usize) {
+                Some(share) => *share += GAIN * (was_there - *share),
+                // As often as the position before it, as far as is known.
+                None => {
+                    let before = self.shares.last().copied().unwrap_or(0.0);
+                    self.shares.push(before + GAIN * (was_there - before));
+                }
+            }
+        }
+    }
+
+    /// Forward passes that a proposal of `k` tokens is waited for, on average. Of positions that were never asked for as much
+    /// is expected as of the last one that was.
+    pub fn forwards(&self, k: u32) -> f64 {
+        let Some(&last) = self.shares.last() else { return f64::from(k) };
+        let share = |position: u32| self.shares.get(position as usize).copied().unwrap_or(last);
+        (0..k).map(|position| 1.0 - share(position)).sum()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_guess_is_a_forward_until_some_come_sooner() {
+        let mut ahead = DraftedAhead::default();
+        assert_eq!(ahead.forwards(4), 4.0);
+        (0..100).for_each(|_| ahead.observe(0, 4));
+        assert_eq!(ahead.forwards(4), 4.0);
+    }
+
+    #[test]
+    fn positions_are_told_apart_and_the_rest_is_taken_to_be_like_the_last() {
+        let mut ahead = DraftedAhead::default();
+        (0..400).for_each(|round| ahead.observe(if round % 2 == 0 { 2 } else { 0 }, 3));
+        // Two of three are there in half of all proposals.
+        assert!((ahead.forwards(1) - 0.5).abs() < 0.02, "{}", ahead.forwards(1));
+        assert!((ahead.forwards(3) - 2.0).abs() < 0.04, "{}", ahead.forwards(3));
+        assert!((ahead.forwards(8) - 7.0).abs() < 0.04, "{}", ahead.forwards(8));
+    }
+
+    #[test]
+    fn what_a_worker_claims_beyond_what_was_asked_counts_for_nothing() {
+        let mut ahead = DraftedAhead::default();
+        (0..400).for_each(|_| ahead.observe(u32::MAX, 2));
+        assert!(ahead.forwards(2) < 0.01 && ahead.forwards(0) == 0.0);
+    }
+}

@@ -1,0 +1,64 @@
+//! Drafting ahead through a router and real workers: some proposals are there when they are asked for, and no token changes.
+
+use anyhow::ensure;
+use tests::case::{Case, covering_set};
+use tests::cluster::{Cluster, RunningWorker, WorkerKind};
+use tests::pair::PairText;
+use tests::wait::until;
+
+/// Steps that were asked for what was drafted ahead, and guesses that were there.
+async fn hits(draft: &RunningWorker) -> anyhow::Result<(u64, u64)> {
+    let page = draft.metrics().await?;
+    let hits = page.sum_where("outrider_worker_draft_ahead_steps_total", "result=\"hit\"");
+    Ok((hits, page.sum("outrider_worker_draft_ahead_guesses_total")))
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_drafted_ahead_changes_no_token() -> anyhow::Result<()> {
+    let (cluster, _target, draft) = Cluster::of_pair(WorkerKind::DraftAhead).await?;
+    let client = cluster.client().await?;
+    let cases = covering_set(&PairText::load()?)?;
+    let alone = client.ask_by_name(&cases.iter().map(|case| case.with_k(0)).collect::<Vec<_>>(), 1).await?;
+    // One at a time the draft worker is idle while the target verifies; with others beside it, seldom.
+    for width in [1, 3] {
+        let chains = cases.iter().map(|case| (case, case.with_k(3)));
+        let trees = cases.iter().map(|case| (case, case.with_tree(2, 6)));
+        let asked: Vec<(&Case, Case)> = chains.chain(trees).collect();
+        let variants: Vec<Case> = asked.iter().map(|(_, variant)| variant.clone()).collect();
+        let answers = client.ask_by_name(&variants, width).await?;
+        for (case, variant) in &asked {
+            answers[&variant.name].check_same(&variant.name, &alone[&case.with_k(0).name])?;
+        }
+    }
+    let (hits, guesses) = hits(&draft).await?;
+    ensure!(hits > 0 && guesses > 0, "nothing of {hits} hits was drafted ahead: {guesses} guesses");
+    until("what was drafted ahead is freed", async || {
+        Ok(draft.metrics().await?.sum("outrider_worker_kv_blocks_used") == 0)
+    })
+    .await?;
+    cluster.stop().await
+}
+
+/// The text goes on without its draft worker, then on another target with another draft worker.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_draft_worker_that_drafts_ahead_and_dies_changes_no_token() -> anyhow::Result<()> {
+    for temperature in [0.0, 1.0] {
+        let prompt = PairText::load()?.bundled("summarization")?.swap_remove(2);
+        let mut case = Case::new(format!("a long text at T = {temperature}"), prompt, temperature);
+        (case.max_tokens, case.ignore_eos) = (400, true);
+        let (cluster, target, draft) = Cluster::of_pair(WorkerKind::DraftAhead).await?;
+        let client = cluster.client().await?;
+        let expected = client.ask(&case.with_k(0)).await?;
+        let drafted = case.with_k(2);
+        let mut stream = client.open(&drafted).await?;
+        stream.read_tokens(100).await?;
+        draft.stop().await;
+        stream.read_tokens(20).await?;
+        let _second = cluster.add(WorkerKind::Target).await?;
+        let _draft = cluster.add(WorkerKind::DraftAhead).await?;
+        target.stop().await;
+        stream.rest().await?.check_same(&case.name, &expected)?;
+        cluster.stop().await?;
+    }
+    Ok(())
+}

@@ -1,0 +1,207 @@
+//! One outcome of a verification, and the step that would follow it.
+
+use std::time::Instant;
+
+use speculation::acceptance::takes_trees;
+use speculation::cached_sequence::CachedSequence;
+use speculation::tree::{Candidates, rivals};
+use speculation::{Draft, Proposal, SequenceSpec, Step, TokenId, Work};
+
+use super::Found;
+use crate::method::Method;
+use crate::table::SequenceKey;
+use crate::task::{PrefixLookup, Slot, Task};
+
+/// Of a proposal's branches, how many are left for what else may follow it as a whole: a quarter, and two at least.
+fn behind_the_whole(max_branches: usize) -> usize {
+    (max_branches / 4).max(2)
+}
+
+/// A proposal that was sent.
+#[derive(Debug)]
+pub(super) struct Proposed {
+    key: SequenceKey,
+    step: Step,
+    start: u32,
+    chain: Vec<TokenId>,
+    candidates: Vec<Candidates>,
+    draft: Draft,
+}
+
+/// The step behind one outcome, as far as it has run.
+#[derive(Debug)]
+pub(super) struct Branch {
+    /// Absent while it runs.
+    task: Option<Task>,
+    slot: Slot,
+    is_finished: bool,
+    /// Where the outcome is another token than the chain's; `None` behind the whole chain.
+    differs_at: Option<u32>,
+}
+
+/// An outcome that is drafted ahead of.
+struct Outcome {
+    /// Tokens before the last one.
+    end: u32,
+    /// The last token.
+    token_id: TokenId,
+    differs_at: Option<u32>,
+    /// How many positions further than a proposal reaches.
+    further: u32,
+}
+
+impl Proposed {
+    /// `None` where nothing is drafted ahead: where the committed tokens are not the target's own draws, masks are needed, or
+    /// nothing was proposed.
+    pub(super) fn new(task: &mut Task, proposal: &Proposal) -> Option<Self> {
+        let chain = std::mem::take(&mut task.guesses.token_ids);
+        if chain.is_empty() || !takes_trees(task.spec()) {
+            return None;
+        }
+        let candidates = std::mem::take(&mut task.candidates);
+        let (step, draft) = (task.step.clone(), proposal.draft.clone());
+        Some(Self { key: task.key, step, start: proposal.start, chain, candidates, draft })
+    }
+
+    pub(super) fn epoch(&self) -> u32 {
+        self.step.epoch
+    }
+
+    /// The likeliest outcomes: the whole chain first, then others from what is known of them.
+    pub(super) fn branches<M: Method>(
+        &self,
+        method: &mut M,
+        (slot, cached): (Slot, &CachedSequence),
+        max_branches: usize,
+    ) -> Vec<Branch> {
+        let Some(spec) = cached.spec() else { return Vec::new() };
+        let behind = self.start + self.chain.len() as u32 - 1;
+        let last = self.chain[self.chain.len() - 1];
+        let whole = Outcome { end: behind, token_id: last, differs_at: None, further: 1 };
+        let known =
+            if self.candidates.len() == self.chain.len() { rivals(&self.candidates) } else { Vec::new() };
+        let others = known.iter().map(|rival| {
+            let token_id = self.candidates[rival.position].token_ids[rival.rank];
+            let end = self.start + rival.position as u32;
+            let further = u32::from(self.was_sent(rival.position, token_id));
+            Outcome { end, token_id, differs_at: Some(end), further }
+        });
+        std::iter::once(whole)
+            .chain(others.take(max_branches.saturating_sub(1 + behind_the_whole(max_branches))))
+            .filter_map(|outcome| self.open(method, (slot, cached, spec), outcome))
+            .collect()
+    }
+
+    /// Once the branch behind the whole chain has its first guess: what else may stand there.
+    pub(super) fn branches_behind<M: Method>(
+        &self,
+        method: &mut M,
+        branches: &[Branch],
+        max_branches: usize,
+    ) -> Vec<Branch> {
+        let is_new = |task: &Task| task.guesses.token_ids.len() == 1;
+        let whole = branches
+            .iter()
+            .find(|branch| branch.differs_at.is_none())
+            .and_then(|branch| branch.task.as_ref());
+        let Some(task) = whole.filter(|task| is_new(task)) else { return Vec::new() };
+        let end = task.step.start();
+        if branches.iter().any(|branch| branch.differs_at == Some(end)) {
+            return Vec::new();
+        }
+        let Some(next_best) = task.candidates.first() else { return Vec::new() };
+        let num = behind_the_whole(max_branches).min(max_branches.saturating_sub(branches.len()));
+        next_best.token_ids[1..]
+            .iter()
+            .take(num)
+            .filter_map(|&token_id| {
+                let outcome = Outcome { end, token_id, differs_at: Some(end), further: 0 };
+                self.open(method, (task.slot, &task.cached, task.spec()), outcome)
+            })
+            .collect()
+    }
+
+    /// Whether a token beside the chain was proposed, too: the target then draws one more behind it.
+    fn was_sent(&self, position: usize, token_id: TokenId) -> bool {
+        let row = self.chain[..position].iter().try_fold(0, |row, &id| self.draft.child(row, id));
+        row.is_some_and(|row| self.draft.child(row, token_id).is_some())
+    }
+
+    /// A task for the step behind an outcome. Nothing follows a stop token or the end.
+    fn open<M: Method>(
+        &self,
+        method: &mut M,
+        (slot, cached, spec): (Slot, &CachedSequence, &SequenceSpec),
+        outcome: Outcome,
+    ) -> Option<Branch> {
+        let Work::Propose { num_draft_tokens, num_tree_tokens } = self.step.work else { return None };
+        let Outcome { end, token_id, differs_at, further } = outcome;
+        let num_draft_tokens = num_draft_tokens + further;
+        let window = spec.max_len.min(method.limits().max_model_len);
+        if spec.stop_token_ids.contains(&token_id) || end + 1 + num_draft_tokens >= window {
+            return None;
+        }
+        let slot = method.fork(slot, end)?;
+        let mut cached = cached.clone();
+        cached.cut(end);
+        cached.append(&[token_id]);
+        let work = Work::Propose { num_draft_tokens, num_tree_tokens };
+        let step = Step { base_len: end, append_ids: vec![token_id], spec: None, work, ..self.step.clone() };
+        let mut task = Task::new(self.key, slot, step, cached, Instant::now());
+        task.prefix = PrefixLookup::Done;
+        Some(Branch { task: Some(task), slot, is_finished: false, differs_at })
+    }
+}
+
+impl Branch {
+    pub(super) fn is_unfinished(&self) -> bool {
+        !self.is_finished
+    }
+
+    pub(super) fn has_guesses(&self) -> bool {
+        self.task.as_ref().is_some_and(|task| !task.guesses.token_ids.is_empty())
+    }
+
+    pub(super) fn take_unfinished(&mut self) -> Option<Task> {
+        if self.is_finished { None } else { self.task.take() }
+    }
+
+    pub(super) fn is_place_of(&self, task: &Task) -> bool {
+        self.task.is_none() && self.slot == task.slot
+    }
+
+    pub(super) fn put_back(&mut self, task: Task, is_finished: bool) {
+        self.is_finished = is_finished;
+        self.task = Some(task);
+    }
+
+    /// Its task is gone for good.
+    pub(super) fn give_up(&mut self) {
+        self.is_finished = true;
+    }
+
+    /// The task, and where its outcome is another token than the chain's.
+    pub(super) fn into_task(self) -> Option<(Task, Option<u32>)> {
+        self.task.map(|task| (task, self.differs_at))
+    }
+
+    /// How many of its guesses were committed, where `committed` is this outcome and, perhaps, some of them.
+    pub(super) fn leads_to(&self, committed: &[TokenId]) -> Option<usize> {
+        let task = self.task.as_ref().filter(|_| self.has_guesses())?;
+        let guesses = &task.guesses.token_ids;
+        let end = task.step.start() as usize;
+        let consumed = committed.len().checked_sub(end).filter(|&consumed| consumed <= guesses.len())?;
+        let is_it = committed[..end] == task.cached.ids()[..end] && committed[end..] == guesses[..consumed];
+        is_it.then_some(consumed)
+    }
+}
+
+/// What a branch leaves to the step that it leads to, once `consumed` of its guesses are committed.
+pub(super) fn found(task: Task, (consumed, differs_at): (usize, Option<u32>), step: &Step) -> Found {
+    let guesses = task.guesses.token_ids[consumed..].to_vec();
+    let candidates = task.candidates.get(consumed..).unwrap_or_default().to_vec();
+    // A guess that is committed and was the last has not run yet.
+    let context_done = step.append_ids.len() - usize::from(guesses.is_empty());
+    let agreed = (step.base_len + 1..step.start()).map(|position| Some(position) != differs_at).collect();
+    Found { slot: task.slot, guesses, candidates, context_done, agreed }
+}

@@ -1,0 +1,259 @@
+//! Which outcomes are drafted ahead of, and what is left of them: by a method whose guesses follow from the ids before them.
+
+use std::sync::Arc;
+
+use speculation::cached_sequence::Limits;
+use speculation::{Draft, Proposal, Role, SequenceId, SequenceSpec};
+
+use super::*;
+use crate::method::{MethodStats, NeedRoom};
+use crate::table::RouterId;
+
+const KEY: SequenceKey = SequenceKey { router: RouterId(1), sequence: SequenceId(1) };
+
+/// Guesses the number of ids before a place, times ten; what else may stand there is one and two more.
+#[derive(Default)]
+struct Counting {
+    slots: HashMap<Slot, u32>,
+    next: u64,
+    total: u64,
+    rows: u64,
+}
+
+fn candidates(at: u32) -> Candidates {
+    Candidates { token_ids: vec![10 * at, 10 * at + 1, 10 * at + 2], margins: vec![0.0, 1.0, 2.0] }
+}
+
+impl Method for Counting {
+    fn limits(&self) -> Limits {
+        Limits {
+            role: Role::Draft,
+            vocab_size: 10_000,
+            max_model_len: 500,
+            max_tree_tokens: 0,
+            grammars: false,
+        }
+    }
+
+    fn open(&mut self) -> Slot {
+        self.next += 1;
+        self.slots.insert(Slot(self.next), 0);
+        Slot(self.next)
+    }
+
+    fn fork(&mut self, slot: Slot, len: u32) -> Option<Slot> {
+        assert!(len <= self.slots[&slot], "{len} of {} are held", self.slots[&slot]);
+        let fork = self.open();
+        self.slots.insert(fork, len);
+        Some(fork)
+    }
+
+    fn close(&mut self, slot: Slot) {
+        self.slots.remove(&slot).expect("closed once");
+    }
+
+    fn truncate(&mut self, slot: Slot, len: u32) {
+        let held = self.slots.get_mut(&slot).expect("open");
+        *held = len.min(*held);
+    }
+
+    fn advance(&mut self, tasks: &mut VecDeque<Task>) -> Result<Vec<(Task, ReplyBody)>, NeedRoom> {
+        if self.total == 0 {
+            return Err(NeedRoom);
+        }
+        let (mut finished, mut left) = (Vec::new(), VecDeque::new());
+        for mut task in tasks.drain(..) {
+            let rows = task.rows_left().rows();
+            assert_eq!(rows, 1, "a branch is a row");
+            self.rows += 1;
+            if let Some(&last) = task.guesses.token_ids.last() {
+                task.cached.append(&[last]);
+            }
+            task.context_done = task.step.append_ids.len();
+            self.slots.insert(task.slot, task.cached.len());
+            let next = candidates(task.cached.len());
+            task.guesses.token_ids.push(next.token_ids[0]);
+            task.candidates.push(next);
+            let Work::Propose { num_draft_tokens, .. } = task.step.work else { panic!("{task:?}") };
+            if task.guesses.token_ids.len() < num_draft_tokens as usize {
+                left.push_back(task);
+                continue;
+            }
+            let draft = Draft::chain(task.guesses.token_ids.clone());
+            let start = task.step.start();
+            finished.push((task, ReplyBody::Proposal(Proposal { start, draft })));
+        }
+        *tasks = left;
+        Ok(finished)
+    }
+
+    fn blocks_held(&self, _slot: Slot) -> u64 {
+        0
+    }
+
+    fn stats(&self) -> MethodStats {
+        MethodStats { rows: self.rows, kv_blocks_total: self.total, ..MethodStats::default() }
+    }
+}
+
+struct Bench {
+    method: Counting,
+    ahead: Ahead,
+    table: Table,
+}
+
+impl Bench {
+    /// A sequence of four ids of which three more are proposed: 40, 50 and 60.
+    fn proposed(max_branches: usize) -> Self {
+        let mut method = Counting { total: 100, ..Counting::default() };
+        let (mut ahead, mut table) = (Ahead::new(max_branches), Table::default());
+        let held = table.entry(KEY, || method.open());
+        let step = step(0, &[1, 2, 3, 4], 3);
+        let mut cached = held.cached.take().expect("a new one");
+        cached.admit(&step, &method.limits());
+        let mut tasks = VecDeque::from([Task::new(KEY, held.slot, step, cached, Instant::now())]);
+        tasks[0].context_done = 3;
+        let (mut task, body) = loop {
+            if let Some(done) = method.advance(&mut tasks).expect("room").pop() {
+                break done;
+            }
+        };
+        ahead.answered(&mut task, &body);
+        held.cached = Some(task.cached);
+        Self { method, ahead, table }
+    }
+
+    fn idle(&mut self) -> u32 {
+        let mut rows = 0;
+        while self.ahead.rows().is_some() {
+            rows += self.ahead.forward(&mut self.method, &mut self.table);
+        }
+        rows
+    }
+
+    /// The next step, after these ids were committed.
+    fn asked(&mut self, base: u32, committed: &[TokenId]) -> Option<Found> {
+        let held = self.table.get_mut(&KEY).expect("held");
+        let cached = held.cached.as_mut().expect("idle");
+        let step = step(base, committed, 3);
+        cached.cut(base);
+        cached.append(committed);
+        let found = self.ahead.take(&mut self.method, (&KEY, &step, cached), Instant::now());
+        if let Some(found) = &found {
+            assert_eq!(
+                self.method.slots[&found.slot] as usize + 1,
+                cached.len() as usize + found.guesses.len()
+            );
+            self.method.close(found.slot);
+        }
+        assert_eq!(self.method.slots.len(), 1, "all branches but the found one are closed");
+        found
+    }
+}
+
+fn step(base_len: u32, append_ids: &[TokenId], num_draft_tokens: u32) -> Step {
+    let spec = SequenceSpec { max_len: 400, prompt_len: 4, ..SequenceSpec::default() };
+    Step {
+        sequence_id: KEY.sequence,
+        epoch: 1,
+        step_seq: 1,
+        spec: (base_len == 0).then(|| Arc::new(spec)),
+        base_len,
+        prefix_hash: 0,
+        append_ids: append_ids.to_vec(),
+        work: Work::Propose { num_draft_tokens, num_tree_tokens: 0 },
+    }
+}
+
+#[test]
+fn the_whole_proposal_and_its_likeliest_rivals_are_drafted_ahead_of() {
+    // The whole, its own next guess included, and one behind it; then the rivals at the first position, and at the second.
+    for (base, committed, guesses) in [
+        (6, &[60, 70][..], &[80, 90, 100][..]),
+        (6, &[60, 71], &[80, 90, 100]),
+        (4, &[41], &[50, 60, 70]),
+        (4, &[42], &[50, 60, 70]),
+        (5, &[51], &[60, 70, 80]),
+    ] {
+        let mut bench = Bench::proposed(7);
+        bench.idle();
+        let found = bench.asked(base, committed).unwrap_or_else(|| panic!("{committed:?} is likely"));
+        assert_eq!(found.guesses, guesses, "behind {committed:?}");
+        assert_eq!(found.candidates.len(), guesses.len());
+        assert_eq!(found.context_done, committed.len());
+        let stats = bench.ahead.stats();
+        assert_eq!((stats.hits, stats.misses, stats.guesses), (1, 0, 3));
+    }
+}
+
+#[test]
+fn each_id_of_the_context_is_the_workers_own_or_not() {
+    let agreed = |base, committed: &[TokenId]| {
+        let mut bench = Bench::proposed(7);
+        bench.idle();
+        bench.asked(base, committed).map(|found| found.agreed)
+    };
+    assert_eq!(agreed(6, &[60, 70]), Some(vec![true]));
+    assert_eq!(agreed(6, &[60, 71]), Some(vec![false]));
+    assert_eq!(agreed(5, &[51]), Some(vec![]));
+}
+
+#[test]
+fn another_outcome_is_a_miss_and_an_early_step_is_told_apart() {
+    let mut bench = Bench::proposed(7);
+    bench.idle();
+    assert!(bench.asked(4, &[999]).is_none());
+    assert_eq!((bench.ahead.stats().misses, bench.ahead.stats().too_early), (1, 0));
+    let mut bench = Bench::proposed(7);
+    assert!(bench.asked(4, &[41]).is_none());
+    assert_eq!((bench.ahead.stats().misses, bench.ahead.stats().too_early), (0, 1));
+}
+
+#[test]
+fn what_is_not_finished_is_of_use_as_far_as_it_goes() {
+    let mut bench = Bench::proposed(7);
+    bench.ahead.forward(&mut bench.method, &mut bench.table);
+    let found = bench.asked(4, &[41]).expect("its first guess was made");
+    assert_eq!((found.guesses, found.context_done), (vec![50], 1));
+    let mut bench = Bench::proposed(7);
+    bench.ahead.forward(&mut bench.method, &mut bench.table);
+    // The guess that is committed has no row yet.
+    let found = bench.asked(6, &[60, 70]).expect("it guessed 70");
+    assert_eq!((found.guesses, found.context_done), (vec![], 1));
+}
+
+#[test]
+fn rows_and_branches_are_bounded() {
+    let mut bench = Bench::proposed(4);
+    // The whole has four guesses to make, what is behind it three from the second on, one rival three.
+    assert_eq!(bench.idle(), 4 + 2 * 3 + 3);
+    assert_eq!(bench.method.slots.len(), 1 + 4);
+    bench.ahead.forget(&mut bench.method, &KEY);
+    assert_eq!(bench.method.slots.len(), 1);
+}
+
+#[test]
+fn nothing_is_drafted_ahead_without_memory() {
+    let mut bench = Bench::proposed(7);
+    bench.method.total = 0;
+    assert_eq!(bench.idle(), 0);
+    assert!(bench.asked(4, &[41]).is_none());
+    let mut bench = Bench::proposed(7);
+    bench.ahead.forward(&mut bench.method, &mut bench.table);
+    assert!(bench.ahead.forget_all(&mut bench.method), "it gives way to steps");
+    assert_eq!(bench.method.slots.len(), 1);
+    assert!(bench.asked(4, &[41]).is_none());
+}
+
+#[test]
+fn a_step_of_another_epoch_finds_nothing() {
+    let mut bench = Bench::proposed(7);
+    bench.idle();
+    let held = bench.table.get_mut(&KEY).expect("held");
+    let mut cached = held.cached.take().expect("idle");
+    cached.cut(4);
+    cached.append(&[41]);
+    let step = Step { epoch: 2, ..step(4, &[41], 3) };
+    assert!(bench.ahead.take(&mut bench.method, (&KEY, &step, &cached), Instant::now()).is_none());
+    assert_eq!(bench.method.slots.len(), 1);
+}
