@@ -71,7 +71,7 @@ chaos: ## faults of every kind, by a seed, to a fleet of real processes under lo
 	cargo build --locked --workspace --bins
 	@"$${CARGO_TARGET_DIR:-target}/debug/chaos" $(ARGS)
 
-clients: ## programs that people have (anthropic, litellm, langchain-openai) from PyPI, each in its own environment, against a running cluster, as a table (ARGS="litellm" picks)
+clients: ## programs that people have (anthropic, instructor, litellm, langchain-openai, lm-eval from PyPI; openai from npm), each in its own environment, against a running cluster, as a table (ARGS="litellm" picks)
 	cargo build --locked --workspace --bins
 	@"$${CARGO_TARGET_DIR:-target}/debug/clients" $(ARGS)
 

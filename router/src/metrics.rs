@@ -164,6 +164,7 @@ struct Families {
     credit_blocks: Family<WorkerLabels, Gauge>,
     reserved_blocks: Family<WorkerLabels, Gauge>,
     kv_cache_usage: Family<ModelLabels, RateGauge>,
+    headroom: Family<ModelLabels, Gauge>,
     cache_config: Family<CacheConfigLabels, Gauge>,
 }
 
@@ -198,6 +199,7 @@ impl RouterMetrics {
             credit_blocks: metrics.gauge_family(&CREDIT_BLOCKS),
             reserved_blocks: metrics.gauge_family(&RESERVED_BLOCKS),
             kv_cache_usage: metrics.rate_gauge_family(&KV_CACHE_USAGE),
+            headroom: metrics.gauge_family(&HEADROOM),
             cache_config: metrics.gauge_family(&CACHE_CONFIG),
         };
         let since = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs() as i64);

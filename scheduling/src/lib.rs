@@ -5,7 +5,7 @@
 //! Reading order: how far to draft ([`agreement`], [`acceptance_by_position`], [`cost`], [`draft_length`]), when decode steps leave
 //! the router ([`decode_delay`]), how long to wait for a draft worker ([`draft_health`]), whether to rely on a target
 //! ([`target_health`]). Who goes where and when, before all that: [`placement`], [`fair_queue`], [`replay_budget`], [`output_length`]; what goes
-//! through a worker together: [`mod@batch`], [`batch_former`]. What a pool of workers is like comes from a file
+//! through a worker together: [`mod@batch`], [`batch_former`]. What targets could do beyond what they do, for gateways: [`headroom`]. What a pool of workers is like comes from a file
 //! ([`profile`]).
 
 #![forbid(unsafe_code)]
@@ -20,6 +20,7 @@ pub mod draft_health;
 pub mod draft_length;
 pub mod drafted_ahead;
 pub mod fair_queue;
+pub mod headroom;
 pub mod output_length;
 pub mod placement;
 pub mod profile;

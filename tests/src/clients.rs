@@ -1,25 +1,38 @@
 //! Programs that people have, each as it comes from its registry, in an environment of its own, against a running cluster:
-//! `tests/python/clients/` holds what each is asked, one script and one list of packages a client.
+//! `tests/python/clients/` and `tests/node/` hold what each is asked, one script and one list of packages a client.
 
 use std::path::PathBuf;
 use std::process::{Command, Output};
 
 use anyhow::ensure;
 
-use crate::{pair, python};
+use crate::{node, pair, python};
 
 /// Scripts and lists of packages, by name.
-pub const CLIENTS: [&str; 3] = ["anthropic", "litellm", "langchain"];
+pub const CLIENTS: [&str; 6] = ["anthropic", "openai-node", "instructor", "litellm", "langchain", "lm-eval"];
+
+/// Those that run in Node, and their folders.
+const IN_NODE: [(&str, &str); 1] = [("openai-node", "openai")];
 
 /// Runs a client's checks against the cluster at `url`. What it prints ends with how many held.
 ///
 /// It blocks for as long as the checks take, and longer where the environment is still to be made.
 pub fn run(name: &str, url: &str) -> anyhow::Result<Output> {
-    let folder: PathBuf = pair::root().join("tests/tests/python/clients");
-    let python = python::interpreter(&folder.join(format!("{name}.txt")))?;
-    let mut client = Command::new(python);
-    // What is compiled is not left in the tree.
-    client.arg("-B").arg(folder.join(format!("{name}_client.py")));
+    let scripts: PathBuf = pair::root().join("tests/tests");
+    let mut client = match IN_NODE.iter().find(|(in_node, _)| *in_node == name) {
+        Some((_, folder)) => {
+            let mut client = Command::new("node");
+            client.arg(node::script(&scripts.join("node").join(folder), "client.mjs")?);
+            client
+        }
+        None => {
+            let folder = scripts.join("python/clients");
+            let mut client = Command::new(python::interpreter(&folder.join(format!("{name}.txt")))?);
+            // What is compiled is not left in the tree.
+            client.arg("-B").arg(folder.join(format!("{name}_client.py")));
+            client
+        }
+    };
     Ok(client.args(["--url", url, "--model", pair::MODEL]).output()?)
 }
 

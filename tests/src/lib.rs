@@ -3,7 +3,7 @@
 //! [`pair`] is the bundled model pair with its prompts, [`case`] one request and [`client`] who sends it; [`cluster`] and
 //! [`processes`] bring up what serves it. [`oracle`] says what the answer has to be. [`hostile`] and [`faulty_wire`] are what
 //! may be put in the way without a token changing; [`metrics`], [`lanes_report`] and [`wait`] tell what happened, and when.
-//! [`fake_worker`] serves what is no worker as one, [`http_client`] sends what only HTTP can carry, [`python`] runs other people's clients, [`schemas`] makes JSON schemas, [`checkpoint_copy`] is a model to
+//! [`fake_worker`] serves what is no worker as one, [`http_client`] sends what only HTTP can carry, [`python`] and [`node`] run other people's clients, which [`clients`] lists, [`schemas`] makes JSON schemas, [`checkpoint_copy`] is a model to
 //! damage, [`etcd`] and [`mod@trace_collector`] are the real neighbours of a cluster.
 //! [`tcp_proxy`] is a network that fails, [`hostile_target`] a target that cannot be trusted, and [`chaos`] plays faults of every kind
 //! to a whole fleet; the program `chaos` prints what they did.
@@ -30,6 +30,7 @@ pub mod hostile_target;
 pub mod http_client;
 pub mod lanes_report;
 pub mod metrics;
+pub mod node;
 pub mod oracle;
 pub mod pair;
 pub mod processes;

@@ -34,15 +34,17 @@ pub fn interpreter(requirements: &Path) -> anyhow::Result<PathBuf> {
     Ok(python)
 }
 
-/// Where cargo builds, found from this program, which it built in `target/PROFILE/deps`.
-fn target_directory() -> anyhow::Result<PathBuf> {
+/// Where cargo builds, found from this program, which it built in `target/PROFILE`, or in its folder `deps` where it is a test.
+pub(crate) fn target_directory() -> anyhow::Result<PathBuf> {
     let program = std::env::current_exe()?;
-    let directory =
-        program.ancestors().nth(3).context("a test program lies three levels below the target directory")?;
+    let folder = program.parent().context("a program lies in a folder")?;
+    let profile = if folder.ends_with("deps") { folder.parent() } else { Some(folder) };
+    let directory = profile.and_then(Path::parent).context("a program lies below the target directory")?;
     Ok(directory.to_owned())
 }
 
-fn run(command: &mut Command) -> anyhow::Result<()> {
+/// Runs a command that must succeed.
+pub(crate) fn run(command: &mut Command) -> anyhow::Result<()> {
     let output = command.output().with_context(|| format!("{command:?}"))?;
     let told = [output.stdout, output.stderr].concat();
     ensure!(

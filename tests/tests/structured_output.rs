@@ -109,22 +109,34 @@ async fn a_hundred_schemas_hold_and_speculation_changes_no_token() -> anyhow::Re
     cluster.stop().await
 }
 
-/// What a mask costs, and the promise on 1,000 schemas at both temperatures: minutes, so not in the gate.
+/// What a mask costs, and the promise on 1,000 schemas at both temperatures: minutes, so not in the gate. What was done is told part by part,
+/// so that a run that is cut short has told something.
 #[tokio::test(flavor = "multi_thread")]
-#[ignore = "takes minutes: cargo nextest run -p tests --test structured_output --run-ignored only --no-capture"]
+#[ignore = "takes minutes: cargo test -p tests --test structured_output -- --ignored --nocapture"]
 async fn a_thousand_schemas_hold_and_what_masks_cost() -> anyhow::Result<()> {
     let (cluster, target, draft) = Cluster::of_pair(WorkerKind::Draft).await?;
     let client = cluster.client().await?;
     let cases = cases(&(1_000..2_000).map(schema).collect::<Vec<_>>(), &[0.0, 1.0])?;
-    for part in cases.chunks(250) {
+    let micros_a_token = compare_times(&client, &cases[..100]).await?;
+    for (idx, part) in cases.chunks(100).enumerate() {
         let (answers, drafted, accepted) = ask_at_every_k(&client, part).await?;
-        println!("{accepted} of {drafted} drafted tokens were accepted");
-        println!("{}", check_valid(part, &answers).await?);
+        println!("part {idx}: {accepted} of {drafted} drafted tokens were accepted");
+        println!("part {idx}: {}", check_valid(part, &answers).await?);
+        for (role, worker) in [("target", &target), ("draft", &draft)] {
+            let (rows, mask, wait) = mask_cost(worker).await?;
+            println!(
+                "so far, {role}: {rows} rows, {mask:.0} us of masking a row ({:.3} of a token's {micros_a_token:.0} us without a grammar), \
+                 {wait:.0} us of waiting for it",
+                mask / micros_a_token
+            );
+        }
     }
-    for (role, worker) in [("target", &target), ("draft", &draft)] {
-        println!("{role}: {}", mask_cost(worker).await?);
-    }
-    // The same prompts and lengths with and without a grammar, in turns.
+    cluster.stop().await
+}
+
+/// The same prompts and lengths with and without a grammar, in turns; microseconds a token without one and without drafts.
+async fn compare_times(client: &Client, cases: &[(Value, Case)]) -> anyhow::Result<f64> {
+    let mut plain = 0.0;
     for k in [0, 4] {
         let mut micros = [0.0, 0.0];
         for _ in 0..3 {
@@ -135,7 +147,7 @@ async fn a_thousand_schemas_hold_and_what_masks_cost() -> anyhow::Result<()> {
                     max_tokens: 40,
                     ..case.with_k(k)
                 };
-                let asked: Vec<Case> = cases.iter().take(100).map(of).collect();
+                let asked: Vec<Case> = cases.iter().map(of).collect();
                 let began = Instant::now();
                 let answers = client.ask_all(&asked, 1).await?;
                 let tokens: usize = answers.iter().map(|answer| answer.token_ids.len()).sum();
@@ -143,23 +155,22 @@ async fn a_thousand_schemas_hold_and_what_masks_cost() -> anyhow::Result<()> {
             }
         }
         let [without, with] = micros;
+        plain = if k == 0 { without } else { plain };
         println!(
             "k = {k}, one request at a time: {with:.0} us a token with a grammar, {without:.0} without: {:.3}",
             with / without
         );
     }
-    cluster.stop().await
+    Ok(plain)
 }
 
-async fn mask_cost(worker: &RunningWorker) -> anyhow::Result<String> {
+/// Rows that were masked, and microseconds a row: of masking, and of waiting for it.
+async fn mask_cost(worker: &RunningWorker) -> anyhow::Result<(u64, f64, f64)> {
     let page = worker.metrics().await?;
-    let rows = page.sum("outrider_worker_grammar_rows_total") as f64;
-    let per_row = |name| page.sum(name) as f64 / rows;
-    Ok(format!(
-        "{rows} rows, {:.0} us of masking a row, {:.0} us of waiting for it",
-        per_row("outrider_worker_grammar_mask_microseconds_total"),
-        per_row("outrider_worker_grammar_wait_microseconds_total")
-    ))
+    let rows = page.sum("outrider_worker_grammar_rows_total");
+    let per_row = |name| page.sum(name) as f64 / rows.max(1) as f64;
+    let mask = per_row("outrider_worker_grammar_mask_microseconds_total");
+    Ok((rows, mask, per_row("outrider_worker_grammar_wait_microseconds_total")))
 }
 
 /// A schema whose texts are long.

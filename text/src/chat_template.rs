@@ -91,6 +91,11 @@ impl ChatTemplate {
         &self.source
     }
 
+    /// The token that begins texts, if the model has one.
+    pub fn bos_token(&self) -> Option<&str> {
+        (!self.bos_token.is_empty()).then_some(self.bos_token.as_str())
+    }
+
     /// Renders a conversation up to where the assistant's next words begin. `extra` are further variables for the
     /// template, `tools` among them; they cannot replace the other standard ones.
     pub fn render(

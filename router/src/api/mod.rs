@@ -2,15 +2,18 @@
 //! `SentRequest` and one `TextStream` into its own responses. An API never judges a value, counts tokens or knows a worker.
 
 mod admin;
+mod answer;
 mod anthropic;
 mod debug;
 mod exchange;
+mod functions;
 pub mod grpc;
 pub mod http;
 mod incoming;
 mod json;
 pub mod openai;
 mod sse;
+mod turns;
 mod vllm;
 pub mod vllm_grpc;
 

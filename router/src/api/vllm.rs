@@ -19,13 +19,14 @@ use crate::pipeline::{AppState, Rendered, render};
 use crate::request::check::checked_token_ids;
 use crate::request::{CheckedRequest, Operation};
 use crate::tokenize::{Prompt, encode_text, tokenize};
-use text::Framing;
+use text::{ChatTemplate, Framing};
 
 /// All of them.
 pub(super) fn routes() -> Router<AppState> {
     Router::new()
         .route("/tokenize", post(tokenize_text))
         .route("/detokenize", post(detokenize_ids))
+        .route("/tokenizer_info", get(tokenizer_info))
         .route("/version", get(version))
         .route("/health", get(health))
         // SageMaker's probe, which may come by either method.
@@ -42,6 +43,22 @@ async fn health(State(state): State<AppState>) -> StatusCode {
 async fn version(State(state): State<AppState>, headers: HeaderMap) -> Result<Response, RouterError> {
     authenticate(&state, &headers)?;
     Ok(Json(json!({ "version": env!("CARGO_PKG_VERSION") })).into_response())
+}
+
+/// What a client has to know to use a tokenizer that is here: as in a checkpoint's `tokenizer_config.json`.
+async fn tokenizer_info(State(state): State<AppState>, headers: HeaderMap) -> Result<Response, RouterError> {
+    let caller = authenticate(&state, &headers)?;
+    let entry = caller.model_or_sole(&state.catalog, None)?;
+    let template = entry.text.chat_template();
+    let eos_token = entry.eos_token_ids.first().map(|id| entry.text.vocabulary().spell(*id));
+    let info = json!({
+        "bos_token": template.and_then(ChatTemplate::bos_token),
+        "eos_token": eos_token,
+        "pad_token": null,
+        "chat_template": template.map(ChatTemplate::source),
+        "model_max_length": entry.max_model_len,
+    });
+    Ok(Json(info).into_response())
 }
 
 /// What is sent to `/tokenize`: a text or a conversation.

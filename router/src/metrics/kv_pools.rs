@@ -1,5 +1,5 @@
-//! [`KvPools`]: what gateways want to know of the targets' KV, under vLLM's names. A router is one server to a gateway, so the pools of a model's
-//! targets are added up. Must never decide anything.
+//! [`KvPools`]: what gateways want to know of the targets' KV, under vLLM's names, and of what they could commit. A router is one server to a
+//! gateway, so the pools of a model's targets are added up. Must never decide anything.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -27,6 +27,8 @@ struct Pool {
     num_blocks: u64,
     credits: u64,
     reserved: u64,
+    /// Tokens a second.
+    headroom: u64,
 }
 
 /// The KV of all targets.
@@ -54,6 +56,7 @@ impl KvPools {
             num_blocks: info.kv_blocks,
             credits: info.credit_blocks.unwrap_or(info.kv_blocks),
             reserved: 0,
+            headroom: 0,
         };
         let model = pool.model.clone();
         self.pools.insert(key, pool);
@@ -72,6 +75,14 @@ impl KvPools {
         self.show(&model);
     }
 
+    /// A target could commit so many tokens a second more.
+    pub fn headroom(&mut self, key: WorkerKey, tokens_per_second: u64) {
+        let Some(pool) = self.pools.get_mut(&key) else { return };
+        pool.headroom = tokens_per_second;
+        let model = pool.model.clone();
+        self.show(&model);
+    }
+
     /// A worker left.
     pub fn left(&mut self, key: WorkerKey) {
         if let Some(pool) = self.pools.remove(&key) {
@@ -86,6 +97,7 @@ impl KvPools {
         let (credits, reserved) = (sum(|pool| pool.credits), sum(|pool| pool.reserved));
         let usage = if credits == 0 { 0.0 } else { (reserved as f64 / credits as f64).min(1.0) };
         self.families.kv_cache_usage.get_or_create(&labels).set(usage);
+        self.families.headroom.get_or_create(&labels).set(sum(|pool| pool.headroom) as i64);
         let config = pools.first().map(|pool| CacheConfigLabels {
             model_name: model.to_owned(),
             engine: ENGINE,
@@ -126,6 +138,8 @@ mod tests {
         pools.joined(WorkerKey(3), &WorkerInfo { kv_blocks: 7, ..WorkerInfo::of(Role::Draft, "demo") });
         pools.blocks(WorkerKey(1), 100, 30);
         pools.blocks(WorkerKey(2), 50, 45);
+        pools.headroom(WorkerKey(1), 70);
+        pools.headroom(WorkerKey(2), 30);
         let text = page.encode(Exposition::Prometheus);
         for line in [
             "# TYPE vllm:num_requests_waiting gauge",
@@ -133,6 +147,8 @@ mod tests {
             "# TYPE vllm:kv_cache_usage_perc gauge",
             "# TYPE vllm:cache_config_info gauge",
             "# TYPE vllm:lora_requests_info gauge",
+            "# TYPE outrider:goodput_headroom_tokens_per_second gauge",
+            r#"outrider:goodput_headroom_tokens_per_second{model_name="demo",engine="0"} 100"#,
             r#"vllm:num_requests_waiting{model_name="demo",engine="0"} 0"#,
             r#"vllm:num_requests_running{model_name="demo",engine="0"} 0"#,
             r#"vllm:kv_cache_usage_perc{model_name="demo",engine="0"} 0.5"#,
@@ -153,8 +169,10 @@ mod tests {
         pools.joined(WorkerKey(1), &target("demo", 100));
         pools.joined(WorkerKey(2), &target("demo", 60));
         pools.blocks(WorkerKey(1), 100, 100);
+        pools.headroom(WorkerKey(1), 70);
         pools.left(WorkerKey(1));
         let text = page.encode(Exposition::Prometheus);
+        assert!(text.contains(r#"headroom_tokens_per_second{model_name="demo",engine="0"} 0"#), "{text}");
         assert!(text.contains(r#"vllm:kv_cache_usage_perc{model_name="demo",engine="0"} 0"#), "{text}");
         assert!(
             text.contains(r#"num_gpu_blocks="60"} 1"#) && !text.contains(r#"num_gpu_blocks="160""#),

@@ -86,6 +86,10 @@ pub(super) const KV_CACHE_USAGE: GaugeName = GaugeName::new(
     "vllm:kv_cache_usage_perc",
     "KV blocks that this router has reserved at a model's targets, of those that it may reserve there; 0 to 1",
 );
+pub(super) const HEADROOM: GaugeName = GaugeName::new(
+    "outrider:goodput_headroom_tokens_per_second",
+    "Tokens a second that a model's targets could commit beyond what they do, at the acceptance and the step times seen lately",
+);
 pub(super) const CACHE_CONFIG: GaugeName = GaugeName::new(
     "vllm:cache_config_info",
     "KV blocks of a model's targets, all together, and tokens in one block; the value is 1",

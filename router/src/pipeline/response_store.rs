@@ -24,8 +24,11 @@ pub struct StoredResponse {
 
 impl StoredResponse {
     fn num_bytes(&self) -> usize {
-        let of_message =
-            |message: &ConversationMessage| size_of::<ConversationMessage>() + message.content.len();
+        let of_message = |message: &ConversationMessage| {
+            let calls = message.tool_calls.iter().map(|call| call.to_string().len()).sum::<usize>();
+            let thought = message.reasoning_content.as_ref().map_or(0, String::len);
+            size_of::<ConversationMessage>() + message.content.len() + thought + calls
+        };
         self.json.len() + self.conversation.iter().map(of_message).sum::<usize>()
     }
 }

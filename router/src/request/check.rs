@@ -129,7 +129,7 @@ impl SentRequest {
 
     /// The form that the output has, by its grammar and its tools.
     fn check_form(&mut self, entry: &ModelEntry) -> Result<OutputFormat, RouterError> {
-        self.tools.check()?;
+        self.tools.check(self.names.tool_name)?;
         if let Some(calls) = self.tools.grammar()? {
             if let Some(other) = &self.grammar {
                 let message = format!("tool_choice and {} both say what form the output has", other.field);

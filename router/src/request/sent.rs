@@ -102,10 +102,12 @@ pub struct FieldNames {
     pub logprobs: &'static str,
     /// `prompt` or `messages`.
     pub prompt: &'static str,
+    /// Where a tool's name stands in the tool.
+    pub tool_name: &'static str,
 }
 
 impl Default for FieldNames {
     fn default() -> Self {
-        Self { max_tokens: "max_tokens", logprobs: "logprobs", prompt: "prompt" }
+        Self { max_tokens: "max_tokens", logprobs: "logprobs", prompt: "prompt", tool_name: ".function.name" }
     }
 }

@@ -48,7 +48,8 @@ pub enum ToolChoice {
 const FIELD: &str = "tools";
 
 impl SentTools {
-    pub(super) fn check(&self) -> Result<(), RouterError> {
+    /// `name_path` is where a tool's name stands in it.
+    pub(super) fn check(&self, name_path: &str) -> Result<(), RouterError> {
         let (len, max) = (self.tools.len(), limits::TOOLS_MAX);
         if len > max {
             return Err(RouterError::invalid(
@@ -58,7 +59,7 @@ impl SentTools {
         }
         let mut names = HashSet::new();
         for (idx, tool) in self.tools.iter().enumerate() {
-            let path = format!("tools[{idx}].function.name");
+            let path = format!("tools[{idx}]{name_path}");
             let is_allowed = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '-' | '.');
             if !(1..=limits::NAME_LEN_MAX).contains(&tool.name.len()) || !tool.name.chars().all(is_allowed) {
                 let max = limits::NAME_LEN_MAX;
@@ -75,9 +76,10 @@ impl SentTools {
                 "tool_choice",
                 format!("tool_choice names `{name}`, which is none of the tools"),
             )),
-            ToolChoice::Required if self.tools.is_empty() => {
-                Err(RouterError::invalid("tool_choice", "tool_choice is required, but there are no tools"))
-            }
+            ToolChoice::Required if self.tools.is_empty() => Err(RouterError::invalid(
+                "tool_choice",
+                "tool_choice asks for a call, but there are no tools",
+            )),
             _ => Ok(()),
         }
     }

@@ -95,6 +95,9 @@ impl Reports {
                     self.kv_pools.blocks(worker, credit, reserved);
                 }
             }
+            Report::Headroom { worker, tokens_per_second } => {
+                self.kv_pools.headroom(worker, tokens_per_second);
+            }
         }
     }
 

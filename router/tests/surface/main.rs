@@ -23,6 +23,7 @@ mod responses;
 mod shapes;
 mod slow_client;
 mod telemetry;
+mod tool_shapes;
 mod tools;
 mod vllm;
 mod vllm_grpc;

@@ -10,12 +10,12 @@ use crate::client::{MODEL, TestRouter, chunks, demo_encode, entry, model_file};
 const CHAT: &str = "/v1/chat/completions";
 
 /// Tells of tools in Hermes' way, and shows everything that a message holds.
-const TEMPLATE: &str = "{% if tools %}<tools>{{ tools | tojson }}</tools><tool_call>{% endif %}\
+pub(crate) const TEMPLATE: &str = "{% if tools %}<tools>{{ tools | tojson }}</tools><tool_call>{% endif %}\
 {% for m in messages %}<|{{ m.role }}|>{{ m.content }}{% for c in m.tool_calls %}{{ c.function | tojson }}{% endfor %}\
 {{ m.tool_call_id }}<|end|>{% endfor %}<|assistant|>";
 
 /// A router whose only model has this template.
-fn router_with(template: &str) -> TestRouter {
+pub(crate) fn router_with(template: &str) -> TestRouter {
     let (tokenizer, template) = (model_file(asset::TOKENIZER), template.as_bytes().to_vec());
     let fetch = |name: &str| match name {
         asset::TOKENIZER => Some(tokenizer.as_slice()),
@@ -27,7 +27,7 @@ fn router_with(template: &str) -> TestRouter {
     router
 }
 
-fn weather() -> Value {
+pub(crate) fn weather() -> Value {
     let parameters =
         json!({ "type": "object", "properties": { "city": { "type": "string" } }, "required": ["city"] });
     json!({ "type": "function", "function": { "name": "get_weather", "description": "says <|end|>", "parameters": parameters } })

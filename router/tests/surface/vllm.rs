@@ -5,7 +5,7 @@ use http::Request;
 use router::request::Auth;
 use serde_json::{Value, json};
 
-use crate::client::{ALIAS, MAX_MODEL_LEN, MODEL, TestRouter, demo_encode};
+use crate::client::{ALIAS, END, MAX_MODEL_LEN, MODEL, TestRouter, demo_encode, demo_text, entry};
 
 const COMPLETIONS: &str = "/v1/completions";
 
@@ -56,6 +56,19 @@ async fn special_tokens_are_spelt_when_ids_become_text() {
         .ok("/tokenize", &json!({ "model": MODEL, "prompt": text["prompt"], "add_special_tokens": false }))
         .await;
     assert_eq!(again["tokens"], ids["tokens"]);
+}
+
+#[tokio::test]
+async fn a_client_can_use_the_tokenizer_that_is_here() {
+    let router = TestRouter::start();
+    let refused = router.get("/tokenizer_info").await;
+    assert_eq!(refused.status, 400, "{}", refused.text());
+    let body = json!({ "model": MODEL, "tokens": [END] });
+    let end = router.ok("/detokenize", &body).await["prompt"].clone();
+    router.state.catalog.publish([entry("org/sole", demo_text())]);
+    let info = router.get("/tokenizer_info").await.json();
+    assert_eq!((&info["eos_token"], &info["model_max_length"]), (&end, &json!(MAX_MODEL_LEN)));
+    assert!(info["chat_template"].as_str().unwrap().contains("messages"), "{info}");
 }
 
 #[tokio::test]

@@ -313,4 +313,11 @@ pub enum Report {
         /// How many it has reserved.
         reserved: u64,
     },
+    /// What a target could commit beyond what it does.
+    Headroom {
+        /// Which worker.
+        worker: WorkerKey,
+        /// Rounded down.
+        tokens_per_second: u64,
+    },
 }

@@ -11,7 +11,8 @@ use speculation::tree::Judged;
 
 use super::policy::{LanePolicy, PolicyConfig};
 use crate::cost::WorkerCost;
-use crate::draft_length::{DraftLength, Explanation, LaneView, Load, RoundTimes, Rules};
+use crate::draft_length::{DraftLength, Explanation, LaneView, Load, Pace, RoundTimes, Rules};
+use crate::headroom::MeanRound;
 use crate::output_length::OutputLengths;
 
 /// Lanes that are told apart. Beyond it, requests of a new task type share the lane without one: clients choose task
@@ -293,6 +294,18 @@ impl Lanes {
     }
 
     /// The lane's share of the queue for targets.
+    /// What a round of the lane was lately; nothing before its first one.
+    pub(super) fn mean_round(&self, id: LaneId) -> Option<MeanRound> {
+        let lane = self.lanes.get(id.0 as usize)?;
+        let Pace { tokens_per_second, round_us } = lane.draft_length.pace(1);
+        (round_us > 0.0).then(|| MeanRound {
+            tokens: tokens_per_second * round_us / 1e6,
+            rows: f64::from(lane.k + 1),
+            micros: round_us,
+            context: lane.context_len,
+        })
+    }
+
     pub(super) fn weight(&self, id: LaneId) -> f64 {
         self.lanes[id.0 as usize].policy.weight
     }

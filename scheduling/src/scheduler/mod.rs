@@ -137,7 +137,8 @@ impl Scheduler {
     fn dispatch(&mut self) {
         self.assign_targets();
         self.begin_rounds();
-        let SchedulerState { workers, commands, .. } = &mut self.state;
+        let SchedulerState { workers, lanes, commands, .. } = &mut self.state;
+        commands.extend(workers.headrooms(lanes).into_iter().map(Command::Report));
         commands.extend(workers.take_changed_blocks().map(Command::Report));
         commands.extend(workers.take_deserted().into_iter().map(Command::Disconnect));
     }

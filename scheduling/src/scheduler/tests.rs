@@ -235,7 +235,10 @@ impl World {
     /// Gauges are left out: they would be in every case.
     fn print_report(&self, report: &Report) -> String {
         match report {
-            Report::LaneOpened(..) | Report::DraftLength(..) | Report::Blocks { .. } => String::new(),
+            Report::LaneOpened(..)
+            | Report::DraftLength(..)
+            | Report::Blocks { .. }
+            | Report::Headroom { .. } => String::new(),
             Report::WaitingForTarget(0) => String::new(),
             Report::WaitingForTarget(count) => format!("{count} wait for a target"),
             Report::TargetAssigned { waited, .. } if waited.is_zero() => String::new(),

@@ -2,6 +2,7 @@
 //! there, and what their steps cost.
 
 mod draining;
+mod headroom;
 mod health;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -15,6 +16,7 @@ use super::lanes::{LaneId, WorkersOfLane};
 use super::placement::{Candidate, choose_draft, choose_target};
 use crate::cost::{StepTimes, WorkerCost};
 use crate::draft_health::DraftHealth;
+use crate::headroom::MeanRound;
 use crate::placement::{PrefixMarks, PrefixMemory};
 use crate::target_health::{FAILURES_TO_OPEN, TargetHealth};
 
@@ -54,6 +56,8 @@ pub(super) struct Worker {
     suspects: u32,
     /// What its steps take.
     pub(super) cost: WorkerCost,
+    /// What the rounds there were when it last ran some (targets).
+    round: MeanRound,
     /// Decode steps without draft or prompt that the target has not answered.
     pub(super) decodes_in_flight: u32,
 }
@@ -171,6 +175,7 @@ impl Workers {
             check_at: None,
             suspects: 0,
             cost: WorkerCost::new(step_times(&info)),
+            round: MeanRound::default(),
             decodes_in_flight: 0,
             info,
         };

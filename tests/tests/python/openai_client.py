@@ -539,6 +539,60 @@ def tools_that_must_be_called_are_called(clusters):
 
 
 @check
+def responses_call_tools_whatever_is_drafted(clusters):
+    tools = [{"type": "function", "strict": True, **tool["function"]} for tool in TOOLS]
+    for tool_choice in ("required", {"type": "function", "name": "send"}):
+        ask = {"model": clusters.model, "input": CHAT, "tools": tools, "tool_choice": tool_choice, "max_output_tokens": 400}
+        ask["temperature"] = 0.7
+
+        def create(**extra):
+            return clusters.open.responses.create(**ask, extra_body={"seed": 7, **extra})
+
+        whole = create(speculation={"num_draft_tokens": 4})
+        calls = [(item.name, item.arguments, item.status) for item in whole.output if item.type == "function_call"]
+        plain = create(speculation={"enabled": False}).output
+        equal([(item.name, item.arguments, item.status) for item in plain if item.type == "function_call"], calls)
+        with clusters.open.responses.stream(**ask, extra_body={"seed": 7}) as stream:
+            events = list(stream)
+        arguments = [event.arguments for event in events if event.type == "response.function_call_arguments.done"]
+        # The package's own word for it wants a completed response.
+        final = events[-1].response
+        equal(arguments, [arguments for _, arguments, _ in calls])
+        equal([(item.name, item.arguments, item.status) for item in final.output], calls)
+        if whole.status == "incomplete":
+            continue
+        for name, arguments, _ in calls:
+            key, values = {"get_weather": ("city", ["Bern", "Z\u00fcrich"]), "send": ("to", ["a", "b"])}[name]
+            assert json.loads(arguments)[key] in values, calls
+        # The results go back, with the calls and without them.
+        made = [item for item in whole.output if item.type == "function_call"]
+        results = [{"type": "function_call_output", "call_id": item.call_id, "output": "42"} for item in made]
+        settings = {"model": clusters.model, "max_output_tokens": 16, "extra_body": {"seed": 7}}
+        resent = clusters.open.responses.create(input=[*CHAT, *whole.output, *results], **settings)
+        stored = clusters.open.responses.create(input=results, previous_response_id=whole.id, **settings)
+        assert resent.output_text and resent.output_text == stored.output_text, (resent, stored)
+    error = raised(
+        openai.BadRequestError,
+        lambda: clusters.open.responses.create(model=clusters.model, input=CHAT, tools=[{"type": "web_search"}]),
+    )
+    equal(error.param, "tools[0].type")
+
+
+@check
+def a_parsed_response_has_the_form_of_its_model(clusters):
+    class Ticket(pydantic.BaseModel):
+        kind: Literal["bug", "question"]
+        urgent: bool
+
+    ask = {"model": clusters.model, "input": CHAT, "text_format": Ticket, "max_output_tokens": 120}
+    parsed = [
+        clusters.open.responses.parse(**ask, extra_body={"seed": 7, "speculation": speculation}).output_parsed
+        for speculation in ({"enabled": False}, {"num_draft_tokens": 4})
+    ]
+    assert isinstance(parsed[0], Ticket) and parsed[0] == parsed[1], parsed
+
+
+@check
 def a_bad_schema_is_a_bad_request(clusters):
     schema = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "strong"}}}
     error = raised(openai.BadRequestError, lambda: clusters.chat(response_format=schema))

@@ -1,9 +1,11 @@
 //! What Anthropic's clients read: a message, the events by which a streamed one grows, and errors.
 
 use serde::Serialize;
-use serde_json::json;
+use serde_json::{Value, json};
 use speculation::FinishReason;
 
+use crate::api::answer::{Answer, AnswerPart, Change};
+use crate::api::functions::call_id;
 use crate::api::sse::{Events, named_event};
 use crate::error::RouterError;
 use crate::pipeline::text_stream::{ResponseInfo, TextDelta, TextStream};
@@ -16,7 +18,7 @@ pub(super) struct Message<'a> {
     r#type: &'static str,
     role: &'static str,
     model: &'a str,
-    content: Vec<TextBlock<'a>>,
+    content: Vec<Block<'a>>,
     stop_reason: Option<&'static str>,
     stop_sequence: Option<&'a str>,
     usage: MessageUsage,
@@ -25,10 +27,38 @@ pub(super) struct Message<'a> {
     seed: i64,
 }
 
+/// A part of a message.
 #[derive(Debug, Serialize)]
-struct TextBlock<'a> {
-    r#type: &'static str,
-    text: &'a str,
+#[serde(tag = "type", rename_all = "snake_case")]
+enum Block<'a> {
+    Text {
+        text: &'a str,
+    },
+    /// Nobody else could have thought it, so that nothing is signed.
+    Thinking {
+        thinking: &'a str,
+        signature: &'static str,
+    },
+    ToolUse {
+        id: String,
+        name: &'a str,
+        input: Value,
+    },
+}
+
+impl<'a> Block<'a> {
+    /// The input of a call that was cut off is empty: JSON that ends in its middle has no value.
+    fn of(message_id: &str, part: &'a AnswerPart) -> Self {
+        match part {
+            AnswerPart::Text(text) => Self::Text { text },
+            AnswerPart::Reasoning(thinking) => Self::Thinking { thinking, signature: "" },
+            AnswerPart::Call { idx, call } => Self::ToolUse {
+                id: call_id("toolu_", message_id, 0, *idx),
+                name: &call.name,
+                input: serde_json::from_str(&call.arguments).unwrap_or_else(|_| json!({})),
+            },
+        }
+    }
 }
 
 /// Tokens that were in the cache are apart from the others.
@@ -49,10 +79,11 @@ pub(super) struct StopReason<'a> {
 
 impl<'a> StopReason<'a> {
     /// Anthropic's words; `stop_string` is the one that ended the text, if one did.
-    pub(super) fn of(finish: FinishReason, stop_string: Option<&'a str>) -> Self {
+    pub(super) fn of(finish: FinishReason, has_calls: bool, stop_string: Option<&'a str>) -> Self {
         let reason = match (finish, stop_string) {
             (FinishReason::Length, _) => "max_tokens",
             (FinishReason::Stop, Some(_)) => "stop_sequence",
+            (FinishReason::Stop, None) if has_calls => "tool_use",
             (FinishReason::Stop, None) => "end_turn",
         };
         Self { reason, sequence: stop_string }
@@ -88,9 +119,14 @@ impl<'a> Message<'a> {
     }
 
     /// One that is complete.
-    pub(super) fn whole(info: &'a ResponseInfo, text: &'a str, stop: StopReason<'a>, usage: &Usage) -> Self {
+    pub(super) fn whole(
+        info: &'a ResponseInfo,
+        parts: &'a [AnswerPart],
+        stop: StopReason<'a>,
+        usage: &Usage,
+    ) -> Self {
         Self {
-            content: vec![TextBlock { r#type: "text", text }],
+            content: parts.iter().map(|part| Block::of(&info.id, part)).collect(),
             stop_reason: Some(stop.reason),
             stop_sequence: stop.sequence,
             ..Self::begun(info, usage)
@@ -99,25 +135,55 @@ impl<'a> Message<'a> {
 }
 
 /// Writes the events of one message.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct MessageEvents {
+    message_id: String,
+    answer: Answer,
     finish: Option<FinishReason>,
+}
+
+impl MessageEvents {
+    pub(super) fn new(info: &ResponseInfo) -> Self {
+        Self { message_id: info.id.clone(), answer: Answer::new(&info.output), finish: None }
+    }
+
+    /// Appends what is to be said of a change.
+    fn show(&self, change: Change, events: &mut Vec<u8>) {
+        let (name, rest) = match change {
+            Change::Began(index) => {
+                let empty = self.answer.parts()[index].emptied();
+                let block = Block::of(&self.message_id, &empty);
+                let name = "content_block_start";
+                (name, json!({ "type": name, "index": index, "content_block": block }))
+            }
+            Change::Grew(index, more) => {
+                let delta = match self.answer.parts()[index] {
+                    AnswerPart::Text(_) => json!({ "type": "text_delta", "text": more }),
+                    AnswerPart::Reasoning(_) => json!({ "type": "thinking_delta", "thinking": more }),
+                    AnswerPart::Call { .. } => json!({ "type": "input_json_delta", "partial_json": more }),
+                };
+                let name = "content_block_delta";
+                (name, json!({ "type": name, "index": index, "delta": delta }))
+            }
+            Change::Ended(index) => {
+                let name = "content_block_stop";
+                (name, json!({ "type": name, "index": index }))
+            }
+        };
+        named_event(name, &rest, events);
+    }
 }
 
 impl Events for MessageEvents {
     fn begin(&mut self, text: &TextStream, events: &mut Vec<u8>) {
         let message = Message::begun(text.info(), &text.usage());
         named_event("message_start", &json!({ "type": "message_start", "message": message }), events);
-        let start = json!({ "type": "content_block_start", "index": 0, "content_block": { "type": "text", "text": "" } });
-        named_event("content_block_start", &start, events);
     }
 
     fn piece(&mut self, _text: &TextStream, delta: TextDelta, events: &mut Vec<u8>) {
         self.finish = self.finish.or(delta.finish);
-        if !delta.text.is_empty() {
-            let delta = json!({ "type": "text_delta", "text": delta.text });
-            let piece = json!({ "type": "content_block_delta", "index": 0, "delta": delta });
-            named_event("content_block_delta", &piece, events);
+        for change in self.answer.read(&delta.text, delta.finish.is_some()) {
+            self.show(change, events);
         }
     }
 
@@ -126,8 +192,8 @@ impl Events for MessageEvents {
             let error = RouterError::Internal("the text ended before its choice did".into());
             return self.fail(text, &error, events);
         };
-        named_event("content_block_stop", &json!({ "type": "content_block_stop", "index": 0 }), events);
-        let StopReason { reason, sequence } = StopReason::of(finish, text.stop_string(0));
+        let StopReason { reason, sequence } =
+            StopReason::of(finish, self.answer.has_calls(), text.stop_string(0));
         let delta = json!({ "stop_reason": reason, "stop_sequence": sequence });
         let usage = MessageUsage::from(&text.usage());
         named_event(

@@ -5,13 +5,16 @@ use serde::Deserialize;
 use serde::de::IgnoredAny;
 use serde_json::{Map, Value};
 
+use super::blocks::Content;
 use crate::api::exchange::refuse_fields;
+use crate::api::functions::ToolShape;
 use crate::api::openai::body::Speculation;
 use crate::api::openai::shapes::Object;
+use crate::api::turns::Turns;
 use crate::error::RouterError;
 use crate::request::SentRequest;
 use crate::request::sent::{FieldNames, SentPrompt, SentSampling};
-use text::ConversationMessage;
+use crate::request::tools::ToolChoice;
 
 /// A request's body.
 #[derive(Debug, Default, Deserialize)]
@@ -34,8 +37,9 @@ pub(super) struct Body {
     task_type: Option<String>,
     speculation: Option<Object<Speculation>>,
 
-    tools: Option<Value>,
-    tool_choice: Option<Value>,
+    tools: Option<Vec<Value>>,
+    tool_choice: Option<Object<SentChoice>>,
+
     thinking: Option<Value>,
     container: Option<Value>,
     mcp_servers: Option<Value>,
@@ -60,34 +64,44 @@ struct SentMessage {
     content: Content,
 }
 
-/// A text, or blocks.
+/// `tool_choice`.
 #[derive(Debug, Deserialize)]
-#[serde(untagged, expecting = "a string or a list of text blocks")]
-enum Content {
-    Text(String),
-    Blocks(Vec<Map<String, Value>>),
+#[serde(deny_unknown_fields)]
+struct SentChoice {
+    r#type: String,
+    #[serde(default)]
+    name: Option<String>,
+    #[serde(default)]
+    disable_parallel_tool_use: Option<bool>,
 }
 
-impl Content {
-    /// The text of all blocks. Only text is read yet: this is where calls of tools and their results belong.
-    fn into_text(self, path: &str) -> Result<String, RouterError> {
-        let blocks = match self {
-            Self::Text(text) => return Ok(text),
-            Self::Blocks(blocks) => blocks,
-        };
-        let mut texts = Vec::with_capacity(blocks.len());
-        for (idx, block) in blocks.iter().enumerate() {
-            let kind = block.get("type").and_then(Value::as_str).unwrap_or_default();
-            match block.get("text").and_then(Value::as_str) {
-                Some(text) if kind == "text" => texts.push(text),
-                _ => {
-                    let path = format!("{path}[{idx}]");
-                    let message = format!("{path} must be a text block, not one of type `{kind}`");
-                    return Err(RouterError::invalid(path, message));
-                }
+impl SentChoice {
+    /// Which calls are wanted, and whether several are.
+    fn read(self) -> Result<(ToolChoice, bool), RouterError> {
+        let choice = match (self.r#type.as_str(), self.name) {
+            ("auto", None) => ToolChoice::Auto,
+            ("any", None) => ToolChoice::Required,
+            ("none", None) => ToolChoice::None,
+            ("tool", Some(name)) => ToolChoice::Named(name),
+            ("tool", None) => {
+                let field = "tool_choice.name";
+                return Err(RouterError::invalid(
+                    field,
+                    format!("{field} is required where its type is tool"),
+                ));
             }
-        }
-        Ok(texts.join("\n"))
+            ("auto" | "any" | "none", Some(_)) => {
+                let field = "tool_choice.name";
+                let message = format!("{field} is only allowed where tool_choice.type is tool");
+                return Err(RouterError::invalid(field, message));
+            }
+            (other, _) => {
+                let field = "tool_choice.type";
+                let message = format!("{field} must be one of auto, any, tool, none, not `{other}`");
+                return Err(RouterError::invalid(field, message));
+            }
+        };
+        Ok((choice, self.disable_parallel_tool_use != Some(true)))
     }
 }
 
@@ -108,9 +122,15 @@ impl Body {
         if self.max_tokens.is_none() {
             return Err(RouterError::invalid("max_tokens", "max_tokens is required"));
         }
-        let mut messages = Vec::new();
+        let shape = ToolShape::InputSchema;
+        let (choice, parallel) =
+            self.tool_choice.map_or(Ok((ToolChoice::Auto, true)), |Object(choice)| choice.read())?;
+        let mut tools = shape.read(self.tools.unwrap_or_default(), choice, Some(parallel))?;
+        let mut template_kwargs = Map::new();
+        tools.tell(&mut template_kwargs);
+        let mut turns = Turns::default();
         if let Some(system) = self.system {
-            messages.push(ConversationMessage::new("system", system.into_text("system")?));
+            turns.say("system", system.into_text("system")?);
         }
         let sent = self.messages.ok_or_else(|| RouterError::invalid("messages", "messages is required"))?;
         for (idx, Object(SentMessage { role, content })) in sent.into_iter().enumerate() {
@@ -119,14 +139,11 @@ impl Body {
                 let problem = format!("{path} must be user or assistant, not `{role}`");
                 return Err(RouterError::invalid(path, problem));
             }
-            messages.push(ConversationMessage::new(
-                &role,
-                content.into_text(&format!("messages[{idx}].content"))?,
-            ));
+            content.read(&format!("messages[{idx}].content"), &role, &mut turns)?;
         }
         let sent = SentRequest {
             model: self.model,
-            prompts: vec![SentPrompt::Chat { messages, template_kwargs: Map::new() }],
+            prompts: vec![SentPrompt::Chat { messages: turns.into_messages(), template_kwargs }],
             sampling: SentSampling {
                 temperature: self.temperature,
                 top_p: self.top_p,
@@ -140,7 +157,8 @@ impl Body {
             priority: self.priority,
             task_type: self.task_type.or(header_task_type),
             speculation: self.speculation.map(|Object(sent)| sent.into()).unwrap_or_default(),
-            names: FieldNames { max_tokens: "max_tokens", logprobs: "logprobs", prompt: "messages" },
+            tools: tools.sent,
+            names: FieldNames { prompt: "messages", tool_name: shape.name_path(), ..FieldNames::default() },
             ..SentRequest::default()
         };
         Ok((sent, MessageForm { stream: self.stream == Some(true) }))
@@ -150,8 +168,6 @@ impl Body {
     fn refuse_unsupported(&self) -> Result<(), RouterError> {
         refuse_fields(
             &[
-                ("tools", &self.tools),
-                ("tool_choice", &self.tool_choice),
                 ("thinking", &self.thinking),
                 ("container", &self.container),
                 ("mcp_servers", &self.mcp_servers),
@@ -169,9 +185,6 @@ fn says_off(field: &str, value: &Value) -> bool {
     match (field, value) {
         (_, Value::Null | Value::Bool(false)) => true,
         (_, Value::Array(items)) => items.is_empty(),
-        ("tool_choice", Value::Object(choice)) => {
-            choice.get("type").is_some_and(|kind| kind == "none" || kind == "auto")
-        }
         ("thinking", Value::Object(thinking)) => thinking.get("type").is_some_and(|kind| kind == "disabled"),
         _ => false,
     }

@@ -1,10 +1,8 @@
 //! Anthropic's messages: `/v1/messages` and `/v1/messages/count_tokens` in its shapes. A body becomes the same request as a
-//! conversation's ([`body`]), and its text one message or the events that build one ([`answer`]).
-//!
-//! Function tools belong here: what a tool call looks like in `messages`, `tools` and `content` is to be said in [`body`] and [`answer`].
-//! Until they exist they are refused by name.
+//! conversation's ([`body`], [`blocks`]), and its text one message or the events that build one ([`answer`]).
 
 mod answer;
+mod blocks;
 mod body;
 
 use axum::extract::{Request, State};
@@ -14,6 +12,7 @@ use serde_json::json;
 
 use self::answer::{ErrorMessage, Message, MessageEvents, StopReason};
 use self::body::{Body, MessageForm};
+use super::answer::Answer;
 use super::exchange::{Asked, Dialect, REQUEST_ID, collect, exchange, json_response};
 use super::incoming::{authenticate, deadline_of, read_object};
 use super::sse;
@@ -77,11 +76,13 @@ impl Dialect for Messages {
         form: MessageForm,
     ) -> Result<Response, RouterError> {
         if form.stream {
-            return Ok(sse::respond(text, MessageEvents::default(), state.keep_alive));
+            let writer = MessageEvents::new(text.info());
+            return Ok(sse::respond(text, writer, state.keep_alive));
         }
         let (said, finish, _hold) = collect(state, &mut text).await?;
-        let stop = StopReason::of(finish, text.stop_string(0));
-        let message = Message::whole(text.info(), &said, stop, &text.usage());
+        let answer = Answer::whole(&text.info().output, &said);
+        let stop = StopReason::of(finish, answer.has_calls(), text.stop_string(0));
+        let message = Message::whole(text.info(), answer.parts(), stop, &text.usage());
         let json = serde_json::to_string(&message).expect("text, numbers and lists of them can be written");
         Ok(json_response(json))
     }

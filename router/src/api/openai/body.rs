@@ -11,12 +11,12 @@ use serde_json::{Map, Value};
 
 use super::shapes::{Content, LogitBias, Logprobs, Object, Prompts, Stops};
 use super::structured::{GrammarFields, ResponseFormat, StructuredOutputs};
-use super::tools::{earlier_calls, sent_tools};
+use super::tools::earlier_calls;
+use crate::api::functions::ToolShape;
 use crate::error::RouterError;
 use crate::request::Operation;
 use crate::request::sent::{FieldNames, SentPrompt, SentRequest, SentSampling, SentSpeculation};
 use crate::request::structure::SentGrammar;
-use crate::request::tools::ToolChoice;
 use text::ConversationMessage;
 
 /// A request's body.
@@ -210,15 +210,13 @@ impl Body {
         let is_off = self.speculation_is_disabled()?;
         let (logprobs, logprobs_name) = self.logprobs(operation)?;
         let (max_tokens, max_tokens_name) = self.max_tokens()?;
-        let tools = sent_tools(self.tools.as_deref(), self.tool_choice.as_ref(), self.parallel_tool_calls)?;
+        let shape = ToolShape::Nested;
+        let choice = shape.read_choice(self.tool_choice.as_ref())?;
+        let mut tools = shape.read(self.tools.unwrap_or_default(), choice, self.parallel_tool_calls)?;
         let (prompts, prompt_name) = match operation {
             Operation::Chat => {
                 let mut variables = self.chat_template_kwargs.unwrap_or_default();
-                // The template is told of tools that can be called, and of no others.
-                let is_open = tools.choice != ToolChoice::None;
-                let told = self.tools.filter(|tools| is_open && !tools.is_empty());
-                variables.remove("tools");
-                variables.extend(told.map(|tools| ("tools".to_owned(), Value::Array(tools))));
+                tools.tell(&mut variables);
                 (conversation(self.messages, variables)?, "messages")
             }
             Operation::Completion => (self.prompt.unwrap_or_default().0, "prompt"),
@@ -246,7 +244,7 @@ impl Body {
             ignore_eos: self.ignore_eos.unwrap_or(false),
             logprobs,
             echo: self.echo.unwrap_or(false),
-            tools,
+            tools: tools.sent,
             grammar,
             task_type: self.task_type.or(header_task_type),
             speculation: SentSpeculation {
@@ -257,7 +255,12 @@ impl Body {
             truncate_prompt_tokens: self.truncate_prompt_tokens,
             cache_salt: self.cache_salt,
             wants_whole_window: false,
-            names: FieldNames { max_tokens: max_tokens_name, logprobs: logprobs_name, prompt: prompt_name },
+            names: FieldNames {
+                max_tokens: max_tokens_name,
+                logprobs: logprobs_name,
+                prompt: prompt_name,
+                tool_name: shape.name_path(),
+            },
         };
         Ok((sent, form))
     }

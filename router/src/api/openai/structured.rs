@@ -103,31 +103,76 @@ impl GrammarFields {
     }
 }
 
+/// `text.format` of a response: what `response_format` is to a conversation, without a level.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+#[expect(missing_docs, reason = "the fields are OpenAI's")]
+pub struct TextFormat {
+    pub r#type: String,
+    #[serde(default)]
+    pub schema: Option<Value>,
+    #[serde(default, rename = "strict")]
+    _strict: Option<bool>,
+    #[serde(default, rename = "name")]
+    _name: Option<String>,
+    #[serde(default, rename = "description")]
+    _description: Option<String>,
+}
+
+/// What the parts of a format are called.
+struct FormatNames {
+    format: &'static str,
+    kind: &'static str,
+    schema: &'static str,
+}
+
 impl ResponseFormat {
     fn into_grammar(self) -> Result<Option<SentGrammar>, RouterError> {
-        const FIELD: &str = "response_format";
+        let names = FormatNames {
+            format: "response_format",
+            kind: "response_format.type",
+            schema: "response_format.json_schema.schema",
+        };
         if self.json_schema.is_some() && self.r#type != "json_schema" {
-            let message = format!("{FIELD}.json_schema is only allowed where {FIELD}.type is json_schema");
-            return Err(RouterError::invalid("response_format.json_schema", message));
+            let field = "response_format.json_schema";
+            let message = format!("{field} is only allowed where {} is json_schema", names.kind);
+            return Err(RouterError::invalid(field, message));
         }
-        match self.r#type.as_str() {
-            "text" => Ok(None),
-            "json_object" => Ok(Some(sent(FIELD, Grammar::json_object()))),
-            "json_schema" => {
-                let field = "response_format.json_schema.schema";
-                let schema = self.json_schema.and_then(|Object(schema)| schema.schema).ok_or_else(|| {
-                    RouterError::invalid(
-                        field,
-                        format!("{field} is required where {FIELD}.type is json_schema"),
-                    )
-                })?;
-                Ok(Some(sent(field, of_schema(field, &schema)?)))
-            }
-            other => {
-                let field = "response_format.type";
-                let message = format!("{field} must be one of text, json_object, json_schema, not `{other}`");
-                Err(RouterError::invalid(field, message))
-            }
+        of_format(&names, &self.r#type, self.json_schema.and_then(|Object(schema)| schema.schema))
+    }
+}
+
+impl TextFormat {
+    pub(super) fn into_grammar(self) -> Result<Option<SentGrammar>, RouterError> {
+        let names =
+            FormatNames { format: "text.format", kind: "text.format.type", schema: "text.format.schema" };
+        if self.schema.is_some() && self.r#type != "json_schema" {
+            let field = names.schema;
+            let message = format!("{field} is only allowed where {} is json_schema", names.kind);
+            return Err(RouterError::invalid(field, message));
+        }
+        of_format(&names, &self.r#type, self.schema)
+    }
+}
+
+fn of_format(
+    names: &FormatNames,
+    kind: &str,
+    schema: Option<Value>,
+) -> Result<Option<SentGrammar>, RouterError> {
+    match kind {
+        "text" => Ok(None),
+        "json_object" => Ok(Some(sent(names.format, Grammar::json_object()))),
+        "json_schema" => {
+            let field = names.schema;
+            let missing = || format!("{field} is required where {} is json_schema", names.kind);
+            let schema = schema.ok_or_else(|| RouterError::invalid(field, missing()))?;
+            Ok(Some(sent(field, of_schema(field, &schema)?)))
+        }
+        other => {
+            let field = names.kind;
+            let message = format!("{field} must be one of text, json_object, json_schema, not `{other}`");
+            Err(RouterError::invalid(field, message))
         }
     }
 }

@@ -1,91 +1,22 @@
-//! Tools as OpenAI writes them: what a request says of them, and calls in answers.
+//! Calls of tools in conversations: those that a client sends back, and those in answers.
 
 use serde::Serialize;
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 
+use crate::api::functions::{call_id, read_arguments};
 use crate::error::RouterError;
 use crate::output::{OutputFormat, OutputReader, Piece, ToolCall};
 use crate::pipeline::text_stream::ResponseInfo;
-use crate::request::tools::{SentTools, Tool, ToolChoice};
-
-/// `tools`, `tool_choice` and `parallel_tool_calls`.
-pub(super) fn sent_tools(
-    tools: Option<&[Value]>,
-    choice: Option<&Value>,
-    parallel: Option<bool>,
-) -> Result<SentTools, RouterError> {
-    let tools = tools.unwrap_or_default();
-    let choice = match choice {
-        None | Some(Value::Null) => ToolChoice::Auto,
-        Some(choice) => sent_choice(choice)?,
-    };
-    let tools: Result<Vec<Tool>, RouterError> =
-        tools.iter().enumerate().map(|(idx, tool)| sent_tool(idx, tool)).collect();
-    Ok(SentTools { tools: tools?, choice, parallel: parallel.unwrap_or(true) })
-}
-
-fn sent_tool(idx: usize, tool: &Value) -> Result<Tool, RouterError> {
-    let wrong = |path: &str, expected: &str| {
-        let path = format!("tools[{idx}]{path}");
-        let message = format!("{path} must be {expected}");
-        RouterError::invalid(path, message)
-    };
-    if tool["type"] != "function" {
-        return Err(wrong(".type", "`function`: other tools are not supported"));
-    }
-    let function = tool["function"].as_object().ok_or_else(|| wrong(".function", "an object"))?;
-    let name = function.get("name").and_then(Value::as_str);
-    let name = name.ok_or_else(|| wrong(".function.name", "a string"))?.to_owned();
-    let parameters = match function.get("parameters") {
-        None | Some(Value::Null) => None,
-        Some(Value::Object(schema)) => Some(schema.clone()),
-        Some(_) => return Err(wrong(".function.parameters", "a JSON schema: an object")),
-    };
-    if !function.get("description").is_none_or(|text| text.is_string() || text.is_null()) {
-        return Err(wrong(".function.description", "a string"));
-    }
-    Ok(Tool { name, parameters })
-}
-
-fn sent_choice(choice: &Value) -> Result<ToolChoice, RouterError> {
-    match choice {
-        Value::String(word) if word == "none" => Ok(ToolChoice::None),
-        Value::String(word) if word == "auto" => Ok(ToolChoice::Auto),
-        Value::String(word) if word == "required" => Ok(ToolChoice::Required),
-        Value::Object(named) if named.get("type").is_some_and(|kind| kind == "function") => {
-            let name = choice["function"]["name"].as_str().ok_or_else(|| {
-                let path = "tool_choice.function.name";
-                RouterError::invalid(path, format!("{path} must be a string"))
-            })?;
-            Ok(ToolChoice::Named(name.to_owned()))
-        }
-        _ => {
-            let expected = r#"none, auto, required, or {"type": "function", "function": {"name": ..}}"#;
-            Err(RouterError::invalid("tool_choice", format!("tool_choice must be one of {expected}")))
-        }
-    }
-}
 
 /// An assistant's earlier calls, as templates read them: with their arguments as an object.
 pub(super) fn earlier_calls(path: &str, calls: Vec<Value>) -> Result<Vec<Value>, RouterError> {
     let read = |(idx, mut call): (usize, Value)| {
-        let wrong = |field: &str, expected: &str| {
-            let path = format!("{path}[{idx}].{field}");
-            let message = format!("{path} must be {expected}");
-            RouterError::invalid(path, message)
-        };
         if !call["function"]["name"].is_string() {
-            return Err(wrong("function.name", "a string"));
+            let path = format!("{path}[{idx}].function.name");
+            return Err(RouterError::invalid(&path, format!("{path} must be a string")));
         }
-        let arguments = match &call["function"]["arguments"] {
-            Value::Null => Some(Map::new()),
-            Value::String(text) if text.is_empty() => Some(Map::new()),
-            Value::String(text) => serde_json::from_str(text).ok(),
-            Value::Object(arguments) => Some(arguments.clone()),
-            _ => None,
-        };
-        let expected = "a JSON object, written as a string";
-        let arguments = arguments.ok_or_else(|| wrong("function.arguments", expected))?;
+        let arguments =
+            read_arguments(&format!("{path}[{idx}].function.arguments"), &call["function"]["arguments"])?;
         call["function"]["arguments"] = Value::Object(arguments);
         if call.get("type").is_none() {
             call["type"] = json!("function");
@@ -120,8 +51,9 @@ struct FunctionBody {
 #[derive(Debug)]
 pub(super) struct ChoiceReader {
     reader: OutputReader,
-    /// Begins the ids of the choice's calls.
-    id: String,
+    /// By which the choice's calls are named.
+    response_id: String,
+    choice: u32,
     num_calls: u32,
 }
 
@@ -140,10 +72,10 @@ impl ChoiceReader {
         if format.is_plain() {
             return Vec::new();
         }
-        let unique = info.id.rsplit('-').next().unwrap_or_default();
         let reader = |choice| Self {
             reader: OutputReader::new(format),
-            id: format!("call_{unique}_{choice}"),
+            response_id: info.id.clone(),
+            choice,
             num_calls: 0,
         };
         (0..info.num_choices).map(reader).collect()
@@ -172,7 +104,7 @@ impl ChoiceReader {
                 self.num_calls += 1;
                 Addition::Call(ToolCallBody {
                     index: Some(index),
-                    id: Some(format!("{}_{index}", self.id)),
+                    id: Some(call_id("call_", &self.response_id, self.choice, index)),
                     r#type: Some("function"),
                     function: FunctionBody { name: Some(name), arguments },
                 })

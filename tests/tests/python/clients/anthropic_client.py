@@ -88,6 +88,47 @@ def tokens_are_counted_as_they_are_billed(cluster):
     equal(counted, usage.input_tokens + usage.cache_read_input_tokens)
 
 
+TOOLS = [
+    {
+        "name": name,
+        "input_schema": {
+            "type": "object",
+            "properties": {key: {"type": "string", "enum": values}},
+            "required": [key],
+            "additionalProperties": False,
+        },
+    }
+    for name, key, values in [("get_weather", "city", ["Bern", "Z\u00fcrich"]), ("send", "to", ["a", "b"])]
+]
+
+
+@check
+def tools_are_called_whatever_is_drafted(cluster):
+    for choice in ({"type": "any"}, {"type": "tool", "name": "send"}, {"type": "any", "disable_parallel_tool_use": True}):
+        fields = {"tools": TOOLS, "tool_choice": choice, "max_tokens": 400}
+        extra = {"temperature": 0.7}
+
+        def calls(message):
+            assert all(block.type == "tool_use" for block in message.content if message.stop_reason == "tool_use"), message
+            return [(block.name, block.input) for block in message.content if block.type == "tool_use"]
+
+        whole = cluster.create(extra={**extra, "speculation": {"num_draft_tokens": 4}}, **fields)
+        plain = cluster.create(extra={**extra, "speculation": {"enabled": False}}, **fields)
+        equal((plain.stop_reason, calls(plain)), (whole.stop_reason, calls(whole)))
+        with cluster.stream(extra=extra, **fields) as stream:
+            streamed = stream.get_final_message()
+        equal(streamed.stop_reason, whole.stop_reason)
+        if whole.stop_reason == "max_tokens":
+            continue
+        equal((whole.stop_reason, calls(streamed)), ("tool_use", calls(whole)))
+        for name, given in calls(whole):
+            key, values = {"get_weather": ("city", ["Bern", "Z\u00fcrich"]), "send": ("to", ["a", "b"])}[name]
+            assert given[key] in values, given
+        results = [{"type": "tool_result", "tool_use_id": block.id, "content": "42"} for block in whole.content]
+        turns = [*MESSAGES, {"role": "assistant", "content": whole.content}, {"role": "user", "content": results}]
+        assert cluster.create(messages=turns).content[0].text
+
+
 @check
 def what_is_wrong_is_said_in_anthropics_shape(cluster):
     error = raised(anthropic.NotFoundError, lambda: cluster.create(model="nobody"))

@@ -4,8 +4,10 @@ use serde::Serialize;
 use serde_json::{Map, Value, json};
 use speculation::FinishReason;
 
-use super::body::ResponseForm;
-use crate::api::openai::response::MetricsBody;
+use super::body::{ResponseForm, function_call_id};
+use crate::api::answer::AnswerPart;
+use crate::api::functions::unique_part;
+use crate::api::openai::response::{ASSISTANT, MetricsBody};
 use crate::error::RouterError;
 use crate::pipeline::text_stream::ResponseInfo;
 use crate::request::Usage;
@@ -17,8 +19,8 @@ pub(super) enum Outcome<'a> {
     Running,
     /// It is complete, or as long as it may be.
     Ended {
-        /// All of it.
-        text: &'a str,
+        /// What it is made of.
+        parts: &'a [AnswerPart],
         /// Why it ended.
         finish: FinishReason,
         /// What it cost.
@@ -42,15 +44,15 @@ pub(super) struct ResponseObject<'a> {
     max_output_tokens: Option<i64>,
     max_tool_calls: Option<()>,
     model: &'a str,
-    output: Vec<OutputMessage<'a>>,
+    output: Vec<Item<'a>>,
     parallel_tool_calls: bool,
     previous_response_id: Option<&'a str>,
     reasoning: Value,
     store: bool,
     temperature: f64,
     text: Value,
-    tool_choice: &'static str,
-    tools: [(); 0],
+    tool_choice: &'a Value,
+    tools: &'a [Value],
     top_logprobs: u32,
     top_p: f64,
     truncation: &'static str,
@@ -64,23 +66,24 @@ pub(super) struct ResponseObject<'a> {
     metrics: Option<MetricsBody>,
 }
 
-/// The message that a model says.
+/// One item of the output.
 #[derive(Debug, Serialize)]
-pub(super) struct OutputMessage<'a> {
-    id: String,
-    r#type: &'static str,
-    status: &'static str,
-    role: &'static str,
-    content: Vec<OutputText<'a>>,
+#[serde(tag = "type", rename_all = "snake_case")]
+pub(super) enum Item<'a> {
+    /// What the model says.
+    Message { id: String, status: &'static str, role: &'static str, content: Vec<Content<'a>> },
+    /// A call of a tool.
+    FunctionCall { id: String, call_id: String, name: &'a str, arguments: &'a str, status: &'static str },
+    /// What the model thinks first.
+    Reasoning { id: String, summary: [(); 0], content: Vec<Content<'a>>, status: &'static str },
 }
 
-/// The text of a message.
+/// The text of an item.
 #[derive(Debug, Serialize)]
-pub(super) struct OutputText<'a> {
-    r#type: &'static str,
-    text: &'a str,
-    annotations: [(); 0],
-    logprobs: [(); 0],
+#[serde(tag = "type", rename_all = "snake_case")]
+pub(super) enum Content<'a> {
+    OutputText { text: &'a str, annotations: [(); 0], logprobs: [(); 0] },
+    ReasoningText { text: &'a str },
 }
 
 #[derive(Debug, Serialize)]
@@ -103,34 +106,88 @@ struct OutputDetails {
     reasoning_tokens: u64,
 }
 
-impl<'a> OutputText<'a> {
-    pub(super) fn of(text: &'a str) -> Self {
-        Self { r#type: "output_text", text, annotations: [], logprobs: [] }
+impl<'a> Content<'a> {
+    /// The text of a part; `None` of a call, which has none.
+    pub(super) fn of(part: &'a AnswerPart) -> Option<Self> {
+        match part {
+            AnswerPart::Text(text) => Some(Self::OutputText { text, annotations: [], logprobs: [] }),
+            AnswerPart::Reasoning(text) => Some(Self::ReasoningText { text }),
+            AnswerPart::Call { .. } => None,
+        }
     }
 }
 
-impl<'a> OutputMessage<'a> {
-    /// The one message of a response; its text is absent while nothing is known of it.
-    pub(super) fn of(response_id: &str, status: &'static str, text: Option<&'a str>) -> Self {
-        let content = text.into_iter().map(OutputText::of).collect();
-        Self { id: message_id(response_id), r#type: "message", status, role: "assistant", content }
+impl<'a> Item<'a> {
+    /// The item of a part, as far as it is known.
+    pub(super) fn of(id: String, status: &'static str, response_id: &str, part: &'a AnswerPart) -> Self {
+        let content = Content::of(part).into_iter().collect();
+        match part {
+            AnswerPart::Text(_) => Self::Message { id, status, role: ASSISTANT, content },
+            AnswerPart::Reasoning(_) => Self::Reasoning { id, summary: [], content, status },
+            AnswerPart::Call { idx, call } => Self::FunctionCall {
+                id,
+                call_id: function_call_id(response_id, *idx),
+                name: &call.name,
+                arguments: &call.arguments,
+                status,
+            },
+        }
+    }
+
+    /// The same before anything of it but its name is known.
+    pub(super) fn begun(self) -> Self {
+        match self {
+            Self::Message { id, role, .. } => {
+                Self::Message { id, status: IN_PROGRESS, role, content: Vec::new() }
+            }
+            Self::Reasoning { id, summary, .. } => {
+                Self::Reasoning { id, summary, content: Vec::new(), status: IN_PROGRESS }
+            }
+            Self::FunctionCall { id, call_id, name, .. } => {
+                Self::FunctionCall { id, call_id, name, arguments: "", status: IN_PROGRESS }
+            }
+        }
     }
 }
 
-/// The id of a response's message.
-pub(super) fn message_id(response_id: &str) -> String {
-    format!("msg_{}", response_id.strip_prefix("resp_").unwrap_or(response_id))
+/// The status of what is still to grow.
+const IN_PROGRESS: &str = "in_progress";
+
+/// The id of an answer's part, at this place of the output.
+pub(super) fn item_id(response_id: &str, part: &AnswerPart, idx: usize) -> String {
+    let kind = match part {
+        AnswerPart::Text(_) => "msg",
+        AnswerPart::Reasoning(_) => "rs",
+        AnswerPart::Call { .. } => "fc",
+    };
+    format!("{kind}_{}_{idx}", unique_part(response_id))
+}
+
+/// How a part ended, at this place among all parts: only the last one can be cut off.
+pub(super) fn item_status(idx: usize, parts: &[AnswerPart], finish: Option<FinishReason>) -> &'static str {
+    match finish {
+        Some(finish) if idx + 1 == parts.len() => status_of(finish),
+        _ => status_of(FinishReason::Stop),
+    }
+}
+
+/// All items of a complete answer.
+fn items<'a>(response_id: &str, parts: &'a [AnswerPart], finish: FinishReason) -> Vec<Item<'a>> {
+    let item = |(idx, part)| {
+        let (id, status) = (item_id(response_id, part, idx), item_status(idx, parts, Some(finish)));
+        Item::of(id, status, response_id, part)
+    };
+    parts.iter().enumerate().map(item).collect()
 }
 
 impl<'a> ResponseObject<'a> {
     /// The response of a request.
     pub(super) fn of(form: &'a ResponseForm, info: &'a ResponseInfo, outcome: Outcome<'a>) -> Self {
         let (status, output, usage) = match outcome {
-            Outcome::Running => ("in_progress", Vec::new(), None),
+            Outcome::Running => (IN_PROGRESS, Vec::new(), None),
             Outcome::Failed(_) => ("failed", Vec::new(), None),
-            Outcome::Ended { text, finish, usage } => {
-                let status = status_of(finish);
-                (status, vec![OutputMessage::of(&info.id, status, Some(text))], Some(usage))
+            Outcome::Ended { parts, finish, usage } => {
+                (status_of(finish), items(&info.id, parts, finish), Some(usage))
             }
         };
         let failed = |error: &RouterError| json!({ "code": "server_error", "message": error.to_string() });
@@ -147,14 +204,14 @@ impl<'a> ResponseObject<'a> {
             max_tool_calls: None,
             model: &info.model,
             output,
-            parallel_tool_calls: true,
+            parallel_tool_calls: form.parallel_tool_calls,
             previous_response_id: form.previous_response_id.as_deref(),
             reasoning: json!({ "effort": null, "summary": null }),
             store: form.store,
             temperature: form.temperature,
-            text: json!({ "format": { "type": "text" } }),
-            tool_choice: "auto",
-            tools: [],
+            text: json!({ "format": form.text_format }),
+            tool_choice: &form.tool_choice,
+            tools: &form.tools,
             top_logprobs: 0,
             top_p: form.top_p,
             truncation: "disabled",

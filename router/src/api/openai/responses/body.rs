@@ -3,11 +3,16 @@
 
 use serde::Deserialize;
 use serde::de::IgnoredAny;
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 
+use super::input::read_item;
+use crate::api::answer::AnswerPart;
 use crate::api::exchange::refuse_fields;
+use crate::api::functions::{ToolShape, call_id};
 use crate::api::openai::body::Speculation;
 use crate::api::openai::shapes::{Object, Stops};
+use crate::api::openai::structured::TextFormat;
+use crate::api::turns::Turns;
 use crate::error::RouterError;
 use crate::pipeline::response_store::{ResponseStore, StoredResponse};
 use crate::request::SentRequest;
@@ -40,10 +45,12 @@ pub(super) struct Body {
     task_type: Option<String>,
     speculation: Option<Object<Speculation>>,
 
-    tools: Option<Value>,
+    tools: Option<Vec<Value>>,
     tool_choice: Option<Value>,
+    parallel_tool_calls: Option<bool>,
+    text: Option<Object<TextConfig>>,
+
     max_tool_calls: Option<Value>,
-    text: Option<Value>,
     reasoning: Option<Value>,
     include: Option<Value>,
     background: Option<Value>,
@@ -56,8 +63,6 @@ pub(super) struct Body {
 
     #[serde(rename = "stream_options")]
     _stream_options: IgnoredAny,
-    #[serde(rename = "parallel_tool_calls")]
-    _parallel_tool_calls: IgnoredAny,
     #[serde(rename = "service_tier")]
     _service_tier: IgnoredAny,
     #[serde(rename = "safety_identifier")]
@@ -76,6 +81,14 @@ enum Input {
     Items(Vec<Map<String, Value>>),
 }
 
+/// `text`: the form that the text has.
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+struct TextConfig {
+    format: Option<Value>,
+    verbosity: Option<String>,
+}
+
 /// What an answer has to know of its request.
 #[derive(Debug)]
 pub(super) struct ResponseForm {
@@ -88,6 +101,11 @@ pub(super) struct ResponseForm {
     pub(super) top_p: f64,
     pub(super) metadata: Map<String, Value>,
     pub(super) user: Option<String>,
+    /// As sent, or what stands for nothing.
+    pub(super) tools: Vec<Value>,
+    pub(super) tool_choice: Value,
+    pub(super) parallel_tool_calls: bool,
+    pub(super) text_format: Value,
     /// Whose it is.
     isolation_key: u64,
     /// What a later response goes on from, this one's text left out.
@@ -96,15 +114,20 @@ pub(super) struct ResponseForm {
 
 impl ResponseForm {
     /// Keeps a response that is complete, unless its client does not want that.
-    pub(super) fn store(&self, responses: &ResponseStore, id: &str, said: &str, json: &str) {
+    pub(super) fn store(&self, responses: &ResponseStore, id: &str, parts: &[AnswerPart], json: &str) {
         if !self.store {
             return;
         }
-        let mut conversation = self.conversation.clone();
-        conversation.push(ConversationMessage::new("assistant", said.to_owned()));
-        let stored = StoredResponse { conversation, json: json.to_owned() };
+        let mut turns = Turns::after(self.conversation.clone());
+        turns.answered(parts, |call| function_call_id(id, call));
+        let stored = StoredResponse { conversation: turns.into_messages(), json: json.to_owned() };
         responses.put(self.isolation_key, id, stored);
     }
+}
+
+/// How a response's call is named, where its output names it.
+pub(super) fn function_call_id(response_id: &str, call: u32) -> String {
+    call_id("call_", response_id, 0, call)
 }
 
 impl Body {
@@ -116,23 +139,33 @@ impl Body {
         header_task_type: Option<String>,
     ) -> Result<(SentRequest, ResponseForm), RouterError> {
         self.refuse_unsupported()?;
-        let mut conversation = earlier;
+        let mut turns = Turns::after(earlier);
         match self.input {
             None => return Err(RouterError::invalid("input", "input is required")),
-            Some(Input::Text(text)) => conversation.push(ConversationMessage::new("user", text)),
+            Some(Input::Text(text)) => turns.say("user", text),
             Some(Input::Items(items)) => {
-                for (idx, item) in items.into_iter().enumerate() {
-                    conversation.push(read_item(idx, item)?);
+                for (idx, item) in items.iter().enumerate() {
+                    read_item(idx, item, &mut turns)?;
                 }
             }
         }
+        let conversation = turns.into_messages();
+        let text_format = read_text(self.text)?;
+        let grammar = TextFormat::deserialize(&text_format)
+            .map_err(|error| RouterError::invalid("text.format", format!("text.format: {error}")))?;
+        let tool_choice = self.tool_choice.unwrap_or_else(|| json!("auto"));
+        let tools = self.tools.unwrap_or_default();
+        let choice = ToolShape::Flat.read_choice(Some(&tool_choice))?;
+        let mut read = ToolShape::Flat.read(tools.clone(), choice, self.parallel_tool_calls)?;
+        let mut template_kwargs = Map::new();
+        read.tell(&mut template_kwargs);
         // Instructions are this response's own: a later one does not inherit them.
         let mut messages: Vec<ConversationMessage> =
             self.instructions.iter().map(|text| ConversationMessage::new("system", text.clone())).collect();
         messages.extend_from_slice(&conversation);
         let sent = SentRequest {
             model: self.model,
-            prompts: vec![SentPrompt::Chat { messages, template_kwargs: Map::new() }],
+            prompts: vec![SentPrompt::Chat { messages, template_kwargs }],
             sampling: SentSampling {
                 temperature: self.temperature,
                 top_p: self.top_p,
@@ -147,7 +180,14 @@ impl Body {
             priority: self.priority,
             task_type: self.task_type.or(header_task_type),
             speculation: self.speculation.map(|Object(sent)| sent.into()).unwrap_or_default(),
-            names: FieldNames { max_tokens: "max_output_tokens", logprobs: "top_logprobs", prompt: "input" },
+            tools: read.sent.clone(),
+            grammar: grammar.into_grammar()?,
+            names: FieldNames {
+                max_tokens: "max_output_tokens",
+                logprobs: "top_logprobs",
+                prompt: "input",
+                tool_name: ToolShape::Flat.name_path(),
+            },
             ..SentRequest::default()
         };
         let form = ResponseForm {
@@ -160,6 +200,10 @@ impl Body {
             top_p: self.top_p.unwrap_or(1.0),
             metadata: self.metadata.unwrap_or_default(),
             user: self.user,
+            parallel_tool_calls: read.sent.parallel,
+            tools,
+            tool_choice,
+            text_format,
             isolation_key,
             conversation,
         };
@@ -170,10 +214,7 @@ impl Body {
     fn refuse_unsupported(&self) -> Result<(), RouterError> {
         refuse_fields(
             &[
-                ("tools", &self.tools),
-                ("tool_choice", &self.tool_choice),
                 ("max_tool_calls", &self.max_tool_calls),
-                ("text", &self.text),
                 ("reasoning", &self.reasoning),
                 ("include", &self.include),
                 ("background", &self.background),
@@ -194,70 +235,19 @@ fn says_off(field: &str, value: &Value) -> bool {
     match (field, value) {
         (_, Value::Null | Value::Bool(false)) => true,
         (_, Value::Array(items)) => items.is_empty(),
-        ("tool_choice", Value::String(choice)) => matches!(choice.as_str(), "auto" | "none"),
         ("truncation", Value::String(truncation)) => truncation == "disabled",
         ("top_logprobs", Value::Number(count)) => count.as_u64() == Some(0),
-        // `{"format": {"type": "text"}}` is plain text.
-        ("text", Value::Object(fields)) => fields
-            .iter()
-            .all(|(name, value)| value.is_null() || (name == "format" && value["type"] == "text")),
         ("reasoning", Value::Object(fields)) => fields.values().all(Value::is_null),
         _ => false,
     }
 }
 
-/// One item of the input. Only messages are read yet: this is where calls of tools and their outputs belong.
-fn read_item(idx: usize, item: Map<String, Value>) -> Result<ConversationMessage, RouterError> {
-    let path = format!("input[{idx}]");
-    let kind = item.get("type").and_then(Value::as_str).unwrap_or("message");
-    if kind != "message" {
-        let message = format!("{path} is of type `{kind}`, only `message` is supported");
-        return Err(RouterError::invalid(path, message));
+/// The format that `text` asks for.
+fn read_text(text: Option<Object<TextConfig>>) -> Result<Value, RouterError> {
+    let Object(TextConfig { format, verbosity }) = text.unwrap_or(Object(TextConfig::default()));
+    if verbosity.is_some_and(|verbosity| verbosity != "medium") {
+        let field = "text.verbosity";
+        return Err(RouterError::invalid(field, format!("{field} is not supported: leave it out")));
     }
-    let known = ["type", "role", "content", "id", "status", "phase"];
-    if let Some(unknown) = item.keys().find(|name| !known.contains(&name.as_str())) {
-        let path = format!("{path}.{unknown}");
-        return Err(RouterError::invalid(
-            path.clone(),
-            format!("{path} is not a field that this endpoint knows"),
-        ));
-    }
-    let role = item.get("role").and_then(Value::as_str);
-    let role =
-        role.ok_or_else(|| RouterError::invalid(format!("{path}.role"), format!("{path}.role is required")))?;
-    if !["system", "developer", "user", "assistant"].contains(&role) {
-        let path = format!("{path}.role");
-        let problem = format!("{path} must be one of system, developer, user, assistant, not `{role}`");
-        return Err(RouterError::invalid(path, problem));
-    }
-    // Templates know OpenAI's newer word by its older name.
-    let role = if role == "developer" { "system" } else { role };
-    let content = match item.get("content") {
-        Some(Value::String(text)) => text.clone(),
-        Some(Value::Array(parts)) => read_parts(&path, parts)?,
-        _ => {
-            let path = format!("{path}.content");
-            return Err(RouterError::invalid(
-                path.clone(),
-                format!("{path} must be a string or a list of text parts"),
-            ));
-        }
-    };
-    Ok(ConversationMessage::new(role, content))
-}
-
-fn read_parts(path: &str, parts: &[Value]) -> Result<String, RouterError> {
-    let mut texts = Vec::with_capacity(parts.len());
-    for (idx, part) in parts.iter().enumerate() {
-        let kind = part["type"].as_str().unwrap_or_default();
-        match part["text"].as_str() {
-            Some(text) if matches!(kind, "input_text" | "output_text" | "text") => texts.push(text),
-            _ => {
-                let path = format!("{path}.content[{idx}]");
-                let message = format!("{path} must be a text part, not one of type `{kind}`");
-                return Err(RouterError::invalid(path, message));
-            }
-        }
-    }
-    Ok(texts.join("\n"))
+    Ok(format.unwrap_or_else(|| json!({ "type": "text" })))
 }

@@ -4,8 +4,9 @@
 use serde::Serialize;
 use speculation::FinishReason;
 
-use super::answer::{Outcome, OutputMessage, OutputText, ResponseObject, message_id, status_of};
+use super::answer::{Content, Item, Outcome, ResponseObject, item_id, item_status};
 use super::body::ResponseForm;
+use crate::api::answer::{Answer, AnswerPart, Change};
 use crate::api::sse::{Events, named_event};
 use crate::error::RouterError;
 use crate::pipeline::response_store::ResponseStore;
@@ -15,10 +16,10 @@ use crate::pipeline::text_stream::{ResponseInfo, TextDelta, TextStream};
 pub(super) struct ResponseEvents {
     form: ResponseForm,
     responses: ResponseStore,
-    item_id: String,
-    sequence_number: u64,
-    said: String,
+    response_id: String,
+    answer: Answer,
     finish: Option<FinishReason>,
+    sequence_number: u64,
 }
 
 /// What every event begins with.
@@ -37,74 +38,115 @@ struct OfResponse<'a> {
 
 #[derive(Serialize)]
 struct OfItem<'a> {
-    output_index: u32,
-    item: OutputMessage<'a>,
+    output_index: usize,
+    item: Item<'a>,
 }
 
-/// Where a piece of text stands, and the piece.
-#[derive(Serialize)]
-struct OfPart<'a, T> {
+/// What is said of an item's inside: where it stands, and then one of the rest.
+#[derive(Serialize, Default)]
+struct Inside<'a> {
     item_id: &'a str,
-    output_index: u32,
-    content_index: u32,
-    #[serde(flatten)]
-    rest: T,
-}
-
-#[derive(Serialize)]
-struct Part<'a> {
-    part: OutputText<'a>,
-}
-
-#[derive(Serialize)]
-struct Delta<'a> {
-    delta: &'a str,
-    logprobs: [(); 0],
-}
-
-#[derive(Serialize)]
-struct Done<'a> {
-    text: &'a str,
-    logprobs: [(); 0],
+    output_index: usize,
+    /// Of texts: an item has one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    content_index: Option<u32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    part: Option<Content<'a>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    delta: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    text: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    name: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    arguments: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    logprobs: Option<[(); 0]>,
 }
 
 impl ResponseEvents {
     pub(super) fn new(form: ResponseForm, responses: ResponseStore, info: &ResponseInfo) -> Self {
-        let item_id = message_id(&info.id);
-        Self { form, responses, item_id, sequence_number: 0, said: String::new(), finish: None }
+        let (response_id, answer) = (info.id.clone(), Answer::new(&info.output));
+        Self { form, responses, response_id, answer, finish: None, sequence_number: 0 }
     }
 
-    fn write<T: Serialize>(sequence_number: &mut u64, name: &str, rest: T, events: &mut Vec<u8>) {
-        named_event(name, &Numbered { r#type: name, sequence_number: *sequence_number, rest }, events);
-        *sequence_number += 1;
+    /// Appends what is to be said of a change.
+    fn show(&mut self, change: &Change, events: &mut Vec<u8>) {
+        let (Change::Began(idx) | Change::Grew(idx, _) | Change::Ended(idx)) = *change;
+        let (parts, number) = (self.answer.parts(), &mut self.sequence_number);
+        let part = &parts[idx];
+        let id = item_id(&self.response_id, part, idx);
+        let is_text = !matches!(part, AnswerPart::Call { .. });
+        let at = || Inside {
+            item_id: &id,
+            output_index: idx,
+            content_index: is_text.then_some(0),
+            ..Inside::default()
+        };
+        let item = |status| Item::of(id.clone(), status, &self.response_id, part);
+        let logprobs = matches!(part, AnswerPart::Text(_)).then_some([]);
+        match change {
+            Change::Began(_) => {
+                let item = OfItem { output_index: idx, item: item("").begun() };
+                write(number, "response.output_item.added", item, events);
+                if is_text {
+                    let empty = part.emptied();
+                    let inside = Inside { part: Content::of(&empty), ..at() };
+                    write(number, "response.content_part.added", inside, events);
+                }
+            }
+            Change::Grew(_, more) => {
+                let inside = Inside { delta: Some(more), logprobs, ..at() };
+                write(number, &format!("response.{}.delta", kind(part)), inside, events);
+            }
+            Change::Ended(_) => {
+                let whole = match part {
+                    AnswerPart::Text(text) | AnswerPart::Reasoning(text) => {
+                        Inside { text: Some(text), logprobs, ..at() }
+                    }
+                    AnswerPart::Call { call, .. } => {
+                        Inside { name: Some(&call.name), arguments: Some(&call.arguments), ..at() }
+                    }
+                };
+                write(number, &format!("response.{}.done", kind(part)), whole, events);
+                if is_text {
+                    let inside = Inside { part: Content::of(part), ..at() };
+                    write(number, "response.content_part.done", inside, events);
+                }
+                let item = item(item_status(idx, parts, self.finish));
+                write(number, "response.output_item.done", OfItem { output_index: idx, item }, events);
+            }
+        }
     }
+}
 
-    fn part<'a, T>(item_id: &'a str, rest: T) -> OfPart<'a, T> {
-        OfPart { item_id, output_index: 0, content_index: 0, rest }
+/// What of a part grows, in the names of events.
+fn kind(part: &AnswerPart) -> &'static str {
+    match part {
+        AnswerPart::Text(_) => "output_text",
+        AnswerPart::Reasoning(_) => "reasoning_text",
+        AnswerPart::Call { .. } => "function_call_arguments",
     }
+}
+
+fn write<T: Serialize>(sequence_number: &mut u64, name: &str, rest: T, events: &mut Vec<u8>) {
+    named_event(name, &Numbered { r#type: name, sequence_number: *sequence_number, rest }, events);
+    *sequence_number += 1;
 }
 
 impl Events for ResponseEvents {
     fn begin(&mut self, text: &TextStream, events: &mut Vec<u8>) {
-        let Self { form, item_id, sequence_number: number, .. } = self;
         for name in ["response.created", "response.in_progress"] {
-            let response = ResponseObject::of(form, text.info(), Outcome::Running);
-            Self::write(number, name, OfResponse { response }, events);
+            let response = ResponseObject::of(&self.form, text.info(), Outcome::Running);
+            write(&mut self.sequence_number, name, OfResponse { response }, events);
         }
-        let item = OutputMessage::of(&text.info().id, "in_progress", None);
-        Self::write(number, "response.output_item.added", OfItem { output_index: 0, item }, events);
-        let part = Self::part(item_id, Part { part: OutputText::of("") });
-        Self::write(number, "response.content_part.added", part, events);
     }
 
     fn piece(&mut self, _text: &TextStream, delta: TextDelta, events: &mut Vec<u8>) {
         self.finish = self.finish.or(delta.finish);
-        if delta.text.is_empty() {
-            return;
+        for change in self.answer.read(&delta.text, delta.finish.is_some()) {
+            self.show(&change, events);
         }
-        self.said.push_str(&delta.text);
-        let part = Self::part(&self.item_id, Delta { delta: &delta.text, logprobs: [] });
-        Self::write(&mut self.sequence_number, "response.output_text.delta", part, events);
     }
 
     fn end(&mut self, text: &TextStream, events: &mut Vec<u8>) {
@@ -112,25 +154,19 @@ impl Events for ResponseEvents {
             let error = RouterError::Internal("the text ended before its choice did".into());
             return self.fail(text, &error, events);
         };
-        let Self { form, item_id, sequence_number: number, said, .. } = self;
-        let done = Self::part(item_id, Done { text: said, logprobs: [] });
-        Self::write(number, "response.output_text.done", done, events);
-        let part = Self::part(item_id, Part { part: OutputText::of(said) });
-        Self::write(number, "response.content_part.done", part, events);
-        let item = OutputMessage::of(&text.info().id, status_of(finish), Some(said));
-        Self::write(number, "response.output_item.done", OfItem { output_index: 0, item }, events);
-        let outcome = Outcome::Ended { text: said, finish, usage: &text.usage() };
-        let response = ResponseObject::of(form, text.info(), outcome);
-        form.store(&self.responses, &text.info().id, said, &response.to_json());
+        let (parts, usage) = (self.answer.parts(), text.usage());
+        let response =
+            ResponseObject::of(&self.form, text.info(), Outcome::Ended { parts, finish, usage: &usage });
+        self.form.store(&self.responses, &self.response_id, parts, &response.to_json());
         let name = match finish {
             FinishReason::Stop => "response.completed",
             FinishReason::Length => "response.incomplete",
         };
-        Self::write(number, name, OfResponse { response }, events);
+        write(&mut self.sequence_number, name, OfResponse { response }, events);
     }
 
     fn fail(&mut self, text: &TextStream, error: &RouterError, events: &mut Vec<u8>) {
         let response = ResponseObject::of(&self.form, text.info(), Outcome::Failed(error));
-        Self::write(&mut self.sequence_number, "response.failed", OfResponse { response }, events);
+        write(&mut self.sequence_number, "response.failed", OfResponse { response }, events);
     }
 }

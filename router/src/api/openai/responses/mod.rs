@@ -1,13 +1,11 @@
-//! OpenAI's responses: `/v1/responses` in its shapes. A body becomes the same request as a conversation's ([`body`]), and its text one
-//! response object ([`answer`]) or the events that build one ([`events`]). Responses are kept for a while, so that a later one can go on
-//! from an earlier one: in [`crate::pipeline::response_store`].
-//!
-//! Function tools belong here: what a tool call looks like in `input`, `tools` and `output` is to be said in [`body`] and [`answer`].
-//! Until they exist they are refused by name.
+//! OpenAI's responses: `/v1/responses` in its shapes. A body becomes the same request as a conversation's ([`body`], [`input`]), and its
+//! text one response object ([`answer`]) or the events that build one ([`events`]). Responses are kept for a while, so that a later one
+//! can go on from an earlier one: in [`crate::pipeline::response_store`].
 
 mod answer;
 mod body;
 mod events;
+mod input;
 
 use axum::extract::{Path, Request, State};
 use axum::response::{IntoResponse, Json, Response};
@@ -18,6 +16,7 @@ use self::answer::{Outcome, ResponseObject};
 use self::body::{Body, ResponseForm};
 use self::events::ResponseEvents;
 use super::error::ErrorBody;
+use crate::api::answer::Answer;
 use crate::api::exchange::{Asked, Dialect, collect, exchange, json_response};
 use crate::api::incoming::authenticate;
 use crate::api::sse;
@@ -102,10 +101,10 @@ impl Dialect for Responses {
         }
         let (said, finish, _hold) = collect(state, &mut text).await?;
         let usage = text.usage();
-        let object =
-            ResponseObject::of(&form, text.info(), Outcome::Ended { text: &said, finish, usage: &usage });
-        let json = object.to_json();
-        form.store(&state.responses, &text.info().id, &said, &json);
+        let answer = Answer::whole(&text.info().output, &said);
+        let outcome = Outcome::Ended { parts: answer.parts(), finish, usage: &usage };
+        let json = ResponseObject::of(&form, text.info(), outcome).to_json();
+        form.store(&state.responses, &text.info().id, answer.parts(), &json);
         Ok(json_response(json))
     }
 

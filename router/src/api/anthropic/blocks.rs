@@ -1,0 +1,126 @@
+//! The blocks of a message's `content`: text, calls of tools and their results, and thoughts.
+
+use serde::Deserialize;
+use serde_json::{Map, Value};
+
+use crate::api::functions::read_arguments;
+use crate::api::turns::Turns;
+use crate::error::RouterError;
+
+/// A text, or blocks.
+#[derive(Debug, Deserialize)]
+#[serde(untagged, expecting = "a string or a list of blocks")]
+pub(super) enum Content {
+    Text(String),
+    Blocks(Vec<Map<String, Value>>),
+}
+
+/// One block of a message.
+struct Block<'a> {
+    path: String,
+    fields: &'a Map<String, Value>,
+}
+
+impl Content {
+    /// The text of all blocks, where nothing but text makes sense.
+    pub(super) fn into_text(self, path: &str) -> Result<String, RouterError> {
+        match self {
+            Self::Text(text) => Ok(text),
+            Self::Blocks(blocks) => {
+                let text = |(idx, fields)| Block { path: format!("{path}[{idx}]"), fields }.only_text();
+                Ok(blocks.iter().enumerate().map(text).collect::<Result<Vec<_>, _>>()?.join("\n"))
+            }
+        }
+    }
+
+    /// Reads a message of this role into the conversation. Results come before what else a user says, as templates have it.
+    pub(super) fn read(self, path: &str, role: &str, turns: &mut Turns) -> Result<(), RouterError> {
+        let blocks = match self {
+            Self::Text(text) => {
+                turns.say(role, text);
+                return Ok(());
+            }
+            Self::Blocks(blocks) => blocks,
+        };
+        let (mut texts, mut calls, mut has_results) = (Vec::new(), Vec::new(), false);
+        for (idx, fields) in blocks.iter().enumerate() {
+            let block = Block { path: format!("{path}[{idx}]"), fields };
+            match (block.kind(), role) {
+                ("tool_use", "assistant") => calls.push(block),
+                ("thinking", "assistant") => turns.think(block.text("thinking")?.to_owned()),
+                // What a provider hides from its clients says nothing to a model of ours.
+                ("redacted_thinking", "assistant") => {}
+                ("tool_result", "user") => {
+                    has_results = true;
+                    block.result(turns)?;
+                }
+                ("tool_use" | "thinking" | "redacted_thinking", _) => {
+                    return Err(block.misplaced("assistant"));
+                }
+                ("tool_result", _) => return Err(block.misplaced("user")),
+                _ => texts.push(block.only_text()?),
+            }
+        }
+        if !texts.is_empty() || (calls.is_empty() && !has_results) {
+            turns.say(role, texts.join("\n"));
+        } else if !calls.is_empty() {
+            turns.say(role, String::new());
+        }
+        calls.iter().try_for_each(|call| call.call(turns))
+    }
+}
+
+impl Block<'_> {
+    fn kind(&self) -> &str {
+        self.fields.get("type").and_then(Value::as_str).unwrap_or_default()
+    }
+
+    fn only_text(&self) -> Result<String, RouterError> {
+        match self.fields.get("text").and_then(Value::as_str) {
+            Some(text) if self.kind() == "text" => Ok(text.to_owned()),
+            _ => {
+                let message =
+                    format!("{} must be a text block, not one of type `{}`", self.path, self.kind());
+                Err(RouterError::invalid(&self.path, message))
+            }
+        }
+    }
+
+    fn misplaced(&self, role: &str) -> RouterError {
+        let message =
+            format!("{} of type `{}` is only allowed in messages of role {role}", self.path, self.kind());
+        RouterError::invalid(&self.path, message)
+    }
+
+    fn text(&self, field: &str) -> Result<&str, RouterError> {
+        let path = || format!("{}.{field}", self.path);
+        let text = self.fields.get(field).and_then(Value::as_str);
+        text.ok_or_else(|| RouterError::invalid(path(), format!("{} must be a string", path())))
+    }
+
+    fn call(&self, turns: &mut Turns) -> Result<(), RouterError> {
+        let input = self.fields.get("input").unwrap_or(&Value::Null);
+        let path = format!("{}.input", self.path);
+        let arguments = match input {
+            Value::Object(_) => read_arguments(&path, input)?,
+            _ => return Err(RouterError::invalid(&path, format!("{path} must be an object"))),
+        };
+        turns.call(self.text("id")?, self.text("name")?, arguments);
+        Ok(())
+    }
+
+    /// Whether a tool failed is for its text to say: templates have no place for it.
+    fn result(&self, turns: &mut Turns) -> Result<(), RouterError> {
+        let path = format!("{}.content", self.path);
+        let content = self.fields.get("content").filter(|content| !content.is_null());
+        let output = match content.map(Content::deserialize) {
+            None => String::new(),
+            Some(Ok(content)) => content.into_text(&path)?,
+            Some(Err(_)) => {
+                let message = format!("{path} must be a string or a list of text blocks");
+                return Err(RouterError::invalid(&path, message));
+            }
+        };
+        turns.answer(&format!("{}.tool_use_id", self.path), self.text("tool_use_id")?, output)
+    }
+}

@@ -1,0 +1,154 @@
+//! Function tools, in the shapes of all APIs: which tools a request has, which of them it wants called, and what calls and their ids look
+//! like. What is allowed is judged in [`crate::request::tools`].
+
+use serde_json::{Map, Value, json};
+
+use crate::error::RouterError;
+use crate::request::tools::{SentTools, Tool, ToolChoice};
+
+/// How an API writes a function tool.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum ToolShape {
+    /// Conversations: name, description and `parameters` stand in `function`.
+    Nested,
+    /// Responses: they stand in the tool itself.
+    Flat,
+    /// Anthropic's messages: the same, and the schema is called `input_schema`.
+    InputSchema,
+}
+
+/// The tools of a request.
+#[derive(Debug, Default)]
+pub(super) struct ReadTools {
+    /// For the checks.
+    pub(super) sent: SentTools,
+    /// As chat templates know them: each in the shape of conversations.
+    told: Vec<Value>,
+}
+
+impl ToolShape {
+    /// The path from a tool to its name.
+    pub(super) fn name_path(self) -> &'static str {
+        match self {
+            Self::Nested => ".function.name",
+            Self::Flat | Self::InputSchema => ".name",
+        }
+    }
+
+    /// Reads tools and what is wanted of them.
+    pub(super) fn read(
+        self,
+        tools: Vec<Value>,
+        choice: ToolChoice,
+        parallel: Option<bool>,
+    ) -> Result<ReadTools, RouterError> {
+        let read = |(idx, tool): (usize, Value)| self.read_tool(idx, tool);
+        let (tools, told) = tools.into_iter().enumerate().map(read).collect::<Result<_, RouterError>>()?;
+        Ok(ReadTools { sent: SentTools { tools, choice, parallel: parallel.unwrap_or(true) }, told })
+    }
+
+    /// One tool, and what templates are told of it.
+    fn read_tool(self, idx: usize, tool: Value) -> Result<(Tool, Value), RouterError> {
+        let wrong = |path: &str, expected: &str| {
+            let path = format!("tools[{idx}]{path}");
+            let message = format!("{path} must be {expected}");
+            RouterError::invalid(path, message)
+        };
+        let kind = &tool["type"];
+        match self {
+            Self::InputSchema if kind.is_null() || kind == "custom" => {}
+            Self::InputSchema => {
+                return Err(wrong(".type", "`custom`: tools that a server runs are not supported"));
+            }
+            _ if kind == "function" => {}
+            _ => return Err(wrong(".type", "`function`: other tools are not supported")),
+        }
+        let (path, function) = match self {
+            Self::Nested => (".function", &tool["function"]),
+            Self::Flat | Self::InputSchema => ("", &tool),
+        };
+        let function = function.as_object().ok_or_else(|| wrong(path, "an object"))?;
+        let name = function.get("name").and_then(Value::as_str);
+        let name = name.ok_or_else(|| wrong(self.name_path(), "a string"))?.to_owned();
+        let schema = if self == Self::InputSchema { "input_schema" } else { "parameters" };
+        let parameters = match function.get(schema) {
+            Some(Value::Object(schema)) => Some(schema.clone()),
+            None | Some(Value::Null) if self != Self::InputSchema => None,
+            _ => return Err(wrong(&format!("{path}.{schema}"), "a JSON schema: an object")),
+        };
+        let description = function.get("description").filter(|text| !text.is_null());
+        if !description.is_none_or(Value::is_string) {
+            return Err(wrong(&format!("{path}.description"), "a string"));
+        }
+        let told = match self {
+            Self::Nested => None,
+            Self::Flat | Self::InputSchema => {
+                let mut function = Map::from_iter([("name".to_owned(), json!(name))]);
+                function.extend(description.map(|text| ("description".to_owned(), text.clone())));
+                function.extend(parameters.clone().map(|schema| ("parameters".to_owned(), schema.into())));
+                Some(json!({ "type": "function", "function": function }))
+            }
+        };
+        Ok((Tool { name, parameters }, told.unwrap_or(tool)))
+    }
+
+    /// `tool_choice` as OpenAI writes it.
+    pub(super) fn read_choice(self, choice: Option<&Value>) -> Result<ToolChoice, RouterError> {
+        let Some(choice) = choice else { return Ok(ToolChoice::Auto) };
+        match choice {
+            Value::Null => Ok(ToolChoice::Auto),
+            Value::String(word) if word == "none" => Ok(ToolChoice::None),
+            Value::String(word) if word == "auto" => Ok(ToolChoice::Auto),
+            Value::String(word) if word == "required" => Ok(ToolChoice::Required),
+            Value::Object(named) if named.get("type").is_some_and(|kind| kind == "function") => {
+                let path = format!("tool_choice{}", self.name_path());
+                let name = choice.pointer(&self.name_path().replace('.', "/")).and_then(Value::as_str);
+                let name =
+                    name.ok_or_else(|| RouterError::invalid(&path, format!("{path} must be a string")))?;
+                Ok(ToolChoice::Named(name.to_owned()))
+            }
+            _ => {
+                let named = match self {
+                    Self::Nested => r#"{"type": "function", "function": {"name": ..}}"#,
+                    Self::Flat | Self::InputSchema => r#"{"type": "function", "name": ..}"#,
+                };
+                let message = format!("tool_choice must be one of none, auto, required, or {named}");
+                Err(RouterError::invalid("tool_choice", message))
+            }
+        }
+    }
+}
+
+impl ReadTools {
+    /// The template's variables: it is told of tools that can be called, and of no others.
+    pub(super) fn tell(&mut self, variables: &mut Map<String, Value>) {
+        let told = std::mem::take(&mut self.told);
+        variables.remove("tools");
+        if self.sent.choice != ToolChoice::None && !told.is_empty() {
+            variables.insert("tools".to_owned(), Value::Array(told));
+        }
+    }
+}
+
+/// A call's arguments as a client sends them back.
+pub(super) fn read_arguments(path: &str, arguments: &Value) -> Result<Map<String, Value>, RouterError> {
+    let arguments = match arguments {
+        Value::Null => Some(Map::new()),
+        Value::String(text) if text.is_empty() => Some(Map::new()),
+        Value::String(text) => serde_json::from_str(text).ok(),
+        Value::Object(arguments) => Some(arguments.clone()),
+        _ => None,
+    };
+    let wrong = || RouterError::invalid(path, format!("{path} must be a JSON object, written as a string"));
+    arguments.ok_or_else(wrong)
+}
+
+/// The id of a choice's call.
+pub(super) fn call_id(prefix: &str, response_id: &str, choice: u32, call: u32) -> String {
+    format!("{prefix}{}_{choice}_{call}", unique_part(response_id))
+}
+
+/// What of a response's id is its own: what stands behind the prefix that all of an API's responses have.
+pub(super) fn unique_part(response_id: &str) -> &str {
+    response_id.rsplit(['-', '_']).next().unwrap_or_default()
+}

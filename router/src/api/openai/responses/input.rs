@@ -1,0 +1,118 @@
+//! The items of a response's `input`: messages, calls of tools and their outputs, and thoughts, as a client wrote them or took them from
+//! an earlier answer.
+
+use serde_json::{Map, Value};
+
+use crate::api::functions::read_arguments;
+use crate::api::turns::Turns;
+use crate::error::RouterError;
+
+/// One item, and the names of its fields in messages.
+struct Item<'a> {
+    path: String,
+    fields: &'a Map<String, Value>,
+}
+
+/// Reads an item into the conversation.
+pub(super) fn read_item(
+    idx: usize,
+    fields: &Map<String, Value>,
+    turns: &mut Turns,
+) -> Result<(), RouterError> {
+    let item = Item { path: format!("input[{idx}]"), fields };
+    match fields.get("type").and_then(Value::as_str).unwrap_or("message") {
+        "message" => item.message(turns),
+        "function_call" => item.call(turns),
+        "function_call_output" => item.output(turns),
+        "reasoning" => item.thought(turns),
+        other => {
+            let path = item.path;
+            let known = "message, function_call, function_call_output and reasoning are supported";
+            let message = format!("{path} is of type `{other}`, only {known}");
+            Err(RouterError::invalid(path, message))
+        }
+    }
+}
+
+impl Item<'_> {
+    fn message(&self, turns: &mut Turns) -> Result<(), RouterError> {
+        self.knows(&["role", "content", "phase"])?;
+        let role = self.text("role")?;
+        if !["system", "developer", "user", "assistant"].contains(&role) {
+            let expected = format!("one of system, developer, user, assistant, not `{role}`");
+            return Err(self.wrong("role", &expected));
+        }
+        // Templates know OpenAI's newer word by its older name.
+        let role = if role == "developer" { "system" } else { role };
+        let content = self.content("content", &["input_text", "output_text", "text"])?;
+        turns.say(role, content);
+        Ok(())
+    }
+
+    fn call(&self, turns: &mut Turns) -> Result<(), RouterError> {
+        self.knows(&["call_id", "name", "arguments"])?;
+        let arguments = self.fields.get("arguments").unwrap_or(&Value::Null);
+        let arguments = read_arguments(&format!("{}.arguments", self.path), arguments)?;
+        turns.call(self.text("call_id")?, self.text("name")?, arguments);
+        Ok(())
+    }
+
+    fn output(&self, turns: &mut Turns) -> Result<(), RouterError> {
+        self.knows(&["call_id", "output"])?;
+        let output = self.content("output", &["input_text", "output_text", "text"])?;
+        turns.answer(&format!("{}.call_id", self.path), self.text("call_id")?, output)
+    }
+
+    /// A summary is not what the model thought.
+    fn thought(&self, turns: &mut Turns) -> Result<(), RouterError> {
+        self.knows(&["content", "summary", "encrypted_content"])?;
+        if self.fields.get("content").is_some_and(|content| !content.is_null()) {
+            turns.think(self.content("content", &["reasoning_text"])?);
+        }
+        Ok(())
+    }
+
+    /// Refuses what is neither one of these fields, nor one that every item may have, nor null.
+    fn knows(&self, known: &[&str]) -> Result<(), RouterError> {
+        let is_known = |name: &str| known.contains(&name) || ["type", "id", "status"].contains(&name);
+        let unknown = self.fields.iter().find(|(name, value)| !is_known(name) && !value.is_null());
+        let Some((name, _)) = unknown else { return Ok(()) };
+        let path = format!("{}.{name}", self.path);
+        Err(RouterError::invalid(&path, format!("{path} is not a field that this endpoint knows")))
+    }
+
+    fn wrong(&self, field: &str, expected: &str) -> RouterError {
+        let path = format!("{}.{field}", self.path);
+        RouterError::invalid(&path, format!("{path} must be {expected}"))
+    }
+
+    fn text(&self, field: &str) -> Result<&str, RouterError> {
+        let path = || format!("{}.{field}", self.path);
+        match self.fields.get(field) {
+            Some(Value::String(text)) => Ok(text),
+            None | Some(Value::Null) => Err(RouterError::invalid(path(), format!("{} is required", path()))),
+            Some(_) => Err(self.wrong(field, "a string")),
+        }
+    }
+
+    /// A text, or parts of these kinds.
+    fn content(&self, field: &str, kinds: &[&str]) -> Result<String, RouterError> {
+        let parts = match self.fields.get(field) {
+            Some(Value::String(text)) => return Ok(text.clone()),
+            Some(Value::Array(parts)) => parts,
+            _ => return Err(self.wrong(field, "a string or a list of text parts")),
+        };
+        let mut texts = Vec::with_capacity(parts.len());
+        for (idx, part) in parts.iter().enumerate() {
+            let kind = part["type"].as_str().unwrap_or_default();
+            match part["text"].as_str() {
+                Some(text) if kinds.contains(&kind) => texts.push(text),
+                _ => {
+                    let expected = format!("a text part, not one of type `{kind}`");
+                    return Err(self.wrong(&format!("{field}[{idx}]"), &expected));
+                }
+            }
+        }
+        Ok(texts.join("\n"))
+    }
+}

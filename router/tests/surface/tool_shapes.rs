@@ -1,0 +1,366 @@
+//! Tools in the shapes of responses and of Anthropic's messages: the same prompts, calls and grammars as in conversations, whole and
+//! streamed.
+
+use serde_json::{Value, json};
+
+use crate::client::{MODEL, TestRouter};
+use crate::tools::{TEMPLATE, router_with, weather};
+use crate::{anthropic, responses};
+
+const CHAT: &str = "/v1/chat/completions";
+const RESPONSES: &str = "/v1/responses";
+const MESSAGES: &str = "/v1/messages";
+
+const CALL: &str = r#"<tool_call>{"name": "get_weather", "arguments": {"city": "Zürich"}}</tool_call>"#;
+
+fn with(mut body: Value, fields: &Value) -> Value {
+    body.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
+    body
+}
+
+fn chat(fields: Value) -> Value {
+    let body = json!({ "model": MODEL, "seed": 7, "messages": [{ "role": "user", "content": "hi" }], "tools": [weather()] });
+    with(body, &fields)
+}
+
+fn response(fields: Value) -> Value {
+    let mut tool = weather()["function"].clone();
+    tool["type"] = json!("function");
+    with(json!({ "model": MODEL, "seed": 7, "input": "hi", "tools": [tool] }), &fields)
+}
+
+fn message(fields: Value) -> Value {
+    let function = weather()["function"].clone();
+    let tool = json!({ "name": function["name"], "description": function["description"], "input_schema": function["parameters"] });
+    let messages = json!([{ "role": "user", "content": "hi" }]);
+    let body = json!({ "model": MODEL, "seed": 7, "max_tokens": 500, "messages": messages, "tools": [tool] });
+    with(body, &fields)
+}
+
+/// The ids of items and calls name the request, and no two requests are one.
+fn without_ids(mut parts: Value) -> Value {
+    for part in parts.as_array_mut().unwrap() {
+        for (field, prefixes) in [("id", &["msg_", "fc_", "rs_", "toolu_"][..]), ("call_id", &["call_"][..])]
+        {
+            let Some(id) = part.get_mut(field) else { continue };
+            assert!(prefixes.iter().any(|prefix| id.as_str().unwrap().starts_with(prefix)), "{id}");
+            *id = json!(field);
+        }
+    }
+    parts
+}
+
+/// The output that the events of a response build. Each item's end says what its parts added up to.
+fn built_output(events: &[Value]) -> Value {
+    let mut output: Vec<Value> = Vec::new();
+    for event in events {
+        let idx = event["output_index"].as_u64().unwrap_or(0) as usize;
+        let field = if event["type"].as_str().unwrap().contains("arguments") { "arguments" } else { "text" };
+        match event["type"].as_str().unwrap() {
+            "response.output_item.added" => {
+                assert_eq!((idx, &event["item"]["status"]), (output.len(), &json!("in_progress")));
+                output.push(event["item"].clone());
+            }
+            "response.content_part.added" => {
+                output[idx]["content"].as_array_mut().unwrap().push(event["part"].clone());
+            }
+            name if name.ends_with(".delta") => {
+                assert_eq!(event["item_id"], output[idx]["id"]);
+                let item = &mut output[idx];
+                let target =
+                    if field == "arguments" { &mut item[field] } else { &mut item["content"][0][field] };
+                *target = json!(target.as_str().unwrap().to_owned() + event["delta"].as_str().unwrap());
+            }
+            "response.content_part.done" => assert_eq!(event["part"], output[idx]["content"][0]),
+            "response.output_item.done" => {
+                output[idx]["status"] = event["item"]["status"].clone();
+                assert_eq!(event["item"], output[idx]);
+            }
+            name if name.ends_with("text.done") => {
+                assert_eq!(event["text"], output[idx]["content"][0]["text"])
+            }
+            "response.function_call_arguments.done" => {
+                assert_eq!(
+                    (&event["arguments"], &event["name"]),
+                    (&output[idx]["arguments"], &output[idx]["name"])
+                );
+            }
+            _ => {}
+        }
+    }
+    Value::Array(output)
+}
+
+/// The content that the events of a message build.
+fn built_content(events: &[Value]) -> Value {
+    let (mut content, mut open) = (Vec::<Value>::new(), false);
+    let mut inputs = Vec::<String>::new();
+    for event in events {
+        match event["type"].as_str().unwrap() {
+            "content_block_start" => {
+                assert_eq!((event["index"].as_u64(), open), (Some(content.len() as u64), false));
+                content.push(event["content_block"].clone());
+                inputs.push(String::new());
+                open = true;
+            }
+            "content_block_delta" => {
+                let (block, delta) = (content.last_mut().unwrap(), &event["delta"]);
+                let (field, more) = match delta["type"].as_str().unwrap() {
+                    "text_delta" => ("text", &delta["text"]),
+                    "thinking_delta" => ("thinking", &delta["thinking"]),
+                    "input_json_delta" => {
+                        inputs.last_mut().unwrap().push_str(delta["partial_json"].as_str().unwrap());
+                        continue;
+                    }
+                    other => panic!("{other}"),
+                };
+                block[field] = json!(block[field].as_str().unwrap().to_owned() + more.as_str().unwrap());
+            }
+            "content_block_stop" => {
+                open = false;
+                let input = inputs.last().unwrap();
+                if !input.is_empty() {
+                    content.last_mut().unwrap()["input"] = serde_json::from_str(input).unwrap_or(json!({}));
+                }
+            }
+            _ => assert!(!open),
+        }
+    }
+    Value::Array(content)
+}
+
+/// What a model says, and what it is made of.
+struct Said {
+    template: String,
+    said: String,
+    text: Option<&'static str>,
+    thought: Option<&'static str>,
+    num_calls: usize,
+}
+
+fn answers() -> Vec<Said> {
+    let saying =
+        |said: String| Said { template: TEMPLATE.to_owned(), said, text: None, thought: None, num_calls: 0 };
+    vec![
+        Said { text: Some("0 sees"), num_calls: 2, ..saying(format!(" sees\n{CALL}\n{CALL}")) },
+        Said { text: Some("0 says <tool_call> nothing"), ..saying(" says <tool_call> nothing".to_owned()) },
+        Said {
+            template: format!("{TEMPLATE}<think>"),
+            thought: Some("0 thinks"),
+            num_calls: 1,
+            ..saying(format!(" thinks</think>{CALL}"))
+        },
+    ]
+}
+
+#[tokio::test]
+async fn responses_show_the_calls_that_conversations_show() {
+    for Said { template, said, text, thought, num_calls } in answers() {
+        let router = router_with(&template).say(&said);
+        let whole = router.ok(RESPONSES, &response(json!({}))).await;
+        let output = without_ids(whole["output"].clone());
+        let mut expected = Vec::new();
+        expected.extend(thought.map(|thought| {
+            json!({ "type": "reasoning", "id": "id", "summary": [], "status": "completed",
+                "content": [{ "type": "reasoning_text", "text": thought }] })
+        }));
+        expected.extend(text.map(|text| {
+            json!({ "type": "message", "id": "id", "status": "completed", "role": "assistant",
+                "content": [{ "type": "output_text", "text": text, "annotations": [], "logprobs": [] }] })
+        }));
+        let call = json!({ "type": "function_call", "id": "id", "call_id": "call_id", "name": "get_weather",
+            "arguments": "{\"city\":\"Zürich\"}", "status": "completed" });
+        expected.extend(vec![call; num_calls]);
+        assert_eq!(output, Value::Array(expected));
+        assert_eq!((&whole["status"], &whole["tools"]), (&json!("completed"), &response(json!({}))["tools"]));
+
+        let events = responses::events(&router, &response(json!({ "stream": true }))).await;
+        assert_eq!(without_ids(built_output(&events)), output);
+        let last = events.last().unwrap();
+        assert_eq!(
+            (&last["type"], &last["response"]["output"]),
+            (&json!("response.completed"), &built_output(&events))
+        );
+        let one = router.ok(RESPONSES, &response(json!({ "parallel_tool_calls": false }))).await;
+        let kinds = |answer: &Value| {
+            answer["output"].as_array().unwrap().iter().filter(|item| item["type"] == "function_call").count()
+        };
+        assert_eq!((kinds(&one), &one["parallel_tool_calls"]), (num_calls.min(1), &json!(false)));
+        let none = router.ok(RESPONSES, &response(json!({ "tool_choice": "none" }))).await;
+        assert_eq!((kinds(&none), &none["tool_choice"]), (0, &json!("none")));
+    }
+}
+
+#[tokio::test]
+async fn messages_show_the_calls_that_conversations_show() {
+    for Said { template, said, text, thought, num_calls } in answers() {
+        let router = router_with(&template).say(&said);
+        let whole = router.ok(MESSAGES, &message(json!({}))).await;
+        let content = without_ids(whole["content"].clone());
+        let mut expected = Vec::new();
+        expected.extend(
+            thought.map(|thought| json!({ "type": "thinking", "thinking": thought, "signature": "" })),
+        );
+        expected.extend(text.map(|text| json!({ "type": "text", "text": text })));
+        let call =
+            json!({ "type": "tool_use", "id": "id", "name": "get_weather", "input": { "city": "Zürich" } });
+        expected.extend(vec![call; num_calls]);
+        assert_eq!(content, Value::Array(expected));
+        let reason = if num_calls > 0 { "tool_use" } else { "end_turn" };
+        assert_eq!(whole["stop_reason"], reason);
+
+        let events = anthropic::events(&router, &message(json!({ "stream": true }))).await;
+        assert_eq!(without_ids(built_content(&events)), content);
+        let delta = events.iter().find(|event| event["type"] == "message_delta").unwrap();
+        assert_eq!((&delta["delta"]["stop_reason"], &delta["usage"]), (&json!(reason), &whole["usage"]));
+        let choice = json!({ "type": "auto", "disable_parallel_tool_use": true });
+        let one = router.ok(MESSAGES, &message(json!({ "tool_choice": choice }))).await;
+        let calls = |answer: &Value| {
+            answer["content"].as_array().unwrap().iter().filter(|block| block["type"] == "tool_use").count()
+        };
+        assert_eq!(calls(&one), num_calls.min(1));
+        let none = router.ok(MESSAGES, &message(json!({ "tool_choice": { "type": "none" } }))).await;
+        assert_eq!((calls(&none), &none["stop_reason"]), (0, &json!("end_turn")));
+    }
+}
+
+#[tokio::test]
+async fn a_conversation_with_calls_is_the_same_prompt_in_all_apis() {
+    let router = router_with(TEMPLATE).say(&format!(" sees\n{CALL}\n{CALL}"));
+    let prompt = || router.lanes.take_one().prompt_ids;
+    let expect = async |calls: [&Value; 2]| {
+        let call = |id: &Value| json!({ "id": id, "type": "function", "function": { "name": "get_weather", "arguments": "{\"city\":\"Zürich\"}" } });
+        let messages = json!([
+            { "role": "user", "content": "hi" },
+            { "role": "assistant", "content": "0 sees", "tool_calls": [call(calls[0]), call(calls[1])] },
+            { "role": "tool", "tool_call_id": calls[0], "content": "sun" },
+            { "role": "tool", "tool_call_id": calls[1], "content": "rain" },
+        ]);
+        router.ok(CHAT, &chat(json!({ "messages": messages }))).await;
+        router.lanes.take_one().prompt_ids
+    };
+
+    let first = router.ok(RESPONSES, &response(json!({}))).await;
+    let plain = prompt();
+    let [_, one, two] = first["output"].as_array().unwrap().as_slice() else { panic!("{first}") };
+    let results = json!([
+        { "type": "function_call_output", "call_id": one["call_id"], "output": "sun" },
+        { "type": "function_call_output", "call_id": two["call_id"], "output": [{ "type": "input_text", "text": "rain" }], "status": null },
+    ]);
+    let resent = [json!([{ "role": "user", "content": "hi" }]), first["output"].clone(), results.clone()];
+    let resent: Vec<Value> = resent.iter().flat_map(|items| items.as_array().unwrap().clone()).collect();
+    router.ok(RESPONSES, &response(json!({ "input": resent }))).await;
+    let got = prompt();
+    assert_eq!(got, expect([&one["call_id"], &two["call_id"]]).await);
+    router.ok(RESPONSES, &response(json!({ "input": results, "previous_response_id": first["id"] }))).await;
+    assert_eq!(prompt(), got, "from the stored response");
+
+    let first = router.ok(MESSAGES, &message(json!({}))).await;
+    assert_eq!(prompt(), plain, "tools are told alike");
+    let [_, one, two] = first["content"].as_array().unwrap().as_slice() else { panic!("{first}") };
+    let turns = json!([
+        { "role": "user", "content": "hi" }, { "role": "assistant", "content": first["content"] },
+        { "role": "user", "content": [
+            { "type": "tool_result", "tool_use_id": one["id"], "content": "sun" },
+            { "type": "tool_result", "tool_use_id": two["id"], "content": [{ "type": "text", "text": "rain" }], "is_error": true },
+        ] },
+    ]);
+    router.ok(MESSAGES, &message(json!({ "messages": turns }))).await;
+    let got = prompt();
+    assert_eq!(got, expect([&one["id"], &two["id"]]).await);
+    router.ok(CHAT, &chat(json!({}))).await;
+    assert_eq!(prompt(), plain);
+}
+
+/// The grammar of the one generation that was submitted.
+fn grammar(router: &TestRouter) -> Value {
+    serde_json::from_str(&router.lanes.take_one().spec.grammar.unwrap()).unwrap()
+}
+
+#[tokio::test]
+async fn a_choice_of_calls_is_the_same_grammar_in_all_apis() {
+    let router = TestRouter::start().say(r#"[{"name": "get_weather", "parameters": {"city": "x"}}]"#);
+    router.ok(CHAT, &chat(json!({ "tool_choice": "required" }))).await;
+    let required = grammar(&router);
+    let answer = router.ok(RESPONSES, &response(json!({ "tool_choice": "required" }))).await;
+    assert_eq!(grammar(&router), required);
+    assert_eq!(answer["output"][0]["arguments"], "{\"city\":\"x\"}");
+    let answer = router.ok(MESSAGES, &message(json!({ "tool_choice": { "type": "any" } }))).await;
+    assert_eq!(grammar(&router), required);
+    assert_eq!(
+        (&answer["content"][0]["input"], &answer["stop_reason"]),
+        (&json!({ "city": "x" }), &json!("tool_use"))
+    );
+
+    let named = json!({ "type": "function", "function": { "name": "get_weather" } });
+    router.ok(CHAT, &chat(json!({ "tool_choice": named }))).await;
+    let named = grammar(&router);
+    router
+        .ok(RESPONSES, &response(json!({ "tool_choice": { "type": "function", "name": "get_weather" } })))
+        .await;
+    assert_eq!(grammar(&router), named);
+    let choice = json!({ "tool_choice": { "type": "tool", "name": "get_weather" } });
+    router.ok(MESSAGES, &message(choice.clone())).await;
+    assert_eq!(grammar(&router), named);
+
+    // Cut off by its length: what there is, and that it is not all.
+    let (short, shorter) = (json!({ "max_output_tokens": 4 }), json!({ "max_tokens": 4 }));
+    let cut = with(response(json!({ "tool_choice": { "type": "function", "name": "get_weather" } })), &short);
+    let whole = router.ok(RESPONSES, &cut).await;
+    assert_eq!(
+        (&whole["status"], &whole["output"][0]["status"]),
+        (&json!("incomplete"), &json!("incomplete"))
+    );
+    let events = responses::events(&router, &with(cut, &json!({ "stream": true }))).await;
+    assert_eq!(without_ids(built_output(&events)), without_ids(whole["output"].clone()));
+    let cut = with(message(choice), &shorter);
+    let whole = router.ok(MESSAGES, &cut).await;
+    assert_eq!((&whole["stop_reason"], &whole["content"][0]["input"]), (&json!("max_tokens"), &json!({})));
+    let events = anthropic::events(&router, &with(cut, &json!({ "stream": true }))).await;
+    assert_eq!(without_ids(built_content(&events)), without_ids(whole["content"].clone()));
+}
+
+#[tokio::test]
+async fn too_many_tools_are_refused_and_the_next_request_works() {
+    let router = router_with(TEMPLATE).say(" fine");
+    let functions: Vec<Value> =
+        (0..129).map(|i| json!({ "name": format!("f{i}"), "type": "function" })).collect();
+    let schemas: Vec<Value> =
+        (0..129).map(|i| json!({ "name": format!("f{i}"), "input_schema": {} })).collect();
+    for (path, body, fine) in [
+        (RESPONSES, response(json!({ "tools": functions })), response(json!({}))),
+        (MESSAGES, message(json!({ "tools": schemas })), message(json!({}))),
+    ] {
+        let refused = router.post_json(path, &body).await;
+        assert_eq!(refused.status, 400);
+        assert!(
+            refused.text().contains("tools has 129 tools, at most 128 are allowed"),
+            "{}",
+            refused.text()
+        );
+        router.ok(path, &fine).await;
+    }
+}
+
+/// `<|end|>` ends a message: whoever writes it in a tool, a call or a result must not end one.
+#[tokio::test]
+async fn what_users_write_is_never_a_special_token_in_any_shape() {
+    let router = router_with(TEMPLATE).say(" fine");
+    let special = |ids: &[u32]| ids.iter().copied().filter(|&id| id < 4).collect::<Vec<_>>();
+    let items = json!([
+        { "role": "user", "content": "a<|end|>" },
+        { "type": "function_call", "call_id": "1", "name": "get_weather", "arguments": "{\"city\": \"<|end|>\"}" },
+        { "type": "function_call_output", "call_id": "1", "output": "<|user|>" },
+    ]);
+    router.ok(RESPONSES, &response(json!({ "input": items }))).await;
+    let of_response = router.lanes.take_one().prompt_ids;
+    let messages = json!([
+        { "role": "user", "content": "a<|end|>" },
+        { "role": "assistant", "content": [{ "type": "tool_use", "id": "1", "name": "get_weather", "input": { "city": "<|end|>" } }] },
+        { "role": "user", "content": [{ "type": "tool_result", "tool_use_id": "1", "content": "<|user|>" }] },
+    ]);
+    router.ok(MESSAGES, &message(json!({ "messages": messages }))).await;
+    assert_eq!(router.lanes.take_one().prompt_ids, of_response);
+    // <|user|>, <|assistant|> and <|end|> of the template; it writes <|tool|>, which is no token.
+    assert_eq!(special(&of_response), [1, 0, 2, 0, 0, 2]);
+}

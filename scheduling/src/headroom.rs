@@ -1,0 +1,97 @@
+//! How many more tokens a second a target could commit than it does: pure. It rests on the target's step times and on what rounds commit, so that
+//! a target whose drafts are accepted has more of it than one whose drafts are not.
+
+use crate::cost::{Forward, WorkerCost};
+
+/// What a round is at a target, in the mean over its sequences.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct MeanRound {
+    /// Tokens that it commits.
+    pub tokens: f64,
+    /// Rows that it verifies: the drafted ones and the target's own.
+    pub rows: f64,
+    /// How long it takes, in microseconds; 0 where none was seen.
+    pub micros: f64,
+    /// Ids that a sequence has.
+    pub context: f64,
+}
+
+impl Default for MeanRound {
+    /// One token by one row, as without drafts.
+    fn default() -> Self {
+        Self { tokens: 1.0, rows: 1.0, micros: 0.0, context: 0.0 }
+    }
+}
+
+/// Sequences at a target.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Places {
+    /// There now.
+    pub taken: u32,
+    /// That its KV has room for, as far as is known.
+    pub most: u32,
+}
+
+/// The largest number of sequences that is tried: past it nobody expects a gain.
+const SEQUENCES_MAX: u32 = 1 << 12;
+
+/// Tokens a second that more sequences would add at this target; 0 where it is full, or no more are committed by more.
+pub fn headroom(target: &WorkerCost, round: MeanRound, places: Places) -> f64 {
+    let verify = |sequences: u32| {
+        let sequences = f64::from(sequences);
+        target.forward_micros(Forward { rows: sequences * round.rows, sequences, context: round.context })
+    };
+    // Drafting and the wire take as long beside more sequences.
+    let beside = (round.micros - verify(places.taken.max(1))).max(0.0);
+    let speed = |sequences: u32| {
+        let micros = beside + verify(sequences);
+        if sequences > 0 && micros > 0.0 { f64::from(sequences) * round.tokens * 1e6 / micros } else { 0.0 }
+    };
+    let now = speed(places.taken);
+    let most = places.most.min(SEQUENCES_MAX);
+    let more = std::iter::successors(Some(places.taken + 1), |sequences| sequences.checked_mul(2));
+    let tried = more.take_while(|sequences| *sequences < most).chain((most > places.taken).then_some(most));
+    tried.map(speed).fold(now, f64::max) - now
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cost::{StepTimePoint, StepTimes};
+
+    /// Flat up to 16 rows, then as steep as its rows.
+    fn target() -> WorkerCost {
+        let points = [(1, 10_000), (16, 10_000), (64, 40_000), (128, 80_000)];
+        let points = points.map(|(rows, micros)| StepTimePoint { rows, kv_tokens: 0, micros });
+        WorkerCost::new(StepTimes::new(&points))
+    }
+
+    fn at(round: MeanRound, taken: u32, most: u32) -> f64 {
+        headroom(&target(), round, Places { taken, most })
+    }
+
+    #[test]
+    fn an_idle_target_has_most_and_a_full_one_none() {
+        let plain = MeanRound::default();
+        assert_eq!(at(plain, 0, 16), 1_600.0);
+        assert_eq!(at(plain, 4, 16), 1_200.0);
+        assert_eq!((at(plain, 16, 16), at(plain, 20, 16)), (0.0, 0.0));
+        assert!(at(plain, 16, 64) < 1.0, "more rows take as much longer");
+        assert!(at(plain, 0, 1_000) > at(plain, 8, 1_000));
+    }
+
+    #[test]
+    fn accepted_drafts_are_headroom_and_drafts_that_are_not_accepted_are_none() {
+        let drafted = |tokens| MeanRound { tokens, rows: 4.0, ..MeanRound::default() };
+        assert!(at(drafted(3.0), 2, 64) > at(drafted(1.2), 2, 64));
+        assert!(at(drafted(1.2), 0, 64) < at(MeanRound::default(), 0, 64), "rows for nothing");
+        let slow = MeanRound { micros: 30_000.0, ..drafted(3.0) };
+        assert!(at(slow, 0, 64) < at(drafted(3.0), 0, 64), "whoever waits for drafts has less");
+    }
+
+    #[test]
+    fn a_target_of_which_nothing_is_known_is_no_infinity() {
+        let unknown = WorkerCost::new(StepTimes::new(&[]));
+        assert_eq!(headroom(&unknown, MeanRound::default(), Places { taken: 0, most: u32::MAX }), 0.0);
+    }
+}

@@ -1,0 +1,113 @@
+//! Conversations of several turns over two targets: what of a turn's prompt an earlier turn has computed is found again, with drafts and
+//! without.
+
+use anyhow::ensure;
+use futures::{StreamExt as _, TryStreamExt as _, stream};
+use tests::case::Case;
+use tests::client::Client;
+use tests::cluster::{Cluster, RunningWorker, WorkerKind};
+
+/// Conversations that go on at once.
+const CONVERSATIONS: u32 = 8;
+
+/// Turns of each.
+const TURNS: u32 = 6;
+
+/// Ids that all conversations begin with, as by one system prompt.
+const SHARED: u32 = 96;
+
+/// Ids of a conversation's first message, and of every later one.
+const OPENING: u32 = 224;
+const MESSAGE: u32 = 40;
+
+/// Output tokens of a turn.
+const ANSWER: u32 = 24;
+
+/// Tokens of a KV block of the workers here: only whole blocks are shared.
+const BLOCK: u64 = 16;
+
+/// The targets' vocabulary, without special tokens at its beginning.
+const VOCABULARY: std::ops::Range<u32> = 64..4_000;
+
+/// Prompt tokens that earlier turns of the same conversation had computed, and those that were found.
+#[derive(Debug, Clone, Copy, Default)]
+struct Reuse {
+    computed: u64,
+    cached: u64,
+}
+
+impl Reuse {
+    fn share(self) -> f64 {
+        self.cached as f64 / self.computed as f64
+    }
+}
+
+/// Ids that look like no others of another `name`.
+fn message(name: u32, len: u32) -> impl Iterator<Item = u32> {
+    let span = VOCABULARY.end - VOCABULARY.start;
+    (0..len).map(move |i| {
+        let hash = (name.wrapping_mul(0x9e37_79b1) ^ i).wrapping_mul(0x85eb_ca6b);
+        VOCABULARY.start + (hash >> 7) % span
+    })
+}
+
+/// One conversation, turn after turn, each drafted for by `k` tokens.
+async fn converse(client: &Client, name: u32, k: u32) -> anyhow::Result<Reuse> {
+    let mut reuse = Reuse::default();
+    let mut prompt: Vec<u32> = message(0, SHARED).chain(message(1_000 * name, OPENING)).collect();
+    // The last id of an answer is drawn and never fed, so that it has no KV.
+    let mut computed = 0;
+    for turn in 1..=TURNS {
+        let mut case = Case::new(format!("conversation {name}, turn {turn}"), prompt.clone(), 0.7);
+        (case.max_tokens, case.ignore_eos, case.seed) = (ANSWER, true, name.into());
+        let answer = client.ask(&case.with_k(k)).await?;
+        if turn > 1 {
+            let whole_blocks = computed / BLOCK * BLOCK;
+            reuse.computed += whole_blocks;
+            // On a busy machine a step may be sent twice; the second one finds what the first one computed of the rest.
+            reuse.cached += u64::from(answer.usage.cached_tokens).min(whole_blocks);
+        }
+        computed = (prompt.len() + answer.token_ids.len() - 1) as u64;
+        prompt.extend(answer.token_ids);
+        prompt.extend(message(1_000 * name + turn, MESSAGE));
+    }
+    Ok(reuse)
+}
+
+/// All conversations at once; `first` names the first one.
+async fn converse_all(client: &Client, first: u32, k: u32) -> anyhow::Result<Reuse> {
+    let names = first..first + CONVERSATIONS;
+    let all: Vec<Reuse> = stream::iter(names)
+        .map(|name| converse(client, name, k))
+        .buffer_unordered(CONVERSATIONS as usize)
+        .try_collect()
+        .await?;
+    let sum = |of: fn(&Reuse) -> u64| all.iter().map(of).sum();
+    Ok(Reuse { computed: sum(|reuse| reuse.computed), cached: sum(|reuse| reuse.cached) })
+}
+
+async fn rows(worker: &RunningWorker) -> anyhow::Result<u64> {
+    Ok(worker.metrics().await?.sum("outrider_worker_rows_total"))
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_turn_finds_what_earlier_ones_computed_with_and_without_drafts() -> anyhow::Result<()> {
+    let (cluster, first, _draft) = Cluster::of_pair(WorkerKind::Draft).await?;
+    let second = cluster.add(WorkerKind::Target).await?;
+    let client = cluster.client().await?;
+    let plain = converse_all(&client, 1, 0).await?;
+    let drafted = converse_all(&client, 101, 4).await?;
+    for (name, reuse) in [("k = 0", plain), ("k = 4", drafted)] {
+        let Reuse { computed, cached } = reuse;
+        println!(
+            "{name}: {cached} of {computed} tokens that could be cached were: {:.1}%",
+            100.0 * reuse.share()
+        );
+    }
+    let (rows_of_first, rows_of_second) = (rows(&first).await?, rows(&second).await?);
+    println!("rows: {rows_of_first} at one target, {rows_of_second} at the other");
+    ensure!(rows_of_first.min(rows_of_second) * 4 > rows_of_first.max(rows_of_second), "one target idles");
+    ensure!(plain.share() > 0.9 && drafted.share() > 0.9, "too little was found: {plain:?}, {drafted:?}");
+    ensure!((plain.share() - drafted.share()).abs() <= 0.01, "drafts change it: {plain:?}, {drafted:?}");
+    cluster.stop().await
+}

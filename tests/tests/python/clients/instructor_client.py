@@ -1,0 +1,58 @@
+"""`instructor` against a running cluster: typed answers by tools and by JSON schemas, whole and in parts."""
+
+import importlib.metadata
+from typing import Annotated, Literal
+
+import instructor
+import pydantic
+from checks import PROMPT, check, equal, run
+from openai import OpenAI
+
+MESSAGES = [{"role": "user", "content": PROMPT}]
+
+
+class Ticket(pydantic.BaseModel):
+    kind: Literal["bug", "question"]
+    urgent: bool
+    tags: Annotated[list[Literal["a", "b"]], pydantic.Field(max_length=2)]
+
+
+class Cluster:
+    def __init__(self, url, model):
+        client = OpenAI(base_url=f"{url}/v1", api_key="unused", max_retries=0, timeout=60)
+        self.settings = {"model": model, "messages": MESSAGES, "max_tokens": 120, "seed": 7, "max_retries": 0}
+        self.modes = [
+            instructor.from_openai(client, mode=mode)
+            for mode in (instructor.Mode.TOOLS, instructor.Mode.TOOLS_STRICT, instructor.Mode.JSON_SCHEMA)
+        ]
+
+
+@check
+def an_answer_has_the_form_of_its_model(cluster):
+    for client in cluster.modes:
+        ticket = client.chat.completions.create(response_model=Ticket, **cluster.settings)
+        assert isinstance(ticket, Ticket), ticket
+
+
+@check
+def speculation_changes_no_answer(cluster):
+    for client in cluster.modes:
+        tickets = [
+            client.chat.completions.create(
+                response_model=Ticket, temperature=0.7, extra_body={"speculation": speculation}, **cluster.settings
+            )
+            for speculation in ({"enabled": False}, {"num_draft_tokens": 4})
+        ]
+        # Each carries the raw answer that it was read from, which has an id of its own.
+        equal(*[ticket.model_dump() for ticket in tickets])
+
+
+@check
+def an_answer_in_parts_ends_as_the_whole_one(cluster):
+    client = cluster.modes[0]
+    whole = client.chat.completions.create(response_model=Ticket, **cluster.settings)
+    *_, last = client.chat.completions.create_partial(response_model=Ticket, **cluster.settings)
+    equal(last.model_dump(), whole.model_dump())
+
+
+run("instructor", importlib.metadata.version("instructor"), Cluster)
