@@ -100,6 +100,9 @@ pub struct Flags {
     /// Tokens of sequences that lost their target to be replayed a second, for each target of their model; 0: not limited
     #[arg(long, value_name = "N")]
     pub replay_tokens_per_second: Option<u32>,
+    /// Longest time per output token that outrider_wanted_target_workers, which autoscalers follow, is to keep; 0: it follows KV alone
+    #[arg(long, value_name = "MS")]
+    pub scaling_tpot_ms: Option<u64>,
     /// Once told to stop: how long everybody is still served, while /health/ready says no and clients are asked to connect elsewhere
     #[arg(long, value_name = "SECONDS")]
     pub lame_duck_seconds: Option<u64>,
@@ -138,6 +141,7 @@ pub struct RawRouter {
     target_wait_seconds: u64,
     queue_wait_seconds: u64,
     replay_tokens_per_second: u32,
+    scaling_tpot_ms: u64,
     lame_duck_seconds: u64,
     /// By task type: `[lanes."code"]`.
     lanes: BTreeMap<String, RawLane>,
@@ -171,6 +175,7 @@ impl Default for RawRouter {
             target_wait_seconds: 30,
             queue_wait_seconds: 30,
             replay_tokens_per_second: 65_536,
+            scaling_tpot_ms: 0,
             lame_duck_seconds: 0,
             lanes: BTreeMap::new(),
             models: BTreeMap::new(),
@@ -271,6 +276,8 @@ impl RawConfig for RawRouter {
                 target_wait: Duration::from_secs(self.target_wait_seconds),
                 queue_wait: Duration::from_secs(self.queue_wait_seconds),
                 replay_ids_per_second: self.replay_tokens_per_second,
+                tpot_objective: (self.scaling_tpot_ms > 0)
+                    .then(|| Duration::from_millis(self.scaling_tpot_ms)),
                 rules: Rules::default(),
             },
             tls: self.tls.validate(faults),

@@ -29,8 +29,8 @@ use crate::pipeline::answer_memory::AnswerMemory;
 use crate::pipeline::response_store::ResponseStore;
 use crate::request::Auth;
 use crate::scheduler::driver::Driver;
-use crate::scheduler::queues;
 use crate::scheduler::trails::Trails;
+use crate::scheduler::{pool_gauges, queues};
 use crate::tokenize::TokenizePool;
 use crate::workers::connection::Caller;
 use crate::workers::registry::Registry;
@@ -91,6 +91,8 @@ pub async fn serve_with(
         let registry = own.spawn("registry", follow(registry, membership, own.clone()));
         supervise(driver, registry, &reported).await;
     })?;
+
+    lifetime.spawn("pool gauges", pool_gauges::show(scheduler.clone(), metrics.clone(), lifetime.clone()));
 
     let state = AppState {
         generation: Arc::new(scheduler),

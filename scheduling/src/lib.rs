@@ -5,7 +5,7 @@
 //! Reading order: how far to draft ([`agreement`], [`acceptance_by_position`], [`cost`], [`draft_length`]), when decode steps leave
 //! the router ([`decode_delay`]), how long to wait for a draft worker ([`draft_health`]), whether to rely on a target
 //! ([`target_health`]). Who goes where and when, before all that: [`placement`], [`fair_queue`], [`replay_budget`], [`output_length`]; what goes
-//! through a worker together: [`mod@batch`], [`batch_former`]. What a pool of workers is like comes from a file
+//! through a worker together: [`mod@batch`], [`batch_former`]. How many workers all that takes: [`pool_size`]. What a pool of workers is like comes from a file
 //! ([`profile`]).
 
 #![forbid(unsafe_code)]
@@ -21,6 +21,7 @@ pub mod draft_length;
 pub mod fair_queue;
 pub mod output_length;
 pub mod placement;
+pub mod pool_size;
 pub mod profile;
 pub mod replay_budget;
 pub mod scheduler;
