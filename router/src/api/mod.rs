@@ -14,6 +14,7 @@ mod sse;
 mod vllm;
 pub mod vllm_grpc;
 
+pub(crate) use admin::check as check_operator;
 pub(crate) use exchange::read_chat;
 
 use crate::error::RouterError;
