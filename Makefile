@@ -1,6 +1,6 @@
 # Every verb is one line over cargo or a script. `make` alone prints them.
 .DEFAULT_GOAL := help
-.PHONY: help deps helm-check up first-run console-check test quick check fmt fuzz sanitize arm-check clients docs measure measure-engine measure-lanes measure-lanes-cluster measure-plan measure-router chaos kernels-check gpu-check gpu-check-dry gpu-bundle gpu-bundle-check clean
+.PHONY: help deps helm-check observability-check up first-run console-check test quick check fmt fuzz sanitize arm-check clients docs measure measure-engine measure-lanes measure-lanes-cluster measure-plan measure-router chaos kernels-check gpu-check gpu-check-dry gpu-bundle gpu-bundle-check clean
 
 # Every verb compiles the workspace by clippy's driver, so that lints, tests and binaries share what is built. This is how
 # `cargo clippy -- --deny warnings` calls it.
@@ -102,6 +102,13 @@ helm-check: ## lint and render the Helm chart, and check its objects against Kub
 	@test -e .deps/helm/ready || { python3 -m venv .deps/helm && .deps/helm/bin/pip install --quiet --disable-pip-version-check \
 	  helm-python-sdk==0.2.2 kubernetes-validate==1.37.0 && touch .deps/helm/ready; }
 	@.deps/helm/bin/python deploy/helm-check.py $(ARGS)
+
+observability-check: ## promtool on the alerts and their tests, Grafana's types on the dashboard, every query against a Prometheus that scrapes a cluster under load
+	@deploy/deps.sh build prometheus
+	cargo build --locked --workspace --exclude tests --bins
+	@test -e .deps/observability/ready || { python3 -m venv .deps/observability && .deps/observability/bin/pip install --quiet \
+	  --disable-pip-version-check 'grafana-foundation-sdk==1769699998!10.1.0' PyYAML==6.0.3 && touch .deps/observability/ready; }
+	@.deps/observability/bin/python tests/observability/check.py --binaries "$${CARGO_TARGET_DIR:-target}/debug" $(ARGS)
 
 kernels-check: ## every CUDA kernel compiled for every architecture that is served, with registers and spills; no GPU needed
 	@cargo build --locked --workspace --example kernels_check

@@ -5,6 +5,7 @@
 #   deploy/deps.sh build test   also c++ (the tests run CUDA kernels on the host), etcd (they start one), Python with venv (they drive the openai
 #                               package), cargo-nextest
 #   deploy/deps.sh browser      Chromium and Python with venv: `make console-check` drives the console in it
+#   deploy/deps.sh prometheus   Prometheus with promtool, and Python with venv: `make observability-check` has it scrape a cluster
 #
 # Rust itself is expected: rust-toolchain.toml names the version.
 set -euo pipefail
@@ -25,7 +26,9 @@ main() {
              have_venv || wanted+=(python3-venv) ;;
       browser) have_command chromium || wanted+=(chromium)
                have_venv || wanted+=(python3-venv) ;;
-      *)     fail "unknown step '$step': use build, test, browser or several of them" ;;
+      prometheus) have_command promtool || wanted+=(prometheus)
+               have_venv || wanted+=(python3-venv) ;;
+      *)     fail "unknown step '$step': use build, test, browser, prometheus or several of them" ;;
     esac
   done
   if [ "${#wanted[@]}" -gt 0 ]; then install_packages "${wanted[@]}"; fi

@@ -33,12 +33,18 @@ CASES = {
         "tls": {"clientsSecret": "clients", "workersSecret": "workers"},
     },
     "GPU and CPU pools, n-grams, KEDA": {"targetPools": [GPU_POOL], "draftPools": [GPU_POOL, NGRAM_POOL], "keda": {"enabled": True}},
+    "HPAs, a pool with bounds of its own": {
+        "targetPools": [{**GPU_POOL, "scaling": {"min": 1, "max": 3, "models": "70b", "share": 0.5}}],
+        "hpa": {"enabled": True}, "scaling": {"tpotMs": 40},
+    },
     "no drafts, no policies": {"draftPools": [], "networkPolicies": {"enabled": False}},
 }
 REFUSED = {
     "no etcd": {"etcd": {"enabled": False}},
     "no targets": {"targetPools": []},
     "an unknown device": {"targetPools": [{**GPU_POOL, "device": "tpu"}]},
+    "two autoscalers at once": {"keda": {"enabled": True}, "hpa": {"enabled": True}},
+    "a share over 1": {"draftPools": [{**NGRAM_POOL, "scaling": {"share": 2}}]},
     "a misspelt field": {"targetPools": [{**GPU_POOL, "replica": 1}]},
 }
 
@@ -81,6 +87,9 @@ def faults_of(one):
     name = f"{one.get('kind')} {one.get('metadata', {}).get('name')}"
     if one["apiVersion"] in OWN_SCHEMAS:
         triggers = one["spec"]["triggers"]
+        fewest, most = one["spec"]["minReplicaCount"], one["spec"]["maxReplicaCount"]
+        if not 0 <= fewest <= most:
+            return [f"{name}: {fewest} to {most} replicas"]
         complete = all({"serverAddress", "query", "threshold"} <= trigger["metadata"].keys() for trigger in triggers)
         return [] if triggers and complete else [f"{name}: a trigger is not complete"]
     try:

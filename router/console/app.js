@@ -3,12 +3,13 @@
 import { apiKey, setApiKey } from "/console/api.js";
 import { byId } from "/console/dom.js";
 import * as lanes from "/console/lanes.js";
+import * as pair from "/console/pair.js";
 import * as playground from "/console/playground.js";
 import * as pools from "/console/pools.js";
 import * as requests from "/console/requests.js";
 
-const PAGES = { playground, lanes, pools, requests };
-const REFRESHED = ["lanes", "pools", "requests"];
+const PAGES = { playground, lanes, pools, requests, pair };
+const REFRESHED = ["lanes", "pools", "requests", "pair"];
 const REFRESH_MS = 2000;
 
 function current() {
@@ -46,6 +47,7 @@ byId("key").addEventListener("change", (event) => {
 });
 playground.setUp();
 requests.setUp();
+pair.setUp();
 window.addEventListener("hashchange", turn);
 setInterval(() => {
   if (!document.hidden && REFRESHED.includes(current())) refresh();

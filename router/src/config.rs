@@ -100,6 +100,13 @@ pub struct Flags {
     /// Tokens of sequences that lost their target to be replayed a second, for each target of their model; 0: not limited
     #[arg(long, value_name = "N")]
     pub replay_tokens_per_second: Option<u32>,
+    /// A program that the console's page Pair may run, and its arguments, one flag for each (--pair-check=outrider --pair-check=check-pair
+    /// --pair-check=--json ..): it prints what `outrider check-pair --json` prints
+    #[arg(long, value_name = "ARG")]
+    pub pair_check: Option<Vec<String>>,
+    /// Longest time per output token that outrider_wanted_target_workers, which autoscalers follow, is to keep; 0: it follows KV alone
+    #[arg(long, value_name = "MS")]
+    pub scaling_tpot_ms: Option<u64>,
     /// Once told to stop: how long everybody is still served, while /health/ready says no and clients are asked to connect elsewhere
     #[arg(long, value_name = "SECONDS")]
     pub lame_duck_seconds: Option<u64>,
@@ -138,6 +145,8 @@ pub struct RawRouter {
     target_wait_seconds: u64,
     queue_wait_seconds: u64,
     replay_tokens_per_second: u32,
+    pair_check: Vec<String>,
+    scaling_tpot_ms: u64,
     lame_duck_seconds: u64,
     /// By task type: `[lanes."code"]`.
     lanes: BTreeMap<String, RawLane>,
@@ -171,6 +180,8 @@ impl Default for RawRouter {
             target_wait_seconds: 30,
             queue_wait_seconds: 30,
             replay_tokens_per_second: 65_536,
+            pair_check: Vec::new(),
+            scaling_tpot_ms: 0,
             lame_duck_seconds: 0,
             lanes: BTreeMap::new(),
             models: BTreeMap::new(),
@@ -203,6 +214,8 @@ pub struct RouterConfig {
     pub models: BTreeMap<String, ModelSettings>,
     /// Draft lengths, lanes and deadlines.
     pub scheduler: SchedulerConfig,
+    /// What the console's page *Pair* runs; nothing: it runs nothing.
+    pub pair_check: Vec<String>,
     /// What clients are shown, if TLS is spoken with them.
     pub tls: Option<ServerTls>,
     /// Whom to trust at workers' `https://` addresses.
@@ -271,8 +284,11 @@ impl RawConfig for RawRouter {
                 target_wait: Duration::from_secs(self.target_wait_seconds),
                 queue_wait: Duration::from_secs(self.queue_wait_seconds),
                 replay_ids_per_second: self.replay_tokens_per_second,
+                tpot_objective: (self.scaling_tpot_ms > 0)
+                    .then(|| Duration::from_millis(self.scaling_tpot_ms)),
                 rules: Rules::default(),
             },
+            pair_check: self.pair_check,
             tls: self.tls.validate(faults),
             worker_tls: self.worker_tls.validate(faults),
             process: ProcessConfig { lame_duck, ..self.process.validate(faults)? },

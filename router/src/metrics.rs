@@ -23,6 +23,15 @@ use crate::error::RouterError;
 /// Ranges of priorities that are told apart: the last one of each, and its name.
 const PRIORITY_RANGES: [(u8, &str); 4] = [(0, "0"), (7, "1-7"), (63, "8-63"), (u8::MAX, "64-255")];
 
+/// Every reason why something of a round is dropped.
+const IGNORED_REASONS: [Ignored; 5] = [
+    Ignored::StaleReply,
+    Ignored::UnusableProposal,
+    Ignored::MalformedReply,
+    Ignored::LateDraft,
+    Ignored::TargetResend,
+];
+
 /// vLLM numbers its engines; to a client the router is one.
 const ENGINE: &str = "0";
 
@@ -47,6 +56,13 @@ struct FinishLabels {
     finished_reason: &'static str,
 }
 
+impl FinishLabels {
+    fn new(model: &ModelLabels, ending: Ending) -> Self {
+        let finished_reason = ending.as_str();
+        Self { model_name: model.model_name.clone(), engine: ENGINE, finished_reason }
+    }
+}
+
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct OutcomeLabels {
     protocol: &'static str,
@@ -56,6 +72,19 @@ struct OutcomeLabels {
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct ReasonLabels {
     reason: &'static str,
+}
+
+impl ReasonLabels {
+    fn of(why: Ignored) -> Self {
+        let reason = match why {
+            Ignored::StaleReply => "stale_reply",
+            Ignored::UnusableProposal => "unusable_proposal",
+            Ignored::MalformedReply => "malformed_reply",
+            Ignored::LateDraft => "late_draft",
+            Ignored::TargetResend => "target_resend",
+        };
+        Self { reason }
+    }
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -118,6 +147,14 @@ pub enum Ending {
 }
 
 impl Ending {
+    /// Each of them.
+    const ALL: [Self; 4] = [
+        Self::Finished(FinishReason::Stop),
+        Self::Finished(FinishReason::Length),
+        Self::Aborted,
+        Self::Failed,
+    ];
+
     /// vLLM's word.
     pub fn as_str(self) -> &'static str {
         match self {
@@ -163,6 +200,8 @@ struct Families {
     tokenize_queue: Gauge,
     credit_blocks: Family<WorkerLabels, Gauge>,
     reserved_blocks: Family<WorkerLabels, Gauge>,
+    wanted_targets: Family<ModelLabels, RateGauge>,
+    wanted_drafts: Family<ModelLabels, RateGauge>,
     kv_cache_usage: Family<ModelLabels, RateGauge>,
     headroom: Family<ModelLabels, Gauge>,
     cache_config: Family<CacheConfigLabels, Gauge>,
@@ -198,12 +237,18 @@ impl RouterMetrics {
             tokenize_queue: metrics.gauge(&TOKENIZE_QUEUE),
             credit_blocks: metrics.gauge_family(&CREDIT_BLOCKS),
             reserved_blocks: metrics.gauge_family(&RESERVED_BLOCKS),
+            wanted_targets: metrics.rate_gauge_family(&WANTED_TARGETS),
+            wanted_drafts: metrics.rate_gauge_family(&WANTED_DRAFTS),
             kv_cache_usage: metrics.rate_gauge_family(&KV_CACHE_USAGE),
             headroom: metrics.gauge_family(&HEADROOM),
             cache_config: metrics.gauge_family(&CACHE_CONFIG),
         };
         let since = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs() as i64);
         metrics.gauge_family(&LORA_REQUESTS).get_or_create(&NO_LORA).set(since);
+        // A rate sees nothing of a series that begins at 1: what alerts compare is there from the start.
+        for why in IGNORED_REASONS {
+            drop(families.ignored.get_or_create(&ReasonLabels::of(why)));
+        }
         Self { families: Arc::new(families) }
     }
 
@@ -233,14 +278,7 @@ impl RouterMetrics {
 
     /// Something of a round was dropped or given up.
     pub fn ignored(&self, why: Ignored) {
-        let reason = match why {
-            Ignored::StaleReply => "stale_reply",
-            Ignored::UnusableProposal => "unusable_proposal",
-            Ignored::MalformedReply => "malformed_reply",
-            Ignored::LateDraft => "late_draft",
-            Ignored::TargetResend => "target_resend",
-        };
-        self.families.ignored.get_or_create(&ReasonLabels { reason }).inc();
+        self.families.ignored.get_or_create(&ReasonLabels::of(why)).inc();
     }
 
     /// A draft worker was put out.
@@ -251,6 +289,13 @@ impl RouterMetrics {
     /// A target fell silent, or its circuit breaker opened.
     pub fn target_outage(&self) {
         self.families.target_outages.inc();
+    }
+
+    /// So many workers of each pool of a model are wanted.
+    pub fn wanted_workers(&self, model: &str, targets: f64, drafts: f64) {
+        let labels = ModelLabels { model_name: model.to_owned(), engine: ENGINE };
+        self.families.wanted_targets.get_or_create(&labels).set(targets);
+        self.families.wanted_drafts.get_or_create(&labels).set(drafts);
     }
 
     /// So many sequences wait for a target with room.

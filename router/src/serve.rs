@@ -23,14 +23,15 @@ use crate::api::vllm_grpc::vllm_grpc_service;
 use crate::catalog::Catalog;
 use crate::config::RouterConfig;
 use crate::console::console_app;
+use crate::console::pair::PairCheck;
 use crate::metrics::RouterMetrics;
 use crate::pipeline::AppState;
 use crate::pipeline::answer_memory::AnswerMemory;
 use crate::pipeline::response_store::ResponseStore;
 use crate::request::Auth;
 use crate::scheduler::driver::Driver;
-use crate::scheduler::queues;
 use crate::scheduler::trails::Trails;
+use crate::scheduler::{pool_gauges, queues};
 use crate::tokenize::TokenizePool;
 use crate::workers::connection::Caller;
 use crate::workers::registry::Registry;
@@ -92,6 +93,8 @@ pub async fn serve_with(
         supervise(driver, registry, &reported).await;
     })?;
 
+    lifetime.spawn("pool gauges", pool_gauges::show(scheduler.clone(), metrics.clone(), lifetime.clone()));
+
     let state = AppState {
         generation: Arc::new(scheduler),
         catalog,
@@ -109,7 +112,8 @@ pub async fn serve_with(
     };
     // Whoever reaches the console can have work done: as at the address clients use, only with a key if others reach it.
     let generates = !state.auth.is_open() || addresses.admin.ip().is_loopback();
-    let admin = admin_app(state.clone()).merge(console_app(state.clone(), trails, generates));
+    let pair = PairCheck::new(config.pair_check, state.lifetime.clone());
+    let admin = admin_app(state.clone()).merge(console_app(state.clone(), trails, pair, generates));
     sockets.serve(state, admin, config.tls, &connections).await?;
     tracing::info!(http = %addresses.http, grpc = %addresses.grpc, admin = %addresses.admin, "listening");
     Ok(addresses)

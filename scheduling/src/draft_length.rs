@@ -13,6 +13,7 @@
 mod explanation;
 mod load;
 mod price;
+mod promise;
 mod residual_filter;
 mod rules;
 #[cfg(test)]

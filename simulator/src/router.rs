@@ -53,6 +53,7 @@ impl Router {
             target_wait: PATIENCE,
             queue_wait: PATIENCE,
             replay_ids_per_second: 0,
+            tpot_objective: None,
             rules: experiment.rules,
         };
         let recording = is_recorded.then(|| Recording { config: config.clone(), entries: Vec::new() });

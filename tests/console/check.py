@@ -5,7 +5,8 @@
     tests/console/check.py --url http://127.0.0.1:8002/ [--screenshots docs/console]
 
 Starts `outrider up` on free ports and opens the console that it names, or one that runs already, and drives a real browser over the DevTools protocol
-with mouse and keyboard events: it generates an answer, runs a race, and looks at lanes, pools and requests. Whatever a person
+with mouse and keyboard events: it generates an answer, runs a race, looks at lanes, pools and requests, and has the pair
+checked. Whatever a person
 would see go wrong fails it: an error in the browser's console, a page that stays empty, ids that differ.
 """
 
@@ -189,6 +190,17 @@ def walk(page, url, screenshots):
         page.until(f"something on {name}", f"document.querySelectorAll({json.dumps(what)}).length")
         assert page.value("document.querySelector('nav a[aria-current]').hash") == f"#{name}"
         page.screenshot(screenshots / f"{name}.png")
+    page.click("nav a[href='#pair']")
+    page.until("the button", "!document.querySelector('#pair-check').disabled")
+    page.click("#pair-check")
+    page.until("the check's begin", "document.querySelector('#pair-status').textContent.startsWith('Check')")
+    status = page.until("the pair's report", "!document.querySelector('#pair-check').disabled && document.querySelector('#pair-status').textContent")
+    print(f"pair: {status} {page.value('document.querySelector(`#pair-report .verdict`)?.textContent')}")
+    kinds = page.value("[...document.querySelectorAll('#pair-report table:first-of-type tbody tr td:first-child')].map((cell) => cell.textContent)")
+    assert status.startswith("Checked in") and "sql" in kinds and "all" in kinds, f"{status}: {kinds}"
+    page.screenshot(screenshots / "pair.png")
+
+    page.click("nav a[href='#pools']")
     assert page.value("document.querySelectorAll('#pools tbody tr').length") == 2, "a target and a draft worker"
     assert page.value("document.querySelector('#problem').hidden"), page.value("document.querySelector('#problem').textContent")
     assert not page.problems, f"the browser complained: {json.dumps(page.problems, indent=1)}"

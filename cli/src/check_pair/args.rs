@@ -3,7 +3,7 @@
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
 
-use engine::WeightFormat;
+use engine::{ParameterCount, WeightFormat};
 use speculation::step::MAX_DRAFT_TOKENS;
 
 use super::error::CheckPairError;
@@ -76,6 +76,10 @@ pub struct CheckPairArgs {
     /// Threads that compute
     #[arg(long, value_name = "N", default_value = "1")]
     pub threads: NonZeroUsize,
+
+    /// The target gets about so many parameters more, which change no token: what a draft would be worth to a bigger one
+    #[arg(long, value_name = "PARAMS", default_value = "0", conflicts_with = "quantization")]
+    pub ballast: ParameterCount,
 
     /// The way to a draft worker apart and back, microseconds: a part of what drafting costs there
     #[arg(long, value_name = "US", default_value_t = 300)]

@@ -92,7 +92,7 @@ fn check_draft(
     }
     let target = match target {
         Some(target) => target,
-        None => target.insert(load(args, &args.target, (args.weights, target_text.num_ids()))?),
+        None => target.insert(load_target(args, target_text.num_ids())?),
     };
     let mut draft = load(args, draft, (args.draft_weights, draft_text.num_ids()))?;
     report.size = Some(SizeCheck::new(target.info().num_parameters, draft.info().num_parameters));
@@ -124,15 +124,24 @@ pub fn load(
     directory: &Path,
     (weights, num_ids): (Weights, u32),
 ) -> Result<LocalModel, CheckPairError> {
-    let options = LoadOptions {
+    Ok(LocalModel::new(Engine::load(&options(args, directory, weights))?, num_ids))
+}
+
+fn options(args: &CheckPairArgs, directory: &Path, weights: Weights) -> LoadOptions {
+    LoadOptions {
         model_dir: directory.to_owned(),
         weights: weights.format(),
         threads: args.threads.get(),
         tensor_parallel: 1,
         kv_memory_bytes: KV_MEMORY_BYTES,
         max_model_len: None,
-    };
-    Ok(LocalModel::new(Engine::load(&options)?, num_ids))
+    }
+}
+
+/// Loads the target with its ballast.
+fn load_target(args: &CheckPairArgs, num_ids: u32) -> Result<LocalModel, CheckPairError> {
+    let engine = Engine::load_with_ballast(&options(args, &args.target, args.weights), args.ballast.0, None)?;
+    Ok(LocalModel::new(engine, num_ids))
 }
 
 /// How every question is asked.

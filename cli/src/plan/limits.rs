@@ -1,5 +1,7 @@
 //! What breaks first: for each thing that can run out, the number of sequences at one target at which it does. Pure.
 
+use scheduling::pool_size::wanted_drafts;
+
 use super::round::{Drafting, Rounds};
 use super::step_time::{Forward, Roofline};
 
@@ -90,23 +92,17 @@ pub fn longest_wire_ms(rounds: &Rounds<'_>, sequences: f64) -> Option<f64> {
     Some(low / 1e3)
 }
 
-/// Draft workers from which on more of them add less than this.
-const ENOUGH: f64 = 0.95;
-
-/// The fewest draft workers with which `sequences` are served at [`ENOUGH`] of the speed that any number would give; nothing
-/// where drafting does not pay however many there are.
+/// The fewest draft workers that are enough for `sequences` at one target, by the rule that pools are scaled by
+/// ([`scheduling::pool_size`]); nothing where drafting does not pay however many there are.
 pub fn wanted_draft_workers(rounds: &Rounds<'_>, sequences: f64) -> Option<u64> {
     let Drafting::Apart { draft, wire_us, .. } = rounds.drafting else { return None };
-    let with = |workers: f64| {
+    wanted_drafts(sequences.ceil() as u64, |workers| {
+        if workers == 0.0 {
+            return rounds.at(sequences, 0).tokens_per_second;
+        }
         let drafting = Drafting::Apart { draft, workers, wire_us };
-        Rounds { drafting, ..*rounds }.best(sequences)
-    };
-    let most = with(sequences);
-    if most.k == 0 {
-        return None;
-    }
-    (1..=sequences.ceil() as u64)
-        .find(|&n| with(n as f64).tokens_per_second >= ENOUGH * most.tokens_per_second)
+        Rounds { drafting, ..*rounds }.best(sequences).tokens_per_second
+    })
 }
 
 /// The least number of sequences for which `is_over`, which holds for all above it.

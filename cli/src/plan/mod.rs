@@ -4,6 +4,7 @@
 //! JSON (`table`). It is arithmetic over data sheets and assumptions, which it prints: it measures nothing and must never
 //! look as if it had.
 
+pub mod day;
 pub mod gpu;
 pub mod groups;
 pub mod limits;

@@ -3,6 +3,7 @@
 //! All faults are found in one go. Nothing is started and no port stays bound.
 
 use std::net::SocketAddr;
+use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 
 use engine::ParameterCount;
@@ -228,10 +229,37 @@ fn spec(args: UpArgs, binaries: Binaries, engine: EngineChoice) -> ClusterSpec {
         grpc: args.grpc,
         admin: args.admin,
         threads: args.threads,
+        router_args: pair_check(&args, &engine),
         api_keys: args.api_keys,
         log: Some(args.log.unwrap_or_else(|| DEFAULT_LOG.to_owned())),
         ..ClusterSpec::new(binaries, engine.target, engine.draft)
     }
+}
+
+/// What the console's page Pair runs, as the router's arguments: this very program on a few prompts of each task type. Nothing where there are
+/// not two models.
+fn pair_check(args: &UpArgs, engine: &EngineChoice) -> Vec<String> {
+    let (TargetKind::Model(target), DraftKind::Model(draft)) = (&engine.target, &engine.draft) else {
+        return Vec::new();
+    };
+    let Ok(program) = std::env::current_exe() else { return Vec::new() };
+    let [Some(program), Some(target), Some(draft)] = [&program, target, draft].map(|path| path.to_str())
+    else {
+        return Vec::new();
+    };
+    let threads =
+        args.threads.or_else(|| std::thread::available_parallelism().ok()).map_or(1, NonZeroUsize::get);
+    let (ballast, threads) = (ballast(args).0.to_string(), threads.to_string());
+    let command = [
+        [program, "check-pair"],
+        ["--json", "--num-prompts=1"],
+        ["--max-tokens=32", "--temperatures=0,0.7"],
+        ["--target", target],
+        ["--draft", draft],
+        ["--ballast", &ballast],
+        ["--threads", &threads],
+    ];
+    command.as_flattened().iter().map(|argument| format!("--pair-check={argument}")).collect()
 }
 
 /// A target of the user's own is served as it is.

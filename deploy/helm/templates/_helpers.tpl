@@ -43,3 +43,18 @@ readOnlyRootFilesystem: true
       outrider/pool: {{ $.pool }}
 {{- end }}
 {{- end }}
+
+{{- /* The pools that are scaled, as JSON: the Deployment, the gauge that it follows, of which models, which share of it, and its bounds. */}}
+{{- define "outrider.scaled" -}}
+{{- $root := . }}
+{{- $scaled := list }}
+{{- $kinds := list (dict "role" "target" "pools" .Values.targetPools "metric" "outrider_wanted_target_workers" "limits" .Values.scaling.targets) (dict "role" "draft" "pools" .Values.draftPools "metric" "outrider_wanted_draft_workers" "limits" .Values.scaling.drafts) }}
+{{- range $kind := $kinds }}
+{{- range $pool := $kind.pools }}
+{{- $limits := merge (dict) ($pool.scaling | default dict) $kind.limits }}
+{{- $name := printf "%s-%s-%s" $root.Release.Name $kind.role $pool.name }}
+{{- $scaled = append $scaled (dict "name" $name "metric" $kind.metric "models" ($limits.models | default ".+") "share" ($limits.share | default 1) "min" $limits.min "max" $limits.max) }}
+{{- end }}
+{{- end }}
+{{- toJson $scaled }}
+{{- end }}

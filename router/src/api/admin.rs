@@ -55,7 +55,7 @@ async fn order(state: &AppState, headers: &HeaderMap, drain: Drain) -> Response 
 }
 
 /// Browsers send such requests across origins without asking, and a page that somebody looks at must not drain his workers.
-fn check(state: &AppState, headers: &HeaderMap) -> Result<(), RouterError> {
+pub(crate) fn check(state: &AppState, headers: &HeaderMap) -> Result<(), RouterError> {
     let text = |name| headers.get(name).map(HeaderValue::as_bytes);
     let authority = |origin: &[u8]| {
         let start = origin.windows(3).position(|part| part == b"://").map_or(0, |at| at + 3);

@@ -17,6 +17,7 @@ mod turns;
 mod vllm;
 pub mod vllm_grpc;
 
+pub(crate) use admin::check as check_operator;
 pub(crate) use exchange::read_chat;
 
 use crate::error::RouterError;

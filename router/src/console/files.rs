@@ -20,7 +20,7 @@ type File = (&'static str, &'static str, &'static str);
 
 const INDEX: File = ("index.html", HTML, include_str!("../../console/index.html"));
 
-const FILES: [File; 10] = [
+const FILES: [File; 11] = [
     INDEX,
     ("style.css", CSS, include_str!("../../console/style.css")),
     ("app.js", JAVASCRIPT, include_str!("../../console/app.js")),
@@ -31,6 +31,7 @@ const FILES: [File; 10] = [
     ("lanes.js", JAVASCRIPT, include_str!("../../console/lanes.js")),
     ("pools.js", JAVASCRIPT, include_str!("../../console/pools.js")),
     ("requests.js", JAVASCRIPT, include_str!("../../console/requests.js")),
+    ("pair.js", JAVASCRIPT, include_str!("../../console/pair.js")),
 ];
 
 /// `GET /`.

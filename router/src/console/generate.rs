@@ -19,7 +19,6 @@ use super::Console;
 use crate::api::openai::error::ErrorBody;
 use crate::api::read_chat;
 use crate::detokenize::OutputToken;
-use crate::error::RouterError;
 use crate::metrics::Protocol;
 use crate::pipeline::text_stream::{TextDelta, TextStream};
 use crate::pipeline::{Arrival, begin};
@@ -63,10 +62,8 @@ struct Token {
 
 /// `POST /console/generate`: the body of `/v1/chat/completions`; `stream` changes nothing.
 pub(super) async fn generate(State(console): State<Console>, request: Request) -> Response {
-    if !console.generates {
-        let reason = "this address is open to others and asks for no API keys: give the router --api-keys FILE, \
-                      or let --admin be an address of this machine";
-        return RouterError::invalid("admin", reason).into_response();
+    if let Err(error) = console.may_work() {
+        return error.into_response();
     }
     let arrived = Instant::now();
     let span = span::open(Protocol::Http, Operation::Chat);

@@ -95,12 +95,7 @@ impl ModelMetrics {
 
     /// A choice ended.
     pub fn choice_ended(&self, ending: Ending) {
-        let labels = FinishLabels {
-            model_name: self.labels.model_name.clone(),
-            engine: ENGINE,
-            finished_reason: ending.as_str(),
-        };
-        self.families.success.get_or_create(&labels).inc();
+        self.families.success.get_or_create(&FinishLabels::new(&self.labels, ending)).inc();
     }
 
     /// See the metric of this name.

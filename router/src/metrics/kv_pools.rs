@@ -9,7 +9,7 @@ use scheduling::scheduler::events::WorkerInfo;
 use service::metrics::EncodeLabelSet;
 use speculation::Role;
 
-use super::{ENGINE, Families, ModelLabels};
+use super::{ENGINE, Ending, Families, FinishLabels, ModelLabels};
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub(super) struct CacheConfigLabels {
@@ -64,6 +64,10 @@ impl KvPools {
         let labels = ModelLabels { model_name: model.clone(), engine: ENGINE };
         drop(self.families.running.get_or_create(&labels));
         drop(self.families.waiting.get_or_create(&labels));
+        // An error rate needs errors that are counted before the first one.
+        for ending in Ending::ALL {
+            drop(self.families.success.get_or_create(&FinishLabels::new(&labels, ending)));
+        }
         self.show(&model);
     }
 
@@ -151,6 +155,8 @@ mod tests {
             r#"outrider:goodput_headroom_tokens_per_second{model_name="demo",engine="0"} 100"#,
             r#"vllm:num_requests_waiting{model_name="demo",engine="0"} 0"#,
             r#"vllm:num_requests_running{model_name="demo",engine="0"} 0"#,
+            r#"vllm:request_success_total{model_name="demo",engine="0",finished_reason="error"} 0"#,
+            r#"outrider_rounds_ignored_total{reason="late_draft"} 0"#,
             r#"vllm:kv_cache_usage_perc{model_name="demo",engine="0"} 0.5"#,
             r#"vllm:cache_config_info{model_name="demo",engine="0",block_size="16",num_gpu_blocks="160"} 1"#,
         ] {

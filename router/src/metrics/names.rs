@@ -82,6 +82,14 @@ pub(super) const CREDIT_BLOCKS: GaugeName = GaugeName::new(
 );
 pub(super) const RESERVED_BLOCKS: GaugeName =
     GaugeName::new("outrider_pool_reserved_blocks", "KV blocks that this router has reserved at a worker");
+pub(super) const WANTED_TARGETS: GaugeName = GaugeName::new(
+    "outrider_wanted_target_workers",
+    "Target workers that this router's sequences want, with their fraction: add up all routers, then round up",
+);
+pub(super) const WANTED_DRAFTS: GaugeName = GaugeName::new(
+    "outrider_wanted_draft_workers",
+    "Draft workers that this router's sequences want; 0 where drafting does not pay",
+);
 pub(super) const KV_CACHE_USAGE: GaugeName = GaugeName::new(
     "vllm:kv_cache_usage_perc",
     "KV blocks that this router has reserved at a model's targets, of those that it may reserve there; 0 to 1",

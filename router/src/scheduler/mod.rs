@@ -2,11 +2,13 @@
 //!
 //! Every decision is taken in `scheduling::scheduler`, which is pure. This folder reads the clock, moves messages and
 //! counts: [`driver`] is the one task that owns the scheduler, [`outbox`] holds what goes to workers, [`clients`] what
-//! goes to clients, [`reports`] metrics and logs, [`trails`] where some sequences' time went. [`SchedulerHandle`] is the way in.
+//! goes to clients, [`reports`] metrics and logs, [`trails`] where some sequences' time went, [`pool_gauges`] how many workers are wanted.
+//! [`SchedulerHandle`] is the way in.
 
 mod clients;
 pub mod driver;
 mod outbox;
+pub mod pool_gauges;
 mod reports;
 pub mod trails;
 

@@ -17,6 +17,7 @@ use router::api::vllm_grpc::vllm_grpc_service;
 use router::catalog::settings::{ModelSettings, RequestDefaults};
 use router::catalog::{Catalog, ModelEntry};
 use router::console::console_app;
+use router::console::pair::PairCheck;
 use router::metrics::RouterMetrics;
 use router::pipeline::AppState;
 use router::pipeline::answer_memory::AnswerMemory;
@@ -111,6 +112,7 @@ fn policy() -> PolicyConfig {
 pub(crate) struct TestRouter {
     pub(crate) lanes: Arc<FakeLanes>,
     pub(crate) state: AppState,
+    pair: PairCheck,
     app: Router,
 }
 
@@ -159,7 +161,14 @@ impl TestRouter {
             responses: ResponseStore::default(),
             lifetime,
         };
-        Self { lanes, app: http_app(state.clone()), state }
+        let pair = PairCheck::new(Vec::new(), state.lifetime.clone());
+        Self { lanes, app: http_app(state.clone()), pair, state }
+    }
+
+    /// Its console checks the pair with this program.
+    pub(crate) fn checking_its_pair(self, command: [&str; 2]) -> Self {
+        let pair = PairCheck::new(command.map(str::to_owned).to_vec(), self.state.lifetime.clone());
+        Self { pair, ..self }
     }
 
     pub(crate) fn say(self, text: &str) -> Self {
@@ -212,13 +221,13 @@ impl TestRouter {
 
     /// Asks the console at an address of this machine.
     pub(crate) async fn console(&self, request: Request<Body>) -> Answer {
-        let app = console_app(self.state.clone(), Trails::default(), true);
+        let app = console_app(self.state.clone(), Trails::default(), self.pair.clone(), true);
         Answer::of(app.oneshot(request).await.unwrap()).await
     }
 
     /// Asks the console at an address that others reach, of a router without keys.
     pub(crate) async fn console_of_open_address(&self, request: Request<Body>) -> Answer {
-        let app = console_app(self.state.clone(), Trails::default(), false);
+        let app = console_app(self.state.clone(), Trails::default(), self.pair.clone(), false);
         Answer::of(app.oneshot(request).await.unwrap()).await
     }
 

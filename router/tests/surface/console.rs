@@ -11,6 +11,7 @@ use serde_json::{Value, json};
 use crate::client::{MODEL, TestRouter, post};
 
 const GENERATE: &str = "/console/generate";
+const PAIR: &str = "/console/pair";
 
 fn get(path: &str) -> Request<Body> {
     Request::get(path).body(Body::empty()).unwrap()
@@ -51,7 +52,7 @@ async fn every_file_that_the_console_refers_to_is_served_and_nothing_comes_from_
             }
         }
     }
-    assert_eq!(seen.len(), 9, "{seen:?}");
+    assert_eq!(seen.len(), 10, "{seen:?}");
     let missing = router.console(get("/console/no.js")).await;
     assert_eq!(missing.status, 404);
     assert_eq!(router.get("/console/app.js").await.status, 404, "not where clients ask");
@@ -98,7 +99,7 @@ async fn the_console_asks_for_a_key_where_clients_need_one() {
     std::fs::write(&path, "sk-one\n").unwrap();
     let auth = Auth::from_file(&path).unwrap();
     let router = TestRouter::with(auth, AdmissionLimits::default()).say(" fine");
-    for request in [ask(json!({})), get("/console/requests")] {
+    for request in [ask(json!({})), get("/console/requests"), get(PAIR), post(PAIR, String::new())] {
         assert_eq!(router.console(request).await.status, 401);
     }
     assert_eq!(router.console(get("/")).await.status, 200, "the page itself holds nothing");
@@ -106,6 +107,38 @@ async fn the_console_asks_for_a_key_where_clients_need_one() {
     with_key.headers_mut().insert("authorization", "Bearer sk-one".parse().unwrap());
     let answer = router.console(with_key).await;
     assert_eq!((answer.status.as_u16(), answer.json()), (200, json!([])));
+}
+
+#[tokio::test]
+async fn a_pair_is_checked_by_the_operators_program_alone() {
+    let router = TestRouter::start();
+    let state = async |request| router.console(request).await.json()["state"].as_str().unwrap().to_owned();
+    assert_eq!(state(get(PAIR)).await, "not_configured");
+    assert_eq!(state(post(PAIR, String::new())).await, "not_configured");
+
+    let report = r#"[{"draft":"d"}]"#;
+    let router = TestRouter::start().checking_its_pair(["echo", report]);
+    assert_eq!(
+        router.console(get(PAIR)).await.json(),
+        json!({ "state": "not_run", "command": ["echo", report] })
+    );
+    let mut foreign = post(PAIR, String::new());
+    for (name, value) in [("origin", "http://elsewhere"), ("host", "127.0.0.1:8002")] {
+        foreign.headers_mut().insert(name, value.parse().unwrap());
+    }
+    assert_eq!(router.console(foreign).await.status, 403, "a page of another origin");
+    assert_eq!(router.console_of_open_address(post(PAIR, String::new())).await.status, 400);
+    assert_eq!(router.console(get(PAIR)).await.json()["state"], "not_run", "neither began anything");
+
+    assert_eq!(router.console(post(PAIR, String::new())).await.status, 200);
+    let done = loop {
+        let page = router.console(get(PAIR)).await.json();
+        if page["state"] != "running" {
+            break page;
+        }
+        tokio::task::yield_now().await;
+    };
+    assert_eq!((&done["state"], &done["reports"]), (&json!("done"), &json!([{ "draft": "d" }])));
 }
 
 #[tokio::test]

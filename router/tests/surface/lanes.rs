@@ -56,7 +56,7 @@ async fn lanes_are_explained_to_operators_only() {
     assert_eq!(
         answer.json(),
         json!({
-            "lanes": [], "workers": [], "waiting_for_target": 3, "replays_waiting": 0, "drained": [],
+            "lanes": [], "workers": [], "pools": [], "waiting_for_target": 3, "replays_waiting": 0, "drained": [],
             "admission_waits": [], "target_waits": []
         })
     );

@@ -22,6 +22,9 @@ pub const MAX_LANES: usize = 256;
 /// Rounds over which a lane's mean context length is averaged.
 const CONTEXT_MEMORY_ROUNDS: f64 = 64.0;
 
+/// The lanes that stand for the mix of a model when its pools are sized: those with the most sequences.
+const MIXED_LANES: usize = 4;
+
 /// Names a lane: its index in the order in which lanes were opened. Lanes are never closed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct LaneId(pub u32);
@@ -291,6 +294,39 @@ impl Lanes {
         let SequenceLengths { now, prompt, max } = lengths;
         let usual = lane.outputs.p90().map_or(max, |p90| prompt.saturating_add(p90).min(max));
         usual.max(now) + lane.policy.max_k
+    }
+
+    /// The models of all lanes.
+    pub(super) fn models(&self) -> impl Iterator<Item = &str> {
+        self.ids.keys().map(|key| key.model.as_str())
+    }
+
+    /// Sequences of a model, waiting ones included.
+    pub(super) fn sequences_of(&self, model: &str) -> u32 {
+        self.of_model(model).map(|lane| lane.sequences).sum()
+    }
+
+    /// Tokens a second of so many sequences at one target with so many draft workers, by the mix of the busiest lanes; see
+    /// [`DraftLength::promise`].
+    pub(super) fn promise(
+        &self,
+        model: &str,
+        load: (f64, f64),
+        (target, draft): (&WorkerCost, &WorkerCost),
+    ) -> f64 {
+        let mut lanes: Vec<&Lane> = self.of_model(model).filter(|lane| lane.sequences > 0).collect();
+        lanes.sort_by_key(|lane| std::cmp::Reverse(lane.sequences));
+        lanes.truncate(MIXED_LANES);
+        let all: u32 = lanes.iter().map(|lane| lane.sequences).sum();
+        let of_lane = |lane: &&Lane| {
+            let promise = lane.draft_length.promise(load, lane.context_len, (target, draft));
+            f64::from(lane.sequences) / f64::from(all) * promise
+        };
+        lanes.iter().map(of_lane).sum()
+    }
+
+    fn of_model<'a>(&'a self, model: &'a str) -> impl Iterator<Item = &'a Lane> {
+        self.lanes.iter().filter(move |lane| lane.key.model == model)
     }
 
     /// The lane's share of the queue for targets.

@@ -11,6 +11,7 @@
 
 mod active;
 mod assign;
+pub mod demand;
 mod drain;
 pub mod events;
 mod feedback;
@@ -63,6 +64,8 @@ pub struct SchedulerConfig {
     pub queue_wait: Duration,
     /// Ids of sequences that lost their target to be replayed a second, for each target of the model; 0: not limited.
     pub replay_ids_per_second: u32,
+    /// Longest time per output token that the number of targets should keep; without one it follows KV alone. Only reported ([`demand`]).
+    pub tpot_objective: Option<Duration>,
     /// Constants of the choice of draft length.
     pub rules: Rules,
 }

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use serde::Serialize;
 use speculation::Role;
 
+use super::demand::PoolDemand;
 use super::lanes::LaneExplanation;
 use super::state::{SchedulerState, WaitKind};
 use super::workers::Worker;
@@ -20,6 +21,8 @@ pub struct SchedulerReport {
     pub lanes: Vec<LaneExplanation>,
     /// The connected workers.
     pub workers: Vec<WorkerReport>,
+    /// What the pools are asked for, by model.
+    pub pools: Vec<PoolDemand>,
     /// Sequences that wait for a target with capacity.
     pub waiting_for_target: usize,
     /// Of these, sequences that lost their target and are replayed.
@@ -69,6 +72,7 @@ impl SchedulerState {
         SchedulerReport {
             lanes: self.lanes.explain(),
             workers: self.workers.values().map(|worker| self.report_worker(worker)).collect(),
+            pools: self.demands(),
             waiting_for_target: self.waiting.values().map(FairQueue::len).sum(),
             replays_waiting: replays.map(|(_, queue)| queue.len()).sum(),
             drained: self.workers.drained().cloned().collect(),

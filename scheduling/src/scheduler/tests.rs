@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use speculation::step::Work;
 use speculation::{Draft, Proposal, Reply, ReplyBody, SamplingParams, Step, TokenSpan};
 
+use super::demand::PoolDemand;
 use super::events::{Drain, StepTiming, WorkerInfo};
 use super::lanes::{LaneKey, TemperatureBand};
 use super::policy::{DraftTokens, SpeculationRequest};
@@ -44,6 +45,7 @@ impl World {
             target_wait: Duration::from_secs(30),
             queue_wait: Duration::from_secs(20),
             replay_ids_per_second: 1_000,
+            tpot_objective: None,
             rules: Rules::default(),
         };
         Self {
@@ -78,6 +80,7 @@ impl World {
             "reply" => self.reply(line),
             "preempt" => self.preempt(line),
             "timer" => self.event(Event::Timer),
+            "pools" => self.pools(),
             "dispatch" => self.event(Event::Dispatch),
             "wakeup" => match self.scheduler.next_wakeup() {
                 Some(at) => format!("at {} us", at.as_micros()),
@@ -107,6 +110,16 @@ impl World {
         };
         self.workers.insert(name, key);
         self.event(Event::WorkerUp(key, Box::new(info)))
+    }
+
+    /// `pools`: how many workers each model wants.
+    fn pools(&self) -> String {
+        let line = |pool: PoolDemand| {
+            let PoolDemand { model, sequences, wanted_target_workers: targets, wanted_draft_workers, .. } =
+                pool;
+            format!("{model}: {sequences} sequences want {targets:.2} targets, {wanted_draft_workers} drafts")
+        };
+        self.scheduler.report().pools.into_iter().map(line).collect::<Vec<_>>().join("\n")
     }
 
     /// `drain NAME by operator` and `drain NAME undone`: an operator's word; `moving` moves what runs there.

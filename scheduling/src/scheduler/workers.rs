@@ -148,6 +148,8 @@ pub(super) struct Workers {
     next_check: Option<Duration>,
     /// Workers whose block counts changed since they were last reported.
     changed: BTreeSet<WorkerKey>,
+    /// The draft worker that left last, so that a pool that was emptied is not forgotten.
+    last_draft: Option<(WorkerInfo, WorkerCost)>,
 }
 
 impl Workers {
@@ -184,7 +186,10 @@ impl Workers {
     }
 
     pub(super) fn leave(&mut self, key: WorkerKey) -> Option<WorkerInfo> {
-        let Worker { info, target_health, .. } = self.workers.remove(&key)?;
+        let Worker { info, target_health, cost, .. } = self.workers.remove(&key)?;
+        if info.role == Role::Draft {
+            self.last_draft = Some((info.clone(), cost));
+        }
         self.changed.remove(&key);
         self.unlisted.remove(&key);
         if info.role == Role::Target && target_health.owes() {
@@ -216,6 +221,11 @@ impl Workers {
 
     pub(super) fn role_of(&self, key: WorkerKey) -> Option<Role> {
         self.workers.get(&key).map(|worker| worker.info.role)
+    }
+
+    /// The draft worker that left last, and what it cost.
+    pub(super) fn last_draft(&self) -> Option<&(WorkerInfo, WorkerCost)> {
+        self.last_draft.as_ref()
     }
 
     /// Whether a target serves a model.

@@ -1,0 +1,80 @@
+//! Plays a day's traffic to pools that follow the router's gauges and to fixed ones, and prints what each costs:
+//! `cargo run -p outrider --example plan_day [PROFILE.toml]`. Simulated over the closed form of `outrider plan`; nothing here is measured.
+
+#![forbid(unsafe_code)]
+
+use std::error::Error;
+use std::path::{Path, PathBuf};
+
+use outrider_cli::plan::day::{Autoscaler, Outcome, Pools, Scaling, Traffic, play};
+use outrider_cli::plan::profiled;
+use scheduling::profile::Profile;
+
+/// Ids in a sequence, prompt and output, on average; the profile's acceptance.
+const CONTEXT: u32 = 1_024;
+const ACCEPTANCE: f64 = 0.705;
+/// Of 86,400 s: a day of an office, with ten minutes of twice the traffic at 11 o'clock.
+const TRAFFIC: Traffic = Traffic { rate: (1.0, 60.0), burst: (11 * 3600, 600, 2.0), output_tokens: 400.0 };
+/// Time per output token that is to be kept.
+const TPOT_MS: f64 = 15.0;
+/// A horizontal pod autoscaler's defaults, and three minutes until a model is loaded.
+const AUTOSCALER: Autoscaler = Autoscaler { look_every: 15, start: 180, calm: 300 };
+/// Prices an hour, examples: a target is 8 GPUs at 1.80, a draft worker one at 0.60.
+const PRICE: (f64, f64) = (8.0 * 1.80, 0.60);
+
+#[expect(clippy::print_stdout, reason = "the table is what this program is for")]
+fn main() -> Result<(), Box<dyn Error>> {
+    let default = Path::new(env!("CARGO_MANIFEST_DIR")).join("../deploy/profiles/70b-8xh100-l4.toml");
+    let path = std::env::args().nth(1).map_or(default, PathBuf::from);
+    let profile = Profile::parse(&std::fs::read_to_string(path)?)?;
+    let known = profile.target.curve.profiled_times();
+    let acceptance = [ACCEPTANCE];
+    let rounds = profiled::rounds((&profile, &known), &acceptance, CONTEXT);
+    let tokens = f64::from(profile.target.kv_blocks) * f64::from(profile.target.kv_block_size);
+    let pools = Pools::new(rounds, (tokens / f64::from(CONTEXT)).floor(), TPOT_MS);
+
+    let follows = |least| Scaling::Follows { least, most: 64 };
+    let both = play(&pools, &TRAFFIC, (follows(1), follows(0)), &AUTOSCALER);
+    let (most_targets, most_drafts) = both.most;
+    let plain = play(&pools, &TRAFFIC, (follows(1), Scaling::Fixed(0)), &AUTOSCALER);
+    let rows = [
+        ("both follow, drafts down to 0", both),
+        (
+            "targets follow, drafts fixed",
+            play(&pools, &TRAFFIC, (follows(1), Scaling::Fixed(most_drafts)), &AUTOSCALER),
+        ),
+        (
+            "both fixed at the highest of the first line",
+            play(&pools, &TRAFFIC, (Scaling::Fixed(most_targets), Scaling::Fixed(most_drafts)), &AUTOSCALER),
+        ),
+        ("no drafts, targets follow", plain),
+        (
+            "no drafts, targets fixed at the highest of the line above",
+            play(&pools, &TRAFFIC, (Scaling::Fixed(plain.most.0), Scaling::Fixed(0)), &AUTOSCALER),
+        ),
+    ];
+    println!("{}: at most {TPOT_MS} ms a token wanted", profile.name);
+    println!(
+        "| pools | target hours | draft hours | most at once | hours without drafts | cost | cost against the first line | mean ms a token | slower than wanted | waited for KV |"
+    );
+    println!("|---|---|---|---|---|---|---|---|---|---|");
+    let first = cost(&both);
+    for (name, day) in rows {
+        let (cost, (targets, drafts)) = (cost(&day), day.most);
+        println!(
+            "| {name} | {:.1} | {:.1} | {targets} + {drafts} | {:.1} | {cost:.0} | {:.2} | {:.1} | {:.2}% | {:.2}% |",
+            day.target_hours,
+            day.draft_hours,
+            day.hours_without_drafts,
+            cost / first,
+            day.tpot_ms,
+            100.0 * day.slow,
+            100.0 * day.waited,
+        );
+    }
+    Ok(())
+}
+
+fn cost(day: &Outcome) -> f64 {
+    day.target_hours * PRICE.0 + day.draft_hours * PRICE.1
+}

@@ -1,0 +1,335 @@
+//! A day's traffic against pools that follow it: how many workers run, what they cost and what clients notice. Pure; simulated, nothing here is
+//! measured.
+//!
+//! A fluid model in steps of a second over the closed form of [`super::round`]: requests arrive at the day's rate, share the targets evenly, and
+//! leave as fast as the pools commit their tokens. Pools follow the rule that the router's gauges follow ([`scheduling::pool_size`]), as an
+//! autoscaler does it: it looks every [`Autoscaler::look_every`] seconds, new workers start late, and none is taken away while the highest
+//! wish of [`Autoscaler::calm`] seconds is higher.
+
+use std::cell::RefCell;
+use std::collections::{HashMap, VecDeque};
+
+use scheduling::pool_size::{Demand, Supply, wanted};
+
+use super::round::{Drafting, Rounds};
+use super::step_time::{Forward, StepCost};
+
+/// Seconds of a day.
+pub const DAY: u32 = 86_400;
+
+/// What comes in.
+#[derive(Debug, Clone, Copy)]
+pub struct Traffic {
+    /// Requests a second in the dead of night, and at the busiest hour.
+    pub rate: (f64, f64),
+    /// A burst: from this second on, for so many, so many times the rate.
+    pub burst: (u32, u32, f64),
+    /// Tokens that a request generates.
+    pub output_tokens: f64,
+}
+
+impl Traffic {
+    /// Requests a second: least at 4 o'clock, most at 16.
+    pub fn rate_at(&self, second: u32) -> f64 {
+        let (night, peak) = self.rate;
+        let phase = (f64::from(second) / f64::from(DAY) - 4.0 / 24.0) * std::f64::consts::TAU;
+        let (from, lasts, factor) = self.burst;
+        let burst = if (from..from + lasts).contains(&second) { factor } else { 1.0 };
+        burst * (night + (peak - night) * (0.5 - 0.5 * phase.cos()))
+    }
+}
+
+/// How a pool is scaled.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Scaling {
+    /// So many workers, always.
+    Fixed(u32),
+    /// As many as are wanted, within these bounds.
+    Follows {
+        /// Never fewer.
+        least: u32,
+        /// Never more.
+        most: u32,
+    },
+}
+
+/// What scales a pool.
+#[derive(Debug, Clone, Copy)]
+pub struct Autoscaler {
+    /// Seconds between two looks at the gauges.
+    pub look_every: u32,
+    /// Seconds from the wish to a worker that serves.
+    pub start: u32,
+    /// Seconds for which a pool stays as large as was wanted at any look.
+    pub calm: u32,
+}
+
+/// One pool over the day.
+#[derive(Debug)]
+struct Pool {
+    scaling: Scaling,
+    ready: u32,
+    /// Workers that start, and the second in which they serve.
+    starting: VecDeque<(u32, u32)>,
+    /// What was wanted lately, and when.
+    wishes: VecDeque<(u32, u32)>,
+    /// Seconds of all workers, those that start included.
+    worker_seconds: f64,
+}
+
+impl Pool {
+    fn new(scaling: Scaling) -> Self {
+        let ready = match scaling {
+            Scaling::Fixed(count) => count,
+            Scaling::Follows { least, .. } => least,
+        };
+        Self { scaling, ready, starting: VecDeque::new(), wishes: VecDeque::new(), worker_seconds: 0.0 }
+    }
+
+    fn paid(&self) -> u32 {
+        self.ready + self.starting.iter().map(|(_, count)| count).sum::<u32>()
+    }
+
+    fn tick(&mut self, now: u32) {
+        while self.starting.front().is_some_and(|&(at, _)| at <= now) {
+            self.ready += self.starting.pop_front().map_or(0, |(_, count)| count);
+        }
+        self.worker_seconds += f64::from(self.paid());
+    }
+
+    fn look(&mut self, now: u32, wish: f64, autoscaler: &Autoscaler) {
+        let Scaling::Follows { least, most } = self.scaling else { return };
+        self.wishes.push_back((now, (wish.ceil() as u32).clamp(least, most)));
+        while self.wishes.front().is_some_and(|&(at, _)| at + autoscaler.calm < now) {
+            self.wishes.pop_front();
+        }
+        let wish = self.wishes.iter().map(|&(_, wish)| wish).max().unwrap_or(least);
+        let paid = self.paid();
+        if wish > paid {
+            self.starting.push_back((now + autoscaler.start, wish - paid));
+        }
+        // Those that have not begun to serve are not waited for.
+        let mut surplus = paid.saturating_sub(wish);
+        while let Some((_, count)) = self.starting.back_mut().filter(|_| surplus > 0) {
+            let cut = surplus.min(*count);
+            (*count, surplus) = (*count - cut, surplus - cut);
+            if *count == 0 {
+                self.starting.pop_back();
+            }
+        }
+        self.ready -= surplus;
+    }
+}
+
+/// The pools, by the closed form.
+pub struct Pools<'a> {
+    /// One target, with one draft worker for each sequence.
+    pub rounds: Rounds<'a>,
+    /// Sequences that the KV of one target holds.
+    pub concurrency: f64,
+    /// Longest time per output token that is wanted, milliseconds.
+    pub tpot_ms: f64,
+    speeds: RefCell<HashMap<(u32, u32), f64>>,
+}
+
+/// A draft worker that several targets share, as one of them sees it: its forwards hold the others' sequences, too.
+struct Shared<'a>(&'a dyn StepCost, f64);
+
+impl StepCost for Shared<'_> {
+    fn micros(&self, forward: Forward) -> f64 {
+        self.0.micros(Forward { sequences: forward.sequences * self.1, ..forward })
+    }
+}
+
+/// Draft workers for one target are told apart in such parts.
+const DRAFT_PARTS: f64 = 16.0;
+
+impl<'a> Pools<'a> {
+    /// Of one target.
+    pub fn new(rounds: Rounds<'a>, concurrency: f64, tpot_ms: f64) -> Self {
+        Self { rounds, concurrency, tpot_ms, speeds: RefCell::default() }
+    }
+
+    /// Tokens a second of so many sequences at one target with so many draft workers, at the best k.
+    pub fn speed(&self, sequences: f64, drafts: f64) -> f64 {
+        let key = (sequences.ceil().max(1.0) as u32, (drafts * DRAFT_PARTS).round() as u32);
+        let known = self.speeds.borrow().get(&key).copied();
+        let whole = known.unwrap_or_else(|| self.speed_of(f64::from(key.0), f64::from(key.1) / DRAFT_PARTS));
+        self.speeds.borrow_mut().insert(key, whole);
+        whole * sequences / f64::from(key.0)
+    }
+
+    fn speed_of(&self, sequences: f64, drafts: f64) -> f64 {
+        let Drafting::Apart { draft, wire_us, .. } = self.rounds.drafting else {
+            return self.rounds.best(sequences).tokens_per_second;
+        };
+        if drafts <= 0.0 {
+            return self.rounds.at(sequences, 0).tokens_per_second;
+        }
+        let shared = Shared(draft, (1.0 / drafts).max(1.0));
+        let drafting = Drafting::Apart { draft: &shared, workers: drafts.max(1.0), wire_us };
+        Rounds { drafting, ..self.rounds }.best(sequences).tokens_per_second
+    }
+}
+
+/// What a day came to.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct Outcome {
+    /// Hours of target workers that were paid for.
+    pub target_hours: f64,
+    /// And of draft workers.
+    pub draft_hours: f64,
+    /// The most target workers at once, and the most draft workers.
+    pub most: (u32, u32),
+    /// Hours without a draft worker.
+    pub hours_without_drafts: f64,
+    /// Share of the requests that came while a token took longer than wanted.
+    pub slow: f64,
+    /// Share of the requests that came while sequences waited for KV.
+    pub waited: f64,
+    /// Time per output token, milliseconds, as the mean request of the day met it.
+    pub tpot_ms: f64,
+    /// Requests of the day.
+    pub requests: f64,
+}
+
+/// Plays a day, after another one that is not counted.
+pub fn play(
+    pools: &Pools<'_>,
+    traffic: &Traffic,
+    (targets, drafts): (Scaling, Scaling),
+    autoscaler: &Autoscaler,
+) -> Outcome {
+    let (mut targets, mut drafts) = (Pool::new(targets), Pool::new(drafts));
+    let mut outcome = Outcome::default();
+    let mut sequences = 0.0_f64;
+    for now in 0..2 * DAY {
+        if now == DAY {
+            (targets.worker_seconds, drafts.worker_seconds) = (0.0, 0.0);
+            outcome = Outcome::default();
+        }
+        targets.tick(now);
+        drafts.tick(now);
+        let serving = f64::from(targets.ready.max(1));
+        let running = sequences.min(serving * pools.concurrency);
+        let each = running / serving;
+        let speed =
+            if running > 0.0 { serving * pools.speed(each, f64::from(drafts.ready) / serving) } else { 0.0 };
+        let arrive = traffic.rate_at(now % DAY);
+        outcome.count(arrive, (running, sequences), speed, pools.tpot_ms);
+        outcome.most = (outcome.most.0.max(targets.paid()), outcome.most.1.max(drafts.paid()));
+        outcome.hours_without_drafts += if drafts.ready == 0 { 1.0 / 3600.0 } else { 0.0 };
+        sequences = (sequences + arrive - speed / traffic.output_tokens).max(0.0);
+        if now.is_multiple_of(autoscaler.look_every) {
+            let demand = Demand { sequences, kv_blocks: sequences };
+            let supply = Supply {
+                targets: serving,
+                kv_blocks_each: pools.concurrency,
+                tpot_us: Some(pools.tpot_ms * 1e3),
+            };
+            let wish = wanted(demand, supply, &|sequences, drafts| pools.speed(sequences, drafts));
+            targets.look(now, wish.targets, autoscaler);
+            drafts.look(now, wish.drafts, autoscaler);
+        }
+    }
+    outcome.finish(&targets, &drafts)
+}
+
+impl Outcome {
+    fn count(&mut self, arrive: f64, (running, sequences): (f64, f64), speed: f64, wanted_ms: f64) {
+        let tpot_ms = if speed > 0.0 { 1e3 * running / speed } else { 0.0 };
+        self.requests += arrive;
+        self.tpot_ms += arrive * tpot_ms;
+        self.slow += if tpot_ms > wanted_ms { arrive } else { 0.0 };
+        self.waited += if sequences > running { arrive } else { 0.0 };
+    }
+
+    fn finish(self, targets: &Pool, drafts: &Pool) -> Self {
+        Self {
+            target_hours: targets.worker_seconds / 3600.0,
+            draft_hours: drafts.worker_seconds / 3600.0,
+            slow: self.slow / self.requests,
+            waited: self.waited / self.requests,
+            tpot_ms: self.tpot_ms / self.requests,
+            ..self
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    struct Line(f64, f64);
+
+    impl StepCost for Line {
+        fn micros(&self, forward: Forward) -> f64 {
+            self.0 + self.1 * forward.sequences * forward.rows_each
+        }
+    }
+
+    const TRAFFIC: Traffic = Traffic { rate: (0.5, 8.0), burst: (0, 0, 1.0), output_tokens: 200.0 };
+    const AUTOSCALER: Autoscaler = Autoscaler { look_every: 15, start: 120, calm: 300 };
+    const FREE: Scaling = Scaling::Follows { least: 1, most: 64 };
+
+    fn day(drafts: Scaling, targets: Scaling, traffic: &Traffic) -> Outcome {
+        let (target, draft) = (Line(10_000.0, 200.0), Line(1_000.0, 50.0));
+        let rounds = Rounds {
+            target: &target,
+            known: &target,
+            target_wire_us: 0.0,
+            router_us: 0.0,
+            target_rows_max: 512.0,
+            drafting: Drafting::Apart { draft: &draft, workers: 1.0, wire_us: 0.0 },
+            acceptance: &[0.8],
+            context: 0.0,
+            prompt_us_per_token: 0.0,
+        };
+        play(&Pools::new(rounds, 32.0, 12.0), traffic, (targets, drafts), &AUTOSCALER)
+    }
+
+    #[test]
+    fn the_day_has_its_rates() {
+        let burst = Traffic { burst: (7 * 3600, 60, 3.0), ..TRAFFIC };
+        assert!((burst.rate_at(4 * 3600) - 0.5).abs() < 1e-9);
+        assert!((burst.rate_at(16 * 3600) - 8.0).abs() < 1e-9);
+        let (before, within) = (burst.rate_at(7 * 3600 - 1), burst.rate_at(7 * 3600));
+        assert!((within / before - 3.0).abs() < 0.01);
+    }
+
+    #[test]
+    fn pools_that_follow_serve_as_well_as_fixed_ones_and_run_for_less_time() {
+        let following = day(FREE, FREE, &TRAFFIC);
+        let fixed = day(Scaling::Fixed(following.most.1), Scaling::Fixed(following.most.0), &TRAFFIC);
+        assert_eq!(fixed.target_hours, 24.0 * f64::from(following.most.0));
+        assert!(following.target_hours < 0.8 * fixed.target_hours, "{following:?} {fixed:?}");
+        assert!(following.slow < 0.02 && fixed.slow < 0.02, "{following:?} {fixed:?}");
+        assert!((following.requests - 4.25 * f64::from(DAY)).abs() < 1.0, "{following:?}");
+    }
+
+    #[test]
+    fn a_day_without_requests_keeps_the_least() {
+        let silence = Traffic { rate: (0.0, 0.0), ..TRAFFIC };
+        let least = Scaling::Follows { least: 2, most: 9 };
+        let idle = day(Scaling::Follows { least: 0, most: 9 }, least, &silence);
+        assert_eq!(
+            (idle.target_hours, idle.draft_hours, idle.hours_without_drafts.round()),
+            (48.0, 0.0, 24.0)
+        );
+    }
+
+    #[test]
+    fn a_worker_serves_once_it_has_started_and_stays_while_it_was_wanted_lately() {
+        let mut pool = Pool::new(Scaling::Follows { least: 0, most: 4 });
+        pool.look(0, 2.4, &AUTOSCALER);
+        pool.tick(119);
+        assert_eq!((pool.ready, pool.paid()), (0, 3));
+        pool.tick(120);
+        pool.look(300, 0.0, &AUTOSCALER);
+        assert_eq!(pool.ready, 3, "wanted 300 s ago");
+        pool.look(315, 0.0, &AUTOSCALER);
+        assert_eq!(pool.ready, 0);
+        pool.look(330, 9.0, &AUTOSCALER);
+        assert_eq!(pool.paid(), 4, "no more than the most");
+    }
+}

@@ -1,0 +1,210 @@
+//! Pair: has the operator's program check the pair of models, and shows what it reported. The program is `outrider check-pair --json` (`outrider up`
+//! gives it to its router); the router itself knows no checkpoint and measures nothing.
+//!
+//! One check at a time, and the latest report is kept. Nothing that a page sends reaches the program: its command line is the router's
+//! `--pair-check`, which only the operator writes.
+
+use std::process::Stdio;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use axum::extract::State;
+use axum::response::{IntoResponse as _, Json, Response};
+use http::HeaderMap;
+use serde::Serialize;
+use service::shutdown::Lifetime;
+use tokio::io::{AsyncRead, AsyncReadExt as _};
+use tokio::process::Command;
+
+use super::Console;
+use crate::api::check_operator;
+use crate::error::RouterError;
+
+/// A report longer than this is no report.
+const REPORT_BYTES_MAX: u64 = 4 << 20;
+/// A check that takes longer is ended.
+const LONGEST: Duration = Duration::from_secs(3600);
+
+/// What runs, and what came of it. Clones share it.
+#[derive(Debug, Clone)]
+pub struct PairCheck {
+    command: Arc<[String]>,
+    state: Arc<Mutex<PairState>>,
+    lifetime: Lifetime,
+}
+
+/// Where the check is.
+#[derive(Debug, Clone, Serialize)]
+#[serde(tag = "state", rename_all = "snake_case")]
+enum PairState {
+    /// This router was given no command.
+    NotConfigured,
+    /// It did not run yet.
+    NotRun,
+    /// It runs.
+    Running,
+    /// What it printed: the reports of `outrider check-pair --json`.
+    Done { seconds: f64, reports: serde_json::Value },
+    /// What went wrong.
+    Failed { message: String },
+}
+
+impl PairCheck {
+    /// By this program and its arguments; by nothing where there are none.
+    pub fn new(command: Vec<String>, lifetime: Lifetime) -> Self {
+        let state = if command.is_empty() { PairState::NotConfigured } else { PairState::NotRun };
+        Self { command: command.into(), state: Arc::new(Mutex::new(state)), lifetime }
+    }
+
+    fn state(&self) -> PairState {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    fn set(&self, state: PairState) {
+        *self.state.lock().unwrap_or_else(PoisonError::into_inner) = state;
+    }
+
+    /// Begins a check, unless one runs.
+    fn begin(&self) {
+        {
+            let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+            if matches!(*state, PairState::NotConfigured | PairState::Running) {
+                return;
+            }
+            *state = PairState::Running;
+        }
+        let own = self.clone();
+        self.lifetime.spawn("pair check", async move {
+            let began = Instant::now();
+            let checked = tokio::select! {
+                biased;
+                // The router stops; dropping the check ends its program.
+                () = own.lifetime.cancelled() => Err("the router stops".to_owned()),
+                checked = tokio::time::timeout(LONGEST, run(&own.command)) => match checked {
+                    Ok(checked) => checked,
+                    Err(_) => Err(format!("it took longer than {} s", LONGEST.as_secs())),
+                },
+            };
+            own.set(match checked {
+                Ok(reports) => PairState::Done { seconds: began.elapsed().as_secs_f64(), reports },
+                Err(message) => PairState::Failed { message },
+            });
+        });
+    }
+}
+
+/// Runs the program to its end. A pair that does not fit is a report, too, whatever the exit code.
+async fn run(command: &[String]) -> Result<serde_json::Value, String> {
+    let [program, arguments @ ..] = command else { return Err("there is no command".to_owned()) };
+    let mut child = Command::new(program)
+        .args(arguments)
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .kill_on_drop(true)
+        .spawn()
+        .map_err(|error| format!("cannot start {program}: {error}"))?;
+    let (out, err) = (child.stdout.take(), child.stderr.take());
+    let (out, err) = tokio::join!(read(out), read(err));
+    let status = child.wait().await.map_err(|error| error.to_string())?;
+    serde_json::from_slice(&out).map_err(|error| {
+        let told = String::from_utf8_lossy(&err);
+        match told.lines().last() {
+            Some(line) => line.to_owned(),
+            None => format!("{program} ended with {status} and printed no report: {error}"),
+        }
+    })
+}
+
+async fn read(pipe: Option<impl AsyncRead + Unpin>) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    if let Some(pipe) = pipe {
+        // What was read until a pipe broke is all that there is.
+        drop(pipe.take(REPORT_BYTES_MAX).read_to_end(&mut bytes).await);
+    }
+    bytes
+}
+
+/// `GET /console/pair`: the command, and where it is.
+pub(super) async fn pair(State(console): State<Console>, headers: HeaderMap) -> Response {
+    match check_operator(&console.state, &headers) {
+        Ok(()) => page(&console.pair),
+        Err(error) => error.into_response(),
+    }
+}
+
+/// `POST /console/pair`: begins a check, and answers as `GET` does.
+pub(super) async fn check_pair(State(console): State<Console>, headers: HeaderMap) -> Response {
+    let allowed = console.may_work().and_then(|()| check_operator(&console.state, &headers));
+    match allowed {
+        Ok(()) => {
+            console.pair.begin();
+            page(&console.pair)
+        }
+        Err(error) => error.into_response(),
+    }
+}
+
+fn page(check: &PairCheck) -> Response {
+    #[derive(Serialize)]
+    struct Page<'a> {
+        command: &'a [String],
+        #[serde(flatten)]
+        state: PairState,
+    }
+    Json(Page { command: &check.command, state: check.state() }).into_response()
+}
+
+impl Console {
+    /// Whether whoever reaches this address may have work done by it.
+    pub(super) fn may_work(&self) -> Result<(), RouterError> {
+        if self.generates {
+            return Ok(());
+        }
+        let reason = "this address is open to others and asks for no API keys: give the router --api-keys FILE, \
+                      or let --admin be an address of this machine";
+        Err(RouterError::invalid("admin", reason))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn shell(script: &str) -> Vec<String> {
+        ["sh", "-c", script].map(str::to_owned).to_vec()
+    }
+
+    #[tokio::test]
+    async fn a_report_is_what_the_program_prints() {
+        assert_eq!(run(&shell("echo '[1]'")).await, Ok(serde_json::json!([1])));
+        assert_eq!(
+            run(&shell("echo '[]'; exit 1")).await,
+            Ok(serde_json::json!([])),
+            "no pair, but a report"
+        );
+        let failed = run(&shell("echo one >&2; echo 'outrider: no such model' >&2; exit 1")).await;
+        assert_eq!(failed, Err("outrider: no such model".to_owned()));
+        let silent = run(&shell("exit 3")).await.unwrap_err();
+        assert!(silent.contains("exit status: 3") && silent.contains("printed no report"), "{silent}");
+        let missing = run(&["/no/such/program".to_owned()]).await.unwrap_err();
+        assert!(missing.starts_with("cannot start /no/such/program"), "{missing}");
+    }
+
+    #[tokio::test]
+    async fn one_check_runs_at_a_time_and_ends_with_the_router() {
+        let lifetime = Lifetime::new();
+        let check = PairCheck::new(shell("sleep 100"), lifetime.clone());
+        assert!(matches!(check.state(), PairState::NotRun));
+        check.begin();
+        check.begin();
+        assert!(matches!(check.state(), PairState::Running));
+        let outcome = lifetime.shut_down(Duration::from_secs(10)).await;
+        assert_eq!(outcome, service::shutdown::Outcome::Clean);
+        assert!(matches!(check.state(), PairState::Failed { .. }), "{:?}", check.state());
+
+        let none = PairCheck::new(Vec::new(), Lifetime::new());
+        none.begin();
+        assert!(matches!(none.state(), PairState::NotConfigured));
+    }
+}

@@ -1,0 +1,168 @@
+//! How many workers of each pool the traffic wants: the one rule behind the ratio that `outrider plan` prints, the gauges that autoscalers
+//! follow, and the simulated day of `outrider plan --day`.
+//!
+//! Callers bring the speed of a target as a function: the planner computes it from data sheets, the scheduler from what its workers
+//! measured. Pure, and without memory: how fast pools may follow is the autoscaler's to say.
+
+/// Draft workers are enough where more of them would not make a target faster by more than the missing part.
+pub const ENOUGH: f64 = 0.95;
+
+/// The part of the targets' KV that may be reserved before more of them are wanted.
+pub const KV_SHARE: f64 = 0.8;
+
+/// What is asked of the pools.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Demand {
+    /// Sequences under way, and those that wait for a target.
+    pub sequences: f64,
+    /// KV blocks that all of them need.
+    pub kv_blocks: f64,
+}
+
+/// What there is, and what is to be kept.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Supply {
+    /// Targets that share the sequences now.
+    pub targets: f64,
+    /// KV blocks of one target; 0 where nobody counts them.
+    pub kv_blocks_each: f64,
+    /// Longest time per output token that is wanted, microseconds; without one, targets follow KV alone.
+    pub tpot_us: Option<f64>,
+}
+
+/// How many workers are wanted.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Wanted {
+    /// Target workers, with their fraction: what several routers want can be added up before it is rounded up.
+    pub targets: f64,
+    /// Draft workers.
+    pub drafts: f64,
+}
+
+/// `speed(sequences, drafts)`: tokens a second of so many sequences at one target, for which so many draft workers draft (a fraction where
+/// several targets share one; 0: none). At the best k.
+pub fn wanted(demand: Demand, supply: Supply, speed: &dyn Fn(f64, f64) -> f64) -> Wanted {
+    if demand.sequences <= 0.0 {
+        return Wanted { targets: 0.0, drafts: 0.0 };
+    }
+    let by_kv = match supply.kv_blocks_each {
+        blocks if blocks > 0.0 => demand.kv_blocks / (KV_SHARE * blocks),
+        _ => 0.0,
+    };
+    let by_speed = supply.tpot_us.and_then(|tpot_us| {
+        let kept = |sequences: f64| sequences * 1e6 <= tpot_us * speed(sequences, sequences);
+        most_sequences(demand.sequences, kept).map(|most| demand.sequences / most)
+    });
+    // Whoever asks is served by one target at least; one that is full of KV is worth less than the next whole one.
+    let targets = by_kv.max(by_speed.unwrap_or(0.0)).max(1.0_f64.min(demand.sequences));
+    let sharing = supply.targets.max(1.0);
+    let each = (demand.sequences / sharing).max(1.0);
+    let drafts = wanted_drafts(demand.sequences.ceil() as u64, |drafts| speed(each, drafts / sharing));
+    Wanted { targets, drafts: drafts.unwrap_or(0) as f64 }
+}
+
+/// The fewest draft workers, at most `most`, that give [`ENOUGH`] of the speed that `most` would give; nothing where none at all gives that,
+/// too: drafting does not pay. More drafts are taken never to be slower.
+pub fn wanted_drafts(most: u64, speed: impl Fn(f64) -> f64) -> Option<u64> {
+    let enough = ENOUGH * speed(most as f64);
+    let is_enough = |drafts: u64| speed(drafts as f64) >= enough;
+    if most == 0 || is_enough(0) {
+        return None;
+    }
+    let mut high = 1;
+    while high < most && !is_enough(high) {
+        high = (2 * high).min(most);
+    }
+    let mut low = high / 2;
+    while high - low > 1 {
+        let middle = u64::midpoint(low, high);
+        if is_enough(middle) { high = middle } else { low = middle }
+    }
+    Some(high)
+}
+
+/// The most sequences at one target, at most `all`, for which `kept` holds; nothing where it does not hold for one: more targets would not help.
+fn most_sequences(all: f64, kept: impl Fn(f64) -> bool) -> Option<f64> {
+    if !kept(1.0) {
+        return None;
+    }
+    let (mut low, mut high) = (1, all.ceil() as u64 + 1);
+    while high - low > 1 {
+        let middle = u64::midpoint(low, high);
+        if kept(middle as f64) { low = middle } else { high = middle }
+    }
+    Some(low as f64)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A target that takes 10 ms and 0.1 ms a sequence for a step. A draft makes three tokens of one, and takes 2 ms and 0.5 ms for each
+    /// sequence of a draft worker; without drafts a step is a token.
+    fn speed(sequences: f64, drafts: f64) -> f64 {
+        let step_us = 10_000.0 + 100.0 * sequences;
+        let plain = sequences * 1e6 / step_us;
+        if drafts == 0.0 {
+            return plain;
+        }
+        let drafting = 3.0 * sequences * 1e6 / (step_us + 2_000.0 + 500.0 * sequences / drafts);
+        plain.max(drafting)
+    }
+
+    fn demand(sequences: f64, kv_blocks: f64) -> Demand {
+        Demand { sequences, kv_blocks }
+    }
+
+    const SUPPLY: Supply = Supply { targets: 1.0, kv_blocks_each: 1_000.0, tpot_us: None };
+
+    #[test]
+    fn nobody_asks_and_nothing_is_wanted() {
+        let none = Wanted { targets: 0.0, drafts: 0.0 };
+        assert_eq!(wanted(demand(0.0, 0.0), SUPPLY, &speed), none);
+    }
+
+    #[test]
+    fn targets_follow_the_kv_that_is_needed() {
+        for (blocks, expected) in [(10.0, 1.0), (800.0, 1.0), (1_600.0, 2.0), (2_000.0, 2.5)] {
+            assert_eq!(wanted(demand(20.0, blocks), SUPPLY, &speed).targets, expected, "{blocks} blocks");
+        }
+        let uncounted = Supply { kv_blocks_each: 0.0, ..SUPPLY };
+        assert_eq!(wanted(demand(20.0, 1e9), uncounted, &speed).targets, 1.0);
+    }
+
+    #[test]
+    fn targets_follow_the_time_per_token_that_is_wanted() {
+        // With a draft worker for each: (12,500 + 100 n) / 3 us a token, so 5 ms are kept with 25 sequences.
+        let with = |tpot_us| Supply { tpot_us: Some(tpot_us), ..SUPPLY };
+        assert_eq!(wanted(demand(25.0, 0.0), with(5_000.0), &speed).targets, 1.0);
+        assert_eq!(wanted(demand(100.0, 0.0), with(5_000.0), &speed).targets, 4.0);
+        // The stricter of the two decides.
+        assert_eq!(wanted(demand(100.0, 4_000.0), with(5_000.0), &speed).targets, 5.0);
+        // No number of targets decodes faster than one sequence alone: then KV decides.
+        assert_eq!(wanted(demand(100.0, 1_600.0), with(1_000.0), &speed).targets, 2.0);
+    }
+
+    #[test]
+    fn drafts_are_enough_where_more_add_little_and_none_where_they_do_not_pay() {
+        // One alone: one draft worker. 100 at one target: steps of 20 ms beside 50 ms / drafts.
+        assert_eq!(wanted(demand(1.0, 0.0), SUPPLY, &speed).drafts, 1.0);
+        let drafts = wanted(demand(100.0, 0.0), SUPPLY, &speed).drafts;
+        let reaches = |drafts: f64| speed(100.0, drafts) >= ENOUGH * speed(100.0, 100.0);
+        assert!(reaches(drafts) && !reaches(drafts - 1.0), "{drafts}");
+        // Four targets share the same number of sequences: each draft worker is shared by them as well.
+        let shared = wanted(demand(100.0, 0.0), Supply { targets: 4.0, ..SUPPLY }, &speed).drafts;
+        assert!(shared > drafts && shared <= 100.0, "{shared} of 4 targets, {drafts} of one");
+        let useless = |sequences: f64, _: f64| sequences;
+        assert_eq!(wanted(demand(100.0, 0.0), SUPPLY, &useless).drafts, 0.0);
+    }
+
+    #[test]
+    fn the_fewest_are_found_whatever_their_number() {
+        for fewest in 1..=40_u32 {
+            let speed = |drafts: f64| if drafts >= f64::from(fewest) { 1.0 } else { 0.5 };
+            assert_eq!(wanted_drafts(40, speed), Some(fewest.into()));
+        }
+        assert_eq!(wanted_drafts(0, |_| 1.0), None);
+    }
+}

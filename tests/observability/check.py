@@ -1,0 +1,345 @@
+#!/usr/bin/env python3
+"""Check the alerts and the dashboard against a real Prometheus that scrapes a small cluster under load.
+
+    tests/observability/check.py --binaries target/debug [--seconds 25]
+
+1. promtool checks the rules and the configuration, and runs alerts_test.yml. Every alert needs a test in which it fires, one in which it
+   is quiet, and a section in the runbook.
+2. The dashboard is read with Grafana's own types (PyPI: grafana-foundation-sdk) and written again: a field that they do not know is a fault
+   (the `custom` options of a panel are anything to them).
+   Grafana itself is in no registry that is used here and was not run.
+3. Router, target and draft worker serve the bundled pair, clients ask, and Prometheus scrapes them by deploy/observability/prometheus.yml
+   (with other addresses and shorter intervals). Every query of every panel and of the Helm chart's scaling has to return data. Every
+   alert has to be quiet (but see MAY_HOLD), while each side of its comparisons returns data. What may be empty stands in MAY_BE_EMPTY with the reason.
+"""
+
+import argparse
+import contextlib
+import itertools
+import json
+import math
+import pathlib
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+
+import yaml
+from grafana_foundation_sdk.cog.encoder import JSONEncoder
+from grafana_foundation_sdk.models.dashboard import Dashboard
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+OBSERVABILITY = ROOT / "deploy/observability"
+PATIENCE = 120
+SCRAPE_INTERVAL = "1s"
+# What Grafana would make of it at this interval, and some more for a machine that is busy.
+RATE_INTERVAL = "20s"
+CLIENTS = 3
+SETTLING = 30
+
+# Query: why a healthy cluster may have no data for it. A name that returns data here is a fault too: the list stays short.
+MAY_BE_EMPTY = {}
+
+# Alerts that depend on how fast this machine is: their expression may hold for these seconds. They fire after minutes.
+MAY_HOLD = {"OutriderDraftsComeLate", "OutriderSlowFirstTokens"}
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--binaries", type=pathlib.Path, required=True, help="the folder of the built server binaries")
+    parser.add_argument("--seconds", type=float, default=25, help="how long clients ask before the queries are run")
+    settings = parser.parse_args()
+    for program in ("prometheus", "promtool"):
+        if not shutil.which(program):
+            print(f"skipped: {program} is not installed (Debian: apt-get install prometheus)")
+            return
+    alerts = [rule for group in read_yaml("alerts.yml")["groups"] for rule in group["rules"]]
+    dashboard = json.loads((OBSERVABILITY / "grafana-dashboard.json").read_text())
+    faults = promtool_faults() + coverage_faults(alerts) + dashboard_faults(dashboard)
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder, contextlib.ExitStack() as stack:
+        http = start_cluster(stack, settings.binaries, pathlib.Path(folder))
+        prometheus = start_prometheus(stack, pathlib.Path(folder), http)
+        ask(http["router"], settings.seconds)
+        faults += query_faults(prometheus, panel_queries(dashboard) + scaling_queries())
+        faults += alert_faults(prometheus, alerts)
+        faults += kubernetes_faults(stack, pathlib.Path(folder))
+    for fault in faults:
+        print(f"fault: {fault}", file=sys.stderr)
+    sys.exit(bool(faults))
+
+
+def read_yaml(name):
+    return yaml.safe_load((OBSERVABILITY / name).read_text())
+
+
+# Without a cluster.
+
+
+def promtool_faults():
+    faults = []
+    checks = (["check", "rules", "alerts.yml"], ["check", "config", "prometheus.yml"],
+              ["test", "rules", "alerts_test.yml"])
+    for what in checks:
+        run = subprocess.run(["promtool", *what], cwd=OBSERVABILITY, capture_output=True, text=True)
+        print(f"promtool {' '.join(what)}: {'ok' if run.returncode == 0 else 'failed'}")
+        if run.returncode:
+            faults.append(f"promtool {' '.join(what)}: {run.stdout}{run.stderr}")
+    return faults
+
+
+def coverage_faults(alerts):
+    """Every alert fires in a test, is quiet in one, and is in the runbook; no test names an alert that is gone."""
+    cases = [case for test in read_yaml("alerts_test.yml")["tests"] for case in test["alert_rule_test"]]
+    names = {alert["alert"] for alert in alerts}
+    runbook = (ROOT / "docs/runbook.md").read_text()
+    faults = [f"alerts_test.yml tests {case['alertname']}, which is no alert" for case in cases if case["alertname"] not in names]
+    for name in sorted(names):
+        fires = [bool(case["exp_alerts"]) for case in cases if case["alertname"] == name]
+        faults += [f"{name}: no test in which it {what}" for what, is_there in (("fires", True), ("is quiet", False)) if is_there not in fires]
+        if f"\n## {name}\n" not in runbook:
+            faults.append(f"{name}: no section in docs/runbook.md")
+    print(f"{len(names)} alerts, {len(cases)} tests of them")
+    return faults
+
+
+def dashboard_faults(dashboard):
+    written = json.loads(json.dumps(Dashboard.from_json(dashboard), cls=JSONEncoder))
+    faults = [f"dashboard: {fault}" for fault in lost_fields(dashboard, written, "")]
+    print(f"dashboard: {len(dashboard['panels'])} panels by Grafana's types, {len(faults)} faults")
+    return faults
+
+
+def lost_fields(before, after, path):
+    if isinstance(before, dict) and isinstance(after, dict):
+        lost = [f"{path}.{key} is unknown to Grafana" for key in before.keys() - after.keys()]
+        return lost + [fault for key in before.keys() & after.keys() for fault in lost_fields(before[key], after[key], f"{path}.{key}")]
+    if isinstance(before, list) and isinstance(after, list) and len(before) == len(after):
+        return [fault for i, pair in enumerate(zip(before, after)) for fault in lost_fields(*pair, f"{path}[{i}]")]
+    return [] if before == after else [f"{path} is read as {after!r}"]
+
+
+# Processes.
+
+
+def start_cluster(stack, binaries, folder):
+    """The bundled pair on free ports. Returns the addresses by process; of the router, both."""
+    target, draft, router = ((free_port(), free_port()) for _ in range(3))
+    http = free_port()
+    workers = folder / "workers.toml"
+    workers.write_text("".join(f'[[worker]]\nrole = "{role}"\naddress = "http://127.0.0.1:{ports[0]}"\n'
+                               for role, ports in (("target", target), ("draft", draft))))
+    for role, (grpc, admin) in (("target", target), ("draft", draft)):
+        start(stack, folder, binaries / f"outrider-{role}-worker", f"--model={ROOT / 'models/demo' / role}", f"--listen=127.0.0.1:{grpc}",
+              f"--admin=127.0.0.1:{admin}", f"--discovery=static:{workers}", "--threads=1")
+        wait_ready(f"http://127.0.0.1:{admin}/health/ready")
+    start(stack, folder, binaries / "outrider-router", f"--http=127.0.0.1:{http}", f"--grpc=127.0.0.1:{router[0]}",
+          f"--admin=127.0.0.1:{router[1]}", f"--discovery=static:{workers}")
+    wait_ready(f"http://127.0.0.1:{router[1]}/health/ready")
+    return {"router": f"http://127.0.0.1:{http}", "admin": {"router": router[1], "target": target[1], "draft": draft[1]}}
+
+
+def start_prometheus(stack, folder, http):
+    """By the configuration that is delivered; only addresses and intervals differ."""
+    config = read_yaml("prometheus.yml")
+    config["global"] = {"scrape_interval": SCRAPE_INTERVAL, "evaluation_interval": SCRAPE_INTERVAL}
+    config["rule_files"] = [str(OBSERVABILITY / name) for name in config["rule_files"]]
+    for job in config["scrape_configs"]:
+        role = next(role for role in http["admin"] if role in job["job_name"].removeprefix("outrider-"))
+        job["static_configs"] = [{"targets": [f"127.0.0.1:{http['admin'][role]}"]}]
+    return run_prometheus(stack, folder / "prometheus", config)
+
+
+def run_prometheus(stack, folder, config):
+    folder.mkdir()
+    written, port = folder / "prometheus.yml", free_port()
+    written.write_text(yaml.safe_dump(config))
+    start(stack, folder, shutil.which("prometheus"), f"--config.file={written}", f"--storage.tsdb.path={folder / 'tsdb'}",
+          f"--web.listen-address=127.0.0.1:{port}", "--log.level=warn")
+    wait_ready(f"http://127.0.0.1:{port}/-/ready")
+    return f"http://127.0.0.1:{port}"
+
+
+def kubernetes_faults(stack, folder):
+    """Whether prometheus-kubernetes.yml gives pods of the chart and of the plain manifests the jobs that the alerts ask for. Debian's Prometheus
+    knows no Kubernetes: the labels that it would find there are given, and the rules that rename them are the real ones."""
+    scraped = {"__meta_kubernetes_pod_annotation_prometheus_io_scrape": "true", "__meta_kubernetes_pod_annotation_prometheus_io_port": "8111"}
+    pods = {
+        "10.0.0.1:8000": {"__meta_kubernetes_pod_label_outrider_pool": "router"}, "10.0.0.2": {"__meta_kubernetes_pod_label_outrider_pool": "target-main"},
+        "10.0.0.3:1": {"__meta_kubernetes_pod_label_outrider_pool": "draft-ngram"}, "10.0.0.4": {"__meta_kubernetes_pod_label_app": "outrider-router"},
+        "10.0.0.5": {"__meta_kubernetes_pod_label_app": "outrider-draft-worker"}, "10.0.0.6": {"__meta_kubernetes_pod_label_app": "outrider-etcd"},
+        "10.0.0.7": {"__meta_kubernetes_pod_label_app": "something-else"},
+    }
+    config = read_yaml("prometheus-kubernetes.yml")
+    (job,) = config["scrape_configs"]
+    del job["kubernetes_sd_configs"], config["rule_files"]
+    job["static_configs"] = [{"targets": [address], "labels": {**scraped, **labels}} for address, labels in pods.items()]
+    prometheus = run_prometheus(stack, folder / "kubernetes", config)
+    expected = {f"http://10.0.0.{i}:8111/metrics": f"outrider-{job}"
+                for i, job in enumerate(("router", "target-worker", "draft-worker", "router", "draft-worker"), 1)}
+    # A Prometheus that has just started knows no targets for some seconds.
+    began, found = time.monotonic(), None
+    while found != expected and time.monotonic() - began < SETTLING:
+        time.sleep(0.2)
+        targets = request_json(f"{prometheus}/api/v1/targets")["data"]["activeTargets"]
+        found = {target["scrapeUrl"]: target["labels"]["job"] for target in targets}
+    print(f"prometheus-kubernetes.yml: {len(found)} pods of {len(pods)} are scraped")
+    return [] if found == expected else [f"prometheus-kubernetes.yml finds {found} instead of {expected}"]
+
+
+def start(stack, folder, *command):
+    name = pathlib.Path(command[0]).name
+    log = stack.enter_context(open(folder / f"{name}.log", "w"))
+    try:
+        # The servers end when their standard input closes, so that none is left behind.
+        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=log, stderr=subprocess.STDOUT)
+    except FileNotFoundError as error:
+        raise SystemExit(f"{error.filename} is missing: cargo build --locked --workspace --bins") from error
+    stack.callback(process.wait)
+    stack.callback(process.terminate)
+
+
+def free_port():
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return listener.getsockname()[1]
+
+
+def wait_ready(url):
+    began = time.monotonic()
+    while True:
+        try:
+            with urllib.request.urlopen(url, timeout=PATIENCE):
+                return
+        except OSError as error:
+            if time.monotonic() - began > PATIENCE:
+                raise SystemExit(f"{url}: {error}") from error
+            time.sleep(0.1)
+
+
+# Load.
+
+
+def ask(router, seconds):
+    """Clients that ask one after the other, streamed and not, with the lane's k and with a fixed one. Any failure ends the check."""
+    deadline, failures = time.monotonic() + seconds, []
+    answered = itertools.count()
+    threads = [threading.Thread(target=client, args=(router, i, deadline, answered, failures)) for i in range(CLIENTS)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if failures:
+        raise SystemExit(f"a request failed: {failures[0]}")
+    print(f"load: {next(answered)} requests of {CLIENTS} clients in {seconds:.0f} s")
+
+
+def client(router, index, deadline, answered, failures):
+    for i in itertools.count():
+        if time.monotonic() > deadline or failures:
+            return
+        body = {
+            "model": "target", "max_tokens": 48, "seed": i, "temperature": (0, 0.7)[i % 2], "stream": i % 3 == 0,
+            "messages": [{"role": "user", "content": f"Write a SQL query that counts the orders of customer {index * 1000 + i}."}],
+            "speculation": {} if i % 4 == 0 else {"num_draft_tokens": 2},
+        }
+        request = urllib.request.Request(f"{router}/v1/chat/completions", json.dumps(body).encode(), {"Content-Type": "application/json"})
+        try:
+            with urllib.request.urlopen(request, timeout=PATIENCE) as answer:
+                answer.read()
+            next(answered)
+        except urllib.error.HTTPError as error:
+            failures.append(f"{error}: {error.read().decode()}")
+        except OSError as error:
+            failures.append(str(error))
+
+
+# Queries.
+
+
+def panel_queries(dashboard):
+    return [
+        (f"panel {panel['title']}, {target['refId']}", target["expr"].replace("$__rate_interval", RATE_INTERVAL))
+        for panel in dashboard["panels"] for target in panel.get("targets", [])
+    ]
+
+
+def scaling_queries():
+    """Those of the Helm chart's KEDA objects."""
+    templates = ROOT / "deploy/helm/templates"
+    (form,) = re.findall(r'query: {{ printf "((?:[^"\\]|\\.)*)"', (templates / "keda.yaml").read_text())
+    metrics = re.findall(r'"metric" "(\w+)"', (templates / "_helpers.tpl").read_text())
+    query = form.replace("%q", '".+"').replace("%v", "1")
+    return [(f"scaling by {metric}", query.replace("%s", metric)) for metric in metrics]
+
+
+def query_faults(prometheus, queries):
+    faults = []
+    for name, expression in queries:
+        values = result(prometheus, expression)
+        has_data = any(math.isfinite(value) for value in values)
+        if not has_data and name not in MAY_BE_EMPTY:
+            faults.append(f"{name} returns {'nothing' if not values else values}: {expression}")
+        if has_data and name in MAY_BE_EMPTY:
+            faults.append(f"{name} may be empty by the list, but returned data")
+        shown = f" ({values[0]:.3g})" if len(values) == 1 else ""
+        print(f"  {name}: {len(values)} series{shown}" + (f" (empty: {MAY_BE_EMPTY[name]})" if name in MAY_BE_EMPTY else ""))
+    return faults
+
+
+def alert_faults(prometheus, alerts):
+    faults = []
+    for alert in alerts:
+        held = result(prometheus, alert["expr"])
+        if held and alert["alert"] in MAY_HOLD:
+            print(f"  {alert['alert']} holds on this machine now: {held}")
+        elif held:
+            faults.append(f"{alert['alert']} is not quiet in a healthy cluster: {held}")
+        sides = operands(alert["expr"])
+        named = [(f"{alert['alert']}, side {i + 1}", side) for i, side in enumerate(sides)]
+        faults += query_faults(prometheus, named)
+    known = request_json(f"{prometheus}/api/v1/rules")["data"]["groups"]
+    bad = [rule["name"] for group in known for rule in group["rules"] if rule["health"] != "ok"]
+    return faults + [f"Prometheus cannot evaluate {name}" for name in bad]
+
+
+def operands(expression):
+    """What an alert compares, without its comparisons and constants: what `absent` asks for, and each side at the outermost level."""
+    expression = " ".join(expression.split())
+    if match := re.fullmatch(r"absent\((.*)\)", expression):
+        expression = match.group(1)
+    sides, depth, start = [], 0, 0
+    for match in re.finditer(r"[({\[]|[)}\]]|\"[^\"]*\"| (?:==|!=|>=|<=|>|<|and|unless) ", expression):
+        token = match.group()
+        if token in "({[":
+            depth += 1
+        elif token in ")}]":
+            depth -= 1
+        elif depth == 0 and not token.startswith('"'):
+            sides.append(expression[start:match.start()])
+            start = match.end()
+    sides.append(expression[start:])
+    return [side for side in sides if not re.fullmatch(r"[0-9.]+", side.strip())]
+
+
+def result(prometheus, expression):
+    answer = request_json(f"{prometheus}/api/v1/query?{urllib.parse.urlencode({'query': expression})}")
+    return [float(series["value"][1]) for series in answer["data"]["result"]]
+
+
+def request_json(url):
+    try:
+        with urllib.request.urlopen(url, timeout=PATIENCE) as answer:
+            return json.load(answer)
+    except urllib.error.HTTPError as error:
+        raise SystemExit(f"{url}: {error.read().decode()}") from error
+
+
+if __name__ == "__main__":
+    main()
