@@ -2,7 +2,7 @@
 //! forward. They are pure, as those of `speculation` are, and cannot change a token: every one of them may be wrong and
 //! the text stays the target's own.
 //!
-//! Reading order: how far to draft ([`agreement`], [`acceptance_by_position`], [`cost`], [`draft_length`]), when decode steps leave
+//! Reading order: how far to draft ([`agreement`], [`acceptance_by_position`], [`lookup_rates`], [`cost`], [`draft_length`]), when decode steps leave
 //! the router ([`decode_delay`]), how long to wait for a draft worker ([`draft_health`]), whether to rely on a target
 //! ([`target_health`]). Who goes where and when, before all that: [`placement`], [`fair_queue`], [`replay_budget`], [`output_length`]; what goes
 //! through a worker together: [`mod@batch`], [`batch_former`]. What a pool of workers is like comes from a file
@@ -19,6 +19,7 @@ pub mod decode_delay;
 pub mod draft_health;
 pub mod draft_length;
 pub mod fair_queue;
+pub mod lookup_rates;
 pub mod output_length;
 pub mod placement;
 pub mod profile;

@@ -1,14 +1,18 @@
 //! The text that a client predicts, and where the output stands in it.
 //!
 //! The cursor begins at the text's first id. Where the output goes on otherwise, something was edited: the cursor looks for the last few output
-//! ids in the text, and takes the longest match, the nearest of equally long ones. As long as there is none it supposes once that a single id
-//! was replaced, and then waits.
+//! ids in the text, and takes the longest match, the nearest of equally long ones; where there is none, the last id alone just behind the place
+//! that was left. As long as that is not there either, it supposes once that a single id was replaced, and then waits.
 
 use std::ops::Range;
 use std::sync::Arc;
 
 use super::{Expected, Found, PLACES_MAX, Place, common_suffix};
 use crate::TokenId;
+
+/// A single id is a match so near behind the place that was left. On the edit set of docs/measurements/acceptance.md it is right in 9 of 10 cases,
+/// and finds the place an id earlier.
+const NEAR: usize = 8;
 
 /// A predicted text, with an index of its pairs of ids.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -30,6 +34,13 @@ impl PredictedText {
     /// Its ids.
     pub fn ids(&self) -> &[TokenId] {
         &self.ids
+    }
+
+    /// The place behind the last of `output`, by itself: just behind the one that was left.
+    fn search_near(&self, output: &[TokenId], left_at: usize) -> Option<Place> {
+        let near = &self.ids[left_at..self.ids.len().min(left_at + NEAR)];
+        let behind = near.iter().position(|id| Some(id) == output.last())?;
+        Some(Place { next: left_at + behind + 1, match_len: 1 })
     }
 
     /// The place behind the longest match of the last of `output`, two ids long at least; of equally long ones the nearest to `expected`, behind
@@ -72,7 +83,7 @@ pub struct PredictionCursor {
     /// Ids that were read.
     len: usize,
     at: Option<Place>,
-    /// Where the text would have gone on, had it been followed.
+    /// Where the text would have gone on, had it been followed; at most its length.
     left_at: usize,
     /// Which of the text's ids appeared, and how many.
     appeared: Vec<bool>,
@@ -109,7 +120,8 @@ impl PredictionCursor {
                 self.go_to(Place { next: next + 1, match_len: match_len.saturating_add(1) });
                 continue;
             }
-            self.left_at = next;
+            // What was only supposed was left before it.
+            self.left_at = if match_len == 0 { next.saturating_sub(1) } else { next };
             // An output that has yet to agree with the text anywhere says nothing of a replaced id.
             if !self.relocate(output) && match_len > 0 {
                 self.go_to(Place { next: next + 1, match_len: 0 });
@@ -127,7 +139,9 @@ impl PredictionCursor {
     /// Looks for the last ids of the output in the text. Whether they are there.
     fn relocate(&mut self, output: &[TokenId]) -> bool {
         self.at = None;
-        let Some(found) = self.text.search(output, self.left_at) else { return false };
+        let text = Arc::clone(&self.text);
+        let found = text.search(output, self.left_at);
+        let Some(found) = found.or_else(|| text.search_near(output, self.left_at)) else { return false };
         self.appears(found.next - found.match_len as usize..found.next);
         self.go_to(found);
         true
@@ -176,7 +190,7 @@ mod tests {
             if reads && next < text.len() {
                 let is_right = text[next] == so_far[end - 1];
                 told.push(Expected { match_len, is_right });
-                left_at = next;
+                left_at = if match_len == 0 { next.saturating_sub(1) } else { next };
                 if is_right {
                     appeared[next] = true;
                     at = (next + 1, match_len + 1);
@@ -199,11 +213,19 @@ mod tests {
                     (reads, left_at) = (true, place);
                     appeared[place - len_at(place)..place].fill(true);
                 }
-                None if was_followed => {
-                    at = (next + 1, 0);
-                    left_at = next + 1;
-                }
-                None => reads = false,
+                None => match (left_at..text.len().min(left_at + NEAR)).find(|i| text[*i] == so_far[end - 1])
+                {
+                    Some(near) => {
+                        at = (near + 1, 1);
+                        (reads, left_at) = (true, near + 1);
+                        appeared[near] = true;
+                    }
+                    None if was_followed => {
+                        at = (next + 1, 0);
+                        left_at = next + 1;
+                    }
+                    None => reads = false,
+                },
             }
         }
         let place = Place { next: at.0, match_len: at.1 };
@@ -244,11 +266,13 @@ mod tests {
             edited(10, &[99], 11).0,
             [wrong(10), right(0), right(1), right(2), right(3), right(4), right(5)]
         );
-        // Three ids inserted: two ids behind them are enough to find the place.
-        assert_eq!(edited(10, &[97, 98, 99], 10).0[..3], [wrong(10), wrong(0), right(2)]);
+        // Three ids inserted: one id behind them is enough to find a place so near.
+        assert_eq!(edited(10, &[97, 98, 99], 10).0[..3], [wrong(10), wrong(0), right(1)]);
         // Five ids left out.
-        assert_eq!(edited(10, &[], 15).0[..2], [wrong(10), wrong(0)]);
-        assert_eq!(edited(10, &[], 15).1, 16, "those two appeared all the same");
+        assert_eq!(edited(10, &[], 15).0[..2], [wrong(10), right(1)]);
+        assert_eq!(edited(10, &[], 15).1, 16, "the one by which the place was found appeared all the same");
+        // More left out than that: it takes two.
+        assert_eq!(edited(10, &[], 20).0[..3], [wrong(10), wrong(0), right(2)]);
     }
 
     #[test]
