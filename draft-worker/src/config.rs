@@ -25,7 +25,8 @@ pub struct Flags {
     /// Task types that this worker is meant for; all if none is named
     #[arg(long, value_name = "TYPE", value_delimiter = ',')]
     pub task_types: Vec<String>,
-    /// While a proposal is verified, and nothing else is to be done, guess on from so many of its likeliest outcomes; 0: never
+    /// While a proposal is verified and nothing else is to be done, guess on from so many of its likeliest outcomes, as far as rows cost little;
+    /// 0: never, for a draft worker that shares its cores with the target [default: 16]
     #[arg(long, value_name = "OUTCOMES")]
     pub draft_ahead: Option<usize>,
     #[command(flatten)]
@@ -52,7 +53,7 @@ impl Default for RawDraft {
 }
 
 /// Outcomes that are drafted ahead, unless it is told otherwise.
-const DRAFT_AHEAD: usize = 0;
+const DRAFT_AHEAD: usize = 16;
 
 /// The most outcomes that may be drafted ahead: each is a row of a forward.
 const DRAFT_AHEAD_MAX: usize = 64;

@@ -79,6 +79,9 @@ pub struct Flags {
     /// lane chooses
     #[arg(long, value_name = "auto|N")]
     pub tree_tokens: Option<DraftTokens>,
+    /// Whether drafts are looked up in the sequences themselves, at the router, where that promises more than the draft worker
+    #[arg(long, value_name = "true|false")]
+    pub suffix_drafts: Option<bool>,
     /// Sequences that run at once
     #[arg(long, value_name = "N")]
     pub max_sequences: Option<u32>,
@@ -138,6 +141,7 @@ pub struct RawRouter {
     draft_tokens: DraftTokens,
     max_draft_tokens: u32,
     tree_tokens: DraftTokens,
+    suffix_drafts: bool,
     max_sequences: u32,
     max_waiting_requests: usize,
     tokenize_threads: usize,
@@ -173,6 +177,7 @@ impl Default for RawRouter {
             draft_tokens: DraftTokens::Auto,
             max_draft_tokens: 8,
             tree_tokens: DraftTokens::Fixed(0),
+            suffix_drafts: false,
             max_sequences: admission.max_sequences,
             max_waiting_requests: admission.max_waiting_requests,
             tokenize_threads: 1,
@@ -278,6 +283,7 @@ impl RawConfig for RawRouter {
                     draft_tokens: self.draft_tokens,
                     max_draft_tokens: self.max_draft_tokens,
                     tree_tokens: self.tree_tokens,
+                    suffix_drafts: self.suffix_drafts,
                     lanes,
                 },
                 target_deadline: Duration::from_secs(self.target_deadline_seconds),

@@ -15,6 +15,7 @@ pub use scheduling::scheduler::policy::SpeculationRequest;
 use scheduling::scheduler::{SchedulerReport, WorkerReport};
 use serde::Serialize;
 use smallvec::SmallVec;
+use speculation::lookup::PredictedText;
 use speculation::step::PromptLogprobs;
 use speculation::{FinishReason, SequenceSpec, TokenId, TokenLogprobs};
 use tokio::sync::mpsc;
@@ -64,6 +65,8 @@ pub struct GenerationRequest {
     pub task_type: String,
     /// What the client asked of speculation.
     pub speculation: SpeculationRequest,
+    /// What the client predicts of the output, where that is one sequence.
+    pub prediction: Option<Arc<PredictedText>>,
     /// The request's span: parent of the rounds' spans.
     pub span: tracing::Span,
     /// What its client has left unread.

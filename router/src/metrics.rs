@@ -8,6 +8,7 @@ mod names;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use scheduling::lookup_rates::LookupSource;
 use scheduling::scheduler::lanes::LaneKey;
 use service::metrics::{Counter, EncodeLabelSet, Family, Gauge, HistogramFamily, Metrics, RateGauge};
 use speculation::sequence::Ignored;
@@ -85,6 +86,11 @@ impl ReasonLabels {
         };
         Self { reason }
     }
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct SourceLabels {
+    source: &'static str,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -193,6 +199,9 @@ struct Families {
     lane_k: Family<LaneLabels, Gauge>,
     lane_draft_tokens: Family<LaneLabels, Counter>,
     lane_accepted_tokens: Family<LaneLabels, Counter>,
+    lookup_drafts: Family<SourceLabels, Counter>,
+    lookup_draft_tokens: Family<SourceLabels, Counter>,
+    lookup_accepted_tokens: Family<SourceLabels, Counter>,
     draft_outages: Counter,
     target_outages: Counter,
     waiting_for_target: Gauge,
@@ -230,6 +239,9 @@ impl RouterMetrics {
             lane_k: metrics.gauge_family(&LANE_K),
             lane_draft_tokens: metrics.counter_family(&LANE_DRAFT_TOKENS),
             lane_accepted_tokens: metrics.counter_family(&LANE_ACCEPTED_TOKENS),
+            lookup_drafts: metrics.counter_family(&LOOKUP_DRAFTS),
+            lookup_draft_tokens: metrics.counter_family(&LOOKUP_DRAFT_TOKENS),
+            lookup_accepted_tokens: metrics.counter_family(&LOOKUP_ACCEPTED_TOKENS),
             draft_outages: metrics.counter(&DRAFT_OUTAGES),
             target_outages: metrics.counter(&TARGET_OUTAGES),
             waiting_for_target: metrics.gauge(&WAITING_FOR_TARGET),
@@ -279,6 +291,14 @@ impl RouterMetrics {
     /// Something of a round was dropped or given up.
     pub fn ignored(&self, why: Ignored) {
         self.families.ignored.get_or_create(&ReasonLabels::of(why)).inc();
+    }
+
+    /// A draft that was looked up was verified.
+    pub fn looked_up(&self, source: LookupSource, num_draft_tokens: u32, num_accepted: u32) {
+        let labels = SourceLabels { source: source.as_str() };
+        self.families.lookup_drafts.get_or_create(&labels).inc();
+        self.families.lookup_draft_tokens.get_or_create(&labels).inc_by(num_draft_tokens.into());
+        self.families.lookup_accepted_tokens.get_or_create(&labels).inc_by(num_accepted.into());
     }
 
     /// A draft worker was put out.

@@ -10,6 +10,7 @@ use serde_json::Map;
 use service::metrics::Gauge;
 use service::shutdown::Lifetime;
 use speculation::TokenId;
+use speculation::lookup::PredictedText;
 use tokio::sync::oneshot;
 
 use crate::detokenize::decode;
@@ -123,6 +124,25 @@ pub fn tokenize(
         return Err(RouterError::invalid(field, format!("{field} must not be empty: it has no tokens")));
     }
     Ok(tokenized)
+}
+
+/// Turns what a client predicts into ids, and indexes them. More of it than the window holds would never be used.
+pub fn predicted_text(
+    model: &ModelText,
+    text: &str,
+    max_model_len: u32,
+) -> Result<PredictedText, RouterError> {
+    let field = "prediction";
+    check_bytes(model, text, max_model_len, field)?;
+    let ids = model.encode(text, Framing::AsIs)?;
+    if ids.len() > max_model_len as usize {
+        let message = format!(
+            "{field} has {} tokens, more than this model's {max_model_len} for prompt and output: shorten it",
+            ids.len()
+        );
+        return Err(RouterError::invalid(field, message));
+    }
+    Ok(PredictedText::new(ids))
 }
 
 /// What a conversation says of its task: who the assistant is to be, and what was asked last.

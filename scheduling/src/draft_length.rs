@@ -12,6 +12,7 @@
 
 mod explanation;
 mod load;
+mod lookup;
 mod price;
 mod promise;
 mod residual_filter;
@@ -25,6 +26,7 @@ use std::time::Duration;
 
 pub use explanation::{Change, Explanation, Outlook, Why};
 pub use load::{LaneView, Load, Pace};
+pub use lookup::LookupLength;
 use price::price;
 use residual_filter::ResidualFilter;
 pub use residual_filter::ResidualRules;

@@ -2,8 +2,8 @@
 //! forward. They are pure, as those of `speculation` are, and cannot change a token: every one of them may be wrong and
 //! the text stays the target's own.
 //!
-//! Reading order: how far to draft ([`agreement`], [`acceptance_by_position`], [`cost`],
-//! [`drafted_ahead`], [`draft_length`]), when decode steps leave
+//! Reading order: how far to draft ([`agreement`], [`acceptance_by_position`], [`lookup_rates`], [`cost`], [`drafted_ahead`],
+//! [`draft_length`]), when decode steps leave
 //! the router ([`decode_delay`]), how long to wait for a draft worker ([`draft_health`]), whether to rely on a target
 //! ([`target_health`]). Who goes where and when, before all that: [`placement`], [`fair_queue`], [`replay_budget`], [`output_length`]; what goes
 //! through a worker together: [`mod@batch`], [`batch_former`]. What targets could do beyond what they do, for gateways: [`headroom`]; how many
@@ -23,6 +23,7 @@ pub mod draft_length;
 pub mod drafted_ahead;
 pub mod fair_queue;
 pub mod headroom;
+pub mod lookup_rates;
 pub mod output_length;
 pub mod placement;
 pub mod pool_size;

@@ -47,6 +47,7 @@ impl Router {
                 draft_tokens,
                 max_draft_tokens,
                 tree_tokens: DraftTokens::Auto,
+                suffix_drafts: false,
                 lanes: BTreeMap::new(),
             },
             target_deadline: PATIENCE,
@@ -121,6 +122,7 @@ impl Router {
             vocab_size: self.vocab_size,
             prompt_ids,
             speculation: SpeculationRequest { enabled, ..SpeculationRequest::default() },
+            prediction: None,
             api_key: 0,
             may_expire: false,
         }))

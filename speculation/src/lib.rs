@@ -12,6 +12,7 @@ pub mod acceptance;
 pub mod cached_sequence;
 pub mod fingerprint;
 pub mod logits;
+pub mod lookup;
 pub mod math;
 pub mod ngram;
 pub mod noise;

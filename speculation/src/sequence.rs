@@ -9,6 +9,7 @@
 mod draft;
 mod events;
 mod link;
+mod lookup;
 #[cfg(test)]
 mod network_tests;
 mod target;
@@ -195,6 +196,7 @@ impl Sequence {
                 Event::BeginRound { num_draft_tokens, num_tree_tokens, draft_wait } => {
                     self.begin_round(now, Asked { num_draft_tokens, num_tree_tokens }, draft_wait);
                 }
+                Event::BeginWith(token_ids) => self.begin_with(now, token_ids),
                 Event::Reply(role, reply) => self.reply(now, role, reply),
                 Event::Preempted(role, epoch) => {
                     if epoch == self.link(role).epoch && self.link(role).assigned {

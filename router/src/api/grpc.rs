@@ -159,6 +159,7 @@ fn sent_request(metadata: &MetadataMap, message: v1::GenerateRequest) -> Result<
         grammar: message.grammar.map(|document| sent_grammar(&document)).transpose()?,
         task_type,
         speculation: message.speculation.map(sent_speculation).unwrap_or_default(),
+        prediction: None,
         priority: Some(i64::from(message.priority)),
         truncate_prompt_tokens: None,
         cache_salt: None,

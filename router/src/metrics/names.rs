@@ -61,6 +61,14 @@ pub(super) const LANE_DRAFT_TOKENS: CounterName =
     CounterName::new("outrider_lane_draft_tokens_total", "Drafted tokens of a lane that were verified");
 pub(super) const LANE_ACCEPTED_TOKENS: CounterName =
     CounterName::new("outrider_lane_accepted_tokens_total", "Drafted tokens of a lane that were committed");
+pub(super) const LOOKUP_DRAFTS: CounterName = CounterName::new(
+    "outrider_lookup_drafts_total",
+    "Drafts that were looked up at the router and verified, by source",
+);
+pub(super) const LOOKUP_DRAFT_TOKENS: CounterName =
+    CounterName::new("outrider_lookup_draft_tokens_total", "Tokens of these drafts");
+pub(super) const LOOKUP_ACCEPTED_TOKENS: CounterName =
+    CounterName::new("outrider_lookup_accepted_tokens_total", "Tokens of these drafts that were committed");
 pub(super) const DRAFT_OUTAGES: CounterName = CounterName::new(
     "outrider_draft_outages_total",
     "How often a draft worker was put out because it did not answer",

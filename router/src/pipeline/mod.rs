@@ -15,6 +15,7 @@ use service::health::Health;
 use service::metrics::Metrics;
 use service::shutdown::Lifetime;
 use speculation::SequenceSpec;
+use speculation::lookup::PredictedText;
 use tracing::{Instrument as _, info_span};
 
 use self::answer_memory::AnswerMemory;
@@ -28,7 +29,7 @@ use crate::generation::{GenerationRequest, GenerationService, Unread};
 use crate::metrics::RouterMetrics;
 use crate::request::record::RequestRecord;
 use crate::request::{Auth, Caller, CheckedRequest, SentRequest, span};
-use crate::tokenize::{TokenizePool, TokenizedPrompt, tokenize};
+use crate::tokenize::{TokenizePool, TokenizedPrompt, predicted_text, tokenize};
 
 /// What the APIs share. Clones are handles to the same.
 #[derive(Clone)]
@@ -146,6 +147,17 @@ async fn tokenize_prompts(
     state.tokenize.run(job).instrument(info_span!("tokenize")).await
 }
 
+/// What the client predicts, as ids; it is taken out of the request.
+async fn tokenize_prediction(
+    state: &AppState,
+    request: &mut CheckedRequest,
+) -> Result<Option<Arc<PredictedText>>, RouterError> {
+    let Some(text) = request.prediction.take() else { return Ok(None) };
+    let (model, max_model_len) = (Arc::clone(&request.entry.text), request.entry.max_model_len);
+    let job = move || Ok(Some(Arc::new(predicted_text(&model, &text, max_model_len)?)));
+    state.tokenize.run(job).instrument(info_span!("tokenize")).await
+}
+
 async fn start(
     state: &AppState,
     sent: SentRequest,
@@ -176,6 +188,7 @@ async fn start(
     record.admitted(permit, state.lifetime.work("request"));
 
     let tokenized = tokenize_prompts(state, &mut request).await?;
+    let prediction = tokenize_prediction(state, &mut request).await?;
     if let [prompt] = tokenized.as_slice() {
         request.output.prompted(&prompt.text);
     }
@@ -198,6 +211,7 @@ async fn start(
                 spec,
                 task_type,
                 speculation: request.speculation,
+                prediction: prediction.clone(),
                 span: record.span().clone(),
                 unread: unread.clone(),
                 api_key: caller.isolation_key,

@@ -239,6 +239,8 @@ impl TextStream {
             usage.speculation.rounds += choice.usage.rounds;
             usage.speculation.draft_tokens += choice.usage.draft_tokens;
             usage.speculation.accepted_tokens += choice.usage.accepted_tokens;
+            usage.speculation.accepted_prediction_tokens += choice.usage.accepted_prediction_tokens;
+            usage.speculation.rejected_prediction_tokens += choice.usage.rejected_prediction_tokens;
             usage.speculation.disabled_reason =
                 choice.usage.disabled_reason.or(usage.speculation.disabled_reason);
         }

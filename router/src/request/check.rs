@@ -41,6 +41,7 @@ impl SentRequest {
         let logprobs = integer(self.names.logprobs, self.logprobs, 0..=limits::TOP_LOGPROBS_MAX)?;
         let speculation = self.speculation.check()?;
         let requested_priority = integer("priority", self.priority, 0..=u8::MAX.into())?.unwrap_or(0) as u8;
+        self.check_prediction(num_choices)?;
         let output = self.check_form(&entry)?;
         if let Some(task_type) = &self.task_type {
             check_task_type(task_type)?;
@@ -54,6 +55,7 @@ impl SentRequest {
             logprobs: logprobs.map(|count| count as u32),
             echo: self.echo,
             grammar: self.grammar,
+            prediction: self.prediction.filter(|text| !text.is_empty()),
             task_type: self
                 .task_type
                 .or_else(|| caller.task_type.clone())
@@ -125,6 +127,23 @@ impl SentRequest {
             Some(-1) => Some(most),
             kept => kept.map(|tokens| tokens as u32),
         })
+    }
+
+    /// A predicted text is one text, of one choice. As at OpenAI, it is not combined with calls or log probabilities.
+    fn check_prediction(&self, num_choices: u32) -> Result<(), RouterError> {
+        let others = [
+            ("n above 1", num_choices > 1),
+            ("tools", !self.tools.tools.is_empty()),
+            ("logprobs", self.logprobs.is_some()),
+        ];
+        match others.into_iter().find(|(_, is_sent)| *is_sent) {
+            Some((other, _)) if self.prediction.is_some() => {
+                let message =
+                    format!("prediction is not supported together with {other}: leave one of them out");
+                Err(RouterError::invalid("prediction", message))
+            }
+            _ => Ok(()),
+        }
     }
 
     /// The form that the output has, by its grammar and its tools.

@@ -42,6 +42,8 @@ pub struct CheckedRequest {
     pub task_type: Option<String>,
     /// What is asked of speculation.
     pub speculation: SpeculationRequest,
+    /// What the output is expected to repeat in part; not empty.
+    pub prediction: Option<String>,
     /// Lower is more urgent.
     pub priority: u8,
     /// Only this many tokens at the end of a prompt are kept.

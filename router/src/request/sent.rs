@@ -41,6 +41,8 @@ pub struct SentRequest {
     pub task_type: Option<String>,
     /// What is asked of speculation.
     pub speculation: SentSpeculation,
+    /// What the output is expected to repeat in part.
+    pub prediction: Option<String>,
     /// Lower is more urgent.
     pub priority: Option<i64>,
     /// Only this many tokens at the end of a prompt are kept; -1: as many as leave room for one output token.

@@ -211,7 +211,8 @@ impl Driver {
         // The first choice goes first. Once it has begun the client reads, and the others may not fail it.
         let may_expire = request.may_expire && choice == 0;
         let api_key = request.api_key;
-        NewSequence { id, lane, spec, vocab_size, prompt_ids, speculation, api_key, may_expire }
+        let prediction = request.prediction.clone();
+        NewSequence { id, lane, spec, vocab_size, prompt_ids, speculation, prediction, api_key, may_expire }
     }
 
     fn drain(&mut self, now: Duration, DrainOrder { drain, answer }: DrainOrder) {
@@ -290,6 +291,9 @@ impl Executor {
                 let commit = &round.commit;
                 self.recorder.committed(round.id, commit.token_ids.len());
                 self.reports.verified(round.lane, commit.num_draft_tokens, commit.num_accepted);
+                if let Some(source) = round.source {
+                    self.reports.looked_up(source, commit.num_draft_tokens, commit.num_accepted);
+                }
                 self.clients.commit(round);
             }
             Command::PromptLogprobs(id, scores) => self.clients.prompt_logprobs(id, scores),

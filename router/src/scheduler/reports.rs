@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use scheduling::lookup_rates::LookupSource;
 use scheduling::scheduler::WorkerKey;
 use scheduling::scheduler::events::{Report, WorkerInfo};
 use scheduling::scheduler::lanes::LaneId;
@@ -38,6 +39,10 @@ impl Reports {
         if let Some(metrics) = self.lanes.get_mut(lane.0 as usize) {
             metrics.verified(num_draft_tokens, num_accepted);
         }
+    }
+
+    pub(super) fn looked_up(&self, source: LookupSource, num_draft_tokens: u32, num_accepted: u32) {
+        self.metrics.looked_up(source, num_draft_tokens, num_accepted);
     }
 
     pub(super) fn report(&mut self, report: Report) {

@@ -104,6 +104,7 @@ fn policy() -> PolicyConfig {
         draft_tokens: DraftTokens::Auto,
         max_draft_tokens: 8,
         tree_tokens: DraftTokens::Auto,
+        suffix_drafts: false,
         lanes,
     }
 }

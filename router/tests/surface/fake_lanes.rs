@@ -10,6 +10,7 @@ use router::generation::{
 };
 use scheduling::scheduler::SchedulerReport;
 use service::shutdown::Lifetime;
+use speculation::lookup::PredictionCursor;
 use speculation::step::PromptLogprobs;
 use speculation::{FinishReason, TokenId, TokenLogprobs};
 
@@ -207,7 +208,14 @@ fn say(
     let reason = if ids.len() > room { FinishReason::Length } else { FinishReason::Stop };
     ids.truncate(room);
     let mut usage = SpeculationUsage { cached_tokens: u64::from(choice) + 1, ..SpeculationUsage::default() };
+    let mut cursor = generation.prediction.clone().map(|text| PredictionCursor::new(text, 0));
     for (span_idx, span) in ids.chunks(SPAN_LEN).enumerate() {
+        if let Some(cursor) = &mut cursor {
+            cursor.follow(&ids[..span_idx * SPAN_LEN + span.len()], |_| {});
+            let (appeared, not_yet) = cursor.num_appeared();
+            usage.accepted_prediction_tokens = appeared.into();
+            usage.rejected_prediction_tokens = not_yet.into();
+        }
         let num_drafted = span.len() as u64 - 1;
         usage.rounds += 1;
         usage.draft_tokens += SPAN_LEN as u64 - 1;

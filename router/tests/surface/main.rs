@@ -19,6 +19,7 @@ mod lanes;
 mod listeners;
 mod logs;
 mod models;
+mod prediction;
 mod responses;
 mod shapes;
 mod slow_client;

@@ -7,10 +7,12 @@ use speculation::{Reply, Role, SequenceId};
 
 use super::events::{CommittedRound, SpeculationUsage, WorkerKey};
 use super::lanes::{Joined, SequenceLengths};
+use super::lookup::{LookupDraft, Lookups};
 use super::policy::SpeculationRequest;
 use super::targets::SUSPECT_AFTER;
 use super::workers::Reservation;
 use crate::agreement::Agreement;
+use crate::lookup_rates::LookupSource;
 use crate::placement::PrefixMarks;
 
 #[derive(Debug)]
@@ -31,6 +33,10 @@ pub(super) struct ActiveSequence {
     pub(super) round: Round,
     /// Draft position that the next reported agreement bit refers to.
     pub(super) agreement: Agreement,
+    /// What its drafts are looked up in.
+    pub(super) lookups: Lookups,
+    /// The lookup draft of the round that begins.
+    pub(super) looked_up: Option<LookupDraft>,
     /// The proposal that its draft worker owes.
     pub(super) asked: Option<Asked>,
     pub(super) submitted_at: Duration,
@@ -94,6 +100,8 @@ pub(super) struct Round {
     pub(super) num_tree_tokens: u32,
     /// Whether prompt rows are in it: its time then says nothing of drafting and verifying.
     pub(super) has_prompt: bool,
+    /// Where its draft was looked up, if it was.
+    pub(super) source: Option<LookupSource>,
     /// Whether a silent draft worker is asked in it, without waiting for the proposal.
     pub(super) is_probing: bool,
     /// Tokens that a draft worker was asked for, to be waited for.
@@ -131,17 +139,21 @@ impl ActiveSequence {
 
     pub(super) fn usage(&self) -> SpeculationUsage {
         let counters = self.sequence.counters();
+        let (appeared, not_yet) = self.lookups.num_predicted();
         SpeculationUsage {
             rounds: counters.rounds,
             draft_tokens: counters.draft_tokens,
             accepted_tokens: counters.accepted_tokens,
             cached_tokens: self.cached.1,
+            accepted_prediction_tokens: appeared.into(),
+            rejected_prediction_tokens: not_yet.into(),
             disabled_reason: self.disabled_reason,
         }
     }
 
     pub(super) fn committed(&self, commit: Commit) -> CommittedRound {
-        CommittedRound { id: self.id, lane: self.lane.id, commit, usage: self.usage() }
+        let source = self.round.source.filter(|_| commit.num_draft_tokens > 0);
+        CommittedRound { id: self.id, lane: self.lane.id, commit, source, usage: self.usage() }
     }
 
     /// A target says how much of the prompt it had cached. Only the one that writes the first token counts.

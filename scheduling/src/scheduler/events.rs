@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use speculation::lookup::PredictedText;
 use speculation::sequence::{Commit, Ignored, TargetFault};
 use speculation::step::PromptLogprobs;
 use speculation::{FinishReason, Reply, Role, SequenceId, SequenceSpec, Step, TokenId};
@@ -10,6 +11,7 @@ use speculation::{FinishReason, Reply, Role, SequenceId, SequenceSpec, Step, Tok
 use super::lanes::{LaneId, LaneKey};
 use super::policy::SpeculationRequest;
 use crate::cost::StepTimePoint;
+use crate::lookup_rates::LookupSource;
 
 /// Names one connection to one worker. A worker that reconnects has a new key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -64,6 +66,8 @@ pub struct NewSequence {
     pub prompt_ids: Arc<[TokenId]>,
     /// What the client asked of speculation.
     pub speculation: SpeculationRequest,
+    /// What the client predicts of the output.
+    pub prediction: Option<Arc<PredictedText>>,
     /// Whose it is: API keys take turns. Not the isolation key, of which a client may have many by `cache_salt`.
     pub api_key: u64,
     /// Whether it fails where it waits too long for its first target, instead of waiting on: its client has got nothing yet.
@@ -191,6 +195,8 @@ pub struct CommittedRound {
     pub lane: LaneId,
     /// The tokens.
     pub commit: Commit,
+    /// Where the draft was looked up, if it was.
+    pub source: Option<LookupSource>,
     /// Totals up to and with this span.
     pub usage: SpeculationUsage,
 }
@@ -219,6 +225,10 @@ pub struct SpeculationUsage {
     pub accepted_tokens: u64,
     /// Prompt tokens whose KV the target had from other sequences.
     pub cached_tokens: u64,
+    /// Tokens of the client's prediction that appeared in the output, and those that did not so far: whoever drafted them.
+    pub accepted_prediction_tokens: u64,
+    /// See `accepted_prediction_tokens`.
+    pub rejected_prediction_tokens: u64,
     /// Why nothing was drafted at some time, in one snake_case word; the last reason wins.
     pub disabled_reason: Option<&'static str>,
 }

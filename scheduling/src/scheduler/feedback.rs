@@ -1,6 +1,7 @@
 //! What replies teach: how long forward passes, wires and rounds take, and which guesses were right.
 
 use speculation::sequence::Commit;
+use speculation::tree::Judged;
 use speculation::{Reply, ReplyBody, Role};
 
 use super::active::{ActiveSequence, Asked};
@@ -101,12 +102,14 @@ impl SchedulerState {
     pub(super) fn on_round(&mut self, active: &mut ActiveSequence, commit: &Commit) {
         let now = self.now;
         let (lane, round) = (active.lane.id, active.round);
+        // Of what was looked up the lane's draft worker has to answer for nothing.
+        let told = if round.source.is_some() { Judged::default() } else { commit.judged };
         // Acceptance by position is that of chains: of a tree, of its first children.
-        let (judged, accepted) = (commit.judged.num_positions, commit.judged.num_first);
-        self.lanes.on_verified(lane, &commit.judged, active.len());
+        let (judged, accepted) = (told.num_positions, told.num_first);
+        self.lanes.on_verified(lane, &told, active.len());
         active.agreement.judged(judged, accepted);
         let Some(verify_at) = round.verify_at else { return };
-        if round.has_prompt || round.asked != round.chosen {
+        if round.has_prompt || round.asked != round.chosen || round.source.is_some() {
             return;
         }
         let (target, draft) = (active.worker(Role::Target), active.worker(Role::Draft));

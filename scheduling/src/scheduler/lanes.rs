@@ -7,12 +7,14 @@ use std::sync::Arc;
 
 use serde::Serialize;
 use speculation::SamplingParams;
+use speculation::lookup::Expected;
 use speculation::tree::Judged;
 
 use super::policy::{LanePolicy, PolicyConfig};
 use crate::cost::WorkerCost;
-use crate::draft_length::{DraftLength, Explanation, LaneView, Load, Pace, RoundTimes, Rules};
+use crate::draft_length::{DraftLength, Explanation, LaneView, Load, LookupLength, Pace, RoundTimes, Rules};
 use crate::headroom::MeanRound;
+use crate::lookup_rates::{LookupRates, LookupSource};
 use crate::output_length::OutputLengths;
 
 /// Lanes that are told apart. Beyond it, requests of a new task type share the lane without one: clients choose task
@@ -92,9 +94,22 @@ pub struct LaneExplanation {
     pub held_back: Option<&'static str>,
     /// 90th percentile of its output lengths; absent before a few outputs ended.
     pub output_p90: Option<u32>,
+    /// What its lookup sources expected of its tokens.
+    pub lookup: Vec<LookupExplanation>,
     /// What its draft length rests on.
     #[serde(flatten)]
     pub choice: Explanation,
+}
+
+/// What a lookup source expected of a lane's latest committed tokens, whether it drafted them or not.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct LookupExplanation {
+    /// Which source.
+    pub source: LookupSource,
+    /// Tokens of which it expected something, decayed.
+    pub expected: f64,
+    /// How many of them it was right about.
+    pub right: f64,
 }
 
 /// The workers of one sequence, as the choice of its draft length needs them.
@@ -124,6 +139,13 @@ pub(super) struct Chosen {
     pub(super) lane_draft_length: Option<u32>,
 }
 
+impl Chosen {
+    /// What a request or the operator fixed.
+    pub(super) fn fixed(k: u32) -> Self {
+        Self { num_draft_tokens: k, num_tree_tokens: 0, held_back: None, lane_draft_length: Some(k) }
+    }
+}
+
 /// The lengths of a sequence, in ids.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct SequenceLengths {
@@ -147,6 +169,8 @@ struct Lane {
     key: Arc<LaneKey>,
     policy: LanePolicy,
     draft_length: DraftLength,
+    /// By source.
+    lookup_rates: [LookupRates; LookupSource::ALL.len()],
     outputs: OutputLengths,
     sequences: u32,
     /// Mean length of the lane's sequences.
@@ -193,6 +217,7 @@ impl Lanes {
             key: Arc::new(key.clone()),
             draft_length: DraftLength::with_rules(max_k, self.rules),
             policy,
+            lookup_rates: LookupSource::ALL.map(|_| LookupRates::of_lane()),
             outputs: OutputLengths::default(),
             sequences: 0,
             context_len: 0.0,
@@ -214,7 +239,7 @@ impl Lanes {
         let choice = match self.lane_mut(id).draft_length.choose_as_decided() {
             Some(choice) => choice,
             None => {
-                let load = self.load(id, workers);
+                let load = self.load(id, (workers.num_targets, workers.draft_sequences));
                 self.lane_mut(id).draft_length.choose(load, workers.target, workers.draft)
             }
         };
@@ -242,7 +267,7 @@ impl Lanes {
     }
 
     /// What shares the workers with a lane: the lanes of its model.
-    fn load(&self, id: LaneId, workers: &WorkersOfLane<'_>) -> Load {
+    fn load(&self, id: LaneId, (num_targets, draft_sequences): (u32, u32)) -> Load {
         let own = &self.lanes[id.0 as usize];
         let same_model = |(_, lane): &(usize, &Lane)| lane.key.model == own.key.model;
         let (ids, views): (Vec<usize>, Vec<LaneView>) = self
@@ -256,7 +281,32 @@ impl Lanes {
             })
             .unzip();
         let own = ids.binary_search(&(id.0 as usize)).expect("a lane is of its own model");
-        Load::of(&views, own, (workers.num_targets.max(1), workers.draft_sequences))
+        Load::of(&views, own, (num_targets.max(1), draft_sequences))
+    }
+
+    /// A lookup source had expected something of a token that one of the lane's sequences committed.
+    pub(super) fn on_expected(&mut self, id: LaneId, source: LookupSource, expected: Expected) {
+        self.lane_mut(id).lookup_rates[source as usize].observe(expected);
+    }
+
+    pub(super) fn lookup_rates(&self, id: LaneId, source: LookupSource) -> &LookupRates {
+        &self.lanes[id.0 as usize].lookup_rates[source as usize]
+    }
+
+    /// How far a lookup draft of one of the lane's sequences pays; see `DraftLength::choose_lookup`. `target` is its target, one of so many.
+    pub(super) fn choose_lookup(
+        &self,
+        id: LaneId,
+        reached: &[f64],
+        (target, num_targets): (&WorkerCost, u32),
+        asks_worker: bool,
+    ) -> Option<LookupLength> {
+        let lane = &self.lanes[id.0 as usize];
+        if reached.first().is_none_or(|first| *first < lane.policy.min_acceptance) {
+            return None;
+        }
+        let load = self.load(id, (num_targets, 0));
+        lane.draft_length.choose_lookup(reached, (&load, target), asks_worker)
     }
 
     /// A draft worker was asked for `asked` tokens and proposed `supplied` in time.
@@ -357,6 +407,7 @@ impl Lanes {
                 policy: lane.policy,
                 held_back: lane.held_back,
                 output_p90: lane.outputs.p90(),
+                lookup: lane.explain_lookup(),
                 choice: lane.draft_length.explain(),
             }
         };
@@ -365,6 +416,16 @@ impl Lanes {
 
     fn lane_mut(&mut self, id: LaneId) -> &mut Lane {
         &mut self.lanes[id.0 as usize]
+    }
+}
+
+impl Lane {
+    fn explain_lookup(&self) -> Vec<LookupExplanation> {
+        let explained = |source: LookupSource| {
+            let (expected, right) = self.lookup_rates[source as usize].evidence();
+            LookupExplanation { source, expected, right }
+        };
+        LookupSource::ALL.into_iter().map(explained).collect()
     }
 }
 

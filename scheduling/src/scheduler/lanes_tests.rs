@@ -18,6 +18,7 @@ fn policy(lanes: &[(&str, LanePolicy)]) -> PolicyConfig {
         draft_tokens: DraftTokens::Auto,
         max_draft_tokens: 8,
         tree_tokens: DraftTokens::Auto,
+        suffix_drafts: false,
         lanes,
     }
 }

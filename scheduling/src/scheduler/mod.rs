@@ -6,8 +6,8 @@
 //! wakes up again at [`Scheduler::next_wakeup`] and says [`Event::Timer`].
 //!
 //! A sequence waits for a target in a fair queue (`assign.rs`) until one has capacity (`workers.rs`). Then it takes
-//! rounds: its draft worker and draft length are chosen and the round begins (`rounds.rs`, `lanes.rs`); its state
-//! machine, `speculation::sequence`, says what to send; replies are measured (`feedback.rs`) and passed back to it.
+//! rounds: its draft worker and draft length are chosen, or a draft is looked up (`lookup.rs`), and the round begins (`rounds.rs`, `lanes.rs`);
+//! its state machine, `speculation::sequence`, says what to send; replies are measured (`feedback.rs`) and passed back to it.
 
 mod active;
 mod assign;
@@ -16,6 +16,7 @@ mod drain;
 pub mod events;
 mod feedback;
 pub mod lanes;
+mod lookup;
 pub mod pairing;
 mod placement;
 pub mod policy;
@@ -40,6 +41,7 @@ use self::active::{ActiveSequence, Round, TargetFailures};
 pub use self::events::{Command, Event, WorkerKey};
 use self::events::{Failure, Frame, NewSequence, Report};
 use self::feedback::Answer;
+use self::lookup::Lookups;
 use self::policy::PolicyConfig;
 pub use self::report::{SchedulerReport, WorkerReport};
 use self::state::SchedulerState;
@@ -147,7 +149,17 @@ impl Scheduler {
     }
 
     fn submit(&mut self, new: NewSequence) {
-        let NewSequence { id, lane, spec, vocab_size, prompt_ids, speculation, api_key, may_expire } = new;
+        let NewSequence {
+            id,
+            lane,
+            spec,
+            vocab_size,
+            prompt_ids,
+            speculation,
+            prediction,
+            api_key,
+            may_expire,
+        } = new;
         let limits = Limits { vocab_size, target_deadline: self.state.config.target_deadline };
         let lane = self.state.lanes.join(lane);
         if lane.is_new {
@@ -169,6 +181,8 @@ impl Scheduler {
             numerics_id: None,
             round: Round::default(),
             agreement: Agreement::default(),
+            lookups: Lookups::new(prediction, prompt_ids.len() as u32),
+            looked_up: None,
             asked: None,
             submitted_at: now,
             waiting_since: now,

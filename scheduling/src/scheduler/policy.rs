@@ -105,6 +105,8 @@ pub struct PolicyConfig {
     /// Tokens of a draft that is a tree, where a request does not say; 0: chains only. Where a draft length is fixed and this is not,
     /// drafts are chains.
     pub tree_tokens: DraftTokens,
+    /// Whether drafts are looked up in the sequences themselves. A text that a client predicts is looked up in any case.
+    pub suffix_drafts: bool,
     /// By task type.
     pub lanes: BTreeMap<String, LanePolicy>,
 }
@@ -153,6 +155,7 @@ mod tests {
             draft_tokens,
             max_draft_tokens: 8,
             tree_tokens: DraftTokens::Auto,
+            suffix_drafts: false,
             lanes: BTreeMap::new(),
         }
     }

@@ -1,6 +1,7 @@
 //! How rounds begin. The draft length is chosen; drafted rounds leave at once, decode steps together with others of the
 //! same target where sharing its next forward pass pays ([`crate::decode_delay`]). Whether a round asks its draft worker, and
-//! how long it waits for the proposal, follows from that worker's health ([`crate::draft_health`]).
+//! how long it waits for the proposal, follows from that worker's health ([`crate::draft_health`]). A lookup draft takes the round's place where it
+//! promises more; its round is a decode step of more rows.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -11,6 +12,8 @@ use speculation::{Role, SequenceId};
 use super::Scheduler;
 use super::active::{ActiveSequence, Round, RoundPhase};
 use super::events::{Command, Report, WorkerKey};
+use super::lanes::Chosen;
+use super::lookup::{LookupDraft, Rival};
 use super::state::SchedulerState;
 use crate::decode_delay::{joining_pays, longest_wait};
 use crate::draft_health::{Access, PROBE_TOKENS, predicted_proposal};
@@ -25,13 +28,21 @@ struct Opening {
     num_tree_tokens: u32,
     /// Ask the silent draft worker without waiting for it.
     is_probing: bool,
+    /// It is there to learn: nothing may take its place.
+    is_probe: bool,
     /// Why nothing is drafted, if nothing is.
     disabled_reason: Option<&'static str>,
 }
 
 impl Opening {
     fn decode(reason: &'static str) -> Self {
-        Self { num_draft_tokens: 0, num_tree_tokens: 0, is_probing: false, disabled_reason: Some(reason) }
+        Self {
+            num_draft_tokens: 0,
+            num_tree_tokens: 0,
+            is_probing: false,
+            is_probe: false,
+            disabled_reason: Some(reason),
+        }
     }
 }
 
@@ -108,6 +119,9 @@ impl Scheduler {
 
     fn begin_round(&mut self, id: SequenceId) {
         let Some(active) = self.sequences.get_mut(&id) else { return };
+        if let Some(LookupDraft { token_ids, .. }) = active.looked_up.take() {
+            return self.drive(id, Event::BeginWith(token_ids));
+        }
         let num_tree_tokens = active.round.num_tree_tokens;
         let (num_draft_tokens, draft_wait) = match active.round {
             Round { is_probing: true, .. } => (PROBE_TOKENS, Duration::ZERO),
@@ -120,15 +134,20 @@ impl Scheduler {
 impl SchedulerState {
     /// Chooses how the next round of a sequence begins.
     fn open_round(&mut self, active: &mut ActiveSequence) {
-        let Opening { num_draft_tokens: k, num_tree_tokens, is_probing, disabled_reason } =
-            self.choose_opening(active);
-        active.disabled_reason = disabled_reason;
+        let mut opening = self.choose_opening(active);
         let has_prompt = active.sequence.counters().rounds == 0;
+        active.looked_up = if has_prompt { None } else { self.look_up(active, &opening) };
+        if active.looked_up.is_some() {
+            opening = Opening { disabled_reason: None, ..Opening::decode("") };
+        }
+        let Opening { num_draft_tokens: k, num_tree_tokens, is_probing, disabled_reason, .. } = opening;
+        active.disabled_reason = disabled_reason;
         let phase = if k == 0 && !has_prompt { RoundPhase::Delayed } else { RoundPhase::Begun };
         active.round = Round {
             begun_at: self.now,
             phase,
             chosen: k,
+            source: active.looked_up.as_ref().map(|draft| draft.source),
             num_tree_tokens,
             has_prompt,
             is_probing,
@@ -138,8 +157,25 @@ impl SchedulerState {
             active.sequence.set_target_deadline(self.target_deadline(active));
         }
         if active.is_traced() {
-            self.commands.push(Command::RoundBegun(active.id, k));
+            let looked_up = active.looked_up.as_ref().map_or(0, |draft| draft.token_ids.len() as u32);
+            self.commands.push(Command::RoundBegun(active.id, k + looked_up));
         }
+    }
+
+    /// A lookup draft in the place of what was chosen, where it promises more. A draft length that the request or the operator fixed is the
+    /// draft worker's: a lookup draft, no longer than that, only stands in for it.
+    fn look_up(&self, active: &ActiveSequence, opening: &Opening) -> Option<LookupDraft> {
+        let policy = self.lanes.policy();
+        let pinned = policy.pinned_draft_tokens(&active.lane.key.task_type, &active.speculation);
+        let asks_worker = opening.num_draft_tokens > 0;
+        let is_fixed = pinned.is_some() && asks_worker;
+        let is_barred = opening.disabled_reason == Some("lane_max_batch") || pinned == Some(0);
+        if is_fixed || is_barred || opening.is_probing || opening.is_probe {
+            return None;
+        }
+        let lane = policy.lane(&active.lane.key.task_type);
+        let max_tokens = pinned.unwrap_or(lane.max_k.min(policy.max_draft_tokens));
+        self.choose_lookup(active, Rival { asks_worker, max_tokens })
     }
 
     fn choose_opening(&mut self, active: &ActiveSequence) -> Opening {
@@ -162,16 +198,20 @@ impl SchedulerState {
             }
             Access::Probe | Access::Leave => return Opening::decode("draft_silent"),
         }
-        let (k, lane_tree, held_back) = match pinned {
-            Some(k) => (k, 0, None),
+        let chosen = match pinned {
+            Some(k) => Some(Chosen::fixed(k)),
             None => self.choose_draft_length(active, target, draft),
         };
+        let Some(Chosen { num_draft_tokens: k, num_tree_tokens: lane_tree, held_back, .. }) = chosen else {
+            return Opening::decode("does_not_pay");
+        };
+        let is_probe = chosen.is_some_and(|chosen| chosen.lane_draft_length.is_none());
         let disabled_reason = (k == 0).then_some(held_back.unwrap_or("does_not_pay"));
         let takes =
             target.and_then(|key| self.workers.get(key)).map_or(0, |target| target.info.max_tree_tokens);
         let pinned_tree = self.lanes.policy().pinned_tree_tokens(&active.speculation);
         let num_tree_tokens = pinned_tree.unwrap_or(lane_tree).min(takes);
-        Opening { num_draft_tokens: k, num_tree_tokens, is_probing: false, disabled_reason }
+        Opening { num_draft_tokens: k, num_tree_tokens, is_probing: false, is_probe, disabled_reason }
     }
 
     fn choose_draft_length(
@@ -179,15 +219,13 @@ impl SchedulerState {
         active: &ActiveSequence,
         target: Option<WorkerKey>,
         draft: Option<WorkerKey>,
-    ) -> (u32, u32, Option<&'static str>) {
-        let Some(workers) = self.workers.of_lane(&active.lane.key.model, target, draft) else {
-            return (0, 0, None);
-        };
+    ) -> Option<Chosen> {
+        let workers = self.workers.of_lane(&active.lane.key.model, target, draft)?;
         let chosen = self.lanes.choose(active.lane.id, &workers);
         if let Some(k) = chosen.lane_draft_length {
             self.commands.push(Command::Report(Report::DraftLength(active.lane.id, k)));
         }
-        (chosen.num_draft_tokens, chosen.num_tree_tokens, chosen.held_back)
+        Some(chosen)
     }
 
     /// How long a round of the sequence may wait for `k` tokens.

@@ -113,6 +113,7 @@ impl SchedulerState {
                 self.on_target_success(active);
                 self.grow_reservations(active);
                 self.on_round(active, &commit);
+                self.follow_lookups(active);
                 self.commands.push(Command::Commit(active.committed(commit)));
             }
             Action::PromptLogprobs(scores) => {

@@ -37,6 +37,7 @@ impl World {
             draft_tokens,
             max_draft_tokens: 8,
             tree_tokens: DraftTokens::Auto,
+            suffix_drafts: false,
             lanes: BTreeMap::new(),
         };
         let config = SchedulerConfig {
@@ -154,7 +155,18 @@ impl World {
         let may_expire = line.get("choice").unwrap_or(0) == 0;
         let api_key = line.get("key").unwrap_or(0);
         let vocab_size = VOCAB_SIZE;
-        let new = NewSequence { id, lane, spec, vocab_size, prompt_ids, speculation, api_key, may_expire };
+        let prediction = None;
+        let new = NewSequence {
+            id,
+            lane,
+            spec,
+            vocab_size,
+            prompt_ids,
+            speculation,
+            prediction,
+            api_key,
+            may_expire,
+        };
         self.event(Event::Submit(Box::new(new)))
     }
 

@@ -26,6 +26,8 @@ pub enum Event {
         /// proposes is late, and used as such.
         draft_wait: Duration,
     },
+    /// The same, with a draft that was looked up: no draft worker is asked.
+    BeginWith(Vec<TokenId>),
     /// A worker answered.
     Reply(Role, Reply),
     /// A worker dropped the sequence to make room.

@@ -182,7 +182,7 @@ impl World {
         for _ in 0..200_000 {
             while let Some(event) = events.pop_front() {
                 for action in sequence.step(Duration::from_millis(self.now), event) {
-                    self.act(action, k, &mut events);
+                    self.act(action, k, (sequence.ids(), &mut events));
                 }
             }
             if sequence.is_done() {
@@ -193,7 +193,7 @@ impl World {
         panic!("no progress: {sequence:?}");
     }
 
-    fn act(&mut self, action: Action, k: u32, events: &mut VecDeque<Event>) {
+    fn act(&mut self, action: Action, k: u32, (ids, events): (&[TokenId], &mut VecDeque<Event>)) {
         match action {
             Action::Send(role, step) => {
                 let incarnation = self.worker(role).incarnation;
@@ -204,6 +204,15 @@ impl World {
                 self.send(Frame::Close(role, incarnation, epoch));
             }
             Action::Assign(role) => events.push_back(Event::Assigned(role)),
+            // One round in five has a draft that was looked up, of ids that need not exist.
+            Action::Ready if self.rng.chance(20) => {
+                let mut drafted = ids.to_vec();
+                for _ in 0..self.rng.next() % 12 {
+                    let wrong = !self.rng.chance(self.faults.skill);
+                    drafted.push(model(&drafted) + u32::from(wrong));
+                }
+                events.push_back(Event::BeginWith(drafted.split_off(ids.len())));
+            }
             Action::Ready => {
                 let num_draft_tokens = (self.rng.next() % (u64::from(k) + 1)) as u32;
                 // Chains and trees in turn.

@@ -78,7 +78,7 @@ pub struct Body {
     pub suffix: Option<Value>,
     pub modalities: Option<Value>,
     pub audio: Option<Value>,
-    pub prediction: Option<Value>,
+    pub prediction: Option<Object<Prediction>>,
     pub reasoning_effort: Option<Value>,
     pub verbosity: Option<Value>,
     pub web_search_options: Option<Value>,
@@ -178,6 +178,27 @@ impl From<Speculation> for SentSpeculation {
     }
 }
 
+/// `prediction`.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+#[expect(missing_docs, reason = "the fields are OpenAI's")]
+pub struct Prediction {
+    #[serde(rename = "type")]
+    pub kind: String,
+    pub content: Content,
+}
+
+impl Prediction {
+    fn into_text(self) -> Result<String, RouterError> {
+        let Self { kind, content: Content(text) } = self;
+        if kind != "content" {
+            let message = format!("prediction.type must be content, not `{kind}`");
+            return Err(RouterError::invalid("prediction.type", message));
+        }
+        Ok(text)
+    }
+}
+
 /// How a client wants its answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct AnswerForm {
@@ -222,6 +243,7 @@ impl Body {
             Operation::Completion => (self.prompt.unwrap_or_default().0, "prompt"),
         };
         let speculation = self.speculation.map(|Object(speculation)| speculation).unwrap_or_default();
+        let prediction = self.prediction.map(|Object(prediction)| prediction.into_text()).transpose()?;
         let sent = SentRequest {
             model: self.model,
             prompts,
@@ -251,6 +273,7 @@ impl Body {
                 enabled: if is_off { Some(false) } else { speculation.enabled },
                 ..speculation.into()
             },
+            prediction,
             priority: self.priority,
             truncate_prompt_tokens: self.truncate_prompt_tokens,
             cache_salt: self.cache_salt,
@@ -286,7 +309,6 @@ impl Body {
             ("suffix", &self.suffix),
             ("modalities", &self.modalities),
             ("audio", &self.audio),
-            ("prediction", &self.prediction),
             ("reasoning_effort", &self.reasoning_effort),
             ("verbosity", &self.verbosity),
             ("web_search_options", &self.web_search_options),
@@ -345,6 +367,7 @@ impl Body {
                     ("top_logprobs", self.top_logprobs.is_some()),
                     ("chat_template_kwargs", self.chat_template_kwargs.is_some()),
                     ("tools", self.tools.as_ref().is_some_and(|tools| !tools.is_empty())),
+                    ("prediction", self.prediction.is_some()),
                 ];
                 (fields, "/v1/chat/completions")
             }

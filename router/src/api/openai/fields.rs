@@ -152,7 +152,11 @@ pub const FIELDS: &[Field] = &[
     both(Refused, "suffix", "\"x\"", ""),
     both(Refused, "modalities", "[\"audio\"]", "`[\"text\"]` is accepted"),
     both(Refused, "audio", "{\"voice\": \"x\"}", ""),
-    both(Refused, "prediction", "{\"type\": \"content\"}", ""),
+    chat(
+        "prediction",
+        "{\"type\": \"content\", \"content\": \"x\"}",
+        "a text that the answer repeats in part: it is drafted from; not with `n` above 1, `tools` or `logprobs`",
+    ),
     both(Refused, "reasoning_effort", "\"high\"", ""),
     both(Refused, "verbosity", "\"high\"", ""),
     both(Refused, "web_search_options", "{\"x\": 1}", ""),

@@ -179,8 +179,8 @@ struct PromptDetails {
     cached_tokens: u64,
 }
 
-/// Predictions are not supported, and no model here marks its reasoning.
-#[derive(Debug, Default, Serialize)]
+/// Tokens of the client's prediction; reasoning is not told apart.
+#[derive(Debug, Serialize)]
 struct CompletionDetails {
     reasoning_tokens: u64,
     accepted_prediction_tokens: u64,
@@ -204,7 +204,11 @@ impl From<&Usage> for UsageBody {
             completion_tokens: usage.completion_tokens,
             total_tokens: usage.prompt_tokens + usage.completion_tokens,
             prompt_tokens_details: PromptDetails { cached_tokens: usage.cached_tokens },
-            completion_tokens_details: CompletionDetails::default(),
+            completion_tokens_details: CompletionDetails {
+                reasoning_tokens: 0,
+                accepted_prediction_tokens: usage.speculation.accepted_prediction_tokens,
+                rejected_prediction_tokens: usage.speculation.rejected_prediction_tokens,
+            },
             speculation: (&usage.speculation).into(),
         }
     }

@@ -90,7 +90,17 @@ impl World {
     }
 
     fn submit(&mut self, now: Duration, new: NewSequence) {
-        let NewSequence { id, lane, spec, vocab_size, prompt_ids, speculation, api_key, may_expire } = new;
+        let NewSequence {
+            id,
+            lane,
+            spec,
+            vocab_size,
+            prompt_ids,
+            speculation,
+            prediction,
+            api_key,
+            may_expire,
+        } = new;
         self.driver.next_sequence = id.0;
         let request = GenerationRequest {
             request_id: String::new(),
@@ -101,6 +111,7 @@ impl World {
             spec,
             task_type: lane.task_type,
             speculation,
+            prediction,
             unread: Unread::default(),
             api_key,
             may_expire,

@@ -1,0 +1,148 @@
+//! How far a lookup draft is verified ([`crate::lookup_rates`]): as far as promises the most tokens per second, by the price of its rows
+//! alone, and not at all where that is less than the round that the sequence would take otherwise.
+
+use super::price::price;
+use super::{DraftLength, Load};
+use crate::cost::{Forward, WorkerCost};
+
+/// Lengths that are compared.
+const LENGTHS: [u32; 10] = [1, 2, 3, 4, 6, 8, 12, 16, 24, 32];
+
+/// A lookup draft has to promise so much more than the round without it.
+const GAIN_MIN: f64 = 1.02;
+
+/// How far a lookup draft is verified.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct LookupLength {
+    /// How many of its tokens.
+    pub num_draft_tokens: u32,
+    /// What its sequence commits in a second then.
+    pub tokens_per_second: f64,
+}
+
+impl DraftLength {
+    /// The length of a lookup draft that pays, if one does. `reached[i]` is the chance that it is right as far as its token i; `asks_worker`:
+    /// without it the round asks a draft worker for the lane's k.
+    pub fn choose_lookup(
+        &self,
+        reached: &[f64],
+        (load, target): (&Load, &WorkerCost),
+        asks_worker: bool,
+    ) -> Option<LookupLength> {
+        // Nothing is asked of a draft worker: whose costs are given does not matter.
+        let round_us = |k: u32| {
+            let (_, verify_us) = price(0, 1.0 + f64::from(k), (load, 1), (target, target));
+            (verify_us * self.residuals.factor(0)).max(1.0)
+        };
+        let plain = 1.0 / round_us(0);
+        let drafted = self.outlook.get(self.k as usize).filter(|at| asks_worker && at.k > 0);
+        let rival = drafted
+            .map_or(plain, |at| plain.max(at.expected_tokens / (at.draft_wait_us + at.verify_us).max(1.0)));
+        let pace = |k: u32| (1.0 + reached[..k as usize].iter().sum::<f64>()) / round_us(k);
+        let fits = |k: &u32| *k as usize <= reached.len() && self.leaves_others_alone(*k, load, target);
+        let best = LENGTHS
+            .into_iter()
+            .filter(fits)
+            .map(|k| (pace(k), k))
+            .max_by(|a, b| a.0.total_cmp(&b.0).then(b.1.cmp(&a.1)));
+        let (pace, num_draft_tokens) = best.filter(|(pace, _)| *pace > rival * GAIN_MIN)?;
+        Some(LookupLength { num_draft_tokens, tokens_per_second: pace * 1e6 })
+    }
+
+    /// Whether `k` rows of one sequence make the rounds of lanes that share its target no longer than a lane may.
+    fn leaves_others_alone(&self, k: u32, load: &Load, target: &WorkerCost) -> bool {
+        if load.other_sequences == 0 {
+            return true;
+        }
+        let sequences = f64::from(load.sequences + load.other_sequences);
+        let forward_us = |k: u32| {
+            let rows = f64::from(load.sequences + load.other_rows + k);
+            target.forward_micros(Forward { rows, sequences, context: load.context })
+        };
+        let plain_us = forward_us(0);
+        (forward_us(k) - plain_us) / load.others.round_us.max(plain_us) <= self.rules.others_delay_max
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::cost::{StepTimePoint, StepTimes};
+
+    fn target(row_us: u64) -> WorkerCost {
+        let points = [1_u32, 8, 64].map(|rows| StepTimePoint {
+            rows,
+            kv_tokens: 0,
+            micros: 10_000 + row_us * u64::from(rows - 1),
+        });
+        WorkerCost::new(StepTimes::new(&points))
+    }
+
+    fn load(sequences: u32) -> Load {
+        Load {
+            sequences,
+            lane_sequences: sequences,
+            other_rows: 0,
+            other_sequences: 0,
+            draft_sequences: sequences,
+            context: 100.0,
+            others: Default::default(),
+        }
+    }
+
+    /// Each token is right at `rate` where those before it were.
+    fn chances(rate: f64) -> Vec<f64> {
+        (1..=32).map(|i| rate.powi(i)).collect()
+    }
+
+    fn length(rate: f64, (row_us, sequences): (u64, u32)) -> u32 {
+        let lane = DraftLength::new(8);
+        let chosen = lane.choose_lookup(&chances(rate), (&load(sequences), &target(row_us)), false);
+        chosen.map_or(0, |chosen| chosen.num_draft_tokens)
+    }
+
+    #[test]
+    fn a_draft_is_verified_as_far_as_its_rows_pay() {
+        assert_eq!(length(0.95, (0, 1)), 32, "rows are free");
+        assert!((8..=24).contains(&length(0.95, (300, 1))), "{}", length(0.95, (300, 1)));
+        assert!((1..=3).contains(&length(0.5, (1_000, 1))), "{}", length(0.5, (1_000, 1)));
+        assert_eq!(length(0.05, (1_000, 1)), 0, "it loses");
+        // Rows cost as much as steps: nothing pays that may be wrong.
+        assert_eq!(length(0.95, (10_000, 1)), 0);
+        // Rows of all who share the forward.
+        assert!(length(0.7, (300, 16)) < length(0.7, (300, 1)));
+        assert_eq!(DraftLength::new(8).choose_lookup(&[], (&load(1), &target(0)), false), None);
+    }
+
+    #[test]
+    fn a_draft_workers_round_is_a_rival_where_one_is_asked() {
+        let (target, draft) = (target(100), {
+            let points = [1, 64].map(|rows| StepTimePoint { rows, kv_tokens: 0, micros: 400 });
+            WorkerCost::new(StepTimes::new(&points))
+        });
+        let mut lane = DraftLength::new(8);
+        for _ in 0..200 {
+            lane.choose(load(1), &target, &draft);
+            lane.observe_proposal(8, 8);
+            lane.observe_verdict(8, 6);
+        }
+        let poor = chances(0.6);
+        let chosen = |reached: &[f64], asks| lane.choose_lookup(reached, (&load(1), &target), asks);
+        assert!(chosen(&poor, false).is_some());
+        assert_eq!(chosen(&poor, true), None, "the worker's drafts promise more");
+        assert!(chosen(&chances(0.98), true).is_some());
+    }
+
+    #[test]
+    fn rows_that_slow_down_other_lanes_are_not_taken() {
+        let others = super::super::Pace { tokens_per_second: 100.0, round_us: 10_000.0 };
+        let shared = Load { other_rows: 4, other_sequences: 4, others, ..load(1) };
+        let mut target = target(50);
+        target.observe_step(1, 100.0, Duration::from_millis(10));
+        let lane = DraftLength::new(8);
+        let chosen = lane.choose_lookup(&chances(0.99), (&shared, &target), false).unwrap();
+        assert!(chosen.num_draft_tokens <= 4, "{chosen:?}");
+    }
+}

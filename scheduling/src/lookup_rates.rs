@@ -1,0 +1,157 @@
+//! How often what a lookup source expects is right ([`speculation::lookup`]), by match length: what its drafts are worth before they are tried.
+//!
+//! A source says of every committed token what it had expected, whoever drafted it and whether anybody did. So a source that would be
+//! wrong is given up without a rejected draft, one that would be right is used again, and neither has to be tried. It reads no clock.
+
+use serde::Serialize;
+use speculation::lookup::Expected;
+
+/// Where a lookup draft comes from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum LookupSource {
+    /// The text that the client predicts.
+    Prediction,
+    /// The sequence itself.
+    Suffix,
+}
+
+impl LookupSource {
+    /// All of them.
+    pub const ALL: [Self; 2] = [Self::Prediction, Self::Suffix];
+
+    /// The word used in metrics and explanations.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Prediction => "prediction",
+            Self::Suffix => "suffix",
+        }
+    }
+
+    /// Before anything is known: the chance that a source is right behind a match of each class. Cautious: less than the edit set of
+    /// docs/measurements/acceptance.md gives, for not every text repeats itself, and not every prediction is right.
+    fn prior(self) -> [f64; CLASSES] {
+        match self {
+            Self::Prediction => [0.3, 0.6, 0.7, 0.75, 0.8, 0.85, 0.9, 0.92, 0.94, 0.95],
+            Self::Suffix => [0.0, 0.0, 0.3, 0.35, 0.4, 0.5, 0.6, 0.75, 0.85, 0.9],
+        }
+    }
+}
+
+/// Match lengths that are told apart, by the first of each class.
+const FIRST_OF_CLASS: [u32; CLASSES] = [0, 1, 2, 3, 4, 6, 8, 12, 16, 32];
+const CLASSES: usize = 10;
+
+/// Judged tokens that the prior is worth to a lane, and the lane's rates to a sequence.
+const PRIOR_WEIGHT: f64 = 8.0;
+const LANE_WEIGHT: f64 = 4.0;
+
+/// Judged tokens that a lane and a sequence remember of each class.
+const LANE_MEMORY: f64 = 256.0;
+const SEQUENCE_MEMORY: f64 = 32.0;
+
+/// What one source expected of a lane's tokens, or of one sequence's.
+#[derive(Debug, Clone)]
+pub struct LookupRates {
+    memory: f64,
+    /// By class, decayed.
+    judged: [f64; CLASSES],
+    right: [f64; CLASSES],
+}
+
+impl LookupRates {
+    /// Of a lane.
+    pub fn of_lane() -> Self {
+        Self { memory: LANE_MEMORY, judged: [0.0; CLASSES], right: [0.0; CLASSES] }
+    }
+
+    /// Of a sequence.
+    pub fn of_sequence() -> Self {
+        Self { memory: SEQUENCE_MEMORY, ..Self::of_lane() }
+    }
+
+    /// A token was committed.
+    pub fn observe(&mut self, expected: Expected) {
+        let class = class_of(expected.match_len);
+        self.judged[class] += 1.0 - self.judged[class] / self.memory;
+        self.right[class] += f64::from(u8::from(expected.is_right)) - self.right[class] / self.memory;
+    }
+
+    /// Tokens that the rates rest on, and how many of them were right, decayed.
+    pub fn evidence(&self) -> (f64, f64) {
+        (self.judged.iter().sum(), self.right.iter().sum())
+    }
+
+    fn rate(&self, class: usize, (prior, weight): (f64, f64)) -> f64 {
+        (self.right[class] + weight * prior) / (self.judged[class] + weight)
+    }
+}
+
+/// The chance of each of the next `num_tokens` that a source expects behind a match of `match_len` to be right with all before it. The
+/// match grows with each that is.
+pub fn chances(
+    source: LookupSource,
+    (lane, sequence): (&LookupRates, &LookupRates),
+    (match_len, num_tokens): (u32, usize),
+) -> Vec<f64> {
+    let prior = source.prior();
+    let mut reached = 1.0;
+    let chance = |position: usize| {
+        let class = class_of(match_len.saturating_add(position as u32));
+        let of_lane = lane.rate(class, (prior[class], PRIOR_WEIGHT));
+        reached *= sequence.rate(class, (of_lane, LANE_WEIGHT));
+        reached
+    };
+    (0..num_tokens).map(chance).collect()
+}
+
+fn class_of(match_len: u32) -> usize {
+    FIRST_OF_CLASS.partition_point(|first| *first <= match_len) - 1
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn fed((match_len, is_right, times): (u32, bool, u32), mut rates: LookupRates) -> LookupRates {
+        for _ in 0..times {
+            rates.observe(Expected { match_len, is_right });
+        }
+        rates
+    }
+
+    fn first_chance(lane: &LookupRates, sequence: &LookupRates, match_len: u32) -> f64 {
+        chances(LookupSource::Suffix, (lane, sequence), (match_len, 1))[0]
+    }
+
+    #[test]
+    fn match_lengths_fall_into_classes() {
+        for (match_len, class) in [(0, 0), (1, 1), (4, 4), (5, 4), (31, 8), (32, 9), (u32::MAX, 9)] {
+            assert_eq!(class_of(match_len), class, "{match_len}");
+        }
+    }
+
+    #[test]
+    fn a_sequence_begins_as_its_lane_is_and_soon_goes_by_its_own() {
+        let fresh = LookupRates::of_sequence();
+        let good_lane = fed((8, true, 400), LookupRates::of_lane());
+        assert!(first_chance(&good_lane, &fresh, 8) > 0.95);
+        let bad = fed((8, false, 12), LookupRates::of_sequence());
+        assert!(first_chance(&good_lane, &bad, 8) < 0.3, "{}", first_chance(&good_lane, &bad, 8));
+        let bad_lane = fed((8, false, 400), LookupRates::of_lane());
+        assert!(first_chance(&bad_lane, &fresh, 8) < 0.05);
+        let good = fed((8, true, 12), LookupRates::of_sequence());
+        assert!(first_chance(&bad_lane, &good, 8) > 0.7);
+        assert!(first_chance(&bad_lane, &fresh, 16) > 0.8, "of other match lengths that says nothing");
+    }
+
+    #[test]
+    fn the_chance_of_a_draft_falls_with_each_position_and_its_match_grows() {
+        let (lane, fresh) = (LookupRates::of_lane(), LookupRates::of_sequence());
+        let reached = chances(LookupSource::Suffix, (&lane, &fresh), (2, 12));
+        assert!(reached.windows(2).all(|pair| pair[1] < pair[0]));
+        let ratios: Vec<f64> = reached.windows(2).map(|pair| pair[1] / pair[0]).collect();
+        assert!(ratios.windows(2).all(|pair| pair[1] >= pair[0] - 1e-9), "{ratios:?}");
+        assert_eq!(chances(LookupSource::Suffix, (&lane, &fresh), (0, 2)), [0.0, 0.0]);
+    }
+}

@@ -1,0 +1,113 @@
+//! Lookup drafts of one sequence: its sources follow what it commits, and a round whose lookup draft promises more tokens per second than
+//! the round that was chosen verifies that one, and asks no draft worker. Sources outlive workers: they know ids alone.
+
+use std::sync::Arc;
+
+use speculation::lookup::{Expected, Found, PredictedText, PredictionCursor, SuffixIndex};
+use speculation::step::MAX_DRAFT_TOKENS;
+use speculation::{Role, TokenId};
+
+use super::active::ActiveSequence;
+use super::state::SchedulerState;
+use crate::lookup_rates::{LookupRates, LookupSource, chances};
+
+/// The lookup sources of one sequence.
+#[derive(Debug)]
+pub(super) struct Lookups {
+    prediction: Option<PredictionCursor>,
+    /// Made with the first output: until then nothing is looked up.
+    suffix: Option<SuffixIndex>,
+    /// By source.
+    rates: [LookupRates; LookupSource::ALL.len()],
+}
+
+/// A draft for one round.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct LookupDraft {
+    pub(super) source: LookupSource,
+    pub(super) token_ids: Vec<TokenId>,
+}
+
+/// The round that a sequence would take without a lookup draft.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Rival {
+    /// Whether a draft worker is asked for the lane's k.
+    pub(super) asks_worker: bool,
+    /// How long a draft may be.
+    pub(super) max_tokens: u32,
+}
+
+impl Lookups {
+    pub(super) fn new(prediction: Option<Arc<PredictedText>>, prompt_len: u32) -> Self {
+        let prediction = prediction.map(|text| PredictionCursor::new(text, prompt_len as usize));
+        let rates = LookupSource::ALL.map(|_| LookupRates::of_sequence());
+        Self { prediction, suffix: None, rates }
+    }
+
+    /// How many tokens of the prediction appeared in the output, and how many did not so far.
+    pub(super) fn num_predicted(&self) -> (u32, u32) {
+        self.prediction.as_ref().map_or((0, 0), PredictionCursor::num_appeared)
+    }
+
+    /// Reads what was committed, and tells what each source had expected.
+    fn follow(&mut self, ids: &[TokenId], mut tell: impl FnMut(LookupSource, Expected)) {
+        let Self { prediction, suffix, rates } = self;
+        let mut hear = |source: LookupSource, expected: Expected| {
+            rates[source as usize].observe(expected);
+            tell(source, expected);
+        };
+        if let Some(prediction) = prediction {
+            prediction.follow(ids, |expected| hear(LookupSource::Prediction, expected));
+        }
+        if let Some(suffix) = suffix {
+            suffix.follow(ids, |expected| hear(LookupSource::Suffix, expected));
+        }
+    }
+
+    fn find(&self, source: LookupSource, ids: &[TokenId], max_tokens: usize) -> Option<Found> {
+        match source {
+            LookupSource::Prediction => self.prediction.as_ref()?.find(max_tokens),
+            LookupSource::Suffix => self.suffix.as_ref()?.find(ids, max_tokens),
+        }
+    }
+}
+
+impl SchedulerState {
+    /// A sequence committed something.
+    pub(super) fn follow_lookups(&mut self, active: &mut ActiveSequence) {
+        let ids = active.sequence.ids();
+        if active.lookups.suffix.is_none() && self.looks_up_suffixes(active) {
+            active.lookups.suffix = Some(SuffixIndex::new(ids));
+        }
+        let (lane, lanes) = (active.lane.id, &mut self.lanes);
+        active.lookups.follow(ids, |source, expected| lanes.on_expected(lane, source, expected));
+    }
+
+    fn looks_up_suffixes(&self, active: &ActiveSequence) -> bool {
+        let policy = self.lanes.policy();
+        let pinned = policy.pinned_draft_tokens(&active.lane.key.task_type, &active.speculation);
+        policy.suffix_drafts && pinned != Some(0)
+    }
+
+    /// The lookup draft that promises more than the round without it, if there is one.
+    pub(super) fn choose_lookup(&self, active: &ActiveSequence, rival: Rival) -> Option<LookupDraft> {
+        let target = self.workers.get(active.worker(Role::Target)?)?;
+        let (lane, ids) = (active.lane.id, active.sequence.ids());
+        let num_targets = self.workers.num_targets(&active.lane.key.model);
+        let max_tokens = (rival.max_tokens as usize).min(MAX_DRAFT_TOKENS);
+        let drafts = LookupSource::ALL.into_iter().filter_map(|source| {
+            let mut found = active.lookups.find(source, ids, max_tokens)?;
+            let rates = (self.lanes.lookup_rates(lane, source), &active.lookups.rates[source as usize]);
+            let reached = chances(source, rates, (found.match_len, found.token_ids.len()));
+            let target = (&target.cost, num_targets);
+            let length = self.lanes.choose_lookup(lane, &reached, target, rival.asks_worker)?;
+            found.token_ids.truncate(length.num_draft_tokens as usize);
+            Some((length.tokens_per_second, LookupDraft { source, token_ids: found.token_ids }))
+        });
+        drafts.max_by(|a, b| a.0.total_cmp(&b.0).then(b.1.source.cmp(&a.1.source))).map(|(_, draft)| draft)
+    }
+}
+
+#[cfg(test)]
+#[path = "lookup_tests.rs"]
+mod tests;
