@@ -67,7 +67,7 @@ impl Worker {
             Some(body) => (task, body),
             None => self.run(task),
         };
-        self.ahead.answered(&mut task, &body);
+        self.ahead.answered(&mut task, &body, 1);
         let held = self.table.get_mut(&KEY).expect("held");
         (held.slot, held.cached) = (task.slot, Some(task.cached));
         let ReplyBody::Proposal(proposal) = body else { panic!("{body:?}") };

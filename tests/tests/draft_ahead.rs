@@ -19,8 +19,8 @@ async fn what_is_drafted_ahead_changes_no_token() -> anyhow::Result<()> {
     let client = cluster.client().await?;
     let cases = covering_set(&PairText::load()?)?;
     let alone = client.ask_by_name(&cases.iter().map(|case| case.with_k(0)).collect::<Vec<_>>(), 1).await?;
-    // One at a time the draft worker is idle while the target verifies; with others beside it, seldom.
-    for width in [1, 3] {
+    // One at a time the draft worker is idle while the target verifies; with another one beside it, less often; with more it drafts nothing ahead.
+    for width in [1, 2, 4] {
         let chains = cases.iter().map(|case| (case, case.with_k(3)));
         let trees = cases.iter().map(|case| (case, case.with_tree(2, 6)));
         let asked: Vec<(&Case, Case)> = chains.chain(trees).collect();

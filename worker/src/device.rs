@@ -380,7 +380,7 @@ impl<M: Method> Device<M> {
     }
 
     fn finish(&mut self, mut task: Task, body: ReplyBody) {
-        self.ahead.answered(&mut task, &body);
+        self.ahead.answered(&mut task, &body, self.table.len());
         let reply = task.reply(body);
         let (key, queue) = (task.key, task.started - task.received);
         self.give_back(task);

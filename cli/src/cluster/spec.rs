@@ -248,6 +248,10 @@ pub(super) fn worker_plan(
     }
     args.pair("--listen", listen.to_string());
     args.pair("--admin", admin.to_string());
+    if role == WorkerRole::Draft && !spec.draft_args.iter().any(|arg| arg == "--draft-ahead") {
+        // Draft and target share this machine: what is drafted ahead would take the verification's time.
+        args.pair("--draft-ahead", "0");
+    }
     args.every_process(spec, discovery_uri);
     Ok(ProcessPlan {
         name: format!("{}-{index}", role.as_str()),

@@ -73,6 +73,7 @@ impl World {
                 target_wait: minute,
                 queue_wait: minute,
                 replay_ids_per_second: 0,
+                tpot_objective: None,
                 rules: Rules::default(),
             }),
             now: Duration::ZERO,

@@ -105,6 +105,11 @@ struct Bench {
 impl Bench {
     /// A sequence of four ids of which three more are proposed: 40, 50 and 60.
     fn proposed(max_branches: usize) -> Self {
+        Self::beside(1, max_branches)
+    }
+
+    /// The same, the only one or one of so many.
+    fn beside(num_sequences: usize, max_branches: usize) -> Self {
         let mut method = Counting { total: 100, ..Counting::default() };
         let (mut ahead, mut table) = (Ahead::new(max_branches), Table::default());
         let held = table.entry(KEY, || method.open());
@@ -118,7 +123,7 @@ impl Bench {
                 break done;
             }
         };
-        ahead.answered(&mut task, &body);
+        ahead.answered(&mut task, &body, num_sequences);
         held.cached = Some(task.cached);
         Self { method, ahead, table }
     }
@@ -230,6 +235,14 @@ fn rows_and_branches_are_bounded() {
     assert_eq!(bench.method.slots.len(), 1 + 4);
     bench.ahead.forget(&mut bench.method, &KEY);
     assert_eq!(bench.method.slots.len(), 1);
+}
+
+#[test]
+fn sequences_that_share_forward_passes_are_left_together() {
+    for (num_sequences, is_drafted) in [(1, true), (MAX_SEQUENCES, true), (MAX_SEQUENCES + 1, false)] {
+        let mut bench = Bench::beside(num_sequences, 7);
+        assert_eq!(bench.idle() > 0, is_drafted, "{num_sequences} sequences");
+    }
 }
 
 #[test]
