@@ -117,7 +117,7 @@ async fn a_thousand_schemas_hold_and_what_masks_cost() -> anyhow::Result<()> {
     let (cluster, target, draft) = Cluster::of_pair(WorkerKind::Draft).await?;
     let client = cluster.client().await?;
     let cases = cases(&(1_000..2_000).map(schema).collect::<Vec<_>>(), &[0.0, 1.0])?;
-    let (micros_a_token, compared) = compare_times(&client, &cases[..100]).await?;
+    let (micros_a_token, compared) = compare_times(&client, &cases[..20]).await?;
     println!("{compared}");
     for (idx, part) in cases.chunks(100).enumerate() {
         let (answers, drafted, accepted) = ask_at_every_k(&client, part).await?;
