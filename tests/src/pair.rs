@@ -93,11 +93,16 @@ impl PairText {
         self.tokenizer.get_vocab_size(true)
     }
 
+    /// A text without a frame.
+    pub fn ids(&self, text: &str) -> anyhow::Result<Vec<TokenId>> {
+        let encoding = self.tokenizer.encode(text, false).map_err(|error| anyhow!("{error}"))?;
+        Ok(encoding.get_ids().to_vec())
+    }
+
     /// One user's message as the pair's chat template frames it.
     pub fn chat_ids(&self, message: &str) -> anyhow::Result<Vec<TokenId>> {
         let framed = format!("<|user|>\n{message}<|end|>\n<|assistant|>\n");
-        let encoding = self.tokenizer.encode(framed, false).map_err(|error| anyhow!("{error}"))?;
-        Ok(encoding.get_ids().to_vec())
+        self.ids(&framed)
     }
 
     /// The bundled prompts of one task type, as ids.
