@@ -8,13 +8,27 @@ const WIDTH = 1000;
 const ROW = 14;
 const LABELS = 120;
 
-/** The parts of one step: queue and compute as the worker reported them, the rest of the round trip is the wire. */
-function partsOf(step, isPrompt) {
+/** What a step's round trip took beyond the worker's queue and the forward that its reply came from. */
+function beyondForward(step) {
+  return Math.max((step.answered_us ?? step.sent_us) - step.sent_us - step.queue_us - step.compute_us, 0);
+}
+
+/** The middle of what later steps to the target took beyond their forwards: the wire, for those are one forward each. */
+function usualWire(steps) {
+  const wires = steps.filter(({ step, isPrompt }) => step.role === "target" && !isPrompt && step.answered_us).map(({ step }) => beyondForward(step));
+  wires.sort((a, b) => a - b);
+  return wires[wires.length >> 1] ?? 0;
+}
+
+/** The parts of one step: queue and compute as the worker reported them, the rest of the round trip is the wire. A long prompt takes several
+ * forwards, of which only the last is reported: of it all that is more than the usual wire is the prompt. */
+function partsOf(step, isPrompt, wireUs) {
   const end = step.answered_us ?? step.sent_us;
   const forwards = step.reply === "proposal" ? Math.max(step.num_tokens, 1) : 1;
   const whole = end - step.sent_us;
   const queue = Math.min(step.queue_us, whole);
-  const compute = Math.min(step.compute_us * forwards, whole - queue);
+  const reported = Math.min(step.compute_us * forwards, whole - queue);
+  const compute = isPrompt ? Math.max(reported, whole - queue - wireUs) : reported;
   const name = step.role === "draft" ? "draft" : isPrompt ? "prefill" : "verify";
   const wire = whole - queue - compute;
   return [["wire", wire / 2], ["queue", queue], [name, compute], ["wire", wire / 2]];
@@ -23,11 +37,13 @@ function partsOf(step, isPrompt) {
 /** Steps with the parts of their time. */
 export function stepsOf(trail) {
   let hasOutput = false;
-  return trail.steps.map((step) => {
+  const steps = trail.steps.map((step) => {
     const isPrompt = step.role === "target" && !hasOutput;
     if (step.role === "target" && step.reply === "span") hasOutput = true;
-    return { step, isPrompt, parts: partsOf(step, isPrompt) };
+    return { step, isPrompt };
   });
+  const wireUs = usualWire(steps);
+  return steps.map(({ step, isPrompt }) => ({ step, isPrompt, parts: partsOf(step, isPrompt, wireUs) }));
 }
 
 /** Sums over a request, microseconds. Draft steps may overlap with verification, so they need not add up to the whole. */

@@ -29,6 +29,10 @@ pub struct SeenSpan {
     pub span_id: String,
     /// In hex; empty at the root.
     pub parent_id: String,
+    /// When it began, nanoseconds since 1970 by its host's clock.
+    pub start_nanos: u64,
+    /// How long it took, nanoseconds.
+    pub nanos: u64,
     /// Texts as they are, other values as Rust prints them.
     pub attributes: BTreeMap<String, String>,
 }
@@ -108,6 +112,8 @@ fn seen_spans(spans: ResourceSpans) -> Vec<SeenSpan> {
         trace_id: hex(&span.trace_id),
         span_id: hex(&span.span_id),
         parent_id: hex(&span.parent_span_id),
+        start_nanos: span.start_time_unix_nano,
+        nanos: span.end_time_unix_nano.saturating_sub(span.start_time_unix_nano),
         attributes: attributes(span.attributes),
     };
     spans.scope_spans.into_iter().flat_map(|scope| scope.spans).map(seen).collect()
