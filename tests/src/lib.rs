@@ -32,6 +32,7 @@ pub mod lanes_report;
 pub mod metrics;
 pub mod oracle;
 pub mod pair;
+pub mod predictions;
 pub mod processes;
 pub mod python;
 pub mod schemas;
