@@ -33,6 +33,7 @@ pub mod metrics;
 pub mod node;
 pub mod oracle;
 pub mod pair;
+pub mod predictions;
 pub mod processes;
 pub mod python;
 pub mod schemas;

@@ -1,0 +1,148 @@
+//! Drafts that the router looks up: from the sequence itself and from the text that a client predicts. Whatever is looked up, and whatever
+//! dies meanwhile, the text is the target's own, in fewer steps.
+
+use std::time::Duration;
+
+use anyhow::{Context as _, ensure};
+use serde_json::{Value, json};
+use speculation::AcceptanceMode;
+use tests::case::{Case, covering_set};
+use tests::client::Answer;
+use tests::cluster::{Cluster, WorkerKind, plain_answers};
+use tests::faulty_wire::WireFaults;
+use tests::http_client::HttpClient;
+use tests::pair::PairText;
+use tests::predictions::{CHAT, asking, before_edit, text_of};
+
+/// Requests at once.
+const WIDTH: usize = 6;
+
+/// A router that looks suffixes up.
+async fn cluster() -> anyhow::Result<Cluster> {
+    Cluster::start(|config| config.scheduler.policy.suffix_drafts = true).await
+}
+
+/// The covering set, and prompts that say everything twice; the lanes choose.
+fn cases() -> anyhow::Result<Vec<Case>> {
+    let text = PairText::load()?;
+    let mut cases = covering_set(&text)?;
+    for (i, prompt) in text.bundled("code")?.into_iter().take(4).enumerate() {
+        for temperature in [0.0, 1.0] {
+            let twice = [&prompt[..], &prompt[..]].concat();
+            let case = Case::new(format!("code[{i}] twice at T = {temperature}"), twice, temperature);
+            cases.push(Case { max_tokens: 64, ignore_eos: true, ..case });
+        }
+    }
+    Ok(cases.into_iter().map(|case| Case { is_k_left_to_lane: true, ..case }).collect())
+}
+
+fn check_same(cases: &[Case], expected: &[Answer], got: &[Answer], who: &str) -> anyhow::Result<()> {
+    for ((case, expected), got) in cases.iter().zip(expected).zip(got) {
+        let (name, ids) = (&case.name, &got.token_ids);
+        ensure!(*ids == expected.token_ids, "{who}, {name}: {ids:?} instead of {:?}", expected.token_ids);
+        ensure!(got.logprobs == expected.logprobs, "{who}, {name}: other log probabilities");
+    }
+    Ok(())
+}
+
+async fn looked_up(cluster: &Cluster, source: &str) -> anyhow::Result<(u64, u64)> {
+    let page = cluster.metrics().await?;
+    let label = format!("source=\"{source}\"");
+    let sum = |name: &str| page.sum_where(name, &label);
+    Ok((sum("outrider_lookup_draft_tokens_total"), sum("outrider_lookup_accepted_tokens_total")))
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn looked_up_suffixes_change_no_token() -> anyhow::Result<()> {
+    let cases = cases()?;
+    let expected = plain_answers(&cases, WIDTH).await?;
+    for with_draft_worker in [false, true] {
+        let cluster = cluster().await?;
+        let _target = cluster.add(WorkerKind::Target).await?;
+        let _draft = if with_draft_worker { Some(cluster.add(WorkerKind::Draft).await?) } else { None };
+        // One at a time: whether a draft's rows pay is for the router to say, and beside others they seldom do.
+        let got = cluster.client().await?.ask_all(&cases, 1).await?;
+        check_same(&cases, &expected, &got, &format!("with a draft worker: {with_draft_worker}"))?;
+        cluster.stop().await?;
+    }
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn looked_up_suffixes_are_verified_in_rejection_mode() -> anyhow::Result<()> {
+    let cluster = cluster().await?;
+    let _target = cluster.add(WorkerKind::Target).await?;
+    let client = cluster.client().await?;
+    let mut accepted = 0;
+    for case in cases()?.into_iter().filter(|case| case.name.contains("twice")) {
+        let answer = client.ask(&Case { acceptance: AcceptanceMode::Rejection, ..case }).await?;
+        ensure!(answer.token_ids.len() == 64, "{} tokens came", answer.token_ids.len());
+        accepted += answer.speculation().accepted_tokens;
+    }
+    ensure!(accepted > 0, "nothing was accepted");
+    cluster.stop().await
+}
+
+const PROMPT: &str = "Write a function that sorts a list of names.";
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_predicted_text_takes_fewer_steps_and_changes_no_token() -> anyhow::Result<()> {
+    for with_draft_worker in [false, true] {
+        let cluster = Cluster::start(|_| ()).await?;
+        let _target = cluster.add(WorkerKind::Target).await?;
+        let _draft = if with_draft_worker { Some(cluster.add(WorkerKind::Draft).await?) } else { None };
+        cluster.ready().await?;
+        let http = HttpClient::new(cluster.http_url())?;
+        for temperature in [0.0, 1.0] {
+            let plain = http.ask(CHAT, &asking(PROMPT, (temperature, 160), None)).await?;
+            let prediction = before_edit(text_of(&plain)?);
+            let got = http.ask(CHAT, &asking(PROMPT, (temperature, 160), Some(&prediction))).await?;
+            ensure!(text_of(&got)? == text_of(&plain)?, "T = {temperature}: {got}\n{plain}");
+            ensure!(got["usage"]["completion_tokens"] == plain["usage"]["completion_tokens"], "{got}");
+            let details = &got["usage"]["completion_tokens_details"];
+            ensure!(
+                details["accepted_prediction_tokens"].as_u64() > Some(50),
+                "T = {temperature}: {details}"
+            );
+            let rounds = |answer: &Value| answer["usage"]["speculation"]["rounds"].as_u64();
+            let (few, many) = (rounds(&got).context("no rounds")?, rounds(&plain).context("no rounds")?);
+            ensure!(with_draft_worker || 2 * few < many, "T = {temperature}: {few} rounds, {many} without");
+        }
+        let (drafted, accepted) = looked_up(&cluster, "prediction").await?;
+        ensure!(2 * accepted > drafted && accepted > 0, "{accepted} of {drafted} were accepted");
+        cluster.stop().await?;
+    }
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_prediction_outlives_the_target() -> anyhow::Result<()> {
+    let cluster = Cluster::start(|_| ()).await?;
+    let far = WireFaults { latency: Duration::from_millis(5), ..WireFaults::default() };
+    let (first, _) = cluster.add_behind(WorkerKind::Target, far).await?;
+    cluster.ready().await?;
+    let http = HttpClient::new(cluster.http_url())?;
+    let plain = http.ask(CHAT, &asking(PROMPT, (0.0, 160), None)).await?;
+    let prediction = before_edit(text_of(&plain)?);
+    let mut body = asking(PROMPT, (0.0, 160), Some(&prediction));
+    body["stream"] = json!(true);
+    body["stream_options"] = json!({ "include_usage": true });
+    let mut response = http.open(CHAT, &body).await?;
+    let mut events = Vec::new();
+    events.extend_from_slice(&response.chunk().await?.context("nothing came")?);
+    first.stop().await;
+    let second = cluster.add(WorkerKind::Target).await?;
+    while let Some(chunk) = response.chunk().await? {
+        events.extend_from_slice(&chunk);
+    }
+    let events = String::from_utf8(events)?;
+    let mut text = String::new();
+    for data in events.lines().filter_map(|line| line.strip_prefix("data: {")) {
+        let chunk: Value = serde_json::from_str(&format!("{{{data}"))?;
+        text.push_str(chunk["choices"][0]["delta"]["content"].as_str().unwrap_or_default());
+    }
+    ensure!(text == text_of(&plain)?, "{events}\n{plain}");
+    let steps = second.metrics().await?.sum_where("outrider_worker_steps_total", "outcome=\"run\"");
+    ensure!((1..80).contains(&steps), "the second target took {steps} steps for the rest of 160 tokens");
+    cluster.stop().await
+}
