@@ -13,8 +13,8 @@ use scheduling::profile::Profile;
 /// Ids in a sequence, prompt and output, on average; the profile's acceptance.
 const CONTEXT: u32 = 1_024;
 const ACCEPTANCE: f64 = 0.705;
-/// Of 86,400 s: a day of an office, with ten minutes of twice the traffic at 11 o'clock.
-const TRAFFIC: Traffic = Traffic { rate: (1.0, 60.0), burst: (11 * 3600, 600, 2.0), output_tokens: 400.0 };
+/// Of 86,400 s: a day of an office, with ten minutes of half as much again at 11 o'clock.
+const TRAFFIC: Traffic = Traffic { rate: (10.0, 60.0), burst: (11 * 3600, 600, 1.5), output_tokens: 400.0 };
 /// Time per output token that is to be kept.
 const TPOT_MS: f64 = 15.0;
 /// A horizontal pod autoscaler's defaults, and three minutes until a model is loaded.
@@ -30,13 +30,15 @@ fn main() -> Result<(), Box<dyn Error>> {
     let known = profile.target.curve.profiled_times();
     let acceptance = [ACCEPTANCE];
     let rounds = profiled::rounds((&profile, &known), &acceptance, CONTEXT);
-    let tokens = f64::from(profile.target.kv_blocks) * f64::from(profile.target.kv_block_size);
+    let tokens = profile.target.kv_blocks as f64 * f64::from(profile.target.kv_block_size);
     let pools = Pools::new(rounds, (tokens / f64::from(CONTEXT)).floor(), TPOT_MS);
 
-    let follows = |least| Scaling::Follows { least, most: 64 };
+    let follows = |least| Scaling::Follows { least, most: 512 };
     let both = play(&pools, &TRAFFIC, (follows(1), follows(0)), &AUTOSCALER);
     let (most_targets, most_drafts) = both.most;
-    let plain = play(&pools, &TRAFFIC, (follows(1), Scaling::Fixed(0)), &AUTOSCALER);
+    let plain_rounds = profiled::rounds((&profile, &known), &[0.0], CONTEXT);
+    let undrafted = Pools::new(plain_rounds, pools.concurrency, TPOT_MS);
+    let plain = play(&undrafted, &TRAFFIC, (follows(1), Scaling::Fixed(0)), &AUTOSCALER);
     let rows = [
         ("both follow, drafts down to 0", both),
         (
@@ -50,7 +52,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         ("no drafts, targets follow", plain),
         (
             "no drafts, targets fixed at the highest of the line above",
-            play(&pools, &TRAFFIC, (Scaling::Fixed(plain.most.0), Scaling::Fixed(0)), &AUTOSCALER),
+            play(&undrafted, &TRAFFIC, (Scaling::Fixed(plain.most.0), Scaling::Fixed(0)), &AUTOSCALER),
         ),
     ];
     println!("{}: at most {TPOT_MS} ms a token wanted", profile.name);

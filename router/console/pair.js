@@ -5,6 +5,11 @@ import { byId, el, figure, svg, table } from "/console/dom.js";
 
 let shown = "";
 
+/** A checkpoint's folder and the one that it is in: the rest of a path says nothing of a model. */
+function short(path) {
+  return path.split("/").slice(-2).join("/");
+}
+
 function bar(rate) {
   if (rate === null) return "–";
   return el("span", { class: "rate" },
@@ -45,7 +50,7 @@ function card(report) {
   const verdict = best > 1.05 ? `Drafting pays: up to ${figure(best, 2)} times as fast on this machine.` : "Drafting does not pay on this machine.";
   const off = measured.tasks.filter((task) => task.switch_off && task.task !== "all").map((task) => task.task);
   return el("article", { class: "card pair" },
-    el("h3", {}, `${report.draft} for ${report.target}`),
+    el("h3", {}, `${short(report.draft)} for ${short(report.target)}`),
     el("p", { class: best > 1.05 ? "verdict good" : "verdict" }, verdict),
     el("p", { class: "hint" }, `Parameters 1 to ${figure(size.ratio)}; a draft step takes ${figure(measured.cost.ratio_at_1_row ?? NaN, 2)} of a target step with 1 row, ${figure(measured.cost.ratio_at_8_rows ?? NaN, 2)} with 8.`,
       off.length ? ` Accepted less than half: ${off.join(", ")}.` : ""),

@@ -10,6 +10,10 @@ pub const ENOUGH: f64 = 0.95;
 /// The part of the targets' KV that may be reserved before more of them are wanted.
 pub const KV_SHARE: f64 = 0.8;
 
+/// The part of the longest time per token that targets are sized for: drafts that are only [`ENOUGH`], and traffic that grows while a worker
+/// starts, take the rest.
+pub const TPOT_SHARE: f64 = 0.85;
+
 /// What is asked of the pools.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Demand {
@@ -22,8 +26,10 @@ pub struct Demand {
 /// What there is, and what is to be kept.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Supply {
-    /// Targets that share the sequences now.
+    /// Targets that share the sequences now, and draft workers.
     pub targets: f64,
+    /// See `targets`.
+    pub drafts: f64,
     /// KV blocks of one target; 0 where nobody counts them.
     pub kv_blocks_each: f64,
     /// Longest time per output token that is wanted, microseconds; without one, targets follow KV alone.
@@ -50,12 +56,18 @@ pub fn wanted(demand: Demand, supply: Supply, speed: &dyn Fn(f64, f64) -> f64) -
         _ => 0.0,
     };
     let by_speed = supply.tpot_us.and_then(|tpot_us| {
-        let kept = |sequences: f64| sequences * 1e6 <= tpot_us * speed(sequences, sequences);
-        most_sequences(demand.sequences, kept).map(|most| demand.sequences / most)
+        let kept = |sequences: f64| sequences * 1e6 <= TPOT_SHARE * tpot_us * speed(sequences, sequences);
+        let most = most_sequences(demand.sequences, kept)?;
+        // Fewer targets are slower and therefore have more sequences to serve: what they serve now counts, too, or a pool would shrink as soon as
+        // it has grown.
+        let sharing = supply.targets.max(1.0);
+        let served = sharing * speed((demand.sequences / sharing).max(1.0), supply.drafts / sharing);
+        Some((demand.sequences / most).max(served / speed(most, most)))
     });
     // Whoever asks is served by one target at least; one that is full of KV is worth less than the next whole one.
     let targets = by_kv.max(by_speed.unwrap_or(0.0)).max(1.0_f64.min(demand.sequences));
-    let sharing = supply.targets.max(1.0);
+    // Where targets are on their way, drafts are sized for the load with them: sequences that pile up meanwhile would make drafts look useless.
+    let sharing = supply.targets.max(targets.ceil()).max(1.0);
     let each = (demand.sequences / sharing).max(1.0);
     let drafts = wanted_drafts(demand.sequences.ceil() as u64, |drafts| speed(each, drafts / sharing));
     Wanted { targets, drafts: drafts.unwrap_or(0) as f64 }
@@ -114,7 +126,7 @@ mod tests {
         Demand { sequences, kv_blocks }
     }
 
-    const SUPPLY: Supply = Supply { targets: 1.0, kv_blocks_each: 1_000.0, tpot_us: None };
+    const SUPPLY: Supply = Supply { targets: 1.0, drafts: 0.0, kv_blocks_each: 1_000.0, tpot_us: None };
 
     #[test]
     fn nobody_asks_and_nothing_is_wanted() {
@@ -133,12 +145,19 @@ mod tests {
 
     #[test]
     fn targets_follow_the_time_per_token_that_is_wanted() {
-        // With a draft worker for each: (12,500 + 100 n) / 3 us a token, so 5 ms are kept with 25 sequences.
+        // With a draft worker for each: (12,500 + 100 n) / 3 us a token, so 8.5 of 10 ms are kept with 130 sequences.
         let with = |tpot_us| Supply { tpot_us: Some(tpot_us), ..SUPPLY };
-        assert_eq!(wanted(demand(25.0, 0.0), with(5_000.0), &speed).targets, 1.0);
-        assert_eq!(wanted(demand(100.0, 0.0), with(5_000.0), &speed).targets, 4.0);
+        assert_eq!(wanted(demand(130.0, 0.0), with(10_000.0), &speed).targets, 1.0);
+        assert_eq!(wanted(demand(520.0, 0.0), with(10_000.0), &speed).targets, 4.0);
+        // 400 sequences at four targets with drafts are as much work as 520 at fewer: 4 targets stay, though 400 alone would want 3.1.
+        let four = Supply { targets: 4.0, drafts: 400.0, ..with(10_000.0) };
+        let stays = wanted(demand(400.0, 0.0), four, &speed).targets;
+        assert!(
+            (stays - 4.0 * speed(100.0, 100.0) / speed(130.0, 130.0)).abs() < 1e-9 && stays > 3.4,
+            "{stays}"
+        );
         // The stricter of the two decides.
-        assert_eq!(wanted(demand(100.0, 4_000.0), with(5_000.0), &speed).targets, 5.0);
+        assert_eq!(wanted(demand(520.0, 4_000.0), with(10_000.0), &speed).targets, 5.0);
         // No number of targets decodes faster than one sequence alone: then KV decides.
         assert_eq!(wanted(demand(100.0, 1_600.0), with(1_000.0), &speed).targets, 2.0);
     }

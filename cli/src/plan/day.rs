@@ -224,6 +224,7 @@ pub fn play(
             let demand = Demand { sequences, kv_blocks: sequences };
             let supply = Supply {
                 targets: serving,
+                drafts: f64::from(drafts.ready),
                 kv_blocks_each: pools.concurrency,
                 tpot_us: Some(pools.tpot_ms * 1e3),
             };
@@ -268,7 +269,7 @@ mod tests {
         }
     }
 
-    const TRAFFIC: Traffic = Traffic { rate: (0.5, 8.0), burst: (0, 0, 1.0), output_tokens: 200.0 };
+    const TRAFFIC: Traffic = Traffic { rate: (2.0, 40.0), burst: (0, 0, 1.0), output_tokens: 200.0 };
     const AUTOSCALER: Autoscaler = Autoscaler { look_every: 15, start: 120, calm: 300 };
     const FREE: Scaling = Scaling::Follows { least: 1, most: 64 };
 
@@ -285,14 +286,14 @@ mod tests {
             context: 0.0,
             prompt_us_per_token: 0.0,
         };
-        play(&Pools::new(rounds, 32.0, 12.0), traffic, (targets, drafts), &AUTOSCALER)
+        play(&Pools::new(rounds, 16.0, 12.0), traffic, (targets, drafts), &AUTOSCALER)
     }
 
     #[test]
     fn the_day_has_its_rates() {
         let burst = Traffic { burst: (7 * 3600, 60, 3.0), ..TRAFFIC };
-        assert!((burst.rate_at(4 * 3600) - 0.5).abs() < 1e-9);
-        assert!((burst.rate_at(16 * 3600) - 8.0).abs() < 1e-9);
+        assert!((burst.rate_at(4 * 3600) - 2.0).abs() < 1e-9);
+        assert!((burst.rate_at(16 * 3600) - 40.0).abs() < 1e-9);
         let (before, within) = (burst.rate_at(7 * 3600 - 1), burst.rate_at(7 * 3600));
         assert!((within / before - 3.0).abs() < 0.01);
     }
@@ -303,8 +304,8 @@ mod tests {
         let fixed = day(Scaling::Fixed(following.most.1), Scaling::Fixed(following.most.0), &TRAFFIC);
         assert_eq!(fixed.target_hours, 24.0 * f64::from(following.most.0));
         assert!(following.target_hours < 0.8 * fixed.target_hours, "{following:?} {fixed:?}");
-        assert!(following.slow < 0.02 && fixed.slow < 0.02, "{following:?} {fixed:?}");
-        assert!((following.requests - 4.25 * f64::from(DAY)).abs() < 1.0, "{following:?}");
+        assert!(following.waited < 0.02 && fixed.waited < 0.02, "{following:?} {fixed:?}");
+        assert!((following.requests - 21.0 * f64::from(DAY)).abs() < 1.0, "{following:?}");
     }
 
     #[test]

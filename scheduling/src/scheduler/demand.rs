@@ -64,6 +64,7 @@ impl SchedulerState {
         let demand = Demand { sequences: f64::from(sequences), kv_blocks: reserved as f64 + waiting * each };
         let supply = Supply {
             targets: count,
+            drafts: self.workers.values().filter(|worker| worker.info.role == Role::Draft).count() as f64,
             kv_blocks_each: targets.iter().map(|target| target.info.kv_blocks as f64).sum::<f64>() / count,
             tpot_us: self.config.tpot_objective.map(crate::cost::micros),
         };
