@@ -1,6 +1,6 @@
 # Every verb is one line over cargo or a script. `make` alone prints them.
 .DEFAULT_GOAL := help
-.PHONY: help deps helm-check observability-check up first-run console-check test quick check fmt fuzz sanitize arm-check clients docs measure measure-engine measure-lanes measure-lanes-cluster measure-plan measure-router chaos kernels-check gpu-check gpu-check-dry gpu-bundle gpu-bundle-check clean
+.PHONY: help deps helm-check observability-check up first-run console-check test quick check fmt fuzz sanitize arm-check clients docs measure measure-engine measure-lanes measure-lanes-cluster measure-plan measure-draft-ahead measure-router chaos kernels-check gpu-check gpu-check-dry gpu-bundle gpu-bundle-check clean
 
 # Every verb compiles the workspace by clippy's driver, so that lints, tests and binaries share what is built. This is how
 # `cargo clippy -- --deny warnings` calls it.
@@ -92,6 +92,10 @@ measure-lanes: ## lanes on a virtual clock: every fixed k, none, mixed traffic, 
 measure-lanes-cluster: ## five points of the lanes map with real processes and workers that only keep time, against the simulator (some 6 minutes on a quiet machine; ARGS="1 3" picks)
 	cargo build --locked --workspace --bins
 	cargo run --locked --package outrider --example lanes_against_cluster -- $(ARGS)
+
+measure-draft-ahead: ## a draft worker that drafts ahead against one that does not, by `outrider bench`; workers that only keep time, or PROFILE=pair (ARGS="--concurrency 1")
+	cargo build --locked --workspace --bins
+	@tests/draft-ahead.sh "$${CARGO_TARGET_DIR:-target}/debug" $(ARGS)
 
 measure-plan: ## what `outrider plan` computes against the simulator and against a running cluster
 	cargo build --locked --workspace --bins

@@ -132,9 +132,8 @@ async fn the_printed_command_gets_a_completion_and_ctrl_c_ends_everything() -> a
     let chunks =
         answer.lines().filter_map(|line| line.strip_prefix("data: ")).filter(|data| *data != "[DONE]");
     let chunks: Vec<Value> = chunks.map(serde_json::from_str).collect::<Result<_, _>>()?;
-    let text: String =
-        chunks.iter().filter_map(|chunk| chunk["choices"][0]["delta"]["content"].as_str()).collect();
-    ensure!(text.len() > 20, "{text:?}");
+    // The command has no seed: how long the text is, nobody knows.
+    ensure!(chunks.iter().any(|chunk| chunk["choices"][0]["finish_reason"].is_string()), "{answer}");
 
     up.signal(Signal::SIGINT)?;
     let (status, stderr) = up.end().await?;

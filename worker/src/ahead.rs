@@ -27,7 +27,7 @@ use crate::task::{Slot, Task};
 
 /// A worker of more sequences drafts nothing ahead. Their steps share forward passes, at the draft worker and at the target; where some
 /// are answered at once and others not they come apart, and each has forward passes of its own. With 70B on H100s and drafts on one L4,
-/// simulated, drafting ahead makes one sequence 1.25 times as fast, two 1.09 times, and four 0.91 times (docs/measurements/lanes.md).
+/// simulated, drafting ahead makes one sequence 1.25 times as fast, two 1.09 times, and four 0.91 times (docs/measurements/bench.md).
 const MAX_SEQUENCES: usize = 2;
 
 /// What drafting ahead did since start.

@@ -1,0 +1,57 @@
+#!/usr/bin/env bash
+# draft-ahead.sh BINARIES [ARGUMENT..]: `outrider bench` of a router whose draft worker drafts ahead against one whose draft worker does not,
+# taking turns. ARGUMENTs go to `outrider bench`. Workers only keep the time of PROFILE (default: 70B on H100s with drafts on an L4), twice
+# as slow; WIRE_US sets its wire, one way. PROFILE=pair takes the bundled pair, with 250 M parameters of ballast for the target and 62 M for the
+# draft. SPECULATION is on (default) or a k. Ends with what the draft worker counted. `make measure-draft-ahead` builds first.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+readonly BINARIES=$1
+shift
+readonly PROFILE=${PROFILE:-deploy/profiles/70b-8xh100-l4.toml}
+readonly WORK=$(mktemp -d)
+processes=()
+trap 'kill "${processes[@]}" 2>/dev/null || true; wait; rm -rf "$WORK"' EXIT
+
+if [ "$PROFILE" = pair ]; then
+  target=(--model models/demo/target --ballast 250M --threads 1)
+  draft=(--model models/demo/draft --ballast 62M --threads 1)
+else
+  sed "s/^wire_us = [0-9]*/wire_us = ${WIRE_US:-$(sed -n 's/^wire_us = \([0-9]*\).*/\1/p' "$PROFILE")}/" "$PROFILE" >"$WORK/profile.toml"
+  target=(--engine "synthetic:$WORK/profile.toml" --time-scale 2)
+  draft=("${target[@]}")
+fi
+
+# start PORT OUTCOMES: a target, a draft worker and a router at PORT and the ports behind it.
+start() {
+  local at=127.0.0.1
+  cat >"$WORK/$1.toml" <<WORKERS
+[[worker]]
+role = "target"
+address = "http://$at:$(($1 + 1))"
+[[worker]]
+role = "draft"
+address = "http://$at:$(($1 + 2))"
+WORKERS
+  "$BINARIES/outrider-target-worker" "${target[@]}" --served-model-name measured --log warn \
+    --listen "$at:$(($1 + 1))" --admin "$at:$(($1 + 4))" &
+  processes+=($!)
+  "$BINARIES/outrider-draft-worker" "${draft[@]}" --draft-ahead "$2" --log warn \
+    --listen "$at:$(($1 + 2))" --admin "$at:$(($1 + 5))" &
+  processes+=($!)
+  "$BINARIES/outrider-router" --discovery "static:$WORK/$1.toml" --log warn \
+    --http "$at:$1" --grpc "$at:$(($1 + 3))" --admin "$at:$(($1 + 6))" &
+  processes+=($!)
+  until curl -fs "http://$at:$(($1 + 6))/health/ready" >/dev/null; do
+    kill -0 "${processes[@]}"
+    sleep 0.2
+  done
+}
+
+readonly PLAIN=${PORT:-9300} AHEAD=$((${PORT:-9300} + 10))
+start "$PLAIN" 0
+start "$AHEAD" 16
+"$BINARIES/outrider" bench --url "http://127.0.0.1:$PLAIN" \
+  --arm "ahead:url=http://127.0.0.1:$AHEAD,speculation=${SPECULATION:-on}" \
+  --arm "plain:url=http://127.0.0.1:$PLAIN,speculation=${SPECULATION:-on}" "$@"
+curl -s "http://127.0.0.1:$((AHEAD + 5))/metrics" | grep '^outrider_worker_draft_ahead'
