@@ -26,6 +26,11 @@ impl DraftedAhead {
         }
     }
 
+    /// By position; none for those that were never asked for.
+    pub fn shares(&self) -> &[f64] {
+        &self.shares
+    }
+
     /// Forward passes that a proposal of `k` tokens is waited for, on average. Of positions that were never asked for as much
     /// is expected as of the last one that was.
     pub fn forwards(&self, k: u32) -> f64 {

@@ -101,6 +101,18 @@ impl Client {
     }
 }
 
+/// [`Answer::check_same`] for every case; `who` answered.
+pub fn check_all_same(
+    cases: &[Case],
+    (expected, got): (&[Answer], &[Answer]),
+    who: &str,
+) -> anyhow::Result<()> {
+    for ((case, expected), got) in cases.iter().zip(expected).zip(got) {
+        got.check_same(&format!("{who}, {}", case.name), expected)?;
+    }
+    Ok(())
+}
+
 /// An answer under way. Dropping it is a client that leaves.
 #[derive(Debug)]
 pub struct AnswerStream {

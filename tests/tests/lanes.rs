@@ -6,7 +6,7 @@ use std::time::Duration;
 use anyhow::{Context as _, ensure};
 use serde_json::Value;
 use tests::case::{Case, covering_set};
-use tests::client::Answer;
+use tests::client::{Answer, check_all_same};
 use tests::cluster::{Cluster, RunningWorker, WorkerKind, plain_answers};
 use tests::faulty_wire::WireFaults;
 use tests::lanes_report::LanesReport;
@@ -37,15 +37,6 @@ fn mixture() -> anyhow::Result<Vec<Case>> {
     Ok(covering_set(&PairText::load()?)?.into_iter().enumerate().map(vary).collect())
 }
 
-fn check_same(cases: &[Case], expected: &[Answer], got: &[Answer], who: &str) -> anyhow::Result<()> {
-    for ((case, expected), got) in cases.iter().zip(expected).zip(got) {
-        let (name, ids) = (&case.name, &got.token_ids);
-        ensure!(*ids == expected.token_ids, "{who}, {name}: {ids:?} instead of {:?}", expected.token_ids);
-        ensure!(got.logprobs == expected.logprobs, "{who}, {name}: other log probabilities");
-    }
-    Ok(())
-}
-
 fn drafted(answers: &[Answer]) -> u64 {
     answers.iter().map(|answer| answer.speculation().draft_tokens).sum()
 }
@@ -63,8 +54,8 @@ async fn two_routers_on_one_target_with_late_drafts_change_no_token() -> anyhow:
     let (from_one, from_other) =
         tokio::try_join!(one.ask_all(&cases, WIDTH), other.ask_all(&reversed, WIDTH))?;
     let from_other: Vec<Answer> = from_other.into_iter().rev().collect();
-    check_same(&cases, &expected, &from_one, "one router")?;
-    check_same(&cases, &expected, &from_other, "the other router")?;
+    check_all_same(&cases, (&expected, &from_one), "one router")?;
+    check_all_same(&cases, (&expected, &from_other), "the other router")?;
     ensure!(drafted(&from_one) > 0 && drafted(&from_other) > 0, "nothing was drafted");
     let ignored = |reason: &str| format!("reason=\"{reason}\"");
     let late = cluster.metrics().await?.sum_where("outrider_rounds_ignored_total", &ignored("late_draft"));

@@ -7,7 +7,7 @@ use anyhow::{Context as _, ensure};
 use serde_json::{Value, json};
 use speculation::AcceptanceMode;
 use tests::case::{Case, covering_set};
-use tests::client::Answer;
+use tests::client::check_all_same;
 use tests::cluster::{Cluster, WorkerKind, plain_answers};
 use tests::faulty_wire::WireFaults;
 use tests::http_client::HttpClient;
@@ -36,15 +36,6 @@ fn cases() -> anyhow::Result<Vec<Case>> {
     Ok(cases.into_iter().map(|case| Case { is_k_left_to_lane: true, ..case }).collect())
 }
 
-fn check_same(cases: &[Case], expected: &[Answer], got: &[Answer], who: &str) -> anyhow::Result<()> {
-    for ((case, expected), got) in cases.iter().zip(expected).zip(got) {
-        let (name, ids) = (&case.name, &got.token_ids);
-        ensure!(*ids == expected.token_ids, "{who}, {name}: {ids:?} instead of {:?}", expected.token_ids);
-        ensure!(got.logprobs == expected.logprobs, "{who}, {name}: other log probabilities");
-    }
-    Ok(())
-}
-
 async fn looked_up(cluster: &Cluster, source: &str) -> anyhow::Result<(u64, u64)> {
     let page = cluster.metrics().await?;
     let label = format!("source=\"{source}\"");
@@ -62,7 +53,7 @@ async fn looked_up_suffixes_change_no_token() -> anyhow::Result<()> {
         let _draft = if with_draft_worker { Some(cluster.add(WorkerKind::Draft).await?) } else { None };
         // One at a time: whether a draft's rows pay is for the router to say, and beside others they seldom do.
         let got = cluster.client().await?.ask_all(&cases, 1).await?;
-        check_same(&cases, &expected, &got, &format!("with a draft worker: {with_draft_worker}"))?;
+        check_all_same(&cases, (&expected, &got), &format!("with a draft worker: {with_draft_worker}"))?;
         cluster.stop().await?;
     }
     Ok(())

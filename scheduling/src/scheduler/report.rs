@@ -54,6 +54,8 @@ pub struct WorkerReport {
     pub reserved_blocks: u64,
     /// Round trip without queue and step, microseconds.
     pub wire_us: f64,
+    /// By position, the share of its proposals whose guess there had been made before it was asked for (draft workers).
+    pub drafted_ahead: Option<Vec<f64>>,
     /// Whether it answers (draft workers).
     pub health: Option<HealthReport>,
     /// Whether it is to be relied on (targets).
@@ -93,6 +95,7 @@ impl SchedulerState {
             credit_blocks,
             reserved_blocks,
             wire_us: worker.cost.wire_micros(),
+            drafted_ahead: is_draft.then(|| worker.cost.drafted_ahead.shares().to_vec()),
             health: is_draft.then(|| worker.health.report(self.now)),
             target_health: (!is_draft).then(|| worker.target_health.report()),
         }
