@@ -191,7 +191,8 @@ def walk(page, url, screenshots):
         assert page.value("document.querySelector('nav a[aria-current]').hash") == f"#{name}"
         page.screenshot(screenshots / f"{name}.png")
     page.click("nav a[href='#pair']")
-    page.until("the button", "!document.querySelector('#pair-check').disabled")
+    # The page tells what is known of the pair before its button is to be pressed.
+    page.until("the pair's page", "document.querySelector('#pair-status').textContent && document.querySelector('#pair-check').getBoundingClientRect().width && !document.querySelector('#pair-check').disabled")
     page.click("#pair-check")
     page.until("the check's begin", "document.querySelector('#pair-status').textContent.startsWith('Check')")
     status = page.until("the pair's report", "!document.querySelector('#pair-check').disabled && document.querySelector('#pair-status').textContent")
