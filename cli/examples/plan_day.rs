@@ -15,7 +15,7 @@ const CONTEXT: u32 = 1_024;
 const ACCEPTANCE: f64 = 0.705;
 /// Of 86,400 s: a day of an office, with ten minutes of half as much again at 11 o'clock.
 const TRAFFIC: Traffic = Traffic { rate: (10.0, 60.0), burst: (11 * 3600, 600, 1.5), output_tokens: 400.0 };
-/// Time per output token that is to be kept.
+/// The longest time per output token that is acceptable, milliseconds.
 const TPOT_MS: f64 = 15.0;
 /// A horizontal pod autoscaler's defaults, and three minutes until a model is loaded.
 const AUTOSCALER: Autoscaler = Autoscaler { look_every: 15, start: 180, calm: 300 };

@@ -25,7 +25,7 @@ pub struct Flags {
     /// Task types that this worker is meant for; all if none is named
     #[arg(long, value_name = "TYPE", value_delimiter = ',')]
     pub task_types: Vec<String>,
-    /// While a proposal is verified and nothing else is to be done, guess on from so many of its likeliest outcomes, as far as rows cost little;
+    /// While a proposal is verified and nothing else is to be done, guess on from its likeliest outcomes, at most this many, while rows cost little;
     /// 0: never, for a draft worker that shares its cores with the target [default: 16]
     #[arg(long, value_name = "OUTCOMES")]
     pub draft_ahead: Option<usize>,

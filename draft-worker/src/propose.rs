@@ -1,6 +1,8 @@
 //! Guessing by a model: one token a forward, drawn from the draft's own logits with the noise that the target will use. Where a tree is
 //! asked for, the next best tokens of the same scores go along as leaves, without a forward of their own.
 
+use std::sync::Arc;
+
 use speculation::acceptance::{Guess, guess, guess_several, takes_trees};
 use speculation::logits::DrawError;
 use speculation::tree::with_leaves;
@@ -24,7 +26,7 @@ impl Decide for Propose {
         if let Some(&last) = task.guesses.token_ids.last() {
             task.cached.append(&[last]);
         }
-        let spec = task.spec().clone();
+        let spec = shared_spec(task);
         let (num_draft_tokens, num_tree_tokens) = asked(task);
         if num_draft_tokens > 0 {
             let wants_several = self.keeps_candidates || num_tree_tokens > num_draft_tokens;
@@ -38,9 +40,14 @@ impl Decide for Propose {
     }
 
     fn resume(&mut self, task: &mut Task) -> Option<Decision> {
-        let spec = task.spec().clone();
+        let spec = shared_spec(task);
         if task.context_left().is_empty() { proposal(task, &spec) } else { None }
     }
+}
+
+/// The sequence's settings, to be read while its task changes.
+fn shared_spec(task: &Task) -> Arc<SequenceSpec> {
+    task.cached.spec().cloned().expect("an admitted step has a spec")
 }
 
 /// How many positions the step asks for, and how many tokens.

@@ -45,7 +45,7 @@ pub struct Wanted {
     pub drafts: f64,
 }
 
-/// `speed(sequences, drafts)`: tokens a second of so many sequences at one target, for which so many draft workers draft (a fraction where
+/// `speed(sequences, drafts)`: tokens a second that one target commits for that number of sequences and draft workers (a fraction where
 /// several targets share one; 0: none). At the best k.
 pub fn wanted(demand: Demand, supply: Supply, speed: &dyn Fn(f64, f64) -> f64) -> Wanted {
     if demand.sequences <= 0.0 {

@@ -81,7 +81,7 @@ struct Outcomes {
 }
 
 impl Ahead {
-    /// With at most so many branches for each proposal; 0 for a worker that never drafts ahead.
+    /// With at most this many branches for each proposal; 0 for a worker that never drafts ahead.
     pub fn new(max_branches: usize) -> Self {
         Self {
             max_branches,

@@ -77,7 +77,7 @@ pub struct CheckPairArgs {
     #[arg(long, value_name = "N", default_value = "1")]
     pub threads: NonZeroUsize,
 
-    /// The target gets about so many parameters more, which change no token: what a draft would be worth to a bigger one
+    /// Add about this many parameters, such as 250M, to the target that change no token: shows what the draft is worth to a bigger target
     #[arg(long, value_name = "PARAMS", default_value = "0", conflicts_with = "quantization")]
     pub ballast: ParameterCount,
 

@@ -22,7 +22,7 @@ pub const DAY: u32 = 86_400;
 pub struct Traffic {
     /// Requests a second in the dead of night, and at the busiest hour.
     pub rate: (f64, f64),
-    /// A burst: from this second on, for so many, so many times the rate.
+    /// A burst: the second of the day at which it begins, how many seconds it lasts, and the factor by which the rate rises.
     pub burst: (u32, u32, f64),
     /// Tokens that a request generates.
     pub output_tokens: f64,
@@ -150,7 +150,7 @@ impl<'a> Pools<'a> {
         Self { rounds, concurrency, tpot_ms, speeds: RefCell::default() }
     }
 
-    /// Tokens a second of so many sequences at one target with so many draft workers, at the best k.
+    /// Tokens a second that one target commits for this number of sequences and draft workers, at the best k.
     pub fn speed(&self, sequences: f64, drafts: f64) -> f64 {
         let key = (sequences.ceil().max(1.0) as u32, (drafts * DRAFT_PARTS).round() as u32);
         let known = self.speeds.borrow().get(&key).copied();

@@ -356,7 +356,7 @@ impl Lanes {
         self.of_model(model).map(|lane| lane.sequences).sum()
     }
 
-    /// Tokens a second of so many sequences at one target with so many draft workers, by the mix of the busiest lanes; see
+    /// Tokens a second that one target would commit for a number of sequences and draft workers, by the mix of the busiest lanes; see
     /// [`DraftLength::promise`].
     pub(super) fn promise(
         &self,

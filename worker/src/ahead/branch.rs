@@ -21,6 +21,7 @@ fn behind_the_whole(max_branches: usize) -> usize {
 #[derive(Debug)]
 pub(super) struct Proposed {
     key: SequenceKey,
+    /// Its step without the context, which each branch has its own of.
     step: Step,
     start: u32,
     chain: Vec<TokenId>,
@@ -59,7 +60,10 @@ impl Proposed {
             return None;
         }
         let candidates = std::mem::take(&mut task.candidates);
-        let (step, draft) = (task.step.clone(), proposal.draft.clone());
+        let Step { sequence_id, epoch, step_seq, prefix_hash, ref work, .. } = task.step;
+        let (base_len, append_ids, work) = (proposal.start, Vec::new(), work.clone());
+        let step = Step { sequence_id, epoch, step_seq, spec: None, base_len, prefix_hash, append_ids, work };
+        let draft = proposal.draft.clone();
         Some(Self { key: task.key, step, start: proposal.start, chain, candidates, draft })
     }
 
@@ -146,7 +150,7 @@ impl Proposed {
         cached.cut(end);
         cached.append(&[token_id]);
         let work = Work::Propose { num_draft_tokens, num_tree_tokens };
-        let step = Step { base_len: end, append_ids: vec![token_id], spec: None, work, ..self.step.clone() };
+        let step = Step { base_len: end, append_ids: vec![token_id], work, ..self.step.clone() };
         let mut task = Task::new(self.key, slot, step, cached, Instant::now());
         task.prefix = PrefixLookup::Done;
         Some(Branch { task: Some(task), slot, is_finished: false, differs_at })

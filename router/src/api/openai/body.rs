@@ -2,13 +2,16 @@
 //! share one type; a field that belongs to the other endpoint is refused by name.
 //!
 //! Three kinds of fields: those that are honoured; those that change nothing here and are ignored (named `_...`); and
-//! those that would change the answer but are not supported (`refuse_unsupported`), which are refused unless
+//! those that would change the answer but are not supported (`refused`), which are refused unless
 //! they say "off". Anything else is refused as unknown: a misspelt field must not be silently without effect.
+
+mod refused;
 
 use serde::Deserialize;
 use serde::de::IgnoredAny;
 use serde_json::{Map, Value};
 
+use self::refused::says_off;
 use super::shapes::{Content, LogitBias, Logprobs, Object, Prompts, Stops};
 use super::structured::{GrammarFields, ResponseFormat, StructuredOutputs};
 use super::tools::earlier_calls;
@@ -301,86 +304,6 @@ impl Body {
         fields.into_grammar()
     }
 
-    /// Fields that would change the answer, if they were supported.
-    fn refuse_unsupported(&self, operation: Operation) -> Result<(), RouterError> {
-        for (field, value) in [
-            ("functions", &self.functions),
-            ("function_call", &self.function_call),
-            ("suffix", &self.suffix),
-            ("modalities", &self.modalities),
-            ("audio", &self.audio),
-            ("reasoning_effort", &self.reasoning_effort),
-            ("verbosity", &self.verbosity),
-            ("web_search_options", &self.web_search_options),
-            ("moderation", &self.moderation),
-            ("prompt_logprobs", &self.prompt_logprobs),
-            ("include_stop_str_in_output", &self.include_stop_str_in_output),
-            ("skip_special_tokens", &self.skip_special_tokens),
-            ("add_special_tokens", &self.add_special_tokens),
-            ("add_generation_prompt", &self.add_generation_prompt),
-            ("continue_final_message", &self.continue_final_message),
-            ("include_reasoning", &self.include_reasoning),
-            ("chat_template", &self.chat_template),
-            ("documents", &self.documents),
-            ("use_beam_search", &self.use_beam_search),
-            ("length_penalty", &self.length_penalty),
-            ("bad_words", &self.bad_words),
-            ("allowed_token_ids", &self.allowed_token_ids),
-            ("logits_processors", &self.logits_processors),
-            ("return_token_ids", &self.return_token_ids),
-            ("return_tokens_as_token_ids", &self.return_tokens_as_token_ids),
-            ("mm_processor_kwargs", &self.mm_processor_kwargs),
-            ("kv_transfer_params", &self.kv_transfer_params),
-        ] {
-            let is_default = |value: &Value| match (field, operation) {
-                ("add_special_tokens", Operation::Completion) => says_on(value),
-                ("skip_special_tokens" | "add_generation_prompt" | "include_reasoning", _) => says_on(value),
-                ("length_penalty", _) => value.is_null() || value.as_f64() == Some(1.0),
-                _ => says_off(field, value),
-            };
-            if value.as_ref().is_some_and(|value| !is_default(value)) {
-                return Err(RouterError::invalid(field, format!("{field} is not supported: leave it out")));
-            }
-        }
-        let n = self.n.unwrap_or(1);
-        match self.best_of {
-            Some(best_of) if best_of != n => {
-                let message = format!(
-                    "best_of must equal n ({n}), not {best_of}: choosing among more is not supported"
-                );
-                Err(RouterError::invalid("best_of", message))
-            }
-            _ => Ok(()),
-        }
-    }
-
-    /// Fields of the other endpoint.
-    fn refuse_foreign(&self, operation: Operation) -> Result<(), RouterError> {
-        let (fields, home) = match operation {
-            Operation::Chat => (
-                vec![("prompt", self.prompt.is_some()), ("echo", self.echo == Some(true))],
-                "/v1/completions",
-            ),
-            Operation::Completion => {
-                let fields = vec![
-                    ("messages", self.messages.is_some()),
-                    ("top_logprobs", self.top_logprobs.is_some()),
-                    ("chat_template_kwargs", self.chat_template_kwargs.is_some()),
-                    ("tools", self.tools.as_ref().is_some_and(|tools| !tools.is_empty())),
-                    ("prediction", self.prediction.is_some()),
-                ];
-                (fields, "/v1/chat/completions")
-            }
-        };
-        match fields.into_iter().find(|(_, present)| *present) {
-            Some((field, _)) => Err(RouterError::invalid(
-                field,
-                format!("{field} is a field of {home}, not of this endpoint"),
-            )),
-            None => Ok(()),
-        }
-    }
-
     /// Whether one of the names by which other servers turn speculation off says so.
     fn speculation_is_disabled(&self) -> Result<bool, RouterError> {
         let enabled = self.speculation.as_ref().and_then(|Object(speculation)| speculation.enabled);
@@ -449,24 +372,6 @@ impl Body {
             (_, Some(new)) => Ok((Some(new), "max_completion_tokens")),
             (old, None) => Ok((old, "max_tokens")),
         }
-    }
-}
-
-/// Whether a field that is on by default is left on.
-fn says_on(value: &Value) -> bool {
-    matches!(value, Value::Null | Value::Bool(true))
-}
-
-/// Whether an unsupported field asks for nothing.
-fn says_off(field: &str, value: &Value) -> bool {
-    match value {
-        Value::Null | Value::Bool(false) => true,
-        Value::String(text) => {
-            let off = matches!((field, text.as_str()), ("function_call", "none" | "auto"));
-            text.is_empty() || off
-        }
-        Value::Array(items) => items.is_empty() || (field == "modalities" && *items == ["text"]),
-        _ => false,
     }
 }
 
