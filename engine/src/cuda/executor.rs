@@ -190,6 +190,12 @@ impl Params {
         self
     }
 
+    /// The same from element `at` on.
+    pub(crate) fn read_from<M: DeviceMemory, T>(mut self, tensor: &Tensor<M, T>, at: usize) -> Self {
+        self.0.push(tensor.memory.address() + (at * size_of::<T>()) as u64);
+        self
+    }
+
     /// What the kernel reads where it is there.
     pub(crate) fn read_if<M: DeviceMemory, T>(mut self, tensor: Option<&Tensor<M, T>>) -> Self {
         self.0.push(tensor.map_or(0, |tensor| tensor.memory.address()));

@@ -21,7 +21,7 @@ pub(crate) use blocks::Variant;
 #[cfg(test)]
 pub(crate) use blocks::model_of_product;
 pub(crate) use draw::{DrawBuffers, DrawRow, Drawn, draw, drawn};
-pub(crate) use filters::{FilterRow, keep, undecided};
+pub(crate) use filters::{FilterRow, candidate_bytes, keep, undecided};
 pub(crate) use gemm::{GRAIN as BF16_GRAIN, GemmBf16, borders, check_borders};
 pub(crate) use heads::{WriteKv, norm_heads, rotate, rotate_at};
 pub(crate) use held::{Held, room};
