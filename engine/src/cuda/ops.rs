@@ -16,7 +16,7 @@ mod ranks;
 mod rows;
 mod score;
 
-pub(crate) use attention::{Attention, Query, check_head_dim, num_splits, tiles};
+pub(crate) use attention::{Attention, Tiling, TilingViews, Turn, check_head_dim, most_parts, partial_bytes};
 pub(crate) use blocks::Variant;
 #[cfg(test)]
 pub(crate) use blocks::model_of_product;

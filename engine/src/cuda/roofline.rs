@@ -160,11 +160,13 @@ fn attention(code: Code, model: &Model, step: Step) -> f64 {
     let sums = (waves * (prologue + blocks * of_block)).max(memory).max(bytes / CACHE);
     let rows_of_splits = step.rows() as f64 * (model.heads / step.ranks) as f64;
     let partial = 2.0 * rows_of_splits * splits as f64 * 130.0 * 4.0 / MEMORY;
-    let of_split = match code {
-        Code::Before => 0.55e-6 * splits as f64,
-        Code::Now => 0.7e-6 * splits.div_ceil(8) as f64,
+    // Of few splits one warp takes a row's, of many eight do; blocks that a multiprocessor holds.
+    let (of_splits, resident) = match code {
+        Code::Before => (0.55e-6 * splits as f64, 32.0),
+        Code::Now if splits <= 8 => (2.0 * TRIP, 18.0),
+        Code::Now => (TRIP + 0.7e-6 * splits.div_ceil(32) as f64, 6.0),
     };
-    sums + partial.max(2e-6 + of_split * (rows_of_splits / (MULTIPROCESSORS * 32.0)).ceil())
+    sums + partial.max(2e-6 + of_splits * (rows_of_splits / (MULTIPROCESSORS * resident)).ceil())
 }
 
 /// Seconds of what a layer does besides, and its launches.

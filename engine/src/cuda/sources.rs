@@ -186,7 +186,8 @@ source!(
         kernel("attention_64", 32, 112).copying(0, false),
         kernel("attention_96", 32, 160).copying(0, false),
         kernel("attention_128", 32, 224).copying(0, false),
-        kernel("attention_merge", 32, 80),
+        kernel("attention_merge", 32, 112),
+        kernel("attention_merge_long", 256, 64),
     ]
 );
 source!(LOGITS, "logits.cu", [kernel("edit_logits", 128, 32)]);
