@@ -24,7 +24,7 @@ use super::executor::{Executor, Tensor};
 use super::kv_room::{kv_bytes, workspace_bytes};
 use super::ops::{
     Attention, DrawBuffers, Embedding, GemmBf16, GemmInt8, QuantizeRows, ScoreBuffers, WriteKv, finish_sum,
-    most_parts, norm_heads, room, swiglu, take_rows, to_bf16,
+    norm_heads, room, swiglu, take_rows, to_bf16,
 };
 use crate::EngineError;
 use crate::backend::{AttentionLayer, Backend, HeadLayout, Norm};
@@ -38,7 +38,7 @@ use crate::weights::{LinearTensors, MatrixFormat, TensorPart, TensorSource};
 use fusion::Delayed;
 pub(super) use load::check_model;
 use load::{GpuLinear, GpuTable, GpuWeights};
-use pass::{GpuPass, Inputs};
+use pass::{GpuPass, Inputs, tiling_key};
 
 /// One device, used by one thread at a time.
 pub(crate) struct Gpu<E: Executor> {
@@ -299,6 +299,10 @@ where
         shard: Shard,
         max_len: u32,
     ) -> Result<Option<u64>, EngineError> {
+        let layout = shard.layout(config);
+        for window in &config.windows {
+            self.lock().inputs.expect(tiling_key(layout, *window));
+        }
         let Some(utilization) = self.memory_utilization else { return Ok(None) };
         let room = self.lock().executor.room()?;
         let bytes = kv_bytes(room, workspace_bytes(config, shard, max_len), utilization)?;
@@ -444,9 +448,8 @@ where
             let out_len = out.len;
             state.make_rounded(out_len)?;
             let State { executor, partial, inputs, rounded, reads_bf16, .. } = state;
-            let key = (layout.num_heads / layout.num_kv_heads, window, most_parts(layout));
-            let tiling = inputs.make_tiling(executor, pass, key)?;
-            let tiling = inputs.tiling(tiling);
+            let key = tiling_key(layout, window);
+            let tiling = inputs.tiling(key);
             let partial = room(partial, executor, tiling.partial_len(layout), "partial sums of attention")?;
             let (positions, tables) = (inputs.positions(), inputs.tables());
             let (qkv, out) = (qkv.read().0, out.write().0);

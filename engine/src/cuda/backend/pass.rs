@@ -2,10 +2,11 @@
 
 use std::ops::Range;
 
+use crate::backend::HeadLayout;
 use crate::block_manager::BLOCK_SIZE;
 use crate::cuda::CudaError;
 use crate::cuda::executor::{DeviceMemory, Executor, View};
-use crate::cuda::ops::{Held, Tiling, TilingViews, Turn};
+use crate::cuda::ops::{Held, Tiling, TilingViews, Turn, most_parts};
 use crate::forward_batch::ForwardBatch;
 use crate::rope::Rope;
 
@@ -14,8 +15,8 @@ use crate::rope::Rope;
 pub(super) struct Inputs<M> {
     words: Held<M, u32>,
     places: Places,
-    /// A model has one group and few windows, so there are few of these.
-    tilings: Vec<Placed<M>>,
+    /// For each key that the model's layers have: one group and few windows.
+    tilings: Vec<Placed>,
 }
 
 /// Where each of them lies, in words.
@@ -38,17 +39,20 @@ struct Places {
 
 /// The tiling for one group size and window.
 #[derive(Debug)]
-struct Placed<M> {
+struct Placed {
     key: TilingKey,
     turns: Vec<Turn>,
     /// Tiles, their work, the tiles of queries.
     places: [Range<usize>; 3],
-    /// Its own memory where it is new with this pass; a later pass takes it up with everything else.
-    own: Option<Held<M, u32>>,
 }
 
 /// Heads that share a KV head, the window, and the parts of a turn at most.
 pub(super) type TilingKey = (usize, Option<u32>, usize);
+
+/// The key of a layer's attention.
+pub(super) fn tiling_key(layout: HeadLayout, window: Option<u32>) -> TilingKey {
+    (layout.num_heads / layout.num_kv_heads, window, most_parts(layout))
+}
 
 impl<M> Default for Inputs<M> {
     fn default() -> Self {
@@ -128,7 +132,7 @@ impl<M: DeviceMemory> Inputs<M> {
             let (group, window, most_parts) = placed.key;
             let tiling = Tiling::new(&batch.segments, &starts, (group, window), most_parts);
             placed.places = packed.put_tiling(&tiling);
-            (placed.turns, placed.own) = (tiling.turns, None);
+            placed.turns = tiling.turns;
         }
         // Tables grow with every block, and what stands behind them would move.
         places.tables = packed.put(&tables);
@@ -137,30 +141,19 @@ impl<M: DeviceMemory> Inputs<M> {
         Ok(())
     }
 
-    /// Makes the pass's tiling for a key be there, and says where among [`Inputs::tiling`].
-    pub(super) fn make_tiling<E: Executor<Memory = M>>(
-        &mut self,
-        executor: &mut E,
-        pass: &GpuPass<'_>,
-        key: TilingKey,
-    ) -> Result<usize, CudaError> {
-        if let Some(at) = self.tilings.iter().position(|placed| placed.key == key) {
-            return Ok(at);
+    /// Has a tiling for this key made of every pass from now on.
+    pub(super) fn expect(&mut self, key: TilingKey) {
+        if self.tilings.iter().all(|placed| placed.key != key) {
+            self.tilings.push(Placed { key, turns: Vec::new(), places: [0..0, 0..0, 0..0] });
         }
-        let (group, window, most_parts) = key;
-        let starts = table_starts(pass.batch);
-        let tiling = Tiling::new(&pass.batch.segments, &starts, (group, window), most_parts);
-        let (mut packed, mut own) = (Packed::default(), Held::default());
-        let places = packed.put_tiling(&tiling);
-        own.fill(executor, &packed.0, "tiles of queries")?;
-        self.tilings.push(Placed { key, turns: tiling.turns, places, own: Some(own) });
-        Ok(self.tilings.len() - 1)
     }
 
-    /// See [`Inputs::make_tiling`].
-    pub(super) fn tiling(&self, at: usize) -> TilingViews<'_> {
-        let Placed { turns, places: [tiles, work, tile_of], own, .. } = &self.tilings[at];
-        let words = own.as_ref().unwrap_or(&self.words).tensor();
+    /// The pass's tiling for a key that was expected.
+    pub(super) fn tiling(&self, key: TilingKey) -> TilingViews<'_> {
+        let placed = self.tilings.iter().find(|placed| placed.key == key);
+        let Placed { turns, places: [tiles, work, tile_of], .. } =
+            placed.expect("a model's groups and windows are told as it is loaded");
+        let words = self.words.tensor();
         TilingViews {
             tiles: words.view_as(tiles.clone()),
             work: words.view_as(work.clone()),
