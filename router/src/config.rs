@@ -110,6 +110,9 @@ pub struct Flags {
     /// Longest time per output token that outrider_wanted_target_workers, which autoscalers follow, is to keep; 0: it follows KV alone
     #[arg(long, value_name = "MS")]
     pub scaling_tpot_ms: Option<u64>,
+    /// Share of the sequences that draft workers started with --shadow, and candidates of a rollout, are scored on, 0 to 1 [default: 0.1]
+    #[arg(long, value_name = "SHARE")]
+    pub shadow_share: Option<f64>,
     /// Once told to stop: how long everybody is still served, while /health/ready says no and clients are asked to connect elsewhere
     #[arg(long, value_name = "SECONDS")]
     pub lame_duck_seconds: Option<u64>,
@@ -151,6 +154,7 @@ pub struct RawRouter {
     replay_tokens_per_second: u32,
     pair_check: Vec<String>,
     scaling_tpot_ms: u64,
+    shadow_share: f64,
     lame_duck_seconds: u64,
     /// By task type: `[lanes."code"]`.
     lanes: BTreeMap<String, RawLane>,
@@ -187,6 +191,7 @@ impl Default for RawRouter {
             replay_tokens_per_second: 65_536,
             pair_check: Vec::new(),
             scaling_tpot_ms: 0,
+            shadow_share: 0.1,
             lame_duck_seconds: 0,
             lanes: BTreeMap::new(),
             models: BTreeMap::new(),
@@ -260,6 +265,9 @@ impl RawConfig for RawRouter {
             "must be at least 1".to_owned()
         });
         faults.check("queue_wait_seconds", self.queue_wait_seconds > 0, || "must be at least 1".to_owned());
+        faults.check("shadow_share", (0.0..=1.0).contains(&self.shadow_share), || {
+            format!("{} is not between 0 and 1", self.shadow_share)
+        });
         faults.check("lame_duck_seconds", self.lame_duck_seconds <= LAME_DUCK_SECONDS_MAX, || {
             format!("{} is over {LAME_DUCK_SECONDS_MAX}", self.lame_duck_seconds)
         });
@@ -292,6 +300,7 @@ impl RawConfig for RawRouter {
                 replay_ids_per_second: self.replay_tokens_per_second,
                 tpot_objective: (self.scaling_tpot_ms > 0)
                     .then(|| Duration::from_millis(self.scaling_tpot_ms)),
+                shadow_share: self.shadow_share,
                 rules: Rules::default(),
             },
             pair_check: self.pair_check,

@@ -10,6 +10,7 @@ use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll};
 
 use async_trait::async_trait;
+pub use scheduling::rollout::RolloutOrder;
 pub use scheduling::scheduler::events::{Drain, SpeculationUsage};
 pub use scheduling::scheduler::policy::SpeculationRequest;
 use scheduling::scheduler::{SchedulerReport, WorkerReport};
@@ -143,6 +144,9 @@ pub trait GenerationService: Send + Sync {
 
     /// Carries out an operator's order, whose address may be HOST:PORT alone; `None` where no worker is meant.
     async fn drain(&self, drain: Drain) -> Result<Option<DrainState>, RouterError>;
+
+    /// Carries out an operator's order about the rollout of a draft; what lanes and workers do after it.
+    async fn rollout(&self, order: RolloutOrder) -> Result<SchedulerReport, RouterError>;
 
     /// What lanes and workers do now, and why.
     async fn report(&self) -> Result<SchedulerReport, RouterError>;

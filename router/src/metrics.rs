@@ -4,6 +4,7 @@
 mod handles;
 mod kv_pools;
 mod names;
+mod shadows;
 
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -19,6 +20,8 @@ pub use self::handles::{GaugeHold, LaneMetrics, ModelMetrics, WorkerMetrics};
 use self::kv_pools::CacheConfigLabels;
 pub use self::kv_pools::KvPools;
 use self::names::*;
+pub use self::shadows::ShadowMetrics;
+use self::shadows::{DroppedLabels, ShadowLabels, ShadowPositionLabels};
 use crate::error::RouterError;
 
 /// Ranges of priorities that are told apart: the last one of each, and its name.
@@ -199,9 +202,14 @@ struct Families {
     lane_k: Family<LaneLabels, Gauge>,
     lane_draft_tokens: Family<LaneLabels, Counter>,
     lane_accepted_tokens: Family<LaneLabels, Counter>,
+    lane_output_tokens: Family<LaneLabels, Counter>,
     lookup_drafts: Family<SourceLabels, Counter>,
     lookup_draft_tokens: Family<SourceLabels, Counter>,
     lookup_accepted_tokens: Family<SourceLabels, Counter>,
+    shadow_drafts: Family<ShadowLabels, Counter>,
+    shadow_judged: Family<ShadowPositionLabels, Counter>,
+    shadow_accepted: Family<ShadowPositionLabels, Counter>,
+    shadow_dropped: Family<DroppedLabels, Counter>,
     draft_outages: Counter,
     target_outages: Counter,
     waiting_for_target: Gauge,
@@ -239,9 +247,14 @@ impl RouterMetrics {
             lane_k: metrics.gauge_family(&LANE_K),
             lane_draft_tokens: metrics.counter_family(&LANE_DRAFT_TOKENS),
             lane_accepted_tokens: metrics.counter_family(&LANE_ACCEPTED_TOKENS),
+            lane_output_tokens: metrics.counter_family(&LANE_OUTPUT_TOKENS),
             lookup_drafts: metrics.counter_family(&LOOKUP_DRAFTS),
             lookup_draft_tokens: metrics.counter_family(&LOOKUP_DRAFT_TOKENS),
             lookup_accepted_tokens: metrics.counter_family(&LOOKUP_ACCEPTED_TOKENS),
+            shadow_drafts: metrics.counter_family(&SHADOW_DRAFTS),
+            shadow_judged: metrics.counter_family(&SHADOW_JUDGED),
+            shadow_accepted: metrics.counter_family(&SHADOW_ACCEPTED),
+            shadow_dropped: metrics.counter_family(&SHADOW_DROPPED),
             draft_outages: metrics.counter(&DRAFT_OUTAGES),
             target_outages: metrics.counter(&TARGET_OUTAGES),
             waiting_for_target: metrics.gauge(&WAITING_FOR_TARGET),
@@ -351,6 +364,7 @@ impl RouterMetrics {
             k: self.families.lane_k.get_or_create(&labels).clone(),
             draft_tokens: self.families.lane_draft_tokens.get_or_create(&labels).clone(),
             accepted_tokens: self.families.lane_accepted_tokens.get_or_create(&labels).clone(),
+            output_tokens: self.families.lane_output_tokens.get_or_create(&labels).clone(),
             of_model: self.verifications(&lane.model),
         }
     }
@@ -364,6 +378,11 @@ impl RouterMetrics {
             families: Arc::clone(&self.families),
             labels,
         }
+    }
+
+    /// The counters of drafts on trial.
+    pub fn shadows(&self) -> ShadowMetrics {
+        ShadowMetrics::new(Arc::clone(&self.families))
     }
 
     /// The targets' KV, all together.
@@ -399,6 +418,7 @@ mod tests {
         };
         let (mut code, mut chat) = (metrics.lane(&key("code")), metrics.lane(&key("chat")));
         code.verified(4, 2);
+        code.committed(3);
         chat.verified(4, 0);
         chat.verified(0, 0);
         let text = page.encode(Exposition::Prometheus);
@@ -408,6 +428,7 @@ mod tests {
             r#"vllm:spec_decode_num_accepted_tokens_total{model_name="demo",engine="0"} 2"#,
             r#"vllm:spec_decode_num_accepted_tokens_per_pos_total{model_name="demo",engine="0",position="1"} 1"#,
             r#"outrider_lane_accepted_tokens_total{model="demo",task_type="code",temperature="greedy"} 2"#,
+            r#"outrider_lane_output_tokens_total{model="demo",task_type="code",temperature="greedy"} 3"#,
             r#"outrider_lane_draft_tokens_total{model="demo",task_type="chat",temperature="greedy"} 4"#,
         ] {
             assert!(text.lines().any(|written| written == line), "{line} is missing from\n{text}");

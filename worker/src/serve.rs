@@ -78,6 +78,7 @@ pub fn load<D: Decide>(
         kv_block_size: info.kv_block_size,
         max_tree_tokens: max_tree_tokens(&engine, role),
         task_types: Vec::new(),
+        is_shadow: false,
         ballast_parameters: info.ballast_parameters,
         step_times: if config.profile_steps { profile(&mut engine) } else { Vec::new() },
     };

@@ -13,6 +13,7 @@ pub struct LaneMetrics {
     pub(super) k: Gauge,
     pub(super) draft_tokens: Counter,
     pub(super) accepted_tokens: Counter,
+    pub(super) output_tokens: Counter,
     pub(super) of_model: Verifications,
 }
 
@@ -20,6 +21,11 @@ impl LaneMetrics {
     /// How far the lane drafts from now on.
     pub fn k(&self, k: u32) {
         self.k.set(k.into());
+    }
+
+    /// So many tokens were committed to one of its sequences.
+    pub fn committed(&self, num_tokens: usize) {
+        self.output_tokens.inc_by(num_tokens as u64);
     }
 
     /// One verified draft of `num_draft_tokens`, of which the first `num_accepted` were committed. A step without a

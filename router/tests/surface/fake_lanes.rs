@@ -6,8 +6,10 @@ use async_trait::async_trait;
 use router::error::RouterError;
 use router::generation::{
     CommittedTokens, Delivery, Drain, DrainState, GenerationEvent, GenerationRequest, GenerationService,
-    GenerationSink, GenerationStream, SpeculationUsage, channel,
+    GenerationSink, GenerationStream, RolloutOrder, SpeculationUsage, channel,
 };
+use scheduling::draft_score::PairedReport;
+use scheduling::rollout::Rollout;
 use scheduling::scheduler::SchedulerReport;
 use service::shutdown::Lifetime;
 use speculation::lookup::PredictionCursor;
@@ -125,6 +127,16 @@ impl GenerationService for SharedLanes {
         let Drain { address, is_draining, moves_sequences } = drain;
         let drained = vec![format!("{address} {is_draining} {moves_sequences}")];
         Ok((address != "nobody").then_some(DrainState { workers: Vec::new(), drained }))
+    }
+
+    async fn rollout(&self, order: RolloutOrder) -> Result<SchedulerReport, RouterError> {
+        let rollout = match order {
+            RolloutOrder::Begin(settings) => {
+                Some(Rollout::new(settings).report(PairedReport::default(), None))
+            }
+            RolloutOrder::Promote | RolloutOrder::End => None,
+        };
+        Ok(SchedulerReport { rollout, ..SchedulerReport::default() })
     }
 
     async fn report(&self) -> Result<SchedulerReport, RouterError> {

@@ -21,6 +21,7 @@ mod logs;
 mod models;
 mod prediction;
 mod responses;
+mod rollout;
 mod shapes;
 mod slow_client;
 mod telemetry;

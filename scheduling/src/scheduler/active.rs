@@ -9,6 +9,7 @@ use super::events::{CommittedRound, SpeculationUsage, WorkerKey};
 use super::lanes::{Joined, SequenceLengths};
 use super::lookup::{LookupDraft, Lookups};
 use super::policy::SpeculationRequest;
+use super::shadows::Trial;
 use super::targets::SUSPECT_AFTER;
 use super::workers::Reservation;
 use crate::agreement::Agreement;
@@ -55,6 +56,8 @@ pub(super) struct ActiveSequence {
     pub(super) disabled_reason: Option<&'static str>,
     /// Prompt tokens that a target had cached, and that target's epoch.
     pub(super) cached: (u32, u64),
+    /// Draft workers on trial, as far as this sequence is evidence.
+    pub(super) trial: Trial,
 }
 
 /// What went wrong with the targets of one sequence.
@@ -106,6 +109,8 @@ pub(super) struct Round {
     pub(super) is_probing: bool,
     /// Tokens that a draft worker was asked for, to be waited for.
     pub(super) asked: u32,
+    /// Whether that proposal missed its deadline.
+    pub(super) is_late: bool,
     /// When verification was first asked for.
     pub(super) verify_at: Option<Duration>,
 }
