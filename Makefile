@@ -1,6 +1,6 @@
 # Every verb is one line over cargo or a script. `make` alone prints them.
 .DEFAULT_GOAL := help
-.PHONY: help deps helm-check observability-check up first-run console-check test quick check fmt fuzz sanitize arm-check clients docs measure measure-engine measure-lanes measure-lanes-cluster measure-plan measure-draft-ahead measure-router chaos kernels-check gpu-check gpu-check-dry gpu-bundle gpu-bundle-check clean
+.PHONY: help deps helm-check observability-check up first-run console-check test test-release quick check fmt fuzz sanitize arm-check clients docs measure measure-engine measure-lanes measure-lanes-cluster measure-plan measure-draft-ahead measure-router chaos kernels-check gpu-check gpu-check-dry gpu-bundle gpu-bundle-check clean
 
 # Every verb compiles the workspace by clippy's driver, so that lints, tests and binaries share what is built. This is how
 # `cargo clippy -- --deny warnings` calls it.
@@ -39,6 +39,10 @@ test: ## the one gate: formatting, lints, kernels, documentation, every test (wh
 	@$(MAKE) --no-print-directory kernels-check
 	@$(MAKE) --no-print-directory docs
 	cargo nextest run --locked --workspace --lib --bins --tests
+
+test-release: ## every test once as it is shipped, in the release profile, in a target directory of their own (an hour on 2 cores; no link-time optimisation, which each of a hundred programs would pay)
+	CARGO_TARGET_DIR=$(or $(CARGO_TARGET_DIR),target)/suite CARGO_PROFILE_RELEASE_LTO=off SERVER_BINARIES=--release \
+	cargo nextest run --locked --release --workspace --lib --bins --tests --no-fail-fast
 
 quick: ## formatting, lints and unit tests of every crate: no processes, no clusters
 	cargo fmt --all --check
