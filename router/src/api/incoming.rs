@@ -1,6 +1,6 @@
 //! What every HTTP route reads of a request: who sends it, and its body, within the limits of size and time.
 
-use axum::body::{Body, Bytes};
+use axum::body::{Body, Bytes, HttpBody as _};
 use http::{HeaderMap, HeaderName, HeaderValue, header};
 use http_body_util::BodyExt as _;
 use serde::de::DeserializeOwned;
@@ -96,6 +96,10 @@ async fn read_body(body: Body) -> Result<Bytes, RouterError> {
 }
 
 async fn collect_body(mut body: Body) -> Result<Bytes, RouterError> {
+    // Who says that so much comes is answered without it.
+    if body.size_hint().lower() > BODY_DISCARD_BYTES_MAX as u64 {
+        return Err(RouterError::BodyTooLarge { limit: BODY_BYTES_MAX });
+    }
     let mut bytes = Vec::new();
     let mut num_bytes = 0;
     while let Some(frame) = body.frame().await {
