@@ -5,6 +5,7 @@
 //! `propagation.rs`). Telemetry must never fail or hold up the work it tells about: a collector that is away costs
 //! its spans, a log that nobody reads costs its lines (see `writer.rs`), and the last flush has a bound.
 
+mod http_client;
 mod otlp;
 mod propagation;
 mod rate_limit;
@@ -70,7 +71,9 @@ pub enum TelemetryError {
     #[error("cannot set up the otlp exporter, check the OTEL_EXPORTER_OTLP_* variables: {0}")]
     Exporter(#[from] opentelemetry_otlp::ExporterBuildError),
     /// A protocol that this build does not speak.
-    #[error("{variable}={value}: only the otlp protocol grpc is supported; set it to grpc or unset it")]
+    #[error(
+        "{variable}={value}: only the otlp protocols grpc and http/protobuf are supported; set it to one of them or unset it"
+    )]
     Protocol {
         /// The variable that asks for it.
         variable: &'static str,

@@ -225,6 +225,31 @@ fn client_config(ca: &Path, identity: Option<&(PathBuf, PathBuf)>) -> Result<Cli
     Ok(config)
 }
 
+/// What a client speaks that is no gRPC client, at `https://`: the system's authorities are trusted where none is named.
+pub(crate) fn https_client(
+    ca: Option<&Path>,
+    identity: Option<(&Path, &Path)>,
+) -> Result<rustls::ClientConfig, TlsError> {
+    let roots = match ca {
+        Some(ca) => authority(ca)?,
+        None => {
+            let mut roots = RootCertStore::empty();
+            // A certificate of the system's that cannot be read is one that is not trusted.
+            roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
+            roots
+        }
+    };
+    let builder = rustls::ClientConfig::builder_with_provider(provider())
+        .with_safe_default_protocol_versions()
+        .expect("ring knows every version that is on by default")
+        .with_root_certificates(roots);
+    let Some((cert, key)) = identity else { return Ok(builder.with_no_client_auth()) };
+    let (cert, key) = (Pem::read(cert)?, Pem::read(key)?);
+    builder
+        .with_client_auth_cert(cert.certificates()?, key.private_key()?)
+        .map_err(|source| no_pair(&cert, &key, source))
+}
+
 fn certified_key(cert: &Pem<'_>, key: &Pem<'_>) -> Result<Arc<CertifiedKey>, TlsError> {
     CertifiedKey::from_der(cert.certificates()?, key.private_key()?, &provider())
         .map(Arc::new)
