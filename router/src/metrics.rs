@@ -10,6 +10,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use scheduling::lookup_rates::LookupSource;
 use scheduling::scheduler::lanes::LaneKey;
+use service::metrics::TracedHistogramFamily;
 use service::metrics::{Counter, EncodeLabelSet, Family, Gauge, HistogramFamily, Metrics, RateGauge};
 use speculation::sequence::Ignored;
 use speculation::{FinishReason, Role};
@@ -189,10 +190,10 @@ struct Families {
     prompt_tokens: Family<ModelLabels, Counter>,
     generation_tokens: Family<ModelLabels, Counter>,
     success: Family<FinishLabels, Counter>,
-    time_to_first_token: HistogramFamily<ModelLabels>,
+    time_to_first_token: TracedHistogramFamily<ModelLabels>,
     inter_token_latency: HistogramFamily<ModelLabels>,
     time_per_output_token: HistogramFamily<ModelLabels>,
-    end_to_end: HistogramFamily<ModelLabels>,
+    end_to_end: TracedHistogramFamily<ModelLabels>,
     queue_time: HistogramFamily<ModelLabels>,
     requests: Family<OutcomeLabels, Counter>,
     ignored: Family<ReasonLabels, Counter>,
@@ -229,10 +230,10 @@ impl RouterMetrics {
             prompt_tokens: metrics.counter_family(&PROMPT_TOKENS),
             generation_tokens: metrics.counter_family(&GENERATION_TOKENS),
             success: metrics.counter_family(&REQUEST_SUCCESS),
-            time_to_first_token: metrics.histogram_family(&TIME_TO_FIRST_TOKEN),
+            time_to_first_token: metrics.traced_histogram_family(&TIME_TO_FIRST_TOKEN),
             inter_token_latency: metrics.histogram_family(&INTER_TOKEN_LATENCY),
             time_per_output_token: metrics.histogram_family(&TIME_PER_OUTPUT_TOKEN),
-            end_to_end: metrics.histogram_family(&END_TO_END),
+            end_to_end: metrics.traced_histogram_family(&END_TO_END),
             queue_time: metrics.histogram_family(&QUEUE_TIME),
             requests: metrics.counter_family(&REQUESTS),
             ignored: metrics.counter_family(&IGNORED),

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use service::metrics::{Counter, Gauge, Histogram, HistogramFamily};
 use speculation::step::MAX_DRAFT_TOKENS;
+use tracing::Span;
 
 use super::{ENGINE, Ending, Families, FinishLabels, ModelLabels, PositionLabels, WorkerLabels};
 
@@ -99,8 +100,8 @@ impl ModelMetrics {
     }
 
     /// See the metric of this name.
-    pub fn time_to_first_token(&self, seconds: f64) {
-        observe(&self.families.time_to_first_token, &self.labels, seconds);
+    pub fn time_to_first_token(&self, seconds: f64, request: &Span) {
+        self.families.time_to_first_token.get_or_create(&self.labels).observe(seconds, request);
     }
 
     /// See the metric of this name.
@@ -114,8 +115,8 @@ impl ModelMetrics {
     }
 
     /// See the metric of this name.
-    pub fn end_to_end(&self, seconds: f64) {
-        observe(&self.families.end_to_end, &self.labels, seconds);
+    pub fn end_to_end(&self, seconds: f64, request: &Span) {
+        self.families.end_to_end.get_or_create(&self.labels).observe(seconds, request);
     }
 
     /// See the metric of this name.

@@ -110,7 +110,7 @@ impl RequestRecord {
         self.measure(|model, record| {
             model.generation_tokens(num_tokens);
             match previous {
-                None => model.time_to_first_token((now - record.arrived).as_secs_f64()),
+                None => model.time_to_first_token((now - record.arrived).as_secs_f64(), &record.span),
                 Some(previous) => model.inter_token_latency((now - previous).as_secs_f64()),
             }
         });
@@ -137,7 +137,7 @@ impl RequestRecord {
         let reasons: Vec<FinishReason> = self.choices.iter().filter_map(|choice| choice.ended).collect();
         span::record_usage(&self.span, usage, &reasons);
         self.metrics.request_answered(self.protocol);
-        self.measure(|model, record| model.end_to_end(record.arrived.elapsed().as_secs_f64()));
+        self.measure(|model, record| model.end_to_end(record.arrived.elapsed().as_secs_f64(), &record.span));
         self.release();
     }
 

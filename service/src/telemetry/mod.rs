@@ -30,7 +30,9 @@ use self::writer::LogWriter;
 use crate::tls::TlsError;
 
 pub use propagation::{inject_headers, inject_metadata, set_parent, set_parent_from_headers};
-pub use propagation::{set_parent_from_metadata, set_parent_in_trace, span_id_of, traceparent_of};
+pub use propagation::{
+    set_parent_from_metadata, set_parent_in_trace, span_id_of, trace_id_of, traceparent_of,
+};
 
 /// How long the last spans may take to reach the collector when the process ends.
 pub const FLUSH_TIMEOUT: Duration = Duration::from_secs(3);
