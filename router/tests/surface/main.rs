@@ -28,3 +28,4 @@ mod tool_shapes;
 mod tools;
 mod vllm;
 mod vllm_grpc;
+mod whole_and_streamed;
