@@ -157,16 +157,20 @@ pub(crate) async fn read_chat(
     Ok((sent, caller, deadline))
 }
 
-/// Refuses the first field that asks for something that is not supported; `says_off` knows the values that ask for nothing.
+/// Refuses the first field of the object at `path` (empty, or with its dot) that asks for something that is not supported; `says_off` knows
+/// the values that ask for nothing.
 pub(super) fn refuse_fields(
     fields: &[(&str, &Option<Value>)],
     says_off: impl Fn(&str, &Value) -> bool,
 ) -> Result<(), RouterError> {
     let asks =
+    path: &str,
         |value: &Option<Value>, field: &str| value.as_ref().is_some_and(|value| !says_off(field, value));
     match fields.iter().find(|(field, value)| asks(value, field)) {
         Some((field, _)) => {
-            Err(RouterError::invalid(*field, format!("{field} is not supported: leave it out")))
+            let field = format!("{path}{field}");
+            let message = format!("{field} is not supported: leave it out");
+            Err(RouterError::invalid(field, message))
         }
         None => Ok(()),
     }

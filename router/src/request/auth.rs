@@ -117,18 +117,16 @@ impl Caller {
         }
     }
 
-    /// The same, or where none is named the only one that the key may use.
+    /// The same, or where none is named the only one that the key may use: by its own name, where it has others, too.
     pub fn model_or_sole(&self, catalog: &Catalog, id: Option<&str>) -> Result<Arc<ModelEntry>, RouterError> {
         if let Some(id) = id.filter(|id| !id.is_empty()) {
             return self.model(catalog, id);
         }
-        let mut models = self.models(catalog);
-        match models.pop() {
-            Some(sole) if models.is_empty() => Ok(sole),
-            _ => {
-                Err(RouterError::invalid("model", "model is required: GET /v1/models lists those that exist"))
-            }
-        }
+        let mut names = self.models(catalog).into_iter();
+        let first = names.next().filter(|first| names.clone().all(|other| other.model == first.model));
+        first.map(|first| names.find(|entry| entry.id == entry.model).unwrap_or(first)).ok_or_else(|| {
+            RouterError::invalid("model", "model is required: GET /v1/models lists those that exist")
+        })
     }
 
     /// The models that the key may use, by id.

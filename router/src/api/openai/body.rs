@@ -15,6 +15,7 @@ use self::refused::says_off;
 use super::shapes::{Content, LogitBias, Logprobs, Object, Prompts, Stops};
 use super::structured::{GrammarFields, ResponseFormat, StructuredOutputs};
 use super::tools::earlier_calls;
+use crate::api::exchange::refuse_fields;
 use crate::api::functions::ToolShape;
 use crate::error::RouterError;
 use crate::request::Operation;
@@ -391,15 +392,9 @@ pub fn conversation(
 
 impl Message {
     fn into_conversation(self, idx: usize) -> Result<ConversationMessage, RouterError> {
-        for (field, value) in
-            [("function_call", &self.function_call), ("audio", &self.audio), ("refusal", &self.refusal)]
-        {
-            if value.as_ref().is_some_and(|value| !says_off(field, value)) {
-                let path = format!("messages[{idx}].{field}");
-                let message = format!("{path} is not supported: leave it out");
-                return Err(RouterError::invalid(path, message));
-            }
-        }
+        let unsupported =
+            [("function_call", &self.function_call), ("audio", &self.audio), ("refusal", &self.refusal)];
+        refuse_fields(&format!("messages[{idx}]."), &unsupported, says_off)?;
         let only = |field: &str, role: &str, is_set: bool| {
             let path = format!("messages[{idx}].{field}");
             let message = format!("{path} is only allowed in messages of role {role}");
