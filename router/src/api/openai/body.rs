@@ -158,7 +158,7 @@ pub struct StreamOptions {
     pub include_usage: Option<bool>,
     /// Each chunk says how many of its tokens were drafted.
     pub include_speculation: Option<bool>,
-    /// vLLM's: usage in every chunk. Only "no" is accepted.
+    /// vLLM's: beside `include_usage`, every chunk says what the request cost so far.
     pub continuous_usage_stats: Option<bool>,
     #[serde(rename = "include_obfuscation")]
     _include_obfuscation: IgnoredAny,
@@ -217,6 +217,8 @@ pub struct AnswerForm {
 pub struct StreamForm {
     /// See [`StreamOptions::include_usage`].
     pub include_usage: bool,
+    /// See [`StreamOptions::continuous_usage_stats`].
+    pub continuous_usage: bool,
     /// See [`StreamOptions::include_speculation`].
     pub include_speculation: bool,
 }
@@ -332,12 +334,10 @@ impl Body {
             };
         }
         let options = self.stream_options.as_ref().map(|Object(options)| *options).unwrap_or_default();
-        if options.continuous_usage_stats == Some(true) {
-            let field = "stream_options.continuous_usage_stats";
-            return Err(RouterError::invalid(field, format!("{field} is not supported: leave it out")));
-        }
+        let include_usage = options.include_usage.unwrap_or(false);
         let stream = StreamForm {
-            include_usage: options.include_usage.unwrap_or(false),
+            include_usage,
+            continuous_usage: include_usage && options.continuous_usage_stats == Some(true),
             include_speculation: options.include_speculation.unwrap_or(false),
         };
         Ok(AnswerForm { stream: Some(stream), timings })
