@@ -28,6 +28,10 @@ pub struct Caller {
     pub priority: u8,
     /// Callers of different keys never share prefix blocks.
     pub isolation_key: u64,
+    /// Whether the key's requests may be told apart by whose they are: it is a gateway's, or there are no keys.
+    pub names_fairness_ids: bool,
+    /// By what it takes turns, where it is told apart from others of its key.
+    pub fairness_key: Option<u64>,
     /// The models that the key may use; absent: all.
     pub models: Option<Arc<BTreeSet<String>>>,
     /// What the key uses now, and may use; absent: no limits.
@@ -84,7 +88,9 @@ impl Auth {
 
     /// Who sent a request with this `authorization` header.
     pub fn authenticate(&self, authorization: Option<&[u8]>) -> Result<Caller, RouterError> {
-        let Self::Keys(ApiKeys(keys)) = self else { return Ok(Caller::default()) };
+        let Self::Keys(ApiKeys(keys)) = self else {
+            return Ok(Caller { names_fairness_ids: true, ..Caller::default() });
+        };
         let header = authorization.ok_or(RouterError::Unauthenticated(
             "an API key is required: send it as `Authorization: Bearer KEY`",
         ))?;
@@ -103,6 +109,11 @@ impl Auth {
 }
 
 impl Caller {
+    /// By what its requests take turns with those of others.
+    pub fn turn_key(&self) -> u64 {
+        self.fairness_key.unwrap_or(self.isolation_key)
+    }
+
     /// Whether the key may use a model.
     pub fn may_use(&self, model: &str) -> bool {
         self.models.as_ref().is_none_or(|models| models.contains(model))

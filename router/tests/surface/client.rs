@@ -157,6 +157,7 @@ impl TestRouter {
             metrics_page,
             metrics,
             policy: Arc::new(policy()),
+            objectives: Arc::new([("batch".to_owned(), 200)].into()),
             tokenize,
             keep_alive: KEEP_ALIVE,
             answer_memory: AnswerMemory::default(),
@@ -186,8 +187,8 @@ impl TestRouter {
         self.send(post(path, body)).await
     }
 
-    pub(crate) async fn post_json(&self, path: &str, body: &Value) -> Answer {
     /// Where it generates text, twins are asked the same the other way, whole or streamed, with other spans too, and say the same.
+    pub(crate) async fn post_json(&self, path: &str, body: &Value) -> Answer {
         let answer = self.post(path, body.to_string()).await;
         let script = self.lanes.script();
         if answer.status == 200 && ROUTES.contains(&path) && matches!(script, Script::Say(_)) {

@@ -14,6 +14,7 @@ mod deadlines;
 mod drain;
 mod fake_lanes;
 mod fields;
+mod gateway;
 mod grpc;
 mod lanes;
 mod listeners;
