@@ -66,6 +66,14 @@ impl FinishLabels {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct SloLabels {
+    model_name: String,
+    engine: &'static str,
+    slo: &'static str,
+    met: &'static str,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct OutcomeLabels {
     protocol: &'static str,
     outcome: &'static str,
@@ -195,6 +203,7 @@ struct Families {
     time_per_output_token: HistogramFamily<ModelLabels>,
     end_to_end: TracedHistogramFamily<ModelLabels>,
     queue_time: HistogramFamily<ModelLabels>,
+    slo: Family<SloLabels, Counter>,
     requests: Family<OutcomeLabels, Counter>,
     ignored: Family<ReasonLabels, Counter>,
     lane_k: Family<LaneLabels, Gauge>,
@@ -235,6 +244,7 @@ impl RouterMetrics {
             time_per_output_token: metrics.histogram_family(&TIME_PER_OUTPUT_TOKEN),
             end_to_end: metrics.traced_histogram_family(&END_TO_END),
             queue_time: metrics.histogram_family(&QUEUE_TIME),
+            slo: metrics.counter_family(&SLO),
             requests: metrics.counter_family(&REQUESTS),
             ignored: metrics.counter_family(&IGNORED),
             lane_k: metrics.gauge_family(&LANE_K),

@@ -5,14 +5,16 @@ use http::{HeaderMap, HeaderName, HeaderValue, header};
 use http_body_util::BodyExt as _;
 use serde::de::DeserializeOwned;
 use tokio::time::timeout;
+use tracing::Span;
 
 use super::json;
 use super::openai::shapes::Object;
 use crate::error::RouterError;
 use crate::pipeline::AppState;
 use crate::pipeline::deadline::{Deadline, REQUEST_TIMEOUT_HEADER};
-use crate::request::Caller;
+use crate::request::gateway::{GatewayHeaders, Slo};
 use crate::request::limits::{BODY_BYTES_MAX, BODY_DISCARD_BYTES_MAX, BODY_WAIT_MAX};
+use crate::request::{Caller, span};
 
 /// Anthropic's clients send their key here.
 const API_KEY: HeaderName = HeaderName::from_static("x-api-key");
@@ -58,6 +60,18 @@ pub(super) fn identity_of(headers: &HeaderMap) -> Result<Identity<'_>, RouterErr
 pub(super) fn deadline_of(headers: &HeaderMap) -> Result<Option<Deadline>, RouterError> {
     let timeout = headers.get(REQUEST_TIMEOUT_HEADER).map(HeaderValue::as_bytes);
     Ok(timeout.map(Deadline::of_milliseconds).transpose()?.flatten())
+}
+
+/// Takes what a gateway says of a request into account, by the headers or the metadata that `header` finds.
+pub(super) fn through_gateway<'a>(
+    state: &AppState,
+    caller: &mut Caller,
+    header: impl Fn(&'static str) -> Option<&'a [u8]>,
+) -> Result<Slo, RouterError> {
+    let said = GatewayHeaders::read(header)?;
+    span::record_gateway(&Span::current(), &said);
+    said.apply(caller, &state.objectives);
+    Ok(said.slo)
 }
 
 /// What the client says its work is.

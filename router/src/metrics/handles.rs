@@ -6,7 +6,7 @@ use service::metrics::{Counter, Gauge, Histogram, HistogramFamily};
 use speculation::step::MAX_DRAFT_TOKENS;
 use tracing::Span;
 
-use super::{ENGINE, Ending, Families, FinishLabels, ModelLabels, PositionLabels, WorkerLabels};
+use super::{ENGINE, Ending, Families, FinishLabels, ModelLabels, PositionLabels, SloLabels, WorkerLabels};
 
 /// The handles of one lane.
 #[derive(Debug)]
@@ -97,6 +97,13 @@ impl ModelMetrics {
     /// A choice ended.
     pub fn choice_ended(&self, ending: Ending) {
         self.families.success.get_or_create(&FinishLabels::new(&self.labels, ending)).inc();
+    }
+
+    /// A choice of a request that was held to a latency kept it, or did not.
+    pub fn held_to_slo(&self, slo: &'static str, is_met: bool) {
+        let met = if is_met { "true" } else { "false" };
+        let labels = SloLabels { model_name: self.labels.model_name.clone(), engine: ENGINE, slo, met };
+        self.families.slo.get_or_create(&labels).inc();
     }
 
     /// See the metric of this name.
