@@ -21,6 +21,7 @@ use crate::admission::AdmissionLimits;
 use crate::catalog::settings::ModelSettings;
 use crate::lane_config::RawLane;
 use crate::request::check::{check_defaults, check_task_type};
+use crate::request::gateway::Objectives;
 use crate::workers::tls::{RawWorkerTls, WorkerTlsFlags};
 
 /// Longer than this no load balancer needs.
@@ -38,6 +39,10 @@ So are other names of models, and what their requests ask for where they do not 
   [models.\"gpt-4o\"]
   serves = \"llama-3.3-70b\"           # the name that its targets give it; absent: these are that model's own defaults
   temperature = 0.3                  # also top_p, top_k, min_p, repetition_penalty, max_tokens, task_type
+
+And how urgent the objectives are that a gateway names in x-llm-d-inference-objective (0 to 255, lower is more urgent):
+  [objectives]
+  \"batch\" = 200
 
 API keys stand in the file of --api-keys as themselves or as digests (printf %s KEY | sha256sum), with what they may:
   sha256:DIGEST alice models=demo priority=1 max_concurrent_requests=8
@@ -110,7 +115,7 @@ pub struct Flags {
     /// Longest time per output token that outrider_wanted_target_workers, which autoscalers follow, is to keep; 0: it follows KV alone
     #[arg(long, value_name = "MS")]
     pub scaling_tpot_ms: Option<u64>,
-    /// Share of the sequences that draft workers started with --shadow, and candidates of a rollout, are scored on, 0 to 1 [default: 0.1]
+    /// Share of the sequences that draft workers started with --shadow, and candidates of a rollout, are scored on, 0 to 1
     #[arg(long, value_name = "SHARE")]
     pub shadow_share: Option<f64>,
     /// Once told to stop: how long everybody is still served, while /health/ready says no and clients are asked to connect elsewhere
@@ -160,6 +165,8 @@ pub struct RawRouter {
     lanes: BTreeMap<String, RawLane>,
     /// By the name that clients use: `[models."name"]`.
     models: BTreeMap<String, ModelSettings>,
+    /// Priorities, by the name that a gateway gives an objective: `[objectives]`.
+    objectives: Objectives,
     #[serde(flatten)]
     listener: RawListener,
     #[serde(flatten)]
@@ -195,6 +202,7 @@ impl Default for RawRouter {
             lame_duck_seconds: 0,
             lanes: BTreeMap::new(),
             models: BTreeMap::new(),
+            objectives: Objectives::new(),
             listener: RawListener::default(),
             tls: RawServerTls::default(),
             worker_tls: RawWorkerTls::default(),
@@ -222,6 +230,8 @@ pub struct RouterConfig {
     pub tokenize_threads: usize,
     /// What is settled for models, by the name that clients use.
     pub models: BTreeMap<String, ModelSettings>,
+    /// Priorities of a gateway's objectives.
+    pub objectives: Objectives,
     /// Draft lengths, lanes and deadlines.
     pub scheduler: SchedulerConfig,
     /// What the console's page *Pair* runs; nothing: it runs nothing.
@@ -286,6 +296,7 @@ impl RawConfig for RawRouter {
             },
             tokenize_threads: self.tokenize_threads,
             models: self.models,
+            objectives: self.objectives,
             scheduler: SchedulerConfig {
                 policy: PolicyConfig {
                     draft_tokens: self.draft_tokens,

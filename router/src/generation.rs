@@ -72,7 +72,7 @@ pub struct GenerationRequest {
     pub span: tracing::Span,
     /// What its client has left unread.
     pub unread: Unread,
-    /// Whose it is: API keys take turns.
+    /// Whose it is: API keys take turns, and those whom a gateway tells apart by a key of its own.
     pub api_key: u64,
     /// Whether it fails where it waits too long for its first target: nothing of its request has begun yet.
     pub may_expire: bool,

@@ -11,6 +11,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use scheduling::lookup_rates::LookupSource;
 use scheduling::scheduler::lanes::LaneKey;
+use service::metrics::TracedHistogramFamily;
 use service::metrics::{Counter, EncodeLabelSet, Family, Gauge, HistogramFamily, Metrics, RateGauge};
 use speculation::sequence::Ignored;
 use speculation::{FinishReason, Role};
@@ -65,6 +66,14 @@ impl FinishLabels {
         let finished_reason = ending.as_str();
         Self { model_name: model.model_name.clone(), engine: ENGINE, finished_reason }
     }
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct SloLabels {
+    model_name: String,
+    engine: &'static str,
+    slo: &'static str,
+    met: &'static str,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -192,11 +201,12 @@ struct Families {
     prompt_tokens: Family<ModelLabels, Counter>,
     generation_tokens: Family<ModelLabels, Counter>,
     success: Family<FinishLabels, Counter>,
-    time_to_first_token: HistogramFamily<ModelLabels>,
+    time_to_first_token: TracedHistogramFamily<ModelLabels>,
     inter_token_latency: HistogramFamily<ModelLabels>,
     time_per_output_token: HistogramFamily<ModelLabels>,
-    end_to_end: HistogramFamily<ModelLabels>,
+    end_to_end: TracedHistogramFamily<ModelLabels>,
     queue_time: HistogramFamily<ModelLabels>,
+    slo: Family<SloLabels, Counter>,
     requests: Family<OutcomeLabels, Counter>,
     ignored: Family<ReasonLabels, Counter>,
     lane_k: Family<LaneLabels, Gauge>,
@@ -237,11 +247,12 @@ impl RouterMetrics {
             prompt_tokens: metrics.counter_family(&PROMPT_TOKENS),
             generation_tokens: metrics.counter_family(&GENERATION_TOKENS),
             success: metrics.counter_family(&REQUEST_SUCCESS),
-            time_to_first_token: metrics.histogram_family(&TIME_TO_FIRST_TOKEN),
+            time_to_first_token: metrics.traced_histogram_family(&TIME_TO_FIRST_TOKEN),
             inter_token_latency: metrics.histogram_family(&INTER_TOKEN_LATENCY),
             time_per_output_token: metrics.histogram_family(&TIME_PER_OUTPUT_TOKEN),
-            end_to_end: metrics.histogram_family(&END_TO_END),
+            end_to_end: metrics.traced_histogram_family(&END_TO_END),
             queue_time: metrics.histogram_family(&QUEUE_TIME),
+            slo: metrics.counter_family(&SLO),
             requests: metrics.counter_family(&REQUESTS),
             ignored: metrics.counter_family(&IGNORED),
             lane_k: metrics.gauge_family(&LANE_K),

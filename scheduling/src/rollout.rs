@@ -122,6 +122,8 @@ pub struct Rollout {
     next_looks: [u64; 2],
     /// Judged and accepted positions of the sequences that each draft served.
     arms: Arms,
+    /// The pairs that it was ended on: later ones compare with another serving draft.
+    ended_on: Option<PairedReport>,
 }
 
 /// Acceptance of the two arms of a canary: accepted of judged positions, by sequence.
@@ -141,7 +143,7 @@ pub struct RolloutReport {
     pub stage: Stage,
     /// What the evidence said when it was last looked at.
     pub verdict: Verdict,
-    /// Both drafts at the same places.
+    /// Both drafts at the same places; of a rollout that evidence ended, what it was ended on.
     pub paired: PairedReport,
     /// Acceptance of the drafts that the candidate made for its share; absent before the first.
     pub candidate_acceptance: Option<f64>,
@@ -156,7 +158,7 @@ impl Rollout {
     pub fn new(settings: RolloutSettings) -> Self {
         let next_looks = [settings.rules.min_drafts.max(1); 2];
         let (stage, verdict) = (Stage::Canary, Verdict::Undecided);
-        Self { settings, stage, verdict, next_looks, arms: Arms::default() }
+        Self { settings, stage, verdict, next_looks, arms: Arms::default(), ended_on: None }
     }
 
     /// The candidate's model id.
@@ -203,6 +205,7 @@ impl Rollout {
         // Without a share it is only scored.
         (self.settings.decides && self.settings.share > 0.0).then(|| {
             self.stage = ends;
+            self.ended_on = Some(paired.report());
             ends
         })
     }
@@ -237,7 +240,7 @@ impl Rollout {
             settings: self.settings.clone(),
             stage: self.stage,
             verdict: self.verdict,
-            paired,
+            paired: self.ended_on.unwrap_or(paired),
             candidate_acceptance: self.arms.candidate.mean(),
             other_acceptance: self.arms.others.mean(),
             slowdown,

@@ -22,6 +22,7 @@ pub mod checkpoint_copy;
 pub mod client;
 pub mod clients;
 pub mod cluster;
+pub mod configuration;
 pub mod etcd;
 pub mod fake_worker;
 pub mod faulty_wire;

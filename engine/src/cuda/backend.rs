@@ -24,7 +24,7 @@ use super::executor::{Executor, Tensor};
 use super::kv_room::{kv_bytes, workspace_bytes};
 use super::ops::{
     Attention, DrawBuffers, Embedding, GemmBf16, GemmInt8, QuantizeRows, ScoreBuffers, WriteKv, finish_sum,
-    norm_heads, num_splits, room, swiglu, take_rows, to_bf16,
+    norm_heads, room, swiglu, take_rows, to_bf16,
 };
 use crate::EngineError;
 use crate::backend::{AttentionLayer, Backend, HeadLayout, Norm};
@@ -38,7 +38,7 @@ use crate::weights::{LinearTensors, MatrixFormat, TensorPart, TensorSource};
 use fusion::Delayed;
 pub(super) use load::check_model;
 use load::{GpuLinear, GpuTable, GpuWeights};
-use pass::{GpuPass, Inputs};
+use pass::{GpuPass, Inputs, tiling_key};
 
 /// One device, used by one thread at a time.
 pub(crate) struct Gpu<E: Executor> {
@@ -299,6 +299,10 @@ where
         shard: Shard,
         max_len: u32,
     ) -> Result<Option<u64>, EngineError> {
+        let layout = shard.layout(config);
+        for window in &config.windows {
+            self.lock().inputs.expect(tiling_key(layout, *window));
+        }
         let Some(utilization) = self.memory_utilization else { return Ok(None) };
         let room = self.lock().executor.room()?;
         let bytes = kv_bytes(room, workspace_bytes(config, shard, max_len), utilization)?;
@@ -372,11 +376,7 @@ where
             let (out, _) = out.write();
             let (table, hidden) = (&table.numbers, table.columns);
             let State { executor, inputs, .. } = state;
-            Embedding { table, token_ids: inputs.token_ids.tensor(), out }.launch(
-                executor,
-                pass.rows(),
-                hidden,
-            )
+            Embedding { table, token_ids: inputs.token_ids(), out }.launch(executor, pass.rows(), hidden)
         });
     }
 
@@ -424,12 +424,12 @@ where
         self.run_joined(|state| {
             let turn = state.take_turn(qkv.read().0, pass.rows())?;
             let State { executor, inputs, .. } = state;
-            let (qkv, slots) = (qkv.read().0, inputs.slots.tensor());
+            let (qkv, slots) = (qkv.read().0, inputs.slots());
             let write = WriteKv { qkv, slots, kv, layout: at.layout, layer };
             if !turn {
                 return write.launch(executor, pass.rows());
             }
-            let angles = (inputs.cos.tensor(), inputs.sin.tensor());
+            let angles = inputs.angles();
             // SAFETY: the queries are turned for `rotate`, which had qkv to write and was delayed until now.
             unsafe { write.launch_with_turn(executor, angles, pass.rows()) }
         });
@@ -448,17 +448,14 @@ where
             let out_len = out.len;
             state.make_rounded(out_len)?;
             let State { executor, partial, inputs, rounded, reads_bf16, .. } = state;
-            let (rows, splits) = (pass.rows(), num_splits(&pass.batch.positions));
-            let group = layout.num_heads / layout.num_kv_heads;
-            let tiles = inputs.make_tiles(executor, pass, (group, window))?;
-            let tiles = inputs.tiles_at(tiles);
-            let len = rows * layout.num_heads * splits * (layout.head_dim + 2);
-            let partial = room(partial, executor, len, "partial sums of attention")?;
-            let (positions, tables) = (inputs.positions.tensor(), inputs.tables.tensor());
-            let (qkv, out, num_tiles, tiles) = (qkv.read().0, out.write().0, tiles.len(), tiles.tensor());
+            let key = tiling_key(layout, window);
+            let tiling = inputs.tiling(key);
+            let partial = room(partial, executor, tiling.partial_len(layout), "partial sums of attention")?;
+            let (positions, tables) = (inputs.positions(), inputs.tables());
+            let (qkv, out) = (qkv.read().0, out.write().0);
             let (address, rounded) = (out.address(), rounded.as_mut().filter(|_| *reads_bf16));
-            Attention { qkv, positions, kv, tables, tiles, partial, layout, layer, window, out, rounded }
-                .launch(executor, (rows, num_tiles, splits))?;
+            Attention { qkv, positions, kv, tables, tiling, partial, layout, layer, window, out, rounded }
+                .launch(executor, pass.rows())?;
             state.note_rounded(address, out_len);
             Ok(())
         });
@@ -478,8 +475,7 @@ where
     fn take_logit_rows(&self, _pass: &Self::Pass<'_>, width: usize, x: &Self::Rows, out: &mut Self::Rows) {
         self.run(|state| {
             let State { executor, inputs, .. } = state;
-            let which = (inputs.logit_rows.tensor(), inputs.logit_rows.len());
-            take_rows(executor, (x.read().0, width), which, out.write().0)
+            take_rows(executor, (x.read().0, width), inputs.logit_rows(), out.write().0)
         });
     }
 }

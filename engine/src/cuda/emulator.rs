@@ -7,12 +7,16 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use libloading::{Library, Symbol};
 
+use super::CudaError;
 use super::executor::{DeviceMemory, Executor, Fill, Params};
 use super::graphs::{Launch, Next, Recorder};
 use super::kv_room::DeviceRoom;
+use super::on_host::{self, Check};
 use super::sources::Kernel;
-use super::{CudaError, on_host};
 use crate::EngineError;
+
+#[cfg(test)]
+mod race_tests;
 
 type Run = unsafe extern "C" fn(*const c_void, *const u32, *mut *mut c_void);
 
@@ -26,6 +30,7 @@ pub(crate) struct Emulator {
     /// Graphs are the launches themselves here.
     recorder: Option<Recorder<Vec<Launch>>>,
     replays: Arc<AtomicU32>,
+    check: Check,
 }
 
 /// Blocks run on the calling thread, but the library's state is the process's: one launch at a time.
@@ -46,11 +51,29 @@ unsafe impl Sync for HostMemory {}
 impl Emulator {
     /// Builds the library, once for each state of the sources, and loads it.
     pub(crate) fn build() -> Self {
-        // SAFETY: the library is our own and has no initialisers beyond zeroed statics.
-        let library =
-            unsafe { Library::new(on_host::build(&on_host::kernels(), "libkernels.so").unwrap()) }.unwrap();
+        Self::of(&on_host::kernels(), Check::Nothing)
+    }
+
+    /// The same, and a launch with a race is an error.
+    pub(crate) fn that_finds_races() -> Self {
+        Self::of(&on_host::kernels(), Check::Races)
+    }
+
+    /// A library of the kernels in `text`.
+    pub(super) fn of(text: &str, check: Check) -> Self {
+        let file = on_host::build(text, "libkernels.so", check).unwrap();
+        // SAFETY: the library is our own and its initialisers are those of its own containers.
+        let library = unsafe { Library::new(file) }.unwrap();
         let (allocations, launches, replays) = Default::default();
-        Self { library, launches_left: None, allocations, launches, recorder: None, replays }
+        Self { library, launches_left: None, allocations, launches, recorder: None, replays, check }
+    }
+
+    /// From now on threads and blocks run in this order, one of many.
+    pub(crate) fn order(&self, seed: u64) {
+        let order: Symbol<'_, unsafe extern "C" fn(u64)> = self.symbol("emulator_order");
+        let _turn = TURN.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        // SAFETY: the signature that the shim declares; no kernel runs during the turn.
+        unsafe { order(seed) }
     }
 
     /// Bytes that products have read from global memory so far.
@@ -97,7 +120,23 @@ impl Emulator {
         // SAFETY: the parameters are the kernel's by the contract of `launch`, and its memory is still there by that of
         // `flush`.
         unsafe { run(*entry, shape.as_ptr(), pointers.as_mut_ptr()) }
-        Ok(())
+        self.check_races(launch.kernel)
+    }
+
+    /// An error where the launch that has just run had a race.
+    fn check_races(&self, kernel: &'static str) -> Result<(), CudaError> {
+        if self.check == Check::Nothing {
+            return Ok(());
+        }
+        let take: Symbol<'_, unsafe extern "C" fn(*mut u8, usize) -> bool> =
+            self.symbol("emulator_take_race");
+        let mut said = [0u8; 256];
+        // SAFETY: at most so many bytes are written.
+        if !unsafe { take(said.as_mut_ptr(), said.len()) } {
+            return Ok(());
+        }
+        let reason = String::from_utf8_lossy(&said).trim_end_matches('\0').to_owned();
+        Err(CudaError::Driver { action: kernel, reason })
     }
 
     /// From now on so many launches, and then none.

@@ -177,6 +177,46 @@ impl<M: DeviceMemory, T: bytemuck::Pod> Tensor<M, T> {
     pub(crate) fn len(&self) -> usize {
         self.len
     }
+
+    /// All of them.
+    pub(crate) fn view(&self) -> View<'_, T> {
+        View { address: self.address(), len: self.len, of: PhantomData }
+    }
+}
+
+/// Elements in device memory that somebody else holds.
+#[derive(Debug)]
+pub(crate) struct View<'a, T> {
+    address: u64,
+    len: usize,
+    of: PhantomData<&'a [T]>,
+}
+
+impl<T> Clone for View<'_, T> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<T> Copy for View<'_, T> {}
+
+impl<T> View<'_, T> {
+    /// Elements.
+    pub(crate) fn len(&self) -> usize {
+        self.len
+    }
+}
+
+impl<M: DeviceMemory> Tensor<M, u32> {
+    /// Words of `range`, as elements that take whole words.
+    pub(crate) fn view_as<T: bytemuck::Pod>(&self, range: Range<usize>) -> View<'_, T> {
+        let len = range.len() * size_of::<u32>() / size_of::<T>();
+        assert!(
+            range.end <= self.len && len * size_of::<T>() == range.len() * size_of::<u32>(),
+            "whole elements"
+        );
+        View { address: self.address_of(range.start), len, of: PhantomData }
+    }
 }
 
 /// A launch's parameters: each in eight bytes, of which the kernel takes the first as many as it needs.
@@ -187,6 +227,24 @@ impl Params {
     /// What the kernel only reads.
     pub(crate) fn read<M: DeviceMemory, T>(mut self, tensor: &Tensor<M, T>) -> Self {
         self.0.push(tensor.memory.address());
+        self
+    }
+
+    /// The same of a view.
+    pub(crate) fn view<T>(mut self, view: View<'_, T>) -> Self {
+        self.0.push(view.address);
+        self
+    }
+
+    /// A view from element `at` on.
+    pub(crate) fn view_from<T>(mut self, view: View<'_, T>, at: usize) -> Self {
+        self.0.push(view.address + (at * size_of::<T>()) as u64);
+        self
+    }
+
+    /// The same from element `at` on.
+    pub(crate) fn read_from<M: DeviceMemory, T>(mut self, tensor: &Tensor<M, T>, at: usize) -> Self {
+        self.0.push(tensor.memory.address() + (at * size_of::<T>()) as u64);
         self
     }
 

@@ -11,8 +11,9 @@ use std::process::Command;
 use libloading::{Library, Symbol};
 
 use super::kernel_files::{self, HOST_KERNELS};
+use super::on_host::{self, Check};
+use super::sources;
 use super::toolkit::CudaVersion;
-use super::{on_host, sources};
 
 const DRIVER: &str = include_str!("emulator/driver.hpp");
 const BLAS: &str = include_str!("emulator/cublaslt.hpp");
@@ -46,6 +47,8 @@ pub struct DriverCounts {
     pub bytes_out: u64,
     /// Allocations of device memory.
     pub allocations: u64,
+    /// Bytes of global memory that kernels have read, where they count them: products, attention, filters and draws.
+    pub bytes_read: u64,
 }
 
 impl DriverCounts {
@@ -59,6 +62,7 @@ impl DriverCounts {
             copies_out: self.copies_out - earlier.copies_out,
             bytes_out: self.bytes_out - earlier.bytes_out,
             allocations: self.allocations - earlier.allocations,
+            bytes_read: self.bytes_read - earlier.bytes_read,
         }
     }
 }
@@ -66,18 +70,18 @@ impl DriverCounts {
 impl HostDriver {
     /// What was asked of the driver so far, in a process that has loaded it.
     pub fn counts(&self) -> DriverCounts {
-        let mut counts = [0u64; 6];
+        let mut counts = [0u64; 7];
         // SAFETY: the file that `build` made, which this process has loaded as its driver.
         let library =
             unsafe { Library::new(self.libraries.join("libcuda.so")) }.expect("the driver was built");
-        // SAFETY: the signature that driver.hpp declares; six numbers are written.
+        // SAFETY: the signature that driver.hpp declares; seven numbers are written.
         unsafe {
             let count: Symbol<'_, unsafe extern "C" fn(*mut u64)> =
                 library.get(b"outrider_counts").expect("the host's driver counts");
             count(counts.as_mut_ptr());
         }
-        let [launches, copies_in, bytes_in, copies_out, bytes_out, allocations] = counts;
-        DriverCounts { launches, copies_in, bytes_in, copies_out, bytes_out, allocations }
+        let [launches, copies_in, bytes_in, copies_out, bytes_out, allocations, bytes_read] = counts;
+        DriverCounts { launches, copies_in, bytes_in, copies_out, bytes_out, allocations, bytes_read }
     }
 
     /// Builds it with the system's C++ compiler, unless that was done before.
@@ -94,8 +98,8 @@ impl HostDriver {
             "static driver::Kernel* driver::find(const char* name) {{\n  static std::map<std::string, Kernel> kernels = {{\n\
              {table}  }};\n  auto found = kernels.find(name);\n  return found == kernels.end() ? nullptr : &found->second;\n}}\n"
         );
-        let library =
-            on_host::build(&format!("{}\n{DRIVER}\n{BLAS}\n{find}", on_host::kernels()), "libcuda.so")?;
+        let text = format!("{}\n{DRIVER}\n{BLAS}\n{find}", on_host::kernels());
+        let library = on_host::build(&text, "libcuda.so", Check::Nothing)?;
         let libraries = library.parent().map(Path::to_owned).ok_or("a library lies in a folder")?;
         let blas = libraries.join(BLAS_NAME);
         if !blas.exists() {

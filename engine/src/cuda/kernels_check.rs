@@ -42,6 +42,7 @@ pub fn kernels_check(write_to: Option<&Path>) -> Result<KernelsReport, CudaError
     nvrtc::check_present()?;
     let mut report = KernelsReport { table: heading(), faults: Vec::new() };
     let mut bytes = 0;
+    let began = std::time::Instant::now();
     for source in sources::all() {
         for arch in &ARCHITECTURES {
             let compiled = nvrtc::compile(source, arch.name)?;
@@ -51,11 +52,14 @@ pub fn kernels_check(write_to: Option<&Path>) -> Result<KernelsReport, CudaError
             bytes += compiled.cubin.len();
             write_to.map_or(Ok(()), |dir| kernel_files::write(dir, arch.name, source, &compiled.cubin))?;
             let machine_code =
-                if source.has_main_loops() { sass::disassemble(&compiled.cubin)? } else { Vec::new() };
+                if source.is_looked_into() { sass::disassemble(&compiled.cubin)? } else { Vec::new() };
             report.judge(source, arch, (&compiled.usage, &machine_code));
         }
     }
-    report.table.push_str(&format!("machine code of all architectures: {bytes} bytes\n"));
+    let seconds = began.elapsed().as_secs_f64();
+    let total =
+        format!("machine code of all architectures: {bytes} bytes, compiled and read in {seconds:.1} s\n");
+    report.table.push_str(&total);
     let toolkit = nvrtc::version()?;
     write_to.map_or(Ok(()), |dir| kernel_files::write_digest(dir, toolkit))?;
     Ok(report)
@@ -93,7 +97,11 @@ fn line(kernel: &Kernel, arch: &Architecture, usage: &Usage, code: Option<&Disas
         kernel.max_registers,
         resident_warps(kernel, arch, usage),
     );
-    let Some(main_loop) = code.and_then(|code| code.main_loop) else { return left + "\n" };
+    let Some(main_loop) = code.and_then(|code| code.main_loop) else {
+        let together = code.map_or(0, |code| code.all.loads_together);
+        return left
+            + &if together > 0 { format!("   loads together: {together}\n") } else { "\n".to_owned() };
+    };
     let all = main_loop.all;
     format!(
         "{left}   {}/{}, {}, {}, {}, {}\n",
@@ -126,6 +134,9 @@ fn faults(kernel: &Kernel, usage: &Usage, code: Option<&Disassembled>) -> Vec<St
     let (registers, budget) = (usage.registers, kernel.max_registers);
     check(registers <= budget, format!("takes {registers} registers, its budget is {budget}"));
     check(usage.spill_bytes == 0, format!("spills {} bytes", usage.spill_bytes));
+    let together = code.map_or(0, |code| code.all.loads_together);
+    let least = kernel.loads_together;
+    check(together >= least, format!("has {together} loads under way together, expected {least}"));
     let Some(wanted) = kernel.main_loop else { return faults };
     let Some(found) = code.and_then(|code| code.main_loop) else {
         faults.push("has no loop that multiplies".to_owned());
@@ -179,6 +190,15 @@ mod tests {
             let found = said(&usage, Some(main_loop));
             assert!(found.len() == 1 && found[0].contains(fault), "{fault}: {found:?}");
         }
+        let parts = crate::cuda::sources::DRAW.kernel(0);
+        let code_of_parts = |loads_together| Disassembled {
+            all: Census { loads_together, ..all },
+            ..Disassembled::default()
+        };
+        let usage_of_parts = Usage { registers: 40, ..usage.clone() };
+        let said_of_parts = |together| faults(parts, &usage_of_parts, Some(&code_of_parts(together)));
+        assert_eq!(said_of_parts(4), [""; 0]);
+        assert_eq!(said_of_parts(1), ["has 1 loads under way together, expected 4"]);
         assert_eq!(said(&usage, None), ["has no loop that multiplies"]);
         assert_eq!(
             said(&Usage { stack_bytes: 8, ..usage.clone() }, Some(good)),

@@ -1,12 +1,11 @@
 //! How much of a GPU's memory its KV may take, once the weights lie there. Pure arithmetic.
 
+use super::ops::{candidate_bytes, partial_bytes};
 use crate::EngineError;
 use crate::forward_batch::MAX_ROWS_PER_PASS;
 use crate::model_config::ModelConfig;
 use crate::shard::Shard;
 
-/// Keys that attention sums by themselves; what each split leaves behind is kept until they are joined.
-const SPLIT_KEYS: usize = 128;
 /// What the driver, its modules and the allocator's granularity may take besides.
 const SLACK_BYTES: u64 = 256 << 20;
 
@@ -39,7 +38,7 @@ pub(crate) fn kv_bytes(room: DeviceRoom, workspace: u64, utilization: f32) -> Re
 }
 
 /// Bytes that the largest pass needs beside weights and KV, at most: rows of a pass, products' rounded inputs, attention's
-/// splits over sequences of up to `max_len`, parts of other ranks.
+/// splits over sequences of up to `max_len`, parts of other ranks, candidates of filters.
 pub(crate) fn workspace_bytes(config: &ModelConfig, shard: Shard, max_len: u32) -> u64 {
     let (rows, layout) = (MAX_ROWS_PER_PASS, shard.layout(config));
     let (hidden, intermediate) = (config.hidden_size, shard.intermediate(config).len());
@@ -47,12 +46,11 @@ pub(crate) fn workspace_bytes(config: &ModelConfig, shard: Shard, max_len: u32) 
     let vocab = if shard.ranks == 1 { 2 * config.vocab_size } else { 3 * config.vocab_size };
     let in_row = 5 * hidden + layout.row_width() + layout.q_width() + 3 * intermediate + vocab;
     let widest = hidden.max(intermediate).max(layout.q_width());
-    let splits = (max_len as usize).div_ceil(SPLIT_KEYS);
-    let partial = layout.num_heads * splits * (layout.head_dim + 2);
+    let partial = partial_bytes(rows, layout, max_len as usize);
     let parts = if shard.is_part() { (shard.ranks + 1) * hidden } else { 0 };
-    let floats = rows * (in_row + partial + parts);
+    let floats = rows * (in_row + parts);
     // Rounded to bf16, or quantized with eight scales a row: two bytes a number cover both.
-    (4 * floats + 2 * rows * widest) as u64
+    (4 * floats + partial + 2 * rows * widest + candidate_bytes(config.vocab_size)) as u64
 }
 
 #[cfg(test)]
@@ -91,9 +89,12 @@ mod tests {
         let whole = Shard::all(1, &config).unwrap()[0];
         // Counted by hand for 512 rows: 5 hidden, 6144 + 4096 of heads, 3 x 14336, twice 128256 of the vocabulary; 16 splits.
         let floats = 5 * 4096 + 6144 + 4096 + 3 * 14_336 + 2 * 128_256 + 32 * 16 * 130;
-        assert_eq!(workspace_bytes(&config, whole, 2048), 512 * (4 * floats + 2 * 14_336));
+        // Of 64 rows in 32 parts 1,024 candidates of 8 bytes.
+        let candidates = 64 * 32 * 1024 * 8;
+        assert_eq!(workspace_bytes(&config, whole, 2048), 512 * (4 * floats + 2 * 14_336) + candidates);
         let longer = workspace_bytes(&config, whole, 131_072);
-        assert!(longer > 8 * GIB, "{longer}: attention's splits of a long context");
+        let most = workspace_bytes(&config, whole, 2048) + (512 << 20);
+        assert!(longer < most, "{longer}: splits of a long context take turns");
         let part = workspace_bytes(&config, Shard::all(4, &config).unwrap()[1], 2048);
         assert!(part > 512 * 4 * 3 * 128_256, "the first rank joins whole rows");
     }

@@ -4,7 +4,7 @@
 //! of them is part of a name. Pure.
 
 /// The class of kernels whose bits are equal. Change it with the arithmetic.
-const KERNEL_CLASS: &str = "cuda-mma-1";
+const KERNEL_CLASS: &str = "cuda-mma-2";
 /// The same where cuBLASLt computes products of many rows: a row's bits then depend on the other rows of the
 /// batch.
 const LIBRARY_CLASS: &str = "cuda-cublaslt-1";
@@ -72,7 +72,7 @@ mod tests {
             cases.map(|(devices, library)| Numerics::of_devices(devices, library).names()).into();
         assert_eq!(names.len(), 9, "{names:?}");
         assert!(!names.contains(&Numerics::emulated().names()));
-        assert!(names.contains(&("cuda-mma-1", "cuda-sm_90")), "{names:?}");
+        assert!(names.contains(&("cuda-mma-2", "cuda-sm_90")), "{names:?}");
     }
 
     #[test]

@@ -16,12 +16,12 @@ mod ranks;
 mod rows;
 mod score;
 
-pub(crate) use attention::{Attention, Query, check_head_dim, num_splits, tiles};
+pub(crate) use attention::{Attention, Tiling, TilingViews, Turn, check_head_dim, most_parts, partial_bytes};
 pub(crate) use blocks::Variant;
 #[cfg(test)]
 pub(crate) use blocks::model_of_product;
 pub(crate) use draw::{DrawBuffers, DrawRow, Drawn, draw, drawn};
-pub(crate) use filters::{FilterRow, keep, undecided};
+pub(crate) use filters::{FilterRow, candidate_bytes, keep, undecided};
 pub(crate) use gemm::{GRAIN as BF16_GRAIN, GemmBf16, borders, check_borders};
 pub(crate) use heads::{WriteKv, norm_heads, rotate, rotate_at};
 pub(crate) use held::{Held, room};

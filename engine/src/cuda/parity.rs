@@ -155,14 +155,39 @@ mod tests {
     use super::*;
 
     fn check(cases: impl FnOnce(&mut Emulator, Scale) -> Result<Vec<Parity>, CudaError>) {
-        let mut emulator = Emulator::build();
-        let parities = cases(&mut emulator, Scale::Small).unwrap();
+        check_on(&mut Emulator::build(), cases);
+    }
+
+    fn check_on(
+        emulator: &mut Emulator,
+        cases: impl FnOnce(&mut Emulator, Scale) -> Result<Vec<Parity>, CudaError>,
+    ) {
+        let parities = cases(emulator, Scale::Small).unwrap();
         assert!(!parities.is_empty());
         for parity in parities {
             println!("{parity}");
             assert!(parity.is_good(), "{parity}");
         }
     }
+
+    /// The same cases where a race is an error.
+    macro_rules! without_races {
+        ($($name:ident: $cases:path),+ $(,)?) => {
+            $(#[test]
+            fn $name() {
+                check_on(&mut Emulator::that_finds_races(), $cases);
+            })+
+        };
+    }
+
+    without_races!(
+        elementwise_kernels_have_no_races: elementwise::cases,
+        linear_kernels_have_no_races: linear::cases,
+        attention_kernels_have_no_races: attention::cases,
+        sampling_kernels_have_no_races: sampling::cases,
+        scores_have_no_races: scores::cases,
+        random_weights_have_no_races: random::cases,
+    );
 
     #[test]
     fn elementwise_kernels_equal_their_twins() {
@@ -182,6 +207,14 @@ mod tests {
     #[test]
     fn sampling_kernels_equal_their_twins() {
         check(sampling::cases);
+    }
+
+    /// Thirty-seven and two passes before rows were taken in parts.
+    #[test]
+    fn a_row_is_read_three_times_to_be_filtered_and_drawn_from() {
+        let [filter, draw] = sampling::passes(&mut Emulator::build(), 40_960).unwrap();
+        println!("passes over the vocabulary: {filter:.2} by top-p, {draw:.2} by the draw");
+        assert!((2.0..3.0).contains(&filter) && (1.0..1.01).contains(&draw), "{filter} and {draw}");
     }
 
     #[test]

@@ -27,6 +27,9 @@ const CACHE_TRIP: f64 = 0.2e-6;
 const GAP: f64 = 0.8e-6;
 const COLLECTIVE: f64 = 12e-6;
 const LINK: f64 = 3.0e11;
+/// Operations in double precision in a second, and those of a token that is drawn (assumptions).
+const DOUBLES: f64 = 1.4e13;
+const DOUBLES_OF_TOKEN: f64 = 40.0;
 const MULTIPROCESSORS: f64 = 132.0;
 
 /// The code as it was reviewed, or as it is.
@@ -157,11 +160,13 @@ fn attention(code: Code, model: &Model, step: Step) -> f64 {
     let sums = (waves * (prologue + blocks * of_block)).max(memory).max(bytes / CACHE);
     let rows_of_splits = step.rows() as f64 * (model.heads / step.ranks) as f64;
     let partial = 2.0 * rows_of_splits * splits as f64 * 130.0 * 4.0 / MEMORY;
-    let of_split = match code {
-        Code::Before => 0.55e-6 * splits as f64,
-        Code::Now => 0.7e-6 * splits.div_ceil(8) as f64,
+    // Of few splits one warp takes a row's, of many eight do; blocks that a multiprocessor holds.
+    let (of_splits, resident) = match code {
+        Code::Before => (0.55e-6 * splits as f64, 32.0),
+        Code::Now if splits <= 8 => (2.0 * TRIP, 18.0),
+        Code::Now => (TRIP + 0.7e-6 * splits.div_ceil(32) as f64, 6.0),
     };
-    sums + partial.max(2e-6 + of_split * (rows_of_splits / (MULTIPROCESSORS * 32.0)).ceil())
+    sums + partial.max(2e-6 + of_splits * (rows_of_splits / (MULTIPROCESSORS * resident)).ceil())
 }
 
 /// Seconds of what a layer does besides, and its launches.
@@ -196,9 +201,20 @@ fn time(code: Code, model: &Model, step: Step) -> f64 {
         if step.ranks > 1 { 2.0 * (COLLECTIVE + (step.ranks - 1) as f64 * part / LINK) } else { 0.0 };
     let layer = layer + attention(code, model, step) + rest + launches * GAP + collectives;
     let vocabulary = (VOCAB / step.ranks, KSlices::whole(model.hidden));
-    // Drawing, uploads and reading back are as they were.
-    let draw = 0.3e-3 + 0.05e-3;
-    model.layers as f64 * layer + product(code, step.drawn(), &vocabulary) + draw
+    // Uploads and reading back are as they were.
+    let copies = 0.05e-3;
+    model.layers as f64 * layer + product(code, step.drawn(), &vocabulary) + drawing(code, step) + copies
+}
+
+/// Seconds of drawing from whole rows: before, a block took a row; now parts of rows are read once and joined.
+fn drawing(code: Code, step: Step) -> f64 {
+    let tokens = (step.drawn() * VOCAB) as f64;
+    match code {
+        Code::Before => 0.3e-3,
+        Code::Now => {
+            2.0 * (GAP + TRIP) + 2e-6 + (4.0 * tokens / MEMORY).max(DOUBLES_OF_TOKEN * tokens / DOUBLES)
+        }
+    }
 }
 
 /// Seconds at the data sheet's figures: weights and KV read once, or all operations.
@@ -240,16 +256,16 @@ fn the_table_of_the_document() {
     }
 }
 
-/// What a step asks of the driver, of a Llama of two layers: one row, and five, which are drawn where they
-/// are.
-#[test]
-fn what_a_step_asks_of_the_driver() {
-    let Some(driver) = HostDriver::for_test("cuda::roofline::what_a_step_asks_of_the_driver") else {
-        return;
-    };
+/// A Llama of two layers and so many tokens over the host's driver.
+fn two_layers(driver: &HostDriver, vocab: Option<u32>) -> Engine {
     let shape = concat!(env!("CARGO_MANIFEST_DIR"), "/src/cuda/gpu_check/shapes/tiny.json");
+    let mut config: serde_json::Value =
+        serde_json::from_str(&std::fs::read_to_string(shape).unwrap()).unwrap();
+    if let Some(vocab) = vocab {
+        config["vocab_size"] = vocab.into();
+    }
     let dir = tempfile::tempdir().unwrap();
-    std::fs::copy(shape, dir.path().join("config.json")).unwrap();
+    std::fs::write(dir.path().join("config.json"), config.to_string()).unwrap();
     let options = LoadOptions {
         model_dir: dir.path().join("config.json"),
         weights: WeightFormat::Bf16,
@@ -259,7 +275,48 @@ fn what_a_step_asks_of_the_driver() {
         max_model_len: None,
     };
     let gpus = GpuOptions { kernels: Some(driver.kernels.clone()), ..GpuOptions::on(&[0]) };
-    let mut engine = Engine::random_on_cuda(&options, 7, &gpus).unwrap();
+    Engine::random_on_cuda(&options, 7, &gpus).unwrap()
+}
+
+/// How often a step reads a row of 20,480 logits that top-k and top-p filter: what it reads beyond a step that draws without filters, and
+/// once for that draw.
+#[test]
+fn a_filtered_row_is_read_at_most_six_times() {
+    let Some(driver) = HostDriver::for_test("cuda::roofline::a_filtered_row_is_read_at_most_six_times")
+    else {
+        return;
+    };
+    const VOCAB: u32 = 20_480;
+    let mut engine = two_layers(&driver, Some(VOCAB));
+    let mut bytes_read = |top_p: f32| {
+        // So few are kept that the device decides every row.
+        let top_k = if top_p < 1.0 { 40 } else { 0 };
+        let sampling = speculation::SamplingParams { top_p, top_k, ..Default::default() };
+        let spec = speculation::SequenceSpec { sampling, ..Default::default() };
+        let slot = engine.open();
+        let (before, then, vocab_size) = (&[1][..], &[2, 3][..], VOCAB);
+        let request = DrawRequest { spec: &spec, before, then, vocab_size, logprobs: None, prompt: None };
+        let rows = SequenceRows { slot, token_ids: &[1, 2, 3], num_logits: 3 };
+        let earlier = driver.counts();
+        engine.forward_and_draw(&[rows], &[Some(request)]).unwrap();
+        engine.close(slot);
+        driver.counts().since(earlier).bytes_read
+    };
+    let (plain, filtered) = (bytes_read(1.0), bytes_read(0.9));
+    let row_bytes = f64::from(VOCAB) * 4.0;
+    let passes = (filtered - plain) as f64 / (3.0 * row_bytes) + 1.0;
+    println!("passes over the vocabulary: {passes:.2}");
+    assert!((3.0..6.0).contains(&passes), "{passes}");
+}
+
+/// What a step asks of the driver, of a Llama of two layers: one row, and five, which are drawn where they
+/// are.
+#[test]
+fn what_a_step_asks_of_the_driver() {
+    let Some(driver) = HostDriver::for_test("cuda::roofline::what_a_step_asks_of_the_driver") else {
+        return;
+    };
+    let mut engine = two_layers(&driver, None);
     let spec = speculation::SequenceSpec::default();
     for rows in [1usize, 5] {
         let slot = engine.open();

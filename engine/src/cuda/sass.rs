@@ -20,6 +20,8 @@ pub(super) struct Census {
     pub(super) products: u32,
     /// Loads and stores of local memory.
     pub(super) local: u32,
+    /// The most loads of 16 bytes from global memory with no store to shared memory, barrier or branch between.
+    pub(super) loads_together: u32,
 }
 
 /// The innermost loop with the most products.
@@ -131,7 +133,25 @@ fn census(lines: &[Line<'_>]) -> Census {
         copies_128: count(lines, |name| has(name, "LDGSTS", "128")),
         products: count(lines, is_product),
         local: count(lines, |name| has(name, "LDL", "") || has(name, "STL", "")),
+        loads_together: loads_together(lines),
     }
+}
+
+/// Loads whose numbers are wanted only once all are issued.
+fn loads_together(lines: &[Line<'_>]) -> u32 {
+    let (mut run, mut longest) = (0, 0);
+    for line in lines {
+        match line {
+            Line::Instruction { name, .. } if has(name, "LDG", "128") => run += 1,
+            Line::Instruction { name, branch_to: None } => {
+                let waits = ["STS", "BAR", "BRA", "EXIT"].iter().any(|kind| has(name, kind, ""));
+                run = if waits { 0 } else { run };
+            }
+            Line::Instruction { .. } | Line::Label(_) => run = 0,
+        }
+        longest = longest.max(run);
+    }
+    longest
 }
 
 /// A loop is what lies between a branch and the place before it that it goes to.
@@ -190,11 +210,32 @@ mod tests {
         /*0010*/                   LDGDEPBAR ;
 ";
 
+    const PARTS: &str = "
+.text.apart:
+        /*0000*/                   LDG.E.128 R8, desc[UR8][R2.64] ;
+        /*0010*/                   STS.128 [R1], R8 ;
+        /*0020*/                   LDG.E.128 R12, desc[UR8][R2.64] ;
+        /*0030*/                   STS.128 [R1+0x10], R12 ;
+.text.together:
+        /*0000*/                   LDG.E.128 R8, desc[UR8][R2.64] ;
+        /*0010*/                   IADD3 R1, R1, R2, RZ ;
+        /*0020*/                   LDG.E.128 R12, desc[UR8][R2.64] ;
+        /*0030*/                   STS.128 [R1], R8 ;
+        /*0040*/                   BAR.SYNC.DEFER_BLOCKING 0x0 ;
+";
+
+    #[test]
+    fn loads_that_wait_for_one_another_are_told_from_those_that_do_not() {
+        let counted: Vec<u32> = read(PARTS).iter().map(|kernel| kernel.all.loads_together).collect();
+        assert_eq!(counted, [1, 2]);
+    }
+
     #[test]
     fn loads_before_the_first_product_of_the_main_loop_are_counted() {
         let [product, copy] = &read(TEXT)[..] else { panic!("two kernels") };
         assert_eq!(product.kernel, "product");
-        let all = Census { loads_128: 3, loads_narrow: 1, copies_128: 0, products: 2, local: 1 };
+        let all =
+            Census { loads_128: 3, loads_narrow: 1, copies_128: 0, products: 2, local: 1, loads_together: 3 };
         assert_eq!(product.all, all);
         let main_loop = product.main_loop.unwrap();
         assert_eq!((main_loop.loads_first, main_loop.all.loads_128, main_loop.conversions), (2, 3, 1));

@@ -6,6 +6,8 @@ const PRELUDE: &str = include_str!("kernels/prelude.cuh");
 /// What stands between that and files of products.
 const PRODUCTS: &str = include_str!("kernels/products.cuh");
 const TILED: &str = include_str!("kernels/tiled.cuh");
+/// The same for files that take rows of logits in parts.
+const PARTS: &str = include_str!("kernels/parts.cuh");
 
 /// One entry point.
 #[derive(Debug, PartialEq, Eq)]
@@ -20,6 +22,8 @@ pub(crate) struct Kernel {
     pub(crate) shared_bytes: u32,
     /// What its machine code is held to, where that was looked into.
     pub(crate) main_loop: Option<Wanted>,
+    /// Loads of 16 bytes from global memory that are under way together, at least.
+    pub(crate) loads_together: u32,
 }
 
 /// How the innermost loop with the most products must look in machine code.
@@ -54,8 +58,8 @@ impl Source {
     }
 
     /// Whether the machine code of any of its kernels is looked into.
-    pub(crate) fn has_main_loops(&self) -> bool {
-        self.kernels.iter().any(|kernel| kernel.main_loop.is_some())
+    pub(crate) fn is_looked_into(&self) -> bool {
+        self.kernels.iter().any(|kernel| kernel.main_loop.is_some() || kernel.loads_together > 0)
     }
 
     /// The name of its machine code's file.
@@ -70,13 +74,18 @@ impl Source {
 }
 
 const fn kernel(name: &'static str, threads: u32, max_registers: u32) -> Kernel {
-    Kernel { name, threads, max_registers, shared_bytes: 0, main_loop: None }
+    Kernel { name, threads, max_registers, shared_bytes: 0, main_loop: None, loads_together: 0 }
 }
 
 impl Kernel {
     /// With loads in its main loop, of which so many must come first.
     const fn loading(self, loads_first: u32, loads: u32) -> Self {
         Self { main_loop: Some(Wanted { loads_first, loads, copies: 0, converts: false }), ..self }
+    }
+
+    /// With so many loads that nothing waits for in between.
+    const fn loading_together(self, loads_together: u32) -> Self {
+        Self { loads_together, ..self }
     }
 
     /// With stages of shared memory in so many bytes, which asynchronous copies fill.
@@ -177,13 +186,28 @@ source!(
         kernel("attention_64", 32, 112).copying(0, false),
         kernel("attention_96", 32, 160).copying(0, false),
         kernel("attention_128", 32, 224).copying(0, false),
-        kernel("attention_merge", 32, 80),
+        kernel("attention_merge", 32, 112),
+        kernel("attention_merge_long", 256, 64),
     ]
 );
 source!(LOGITS, "logits.cu", [kernel("edit_logits", 128, 32)]);
-source!(FILTERS, "filters.cu", [kernel("keep", 256, 64)]);
+source!(
+    FILTERS,
+    "filters.cu",
+    [PARTS],
+    [
+        kernel("keep_parts", 256, 80).loading_together(4),
+        kernel("keep_join", 256, 64),
+        kernel("keep_mask", 256, 48).loading_together(4),
+    ]
+);
 source!(RANKS, "ranks.cu", [kernel("sum_ranks", 256, 40), kernel("side_by_side", 256, 40)]);
-source!(DRAW, "draw.cu", [kernel("draw", 256, 80)]);
+source!(
+    DRAW,
+    "draw.cu",
+    [PARTS],
+    [kernel("draw_parts", 256, 80).loading_together(4), kernel("draw_join", 32, 64)]
+);
 source!(SCORE, "score.cu", [kernel("score", 256, 48)]);
 source!(RANDOM, "random.cu", [kernel("random_bf16", 256, 32), kernel("random_f32", 256, 32)]);
 source!(PROBE, "probe.cu", [kernel("read_words", 256, 48), kernel("multiply_only", 256, 64)]);

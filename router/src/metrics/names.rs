@@ -49,6 +49,10 @@ pub(super) const QUEUE_TIME: HistogramName = HistogramName::new(
     "From a request's arrival to its turn",
     &LONG_SECONDS,
 );
+pub(super) const SLO: CounterName = CounterName::new(
+    "outrider_slo_choices_total",
+    "Finished choices of requests whose gateway named a latency to keep, by which one and whether it was kept",
+);
 pub(super) const REQUESTS: CounterName =
     CounterName::new("outrider_requests_total", "Requests by protocol and outcome");
 pub(super) const IGNORED: CounterName = CounterName::new(

@@ -27,7 +27,7 @@ async fn a_rollout_is_begun_as_asked_and_shown() {
     let rollout = &answer.json()["rollout"];
     let shown = ["draft", "share", "decides", "stage", "verdict"].map(|field| rollout[field].clone());
     assert_eq!(shown, [json!("new"), json!(0.25), json!(false), json!("canary"), json!("undecided")]);
-    assert_eq!((&rollout["rules"]["min_drafts"], &rollout["rules"]["margin"]), (&json!(50), &json!(0.03)));
+    assert_eq!((&rollout["min_drafts"], &rollout["margin"]), (&json!(50), &json!(0.03)));
     for (method, path) in [("GET", PATH), ("DELETE", PATH)] {
         let answer = router.admin(ask(method, path, ("", &[]))).await;
         assert_eq!((answer.status.as_u16(), &answer.json()["rollout"]), (200, &Value::Null), "{method}");

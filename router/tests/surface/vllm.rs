@@ -65,7 +65,9 @@ async fn a_client_can_use_the_tokenizer_that_is_here() {
     assert_eq!(refused.status, 400, "{}", refused.text());
     let body = json!({ "model": MODEL, "tokens": [END] });
     let end = router.ok("/detokenize", &body).await["prompt"].clone();
-    router.state.catalog.publish([entry("org/sole", demo_text())]);
+    // Its alias is another name of the same model.
+    router.state.catalog.publish([entry(MODEL, demo_text())]);
+    assert_eq!(router.get("/v1/models").await.json()["data"].as_array().unwrap().len(), 2);
     let info = router.get("/tokenizer_info").await.json();
     assert_eq!((&info["eos_token"], &info["model_max_length"]), (&end, &json!(MAX_MODEL_LEN)));
     assert!(info["chat_template"].as_str().unwrap().contains("messages"), "{info}");

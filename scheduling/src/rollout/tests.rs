@@ -36,6 +36,7 @@ fn a_better_draft_is_promoted_and_a_worse_one_taken_back() {
         assert_eq!(rollout.look(&pairs(sequences, gains), slowdown), ends, "{label}");
         let report = rollout.report(PairedReport::default(), slowdown);
         assert_eq!((report.verdict, report.stage), (verdict, ends.unwrap_or(Stage::Canary)), "{label}");
+        assert_eq!(report.paired.drafts > 0, ends.is_some(), "what ended it is kept");
     }
 }
 

@@ -217,6 +217,9 @@ impl SchedulerState {
             self.commands.push(Command::Assigned(active.id));
         }
         active.numerics_id = numerics_id;
+        if active.output_len() == 0 {
+            active.cached.assigned(reservation.key);
+        }
         active.target = Some(reservation);
         active.sequence.set_target_deadline(self.target_deadline(active));
         let (priority, waited) =

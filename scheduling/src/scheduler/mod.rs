@@ -12,6 +12,7 @@
 
 mod active;
 mod assign;
+mod cached_prompt;
 pub mod demand;
 mod drain;
 pub mod events;
@@ -41,6 +42,7 @@ use speculation::spec::lane_number;
 use speculation::{Role, SequenceId, SequenceSpec};
 
 use self::active::{ActiveSequence, Round, TargetFailures};
+use self::cached_prompt::CachedPrompt;
 pub use self::events::{Command, Event, WorkerKey};
 use self::events::{Failure, Frame, NewSequence, Report};
 use self::feedback::Answer;
@@ -201,7 +203,7 @@ impl Scheduler {
             gives_way: false,
             timer: None,
             disabled_reason: None,
-            cached: (0, 0),
+            cached: CachedPrompt::default(),
             trial: Trial::default(),
         };
         self.state.wait_for_target(&mut active);
@@ -253,11 +255,13 @@ impl Scheduler {
             let Some(active) = self.sequences.get_mut(&id).filter(|at| at.worker(role) == Some(key)) else {
                 continue;
             };
+            if role == Role::Target {
+                active.on_cached(&reply);
+            }
             if active.sequence.awaits(role, &reply)
                 && let Some(target) = active.target.as_mut().filter(|_| role == Role::Target)
             {
                 self.state.workers.answered(target);
-                active.on_cached(&reply);
             }
             let answer = Answer { role, worker: key, reply: &reply, timing: &timing };
             self.state.on_reply_time(active, &answer);

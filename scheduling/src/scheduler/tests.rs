@@ -27,6 +27,8 @@ struct World {
     sequences: BTreeMap<String, SequenceId>,
     /// The latest step that each worker was sent for each sequence.
     steps: BTreeMap<(SequenceId, WorkerKey), Step>,
+    /// The ones before these.
+    steps_before: BTreeMap<(SequenceId, WorkerKey), Step>,
 }
 
 #[test]
@@ -59,6 +61,7 @@ impl World {
             workers: BTreeMap::new(),
             sequences: BTreeMap::new(),
             steps: BTreeMap::new(),
+            steps_before: BTreeMap::new(),
         }
     }
 
@@ -215,13 +218,15 @@ impl World {
         self.event(Event::Submit(Box::new(new)))
     }
 
-    /// `reply SEQUENCE WORKER what`: the worker answers the latest step it was sent for the sequence: `propose=N` ids (right ones, or `right=N` of
-    /// them), `accept=N` of the drafted ids and one id of its own, `fed`, `need=N` (it holds N ids), `proposal` (which no
+    /// `reply SEQUENCE WORKER what`: the worker answers the latest step it was sent for the sequence (`late`: the one before): `propose=N` ids (right
+    /// ones, or `right=N` of them), `accept=N` of the drafted ids and one id of its own, `fed`, `need=N` (it holds N ids), `proposal` (which no
     /// target may send), or `refused`. `us` is the
-    /// duration of the forward pass.
+    /// duration of the forward pass, `cached` what it had of the context.
     fn reply(&mut self, line: &Line) -> String {
         let (id, worker) = (self.sequence(&line.words[0]), self.worker(&line.words[1]));
-        let step = self.steps[&(id, worker)].clone();
+        let sent =
+            if line.words.iter().any(|word| word == "late") { &self.steps_before } else { &self.steps };
+        let step = sent[&(id, worker)].clone();
         let start = step.start();
         // Committed and drafted ids are their positions, so that every guess can be right.
         let ids = |count: u32| (start..start + count).collect::<Vec<u32>>();
@@ -248,7 +253,9 @@ impl World {
         };
         let compute = line.duration("took").unwrap_or_default();
         let timing = StepTiming { rows, sequences: 1, compute, ..StepTiming::default() };
-        let frame = Frame { timing, replies: vec![Reply::to(&step, body)], ..Frame::default() };
+        let num_cached = line.get("cached").unwrap_or(0);
+        let replies = vec![Reply { num_cached, ..Reply::to(&step, body) }];
+        let frame = Frame { timing, replies, ..Frame::default() };
         self.event(Event::Frame(worker, frame))
     }
 
@@ -278,7 +285,10 @@ impl World {
                     step.base_len,
                     step.append_ids.len()
                 );
-                self.steps.insert((step.sequence_id, worker), step);
+                let key = (step.sequence_id, worker);
+                if let Some(before) = self.steps.insert(key, step) {
+                    self.steps_before.insert(key, before);
+                }
                 line
             }
             Command::Close(worker, id, assignment) => {
@@ -292,7 +302,11 @@ impl World {
             Command::Commit(round) => {
                 let (name, commit) = (self.name_of_sequence(round.id), &round.commit);
                 let (accepted, drafted) = (commit.num_accepted, commit.num_draft_tokens);
-                format!("commit {name} {:?} accepted {accepted} of {drafted}", commit.token_ids)
+                let cached = match round.usage.cached_tokens {
+                    0 => String::new(),
+                    tokens => format!(", {tokens} cached"),
+                };
+                format!("commit {name} {:?} accepted {accepted} of {drafted}{cached}", commit.token_ids)
             }
             Command::PromptLogprobs(id, _) => format!("prompt logprobs {}", self.name_of_sequence(id)),
             Command::Finish(id, reason, usage) => {

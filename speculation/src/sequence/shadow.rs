@@ -22,6 +22,8 @@ pub struct Shadow {
     step_seq: u64,
     link: Link,
     proposal: Option<Proposed>,
+    /// Where the latest proposal was asked for: once a place, however soon an empty one comes back.
+    asked_at: Option<u32>,
 }
 
 #[derive(Debug)]
@@ -69,7 +71,7 @@ impl Shadow {
             ..(**sequence.spec()).clone()
         };
         let id = SequenceId(sequence.id.0 | SHADOW_BIT);
-        Self { id, spec: Arc::new(spec), step_seq: 0, link, proposal: None }
+        Self { id, spec: Arc::new(spec), step_seq: 0, link, proposal: None, asked_at: None }
     }
 
     /// The sequence whose shadow conversation this id names, if it names one.
@@ -95,12 +97,13 @@ impl Shadow {
         let committed = &sequence.committed;
         let (have, len) = (self.link.cached_len, committed.len());
         let k = SHADOW_TOKENS.min(self.spec.max_len.saturating_sub(len + 1));
-        if k == 0 {
+        if k == 0 || self.asked_at == Some(len) {
             return None;
         }
         let is_behind = len - have > FEED_LAG;
         let (base, start) =
             if is_behind { (have, len.min(have + MAX_CONTEXT_IDS as u32)) } else { (have.min(len - 1), len) };
+        self.asked_at = (!is_behind).then_some(len);
         let asked = (!is_behind).then_some(Asked { num_draft_tokens: k, num_tree_tokens: 0 });
         self.step_seq += 1;
         let step_seq = self.step_seq;
@@ -138,6 +141,7 @@ impl Shadow {
             (ReplyBody::NeedContext { cached_len, has_spec }, _) => {
                 self.link.misses += 1;
                 let is_first = self.link.misses == 1;
+                self.asked_at = None;
                 self.link.cached_len = if is_first { cached_len.min(step.start) } else { 0 };
                 self.link.spec_sent = is_first && has_spec;
                 if self.link.misses >= MAX_MISSES { Err(ShadowFault::BrokeContract) } else { Ok(()) }
@@ -240,6 +244,7 @@ mod tests {
         shadow.on_reply(proposes(&step, &[])).unwrap();
         let scored = shadow.score(sequence.ids()).unwrap();
         assert_eq!(scored, Scored { start: 3, asked: SHADOW_TOKENS, judged: 0, accepted: 0 });
+        assert!(shadow.next_step(Duration::ZERO, &sequence).is_none(), "nothing was committed since");
     }
 
     #[test]

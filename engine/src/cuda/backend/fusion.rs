@@ -33,7 +33,7 @@ impl<E: Executor> State<E> {
             // was freed since.
             Some(Delayed::Add { sum, x, len }) => unsafe { add_at(&mut self.executor, sum, x, len) },
             Some(Delayed::Turn { qkv, rows, layout }) => {
-                let angles = (self.inputs.cos.tensor(), self.inputs.sin.tensor());
+                let angles = self.inputs.angles();
                 // SAFETY: as above; the angles are this pass's.
                 unsafe { rotate_at(&mut self.executor, qkv, angles, (rows, layout)) }
             }

@@ -1,53 +1,82 @@
-//! One pass's ids, positions, slots, angles and block tables, uploaded once for all layers into memory that passes share.
+//! One pass's ids, positions, slots, angles, tiles and block tables: one copy for all layers, into memory that passes share.
 
+use std::ops::Range;
+
+use crate::backend::HeadLayout;
 use crate::block_manager::BLOCK_SIZE;
 use crate::cuda::CudaError;
-use crate::cuda::executor::{DeviceMemory, Executor};
-use crate::cuda::ops::{Held, Query, tiles};
+use crate::cuda::executor::{DeviceMemory, Executor, View};
+use crate::cuda::ops::{Held, Tiling, TilingViews, Turn, most_parts};
 use crate::forward_batch::ForwardBatch;
 use crate::rope::Rope;
 
-/// What kernels read of the pass under way.
+/// What kernels read of the pass under way, one behind the other in one memory, so that it goes up in one copy.
 #[derive(Debug)]
 pub(super) struct Inputs<M> {
-    /// `[rows]`.
-    pub(super) token_ids: Held<M, u32>,
-    /// `[rows]`.
-    pub(super) positions: Held<M, u32>,
-    /// `[rows]`: block * 16 + offset.
-    pub(super) slots: Held<M, u32>,
-    /// `[rows, head_dim / 2]`.
-    pub(super) cos: Held<M, f32>,
-    pub(super) sin: Held<M, f32>,
-    /// Block tables of all segments, one behind the other.
-    pub(super) tables: Held<M, u32>,
-    /// Rows that want logits.
-    pub(super) logit_rows: Held<M, u32>,
-    /// Queries as attention takes them; a model has one group and few windows, so there are few of these.
-    tiles: Vec<Tiles<M>>,
+    words: Held<M, u32>,
+    places: Places,
+    /// For each key that the model's layers have: one group and few windows.
+    tilings: Vec<Placed>,
 }
 
-/// The tiles for one group size and window.
+/// Where each of them lies, in words.
+#[derive(Debug, Clone, Default)]
+struct Places {
+    /// `[rows]`.
+    token_ids: Range<usize>,
+    /// `[rows]`.
+    positions: Range<usize>,
+    /// `[rows]`: block * 16 + offset.
+    slots: Range<usize>,
+    /// `[rows, head_dim / 2]`.
+    cos: Range<usize>,
+    sin: Range<usize>,
+    /// Rows that want logits.
+    logit_rows: Range<usize>,
+    /// Block tables of all segments, one behind the other.
+    tables: Range<usize>,
+}
+
+/// The tiling for one group size and window.
 #[derive(Debug)]
-struct Tiles<M> {
-    key: (usize, Option<u32>),
-    queries: Held<M, Query>,
-    /// Whether they are this pass's.
-    is_fresh: bool,
+struct Placed {
+    key: TilingKey,
+    turns: Vec<Turn>,
+    /// Tiles, their work, the tiles of queries.
+    places: [Range<usize>; 3],
+}
+
+/// Heads that share a KV head, the window, and the parts of a turn at most.
+pub(super) type TilingKey = (usize, Option<u32>, usize);
+
+/// The key of a layer's attention.
+pub(super) fn tiling_key(layout: HeadLayout, window: Option<u32>) -> TilingKey {
+    (layout.num_heads / layout.num_kv_heads, window, most_parts(layout))
 }
 
 impl<M> Default for Inputs<M> {
     fn default() -> Self {
-        Self {
-            token_ids: Held::default(),
-            positions: Held::default(),
-            slots: Held::default(),
-            cos: Held::default(),
-            sin: Held::default(),
-            tables: Held::default(),
-            logit_rows: Held::default(),
-            tiles: Vec::new(),
-        }
+        Self { words: Held::default(), places: Places::default(), tilings: Vec::new() }
+    }
+}
+
+/// Words that are put one behind the other, each piece at a border of 16 bytes.
+#[derive(Debug, Default)]
+struct Packed(Vec<u32>);
+
+impl Packed {
+    fn put<T: bytemuck::Pod>(&mut self, elements: &[T]) -> Range<usize> {
+        self.0.resize(self.0.len().next_multiple_of(4), 0);
+        let start = self.0.len();
+        self.0.extend_from_slice(bytemuck::cast_slice(elements));
+        start..self.0.len()
+    }
+
+    /// What stays of its size with the pass's comes first, so that places are the same at the next one.
+    fn put_tiling(&mut self, tiling: &Tiling) -> [Range<usize>; 3] {
+        let tile_of = self.put(&tiling.tile_of);
+        let tiles = self.put(&tiling.tiles);
+        [tiles, self.put(&tiling.work), tile_of]
     }
 }
 
@@ -55,17 +84,11 @@ impl<M> Default for Inputs<M> {
 #[derive(Debug)]
 pub(crate) struct GpuPass<'a> {
     pub(super) batch: &'a ForwardBatch<'a>,
-    /// Where each segment's block table begins.
-    table_starts: Vec<u32>,
 }
 
 impl<'a> GpuPass<'a> {
     pub(super) fn new(batch: &'a ForwardBatch<'a>) -> Self {
-        let starts = batch
-            .segments
-            .iter()
-            .scan(0, |next, segment| Some(std::mem::replace(next, *next + segment.block_table.len() as u32)));
-        Self { batch, table_starts: starts.collect() }
+        Self { batch }
     }
 
     pub(super) fn rows(&self) -> usize {
@@ -94,39 +117,83 @@ impl<M: DeviceMemory> Inputs<M> {
         let logit_rows: Vec<u32> = batch.logit_rows.iter().map(|&row| row as u32).collect();
         let tables: Vec<u32> =
             batch.segments.iter().flat_map(|segment| segment.block_table).copied().collect();
-        self.token_ids.fill(executor, &batch.token_ids, "ids of a pass")?;
-        self.positions.fill(executor, &batch.positions, "positions of a pass")?;
-        self.slots.fill(executor, &slots, "slots of a pass")?;
-        self.cos.fill(executor, &cos, "angles of a pass")?;
-        self.sin.fill(executor, &sin, "angles of a pass")?;
-        self.tables.fill(executor, &tables, "block tables of a pass")?;
-        self.logit_rows.fill(executor, &logit_rows, "logit rows of a pass")?;
-        self.tiles.iter_mut().for_each(|tiles| tiles.is_fresh = false);
+        let starts = table_starts(batch);
+        let mut packed = Packed::default();
+        let mut places = Places {
+            token_ids: packed.put(&batch.token_ids),
+            positions: packed.put(&batch.positions),
+            slots: packed.put(&slots),
+            cos: packed.put(&cos),
+            sin: packed.put(&sin),
+            logit_rows: packed.put(&logit_rows),
+            tables: 0..0,
+        };
+        for placed in &mut self.tilings {
+            let (group, window, most_parts) = placed.key;
+            let tiling = Tiling::new(&batch.segments, &starts, (group, window), most_parts);
+            placed.places = packed.put_tiling(&tiling);
+            placed.turns = tiling.turns;
+        }
+        // Tables grow with every block, and what stands behind them would move.
+        places.tables = packed.put(&tables);
+        self.places = places;
+        self.words.fill(executor, &packed.0, "inputs of a pass")?;
         Ok(())
     }
 
-    /// Makes the pass's queries for a group size and window be there, and says where among [`Inputs::tiles_at`].
-    pub(super) fn make_tiles<E: Executor<Memory = M>>(
-        &mut self,
-        executor: &mut E,
-        pass: &GpuPass<'_>,
-        key: (usize, Option<u32>),
-    ) -> Result<usize, CudaError> {
-        let at = self.tiles.iter().position(|tiles| tiles.key == key).unwrap_or_else(|| {
-            self.tiles.push(Tiles { key, queries: Held::default(), is_fresh: false });
-            self.tiles.len() - 1
-        });
-        let entry = &mut self.tiles[at];
-        if !entry.is_fresh {
-            let made = tiles(&pass.batch.segments, &pass.table_starts, key.0, key.1);
-            entry.queries.fill(executor, &made, "tiles of queries")?;
-            entry.is_fresh = true;
+    /// Has a tiling for this key made of every pass from now on.
+    pub(super) fn expect(&mut self, key: TilingKey) {
+        if self.tilings.iter().all(|placed| placed.key != key) {
+            self.tilings.push(Placed { key, turns: Vec::new(), places: [0..0, 0..0, 0..0] });
         }
-        Ok(at)
     }
 
-    /// See [`Inputs::make_tiles`].
-    pub(super) fn tiles_at(&self, at: usize) -> &Held<M, Query> {
-        &self.tiles[at].queries
+    /// The pass's tiling for a key that was expected.
+    pub(super) fn tiling(&self, key: TilingKey) -> TilingViews<'_> {
+        let placed = self.tilings.iter().find(|placed| placed.key == key);
+        let Placed { turns, places: [tiles, work, tile_of], .. } =
+            placed.expect("a model's groups and windows are told as it is loaded");
+        let words = self.words.tensor();
+        TilingViews {
+            tiles: words.view_as(tiles.clone()),
+            work: words.view_as(work.clone()),
+            tile_of: words.view_as(tile_of.clone()),
+            turns,
+        }
     }
+
+    pub(super) fn token_ids(&self) -> View<'_, u32> {
+        self.words.tensor().view_as(self.places.token_ids.clone())
+    }
+
+    pub(super) fn positions(&self) -> View<'_, u32> {
+        self.words.tensor().view_as(self.places.positions.clone())
+    }
+
+    pub(super) fn slots(&self) -> View<'_, u32> {
+        self.words.tensor().view_as(self.places.slots.clone())
+    }
+
+    /// Cosines and sines of each row.
+    pub(super) fn angles(&self) -> (View<'_, f32>, View<'_, f32>) {
+        let words = self.words.tensor();
+        (words.view_as(self.places.cos.clone()), words.view_as(self.places.sin.clone()))
+    }
+
+    pub(super) fn logit_rows(&self) -> View<'_, u32> {
+        self.words.tensor().view_as(self.places.logit_rows.clone())
+    }
+
+    pub(super) fn tables(&self) -> View<'_, u32> {
+        self.words.tensor().view_as(self.places.tables.clone())
+    }
+}
+
+/// Where each segment's block table begins.
+fn table_starts(batch: &ForwardBatch<'_>) -> Vec<u32> {
+    let starts = batch
+        .segments
+        .iter()
+        .scan(0, |next, segment| Some(std::mem::replace(next, *next + segment.block_table.len() as u32)));
+    starts.collect()
 }

@@ -258,6 +258,26 @@ fn replayed_steps_give_the_bits_of_launched_ones() {
     assert!(replays.load(Ordering::Relaxed) > 2 * first, "what ran before is replayed sooner");
 }
 
+/// Two sequences that grow past one split and past several blocks: their steps are alike but for tables and, now and then, for a
+/// split more.
+#[test]
+fn steps_of_sequences_that_grow_are_mostly_replayed() {
+    const STEPS: u32 = 48;
+    let mut emulator = Emulator::build();
+    let replays = emulator.replay_graphs();
+    let mut engine = engine(emulator).0;
+    let prompt: Vec<TokenId> = (0..116).map(|i| i % 100).collect();
+    let (a, b) = (engine.open(), engine.open());
+    engine.forward(&[rows(a, &prompt, 1), rows(b, &prompt[..90], 1)]).unwrap();
+    let before = replays.load(Ordering::Relaxed);
+    for step in 0..STEPS {
+        engine.forward(&[rows(a, &[step], 1), rows(b, &[step + 1], 1)]).unwrap();
+    }
+    let replayed = replays.load(Ordering::Relaxed) - before;
+    println!("{replayed} of {STEPS} steps are replayed");
+    assert!(replayed * 4 >= STEPS * 3, "{replayed} of {STEPS}");
+}
+
 /// Launches of a step of one row, of models that differ by a layer. Apart a layer takes 17: two sums, two norms, four roundings, four
 /// products, turn, KV write, attention and its merge, SwiGLU.
 #[test]

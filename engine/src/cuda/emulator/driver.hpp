@@ -70,7 +70,7 @@ static std::recursive_mutex turn;
 static std::set<Stream*> streams;
 static std::map<uintptr_t, size_t> device_memory, pinned_memory;
 static size_t held_bytes = 0;
-// What was asked of the driver so far, in the order of `DriverCounts` of host_driver.rs.
+// What was asked of the driver so far, in the order of `DriverCounts` of host_driver.rs; what kernels read stands behind it.
 static struct { uint64_t launches, copies_in, bytes_in, copies_out, bytes_out, allocations; } counted;
 static thread_local int* current = nullptr;
 // The contexts of devices; each holds the device's number.
@@ -437,7 +437,10 @@ int cuGraphLaunch(Graph* executable, Stream* stream) {
 }
 
 // Not the driver's: what was asked of it so far.
-void outrider_counts(uint64_t* to) { std::memcpy(to, &counted, sizeof(counted)); }
+void outrider_counts(uint64_t* to) {
+  std::memcpy(to, &counted, sizeof(counted));
+  to[sizeof(counted) / sizeof(*to)] = emulator::global_bytes;
+}
 
 int cuGraphDestroy(Graph* graph) {
   OUTRIDER_TURN;

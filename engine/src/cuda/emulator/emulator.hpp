@@ -1,6 +1,10 @@
 // Runs the kernels' own sources on the host: every thread of a block is a fiber, a barrier is where fibers wait for
-// one another, blocks run one after another. Slow and exact; it proves indices, barriers, bounds and arithmetic,
+// one another, blocks run one after another, threads between barriers and blocks of a grid in random order. Slow and exact; it
+// proves indices, barriers, bounds and arithmetic,
 // not speed, and not how a tensor core rounds inside one instruction (here: products summed in f64, rounded once).
+//
+// Built with CHECK_RACES and -fsanitize=thread it also keeps, for every byte, which thread of which block read and wrote it since the last
+// barrier (races.hpp).
 //
 // Asynchronous copies are as late as they may be: their bytes move when the thread waits for them, and are
 // rubbish before.
@@ -9,17 +13,27 @@
 // that a read or write past the end stops the process. Must never be linked into a server.
 #pragma once
 
+#include <algorithm>
 #include <csetjmp>
 #include <cmath>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <map>
+#include <mutex>
+#include <numeric>
 #include <sys/mman.h>
 #include <ucontext.h>
 #include <utility>
 
 #define EMULATED 1
+#ifdef CHECK_RACES
+// Not a part of a kernel: its memory is its own.
+#define EMULATOR_ONLY __attribute__((no_sanitize("thread"), noinline))
+#else
+#define EMULATOR_ONLY
+#endif
 #define WARP 32u
 #define NEG_INF (-INFINITY)
 #define POS_INF INFINITY
@@ -71,10 +85,64 @@ struct Copies {
 static Copies copies[MAX_THREADS];
 // Shared memory whose size the launch names; it ends where touching ends the process.
 static char* dynamic_shared;
-// Bytes that products have read from global memory, 16 at a time.
+// Bytes that kernels have read from global memory by load_16, load_8, load_4 and cp_async_16.
 static uint64_t global_bytes;
+// Of all fibers.
+static char stacks[MAX_THREADS * STACK_BYTES];
+// What orders threads and blocks: a linear congruential generator's state.
+static uint64_t order = 1;
 
-static inline void start_copy(Copy copy) {
+EMULATOR_ONLY static uint32_t random_below(uint32_t end) {
+  order = order * 6364136223846793005ull + 1442695040888963407ull;
+  return (uint32_t)((order >> 33) % end);
+}
+
+#ifdef CHECK_RACES
+}  // namespace emulator
+#include "races.hpp"
+namespace emulator {
+// Allocated memory: where it begins, and its bytes.
+static std::map<uintptr_t, size_t>& regions = *new std::map<uintptr_t, size_t>;
+static std::mutex regions_turn;
+EMULATOR_ONLY static bool is_stack(uintptr_t at) { return at >= (uintptr_t)stacks && at < (uintptr_t)stacks + sizeof(stacks); }
+EMULATOR_ONLY static bool is_common(uintptr_t page) {
+  std::lock_guard<std::mutex> guard(regions_turn);
+  // Memory ends where a page does.
+  auto next = regions.upper_bound(page + 4095);
+  if (next == regions.begin() || (char*)(--next)->first == dynamic_shared) return false;
+  return page < next->first + next->second;
+}
+EMULATOR_ONLY static void note_region(uintptr_t at, size_t bytes) {
+  std::lock_guard<std::mutex> guard(regions_turn);
+  ++regions_changed;
+  if (bytes) {
+    regions[at] = bytes;
+  } else {
+    regions.erase(at);
+  }
+}
+EMULATOR_ONLY static void note_barrier() { ++races::interval; }
+EMULATOR_ONLY static void note_launch() { ++races::launch; }
+EMULATOR_ONLY static void note_block(uint32_t block) {
+  races::block = block;
+  ++races::interval;
+  races::is_running = true;
+}
+EMULATOR_ONLY static void note_end() { races::is_running = false; }
+// Writes of whoever copies for a thread.
+EMULATOR_ONLY static void note_write(void* to, size_t bytes) { races::touch(to, bytes, true); }
+EMULATOR_ONLY static void note_read(const void* from, size_t bytes) { races::touch((void*)from, bytes, false); }
+#else
+EMULATOR_ONLY static void note_region(uintptr_t, size_t) {}
+EMULATOR_ONLY static void note_barrier() {}
+EMULATOR_ONLY static void note_launch() {}
+EMULATOR_ONLY static void note_block(uint32_t) {}
+EMULATOR_ONLY static void note_end() {}
+EMULATOR_ONLY static void note_write(void*, size_t) {}
+EMULATOR_ONLY static void note_read(const void*, size_t) {}
+#endif
+
+EMULATOR_ONLY static inline void start_copy(Copy copy) {
   Copies& mine = copies[current];
   if (mine.under_way == Copies::MAX_COPIES) {
     std::fprintf(stderr, "emulator: more asynchronous copies under way than it keeps\n");
@@ -84,7 +152,7 @@ static inline void start_copy(Copy copy) {
   ++mine.sizes[(mine.first_group + mine.groups) % Copies::MAX_GROUPS];
 }
 
-static inline void commit_copies() {
+EMULATOR_ONLY static inline void commit_copies() {
   Copies& mine = copies[current];
   if (mine.groups + 1 == Copies::MAX_GROUPS) {
     std::fprintf(stderr, "emulator: more groups of copies under way than it keeps\n");
@@ -94,12 +162,14 @@ static inline void commit_copies() {
   mine.sizes[(mine.first_group + mine.groups) % Copies::MAX_GROUPS] = 0;
 }
 
-static inline void finish_groups(uint32_t left) {
+EMULATOR_ONLY static inline void finish_groups(uint32_t left) {
   Copies& mine = copies[current];
   for (; mine.groups > left; --mine.groups) {
     for (uint32_t i = 0; i < mine.sizes[mine.first_group]; ++i) {
       const Copy copy = mine.copies[mine.first];
+      note_write(copy.to, 16);
       if (copy.from) {
+        note_read(copy.from, 16);
         std::memcpy(copy.to, copy.from, 16);
       } else {
         std::memset(copy.to, 0, 16);
@@ -113,30 +183,31 @@ static inline void finish_groups(uint32_t left) {
 
 static uint32_t operand_a[MAX_THREADS / 32][32][4], operand_b[MAX_THREADS / 32][32][2];
 
-static inline void yield() {
+EMULATOR_ONLY static inline void yield() {
   if (!_setjmp(fibers[current])) _longjmp(scheduler, 1);
 }
 
-static inline void release_if_full(Barrier& barrier) {
+EMULATOR_ONLY static inline void release_if_full(Barrier& barrier) {
   if (barrier.expected > 0 && barrier.arrived == barrier.expected) {
     barrier.arrived = 0;
     ++barrier.generation;
     ++progress;
+    if (&barrier == &block_barrier) note_barrier();
   }
 }
 
-static inline void wait(Barrier& barrier) {
+EMULATOR_ONLY static inline void wait(Barrier& barrier) {
   const uint32_t generation = barrier.generation;
   ++barrier.arrived;
   release_if_full(barrier);
   while (barrier.generation == generation) yield();
 }
 
-static inline uint32_t lane() { return current % 32; }
-static inline uint32_t warp() { return current / 32; }
+EMULATOR_ONLY static inline uint32_t lane() { return current % 32; }
+EMULATOR_ONLY static inline uint32_t warp() { return current / 32; }
 
 // Runs once on a fiber's own stack. It never returns: a finished thread jumps to the scheduler for good.
-static void fiber_main() {
+EMULATOR_ONLY static void fiber_main() {
   body(body_params);
   // Copies that nobody waited for never arrive.
   Copies& mine = copies[current];
@@ -150,8 +221,7 @@ static void fiber_main() {
   _longjmp(scheduler, 1);
 }
 
-static void run_block(uint32_t threads) {
-  static char stacks[MAX_THREADS * STACK_BYTES];
+EMULATOR_ONLY static void run_block(uint32_t threads) {
   static ucontext_t contexts[MAX_THREADS], back;
   block_barrier = {threads, 0, 0};
   for (uint32_t w = 0; w < (threads + 31) / 32; ++w) {
@@ -160,11 +230,22 @@ static void run_block(uint32_t threads) {
   // Static, for what changes between a setjmp and its longjmp is lost in a register.
   static uint32_t left;
   static bool started[MAX_THREADS];
+  static uint32_t turns[MAX_THREADS], turn;
   left = threads;
-  for (uint32_t i = 0; i < threads; ++i) done[i] = started[i] = false;
+  for (uint32_t i = 0; i < threads; ++i) {
+    done[i] = started[i] = false;
+    turns[i] = i;
+  }
   while (left > 0) {
     progress = 0;
-    for (uint32_t i = 0; i < threads; ++i) {
+    // Whoever waits for nobody runs before or after anyone else.
+    for (uint32_t i = threads - 1; i > 0; --i) {
+      const uint32_t other = random_below(i + 1), kept = turns[i];
+      turns[i] = turns[other];
+      turns[other] = kept;
+    }
+    for (turn = 0; turn < threads; ++turn) {
+      const uint32_t i = turns[turn];
       if (done[i]) continue;
       current = i;
       threadIdx = {i, 0, 0};
@@ -189,13 +270,14 @@ static void run_block(uint32_t threads) {
   }
 }
 
+// The value of lane `from`.
 template <typename T>
-static inline T shuffle_xor(T value, uint32_t with) {
+EMULATOR_ONLY static inline T shuffle(T value, uint32_t from) {
   static_assert(sizeof(T) <= 8, "");
   std::memcpy(&exchange[warp()][lane()], &value, sizeof(T));
   wait(warp_barriers[warp()]);
   T result;
-  std::memcpy(&result, &exchange[warp()][lane() ^ with], sizeof(T));
+  std::memcpy(&result, &exchange[warp()][from], sizeof(T));
   wait(warp_barriers[warp()]);
   return result;
 }
@@ -211,7 +293,7 @@ static inline int32_t int8_quarter(uint32_t word, uint32_t quarter) { return (in
 
 // d[16 x 8] += a b over registers that each hold PER_REGISTER numbers along K; see prelude.cuh for who holds what.
 template <typename D, typename Sum, uint32_t PER_REGISTER, typename Get>
-static inline void mma(D (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2], Get get) {
+EMULATOR_ONLY static inline void mma(D (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2], Get get) {
   std::memcpy(operand_a[warp()][lane()], a, sizeof(a));
   std::memcpy(operand_b[warp()][lane()], b, sizeof(b));
   wait(warp_barriers[warp()]);
@@ -264,14 +346,31 @@ constexpr uint32_t num_params(void (*)(Args...)) {
 static inline void __syncthreads() { emulator::wait(emulator::block_barrier); }
 template <typename T>
 static inline T __shfl_xor_sync(uint32_t, T value, uint32_t with) {
-  return emulator::shuffle_xor(value, with);
+  return emulator::shuffle(value, emulator::lane() ^ with);
 }
-static inline uint4 load_16(const void* from) {
+// The lanes below `by` keep their own.
+template <typename T>
+static inline T __shfl_up_sync(uint32_t, T value, uint32_t by) {
+  return emulator::shuffle(value, emulator::lane() >= by ? emulator::lane() - by : emulator::lane());
+}
+EMULATOR_ONLY static inline uint4 load_16(const void* from) {
   emulator::global_bytes += 16;
+  emulator::note_read(from, 16);
   return *(const uint4*)from;
 }
-static inline void cp_async_16(void* to, const void* from, bool inside) {
+EMULATOR_ONLY static inline unsigned long long load_8(const unsigned long long* from) {
+  emulator::global_bytes += 8;
+  emulator::note_read(from, 8);
+  return *from;
+}
+EMULATOR_ONLY static inline float load_4(const float* from) {
+  emulator::global_bytes += 4;
+  emulator::note_read(from, 4);
+  return *from;
+}
+EMULATOR_ONLY static inline void cp_async_16(void* to, const void* from, bool inside) {
   if (inside) emulator::global_bytes += 16;
+  emulator::note_write(to, 16);
   std::memset(to, 0xa5, 16);
   emulator::start_copy({to, inside ? from : nullptr});
 }
@@ -311,6 +410,7 @@ void* emulator_alloc(size_t bytes) {
   char* base = (char*)mmap(nullptr, pages + page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (base == (char*)MAP_FAILED) return nullptr;
   mprotect(base + pages, page, PROT_NONE);
+  emulator::note_region((uintptr_t)(base + pages - room), room);
   return base + pages - room;
 }
 
@@ -318,10 +418,14 @@ void emulator_free(void* memory, size_t bytes) {
   const size_t page = 4096;
   const size_t pages = ((bytes + 15) / 16 * 16 + page - 1) / page * page;
   munmap((void*)((uintptr_t)memory / page * page), pages + page);
+  emulator::note_region((uintptr_t)memory, 0);
 }
 
-// Bytes that products have read from global memory so far.
+// Bytes that kernels have read from global memory so far, where they count them.
 uint64_t emulator_global_bytes() { return emulator::global_bytes; }
+
+// From now on threads and blocks run in this order, one of many.
+void emulator_order(uint64_t seed) { emulator::order = seed; }
 
 // Runs a kernel over its grid; `shape` is the grid, the threads of a block and its bytes of dynamic shared
 // memory.
@@ -333,15 +437,20 @@ void emulator_launch(void (*kernel)(void**), const uint32_t* shape, void** param
   emulator::body_params = params;
   gridDim = {grid[0], grid[1], grid[2]};
   blockDim = {threads, 1, 1};
-  for (uint32_t z = 0; z < grid[2]; ++z) {
-    for (uint32_t y = 0; y < grid[1]; ++y) {
-      for (uint32_t x = 0; x < grid[0]; ++x) {
-        blockIdx = {x, y, z};
-        // Shared memory begins as rubbish in every block.
-        if (shared_bytes) std::memset(emulator::dynamic_shared, 0xa5, shared_bytes);
-        emulator::run_block(threads);
-      }
-    }
+  emulator::note_launch();
+  // Blocks in an order that steps over their number by something that has no divisor in common with it.
+  const uint64_t blocks = (uint64_t)grid[0] * grid[1] * grid[2];
+  uint64_t step = 1 + emulator::random_below(1u << 20);
+  while (std::gcd(step, blocks) != 1) ++step;
+  uint64_t next = emulator::random_below((uint32_t)std::min<uint64_t>(blocks, 1u << 30));
+  for (uint64_t i = 0; i < blocks; ++i) {
+    blockIdx = {(uint32_t)(next % grid[0]), (uint32_t)(next / grid[0] % grid[1]), (uint32_t)(next / grid[0] / grid[1])};
+    // Shared memory begins as rubbish in every block.
+    if (shared_bytes) std::memset(emulator::dynamic_shared, 0xa5, shared_bytes);
+    emulator::note_block((uint32_t)next);
+    emulator::run_block(threads);
+    emulator::note_end();
+    next = (next + step) % blocks;
   }
   if (shared_bytes) emulator_free(emulator::dynamic_shared, shared_bytes);
 }

@@ -7,7 +7,9 @@
 //
 // Keys are cut at fixed absolute positions into splits of 128. A warp sums one split of one tile as
 // FlashAttention-2 does (Dao 2023, arXiv 2307.08691): blocks of 16 keys in order, each joined by the running maximum.
-// `attention_merge` joins a row's splits in order of position. K and V are multiplied as stored; queries and
+// `attention_merge` joins a row's splits: each is weighted by the row's highest score; splits i, i + 8, i + 16 .. are
+// added in order, and the eight sums by the contract's tree. So several warps may take them, and a row's bits depend on
+// its position alone. K and V are multiplied as stored; queries and
 // probabilities are split into two bf16 each (x = high + low, about 16 bits), so that both products are as good as
 // f32's to about 2^-16. A key block that a query may not see adds exactly nothing to it, so its tile mates do not
 // matter. Twin: cpu::reference::attention, to tolerance.
@@ -21,7 +23,22 @@ struct AttentionTile {
   u32 table;        // where the sequence's block table begins
   u32 first_key;    // smallest key that a query of the tile sees
   u32 end_key;      // one past the largest
+  u32 first_part;   // where what its splits come to begins: a part for each query of each split
 };
+
+// A split of a tile; there is one for every split that a tile needs, and none where `split` is NO_SPLIT: grids of like
+// sizes are made equal.
+struct AttentionWork {
+  u32 tile;
+  u32 split;
+};
+#define NO_SPLIT 0xffffffffu
+
+// What split `split` comes to for query q of a tile and a KV head: HEAD_DIM values, the maximum, the sum.
+__device__ __forceinline__ u64 part_of(const AttentionTile& tile, u32 split, u32 q, u32 kv_heads, u32 kv_head) {
+  const u32 part = tile.first_part + (split - tile.first_key / SPLIT_KEYS) * tile.num_queries + q;
+  return (u64)part * kv_heads + kv_head;
+}
 
 // The two bf16 whose sum is x to about 16 bits.
 __device__ __forceinline__ void halves(float x, bf16& high, bf16& low) {
@@ -72,23 +89,24 @@ struct Stage {
 // Blocks of keys under way, the one that is summed included.
 constexpr u32 RING = 3;
 
-// partial [rows * kv_heads * group][splits_max][HEAD_DIM + 2] f32: values, running maximum, sum.
-// Grid (num_tiles, kv_heads, splits_max), one warp.
+// partial [parts][kv_heads][HEAD_DIM + 2] f32: values, maximum, sum.
+// Grid (work, kv_heads), one warp.
 template <int HEAD_DIM>
 __device__ __forceinline__ void attend(const float* qkv, const u32* positions, const bf16* kv, const u32* tables,
-                                       const AttentionTile* tiles, float* partial, u32 row_width, u32 group,
-                                       u32 layer, u32 layers, u32 window, float scale) {
+                                       const AttentionTile* tiles, const AttentionWork* work, float* partial,
+                                       u32 row_width, u32 group, u32 layer, u32 layers, u32 window, float scale) {
   constexpr int STEPS = HEAD_DIM / 16;
   constexpr int PITCH = HEAD_DIM + 8;  // bank conflicts
   __shared__ bf16 queries[2][16][PITCH];
   __shared__ Stage<HEAD_DIM> ring[RING];
   __shared__ u64 query_at[16];
   __shared__ u32 block_ids[SPLIT_KEYS / 16];
-  const AttentionTile tile = tiles[blockIdx.x];
-  const u32 split_begin = blockIdx.z * SPLIT_KEYS;
+  const u32 split = work[blockIdx.x].split;
+  if (split == NO_SPLIT) return;  // the whole warp
+  const AttentionTile tile = tiles[work[blockIdx.x].tile];
+  const u32 split_begin = split * SPLIT_KEYS;
   const u32 begin = tile.first_key > split_begin ? tile.first_key : split_begin;
   const u32 end = tile.end_key < split_begin + SPLIT_KEYS ? tile.end_key : split_begin + SPLIT_KEYS;
-  if (begin >= end) return;  // the whole warp
 
   const u32 kv_head = blockIdx.y;
   const u32 kv_heads = gridDim.y;
@@ -214,9 +232,7 @@ __device__ __forceinline__ void attend(const float* qkv, const u32* positions, c
     for (int step = 1; step < 4; step *= 2) sum[r] += __shfl_xor_sync(0xffffffffu, sum[r], step);
     const u32 q = g + 8 * r;
     if (q < tile.num_queries) {
-      const u32 query = tile.first_query + q;
-      const u64 head = (u64)(query / group) * kv_heads * group + kv_head * group + query % group;
-      float* to = partial + (head * gridDim.z + blockIdx.z) * (HEAD_DIM + 2);
+      float* to = partial + part_of(tile, split, q, kv_heads, kv_head) * (HEAD_DIM + 2);
       for (int n = 0; n < HEAD_DIM / 8; ++n) {
         to[8 * n + 2 * t] = values[n][2 * r];
         to[8 * n + 2 * t + 1] = values[n][2 * r + 1];
@@ -229,11 +245,12 @@ __device__ __forceinline__ void attend(const float* qkv, const u32* positions, c
   }
 }
 
-#define ATTENTION(HEAD_DIM)                                                                                      \
-  extern "C" __global__ void __launch_bounds__(32) attention_##HEAD_DIM(                                        \
-      const float* qkv, const u32* positions, const bf16* kv, const u32* tables, const AttentionTile* tiles,    \
-      float* partial, u32 row_width, u32 group, u32 layer, u32 layers, u32 window, float scale) {               \
-    attend<HEAD_DIM>(qkv, positions, kv, tables, tiles, partial, row_width, group, layer, layers, window, scale); \
+#define ATTENTION(HEAD_DIM)                                                                                       \
+  extern "C" __global__ void __launch_bounds__(32) attention_##HEAD_DIM(                                         \
+      const float* qkv, const u32* positions, const bf16* kv, const u32* tables, const AttentionTile* tiles,     \
+      const AttentionWork* work, float* partial, u32 row_width, u32 group, u32 layer, u32 layers, u32 window,    \
+      float scale) {                                                                                             \
+    attend<HEAD_DIM>(qkv, positions, kv, tables, tiles, work, partial, row_width, group, layer, layers, window, scale); \
   }
 
 ATTENTION(16)
@@ -242,52 +259,138 @@ ATTENTION(64)
 ATTENTION(96)
 ATTENTION(128)
 
-// Joins the splits of each query, in order of position.
-//   partial as above, positions [rows] -> out [rows, heads * head_dim] f32, and rounded bf16 or null: out as a product
-//   reads it
-// Grid (rows, heads), one warp; head_dim at most 128.
-extern "C" __global__ void __launch_bounds__(32)
-    attention_merge(const float* partial, const u32* positions, float* out, bf16* rounded, u32 head_dim, u32 splits_max,
-                    u32 window) {
-  const u64 head = (u64)blockIdx.x * gridDim.y + blockIdx.y;
-  const float* from = partial + head * splits_max * (head_dim + 2);
-  const u32 len = positions[blockIdx.x] + 1;
-  const u32 first = window != 0 && len > window ? (len - window) / SPLIT_KEYS : 0;
+// What `attention_merge` writes of a query.
+struct Merged {
+  float* out;
+  bf16* rounded;
+  __device__ __forceinline__ void write(u32 i, float x) const {
+    out[i] = x;
+    if (rounded) rounded[i] = narrow(x);
+  }
+};
 
-  // Splits are joined one by one in order, and read several at a time.
-  constexpr u32 AHEAD = 8;
-  const u32 end = (len + SPLIT_KEYS - 1) / SPLIT_KEYS;
-  float maximum = NEG_INF, sum = 0.0f;
-  float values[4] = {};
-  for (u32 split = first; split < end; split += AHEAD) {
-    float maxima[AHEAD], sums[AHEAD], parts[AHEAD][4];
+// Sums that the contract's tree joins: splits go to them by turns.
+constexpr u32 SUMS = 8;
+constexpr u32 MAX_HEAD_DIM = 128;
+// Dimensions of a head that a lane takes.
+constexpr u32 LANE_DIMS = MAX_HEAD_DIM / WARP;
+
+// What splits come to that go to the same sum, in order: AHEAD of them are read at a time.
+struct SplitSum {
+  float sum;
+  float values[LANE_DIMS];
+  __device__ __forceinline__ void add(const float* part, float weight, float part_sum, u32 head_dim, bool is_there) {
+    const float kept = is_there ? weight : 0.0f;
+    sum = fmaf(is_there ? part_sum : 0.0f, kept, sum);
 #pragma unroll
-    for (u32 a = 0; a < AHEAD; ++a) {
-      // Splits past the last are read as the last, and left out below.
-      const float* part = from + min(split + a, end - 1) * (head_dim + 2);
-      maxima[a] = part[head_dim];
-      sums[a] = part[head_dim + 1];
-#pragma unroll
-      for (u32 j = 0; j < 4; ++j) parts[a][j] = part[min(threadIdx.x + WARP * j, head_dim - 1)];
-    }
-#pragma unroll
-    for (u32 a = 0; a < AHEAD; ++a) {
-      if (split + a >= end) break;
-      const float largest = maxima[a] > maximum ? maxima[a] : maximum;
-      const float old_weight = maximum == NEG_INF ? 0.0f : exp_f32(maximum - largest);
-      const float weight = exp_f32(maxima[a] - largest);
-      maximum = largest;
-      sum = fmaf(sum, old_weight, sums[a] * weight);
-#pragma unroll
-      for (u32 j = 0; j < 4; ++j) values[j] = fmaf(values[j], old_weight, parts[a][j] * weight);
+    for (u32 j = 0; j < LANE_DIMS; ++j) {
+      const float x = part[min(threadIdx.x % WARP + WARP * j, head_dim - 1)];
+      values[j] = fmaf(is_there ? x : 0.0f, kept, values[j]);
     }
   }
+};
+
+// A query, where its splits lie, and its highest score.
+struct MergedQuery {
+  AttentionTile tile;
+  u32 q, first, end;  // splits that its row needs
+  const float* partial;
+  u32 kv_head, kv_heads, width;
+  float maximum;
+
+  __device__ __forceinline__ const float* part(u32 split) const {
+    return partial + part_of(tile, min(max_of(split, first), end - 1), q, kv_heads, kv_head) * width;
+  }
+  static __device__ __forceinline__ u32 max_of(u32 a, u32 b) { return a > b ? a : b; }
+
+  __device__ __forceinline__ MergedQuery(const float* partial, const u32* positions, const AttentionTile* tiles,
+                                         const u32* tile_of, u32 query, u32 group, u32 head_dim, u32 window)
+      : tile(tiles[tile_of[query]]), partial(partial), kv_head(blockIdx.y), kv_heads(gridDim.y), width(head_dim + 2) {
+    q = query - tile.first_query;
+    const u32 len = positions[query / group] + 1;
+    first = window != 0 && len > window ? (len - window) / SPLIT_KEYS : 0;
+    end = (len + SPLIT_KEYS - 1) / SPLIT_KEYS;
+    float largest = NEG_INF;
+    for (u32 split = first + threadIdx.x % WARP; split < end; split += WARP) {
+      const float other = part(split)[head_dim];
+      largest = other > largest ? other : largest;
+    }
+    for (int step = WARP / 2; step > 0; step /= 2) {
+      const float other = __shfl_xor_sync(0xffffffffu, largest, step);
+      largest = other > largest ? other : largest;
+    }
+    maximum = largest;
+  }
+
+  __device__ __forceinline__ Merged to(float* out, bf16* rounded, u32 query, u32 group, u32 head_dim) const {
+    const u64 head = ((u64)(query / group) * kv_heads + kv_head) * group + query % group;
+    return {out + head * head_dim, rounded ? rounded + head * head_dim : nullptr};
+  }
+};
+
+// Joins the splits of each query from `first_query` on.
+//   partial, tiles as above, tile_of [queries]: the tile of a query -> out [rows, heads * head_dim] f32, and rounded bf16 or
+//   null: out as a product reads it
+// Grid (queries, kv_heads), one warp; head_dim at most 128.
+extern "C" __global__ void __launch_bounds__(32)
+    attention_merge(const float* partial, const u32* positions, const AttentionTile* tiles, const u32* tile_of, float* out,
+                    bf16* rounded, u32 first_query, u32 group, u32 head_dim, u32 window) {
+  const u32 query = first_query + blockIdx.x;
+  const MergedQuery merged(partial, positions, tiles, tile_of, query, group, head_dim, window);
+  SplitSum sums[SUMS] = {};
+  for (u32 split = merged.first / SUMS * SUMS; split < merged.end; split += SUMS) {
 #pragma unroll
-  for (u32 j = 0; j < 4; ++j) {
+    for (u32 a = 0; a < SUMS; ++a) {
+      const float* part = merged.part(split + a);
+      const bool is_there = split + a >= merged.first && split + a < merged.end;
+      sums[a].add(part, exp_f32(part[head_dim] - merged.maximum), part[head_dim + 1], head_dim, is_there);
+    }
+  }
+  float all[SUMS];
+#pragma unroll
+  for (u32 a = 0; a < SUMS; ++a) all[a] = sums[a].sum;
+  const float sum = tree(all);
+  const Merged to = merged.to(out, rounded, query, group, head_dim);
+#pragma unroll
+  for (u32 j = 0; j < LANE_DIMS; ++j) {
     const u32 i = threadIdx.x + WARP * j;
     if (i >= head_dim) break;
-    const float x = values[j] / sum;
-    out[head * head_dim + i] = x;
-    if (rounded) rounded[head * head_dim + i] = narrow(x);
+#pragma unroll
+    for (u32 a = 0; a < SUMS; ++a) all[a] = sums[a].values[j];
+    to.write(i, tree(all) / sum);
   }
+}
+
+// The same by eight warps, one for each sum: equal bits. Grid (queries, kv_heads), 256 threads.
+extern "C" __global__ void __launch_bounds__(256)
+    attention_merge_long(const float* partial, const u32* positions, const AttentionTile* tiles, const u32* tile_of,
+                         float* out, bf16* rounded, u32 first_query, u32 group, u32 head_dim, u32 window) {
+  __shared__ float values[MAX_HEAD_DIM][SUMS + 1];
+  __shared__ float sums[SUMS];
+  const u32 query = first_query + blockIdx.x;
+  const u32 warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
+  const MergedQuery merged(partial, positions, tiles, tile_of, query, group, head_dim, window);
+  SplitSum mine = {};
+  constexpr u32 AHEAD = 4;
+  for (u32 split = merged.first / SUMS * SUMS + warp; split < merged.end; split += AHEAD * SUMS) {
+#pragma unroll
+    for (u32 a = 0; a < AHEAD; ++a) {
+      const u32 at = split + a * SUMS;
+      const float* part = merged.part(at);
+      const bool is_there = at >= merged.first && at < merged.end;
+      mine.add(part, exp_f32(part[head_dim] - merged.maximum), part[head_dim + 1], head_dim, is_there);
+    }
+  }
+#pragma unroll
+  for (u32 j = 0; j < LANE_DIMS; ++j) values[lane + WARP * j][warp] = mine.values[j];
+  if (lane == 0) sums[warp] = mine.sum;
+  __syncthreads();
+  if (threadIdx.x >= head_dim) return;
+  float all[SUMS];
+#pragma unroll
+  for (u32 a = 0; a < SUMS; ++a) all[a] = sums[a];
+  const float sum = tree(all);
+#pragma unroll
+  for (u32 a = 0; a < SUMS; ++a) all[a] = values[threadIdx.x][a];
+  merged.to(out, rounded, query, group, head_dim).write(threadIdx.x, tree(all) / sum);
 }

@@ -1,7 +1,13 @@
 // The coupled draw (docs/contract.md B2-B4): argmax over a row of logit / T + Gumbel noise, lowest id among equals;
 // the plain argmax where T < 1e-5. The noise is Philox-4x32-10 of (seed, position, token, choice), its logarithms
-// speculation::math's, operation by operation. Where there are filters `keep` has masked what they bar.
+// speculation::math's, operation by operation. Where there are filters `filters.cu` has masked what they bar.
+// A row's parts are drawn from apart and joined: the best of the parts' best is the best of all.
 // Twin: speculation::acceptance, equal ids.
+
+// No token.
+constexpr u32 NOBODY = 0xffffffffu;
+// Temperatures below this one draw the likeliest token.
+constexpr float GREEDY_BELOW = 1e-5f;
 
 // One row's draw; written by `ops/draw.rs`.
 struct DrawRow {
@@ -61,13 +67,19 @@ __device__ __forceinline__ void offer(Best& best, double score, u32 token_id) {
   }
 }
 
-// The block's best; every thread gets it. Order does not matter: the rule has no ties.
-__device__ __forceinline__ Best best_of_block(Best best, Best (&shared)[8]) {
+// The warp's best; every lane gets it. Order does not matter: the rule has no ties.
+__device__ __forceinline__ Best best_of_warp(Best best) {
   for (int step = WARP / 2; step > 0; step /= 2) {
     const double score = __shfl_xor_sync(0xffffffffu, best.score, step);
     const u32 token_id = __shfl_xor_sync(0xffffffffu, best.token_id, step);
     offer(best, score, token_id);
   }
+  return best;
+}
+
+// The same of a block of 256.
+__device__ __forceinline__ Best best_of_block(Best best, Best (&shared)[8]) {
+  best = best_of_warp(best);
   __syncthreads();
   if (threadIdx.x % WARP == 0) shared[threadIdx.x / WARP] = best;
   __syncthreads();
@@ -75,43 +87,73 @@ __device__ __forceinline__ Best best_of_block(Best best, Best (&shared)[8]) {
   return best;
 }
 
-// logits [*, vocab_stride] f32, of whose rows the first `vocab` numbers count; draws [num_draws] -> drawn [num_draws].
-// Grid (num_draws), 256 threads.
+// What a part of a row came to.
+struct DrawPart {
+  double likeliest, best;  // a logit, or +infinity for a number that is none; a score
+  u32 likeliest_id, best_id;
+};
+
+// logits [*, stride] f32, of whose rows the first `vocab` numbers count; draws [num_draws] -> parts [num_draws, num_parts].
+// Grid (num_draws, num_parts), 256 threads.
 extern "C" __global__ void __launch_bounds__(256)
-    draw(const float* logits, const DrawRow* draws, Drawn* drawn, u32 vocab, u32 vocab_stride) {
+    draw_parts(const float* logits, const DrawRow* draws, DrawPart* parts, u32 vocab, u32 stride) {
+  __shared__ uint4 chunks[PART_CHUNKS];
   __shared__ Best shared[8];
   const DrawRow row = draws[blockIdx.x];
-  const float* z = logits + (u64)row.row * vocab_stride;
-  const u32 nobody = 0xffffffffu;
+  const float* z = logits + (u64)row.row * stride;
+  const Part part(z, blockIdx.y, vocab);
+  load_part(z, part, chunks);
+  const float* numbers = (const float*)chunks + part.late;
 
   // The likeliest token, and the first that is no number: +infinity in score stands for it.
-  Best likeliest = {(double)NEG_INF, nobody};
-  for (u32 v = threadIdx.x; v < vocab; v += blockDim.x) {
-    offer(likeliest, z[v] < POS_INF ? (double)z[v] : (double)POS_INF, v);
+  Best likeliest = {(double)NEG_INF, NOBODY};
+  for (u32 i = threadIdx.x; i < part.end - part.begin; i += THREADS) {
+    offer(likeliest, numbers[i] < POS_INF ? (double)numbers[i] : (double)POS_INF, part.begin + i);
   }
   likeliest = best_of_block(likeliest, shared);
+  Best best = {(double)NEG_INF, NOBODY};
+  const bool is_usable = likeliest.score < (double)POS_INF && likeliest.score > (double)NEG_INF;
+  if (is_usable && row.temperature >= GREEDY_BELOW) {
+    const double temperature = (double)row.temperature;
+    // The likeliest token's score is one that most others cannot reach.
+    u64 m[2];
+    noise_bits(row, likeliest.token_id / 2, m);
+    best = {likeliest.score / temperature + gumbel(likeliest.token_id % 2 ? m[1] : m[0]), likeliest.token_id};
+    for (u32 i = 2 * threadIdx.x; i < part.end - part.begin; i += 2 * THREADS) {
+      noise_bits(row, (part.begin + i) / 2, m);
+      for (u32 j = 0; j < 2 && part.begin + i + j < part.end; ++j) {
+        const double x = (double)numbers[i + j] / temperature;
+        if (x + gumbel_bound(m[j]) >= best.score) offer(best, x + gumbel(m[j]), part.begin + i + j);
+      }
+    }
+    best = best_of_block(best, shared);
+  }
+  if (threadIdx.x == 0) {
+    parts[(u64)blockIdx.x * gridDim.y + blockIdx.y] = {likeliest.score, best.score, likeliest.token_id, best.token_id};
+  }
+}
+
+// Joins what the parts of each row came to, in any order. parts [num_draws, num_parts] -> drawn [num_draws].
+// Grid (num_draws), one warp.
+extern "C" __global__ void __launch_bounds__(32)
+    draw_join(const DrawPart* parts, const DrawRow* draws, Drawn* drawn, u32 num_parts) {
+  Best likeliest = {(double)NEG_INF, NOBODY};
+  Best best = likeliest;
+  for (u32 i = threadIdx.x; i < num_parts; i += WARP) {
+    const DrawPart part = parts[(u64)blockIdx.x * num_parts + i];
+    offer(likeliest, part.likeliest, part.likeliest_id);
+    offer(best, part.best, part.best_id);
+  }
+  likeliest = best_of_warp(likeliest);
+  best = best_of_warp(best);
+  if (threadIdx.x != 0) return;
   Drawn result = {likeliest.token_id, 0};
   if (likeliest.score == (double)POS_INF) {
     result.status = 1;
   } else if (likeliest.score == (double)NEG_INF) {
     result.status = 2;
-  } else if (row.temperature >= 1e-5f) {
-    const double temperature = (double)row.temperature;
-    // The likeliest token's score is one that most others cannot reach.
-    u64 m[2];
-    noise_bits(row, likeliest.token_id / 2, m);
-    const double start = likeliest.score / temperature + gumbel(m[likeliest.token_id % 2]);
-    Best best = {start, likeliest.token_id};
-    for (u32 pair = threadIdx.x; 2 * pair < vocab; pair += blockDim.x) {
-      noise_bits(row, pair, m);
-      for (u32 i = 0; i < 2; ++i) {
-        const u32 v = 2 * pair + i;
-        if (v >= vocab) continue;
-        const double x = (double)z[v] / temperature;
-        if (x + gumbel_bound(m[i]) >= best.score) offer(best, x + gumbel(m[i]), v);
-      }
-    }
-    result.token_id = best_of_block(best, shared).token_id;
+  } else if (draws[blockIdx.x].temperature >= GREEDY_BELOW) {
+    result.token_id = best.token_id;
   }
-  if (threadIdx.x == 0) drawn[blockIdx.x] = result;
+  drawn[blockIdx.x] = result;
 }

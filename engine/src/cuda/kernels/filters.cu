@@ -1,11 +1,12 @@
 // Filters (docs/contract.md B2): min-p, top-k and top-p on rows that went through `edit_logits`. What they bar becomes
-// -infinity, so that `draw` sees only what is kept. The kept tokens are the first of the order (likeliest first, lowest id first
+// -infinity, so that draws see only what is kept. The kept tokens are the first of the order (likeliest first, lowest id first
 // among equals); of that order the first CANDIDATES are sorted, and a row whose border lies further on, or too near a rounding
-// to tell, is left as it is and said to be undecided: the host draws it.
+// to tell, is left as it is and said to be undecided: the host draws it. Each part of a row sorts its own candidates
+// (`keep_parts`), a block joins them and finds the last token that is kept (`keep_join`), parts mask what comes after it
+// (`keep_mask`): a row is read twice.
 // Twin: speculation::logits::keep, equal tokens.
 
 constexpr u32 CANDIDATES = 1024;
-constexpr u32 THREADS = 256;
 
 // One row's filters; written by `ops/filters.rs`.
 struct FilterRow {
@@ -20,158 +21,281 @@ __device__ __forceinline__ float number_of(u32 key) {
   return __uint_as_float(key >> 31 ? key & 0x7fffffffu : ~key);
 }
 
-// The tokens from the first of the order to the `wanted`-th into `ranks`, in no order; how many they are. `border` is the
-// greatest key that so many tokens reach.
-__device__ __forceinline__ u32 gather(const float* z, u32 vocab, u32 border, u32 wanted, u64 (&ranks)[CANDIDATES],
-                                      u32 (&above_of)[THREADS], u32 (&at_of)[THREADS]) {
-  // Each thread takes neighbours, so that those at the border are counted by id.
-  const u32 share = (vocab + THREADS - 1) / THREADS;
-  const u32 begin = min(threadIdx.x * share, vocab);
-  const u32 end = min(begin + share, vocab);
-  u32 above = 0, at = 0;
-  for (u32 v = begin; v < end; ++v) {
-    const u32 key = key_of(z[v]);
-    above += key > border;
-    at += key == border;
-  }
-  above_of[threadIdx.x] = above;
-  at_of[threadIdx.x] = at;
-  __syncthreads();
-  u32 all_above = 0, above_before = 0, at_before = 0;
-  for (u32 t = 0; t < THREADS; ++t) {
-    if (t == threadIdx.x) above_before = all_above;
-    all_above += above_of[t];
-    if (t < threadIdx.x) at_before += at_of[t];
-  }
-  const bool masked = border <= key_of(NEG_INF);
-  const u32 room = masked ? 0 : wanted - all_above;
-  u32 all_at = 0;
-  for (u32 t = 0; t < THREADS; ++t) all_at += at_of[t];
-  for (u32 v = begin; v < end; ++v) {
-    const u32 key = key_of(z[v]);
-    if (key > border) ranks[above_before++] = rank_of(key, v);
-    if (key == border && at_before < room) ranks[all_above + at_before++] = rank_of(key, v);
-  }
-  return all_above + min(all_at, room);
+// What a part says of itself besides its candidates.
+struct FilterPart {
+  double max, sum;  // highest logit / T of the part; of all its exp(logit / T - max), where top-p alone asks
+  u32 bad, allowed;  // numbers that are none; tokens that may be drawn
+  u32 num;           // candidates
+  u32 unused;
+};
+
+// How many tokens of the order can matter.
+__device__ __forceinline__ u32 candidates_of(const FilterRow& filter) {
+  return filter.top_k > 0 && filter.top_k <= CANDIDATES ? filter.top_k : CANDIDATES;
 }
 
-// Sorts all of `ranks`, greatest first.
-__device__ __forceinline__ void sort(u64 (&ranks)[CANDIDATES]) {
-  for (u32 size = 2; size <= CANDIDATES; size *= 2) {
-    for (u32 apart = size / 2; apart > 0; apart /= 2) {
-      __syncthreads();
-      for (u32 i = threadIdx.x; i < CANDIDATES; i += THREADS) {
-        const u32 other = i ^ apart;
-        // The lower of the two owns the pair: the other one may not even read it.
-        if (other < i) continue;
-        const u64 a = ranks[i], b = ranks[other];
-        const bool descending = (i & size) == 0;
-        if (descending ? a < b : a > b) {
-          ranks[i] = b;
-          ranks[other] = a;
-        }
+// Whether the sum over all tokens may be needed: nothing but top-p is asked for.
+__device__ __forceinline__ bool wants_sum(const FilterRow& filter) {
+  return filter.top_p < 1.0f && filter.top_k == 0 && filter.ln_min_p == (double)NEG_INF;
+}
+
+// The power of two that a sort of so many takes.
+__device__ __forceinline__ u32 sort_width(u32 num) {
+  u32 width = 2;
+  while (width < num) width *= 2;
+  return width;
+}
+
+// One step of sorting `width` ranks: those `apart` from one another change places where they must; blocks of `size` are
+// descending and ascending by turns.
+__device__ __forceinline__ void exchange(u64 (&ranks)[CANDIDATES], u32 width, u32 size, u32 apart) {
+  __syncthreads();
+  for (u32 i = threadIdx.x; i < width; i += THREADS) {
+    const u32 other = i ^ apart;
+    // The lower of the two owns the pair: the other one may not even read it.
+    if (other < i) continue;
+    const u64 a = ranks[i], b = ranks[other];
+    const bool descending = (i & size) == 0;
+    if (descending ? a < b : a > b) {
+      ranks[i] = b;
+      ranks[other] = a;
+    }
+  }
+}
+
+// Sorts the first `width`, greatest first.
+__device__ __forceinline__ void sort(u64 (&ranks)[CANDIDATES], u32 width) {
+  for (u32 size = 2; size <= width; size *= 2) {
+    for (u32 apart = size / 2; apart > 0; apart /= 2) exchange(ranks, width, size, apart);
+  }
+  __syncthreads();
+}
+
+// Numbers of a part that a thread holds: those of i = its number + THREADS * j.
+constexpr u32 HELD = PART / THREADS;
+
+// The greatest key that at least `wanted` of a block's keys reach, by two bits a round. There are as many.
+__device__ __forceinline__ u32 border_of(const u32 (&keys)[HELD], u32 wanted, u64 (&counts)[8]) {
+  u32 border = 0;
+  for (int bit = 30; bit >= 0; bit -= 2) {
+    const u32 step = 1u << bit;
+    // Three counts of at most PART, side by side.
+    u64 reach = 0;
+#pragma unroll
+    for (u32 j = 0; j < HELD; ++j) {
+      const u32 key = keys[j];
+      reach += (u64)(key >= border + step) + ((u64)(key >= border + 2 * step) << 20) +
+               ((u64)(key >= border + 3 * step) << 40);
+    }
+    reach = block_sum(reach, counts);
+    const u32 mask = (1u << 20) - 1;
+    if ((u32)(reach >> 40) >= wanted) {
+      border += 3 * step;
+    } else if (((u32)(reach >> 20) & mask) >= wanted) {
+      border += 2 * step;
+    } else if (((u32)reach & mask) >= wanted) {
+      border += step;
+    }
+  }
+  return border;
+}
+
+// logits [*, stride] f32, of whose rows the first `vocab` numbers count; filters [rows] -> parts [rows, num_parts] and, of each
+// part, its first candidates in order: ranks [rows, num_parts, CANDIDATES]. Grid (rows, num_parts), 256 threads.
+extern "C" __global__ void __launch_bounds__(256, 3)
+    keep_parts(const float* logits, const FilterRow* filters, FilterPart* parts, u64* ranks, u32 vocab, u32 stride) {
+  __shared__ uint4 chunks[PART_CHUNKS];
+  __shared__ u64 chosen[CANDIDATES];
+  __shared__ u64 counts[8];
+  __shared__ u32 warps[8];
+  __shared__ double sums[8];
+  const FilterRow filter = filters[blockIdx.x];
+  const float* z = logits + (u64)filter.row * stride;
+  const Part part(z, blockIdx.y, vocab);
+  load_part(z, part, chunks);
+  const float* numbers = (const float*)chunks + part.late;
+  const u32 len = part.end - part.begin;
+
+  u32 keys[HELD];
+  u32 bad = 0, allowed = 0;
+#pragma unroll
+  for (u32 j = 0; j < HELD; ++j) {
+    const u32 i = threadIdx.x + THREADS * j;
+    keys[j] = 0;  // below every number's
+    if (i < len) {
+      keys[j] = key_of(numbers[i]);
+      bad += !(numbers[i] < POS_INF);
+      allowed += numbers[i] > NEG_INF;
+    }
+  }
+  bad = block_sum(bad, warps);
+  allowed = block_sum(allowed, warps);
+
+  // What is masked is never a candidate. Of equals at the border the lowest ids are: those before `cut`.
+  const u32 wanted = candidates_of(filter);
+  u32 border = key_of(NEG_INF);
+  u32 cut = 0;
+  if (allowed > wanted) {
+    border = border_of(keys, wanted, counts);
+    // Two counts of at most PART, side by side.
+    u32 reach = 0;
+#pragma unroll
+    for (u32 j = 0; j < HELD; ++j) reach += (u32)(keys[j] > border) + ((u32)(keys[j] == border) << 16);
+    reach = block_sum(reach, warps);
+    const u32 room = wanted - (reach & 0xffffu);
+    cut = PART;
+    if (reach >> 16 > room) {
+      cut = 0;
+      for (u32 step = PART / 2; step > 0; step /= 2) {
+        u32 before = 0;
+#pragma unroll
+        for (u32 j = 0; j < HELD; ++j) before += keys[j] == border && threadIdx.x + THREADS * j < cut + step;
+        if (block_sum(before, warps) <= room) cut += step;
       }
     }
   }
-  __syncthreads();
+  u32 mine = 0;
+#pragma unroll
+  for (u32 j = 0; j < HELD; ++j) {
+    mine += keys[j] > border || (keys[j] == border && threadIdx.x + THREADS * j < cut);
+  }
+  u32 place = sum_before(mine, warps);
+  const u32 num = min(allowed, wanted);
+  const u32 width = sort_width(num);
+  for (u32 i = num + threadIdx.x; i < width; i += THREADS) chosen[i] = 0;
+  if (!bad) {
+#pragma unroll
+    for (u32 j = 0; j < HELD; ++j) {
+      const u32 i = threadIdx.x + THREADS * j;
+      if (keys[j] > border || (keys[j] == border && i < cut)) chosen[place++] = rank_of(keys[j], part.begin + i);
+    }
+  }
+  sort(chosen, width);
+
+  FilterPart result = {(double)NEG_INF, 0.0, bad, allowed, num, 0};
+  if (!bad && num > 0) {
+    const double temperature = (double)filter.temperature;
+    result.max = (double)number_of((u32)(chosen[0] >> 32)) / temperature;
+    if (wants_sum(filter)) {
+      double sum = 0.0;
+      for (u32 i = threadIdx.x; i < len; i += THREADS) {
+        if (numbers[i] > NEG_INF) sum += exp_below_zero((double)numbers[i] / temperature - result.max);
+      }
+      result.sum = block_sum(sum, sums);
+    }
+    u64* to = ranks + ((u64)blockIdx.x * gridDim.y + blockIdx.y) * CANDIDATES;
+    for (u32 i = threadIdx.x; i < num; i += THREADS) to[i] = chosen[i];
+  }
+  if (threadIdx.x == 0) parts[(u64)blockIdx.x * gridDim.y + blockIdx.y] = result;
 }
 
-// logits [*, stride] f32, of whose rows the first `vocab` numbers count; filters [rows] -> undecided [rows]: 1 where the row was
-// left as it is. Rows from which nothing can be drawn are left to `draw`. Grid (rows), 256 threads.
-extern "C" __global__ void __launch_bounds__(256, 2)
-    keep(float* logits, const FilterRow* filters, u32* undecided, u32 vocab, u32 stride) {
-  __shared__ u64 ranks[CANDIDATES];
+// How many of `left` candidates stay whose weights stand in order: those before the sum of weights reaches its share of
+// `total`. Both sums are the definition's, one by one.
+__device__ __forceinline__ u32 nucleus(const double (&weights)[CANDIDATES], u32 left, double top_p) {
+  double total = 0.0, running = 0.0;
+#pragma unroll 8
+  for (u32 i = 0; i < left; ++i) total += weights[i];
+  const double enough = top_p * total;
+  for (u32 i = 0; i < left; ++i) {
+    running += weights[i];
+    if (running >= enough) return i + 1;
+  }
+  return left;
+}
+
+// The same where the candidates are not all, and `total` is a sum in another order than the definition's: 0 where it is too near to
+// tell, or lies behind them.
+__device__ __forceinline__ u32 nucleus_of(const double (&weights)[CANDIDATES], u32 num, double share, double slack) {
+  double running = 0.0;
+  for (u32 i = 0; i < num; ++i) {
+    running += weights[i];
+    if (running >= share * (1.0 + slack)) return i + 1;
+    if (running > share * (1.0 - slack)) return 0;
+  }
+  return 0;
+}
+
+// parts and ranks as `keep_parts` leaves them -> last [rows]: the rank of the last token that is kept, 0 where nothing is
+// masked; undecided [rows]: 1 where the row is left to the host. Rows from which nothing can be drawn are left to the draw.
+// Grid (rows), 256 threads.
+extern "C" __global__ void __launch_bounds__(256)
+    keep_join(const FilterPart* parts, const u64* ranks, const FilterRow* filters, u64* last, u32* undecided, u32 vocab,
+              u32 num_parts) {
+  __shared__ u64 best[CANDIDATES];
   __shared__ double weights[CANDIDATES];
   __shared__ u32 counts[8];
-  __shared__ double sums[8];
-  __shared__ u32 above_of[THREADS], at_of[THREADS];
-  __shared__ u32 kept;
   const FilterRow filter = filters[blockIdx.x];
-  float* z = logits + (u64)filter.row * stride;
+  const FilterPart* mine = parts + (u64)blockIdx.x * num_parts;
+  const u64* from = ranks + (u64)blockIdx.x * num_parts * CANDIDATES;
+  if (threadIdx.x == 0) last[blockIdx.x] = undecided[blockIdx.x] = 0;
   u32 bad = 0, allowed = 0;
-  for (u32 v = threadIdx.x; v < vocab; v += THREADS) {
-    bad += !(z[v] < POS_INF);
-    allowed += z[v] > NEG_INF;
+  for (u32 p = 0; p < num_parts; ++p) {
+    bad += mine[p].bad;
+    allowed += mine[p].allowed;
   }
-  bad = block_sum(bad, counts);
-  allowed = block_sum(allowed, counts);
-  if (threadIdx.x == 0) undecided[blockIdx.x] = 0;
   if (bad || !allowed) return;
 
-  // The greatest key that enough tokens reach, bit by bit.
-  const bool top_k_fits = filter.top_k > 0 && filter.top_k <= CANDIDATES;
-  const u32 wanted = top_k_fits ? filter.top_k : CANDIDATES;
-  u32 border = 0;
-  for (int bit = 31; bit >= 0; --bit) {
-    const u32 higher = border | 1u << bit;
-    u32 reach = 0;
-    for (u32 v = threadIdx.x; v < vocab; v += THREADS) reach += key_of(z[v]) >= higher;
-    if (block_sum(reach, counts) >= wanted) border = higher;
+  // Of two lists in order the greater of the i-th and the i-th from the end are the first of both, and rise and fall but
+  // once: the last round of a sort puts them in order.
+  const u32 wanted = candidates_of(filter);
+  const u32 num = min(wanted, allowed);
+  const u32 width = sort_width(num);
+  for (u32 i = threadIdx.x; i < width; i += THREADS) best[i] = i < mine[0].num ? load_8(from + i) : 0;
+  for (u32 p = 1; p < num_parts; ++p) {
+    const u32 others = mine[p].num;
+    if (others == 0) continue;
+    __syncthreads();
+    for (u32 i = threadIdx.x; i < width; i += THREADS) {
+      const u32 at = width - 1 - i;
+      const u64 other = at < others ? load_8(from + (u64)p * CANDIDATES + at) : 0;
+      best[i] = other > best[i] ? other : best[i];
+    }
+    for (u32 apart = width / 2; apart > 0; apart /= 2) exchange(best, width, width, apart);
   }
-  // What is masked is never a candidate.
-  if (border < key_of(NEG_INF)) border = key_of(NEG_INF);
-  for (u32 i = threadIdx.x; i < CANDIDATES; i += THREADS) ranks[i] = 0;
   __syncthreads();
-  const u32 num = gather(z, vocab, border, wanted, ranks, above_of, at_of);
-  sort(ranks);
 
   const double temperature = (double)filter.temperature;
-  const double max = (double)number_of((u32)(ranks[0] >> 32)) / temperature;
-  for (u32 i = threadIdx.x; i < CANDIDATES; i += THREADS) {
-    const double x = (double)number_of((u32)(ranks[min(i, num - 1)] >> 32)) / temperature;
-    weights[i] = exp_below_zero(x - max);
-  }
+  const double max = (double)number_of((u32)(best[0] >> 32)) / temperature;
   const double floor = max + filter.ln_min_p;
   u32 reach = 0;
   for (u32 i = threadIdx.x; i < num; i += THREADS) {
-    const double x = (double)number_of((u32)(ranks[i] >> 32)) / temperature;
+    const double x = (double)number_of((u32)(best[i] >> 32)) / temperature;
+    weights[i] = exp_below_zero(x - max);
     reach += x >= floor || x == max;
   }
   // They stand in order, so that those that reach the floor are the first.
   const u32 left = block_sum(reach, counts);
+  if (threadIdx.x != 0) return;
   // Whether nobody is left behind the candidates.
-  const bool closed = left < num || num == allowed || top_k_fits;
-  const bool no_other = filter.top_k == 0 && filter.ln_min_p == (double)NEG_INF;
-  double sum = 0.0;
-  if (filter.top_p < 1.0f && !closed && no_other) {
-    for (u32 v = threadIdx.x; v < vocab; v += THREADS) {
-      if (z[v] > NEG_INF) sum += exp_below_zero((double)z[v] / temperature - max);
-    }
+  const bool closed = left < num || num == allowed || num == filter.top_k;
+  u32 kept = closed ? left : 0;
+  if (filter.top_p < 1.0f && closed) {
+    kept = nucleus(weights, left, (double)filter.top_p);
+  } else if (wants_sum(filter)) {
+    double sum = 0.0;
+    for (u32 p = 0; p < num_parts; ++p) sum += mine[p].sum * exp_below_zero(mine[p].max - max);
+    const double slack = 16.0 * ((double)vocab + 16.0) * 2.220446049250313e-16;
+    kept = nucleus_of(weights, num, (double)filter.top_p * sum, slack);
   }
-  sum = block_sum(sum, sums);
-  if (threadIdx.x == 0) {
-    kept = closed ? left : 0;
-    if (filter.top_p < 1.0f && closed) {
-      double total = 0.0, running = 0.0;
-      for (u32 i = 0; i < left; ++i) total += weights[i];
-      const double enough = (double)filter.top_p * total;
-      for (u32 i = 0; i < left; ++i) {
-        running += weights[i];
-        if (running >= enough) {
-          kept = i + 1;
-          break;
-        }
-      }
-    } else if (filter.top_p < 1.0f && no_other) {
-      // The sum of all is of another order than the definition's: it decides where it is not too near.
-      const double slack = 16.0 * ((double)vocab + 16.0) * 2.220446049250313e-16;
-      const double share = (double)filter.top_p * sum;
-      double running = 0.0;
-      for (u32 i = 0; i < num; ++i) {
-        running += weights[i];
-        if (running >= share * (1.0 + slack)) {
-          kept = i + 1;
-          break;
-        }
-        if (running > share * (1.0 - slack)) break;
-      }
-    }
-    if (kept == 0) undecided[blockIdx.x] = 1;
+  if (kept == 0) {
+    undecided[blockIdx.x] = 1;
+  } else {
+    last[blockIdx.x] = best[kept - 1];
   }
-  __syncthreads();
-  if (kept == 0) return;
-  const u64 last = ranks[kept - 1];
-  for (u32 v = threadIdx.x; v < vocab; v += THREADS) {
-    if (rank_of(key_of(z[v]), v) < last) z[v] = NEG_INF;
+}
+
+// Masks what stands behind the last token that is kept. Grid (rows, num_parts), 256 threads.
+extern "C" __global__ void __launch_bounds__(256)
+    keep_mask(float* logits, const FilterRow* filters, const u64* last, u32 vocab, u32 stride) {
+  __shared__ uint4 chunks[PART_CHUNKS];
+  const u64 border = last[blockIdx.x];
+  if (border == 0) return;
+  float* z = logits + (u64)filters[blockIdx.x].row * stride;
+  const Part part(z, blockIdx.y, vocab);
+  load_part(z, part, chunks);
+  const float* numbers = (const float*)chunks + part.late;
+  for (u32 i = threadIdx.x; i < part.end - part.begin; i += THREADS) {
+    const u32 token_id = part.begin + i;
+    if (rank_of(key_of(numbers[i]), token_id) < border) z[token_id] = NEG_INF;
   }
 }

@@ -14,6 +14,8 @@ extern "C" __global__ void __launch_bounds__(32)
   for (u32 i = threadIdx.x % 16; i < head_dim; i += 16) sum = fmaf(x[i], x[i], sum);
   for (int step = 8; step > 0; step /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, step);
   const float scale = 1.0f / sqrtf(sum / (float)head_dim + (is_query ? q_eps : k_eps));
+  // Other lanes have read what this one writes: shuffles alone do not order memory.
+  __syncthreads();
   for (u32 i = threadIdx.x; i < head_dim; i += WARP) x[i] = x[i] * scale * norm[i];
 }
 

@@ -40,8 +40,11 @@ __device__ __forceinline__ void mma_int8(i32 (&d)[4], const u32 (&a)[4], const u
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
 
-// 16 bytes of global memory. The emulator counts them.
+// 16 bytes of global memory, 8, and 4. The emulator counts them.
 __device__ __forceinline__ uint4 load_16(const void* from) { return *(const uint4*)from; }
+
+__device__ __forceinline__ u64 load_8(const u64* from) { return *from; }
+__device__ __forceinline__ float load_4(const float* from) { return *from; }
 
 // Starts to copy 16 bytes from global to shared memory, or to write 16 zeros where `inside` is false: nothing
 // is read then. The copies that a thread started since its last cp_async_commit are a group.
@@ -189,4 +192,18 @@ __device__ __forceinline__ T block_sum(T x, T (&shared)[8]) {
   T sum = 0;
   for (u32 w = 0; w < 8; ++w) sum += shared[w];
   return sum;
+}
+
+// The sum of the numbers of the block's threads before this one.
+__device__ __forceinline__ u32 sum_before(u32 x, u32 (&shared)[8]) {
+  u32 sum = x;
+  for (u32 step = 1; step < WARP; step *= 2) {
+    const u32 other = __shfl_up_sync(0xffffffffu, sum, step);
+    if (threadIdx.x % WARP >= step) sum += other;
+  }
+  __syncthreads();
+  if (threadIdx.x % WARP == WARP - 1) shared[threadIdx.x / WARP] = sum;
+  __syncthreads();
+  for (u32 w = 0; w < threadIdx.x / WARP; ++w) sum += shared[w];
+  return sum - x;
 }

@@ -3,9 +3,9 @@
 use speculation::SequenceSpec;
 use speculation::noise::Purpose;
 
-use super::Held;
-use super::filters::FilterRow;
+use super::filters::{FilterBuffers, FilterRow};
 use super::logits::LogitEdit;
+use super::{Held, MAX_GRID_YZ};
 use crate::cuda::CudaError;
 use crate::cuda::executor::{DeviceMemory, Executor, Params, Tensor, check};
 use crate::cuda::sources::DRAW;
@@ -46,13 +46,35 @@ pub(crate) struct Drawn {
     pub(crate) status: u32,
 }
 
+/// Neighbours of a row that one block takes, as `parts.cuh` has it.
+pub(super) const PART: usize = 4096;
+
+/// Parts of a row, whose number is a grid's.
+pub(super) fn num_parts(kernel: &'static str, (vocab, stride): (usize, usize)) -> Result<usize, CudaError> {
+    check(kernel, ("vocab", vocab), (1..=stride).contains(&vocab), format!("1 to {stride}"))?;
+    let parts = vocab.div_ceil(PART);
+    check(kernel, ("parts of a row", parts), parts <= MAX_GRID_YZ, format!("at most {MAX_GRID_YZ}"))?;
+    Ok(parts)
+}
+
+/// What a part of a row came to, as `draw.cu` writes and reads it.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, PartialEq, bytemuck::Pod, bytemuck::Zeroable)]
+pub(super) struct DrawPart {
+    likeliest: f64,
+    best: f64,
+    likeliest_id: u32,
+    best_id: u32,
+}
+
 /// Where edits, filters and draws go to and come from, kept between steps.
 #[derive(Debug)]
 pub(crate) struct DrawBuffers<M> {
     pub(super) edits: Held<M, LogitEdit>,
     pub(super) filters: Held<M, FilterRow>,
-    pub(super) undecided: Held<M, u32>,
+    pub(super) filtering: FilterBuffers<M>,
     draws: Held<M, DrawRow>,
+    parts: Held<M, DrawPart>,
     drawn: Held<M, Drawn>,
 }
 
@@ -61,8 +83,9 @@ impl<M> Default for DrawBuffers<M> {
         Self {
             edits: Held::default(),
             filters: Held::default(),
-            undecided: Held::default(),
+            filtering: FilterBuffers::default(),
             draws: Held::default(),
+            parts: Held::default(),
             drawn: Held::default(),
         }
     }
@@ -86,19 +109,24 @@ pub(crate) fn draw<E: Executor>(
 where
     E::Memory: DeviceMemory,
 {
-    let kernel = DRAW.kernel(0);
+    let (kernel, join) = (DRAW.kernel(0), DRAW.kernel(1));
     if draws.is_empty() {
         return Ok(());
     }
-    check(kernel.name, ("vocab", vocab), (1..=stride).contains(&vocab), format!("1 to {stride}"))?;
+    let num_parts = num_parts(kernel.name, (vocab, stride))?;
     let last = draws.iter().map(|draw| draw.row as usize).max().unwrap_or(0);
     let rows = logits.len() / stride;
     check(kernel.name, ("a drawn row", last), last < rows, format!("below {rows}"))?;
     let rows = buffers.draws.fill(executor, draws, "draws")?;
+    let parts = buffers.parts.make_room(executor, draws.len() * num_parts, "parts of drawn rows")?;
     let drawn = buffers.drawn.make_room(executor, draws.len(), "drawn ids")?;
-    let params = Params::default().read(logits).read(rows).write(drawn).u32(vocab).u32(stride);
+    let num_draws = draws.len() as u32;
+    let params = Params::default().read(logits).read(rows).write(parts).u32(vocab).u32(stride);
     // SAFETY: the kernel's parameters; every row is there by the checks.
-    unsafe { executor.launch(kernel, [draws.len() as u32, 1, 1], &mut { params }) }
+    unsafe { executor.launch(kernel, [num_draws, num_parts as u32, 1], &mut { params }) }?;
+    let params = Params::default().read(parts).read(rows).write(drawn).u32(num_parts);
+    // SAFETY: the kernel's parameters; parts and draws are those of the launch before.
+    unsafe { executor.launch(join, [num_draws, 1, 1], &mut { params }) }
 }
 
 /// Waits for the last [`draw`], which had as many draws, and reads what it drew.

@@ -2,7 +2,8 @@
 
 use speculation::SamplingParams;
 
-use super::DrawBuffers;
+use super::draw::{PART, num_parts};
+use super::{DrawBuffers, Held};
 use crate::cuda::CudaError;
 use crate::cuda::executor::{DeviceMemory, Executor, Params, Tensor, check};
 use crate::cuda::sources::FILTERS;
@@ -38,6 +39,48 @@ impl FilterRow {
     }
 }
 
+/// Tokens of the order that a part's block, and the one that joins parts, look at: `CANDIDATES` of `filters.cu`.
+const CANDIDATES: usize = 1024;
+/// Rows that are filtered together; more take turns with the same memory.
+const ROWS: usize = 64;
+
+/// Bytes of the parts' candidates of rows of `vocab` tokens.
+pub(crate) fn candidate_bytes(vocab: usize) -> usize {
+    ROWS * vocab.div_ceil(PART) * CANDIDATES * size_of::<u64>()
+}
+
+/// What a part of a row says of itself, as `filters.cu` writes and reads it.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, PartialEq, bytemuck::Pod, bytemuck::Zeroable)]
+struct FilterPart {
+    max: f64,
+    sum: f64,
+    bad: u32,
+    allowed: u32,
+    num: u32,
+    unused: u32,
+}
+
+/// What filters leave between their launches, and which rows they could not decide.
+#[derive(Debug)]
+pub(super) struct FilterBuffers<M> {
+    parts: Held<M, FilterPart>,
+    ranks: Held<M, u64>,
+    last: Held<M, u64>,
+    undecided: Held<M, u32>,
+}
+
+impl<M> Default for FilterBuffers<M> {
+    fn default() -> Self {
+        Self {
+            parts: Held::default(),
+            ranks: Held::default(),
+            last: Held::default(),
+            undecided: Held::default(),
+        }
+    }
+}
+
 /// Masks what `filters` bar in rows of `logits` `[*, stride]`, of which the first `vocab` numbers count; [`undecided`] reads where it
 /// could not.
 pub(crate) fn keep<E: Executor>(
@@ -50,19 +93,36 @@ pub(crate) fn keep<E: Executor>(
 where
     E::Memory: DeviceMemory,
 {
-    let kernel = FILTERS.kernel(0);
+    let [find, join, mask] = [0, 1, 2].map(|index| FILTERS.kernel(index));
     if filters.is_empty() {
         return Ok(());
     }
-    check(kernel.name, ("vocab", vocab), (1..=stride).contains(&vocab), format!("1 to {stride}"))?;
+    let num_parts = num_parts(find.name, (vocab, stride))?;
     let last = filters.iter().map(|filter| filter.row as usize).max().unwrap_or(0);
     let rows = logits.len() / stride;
-    check(kernel.name, ("a filtered row", last), last < rows, format!("below {rows}"))?;
+    check(find.name, ("a filtered row", last), last < rows, format!("below {rows}"))?;
+    let most = filters.len().min(ROWS);
     let on_device = buffers.filters.fill(executor, filters, "filters")?;
-    let undecided = buffers.undecided.make_room(executor, filters.len(), "undecided rows")?;
-    let params = Params::default().write(logits).read(on_device).write(undecided).u32(vocab).u32(stride);
-    // SAFETY: the kernel's parameters; every row is there by the checks.
-    unsafe { executor.launch(kernel, [filters.len() as u32, 1, 1], &mut { params }) }
+    let FilterBuffers { parts, ranks, last, undecided } = &mut buffers.filtering;
+    let parts = parts.make_room(executor, most * num_parts, "parts of filtered rows")?;
+    let ranks = ranks.make_room(executor, most * num_parts * CANDIDATES, "candidates of filters")?;
+    let last = last.make_room(executor, filters.len(), "last tokens that filters keep")?;
+    let undecided = undecided.make_room(executor, filters.len(), "undecided rows")?;
+    for first in (0..filters.len()).step_by(ROWS) {
+        let rows = (filters.len() - first).min(ROWS) as u32;
+        let (by_part, by_row) = ([rows, num_parts as u32, 1], [rows, 1, 1]);
+        let params = Params::default().read(logits).read_from(on_device, first).write(parts).write(ranks);
+        // SAFETY: the kernel's parameters; every row is there by the checks, and parts and candidates for as many rows.
+        unsafe { executor.launch(find, by_part, &mut { params.u32(vocab).u32(stride) }) }?;
+        let params = Params::default().read(parts).read(ranks).read_from(on_device, first);
+        let params = params.write_from(last, first).write_from(undecided, first).u32(vocab).u32(num_parts);
+        // SAFETY: as above.
+        unsafe { executor.launch(join, by_row, &mut { params }) }?;
+        let params = Params::default().write(logits).read_from(on_device, first).read_from(last, first);
+        // SAFETY: as above.
+        unsafe { executor.launch(mask, by_part, &mut { params.u32(vocab).u32(stride) }) }?;
+    }
+    Ok(())
 }
 
 /// Waits for the last [`keep`], which had these filters, and reads which of the rows could not be decided and are as they were.
@@ -77,6 +137,6 @@ where
     if filters.is_empty() {
         return Ok(Vec::new());
     }
-    let said = buffers.undecided.tensor().read(executor, 0..filters.len())?;
+    let said = buffers.filtering.undecided.tensor().read(executor, 0..filters.len())?;
     Ok(filters.iter().zip(said).filter(|(_, said)| *said != 0).map(|(filter, _)| filter.row).collect())
 }

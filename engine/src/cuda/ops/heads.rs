@@ -5,17 +5,19 @@ use half::bf16;
 use super::MAX_GRID_YZ;
 use crate::backend::HeadLayout;
 use crate::cuda::CudaError;
-use crate::cuda::executor::{DeviceMemory, Executor, Params, Tensor, check, check_len};
+use crate::cuda::executor::{DeviceMemory, Executor, Params, Tensor, View, check, check_len};
 use crate::cuda::sources::{HEADS, Kernel};
 
-/// Queries' and keys', or cosines and sines.
-type Pair<'a, M> = (&'a Tensor<M, f32>, &'a Tensor<M, f32>);
+/// Of queries and of keys.
+type Norms<'a, M> = (&'a Tensor<M, f32>, &'a Tensor<M, f32>);
+/// Cosines and sines.
+type Angles<'a> = (View<'a, f32>, View<'a, f32>);
 
 /// Normalises the query and key heads of `qkv` `[rows, layout.row_width()]` by weights `[head_dim]`.
 pub(crate) fn norm_heads<E: Executor>(
     executor: &mut E,
     qkv: &mut Tensor<E::Memory, f32>,
-    norms: Pair<'_, E::Memory>,
+    norms: Norms<'_, E::Memory>,
     eps: (f32, f32),
     (rows, layout): (usize, HeadLayout),
 ) -> Result<(), CudaError> {
@@ -36,7 +38,7 @@ pub(crate) fn norm_heads<E: Executor>(
 pub(crate) fn rotate<E: Executor>(
     executor: &mut E,
     qkv: &mut Tensor<E::Memory, f32>,
-    angles: Pair<'_, E::Memory>,
+    angles: Angles<'_>,
     (rows, layout): (usize, HeadLayout),
 ) -> Result<(), CudaError> {
     check_heads(HEADS.kernel(1), rows, layout, qkv.len())?;
@@ -51,14 +53,14 @@ pub(crate) fn rotate<E: Executor>(
 pub(crate) unsafe fn rotate_at<E: Executor>(
     executor: &mut E,
     qkv: u64,
-    angles: Pair<'_, E::Memory>,
+    angles: Angles<'_>,
     (rows, layout): (usize, HeadLayout),
 ) -> Result<(), CudaError> {
     let kernel = HEADS.kernel(1);
     for part in [angles.0, angles.1] {
         check_len(kernel.name, "angles", part.len(), rows * layout.head_dim / 2)?;
     }
-    let params = Params::default().u64(qkv).read(angles.0).read(angles.1);
+    let params = Params::default().u64(qkv).view(angles.0).view(angles.1);
     let params = params.u32(layout.num_heads).u32(layout.num_kv_heads).u32(layout.head_dim);
     let grid = [rows as u32, (layout.num_heads + layout.num_kv_heads) as u32, 1];
     // SAFETY: the kernel's parameters; every head is there by the checks.
@@ -71,7 +73,7 @@ pub(crate) struct WriteKv<'a, M> {
     /// `[rows, layout.row_width()]`.
     pub(crate) qkv: &'a Tensor<M, f32>,
     /// `[rows]`: block * 16 + offset, all different, each inside `kv`.
-    pub(crate) slots: &'a Tensor<M, u32>,
+    pub(crate) slots: View<'a, u32>,
     /// `[blocks][layers][kv heads][K: 16 x head_dim | V: head_dim x 16]`.
     pub(crate) kv: &'a mut Tensor<M, bf16>,
     pub(crate) layout: HeadLayout,
@@ -86,7 +88,7 @@ impl<M: DeviceMemory> WriteKv<'_, M> {
     {
         let (kernel, layout, (layer, layers)) = (HEADS.kernel(2), self.layout, self.layer);
         self.check(kernel, rows)?;
-        let params = Params::default().read(self.qkv).read(self.slots).write(self.kv).u32(layout.num_heads);
+        let params = Params::default().read(self.qkv).view(self.slots).write(self.kv).u32(layout.num_heads);
         let params = params.u32(layout.num_kv_heads).u32(layout.head_dim).u32(layer).u32(layers);
         // SAFETY: the kernel's parameters; rows are there by the checks, slots inside KV by the batch's.
         unsafe { executor.launch(kernel, [rows as u32, layout.num_kv_heads as u32, 1], &mut { params }) }
@@ -101,7 +103,7 @@ impl<M: DeviceMemory> WriteKv<'_, M> {
     pub(crate) unsafe fn launch_with_turn<E>(
         self,
         executor: &mut E,
-        angles: Pair<'_, M>,
+        angles: Angles<'_>,
         rows: usize,
     ) -> Result<(), CudaError>
     where
@@ -113,7 +115,7 @@ impl<M: DeviceMemory> WriteKv<'_, M> {
         for part in [angles.0, angles.1] {
             check_len(kernel.name, "angles", part.len(), rows * layout.head_dim / 2)?;
         }
-        let params = Params::default().read(qkv).read(angles.0).read(angles.1).read(slots).write(kv);
+        let params = Params::default().read(qkv).view(angles.0).view(angles.1).view(slots).write(kv);
         let params = params.u32(layout.num_heads).u32(layout.num_kv_heads).u32(layout.head_dim);
         let grid = [rows as u32, (layout.num_heads + layout.num_kv_heads) as u32, 1];
         // SAFETY: the kernel's parameters; heads are there by the checks, slots inside KV by the batch's.

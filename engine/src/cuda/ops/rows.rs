@@ -4,7 +4,7 @@ use half::bf16;
 
 use super::MAX_GRID_YZ;
 use crate::cuda::CudaError;
-use crate::cuda::executor::{DeviceMemory, Executor, Params, Tensor, check, check_len};
+use crate::cuda::executor::{DeviceMemory, Executor, Params, Tensor, View, check, check_len};
 use crate::cuda::sources::{EMBEDDING, Kernel, RMS_NORM, ROWS, SWIGLU};
 
 /// Rows of a table, widened. Ids must be below the table's rows: whoever built the batch checked them.
@@ -13,7 +13,7 @@ pub(crate) struct Embedding<'a, M> {
     /// `[vocab, hidden]`.
     pub(crate) table: &'a Tensor<M, bf16>,
     /// `[rows]`.
-    pub(crate) token_ids: &'a Tensor<M, u32>,
+    pub(crate) token_ids: View<'a, u32>,
     /// `[rows, hidden]`.
     pub(crate) out: &'a mut Tensor<M, f32>,
 }
@@ -33,7 +33,7 @@ impl<M: DeviceMemory> Embedding<'_, M> {
             self.table.len().is_multiple_of(hidden),
             "whole rows",
         )?;
-        let params = Params::default().read(self.table).read(self.token_ids).write(self.out).u32(hidden);
+        let params = Params::default().read(self.table).view(self.token_ids).write(self.out).u32(hidden);
         // SAFETY: the kernel's parameters; rows of `token_ids` and `out` are there by the checks, rows of the table
         // by the caller's.
         unsafe { executor.launch(kernel, [rows as u32, 1, 1], &mut { params }) }
@@ -135,18 +135,17 @@ pub(crate) fn to_bf16<E: Executor>(
     unsafe { executor.launch(kernel, by_number(kernel, len)?, &mut { params }) }
 }
 
-/// Rows of `x` `[*, width]` that the first of `which` name -> `out`. Each must be there: whoever built the batch counted them.
+/// Rows of `x` `[*, width]` that `which` names -> `out`. Each must be there: whoever built the batch counted them.
 pub(crate) fn take_rows<E: Executor>(
     executor: &mut E,
     (x, width): (&Tensor<E::Memory, f32>, usize),
-    (which, rows): (&Tensor<E::Memory, u32>, usize),
+    which: View<'_, u32>,
     out: &mut Tensor<E::Memory, f32>,
 ) -> Result<(), CudaError> {
-    let kernel = ROWS.kernel(2);
+    let (kernel, rows) = (ROWS.kernel(2), which.len());
     check(kernel.name, ("rows", rows), rows > 0, "at least 1")?;
-    check_len(kernel.name, "which", which.len(), rows)?;
     check_len(kernel.name, "out", out.len(), rows * width)?;
-    let params = Params::default().read(x).read(which).write(out).u32(width);
+    let params = Params::default().read(x).view(which).write(out).u32(width);
     // SAFETY: the kernel's parameters; output rows are there by the check, input rows by the caller's.
     unsafe { executor.launch(kernel, [rows as u32, 1, 1], &mut { params }) }
 }

@@ -89,7 +89,7 @@ pub(crate) fn keep_raw<E: Executor>(
     let which: Vec<u32> = rows.iter().map(|row| row.row).collect();
     let which = buffers.which.fill(executor, &which, "rows to score")?;
     let raw = buffers.raw.make_room(executor, rows.len() * stride, "rows to score")?;
-    take_rows(executor, (logits, stride), (which, rows.len()), raw)
+    take_rows(executor, (logits, stride), which.view_as(0..rows.len()), raw)
 }
 
 /// Scores the rows that [`keep_raw`] has set aside; `draws[i]` is the place of row i's draw among the last ones, none where its token is

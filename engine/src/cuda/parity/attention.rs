@@ -9,7 +9,7 @@ use crate::block_manager::BLOCK_SIZE;
 use crate::cpu::reference;
 use crate::cuda::CudaError;
 use crate::cuda::executor::{Executor, Tensor};
-use crate::cuda::ops::{Attention, num_splits, tiles};
+use crate::cuda::ops::{Attention, Tiling, TilingViews};
 use crate::forward_batch::Segment;
 
 /// A sequence's keys and values, `[kv head][position][head_dim]`.
@@ -58,7 +58,7 @@ pub(super) fn attention<E: Executor>(
     let layout = HeadLayout { num_heads, num_kv_heads, head_dim };
     let pass = Pass::new(layout, window, lens);
     let whole: Vec<Part> = lens.iter().enumerate().map(|(i, &(_, rows))| (i, 0..rows)).collect();
-    let together = pass.run(e, &whole)?;
+    let together = pass.run(e, &whole, usize::MAX)?;
     let case = format!(
         "attention of {num_heads}/{num_kv_heads} heads of {head_dim}, window {}",
         window.unwrap_or(0)
@@ -66,15 +66,18 @@ pub(super) fn attention<E: Executor>(
     let (found, expected) = pass.judge(&together);
     // In parts of up to three rows they meet other tiles, other splits and other neighbours.
     let mut in_parts = Vec::new();
+    let in_turns = pass.run(e, &whole, 40)?;
     for (sequence, rows) in whole {
         for first in rows.clone().step_by(3) {
-            in_parts.extend(pass.run(e, &[(sequence, first..rows.end.min(first + 3))])?);
+            let rows = first..rows.end.min(first + 3);
+            in_parts.extend(pass.run(e, &[(sequence, rows)], usize::MAX)?);
         }
     }
     let bits = |numbers: &[f32]| numbers.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
     Ok(vec![
         compare(case.clone(), 2e-5, &found, &expected),
         compare_equal(format!("{case}: in parts"), &bits(&in_parts), &bits(&together)),
+        compare_equal(format!("{case}: in turns"), &bits(&in_turns), &bits(&together)),
     ])
 }
 
@@ -106,8 +109,8 @@ impl Pass {
         Self { layout, window, sequences, qkv, kv }
     }
 
-    /// Rows of some sequences, in one launch.
-    fn run<E: Executor>(&self, e: &mut E, parts: &[Part]) -> Result<Vec<f32>, CudaError> {
+    /// Rows of some sequences, in one call; turns have at most `most_parts`.
+    fn run<E: Executor>(&self, e: &mut E, parts: &[Part], most_parts: usize) -> Result<Vec<f32>, CudaError> {
         let (layout, width) = (self.layout, self.layout.row_width());
         let (mut segments, mut starts, mut tables, mut positions) = (vec![], vec![], vec![], vec![]);
         let mut qkv = Vec::new();
@@ -127,25 +130,31 @@ impl Pass {
             tables.extend_from_slice(&sequence.table);
         }
         let rows = positions.len();
-        let tiles = tiles(&segments, &starts, layout.num_heads / layout.num_kv_heads, self.window);
-        let splits = num_splits(&positions);
+        let group = layout.num_heads / layout.num_kv_heads;
+        let tiling = Tiling::new(&segments, &starts, (group, self.window), most_parts);
+        let tiles = Tensor::of(e, &tiling.tiles, "tiles")?;
+        let work = Tensor::of(e, &tiling.work, "splits of tiles")?;
+        let tile_of = Tensor::of(e, &tiling.tile_of, "tiles of queries")?;
+        let (tiles, work, tile_of) = (tiles.view(), work.view(), tile_of.view());
+        let views = TilingViews { tiles, work, tile_of, turns: &tiling.turns };
+        let positions = Tensor::of(e, &positions, "positions")?;
+        let tables = Tensor::of(e, &tables, "tables")?;
         let mut out = Tensor::zeros(e, rows * layout.q_width(), "out")?;
-        let partial_len = rows * layout.num_heads * splits * (layout.head_dim + 2);
         let attention = Attention {
             qkv: &Tensor::of(e, &qkv, "qkv")?,
-            positions: &Tensor::of(e, &positions, "positions")?,
+            positions: positions.view(),
             kv: &Tensor::of(e, &self.kv, "kv")?,
-            tables: &Tensor::of(e, &tables, "tables")?,
-            tiles: &Tensor::of(e, &tiles, "tiles")?,
+            tables: tables.view(),
+            tiling: views,
             rounded: None,
             // Splits that no tile writes must not be read.
-            partial: &mut Tensor::of(e, &vec![f32::NAN; partial_len], "partial sums")?,
+            partial: &mut Tensor::of(e, &vec![f32::NAN; views.partial_len(layout)], "partial sums")?,
             layout,
             layer: LAYER,
             window: self.window,
             out: &mut out,
         };
-        attention.launch(e, (rows, tiles.len(), splits))?;
+        attention.launch(e, rows)?;
         out.read(e, 0..rows * layout.q_width())
     }
 

@@ -59,7 +59,11 @@ fn embedding<E: Executor>(e: &mut E, scale: Scale) -> Result<Parity, CudaError> 
     let on_device = Tensor::of(e, &table, "table")?;
     let token_ids = Tensor::of(e, &ids, "ids")?;
     let mut out = Tensor::zeros(e, ids.len() * hidden, "out")?;
-    Embedding { table: &on_device, token_ids: &token_ids, out: &mut out }.launch(e, ids.len(), hidden)?;
+    Embedding { table: &on_device, token_ids: token_ids.view(), out: &mut out }.launch(
+        e,
+        ids.len(),
+        hidden,
+    )?;
     let expected: Vec<f32> =
         ids.iter().flat_map(|&id| widened(&table[id as usize * hidden..][..hidden])).collect();
     Ok(compare(format!("embedding of {hidden}"), 0.0, &out.read(e, 0..expected.len())?, &expected))
@@ -86,7 +90,7 @@ fn rows<E: Executor>(e: &mut E, (rows, width): (usize, usize)) -> Result<Vec<Par
     let which = [rows as u32 - 1, 0];
     let mut taken = Tensor::zeros(e, 2 * width, "rows")?;
     let which_on_device = Tensor::of(e, &which, "which")?;
-    take_rows(e, (&on_device.1, width), (&which_on_device, 2), &mut taken)?;
+    take_rows(e, (&on_device.1, width), which_on_device.view(), &mut taken)?;
     let expected = [&y[(rows - 1) * width..], &y[..width]].concat();
     parities.push(compare("take_rows", 0.0, &taken.read(e, 0..2 * width)?, &expected));
 
@@ -165,20 +169,20 @@ fn heads<E: Executor>(e: &mut E, layout: HeadLayout) -> Result<Vec<Parity>, Cuda
     let angles = (Tensor::of(e, &cos, "cos")?, Tensor::of(e, &sin, "sin")?);
     norm_heads(e, &mut on_device, (&norms_on_device.0, &norms_on_device.1), eps, (rows, layout))?;
     let normed = on_device.read(e, 0..qkv.len())?;
-    rotate(e, &mut on_device, (&angles.0, &angles.1), (rows, layout))?;
+    rotate(e, &mut on_device, (angles.0.view(), angles.1.view()), (rows, layout))?;
     let turned = on_device.read(e, 0..qkv.len())?;
     let head_len = 16 * head_dim;
     let mut kv = Tensor::<_, bf16>::zeros(e, blocks * layers * num_kv_heads * 2 * head_len, "kv")?;
     let slots_on_device = Tensor::of(e, &slots, "slots")?;
-    WriteKv { qkv: &on_device, slots: &slots_on_device, kv: &mut kv, layout, layer: (layer, layers) }
+    WriteKv { qkv: &on_device, slots: slots_on_device.view(), kv: &mut kv, layout, layer: (layer, layers) }
         .launch(e, rows)?;
 
     let joined = Tensor::of(e, &normed, "qkv")?;
     let mut joined_kv = Tensor::<_, bf16>::zeros(e, kv.len(), "kv")?;
-    let write =
-        WriteKv { qkv: &joined, slots: &slots_on_device, kv: &mut joined_kv, layout, layer: (layer, layers) };
+    let (slots_view, layer_of) = (slots_on_device.view(), (layer, layers));
+    let write = WriteKv { qkv: &joined, slots: slots_view, kv: &mut joined_kv, layout, layer: layer_of };
     // SAFETY: nobody else holds `joined`.
-    unsafe { write.launch_with_turn(e, (&angles.0, &angles.1), rows) }?;
+    unsafe { write.launch_with_turn(e, (angles.0.view(), angles.1.view()), rows) }?;
     let (width, q_width) = (layout.row_width(), num_heads * head_dim);
     let queries =
         |x: &[f32]| x.chunks_exact(width).flat_map(|row| row[..q_width].to_vec()).collect::<Vec<_>>();

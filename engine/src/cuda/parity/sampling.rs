@@ -112,6 +112,24 @@ pub(super) fn filter<E: Executor>(
     Ok(compare(case, 0.0, &found, &expected))
 }
 
+/// How often each number of two rows is read where top-p filters them, and where they are drawn from: candidates that parts hand on count as what
+/// they take.
+#[cfg(test)]
+pub(super) fn passes(e: &mut crate::cuda::emulator::Emulator, vocab: usize) -> Result<[f64; 2], CudaError> {
+    let sampling = SamplingParams { top_p: 0.9, ..SamplingParams::default() };
+    let spec = SequenceSpec { sampling, max_len: u32::MAX, ..SequenceSpec::default() };
+    let rows: Vec<f32> = (0..2).flat_map(|row| model_row(vocab, row)).collect();
+    let mut logits = Tensor::of(e, &rows, "logits")?;
+    let filters: Vec<FilterRow> = (0..2).filter_map(|row| FilterRow::new(row, &spec.sampling)).collect();
+    let begin = e.global_bytes();
+    keep_now(e, &mut logits, &filters, (vocab, vocab))?;
+    let filtered = e.global_bytes();
+    let draws = [0, 1].map(|row| DrawRow::new(row, &spec, 9));
+    draw_now(e, &logits, &draws, (vocab, vocab))?;
+    let bytes = [filtered - begin, e.global_bytes() - filtered];
+    Ok(bytes.map(|bytes| bytes as f64 / (rows.len() * size_of::<f32>()) as f64))
+}
+
 /// A row with what the host's filters bar masked.
 fn kept_of(logits: &[f32], sampling: &SamplingParams) -> Vec<f32> {
     let kept = speculation::logits::keep(logits, sampling, 0).expect("a row with a number can be drawn from");

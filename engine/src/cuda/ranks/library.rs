@@ -214,7 +214,7 @@ mod tests {
             let text = format!(
                 "extern \"C\" {{\nint ncclGetVersion(int* v) {{ return *v = {version}, 0; }}\n{stubs}}}\n"
             );
-            let path = on_host::build(&text, "libnccl.so.2").unwrap();
+            let path = on_host::build(&text, "libnccl.so.2", on_host::Check::Nothing).unwrap();
             // SAFETY: the file above, which has no initialisers.
             let library = unsafe { Library::new(path) }.unwrap();
             NcclLibrary::checked(library).map(|nccl| nccl.version).map_err(|error| error.to_string())

@@ -1,0 +1,169 @@
+//! What the emulator shows of kernels that depend on the order of threads or blocks: planted faults are found, their
+//! repaired twins are not.
+
+use super::super::executor::{Executor, Params, Tensor};
+use super::super::on_host::{self, Check};
+use super::super::sources::Kernel;
+use super::Emulator;
+
+/// Kernels of 64 threads over `out` `[blocks * 64]`.
+const KERNELS: &str = r#"
+#define KERNEL(name) extern "C" __global__ void name(unsigned* out)
+#define AT out[blockIdx.x * 64 + t]
+
+KERNEL(no_barrier) {
+  __shared__ unsigned numbers[64];
+  const unsigned t = threadIdx.x;
+  numbers[t] = t;
+  AT = numbers[63 - t];
+}
+KERNEL(shuffle_for_a_barrier) {
+  __shared__ unsigned numbers[64];
+  const unsigned t = threadIdx.x;
+  numbers[t] = t;
+  __shfl_xor_sync(0xffffffffu, t, 1);
+  AT = numbers[t ^ 1];
+}
+KERNEL(written_too_soon) {
+  __shared__ unsigned numbers[64];
+  const unsigned t = threadIdx.x;
+  numbers[t] = t;
+  __syncthreads();
+  const unsigned other = numbers[63 - t];
+  numbers[t] = other;
+  __syncthreads();
+  AT = numbers[t];
+}
+KERNEL(two_writers) {
+  __shared__ unsigned number;
+  const unsigned t = threadIdx.x;
+  if (t % 32 == 0) number = t;
+  __syncthreads();
+  AT = number;
+}
+KERNEL(copied_by_another) {
+  __shared__ uint4 chunks[64];
+  const unsigned t = threadIdx.x;
+  cp_async_16(chunks + t, out, false);
+  cp_async_commit();
+  cp_async_wait<0>();
+  AT = chunks[63 - t].x;
+}
+KERNEL(blocks_that_meet) {
+  const unsigned t = threadIdx.x;
+  out[t] = blockIdx.x;
+}
+KERNEL(with_barriers) {
+  __shared__ unsigned numbers[64];
+  __shared__ unsigned char bytes[64];
+  const unsigned t = threadIdx.x;
+  numbers[t] = t;
+  bytes[t] = (unsigned char)t;
+  __syncthreads();
+  const unsigned other = numbers[63 - t];
+  __syncthreads();
+  numbers[t] = other + bytes[(t + 1) % 64];
+  AT = numbers[t];
+}
+KERNEL(order_of_threads) {
+  __shared__ unsigned next;
+  const unsigned t = threadIdx.x;
+  if (t == 0) next = 0;
+  __syncthreads();
+  AT = next++;
+}
+static unsigned next_block;
+KERNEL(order_of_blocks) {
+  const unsigned t = threadIdx.x;
+  if (t == 0) AT = next_block++;
+}
+"#;
+
+macro_rules! kernels {
+    ($($name:ident),+) => {
+        $(
+            #[expect(non_upper_case_globals, reason = "named as the kernel is")]
+            static $name: Kernel = Kernel {
+                name: stringify!($name),
+                threads: 64,
+                max_registers: 32,
+                shared_bytes: 0,
+                main_loop: None,
+                loads_together: 0,
+            };
+        )+
+
+        fn text() -> String {
+            let entry = |name| format!("extern \"C\" void run_{name}(void** p) {{ emulator::entry<{name}>(p); }}\n");
+            on_host::shim() + KERNELS + &[$(stringify!($name)),+].map(entry).concat()
+        }
+    };
+}
+
+kernels!(
+    no_barrier,
+    shuffle_for_a_barrier,
+    written_too_soon,
+    two_writers,
+    copied_by_another,
+    blocks_that_meet,
+    with_barriers,
+    order_of_threads,
+    order_of_blocks
+);
+
+/// What a kernel of two blocks writes, or what is said against it.
+fn run(emulator: &mut Emulator, kernel: &'static Kernel) -> Result<Vec<u32>, String> {
+    let mut out = Tensor::<_, u32>::zeros(emulator, 2 * 64, "out").unwrap();
+    let params = Params::default().write(&mut out);
+    // SAFETY: the kernels write two blocks of 64 numbers.
+    let launched = unsafe { emulator.launch(kernel, [2, 1, 1], &mut { params }) };
+    launched.map_err(|error| error.to_string())?;
+    Ok(out.read(emulator, 0..2 * 64).unwrap())
+}
+
+#[test]
+fn planted_races_are_found() {
+    let mut emulator = Emulator::of(&text(), Check::Races);
+    for (kernel, says) in [
+        (&no_barrier, "a read beside a write"),
+        (&shuffle_for_a_barrier, "a read beside a write"),
+        (&written_too_soon, "a write beside a read"),
+        (&two_writers, "two writes"),
+        (&copied_by_another, "a read beside a write"),
+        (&blocks_that_meet, "two writes"),
+        (&order_of_threads, "beside a"),
+    ] {
+        for order in 0..8 {
+            emulator.order(order);
+            let said = run(&mut emulator, kernel).expect_err(kernel.name);
+            // Which of two comes first is the order's.
+            let either = said.contains(says) || (said.contains(" beside a ") && says.contains(" beside a "));
+            assert!(said.contains(kernel.name) && either, "{}: {said}", kernel.name);
+        }
+        // A race is told once.
+        assert!(run(&mut emulator, &with_barriers).is_ok(), "after {}", kernel.name);
+    }
+}
+
+#[test]
+fn threads_and_blocks_run_in_many_orders() {
+    let mut emulator = Emulator::of(&text(), Check::Nothing);
+    let mut seen = std::collections::BTreeSet::new();
+    let mut first_blocks = std::collections::BTreeSet::new();
+    for order in 0..8 {
+        emulator.order(order);
+        let turns = run(&mut emulator, &order_of_threads).unwrap();
+        let mut sorted = turns[..64].to_vec();
+        sorted.sort_unstable();
+        assert_eq!(sorted, (0..64).collect::<Vec<u32>>(), "every thread has its turn once");
+        seen.insert(turns);
+        let blocks = run(&mut emulator, &order_of_blocks).unwrap();
+        first_blocks.insert(blocks[0] < blocks[64]);
+        emulator.order(order);
+        let again = run(&mut emulator, &order_of_threads).unwrap();
+        assert!(seen.contains(&again), "an order is the same at every run");
+    }
+    assert_eq!(seen.len(), 8);
+    assert_eq!(first_blocks.len(), 2, "either block comes first in some order");
+}

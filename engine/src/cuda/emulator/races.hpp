@@ -1,0 +1,135 @@
+// Finds races of kernels that `emulator.hpp` runs. The compiler's thread sanitizer puts a call before every load and store of a
+// kernel; these are its calls. A byte that two threads of a block touch between the same two barriers, or two blocks of a
+// launch, is a race where one of them writes it: on a GPU the order is nobody's. Shuffles and tensor-core instructions order
+// nothing here, as on a GPU.
+#pragma once
+
+#include <unordered_map>
+
+namespace emulator {
+
+static bool is_stack(uintptr_t at);
+// Whether blocks have memory in common: that of the device is, shared memory is every block's anew.
+static bool is_common(uintptr_t at);
+// How often memory was allocated or freed.
+static uint64_t regions_changed = 1;
+
+namespace races {
+
+constexpr uint16_t SEVERAL = 0xffff;
+constexpr uintptr_t PAGE = 4096;
+
+// Who touched a byte last: the interval between barriers tells whether it counts for threads, the launch for blocks.
+struct Touched {
+  uint32_t interval = 0, launch = 0, block = 0;
+  uint16_t thread = 0;
+};
+struct Byte {
+  Touched read, written;
+  // Blocks of the launch that read it are more than one.
+  bool read_by_several = false;
+};
+struct Page {
+  Byte bytes[PAGE];
+  uintptr_t number = 0;
+  // Whether blocks have its memory in common, as of the `regions_at`-th change of what is allocated.
+  uint64_t regions_at = 0;
+  bool is_common = false;
+};
+
+// Never destroyed: a process may end while a thread still runs a kernel.
+static std::unordered_map<uintptr_t, Page*>& pages = *new std::unordered_map<uintptr_t, Page*>;
+constexpr uintptr_t NEAR = 1024;
+static Page* near_pages[NEAR];
+static uint32_t interval = 1, launch = 0, block = 0;
+// Whether a kernel runs; its own calls come from nowhere else.
+static bool is_running = false;
+static char found[256];
+
+EMULATOR_ONLY static Page& page_of(uintptr_t at) {
+  const uintptr_t number = at / PAGE;
+  Page*& near_page = near_pages[number % NEAR];
+  if (!near_page || near_page->number != number) {
+    Page*& page = pages[number];
+    if (!page) page = new Page;
+    page->number = number;
+    near_page = page;
+  }
+  if (near_page->regions_at != regions_changed) {
+    near_page->regions_at = regions_changed;
+    near_page->is_common = is_common(number * PAGE);
+  }
+  return *near_page;
+}
+
+EMULATOR_ONLY static void report(const char* what, uintptr_t at, const Touched& other) {
+  if (found[0]) return;
+  char by[32] = "several threads";
+  if (other.thread != SEVERAL) std::snprintf(by, sizeof(by), "thread %u", other.thread);
+  std::snprintf(found, sizeof(found), "%s at %#lx: thread %u of block %u and %s of block %u, no barrier between", what,
+                (unsigned long)at, current, block, by, other.block);
+}
+
+EMULATOR_ONLY static bool meets(const Touched& other, bool common) {
+  if (other.launch != launch) return false;
+  if (other.block != block) return common;
+  return other.interval == interval && other.thread != current;
+}
+
+EMULATOR_ONLY static void touch(void* address, size_t bytes, bool writes) {
+  const uintptr_t first = (uintptr_t)address;
+  if (!is_running || is_stack(first)) return;
+  // What is called from here is instrumented too.
+  is_running = false;
+  const Touched now = {interval, launch, block, (uint16_t)current};
+  for (uintptr_t at = first; at < first + bytes; ++at) {
+    Page& page = page_of(at);
+    Byte& byte = page.bytes[at % PAGE];
+    if (meets(byte.written, page.is_common)) report(writes ? "two writes" : "a read beside a write", at, byte.written);
+    const bool same_launch = byte.read.launch == launch;
+    if (writes) {
+      const bool by_blocks = page.is_common && same_launch && byte.read_by_several;
+      if (by_blocks || meets(byte.read, page.is_common)) report("a write beside a read", at, byte.read);
+      byte.written = now;
+      continue;
+    }
+    byte.read_by_several = same_launch && (byte.read_by_several || byte.read.block != block);
+    const bool same_interval = same_launch && byte.read.block == block && byte.read.interval == interval;
+    const bool by_several = same_interval && byte.read.thread != current;
+    byte.read = now;
+    if (by_several) byte.read.thread = SEVERAL;
+  }
+  is_running = true;
+}
+
+}  // namespace races
+}  // namespace emulator
+
+extern "C" {
+
+void __tsan_init() {}
+void __tsan_func_entry(void*) {}
+void __tsan_func_exit() {}
+
+#define OUTRIDER_TOUCH(bytes)                                                                                         \
+  EMULATOR_ONLY void __tsan_read##bytes(void* at) { emulator::races::touch(at, bytes, false); }                       \
+  EMULATOR_ONLY void __tsan_write##bytes(void* at) { emulator::races::touch(at, bytes, true); }                       \
+  EMULATOR_ONLY void __tsan_unaligned_read##bytes(void* at) { emulator::races::touch(at, bytes, false); }             \
+  EMULATOR_ONLY void __tsan_unaligned_write##bytes(void* at) { emulator::races::touch(at, bytes, true); }
+OUTRIDER_TOUCH(1)
+OUTRIDER_TOUCH(2)
+OUTRIDER_TOUCH(4)
+OUTRIDER_TOUCH(8)
+OUTRIDER_TOUCH(16)
+#undef OUTRIDER_TOUCH
+
+EMULATOR_ONLY void __tsan_read_range(void* at, size_t bytes) { emulator::races::touch(at, bytes, false); }
+EMULATOR_ONLY void __tsan_write_range(void* at, size_t bytes) { emulator::races::touch(at, bytes, true); }
+
+// Moves the first race that was found since the last call to `to`; says whether there was one.
+EMULATOR_ONLY bool emulator_take_race(char* to, size_t bytes) {
+  std::snprintf(to, bytes, "%s", emulator::races::found);
+  emulator::races::found[0] = 0;
+  return to[0] != 0;
+}
+}
