@@ -1,6 +1,6 @@
 # Every verb is one line over cargo or a script. `make` alone prints them.
 .DEFAULT_GOAL := help
-.PHONY: help deps helm-check observability-check traces-check up first-run console-check test test-release quick check fmt fuzz sanitize arm-check clients docs measure measure-engine measure-lanes measure-lanes-cluster measure-plan measure-draft-ahead measure-router chaos kernels-check gpu-check gpu-check-dry gpu-bundle gpu-bundle-check clean
+.PHONY: help deps helm-check observability-check traces-check up first-run console-check test test-release quick check fmt fuzz sanitize arm-check clients schemas docs measure measure-engine measure-lanes measure-lanes-cluster measure-plan measure-draft-ahead measure-router chaos kernels-check gpu-check gpu-check-dry gpu-bundle gpu-bundle-check clean
 
 # Every verb compiles the workspace by clippy's driver, so that lints, tests and binaries share what is built. This is how
 # `cargo clippy -- --deny warnings` calls it.
@@ -75,9 +75,13 @@ chaos: ## faults of every kind, by a seed, to a fleet of real processes under lo
 	cargo build --locked --workspace --bins
 	@"$${CARGO_TARGET_DIR:-target}/debug/chaos" $(ARGS)
 
-clients: ## programs that people have (anthropic, instructor, litellm, langchain-openai, lm-eval from PyPI; openai from npm), each in its own environment, against a running cluster, as a table (ARGS="litellm" picks)
+clients: ## programs that people have (anthropic, instructor, pydantic-ai, litellm, langchain-openai, lm-eval, aiperf from PyPI; openai from npm), each in its own environment, against a running cluster, as a table (ARGS="litellm" picks; guidellm and vllm, whose environments take 6 GB and more, only by name)
 	cargo build --locked --workspace --bins
 	@"$${CARGO_TARGET_DIR:-target}/debug/clients" $(ARGS)
+
+schemas: ## 1,000 generated JSON schemas on the bundled pair, T in {0, 1}: ids equal at k = 0, 4, 8 and with trees, answers valid by another library (ARGS="--from 0 --to 100"; ARGS="--pairs 40" measures what a grammar costs)
+	cargo build --locked --workspace --bins
+	@"$${CARGO_TARGET_DIR:-target}/debug/schemas" $(ARGS)
 
 measure-router: ## what the router (release build) costs, with workers that only keep time: CPU, added latency, memory at scale (ARGS="cpu --streams 16", latency, scale)
 	cargo build --locked --workspace --bins

@@ -74,6 +74,23 @@ async fn a_client_can_use_the_tokenizer_that_is_here() {
 }
 
 #[tokio::test]
+async fn metrics_stand_beside_the_api_where_there_are_no_keys() {
+    let router = TestRouter::start().say(" fine");
+    router.ok(COMPLETIONS, &json!({ "model": MODEL, "prompt": "hi" })).await;
+    let page = router.get("/metrics").await;
+    assert_eq!((page.status.as_u16(), page.text()), (200, router.metrics().await.as_str()));
+    assert!(page.text().contains("vllm:generation_tokens_total"), "{}", page.text());
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("keys");
+    std::fs::write(&path, "sk-one\n").unwrap();
+    let router = TestRouter::with(Auth::from_file(&path).unwrap(), Default::default());
+    let request = Request::get("/metrics").header("authorization", "Bearer sk-one").body(Body::empty());
+    for answer in [router.get("/metrics").await, router.send(request.unwrap()).await] {
+        assert_eq!(answer.status, 404, "{}", answer.text());
+    }
+}
+
+#[tokio::test]
 async fn prompts_are_rendered_with_what_their_generation_is_asked_for() {
     let router = TestRouter::start();
     let body = json!({
