@@ -74,7 +74,7 @@ pub enum EngineError {
         found: Vec<usize>,
     },
     /// A tensor is stored in a format that the engine does not read.
-    #[error("tensor `{tensor}` in {} is stored as {found}, expected F32, F16 or BF16", path.display())]
+    #[error("tensor `{tensor}` in {} is stored as {found}, expected F32, F16, BF16, or F8_E4M3 for a matrix", path.display())]
     WrongDtype {
         /// Its name.
         tensor: String,

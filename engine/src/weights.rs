@@ -5,6 +5,7 @@
 mod checkpoint;
 mod digest;
 mod format;
+mod fp8;
 mod matrix;
 mod random;
 mod source;
@@ -33,6 +34,13 @@ impl Checkpoint {
 
     /// The numbers of a tensor of any shape, widened to f32.
     pub(crate) fn numbers(&self, name: &str, shape: &[usize]) -> Result<Vec<f32>, EngineError> {
+        if let &[rows, columns] = shape {
+            let part = TensorPart::whole(name.to_owned(), [rows, columns]);
+            let mut numbers = vec![0.0; rows * columns];
+            self.check(&part)?;
+            self.read(&part, 0..rows, NumbersMut::F32(&mut numbers))?;
+            return Ok(numbers);
+        }
         let tensor = self.tensor(name, shape)?;
         let mut bytes = vec![0; tensor.num_bytes()];
         tensor.read(0, &mut bytes)?;
@@ -65,7 +73,10 @@ impl TensorSource for Checkpoint {
             (NumbersMut::Bf16(out), StoredDtype::Bf16) => {
                 read_as_stored(&tensor, part, rows, bytemuck::cast_slice_mut(out))
             }
-            _ => read_converted(&tensor, part, rows, out),
+            _ => match &tensor.scales {
+                Some(scales) => fp8::read(&tensor, scales, part, rows, out),
+                None => read_converted(&tensor, part, rows, out),
+            },
         }
     }
 
@@ -122,6 +133,7 @@ fn read_converted(
                 }
                 StoredDtype::F16 => out.put(at, pairs().map(|b| half::f16::from_le_bytes(*b).to_f32())),
                 StoredDtype::Bf16 => out.put(at, pairs().map(|b| bf16::from_le_bytes(*b).to_f32())),
+                StoredDtype::Fp8 => out.put(at, bytes.iter().map(|&byte| fp8::widen(byte))),
             }
         }
     }
@@ -135,5 +147,6 @@ fn to_f32(dtype: StoredDtype, bytes: &[u8]) -> Vec<f32> {
         StoredDtype::F32 => bytes.as_chunks::<4>().0.iter().map(|b| f32::from_le_bytes(*b)).collect(),
         StoredDtype::F16 => pairs().map(|b| half::f16::from_le_bytes(*b).to_f32()).collect(),
         StoredDtype::Bf16 => pairs().map(|b| bf16::from_le_bytes(*b).to_f32()).collect(),
+        StoredDtype::Fp8 => bytes.iter().map(|&byte| fp8::widen(byte)).collect(),
     }
 }

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 
 use safetensors::tensor::{Dtype, Metadata, TensorInfo};
 
+use super::fp8::{self, Granularity, StoredScales};
 use super::source::TensorPart;
 use crate::EngineError;
 use crate::model_config::fields::{Fields, read_json_object};
@@ -25,6 +26,8 @@ pub(super) enum StoredDtype {
     F32,
     F16,
     Bf16,
+    /// E4M3, with scales in a tensor of their own.
+    Fp8,
 }
 
 impl StoredDtype {
@@ -33,6 +36,7 @@ impl StoredDtype {
         match self {
             Self::F32 => 4,
             Self::F16 | Self::Bf16 => 2,
+            Self::Fp8 => 1,
         }
     }
 }
@@ -59,6 +63,8 @@ struct Location {
 #[derive(Debug)]
 pub(super) struct StoredTensor<'a> {
     pub(super) dtype: StoredDtype,
+    /// Of an FP8 matrix, and of nothing else.
+    pub(super) scales: Option<Box<StoredScales<'a>>>,
     shard: &'a Shard,
     start: u64,
     num_bytes: usize,
@@ -134,31 +140,40 @@ impl Checkpoint {
 
     /// Looks a tensor up and compares its shape.
     pub(super) fn tensor(&self, name: &str, expected: &[usize]) -> Result<StoredTensor<'_>, EngineError> {
+        let (shard, location) = self.locate(name)?;
+        if location.shape != expected {
+            return Err(wrong_shape(name, expected, (shard, location)));
+        }
+        let tensor = shard.stored(name, location)?;
+        match (tensor.dtype, expected) {
+            (StoredDtype::Fp8, &[rows, columns]) => {
+                let scales = Some(Box::new(self.scales(name, [rows, columns])?));
+                Ok(StoredTensor { scales, ..tensor })
+            }
+            (StoredDtype::Fp8, _) => Err(wrong_dtype(name, (shard, location))),
+            _ => Ok(tensor),
+        }
+    }
+
+    fn locate(&self, name: &str) -> Result<(&Shard, &Location), EngineError> {
         let missing =
             |path: &Path| EngineError::MissingTensor { tensor: name.to_owned(), path: path.to_owned() };
         let shard = &self.shards[*self.weight_map.get(name).ok_or_else(|| missing(&self.contents))?];
-        let location = shard.tensors.get(name).ok_or_else(|| missing(&shard.path))?;
-        if location.shape != expected {
-            return Err(EngineError::WrongShape {
-                tensor: name.to_owned(),
-                path: shard.path.clone(),
-                expected: expected.to_vec(),
-                found: location.shape.clone(),
-            });
+        Ok((shard, shard.tensors.get(name).ok_or_else(|| missing(&shard.path))?))
+    }
+
+    /// The scales of an FP8 matrix.
+    fn scales(&self, matrix: &str, shape: [usize; 2]) -> Result<StoredScales<'_>, EngineError> {
+        let names = fp8::SCALE_NAMES.map(|end| format!("{matrix}{end}"));
+        let name = names.iter().find(|name| self.weight_map.contains_key(*name)).unwrap_or(&names[0]);
+        let (shard, location) = self.locate(name)?;
+        let granularity = Granularity::of(&location.shape, shape)
+            .ok_or_else(|| wrong_shape(name, &[shape[0], 1], (shard, location)))?;
+        let numbers = shard.stored(name, location)?;
+        if numbers.dtype == StoredDtype::Fp8 {
+            return Err(wrong_dtype(name, (shard, location)));
         }
-        let dtype = match location.dtype {
-            Dtype::F32 => StoredDtype::F32,
-            Dtype::F16 => StoredDtype::F16,
-            Dtype::BF16 => StoredDtype::Bf16,
-            other => {
-                return Err(EngineError::WrongDtype {
-                    tensor: name.to_owned(),
-                    path: shard.path.clone(),
-                    found: format!("{other:?}"),
-                });
-            }
-        };
-        Ok(StoredTensor { dtype, shard, start: location.start, num_bytes: location.num_bytes })
+        Ok(StoredScales { numbers, granularity })
     }
 
     /// Whether every tensor of the checkpoint is stored as bf16.
@@ -172,7 +187,37 @@ impl Checkpoint {
     }
 }
 
+fn wrong_shape(tensor: &str, expected: &[usize], (shard, location): (&Shard, &Location)) -> EngineError {
+    EngineError::WrongShape {
+        tensor: tensor.to_owned(),
+        path: shard.path.clone(),
+        expected: expected.to_vec(),
+        found: location.shape.clone(),
+    }
+}
+
+fn wrong_dtype(tensor: &str, (shard, location): (&Shard, &Location)) -> EngineError {
+    EngineError::WrongDtype {
+        tensor: tensor.to_owned(),
+        path: shard.path.clone(),
+        found: format!("{:?}", location.dtype),
+    }
+}
+
 impl Shard {
+    /// A tensor without what belongs to it.
+    fn stored(&self, name: &str, location: &Location) -> Result<StoredTensor<'_>, EngineError> {
+        let dtype = match location.dtype {
+            Dtype::F32 => StoredDtype::F32,
+            Dtype::F16 => StoredDtype::F16,
+            Dtype::BF16 => StoredDtype::Bf16,
+            Dtype::F8_E4M3 => StoredDtype::Fp8,
+            _ => return Err(wrong_dtype(name, (self, location))),
+        };
+        let (start, num_bytes) = (location.start, location.num_bytes);
+        Ok(StoredTensor { dtype, scales: None, shard: self, start, num_bytes })
+    }
+
     fn open(path: PathBuf) -> Result<Self, EngineError> {
         let io = |source| EngineError::Io { path: path.clone(), source };
         let file = File::open(&path).map_err(io)?;

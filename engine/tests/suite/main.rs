@@ -5,6 +5,7 @@
 mod ballast;
 mod broken_files;
 mod exactness;
+mod fp8;
 mod golden;
 mod host_driver;
 mod limits;

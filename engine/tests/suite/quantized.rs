@@ -15,12 +15,13 @@ const TEXTS: usize = 2;
 const POSITIONS: usize = 128;
 
 /// A task type and the ids of some of its prompts, each with its answer.
-struct Task {
-    name: String,
-    texts: Vec<Vec<TokenId>>,
+pub(crate) struct Task {
+    pub(crate) name: String,
+    pub(crate) texts: Vec<Vec<TokenId>>,
 }
 
-fn tasks() -> Vec<Task> {
+/// All task types.
+pub(crate) fn tasks() -> Vec<Task> {
     let tokenizer = Tokenizer::from_file(demo_dir("target").join("tokenizer.json")).unwrap();
     let mut files: Vec<_> =
         std::fs::read_dir(demo_dir("prompts")).unwrap().map(|f| f.unwrap().path()).collect();
@@ -42,7 +43,7 @@ fn tasks() -> Vec<Task> {
 
 /// Sums over positions.
 #[derive(Default, Clone, Copy)]
-struct Distance {
+pub(crate) struct Distance {
     positions: usize,
     agreed: usize,
     /// Of logits, squared.
@@ -62,12 +63,13 @@ impl Distance {
         }
     }
 
-    fn agreement(self) -> f64 {
+    /// How often the greedy choice is the same.
+    pub(crate) fn agreement(self) -> f64 {
         self.agreed as f64 / self.positions as f64
     }
 
     /// Error of a logit, in parts of how far logits lie from their mean.
-    fn relative_error(self) -> f64 {
+    pub(crate) fn relative_error(self) -> f64 {
         (self.error / self.spread).sqrt()
     }
 }
@@ -79,29 +81,38 @@ fn logits(engine: &mut Engine, ids: &[TokenId]) -> Vec<Vec<f32>> {
     logits
 }
 
-/// Prints a line for each task and returns the sum over all.
-#[expect(clippy::print_stdout, reason = "the table is what a person runs this test for")]
-fn compare(role: &str, format: WeightFormat, tasks: &[Task]) -> Distance {
+/// A model of the pair in a format against itself in bf16.
+fn compare_formats(role: &str, format: WeightFormat, tasks: &[Task]) -> Distance {
     let dir = demo_dir(role);
     let (mut exact, mut quantized) = (load(&dir, WeightFormat::Bf16, 1), load(&dir, format, 1));
+    compare(&format!("{role:<7} {format:?}"), (&mut quantized, &mut exact), tasks)
+}
+
+/// Prints a line for each task and returns the sum over all.
+#[expect(clippy::print_stdout, reason = "the table is what a person runs this test for")]
+pub(crate) fn compare(
+    label: &str,
+    (found, reference): (&mut Engine, &mut Engine),
+    tasks: &[Task],
+) -> Distance {
     let mut all = Distance::default();
     for task in tasks {
         let mut here = Distance::default();
         for ids in &task.texts {
-            for (found, reference) in logits(&mut quantized, ids).iter().zip(logits(&mut exact, ids)) {
+            for (found, reference) in logits(found, ids).iter().zip(logits(reference, ids)) {
                 here.add(found, &reference);
                 all.add(found, &reference);
             }
         }
         let name = &task.name;
         println!(
-            "{role:<7} {format:?} {name:<14} greedy agreement {:.3}, logit error {:.4}",
+            "{label} {name:<14} greedy agreement {:.3}, logit error {:.4}",
             here.agreement(),
             here.relative_error()
         );
     }
     println!(
-        "{role:<7} {format:?} {:<14} greedy agreement {:.3}, logit error {:.4}",
+        "{label} {:<14} greedy agreement {:.3}, logit error {:.4}",
         "all",
         all.agreement(),
         all.relative_error()
@@ -117,7 +128,7 @@ fn quantized_weights_say_nearly_what_bf16_says() {
         [(WeightFormat::Int8, 0.90, 0.05), (WeightFormat::Int4, 0.60, 0.30)]
     {
         for role in ["target", "draft"] {
-            let all = compare(role, format, &tasks);
+            let all = compare_formats(role, format, &tasks);
             assert!(all.agreement() > least_agreement, "{role} {format:?}: {}", all.agreement());
             assert!(all.relative_error() < most_error, "{role} {format:?}: {}", all.relative_error());
             assert!(all.relative_error() > 1e-4, "{role} {format:?}: nothing was quantized");

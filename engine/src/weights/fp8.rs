@@ -1,0 +1,161 @@
+//! FP8 checkpoints: matrices of eight-bit floats (E4M3: a sign, four bits of exponent, three of fraction, no infinities) with
+//! scales beside them, as llm-compressor (compressed-tensors) and DeepSeek write them. They are read as the numbers that
+//! they stand for: float times scale, rounded to f32 once (not at all where scales are bf16). Activations are not quantized.
+
+use std::ops::Range;
+
+use super::checkpoint::StoredTensor;
+use super::{NumbersMut, TensorPart, to_f32};
+use crate::EngineError;
+
+/// Names of a matrix's scales, behind its own.
+pub(super) const SCALE_NAMES: [&str; 2] = ["_scale", "_scale_inv"];
+/// Rows and columns of a block that shares a scale.
+const BLOCK: usize = 128;
+/// Bytes that are read at a time.
+const CHUNK_BYTES: usize = super::CHUNK_BYTES;
+
+/// What shares a scale. All scales are factors, whatever their tensor is called.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Granularity {
+    /// The whole matrix.
+    Tensor,
+    /// A row: an output channel.
+    Row,
+    /// 128 x 128 numbers; fewer at the ends.
+    Block,
+}
+
+impl Granularity {
+    /// What scales of this shape are for a matrix of that one; nothing where they fit no way.
+    pub(super) fn of(scales: &[usize], [rows, columns]: [usize; 2]) -> Option<Self> {
+        let blocks = [rows.div_ceil(BLOCK), columns.div_ceil(BLOCK)];
+        match scales {
+            [] | [1] | [1, 1] => Some(Self::Tensor),
+            [n] | [n, 1] if *n == rows => Some(Self::Row),
+            [n, k] if [*n, *k] == blocks => Some(Self::Block),
+            _ => None,
+        }
+    }
+}
+
+/// A matrix's scales in their file.
+#[derive(Debug)]
+pub(super) struct StoredScales<'a> {
+    pub(super) numbers: StoredTensor<'a>,
+    pub(super) granularity: Granularity,
+}
+
+impl StoredScales<'_> {
+    /// The scales of some rows, of a matrix of so many columns.
+    fn read(&self, rows: Range<usize>, columns: usize) -> Result<Scales, EngineError> {
+        let (wanted, in_row) = match self.granularity {
+            Granularity::Tensor => (0..1, 1),
+            Granularity::Row => (rows.clone(), 1),
+            Granularity::Block => (rows.start / BLOCK..rows.end.div_ceil(BLOCK), columns.div_ceil(BLOCK)),
+        };
+        let size = self.numbers.dtype.size();
+        let mut bytes = vec![0; wanted.len() * in_row * size];
+        self.numbers.read(wanted.start * in_row * size, &mut bytes)?;
+        let (numbers, first) = (to_f32(self.numbers.dtype, &bytes), wanted.start);
+        Ok(Scales { numbers, granularity: self.granularity, first, in_row })
+    }
+}
+
+/// Scales of some rows.
+struct Scales {
+    numbers: Vec<f32>,
+    granularity: Granularity,
+    /// The row, or row of blocks, of the first of them.
+    first: usize,
+    in_row: usize,
+}
+
+impl Scales {
+    fn of(&self, row: usize, column: usize) -> f32 {
+        match self.granularity {
+            Granularity::Tensor => self.numbers[0],
+            Granularity::Row => self.numbers[row - self.first],
+            Granularity::Block => self.numbers[(row / BLOCK - self.first) * self.in_row + column / BLOCK],
+        }
+    }
+}
+
+/// Rows of a matrix as [`super::TensorSource::read`] wants them.
+pub(super) fn read(
+    tensor: &StoredTensor<'_>,
+    scales: &StoredScales<'_>,
+    part: &TensorPart,
+    rows: Range<usize>,
+    mut out: NumbersMut<'_>,
+) -> Result<(), EngineError> {
+    let columns = part.columns.len();
+    if columns == 0 || rows.is_empty() {
+        return Ok(());
+    }
+    let first_row = part.rows.start;
+    let scales = scales.read(first_row + rows.start..first_row + rows.end, part.shape[1])?;
+    let row_bytes = tensor.row_bytes(part);
+    let rows_at_once = (CHUNK_BYTES / row_bytes).max(1);
+    let mut bytes = Vec::new();
+    for first in rows.clone().step_by(rows_at_once) {
+        let count = rows_at_once.min(rows.end - first);
+        bytes.resize((count - 1) * row_bytes + columns, 0);
+        tensor.read(tensor.offset(part, first), &mut bytes)?;
+        for (i, bytes) in bytes.chunks(row_bytes).enumerate() {
+            let row = first_row + first + i;
+            let number =
+                |(column, &byte): (usize, &u8)| widen(byte) * scales.of(row, part.columns.start + column);
+            out.put((first - rows.start + i) * columns, bytes[..columns].iter().enumerate().map(number));
+        }
+    }
+    Ok(())
+}
+
+/// An eight-bit float as f32, exactly.
+pub(super) fn widen(byte: u8) -> f32 {
+    let (exponent, fraction) = (u32::from(byte >> 3 & 15), u32::from(byte & 7));
+    let sign = u32::from(byte >> 7) << 31;
+    let magnitude = match (exponent, fraction) {
+        (15, 7) => f32::NAN,
+        // Below the smallest exponent: eighths of 2^-6.
+        (0, _) => fraction as f32 / 512.0,
+        // 2^(exponent - 7), whose exponent in f32 is 127 more.
+        _ => f32::from_bits(((exponent + 120) << 23) | (fraction << 20)),
+    };
+    f32::from_bits(magnitude.to_bits() | sign)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_eight_bit_float_is_what_the_format_says() {
+        for byte in 0..=255u8 {
+            let (sign, exponent) = (if byte < 128 { 1.0 } else { -1.0 }, i32::from(byte >> 3 & 15));
+            let fraction = f64::from(byte & 7) / 8.0;
+            let expected = match exponent {
+                0 => sign * fraction * f64::powi(2.0, -6),
+                _ => sign * (1.0 + fraction) * f64::powi(2.0, exponent - 7),
+            };
+            let found = widen(byte);
+            if byte & 127 == 127 {
+                assert!(found.is_nan());
+                continue;
+            }
+            assert_eq!(f64::from(found), expected, "{byte:#04x}");
+            assert_eq!(found.is_sign_negative(), byte > 127, "{byte:#04x}");
+        }
+        assert_eq!((widen(0x7e), widen(0x01)), (448.0, 1.0 / 512.0));
+    }
+
+    #[test]
+    fn shapes_of_scales_say_what_shares_them() {
+        let of = |scales: &[usize]| Granularity::of(scales, [300, 257]);
+        assert_eq!([of(&[]), of(&[1]), of(&[1, 1])], [Some(Granularity::Tensor); 3]);
+        assert_eq!([of(&[300]), of(&[300, 1])], [Some(Granularity::Row); 2]);
+        assert_eq!(of(&[3, 3]), Some(Granularity::Block));
+        assert_eq!([of(&[300, 3]), of(&[257]), of(&[2, 3]), of(&[3, 3, 1])], [None; 4]);
+    }
+}

@@ -1,0 +1,242 @@
+//! FP8 checkpoints: the engine's logits are those of the numbers that the file stands for, written out as f32; what is missing or
+//! of no known shape is refused by its name.
+
+use std::collections::HashMap;
+use std::path::Path;
+use std::sync::LazyLock;
+
+use engine::{Engine, LoadOptions, Oracle, WeightFormat};
+use half::bf16;
+use safetensors::tensor::{Dtype, SafeTensors, TensorView, serialize_to_file};
+
+use crate::quantized::{compare, tasks};
+use crate::support::{demo_dir, feed, golden_dir, load};
+
+/// What shares a scale.
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Shared {
+    Tensor,
+    Row,
+    Block,
+}
+
+/// A matrix as it is stored, and the numbers that it stands for.
+struct Quantized {
+    bytes: Vec<u8>,
+    scales: Vec<bf16>,
+    scale_shape: Vec<usize>,
+    numbers: Vec<f32>,
+}
+
+/// The value of an eight-bit float, by the format's definition.
+fn value(byte: u8) -> f64 {
+    let (exponent, fraction) = (i32::from(byte >> 3 & 15), f64::from(byte & 7) / 8.0);
+    let size = if exponent == 0 { fraction / 64.0 } else { (1.0 + fraction) * f64::powi(2.0, exponent - 7) };
+    if byte < 128 { size } else { -size }
+}
+
+/// The nearest eight-bit float.
+fn nearest(x: f64) -> u8 {
+    static SIZES: LazyLock<Vec<f64>> = LazyLock::new(|| (0..127).map(value).collect());
+    let above = SIZES.partition_point(|size| *size < x.abs()).clamp(1, 126);
+    let size = if SIZES[above] - x.abs() < x.abs() - SIZES[above - 1] { above } else { above - 1 };
+    (size as u8) | (u8::from(x < 0.0) << 7)
+}
+
+fn quantize(numbers: &[f32], [rows, columns]: [usize; 2], shared: Shared) -> Quantized {
+    let (tall, wide) = match shared {
+        Shared::Tensor => (rows, columns),
+        Shared::Row => (1, columns),
+        Shared::Block => (128, 128),
+    };
+    let grid = [rows.div_ceil(tall), columns.div_ceil(wide)];
+    let scale_of = |block: usize| {
+        let (top, left) = (block / grid[1] * tall, block % grid[1] * wide);
+        let of_row = |row: usize| &numbers[row * columns + left..row * columns + columns.min(left + wide)];
+        let largest = (top..rows.min(top + tall)).flat_map(of_row).fold(1e-6f32, |max, x| max.max(x.abs()));
+        bf16::from_f32(largest / 448.0)
+    };
+    let scales: Vec<bf16> = (0..grid[0] * grid[1]).map(scale_of).collect();
+    let scale = |i: usize| scales[i / columns / tall * grid[1] + i % columns / wide].to_f32();
+    let bytes: Vec<u8> =
+        numbers.iter().enumerate().map(|(i, x)| nearest(f64::from(*x) / f64::from(scale(i)))).collect();
+    let stands_for = |(i, byte): (usize, &u8)| value(*byte) as f32 * scale(i);
+    let numbers = bytes.iter().enumerate().map(stands_for).collect();
+    let scale_shape = match shared {
+        Shared::Tensor => vec![1],
+        Shared::Row => vec![rows, 1],
+        Shared::Block => grid.to_vec(),
+    };
+    Quantized { bytes, scales, scale_shape, numbers }
+}
+
+/// Names, formats, shapes and bytes of a file's tensors.
+type Tensors = Vec<(String, Dtype, Vec<usize>, Vec<u8>)>;
+
+/// Writes a checkpoint whose projections are FP8, and one of the numbers that they stand for.
+fn write_both(from: &Path, shared: Shared, fp8_dir: &Path, plain_dir: &Path) {
+    let file = std::fs::read(from.join("model.safetensors")).unwrap();
+    let (mut fp8, mut plain): (Tensors, Tensors) = (Vec::new(), Vec::new());
+    for (name, view) in SafeTensors::deserialize(&file).unwrap().tensors() {
+        let whole = (name.clone(), view.dtype(), view.shape().to_vec(), view.data().to_vec());
+        if !name.ends_with("_proj.weight") {
+            fp8.push(whole.clone());
+            plain.push(whole);
+            continue;
+        }
+        let numbers: Vec<f32> = match view.dtype() {
+            Dtype::BF16 => {
+                let stored: Vec<bf16> = bytemuck::pod_collect_to_vec(view.data());
+                stored.into_iter().map(bf16::to_f32).collect()
+            }
+            _ => bytemuck::pod_collect_to_vec(view.data()),
+        };
+        let shape = [view.shape()[0], view.shape()[1]];
+        let Quantized { bytes, scales, scale_shape, numbers } = quantize(&numbers, shape, shared);
+        let end = if shared == Shared::Block { "_scale_inv" } else { "_scale" };
+        fp8.push((name.clone(), Dtype::F8_E4M3, shape.to_vec(), bytes));
+        fp8.push((format!("{name}{end}"), Dtype::BF16, scale_shape, bytemuck::cast_slice(&scales).to_vec()));
+        plain.push((name, Dtype::F32, shape.to_vec(), bytemuck::cast_slice(&numbers).to_vec()));
+    }
+    for (dir, tensors) in [(fp8_dir, fp8), (plain_dir, plain)] {
+        write(dir, &tensors);
+        std::fs::copy(from.join("config.json"), dir.join("config.json")).unwrap();
+    }
+}
+
+fn write(dir: &Path, tensors: &Tensors) {
+    let view = |stored| {
+        let (name, dtype, shape, bytes): &(String, Dtype, Vec<usize>, Vec<u8>) = stored;
+        (name.clone(), TensorView::new(*dtype, shape.clone(), bytes).unwrap())
+    };
+    let views: HashMap<String, TensorView<'_>> = tensors.iter().map(view).collect();
+    serialize_to_file(views, None, &dir.join("model.safetensors")).unwrap();
+}
+
+fn logits(engine: &mut Engine) -> Vec<Vec<f32>> {
+    let slot = engine.open();
+    let ids: Vec<u32> = (0..40).map(|i| 4 + i * 7 % 90).collect();
+    let mut all = feed(engine, slot, &ids[..33], 33);
+    all.extend(feed(engine, slot, &ids[33..], 7));
+    engine.close(slot);
+    all
+}
+
+#[test]
+fn fp8_checkpoints_give_the_bits_of_the_numbers_they_stand_for() {
+    let golden = |name| golden_dir().join(name);
+    // The last has several blocks along both sides.
+    for (model, shared) in [
+        (golden("llama_tied"), Shared::Tensor),
+        (golden("llama_tied"), Shared::Row),
+        (golden("llama_wide_heads"), Shared::Block),
+        (demo_dir("draft"), Shared::Row),
+        (demo_dir("draft"), Shared::Block),
+    ] {
+        let (fp8, plain) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        write_both(&model, shared, fp8.path(), plain.path());
+        for weights in [WeightFormat::AsStored, WeightFormat::Bf16, WeightFormat::Int8] {
+            let found = logits(&mut load(fp8.path(), weights, 2));
+            assert!(
+                found == logits(&mut load(plain.path(), weights, 1)),
+                "{model:?}, {shared:?}, {weights:?}"
+            );
+        }
+        let ranks = |dir: &Path| {
+            let model_dir = dir.to_owned();
+            let weights = WeightFormat::AsStored;
+            let kv_memory_bytes = 64 << 20;
+            let options = LoadOptions {
+                model_dir,
+                weights,
+                threads: 2,
+                tensor_parallel: 2,
+                kv_memory_bytes,
+                max_model_len: None,
+            };
+            logits(&mut Engine::load(&options).unwrap())
+        };
+        // Three heads are not shared out.
+        if !model.ends_with("llama_wide_heads") {
+            assert!(ranks(fp8.path()) == ranks(plain.path()), "{model:?}, {shared:?}, two ranks");
+        }
+        let ids = [5, 9, 13, 21];
+        let judge = Oracle::load(fp8.path(), WeightFormat::AsStored).unwrap();
+        let mut engine = load(fp8.path(), WeightFormat::AsStored, 1);
+        let slot = engine.open();
+        assert!(
+            feed(&mut engine, slot, &ids, 4) == judge.logits_at_every_position(&ids),
+            "{model:?}, {shared:?}"
+        );
+        let ids = |dir: &Path| load(dir, WeightFormat::AsStored, 1).info().numerics_id.clone();
+        assert_ne!(ids(fp8.path()), ids(plain.path()), "a class of its own");
+    }
+}
+
+#[test]
+fn what_is_wrong_with_scales_is_said_by_name() {
+    const MATRIX: &str = "model.layers.0.self_attn.q_proj.weight";
+    let (fp8, plain) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let refusal = |change: &dyn Fn(&mut Tensors)| {
+        write_both(&golden_dir().join("llama_tied"), Shared::Row, fp8.path(), plain.path());
+        let file = std::fs::read(fp8.path().join("model.safetensors")).unwrap();
+        let copy = |(name, view): (String, TensorView<'_>)| {
+            (name, view.dtype(), view.shape().to_vec(), view.data().to_vec())
+        };
+        let mut tensors: Tensors =
+            SafeTensors::deserialize(&file).unwrap().tensors().into_iter().map(copy).collect();
+        change(&mut tensors);
+        write(fp8.path(), &tensors);
+        let options = LoadOptions {
+            model_dir: fp8.path().to_owned(),
+            weights: WeightFormat::AsStored,
+            threads: 1,
+            tensor_parallel: 1,
+            kv_memory_bytes: 1 << 20,
+            max_model_len: None,
+        };
+        Engine::load(&options).err().map(|error| error.to_string()).unwrap_or_default()
+    };
+    let scales = format!("{MATRIX}_scale");
+    let missing = refusal(&|tensors| tensors.retain(|(name, ..)| *name != scales));
+    assert!(missing.contains(&scales) && missing.contains("model.safetensors"), "{missing}");
+    let short = refusal(&|tensors| {
+        let (_, _, shape, bytes) = tensors.iter_mut().find(|(name, ..)| *name == scales).unwrap();
+        shape[0] -= 1;
+        bytes.truncate(bytes.len() - 2);
+    });
+    assert!(short.contains(&scales) && short.contains("[31, 1]"), "{short}");
+    let norm = refusal(&|tensors| {
+        let norm = tensors.iter_mut().find(|(name, ..)| name == "model.norm.weight").unwrap();
+        norm.1 = Dtype::F8_E4M3;
+        norm.3.truncate(norm.2[0]);
+    });
+    assert!(norm.contains("model.norm.weight") && norm.contains("F8_E4M3"), "{norm}");
+}
+
+/// What eight-bit floats cost the bundled pair: how often each model's greedy choice stays, and how often the draft's is the
+/// target's. Run with `--no-capture` for the table.
+#[test]
+fn fp8_says_nearly_what_bf16_says() {
+    let mut tasks = tasks();
+    tasks.iter_mut().for_each(|task| task.texts.truncate(1));
+    let folders = [(); 2].map(|()| (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()));
+    let mut engines = Vec::new();
+    for (role, (fp8, plain)) in ["draft", "target"].into_iter().zip(&folders) {
+        write_both(&demo_dir(role), Shared::Row, fp8.path(), plain.path());
+        let (mut rounded, mut whole) =
+            (load(fp8.path(), WeightFormat::Bf16, 1), load(&demo_dir(role), WeightFormat::Bf16, 1));
+        let all = compare(&format!("{role:<7} fp8"), (&mut rounded, &mut whole), &tasks);
+        assert!(all.agreement() > 0.85, "{role}: {}", all.agreement());
+        assert!((1e-3..0.15).contains(&all.relative_error()), "{role}: {}", all.relative_error());
+        engines.push((rounded, whole));
+    }
+    let [(draft_fp8, draft), (target_fp8, target)] = &mut engines[..] else { panic!("two models") };
+    let accepted = compare("draft bf16, target bf16", (draft, target), &tasks).agreement();
+    for (label, found) in [
+        ("draft fp8,  target bf16", compare("draft fp8,  target bf16", (draft_fp8, target), &tasks)),
+        ("draft fp8,  target fp8 ", compare("draft fp8,  target fp8 ", (draft_fp8, target_fp8), &tasks)),
+    ] {
+        assert!((found.agreement() - accepted).abs() < 0.05, "{label}: {} of {accepted}", found.agreement());
+    }
+}
