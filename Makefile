@@ -1,6 +1,6 @@
 # Every verb is one line over cargo or a script. `make` alone prints them.
 .DEFAULT_GOAL := help
-.PHONY: help deps helm-check observability-check up first-run console-check test quick check fmt fuzz sanitize arm-check clients docs measure measure-engine measure-lanes measure-lanes-cluster measure-plan measure-draft-ahead measure-router chaos kernels-check gpu-check gpu-check-dry gpu-bundle gpu-bundle-check clean
+.PHONY: help deps helm-check observability-check traces-check up first-run console-check test test-release quick check fmt fuzz sanitize arm-check clients schemas docs measure measure-engine measure-lanes measure-lanes-cluster measure-plan measure-draft-ahead measure-router chaos kernels-check gpu-check gpu-check-dry gpu-bundle gpu-bundle-check clean
 
 # Every verb compiles the workspace by clippy's driver, so that lints, tests and binaries share what is built. This is how
 # `cargo clippy -- --deny warnings` calls it.
@@ -40,6 +40,10 @@ test: ## the one gate: formatting, lints, kernels, documentation, every test (wh
 	@$(MAKE) --no-print-directory docs
 	cargo nextest run --locked --workspace --lib --bins --tests
 
+test-release: ## every test once as it is shipped, in the release profile, in a target directory of their own (an hour on 2 cores; no link-time optimisation, which each of a hundred programs would pay)
+	CARGO_TARGET_DIR=$(or $(CARGO_TARGET_DIR),target)/suite CARGO_PROFILE_RELEASE_LTO=off SERVER_BINARIES=--release \
+	cargo nextest run --locked --release --workspace --lib --bins --tests --no-fail-fast
+
 quick: ## formatting, lints and unit tests of every crate: no processes, no clusters
 	cargo fmt --all --check
 	cargo nextest run --locked --workspace --lib
@@ -71,9 +75,13 @@ chaos: ## faults of every kind, by a seed, to a fleet of real processes under lo
 	cargo build --locked --workspace --bins
 	@"$${CARGO_TARGET_DIR:-target}/debug/chaos" $(ARGS)
 
-clients: ## programs that people have (anthropic, instructor, litellm, langchain-openai, lm-eval from PyPI; openai from npm), each in its own environment, against a running cluster, as a table (ARGS="litellm" picks)
+clients: ## programs that people have (anthropic, instructor, pydantic-ai, litellm, langchain-openai, lm-eval, aiperf from PyPI; openai from npm), each in its own environment, against a running cluster, as a table (ARGS="litellm" picks; guidellm and vllm, whose environments take 6 GB and more, only by name)
 	cargo build --locked --workspace --bins
 	@"$${CARGO_TARGET_DIR:-target}/debug/clients" $(ARGS)
+
+schemas: ## 1,000 generated JSON schemas on the bundled pair, T in {0, 1}: ids equal at k = 0, 4, 8 and with trees, answers valid by another library (ARGS="--from 0 --to 100"; ARGS="--pairs 40" measures what a grammar costs)
+	cargo build --locked --workspace --bins
+	@"$${CARGO_TARGET_DIR:-target}/debug/schemas" $(ARGS)
 
 measure-router: ## what the router (release build) costs, with workers that only keep time: CPU, added latency, memory at scale (ARGS="cpu --streams 16", latency, scale)
 	cargo build --locked --workspace --bins
@@ -113,6 +121,13 @@ observability-check: ## promtool on the alerts and their tests, Grafana's types 
 	@test -e .deps/observability/ready || { python3 -m venv .deps/observability && .deps/observability/bin/pip install --quiet \
 	  --disable-pip-version-check 'grafana-foundation-sdk==1769699998!10.1.0' PyYAML==6.0.3 && touch .deps/observability/ready; }
 	@.deps/observability/bin/python tests/observability/check.py --binaries "$${CARGO_TARGET_DIR:-target}/debug" $(ARGS)
+
+traces-check: ## a request's trace over three processes in a real collector, over gRPC and HTTP, and its picture in that collector's viewer (docs/console/trace.png)
+	@deploy/deps.sh build browser
+	cargo build --locked --workspace --exclude tests --bins
+	@test -e .deps/phoenix/ready || { python3 -m venv .deps/phoenix && .deps/phoenix/bin/pip install --quiet --disable-pip-version-check \
+	  arize-phoenix==20.26.1 websocket-client==1.9.2 && touch .deps/phoenix/ready; }
+	@.deps/phoenix/bin/python tests/observability/traces.py --outrider "$${CARGO_TARGET_DIR:-target}/debug/outrider" $(ARGS)
 
 kernels-check: ## every CUDA kernel compiled for every architecture that is served, with registers and spills; no GPU needed
 	@cargo build --locked --workspace --example kernels_check

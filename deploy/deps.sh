@@ -23,6 +23,7 @@ main() {
       test)  have_command c++ || wanted+=(g++)
              have_command etcd || wanted+=(etcd-server)
              have_command python3 || wanted+=(python3)
+             have_command curl || wanted+=(curl)
              have_venv || wanted+=(python3-venv) ;;
       browser) have_command chromium || wanted+=(chromium)
                have_venv || wanted+=(python3-venv) ;;

@@ -29,6 +29,10 @@ pub struct Flags {
     /// 0: never, for a draft worker that shares its cores with the target [default: 16]
     #[arg(long, value_name = "OUTCOMES")]
     pub draft_ahead: Option<usize>,
+    /// On trial: routers open a share of their sequences here too and compare the proposals with what targets write; no target sees them, until an
+    /// operator rolls this draft out at a router (POST /admin/rollout)
+    #[arg(long, value_name = "true|false", num_args = 0..=1, default_missing_value = "true", require_equals = true)]
+    pub shadow: Option<bool>,
     #[command(flatten)]
     #[serde(flatten)]
     #[expect(missing_docs, reason = "clap would take a doc comment here for the help of every flag below")]
@@ -41,6 +45,7 @@ pub struct RawDraft {
     method: String,
     task_types: Vec<String>,
     draft_ahead: usize,
+    shadow: bool,
     #[serde(flatten)]
     worker: RawWorker,
 }
@@ -48,7 +53,7 @@ pub struct RawDraft {
 impl Default for RawDraft {
     fn default() -> Self {
         let (method, worker) = ("model".to_owned(), RawWorker::default());
-        Self { method, task_types: Vec::new(), draft_ahead: DRAFT_AHEAD, worker }
+        Self { method, task_types: Vec::new(), draft_ahead: DRAFT_AHEAD, shadow: false, worker }
     }
 }
 
@@ -76,6 +81,8 @@ pub struct DraftConfig {
     pub task_types: Vec<String>,
     /// How many outcomes of a proposal are drafted ahead at most.
     pub draft_ahead: usize,
+    /// Whether it is on trial.
+    pub is_shadow: bool,
     /// What every worker has.
     pub worker: WorkerConfig,
 }
@@ -109,11 +116,11 @@ impl RawConfig for RawDraft {
             format!("{} is above {DRAFT_AHEAD_MAX}", self.draft_ahead)
         });
         let worker = self.worker.validate(DefaultPorts { listen: 8120, admin: 8121 }, faults);
-        let (task_types, draft_ahead) = (self.task_types, self.draft_ahead);
+        let (task_types, draft_ahead, is_shadow) = (self.task_types, self.draft_ahead, self.shadow);
         let is_model = method == Some(DraftMethod::Model);
         faults.check("ballast", is_model || worker.as_ref().is_none_or(|worker| worker.ballast == 0), || {
             "method ngram has no weights: leave it out".to_owned()
         });
-        Some(DraftConfig { method: method?, task_types, draft_ahead, worker: worker? })
+        Some(DraftConfig { method: method?, task_types, draft_ahead, is_shadow, worker: worker? })
     }
 }

@@ -34,7 +34,7 @@ pub async fn serve_with(
 ) -> anyhow::Result<Addresses> {
     if let Some(synthetic) = &config.worker.synthetic {
         let mut loaded = worker::synthetic::load(&config.worker, synthetic, Role::Draft)?;
-        loaded.facts.task_types = config.task_types;
+        (loaded.facts.task_types, loaded.facts.is_shadow) = (config.task_types, config.is_shadow);
         loaded.draft_ahead = config.draft_ahead;
         return start(loaded, &config.worker, discovery, &lifetime, &health).await;
     }
@@ -44,7 +44,7 @@ pub async fn serve_with(
             let decide = propose::Propose { keeps_candidates: config.draft_ahead > 0 };
             let loading = move || load(&loading, Role::Draft, decide);
             let mut loaded = tokio::task::spawn_blocking(loading).await??;
-            loaded.facts.task_types = config.task_types;
+            (loaded.facts.task_types, loaded.facts.is_shadow) = (config.task_types, config.is_shadow);
             loaded.draft_ahead = config.draft_ahead;
             start(loaded, &config.worker, discovery, &lifetime, &health).await
         }
@@ -66,6 +66,7 @@ fn ngram(config: &DraftConfig) -> Loaded<ngram::Ngram> {
         kv_block_size: 0,
         max_tree_tokens: 0,
         task_types: config.task_types.clone(),
+        is_shadow: config.is_shadow,
         ballast_parameters: 0,
         step_times: Vec::new(),
     };

@@ -30,6 +30,7 @@ fn worker_hello() -> v1::WorkerHello {
         assets: vec![v1::Asset { name: "tokenizer.json".to_owned(), sha256: "00ff".to_owned(), size: 12 }],
         step_times: vec![v1::StepTimePoint { rows: 1, kv_tokens: 512, micros: 900 }],
         max_tree_tokens: 0,
+        shadow: false,
     }
 }
 

@@ -6,6 +6,7 @@ import { byId, el, figure, table } from "/console/dom.js";
 function state(worker) {
   const bad = (text) => el("span", { class: "state bad" }, text);
   if (worker.draining) return bad(`draining: ${worker.draining}`);
+  if (worker.is_on_trial) return el("span", { class: "state good" }, "on trial");
   const { health, target_health: target } = worker;
   if (health?.is_out) return bad(`silent for ${figure(health.out_ms / 1e3)} s`);
   if (target?.is_silent) return bad("silent");
@@ -32,8 +33,21 @@ function drainButton(worker) {
   return el("button", { type: "button", click: act, "aria-label": `${text} ${worker.role} worker ${worker.address}` }, text);
 }
 
+// Drafts on trial beside the drafts that serve, where there are some.
+function trials({ shadows, rollout }) {
+  if (!shadows?.drafts.length) return [];
+  const head = ["Draft", "Text", "Drafts compared", "Accepted tokens of each", "Serving draft's", "Step, ms"];
+  const rows = shadows.drafts.flatMap((draft) => [
+    [draft.draft, "all, at the same places", draft.paired.drafts, figure(draft.paired.shadow_accepted, 2), figure(draft.paired.serving_accepted, 2), draft.step_us == null ? "–" : figure(draft.step_us / 1e3, 2)],
+    ...draft.task_types.map((task) => [draft.draft, task.task_type, task.shadow.drafts, figure(task.shadow_accepted, 2), task.serving_accepted == null ? "–" : figure(task.serving_accepted, 2), ""]),
+  ]);
+  const stage = rollout ? [el("p", {}, `Rollout of ${rollout.draft}: ${rollout.stage.replace("_", " ")}, share ${figure(100 * rollout.share, 0)}%, evidence: ${rollout.verdict.replaceAll("_", " ")}.`)] : [];
+  return [...stage, table("Drafts on trial", head, rows)];
+}
+
 export async function show() {
-  const { workers, waiting_for_target: waiting } = await getJson("/debug/lanes");
+  const report = await getJson("/debug/lanes");
+  const { workers, waiting_for_target: waiting } = report;
   const head = ["State", "Address", "Serves", "Sequences", "KV reserved", "Wire, ms", "Outages", "Missed deadlines", "Drain"];
   const row = (worker) => {
     const faults = worker.health ?? worker.target_health;
@@ -42,5 +56,5 @@ export async function show() {
       Number(figure(worker.wire_us / 1e3, 2)), faults?.outages ?? 0, worker.health?.missed_deadlines ?? 0, drainButton(worker)];
   };
   const pool = (role) => table(`${role === "target" ? "Target" : "Draft"} workers`, head, workers.filter((worker) => worker.role === role).map(row));
-  byId("pools").replaceChildren(el("p", {}, `${waiting} sequences wait for a target.`), pool("target"), pool("draft"));
+  byId("pools").replaceChildren(el("p", {}, `${waiting} sequences wait for a target.`), pool("target"), pool("draft"), ...trials(report));
 }

@@ -21,6 +21,7 @@ use crate::admission::AdmissionLimits;
 use crate::catalog::settings::ModelSettings;
 use crate::lane_config::RawLane;
 use crate::request::check::{check_defaults, check_task_type};
+use crate::request::gateway::Objectives;
 use crate::workers::tls::{RawWorkerTls, WorkerTlsFlags};
 
 /// Longer than this no load balancer needs.
@@ -38,6 +39,10 @@ So are other names of models, and what their requests ask for where they do not 
   [models.\"gpt-4o\"]
   serves = \"llama-3.3-70b\"           # the name that its targets give it; absent: these are that model's own defaults
   temperature = 0.3                  # also top_p, top_k, min_p, repetition_penalty, max_tokens, task_type
+
+And how urgent the objectives are that a gateway names in x-llm-d-inference-objective (0 to 255, lower is more urgent):
+  [objectives]
+  \"batch\" = 200
 
 API keys stand in the file of --api-keys as themselves or as digests (printf %s KEY | sha256sum), with what they may:
   sha256:DIGEST alice models=demo priority=1 max_concurrent_requests=8
@@ -110,6 +115,9 @@ pub struct Flags {
     /// Longest time per output token that outrider_wanted_target_workers, which autoscalers follow, is to keep; 0: it follows KV alone
     #[arg(long, value_name = "MS")]
     pub scaling_tpot_ms: Option<u64>,
+    /// Share of the sequences that draft workers started with --shadow, and candidates of a rollout, are scored on, 0 to 1
+    #[arg(long, value_name = "SHARE")]
+    pub shadow_share: Option<f64>,
     /// Once told to stop: how long everybody is still served, while /health/ready says no and clients are asked to connect elsewhere
     #[arg(long, value_name = "SECONDS")]
     pub lame_duck_seconds: Option<u64>,
@@ -151,11 +159,14 @@ pub struct RawRouter {
     replay_tokens_per_second: u32,
     pair_check: Vec<String>,
     scaling_tpot_ms: u64,
+    shadow_share: f64,
     lame_duck_seconds: u64,
     /// By task type: `[lanes."code"]`.
     lanes: BTreeMap<String, RawLane>,
     /// By the name that clients use: `[models."name"]`.
     models: BTreeMap<String, ModelSettings>,
+    /// Priorities, by the name that a gateway gives an objective: `[objectives]`.
+    objectives: Objectives,
     #[serde(flatten)]
     listener: RawListener,
     #[serde(flatten)]
@@ -187,9 +198,11 @@ impl Default for RawRouter {
             replay_tokens_per_second: 65_536,
             pair_check: Vec::new(),
             scaling_tpot_ms: 0,
+            shadow_share: 0.1,
             lame_duck_seconds: 0,
             lanes: BTreeMap::new(),
             models: BTreeMap::new(),
+            objectives: Objectives::new(),
             listener: RawListener::default(),
             tls: RawServerTls::default(),
             worker_tls: RawWorkerTls::default(),
@@ -217,6 +230,8 @@ pub struct RouterConfig {
     pub tokenize_threads: usize,
     /// What is settled for models, by the name that clients use.
     pub models: BTreeMap<String, ModelSettings>,
+    /// Priorities of a gateway's objectives.
+    pub objectives: Objectives,
     /// Draft lengths, lanes and deadlines.
     pub scheduler: SchedulerConfig,
     /// What the console's page *Pair* runs; nothing: it runs nothing.
@@ -238,20 +253,7 @@ impl RawConfig for RawRouter {
                 format!("{address} is open to others: give --api-keys FILE, or listen on 127.0.0.1")
             });
         }
-        let most = MAX_DRAFT_TOKENS as u32;
-        faults.check("max_draft_tokens", self.max_draft_tokens <= most, || {
-            format!("{} is over the limit of {most}", self.max_draft_tokens)
-        });
-        if let DraftTokens::Fixed(k) = self.draft_tokens {
-            faults.check("draft_tokens", k <= self.max_draft_tokens, || {
-                format!("{k} is over max_draft_tokens, which is {}", self.max_draft_tokens)
-            });
-        }
-        if let DraftTokens::Fixed(tokens) = self.tree_tokens {
-            faults.check("tree_tokens", tokens as usize <= MAX_TREE_TOKENS, || {
-                format!("{tokens} is over the limit of {MAX_TREE_TOKENS}")
-            });
-        }
+        self.check_drafts(faults);
         faults.check("max_sequences", self.max_sequences > 0, || "must be at least 1".to_owned());
         faults.check("tokenize_threads", (1..=64).contains(&self.tokenize_threads), || {
             format!("{} is not between 1 and 64", self.tokenize_threads)
@@ -278,6 +280,7 @@ impl RawConfig for RawRouter {
             },
             tokenize_threads: self.tokenize_threads,
             models: self.models,
+            objectives: self.objectives,
             scheduler: SchedulerConfig {
                 policy: PolicyConfig {
                     draft_tokens: self.draft_tokens,
@@ -292,6 +295,7 @@ impl RawConfig for RawRouter {
                 replay_ids_per_second: self.replay_tokens_per_second,
                 tpot_objective: (self.scaling_tpot_ms > 0)
                     .then(|| Duration::from_millis(self.scaling_tpot_ms)),
+                shadow_share: self.shadow_share,
                 rules: Rules::default(),
             },
             pair_check: self.pair_check,
@@ -303,6 +307,26 @@ impl RawConfig for RawRouter {
 }
 
 impl RawRouter {
+    fn check_drafts(&self, faults: &mut Faults) {
+        let most = MAX_DRAFT_TOKENS as u32;
+        faults.check("max_draft_tokens", self.max_draft_tokens <= most, || {
+            format!("{} is over the limit of {most}", self.max_draft_tokens)
+        });
+        if let DraftTokens::Fixed(k) = self.draft_tokens {
+            faults.check("draft_tokens", k <= self.max_draft_tokens, || {
+                format!("{k} is over max_draft_tokens, which is {}", self.max_draft_tokens)
+            });
+        }
+        if let DraftTokens::Fixed(tokens) = self.tree_tokens {
+            faults.check("tree_tokens", tokens as usize <= MAX_TREE_TOKENS, || {
+                format!("{tokens} is over the limit of {MAX_TREE_TOKENS}")
+            });
+        }
+        faults.check("shadow_share", (0.0..=1.0).contains(&self.shadow_share), || {
+            format!("{} is not between 0 and 1", self.shadow_share)
+        });
+    }
+
     fn validate_models(&self, faults: &mut Faults) {
         for (name, settings) in &self.models {
             let field = format!("models.{name}");

@@ -10,6 +10,7 @@ use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll};
 
 use async_trait::async_trait;
+pub use scheduling::rollout::RolloutOrder;
 pub use scheduling::scheduler::events::{Drain, SpeculationUsage};
 pub use scheduling::scheduler::policy::SpeculationRequest;
 use scheduling::scheduler::{SchedulerReport, WorkerReport};
@@ -71,7 +72,7 @@ pub struct GenerationRequest {
     pub span: tracing::Span,
     /// What its client has left unread.
     pub unread: Unread,
-    /// Whose it is: API keys take turns.
+    /// Whose it is: API keys take turns, and those whom a gateway tells apart by a key of its own.
     pub api_key: u64,
     /// Whether it fails where it waits too long for its first target: nothing of its request has begun yet.
     pub may_expire: bool,
@@ -143,6 +144,9 @@ pub trait GenerationService: Send + Sync {
 
     /// Carries out an operator's order, whose address may be HOST:PORT alone; `None` where no worker is meant.
     async fn drain(&self, drain: Drain) -> Result<Option<DrainState>, RouterError>;
+
+    /// Carries out an operator's order about the rollout of a draft; what lanes and workers do after it.
+    async fn rollout(&self, order: RolloutOrder) -> Result<SchedulerReport, RouterError>;
 
     /// What lanes and workers do now, and why.
     async fn report(&self) -> Result<SchedulerReport, RouterError>;

@@ -4,12 +4,14 @@
 mod handles;
 mod kv_pools;
 mod names;
+mod shadows;
 
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use scheduling::lookup_rates::LookupSource;
 use scheduling::scheduler::lanes::LaneKey;
+use service::metrics::TracedHistogramFamily;
 use service::metrics::{Counter, EncodeLabelSet, Family, Gauge, HistogramFamily, Metrics, RateGauge};
 use speculation::sequence::Ignored;
 use speculation::{FinishReason, Role};
@@ -19,6 +21,8 @@ pub use self::handles::{GaugeHold, LaneMetrics, ModelMetrics, WorkerMetrics};
 use self::kv_pools::CacheConfigLabels;
 pub use self::kv_pools::KvPools;
 use self::names::*;
+pub use self::shadows::ShadowMetrics;
+use self::shadows::{DroppedLabels, ShadowLabels, ShadowPositionLabels};
 use crate::error::RouterError;
 
 /// Ranges of priorities that are told apart: the last one of each, and its name.
@@ -62,6 +66,14 @@ impl FinishLabels {
         let finished_reason = ending.as_str();
         Self { model_name: model.model_name.clone(), engine: ENGINE, finished_reason }
     }
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct SloLabels {
+    model_name: String,
+    engine: &'static str,
+    slo: &'static str,
+    met: &'static str,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -189,19 +201,25 @@ struct Families {
     prompt_tokens: Family<ModelLabels, Counter>,
     generation_tokens: Family<ModelLabels, Counter>,
     success: Family<FinishLabels, Counter>,
-    time_to_first_token: HistogramFamily<ModelLabels>,
+    time_to_first_token: TracedHistogramFamily<ModelLabels>,
     inter_token_latency: HistogramFamily<ModelLabels>,
     time_per_output_token: HistogramFamily<ModelLabels>,
-    end_to_end: HistogramFamily<ModelLabels>,
+    end_to_end: TracedHistogramFamily<ModelLabels>,
     queue_time: HistogramFamily<ModelLabels>,
+    slo: Family<SloLabels, Counter>,
     requests: Family<OutcomeLabels, Counter>,
     ignored: Family<ReasonLabels, Counter>,
     lane_k: Family<LaneLabels, Gauge>,
     lane_draft_tokens: Family<LaneLabels, Counter>,
     lane_accepted_tokens: Family<LaneLabels, Counter>,
+    lane_output_tokens: Family<LaneLabels, Counter>,
     lookup_drafts: Family<SourceLabels, Counter>,
     lookup_draft_tokens: Family<SourceLabels, Counter>,
     lookup_accepted_tokens: Family<SourceLabels, Counter>,
+    shadow_drafts: Family<ShadowLabels, Counter>,
+    shadow_judged: Family<ShadowPositionLabels, Counter>,
+    shadow_accepted: Family<ShadowPositionLabels, Counter>,
+    shadow_dropped: Family<DroppedLabels, Counter>,
     draft_outages: Counter,
     target_outages: Counter,
     waiting_for_target: Gauge,
@@ -229,19 +247,25 @@ impl RouterMetrics {
             prompt_tokens: metrics.counter_family(&PROMPT_TOKENS),
             generation_tokens: metrics.counter_family(&GENERATION_TOKENS),
             success: metrics.counter_family(&REQUEST_SUCCESS),
-            time_to_first_token: metrics.histogram_family(&TIME_TO_FIRST_TOKEN),
+            time_to_first_token: metrics.traced_histogram_family(&TIME_TO_FIRST_TOKEN),
             inter_token_latency: metrics.histogram_family(&INTER_TOKEN_LATENCY),
             time_per_output_token: metrics.histogram_family(&TIME_PER_OUTPUT_TOKEN),
-            end_to_end: metrics.histogram_family(&END_TO_END),
+            end_to_end: metrics.traced_histogram_family(&END_TO_END),
             queue_time: metrics.histogram_family(&QUEUE_TIME),
+            slo: metrics.counter_family(&SLO),
             requests: metrics.counter_family(&REQUESTS),
             ignored: metrics.counter_family(&IGNORED),
             lane_k: metrics.gauge_family(&LANE_K),
             lane_draft_tokens: metrics.counter_family(&LANE_DRAFT_TOKENS),
             lane_accepted_tokens: metrics.counter_family(&LANE_ACCEPTED_TOKENS),
+            lane_output_tokens: metrics.counter_family(&LANE_OUTPUT_TOKENS),
             lookup_drafts: metrics.counter_family(&LOOKUP_DRAFTS),
             lookup_draft_tokens: metrics.counter_family(&LOOKUP_DRAFT_TOKENS),
             lookup_accepted_tokens: metrics.counter_family(&LOOKUP_ACCEPTED_TOKENS),
+            shadow_drafts: metrics.counter_family(&SHADOW_DRAFTS),
+            shadow_judged: metrics.counter_family(&SHADOW_JUDGED),
+            shadow_accepted: metrics.counter_family(&SHADOW_ACCEPTED),
+            shadow_dropped: metrics.counter_family(&SHADOW_DROPPED),
             draft_outages: metrics.counter(&DRAFT_OUTAGES),
             target_outages: metrics.counter(&TARGET_OUTAGES),
             waiting_for_target: metrics.gauge(&WAITING_FOR_TARGET),
@@ -351,6 +375,7 @@ impl RouterMetrics {
             k: self.families.lane_k.get_or_create(&labels).clone(),
             draft_tokens: self.families.lane_draft_tokens.get_or_create(&labels).clone(),
             accepted_tokens: self.families.lane_accepted_tokens.get_or_create(&labels).clone(),
+            output_tokens: self.families.lane_output_tokens.get_or_create(&labels).clone(),
             of_model: self.verifications(&lane.model),
         }
     }
@@ -364,6 +389,11 @@ impl RouterMetrics {
             families: Arc::clone(&self.families),
             labels,
         }
+    }
+
+    /// The counters of drafts on trial.
+    pub fn shadows(&self) -> ShadowMetrics {
+        ShadowMetrics::new(Arc::clone(&self.families))
     }
 
     /// The targets' KV, all together.
@@ -399,6 +429,7 @@ mod tests {
         };
         let (mut code, mut chat) = (metrics.lane(&key("code")), metrics.lane(&key("chat")));
         code.verified(4, 2);
+        code.committed(3);
         chat.verified(4, 0);
         chat.verified(0, 0);
         let text = page.encode(Exposition::Prometheus);
@@ -408,6 +439,7 @@ mod tests {
             r#"vllm:spec_decode_num_accepted_tokens_total{model_name="demo",engine="0"} 2"#,
             r#"vllm:spec_decode_num_accepted_tokens_per_pos_total{model_name="demo",engine="0",position="1"} 1"#,
             r#"outrider_lane_accepted_tokens_total{model="demo",task_type="code",temperature="greedy"} 2"#,
+            r#"outrider_lane_output_tokens_total{model="demo",task_type="code",temperature="greedy"} 3"#,
             r#"outrider_lane_draft_tokens_total{model="demo",task_type="chat",temperature="greedy"} 4"#,
         ] {
             assert!(text.lines().any(|written| written == line), "{line} is missing from\n{text}");

@@ -103,6 +103,7 @@ pub async fn serve_with(
         health,
         metrics_page,
         policy,
+        objectives: Arc::new(config.objectives),
         tokenize: TokenizePool::start(config.tokenize_threads, &lifetime, metrics.tokenize_queue())?,
         metrics,
         keep_alive: KEEP_ALIVE,

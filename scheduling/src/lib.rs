@@ -7,7 +7,7 @@
 //! the router ([`decode_delay`]), how long to wait for a draft worker ([`draft_health`]), whether to rely on a target
 //! ([`target_health`]). Who goes where and when, before all that: [`placement`], [`fair_queue`], [`replay_budget`], [`output_length`]; what goes
 //! through a worker together: [`mod@batch`], [`batch_former`]. What targets could do beyond what they do, for gateways: [`headroom`]; how many
-//! workers all that takes: [`pool_size`]. What a pool of workers is like comes from a file
+//! workers all that takes: [`pool_size`]. How a new draft is tried beside the one that serves ([`draft_score`], [`cluster_mean`], [`rollout`]). What a pool of workers is like comes from a file
 //! ([`profile`]).
 
 #![forbid(unsafe_code)]
@@ -16,10 +16,12 @@ pub mod acceptance_by_position;
 pub mod agreement;
 pub mod batch;
 pub mod batch_former;
+pub mod cluster_mean;
 pub mod cost;
 pub mod decode_delay;
 pub mod draft_health;
 pub mod draft_length;
+pub mod draft_score;
 pub mod drafted_ahead;
 pub mod fair_queue;
 pub mod headroom;
@@ -29,6 +31,7 @@ pub mod placement;
 pub mod pool_size;
 pub mod profile;
 pub mod replay_budget;
+pub mod rollout;
 pub mod scheduler;
 pub mod target_health;
 #[cfg(test)]

@@ -15,7 +15,7 @@ use serde::Serialize;
 pub const MIN_SILENCE: Duration = Duration::from_millis(100);
 
 /// Nor before so many steps of one row could have run.
-const SILENT_STEPS: u32 = 50;
+const SILENT_STEPS: u32 = 40;
 
 /// Nor before everything that the target has to run could have run so many times.
 const SILENT_WORKLOADS: u32 = 4;
@@ -237,7 +237,7 @@ mod tests {
             health.silent_at(expected).map(|at| at - ms(1_000))
         };
         let mut health = steady();
-        assert_eq!(silent_after(&health, 10, 20), Some(ms(500)), "50 steps");
+        assert_eq!(silent_after(&health, 10, 20), Some(ms(400)), "40 steps");
         assert_eq!(silent_after(&health, 1, 800), Some(ms(3_200)), "4 times a long prompt");
         assert!(!health.heard(ms(1_400)));
         assert_eq!(silent_after(&health, 1, 2), Some(ms(400 + 1_200)), "3 times a gap of 400 ms");

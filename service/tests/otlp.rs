@@ -10,6 +10,8 @@ use std::net::SocketAddr;
 use std::process::Command;
 use std::time::Duration;
 
+use axum::body::Bytes;
+use axum::routing::post;
 use opentelemetry_proto::tonic::collector::trace::v1::trace_service_server::{
     TraceService, TraceServiceServer,
 };
@@ -18,9 +20,13 @@ use opentelemetry_proto::tonic::collector::trace::v1::{
 };
 use opentelemetry_proto::tonic::common::v1::any_value;
 use opentelemetry_proto::tonic::trace::v1::ResourceSpans;
-use service::config::env_var;
+use prost::Message as _;
+use service::accept::{Connections, Listener, RawListener};
+use service::config::{Faults, env_var};
+use service::metrics::Metrics;
 use service::shutdown::Lifetime;
 use service::telemetry::{self, LogFormat, TelemetryConfig};
+use service::tls::ServerTls;
 use tokio::net::TcpListener;
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::TcpListenerStream;
@@ -144,6 +150,58 @@ async fn a_span_reaches_the_collector_under_its_callers_trace() {
     );
 }
 
+/// A collector that speaks HTTP/1.1, with TLS or without; gives its URL's authority and what it receives.
+async fn http_collector(
+    lifetime: &Lifetime,
+    tls: Option<ServerTls>,
+) -> (SocketAddr, mpsc::Receiver<ResourceSpans>) {
+    let (sender, received) = mpsc::channel(64);
+    let take = async move |body: Bytes| {
+        let request = ExportTraceServiceRequest::decode(body).expect("OTLP in protobuf");
+        for spans in request.resource_spans {
+            sender.send(spans).await.expect("the test goes on");
+        }
+    };
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let routes = axum::Router::new().route(
+        "/v1/traces",
+        post(move |body: Bytes| {
+            let take = take.clone();
+            async move { take(body).await }
+        }),
+    );
+    let connections = Connections::new(RawListener::default().validate(&mut Faults::new()), &Metrics::new());
+    Listener::new(listener, tls, &connections).serve_http("collector", routes, lifetime);
+    (address, received)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_span_reaches_a_collector_that_speaks_http_only() {
+    if env_var(RUN_AGAIN).is_some() {
+        return record_a_span().await;
+    }
+    let rcgen::CertifiedKey { cert, signing_key } =
+        rcgen::generate_simple_self_signed(["127.0.0.1".to_owned()]).unwrap();
+    let dir = tempfile::tempdir().unwrap();
+    let (certificate, key) = (dir.path().join("cert.pem"), dir.path().join("key.pem"));
+    std::fs::write(&certificate, cert.pem()).unwrap();
+    std::fs::write(&key, signing_key.serialize_pem()).unwrap();
+    let http = ("OTEL_EXPORTER_OTLP_PROTOCOL", "http/protobuf");
+    let trusting = ("OTEL_EXPORTER_OTLP_CERTIFICATE", certificate.to_str().unwrap());
+    let lifetime = Lifetime::new();
+    for (scheme, tls) in [("http", None), ("https", Some(ServerTls::read(&certificate, &key, None).unwrap()))]
+    {
+        let (address, mut received) = http_collector(&lifetime, tls).await;
+        let url = format!("{scheme}://{address}");
+        run_again("a_span_reaches_a_collector_that_speaks_http_only", &[(ENDPOINT, &url), http, trusting])
+            .await;
+        let spans = tokio::time::timeout(AMPLE, received.recv()).await.expect("a batch of spans").unwrap();
+        assert_eq!(attribute(&spans, "service.name"), "outrider-test");
+        assert_eq!(spans.scope_spans[0].spans.len(), 2, "over {scheme}");
+    }
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_environment_names_the_service_and_may_sample_nothing() {
     if env_var(RUN_AGAIN).is_some() {
@@ -201,14 +259,14 @@ async fn a_collector_that_is_away_delays_the_end_by_the_flush_timeout_at_most() 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_protocol_that_is_not_spoken_is_refused() {
     if env_var(RUN_AGAIN).is_some() {
-        let error = telemetry::init(&config()).expect_err("http is not spoken").to_string();
+        let error = telemetry::init(&config()).expect_err("JSON is not spoken").to_string();
         eprintln!("refused: {error}");
         return;
     }
-    let variables = [(ENDPOINT, "http://127.0.0.1:1"), ("OTEL_EXPORTER_OTLP_PROTOCOL", "http/protobuf")];
+    let variables = [(ENDPOINT, "http://127.0.0.1:1"), ("OTEL_EXPORTER_OTLP_PROTOCOL", "http/json")];
     let output = run_again("a_protocol_that_is_not_spoken_is_refused", &variables).await;
     let told = String::from_utf8(output.stderr).unwrap();
-    assert!(told.contains("refused: OTEL_EXPORTER_OTLP_PROTOCOL=http/protobuf: only"), "{told}");
+    assert!(told.contains("refused: OTEL_EXPORTER_OTLP_PROTOCOL=http/json: only"), "{told}");
 }
 
 #[tokio::test]

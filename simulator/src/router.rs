@@ -55,6 +55,7 @@ impl Router {
             queue_wait: PATIENCE,
             replay_ids_per_second: 0,
             tpot_objective: None,
+            shadow_share: 0.0,
             rules: experiment.rules,
         };
         let recording = is_recorded.then(|| Recording { config: config.clone(), entries: Vec::new() });

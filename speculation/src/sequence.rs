@@ -12,6 +12,7 @@ mod link;
 mod lookup;
 #[cfg(test)]
 mod network_tests;
+mod shadow;
 mod target;
 #[cfg(test)]
 mod tests;
@@ -29,6 +30,7 @@ use crate::tree::MAX_TREE_TOKENS;
 use crate::{AcceptanceMode, Role, SequenceId, SequenceSpec, TokenId};
 pub use events::{Action, Commit, Counters, Event, Ignored, TargetFault};
 use link::{Asked, InFlight, Link};
+pub use shadow::{SHADOW_TOKENS, Scored, Shadow, ShadowFault};
 
 /// A worker that lags further behind is fed before it is asked to draw.
 pub const FEED_LAG: u32 = 64;

@@ -3,8 +3,11 @@
 use std::path::PathBuf;
 
 use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair, date_time_ymd};
-use service::tls::{ClientTls, ServerTls};
+use service::tls::{ClientTls, Clients, ServerTls};
 use tempfile::TempDir;
+
+/// What some certificates are for.
+const NAME: &str = "router.outrider.test";
 
 /// The authority's certificate, and one that it signed with its key, as files.
 #[derive(Debug)]
@@ -21,6 +24,7 @@ impl Authority {
         let (issuer, key) = (Issuer::new(params, ca_key), KeyPair::generate()?);
         let params = || CertificateParams::new(["127.0.0.1".to_owned()]);
         let cert = params()?.signed_by(&key, &issuer)?;
+        let named = CertificateParams::new([NAME.to_owned()])?.signed_by(&key, &issuer)?;
         let mut expired = params()?;
         expired.not_after = date_time_ymd(2001, 1, 1);
         let expired = expired.signed_by(&key, &issuer)?;
@@ -28,6 +32,7 @@ impl Authority {
         std::fs::write(authority.file("ca.pem"), ca_cert.pem())?;
         std::fs::write(authority.file("cert.pem"), cert.pem())?;
         std::fs::write(authority.file("expired.pem"), expired.pem())?;
+        std::fs::write(authority.file("named.pem"), named.pem())?;
         std::fs::write(authority.file("key.pem"), key.serialize_pem())?;
         Ok(authority)
     }
@@ -35,7 +40,14 @@ impl Authority {
     /// A server that shows the signed certificate, and asks for one of the same authority if `mutual`.
     pub fn server(&self, mutual: bool) -> anyhow::Result<ServerTls> {
         let ca = mutual.then(|| self.file("ca.pem"));
-        Ok(ServerTls::read(&self.file("cert.pem"), &self.file("key.pem"), ca.as_deref())?)
+        let clients = ca.as_deref().map(|ca| Clients { ca, names: &[] });
+        Ok(ServerTls::read(&self.file("cert.pem"), &self.file("key.pem"), clients)?)
+    }
+
+    /// A server that asks for a certificate of the same authority for [`NAME`].
+    pub fn server_for_named(&self) -> anyhow::Result<ServerTls> {
+        let clients = Clients { ca: &self.file("ca.pem"), names: &[NAME.to_owned()] };
+        Ok(ServerTls::read(&self.file("cert.pem"), &self.file("key.pem"), Some(clients))?)
     }
 
     /// A client that trusts the authority and shows nothing.
@@ -45,13 +57,21 @@ impl Authority {
 
     /// A client that trusts the authority and shows what it signed.
     pub fn member(&self) -> anyhow::Result<ClientTls> {
-        let (cert, key) = (self.file("cert.pem"), self.file("key.pem"));
-        Ok(ClientTls::read(&self.file("ca.pem"), Some((&cert, &key)))?)
+        self.client_with("cert.pem")
     }
 
     /// The same, but what it shows was valid long ago.
     pub fn former_member(&self) -> anyhow::Result<ClientTls> {
-        let (cert, key) = (self.file("expired.pem"), self.file("key.pem"));
+        self.client_with("expired.pem")
+    }
+
+    /// The same, but what it shows is for [`NAME`].
+    pub fn named_member(&self) -> anyhow::Result<ClientTls> {
+        self.client_with("named.pem")
+    }
+
+    fn client_with(&self, cert: &str) -> anyhow::Result<ClientTls> {
+        let (cert, key) = (self.file(cert), self.file("key.pem"));
         Ok(ClientTls::read(&self.file("ca.pem"), Some((&cert, &key)))?)
     }
 

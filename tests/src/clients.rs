@@ -9,7 +9,11 @@ use anyhow::ensure;
 use crate::{node, pair, python};
 
 /// Scripts and lists of packages, by name.
-pub const CLIENTS: [&str; 6] = ["anthropic", "openai-node", "instructor", "litellm", "langchain", "lm-eval"];
+pub const CLIENTS: [&str; 8] =
+    ["anthropic", "openai-node", "instructor", "pydantic-ai", "litellm", "langchain", "lm-eval", "aiperf"];
+
+/// Those that are asked by name alone: with the torch that PyPI has for Linux, the environment of each takes 6 GB and more.
+pub const LARGE_CLIENTS: [&str; 2] = ["guidellm", "vllm"];
 
 /// Those that run in Node, and their folders.
 const IN_NODE: [(&str, &str); 1] = [("openai-node", "openai")];

@@ -49,6 +49,10 @@ pub enum WorkerKind {
     DraftAhead,
     /// N-grams of the sequence itself.
     Ngram,
+    /// The bundled draft, on trial.
+    ShadowDraft,
+    /// N-grams, on trial.
+    ShadowNgram,
     /// The target of deploy/profiles/cpu-pair.toml, which only keeps the time.
     SyntheticTarget,
     /// The draft of the same profile.
@@ -110,7 +114,8 @@ impl Cluster {
         let lifetime = self.lifetime.child();
         let worker = WorkerConfig { model: Some(pair::draft_dir()), ..worker_config()? };
         let task_types = task_types.iter().map(|&task_type| task_type.to_owned()).collect();
-        let config = DraftConfig { method: DraftMethod::Model, task_types, draft_ahead: 0, worker };
+        let config =
+            DraftConfig { method: DraftMethod::Model, task_types, draft_ahead: 0, is_shadow: false, worker };
         let discovery = self.discovery.as_ref();
         let addresses = draft_worker::serve_with(config, discovery, lifetime.clone(), Health::new()).await?;
         let worker = RunningWorker::new(lifetime, addresses);
@@ -219,8 +224,13 @@ impl Cluster {
 
     /// Tells discovery of a worker at `address`, for as long as `lifetime` lasts.
     async fn list(&self, role: &str, address: String, lifetime: Lifetime) -> anyhow::Result<()> {
-        let member =
-            Member { id: address.clone(), role: role.to_owned(), address, facts: serde_json::Value::Null };
+        let member = Member {
+            id: address.clone(),
+            role: role.to_owned(),
+            address,
+            facts: serde_json::Value::Null,
+            load: discovery::Load::default(),
+        };
         let registration = self.discovery.register(member).await?;
         let draining = lifetime.draining();
         lifetime.spawn("registration", async move {
@@ -236,6 +246,7 @@ impl WorkerKind {
         match self {
             Self::Target | Self::SyntheticTarget => TARGET,
             Self::Draft | Self::DraftAhead | Self::Ngram | Self::SyntheticDraft => DRAFT,
+            Self::ShadowDraft | Self::ShadowNgram => DRAFT,
         }
     }
 }
@@ -288,11 +299,13 @@ async fn start_worker(
     let mut config = worker_config()?;
     match kind {
         WorkerKind::Target => config.model = Some(pair::target_dir()),
-        WorkerKind::Draft | WorkerKind::DraftAhead => config.model = Some(pair::draft_dir()),
+        WorkerKind::Draft | WorkerKind::DraftAhead | WorkerKind::ShadowDraft => {
+            config.model = Some(pair::draft_dir());
+        }
         WorkerKind::SyntheticTarget | WorkerKind::SyntheticDraft => {
             config.synthetic = Some(synthetic_config()?);
         }
-        WorkerKind::Ngram => {}
+        WorkerKind::Ngram | WorkerKind::ShadowNgram => {}
     }
     if kind.role() == TARGET {
         config.served_model_name = Some(MODEL.to_owned());
@@ -302,9 +315,11 @@ async fn start_worker(
     let addresses = if kind.role() == TARGET {
         target_worker::serve_with(config, discovery, own, health).await?
     } else {
-        let method = if kind == WorkerKind::Ngram { DraftMethod::Ngram } else { DraftMethod::Model };
+        let is_ngram = matches!(kind, WorkerKind::Ngram | WorkerKind::ShadowNgram);
+        let method = if is_ngram { DraftMethod::Ngram } else { DraftMethod::Model };
+        let is_shadow = matches!(kind, WorkerKind::ShadowDraft | WorkerKind::ShadowNgram);
         let draft_ahead = if kind == WorkerKind::DraftAhead { DRAFT_AHEAD } else { 0 };
-        let config = DraftConfig { method, task_types: Vec::new(), draft_ahead, worker: config };
+        let config = DraftConfig { method, task_types: Vec::new(), draft_ahead, is_shadow, worker: config };
         draft_worker::serve_with(config, discovery, own, health).await?
     };
     Ok(RunningWorker::new(lifetime, addresses))

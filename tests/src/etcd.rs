@@ -41,12 +41,8 @@ impl Etcd {
         Self::start_members(1).await
     }
 
-    /// Starts a cluster of three and waits until all of them answer.
-    pub async fn start_three() -> anyhow::Result<Self> {
-        Self::start_members(3).await
-    }
-
-    async fn start_members(num_members: usize) -> anyhow::Result<Self> {
+    /// Starts a cluster of so many and waits until all of them answer.
+    pub async fn start_members(num_members: usize) -> anyhow::Result<Self> {
         let mut members = Vec::new();
         for idx in 0..num_members {
             let (address, peers) = (free_address()?.to_string(), format!("http://{}", free_address()?));
@@ -60,10 +56,12 @@ impl Etcd {
         Ok(etcd)
     }
 
-    /// Starts all members again after [`Self::kill`], at the same addresses and with the data that they had.
+    /// Starts every member again that was killed, at its address and with the data that it had.
     pub async fn start_again(&mut self) -> anyhow::Result<()> {
         for idx in 0..self.members.len() {
-            self.spawn(idx)?;
+            if self.members[idx].child.is_none() {
+                self.spawn(idx)?;
+            }
         }
         self.wait_until_all_answer().await
     }
@@ -93,6 +91,14 @@ impl Etcd {
     /// Ends all members as a crash does.
     pub fn kill(&mut self) -> anyhow::Result<()> {
         self.members.iter_mut().try_for_each(Member::kill)
+    }
+
+    /// Ends the smallest majority as a crash does, `first` and those after it; how many that is. What is left has no leader.
+    pub fn kill_majority(&mut self, first: usize) -> anyhow::Result<usize> {
+        let all = self.members.len();
+        let majority = all / 2 + 1;
+        (first..first + majority).try_for_each(|idx| self.members[idx % all].kill())?;
+        Ok(majority)
     }
 
     /// Ends one member as a crash does.

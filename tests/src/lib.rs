@@ -3,8 +3,8 @@
 //! [`pair`] is the bundled model pair with its prompts, [`case`] one request and [`client`] who sends it; [`cluster`] and
 //! [`processes`] bring up what serves it. [`oracle`] says what the answer has to be. [`hostile`] and [`faulty_wire`] are what
 //! may be put in the way without a token changing; [`metrics`], [`lanes_report`] and [`wait`] tell what happened, and when.
-//! [`fake_worker`] serves what is no worker as one, [`http_client`] sends what only HTTP can carry, [`python`] and [`node`] run other people's clients, which [`clients`] lists, [`schemas`] makes JSON schemas, [`checkpoint_copy`] is a model to
-//! damage, [`etcd`] and [`mod@trace_collector`] are the real neighbours of a cluster.
+//! [`fake_worker`] serves what is no worker as one, [`http_client`] sends what only HTTP can carry, [`python`] and [`node`] run other people's clients, which [`clients`] lists, [`schemas`] makes JSON schemas and [`structured`] requests under them, which the program `schemas` asks by the thousand,
+//! [`checkpoint_copy`] is a model to damage, [`etcd`] and [`mod@trace_collector`] are the real neighbours of a cluster.
 //! [`tcp_proxy`] is a network that fails, [`hostile_target`] a target that cannot be trusted, and [`chaos`] plays faults of every kind
 //! to a whole fleet; the program `chaos` prints what they did.
 //! [`untrusted`] reads foreign bytes wherever the programs do, for the fuzzer in `fuzz/` and for the gate.
@@ -22,6 +22,7 @@ pub mod checkpoint_copy;
 pub mod client;
 pub mod clients;
 pub mod cluster;
+pub mod configuration;
 pub mod etcd;
 pub mod fake_worker;
 pub mod faulty_wire;
@@ -37,6 +38,7 @@ pub mod predictions;
 pub mod processes;
 pub mod python;
 pub mod schemas;
+pub mod structured;
 pub mod tcp_proxy;
 pub mod trace_collector;
 pub mod tree_shapes;

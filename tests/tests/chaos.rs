@@ -40,7 +40,7 @@ fn settings() -> Settings {
             kinds: KINDS.to_vec(),
             hold: (Duration::from_millis(300), Duration::from_millis(900)),
         },
-        fleet: FleetSize { engine: Engine::Pair, targets: 2, drafts: 1, routers: 1 },
+        fleet: FleetSize { engine: Engine::Pair, targets: 2, drafts: 1, routers: 1, etcd_members: 1 },
         load: LoadSize { width: 6, streams: 24, patience: PATIENCE },
         idle_within: Duration::from_secs(5),
     }

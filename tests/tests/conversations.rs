@@ -65,8 +65,13 @@ async fn converse(client: &Client, name: u32, k: u32) -> anyhow::Result<Reuse> {
         if turn > 1 {
             let whole_blocks = computed / BLOCK * BLOCK;
             reuse.computed += whole_blocks;
-            // On a busy machine a step may be sent twice; the second one finds what the first one computed of the rest.
-            reuse.cached += u64::from(answer.usage.cached_tokens).min(whole_blocks);
+            let cached = u64::from(answer.usage.cached_tokens);
+            // A step that a busy machine has sent twice finds what the first one computed of the rest: that is not counted.
+            ensure!(
+                cached <= whole_blocks,
+                "conversation {name}, turn {turn}: {cached} of {whole_blocks} were cached"
+            );
+            reuse.cached += cached;
         }
         computed = (prompt.len() + answer.token_ids.len() - 1) as u64;
         prompt.extend(answer.token_ids);

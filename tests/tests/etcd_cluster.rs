@@ -303,7 +303,7 @@ async fn an_etcd_that_loses_its_data_cuts_nobody_and_hears_of_all_again() -> any
 /// Three members: without one all goes on, without two nobody new is found and requests go on, and what is back is used.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_cluster_of_three_loses_one_and_two_and_recovers() -> anyhow::Result<()> {
-    let mut etcd = Etcd::start_three().await?;
+    let mut etcd = Etcd::start_members(3).await?;
     let (mut cluster, logs) = logged_cluster(&etcd).await?;
     let http = HttpClient::new(cluster.http_url())?;
     wait_until_connected(&mut cluster, "draft-0").await?;

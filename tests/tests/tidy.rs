@@ -221,6 +221,16 @@ fn every_alert_has_its_section_in_the_runbook() -> anyhow::Result<()> {
     report(&findings)
 }
 
+#[test]
+fn the_page_of_all_settings_is_what_the_code_says() -> anyhow::Result<()> {
+    let page = std::fs::read_to_string(root().join("docs/configuration.md"))?;
+    ensure!(
+        page == tests::configuration::page(),
+        "docs/configuration.md is out of date: cargo run --package tests --example configuration -- docs/configuration.md"
+    );
+    Ok(())
+}
+
 /// Line and target of each link `](target)` that stays in the repository, code left out.
 fn relative_links(text: &str) -> Vec<(usize, &str)> {
     let mut links = Vec::new();

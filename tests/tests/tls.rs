@@ -5,7 +5,7 @@ use anyhow::{Context as _, ensure};
 use router::workers::connection::{Caller, connect};
 use service::tls::ClientTls;
 use tests::authority::Authority;
-use tests::case::covering_set;
+use tests::case::{Case, covering_set};
 use tests::client::Client;
 use tests::cluster::{Cluster, WorkerKind, plain_answers};
 use tests::pair::PairText;
@@ -54,6 +54,21 @@ async fn a_cluster_that_speaks_tls_on_every_wire_writes_the_same_text() -> anyho
         ensure!(got.token_ids == expected.token_ids, "{}: another text", case.name);
     }
     cluster.stop().await.context("strangers keep the cluster up")
+}
+
+/// One authority signs for all: a target's listener tells routers from draft workers by their names.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_certificate_for_another_name_opens_no_worker() -> anyhow::Result<()> {
+    let workers = Authority::new()?;
+    let router_tls = workers.named_member()?;
+    let cluster = Cluster::start(|config| config.worker_tls = Some(router_tls)).await?;
+    let (_target, listen) = cluster.add_target_with_tls(workers.server_for_named()?).await?;
+    let https = format!("https://{listen}");
+    refusal(&https, Some(workers.member()?)).await?;
+    cluster.ready().await?;
+    let case = Case::new("after a refusal", vec![7, 8, 9], 0.0);
+    ensure!(!cluster.client().await?.ask(&case.with_k(0)).await?.token_ids.is_empty(), "no text");
+    cluster.stop().await.context("a certificate for another name keeps the cluster up")
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -125,6 +125,16 @@ async fn a_request_over_http_is_one_trace_from_the_client_to_both_workers() -> a
     check_trace(&spans, &told)?;
     ensure!(collector.trace_ids() == [TRACE], "one trace, not {:?}", collector.trace_ids());
 
+    // The buckets that this request fell into name its trace, where the page's form has a place for that.
+    let admin = HttpClient::new(cluster.admin_url("router")?)?;
+    let page = admin.request(reqwest::Method::GET, "/metrics");
+    let page = HttpAnswer::of(page.header("accept", "application/openmetrics-text")).await?.text;
+    for name in ["vllm:time_to_first_token_seconds_bucket", "vllm:e2e_request_latency_seconds_bucket"] {
+        let exemplar = format!("# {{trace_id=\"{TRACE}\"}}");
+        let is_named = |line: &str| line.starts_with(name) && line.contains(&exemplar);
+        ensure!(page.lines().filter(|line| is_named(line)).count() == 1, "no exemplar of {name}: {page}");
+    }
+
     // A request whose client keeps no trace begins one.
     http.ask(COMPLETIONS, &json!({ "model": MODEL, "prompt": PROMPT, "max_tokens": 4 })).await?;
     until("a second trace arrives", async || Ok(collector.trace_ids().len() == 2)).await?;

@@ -32,6 +32,8 @@ pub struct WorkerFacts {
     pub max_tree_tokens: u32,
     /// Task types that this draft worker is meant for; empty for all.
     pub task_types: Vec<String>,
+    /// Whether this draft worker is on trial.
+    pub is_shadow: bool,
     /// Parameters of ballast in the model: 0 but in demonstrations and benchmarks.
     pub ballast_parameters: u64,
     /// What forwards take; empty where it was not profiled, or where steps are nearly free (n-gram).
@@ -64,6 +66,7 @@ impl WorkerFacts {
             assets: assets.map(Assets::list).unwrap_or_default(),
             step_times: self.step_times.clone(),
             max_tree_tokens: self.max_tree_tokens,
+            shadow: self.is_shadow,
         }
     }
 }

@@ -26,6 +26,7 @@ pub mod metrics;
 pub mod model;
 pub mod profile;
 pub mod reactor;
+mod registration;
 pub mod serve;
 pub mod synthetic;
 pub mod table;

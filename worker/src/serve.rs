@@ -9,13 +9,13 @@ use engine::cuda::GpuOptions;
 use engine::{Engine, LoadOptions};
 use proto::v1::worker_server::WorkerServer;
 use service::accept::{Connections, Listener};
-use service::discovery::{Discovery, Member};
+use service::discovery::Discovery;
 use service::health::{self, Health, serve_admin};
-use service::metrics::{Gauge, Metrics};
+use service::metrics::Metrics;
 use service::shutdown::Lifetime;
 use speculation::Role;
 use tokio::net::TcpListener;
-use tokio::sync::{mpsc, watch};
+use tokio::sync::mpsc;
 use tonic::service::Routes;
 
 use crate::assets::Assets;
@@ -31,6 +31,7 @@ use crate::metrics::WorkerMetrics;
 use crate::model::{ModelMethod, max_tree_tokens};
 use crate::profile::profile;
 use crate::reactor::Reactor;
+use crate::registration;
 use crate::synthetic::wire::delayed;
 
 /// A worker that was loaded and has no port yet.
@@ -78,6 +79,7 @@ pub fn load<D: Decide>(
         kv_block_size: info.kv_block_size,
         max_tree_tokens: max_tree_tokens(&engine, role),
         task_types: Vec::new(),
+        is_shadow: false,
         ballast_parameters: info.ballast_parameters,
         step_times: if config.profile_steps { profile(&mut engine) } else { Vec::new() },
     };
@@ -195,8 +197,8 @@ pub async fn start<M: Method>(
     })?;
 
     tell_of_drain(mailbox.messages.clone(), lifetime);
-    let member = member(&facts, assets.as_ref(), config, addresses.listen);
-    let registered = worker_metrics.registered.clone();
+    let member = registration::member(&facts, assets.as_ref(), config, addresses.listen);
+    let registered = worker_metrics.clone();
     let worker_service = WorkerService::new(facts, assets, mailbox, worker_metrics, lifetime.clone());
     let reflection = tonic_reflection::server::Builder::configure()
         .register_encoded_file_descriptor_set(proto::DESCRIPTORS)
@@ -213,7 +215,7 @@ pub async fn start<M: Method>(
         listener.serve_grpc("grpc", services, lifetime);
     }
     serve_admin(admin, health::router(health.clone(), metrics), &connections, lifetime);
-    register(member, discovery, registered, lifetime).await?;
+    registration::register(member, discovery, registered, lifetime).await?;
     health.set_ready();
     tracing::info!(listen = %addresses.listen, admin = %addresses.admin, "ready");
     Ok(addresses)
@@ -233,62 +235,4 @@ fn tell_of_drain(messages: mpsc::Sender<Message>, lifetime: &Lifetime) {
 
 async fn bind(address: SocketAddr) -> anyhow::Result<TcpListener> {
     TcpListener::bind(address).await.with_context(|| format!("cannot listen on {address}"))
-}
-
-/// Tells discovery of this worker until it drains, and shows in `registered` whether discovery lists it.
-async fn register(
-    member: Member,
-    discovery: &dyn Discovery,
-    registered: Gauge,
-    lifetime: &Lifetime,
-) -> anyhow::Result<()> {
-    let registration = discovery.register(member).await?;
-    let (draining, listed) = (lifetime.draining(), registration.listed());
-    lifetime.spawn("registration", async move {
-        tokio::select! {
-            biased;
-            // The worker stops.
-            () = draining => {}
-            // Never ends.
-            () = show(listed, &registered) => {}
-        }
-        registration.leave().await;
-        registered.set(0);
-    });
-    Ok(())
-}
-
-/// Shows each change in the gauge.
-async fn show(mut listed: watch::Receiver<bool>, registered: &Gauge) {
-    loop {
-        registered.set(i64::from(*listed.borrow_and_update()));
-        if listed.changed().await.is_err() {
-            // Nothing will change any more.
-            return std::future::pending().await;
-        }
-    }
-}
-
-fn member(facts: &WorkerFacts, assets: Option<&Assets>, config: &WorkerConfig, listen: SocketAddr) -> Member {
-    let hello = facts.hello(assets);
-    Member {
-        id: format!("{:016x}", facts.worker_id),
-        role: facts.role.as_str().to_owned(),
-        address: config.advertise.clone().unwrap_or_else(|| format!("{}://{listen}", config.scheme())),
-        facts: serde_json::json!({
-            "version": env!("CARGO_PKG_VERSION"),
-            "zone": config.zone,
-            "model_id": hello.model_id,
-            "numerics_id": hello.numerics_id,
-            "vocab_size": hello.vocab_size,
-            "tokenizer_fingerprint": hello.tokenizer_fingerprint,
-            "sampling_scheme": hello.sampling_scheme,
-            "protocol_versions": [hello.protocol_version_min, hello.protocol_version_max],
-            "max_draft_tokens": hello.max_draft_tokens,
-            "max_model_len": hello.max_model_len,
-            "kv_blocks": hello.kv_blocks,
-            "task_types": hello.task_types,
-            "ballast_parameters": facts.ballast_parameters,
-        }),
-    }
 }

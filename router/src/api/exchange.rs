@@ -14,7 +14,7 @@ use service::telemetry;
 use speculation::FinishReason;
 use tracing::Instrument as _;
 
-use super::incoming::{authenticate, deadline_of, identity_of, read_object, task_type_of};
+use super::incoming::{authenticate, deadline_of, identity_of, read_object, task_type_of, through_gateway};
 use super::openai::respond::OpenAi;
 use crate::error::RouterError;
 use crate::metrics::Protocol;
@@ -22,6 +22,7 @@ use crate::pipeline::answer_memory::AnswerHold;
 use crate::pipeline::deadline::Deadline;
 use crate::pipeline::text_stream::TextStream;
 use crate::pipeline::{AppState, Arrival, begin};
+use crate::request::gateway::Slo;
 use crate::request::record::RequestRecord;
 use crate::request::{Caller, Operation, SentRequest, span};
 
@@ -102,7 +103,8 @@ async fn answer<D: Dialect>(
 ) -> Result<Response, RouterError> {
     let response = request.extensions().get::<ResponseHandle>().cloned();
     match read(state, dialect, request).await {
-        Ok(Read { sent, form, caller, deadline }) => {
+        Ok(Read { sent, form, caller, deadline, slo }) => {
+            record.held_to(slo);
             let arrival = Arrival { request_id, deadline, response, record };
             let answered = match begin(state, sent, &caller, arrival).await {
                 Ok(text) => dialect.respond(state, text, form).await,
@@ -131,6 +133,7 @@ struct Read<F> {
     form: F,
     caller: Caller,
     deadline: Option<Deadline>,
+    slo: Slo,
 }
 
 async fn read<D: Dialect>(
@@ -139,13 +142,14 @@ async fn read<D: Dialect>(
     request: Request,
 ) -> Result<Read<D::Form>, RouterError> {
     let (head, body): (_, Body) = request.into_parts();
-    let caller = authenticate(state, &head.headers)?;
+    let mut caller = authenticate(state, &head.headers)?;
     identity_of(&head.headers)?;
+    let slo = through_gateway(state, &mut caller, |name| head.headers.get(name).map(HeaderValue::as_bytes))?;
     let deadline = deadline_of(&head.headers)?;
     let body = read_object(&head.headers, body, deadline).await?;
     let asked = Asked { state, caller: &caller, task_type: task_type_of(&head.headers)? };
     let (sent, form) = dialect.read(body, asked)?;
-    Ok(Read { sent, form, caller, deadline })
+    Ok(Read { sent, form, caller, deadline, slo })
 }
 
 /// A chat completion in OpenAI's shape as it was sent, who sent it and until when it has to be answered: for what answers it in shapes of its own.
@@ -157,8 +161,10 @@ pub(crate) async fn read_chat(
     Ok((sent, caller, deadline))
 }
 
-/// Refuses the first field that asks for something that is not supported; `says_off` knows the values that ask for nothing.
+/// Refuses the first field of the object at `path` (empty, or with its dot) that asks for something that is not supported; `says_off` knows
+/// the values that ask for nothing.
 pub(super) fn refuse_fields(
+    path: &str,
     fields: &[(&str, &Option<Value>)],
     says_off: impl Fn(&str, &Value) -> bool,
 ) -> Result<(), RouterError> {
@@ -166,7 +172,9 @@ pub(super) fn refuse_fields(
         |value: &Option<Value>, field: &str| value.as_ref().is_some_and(|value| !says_off(field, value));
     match fields.iter().find(|(field, value)| asks(value, field)) {
         Some((field, _)) => {
-            Err(RouterError::invalid(*field, format!("{field} is not supported: leave it out")))
+            let field = format!("{path}{field}");
+            let message = format!("{field} is not supported: leave it out");
+            Err(RouterError::invalid(field, message))
         }
         None => Ok(()),
     }

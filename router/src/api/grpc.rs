@@ -16,12 +16,14 @@ use tonic::metadata::MetadataMap;
 use tonic::{Request, Response, Status};
 use tracing::Instrument as _;
 
+use super::incoming;
 use crate::detokenize::OutputToken;
 use crate::error::RouterError;
 use crate::metrics::Protocol;
 use crate::pipeline::deadline::{Deadline, GRPC_TIMEOUT_HEADER};
 use crate::pipeline::text_stream::{Part, TextDelta, TextStream};
 use crate::pipeline::{AppState, Arrival, begin};
+use crate::request::gateway::Slo;
 use crate::request::limits::BODY_BYTES_MAX;
 use crate::request::record::RequestRecord;
 use crate::request::sent::{FieldNames, SentPrompt, SentRequest, SentSampling, SentSpeculation};
@@ -94,9 +96,10 @@ async fn start(
     message: v1::GenerateRequest,
     mut arrival: Arrival,
 ) -> Result<TextStream, RouterError> {
-    let read = read(state, metadata, message).and_then(|read| {
+    let read = read(state, metadata, message).and_then(|(sent, mut caller)| {
         arrival.deadline = deadline_of(metadata)?;
-        Ok(read)
+        arrival.record.held_to(through_gateway(state, &mut caller, metadata)?);
+        Ok((sent, caller))
     });
     match read {
         Ok((sent, caller)) => begin(state, sent, &caller, arrival).await,
@@ -114,6 +117,15 @@ fn read(
 ) -> Result<(SentRequest, Caller), RouterError> {
     let caller = authenticate(state, metadata)?;
     Ok((sent_request(metadata, message)?, caller))
+}
+
+/// Takes what a gateway says of a request into account.
+pub(super) fn through_gateway(
+    state: &AppState,
+    caller: &mut Caller,
+    metadata: &MetadataMap,
+) -> Result<Slo, RouterError> {
+    incoming::through_gateway(state, caller, |name| metadata.get(name).map(|value| value.as_encoded_bytes()))
 }
 
 /// How long the client waits for the whole answer, where it says so.

@@ -37,12 +37,17 @@ pub fn http_app(state: AppState) -> Router {
 }
 
 /// What operators reach, at an address of its own: the probes with their reasons, metrics, what the lanes think, and orders to
-/// drain workers.
+/// drain workers and to roll drafts out.
 pub fn admin_app(state: AppState) -> Router {
     let observed = service::health::router(state.health.clone(), state.metrics_page.clone());
     Router::new()
         .route("/debug/lanes", get(super::debug::lanes))
         .route("/admin/workers/{id}/drain", post(super::admin::drain).delete(super::admin::undo))
+        .route(
+            "/admin/rollout",
+            get(super::rollout::show).post(super::rollout::begin).delete(super::rollout::end),
+        )
+        .route("/admin/rollout/promote", post(super::rollout::promote))
         .with_state(state)
         .merge(observed)
 }

@@ -1,18 +1,20 @@
 //! What every HTTP route reads of a request: who sends it, and its body, within the limits of size and time.
 
-use axum::body::{Body, Bytes};
+use axum::body::{Body, Bytes, HttpBody as _};
 use http::{HeaderMap, HeaderName, HeaderValue, header};
 use http_body_util::BodyExt as _;
 use serde::de::DeserializeOwned;
 use tokio::time::timeout;
+use tracing::Span;
 
 use super::json;
 use super::openai::shapes::Object;
 use crate::error::RouterError;
 use crate::pipeline::AppState;
 use crate::pipeline::deadline::{Deadline, REQUEST_TIMEOUT_HEADER};
-use crate::request::Caller;
+use crate::request::gateway::{GatewayHeaders, Slo};
 use crate::request::limits::{BODY_BYTES_MAX, BODY_DISCARD_BYTES_MAX, BODY_WAIT_MAX};
+use crate::request::{Caller, span};
 
 /// Anthropic's clients send their key here.
 const API_KEY: HeaderName = HeaderName::from_static("x-api-key");
@@ -60,6 +62,18 @@ pub(super) fn deadline_of(headers: &HeaderMap) -> Result<Option<Deadline>, Route
     Ok(timeout.map(Deadline::of_milliseconds).transpose()?.flatten())
 }
 
+/// Takes what a gateway says of a request into account, by the headers or the metadata that `header` finds.
+pub(super) fn through_gateway<'a>(
+    state: &AppState,
+    caller: &mut Caller,
+    header: impl Fn(&'static str) -> Option<&'a [u8]>,
+) -> Result<Slo, RouterError> {
+    let said = GatewayHeaders::read(header)?;
+    span::record_gateway(&Span::current(), &said);
+    said.apply(caller, &state.objectives);
+    Ok(said.slo)
+}
+
 /// What the client says its work is.
 pub(super) fn task_type_of(headers: &HeaderMap) -> Result<Option<String>, RouterError> {
     let not_text = |_| RouterError::invalid(TASK_TYPE, format!("the header {TASK_TYPE} must be plain ASCII"));
@@ -96,6 +110,10 @@ async fn read_body(body: Body) -> Result<Bytes, RouterError> {
 }
 
 async fn collect_body(mut body: Body) -> Result<Bytes, RouterError> {
+    // Who says that so much comes is answered without it.
+    if body.size_hint().lower() > BODY_DISCARD_BYTES_MAX as u64 {
+        return Err(RouterError::BodyTooLarge { limit: BODY_BYTES_MAX });
+    }
     let mut bytes = Vec::new();
     let mut num_bytes = 0;
     while let Some(frame) = body.frame().await {

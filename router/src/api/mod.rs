@@ -12,6 +12,7 @@ pub mod http;
 mod incoming;
 mod json;
 pub mod openai;
+mod rollout;
 mod sse;
 mod turns;
 mod vllm;

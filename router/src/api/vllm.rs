@@ -5,9 +5,10 @@ use axum::Router;
 use axum::extract::{Request, State};
 use axum::response::{IntoResponse, Json, Response};
 use axum::routing::{get, post};
-use http::{HeaderMap, StatusCode};
+use http::{HeaderMap, Method, StatusCode, Uri, header};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
+use service::metrics::Exposition;
 
 use super::incoming::{authenticate, deadline_of, read_object, task_type_of};
 use super::openai::body::{Body as OpenAiBody, Message, conversation};
@@ -28,6 +29,7 @@ pub(super) fn routes() -> Router<AppState> {
         .route("/detokenize", post(detokenize_ids))
         .route("/tokenizer_info", get(tokenizer_info))
         .route("/version", get(version))
+        .route("/metrics", get(metrics))
         .route("/health", get(health))
         // SageMaker's probe, which may come by either method.
         .route("/ping", get(health).post(health))
@@ -43,6 +45,23 @@ async fn health(State(state): State<AppState>) -> StatusCode {
 async fn version(State(state): State<AppState>, headers: HeaderMap) -> Result<Response, RouterError> {
     authenticate(&state, &headers)?;
     Ok(Json(json!({ "version": env!("CARGO_PKG_VERSION") })).into_response())
+}
+
+/// Where load generators look for what speculation did, beside what they load. It tells of everybody's requests: where there are keys, it is
+/// at the operators' address alone.
+async fn metrics(
+    State(state): State<AppState>,
+    method: Method,
+    uri: Uri,
+    headers: HeaderMap,
+) -> Result<Response, RouterError> {
+    if !state.auth.is_open() {
+        let path = uri.path().to_owned();
+        return Err(RouterError::RouteNotFound { method: method.to_string(), path });
+    }
+    let exposition = Exposition::asked_for(&headers);
+    let page = state.metrics_page.encode(exposition);
+    Ok(([(header::CONTENT_TYPE, exposition.content_type())], page).into_response())
 }
 
 /// What a client has to know to use a tokenizer that is here: as in a checkpoint's `tokenizer_config.json`.

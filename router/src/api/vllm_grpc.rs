@@ -22,7 +22,7 @@ use tonic::metadata::MetadataMap;
 use tonic::{Request, Response, Status};
 use tracing::Instrument as _;
 
-use super::grpc::{authenticate, deadline_of, widen};
+use super::grpc::{self, authenticate, deadline_of, widen};
 use crate::error::RouterError;
 use crate::metrics::Protocol;
 use crate::pipeline::text_stream::TextStream;
@@ -216,7 +216,8 @@ impl Engine {
         message: vllm::GenerateRequest,
         arrival: &mut Arrival,
     ) -> Result<(SentRequest, Caller, RunningRequest), RouterError> {
-        let caller = authenticate(&self.state, metadata)?;
+        let mut caller = authenticate(&self.state, metadata)?;
+        arrival.record.held_to(grpc::through_gateway(&self.state, &mut caller, metadata)?);
         arrival.deadline = deadline_of(metadata)?;
         let id = &arrival.request_id;
         if id.len() > REQUEST_ID_LEN_MAX || !id.bytes().all(|byte| byte.is_ascii_graphic()) {

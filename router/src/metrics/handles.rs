@@ -4,8 +4,9 @@ use std::sync::Arc;
 
 use service::metrics::{Counter, Gauge, Histogram, HistogramFamily};
 use speculation::step::MAX_DRAFT_TOKENS;
+use tracing::Span;
 
-use super::{ENGINE, Ending, Families, FinishLabels, ModelLabels, PositionLabels, WorkerLabels};
+use super::{ENGINE, Ending, Families, FinishLabels, ModelLabels, PositionLabels, SloLabels, WorkerLabels};
 
 /// The handles of one lane.
 #[derive(Debug)]
@@ -13,6 +14,7 @@ pub struct LaneMetrics {
     pub(super) k: Gauge,
     pub(super) draft_tokens: Counter,
     pub(super) accepted_tokens: Counter,
+    pub(super) output_tokens: Counter,
     pub(super) of_model: Verifications,
 }
 
@@ -20,6 +22,11 @@ impl LaneMetrics {
     /// How far the lane drafts from now on.
     pub fn k(&self, k: u32) {
         self.k.set(k.into());
+    }
+
+    /// So many tokens were committed to one of its sequences.
+    pub fn committed(&self, num_tokens: usize) {
+        self.output_tokens.inc_by(num_tokens as u64);
     }
 
     /// One verified draft of `num_draft_tokens`, of which the first `num_accepted` were committed. A step without a
@@ -98,9 +105,16 @@ impl ModelMetrics {
         self.families.success.get_or_create(&FinishLabels::new(&self.labels, ending)).inc();
     }
 
+    /// A choice of a request that was held to a latency kept it, or did not.
+    pub fn held_to_slo(&self, slo: &'static str, is_met: bool) {
+        let met = if is_met { "true" } else { "false" };
+        let labels = SloLabels { model_name: self.labels.model_name.clone(), engine: ENGINE, slo, met };
+        self.families.slo.get_or_create(&labels).inc();
+    }
+
     /// See the metric of this name.
-    pub fn time_to_first_token(&self, seconds: f64) {
-        observe(&self.families.time_to_first_token, &self.labels, seconds);
+    pub fn time_to_first_token(&self, seconds: f64, request: &Span) {
+        self.families.time_to_first_token.get_or_create(&self.labels).observe(seconds, request);
     }
 
     /// See the metric of this name.
@@ -114,8 +128,8 @@ impl ModelMetrics {
     }
 
     /// See the metric of this name.
-    pub fn end_to_end(&self, seconds: f64) {
-        observe(&self.families.end_to_end, &self.labels, seconds);
+    pub fn end_to_end(&self, seconds: f64, request: &Span) {
+        self.families.end_to_end.get_or_create(&self.labels).observe(seconds, request);
     }
 
     /// See the metric of this name.

@@ -64,6 +64,10 @@ impl KvPools {
         let labels = ModelLabels { model_name: model.clone(), engine: ENGINE };
         drop(self.families.running.get_or_create(&labels));
         drop(self.families.waiting.get_or_create(&labels));
+        // `vllm bench serve` takes counters that are not there before its first request for a server that does not speculate.
+        for counts in [&self.families.drafts, &self.families.draft_tokens, &self.families.accepted_tokens] {
+            drop(counts.get_or_create(&labels));
+        }
         // An error rate needs errors that are counted before the first one.
         for ending in Ending::ALL {
             drop(self.families.success.get_or_create(&FinishLabels::new(&labels, ending)));
@@ -156,6 +160,9 @@ mod tests {
             r#"vllm:num_requests_waiting{model_name="demo",engine="0"} 0"#,
             r#"vllm:num_requests_running{model_name="demo",engine="0"} 0"#,
             r#"vllm:request_success_total{model_name="demo",engine="0",finished_reason="error"} 0"#,
+            r#"vllm:spec_decode_num_drafts_total{model_name="demo",engine="0"} 0"#,
+            r#"vllm:spec_decode_num_draft_tokens_total{model_name="demo",engine="0"} 0"#,
+            r#"vllm:spec_decode_num_accepted_tokens_total{model_name="demo",engine="0"} 0"#,
             r#"outrider_rounds_ignored_total{reason="late_draft"} 0"#,
             r#"vllm:kv_cache_usage_perc{model_name="demo",engine="0"} 0.5"#,
             r#"vllm:cache_config_info{model_name="demo",engine="0",block_size="16",num_gpu_blocks="160"} 1"#,

@@ -49,6 +49,10 @@ pub(super) const QUEUE_TIME: HistogramName = HistogramName::new(
     "From a request's arrival to its turn",
     &LONG_SECONDS,
 );
+pub(super) const SLO: CounterName = CounterName::new(
+    "outrider_slo_choices_total",
+    "Finished choices of requests whose gateway named a latency to keep, by which one and whether it was kept",
+);
 pub(super) const REQUESTS: CounterName =
     CounterName::new("outrider_requests_total", "Requests by protocol and outcome");
 pub(super) const IGNORED: CounterName = CounterName::new(
@@ -61,6 +65,8 @@ pub(super) const LANE_DRAFT_TOKENS: CounterName =
     CounterName::new("outrider_lane_draft_tokens_total", "Drafted tokens of a lane that were verified");
 pub(super) const LANE_ACCEPTED_TOKENS: CounterName =
     CounterName::new("outrider_lane_accepted_tokens_total", "Drafted tokens of a lane that were committed");
+pub(super) const LANE_OUTPUT_TOKENS: CounterName =
+    CounterName::new("outrider_lane_output_tokens_total", "Tokens that were committed to a lane's sequences");
 pub(super) const LOOKUP_DRAFTS: CounterName = CounterName::new(
     "outrider_lookup_drafts_total",
     "Drafts that were looked up at the router and verified, by source",
@@ -69,6 +75,22 @@ pub(super) const LOOKUP_DRAFT_TOKENS: CounterName =
     CounterName::new("outrider_lookup_draft_tokens_total", "Tokens of these drafts");
 pub(super) const LOOKUP_ACCEPTED_TOKENS: CounterName =
     CounterName::new("outrider_lookup_accepted_tokens_total", "Tokens of these drafts that were committed");
+pub(super) const SHADOW_DRAFTS: CounterName = CounterName::new(
+    "outrider_shadow_drafts_total",
+    "Proposals of a draft on trial that were compared with what targets committed (of=shadow), and drafts that served at the same places (of=serving)",
+);
+pub(super) const SHADOW_JUDGED: CounterName = CounterName::new(
+    "outrider_shadow_judged_tokens_total",
+    "Drafted tokens of these that the comparison reached, by position",
+);
+pub(super) const SHADOW_ACCEPTED: CounterName = CounterName::new(
+    "outrider_shadow_accepted_tokens_total",
+    "Drafted tokens of these that equal what was committed, by position",
+);
+pub(super) const SHADOW_DROPPED: CounterName = CounterName::new(
+    "outrider_shadow_dropped_total",
+    "Sequences whose draft on trial was given up, by reason",
+);
 pub(super) const DRAFT_OUTAGES: CounterName = CounterName::new(
     "outrider_draft_outages_total",
     "How often a draft worker was put out because it did not answer",

@@ -27,6 +27,7 @@ use crate::catalog::Catalog;
 use crate::error::RouterError;
 use crate::generation::{GenerationRequest, GenerationService, Unread};
 use crate::metrics::RouterMetrics;
+use crate::request::gateway::Objectives;
 use crate::request::record::RequestRecord;
 use crate::request::{Auth, Caller, CheckedRequest, SentRequest, span};
 use crate::tokenize::{TokenizePool, TokenizedPrompt, predicted_text, tokenize};
@@ -56,6 +57,8 @@ pub struct AppState {
     pub answer_memory: AnswerMemory,
     /// Responses that clients may go on from.
     pub responses: ResponseStore,
+    /// How urgent the requests of a gateway's objectives are.
+    pub objectives: Arc<Objectives>,
     /// What the operator settled for lanes.
     pub policy: Arc<PolicyConfig>,
     /// While it drains nothing new is taken; when it is cancelled, streams are cut.
@@ -178,11 +181,8 @@ async fn start(
     if let Some(grammar) = request.grammar.clone() {
         state.tokenize.run(move || grammar.check()).instrument(info_span!("grammar")).await?;
     }
-    let asking = Asking {
-        num_sequences: request.num_sequences(),
-        priority: request.priority,
-        key: caller.isolation_key,
-    };
+    let asking =
+        Asking { num_sequences: request.num_sequences(), priority: request.priority, key: caller.turn_key() };
     let permit = state.admission.admit(asking);
     let permit = permit.instrument(info_span!("queue")).await?;
     record.admitted(permit, state.lifetime.work("request"));
@@ -214,7 +214,7 @@ async fn start(
                 prediction: prediction.clone(),
                 span: record.span().clone(),
                 unread: unread.clone(),
-                api_key: caller.isolation_key,
+                api_key: caller.turn_key(),
                 may_expire: started.iter().all(|earlier: &StartedPrompt| earlier.stream.is_none()),
             };
             Some(state.generation.submit(generation).await?)

@@ -5,6 +5,7 @@
 //! sha256:5ca24005b740717ba4f3f6bc48a230700e68c2a4b11ecedb96f169f4efaf1f21 alice models=demo,org/large
 //! sk-in-plain-text bob task_type=code priority=7 max_concurrent_requests=4
 //! sk-another carol requests_per_minute=60 tokens_per_minute=100000
+//! sk-of-a-gateway gateway fairness_ids=true
 //! ```
 //!
 //! `printf %s KEY | sha256sum` makes the digest of a key. A file with digests alone tells nobody a key.
@@ -135,13 +136,17 @@ fn set(name: &str, value: &str, caller: &mut Caller, limits: &mut KeyLimits) -> 
             }
             caller.models = Some(Arc::new(models));
         }
+        "fairness_ids" => {
+            caller.names_fairness_ids =
+                value.parse().map_err(|_| format!("fairness_ids must be true or false, not {value}"))?;
+        }
         "max_concurrent_requests" => limits.max_concurrent_requests = Some(positive(name, value)?),
         "requests_per_minute" => limits.requests_per_minute = Some(positive(name, value)?),
         "tokens_per_minute" => limits.tokens_per_minute = Some(positive(name, value)?),
         _ => {
             return Err(format!(
-                "unknown setting {name}: known are task_type, priority, models, max_concurrent_requests, \
-                 requests_per_minute and tokens_per_minute"
+                "unknown setting {name}: known are task_type, priority, models, fairness_ids, \
+                 max_concurrent_requests, requests_per_minute and tokens_per_minute"
             ));
         }
     }

@@ -28,6 +28,10 @@ pub struct Caller {
     pub priority: u8,
     /// Callers of different keys never share prefix blocks.
     pub isolation_key: u64,
+    /// Whether the key's requests may be told apart by whose they are: it is a gateway's, or there are no keys.
+    pub names_fairness_ids: bool,
+    /// By what it takes turns, where it is told apart from others of its key.
+    pub fairness_key: Option<u64>,
     /// The models that the key may use; absent: all.
     pub models: Option<Arc<BTreeSet<String>>>,
     /// What the key uses now, and may use; absent: no limits.
@@ -84,7 +88,9 @@ impl Auth {
 
     /// Who sent a request with this `authorization` header.
     pub fn authenticate(&self, authorization: Option<&[u8]>) -> Result<Caller, RouterError> {
-        let Self::Keys(ApiKeys(keys)) = self else { return Ok(Caller::default()) };
+        let Self::Keys(ApiKeys(keys)) = self else {
+            return Ok(Caller { names_fairness_ids: true, ..Caller::default() });
+        };
         let header = authorization.ok_or(RouterError::Unauthenticated(
             "an API key is required: send it as `Authorization: Bearer KEY`",
         ))?;
@@ -103,6 +109,11 @@ impl Auth {
 }
 
 impl Caller {
+    /// By what its requests take turns with those of others.
+    pub fn turn_key(&self) -> u64 {
+        self.fairness_key.unwrap_or(self.isolation_key)
+    }
+
     /// Whether the key may use a model.
     pub fn may_use(&self, model: &str) -> bool {
         self.models.as_ref().is_none_or(|models| models.contains(model))
@@ -117,18 +128,16 @@ impl Caller {
         }
     }
 
-    /// The same, or where none is named the only one that the key may use.
+    /// The same, or where none is named the only one that the key may use: by its own name, where it has others, too.
     pub fn model_or_sole(&self, catalog: &Catalog, id: Option<&str>) -> Result<Arc<ModelEntry>, RouterError> {
         if let Some(id) = id.filter(|id| !id.is_empty()) {
             return self.model(catalog, id);
         }
-        let mut models = self.models(catalog);
-        match models.pop() {
-            Some(sole) if models.is_empty() => Ok(sole),
-            _ => {
-                Err(RouterError::invalid("model", "model is required: GET /v1/models lists those that exist"))
-            }
-        }
+        let mut names = self.models(catalog).into_iter();
+        let first = names.next().filter(|first| names.clone().all(|other| other.model == first.model));
+        first.map(|first| names.find(|entry| entry.id == entry.model).unwrap_or(first)).ok_or_else(|| {
+            RouterError::invalid("model", "model is required: GET /v1/models lists those that exist")
+        })
     }
 
     /// The models that the key may use, by id.
@@ -213,7 +222,8 @@ mod tests {
         }
         let bob = auth.authenticate(Some(b"bearer  sk-two ")).unwrap();
         assert_eq!(bob.name.as_deref(), Some("bob"));
-        assert_eq!(Auth::Open.authenticate(None).unwrap(), Caller::default());
+        let everyone = Caller { names_fairness_ids: true, ..Caller::default() };
+        assert_eq!(Auth::Open.authenticate(None).unwrap(), everyone);
     }
 
     #[tokio::test]

@@ -1,4 +1,4 @@
-//! One request, whichever API it came by: as sent ([`sent`]) and as checked ([`checked`], by [`check`], within [`limits`]), the form that its output must have ([`structure`], [`tools`]), who sent it ([`auth`])
+//! One request, whichever API it came by: as sent ([`sent`]) and as checked ([`checked`], by [`check`], within [`limits`]), the form that its output must have ([`structure`], [`tools`]), who sent it ([`auth`], and what a gateway says of it: [`gateway`])
 //! and how much they may send ([`key_limits`]), and what is recorded of it ([`record`], [`span`]).
 
 mod api_keys;
@@ -6,6 +6,7 @@ pub mod auth;
 mod bounds;
 pub mod check;
 pub mod checked;
+pub mod gateway;
 pub mod key_limits;
 pub mod limits;
 pub mod record;

@@ -7,6 +7,7 @@ use speculation::FinishReason;
 use tokio::time::Instant;
 use tracing::Span;
 
+use super::gateway::Slo;
 use super::key_limits::RunningRequest;
 use super::{Usage, span};
 use crate::admission::Permit;
@@ -23,6 +24,7 @@ pub struct RequestRecord {
     /// Once the request is known to name a model.
     model: Option<ModelMetrics>,
     choices: Vec<ChoiceRecord>,
+    slo: Slo,
     held: Held,
     ended: bool,
 }
@@ -59,6 +61,7 @@ impl RequestRecord {
             arrived: Instant::now(),
             model: None,
             choices: Vec::new(),
+            slo: Slo::default(),
             held: Held::default(),
             ended: false,
         }
@@ -67,6 +70,11 @@ impl RequestRecord {
     /// The request's span.
     pub fn span(&self) -> &Span {
         &self.span
+    }
+
+    /// The request is held to these latencies.
+    pub fn held_to(&mut self, slo: Slo) {
+        self.slo = slo;
     }
 
     /// The key that the request came with allows it, and is charged for it.
@@ -110,7 +118,7 @@ impl RequestRecord {
         self.measure(|model, record| {
             model.generation_tokens(num_tokens);
             match previous {
-                None => model.time_to_first_token((now - record.arrived).as_secs_f64()),
+                None => model.time_to_first_token((now - record.arrived).as_secs_f64(), &record.span),
                 Some(previous) => model.inter_token_latency((now - previous).as_secs_f64()),
             }
         });
@@ -124,10 +132,17 @@ impl RequestRecord {
             (Some(first), Some(last), later @ 1..) => Some((last - first).as_secs_f64() / later as f64),
             _ => None,
         };
-        self.measure(|model, _| {
+        let first = record.first;
+        self.measure(|model, record| {
             model.choice_ended(Ending::Finished(reason));
             if let Some(seconds) = per_token {
                 model.time_per_output_token(seconds);
+            }
+            if let (Some(limit), Some(first)) = (record.slo.ttft, first) {
+                model.held_to_slo("ttft", first - record.arrived <= limit);
+            }
+            if let (Some(limit), Some(seconds)) = (record.slo.tpot, per_token) {
+                model.held_to_slo("tpot", seconds <= limit.as_secs_f64());
             }
         });
     }
@@ -137,7 +152,7 @@ impl RequestRecord {
         let reasons: Vec<FinishReason> = self.choices.iter().filter_map(|choice| choice.ended).collect();
         span::record_usage(&self.span, usage, &reasons);
         self.metrics.request_answered(self.protocol);
-        self.measure(|model, record| model.end_to_end(record.arrived.elapsed().as_secs_f64()));
+        self.measure(|model, record| model.end_to_end(record.arrived.elapsed().as_secs_f64(), &record.span));
         self.release();
     }
 

@@ -6,6 +6,7 @@ use speculation::{AcceptanceMode, FinishReason};
 use tracing::field::Empty;
 use tracing::{Span, info_span};
 
+use super::gateway::GatewayHeaders;
 use super::{Caller, CheckedRequest, Operation, Usage};
 use crate::error::RouterError;
 use crate::metrics::Protocol;
@@ -22,6 +23,8 @@ pub fn open(protocol: Protocol, operation: Operation) -> Span {
         outrider.task_type = Empty,
         outrider.priority = Empty,
         outrider.client_request_id = Empty,
+        outrider.fairness_id = Empty,
+        outrider.objective = Empty,
         outrider.spec.acceptance = Empty,
         outrider.spec.rounds = Empty,
         outrider.spec.draft_tokens = Empty,
@@ -51,6 +54,16 @@ pub fn record_identity(span: &Span, request_id: Option<&str>, session_id: Option
     }
     if let Some(session_id) = session_id {
         span.record("gen_ai.conversation.id", session_id);
+    }
+}
+
+/// Records what a gateway said of the request.
+pub fn record_gateway(span: &Span, said: &GatewayHeaders) {
+    if let Some(id) = &said.fairness_id {
+        span.record("outrider.fairness_id", id.as_str());
+    }
+    if let Some(objective) = &said.objective {
+        span.record("outrider.objective", objective.as_str());
     }
 }
 

@@ -27,7 +27,7 @@ use super::clients::Clients;
 use super::outbox::Outboxes;
 use super::reports::Reports;
 use super::trails::{Recorder, Trails};
-use super::{DrainOrder, Inbox, Submission};
+use super::{Inbox, Order, Submission};
 use crate::generation::{DrainState, GenerationRequest, GenerationSink, channel};
 use crate::metrics::RouterMetrics;
 use crate::workers::WorkerEvent;
@@ -118,8 +118,8 @@ impl Driver {
                 Some(submission) = inbox.submissions.recv() => self.submit(self.now(), submission),
                 // An operator asks why. One that left before the answer does not need it.
                 Some(answer) = inbox.questions.recv() => drop(answer.send(self.scheduler.report())),
-                // An operator drains a worker, or undoes that.
-                Some(order) = inbox.orders.recv() => self.drain(self.now(), order),
+                // An operator drains a worker, or rolls a draft out, or undoes that.
+                Some(order) = inbox.orders.recv() => self.order(self.now(), order),
                 // Deadlines.
                 () = &mut alarm => self.on_event(self.now(), Event::Timer),
             }
@@ -215,7 +215,18 @@ impl Driver {
         NewSequence { id, lane, spec, vocab_size, prompt_ids, speculation, prediction, api_key, may_expire }
     }
 
-    fn drain(&mut self, now: Duration, DrainOrder { drain, answer }: DrainOrder) {
+    /// An operator that left before the answer does not need it.
+    fn order(&mut self, now: Duration, order: Order) {
+        match order {
+            Order::Drain(drain, answer) => drop(answer.send(self.drain(now, drain))),
+            Order::Rollout(order, answer) => {
+                self.on_event(now, Event::Rollout(order));
+                drop(answer.send(self.scheduler.report()));
+            }
+        }
+    }
+
+    fn drain(&mut self, now: Duration, drain: Drain) -> Option<DrainState> {
         let report = self.scheduler.report();
         let connected = report.workers.into_iter().map(|worker| worker.address);
         let known = connected.chain(report.drained).filter(|address| is_named(address, &drain.address));
@@ -226,10 +237,7 @@ impl Driver {
         let mut after = self.scheduler.report();
         after.workers.retain(|worker| addresses.contains(&worker.address));
         after.drained.retain(|address| addresses.contains(address));
-        let found =
-            (!addresses.is_empty()).then_some(DrainState { workers: after.workers, drained: after.drained });
-        // An operator that left before the answer does not need it.
-        drop(answer.send(found));
+        (!addresses.is_empty()).then_some(DrainState { workers: after.workers, drained: after.drained })
     }
 
     fn worker_event(&mut self, now: Duration, event: WorkerEvent) {
@@ -290,7 +298,7 @@ impl Executor {
             Command::Commit(round) => {
                 let commit = &round.commit;
                 self.recorder.committed(round.id, commit.token_ids.len());
-                self.reports.verified(round.lane, commit.num_draft_tokens, commit.num_accepted);
+                self.reports.committed(round.lane, commit);
                 if let Some(source) = round.source {
                     self.reports.looked_up(source, commit.num_draft_tokens, commit.num_accepted);
                 }

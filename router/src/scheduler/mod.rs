@@ -17,7 +17,9 @@ use scheduling::scheduler::SchedulerReport;
 use tokio::sync::{mpsc, oneshot};
 
 use crate::error::RouterError;
-use crate::generation::{Drain, DrainState, GenerationRequest, GenerationService, GenerationStream};
+use crate::generation::{
+    Drain, DrainState, GenerationRequest, GenerationService, GenerationStream, RolloutOrder,
+};
 use crate::workers::WorkerEvent;
 
 /// Requests that wait for the driver; further ones are refused.
@@ -39,12 +41,13 @@ pub struct Submission {
 /// Orders of operators that wait for the driver.
 pub const ORDERS: usize = 16;
 
-/// An operator's order to drain a worker, or to undo that.
+/// An operator's order.
 #[derive(Debug)]
-pub struct DrainOrder {
-    /// The address may be HOST:PORT alone.
-    drain: Drain,
-    answer: oneshot::Sender<Option<DrainState>>,
+pub enum Order {
+    /// To drain a worker, or to undo that. The address may be HOST:PORT alone.
+    Drain(Drain, oneshot::Sender<Option<DrainState>>),
+    /// About the rollout of a draft.
+    Rollout(RolloutOrder, oneshot::Sender<SchedulerReport>),
 }
 
 /// The handle to the driver.
@@ -52,7 +55,7 @@ pub struct DrainOrder {
 pub struct SchedulerHandle {
     submissions: mpsc::Sender<Submission>,
     questions: mpsc::Sender<oneshot::Sender<SchedulerReport>>,
-    orders: mpsc::Sender<DrainOrder>,
+    orders: mpsc::Sender<Order>,
 }
 
 /// The driver's ends of its queues.
@@ -61,7 +64,7 @@ pub struct Inbox {
     submissions: mpsc::Receiver<Submission>,
     workers: mpsc::Receiver<WorkerEvent>,
     questions: mpsc::Receiver<oneshot::Sender<SchedulerReport>>,
-    orders: mpsc::Receiver<DrainOrder>,
+    orders: mpsc::Receiver<Order>,
 }
 
 /// Connects the APIs, the workers' connections and the driver.
@@ -72,6 +75,17 @@ pub fn queues() -> (SchedulerHandle, mpsc::Sender<WorkerEvent>, Inbox) {
     let (order, orders) = mpsc::channel(ORDERS);
     let handle = SchedulerHandle { submissions: submit, questions: ask, orders: order };
     (handle, events, Inbox { submissions, workers, questions, orders })
+}
+
+impl SchedulerHandle {
+    fn order(&self, order: Order) -> Result<(), RouterError> {
+        self.orders.try_send(order).map_err(|error| match error {
+            mpsc::error::TrySendError::Full(_) => {
+                RouterError::Overloaded { what: "the scheduler's queue of orders" }
+            }
+            mpsc::error::TrySendError::Closed(_) => RouterError::Draining,
+        })
+    }
 }
 
 #[async_trait]
@@ -87,13 +101,13 @@ impl GenerationService for SchedulerHandle {
 
     async fn drain(&self, drain: Drain) -> Result<Option<DrainState>, RouterError> {
         let (answer, answered) = oneshot::channel();
-        let order = DrainOrder { drain, answer };
-        self.orders.try_send(order).map_err(|error| match error {
-            mpsc::error::TrySendError::Full(_) => {
-                RouterError::Overloaded { what: "the scheduler's queue of orders" }
-            }
-            mpsc::error::TrySendError::Closed(_) => RouterError::Draining,
-        })?;
+        self.order(Order::Drain(drain, answer))?;
+        answered.await.map_err(|_| RouterError::Draining)
+    }
+
+    async fn rollout(&self, order: RolloutOrder) -> Result<SchedulerReport, RouterError> {
+        let (answer, answered) = oneshot::channel();
+        self.order(Order::Rollout(order, answer))?;
         answered.await.map_err(|_| RouterError::Draining)
     }
 

@@ -6,8 +6,9 @@ use scheduling::lookup_rates::LookupSource;
 use scheduling::scheduler::WorkerKey;
 use scheduling::scheduler::events::{Report, WorkerInfo};
 use scheduling::scheduler::lanes::LaneId;
+use speculation::sequence::Commit;
 
-use crate::metrics::{KvPools, LaneMetrics, RouterMetrics, WorkerMetrics};
+use crate::metrics::{KvPools, LaneMetrics, RouterMetrics, ShadowMetrics, WorkerMetrics};
 
 #[derive(Debug)]
 pub(super) struct Reports {
@@ -16,12 +17,13 @@ pub(super) struct Reports {
     lanes: Vec<LaneMetrics>,
     workers: BTreeMap<WorkerKey, (String, WorkerMetrics)>,
     kv_pools: KvPools,
+    shadows: ShadowMetrics,
 }
 
 impl Reports {
     pub(super) fn new(metrics: RouterMetrics) -> Self {
-        let kv_pools = metrics.kv_pools();
-        Self { metrics, lanes: Vec::new(), workers: BTreeMap::new(), kv_pools }
+        let (kv_pools, shadows) = (metrics.kv_pools(), metrics.shadows());
+        Self { metrics, lanes: Vec::new(), workers: BTreeMap::new(), kv_pools, shadows }
     }
 
     pub(super) fn worker_joined(&mut self, key: WorkerKey, info: &WorkerInfo) {
@@ -35,9 +37,10 @@ impl Reports {
         self.kv_pools.left(key);
     }
 
-    pub(super) fn verified(&mut self, lane: LaneId, num_draft_tokens: u32, num_accepted: u32) {
+    pub(super) fn committed(&mut self, lane: LaneId, commit: &Commit) {
         if let Some(metrics) = self.lanes.get_mut(lane.0 as usize) {
-            metrics.verified(num_draft_tokens, num_accepted);
+            metrics.committed(commit.token_ids.len());
+            metrics.verified(commit.num_draft_tokens, commit.num_accepted);
         }
     }
 
@@ -73,7 +76,10 @@ impl Reports {
             | Report::WorkerUndrained(_)
             | Report::Moved { .. }
             | Report::TargetAnswers(_)
+            | Report::RolloutEnded { .. }
             | Report::DraftWorkerAnswers(_) => self.log(&report),
+            Report::ShadowScored(scored) => self.shadows.scored(&scored),
+            Report::ShadowDropped { draft, reason } => self.shadows.dropped(&draft, reason),
             Report::TargetFailed { worker, fault, is_opened } => {
                 let address = self.address_of(worker);
                 tracing::warn!(address, %fault, "a sequence leaves its target worker");
@@ -122,6 +128,10 @@ impl Reports {
                     sequences,
                     "sequences move to other target workers"
                 );
+            }
+            Report::RolloutEnded { draft, stage, moved } => {
+                let stage = tracing::field::debug(stage);
+                tracing::info!(draft, stage, moved, "the rollout of a draft ended");
             }
             Report::WorkerUndrained(worker) => {
                 tracing::info!(address = self.address_of(*worker), "worker drains no more");

@@ -67,5 +67,6 @@ pub fn worker_info(role: Role, address: &str, hello: &v1::WorkerHello, credits: 
         credit_blocks: credits,
         step_times: hello.step_times.iter().map(point).collect(),
         max_tree_tokens: hello.max_tree_tokens.min(MAX_TREE_TOKENS as u32),
+        is_shadow: hello.shadow,
     }
 }

@@ -38,7 +38,8 @@ use tokio::net::TcpListener;
 use tonic::service::Routes;
 use tower::ServiceExt as _;
 
-use crate::fake_lanes::{FakeLanes, Script, SharedLanes};
+use crate::fake_lanes::{FakeLanes, SPAN_LEN, Script, SharedLanes};
+use crate::whole_and_streamed::{ROUTES, compare, turned};
 
 pub(crate) const MODEL: &str = "org/demo";
 /// Another name of [`MODEL`], with defaults.
@@ -132,7 +133,7 @@ impl TestRouter {
 
     pub(crate) fn with(auth: Auth, limits: AdmissionLimits) -> Self {
         let lifetime = Lifetime::new();
-        let lanes = FakeLanes::new(&lifetime);
+        let lanes = FakeLanes::new(&lifetime, SPAN_LEN);
         let alias = ModelSettings {
             serves: Some(MODEL.to_owned()),
             defaults: RequestDefaults {
@@ -156,6 +157,7 @@ impl TestRouter {
             metrics_page,
             metrics,
             policy: Arc::new(policy()),
+            objectives: Arc::new([("batch".to_owned(), 200)].into()),
             tokenize,
             keep_alive: KEEP_ALIVE,
             answer_memory: AnswerMemory::default(),
@@ -185,8 +187,34 @@ impl TestRouter {
         self.send(post(path, body)).await
     }
 
+    /// Where it generates text, twins are asked the same the other way, whole or streamed, with other spans too, and say the same.
     pub(crate) async fn post_json(&self, path: &str, body: &Value) -> Answer {
-        self.post(path, body.to_string()).await
+        let answer = self.post(path, body.to_string()).await;
+        let script = self.lanes.script();
+        if answer.status == 200 && ROUTES.contains(&path) && matches!(script, Script::Say(_)) {
+            let turned = turned(path, body);
+            for span_len in [SPAN_LEN, 1, 7] {
+                let other = self.twin(script.clone(), span_len).post(path, turned.to_string()).await;
+                compare((path, body), [&answer, &other], span_len == SPAN_LEN);
+            }
+        }
+        answer
+    }
+
+    /// A router that serves and keeps the same, with lanes, limits and counts of its own.
+    fn twin(&self, script: Script, span_len: usize) -> Self {
+        let lanes = FakeLanes::new(&self.state.lifetime, span_len);
+        lanes.play(script);
+        let metrics_page = Metrics::new();
+        let state = AppState {
+            generation: Arc::new(SharedLanes(Arc::clone(&lanes))),
+            admission: Admission::new(AdmissionLimits::default()),
+            metrics: RouterMetrics::register(&metrics_page),
+            metrics_page,
+            ..self.state.clone()
+        };
+        let pair = PairCheck::new(Vec::new(), state.lifetime.clone());
+        Self { lanes, app: http_app(state.clone()), pair, state }
     }
 
     /// A request that must be answered with 200 and JSON.

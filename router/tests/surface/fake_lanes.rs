@@ -6,8 +6,10 @@ use async_trait::async_trait;
 use router::error::RouterError;
 use router::generation::{
     CommittedTokens, Delivery, Drain, DrainState, GenerationEvent, GenerationRequest, GenerationService,
-    GenerationSink, GenerationStream, SpeculationUsage, channel,
+    GenerationSink, GenerationStream, RolloutOrder, SpeculationUsage, channel,
 };
+use scheduling::draft_score::PairedReport;
+use scheduling::rollout::Rollout;
 use scheduling::scheduler::SchedulerReport;
 use service::shutdown::Lifetime;
 use speculation::lookup::PredictionCursor;
@@ -17,7 +19,7 @@ use speculation::{FinishReason, TokenId, TokenLogprobs};
 use crate::client::demo_encode;
 
 /// Tokens in one span, of which all but the last are "drafted".
-const SPAN_LEN: usize = 3;
+pub(crate) const SPAN_LEN: usize = 3;
 
 /// What the lanes do with the next generations.
 #[derive(Debug, Clone)]
@@ -41,6 +43,7 @@ pub(crate) enum Script {
 /// The lanes.
 pub(crate) struct FakeLanes {
     lifetime: Lifetime,
+    span_len: usize,
     state: Mutex<State>,
 }
 
@@ -55,18 +58,22 @@ struct State {
 }
 
 impl FakeLanes {
-    pub(crate) fn new(lifetime: &Lifetime) -> Arc<Self> {
+    pub(crate) fn new(lifetime: &Lifetime, span_len: usize) -> Arc<Self> {
         let state = State {
             script: Script::Say(String::new()),
             submitted: Vec::new(),
             cancelled: Vec::new(),
             num_delivered: 0,
         };
-        Arc::new(Self { lifetime: lifetime.clone(), state: Mutex::new(state) })
+        Arc::new(Self { lifetime: lifetime.clone(), span_len, state: Mutex::new(state) })
     }
 
     pub(crate) fn play(&self, script: Script) {
         self.state().script = script;
+    }
+
+    pub(crate) fn script(&self) -> Script {
+        self.state().script.clone()
     }
 
     /// What was submitted since the last call.
@@ -127,6 +134,16 @@ impl GenerationService for SharedLanes {
         Ok((address != "nobody").then_some(DrainState { workers: Vec::new(), drained }))
     }
 
+    async fn rollout(&self, order: RolloutOrder) -> Result<SchedulerReport, RouterError> {
+        let rollout = match order {
+            RolloutOrder::Begin(settings) => {
+                Some(Rollout::new(settings).report(PairedReport::default(), None))
+            }
+            RolloutOrder::Promote | RolloutOrder::End => None,
+        };
+        Ok(SchedulerReport { rollout, ..SchedulerReport::default() })
+    }
+
     async fn report(&self) -> Result<SchedulerReport, RouterError> {
         Ok(SchedulerReport { waiting_for_target: 3, ..SchedulerReport::default() })
     }
@@ -149,7 +166,7 @@ async fn run(
             Script::Say(text) => format!("{choice}{text}"),
             _ => format!("{choice} is only a beginning"),
         };
-        if !say(&script, &generation, choice, &text, &sink) {
+        if !say((&script, handle.0.span_len), &generation, choice, &text, &sink) {
             handle.0.state().cancelled.push((prompt_idx, choice));
         } else {
             wanted.push(choice);
@@ -195,7 +212,7 @@ fn score_prompt(generation: &GenerationRequest, sink: &GenerationSink) {
 
 /// Says a text in spans; false where somebody stopped listening.
 fn say(
-    script: &Script,
+    (script, span_len): (&Script, usize),
     generation: &GenerationRequest,
     choice: u32,
     text: &str,
@@ -209,18 +226,18 @@ fn say(
     ids.truncate(room);
     let mut usage = SpeculationUsage { cached_tokens: u64::from(choice) + 1, ..SpeculationUsage::default() };
     let mut cursor = generation.prediction.clone().map(|text| PredictionCursor::new(text, 0));
-    for (span_idx, span) in ids.chunks(SPAN_LEN).enumerate() {
+    for (span_idx, span) in ids.chunks(span_len).enumerate() {
         if let Some(cursor) = &mut cursor {
-            cursor.follow(&ids[..span_idx * SPAN_LEN + span.len()], |_| {});
+            cursor.follow(&ids[..span_idx * span_len + span.len()], |_| {});
             let (appeared, not_yet) = cursor.num_appeared();
             usage.accepted_prediction_tokens = appeared.into();
             usage.rejected_prediction_tokens = not_yet.into();
         }
         let num_drafted = span.len() as u64 - 1;
         usage.rounds += 1;
-        usage.draft_tokens += SPAN_LEN as u64 - 1;
+        usage.draft_tokens += span_len as u64 - 1;
         usage.accepted_tokens += num_drafted;
-        let tokens = committed(spec.logprobs, choice, (span_idx * SPAN_LEN, span), usage);
+        let tokens = committed(spec.logprobs, choice, (span_idx * span_len, span), usage);
         if sink.send(GenerationEvent::Tokens(tokens)) == Delivery::Unwanted {
             return false;
         }

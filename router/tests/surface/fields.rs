@@ -67,6 +67,30 @@ async fn each_field_is_treated_as_the_table_says() {
     }
 }
 
+/// What no field can mean.
+#[tokio::test]
+async fn nonsense_is_refused_by_the_name_of_its_field_and_the_next_request_works() {
+    let router = TestRouter::start().say(" fine");
+    for field in FIELDS {
+        for (path, treatment) in [(CHAT, field.chat), (COMPLETIONS, field.completions)] {
+            let mut body = with(path, field);
+            body[field.name] = json!([[{ "?": [] }]]);
+            let answer = router.post_json(path, &body).await;
+            if treatment == Treatment::Ignored {
+                assert_eq!(answer.status, 200, "{path} {}: {}", field.name, answer.text());
+                continue;
+            }
+            assert_eq!(answer.status, 400, "{path} {}: {}", field.name, answer.text());
+            let error = answer.json()["error"].clone();
+            let param = error["param"].as_str().unwrap_or_default();
+            assert!(param.starts_with(field.name), "{path} {}: {error}", field.name);
+            assert!(error["message"].as_str().is_some_and(|message| message.len() > 10), "{error}");
+            let sound = json!({ "model": MODEL, "prompt": "hi" });
+            assert_eq!(router.ok(COMPLETIONS, &sound).await["choices"][0]["text"], "0 fine");
+        }
+    }
+}
+
 #[tokio::test]
 async fn defaults_of_fields_that_are_refused_are_accepted() {
     let router = TestRouter::start().say(" fine");

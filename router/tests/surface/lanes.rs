@@ -57,7 +57,8 @@ async fn lanes_are_explained_to_operators_only() {
         answer.json(),
         json!({
             "lanes": [], "workers": [], "pools": [], "waiting_for_target": 3, "replays_waiting": 0, "drained": [],
-            "admission_waits": [], "target_waits": []
+            "admission_waits": [], "target_waits": [], "rollout": null,
+            "shadows": { "share": 0.0, "dropped": {}, "drafts": [] }
         })
     );
     let dir = tempfile::tempdir().unwrap();

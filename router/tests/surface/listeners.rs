@@ -89,6 +89,7 @@ async fn over_http_each_is_answered_or_closed_and_the_next_one_served() {
         ("a wrong key", completion("authorization: Bearer sk-two\r\n"), Some(401)),
         ("10,000 headers", completion(&format!("{key}{many_headers}")), Some(431)),
         ("a header of 1 MiB", completion(&format!("{key}{long_header}")), Some(431)),
+        ("a body of 100 MB", too_large, Some(413)),
         ("no HTTP at all", b"\x16\x03\x01\x02\0\x01\0\x01\xfc\x03\x03 and more\r\n\r\n".to_vec(), Some(400)),
         ("nothing", Vec::new(), None),
         ("half a head", b"POST /v1/completions HTTP/1.1\r\nhost: ".to_vec(), None),

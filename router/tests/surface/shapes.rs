@@ -115,6 +115,35 @@ async fn what_speculation_did_is_told_as_vllm_tells_it() {
 }
 
 #[tokio::test]
+async fn every_chunk_says_the_usage_so_far_where_it_is_asked_for() {
+    let router = TestRouter::start().say(" shines and shines");
+    let options = json!({ "include_usage": true, "continuous_usage_stats": true });
+    for (path, body) in
+        [(COMPLETIONS, completion(json!({ "n": 2 }))), (CHAT, chat(json!({ "logprobs": true })))]
+    {
+        let mut body = body;
+        body["stream"] = json!(true);
+        body["stream_options"] = options.clone();
+        let chunks = chunks(&router.events(path, &body).await);
+        let (last, pieces) = chunks.split_last().unwrap();
+        let tokens: Vec<u64> =
+            pieces.iter().map(|piece| piece["usage"]["completion_tokens"].as_u64().unwrap()).collect();
+        assert!(tokens.is_sorted() && tokens[0] < tokens[tokens.len() - 1], "{tokens:?}");
+        assert_eq!(pieces[pieces.len() - 1]["usage"], last["usage"], "nothing came behind the last piece");
+        for piece in pieces {
+            let usage = &piece["usage"];
+            let sum = usage["prompt_tokens"].as_u64().unwrap() + usage["completion_tokens"].as_u64().unwrap();
+            assert_eq!(usage["total_tokens"], sum);
+        }
+    }
+    // vLLM says it only beside the usage of the whole.
+    let options = json!({ "continuous_usage_stats": true });
+    let body = completion(json!({ "stream": true, "stream_options": options }));
+    let chunks = chunks(&router.events(COMPLETIONS, &body).await);
+    assert!(chunks.iter().all(|chunk| chunk.get("usage").is_none()));
+}
+
+#[tokio::test]
 async fn timings_come_where_they_are_asked_for() {
     let router = TestRouter::start().say(" shines");
     let whole = router.ok(COMPLETIONS, &completion(json!({ "timings_per_token": true }))).await;

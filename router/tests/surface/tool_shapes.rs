@@ -51,7 +51,7 @@ fn without_ids(mut parts: Value) -> Value {
 }
 
 /// The output that the events of a response build. Each item's end says what its parts added up to.
-fn built_output(events: &[Value]) -> Value {
+pub(crate) fn built_output(events: &[Value]) -> Value {
     let mut output: Vec<Value> = Vec::new();
     for event in events {
         let idx = event["output_index"].as_u64().unwrap_or(0) as usize;
@@ -92,7 +92,7 @@ fn built_output(events: &[Value]) -> Value {
 }
 
 /// The content that the events of a message build.
-fn built_content(events: &[Value]) -> Value {
+pub(crate) fn built_content(events: &[Value]) -> Value {
     let (mut content, mut open) = (Vec::<Value>::new(), false);
     let mut inputs = Vec::<String>::new();
     for event in events {

@@ -65,10 +65,29 @@ async fn a_client_can_use_the_tokenizer_that_is_here() {
     assert_eq!(refused.status, 400, "{}", refused.text());
     let body = json!({ "model": MODEL, "tokens": [END] });
     let end = router.ok("/detokenize", &body).await["prompt"].clone();
-    router.state.catalog.publish([entry("org/sole", demo_text())]);
+    // Its alias is another name of the same model.
+    router.state.catalog.publish([entry(MODEL, demo_text())]);
+    assert_eq!(router.get("/v1/models").await.json()["data"].as_array().unwrap().len(), 2);
     let info = router.get("/tokenizer_info").await.json();
     assert_eq!((&info["eos_token"], &info["model_max_length"]), (&end, &json!(MAX_MODEL_LEN)));
     assert!(info["chat_template"].as_str().unwrap().contains("messages"), "{info}");
+}
+
+#[tokio::test]
+async fn metrics_stand_beside_the_api_where_there_are_no_keys() {
+    let router = TestRouter::start().say(" fine");
+    router.ok(COMPLETIONS, &json!({ "model": MODEL, "prompt": "hi" })).await;
+    let page = router.get("/metrics").await;
+    assert_eq!((page.status.as_u16(), page.text()), (200, router.metrics().await.as_str()));
+    assert!(page.text().contains("vllm:generation_tokens_total"), "{}", page.text());
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("keys");
+    std::fs::write(&path, "sk-one\n").unwrap();
+    let router = TestRouter::with(Auth::from_file(&path).unwrap(), Default::default());
+    let request = Request::get("/metrics").header("authorization", "Bearer sk-one").body(Body::empty());
+    for answer in [router.get("/metrics").await, router.send(request.unwrap()).await] {
+        assert_eq!(answer.status, 404, "{}", answer.text());
+    }
 }
 
 #[tokio::test]

@@ -5,10 +5,12 @@ use std::time::Duration;
 use speculation::sequence::{Commit, Event, Sequence, TargetFault};
 use speculation::{Reply, Role, SequenceId};
 
+use super::cached_prompt::CachedPrompt;
 use super::events::{CommittedRound, SpeculationUsage, WorkerKey};
 use super::lanes::{Joined, SequenceLengths};
 use super::lookup::{LookupDraft, Lookups};
 use super::policy::SpeculationRequest;
+use super::shadows::Trial;
 use super::targets::SUSPECT_AFTER;
 use super::workers::Reservation;
 use crate::agreement::Agreement;
@@ -53,8 +55,10 @@ pub(super) struct ActiveSequence {
     /// Its entry among the timers.
     pub(super) timer: Option<Duration>,
     pub(super) disabled_reason: Option<&'static str>,
-    /// Prompt tokens that a target had cached, and that target's epoch.
-    pub(super) cached: (u32, u64),
+    /// Prompt tokens that its target had from other sequences.
+    pub(super) cached: CachedPrompt,
+    /// Draft workers on trial, as far as this sequence is evidence.
+    pub(super) trial: Trial,
 }
 
 /// What went wrong with the targets of one sequence.
@@ -106,6 +110,8 @@ pub(super) struct Round {
     pub(super) is_probing: bool,
     /// Tokens that a draft worker was asked for, to be waited for.
     pub(super) asked: u32,
+    /// Whether that proposal missed its deadline.
+    pub(super) is_late: bool,
     /// When verification was first asked for.
     pub(super) verify_at: Option<Duration>,
 }
@@ -144,7 +150,8 @@ impl ActiveSequence {
             rounds: counters.rounds,
             draft_tokens: counters.draft_tokens,
             accepted_tokens: counters.accepted_tokens,
-            cached_tokens: self.cached.1,
+            // Of a prompt at least the last token is computed.
+            cached_tokens: self.cached.tokens().min(self.sequence.spec().prompt_len.saturating_sub(1).into()),
             accepted_prediction_tokens: appeared.into(),
             rejected_prediction_tokens: not_yet.into(),
             disabled_reason: self.disabled_reason,
@@ -156,15 +163,12 @@ impl ActiveSequence {
         CommittedRound { id: self.id, lane: self.lane.id, commit, source, usage: self.usage() }
     }
 
-    /// A target says how much of the prompt it had cached. Only the one that writes the first token counts.
+    /// Its target says how much of the prompt it had cached, of a step that was sent again since, too. Only the target that writes the first
+    /// token counts.
     pub(super) fn on_cached(&mut self, reply: &Reply) {
-        if self.output_len() > 0 {
-            return;
+        if self.output_len() == 0 {
+            self.cached.answered(reply);
         }
-        let before = if self.cached.0 == reply.epoch { self.cached.1 } else { 0 };
-        // Of a prompt at least the last token is computed.
-        let most = u64::from(self.sequence.spec().prompt_len.saturating_sub(1));
-        self.cached = (reply.epoch, (before + u64::from(reply.num_cached)).min(most));
     }
 
     /// Ids that it holds.

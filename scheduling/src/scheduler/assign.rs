@@ -16,6 +16,7 @@ use super::state::{QueueKey, SchedulerState, WaitKind};
 use super::targets::MAX_TARGETS_LOST;
 use super::workers::Wanted;
 use crate::fair_queue::Ticket;
+use crate::rollout::Preference;
 
 /// A sequence that waited its time is looked at again after this, while no target could serve it.
 const LOOK_AGAIN: Duration = Duration::from_secs(1);
@@ -152,6 +153,9 @@ impl SchedulerState {
         if role == Role::Target {
             self.decode_answered(active);
         }
+        if role == Role::Draft {
+            self.end_service(active);
+        }
         let lost = active.reservation_mut(role).take().map(|reservation| {
             let key = reservation.key;
             self.workers.release(reservation);
@@ -213,6 +217,9 @@ impl SchedulerState {
             self.commands.push(Command::Assigned(active.id));
         }
         active.numerics_id = numerics_id;
+        if active.output_len() == 0 {
+            active.cached.assigned(reservation.key);
+        }
         active.target = Some(reservation);
         active.sequence.set_target_deadline(self.target_deadline(active));
         let (priority, waited) =
@@ -241,10 +248,18 @@ impl SchedulerState {
         best.and_then(|key| self.workers.get(key)).is_some_and(|worker| !worker.health.is_out())
     }
 
+    /// Whether the draft that a rollout means for the sequence has a worker that answers and has capacity.
+    pub(super) fn has_preferred_draft(&self, active: &ActiveSequence) -> bool {
+        let Some(target) = active.worker(Role::Target) else { return false };
+        let best = self.workers.best_draft(&wanted(self.now, &self.lanes, active, None), target);
+        best.is_some_and(|key| self.workers.preference_at(key, active.id) == Some(Preference::First))
+    }
+
     /// The sequence's first step at its workers is done, and it may have outgrown its reservations.
     pub(super) fn grow_reservations(&mut self, active: &mut ActiveSequence) {
         let len = active.len();
-        for reservation in active.target.iter_mut().chain(&mut active.draft) {
+        let shadow = active.trial.reservation_mut();
+        for reservation in active.target.iter_mut().chain(&mut active.draft).chain(shadow) {
             self.capacity_changed |= self.workers.grow(reservation, len);
         }
     }
@@ -257,6 +272,7 @@ pub(super) fn wanted<'a>(
     avoid: Option<WorkerKey>,
 ) -> Wanted<'a> {
     Wanted {
+        id: active.id,
         model: &active.lane.key.model,
         task_type: &active.lane.key.task_type,
         lane: active.lane.id,

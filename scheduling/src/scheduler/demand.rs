@@ -64,7 +64,7 @@ impl SchedulerState {
         let demand = Demand { sequences: f64::from(sequences), kv_blocks: reserved as f64 + waiting * each };
         let supply = Supply {
             targets: count,
-            drafts: self.workers.values().filter(|worker| worker.info.role == Role::Draft).count() as f64,
+            drafts: self.workers.serving_drafts().count() as f64,
             kv_blocks_each: targets.iter().map(|target| target.info.kv_blocks as f64).sum::<f64>() / count,
             tpot_us: self.config.tpot_objective.map(crate::cost::micros),
         };
@@ -85,7 +85,7 @@ impl SchedulerState {
 
     /// What a draft worker for this target costs: one that is connected, or the last one that was.
     fn draft_cost(&self, target: &Worker) -> Option<&WorkerCost> {
-        let mut drafts = self.workers.values().filter(|worker| worker.info.role == Role::Draft);
+        let mut drafts = self.workers.serving_drafts();
         let fits = |worker: &&Worker| pairing::check(&worker.info, &target.info).is_ok();
         let last = self.workers.last_draft().filter(|(info, _)| pairing::check(info, &target.info).is_ok());
         drafts.find(fits).map(|worker| &worker.cost).or(last.map(|(_, cost)| cost))

@@ -53,6 +53,7 @@ impl Scheduler {
         for id in leaving {
             self.drive(id, SequenceEvent::GiveUp(Role::Draft));
         }
+        self.drop_shadows_at(key);
     }
 
     fn give_again(&mut self, key: WorkerKey) {

@@ -12,6 +12,7 @@ use super::lanes::{LaneId, LaneKey};
 use super::policy::SpeculationRequest;
 use crate::cost::StepTimePoint;
 use crate::lookup_rates::LookupSource;
+use crate::rollout::{RolloutOrder, Stage};
 
 /// Names one connection to one worker. A worker that reconnects has a new key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -34,6 +35,8 @@ pub enum Event {
     Drain(Drain),
     /// Whether an operator lists the worker still: one that is listed no more drains, and then its connection ends.
     Listed(WorkerKey, bool),
+    /// An operator rolls a draft out, or takes it back.
+    Rollout(RolloutOrder),
     /// The time that [`super::Scheduler::next_wakeup`] named has come.
     Timer,
     /// Everything that arrived was passed in: assign workers and begin rounds.
@@ -105,6 +108,8 @@ pub struct WorkerInfo {
     pub step_times: Vec<StepTimePoint>,
     /// Ids of a token tree that a target verifies; 0: chains only.
     pub max_tree_tokens: u32,
+    /// Whether a draft worker is on trial: it is scored, and no target sees what it proposes.
+    pub is_shadow: bool,
 }
 
 impl WorkerInfo {
@@ -125,6 +130,7 @@ impl WorkerInfo {
             credit_blocks: None,
             step_times: Vec::new(),
             max_tree_tokens: 0,
+            is_shadow: false,
         }
     }
 }
@@ -323,6 +329,24 @@ pub enum Report {
         /// How many it has reserved.
         reserved: u64,
     },
+    /// A proposal of a shadow draft was compared with what was committed.
+    ShadowScored(ShadowScored),
+    /// A shadow draft was given up for one sequence, by a reason in one snake_case word.
+    ShadowDropped {
+        /// Its draft.
+        draft: Arc<str>,
+        /// Why.
+        reason: &'static str,
+    },
+    /// A candidate took over, or was taken back.
+    RolloutEnded {
+        /// Its draft.
+        draft: String,
+        /// What it is now.
+        stage: Stage,
+        /// Sequences that moved to other draft workers.
+        moved: usize,
+    },
     /// What a target could commit beyond what it does.
     Headroom {
         /// Which worker.
@@ -330,4 +354,17 @@ pub enum Report {
         /// Rounded down.
         tokens_per_second: u64,
     },
+}
+
+/// One proposal of a shadow draft, with the draft that served at the same place.
+#[derive(Debug, Clone, PartialEq)]
+pub struct ShadowScored {
+    /// The shadow's draft.
+    pub draft: Arc<str>,
+    /// The sequence's lane.
+    pub lane: Arc<LaneKey>,
+    /// The shadow's positions that were judged, and accepted.
+    pub shadow: (u32, u32),
+    /// Those of the draft that served, cut to the same length; absent where none guessed at the same place.
+    pub serving: Option<(u32, u32)>,
 }

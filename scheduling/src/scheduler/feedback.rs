@@ -108,6 +108,7 @@ impl SchedulerState {
         let (judged, accepted) = (told.num_positions, told.num_first);
         self.lanes.on_verified(lane, &told, active.len());
         active.agreement.judged(judged, accepted);
+        active.trial.served(judged, accepted);
         let Some(verify_at) = round.verify_at else { return };
         if round.has_prompt || round.asked != round.chosen || round.source.is_some() {
             return;

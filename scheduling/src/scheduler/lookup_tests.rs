@@ -74,6 +74,7 @@ impl World {
                 queue_wait: minute,
                 replay_ids_per_second: 0,
                 tpot_objective: None,
+                shadow_share: 0.0,
                 rules: Rules::default(),
             }),
             now: Duration::ZERO,

@@ -7,10 +7,12 @@
 //!
 //! A sequence waits for a target in a fair queue (`assign.rs`) until one has capacity (`workers.rs`). Then it takes
 //! rounds: its draft worker and draft length are chosen, or a draft is looked up (`lookup.rs`), and the round begins (`rounds.rs`, `lanes.rs`);
-//! its state machine, `speculation::sequence`, says what to send; replies are measured (`feedback.rs`) and passed back to it.
+//! its state machine, `speculation::sequence`, says what to send; replies are measured (`feedback.rs`) and passed back to it. Draft workers on
+//! trial are scored beside that (`shadows.rs`) and take over by orders and evidence (`rollouts.rs`).
 
 mod active;
 mod assign;
+mod cached_prompt;
 pub mod demand;
 mod drain;
 pub mod events;
@@ -21,7 +23,9 @@ pub mod pairing;
 mod placement;
 pub mod policy;
 mod report;
+mod rollouts;
 mod rounds;
+pub mod shadows;
 mod state;
 mod targets;
 #[cfg(test)]
@@ -33,17 +37,19 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use rustc_hash::FxHashMap;
-use speculation::sequence::{Event as SequenceEvent, Limits, Sequence};
+use speculation::sequence::{Event as SequenceEvent, Limits, Sequence, Shadow};
 use speculation::spec::lane_number;
 use speculation::{Role, SequenceId, SequenceSpec};
 
 use self::active::{ActiveSequence, Round, TargetFailures};
+use self::cached_prompt::CachedPrompt;
 pub use self::events::{Command, Event, WorkerKey};
 use self::events::{Failure, Frame, NewSequence, Report};
 use self::feedback::Answer;
 use self::lookup::Lookups;
 use self::policy::PolicyConfig;
 pub use self::report::{SchedulerReport, WorkerReport};
+use self::shadows::Trial;
 use self::state::SchedulerState;
 use self::timers::POSTPONE_WITHIN;
 use crate::agreement::Agreement;
@@ -68,6 +74,8 @@ pub struct SchedulerConfig {
     pub replay_ids_per_second: u32,
     /// Longest time per output token that the number of targets should keep; without one it follows KV alone. Only reported ([`demand`]).
     pub tpot_objective: Option<Duration>,
+    /// Share of the sequences that shadow drafts are scored on, 0 to 1.
+    pub shadow_share: f64,
     /// Constants of the choice of draft length.
     pub rules: Rules,
 }
@@ -101,11 +109,13 @@ impl Scheduler {
                 self.state.capacity_changed = true;
                 self.requeue_unserved();
                 self.move_from_silent_targets();
+                self.draft_worker_joined();
             }
             Event::WorkerDown(key) => self.worker_down(key),
             Event::Frame(key, frame) => self.frame(key, frame),
             Event::Drain(drain) => self.drain_address(&drain),
             Event::Listed(key, is_listed) => self.set_listed(key, is_listed),
+            Event::Rollout(order) => self.order_rollout(order),
             Event::Timer => {
                 self.state.capacity_changed |= self.state.replay_at.is_some_and(|at| at <= now);
                 self.check_targets();
@@ -140,6 +150,7 @@ impl Scheduler {
     }
 
     fn dispatch(&mut self) {
+        self.settle_rollout();
         self.assign_targets();
         self.begin_rounds();
         let SchedulerState { workers, lanes, commands, .. } = &mut self.state;
@@ -192,7 +203,8 @@ impl Scheduler {
             gives_way: false,
             timer: None,
             disabled_reason: None,
-            cached: (0, 0),
+            cached: CachedPrompt::default(),
+            trial: Trial::default(),
         };
         self.state.wait_for_target(&mut active);
         self.sequences.insert(id, active);
@@ -201,6 +213,7 @@ impl Scheduler {
     fn worker_down(&mut self, key: WorkerKey) {
         let Some(info) = self.state.workers.leave(key) else { return };
         let role = info.role;
+        self.drop_shadows_at(key);
         let mut orphans: Vec<SequenceId> =
             self.sequences.values().filter(|at| at.worker(role) == Some(key)).map(|at| at.id).collect();
         // In the order in which they came, not in that of the table.
@@ -235,14 +248,20 @@ impl Scheduler {
         }
         for reply in replies {
             let id = reply.sequence_id;
+            if let Some(id) = Shadow::sequence_of(id) {
+                self.shadow_replied(key, id, reply);
+                continue;
+            }
             let Some(active) = self.sequences.get_mut(&id).filter(|at| at.worker(role) == Some(key)) else {
                 continue;
             };
+            if role == Role::Target {
+                active.on_cached(&reply);
+            }
             if active.sequence.awaits(role, &reply)
                 && let Some(target) = active.target.as_mut().filter(|_| role == Role::Target)
             {
                 self.state.workers.answered(target);
-                active.on_cached(&reply);
             }
             let answer = Answer { role, worker: key, reply: &reply, timing: &timing };
             self.state.on_reply_time(active, &answer);
@@ -253,6 +272,10 @@ impl Scheduler {
             }
         }
         for (id, assignment) in preempted {
+            if let Some(id) = Shadow::sequence_of(id) {
+                self.shadow_preempted(key, id);
+                continue;
+            }
             let there = self.sequences.get_mut(&id).filter(|active| active.worker(role) == Some(key));
             let Some(active) = there else { continue };
             active.gives_way = true;

@@ -5,6 +5,7 @@ use speculation::Role;
 use super::events::{WorkerInfo, WorkerKey};
 use super::pairing;
 use crate::placement::{Place, choose};
+use crate::rollout::Preference;
 
 /// One worker, as far as a choice needs it.
 #[derive(Debug, Clone, Copy)]
@@ -23,6 +24,8 @@ pub(super) struct Candidate<'a> {
     pub(super) is_out: bool,
     /// What a step of one row takes there, microseconds.
     pub(super) step_micros: f64,
+    /// How a draft worker may serve the sequence while a draft is rolled out; `None`: not at all.
+    pub(super) preference: Option<Preference>,
 }
 
 /// Targets count as equally fast up to this factor: what steps take is measured on busy machines.
@@ -76,8 +79,8 @@ fn load_beside(worker: &Candidate<'_>, fastest: f64) -> u32 {
     }
 }
 
-/// The draft worker for a sequence on `target`: one that fits it, rather one that answers, then rather another than
-/// `avoid`, then rather one meant for `task_type` than one meant for all.
+/// The draft worker for a sequence on `target`: one that fits it, rather one that answers, then rather one of the draft that a rollout
+/// means for the sequence, then rather another than `avoid`, then rather one meant for `task_type` than one meant for all.
 pub(super) fn choose_draft<'a>(
     workers: impl Iterator<Item = Candidate<'a>>,
     target: &WorkerInfo,
@@ -89,10 +92,12 @@ pub(super) fn choose_draft<'a>(
         .filter(|worker| {
             worker.info.task_types.is_empty() || worker.info.task_types.iter().any(|t| t == task_type)
         })
-        .map(|worker| {
+        .filter_map(|worker| {
+            let stands_in = worker.preference? == Preference::Second;
             let is_general = worker.info.task_types.is_empty();
             let is_avoided = Some(worker.key) == avoid;
-            worker.place(4 * u8::from(worker.is_unfit) + 2 * u8::from(is_avoided) + u8::from(is_general))
+            let rank = 8 * u8::from(worker.is_unfit) + 4 * u8::from(stands_in) + 2 * u8::from(is_avoided);
+            Some(worker.place(rank + u8::from(is_general)))
         })
         .collect();
     choose(&places)
@@ -124,6 +129,7 @@ mod tests {
             is_unfit: unfit.contains(&(i as u64)),
             is_out: false,
             step_micros: 1_000.0,
+            preference: Some(Preference::First),
         })
     }
 

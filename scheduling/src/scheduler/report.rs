@@ -7,10 +7,12 @@ use speculation::Role;
 
 use super::demand::PoolDemand;
 use super::lanes::LaneExplanation;
+use super::shadows::ShadowsReport;
 use super::state::{SchedulerState, WaitKind};
 use super::workers::Worker;
 use crate::draft_health::HealthReport;
 use crate::fair_queue::FairQueue;
+use crate::rollout::RolloutReport;
 use crate::target_health::TargetHealthReport;
 use crate::waits::WaitReport;
 
@@ -31,6 +33,10 @@ pub struct SchedulerReport {
     pub drained: Vec<String>,
     /// How long sequences waited for a target, by priority; those that lost theirs included.
     pub target_waits: Vec<WaitReport>,
+    /// Draft workers on trial, and what they are worth.
+    pub shadows: ShadowsReport,
+    /// The draft that is rolled out, if one is.
+    pub rollout: Option<RolloutReport>,
 }
 
 /// One worker.
@@ -46,6 +52,10 @@ pub struct WorkerReport {
     pub task_types: Vec<String>,
     /// Sequences assigned to it.
     pub sequences: u32,
+    /// Of these, sequences that it only shadows (draft workers).
+    pub shadowed: u32,
+    /// Whether it is a shadow draft, or the candidate of a rollout, and not a draft that serves.
+    pub is_on_trial: bool,
     /// Why it gets no new sequences, if it gets none: `stopping`, `operator` or `unlisted`.
     pub draining: Option<&'static str>,
     /// KV blocks that may be reserved there.
@@ -79,6 +89,8 @@ impl SchedulerState {
             replays_waiting: replays.map(|(_, queue)| queue.len()).sum(),
             drained: self.workers.drained().cloned().collect(),
             target_waits: self.target_waits.report(&waiting, self.now),
+            shadows: self.report_shadows(),
+            rollout: self.report_rollout(),
         }
     }
 
@@ -91,6 +103,8 @@ impl SchedulerState {
             model: worker.info.model_id.clone(),
             task_types: worker.info.task_types.clone(),
             sequences: worker.load,
+            shadowed: self.workers.shadowed_at(worker.key),
+            is_on_trial: is_draft && self.workers.is_on_trial(worker),
             draining: worker.draining.why(),
             credit_blocks,
             reserved_blocks,

@@ -10,6 +10,7 @@ use super::SchedulerConfig;
 use super::active::{ActiveSequence, FollowUps};
 use super::events::{Command, Failure, Report, WorkerKey};
 use super::lanes::{LaneId, Lanes};
+use super::shadows::Shadows;
 use super::timers::Timers;
 use super::workers::Workers;
 use crate::fair_queue::FairQueue;
@@ -57,6 +58,7 @@ pub(super) struct SchedulerState {
     pub(super) unserved: Vec<SequenceId>,
     /// How long sequences waited for their targets.
     pub(super) target_waits: Waits,
+    pub(super) shadows: Shadows,
     /// Whether a sequence joined a queue or capacity was freed since the queues were last served.
     pub(super) capacity_changed: bool,
     /// What the driver is to do.
@@ -79,6 +81,7 @@ impl SchedulerState {
             replay_at: None,
             unserved: Vec::new(),
             target_waits: Waits::default(),
+            shadows: Shadows::default(),
             capacity_changed: false,
             commands: Vec::new(),
         }
@@ -114,6 +117,7 @@ impl SchedulerState {
                 self.grow_reservations(active);
                 self.on_round(active, &commit);
                 self.follow_lookups(active);
+                self.follow_shadow(active, &commit);
                 self.commands.push(Command::Commit(active.committed(commit)));
             }
             Action::PromptLogprobs(scores) => {
@@ -124,6 +128,7 @@ impl SchedulerState {
             Action::Ignored(why) => {
                 self.commands.push(Command::Report(Report::Ignored(why)));
                 if why == Ignored::LateDraft {
+                    active.round.is_late = true;
                     self.on_late_draft(active);
                 }
             }
@@ -163,6 +168,7 @@ impl SchedulerState {
     /// The sequence is over: its capacity is free.
     pub(super) fn release(&mut self, mut active: ActiveSequence) {
         self.decode_answered(&mut active);
+        self.end_trial(&mut active);
         self.lanes.leave(active.lane.id);
         self.timers.disarm(&mut active);
         for reservation in active.target.take().into_iter().chain(active.draft.take()) {

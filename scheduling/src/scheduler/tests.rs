@@ -9,8 +9,11 @@ use super::demand::PoolDemand;
 use super::events::{Drain, StepTiming, WorkerInfo};
 use super::lanes::{LaneKey, TemperatureBand};
 use super::policy::{DraftTokens, SpeculationRequest};
+use super::shadows::ShadowReport;
 use super::*;
 use crate::cost::StepTimePoint;
+use crate::draft_score::PairedReport;
+use crate::rollout::{RolloutOrder, RolloutRules, RolloutSettings};
 use crate::testdata::{Line, run_folder};
 
 /// Of every model.
@@ -24,6 +27,8 @@ struct World {
     sequences: BTreeMap<String, SequenceId>,
     /// The latest step that each worker was sent for each sequence.
     steps: BTreeMap<(SequenceId, WorkerKey), Step>,
+    /// The ones before these.
+    steps_before: BTreeMap<(SequenceId, WorkerKey), Step>,
 }
 
 #[test]
@@ -47,6 +52,7 @@ impl World {
             queue_wait: Duration::from_secs(20),
             replay_ids_per_second: 1_000,
             tpot_objective: None,
+            shadow_share: 1.0,
             rules: Rules::default(),
         };
         Self {
@@ -55,6 +61,7 @@ impl World {
             workers: BTreeMap::new(),
             sequences: BTreeMap::new(),
             steps: BTreeMap::new(),
+            steps_before: BTreeMap::new(),
         }
     }
 
@@ -80,6 +87,8 @@ impl World {
             }
             "reply" => self.reply(line),
             "preempt" => self.preempt(line),
+            "rollout" => self.rollout(line),
+            "score" => self.score(),
             "timer" => self.event(Event::Timer),
             "pools" => self.pools(),
             "dispatch" => self.event(Event::Dispatch),
@@ -91,7 +100,7 @@ impl World {
         }
     }
 
-    /// `target NAME blocks=N us=(1,1000,64,2000) ..`: a worker connects; `us` lists rows and step times.
+    /// `target NAME blocks=N us=(1,1000,64,2000) ..`: a worker connects; `us` lists rows and step times. `draft NAME shadow`: on trial.
     fn connect(&mut self, line: &Line) -> String {
         let role = if line.verb == "target" { Role::Target } else { Role::Draft };
         let key = WorkerKey(self.workers.len() as u64 + 1);
@@ -106,11 +115,48 @@ impl World {
             max_model_len: line.get("window").unwrap_or(0),
             numerics_id: line.get("numerics").unwrap_or_default(),
             task_types: line.list("tasks"),
+            is_shadow: line.words.iter().any(|word| word == "shadow"),
             step_times: times.chunks(2).map(point).collect(),
             ..WorkerInfo::of(role, &line.get::<String>("model").unwrap_or_else(|| "m".to_owned()))
         };
         self.workers.insert(name, key);
         self.event(Event::WorkerUp(key, Box::new(info)))
+    }
+
+    /// `rollout MODEL share=X drafts=N sequences=N slowdown=X`: an operator begins one; `rollout promote` and `rollout end`.
+    fn rollout(&mut self, line: &Line) -> String {
+        let order = match line.words[0].as_str() {
+            "promote" => RolloutOrder::Promote,
+            "end" => RolloutOrder::End,
+            draft => RolloutOrder::Begin(RolloutSettings {
+                draft: draft.to_owned(),
+                share: line.get("share").unwrap_or(0.0),
+                decides: true,
+                rules: RolloutRules {
+                    min_drafts: line.get("drafts").unwrap_or(1_000),
+                    min_sequences: line.get("sequences").unwrap_or(50),
+                    max_slowdown: line.get("slowdown").unwrap_or(1.25),
+                    ..RolloutRules::default()
+                },
+            }),
+        };
+        self.event(Event::Rollout(order))
+    }
+
+    /// `score`: what drafts on trial are worth, and how far the rollout is.
+    fn score(&self) -> String {
+        let report = self.scheduler.report();
+        let line = |draft: &ShadowReport| {
+            let PairedReport { drafts, sequences, shadow_accepted, serving_accepted, .. } = draft.paired;
+            format!(
+                "{}: {shadow_accepted} against {serving_accepted} in {drafts} drafts of {sequences} sequences",
+                draft.draft
+            )
+        };
+        let dropped = report.shadows.dropped.iter().map(|(why, count)| format!("{count} dropped: {why}"));
+        let rollout =
+            report.rollout.iter().map(|rollout| format!("rollout {:?} {:?}", rollout.stage, rollout.verdict));
+        report.shadows.drafts.iter().map(line).chain(dropped).chain(rollout).collect::<Vec<_>>().join("\n")
     }
 
     /// `pools`: how many workers each model wants.
@@ -135,8 +181,10 @@ impl World {
 
     /// `submit NAME prompt=N max=N k=N task=T priority=N key=N`: a sequence of N prompt ids; `k` pins the draft length.
     fn submit(&mut self, line: &Line) -> String {
-        let id = SequenceId(self.sequences.len() as u64 + 1);
+        let id = SequenceId(self.sequences.len() as u64 / 2 + 1);
         self.sequences.insert(line.words[0].clone(), id);
+        // Its shadow, by the name and a prime.
+        self.sequences.insert(format!("{}'", line.words[0]), SequenceId(id.0 | 1 << 63));
         let prompt_len: u32 = line.get("prompt").unwrap_or(4);
         let spec = SequenceSpec {
             prompt_len,
@@ -170,19 +218,23 @@ impl World {
         self.event(Event::Submit(Box::new(new)))
     }
 
-    /// `reply SEQUENCE WORKER what`: the worker answers the latest step it was sent for the sequence: `propose=N` ids,
-    /// `accept=N` of the drafted ids and one id of its own, `fed`, `need=N` (it holds N ids), `proposal` (which no
+    /// `reply SEQUENCE WORKER what`: the worker answers the latest step it was sent for the sequence (`late`: the one before): `propose=N` ids (right
+    /// ones, or `right=N` of them), `accept=N` of the drafted ids and one id of its own, `fed`, `need=N` (it holds N ids), `proposal` (which no
     /// target may send), or `refused`. `us` is the
-    /// duration of the forward pass.
+    /// duration of the forward pass, `cached` what it had of the context.
     fn reply(&mut self, line: &Line) -> String {
         let (id, worker) = (self.sequence(&line.words[0]), self.worker(&line.words[1]));
-        let step = self.steps[&(id, worker)].clone();
+        let sent =
+            if line.words.iter().any(|word| word == "late") { &self.steps_before } else { &self.steps };
+        let step = sent[&(id, worker)].clone();
         let start = step.start();
         // Committed and drafted ids are their positions, so that every guess can be right.
         let ids = |count: u32| (start..start + count).collect::<Vec<u32>>();
         let body = if let Some(count) = line.get("propose") {
-            let draft = Draft::chain(ids(count));
-            ReplyBody::Proposal(Proposal { start, draft })
+            let right = line.get("right").unwrap_or(count) as usize;
+            let mut token_ids = ids(count);
+            token_ids.iter_mut().skip(right).for_each(|id| *id = 0);
+            ReplyBody::Proposal(Proposal { start, draft: Draft::chain(token_ids) })
         } else if let Some(num_accepted) = line.get("accept") {
             let token_ids = ids(num_accepted + 1);
             ReplyBody::Span(TokenSpan { start, num_accepted, token_ids, ..TokenSpan::default() })
@@ -201,7 +253,9 @@ impl World {
         };
         let compute = line.duration("took").unwrap_or_default();
         let timing = StepTiming { rows, sequences: 1, compute, ..StepTiming::default() };
-        let frame = Frame { timing, replies: vec![Reply::to(&step, body)], ..Frame::default() };
+        let num_cached = line.get("cached").unwrap_or(0);
+        let replies = vec![Reply { num_cached, ..Reply::to(&step, body) }];
+        let frame = Frame { timing, replies, ..Frame::default() };
         self.event(Event::Frame(worker, frame))
     }
 
@@ -231,7 +285,10 @@ impl World {
                     step.base_len,
                     step.append_ids.len()
                 );
-                self.steps.insert((step.sequence_id, worker), step);
+                let key = (step.sequence_id, worker);
+                if let Some(before) = self.steps.insert(key, step) {
+                    self.steps_before.insert(key, before);
+                }
                 line
             }
             Command::Close(worker, id, assignment) => {
@@ -245,7 +302,11 @@ impl World {
             Command::Commit(round) => {
                 let (name, commit) = (self.name_of_sequence(round.id), &round.commit);
                 let (accepted, drafted) = (commit.num_accepted, commit.num_draft_tokens);
-                format!("commit {name} {:?} accepted {accepted} of {drafted}", commit.token_ids)
+                let cached = match round.usage.cached_tokens {
+                    0 => String::new(),
+                    tokens => format!(", {tokens} cached"),
+                };
+                format!("commit {name} {:?} accepted {accepted} of {drafted}{cached}", commit.token_ids)
             }
             Command::PromptLogprobs(id, _) => format!("prompt logprobs {}", self.name_of_sequence(id)),
             Command::Finish(id, reason, usage) => {
@@ -285,6 +346,11 @@ impl World {
                 format!("{}: {fault}{opened}", self.name_of(*worker))
             }
             Report::Replayed { address, sequences, .. } => format!("lost {address}: {sequences} replayed"),
+            Report::ShadowScored(scored) => {
+                format!("scored {}: {:?} serving {:?}", scored.draft, scored.shadow, scored.serving)
+            }
+            Report::ShadowDropped { draft, reason } => format!("shadow {draft} dropped: {reason}"),
+            Report::RolloutEnded { draft, stage, moved } => format!("{draft} is {stage:?}: {moved} move"),
             Report::NumericsChanged(id) => format!("{} changes numerics", self.name_of_sequence(*id)),
         }
     }

@@ -4,11 +4,12 @@
 mod draining;
 mod headroom;
 mod health;
+mod trials;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use speculation::Role;
+use speculation::{Role, SequenceId};
 
 use super::MAX_REPORTED_STEP;
 use super::events::{Report, WorkerInfo, WorkerKey};
@@ -18,6 +19,7 @@ use crate::cost::{StepTimes, WorkerCost};
 use crate::draft_health::DraftHealth;
 use crate::headroom::MeanRound;
 use crate::placement::{PrefixMarks, PrefixMemory};
+use crate::rollout::{Rollout, preference};
 use crate::target_health::{FAILURES_TO_OPEN, TargetHealth};
 
 /// Ids of sequences whose first step is under way at one target; more wait. A mass failover becomes a queue.
@@ -60,6 +62,8 @@ pub(super) struct Worker {
     round: MeanRound,
     /// Decode steps without draft or prompt that the target has not answered.
     pub(super) decodes_in_flight: u32,
+    /// Sequences that it shadows (draft workers); they count as assigned, too.
+    shadows: u32,
 }
 
 /// Who wants a worker to get no new sequences.
@@ -92,6 +96,7 @@ impl Draining {
 /// A sequence that wants a worker.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Wanted<'a> {
+    pub(super) id: SequenceId,
     pub(super) model: &'a str,
     pub(super) task_type: &'a str,
     pub(super) lane: LaneId,
@@ -150,6 +155,8 @@ pub(super) struct Workers {
     changed: BTreeSet<WorkerKey>,
     /// The draft worker that left last, so that a pool that was emptied is not forgotten.
     last_draft: Option<(WorkerInfo, WorkerCost)>,
+    /// Which draft is being rolled out.
+    rollout: Option<Rollout>,
 }
 
 impl Workers {
@@ -179,6 +186,7 @@ impl Workers {
             cost: WorkerCost::new(step_times(&info)),
             round: MeanRound::default(),
             decodes_in_flight: 0,
+            shadows: 0,
             info,
         };
         self.workers.insert(key, worker);
@@ -187,7 +195,7 @@ impl Workers {
 
     pub(super) fn leave(&mut self, key: WorkerKey) -> Option<WorkerInfo> {
         let Worker { info, target_health, cost, .. } = self.workers.remove(&key)?;
-        if info.role == Role::Draft {
+        if info.role == Role::Draft && !info.is_shadow {
             self.last_draft = Some((info.clone(), cost));
         }
         self.changed.remove(&key);
@@ -358,7 +366,8 @@ impl Workers {
     }
 
     fn candidates(&self, wanted: &Wanted<'_>) -> impl Iterator<Item = Candidate<'_>> {
-        let Wanted { lane, expected_len, len, marks, is_suspect, now, .. } = *wanted;
+        let Wanted { id, lane, expected_len, len, marks, is_suspect, now, .. } = *wanted;
+        let rollout = self.rollout.as_ref();
         let may_serve = |worker: &&Worker| {
             let window = worker.info.max_model_len;
             let serves =
@@ -381,6 +390,7 @@ impl Workers {
             },
             is_out: worker.target_health.is_out(now),
             step_micros: worker.cost.step_micros(1.0, 0.0),
+            preference: preference(rollout, (&worker.info.model_id, worker.info.is_shadow), id),
         })
     }
 }

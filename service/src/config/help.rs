@@ -22,7 +22,7 @@ fn with_default(arg: Arg, defaults: &Value) -> Arg {
 }
 
 /// A value as a flag would give it; `None` for what is set by being absent.
-fn said(value: &Value) -> Option<String> {
+pub(super) fn said(value: &Value) -> Option<String> {
     match value {
         Value::String(text) => Some(text.clone()),
         Value::Bool(_) | Value::Number(_) => Some(value.to_string()),

@@ -10,6 +10,7 @@
 mod faults;
 mod help;
 mod layers;
+mod reference;
 #[cfg(test)]
 mod tests;
 
@@ -21,6 +22,7 @@ use serde::de::DeserializeOwned;
 
 pub use crate::toml_file::TomlFault;
 pub use faults::{Fault, Faults};
+pub use reference::reference;
 
 /// How a process says that its configuration is at fault: `EX_USAGE` of sysexits.h.
 pub const EXIT_BAD_CONFIG: u8 = 64;

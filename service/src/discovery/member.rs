@@ -23,6 +23,19 @@ pub struct Member {
     /// What it says about itself in its handshake; opaque here.
     #[serde(default)]
     pub facts: serde_json::Value,
+    /// What it carried when it last told.
+    #[serde(default)]
+    pub load: Load,
+}
+
+/// What a worker carries, over all routers. For people and for programs that read the list: routers know it from their
+/// own streams sooner.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Load {
+    /// Sequences that are open there.
+    pub sequences: u64,
+    /// Blocks of KV cache that they hold.
+    pub kv_blocks_used: u64,
 }
 
 impl Member {

@@ -19,7 +19,7 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use tokio::sync::watch;
 
-pub use member::{DRAFT, Member, TARGET};
+pub use member::{DRAFT, Load, Member, TARGET};
 pub use registration::Registration;
 pub use uri::{BadUri, DiscoveryUri};
 

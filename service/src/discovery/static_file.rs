@@ -21,7 +21,7 @@ use tokio::sync::watch;
 use toml::Spanned;
 
 use super::member::{address_fault, role_fault};
-use super::{Discovery, DiscoveryError, Member, Members, Registration, Unlisted, publish};
+use super::{Discovery, DiscoveryError, Load, Member, Members, Registration, Unlisted, publish};
 use crate::reread::RereadFile;
 use crate::shutdown::Lifetime;
 use crate::toml_file::{self, TomlFault};
@@ -106,7 +106,8 @@ fn parse(text: &str) -> Result<BTreeMap<String, Member>, TomlFault> {
         }
         let id = id.unwrap_or_else(|| address.get_ref().clone());
         let facts = serde_json::Value::Null;
-        let member = Member { id, role: role.into_inner(), address: address.into_inner(), facts };
+        let (role, address) = (role.into_inner(), address.into_inner());
+        let member = Member { id, role, address, facts, load: Load::default() };
         if let Some(fault) = member.fault() {
             return Err(at(start, fault));
         }

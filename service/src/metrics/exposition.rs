@@ -1,7 +1,8 @@
 //! The two text forms of a metrics page: OpenMetrics, which Prometheus asks for, and the older Prometheus text,
 //! which everything else reads.
 //!
-//! They differ in the header lines of counters (OpenMetrics leaves `_total` to the samples) and in the end mark.
+//! They differ in the header lines of counters (OpenMetrics leaves `_total` to the samples), in the end mark, and in that only
+//! OpenMetrics has exemplars.
 
 use http::{HeaderMap, header};
 use prometheus_client::encoding::text;
@@ -43,13 +44,16 @@ impl Exposition {
         .expect("writing into a string cannot fail");
         match self {
             Self::OpenMetrics => page,
-            Self::Prometheus => with_total_in_headers(&page),
+            Self::Prometheus => in_older_words(&page),
         }
     }
 }
 
-/// Names counters in their `# HELP` and `# TYPE` lines as their samples are named.
-fn with_total_in_headers(page: &str) -> String {
+/// What begins an exemplar, behind a sample.
+const EXEMPLAR: &str = " # {trace_id=";
+
+/// Names counters in their `# HELP` and `# TYPE` lines as their samples are named, and leaves exemplars out.
+fn in_older_words(page: &str) -> String {
     let mut rewritten = String::with_capacity(page.len());
     let mut lines = page.lines().peekable();
     while let Some(line) = lines.next() {
@@ -61,7 +65,7 @@ fn with_total_in_headers(page: &str) -> String {
             [hash, keyword, name, rest] if is_counters => {
                 rewritten.extend([hash, " ", keyword, " ", name, "_total ", rest]);
             }
-            _ => rewritten.push_str(line),
+            _ => rewritten.push_str(line.rfind(EXEMPLAR).map_or(line, |at| &line[..at])),
         }
         rewritten.push('\n');
     }
@@ -92,6 +96,19 @@ mod tests {
         let by_task = metrics.histogram_family(&TTFT);
         by_task.get_or_create(&vec![("task_type", "co\"de".to_owned())]).observe(0.25);
         metrics
+    }
+
+    #[test]
+    fn a_bucket_names_its_trace_where_the_form_has_a_place_for_it() {
+        let metrics = Metrics::new();
+        let by_task = metrics.traced_histogram_family::<Vec<(&'static str, String)>>(&TTFT);
+        by_task.get_or_create(&Vec::new()).observe(0.05, &tracing::Span::none());
+        by_task.get_or_create(&Vec::new()).observe_in(0.25, "4bf92f35");
+        let named = "vllm:time_to_first_token_seconds_bucket{le=\"1.0\"} 2 # {trace_id=\"4bf92f35\"} 0.25\n";
+        let page = metrics.encode(Exposition::OpenMetrics);
+        assert!(page.contains(named) && page.matches("trace_id").count() == 1, "{page}");
+        let page = metrics.encode(Exposition::Prometheus);
+        assert!(page.contains("_bucket{le=\"1.0\"} 2\n") && !page.contains("trace_id"), "{page}");
     }
 
     #[test]

@@ -8,6 +8,7 @@
 
 mod exposition;
 mod name;
+mod traced;
 
 use std::collections::BTreeSet;
 use std::fmt::Debug;
@@ -23,6 +24,7 @@ pub use prometheus_client::encoding::EncodeLabelSet;
 pub use prometheus_client::metrics::counter::Counter;
 pub use prometheus_client::metrics::family::Family;
 pub use prometheus_client::metrics::histogram::Histogram;
+pub use traced::{TracedHistogram, TracedHistogramFamily};
 
 /// A gauge of whole numbers.
 pub type Gauge = prometheus_client::metrics::gauge::Gauge;
@@ -101,6 +103,11 @@ impl Metrics {
 
     /// Registers histograms that share a name and differ by label.
     pub fn histogram_family<L: Labels>(&self, name: &HistogramName) -> HistogramFamily<L> {
+        self.register(name.name, name.help, Family::new_with_constructor(Buckets(name.buckets)))
+    }
+
+    /// Registers histograms whose buckets name a trace each.
+    pub fn traced_histogram_family<L: Labels>(&self, name: &HistogramName) -> TracedHistogramFamily<L> {
         self.register(name.name, name.help, Family::new_with_constructor(Buckets(name.buckets)))
     }
 

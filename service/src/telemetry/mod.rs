@@ -5,6 +5,7 @@
 //! `propagation.rs`). Telemetry must never fail or hold up the work it tells about: a collector that is away costs
 //! its spans, a log that nobody reads costs its lines (see `writer.rs`), and the last flush has a bound.
 
+mod http_client;
 mod otlp;
 mod propagation;
 mod rate_limit;
@@ -29,7 +30,9 @@ use self::writer::LogWriter;
 use crate::tls::TlsError;
 
 pub use propagation::{inject_headers, inject_metadata, set_parent, set_parent_from_headers};
-pub use propagation::{set_parent_from_metadata, set_parent_in_trace, span_id_of, traceparent_of};
+pub use propagation::{
+    set_parent_from_metadata, set_parent_in_trace, span_id_of, trace_id_of, traceparent_of,
+};
 
 /// How long the last spans may take to reach the collector when the process ends.
 pub const FLUSH_TIMEOUT: Duration = Duration::from_secs(3);
@@ -70,7 +73,9 @@ pub enum TelemetryError {
     #[error("cannot set up the otlp exporter, check the OTEL_EXPORTER_OTLP_* variables: {0}")]
     Exporter(#[from] opentelemetry_otlp::ExporterBuildError),
     /// A protocol that this build does not speak.
-    #[error("{variable}={value}: only the otlp protocol grpc is supported; set it to grpc or unset it")]
+    #[error(
+        "{variable}={value}: only the otlp protocols grpc and http/protobuf are supported; set it to one of them or unset it"
+    )]
     Protocol {
         /// The variable that asks for it.
         variable: &'static str,

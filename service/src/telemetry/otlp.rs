@@ -6,47 +6,79 @@
 //! | `OTEL_SDK_DISABLED`, `OTEL_TRACES_EXPORTER`, `OTEL_EXPORTER_OTLP[_TRACES]_PROTOCOL` | here |
 //! | `OTEL_SERVICE_NAME`, `OTEL_RESOURCE_ATTRIBUTES` | the SDK; the process's own name fills a gap |
 //! | `OTEL_TRACES_SAMPLER[_ARG]`, `OTEL_BSP_*`, `OTEL_SPAN_*_LIMIT` | the SDK |
-//! | `OTEL_EXPORTER_OTLP[_TRACES]_{HEADERS,TIMEOUT,INSECURE}` | the exporter |
+//! | `OTEL_EXPORTER_OTLP[_TRACES]_{HEADERS,TIMEOUT,INSECURE}` | the exporter; the timeout of one call over HTTP here |
 //! | `OTEL_EXPORTER_OTLP[_TRACES]_{CERTIFICATE,CLIENT_CERTIFICATE,CLIENT_KEY}` | here, for an endpoint at `https://`: whom to trust instead of the system's authorities, and what to show |
 //!
-//! Only gRPC is spoken.
+//! gRPC is spoken, and protobuf over HTTP where `http/protobuf` is asked for.
 
 use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
 
-use opentelemetry_otlp::{SpanExporter, WithTonicConfig as _};
+use opentelemetry_otlp::{Protocol, SpanExporter, WithExportConfig as _};
+use opentelemetry_otlp::{WithHttpConfig as _, WithTonicConfig as _};
 use opentelemetry_sdk::Resource;
 use opentelemetry_sdk::trace::SdkTracerProvider;
+use tokio::runtime::Handle;
+use tokio_rustls::TlsConnector;
 use tonic::transport::ClientTlsConfig;
 
 use super::TelemetryError;
+use super::http_client::ExportClient;
 use crate::config::env_var;
-use crate::tls::ClientTls;
+use crate::tls::{self, ClientTls};
 
 const ENDPOINTS: [&str; 2] = ["OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT"];
 const PROTOCOLS: [&str; 2] = ["OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL"];
+const TIMEOUTS: [&str; 2] = ["OTEL_EXPORTER_OTLP_TRACES_TIMEOUT", "OTEL_EXPORTER_OTLP_TIMEOUT"];
 const GRPC: &str = "grpc";
+const HTTP: &str = "http/protobuf";
+
+/// OpenTelemetry's default.
+const TIMEOUT_MILLIS: u64 = 10_000;
 
 /// The provider of tracers, or `None` where the environment names no collector.
 pub(super) fn provider(service_name: &str) -> Result<Option<SdkTracerProvider>, TelemetryError> {
     if !is_wanted() {
         return Ok(None);
     }
-    if let Some((variable, value)) = PROTOCOLS.into_iter().find_map(|name| Some((name, env_var(name)?)))
-        && value != GRPC
-    {
-        return Err(TelemetryError::Protocol { variable, value });
-    }
-    let exporter = SpanExporter::builder().with_tonic().with_tls_config(tls()?).build()?;
+    let exporter = match PROTOCOLS.into_iter().find_map(|name| Some((name, env_var(name)?))) {
+        None => over_grpc()?,
+        Some((_, value)) if value == GRPC => over_grpc()?,
+        Some((_, value)) if value == HTTP => over_http()?,
+        Some((variable, value)) => return Err(TelemetryError::Protocol { variable, value }),
+    };
     let provider =
         SdkTracerProvider::builder().with_resource(resource(service_name)).with_batch_exporter(exporter);
     Ok(Some(provider.build()))
 }
 
-/// What is spoken with an endpoint at `https://`.
-fn tls() -> Result<ClientTlsConfig, TelemetryError> {
-    let [ca, cert, key] = ["CERTIFICATE", "CLIENT_CERTIFICATE", "CLIENT_KEY"].map(file);
-    let Some(ca) = ca else { return Ok(ClientTlsConfig::new().with_enabled_roots()) };
-    Ok(ClientTls::read(&ca, cert.as_deref().zip(key.as_deref()))?.config())
+fn over_grpc() -> Result<SpanExporter, TelemetryError> {
+    // What is spoken with an endpoint at `https://`.
+    let [ca, cert, key] = tls_files();
+    let tls = match ca {
+        None => ClientTlsConfig::new().with_enabled_roots(),
+        Some(ca) => ClientTls::read(&ca, cert.as_deref().zip(key.as_deref()))?.config(),
+    };
+    Ok(SpanExporter::builder().with_tonic().with_tls_config(tls).build()?)
+}
+
+fn over_http() -> Result<SpanExporter, TelemetryError> {
+    let [ca, cert, key] = tls_files();
+    let tls = tls::https_client(ca.as_deref(), cert.as_deref().zip(key.as_deref()))?;
+    let millis = TIMEOUTS.into_iter().find_map(|name| env_var(name)?.parse().ok()).unwrap_or(TIMEOUT_MILLIS);
+    let client = ExportClient {
+        runtime: Handle::current(),
+        tls: TlsConnector::from(Arc::new(tls)),
+        timeout: Duration::from_millis(millis),
+    };
+    let builder = SpanExporter::builder().with_http().with_protocol(Protocol::HttpBinary);
+    Ok(builder.with_http_client(client).build()?)
+}
+
+/// Whom to trust, and what to show and its key.
+fn tls_files() -> [Option<PathBuf>; 3] {
+    ["CERTIFICATE", "CLIENT_CERTIFICATE", "CLIENT_KEY"].map(file)
 }
 
 /// The file that a variable names, the one for traces before the one for all signals.

@@ -49,6 +49,13 @@ pub fn span_id_of(span: &Span) -> u64 {
     u64::from_be_bytes(span.context().span().span_context().span_id().to_bytes())
 }
 
+/// The id of the trace that `span` is exported in; `None` where traces are off or this one is not sampled.
+pub fn trace_id_of(span: &Span) -> Option<String> {
+    let context = span.context();
+    let context = context.span().span_context().clone();
+    (context.is_valid() && context.is_sampled()).then(|| context.trace_id().to_string())
+}
+
 /// [`set_parent`] from the headers of an HTTP request, `tracestate` included.
 pub fn set_parent_from_headers(span: &Span, headers: &HeaderMap) {
     let context = TraceContextPropagator::new().extract_with_context(&Context::new(), &Headers(headers));

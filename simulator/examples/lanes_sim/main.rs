@@ -2,7 +2,7 @@
 //! out. All numbers are simulated.
 //!
 //!     cargo run -p outrider-simulator --example lanes_sim -- \
-//!         [quick] [map|step|mixed|overlap|scale|ablation ..] [--svg FILE] [--cell SEQUENCES,ACCEPTANCE ..]
+//!         [quick] [map|step|trees|mixed|overlap|scale|ablation ..] [--svg FILE] [--cell SEQUENCES,ACCEPTANCE ..]
 //!         [--rule NAME=VALUE ..] [--without MECHANISM+MECHANISM ..] [PROFILE.toml ..]
 //!
 //! Without a profile: all that are shipped (the map, the step, the ablation, which has to
@@ -17,6 +17,7 @@ mod rules;
 mod scale;
 mod step;
 mod svg;
+mod trees;
 
 use std::path::PathBuf;
 
@@ -55,7 +56,9 @@ impl Wanted {
         while let Some(word) = words.next() {
             match word.as_str() {
                 "quick" => wanted.quick = true,
-                "map" | "step" | "mixed" | "overlap" | "scale" | "ablation" => wanted.parts.push(word),
+                "map" | "step" | "trees" | "mixed" | "overlap" | "scale" | "ablation" => {
+                    wanted.parts.push(word)
+                }
                 // A picture is one of maps: of nothing else unless it is asked for.
                 "--svg" => {
                     wanted.svg = words.next().map(PathBuf::from);
@@ -128,6 +131,9 @@ fn main() -> Result<(), String> {
         }
         if wanted.has("step") {
             step::draw(profile, experiment);
+        }
+        if wanted.has("trees") {
+            trees::draw(profile, experiment);
         }
     }
     if let Some(file) = &wanted.svg {

@@ -65,7 +65,7 @@ pub(crate) fn duration(profile: &Profile, sequences: u32) -> Duration {
 }
 
 /// Decode rounds that fit a run. Many sequences tell as much in fewer rounds.
-fn rounds(sequences: u32) -> u32 {
+pub(crate) fn rounds(sequences: u32) -> u32 {
     if sequences > 64 { ROUNDS / 2 } else { ROUNDS }
 }
 

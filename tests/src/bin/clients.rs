@@ -4,18 +4,21 @@
 use std::io::Write as _;
 use std::time::Instant;
 
-use tests::clients::{CLIENTS, all_held, run};
+use tests::clients::{CLIENTS, LARGE_CLIENTS, all_held, run};
 use tests::processes;
 
 #[tokio::main]
 async fn main() -> anyhow::Result<()> {
     let picked: Vec<String> = std::env::args().skip(1).collect();
-    let is_picked = |name: &str| picked.is_empty() || picked.iter().any(|picked| picked == name);
+    let is_picked = |name: &str| match picked.as_slice() {
+        [] => CLIENTS.contains(&name),
+        picked => picked.iter().any(|picked| picked == name),
+    };
     let cluster = processes::start(|_| ()).await?;
     let mut failures = 0;
     let mut out = std::io::stdout();
     writeln!(out, "| client | checks | seconds, installation included | |\n|---|---|---|---|")?;
-    for name in CLIENTS.into_iter().filter(|name| is_picked(name)) {
+    for name in CLIENTS.into_iter().chain(LARGE_CLIENTS).filter(|name| is_picked(name)) {
         let (url, began) = (cluster.http_url(), Instant::now());
         let output = tokio::task::spawn_blocking(move || run(name, &url)).await?;
         let seconds = began.elapsed().as_secs();

@@ -39,6 +39,8 @@ pub enum FaultKind {
     DeleteKeys,
     /// etcd is killed, and started again with its data when the fault is over
     RestartEtcd,
+    /// Most members of etcd are killed, so that the rest has no leader, and started again with their data when the fault is over
+    LoseQuorum,
     /// One more target joins, whose logits are not numbers, and leaves when the fault is over
     NanTarget,
     /// A target worker gets a tenth of the time, by SIGSTOP and SIGCONT in turns

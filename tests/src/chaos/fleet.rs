@@ -25,7 +25,7 @@ use crate::wait::{holds_within, until};
 const GRACE_SECONDS: u64 = 10;
 
 /// KV memory of a worker: far more than the streams need, far less than the machine has.
-const KV_MEMORY: &str = "128MiB";
+pub const KV_MEMORY_MIB: u32 = 128;
 
 /// The role of a worker.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -65,6 +65,8 @@ pub struct FleetSize {
     pub drafts: usize,
     /// Routers.
     pub routers: usize,
+    /// Members of etcd.
+    pub etcd_members: usize,
 }
 
 /// All of them.
@@ -75,7 +77,7 @@ pub struct Fleet {
     pub workers: Vec<Worker>,
     /// Where clients connect.
     pub routers: Vec<Router>,
-    engine: Engine,
+    pub(super) engine: Engine,
     binaries: Binaries,
     logs: Arc<dyn LogSink>,
     lifetime: Lifetime,
@@ -112,7 +114,7 @@ impl Fleet {
     /// Starts everything and waits until every router is connected to every worker.
     pub async fn start(size: FleetSize, logs: Arc<dyn LogSink>, lifetime: &Lifetime) -> anyhow::Result<Self> {
         let binaries = Binaries::beside_this_executable()?;
-        let etcd = Etcd::start().await?;
+        let etcd = Etcd::start_members(size.etcd_members).await?;
         let lifetime = lifetime.child();
         let engine = size.engine;
         let mut fleet =
@@ -297,7 +299,8 @@ impl Fleet {
 /// Arguments of a worker that runs a model.
 fn model_args(model: PathBuf) -> Vec<OsString> {
     let mut args = vec!["--model".into(), model.into()];
-    args.extend(["--device", "cpu", "--threads", "1", "--kv-memory", KV_MEMORY].map(OsString::from));
+    args.extend(["--device", "cpu", "--threads", "1"].map(OsString::from));
+    args.extend(["--kv-memory".into(), format!("{KV_MEMORY_MIB}MiB").into()]);
     args
 }
 

@@ -3,7 +3,7 @@
 use anyhow::Context as _;
 use outrider_cli::cluster::usage::resident_mib;
 
-use super::fleet::{Fleet, Server};
+use super::fleet::{Engine, Fleet, KV_MEMORY_MIB, Server};
 
 /// Descriptors that a process may have more of than at the beginning: connections that a client's pool keeps, for instance.
 const MORE_DESCRIPTORS: usize = 8;
@@ -22,13 +22,16 @@ pub struct Footprint {
     pub kv_blocks: u64,
     /// Open file descriptors.
     pub descriptors: usize,
-    /// MiB of memory.
+    /// MiB of memory, without the prefixes that a worker caches: its memory for KV is touched when it is first used, and kept.
     pub memory_mib: f64,
 }
 
 impl Footprint {
-    async fn of(server: &Server) -> anyhow::Result<Self> {
+    async fn of(server: &Server, engine: Engine) -> anyhow::Result<Self> {
         let page = server.metrics().await?;
+        let cached = page.total("outrider_worker_kv_blocks_cached");
+        let blocks = page.total("outrider_worker_kv_blocks").max(1.0);
+        let cached_mib = if engine == Engine::Pair { KV_MEMORY_MIB as f64 * cached / blocks } else { 0.0 };
         let pid = server.pid();
         let descriptors = std::fs::read_dir(format!("/proc/{pid}/fd"));
         Ok(Self {
@@ -36,7 +39,7 @@ impl Footprint {
             sequences: page.sum("outrider_worker_sequences") + page.sum("vllm:num_requests_running"),
             kv_blocks: page.sum("outrider_worker_kv_blocks_used") + page.sum("outrider_pool_reserved_blocks"),
             descriptors: descriptors.with_context(|| format!("{} is gone", server.name()))?.count(),
-            memory_mib: resident_mib(pid)?,
+            memory_mib: resident_mib(pid)? - cached_mib,
         })
     }
 
@@ -67,7 +70,7 @@ impl Footprint {
 
 /// Everybody's, in the order of the processes.
 pub async fn footprints(fleet: &Fleet) -> anyhow::Result<Vec<Footprint>> {
-    futures::future::try_join_all(fleet.servers().map(Footprint::of)).await
+    futures::future::try_join_all(fleet.servers().map(|server| Footprint::of(server, fleet.engine))).await
 }
 
 #[cfg(test)]

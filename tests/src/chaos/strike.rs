@@ -72,6 +72,12 @@ async fn inflict(fleet: &mut Fleet, load: &Load, fault: &PlannedFault) -> anyhow
             fleet.etcd.start_again().await?;
             Ok(format!("away for {:.1?}", fault.hold))
         }
+        F::LoseQuorum => {
+            let killed = fleet.etcd.kill_majority(fault.victim)?;
+            sleep(fault.hold).await;
+            fleet.etcd.start_again().await?;
+            Ok(format!("{killed} members away for {:.1?}", fault.hold))
+        }
         F::NanTarget => nan_target(fleet, fault.hold).await,
         F::HostileDraft => hostile_draft(fleet, fault).await,
         F::HostileTarget => hostile_target(fleet, fault).await,
@@ -228,7 +234,13 @@ async fn register(fleet: &Fleet, role: &str, url: &str, lifetime: &Lifetime) -> 
     let uri: DiscoveryUri = fleet.etcd.uri().parse()?;
     let discovery = discovery::open(&uri.into(), lifetime).await?;
     let (id, address) = (format!("chaos {url}"), url.to_owned());
-    let member = Member { id, role: role.to_owned(), address, facts: serde_json::Value::Null };
+    let member = Member {
+        id,
+        role: role.to_owned(),
+        address,
+        facts: serde_json::Value::Null,
+        load: discovery::Load::default(),
+    };
     Ok(discovery.register(member).await?)
 }
 

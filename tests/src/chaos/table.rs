@@ -64,7 +64,7 @@ fn faults(outcome: &Outcome) -> String {
 
 fn footprint_table(footprints: &[(Footprint, Footprint)]) -> String {
     let mut table = String::from(
-        "| process | sequences | KV blocks | descriptors before, after | MiB before, after | back at the baseline |\n|---|---|---|---|---|---|\n",
+        "| process | sequences | KV blocks | descriptors before, after | MiB without cached KV before, after | back at the baseline |\n|---|---|---|---|---|---|\n",
     );
     for (before, after) in footprints {
         let excess = after.excess(before);

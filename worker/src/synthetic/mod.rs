@@ -58,6 +58,7 @@ pub fn load(
         kv_block_size: pool.kv_block_size,
         max_tree_tokens: 0,
         task_types: Vec::new(),
+        is_shadow: false,
         ballast_parameters: 0,
         step_times: step_times.iter().map(scaled).collect(),
     };

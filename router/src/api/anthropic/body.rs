@@ -167,6 +167,7 @@ impl Body {
     /// Fields that would change the answer, if they were supported.
     fn refuse_unsupported(&self) -> Result<(), RouterError> {
         refuse_fields(
+            "",
             &[
                 ("thinking", &self.thinking),
                 ("container", &self.container),

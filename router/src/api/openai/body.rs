@@ -15,6 +15,7 @@ use self::refused::says_off;
 use super::shapes::{Content, LogitBias, Logprobs, Object, Prompts, Stops};
 use super::structured::{GrammarFields, ResponseFormat, StructuredOutputs};
 use super::tools::earlier_calls;
+use crate::api::exchange::refuse_fields;
 use crate::api::functions::ToolShape;
 use crate::error::RouterError;
 use crate::request::Operation;
@@ -157,7 +158,7 @@ pub struct StreamOptions {
     pub include_usage: Option<bool>,
     /// Each chunk says how many of its tokens were drafted.
     pub include_speculation: Option<bool>,
-    /// vLLM's: usage in every chunk. Only "no" is accepted.
+    /// vLLM's: beside `include_usage`, every chunk says what the request cost so far.
     pub continuous_usage_stats: Option<bool>,
     #[serde(rename = "include_obfuscation")]
     _include_obfuscation: IgnoredAny,
@@ -216,6 +217,8 @@ pub struct AnswerForm {
 pub struct StreamForm {
     /// See [`StreamOptions::include_usage`].
     pub include_usage: bool,
+    /// See [`StreamOptions::continuous_usage_stats`].
+    pub continuous_usage: bool,
     /// See [`StreamOptions::include_speculation`].
     pub include_speculation: bool,
 }
@@ -331,12 +334,10 @@ impl Body {
             };
         }
         let options = self.stream_options.as_ref().map(|Object(options)| *options).unwrap_or_default();
-        if options.continuous_usage_stats == Some(true) {
-            let field = "stream_options.continuous_usage_stats";
-            return Err(RouterError::invalid(field, format!("{field} is not supported: leave it out")));
-        }
+        let include_usage = options.include_usage.unwrap_or(false);
         let stream = StreamForm {
-            include_usage: options.include_usage.unwrap_or(false),
+            include_usage,
+            continuous_usage: include_usage && options.continuous_usage_stats == Some(true),
             include_speculation: options.include_speculation.unwrap_or(false),
         };
         Ok(AnswerForm { stream: Some(stream), timings })
@@ -391,15 +392,9 @@ pub fn conversation(
 
 impl Message {
     fn into_conversation(self, idx: usize) -> Result<ConversationMessage, RouterError> {
-        for (field, value) in
-            [("function_call", &self.function_call), ("audio", &self.audio), ("refusal", &self.refusal)]
-        {
-            if value.as_ref().is_some_and(|value| !says_off(field, value)) {
-                let path = format!("messages[{idx}].{field}");
-                let message = format!("{path} is not supported: leave it out");
-                return Err(RouterError::invalid(path, message));
-            }
-        }
+        let unsupported =
+            [("function_call", &self.function_call), ("audio", &self.audio), ("refusal", &self.refusal)];
+        refuse_fields(&format!("messages[{idx}]."), &unsupported, says_off)?;
         let only = |field: &str, role: &str, is_set: bool| {
             let path = format!("messages[{idx}].{field}");
             let message = format!("{path} is only allowed in messages of role {role}");

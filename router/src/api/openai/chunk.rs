@@ -6,13 +6,15 @@ use speculation::FinishReason;
 use super::body::{AnswerForm, StreamForm};
 use super::error::ErrorBody;
 use super::logprobs::{ChatLogprobs, CompletionLogprobs};
-use super::response::{ASSISTANT, ChatChunkChoice, ChatDelta, ChunkSpeculation, CompletionChoice, Envelope};
+use super::response::{
+    ASSISTANT, ChatChunkChoice, ChatDelta, ChunkSpeculation, CompletionChoice, Envelope, UsageBody,
+};
 use super::tools::{Addition, ChoiceReader};
 use crate::api::sse::{Events, event};
 use crate::error::RouterError;
 use crate::pipeline::text_stream::{Part, ResponseInfo, TextDelta, TextStream};
-use crate::request::Operation;
 use crate::request::span::finish_word;
+use crate::request::{Operation, Usage};
 use text::Vocabulary;
 
 /// Writes the chunks of one response.
@@ -27,6 +29,9 @@ pub(super) struct ChunkWriter {
     readers: Vec<ChoiceReader>,
     /// What stands before the choice of every chunk, and what behind it.
     frame: [Vec<u8>; 2],
+    /// Output tokens that chunks were written of, and with them what the request has cost, where every chunk says it.
+    num_tokens: u64,
+    cost: Option<Usage>,
 }
 
 impl ChunkWriter {
@@ -35,7 +40,8 @@ impl ChunkWriter {
         let form = stream.unwrap_or_default();
         let frame = frame(&envelope((operation, form), info, NO_CHOICES));
         let readers = if operation == Operation::Chat { ChoiceReader::all(info) } else { Vec::new() };
-        Self { operation, form, timings, introduced: vec![false; info.num_choices as usize], readers, frame }
+        let introduced = vec![false; info.num_choices as usize];
+        Self { operation, form, timings, introduced, readers, frame, num_tokens: 0, cost: None }
     }
 
     /// Appends the chunk of a piece; nothing where it has nothing to say yet.
@@ -156,7 +162,22 @@ impl ChunkWriter {
         let [before, behind] = &self.frame;
         events.extend_from_slice(before);
         serde_json::to_writer(&mut *events, choice).expect(WRITABLE);
-        events.extend_from_slice(behind);
+        let Some(cost) = &self.cost else { return events.extend_from_slice(behind) };
+        // Behind the list of choices, which ends here.
+        let (list_end, rest) = behind.split_at(1);
+        events.extend_from_slice(list_end);
+        events.extend_from_slice(b",\"usage\":");
+        serde_json::to_writer(&mut *events, &UsageBody::from(cost)).expect(WRITABLE);
+        events.extend_from_slice(rest);
+    }
+
+    /// What the request has cost with this piece; the stream may know of more tokens by now.
+    fn add_cost(&mut self, text: &TextStream, delta: &TextDelta) {
+        if self.form.continuous_usage && delta.part == Part::Output {
+            self.num_tokens += delta.tokens.len() as u64;
+        }
+        self.cost =
+            self.form.continuous_usage.then(|| Usage { completion_tokens: self.num_tokens, ..text.usage() });
     }
 }
 
@@ -169,6 +190,7 @@ impl Events for ChunkWriter {
     fn begin(&mut self, _text: &TextStream, _events: &mut Vec<u8>) {}
 
     fn piece(&mut self, text: &TextStream, delta: TextDelta, events: &mut Vec<u8>) {
+        self.add_cost(text, &delta);
         self.append((text.info(), text.model().vocabulary()), delta, events);
     }
 
@@ -199,8 +221,8 @@ fn envelope<C: Serialize>(
         Operation::Completion => "text_completion",
     };
     let envelope = Envelope::new(info, object, choices);
-    // Clients that asked for usage expect a null in every chunk but the last.
-    if form.include_usage { envelope.with_usage(None) } else { envelope }
+    // Clients that asked for usage once expect a null in every chunk but the last.
+    if form.include_usage && !form.continuous_usage { envelope.with_usage(None) } else { envelope }
 }
 
 /// The event of a chunk without choices, parted where its only choice goes: nothing of it but that changes from one chunk to the next.

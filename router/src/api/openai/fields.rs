@@ -67,7 +67,7 @@ pub const FIELDS: &[Field] = &[
         Honoured,
         "stream_options",
         "{\"include_usage\": true}",
-        "`include_usage`; `include_speculation` (ours): each chunk says how many of its tokens were drafted; only with `stream`",
+        "`include_usage`; `continuous_usage_stats` (vLLM's): every chunk says the usage so far; `include_speculation` (ours): each chunk says how many of its tokens were drafted; only with `stream`",
     ),
     both(Honoured, "temperature", "0.5", "0 to 2; default 1"),
     both(Honoured, "top_p", "0.5", ""),

@@ -164,8 +164,9 @@ pub struct ChunkSpeculation {
     pub num_drafted: u32,
 }
 
+/// What a request cost, or has cost so far.
 #[derive(Debug, Serialize)]
-struct UsageBody {
+pub(super) struct UsageBody {
     prompt_tokens: u64,
     completion_tokens: u64,
     total_tokens: u64,

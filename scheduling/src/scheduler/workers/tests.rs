@@ -16,6 +16,7 @@ fn with_target() -> Workers {
 
 fn wanted(expected_len: u32, len: u32, marks: &PrefixMarks) -> Wanted<'_> {
     Wanted {
+        id: SequenceId(1),
         model: "m",
         task_type: "",
         lane: LaneId(1),

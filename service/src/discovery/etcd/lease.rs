@@ -7,17 +7,26 @@ use etcd_client::{Client, Compare, CompareOp, PutOptions, Txn, TxnOp};
 use tokio::sync::watch;
 
 use super::backoff::Backoff;
-use super::{CALL_TIMEOUT, Cluster, Fault, LEASE_TTL, Member, RENEW_EVERY, within_timeout};
+use super::{CALL_TIMEOUT, Cluster, Fault, LEASE_TTL, Load, Member, RENEW_EVERY, within_timeout};
 
 /// The newest lease that was granted, kept here so that it can be revoked however its session ended.
 #[derive(Default)]
 struct Granted(Option<(Client, i64)>);
 
-/// Keeps `member` listed until `stopped` resolves, then takes it off the list. `listed` tells whether it is there.
+/// A worker that wants to be listed.
+pub(super) struct Registered {
+    /// As it is listed, but for its load.
+    pub(super) member: Member,
+    /// Told whether it is on the list.
+    pub(super) listed: watch::Sender<bool>,
+    /// What it carries.
+    pub(super) load: watch::Receiver<Load>,
+}
+
+/// Keeps a worker listed until `stopped` resolves, then takes it off the list.
 pub(super) async fn keep_registered(
     cluster: &Cluster,
-    member: &Member,
-    listed: watch::Sender<bool>,
+    mut worker: Registered,
     stopped: impl Future<Output = ()>,
 ) {
     tokio::pin!(stopped);
@@ -27,7 +36,7 @@ pub(super) async fn keep_registered(
     loop {
         let session = async {
             let (client, lease) = begin_lease(cluster, &mut granted).await?;
-            hold_lease(&Key { cluster, member, lease }, client, &listed, &mut backoff).await
+            hold_lease(&Key { cluster, lease }, client, &mut worker, &mut backoff).await
         };
         let fault = tokio::select! {
             biased;
@@ -38,7 +47,7 @@ pub(super) async fn keep_registered(
                 Err(fault) => fault,
             },
         };
-        listed.send_replace(false);
+        worker.listed.send_replace(false);
         tokio::select! {
             biased;
             // The lease may still stand, if only its renewal failed.
@@ -46,7 +55,7 @@ pub(super) async fn keep_registered(
             () = backoff.failed(&fault) => {}
         }
     }
-    listed.send_replace(false);
+    worker.listed.send_replace(false);
     granted.revoke().await;
 }
 
@@ -62,14 +71,14 @@ async fn begin_lease(cluster: &Cluster, granted: &mut Granted) -> Result<(Client
 async fn hold_lease(
     key: &Key<'_>,
     mut client: Client,
-    listed: &watch::Sender<bool>,
+    worker: &mut Registered,
     backoff: &mut Backoff,
 ) -> Result<Infallible, Fault> {
-    key.put_where_gone(&mut client).await?;
+    key.put_where_gone(&mut client, worker.member_now()).await?;
     let (mut keeper, mut answers) = within_timeout(client.lease_keep_alive(key.lease)).await?;
     backoff.succeeded();
-    tracing::info!(worker = key.member.id, "registered in etcd");
-    listed.send_replace(true);
+    tracing::info!(worker = worker.member.id, "registered in etcd");
+    worker.listed.send_replace(true);
     loop {
         tokio::time::sleep(RENEW_EVERY).await;
         within_timeout(keeper.keep_alive()).await?;
@@ -79,28 +88,49 @@ async fn hold_lease(
             None => return Err(Fault::StreamEnded),
         }
         // A key can be deleted while its lease lives. Whoever deletes it again and again gets it back at this pace.
-        if key.put_where_gone(&mut client).await? {
-            tracing::warn!(worker = key.member.id, "the worker's key was gone from etcd and was put again");
+        let has_news = worker.load.has_changed().unwrap_or(false);
+        if key.put_where_gone(&mut client, worker.member_now()).await? {
+            tracing::warn!(
+                worker = worker.member.id,
+                "the worker's key was gone from etcd and was put again"
+            );
+        } else if has_news {
+            key.put(&mut client, &worker.member).await?;
         }
     }
 }
 
-/// A worker's key under one lease.
+impl Registered {
+    /// The worker with its load of now.
+    fn member_now(&mut self) -> &Member {
+        self.member.load = *self.load.borrow_and_update();
+        &self.member
+    }
+}
+
+/// The key of one worker under one lease.
 struct Key<'a> {
     cluster: &'a Cluster,
-    member: &'a Member,
     lease: i64,
 }
 
 impl Key<'_> {
     /// Puts the key unless it is there under this lease; whether it was put. Routers hear of changes only.
-    async fn put_where_gone(&self, client: &mut Client) -> Result<bool, Fault> {
-        let key = self.cluster.key_of(self.member);
-        let is_there = Compare::lease(key.as_str(), CompareOp::Equal, self.lease);
-        let json = serde_json::to_string(self.member).expect("a member is plain data");
-        let put = TxnOp::put(key, json, Some(PutOptions::new().with_lease(self.lease)));
-        let answer = within_timeout(client.txn(Txn::new().when([is_there]).or_else([put]))).await?;
+    async fn put_where_gone(&self, client: &mut Client, member: &Member) -> Result<bool, Fault> {
+        let is_there = Compare::lease(self.cluster.key_of(member).as_str(), CompareOp::Equal, self.lease);
+        let answer =
+            within_timeout(client.txn(Txn::new().when([is_there]).or_else([self.to_put(member)]))).await?;
         Ok(!answer.succeeded())
+    }
+
+    /// Puts what changed.
+    async fn put(&self, client: &mut Client, member: &Member) -> Result<(), Fault> {
+        within_timeout(client.txn(Txn::new().and_then([self.to_put(member)]))).await.map(drop)
+    }
+
+    fn to_put(&self, member: &Member) -> TxnOp {
+        let json = serde_json::to_string(member).expect("a member is plain data");
+        TxnOp::put(self.cluster.key_of(member), json, Some(PutOptions::new().with_lease(self.lease)))
     }
 }
 

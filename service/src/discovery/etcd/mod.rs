@@ -20,7 +20,7 @@ use etcd_client::{Client, ConnectOptions};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-use super::{Discovery, DiscoveryError, EtcdUser, Member, Members, Registration, Unlisted};
+use super::{Discovery, DiscoveryError, EtcdUser, Load, Member, Members, Registration, Unlisted};
 use crate::shutdown::Lifetime;
 use crate::tls::ClientTls;
 
@@ -111,11 +111,13 @@ impl Discovery for Etcd {
             }
         };
         let (listed, seen) = watch::channel(false);
+        let (load, told) = watch::channel(Load::default());
+        let worker = lease::Registered { member, listed, load: told };
         let task = self.lifetime.spawn("etcd-lease", async move {
             // Boxed for its size: the client's calls are large futures.
-            Box::pin(lease::keep_registered(&cluster, &member, listed, stopped)).await;
+            Box::pin(lease::keep_registered(&cluster, worker, stopped)).await;
         });
-        Ok(Registration::kept_by_task(stop, task, seen))
+        Ok(Registration::kept_by_task(stop, task, seen, load))
     }
 
     async fn watch(&self) -> Result<watch::Receiver<Members>, DiscoveryError> {

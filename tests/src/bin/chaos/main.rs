@@ -89,6 +89,9 @@ struct Args {
     /// Routers
     #[arg(long, value_name = "N", default_value_t = 2)]
     routers: usize,
+    /// Members of etcd
+    #[arg(long, value_name = "N", default_value_t = 3)]
+    etcd_members: usize,
     /// What workers compute with: pair, or synthetic, which only keeps time, for fleets larger than the machine can compute
     #[arg(long, value_name = "pair|synthetic", default_value = "pair", value_parser = ["pair", "synthetic"])]
     engine: String,
@@ -131,6 +134,7 @@ impl Args {
                 targets: self.targets.max(1),
                 drafts: self.drafts.max(1),
                 routers: self.routers.max(1),
+                etcd_members: self.etcd_members.max(1),
             },
             load: LoadSize {
                 width: self.width.max(1),

@@ -3,13 +3,14 @@
 use serde_json::Value;
 
 use super::Body;
+use crate::api::exchange::refuse_fields;
 use crate::error::RouterError;
 use crate::request::Operation;
 
 impl Body {
     /// Fields that would change the answer, if they were supported.
     pub(super) fn refuse_unsupported(&self, operation: Operation) -> Result<(), RouterError> {
-        for (field, value) in [
+        let fields = [
             ("functions", &self.functions),
             ("function_call", &self.function_call),
             ("suffix", &self.suffix),
@@ -37,17 +38,13 @@ impl Body {
             ("return_tokens_as_token_ids", &self.return_tokens_as_token_ids),
             ("mm_processor_kwargs", &self.mm_processor_kwargs),
             ("kv_transfer_params", &self.kv_transfer_params),
-        ] {
-            let is_default = |value: &Value| match (field, operation) {
-                ("add_special_tokens", Operation::Completion) => says_on(value),
-                ("skip_special_tokens" | "add_generation_prompt" | "include_reasoning", _) => says_on(value),
-                ("length_penalty", _) => value.is_null() || value.as_f64() == Some(1.0),
-                _ => says_off(field, value),
-            };
-            if value.as_ref().is_some_and(|value| !is_default(value)) {
-                return Err(RouterError::invalid(field, format!("{field} is not supported: leave it out")));
-            }
-        }
+        ];
+        refuse_fields("", &fields, |field, value| match (field, operation) {
+            ("add_special_tokens", Operation::Completion) => says_on(value),
+            ("skip_special_tokens" | "add_generation_prompt" | "include_reasoning", _) => says_on(value),
+            ("length_penalty", _) => value.is_null() || value.as_f64() == Some(1.0),
+            _ => says_off(field, value),
+        })?;
         let n = self.n.unwrap_or(1);
         match self.best_of {
             Some(best_of) if best_of != n => {

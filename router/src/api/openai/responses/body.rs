@@ -213,6 +213,7 @@ impl Body {
     /// Fields that would change the answer, if they were supported.
     fn refuse_unsupported(&self) -> Result<(), RouterError> {
         refuse_fields(
+            "",
             &[
                 ("max_tool_calls", &self.max_tool_calls),
                 ("reasoning", &self.reasoning),

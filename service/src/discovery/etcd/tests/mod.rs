@@ -12,7 +12,7 @@ use tokio::sync::watch;
 use self::server::EtcdServer;
 use super::follow::follow_changes;
 use super::{Cluster, Fault, LEASE_TTL};
-use crate::discovery::{Discovery, DiscoveryUri, EtcdUser, Member, Members, Source, TARGET, open};
+use crate::discovery::{Discovery, DiscoveryUri, EtcdUser, Load, Member, Members, Source, TARGET, open};
 use crate::secret::Secret;
 use crate::shutdown::{Lifetime, Outcome};
 use crate::tls::{ClientTls, tests::Files};
@@ -45,7 +45,8 @@ impl Process {
 
 fn worker(id: &str) -> Member {
     let facts = serde_json::json!({ "model": "demo", "task_types": ["code", "sql"] });
-    Member { id: id.to_owned(), role: TARGET.to_owned(), address: "http://127.0.0.1:9001".to_owned(), facts }
+    let (role, address) = (TARGET.to_owned(), "http://127.0.0.1:9001".to_owned());
+    Member { id: id.to_owned(), role, address, facts, load: Load::default() }
 }
 
 /// Waits until exactly these workers are known.
@@ -265,6 +266,23 @@ async fn a_lost_lease_is_replaced() {
 async fn wait_listed(listed: &mut watch::Receiver<bool>, expected: bool) {
     let seen = tokio::time::timeout(AMPLE, listed.wait_for(|listed| *listed == expected)).await;
     assert!(seen.is_ok_and(|seen| seen.is_ok()), "waited for listed = {expected}");
+}
+
+#[tokio::test]
+async fn what_a_worker_carries_is_listed_under_the_same_lease() {
+    let server = EtcdServer::start_new().await;
+    let (router, worker_process) = (Process::start(&server).await, Process::start(&server).await);
+    let mut members = router.members().await;
+    let one = worker_process.discovery.register(worker("one")).await.unwrap();
+    see(&mut members, &["one"]).await;
+    let lease = lease_of(&mut server.client().await, "one", None).await;
+    for sequences in [3, 0] {
+        let load = Load { sequences, kv_blocks_used: 7 };
+        one.tell_load(load);
+        let told = |members: &Members| members["one"] == Member { load, ..worker("one") };
+        tokio::time::timeout(AMPLE, members.wait_for(told)).await.expect("the load arrives").unwrap();
+    }
+    assert_eq!(lease_of(&mut server.client().await, "one", None).await, lease, "its lease was never lost");
 }
 
 #[tokio::test]

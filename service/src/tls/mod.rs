@@ -4,6 +4,8 @@
 //! is bound, and again when they change: new connections show and trust what was renewed, open ones go on. The authority that
 //! clients' certificates are checked against is read once; another one is taken up by a restart, which drains first.
 
+mod client_names;
+
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -12,7 +14,7 @@ use serde::{Deserialize, Serialize};
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::rustls::crypto::{CryptoProvider, ring};
 use tokio_rustls::rustls::pki_types::pem::{self, PemObject};
-use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use tokio_rustls::rustls::server::{
     ClientHello, ResolvesServerCert, VerifierBuilderError, WebPkiClientVerifier,
 };
@@ -20,6 +22,7 @@ use tokio_rustls::rustls::sign::CertifiedKey;
 use tokio_rustls::rustls::{self, RootCertStore, ServerConfig};
 use tonic::transport::{Certificate, ClientTlsConfig, Identity};
 
+use self::client_names::ClientNames;
 use crate::config::Faults;
 use crate::renewed::Renewed;
 
@@ -65,6 +68,9 @@ pub enum TlsError {
         /// What the TLS library says.
         source: VerifierBuilderError,
     },
+    /// What clients are to be certified for is no name.
+    #[error("`{0}` is neither a DNS name nor an address")]
+    Name(String),
 }
 
 /// Flags of a process whose listeners may speak TLS.
@@ -80,6 +86,10 @@ pub struct ServerTlsFlags {
     /// Only who shows a certificate that this authority signed may connect, PEM
     #[arg(long, value_name = "FILE")]
     pub tls_client_ca: Option<PathBuf>,
+    /// Of these only who is certified for one of these DNS names or addresses, comma-separated: where one authority signs for all,
+    /// the routers' name keeps draft workers out of targets
+    #[arg(long, value_name = "NAMES", value_delimiter = ',')]
+    pub tls_client_name: Option<Vec<String>>,
 }
 
 /// The raw settings of the same.
@@ -88,6 +98,7 @@ pub struct RawServerTls {
     tls_cert: Option<PathBuf>,
     tls_key: Option<PathBuf>,
     tls_client_ca: Option<PathBuf>,
+    tls_client_name: Option<Vec<String>>,
 }
 
 impl RawServerTls {
@@ -102,15 +113,30 @@ impl RawServerTls {
         for (field, file) in [("tls_key", &self.tls_key), ("tls_client_ca", &self.tls_client_ca)] {
             faults.check(field, with_cert(file), || "needs --tls-cert FILE beside it".to_owned());
         }
+        let has_ca = self.tls_client_name.is_none() || self.tls_client_ca.is_some();
+        faults.check("tls_client_name", has_ca, || "needs --tls-client-ca FILE beside it".to_owned());
         let cert = self.tls_cert.as_deref()?;
         let Some(key) = self.tls_key.as_deref() else {
             faults.add("tls_key", "is missing: --tls-cert FILE needs its key, --tls-key FILE");
             return None;
         };
-        ServerTls::read(cert, key, self.tls_client_ca.as_deref())
-            .map_err(|error| faults.add("tls_cert", error))
-            .ok()
+        let names = self.tls_client_name.as_deref().unwrap_or_default();
+        let clients = self.tls_client_ca.as_deref().map(|ca| Clients { ca, names });
+        let field = |error: &TlsError| match error {
+            TlsError::Name(_) => "tls_client_name",
+            _ => "tls_cert",
+        };
+        ServerTls::read(cert, key, clients).map_err(|error| faults.add(field(&error), error)).ok()
     }
+}
+
+/// Who may connect.
+#[derive(Debug, Clone, Copy)]
+pub struct Clients<'a> {
+    /// Who shows a certificate that this authority signed,
+    pub ca: &'a Path,
+    /// for one of these DNS names or addresses; for any where there are none.
+    pub names: &'a [String],
 }
 
 /// How a listener speaks TLS.
@@ -118,21 +144,15 @@ impl RawServerTls {
 pub struct ServerTls(Arc<ServerConfig>);
 
 impl ServerTls {
-    /// Reads a certificate chain, its key, and whose certificates a client must have, if it must have one.
-    pub fn read(cert: &Path, key: &Path, client_ca: Option<&Path>) -> Result<Self, TlsError> {
+    /// Reads a certificate chain, its key, and what certificates a client must have, if it must have one.
+    pub fn read(cert: &Path, key: &Path, clients: Option<Clients<'_>>) -> Result<Self, TlsError> {
         let provider = provider();
         let builder = ServerConfig::builder_with_provider(Arc::clone(&provider))
             .with_safe_default_protocol_versions()
             .expect("ring knows every version that is on by default");
-        let builder = match client_ca {
+        let builder = match clients {
             None => builder.with_no_client_auth(),
-            Some(path) => {
-                let roots = Arc::new(authority(path)?);
-                let verifier = WebPkiClientVerifier::builder_with_provider(roots, provider)
-                    .build()
-                    .map_err(|source| TlsError::Authority { path: path.to_owned(), source })?;
-                builder.with_client_cert_verifier(verifier)
-            }
+            Some(clients) => builder.with_client_cert_verifier(Arc::new(clients.verifier(provider)?)),
         };
         let paths = vec![cert.to_owned(), key.to_owned()];
         let (cert, key) = (cert.to_owned(), key.to_owned());
@@ -144,6 +164,20 @@ impl ServerTls {
 
     pub(crate) fn acceptor(&self) -> TlsAcceptor {
         TlsAcceptor::from(Arc::clone(&self.0))
+    }
+}
+
+impl Clients<'_> {
+    fn verifier(self, provider: Arc<CryptoProvider>) -> Result<ClientNames, TlsError> {
+        let Self { ca, names } = self;
+        let name = |name: &String| {
+            ServerName::try_from(name.clone()).map_err(|_not_a_name| TlsError::Name(name.clone()))
+        };
+        let names = names.iter().map(name).collect::<Result<_, _>>()?;
+        let inner = WebPkiClientVerifier::builder_with_provider(Arc::new(authority(ca)?), provider)
+            .build()
+            .map_err(|source| TlsError::Authority { path: ca.to_owned(), source })?;
+        Ok(ClientNames { inner, names })
     }
 }
 
@@ -189,6 +223,31 @@ fn client_config(ca: &Path, identity: Option<&(PathBuf, PathBuf)>) -> Result<Cli
         config = config.identity(Identity::from_pem(cert.text, key.text));
     }
     Ok(config)
+}
+
+/// What a client speaks that is no gRPC client, at `https://`: the system's authorities are trusted where none is named.
+pub(crate) fn https_client(
+    ca: Option<&Path>,
+    identity: Option<(&Path, &Path)>,
+) -> Result<rustls::ClientConfig, TlsError> {
+    let roots = match ca {
+        Some(ca) => authority(ca)?,
+        None => {
+            let mut roots = RootCertStore::empty();
+            // A certificate of the system's that cannot be read is one that is not trusted.
+            roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
+            roots
+        }
+    };
+    let builder = rustls::ClientConfig::builder_with_provider(provider())
+        .with_safe_default_protocol_versions()
+        .expect("ring knows every version that is on by default")
+        .with_root_certificates(roots);
+    let Some((cert, key)) = identity else { return Ok(builder.with_no_client_auth()) };
+    let (cert, key) = (Pem::read(cert)?, Pem::read(key)?);
+    builder
+        .with_client_auth_cert(cert.certificates()?, key.private_key()?)
+        .map_err(|source| no_pair(&cert, &key, source))
 }
 
 fn certified_key(cert: &Pem<'_>, key: &Pem<'_>) -> Result<Arc<CertifiedKey>, TlsError> {
@@ -339,7 +398,8 @@ pub(crate) mod tests {
             (cert.clone(), key.clone(), Some(empty), "empty.pem: no items found"),
         ];
         for (cert, key, ca, expected) in cases {
-            let error = ServerTls::read(&cert, &key, ca.as_deref()).unwrap_err().to_string();
+            let clients = ca.as_deref().map(|ca| Clients { ca, names: &[] });
+            let error = ServerTls::read(&cert, &key, clients).unwrap_err().to_string();
             assert!(error.contains(expected), "`{error}` does not say `{expected}`");
         }
         let error =
@@ -377,9 +437,18 @@ pub(crate) mod tests {
         ];
         for (tls_cert, tls_key, tls_client_ca, field) in cases {
             let mut faults = Faults::new();
-            assert!(RawServerTls { tls_cert, tls_key, tls_client_ca }.validate(&mut faults).is_none());
+            let raw = RawServerTls { tls_cert, tls_key, tls_client_ca, tls_client_name: None };
+            assert!(raw.validate(&mut faults).is_none());
             let error = faults.finish().unwrap_err().to_string();
             assert!(error.contains(field), "`{error}` does not name {field}");
+        }
+        for (tls_client_ca, name) in [(None, "routers"), (path("ca.pem"), "no name at all")] {
+            let (tls_cert, tls_key) = (path("cert.pem"), path("key.pem"));
+            let tls_client_name = Some(vec![name.to_owned()]);
+            let mut faults = Faults::new();
+            drop(RawServerTls { tls_cert, tls_key, tls_client_ca, tls_client_name }.validate(&mut faults));
+            let error = faults.finish().unwrap_err().to_string();
+            assert!(error.contains("tls_client_name"), "`{error}` does not name the field");
         }
     }
 }

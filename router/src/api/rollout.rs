@@ -1,0 +1,130 @@
+//! `/admin/rollout`: an operator gives a new draft a share of the sequences, promotes it, or takes it back. `GET` shows how it does, `POST` begins
+//! one, `POST` to `/admin/rollout/promote` gives it everything, `DELETE` ends it. Behind the API keys, if there are any.
+//!
+//! The order holds at this router until it is undone or the router ends; no text depends on it.
+
+use axum::extract::{Request, State};
+use axum::response::{IntoResponse as _, Json, Response};
+use http::HeaderMap;
+use scheduling::rollout::{RolloutReport, RolloutRules, RolloutSettings};
+use scheduling::scheduler::SchedulerReport;
+use scheduling::scheduler::shadows::ShadowsReport;
+use serde::{Deserialize, Serialize};
+use speculation::Role;
+
+use super::admin::check;
+use super::incoming::{deadline_of, read_object};
+use crate::error::RouterError;
+use crate::generation::RolloutOrder;
+use crate::pipeline::AppState;
+
+/// What an operator sends.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Body {
+    draft: String,
+    share: Option<f64>,
+    decides: Option<bool>,
+    min_drafts: Option<u64>,
+    min_sequences: Option<u64>,
+    margin: Option<f64>,
+    max_slowdown: Option<f64>,
+}
+
+/// What the router answers.
+#[derive(Debug, Serialize)]
+struct RolloutPage {
+    /// The rollout, if there is one.
+    rollout: Option<RolloutReport>,
+    /// Draft workers of the candidate that are connected.
+    workers: Vec<String>,
+    /// What drafts on trial are worth.
+    shadows: ShadowsReport,
+}
+
+impl From<SchedulerReport> for RolloutPage {
+    fn from(report: SchedulerReport) -> Self {
+        let draft = report.rollout.as_ref().map(|rollout| rollout.settings.draft.clone());
+        let workers = report.workers.into_iter().filter(|worker| worker.role == Role::Draft);
+        let workers = workers.filter(|worker| draft.as_ref() == Some(&worker.model));
+        Self {
+            workers: workers.map(|worker| worker.address).collect(),
+            rollout: report.rollout,
+            shadows: report.shadows,
+        }
+    }
+}
+
+/// `GET`.
+pub(super) async fn show(State(state): State<AppState>, headers: HeaderMap) -> Response {
+    let shown = async {
+        check(&state, &headers)?;
+        state.generation.report().await
+    };
+    answer(shown.await)
+}
+
+/// `POST`.
+pub(super) async fn begin(State(state): State<AppState>, request: Request) -> Response {
+    let begun = async {
+        let (head, body) = request.into_parts();
+        check(&state, &head.headers)?;
+        let body: Body = read_object(&head.headers, body, deadline_of(&head.headers)?).await?;
+        let settings = body.settings()?;
+        state.generation.rollout(RolloutOrder::Begin(settings)).await
+    };
+    answer(begun.await)
+}
+
+/// `POST` to `promote`.
+pub(super) async fn promote(State(state): State<AppState>, headers: HeaderMap) -> Response {
+    let promoted = async {
+        check(&state, &headers)?;
+        let report = state.generation.rollout(RolloutOrder::Promote).await?;
+        match report.rollout {
+            Some(_) => Ok(report),
+            None => Err(RouterError::InvalidRequest {
+                message: "nothing is being rolled out: POST /admin/rollout with a draft first".to_owned(),
+                param: None,
+            }),
+        }
+    };
+    answer(promoted.await)
+}
+
+/// `DELETE`.
+pub(super) async fn end(State(state): State<AppState>, headers: HeaderMap) -> Response {
+    let ended = async {
+        check(&state, &headers)?;
+        state.generation.rollout(RolloutOrder::End).await
+    };
+    answer(ended.await)
+}
+
+fn answer(report: Result<SchedulerReport, RouterError>) -> Response {
+    match report {
+        Ok(report) => Json(RolloutPage::from(report)).into_response(),
+        Err(error) => error.into_response(),
+    }
+}
+
+impl Body {
+    fn settings(self) -> Result<RolloutSettings, RouterError> {
+        let usual = RolloutRules::default();
+        let settings = RolloutSettings {
+            draft: self.draft,
+            share: self.share.unwrap_or(0.0),
+            decides: self.decides.unwrap_or(true),
+            rules: RolloutRules {
+                min_drafts: self.min_drafts.unwrap_or(usual.min_drafts),
+                min_sequences: self.min_sequences.unwrap_or(usual.min_sequences),
+                margin: self.margin.unwrap_or(usual.margin),
+                max_slowdown: self.max_slowdown.unwrap_or(usual.max_slowdown),
+            },
+        };
+        match settings.fault() {
+            None => Ok(settings),
+            Some(message) => Err(RouterError::InvalidRequest { message, param: None }),
+        }
+    }
+}

@@ -1,0 +1,95 @@
+//! What drafts on trial are worth beside those that serve. Must never decide anything.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use scheduling::scheduler::events::ShadowScored;
+use service::metrics::{Counter, EncodeLabelSet};
+
+use super::Families;
+
+/// `of` is `shadow`, or `serving` for the draft that served at the same places.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub(super) struct ShadowLabels {
+    draft: String,
+    task_type: String,
+    of: &'static str,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub(super) struct ShadowPositionLabels {
+    draft: String,
+    task_type: String,
+    of: &'static str,
+    position: u32,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub(super) struct DroppedLabels {
+    draft: String,
+    reason: &'static str,
+}
+
+/// The counters of one side of one shadow draft and task type.
+#[derive(Debug)]
+struct Side {
+    drafts: Counter,
+    judged: Vec<Counter>,
+    accepted: Vec<Counter>,
+}
+
+/// The counters of all shadow drafts, looked up once.
+#[derive(Debug)]
+pub struct ShadowMetrics {
+    families: Arc<Families>,
+    sides: HashMap<(Arc<str>, String, &'static str), Side>,
+}
+
+impl ShadowMetrics {
+    pub(super) fn new(families: Arc<Families>) -> Self {
+        Self { families, sides: HashMap::new() }
+    }
+
+    /// A proposal was compared.
+    pub fn scored(&mut self, scored: &ShadowScored) {
+        let both = [("shadow", Some(scored.shadow)), ("serving", scored.serving)];
+        for (of, judged) in both {
+            let Some((judged, accepted)) = judged else { continue };
+            let key = (Arc::clone(&scored.draft), scored.lane.task_type.clone(), of);
+            let families = &self.families;
+            let side = self.sides.entry(key).or_insert_with_key(|key| Side::new(families, key));
+            side.drafts.inc();
+            side.judged.iter().take(judged as usize).for_each(|counter| {
+                counter.inc();
+            });
+            side.accepted.iter().take(accepted as usize).for_each(|counter| {
+                counter.inc();
+            });
+        }
+    }
+
+    /// A shadow was given up for one sequence.
+    pub fn dropped(&self, draft: &str, reason: &'static str) {
+        let labels = DroppedLabels { draft: draft.to_owned(), reason };
+        self.families.shadow_dropped.get_or_create(&labels).inc();
+    }
+}
+
+impl Side {
+    fn new(families: &Families, (draft, task_type, of): &(Arc<str>, String, &'static str)) -> Self {
+        let (draft, task_type) = (draft.to_string(), task_type.clone());
+        let at = |position| ShadowPositionLabels {
+            draft: draft.clone(),
+            task_type: task_type.clone(),
+            of,
+            position,
+        };
+        let positions = || 0..speculation::sequence::SHADOW_TOKENS;
+        let judged = positions().map(|position| families.shadow_judged.get_or_create(&at(position)).clone());
+        let accepted =
+            positions().map(|position| families.shadow_accepted.get_or_create(&at(position)).clone());
+        let (judged, accepted) = (judged.collect(), accepted.collect());
+        let labels = ShadowLabels { draft, task_type, of };
+        Self { drafts: families.shadow_drafts.get_or_create(&labels).clone(), judged, accepted }
+    }
+}

@@ -1,0 +1,162 @@
+//! What a gateway says of a request in headers, by the names of the Gateway API Inference Extension and of llm-d: whose turn it is, how much it
+//! matters and how fast it has to be. Must never refuse a request that merely lacks them.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use sha2::{Digest as _, Sha256};
+
+use super::Caller;
+use crate::error::RouterError;
+
+/// Whose request this is, among those that come with one key.
+const FAIRNESS_ID: [&str; 2] = ["x-llm-d-inference-fairness-id", "x-gateway-inference-fairness-id"];
+/// Names an objective of the router's configuration.
+const OBJECTIVE: [&str; 2] = ["x-llm-d-inference-objective", "x-gateway-inference-objective"];
+const SLO_TTFT: &str = "x-llm-d-slo-ttft-ms";
+const SLO_TPOT: &str = "x-llm-d-slo-tpot-ms";
+
+/// Characters of a fairness id and of an objective.
+const NAME_LEN_MAX: usize = 256;
+/// The longest objective of latency: a day.
+const SLO_MS_MAX: f64 = 86_400_000.0;
+
+/// Priorities of objectives, by name: `[objectives]` of the router's configuration.
+pub type Objectives = BTreeMap<String, u8>;
+
+/// What one request's headers say.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct GatewayHeaders {
+    /// Whose turn it takes.
+    pub fairness_id: Option<String>,
+    /// How much it matters.
+    pub objective: Option<String>,
+    /// How fast it has to be.
+    pub slo: Slo,
+}
+
+/// Latencies that a request is held to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Slo {
+    /// From its arrival to the first token of each choice.
+    pub ttft: Option<Duration>,
+    /// Mean time per token of a choice after its first span.
+    pub tpot: Option<Duration>,
+}
+
+impl GatewayHeaders {
+    /// Reads them; `header` finds a header's value, or the metadata's of that name.
+    pub fn read<'a>(header: impl Fn(&'static str) -> Option<&'a [u8]>) -> Result<Self, RouterError> {
+        let either = |names: [&'static str; 2]| {
+            names.into_iter().find_map(|name| header(name).map(|value| (name, value)))
+        };
+        let named = |names| either(names).map(|(name, value)| text(name, value)).transpose();
+        let limit = |name| header(name).map(|value| milliseconds(name, value)).transpose();
+        Ok(Self {
+            fairness_id: named(FAIRNESS_ID)?,
+            objective: named(OBJECTIVE)?,
+            slo: Slo { ttft: limit(SLO_TTFT)?, tpot: limit(SLO_TPOT)? },
+        })
+    }
+
+    /// Who sends the request, as far as it is for the gateway to say: no key gets more turns or more urgent ones by what its clients write.
+    pub fn apply(&self, caller: &mut Caller, objectives: &Objectives) {
+        if let Some(id) = self.fairness_id.as_ref().filter(|_| caller.names_fairness_ids) {
+            let mut hash = Sha256::new();
+            hash.update(caller.isolation_key.to_le_bytes());
+            hash.update(id);
+            let digest: [u8; 32] = hash.finalize().into();
+            caller.fairness_key =
+                Some(u64::from_le_bytes(digest[..8].try_into().expect("a digest has 32 bytes")));
+        }
+        if let Some(priority) = self.objective.as_ref().and_then(|name| objectives.get(name)) {
+            caller.priority = caller.priority.max(*priority);
+        }
+    }
+}
+
+fn text(name: &'static str, value: &[u8]) -> Result<String, RouterError> {
+    let is_sound = (1..=NAME_LEN_MAX).contains(&value.len()) && value.iter().all(u8::is_ascii_graphic);
+    match std::str::from_utf8(value) {
+        Ok(text) if is_sound => Ok(text.to_owned()),
+        _ => {
+            let message = format!("the header {name} must have 1 to {NAME_LEN_MAX} visible ASCII characters");
+            Err(RouterError::invalid(name, message))
+        }
+    }
+}
+
+/// Gateways write whole numbers and fractions.
+fn milliseconds(name: &'static str, value: &[u8]) -> Result<Duration, RouterError> {
+    let number = std::str::from_utf8(value).ok().and_then(|text| text.trim().parse().ok());
+    match number.filter(|number| (0.0..=SLO_MS_MAX).contains(number) && *number > 0.0) {
+        Some(number) => Ok(Duration::from_secs_f64(number / 1e3)),
+        None => {
+            let message =
+                format!("the header {name} must be milliseconds, more than 0 and at most {SLO_MS_MAX}");
+            Err(RouterError::invalid(name, message))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(headers: &[(&str, &str)]) -> Result<GatewayHeaders, RouterError> {
+        GatewayHeaders::read(|name| {
+            headers.iter().find(|(known, _)| *known == name).map(|(_, value)| value.as_bytes())
+        })
+    }
+
+    #[test]
+    fn headers_are_read_by_their_new_and_their_old_names() {
+        assert_eq!(read(&[]).unwrap(), GatewayHeaders::default());
+        let new =
+            [(FAIRNESS_ID[0], "team-a"), (OBJECTIVE[0], "batch"), (SLO_TTFT, "200"), (SLO_TPOT, "12.5")];
+        let said = read(&new).unwrap();
+        assert_eq!((said.fairness_id.as_deref(), said.objective.as_deref()), (Some("team-a"), Some("batch")));
+        let slo = Slo { ttft: Some(Duration::from_millis(200)), tpot: Some(Duration::from_micros(12_500)) };
+        assert_eq!(said.slo, slo);
+        let old = read(&[(FAIRNESS_ID[1], "team-a"), (OBJECTIVE[1], "batch")]).unwrap();
+        assert_eq!(old, GatewayHeaders { slo: Slo::default(), ..said });
+        for (name, value) in [
+            (FAIRNESS_ID[0], ""),
+            (FAIRNESS_ID[1], "a b"),
+            (OBJECTIVE[0], "\u{e9}"),
+            (SLO_TTFT, "soon"),
+            (SLO_TTFT, "0"),
+            (SLO_TPOT, "-1"),
+            (SLO_TPOT, "inf"),
+            (SLO_TPOT, "NaN"),
+            (SLO_TPOT, "86400001"),
+        ] {
+            let error = read(&[(name, value)]).unwrap_err().to_string();
+            assert!(error.contains(name), "{name}: {value}: {error}");
+        }
+    }
+
+    #[test]
+    fn ids_part_the_turns_of_keys_that_may_name_them() {
+        let turn = |isolation_key, names_fairness_ids, id: &str| {
+            let mut caller = Caller { isolation_key, names_fairness_ids, ..Caller::default() };
+            read(&[(FAIRNESS_ID[0], id)]).unwrap().apply(&mut caller, &Objectives::new());
+            assert_eq!(caller.isolation_key, isolation_key, "prefixes are shared as before");
+            caller.turn_key()
+        };
+        assert_eq!(turn(7, true, "a"), turn(7, true, "a"));
+        let different = [turn(7, true, "a"), turn(7, true, "b"), turn(8, true, "a"), turn(7, false, "a")];
+        let distinct: std::collections::BTreeSet<u64> = different.into();
+        assert_eq!((distinct.len(), different[3]), (4, 7));
+    }
+
+    #[test]
+    fn an_objective_is_as_urgent_as_the_operator_says_and_no_more_than_its_key() {
+        let objectives = Objectives::from([("batch".to_owned(), 200), ("chat".to_owned(), 2)]);
+        for (own, objective, expected) in [(0, "batch", 200), (0, "chat", 2), (7, "chat", 7), (7, "?", 7)] {
+            let mut caller = Caller { priority: own, ..Caller::default() };
+            read(&[(OBJECTIVE[0], objective)]).unwrap().apply(&mut caller, &objectives);
+            assert_eq!(caller.priority, expected, "{objective}");
+        }
+    }
+}

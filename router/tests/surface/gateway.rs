@@ -1,0 +1,123 @@
+//! Headers of the Gateway API Inference Extension: whose turn a request takes, how much it matters and how fast it has to be.
+
+use axum::body::Body;
+use http::Request;
+use proto::v1::inference_client::InferenceClient;
+use proto::v1::{GenerateRequest, generate_request::Prompt};
+use router::generation::GenerationRequest;
+use router::request::Auth;
+use serde_json::json;
+
+use crate::client::{Answer, MODEL, TestRouter};
+
+const COMPLETIONS: &str = "/v1/completions";
+const FAIRNESS_ID: &str = "x-llm-d-inference-fairness-id";
+const OBJECTIVE: &str = "x-llm-d-inference-objective";
+
+async fn ask(router: &TestRouter, headers: &[(&str, &str)]) -> Answer {
+    let mut request = Request::post(COMPLETIONS).header("content-type", "application/json");
+    for (name, value) in headers {
+        request = request.header(*name, *value);
+    }
+    let body = json!({ "model": MODEL, "prompt": "hi" }).to_string();
+    router.send(request.body(Body::from(body)).unwrap()).await
+}
+
+async fn submitted(router: &TestRouter, headers: &[(&str, &str)]) -> GenerationRequest {
+    let answer = ask(router, headers).await;
+    assert_eq!(answer.status, 200, "{headers:?}: {}", answer.text());
+    router.lanes.take_one()
+}
+
+#[tokio::test]
+async fn fairness_ids_take_turns_and_share_prefixes() {
+    let router = TestRouter::start().say(" fine");
+    let plain = submitted(&router, &[]).await;
+    let one = submitted(&router, &[(FAIRNESS_ID, "one")]).await;
+    let old_name = submitted(&router, &[("x-gateway-inference-fairness-id", "one")]).await;
+    let two = submitted(&router, &[(FAIRNESS_ID, "two")]).await;
+    assert_eq!(one.api_key, old_name.api_key);
+    assert!(one.api_key != two.api_key && one.api_key != plain.api_key && two.api_key != plain.api_key);
+    assert_eq!(one.spec.isolation_key, plain.spec.isolation_key);
+}
+
+#[tokio::test]
+async fn a_key_gets_no_more_turns_by_headers_unless_it_is_a_gateways() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("keys");
+    std::fs::write(&path, "sk-one alice\nsk-two gateway fairness_ids=true\n").unwrap();
+    let router = TestRouter::with(Auth::from_file(&path).unwrap(), Default::default()).say(" fine");
+    for (key, is_told_apart) in [("Bearer sk-one", false), ("Bearer sk-two", true)] {
+        let key = ("authorization", key);
+        let plain = submitted(&router, &[key]).await.api_key;
+        assert_eq!(submitted(&router, &[key, (FAIRNESS_ID, "one")]).await.api_key != plain, is_told_apart);
+    }
+}
+
+#[tokio::test]
+async fn an_objective_is_as_urgent_as_the_operator_says() {
+    let router = TestRouter::start().say(" fine");
+    for (headers, expected) in [
+        (vec![], 0),
+        (vec![(OBJECTIVE, "batch")], 200),
+        (vec![("x-gateway-inference-objective", "batch")], 200),
+        (vec![(OBJECTIVE, "nobody-knows-it")], 0),
+    ] {
+        assert_eq!(submitted(&router, &headers).await.spec.priority, expected, "{headers:?}");
+    }
+}
+
+#[tokio::test]
+async fn latencies_that_a_gateway_names_are_judged_by_choice() {
+    let router = TestRouter::start().say(" shines and shines");
+    ask(&router, &[]).await;
+    assert!(!router.metrics().await.contains("outrider_slo_choices_total{"), "nobody asked");
+    let (kept, missed) = ("86400000", "0.000001");
+    for slo in [kept, missed, missed] {
+        let headers = [("x-llm-d-slo-ttft-ms", slo), ("x-llm-d-slo-tpot-ms", kept)];
+        assert_eq!(ask(&router, &headers).await.status, 200);
+    }
+    let page = router.metrics().await;
+    for (slo, met, count) in [("ttft", true, 1), ("ttft", false, 2), ("tpot", true, 3)] {
+        let labels = format!(r#"model_name="org/demo",engine="0",slo="{slo}",met="{met}""#);
+        let line = format!("outrider_slo_choices_total{{{labels}}} {count}");
+        assert!(page.lines().any(|shown| shown == line), "{line}\n{page}");
+    }
+}
+
+#[tokio::test]
+async fn bad_headers_are_refused_by_name_and_the_next_request_works() {
+    let router = TestRouter::start().say(" fine");
+    for (name, value) in
+        [(FAIRNESS_ID, "a b"), (OBJECTIVE, ""), ("x-llm-d-slo-ttft-ms", "soon"), ("x-llm-d-slo-tpot-ms", "0")]
+    {
+        let refused = ask(&router, &[(name, value)]).await;
+        assert_eq!(refused.status, 400, "{name}: {}", refused.text());
+        assert_eq!(refused.json()["error"]["param"], name);
+        assert!(router.lanes.take_submitted().is_empty(), "{name}: it reached a lane");
+        submitted(&router, &[]).await;
+    }
+}
+
+#[tokio::test]
+async fn over_grpc_they_are_metadata() {
+    let router = TestRouter::start().say(" fine");
+    let mut client = InferenceClient::connect(router.listen_grpc().await).await.unwrap();
+    let message = || GenerateRequest {
+        model: MODEL.to_owned(),
+        prompt: Some(Prompt::Text("hi".to_owned())),
+        ..GenerateRequest::default()
+    };
+    let mut request = tonic::Request::new(message());
+    request.metadata_mut().insert(OBJECTIVE, "batch".parse().unwrap());
+    request.metadata_mut().insert(FAIRNESS_ID, "one".parse().unwrap());
+    let mut answer = client.generate(request).await.unwrap().into_inner();
+    while answer.message().await.unwrap().is_some() {}
+    let over_grpc = router.lanes.take_one();
+    let over_http = submitted(&router, &[(OBJECTIVE, "batch"), (FAIRNESS_ID, "one")]).await;
+    assert_eq!((over_grpc.spec.priority, over_grpc.api_key), (200, over_http.api_key));
+    let mut request = tonic::Request::new(message());
+    request.metadata_mut().insert("x-llm-d-slo-ttft-ms", "never".parse().unwrap());
+    let refused = client.generate(request).await.unwrap_err();
+    assert!(refused.message().contains("x-llm-d-slo-ttft-ms"), "{refused}");
+}

@@ -1,0 +1,97 @@
+//! Rollouts: an operator's orders and what evidence leads to. Sequences move between draft workers as they do when one drains: the old one is
+//! left at once, the next round asks the new one, and the text is the target's own.
+
+use speculation::sequence::Event as SequenceEvent;
+use speculation::{Role, SequenceId};
+
+use super::Scheduler;
+use super::active::ActiveSequence;
+use super::events::{Command, Report};
+use super::state::SchedulerState;
+use crate::rollout::{Preference, Rollout, RolloutOrder, RolloutReport, Stage};
+
+impl Scheduler {
+    /// An operator's order.
+    pub(super) fn order_rollout(&mut self, order: RolloutOrder) {
+        let rollout = self.state.workers.rollout_mut();
+        match order {
+            RolloutOrder::Begin(settings) => *rollout = Some(Rollout::new(settings)),
+            RolloutOrder::Promote => {
+                if let Some(rollout) = rollout.as_mut().filter(|rollout| rollout.stage() != Stage::Promoted) {
+                    rollout.end(Stage::Promoted);
+                    return self.rollout_ended(Stage::Promoted);
+                }
+            }
+            RolloutOrder::End => *rollout = None,
+        }
+        self.state.shadows.forget_scores();
+        self.move_to_preferred();
+    }
+
+    /// Looks whether evidence ends the rollout.
+    pub(super) fn settle_rollout(&mut self) {
+        let SchedulerState { workers, shadows, .. } = &mut self.state;
+        if !shadows.take_news() {
+            return;
+        }
+        let Some(rollout) = workers.rollout().filter(|rollout| rollout.stage() == Stage::Canary) else {
+            return;
+        };
+        let (paired, slowdown) = (shadows.paired(rollout.draft()), workers.slowdown());
+        let ended = workers.rollout_mut().as_mut().and_then(|rollout| rollout.look(&paired, slowdown));
+        if let Some(stage) = ended {
+            self.rollout_ended(stage);
+        }
+    }
+
+    /// A draft worker joined: it may be on trial, or be of the draft that was promoted.
+    pub(super) fn draft_worker_joined(&mut self) {
+        if self.state.workers.rollout().is_some_and(|rollout| rollout.stage() == Stage::Promoted) {
+            self.move_to_preferred();
+        } else {
+            self.count_trials();
+        }
+    }
+
+    fn rollout_ended(&mut self, stage: Stage) {
+        let moved = self.move_to_preferred();
+        let Some(rollout) = self.state.workers.rollout() else { return };
+        let draft = rollout.draft().to_owned();
+        if stage == Stage::Promoted {
+            self.state.shadows.forget_scores();
+        }
+        self.state.commands.push(Command::Report(Report::RolloutEnded { draft, stage, moved }));
+    }
+
+    /// Has sequences leave draft workers that may serve them no more, or only stand in for the promoted draft, and shadows those that are on
+    /// trial no more. Returns how many sequences moved.
+    fn move_to_preferred(&mut self) -> usize {
+        let is_promoted =
+            self.state.workers.rollout().is_some_and(|rollout| rollout.stage() == Stage::Promoted);
+        let leaves = |active: &&ActiveSequence| {
+            let preference =
+                active.worker(Role::Draft).map(|key| self.state.workers.preference_at(key, active.id));
+            match preference {
+                None | Some(Some(Preference::First)) => false,
+                Some(Some(Preference::Second)) => is_promoted && self.state.has_preferred_draft(active),
+                Some(None) => true,
+            }
+        };
+        let mut leaving: Vec<SequenceId> = self.sequences.values().filter(leaves).map(|at| at.id).collect();
+        leaving.sort_unstable();
+        for id in &leaving {
+            self.drive(*id, SequenceEvent::GiveUp(Role::Draft));
+        }
+        let on_trial: Vec<_> = self.state.workers.drafts_on_trial().map(|worker| worker.key).collect();
+        self.drop_shadows("rollout_ended", |key| !on_trial.contains(&key));
+        leaving.len()
+    }
+}
+
+impl SchedulerState {
+    pub(super) fn report_rollout(&self) -> Option<RolloutReport> {
+        let rollout = self.workers.rollout()?;
+        let paired = self.shadows.paired(rollout.draft()).report();
+        Some(rollout.report(paired, self.workers.slowdown()))
+    }
+}

@@ -1,0 +1,348 @@
+//! Shadow drafts: a share of the sequences is also opened at a draft worker on trial, whose proposals are compared with what targets commit and
+//! go to nobody. A sequence never waits for its shadow; a shadow that is late, refuses, or is asked to make room is dropped.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use serde::Serialize;
+use speculation::sequence::{Commit, SHADOW_TOKENS, Scored, Shadow, ShadowFault};
+use speculation::{Reply, Role, SequenceId};
+
+use super::Scheduler;
+use super::active::ActiveSequence;
+use super::assign::wanted;
+use super::events::{Command, Report, ShadowScored, WorkerKey};
+use super::state::SchedulerState;
+use super::workers::Reservation;
+use crate::draft_score::{DraftScore, Pair, PairSums, PairedReport, PairedScore, ServedDraft};
+use crate::rollout::is_chosen;
+
+/// Pairs of draft and task type that are scored. Further ones are counted in metrics alone.
+const MAX_SCORES: usize = 256;
+
+/// What one sequence contributes to trials.
+#[derive(Debug, Default)]
+pub(super) struct Trial {
+    session: Option<Box<Session>>,
+    /// Its shadow was dropped: it gets no other one.
+    is_over: bool,
+    /// Positions of its serving draft that were judged, and accepted.
+    served: (u64, u64),
+}
+
+/// A sequence at one shadow draft.
+#[derive(Debug)]
+struct Session {
+    shadow: Shadow,
+    reservation: Reservation,
+    draft: Arc<str>,
+    /// The serving draft at the place where the shadow guessed last.
+    serving: Option<ServedDraft>,
+    sums: PairSums,
+}
+
+impl Trial {
+    /// Its serving draft was judged.
+    pub(super) fn served(&mut self, judged: u32, accepted: u32) {
+        self.served.0 += u64::from(judged);
+        self.served.1 += u64::from(accepted);
+    }
+
+    pub(super) fn reservation_mut(&mut self) -> Option<&mut Reservation> {
+        self.session.as_mut().map(|session| &mut session.reservation)
+    }
+
+    /// Where it is shadowed.
+    pub(super) fn shadowed_at(&self) -> Option<WorkerKey> {
+        self.session.as_ref().map(|session| session.reservation.key)
+    }
+}
+
+/// All trials of a scheduler.
+#[derive(Debug, Default)]
+pub(super) struct Shadows {
+    /// Whether there is a draft worker on trial: read for every commit.
+    is_on: bool,
+    /// By draft and task type.
+    scores: BTreeMap<(Arc<str>, String), Score>,
+    /// By draft: sequences that ended.
+    paired: BTreeMap<Arc<str>, PairedScore>,
+    dropped: BTreeMap<&'static str, u64>,
+    /// Whether a rollout has to look at its evidence again.
+    has_news: bool,
+}
+
+#[derive(Debug, Clone, Copy, Default)]
+struct Score {
+    shadow: DraftScore,
+    serving: DraftScore,
+}
+
+impl Shadows {
+    pub(super) fn paired(&self, draft: &str) -> PairedScore {
+        self.paired.get(draft).copied().unwrap_or_default()
+    }
+
+    /// Whether there is new evidence since the last call.
+    pub(super) fn take_news(&mut self) -> bool {
+        std::mem::take(&mut self.has_news)
+    }
+
+    /// Another draft serves: what was compared before says nothing of it.
+    pub(super) fn forget_scores(&mut self) {
+        self.scores.clear();
+        self.paired.clear();
+    }
+
+    fn score(&mut self, draft: &Arc<str>, task_type: &str) -> Option<&mut Score> {
+        let key = (Arc::clone(draft), task_type.to_owned());
+        let has_room = self.scores.len() < MAX_SCORES;
+        match self.scores.entry(key) {
+            std::collections::btree_map::Entry::Vacant(_) if !has_room => None,
+            entry => Some(entry.or_default()),
+        }
+    }
+}
+
+/// Draft workers on trial, for people.
+#[derive(Debug, Clone, Default, PartialEq, Serialize)]
+pub struct ShadowsReport {
+    /// Share of the sequences that are shadowed, as far as there is capacity.
+    pub share: f64,
+    /// Shadows that were dropped, by reason.
+    pub dropped: BTreeMap<&'static str, u64>,
+    /// What the drafts are worth.
+    pub drafts: Vec<ShadowReport>,
+}
+
+/// One shadow draft beside the drafts that serve.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct ShadowReport {
+    /// The shadow's model id.
+    pub draft: String,
+    /// What a step of one row takes at its fastest worker, microseconds; absent where none is connected.
+    pub step_us: Option<f64>,
+    /// Both drafts at the same places, over sequences that ended.
+    pub paired: PairedReport,
+    /// By task type, those under way included.
+    pub task_types: Vec<TaskTypeReport>,
+}
+
+/// The same for one task type.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct TaskTypeReport {
+    /// Which.
+    pub task_type: String,
+    /// All proposals of the shadow that were compared.
+    pub shadow: DraftScore,
+    /// Accepted tokens of each of them.
+    pub shadow_accepted: Option<f64>,
+    /// The drafts that served at the same places, cut to the same length.
+    pub serving: DraftScore,
+    /// Accepted tokens of each of them.
+    pub serving_accepted: Option<f64>,
+}
+
+impl Scheduler {
+    /// A shadow draft answered.
+    pub(super) fn shadow_replied(&mut self, key: WorkerKey, id: SequenceId, reply: Reply) {
+        let Some(active) = self.sequences.get_mut(&id).filter(|at| at.trial.shadowed_at() == Some(key))
+        else {
+            return;
+        };
+        let Some(session) = &mut active.trial.session else { return };
+        match session.shadow.on_reply(reply) {
+            Ok(()) => self.state.advance_shadow(active),
+            Err(fault) => self.state.drop_shadow(active, reason(fault)),
+        }
+    }
+
+    /// A shadow draft dropped a sequence to make room.
+    pub(super) fn shadow_preempted(&mut self, key: WorkerKey, id: SequenceId) {
+        if let Some(active) = self.sequences.get_mut(&id).filter(|at| at.trial.shadowed_at() == Some(key)) {
+            self.state.drop_shadow(active, "preempted");
+        }
+    }
+
+    /// A worker is gone, or gets nothing more.
+    pub(super) fn drop_shadows_at(&mut self, key: WorkerKey) {
+        self.drop_shadows("worker_left", |at| at == key);
+    }
+
+    pub(super) fn drop_shadows(&mut self, reason: &'static str, is_meant: impl Fn(WorkerKey) -> bool) {
+        if self.state.shadows.is_on {
+            for active in self.sequences.values_mut() {
+                if active.trial.shadowed_at().is_some_and(&is_meant) {
+                    self.state.drop_shadow(active, reason);
+                }
+            }
+        }
+        self.count_trials();
+    }
+
+    /// Draft workers came, went, or changed their part.
+    pub(super) fn count_trials(&mut self) {
+        self.state.shadows.is_on = self.state.workers.drafts_on_trial().next().is_some();
+    }
+}
+
+impl SchedulerState {
+    /// The sequence committed something: its shadow's proposal is compared, and the next one asked for.
+    pub(super) fn follow_shadow(&mut self, active: &mut ActiveSequence, commit: &Commit) {
+        if !self.shadows.is_on {
+            return;
+        }
+        match &mut active.trial.session {
+            None if !active.sequence.is_done() => self.open_shadow(active),
+            Some(session) if session.shadow.start() == Some(commit.start) => {
+                let round = active.round;
+                let is_told = round.asked > 0 && !round.is_late && round.source.is_none();
+                session.serving = is_told.then_some(ServedDraft {
+                    start: commit.start,
+                    asked: round.asked,
+                    judged: commit.judged.num_positions,
+                    accepted: commit.judged.num_first,
+                });
+            }
+            _ => {}
+        }
+        self.advance_shadow(active);
+    }
+
+    fn open_shadow(&mut self, active: &mut ActiveSequence) {
+        let spec = active.sequence.spec();
+        let is_meant = !active.trial.is_over
+            && is_chosen(active.id, self.config.shadow_share, "shadow")
+            && Shadow::can_score(spec)
+            && !active.speculation.refuses_drafts();
+        let Some(target) = active.worker(Role::Target).filter(|_| is_meant) else { return };
+        let serving = active.worker(Role::Draft);
+        let wanted = wanted(self.now, &self.lanes, active, None);
+        let Some(reservation) = self.workers.reserve_shadow(&wanted, target, serving) else { return };
+        let Some(worker) = self.workers.get(reservation.key) else { return };
+        let draft = worker.info.model_id.as_str().into();
+        let (shadow, sums) = (Shadow::new(&active.sequence), PairSums::default());
+        active.trial.session = Some(Box::new(Session { shadow, reservation, draft, serving: None, sums }));
+    }
+
+    /// Compares what can be compared, and sends what is due.
+    fn advance_shadow(&mut self, active: &mut ActiveSequence) {
+        let Some(session) = &mut active.trial.session else { return };
+        if session.shadow.is_late(self.now) {
+            return self.drop_shadow(active, reason(ShadowFault::Late));
+        }
+        if let Some(scored) = session.shadow.score(active.sequence.ids()) {
+            let serving = session.serving.take();
+            let pair = serving.and_then(|served| Pair::of(&scored, &served));
+            pair.into_iter().for_each(|pair| session.sums.add(pair));
+            let serving = pair.zip(serving).map(|(pair, served)| {
+                let length = scored.asked.min(served.asked);
+                (served.judged.min(length), pair.serving)
+            });
+            let draft = Arc::clone(&session.draft);
+            self.on_scored(active, draft, (scored, serving));
+        }
+        let Some(session) = active.trial.session.as_mut().filter(|_| !active.sequence.is_done()) else {
+            return;
+        };
+        if let Some(step) = session.shadow.next_step(self.now, &active.sequence) {
+            self.commands.push(Command::Send(session.reservation.key, step));
+        }
+    }
+
+    fn on_scored(
+        &mut self,
+        active: &ActiveSequence,
+        draft: Arc<str>,
+        (scored, serving): (Scored, Option<(u32, u32)>),
+    ) {
+        let lane = Arc::clone(&active.lane.key);
+        if let Some(score) = self.shadows.score(&draft, &lane.task_type) {
+            score.shadow.observe(scored.judged, scored.accepted);
+            serving.into_iter().for_each(|(judged, accepted)| score.serving.observe(judged, accepted));
+        }
+        let shadow = (scored.judged.min(SHADOW_TOKENS), scored.accepted);
+        let report = ShadowScored { draft, lane, shadow, serving };
+        self.commands.push(Command::Report(Report::ShadowScored(report)));
+    }
+
+    fn drop_shadow(&mut self, active: &mut ActiveSequence, reason: &'static str) {
+        active.trial.is_over = true;
+        if let Some(draft) = self.close_shadow(active) {
+            *self.shadows.dropped.entry(reason).or_default() += 1;
+            self.commands.push(Command::Report(Report::ShadowDropped { draft, reason }));
+        }
+    }
+
+    /// Ends the sequence's shadow, if it has one; what was compared counts.
+    fn close_shadow(&mut self, active: &mut ActiveSequence) -> Option<Arc<str>> {
+        let Session { shadow, reservation, draft, sums, .. } = *active.trial.session.take()?;
+        let (name, assignment) = shadow.name();
+        if self.workers.get(reservation.key).is_some() {
+            self.commands.push(Command::Close(reservation.key, name, assignment));
+        }
+        self.workers.release_shadow(reservation);
+        if sums.pairs > 0 {
+            self.shadows.paired.entry(Arc::clone(&draft)).or_default().add(&sums);
+            self.shadows.has_news = true;
+        }
+        Some(draft)
+    }
+
+    /// The sequence is over.
+    pub(super) fn end_trial(&mut self, active: &mut ActiveSequence) {
+        self.close_shadow(active);
+        self.end_service(active);
+    }
+
+    /// The sequence leaves its draft worker: what that did for it counts.
+    pub(super) fn end_service(&mut self, active: &mut ActiveSequence) {
+        let (judged, accepted) = std::mem::take(&mut active.trial.served);
+        let draft = active.worker(Role::Draft).and_then(|key| self.workers.get(key));
+        let Some(draft) = draft.map(|worker| worker.info.model_id.clone()) else { return };
+        if let Some(rollout) = self.workers.rollout_mut() {
+            rollout.on_served(&draft, judged, accepted);
+            self.shadows.has_news = true;
+        }
+    }
+
+    pub(super) fn report_shadows(&self) -> ShadowsReport {
+        let mut drafts: BTreeMap<&str, Vec<TaskTypeReport>> = BTreeMap::new();
+        for worker in self.workers.drafts_on_trial() {
+            drafts.entry(&worker.info.model_id).or_default();
+        }
+        for ((draft, task_type), score) in &self.shadows.scores {
+            drafts.entry(draft).or_default().push(TaskTypeReport {
+                task_type: task_type.clone(),
+                shadow: score.shadow,
+                shadow_accepted: score.shadow.mean_accepted(),
+                serving: score.serving,
+                serving_accepted: score.serving.mean_accepted(),
+            });
+        }
+        let step_us = |draft: &str| {
+            let workers = self.workers.values().filter(|worker| worker.info.role == Role::Draft);
+            let of_draft = workers.filter(|worker| worker.info.model_id == draft);
+            of_draft.map(|worker| worker.cost.step_micros(1.0, 0.0)).reduce(f64::min)
+        };
+        let report = |(draft, task_types): (&str, _)| ShadowReport {
+            draft: draft.to_owned(),
+            step_us: step_us(draft),
+            paired: self.shadows.paired(draft).report(),
+            task_types,
+        };
+        ShadowsReport {
+            share: self.config.shadow_share,
+            dropped: self.shadows.dropped.clone(),
+            drafts: drafts.into_iter().map(report).collect(),
+        }
+    }
+}
+
+fn reason(fault: ShadowFault) -> &'static str {
+    match fault {
+        ShadowFault::Late => "late",
+        ShadowFault::Refused => "refused",
+        ShadowFault::BrokeContract => "broke_contract",
+    }
+}

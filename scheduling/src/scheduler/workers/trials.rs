@@ -1,0 +1,108 @@
+//! Draft workers on trial: which of them shadow a sequence, and which draft is being rolled out.
+
+use speculation::{Role, SequenceId};
+
+use super::{Reservation, Wanted, Worker, Workers};
+use crate::rollout::{Preference, Rollout, is_scored, preference};
+use crate::scheduler::events::WorkerKey;
+use crate::scheduler::pairing;
+
+/// Sequences that one worker shadows for this router. It bounds the rows of its forward passes that earn nothing.
+pub(in crate::scheduler) const MAX_SHADOWS: u32 = 8;
+
+/// A context for which the steps of two drafts are compared.
+const USUAL_CONTEXT: f64 = 512.0;
+
+/// What a step costs at least, microseconds: its messages. A draft without a model would otherwise be infinitely faster than any other.
+const LEAST_STEP_MICROS: f64 = 100.0;
+
+impl Workers {
+    /// Which draft is being rolled out.
+    pub(in crate::scheduler) fn rollout(&self) -> Option<&Rollout> {
+        self.rollout.as_ref()
+    }
+
+    pub(in crate::scheduler) fn rollout_mut(&mut self) -> &mut Option<Rollout> {
+        &mut self.rollout
+    }
+
+    /// Whether the worker is a shadow draft, or a candidate that was not promoted.
+    pub(in crate::scheduler) fn is_on_trial(&self, worker: &Worker) -> bool {
+        is_scored(self.rollout(), &worker.info.model_id, worker.info.is_shadow)
+    }
+
+    /// How this draft worker may serve a sequence.
+    pub(in crate::scheduler) fn preference_at(&self, key: WorkerKey, id: SequenceId) -> Option<Preference> {
+        let info = &self.get(key)?.info;
+        preference(self.rollout(), (&info.model_id, info.is_shadow), id)
+    }
+
+    /// Draft workers that were not started as shadow drafts, or were promoted.
+    pub(in crate::scheduler) fn serving_drafts(&self) -> impl Iterator<Item = &Worker> {
+        self.values().filter(|worker| {
+            worker.info.role == Role::Draft && !(worker.info.is_shadow && self.is_on_trial(worker))
+        })
+    }
+
+    /// Draft workers on trial.
+    pub(in crate::scheduler) fn drafts_on_trial(&self) -> impl Iterator<Item = &Worker> {
+        self.values().filter(|worker| worker.info.role == Role::Draft && self.is_on_trial(worker))
+    }
+
+    /// Sequences that the worker shadows.
+    pub(in crate::scheduler) fn shadowed_at(&self, key: WorkerKey) -> u32 {
+        self.get(key).map_or(0, |worker| worker.shadows)
+    }
+
+    /// Reserves capacity for shadowing a sequence that runs on `target` and that `serving` drafts for.
+    pub(in crate::scheduler) fn reserve_shadow(
+        &mut self,
+        wanted: &Wanted<'_>,
+        target: WorkerKey,
+        serving: Option<WorkerKey>,
+    ) -> Option<Reservation> {
+        let target = &self.get(target)?.info;
+        let serving = serving.and_then(|key| self.get(key)).map(|worker| worker.info.model_id.as_str());
+        let fits = |worker: &&Worker| {
+            let info = &worker.info;
+            let tasks = &info.task_types;
+            let window = info.max_model_len;
+            serving != Some(info.model_id.as_str())
+                && worker.shadows < MAX_SHADOWS
+                && !worker.draining.is_on()
+                && !worker.health.is_out()
+                && (window == 0 || wanted.max_len <= window)
+                && (tasks.is_empty() || tasks.iter().any(|task_type| task_type == wanted.task_type))
+                && worker.has_blocks(worker.blocks_of(wanted.expected_len))
+                && pairing::check(info, target).is_ok()
+        };
+        let key = self.drafts_on_trial().filter(fits).min_by_key(|worker| (worker.shadows, worker.key))?.key;
+        let reservation = self.reserve(key, wanted)?;
+        if let Some(worker) = self.get_mut(key) {
+            worker.shadows += 1;
+        }
+        Some(reservation)
+    }
+
+    /// The counterpart of [`Workers::reserve_shadow`].
+    pub(in crate::scheduler) fn release_shadow(&mut self, reservation: Reservation) {
+        if let Some(worker) = self.get_mut(reservation.key) {
+            worker.shadows = worker.shadows.saturating_sub(1);
+        }
+        self.release(reservation);
+    }
+
+    /// How many times as long a step of the candidate takes as one of the fastest other draft, where both are connected.
+    pub(in crate::scheduler) fn slowdown(&self) -> Option<f64> {
+        let candidate = self.rollout()?.draft();
+        let step = |is_candidate: bool| {
+            let drafts = self.values().filter(|worker| worker.info.role == Role::Draft);
+            let of_draft = drafts.filter(|worker| {
+                let is_other = !worker.info.is_shadow && worker.info.model_id != candidate;
+                if is_candidate { worker.info.model_id == candidate } else { is_other }
+            });
+            of_draft.map(|worker| worker.cost.step_micros(1.0, USUAL_CONTEXT)).reduce(f64::min)
+        };
+        Some((step(true)? + LEAST_STEP_MICROS) / (step(false)? + LEAST_STEP_MICROS))
+    }
+}

@@ -1,0 +1,55 @@
+//! Token trees: a lane that may use them against one that may not, and against no speculation, by the number of sequences.
+
+use scheduling::profile::Profile;
+use simulator::{Experiment, Policy, Setup, Traffic, plain, run_with};
+
+use crate::map::{CONTEXT, duration, rounds};
+use crate::{MAX_K, SEEDS, one_kind, say};
+
+/// How often the draft's best token is the target's: two kinds of text, and a trained pair at temperature 1.
+const KINDS: [(&str, f64); 3] = [("chat-like", 0.4), ("chat-like, trained pair", 0.556), ("code-like", 0.8)];
+
+const SEQUENCES: [u32; 7] = [1, 2, 4, 8, 16, 32, 64];
+
+/// Prints tokens a second of each user and of each GPU.
+pub(crate) fn draw(profile: &Profile, experiment: &Experiment) {
+    let gpus = f64::from(gpus_of(&profile.target.device) * profile.target.workers);
+    say(&format!(
+        "\nTokens/s of each user: none, chains, trees; trees over chains; tokens/s of each of {gpus} target GPUs: none, chains, trees"
+    ));
+    for (kind, acceptance) in KINDS {
+        let profile = profile.with_acceptance(acceptance);
+        say(&format!("{kind}, {acceptance}"));
+        for sequences in SEQUENCES {
+            let mean = |of: &dyn Fn(u64) -> f64| (1..=SEEDS).map(of).sum::<f64>() / SEEDS as f64;
+            let lanes = |takes_trees| {
+                let experiment = Experiment { takes_trees, ..*experiment };
+                let setup = |seed| Setup {
+                    profile: &profile,
+                    traffic: Traffic::Closed { sequences, kinds: one_kind(CONTEXT) },
+                    policy: Policy::Lanes { max_k: MAX_K },
+                    seed,
+                    duration: duration(&profile, sequences),
+                    warm_up: std::time::Duration::ZERO,
+                };
+                mean(&|seed| run_with(&setup(seed), &experiment).tokens_per_second())
+            };
+            let none = mean(&|seed| {
+                plain::tokens_per_second(&profile, (sequences, CONTEXT), rounds(sequences), seed)
+            });
+            let (chains, trees) = (lanes(false), lanes(true));
+            let each = |over: f64| [none, chains, trees].map(|all| format!("{:>7.1}", all / over)).concat();
+            say(&format!(
+                "{sequences:>4} sequences:{}  {:.2}  |{}",
+                each(sequences.into()),
+                trees / chains,
+                each(gpus)
+            ));
+        }
+    }
+}
+
+/// How many GPUs a worker has, by the name of its device: `8 x H100 SXM`; one where it says nothing.
+fn gpus_of(device: &str) -> u32 {
+    device.split_once(" x ").and_then(|(count, _)| count.trim().parse().ok()).unwrap_or(1)
+}

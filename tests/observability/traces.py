@@ -1,0 +1,195 @@
+#!/usr/bin/env python3
+"""Rebuild a request's trace from three processes in a real collector, and look at it in its viewer.
+
+    tests/observability/traces.py --outrider target/debug/outrider [--screenshots docs/console]
+
+Starts Phoenix (PyPI: arize-phoenix), which collects spans over OTLP and shows them in a browser, and `outrider up`, whose router, draft worker
+and target worker export to it: once over gRPC, once over HTTP. One request is asked for each time, and its trace is read back from Phoenix: it has one root, every other
+span hangs below it, and rounds of the router contain what the draft worker and the target worker did for them. Then headless Chromium opens the trace and
+takes a picture. Jaeger and Tempo are in no registry that is used here.
+"""
+
+import argparse
+import collections
+import contextlib
+import json
+import os
+import pathlib
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "tests/console"))
+
+from browser import open_browser  # noqa: E402
+
+PATIENCE = 120
+REQUEST = {
+    "prompt": "def reverse(items):", "max_tokens": 24, "seed": 7, "temperature": 0.0, "ignore_eos": True,
+    "speculation": {"num_draft_tokens": 4},
+}
+# Who makes a span, by the file that opens it.
+ROUTER, WORKER = "router/", "worker/"
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--outrider", required=True, help="the built `outrider`")
+    parser.add_argument("--screenshots", type=pathlib.Path, default=ROOT / "docs/console", help="where the picture goes")
+    settings = parser.parse_args()
+    with contextlib.ExitStack() as stack:
+        directory = stack.enter_context(tempfile.TemporaryDirectory(ignore_cleanup_errors=True))
+        phoenix, grpc = start_phoenix(stack, directory)
+        trace_id = None
+        for protocol, endpoint in (("http/protobuf", phoenix), ("grpc", grpc)):
+            trace_id, spans = ask(settings.outrider, protocol, endpoint, phoenix)
+            print(f"{protocol}: trace {trace_id} has {len(spans)} spans: {check(spans)}")
+        browser, page = open_browser(directory)
+        stack.callback(browser.wait)
+        stack.callback(browser.terminate)
+        picture(page, phoenix, trace_id, settings.screenshots / "trace.png")
+
+
+def start_phoenix(stack, directory):
+    """Phoenix on free ports; where its pages and its OTLP over gRPC are."""
+    http, grpc = free_port(), free_port()
+    environment = dict(
+        os.environ, PHOENIX_WORKING_DIR=directory, PHOENIX_HOST="127.0.0.1", PHOENIX_PORT=str(http),
+        PHOENIX_GRPC_PORT=str(grpc), PHOENIX_TELEMETRY_ENABLED="false", PHOENIX_ALLOW_EXTERNAL_RESOURCES="false",
+    )
+    log = stack.enter_context(open(pathlib.Path(directory) / "phoenix.log", "w+"))
+    process = subprocess.Popen(
+        [sys.executable, "-m", "phoenix.server.main", "serve"], env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log
+    )
+    stack.callback(process.wait)
+    stack.callback(process.terminate)
+    url = f"http://127.0.0.1:{http}"
+
+    def answers():
+        if process.poll() is not None:
+            log.seek(0)
+            raise SystemExit(f"Phoenix ended with {process.returncode}:\n{log.read()}")
+        with contextlib.suppress(urllib.error.URLError, ConnectionError):
+            return urllib.request.urlopen(f"{url}/healthz", timeout=5).status == 200
+
+    until("Phoenix", answers)
+    return url, f"http://127.0.0.1:{grpc}"
+
+
+def ask(outrider, protocol, endpoint, phoenix):
+    """One request at a cluster that exports there; its trace's id and spans."""
+    environment = dict(
+        os.environ, OTEL_EXPORTER_OTLP_ENDPOINT=endpoint, OTEL_EXPORTER_OTLP_PROTOCOL=protocol, OTEL_TRACES_SAMPLER="always_on"
+    )
+    up = subprocess.Popen(
+        [outrider, "up", "--http", "127.0.0.1:0", "--grpc", "127.0.0.1:0", "--admin", "127.0.0.1:0", "--ballast", "0"],
+        env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+    )
+    try:
+        url = ready_url(up)
+        body = json.dumps(REQUEST | {"model": models(url)[0]}).encode()
+        request = urllib.request.Request(f"{url}/v1/completions", body, {"content-type": "application/json"})
+        answer = json.load(urllib.request.urlopen(request, timeout=PATIENCE))
+    finally:
+        # Spans that still wait are exported when processes end.
+        up.send_signal(signal.SIGINT)
+        up.communicate(timeout=PATIENCE)
+    root = until("the request's span in Phoenix", lambda: root_of(phoenix, answer["id"]))
+    trace_id = root["context"]["trace_id"]
+    # All processes have ended: what they exported is there, or soon will be.
+    spans = until("every span in Phoenix", lambda: complete(spans_of(phoenix, trace_id)))
+    return trace_id, spans
+
+
+def ready_url(up):
+    for line in up.stdout:
+        if line.startswith("outrider is ready at "):
+            return line.removeprefix("outrider is ready at ").split()[0]
+    raise SystemExit(f"`outrider up` ended with {up.wait()}")
+
+
+def models(url):
+    return [model["id"] for model in json.load(urllib.request.urlopen(f"{url}/v1/models"))["data"]]
+
+
+def root_of(phoenix, response_id):
+    spans = all_spans(phoenix)
+    found = [span for span in spans if span["attributes"].get("gen_ai.response.id") == response_id]
+    return found[0] if found else None
+
+
+def spans_of(phoenix, trace_id):
+    return [span for span in all_spans(phoenix) if span["context"]["trace_id"] == trace_id]
+
+
+def all_spans(phoenix):
+    try:
+        return json.load(urllib.request.urlopen(f"{phoenix}/v1/projects/default/spans?limit=1000"))["data"]
+    except urllib.error.HTTPError as error:
+        # Before the first span there is no project.
+        if error.code == 404:
+            return []
+        raise
+
+
+def complete(spans):
+    """The spans, once what the request says it did is there."""
+    counts = collections.Counter(span["name"] for span in spans)
+    rounds = next((int(span["attributes"]["outrider.spec.rounds"]) for span in spans if span["name"] == "request"), None)
+    return spans if rounds and counts["round"] == counts["verify"] == rounds and counts["draft"] else None
+
+
+def check(spans):
+    """Raises where the spans are not one tree over three processes; says what there is."""
+    by_id = {span["context"]["span_id"]: span for span in spans}
+    roots = [span for span in spans if span["parent_id"] is None]
+    assert [root["name"] for root in roots] == ["request"], f"roots: {[root['name'] for root in roots]}"
+    orphans = [span["name"] for span in spans if span["parent_id"] not in by_id and span not in roots]
+    assert not orphans, f"spans without their parent: {orphans}"
+    made_by = lambda span: span["attributes"]["code.file.path"]  # noqa: E731
+    for name, process in (("request", ROUTER), ("round", ROUTER), ("draft", WORKER), ("verify", WORKER)):
+        made = [span for span in spans if span["name"] == name]
+        assert made and all(made_by(span).startswith(process) for span in made), f"{name}: {[made_by(span) for span in made]}"
+    for span in spans:
+        if span["name"] in ("draft", "verify"):
+            assert by_id[span["parent_id"]]["name"] == "round", f"{span['name']} is below {by_id[span['parent_id']]['name']}"
+    counts = collections.Counter(span["name"] for span in spans)
+    return ", ".join(f"{count} {name}" for name, count in counts.most_common())
+
+
+def picture(page, phoenix, trace_id, path):
+    project = json.load(urllib.request.urlopen(f"{phoenix}/v1/projects"))["data"][0]["id"]
+    page.call("Page.navigate", url=f"{phoenix}/projects/{project}/traces/{trace_id}")
+    shown = "(document.body?.innerText ?? '')"
+    page.until("the trace's spans on the page", f"['request', 'round', 'draft', 'verify'].every((name) => {shown}.includes(name))")
+    # The first verification, as a person picks it; its attributes are read from the collector then.
+    page.value("[...document.querySelectorAll('*')].find((e) => !e.children.length && e.textContent === 'verify').id = 'picked'")
+    page.click("#picked")
+    page.until("the span's attributes on the page", f"{shown}.includes('outrider.spec.accepted')")
+    page.screenshot(path)
+    print(f"the trace in Phoenix: {path}")
+
+
+def until(what, holds):
+    began = time.monotonic()
+    while not (value := holds()):
+        if time.monotonic() - began > PATIENCE:
+            raise SystemExit(f"{what} did not come within {PATIENCE} s")
+        time.sleep(0.2)
+    return value
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+if __name__ == "__main__":
+    main()

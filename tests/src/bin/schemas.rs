@@ -1,0 +1,158 @@
+//! `schemas`: generated JSON schemas on the bundled pair. With a range, each schema's answers are compared with and without drafts and
+//! checked by another library; with `--pairs`, what a grammar costs is measured by equal requests with and without one, in turns.
+
+#![forbid(unsafe_code)]
+
+use std::io::Write as _;
+use std::time::Instant;
+
+use anyhow::ensure;
+use clap::Parser;
+use serde_json::{Value, json};
+use tests::case::Case;
+use tests::client::Client;
+use tests::cluster::{Cluster, RunningWorker, WorkerKind};
+use tests::schemas::schema;
+use tests::structured::{ask_at_every_k, cases, check_valid};
+
+/// Schemas whose answers are told together, so that a run that is cut short has told something.
+const PART: u64 = 50;
+
+/// Seed of the first schema: the gate has those before it.
+const FIRST_SEED: u64 = 1_000;
+
+/// Output tokens of a request whose time is measured, at most.
+const TIMED_TOKENS: u32 = 60;
+
+/// Checks generated JSON schemas on the bundled pair, or measures what a grammar costs
+#[derive(Debug, Parser)]
+#[command(name = "schemas")]
+struct Args {
+    /// Number of the first schema
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    from: u64,
+    /// Number behind the last schema
+    #[arg(long, value_name = "N", default_value_t = 1_000)]
+    to: u64,
+    /// Instead: pairs of requests that differ in the grammar alone, at k = 0 and at k = 4, one request at a time
+    #[arg(long, value_name = "N")]
+    pairs: Option<u64>,
+}
+
+#[tokio::main]
+async fn main() -> anyhow::Result<()> {
+    let args = Args::parse();
+    let (cluster, target, draft) = Cluster::of_pair(WorkerKind::Draft).await?;
+    let client = cluster.client().await?;
+    match args.pairs {
+        Some(pairs) => {
+            measure(&client, pairs).await?;
+            tell_masks("target", &target).await?;
+            tell_masks("draft", &draft).await?;
+        }
+        None => check(&client, args.from, args.to).await?,
+    }
+    cluster.stop().await
+}
+
+async fn check(client: &Client, from: u64, to: u64) -> anyhow::Result<()> {
+    let mut out = std::io::stdout();
+    let mut sum = [0; 4];
+    let mut first = from;
+    while first < to {
+        let end = to.min(first + PART);
+        let schemas: Vec<Value> = (first..end).map(|i| schema(FIRST_SEED + i)).collect();
+        let part = cases(first as usize, &schemas, &[0.0, 1.0])?;
+        let (answers, drafted) = ask_at_every_k(client, &part).await?;
+        let finished = check_valid(&part, &answers).await?;
+        let told = [answers.len() as u64, finished as u64, drafted.drafted, drafted.accepted];
+        for (sum, told) in sum.iter_mut().zip(told) {
+            *sum += told;
+        }
+        let [asked, ended, drafted, accepted] = sum;
+        writeln!(
+            out,
+            "schemas {from} to {}: {ended} of {asked} answers came to an end, all of them valid; ids equal at k = 0, 4, 8 and with trees; \
+             {accepted} of {drafted} drafted tokens accepted",
+            end - 1
+        )?;
+        first = end;
+    }
+    Ok(())
+}
+
+/// Time of a request with a grammar over that of the same request without one, as a mean of pairs with its interval.
+async fn measure(client: &Client, pairs: u64) -> anyhow::Result<()> {
+    let schemas: Vec<Value> = (0..pairs)
+        .map(|i| json!({ "type": "array", "items": schema(FIRST_SEED + i), "minItems": 10, "maxItems": 20 }))
+        .collect();
+    let cases = cases(0, &schemas, &[1.0])?;
+    let mut out = std::io::stdout();
+    for k in [0, 4] {
+        let mut logs = Vec::new();
+        let mut micros = [Vec::new(), Vec::new()];
+        for (i, (_, case)) in cases.iter().enumerate() {
+            let held = Case { logprobs: None, max_tokens: TIMED_TOKENS, ..case.with_k(k) };
+            // How long the text under the grammar gets, and the caches of both workers warm for the prompt.
+            let num_tokens = client.ask(&held).await?.token_ids.len() as u32;
+            let free = Case { grammar: None, ignore_eos: true, max_tokens: num_tokens, ..held.clone() };
+            client.ask(&free).await?;
+            let (with, without) = if i % 2 == 0 {
+                let with = micros_a_token(client, &held).await?;
+                (with, micros_a_token(client, &free).await?)
+            } else {
+                let without = micros_a_token(client, &free).await?;
+                (micros_a_token(client, &held).await?, without)
+            };
+            logs.push((with / without).ln());
+            micros[0].push(with);
+            micros[1].push(without);
+        }
+        let (mean, half) = interval(&logs);
+        writeln!(
+            out,
+            "k = {k}, {pairs} pairs: {:.0} us a token with a grammar, {:.0} without (medians); ratio {:.3} [{:.3}, {:.3}]",
+            median(&mut micros[0]),
+            median(&mut micros[1]),
+            mean.exp(),
+            (mean - half).exp(),
+            (mean + half).exp()
+        )?;
+    }
+    Ok(())
+}
+
+async fn micros_a_token(client: &Client, case: &Case) -> anyhow::Result<f64> {
+    let began = Instant::now();
+    let answer = client.ask(case).await?;
+    let took = began.elapsed();
+    ensure!(!answer.token_ids.is_empty(), "{}: an empty answer has no time a token", case.name);
+    Ok(took.as_secs_f64() * 1e6 / answer.token_ids.len() as f64)
+}
+
+/// The mean, and half of its 95% interval.
+fn interval(values: &[f64]) -> (f64, f64) {
+    let n = values.len() as f64;
+    let mean = values.iter().sum::<f64>() / n;
+    let variance = values.iter().map(|value| (value - mean).powi(2)).sum::<f64>() / (n - 1.0).max(1.0);
+    (mean, 1.96 * (variance / n).sqrt())
+}
+
+fn median(values: &mut [f64]) -> f64 {
+    values.sort_by(f64::total_cmp);
+    values.get(values.len() / 2).copied().unwrap_or(f64::NAN)
+}
+
+/// Rows that a worker masked, and microseconds a row: of masking, and of waiting for it.
+async fn tell_masks(role: &str, worker: &RunningWorker) -> anyhow::Result<()> {
+    let page = worker.metrics().await?;
+    let rows = page.sum("outrider_worker_grammar_rows_total");
+    let per_row = |name| page.sum(name) as f64 / rows.max(1) as f64;
+    writeln!(
+        std::io::stdout(),
+        "{role}: {rows} masked rows, {:.0} us of masking a row, {:.0} us of waiting for the mask a row",
+        per_row("outrider_worker_grammar_mask_microseconds_total"),
+        per_row("outrider_worker_grammar_wait_microseconds_total")
+    )?;
+    Ok(())
+}

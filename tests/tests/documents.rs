@@ -1,0 +1,83 @@
+//! What documents tell a reader to type works: commands of the pages for operators are run against a cluster, and flags that they name exist.
+
+use std::collections::BTreeSet;
+use std::process::Command;
+
+use anyhow::{Context as _, ensure};
+use tests::pair::{MODEL, root};
+use tests::processes;
+
+/// Pages whose blocks of `bash` are run, line by line.
+const RUN: [&str; 3] = ["docs/operating.md", "docs/runbook.md", "docs/migrating.md"];
+
+/// Flags of the tool `outrider` that docs/configuration.md, a page on the servers, does not have.
+const OF_THE_TOOL: [&str; 5] = ["--target", "--draft", "--url", "--concurrency", "--threads"];
+
+fn read(page: &str) -> anyhow::Result<String> {
+    std::fs::read_to_string(root().join(page)).with_context(|| page.to_owned())
+}
+
+/// The lines of a page's blocks of `bash`.
+fn commands(text: &str) -> Vec<&str> {
+    let mut lines = Vec::new();
+    let mut is_bash = false;
+    for line in text.lines() {
+        if line.starts_with("```") {
+            is_bash = line == "```bash";
+        } else if is_bash && !line.trim().is_empty() {
+            lines.push(line);
+        }
+    }
+    lines
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn commands_of_the_pages_for_operators_run() -> anyhow::Result<()> {
+    let cluster = processes::start(|_| ()).await?;
+    let admin = cluster.admin_url("router")?;
+    let mut num_run = 0;
+    for page in RUN {
+        for line in commands(&read(page)?) {
+            let command = line
+                .replace("http://127.0.0.1:8000", &cluster.http_url())
+                .replace("http://127.0.0.1:8002", &admin)
+                .replace("http://ROUTER", &admin)
+                .replace("\"model\": \"target\"", &format!("\"model\": \"{MODEL}\""));
+            let shell = ["-euo", "pipefail", "-c", &command];
+            let output =
+                Command::new("bash").args(shell).env("NO_PROXY", "*").current_dir(root()).output()?;
+            let printed = String::from_utf8_lossy(&output.stdout);
+            let complaint = String::from_utf8_lossy(&output.stderr);
+            ensure!(output.status.success(), "{page}: `{command}`: {}: {complaint}{printed}", output.status);
+            ensure!(!printed.trim().is_empty(), "{page}: `{command}` prints nothing");
+            ensure!(!printed.contains("\"error\":{"), "{page}: `{command}`: {printed}");
+            num_run += 1;
+        }
+    }
+    ensure!(num_run >= 7, "only {num_run} commands were found");
+    cluster.stop().await;
+    Ok(())
+}
+
+#[test]
+fn flags_that_are_promised_to_newcomers_exist() -> anyhow::Result<()> {
+    let settings = read("docs/configuration.md")?;
+    let known: BTreeSet<&str> = flags(&settings).chain(OF_THE_TOOL).collect();
+    let page = read("docs/migrating.md")?;
+    let ours = page.lines().filter_map(|line| line.strip_prefix('|')?.split(" | ").nth(1));
+    let named: BTreeSet<&str> = ours.flat_map(flags).collect();
+    ensure!(named.len() > 20, "only {named:?} were found");
+    let unknown: Vec<_> = named.difference(&known).collect();
+    ensure!(unknown.is_empty(), "docs/migrating.md names flags that are not there: {unknown:?}");
+    Ok(())
+}
+
+/// Every `--flag` in a text.
+fn flags(text: &str) -> impl Iterator<Item = &str> {
+    let is_name = |c: char| c.is_ascii_lowercase() || c == '-';
+    text.match_indices("--").filter_map(move |(at, _)| {
+        let starts = !text[..at].ends_with(is_name);
+        let len = text[at..].find(|c| !is_name(c)).unwrap_or(text.len() - at);
+        (starts && len > 2).then(|| &text[at..at + len])
+    })
+}

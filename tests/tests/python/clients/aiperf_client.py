@@ -1,0 +1,62 @@
+"""`aiperf`, NVIDIA's load generator, against a running cluster: every request is answered in each of its ways to ask, and it reads what
+speculation did."""
+
+import importlib.metadata
+import json
+import pathlib
+import subprocess
+import sys
+import tempfile
+
+from checks import check, equal, run
+
+TOKENIZER = pathlib.Path(__file__).resolve().parents[4] / "models/demo/target"
+REQUESTS = 6
+TOKENS = 16
+
+
+class Cluster:
+    def __init__(self, url, model):
+        self.url, self.model = url, model
+
+    def profile(self, *arguments, **inputs):
+        """What a run found, as it exports it."""
+        with tempfile.TemporaryDirectory() as folder:
+            command = [str(pathlib.Path(sys.executable).with_name("aiperf")), "profile"]
+            command += ["--model", self.model, "--url", self.url, "--tokenizer", str(TOKENIZER), "--random-seed", "7"]
+            command += ["--request-count", str(REQUESTS), "--concurrency", "2", "--isl", "32", "--osl", str(TOKENS)]
+            command += ["--use-server-token-count", "--artifact-dir", folder, "--ui", "none", *arguments]
+            command += ["--extra-inputs", json.dumps({"ignore_eos": True, "temperature": 0, **inputs})]
+            ran = subprocess.run(command, capture_output=True, text=True, timeout=300)
+            assert ran.returncode == 0, ran.stdout[-4000:] + ran.stderr[-2000:]
+            found = json.loads((pathlib.Path(folder) / "profile_export_aiperf.json").read_text())
+        equal([found["request_count"]["avg"], found["error_summary"]], [REQUESTS, []])
+        equal(found["total_usage_completion_tokens"]["avg"], REQUESTS * TOKENS)
+        return found
+
+
+@check
+def what_speculation_did_is_read_from_streams(cluster):
+    found = cluster.profile("--endpoint-type", "chat", "--streaming", speculation={"num_draft_tokens": 4})
+    drafted, accepted, steps = (
+        found[name]["avg"] for name in ("total_draft_tokens", "total_accepted_draft_tokens", "total_spec_decode_steps")
+    )
+    assert drafted >= accepted > 0 and drafted <= 4 * steps, (drafted, accepted, steps)
+    histogram = {int(key): count for key, count in found["pooled_spec_decode_acceptance_histogram"].items()}
+    equal([sum(histogram.values()), sum(key * count for key, count in histogram.items())], [steps, accepted])
+    equal(round(found["spec_decode_overall_draft_acceptance_rate"]["avg"], 6), round(100 * accepted / drafted, 6))
+    assert found["time_to_first_token"]["avg"] > 0, found["time_to_first_token"]
+
+
+@check
+def usage_is_told_with_every_chunk(cluster):
+    cluster.profile("--endpoint-type", "chat", "--streaming", "--per-chunk-usage")
+
+
+@check
+def whole_completions_are_read_and_nothing_is_drafted_where_it_is_off(cluster):
+    found = cluster.profile("--endpoint-type", "completions", speculation={"enabled": False})
+    assert not [name for name in found if name.startswith("spec_decode_")], found.keys()
+
+
+run("aiperf", importlib.metadata.version("aiperf"), Cluster)

@@ -1,0 +1,91 @@
+"""`pydantic-ai` against a running cluster: typed answers by tools and by JSON schemas, whole and streamed, and an agent that calls a tool."""
+
+import importlib.metadata
+from typing import Annotated, Literal
+
+import pydantic
+from checks import PROMPT, check, equal, run
+from openai import AsyncOpenAI
+from pydantic_ai import Agent, NativeOutput, ToolOutput
+from pydantic_ai.messages import ToolCallPart, ToolReturnPart
+from pydantic_ai.models.openai import OpenAIChatModel
+from pydantic_ai.providers.openai import OpenAIProvider
+
+
+class Ticket(pydantic.BaseModel):
+    kind: Literal["bug", "question"]
+    urgent: bool
+    tags: Annotated[list[Literal["a", "b"]], pydantic.Field(max_length=2)]
+
+
+# Without further attempts: the grammar leaves nothing to ask again for.
+OUTPUTS = [ToolOutput(Ticket, max_retries=0), NativeOutput(Ticket)]
+
+
+class Cluster:
+    def __init__(self, url, model):
+        client = AsyncOpenAI(base_url=f"{url}/v1", api_key="unused", max_retries=0, timeout=60)
+        self.model = OpenAIChatModel(model, provider=OpenAIProvider(openai_client=client))
+
+    def agent(self, output, **settings):
+        settings = {"max_tokens": 900, "seed": 7, "temperature": 1.0, "parallel_tool_calls": False, **settings}
+        return Agent(self.model, output_type=output, retries=0, model_settings=settings)
+
+
+@check
+def an_answer_has_the_form_of_its_model(cluster):
+    for output in OUTPUTS:
+        ticket = cluster.agent(output).run_sync(PROMPT).output
+        assert isinstance(ticket, Ticket), ticket
+
+
+@check
+def speculation_changes_no_answer(cluster):
+    for output in OUTPUTS:
+        tickets = [
+            cluster.agent(output, extra_body={"speculation": speculation}).run_sync(PROMPT).output
+            for speculation in ({"enabled": False}, {"num_draft_tokens": 4})
+        ]
+        equal(*tickets)
+
+
+@check
+def a_streamed_answer_ends_as_the_whole_one(cluster):
+    for output in OUTPUTS:
+        agent = cluster.agent(output)
+        whole = agent.run_sync(PROMPT).output
+        *_, last = agent.run_stream_sync(PROMPT).stream_output(debounce_by=None)
+        equal(last, whole)
+
+
+@check
+def text_and_usage_are_told(cluster):
+    result = cluster.agent(str, max_tokens=24).run_sync(PROMPT)
+    usage = result.usage
+    assert result.output and usage.input_tokens > 0 and 0 < usage.output_tokens <= 24, usage
+
+
+@check
+def an_agent_calls_a_tool_and_goes_on_with_its_answer(cluster):
+    asked = []
+    for seed in range(40):
+        agent = cluster.agent(OUTPUTS[0], seed=seed)
+
+        @agent.tool_plain
+        def look_up(unit: Literal["hour", "day"]) -> str:
+            asked.append(unit)
+            return "sunny"
+
+        # The model must call something each time: the tool, or what ends the run. It writes nonsense, so that either may come.
+        result = agent.run_sync(PROMPT)
+        assert isinstance(result.output, Ticket), result.output
+        if asked:
+            break
+    parts = [part for message in result.all_messages() for part in message.parts]
+    calls = [part for part in parts if isinstance(part, ToolCallPart) and part.tool_name == "look_up"]
+    answers = [part for part in parts if isinstance(part, ToolReturnPart) and part.tool_name == "look_up"]
+    equal([part.tool_call_id for part in calls], [part.tool_call_id for part in answers])
+    assert len(calls) == len(asked) > 0 and set(asked) <= {"hour", "day"}, (asked, parts)
+
+
+run("pydantic-ai", importlib.metadata.version("pydantic-ai-slim"), Cluster)

@@ -1,0 +1,91 @@
+//! What discovery is told of a worker: its facts once, and its load every few seconds.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use service::discovery::{Discovery, Load, Member, Registration};
+use service::metrics::Gauge;
+use service::shutdown::Lifetime;
+use tokio::sync::watch;
+
+use crate::assets::Assets;
+use crate::config::WorkerConfig;
+use crate::facts::WorkerFacts;
+use crate::metrics::WorkerMetrics;
+
+/// How often the load is told.
+const TELL_LOAD_EVERY: Duration = Duration::from_secs(2);
+
+/// Tells discovery of this worker until it drains, and shows in the metrics whether discovery lists it.
+pub(crate) async fn register(
+    member: Member,
+    discovery: &dyn Discovery,
+    metrics: WorkerMetrics,
+    lifetime: &Lifetime,
+) -> anyhow::Result<()> {
+    let registration = discovery.register(member).await?;
+    let (draining, listed) = (lifetime.draining(), registration.listed());
+    lifetime.spawn("registration", async move {
+        tokio::select! {
+            biased;
+            // The worker stops.
+            () = draining => {}
+            // Never end.
+            () = show(listed, &metrics.registered) => {}
+            () = tell_load(&registration, &metrics) => {}
+        }
+        registration.leave().await;
+        metrics.registered.set(0);
+    });
+    Ok(())
+}
+
+async fn tell_load(registration: &Registration, metrics: &WorkerMetrics) {
+    let mut turn = tokio::time::interval(TELL_LOAD_EVERY);
+    loop {
+        turn.tick().await;
+        registration.tell_load(metrics.load());
+    }
+}
+
+/// Shows each change in the gauge.
+async fn show(mut listed: watch::Receiver<bool>, registered: &Gauge) {
+    loop {
+        registered.set(i64::from(*listed.borrow_and_update()));
+        if listed.changed().await.is_err() {
+            // Nothing will change any more.
+            return std::future::pending().await;
+        }
+    }
+}
+
+/// The worker as discovery lists it.
+pub(crate) fn member(
+    facts: &WorkerFacts,
+    assets: Option<&Assets>,
+    config: &WorkerConfig,
+    listen: SocketAddr,
+) -> Member {
+    let hello = facts.hello(assets);
+    Member {
+        id: format!("{:016x}", facts.worker_id),
+        role: facts.role.as_str().to_owned(),
+        address: config.advertise.clone().unwrap_or_else(|| format!("{}://{listen}", config.scheme())),
+        facts: serde_json::json!({
+            "version": env!("CARGO_PKG_VERSION"),
+            "zone": config.zone,
+            "model_id": hello.model_id,
+            "numerics_id": hello.numerics_id,
+            "vocab_size": hello.vocab_size,
+            "tokenizer_fingerprint": hello.tokenizer_fingerprint,
+            "sampling_scheme": hello.sampling_scheme,
+            "protocol_versions": [hello.protocol_version_min, hello.protocol_version_max],
+            "max_draft_tokens": hello.max_draft_tokens,
+            "max_model_len": hello.max_model_len,
+            "kv_blocks": hello.kv_blocks,
+            "task_types": hello.task_types,
+            "ballast_parameters": facts.ballast_parameters,
+        }),
+        load: Load::default(),
+    }
+}
