@@ -253,20 +253,7 @@ impl RawConfig for RawRouter {
                 format!("{address} is open to others: give --api-keys FILE, or listen on 127.0.0.1")
             });
         }
-        let most = MAX_DRAFT_TOKENS as u32;
-        faults.check("max_draft_tokens", self.max_draft_tokens <= most, || {
-            format!("{} is over the limit of {most}", self.max_draft_tokens)
-        });
-        if let DraftTokens::Fixed(k) = self.draft_tokens {
-            faults.check("draft_tokens", k <= self.max_draft_tokens, || {
-                format!("{k} is over max_draft_tokens, which is {}", self.max_draft_tokens)
-            });
-        }
-        if let DraftTokens::Fixed(tokens) = self.tree_tokens {
-            faults.check("tree_tokens", tokens as usize <= MAX_TREE_TOKENS, || {
-                format!("{tokens} is over the limit of {MAX_TREE_TOKENS}")
-            });
-        }
+        self.validate_drafts(faults);
         faults.check("max_sequences", self.max_sequences > 0, || "must be at least 1".to_owned());
         faults.check("tokenize_threads", (1..=64).contains(&self.tokenize_threads), || {
             format!("{} is not between 1 and 64", self.tokenize_threads)
@@ -275,9 +262,6 @@ impl RawConfig for RawRouter {
             "must be at least 1".to_owned()
         });
         faults.check("queue_wait_seconds", self.queue_wait_seconds > 0, || "must be at least 1".to_owned());
-        faults.check("shadow_share", (0.0..=1.0).contains(&self.shadow_share), || {
-            format!("{} is not between 0 and 1", self.shadow_share)
-        });
         faults.check("lame_duck_seconds", self.lame_duck_seconds <= LAME_DUCK_SECONDS_MAX, || {
             format!("{} is over {LAME_DUCK_SECONDS_MAX}", self.lame_duck_seconds)
         });
@@ -323,6 +307,26 @@ impl RawConfig for RawRouter {
 }
 
 impl RawRouter {
+    fn validate_drafts(&self, faults: &mut Faults) {
+        let most = MAX_DRAFT_TOKENS as u32;
+        faults.check("max_draft_tokens", self.max_draft_tokens <= most, || {
+            format!("{} is over the limit of {most}", self.max_draft_tokens)
+        });
+        if let DraftTokens::Fixed(k) = self.draft_tokens {
+            faults.check("draft_tokens", k <= self.max_draft_tokens, || {
+                format!("{k} is over max_draft_tokens, which is {}", self.max_draft_tokens)
+            });
+        }
+        if let DraftTokens::Fixed(tokens) = self.tree_tokens {
+            faults.check("tree_tokens", tokens as usize <= MAX_TREE_TOKENS, || {
+                format!("{tokens} is over the limit of {MAX_TREE_TOKENS}")
+            });
+        }
+        faults.check("shadow_share", (0.0..=1.0).contains(&self.shadow_share), || {
+            format!("{} is not between 0 and 1", self.shadow_share)
+        });
+    }
+
     fn validate_models(&self, faults: &mut Faults) {
         for (name, settings) in &self.models {
             let field = format!("models.{name}");
