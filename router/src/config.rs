@@ -253,7 +253,7 @@ impl RawConfig for RawRouter {
                 format!("{address} is open to others: give --api-keys FILE, or listen on 127.0.0.1")
             });
         }
-        self.check_drafts(faults);
+        self.validate_drafts(faults);
         faults.check("max_sequences", self.max_sequences > 0, || "must be at least 1".to_owned());
         faults.check("tokenize_threads", (1..=64).contains(&self.tokenize_threads), || {
             format!("{} is not between 1 and 64", self.tokenize_threads)
@@ -307,7 +307,7 @@ impl RawConfig for RawRouter {
 }
 
 impl RawRouter {
-    fn check_drafts(&self, faults: &mut Faults) {
+    fn validate_drafts(&self, faults: &mut Faults) {
         let most = MAX_DRAFT_TOKENS as u32;
         faults.check("max_draft_tokens", self.max_draft_tokens <= most, || {
             format!("{} is over the limit of {most}", self.max_draft_tokens)
