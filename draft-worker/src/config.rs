@@ -26,7 +26,7 @@ pub struct Flags {
     #[arg(long, value_name = "TYPE", value_delimiter = ',')]
     pub task_types: Vec<String>,
     /// While a proposal is verified and nothing else is to be done, guess on from its likeliest outcomes, at most this many, while rows cost little;
-    /// 0: never, for a draft worker that shares its cores with the target [default: 16]
+    /// 0: never, for a draft worker that shares its cores with the target
     #[arg(long, value_name = "OUTCOMES")]
     pub draft_ahead: Option<usize>,
     /// On trial: routers open a share of their sequences here too and compare the proposals with what targets write; no target sees them, until an

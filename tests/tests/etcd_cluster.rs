@@ -54,6 +54,13 @@ fn joined(logs: &Logs) -> usize {
     logs.of("router").iter().filter(|line| line.contains("worker joined")).count()
 }
 
+/// Makes sure that workers joined so often and no more: who was cut joins again. A line may come a moment after what it tells of.
+async fn check_joined(logs: &Logs, expected: usize) -> anyhow::Result<()> {
+    until("every worker that joined is logged", async || Ok(joined(logs) >= expected)).await?;
+    ensure!(joined(logs) == expected, "a connection was cut: {:?}", logs.of("router"));
+    Ok(())
+}
+
 /// Reads a stream to its end; its text, of which `read` came already.
 async fn whole_text(mut stream: Response, mut read: Vec<u8>) -> anyhow::Result<String> {
     while let Some(bytes) = stream.chunk().await? {
@@ -265,7 +272,7 @@ async fn keys_that_are_deleted_come_back_and_no_connection_is_cut() -> anyhow::R
     wait_until_listed(&etcd, 2).await?;
     wait_until_registered(&cluster, &["target-0", "draft-0"], true).await?;
     ensure!(whole_text(stream, read).await? == completion_text(&whole)?, "another text");
-    ensure!(joined(&logs) == 2, "a connection was cut: {:?}", logs.of("router"));
+    check_joined(&logs, 2).await?;
 
     // A worker that leaves is told from one whose key is gone: it ends its connection.
     cluster.signal("draft-0", Signal::SIGTERM)?;
@@ -295,7 +302,7 @@ async fn an_etcd_that_loses_its_data_cuts_nobody_and_hears_of_all_again() -> any
     // A worker that comes now is found: the router follows the new data.
     let draft = cluster.add_draft_worker()?;
     wait_until_connected(&mut cluster, &draft).await?;
-    ensure!(joined(&logs) == 3, "a connection was cut: {:?}", logs.of("router"));
+    check_joined(&logs, 3).await?;
     cluster.stop().await;
     Ok(())
 }
@@ -336,7 +343,7 @@ async fn a_cluster_of_three_loses_one_and_two_and_recovers() -> anyhow::Result<(
     answers().await?;
     etcd.start_member_again(1)?;
     answers().await?;
-    ensure!(joined(&logs) == 4, "a connection was cut: {:?}", logs.of("router"));
+    check_joined(&logs, 4).await?;
     cluster.stop().await;
     Ok(())
 }
