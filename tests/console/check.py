@@ -13,9 +13,9 @@ would see go wrong fails it: an error in the browser's console, a page that stay
 import argparse
 import json
 import pathlib
-import subprocess
 import tempfile
 
+import up
 from browser import open_browser
 
 
@@ -24,15 +24,12 @@ def main():
     settings.screenshots.mkdir(parents=True, exist_ok=True)
     if settings.url:
         return check(settings.url, settings.screenshots)
-    up = subprocess.Popen(
-        [settings.outrider, "up", "--http", "127.0.0.1:0", "--grpc", "127.0.0.1:0", "--admin", "127.0.0.1:0", *settings.up],
-        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
-    )
+    running = up.start(settings.outrider, *settings.up)
     try:
-        check(console_url(up), settings.screenshots)
+        check(up.told(running, "console: "), settings.screenshots)
     finally:
-        up.terminate()
-        up.wait()
+        running.terminate()
+        running.wait()
 
 
 def check(url, screenshots):
@@ -53,15 +50,6 @@ def parse_arguments():
     parser.add_argument("--screenshots", type=pathlib.Path, default=pathlib.Path("docs/console"), help="where they go")
     parser.add_argument("up", nargs="*", help="further arguments of `outrider up`, behind --")
     return parser.parse_args()
-
-
-def console_url(up):
-    """The console's address, once `outrider up` names it; what it prints before is passed on."""
-    for line in up.stdout:
-        print(line, end="", flush=True)
-        if line.startswith("console: "):
-            return line.removeprefix("console: ").strip()
-    raise SystemExit(f"`outrider up` ended with {up.wait()} and named no console")
 
 
 def walk(page, url, screenshots):

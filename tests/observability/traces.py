@@ -27,6 +27,7 @@ import urllib.request
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tests/console"))
 
+import up  # noqa: E402
 from browser import open_browser  # noqa: E402
 
 PATIENCE = 120
@@ -87,31 +88,21 @@ def ask(outrider, protocol, endpoint, phoenix):
     environment = dict(
         os.environ, OTEL_EXPORTER_OTLP_ENDPOINT=endpoint, OTEL_EXPORTER_OTLP_PROTOCOL=protocol, OTEL_TRACES_SAMPLER="always_on"
     )
-    up = subprocess.Popen(
-        [outrider, "up", "--http", "127.0.0.1:0", "--grpc", "127.0.0.1:0", "--admin", "127.0.0.1:0", "--ballast", "0"],
-        env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
-    )
+    running = up.start(outrider, "--ballast", "0", env=environment)
     try:
-        url = ready_url(up)
+        url = up.told(running, "outrider is ready at ")
         body = json.dumps(REQUEST | {"model": models(url)[0]}).encode()
         request = urllib.request.Request(f"{url}/v1/completions", body, {"content-type": "application/json"})
         answer = json.load(urllib.request.urlopen(request, timeout=PATIENCE))
     finally:
         # Spans that still wait are exported when processes end.
-        up.send_signal(signal.SIGINT)
-        up.communicate(timeout=PATIENCE)
+        running.send_signal(signal.SIGINT)
+        running.communicate(timeout=PATIENCE)
     root = until("the request's span in Phoenix", lambda: root_of(phoenix, answer["id"]))
     trace_id = root["context"]["trace_id"]
     # All processes have ended: what they exported is there, or soon will be.
     spans = until("every span in Phoenix", lambda: complete(spans_of(phoenix, trace_id)))
     return trace_id, spans
-
-
-def ready_url(up):
-    for line in up.stdout:
-        if line.startswith("outrider is ready at "):
-            return line.removeprefix("outrider is ready at ").split()[0]
-    raise SystemExit(f"`outrider up` ended with {up.wait()}")
 
 
 def models(url):
@@ -152,10 +143,9 @@ def check(spans):
     assert [root["name"] for root in roots] == ["request"], f"roots: {[root['name'] for root in roots]}"
     orphans = [span["name"] for span in spans if span["parent_id"] not in by_id and span not in roots]
     assert not orphans, f"spans without their parent: {orphans}"
-    made_by = lambda span: span["attributes"]["code.file.path"]  # noqa: E731
     for name, process in (("request", ROUTER), ("round", ROUTER), ("draft", WORKER), ("verify", WORKER)):
-        made = [span for span in spans if span["name"] == name]
-        assert made and all(made_by(span).startswith(process) for span in made), f"{name}: {[made_by(span) for span in made]}"
+        files = [span["attributes"]["code.file.path"] for span in spans if span["name"] == name]
+        assert files and all(file.startswith(process) for file in files), f"{name}: {files}"
     for span in spans:
         if span["name"] in ("draft", "verify"):
             assert by_id[span["parent_id"]]["name"] == "round", f"{span['name']} is below {by_id[span['parent_id']]['name']}"
