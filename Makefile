@@ -1,6 +1,6 @@
 # Every verb is one line over cargo or a script. `make` alone prints them.
 .DEFAULT_GOAL := help
-.PHONY: help deps helm-check observability-check traces-check up first-run console-check test test-release quick check fmt fuzz sanitize arm-check clients schemas docs measure measure-engine measure-lanes measure-lanes-cluster measure-plan measure-draft-ahead measure-router chaos kernels-check gpu-check gpu-check-dry gpu-bundle gpu-bundle-check clean
+.PHONY: help deps helm-check observability-check traces-check up first-run console-check test test-release quick check fmt fuzz sanitize arm-check clients schemas docs measure measure-engine measure-servers measure-lanes measure-lanes-cluster measure-plan measure-draft-ahead measure-router chaos kernels-check gpu-check gpu-check-dry gpu-bundle gpu-bundle-check clean
 
 # Every verb compiles the workspace by clippy's driver, so that lints, tests and binaries share what is built. This is how
 # `cargo clippy -- --deny warnings` calls it.
@@ -38,7 +38,7 @@ test: ## the one gate: formatting, lints, kernels, documentation, every test (wh
 	@$(MAKE) --no-print-directory check
 	@$(MAKE) --no-print-directory kernels-check
 	@$(MAKE) --no-print-directory docs
-	cargo nextest run --locked --workspace --lib --bins --tests
+	cargo nextest run --locked --workspace --lib --bins --tests --test-threads $$(($$(nproc) + 2))
 
 test-release: ## every test once as it is shipped, in the release profile, in a target directory of their own (an hour on 2 cores; no link-time optimisation, which each of a hundred programs would pay)
 	CARGO_TARGET_DIR=$(or $(CARGO_TARGET_DIR),target)/suite CARGO_PROFILE_RELEASE_LTO=off SERVER_BINARIES=--release \
@@ -83,7 +83,7 @@ schemas: ## 1,000 generated JSON schemas on the bundled pair, T in {0, 1}: ids e
 	cargo build --locked --workspace --bins
 	@"$${CARGO_TARGET_DIR:-target}/debug/schemas" $(ARGS)
 
-measure-router: ## what the router (release build) costs, with workers that only keep time: CPU, added latency, memory at scale (ARGS="cpu --streams 16", latency, scale)
+measure-router: ## what the router (release build) costs, with workers that only keep time: CPU, added latency, memory at scale, traces (ARGS="cpu --streams 16", latency, scale, traces)
 	cargo build --locked --workspace --bins
 	cargo build --locked --release --package outrider-router
 	@"$${CARGO_TARGET_DIR:-target}/debug/router-cost" $(or $(ARGS),cpu) --router "$${CARGO_TARGET_DIR:-target}/release/outrider-router"
@@ -93,6 +93,11 @@ measure-engine: ## the CPU engine (release build) beside llama.cpp by turns, by 
 	@tests/llama-cpp/build.sh
 	@.deps/llama-cpp/venv/bin/python tests/llama-cpp/to_gguf.py --model $(MODEL) --out .deps/llama-cpp/gguf
 	@python3 tests/llama-cpp/engine.py --model $(MODEL) --gguf .deps/llama-cpp/gguf --llama .deps/llama-cpp --speed "$${CARGO_TARGET_DIR:-target}/release/examples/speed" $(ARGS)
+
+measure-servers: ## `outrider up` (release build) beside llama.cpp's server by turns, the bundled pair with ballast: tokens/s, TTFT, CPU; builds llama.cpp first (ARGS="--weights bf16 --kinds none")
+	cargo build --locked --release --workspace --exclude tests --bins
+	@tests/llama-cpp/build.sh server
+	@.deps/llama-cpp/venv/bin/python tests/llama-cpp/servers.py --outrider "$${CARGO_TARGET_DIR:-target}/release/outrider" $(ARGS)
 
 measure-lanes: ## lanes on a virtual clock: every fixed k, none, mixed traffic, overlap, scale (simulated; PROFILE=FILE ARGS="quick map")
 	cargo run --locked --package outrider-simulator --example lanes_sim -- $(ARGS) $(PROFILE)
@@ -130,7 +135,7 @@ traces-check: ## a request's trace over three processes in a real collector, ove
 	@.deps/phoenix/bin/python tests/observability/traces.py --outrider "$${CARGO_TARGET_DIR:-target}/debug/outrider" $(ARGS)
 
 kernels-check: ## every CUDA kernel compiled for every architecture that is served, with registers and spills; no GPU needed
-	@cargo build --locked --workspace --example kernels_check
+	@cargo build --locked --workspace --lib --bins --tests --examples
 	@LD_LIBRARY_PATH="$$(deploy/nvrtc.sh):$$LD_LIBRARY_PATH" "$${CARGO_TARGET_DIR:-target}/debug/examples/kernels_check"
 
 gpu-check: ## on a machine with a GPU: every CUDA kernel against its naive twin, whole models against the CPU engine, timings (ARGS="--out FILE kernels models ..")

@@ -5,7 +5,7 @@
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
-use outrider_cli::{bench, check_pair, engine_bench, plan, up};
+use outrider_cli::{bench, check_pair, distill, engine_bench, plan, up};
 
 /// Speculative decoding with draft and target workers apart.
 #[derive(Parser)]
@@ -25,6 +25,8 @@ enum Command {
     EngineBench(engine_bench::BenchArgs),
     /// Check what a draft is worth to a target, on this machine, without serving them.
     CheckPair(Box<check_pair::CheckPairArgs>),
+    /// Retrain a draft on a router's log of requests, and compare it with the one that serves.
+    Distill(Box<distill::DistillArgs>),
     /// Work out what a pair of models needs and gives on some GPUs, from config.json alone.
     Plan(Box<plan::PlanArgs>),
 }
@@ -36,6 +38,7 @@ async fn main() -> ExitCode {
         Command::Bench(args) => bench::main(*args).await,
         Command::EngineBench(args) => engine_bench::main(&args),
         Command::CheckPair(args) => check_pair::main(&args),
+        Command::Distill(args) => distill::main(&args),
         Command::Plan(args) => plan::main(&args),
     }
 }

@@ -9,10 +9,10 @@ use std::time::Duration;
 use outrider_cli::load::scripted::{Script, ScriptedServer, Step};
 use serde_json::Value;
 
-/// Prompts that begin with "slow" take twice as long for each token.
+/// Prompts that begin with "slow" take ten times as long for each token: far longer than another program has the processor.
 fn server() -> ScriptedServer {
     ScriptedServer::start(|prompt| {
-        let gap = Duration::from_millis(if prompt.starts_with("slow") { 12 } else { 6 });
+        let gap = Duration::from_millis(if prompt.starts_with("slow") { 60 } else { 6 });
         let mut script = Script::tokens(&[gap; 5]);
         if prompt.ends_with("refused") {
             script = Script::refusal(503);
@@ -42,7 +42,7 @@ fn prompts(directory: &Path, lines: &[&str]) -> String {
     path.display().to_string()
 }
 
-/// One arm's body overrides the prompt, so that the server can tell the arms apart: the second takes twice as long.
+/// One arm's body overrides the prompt, so that the server can tell the arms apart: the second is slow.
 #[test]
 fn two_settings_of_one_server_are_told_apart() {
     let server = server();

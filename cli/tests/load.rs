@@ -20,11 +20,16 @@ const fn ms(count: u64) -> Duration {
     Duration::from_millis(count)
 }
 
-/// Waits of 50 ms and more that differ from request to request.
+/// The shortest wait between two tokens.
+const LEAST_WAIT: Duration = ms(50);
+
+/// Waits of [`LEAST_WAIT`] and more that differ from request to request.
 fn waits(request: u64) -> Vec<Duration> {
     let first = 60 + request * 37 % 240;
     let tokens = 3 + request % 4;
-    (0..tokens).map(|i| if i == 0 { ms(first) } else { ms(50 + (request * 13 + i * 29) % 50) }).collect()
+    (0..tokens)
+        .map(|i| if i == 0 { ms(first) } else { LEAST_WAIT + ms((request * 13 + i * 29) % 50) })
+        .collect()
 }
 
 /// The prompts `0`, `1`, ...
@@ -184,15 +189,22 @@ async fn open_loop_figures_are_the_servers() {
 #[cfg(target_os = "linux")]
 #[tokio::test]
 async fn a_generator_that_reads_late_flatters_nobody() {
-    let server = ScriptedServer::start(|prompt| Script::tokens(&waits(prompt.parse().unwrap_or(0)))).unwrap();
-    let client = client(&server).await;
-    let requests = requests(client.endpoint(), 24);
+    let script = |prompt: &str| Script::tokens(&waits(prompt.parse().unwrap_or(0)));
     let schedule = Schedule::poisson(12.0, 24, 5);
-    let run = client.drive(&requests, &schedule, |_| std::thread::sleep(ms(40))).await;
-    let late = run.exchanges.iter().flat_map(|exchange| &exchange.reads);
-    let latest = late.map(|read| read.noticed_after).max();
-    assert!(latest > Some(ms(15)), "no read was late: {latest:?}");
-    judge(&run, &requests, &entries(&server, 24), |_| false);
+    for attempt in 1.. {
+        let server = ScriptedServer::start(script).unwrap();
+        let client = client(&server).await;
+        let requests = requests(client.endpoint(), 24);
+        let run = client.drive(&requests, &schedule, |_| std::thread::sleep(ms(25))).await;
+        let late = run.exchanges.iter().flat_map(|exchange| &exchange.reads);
+        let latest = late.map(|read| read.noticed_after).max();
+        assert!(latest > Some(ms(15)), "no read was late: {latest:?}");
+        // Later than the next token: one stamp stands for both, and the machine was too busy for this.
+        if latest >= Some(LEAST_WAIT) && attempt < 40 {
+            continue;
+        }
+        return judge(&run, &requests, &entries(&server, 24), |_| false);
+    }
 }
 
 /// Refusals, cut streams and streams that fall silent for half a second and go on: what completes is right within 2%, and alone in the figures.

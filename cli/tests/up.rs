@@ -103,10 +103,16 @@ impl Up {
 
     /// The process id that a fake server logged.
     fn pid_of(&self, name: &str) -> Pid {
-        let stderr = self.stderr();
-        let line = stderr.lines().find(|line| line.starts_with(name) && line.contains("| pid ")).unwrap();
-        let pid = line.split("| pid ").nth(1).unwrap().split(' ').next().unwrap();
-        Pid::from_raw(pid.parse().unwrap())
+        let mut pid = None;
+        wait_for("the line with the process id", || {
+            let stderr = self.stderr();
+            // A line that is written just now has no end yet.
+            let mut lines = stderr.split_inclusive('\n').filter(|line| line.ends_with('\n'));
+            let line = lines.find(|line| line.starts_with(name) && line.contains("| pid "));
+            pid = line.and_then(|line| line.split("| pid ").nth(1)?.split_whitespace().next()?.parse().ok());
+            pid.is_some()
+        });
+        Pid::from_raw(pid.unwrap())
     }
 
     fn children(&self) -> Vec<Pid> {

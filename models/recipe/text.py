@@ -20,7 +20,9 @@ SAMPLE_CHARACTERS = 40_000_000
 
 
 def document(row):
-    """One row as the chat template renders it, both turns ended."""
+    """One row as the chat template renders it, both turns ended. A router's log holds prompts that are rendered already."""
+    if row.get("framed"):
+        return f"{row['prompt']}{row['completion']}{END}\n"
     return f"{USER}\n{row['prompt']}{END}\n{ASSISTANT}\n{row['completion']}{END}\n"
 
 

@@ -27,6 +27,9 @@ use crate::workers::tls::{RawWorkerTls, WorkerTlsFlags};
 /// Longer than this no load balancer needs.
 const LAME_DUCK_SECONDS_MAX: u64 = 600;
 
+/// A terabyte.
+const REQUEST_LOG_MIB_MAX: u64 = 1 << 20;
+
 const TEACHING: &str = "\
 Lanes are settled in the file alone, by task type:
   [lanes.\"code\"]
@@ -112,12 +115,19 @@ pub struct Flags {
     /// --pair-check=--json ..): it prints what `outrider check-pair --json` prints
     #[arg(long, value_name = "ARG")]
     pub pair_check: Option<Vec<String>>,
-    /// Longest time per output token that outrider_wanted_target_workers, which autoscalers follow, is to keep; 0: it follows KV alone
+    /// Time per output token that outrider_wanted_target_workers, the gauge that autoscalers follow, keeps below; 0: the gauge follows KV alone
     #[arg(long, value_name = "MS")]
     pub scaling_tpot_ms: Option<u64>,
     /// Share of the sequences that draft workers started with --shadow, and candidates of a rollout, are scored on, 0 to 1
     #[arg(long, value_name = "SHARE")]
     pub shadow_share: Option<f64>,
+    /// A file that finished requests are appended to, prompt and answer, a line of JSON each, for distilling a draft: of API keys with
+    /// log_requests=true alone, or of everybody without --api-keys; never requests that say `store: false`
+    #[arg(long, value_name = "FILE")]
+    pub request_log: Option<PathBuf>,
+    /// Most space that --request-log takes, in MiB: half of it is FILE, the other half what stood there before, in FILE.1
+    #[arg(long, value_name = "MIB")]
+    pub request_log_mib: Option<u64>,
     /// Once told to stop: how long everybody is still served, while /health/ready says no and clients are asked to connect elsewhere
     #[arg(long, value_name = "SECONDS")]
     pub lame_duck_seconds: Option<u64>,
@@ -160,6 +170,8 @@ pub struct RawRouter {
     pair_check: Vec<String>,
     scaling_tpot_ms: u64,
     shadow_share: f64,
+    request_log: Option<PathBuf>,
+    request_log_mib: u64,
     lame_duck_seconds: u64,
     /// By task type: `[lanes."code"]`.
     lanes: BTreeMap<String, RawLane>,
@@ -199,6 +211,8 @@ impl Default for RawRouter {
             pair_check: Vec::new(),
             scaling_tpot_ms: 0,
             shadow_share: 0.1,
+            request_log: None,
+            request_log_mib: 256,
             lame_duck_seconds: 0,
             lanes: BTreeMap::new(),
             models: BTreeMap::new(),
@@ -209,6 +223,15 @@ impl Default for RawRouter {
             process: RawProcess::default(),
         }
     }
+}
+
+/// Where requests are logged.
+#[derive(Debug, Clone)]
+pub struct LogFile {
+    /// The file.
+    pub path: PathBuf,
+    /// Most bytes of it and of the part before it.
+    pub bytes_max: u64,
 }
 
 /// Checked settings.
@@ -236,6 +259,8 @@ pub struct RouterConfig {
     pub scheduler: SchedulerConfig,
     /// What the console's page *Pair* runs; nothing: it runs nothing.
     pub pair_check: Vec<String>,
+    /// Where finished requests are logged, if they are.
+    pub request_log: Option<LogFile>,
     /// What clients are shown, if TLS is spoken with them.
     pub tls: Option<ServerTls>,
     /// Whom to trust at workers' `https://` addresses.
@@ -264,6 +289,9 @@ impl RawConfig for RawRouter {
         faults.check("queue_wait_seconds", self.queue_wait_seconds > 0, || "must be at least 1".to_owned());
         faults.check("lame_duck_seconds", self.lame_duck_seconds <= LAME_DUCK_SECONDS_MAX, || {
             format!("{} is over {LAME_DUCK_SECONDS_MAX}", self.lame_duck_seconds)
+        });
+        faults.check("request_log_mib", (1..=REQUEST_LOG_MIB_MAX).contains(&self.request_log_mib), || {
+            format!("{} is not between 1 and {REQUEST_LOG_MIB_MAX}", self.request_log_mib)
         });
         let lanes = self.validate_lanes(faults);
         self.validate_models(faults);
@@ -299,6 +327,7 @@ impl RawConfig for RawRouter {
                 rules: Rules::default(),
             },
             pair_check: self.pair_check,
+            request_log: self.request_log.map(|path| LogFile { path, bytes_max: self.request_log_mib << 20 }),
             tls: self.tls.validate(faults),
             worker_tls: self.worker_tls.validate(faults),
             process: ProcessConfig { lame_duck, ..self.process.validate(faults)? },

@@ -3,7 +3,7 @@
 //! A request passes the modules in this order: [`api`] -> [`pipeline`], which has it checked ([`request`]), admitted
 //! ([`admission`]), tokenized ([`tokenize`], [`task_type`]) and scheduled ([`scheduler`], behind the seam [`generation`],
 //! on the [`workers`]), and turns its tokens into text again ([`detokenize`]). [`catalog`] lists the models and
-//! their tokenizers, [`console`] is for people, [`error`] says how each failure is reported; [`config`] and [`serve`] put a process around it.
+//! their tokenizers, [`request_log`] keeps finished requests where an operator asks for that, [`console`] is for people, [`error`] says how each failure is reported; [`config`] and [`serve`] put a process around it.
 
 #![forbid(unsafe_code)]
 
@@ -12,6 +12,7 @@ pub mod console;
 pub mod output;
 pub mod pipeline;
 pub mod request;
+pub mod request_log;
 
 pub mod admission;
 pub mod task_type;

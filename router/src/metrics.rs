@@ -17,7 +17,7 @@ use speculation::sequence::Ignored;
 use speculation::{FinishReason, Role};
 
 use self::handles::Verifications;
-pub use self::handles::{GaugeHold, LaneMetrics, ModelMetrics, WorkerMetrics};
+pub use self::handles::{GaugeHold, LaneMetrics, ModelMetrics, RequestLogMetrics, WorkerMetrics};
 use self::kv_pools::CacheConfigLabels;
 pub use self::kv_pools::KvPools;
 use self::names::*;
@@ -79,6 +79,11 @@ struct SloLabels {
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct OutcomeLabels {
     protocol: &'static str,
+    outcome: &'static str,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct OutcomeOnly {
     outcome: &'static str,
 }
 
@@ -220,6 +225,7 @@ struct Families {
     shadow_judged: Family<ShadowPositionLabels, Counter>,
     shadow_accepted: Family<ShadowPositionLabels, Counter>,
     shadow_dropped: Family<DroppedLabels, Counter>,
+    request_log: Family<OutcomeOnly, Counter>,
     draft_outages: Counter,
     target_outages: Counter,
     waiting_for_target: Gauge,
@@ -266,6 +272,7 @@ impl RouterMetrics {
             shadow_judged: metrics.counter_family(&SHADOW_JUDGED),
             shadow_accepted: metrics.counter_family(&SHADOW_ACCEPTED),
             shadow_dropped: metrics.counter_family(&SHADOW_DROPPED),
+            request_log: metrics.counter_family(&REQUEST_LOG),
             draft_outages: metrics.counter(&DRAFT_OUTAGES),
             target_outages: metrics.counter(&TARGET_OUTAGES),
             waiting_for_target: metrics.gauge(&WAITING_FOR_TARGET),
@@ -399,6 +406,12 @@ impl RouterMetrics {
     /// The targets' KV, all together.
     pub fn kv_pools(&self) -> KvPools {
         KvPools::new(Arc::clone(&self.families))
+    }
+
+    /// The counters of the log of requests.
+    pub fn request_log(&self) -> RequestLogMetrics {
+        let of = |outcome| self.families.request_log.get_or_create(&OutcomeOnly { outcome }).clone();
+        RequestLogMetrics { written: of("written"), left_out: of("left_out"), failed: of("failed") }
     }
 
     /// How many prompts wait for a tokenizer thread.

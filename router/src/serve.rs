@@ -21,7 +21,7 @@ use crate::api::http::{admin_app, http_app};
 use crate::api::openai::respond::KEEP_ALIVE;
 use crate::api::vllm_grpc::vllm_grpc_service;
 use crate::catalog::Catalog;
-use crate::config::RouterConfig;
+use crate::config::{LogFile, RouterConfig};
 use crate::console::console_app;
 use crate::console::pair::PairCheck;
 use crate::metrics::RouterMetrics;
@@ -29,6 +29,7 @@ use crate::pipeline::AppState;
 use crate::pipeline::answer_memory::AnswerMemory;
 use crate::pipeline::response_store::ResponseStore;
 use crate::request::Auth;
+use crate::request_log::RequestLog;
 use crate::scheduler::driver::Driver;
 use crate::scheduler::trails::Trails;
 use crate::scheduler::{pool_gauges, queues};
@@ -95,6 +96,10 @@ pub async fn serve_with(
 
     lifetime.spawn("pool gauges", pool_gauges::show(scheduler.clone(), metrics.clone(), lifetime.clone()));
 
+    let request_log = config.request_log.map(|LogFile { path, bytes_max }| {
+        let log = RequestLog::start(&path, bytes_max, &lifetime, metrics.request_log());
+        log.with_context(|| format!("cannot write the request log {}", path.display()))
+    });
     let state = AppState {
         generation: Arc::new(scheduler),
         catalog,
@@ -105,6 +110,7 @@ pub async fn serve_with(
         policy,
         objectives: Arc::new(config.objectives),
         tokenize: TokenizePool::start(config.tokenize_threads, &lifetime, metrics.tokenize_queue())?,
+        request_log: request_log.transpose()?,
         metrics,
         keep_alive: KEEP_ALIVE,
         answer_memory: AnswerMemory::default(),

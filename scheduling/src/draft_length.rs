@@ -27,14 +27,11 @@ use std::time::Duration;
 pub use explanation::{Change, Explanation, Outlook, Why};
 pub use load::{LaneView, Load, Pace};
 pub use lookup::LookupLength;
-use price::price;
+use price::Prices;
 use residual_filter::ResidualFilter;
 pub use residual_filter::ResidualRules;
 pub use rules::{PRIOR_ACCEPTANCE, PROBE_SPACING, Rules};
-use rules::{
-    PRIOR_SUPPLY, PROBE_CREDIT_MAX, PROBE_DEBT_MAX, PROBE_LOSS_MIN, PROBE_TOKENS, PROBING_ONE_IN,
-    RASH_BESIDE_OTHERS, REJOINING_LOSS, SUPPLY_MEMORY, SUPPLY_MEMORY_MAX,
-};
+use rules::{PRIOR_SUPPLY, PROBE_CREDIT_MAX, RASH_BESIDE_OTHERS, SUPPLY_MEMORY, SUPPLY_MEMORY_MAX};
 
 use crate::acceptance_by_position::AcceptanceByPosition;
 use crate::cost::{Forward, WorkerCost, micros};
@@ -93,13 +90,10 @@ pub struct DraftLength {
     gathered: Vec<Gathered>,
     outlook: Vec<Outlook>,
     load: Option<Load>,
+    /// The k of this lane round, where it is a probe.
     probe: Option<u32>,
-    /// Sequences that begin this lane round with the probe's k; the others with the lane's.
-    left_to_probe: u32,
     probe_credit: f64,
     probes: u64,
-    /// The k of the last probe, and what of its loss was paid, in rounds of one sequence.
-    probed: Option<(u32, f64)>,
     /// The lane round in which something was last heard of acceptance.
     heard: u64,
     lane_rounds: u64,
@@ -149,11 +143,9 @@ impl DraftLength {
             outlook: Vec::new(),
             load: None,
             probe: None,
-            left_to_probe: 0,
             // A fresh lane knows nothing: it may ask soon.
             probe_credit: PROBE_CREDIT_MAX / 4.0,
             probes: 0,
-            probed: None,
             heard: 0,
             lane_rounds: 0,
             left_in_round: 0,
@@ -176,13 +168,7 @@ impl DraftLength {
     /// k for another sequence of the lane round under way; nothing where all had their turn, and [`Self::choose`] is to decide.
     pub fn choose_as_decided(&mut self) -> Option<Choice> {
         self.left_in_round = self.left_in_round.checked_sub(1)?;
-        Some(match self.probe {
-            Some(k) if self.left_to_probe > 0 => {
-                self.left_to_probe -= 1;
-                Choice { num_draft_tokens: k, is_probe: true }
-            }
-            _ => Choice { num_draft_tokens: self.k, is_probe: false },
-        })
+        Some(Choice { num_draft_tokens: self.probe.unwrap_or(self.k), is_probe: self.probe.is_some() })
     }
 
     /// A draft worker was asked for `asked` tokens and proposed `supplied` in time.
@@ -233,14 +219,11 @@ impl DraftLength {
                 *sum = *sum * (1.0 - 1.0 / SPEED_MEMORY) + new;
             }
         }
-        self.pay_for_probe(round);
-        // A probe of all tells what rounds of its k take; one of a few, beside plain ones, does not.
-        let is_probe_of_all = self.probe == Some(k) && !load_is_spread(self.load);
-        let is_telling = (settled || is_probe_of_all) && k <= self.max_k;
+        let is_telling = (settled || self.probe == Some(k)) && k <= self.max_k;
         let Some(load) = self.load.filter(|_| is_telling) else { return };
         let chain_rows = 1.0 + self.supply.cumulative(k).iter().sum::<f64>();
         let rows_each = chain_rows + f64::from(round.num_leaves);
-        let (draft_us, verify_us) = price(k, rows_each, (&load, self.rules.groups_max), (target, draft));
+        let (draft_us, verify_us) = self.prices(&load, target, draft).round(k, rows_each);
         let log_ratio = ((draft_wait + verify) / (draft_us + verify_us)).ln();
         if log_ratio.is_finite() {
             let gathered = &mut self.gathered[k as usize];
@@ -310,21 +293,22 @@ impl DraftLength {
         self.age_supply();
         self.outlook = self.look_ahead(load, target, draft);
         if !self.step_towards_best() {
-            self.probe = self.due_probe(load);
+            self.probe = self.due_probe();
         }
         self.leaves = self.choose_leaves(load, (target, draft));
     }
 
     /// How many leaves pay at the present k.
-    fn choose_leaves(&self, load: &Load, workers: (&WorkerCost, &WorkerCost)) -> u32 {
+    fn choose_leaves(&self, load: &Load, (target, draft): (&WorkerCost, &WorkerCost)) -> u32 {
         if self.k == 0 {
             return 0;
         }
+        let prices = self.prices(load, target, draft);
         let worth = self.siblings.worth(&self.acceptance.cumulative(self.k));
         let chain_rows = 1.0 + self.supply.cumulative(self.k).iter().sum::<f64>();
         num_leaves(self.outlook[self.k as usize].expected_tokens, &worth, |leaves| {
             let rows_each = chain_rows + f64::from(leaves);
-            let (draft_us, verify_us) = price(self.k, rows_each, (load, self.rules.groups_max), workers);
+            let (draft_us, verify_us) = prices.round(self.k, rows_each);
             draft_us + verify_us
         })
     }
@@ -350,6 +334,7 @@ impl DraftLength {
         let accepted_by_position = self.acceptance.cumulative(self.max_k);
         let supply = self.supply.cumulative(self.max_k);
         let sequences = f64::from(load.sequences.max(1));
+        let prices = self.prices(load, target, draft);
         let (mut expected_tokens, mut rows_each) = (1.0, 1.0);
         let mut outlook = Vec::with_capacity(self.max_k as usize + 1);
         for k in 0..=self.max_k {
@@ -358,8 +343,7 @@ impl DraftLength {
                 expected_tokens += supplied * survived;
                 rows_each += supplied;
             }
-            let (table_draft_us, table_verify_us) =
-                price(k, rows_each, (load, self.rules.groups_max), (target, draft));
+            let (table_draft_us, table_verify_us) = prices.round(k, rows_each);
             let factor = self.residuals.factor(k);
             let (draft_wait_us, verify_us) = (table_draft_us * factor, table_verify_us * factor);
             let forward_us = target.forward_micros(Forward {
@@ -386,6 +370,10 @@ impl DraftLength {
                 if load.other_sequences > 0 { (at.others_delay - plain_us) / others_round_us } else { 0.0 };
         }
         outlook
+    }
+
+    fn prices<'a>(&self, load: &'a Load, target: &'a WorkerCost, draft: &'a WorkerCost) -> Prices<'a> {
+        Prices { load, groups_max: self.rules.groups_max, target, draft }
     }
 
     /// Moves k towards the one that it is worth the most to be at.
@@ -434,58 +422,22 @@ impl DraftLength {
     }
 
     /// The k of a probe, if one is due and paid for.
-    fn due_probe(&mut self, load: &Load) -> Option<u32> {
+    fn due_probe(&mut self) -> Option<u32> {
         self.probe_credit = (self.probe_credit + self.rules.probe_share).min(PROBE_CREDIT_MAX);
         if self.lane_rounds - self.heard < self.rules.probe_spacing || self.max_k == 0 {
             return None;
         }
-        // Where few sequences share the price of it, the shortest draft has to do.
-        let probe = match self.k {
-            0 if load.lane_sequences < PROBING_ONE_IN => 1,
-            0 => PROBE_TOKENS.min(self.max_k),
-            // Nothing is heard of drafts that were chosen: whoever asks holds them back, and lets probes through.
-            k => k,
-        };
+        // Above 0 nothing is heard of drafts that were chosen: whoever asks holds them back, and lets probes through.
+        let probe = self.k.max(1);
         let (here, there) = (&self.outlook[self.k as usize], &self.outlook[probe as usize]);
         let slower = (there.draft_wait_us + there.verify_us) / (here.draft_wait_us + here.verify_us);
-        let of_each = (slower - there.expected_tokens / here.expected_tokens).max(PROBE_LOSS_MIN);
-        let sequences = load.lane_sequences.max(1);
-        // Sequences whose drafts come from several workers leave plain rounds together and come back in parts.
-        let (probing, loss) = if load_is_spread(self.load) {
-            let probing = sequences.div_ceil(PROBING_ONE_IN);
-            (probing, (of_each + REJOINING_LOSS) * f64::from(probing) / f64::from(sequences))
-        } else {
-            (sequences, of_each)
-        };
+        let loss = (slower - there.expected_tokens / here.expected_tokens).max(0.0);
         if self.probe_credit < loss.min(PROBE_CREDIT_MAX) {
             return None;
         }
         self.probe_credit -= loss;
-        self.left_to_probe = probing;
         self.probes += 1;
-        self.probed = Some((probe, loss * f64::from(sequences) / f64::from(probing)));
         self.heard = self.lane_rounds;
         Some(probe)
     }
-
-    /// What a round of a probe lost beyond what was predicted: a draft worker may be behind by more than anybody knew.
-    fn pay_for_probe(&mut self, round: &RoundTimes) {
-        let Some((_, paid)) = self.probed.filter(|(k, _)| *k == round.num_draft_tokens && *k != self.k)
-        else {
-            return;
-        };
-        let Speed { rounds, tokens, micros: all_micros } = self.speed;
-        if rounds <= 0.0 || tokens <= 0.0 {
-            return;
-        }
-        let took = micros(round.draft_wait) + micros(round.verify);
-        let lost = took * rounds / all_micros - f64::from(round.committed) * rounds / tokens - paid;
-        self.probe_credit -= lost.max(0.0) / f64::from(self.sequences());
-        self.probe_credit = self.probe_credit.max(-PROBE_DEBT_MAX);
-    }
-}
-
-/// Whether the drafts of a lane's sequences come from several workers.
-fn load_is_spread(load: Option<Load>) -> bool {
-    load.is_some_and(|load| load.draft_sequences < load.sequences)
 }

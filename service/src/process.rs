@@ -33,16 +33,16 @@ pub struct ProcessFlags {
     /// Where workers are found: memory, static:FILE or etcd://HOST:PORT,HOST:PORT/PREFIX
     #[arg(long, value_name = "URI")]
     pub discovery: Option<String>,
-    /// The authority that signed etcd's certificate, PEM; with it etcd is spoken to over TLS only
+    /// The authority that signed etcd's certificate, PEM; with it etcd is reached over TLS only
     #[arg(long, value_name = "FILE")]
     pub discovery_ca: Option<PathBuf>,
-    /// A certificate to show to etcd (its --client-cert-auth), PEM
+    /// A certificate to present to etcd (its --client-cert-auth), PEM
     #[arg(long, value_name = "FILE")]
     pub discovery_cert: Option<PathBuf>,
     /// The private key of --discovery-cert, PEM
     #[arg(long, value_name = "FILE")]
     pub discovery_key: Option<PathBuf>,
-    /// The user to be at etcd; its password is never a flag, which others could see: OUTRIDER_DISCOVERY_PASSWORD, or
+    /// The user name at etcd; the password is not a flag, because other users could see it: OUTRIDER_DISCOVERY_PASSWORD, or
     /// `discovery_password` in the file
     #[arg(long, value_name = "NAME")]
     pub discovery_user: Option<String>,

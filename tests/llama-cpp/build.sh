@@ -1,30 +1,32 @@
 #!/usr/bin/env bash
-# build.sh [DIR]: builds llama.cpp, as vendored in llama-cpp-python's source distribution on PyPI, in DIR (default: .deps/llama-cpp), for the
-# programs beside this one: DIR/full for this CPU, DIR/avx2 with AVX-512 off. Only the library of kernels differs: DIR/avx2 holds that
-# alone, and DIR/forwards (forwards.cpp) uses it when LD_LIBRARY_PATH names DIR/avx2/bin. DIR/venv has what to_gguf.py needs.
+# build.sh [server]: builds llama.cpp, as vendored in llama-cpp-python's source distribution on PyPI, in .deps/llama-cpp, for the programs
+# beside this one: full/ for this CPU, avx2/ with AVX-512 off. Only the library of kernels differs: avx2/ holds that alone, and forwards
+# (forwards.cpp) uses it when LD_LIBRARY_PATH names avx2/bin. venv/ has what the Python programs need. `server` also builds
+# full/bin/llama-server, which takes some ten minutes on 2 cores.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 
 readonly VERSION=0.3.36
-DIR=${1:-.deps/llama-cpp}
-mkdir -p "$DIR"
-cd "$DIR"
+readonly PROGRAMS=$PWD/tests/llama-cpp
+mkdir -p .deps/llama-cpp
+cd .deps/llama-cpp
 
 [ -e venv/ready ] || { python3 -m venv venv && venv/bin/pip install --quiet --disable-pip-version-check \
-  cmake ninja scikit-build-core gguf==0.19.0 numpy safetensors && touch venv/ready; }
+  cmake ninja scikit-build-core gguf==0.19.0 numpy safetensors tokenizers && touch venv/ready; }
 PATH=$PWD/venv/bin:$PATH
 [ -e "llama_cpp_python-$VERSION.tar.gz" ] || pip download --quiet --disable-pip-version-check --no-deps \
   --no-binary llama-cpp-python --no-build-isolation "llama-cpp-python==$VERSION"
 [ -d "llama_cpp_python-$VERSION" ] || tar xzf "llama_cpp_python-$VERSION.tar.gz"
 
 readonly SOURCE=$PWD/llama_cpp_python-$VERSION/vendor/llama.cpp
-readonly SETTINGS="-G Ninja -DCMAKE_BUILD_TYPE=Release -DBUILD_SHARED_LIBS=ON -DLLAMA_OPENSSL=OFF -DLLAMA_BUILD_COMMON=OFF"
+readonly SETTINGS="-G Ninja -DCMAKE_BUILD_TYPE=Release -DBUILD_SHARED_LIBS=ON -DLLAMA_OPENSSL=OFF -DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_EXAMPLES=OFF"
 # shellcheck disable=SC2086
 cmake -S "$SOURCE" -B full $SETTINGS -DGGML_NATIVE=ON >/dev/null
 # shellcheck disable=SC2086
 cmake -S "$SOURCE" -B avx2 $SETTINGS -DGGML_NATIVE=OFF -DGGML_AVX512=OFF -DGGML_AVX2=ON -DGGML_FMA=ON -DGGML_F16C=ON -DGGML_BMI2=ON >/dev/null
 cmake --build avx2 --parallel --target ggml-cpu
 cmake --build full --parallel --target llama
-c++ -O2 -o forwards "$OLDPWD/tests/llama-cpp/forwards.cpp" -I"$SOURCE/include" -I"$SOURCE/ggml/include" \
+[ "${1:-}" != server ] || cmake --build full --parallel --target llama-server
+c++ -O2 -o forwards "$PROGRAMS/forwards.cpp" -I"$SOURCE/include" -I"$SOURCE/ggml/include" \
   -Lfull/bin -lllama -lggml -lggml-base -Wl,-rpath,"$PWD/full/bin" -Wl,-rpath-link,"$PWD/full/bin"
 echo "$PWD"

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """The CPU engine beside llama.cpp, by turns in one run: milliseconds of a forward by format and rows, and the goals.
 
-    python tests/llama-cpp/engine.py --model random:CONFIG.json --gguf DIR --llama DIR --speed FILE [--isa avx2|full] [--rounds 3]
+    python tests/llama-cpp/engine.py --model random:CONFIG.json --gguf DIR --llama DIR --speed FILE [--isa avx2|full] [--formats int8] [--rounds 3]
 
 --gguf holds bf16.gguf, q8_0.gguf and q4_0.gguf (to_gguf.py), --llama what build.sh made, --speed the engine's example `speed` of a
 release build. Each round runs ours and llama.cpp (forwards.cpp) on each format, one after the other; the fastest of all rounds counts. Both are measured
@@ -31,16 +31,16 @@ def main():
     settings = parse_arguments()
     times, lines = {}, []
     for round_number in range(settings.rounds):
-        for ours, theirs in FORMATS.items():
+        for ours in settings.formats:
             for name, program in programs(settings).items():
                 head, found = run_speed(settings, program, ours)
                 lines.append(head)
                 keep(times, (ours, name), found)
-            keep(times, (ours, "llama.cpp"), run_llama(settings, theirs))
+            keep(times, (ours, "llama.cpp"), run_llama(settings, FORMATS[ours]))
         print(f"round {round_number + 1} of {settings.rounds} is done", flush=True)
     print("\n".join(sorted(set(lines))))
     print(table(settings, times))
-    print(verdicts(times, settings.isa))
+    print(verdicts(settings, times))
 
 
 def parse_arguments():
@@ -51,6 +51,7 @@ def parse_arguments():
     parser.add_argument("--speed", required=True, help="the engine's example `speed`, a release build")
     parser.add_argument("--old", help="another build of it")
     parser.add_argument("--isa", default="full", choices=["full", "avx2"], help="with all instruction sets, or without AVX-512 (full)")
+    parser.add_argument("--formats", type=lambda text: text.split(","), default=list(FORMATS), help="formats of ours (bf16,int8,int4)")
     parser.add_argument("--rows", default="1,2,4,8,16,32,512", help="rows of a forward")
     parser.add_argument("--context", type=int, default=64, help="tokens that are held before (64)")
     parser.add_argument("--threads", type=int, default=1, help="threads (1)")
@@ -101,11 +102,12 @@ def table(settings, times):
     return "\n".join([head, rule] + [line(key) for key in times])
 
 
-def verdicts(times, isa):
-    lines = ["| | " + " | ".join(FORMATS) + " |", "|---|" + "---|" * len(FORMATS)]
+def verdicts(settings, times):
+    formats = settings.formats
+    lines = ["| | " + " | ".join(formats) + " |", "|---|" + "---|" * len(formats)]
 
     def add(label, figure):
-        cells = [figure(weights, times[weights, "ours"], times[weights, "llama.cpp"]) for weights in FORMATS]
+        cells = [figure(weights, times[weights, "ours"], times[weights, "llama.cpp"]) for weights in formats]
         lines.append(f"| {label} | " + " | ".join(cells) + " |")
 
     def at_least(value, goal):
@@ -114,10 +116,10 @@ def verdicts(times, isa):
     def at_most(value, goal):
         return f"{value:.2f} of {goal}" + ("" if value <= goal else ", missed")
 
-    measured = times["bf16", "ours"]
+    measured = times[formats[0], "ours"]
     if 1 in measured:
         add("1 row, tokens/s over llama.cpp's", lambda name, ours, theirs: at_least(theirs[1] / ours[1], GOALS[name]["one"]))
-    for rows in [8, 16] if isa == "avx2" and 1 in measured else []:
+    for rows in [8, 16] if settings.isa == "avx2" and 1 in measured else []:
         if rows in measured:
             add(f"{rows} rows over 1 row", lambda name, ours, _: at_most(ours[rows] / ours[1], GOALS[name][str(rows)]))
     if 512 in measured:

@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
 """Write a Llama checkpoint, or random weights of a config.json's shape, as GGUF files for llama.cpp.
 
-    python tests/llama-cpp/to_gguf.py --model DIR|random:CONFIG.json --out DIR [--types f32,bf16,q8_0,q4_0]
+    python tests/llama-cpp/to_gguf.py --model DIR|random:CONFIG.json --out DIR [--types f32,bf16,q8_0,q4_0] [--ballast LAYERS,FFN]
 
 Each type is one file, OUT/TYPE.gguf. All matrices have the type, norms are f32. A checkpoint is one model.safetensors of a Llama
 (models/recipe makes them, heavier ones with ballast.py) with its tokenizer.json (byte-level BPE that splits digits, as ours does);
 random weights have no tokenizer, which llama-bench does not need. They are the same shape as the engine's random weights, not the same numbers:
-for speed that is no difference.
+for speed that is no difference. --ballast makes a checkpoint as heavy as the engine's `--ballast` does: so many layers, and
+feed-forward layers so wide, of which what is added changes no logit (engine/src/ballast.rs).
 """
 
 import argparse
@@ -45,19 +46,22 @@ def main():
     parser.add_argument("--model", required=True, help="a checkpoint's directory, or random: and a config.json")
     parser.add_argument("--out", type=pathlib.Path, required=True, help="where the files go")
     parser.add_argument("--types", default="bf16,q8_0,q4_0", help="types of matrices (bf16,q8_0,q4_0)")
+    parser.add_argument("--ballast", metavar="LAYERS,FFN", help="layers of the heavier model, and its feed-forward width")
     settings = parser.parse_args()
     settings.out.mkdir(parents=True, exist_ok=True)
     random = settings.model.startswith("random:")
     path = pathlib.Path(settings.model.removeprefix("random:"))
     config = json.loads((path if random else path / "config.json").read_text())
+    heavy = tuple(map(int, settings.ballast.split(","))) if settings.ballast else None
     for name in settings.types.split(","):
         tensors = random_tensors(config) if random else stored_tensors(path / "model.safetensors")
+        shape, tensors = with_ballast(config, tensors, heavy) if heavy else (config, tensors)
         writer = gguf.GGUFWriter(settings.out / f"{name}.gguf", "llama")
-        add_shape(writer, config)
+        add_shape(writer, shape)
         writer.add_file_type(FILE_TYPES[name])
-        add_tokens(writer, config, None if random else path)
+        add_tokens(writer, shape, None if random else path)
         for source, numbers in tensors:
-            add_tensor(writer, config, name, source, numbers)
+            add_tensor(writer, shape, name, source, numbers)
         writer.write_header_to_file()
         writer.write_kv_data_to_file()
         writer.write_tensors_to_file()
@@ -147,6 +151,30 @@ def stored_tensors(path):
         else:
             numbers = stored.view({"F32": "<f4", "F16": "<f2"}[tensor["dtype"]]).astype(np.float32)
         yield name, numbers.reshape(tensor["shape"])
+
+
+def with_ballast(config, tensors, heavy):
+    """The heavier shape, and its tensors: random gate rows, zero up rows and down columns, and layers that add zeros."""
+    layers, ffn = heavy
+    original = config["num_hidden_layers"]
+    random = np.random.default_rng(SEED)
+
+    def heavier():
+        for name, numbers in tensors:
+            if name.endswith(("gate_proj.weight", "up_proj.weight")):
+                added = np.zeros((ffn - len(numbers), numbers.shape[1]), np.float32)
+                if "gate" in name:
+                    added = random.standard_normal(added.shape, dtype=np.float32) * np.float32(SPREAD)
+                numbers = np.concatenate([numbers, added])
+            elif name.endswith("down_proj.weight"):
+                numbers = np.pad(numbers, [(0, 0), (0, ffn - numbers.shape[1])])
+            yield name, numbers
+            if name.startswith("model.layers.0."):
+                passing = name.endswith(("o_proj.weight", "down_proj.weight"))
+                for layer in range(original, layers):
+                    yield name.replace(".0.", f".{layer}."), np.zeros_like(numbers) if passing else numbers
+
+    return config | {"num_hidden_layers": layers, "intermediate_size": ffn}, heavier()
 
 
 def add_tensor(writer, config, name, source, numbers):

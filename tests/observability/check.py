@@ -21,7 +21,6 @@ import math
 import pathlib
 import re
 import shutil
-import socket
 import subprocess
 import sys
 import tempfile
@@ -34,6 +33,8 @@ import urllib.request
 import yaml
 from grafana_foundation_sdk.cog.encoder import JSONEncoder
 from grafana_foundation_sdk.models.dashboard import Dashboard
+
+from ports import free_port
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 OBSERVABILITY = ROOT / "deploy/observability"
@@ -203,12 +204,6 @@ def start(stack, folder, *command):
         raise SystemExit(f"{error.filename} is missing: cargo build --locked --workspace --bins") from error
     stack.callback(process.wait)
     stack.callback(process.terminate)
-
-
-def free_port():
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return listener.getsockname()[1]
 
 
 def wait_ready(url):

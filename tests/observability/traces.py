@@ -16,7 +16,6 @@ import json
 import os
 import pathlib
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -29,6 +28,7 @@ sys.path.insert(0, str(ROOT / "tests/console"))
 
 import up  # noqa: E402
 from browser import open_browser  # noqa: E402
+from ports import free_port  # noqa: E402
 
 PATIENCE = 120
 REQUEST = {
@@ -173,12 +173,6 @@ def until(what, holds):
             raise SystemExit(f"{what} did not come within {PATIENCE} s")
         time.sleep(0.2)
     return value
-
-
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 if __name__ == "__main__":

@@ -52,16 +52,22 @@ impl CheckpointCopy {
 
     /// Makes every number of a bf16 tensor of `model.safetensors` a NaN.
     pub fn fill_with_nan(&self, tensor: &str) -> anyhow::Result<()> {
-        const NAN: [u8; 2] = 0x7fc0u16.to_le_bytes();
-        let mut filled = Ok(());
+        self.change_numbers(tensor, |_| f32::NAN)
+    }
+
+    /// Changes every number of a bf16 tensor of `model.safetensors`; what is not a bf16 number is cut off to one.
+    pub fn change_numbers(&self, tensor: &str, mut change: impl FnMut(f32) -> f32) -> anyhow::Result<()> {
+        let mut changed = Ok(());
         self.edit("model.safetensors", |bytes| {
-            filled = bf16_bytes(bytes, tensor).map(|range| {
-                for number in bytes[range].chunks_exact_mut(NAN.len()) {
-                    number.copy_from_slice(&NAN);
+            changed = bf16_bytes(bytes, tensor).map(|range| {
+                for number in bytes[range].chunks_exact_mut(2) {
+                    let bits = u32::from(u16::from_le_bytes([number[0], number[1]])) << 16;
+                    let upper_half = (change(f32::from_bits(bits)).to_bits() >> 16) as u16;
+                    number.copy_from_slice(&upper_half.to_le_bytes());
                 }
             });
         })?;
-        filled
+        changed
     }
 
     /// Gives the token with this id another spelling in `tokenizer.json`, and returns the old one.

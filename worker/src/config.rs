@@ -24,7 +24,7 @@ pub struct WorkerFlags {
     /// What answers: model, or synthetic:PROFILE.toml, which only keeps the time of a profile and computes nothing
     #[arg(long, value_name = "model|synthetic:FILE")]
     pub engine: Option<String>,
-    /// With a synthetic engine: everything takes so many times as long
+    /// With a synthetic engine: the factor that every step's time is multiplied by
     #[arg(long, value_name = "FACTOR")]
     pub time_scale: Option<f64>,
     /// The name that clients ask for [default: the directory's name]
@@ -33,21 +33,22 @@ pub struct WorkerFlags {
     /// What computes: cpu, a GPU as cuda:0, or several of this machine as cuda:0,1, a part of the model on each
     #[arg(long, value_name = "DEVICE")]
     pub device: Option<String>,
-    /// Threads that compute [default: all cores]; workers of one machine may each have all of them: those that wait sleep
-    /// while others want the cores
+    /// Threads that compute [default: all cores]; several workers of one machine may each use all cores, because waiting threads sleep
+    /// while others need them
     #[arg(long, value_name = "N")]
     pub threads: Option<usize>,
-    /// Keep each computing thread on a core of its own; off, for it costs a third of the speed where anything else runs on them
+    /// Pin each computing thread to a core of its own; off by default, because it costs a third of the speed where other programs
+    /// use these cores
     #[arg(long, value_name = "true|false")]
     pub pin: Option<bool>,
-    /// The CPU's instruction set to compute with, a lower one than the CPU's to compare or to find a fault; bits are the same with each
+    /// Instruction set to compute with, where it is not the fastest one: for comparisons and for finding faults; it changes no bit
     /// [default: the fastest, or what OUTRIDER_ISA names]
     #[arg(long, value_name = "NAME")]
     pub isa: Option<String>,
     /// How weights are held: auto (as stored), f32, bf16, or quantized while loading to int8 or int4
     #[arg(long, value_name = "FORMAT")]
     pub weights: Option<String>,
-    /// Split the model over so many ranks, 1, 2, 4 or 8; on the CPU each is a thread with a share of --threads
+    /// Number of ranks that the model is split over: 1, 2, 4 or 8; on the CPU each rank is a thread with a share of --threads
     #[arg(long, value_name = "N")]
     pub tensor_parallel: Option<usize>,
     /// Most memory that KV may take, for example 2GiB, or 60% of what the machine or container has [default: 1GiB; on GPUs what
@@ -57,11 +58,11 @@ pub struct WorkerFlags {
     /// On GPUs: KV takes what weights and a forward's workspace leave of this part of the memory [default: 0.9]
     #[arg(long, value_name = "PART")]
     pub gpu_memory_utilization: Option<f32>,
-    /// On GPUs: replay steps that come again as CUDA graphs
+    /// On GPUs: replay repeated steps as CUDA graphs
     #[arg(long, value_name = "true|false")]
     pub cuda_graphs: Option<bool>,
-    /// On GPUs: a row's bits depend on that row alone, whatever runs beside it; false has bf16 products of many rows computed by
-    /// cuBLASLt, which is to be faster and to give other bits in other company [default: true]
+    /// On GPUs: the bits of a row depend on that row alone, whatever runs beside it; with false cuBLASLt computes bf16 products of
+    /// many rows, which should be faster and lets the bits depend on the other rows [default: true]
     #[arg(long, value_name = "true|false")]
     pub cuda_deterministic: Option<bool>,
     /// On GPUs: a folder of compiled kernels, for machines without NVRTC [default: compiled at start]
@@ -92,7 +93,7 @@ pub struct WorkerFlags {
     /// Where this worker runs, such as the value of topology.kubernetes.io/zone; told in its registration
     #[arg(long, value_name = "NAME")]
     pub zone: Option<String>,
-    /// Listen beyond this machine without asking routers for certificates (--tls-client-ca): whoever can connect can have work done
+    /// Listen beyond this machine without requiring certificates of routers (--tls-client-ca): anyone who can connect can use the worker
     #[arg(long)]
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub insecure: bool,
@@ -259,7 +260,7 @@ fn scheme(tls: Option<&ServerTls>) -> &'static str {
 pub struct SyntheticConfig {
     /// Which pools it plays.
     pub profile: Arc<Profile>,
-    /// Everything takes so many times as long.
+    /// Every step's time is multiplied by it.
     pub time_scale: f64,
 }
 
@@ -352,21 +353,13 @@ impl RawWorker {
             Some(size) => faults.parse::<MemoryLimit>("kv_memory", size),
         };
         let gpu_memory_utilization = self.gpu_memory_utilization(device.as_ref(), faults);
-        faults.check("tensor_parallel", matches!(self.tensor_parallel, 1 | 2 | 4 | 8), || {
-            format!("{} is not 1, 2, 4 or 8", self.tensor_parallel)
-        });
         let cores = std::thread::available_parallelism().map_or(1, std::num::NonZeroUsize::get);
         let threads = self.threads.unwrap_or(cores);
-        faults
-            .check("threads", (1..=512).contains(&threads), || format!("{threads} is not between 1 and 512"));
+        self.check_ranges(threads, faults);
         faults.check("pin", !self.pin || matches!(device, None | Some(ComputeDevice::Cpu)), || {
             "is about the CPU's threads, and --device is another".to_owned()
         });
         self.check_isa(faults);
-        faults.check("max_batch_rows", (1..=65_536).contains(&self.max_batch_rows), || {
-            format!("{} is not between 1 and 65536", self.max_batch_rows)
-        });
-        faults.check("max_model_len", self.max_model_len != Some(0), || "must be at least 1".to_owned());
         let tls = self.tls.validate(faults);
         if let Some(url) = &self.advertise {
             let scheme = scheme(tls.as_ref());
@@ -411,6 +404,18 @@ impl RawWorker {
             tls,
             process: process?,
         })
+    }
+
+    fn check_ranges(&self, threads: usize, faults: &mut Faults) {
+        faults.check("tensor_parallel", matches!(self.tensor_parallel, 1 | 2 | 4 | 8), || {
+            format!("{} is not 1, 2, 4 or 8", self.tensor_parallel)
+        });
+        faults
+            .check("threads", (1..=512).contains(&threads), || format!("{threads} is not between 1 and 512"));
+        faults.check("max_batch_rows", (1..=65_536).contains(&self.max_batch_rows), || {
+            format!("{} is not between 1 and 65536", self.max_batch_rows)
+        });
+        faults.check("max_model_len", self.max_model_len != Some(0), || "must be at least 1".to_owned());
     }
 }
 

@@ -26,8 +26,7 @@ pub use compare::{Comparison, Difference, Rules, Verdict, compare};
 pub use error::BenchError;
 pub use plan::Level;
 
-/// The exit code of a command line that makes no sense.
-const EXIT_USAGE: u8 = 64;
+use crate::EXIT_USAGE;
 
 /// Run the subcommand to its end. What goes wrong is printed here, on one line.
 #[expect(clippy::print_stderr, reason = "the fault is the program's answer")]

@@ -25,6 +25,19 @@ pub enum Placement {
     Apart,
 }
 
+/// What drafting is considered for.
+#[derive(Debug, Clone, Copy)]
+pub struct Situation {
+    /// Where the draft runs.
+    pub placement: Placement,
+    /// Sequences at once.
+    pub sequences: u32,
+    /// Tokens that a sequence holds, on average.
+    pub context: f64,
+    /// There and back, where the draft runs apart.
+    pub wire: Duration,
+}
+
 /// The best k at one load.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Advice {
@@ -40,13 +53,9 @@ pub struct Advice {
     pub expected_tokens: f64,
 }
 
-/// The k that pays for text that is accepted like this. `wire` is there and back.
-pub fn advise(
-    verdicts: &[Verdict],
-    (costs, context): (&Costs, f64),
-    (placement, sequences): (Placement, u32),
-    wire: Duration,
-) -> Option<Advice> {
+/// The k that pays for text that is accepted like this.
+pub fn advise(verdicts: &[Verdict], costs: &Costs, situation: Situation) -> Option<Advice> {
+    let Situation { placement, sequences, context, wire } = situation;
     let mut lane = DraftLength::new(MAX_K);
     for verdict in verdicts.iter().filter(|verdict| verdict.drafted > 0) {
         lane.observe_verdict(verdict.drafted, verdict.accepted);
@@ -99,7 +108,8 @@ mod tests {
     fn best(accepted: [u32; 4], costs: &Costs, placement: Placement, wire_us: u64) -> Advice {
         let verdicts: Vec<Verdict> =
             (0..200).map(|i| Verdict { drafted: 4, accepted: accepted[i % 4] }).collect();
-        advise(&verdicts, (costs, 0.0), (placement, 1), Duration::from_micros(wire_us)).unwrap()
+        let wire = Duration::from_micros(wire_us);
+        advise(&verdicts, costs, Situation { placement, sequences: 1, context: 0.0, wire }).unwrap()
     }
 
     #[test]

@@ -23,10 +23,11 @@ use std::time::Duration;
 
 use engine::{Engine, LoadOptions};
 use indicatif::{ProgressBar, ProgressStyle};
-use speculation::AcceptanceMode;
+use speculation::{AcceptanceMode, TokenId};
 
 pub use args::{CheckPairArgs, Weights};
 
+use crate::EXIT_USAGE;
 use crate::load::Prompt;
 use error::CheckPairError;
 use local::{LocalModel, LocalPair};
@@ -34,8 +35,6 @@ use measure::{Question, Settings, settings};
 use report::{MeasuredReport, Report, SizeCheck};
 use texts::CheckpointText;
 
-/// The exit code of a command line that makes no sense.
-const EXIT_USAGE: u8 = 64;
 /// A ceiling, not a size: KV memory is taken as sequences grow.
 const KV_MEMORY_BYTES: u64 = 16 << 30;
 /// All modes, the one that is served first.
@@ -47,9 +46,9 @@ const MODES: [AcceptanceMode; 3] =
 pub fn main(args: &CheckPairArgs) -> ExitCode {
     let outcome = args.check().and_then(|()| match args.quantization {
         true => quantization::run(args).map(|report| (quantization::output(args, &report), true)),
-        false => run(args).map(|reports| {
+        false => run_on(args, None).map(|reports| {
             let all_pair = reports.iter().all(|report| report.text.pairs());
-            (output(args, &reports), all_pair)
+            (text(args, &reports), all_pair)
         }),
     });
     match outcome {
@@ -67,18 +66,19 @@ pub fn main(args: &CheckPairArgs) -> ExitCode {
     }
 }
 
-/// The check itself: one report, and a second one for `--against`.
-pub fn run(args: &CheckPairArgs) -> Result<Vec<Report>, CheckPairError> {
+/// The check itself: one report, and a second one for `--against`. These questions are asked, where some are given, else the prompts that
+/// the arguments name.
+pub fn run_on(args: &CheckPairArgs, asked: Option<&[Question]>) -> Result<Vec<Report>, CheckPairError> {
     let target_text = CheckpointText::read(&args.target)?;
     let mut target = None;
-    let drafts = [Some(&args.draft), args.against.as_ref()];
-    drafts.into_iter().flatten().map(|draft| check_draft(args, &target_text, draft, &mut target)).collect()
+    let drafts = [Some(&args.draft), args.against.as_ref()].into_iter().flatten();
+    drafts.map(|draft| check_draft(args, (&target_text, asked), draft, &mut target)).collect()
 }
 
 /// One draft. The target is loaded for the first that can be paired.
 fn check_draft(
     args: &CheckPairArgs,
-    target_text: &CheckpointText,
+    (target_text, asked): (&CheckpointText, Option<&[Question]>),
     draft: &Path,
     target: &mut Option<LocalModel>,
 ) -> Result<Report, CheckPairError> {
@@ -96,16 +96,20 @@ fn check_draft(
     };
     let mut draft = load(args, draft, (args.draft_weights, draft_text.num_ids()))?;
     report.size = Some(SizeCheck::new(target.info().num_parameters, draft.info().num_parameters));
-    report.measured = Some(measure_pair(args, target_text, LocalPair { target, draft: &mut draft })?);
+    report.measured =
+        Some(measure_pair(args, (target_text, asked), LocalPair { target, draft: &mut draft })?);
     Ok(report)
 }
 
 fn measure_pair(
     args: &CheckPairArgs,
-    target_text: &CheckpointText,
+    (target_text, asked): (&CheckpointText, Option<&[Question]>),
     mut pair: LocalPair<'_>,
 ) -> Result<MeasuredReport, CheckPairError> {
-    let questions = questions(args, target_text, pair.window())?;
+    let questions = match asked {
+        Some(asked) => fitting(args, asked, pair.window())?,
+        None => questions(args, target_text, pair.window())?,
+    };
     let settings = settings(&args.temperatures, &MODES);
     let how = how(args, pair.target);
     let bar = progress(questions.len() * settings.len(), "sequences");
@@ -173,12 +177,27 @@ pub fn questions(
             continue;
         }
         let prompt_ids = framer.ids(prompt)?;
-        if prompt_ids.is_empty() || prompt_ids.len() as u32 + args.max_tokens > window {
+        if prompt_ids.is_empty() || !fits(&prompt_ids, args, window) {
             continue;
         }
         questions.push(Question { task: prompt.task.clone(), prompt_ids, seed: *count as u64 });
         *count += 1;
     }
+    some_fit(questions, window)
+}
+
+/// The questions that fit into a window of `window` tokens.
+fn fitting(args: &CheckPairArgs, asked: &[Question], window: u32) -> Result<Vec<Question>, CheckPairError> {
+    let questions = asked.iter().filter(|question| fits(&question.prompt_ids, args, window));
+    some_fit(questions.cloned().collect(), window)
+}
+
+/// Whether a prompt and its answer fit into a window of `window` tokens.
+fn fits(prompt_ids: &[TokenId], args: &CheckPairArgs, window: u32) -> bool {
+    prompt_ids.len() as u32 + args.max_tokens <= window
+}
+
+fn some_fit(questions: Vec<Question>, window: u32) -> Result<Vec<Question>, CheckPairError> {
     match questions.is_empty() {
         true => Err(CheckPairError::NothingFits(window)),
         false => Ok(questions),
@@ -192,7 +211,8 @@ fn progress(len: usize, what: &str) -> ProgressBar {
     ProgressBar::new(len as u64).with_style(style).with_message(what.to_owned())
 }
 
-fn output(args: &CheckPairArgs, reports: &[Report]) -> String {
+/// What the subcommand prints of these reports.
+pub fn text(args: &CheckPairArgs, reports: &[Report]) -> String {
     if args.json {
         return format!("{}\n", serde_json::json!(reports));
     }

@@ -6,7 +6,7 @@ use std::time::Duration;
 use serde::Serialize;
 use speculation::AcceptanceMode;
 
-use super::advice::{Advice, Placement, advise};
+use super::advice::{Advice, Placement, Situation, advise};
 use super::cost::Costs;
 use super::measure::{Counts, Measured};
 use super::texts::TextCheck;
@@ -144,8 +144,9 @@ impl MeasuredReport {
         let tasks = with_sum(measured.by_task(AcceptanceMode::Coupled)).into_iter().map(|(task, counts)| {
             let at = |placement| LOADS.map(|load| (placement, load));
             let loads = [at(Placement::Colocated), at(Placement::Apart)].concat();
-            let advice =
-                loads.into_iter().filter_map(|load| advise(&counts.verdicts, (&costs, context), load, wire));
+            let advice = loads.into_iter().filter_map(|(placement, sequences)| {
+                advise(&counts.verdicts, &costs, Situation { placement, sequences, context, wire })
+            });
             TaskReport {
                 task,
                 acceptance_rate: counts.acceptance_rate(),

@@ -20,8 +20,8 @@ use measure::{Bench, Case, Subject};
 use memory::{Watch, probe_bytes};
 use speculation::logits::DrawError;
 
-/// The exit code of a command line that makes no sense.
-const EXIT_USAGE: u8 = 64;
+use crate::EXIT_USAGE;
+
 /// The seed of random weights: two runs measure the same model.
 const SEED: u64 = 1;
 /// A ceiling, not a size: KV memory is taken as sequences grow.
@@ -188,13 +188,14 @@ fn formats(list: &str) -> Result<Vec<(String, WeightFormat)>, BenchError> {
 
 /// Before the first engine is loaded.
 fn use_instruction_set(name: &str) -> Result<(), BenchError> {
-    let available = engine::instruction_sets();
-    if !available.contains(&name) {
-        let (value, expected) =
-            (format!("`{name}`"), format!("one that this CPU has: {}", available.join(", ")));
-        return Err(BenchError::Usage { flag: "--isa", value, expected });
-    }
-    Ok(engine::use_instruction_set(name)?)
+    engine::use_instruction_set(name).map_err(|error| match error {
+        EngineError::MissingInstructionSet { name, available } => BenchError::Usage {
+            flag: "--isa",
+            value: format!("`{name}`"),
+            expected: format!("one that this CPU has: {available}"),
+        },
+        other => other.into(),
+    })
 }
 
 fn check_counts(flag: &'static str, counts: &[usize]) -> Result<(), BenchError> {

@@ -3,6 +3,7 @@
 //! Whatever is asked here is asked between runs and never measured.
 
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use http_body_util::Full;
@@ -11,6 +12,7 @@ use serde_json::Value;
 use super::connection::{Connection, End, Exchange};
 use super::counters::SpeculationCounters;
 use super::error::LoadError;
+use super::stamped::Stamping;
 use super::tls::{Tls, Trust};
 
 /// For questions that are not measured.
@@ -51,6 +53,8 @@ pub struct Endpoint {
     served_by: String,
     metrics_url: Option<String>,
     tls: Option<Tls>,
+    /// From before the first request on, so that every read is stamped.
+    _stamping: Option<Arc<Stamping>>,
 }
 
 impl Endpoint {
@@ -67,6 +71,7 @@ impl Endpoint {
             served_by: served_by.to_owned(),
             metrics_url: None,
             tls: None,
+            _stamping: None,
         }
     }
 
@@ -99,6 +104,7 @@ impl Endpoint {
             metrics_url: access.metrics_url,
             tls,
             base,
+            _stamping: Stamping::begin().await.ok().map(Arc::new),
         };
         if endpoint.post("/").body(()).is_err() {
             return Err(bad("host, path or API key hold characters that no HTTP header may have"));

@@ -25,8 +25,8 @@ use placement::{Inputs, Plan, Prices, Site, Traffic};
 use step_time::Assumptions;
 use weights::{Format, KvFormat};
 
-/// The exit code of a command line that makes no sense.
-const EXIT_USAGE: u8 = 64;
+use crate::EXIT_USAGE;
+
 /// The engine splits a model over these (docs/contract.md C2).
 const RANKS: [u32; 4] = [1, 2, 4, 8];
 

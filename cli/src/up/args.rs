@@ -37,7 +37,7 @@ pub struct UpArgs {
     #[arg(long, value_name = "synthetic:FILE", conflicts_with = "target")]
     pub engine: Option<SyntheticArg>,
 
-    /// With a synthetic engine: everything takes so many times as long
+    /// With a synthetic engine: the factor that every step's time is multiplied by
     #[arg(long, value_name = "FACTOR", default_value_t = 1.0, requires = "engine")]
     pub time_scale: f64,
 

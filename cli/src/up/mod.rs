@@ -16,6 +16,7 @@ use std::time::{Duration, Instant};
 
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
+use crate::EXIT_USAGE;
 use crate::cluster::{Cluster, ClusterError, ROUTER};
 
 pub use args::{DraftArg, SyntheticArg, UpArgs};
@@ -28,9 +29,6 @@ use preflight::Checked;
 
 /// How long loading may take. A model of tens of gigabytes on a slow disk fits.
 const READY_TIMEOUT: Duration = Duration::from_secs(15 * 60);
-/// The exit code of a bad command line or configuration.
-const EXIT_USAGE: u8 = 64;
-
 /// Why it ended without being asked to.
 #[derive(Debug, thiserror::Error)]
 enum UpError {

@@ -65,6 +65,17 @@ pub fn cpu_name() -> String {
     if name.is_empty() { std::env::consts::ARCH.to_owned() } else { name }
 }
 
+/// Whether AMD made the CPU.
+pub(super) fn is_amd() -> bool {
+    #[cfg(target_arch = "x86_64")]
+    {
+        let vendor = std::arch::x86_64::__cpuid(0);
+        [vendor.ebx, vendor.edx, vendor.ecx].map(u32::to_le_bytes).concat() == b"AuthenticAMD"
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    false
+}
+
 /// The processor brand string of CPUID; empty where there is none.
 #[cfg(target_arch = "x86_64")]
 fn brand_string() -> String {

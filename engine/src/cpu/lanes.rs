@@ -21,6 +21,8 @@ pub(crate) trait Lanes: Copy {
     const TILE_VECTORS: usize;
     /// Rows up to which a tile that is the only one meets two vectors side by side all the same: their sums fit.
     const BOTH_VECTORS_ROWS: usize = if Self::TILE_VECTORS == 2 { Self::TILE_ROWS } else { 0 };
+    /// Rows up to which loads may be put in another order than they are written: with more, sums need all registers.
+    const UNORDERED_ROWS: usize = Self::TILE_ROWS;
     /// Sums of attention that fit in registers beside what is added to them.
     const ATTENTION_SUMS: usize = 4;
 

@@ -3,9 +3,11 @@
 //! must never be taken inside a forward.
 
 use std::ops::{Deref, DerefMut};
+use std::sync::LazyLock;
 
 use memmap2::{Advice, MmapMut};
 
+use super::instruction_set::is_amd;
 use super::lanes::Lanes;
 use crate::EngineError;
 
@@ -103,17 +105,40 @@ const WINDOW: usize = 1024;
 const STREAMS: usize = 8;
 /// How far ahead in its own stream a line is fetched into the first-level cache.
 const NEAR_BYTES: usize = 1024;
+/// The same where nothing else is fetched.
+const IN_ORDER_BYTES: usize = 6144;
 
-/// For lines that are read once, one after the other: lines soon to come, and a share of the window after this one.
+/// Whether one stream in order is this CPU's fastest way to read memory, as it is AMD's; Intel's read several places of a window in
+/// turns faster (docs/adr/0066-memory-in-order-on-amd.md).
+static IN_ORDER: LazyLock<bool> = LazyLock::new(is_amd);
+
+/// For lines that are read once, one after the other: lines soon to come and, where that is faster, a share of the window after
+/// this one.
 #[derive(Clone, Copy)]
 pub(super) struct Ahead {
-    /// Where lines begin.
-    pub(super) first: *const u8,
+    first: *const u8,
+    in_order: bool,
+}
+
+impl Ahead {
+    /// Lines begin at `first`.
+    pub(super) fn new(first: *const u8) -> Self {
+        Self { first, in_order: *IN_ORDER }
+    }
 }
 
 impl Fetch for Ahead {
     #[inline(always)]
     unsafe fn fetch<V: Lanes, const N: usize>(&mut self, line: usize) {
+        if self.in_order {
+            let from =
+                self.first.wrapping_add(line.wrapping_mul(size_of::<Line>())).wrapping_add(IN_ORDER_BYTES);
+            for i in 0..N {
+                // SAFETY: the caller's promise.
+                unsafe { V::prefetch_near(from.wrapping_add(i * size_of::<Line>())) };
+            }
+            return;
+        }
         let in_window = line % WINDOW / N;
         let far = in_window % STREAMS * (WINDOW / STREAMS) + in_window / STREAMS * N;
         let next_window = (line | (WINDOW - 1)).wrapping_add(1);
@@ -165,6 +190,11 @@ impl Share {
     pub(super) fn new(next: *const u8, lines: usize, (index, tiles): (usize, usize)) -> Self {
         let at = |tile: usize| next.wrapping_add(lines * tile / tiles * size_of::<Line>());
         Self { at: at(index), end: at(index + 1), of_eight: 8usize.div_ceil(tiles) }
+    }
+
+    /// The same for a tile that uses so many lines side by side where it asks for one.
+    pub(super) fn side_by_side(self, lines: usize) -> Self {
+        Self { of_eight: self.of_eight * lines, ..self }
     }
 }
 

@@ -114,6 +114,8 @@ impl Lanes for Avx2 {
     const TILE_ROWS: usize = 6;
     const TILE_VECTORS: usize = 1;
     const BOTH_VECTORS_ROWS: usize = 2;
+    const UNORDERED_ROWS: usize = 4;
+    const ATTENTION_SUMS: usize = 6;
 
     #[inline(always)]
     unsafe fn splat(x: f32) -> Self {

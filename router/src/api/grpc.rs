@@ -176,6 +176,7 @@ fn sent_request(metadata: &MetadataMap, message: v1::GenerateRequest) -> Result<
         truncate_prompt_tokens: None,
         cache_salt: None,
         wants_whole_window: false,
+        keep_out_of_log: false,
         names: FieldNames { prompt: prompt_name, ..FieldNames::default() },
     })
 }

@@ -8,6 +8,17 @@ use tracing::Span;
 
 use super::{ENGINE, Ending, Families, FinishLabels, ModelLabels, PositionLabels, SloLabels, WorkerLabels};
 
+/// The counters of the log of requests.
+#[derive(Debug, Clone)]
+pub struct RequestLogMetrics {
+    /// Choices that are in the file.
+    pub written: Counter,
+    /// Choices that found no room in the queue.
+    pub left_out: Counter,
+    /// Choices that could not be written.
+    pub failed: Counter,
+}
+
 /// The handles of one lane.
 #[derive(Debug)]
 pub struct LaneMetrics {

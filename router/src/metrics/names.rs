@@ -91,6 +91,10 @@ pub(super) const SHADOW_DROPPED: CounterName = CounterName::new(
     "outrider_shadow_dropped_total",
     "Sequences whose draft on trial was given up, by reason",
 );
+pub(super) const REQUEST_LOG: CounterName = CounterName::new(
+    "outrider_request_log_choices_total",
+    "Finished choices for the log of requests: written, left_out (its queue was full) or failed (the file could not be written)",
+);
 pub(super) const DRAFT_OUTAGES: CounterName = CounterName::new(
     "outrider_draft_outages_total",
     "How often a draft worker was put out because it did not answer",

@@ -3,6 +3,7 @@
 
 pub mod answer_memory;
 pub mod deadline;
+pub mod response_log;
 pub mod response_store;
 pub mod text_stream;
 
@@ -20,6 +21,7 @@ use tracing::{Instrument as _, info_span};
 
 use self::answer_memory::AnswerMemory;
 use self::deadline::Deadline;
+use self::response_log::ResponseLog;
 use self::response_store::ResponseStore;
 use self::text_stream::{Echo, ResponseInfo, StartedPrompt, TextStream, TextStreamParts};
 use crate::admission::{Admission, Asking};
@@ -30,6 +32,7 @@ use crate::metrics::RouterMetrics;
 use crate::request::gateway::Objectives;
 use crate::request::record::RequestRecord;
 use crate::request::{Auth, Caller, CheckedRequest, SentRequest, span};
+use crate::request_log::RequestLog;
 use crate::tokenize::{TokenizePool, TokenizedPrompt, predicted_text, tokenize};
 
 /// What the APIs share. Clones are handles to the same.
@@ -59,6 +62,8 @@ pub struct AppState {
     pub responses: ResponseStore,
     /// How urgent the requests of a gateway's objectives are.
     pub objectives: Arc<Objectives>,
+    /// Where finished requests are logged, if they are.
+    pub request_log: Option<RequestLog>,
     /// What the operator settled for lanes.
     pub policy: Arc<PolicyConfig>,
     /// While it drains nothing new is taken; when it is cancelled, streams are cut.
@@ -88,8 +93,9 @@ pub async fn begin(
     let Arrival { request_id, deadline, response, mut record } = arrival;
     let started = start(state, sent, caller, &request_id, &mut record);
     match Deadline::limit(deadline, started).await {
-        Ok((request, prompts)) => Ok(TextStream::new(TextStreamParts {
-            info: ResponseInfo {
+        Ok((request, prompts)) => {
+            let model = Arc::clone(&request.entry.text);
+            let info = ResponseInfo {
                 id: request_id,
                 created: unix_seconds(),
                 model: request.entry.id.clone(),
@@ -98,16 +104,23 @@ pub async fn begin(
                 num_choices: prompts.len() as u32 * request.num_choices,
                 logprobs: request.logprobs.is_some(),
                 output: request.output,
-            },
-            model: Arc::clone(&request.entry.text),
-            stop: request.stop,
-            prompts,
-            num_choices: request.num_choices,
-            record,
-            deadline,
-            response,
-            lifetime: state.lifetime.clone(),
-        })),
+            };
+            let log = state.request_log.clone().filter(|_| request.may_be_logged);
+            let log = log
+                .map(|log| ResponseLog::new(log, (&info.id, &request.entry), &prompts, request.num_choices));
+            Ok(TextStream::new(TextStreamParts {
+                info,
+                model,
+                stop: request.stop,
+                prompts,
+                num_choices: request.num_choices,
+                record,
+                deadline,
+                response,
+                lifetime: state.lifetime.clone(),
+                log,
+            }))
+        }
         Err(error) => {
             record.failed(&error);
             Err(error)
@@ -173,19 +186,7 @@ async fn start(
     }
     let mut request = sent.check(&state.catalog, caller)?;
     span::record_request(record.span(), request_id, caller, &request);
-    if let Some(usage) = &caller.usage {
-        record.allowed(usage.begin()?);
-    }
-    record.waiting(&request.entry.model);
-
-    if let Some(grammar) = request.grammar.clone() {
-        state.tokenize.run(move || grammar.check()).instrument(info_span!("grammar")).await?;
-    }
-    let asking =
-        Asking { num_sequences: request.num_sequences(), priority: request.priority, key: caller.turn_key() };
-    let permit = state.admission.admit(asking);
-    let permit = permit.instrument(info_span!("queue")).await?;
-    record.admitted(permit, state.lifetime.work("request"));
+    admit(state, &request, caller, record).await?;
 
     let tokenized = tokenize_prompts(state, &mut request).await?;
     let prediction = tokenize_prediction(state, &mut request).await?;
@@ -200,6 +201,11 @@ async fn start(
     let unread = Unread::default();
     for Planned { prompt: TokenizedPrompt { ids, text, .. }, task_type, spec } in planned {
         span::record_lane(record.span(), &task_type, spec.acceptance);
+        let echo = match (request.echo, request.logprobs) {
+            (false, _) => Echo::Off,
+            (true, None) => Echo::Text(text),
+            (true, Some(_)) => Echo::Logprobs(text),
+        };
         let scores_prompt = request.wants_prompt_logprobs() && ids.len() > 1;
         let stream = if spec.max_len > spec.prompt_len || scores_prompt {
             let generation = GenerationRequest {
@@ -209,7 +215,7 @@ async fn start(
                 prompt_ids: ids.clone(),
                 num_choices: request.num_choices,
                 spec,
-                task_type,
+                task_type: task_type.clone(),
                 speculation: request.speculation,
                 prediction: prediction.clone(),
                 span: record.span().clone(),
@@ -221,12 +227,7 @@ async fn start(
         } else {
             None
         };
-        let echo = match (request.echo, request.logprobs) {
-            (false, _) => Echo::Off,
-            (true, None) => Echo::Text(text),
-            (true, Some(_)) => Echo::Logprobs(text),
-        };
-        started.push(StartedPrompt { stream, ids, echo });
+        started.push(StartedPrompt { stream, ids, echo, task_type });
     }
     // Without a target there is nothing to stream, and an error can still be an answer of its own.
     let first = started.iter_mut().find_map(|prompt| prompt.stream.as_mut());
@@ -234,6 +235,28 @@ async fn start(
         first.begun().instrument(info_span!("wait for target")).await?;
     }
     Ok((request, started))
+}
+
+/// Counts the request against its key's limits, compiles its grammar, and waits for its turn.
+async fn admit(
+    state: &AppState,
+    request: &CheckedRequest,
+    caller: &Caller,
+    record: &mut RequestRecord,
+) -> Result<(), RouterError> {
+    if let Some(usage) = &caller.usage {
+        record.allowed(usage.begin()?);
+    }
+    record.waiting(&request.entry.model);
+    if let Some(grammar) = request.grammar.clone() {
+        state.tokenize.run(move || grammar.check()).instrument(info_span!("grammar")).await?;
+    }
+    let asking =
+        Asking { num_sequences: request.num_sequences(), priority: request.priority, key: caller.turn_key() };
+    let permit = state.admission.admit(asking);
+    let permit = permit.instrument(info_span!("queue")).await?;
+    record.admitted(permit, state.lifetime.work("request"));
+    Ok(())
 }
 
 /// A prompt that is ready to start.

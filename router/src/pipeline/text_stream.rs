@@ -17,6 +17,7 @@ use speculation::{FinishReason, TokenId, TokenLogprobs};
 use tokio::time::Instant;
 
 use super::deadline::{Deadline, DeadlineTimer};
+use super::response_log::ResponseLog;
 use crate::detokenize::{ChoiceText, OutputToken, StopRules, prompt_tokens};
 use crate::error::RouterError;
 use crate::generation::{CommittedTokens, GenerationEvent, GenerationStream, SpeculationUsage};
@@ -90,6 +91,8 @@ pub struct StartedPrompt {
     pub ids: Vec<TokenId>,
     /// What `echo` repeats.
     pub echo: Echo,
+    /// What kind of text it asks for.
+    pub task_type: String,
 }
 
 /// Whether and how a prompt is repeated.
@@ -124,6 +127,8 @@ pub struct TextStreamParts {
     pub response: Option<ResponseHandle>,
     /// Cuts what outlives it.
     pub lifetime: Lifetime,
+    /// Where its choices are logged, if they are.
+    pub log: Option<ResponseLog>,
 }
 
 /// All choices of one request.
@@ -145,6 +150,7 @@ pub struct TextStream {
     began: Instant,
     /// When the first and the last token came.
     tokens_at: Option<(Instant, Instant)>,
+    log: Option<ResponseLog>,
 }
 
 /// Resolves once the process may wait no longer: the grace period of a drain is over.
@@ -194,6 +200,7 @@ impl TextStream {
             failed: false,
             began: Instant::now(),
             tokens_at: None,
+            log: parts.log,
         };
         for prompt in prompts {
             stream.add_prompt(prompt, &stop);
@@ -287,7 +294,7 @@ impl TextStream {
     }
 
     fn add_prompt(&mut self, prompt: StartedPrompt, stop: &StopRules) {
-        let StartedPrompt { stream, ids, echo } = prompt;
+        let StartedPrompt { stream, ids, echo, .. } = prompt;
         let (echoed, awaited) = match echo {
             Echo::Off => (None, None),
             Echo::Text(text) => (Some(text), None),
@@ -393,6 +400,9 @@ impl TextStream {
         self.tokens_at = Some((self.tokens_at.map_or(now, |(first, _)| first), now));
         let span = state.text.push(tokens);
         self.record.tokens(choice, span.tokens.len() as u64);
+        if let Some(log) = &mut self.log {
+            log.tokens(choice, &span.tokens);
+        }
         self.ready.push_back(TextDelta {
             choice: choice as u32,
             part: Part::Output,
@@ -428,6 +438,9 @@ impl TextStream {
     fn close(&mut self, choice: usize, reason: FinishReason) {
         self.choices[choice].finished = true;
         self.record.choice_finished(choice, reason);
+        if let Some(log) = &mut self.log {
+            log.finished(choice, reason);
+        }
         let prompt_idx = choice / self.num_choices;
         let of_prompt = prompt_idx * self.num_choices..(prompt_idx + 1) * self.num_choices;
         if self.choices[of_prompt].iter().all(|choice| choice.finished) {

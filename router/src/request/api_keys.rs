@@ -6,6 +6,7 @@
 //! sk-in-plain-text bob task_type=code priority=7 max_concurrent_requests=4
 //! sk-another carol requests_per_minute=60 tokens_per_minute=100000
 //! sk-of-a-gateway gateway fairness_ids=true
+//! sk-of-who-agrees dave log_requests=true
 //! ```
 //!
 //! `printf %s KEY | sha256sum` makes the digest of a key. A file with digests alone tells nobody a key.
@@ -136,21 +137,23 @@ fn set(name: &str, value: &str, caller: &mut Caller, limits: &mut KeyLimits) -> 
             }
             caller.models = Some(Arc::new(models));
         }
-        "fairness_ids" => {
-            caller.names_fairness_ids =
-                value.parse().map_err(|_| format!("fairness_ids must be true or false, not {value}"))?;
-        }
+        "fairness_ids" => caller.names_fairness_ids = yes_or_no(name, value)?,
+        "log_requests" => caller.may_be_logged = yes_or_no(name, value)?,
         "max_concurrent_requests" => limits.max_concurrent_requests = Some(positive(name, value)?),
         "requests_per_minute" => limits.requests_per_minute = Some(positive(name, value)?),
         "tokens_per_minute" => limits.tokens_per_minute = Some(positive(name, value)?),
         _ => {
             return Err(format!(
                 "unknown setting {name}: known are task_type, priority, models, fairness_ids, \
-                 max_concurrent_requests, requests_per_minute and tokens_per_minute"
+                 log_requests, max_concurrent_requests, requests_per_minute and tokens_per_minute"
             ));
         }
     }
     Ok(())
+}
+
+fn yes_or_no(name: &str, value: &str) -> Result<bool, String> {
+    value.parse().map_err(|_| format!("{name} must be true or false, not {value}"))
 }
 
 fn positive(name: &str, value: &str) -> Result<u32, String> {
@@ -187,7 +190,7 @@ mod tests {
     fn a_line_says_who_asks_and_what_is_allowed() {
         let keys = parsed(
             "# keys\n\nsk-one alice task_type=code priority=7 models=a,org/b max_concurrent_requests=4 \
-             requests_per_minute=60 tokens_per_minute=100000\n  sk-two\n",
+             requests_per_minute=60 tokens_per_minute=100000 log_requests=true\n  sk-two\n",
         )
         .unwrap();
         let alice = &keys[0].caller;
@@ -203,6 +206,7 @@ mod tests {
         let other = &keys[1].caller;
         assert_eq!((&other.name, other.priority, other.may_use("b")), (&None, 0, true));
         assert_ne!(other.isolation_key, alice.isolation_key);
+        assert!(alice.may_be_logged && !other.may_be_logged, "nobody's text is logged without consent");
     }
 
     #[test]
@@ -225,6 +229,7 @@ mod tests {
             ("sk-one a b\n", "line 1: unexpected word b"),
             ("\nsk-one priority=900\n", "line 2: priority must be 0 to 255, not 900"),
             ("sk-one color=red\n", "line 1: unknown setting color"),
+            ("sk-one log_requests=1\n", "line 1: log_requests must be true or false, not 1"),
             ("sk-one task_type=A!\n", "line 1: task_type"),
             ("sk-one models=a,,b\n", "line 1: models must be names"),
             ("sk-one requests_per_minute=0\n", "line 1: requests_per_minute must be a whole number from 1"),

@@ -30,6 +30,8 @@ pub struct Caller {
     pub isolation_key: u64,
     /// Whether the key's requests may be told apart by whose they are: it is a gateway's, or there are no keys.
     pub names_fairness_ids: bool,
+    /// Whether requests may be written to a log of requests: their key says so, or there are no keys.
+    pub may_be_logged: bool,
     /// By what it takes turns, where it is told apart from others of its key.
     pub fairness_key: Option<u64>,
     /// The models that the key may use; absent: all.
@@ -89,7 +91,7 @@ impl Auth {
     /// Who sent a request with this `authorization` header.
     pub fn authenticate(&self, authorization: Option<&[u8]>) -> Result<Caller, RouterError> {
         let Self::Keys(ApiKeys(keys)) = self else {
-            return Ok(Caller { names_fairness_ids: true, ..Caller::default() });
+            return Ok(Caller { names_fairness_ids: true, may_be_logged: true, ..Caller::default() });
         };
         let header = authorization.ok_or(RouterError::Unauthenticated(
             "an API key is required: send it as `Authorization: Bearer KEY`",
@@ -222,7 +224,7 @@ mod tests {
         }
         let bob = auth.authenticate(Some(b"bearer  sk-two ")).unwrap();
         assert_eq!(bob.name.as_deref(), Some("bob"));
-        let everyone = Caller { names_fairness_ids: true, ..Caller::default() };
+        let everyone = Caller { names_fairness_ids: true, may_be_logged: true, ..Caller::default() };
         assert_eq!(Auth::Open.authenticate(None).unwrap(), everyone);
     }
 

@@ -63,6 +63,7 @@ impl SentRequest {
             priority: requested_priority.max(caller.priority),
             isolation_key: salted(caller.isolation_key, self.cache_salt.as_deref())?,
             truncate_prompt_tokens,
+            may_be_logged: caller.may_be_logged && !self.keep_out_of_log,
             names: self.names,
             entry,
             prompts,

@@ -50,6 +50,8 @@ pub struct CheckedRequest {
     pub truncate_prompt_tokens: Option<u32>,
     /// See [`SequenceSpec::isolation_key`].
     pub isolation_key: u64,
+    /// The caller agrees that the request is written to a log of requests, and so does the request.
+    pub may_be_logged: bool,
     /// For messages about the window.
     pub names: FieldNames,
 }

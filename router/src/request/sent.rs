@@ -51,6 +51,8 @@ pub struct SentRequest {
     pub cache_salt: Option<String>,
     /// A completion that does not say how long it may be may be as long as the window allows, as a conversation is.
     pub wants_whole_window: bool,
+    /// The client does not want the request in a log of requests.
+    pub keep_out_of_log: bool,
     /// What the protocol calls those fields that protocols call differently.
     pub names: FieldNames,
 }

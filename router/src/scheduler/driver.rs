@@ -26,7 +26,7 @@ use tokio_util::sync::CancellationToken;
 use super::clients::Clients;
 use super::outbox::Outboxes;
 use super::reports::Reports;
-use super::trails::{Recorder, Trails};
+use super::trails::{Joined, Recorder, Trails};
 use super::{Inbox, Order, Submission};
 use crate::generation::{DrainState, GenerationRequest, GenerationSink, channel};
 use crate::metrics::RouterMetrics;
@@ -170,9 +170,14 @@ impl Driver {
         let prompt_ids: Arc<[TokenId]> = request.prompt_ids.as_slice().into();
         for choice in 0..request.num_choices {
             let new = self.new_sequence(&request, choice, &prompt_ids, sink.clone());
-            let named = (request.request_id.as_str(), choice);
-            let lane = (request.task_type.as_str(), request.spec.prompt_len);
-            self.executor.recorder.join((now, new.id), named, lane);
+            let joined = Joined {
+                id: new.id,
+                request_id: &request.request_id,
+                choice,
+                task_type: &request.task_type,
+                prompt_len: request.spec.prompt_len,
+            };
+            self.executor.recorder.join(now, &joined);
             self.on_event(now, Event::Submit(Box::new(new)));
         }
         // A client that left before its answer is seen by the sink.
@@ -192,7 +197,7 @@ impl Driver {
             choice,
             // The prompt is scored once.
             prompt_logprobs: request.spec.prompt_logprobs.filter(|_| choice == 0),
-            traceparent: service::telemetry::traceparent_of(&request.span).unwrap_or_default(),
+            traceparent: sampled_traceparent_of(&request.span),
             ..request.spec.clone()
         };
         let cancelled = sink.cancelled(choice);
@@ -366,4 +371,10 @@ async fn let_frames_leave() {
         })
         .await;
     }
+}
+
+/// What makes workers' spans children of `span`; empty where its request is not sampled, whose rounds and steps need no spans either.
+fn sampled_traceparent_of(span: &tracing::Span) -> String {
+    let is_sampled = service::telemetry::trace_id_of(span).is_some();
+    is_sampled.then(|| service::telemetry::traceparent_of(span)).flatten().unwrap_or_default()
 }

@@ -95,6 +95,15 @@ pub(super) struct Recorder {
     recorded: Vec<Recorded>,
 }
 
+/// A sequence that was submitted.
+pub(super) struct Joined<'a> {
+    pub(super) id: SequenceId,
+    pub(super) request_id: &'a str,
+    pub(super) choice: u32,
+    pub(super) task_type: &'a str,
+    pub(super) prompt_len: u32,
+}
+
 #[derive(Debug)]
 struct Recorded {
     id: SequenceId,
@@ -116,27 +125,22 @@ impl Recorder {
     }
 
     /// A sequence was submitted.
-    pub(super) fn join(
-        &mut self,
-        (now, id): (Duration, SequenceId),
-        (request_id, choice): (&str, u32),
-        (task_type, prompt_len): (&str, u32),
-    ) {
+    pub(super) fn join(&mut self, now: Duration, joined: &Joined<'_>) {
         if self.recorded.len() == RECORDED_AT_ONCE {
             return;
         }
         let trail = Trail {
-            request_id: request_id.to_owned(),
-            choice,
-            task_type: task_type.to_owned(),
-            prompt_len,
+            request_id: joined.request_id.to_owned(),
+            choice: joined.choice,
+            task_type: joined.task_type.to_owned(),
+            prompt_len: joined.prompt_len,
             num_tokens: 0,
             ended_us: 0,
             end: "cancelled",
             steps_left_out: 0,
             steps: Vec::new(),
         };
-        self.recorded.push(Recorded { id, submitted: now, trail });
+        self.recorded.push(Recorded { id: joined.id, submitted: now, trail });
     }
 
     /// A step leaves for a worker.
@@ -259,7 +263,10 @@ mod tests {
     }
 
     fn join(recorder: &mut Recorder, id: u64) {
-        recorder.join((MS, SequenceId(id)), (&format!("request-{id}"), 0), ("code", 3));
+        let request_id = format!("request-{id}");
+        let id = SequenceId(id);
+        recorder
+            .join(MS, &Joined { id, request_id: &request_id, choice: 0, task_type: "code", prompt_len: 3 });
     }
 
     #[test]

@@ -44,8 +44,14 @@ pub async fn follow(registry: Arc<Registry>, membership: Membership, lifetime: L
         }
         for (endpoint, ids) in listed {
             followed.entry(endpoint).or_insert_with_key(|endpoint| {
-                let keep = (&registry, &forgotten, unlisted);
-                Followed::start(endpoint, ids, keep, &lifetime)
+                let keep = |changed, listed| KeepConnected {
+                    endpoint: endpoint.clone(),
+                    changed,
+                    listed,
+                    unlisted,
+                    forgotten: forgotten.clone(),
+                };
+                Followed::start(ids, &registry, &lifetime, keep)
             });
         }
         tokio::select! {
@@ -79,21 +85,15 @@ struct Followed {
 }
 
 impl Followed {
-    /// Keeps a connection to the endpoint; `forgotten` is told once one that is not listed any more is over.
+    /// Keeps a connection to the endpoint.
     fn start(
-        endpoint: &Endpoint,
         ids: BTreeSet<String>,
-        (registry, forgotten, unlisted): (&Arc<Registry>, &mpsc::Sender<Endpoint>, Unlisted),
+        registry: &Arc<Registry>,
         lifetime: &Lifetime,
+        keep: impl FnOnce(Arc<Notify>, watch::Receiver<bool>) -> KeepConnected,
     ) -> Self {
         let (worker, changed, listed) = (lifetime.child(), Arc::default(), watch::Sender::new(true));
-        let keep = KeepConnected {
-            endpoint: endpoint.clone(),
-            changed: Arc::clone(&changed),
-            listed: listed.subscribe(),
-            unlisted,
-            forgotten: forgotten.clone(),
-        };
+        let keep = keep(Arc::clone(&changed), listed.subscribe());
         worker.spawn("worker connection", keep.run(Arc::clone(registry), worker.clone()));
         Self { ids, changed, listed }
     }

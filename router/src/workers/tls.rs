@@ -13,7 +13,7 @@ pub struct WorkerTlsFlags {
     /// The authority that signed the workers' certificates, PEM; needed for workers at https:// addresses
     #[arg(long, value_name = "FILE")]
     pub worker_ca: Option<PathBuf>,
-    /// A certificate to show to workers that ask for one (--tls-client-ca), PEM
+    /// A certificate to present to workers that require one (--tls-client-ca), PEM
     #[arg(long, value_name = "FILE")]
     pub worker_cert: Option<PathBuf>,
     /// The private key of --worker-cert, PEM

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
@@ -23,6 +23,7 @@ use router::pipeline::AppState;
 use router::pipeline::answer_memory::AnswerMemory;
 use router::pipeline::response_store::ResponseStore;
 use router::request::Auth;
+use router::request_log::RequestLog;
 use router::scheduler::trails::Trails;
 use router::tokenize::TokenizePool;
 use scheduling::scheduler::policy::{DraftTokens, LanePolicy, PolicyConfig};
@@ -159,6 +160,7 @@ impl TestRouter {
             policy: Arc::new(policy()),
             objectives: Arc::new([("batch".to_owned(), 200)].into()),
             tokenize,
+            request_log: None,
             keep_alive: KEEP_ALIVE,
             answer_memory: AnswerMemory::default(),
             responses: ResponseStore::default(),
@@ -166,6 +168,13 @@ impl TestRouter {
         };
         let pair = PairCheck::new(Vec::new(), state.lifetime.clone());
         Self { lanes, app: http_app(state.clone()), pair, state }
+    }
+
+    /// It writes finished requests to this file.
+    pub(crate) fn logging_to(self, path: &Path) -> Self {
+        let log = RequestLog::start(path, 1 << 20, &self.state.lifetime, self.state.metrics.request_log());
+        let state = AppState { request_log: Some(log.unwrap()), ..self.state };
+        Self { app: http_app(state.clone()), state, ..self }
     }
 
     /// Its console checks the pair with this program.

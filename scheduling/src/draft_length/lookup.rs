@@ -1,7 +1,6 @@
 //! How far a lookup draft is verified ([`crate::lookup_rates`]): as far as promises the most tokens per second, by the price of its rows
 //! alone, and not at all where that is less than the round that the sequence would take otherwise.
 
-use super::price::price;
 use super::{DraftLength, Load};
 use crate::cost::{Forward, WorkerCost};
 
@@ -30,8 +29,9 @@ impl DraftLength {
         asks_worker: bool,
     ) -> Option<LookupLength> {
         // Nothing is asked of a draft worker: whose costs are given does not matter.
+        let prices = self.prices(load, target, target);
         let round_us = |k: u32| {
-            let (_, verify_us) = price(0, 1.0 + f64::from(k), (load, 1), (target, target));
+            let (_, verify_us) = prices.round(0, 1.0 + f64::from(k));
             (verify_us * self.residuals.factor(0)).max(1.0)
         };
         let plain = 1.0 / round_us(0);

@@ -1,6 +1,5 @@
 //! What a lane would commit at another load than its own: the speed by which pools are sized ([`crate::pool_size`]). Decides no k.
 
-use super::price::price;
 use super::{DraftLength, Load, Pace};
 use crate::cost::WorkerCost;
 
@@ -13,7 +12,7 @@ impl DraftLength {
         &self,
         (sequences, drafts): (f64, f64),
         context: f64,
-        workers: (&WorkerCost, &WorkerCost),
+        (target, draft): (&WorkerCost, &WorkerCost),
     ) -> f64 {
         let whole = sequences.ceil().max(1.0) as u32;
         let max_k = if drafts > 0.0 { self.max_k } else { 0 };
@@ -26,6 +25,7 @@ impl DraftLength {
             context,
             others: Pace::default(),
         };
+        let prices = self.prices(&load, target, draft);
         let accepted = self.acceptance.cumulative(max_k);
         let (mut expected_tokens, mut most) = (1.0, 0.0_f64);
         for k in 0..=max_k {
@@ -33,7 +33,7 @@ impl DraftLength {
                 expected_tokens += accepted[k as usize - 1];
             }
             let rows_each = f64::from(k + 1);
-            let (draft_us, verify_us) = price(k, rows_each, (&load, self.rules.groups_max), workers);
+            let (draft_us, verify_us) = prices.round(k, rows_each);
             let round_us = (draft_us + verify_us) * self.residuals.factor(0);
             most = most.max(sequences * expected_tokens * 1e6 / round_us.max(1.0));
         }

@@ -41,23 +41,8 @@ pub(super) const PROBE_SHARE: f64 = 0.015;
 /// A lane of which nobody told for so many lane rounds how often its drafts would be right probes.
 pub const PROBE_SPACING: u64 = 12;
 
-/// A probe is taken to cost this part of a round at least, however little it seems to.
-pub(super) const PROBE_LOSS_MIN: f64 = 0.1;
-
-/// What a lane at k = 0 asks for in a probe; where few sequences share the price of it, one.
-pub(super) const PROBE_TOKENS: u32 = 2;
-
-/// While k = 0 one in so many sequences probes, where their drafts come from several workers.
-pub(super) const PROBING_ONE_IN: u32 = 16;
-
-/// What it costs, in rounds, until a sequence that probed is together with the plain ones again.
-pub(super) const REJOINING_LOSS: f64 = 1.0;
-
 /// What was not spent on probes is kept up to so many rounds.
 pub(super) const PROBE_CREDIT_MAX: f64 = 4.0;
-
-/// A probe that took longer than predicted is paid for all the same, up to so many rounds in advance.
-pub(super) const PROBE_DEBT_MAX: f64 = 16.0;
 
 /// What a lane goes by: the constants above, each beside what it is for.
 #[derive(Debug, Clone, Copy, PartialEq)]

@@ -29,13 +29,13 @@ pub struct ListenerFlags {
     /// Connections of one address, or of one IPv6 network of 64 bits, that are served at once [default: half of --max-connections]
     #[arg(long, value_name = "N")]
     pub max_connections_per_address: Option<usize>,
-    /// How long a new connection may take until its first request's head is there, TLS included
+    /// Longest time from a new connection to the head of its first request, the TLS handshake included
     #[arg(long, value_name = "SECONDS")]
     pub header_timeout_seconds: Option<u64>,
-    /// How long a connection without requests is kept
+    /// How long a connection without requests is kept open
     #[arg(long, value_name = "SECONDS")]
     pub idle_timeout_seconds: Option<u64>,
-    /// How long a client may read nothing of an answer before it is cut off
+    /// How long a client may stop reading an answer before its connection is closed
     #[arg(long, value_name = "SECONDS")]
     pub write_timeout_seconds: Option<u64>,
 }

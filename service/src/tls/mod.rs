@@ -77,17 +77,17 @@ pub enum TlsError {
 #[derive(Debug, Clone, Default, clap::Args, Serialize)]
 #[command(next_help_heading = "TLS")]
 pub struct ServerTlsFlags {
-    /// The certificate chain to show, PEM; with it every port but health and metrics speaks TLS only
+    /// The certificate chain to present, PEM; with it every port except --admin accepts TLS only
     #[arg(long, value_name = "FILE")]
     pub tls_cert: Option<PathBuf>,
     /// The private key of --tls-cert, PEM
     #[arg(long, value_name = "FILE")]
     pub tls_key: Option<PathBuf>,
-    /// Only who shows a certificate that this authority signed may connect, PEM
+    /// Accept only clients that present a certificate signed by this authority, PEM
     #[arg(long, value_name = "FILE")]
     pub tls_client_ca: Option<PathBuf>,
-    /// Of these only who is certified for one of these DNS names or addresses, comma-separated: where one authority signs for all,
-    /// the routers' name keeps draft workers out of targets
+    /// Of these, accept only clients whose certificate is for one of these DNS names or addresses, comma-separated: where one authority
+    /// signs for the whole cluster, the routers' name keeps draft workers out of targets
     #[arg(long, value_name = "NAMES", value_delimiter = ',')]
     pub tls_client_name: Option<Vec<String>>,
 }

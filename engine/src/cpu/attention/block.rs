@@ -184,9 +184,7 @@ impl Queries {
                 first += match last - first {
                     1 => self.tile::<V, U, 1>(first, block),
                     2 | 3 => self.tile::<V, U, 2>(first, block),
-                    6.. if const { V::ATTENTION_SUMS >= 6 * SCORE_CHAINS } => {
-                        self.tile::<V, U, 6>(first, block)
-                    }
+                    6.. if const { V::ATTENTION_SUMS >= 6 } => self.tile::<V, U, 6>(first, block),
                     _ => self.tile::<V, U, 4>(first, block),
                 };
             }
@@ -216,10 +214,10 @@ impl Queries {
         // SAFETY: the caller's promise; keys lie inside the block.
         unsafe {
             let queries = self.numbers.as_ptr().add(first * head_dim);
-            let mut scores = match const { Q * SCORE_CHAINS / V::ATTENTION_SUMS } {
-                0 | 1 => scores::<V, U, Q, SCORE_CHAINS>(queries, block),
+            let mut scores = match const { V::ATTENTION_SUMS / Q } {
+                0 | 1 => scores::<V, U, Q, 1>(queries, block),
                 2 | 3 => scores::<V, U, Q, 2>(queries, block),
-                _ => scores::<V, U, Q, 1>(queries, block),
+                _ => scores::<V, U, Q, SCORE_CHAINS>(queries, block),
             };
             if shared != (0..BLOCK_SIZE) {
                 mask(&mut scores, &seen);
@@ -316,11 +314,13 @@ unsafe fn scores<V: Lanes, U: Element, const Q: usize, const C: usize>(
     out
 }
 
-/// How a block's values enter a query's sums so far.
+/// How a block's values enter a query's sums so far. Aligned, so that a vector is read back as it was written: a processor waits
+/// where it has to be put together of two.
 #[derive(Clone, Copy)]
+#[repr(C, align(64))]
 struct BlockWeights {
-    rescale: f32,
     probabilities: [f32; LANES],
+    rescale: f32,
 }
 
 /// Takes a block's scores, those of masked keys at minus infinity, into the running softmax of Q queries. Step by step for
@@ -339,11 +339,12 @@ unsafe fn weigh<V: Lanes, const Q: usize>(
     // One lane for each query.
     let mut rescales = [0.0; LANES];
     for q in 0..Q {
-        for (probability, score) in weights[q].probabilities.iter_mut().zip(&scores[q]) {
-            *probability = score * scale;
-        }
         // SAFETY: the caller's promise; sixteen numbers are there.
-        let largest = unsafe { V::load(weights[q].probabilities.as_ptr()).largest() };
+        let largest = unsafe {
+            let scaled = V::load(scores[q].as_ptr()).mul(V::splat(scale));
+            scaled.store(weights[q].probabilities.as_mut_ptr());
+            scaled.largest()
+        };
         let max = if largest > running[q].max { largest } else { running[q].max };
         (maxima[q], rescales[q]) = (max, running[q].max - max);
     }

@@ -131,7 +131,7 @@ impl FloatMatMul<'_> {
     /// As for `multiply_tile`, for R rows.
     #[inline(always)]
     unsafe fn panel<V: Lanes, W: PanelNumbers, const R: usize>(&self, panel: usize) {
-        let fetch = Ahead { first: self.lines() };
+        let fetch = Ahead::new(self.lines());
         // SAFETY: the caller's promise.
         unsafe {
             if const { R <= V::BOTH_VECTORS_ROWS } {

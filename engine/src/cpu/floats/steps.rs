@@ -4,6 +4,8 @@
     reason = "the indices are the matrix notation, and the loops are unrolled"
 )]
 
+use std::sync::atomic::{Ordering, compiler_fence};
+
 use half::bf16;
 
 use super::{PANEL, STEP};
@@ -90,8 +92,12 @@ impl Steps {
         unsafe {
             for _ in 0..self.count {
                 W::fetch::<V>(&mut fetch, at / size_of::<Line>());
-                // One number after the other: fewer weights have to be held beside the sums.
+                // One number after the other: fewer weights have to be held beside the sums. Where registers are few, the fence
+                // keeps the compiler from loading for several at a time, for which it would put sums down to memory.
                 for number in 0..STEP {
+                    if const { R > V::UNORDERED_ROWS } {
+                        compiler_fence(Ordering::SeqCst);
+                    }
                     let mut weights = [V::splat(0.0); M];
                     for m in 0..M {
                         let step = self.lines.add(at + m / T * self.apart);

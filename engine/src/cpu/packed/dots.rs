@@ -28,8 +28,9 @@ pub(in crate::cpu) trait Dots: Copy {
     const SUMS: usize;
     /// Four-byte words that hold four activations for int8: one of four i8, or two of two i16 each.
     const WORDS: usize = 1;
-    /// Whether loops over lines are unrolled. Not where that has the compiler hold more values than there are registers.
-    const UNROLLED: bool = true;
+    /// Whether registers are few: then loads stay in the order in which they are written, lest the compiler holds more values than
+    /// there are registers.
+    const IN_ORDER: bool = false;
     /// Whether `dot` takes int8 as signed: then its sums need no correction for the shift of stored numbers. (Half bytes are
     /// the same either way.)
     const SIGNED: bool = false;
@@ -50,8 +51,8 @@ pub(in crate::cpu) trait Dots: Copy {
     unsafe fn whole(line: *const u8, word: usize) -> Self::Whole;
     /// Adds to each sum the products of its numbers with the activations in the word at `x`.
     unsafe fn dot(self, whole: Self::Whole, x: *const i8) -> Self;
-    /// The low half of each byte of the line at `line`, and the high half.
-    unsafe fn halves(line: *const u8) -> [Self::Halves; 2];
+    /// The low half of each byte of the line at `line`, or the high half.
+    unsafe fn half(line: *const u8, high: bool) -> Self::Halves;
     /// Sums without products. The correction for the shift is added here or in `end_group`.
     unsafe fn begin_group(correction: i32) -> Self::GroupSums;
     /// Adds to sum c the products of half bytes 4 c .. 4 c + 4 with the four i8 at `x`.
@@ -109,10 +110,10 @@ impl Dots for PortableDots {
     }
 
     #[inline(always)]
-    unsafe fn halves(line: *const u8) -> [Line; 2] {
+    unsafe fn half(line: *const u8, high: bool) -> Line {
         // SAFETY: the caller's promise.
         let bytes = unsafe { Self::whole(line, 0) }.0;
-        [Line(bytes.map(|byte| byte & 0x0f)), Line(bytes.map(|byte| byte >> 4))]
+        Line(bytes.map(|byte| if high { byte >> 4 } else { byte & 0x0f }))
     }
 
     #[inline(always)]

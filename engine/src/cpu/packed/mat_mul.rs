@@ -65,8 +65,8 @@ impl DotKernel for PackedMatMul<'_> {
                 // SAFETY: D's instructions are there; rows and panels lie inside by the assertion.
                 unsafe {
                     match tiles.len() {
-                        1 => self.tile_of::<D>(at, rows.len(), Ahead { first: lines }),
-                        _ if pair => self.pair_of::<D>(at, rows.len(), share),
+                        1 => self.tile_of::<D>(at, rows.len(), Ahead::new(lines)),
+                        _ if pair => self.pair_of::<D>(at, rows.len(), share.side_by_side(2)),
                         _ => self.tile_of::<D>(at, rows.len(), share),
                     }
                 }

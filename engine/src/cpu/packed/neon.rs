@@ -52,11 +52,15 @@ impl Dots for NeonDots {
     }
 
     #[inline(always)]
-    unsafe fn halves(line: *const u8) -> [Self::Halves; 2] {
+    unsafe fn half(line: *const u8, high: bool) -> Self::Halves {
         // SAFETY: the trait's contract: 64 bytes at `line`.
         unsafe {
             let bytes = load_line(line);
-            [bytes.map(|bytes| vandq_u8(bytes, vdupq_n_u8(0x0f))), bytes.map(|bytes| vshrq_n_u8::<4>(bytes))]
+            if high {
+                bytes.map(|bytes| vshrq_n_u8::<4>(bytes))
+            } else {
+                bytes.map(|bytes| vandq_u8(bytes, vdupq_n_u8(0x0f)))
+            }
         }
     }
 

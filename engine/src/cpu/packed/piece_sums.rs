@@ -5,6 +5,8 @@
     reason = "the indices are the matrix notation, and the loops are unrolled"
 )]
 
+use std::sync::atomic::{Ordering, compiler_fence};
+
 use super::layout::{GROUP, Piece};
 use super::mat_mul::PackedMatMul;
 use super::rows::{QUAD, bytes_per_number};
@@ -84,7 +86,7 @@ impl PieceAt {
                 }
             }
             let mut sums = [first; M];
-            while D::UNROLLED && quads >= FETCHED {
+            while quads >= FETCHED {
                 fetch.fetch::<D::Lanes, FETCHED>(line);
                 for u in 0..FETCHED {
                     let at = (lines.add(u * size_of::<Line>()), x.add(u * quad_bytes));
@@ -95,17 +97,13 @@ impl PieceAt {
                 lines = lines.wrapping_add(FETCHED * size_of::<Line>());
                 x = x.wrapping_add(FETCHED * quad_bytes);
             }
-            // Not known to the compiler: it would unroll the loop and hold more values than there are registers.
-            let fetched = if D::UNROLLED { FETCHED } else { std::hint::black_box(FETCHED) };
-            while quads > 0 {
+            if quads > 0 {
                 fetch.fetch::<D::Lanes, FETCHED>(line);
-                for _ in 0..quads.min(fetched) {
-                    self.add_quad::<D, R, M, U>(&mut sums, 0, (lines, x));
-                    lines = lines.add(size_of::<Line>());
-                    x = x.add(quad_bytes);
-                }
-                quads = quads.saturating_sub(fetched);
-                line = line.wrapping_add(FETCHED);
+            }
+            for _ in 0..quads {
+                self.add_quad::<D, R, M, U>(&mut sums, 0, (lines, x));
+                lines = lines.add(size_of::<Line>());
+                x = x.add(quad_bytes);
             }
             // Not `map` of an array: what drops its rest on a panic is a call that is only inlined by link-time optimisation.
             let mut joined = [first[0]; M];
@@ -129,6 +127,7 @@ impl PieceAt {
     ) {
         // SAFETY: the caller's promise.
         unsafe {
+            in_order::<D>();
             for word in 0..D::WORDS {
                 let mut whole = [D::whole(line, word); M];
                 for m in 1..M {
@@ -160,7 +159,7 @@ impl PieceAt {
                 sums[0][r] = D::begin_group(*self.corrections.add(r));
             }
             fetch.fetch::<D::Lanes, { GROUP / HALVES }>(self.line);
-            if D::UNROLLED && len == GROUP {
+            if len == GROUP {
                 // The usual length, known to the compiler.
                 for index in 0..GROUP / HALVES {
                     self.add_halves::<D, R, U>(&mut sums, index);
@@ -191,14 +190,24 @@ impl PieceAt {
     ) {
         // SAFETY: the caller's promise.
         unsafe {
-            let [low, high] = D::halves(self.lines.add(index * size_of::<Line>()));
+            let line = self.lines.add(index * size_of::<Line>());
             let x = self.x.add(HALVES * R * index);
-            for (u, half, x) in [(0, low, x), (U / 2, high, x.add(QUAD * R))] {
+            for (u, high, x) in [(0, false, x), (U / 2, true, x.add(QUAD * R))] {
+                in_order::<D>();
+                let half = D::half(line, high);
                 for r in 0..R {
                     sums[u][r] = D::dot_halves(sums[u][r], half, x.add(WORD * r));
                 }
             }
         }
+    }
+}
+
+/// What is loaded behind it is not loaded before it, where registers are few.
+#[inline(always)]
+fn in_order<D: Dots>() {
+    if D::IN_ORDER {
+        compiler_fence(Ordering::SeqCst);
     }
 }
 

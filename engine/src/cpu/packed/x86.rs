@@ -62,11 +62,12 @@ impl Dots for VnniDots {
     }
 
     #[inline(always)]
-    unsafe fn halves(line: *const u8) -> [__m512i; 2] {
+    unsafe fn half(line: *const u8, high: bool) -> __m512i {
         // SAFETY: the trait's contract.
         unsafe {
-            let (bytes, mask) = (Self::whole(line, 0), _mm512_set1_epi8(0x0f));
-            [_mm512_and_si512(bytes, mask), _mm512_and_si512(_mm512_srli_epi16::<4>(bytes), mask)]
+            let bytes = Self::whole(line, 0);
+            let shifted = if high { _mm512_srli_epi16::<4>(bytes) } else { bytes };
+            _mm512_and_si512(shifted, _mm512_set1_epi8(0x0f))
         }
     }
 
@@ -97,6 +98,7 @@ impl Dots for VnniDots {
 impl<const EVEX: bool> Dots for NarrowVnniDots<EVEX> {
     const TILE_ROWS: usize = 6;
     const SUMS: usize = 6;
+    const IN_ORDER: bool = true;
     type Lanes = Avx2;
     type Halves = (__m256i, __m256i);
     type Whole = (__m256i, __m256i);
@@ -134,9 +136,9 @@ impl<const EVEX: bool> Dots for NarrowVnniDots<EVEX> {
     }
 
     #[inline(always)]
-    unsafe fn halves(line: *const u8) -> [Self::Halves; 2] {
+    unsafe fn half(line: *const u8, high: bool) -> Self::Halves {
         // SAFETY: the trait's contract: 64 bytes at `line`.
-        unsafe { load_halves(line) }
+        unsafe { load_half(line, high) }
     }
 
     #[inline(always)]
@@ -167,7 +169,7 @@ impl Dots for Avx2Dots {
     const TILE_ROWS: usize = 4;
     const SUMS: usize = 1;
     const WORDS: usize = 2;
-    const UNROLLED: bool = false;
+    const IN_ORDER: bool = true;
     type Lanes = Avx2;
     type Halves = (__m256i, __m256i);
     type Whole = (__m256i, __m256i);
@@ -212,9 +214,9 @@ impl Dots for Avx2Dots {
     }
 
     #[inline(always)]
-    unsafe fn halves(line: *const u8) -> [Self::Halves; 2] {
+    unsafe fn half(line: *const u8, high: bool) -> Self::Halves {
         // SAFETY: the trait's contract: 64 bytes at `line`.
-        unsafe { load_halves(line) }
+        unsafe { load_half(line, high) }
     }
 
     #[inline(always)]
@@ -258,19 +260,18 @@ unsafe fn load_line(line: *const u8) -> (__m256i, __m256i) {
     unsafe { (_mm256_loadu_si256(line.cast()), _mm256_loadu_si256(line.add(HALF_LINE).cast())) }
 }
 
-/// The low half of each byte, and the high half.
+/// The low half of each byte, or the high half.
 ///
 /// # Safety
 /// The CPU has AVX2, and 64 bytes are at `line`.
 #[inline(always)]
-unsafe fn load_halves(line: *const u8) -> [(__m256i, __m256i); 2] {
+unsafe fn load_half(line: *const u8, high: bool) -> (__m256i, __m256i) {
     // SAFETY: the caller's promise.
     unsafe {
-        let (bytes, mask) = (load_line(line), _mm256_set1_epi8(0x0f));
-        let high = (_mm256_srli_epi16::<4>(bytes.0), _mm256_srli_epi16::<4>(bytes.1));
-        [
-            (_mm256_and_si256(bytes.0, mask), _mm256_and_si256(bytes.1, mask)),
-            (_mm256_and_si256(high.0, mask), _mm256_and_si256(high.1, mask)),
-        ]
+        let (mut bytes, mask) = (load_line(line), _mm256_set1_epi8(0x0f));
+        if high {
+            bytes = (_mm256_srli_epi16::<4>(bytes.0), _mm256_srli_epi16::<4>(bytes.1));
+        }
+        (_mm256_and_si256(bytes.0, mask), _mm256_and_si256(bytes.1, mask))
     }
 }

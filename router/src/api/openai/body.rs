@@ -67,6 +67,7 @@ pub struct Body {
     pub truncate_prompt_tokens: Option<i64>,
     pub cache_salt: Option<String>,
     pub timings_per_token: Option<bool>,
+    pub store: Option<bool>,
 
     pub tools: Option<Vec<Value>>,
     pub tool_choice: Option<Value>,
@@ -110,8 +111,6 @@ pub struct Body {
     _user: IgnoredAny,
     #[serde(rename = "metadata")]
     _metadata: IgnoredAny,
-    #[serde(rename = "store")]
-    _store: IgnoredAny,
     #[serde(rename = "service_tier")]
     _service_tier: IgnoredAny,
     #[serde(rename = "safety_identifier")]
@@ -284,6 +283,7 @@ impl Body {
             truncate_prompt_tokens: self.truncate_prompt_tokens,
             cache_salt: self.cache_salt,
             wants_whole_window: false,
+            keep_out_of_log: self.store == Some(false),
             names: FieldNames {
                 max_tokens: max_tokens_name,
                 logprobs: logprobs_name,

@@ -103,6 +103,12 @@ pub const FIELDS: &[Field] = &[
         "vLLM's: only this many tokens at the end of a prompt are kept; -1: as many as fit",
     ),
     both(Honoured, "cache_salt", "\"x\"", "vLLM's: requests with different salts share no cached prefix"),
+    both(
+        Honoured,
+        "store",
+        "false",
+        "false: not written to the router's log of requests (`--request-log`), where it keeps one",
+    ),
     both(Honoured, "priority", "1", "vLLM's: 0 (most urgent) to 255"),
     both(Honoured, "task_type", "\"code\"", "ours: what kind of text this is; also the header `x-task-type`"),
     both(
@@ -187,7 +193,6 @@ pub const FIELDS: &[Field] = &[
     both(Refused, "kv_transfer_params", "{\"x\": 1}", "vLLM's"),
     both(Ignored, "user", "\"x\"", ""),
     both(Ignored, "metadata", "{\"x\": \"y\"}", ""),
-    both(Ignored, "store", "false", "nothing is stored either way"),
     both(Ignored, "service_tier", "\"auto\"", ""),
     both(Ignored, "safety_identifier", "\"x\"", ""),
     both(Ignored, "prompt_cache_key", "\"x\"", "prefixes are found by what they say"),

@@ -197,3 +197,18 @@ fn the_driver_sends_what_the_simulators_scheduler_commands() {
     }
     assert!(drafted > 1_000 && finished > 50, "{drafted} spans of several tokens, {finished} requests");
 }
+
+#[test]
+fn a_request_that_is_not_sampled_hands_no_trace_on() {
+    use opentelemetry::trace::TracerProvider as _;
+    use opentelemetry_sdk::trace::{Sampler, SdkTracerProvider};
+    use tracing_subscriber::layer::SubscriberExt as _;
+
+    for (sampler, is_traced) in [(Sampler::AlwaysOff, false), (Sampler::AlwaysOn, true)] {
+        let provider = SdkTracerProvider::builder().with_sampler(sampler).build();
+        let layer = tracing_opentelemetry::layer().with_tracer(provider.tracer("test"));
+        let _subscriber = tracing::subscriber::set_default(tracing_subscriber::registry().with(layer));
+        let traceparent = sampled_traceparent_of(&tracing::info_span!("request"));
+        assert_eq!(traceparent.is_empty(), !is_traced, "{traceparent}");
+    }
+}

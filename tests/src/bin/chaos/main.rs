@@ -95,7 +95,7 @@ struct Args {
     /// What workers compute with: pair, or synthetic, which only keeps time, for fleets larger than the machine can compute
     #[arg(long, value_name = "pair|synthetic", default_value = "pair", value_parser = ["pair", "synthetic"])]
     engine: String,
-    /// With synthetic workers: everything takes so many times as long as in the pair's profile
+    /// With synthetic workers: the factor that the step times of the pair's profile are multiplied by
     #[arg(long, value_name = "X", default_value_t = 4.0)]
     time_scale: f64,
     /// Where the processes' log lines are left [default: only where a stream was lost or differs]

@@ -42,7 +42,7 @@ pub(crate) struct Args {
     /// What the moments are drawn from
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// Everything takes workers so many times as long as in the bundled pair's profile
+    /// The factor that the step times of the bundled pair's profile are multiplied by
     #[arg(long, default_value_t = 10.0)]
     time_scale: f64,
     /// Output tokens of an answer

@@ -34,7 +34,7 @@ const EVENT_US: f64 = 14.0;
 const TOKEN_US: f64 = 1.5;
 
 /// Guesses of this task type are accepted with 0.82 each in the profiles: at k = 4, 3.5 tokens a verification.
-const TASK_TYPE: &str = "easy";
+pub(crate) const TASK_TYPE: &str = "easy";
 
 /// KV blocks of each worker: 1,024 streams of 30,000 tokens.
 const ROOMY_BLOCKS: i64 = 2_000_000;
@@ -119,7 +119,7 @@ async fn measure(args: &Args, binaries: &Binaries, (streams, k): (usize, u32)) -
     let most = if k > 0 { 62.5 } else { 100.0 };
     let rounds_per_second = args.rate / streams as f64;
     let time_scale = (most / rounds_per_second).max(SHORTEST);
-    let cluster = start(args, binaries, time_scale).await?;
+    let cluster = start(&args.profile, binaries, time_scale, Vec::new()).await?;
     // Twice the window is enough for whatever comes before and after it.
     let tokens_each = 64 + (3.0 * args.seconds * rounds_per_second * if k > 0 { 4.0 } else { 1.0 }) as u32;
     let endpoint = Endpoint::reach(&cluster.http_url(), Access::default()).await?;
@@ -161,15 +161,22 @@ fn roomy(profile: &Path) -> anyhow::Result<String> {
     Ok(table.to_string())
 }
 
-async fn start(args: &Args, binaries: &Binaries, time_scale: f64) -> anyhow::Result<Cluster> {
+/// A router with one target and one draft worker that keep the time of a profile; `env` is every process's.
+pub(crate) async fn start(
+    profile: &Path,
+    binaries: &Binaries,
+    time_scale: f64,
+    env: Vec<(String, String)>,
+) -> anyhow::Result<Cluster> {
     let directory = tempfile::tempdir()?;
-    let profile = directory.path().join("roomy.toml");
-    std::fs::write(&profile, roomy(&root().join(&args.profile))?)?;
-    let target = TargetKind::Synthetic { profile, time_scale };
+    let roomy_profile = directory.path().join("roomy.toml");
+    std::fs::write(&roomy_profile, roomy(&root().join(profile))?)?;
+    let target = TargetKind::Synthetic { profile: roomy_profile, time_scale };
     let mut spec = ClusterSpec::new(binaries.clone(), target, DraftKind::Synthetic);
     spec.threads = Some(NonZeroUsize::MIN);
     spec.log = Some("error".to_owned());
     spec.grace = Duration::from_secs(1);
+    spec.env = env;
     spec.router_args = vec!["--max-sequences".to_owned(), "4096".to_owned()];
     Ok(Cluster::start(spec, Arc::new(NoLogs), PATIENCE).await?)
 }

@@ -1,5 +1,5 @@
 //! What the router costs, with workers that only keep time: CPU for each event and each further token ([`cost`]), latency that it adds to a round
-//! ([`latency`]), memory and waits at scale ([`scale`]). Prints Markdown. `make measure-router`.
+//! ([`latency`]), memory and waits at scale ([`scale`]), what traces add ([`traces`]). Prints Markdown. `make measure-router`.
 //!
 //! It measures the router's process and nothing of the workers'; what it prints is of the machine that it ran on.
 
@@ -12,6 +12,7 @@ mod helper;
 mod latency;
 mod relay;
 mod scale;
+mod traces;
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -38,6 +39,8 @@ enum What {
     Latency(latency::Args),
     /// One router, many workers: memory over minutes, and the longest waits by priority
     Scale(scale::Args),
+    /// CPU for each token with no traces, with 1% and with all requests traced, in turns
+    Traces(traces::Args),
     /// A worker that answers, and does nothing else
     #[command(hide = true)]
     Echo {
@@ -61,6 +64,7 @@ async fn main() -> anyhow::Result<()> {
         What::Cpu(args) => cost::run(&args, &binaries).await,
         What::Latency(args) => latency::run(&args, &binaries).await,
         What::Scale(args) => scale::run(&args, &binaries).await,
+        What::Traces(args) => traces::run(&args, &binaries).await,
         What::Echo { delay_us } => echo::serve(Duration::from_micros(delay_us)).await,
         What::Relay(load) => relay::serve(load).await,
     }

@@ -139,17 +139,7 @@ impl Body {
         header_task_type: Option<String>,
     ) -> Result<(SentRequest, ResponseForm), RouterError> {
         self.refuse_unsupported()?;
-        let mut turns = Turns::after(earlier);
-        match self.input {
-            None => return Err(RouterError::invalid("input", "input is required")),
-            Some(Input::Text(text)) => turns.say("user", text),
-            Some(Input::Items(items)) => {
-                for (idx, item) in items.iter().enumerate() {
-                    read_item(idx, item, &mut turns)?;
-                }
-            }
-        }
-        let conversation = turns.into_messages();
+        let conversation = read_input(self.input, earlier)?;
         let text_format = read_text(self.text)?;
         let grammar = TextFormat::deserialize(&text_format)
             .map_err(|error| RouterError::invalid("text.format", format!("text.format: {error}")))?;
@@ -182,6 +172,7 @@ impl Body {
             speculation: self.speculation.map(|Object(sent)| sent.into()).unwrap_or_default(),
             tools: read.sent.clone(),
             grammar: grammar.into_grammar()?,
+            keep_out_of_log: self.store == Some(false),
             names: FieldNames {
                 max_tokens: "max_output_tokens",
                 logprobs: "top_logprobs",
@@ -229,6 +220,24 @@ impl Body {
             says_off,
         )
     }
+}
+
+/// The conversation: what came earlier, then this request's `input`.
+fn read_input(
+    input: Option<Input>,
+    earlier: Vec<ConversationMessage>,
+) -> Result<Vec<ConversationMessage>, RouterError> {
+    let mut turns = Turns::after(earlier);
+    match input {
+        None => return Err(RouterError::invalid("input", "input is required")),
+        Some(Input::Text(text)) => turns.say("user", text),
+        Some(Input::Items(items)) => {
+            for (idx, item) in items.iter().enumerate() {
+                read_item(idx, item, &mut turns)?;
+            }
+        }
+    }
+    Ok(turns.into_messages())
 }
 
 /// Whether an unsupported field asks for nothing.

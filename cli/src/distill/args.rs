@@ -1,0 +1,100 @@
+//! The command line of `outrider distill`, and what it refuses.
+
+use std::path::PathBuf;
+
+use super::error::DistillCommandError;
+use crate::check_pair::Weights;
+
+const TEACHING: &str = "\
+The log is what a router writes with --request-log FILE; FILE.1, the part before it, is read too where it is there. One row in ten, chosen
+by its prompt, is held out: it judges and is never trained on.
+
+Training moves the draft's distribution to the target's, 0.8 KL(target || draft) + 0.2 cross entropy, over the answers of the log. The new
+draft has the shape, the tokenizer and the number format of the old one.
+
+Examples:
+  outrider distill --log requests.jsonl --target models/target --draft models/draft --out models/draft-2
+  outrider distill --log a.jsonl --log b.jsonl --target big --weights int8 --draft small --out small-2 --steps 2000";
+
+/// Arguments of `outrider distill`.
+#[derive(Debug, Clone, clap::Args)]
+#[command(after_long_help = TEACHING)]
+pub struct DistillArgs {
+    /// A router's log of requests (--request-log); may be given several times
+    #[arg(long, value_name = "FILE", required = true)]
+    pub log: Vec<PathBuf>,
+
+    /// The target's checkpoint
+    #[arg(long, value_name = "DIR")]
+    pub target: PathBuf,
+
+    /// The checkpoint of the draft that serves: training starts from its weights
+    #[arg(long, value_name = "DIR")]
+    pub draft: PathBuf,
+
+    /// Where the new draft is written; must not exist
+    #[arg(long, value_name = "DIR")]
+    pub out: PathBuf,
+
+    /// Training steps
+    #[arg(long, value_name = "N", default_value_t = 300)]
+    pub steps: usize,
+
+    /// Windows of text in each step
+    #[arg(long, value_name = "N", default_value_t = 8)]
+    pub batch: usize,
+
+    /// Tokens of a window: what the draft sees of a text at once
+    #[arg(long, value_name = "TOKENS", default_value_t = 512)]
+    pub context: usize,
+
+    /// Highest learning rate
+    #[arg(long, value_name = "RATE", default_value_t = 3e-4)]
+    pub learning_rate: f64,
+
+    /// Which windows come when
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub seed: u64,
+
+    /// Fewest answer tokens to train on: a draft that saw less learns them by heart
+    #[arg(long, value_name = "N", default_value_t = 20_000)]
+    pub min_tokens: usize,
+
+    /// Only rows of this model, as the log names it
+    #[arg(long, value_name = "NAME")]
+    pub model: Option<String>,
+
+    /// The target's weights, as it is served
+    #[arg(long, value_name = "FORMAT", default_value = "auto")]
+    pub weights: Weights,
+
+    /// Held-out prompts of each task type that the comparison asks
+    #[arg(long, value_name = "N", default_value_t = 4)]
+    pub num_prompts: usize,
+
+    /// Output tokens of each of them at most
+    #[arg(long, value_name = "N", default_value_t = 64)]
+    pub max_tokens: u32,
+
+    /// Print JSON instead of text
+    #[arg(long)]
+    pub json: bool,
+}
+
+impl DistillArgs {
+    /// Refuses values that make no sense, each by its flag.
+    pub(super) fn check(&self) -> Result<(), DistillCommandError> {
+        let expect = |flag, value: String, expected, holds: bool| match holds {
+            true => Ok(()),
+            false => Err(DistillCommandError::Usage { flag, value, expected }),
+        };
+        expect("--steps", self.steps.to_string(), "1 or more", self.steps > 0)?;
+        expect("--batch", self.batch.to_string(), "1 or more", self.batch > 0)?;
+        expect("--context", self.context.to_string(), "8 or more", self.context >= 8)?;
+        let rate = self.learning_rate;
+        expect("--learning-rate", rate.to_string(), "above 0, below 1", rate > 0.0 && rate < 1.0)?;
+        expect("--num-prompts", self.num_prompts.to_string(), "1 or more", self.num_prompts > 0)?;
+        expect("--max-tokens", self.max_tokens.to_string(), "2 or more", self.max_tokens > 1)?;
+        expect("--out", self.out.display().to_string(), "a directory that does not exist", !self.out.exists())
+    }
+}

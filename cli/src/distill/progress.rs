@@ -1,0 +1,55 @@
+//! Lines that say how far training is and how long it still takes, on standard error.
+
+use std::time::{Duration, Instant};
+
+use distill::training::StepDone;
+
+/// At least so long between two lines.
+const EVERY: Duration = Duration::from_secs(10);
+
+/// A run under way.
+pub(super) struct Progress {
+    steps: usize,
+    began: Instant,
+    said: Instant,
+    tokens: usize,
+}
+
+impl Progress {
+    pub(super) fn new(steps: usize) -> Self {
+        let now = Instant::now();
+        Self { steps, began: now, said: now, tokens: 0 }
+    }
+
+    /// A step is done.
+    #[expect(clippy::print_stderr, reason = "progress for whoever waits")]
+    pub(super) fn step(&mut self, StepDone { steps: done, loss, tokens }: StepDone) {
+        self.tokens += tokens;
+        if self.said.elapsed() < EVERY && done != self.steps {
+            return;
+        }
+        self.said = Instant::now();
+        let seconds = self.began.elapsed().as_secs_f64();
+        let left = seconds / done as f64 * (self.steps - done) as f64;
+        eprintln!(
+            "step {done} of {} ({:.0}%), loss {loss:.3}, {:.0} tokens/s, {} left",
+            self.steps,
+            100.0 * done as f64 / self.steps as f64,
+            self.tokens as f64 / seconds,
+            clock(left),
+        );
+    }
+}
+
+fn clock(seconds: f64) -> String {
+    let seconds = seconds.round() as u64;
+    format!("{}:{:02}:{:02}", seconds / 3600, seconds / 60 % 60, seconds % 60)
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn times_are_spelt_in_hours() {
+        assert_eq!(super::clock(3_725.4), "1:02:05");
+    }
+}

@@ -1,0 +1,240 @@
+//! `outrider distill` from its arguments to its report.
+
+use std::collections::BTreeMap;
+use std::num::NonZeroUsize;
+
+use distill::draft::DraftModel;
+use distill::training::{Judged, Plan, judge, train};
+use distill::windows::{Window, cut};
+use engine::ParameterCount;
+use serde::Serialize;
+
+use super::args::DistillArgs;
+use super::error::DistillCommandError;
+use super::progress::Progress;
+use super::rows::{HOLD_OUT_EVERY, Row, Rows};
+use super::teacher::difference;
+use crate::check_pair::local::LocalModel;
+use crate::check_pair::measure::Question;
+use crate::check_pair::report::Report;
+use crate::check_pair::texts::CheckpointText;
+use crate::check_pair::{self, CheckPairArgs, Weights};
+
+/// Held-out windows that losses are judged on, at most.
+const JUDGED_WINDOWS: usize = 64;
+
+/// A logit may differ by so much between f32 sums in different orders. A setting that is read differently moves logits by whole units.
+const LOGIT_TOLERANCE: f32 = 0.05;
+
+/// What came of it.
+#[derive(Debug, Serialize)]
+struct Outcome {
+    /// Rows that were trained on, and that were held out.
+    rows: [usize; 2],
+    /// Lines of the log that could not be used.
+    unusable_lines: usize,
+    /// On held-out rows.
+    before: Judged,
+    /// The same of the new draft.
+    after: Judged,
+    /// `outrider check-pair` on held-out prompts: the old draft, the new one.
+    reports: Vec<Report>,
+}
+
+/// Distils, and prints the report.
+#[expect(clippy::print_stdout, clippy::print_stderr, reason = "the report is the program's output")]
+pub fn run(args: &DistillArgs) -> Result<(), DistillCommandError> {
+    args.check()?;
+    let text = paired_text(args)?;
+    let rows = Rows::read(&args.log, args.model.as_deref(), text.num_ids())?;
+    if rows.faults.count > 0 {
+        eprintln!("{}", rows.faults);
+    }
+    check_enough(args, &rows)?;
+    let (before, after) = distilled(args, &rows, text.num_ids())?;
+    let pair_args = pair_args(args);
+    let questions = questions(&rows.held_out, args.num_prompts);
+    let reports = check_pair::run_on(&pair_args, Some(&questions))?;
+    let outcome = Outcome {
+        rows: [rows.train.len(), rows.held_out.len()],
+        unusable_lines: rows.faults.count,
+        before,
+        after,
+        reports,
+    };
+    match args.json {
+        true => println!("{}", serde_json::json!(outcome)),
+        false => print!("{}", outcome.text(args, &check_pair::text(&pair_args, &outcome.reports))),
+    }
+    Ok(())
+}
+
+/// The target's text; a draft that numbers its tokens differently is refused.
+fn paired_text(args: &DistillArgs) -> Result<CheckpointText, DistillCommandError> {
+    let target = CheckpointText::read(&args.target)?;
+    match target.compare(&CheckpointText::read(&args.draft)?).first_difference {
+        None => Ok(target),
+        Some(difference) => Err(DistillCommandError::Unpaired {
+            draft: args.draft.clone(),
+            target: args.target.clone(),
+            difference,
+        }),
+    }
+}
+
+fn check_enough(args: &DistillArgs, rows: &Rows) -> Result<(), DistillCommandError> {
+    let tokens = rows.train_tokens();
+    if tokens < args.min_tokens || tokens == 0 {
+        let (rows, min_tokens) = (rows.train.len(), args.min_tokens.max(1));
+        return Err(DistillCommandError::TooFewTokens { tokens, rows, min_tokens });
+    }
+    match rows.held_out.is_empty() {
+        true => Err(DistillCommandError::NothingHeldOut(HOLD_OUT_EVERY)),
+        false => Ok(()),
+    }
+}
+
+/// Trains and writes the new draft: how far it was from the target before, and is now.
+#[expect(clippy::print_stderr, reason = "progress for whoever waits")]
+fn distilled(args: &DistillArgs, rows: &Rows, num_ids: u32) -> Result<(Judged, Judged), DistillCommandError> {
+    let pair_args = pair_args(args);
+    let mut target = check_pair::load(&pair_args, &args.target, (args.weights, num_ids))?;
+    let mut draft = DraftModel::read(&args.draft)?;
+    let context = args.context.min(draft.max_len()).min(target.info().max_model_len as usize);
+    let windows = |rows: &[Row]| {
+        let of = |row: &Row| cut(&row.prompt_ids, &row.completion_ids, context);
+        rows.iter().flat_map(of).collect::<Vec<Window>>()
+    };
+    let (train_on, judge_on) = (windows(&rows.train), spread(windows(&rows.held_out), JUDGED_WINDOWS));
+    let mut served = check_pair::load(&pair_args, &args.draft, (Weights::F32, num_ids))?;
+    check_same(args, &draft, &mut served, &judge_on[0])?;
+    drop(served);
+    eprintln!(
+        "{} rows with {} answer tokens to train on, {} rows held out",
+        rows.train.len(),
+        rows.train_tokens(),
+        rows.held_out.len()
+    );
+    let before = judge(&draft, &mut target, &judge_on)?;
+    let plan = Plan {
+        steps: args.steps,
+        batch: args.batch,
+        peak_rate: args.learning_rate,
+        seed: args.seed,
+        threads: all_cores(),
+    };
+    let mut progress = Progress::new(plan.steps);
+    train(&mut draft, &mut target, &train_on, (&plan, &mut |step| progress.step(step)))?;
+    let after = judge(&draft, &mut target, &judge_on)?;
+    draft.weights.write(&args.out)?;
+    Ok((before, after))
+}
+
+/// The draft that is trained is the one that the engine serves.
+fn check_same(
+    args: &DistillArgs,
+    draft: &DraftModel,
+    served: &mut LocalModel,
+    window: &Window,
+) -> Result<(), DistillCommandError> {
+    let difference = difference(draft, served, window)?;
+    match difference <= LOGIT_TOLERANCE {
+        true => Ok(()),
+        false => Err(DistillCommandError::NotTheEnginesModel { draft: args.draft.clone(), difference }),
+    }
+}
+
+/// So many at most, spread over all.
+fn spread(all: Vec<Window>, most: usize) -> Vec<Window> {
+    let every = all.len().div_ceil(most).max(1);
+    all.into_iter().step_by(every).collect()
+}
+
+/// Different held-out prompts, up to `num_prompts` of each task type.
+fn questions(held_out: &[Row], num_prompts: usize) -> Vec<Question> {
+    let mut asked: BTreeMap<&str, Vec<&Row>> = BTreeMap::new();
+    for row in held_out {
+        let of_task = asked.entry(&row.task).or_default();
+        let is_known = of_task.iter().any(|known| known.prompt_ids == row.prompt_ids);
+        if of_task.len() < num_prompts && !is_known {
+            of_task.push(row);
+        }
+    }
+    let question = |(seed, row): (u64, &&Row)| Question {
+        task: row.task.clone(),
+        prompt_ids: row.prompt_ids.clone(),
+        seed,
+    };
+    asked.values().flat_map(|rows| (0..).zip(rows).map(question)).collect()
+}
+
+fn all_cores() -> NonZeroUsize {
+    std::thread::available_parallelism().unwrap_or(NonZeroUsize::MIN)
+}
+
+/// What `outrider check-pair --against` is asked with.
+fn pair_args(args: &DistillArgs) -> CheckPairArgs {
+    CheckPairArgs {
+        target: args.target.clone(),
+        draft: args.draft.clone(),
+        against: Some(args.out.clone()),
+        prompts: None,
+        num_prompts: args.num_prompts,
+        max_tokens: args.max_tokens,
+        temperatures: vec![0.0, 1.0],
+        draft_tokens: 4,
+        weights: args.weights,
+        draft_weights: Weights::Auto,
+        threads: all_cores(),
+        ballast: ParameterCount(0),
+        wire_us: 300,
+        quantization: false,
+        json: false,
+    }
+}
+
+impl Outcome {
+    fn text(&self, args: &DistillArgs, pair_report: &str) -> String {
+        let Judged { kl, cross_entropy } = self.before;
+        let verdict = match self.after.kl < kl {
+            true => "",
+            false => "The new draft is no nearer to the target on held-out rows: do not roll it out.\n",
+        };
+        format!(
+            "{pair_report}\n\
+             Held-out rows, nats per token: KL(target || draft) {kl:.3} -> {:.3}, cross entropy {cross_entropy:.3} -> {:.3}\n\
+             {verdict}\
+             The new draft is in {out}. Score it beside the one that serves before it drafts for anybody:\n\
+             \x20 outrider-draft-worker --model {out} --shadow ..\n\
+             then roll it out as docs/operating.md says (\"Rolling out a draft\").\n",
+            self.after.kl,
+            self.after.cross_entropy,
+            out = args.out.display(),
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn row(task: &str, prompt: u32) -> Row {
+        Row {
+            task: task.to_owned(),
+            model: "m".to_owned(),
+            prompt_ids: vec![prompt],
+            completion_ids: vec![1],
+        }
+    }
+
+    #[test]
+    fn different_prompts_of_each_task_type_are_asked() {
+        let rows = [row("b", 1), row("a", 2), row("b", 1), row("b", 3), row("b", 4)];
+        let asked: Vec<_> = questions(&rows, 2)
+            .into_iter()
+            .map(|question| (question.task, question.prompt_ids[0], question.seed))
+            .collect();
+        let expected = [("a", 2, 0), ("b", 1, 0), ("b", 3, 1)];
+        assert_eq!(asked, expected.map(|(task, id, seed)| (task.to_owned(), id, seed)));
+    }
+}

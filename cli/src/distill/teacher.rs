@@ -1,0 +1,35 @@
+//! The target, by the engine that serves it: what a draft learns.
+
+use distill::draft::DraftModel;
+use distill::training::Teacher;
+use distill::windows::Window;
+use ndarray::Array2;
+
+use super::error::DistillCommandError;
+use crate::check_pair::local::LocalModel;
+
+impl Teacher for LocalModel {
+    type Error = DistillCommandError;
+
+    fn logits(&mut self, window: &Window) -> Result<Array2<f32>, DistillCommandError> {
+        let vocab_size = self.vocab_size() as usize;
+        let logits = self.score(window.inputs(), window.num_learnt())?;
+        let mut numbers = Vec::with_capacity(logits.rows() * vocab_size);
+        for row in 0..logits.rows() {
+            numbers.extend_from_slice(&logits.row(row)[..vocab_size]);
+        }
+        let shape = (logits.rows(), vocab_size);
+        Ok(Array2::from_shape_vec(shape, numbers).expect("every row has as many logits as there are tokens"))
+    }
+}
+
+/// The largest difference between a logit of the draft as it is trained and as the engine computes it, over a window.
+pub(super) fn difference(
+    draft: &DraftModel,
+    served: &mut LocalModel,
+    window: &Window,
+) -> Result<f32, DistillCommandError> {
+    let engines = served.logits(window)?;
+    let ours = draft.forward(window.inputs(), (window.num_learnt(), engines.ncols())).logits;
+    Ok((engines - ours).fold(0.0, |most: f32, difference| most.max(difference.abs())))
+}

@@ -1,0 +1,148 @@
+//! Causal attention with shared KV heads, and rope, forward and backward. Columns are heads, one after the other.
+
+use ndarray::{Array2, ArrayView2, ArrayViewMut2, Axis, Slice};
+
+use crate::ops::log_softmax;
+
+/// How columns are heads.
+#[derive(Debug, Clone, Copy)]
+pub struct Heads {
+    /// Query heads.
+    pub queries: usize,
+    /// KV heads: each serves as many query heads, which stand together.
+    pub kv: usize,
+    /// Columns of a head.
+    pub dim: usize,
+}
+
+impl Heads {
+    fn columns(&self, x: &Array2<f32>, head: usize) -> Array2<f32> {
+        x.slice_axis(Axis(1), self.range(head)).to_owned()
+    }
+
+    fn columns_mut<'a>(&self, x: &'a mut Array2<f32>, head: usize) -> ArrayViewMut2<'a, f32> {
+        x.slice_axis_mut(Axis(1), self.range(head))
+    }
+
+    fn range(&self, head: usize) -> Slice {
+        Slice::from(head * self.dim..(head + 1) * self.dim)
+    }
+
+    /// The KV head of a query head.
+    fn kv_of(&self, head: usize) -> usize {
+        head / (self.queries / self.kv)
+    }
+
+    fn scale(&self) -> f32 {
+        1.0 / (self.dim as f32).sqrt()
+    }
+}
+
+/// Cosines and sines of every position, `[positions, dim / 2]` each.
+#[derive(Debug, Clone)]
+pub struct Rope {
+    cos: Array2<f32>,
+    sin: Array2<f32>,
+}
+
+impl Rope {
+    /// For heads of `dim` columns and this base.
+    pub fn new(positions: usize, dim: usize, theta: f64) -> Self {
+        let half = dim / 2;
+        let frequency = |pair: usize| theta.powf(-(pair as f64) / half as f64) as f32;
+        let angles = Array2::from_shape_fn((positions, half), |(at, pair)| at as f32 * frequency(pair));
+        Self { cos: angles.mapv(f32::cos), sin: angles.mapv(f32::sin) }
+    }
+
+    /// Turns each head of every row by its position.
+    pub fn turn(&self, x: &mut Array2<f32>) {
+        self.rotate(x, 1.0);
+    }
+
+    /// Turns gradients back: a rotation's gradient is the rotation the other way.
+    pub fn turn_back(&self, d_x: &mut Array2<f32>) {
+        self.rotate(d_x, -1.0);
+    }
+
+    fn rotate(&self, x: &mut Array2<f32>, sign: f32) {
+        let half = self.cos.ncols();
+        for (position, mut row) in x.rows_mut().into_iter().enumerate() {
+            for first in (0..row.len()).step_by(2 * half) {
+                for pair in 0..half {
+                    let (cos, sin) = (self.cos[(position, pair)], sign * self.sin[(position, pair)]);
+                    let (a, b) = (row[first + pair], row[first + half + pair]);
+                    row[first + pair] = a * cos - b * sin;
+                    row[first + half + pair] = b * cos + a * sin;
+                }
+            }
+        }
+    }
+}
+
+/// What every row reads of itself and the rows before it, and of each query head the probabilities, which the backward asks for.
+pub fn attend(
+    heads: Heads,
+    q: &Array2<f32>,
+    k: &Array2<f32>,
+    v: &Array2<f32>,
+) -> (Array2<f32>, Vec<Array2<f32>>) {
+    let mut mixed = Array2::zeros(q.raw_dim());
+    let mut all = Vec::with_capacity(heads.queries);
+    for head in 0..heads.queries {
+        let (k, v) = (heads.columns(k, heads.kv_of(head)), heads.columns(v, heads.kv_of(head)));
+        let mut probabilities = heads.columns(q, head).dot(&k.t()) * heads.scale();
+        causal_softmax(&mut probabilities);
+        heads.columns_mut(&mut mixed, head).assign(&probabilities.dot(&v));
+        all.push(probabilities);
+    }
+    (mixed, all)
+}
+
+/// Gradients of queries, keys and values.
+pub struct AttentionGradients {
+    /// `[positions, query heads x dim]`
+    pub q: Array2<f32>,
+    /// `[positions, KV heads x dim]`
+    pub k: Array2<f32>,
+    /// `[positions, KV heads x dim]`
+    pub v: Array2<f32>,
+}
+
+/// Of [`attend`], from the gradient of what it returned.
+pub fn attend_backward(
+    heads: Heads,
+    (q, k, v): (&Array2<f32>, &Array2<f32>, &Array2<f32>),
+    probabilities: &[Array2<f32>],
+    d_mixed: &Array2<f32>,
+) -> AttentionGradients {
+    let zeros = |of: &Array2<f32>| Array2::zeros(of.raw_dim());
+    let mut d = AttentionGradients { q: zeros(q), k: zeros(k), v: zeros(v) };
+    for (head, p) in probabilities.iter().enumerate() {
+        let kv = heads.kv_of(head);
+        let d_out = heads.columns(d_mixed, head);
+        add(heads.columns_mut(&mut d.v, kv), p.t().dot(&d_out).view());
+        // Softmax: d s = p (d p - sum(p d p)).
+        let mut d_scores = d_out.dot(&heads.columns(v, kv).t());
+        for (mut d_row, p) in d_scores.rows_mut().into_iter().zip(p.rows()) {
+            let mean = d_row.dot(&p);
+            d_row.zip_mut_with(&p, |d, p| *d = p * (*d - mean));
+        }
+        d_scores *= heads.scale();
+        heads.columns_mut(&mut d.q, head).assign(&d_scores.dot(&heads.columns(k, kv)));
+        add(heads.columns_mut(&mut d.k, kv), d_scores.t().dot(&heads.columns(q, head)).view());
+    }
+    d
+}
+
+fn add(mut to: ArrayViewMut2<'_, f32>, more: ArrayView2<'_, f32>) {
+    to += &more;
+}
+
+/// Scores to probabilities; a row sees nothing behind itself.
+fn causal_softmax(scores: &mut Array2<f32>) {
+    for (position, mut row) in scores.rows_mut().into_iter().enumerate() {
+        row.iter_mut().skip(position + 1).for_each(|score| *score = f32::NEG_INFINITY);
+    }
+    log_softmax(scores);
+    scores.mapv_inplace(f32::exp);
+}

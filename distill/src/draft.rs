@@ -1,0 +1,351 @@
+//! The draft as a model whose weights can be trained: the families that the engine runs (Llama, Mistral, Qwen2, Qwen3), in f32, one text at a
+//! time. Biases and norms of heads are there where the checkpoint has them. What it leaves out (sliding windows, scaled rope) shows when
+//! its logits are compared with the engine's, which is for callers to do before they train: it must not be another model than the one served.
+
+use std::path::Path;
+
+use engine::{ModelShape, TokenId};
+use ndarray::{Array1, Array2, ArrayView1, Axis, Slice, concatenate};
+use serde::Deserialize;
+
+use crate::adamw::Gradients;
+use crate::attention::{AttentionGradients, Heads, Rope, attend, attend_backward};
+use crate::error::DistillError;
+use crate::ops::{gated, gated_backward, linear, linear_backward, rms_norm, rms_norm_backward};
+use crate::weights::Weights;
+
+const CONFIG_FILE: &str = "config.json";
+const EMBEDDINGS: &str = "model.embed_tokens.weight";
+const HEAD: &str = "lm_head.weight";
+const LAST_NORM: &str = "model.norm.weight";
+
+/// Of checkpoints that do not say: the classes' default.
+const DEFAULT_ROPE_THETA: f64 = 10_000.0;
+
+/// What the engine's shape of a model does not tell.
+#[derive(Deserialize)]
+struct Config {
+    rms_norm_eps: f32,
+    rope_theta: Option<f64>,
+    rope_parameters: Option<RopeParameters>,
+}
+
+#[derive(Deserialize)]
+struct RopeParameters {
+    rope_theta: Option<f64>,
+}
+
+/// A draft that can be trained.
+#[derive(Debug, Clone)]
+pub struct DraftModel {
+    shape: ModelShape,
+    heads: Heads,
+    eps: f32,
+    rope_theta: f64,
+    /// What is trained.
+    pub weights: Weights,
+}
+
+/// What one layer computed, for its backward.
+struct LayerPass {
+    input: Array2<f32>,
+    normed: Array2<f32>,
+    scales: Array1<f32>,
+    /// Before norms of heads, where there are some, and what these divided by.
+    raw_q: Array2<f32>,
+    raw_k: Array2<f32>,
+    head_scales: Option<[Array1<f32>; 2]>,
+    q: Array2<f32>,
+    k: Array2<f32>,
+    v: Array2<f32>,
+    probabilities: Vec<Array2<f32>>,
+    mixed: Array2<f32>,
+    middle: Array2<f32>,
+    middle_normed: Array2<f32>,
+    middle_scales: Array1<f32>,
+    gate: Array2<f32>,
+    up: Array2<f32>,
+    gated: Array2<f32>,
+}
+
+/// What a text made the model compute.
+pub struct Pass {
+    ids: Vec<TokenId>,
+    rope: Rope,
+    layers: Vec<LayerPass>,
+    /// Of the last rows, those whose logits were asked for.
+    last: Array2<f32>,
+    last_normed: Array2<f32>,
+    last_scales: Array1<f32>,
+    /// `[num_logits, vocab_size]`
+    pub logits: Array2<f32>,
+}
+
+impl DraftModel {
+    /// Reads a checkpoint directory.
+    pub fn read(directory: &Path) -> Result<Self, DistillError> {
+        let path = directory.join(CONFIG_FILE);
+        let shape = ModelShape::read(&path)?;
+        let text =
+            std::fs::read(&path).map_err(|source| DistillError::Read { path: path.clone(), source })?;
+        let config: Config = serde_json::from_slice(&text)
+            .map_err(|error| DistillError::Unsupported { path, reason: error.to_string() })?;
+        let in_parameters = config.rope_parameters.and_then(|parameters| parameters.rope_theta);
+        let model = Self {
+            heads: Heads {
+                queries: shape.num_heads as usize,
+                kv: shape.num_kv_heads as usize,
+                dim: shape.head_dim as usize,
+            },
+            eps: config.rms_norm_eps,
+            rope_theta: in_parameters.or(config.rope_theta).unwrap_or(DEFAULT_ROPE_THETA),
+            weights: Weights::read(directory)?,
+            shape,
+        };
+        model.check()?;
+        Ok(model)
+    }
+
+    /// Longest text that the model is made for.
+    pub fn max_len(&self) -> usize {
+        self.shape.max_len as usize
+    }
+
+    /// Every tensor is there in its shape.
+    fn check(&self) -> Result<(), DistillError> {
+        let (hidden, ffn) = (self.shape.hidden_size as usize, self.shape.intermediate_size as usize);
+        let (q, kv) = (self.heads.queries * self.heads.dim, self.heads.kv * self.heads.dim);
+        let vocabulary = [self.shape.vocab_size as usize, hidden];
+        self.weights.get(EMBEDDINGS, &vocabulary)?;
+        self.weights.get(LAST_NORM, &[hidden])?;
+        if !self.shape.tied {
+            self.weights.get(HEAD, &vocabulary)?;
+        }
+        for layer in 0..self.num_layers() {
+            for (part, shape) in [
+                ("input_layernorm", &[hidden][..]),
+                ("self_attn.q_proj", &[q, hidden]),
+                ("self_attn.k_proj", &[kv, hidden]),
+                ("self_attn.v_proj", &[kv, hidden]),
+                ("self_attn.o_proj", &[hidden, q]),
+                ("post_attention_layernorm", &[hidden]),
+                ("mlp.gate_proj", &[ffn, hidden]),
+                ("mlp.up_proj", &[ffn, hidden]),
+                ("mlp.down_proj", &[hidden, ffn]),
+            ] {
+                self.weights.get(&name(layer, part), shape)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn num_layers(&self) -> usize {
+        self.shape.num_layers as usize
+    }
+
+    fn weight(&self, name: &str) -> &Array2<f32> {
+        self.weights.find(name).expect("every tensor was looked for when the checkpoint was read")
+    }
+
+    fn vector(&self, name: &str) -> ArrayView1<'_, f32> {
+        self.weight(name).row(0)
+    }
+
+    fn head(&self) -> &'static str {
+        if self.shape.tied { EMBEDDINGS } else { HEAD }
+    }
+
+    /// Runs over a text: the logits behind its last `num_logits` ids, of the first `vocab_size` tokens.
+    pub fn forward(&self, ids: &[TokenId], (num_logits, vocab_size): (usize, usize)) -> Pass {
+        let places: Vec<usize> = ids.iter().map(|id| *id as usize).collect();
+        let mut hidden = self.weight(EMBEDDINGS).select(Axis(0), &places);
+        let rope = Rope::new(ids.len(), self.heads.dim, self.rope_theta);
+        let mut layers = Vec::with_capacity(self.num_layers());
+        for layer in 0..self.num_layers() {
+            let (pass, output) = self.layer_forward(layer, hidden, &rope);
+            layers.push(pass);
+            hidden = output;
+        }
+        let last = hidden.slice_axis(Axis(0), Slice::from(ids.len() - num_logits..)).to_owned();
+        let (last_normed, last_scales) = rms_norm(&last, self.vector(LAST_NORM), self.eps);
+        let logits =
+            last_normed.dot(&self.weight(self.head()).slice_axis(Axis(0), Slice::from(..vocab_size)).t());
+        Pass { ids: ids.to_vec(), rope, layers, last, last_normed, last_scales, logits }
+    }
+
+    fn layer_forward(&self, layer: usize, input: Array2<f32>, rope: &Rope) -> (LayerPass, Array2<f32>) {
+        let norm = |x: &Array2<f32>, part| rms_norm(x, self.vector(&name(layer, part)), self.eps);
+        let project = |x: &Array2<f32>, part| {
+            linear(x, self.weight(&name(layer, part)), self.weights.find(&bias_name(layer, part)))
+        };
+        let (normed, scales) = norm(&input, "input_layernorm");
+        let raw_q = project(&normed, "self_attn.q_proj");
+        let raw_k = project(&normed, "self_attn.k_proj");
+        let v = project(&normed, "self_attn.v_proj");
+        let (mut q, q_scales) = self.head_norm(&raw_q, &name(layer, "self_attn.q_norm"));
+        let (mut k, k_scales) = self.head_norm(&raw_k, &name(layer, "self_attn.k_norm"));
+        rope.turn(&mut q);
+        rope.turn(&mut k);
+        let (mixed, probabilities) = attend(self.heads, &q, &k, &v);
+        let middle = &input + &project(&mixed, "self_attn.o_proj");
+        let (middle_normed, middle_scales) = norm(&middle, "post_attention_layernorm");
+        let gate = project(&middle_normed, "mlp.gate_proj");
+        let up = project(&middle_normed, "mlp.up_proj");
+        let gated = gated(&gate, &up);
+        let output = &middle + &project(&gated, "mlp.down_proj");
+        let head_scales = q_scales.zip(k_scales).map(|(q, k)| [q, k]);
+        let pass = LayerPass {
+            input,
+            normed,
+            scales,
+            raw_q,
+            raw_k,
+            head_scales,
+            q,
+            k,
+            v,
+            probabilities,
+            mixed,
+            middle,
+            middle_normed,
+            middle_scales,
+            gate,
+            up,
+            gated,
+        };
+        (pass, output)
+    }
+
+    /// Each head of each row, where the checkpoint has such norms.
+    fn head_norm(&self, x: &Array2<f32>, name: &str) -> (Array2<f32>, Option<Array1<f32>>) {
+        if self.weights.find(name).is_none() {
+            return (x.clone(), None);
+        }
+        let (normed, scales) = rms_norm(&self.by_head(x), self.vector(name), self.eps);
+        (with_shape(normed, x), Some(scales))
+    }
+
+    /// A row for each head of each row.
+    fn by_head(&self, x: &Array2<f32>) -> Array2<f32> {
+        let rows = x.len() / self.heads.dim;
+        x.to_shape((rows, self.heads.dim)).expect("rows are whole heads").to_owned()
+    }
+
+    /// The gradient of the loss by every weight, from that by the logits of a pass.
+    pub fn backward(&self, pass: &Pass, d_logits: &Array2<f32>) -> Gradients {
+        let mut gradients = Gradients::new();
+        let head = self.weight(self.head()).slice_axis(Axis(0), Slice::from(..d_logits.ncols()));
+        let d_normed = d_logits.dot(&head);
+        let d_head = padded(d_logits.t().dot(&pass.last_normed), self.shape.vocab_size as usize);
+        add(&mut gradients, self.head(), d_head);
+        let (d_norm, d_last) =
+            rms_norm_backward(&pass.last, self.vector(LAST_NORM), &pass.last_scales, &d_normed);
+        add(&mut gradients, LAST_NORM, d_norm);
+        let mut d_hidden = Array2::zeros((pass.ids.len(), d_last.ncols()));
+        let last = Slice::from(pass.ids.len() - d_last.nrows()..);
+        d_hidden.slice_axis_mut(Axis(0), last).assign(&d_last);
+        for (layer, layer_pass) in pass.layers.iter().enumerate().rev() {
+            d_hidden = self.layer_backward((layer, layer_pass), &pass.rope, d_hidden, &mut gradients);
+        }
+        let mut d_embeddings = Array2::zeros(self.weight(EMBEDDINGS).raw_dim());
+        for (row, &id) in pass.ids.iter().enumerate() {
+            let mut d_embedding = d_embeddings.row_mut(id as usize);
+            d_embedding += &d_hidden.row(row);
+        }
+        add(&mut gradients, EMBEDDINGS, d_embeddings);
+        gradients
+    }
+
+    fn layer_backward(
+        &self,
+        (layer, pass): (usize, &LayerPass),
+        rope: &Rope,
+        d_output: Array2<f32>,
+        gradients: &mut Gradients,
+    ) -> Array2<f32> {
+        let mut back = LayerBackward { model: self, layer, gradients };
+        let d_gated = back.linear("mlp.down_proj", &pass.gated, &d_output);
+        let (d_gate, d_up) = gated_backward(&pass.gate, &pass.up, &d_gated);
+        let d_normed = back.linear("mlp.gate_proj", &pass.middle_normed, &d_gate)
+            + back.linear("mlp.up_proj", &pass.middle_normed, &d_up);
+        let d_middle =
+            d_output + back.norm("post_attention_layernorm", &pass.middle, &pass.middle_scales, &d_normed);
+
+        let d_mixed = back.linear("self_attn.o_proj", &pass.mixed, &d_middle);
+        let AttentionGradients { mut q, mut k, v } =
+            attend_backward(self.heads, (&pass.q, &pass.k, &pass.v), &pass.probabilities, &d_mixed);
+        rope.turn_back(&mut q);
+        rope.turn_back(&mut k);
+        if let Some([q_scales, k_scales]) = &pass.head_scales {
+            q = back.head_norm("self_attn.q_norm", &pass.raw_q, q_scales, &q);
+            k = back.head_norm("self_attn.k_norm", &pass.raw_k, k_scales, &k);
+        }
+        let d_normed = back.linear("self_attn.q_proj", &pass.normed, &q)
+            + back.linear("self_attn.k_proj", &pass.normed, &k)
+            + back.linear("self_attn.v_proj", &pass.normed, &v);
+        d_middle + back.norm("input_layernorm", &pass.input, &pass.scales, &d_normed)
+    }
+}
+
+/// The backward of one layer's parts, by their names: gradients of weights are added, that of the input is returned.
+struct LayerBackward<'a> {
+    model: &'a DraftModel,
+    layer: usize,
+    gradients: &'a mut Gradients,
+}
+
+impl LayerBackward<'_> {
+    fn linear(&mut self, part: &str, x: &Array2<f32>, d_y: &Array2<f32>) -> Array2<f32> {
+        let weight = name(self.layer, part);
+        let (d_weight, d_bias, d_x) = linear_backward(x, self.model.weight(&weight), d_y);
+        add(self.gradients, &weight, d_weight);
+        let bias = bias_name(self.layer, part);
+        if self.model.weights.find(&bias).is_some() {
+            add(self.gradients, &bias, d_bias);
+        }
+        d_x
+    }
+
+    fn norm(&mut self, part: &str, x: &Array2<f32>, scales: &Array1<f32>, d_y: &Array2<f32>) -> Array2<f32> {
+        let weight = name(self.layer, part);
+        let (d_weight, d_x) = rms_norm_backward(x, self.model.vector(&weight), scales, d_y);
+        add(self.gradients, &weight, d_weight);
+        d_x
+    }
+
+    fn head_norm(
+        &mut self,
+        part: &str,
+        x: &Array2<f32>,
+        scales: &Array1<f32>,
+        d_y: &Array2<f32>,
+    ) -> Array2<f32> {
+        let d_x = self.norm(part, &self.model.by_head(x), scales, &self.model.by_head(d_y));
+        with_shape(d_x, x)
+    }
+}
+
+fn name(layer: usize, part: &str) -> String {
+    format!("model.layers.{layer}.{part}.weight")
+}
+
+fn bias_name(layer: usize, part: &str) -> String {
+    format!("model.layers.{layer}.{part}.bias")
+}
+
+fn with_shape(x: Array2<f32>, like: &Array2<f32>) -> Array2<f32> {
+    x.into_shape_with_order(like.raw_dim()).expect("the same numbers in rows of another width")
+}
+
+/// With rows of zeros for the tokens that the tokenizer does not know.
+fn padded(rows: Array2<f32>, num_rows: usize) -> Array2<f32> {
+    let missing = Array2::zeros((num_rows - rows.nrows(), rows.ncols()));
+    concatenate(Axis(0), &[rows.view(), missing.view()]).expect("rows of one width")
+}
+
+fn add(gradients: &mut Gradients, name: &str, more: Array2<f32>) {
+    match gradients.get_mut(name) {
+        Some(sum) => *sum += &more,
+        None => drop(gradients.insert(name.to_owned(), more)),
+    }
+}

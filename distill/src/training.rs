@@ -1,0 +1,149 @@
+//! Steps of training, and the judgement of a draft on windows that it never saw.
+
+use std::num::NonZeroUsize;
+
+use ndarray::Array2;
+use serde::Serialize;
+
+use crate::adamw::{AdamW, Gradients, clip};
+use crate::draft::DraftModel;
+use crate::error::DistillError;
+use crate::loss::Loss;
+use crate::schedule::share;
+use crate::windows::{Order, Window};
+
+/// Whoever says what the target says.
+pub trait Teacher {
+    /// Why it may fail.
+    type Error: From<DistillError>;
+
+    /// Logits at the positions that a window learns, `[num_learnt, vocab_size]`: what the target says behind the ids before each of them.
+    ///
+    /// # Errors
+    /// The target cannot run over the window.
+    fn logits(&mut self, window: &Window) -> Result<Array2<f32>, Self::Error>;
+}
+
+/// How to train.
+#[derive(Debug, Clone, Copy)]
+pub struct Plan {
+    /// Updates of the weights.
+    pub steps: usize,
+    /// Windows of each.
+    pub batch: usize,
+    /// Highest learning rate.
+    pub peak_rate: f64,
+    /// Which windows come when.
+    pub seed: u64,
+    /// Windows that are worked on at once.
+    pub threads: NonZeroUsize,
+}
+
+/// A step that is done.
+#[derive(Debug, Clone, Copy)]
+pub struct StepDone {
+    /// How many are.
+    pub steps: usize,
+    /// Of its windows before it, nats per learnt token.
+    pub loss: f64,
+    /// Tokens that it learnt.
+    pub tokens: usize,
+}
+
+/// Means over answer tokens, nats.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct Judged {
+    /// KL(target || draft).
+    pub kl: f64,
+    /// Cross entropy of what the target said.
+    pub cross_entropy: f64,
+}
+
+/// How far the draft is from the target on these windows.
+pub fn judge<T: Teacher>(draft: &DraftModel, target: &mut T, windows: &[Window]) -> Result<Judged, T::Error> {
+    let (mut sum, mut tokens) = (Loss::default(), 0);
+    for window in windows {
+        let taught = target.logits(window)?;
+        let pass = draft.forward(window.inputs(), (window.num_learnt(), taught.ncols()));
+        sum += Loss::new(taught, pass.logits, window.learnt()).0;
+        tokens += window.num_learnt();
+    }
+    Ok(Judged { kl: sum.kl / tokens as f64, cross_entropy: sum.cross_entropy / tokens as f64 })
+}
+
+/// Trains the draft in place. `done` hears of each step.
+///
+/// # Errors
+/// The target cannot run, or the loss is no number any more.
+pub fn train<T: Teacher>(
+    draft: &mut DraftModel,
+    target: &mut T,
+    windows: &[Window],
+    (plan, done): (&Plan, &mut dyn FnMut(StepDone)),
+) -> Result<(), T::Error> {
+    let mut optimizer = AdamW::default();
+    let mut order = Order::new(plan.seed, windows.len());
+    for step in 0..plan.steps {
+        let batch: Vec<&Window> = order.by_ref().take(plan.batch).map(|idx| &windows[idx]).collect();
+        let mut taught = Vec::with_capacity(batch.len());
+        for window in batch {
+            taught.push((window, target.logits(window)?));
+        }
+        let tokens = taught.iter().map(|(window, _)| window.num_learnt()).sum();
+        let (mut gradients, loss) = gradients(draft, taught, plan.threads);
+        let loss = loss.weighted() / tokens as f64;
+        if !loss.is_finite() {
+            return Err(DistillError::Diverged { step: step + 1 }.into());
+        }
+        gradients.values_mut().for_each(|gradient| *gradient /= tokens as f32);
+        clip(&mut gradients);
+        let rate = plan.peak_rate * share(step, plan.steps);
+        optimizer.step(&mut draft.weights, &gradients, rate as f32);
+        done(StepDone { steps: step + 1, loss, tokens });
+    }
+    Ok(())
+}
+
+/// Sums over windows, each with what the target says there: the gradient of the weighted loss, and the loss. Windows are shared out among
+/// threads and added in their order, whatever thread was done first.
+fn gradients(
+    draft: &DraftModel,
+    taught: Vec<(&Window, Array2<f32>)>,
+    threads: NonZeroUsize,
+) -> (Gradients, Loss) {
+    let mut sum: Option<(Gradients, Loss)> = None;
+    let mut taught = taught.into_iter();
+    loop {
+        let at_once: Vec<_> = taught.by_ref().take(threads.get()).collect();
+        if at_once.is_empty() {
+            return sum.expect("a batch has a window");
+        }
+        let found = std::thread::scope(|scope| {
+            let running: Vec<_> = at_once
+                .into_iter()
+                .map(|(window, taught)| scope.spawn(move || gradient(draft, window, taught)))
+                .collect();
+            running.into_iter().map(|one| one.join().expect("it does not panic")).collect::<Vec<_>>()
+        });
+        for (gradients, loss) in found {
+            match &mut sum {
+                None => sum = Some((gradients, loss)),
+                Some((all, total)) => {
+                    *total += loss;
+                    all.iter_mut().for_each(|(name, sum)| *sum += &gradients[name]);
+                }
+            }
+        }
+    }
+}
+
+/// Of one window.
+fn gradient(draft: &DraftModel, window: &Window, taught: Array2<f32>) -> (Gradients, Loss) {
+    let mut pass = draft.forward(window.inputs(), (window.num_learnt(), taught.ncols()));
+    let logits = std::mem::take(&mut pass.logits);
+    let (loss, d_logits) = Loss::new(taught, logits, window.learnt());
+    (draft.backward(&pass, &d_logits), loss)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,221 @@
+//! A checkpoint's weights as numbers that can be trained, and a new checkpoint in the form of the old one.
+
+use std::collections::BTreeMap;
+use std::fs::{self, Permissions};
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::{Path, PathBuf};
+
+use half::{bf16, f16};
+use ndarray::Array2;
+use safetensors::tensor::TensorView;
+use safetensors::{Dtype, SafeTensors};
+
+use crate::error::DistillError;
+
+/// The file of a new checkpoint's weights.
+const WEIGHTS_FILE: &str = "model.safetensors";
+
+/// Others may read a checkpoint.
+const DIRECTORY_MODE: u32 = 0o755;
+
+/// All tensors of a checkpoint in f32, by name. A vector is a matrix of one row.
+#[derive(Debug, Clone)]
+pub struct Weights {
+    directory: PathBuf,
+    tensors: BTreeMap<String, Tensor>,
+}
+
+/// One of them.
+#[derive(Debug, Clone)]
+pub struct Tensor {
+    /// Its numbers.
+    pub numbers: Array2<f32>,
+    /// As the checkpoint stores it.
+    shape: Vec<usize>,
+    dtype: Dtype,
+}
+
+impl Tensor {
+    /// Norms and biases are no matrices.
+    pub fn is_matrix(&self) -> bool {
+        self.shape.len() > 1
+    }
+}
+
+impl Weights {
+    /// Reads every safetensors file of a checkpoint directory.
+    ///
+    /// # Errors
+    /// A file cannot be read, or has numbers in another format than f32, f16 or bf16.
+    pub fn read(directory: &Path) -> Result<Self, DistillError> {
+        let mut tensors = BTreeMap::new();
+        for path in files(directory)?.into_iter().filter(|path| is_weights(path)) {
+            let bytes =
+                fs::read(&path).map_err(|source| DistillError::Read { path: path.clone(), source })?;
+            let broken = |reason: String| DistillError::Unsupported { path: path.clone(), reason };
+            let file = SafeTensors::deserialize(&bytes).map_err(|error| broken(error.to_string()))?;
+            for (name, view) in file.iter() {
+                tensors.insert(name.to_owned(), read(&view).map_err(|why| broken(format!("{name} {why}")))?);
+            }
+        }
+        Ok(Self { directory: directory.to_owned(), tensors })
+    }
+
+    /// A tensor that must be there, in this shape.
+    pub fn get(&self, name: &str, shape: &[usize]) -> Result<&Array2<f32>, DistillError> {
+        let found = self.tensors.get(name).filter(|tensor| tensor.shape == shape);
+        found.map(|tensor| &tensor.numbers).ok_or_else(|| DistillError::NoTensor {
+            path: self.directory.clone(),
+            name: name.to_owned(),
+            shape: shape.to_vec(),
+        })
+    }
+
+    /// A tensor, if it is there.
+    pub fn find(&self, name: &str) -> Option<&Array2<f32>> {
+        self.tensors.get(name).map(|tensor| &tensor.numbers)
+    }
+
+    /// All of them, in order of their names.
+    pub fn iter_mut(&mut self) -> impl Iterator<Item = (&str, &mut Tensor)> {
+        self.tensors.iter_mut().map(|(name, tensor)| (name.as_str(), tensor))
+    }
+
+    /// Their names, in order.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        self.tensors.keys().map(String::as_str)
+    }
+
+    /// Writes a checkpoint directory with these weights, in the formats that they were stored in, and every other file of the old
+    /// directory. It appears whole or not at all.
+    ///
+    /// # Errors
+    /// Something cannot be written, or `out` is there already.
+    pub fn write(&self, out: &Path) -> Result<(), DistillError> {
+        let unwritable = |source| DistillError::Write { path: out.to_owned(), source };
+        let parent = match out.parent() {
+            Some(parent) if !parent.as_os_str().is_empty() => parent,
+            _ => Path::new("."),
+        };
+        fs::create_dir_all(parent).map_err(unwritable)?;
+        let unfinished =
+            tempfile::Builder::new().prefix(".distilled-").tempdir_in(parent).map_err(unwritable)?;
+        for path in files(&self.directory)?.into_iter().filter(|path| path.is_file() && !is_weights(path)) {
+            let name = path.file_name().expect("a file of a directory has a name");
+            if !name.to_string_lossy().ends_with(".safetensors.index.json") {
+                fs::copy(&path, unfinished.path().join(name)).map_err(unwritable)?;
+            }
+        }
+        fs::write(unfinished.path().join(WEIGHTS_FILE), self.to_bytes()).map_err(unwritable)?;
+        fs::set_permissions(unfinished.path(), Permissions::from_mode(DIRECTORY_MODE)).map_err(unwritable)?;
+        fs::rename(unfinished.path(), out).map_err(unwritable)?;
+        // It has another name now: there is nothing to remove.
+        drop(unfinished.keep());
+        Ok(())
+    }
+
+    /// A safetensors file.
+    fn to_bytes(&self) -> Vec<u8> {
+        let stored: Vec<(&str, &Tensor, Vec<u8>)> =
+            self.tensors.iter().map(|(name, tensor)| (name.as_str(), tensor, bytes(tensor))).collect();
+        let views = stored.iter().map(|(name, tensor, bytes)| {
+            let view = TensorView::new(tensor.dtype, tensor.shape.clone(), bytes);
+            (*name, view.expect("a tensor has as many bytes as its shape says"))
+        });
+        let format = Some([("format".to_owned(), "pt".to_owned())].into());
+        safetensors::serialize(views, format).expect("tensors in memory can be written to memory")
+    }
+}
+
+fn read(view: &TensorView<'_>) -> Result<Tensor, String> {
+    let (dtype, shape) = (view.dtype(), view.shape().to_vec());
+    let numbers: Vec<f32> = match dtype {
+        Dtype::F32 => numbers(view.data(), f32::from_le_bytes),
+        Dtype::F16 => numbers(view.data(), |bytes| f16::from_le_bytes(bytes).to_f32()),
+        Dtype::BF16 => numbers(view.data(), |bytes| bf16::from_le_bytes(bytes).to_f32()),
+        other => return Err(format!("is {other:?}: only F32, F16 and BF16 can be trained")),
+    };
+    let (rows, columns) = match shape.as_slice() {
+        [rows, columns] => (*rows, *columns),
+        [columns] => (1, *columns),
+        _ => return Err(format!("has the shape {shape:?}: only vectors and matrices can be trained")),
+    };
+    let numbers = Array2::from_shape_vec((rows, columns), numbers).map_err(|error| error.to_string())?;
+    Ok(Tensor { numbers, shape, dtype })
+}
+
+fn numbers<const N: usize>(data: &[u8], number: impl Fn([u8; N]) -> f32) -> Vec<f32> {
+    data.as_chunks().0.iter().map(|bytes| number(*bytes)).collect()
+}
+
+/// In the format that the tensor was stored in.
+fn bytes(tensor: &Tensor) -> Vec<u8> {
+    let numbers = tensor.numbers.iter();
+    match tensor.dtype {
+        Dtype::F16 => numbers.flat_map(|number| f16::from_f32(*number).to_le_bytes()).collect(),
+        Dtype::BF16 => numbers.flat_map(|number| bf16::from_f32(*number).to_le_bytes()).collect(),
+        _ => numbers.flat_map(|number| number.to_le_bytes()).collect(),
+    }
+}
+
+fn is_weights(path: &Path) -> bool {
+    path.extension().is_some_and(|ending| ending == "safetensors")
+}
+
+fn files(directory: &Path) -> Result<Vec<PathBuf>, DistillError> {
+    let unreadable = |source| DistillError::Read { path: directory.to_owned(), source };
+    let entries = directory.read_dir().map_err(unreadable)?;
+    let mut paths: Vec<PathBuf> =
+        entries.map(|entry| entry.map(|entry| entry.path())).collect::<Result<_, _>>().map_err(unreadable)?;
+    paths.sort();
+    Ok(paths)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn bundled_draft() -> PathBuf {
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/demo/draft")
+    }
+
+    #[test]
+    fn what_was_not_trained_is_written_as_it_was_read() {
+        let directory = tempfile::tempdir().unwrap();
+        let out = directory.path().join("sub/out");
+        Weights::read(&bundled_draft()).unwrap().write(&out).unwrap();
+        let names = |directory: &Path| -> Vec<_> {
+            files(directory).unwrap().iter().map(|path| path.file_name().unwrap().to_owned()).collect()
+        };
+        assert_eq!(names(&out), names(&bundled_draft()));
+        for name in names(&out).iter().filter(|name| *name != WEIGHTS_FILE) {
+            let read = |directory: &Path| fs::read(directory.join(name)).unwrap();
+            assert_eq!(read(&out), read(&bundled_draft()), "{}", name.display());
+        }
+        let read = |directory: &Path| fs::read(directory.join(WEIGHTS_FILE)).unwrap();
+        let (old, new) = (read(&bundled_draft()), read(&out));
+        let (old, new) = (SafeTensors::deserialize(&old).unwrap(), SafeTensors::deserialize(&new).unwrap());
+        assert_eq!(old.len(), new.len());
+        for (name, tensor) in old.iter() {
+            assert_eq!(new.tensor(name).unwrap(), tensor, "{name}");
+        }
+        let siblings = files(out.parent().unwrap()).unwrap();
+        assert_eq!(siblings.len(), 1, "something unfinished is left: {siblings:?}");
+    }
+
+    #[test]
+    fn what_cannot_be_trained_is_refused_by_name() {
+        let directory = tempfile::tempdir().unwrap();
+        for (dtype, shape, expected) in [
+            (Dtype::F64, vec![2, 2], "w is F64: only F32, F16 and BF16"),
+            (Dtype::F32, vec![2, 2, 2], "w has the shape [2, 2, 2]: only vectors and matrices"),
+        ] {
+            let data = [0; 32];
+            let view = TensorView::new(dtype, shape, &data).unwrap();
+            let bytes = safetensors::serialize([("w", view)], None).unwrap();
+            fs::write(directory.path().join(WEIGHTS_FILE), bytes).unwrap();
+            let error = Weights::read(directory.path()).unwrap_err().to_string();
+            assert!(error.contains(expected), "{error}");
+        }
+    }
+}

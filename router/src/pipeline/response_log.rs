@@ -1,0 +1,72 @@
+//! [`ResponseLog`]: gathers the ids of one response, and hands each choice that is complete to the log of requests.
+
+use std::sync::Arc;
+
+use speculation::{FinishReason, TokenId};
+use text::ModelText;
+
+use super::text_stream::StartedPrompt;
+use crate::catalog::ModelEntry;
+use crate::detokenize::OutputToken;
+use crate::request_log::{LoggedChoice, RequestLog};
+
+/// The response in the making.
+#[derive(Debug)]
+pub struct ResponseLog {
+    log: RequestLog,
+    request_id: String,
+    model: String,
+    text: Arc<ModelText>,
+    /// Ids and task type of each prompt.
+    prompts: Vec<(Arc<[TokenId]>, String)>,
+    num_choices: usize,
+    /// Of each choice.
+    completions: Vec<Vec<TokenId>>,
+}
+
+impl ResponseLog {
+    /// A response of `num_choices` to each of these prompts.
+    pub fn new(
+        log: RequestLog,
+        (request_id, entry): (&str, &ModelEntry),
+        prompts: &[StartedPrompt],
+        num_choices: u32,
+    ) -> Self {
+        let num_choices = num_choices as usize;
+        Self {
+            log,
+            request_id: request_id.to_owned(),
+            model: entry.model.clone(),
+            text: Arc::clone(&entry.text),
+            prompts: prompts
+                .iter()
+                .map(|prompt| (prompt.ids.as_slice().into(), prompt.task_type.clone()))
+                .collect(),
+            num_choices,
+            completions: vec![Vec::new(); prompts.len() * num_choices],
+        }
+    }
+
+    /// A choice goes on.
+    pub fn tokens(&mut self, choice: usize, tokens: &[OutputToken]) {
+        self.completions[choice].extend(tokens.iter().map(|token| token.id));
+    }
+
+    /// A choice is complete. One without tokens is not logged.
+    pub fn finished(&mut self, choice: usize, finish: FinishReason) {
+        let completion_ids = std::mem::take(&mut self.completions[choice]);
+        if completion_ids.is_empty() {
+            return;
+        }
+        let (prompt_ids, task_type) = &self.prompts[choice / self.num_choices];
+        self.log.offer(LoggedChoice {
+            request_id: self.request_id.clone(),
+            model: self.model.clone(),
+            text: Arc::clone(&self.text),
+            task_type: task_type.clone(),
+            prompt_ids: Arc::clone(prompt_ids),
+            completion_ids,
+            finish,
+        });
+    }
+}

@@ -1,0 +1,147 @@
+//! [`RotatingFile`]: lines at the end of a file that only its owner can read. When it is full it becomes `FILE.1`, and what stood there before
+//! is gone. A line is there whole or not at all, a full disk included.
+
+use std::ffi::OsString;
+use std::fs::{File, OpenOptions, Permissions};
+use std::io::{self, Read as _, Seek as _, SeekFrom, Write as _};
+use std::os::unix::fs::{OpenOptionsExt as _, PermissionsExt as _};
+use std::path::{Path, PathBuf};
+
+/// Read and written by the owner alone.
+const OWNER_ONLY: u32 = 0o600;
+
+/// The file and how full it is.
+#[derive(Debug)]
+pub(super) struct RotatingFile {
+    path: PathBuf,
+    bytes_max: u64,
+    /// With its length. Absent where it could not be opened again.
+    open: Option<(File, u64)>,
+}
+
+impl RotatingFile {
+    /// Opens or makes the file, which is exchanged before it has more than `bytes_max`.
+    pub(super) fn open(path: &Path, bytes_max: u64) -> io::Result<Self> {
+        let open = Some(open(path)?);
+        Ok(Self { path: path.to_owned(), bytes_max, open })
+    }
+
+    pub(super) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Appends a line, its end included. After an error the file is as it was.
+    pub(super) fn append(&mut self, line: &[u8]) -> io::Result<()> {
+        let num_bytes = line.len() as u64;
+        let is_full = |len: u64| len > 0 && len + num_bytes > self.bytes_max;
+        if self.open.as_ref().is_some_and(|(_, len)| is_full(*len)) {
+            std::fs::rename(&self.path, previous(&self.path))?;
+            self.open = None;
+        }
+        let (file, len) = match &mut self.open {
+            Some(open) => open,
+            none => none.insert(open(&self.path)?),
+        };
+        match file.write_all(line) {
+            Ok(()) => *len += num_bytes,
+            Err(error) => {
+                // Half a line would make the next one unreadable, too.
+                file.set_len(*len)?;
+                return Err(error);
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+impl RotatingFile {
+    /// A file on a disk that has no room.
+    pub(super) fn full() -> Self {
+        let device = OpenOptions::new().write(true).open("/dev/full").expect("Linux has such a device");
+        Self { path: "/dev/full".into(), bytes_max: u64::MAX, open: Some((device, 0)) }
+    }
+}
+
+/// The part before this one.
+pub(super) fn previous(path: &Path) -> PathBuf {
+    let mut name = OsString::from(path);
+    name.push(".1");
+    PathBuf::from(name)
+}
+
+/// The file, to be written at its end, and its length. A line that a crash cut off is ended.
+fn open(path: &Path) -> io::Result<(File, u64)> {
+    let mut file = OpenOptions::new().read(true).append(true).create(true).mode(OWNER_ONLY).open(path)?;
+    file.set_permissions(Permissions::from_mode(OWNER_ONLY))?;
+    let mut len = file.seek(SeekFrom::End(0))?;
+    if len > 0 {
+        let mut last = [0];
+        file.seek(SeekFrom::End(-1))?;
+        file.read_exact(&mut last)?;
+        if last != *b"\n" {
+            file.write_all(b"\n")?;
+            len += 1;
+        }
+    }
+    Ok((file, len))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(path: &Path) -> String {
+        std::fs::read_to_string(path).unwrap()
+    }
+
+    #[test]
+    fn a_full_file_becomes_the_one_before_and_two_are_kept() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("log");
+        let mut file = RotatingFile::open(&path, 8).unwrap();
+        for line in ["one\n", "two\n", "three\n", "four\n", "far too long\n", "six\n"] {
+            file.append(line.as_bytes()).unwrap();
+        }
+        assert_eq!((read(&path), read(&previous(&path))), ("six\n".into(), "far too long\n".into()));
+        drop(file);
+        RotatingFile::open(&path, 8).unwrap().append(b"7\n").unwrap();
+        assert_eq!(read(&path), "six\n7\n", "a file that is there is gone on with");
+    }
+
+    #[test]
+    fn only_its_owner_can_read_it() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("log");
+        let mode = || std::fs::metadata(&path).unwrap().permissions().mode() & 0o777;
+        drop(RotatingFile::open(&path, 8).unwrap());
+        assert_eq!(mode(), OWNER_ONLY);
+        std::fs::set_permissions(&path, Permissions::from_mode(0o644)).unwrap();
+        drop(RotatingFile::open(&path, 8).unwrap());
+        assert_eq!(mode(), OWNER_ONLY, "one that others could read no longer is");
+    }
+
+    #[test]
+    fn a_line_that_was_cut_off_spoils_no_other() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("log");
+        std::fs::write(&path, "whole\nhal").unwrap();
+        RotatingFile::open(&path, 80).unwrap().append(b"next\n").unwrap();
+        assert_eq!(read(&path), "whole\nhal\nnext\n");
+    }
+
+    #[test]
+    fn what_cannot_be_written_is_an_error_and_is_tried_again() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("log");
+        let mut file = RotatingFile::open(&path, 4).unwrap();
+        file.append(b"one\n").unwrap();
+        // No folder can be replaced by a file: the exchange fails.
+        std::fs::create_dir(previous(&path)).unwrap();
+        file.append(b"two\n").unwrap_err();
+        assert_eq!(read(&path), "one\n");
+        std::fs::remove_dir(previous(&path)).unwrap();
+        file.append(b"two\n").unwrap();
+        assert_eq!((read(&path), read(&previous(&path))), ("two\n".into(), "one\n".into()));
+    }
+}

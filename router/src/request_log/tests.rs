@@ -1,0 +1,95 @@
+//! What is logged, what is left out, and that nobody waits for it.
+
+use std::time::Duration;
+
+use serde_json::Value;
+use service::shutdown::Outcome;
+use text::asset;
+
+use super::*;
+use crate::metrics::RouterMetrics;
+
+fn demo_text() -> Arc<ModelText> {
+    let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/demo/target");
+    let read = |name: &str| std::fs::read(directory.join(name)).expect("the bundled pair is there");
+    let assets =
+        [asset::TOKENIZER, asset::TOKENIZER_CONFIG, asset::CHAT_TEMPLATE].map(|name| (name, read(name)));
+    let fetch =
+        |name: &str| assets.iter().find(|(known, _)| *known == name).map(|(_, bytes)| bytes.as_slice());
+    Arc::new(ModelText::from_assets(fetch).expect("it is sound"))
+}
+
+fn choice(text: &Arc<ModelText>, completion: &str) -> LoggedChoice {
+    let ids = |text: &Arc<ModelText>, words: &str| text.encode(words, text::Framing::AsIs).unwrap();
+    LoggedChoice {
+        request_id: "cmpl-1".to_owned(),
+        model: "demo".to_owned(),
+        text: Arc::clone(text),
+        task_type: "chat".to_owned(),
+        prompt_ids: ids(text, "<|user|>\nHi<|end|>\n<|assistant|>\n").into(),
+        completion_ids: ids(text, completion),
+        finish: FinishReason::Stop,
+    }
+}
+
+fn metrics() -> RequestLogMetrics {
+    RouterMetrics::register(&service::metrics::Metrics::new()).request_log()
+}
+
+#[tokio::test]
+async fn a_line_holds_text_and_ids_and_the_thread_ends_with_the_last_handle() {
+    let directory = tempfile::tempdir().unwrap();
+    let (path, lifetime, counted) = (directory.path().join("log.jsonl"), Lifetime::new(), metrics());
+    let text = demo_text();
+    let log = RequestLog::start(&path, 1 << 20, &lifetime, counted.clone()).unwrap();
+    let first = choice(&text, "Good morning.<|end|>");
+    log.offer(first.clone());
+    log.offer(choice(&text, "Hello\nyou"));
+    drop(log);
+    assert_eq!(lifetime.shut_down(Duration::from_secs(20)).await, Outcome::Clean);
+    let lines: Vec<Value> = std::fs::read_to_string(&path)
+        .unwrap()
+        .lines()
+        .map(|line| serde_json::from_str(line).expect("a line is JSON"))
+        .collect();
+    assert_eq!(lines.len(), 2);
+    assert_eq!(lines[0]["prompt"], "<|user|>\nHi<|end|>\n<|assistant|>\n");
+    assert_eq!((&lines[0]["completion"], &lines[0]["task"]), (&"Good morning.".into(), &"chat".into()));
+    assert_eq!(lines[0]["completion_ids"], serde_json::json!(first.completion_ids));
+    assert_eq!(lines[1]["completion"], "Hello\nyou");
+    assert_eq!((counted.written.get(), counted.left_out.get(), counted.failed.get()), (2, 0, 0));
+}
+
+#[test]
+fn what_the_queue_does_not_hold_is_counted_and_nobody_waits() {
+    let (queue, waiting) = sync_channel(1);
+    let counted = metrics();
+    let log = RequestLog { queue, queued_bytes: Arc::default(), metrics: counted.clone() };
+    let text = demo_text();
+    for _ in 0..3 {
+        log.offer(choice(&text, "Hello"));
+    }
+    assert_eq!(counted.left_out.get(), 2);
+    let kept = waiting.try_recv().unwrap().num_bytes();
+    assert_eq!(log.queued_bytes.load(Ordering::Acquire), kept, "what was left out takes no room");
+
+    log.queued_bytes.store(QUEUED_BYTES_MAX, Ordering::Release);
+    log.offer(choice(&text, "Hello"));
+    assert_eq!(counted.left_out.get(), 3, "ids take room, too");
+}
+
+#[test]
+fn a_disk_that_is_full_costs_lines_and_nothing_else() {
+    let counted = metrics();
+    let text = demo_text();
+    let (queue, waiting) = sync_channel(4);
+    let log = RequestLog { queue, queued_bytes: Arc::default(), metrics: counted.clone() };
+    for _ in 0..3 {
+        log.offer(choice(&text, "Hello"));
+    }
+    drop((log.queue, log.metrics));
+    let full = RotatingFile::full();
+    write(&waiting, &log.queued_bytes, full, &counted);
+    assert_eq!((counted.written.get(), counted.failed.get()), (0, 3));
+    assert_eq!(log.queued_bytes.load(Ordering::Acquire), 0);
+}

@@ -1,0 +1,196 @@
+#!/usr/bin/env python3
+"""`outrider up` beside llama.cpp's server, the same weights, by turns: tokens a second, time to the first token and CPU time.
+
+    .deps/llama-cpp/venv/bin/python tests/llama-cpp/servers.py --outrider FILE [--weights int8] [--streams 1,4,16] [--prompt-tokens 128,1024]
+
+It needs `tests/llama-cpp/build.sh server`. The target is the bundled one with ballast, which costs what 257 M parameters cost; it is
+converted to GGUF first. For each kind of drafting (none, n-grams, the bundled draft model) both servers run at the same time, and
+`outrider bench` sends blocks of requests to one and the other in turns. Every prompt is new to both, so that none finds it in a cache.
+CPU time is that of a server's processes, by the tokens that it wrote.
+"""
+
+import argparse
+import contextlib
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+
+from tokenizers import Tokenizer
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+MODELS = ROOT / "models/demo"
+# What `outrider up --ballast 250M` makes of the bundled target: layers, and the width of their feed-forwards.
+HEAVY = "12,27392"
+# Ours and the type of llama.cpp that stands beside it.
+FORMATS = {"bf16": "bf16", "int8": "q8_0", "int4": "q4_0"}
+# Ours and the flags of llama.cpp for each kind of drafting; {draft} is the GGUF of the draft.
+KINDS = {
+    "none": ("none", []),
+    "ngram": ("ngram", ["--spec-type", "ngram-simple"]),
+    "model": (str(MODELS / "draft"), ["-md", "{draft}", "--spec-type", "draft-simple", "--spec-draft-n-max", "4", "-td", "{threads}"]),
+}
+OURS, THEIRS = ("http://127.0.0.1:8600", "http://127.0.0.1:8610")
+ADMIN = "127.0.0.1:8602"
+READY_SECONDS = 120
+
+
+def main():
+    settings = parse_arguments()
+    # Whoever ends this program ends the servers, too.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+    gguf = make_gguf(settings)
+    print("| drafting | prompt | streams | server | tokens/s | TTFT ms, median | TPOT ms | CPU ms a token | same text |")
+    print("|---|---|---|---|---|---|---|---|---|")
+    for kind in settings.kinds.split(","):
+        with servers(settings, gguf, kind) as processes:
+            for length in map(int, settings.prompt_tokens.split(",")):
+                for streams in map(int, settings.streams.split(",")):
+                    measure(settings, processes, (kind, length, streams))
+
+
+def parse_arguments():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--outrider", type=pathlib.Path, required=True, help="the command `outrider` of a release build, the other binaries beside it")
+    parser.add_argument("--llama", type=pathlib.Path, default=ROOT / ".deps/llama-cpp", help="what build.sh made")
+    parser.add_argument("--weights", default="int8", choices=FORMATS, help="format of the target's and the draft's weights (int8)")
+    parser.add_argument("--kinds", default="none,ngram,model", help="kinds of drafting (none,ngram,model)")
+    parser.add_argument("--streams", default="1,4,16", help="requests at a time (1,4,16)")
+    parser.add_argument("--prompt-tokens", default="128,1024", help="lengths of prompts (128,1024)")
+    parser.add_argument("--max-tokens", type=int, default=64, help="tokens of an answer (64)")
+    parser.add_argument("--blocks", type=int, default=4, help="blocks of requests for each server (4)")
+    parser.add_argument("--block-requests", type=int, default=4, help="requests of a block, at least one for each stream (4)")
+    parser.add_argument("--threads", type=int, default=1, help="compute threads of each model (1)")
+    return parser.parse_args()
+
+
+def make_gguf(settings):
+    """The target and the draft as GGUF, made once."""
+    files = {}
+    for name, more in {"target": ["--ballast", HEAVY], "draft": []}.items():
+        folder = settings.llama / f"servers/{name}"
+        files[name] = folder / f"{FORMATS[settings.weights]}.gguf"
+        if not files[name].exists():
+            command = [sys.executable, ROOT / "tests/llama-cpp/to_gguf.py", "--model", MODELS / name, "--out", folder]
+            subprocess.run([*command, "--types", FORMATS[settings.weights], *more], check=True, stdout=sys.stderr)
+    return files
+
+
+@contextlib.contextmanager
+def servers(settings, gguf, kind):
+    """Starts both, waits until they answer, and ends them."""
+    draft, flags = KINDS[kind]
+    names = {"draft": gguf["draft"], "threads": settings.threads}
+    most = max(map(int, settings.streams.split(",")))
+    places = ["--http", OURS[7:], "--grpc", "127.0.0.1:0", "--admin", ADMIN]
+    ours = [settings.outrider, "up", "--target", MODELS / "target", "--ballast", "250M", "--draft", draft]
+    ours += ["--threads", settings.threads, *places, "--no-evidence"]
+    # A cell of llama.cpp's cache for each token that all streams can hold.
+    cells = most * (max(map(int, settings.prompt_tokens.split(","))) + settings.max_tokens + 32)
+    theirs = [settings.llama / "full/bin/llama-server", "-m", gguf["target"], "-t", settings.threads, "-np", most, "-c", cells]
+    theirs += ["--port", THEIRS.rsplit(":", 1)[1], "--no-ui", *(flag.format(**names) for flag in flags)]
+    environment = os.environ | {"OUTRIDER_WEIGHTS": settings.weights}
+    logs = pathlib.Path(tempfile.mkdtemp(prefix="servers-"))
+    processes = {}
+    try:
+        for name, command in {"ours": ours, "llama.cpp": theirs}.items():
+            log = (logs / f"{name}.log").open("w")
+            processes[name] = subprocess.Popen(list(map(str, command)), env=environment, stdout=log, stderr=log, start_new_session=True)
+        for name, url in {"ours": OURS, "llama.cpp": THEIRS}.items():
+            wait_until_ready(processes[name], url, logs / f"{name}.log")
+        yield processes
+    finally:
+        for process in processes.values():
+            process.send_signal(signal.SIGINT)
+        for process in processes.values():
+            process.wait()
+
+
+def wait_until_ready(process, url, log):
+    end = time.monotonic() + READY_SECONDS
+    while time.monotonic() < end and process.poll() is None:
+        try:
+            body = json.dumps({"model": model_of(url), "prompt": "a", "max_tokens": 1}).encode()
+            request = urllib.request.Request(f"{url}/v1/completions", body, {"content-type": "application/json"})
+            urllib.request.urlopen(request, timeout=10).read()
+            return
+        except (OSError, IndexError):
+            time.sleep(0.2)
+    raise SystemExit(f"a server was not ready after {READY_SECONDS} s:\n{log.read_text()[-2000:]}")
+
+
+def model_of(url):
+    models = json.load(urllib.request.urlopen(f"{url}/v1/models", timeout=10))
+    return models["data"][0]["id"]
+
+
+def measure(settings, processes, condition):
+    """One line for each server."""
+    kind, length, streams = condition
+    requests = max(settings.block_requests, streams)
+    with tempfile.TemporaryDirectory() as folder:
+        prompts, found = pathlib.Path(folder) / "prompts.jsonl", pathlib.Path(folder) / "found.json"
+        texts = new_prompts(length, settings.blocks * requests)
+        prompts.write_text("".join(json.dumps({"task": "text", "prompt": text}) + "\n" for text in texts))
+        command = [settings.outrider, "bench", "--url", OURS, "--prompts", prompts, "--arm", f"ours:url={OURS}", "--arm", f"theirs:url={THEIRS}"]
+        command += ["--concurrency", streams, "--blocks", settings.blocks, "--block-requests", requests, "--warmup", 0]
+        command += ["--max-tokens", settings.max_tokens, "--body", "ignore_eos=true", "--save-json", found]
+        before = {name: cpu_seconds(process.pid) for name, process in processes.items()}
+        done = subprocess.run(list(map(str, command)), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        if not found.exists():
+            raise SystemExit(f"outrider bench failed:\n{done.stdout}")
+        report = json.loads(found.read_text())
+    for name, arm in {"ours": "ours", "llama.cpp": "theirs"}.items():
+        figures = next(result for result in report["results"] if result["arm"] == arm and result["task"] == "all")
+        cpu = (cpu_seconds(processes[name].pid) - before[name]) / max(figures["total_output_tokens"], 1)
+        same = report["comparisons"][0]["comparison"]
+        cells = [kind, length, streams, name, f"{figures['output_throughput']:.1f}", f"{figures['median_ttft_ms']:.0f}", f"{figures['mean_tpot_ms']:.1f}"]
+        cells += [f"{cpu * 1e3:.1f}", f"{same.get('same_text')} of {same.get('pairs')}" if name == "ours" else ""]
+        print("| " + " | ".join(map(str, cells)) + " |", flush=True)
+
+
+class Text:
+    """The bundled prompts and their answers as one list of ids, from which every prompt is cut at a place of its own."""
+
+    place = 0
+
+    def __init__(self):
+        self.tokenizer = Tokenizer.from_file(str(MODELS / "target/tokenizer.json"))
+        lines = [json.loads(line) for file in sorted((MODELS / "prompts").glob("*.jsonl")) for line in file.read_text().splitlines()]
+        text = "\n\n".join(line["prompt"] + "\n" + line.get("completion", "") for line in lines)
+        self.ids = self.tokenizer.encode(text).ids
+
+    def cut(self, length):
+        start = Text.place * 41 % len(self.ids)
+        Text.place += 1
+        return self.tokenizer.decode((self.ids[start:] + self.ids)[:length])
+
+
+def new_prompts(length, count):
+    text = Text()
+    return [text.cut(length) for _ in range(count)]
+
+
+def cpu_seconds(pid):
+    """Of a process and all that it started."""
+    children = {}
+    for folder in pathlib.Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            fields = (folder / "stat").read_text().rsplit(")", 1)[1].split()
+            children.setdefault(int(fields[1]), []).append((int(folder.name), int(fields[11]) + int(fields[12])))
+    found = {child: ticks for family in children.values() for child, ticks in family}
+    waiting, ticks = [pid], 0
+    while waiting:
+        process = waiting.pop()
+        ticks += found.get(process, 0)
+        waiting += [child for child, _ in children.get(process, [])]
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,188 @@
+//! What traces cost: CPU of each process for each output token with no exporter, with 1% and with all requests sampled.
+//!
+//! Real processes; workers keep the time of a profile. Each window serves the same requests to their end, and the three settings take turns. A sink in
+//! this process takes the spans and throws them away, so that nothing but counting is paid for at the other end.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use anyhow::ensure;
+use opentelemetry_proto::tonic::collector::trace::v1::trace_service_server::{
+    TraceService, TraceServiceServer,
+};
+use opentelemetry_proto::tonic::collector::trace::v1::{
+    ExportTraceServiceRequest, ExportTraceServiceResponse,
+};
+use outrider_cli::cluster::usage::Look;
+use outrider_cli::cluster::{Binaries, Cluster};
+use outrider_cli::load::prompts::Content;
+use outrider_cli::load::{Access, Client, Endpoint, Prompt, Schedule, Settings};
+use service::shutdown::Lifetime;
+use tests::metrics::Page;
+use tokio::net::TcpListener;
+use tokio_stream::wrappers::TcpListenerStream;
+use tonic::{Request, Response, Status};
+
+use crate::cost::{TASK_TYPE, start};
+
+/// Spans leave a process so soon after they end; their export is in the window.
+const EXPORT_DELAY: Duration = Duration::from_millis(500);
+
+/// Sampled requests, in hundredths; nothing: no exporter.
+const SETTINGS: [Option<&str>; 3] = [None, Some("0.01"), Some("1")];
+
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// What workers are like
+    #[arg(long, default_value = "deploy/profiles/8b-h100.toml")]
+    profile: PathBuf,
+    /// How many times as long as in the profile workers take
+    #[arg(long, default_value_t = 0.3)]
+    time_scale: f64,
+    /// Requests at once
+    #[arg(long, default_value_t = 64)]
+    streams: usize,
+    /// Requests of a window
+    #[arg(long, default_value_t = 1024)]
+    requests: usize,
+    /// Output tokens of each
+    #[arg(long, default_value_t = 128)]
+    max_tokens: u32,
+    /// Windows of each setting
+    #[arg(long, default_value_t = 3)]
+    turns: usize,
+}
+
+/// One window.
+struct Window {
+    tokens: f64,
+    spans: u64,
+    /// Microseconds of CPU for each token: the router, all processes.
+    router: f64,
+    all: f64,
+    busy: f64,
+}
+
+pub(crate) async fn run(args: &Args, binaries: &Binaries) -> anyhow::Result<()> {
+    println!(
+        "| sampled | tokens | spans a token | router, us a token | all processes, us a token | machine busy |"
+    );
+    println!("|---|---|---|---|---|---|");
+    let mut sums = [(0.0, 0.0); SETTINGS.len()];
+    for _ in 0..args.turns {
+        for (setting, sum) in SETTINGS.iter().zip(&mut sums) {
+            let Window { tokens, spans, router, all, busy } = measure(args, binaries, *setting).await?;
+            println!(
+                "| {} | {tokens:.0} | {:.3} | {router:.2} | {all:.2} | {busy:.2} |",
+                setting.unwrap_or("no exporter"),
+                spans as f64 / tokens
+            );
+            *sum = (sum.0 + router / args.turns as f64, sum.1 + all / args.turns as f64);
+        }
+    }
+    let [off, ..] = sums;
+    for (setting, (router, all)) in SETTINGS.iter().zip(sums).skip(1) {
+        println!(
+            "\nsampled {}: router {:.2} times the CPU a token of no exporter, all processes {:.2} times",
+            setting.unwrap_or_default(),
+            router / off.0,
+            all / off.1
+        );
+    }
+    Ok(())
+}
+
+async fn measure(args: &Args, binaries: &Binaries, sampled: Option<&str>) -> anyhow::Result<Window> {
+    let sink = Sink::start().await?;
+    let env = sampled.map_or_else(Vec::new, |share| sink.environment(share));
+    let cluster = start(&args.profile, binaries, args.time_scale, env).await?;
+    let endpoint = Endpoint::reach(&cluster.http_url(), Access::default()).await?;
+    let mut fields = serde_json::Map::new();
+    fields.insert("ignore_eos".to_owned(), true.into());
+    let settings =
+        Settings { max_tokens: args.max_tokens, num_draft_tokens: Some(4), fields, ..Settings::default() };
+    let prompt = |i: usize| Prompt {
+        task: TASK_TYPE.to_owned(),
+        content: Content::Prompt(format!("request number {i} of many")),
+    };
+    let requests: Vec<_> = (0..args.requests).map(|i| settings.request(&endpoint, &prompt(i))).collect();
+    let client = Client::new(endpoint);
+    let before = looks(&cluster)?;
+    let schedule = Schedule::Closed { concurrency: args.streams };
+    let samples = client.drive(&requests, &schedule, |_| ()).await.samples(&requests);
+    tokio::time::sleep(2 * EXPORT_DELAY).await;
+    let after = looks(&cluster)?;
+    let fault = samples.iter().find(|sample| !sample.is_completed()).map(|sample| sample.outcome.explain());
+    ensure!(fault.is_none(), "a request failed: {fault:?}");
+    let page = Page::scrape(&cluster.admin_url("router")?).await?;
+    let tokens = page.total("vllm:generation_tokens_total");
+    cluster.stop().await;
+    let spent: Vec<_> =
+        before.iter().zip(&after).map(|((name, before), (_, after))| (name, before.until(after))).collect();
+    let micros = |cpu: f64| cpu * 1e6 / tokens;
+    Ok(Window {
+        tokens,
+        spans: sink.spans.load(Ordering::Relaxed),
+        router: micros(spent.iter().filter(|(name, _)| *name == "router").map(|(_, span)| span.cpu).sum()),
+        all: micros(spent.iter().map(|(_, span)| span.cpu).sum()),
+        busy: spent[0].1.busy,
+    })
+}
+
+/// What every process has taken so far.
+fn looks(cluster: &Cluster) -> anyhow::Result<Vec<(String, Look)>> {
+    let names = cluster.names();
+    let look = |name: &&str| Ok(((*name).to_owned(), Look::at(cluster.process(name)?.pid())?));
+    names.iter().map(look).collect()
+}
+
+/// Takes spans and forgets them.
+struct Sink {
+    url: String,
+    spans: Arc<AtomicU64>,
+    /// Its task ends with it.
+    _lifetime: Lifetime,
+}
+
+struct Counter(Arc<AtomicU64>);
+
+impl Sink {
+    async fn start() -> anyhow::Result<Self> {
+        let (spans, lifetime) = (Arc::<AtomicU64>::default(), Lifetime::new());
+        let listener = TcpListener::bind("127.0.0.1:0").await?;
+        let url = format!("http://{}", listener.local_addr()?);
+        let service = TraceServiceServer::new(Counter(Arc::clone(&spans)));
+        let server = tonic::transport::Server::builder().add_service(service);
+        let incoming = TcpListenerStream::new(listener);
+        lifetime.spawn("sink", server.serve_with_incoming_shutdown(incoming, lifetime.cancelled()));
+        Ok(Self { url, spans, _lifetime: lifetime })
+    }
+
+    fn environment(&self, share: &str) -> Vec<(String, String)> {
+        let delay = EXPORT_DELAY.as_millis().to_string();
+        [
+            ("OTEL_EXPORTER_OTLP_ENDPOINT", self.url.as_str()),
+            ("OTEL_TRACES_SAMPLER", "parentbased_traceidratio"),
+            ("OTEL_TRACES_SAMPLER_ARG", share),
+            ("OTEL_BSP_SCHEDULE_DELAY", &delay),
+            ("OTEL_BSP_MAX_QUEUE_SIZE", "65536"),
+        ]
+        .map(|(name, value)| (name.to_owned(), value.to_owned()))
+        .into()
+    }
+}
+
+#[tonic::async_trait]
+impl TraceService for Counter {
+    async fn export(
+        &self,
+        request: Request<ExportTraceServiceRequest>,
+    ) -> Result<Response<ExportTraceServiceResponse>, Status> {
+        let scopes = request.into_inner().resource_spans.into_iter().flat_map(|spans| spans.scope_spans);
+        let spans: usize = scopes.map(|scope| scope.spans.len()).sum();
+        self.0.fetch_add(spans as u64, Ordering::Relaxed);
+        Ok(Response::new(ExportTraceServiceResponse::default()))
+    }
+}
