@@ -4,9 +4,11 @@
 //! setup script in `.config/nextest.toml`). Without nextest run `cargo build --workspace --bins` first.
 
 use std::num::NonZeroUsize;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
+use anyhow::Context as _;
+use nix::sys::signal::Signal;
 use outrider_cli::cluster::{Binaries, Cluster, ClusterSpec, DraftKind, LogSink, NoLogs};
 
 use crate::client::Client;
@@ -53,6 +55,25 @@ pub async fn client(cluster: &Cluster) -> anyhow::Result<Client> {
 /// The metrics of one process.
 pub async fn metrics(cluster: &Cluster, name: &str) -> anyhow::Result<Page> {
     Page::scrape(&cluster.admin_url(name)?).await
+}
+
+/// Stops a process (SIGSTOP) and waits until none of its threads runs. The signal alone returns earlier: until one thread has
+/// received it, which takes long on a busy machine, the others go on.
+pub async fn pause(cluster: &Cluster, name: &str) -> anyhow::Result<()> {
+    cluster.signal(name, Signal::SIGSTOP)?;
+    let pid = cluster.process(name)?.pid();
+    until(&format!("every thread of {name} has stopped"), async || {
+        let mut threads = std::fs::read_dir(format!("/proc/{pid}/task"))?;
+        threads.try_fold(true, |stopped, thread| Ok(stopped && is_stopped(&thread?.path())?))
+    })
+    .await
+}
+
+fn is_stopped(thread: &Path) -> anyhow::Result<bool> {
+    let stat = std::fs::read_to_string(thread.join("stat"))?;
+    // The name before the state may contain anything but is the last to be in parentheses.
+    let (_, after_name) = stat.rsplit_once(") ").context("no name in /proc/PID/task/ID/stat")?;
+    Ok(after_name.starts_with('T'))
 }
 
 /// Every line of every process of a cluster. They are printed too, for the report of a test that fails.

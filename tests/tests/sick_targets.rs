@@ -117,7 +117,7 @@ async fn what_runs_at_a_stopped_target_moves_to_the_other_one() -> anyhow::Resul
     };
     let serving = if sequences("target-0")? > 0 { "target-0" } else { "target-1" };
     ensure!(sequences(serving)? > 0, "the text was over before its target could be stopped");
-    cluster.signal(serving, Signal::SIGSTOP)?;
+    processes::pause(&cluster, serving).await?;
     check_same(&expected, &stream.rest().await?)?;
     let outages = Page::scrape(&cluster.admin_url("router")?).await?.sum("outrider_target_outages_total");
     ensure!(outages > 0, "nobody noticed that {serving} was stopped");

@@ -49,7 +49,7 @@ async fn alone_it_costs_one_deadline_and_is_used_again_once_it_answers() -> anyh
     until("drafts are used", async || Ok(client.ask(&cases[0]).await?.speculation().draft_tokens > 0))
         .await?;
     let before = missed(&cluster, "draft-0").await?;
-    cluster.signal("draft-0", Signal::SIGSTOP)?;
+    processes::pause(&cluster, "draft-0").await?;
     // One after the other: each would have found out for itself.
     for (case, expected) in cases.iter().zip(&expected) {
         let answer = client.ask(case).await?;
@@ -87,7 +87,7 @@ async fn beside_a_healthy_one_its_sequences_go_on_drafting_there() -> anyhow::Re
         stream.read_tokens(10).await?;
     }
     let before = missed(&cluster, "draft-0").await?;
-    cluster.signal("draft-0", Signal::SIGSTOP)?;
+    processes::pause(&cluster, "draft-0").await?;
     let drafted = |answer: &Answer| answer.speculation().draft_tokens;
     for ((case, expected), stream) in cases.iter().zip(&expected).zip(streams) {
         let answer = stream.rest().await?;
