@@ -14,7 +14,6 @@
 #pragma once
 
 #include <algorithm>
-#include <csetjmp>
 #include <cmath>
 #include <cstdint>
 #include <cstdio>
@@ -33,6 +32,12 @@
 #define EMULATOR_ONLY __attribute__((no_sanitize("thread"), noinline))
 #else
 #define EMULATOR_ONLY
+#endif
+// Other code runs before it returns, so that callers must not assume which registers it leaves alone.
+#if defined(__GNUC__) && !defined(__clang__)
+#define SWITCHES __attribute__((noipa))
+#else
+#define SWITCHES __attribute__((noinline))
 #endif
 #define WARP 32u
 #define NEG_INF (-INFINITY)
@@ -58,15 +63,22 @@ namespace emulator {
 constexpr uint32_t MAX_THREADS = 1024;
 constexpr size_t STACK_BYTES = 64 << 10;
 
+// Where a fiber goes on, or the scheduler: what GCC's and Clang's __builtin_setjmp keeps. That of the C library asks more of each jump.
+using Place = void* [5];
+
 // Fibers that wait for each other; how many are expected changes as threads return.
 struct Barrier {
   uint32_t expected = 0, arrived = 0, generation = 0;
 };
 
 static Barrier block_barrier, warp_barriers[MAX_THREADS / 32];
-static jmp_buf scheduler, fibers[MAX_THREADS];
-static bool done[MAX_THREADS];
-static uint32_t current, progress;
+static Place scheduler, fibers[MAX_THREADS];
+// A fiber is made once in a process, and runs one thread of each block after another.
+static bool made[MAX_THREADS], done[MAX_THREADS];
+// What a fiber waits for, and the generation of it that has to end first.
+static Barrier* awaited[MAX_THREADS];
+static uint32_t awaited_generation[MAX_THREADS];
+static uint32_t current;
 static void (*body)(void**);
 static void** body_params;
 static uint64_t exchange[MAX_THREADS / 32][32];
@@ -94,7 +106,7 @@ static uint64_t order = 1;
 
 EMULATOR_ONLY static uint32_t random_below(uint32_t end) {
   order = order * 6364136223846793005ull + 1442695040888963407ull;
-  return (uint32_t)((order >> 33) % end);
+  return (uint32_t)((order >> 32) * end >> 32);
 }
 
 #ifdef CHECK_RACES
@@ -181,17 +193,18 @@ EMULATOR_ONLY static inline void finish_groups(uint32_t left) {
   }
 }
 
-static uint32_t operand_a[MAX_THREADS / 32][32][4], operand_b[MAX_THREADS / 32][32][2];
+// A function of its own, for a jump may not stand in the function that keeps a place.
+EMULATOR_ONLY SWITCHES __attribute__((noreturn)) static void jump(Place& to) { __builtin_longjmp(to, 1); }
 
-EMULATOR_ONLY static inline void yield() {
-  if (!_setjmp(fibers[current])) _longjmp(scheduler, 1);
+// The scheduler goes on, and this fiber when it is resumed.
+EMULATOR_ONLY SWITCHES static void yield() {
+  if (!__builtin_setjmp(fibers[current])) jump(scheduler);
 }
 
 EMULATOR_ONLY static inline void release_if_full(Barrier& barrier) {
   if (barrier.expected > 0 && barrier.arrived == barrier.expected) {
     barrier.arrived = 0;
     ++barrier.generation;
-    ++progress;
     if (&barrier == &block_barrier) note_barrier();
   }
 }
@@ -200,69 +213,76 @@ EMULATOR_ONLY static inline void wait(Barrier& barrier) {
   const uint32_t generation = barrier.generation;
   ++barrier.arrived;
   release_if_full(barrier);
-  while (barrier.generation == generation) yield();
+  if (barrier.generation != generation) return;
+  awaited[current] = &barrier;
+  awaited_generation[current] = generation;
+  yield();
 }
 
 EMULATOR_ONLY static inline uint32_t lane() { return current % 32; }
 EMULATOR_ONLY static inline uint32_t warp() { return current / 32; }
 
-// Runs once on a fiber's own stack. It never returns: a finished thread jumps to the scheduler for good.
+// Runs on a fiber's own stack and never returns: each turn is one thread of one block.
 EMULATOR_ONLY static void fiber_main() {
-  body(body_params);
-  // Copies that nobody waited for never arrive.
-  Copies& mine = copies[current];
-  mine.first = mine.under_way = mine.first_group = mine.groups = mine.sizes[0] = 0;
-  done[current] = true;
-  ++progress;
-  --block_barrier.expected;
-  release_if_full(block_barrier);
-  --warp_barriers[warp()].expected;
-  release_if_full(warp_barriers[warp()]);
-  _longjmp(scheduler, 1);
+  for (;;) {
+    body(body_params);
+    // Copies that nobody waited for never arrive.
+    Copies& mine = copies[current];
+    mine.first = mine.under_way = mine.first_group = mine.groups = mine.sizes[0] = 0;
+    done[current] = true;
+    --block_barrier.expected;
+    release_if_full(block_barrier);
+    --warp_barriers[warp()].expected;
+    release_if_full(warp_barriers[warp()]);
+    yield();
+  }
+}
+
+// Runs a fiber until it waits for others or its thread has returned.
+EMULATOR_ONLY SWITCHES static void resume(uint32_t fiber) {
+  current = fiber;
+  threadIdx = {fiber, 0, 0};
+  awaited[fiber] = nullptr;
+  if (__builtin_setjmp(scheduler)) return;
+  if (made[current]) jump(fibers[current]);
+  made[current] = true;
+  static ucontext_t context;
+  getcontext(&context);
+  context.uc_stack.ss_sp = &stacks[current * STACK_BYTES];
+  // Tops of stacks that lie a power of two apart would share few lines of the cache.
+  context.uc_stack.ss_size = STACK_BYTES - current % 128 * 192;
+  context.uc_link = nullptr;
+  makecontext(&context, fiber_main, 0);
+  setcontext(&context);
+}
+
+EMULATOR_ONLY static bool is_waiting(uint32_t fiber) {
+  return awaited[fiber] && awaited[fiber]->generation == awaited_generation[fiber];
 }
 
 EMULATOR_ONLY static void run_block(uint32_t threads) {
-  static ucontext_t contexts[MAX_THREADS], back;
   block_barrier = {threads, 0, 0};
   for (uint32_t w = 0; w < (threads + 31) / 32; ++w) {
     warp_barriers[w] = {threads - w * 32 < 32 ? threads - w * 32 : 32, 0, 0};
   }
-  // Static, for what changes between a setjmp and its longjmp is lost in a register.
-  static uint32_t left;
-  static bool started[MAX_THREADS];
-  static uint32_t turns[MAX_THREADS], turn;
-  left = threads;
+  static uint32_t turns[MAX_THREADS];
   for (uint32_t i = 0; i < threads; ++i) {
-    done[i] = started[i] = false;
+    done[i] = false;
+    awaited[i] = nullptr;
     turns[i] = i;
   }
-  while (left > 0) {
-    progress = 0;
+  for (uint32_t left = threads; left > 0;) {
     // Whoever waits for nobody runs before or after anyone else.
-    for (uint32_t i = threads - 1; i > 0; --i) {
-      const uint32_t other = random_below(i + 1), kept = turns[i];
-      turns[i] = turns[other];
-      turns[other] = kept;
-    }
-    for (turn = 0; turn < threads; ++turn) {
+    for (uint32_t i = threads - 1; i > 0; --i) std::swap(turns[i], turns[random_below(i + 1)]);
+    bool resumed = false;
+    for (uint32_t turn = 0; turn < threads; ++turn) {
       const uint32_t i = turns[turn];
-      if (done[i]) continue;
-      current = i;
-      threadIdx = {i, 0, 0};
-      if (!_setjmp(scheduler)) {
-        if (started[i]) _longjmp(fibers[i], 1);
-        started[i] = true;
-        ++progress;
-        getcontext(&contexts[i]);
-        contexts[i].uc_stack.ss_sp = &stacks[i * STACK_BYTES];
-        contexts[i].uc_stack.ss_size = STACK_BYTES;
-        contexts[i].uc_link = &back;
-        makecontext(&contexts[i], fiber_main, 0);
-        setcontext(&contexts[i]);
-      }
-      if (done[current]) --left;
+      if (done[i] || is_waiting(i)) continue;
+      resumed = true;
+      resume(i);
+      if (done[i]) --left;
     }
-    if (progress == 0) {
+    if (!resumed) {
       std::fprintf(stderr, "emulator: threads of block (%u, %u, %u) wait for a barrier that not all reach\n",
                    blockIdx.x, blockIdx.y, blockIdx.z);
       std::abort();
@@ -294,8 +314,12 @@ static inline int32_t int8_quarter(uint32_t word, uint32_t quarter) { return (in
 // d[16 x 8] += a b over registers that each hold PER_REGISTER numbers along K; see prelude.cuh for who holds what.
 template <typename D, typename Sum, uint32_t PER_REGISTER, typename Get>
 EMULATOR_ONLY static inline void mma(D (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2], Get get) {
-  std::memcpy(operand_a[warp()][lane()], a, sizeof(a));
-  std::memcpy(operand_b[warp()][lane()], b, sizeof(b));
+  // The numbers of a warp's lanes, [register][number along K].
+  static Sum operand_a[MAX_THREADS / 32][32][4][PER_REGISTER], operand_b[MAX_THREADS / 32][32][2][PER_REGISTER];
+  for (uint32_t e = 0; e < PER_REGISTER; ++e) {
+    for (uint32_t i = 0; i < 4; ++i) operand_a[warp()][lane()][i][e] = (Sum)get(a[i], e);
+    for (uint32_t i = 0; i < 2; ++i) operand_b[warp()][lane()][i][e] = (Sum)get(b[i], e);
+  }
   wait(warp_barriers[warp()]);
   const uint32_t g = lane() / 4, t = lane() % 4;
   for (uint32_t i = 0; i < 4; ++i) {
@@ -303,9 +327,9 @@ EMULATOR_ONLY static inline void mma(D (&d)[4], const uint32_t (&a)[4], const ui
     Sum sum = (Sum)d[i];
     for (uint32_t half = 0; half < 2; ++half) {
       for (uint32_t other = 0; other < 4; ++other) {
-        const uint32_t word_a = operand_a[warp()][row % 8 * 4 + other][row / 8 + 2 * half];
-        const uint32_t word_b = operand_b[warp()][column * 4 + other][half];
-        for (uint32_t e = 0; e < PER_REGISTER; ++e) sum += (Sum)get(word_a, e) * (Sum)get(word_b, e);
+        const Sum* const numbers_a = operand_a[warp()][row % 8 * 4 + other][row / 8 + 2 * half];
+        const Sum* const numbers_b = operand_b[warp()][column * 4 + other][half];
+        for (uint32_t e = 0; e < PER_REGISTER; ++e) sum += numbers_a[e] * numbers_b[e];
       }
     }
     d[i] = (D)sum;
@@ -381,10 +405,10 @@ static inline void cp_async_wait() {
 }
 #define DYNAMIC_SHARED(name) uint4* name = (uint4*)emulator::dynamic_shared
 static inline void mma_bf16(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
-  emulator::mma<float, double, 2>(d, a, b, emulator::bf16_half);
+  emulator::mma<float, double, 2>(d, a, b, [](uint32_t word, uint32_t half) { return emulator::bf16_half(word, half); });
 }
 static inline void mma_int8(int32_t (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
-  emulator::mma<int32_t, int32_t, 4>(d, a, b, emulator::int8_quarter);
+  emulator::mma<int32_t, int32_t, 4>(d, a, b, [](uint32_t word, uint32_t quarter) { return emulator::int8_quarter(word, quarter); });
 }
 
 template <typename To, typename From>

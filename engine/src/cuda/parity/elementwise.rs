@@ -155,76 +155,114 @@ fn joined_norm<E: Executor>(e: &mut E, (rows, width): (usize, usize)) -> Result<
     ])
 }
 
-fn heads<E: Executor>(e: &mut E, layout: HeadLayout) -> Result<Vec<Parity>, CudaError> {
-    let HeadLayout { num_heads, num_kv_heads, head_dim } = layout;
-    let (slots, layers, layer, blocks) = ([35u32, 2, 16], 3, 1, 4);
-    let (half, rows, eps) = (head_dim / 2, 3, (1e-6, 1e-5));
-    let mut numbers = Numbers(4);
-    let qkv = numbers.vec(rows * layout.row_width(), 1.5);
-    let (cos, sin) = (numbers.vec(rows * half, 1.0), numbers.vec(rows * half, 1.0));
-    let norms = [numbers.vec(head_dim, 1.0), numbers.vec(head_dim, 1.0)];
+/// Rows of queries, keys and values, and what is done to their heads.
+struct HeadRows {
+    layout: HeadLayout,
+    /// Where each row's keys and values go: block times 16, plus the place in it.
+    slots: [u32; 3],
+    layers: usize,
+    layer: usize,
+    blocks: usize,
+    /// `[rows, layout.row_width()]`.
+    qkv: Vec<f32>,
+    /// `[rows, head_dim / 2]` each.
+    cos: Vec<f32>,
+    sin: Vec<f32>,
+    /// Of queries and keys, `[head_dim]` each.
+    norms: [Vec<f32>; 2],
+    eps: (f32, f32),
+}
 
-    let mut on_device = Tensor::of(e, &qkv, "qkv")?;
-    let norms_on_device = (Tensor::of(e, &norms[0], "norm")?, Tensor::of(e, &norms[1], "norm")?);
-    let angles = (Tensor::of(e, &cos, "cos")?, Tensor::of(e, &sin, "sin")?);
-    norm_heads(e, &mut on_device, (&norms_on_device.0, &norms_on_device.1), eps, (rows, layout))?;
-    let normed = on_device.read(e, 0..qkv.len())?;
+/// What the twins make of them.
+struct ExpectedHeads {
+    normed: Vec<f32>,
+    turned: Vec<f32>,
+    kv: Vec<bf16>,
+}
+
+impl HeadRows {
+    fn new(layout: HeadLayout) -> Self {
+        let slots = [35u32, 2, 16];
+        let (rows, half) = (slots.len(), layout.head_dim / 2);
+        let mut numbers = Numbers(4);
+        let qkv = numbers.vec(rows * layout.row_width(), 1.5);
+        let (cos, sin) = (numbers.vec(rows * half, 1.0), numbers.vec(rows * half, 1.0));
+        let norms = [numbers.vec(layout.head_dim, 1.0), numbers.vec(layout.head_dim, 1.0)];
+        Self { layout, slots, layers: 3, layer: 1, blocks: 4, qkv, cos, sin, norms, eps: (1e-6, 1e-5) }
+    }
+
+    /// Numbers of all keys and values.
+    fn kv_len(&self) -> usize {
+        self.blocks * self.layers * self.layout.num_kv_heads * 2 * 16 * self.layout.head_dim
+    }
+
+    fn expected(&self) -> ExpectedHeads {
+        let HeadLayout { num_heads, num_kv_heads, head_dim } = self.layout;
+        let (half, head_len) = (head_dim / 2, 16 * head_dim);
+        let (mut normed, mut turned) = (self.qkv.clone(), Vec::new());
+        let mut kv = vec![bf16::ZERO; self.kv_len()];
+        for (row, x) in normed.chunks_exact_mut(self.layout.row_width()).enumerate() {
+            for (head, x) in x.chunks_exact_mut(head_dim).enumerate().take(num_heads + num_kv_heads) {
+                let is_query = head < num_heads;
+                let eps = if is_query { self.eps.0 } else { self.eps.1 };
+                x.copy_from_slice(&reference::rms_norm(x, &self.norms[usize::from(!is_query)], eps));
+            }
+            let mut x = x.to_vec();
+            let angle = row * half..(row + 1) * half;
+            for (head, x) in x.chunks_exact_mut(head_dim).enumerate() {
+                if head < num_heads + num_kv_heads {
+                    reference::rotate(x, &self.cos[angle.clone()], &self.sin[angle.clone()]);
+                }
+                let Some(kv_head) = head.checked_sub(num_heads) else { continue };
+                let (block, offset) = (self.slots[row] as usize / 16, self.slots[row] as usize % 16);
+                let block_layer = block * self.layers + self.layer;
+                let start = (block_layer * num_kv_heads + kv_head % num_kv_heads) * 2 * head_len;
+                for (d, &x) in x.iter().enumerate() {
+                    let is_value = kv_head >= num_kv_heads;
+                    let place = if is_value { head_len + d * 16 + offset } else { offset * head_dim + d };
+                    kv[start + place] = bf16::from_f32(x);
+                }
+            }
+            turned.extend(x);
+        }
+        ExpectedHeads { normed, turned, kv }
+    }
+}
+
+fn heads<E: Executor>(e: &mut E, layout: HeadLayout) -> Result<Vec<Parity>, CudaError> {
+    let given = HeadRows::new(layout);
+    let (rows, len, layer) = (given.slots.len(), given.qkv.len(), (given.layer, given.layers));
+    let mut on_device = Tensor::of(e, &given.qkv, "qkv")?;
+    let norms = (Tensor::of(e, &given.norms[0], "norm")?, Tensor::of(e, &given.norms[1], "norm")?);
+    let angles = (Tensor::of(e, &given.cos, "cos")?, Tensor::of(e, &given.sin, "sin")?);
+    norm_heads(e, &mut on_device, (&norms.0, &norms.1), given.eps, (rows, layout))?;
+    let normed = on_device.read(e, 0..len)?;
     rotate(e, &mut on_device, (angles.0.view(), angles.1.view()), (rows, layout))?;
-    let turned = on_device.read(e, 0..qkv.len())?;
-    let head_len = 16 * head_dim;
-    let mut kv = Tensor::<_, bf16>::zeros(e, blocks * layers * num_kv_heads * 2 * head_len, "kv")?;
-    let slots_on_device = Tensor::of(e, &slots, "slots")?;
-    WriteKv { qkv: &on_device, slots: slots_on_device.view(), kv: &mut kv, layout, layer: (layer, layers) }
-        .launch(e, rows)?;
+    let turned = on_device.read(e, 0..len)?;
+    let mut kv = Tensor::<_, bf16>::zeros(e, given.kv_len(), "kv")?;
+    let slots = Tensor::of(e, &given.slots, "slots")?;
+    WriteKv { qkv: &on_device, slots: slots.view(), kv: &mut kv, layout, layer }.launch(e, rows)?;
 
     let joined = Tensor::of(e, &normed, "qkv")?;
     let mut joined_kv = Tensor::<_, bf16>::zeros(e, kv.len(), "kv")?;
-    let (slots_view, layer_of) = (slots_on_device.view(), (layer, layers));
-    let write = WriteKv { qkv: &joined, slots: slots_view, kv: &mut joined_kv, layout, layer: layer_of };
+    let write = WriteKv { qkv: &joined, slots: slots.view(), kv: &mut joined_kv, layout, layer };
     // SAFETY: nobody else holds `joined`.
     unsafe { write.launch_with_turn(e, (angles.0.view(), angles.1.view()), rows) }?;
-    let (width, q_width) = (layout.row_width(), num_heads * head_dim);
+    let (width, q_width) = (layout.row_width(), layout.q_width());
     let queries =
         |x: &[f32]| x.chunks_exact(width).flat_map(|row| row[..q_width].to_vec()).collect::<Vec<_>>();
-    let joined_turned = queries(&joined.read(e, 0..qkv.len())?);
-    let apart_turned = queries(&turned);
+    let joined_turned = queries(&joined.read(e, 0..len)?);
 
-    let (mut expected_normed, mut expected_turned) = (qkv.clone(), Vec::new());
-    let mut expected_kv = vec![bf16::ZERO; kv.len()];
-    for (row, x) in expected_normed.chunks_exact_mut(layout.row_width()).enumerate() {
-        for (head, x) in x.chunks_exact_mut(head_dim).enumerate().take(num_heads + num_kv_heads) {
-            let is_query = head < num_heads;
-            let eps = if is_query { eps.0 } else { eps.1 };
-            x.copy_from_slice(&reference::rms_norm(x, &norms[usize::from(!is_query)], eps));
-        }
-        let mut x = x.to_vec();
-        let angle = row * half..(row + 1) * half;
-        for (head, x) in x.chunks_exact_mut(head_dim).enumerate() {
-            if head < num_heads + num_kv_heads {
-                reference::rotate(x, &cos[angle.clone()], &sin[angle.clone()]);
-            }
-            let Some(kv_head) = head.checked_sub(num_heads) else { continue };
-            let (block, offset) = (slots[row] as usize / 16, slots[row] as usize % 16);
-            let start = ((block * layers + layer) * num_kv_heads + kv_head % num_kv_heads) * 2 * head_len;
-            for (d, &x) in x.iter().enumerate() {
-                let is_value = kv_head >= num_kv_heads;
-                let place = if is_value { head_len + d * 16 + offset } else { offset * head_dim + d };
-                expected_kv[start + place] = bf16::from_f32(x);
-            }
-        }
-        expected_turned.extend(x);
-    }
+    let expected = given.expected();
+    let HeadLayout { num_heads, num_kv_heads, head_dim } = layout;
     let case = format!("{num_heads}/{num_kv_heads} heads of {head_dim}");
+    let (kv, joined_kv) = (kv.read(e, 0..expected.kv.len())?, joined_kv.read(e, 0..expected.kv.len())?);
     Ok(vec![
-        compare(format!("norm_heads, {case}"), 0.0, &normed, &expected_normed),
-        compare(format!("rotate, {case}"), 0.0, &turned, &expected_turned),
-        compare_equal(format!("write_kv, {case}"), &kv.read(e, 0..expected_kv.len())?, &expected_kv),
-        compare(format!("queries of turn_and_write, {case}"), 0.0, &joined_turned, &apart_turned),
-        compare_equal(
-            format!("kv of turn_and_write, {case}"),
-            &joined_kv.read(e, 0..expected_kv.len())?,
-            &expected_kv,
-        ),
+        compare(format!("norm_heads, {case}"), 0.0, &normed, &expected.normed),
+        compare(format!("rotate, {case}"), 0.0, &turned, &expected.turned),
+        compare_equal(format!("write_kv, {case}"), &kv, &expected.kv),
+        compare(format!("queries of turn_and_write, {case}"), 0.0, &joined_turned, &queries(&turned)),
+        compare_equal(format!("kv of turn_and_write, {case}"), &joined_kv, &expected.kv),
     ])
 }
 

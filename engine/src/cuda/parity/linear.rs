@@ -77,6 +77,26 @@ pub(super) fn gemm_bf16<E: Executor>(
     Ok(compare(format!("gemm_bf16 {rows} x {n} x {k} {cut}"), 1e-5, &found, &expected))
 }
 
+/// Steps `[rows, k]` and their scales `[rows, slices]`.
+type Quantized<M> = (Tensor<M, i8>, Tensor<M, f32>);
+
+/// `x` `[rows, k]` in int8, with a scale for each slice between two borders.
+fn quantized<E: Executor>(
+    e: &mut E,
+    x: &[f32],
+    borders: &[u32],
+    rows: usize,
+) -> Result<Quantized<E::Memory>, CudaError> {
+    let k = x.len() / rows;
+    let (x, on_device) = (Tensor::of(e, x, "x")?, Tensor::of(e, borders, "borders")?);
+    let mut steps = Tensor::zeros(e, rows * k, "steps")?;
+    let mut scales = Tensor::zeros(e, rows * (borders.len() - 1), "scales")?;
+    let (steps_of, scales_of) = (&mut steps, &mut scales);
+    QuantizeRows { x: &x, borders: &on_device, steps: steps_of, scales: scales_of, to_row: 0, columns: 0..k }
+        .launch(e, rows, k)?;
+    Ok((steps, scales))
+}
+
 pub(super) fn gemm_int8<E: Executor>(
     e: &mut E,
     (rows, n): (usize, usize),
@@ -90,35 +110,11 @@ pub(super) fn gemm_int8<E: Executor>(
     if rows > 8 {
         x[k] = f32::NAN;
     }
-    let weight_borders = Tensor::of(e, &[0, k as u32], "borders")?;
-    let (mut steps, mut scales) = (Tensor::zeros(e, n * k, "steps")?, Tensor::zeros(e, n, "scales")?);
-    let weights_on_device = Tensor::of(e, &weights, "weights")?;
-    let (to_row, x_on_device) = (0, Tensor::of(e, &x, "x")?);
-    QuantizeRows {
-        x: &weights_on_device,
-        borders: &weight_borders,
-        steps: &mut steps,
-        scales: &mut scales,
-        to_row,
-        columns: 0..k,
-    }
-    .launch(e, n, k)?;
-
+    let (steps, scales) = quantized(e, &weights, &[0, k as u32], n)?;
     let ranges = slices.ranges();
     let slice_ends: Vec<u32> =
         std::iter::once(0).chain(ranges.iter().map(|slice| slice.end as u32)).collect();
-    let slice_borders = Tensor::of(e, &slice_ends, "borders")?;
-    let mut x_steps = Tensor::zeros(e, rows * k, "steps")?;
-    let mut x_scales = Tensor::zeros(e, rows * ranges.len(), "scales")?;
-    QuantizeRows {
-        x: &x_on_device,
-        borders: &slice_borders,
-        steps: &mut x_steps,
-        scales: &mut x_scales,
-        to_row,
-        columns: 0..k,
-    }
-    .launch(e, rows, k)?;
+    let (x_steps, x_scales) = quantized(e, &x, &slice_ends, rows)?;
     let on_host = borders(slices, INT8_GRAIN);
     let on_device = Tensor::of(e, &on_host, "borders")?;
     let bias_on_device = Tensor::of(e, &bias, "bias")?;
