@@ -58,14 +58,15 @@ fmt: ## format the tree
 fuzz: ## mutated checkpoints are refused or run, 20,000 of each kind (CASES=n); the gate tries 256; fuzz/Cargo.toml says how to fuzz by coverage
 	PROPTEST_CASES=$(or $(CASES),20000) cargo nextest run --locked --package outrider-engine --test load_fuzz
 
-sanitize: ## the engine's unit and kernel tests under the address sanitizer, in a target directory of their own (TEST="cpu::tests" picks)
+sanitize: ## the engine's unit and kernel tests under the address sanitizer, in a target directory of their own (TEST="is_its_twin" picks)
 	RUSTC_WORKSPACE_WRAPPER=$(CURDIR)/engine/address-sanitizer.sh CARGO_TARGET_DIR=$(or $(CARGO_TARGET_DIR),target)/sanitize \
-	cargo test --locked --package outrider-engine --lib --config profile.dev.package.outrider-engine.opt-level=1 -- $(TEST)
+	cargo test --locked --package outrider-engine --package outrider-cpu-kernels --lib --test twins \
+	  --config profile.dev.package.outrider-engine.opt-level=1 --config profile.dev.package.outrider-cpu-kernels.opt-level=1 -- $(TEST)
 
-arm-check: ## the engine for 64-bit ARM: its kernels against their twins under qemu (needs rustup's target, gcc-aarch64-linux-gnu, qemu-user)
+arm-check: ## the engine's CPU kernels for 64-bit ARM against their twins under qemu (needs rustup's target, gcc-aarch64-linux-gnu, qemu-user)
 	CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER=aarch64-linux-gnu-gcc \
 	CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUNNER="qemu-aarch64 -L /usr/aarch64-linux-gnu" \
-	cargo test --locked --target aarch64-unknown-linux-gnu --package outrider-engine --lib -- $(or $(TEST),cpu::)
+	cargo test --locked --target aarch64-unknown-linux-gnu --package outrider-cpu-kernels --lib --test twins -- $(TEST)
 
 measure: ## acceptance and time per token by task type on the bundled pair, drafting against k = 0 (ARGS="--temperature 1")
 	cargo build --locked --workspace --bins

@@ -6,48 +6,15 @@
 //! weights from a [`LinearTensors`] and gives numbers back once a forward. Operations do not fail one by one: a
 //! device keeps its first error and tells it in [`Backend::append_to`], which ends every forward that is read.
 
+use cpu_kernels::{HeadLayout, KvShape, MatrixFormat, Norm, Stage, StageTimes, TokenCopy};
+
 use crate::EngineError;
 use crate::draws::{DrawPlan, Outputs};
 use crate::forward_batch::ForwardBatch;
-use crate::kv_cache::{KvShape, TokenCopy};
 use crate::model_config::ModelConfig;
 use crate::rope::Rope;
 use crate::shard::Shard;
-use crate::stages::{Stage, StageTimes};
-use crate::weights::{LinearTensors, MatrixFormat, TensorPart, TensorSource};
-
-/// A root mean square norm.
-#[derive(Debug, Clone)]
-pub(crate) struct Norm {
-    /// `[width]`.
-    pub(crate) weight: Vec<f32>,
-    pub(crate) eps: f32,
-}
-
-/// How the heads lie in a row of `[q heads | k heads | v heads]`.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct HeadLayout {
-    pub(crate) num_heads: usize,
-    pub(crate) num_kv_heads: usize,
-    pub(crate) head_dim: usize,
-}
-
-impl HeadLayout {
-    /// Numbers in all query heads of a row.
-    pub(crate) fn q_width(self) -> usize {
-        self.num_heads * self.head_dim
-    }
-
-    /// Numbers in all key, or all value, heads of a row.
-    pub(crate) fn kv_width(self) -> usize {
-        self.num_kv_heads * self.head_dim
-    }
-
-    /// Numbers in a row.
-    pub(crate) fn row_width(self) -> usize {
-        self.q_width() + 2 * self.kv_width()
-    }
-}
+use crate::weights::{LinearTensors, TensorPart, TensorSource};
 
 /// One layer's attention.
 #[derive(Debug, Clone, Copy)]

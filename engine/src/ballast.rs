@@ -18,13 +18,14 @@ mod parameter_count;
 
 use std::ops::Range;
 
+use cpu_kernels::{KSlices, NUM_SLICES, NumbersMut};
+
 pub use parameter_count::ParameterCount;
 
 use crate::EngineError;
-use crate::k_slices::{KSlices, NUM_SLICES};
 use crate::model_config::{MAX_LAYERS, MAX_WIDTH, ModelConfig};
 use crate::shard::DOWN_UNIT;
-use crate::weights::{NumbersMut, RandomTensors, TensorPart, TensorSource};
+use crate::weights::{RandomTensors, TensorPart, TensorSource};
 
 /// A width of this many columns gives all K-slices of down_proj the same whole blocks.
 const WIDTH_UNIT: usize = NUM_SLICES * DOWN_UNIT;

@@ -12,13 +12,10 @@ mod pool;
 use std::collections::HashMap;
 
 use block_hash::BlockHash;
+use cpu_kernels::BLOCK_SIZE;
 use pool::Pool;
 
 use crate::{EngineError, SlotId, TokenId};
-
-/// Tokens in a KV block. Attention merges key blocks of exactly this size in position order (docs/contract.md
-/// C3), so this number is part of the numerics, not a tuning knob.
-pub(crate) const BLOCK_SIZE: usize = 16;
 
 /// The blocks of one sequence, in position order, and how many tokens they hold.
 #[derive(Debug, Default)]

@@ -4,6 +4,8 @@
 
 use std::path::PathBuf;
 
+use cpu_kernels::KernelError;
+
 use crate::SlotId;
 
 /// Why the engine refused.
@@ -171,5 +173,22 @@ impl EngineError {
     pub fn is_fatal(&self) -> bool {
         use crate::cuda::CudaError::{Driver, Nccl, RanksApart};
         matches!(self, Self::RankLost { .. } | Self::Cuda(Driver { .. } | Nccl { .. } | RanksApart { .. }))
+    }
+}
+
+/// What the CPU kernels say is the engine's to say, in the same words.
+impl From<KernelError> for EngineError {
+    fn from(error: KernelError) -> Self {
+        match error {
+            KernelError::BadOption { option, value, reason } => Self::BadOption { option, value, reason },
+            KernelError::MissingInstructionSet { name, available } => {
+                Self::MissingInstructionSet { name, available }
+            }
+            KernelError::InstructionSetInUse(name) => Self::InstructionSetInUse(name),
+            KernelError::OutOfMemory { bytes, purpose } => Self::OutOfMemory { bytes, purpose },
+            KernelError::Rows(error) => *error
+                .downcast()
+                .expect("rows are read by `Stacked` alone, which fails with an engine's error"),
+        }
     }
 }

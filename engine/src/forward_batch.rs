@@ -4,47 +4,13 @@
 
 use std::ops::Range;
 
+use cpu_kernels::{BLOCK_SIZE, KvSlot, PassRows, Segment, TreeSegment};
+
 use crate::TokenId;
-use crate::block_manager::BLOCK_SIZE;
-use crate::kv_cache::KvSlot;
 
 /// Most rows in one pass; more are run as several, which changes no bit (docs/contract.md C1) and bounds the
 /// workspace.
 pub(crate) const MAX_ROWS_PER_PASS: usize = 512;
-
-/// Rows of one sequence, standing one behind the other.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Segment<'a> {
-    /// The rows of the pass.
-    pub(crate) rows: Range<usize>,
-    /// The position of the first of them.
-    pub(crate) start: u32,
-    /// The sequence's KV blocks in position order.
-    pub(crate) block_table: &'a [u32],
-    /// Where rows are of a token tree: whose ancestors they attend to. Only for a backend that says it takes trees.
-    pub(crate) tree: Option<TreeSegment<'a>>,
-}
-
-/// Rows of a token tree. Its row i is stored as if it stood at `start + i`, until it is known which path stays; its position is `start`
-/// and the number of its ancestors in the tree.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct TreeSegment<'a> {
-    /// The position of the tree's first rows.
-    pub(crate) start: u32,
-    /// Which row of the tree the segment's first one is.
-    pub(crate) first: usize,
-    /// Of each row of the tree: 0 where nothing of the tree comes before it, else its parent's number and one more.
-    pub(crate) parents: &'a [u32],
-}
-
-impl TreeSegment<'_> {
-    /// Where the keys and values of a row of the tree, and of each of its ancestors in it, are stored, as positions in the block table;
-    /// from the row itself on, whose position is the highest.
-    pub(crate) fn stored_at(&self, row: usize) -> impl Iterator<Item = u32> {
-        let parent = |&row: &usize| (self.parents[row] as usize).checked_sub(1);
-        std::iter::successors(Some(row), parent).map(|row| self.start + row as u32)
-    }
-}
 
 /// One sequence's part of a call, its KV reserved.
 #[derive(Debug, Clone, Copy)]
@@ -105,6 +71,12 @@ impl<'a> ForwardBatch<'a> {
 
     pub(crate) fn num_rows(&self) -> usize {
         self.token_ids.len()
+    }
+
+    /// Where its rows stand, as kernels take it.
+    pub(crate) fn rows(&self) -> PassRows<'_> {
+        let Self { positions, slot_mapping, segments, .. } = self;
+        PassRows { positions, slot_mapping, segments }
     }
 
     fn push(&mut self, sequence: &ReservedRows<'a>, part: Range<usize>) {

@@ -7,16 +7,15 @@ use std::cell::Cell;
 use std::collections::HashSet;
 use std::marker::PhantomData;
 
+use cpu_kernels::{BLOCK_SIZE, KvSlot, StageTimes, TokenCopy};
 use speculation::SequenceSpec;
 use speculation::acceptance::is_drawn_apart;
 
-use crate::block_manager::{BLOCK_SIZE, BlockManager, Shared};
+use crate::block_manager::{BlockManager, Shared};
 use crate::draws::{DrawPlan, DrawRequest, Outcome};
 use crate::forward_batch::ReservedRows;
-use crate::kv_cache::{KvSlot, TokenCopy};
 use crate::options::{EngineInfo, EngineStats, SequenceRows, SlotId, TreeRows};
 use crate::rank::Runner;
-use crate::stages::StageTimes;
 use crate::{EngineError, Logits, TokenId};
 
 /// A loaded model and its KV. One thread uses it at a time: `Send`, not `Sync`.
@@ -34,7 +33,7 @@ pub struct Engine {
 
 /// Cores that the calling thread may run on, in the system's order. Fails where the system does not say.
 pub fn allowed_cores() -> Result<Vec<usize>, EngineError> {
-    crate::cpu::allowed_cores()
+    Ok(cpu_kernels::allowed_cores()?)
 }
 
 impl Engine {

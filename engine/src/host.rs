@@ -1,60 +1,18 @@
 //! The CPU as a [`Backend`]: weights, KV and rows lie in this process's memory, and every operation is one of
-//! `cpu`'s on slices. Loading is decided here, arithmetic never.
+//! `cpu_kernels` on slices. Loading is decided here, arithmetic never.
 
 use std::sync::Arc;
 
+use cpu_kernels::{
+    Angles, AttentionStep, Cpu, FloatMatrix, HeadLayout, KSlices, KvCache, KvShape, Linear, LinearWeights,
+    MatrixFormat, Norm, PackedMatrix, Stage, StageTimes, Table, TokenCopy,
+};
+
 use crate::EngineError;
-use crate::backend::{AttentionLayer, Backend, HeadLayout, Norm};
-use crate::cpu::{Cpu, FloatMatrix, PackedMatrix, Table};
+use crate::backend::{AttentionLayer, Backend};
 use crate::forward_batch::ForwardBatch;
-use crate::k_slices::KSlices;
-use crate::kv_cache::{KvCache, KvShape, TokenCopy};
 use crate::rope::Rope;
-use crate::stages::{Stage, StageTimes};
-use crate::weights::{LinearFormat, LinearTensors, MatrixFormat, Stacked, TensorPart, TensorSource};
-
-/// What inputs are multiplied with.
-#[derive(Debug)]
-pub(crate) enum LinearWeights {
-    /// Shared with the table of embeddings where that is the same.
-    Floats(Arc<FloatMatrix>),
-    Packed(PackedMatrix),
-}
-
-/// Matrices that share their input, as one `[width, k]`.
-#[derive(Debug)]
-pub(crate) struct Linear {
-    pub(crate) weights: LinearWeights,
-    /// `[sum of out_i]`.
-    pub(crate) bias: Option<Vec<f32>>,
-}
-
-impl Linear {
-    /// Length of an input row.
-    pub(crate) fn k(&self) -> usize {
-        match &self.weights {
-            LinearWeights::Floats(matrix) => matrix.k(),
-            LinearWeights::Packed(matrix) => matrix.k(),
-        }
-    }
-
-    /// Length of an output row.
-    pub(crate) fn width(&self) -> usize {
-        match &self.weights {
-            LinearWeights::Floats(matrix) => matrix.width(),
-            LinearWeights::Packed(matrix) => matrix.width(),
-        }
-    }
-
-    /// Bytes that a product reads, without the activations.
-    fn bytes(&self) -> u64 {
-        let weights = match &self.weights {
-            LinearWeights::Floats(matrix) => matrix.bytes(),
-            LinearWeights::Packed(matrix) => matrix.bytes(),
-        };
-        weights + self.bias.as_ref().map_or(0, |bias| size_of_val(bias.as_slice()) as u64)
-    }
-}
+use crate::weights::{LinearFormat, LinearTensors, Stacked, TensorPart, TensorSource};
 
 /// A linear, and what is left to do once the ranks' parts are added.
 #[derive(Debug)]
@@ -65,36 +23,15 @@ pub(crate) struct HostLinear {
     bias_after: Option<Vec<f32>>,
 }
 
-/// One layer's attention over a pass, as `cpu` takes it.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct AttentionStep<'a> {
-    pub(crate) layout: HeadLayout,
-    pub(crate) layer: usize,
-    pub(crate) window: Option<u32>,
-    pub(crate) batch: &'a ForwardBatch<'a>,
-    /// `[rows, layout.row_width()]`, queries and keys already turned.
-    pub(crate) qkv: &'a [f32],
-}
-
-/// Cosines and sines of the rows' positions.
-#[derive(Debug, Default)]
-pub(crate) struct Angles {
-    /// `[rows, half]`.
-    pub(crate) cos: Vec<f32>,
-    pub(crate) sin: Vec<f32>,
-    pub(crate) half: usize,
-}
-
-impl Angles {
-    fn new(rope: &Rope, positions: &[u32]) -> Self {
-        let half = rope.half_dim();
-        let (mut cos, mut sin) = (vec![0.0; positions.len() * half], vec![0.0; positions.len() * half]);
-        let rows = cos.chunks_exact_mut(half).zip(sin.chunks_exact_mut(half));
-        for (&position, (cos, sin)) in positions.iter().zip(rows) {
-            rope.angles(position, cos, sin);
-        }
-        Self { cos, sin, half }
+/// The cosines and sines of positions.
+fn angles(rope: &Rope, positions: &[u32]) -> Angles {
+    let half = rope.half_dim();
+    let (mut cos, mut sin) = (vec![0.0; positions.len() * half], vec![0.0; positions.len() * half]);
+    let rows = cos.chunks_exact_mut(half).zip(sin.chunks_exact_mut(half));
+    for (&position, (cos, sin)) in positions.iter().zip(rows) {
+        rope.angles(position, cos, sin);
     }
+    Angles { cos, sin, half }
 }
 
 /// A pass, and the angles of its rows.
@@ -107,7 +44,7 @@ pub(crate) struct HostPass<'a> {
 impl HostPass<'_> {
     fn step<'a>(&'a self, at: AttentionLayer, qkv: &'a [f32]) -> AttentionStep<'a> {
         let AttentionLayer { layout, layer, window } = at;
-        AttentionStep { layout, layer, window, batch: self.batch, qkv }
+        AttentionStep { layout, layer, window, pass: self.batch.rows(), qkv }
     }
 }
 
@@ -127,7 +64,7 @@ impl Backend for Cpu {
     }
 
     fn pin(&mut self, cores: &[usize]) -> Result<(), EngineError> {
-        self.threads_mut().pin(cores)
+        Ok(self.threads_mut().pin(cores)?)
     }
 
     fn load_table(
@@ -136,7 +73,7 @@ impl Backend for Cpu {
         part: &TensorPart,
         format: MatrixFormat,
     ) -> Result<Table, EngineError> {
-        Table::load(format, &Stacked::new(source, vec![part.clone()])?, self.threads())
+        Ok(Table::load(format, &Stacked::new(source, vec![part.clone()])?, self.threads())?)
     }
 
     fn load_tied(
@@ -185,14 +122,11 @@ impl Backend for Cpu {
     }
 
     fn new_kv(&self, shape: KvShape, format: MatrixFormat) -> KvCache {
-        match format {
-            MatrixFormat::F32 => KvCache::new_f32(shape),
-            MatrixFormat::Bf16 => KvCache::new_bf16(shape),
-        }
+        KvCache::new(shape, format)
     }
 
     fn grow_kv(&self, kv: &mut KvCache, num_blocks: u32) -> Result<(), EngineError> {
-        kv.grow_to(num_blocks)
+        Ok(kv.grow_to(num_blocks)?)
     }
 
     fn copy_block(&self, kv: &mut KvCache, from: u32, to: u32) {
@@ -218,7 +152,7 @@ impl Backend for Cpu {
 
     fn begin<'a>(&self, batch: &'a ForwardBatch<'a>, rope: &Rope) -> HostPass<'a> {
         self.begin_stages();
-        HostPass { batch, angles: Angles::new(rope, &batch.positions) }
+        HostPass { batch, angles: angles(rope, &batch.positions) }
     }
 
     fn mark(&self, stage: Stage) {

@@ -1,10 +1,12 @@
 //! Whether a model's weights fit in the memory that is free, asked before they are read: the system would grant what it does not
 //! have and end the process later, without a word.
 
+use cpu_kernels::{MatrixFormat, QuantizedFormat};
+
 use crate::EngineError;
 use crate::model_config::ModelConfig;
 use crate::model_shape::ModelShape;
-use crate::weights::{Formats, LinearFormat, MatrixFormat, QuantizedFormat};
+use crate::weights::{Formats, LinearFormat};
 
 /// Refuses a model whose weights need more than is free. Where the system does not say what is free, everything fits.
 pub(crate) fn check_fits(config: &ModelConfig, formats: Formats) -> Result<(), EngineError> {

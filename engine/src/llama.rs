@@ -4,13 +4,14 @@
 
 mod load;
 
+use cpu_kernels::{HeadLayout, Stage};
+
 use crate::EngineError;
-use crate::backend::{AttentionLayer, Backend, HeadLayout};
+use crate::backend::{AttentionLayer, Backend};
 use crate::collective::Collective;
 use crate::forward_batch::ForwardBatch;
 use crate::model_config::ModelConfig;
 use crate::shard::Shard;
-use crate::stages::Stage;
 
 /// A decoder's weights, or one rank's part of them.
 pub(crate) struct Llama<B: Backend> {

@@ -3,13 +3,12 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use cpu_kernels::{BLOCK_SIZE, Cpu, KERNEL_CLASS, KvShape};
+
 use crate::EngineError;
 use crate::backend::Backend;
-use crate::block_manager::BLOCK_SIZE;
 use crate::collective::{Alone, Collective, Meeting, shared_memory};
-use crate::cpu::{Cpu, KERNEL_CLASS};
 use crate::host_memory::check_fits;
-use crate::kv_cache::KvShape;
 use crate::llama::Llama;
 use crate::model_config::ModelConfig;
 use crate::options::LoadOptions;

@@ -3,8 +3,9 @@
 
 use std::time::Instant;
 
+use cpu_kernels::{Cpu, MultiplyAdds};
+
 use crate::EngineError;
-use crate::cpu::{Cpu, MultiplyAdds};
 
 /// Steps of a run: about a millisecond.
 const STEPS: usize = 1 << 19;

@@ -6,13 +6,13 @@ mod layer;
 
 use std::path::Path;
 
+use cpu_kernels::reference::{self, QuantizedWeights};
+use cpu_kernels::{KSlices, MatrixFormat};
 use half::bf16;
 use layer::OracleLayer;
 
-use crate::cpu::reference::{self, QuantizedWeights};
-use crate::k_slices::KSlices;
 use crate::model_config::ModelConfig;
-use crate::weights::{Checkpoint, Formats, LinearFormat, MatrixFormat};
+use crate::weights::{Checkpoint, Formats, LinearFormat};
 use crate::{EngineError, TokenId, WeightFormat};
 
 /// A deliberately naive evaluator of one checkpoint.

@@ -3,14 +3,14 @@
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
+use cpu_kernels::{StageTimes, TokenCopy};
+
 use crate::EngineError;
 use crate::backend::Backend;
 use crate::collective::Collective;
 use crate::draws::{DrawPlan, Outputs};
 use crate::forward_batch::{ForwardBatch, MAX_ROWS_PER_PASS, ReservedRows};
-use crate::kv_cache::TokenCopy;
 use crate::llama::{Device, Llama, Workspace};
-use crate::stages::StageTimes;
 
 /// What runs checked batches over reserved KV: a rank, or all of them together.
 pub(crate) trait Runner: Send {
@@ -184,8 +184,9 @@ pub(crate) fn last_words(panic: &(dyn Any + Send)) -> String {
 
 #[cfg(test)]
 mod tests {
+    use cpu_kernels::Threads;
+
     use super::*;
-    use crate::cpu::Threads;
 
     /// A rank, one of whose threads panics where the batch has so many sequences.
     struct Faulty(Threads, usize);

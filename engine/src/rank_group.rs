@@ -6,10 +6,11 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::time::{Duration, Instant};
 
+use cpu_kernels::TokenCopy;
+
 use crate::collective::Meeting;
 use crate::draws::{DrawPlan, Outputs};
 use crate::forward_batch::ReservedRows;
-use crate::kv_cache::TokenCopy;
 use crate::rank::{Runner, last_words};
 use crate::{EngineError, TokenId};
 

@@ -4,8 +4,9 @@
 use std::ops::Range;
 use std::time::Instant;
 
+use cpu_kernels::{Cpu, READ_LINE, ReadBuffer, ReadSum};
+
 use crate::EngineError;
-use crate::cpu::{Cpu, READ_LINE, ReadBuffer, ReadSum};
 
 /// A buffer that is read again and again, a slice at a time, so that no cache holds what comes next.
 pub struct ReadProbe {

@@ -4,9 +4,9 @@
 
 use std::ops::Range;
 
+use cpu_kernels::{HeadLayout, KSlices, NUM_SLICES};
+
 use crate::EngineError;
-use crate::backend::HeadLayout;
-use crate::k_slices::{KSlices, NUM_SLICES};
 use crate::model_config::ModelConfig;
 
 /// Columns in a unit of down_proj's K-slices.

@@ -6,20 +6,19 @@ mod checkpoint;
 mod digest;
 mod format;
 mod fp8;
-mod matrix;
 mod random;
 mod source;
 
 use std::ops::Range;
 
+use cpu_kernels::{MatrixFormat, NumbersMut};
 use half::bf16;
 
 pub(crate) use checkpoint::Checkpoint;
 use checkpoint::{StoredDtype, StoredTensor};
-pub(crate) use format::{Formats, LinearFormat, MatrixFormat, QuantizedFormat};
-pub(crate) use matrix::{Matrix, MatrixData};
+pub(crate) use format::{Formats, LinearFormat};
 pub(crate) use random::RandomTensors;
-pub(crate) use source::{LinearTensors, NumbersMut, RowBlocks, RowSeeds, Stacked, TensorPart, TensorSource};
+pub(crate) use source::{LinearTensors, RowSeeds, Stacked, TensorPart, TensorSource};
 
 use crate::EngineError;
 

@@ -5,8 +5,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use cpu_kernels::Patience;
+
 use crate::EngineError;
-use crate::cpu::Patience;
 
 /// A barrier that can be lost. Shared by all ranks and whoever drives them.
 #[derive(Debug)]

@@ -4,9 +4,10 @@
 use std::ops::Range;
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
 
+use cpu_kernels::NUM_SLICES;
+
 use super::{Collective, Meeting};
 use crate::EngineError;
-use crate::k_slices::NUM_SLICES;
 
 /// What all ranks see.
 #[derive(Debug)]
@@ -107,8 +108,9 @@ fn write(buffer: &RwLock<Vec<f32>>) -> std::sync::RwLockWriteGuard<'_, Vec<f32>>
 mod tests {
     use std::time::Duration;
 
+    use cpu_kernels::tree;
+
     use super::*;
-    use crate::k_slices::tree;
 
     /// Numbers whose sums depend on the order.
     fn part(rank: usize, len: usize) -> Vec<f32> {

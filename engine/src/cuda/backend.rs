@@ -17,6 +17,7 @@ mod tests;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use cpu_kernels::{HeadLayout, KvShape, MatrixFormat, Norm};
 use half::bf16;
 
 use super::CudaError;
@@ -27,14 +28,13 @@ use super::ops::{
     norm_heads, room, swiglu, take_rows, to_bf16,
 };
 use crate::EngineError;
-use crate::backend::{AttentionLayer, Backend, HeadLayout, Norm};
+use crate::backend::{AttentionLayer, Backend};
 use crate::draws::{DrawPlan, Outputs};
 use crate::forward_batch::ForwardBatch;
-use crate::kv_cache::KvShape;
 use crate::model_config::ModelConfig;
 use crate::rope::Rope;
 use crate::shard::Shard;
-use crate::weights::{LinearTensors, MatrixFormat, TensorPart, TensorSource};
+use crate::weights::{LinearTensors, TensorPart, TensorSource};
 use fusion::Delayed;
 pub(super) use load::check_model;
 use load::{GpuLinear, GpuTable, GpuWeights};

@@ -8,10 +8,11 @@
 //! operations at the rate of the instructions it uses, and the chain of loads that one warp waits for, times
 //! how often all multiprocessors are filled.
 
+use cpu_kernels::KSlices;
+
 use super::GpuOptions;
 use super::host_driver::HostDriver;
 use super::ops::{Variant, model_of_product};
-use crate::k_slices::KSlices;
 use crate::{DrawRequest, Engine, LoadOptions, SequenceRows, WeightFormat};
 
 /// Bytes and operations in a second (assumptions): memory as far as it is reached, cache, `mma.sync` with

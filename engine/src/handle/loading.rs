@@ -3,18 +3,19 @@
 use std::marker::PhantomData;
 use std::path::Path;
 
+use cpu_kernels::{BLOCK_SIZE, MatrixFormat, Threads};
+
 use super::Engine;
 use crate::EngineError;
 use crate::ballast::Ballast;
-use crate::block_manager::{BLOCK_SIZE, BlockManager};
-use crate::cpu::Threads;
+use crate::block_manager::BlockManager;
 use crate::cuda::{GpuOptions, load_on_gpus};
 use crate::load::{Loaded, MAX_THREADS, load_on_cpu};
 use crate::model_config::fields::read_file;
 use crate::model_config::{CONFIG_FILE, ModelConfig};
 use crate::numerics_id::NumericsParts;
 use crate::options::{EngineInfo, EngineStats, LoadOptions};
-use crate::weights::{Checkpoint, Formats, LinearFormat, MatrixFormat, RandomTensors, TensorSource};
+use crate::weights::{Checkpoint, Formats, LinearFormat, RandomTensors, TensorSource};
 
 impl Engine {
     /// Loads a checkpoint into memory, converted or quantized where another format is wanted than it is stored in.

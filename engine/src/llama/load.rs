@@ -3,10 +3,11 @@
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
+use cpu_kernels::{KSlices, Norm};
+
 use super::{Layer, Llama};
 use crate::EngineError;
-use crate::backend::{Backend, Norm};
-use crate::k_slices::KSlices;
+use crate::backend::Backend;
 use crate::model_config::ModelConfig;
 use crate::shard::Shard;
 use crate::weights::{Formats, LinearFormat, LinearTensors, TensorPart, TensorSource};

@@ -1,9 +1,9 @@
 //! One decoder layer of the oracle, over all positions of a text at once.
 
+use cpu_kernels::{KSlices, reference};
+
 use super::{OracleMatrix, Tensors};
 use crate::EngineError;
-use crate::cpu::reference;
-use crate::k_slices::KSlices;
 use crate::model_config::ModelConfig;
 
 /// A projection: `[columns, k]` and its bias.

@@ -2,11 +2,11 @@
 //! checkpoints that differ anywhere differ here. Chunks are hashed in parallel and their hashes hashed;
 //! SHA-256 reads about 1.5 GB/s a core.
 
+use cpu_kernels::Threads;
 use sha2::{Digest, Sha256};
 
 use super::Checkpoint;
 use crate::EngineError;
-use crate::cpu::Threads;
 
 /// What is hashed by itself.
 const CHUNK_BYTES: u64 = 4 << 20;

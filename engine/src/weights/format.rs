@@ -1,41 +1,9 @@
 //! What weights are held as, once [`WeightFormat::AsStored`] is resolved against a checkpoint. Names and
-//! consequences only; the numbers are made in `weights` (floats) and `cpu::packed` (integers).
+//! consequences only; the numbers are made in `weights` (floats) and `cpu_kernels` (integers).
+
+use cpu_kernels::{MatrixFormat, QuantizedFormat};
 
 use crate::WeightFormat;
-
-/// What a matrix of floats is held as.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum MatrixFormat {
-    F32,
-    Bf16,
-}
-
-impl MatrixFormat {
-    /// The name that goes into `numerics_id`.
-    pub(crate) fn as_str(self) -> &'static str {
-        match self {
-            Self::F32 => "f32",
-            Self::Bf16 => "bf16",
-        }
-    }
-
-    /// Bytes of a number.
-    pub(crate) fn size(self) -> usize {
-        match self {
-            Self::F32 => size_of::<f32>(),
-            Self::Bf16 => size_of::<half::bf16>(),
-        }
-    }
-}
-
-/// What a matrix is quantized to while it is loaded (docs/contract.md C1).
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum QuantizedFormat {
-    /// One scale for each output channel.
-    Int8,
-    /// One scale for each output channel and 32 numbers along K.
-    Int4,
-}
 
 /// What the matrices that activations are multiplied with are held as.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

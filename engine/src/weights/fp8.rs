@@ -4,8 +4,10 @@
 
 use std::ops::Range;
 
+use cpu_kernels::NumbersMut;
+
 use super::checkpoint::StoredTensor;
-use super::{NumbersMut, TensorPart, to_f32};
+use super::{TensorPart, to_f32};
 use crate::EngineError;
 
 /// Names of a matrix's scales, behind its own.
@@ -112,7 +114,8 @@ pub(super) fn read(
     Ok(())
 }
 
-/// An eight-bit float as f32, exactly.
+/// An eight-bit float as f32, exactly. Inlined across codegen units: it is called for each number.
+#[inline]
 pub(super) fn widen(byte: u8) -> f32 {
     let (exponent, fraction) = (u32::from(byte >> 3 & 15), u32::from(byte & 7));
     let sign = u32::from(byte >> 7) << 31;

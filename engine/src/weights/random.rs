@@ -4,9 +4,10 @@
 
 use std::ops::Range;
 
+use cpu_kernels::NumbersMut;
 use half::bf16;
 
-use super::source::{NumbersMut, RowSeeds, TensorPart, TensorSource};
+use super::source::{RowSeeds, TensorPart, TensorSource};
 use crate::EngineError;
 
 /// Tensors that depend on the seed and their names alone.
@@ -68,7 +69,9 @@ fn size(len: usize) -> f32 {
     (3.0 / len as f32).sqrt()
 }
 
-/// The finalizer of splitmix64: equal inputs, equal outputs, and neighbours far apart.
+/// The finalizer of splitmix64: equal inputs, equal outputs, and neighbours far apart. Inlined across codegen units: it is called
+/// for each number.
+#[inline]
 fn mix(x: u64) -> u64 {
     let z = x.wrapping_add(0x9e37_79b9_7f4a_7c15);
     let z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);

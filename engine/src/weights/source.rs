@@ -3,11 +3,10 @@
 
 use std::ops::Range;
 
-use half::bf16;
+use cpu_kernels::{KSlices, KernelError, NumbersMut, RowBlocks};
 
 use crate::EngineError;
-use crate::k_slices::KSlices;
-use crate::weights::{LinearFormat, Matrix, MatrixData};
+use crate::weights::LinearFormat;
 
 /// A stored matrix, and what of it is wanted: all of it, or what one rank of several holds.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -23,48 +22,6 @@ impl TensorPart {
     /// All of a matrix.
     pub(crate) fn whole(name: String, shape: [usize; 2]) -> Self {
         Self { name, shape, rows: 0..shape[0], columns: 0..shape[1] }
-    }
-}
-
-/// Where numbers are read to, in the format that is wanted.
-#[derive(Debug)]
-pub(crate) enum NumbersMut<'a> {
-    F32(&'a mut [f32]),
-    Bf16(&'a mut [bf16]),
-}
-
-impl NumbersMut<'_> {
-    pub(crate) fn len(&self) -> usize {
-        match self {
-            Self::F32(numbers) => numbers.len(),
-            Self::Bf16(numbers) => numbers.len(),
-        }
-    }
-
-    /// Replaces numbers from `at` on.
-    pub(crate) fn put(&mut self, at: usize, numbers: impl Iterator<Item = f32>) {
-        match self {
-            Self::F32(out) => out[at..].iter_mut().zip(numbers).for_each(|(out, x)| *out = x),
-            Self::Bf16(out) => {
-                out[at..].iter_mut().zip(numbers).for_each(|(out, x)| *out = bf16::from_f32(x))
-            }
-        }
-    }
-
-    /// Makes every number +0.
-    pub(crate) fn fill_with_zeros(&mut self) {
-        match self {
-            Self::F32(numbers) => numbers.fill(0.0),
-            Self::Bf16(numbers) => numbers.fill(bf16::ZERO),
-        }
-    }
-
-    /// A range of them.
-    pub(crate) fn part(&mut self, range: Range<usize>) -> NumbersMut<'_> {
-        match self {
-            Self::F32(numbers) => NumbersMut::F32(&mut numbers[range]),
-            Self::Bf16(numbers) => NumbersMut::Bf16(&mut numbers[range]),
-        }
     }
 }
 
@@ -94,18 +51,6 @@ pub(crate) trait TensorSource: Sync {
 
     /// A vector, always f32: norms and biases are too small to save on.
     fn vector(&self, name: &str, len: usize) -> Result<Vec<f32>, EngineError>;
-}
-
-/// The rows of something that is laid out, read block by block and by several threads at once.
-pub(crate) trait RowBlocks: Sync {
-    /// How many there are.
-    fn rows(&self) -> usize;
-
-    /// Numbers in each.
-    fn columns(&self) -> usize;
-
-    /// Fills `out` with rows, one behind the other.
-    fn read(&self, rows: Range<usize>, out: NumbersMut<'_>) -> Result<(), EngineError>;
 }
 
 /// Matrices that share their input, as a backend loads them.
@@ -161,6 +106,28 @@ impl<'a> Stacked<'a> {
         all
     }
 
+    /// How many there are.
+    pub(crate) fn rows(&self) -> usize {
+        self.parts.iter().map(|part| part.rows.len()).sum()
+    }
+
+    /// Numbers in each.
+    pub(crate) fn columns(&self) -> usize {
+        self.parts.first().map_or(0, |part| part.columns.len())
+    }
+
+    /// Fills `out` with rows, one behind the other.
+    pub(crate) fn read(&self, rows: Range<usize>, mut out: NumbersMut<'_>) -> Result<(), EngineError> {
+        let (columns, mut filled) = (self.columns(), 0);
+        assert_eq!(out.len(), rows.len() * columns, "rows are read to a place of their size");
+        for (part, rows) in self.pieces(rows) {
+            let end = filled + rows.len() * columns;
+            self.source.read(part, rows, out.part(filled..end))?;
+            filled = end;
+        }
+        Ok(())
+    }
+
     /// Rows as rows of the parts, each counted from its part's first.
     fn pieces(&self, rows: Range<usize>) -> Vec<(&TensorPart, Range<usize>)> {
         let mut first = 0;
@@ -176,44 +143,17 @@ impl<'a> Stacked<'a> {
     }
 }
 
+/// As the kernels' packers take them.
 impl RowBlocks for Stacked<'_> {
     fn rows(&self) -> usize {
-        self.parts.iter().map(|part| part.rows.len()).sum()
+        Stacked::rows(self)
     }
 
     fn columns(&self) -> usize {
-        self.parts.first().map_or(0, |part| part.columns.len())
+        Stacked::columns(self)
     }
 
-    fn read(&self, rows: Range<usize>, mut out: NumbersMut<'_>) -> Result<(), EngineError> {
-        let (columns, mut filled) = (self.columns(), 0);
-        assert_eq!(out.len(), rows.len() * columns, "rows are read to a place of their size");
-        for (part, rows) in self.pieces(rows) {
-            let end = filled + rows.len() * columns;
-            self.source.read(part, rows, out.part(filled..end))?;
-            filled = end;
-        }
-        Ok(())
-    }
-}
-
-/// A matrix that is there already.
-impl RowBlocks for Matrix {
-    fn rows(&self) -> usize {
-        Matrix::rows(self)
-    }
-
-    fn columns(&self) -> usize {
-        Matrix::columns(self)
-    }
-
-    fn read(&self, rows: Range<usize>, mut out: NumbersMut<'_>) -> Result<(), EngineError> {
-        let range = rows.start * Matrix::columns(self)..rows.end * Matrix::columns(self);
-        match (self.data(), &mut out) {
-            (MatrixData::Bf16(numbers), NumbersMut::Bf16(out)) => out.copy_from_slice(&numbers[range]),
-            (MatrixData::Bf16(numbers), _) => out.put(0, numbers[range].iter().map(|x| x.to_f32())),
-            (MatrixData::F32(numbers), _) => out.put(0, numbers[range].iter().copied()),
-        }
-        Ok(())
+    fn read(&self, rows: Range<usize>, out: NumbersMut<'_>) -> Result<(), KernelError> {
+        Stacked::read(self, rows, out).map_err(|error| KernelError::Rows(error.into()))
     }
 }

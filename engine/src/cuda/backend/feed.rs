@@ -3,12 +3,13 @@
 
 use std::ops::Range;
 
+use cpu_kernels::NumbersMut;
 use half::bf16;
 
 use crate::EngineError;
 use crate::cuda::executor::{Executor, Tensor};
 use crate::cuda::ops::{random_bf16, random_f32};
-use crate::weights::{NumbersMut, RowBlocks, Stacked};
+use crate::weights::Stacked;
 
 /// Bytes that are read before they are copied: of two such places one is filled while the other is emptied.
 const CHUNK_BYTES: usize = 8 << 20;

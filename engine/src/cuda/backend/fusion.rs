@@ -7,8 +7,9 @@
 //! joins, memory that is freed or that other ranks read included: every way to the device goes through
 //! [`State::settle`].
 
+use cpu_kernels::HeadLayout;
+
 use super::{GpuNorm, State};
-use crate::backend::HeadLayout;
 use crate::cuda::CudaError;
 use crate::cuda::executor::{Executor, Tensor, check_len};
 use crate::cuda::ops::{RmsNorm, add_at, room, rotate_at};

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use cpu_kernels::{KSlices, MatrixFormat, QuantizedFormat};
 use half::bf16;
 
 use super::Borders;
@@ -10,12 +11,8 @@ use crate::EngineError;
 use crate::cuda::CudaError;
 use crate::cuda::executor::{DeviceMemory, Executor, Tensor};
 use crate::cuda::ops::{BF16_GRAIN, INT8_GRAIN, QuantizeRows, borders, check_borders, check_head_dim};
-use crate::k_slices::KSlices;
 use crate::model_config::ModelConfig;
-use crate::weights::{
-    Formats, LinearFormat, LinearTensors, MatrixFormat, QuantizedFormat, RowBlocks, Stacked, TensorPart,
-    TensorSource,
-};
+use crate::weights::{Formats, LinearFormat, LinearTensors, Stacked, TensorPart, TensorSource};
 
 /// Rows that are quantized at a time, in bytes of f32.
 const CHUNK_BYTES: usize = 64 << 20;

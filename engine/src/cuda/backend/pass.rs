@@ -2,8 +2,8 @@
 
 use std::ops::Range;
 
-use crate::backend::HeadLayout;
-use crate::block_manager::BLOCK_SIZE;
+use cpu_kernels::{BLOCK_SIZE, HeadLayout};
+
 use crate::cuda::CudaError;
 use crate::cuda::executor::{DeviceMemory, Executor, View};
 use crate::cuda::ops::{Held, Tiling, TilingViews, Turn, most_parts};

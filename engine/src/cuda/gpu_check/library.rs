@@ -1,6 +1,7 @@
 //! cuBLASLt's bf16 products against our own, which are deterministic: how many numbers differ and how far, whether whole models
 //! stay near the CPU engine's logits, and which takes less time at how many rows.
 
+use cpu_kernels::KSlices;
 use half::bf16;
 
 use super::models::BF16_TOLERANCE;
@@ -10,7 +11,6 @@ use crate::cuda::executor::Tensor;
 use crate::cuda::ops::{BF16_GRAIN, GemmBf16, borders};
 use crate::cuda::whole_model::{distance, options, run};
 use crate::cuda::{CudaDevice, CudaError, GpuOptions};
-use crate::k_slices::KSlices;
 use crate::{Engine, EngineError, WeightFormat};
 
 const ROWS: [usize; 7] = [16, 32, 64, 128, 512, 1024, 2048];

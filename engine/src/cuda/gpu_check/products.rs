@@ -2,6 +2,7 @@
 
 use std::time::Instant;
 
+use cpu_kernels::KSlices;
 use half::bf16;
 
 use super::{Report, Target};
@@ -9,7 +10,6 @@ use crate::EngineError;
 use crate::cuda::executor::{Executor, Tensor};
 use crate::cuda::ops::{BF16_GRAIN, GemmBf16, GemmInt8, INT8_GRAIN, borders, multiply_only, read_words};
 use crate::cuda::{CudaDevice, CudaError};
-use crate::k_slices::KSlices;
 
 /// Launches before timing, timed runs, and launches in each; one of each on a host, whose times are of no meaning.
 const REPEATS: [u32; 3] = [5, 3, 20];

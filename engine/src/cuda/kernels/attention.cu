@@ -12,7 +12,7 @@
 // its position alone. K and V are multiplied as stored; queries and
 // probabilities are split into two bf16 each (x = high + low, about 16 bits), so that both products are as good as
 // f32's to about 2^-16. A key block that a query may not see adds exactly nothing to it, so its tile mates do not
-// matter. Twin: cpu::reference::attention, to tolerance.
+// matter. Twin: cpu_kernels::reference::attention, to tolerance.
 
 #define SPLIT_KEYS 128
 

@@ -2,7 +2,7 @@
 // result depends on that row alone (docs/contract.md C1, design I4).
 //   x [rows, k] bf16, weights [n, k] bf16, bias [n] f32 or null, borders [9]: K-slices, ascending, multiples of 8
 //   -> out [rows, n] f32
-// k a multiple of 8. Twin: cpu::reference::Linear, to tolerance (the order inside a slice differs).
+// k a multiple of 8. Twin: cpu_kernels::reference::Linear, to tolerance (the order inside a slice differs).
 
 // Grid (ceil(rows / (8 * TILES)), ceil(n / (groups * channels))), 8 warps: see Cut. Row blocks of the same
 // channels are neighbours, so that they find the weights in the cache.

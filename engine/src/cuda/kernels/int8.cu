@@ -1,6 +1,6 @@
 // Quantized products (docs/contract.md C1): activations to int8 by row and K-slice, exact i32 sums, scales after.
 // Sums are exact and every float operation is the CPU's, so the bits are the CPU's at every row count.
-// Twin: cpu::reference::QuantizedWeights, equal bits.
+// Twin: cpu_kernels::reference::QuantizedWeights, equal bits.
 
 // x [rows, k] f32, borders [slices + 1] -> steps [rows, kept] int8 of columns first .. first + kept, scales [rows, slices]
 // f32 of all columns. Grid (rows, slices), 128 threads. A number that is not finite makes its scale NaN.

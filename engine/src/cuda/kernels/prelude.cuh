@@ -82,7 +82,7 @@ __device__ __forceinline__ bf16 narrow(float x) {
 // Two bf16 in the order that the tensor cores want: the lower index in the lower half.
 __device__ __forceinline__ u32 pack(bf16 low, bf16 high) { return (u32)low.bits | (u32)high.bits << 16; }
 
-// e to the x: the engine's own, equal to cpu::exp bit for bit.
+// e to the x: the engine's own, equal to the CPU kernels' exp bit for bit.
 __device__ __forceinline__ float exp_f32(float x) {
   const float rounder = 12582912.0f;  // 1.5 * 2^23
   float shifted = fmaf(x, 1.44269504088896340736f, rounder);

@@ -1,7 +1,7 @@
 // Root mean square norm: out = x / sqrt(mean(x^2) + eps) * weight, and what comes before and behind it.
 //   x [rows, width] f32, delta [rows, width] f32 or null: x becomes x + delta first; weight [width] f32
 //   -> out [rows, width] f32, rounded [rows, width] bf16 or null: out as a product reads it
-// Grid (rows), 256 threads. Twin: cpu::reference::rms_norm, to tolerance: the sum of squares has an order of
+// Grid (rows), 256 threads. Twin: cpu_kernels::reference::rms_norm, to tolerance: the sum of squares has an order of
 // its own (thread i takes i, i + 256, ..; then lanes by halves, then warps in order), the same at every row
 // count. The sum and the rounding are those of `add` and `to_bf16`, equal bits.
 extern "C" __global__ void __launch_bounds__(256)

@@ -3,14 +3,13 @@
 
 use std::ops::Range;
 
+use cpu_kernels::{HeadLayout, Segment};
 use half::bf16;
 
 use super::MAX_GRID_YZ;
-use crate::backend::HeadLayout;
 use crate::cuda::CudaError;
 use crate::cuda::executor::{DeviceMemory, Executor, Params, Tensor, View, check, check_len};
 use crate::cuda::sources::{ATTENTION, Kernel};
-use crate::forward_batch::Segment;
 
 /// Keys that a warp sums by itself: part of the numerics, as `attention.cu` has it.
 const SPLIT_KEYS: usize = 128;

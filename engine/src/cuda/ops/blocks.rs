@@ -2,7 +2,7 @@
 //! arithmetic on shapes; no choice made here changes a bit of the result, for every kernel sums an element in
 //! one order (`kernels/products.cuh`).
 
-use crate::k_slices::NUM_SLICES;
+use cpu_kernels::NUM_SLICES;
 
 /// Warps of a block.
 const WARPS: usize = 8;
@@ -89,7 +89,7 @@ pub(crate) struct Cutting {
 #[cfg(test)]
 pub(crate) fn model_of_product(
     shape: (usize, usize),
-    slices: &crate::k_slices::KSlices,
+    slices: &cpu_kernels::KSlices,
     forced: Option<Variant>,
 ) -> Cutting {
     let borders = super::gemm::borders(slices, super::gemm::GRAIN);
@@ -109,9 +109,10 @@ fn used_slices(borders: &[u32]) -> (usize, usize) {
 
 #[cfg(test)]
 mod tests {
+    use cpu_kernels::KSlices;
+
     use super::super::gemm::borders;
     use super::*;
-    use crate::k_slices::KSlices;
 
     /// Llama 3: hidden size, heads, KV heads, intermediate size.
     const MODELS: [(&str, [usize; 4]); 2] = [("8B", [4096, 32, 8, 14_336]), ("70B", [8192, 64, 8, 28_672])];

@@ -1,5 +1,6 @@
 //! bf16 products in one tensor-core shape and one order of K, whatever the number of rows.
 
+use cpu_kernels::{KSlices, NUM_SLICES};
 use half::bf16;
 
 use super::MAX_GRID_YZ;
@@ -8,7 +9,6 @@ use crate::cuda::CudaError;
 use crate::cuda::blas::Product;
 use crate::cuda::executor::{DeviceMemory, Executor, Params, Tensor, check, check_len};
 use crate::cuda::sources::{GEMM_BF16, GEMM_TILED, Kernel};
-use crate::k_slices::{KSlices, NUM_SLICES};
 
 /// Numbers that a lane reads at a time: slices must not cut them.
 pub(crate) const GRAIN: usize = 8;

@@ -1,9 +1,9 @@
 //! What works on the heads of a row. Shapes and twins stand in `heads.cu`.
 
+use cpu_kernels::HeadLayout;
 use half::bf16;
 
 use super::MAX_GRID_YZ;
-use crate::backend::HeadLayout;
 use crate::cuda::CudaError;
 use crate::cuda::executor::{DeviceMemory, Executor, Params, Tensor, View, check, check_len};
 use crate::cuda::sources::{HEADS, Kernel};

@@ -2,13 +2,14 @@
 
 use std::ops::Range;
 
+use cpu_kernels::NUM_SLICES;
+
 use super::MAX_GRID_YZ;
 use super::blocks::Variant;
 use super::gemm::{Chosen, Family, check_borders, check_product};
 use crate::cuda::CudaError;
 use crate::cuda::executor::{DeviceMemory, Executor, Params, Tensor, check, check_len};
 use crate::cuda::sources::{GEMM_TILED, INT8, Kernel};
-use crate::k_slices::NUM_SLICES;
 
 /// Numbers that a lane reads at a time.
 pub(crate) const GRAIN: usize = 16;

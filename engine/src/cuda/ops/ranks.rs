@@ -1,10 +1,11 @@
 //! Sums and joins of what the ranks of a model hold, read where each of them has it.
 
+use cpu_kernels::NUM_SLICES;
+
 use super::MAX_GRID_YZ;
 use crate::cuda::CudaError;
 use crate::cuda::executor::{Executor, Params, Tensor, check, check_len};
 use crate::cuda::sources::RANKS;
-use crate::k_slices::NUM_SLICES;
 
 /// The first `len` numbers of all parts, added up in the contract's tree -> `sum`.
 ///

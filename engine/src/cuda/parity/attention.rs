@@ -1,16 +1,13 @@
 //! Attention over paged KV: decode, verify and prefill rows in one pass, block tables in no order, memory that is
 //! full of NaN wherever nothing was stored.
 
+use cpu_kernels::{BLOCK_SIZE, HeadLayout, Segment, reference};
 use half::bf16;
 
 use super::{Numbers, Parity, Scale, compare, compare_equal, widened};
-use crate::backend::HeadLayout;
-use crate::block_manager::BLOCK_SIZE;
-use crate::cpu::reference;
 use crate::cuda::CudaError;
 use crate::cuda::executor::{Executor, Tensor};
 use crate::cuda::ops::{Attention, Tiling, TilingViews};
-use crate::forward_batch::Segment;
 
 /// A sequence's keys and values, `[kv head][position][head_dim]`.
 struct Sequence {

@@ -1,10 +1,9 @@
 //! What is done to rows, heads and numbers by themselves.
 
+use cpu_kernels::{HeadLayout, reference};
 use half::bf16;
 
 use super::{Numbers, Parity, Scale, compare, compare_equal, widened};
-use crate::backend::HeadLayout;
-use crate::cpu::reference;
 use crate::cuda::CudaError;
 use crate::cuda::executor::{Executor, Tensor};
 use crate::cuda::ops::{

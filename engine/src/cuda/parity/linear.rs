@@ -7,15 +7,13 @@ pub(super) use all_kernels::kernels_agree;
 
 use std::ops::Range;
 
+use cpu_kernels::{KSlices, QuantizedFormat, reference};
 use half::bf16;
 
 use super::{Numbers, Parity, Scale, compare, compare_equal, widened};
-use crate::cpu::reference;
 use crate::cuda::CudaError;
 use crate::cuda::executor::{Executor, Tensor};
 use crate::cuda::ops::{BF16_GRAIN, GemmBf16, GemmInt8, INT8_GRAIN, QuantizeRows, borders};
-use crate::k_slices::KSlices;
-use crate::weights::QuantizedFormat;
 
 pub(super) fn cases<E: Executor>(e: &mut E, scale: Scale) -> Result<Vec<Parity>, CudaError> {
     let mut parities = Vec::new();

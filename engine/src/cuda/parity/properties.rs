@@ -2,6 +2,7 @@
 //! ranks' parts meet in ways that no list of cases has. Few in the gate; `PROPTEST_CASES=6400 cargo nextest run -p
 //! outrider-engine --lib properties` tries 200 of each.
 
+use cpu_kernels::{KSlices, tree};
 use proptest::prelude::*;
 use proptest::test_runner::Config;
 use speculation::SamplingParams;
@@ -10,7 +11,6 @@ use super::{attention, linear, sampling, scores};
 use crate::cuda::emulator::Emulator;
 use crate::cuda::executor::Tensor;
 use crate::cuda::ops::{side_by_side, sum_ranks};
-use crate::k_slices::{KSlices, tree};
 
 /// The emulator takes its time: a part of what other properties get.
 fn few() -> Config {

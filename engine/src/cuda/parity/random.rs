@@ -1,12 +1,13 @@
 //! Random weights against the generator that makes them on the host: equal bits, for rows and columns in parts, too.
 
+use cpu_kernels::NumbersMut;
 use half::bf16;
 
 use super::{Numbers, Parity, Scale, compare, compare_equal};
 use crate::cuda::CudaError;
 use crate::cuda::executor::{Executor, Tensor};
 use crate::cuda::ops::{random_bf16, random_f32};
-use crate::weights::{NumbersMut, RandomTensors, RowBlocks, Stacked, TensorPart};
+use crate::weights::{RandomTensors, Stacked, TensorPart};
 
 pub(super) fn cases<E: Executor>(e: &mut E, scale: Scale) -> Result<Vec<Parity>, CudaError> {
     let (rows, columns) = scale.pick((7, 300), (1000, 8192));

@@ -8,12 +8,14 @@ use std::sync::{Arc, Condvar, Mutex};
 use std::thread::ThreadId;
 use std::time::Duration;
 
+use cpu_kernels::NumbersMut;
+
 use super::{Exchange, Ranks, load_on, on_device};
 use crate::collective::Meeting;
 use crate::cuda::emulator::Emulator;
 use crate::cuda::numerics::Numerics;
 use crate::cuda::whole_model::run;
-use crate::weights::{NumbersMut, TensorPart, TensorSource};
+use crate::weights::{TensorPart, TensorSource};
 use crate::{Engine, EngineError, LoadOptions, WeightFormat};
 
 /// A config.json in a directory of its own, eight query heads wide.

@@ -1,13 +1,13 @@
 //! Every kernel of a product against the one for few rows: equal bits, whatever a block holds. bf16 kernels
 //! have no other judge of their bits, for the twin on the host adds in another order.
 
+use cpu_kernels::KSlices;
 use half::bf16;
 
 use super::super::{Numbers, Parity, Scale, compare_equal};
 use crate::cuda::CudaError;
 use crate::cuda::executor::{Executor, Tensor};
 use crate::cuda::ops::{BF16_GRAIN, GemmBf16, GemmInt8, INT8_GRAIN, Variant, borders};
-use crate::k_slices::KSlices;
 
 /// The judge: blocks of 8 rows, warps of 16 channels.
 const JUDGE: Variant = Variant::Few { rows: 8, channels: 16 };

@@ -1,0 +1,447 @@
+//! What the queries of a task do with one block of sixteen keys and values. Inside a block, score j =
+//! ((a0 + a1) + (a2 + a3)) with a_i the sum over dimensions d = i mod 4 in order of d, probabilities summed by halves,
+//! values added in order of position (docs/contract.md C3). A masked key is left out, a block without a key is not
+//! merged.
+#![expect(
+    clippy::needless_range_loop,
+    reason = "the indices are the matrix notation, and the loops are unrolled"
+)]
+
+use std::ops::Range;
+
+use crate::exp::exp;
+use crate::kv_cache::BLOCK_SIZE;
+use crate::lanes::{Element, LANES, Lanes};
+
+/// Sums over dimensions that run side by side in a score.
+const SCORE_CHAINS: usize = 4;
+/// Bytes that are fetched at a time.
+const CACHE_LINE: usize = 64;
+
+/// What is fetched while a block is worked on: keys, with the values behind them, that come next, and that come later.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Fetch {
+    pub(super) near: Option<*const u8>,
+    pub(super) far: Option<*const u8>,
+}
+
+impl Fetch {
+    pub(super) const NOTHING: Self = Self { near: None, far: None };
+
+    /// The same behind `part`.
+    pub(super) fn behind<T>(self, part: &[T]) -> Self {
+        let behind = |from: *const u8| from.wrapping_add(size_of_val(part));
+        Self { near: self.near.map(behind), far: self.far.map(behind) }
+    }
+
+    /// # Safety
+    /// V's instructions are there.
+    #[inline(always)]
+    unsafe fn bytes<V: Lanes>(self, from: usize, bytes: usize) {
+        let lines = bytes / CACHE_LINE;
+        // SAFETY: the caller's promise.
+        unsafe {
+            if let Some(near) = self.near {
+                (0..lines).for_each(|line| V::prefetch_near(near.wrapping_add(from + line * CACHE_LINE)));
+            }
+            if let Some(far) = self.far {
+                (0..lines).for_each(|line| V::prefetch_far(far.wrapping_add(from + line * CACHE_LINE)));
+            }
+        }
+    }
+}
+
+/// A block of a sequence.
+#[derive(Clone, Copy)]
+pub(super) struct Block<'a, U> {
+    /// In the sequence's block table.
+    pub(super) index: usize,
+    /// `[head_dim][BLOCK_SIZE]`.
+    pub(super) keys: &'a [U],
+    /// `[BLOCK_SIZE][head_dim]`.
+    pub(super) values: &'a [U],
+    pub(super) fetch: Fetch,
+}
+
+/// Stored numbers to f32.
+///
+/// # Safety
+/// V's instructions are there; both are equally long, a multiple of sixteen.
+#[inline(always)]
+pub(super) unsafe fn widen<V: Lanes, T: Element>(from: &[T], to: &mut [f32], fetch: Fetch) {
+    let lines = CACHE_LINE / size_of::<T>();
+    for i in (0..from.len()).step_by(LANES) {
+        // SAFETY: the caller's promise.
+        unsafe {
+            if i % lines == 0 {
+                fetch.bytes::<V>(i * size_of::<T>(), CACHE_LINE);
+            }
+            T::load::<V>(from.as_ptr().add(i)).store(to.as_mut_ptr().add(i));
+        }
+    }
+}
+
+/// A query's running softmax.
+#[derive(Debug, Clone, Copy)]
+struct Running {
+    max: f32,
+    sum: f32,
+}
+
+/// The queries of a task and their sums so far; kept, so that its memory is.
+#[derive(Debug, Default)]
+pub(super) struct Queries {
+    head_dim: usize,
+    /// 1 / sqrt(head_dim).
+    scale: f32,
+    /// `[query][head_dim]`.
+    numbers: Vec<f32>,
+    /// Keys that a query may attend to.
+    visible: Vec<Range<usize>>,
+    running: Vec<Running>,
+    /// `[query][head_dim]`.
+    values: Vec<f32>,
+}
+
+impl Queries {
+    pub(super) fn clear(&mut self, head_dim: usize) {
+        self.head_dim = head_dim;
+        self.scale = 1.0 / (head_dim as f32).sqrt();
+        self.numbers.clear();
+        self.visible.clear();
+        self.running.clear();
+        self.values.clear();
+    }
+
+    /// Adds queries that may attend to the same keys.
+    pub(super) fn add(&mut self, queries: &[f32], visible: &Range<usize>) {
+        self.numbers.extend_from_slice(queries);
+        self.values.resize(self.numbers.len(), 0.0);
+        let queries = self.numbers.len() / self.head_dim;
+        self.visible.resize(queries, visible.clone());
+        self.running.resize(queries, Running { max: f32::NEG_INFINITY, sum: 0.0 });
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.running.len()
+    }
+
+    /// The outcome of queries, from number `start` of all on.
+    pub(super) fn write(&self, start: usize, out: &mut [f32]) {
+        let head_dim = self.head_dim;
+        for (i, out) in out.chunks_exact_mut(head_dim).enumerate() {
+            let query = start / head_dim + i;
+            let sum = self.running[query].sum;
+            let values = &self.values[query * head_dim..(query + 1) * head_dim];
+            for (out, value) in out.iter_mut().zip(values) {
+                *out = value / sum;
+            }
+        }
+    }
+
+    /// Merges a block into the sums of all queries.
+    ///
+    /// # Safety
+    /// V's instructions are there; keys and values are sixteen rows of head_dim.
+    #[inline(always)]
+    pub(super) unsafe fn attend<V: Lanes, U: Element>(&mut self, block: Block<'_, U>) {
+        let queries = self.len();
+        assert!(
+            self.numbers.len() == queries * self.head_dim
+                && self.values.len() == self.numbers.len()
+                && self.visible.len() == queries
+                && block.keys.len() == self.head_dim * BLOCK_SIZE
+                && block.values.len() == block.keys.len(),
+            "a block's operands disagree"
+        );
+        // Queries stand in the order of their rows, whose keys begin and end ever later.
+        let begin = block.index * BLOCK_SIZE;
+        let first = self.visible.partition_point(|keys| keys.end <= begin);
+        let last = self.visible.partition_point(|keys| keys.start < begin + BLOCK_SIZE);
+        // SAFETY: the caller's promise.
+        unsafe { self.attend_each::<V, U>(first..last, block) };
+    }
+
+    /// From now on these queries see other keys.
+    pub(super) fn see(&mut self, queries: Range<usize>, visible: &Range<usize>) {
+        self.visible[queries].fill(visible.clone());
+    }
+
+    /// Merges a block into the sums of some queries, each of which sees a key of it.
+    ///
+    /// # Safety
+    /// As for `attend`.
+    #[inline(always)]
+    pub(super) unsafe fn attend_each<V: Lanes, U: Element>(
+        &mut self,
+        queries: Range<usize>,
+        mut block: Block<'_, U>,
+    ) {
+        let Range { start: mut first, end: last } = queries;
+        while first < last {
+            // SAFETY: the caller's promise; an arm takes at most as many queries as are left, all of which see a key.
+            unsafe {
+                first += match last - first {
+                    1 => self.tile::<V, U, 1>(first, block),
+                    2 | 3 => self.tile::<V, U, 2>(first, block),
+                    6.. if const { V::ATTENTION_SUMS >= 6 } => self.tile::<V, U, 6>(first, block),
+                    _ => self.tile::<V, U, 4>(first, block),
+                };
+            }
+            block.fetch = Fetch::NOTHING;
+        }
+    }
+
+    /// Merges it into the sums of Q queries from `first` on, each of which sees some of its keys; returns Q.
+    ///
+    /// # Safety
+    /// As for `attend`; the queries are there.
+    #[inline(always)]
+    unsafe fn tile<V: Lanes, U: Element, const Q: usize>(
+        &mut self,
+        first: usize,
+        block: Block<'_, U>,
+    ) -> usize {
+        let head_dim = self.head_dim;
+        let begin = block.index * BLOCK_SIZE;
+        let visible: &[Range<usize>; Q] = self.visible[first..].first_chunk().expect("the queries are there");
+        let seen = visible
+            .each_ref()
+            .map(|keys| keys.start.saturating_sub(begin)..BLOCK_SIZE.min(keys.end.saturating_sub(begin)));
+        let (earliest, latest) = (&seen[0], &seen[Q - 1]);
+        // Keys that all of them see.
+        let shared = latest.start..earliest.end;
+        // SAFETY: the caller's promise; keys lie inside the block.
+        unsafe {
+            let queries = self.numbers.as_ptr().add(first * head_dim);
+            let mut scores = match const { V::ATTENTION_SUMS / Q } {
+                0 | 1 => scores::<V, U, Q, 1>(queries, block),
+                2 | 3 => scores::<V, U, Q, 2>(queries, block),
+                _ => scores::<V, U, Q, SCORE_CHAINS>(queries, block),
+            };
+            if shared != (0..BLOCK_SIZE) {
+                mask(&mut scores, &seen);
+            }
+            let running: &mut [Running; Q] =
+                self.running[first..].first_chunk_mut().expect("the queries are there");
+            let mut weights = weigh::<V, Q>(running, scores, self.scale);
+            let values = &mut self.values[first * head_dim..(first + Q) * head_dim];
+            if latest.start == 0 {
+                let seen_by_all = (shared.end, block.values);
+                match const { V::ATTENTION_SUMS / Q } {
+                    0 | 1 => add_values_of_all::<V, U, Q, 1>(values, &weights, seen_by_all),
+                    2 | 3 => add_values_of_all::<V, U, Q, 2>(values, &weights, seen_by_all),
+                    _ => add_values_of_all::<V, U, Q, 4>(values, &weights, seen_by_all),
+                }
+                for q in 0..Q {
+                    weights[q].rescale = 1.0;
+                    let keys = shared.end..seen[q].end;
+                    if !keys.is_empty() {
+                        let values = &mut values[q * head_dim..(q + 1) * head_dim];
+                        add_values::<V, U>((0, values), &weights[q], (keys, block.values));
+                    }
+                }
+            } else {
+                for q in 0..Q {
+                    let values = &mut values[q * head_dim..(q + 1) * head_dim];
+                    add_values::<V, U>((0, values), &weights[q], (seen[q].clone(), block.values));
+                }
+            }
+        }
+        Q
+    }
+}
+
+/// Scores of keys that a query does not see become minus infinity.
+#[inline(always)]
+fn mask<const Q: usize>(scores: &mut [[f32; LANES]; Q], seen: &[Range<usize>; Q]) {
+    for (scores, seen) in scores.iter_mut().zip(seen) {
+        for (j, score) in scores.iter_mut().enumerate() {
+            *score = if seen.contains(&j) { *score } else { f32::NEG_INFINITY };
+        }
+    }
+}
+
+/// Unscaled scores of Q queries with the sixteen keys of a block, C chains at a time.
+///
+/// # Safety
+/// V's instructions are there; `queries` is `[Q][head_dim]`.
+#[inline(always)]
+unsafe fn scores<V: Lanes, U: Element, const Q: usize, const C: usize>(
+    queries: *const f32,
+    block: Block<'_, U>,
+) -> [[f32; LANES]; Q] {
+    let Block { keys, fetch, .. } = block;
+    let head_dim = keys.len() / LANES;
+    // Of keys, and as much of values.
+    let bytes = 2 * SCORE_CHAINS * LANES * size_of::<U>();
+    let mut out = [[0.0; LANES]; Q];
+    // SAFETY: d < head_dim, so key row d and each query's element d exist.
+    unsafe {
+        let mut chains = [[V::splat(0.0); SCORE_CHAINS]; Q];
+        for first in (0..SCORE_CHAINS).step_by(C) {
+            let mut sums = [[V::splat(0.0); C]; Q];
+            let mut d = first;
+            while d - first + SCORE_CHAINS <= head_dim {
+                if first == 0 {
+                    fetch.bytes::<V>(d / SCORE_CHAINS * bytes, bytes);
+                }
+                for chain in 0..C {
+                    let key = U::load::<V>(keys.as_ptr().add((d + chain) * LANES));
+                    for q in 0..Q {
+                        let number = V::splat(*queries.add(q * head_dim + d + chain));
+                        sums[q][chain] = sums[q][chain].fma(number, key);
+                    }
+                }
+                d += SCORE_CHAINS;
+            }
+            for chain in 0..C.min(head_dim.saturating_sub(d)) {
+                let key = U::load::<V>(keys.as_ptr().add((d + chain) * LANES));
+                for q in 0..Q {
+                    let number = V::splat(*queries.add(q * head_dim + d + chain));
+                    sums[q][chain] = sums[q][chain].fma(number, key);
+                }
+            }
+            for q in 0..Q {
+                chains[q][first..first + C].copy_from_slice(&sums[q]);
+            }
+        }
+        for q in 0..Q {
+            let [a, b, c, d] = chains[q];
+            a.add(b).add(c.add(d)).store(out[q].as_mut_ptr());
+        }
+    }
+    out
+}
+
+/// How a block's values enter a query's sums so far. Aligned, so that a vector is read back as it was written: a processor waits
+/// where it has to be put together of two.
+#[derive(Clone, Copy)]
+#[repr(C, align(64))]
+struct BlockWeights {
+    probabilities: [f32; LANES],
+    rescale: f32,
+}
+
+/// Takes a block's scores, those of masked keys at minus infinity, into the running softmax of Q queries. Step by step for
+/// all of them, and without a branch: each step waits for the one before.
+///
+/// # Safety
+/// V's instructions are there.
+#[inline(always)]
+unsafe fn weigh<V: Lanes, const Q: usize>(
+    running: &mut [Running; Q],
+    scores: [[f32; LANES]; Q],
+    scale: f32,
+) -> [BlockWeights; Q] {
+    let mut weights = [BlockWeights { rescale: 1.0, probabilities: [0.0; LANES] }; Q];
+    let mut maxima = [0.0; Q];
+    // One lane for each query.
+    let mut rescales = [0.0; LANES];
+    for q in 0..Q {
+        // SAFETY: the caller's promise; sixteen numbers are there.
+        let largest = unsafe {
+            let scaled = V::load(scores[q].as_ptr()).mul(V::splat(scale));
+            scaled.store(weights[q].probabilities.as_mut_ptr());
+            scaled.largest()
+        };
+        let max = if largest > running[q].max { largest } else { running[q].max };
+        (maxima[q], rescales[q]) = (max, running[q].max - max);
+    }
+    // e to the 0 is 1 exactly, and e to minus infinity 0.
+    for rescale in &mut rescales {
+        *rescale = exp(*rescale);
+    }
+    for q in 0..Q {
+        for p in &mut weights[q].probabilities {
+            *p = exp(*p - maxima[q]);
+        }
+    }
+    for q in 0..Q {
+        // SAFETY: as above.
+        let sum = unsafe { V::load(weights[q].probabilities.as_ptr()).fold() };
+        running[q] = Running { max: maxima[q], sum: running[q].sum.mul_add(rescales[q], sum) };
+        weights[q].rescale = rescales[q];
+    }
+    weights
+}
+
+/// `values = values * rescale + sum over t of p[t] * v[t]` for Q queries that see the first `keys` keys of a block, D vectors
+/// of dimensions at a time.
+///
+/// # Safety
+/// V's instructions are there; `values` is `[Q][head_dim]`, `v` is sixteen rows of a head, `keys` are sixteen at most.
+#[inline(always)]
+unsafe fn add_values_of_all<V: Lanes, U: Element, const Q: usize, const D: usize>(
+    values: &mut [f32],
+    weights: &[BlockWeights; Q],
+    (keys, v): (usize, &[U]),
+) {
+    let head_dim = v.len() / LANES;
+    let mut d = 0;
+    // SAFETY: the caller's promise; each access stays within head_dim.
+    unsafe {
+        while d + D * LANES <= head_dim {
+            let at = values.as_mut_ptr().add(d);
+            let mut sums = [[V::splat(0.0); Q]; D];
+            for q in 0..Q {
+                let rescale = V::splat(weights[q].rescale);
+                for i in 0..D {
+                    sums[i][q] = V::load(at.add(q * head_dim + i * LANES)).mul(rescale);
+                }
+            }
+            for t in 0..keys {
+                let mut row = [V::splat(0.0); D];
+                for i in 0..D {
+                    row[i] = U::load::<V>(v.as_ptr().add(t * head_dim + d + i * LANES));
+                }
+                for q in 0..Q {
+                    let p = V::splat(weights[q].probabilities[t]);
+                    for i in 0..D {
+                        sums[i][q] = sums[i][q].fma(p, row[i]);
+                    }
+                }
+            }
+            for q in 0..Q {
+                for i in 0..D {
+                    sums[i][q].store(at.add(q * head_dim + i * LANES));
+                }
+            }
+            d += D * LANES;
+        }
+        for q in 0..Q {
+            let values = &mut values[q * head_dim..(q + 1) * head_dim];
+            add_values::<V, U>((d, values), &weights[q], (0..keys, v));
+        }
+    }
+}
+
+/// The same for one query, which may see some of the keys only, in dimensions from `d` on.
+///
+/// # Safety
+/// V's instructions are there; `keys` lies in 0..16, `v` is sixteen rows of `values.len()`.
+#[inline(always)]
+unsafe fn add_values<V: Lanes, U: Element>(
+    (mut d, values): (usize, &mut [f32]),
+    weights: &BlockWeights,
+    (keys, v): (Range<usize>, &[U]),
+) {
+    let head_dim = values.len();
+    let BlockWeights { rescale, probabilities } = weights;
+    // SAFETY: the caller's promise; each access stays within head_dim.
+    unsafe {
+        while d + LANES <= head_dim {
+            let mut sum = V::load(values.as_ptr().add(d)).mul(V::splat(*rescale));
+            for t in keys.clone() {
+                let value = U::load::<V>(v.as_ptr().add(t * head_dim + d));
+                sum = sum.fma(V::splat(probabilities[t]), value);
+            }
+            sum.store(values.as_mut_ptr().add(d));
+            d += LANES;
+        }
+    }
+    for d in d..head_dim {
+        let add = |sum, t: usize| probabilities[t].mul_add(v[t * head_dim + d].widen(), sum);
+        values[d] = keys.clone().fold(values[d] * rescale, add);
+    }
+}

@@ -1,0 +1,231 @@
+//! Many tiles of rows times packed floats, which is bound by arithmetic. K is cut into windows: a window of a panel stays
+//! in the first-level cache, widened to f32 once, while all tiles of a block of rows pass; the block's activations stay
+//! in the second-level cache while all panels pass. Every tile fetches its share of the window that comes next.
+//!
+//! A sum that is put down at the end of a window is taken up again as it was, so windows change no bit.
+
+use std::ops::Range;
+
+use super::mat_mul::{FloatMatMul, with_rows};
+use super::steps::{PanelNumbers, Steps};
+use super::{PANEL, PANEL_VECTORS, STEP};
+use crate::k_slices::NUM_SLICES;
+use crate::lanes::{LANES, Lanes};
+use crate::lines::{Fetch, Line, Nothing, Share};
+use crate::tiles::Tiles;
+
+/// Activations of a block of rows: two thirds of a second-level cache.
+const BLOCK_NUMBERS: usize = 352 * 1024;
+/// Steps of a window, at most: widened, they take half of a first-level cache.
+const WINDOW_STEPS: usize = 96;
+/// Tiles from which on a window is worth widening beforehand.
+const WIDEN_TILES: usize = 4;
+/// Sums that wait in the tree of slices.
+const TREE_LEVELS: usize = 3;
+
+/// A part of a slice.
+struct Window {
+    steps: Range<usize>,
+    slice: usize,
+    begins_slice: bool,
+    ends_slice: bool,
+}
+
+/// A product, and where its sums and weights lie between windows.
+pub(super) struct Blocked<'a> {
+    product: &'a FloatMatMul<'a>,
+    windows: Vec<Window>,
+    /// A window as steps of f32.
+    wide: Vec<f32>,
+    /// `[TREE_LEVELS + 1][tile][vector][row of the tile][LANES]`: sums of the slice under way, and those that wait.
+    sums: Vec<f32>,
+}
+
+/// A tile, a window, a panel.
+struct At<'a> {
+    window: &'a Window,
+    panel: usize,
+    /// First row.
+    row: usize,
+}
+
+impl<'a> Blocked<'a> {
+    pub(super) fn new(product: &'a FloatMatMul<'a>) -> Self {
+        let mut windows = Vec::new();
+        for (slice, of) in product.weights.slices.iter().enumerate() {
+            let cut = Tiles::new(of.steps.len(), WINDOW_STEPS);
+            // An empty slice has a window too: it takes part in the tree.
+            let count = cut.len().max(1);
+            for i in 0..count {
+                let steps = if cut.len() == 0 { 0..0 } else { cut.rows(i) };
+                let steps = of.steps.start + steps.start..of.steps.start + steps.end;
+                windows.push(Window { steps, slice, begins_slice: i == 0, ends_slice: i + 1 == count });
+            }
+        }
+        let sums = (TREE_LEVELS + 1) * product.x.tiles.num_rows() * PANEL;
+        Self { product, windows, wide: vec![0.0; WINDOW_STEPS * STEP * PANEL], sums: vec![0.0; sums] }
+    }
+
+    /// # Safety
+    /// V's instructions are there; the matrix is packed as W, tiles and columns are the product's.
+    #[inline(always)]
+    pub(super) unsafe fn multiply<V: Lanes, W: PanelNumbers>(mut self) {
+        let (steps, tiles) = (self.product.weights.steps(), self.product.x.tiles);
+        let most = (BLOCK_NUMBERS / (steps * STEP * V::TILE_ROWS).max(1)).max(1);
+        let blocks = Tiles::new(tiles.len(), most);
+        let windows = std::mem::take(&mut self.windows);
+        for block in 0..blocks.len() {
+            let block = blocks.rows(block);
+            for panel in self.product.panels() {
+                for window in &windows {
+                    // SAFETY: the caller's promise.
+                    unsafe { self.window::<V, W>((panel, window), block.clone()) };
+                }
+            }
+        }
+    }
+
+    /// One window of a panel for a block of tiles.
+    ///
+    /// # Safety
+    /// As for `multiply`; the tiles, the panel and the window are there.
+    #[inline(always)]
+    unsafe fn window<V: Lanes, W: PanelNumbers>(
+        &mut self,
+        (panel, window): (usize, &Window),
+        block: Range<usize>,
+    ) {
+        let weights = self.product.weights;
+        let (count, tiles) = (window.steps.len(), self.product.x.tiles);
+        let start = (panel * weights.steps() + window.steps.start) * W::STEP_BYTES;
+        let lines = self.product.lines();
+        let widened = W::STEP_BYTES < f32::STEP_BYTES && block.len() >= WIDEN_TILES;
+        // SAFETY: the caller's promise; the window's steps lie from `start` on, `wide` has room for as many.
+        unsafe {
+            if widened {
+                self.widen::<V, W>(lines.add(start), count);
+            }
+            let next = lines.wrapping_add(start + count * W::STEP_BYTES);
+            let next_lines = count * W::STEP_BYTES / size_of::<Line>();
+            for tile in block.clone() {
+                let rows = tiles.rows(tile);
+                let at = At { window, panel, row: rows.start };
+                let fetch = Share::new(next, next_lines, (tile - block.start, block.len()));
+                let first_vector = 0;
+                if widened {
+                    let wide = self.wide.as_ptr().cast();
+                    let steps = Steps { lines: wide, start: 0, count, apart: 0, first_vector };
+                    self.tile::<V, f32>((at, rows.len()), steps, fetch);
+                } else {
+                    let steps = Steps { lines, start, count, apart: 0, first_vector };
+                    self.tile::<V, W>((at, rows.len()), steps, fetch);
+                }
+            }
+        }
+    }
+
+    /// # Safety
+    /// V's instructions are there; so many steps, packed as W, lie at `from`, and no more than a window has.
+    #[inline(always)]
+    unsafe fn widen<V: Lanes, W: PanelNumbers>(&mut self, from: *const u8, count: usize) {
+        let wide = self.wide.as_mut_ptr();
+        for step in 0..count {
+            for vector in 0..PANEL_VECTORS {
+                // SAFETY: the caller's promise.
+                unsafe {
+                    let to = wide.add(step * STEP * PANEL + vector * LANES);
+                    for number in 0..STEP {
+                        let numbers = W::load_number::<V>(from.add(step * W::STEP_BYTES), vector, number);
+                        numbers.store(to.add(number * PANEL));
+                    }
+                }
+            }
+        }
+    }
+
+    /// # Safety
+    /// V's instructions are there; `at` is a tile of so many rows, the steps are its window's and packed as W.
+    #[inline(always)]
+    unsafe fn tile<V: Lanes, W: PanelNumbers>(
+        &mut self,
+        (at, rows): (At<'_>, usize),
+        mut steps: Steps,
+        fetch: Share,
+    ) {
+        macro_rules! vectors {
+            ($rows:literal) => {
+                if V::TILE_VECTORS == PANEL_VECTORS {
+                    self.vectors::<V, W, $rows, PANEL_VECTORS>(&at, &steps, fetch);
+                } else {
+                    self.vectors::<V, W, $rows, 1>(&at, &steps, fetch);
+                    for vector in 1..PANEL_VECTORS {
+                        steps.first_vector = vector;
+                        self.vectors::<V, W, $rows, 1>(&at, &steps, Nothing);
+                    }
+                }
+            };
+        }
+        // SAFETY: the caller's promise; an arm takes as many rows as there are.
+        unsafe { with_rows!(V, rows, vectors) }
+    }
+
+    /// M vectors of a tile of R rows in one window.
+    ///
+    /// # Safety
+    /// As for `tile`.
+    #[inline(always)]
+    unsafe fn vectors<V: Lanes, W: PanelNumbers, const R: usize, const M: usize>(
+        &mut self,
+        at: &At<'_>,
+        steps: &Steps,
+        fetch: impl Fetch,
+    ) {
+        let weights = self.product.weights;
+        let level_len = self.product.x.tiles.num_rows() * PANEL;
+        let place = at.row * PANEL + steps.first_vector * R * LANES;
+        // SAFETY: the caller's promise; every tile has its own sums at each level.
+        unsafe {
+            let under_way = self.sums.as_mut_ptr().add(place);
+            let mut sums = [[V::splat(0.0); R]; M];
+            if !at.window.begins_slice {
+                for (m, sums) in sums.iter_mut().enumerate() {
+                    for (r, sum) in sums.iter_mut().enumerate() {
+                        *sum = V::load(under_way.add((m * R + r) * LANES));
+                    }
+                }
+            }
+            let x = self.product.x.values.as_ptr();
+            let x = x.add(at.row * weights.steps() * STEP + at.window.steps.start * STEP * R);
+            let mut sums = steps.add::<V, W, R, M, M>(sums, x, fetch);
+
+            let sliced = weights.slices.len() == NUM_SLICES;
+            let mut level = 0;
+            if at.window.ends_slice && sliced {
+                // The tree of docs/contract.md C2 as a counter, as in `tiles::SliceTree`.
+                while at.window.slice >> level & 1 == 1 {
+                    level += 1;
+                    let held = under_way.add(level * level_len);
+                    for (m, sums) in sums.iter_mut().enumerate() {
+                        for (r, sum) in sums.iter_mut().enumerate() {
+                            *sum = V::load(held.add((m * R + r) * LANES)).add(*sum);
+                        }
+                    }
+                }
+                level += 1;
+            }
+            if at.window.ends_slice && (!sliced || level > TREE_LEVELS) {
+                for (m, sums) in sums.iter().enumerate() {
+                    let column = at.panel * PANEL + (steps.first_vector + m) * LANES;
+                    self.product.write::<V, R>(sums, column, at.row);
+                }
+            } else {
+                let to = under_way.add(level * level_len);
+                for (m, sums) in sums.iter().enumerate() {
+                    for (r, sum) in sums.iter().enumerate() {
+                        sum.store(to.add((m * R + r) * LANES));
+                    }
+                }
+            }
+        }
+    }
+}

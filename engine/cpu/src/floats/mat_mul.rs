@@ -1,0 +1,215 @@
+//! Activations times packed floats: `out[row][column] = sum over k of x[row][k] * weights[column][k] (+ bias[column])`,
+//! one chain of fused multiply-adds along each K-slice. A tile of rows meets a panel in registers. One tile alone waits for
+//! memory, which is read once from end to end; one row alone meets several panels side by side, for memory is faster
+//! in several streams. Several tiles are `blocked`'s.
+
+use std::ops::Range;
+
+use half::bf16;
+
+use super::blocked::Blocked;
+use super::steps::{PanelNumbers, Steps};
+use super::{FloatMatrix, PANEL, PANEL_VECTORS, STEP, TiledRows};
+use crate::dispatch::Kernel;
+use crate::k_slices::NUM_SLICES;
+use crate::lanes::{LANES, Lanes};
+use crate::lines::{Ahead, Fetch, Nothing, SideBySide};
+use crate::matrix::MatrixFormat;
+use crate::threads::Shared;
+use crate::tiles::SliceTree;
+
+/// Panels that one row meets side by side, where vectors are as wide as a panel's half.
+const PANELS_BY_1: usize = 4;
+
+/// Some columns of a packed matrix, for all rows.
+pub(crate) struct FloatMatMul<'a> {
+    pub(crate) x: &'a TiledRows,
+    pub(crate) weights: &'a FloatMatrix,
+    /// `[width]`, or nothing.
+    pub(crate) bias: Option<&'a [f32]>,
+    /// Whole panels, but for the matrix's last. Nobody else writes them meanwhile.
+    pub(crate) columns: Range<usize>,
+    /// `[rows, width]`.
+    pub(crate) out: &'a Shared<'a, f32>,
+}
+
+impl Kernel for FloatMatMul<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    unsafe fn run<V: Lanes>(self) {
+        // SAFETY: V's instructions are there by this function's contract.
+        unsafe {
+            match self.weights.format {
+                MatrixFormat::F32 => self.multiply::<V, f32>(),
+                MatrixFormat::Bf16 => self.multiply::<V, bf16>(),
+            }
+        }
+    }
+}
+
+/// Calls a function of a tile's rows with as many as there are.
+macro_rules! with_rows {
+    ($lanes:ident, $rows:expr, $call:ident) => {
+        match $rows {
+            1 => $call!(1),
+            2 => $call!(2),
+            3 => $call!(3),
+            4 => $call!(4),
+            5 if const { $lanes::TILE_ROWS >= 5 } => $call!(5),
+            6 if const { $lanes::TILE_ROWS >= 6 } => $call!(6),
+            7 if const { $lanes::TILE_ROWS >= 7 } => $call!(7),
+            8 if const { $lanes::TILE_ROWS >= 8 } => $call!(8),
+            9 if const { $lanes::TILE_ROWS >= 9 } => $call!(9),
+            10 if const { $lanes::TILE_ROWS >= 10 } => $call!(10),
+            11 if const { $lanes::TILE_ROWS >= 11 } => $call!(11),
+            12 if const { $lanes::TILE_ROWS >= 12 } => $call!(12),
+            _ => unreachable!("a tile has at most TILE_ROWS rows, which are twelve at most"),
+        }
+    };
+}
+pub(crate) use with_rows;
+
+impl FloatMatMul<'_> {
+    /// # Safety
+    /// V's instructions are there; the matrix is packed as W.
+    #[inline(always)]
+    unsafe fn multiply<V: Lanes, W: PanelNumbers>(self) {
+        let (steps, tiles) = (self.weights.steps(), self.x.tiles);
+        let panel_bytes = steps * W::STEP_BYTES;
+        assert!(
+            self.columns.start.is_multiple_of(PANEL)
+                && self.columns.end <= self.weights.width
+                && size_of_val(&*self.weights.lines) == self.weights.width.div_ceil(PANEL) * panel_bytes
+                && self.x.values.len() == tiles.num_rows() * steps * STEP
+                && (0..tiles.len()).all(|tile| tiles.rows(tile).len() <= V::TILE_ROWS),
+            "a packed product's operands disagree"
+        );
+        // SAFETY: V's instructions are there; panels and tiles lie inside by the assertion.
+        unsafe {
+            match tiles.len() {
+                0 => {}
+                1 => self.multiply_tile::<V, W>(tiles.num_rows()),
+                _ => Blocked::new(&self).multiply::<V, W>(),
+            }
+        }
+    }
+
+    /// The panels of these columns.
+    pub(super) fn panels(&self) -> Range<usize> {
+        self.columns.start / PANEL..self.columns.end.div_ceil(PANEL)
+    }
+
+    /// All rows are one tile.
+    ///
+    /// # Safety
+    /// V's instructions are there; the matrix is packed as W, and the columns are its.
+    #[inline(always)]
+    unsafe fn multiply_tile<V: Lanes, W: PanelNumbers>(&self, rows: usize) {
+        let panels = self.panels();
+        let mut panel = panels.start;
+        // SAFETY: the caller's promise; an arm takes as many rows as there are.
+        unsafe {
+            while rows == 1 && V::TILE_VECTORS == PANEL_VECTORS && panel + PANELS_BY_1 <= panels.end {
+                let (first, apart) = (self.lines(), self.weights.steps() * W::STEP_BYTES);
+                let fetch = SideBySide::<PANELS_BY_1> { first, apart };
+                self.rows::<V, W, 1, { PANELS_BY_1 * PANEL_VECTORS }, PANEL_VECTORS>((panel, 0), fetch);
+                panel += PANELS_BY_1;
+            }
+            for panel in panel..panels.end {
+                macro_rules! panel {
+                    ($rows:literal) => {
+                        self.panel::<V, W, $rows>(panel)
+                    };
+                }
+                with_rows!(V, rows, panel);
+            }
+        }
+    }
+
+    /// # Safety
+    /// As for `multiply_tile`, for R rows.
+    #[inline(always)]
+    unsafe fn panel<V: Lanes, W: PanelNumbers, const R: usize>(&self, panel: usize) {
+        let fetch = Ahead::new(self.lines());
+        // SAFETY: the caller's promise.
+        unsafe {
+            if const { R <= V::BOTH_VECTORS_ROWS } {
+                self.rows::<V, W, R, PANEL_VECTORS, PANEL_VECTORS>((panel, 0), fetch);
+            } else {
+                self.rows::<V, W, R, 1, 1>((panel, 0), fetch);
+                for vector in 1..PANEL_VECTORS {
+                    self.rows::<V, W, R, 1, 1>((panel, vector), Nothing);
+                }
+            }
+        }
+    }
+
+    /// R rows times M vectors of channels, T of each panel from a panel and a vector on.
+    ///
+    /// # Safety
+    /// V's instructions are there; all rows are one tile of R, the matrix is packed as W and has the panels.
+    #[inline(always)]
+    unsafe fn rows<V: Lanes, W: PanelNumbers, const R: usize, const M: usize, const T: usize>(
+        &self,
+        (panel, first_vector): (usize, usize),
+        fetch: impl Fetch + Copy,
+    ) {
+        let slices = &self.weights.slices;
+        let panel_bytes = self.weights.steps() * W::STEP_BYTES;
+        // SAFETY: the caller's promise.
+        unsafe {
+            let mut tree = SliceTree::<V, R, M>::new();
+            let mut joined = [[V::splat(0.0); R]; M];
+            for (index, slice) in slices.iter().enumerate() {
+                let steps = Steps {
+                    lines: self.lines(),
+                    start: panel * panel_bytes + slice.steps.start * W::STEP_BYTES,
+                    count: slice.steps.len(),
+                    apart: panel_bytes,
+                    first_vector,
+                };
+                let x = self.x.values.as_ptr().add(slice.steps.start * STEP * R);
+                let sums = steps.add::<V, W, R, M, T>([[V::splat(0.0); R]; M], x, fetch);
+                joined = if slices.len() == NUM_SLICES { tree.join(index, sums) } else { sums };
+            }
+            for (m, sums) in joined.iter().enumerate() {
+                let column = (panel + m / T) * PANEL + (first_vector + m % T) * LANES;
+                self.write::<V, R>(sums, column, 0);
+            }
+        }
+    }
+
+    pub(super) fn lines(&self) -> *const u8 {
+        self.weights.lines.as_ptr().cast()
+    }
+
+    /// # Safety
+    /// V's instructions are there; R rows from `row` are a tile, `first` is a column of this task or lies past the
+    /// last.
+    #[inline(always)]
+    pub(super) unsafe fn write<V: Lanes, const R: usize>(&self, sums: &[V; R], first: usize, row: usize) {
+        let width = self.weights.width;
+        let columns = LANES.min(width.saturating_sub(first));
+        for (r, sums) in sums.iter().enumerate() {
+            let start = (row + r) * width + first;
+            // SAFETY: the columns of this task are its own; a whole vector is stored only where sixteen are left.
+            unsafe {
+                if columns == LANES {
+                    let biased = match self.bias {
+                        Some(bias) => sums.add(V::load(bias[first..].as_ptr())),
+                        None => *sums,
+                    };
+                    biased.store(self.out.slice_mut(start..start + LANES).as_mut_ptr());
+                } else if columns > 0 {
+                    let mut numbers = [0.0f32; LANES];
+                    sums.store(numbers.as_mut_ptr());
+                    let out = self.out.slice_mut(start..start + columns);
+                    for (c, (out, number)) in out.iter_mut().zip(numbers).enumerate() {
+                        *out = self.bias.map_or(number, |bias| number + bias[first + c]);
+                    }
+                }
+            }
+        }
+    }
+}

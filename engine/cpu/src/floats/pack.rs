@@ -1,0 +1,108 @@
+//! Lays matrices out in panels, in parallel over them, straight from where they are stored. Runs once, at load.
+
+use std::ops::Range;
+
+use half::bf16;
+
+use super::{FloatMatrix, PANEL, PANEL_VECTORS, STEP, Slice};
+use crate::KernelError;
+use crate::Threads;
+use crate::k_slices::KSlices;
+use crate::lines::{Line, Lines, WEIGHTS};
+use crate::matrix::{MatrixFormat, NumbersMut, RowBlocks};
+use crate::threads::Shared;
+use crate::transpose::{LINE_WORDS, transpose};
+
+impl FloatMatrix {
+    /// Packs rows that have the columns which `slices` cover, all of them.
+    pub fn pack(
+        format: MatrixFormat,
+        rows: &dyn RowBlocks,
+        slices: &KSlices,
+        threads: &Threads,
+    ) -> Result<Self, KernelError> {
+        match format {
+            MatrixFormat::F32 => pack::<f32>(format, rows, in_steps(slices), threads),
+            MatrixFormat::Bf16 => pack::<bf16>(format, rows, in_steps(slices), threads),
+        }
+    }
+}
+
+/// Where the K-slices lie in a panel.
+fn in_steps(slices: &KSlices) -> Vec<Slice> {
+    let mut start = 0;
+    let slice = |k: &Range<usize>| {
+        let steps = start..start + k.len().div_ceil(STEP);
+        start = steps.end;
+        Slice { k: k.clone(), steps }
+    };
+    slices.ranges().iter().map(slice).collect()
+}
+
+/// A number of a matrix, as it is read. In a panel, a word of 32 bits of one channel stands beside those of the others: two
+/// bf16, or one f32.
+trait Stored: bytemuck::Pod + Send + Sync {
+    fn place(numbers: &mut [Self]) -> NumbersMut<'_>;
+}
+
+impl Stored for bf16 {
+    fn place(numbers: &mut [Self]) -> NumbersMut<'_> {
+        NumbersMut::Bf16(numbers)
+    }
+}
+
+impl Stored for f32 {
+    fn place(numbers: &mut [Self]) -> NumbersMut<'_> {
+        NumbersMut::F32(numbers)
+    }
+}
+
+fn pack<T: Stored>(
+    format: MatrixFormat,
+    rows: &dyn RowBlocks,
+    slices: Vec<Slice>,
+    threads: &Threads,
+) -> Result<FloatMatrix, KernelError> {
+    let (width, k) = (rows.rows(), slices.last().map_or(0, |slice| slice.k.end));
+    assert_eq!(rows.columns(), k, "rows have the columns that the slices cover");
+    let steps = slices.last().map_or(0, |slice| slice.steps.end);
+    let (panels, panel_lines) = (width.div_ceil(PANEL), steps * step_lines::<T>());
+    let mut lines = Lines::zeroed(panels * panel_lines, WEIGHTS)?;
+    let shared = Shared::new(&mut lines);
+    threads.try_for_ranges(panels, |range| {
+        // Of one panel after the other, so that it is in a cache when it is laid out.
+        let mut numbers: Vec<T> = bytemuck::zeroed_vec(PANEL.min(width) * k);
+        for panel in range {
+            let channels = panel * PANEL..width.min((panel + 1) * PANEL);
+            let numbers = &mut numbers[..channels.len() * k];
+            rows.read(channels, T::place(numbers))?;
+            // SAFETY: every panel is packed once.
+            let lines = unsafe { shared.slice_mut(panel * panel_lines..(panel + 1) * panel_lines) };
+            pack_panel(lines, numbers, k, &slices);
+        }
+        Ok(())
+    })?;
+    Ok(FloatMatrix { format, width, k, slices, lines })
+}
+
+/// Lines of a step.
+fn step_lines<T>() -> usize {
+    STEP * size_of::<T>() / size_of::<u32>() * PANEL_VECTORS
+}
+
+/// Lays out channels `[channels, k]`; those that a last panel lacks stay zero, as does what follows a slice of odd length.
+fn pack_panel<T: Stored>(panel: &mut [Line], numbers: &[T], k: usize, slices: &[Slice]) {
+    let in_line = size_of::<Line>() / size_of::<T>();
+    for slice in slices {
+        let lines = &mut panel[slice.steps.start * step_lines::<T>()..slice.steps.end * step_lines::<T>()];
+        for (block, lines) in lines.chunks_mut(LINE_WORDS * PANEL_VECTORS).enumerate() {
+            let mut words = [[0u32; LINE_WORDS]; PANEL];
+            for (words, row) in words.iter_mut().zip(numbers.chunks_exact(k)) {
+                let row = &row[slice.k.clone()][block * in_line..];
+                let row = &row[..row.len().min(in_line)];
+                bytemuck::cast_slice_mut(words)[..row.len()].copy_from_slice(row);
+            }
+            transpose(&words, lines);
+        }
+    }
+}

@@ -1,0 +1,110 @@
+//! The instruction set of this process: the fastest one of the CPU, or a lower one that the environment variable
+//! `OUTRIDER_ISA` or a program's option names, so that every process and every test can run as on an older CPU.
+//! Chosen once, before the first kernel runs. It changes speed and no bit (docs/contract.md C).
+
+use std::sync::OnceLock;
+
+use super::dispatch::Isa;
+use crate::KernelError;
+
+/// Names an instruction set of this CPU; empty or absent means the fastest.
+const VARIABLE: &str = "OUTRIDER_ISA";
+
+/// What every kernel of this process is compiled for; a name that was not found is reported at every use.
+static IN_USE: OnceLock<Result<Isa, String>> = OnceLock::new();
+
+impl Isa {
+    /// The instruction set of this process.
+    pub(crate) fn in_use() -> Result<Self, KernelError> {
+        #[expect(
+            clippy::disallowed_methods,
+            reason = "the choice holds for the process, tests included, and not for one engine's options"
+        )]
+        let of_environment = || match std::env::var(VARIABLE) {
+            Ok(name) if !name.is_empty() => Self::named(&name).ok_or(name),
+            _ => Ok(Self::best()),
+        };
+        IN_USE.get_or_init(of_environment).clone().map_err(missing)
+    }
+
+    fn named(name: &str) -> Option<Self> {
+        Self::all().into_iter().find(|isa| isa.name() == name)
+    }
+}
+
+fn missing(name: String) -> KernelError {
+    KernelError::MissingInstructionSet { name, available: instruction_sets().join(", ") }
+}
+
+/// Has the process compute with this instruction set, one of those that this CPU has. The first kernel settles the
+/// choice: call it before an engine is loaded. Another call must name the same one.
+pub fn use_instruction_set(name: &str) -> Result<(), KernelError> {
+    let isa = Isa::named(name).ok_or_else(|| missing(name.to_owned()))?;
+    match IN_USE.get_or_init(|| Ok(isa)) {
+        Ok(in_use) if *in_use == isa => Ok(()),
+        _ => Err(KernelError::InstructionSetInUse(name.to_owned())),
+    }
+}
+
+/// The name of the instruction set that this process computes with.
+pub fn instruction_set() -> Result<&'static str, KernelError> {
+    Isa::in_use().map(Isa::name)
+}
+
+/// The names of all instruction sets that this CPU has, the fastest first.
+pub fn instruction_sets() -> Vec<&'static str> {
+    Isa::all().into_iter().map(Isa::name).collect()
+}
+
+/// The CPU's name as it gives it, or its architecture where it gives none.
+pub fn cpu_name() -> String {
+    #[cfg(target_arch = "x86_64")]
+    let name = brand_string();
+    #[cfg(not(target_arch = "x86_64"))]
+    let name = String::new();
+    if name.is_empty() { std::env::consts::ARCH.to_owned() } else { name }
+}
+
+/// Whether AMD made the CPU.
+pub(super) fn is_amd() -> bool {
+    #[cfg(target_arch = "x86_64")]
+    {
+        let vendor = std::arch::x86_64::__cpuid(0);
+        [vendor.ebx, vendor.edx, vendor.ecx].map(u32::to_le_bytes).concat() == b"AuthenticAMD"
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    false
+}
+
+/// The processor brand string of CPUID; empty where there is none.
+#[cfg(target_arch = "x86_64")]
+fn brand_string() -> String {
+    use std::arch::x86_64::__cpuid;
+    /// The leaf whose answer is the highest extended leaf; the string is in the second to the fourth.
+    const EXTENDED: u32 = 0x8000_0000;
+    if __cpuid(EXTENDED).eax < EXTENDED + 4 {
+        return String::new();
+    }
+    let words = (2..=4).map(|leaf| __cpuid(EXTENDED + leaf)).flat_map(|r| [r.eax, r.ebx, r.ecx, r.edx]);
+    let bytes: Vec<u8> = words.flat_map(u32::to_le_bytes).take_while(|&byte| byte != 0).collect();
+    String::from_utf8_lossy(&bytes).trim().to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_instruction_set_is_found_by_its_name() {
+        for isa in Isa::all() {
+            assert_eq!(Isa::named(isa.name()), Some(isa));
+        }
+        assert_eq!(Isa::named("mmx"), None);
+    }
+
+    #[test]
+    fn a_name_that_is_not_available_is_refused_with_those_that_are() {
+        let text = use_instruction_set("mmx").unwrap_err().to_string();
+        assert!(text.contains("`mmx`") && text.contains("portable"), "{text}");
+    }
+}

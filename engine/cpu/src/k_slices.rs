@@ -1,0 +1,108 @@
+//! How a sum over K is cut where tensor parallelism may split it (docs/contract.md C2), so that 1, 2, 4 and 8
+//! ranks add the same numbers in the same order. Pure arithmetic on ranges; it must never depend on the batch
+//! or on the thread count.
+
+use std::ops::Range;
+
+/// Slices of a sum that may be split over ranks.
+pub const NUM_SLICES: usize = 8;
+
+/// The ranges of K that are summed by themselves before the tree joins them: one, or [`NUM_SLICES`].
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct KSlices(Vec<Range<usize>>);
+
+impl KSlices {
+    /// One slice: no rank shares this sum.
+    #[expect(clippy::single_range_in_vec_init, reason = "one slice is a list of one range, not its elements")]
+    pub fn whole(k: usize) -> Self {
+        Self(vec![0..k])
+    }
+
+    /// Eight slices of whole units; slice s holds units [floor(s n / 8), floor((s + 1) n / 8)) and may be
+    /// empty. The last unit may be short.
+    pub fn eighths(k: usize, unit: usize) -> Self {
+        let units = k.div_ceil(unit);
+        let border = |s: usize| (s * units / NUM_SLICES * unit).min(k);
+        Self((0..NUM_SLICES).map(|s| border(s)..border(s + 1)).collect())
+    }
+
+    /// The ranges, in order: one, or [`NUM_SLICES`] of which some may be empty.
+    pub fn ranges(&self) -> &[Range<usize>] {
+        &self.0
+    }
+
+    /// Where the first one starts: other than 0 only in a rank's part.
+    pub fn start(&self) -> usize {
+        self.0.first().map_or(0, |slice| slice.start)
+    }
+
+    /// Where the last one ends.
+    pub fn end(&self) -> usize {
+        self.0.last().map_or(0, |slice| slice.end)
+    }
+
+    /// The slices that a rank owns, with the others empty: a kernel that sums all eight adds zeros to a rank's
+    /// branch of the tree, which leaves it as it is.
+    pub fn owned(&self, owned: Range<usize>) -> Self {
+        let (start, end) = (self.0[owned.start].start, self.0[owned.end - 1].end);
+        let slice = |s: usize| match s {
+            s if s < owned.start => start..start,
+            s if s < owned.end => self.0[s].clone(),
+            _ => end..end,
+        };
+        Self((0..self.0.len()).map(slice).collect())
+    }
+
+    /// The same slices, counted from where the first one starts.
+    pub fn moved_to_zero(&self) -> Self {
+        let start = self.start();
+        Self(self.0.iter().map(|slice| slice.start - start..slice.end - start).collect())
+    }
+}
+
+/// Joins the sums of eight slices: ((s0+s1)+(s2+s3))+((s4+s5)+(s6+s7)).
+#[inline(always)]
+pub fn tree(s: [f32; NUM_SLICES]) -> f32 {
+    ((s[0] + s[1]) + (s[2] + s[3])) + ((s[4] + s[5]) + (s[6] + s[7]))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn borders(k: usize, unit: usize) -> Vec<usize> {
+        KSlices::eighths(k, unit).ranges().iter().map(|r| r.end).collect()
+    }
+
+    #[test]
+    fn the_tree_joins_neighbours_first() {
+        // 2^26 swallows a lone 1: any other order of these gives 1 or 2.
+        let big = 67_108_864.0;
+        assert_eq!(tree([big, 1.0, -big, 1.0, 0.0, 0.0, 0.0, 0.0]), 0.0);
+        assert_eq!(tree([0.0, 0.0, 0.0, 0.0, big, 1.0, -big, 1.0]), 0.0);
+        assert_eq!(tree([big, 0.0, 1.0, 0.0, -big, 0.0, 1.0, 0.0]), 0.0);
+    }
+
+    #[test]
+    fn a_rank_has_its_slices_and_no_others() {
+        let slices = KSlices::eighths(704, 32);
+        let second = slices.owned(4..8);
+        assert_eq!((second.start(), second.end()), (352, 704));
+        assert_eq!(second.ranges()[3..6], [352..352, 352..416, 416..512]);
+        assert_eq!(second.moved_to_zero().ranges()[3..6], [0..0, 0..64, 64..160]);
+        let first = slices.owned(0..1);
+        assert_eq!(first.ranges()[..3], [0..64, 64..64, 64..64]);
+    }
+
+    #[test]
+    fn slices_hold_whole_units_and_cover_k() {
+        // 8 heads of 32: one a slice.
+        assert_eq!(borders(256, 32), [32, 64, 96, 128, 160, 192, 224, 256]);
+        // 22 blocks of 32.
+        assert_eq!(borders(704, 32), [64, 160, 256, 352, 416, 512, 608, 704]);
+        // 4 heads: every other slice is empty.
+        assert_eq!(borders(64, 16), [0, 16, 16, 32, 32, 48, 48, 64]);
+        // The last block is short.
+        assert_eq!(borders(40, 32), [0, 0, 0, 32, 32, 32, 32, 40]);
+    }
+}

@@ -1,0 +1,226 @@
+//! KV memory: blocks of [`BLOCK_SIZE`] tokens, all layers of a token range in one block, so that a block can
+//! be copied or dropped whole. Memory is taken from the system as blocks are first used, never given back.
+//! Who holds which block is the caller's business (the engine's `block_manager`).
+//!
+//! A block is `[layer][kv head][K: head_dim x BLOCK_SIZE | V: BLOCK_SIZE x head_dim]`: keys lie dimension by
+//! dimension, so that one vector operation meets all keys of a block; values token by token.
+
+use std::marker::PhantomData;
+
+use half::bf16;
+
+use crate::KernelError;
+use crate::elementwise::round_to_bf16;
+use crate::lines::{Line, Lines};
+use crate::matrix::MatrixFormat;
+
+/// Tokens in a KV block. Attention merges key blocks of exactly this size in position order (docs/contract.md
+/// C3), so this number is part of the numerics, not a tuning knob.
+pub const BLOCK_SIZE: usize = 16;
+
+/// Blocks that are taken from the system at a time.
+const BLOCKS_PER_CHUNK: usize = 16;
+
+/// What a token leaves behind, in numbers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct KvShape {
+    /// Of the model.
+    pub num_layers: usize,
+    /// Key heads of a layer, and as many value heads.
+    pub num_kv_heads: usize,
+    /// Numbers in a head.
+    pub head_dim: usize,
+}
+
+impl KvShape {
+    /// Numbers in one head's keys, or values, in one block.
+    pub fn head_len(self) -> usize {
+        self.head_dim * BLOCK_SIZE
+    }
+
+    /// Numbers in one block.
+    pub fn block_len(self) -> usize {
+        self.token_len() * BLOCK_SIZE
+    }
+
+    /// Numbers of one token, all layers.
+    pub fn token_len(self) -> usize {
+        self.num_layers * self.num_kv_heads * 2 * self.head_dim
+    }
+}
+
+/// Where one token's keys and values go.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct KvSlot {
+    /// Which block of the cache.
+    pub block: u32,
+    /// Which token of it, below [`BLOCK_SIZE`].
+    pub offset: u32,
+}
+
+/// What a token left behind, to be copied to another one's place.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct TokenCopy {
+    /// Where it lies.
+    pub from: KvSlot,
+    /// What it replaces.
+    pub to: KvSlot,
+}
+
+/// The number format of keys and values, as stored.
+pub(crate) trait KvElement: bytemuck::Pod + Send + Sync {
+    fn from_f32(x: f32) -> Self;
+}
+
+impl KvElement for f32 {
+    #[inline(always)]
+    fn from_f32(x: f32) -> Self {
+        x
+    }
+}
+
+impl KvElement for bf16 {
+    #[inline(always)]
+    fn from_f32(x: f32) -> Self {
+        round_to_bf16(x)
+    }
+}
+
+/// Blocks of one number format.
+#[derive(Debug)]
+pub(crate) struct KvBlocks<T> {
+    shape: KvShape,
+    chunks: Vec<Lines>,
+    numbers: PhantomData<T>,
+}
+
+/// The KV memory of a model.
+#[derive(Debug)]
+pub struct KvCache(pub(crate) Stored);
+
+/// In the format that goes with the model's weights.
+#[derive(Debug)]
+pub(crate) enum Stored {
+    F32(KvBlocks<f32>),
+    Bf16(KvBlocks<bf16>),
+}
+
+impl KvCache {
+    /// No block yet; keys and values will be stored in `format`.
+    pub fn new(shape: KvShape, format: MatrixFormat) -> Self {
+        Self(match format {
+            MatrixFormat::F32 => Stored::F32(KvBlocks::new(shape)),
+            MatrixFormat::Bf16 => Stored::Bf16(KvBlocks::new(shape)),
+        })
+    }
+
+    /// Copies a block, all layers of it.
+    pub fn copy_block(&mut self, from: u32, to: u32) {
+        match &mut self.0 {
+            Stored::F32(blocks) => blocks.copy_block(from, to),
+            Stored::Bf16(blocks) => blocks.copy_block(from, to),
+        }
+    }
+
+    /// Copies what a token left behind, all layers of it.
+    pub fn copy_token(&mut self, copy: TokenCopy) {
+        match &mut self.0 {
+            Stored::F32(blocks) => blocks.copy_token(copy),
+            Stored::Bf16(blocks) => blocks.copy_token(copy),
+        }
+    }
+
+    /// Makes sure that blocks 0..`num_blocks` exist.
+    pub fn grow_to(&mut self, num_blocks: u32) -> Result<(), KernelError> {
+        match &mut self.0 {
+            Stored::F32(blocks) => blocks.grow_to(num_blocks as usize),
+            Stored::Bf16(blocks) => blocks.grow_to(num_blocks as usize),
+        }
+    }
+}
+
+impl<T: KvElement> KvBlocks<T> {
+    fn new(shape: KvShape) -> Self {
+        Self { shape, chunks: Vec::new(), numbers: PhantomData }
+    }
+
+    fn grow_to(&mut self, num_blocks: usize) -> Result<(), KernelError> {
+        let chunk_len = self.shape.block_len() * BLOCKS_PER_CHUNK;
+        while self.chunks.len() * BLOCKS_PER_CHUNK < num_blocks {
+            let lines = (chunk_len * size_of::<T>()).div_ceil(size_of::<Line>());
+            let chunk = Lines::zeroed(lines, "kv blocks, lower kv_memory_bytes to what the machine has")?;
+            chunk.populate();
+            self.chunks.push(chunk);
+        }
+        Ok(())
+    }
+
+    fn copy_block(&mut self, from: u32, to: u32) {
+        let len = self.shape.block_len();
+        let ((from_chunk, from), (to_chunk, to)) = (self.place(from, 0, 0), self.place(to, 0, 0));
+        if from_chunk == to_chunk {
+            numbers_mut::<T>(&mut self.chunks[from_chunk]).copy_within(from..from + len, to);
+        } else if let Ok([from_chunk, to_chunk]) = self.chunks.get_disjoint_mut([from_chunk, to_chunk]) {
+            numbers_mut::<T>(to_chunk)[to..to + len].copy_from_slice(&numbers(from_chunk)[from..from + len]);
+        }
+    }
+
+    fn copy_token(&mut self, TokenCopy { from, to }: TokenCopy) {
+        let (head_dim, head_len) = (self.shape.head_dim, self.shape.head_len());
+        let (from_offset, to_offset) = (from.offset as usize, to.offset as usize);
+        for layer in 0..self.shape.num_layers {
+            for kv_head in 0..self.shape.num_kv_heads {
+                let (keys, values) = self.keys_and_values(from.block, layer, kv_head);
+                let key: Vec<T> = keys.chunks_exact(BLOCK_SIZE).map(|column| column[from_offset]).collect();
+                let value = values[from_offset * head_dim..][..head_dim].to_vec();
+                let (chunk, start) = self.place(to.block, layer, kv_head);
+                let head = &mut numbers_mut::<T>(&mut self.chunks[chunk])[start..start + 2 * head_len];
+                let (k, v) = head.split_at_mut(head_len);
+                k.chunks_exact_mut(BLOCK_SIZE).zip(key).for_each(|(column, x)| column[to_offset] = x);
+                v[to_offset * head_dim..][..head_dim].copy_from_slice(&value);
+            }
+        }
+    }
+
+    /// Keys `[head_dim][BLOCK_SIZE]` and values `[BLOCK_SIZE][head_dim]` of one head in one block.
+    #[inline(always)]
+    pub(crate) fn keys_and_values(&self, block: u32, layer: usize, kv_head: usize) -> (&[T], &[T]) {
+        let (chunk, start) = self.place(block, layer, kv_head);
+        let head_len = self.shape.head_len();
+        numbers(&self.chunks[chunk])[start..start + 2 * head_len].split_at(head_len)
+    }
+
+    /// Stores one token's keys and values, each `[kv head][head_dim]`, rounding them to the stored format.
+    pub(crate) fn write(&mut self, layer: usize, slot: KvSlot, keys: &[f32], values: &[f32]) {
+        let (head_dim, head_len) = (self.shape.head_dim, self.shape.head_len());
+        let offset = slot.offset as usize;
+        for (kv_head, (key, value)) in
+            keys.chunks_exact(head_dim).zip(values.chunks_exact(head_dim)).enumerate()
+        {
+            let (chunk, start) = self.place(slot.block, layer, kv_head);
+            let head = &mut numbers_mut::<T>(&mut self.chunks[chunk])[start..start + 2 * head_len];
+            let (k, v) = head.split_at_mut(head_len);
+            for (column, &x) in k.chunks_exact_mut(BLOCK_SIZE).zip(key) {
+                column[offset] = T::from_f32(x);
+            }
+            for (stored, &x) in v[offset * head_dim..].iter_mut().zip(value) {
+                *stored = T::from_f32(x);
+            }
+        }
+    }
+
+    fn place(&self, block: u32, layer: usize, kv_head: usize) -> (usize, usize) {
+        let (chunk, block) = (block as usize / BLOCKS_PER_CHUNK, block as usize % BLOCKS_PER_CHUNK);
+        let head = layer * self.shape.num_kv_heads + kv_head;
+        (chunk, block * self.shape.block_len() + head * 2 * self.shape.head_len())
+    }
+}
+
+#[inline(always)]
+fn numbers<T: KvElement>(lines: &Lines) -> &[T] {
+    bytemuck::cast_slice(lines)
+}
+
+fn numbers_mut<T: KvElement>(lines: &mut Lines) -> &mut [T] {
+    bytemuck::cast_slice_mut(lines)
+}

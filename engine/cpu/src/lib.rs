@@ -1,0 +1,289 @@
+//! The arithmetic of a forward on the CPU: cuts each operation into pieces that no piece's result depends on, and runs
+//! a kernel on each. It knows rows, weights and blocks of KV, but no model, file or sequence, and it fails only before a
+//! kernel runs. The engine's `host` makes a backend of it. It is a crate of its own so that kernels are compiled once and
+//! tests link them (docs/adr/0068-cpu-kernels-are-a-crate.md).
+//!
+//! `lanes` defines the arithmetic, `x86` and `neon` implement it in registers, `dispatch` chooses; `floats` and `packed`
+//! multiply with weights (of floats, of integers) that `lines` holds, `attention` and `elementwise` are the other
+//! kernels; [`reference`](mod@reference) holds their naive twins, which judge them (`tests/twins.rs`). `table` is what ids
+//! are looked up in, `threads` share the work. `pass`, `linear`, `matrix`, `kv_cache` and `k_slices` are what operations
+//! take.
+
+mod attention;
+mod dispatch;
+mod elementwise;
+mod error;
+mod exp;
+mod floats;
+mod instruction_set;
+mod k_slices;
+mod kv_cache;
+mod lanes;
+mod linear;
+mod lines;
+mod matrix;
+mod multiply;
+#[cfg(target_arch = "aarch64")]
+mod neon;
+mod packed;
+mod pass;
+mod read;
+pub mod reference;
+mod stages;
+mod table;
+mod threads;
+mod tiles;
+mod transpose;
+#[cfg(target_arch = "x86_64")]
+mod x86;
+
+use std::ops::Range;
+use std::sync::{Mutex, PoisonError};
+
+pub use error::KernelError;
+pub use floats::FloatMatrix;
+pub use instruction_set::{cpu_name, instruction_set, instruction_sets, use_instruction_set};
+pub use k_slices::{KSlices, NUM_SLICES, tree};
+pub use kv_cache::{BLOCK_SIZE, KvCache, KvShape, KvSlot, TokenCopy};
+pub use linear::{Linear, LinearWeights};
+pub use matrix::{Matrix, MatrixData, MatrixFormat, NumbersMut, QuantizedFormat, RowBlocks};
+pub use multiply::MultiplyAdds;
+pub use packed::PackedMatrix;
+pub use pass::{Angles, AttentionStep, HeadLayout, Norm, PassRows, Segment, TreeSegment};
+pub use read::{READ_LINE, ReadBuffer, ReadSum};
+pub use stages::{Stage, StageTimes};
+pub use table::Table;
+pub use threads::{Patience, Threads, allowed_cores};
+
+use attention::Attend;
+use dispatch::Isa;
+use elementwise::{RmsNorm, RmsNormInPlace, Rotate, SiluMul};
+use floats::{FloatMatMul, TiledRows};
+use kv_cache::{KvBlocks, KvElement, Stored};
+use lanes::Element;
+use packed::{PackedMatMul, QuantizedRows};
+use stages::StageClock;
+use threads::Shared;
+
+/// The class of kernels whose bits are equal, whatever the instruction set; part of `numerics_id`. Change it
+/// with the arithmetic.
+pub const KERNEL_CLASS: &str = "f32-chain-2";
+
+/// Columns that a thread takes at a time: whole panels of weights of any format.
+const COLUMN_GRAIN: usize = floats::PANEL;
+/// What one exponential costs, in multiply-adds.
+const EXP_WORK: usize = 16;
+
+/// The CPU as a device.
+#[derive(Debug)]
+pub struct Cpu {
+    isa: Isa,
+    threads: Threads,
+    /// Those of the product under way; locked so that `linear` can take `&self`, never contended.
+    activations: Mutex<Activations>,
+    /// Locked for the same reason.
+    stages: Mutex<StageClock>,
+}
+
+/// Inputs of a product as its kernels take them.
+#[derive(Debug, Default)]
+struct Activations {
+    floats: TiledRows,
+    quantized: QuantizedRows,
+}
+
+impl Cpu {
+    /// Computes with this process's instruction set on so many threads, the calling one included.
+    pub fn new(threads: usize) -> Result<Self, KernelError> {
+        Ok(Self::with(Isa::in_use()?, Threads::new(threads)?))
+    }
+
+    /// One of each instruction set of this machine, on one thread, the fastest first: for tests that compare them.
+    pub fn every_isa() -> Result<Vec<Self>, KernelError> {
+        Isa::all().into_iter().map(|isa| Ok(Self::with(isa, Threads::new(1)?))).collect()
+    }
+
+    /// Several threads that share every piece of work, however small: for tests that compare numbers of threads.
+    pub fn eager(threads: usize) -> Result<Self, KernelError> {
+        Ok(Self::with(Isa::best(), Threads::eager(threads)?))
+    }
+
+    fn with(isa: Isa, threads: Threads) -> Self {
+        Self { isa, threads, activations: Mutex::default(), stages: Mutex::default() }
+    }
+
+    /// The threads of the engine.
+    pub fn threads(&self) -> &Threads {
+        &self.threads
+    }
+
+    /// The same, to be pinned.
+    pub fn threads_mut(&mut self) -> &mut Threads {
+        &mut self.threads
+    }
+
+    /// What came before belongs to no stage.
+    pub fn begin_stages(&self) {
+        self.stages.lock().unwrap_or_else(PoisonError::into_inner).begin();
+    }
+
+    /// What was done since the last call was of this stage.
+    pub fn mark(&self, stage: Stage) {
+        self.stages.lock().unwrap_or_else(PoisonError::into_inner).mark(stage);
+    }
+
+    /// What was marked since start.
+    pub fn stage_times(&self) -> StageTimes {
+        self.stages.lock().unwrap_or_else(PoisonError::into_inner).times
+    }
+
+    /// Reads memory, on the calling thread.
+    pub fn read(&self, sum: ReadSum<'_>) -> u64 {
+        self.isa.run(sum)
+    }
+
+    /// Multiplies and adds, on the calling thread; returns how often.
+    pub fn multiply(&self, work: MultiplyAdds) -> f64 {
+        self.isa.run(work)
+    }
+
+    fn attend<T: Element + KvElement>(&self, kv: &KvBlocks<T>, step: &AttentionStep<'_>, out: &mut [f32]) {
+        let (tasks, work) = attention::tasks(step);
+        let out = Shared::new(out);
+        self.threads.for_ranges(tasks.len(), 1, work, |range| {
+            self.isa.run(Attend { kv, step: *step, tasks: &tasks[range], out: &out });
+        });
+    }
+
+    /// Runs `run` on ranges of whole rows of `x`.
+    fn for_rows(
+        &self,
+        x: &mut [f32],
+        width: usize,
+        work: usize,
+        run: impl Fn(Range<usize>, &mut [f32]) + Sync,
+    ) {
+        let rows = x.len() / width;
+        let x = Shared::new(x);
+        self.threads.for_ranges(rows, 1, work, |rows| {
+            // SAFETY: ranges of rows are disjoint.
+            let part = unsafe { x.slice_mut(rows.start * width..rows.end * width) };
+            run(rows, part);
+        });
+    }
+}
+
+/// The operations of a forward, on slices. A row of the output depends on that row of the inputs alone (attention: on its
+/// sequence), bit for bit (docs/contract.md part C).
+impl Cpu {
+    /// Rows of `table` `[vocab, hidden]` -> `out` `[ids, hidden]`.
+    pub fn embed(&self, table: &Table, token_ids: &[u32], out: &mut [f32]) {
+        for (&id, out) in token_ids.iter().zip(out.chunks_exact_mut(table.columns())) {
+            table.row(id as usize, out);
+        }
+    }
+
+    /// `hidden += delta`, both `[rows, hidden]`.
+    pub fn add(&self, hidden: &mut [f32], delta: &[f32]) {
+        hidden.iter_mut().zip(delta).for_each(|(hidden, delta)| *hidden += delta);
+    }
+
+    /// `x` `[rows, width]` -> `out` `[rows, width]`.
+    pub fn rms_norm(&self, norm: &Norm, x: &[f32], out: &mut [f32]) {
+        let width = norm.weight.len();
+        self.for_rows(out, width, 2 * x.len(), |rows, out| {
+            let x = &x[rows.start * width..rows.end * width];
+            self.isa.run(RmsNorm { x, weight: &norm.weight, eps: norm.eps, out });
+        });
+    }
+
+    /// Normalises every query and key head of `qkv` `[rows, layout.row_width()]` by itself; `norms` are those of queries
+    /// and of keys.
+    pub fn norm_heads(&self, layout: HeadLayout, norms: (&Norm, &Norm), qkv: &mut [f32]) {
+        let (q, k) = norms;
+        self.for_rows(qkv, layout.row_width(), 2 * qkv.len(), |_, rows| {
+            for row in rows.chunks_exact_mut(layout.row_width()) {
+                let (queries, rest) = row.split_at_mut(layout.q_width());
+                let keys = &mut rest[..layout.kv_width()];
+                self.isa.run(RmsNormInPlace { x: queries, weight: &q.weight, eps: q.eps });
+                self.isa.run(RmsNormInPlace { x: keys, weight: &k.weight, eps: k.eps });
+            }
+        });
+    }
+
+    /// Turns the query and key heads of `qkv` `[rows, layout.row_width()]` by the angles of each row.
+    pub fn rotate(&self, layout: HeadLayout, angles: &Angles, qkv: &mut [f32]) {
+        let half = angles.half;
+        self.for_rows(qkv, layout.row_width(), 2 * qkv.len(), |rows, part| {
+            for (row, numbers) in rows.zip(part.chunks_exact_mut(layout.row_width())) {
+                let angle = row * half..(row + 1) * half;
+                self.isa.run(Rotate {
+                    heads: &mut numbers[..layout.q_width() + layout.kv_width()],
+                    cos: &angles.cos[angle.clone()],
+                    sin: &angles.sin[angle],
+                });
+            }
+        });
+    }
+
+    /// `x` `[rows, k]` -> `out` `[rows, width]`, both row-major.
+    pub fn linear(&self, linear: &Linear, x: &mut [f32], out: &mut [f32]) {
+        let (k, width) = (linear.k(), linear.width());
+        let rows = x.len() / k;
+        assert!(
+            x.len() == rows * k && out.len() == rows * width,
+            "a linear's input and output disagree on rows"
+        );
+        let (out, bias) = (&Shared::new(out), linear.bias.as_deref());
+        let work = rows * k * width;
+        let mut activations = self.activations.lock().unwrap_or_else(PoisonError::into_inner);
+        let with = (self.isa, &self.threads);
+        match &linear.weights {
+            LinearWeights::Floats(weights) => {
+                activations.floats.fill(weights, x, with);
+                let x = &activations.floats;
+                self.threads.for_ranges(width, COLUMN_GRAIN, work, |columns| {
+                    self.isa.run(FloatMatMul { x, weights, bias, columns, out });
+                });
+            }
+            LinearWeights::Packed(weights) => {
+                activations.quantized.fill(weights, x, with);
+                let x = &activations.quantized;
+                self.threads.for_ranges(width, COLUMN_GRAIN, work, |columns| {
+                    self.isa.run_dots(PackedMatMul { x, weights, bias, columns, out });
+                });
+            }
+        }
+    }
+
+    /// Stores the keys and values of `step.qkv` where the slot mapping says.
+    pub fn write_kv(&self, kv: &mut KvCache, step: &AttentionStep<'_>) {
+        let layout = step.layout;
+        for (row, &slot) in step.qkv.chunks_exact(layout.row_width()).zip(step.pass.slot_mapping) {
+            let (keys, values) = row[layout.q_width()..].split_at(layout.kv_width());
+            match &mut kv.0 {
+                Stored::F32(blocks) => blocks.write(step.layer, slot, keys, values),
+                Stored::Bf16(blocks) => blocks.write(step.layer, slot, keys, values),
+            }
+        }
+    }
+
+    /// The step's queries over the KV blocks of their sequences -> `out` `[rows, layout.q_width()]`.
+    pub fn attention(&self, kv: &KvCache, step: &AttentionStep<'_>, out: &mut [f32]) {
+        match &kv.0 {
+            Stored::F32(blocks) => self.attend(blocks, step, out),
+            Stored::Bf16(blocks) => self.attend(blocks, step, out),
+        }
+    }
+
+    /// `gate_up` `[rows, 2 * width]` -> `out` `[rows, width]`: silu(gate) * up.
+    pub fn silu_mul(&self, gate_up: &[f32], width: usize, out: &mut [f32]) {
+        self.for_rows(out, width, gate_up.len() * EXP_WORK, |rows, out| {
+            self.isa.run(SiluMul {
+                gate_up: &gate_up[rows.start * 2 * width..rows.end * 2 * width],
+                out,
+                width,
+            });
+        });
+    }
+}

@@ -1,0 +1,51 @@
+//! Weights that activations are multiplied with, in one of the layouts that the kernels stream.
+
+use std::sync::Arc;
+
+use crate::floats::FloatMatrix;
+use crate::packed::PackedMatrix;
+
+/// What inputs are multiplied with.
+#[derive(Debug)]
+pub enum LinearWeights {
+    /// Shared with the table of embeddings where that is the same.
+    Floats(Arc<FloatMatrix>),
+    /// int8 or int4.
+    Packed(PackedMatrix),
+}
+
+/// Matrices that share their input, as one `[width, k]`.
+#[derive(Debug)]
+pub struct Linear {
+    /// `[width, k]`.
+    pub weights: LinearWeights,
+    /// `[width]`.
+    pub bias: Option<Vec<f32>>,
+}
+
+impl Linear {
+    /// Length of an input row.
+    pub fn k(&self) -> usize {
+        match &self.weights {
+            LinearWeights::Floats(matrix) => matrix.k(),
+            LinearWeights::Packed(matrix) => matrix.k(),
+        }
+    }
+
+    /// Length of an output row.
+    pub fn width(&self) -> usize {
+        match &self.weights {
+            LinearWeights::Floats(matrix) => matrix.width(),
+            LinearWeights::Packed(matrix) => matrix.width(),
+        }
+    }
+
+    /// Bytes that a product reads, without the activations.
+    pub fn bytes(&self) -> u64 {
+        let weights = match &self.weights {
+            LinearWeights::Floats(matrix) => matrix.bytes(),
+            LinearWeights::Packed(matrix) => matrix.bytes(),
+        };
+        weights + self.bias.as_ref().map_or(0, |bias| size_of_val(bias.as_slice()) as u64)
+    }
+}

@@ -1,0 +1,212 @@
+//! Memory that kernels stream, weights and KV blocks: whole cache lines, in large pages where the system has them, so
+//! that neither a hardware prefetcher nor the address translation starts anew every 4 KiB. Taken at load, and as KV grows; it
+//! must never be taken inside a forward.
+
+use std::ops::{Deref, DerefMut};
+use std::sync::LazyLock;
+
+use memmap2::{Advice, MmapMut};
+
+use super::instruction_set::is_amd;
+use super::lanes::Lanes;
+use crate::KernelError;
+
+/// What a vector load takes, where a cache line begins: one that straddled two would cost twice.
+#[derive(Debug, Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
+#[repr(C, align(64))]
+pub(crate) struct Line(pub(crate) [u8; 64]);
+
+/// What most lines are for.
+pub(super) const WEIGHTS: &str = "packed weights, take a smaller model or format";
+
+/// A large page of x86-64, and of most others.
+const LARGE_PAGE: usize = 2 << 20;
+
+/// Zeroed lines; they begin at a large page.
+pub(crate) struct Lines {
+    map: MmapMut,
+    /// Bytes of the map before the first large page.
+    start: usize,
+    len: usize,
+}
+
+impl Lines {
+    /// `purpose` says for whom, and what to do where there is no memory.
+    pub(crate) fn zeroed(len: usize, purpose: &'static str) -> Result<Self, KernelError> {
+        let bytes = len * size_of::<Line>();
+        let out_of_memory = |_| KernelError::OutOfMemory { bytes: bytes as u64, purpose };
+        // More than is asked for, so that a large page begins inside; what is not touched takes no memory.
+        let map = MmapMut::map_anon(bytes + LARGE_PAGE).map_err(out_of_memory)?;
+        let start = map.as_ptr().align_offset(LARGE_PAGE);
+        let whole_pages = bytes / LARGE_PAGE * LARGE_PAGE;
+        if whole_pages > 0
+            && let Err(error) = map.advise_range(Advice::HugePage, start, whole_pages)
+        {
+            tracing::debug!(%error, "no large pages for what kernels stream, reading will be slower");
+        }
+        Ok(Self { map, start, len })
+    }
+
+    /// Takes the memory now, not page by page as it is first written.
+    pub(crate) fn populate(&self) {
+        let bytes = self.len * size_of::<Line>();
+        if let Err(error) = self.map.advise_range(Advice::PopulateWrite, self.start, bytes) {
+            tracing::debug!(%error, "memory is taken as it is first written");
+        }
+    }
+}
+
+impl Deref for Lines {
+    type Target = [Line];
+
+    #[inline(always)]
+    fn deref(&self) -> &[Line] {
+        let bytes = &self.map[self.start..self.start + self.len * size_of::<Line>()];
+        // SAFETY: the bytes begin at a large page, so lines are aligned; any bytes make a line.
+        unsafe { std::slice::from_raw_parts(bytes.as_ptr().cast(), self.len) }
+    }
+}
+
+impl DerefMut for Lines {
+    fn deref_mut(&mut self) -> &mut [Line] {
+        let bytes = &mut self.map[self.start..self.start + self.len * size_of::<Line>()];
+        // SAFETY: as in `deref`; the borrow is unique.
+        unsafe { std::slice::from_raw_parts_mut(bytes.as_mut_ptr().cast(), self.len) }
+    }
+}
+
+impl std::fmt::Debug for Lines {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Lines").field("len", &self.len).finish_non_exhaustive()
+    }
+}
+
+/// What a kernel fetches while it reads lines.
+pub(super) trait Fetch {
+    /// Called before N lines, from the `line`-th on of all that the kernel reads from, are used.
+    ///
+    /// # Safety
+    /// V's instructions are there.
+    unsafe fn fetch<V: Lanes, const N: usize>(&mut self, line: usize);
+}
+
+/// Lines are near already.
+#[derive(Clone, Copy)]
+pub(super) struct Nothing;
+
+impl Fetch for Nothing {
+    #[inline(always)]
+    unsafe fn fetch<V: Lanes, const N: usize>(&mut self, _: usize) {}
+}
+
+/// Lines of a window: while one is read, the next is fetched into the second-level cache.
+const WINDOW: usize = 1024;
+/// Places of the next window that are fetched in turns: a machine fetches several streams faster than one.
+const STREAMS: usize = 8;
+/// How far ahead in its own stream a line is fetched into the first-level cache.
+const NEAR_BYTES: usize = 1024;
+/// The same where nothing else is fetched.
+const IN_ORDER_BYTES: usize = 6144;
+
+/// Whether one stream in order is this CPU's fastest way to read memory, as it is AMD's; Intel's read several places of a window in
+/// turns faster (docs/adr/0066-memory-in-order-on-amd.md).
+static IN_ORDER: LazyLock<bool> = LazyLock::new(is_amd);
+
+/// For lines that are read once, one after the other: lines soon to come and, where that is faster, a share of the window after
+/// this one.
+#[derive(Clone, Copy)]
+pub(super) struct Ahead {
+    first: *const u8,
+    in_order: bool,
+}
+
+impl Ahead {
+    /// Lines begin at `first`.
+    pub(super) fn new(first: *const u8) -> Self {
+        Self { first, in_order: *IN_ORDER }
+    }
+}
+
+impl Fetch for Ahead {
+    #[inline(always)]
+    unsafe fn fetch<V: Lanes, const N: usize>(&mut self, line: usize) {
+        if self.in_order {
+            let from =
+                self.first.wrapping_add(line.wrapping_mul(size_of::<Line>())).wrapping_add(IN_ORDER_BYTES);
+            for i in 0..N {
+                // SAFETY: the caller's promise.
+                unsafe { V::prefetch_near(from.wrapping_add(i * size_of::<Line>())) };
+            }
+            return;
+        }
+        let in_window = line % WINDOW / N;
+        let far = in_window % STREAMS * (WINDOW / STREAMS) + in_window / STREAMS * N;
+        let next_window = (line | (WINDOW - 1)).wrapping_add(1);
+        let near = self.first.wrapping_add(line.wrapping_mul(size_of::<Line>())).wrapping_add(NEAR_BYTES);
+        let far = self.first.wrapping_add(next_window.wrapping_add(far).wrapping_mul(size_of::<Line>()));
+        for i in 0..N {
+            // SAFETY: the caller's promise.
+            unsafe {
+                V::prefetch_near(near.wrapping_add(i * size_of::<Line>()));
+                V::prefetch_far(far.wrapping_add(i * size_of::<Line>()));
+            }
+        }
+    }
+}
+
+/// For `STREAMS` streams of lines that are read side by side, so many bytes apart.
+#[derive(Clone, Copy)]
+pub(super) struct SideBySide<const STREAMS: usize> {
+    /// Where lines of the first begin.
+    pub(super) first: *const u8,
+    pub(super) apart: usize,
+}
+
+impl<const STREAMS: usize> Fetch for SideBySide<STREAMS> {
+    #[inline(always)]
+    unsafe fn fetch<V: Lanes, const N: usize>(&mut self, line: usize) {
+        for stream in 0..STREAMS {
+            for i in 0..N {
+                let line = stream * self.apart + (line + i) * size_of::<Line>();
+                // SAFETY: the caller's promise.
+                unsafe { V::prefetch_near(self.first.wrapping_add(line + NEAR_BYTES)) };
+            }
+        }
+    }
+}
+
+/// For lines that several tiles of rows read in turns: each fetches its share of what is read next into the second-level
+/// cache.
+#[derive(Clone, Copy)]
+pub(super) struct Share {
+    at: *const u8,
+    end: *const u8,
+    /// Lines of the share for eight that are used, rounded up.
+    of_eight: usize,
+}
+
+impl Share {
+    /// The share of tile `index` of `tiles` in the `lines` at `next`, for a tile that uses as many.
+    pub(super) fn new(next: *const u8, lines: usize, (index, tiles): (usize, usize)) -> Self {
+        let at = |tile: usize| next.wrapping_add(lines * tile / tiles * size_of::<Line>());
+        Self { at: at(index), end: at(index + 1), of_eight: 8usize.div_ceil(tiles) }
+    }
+
+    /// The same for a tile that uses so many lines side by side where it asks for one.
+    pub(super) fn side_by_side(self, lines: usize) -> Self {
+        Self { of_eight: self.of_eight * lines, ..self }
+    }
+}
+
+impl Fetch for Share {
+    #[inline(always)]
+    unsafe fn fetch<V: Lanes, const N: usize>(&mut self, line: usize) {
+        if line % 8 < N {
+            for _ in 0..self.of_eight {
+                // SAFETY: the caller's promise.
+                unsafe { V::prefetch_far(self.at) };
+                self.at = self.at.wrapping_add(size_of::<Line>()).min(self.end);
+            }
+        }
+    }
+}

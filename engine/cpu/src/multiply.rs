@@ -1,0 +1,43 @@
+//! Multiply-adds of f32 in registers and nothing else: the yardstick of the engine's `multiply_probe`.
+
+use super::dispatch::Kernel;
+use super::lanes::{LANES, Lanes};
+
+/// Chains of multiply-adds that stay in registers.
+pub struct MultiplyAdds {
+    /// Of each chain.
+    pub steps: usize,
+}
+
+impl Kernel for MultiplyAdds {
+    /// How many multiply-adds were done.
+    type Output = f64;
+
+    #[inline(always)]
+    unsafe fn run<V: Lanes>(self) -> f64 {
+        // As many chains as hide the latency: more where a vector of sixteen is one register.
+        // SAFETY: V's instructions are there by this function's contract.
+        unsafe { if const { V::TILE_VECTORS == 2 } { self.chains::<V, 12>() } else { self.chains::<V, 6>() } }
+    }
+}
+
+impl MultiplyAdds {
+    /// # Safety
+    /// V's instructions are there.
+    #[inline(always)]
+    unsafe fn chains<V: Lanes, const N: usize>(self) -> f64 {
+        // SAFETY: the caller's promise.
+        let sums = unsafe {
+            let (a, b) = (V::splat(std::hint::black_box(0.5)), V::splat(std::hint::black_box(2.0)));
+            let mut sums = [V::splat(0.0); N];
+            for _ in 0..self.steps {
+                for sum in &mut sums {
+                    *sum = sum.fma(a, b);
+                }
+            }
+            sums.map(|sum| sum.fold())
+        };
+        std::hint::black_box(sums);
+        (self.steps * N * LANES) as f64
+    }
+}

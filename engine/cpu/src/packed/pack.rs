@@ -1,0 +1,246 @@
+//! Quantizes a matrix panel by panel, in parallel, straight from where it is stored, and lays it out. It runs once, at load; the
+//! twin of the rounding is in `reference::quantized`.
+
+use half::bf16;
+
+use super::layout::{GROUP, KLayout};
+use super::{PANEL, PackedMatrix, Scales, k_per_line, shift};
+use crate::KernelError;
+use crate::Threads;
+use crate::dispatch::{Isa, Kernel};
+use crate::k_slices::KSlices;
+use crate::lanes::Lanes;
+use crate::lines::{Line, Lines, WEIGHTS};
+use crate::matrix::{NumbersMut, QuantizedFormat, RowBlocks};
+use crate::threads::Shared;
+use crate::transpose::{LINE_WORDS, transpose};
+
+/// A longer sum of products of int8 might not fit 32 bits.
+const MAX_SUM: usize = 131_072;
+
+/// Numbers smaller than this count as zero: the inverse of their scale might be infinite.
+pub(super) const SMALLEST: f32 = 1e-30;
+
+/// The sign of an f32 is all but this.
+const WITHOUT_SIGN: u32 = 0x7fff_ffff;
+
+impl PackedMatrix {
+    /// Quantizes rows, which may have more columns than the K-slices cover: scales are those of whole rows.
+    pub fn pack(
+        format: QuantizedFormat,
+        slices: &KSlices,
+        rows: &dyn RowBlocks,
+        threads: &Threads,
+    ) -> Result<Self, KernelError> {
+        let layout = KLayout::new(format, slices);
+        check_sums(&layout)?;
+        let (width, k) = (rows.rows(), rows.columns());
+        let (panels, panel_lines) = (width.div_ceil(PANEL), layout.padded() / k_per_line(format));
+        let panel_groups = layout.pieces().len() * PANEL;
+        let mut lines = Lines::zeroed(panels * panel_lines, WEIGHTS)?;
+        let mut scales = match format {
+            QuantizedFormat::Int8 => Scales::Channel(vec![0.0; panels * PANEL]),
+            QuantizedFormat::Int4 => Scales::Group(vec![bf16::ZERO; panels * panel_groups]),
+        };
+        let (shared_lines, shared_scales) = (Shared::new(&mut lines), SharedScales::new(&mut scales));
+        let isa = Isa::in_use()?;
+        threads.try_for_ranges(panels, |range| {
+            let mut numbers = vec![0.0f32; PANEL.min(width) * k];
+            let mut steps = Steps::new(&layout);
+            for panel in range {
+                let channels = panel * PANEL..width.min((panel + 1) * PANEL);
+                let numbers = &mut numbers[..channels.len() * k];
+                rows.read(channels, NumbersMut::F32(numbers))?;
+                // SAFETY: every panel is quantized once, and its lines and scales are its own.
+                let (lines, scales) = unsafe {
+                    let lines = shared_lines.slice_mut(panel * panel_lines..(panel + 1) * panel_lines);
+                    (lines, shared_scales.of_panel(panel, panel_groups))
+                };
+                isa.run(QuantizePanel { layout: &layout, numbers, k, steps: &mut steps, scales });
+                steps.lay_out(lines);
+            }
+            Ok(())
+        })?;
+        Ok(Self { width, layout, lines, scales })
+    }
+}
+
+fn check_sums(layout: &KLayout) -> Result<(), KernelError> {
+    let Some(piece) = layout.pieces().iter().find(|piece| piece.len > MAX_SUM) else { return Ok(()) };
+    let reason = format!(
+        "a sum of so many int8 products may not fit 32 bits, expected {MAX_SUM} at most; take int4 or bf16"
+    );
+    Err(KernelError::BadOption { option: "weights", value: piece.k.len() as u64, reason })
+}
+
+/// [`Scales`] that several threads fill.
+enum SharedScales<'a> {
+    Channel(Shared<'a, f32>),
+    Group(Shared<'a, bf16>),
+}
+
+impl<'a> SharedScales<'a> {
+    fn new(scales: &'a mut Scales) -> Self {
+        match scales {
+            Scales::Channel(scales) => Self::Channel(Shared::new(scales)),
+            Scales::Group(scales) => Self::Group(Shared::new(scales)),
+        }
+    }
+
+    /// # Safety
+    /// No two of one panel may live at the same time.
+    unsafe fn of_panel(&self, panel: usize, groups: usize) -> PanelScales<'_> {
+        // SAFETY: panels do not overlap; of one panel there are no two by the caller's promise.
+        unsafe {
+            match self {
+                Self::Channel(scales) => {
+                    PanelScales::Channel(scales.slice_mut(panel * PANEL..(panel + 1) * PANEL))
+                }
+                Self::Group(scales) => {
+                    PanelScales::Group(scales.slice_mut(panel * groups..(panel + 1) * groups))
+                }
+            }
+        }
+    }
+}
+
+/// The scales of one panel.
+enum PanelScales<'a> {
+    /// `[PANEL]`.
+    Channel(&'a mut [f32]),
+    /// `[piece of K][PANEL]`.
+    Group(&'a mut [bf16]),
+}
+
+/// What the numbers of a panel's channels are worth in steps, each as one byte: `[PANEL, padded]`.
+struct Steps {
+    format: QuantizedFormat,
+    padded: usize,
+    bytes: Vec<u8>,
+}
+
+impl Steps {
+    /// What is not written stays zero: padding, and the channels that a last panel lacks. A thread's last panel is the
+    /// matrix's last, or has all channels.
+    fn new(layout: &KLayout) -> Self {
+        let (format, padded) = (layout.format(), layout.padded());
+        Self { format, padded, bytes: vec![shift(format) as u8; PANEL * padded] }
+    }
+
+    /// Four steps of int8 to a word, or eight of int4, of which the second four are the high halves; words of channels side by side.
+    fn lay_out(&self, lines: &mut [Line]) {
+        let per_word = k_per_line(self.format);
+        for (block, lines) in lines.chunks_mut(LINE_WORDS).enumerate() {
+            let mut words = [[0u32; LINE_WORDS]; PANEL];
+            for (words, steps) in words.iter_mut().zip(self.bytes.chunks_exact(self.padded)) {
+                let steps = steps[block * LINE_WORDS * per_word..].chunks_exact(per_word);
+                for (word, steps) in words.iter_mut().zip(steps) {
+                    let quad = |at: usize| [steps[at], steps[at + 1], steps[at + 2], steps[at + 3]];
+                    *word = match self.format {
+                        QuantizedFormat::Int8 => u32::from_ne_bytes(quad(0)),
+                        QuantizedFormat::Int4 => {
+                            u32::from_ne_bytes(quad(0)) | u32::from_ne_bytes(quad(4)) << 4
+                        }
+                    };
+                }
+            }
+            transpose(&words, lines);
+        }
+    }
+}
+
+/// Quantizes the channels of one panel.
+struct QuantizePanel<'a> {
+    layout: &'a KLayout,
+    /// `[channels, k]`.
+    numbers: &'a [f32],
+    k: usize,
+    steps: &'a mut Steps,
+    scales: PanelScales<'a>,
+}
+
+impl Kernel for QuantizePanel<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    unsafe fn run<V: Lanes>(mut self) {
+        let channels =
+            self.numbers.chunks_exact(self.k).zip(self.steps.bytes.chunks_exact_mut(self.steps.padded));
+        for (channel, (numbers, steps)) in channels.enumerate() {
+            match &mut self.scales {
+                PanelScales::Channel(scales) => {
+                    let (scale, inverse) = int8_scale(numbers);
+                    scales[channel] = scale;
+                    for piece in self.layout.pieces() {
+                        let steps = &mut steps[piece.start..piece.start + piece.len];
+                        to_steps(&numbers[piece.k.clone()], inverse, QuantizedFormat::Int8, steps);
+                    }
+                }
+                PanelScales::Group(scales) => {
+                    for (index, piece) in self.layout.pieces().iter().enumerate() {
+                        // A part of a group has the whole group's scale: how K is sliced does not change a weight.
+                        let group = piece.k.start / GROUP * GROUP;
+                        let scale = int4_scale(&numbers[group..numbers.len().min(group + GROUP)]);
+                        scales[index * PANEL + channel] = scale;
+                        let inverse = if scale == bf16::ZERO { 0.0 } else { 1.0 / scale.to_f32() };
+                        let steps = &mut steps[piece.start..piece.start + piece.len];
+                        to_steps(&numbers[piece.k.clone()], inverse, QuantizedFormat::Int4, steps);
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// A NaN becomes 0 here; its scale is a NaN already.
+#[inline(always)]
+fn to_steps(numbers: &[f32], inverse: f32, format: QuantizedFormat, steps: &mut [u8]) {
+    let (least, most) = match format {
+        QuantizedFormat::Int8 => (-127.0, 127.0),
+        QuantizedFormat::Int4 => (-8.0, 7.0),
+    };
+    for (out, x) in steps.iter_mut().zip(numbers) {
+        let step = (x * inverse).round_ties_even().clamp(least, most) as i32;
+        *out = step.wrapping_add(shift(format)) as u8;
+    }
+}
+
+/// The scale that makes the largest number 127, and its inverse. NaN where a number is not finite: the result
+/// must show it.
+#[inline(always)]
+pub(super) fn int8_scale(numbers: &[f32]) -> (f32, f32) {
+    let largest = largest(numbers);
+    if !largest.is_finite() {
+        (f32::NAN, 0.0)
+    } else if largest < SMALLEST {
+        (0.0, 0.0)
+    } else {
+        (largest / 127.0, 127.0 / largest)
+    }
+}
+
+/// The scale that makes the number farthest from zero (the first such) -8, whatever its sign: sixteen steps are used, not
+/// fifteen.
+#[inline(always)]
+fn int4_scale(group: &[f32]) -> bf16 {
+    let largest = largest(group);
+    if !largest.is_finite() {
+        bf16::NAN
+    } else if largest < SMALLEST {
+        bf16::ZERO
+    } else {
+        let farthest = group.iter().find(|x| x.abs() == largest);
+        bf16::from_f32(farthest.expect("the largest is one of them") / -8.0)
+    }
+}
+
+/// The largest of the numbers without their signs; not finite where one of them is not.
+#[inline(always)]
+fn largest(numbers: &[f32]) -> f32 {
+    // Without their signs, numbers are ordered as their bits are, and what is not finite is above all others.
+    let mut largest = 0;
+    for x in numbers {
+        largest = largest.max(x.to_bits() & WITHOUT_SIGN);
+    }
+    f32::from_bits(largest)
+}

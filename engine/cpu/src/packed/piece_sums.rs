@@ -1,0 +1,228 @@
+//! The inner loops of products with packed weights: exact sums over one piece of K, for a tile of rows, in
+//! registers.
+#![expect(
+    clippy::needless_range_loop,
+    reason = "the indices are the matrix notation, and the loops are unrolled"
+)]
+
+use std::sync::atomic::{Ordering, compiler_fence};
+
+use super::layout::{GROUP, Piece};
+use super::mat_mul::PackedMatMul;
+use super::rows::{QUAD, bytes_per_number};
+use super::{Dots, k_per_line};
+use crate::lines::{Fetch, Line};
+
+/// Lines for which what comes later is fetched at a time; as many chains of sums at most.
+const FETCHED: usize = 4;
+/// Numbers of a channel in a line of half bytes.
+const HALVES: usize = 2 * QUAD;
+/// Bytes of one of a row's words.
+const WORD: usize = 4;
+
+/// Where a piece lies: in a panel, and in the activations of a tile. Moved on by pointers, for steps are short.
+pub(super) struct PieceAt {
+    /// Its first line in the panel, or in the first of several.
+    lines: *const u8,
+    /// That line's number among all of the matrix.
+    line: usize,
+    panel_bytes: usize,
+    x: *const i8,
+    corrections: *const i32,
+}
+
+impl PieceAt {
+    /// # Safety
+    /// R rows from `row` are a tile, arranged for D; the piece is the layout's `index`-th, and the panel is there.
+    #[inline(always)]
+    pub(super) unsafe fn new<D: Dots, const R: usize>(
+        product: &PackedMatMul<'_>,
+        (panel, row): (usize, usize),
+        (piece, index): (&Piece, usize),
+    ) -> Self {
+        let (weights, layout) = (product.weights, &product.weights.layout);
+        let line = panel * weights.panel_lines() + piece.start / k_per_line(layout.format());
+        let bytes = bytes_per_number(layout.format(), D::WORDS);
+        // SAFETY: the caller's promise.
+        unsafe {
+            Self {
+                lines: weights.lines.as_ptr().add(line).cast(),
+                line,
+                panel_bytes: weights.panel_lines() * size_of::<Line>(),
+                x: product.x.values.as_ptr().add((row * layout.padded() + piece.start * R) * bytes),
+                corrections: product.x.corrections.as_ptr().add(row * layout.pieces().len() + index * R),
+            }
+        }
+    }
+
+    /// Moves on behind a piece of int4 of this length.
+    #[inline(always)]
+    pub(super) fn pass<const R: usize>(&mut self, len: usize) {
+        self.lines = self.lines.wrapping_add(len / HALVES * size_of::<Line>());
+        self.line = self.line.wrapping_add(len / HALVES);
+        self.x = self.x.wrapping_add(len * R);
+        self.corrections = self.corrections.wrapping_add(R);
+    }
+
+    /// Sums of a piece of int8, whose numbers are in M panels. The first of the U chains begins with what takes the weights'
+    /// shift back, where they need it, the others with zero.
+    ///
+    /// # Safety
+    /// D's instructions are there; the tile has R rows, the piece has this length and is in M panels.
+    #[inline(always)]
+    pub(super) unsafe fn dot_bytes<D: Dots, const R: usize, const M: usize, const U: usize>(
+        &self,
+        len: usize,
+        fetch: &mut impl Fetch,
+    ) -> [[D; R]; M] {
+        let (mut quads, mut line, mut lines, mut x) = (len / QUAD, self.line, self.lines, self.x);
+        let quad_bytes = WORD * D::WORDS * R;
+        // SAFETY: the caller's promise; `len` is a multiple of four, and no step passes it.
+        unsafe {
+            let mut first = [[D::splat(0); R]; U];
+            for r in 0..R {
+                if !D::SIGNED {
+                    first[0][r] = D::splat(*self.corrections.add(r));
+                }
+            }
+            let mut sums = [first; M];
+            while quads >= FETCHED {
+                fetch.fetch::<D::Lanes, FETCHED>(line);
+                for u in 0..FETCHED {
+                    let at = (lines.add(u * size_of::<Line>()), x.add(u * quad_bytes));
+                    self.add_quad::<D, R, M, U>(&mut sums, u % U, at);
+                }
+                quads -= FETCHED;
+                line = line.wrapping_add(FETCHED);
+                lines = lines.wrapping_add(FETCHED * size_of::<Line>());
+                x = x.wrapping_add(FETCHED * quad_bytes);
+            }
+            if quads > 0 {
+                fetch.fetch::<D::Lanes, FETCHED>(line);
+            }
+            for _ in 0..quads {
+                self.add_quad::<D, R, M, U>(&mut sums, 0, (lines, x));
+                lines = lines.add(size_of::<Line>());
+                x = x.add(quad_bytes);
+            }
+            // Not `map` of an array: what drops its rest on a panic is a call that is only inlined by link-time optimisation.
+            let mut joined = [first[0]; M];
+            for m in 0..M {
+                joined[m] = join(sums[m]);
+            }
+            joined
+        }
+    }
+
+    /// Adds to chain `u` of each row.
+    ///
+    /// # Safety
+    /// As for `dot_bytes`; the line is one of the piece's, and `x` is what it meets.
+    #[inline(always)]
+    unsafe fn add_quad<D: Dots, const R: usize, const M: usize, const U: usize>(
+        &self,
+        sums: &mut [[[D; R]; U]; M],
+        u: usize,
+        (line, x): (*const u8, *const i8),
+    ) {
+        // SAFETY: the caller's promise.
+        unsafe {
+            in_order::<D>();
+            for word in 0..D::WORDS {
+                let mut whole = [D::whole(line, word); M];
+                for m in 1..M {
+                    whole[m] = D::whole(line.add(m * self.panel_bytes), word);
+                }
+                for r in 0..R {
+                    for m in 0..M {
+                        sums[m][u][r] = sums[m][u][r].dot(whole[m], x.add(WORD * (word * R + r)));
+                    }
+                }
+            }
+        }
+    }
+
+    /// Sums of a piece of int4.
+    ///
+    /// # Safety
+    /// D's instructions are there; the tile has R rows, and the piece has this length.
+    #[inline(always)]
+    pub(super) unsafe fn dot_halves<D: Dots, const R: usize, const U: usize>(
+        &self,
+        len: usize,
+        fetch: &mut impl Fetch,
+    ) -> [D; R] {
+        // SAFETY: the caller's promise; `len` is a multiple of eight, and a group's at most.
+        unsafe {
+            let mut sums = [[D::begin_group(0); R]; U];
+            for r in 0..R {
+                sums[0][r] = D::begin_group(*self.corrections.add(r));
+            }
+            fetch.fetch::<D::Lanes, { GROUP / HALVES }>(self.line);
+            if len == GROUP {
+                // The usual length, known to the compiler.
+                for index in 0..GROUP / HALVES {
+                    self.add_halves::<D, R, U>(&mut sums, index);
+                }
+            } else {
+                for index in 0..len / HALVES {
+                    self.add_halves::<D, R, U>(&mut sums, index);
+                }
+            }
+            let mut whole = [[D::splat(0); R]; U];
+            for u in 0..U {
+                for r in 0..R {
+                    let correction = if u == 0 { *self.corrections.add(r) } else { 0 };
+                    whole[u][r] = D::end_group(sums[u][r], correction);
+                }
+            }
+            join(whole)
+        }
+    }
+
+    /// # Safety
+    /// As for `dot_halves`; the piece has at least that number of lines.
+    #[inline(always)]
+    unsafe fn add_halves<D: Dots, const R: usize, const U: usize>(
+        &self,
+        sums: &mut [[D::GroupSums; R]; U],
+        index: usize,
+    ) {
+        // SAFETY: the caller's promise.
+        unsafe {
+            let line = self.lines.add(index * size_of::<Line>());
+            let x = self.x.add(HALVES * R * index);
+            for (u, high, x) in [(0, false, x), (U / 2, true, x.add(QUAD * R))] {
+                in_order::<D>();
+                let half = D::half(line, high);
+                for r in 0..R {
+                    sums[u][r] = D::dot_halves(sums[u][r], half, x.add(WORD * r));
+                }
+            }
+        }
+    }
+}
+
+/// What is loaded behind it is not loaded before it, where registers are few.
+#[inline(always)]
+fn in_order<D: Dots>() {
+    if D::IN_ORDER {
+        compiler_fence(Ordering::SeqCst);
+    }
+}
+
+/// Adds the chains.
+///
+/// # Safety
+/// D's instructions are there.
+#[inline(always)]
+unsafe fn join<D: Dots, const R: usize, const U: usize>(sums: [[D; R]; U]) -> [D; R] {
+    let mut joined = sums[0];
+    for u in 1..U {
+        for r in 0..R {
+            // SAFETY: the caller's promise.
+            joined[r] = unsafe { joined[r].add(sums[u][r]) };
+        }
+    }
+    joined
+}

@@ -1,0 +1,164 @@
+//! Activations to int8, symmetric, each row by itself and in it each K-slice (docs/contract.md C1), in the
+//! padded order of the weights they will meet: tiles of a few rows, in a tile the rows' numbers side by side for each four k.
+
+use super::layout::{GROUP, KLayout};
+use super::pack::int8_scale;
+use super::{PackedMatrix, shift};
+use crate::dispatch::{Isa, Kernel};
+use crate::lanes::{Element, LANES, Lanes};
+use crate::matrix::QuantizedFormat;
+use crate::threads::{Shared, Threads};
+use crate::tiles::Tiles;
+
+/// Adding it rounds a small f32 to an integer, ties to even, and leaves that in the low bits.
+const ROUNDER: f32 = 12_582_912.0;
+
+/// Numbers along K that stand side by side: what one lane of a dot product takes.
+pub(super) const QUAD: usize = 4;
+
+/// Bytes of a stored number for kernels that take a quad of int8 as that number of words; int4 always takes bytes.
+pub(super) fn bytes_per_number(format: QuantizedFormat, words: usize) -> usize {
+    match format {
+        QuantizedFormat::Int8 => words,
+        QuantizedFormat::Int4 => 1,
+    }
+}
+
+/// Rows of quantized activations; kept, so that its memory is.
+#[derive(Debug, Default)]
+pub(crate) struct QuantizedRows {
+    /// `[tile][padded k / 4][row of the tile][4]`; or, widened to 16 bits in two bytes each, `[tile][padded k / 4][2][row of
+    /// the tile][2]`, the first and third number of a quad before the second and fourth.
+    pub(super) values: Vec<i8>,
+    /// `[tile][piece][row of the tile]`: what the shift of the weights adds to the sum over the piece, negated.
+    pub(super) corrections: Vec<i32>,
+    /// `[tile][slice][row of the tile]`.
+    pub(super) scales: Vec<f32>,
+    pub(super) tiles: Tiles,
+}
+
+impl QuantizedRows {
+    /// Replaces what it holds by `x` `[rows, k]`, as `weights` wants it.
+    pub(crate) fn fill(&mut self, weights: &PackedMatrix, x: &[f32], (isa, threads): (Isa, &Threads)) {
+        let layout = &weights.layout;
+        let (k, padded) = (layout.k(), layout.padded());
+        let (pieces, slices) = (layout.pieces().len(), layout.slices().len());
+        let rows = x.len() / k;
+        let tiles = Tiles::new(rows, isa.dot_tile_rows());
+        let bytes = bytes_per_number(layout.format(), isa.dot_words());
+        self.tiles = tiles;
+        self.values.resize(rows * padded * bytes, 0);
+        self.corrections.resize(rows * pieces, 0);
+        self.scales.resize(rows * slices, 0.0);
+        let values = Shared::new(&mut self.values);
+        let corrections = Shared::new(&mut self.corrections);
+        let scales = Shared::new(&mut self.scales);
+        threads.for_ranges(tiles.len(), 1, 4 * x.len(), |range| {
+            for tile in range {
+                let rows = tiles.rows(tile);
+                // SAFETY: each tile is quantized once, and its parts are its own.
+                let (values, corrections, scales) = unsafe {
+                    (
+                        values.slice_mut(rows.start * padded * bytes..rows.end * padded * bytes),
+                        corrections.slice_mut(rows.start * pieces..rows.end * pieces),
+                        scales.slice_mut(rows.start * slices..rows.end * slices),
+                    )
+                };
+                let x = &x[rows.start * k..rows.end * k];
+                match bytes {
+                    1 => isa.run(QuantizeTile::<1> { x, layout, values, corrections, scales }),
+                    _ => isa.run(QuantizeTile::<2> { x, layout, values, corrections, scales }),
+                }
+            }
+        });
+    }
+}
+
+/// One tile whose numbers are stored in that number of bytes.
+struct QuantizeTile<'a, const BYTES: usize> {
+    x: &'a [f32],
+    layout: &'a KLayout,
+    values: &'a mut [i8],
+    corrections: &'a mut [i32],
+    scales: &'a mut [f32],
+}
+
+impl<const BYTES: usize> Kernel for QuantizeTile<'_, BYTES> {
+    type Output = ();
+
+    #[inline(always)]
+    unsafe fn run<V: Lanes>(self) {
+        let shift = shift(self.layout.format());
+        let k = self.layout.k();
+        let rows = self.x.len() / k;
+        for (r, x) in self.x.chunks_exact(k).enumerate() {
+            for (slice, range) in self.layout.slices().iter().enumerate() {
+                let pieces = &self.layout.pieces()[range.clone()];
+                let (Some(first), Some(last)) = (pieces.first(), pieces.last()) else {
+                    self.scales[slice * rows + r] = 0.0;
+                    continue;
+                };
+                let (scale, inverse) = int8_scale(&x[first.k.start..last.k.end]);
+                self.scales[slice * rows + r] = scale;
+                for (index, piece) in range.clone().zip(pieces) {
+                    let bytes = piece.start * rows * BYTES..(piece.start + piece.len) * rows * BYTES;
+                    let part = &mut self.values[bytes];
+                    let x = &x[piece.k.clone()];
+                    // SAFETY: V's instructions are there by this function's contract.
+                    let sum = unsafe { quantize::<V, BYTES>(x, inverse, (part, rows, r)) };
+                    self.corrections[index * rows + r] = sum.wrapping_mul(shift).wrapping_neg();
+                }
+            }
+        }
+    }
+}
+
+/// Steps that are gathered before they are dealt out: a group of int4.
+const GATHERED: usize = GROUP;
+
+/// Steps of a piece, four by four, where row `r` of a tile of `rows` has them; returns their sum. What pads the piece becomes
+/// zero. No step is past 127: the scale was made of the largest.
+///
+/// # Safety
+/// V's instructions are there.
+#[inline(always)]
+unsafe fn quantize<V: Lanes, const BYTES: usize>(
+    x: &[f32],
+    inverse: f32,
+    (steps, rows, r): (&mut [i8], usize, usize),
+) -> i32 {
+    // SAFETY: the caller's promise; no access passes the numbers or what is gathered of them.
+    let sums = unsafe {
+        let (inverse, rounder, back) = (V::splat(inverse), V::splat(ROUNDER), V::splat(-ROUNDER));
+        let mut sums = V::splat(0.0);
+        for (x, steps) in x.chunks(GATHERED).zip(steps.chunks_mut(GATHERED * rows * BYTES)) {
+            let mut gathered = [[0i8; QUAD]; GATHERED / QUAD];
+            for start in (0..x.len()).step_by(LANES) {
+                let (from, left) = (x.as_ptr().add(start), x.len() - start);
+                let numbers: V = if left < LANES { f32::load_part(from, left) } else { V::load(from) };
+                let rounded = numbers.mul(inverse).add(rounder);
+                // The low byte is the step, and what is left without the rounder its value, of which sums are exact.
+                rounded.store_low_bytes(gathered.as_mut_ptr().cast::<u8>().add(start));
+                sums = sums.add(rounded.add(back));
+            }
+            for (to, quad) in steps.chunks_exact_mut(QUAD * BYTES * rows).zip(&gathered) {
+                if BYTES == 1 {
+                    to[QUAD * r..QUAD * (r + 1)].copy_from_slice(quad);
+                } else {
+                    for (to, pair) in to.chunks_exact_mut(QUAD * rows).zip(widened(*quad)) {
+                        to[QUAD * r..QUAD * (r + 1)].copy_from_slice(&pair);
+                    }
+                }
+            }
+        }
+        sums.fold()
+    };
+    sums as i32
+}
+
+/// A quad in 16 bits: the first and third number, then the second and fourth.
+#[inline(always)]
+fn widened(quad: [i8; QUAD]) -> [[i8; QUAD]; 2] {
+    let [a, b, c, d] = quad.map(i16::from);
+    bytemuck::cast([[a, c], [b, d]])
+}

@@ -1,0 +1,277 @@
+//! [`Dots`] on AVX-512 VNNI (one register), AVX-VNNI and AVX2 (two). Only `dispatch` names these types.
+
+use std::arch::x86_64::*;
+
+use super::Dots;
+use crate::x86::{Avx2, Avx512};
+
+/// One 512-bit register; four products are added to a sum by one instruction, without saturation.
+#[derive(Clone, Copy)]
+pub(crate) struct VnniDots(__m512i);
+
+/// Two 256-bit registers, sums 0..8 and 8..16, and the instruction of [`VnniDots`] on them: AVX-VNNI, or with `EVEX` its
+/// encoding by AVX-512, by which machines without the first judge this code.
+#[derive(Clone, Copy)]
+pub(crate) struct NarrowVnniDots<const EVEX: bool>(__m256i, __m256i);
+
+/// Two 256-bit registers: sums 0..8 and 8..16.
+///
+/// Products of int8 are made in 16 bits and added in pairs to 32 (`vpmaddwd`): of bytes, `vpmaddubsw` would saturate
+/// (255 * 127 * 2 is past an i16). Of half bytes it does not, and sixteen products of a group fit (15 * 127 * 16 = 30,480), so
+/// a group is summed in 16 bits and widened once.
+#[derive(Clone, Copy)]
+pub(crate) struct Avx2Dots(__m256i, __m256i);
+
+/// Bytes in a 256-bit register.
+const HALF_LINE: usize = 32;
+
+impl Dots for VnniDots {
+    const TILE_ROWS: usize = 12;
+    const TILE_PANELS: usize = 2;
+    const SUMS: usize = 12;
+    type Lanes = Avx512;
+    type Halves = __m512i;
+    type Whole = __m512i;
+    type GroupSums = Self;
+
+    #[inline(always)]
+    unsafe fn splat(x: i32) -> Self {
+        // SAFETY: the trait's contract: AVX-512F is there.
+        Self(unsafe { _mm512_set1_epi32(x) })
+    }
+
+    #[inline(always)]
+    unsafe fn add(self, other: Self) -> Self {
+        // SAFETY: the trait's contract.
+        Self(unsafe { _mm512_add_epi32(self.0, other.0) })
+    }
+
+    #[inline(always)]
+    unsafe fn whole(line: *const u8, _: usize) -> __m512i {
+        // SAFETY: the trait's contract: 64 bytes at `line`; the load needs no alignment.
+        unsafe { _mm512_loadu_si512(line.cast()) }
+    }
+
+    #[inline(always)]
+    unsafe fn dot(self, whole: __m512i, x: *const i8) -> Self {
+        // SAFETY: the trait's contract: AVX-512 VNNI is there, and four i8 at x.
+        unsafe {
+            let x = _mm512_set1_epi32(x.cast::<i32>().read_unaligned());
+            Self(_mm512_dpbusd_epi32(self.0, whole, x))
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn half(line: *const u8, high: bool) -> __m512i {
+        // SAFETY: the trait's contract.
+        unsafe {
+            let bytes = Self::whole(line, 0);
+            let shifted = if high { _mm512_srli_epi16::<4>(bytes) } else { bytes };
+            _mm512_and_si512(shifted, _mm512_set1_epi8(0x0f))
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn begin_group(correction: i32) -> Self {
+        // SAFETY: the trait's contract.
+        unsafe { Self::splat(correction) }
+    }
+
+    #[inline(always)]
+    unsafe fn dot_halves(sums: Self, halves: __m512i, x: *const i8) -> Self {
+        // SAFETY: the trait's contract.
+        unsafe { sums.dot(halves, x) }
+    }
+
+    #[inline(always)]
+    unsafe fn end_group(sums: Self, _: i32) -> Self {
+        sums
+    }
+
+    #[inline(always)]
+    unsafe fn to_f32(self) -> Avx512 {
+        // SAFETY: the trait's contract.
+        Avx512(unsafe { _mm512_cvtepi32_ps(self.0) })
+    }
+}
+
+impl<const EVEX: bool> Dots for NarrowVnniDots<EVEX> {
+    const TILE_ROWS: usize = 6;
+    const SUMS: usize = 6;
+    const IN_ORDER: bool = true;
+    type Lanes = Avx2;
+    type Halves = (__m256i, __m256i);
+    type Whole = (__m256i, __m256i);
+    type GroupSums = Self;
+
+    #[inline(always)]
+    unsafe fn splat(x: i32) -> Self {
+        // SAFETY: the trait's contract: AVX2 is there.
+        unsafe { Self(_mm256_set1_epi32(x), _mm256_set1_epi32(x)) }
+    }
+
+    #[inline(always)]
+    unsafe fn add(self, other: Self) -> Self {
+        // SAFETY: the trait's contract.
+        unsafe { Self(_mm256_add_epi32(self.0, other.0), _mm256_add_epi32(self.1, other.1)) }
+    }
+
+    #[inline(always)]
+    unsafe fn whole(line: *const u8, _: usize) -> Self::Whole {
+        // SAFETY: the trait's contract: 64 bytes at `line`.
+        unsafe { load_line(line) }
+    }
+
+    #[inline(always)]
+    unsafe fn dot(self, whole: Self::Whole, x: *const i8) -> Self {
+        // SAFETY: the trait's contract: the instruction is there in this encoding, and four i8 at x.
+        unsafe {
+            let x = _mm256_set1_epi32(x.cast::<i32>().read_unaligned());
+            if EVEX {
+                Self(_mm256_dpbusd_epi32(self.0, whole.0, x), _mm256_dpbusd_epi32(self.1, whole.1, x))
+            } else {
+                Self(_mm256_dpbusd_avx_epi32(self.0, whole.0, x), _mm256_dpbusd_avx_epi32(self.1, whole.1, x))
+            }
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn half(line: *const u8, high: bool) -> Self::Halves {
+        // SAFETY: the trait's contract: 64 bytes at `line`.
+        unsafe { load_half(line, high) }
+    }
+
+    #[inline(always)]
+    unsafe fn begin_group(correction: i32) -> Self {
+        // SAFETY: the trait's contract.
+        unsafe { Self::splat(correction) }
+    }
+
+    #[inline(always)]
+    unsafe fn dot_halves(sums: Self, halves: Self::Halves, x: *const i8) -> Self {
+        // SAFETY: the trait's contract.
+        unsafe { sums.dot(halves, x) }
+    }
+
+    #[inline(always)]
+    unsafe fn end_group(sums: Self, _: i32) -> Self {
+        sums
+    }
+
+    #[inline(always)]
+    unsafe fn to_f32(self) -> Avx2 {
+        // SAFETY: the trait's contract.
+        unsafe { Avx2(_mm256_cvtepi32_ps(self.0), _mm256_cvtepi32_ps(self.1)) }
+    }
+}
+
+impl Dots for Avx2Dots {
+    const TILE_ROWS: usize = 4;
+    const SUMS: usize = 1;
+    const WORDS: usize = 2;
+    const IN_ORDER: bool = true;
+    type Lanes = Avx2;
+    type Halves = (__m256i, __m256i);
+    type Whole = (__m256i, __m256i);
+    /// Pairs of 16-bit sums, which make one together.
+    type GroupSums = (__m256i, __m256i);
+
+    #[inline(always)]
+    unsafe fn splat(x: i32) -> Self {
+        // SAFETY: the trait's contract: AVX2 is there.
+        unsafe { Self(_mm256_set1_epi32(x), _mm256_set1_epi32(x)) }
+    }
+
+    #[inline(always)]
+    unsafe fn add(self, other: Self) -> Self {
+        // SAFETY: the trait's contract.
+        unsafe { Self(_mm256_add_epi32(self.0, other.0), _mm256_add_epi32(self.1, other.1)) }
+    }
+
+    /// Widened to 16 bits: bytes of even index meet the first word, those of odd index the second.
+    #[inline(always)]
+    unsafe fn whole(line: *const u8, word: usize) -> Self::Whole {
+        // SAFETY: the trait's contract: 64 bytes at `line`.
+        unsafe {
+            let bytes = load_line(line);
+            if word == 0 {
+                let mask = _mm256_set1_epi16(0x00ff);
+                (_mm256_and_si256(bytes.0, mask), _mm256_and_si256(bytes.1, mask))
+            } else {
+                (_mm256_srli_epi16::<8>(bytes.0), _mm256_srli_epi16::<8>(bytes.1))
+            }
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn dot(self, whole: Self::Whole, x: *const i8) -> Self {
+        // SAFETY: the trait's contract: two i16 at x.
+        unsafe {
+            let x = _mm256_set1_epi32(x.cast::<i32>().read_unaligned());
+            let products = Self(_mm256_madd_epi16(whole.0, x), _mm256_madd_epi16(whole.1, x));
+            self.add(products)
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn half(line: *const u8, high: bool) -> Self::Halves {
+        // SAFETY: the trait's contract: 64 bytes at `line`.
+        unsafe { load_half(line, high) }
+    }
+
+    #[inline(always)]
+    unsafe fn begin_group(_: i32) -> Self::GroupSums {
+        // SAFETY: the trait's contract.
+        unsafe { (_mm256_setzero_si256(), _mm256_setzero_si256()) }
+    }
+
+    #[inline(always)]
+    unsafe fn dot_halves(sums: Self::GroupSums, halves: Self::Halves, x: *const i8) -> Self::GroupSums {
+        // SAFETY: the trait's contract: four i8 at x.
+        unsafe {
+            let x = _mm256_set1_epi32(x.cast::<i32>().read_unaligned());
+            let products = (_mm256_maddubs_epi16(halves.0, x), _mm256_maddubs_epi16(halves.1, x));
+            (_mm256_add_epi16(sums.0, products.0), _mm256_add_epi16(sums.1, products.1))
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn end_group(sums: Self::GroupSums, correction: i32) -> Self {
+        // SAFETY: the trait's contract.
+        unsafe {
+            let ones = _mm256_set1_epi16(1);
+            let sums = Self(_mm256_madd_epi16(sums.0, ones), _mm256_madd_epi16(sums.1, ones));
+            sums.add(Self::splat(correction))
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn to_f32(self) -> Avx2 {
+        // SAFETY: the trait's contract.
+        unsafe { Avx2(_mm256_cvtepi32_ps(self.0), _mm256_cvtepi32_ps(self.1)) }
+    }
+}
+
+/// # Safety
+/// The CPU has AVX2, and 64 bytes are at `line`.
+#[inline(always)]
+unsafe fn load_line(line: *const u8) -> (__m256i, __m256i) {
+    // SAFETY: the caller's promise; the loads need no alignment.
+    unsafe { (_mm256_loadu_si256(line.cast()), _mm256_loadu_si256(line.add(HALF_LINE).cast())) }
+}
+
+/// The low half of each byte, or the high half.
+///
+/// # Safety
+/// The CPU has AVX2, and 64 bytes are at `line`.
+#[inline(always)]
+unsafe fn load_half(line: *const u8, high: bool) -> (__m256i, __m256i) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let (mut bytes, mask) = (load_line(line), _mm256_set1_epi8(0x0f));
+        if high {
+            bytes = (_mm256_srli_epi16::<4>(bytes.0), _mm256_srli_epi16::<4>(bytes.1));
+        }
+        (_mm256_and_si256(bytes.0, mask), _mm256_and_si256(bytes.1, mask))
+    }
+}

@@ -1,0 +1,66 @@
+//! Reading memory and nothing else: the yardstick of the engine's `read_probe`.
+
+use super::dispatch::Kernel;
+use super::lanes::Lanes;
+use super::lines::{Line, Lines};
+use crate::KernelError;
+
+/// Numbers that a stream reads before the next stream's turn: four cache lines.
+pub const READ_LINE: usize = 32;
+
+/// Memory to read, of the same kind as weights lie in.
+pub struct ReadBuffer(Lines);
+
+impl ReadBuffer {
+    /// About so many bytes, rounded up to whole cache lines.
+    pub fn new(bytes: usize) -> Result<Self, KernelError> {
+        let mut lines = Lines::zeroed(bytes.div_ceil(size_of::<Line>()), "the read probe, read less")?;
+        // Not zeros, which the system may keep on one shared page.
+        lines.iter_mut().enumerate().for_each(|(i, line)| *line = Line([i as u8 | 1; 64]));
+        Ok(Self(lines))
+    }
+
+    /// All of it, as numbers.
+    pub fn numbers(&self) -> &[u64] {
+        // SAFETY: a line is eight numbers, aligned for them; any bytes make a number.
+        unsafe { self.0.align_to::<u64>() }.1
+    }
+}
+
+/// Sums numbers in so many streams side by side, each through its own share of `part`.
+pub struct ReadSum<'a> {
+    /// What is read.
+    pub part: &'a [u64],
+    /// 1, 2 or 4.
+    pub streams: usize,
+}
+
+impl Kernel for ReadSum<'_> {
+    type Output = u64;
+
+    #[inline(always)]
+    unsafe fn run<V: Lanes>(self) -> u64 {
+        match self.streams {
+            1 => sum::<1>(self.part),
+            2 => sum::<2>(self.part),
+            _ => sum::<4>(self.part),
+        }
+    }
+}
+
+#[inline(always)]
+fn sum<const S: usize>(part: &[u64]) -> u64 {
+    let share = part.len() / S / READ_LINE * READ_LINE;
+    let mut sums = [0u64; READ_LINE];
+    let mut start = 0;
+    while start < share {
+        for stream in 0..S {
+            let at = stream * share + start;
+            for (sum, number) in sums.iter_mut().zip(&part[at..at + READ_LINE]) {
+                *sum = sum.wrapping_add(*number);
+            }
+        }
+        start += READ_LINE;
+    }
+    sums.iter().fold(0, |all, sum| all.wrapping_add(*sum))
+}

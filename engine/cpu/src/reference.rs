@@ -1,0 +1,153 @@
+//! The naive twins: every operation written as its definition says, one number after the other, on plain f32.
+//! They judge the kernels with `==`, and the engine's oracle is made of them. They share with the kernels the
+//! definitions alone: the fold by halves, the K-slices, the exponential.
+
+mod quantized;
+
+use std::ops::Range;
+
+pub use quantized::QuantizedWeights;
+
+use super::dispatch::{Isa, Kernel};
+use super::exp::exp;
+use super::lanes::{LANES, Lanes, fold};
+use crate::k_slices::{KSlices, NUM_SLICES, tree};
+use crate::kv_cache::BLOCK_SIZE;
+
+/// Element k into lane k mod 16, in order of k; lanes past the end meet zeros; then the fold.
+#[inline(always)]
+fn dot(a: &[f32], b: &[f32]) -> f32 {
+    let mut lanes = [0.0f32; LANES];
+    let mut start = 0;
+    while start + LANES <= a.len() {
+        for l in 0..LANES {
+            lanes[l] = a[start + l].mul_add(b[start + l], lanes[l]);
+        }
+        start += LANES;
+    }
+    if start < a.len() {
+        let rest = a.len() - start;
+        for l in 0..LANES {
+            let (x, y) = if l < rest { (a[start + l], b[start + l]) } else { (0.0, 0.0) };
+            lanes[l] = x.mul_add(y, lanes[l]);
+        }
+    }
+    fold(lanes)
+}
+
+/// One chain in order of k; a slice of odd length ends with a product of zeros.
+#[inline(always)]
+fn chain(weights: &[f32], x: &[f32]) -> f32 {
+    let sum = weights.iter().zip(x).fold(0.0f32, |sum, (weight, x)| weight.mul_add(*x, sum));
+    if weights.len() % 2 == 1 { 0.0f32.mul_add(0.0, sum) } else { sum }
+}
+
+/// A row of weights times a row of activations, cut into the contract's slices.
+#[inline(always)]
+fn sliced_chain(weights: &[f32], x: &[f32], slices: &[Range<usize>]) -> f32 {
+    let mut sums = [0.0f32; NUM_SLICES];
+    for (s, slice) in slices.iter().enumerate() {
+        sums[s] = chain(&weights[slice.clone()], &x[slice.clone()]);
+    }
+    if slices.len() == 1 { sums[0] } else { tree(sums) }
+}
+
+/// `x` `[rows, k]` times `weights` `[columns, k]` (+ bias) -> `[rows, columns]`.
+pub struct Linear<'a> {
+    /// `[rows, k]`.
+    pub x: &'a [f32],
+    /// `[columns, k]`.
+    pub weights: &'a [f32],
+    /// Numbers in a row of either.
+    pub k: usize,
+    /// How the sums over K are cut.
+    pub slices: &'a KSlices,
+    /// `[columns]`.
+    pub bias: Option<&'a [f32]>,
+}
+
+impl Linear<'_> {
+    /// The same loops as everywhere in this file; run as a kernel only so that `mul_add` is an instruction
+    /// and not a call.
+    pub fn compute(self) -> Vec<f32> {
+        Isa::best().run(self)
+    }
+}
+
+impl Kernel for Linear<'_> {
+    type Output = Vec<f32>;
+
+    #[inline(always)]
+    unsafe fn run<V: Lanes>(self) -> Vec<f32> {
+        let mut out = Vec::new();
+        for x in self.x.chunks_exact(self.k) {
+            for (column, weights) in self.weights.chunks_exact(self.k).enumerate() {
+                let sum = sliced_chain(weights, x, self.slices.ranges());
+                out.push(self.bias.map_or(sum, |bias| sum + bias[column]));
+            }
+        }
+        out
+    }
+}
+
+/// One row: `x / sqrt(mean(x^2) + eps) * weight`.
+pub fn rms_norm(x: &[f32], weight: &[f32], eps: f32) -> Vec<f32> {
+    let scale = 1.0 / (dot(x, x) / x.len() as f32 + eps).sqrt();
+    x.iter().zip(weight).map(|(x, weight)| x * scale * weight).collect()
+}
+
+/// One head, in place: pairs (i, i + half) turn.
+pub fn rotate(head: &mut [f32], cos: &[f32], sin: &[f32]) {
+    let half = head.len() / 2;
+    for i in 0..half {
+        let (a, b) = (head[i], head[i + half]);
+        head[i] = a * cos[i] - b * sin[i];
+        head[i + half] = b * cos[i] + a * sin[i];
+    }
+}
+
+/// One row: silu(gate) * up.
+pub fn silu_mul(gate: &[f32], up: &[f32]) -> Vec<f32> {
+    gate.iter().zip(up).map(|(&gate, &up)| gate / (1.0 + exp(-gate)) * up).collect()
+}
+
+/// One query over the keys and values of positions 0.., of which it may see `visible`.
+pub fn attention(query: &[f32], keys: &[Vec<f32>], values: &[Vec<f32>], visible: Range<usize>) -> Vec<f32> {
+    let scale = 1.0 / (query.len() as f32).sqrt();
+    let (mut max, mut sum, mut out) = (f32::NEG_INFINITY, 0.0f32, vec![0.0f32; query.len()]);
+    for begin in (0..visible.end).step_by(BLOCK_SIZE) {
+        let block = visible.start.max(begin)..visible.end.min(begin + BLOCK_SIZE);
+        if block.is_empty() {
+            continue;
+        }
+        let mut weights = [f32::NEG_INFINITY; BLOCK_SIZE];
+        for t in block.clone() {
+            weights[t - begin] = score(query, &keys[t]) * scale;
+        }
+        let old_max = max;
+        for &weight in &weights {
+            if weight > max {
+                max = weight;
+            }
+        }
+        let rescale = exp(old_max - max);
+        weights = weights.map(|weight| exp(weight - max));
+        sum = sum.mul_add(rescale, fold(weights));
+        for d in 0..query.len() {
+            out[d] *= rescale;
+            for t in block.clone() {
+                out[d] = weights[t - begin].mul_add(values[t][d], out[d]);
+            }
+        }
+    }
+    out.iter().map(|x| x / sum).collect()
+}
+
+/// Dimensions d = i mod 4 are summed by themselves, then ((a0 + a1) + (a2 + a3)).
+fn score(query: &[f32], key: &[f32]) -> f32 {
+    let mut chains = [0.0f32; 4];
+    for (d, (q, k)) in query.iter().zip(key).enumerate() {
+        chains[d % 4] = q.mul_add(*k, chains[d % 4]);
+    }
+    (chains[0] + chains[1]) + (chains[2] + chains[3])
+}

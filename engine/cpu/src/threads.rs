@@ -1,0 +1,160 @@
+//! Work over threads. Whoever calls cuts the work into items whose results do not depend on who computes
+//! them, so that the number of threads cannot change a bit; this file only hands items out, and `crew` has the threads.
+
+mod bell;
+mod cores;
+mod crew;
+mod patience;
+
+use std::marker::PhantomData;
+use std::ops::Range;
+
+use crate::KernelError;
+pub use cores::allowed_cores;
+use cores::stay_on;
+use crew::Crew;
+pub use patience::Patience;
+
+/// Multiply-adds below which handing work to another thread costs more than it saves.
+const MIN_PARALLEL_WORK: usize = 1_000_000;
+
+/// Pieces per thread, so that a thread that was late does not hold up the others for a whole share.
+const PIECES_PER_THREAD: usize = 3;
+
+/// The threads of one engine: those that live as long as it does, and the one that calls. With one thread nothing is
+/// ever handed out.
+#[derive(Debug)]
+pub struct Threads {
+    crew: Option<Crew>,
+    min_parallel_work: usize,
+}
+
+impl Threads {
+    /// So many, the calling one included: `count - 1` are started. Zero is one.
+    pub fn new(count: usize) -> Result<Self, KernelError> {
+        let crew = if count > 1 { Some(start(count - 1, |_| Ok(()))?) } else { None };
+        Ok(Self { crew, min_parallel_work: MIN_PARALLEL_WORK })
+    }
+
+    /// Threads that work, whoever calls included.
+    #[expect(clippy::len_without_is_empty, reason = "the calling thread is always there")]
+    pub fn len(&self) -> usize {
+        self.crew.as_ref().map_or(1, Crew::len)
+    }
+
+    /// Keeps every thread on one of `cores`: the calling one, which must be the one that calls from now on, on the first, and
+    /// each other on the next. Where this fails, the calling thread may be on any one of them.
+    pub fn pin(&mut self, cores: &[usize]) -> Result<(), KernelError> {
+        let count = self.len();
+        if cores.len() < count {
+            let reason = format!(
+                "pinned threads take a core each, and there are {}; take fewer threads, or do not pin",
+                cores.len()
+            );
+            return Err(KernelError::BadOption { option: "threads", value: count as u64, reason });
+        }
+        if self.crew.is_some() {
+            // A thread stays where the one that starts it is.
+            self.crew = Some(start(count - 1, |other| stay_on(cores[other]))?);
+        }
+        stay_on(cores[0])
+    }
+
+    /// Threads that share even the smallest work, for tests.
+    pub(crate) fn eager(count: usize) -> Result<Self, KernelError> {
+        Ok(Self { min_parallel_work: 0, ..Self::new(count)? })
+    }
+
+    /// `run` of every item, in their order.
+    pub fn map<T: Sync, R: Send>(&self, items: &[T], run: impl Fn(&T) -> R + Sync) -> Vec<R> {
+        let Some(crew) = &self.crew else { return items.iter().map(run).collect() };
+        let mut results: Vec<Option<R>> = items.iter().map(|_| None).collect();
+        let shared = Shared::new(&mut results);
+        crew.run(items.len(), &|i| {
+            // SAFETY: every piece is run once, and has its own place.
+            let place = unsafe { shared.slice_mut(i..i + 1) };
+            place[0] = Some(run(&items[i]));
+        });
+        results.into_iter().map(|result| result.expect("every piece was done")).collect()
+    }
+
+    /// Calls `run` on consecutive ranges that cover `0..items`, each of them large work; an error of the first that failed.
+    pub(crate) fn try_for_ranges(
+        &self,
+        items: usize,
+        run: impl Fn(Range<usize>) -> Result<(), KernelError> + Sync,
+    ) -> Result<(), KernelError> {
+        let pieces = self.crew.as_ref().map_or(1, |crew| crew.len() * PIECES_PER_THREAD);
+        let piece = items.div_ceil(pieces).max(1);
+        let starts: Vec<usize> = (0..items).step_by(piece).collect();
+        self.map(&starts, |&start| run(start..items.min(start + piece))).into_iter().collect()
+    }
+
+    /// Calls `run` on consecutive ranges that cover `0..items`, each but the last a multiple of `grain` long.
+    /// `work` is the number of multiply-adds in all.
+    pub(crate) fn for_ranges(
+        &self,
+        items: usize,
+        grain: usize,
+        work: usize,
+        run: impl Fn(Range<usize>) + Sync,
+    ) {
+        let Some(crew) = &self.crew else { return run(0..items) };
+        if work < self.min_parallel_work || items <= grain {
+            return run(0..items);
+        }
+        let worthwhile = work / (self.min_parallel_work / 4).max(1);
+        let pieces = (crew.len() * PIECES_PER_THREAD).min(worthwhile).max(1);
+        let piece = items.div_ceil(pieces).next_multiple_of(grain);
+        crew.run(items.div_ceil(piece), &|i| run(i * piece..items.min((i + 1) * piece)));
+    }
+}
+
+/// Starts threads 1..=`others`, before each of them `place`.
+fn start(others: usize, place: impl Fn(usize) -> Result<(), KernelError>) -> Result<Crew, KernelError> {
+    let mut crew = Crew::default();
+    for other in 1..=others {
+        place(other)?;
+        crew.hire().map_err(|error| KernelError::BadOption {
+            option: "threads",
+            value: others as u64 + 1,
+            reason: format!("the threads could not be started: {error}"),
+        })?;
+    }
+    Ok(crew)
+}
+
+/// A buffer of which several threads write disjoint parts.
+pub(crate) struct Shared<'a, T> {
+    start: *mut T,
+    len: usize,
+    lifetime: PhantomData<&'a mut [T]>,
+}
+
+// SAFETY: it is a `&mut [T]` whose users promise, at each `slice_mut`, to touch disjoint parts.
+unsafe impl<T: Send> Sync for Shared<'_, T> {}
+
+impl<'a, T> Shared<'a, T> {
+    pub(crate) fn new(slice: &'a mut [T]) -> Self {
+        Self { start: slice.as_mut_ptr(), len: slice.len(), lifetime: PhantomData }
+    }
+
+    /// A part of the buffer.
+    ///
+    /// # Safety
+    /// No two slices that live at the same time may overlap.
+    #[inline(always)]
+    #[expect(
+        clippy::mut_from_ref,
+        reason = "that is what this type is for; the caller promises that parts are disjoint"
+    )]
+    pub(crate) unsafe fn slice_mut(&self, range: Range<usize>) -> &mut [T] {
+        assert!(range.start <= range.end && range.end <= self.len, "slice out of the shared buffer");
+        // SAFETY: in bounds by the assertion, unaliased by the caller's promise, alive as long as the borrow
+        // in `lifetime`.
+        unsafe { std::slice::from_raw_parts_mut(self.start.add(range.start), range.end - range.start) }
+    }
+}
+
+#[cfg(test)]
+mod tests;

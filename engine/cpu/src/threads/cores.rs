@@ -1,0 +1,56 @@
+//! Which cores a thread may run on, and keeping it on one. Done only where a caller asks for it: a thread that may move goes on
+//! where a sleeping peer leaves a core free, a pinned one waits (docs/adr/0019-own-thread-pool.md).
+
+use crate::KernelError;
+
+/// Cores that the calling thread may run on, in the system's order.
+pub fn allowed_cores() -> Result<Vec<usize>, KernelError> {
+    system::allowed().map_err(|error| refused(0, "which cores this thread may run on", error))
+}
+
+/// Keeps the calling thread, and those that it starts from now on, on one core.
+pub(super) fn stay_on(core: usize) -> Result<(), KernelError> {
+    system::stay_on(core).map_err(|error| refused(core, "to keep a thread on this core", error))
+}
+
+fn refused(core: usize, what: &str, error: std::io::Error) -> KernelError {
+    let reason = format!("the system refuses {what}: {error}; do not pin");
+    KernelError::BadOption { option: "pin", value: core as u64, reason }
+}
+
+#[cfg(target_os = "linux")]
+mod system {
+    use std::io::Result;
+
+    use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
+    use nix::unistd::Pid;
+
+    /// What system calls take for the calling thread.
+    fn this_thread() -> Pid {
+        Pid::from_raw(0)
+    }
+
+    pub(super) fn allowed() -> Result<Vec<usize>> {
+        let set = sched_getaffinity(this_thread())?;
+        Ok((0..CpuSet::count()).filter(|&core| set.is_set(core).unwrap_or(false)).collect())
+    }
+
+    pub(super) fn stay_on(core: usize) -> Result<()> {
+        let mut set = CpuSet::new();
+        set.set(core)?;
+        Ok(sched_setaffinity(this_thread(), &set)?)
+    }
+}
+
+#[cfg(not(target_os = "linux"))]
+mod system {
+    use std::io::{Error, ErrorKind, Result};
+
+    pub(super) fn allowed() -> Result<Vec<usize>> {
+        Err(Error::new(ErrorKind::Unsupported, "it has no such call"))
+    }
+
+    pub(super) fn stay_on(_core: usize) -> Result<()> {
+        Err(Error::new(ErrorKind::Unsupported, "it has no such call"))
+    }
+}

@@ -1,0 +1,131 @@
+//! The crew hammered on: every piece once, whoever sleeps is woken, a panic comes out, nothing hangs. The test run's own
+//! time limit is what finds a ring that was lost.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use super::*;
+
+/// Threads that are more than the cores of most machines that run this, so that some are put aside.
+const THREADS: usize = 5;
+
+#[test]
+fn every_piece_is_done_once_and_before_the_section_ends() {
+    let crew = start(THREADS - 1, |_| Ok(())).unwrap();
+    let done: Vec<AtomicUsize> = (0..97).map(|_| AtomicUsize::new(0)).collect();
+    for section in 0..4_000 {
+        let pieces = [1, 2, 3, 7, 16, 97][section % 6];
+        crew.run(pieces, &|piece| {
+            // Now and then a piece is long, and those who wait fall asleep.
+            if (section + piece) % 500 == 3 {
+                std::thread::sleep(Duration::from_micros(300));
+            }
+            done[piece].fetch_add(1, Ordering::Relaxed);
+        });
+        for (piece, count) in done.iter().enumerate() {
+            let expected = usize::from(piece < pieces);
+            assert_eq!(
+                count.swap(0, Ordering::Relaxed),
+                expected,
+                "piece {piece} of {pieces}, section {section}"
+            );
+        }
+        // And now and then nothing comes for a while.
+        if section % 400 == 0 {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+}
+
+#[test]
+fn a_piece_may_bring_a_section_and_so_may_several_threads_at_once() {
+    let crew = start(THREADS - 1, |_| Ok(())).unwrap();
+    let count = AtomicUsize::new(0);
+    std::thread::scope(|scope| {
+        for _ in 0..3 {
+            scope.spawn(|| {
+                for _ in 0..200 {
+                    crew.run(4, &|_| {
+                        crew.run(3, &|_| {
+                            count.fetch_add(1, Ordering::Relaxed);
+                        });
+                    });
+                }
+            });
+        }
+    });
+    assert_eq!(count.into_inner(), 3 * 200 * 4 * 3);
+}
+
+#[test]
+fn a_panic_comes_out_after_all_pieces_and_leaves_the_crew_in_order() {
+    let crew = start(THREADS - 1, |_| Ok(())).unwrap();
+    for round in 0..20 {
+        let others = AtomicUsize::new(0);
+        let run = || {
+            crew.run(30, &|piece| {
+                assert!(piece != round, "piece {piece}");
+                others.fetch_add(1, Ordering::Relaxed);
+            });
+        };
+        let panic = catch_unwind(AssertUnwindSafe(run)).unwrap_err();
+        assert_eq!(panic.downcast_ref::<String>().unwrap(), &format!("piece {round}"));
+        assert_eq!(others.into_inner(), 29);
+        let sum = AtomicUsize::new(0);
+        crew.run(10, &|piece| {
+            sum.fetch_add(piece, Ordering::Relaxed);
+        });
+        assert_eq!(sum.into_inner(), 45);
+    }
+}
+
+#[test]
+fn results_are_in_order_and_ranges_have_no_gap() {
+    for count in [1, THREADS] {
+        let threads = Threads::eager(count).unwrap();
+        let items: Vec<usize> = (0..1_000).collect();
+        assert_eq!(
+            threads.map(&items, |item| item * 3),
+            items.iter().map(|item| item * 3).collect::<Vec<_>>()
+        );
+        for (items, grain) in [(0, 1), (1, 1), (31, 32), (33, 32), (1_000, 7)] {
+            let mut seen = vec![0u8; items];
+            let shared = Shared::new(&mut seen);
+            threads.for_ranges(items, grain, 1 << 30, |range| {
+                assert!(range.start % grain == 0 && (range.end % grain == 0 || range.end == items));
+                // SAFETY: what is asked below is that ranges are disjoint; here none writes twice at once.
+                unsafe { shared.slice_mut(range) }.iter_mut().for_each(|seen| *seen += 1);
+            });
+            assert!(seen.iter().all(|&seen| seen == 1), "{items} by {grain}");
+        }
+    }
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn a_pinned_thread_has_one_core_and_no_other_has_it() {
+    // In a thread of its own, for it stays where it is put.
+    let cores = allowed_cores().unwrap();
+    let count = cores.len().min(3);
+    let found = std::thread::scope(|scope| {
+        let pinned = scope.spawn(|| {
+            let mut threads = Threads::eager(count).unwrap();
+            threads.pin(&cores).unwrap();
+            // Every thread takes one piece: none goes on before all have come.
+            let all_are_here = std::sync::Barrier::new(count);
+            threads.map(&vec![(); count], |()| {
+                all_are_here.wait();
+                allowed_cores().unwrap()
+            })
+        });
+        pinned.join().unwrap()
+    });
+    let mut found = found.concat();
+    found.sort_unstable();
+    assert_eq!(found, cores[..count], "one core each");
+    assert_eq!(allowed_cores().unwrap(), cores, "who did not ask may run where it could");
+
+    let error = Threads::eager(2).unwrap().pin(&cores[..1]).unwrap_err().to_string();
+    assert!(error.contains("threads is 2") && error.contains("there are 1"), "{error}");
+}
