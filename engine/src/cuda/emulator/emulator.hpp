@@ -101,12 +101,14 @@ static char* dynamic_shared;
 static uint64_t global_bytes;
 // Of all fibers.
 static char stacks[MAX_THREADS * STACK_BYTES];
-// What orders threads and blocks: a linear congruential generator's state.
+// What orders threads and blocks: the state of a SplitMix64 generator (Steele et al. 2014), so that near seeds give far orders.
 static uint64_t order = 1;
 
 EMULATOR_ONLY static uint32_t random_below(uint32_t end) {
-  order = order * 6364136223846793005ull + 1442695040888963407ull;
-  return (uint32_t)((order >> 32) * end >> 32);
+  uint64_t x = order += 0x9e3779b97f4a7c15ull;
+  x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9ull;
+  x = (x ^ x >> 27) * 0x94d049bb133111ebull;
+  return (uint32_t)((x >> 32) * end >> 32);
 }
 
 #ifdef CHECK_RACES
@@ -273,7 +275,12 @@ EMULATOR_ONLY static void run_block(uint32_t threads) {
   }
   for (uint32_t left = threads; left > 0;) {
     // Whoever waits for nobody runs before or after anyone else.
-    for (uint32_t i = threads - 1; i > 0; --i) std::swap(turns[i], turns[random_below(i + 1)]);
+    for (uint32_t i = threads - 1; i > 0; --i) {
+      // By hand: std::swap would count as a thread's own accesses.
+      const uint32_t other = random_below(i + 1), kept = turns[i];
+      turns[i] = turns[other];
+      turns[other] = kept;
+    }
     bool resumed = false;
     for (uint32_t turn = 0; turn < threads; ++turn) {
       const uint32_t i = turns[turn];
