@@ -16,7 +16,8 @@ use serde::Serialize;
 use tokio::time::{Instant, Sleep, sleep_until};
 
 use crate::error::RouterError;
-use crate::pipeline::text_stream::{TextDelta, TextStream};
+use crate::pipeline::text_delta::TextDelta;
+use crate::pipeline::text_stream::TextStream;
 
 /// What a client hears that would hear nothing else for too long.
 const KEEP_ALIVE: &[u8] = b": keep-alive\n\n";

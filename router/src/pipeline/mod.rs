@@ -5,6 +5,7 @@ pub mod answer_memory;
 pub mod deadline;
 pub mod response_log;
 pub mod response_store;
+pub mod text_delta;
 pub mod text_stream;
 
 use std::sync::Arc;
@@ -23,7 +24,8 @@ use self::answer_memory::AnswerMemory;
 use self::deadline::Deadline;
 use self::response_log::ResponseLog;
 use self::response_store::ResponseStore;
-use self::text_stream::{Echo, ResponseInfo, StartedPrompt, TextStream, TextStreamParts};
+use self::text_delta::ResponseInfo;
+use self::text_stream::{Echo, StartedPrompt, TextStream, TextStreamParts};
 use crate::admission::{Admission, Asking};
 use crate::catalog::Catalog;
 use crate::error::RouterError;

@@ -7,7 +7,6 @@ use std::fmt;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
-use std::time::Duration;
 
 use service::accept::ResponseHandle;
 use service::on_wake::OnWake;
@@ -18,69 +17,13 @@ use tokio::time::Instant;
 
 use super::deadline::{Deadline, DeadlineTimer};
 use super::response_log::ResponseLog;
+use super::text_delta::{Part, ResponseInfo, TextDelta, Times};
 use crate::detokenize::{ChoiceText, OutputToken, StopRules, prompt_tokens};
 use crate::error::RouterError;
 use crate::generation::{CommittedTokens, GenerationEvent, GenerationStream, SpeculationUsage};
-use crate::output::OutputFormat;
 use crate::request::record::RequestRecord;
 use crate::request::{AcceptanceCounts, Usage};
 use text::ModelText;
-
-/// What every part of a response repeats.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct ResponseInfo {
-    /// Names the request.
-    pub id: String,
-    /// Unix seconds.
-    pub created: u64,
-    /// The model's id.
-    pub model: String,
-    /// Names the class of targets whose bits are equal.
-    pub system_fingerprint: String,
-    /// As asked for, or drawn: send it again for the same text.
-    pub seed: u64,
-    /// Of all prompts.
-    pub num_choices: u32,
-    /// Log probabilities were asked for.
-    pub logprobs: bool,
-    /// How the answer to a conversation is to be read.
-    pub output: OutputFormat,
-}
-
-/// How long a response took.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Times {
-    /// From its start to its first token.
-    pub prompt: Duration,
-    /// From its first token to its last.
-    pub predicted: Duration,
-}
-
-/// Where a piece of text stands.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Part {
-    /// The echoed prompt; first, where it is wanted at all.
-    Prompt,
-    /// The model's output.
-    Output,
-}
-
-/// A piece of one choice.
-#[derive(Debug, Clone, PartialEq)]
-pub struct TextDelta {
-    /// Which choice; choice `c` of prompt `p` is `p * n + c`.
-    pub choice: u32,
-    /// Prompt or output.
-    pub part: Part,
-    /// Perhaps empty, where text is held back.
-    pub text: String,
-    /// The tokens committed since the last piece; of a prompt only where log probabilities are wanted.
-    pub tokens: Vec<OutputToken>,
-    /// How many of them were drafted.
-    pub num_drafted: u32,
-    /// Set on the choice's last piece.
-    pub finish: Option<FinishReason>,
-}
 
 /// One prompt of a request, handed to its lane.
 #[derive(Debug)]

@@ -8,7 +8,8 @@ use crate::api::answer::{Answer, AnswerPart, Change};
 use crate::api::functions::call_id;
 use crate::api::sse::{Events, named_event};
 use crate::error::RouterError;
-use crate::pipeline::text_stream::{ResponseInfo, TextDelta, TextStream};
+use crate::pipeline::text_delta::{ResponseInfo, TextDelta};
+use crate::pipeline::text_stream::TextStream;
 use crate::request::Usage;
 
 /// A message, at whichever point of its making.

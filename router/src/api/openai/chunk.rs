@@ -12,7 +12,8 @@ use super::response::{
 use super::tools::{Addition, ChoiceReader};
 use crate::api::sse::{Events, event};
 use crate::error::RouterError;
-use crate::pipeline::text_stream::{Part, ResponseInfo, TextDelta, TextStream};
+use crate::pipeline::text_delta::{Part, ResponseInfo, TextDelta};
+use crate::pipeline::text_stream::TextStream;
 use crate::request::span::finish_word;
 use crate::request::{Operation, Usage};
 use text::Vocabulary;

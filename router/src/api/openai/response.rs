@@ -7,7 +7,7 @@ use serde::Serialize;
 use super::logprobs::{ChatLogprobs, CompletionLogprobs};
 use super::tools::{MessageParts, ToolCallBody};
 use crate::generation::SpeculationUsage;
-use crate::pipeline::text_stream::{ResponseInfo, Times};
+use crate::pipeline::text_delta::{ResponseInfo, Times};
 use crate::request::Usage;
 
 /// What surrounds the choices of every answer and chunk.

@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use crate::api::functions::{call_id, read_arguments};
 use crate::error::RouterError;
 use crate::output::{OutputFormat, OutputReader, Piece, ToolCall};
-use crate::pipeline::text_stream::ResponseInfo;
+use crate::pipeline::text_delta::ResponseInfo;
 
 /// An assistant's earlier calls, as templates read them: with their arguments as an object.
 pub(super) fn earlier_calls(path: &str, calls: Vec<Value>) -> Result<Vec<Value>, RouterError> {

@@ -9,7 +9,7 @@ use crate::api::answer::AnswerPart;
 use crate::api::functions::unique_part;
 use crate::api::openai::response::{ASSISTANT, MetricsBody};
 use crate::error::RouterError;
-use crate::pipeline::text_stream::ResponseInfo;
+use crate::pipeline::text_delta::ResponseInfo;
 use crate::request::Usage;
 
 /// How far a response has come.

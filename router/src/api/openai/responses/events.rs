@@ -10,7 +10,8 @@ use crate::api::answer::{Answer, AnswerPart, Change};
 use crate::api::sse::{Events, named_event};
 use crate::error::RouterError;
 use crate::pipeline::response_store::ResponseStore;
-use crate::pipeline::text_stream::{ResponseInfo, TextDelta, TextStream};
+use crate::pipeline::text_delta::{ResponseInfo, TextDelta};
+use crate::pipeline::text_stream::TextStream;
 
 /// Writes the events of one response.
 pub(super) struct ResponseEvents {
