@@ -40,7 +40,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
     def log_message(self, *_):
         pass
 
-for address in filter(None, [flags.get("--admin"), flags.get("--http")]):
+# The address that readiness is asked at comes last: whoever is ready serves.
+for address in filter(None, [flags.get("--http"), flags.get("--admin")]):
     host, port = address.split(":")
     server = http.server.ThreadingHTTPServer((host, int(port)), Handler)
     threading.Thread(target=server.serve_forever, daemon=True).start()
