@@ -21,7 +21,7 @@ use crate::weights::{LinearTensors, TensorPart, TensorSource};
 pub(crate) struct AttentionLayer {
     pub(crate) layout: HeadLayout,
     pub(crate) layer: usize,
-    /// Attend to the last so many positions only.
+    /// Sliding window: attend only to this many of the last positions.
     pub(crate) window: Option<u32>,
 }
 

@@ -50,7 +50,7 @@ pub(crate) struct ModelConfig {
     /// Whether each head's query and key are normalised before rope.
     pub(crate) qk_norm: bool,
     pub(crate) rope: Rope,
-    /// Per layer: attend to the last so many positions only.
+    /// Sliding window of each layer: attend only to this many of the last positions.
     pub(crate) windows: Vec<Option<u32>>,
     /// Longest sequence that the model is made for.
     pub(crate) max_len: u32,

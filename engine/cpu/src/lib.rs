@@ -93,7 +93,7 @@ struct Activations {
 }
 
 impl Cpu {
-    /// Computes with this process's instruction set on so many threads, the calling one included.
+    /// A device that computes with this process's instruction set on `threads` threads, the calling one included.
     pub fn new(threads: usize) -> Result<Self, KernelError> {
         Ok(Self::with(Isa::in_use()?, Threads::new(threads)?))
     }

@@ -192,7 +192,7 @@ impl Share {
         Self { at: at(index), end: at(index + 1), of_eight: 8usize.div_ceil(tiles) }
     }
 
-    /// The same for a tile that uses so many lines side by side where it asks for one.
+    /// The same for a tile that uses `lines` neighbouring lines for each one that it asks for.
     pub(super) fn side_by_side(self, lines: usize) -> Self {
         Self { of_eight: self.of_eight * lines, ..self }
     }

@@ -105,7 +105,7 @@ pub struct AttentionStep<'a> {
     pub layout: HeadLayout,
     /// Counted from 0.
     pub layer: usize,
-    /// Attend to the last so many positions only.
+    /// Sliding window: attend only to this many of the last positions.
     pub window: Option<u32>,
     /// Where the rows stand.
     pub pass: PassRows<'a>,

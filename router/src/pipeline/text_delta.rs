@@ -24,7 +24,7 @@ pub struct ResponseInfo {
     pub num_choices: u32,
     /// Log probabilities were asked for.
     pub logprobs: bool,
-    /// How the answer to a conversation is to be read.
+    /// The format of the model's answer to a conversation: where it has reasoning and tool calls.
     pub output: OutputFormat,
 }
 

@@ -36,7 +36,7 @@ pub struct CheckedRequest {
     pub echo: bool,
     /// What the output must match; whether it compiles is not known yet.
     pub grammar: Option<SentGrammar>,
-    /// How the answer to a conversation is to be read.
+    /// The format of the model's answer to a conversation: where it has reasoning and tool calls.
     pub output: OutputFormat,
     /// The request's own, else its caller's.
     pub task_type: Option<String>,

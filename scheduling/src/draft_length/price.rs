@@ -17,7 +17,7 @@ pub(super) type DraftAndVerify = (f64, f64);
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Prices<'a> {
     pub(super) load: &'a Load,
-    /// Groups by turns, at most.
+    /// The most groups of sequences that may alternate.
     pub(super) groups_max: u32,
     pub(super) target: &'a WorkerCost,
     pub(super) draft: &'a WorkerCost,
@@ -35,7 +35,7 @@ impl Prices<'_> {
         rounds.min_by(|a, b| (a.0 + a.1).total_cmp(&(b.0 + b.1))).expect("there is one group at least")
     }
 
-    /// A round of a lane whose sequences go in so many groups.
+    /// A round of a lane whose sequences are split into `num_groups` groups that alternate.
     fn in_groups(&self, num_groups: u32, k: u32, rows_each: f64) -> DraftAndVerify {
         let Self { load, target, draft, .. } = *self;
         let groups = f64::from(num_groups);
