@@ -20,8 +20,8 @@ use opentelemetry::trace::TracerProvider as _;
 use opentelemetry_sdk::trace::SdkTracerProvider;
 use serde::{Deserialize, Serialize};
 use tracing::{Level, Metadata};
-use tracing_subscriber::filter::{EnvFilter, FilterExt as _, filter_fn};
-use tracing_subscriber::layer::SubscriberExt as _;
+use tracing_subscriber::filter::{EnvFilter, FilterExt as _, FilterFn, LevelFilter, filter_fn};
+use tracing_subscriber::layer::{Filter, SubscriberExt as _};
 use tracing_subscriber::util::SubscriberInitExt as _;
 use tracing_subscriber::{Layer, Registry};
 
@@ -107,8 +107,8 @@ pub struct TelemetryGuard {
 pub fn init(config: &TelemetryConfig) -> Result<TelemetryGuard, TelemetryError> {
     let traces = otlp::provider(&config.service_name)?;
     let tracer = traces.as_ref().map(|provider| provider.tracer("outrider"));
-    let spans = tracer
-        .map(|tracer| tracing_opentelemetry::layer().with_tracer(tracer).with_filter(filter_fn(is_exported)));
+    let spans =
+        tracer.map(|tracer| tracing_opentelemetry::layer().with_tracer(tracer).with_filter(exported_spans()));
     let log = LogWriter::start(std::io::stderr(), config.log_format).map_err(TelemetryError::LogThread)?;
     tracing_subscriber::registry().with(logs(config, &log)).with(spans).try_init()?;
     Ok(TelemetryGuard { traces, log })
@@ -116,11 +116,20 @@ pub fn init(config: &TelemetryConfig) -> Result<TelemetryGuard, TelemetryError> 
 
 fn logs(config: &TelemetryConfig, log: &LogWriter) -> Box<dyn Layer<Registry> + Send + Sync> {
     let lines = tracing_subscriber::fmt::layer().with_writer(log.clone());
-    let filter = EnvFilter::new(&config.log_filter.0).and(RateLimit::new(log.clone()));
+    let filter = log_filter(&config.log_filter, log);
     match config.log_format {
         LogFormat::Text => lines.with_ansi(std::io::stderr().is_terminal()).with_filter(filter).boxed(),
         LogFormat::Json => lines.json().flatten_event(true).with_filter(filter).boxed(),
     }
+}
+
+/// What is logged. It knows the level below which nothing is: what libraries would tell there costs next to nothing.
+fn log_filter(directives: &LogFilter, log: &LogWriter) -> impl Filter<Registry> + use<> {
+    EnvFilter::new(&directives.0).and(RateLimit::new(log.clone()))
+}
+
+fn exported_spans() -> FilterFn {
+    filter_fn(is_exported as fn(&Metadata<'_>) -> bool).with_max_level_hint(LevelFilter::INFO)
 }
 
 /// Spans of level INFO and above are exported whatever the log filter says, with the events inside them.
@@ -166,7 +175,19 @@ impl fmt::Display for LogFilter {
 
 #[cfg(test)]
 mod tests {
-    use super::LogFilter;
+    use super::*;
+
+    #[test]
+    fn what_nobody_hears_is_known_by_its_level() {
+        let log = LogWriter::start(std::io::sink(), LogFormat::Text).unwrap();
+        for (directives, most) in [("error", LevelFilter::ERROR), ("info,service=debug", LevelFilter::DEBUG)]
+        {
+            let filter = log_filter(&directives.parse().unwrap(), &log);
+            assert_eq!(filter.max_level_hint(), Some(most), "{directives}");
+        }
+        let exported: &dyn Filter<Registry> = &exported_spans();
+        assert_eq!(exported.max_level_hint(), Some(LevelFilter::INFO));
+    }
 
     #[test]
     fn a_filter_is_checked_before_it_is_used() {
