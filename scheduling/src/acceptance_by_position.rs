@@ -137,9 +137,7 @@ impl AcceptanceByPosition {
         let (mut newer, mut changed) = (Counts::default(), None);
         for (at, piece) in self.pieces.iter().enumerate() {
             newer.merge(&piece.counts, (1.0, self.depth));
-            let mut older = self.total.clone();
-            older.merge(&newer, (-1.0, self.depth));
-            let deviations = newer.deviations_from(&older, self.depth);
+            let deviations = newer.deviations_within(&self.total, self.depth);
             if deviations > changed.map_or(self.rules.change_deviations, |(most, _)| most) {
                 changed = Some((deviations, at + 1));
             }
@@ -183,16 +181,18 @@ impl Default for Counts {
 }
 
 impl Counts {
-    /// By how many standard deviations these drafts went better or worse, over all `depth` positions, than `older` ones.
-    fn deviations_from(&self, older: &Self, depth: usize) -> f64 {
+    /// By how many standard deviations these drafts went better or worse, over all `depth` positions, than the others of `total`, which are
+    /// older.
+    fn deviations_within(&self, total: &Self, depth: usize) -> f64 {
         let (mut surplus, mut variance, mut judged, mut judged_before) = (0.0, 0.0, 0.0, 0.0);
         for i in 0..depth {
-            let (new, old) = (self.judged[i], older.judged[i]);
+            let (new, old) = (self.judged[i], total.judged[i] - self.judged[i]);
             if new <= 0.0 || old <= 0.0 {
                 continue;
             }
-            let rate = older.accepted[i] / old;
-            let both = (self.accepted[i] + older.accepted[i]) / (new + old);
+            let accepted_before = total.accepted[i] - self.accepted[i];
+            let rate = accepted_before / old;
+            let both = (self.accepted[i] + accepted_before) / (new + old);
             surplus += self.accepted[i] - rate * new;
             variance += both * (1.0 - both) * new * (1.0 + new / old);
             (judged, judged_before) = (judged + new, judged_before + old);

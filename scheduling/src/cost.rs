@@ -181,8 +181,8 @@ fn between(a: (f64, f64), b: (f64, f64), x: f64) -> f64 {
 #[derive(Debug, Clone)]
 pub struct Residuals {
     entries: Vec<Residual>,
-    /// What a measurement is worth one index further off.
-    reach: f64,
+    /// What a measurement is worth so many indices further off.
+    reach: Vec<f64>,
     /// Measurements that the prediction itself is worth.
     trust: f64,
 }
@@ -204,8 +204,9 @@ const TABLE_TRUST: f64 = 0.5;
 const MAX_LOG_STEP: f64 = 0.7;
 
 impl Residuals {
-    /// Nothing measured: every factor is 1, and worth so many measurements.
+    /// Nothing measured: every factor is 1, and worth so many measurements. `reach` is what one is worth one index further off.
     pub fn new(len: usize, reach: f64, trust: f64) -> Self {
+        let reach = (0..len).map(|distance| reach.powi(distance as i32)).collect();
         Self { entries: vec![Residual::default(); len], reach, trust }
     }
 
@@ -228,9 +229,10 @@ impl Residuals {
 
     /// The factor at `index`, where the prediction is taken to be off by `usual` as long as nothing else was measured.
     pub fn factor_beside(&self, index: usize, usual: f64) -> f64 {
+        let index = index.min(self.entries.len() - 1);
         let (mut sum, mut weights) = (self.trust * usual.ln(), self.trust);
         for (i, entry) in self.entries.iter().enumerate() {
-            let weight = entry.weight * self.reach.powi(i.abs_diff(index) as i32);
+            let weight = entry.weight * self.reach[i.abs_diff(index)];
             sum += weight * entry.log;
             weights += weight;
         }

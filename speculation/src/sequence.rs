@@ -189,6 +189,19 @@ impl Sequence {
 
     /// The one entry: what happened, and what to do about it, in order.
     pub fn step(&mut self, now: Duration, event: Event) -> Vec<Action> {
+        let mut actions = Vec::new();
+        self.step_into(now, event, &mut actions);
+        actions
+    }
+
+    /// The same, for whoever has memory for the actions: they are appended.
+    pub fn step_into(&mut self, now: Duration, event: Event, actions: &mut Vec<Action>) {
+        std::mem::swap(&mut self.actions, actions);
+        self.handle(now, event);
+        std::mem::swap(&mut self.actions, actions);
+    }
+
+    fn handle(&mut self, now: Duration, event: Event) {
         if self.phase != Phase::Done {
             match event {
                 Event::Assigned(role) => self.assigned(now, role),
@@ -209,7 +222,6 @@ impl Sequence {
                 Event::Cancel => self.finish(None),
             }
         }
-        std::mem::take(&mut self.actions)
     }
 
     fn assigned(&mut self, now: Duration, role: Role) {
@@ -297,20 +309,20 @@ impl Sequence {
         if !matches!(reply.body, ReplyBody::NeedContext { .. }) {
             link.misses = 0;
         }
-        match (role, reply.body) {
-            (Role::Target, ReplyBody::Span(span)) => self.span(now, span),
-            (Role::Draft, ReplyBody::Proposal(proposal)) => self.proposal(now, &step, proposal),
-            (Role::Target, ReplyBody::Fed { prompt_logprobs, .. }) if self.is_feed(&step) => {
+        let is_target = role == Role::Target;
+        match reply.body {
+            ReplyBody::Span(span) if is_target => self.span(now, span),
+            ReplyBody::Proposal(proposal) if !is_target => self.proposal(now, &step, proposal),
+            ReplyBody::Fed { prompt_logprobs, .. } if is_target && self.is_feed(&step) => {
                 self.target_fed(now, &step, prompt_logprobs)
             }
-            (Role::Draft, ReplyBody::Fed { .. }) if step.asked.is_none() => self.draft_fed(now, &step),
-            (_, ReplyBody::NeedContext { cached_len, has_spec }) => {
+            ReplyBody::Fed { .. } if !is_target && step.asked.is_none() => self.draft_fed(now, &step),
+            ReplyBody::NeedContext { cached_len, has_spec } => {
                 self.need_context(now, role, &step, (cached_len, has_spec));
             }
-            (_, ReplyBody::Refused { reason }) => self.refused(now, role, &reason),
+            ReplyBody::Refused { reason } => self.refused(now, role, &reason),
             // Among them `fed` where a span or proposal was asked for: asking again would go on for ever.
-            (Role::Target, ReplyBody::Proposal(_) | ReplyBody::Fed { .. })
-            | (Role::Draft, ReplyBody::Span(_) | ReplyBody::Fed { .. }) => {
+            ReplyBody::Proposal(_) | ReplyBody::Span(_) | ReplyBody::Fed { .. } => {
                 self.broke_contract(now, role);
             }
         }

@@ -67,7 +67,10 @@ impl SchedulerState {
         step: u64,
         num_draft_tokens: u32,
     ) {
-        let predicted = self.predicted_proposal(active, num_draft_tokens);
+        let predicted = match self.just_predicted {
+            Some((k, predicted)) if k == num_draft_tokens => predicted,
+            _ => self.predicted_proposal(active, num_draft_tokens),
+        };
         active.asked = Some(Asked { step, at: self.now, num_draft_tokens, predicted });
         if !active.round.is_probing {
             active.round.asked = num_draft_tokens;

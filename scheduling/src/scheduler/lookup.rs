@@ -85,8 +85,8 @@ impl SchedulerState {
 
     fn looks_up_suffixes(&self, active: &ActiveSequence) -> bool {
         let policy = self.lanes.policy();
-        let pinned = policy.pinned_draft_tokens(&active.lane.key.task_type, &active.speculation);
-        policy.suffix_drafts && pinned != Some(0)
+        let pinned = || policy.pinned_draft_tokens(&active.lane.key.task_type, &active.speculation);
+        policy.suffix_drafts && pinned() != Some(0)
     }
 
     /// The lookup draft that promises more than the round without it, if there is one.

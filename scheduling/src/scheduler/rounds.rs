@@ -125,18 +125,24 @@ impl Scheduler {
         let num_tree_tokens = active.round.num_tree_tokens;
         let (num_draft_tokens, draft_wait) = match active.round {
             Round { is_probing: true, .. } => (PROBE_TOKENS, Duration::ZERO),
-            Round { chosen: k, .. } => (k, self.state.draft_wait(active, k)),
+            Round { chosen: k, .. } => {
+                let predicted = self.state.predicted_proposal(active, k);
+                self.state.just_predicted = Some((k, predicted));
+                (k, self.state.draft_wait(active, predicted))
+            }
         };
         self.drive(id, Event::BeginRound { num_draft_tokens, num_tree_tokens, draft_wait });
+        self.state.just_predicted = None;
     }
 }
 
 impl SchedulerState {
     /// Chooses how the next round of a sequence begins.
     fn open_round(&mut self, active: &mut ActiveSequence) {
-        let mut opening = self.choose_opening(active);
+        let pinned = self.lanes.policy().pinned_draft_tokens(&active.lane.key.task_type, &active.speculation);
+        let mut opening = self.choose_opening(active, pinned);
         let has_prompt = active.sequence.counters().rounds == 0;
-        active.looked_up = if has_prompt { None } else { self.look_up(active, &opening) };
+        active.looked_up = if has_prompt { None } else { self.look_up(active, &opening, pinned) };
         if active.looked_up.is_some() {
             opening = Opening { disabled_reason: None, ..Opening::decode("") };
         }
@@ -164,22 +170,26 @@ impl SchedulerState {
 
     /// A lookup draft in the place of what was chosen, where it promises more. A draft length that the request or the operator fixed is the
     /// draft worker's: a lookup draft, no longer than that, only stands in for it.
-    fn look_up(&self, active: &ActiveSequence, opening: &Opening) -> Option<LookupDraft> {
-        let policy = self.lanes.policy();
-        let pinned = policy.pinned_draft_tokens(&active.lane.key.task_type, &active.speculation);
+    fn look_up(
+        &self,
+        active: &ActiveSequence,
+        opening: &Opening,
+        pinned: Option<u32>,
+    ) -> Option<LookupDraft> {
         let asks_worker = opening.num_draft_tokens > 0;
         let is_fixed = pinned.is_some() && asks_worker;
         let is_barred = opening.disabled_reason == Some("lane_max_batch") || pinned == Some(0);
         if is_fixed || is_barred || opening.is_probing || opening.is_probe {
             return None;
         }
+        let policy = self.lanes.policy();
         let lane = policy.lane(&active.lane.key.task_type);
         let max_tokens = pinned.unwrap_or(lane.max_k.min(policy.max_draft_tokens));
         self.choose_lookup(active, Rival { asks_worker, max_tokens })
     }
 
-    fn choose_opening(&mut self, active: &ActiveSequence) -> Opening {
-        let pinned = self.lanes.policy().pinned_draft_tokens(&active.lane.key.task_type, &active.speculation);
+    /// `pinned` is the draft length that the request or the operator fixed.
+    fn choose_opening(&mut self, active: &ActiveSequence, pinned: Option<u32>) -> Opening {
         match pinned {
             _ if active.speculation.refuses_drafts() => return Opening::decode("request"),
             Some(0) => return Opening::decode("policy"),
@@ -228,9 +238,8 @@ impl SchedulerState {
         Some(chosen)
     }
 
-    /// How long a round of the sequence may wait for `k` tokens.
-    fn draft_wait(&self, active: &ActiveSequence, k: u32) -> Duration {
-        let predicted = self.predicted_proposal(active, k);
+    /// How long a round of the sequence may wait for tokens that are predicted to take so long.
+    fn draft_wait(&self, active: &ActiveSequence, predicted: Duration) -> Duration {
         let worker = active.worker(Role::Draft).and_then(|key| self.workers.get(key));
         worker.map_or(Duration::ZERO, |worker| worker.health.deadline(predicted))
     }

@@ -61,8 +61,12 @@ pub(super) struct SchedulerState {
     pub(super) shadows: Shadows,
     /// Whether a sequence joined a queue or capacity was freed since the queues were last served.
     pub(super) capacity_changed: bool,
+    /// How long so many tokens are expected to take, of the round that is being begun: it is asked for twice.
+    pub(super) just_predicted: Option<(u32, Duration)>,
     /// What the driver is to do.
     pub(super) commands: Vec<Command>,
+    /// Memory for what a sequence wants done; empty between two events.
+    actions: Vec<Action>,
 }
 
 impl SchedulerState {
@@ -83,22 +87,31 @@ impl SchedulerState {
             target_waits: Waits::default(),
             shadows: Shadows::default(),
             capacity_changed: false,
+            just_predicted: None,
             commands: Vec::new(),
+            actions: Vec::new(),
         }
     }
 
     /// Passes one event to a sequence and does what follows from it.
     pub(super) fn drive(&mut self, active: &mut ActiveSequence, event: Event) {
-        let (mut next, mut follow_ups) = (Some(event), FollowUps::new());
-        while let Some(event) = next {
-            for action in active.sequence.step(self.now, event) {
-                self.act(active, action, &mut follow_ups);
-            }
-            next = follow_ups.pop_front();
+        let mut follow_ups = FollowUps::new();
+        self.step(active, event, &mut follow_ups);
+        while let Some(event) = follow_ups.pop_front() {
+            self.step(active, event, &mut follow_ups);
         }
         if !active.sequence.is_done() {
             self.timers.arm(active);
         }
+    }
+
+    fn step(&mut self, active: &mut ActiveSequence, event: Event, follow_ups: &mut FollowUps) {
+        let mut actions = std::mem::take(&mut self.actions);
+        active.sequence.step_into(self.now, event, &mut actions);
+        for action in actions.drain(..) {
+            self.act(active, action, follow_ups);
+        }
+        self.actions = actions;
     }
 
     fn act(&mut self, active: &mut ActiveSequence, action: Action, follow_ups: &mut FollowUps) {

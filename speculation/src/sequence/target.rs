@@ -105,7 +105,7 @@ impl Sequence {
         span.start == self.committed.len()
             && accepted <= len
             && (len == accepted + 1 || (len == accepted && len > 0 && span.finish.is_some()))
-            && drafted.rows_along(&span.token_ids[..accepted]).len() == accepted
+            && drafted.leads_along(&span.token_ids[..accepted])
             && span.token_ids.iter().all(|id| *id < self.limits.vocab_size)
             && self.committed.len() + len as u32 <= self.spec.max_len
             && (span.logprobs.len() == if self.spec.logprobs.is_some() { len } else { 0 })

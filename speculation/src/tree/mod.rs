@@ -121,23 +121,31 @@ impl Draft {
         rows
     }
 
+    /// Whether `ids` lead along a path from the root.
+    pub fn leads_along(&self, ids: &[TokenId]) -> bool {
+        ids.iter().try_fold(0, |row, &id| self.child(row, id)).is_some()
+    }
+
     /// The path of first children from the root: what the proposer ran through its model, if it ran any of it.
     pub fn first_path(&self) -> Vec<TokenId> {
         if !self.is_tree() {
             return self.token_ids.clone();
         }
-        let mut row = 0;
-        let mut path = Vec::new();
-        while let Some(i) = (row..self.token_ids.len()).find(|&i| self.parent(i) == row) {
-            path.push(self.token_ids[i]);
-            row = i + 1;
-        }
-        path
+        self.first_rows().map(|row| self.token_ids[row - 1]).collect()
+    }
+
+    /// The rows of that path.
+    fn first_rows(&self) -> impl Iterator<Item = usize> {
+        let first_child = |&row: &usize| (row..self.token_ids.len()).find(|&i| self.parent(i) == row);
+        std::iter::successors(Some(0), move |row| first_child(row).map(|i| i + 1)).skip(1)
     }
 
     /// Keeps the first `len` ids, and of these as many as reach no further than `depth` positions.
     pub fn cut(&mut self, depth: u32, len: usize) {
-        let kept = self.depths().iter().take(len).take_while(|&&at| at <= depth).count();
+        let kept = match self.is_tree() {
+            true => self.depths().iter().take(len).take_while(|&&at| at <= depth).count(),
+            false => len.min(depth as usize),
+        };
         self.token_ids.truncate(kept);
         self.parents.truncate(kept);
         self.q.truncate(kept);
@@ -175,20 +183,20 @@ impl Draft {
     /// What a verification of this draft that accepted `accepted` tells of the proposer; `drawn` is the target's own draw behind them, if
     /// the sequence did not end before it.
     pub fn judged(&self, accepted: &[TokenId], drawn: Option<TokenId>) -> Judged {
-        let first = self.first_path();
-        let num_first = first.iter().zip(accepted).take_while(|(a, b)| a == b).count();
+        let num_all = self.first_rows().count();
+        let is_next = |(row, id): &(usize, &TokenId)| self.token_ids[row - 1] == **id;
+        let (mut num_first, mut row) = (0, 0);
+        for (child, _) in self.first_rows().zip(accepted).take_while(is_next) {
+            (num_first, row) = (num_first + 1, child);
+        }
         let next = accepted.get(num_first).copied().or(drawn);
-        let row = self.rows_along(&first[..num_first]).last().copied().unwrap_or(0);
-        let children: Vec<TokenId> = (row..self.token_ids.len())
-            .filter(|&i| self.parent(i) == row)
-            .map(|i| self.token_ids[i])
-            .collect();
-        let missed = next.filter(|_| num_first < first.len()).map(|id| Missed {
-            num_children: children.len() as u32,
-            rank: children.iter().position(|child| *child == id).map(|rank| rank as u32),
+        let children = || (row..self.token_ids.len()).filter(|&i| self.parent(i) == row);
+        let missed = next.filter(|_| num_first < num_all).map(|id| Missed {
+            num_children: children().count() as u32,
+            rank: children().position(|i| self.token_ids[i] == id).map(|rank| rank as u32),
         });
         let reached = num_first as u32 + u32::from(missed.is_some());
-        let num_positions = if missed.is_some() || drawn.is_some() { first.len() as u32 } else { reached };
+        let num_positions = if missed.is_some() || drawn.is_some() { num_all as u32 } else { reached };
         Judged { num_positions, num_first: num_first as u32, missed }
     }
 }
