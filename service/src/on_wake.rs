@@ -1,20 +1,48 @@
 //! [`OnWake`]: a future that rarely has news beside one that often has.
 
 use std::pin::Pin;
-use std::task::{Context, Poll};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::{Context, Poll, Wake, Waker};
 
-use futures::Stream;
-use futures::stream::FuturesUnordered;
+use futures::task::AtomicWaker;
 
 /// Polls its future only when that was woken itself, and not each time that the task around it is. What rarely happens (a timer, the end of
 /// the process) so costs nothing beside what often does.
 #[derive(Debug)]
-pub struct OnWake<F>(FuturesUnordered<F>);
+pub struct OnWake<F> {
+    /// None once it was ready.
+    future: Option<Pin<Box<F>>>,
+    alarm: Arc<Alarm>,
+    /// The alarm, as the future knows it.
+    waker: Waker,
+}
+
+#[derive(Debug)]
+struct Alarm {
+    /// Whether the future is to be polled.
+    rang: AtomicBool,
+    /// The task around it.
+    task: AtomicWaker,
+}
+
+impl Wake for Alarm {
+    fn wake(self: Arc<Self>) {
+        self.wake_by_ref();
+    }
+
+    fn wake_by_ref(self: &Arc<Self>) {
+        self.rang.store(true, Ordering::Release);
+        self.task.wake();
+    }
+}
 
 impl<F: Future> OnWake<F> {
     /// Of a future that was not polled yet.
     pub fn new(future: F) -> Self {
-        Self(std::iter::once(future).collect())
+        let alarm = Arc::new(Alarm { rang: AtomicBool::new(true), task: AtomicWaker::new() });
+        let waker = Waker::from(Arc::clone(&alarm));
+        Self { future: Some(Box::pin(future)), alarm, waker }
     }
 }
 
@@ -23,10 +51,19 @@ impl<F: Future> Future for OnWake<F> {
 
     /// Pending for ever once it was ready.
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<F::Output> {
-        match Pin::new(&mut self.0).poll_next(context) {
-            Poll::Ready(Some(output)) => Poll::Ready(output),
-            Poll::Ready(None) | Poll::Pending => Poll::Pending,
+        let Self { future, alarm, waker } = &mut *self;
+        // First of all: whoever rings after the look at the bell wakes this task.
+        alarm.task.register(context.waker());
+        if !alarm.rang.load(Ordering::Acquire) {
+            return Poll::Pending;
         }
+        alarm.rang.swap(false, Ordering::AcqRel);
+        let Some(pinned) = future else { return Poll::Pending };
+        let polled = pinned.as_mut().poll(&mut Context::from_waker(waker));
+        if polled.is_ready() {
+            *future = None;
+        }
+        polled
     }
 }
 

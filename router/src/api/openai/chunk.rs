@@ -4,6 +4,7 @@ use serde::Serialize;
 use speculation::FinishReason;
 
 use super::body::{AnswerForm, StreamForm};
+use super::chunk_choice::ChunkChoice;
 use super::error::ErrorBody;
 use super::logprobs::{ChatLogprobs, CompletionLogprobs};
 use super::response::{
@@ -159,10 +160,10 @@ impl ChunkWriter {
         event(&last, events);
     }
 
-    fn write<C: Serialize>(&self, choice: &C, events: &mut Vec<u8>) {
+    fn write(&self, choice: &impl ChunkChoice, events: &mut Vec<u8>) {
         let [before, behind] = &self.frame;
         events.extend_from_slice(before);
-        serde_json::to_writer(&mut *events, choice).expect(WRITABLE);
+        choice.append_to(events);
         let Some(cost) = &self.cost else { return events.extend_from_slice(behind) };
         // Behind the list of choices, which ends here.
         let (list_end, rest) = behind.split_at(1);
@@ -236,7 +237,7 @@ fn frame(envelope: &Envelope<'_, [(); 0]>) -> [Vec<u8>; 2] {
     [whole, behind]
 }
 
-const WRITABLE: &str = "answers hold only what JSON can hold: string keys, numbers, text";
+pub(super) const WRITABLE: &str = "answers hold only what JSON can hold: string keys, numbers, text";
 
 /// One line of JSON.
 pub(super) fn json<T: Serialize>(value: &T) -> String {

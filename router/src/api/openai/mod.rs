@@ -3,6 +3,7 @@
 
 pub mod body;
 mod chunk;
+mod chunk_choice;
 pub mod error;
 pub mod fields;
 pub mod logprobs;

@@ -1,0 +1,76 @@
+//! The choice of a chunk as JSON. It is written for every event, and names of fields that are known here need no escaping: serde would
+//! look through each of them anew. What stands in a field is serde's to write.
+
+use serde::Serialize;
+
+use super::chunk::WRITABLE;
+use super::response::{ChatChunkChoice, ChunkSpeculation, CompletionChoice};
+
+/// Writes itself as its [`Serialize`] does.
+pub(super) trait ChunkChoice {
+    /// Appends it.
+    fn append_to(&self, json: &mut Vec<u8>);
+}
+
+impl ChunkChoice for CompletionChoice {
+    fn append_to(&self, json: &mut Vec<u8>) {
+        append(b"{\"index\":", &self.index, json);
+        append(b",\"text\":", &self.text, json);
+        append(b",\"logprobs\":", &self.logprobs, json);
+        append_end((self.finish_reason, self.speculation), json);
+    }
+}
+
+impl ChunkChoice for ChatChunkChoice {
+    fn append_to(&self, json: &mut Vec<u8>) {
+        append(b"{\"index\":", &self.index, json);
+        append(b",\"delta\":", &self.delta, json);
+        append(b",\"logprobs\":", &self.logprobs, json);
+        append_end((self.finish_reason, self.speculation), json);
+    }
+}
+
+fn append_end(
+    (finish_reason, speculation): (Option<&'static str>, Option<ChunkSpeculation>),
+    json: &mut Vec<u8>,
+) {
+    append(b",\"finish_reason\":", &finish_reason, json);
+    if let Some(ChunkSpeculation { num_tokens, num_drafted }) = speculation {
+        append(b",\"speculation\":{\"num_tokens\":", &num_tokens, json);
+        append(b",\"num_drafted\":", &num_drafted, json);
+        json.push(b'}');
+    }
+    json.push(b'}');
+}
+
+fn append<T: Serialize>(before: &[u8], value: &T, json: &mut Vec<u8>) {
+    json.extend_from_slice(before);
+    serde_json::to_writer(json, value).expect(WRITABLE);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::api::openai::response::{ASSISTANT, ChatDelta};
+
+    fn check(choice: &(impl ChunkChoice + Serialize)) {
+        let mut json = Vec::new();
+        choice.append_to(&mut json);
+        assert_eq!(String::from_utf8(json).unwrap(), serde_json::to_string(choice).unwrap());
+    }
+
+    #[test]
+    fn a_choice_is_written_as_serde_writes_it() {
+        let told = Some(ChunkSpeculation { num_tokens: 4, num_drafted: 3 });
+        for (finish_reason, speculation) in
+            [(None, None), (Some("stop"), told), (None, told), (Some("length"), None)]
+        {
+            let text = "a \"text\" \\ \u{1F600}\n".to_owned();
+            for (role, content) in [(None, Some(text.clone())), (Some(ASSISTANT), None)] {
+                let delta = ChatDelta { role, content, ..ChatDelta::default() };
+                check(&ChatChunkChoice { index: 7, delta, logprobs: None, finish_reason, speculation });
+            }
+            check(&CompletionChoice { index: 0, text, logprobs: None, finish_reason, speculation });
+        }
+    }
+}
