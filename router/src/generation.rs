@@ -363,21 +363,21 @@ impl GenerationStream {
         if self.ended {
             return Poll::Ready(None);
         }
-        let event = match self.receiver.poll_recv(context) {
-            Poll::Ready(event) => event,
-            Poll::Pending if !self.shared.overflowed.load(Ordering::Acquire) => return Poll::Pending,
+        let mut polled = self.receiver.poll_recv(context);
+        if polled.is_pending() {
+            if !self.shared.overflowed.load(Ordering::Acquire) {
+                return Poll::Pending;
+            }
             // After an overflow nothing more comes, whether or not sinks live on: read what is there and end.
-            Poll::Pending => self.receiver.try_recv().ok(),
-        };
-        if let Some(event) = &event {
-            self.shared.unread.shrink(event.num_bytes());
+            polled = Poll::Ready(self.receiver.try_recv().ok());
         }
-        let event = event.or_else(|| {
-            let overflowed = self.shared.overflowed.load(Ordering::Acquire);
-            overflowed.then_some(GenerationEvent::Failed(RouterError::SlowClient))
-        });
-        self.ended = matches!(event, None | Some(GenerationEvent::Failed(_)));
-        Poll::Ready(event)
+        if let Poll::Ready(Some(event)) = &polled {
+            self.shared.unread.shrink(event.num_bytes());
+        } else if self.shared.overflowed.load(Ordering::Acquire) {
+            polled = Poll::Ready(Some(GenerationEvent::Failed(RouterError::SlowClient)));
+        }
+        self.ended = matches!(polled, Poll::Ready(None | Some(GenerationEvent::Failed(_))));
+        polled
     }
 
     /// Has `tell` called when this generation is cut because its client reads too slowly; at once, if it is cut already. Once.

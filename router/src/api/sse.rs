@@ -108,7 +108,7 @@ impl<E: Events> EventWriter<E> {
         if events.is_empty() {
             return self.silence.poll_too_long(context).map(|()| Some(Bytes::from_static(KEEP_ALIVE)));
         }
-        self.silence.broken();
+        self.silence.broken(self.text.last_token_at());
         Poll::Ready(Some(events.into()))
     }
 }
@@ -125,8 +125,9 @@ impl Silence {
         Self { most, since, timer: Box::pin(sleep_until(since + most)) }
     }
 
-    fn broken(&mut self) {
-        self.since = Instant::now();
+    /// Something is said: tokens that came since something was said last, or something else, now.
+    fn broken(&mut self, last_token_at: Option<Instant>) {
+        self.since = last_token_at.filter(|at| *at > self.since).unwrap_or_else(Instant::now);
     }
 
     fn poll_too_long(&mut self, context: &mut Context<'_>) -> Poll<()> {
@@ -134,7 +135,7 @@ impl Silence {
             ready!(self.timer.as_mut().poll(context));
             let is_over = self.timer.deadline() >= self.since + self.most;
             if is_over {
-                self.broken();
+                self.since = Instant::now();
             }
             let due = self.since + self.most;
             self.timer.as_mut().reset(due);

@@ -96,7 +96,7 @@ impl ChoiceText {
 
     /// Appends a committed span. Not to be called again after `stopped`.
     pub fn push(&mut self, span: CommittedTokens) -> SpanText {
-        let mut out = SpanText::default();
+        let mut out = SpanText { tokens: Vec::with_capacity(span.token_ids.len()), ..SpanText::default() };
         let mut logprobs = span.logprobs.into_iter();
         for id in span.token_ids {
             out.tokens.push(OutputToken { id, text_offset: self.num_chars, logprobs: logprobs.next() });

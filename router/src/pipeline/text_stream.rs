@@ -204,6 +204,11 @@ impl TextStream {
         self.tokens_at.map(times).unwrap_or_default()
     }
 
+    /// When the last token came, if one did.
+    pub fn last_token_at(&self) -> Option<Instant> {
+        self.tokens_at.map(|(_, last)| last)
+    }
+
     /// The stop string that ended a choice, if one did.
     pub fn stop_string(&self, choice: usize) -> Option<&str> {
         self.choices.get(choice).and_then(|choice| choice.text.stop_string())
@@ -342,7 +347,7 @@ impl TextStream {
         }
         self.tokens_at = Some((self.tokens_at.map_or(now, |(first, _)| first), now));
         let span = state.text.push(tokens);
-        self.record.tokens(choice, span.tokens.len() as u64);
+        self.record.tokens(choice, span.tokens.len() as u64, now);
         if let Some(log) = &mut self.log {
             log.tokens(choice, &span.tokens);
         }

@@ -104,10 +104,9 @@ impl RequestRecord {
         self.measure(|model, _| model.prompt_tokens(prompt_tokens));
     }
 
-    /// A span of `num_tokens` of one choice arrived.
-    pub fn tokens(&mut self, choice: usize, num_tokens: u64) {
+    /// A span of `num_tokens` of one choice arrived, `now`.
+    pub fn tokens(&mut self, choice: usize, num_tokens: u64, now: Instant) {
         self.charge(num_tokens);
-        let now = Instant::now();
         let record = &mut self.choices[choice];
         let previous = record.last.replace(now);
         if previous.is_some() {

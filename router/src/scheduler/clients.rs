@@ -82,6 +82,9 @@ impl Clients {
             (client.round, client.round_span_id) = (tracing::Span::none(), 0);
             self.traced -= 1;
         }
+        if client.sink.is_cancelled(client.choice) {
+            return self.unwanted.push(id);
+        }
         let tokens = CommittedTokens {
             choice: client.choice,
             token_ids: commit.token_ids.as_slice().into(),
@@ -89,19 +92,15 @@ impl Clients {
             logprobs: commit.logprobs,
             usage,
         };
-        self.say(id, GenerationEvent::Tokens(tokens));
+        self.pending.push((client.sink.clone(), GenerationEvent::Tokens(tokens)));
     }
 
     pub(super) fn prompt_logprobs(&mut self, id: SequenceId, scores: PromptLogprobs) {
-        self.say(id, GenerationEvent::PromptLogprobs(scores));
-    }
-
-    fn say(&mut self, id: SequenceId, event: GenerationEvent) {
         let Some(client) = self.clients.get(&id) else { return };
         if client.sink.is_cancelled(client.choice) {
             self.unwanted.push(id);
         } else {
-            self.pending.push((client.sink.clone(), event));
+            self.pending.push((client.sink.clone(), GenerationEvent::PromptLogprobs(scores)));
         }
     }
 

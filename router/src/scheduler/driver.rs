@@ -147,15 +147,16 @@ impl Driver {
 
     /// Passes an event to the scheduler and carries out what it commands.
     fn on_event(&mut self, now: Duration, event: Event) {
-        for command in self.scheduler.on_event(now, event) {
-            self.executor.execute(now, command);
-        }
-        while let Some(id) = self.executor.clients.next_unwanted() {
-            self.executor.clients.leave(id);
-            self.executor.recorder.ended(now, id, "cancelled");
-            for command in self.scheduler.on_event(now, Event::Cancel(id)) {
+        let mut next = Some(event);
+        while let Some(event) = next {
+            for command in self.scheduler.on_event(now, event) {
                 self.executor.execute(now, command);
             }
+            next = self.executor.clients.next_unwanted().map(|id| {
+                self.executor.clients.leave(id);
+                self.executor.recorder.ended(now, id, "cancelled");
+                Event::Cancel(id)
+            });
         }
     }
 
@@ -288,7 +289,9 @@ impl Executor {
             Command::Send(worker, step) => {
                 self.recorder.sent(now, worker, &step);
                 let span_id = self.clients.round_span_id(step.sequence_id);
-                self.outboxes.step(worker, v1::Step { span_id, ..step_to_wire(step) });
+                let mut step = step_to_wire(step);
+                step.span_id = span_id;
+                self.outboxes.step(worker, step);
             }
             Command::Close(worker, id, epoch) => {
                 self.outboxes.close(worker, v1::CloseSequence { sequence_id: id.0, epoch });
@@ -340,20 +343,21 @@ fn frame_from_wire(worker: WorkerKey, frame: v1::WorkerFrame) -> Frame {
         queue: Duration::from_micros(timing.queue_us),
         compute: Duration::from_micros(timing.compute_us),
     };
-    let sound = |reply| match reply_from_wire(reply) {
-        Ok(reply) => Some(reply),
-        Err(error) => {
-            tracing::warn!(worker = worker.0, %error, "a worker's reply makes no sense");
-            None
+    // A loop, not a collected iterator: that moves each reply five times.
+    let mut replies = Vec::with_capacity(frame.replies.len());
+    for reply in frame.replies {
+        match reply_from_wire(reply) {
+            Ok(reply) => replies.push(reply),
+            Err(error) => tracing::warn!(worker = worker.0, %error, "a worker's reply makes no sense"),
         }
-    };
+    }
     let preempted = frame.preempted.iter().map(|at| (SequenceId(at.sequence_id), at.epoch));
     Frame {
         timing,
         credit_blocks: frame.credits.map(|credits| credits.blocks),
         preempted: preempted.collect(),
         is_draining: frame.draining,
-        replies: frame.replies.into_iter().filter_map(sound).collect(),
+        replies,
     }
 }
 

@@ -230,8 +230,8 @@ fn say(
         if let Some(cursor) = &mut cursor {
             cursor.follow(&ids[..span_idx * span_len + span.len()], |_| {});
             let (appeared, not_yet) = cursor.num_appeared();
-            usage.accepted_prediction_tokens = appeared.into();
-            usage.rejected_prediction_tokens = not_yet.into();
+            usage.accepted_prediction_tokens = appeared;
+            usage.rejected_prediction_tokens = not_yet;
         }
         let num_drafted = span.len() as u64 - 1;
         usage.rounds += 1;

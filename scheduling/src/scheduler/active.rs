@@ -152,8 +152,8 @@ impl ActiveSequence {
             accepted_tokens: counters.accepted_tokens,
             // Of a prompt at least the last token is computed.
             cached_tokens: self.cached.tokens().min(self.sequence.spec().prompt_len.saturating_sub(1).into()),
-            accepted_prediction_tokens: appeared.into(),
-            rejected_prediction_tokens: not_yet.into(),
+            accepted_prediction_tokens: appeared,
+            rejected_prediction_tokens: not_yet,
             disabled_reason: self.disabled_reason,
         }
     }

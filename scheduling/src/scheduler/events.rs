@@ -232,9 +232,9 @@ pub struct SpeculationUsage {
     /// Prompt tokens whose KV the target had from other sequences.
     pub cached_tokens: u64,
     /// Tokens of the client's prediction that appeared in the output, and those that did not so far: whoever drafted them.
-    pub accepted_prediction_tokens: u64,
+    pub accepted_prediction_tokens: u32,
     /// See `accepted_prediction_tokens`.
-    pub rejected_prediction_tokens: u64,
+    pub rejected_prediction_tokens: u32,
     /// Why nothing was drafted at some time, in one snake_case word; the last reason wins.
     pub disabled_reason: Option<&'static str>,
 }

@@ -207,8 +207,8 @@ impl From<&Usage> for UsageBody {
             prompt_tokens_details: PromptDetails { cached_tokens: usage.cached_tokens },
             completion_tokens_details: CompletionDetails {
                 reasoning_tokens: 0,
-                accepted_prediction_tokens: usage.speculation.accepted_prediction_tokens,
-                rejected_prediction_tokens: usage.speculation.rejected_prediction_tokens,
+                accepted_prediction_tokens: usage.speculation.accepted_prediction_tokens.into(),
+                rejected_prediction_tokens: usage.speculation.rejected_prediction_tokens.into(),
             },
             speculation: (&usage.speculation).into(),
         }
