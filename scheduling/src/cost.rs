@@ -8,6 +8,7 @@
 use std::time::Duration;
 
 use crate::drafted_ahead::DraftedAhead;
+use crate::prompt_time::PromptTime;
 
 /// One profiled forward: so many rows, all of one sequence that holds so many KV tokens.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
@@ -280,6 +281,8 @@ pub struct WorkerCost {
     wire_micros: f64,
     wire_replies: f64,
     first_wires: [f64; WIRE_FIRST_REPLIES],
+    /// What prompts add to its forwards.
+    pub prompts: PromptTime,
     /// At draft workers: which of a proposal's guesses are not waited for.
     pub drafted_ahead: DraftedAhead,
 }
@@ -303,6 +306,7 @@ impl WorkerCost {
             wire_micros: FIRST_WIRE_MICROS,
             wire_replies: 0.0,
             first_wires: [0.0; WIRE_FIRST_REPLIES],
+            prompts: PromptTime::default(),
             drafted_ahead: DraftedAhead::default(),
         }
     }

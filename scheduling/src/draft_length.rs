@@ -34,7 +34,7 @@ pub use rules::{PRIOR_ACCEPTANCE, PROBE_SPACING, Rules};
 use rules::{PRIOR_SUPPLY, PROBE_CREDIT_MAX, RASH_BESIDE_OTHERS, SUPPLY_MEMORY, SUPPLY_MEMORY_MAX};
 
 use crate::acceptance_by_position::AcceptanceByPosition;
-use crate::cost::{Forward, WorkerCost, micros};
+use crate::cost::{WorkerCost, micros};
 use crate::tree_size::{SiblingRates, num_leaves};
 use speculation::step::MAX_DRAFT_TOKENS;
 use speculation::tree::Judged;
@@ -116,7 +116,7 @@ struct Speed {
 #[derive(Debug, Clone, Copy, Default)]
 struct Gathered {
     rounds: f64,
-    log_ratios: f64,
+    excess: f64,
 }
 
 impl DraftLength {
@@ -223,12 +223,12 @@ impl DraftLength {
         let Some(load) = self.load.filter(|_| is_telling) else { return };
         let chain_rows = 1.0 + self.supply.cumulative(k).iter().sum::<f64>();
         let rows_each = chain_rows + f64::from(round.num_leaves);
-        let (draft_us, verify_us) = self.prices(&load, target, draft).round(k, rows_each);
-        let log_ratio = ((draft_wait + verify) / (draft_us + verify_us)).ln();
-        if log_ratio.is_finite() {
+        let price = self.prices(&load, target, draft).round(k, rows_each);
+        let excess = (draft_wait + verify) / price.round_us() - 1.0;
+        if excess.is_finite() {
             let gathered = &mut self.gathered[k as usize];
             gathered.rounds += 1.0;
-            gathered.log_ratios += log_ratio;
+            gathered.excess += excess;
         }
     }
 
@@ -284,10 +284,10 @@ impl DraftLength {
         self.probe = None;
         self.residuals.age();
         for (k, gathered) in (0..).zip(&mut self.gathered) {
-            let Gathered { rounds, log_ratios } = std::mem::take(gathered);
+            let Gathered { rounds, excess } = std::mem::take(gathered);
             if rounds > 0.0 {
                 let part = rounds / f64::from(load.lane_sequences.max(1));
-                self.residuals.observe(k, log_ratios / rounds, part);
+                self.residuals.observe(k, excess / rounds, part);
             }
         }
         self.age_supply();
@@ -308,8 +308,7 @@ impl DraftLength {
         let chain_rows = 1.0 + self.supply.cumulative(self.k).iter().sum::<f64>();
         num_leaves(self.outlook[self.k as usize].expected_tokens, &worth, |leaves| {
             let rows_each = chain_rows + f64::from(leaves);
-            let (draft_us, verify_us) = prices.round(self.k, rows_each);
-            draft_us + verify_us
+            prices.round(self.k, rows_each).round_us()
         })
     }
 
@@ -343,23 +342,18 @@ impl DraftLength {
                 expected_tokens += supplied * survived;
                 rows_each += supplied;
             }
-            let (table_draft_us, table_verify_us) = prices.round(k, rows_each);
+            let price = prices.round(k, rows_each);
             let factor = self.residuals.factor(k);
-            let (draft_wait_us, verify_us) = (table_draft_us * factor, table_verify_us * factor);
-            let forward_us = target.forward_micros(Forward {
-                rows: sequences * rows_each + f64::from(load.other_rows),
-                sequences: sequences + f64::from(load.other_sequences),
-                context: load.context,
-            });
+            let (draft_wait_us, verify_us) = (price.draft_us * factor, price.verify_us * factor);
             outlook.push(Outlook {
                 k,
                 expected_tokens,
-                table_draft_us,
-                table_verify_us,
+                table_draft_us: price.draft_us,
+                table_verify_us: price.verify_us,
                 draft_wait_us,
                 verify_us,
                 tokens_per_second: sequences * expected_tokens * 1e6 / (draft_wait_us + verify_us).max(1.0),
-                others_delay: forward_us,
+                others_delay: price.forward_us,
             });
         }
         // Other lanes' rounds wait for this lane's rows. Those that have just moved do not know what theirs take: more than a forward.

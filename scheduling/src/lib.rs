@@ -30,6 +30,7 @@ pub mod output_length;
 pub mod placement;
 pub mod pool_size;
 pub mod profile;
+pub mod prompt_time;
 pub mod replay_budget;
 pub mod rollout;
 pub mod scheduler;

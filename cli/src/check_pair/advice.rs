@@ -68,6 +68,7 @@ pub fn advise(verdicts: &[Verdict], costs: &Costs, situation: Situation) -> Opti
         sequences,
         lane_sequences: sequences,
         other_rows: 0,
+        other_plain_sequences: 0,
         other_sequences: 0,
         draft_sequences: sequences,
         context,

@@ -11,6 +11,8 @@ pub struct Load {
     pub other_rows: u32,
     /// See `other_rows`.
     pub other_sequences: u32,
+    /// Those of them that do not draft: their steps follow each other without a pause.
+    pub other_plain_sequences: u32,
     /// Sequences of this lane, and of others that draft now, at one draft worker.
     pub draft_sequences: u32,
     /// Tokens that a sequence holds, on average.
@@ -45,12 +47,12 @@ impl Load {
     /// The load of lane `own` among all `lanes` of one model, which `targets` share evenly; `draft_sequences` are those of all lanes at one
     /// draft worker, whether they draft now or not.
     pub fn of(lanes: &[LaneView], own: usize, (targets, draft_sequences): (u32, u32)) -> Self {
-        let (mut other_rows, mut sequences, mut others) = (0, 0, Pace::default());
+        let (mut other_rows, mut sequences, mut plain, mut others) = (0, 0, 0, Pace::default());
         let mut drafting = lanes[own].sequences;
         for (_, lane) in lanes.iter().enumerate().filter(|(i, lane)| *i != own && lane.sequences > 0) {
             other_rows += lane.sequences * (lane.k + 1);
             sequences += lane.sequences;
-            drafting += if lane.k > 0 { lane.sequences } else { 0 };
+            *(if lane.k > 0 { &mut drafting } else { &mut plain }) += lane.sequences;
             others.tokens_per_second += lane.pace.tokens_per_second / f64::from(targets);
             others.round_us += f64::from(lane.sequences) * lane.pace.round_us;
         }
@@ -62,6 +64,7 @@ impl Load {
             lane_sequences: lanes[own].sequences.max(1),
             other_rows: other_rows / targets,
             other_sequences: sequences / targets,
+            other_plain_sequences: plain / targets,
             draft_sequences: (at_draft.ceil() as u32).max(1),
             context: lanes[own].context,
             others,

@@ -30,10 +30,8 @@ impl DraftLength {
     ) -> Option<LookupLength> {
         // Nothing is asked of a draft worker: whose costs are given does not matter.
         let prices = self.prices(load, target, target);
-        let round_us = |k: u32| {
-            let (_, verify_us) = prices.round(0, 1.0 + f64::from(k));
-            (verify_us * self.residuals.factor(0)).max(1.0)
-        };
+        let round_us =
+            |k: u32| (prices.round(0, 1.0 + f64::from(k)).verify_us * self.residuals.factor(0)).max(1.0);
         let plain = 1.0 / round_us(0);
         let drafted = self.outlook.get(self.k as usize).filter(|at| asks_worker && at.k > 0);
         let rival = drafted
@@ -86,6 +84,7 @@ mod tests {
             lane_sequences: sequences,
             other_rows: 0,
             other_sequences: 0,
+            other_plain_sequences: 0,
             draft_sequences: sequences,
             context: 100.0,
             others: Default::default(),

@@ -10,8 +10,28 @@ const PASSES: u32 = 3;
 /// The part of a draft step that a sequence waits for the one under way to end.
 const BOUNDARY: f64 = 0.5;
 
-/// Microseconds of a round's draft, and from there to its verdict.
-pub(super) type DraftAndVerify = (f64, f64);
+/// A draft that comes back by so much of a forward after one began has missed it; in between it may catch it, as forwards vary.
+const MISSED: f64 = 0.2;
+
+/// The part of a forward that a drafted round waits for one of other lanes' drafted rounds to end.
+const IN_THE_WAY: f64 = 0.5;
+
+/// What a round takes.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub(super) struct Price {
+    /// Microseconds of its draft.
+    pub(super) draft_us: f64,
+    /// From there to its verdict.
+    pub(super) verify_us: f64,
+    /// A forward of the target meanwhile, on average: what rounds of other lanes wait for.
+    pub(super) forward_us: f64,
+}
+
+impl Price {
+    pub(super) fn round_us(&self) -> f64 {
+        self.draft_us + self.verify_us
+    }
+}
 
 /// What rounds are priced by.
 #[derive(Debug, Clone, Copy)]
@@ -29,44 +49,141 @@ impl Prices<'_> {
     /// A lane's sequences go in groups by turns, one drafting while another is verified: in as many as the target finds best
     /// (`crate::batch::groups`). What a round takes then is the longer of its own steps one after the other and of all groups'
     /// verifications; draft workers put groups that are there at once into one forward.
-    pub(super) fn round(&self, k: u32, rows_each: f64) -> DraftAndVerify {
-        let most = if k == 0 { 1 } else { self.groups_max.min(self.load.sequences.max(1)) };
+    pub(super) fn round(&self, k: u32, rows_each: f64) -> Price {
+        if k == 0 {
+            let forward_us = self.forward_us(f64::from(self.load.sequences.max(1)), rows_each);
+            let verify_us = round_us(1, self.target.wire_micros(), forward_us);
+            return Price { draft_us: 0.0, verify_us, forward_us };
+        }
+        let most = self.groups_max.min(self.load.sequences.max(1));
         let rounds = (1..=most).map(|groups| self.in_groups(groups, k, rows_each));
-        rounds.min_by(|a, b| (a.0 + a.1).total_cmp(&(b.0 + b.1))).expect("there is one group at least")
+        rounds.min_by(|a, b| a.round_us().total_cmp(&b.round_us())).expect("there is one group at least")
+    }
+
+    /// A forward of so many of the lane's sequences. Other lanes' rows are in every forward: their rounds are not this lane's. So are prompts.
+    fn forward_us(&self, sequences: f64, rows_each: f64) -> f64 {
+        let Load { other_rows, other_sequences, context, .. } = *self.load;
+        let forward = Forward {
+            rows: sequences * rows_each + f64::from(other_rows),
+            sequences: sequences + f64::from(other_sequences),
+            context,
+        };
+        self.target.forward_micros(forward) + self.target.prompts.added_us()
     }
 
     /// A round of a lane whose sequences are split into `num_groups` groups that alternate.
-    fn in_groups(&self, num_groups: u32, k: u32, rows_each: f64) -> DraftAndVerify {
-        let Self { load, target, draft, .. } = *self;
+    fn in_groups(&self, num_groups: u32, k: u32, rows_each: f64) -> Price {
+        let Self { load, draft, .. } = *self;
         let groups = f64::from(num_groups);
-        let sequences = f64::from(load.sequences.max(1)) / groups;
-        // Other lanes' rows are in every forward: their rounds are not this lane's.
-        let others = f64::from(load.other_rows);
-        let forward = Forward {
-            rows: sequences * rows_each + others,
-            sequences: sequences + f64::from(load.other_sequences),
-            context: load.context,
-        };
-        let verify = target.forward_micros(forward);
-        let wires = target.wire_micros();
-        if k == 0 {
-            return (0.0, round_us(num_groups, wires, verify));
-        }
+        let verify_us = self.forward_us(f64::from(load.sequences.max(1)) / groups, rows_each);
         // A group is those that came back together: all sequences of a draft worker, or a part of them where there are more groups than workers.
         let at_worker = f64::from(load.draft_sequences.max(1));
         let num_workers = (f64::from(load.sequences) / at_worker).max(1.0);
         let groups_at_worker = (groups / num_workers).max(1.0);
         // Groups that are drafted for at once share their forwards, and begin where one ends.
         let mut at_once = 1.0_f64;
-        let mut found = (0.0, 0.0);
+        let mut found = Price::default();
         for _ in 0..PASSES {
             let step = draft.step_micros((at_worker * at_once / groups_at_worker).max(1.0), load.context);
             let steps = draft.drafted_ahead.forwards(k) + BOUNDARY * (at_once - 1.0).min(1.0);
             let draft_us = draft.wire_micros() + steps * step;
-            let round_us = round_us(num_groups, draft_us + wires, verify);
+            let (round_us, forward_us) = self.at_target(num_groups, draft_us, verify_us);
             at_once = (groups_at_worker * steps * step / round_us).clamp(1.0, groups_at_worker);
-            found = (draft_us, round_us - draft_us);
+            found = Price { draft_us, verify_us: round_us - draft_us, forward_us };
         }
         found
+    }
+
+    /// A whole round, given its draft and the verification of one group; and the target's mean forward meanwhile.
+    fn at_target(&self, num_groups: u32, draft_us: f64, verify_us: f64) -> (f64, f64) {
+        let wire_us = self.target.wire_micros();
+        let away_us = draft_us + wire_us;
+        if self.load.other_sequences == 0 {
+            return (round_us(num_groups, away_us, verify_us), verify_us);
+        }
+        if self.load.other_plain_sequences == 0 {
+            return (round_us(num_groups, away_us + IN_THE_WAY * verify_us, verify_us), verify_us);
+        }
+        // Others' plain steps follow each other without a pause: what was drafted waits for the next forward to begin.
+        let plain_us = self.forward_us(0.0, 0.0);
+        let groups = f64::from(num_groups);
+        let forwards = (1.0 + self.forwards_missed(away_us, plain_us + wire_us)).max(groups);
+        let busy_us = groups * verify_us + (forwards - groups) * plain_us;
+        (busy_us + forwards * wire_us, busy_us / forwards)
+    }
+
+    /// How many forwards begin while a draft is away, if one begins every `interval_us` on average. Those with prompts take longer.
+    fn forwards_missed(&self, away_us: f64, interval_us: f64) -> f64 {
+        let prompts = &self.target.prompts;
+        let bare_us = interval_us - prompts.added_us();
+        let long_us = bare_us + prompts.added_where_present_us();
+        let share = prompts.share();
+        (1.0 - share) * forwards_begun(away_us / bare_us) + share * forwards_begun(away_us / long_us)
+    }
+}
+
+/// How many forwards begin, one after the other, within the time of so many: one at least, and a late draft may still catch the last.
+fn forwards_begun(time: f64) -> f64 {
+    (time.floor() + (time.fract() / MISSED).min(1.0)).max(1.0)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::cost::{StepTimePoint, StepTimes};
+    use crate::draft_length::Pace;
+
+    /// A worker whose forwards take so long whatever their rows, without a wire.
+    fn flat(micros: u64) -> WorkerCost {
+        let points = [1, 4_096].map(|rows| StepTimePoint { rows, kv_tokens: 0, micros });
+        let mut cost = WorkerCost::new(StepTimes::new(&points));
+        (0..5).for_each(|_| cost.observe_wire(Duration::ZERO, Duration::ZERO));
+        cost
+    }
+
+    fn load(other_sequences: u32, other_plain_sequences: u32) -> Load {
+        Load {
+            sequences: 8,
+            lane_sequences: 8,
+            other_rows: other_sequences,
+            other_sequences,
+            other_plain_sequences,
+            draft_sequences: 8,
+            context: 0.0,
+            others: Pace::default(),
+        }
+    }
+
+    fn round_us(load: &Load, target: &WorkerCost, k: u32) -> f64 {
+        Prices { load, groups_max: 4, target, draft: &flat(4_000) }.round(k, f64::from(k + 1)).round_us()
+    }
+
+    #[test]
+    fn beside_plain_steps_a_round_takes_whole_forwards() {
+        let (target, beside) = (flat(10_000), load(8, 8));
+        let rounds = [0, 1, 2, 3, 4, 5].map(|k| round_us(&beside, &target, k).round());
+        // Drafts of 4 to 8 ms miss one forward, those of 12 to 20 ms two.
+        assert_eq!(rounds, [10_000.0, 20_000.0, 20_000.0, 30_000.0, 30_000.0, 30_000.0]);
+        let alone = [1, 2, 3].map(|k| round_us(&load(0, 0), &target, k));
+        assert_eq!(alone, [14_000.0, 18_000.0, 22_000.0]);
+        let beside_drafted = [1, 2, 3].map(|k| round_us(&load(8, 0), &target, k));
+        assert_eq!(beside_drafted, [19_000.0, 23_000.0, 27_000.0], "half a forward of others is in the way");
+    }
+
+    #[test]
+    fn a_draft_that_comes_back_just_late_may_catch_the_forward() {
+        assert_eq!([0.0, 0.5, 1.0, 1.125, 1.5, 2.0].map(forwards_begun), [1.0, 1.0, 1.0, 1.625, 2.0, 2.0]);
+    }
+
+    #[test]
+    fn prompts_make_forwards_longer_and_fewer_of_them_are_missed() {
+        let mut target = flat(10_000);
+        for _ in 0..1_000 {
+            target.prompts.observe(256, Duration::from_millis(18), 10_000.0);
+        }
+        let rounds = [0, 3, 4].map(|k| round_us(&load(8, 8), &target, k).round());
+        assert_eq!(rounds, [18_000.0, 36_000.0, 36_000.0]);
     }
 }

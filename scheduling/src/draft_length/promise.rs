@@ -21,6 +21,7 @@ impl DraftLength {
             lane_sequences: whole,
             other_rows: 0,
             other_sequences: 0,
+            other_plain_sequences: 0,
             draft_sequences: if drafts > 0.0 { (sequences / drafts).ceil().max(1.0) as u32 } else { whole },
             context,
             others: Pace::default(),
@@ -33,8 +34,7 @@ impl DraftLength {
                 expected_tokens += accepted[k as usize - 1];
             }
             let rows_each = f64::from(k + 1);
-            let (draft_us, verify_us) = prices.round(k, rows_each);
-            let round_us = (draft_us + verify_us) * self.residuals.factor(0);
+            let round_us = prices.round(k, rows_each).round_us() * self.residuals.factor(0);
             most = most.max(sequences * expected_tokens * 1e6 / round_us.max(1.0));
         }
         most

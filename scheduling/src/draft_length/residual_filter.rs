@@ -1,4 +1,6 @@
-//! What rounds of each k take beyond their price: a Kalman filter over the logarithm of measured over priced time, a vector by k.
+//! What rounds of each k take beyond their price, as a part of it: a Kalman filter over measured over priced time, less one, a vector by k.
+//! Means of times, not of their logarithms: speed is tokens over mean time, and where some rounds wait for a prompt and most do not, a mean
+//! of logarithms is too small, the more so the fewer forwards a round waits for.
 //! It knows no k that is chosen and chooses none.
 //!
 //! What delays rounds at the present k, prompts above all, delays every other k too: that component is common to all and drifts.
@@ -14,7 +16,7 @@ const OWN: f64 = 0.2;
 /// How much of what is its own a k shares with its neighbour. Plain rounds do not run into each other as drafted ones do: they share nothing.
 const NEIGHBOUR: f64 = 0.8;
 
-/// Of the logarithm of the mean time of a lane round: forwards are noisy.
+/// Of the mean time of a lane round: forwards are noisy.
 const LANE_ROUND_NOISE: f64 = 0.04;
 
 /// How far what is common moves in a lane round.
@@ -22,6 +24,9 @@ const COMMON_DRIFT: f64 = 0.005;
 
 /// Lane rounds after which a residual has gone back to the prior by the factor e.
 const OWN_MEMORY: f64 = 2_048.0;
+
+/// No round takes a smaller part of its price than this.
+const LEAST_FACTOR: f64 = 0.1;
 
 /// The constants above, as plain data.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -91,17 +96,17 @@ impl ResidualFilter {
         }
     }
 
-    /// Rounds at `k` took `log_ratio` (logarithm) beyond their price; `part` of the lane's sequences said so.
-    pub(super) fn observe(&mut self, k: u32, log_ratio: f64, part: f64) {
+    /// Rounds at `k` took `excess` of their price beyond it; `part` of the lane's sequences said so.
+    pub(super) fn observe(&mut self, k: u32, excess: f64, part: f64) {
         let k = k as usize;
-        if k >= self.mean.len() || !log_ratio.is_finite() || part <= 0.0 {
+        if k >= self.mean.len() || !excess.is_finite() || part <= 0.0 {
             return;
         }
         let noise = self.rules.lane_round_noise.powi(2) / part.min(1.0);
         let column: Vec<f64> = self.covariance[k].clone();
         let spread = column[k] + noise;
         // A stall says little of other rounds; where rounds really changed by more, the next ones say so again.
-        let surprise = (log_ratio - self.mean[k]).clamp(-3.0 * spread.sqrt(), 3.0 * spread.sqrt());
+        let surprise = (excess - self.mean[k]).clamp(-3.0 * spread.sqrt(), 3.0 * spread.sqrt());
         for (i, gain) in column.iter().map(|shared| shared / spread).enumerate() {
             self.mean[i] += gain * surprise;
             for (j, shared) in column.iter().enumerate() {
@@ -112,7 +117,7 @@ impl ResidualFilter {
 
     /// By how many times rounds at `k` take longer than their price.
     pub(super) fn factor(&self, k: u32) -> f64 {
-        self.mean[k as usize].exp()
+        (1.0 + self.mean[k as usize]).max(LEAST_FACTOR)
     }
 }
 
@@ -127,16 +132,21 @@ mod tests {
             filter.age();
             filter.observe(4, 0.5, 1.0);
         }
-        assert!((filter.factor(4).ln() - 0.5).abs() < 0.03, "{}", filter.factor(4).ln());
-        let log = |k| filter.factor(k).ln();
-        assert!(log(0) > 0.2 && log(10) > log(0), "half of it is common: {} {}", log(0), log(10));
-        assert!(log(5) > 0.4 && log(5) > log(10), "{} {}", log(5), log(10));
+        let excess = |k| filter.factor(k) - 1.0;
+        assert!((excess(4) - 0.5).abs() < 0.03, "{}", excess(4));
+        assert!(
+            excess(0) > 0.2 && excess(10) > excess(0),
+            "half of it is common: {} {}",
+            excess(0),
+            excess(10)
+        );
+        assert!(excess(5) > 0.4 && excess(5) > excess(10), "{} {}", excess(5), excess(10));
         // Then it is as fast as priced again: all are.
         for _ in 0..50 {
             filter.age();
             filter.observe(4, 0.0, 1.0);
         }
-        assert!((0..=10).all(|k| filter.factor(k).ln().abs() < 0.08));
+        assert!((0..=10).all(|k| (filter.factor(k) - 1.0).abs() < 0.08));
     }
 
     #[test]
@@ -146,9 +156,9 @@ mod tests {
             filter.age();
             filter.observe(2, 0.5, 1.0);
         }
-        assert!(filter.factor(2).ln() > 0.4);
+        assert!(filter.factor(2) > 1.4);
         (0..20_000).for_each(|_| filter.age());
-        assert!(filter.factor(2).ln() < 0.01);
+        assert!(filter.factor(2) < 1.01);
         // As sure of it as before: one lane round moves it as far as the first one did.
         let mut fresh = ResidualFilter::new(4, ResidualRules::default());
         for filter in [&mut filter, &mut fresh] {

@@ -11,12 +11,17 @@ use crate::cost::Forward;
 use crate::draft_length::RoundTimes;
 
 impl SchedulerState {
-    /// A worker reports one forward pass. Passes with prompt rows say nothing of those without.
+    /// A worker reports one forward pass. One with prompt rows tells what these add to the others.
     pub(super) fn on_timing(&mut self, key: WorkerKey, timing: &StepTiming) {
-        let is_telling = timing.rows > 0 && timing.prefill_rows == 0 && timing.sequences > 0;
+        let round_rows = timing.rows.saturating_sub(timing.prefill_rows);
+        let is_telling = round_rows > 0 && timing.sequences > 0;
         let Some(worker) = self.workers.get_mut(key).filter(|_| is_telling) else { return };
-        let forward = Forward::measured(timing.rows, timing.sequences, timing.kv_tokens);
-        worker.cost.observe_forward(forward, timing.compute);
+        let forward = Forward::measured(round_rows, timing.sequences, timing.kv_tokens);
+        if timing.prefill_rows == 0 {
+            worker.cost.observe_forward(forward, timing.compute);
+        }
+        let predicted_us = worker.cost.forward_micros(forward);
+        worker.cost.prompts.observe(timing.prefill_rows, timing.compute, predicted_us);
     }
 
     /// A reply came: its delay, and which part of it was the wire.

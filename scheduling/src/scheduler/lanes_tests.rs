@@ -77,7 +77,7 @@ fn policy_keeps_a_lane_from_drafting_but_for_probes() {
     for (task, least, most, reason) in [
         ("poor", 8, 80, Some("lane_min_acceptance")),
         ("crowded", 0, 0, Some("lane_max_batch")),
-        ("short", 190, 200, None),
+        ("short", 180, 200, None),
     ] {
         let lane = lanes.join(key(task)).id;
         let chosen = run(&mut lanes, lane, &workers, &[8, 8, 8, 8, 0]);

@@ -1,0 +1,63 @@
+//! What prompts add to a target's forwards. A round waits for the forwards of its target, and those that hold rows of prompts take longer
+//! than the step times of its own rows tell.
+
+use std::time::Duration;
+
+use crate::cost::micros;
+
+/// Forwards that the means remember.
+const PROMPT_MEMORY: f64 = 64.0;
+
+/// Of one worker, as decayed means over its forwards.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub struct PromptTime {
+    share: f64,
+    added_us: f64,
+}
+
+impl PromptTime {
+    /// A forward with `prefill_rows` rows of prompts took so long; `predicted_us` is what its other rows take.
+    pub fn observe(&mut self, prefill_rows: u32, took: Duration, predicted_us: f64) {
+        let (share, added_us) =
+            if prefill_rows > 0 { (1.0, (micros(took) - predicted_us).max(0.0)) } else { (0.0, 0.0) };
+        self.share += (share - self.share) / PROMPT_MEMORY;
+        self.added_us += (added_us - self.added_us) / PROMPT_MEMORY;
+    }
+
+    /// The share of forwards that hold prompts.
+    pub fn share(&self) -> f64 {
+        self.share
+    }
+
+    /// Microseconds that prompts add to a forward: mean over all forwards.
+    pub fn added_us(&self) -> f64 {
+        self.added_us
+    }
+
+    /// Microseconds that they add to a forward that holds some.
+    pub fn added_where_present_us(&self) -> f64 {
+        if self.share > 0.0 { self.added_us / self.share } else { 0.0 }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_quarter_of_the_forwards_hold_a_prompt_that_takes_eight_milliseconds() {
+        let mut prompts = PromptTime::default();
+        assert_eq!(prompts.added_where_present_us(), 0.0, "none was seen");
+        for forward in 0..4_000 {
+            let prefill_rows = if forward % 4 == 0 { 256 } else { 0 };
+            let took = if prefill_rows > 0 { 18 } else { 12 };
+            prompts.observe(prefill_rows, Duration::from_millis(took), 10_000.0);
+        }
+        assert!((prompts.share() - 0.25).abs() < 0.01, "{}", prompts.share());
+        assert!((prompts.added_us() - 2_000.0).abs() < 80.0, "{}", prompts.added_us());
+        assert!(
+            (prompts.added_where_present_us() - 8_000.0).abs() < 1.0,
+            "a forward that is slow without prompts is not theirs"
+        );
+    }
+}
