@@ -373,11 +373,11 @@ impl DraftLength {
     /// Moves k towards the one that it is worth the most to be at.
     fn step_towards_best(&mut self) -> bool {
         let here = self.outlook[self.k as usize];
-        let must_leave = here.others_delay > self.rules.others_delay_max;
+        let must_leave = self.delays_others(&here);
         let is_beside_others = self.load.is_some_and(|load| load.other_sequences > 0);
         let rash = self.rules.rash_hysteresis * if is_beside_others { RASH_BESIDE_OTHERS } else { 1.0 };
         let margin = if self.is_rash() { rash } else { self.rules.hysteresis };
-        let best = self.outlook.iter().filter(|at| at.k != self.k && self.may_move_to(at)).map(|at| {
+        let best = self.outlook.iter().filter(|at| at.k != self.k && !self.delays_others(at)).map(|at| {
             let gain = (at.tokens_per_second / here.tokens_per_second).ln();
             // To draft less costs nobody anything: no other lane's rounds become longer by it.
             let margin = if at.k < self.k && !self.is_rash() { 0.0 } else { margin };
@@ -403,10 +403,9 @@ impl DraftLength {
         true
     }
 
-    /// Whether others may be made to wait for it: less than they are made to wait where the lane is already, so that it does not come and go
-    /// with every request.
-    fn may_move_to(&self, at: &Outlook) -> bool {
-        at.others_delay <= self.rules.others_delay_max * if at.k < self.k { 1.0 } else { 0.5 }
+    /// Whether others would wait for its rows longer than they may be made to.
+    fn delays_others(&self, at: &Outlook) -> bool {
+        at.others_delay > self.rules.others_delay_max
     }
 
     /// Whether the last move was not measured yet.

@@ -10,6 +10,9 @@ const LENGTHS: [u32; 10] = [1, 2, 3, 4, 6, 8, 12, 16, 24, 32];
 /// A lookup draft has to promise so much more than the round without it.
 const GAIN_MIN: f64 = 1.02;
 
+/// A lookup draft may make a round of other lanes longer by this part at most.
+const OTHERS_DELAY_MAX: f64 = 0.02;
+
 /// How far a lookup draft is verified.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct LookupLength {
@@ -58,7 +61,7 @@ impl DraftLength {
             target.forward_micros(Forward { rows, sequences, context: load.context })
         };
         let plain_us = forward_us(0);
-        (forward_us(k) - plain_us) / load.others.round_us.max(plain_us) <= self.rules.others_delay_max
+        (forward_us(k) - plain_us) / load.others.round_us.max(plain_us) <= OTHERS_DELAY_MAX
     }
 }
 

@@ -32,9 +32,6 @@ pub(super) const SETTLING_LANE_ROUNDS: u64 = 3;
 /// After that a move is measured for so many lane rounds before the next one.
 pub(super) const MEASURING_LANE_ROUNDS: u64 = 4;
 
-/// A lane may make the rounds of others that share its target longer by this part at most, against drafting nothing: they did not choose its k.
-pub(super) const OTHERS_DELAY_MAX: f64 = 0.02;
-
 /// The share of a lane's time that probes may cost, by their predicted loss.
 pub(super) const PROBE_SHARE: f64 = 0.015;
 
@@ -57,7 +54,7 @@ pub struct Rules {
     pub settling_lane_rounds: u64,
     /// Lane rounds in which a move is measured.
     pub measuring_lane_rounds: u64,
-    /// How much longer a lane may make others' rounds.
+    /// By what part a lane may make the rounds of others that share its target longer, against drafting nothing: they did not choose its k.
     pub others_delay_max: f64,
     /// The share of the time that probes may cost.
     pub probe_share: f64,
@@ -79,7 +76,7 @@ impl Default for Rules {
             rash_hysteresis: RASH_HYSTERESIS,
             settling_lane_rounds: SETTLING_LANE_ROUNDS,
             measuring_lane_rounds: MEASURING_LANE_ROUNDS,
-            others_delay_max: OTHERS_DELAY_MAX,
+            others_delay_max: 0.0,
             probe_share: PROBE_SHARE,
             probe_spacing: PROBE_SPACING,
             groups_max: GROUPS_MAX,
