@@ -177,15 +177,13 @@ fn between(a: (f64, f64), b: (f64, f64), x: f64) -> f64 {
     if b.0 <= a.0 { b.1 } else { b.1 + (b.1 - a.1) * (x - b.0) / (b.0 - a.0) }
 }
 
-/// By what factor measurements differ from predictions, by an index (a number of rows, a k). What was measured at
-/// one index speaks for its neighbours too, the less the further off, and for no more than it weighs.
+/// By what factor measurements differ from predictions, by class of rows. What was measured in one class counts in its neighbours too,
+/// the less the further off.
 #[derive(Debug, Clone)]
-pub struct Residuals {
-    entries: Vec<Residual>,
-    /// What a measurement is worth so many indices further off.
-    reach: Vec<f64>,
-    /// Measurements that the prediction itself is worth.
-    trust: f64,
+struct Residuals {
+    entries: [Residual; ROWS_CLASSES],
+    /// Weight of a measurement, by its distance in classes.
+    reach: [f64; ROWS_CLASSES],
 }
 
 #[derive(Debug, Clone, Copy, Default)]
@@ -205,44 +203,32 @@ const TABLE_TRUST: f64 = 0.5;
 const MAX_LOG_STEP: f64 = 0.7;
 
 impl Residuals {
-    /// Nothing measured: every factor is 1, and worth so many measurements. `reach` is what one is worth one index further off.
-    pub fn new(len: usize, reach: f64, trust: f64) -> Self {
-        let reach = (0..len).map(|distance| reach.powi(distance as i32)).collect();
-        Self { entries: vec![Residual::default(); len], reach, trust }
+    /// Nothing measured: every factor is 1.
+    fn new() -> Self {
+        let reach = std::array::from_fn(|distance| ROWS_REACH.powi(distance as i32));
+        Self { entries: [Residual::default(); ROWS_CLASSES], reach }
     }
 
-    /// At `index`, `measured` was seen where `predicted` was expected; `weight` is 1 for a measurement that stands alone.
-    pub fn observe(&mut self, index: usize, (measured, predicted): (f64, f64), weight: f64) {
-        let last = self.entries.len() - 1;
-        let entry = &mut self.entries[index.min(last)];
+    /// In `class`, `measured` was seen where `predicted` was expected.
+    fn observe(&mut self, class: usize, measured: f64, predicted: f64) {
+        let entry = &mut self.entries[class];
         let log = (measured / predicted).ln();
         if !log.is_finite() {
             return;
         }
-        entry.weight = (entry.weight + weight).min(RESIDUAL_MEMORY);
-        entry.log += (log - entry.log).clamp(-MAX_LOG_STEP, MAX_LOG_STEP) * (weight / entry.weight).min(1.0);
+        entry.weight = (entry.weight + 1.0).min(RESIDUAL_MEMORY);
+        entry.log += (log - entry.log).clamp(-MAX_LOG_STEP, MAX_LOG_STEP) * (1.0 / entry.weight);
     }
 
-    /// The factor at `index`.
-    pub fn factor(&self, index: usize) -> f64 {
-        self.factor_beside(index, 1.0)
-    }
-
-    /// The factor at `index`, where the prediction is taken to be off by `usual` as long as nothing else was measured.
-    pub fn factor_beside(&self, index: usize, usual: f64) -> f64 {
-        let index = index.min(self.entries.len() - 1);
-        let (mut sum, mut weights) = (self.trust * usual.ln(), self.trust);
+    /// The factor in `class`.
+    fn factor(&self, class: usize) -> f64 {
+        let (mut sum, mut weights) = (0.0, TABLE_TRUST);
         for (i, entry) in self.entries.iter().enumerate() {
-            let weight = entry.weight * self.reach[i.abs_diff(index)];
+            let weight = entry.weight * self.reach[i.abs_diff(class)];
             sum += weight * entry.log;
             weights += weight;
         }
         (sum / weights).exp()
-    }
-
-    /// Everything measured counts for less, by this factor.
-    pub fn age(&mut self, keep: f64) {
-        self.entries.iter_mut().for_each(|entry| entry.weight *= keep);
     }
 }
 
@@ -298,10 +284,9 @@ struct Seen {
 impl WorkerCost {
     /// A worker of which only its table is known.
     pub fn new(times: StepTimes) -> Self {
-        let residuals = Residuals::new(ROWS_CLASSES, ROWS_REACH, TABLE_TRUST);
         Self {
             times,
-            residuals,
+            residuals: Residuals::new(),
             seen: vec![Seen::default(); SEEN_CLASSES],
             wire_micros: FIRST_WIRE_MICROS,
             wire_replies: 0.0,
@@ -324,7 +309,7 @@ impl WorkerCost {
             return;
         }
         if rows <= self.times.max_rows() {
-            return self.residuals.observe(rows_class(rows), (took, predicted), 1.0);
+            return self.residuals.observe(rows_class(rows), took, predicted);
         }
         let seen = &mut self.seen
             [((rows.log2() * SEEN_CLASSES_PER_DOUBLING).round() as usize).min(SEEN_CLASSES - 1)];

@@ -1,10 +1,6 @@
 //! What prompts add to a target's forwards. A round waits for the forwards of its target, and those that hold rows of prompts take longer
 //! than the step times of its own rows tell.
 
-use std::time::Duration;
-
-use crate::cost::micros;
-
 /// Forwards that the means remember.
 const PROMPT_MEMORY: f64 = 64.0;
 
@@ -16,10 +12,9 @@ pub struct PromptTime {
 }
 
 impl PromptTime {
-    /// A forward with `prefill_rows` rows of prompts took so long; `predicted_us` is what its other rows take.
-    pub fn observe(&mut self, prefill_rows: u32, took: Duration, predicted_us: f64) {
-        let (share, added_us) =
-            if prefill_rows > 0 { (1.0, (micros(took) - predicted_us).max(0.0)) } else { (0.0, 0.0) };
+    /// Prompts added so many microseconds to a forward; `None`: it held none.
+    pub fn observe(&mut self, added_us: Option<f64>) {
+        let (share, added_us) = added_us.map_or((0.0, 0.0), |added_us| (1.0, added_us.max(0.0)));
         self.share += (share - self.share) / PROMPT_MEMORY;
         self.added_us += (added_us - self.added_us) / PROMPT_MEMORY;
     }
@@ -49,15 +44,10 @@ mod tests {
         let mut prompts = PromptTime::default();
         assert_eq!(prompts.added_where_present_us(), 0.0, "none was seen");
         for forward in 0..4_000 {
-            let prefill_rows = if forward % 4 == 0 { 256 } else { 0 };
-            let took = if prefill_rows > 0 { 18 } else { 12 };
-            prompts.observe(prefill_rows, Duration::from_millis(took), 10_000.0);
+            prompts.observe((forward % 4 == 0).then_some(8_000.0));
         }
         assert!((prompts.share() - 0.25).abs() < 0.01, "{}", prompts.share());
         assert!((prompts.added_us() - 2_000.0).abs() < 80.0, "{}", prompts.added_us());
-        assert!(
-            (prompts.added_where_present_us() - 8_000.0).abs() < 1.0,
-            "a forward that is slow without prompts is not theirs"
-        );
+        assert!((prompts.added_where_present_us() - 8_000.0).abs() < 1.0);
     }
 }

@@ -181,7 +181,7 @@ mod tests {
     fn prompts_make_forwards_longer_and_fewer_of_them_are_missed() {
         let mut target = flat(10_000);
         for _ in 0..1_000 {
-            target.prompts.observe(256, Duration::from_millis(18), 10_000.0);
+            target.prompts.observe(Some(8_000.0));
         }
         let rounds = [0, 3, 4].map(|k| round_us(&load(8, 8), &target, k).round());
         assert_eq!(rounds, [18_000.0, 36_000.0, 36_000.0]);

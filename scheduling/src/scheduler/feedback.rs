@@ -7,7 +7,7 @@ use speculation::{Reply, ReplyBody, Role};
 use super::active::{ActiveSequence, Asked};
 use super::events::{Command, Report, StepTiming, WorkerKey};
 use super::state::SchedulerState;
-use crate::cost::Forward;
+use crate::cost::{Forward, micros};
 use crate::draft_length::RoundTimes;
 
 impl SchedulerState {
@@ -19,9 +19,11 @@ impl SchedulerState {
         let forward = Forward::measured(round_rows, timing.sequences, timing.kv_tokens);
         if timing.prefill_rows == 0 {
             worker.cost.observe_forward(forward, timing.compute);
+            worker.cost.prompts.observe(None);
+        } else {
+            let added_us = micros(timing.compute) - worker.cost.forward_micros(forward);
+            worker.cost.prompts.observe(Some(added_us));
         }
-        let predicted_us = worker.cost.forward_micros(forward);
-        worker.cost.prompts.observe(timing.prefill_rows, timing.compute, predicted_us);
     }
 
     /// A reply came: its delay, and which part of it was the wire.

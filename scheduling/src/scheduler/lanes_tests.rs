@@ -77,7 +77,7 @@ fn policy_keeps_a_lane_from_drafting_but_for_probes() {
     for (task, least, most, reason) in [
         ("poor", 8, 80, Some("lane_min_acceptance")),
         ("crowded", 0, 0, Some("lane_max_batch")),
-        ("short", 180, 200, None),
+        ("short", 190, 200, None),
     ] {
         let lane = lanes.join(key(task)).id;
         let chosen = run(&mut lanes, lane, &workers, &[8, 8, 8, 8, 0]);
@@ -85,6 +85,7 @@ fn policy_keeps_a_lane_from_drafting_but_for_probes() {
         assert!((least..=most).contains(&drafted), "{task}: {drafted} of 200 rounds drafted");
         assert_eq!(chosen.iter().rev().find_map(|chosen| chosen.held_back), reason, "{task}");
         assert!(chosen.iter().all(|chosen| task != "short" || chosen.num_draft_tokens <= 2));
+        lanes.leave(lane);
     }
 }
 
