@@ -24,6 +24,8 @@ pub(super) struct Subject {
     shared: Settings,
     timeout: Duration,
     seed: i64,
+    /// Tells this run's prompts from another's at the same server.
+    run: u64,
 }
 
 /// What came of it: cells by condition, then arm.
@@ -64,7 +66,7 @@ pub(super) async fn prepare(args: &BenchArgs) -> Result<Subject, BenchError> {
         ..Settings::default()
     };
     let timeout = Duration::from_secs(args.timeout_s);
-    Ok(Subject { arms, prompts, plan, shared, timeout, seed: args.seed.into() })
+    Ok(Subject { arms, prompts, plan, shared, timeout, seed: args.seed.into(), run: rand::random() })
 }
 
 fn prompts(args: &BenchArgs) -> Result<Vec<Prompt>, BenchError> {
@@ -112,11 +114,21 @@ impl Subject {
         let temperature = self.plan.conditions[block.condition].temperature;
         let request = |(item, prompt): (usize, &usize)| {
             let seed = Some((self.seed << 32) + ((block.pair as i64) << 16) + item as i64);
-            let settings = Settings { temperature, seed, ..self.shared.clone() };
+            let mut settings = Settings { temperature, seed, ..self.shared.clone() };
+            if arm.endpoint.knows_cache_salt() {
+                settings.fields.entry("cache_salt").or_insert_with(|| self.cache_salt(block).into());
+            }
             let request = arm.settings(&settings).request(&arm.endpoint, &self.prompts[*prompt]);
             Request { item, block: block.pair, ..request }
         };
         block.prompts.iter().enumerate().map(request).collect()
+    }
+
+    /// Of all requests of a block. Without it the second block of a pair would find the prompts of the first in the server's
+    /// prefix cache, and the arm that goes first would pay for both.
+    fn cache_salt(&self, block: &Block) -> String {
+        let Block { condition, pair, arm, is_warmup, .. } = block;
+        format!("bench-{:x}-{condition}-{pair}-{arm}-{is_warmup}", self.run)
     }
 }
 
