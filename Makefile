@@ -1,6 +1,6 @@
 # Every verb is one line over cargo or a script. `make` alone prints them.
 .DEFAULT_GOAL := help
-.PHONY: help deps helm-check observability-check traces-check up first-run console-check test test-release quick check fmt fuzz sanitize arm-check clients schemas docs measure measure-engine measure-servers measure-lanes measure-lanes-cluster measure-plan measure-draft-ahead measure-router chaos kernels-check gpu-check gpu-check-dry gpu-bundle gpu-bundle-check clean
+.PHONY: help deps helm-check observability-check traces-check up first-run console-check test test-release quick check fmt fuzz sanitize arm-check clients schemas docs measure measure-engine measure-never-lose measure-servers measure-lanes measure-lanes-cluster measure-plan measure-draft-ahead measure-router chaos kernels-check gpu-check gpu-check-dry gpu-bundle gpu-bundle-check clean
 
 # Every verb compiles the workspace by clippy's driver, so that lints, tests and binaries share what is built. This is how
 # `cargo clippy -- --deny warnings` calls it.
@@ -94,6 +94,10 @@ measure-engine: ## the CPU engine (release build) beside llama.cpp by turns, by 
 	@tests/llama-cpp/build.sh
 	@.deps/llama-cpp/venv/bin/python tests/llama-cpp/to_gguf.py --model $(MODEL) --out .deps/llama-cpp/gguf
 	@python3 tests/llama-cpp/engine.py --model $(MODEL) --gguf .deps/llama-cpp/gguf --llama .deps/llama-cpp --speed "$${CARGO_TARGET_DIR:-target}/release/examples/speed" $(ARGS)
+
+measure-never-lose: ## the router's own choice against no speculation, by streams and temperature, fresh processes each time, the pair of `make up` (ARGS="--isa native,avx2 --runs 10")
+	cargo build --locked --workspace --bins
+	@tests/never-lose.py --outrider "$${CARGO_TARGET_DIR:-target}/debug/outrider" $(ARGS)
 
 measure-servers: ## `outrider up` (release build) beside llama.cpp's server by turns, the bundled pair with ballast: tokens/s, TTFT, CPU; builds llama.cpp first (ARGS="--weights bf16 --kinds none")
 	cargo build --locked --release --workspace --exclude tests --bins

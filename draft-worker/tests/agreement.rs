@@ -56,7 +56,7 @@ fn step(
         let mut tasks =
             VecDeque::from([Task::new(key, slot, step, std::mem::take(&mut cached), Instant::now())]);
         let (task, body) = loop {
-            if let Some(done) = method.advance(&mut tasks).expect("there is room").pop() {
+            if let Some(done) = method.advance(&mut tasks, u32::MAX).expect("there is room").pop() {
                 break done;
             }
         };

@@ -77,7 +77,7 @@ impl Worker {
     fn run(&mut self, task: Task) -> (Task, ReplyBody) {
         let mut tasks = VecDeque::from([task]);
         loop {
-            if let Some(done) = self.method.advance(&mut tasks).expect("there is room").pop() {
+            if let Some(done) = self.method.advance(&mut tasks, u32::MAX).expect("there is room").pop() {
                 return done;
             }
         }

@@ -16,8 +16,19 @@ use speculation::{Step, Work};
 use crate::batch::{Group, GroupRules, Groups, LaneRows, ROUND_CONTEXT, ReadyGroup, ReturnTimes, StepRows};
 use crate::cost::{Forward, StepTimes, WorkerCost};
 
+/// No forward has more rows.
+const FORWARD_ROWS_MAX: u32 = 1 << 16;
+
 /// A shorter delay costs more than it brings: no thread wakes up sooner.
 const MIN_DELAY: Duration = Duration::from_micros(50);
+
+/// While other sequences are served, a forward with prompts takes at most this many times what it takes without
+/// them, or as many of their rows as [`LEAST_SHARE_OF_SPEED`] asks for.
+const PROMPT_STRETCH: f64 = 4.0;
+
+/// However short that makes a forward, it is so long that its rows are computed at this share of the speed of a full
+/// one.
+const LEAST_SHARE_OF_SPEED: f64 = 0.87;
 
 /// A step that could run now.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -52,8 +63,17 @@ impl<K> ReadyStep<K> {
 pub enum Decision {
     /// Ask again when something arrives, or after this time.
     Wait(Duration),
-    /// Run a forward of these of the ready steps, by index; nothing where nothing is ready.
-    Run(Vec<bool>),
+    /// Run a forward.
+    Run(Turn),
+}
+
+/// Who takes part in a forward.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Turn {
+    /// One entry a ready step.
+    pub members: Vec<bool>,
+    /// Context ids of prompts and replays at most.
+    pub prompt_rows: u32,
 }
 
 /// A forward that is done.
@@ -75,6 +95,8 @@ pub struct BatchFormer<K> {
     cost: WorkerCost,
     return_times: ReturnTimes<K>,
     groups: Groups,
+    /// See [`LEAST_SHARE_OF_SPEED`].
+    efficient_rows: u32,
     /// When the delay of the next forward began.
     delayed_since: Option<Duration>,
 }
@@ -83,6 +105,7 @@ impl<K: Ord + Copy> BatchFormer<K> {
     /// A batch former for a worker with these profiled step times; without any, no forward is ever delayed.
     pub fn new(times: StepTimes, rules: GroupRules) -> Self {
         Self {
+            efficient_rows: times.rows_of_speed(LEAST_SHARE_OF_SPEED),
             cost: WorkerCost::new(times),
             return_times: ReturnTimes::default(),
             groups: Groups::with_rules(rules),
@@ -123,7 +146,30 @@ impl<K: Ord + Copy> BatchFormer<K> {
             self.delayed_since.get_or_insert(now);
             return Decision::Wait(delay.max(MIN_DELAY));
         }
-        Decision::Run(group.members)
+        Decision::Run(Turn { prompt_rows: self.prompt_rows(ready, &group.members), members: group.members })
+    }
+
+    /// How many rows of prompts a forward of these steps has at most. Whoever decodes waits for all of them, and so
+    /// do prompts that came first for those that came later.
+    fn prompt_rows(&self, ready: &[ReadyStep<K>], members: &[bool]) -> u32 {
+        let is_alone = self.return_times.len() <= 1;
+        if is_alone || ready.iter().all(|step| step.rows.is_round()) {
+            return u32::MAX;
+        }
+        let rounds = ready.iter().zip(members).filter(|(step, is_member)| **is_member && step.rows.is_round());
+        let (rows, sequences) = rounds.fold((0, 0), |(rows, sequences), (step, _)| (rows + step.rows.rows(), sequences + 1));
+        let context = mean_context(ready);
+        let with = |prompts: u32| {
+            let (rows, sequences) = (f64::from(rows + prompts), f64::from(sequences + 1));
+            self.cost.forward_micros(Forward { rows, sequences, context })
+        };
+        let at_most = PROMPT_STRETCH * with(u32::from(rows == 0));
+        let (mut fits, mut too_many) = (self.efficient_rows, FORWARD_ROWS_MAX);
+        while fits + 1 < too_many {
+            let middle = fits.midpoint(too_many);
+            if with(middle) <= at_most { fits = middle } else { too_many = middle }
+        }
+        fits
     }
 
     /// The group of the next forward: at a target a part of the drafting sequences, elsewhere all steps.

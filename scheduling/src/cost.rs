@@ -107,6 +107,14 @@ impl StepTimes {
         self.curve.as_ref().map_or(0.0, |curve| curve.points[curve.points.len() - 1].0)
     }
 
+    /// The least rows of a forward that computes at `share` of the rows a second of the largest that was profiled.
+    pub fn rows_of_speed(&self, share: f64) -> u32 {
+        let Some(curve) = &self.curve else { return 1 };
+        let speed = |rows: f64| rows / curve.micros(rows);
+        let wanted = share * speed(self.max_rows());
+        (1..self.max_rows() as u32).find(|rows| speed(f64::from(*rows)) >= wanted).unwrap_or(self.max_rows() as u32)
+    }
+
     /// Microseconds of a forward.
     pub fn micros(&self, forward: Forward) -> f64 {
         let Some(curve) = &self.curve else { return 0.0 };
@@ -413,6 +421,14 @@ mod tests {
             assert!((got - micros).abs() < 1e-9, "{rows}: {got}");
         }
         assert_eq!(StepTimes::new(&[]).micros(Forward::plain(9.0, 9.0)), 0.0);
+    }
+
+    #[test]
+    fn few_rows_are_as_fast_as_many_where_each_costs_its_own_time() {
+        let of = |points: &[StepTimePoint]| StepTimes::new(points).rows_of_speed(0.87);
+        assert_eq!(of(&[point(1, 0, 100), point(64, 0, 6_400)]), 1);
+        assert_eq!(of(&[point(1, 0, 1_000), point(64, 0, 1_000)]), 56, "87% of 64 rows in the same time");
+        assert_eq!(of(&[]), 1);
     }
 
     #[test]

@@ -9,8 +9,8 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
-use scheduling::batch::{Share, StepRows, form, prefill_rows};
-use scheduling::batch_former::{BatchFormer, Decision, RanForward, ReadyStep};
+use scheduling::batch::{RowLimits, Share, StepRows, form, prefill_rows};
+use scheduling::batch_former::{BatchFormer, Decision, RanForward, ReadyStep, Turn};
 use scheduling::cost::StepTimes;
 use scheduling::profile::synthetic::{StepUnderWay, SyntheticModel};
 use scheduling::profile::{ForwardRows, Profile};
@@ -130,7 +130,7 @@ impl Worker {
         let ready: Vec<ReadyStep<SequenceId>> = self.tasks.iter().map(Task::ready_step).collect();
         match self.former.next(now, &ready) {
             Decision::Wait(delay) => Next::Wait(delay),
-            Decision::Run(members) => Next::Run(self.begin_forward(now, &ready, &members)),
+            Decision::Run(turn) => Next::Run(self.begin_forward(now, &ready, &turn)),
         }
     }
 
@@ -206,9 +206,10 @@ impl Worker {
         }
     }
 
-    fn begin_forward(&mut self, now: Duration, ready: &[ReadyStep<SequenceId>], members: &[bool]) -> f64 {
+    fn begin_forward(&mut self, now: Duration, ready: &[ReadyStep<SequenceId>], turn: &Turn) -> f64 {
         let rows: Vec<StepRows> = ready.iter().map(|step| step.rows).collect();
-        let shares = form(&rows, self.model.pool().max_batch_rows, |index, _| members[index]);
+        let limits = RowLimits { all: self.model.pool().max_batch_rows, prompts: turn.prompt_rows };
+        let shares = form(&rows, limits, |index, _| turn.members[index]);
         let mut forward = ForwardRows::default();
         for share in &shares {
             let held = self.held.get_mut(&ready[share.index].key).expect("a task's sequence is held");

@@ -86,7 +86,7 @@ fn spans(method: &mut ModelMethod<Verify>, drafts: &[Vec<TokenId>; 5]) -> Vec<To
     let mut queue: VecDeque<Task> = drafts.iter().enumerate().map(task).collect();
     let mut done = Vec::new();
     while !queue.is_empty() {
-        done.extend(method.advance(&mut queue).expect("there is room"));
+        done.extend(method.advance(&mut queue, u32::MAX).expect("there is room"));
     }
     done.sort_by_key(|(task, _)| task.key.sequence);
     let span = |(task, body): (Task, ReplyBody)| {

@@ -70,11 +70,20 @@ fn run(
     method: &mut ModelMethod<Verify>,
     tasks: Vec<(u64, Vec<TokenId>, Vec<TokenId>)>,
 ) -> Vec<(Task, ReplyBody)> {
+    run_within(method, u32::MAX, tasks)
+}
+
+/// The same with at most so many rows of prompts in a forward.
+fn run_within(
+    method: &mut ModelMethod<Verify>,
+    prompt_rows: u32,
+    tasks: Vec<(u64, Vec<TokenId>, Vec<TokenId>)>,
+) -> Vec<(Task, ReplyBody)> {
     let mut queue: VecDeque<Task> =
         tasks.iter().map(|(id, prompt, draft)| task(method.open(), *id, prompt, draft)).collect();
     let mut done = Vec::new();
     while !queue.is_empty() {
-        done.extend(method.advance(&mut queue).expect("the KV pool is ample"));
+        done.extend(method.advance(&mut queue, prompt_rows).expect("the KV pool is ample"));
     }
     done.sort_by_key(|(task, _)| task.key.sequence);
     done
@@ -94,12 +103,12 @@ fn answers_do_not_depend_on_how_rows_are_cut() {
     let scores = span.prompt_logprobs.as_ref().unwrap();
     assert_eq!((scores.start, scores.entries.len()), (1, 89), "every prompt id but the first is scored");
 
-    for max_batch_rows in [1, 7, 64] {
+    for (max_batch_rows, prompt_rows) in [(1, u32::MAX), (7, u32::MAX), (64, u32::MAX), (64, 5)] {
         let method = &mut method(max_batch_rows);
         let others = (10..14).map(|id| (id, prompt(30 + id as u32 * 9, id as u32), vec![3, 4]));
         let tasks = std::iter::once((2, ids.clone(), draft.clone())).chain(others).collect();
-        let done = run(method, tasks);
-        assert_eq!(done[0].1, expected, "at most {max_batch_rows} rows a forward");
+        let done = run_within(method, prompt_rows, tasks);
+        assert_eq!(done[0].1, expected, "at most {max_batch_rows} rows a forward, {prompt_rows} of prompts");
         assert_eq!(done[0].0.cached.len(), 90 + span.num_accepted, "what is held is what was accepted");
         for (task, _) in done {
             method.close(task.slot);
@@ -136,7 +145,7 @@ fn answers_do_not_depend_on_what_others_have_computed() {
             .collect();
         let mut done = Vec::new();
         while !queue.is_empty() {
-            done.extend(method.advance(&mut queue).expect("the KV pool is ample"));
+            done.extend(method.advance(&mut queue, u32::MAX).expect("the KV pool is ample"));
         }
         done.sort_by_key(|(task, _)| task.key.sequence);
         done.into_iter().map(|(_, body)| body).collect()
@@ -172,7 +181,7 @@ fn a_task_that_fails_its_forward_fails_alone() {
     let mut queue = VecDeque::from([first, broken, third]);
     let mut done = Vec::new();
     while !queue.is_empty() {
-        done.extend(method.advance(&mut queue).expect("the KV pool is ample"));
+        done.extend(method.advance(&mut queue, u32::MAX).expect("the KV pool is ample"));
     }
     let bodies: Vec<ReplyBody> = done.into_iter().map(|(_, body)| body).collect();
     let [first, ReplyBody::Refused { reason }, third] = &bodies[..] else { panic!("{bodies:?}") };

@@ -136,7 +136,7 @@ impl Ahead {
             members.push(key);
         }
         let rows_before = method.stats().rows;
-        let finished = if tasks.is_empty() { Ok(Vec::new()) } else { method.advance(&mut tasks) };
+        let finished = if tasks.is_empty() { Ok(Vec::new()) } else { method.advance(&mut tasks, u32::MAX) };
         let rows = method.stats().rows - rows_before;
         self.stats.rows += rows;
         match finished {

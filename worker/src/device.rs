@@ -201,8 +201,8 @@ impl<M: Method> Device<M> {
                         let message = reactor.next_within(&mut mailbox, wait);
                         message.into_iter().for_each(|message| self.receive(message));
                     }
-                    Decision::Run(members) => {
-                        let timing = reactor.during(self.forward_size(), || self.forward(&members));
+                    Decision::Run(turn) => {
+                        let timing = reactor.during(self.forward_size(), || self.forward(&turn));
                         reactor.exchange(|| self.flush(&timing));
                         self.observe();
                     }

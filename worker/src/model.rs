@@ -9,7 +9,7 @@ mod portion;
 use std::collections::{HashMap, VecDeque};
 
 use engine::{DrawRequest, Engine, EngineError, Outcome, SequenceRows, SlotId, TreeRows};
-use scheduling::batch::{ROUND_CONTEXT, StepRows, form};
+use scheduling::batch::{ROUND_CONTEXT, RowLimits, StepRows, form};
 use speculation::cached_sequence::Limits;
 use speculation::tree::MAX_TREE_TOKENS;
 use speculation::{ReplyBody, Role, Work};
@@ -105,12 +105,13 @@ impl<D: Decide> ModelMethod<D> {
     }
 
     /// Portions of the next forward: `scheduling::batch` says whose, the engine whether their KV fits.
-    fn plan(&mut self, tasks: &VecDeque<Task>) -> Vec<Portion> {
+    fn plan(&mut self, tasks: &VecDeque<Task>, prompt_rows: u32) -> Vec<Portion> {
         let is_ready = |task| self.grammars.as_mut().is_none_or(|grammars| grammars.is_ready(task));
         let has_grammar: Vec<bool> = tasks.iter().map(is_ready).collect();
         let ready: Vec<StepRows> = tasks.iter().map(Task::rows_left).collect();
         let mut blocks_left = self.engine.free_blocks();
-        let shares = form(&ready, self.max_batch_rows as u32, |index, rows| {
+        let limits = RowLimits { all: self.max_batch_rows as u32, prompts: prompt_rows };
+        let shares = form(&ready, limits, |index, rows| {
             let blocks = self.engine.blocks_needed(self.slots[&tasks[index].slot], rows);
             let fits =
                 blocks <= blocks_left && tasks[index].prefix == PrefixLookup::Done && has_grammar[index];
@@ -138,7 +139,7 @@ impl<D: Decide> ModelMethod<D> {
         for task in take_tasks(tasks, plan.iter().map(|portion| portion.task).collect()) {
             let mut alone = VecDeque::from([task]);
             // Without room it waits, as it would have done.
-            finished.extend(self.advance(&mut alone).unwrap_or_default());
+            finished.extend(self.advance(&mut alone, u32::MAX).unwrap_or_default());
             tasks.extend(alone);
         }
         tasks.make_contiguous().sort_by_key(|task| task.started);
@@ -218,11 +219,11 @@ impl<D: Decide> Method for ModelMethod<D> {
         self.engine.truncate(self.slots[&slot], len);
     }
 
-    fn advance(&mut self, tasks: &mut VecDeque<Task>) -> Result<Vec<(Task, ReplyBody)>, NeedRoom> {
+    fn advance(&mut self, tasks: &mut VecDeque<Task>, prompt_rows: u32) -> Result<Vec<(Task, ReplyBody)>, NeedRoom> {
         self.find_prefixes(tasks);
-        let mut plan = self.plan(tasks);
+        let mut plan = self.plan(tasks, prompt_rows);
         if plan.is_empty() && self.grammars.as_mut().is_some_and(|grammars| grammars.wait(tasks)) {
-            plan = self.plan(tasks);
+            plan = self.plan(tasks, prompt_rows);
         }
         if plan.is_empty() {
             return Err(NeedRoom);

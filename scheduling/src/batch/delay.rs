@@ -108,6 +108,11 @@ impl<K: Ord> ReturnTimes<K> {
         self.sequences.remove(key);
     }
 
+    /// How many sequences are known.
+    pub fn len(&self) -> usize {
+        self.sequences.len()
+    }
+
     /// The sequences whose last step carried a draft.
     pub fn drafting(&self) -> Drafting {
         let mut found = Drafting::default();

@@ -12,7 +12,8 @@ use speculation::{Step, Work};
 pub use delay::{Drafting, Expected, ReadyGroup, ReturnTimes};
 pub use groups::{Group, GroupRules, Groups, LaneRows, Size};
 
-/// Share of a batch reserved for prefill while decodes are also waiting.
+/// Share of a forward's rows reserved for prompts while decodes are also waiting, and of those of prompts
+/// reserved for long ones.
 pub const PREFILL_SHARE: f64 = 0.25;
 
 /// The most context ids that a step of a round appends: a draft worker gets two after full acceptance. A
@@ -64,8 +65,8 @@ impl StepRows {
         self.context <= ROUND_CONTEXT
     }
 
-    /// Whether the context is so long that it would crowd out other steps.
-    pub fn is_prompt(&self, rows_max: u32) -> bool {
+    /// Whether the context is so long that it would crowd out other prompts.
+    fn is_long(&self, rows_max: u32) -> bool {
         f64::from(self.context) > PREFILL_SHARE * f64::from(rows_max)
     }
 }
@@ -77,35 +78,56 @@ impl Share {
     }
 }
 
+/// How many rows a forward may have.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RowLimits {
+    /// Of all kinds together.
+    pub all: u32,
+    /// Context ids of prompts and replays.
+    pub prompts: u32,
+}
+
 /// Context ids of prompts and replays among `steps`.
 pub fn prefill_rows(steps: impl Iterator<Item = StepRows>) -> u32 {
     steps.filter(|step| !step.is_round()).map(|step| step.context).sum()
 }
 
-/// The shares of the next forward, in order, with at most `rows_max` rows except for the last tail, which is
+/// The shares of the next forward, in order, with at most `limits` rows except for the last tail, which is
 /// never split.
 ///
-/// Steps without a prompt come first, oldest first, limited to what [`PREFILL_SHARE`] leaves them while a
-/// prompt waits; prompts share the rest. `fits(index, rows)` reserves KV for so many more rows, or answers
-/// that there is none.
-pub fn form(ready: &[StepRows], rows_max: u32, mut fits: impl FnMut(usize, u32) -> bool) -> Vec<Share> {
-    let is_prompt = |&i: &usize| ready[i].is_prompt(rows_max);
-    let (prompts, others): (Vec<usize>, Vec<usize>) = (0..ready.len()).partition(is_prompt);
-    let for_prompts = if prompts.is_empty() { 0 } else { (PREFILL_SHARE * f64::from(rows_max)) as u32 };
+/// Steps of a round come first, then short prompts, then long ones, each kind oldest first. While a later kind
+/// waits, [`PREFILL_SHARE`] of the rows are kept for it. `fits(index, rows)` reserves KV for so many more rows,
+/// or answers that there is none.
+pub fn form(ready: &[StepRows], limits: RowLimits, mut fits: impl FnMut(usize, u32) -> bool) -> Vec<Share> {
+    let (rounds, prompts): (Vec<usize>, Vec<usize>) = (0..ready.len()).partition(|&i| ready[i].is_round());
+    let (short, long): (Vec<usize>, Vec<usize>) =
+        prompts.into_iter().partition(|&i| !ready[i].is_long(limits.all));
+    let kept = |rows: u32, later: bool| if later { (PREFILL_SHARE * f64::from(rows)) as u32 } else { 0 };
     let mut shares = Vec::new();
-    let mut rows_left = rows_max;
-    let order = others.into_iter().map(|i| (i, for_prompts)).chain(prompts.into_iter().map(|i| (i, 0)));
-    for (index, reserved) in order {
-        let budget = rows_left.saturating_sub(reserved);
-        if budget == 0 {
-            continue;
-        }
-        let context = ready[index].context.min(budget);
-        let share = Share { index, context, ends_context: context == ready[index].context };
-        let rows = share.rows(&ready[index]);
-        if rows > 0 && fits(index, rows) {
-            rows_left = rows_left.saturating_sub(rows);
-            shares.push(share);
+    let mut left = limits;
+    let kinds = [
+        (&rounds, kept(limits.all.min(limits.prompts), !short.is_empty() || !long.is_empty()), 0),
+        (&short, 0, kept(limits.prompts, !long.is_empty())),
+        (&long, 0, 0),
+    ];
+    for (kind, kept_of_all, kept_of_prompts) in kinds {
+        for &index in kind {
+            let step = &ready[index];
+            let mut budget = left.all.saturating_sub(kept_of_all);
+            if !step.is_round() {
+                budget = budget.min(left.prompts.saturating_sub(kept_of_prompts));
+            }
+            if budget == 0 {
+                continue;
+            }
+            let context = step.context.min(budget);
+            let share = Share { index, context, ends_context: context == step.context };
+            let rows = share.rows(step);
+            if rows > 0 && fits(index, rows) {
+                left.all = left.all.saturating_sub(rows);
+                left.prompts -= if step.is_round() { 0 } else { context };
+                shares.push(share);
+            }
         }
     }
     shares
@@ -119,8 +141,12 @@ mod tests {
         list.iter().map(|&(context, tail)| StepRows { context, tail }).collect()
     }
 
-    fn formed(list: &[(u32, u32)], rows_max: u32) -> Vec<(usize, u32, bool)> {
-        let shares = form(&ready(list), rows_max, |_, _| true);
+    fn formed(list: &[(u32, u32)], all: u32) -> Vec<(usize, u32, bool)> {
+        formed_within(list, RowLimits { all, prompts: u32::MAX })
+    }
+
+    fn formed_within(list: &[(u32, u32)], limits: RowLimits) -> Vec<(usize, u32, bool)> {
+        let shares = form(&ready(list), limits, |_, _| true);
         shares.iter().map(|share| (share.index, share.context, share.ends_context)).collect()
     }
 
@@ -140,10 +166,21 @@ mod tests {
     }
 
     #[test]
+    fn prompts_take_no_more_rows_than_they_are_given_and_the_oldest_gets_them() {
+        let limits = RowLimits { all: 64, prompts: 12 };
+        let steps = [(10, 0), (1, 4), (9, 3), (2, 0)];
+        assert_eq!(formed_within(&steps, limits), [(1, 1, true), (3, 2, true), (0, 10, true), (2, 2, false)]);
+        // A quarter of 12 rows is the long prompt's.
+        let steps = [(500, 0), (10, 0), (9, 0), (1, 4)];
+        assert_eq!(formed_within(&steps, limits), [(3, 1, true), (1, 9, false), (0, 3, false)]);
+    }
+
+    #[test]
     fn a_tail_is_never_split_and_a_sequence_without_room_is_passed_over() {
         assert_eq!(formed(&[(1, 40)], 33), [(0, 1, true)]);
-        let shares = form(&ready(&[(1, 0), (1, 8), (1, 0)]), 64, |index, _| index != 1);
+        let limits = RowLimits { all: 64, prompts: 64 };
+        let shares = form(&ready(&[(1, 0), (1, 8), (1, 0)]), limits, |index, _| index != 1);
         assert_eq!(shares.iter().map(|share| share.index).collect::<Vec<_>>(), [0, 2]);
-        assert!(form(&ready(&[(0, 0)]), 64, |_, _| true).is_empty());
+        assert!(form(&ready(&[(0, 0)]), limits, |_, _| true).is_empty());
     }
 }

@@ -15,6 +15,11 @@ fn flat() -> BatchFormer<char> {
     BatchFormer::new(times(&[(1, 10_000), (64, 10_000)]), GroupRules::default())
 }
 
+/// A forward without prompts.
+fn run(members: &[bool]) -> Decision {
+    Decision::Run(Turn { members: members.to_vec(), prompt_rows: u32::MAX })
+}
+
 fn step(key: char, rows: (u32, u32)) -> ReadyStep<char> {
     let rows = StepRows { context: rows.0, tail: rows.1 };
     ReadyStep { key, lane: 0, rows, context_len: 100, is_verify: true }
@@ -39,7 +44,7 @@ fn the_delay_is_counted_from_the_first_wait_and_ends_with_a_forward() {
     former.arrived(11 * MS, 'a', ready[0].rows);
     assert_eq!(former.next(11 * MS, &ready), Decision::Wait(4 * MS));
     assert_eq!(former.next(12 * MS, &ready), Decision::Wait(3 * MS));
-    assert_eq!(former.next(22 * MS, &ready), Decision::Run(vec![true]), "b did not come");
+    assert_eq!(former.next(22 * MS, &ready), run(&[true]), "b did not come");
     assert_eq!(former.delayed_since, Some(11 * MS));
     former.ran(RanForward { rows: 1, sequences: 1, ..RanForward::default() }, 10 * MS);
     assert_eq!(former.delayed_since, None);
@@ -60,15 +65,15 @@ fn a_forgotten_sequence_is_not_waited_for() {
     former.forget(&'b');
     assert_eq!(former.next(14 * MS, &[step('c', (1, 0))]), Decision::Wait(MS), "a is away");
     former.forget(&'a');
-    assert_eq!(former.next(14 * MS, &[step('c', (1, 0))]), Decision::Run(vec![true]));
+    assert_eq!(former.next(14 * MS, &[step('c', (1, 0))]), run(&[true]));
 }
 
 #[test]
 fn without_profiled_times_nothing_is_delayed() {
     let mut former = BatchFormer::new(StepTimes::new(&[]), GroupRules::default());
     away(&mut former, "ab");
-    assert_eq!(former.next(14 * MS, &[step('a', (1, 0))]), Decision::Run(vec![true]));
-    assert_eq!(former.next(14 * MS, &[]), Decision::Run(vec![]));
+    assert_eq!(former.next(14 * MS, &[step('a', (1, 0))]), run(&[true]));
+    assert_eq!(former.next(14 * MS, &[]), run(&[]));
 }
 
 #[test]
@@ -134,9 +139,13 @@ fn run_line(former: &mut BatchFormer<char>, line: &Line) -> Option<String> {
                 entries.iter().map(|entry| ReadyStep { is_verify, ..ready_step(entry) }).collect();
             return Some(match former.next(at, &ready) {
                 Decision::Wait(delay) => format!("wait {:.2}ms", delay.as_secs_f64() * 1e3),
-                Decision::Run(members) => {
+                Decision::Run(Turn { members, prompt_rows }) => {
                     let ran = ready.iter().zip(members).filter(|(_, is_member)| *is_member);
-                    ran.fold("run".to_owned(), |text, (step, _)| format!("{text} {}", step.key))
+                    let text = ran.fold("run".to_owned(), |text, (step, _)| format!("{text} {}", step.key));
+                    match prompt_rows {
+                        u32::MAX => text,
+                        rows => format!("{text}, {rows} prompt rows"),
+                    }
                 }
             });
         }

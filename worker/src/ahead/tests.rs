@@ -57,7 +57,7 @@ impl Method for Counting {
         *held = len.min(*held);
     }
 
-    fn advance(&mut self, tasks: &mut VecDeque<Task>) -> Result<Vec<(Task, ReplyBody)>, NeedRoom> {
+    fn advance(&mut self, tasks: &mut VecDeque<Task>, _prompt_rows: u32) -> Result<Vec<(Task, ReplyBody)>, NeedRoom> {
         if self.total == 0 {
             return Err(NeedRoom);
         }
@@ -119,7 +119,7 @@ impl Bench {
         let mut tasks = VecDeque::from([Task::new(KEY, held.slot, step, cached, Instant::now())]);
         tasks[0].context_done = 3;
         let (mut task, body) = loop {
-            if let Some(done) = method.advance(&mut tasks).expect("room").pop() {
+            if let Some(done) = method.advance(&mut tasks, u32::MAX).expect("room").pop() {
                 break done;
             }
         };

@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use proto::v1;
 use scheduling::batch::prefill_rows;
-use scheduling::batch_former::{Decision, RanForward, ReadyStep};
+use scheduling::batch_former::{Decision, RanForward, ReadyStep, Turn};
 use speculation::ReplyBody;
 
 use crate::Task;
@@ -28,19 +28,19 @@ impl<M: Method> Device<M> {
         ForwardSize { rows, sequences: self.running.len() }
     }
 
-    /// One forward of the tasks that are `members`, and its answers into the outboxes; nothing where nothing
-    /// is to be run.
-    pub(super) fn forward(&mut self, members: &[bool]) -> v1::StepTiming {
+    /// One forward of the tasks whose `turn` it is, and its answers into the outboxes; nothing where nothing is to
+    /// be run.
+    pub(super) fn forward(&mut self, turn: &Turn) -> v1::StepTiming {
         let began = Instant::now();
         let before = self.method.stats();
         let mut timing = v1::StepTiming::default();
-        let mut others = self.take_others(members);
+        let mut others = self.take_others(&turn.members);
         if self.running.is_empty() {
             self.running = others;
             return timing;
         }
         let prefill = prefill_left(&self.running);
-        let advanced = self.method.advance(&mut self.running);
+        let advanced = self.method.advance(&mut self.running, turn.prompt_rows);
         let prefill_now_left = prefill_left(&self.running);
         // In order of age: were those put first that the forward went without, a step that found no rows left in it
         // could fall behind others for ever.

@@ -46,7 +46,7 @@ impl Method for Blocks {
         *used = len.min(*used);
     }
 
-    fn advance(&mut self, tasks: &mut VecDeque<Task>) -> Result<Vec<(Task, ReplyBody)>, NeedRoom> {
+    fn advance(&mut self, tasks: &mut VecDeque<Task>, _prompt_rows: u32) -> Result<Vec<(Task, ReplyBody)>, NeedRoom> {
         let free = self.total - self.used.values().sum::<u32>() as usize;
         let first = tasks.front().expect("called with tasks").step.append_ids.len();
         if first > free {
@@ -124,8 +124,8 @@ impl Bench {
         self.device.receive(frame);
         while !self.device.waiting.is_empty() || !self.device.running.is_empty() {
             self.device.admit_waiting();
-            let Decision::Run(members) = self.device.next_forward() else { continue };
-            let timing = self.device.forward(&members);
+            let Decision::Run(turn) = self.device.next_forward() else { continue };
+            let timing = self.device.forward(&turn);
             self.device.flush(&timing);
         }
     }
@@ -368,8 +368,8 @@ fn a_step_counts_as_back_when_it_came_and_not_when_it_is_read() {
     };
     bench.device.receive(frame(vec![second], Instant::now() + away));
     bench.device.admit_waiting();
-    let Decision::Run(members) = bench.device.next_forward() else { panic!("nobody else is away") };
-    bench.device.forward(&members);
+    let Decision::Run(turn) = bench.device.next_forward() else { panic!("nobody else is away") };
+    bench.device.forward(&turn);
     let other = SentStep { step: bench.step(2, 1, &[], &[7]), span_id: 0 };
     bench.device.receive(frame(vec![other], Instant::now()));
     bench.device.admit_waiting();

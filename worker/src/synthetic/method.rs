@@ -8,7 +8,7 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use scheduling::batch::{Share, StepRows, form};
+use scheduling::batch::{RowLimits, Share, StepRows, form};
 use scheduling::profile::synthetic::{StepUnderWay, SyntheticModel};
 use scheduling::profile::text::{mix, unit};
 use scheduling::profile::{ForwardRows, Profile};
@@ -58,10 +58,11 @@ impl SyntheticMethod {
         self.slots.values().map(|tokens| self.blocks(*tokens)).sum()
     }
 
-    fn plan(&self, tasks: &VecDeque<Task>) -> Vec<Share> {
+    fn plan(&self, tasks: &VecDeque<Task>, prompt_rows: u32) -> Vec<Share> {
         let ready: Vec<StepRows> = tasks.iter().map(Task::rows_left).collect();
         let mut blocks_left = self.model.pool().kv_blocks.saturating_sub(self.blocks_used());
-        form(&ready, self.model.pool().max_batch_rows, |index, rows| {
+        let limits = RowLimits { all: self.model.pool().max_batch_rows, prompts: prompt_rows };
+        form(&ready, limits, |index, rows| {
             let held = self.slots[&tasks[index].slot];
             let blocks = self.blocks(held + rows) - self.blocks(held);
             let fits = blocks <= blocks_left;
@@ -179,14 +180,14 @@ impl Method for SyntheticMethod {
         }
     }
 
-    fn advance(&mut self, tasks: &mut VecDeque<Task>) -> Result<Vec<(Task, ReplyBody)>, NeedRoom> {
+    fn advance(&mut self, tasks: &mut VecDeque<Task>, prompt_rows: u32) -> Result<Vec<(Task, ReplyBody)>, NeedRoom> {
         if let Some(index) = tasks.iter().position(|task| asks_too_much(task.spec())) {
             let task = tasks.remove(index).expect("it was found there");
             let reason =
                 "the synthetic engine has no probabilities: ask for no logprobs and for coupled acceptance";
             return Ok(vec![(task, ReplyBody::Refused { reason: reason.to_owned() })]);
         }
-        let shares = self.plan(tasks);
+        let shares = self.plan(tasks, prompt_rows);
         if shares.is_empty() {
             return Err(NeedRoom);
         }
