@@ -4,10 +4,11 @@
 Every cell starts fresh processes, so the router knows nothing of its lanes, and `outrider bench` sends blocks of requests by
 turns: own choice, other, other, own choice. No two blocks share a cached prompt. Cells come in random order in each run. Printed
 are geometric means over runs with 95% intervals (t over logarithms): tokens/s of the own choice over the other's, and P99 of its
-request times over the other's (with few requests a block, that is nearly the longest).
+request times over the other's (with few requests a block, that is nearly the longest). Ctrl-C prints what there is.
 """
 
 import argparse
+import contextlib
 import itertools
 import json
 import math
@@ -26,13 +27,18 @@ STUDENT = [12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26]
 def main():
     args = arguments()
     results = {}
+    with contextlib.suppress(KeyboardInterrupt):
+        measure_all(args, results)
+    print_table(results)
+
+
+def measure_all(args, results):
     for run in range(args.runs):
         cells = list(itertools.product(args.isa, args.temperatures, args.max_tokens, args.streams, args.against))
         random.Random(args.seed + run).shuffle(cells)
         for number, cell in enumerate(cells):
             print(f"run {run + 1} of {args.runs}, cell {number + 1} of {len(cells)}: {cell}", file=sys.stderr, flush=True)
             results.setdefault(cell, []).append(measure(args, cell, args.seed + run))
-    print_table(results)
 
 
 def arguments():

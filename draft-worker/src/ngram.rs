@@ -34,7 +34,11 @@ impl Method for Ngram {
 
     fn truncate(&mut self, _slot: Slot, _len: u32) {}
 
-    fn advance(&mut self, tasks: &mut VecDeque<Task>, _prompt_rows: u32) -> Result<Vec<(Task, ReplyBody)>, NeedRoom> {
+    fn advance(
+        &mut self,
+        tasks: &mut VecDeque<Task>,
+        _prompt_rows: u32,
+    ) -> Result<Vec<(Task, ReplyBody)>, NeedRoom> {
         Ok(tasks.drain(..).map(answer).collect())
     }
 

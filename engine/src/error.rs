@@ -95,28 +95,12 @@ pub enum EngineError {
         /// The limit, and what to do.
         reason: String,
     },
-    /// An instruction set was asked for that this CPU lacks or the engine does not know.
-    #[error("instruction set `{name}` is not available on this CPU, expected one of {available}")]
-    MissingInstructionSet {
-        /// What was asked for.
-        name: String,
-        /// Those that would have worked.
-        available: String,
-    },
-    /// Another instruction set was chosen before, and kernels may have run with it.
-    #[error("instruction set `{0}` comes too late, this process computes with another one already")]
-    InstructionSetInUse(String),
+    /// The CPU kernels cannot run as asked, or got no memory.
+    #[error(transparent)]
+    Kernel(KernelError),
     /// A GPU cannot be used, or said no.
     #[error(transparent)]
     Cuda(#[from] crate::cuda::CudaError),
-    /// The system did not give the memory.
-    #[error("out of memory: {bytes} bytes for {purpose}")]
-    OutOfMemory {
-        /// How much was asked for.
-        bytes: u64,
-        /// What for.
-        purpose: &'static str,
-    },
     /// The weights would not fit in the memory that is free; nothing was read.
     #[error(
         "the weights take {:.1} GB of memory and {:.1} GB are free: take a smaller model, `weights` int8 or int4, or less ballast",
@@ -176,19 +160,13 @@ impl EngineError {
     }
 }
 
-/// What the CPU kernels say is the engine's to say, in the same words.
 impl From<KernelError> for EngineError {
     fn from(error: KernelError) -> Self {
         match error {
-            KernelError::BadOption { option, value, reason } => Self::BadOption { option, value, reason },
-            KernelError::MissingInstructionSet { name, available } => {
-                Self::MissingInstructionSet { name, available }
-            }
-            KernelError::InstructionSetInUse(name) => Self::InstructionSetInUse(name),
-            KernelError::OutOfMemory { bytes, purpose } => Self::OutOfMemory { bytes, purpose },
             KernelError::Rows(error) => *error
                 .downcast()
                 .expect("rows are read by `Stacked` alone, which fails with an engine's error"),
+            other => Self::Kernel(other),
         }
     }
 }

@@ -156,8 +156,10 @@ impl<K: Ord + Copy> BatchFormer<K> {
         if is_alone || ready.iter().all(|step| step.rows.is_round()) {
             return u32::MAX;
         }
-        let rounds = ready.iter().zip(members).filter(|(step, is_member)| **is_member && step.rows.is_round());
-        let (rows, sequences) = rounds.fold((0, 0), |(rows, sequences), (step, _)| (rows + step.rows.rows(), sequences + 1));
+        let rounds =
+            ready.iter().zip(members).filter(|(step, is_member)| **is_member && step.rows.is_round());
+        let (rows, sequences) =
+            rounds.fold((0, 0), |(rows, sequences), (step, _)| (rows + step.rows.rows(), sequences + 1));
         let context = mean_context(ready);
         let with = |prompts: u32| {
             let (rows, sequences) = (f64::from(rows + prompts), f64::from(sequences + 1));

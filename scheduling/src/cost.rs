@@ -112,7 +112,9 @@ impl StepTimes {
         let Some(curve) = &self.curve else { return 1 };
         let speed = |rows: f64| rows / curve.micros(rows);
         let wanted = share * speed(self.max_rows());
-        (1..self.max_rows() as u32).find(|rows| speed(f64::from(*rows)) >= wanted).unwrap_or(self.max_rows() as u32)
+        (1..self.max_rows() as u32)
+            .find(|rows| speed(f64::from(*rows)) >= wanted)
+            .unwrap_or(self.max_rows() as u32)
     }
 
     /// Microseconds of a forward.

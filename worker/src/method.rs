@@ -70,7 +70,11 @@ pub trait Method: Send + 'static {
     /// Takes as many tasks as fit one forward further, oldest first; those that are done leave the queue with
     /// their answers. At most `prompt_rows` context ids of prompts run. At least one task goes on, or [`NeedRoom`]
     /// says why none does.
-    fn advance(&mut self, tasks: &mut VecDeque<Task>, prompt_rows: u32) -> Result<Vec<(Task, ReplyBody)>, NeedRoom>;
+    fn advance(
+        &mut self,
+        tasks: &mut VecDeque<Task>,
+        prompt_rows: u32,
+    ) -> Result<Vec<(Task, ReplyBody)>, NeedRoom>;
 
     /// KV blocks of a sequence, those included that it shares with others; 0 without KV.
     fn blocks_held(&self, slot: Slot) -> u64;

@@ -219,7 +219,11 @@ impl<D: Decide> Method for ModelMethod<D> {
         self.engine.truncate(self.slots[&slot], len);
     }
 
-    fn advance(&mut self, tasks: &mut VecDeque<Task>, prompt_rows: u32) -> Result<Vec<(Task, ReplyBody)>, NeedRoom> {
+    fn advance(
+        &mut self,
+        tasks: &mut VecDeque<Task>,
+        prompt_rows: u32,
+    ) -> Result<Vec<(Task, ReplyBody)>, NeedRoom> {
         self.find_prefixes(tasks);
         let mut plan = self.plan(tasks, prompt_rows);
         if plan.is_empty() && self.grammars.as_mut().is_some_and(|grammars| grammars.wait(tasks)) {

@@ -14,7 +14,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-use engine::{Engine, EngineError, LoadOptions, ReadProbe, WeightFormat};
+use engine::{Engine, EngineError, KernelError, LoadOptions, ReadProbe, WeightFormat};
 
 use measure::{Bench, Case, Subject};
 use memory::{Watch, probe_bytes};
@@ -189,7 +189,7 @@ fn formats(list: &str) -> Result<Vec<(String, WeightFormat)>, BenchError> {
 /// Before the first engine is loaded.
 fn use_instruction_set(name: &str) -> Result<(), BenchError> {
     engine::use_instruction_set(name).map_err(|error| match error {
-        EngineError::MissingInstructionSet { name, available } => BenchError::Usage {
+        EngineError::Kernel(KernelError::MissingInstructionSet { name, available }) => BenchError::Usage {
             flag: "--isa",
             value: format!("`{name}`"),
             expected: format!("one that this CPU has: {available}"),

@@ -100,6 +100,8 @@ pub(super) struct Round {
     pub(super) phase: RoundPhase,
     /// Draft length chosen for it.
     pub(super) chosen: u32,
+    /// How long that proposal was expected to take as the round began, until it is asked for.
+    pub(super) predicted: Option<Duration>,
     /// Tokens of a tree at most.
     pub(super) num_tree_tokens: u32,
     /// Whether prompt rows are in it: its time then says nothing of drafting and verifying.

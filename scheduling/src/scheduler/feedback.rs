@@ -74,8 +74,8 @@ impl SchedulerState {
         step: u64,
         num_draft_tokens: u32,
     ) {
-        let predicted = match self.just_predicted {
-            Some((k, predicted)) if k == num_draft_tokens => predicted,
+        let predicted = match active.round.predicted.take() {
+            Some(predicted) if num_draft_tokens == active.round.chosen => predicted,
             _ => self.predicted_proposal(active, num_draft_tokens),
         };
         active.asked = Some(Asked { step, at: self.now, num_draft_tokens, predicted });

@@ -277,7 +277,14 @@ impl Lanes {
             .filter(same_model)
             .map(|(index, lane)| {
                 let pace = lane.draft_length.pace(lane.sequences);
-                (index, LaneView { sequences: lane.sequences, k: lane.k, context: lane.context_len, pace })
+                let view = LaneView {
+                    sequences: lane.sequences,
+                    k: lane.k,
+                    is_allied: lane.held_back.is_none() && lane.draft_length.gains_with_others(),
+                    context: lane.context_len,
+                    pace,
+                };
+                (index, view)
             })
             .unzip();
         let own = ids.binary_search(&(id.0 as usize)).expect("a lane is of its own model");

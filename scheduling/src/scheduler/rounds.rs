@@ -127,12 +127,11 @@ impl Scheduler {
             Round { is_probing: true, .. } => (PROBE_TOKENS, Duration::ZERO),
             Round { chosen: k, .. } => {
                 let predicted = self.state.predicted_proposal(active, k);
-                self.state.just_predicted = Some((k, predicted));
+                active.round.predicted = Some(predicted);
                 (k, self.state.draft_wait(active, predicted))
             }
         };
         self.drive(id, Event::BeginRound { num_draft_tokens, num_tree_tokens, draft_wait });
-        self.state.just_predicted = None;
     }
 }
 

@@ -61,8 +61,6 @@ pub(super) struct SchedulerState {
     pub(super) shadows: Shadows,
     /// Whether a sequence joined a queue or capacity was freed since the queues were last served.
     pub(super) capacity_changed: bool,
-    /// How long so many tokens are expected to take, of the round that is being begun: it is asked for twice.
-    pub(super) just_predicted: Option<(u32, Duration)>,
     /// What the driver is to do.
     pub(super) commands: Vec<Command>,
     /// Memory for what a sequence wants done; empty between two events.
@@ -87,7 +85,6 @@ impl SchedulerState {
             target_waits: Waits::default(),
             shadows: Shadows::default(),
             capacity_changed: false,
-            just_predicted: None,
             commands: Vec::new(),
             actions: Vec::new(),
         }

@@ -57,7 +57,11 @@ impl Method for Counting {
         *held = len.min(*held);
     }
 
-    fn advance(&mut self, tasks: &mut VecDeque<Task>, _prompt_rows: u32) -> Result<Vec<(Task, ReplyBody)>, NeedRoom> {
+    fn advance(
+        &mut self,
+        tasks: &mut VecDeque<Task>,
+        _prompt_rows: u32,
+    ) -> Result<Vec<(Task, ReplyBody)>, NeedRoom> {
         if self.total == 0 {
             return Err(NeedRoom);
         }

@@ -46,7 +46,11 @@ impl Method for Blocks {
         *used = len.min(*used);
     }
 
-    fn advance(&mut self, tasks: &mut VecDeque<Task>, _prompt_rows: u32) -> Result<Vec<(Task, ReplyBody)>, NeedRoom> {
+    fn advance(
+        &mut self,
+        tasks: &mut VecDeque<Task>,
+        _prompt_rows: u32,
+    ) -> Result<Vec<(Task, ReplyBody)>, NeedRoom> {
         let free = self.total - self.used.values().sum::<u32>() as usize;
         let first = tasks.front().expect("called with tasks").step.append_ids.len();
         if first > free {

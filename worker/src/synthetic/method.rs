@@ -180,7 +180,11 @@ impl Method for SyntheticMethod {
         }
     }
 
-    fn advance(&mut self, tasks: &mut VecDeque<Task>, prompt_rows: u32) -> Result<Vec<(Task, ReplyBody)>, NeedRoom> {
+    fn advance(
+        &mut self,
+        tasks: &mut VecDeque<Task>,
+        prompt_rows: u32,
+    ) -> Result<Vec<(Task, ReplyBody)>, NeedRoom> {
         if let Some(index) = tasks.iter().position(|task| asks_too_much(task.spec())) {
             let task = tasks.remove(index).expect("it was found there");
             let reason =
