@@ -92,7 +92,6 @@ pub struct DraftLength {
     load: Option<Load>,
     /// The k of this lane round, where it is a probe.
     probe: Option<u32>,
-    gains_with_others: bool,
     probe_credit: f64,
     probes: u64,
     /// The lane round in which something was last heard of acceptance.
@@ -144,7 +143,6 @@ impl DraftLength {
             outlook: Vec::new(),
             load: None,
             probe: None,
-            gains_with_others: max_k > 0,
             // A fresh lane knows nothing: it may ask soon.
             probe_credit: PROBE_CREDIT_MAX / 4.0,
             probes: 0,
@@ -243,11 +241,6 @@ impl DraftLength {
         Pace { tokens_per_second: f64::from(sequences) * tokens * 1e6 / micros, round_us: micros / rounds }
     }
 
-    /// Whether the lane would gain by drafting if all others that share its target drafted as far as it does, by its last lane round.
-    pub fn gains_with_others(&self) -> bool {
-        self.gains_with_others
-    }
-
     /// The chance that a first guess is accepted; nothing before there is evidence of it.
     pub fn acceptance_rate(&self) -> Option<f64> {
         let is_known = self.acceptance.evidence() >= ACCEPTANCE_EVIDENCE;
@@ -299,21 +292,10 @@ impl DraftLength {
         }
         self.age_supply();
         self.outlook = self.look_ahead(load, target, draft);
-        self.gains_with_others = if load.other_sequences > load.allied_sequences {
-            self.is_gain(&self.look_ahead(&load.all_allied(), target, draft))
-        } else {
-            self.is_gain(&self.outlook)
-        };
         if !self.step_towards_best() {
             self.probe = self.due_probe();
         }
         self.leaves = self.choose_leaves(load, (target, draft));
-    }
-
-    /// Whether some k promises more than none, by the margin of a move where that was not so.
-    fn is_gain(&self, outlook: &[Outlook]) -> bool {
-        let margin = if self.gains_with_others { 0.0 } else { self.rules.hysteresis };
-        outlook.iter().any(|at| (at.tokens_per_second / outlook[0].tokens_per_second).ln() > margin)
     }
 
     /// How many leaves pay at the present k.
@@ -378,11 +360,8 @@ impl DraftLength {
         let plain_us = outlook[0].others_delay;
         let others_round_us = load.others.round_us.max(plain_us);
         for at in &mut outlook {
-            at.others_delay = if load.other_sequences > load.allied_sequences {
-                (at.others_delay - plain_us) / others_round_us
-            } else {
-                0.0
-            };
+            at.others_delay =
+                if load.other_sequences > 0 { (at.others_delay - plain_us) / others_round_us } else { 0.0 };
         }
         outlook
     }

@@ -69,8 +69,6 @@ pub fn advise(verdicts: &[Verdict], costs: &Costs, situation: Situation) -> Opti
         lane_sequences: sequences,
         other_rows: 0,
         other_plain_sequences: 0,
-        allied_sequences: 0,
-        allied_rows: 0,
         other_sequences: 0,
         draft_sequences: sequences,
         context,

@@ -11,13 +11,8 @@ pub struct Load {
     pub other_rows: u32,
     /// See `other_rows`.
     pub other_sequences: u32,
-    /// Those of them that do not draft, nor would: their steps follow each other without a pause.
+    /// Those of them that do not draft: their steps follow each other without a pause.
     pub other_plain_sequences: u32,
-    /// Those of them whose lanes gain by drafting where this one does, too ([`super::DraftLength::gains_with_others`]): they are taken to
-    /// draft as far as this lane, in forwards that they share with it.
-    pub allied_sequences: u32,
-    /// Of `other_rows`, those that allied sequences bring now.
-    pub allied_rows: u32,
     /// Sequences of this lane, and of others that draft now, at one draft worker.
     pub draft_sequences: u32,
     /// Tokens that a sequence holds, on average.
@@ -42,8 +37,6 @@ pub struct LaneView {
     pub sequences: u32,
     /// How far its rounds draft.
     pub k: u32,
-    /// Whether it gains by drafting where others do as it does.
-    pub is_allied: bool,
     /// Tokens that one of them holds, on average.
     pub context: f64,
     /// How fast its rounds are ([`super::DraftLength::pace`]).
@@ -51,32 +44,15 @@ pub struct LaneView {
 }
 
 impl Load {
-    /// The same load if all other lanes were allied.
-    pub(super) fn all_allied(&self) -> Self {
-        Self {
-            other_plain_sequences: 0,
-            allied_sequences: self.other_sequences,
-            allied_rows: self.other_rows,
-            ..*self
-        }
-    }
-
     /// The load of lane `own` among all `lanes` of one model, which `targets` share evenly; `draft_sequences` are those of all lanes at one
     /// draft worker, whether they draft now or not.
     pub fn of(lanes: &[LaneView], own: usize, (targets, draft_sequences): (u32, u32)) -> Self {
         let (mut other_rows, mut sequences, mut plain, mut others) = (0, 0, 0, Pace::default());
-        let (mut allied_rows, mut allied) = (0, 0);
         let mut drafting = lanes[own].sequences;
         for (_, lane) in lanes.iter().enumerate().filter(|(i, lane)| *i != own && lane.sequences > 0) {
             other_rows += lane.sequences * (lane.k + 1);
             sequences += lane.sequences;
-            if lane.is_allied {
-                allied_rows += lane.sequences * (lane.k + 1);
-                allied += lane.sequences;
-                drafting += lane.sequences;
-            } else {
-                *(if lane.k > 0 { &mut drafting } else { &mut plain }) += lane.sequences;
-            }
+            *(if lane.k > 0 { &mut drafting } else { &mut plain }) += lane.sequences;
             others.tokens_per_second += lane.pace.tokens_per_second / f64::from(targets);
             others.round_us += f64::from(lane.sequences) * lane.pace.round_us;
         }
@@ -89,8 +65,6 @@ impl Load {
             other_rows: other_rows / targets,
             other_sequences: sequences / targets,
             other_plain_sequences: plain / targets,
-            allied_sequences: allied / targets,
-            allied_rows: allied_rows / targets,
             draft_sequences: (at_draft.ceil() as u32).max(1),
             context: lanes[own].context,
             others,

@@ -88,8 +88,6 @@ mod tests {
             other_rows: 0,
             other_sequences: 0,
             other_plain_sequences: 0,
-            allied_sequences: 0,
-            allied_rows: 0,
             draft_sequences: sequences,
             context: 100.0,
             others: Default::default(),

@@ -51,31 +51,21 @@ impl Prices<'_> {
     /// verifications; draft workers put groups that are there at once into one forward.
     pub(super) fn round(&self, k: u32, rows_each: f64) -> Price {
         if k == 0 {
-            let forward_us = self.forward_us(f64::from(self.sequences()), rows_each);
+            let forward_us = self.forward_us(f64::from(self.load.sequences.max(1)), rows_each);
             let verify_us = round_us(1, self.target.wire_micros(), forward_us);
             return Price { draft_us: 0.0, verify_us, forward_us };
         }
-        let most = self.groups_max.min(self.sequences());
+        let most = self.groups_max.min(self.load.sequences.max(1));
         let rounds = (1..=most).map(|groups| self.in_groups(groups, k, rows_each));
         rounds.min_by(|a, b| a.round_us().total_cmp(&b.round_us())).expect("there is one group at least")
     }
 
-    /// The lane's sequences at the target and those that draft as it does.
-    fn sequences(&self) -> u32 {
-        self.load.sequences.max(1) + self.load.allied_sequences
-    }
-
-    /// Sequences at the target that go by rounds of their own.
-    fn other_sequences(&self) -> u32 {
-        self.load.other_sequences.saturating_sub(self.load.allied_sequences)
-    }
-
-    /// A forward of so many of [`Self::sequences`]. Other rows are in every forward: their rounds are not this lane's. So are prompts.
+    /// A forward of so many of the lane's sequences. Other lanes' rows are in every forward: their rounds are not this lane's. So are prompts.
     fn forward_us(&self, sequences: f64, rows_each: f64) -> f64 {
-        let Load { other_rows, allied_rows, context, .. } = *self.load;
+        let Load { other_rows, other_sequences, context, .. } = *self.load;
         let forward = Forward {
-            rows: sequences * rows_each + f64::from(other_rows.saturating_sub(allied_rows)),
-            sequences: sequences + f64::from(self.other_sequences()),
+            rows: sequences * rows_each + f64::from(other_rows),
+            sequences: sequences + f64::from(other_sequences),
             context,
         };
         self.target.forward_micros(forward) + self.target.prompts.added_us()
@@ -85,10 +75,10 @@ impl Prices<'_> {
     fn in_groups(&self, num_groups: u32, k: u32, rows_each: f64) -> Price {
         let Self { load, draft, .. } = *self;
         let groups = f64::from(num_groups);
-        let verify_us = self.forward_us(f64::from(self.sequences()) / groups, rows_each);
+        let verify_us = self.forward_us(f64::from(load.sequences.max(1)) / groups, rows_each);
         // A group is those that came back together: all sequences of a draft worker, or a part of them where there are more groups than workers.
         let at_worker = f64::from(load.draft_sequences.max(1));
-        let num_workers = (f64::from(self.sequences()) / at_worker).max(1.0);
+        let num_workers = (f64::from(load.sequences) / at_worker).max(1.0);
         let groups_at_worker = (groups / num_workers).max(1.0);
         // Groups that are drafted for at once share their forwards, and begin where one ends.
         let mut at_once = 1.0_f64;
@@ -108,7 +98,7 @@ impl Prices<'_> {
     fn at_target(&self, num_groups: u32, draft_us: f64, verify_us: f64) -> (f64, f64) {
         let wire_us = self.target.wire_micros();
         let away_us = draft_us + wire_us;
-        if self.other_sequences() == 0 {
+        if self.load.other_sequences == 0 {
             return (round_us(num_groups, away_us, verify_us), verify_us);
         }
         if self.load.other_plain_sequences == 0 {
@@ -160,8 +150,6 @@ mod tests {
             other_rows: other_sequences,
             other_sequences,
             other_plain_sequences,
-            allied_sequences: 0,
-            allied_rows: 0,
             draft_sequences: 8,
             context: 0.0,
             others: Pace::default(),
@@ -182,21 +170,6 @@ mod tests {
         assert_eq!(alone, [14_000.0, 18_000.0, 22_000.0]);
         let beside_drafted = [1, 2, 3].map(|k| round_us(&load(8, 0), &target, k));
         assert_eq!(beside_drafted, [19_000.0, 23_000.0, 27_000.0], "half a forward of others is in the way");
-    }
-
-    #[test]
-    fn rows_of_allied_sequences_are_the_lanes_own() {
-        let steep = WorkerCost::new(StepTimes::new(&[1, 64].map(|rows| StepTimePoint {
-            rows,
-            kv_tokens: 0,
-            micros: 10_000 + 1_000 * u64::from(rows),
-        })));
-        let alone = Load { sequences: 16, lane_sequences: 16, draft_sequences: 16, ..load(0, 0) };
-        let allied =
-            Load { allied_sequences: 8, allied_rows: 24, other_rows: 24, draft_sequences: 16, ..load(8, 0) };
-        for k in 0..4 {
-            assert_eq!(round_us(&allied, &steep, k), round_us(&alone, &steep, k));
-        }
     }
 
     #[test]

@@ -22,8 +22,6 @@ impl DraftLength {
             other_rows: 0,
             other_sequences: 0,
             other_plain_sequences: 0,
-            allied_sequences: 0,
-            allied_rows: 0,
             draft_sequences: if drafts > 0.0 { (sequences / drafts).ceil().max(1.0) as u32 } else { whole },
             context,
             others: Pace::default(),

@@ -65,8 +65,6 @@ fn alone(sequences: u32) -> Load {
         other_rows: 0,
         other_sequences: 0,
         other_plain_sequences: 0,
-        allied_sequences: 0,
-        allied_rows: 0,
         draft_sequences: sequences,
         context: 0.0,
         others: Pace::default(),
@@ -304,8 +302,6 @@ fn rows_that_would_slow_other_lanes_down_are_not_free() {
             other_rows: 16,
             other_sequences,
             other_plain_sequences: other_sequences,
-            allied_sequences: 0,
-            allied_rows: 0,
             draft_sequences: 1,
             context: 0.0,
             others,
@@ -317,37 +313,6 @@ fn rows_that_would_slow_other_lanes_down_are_not_free() {
         ks.push(run.lane.k);
     }
     assert!(ks[0] > ks[1] && ks[0] > ks[2], "{ks:?}");
-}
-
-/// Where two lanes of one sequence each come to that share a target on which every row costs; whether their drafts are right.
-fn beside_each_other(are_right: [bool; 2]) -> [u32; 2] {
-    let (target, draft) = (World::cost(|rows| 20_000.0 + 2_000.0 * rows), World::cost(|_| 300.0));
-    let mut lanes = [DraftLength::new(8), DraftLength::new(8)];
-    for _ in 0..200 {
-        for own in 0..2 {
-            let view = |lane: &DraftLength| LaneView {
-                sequences: 1,
-                k: lane.k,
-                is_allied: lane.gains_with_others(),
-                context: 0.0,
-                pace: Pace::default(),
-            };
-            let load = Load::of(&[view(&lanes[0]), view(&lanes[1])], own, (1, 2));
-            let k = lanes[own].choose(load, &target, &draft).num_draft_tokens;
-            let accepted = |positions: u32| if are_right[own] { positions } else { 0 };
-            lanes[own].observe_agreement(k..k + 1, accepted(1));
-            lanes[own].observe_verdict(k, accepted(k));
-        }
-    }
-    lanes.map(|lane| lane.k)
-}
-
-#[test]
-fn lanes_that_gain_by_drafting_draft_beside_each_other_though_rows_cost() {
-    assert!(beside_each_other([true, true]).iter().all(|k| *k >= 2));
-    // Who does not gain is not made to wait.
-    assert_eq!(beside_each_other([true, false]), [0, 0]);
-    assert_eq!(beside_each_other([false, false]), [0, 0]);
 }
 
 #[test]

@@ -277,14 +277,7 @@ impl Lanes {
             .filter(same_model)
             .map(|(index, lane)| {
                 let pace = lane.draft_length.pace(lane.sequences);
-                let view = LaneView {
-                    sequences: lane.sequences,
-                    k: lane.k,
-                    is_allied: lane.held_back.is_none() && lane.draft_length.gains_with_others(),
-                    context: lane.context_len,
-                    pace,
-                };
-                (index, view)
+                (index, LaneView { sequences: lane.sequences, k: lane.k, context: lane.context_len, pace })
             })
             .unzip();
         let own = ids.binary_search(&(id.0 as usize)).expect("a lane is of its own model");
