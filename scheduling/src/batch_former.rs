@@ -152,7 +152,7 @@ impl<K: Ord + Copy> BatchFormer<K> {
     /// How many rows of prompts a forward of these steps has at most. Whoever decodes waits for all of them, and so
     /// do prompts that came first for those that came later.
     fn prompt_rows(&self, ready: &[ReadyStep<K>], members: &[bool]) -> u32 {
-        let is_alone = self.return_times.len() <= 1;
+        let is_alone = self.return_times.num_sequences() <= 1;
         if is_alone || ready.iter().all(|step| step.rows.is_round()) {
             return u32::MAX;
         }

@@ -109,7 +109,7 @@ impl<K: Ord> ReturnTimes<K> {
     }
 
     /// How many sequences are known.
-    pub fn len(&self) -> usize {
+    pub fn num_sequences(&self) -> usize {
         self.sequences.len()
     }
 
