@@ -11,6 +11,7 @@
 //! round now and then: a probe, paid for out of a fixed share of the lane's time.
 
 mod explanation;
+mod joint;
 mod load;
 mod lookup;
 mod price;
@@ -25,6 +26,7 @@ use std::ops::Range;
 use std::time::Duration;
 
 pub use explanation::{Change, Explanation, Outlook, Why};
+pub use joint::{Joint, OthersJointly};
 pub use load::{LaneView, Load, Pace};
 pub use lookup::LookupLength;
 use price::Prices;
@@ -89,6 +91,8 @@ pub struct DraftLength {
     /// By k.
     gathered: Vec<Gathered>,
     outlook: Vec<Outlook>,
+    /// What it would do if all lanes of its target drafted.
+    joint: Joint,
     load: Option<Load>,
     /// The k of this lane round, where it is a probe.
     probe: Option<u32>,
@@ -141,6 +145,7 @@ impl DraftLength {
             residuals: ResidualFilter::new(max_k, rules.residuals),
             gathered: vec![Gathered::default(); max_k as usize + 1],
             outlook: Vec::new(),
+            joint: Joint::default(),
             load: None,
             probe: None,
             // A fresh lane knows nothing: it may ask soon.
@@ -256,6 +261,7 @@ impl DraftLength {
             siblings: self.siblings.rates().to_vec(),
             why: self.why,
             load: self.load,
+            joint: self.joint,
             acceptance: self.acceptance.rates(self.max_k),
             acceptance_by_position: self.acceptance.cumulative(self.max_k),
             supply: self.supply.cumulative(self.max_k),
@@ -292,6 +298,7 @@ impl DraftLength {
         }
         self.age_supply();
         self.outlook = self.look_ahead(load, target, draft);
+        self.join_others(load, (target, draft));
         if !self.step_towards_best() {
             self.probe = self.due_probe();
         }
@@ -353,7 +360,7 @@ impl DraftLength {
                 draft_wait_us,
                 verify_us,
                 tokens_per_second: sequences * expected_tokens * 1e6 / (draft_wait_us + verify_us).max(1.0),
-                others_delay: price.forward_us,
+                others_delay: price.forwards.mean_us(factor / self.residuals.factor(0)),
             });
         }
         // Other lanes' rounds wait for this lane's rows. Those that have just moved do not know what theirs take: more than a forward.

@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use scheduling::cost::{StepTimes, WorkerCost};
-use scheduling::draft_length::{DraftLength, Load, Pace};
+use scheduling::draft_length::{DraftLength, Load};
 use serde::Serialize;
 
 use super::cost::Costs;
@@ -64,16 +64,7 @@ pub fn advise(verdicts: &[Verdict], costs: &Costs, situation: Situation) -> Opti
     }
     let wire = if placement == Placement::Colocated { Duration::ZERO } else { wire };
     let (target, draft) = (worker(&costs.target, wire), worker(&costs.draft, wire));
-    let load = Load {
-        sequences,
-        lane_sequences: sequences,
-        other_rows: 0,
-        other_plain_sequences: 0,
-        other_sequences: 0,
-        draft_sequences: sequences,
-        context,
-        others: Pace::default(),
-    };
+    let load = Load::alone(sequences, context);
     lane.choose(load, &target, &draft);
     let outlook = lane.explain().outlook;
     let plain = outlook.first()?.tokens_per_second;

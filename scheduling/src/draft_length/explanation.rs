@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-use super::Load;
+use super::{Joint, Load};
 
 /// A lane's state of mind.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -19,6 +19,8 @@ pub struct Explanation {
     pub why: Why,
     /// What shared the workers when the lane last decided; nothing before its first round.
     pub load: Option<Load>,
+    /// What the lane would do if all lanes that share its target drafted.
+    pub joint: Joint,
     /// By position, the chance to be accepted where all before were.
     pub acceptance: Vec<f64>,
     /// By position, the chance to be reached and accepted.

@@ -1,5 +1,7 @@
 //! What shares the workers with a lane, as plain data. It decides nothing.
 
+use super::joint::{Joint, OthersJointly};
+
 /// What shares the workers with a lane now.
 #[derive(Debug, Clone, Copy, PartialEq, serde::Serialize)]
 pub struct Load {
@@ -19,6 +21,8 @@ pub struct Load {
     pub context: f64,
     /// What the other lanes commit at that target, and how long their rounds take: rows that slow them down are not free.
     pub others: Pace,
+    /// What they would do if all lanes drafted.
+    pub joint: OthersJointly,
 }
 
 /// How fast rounds are.
@@ -41,18 +45,37 @@ pub struct LaneView {
     pub context: f64,
     /// How fast its rounds are ([`super::DraftLength::pace`]).
     pub pace: Pace,
+    /// What it would do if all lanes drafted.
+    pub joint: Joint,
 }
 
 impl Load {
+    /// The load of a lane of so many sequences that has a target and a draft worker to itself.
+    pub fn alone(sequences: u32, context: f64) -> Self {
+        Self {
+            sequences,
+            lane_sequences: sequences,
+            other_rows: 0,
+            other_sequences: 0,
+            other_plain_sequences: 0,
+            draft_sequences: sequences,
+            context,
+            others: Pace::default(),
+            joint: OthersJointly::default(),
+        }
+    }
+
     /// The load of lane `own` among all `lanes` of one model, which `targets` share evenly; `draft_sequences` are those of all lanes at one
     /// draft worker, whether they draft now or not.
     pub fn of(lanes: &[LaneView], own: usize, (targets, draft_sequences): (u32, u32)) -> Self {
         let (mut other_rows, mut sequences, mut plain, mut others) = (0, 0, 0, Pace::default());
         let mut drafting = lanes[own].sequences;
+        let mut joint = OthersJointly::default();
         for (_, lane) in lanes.iter().enumerate().filter(|(i, lane)| *i != own && lane.sequences > 0) {
             other_rows += lane.sequences * (lane.k + 1);
             sequences += lane.sequences;
             *(if lane.k > 0 { &mut drafting } else { &mut plain }) += lane.sequences;
+            joint.add(lane.sequences, lane.joint);
             others.tokens_per_second += lane.pace.tokens_per_second / f64::from(targets);
             others.round_us += f64::from(lane.sequences) * lane.pace.round_us;
         }
@@ -68,6 +91,7 @@ impl Load {
             draft_sequences: (at_draft.ceil() as u32).max(1),
             context: lanes[own].context,
             others,
+            joint: joint.at_one_of(targets, draft_sequences),
         }
     }
 }

@@ -81,19 +81,6 @@ mod tests {
         WorkerCost::new(StepTimes::new(&points))
     }
 
-    fn load(sequences: u32) -> Load {
-        Load {
-            sequences,
-            lane_sequences: sequences,
-            other_rows: 0,
-            other_sequences: 0,
-            other_plain_sequences: 0,
-            draft_sequences: sequences,
-            context: 100.0,
-            others: Default::default(),
-        }
-    }
-
     /// Each token is right at `rate` where those before it were.
     fn chances(rate: f64) -> Vec<f64> {
         (1..=32).map(|i| rate.powi(i)).collect()
@@ -101,7 +88,8 @@ mod tests {
 
     fn length(rate: f64, (row_us, sequences): (u64, u32)) -> u32 {
         let lane = DraftLength::new(8);
-        let chosen = lane.choose_lookup(&chances(rate), (&load(sequences), &target(row_us)), false);
+        let chosen =
+            lane.choose_lookup(&chances(rate), (&Load::alone(sequences, 100.0), &target(row_us)), false);
         chosen.map_or(0, |chosen| chosen.num_draft_tokens)
     }
 
@@ -115,7 +103,7 @@ mod tests {
         assert_eq!(length(0.95, (10_000, 1)), 0);
         // Rows of all who share the forward.
         assert!(length(0.7, (300, 16)) < length(0.7, (300, 1)));
-        assert_eq!(DraftLength::new(8).choose_lookup(&[], (&load(1), &target(0)), false), None);
+        assert_eq!(DraftLength::new(8).choose_lookup(&[], (&Load::alone(1, 100.0), &target(0)), false), None);
     }
 
     #[test]
@@ -126,12 +114,13 @@ mod tests {
         });
         let mut lane = DraftLength::new(8);
         for _ in 0..200 {
-            lane.choose(load(1), &target, &draft);
+            lane.choose(Load::alone(1, 100.0), &target, &draft);
             lane.observe_proposal(8, 8);
             lane.observe_verdict(8, 6);
         }
         let poor = chances(0.6);
-        let chosen = |reached: &[f64], asks| lane.choose_lookup(reached, (&load(1), &target), asks);
+        let chosen =
+            |reached: &[f64], asks| lane.choose_lookup(reached, (&Load::alone(1, 100.0), &target), asks);
         assert!(chosen(&poor, false).is_some());
         assert_eq!(chosen(&poor, true), None, "the worker's drafts promise more");
         assert!(chosen(&chances(0.98), true).is_some());
@@ -140,7 +129,7 @@ mod tests {
     #[test]
     fn rows_that_slow_down_other_lanes_are_not_taken() {
         let others = super::super::Pace { tokens_per_second: 100.0, round_us: 10_000.0 };
-        let shared = Load { other_rows: 4, other_sequences: 4, others, ..load(1) };
+        let shared = Load { other_rows: 4, other_sequences: 4, others, ..Load::alone(1, 100.0) };
         let mut target = target(50);
         target.observe_step(1, 100.0, Duration::from_millis(10));
         let lane = DraftLength::new(8);

@@ -13,7 +13,8 @@ const BOUNDARY: f64 = 0.5;
 /// A draft that comes back by so much of a forward after one began has missed it; in between it may catch it, as forwards vary.
 const MISSED: f64 = 0.2;
 
-/// The part of a forward that a drafted round waits for one of other lanes' drafted rounds to end.
+/// The part of a forward, at most, that a drafted round waits for one of other lanes' drafted rounds to end: those that come back together share a
+/// forward.
 const IN_THE_WAY: f64 = 0.5;
 
 /// What a round takes.
@@ -23,8 +24,34 @@ pub(super) struct Price {
     pub(super) draft_us: f64,
     /// From there to its verdict.
     pub(super) verify_us: f64,
-    /// A forward of the target meanwhile, on average: what rounds of other lanes wait for.
-    pub(super) forward_us: f64,
+    /// Forwards of the target meanwhile: what rounds of other lanes wait for.
+    pub(super) forwards: Forwards,
+}
+
+/// The target's forwards during a round of the lane.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub(super) struct Forwards {
+    /// How many there are.
+    pub(super) number: f64,
+    /// How many have rows of the lane.
+    pub(super) with_rows: f64,
+    /// Microseconds of one of these.
+    pub(super) with_rows_us: f64,
+    /// Of one without.
+    pub(super) without_us: f64,
+}
+
+impl Forwards {
+    /// All have rows of the lane.
+    fn each(us: f64) -> Self {
+        Self { number: 1.0, with_rows: 1.0, with_rows_us: us, without_us: us }
+    }
+
+    /// The mean forward, where rounds take so many times as long as they are priced: in a shorter one there are fewer forwards without its rows.
+    pub(super) fn mean_us(&self, residual: f64) -> f64 {
+        let number = (self.number * residual).max(self.with_rows);
+        self.without_us + (self.with_rows_us - self.without_us) * self.with_rows / number
+    }
 }
 
 impl Price {
@@ -53,7 +80,7 @@ impl Prices<'_> {
         if k == 0 {
             let forward_us = self.forward_us(f64::from(self.load.sequences.max(1)), rows_each);
             let verify_us = round_us(1, self.target.wire_micros(), forward_us);
-            return Price { draft_us: 0.0, verify_us, forward_us };
+            return Price { draft_us: 0.0, verify_us, forwards: Forwards::each(forward_us) };
         }
         let most = self.groups_max.min(self.load.sequences.max(1));
         let rounds = (1..=most).map(|groups| self.in_groups(groups, k, rows_each));
@@ -87,29 +114,42 @@ impl Prices<'_> {
             let step = draft.step_micros((at_worker * at_once / groups_at_worker).max(1.0), load.context);
             let steps = draft.drafted_ahead.forwards(k) + BOUNDARY * (at_once - 1.0).min(1.0);
             let draft_us = draft.wire_micros() + steps * step;
-            let (round_us, forward_us) = self.at_target(num_groups, draft_us, verify_us);
+            let (round_us, forwards) =
+                self.at_target(num_groups, draft_us, verify_us, step * self.others_apart(k));
             at_once = (groups_at_worker * steps * step / round_us).clamp(1.0, groups_at_worker);
-            found = Price { draft_us, verify_us: round_us - draft_us, forward_us };
+            found = Price { draft_us, verify_us: round_us - draft_us, forwards };
         }
         found
     }
 
-    /// A whole round, given its draft and the verification of one group; and the target's mean forward meanwhile.
-    fn at_target(&self, num_groups: u32, draft_us: f64, verify_us: f64) -> (f64, f64) {
+    /// A whole round, given its draft, the verification of one group, and how far apart other lanes' drafts come back; and the target's forwards
+    /// meanwhile.
+    fn at_target(&self, num_groups: u32, draft_us: f64, verify_us: f64, apart_us: f64) -> (f64, Forwards) {
         let wire_us = self.target.wire_micros();
         let away_us = draft_us + wire_us;
         if self.load.other_sequences == 0 {
-            return (round_us(num_groups, away_us, verify_us), verify_us);
+            return (round_us(num_groups, away_us, verify_us), Forwards::each(verify_us));
         }
         if self.load.other_plain_sequences == 0 {
-            return (round_us(num_groups, away_us + IN_THE_WAY * verify_us, verify_us), verify_us);
+            let in_the_way_us = apart_us.min(IN_THE_WAY * verify_us);
+            return (round_us(num_groups, away_us + in_the_way_us, verify_us), Forwards::each(verify_us));
         }
         // Others' plain steps follow each other without a pause: what was drafted waits for the next forward to begin.
         let plain_us = self.forward_us(0.0, 0.0);
         let groups = f64::from(num_groups);
         let forwards = (1.0 + self.forwards_missed(away_us, plain_us + wire_us)).max(groups);
         let busy_us = groups * verify_us + (forwards - groups) * plain_us;
-        (busy_us + forwards * wire_us, busy_us / forwards)
+        let forwards_us = busy_us + forwards * wire_us;
+        (
+            forwards_us,
+            Forwards { number: forwards, with_rows: groups, with_rows_us: verify_us, without_us: plain_us },
+        )
+    }
+
+    /// How many draft steps the drafts of other lanes differ from those at `k`, on average.
+    fn others_apart(&self, k: u32) -> f64 {
+        let rows_each = f64::from(self.load.other_rows) / f64::from(self.load.other_sequences.max(1));
+        (rows_each - f64::from(k + 1)).abs()
     }
 
     /// How many forwards begin while a draft is away, if one begins every `interval_us` on average. Those with prompts take longer.
@@ -122,9 +162,9 @@ impl Prices<'_> {
     }
 }
 
-/// How many forwards begin, one after the other, within the time of so many: one at least, and a late draft may still catch the last.
+/// How many forwards begin, one after the other, within the time of so many: a draft that is a little late may still catch the last.
 fn forwards_begun(time: f64) -> f64 {
-    (time.floor() + (time.fract() / MISSED).min(1.0)).max(1.0)
+    time.floor() + (time.fract() / MISSED).min(1.0)
 }
 
 #[cfg(test)]
@@ -133,7 +173,6 @@ mod tests {
 
     use super::*;
     use crate::cost::{StepTimePoint, StepTimes};
-    use crate::draft_length::Pace;
 
     /// A worker whose forwards take so long whatever their rows, without a wire.
     fn flat(micros: u64) -> WorkerCost {
@@ -144,16 +183,8 @@ mod tests {
     }
 
     fn load(other_sequences: u32, other_plain_sequences: u32) -> Load {
-        Load {
-            sequences: 8,
-            lane_sequences: 8,
-            other_rows: other_sequences,
-            other_sequences,
-            other_plain_sequences,
-            draft_sequences: 8,
-            context: 0.0,
-            others: Pace::default(),
-        }
+        let other_rows = other_sequences;
+        Load { other_rows, other_sequences, other_plain_sequences, ..Load::alone(8, 0.0) }
     }
 
     fn round_us(load: &Load, target: &WorkerCost, k: u32) -> f64 {
@@ -168,13 +199,34 @@ mod tests {
         assert_eq!(rounds, [10_000.0, 20_000.0, 20_000.0, 30_000.0, 30_000.0, 30_000.0]);
         let alone = [1, 2, 3].map(|k| round_us(&load(0, 0), &target, k));
         assert_eq!(alone, [14_000.0, 18_000.0, 22_000.0]);
-        let beside_drafted = [1, 2, 3].map(|k| round_us(&load(8, 0), &target, k));
-        assert_eq!(beside_drafted, [19_000.0, 23_000.0, 27_000.0], "half a forward of others is in the way");
+    }
+
+    #[test]
+    fn drafts_that_come_back_apart_from_those_of_others_are_in_their_way() {
+        let beside = Load { other_rows: 24, ..load(8, 0) };
+        let rounds = [1, 2, 3, 5].map(|k| round_us(&beside, &flat(10_000), k));
+        // 14, 18, 22 and 30 ms alone. Others have two tokens drafted, at 4 ms each; half a forward is 5 ms.
+        assert_eq!(rounds, [18_000.0, 18_000.0, 26_000.0, 35_000.0]);
+    }
+
+    #[test]
+    fn a_draft_much_shorter_than_a_forward_misses_little_of_one() {
+        let rounds = [200_000, 10_000].map(|micros| round_us(&load(8, 8), &flat(micros), 1).round());
+        assert_eq!(rounds, [220_000.0, 20_000.0], "a fiftieth of a forward is a tenth of missing it");
+    }
+
+    #[test]
+    fn rows_are_in_more_of_the_forwards_where_rounds_are_shorter_than_priced() {
+        let forwards = Forwards { number: 2.0, with_rows: 1.0, with_rows_us: 14_000.0, without_us: 10_000.0 };
+        assert_eq!(
+            [1.0, 0.75, 0.5, 0.25].map(|residual| forwards.mean_us(residual).round()),
+            [12_000.0, 12_667.0, 14_000.0, 14_000.0]
+        );
     }
 
     #[test]
     fn a_draft_that_comes_back_just_late_may_catch_the_forward() {
-        assert_eq!([0.0, 0.5, 1.0, 1.125, 1.5, 2.0].map(forwards_begun), [1.0, 1.0, 1.0, 1.625, 2.0, 2.0]);
+        assert_eq!([0.0, 0.5, 1.0, 1.125, 1.5, 2.0].map(forwards_begun), [0.0, 1.0, 1.0, 1.625, 2.0, 2.0]);
     }
 
     #[test]

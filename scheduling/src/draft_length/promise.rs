@@ -1,6 +1,6 @@
 //! What a lane would commit at another load than its own: the speed by which pools are sized ([`crate::pool_size`]). Decides no k.
 
-use super::{DraftLength, Load, Pace};
+use super::{DraftLength, Load};
 use crate::cost::WorkerCost;
 
 impl DraftLength {
@@ -16,16 +16,8 @@ impl DraftLength {
     ) -> f64 {
         let whole = sequences.ceil().max(1.0) as u32;
         let max_k = if drafts > 0.0 { self.max_k } else { 0 };
-        let load = Load {
-            sequences: whole,
-            lane_sequences: whole,
-            other_rows: 0,
-            other_sequences: 0,
-            other_plain_sequences: 0,
-            draft_sequences: if drafts > 0.0 { (sequences / drafts).ceil().max(1.0) as u32 } else { whole },
-            context,
-            others: Pace::default(),
-        };
+        let draft_sequences = if drafts > 0.0 { (sequences / drafts).ceil().max(1.0) as u32 } else { whole };
+        let load = Load { draft_sequences, ..Load::alone(whole, context) };
         let prices = self.prices(&load, target, draft);
         let accepted = self.acceptance.cumulative(max_k);
         let (mut expected_tokens, mut most) = (1.0, 0.0_f64);

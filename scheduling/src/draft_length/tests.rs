@@ -51,7 +51,7 @@ impl World {
         (0..=10).map(|k| self.goodput(k)).fold(0.0, f64::max)
     }
 
-    fn cost(times: fn(f64) -> f64) -> WorkerCost {
+    fn cost(times: impl Fn(f64) -> f64) -> WorkerCost {
         let point = |rows| StepTimePoint { rows, kv_tokens: 0, micros: times(f64::from(rows)) as u64 };
         WorkerCost::new(StepTimes::new(&[1, 2, 4, 8, 16, 32, 64].map(point)))
     }
@@ -59,16 +59,7 @@ impl World {
 
 /// So many sequences that share their workers with nobody.
 fn alone(sequences: u32) -> Load {
-    Load {
-        sequences,
-        lane_sequences: sequences,
-        other_rows: 0,
-        other_sequences: 0,
-        other_plain_sequences: 0,
-        draft_sequences: sequences,
-        context: 0.0,
-        others: Pace::default(),
-    }
+    Load::alone(sequences, 0.0)
 }
 
 /// A lane in a world, with what it knows of the workers.
@@ -297,14 +288,11 @@ fn rows_that_would_slow_other_lanes_down_are_not_free() {
         let mut run = Run::new(&world);
         let others = Pace { tokens_per_second: 1_600.0, round_us };
         let load = Load {
-            sequences: 1,
-            lane_sequences: 1,
             other_rows: 16,
             other_sequences,
             other_plain_sequences: other_sequences,
-            draft_sequences: 1,
-            context: 0.0,
             others,
+            ..alone(1)
         };
         for _ in 0..100 {
             let k = run.lane.choose(load, &run.target, &run.draft).num_draft_tokens;
@@ -313,6 +301,49 @@ fn rows_that_would_slow_other_lanes_down_are_not_free() {
         ks.push(run.lane.k);
     }
     assert!(ks[0] > ks[1] && ks[0] > ks[2], "{ks:?}");
+}
+
+/// Where lanes of one sequence each come to that share a target; how many of a draft's tokens are right, by lane.
+fn beside_each_other<const N: usize>(num_right: [u32; N], micros_a_row: f64) -> [u32; N] {
+    let (target, draft) = (World::cost(|rows| 20_000.0 + micros_a_row * rows), World::cost(|_| 300.0));
+    let mut lanes = num_right.map(|_| DraftLength::new(8));
+    for _ in 0..200 {
+        for own in 0..N {
+            let view = |lane: &DraftLength| LaneView {
+                sequences: 1,
+                k: lane.k,
+                context: 0.0,
+                pace: Pace::default(),
+                joint: lane.joint(),
+            };
+            let views: Vec<LaneView> = lanes.iter().map(view).collect();
+            let load = Load::of(&views, own, (1, N as u32));
+            let k = lanes[own].choose(load, &target, &draft).num_draft_tokens;
+            let right = num_right[own];
+            lanes[own].observe_agreement(k..k + 1, u32::from(k < right));
+            lanes[own].observe_verdict(k, k.min(right));
+        }
+    }
+    lanes.map(|lane| lane.k)
+}
+
+#[test]
+fn lanes_that_gain_together_draft_beside_each_other_though_rows_cost() {
+    assert_eq!(beside_each_other([0, 0], 2_000.0), [0, 0]);
+    assert_eq!(beside_each_other([8, 0], 2_000.0), [0, 0], "the second would wait for the first one's rows");
+    let ks = beside_each_other([8, 8], 2_000.0);
+    assert!(ks.iter().all(|k| *k >= 2), "{ks:?}");
+    assert_eq!(beside_each_other([8, 8], 100_000.0), [0, 0], "rows cost more than drafts gain");
+}
+
+#[test]
+fn lanes_that_draft_together_mind_what_the_others_wait_for() {
+    let alone = beside_each_other([2], 2_000.0)[0];
+    assert_eq!(alone, 2);
+    // All right, each row costs a tenth of a forward: one lane goes as far as it can, six stop where the others' wait outweighs their gain.
+    let (one, six) = (beside_each_other([8], 2_000.0), beside_each_other([8; 6], 2_000.0));
+    assert_eq!(one, [8]);
+    assert!(six.iter().all(|k| (1..8).contains(k)), "{six:?}");
 }
 
 #[test]

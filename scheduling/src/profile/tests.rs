@@ -150,5 +150,5 @@ fn shipped_profiles_can_be_read_and_keep_their_shape() {
         }
         names.push(profile.name);
     }
-    assert_eq!(names.len(), 3, "{names:?}");
+    assert_eq!(names.len(), 5, "{names:?}");
 }

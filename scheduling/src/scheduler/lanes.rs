@@ -12,7 +12,9 @@ use speculation::tree::Judged;
 
 use super::policy::{LanePolicy, PolicyConfig};
 use crate::cost::WorkerCost;
-use crate::draft_length::{DraftLength, Explanation, LaneView, Load, LookupLength, Pace, RoundTimes, Rules};
+use crate::draft_length::{
+    DraftLength, Explanation, Joint, LaneView, Load, LookupLength, Pace, RoundTimes, Rules,
+};
 use crate::headroom::MeanRound;
 use crate::lookup_rates::{LookupRates, LookupSource};
 use crate::output_length::OutputLengths;
@@ -277,7 +279,12 @@ impl Lanes {
             .filter(same_model)
             .map(|(index, lane)| {
                 let pace = lane.draft_length.pace(lane.sequences);
-                (index, LaneView { sequences: lane.sequences, k: lane.k, context: lane.context_len, pace })
+                let is_free = lane.held_back.is_none();
+                let joint = if is_free { lane.draft_length.joint() } else { Joint::HELD_BACK };
+                (
+                    index,
+                    LaneView { sequences: lane.sequences, k: lane.k, context: lane.context_len, pace, joint },
+                )
             })
             .unzip();
         let own = ids.binary_search(&(id.0 as usize)).expect("a lane is of its own model");

@@ -2,7 +2,7 @@
 //! out. All numbers are simulated.
 //!
 //!     cargo run -p outrider-simulator --example lanes_sim -- \
-//!         [quick] [map|step|trees|mixed|overlap|scale|ablation ..] [--svg FILE] [--cell SEQUENCES,ACCEPTANCE ..]
+//!         [quick] [map|step|trees|types|mixed|overlap|scale|ablation ..] [--svg FILE] [--cell SEQUENCES,ACCEPTANCE ..]
 //!         [--rule NAME=VALUE ..] [--without MECHANISM+MECHANISM ..] [PROFILE.toml ..]
 //!
 //! Without a profile: all that are shipped (the map, the step, the ablation, which has to
@@ -18,6 +18,7 @@ mod scale;
 mod step;
 mod svg;
 mod trees;
+mod types;
 
 use std::path::PathBuf;
 
@@ -56,7 +57,7 @@ impl Wanted {
         while let Some(word) = words.next() {
             match word.as_str() {
                 "quick" => wanted.quick = true,
-                "map" | "step" | "trees" | "mixed" | "overlap" | "scale" | "ablation" => {
+                "map" | "step" | "trees" | "types" | "mixed" | "overlap" | "scale" | "ablation" => {
                     wanted.parts.push(word)
                 }
                 // A picture is one of maps: of nothing else unless it is asked for.
@@ -134,6 +135,9 @@ fn main() -> Result<(), String> {
         }
         if wanted.has("trees") {
             trees::draw(profile, experiment);
+        }
+        if wanted.has("types") {
+            types::draw(profile, experiment);
         }
     }
     if let Some(file) = &wanted.svg {

@@ -1,0 +1,128 @@
+//! What lanes that share a target would do together. Where every row costs time, as on CPUs, the first lane that drafts makes the others
+//! wait, which no lane may ([`super::DraftLength`]). All may still be faster if all draft: each lane works out how far it would draft then, and
+//! how fast it would be, and they do so where none is slower by it.
+
+use super::{DraftLength, Load, Outlook};
+use crate::cost::WorkerCost;
+
+/// What a lane would do if all lanes that share its target drafted.
+#[derive(Debug, Clone, Copy, PartialEq, serde::Serialize)]
+pub struct Joint {
+    /// How far it would draft; 0: drafts are not worth enough to it.
+    pub k: u32,
+    /// Its speed then, over the best that it can do by itself.
+    pub gain: f64,
+}
+
+impl Joint {
+    /// Of a lane that may not draft: others are not to make it wait.
+    pub const HELD_BACK: Self = Self { k: 0, gain: 0.0 };
+}
+
+impl Default for Joint {
+    /// Of a lane that has not begun.
+    fn default() -> Self {
+        Self { k: 0, gain: 1.0 }
+    }
+}
+
+/// What the lanes that share a target with one would do if all drafted.
+#[derive(Debug, Clone, Copy, PartialEq, serde::Serialize)]
+pub struct OthersJointly {
+    /// Rows that they would bring to the target's forward.
+    pub rows: u32,
+    /// Their sequences that would not draft.
+    pub plain_sequences: u32,
+    /// Sequences at one draft worker, the lane's own included.
+    pub draft_sequences: u32,
+    /// The least gain of them all.
+    pub least_gain: f64,
+}
+
+impl Default for OthersJointly {
+    fn default() -> Self {
+        Self { rows: 0, plain_sequences: 0, draft_sequences: 1, least_gain: 1.0 }
+    }
+}
+
+impl OthersJointly {
+    /// Adds another lane of so many sequences.
+    pub(super) fn add(&mut self, sequences: u32, joint: Joint) {
+        self.rows += sequences * (joint.k + 1);
+        self.plain_sequences += if joint.k == 0 { sequences } else { 0 };
+        self.least_gain = self.least_gain.min(joint.gain);
+    }
+
+    /// The share of one of so many targets.
+    pub(super) fn at_one_of(self, targets: u32, draft_sequences: u32) -> Self {
+        let (rows, plain_sequences) = (self.rows / targets, self.plain_sequences / targets);
+        Self { rows, plain_sequences, draft_sequences: draft_sequences.max(1), ..self }
+    }
+}
+
+impl Load {
+    /// The same load if the other lanes drafted as far as they would.
+    fn jointly(&self) -> Self {
+        let OthersJointly { rows, plain_sequences, draft_sequences, .. } = self.joint;
+        Self { other_rows: rows, other_plain_sequences: plain_sequences, draft_sequences, ..*self }
+    }
+
+    /// The same, and those that would not drafted one token.
+    fn all_drafting(&self) -> Self {
+        let OthersJointly { rows, plain_sequences, .. } = self.joint;
+        Self { other_rows: rows + plain_sequences, other_plain_sequences: 0, ..self.jointly() }
+    }
+
+    /// The same load if no other lane drafted.
+    fn plainly(&self) -> Self {
+        Self { other_rows: self.other_sequences, other_plain_sequences: self.other_sequences, ..*self }
+    }
+}
+
+impl DraftLength {
+    /// What the lane would do if all lanes of its target drafted, as of its last lane round.
+    pub fn joint(&self) -> Joint {
+        self.joint
+    }
+
+    /// Works that out, and goes by it where no lane is slower by it than by itself.
+    pub(super) fn join_others(&mut self, load: &Load, workers: (&WorkerCost, &WorkerCost)) {
+        if load.other_sequences == 0 {
+            self.joint = Joint::default();
+            return;
+        }
+        let plain = self.plain_speed(&load.plainly(), workers);
+        let by_itself = self.outlook.iter().filter(|at| !self.delays_others(at));
+        let by_itself = by_itself.map(|at| at.tokens_per_second).fold(plain, f64::max);
+        // Whether others would draft depends on whether this lane would: it is to say what it would do if they did.
+        let all_drafting = self.look_ahead(&load.all_drafting(), workers.0, workers.1);
+        let k = self.best_for_all(&all_drafting, load, plain);
+        let mut jointly = match load.joint.plain_sequences {
+            0 => all_drafting,
+            _ => self.look_ahead(&load.jointly(), workers.0, workers.1),
+        };
+        self.joint = Joint { k, gain: jointly[k as usize].tokens_per_second / by_itself };
+        if k > 0 && self.joint.gain.min(load.joint.least_gain) >= 1.0 {
+            for at in &mut jointly {
+                at.others_delay = if at.k <= k { 0.0 } else { f64::INFINITY };
+            }
+            self.outlook = jointly;
+        }
+    }
+
+    /// The k at which the logarithms of all sequences' speeds add up to the most: the lane's sequences are faster by its drafts, those of others
+    /// wait for its rows. 0 where the lane's own are not faster by enough than `plain`.
+    fn best_for_all(&self, outlook: &[Outlook], load: &Load, plain: f64) -> u32 {
+        let others_each = f64::from(load.other_sequences) / f64::from(load.sequences.max(1));
+        let worth = |at: &Outlook| at.tokens_per_second.ln() - others_each * at.others_delay.ln_1p();
+        let best = outlook.iter().max_by(|a, b| worth(a).total_cmp(&worth(b))).expect("there is k = 0");
+        let margin = if self.joint.k > 0 { 0.0 } else { self.rules.rash_hysteresis };
+        if best.tokens_per_second > (1.0 + margin) * plain { best.k } else { 0 }
+    }
+
+    /// Speed at k = 0.
+    fn plain_speed(&self, load: &Load, (target, draft): (&WorkerCost, &WorkerCost)) -> f64 {
+        let round_us = self.prices(load, target, draft).round(0, 1.0).round_us() * self.residuals.factor(0);
+        f64::from(load.sequences.max(1)) * 1e6 / round_us.max(1.0)
+    }
+}
