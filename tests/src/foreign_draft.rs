@@ -7,7 +7,6 @@ use std::path::Path;
 
 use anyhow::Context as _;
 use serde_json::{Map, Value, json};
-use speculation::TokenId;
 
 use crate::checkpoint_copy::CheckpointCopy;
 use crate::pair::{self, END_OF_TEXT};
@@ -72,11 +71,6 @@ impl ForeignDraft {
             })?;
         }
         Ok(Self(copy))
-    }
-
-    /// The id that a token of the bundled draft has here.
-    pub fn id_of(bundled: TokenId) -> TokenId {
-        renumbered(bundled.into()) as TokenId
     }
 }
 

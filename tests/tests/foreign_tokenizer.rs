@@ -181,6 +181,30 @@ async fn a_foreign_draft_drafts_ahead_and_follows_grammars() -> anyhow::Result<(
     cluster.stop().await
 }
 
+/// What a new draft worker gets is the whole text at once, in the target's ids.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_foreign_draft_that_dies_and_another_one_change_no_token() -> anyhow::Result<()> {
+    let draft = ForeignDraft::new()?;
+    for temperature in [0.0, 1.0] {
+        let prompt = PairText::load()?.bundled("summarization")?.swap_remove(2);
+        let mut case = Case::new(format!("a long text at T = {temperature}"), prompt, temperature);
+        (case.max_tokens, case.ignore_eos) = (300, true);
+        let cluster = Cluster::start(|_| ()).await?;
+        let _target = cluster.add(WorkerKind::Target).await?;
+        let first = cluster.add_draft(translating(&draft)?).await?;
+        let client = cluster.client().await?;
+        let expected = client.ask(&case.with_k(0)).await?;
+        let mut stream = client.open(&case.with_k(3)).await?;
+        stream.read_tokens(80).await?;
+        first.stop().await;
+        stream.read_tokens(20).await?;
+        let _second = cluster.add_draft(translating(&draft)?).await?;
+        stream.rest().await?.check_same(&case.name, &expected)?;
+        cluster.stop().await?;
+    }
+    Ok(())
+}
+
 /// The map is pinned by the hash in the handshake: with another tokenizer than the target's the pair is not made.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_draft_for_another_target_is_not_asked() -> anyhow::Result<()> {
