@@ -1,16 +1,20 @@
 //! The draft worker's settings: those of every worker, and how it guesses.
 
+use std::path::PathBuf;
+
 use clap::Parser;
 use serde::{Deserialize, Serialize};
 use service::config::{Faults, RawConfig};
 use worker::config::{DefaultPorts, RawWorker, WorkerConfig, WorkerFlags};
 
 const EXAMPLES: &str = "\
-Its tokenizer must be the target's: routers compare fingerprints, and say which token differs.
+Its tokenizer must be the target's: routers compare fingerprints, and say which token differs. A draft with another tokenizer takes the
+target's with --target-tokenizer, and then speaks the target's ids.
 
 Examples:
   outrider-draft-worker --model models/qwen3-0.6b --weights int8 --discovery etcd://10.0.0.5:2379/outrider \\
       --listen 0.0.0.0:8120 --advertise http://10.0.0.21:8120
+  outrider-draft-worker --model models/qwen3-0.6b --target-tokenizer models/llama-3.1-70b --discovery static:workers.toml
   outrider-draft-worker --method ngram --task-types code,sql --discovery static:workers.toml    no model: guesses out of the text itself";
 
 /// Serves drafts: guesses the next tokens of sequences that a target worker then checks.
@@ -19,9 +23,13 @@ Examples:
 #[derive(Debug, Parser, Serialize)]
 #[command(name = "outrider-draft-worker", version, after_long_help = EXAMPLES)]
 pub struct Flags {
-    /// How to guess: model (a small model of the target's tokenizer) or ngram (from the sequence itself)
+    /// How to guess: model (a small model) or ngram (from the sequence itself)
     #[arg(long, value_name = "model|ngram")]
     pub method: Option<String>,
+    /// Tokenizer of the target, where it is not this model's own: its tokenizer.json, or better the directory of the checkpoint, whose
+    /// generation_config.json says which tokens end a text. Tokens are paired by their bytes; the text stays the target's own
+    #[arg(long, value_name = "FILE|DIR")]
+    pub target_tokenizer: Option<PathBuf>,
     /// Task types that this worker is meant for; all if none is named
     #[arg(long, value_name = "TYPE", value_delimiter = ',')]
     pub task_types: Vec<String>,
@@ -43,6 +51,7 @@ pub struct Flags {
 #[derive(Debug, Serialize, Deserialize)]
 pub struct RawDraft {
     method: String,
+    target_tokenizer: Option<PathBuf>,
     task_types: Vec<String>,
     draft_ahead: usize,
     shadow: bool,
@@ -53,7 +62,8 @@ pub struct RawDraft {
 impl Default for RawDraft {
     fn default() -> Self {
         let (method, worker) = ("model".to_owned(), RawWorker::default());
-        Self { method, task_types: Vec::new(), draft_ahead: DRAFT_AHEAD, shadow: false, worker }
+        let (target_tokenizer, task_types) = (None, Vec::new());
+        Self { method, target_tokenizer, task_types, draft_ahead: DRAFT_AHEAD, shadow: false, worker }
     }
 }
 
@@ -77,6 +87,8 @@ pub enum DraftMethod {
 pub struct DraftConfig {
     /// How to guess.
     pub method: DraftMethod,
+    /// The target's tokenizer.json or a directory that holds it, where the model has another tokenizer.
+    pub target_tokenizer: Option<PathBuf>,
     /// Task types that this worker is meant for; empty for all.
     pub task_types: Vec<String>,
     /// How many outcomes of a proposal are drafted ahead at most.
@@ -115,12 +127,17 @@ impl RawConfig for RawDraft {
         faults.check("draft_ahead", self.draft_ahead <= DRAFT_AHEAD_MAX, || {
             format!("{} is above {DRAFT_AHEAD_MAX}", self.draft_ahead)
         });
+        let takes_tokenizer = method == Some(DraftMethod::Model) && self.worker.needs_model();
+        faults.check("target_tokenizer", self.target_tokenizer.is_none() || takes_tokenizer, || {
+            "only a draft that runs a model takes it: n-grams and synthetic drafts work on any target's ids".to_owned()
+        });
         let worker = self.worker.validate(DefaultPorts { listen: 8120, admin: 8121 }, faults);
         let (task_types, draft_ahead, is_shadow) = (self.task_types, self.draft_ahead, self.shadow);
         let is_model = method == Some(DraftMethod::Model);
         faults.check("ballast", is_model || worker.as_ref().is_none_or(|worker| worker.ballast == 0), || {
             "method ngram has no weights: leave it out".to_owned()
         });
-        Some(DraftConfig { method: method?, task_types, draft_ahead, is_shadow, worker: worker? })
+        let (method, target_tokenizer) = (method?, self.target_tokenizer);
+        Some(DraftConfig { method, target_tokenizer, task_types, draft_ahead, is_shadow, worker: worker? })
     }
 }

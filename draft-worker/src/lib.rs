@@ -1,12 +1,14 @@
 //! The draft worker: guesses the next k tokens, by a small model or from the sequence itself.
 //!
-//! [`propose`] and [`mod@ngram`] are the two methods; the rest of the process is the `worker` crate's.
+//! [`propose`] and [`mod@ngram`] are the two methods, [`translated`] the first for a target with another tokenizer; the rest of the process
+//! is the `worker` crate's.
 
 #![forbid(unsafe_code)]
 
 pub mod config;
 pub mod ngram;
 pub mod propose;
+pub mod translated;
 
 use std::time::Duration;
 
@@ -15,6 +17,7 @@ use service::health::Health;
 use service::shutdown::Lifetime;
 use speculation::Role;
 use worker::facts::WorkerFacts;
+use worker::method::Method;
 use worker::serve::{Addresses, Loaded, load, start};
 
 use config::{DraftConfig, DraftMethod};
@@ -40,16 +43,32 @@ pub async fn serve_with(
     }
     match config.method {
         DraftMethod::Model => {
-            let loading = config.worker.clone();
+            let worker = config.worker.clone();
             let decide = propose::Propose { keeps_candidates: config.draft_ahead > 0 };
-            let loading = move || load(&loading, Role::Draft, decide);
-            let mut loaded = tokio::task::spawn_blocking(loading).await??;
-            (loaded.facts.task_types, loaded.facts.is_shadow) = (config.task_types, config.is_shadow);
-            loaded.draft_ahead = config.draft_ahead;
-            start(loaded, &config.worker, discovery, &lifetime, &health).await
+            match config.target_tokenizer.clone() {
+                None => {
+                    let loading = tokio::task::spawn_blocking(move || load(&worker, Role::Draft, decide));
+                    start_model(loading.await??, config, (discovery, &lifetime, &health)).await
+                }
+                Some(tokenizer) => {
+                    let load = move || translated::load(&worker, &tokenizer, decide);
+                    let loading = tokio::task::spawn_blocking(load);
+                    start_model(loading.await??, config, (discovery, &lifetime, &health)).await
+                }
+            }
         }
         DraftMethod::Ngram => start(ngram(&config), &config.worker, discovery, &lifetime, &health).await,
     }
+}
+
+async fn start_model<M: Method>(
+    mut loaded: Loaded<M>,
+    config: DraftConfig,
+    (discovery, lifetime, health): (&dyn Discovery, &Lifetime, &Health),
+) -> anyhow::Result<Addresses> {
+    (loaded.facts.task_types, loaded.facts.is_shadow) = (config.task_types, config.is_shadow);
+    loaded.draft_ahead = config.draft_ahead;
+    Box::pin(start(loaded, &config.worker, discovery, lifetime, health)).await
 }
 
 /// A worker without a model takes any ids and any length, and works beside any tokenizer.

@@ -85,7 +85,7 @@ impl CheckpointCopy {
 }
 
 /// Where a bf16 tensor's numbers are in a safetensors file: the length of the header, the header, the tensors.
-fn bf16_bytes(file: &[u8], tensor: &str) -> anyhow::Result<std::ops::Range<usize>> {
+pub(crate) fn bf16_bytes(file: &[u8], tensor: &str) -> anyhow::Result<std::ops::Range<usize>> {
     let (length, rest) =
         file.split_first_chunk::<8>().context("the file is shorter than a header's length")?;
     let header_bytes = usize::try_from(u64::from_le_bytes(*length))?;

@@ -2,6 +2,7 @@
 //! the worker's wire in place of a worker.
 
 use std::net::SocketAddr;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -111,12 +112,13 @@ impl Cluster {
 
     /// Adds a bundled draft worker that is meant for some task types only.
     pub async fn add_draft_for(&self, task_types: &[&str]) -> anyhow::Result<RunningWorker> {
-        let lifetime = self.lifetime.child();
-        let worker = WorkerConfig { model: Some(pair::draft_dir()), ..worker_config()? };
         let task_types = task_types.iter().map(|&task_type| task_type.to_owned()).collect();
-        let config =
-            DraftConfig { method: DraftMethod::Model, task_types, draft_ahead: 0, is_shadow: false, worker };
-        let discovery = self.discovery.as_ref();
+        self.add_draft(DraftConfig { task_types, ..draft_config(&pair::draft_dir())? }).await
+    }
+
+    /// Adds a draft worker, such as a changed [`draft_config`].
+    pub async fn add_draft(&self, config: DraftConfig) -> anyhow::Result<RunningWorker> {
+        let (lifetime, discovery) = (self.lifetime.child(), self.discovery.as_ref());
         let addresses = draft_worker::serve_with(config, discovery, lifetime.clone(), Health::new()).await?;
         let worker = RunningWorker::new(lifetime, addresses);
         worker.wait_connected().await?;
@@ -319,7 +321,9 @@ async fn start_worker(
         let method = if is_ngram { DraftMethod::Ngram } else { DraftMethod::Model };
         let is_shadow = matches!(kind, WorkerKind::ShadowDraft | WorkerKind::ShadowNgram);
         let draft_ahead = if kind == WorkerKind::DraftAhead { DRAFT_AHEAD } else { 0 };
-        let config = DraftConfig { method, task_types: Vec::new(), draft_ahead, is_shadow, worker: config };
+        let (target_tokenizer, task_types) = (None, Vec::new());
+        let config =
+            DraftConfig { method, target_tokenizer, task_types, draft_ahead, is_shadow, worker: config };
         draft_worker::serve_with(config, discovery, own, health).await?
     };
     Ok(RunningWorker::new(lifetime, addresses))
@@ -328,6 +332,18 @@ async fn start_worker(
 fn router_config() -> anyhow::Result<RouterConfig> {
     let config = RawRouter::default().validate(&mut Faults::new()).context("the defaults are at fault")?;
     Ok(RouterConfig { http: any_port(), grpc: any_port(), admin: any_port(), ..config })
+}
+
+/// A draft worker that runs the model in `directory`, whose tokenizer is the target's, for all task types and without drafting ahead.
+pub fn draft_config(directory: &Path) -> anyhow::Result<DraftConfig> {
+    Ok(DraftConfig {
+        method: DraftMethod::Model,
+        target_tokenizer: None,
+        task_types: Vec::new(),
+        draft_ahead: 0,
+        is_shadow: false,
+        worker: WorkerConfig { model: Some(directory.to_owned()), ..worker_config()? },
+    })
 }
 
 fn worker_config() -> anyhow::Result<WorkerConfig> {

@@ -4,7 +4,7 @@
 //! [`processes`] bring up what serves it. [`oracle`] says what the answer has to be. [`hostile`] and [`faulty_wire`] are what
 //! may be put in the way without a token changing; [`metrics`], [`lanes_report`] and [`wait`] tell what happened, and when.
 //! [`fake_worker`] serves what is no worker as one, [`http_client`] sends what only HTTP can carry, [`python`] and [`node`] run other people's clients, which [`clients`] lists, [`schemas`] makes JSON schemas and [`structured`] requests under them, which the program `schemas` asks by the thousand,
-//! [`checkpoint_copy`] is a model to damage, [`etcd`] and [`mod@trace_collector`] are the real neighbours of a cluster.
+//! [`checkpoint_copy`] is a model to damage, [`foreign_draft`] one with another tokenizer, [`etcd`] and [`mod@trace_collector`] are the real neighbours of a cluster.
 //! [`tcp_proxy`] is a network that fails, [`hostile_target`] a target that cannot be trusted, and [`chaos`] plays faults of every kind
 //! to a whole fleet; the program `chaos` prints what they did.
 //! [`untrusted`] reads foreign bytes wherever the programs do, for the fuzzer in `fuzz/` and for the gate.
@@ -26,6 +26,7 @@ pub mod configuration;
 pub mod etcd;
 pub mod fake_worker;
 pub mod faulty_wire;
+pub mod foreign_draft;
 pub mod hostile;
 pub mod hostile_target;
 pub mod http_client;

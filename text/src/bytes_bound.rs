@@ -40,7 +40,7 @@ fn keeps_bytes(pre_tokenizer: &Value) -> bool {
 }
 
 /// Bytes that stand nowhere in UTF-8.
-fn is_never_text(byte: usize) -> bool {
+pub(super) fn is_never_text(byte: usize) -> bool {
     matches!(byte, 0xc0 | 0xc1 | 0xf5..=0xff)
 }
 

@@ -7,6 +7,7 @@
 mod bytes_bound;
 mod chat_template;
 mod shield;
+pub mod translation;
 mod vocabulary;
 
 use std::fmt;

@@ -77,6 +77,11 @@ impl Vocabulary {
         &self.bytes[start..end]
     }
 
+    /// Whether the token is left out of text; an id that no token has is not.
+    pub(super) fn is_special(&self, id: TokenId) -> bool {
+        self.special.get(id as usize).copied().unwrap_or(false)
+    }
+
     /// What the token adds to text: nothing, for a special token.
     pub fn text_bytes(&self, id: TokenId) -> &[u8] {
         if self.special.get(id as usize).copied().unwrap_or(true) { &[] } else { self.bytes(id) }

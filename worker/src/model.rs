@@ -18,7 +18,7 @@ use self::portion::{Portion, portion};
 use crate::decide::Decide;
 use crate::grammars::{GrammarStats, Grammars};
 use crate::method::{Method, MethodStats, NeedRoom};
-use crate::task::{PrefixLookup, Slot, Task};
+use crate::task::{PrefixLookup, Slot, Task, take_tasks};
 
 /// Runs steps on an [`Engine`].
 #[derive(Debug)]
@@ -308,13 +308,4 @@ impl<D: Decide> Method for ModelMethod<D> {
             grammars: self.grammars.as_ref().map_or_else(GrammarStats::default, Grammars::stats),
         }
     }
-}
-
-/// Takes tasks out of the queue, in order of index.
-fn take_tasks(tasks: &mut VecDeque<Task>, mut indices: Vec<usize>) -> Vec<Task> {
-    indices.sort_unstable();
-    let mut taken: Vec<Task> =
-        indices.into_iter().rev().map(|i| tasks.remove(i).expect("planned tasks are in the queue")).collect();
-    taken.reverse();
-    taken
 }

@@ -58,21 +58,41 @@ pub struct Addresses {
     pub admin: SocketAddr,
 }
 
+/// A checkpoint that was loaded, before anything is drawn from it.
+pub struct LoadedModel {
+    /// Runs it.
+    pub engine: Engine,
+    /// Its text side.
+    pub assets: Assets,
+    /// What the handshake says of it.
+    pub facts: WorkerFacts,
+    /// Where computing threads are kept, if anywhere.
+    pub cores: Option<Vec<usize>>,
+}
+
 /// Loads the checkpoint that the configuration names, for a role that does `decide` with its logits.
 pub fn load<D: Decide>(
     config: &WorkerConfig,
     role: Role,
     decide: D,
 ) -> anyhow::Result<Loaded<ModelMethod<D>>> {
+    let LoadedModel { engine, assets, facts, cores } = load_model(config, role)?;
+    let method = ModelMethod::new(engine, role, facts.vocab_size, config.max_batch_rows, decide)
+        .with_grammars(grammars(&assets)?)
+        .pinned_to(cores);
+    Ok(Loaded { method, facts, assets: Some(assets), draft_ahead: 0, round_trip: Duration::ZERO })
+}
+
+/// Loads the checkpoint that the configuration names.
+pub fn load_model(config: &WorkerConfig, role: Role) -> anyhow::Result<LoadedModel> {
     let (mut engine, assets) = load_engine(config, role)?;
-    let vocab_size = assets.token_list().num_ids();
     let info = engine.info().clone();
     let facts = WorkerFacts {
         worker_id: rand::random(),
         role,
         model_id: config.served_model_name.clone().unwrap_or(info.model_id),
         numerics_id: info.numerics_id,
-        vocab_size,
+        vocab_size: assets.token_list().num_ids(),
         max_model_len: info.max_model_len,
         eos_token_ids: info.eos_token_ids,
         kv_blocks: info.kv_blocks,
@@ -84,13 +104,11 @@ pub fn load<D: Decide>(
         step_times: if config.profile_steps { profile(&mut engine) } else { Vec::new() },
     };
     let cores = if config.pin { Some(cores_for(&engine)?) } else { None };
-    let method = ModelMethod::new(engine, role, vocab_size, config.max_batch_rows, decide)
-        .with_grammars(grammars(&assets)?)
-        .pinned_to(cores);
-    Ok(Loaded { method, facts, assets: Some(assets), draft_ahead: 0, round_trip: Duration::ZERO })
+    Ok(LoadedModel { engine, assets, facts, cores })
 }
 
-fn grammars(assets: &Assets) -> anyhow::Result<Grammars> {
+/// Masks of sequences with a grammar, for the tokenizer of these assets.
+pub fn grammars(assets: &Assets) -> anyhow::Result<Grammars> {
     let tokenizer = assets.get("tokenizer.json").context("a model's assets hold its tokenizer.json")?;
     Ok(Grammars::start(String::from_utf8(tokenizer.into())?)?)
 }

@@ -1,5 +1,6 @@
 //! One step under way: from its admission until its reply.
 
+use std::collections::VecDeque;
 use std::time::Instant;
 
 use scheduling::batch::StepRows;
@@ -205,4 +206,13 @@ fn trace_span(step: &Step, cached: &CachedSequence, span_id: u64) -> tracing::Sp
     };
     service::telemetry::set_parent_in_trace(&span, traceparent, span_id);
     span
+}
+
+/// Takes tasks out of the queue, in order of index.
+pub fn take_tasks(tasks: &mut VecDeque<Task>, mut indices: Vec<usize>) -> Vec<Task> {
+    indices.sort_unstable();
+    let mut taken: Vec<Task> =
+        indices.into_iter().rev().map(|i| tasks.remove(i).expect("planned tasks are in the queue")).collect();
+    taken.reverse();
+    taken
 }

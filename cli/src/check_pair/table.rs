@@ -76,7 +76,8 @@ fn texts(text: &mut String, check: &TextCheck) {
         Some(difference) => line(
             text,
             format_args!(
-                "- tokenizer: DIFFERENT, they cannot be paired: {difference}\n  target {}\n  draft  {}",
+                "- tokenizer: DIFFERENT, nothing is measured: {difference}; a draft worker serves such a pair with --target-tokenizer, \
+                 `outrider up` by itself\n  target {}\n  draft  {}",
                 check.target_fingerprint, check.draft_fingerprint
             ),
         ),

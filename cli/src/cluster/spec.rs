@@ -87,6 +87,8 @@ pub struct ClusterSpec {
     pub draft: DraftKind,
     /// How many draft workers; unused with [`DraftKind::None`].
     pub draft_workers: usize,
+    /// The target's tokenizer.json or checkpoint, where a draft model has another tokenizer.
+    pub target_tokenizer: Option<PathBuf>,
     /// The router's HTTP address; port 0 takes a free one.
     pub http: SocketAddr,
     /// The router's gRPC address; port 0 takes a free one.
@@ -124,6 +126,7 @@ impl ClusterSpec {
             target_workers: 1,
             draft,
             draft_workers: 1,
+            target_tokenizer: None,
             http: any_port,
             grpc: any_port,
             admin: any_port,
@@ -235,7 +238,10 @@ pub(super) fn worker_plan(
         }
         WorkerRole::Draft => {
             match &spec.draft {
-                DraftKind::Model(directory) => args.pair("--model", directory),
+                DraftKind::Model(directory) => {
+                    args.pair("--model", directory);
+                    spec.target_tokenizer.iter().for_each(|path| args.pair("--target-tokenizer", path));
+                }
                 DraftKind::Synthetic => args.synthetic(spec),
                 DraftKind::Ngram | DraftKind::None => args.pair("--method", "ngram"),
             }
@@ -387,6 +393,11 @@ mod tests {
             worker_plan(&spec(DraftKind::Model("/models/draft".into())), WorkerRole::Draft, 0, "memory")
                 .unwrap();
         assert!(line(&plan).starts_with("--model /models/draft --device cpu "), "{}", line(&plan));
+        let target_tokenizer = Some("/models/target".into());
+        let foreign = ClusterSpec { target_tokenizer, ..spec(DraftKind::Model("/models/draft".into())) };
+        let plan = worker_plan(&foreign, WorkerRole::Draft, 0, "memory").unwrap();
+        let expected = "--model /models/draft --target-tokenizer /models/target --device cpu ";
+        assert!(line(&plan).starts_with(expected), "{}", line(&plan));
     }
 
     #[test]

@@ -21,7 +21,7 @@ use crate::cluster::{Cluster, ClusterError, ROUTER};
 
 pub use args::{DraftArg, SyntheticArg, UpArgs};
 pub use checkpoint::BUNDLED_PAIR;
-pub use preflight::{Fault, check_pair};
+pub use preflight::Fault;
 
 use console::{Console, served_model};
 use evidence::NoEvidence;

@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use engine::ParameterCount;
 use scheduling::profile::Profile;
 use speculation::fingerprint::{TokenList, TokenListError, first_difference, token_list_from_json};
+use text::translation::{TokenizerFile, Translation, TranslationError};
 
 use super::args::{DraftArg, SyntheticArg, UpArgs};
 use super::checkpoint::{self, BUNDLED_PAIR, shown};
@@ -54,10 +55,10 @@ pub enum Fault {
         /// What is wrong with it.
         source: TokenListError,
     },
-    /// Draft and target do not number their tokens alike.
+    /// Draft and target do not number their tokens alike, and no map between them can be made.
     #[error(
-        "draft {draft} and target {target} do not share a tokenizer: {difference}; \
-         use a draft trained with the target's tokenizer, or --draft ngram"
+        "draft {draft} and target {target} do not share a tokenizer: {difference}; and tokens cannot be mapped: {source}; \
+         use another draft, or --draft ngram"
     )]
     TokenizersDiffer {
         /// The draft's checkpoint.
@@ -66,6 +67,8 @@ pub enum Fault {
         target: PathBuf,
         /// The first token that differs.
         difference: String,
+        /// Why the draft cannot speak the target's ids.
+        source: TranslationError,
     },
     /// A profile cannot be used.
     #[error("--engine synthetic:{file}: {reason}")]
@@ -144,7 +147,9 @@ impl Checked {
             }
             DraftKind::Ngram => format!("{target}, draft ngram x{}", self.spec.draft_workers),
             DraftKind::Model(directory) => {
-                format!("{target}, draft {} x{}", shown(directory), self.spec.draft_workers)
+                let tokens =
+                    if self.spec.target_tokenizer.is_some() { ", tokens mapped by their bytes" } else { "" };
+                format!("{target}, draft {} x{}{tokens}", shown(directory), self.spec.draft_workers)
             }
         }
     }
@@ -186,6 +191,8 @@ pub(super) fn check(args: UpArgs) -> Result<Checked, Vec<Fault>> {
 struct EngineChoice {
     target: TargetKind,
     draft: DraftKind,
+    /// Where the draft has another one.
+    target_tokenizer: Option<PathBuf>,
     target_workers: u64,
     draft_workers: u64,
 }
@@ -194,12 +201,10 @@ struct EngineChoice {
 fn choose_engine(args: &UpArgs) -> Result<EngineChoice, Vec<Fault>> {
     let Some(SyntheticArg { profile: file }) = &args.engine else {
         let (target, draft) = choose_models(args).map_err(|fault| vec![fault])?;
-        let faults = check_models(&target, &draft);
+        let is_translated = check_models(&target, &draft)?;
+        let target_tokenizer = is_translated.then(|| target.clone());
         let target = TargetKind::Model(target);
-        return match faults.is_empty() {
-            true => Ok(EngineChoice { target, draft, target_workers: 1, draft_workers: 1 }),
-            false => Err(faults),
-        };
+        return Ok(EngineChoice { target, draft, target_tokenizer, target_workers: 1, draft_workers: 1 });
     };
     let fault = |reason: String| vec![Fault::BadProfile { file: file.clone(), reason }];
     let text = std::fs::read_to_string(file).map_err(|error| fault(error.to_string()))?;
@@ -215,6 +220,7 @@ fn choose_engine(args: &UpArgs) -> Result<EngineChoice, Vec<Fault>> {
     Ok(EngineChoice {
         target: TargetKind::Synthetic { profile: file.clone(), time_scale: args.time_scale },
         draft,
+        target_tokenizer: None,
         target_workers: profile.target.workers.into(),
         draft_workers: profile.draft.workers.into(),
     })
@@ -230,6 +236,7 @@ fn spec(args: UpArgs, binaries: Binaries, engine: EngineChoice) -> ClusterSpec {
         admin: args.admin,
         threads: args.threads,
         router_args: pair_check(&args, &engine),
+        target_tokenizer: engine.target_tokenizer,
         api_keys: args.api_keys,
         log: Some(args.log.unwrap_or_else(|| DEFAULT_LOG.to_owned())),
         ..ClusterSpec::new(binaries, engine.target, engine.draft)
@@ -237,11 +244,14 @@ fn spec(args: UpArgs, binaries: Binaries, engine: EngineChoice) -> ClusterSpec {
 }
 
 /// What the console's page Pair runs, as the router's arguments: this very program on a few prompts of each task type. Nothing where there are
-/// not two models.
+/// not two models of one tokenizer.
 fn pair_check(args: &UpArgs, engine: &EngineChoice) -> Vec<String> {
     let (TargetKind::Model(target), DraftKind::Model(draft)) = (&engine.target, &engine.draft) else {
         return Vec::new();
     };
+    if engine.target_tokenizer.is_some() {
+        return Vec::new();
+    }
     let Ok(program) = std::env::current_exe() else { return Vec::new() };
     let [Some(program), Some(target), Some(draft)] = [&program, target, draft].map(|path| path.to_str())
     else {
@@ -284,7 +294,8 @@ fn choose_models(args: &UpArgs) -> Result<(PathBuf, DraftKind), Fault> {
     Ok((target, draft))
 }
 
-fn check_models(target: &Path, draft: &DraftKind) -> Vec<Fault> {
+/// Whether the draft has another tokenizer than the target, between which tokens can be mapped.
+fn check_models(target: &Path, draft: &DraftKind) -> Result<bool, Vec<Fault>> {
     let draft_directory = match draft {
         DraftKind::Model(directory) => Some(directory.as_path()),
         DraftKind::Ngram | DraftKind::None | DraftKind::Synthetic => None,
@@ -302,30 +313,37 @@ fn check_models(target: &Path, draft: &DraftKind) -> Vec<Fault> {
         .filter_map(|(flag, directory)| not_a_checkpoint(flag, (*directory)?))
         .collect::<Vec<_>>();
     match draft_directory {
-        Some(draft) if faults.is_empty() => check_pair(target, draft).err().into_iter().collect(),
-        _ => faults,
+        _ if !faults.is_empty() => Err(faults),
+        Some(draft) => needs_map(target, draft).map_err(|fault| vec![fault]),
+        None => Ok(false),
     }
 }
 
-/// Whether two checkpoints number their tokens alike.
-pub fn check_pair(target: &Path, draft: &Path) -> Result<(), Fault> {
-    match first_difference(&token_list(draft)?, &token_list(target)?) {
-        None => Ok(()),
-        Some(difference) => Err(Fault::TokenizersDiffer {
+/// Whether two checkpoints number their tokens differently; an error where no map between them can be made either.
+fn needs_map(target: &Path, draft: &Path) -> Result<bool, Fault> {
+    let [target_json, draft_json] = [read_tokenizer(target)?, read_tokenizer(draft)?];
+    let lists = [token_list(target, &target_json)?, token_list(draft, &draft_json)?];
+    let Some(difference) = first_difference(&lists[1], &lists[0]) else { return Ok(false) };
+    let [target_file, draft_file] =
+        [&target_json, &draft_json].map(|json| TokenizerFile { json: json.as_bytes(), eos_token_ids: &[] });
+    match Translation::new(target_file, draft_file) {
+        Ok(_) => Ok(true),
+        Err(source) => Err(Fault::TokenizersDiffer {
             draft: draft.to_owned(),
             target: target.to_owned(),
             difference: difference.to_string(),
+            source,
         }),
     }
 }
 
-fn token_list(directory: &Path) -> Result<TokenList, Fault> {
+fn read_tokenizer(directory: &Path) -> Result<String, Fault> {
     let file = directory.join("tokenizer.json");
-    let text = match std::fs::read_to_string(&file) {
-        Ok(text) => text,
-        Err(source) => return Err(Fault::UnreadableTokenizer { file, source }),
-    };
-    token_list_from_json(&text)
+    std::fs::read_to_string(&file).map_err(|source| Fault::UnreadableTokenizer { file, source })
+}
+
+fn token_list(directory: &Path, json: &str) -> Result<TokenList, Fault> {
+    token_list_from_json(json)
         .map_err(|source| Fault::BadTokenizer { directory: directory.to_owned(), source })
 }
 

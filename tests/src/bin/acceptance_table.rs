@@ -12,9 +12,13 @@ use engine::ParameterCount;
 use outrider_cli::cluster::{DraftKind, TargetKind};
 use tests::acceptance::{Measurement, Row};
 use tests::case::Case;
-use tests::pair::{PairText, TASK_TYPES, prompts_dir, read_prompts};
+use tests::foreign_draft::ForeignDraft;
+use tests::pair::{PairText, TASK_TYPES, prompts_dir, read_prompts, target_dir};
 use tests::processes;
 use tests::tree_shapes::{self, Shape, ShapeRow};
+
+/// Who may guess.
+const DRAFTS: [&str; 4] = ["model", "ngram", "renumbered", "foreign"];
 
 /// Prints acceptance and time per token by task type, drafting against k = 0 in the same run
 #[derive(Debug, Parser)]
@@ -44,9 +48,12 @@ struct Args {
     /// Tokens drafted a round
     #[arg(long, value_name = "K", default_value_t = 4)]
     draft_tokens: u32,
-    /// Who guesses
-    #[arg(long, value_name = "model|ngram", default_value = "model", value_parser = ["model", "ngram"])]
+    /// Who guesses: the bundled draft, n-grams, the bundled draft with other ids, or with another tokenizer
+    #[arg(long, value_name = "DRAFT", default_value = "model", value_parser = DRAFTS)]
     draft: String,
+    /// Of a draft with another tokenizer: of the tokens that no merge goes on from it lacks one in so many
+    #[arg(long, value_name = "N", default_value_t = 12)]
+    left_out: u64,
     /// Instead of times by task type: tokens per verify step of drafts of these shapes, POSITIONS:TOKENS, as many of both being a chain
     #[arg(long, value_name = "K:N,..", value_delimiter = ',', value_parser = shape)]
     shapes: Vec<Shape>,
@@ -64,6 +71,11 @@ fn shape(text: &str) -> Result<Shape, String> {
 async fn main() -> anyhow::Result<()> {
     let args = Args::parse();
     let measurement = Measurement { cases: cases(&args)? };
+    let foreign = match args.draft.as_str() {
+        "renumbered" => Some(ForeignDraft::renumbered()?),
+        "foreign" => Some(ForeignDraft::leaving_out(args.left_out)?),
+        _ => None,
+    };
     let cluster = processes::start(|spec| {
         spec.threads = Some(args.threads);
         if let Some(target) = &args.target {
@@ -79,6 +91,10 @@ async fn main() -> anyhow::Result<()> {
         }
         if args.draft == "ngram" {
             spec.draft = DraftKind::Ngram;
+        }
+        if let Some(draft) = &foreign {
+            spec.draft = DraftKind::Model(draft.directory().to_owned());
+            spec.target_tokenizer = Some(target_dir());
         }
     })
     .await?;

@@ -1,0 +1,103 @@
+//! Loads a draft for a target with another tokenizer.
+
+use std::collections::HashMap;
+use std::path::Path;
+use std::time::Duration;
+
+use anyhow::Context as _;
+use serde::Deserialize;
+use speculation::{Role, TokenId};
+use text::asset::TOKENIZER;
+use text::translation::{TokenizerFile, Translation};
+use worker::assets::Assets;
+use worker::config::WorkerConfig;
+use worker::serve::{Loaded, LoadedModel, grammars, load_model};
+
+use super::TranslatedMethod;
+use crate::propose::Propose;
+
+/// Files that may say which ids end the target's texts, the first that does being right.
+const END_FILES: [&str; 2] = ["generation_config.json", "config.json"];
+
+/// Loads the checkpoint that the configuration names. `target_tokenizer` is the target's tokenizer.json, or a directory that holds it;
+/// with the target's `generation_config.json` or `config.json` beside it, the ids that end texts are paired, too.
+pub fn load(
+    config: &WorkerConfig,
+    target_tokenizer: &Path,
+    decide: Propose,
+) -> anyhow::Result<Loaded<TranslatedMethod>> {
+    let target = read_target(target_tokenizer).context("target_tokenizer")?;
+    let LoadedModel { engine, assets: draft, mut facts, cores } = load_model(config, Role::Draft)?;
+    let target_ends = end_token_ids(&target)?;
+    let translation = {
+        let (target_json, draft_json) = (tokenizer_json(&target)?, tokenizer_json(&draft)?);
+        let target = TokenizerFile { json: &target_json, eos_token_ids: &target_ends };
+        let draft = TokenizerFile { json: &draft_json, eos_token_ids: &facts.eos_token_ids };
+        Box::new(Translation::new(target, draft)?)
+    };
+    let coverage = translation.coverage();
+    tracing::info!(
+        draft_tokens = coverage.draft_tokens,
+        target_tokens = coverage.target_tokens,
+        shared_tokens = coverage.shared,
+        target_share = format!("{:.3}", coverage.target_share()),
+        target_fingerprint = target.token_list().fingerprint(),
+        "this draft speaks the target's ids: tokens are mapped by their bytes"
+    );
+    facts.vocab_size = target.token_list().num_ids();
+    facts.eos_token_ids = target_ends;
+    let method = TranslatedMethod {
+        row: vec![f32::NEG_INFINITY; translation.num_target_ids()],
+        engine,
+        translation,
+        decide,
+        grammars: grammars(&target)?,
+        max_batch_rows: config.max_batch_rows,
+        cores,
+        sequences: HashMap::new(),
+        next_slot: 0,
+        prefix_query_tokens: 0,
+        prefix_hit_tokens: 0,
+        num_shares: 0,
+    };
+    Ok(Loaded { method, facts, assets: Some(target), draft_ahead: 0, round_trip: Duration::ZERO })
+}
+
+fn read_target(path: &Path) -> anyhow::Result<Assets> {
+    if path.is_dir() {
+        return Ok(Assets::load(path)?);
+    }
+    let text = std::fs::read_to_string(path).with_context(|| {
+        format!("cannot read {}: give the target's tokenizer.json or its directory", path.display())
+    })?;
+    Assets::from_files(vec![(TOKENIZER, text)]).with_context(|| path.display().to_string())
+}
+
+fn tokenizer_json(assets: &Assets) -> anyhow::Result<Vec<u8>> {
+    Ok(assets.get(TOKENIZER).context("a model's assets hold its tokenizer.json")?.to_vec())
+}
+
+/// The ids that end texts, as far as the files say.
+fn end_token_ids(assets: &Assets) -> anyhow::Result<Vec<TokenId>> {
+    #[derive(Deserialize)]
+    #[serde(untagged)]
+    enum Ids {
+        One(TokenId),
+        Several(Vec<TokenId>),
+    }
+    #[derive(Deserialize)]
+    struct File {
+        eos_token_id: Option<Ids>,
+    }
+    for name in END_FILES {
+        let Some(bytes) = assets.get(name) else { continue };
+        let file: File =
+            serde_json::from_slice(&bytes).with_context(|| format!("target_tokenizer: {name}"))?;
+        match file.eos_token_id {
+            Some(Ids::One(id)) => return Ok(vec![id]),
+            Some(Ids::Several(ids)) => return Ok(ids),
+            None => {}
+        }
+    }
+    Ok(Vec::new())
+}

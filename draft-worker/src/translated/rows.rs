@@ -1,0 +1,73 @@
+//! Which draft ids run as rows of the next forward.
+
+use std::collections::VecDeque;
+
+use scheduling::batch::{RowLimits, StepRows, form};
+use speculation::{TokenId, Work};
+use worker::task::{PrefixLookup, Task};
+
+use super::TranslatedMethod;
+
+/// What one task takes part with in a forward.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Portion {
+    /// Index of the task.
+    pub(super) task: usize,
+    /// The rows.
+    pub(super) draft_ids: Vec<TokenId>,
+    /// Whether these are the last of the task's rows, as far as these are known.
+    pub(super) ends_context: bool,
+    /// Whether the role decides after the forward.
+    pub(super) decides: bool,
+    /// Whether the worker says of the step's context what it would have drawn there.
+    pub(super) compares: bool,
+}
+
+impl Portion {
+    /// Of how many of the last rows the logits are wanted.
+    pub(super) fn num_logits(&self) -> usize {
+        if self.compares { self.draft_ids.len() } else { usize::from(self.decides) }
+    }
+}
+
+impl TranslatedMethod {
+    /// Portions of the next forward: `scheduling::batch` says whose, the engine whether their KV fits. For tasks that are aligned.
+    pub(super) fn plan(&mut self, tasks: &VecDeque<Task>, prompt_rows: u32) -> Vec<Portion> {
+        let has_grammar: Vec<bool> = tasks.iter().map(|task| self.grammars.is_ready(task)).collect();
+        let ready: Vec<StepRows> = tasks.iter().map(|task| self.step_rows(task)).collect();
+        let mut blocks_left = self.engine.free_blocks();
+        let limits = RowLimits { all: self.max_batch_rows as u32, prompts: prompt_rows };
+        let shares = form(&ready, limits, |index, rows| {
+            let slot = self.sequences[&tasks[index].slot].slot;
+            let blocks = self.engine.blocks_needed(slot, rows);
+            let fits =
+                blocks <= blocks_left && tasks[index].prefix == PrefixLookup::Done && has_grammar[index];
+            blocks_left -= if fits { blocks } else { 0 };
+            fits
+        });
+        let portion = |index: usize, rows: u32| {
+            let (task, pending) = (&tasks[index], self.pending(&tasks[index]));
+            let ends_context = rows as usize == pending.len();
+            // What was drafted ahead has said it already.
+            let is_new = task.agreed.is_empty() && task.guesses.token_ids.is_empty();
+            Portion {
+                task: index,
+                draft_ids: pending[..rows as usize].to_vec(),
+                ends_context,
+                decides: ends_context && task.step.work != Work::Feed,
+                compares: ends_context && is_new && task.is_comparable(),
+            }
+        };
+        shares.iter().map(|share| portion(share.index, share.rows(&ready[share.index]))).collect()
+    }
+
+    /// Rows that a task still wants. What is a round to others is one here, and is never split, however many draft ids it takes: a
+    /// bounded number.
+    fn step_rows(&self, task: &Task) -> StepRows {
+        let rows = self.pending(task).len() as u32;
+        match task.rows_left().is_round() {
+            true => StepRows { context: 0, tail: rows },
+            false => StepRows { context: rows, tail: 0 },
+        }
+    }
+}

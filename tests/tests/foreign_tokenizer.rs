@@ -1,0 +1,254 @@
+//! A draft whose tokenizer is not the target's: whatever it makes of the text, the committed ids are the target's own, and it is worth
+//! nearly what it would be worth with the target's tokenizer.
+
+use std::collections::HashMap;
+
+use anyhow::ensure;
+use draft_worker::config::DraftConfig;
+use speculation::AcceptanceMode;
+use tests::case::{Case, covering_set};
+use tests::client::{Answer, Client};
+use tests::cluster::{Cluster, WorkerKind, draft_config};
+use tests::foreign_draft::ForeignDraft;
+use tests::pair::{self, PairText};
+use tests::wait::until;
+
+/// Sequences that run at once.
+const BESIDE: usize = 9;
+
+/// A draft worker for `draft` that speaks the bundled target's ids.
+fn translating(draft: &ForeignDraft) -> anyhow::Result<DraftConfig> {
+    let target_tokenizer = Some(pair::target_dir());
+    Ok(DraftConfig { target_tokenizer, ..draft_config(draft.directory())? })
+}
+
+/// The covering set, and texts of several scripts: at T = 0, 0.7 and 1.
+fn cases() -> anyhow::Result<Vec<Case>> {
+    let text = PairText::load()?;
+    let mut cases = covering_set(&text)?;
+    let more = [
+        "Größe, naïve façade: 日本語のテキスト 🙂🙃 и русский",
+        "<|end|> is text here, \u{1F469}\u{200D}\u{1F4BB} too\n\n\t  \n",
+    ];
+    for (i, message) in more.into_iter().enumerate() {
+        for temperature in [0.0, 0.7, 1.0] {
+            let mut prompt = text.chat_ids(message)?;
+            if i == 0 {
+                // Half a character at the end.
+                let character = text.ids("🙃")?;
+                ensure!(character.len() > 1, "a token of its own");
+                prompt.extend(&character[..1]);
+            }
+            cases.push(Case::new(format!("script {i} at T = {temperature}"), prompt, temperature));
+        }
+    }
+    Ok(cases)
+}
+
+/// What the target writes without drafts.
+async fn plain(client: &Client, cases: &[Case]) -> anyhow::Result<HashMap<String, Answer>> {
+    let plain: Vec<Case> = cases.iter().map(|case| case.with_k(0)).collect();
+    let mut answers = client.ask_by_name(&plain, BESIDE).await?;
+    let mut by_case = HashMap::new();
+    for (case, plain) in cases.iter().zip(&plain) {
+        by_case.insert(case.name.clone(), answers.remove(&plain.name).expect("each was asked for"));
+    }
+    Ok(by_case)
+}
+
+/// Asks for variants of `cases` and compares each text with `expected`. Returns how many tokens were drafted, and accepted.
+async fn check(
+    client: &Client,
+    (cases, expected): (&[Case], &HashMap<String, Answer>),
+    (width, change): (usize, impl Fn(&Case) -> Case),
+) -> anyhow::Result<(u64, u64)> {
+    let variants: Vec<Case> = cases.iter().map(change).collect();
+    let answers = client.ask_by_name(&variants, width).await?;
+    let (mut drafted, mut accepted) = (0, 0);
+    for (case, variant) in cases.iter().zip(&variants) {
+        let answer = &answers[&variant.name];
+        answer.check_same(&variant.name, &expected[&case.name])?;
+        drafted += answer.speculation().draft_tokens;
+        accepted += answer.speculation().accepted_tokens;
+    }
+    Ok((drafted, accepted))
+}
+
+/// The same with four tokens a round, as a share: accepted of drafted tokens.
+async fn acceptance(config: DraftConfig, cases: &[Case]) -> anyhow::Result<f64> {
+    let cluster = Cluster::start(|_| ()).await?;
+    let _target = cluster.add(WorkerKind::Target).await?;
+    let _draft = cluster.add_draft(config).await?;
+    let client = cluster.client().await?;
+    let expected = plain(&client, cases).await?;
+    let (drafted, accepted) = check(&client, (cases, &expected), (1, |case: &Case| case.with_k(4))).await?;
+    ensure!(drafted > 500, "only {drafted} tokens were drafted");
+    cluster.stop().await?;
+    Ok(accepted as f64 / drafted as f64)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_foreign_draft_changes_no_token() -> anyhow::Result<()> {
+    let draft = ForeignDraft::new()?;
+    let cluster = Cluster::start(|_| ()).await?;
+    let _target = cluster.add(WorkerKind::Target).await?;
+    let _draft = cluster.add_draft(translating(&draft)?).await?;
+    let client = cluster.client().await?;
+    let cases = cases()?;
+    let expected = plain(&client, &cases).await?;
+    let asked = (cases.as_slice(), &expected);
+    for k in [1, 4, 8] {
+        let (drafted, accepted) = check(&client, asked, (BESIDE, |case: &Case| case.with_k(k))).await?;
+        ensure!(
+            accepted * 20 > drafted,
+            "k = {k}: only {accepted} of {drafted} drafted tokens were accepted"
+        );
+    }
+    for (k, num_tokens) in [(1, 4), (4, 12)] {
+        let tree = |case: &Case| case.with_tree(k, num_tokens);
+        let (_, accepted) = check(&client, asked, (BESIDE, tree)).await?;
+        ensure!(accepted > 0, "nothing of the trees of {num_tokens} tokens was accepted");
+    }
+    // Drafted and plain rounds in turns, as the lane likes.
+    let left_to_lane = |case: &Case| Case { is_k_left_to_lane: true, ..case.clone() };
+    check(&client, asked, (2, left_to_lane)).await?;
+    cluster.stop().await
+}
+
+/// One with all of the target's tokens under other ids is worth what the bundled one is; without a fifth of them, nearly that.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_foreign_draft_is_worth_nearly_what_the_bundled_one_is() -> anyhow::Result<()> {
+    let cases = covering_set(&PairText::load()?)?;
+    let bundled = acceptance(draft_config(&pair::draft_dir())?, &cases).await?;
+    let (renumbered, foreign) = (ForeignDraft::renumbered()?, ForeignDraft::new()?);
+    let renumbered = acceptance(translating(&renumbered)?, &cases).await?;
+    let foreign = acceptance(translating(&foreign)?, &cases).await?;
+    ensure!(renumbered > 0.95 * bundled, "other ids: {renumbered:.3}, bundled: {bundled:.3}");
+    ensure!(foreign > 0.6 * bundled, "another tokenizer: {foreign:.3}, bundled: {bundled:.3}");
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_wrong_map_costs_acceptance_and_changes_no_token() -> anyhow::Result<()> {
+    let cases = covering_set(&PairText::load()?)?;
+    let (right, wrong) = (ForeignDraft::new()?, ForeignDraft::with_a_wrong_tokenizer()?);
+    let right = acceptance(translating(&right)?, &cases).await?;
+    let wrong = acceptance(translating(&wrong)?, &cases).await?;
+    ensure!(wrong * 3.0 < right, "a map that is off by one: {wrong:.3}, the right one: {right:.3}");
+    Ok(())
+}
+
+/// What hangs on positions, masks and distributions: drafting ahead, a grammar, rejection mode.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_foreign_draft_drafts_ahead_and_follows_grammars() -> anyhow::Result<()> {
+    let draft = ForeignDraft::new()?;
+    let cluster = Cluster::start(|_| ()).await?;
+    let _target = cluster.add(WorkerKind::Target).await?;
+    let worker = cluster.add_draft(DraftConfig { draft_ahead: 9, ..translating(&draft)? }).await?;
+    let client = cluster.client().await?;
+    let mut cases = cases()?;
+    for case in cases.iter_mut().step_by(5) {
+        case.sampling.min_tokens = 0;
+        case.sampling.logit_bias.clear();
+        case.grammar = Some(r#"{"kind": "regex", "text": "[a-z ,é]{4,60}[.!]"}"#.to_owned());
+    }
+    let expected = plain(&client, &cases).await?;
+    for k in [2, 4] {
+        let (_, accepted) = check(&client, (&cases, &expected), (1, |case: &Case| case.with_k(k))).await?;
+        ensure!(accepted > 0, "nothing was accepted");
+    }
+    let page = worker.metrics().await?;
+    let hits = page.sum_where("outrider_worker_draft_ahead_steps_total", "result=\"hit\"");
+    ensure!(hits > 0, "nothing was drafted ahead");
+    // Greedy texts are equal in this mode, too; others follow the target's law with every draft that says what it drew from.
+    let mut accepted = 0;
+    let rejecting =
+        |case: &Case| Case { acceptance: AcceptanceMode::Rejection, grammar: None, ..case.with_k(4) };
+    let variants: Vec<Case> = cases.iter().map(rejecting).collect();
+    let answers = client.ask_by_name(&variants, 1).await?;
+    for (case, variant) in cases.iter().zip(&variants) {
+        let answer = &answers[&variant.name];
+        accepted += answer.speculation().accepted_tokens;
+        if case.sampling.temperature == 0.0 && case.grammar.is_none() {
+            answer.check_same(&variant.name, &expected[&case.name])?;
+        }
+    }
+    ensure!(accepted > 0, "no drafted token was accepted in rejection mode");
+    until("what was drafted ahead is freed", async || {
+        Ok(worker.metrics().await?.sum("outrider_worker_kv_blocks_used") == 0)
+    })
+    .await?;
+    cluster.stop().await
+}
+
+/// What a new draft worker gets is the whole text at once, in the target's ids.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_foreign_draft_that_dies_and_another_one_change_no_token() -> anyhow::Result<()> {
+    let draft = ForeignDraft::new()?;
+    for temperature in [0.0, 1.0] {
+        let prompt = PairText::load()?.bundled("summarization")?.swap_remove(2);
+        let mut case = Case::new(format!("a long text at T = {temperature}"), prompt, temperature);
+        (case.max_tokens, case.ignore_eos) = (300, true);
+        let cluster = Cluster::start(|_| ()).await?;
+        let _target = cluster.add(WorkerKind::Target).await?;
+        let first = cluster.add_draft(translating(&draft)?).await?;
+        let client = cluster.client().await?;
+        let expected = client.ask(&case.with_k(0)).await?;
+        let mut stream = client.open(&case.with_k(3)).await?;
+        stream.read_tokens(80).await?;
+        first.stop().await;
+        stream.read_tokens(20).await?;
+        let _second = cluster.add_draft(translating(&draft)?).await?;
+        stream.rest().await?.check_same(&case.name, &expected)?;
+        cluster.stop().await?;
+    }
+    Ok(())
+}
+
+/// The map is pinned by the hash in the handshake: with another tokenizer than the target's the pair is not made.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_draft_for_another_target_is_not_asked() -> anyhow::Result<()> {
+    let draft = ForeignDraft::new()?;
+    let other = ForeignDraft::renumbered()?;
+    let wrong_target =
+        DraftConfig { target_tokenizer: Some(other.directory().to_owned()), ..translating(&draft)? };
+    for config in [draft_config(draft.directory())?, wrong_target] {
+        let cluster = Cluster::start(|_| ()).await?;
+        let _target = cluster.add(WorkerKind::Target).await?;
+        let _draft = cluster.add_draft(config).await?;
+        let client = cluster.client().await?;
+        let case =
+            Case::new("a question", PairText::load()?.chat_ids("What is the capital of France?")?, 0.0);
+        let answer = client.ask(&case).await?;
+        ensure!(!answer.token_ids.is_empty() && answer.speculation().draft_tokens == 0, "{answer:?}");
+        cluster.stop().await?;
+    }
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_tokenizer_that_shares_nothing_is_refused_at_start() -> anyhow::Result<()> {
+    let draft = ForeignDraft::new()?;
+    let nothing = tempfile::tempdir()?;
+    for (file, content, expected) in [
+        ("missing.json", None, "give the target's tokenizer.json or its directory"),
+        ("broken.json", Some("{}"), "tokenizer.json cannot be read"),
+        ("wordpiece.json", Some(WORDPIECE), "does not keep the bytes of a text"),
+    ] {
+        let path = nothing.path().join(file);
+        content.map(|content| std::fs::write(&path, content)).transpose()?;
+        let cluster = Cluster::start(|_| ()).await?;
+        let config = DraftConfig { target_tokenizer: Some(path), ..translating(&draft)? };
+        let error =
+            cluster.add_draft(config).await.err().map(|error| format!("{error:#}")).unwrap_or_default();
+        ensure!(error.contains(expected), "{file}: {error}");
+        cluster.stop().await?;
+    }
+    Ok(())
+}
+
+/// The smallest of its kind.
+const WORDPIECE: &str = r###"{"version": "1.0", "truncation": null, "padding": null, "added_tokens": [], "normalizer": null,
+    "pre_tokenizer": {"type": "Whitespace"}, "post_processor": null, "decoder": {"type": "WordPiece", "prefix": "##", "cleanup": true},
+    "model": {"type": "WordPiece", "unk_token": "[UNK]", "continuing_subword_prefix": "##", "max_input_chars_per_word": 100,
+        "vocab": {"[UNK]": 0, "a": 1, "##b": 2}}}"###;
