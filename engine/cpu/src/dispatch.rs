@@ -34,6 +34,9 @@ enum Choice {
     NarrowVnni,
     #[cfg(target_arch = "x86_64")]
     Avx2,
+    /// NEON with its dot products of integers, and with its products of matrices of int8.
+    #[cfg(target_arch = "aarch64")]
+    NeonI8mm,
     /// NEON with its dot products of integers.
     #[cfg(target_arch = "aarch64")]
     NeonDots,
@@ -77,7 +80,11 @@ impl Isa {
         }
         #[cfg(target_arch = "aarch64")]
         {
-            if std::arch::is_aarch64_feature_detected!("dotprod") {
+            let dots = std::arch::is_aarch64_feature_detected!("dotprod");
+            if dots && std::arch::is_aarch64_feature_detected!("i8mm") {
+                all.push(Self(Choice::NeonI8mm));
+            }
+            if dots {
                 all.push(Self(Choice::NeonDots));
             }
             all.push(Self(Choice::Neon));
@@ -100,6 +107,8 @@ impl Isa {
             #[cfg(target_arch = "x86_64")]
             Choice::Avx2 => "avx2",
             #[cfg(target_arch = "aarch64")]
+            Choice::NeonI8mm => "neon-i8mm",
+            #[cfg(target_arch = "aarch64")]
             Choice::NeonDots => "neon-dotprod",
             #[cfg(target_arch = "aarch64")]
             Choice::Neon => "neon",
@@ -115,7 +124,7 @@ impl Isa {
             #[cfg(target_arch = "x86_64")]
             Choice::AvxVnni | Choice::NarrowVnni | Choice::Avx2 => super::x86::Avx2::TILE_ROWS,
             #[cfg(target_arch = "aarch64")]
-            Choice::NeonDots | Choice::Neon => super::neon::Neon::TILE_ROWS,
+            Choice::NeonI8mm | Choice::NeonDots | Choice::Neon => super::neon::Neon::TILE_ROWS,
             Choice::Portable => Portable::TILE_ROWS,
         }
     }
@@ -132,7 +141,9 @@ impl Isa {
             #[cfg(target_arch = "x86_64")]
             Choice::Avx512 | Choice::Avx2 => super::packed::Avx2Dots::TILE_ROWS,
             #[cfg(target_arch = "aarch64")]
-            Choice::NeonDots => super::packed::NeonDots::TILE_ROWS,
+            Choice::NeonI8mm => super::packed::NeonDots::<true>::TILE_ROWS,
+            #[cfg(target_arch = "aarch64")]
+            Choice::NeonDots => super::packed::NeonDots::<false>::TILE_ROWS,
             #[cfg(target_arch = "aarch64")]
             Choice::Neon => PortableDots::TILE_ROWS,
             Choice::Portable => PortableDots::TILE_ROWS,
@@ -160,7 +171,9 @@ impl Isa {
             Choice::AvxVnni | Choice::NarrowVnni | Choice::Avx2 => unsafe { run_avx2(kernel) },
             // SAFETY: what is compiled for 64-bit ARM has NEON.
             #[cfg(target_arch = "aarch64")]
-            Choice::NeonDots | Choice::Neon => unsafe { kernel.run::<super::neon::Neon>() },
+            Choice::NeonI8mm | Choice::NeonDots | Choice::Neon => unsafe {
+                kernel.run::<super::neon::Neon>()
+            },
             // SAFETY: plain Rust runs everywhere.
             Choice::Portable => unsafe { kernel.run::<Portable>() },
         }
@@ -182,6 +195,9 @@ impl Isa {
             // SAFETY: as above; `all` makes an AVX-512 one only where AVX2 is there too.
             #[cfg(target_arch = "x86_64")]
             Choice::Avx512 | Choice::Avx2 => unsafe { run_avx2_dots(kernel) },
+            // SAFETY: as above.
+            #[cfg(target_arch = "aarch64")]
+            Choice::NeonI8mm => unsafe { run_neon_i8mm(kernel) },
             // SAFETY: as above.
             #[cfg(target_arch = "aarch64")]
             Choice::NeonDots => unsafe { run_neon_dots(kernel) },
@@ -254,5 +270,14 @@ unsafe fn run_avx2_dots<K: DotKernel>(kernel: K) {
 #[target_feature(enable = "neon,dotprod")]
 unsafe fn run_neon_dots<K: DotKernel>(kernel: K) {
     // SAFETY: the features of this function are those that `D` needs.
-    unsafe { kernel.run::<super::packed::NeonDots>() }
+    unsafe { kernel.run::<super::packed::NeonDots<false>>() }
+}
+
+/// # Safety
+/// The CPU has the features named.
+#[cfg(target_arch = "aarch64")]
+#[target_feature(enable = "neon,dotprod,i8mm")]
+unsafe fn run_neon_i8mm<K: DotKernel>(kernel: K) {
+    // SAFETY: the features of this function are those that `D` needs.
+    unsafe { kernel.run::<super::packed::NeonDots<true>>() }
 }

@@ -65,15 +65,19 @@ pub fn cpu_name() -> String {
     if name.is_empty() { std::env::consts::ARCH.to_owned() } else { name }
 }
 
-/// Whether AMD made the CPU.
-pub(super) fn is_amd() -> bool {
+/// The family of an AMD CPU; nothing of another maker's.
+pub(super) fn amd_family() -> Option<u32> {
     #[cfg(target_arch = "x86_64")]
     {
-        let vendor = std::arch::x86_64::__cpuid(0);
-        [vendor.ebx, vendor.edx, vendor.ecx].map(u32::to_le_bytes).concat() == b"AuthenticAMD"
+        use std::arch::x86_64::__cpuid;
+        let vendor = __cpuid(0);
+        let name = [vendor.ebx, vendor.edx, vendor.ecx].map(u32::to_le_bytes).concat();
+        // Bits 8 to 11 and 20 to 27, which AMD adds.
+        let signature = __cpuid(1).eax;
+        (name == b"AuthenticAMD").then_some((signature >> 8 & 0xf) + (signature >> 20 & 0xff))
     }
     #[cfg(not(target_arch = "x86_64"))]
-    false
+    None
 }
 
 /// The processor brand string of CPUID; empty where there is none.

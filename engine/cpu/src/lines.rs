@@ -7,7 +7,7 @@ use std::sync::LazyLock;
 
 use memmap2::{Advice, MmapMut};
 
-use super::instruction_set::is_amd;
+use super::instruction_set::amd_family;
 use super::lanes::Lanes;
 use crate::KernelError;
 
@@ -83,6 +83,9 @@ impl std::fmt::Debug for Lines {
 
 /// What a kernel fetches while it reads lines.
 pub(super) trait Fetch {
+    /// Whether the lines that are used are in a cache already, so that arithmetic sets the pace.
+    const NEAR: bool = false;
+
     /// Called before N lines, from the `line`-th on of all that the kernel reads from, are used.
     ///
     /// # Safety
@@ -95,6 +98,8 @@ pub(super) trait Fetch {
 pub(super) struct Nothing;
 
 impl Fetch for Nothing {
+    const NEAR: bool = true;
+
     #[inline(always)]
     unsafe fn fetch<V: Lanes, const N: usize>(&mut self, _: usize) {}
 }
@@ -103,53 +108,62 @@ impl Fetch for Nothing {
 const WINDOW: usize = 1024;
 /// Places of the next window that are fetched in turns: a machine fetches several streams faster than one.
 const STREAMS: usize = 8;
-/// How far ahead in its own stream a line is fetched into the first-level cache.
+/// How far ahead a line is fetched into the first-level cache where several streams are read side by side.
 const NEAR_BYTES: usize = 1024;
-/// The same where nothing else is fetched.
-const IN_ORDER_BYTES: usize = 6144;
 
-/// Whether one stream in order is this CPU's fastest way to read memory, as it is AMD's; Intel's read several places of a window in
-/// turns faster (docs/adr/0066-memory-in-order-on-amd.md).
-static IN_ORDER: LazyLock<bool> = LazyLock::new(is_amd);
+/// How a CPU reads memory fastest, as measured (docs/adr/0072-only-zen-5-reads-in-order.md).
+#[derive(Clone, Copy)]
+struct Reading {
+    /// How far ahead in its own stream a line is fetched into the first-level cache.
+    near_bytes: usize,
+    /// Whether a share of the next window is fetched, too.
+    windows: bool,
+}
+
+/// AMD's family 26 is Zen 5.
+const ZEN_5: u32 = 26;
+
+static READING: LazyLock<Reading> = LazyLock::new(|| match amd_family() {
+    Some(family) if family >= ZEN_5 => Reading { near_bytes: 6144, windows: false },
+    Some(_) => Reading { near_bytes: 4096, windows: true },
+    None => Reading { near_bytes: NEAR_BYTES, windows: true },
+});
 
 /// For lines that are read once, one after the other: lines soon to come and, where that is faster, a share of the window after
 /// this one.
 #[derive(Clone, Copy)]
 pub(super) struct Ahead {
     first: *const u8,
-    in_order: bool,
+    reading: Reading,
 }
 
 impl Ahead {
     /// Lines begin at `first`.
     pub(super) fn new(first: *const u8) -> Self {
-        Self { first, in_order: *IN_ORDER }
+        Self { first, reading: *READING }
     }
 }
 
 impl Fetch for Ahead {
     #[inline(always)]
     unsafe fn fetch<V: Lanes, const N: usize>(&mut self, line: usize) {
-        if self.in_order {
-            let from =
-                self.first.wrapping_add(line.wrapping_mul(size_of::<Line>())).wrapping_add(IN_ORDER_BYTES);
-            for i in 0..N {
-                // SAFETY: the caller's promise.
-                unsafe { V::prefetch_near(from.wrapping_add(i * size_of::<Line>())) };
-            }
+        let near = self
+            .first
+            .wrapping_add(line.wrapping_mul(size_of::<Line>()).wrapping_add(self.reading.near_bytes));
+        for i in 0..N {
+            // SAFETY: the caller's promise.
+            unsafe { V::prefetch_near(near.wrapping_add(i * size_of::<Line>())) };
+        }
+        if !self.reading.windows {
             return;
         }
         let in_window = line % WINDOW / N;
         let far = in_window % STREAMS * (WINDOW / STREAMS) + in_window / STREAMS * N;
         let next_window = (line | (WINDOW - 1)).wrapping_add(1);
-        let near = self.first.wrapping_add(line.wrapping_mul(size_of::<Line>())).wrapping_add(NEAR_BYTES);
         let far = self.first.wrapping_add(next_window.wrapping_add(far).wrapping_mul(size_of::<Line>()));
         for i in 0..N {
             // SAFETY: the caller's promise.
-            unsafe {
-                V::prefetch_near(near.wrapping_add(i * size_of::<Line>()));
-                V::prefetch_far(far.wrapping_add(i * size_of::<Line>()));
-            }
+            unsafe { V::prefetch_far(far.wrapping_add(i * size_of::<Line>())) };
         }
     }
 }
@@ -199,6 +213,8 @@ impl Share {
 }
 
 impl Fetch for Share {
+    const NEAR: bool = true;
+
     #[inline(always)]
     unsafe fn fetch<V: Lanes, const N: usize>(&mut self, line: usize) {
         if line % 8 < N {

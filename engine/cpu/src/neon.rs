@@ -65,13 +65,17 @@ impl Lanes for Neon {
     #[inline(always)]
     unsafe fn prefetch_near(p: *const u8) {
         // SAFETY: a prefetch faults at no address.
-        unsafe { asm!("prfm pldl1keep, [{p}]", p = in(reg) p, options(nomem, nostack, preserves_flags)) };
+        unsafe {
+            asm!("prfm pldl1keep, [{p}]", p = in(reg) p.addr(), options(nomem, nostack, preserves_flags))
+        };
     }
 
     #[inline(always)]
     unsafe fn prefetch_far(p: *const u8) {
         // SAFETY: a prefetch faults at no address.
-        unsafe { asm!("prfm pldl2keep, [{p}]", p = in(reg) p, options(nomem, nostack, preserves_flags)) };
+        unsafe {
+            asm!("prfm pldl2keep, [{p}]", p = in(reg) p.addr(), options(nomem, nostack, preserves_flags))
+        };
     }
 
     #[inline(always)]

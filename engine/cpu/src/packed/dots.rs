@@ -2,6 +2,7 @@
 //! the same numbers whatever order it adds them in. Sums may wrap on the way; what is left when the shift is
 //! taken back fits.
 
+use super::rows::QUAD;
 use crate::lanes::{LANES, Lanes, Portable};
 use crate::lines::Line;
 
@@ -31,9 +32,13 @@ pub(crate) trait Dots: Copy {
     /// Whether registers are few: then loads stay in the order in which they are written, lest the compiler holds more values than
     /// there are registers.
     const IN_ORDER: bool = false;
+    /// Whether the loop over lines of int8 that are near is faster when it is not unrolled.
+    const ROLLED: bool = false;
     /// Whether `dot` takes int8 as signed: then its sums need no correction for the shift of stored numbers. (Half bytes are
     /// the same either way.)
     const SIGNED: bool = false;
+    /// Whether two rows of int8 are multiplied together, two lines at a time, by `dot_pair`.
+    const PAIRS: bool = false;
     /// The floats that go with it.
     type Lanes: Lanes;
     /// 64 bytes, four for each sum: half bytes, one in each.
@@ -51,6 +56,24 @@ pub(crate) trait Dots: Copy {
     unsafe fn whole(line: *const u8, word: usize) -> Self::Whole;
     /// Adds to each sum the products of its numbers with the activations in the word at `x`.
     unsafe fn dot(self, whole: Self::Whole, x: *const i8) -> Self;
+    /// Adds to the sums of two rows the products of two lines' numbers with the words of both rows, which are side by side at each
+    /// `x`. The sums begin with zeros, and only `end_pair` tells which is whose.
+    #[inline(always)]
+    unsafe fn dot_pair(pair: [Self; 2], whole: [Self::Whole; 2], x: [*const i8; 2]) -> [Self; 2] {
+        let mut pair = pair;
+        for (r, sums) in pair.iter_mut().enumerate() {
+            for (line, x) in x.into_iter().enumerate() {
+                // SAFETY: the caller's promise.
+                *sums = unsafe { sums.dot(whole[line], x.add(QUAD * r)) };
+            }
+        }
+        pair
+    }
+    /// The sums of the first row, and those of the second.
+    #[inline(always)]
+    unsafe fn end_pair(pair: [Self; 2]) -> [Self; 2] {
+        pair
+    }
     /// The low half of each byte of the line at `line`, or the high half.
     unsafe fn half(line: *const u8, high: bool) -> Self::Halves;
     /// Sums without products. The correction for the shift is added here or in `end_group`.

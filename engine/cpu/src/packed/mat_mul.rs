@@ -181,7 +181,7 @@ impl PackedMatMul<'_> {
                 // A slice is one piece.
                 (Scales::Channel(_), [piece, ..]) => {
                     let at = PieceAt::new::<D, R>(self, (panel, row), (piece, range.start));
-                    let exact = at.dot_bytes::<D, R, M, U>(piece.len, fetch);
+                    let exact = at.dot_bytes::<D, _, R, M, U>(piece.len, fetch);
                     for m in 0..M {
                         for r in 0..R {
                             sums[m][r] = exact[m][r].to_f32();

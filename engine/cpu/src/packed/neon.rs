@@ -1,5 +1,5 @@
-//! [`Dots`] on NEON with its dot products of signed bytes (`dotprod`, in all server processors since 2018). Only
-//! `dispatch` names this type.
+//! [`Dots`] on NEON with its dot products of signed bytes (`dotprod`, in all server processors since 2018), and for int8 with
+//! its products of 2 x 8 by 8 x 2 matrices (`i8mm`, in most since 2021). Only `dispatch` names this type.
 
 use std::arch::aarch64::*;
 use std::arch::asm;
@@ -7,17 +7,20 @@ use std::arch::asm;
 use super::Dots;
 use crate::neon::Neon;
 
-/// Four 128-bit registers; four products are added to a sum by one instruction, without saturation.
+/// Four 128-bit registers; four products are added to a sum by one instruction, without saturation. With `I8MM` two rows of int8
+/// are multiplied together, eight products a sum: then two of these hold sums 0, 1 of the first row, 0, 1 of the second, 2, 3 of
+/// the first and so on.
 #[derive(Clone, Copy)]
-pub(crate) struct NeonDots([int32x4_t; 4]);
+pub(crate) struct NeonDots<const I8MM: bool>([int32x4_t; 4]);
 
 /// Bytes in a register.
 const QUARTER: usize = 16;
 
-impl Dots for NeonDots {
+impl<const I8MM: bool> Dots for NeonDots<I8MM> {
     const TILE_ROWS: usize = 4;
     const SUMS: usize = 8;
     const SIGNED: bool = true;
+    const PAIRS: bool = I8MM;
     type Lanes = Neon;
     type Halves = [uint8x16_t; 4];
     type Whole = [uint8x16_t; 4];
@@ -48,6 +51,43 @@ impl Dots for NeonDots {
         unsafe {
             let x = vdupq_n_s32(x.cast::<i32>().read_unaligned());
             Self(std::array::from_fn(|i| sdot(self.0[i], whole[i], x)))
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn dot_pair(pair: [Self; 2], whole: [Self::Whole; 2], x: [*const i8; 2]) -> [Self; 2] {
+        // SAFETY: the trait's contract: the matrix products are there, and eight i8 at each x.
+        unsafe {
+            let [first, second] = x.map(|x| vld1_s32(x.cast()));
+            // Eight numbers of the first row, then eight of the second.
+            let x = vcombine_s32(vzip1_s32(first, second), vzip2_s32(first, second));
+            let mut pair = pair;
+            for i in 0..4 {
+                let [low, high] = whole.map(|whole| vreinterpretq_u32_u8(whole[i]));
+                // Eight numbers of one channel, then eight of the next.
+                let channels = [vzip1q_u32(low, high), vzip2q_u32(low, high)];
+                for (j, channels) in channels.into_iter().enumerate() {
+                    let sums = &mut pair[i / 2].0[2 * (i % 2) + j];
+                    *sums = smmla(*sums, x, vreinterpretq_u8_u32(channels));
+                }
+            }
+            pair
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn end_pair(pair: [Self; 2]) -> [Self; 2] {
+        let sums = |i: usize| pair[i / 4].0[i % 4];
+        // SAFETY: the trait's contract: NEON is there.
+        unsafe {
+            let first =
+                |i| vzip1q_s64(vreinterpretq_s64_s32(sums(2 * i)), vreinterpretq_s64_s32(sums(2 * i + 1)));
+            let second =
+                |i| vzip2q_s64(vreinterpretq_s64_s32(sums(2 * i)), vreinterpretq_s64_s32(sums(2 * i + 1)));
+            [
+                Self(std::array::from_fn(|i| vreinterpretq_s32_s64(first(i)))),
+                Self(std::array::from_fn(|i| vreinterpretq_s32_s64(second(i)))),
+            ]
         }
     }
 
@@ -111,6 +151,26 @@ unsafe fn sdot(mut sums: int32x4_t, bytes: uint8x16_t, x: int32x4_t) -> int32x4_
             sums = inout(vreg) sums,
             bytes = in(vreg) bytes,
             x = in(vreg) x,
+            options(pure, nomem, nostack, preserves_flags)
+        );
+    }
+    sums
+}
+
+/// The instruction, whose intrinsic is not stable yet: sums 0 and 1 of the first row of `x`, then of the second.
+///
+/// # Safety
+/// The CPU has `i8mm`.
+#[inline(always)]
+unsafe fn smmla(mut sums: int32x4_t, x: int32x4_t, channels: uint8x16_t) -> int32x4_t {
+    // SAFETY: the caller's promise; it touches nothing but these registers.
+    unsafe {
+        asm!(
+            ".arch_extension i8mm",
+            "smmla {sums:v}.4s, {x:v}.16b, {channels:v}.16b",
+            sums = inout(vreg) sums,
+            x = in(vreg) x,
+            channels = in(vreg) channels,
             options(pure, nomem, nostack, preserves_flags)
         );
     }

@@ -15,6 +15,8 @@ use crate::lines::{Fetch, Line};
 
 /// Lines for which what comes later is fetched at a time; as many chains of sums at most.
 const FETCHED: usize = 4;
+/// Lines for which the loop that is not unrolled fetches at a time.
+const ROLLED: usize = 8;
 /// Numbers of a channel in a line of half bytes.
 const HALVES: usize = 2 * QUAD;
 /// Bytes of one of a row's words.
@@ -70,15 +72,18 @@ impl PieceAt {
     /// # Safety
     /// D's instructions are there; the tile has R rows, the piece has this length and is in M panels.
     #[inline(always)]
-    pub(super) unsafe fn dot_bytes<D: Dots, const R: usize, const M: usize, const U: usize>(
+    pub(super) unsafe fn dot_bytes<D: Dots, F: Fetch, const R: usize, const M: usize, const U: usize>(
         &self,
         len: usize,
-        fetch: &mut impl Fetch,
+        fetch: &mut F,
     ) -> [[D; R]; M] {
         let (mut quads, mut line, mut lines, mut x) = (len / QUAD, self.line, self.lines, self.x);
         let quad_bytes = WORD * D::WORDS * R;
         // SAFETY: the caller's promise; `len` is a multiple of four, and no step passes it.
         unsafe {
+            if const { D::PAIRS && R > 1 && M == 1 } {
+                return [self.dot_bytes_by_pairs::<D, F, R>(quads, fetch); M];
+            }
             let mut first = [[D::splat(0); R]; U];
             for r in 0..R {
                 if !D::SIGNED {
@@ -86,6 +91,21 @@ impl PieceAt {
                 }
             }
             let mut sums = [first; M];
+            if const { D::ROLLED && F::NEAR } {
+                // Hidden from the compiler, which would unroll the loop if it knew the number.
+                let turn = std::hint::black_box(ROLLED);
+                while quads > 0 {
+                    fetch.fetch::<D::Lanes, ROLLED>(line);
+                    let now = quads.min(turn);
+                    for _ in 0..now {
+                        self.add_quad::<D, R, M, U>(&mut sums, 0, (lines, x));
+                        lines = lines.wrapping_add(size_of::<Line>());
+                        x = x.wrapping_add(quad_bytes);
+                    }
+                    quads -= now;
+                    line = line.wrapping_add(ROLLED);
+                }
+            }
             while quads >= FETCHED {
                 fetch.fetch::<D::Lanes, FETCHED>(line);
                 for u in 0..FETCHED {
@@ -111,6 +131,53 @@ impl PieceAt {
                 joined[m] = join(sums[m]);
             }
             joined
+        }
+    }
+
+    /// The same of so many lines in one panel, two rows and two lines at a time. An odd row or line is left to itself.
+    ///
+    /// # Safety
+    /// As for `dot_bytes`; D takes int8 as signed and has pairs.
+    #[inline(always)]
+    unsafe fn dot_bytes_by_pairs<D: Dots, F: Fetch, const R: usize>(
+        &self,
+        quads: usize,
+        fetch: &mut F,
+    ) -> [D; R] {
+        const {
+            assert!(
+                !D::PAIRS || D::SIGNED && D::WORDS == 1,
+                "pairs begin with zeros and take words of four i8"
+            )
+        };
+        let (mut lines, mut x) = (self.lines, self.x);
+        // SAFETY: the caller's promise; no step passes the piece.
+        unsafe {
+            let mut sums = [D::splat(0); R];
+            for pair in 0..quads / 2 {
+                fetch.fetch::<D::Lanes, 2>(self.line.wrapping_add(2 * pair));
+                let whole = [D::whole(lines, 0), D::whole(lines.add(size_of::<Line>()), 0)];
+                let words = |r: usize| [x.add(WORD * r), x.add(WORD * (R + r))];
+                for r in (0..R - 1).step_by(2) {
+                    [sums[r], sums[r + 1]] = D::dot_pair([sums[r], sums[r + 1]], whole, words(r));
+                }
+                if R % 2 == 1 {
+                    let [first, second] = words(R - 1);
+                    sums[R - 1] = sums[R - 1].dot(whole[0], first).dot(whole[1], second);
+                }
+                lines = lines.add(2 * size_of::<Line>());
+                x = x.add(2 * WORD * R);
+            }
+            for r in (0..R - 1).step_by(2) {
+                [sums[r], sums[r + 1]] = D::end_pair([sums[r], sums[r + 1]]);
+            }
+            if quads % 2 == 1 {
+                let whole = D::whole(lines, 0);
+                for r in 0..R {
+                    sums[r] = sums[r].dot(whole, x.add(WORD * r));
+                }
+            }
+            sums
         }
     }
 

@@ -170,6 +170,7 @@ impl Dots for Avx2Dots {
     const SUMS: usize = 1;
     const WORDS: usize = 2;
     const IN_ORDER: bool = true;
+    const ROLLED: bool = true;
     type Lanes = Avx2;
     type Halves = (__m256i, __m256i);
     type Whole = (__m256i, __m256i);
