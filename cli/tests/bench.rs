@@ -1,5 +1,6 @@
 //! `outrider bench` as a program against a scripted server: two settings of one server, its table, JSON and page, and how it refuses.
 
+use std::collections::BTreeMap;
 use std::path::Path;
 use std::process::{Command, Output};
 use std::sync::Arc;
@@ -184,6 +185,32 @@ fn a_foreign_server_is_read_as_far_as_it_goes() {
     assert_eq!(all["spec_decode_per_position_acceptance_rates"], serde_json::json!([0.75, 0.25, 0.25]));
     // Four chunks, nine tokens: the time per token is a latency over eight, the gaps between chunks are three.
     assert!(all["mean_tpot_ms"].as_f64() < all["mean_itl_ms"].as_f64(), "{all}");
+}
+
+/// The salts of all requests that came, each with how many had it.
+fn cache_salts(server: &ScriptedServer) -> BTreeMap<Option<String>, usize> {
+    let mut salts = BTreeMap::new();
+    for entry in server.log() {
+        *salts.entry(entry.body["cache_salt"].as_str().map(str::to_owned)).or_default() += 1;
+    }
+    salts
+}
+
+/// Both blocks of a pair send the same prompts: none may find those of the other in the server's prefix cache.
+#[test]
+fn blocks_share_no_cached_prompt() {
+    let arguments =
+        ["--concurrency", "2", "--block-requests", "11", "--blocks", "2", "--arm", "a", "--arm", "b"];
+    let salted = vllm();
+    assert!(bench(&salted.url(), &arguments).status.success());
+    let salts = cache_salts(&salted);
+    assert!(salts.len() >= 4 && !salts.contains_key(&None), "{salts:?}");
+    assert!(salts.values().all(|requests| *requests == 11), "a salt of each block: {salts:?}");
+
+    let unsalted = server();
+    assert!(bench(&unsalted.url(), &arguments).status.success());
+    let found = cache_salts(&unsalted);
+    assert!(found.keys().eq([&None]), "a server that does not know the field gets none: {found:?}");
 }
 
 /// Failures are counted, quoted, and keep the judge from judging.

@@ -161,7 +161,7 @@ impl Endpoint {
 
     /// Whether it knows vLLM's `cache_salt`: requests with different salts share no cached prefix.
     pub fn knows_cache_salt(&self) -> bool {
-        matches!(self.served_by.as_str(), "outrider" | "vllm")
+        self.dialect() == Dialect::Outrider || self.served_by == "vllm"
     }
 
     /// Its totals of drafted and accepted tokens, as vLLM names them; `None` where it shows none.

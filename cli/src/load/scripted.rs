@@ -71,6 +71,8 @@ fn chunk(choices: Value) -> String {
 pub struct LogEntry {
     /// The prompt, as it came.
     pub prompt: String,
+    /// The whole body.
+    pub body: Value,
     /// When it had been read whole.
     pub received: Instant,
     /// Each event that was sent.
@@ -184,12 +186,12 @@ fn serve(connection: &TcpStream, shared: &Shared) -> io::Result<()> {
         }
         let received = Instant::now();
         let body: Value = serde_json::from_slice(&body).unwrap_or_default();
-        let Some(prompt) = body["prompt"].as_str() else {
+        let Some(prompt) = body["prompt"].as_str().map(str::to_owned) else {
             respond(connection, 404, r#"{"error":{"message":"no such page"}}"#)?;
             continue;
         };
-        let script = (shared.script_of)(prompt);
-        let mut entry = LogEntry { prompt: prompt.to_owned(), received, events: Vec::new() };
+        let script = (shared.script_of)(&prompt);
+        let mut entry = LogEntry { prompt, body, received, events: Vec::new() };
         let played = play(connection, &script, &mut entry);
         shared.log.lock().unwrap_or_else(PoisonError::into_inner).push(entry);
         if !played? {

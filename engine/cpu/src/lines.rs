@@ -118,16 +118,23 @@ struct Reading {
     near_bytes: usize,
     /// Whether a share of the next window is fetched, too.
     windows: bool,
+    /// Whether several streams that are read side by side are faster than one of which windows are fetched.
+    side_by_side: bool,
 }
 
 /// AMD's family 26 is Zen 5.
 const ZEN_5: u32 = 26;
 
 static READING: LazyLock<Reading> = LazyLock::new(|| match amd_family() {
-    Some(family) if family >= ZEN_5 => Reading { near_bytes: 6144, windows: false },
-    Some(_) => Reading { near_bytes: 4096, windows: true },
-    None => Reading { near_bytes: NEAR_BYTES, windows: true },
+    Some(family) if family >= ZEN_5 => Reading { near_bytes: 6144, windows: false, side_by_side: true },
+    Some(_) => Reading { near_bytes: 4096, windows: true, side_by_side: false },
+    None => Reading { near_bytes: NEAR_BYTES, windows: true, side_by_side: true },
 });
+
+/// Whether this CPU reads several streams side by side faster than one.
+pub(super) fn reads_side_by_side() -> bool {
+    READING.side_by_side
+}
 
 /// For lines that are read once, one after the other: lines soon to come and, where that is faster, a share of the window after
 /// this one.

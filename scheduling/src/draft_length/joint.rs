@@ -103,9 +103,8 @@ impl DraftLength {
         };
         self.joint = Joint { k, gain: jointly[k as usize].tokens_per_second / by_itself };
         if k > 0 && self.joint.gain.min(load.joint.least_gain) >= 1.0 {
-            for at in &mut jointly {
-                at.others_delay = if at.k <= k { 0.0 } else { f64::INFINITY };
-            }
+            // Up to that k the others agree to wait.
+            jointly[..=k as usize].iter_mut().for_each(|at| at.others_delay = 0.0);
             self.outlook = jointly;
         }
     }

@@ -13,7 +13,7 @@ use super::{FloatMatrix, PANEL, PANEL_VECTORS, STEP, TiledRows};
 use crate::dispatch::Kernel;
 use crate::k_slices::NUM_SLICES;
 use crate::lanes::{LANES, Lanes};
-use crate::lines::{Ahead, Fetch, Nothing, SideBySide};
+use crate::lines::{Ahead, Fetch, Nothing, SideBySide, reads_side_by_side};
 use crate::matrix::MatrixFormat;
 use crate::threads::Shared;
 use crate::tiles::SliceTree;
@@ -108,9 +108,10 @@ impl FloatMatMul<'_> {
     unsafe fn multiply_tile<V: Lanes, W: PanelNumbers>(&self, rows: usize) {
         let panels = self.panels();
         let mut panel = panels.start;
+        let side_by_side = rows == 1 && V::TILE_VECTORS == PANEL_VECTORS && reads_side_by_side();
         // SAFETY: the caller's promise; an arm takes as many rows as there are.
         unsafe {
-            while rows == 1 && V::TILE_VECTORS == PANEL_VECTORS && panel + PANELS_BY_1 <= panels.end {
+            while side_by_side && panel + PANELS_BY_1 <= panels.end {
                 let (first, apart) = (self.lines(), self.weights.steps() * W::STEP_BYTES);
                 let fetch = SideBySide::<PANELS_BY_1> { first, apart };
                 self.rows::<V, W, 1, { PANELS_BY_1 * PANEL_VECTORS }, PANEL_VECTORS>((panel, 0), fetch);
