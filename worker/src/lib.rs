@@ -18,6 +18,7 @@ pub mod credits;
 pub mod decide;
 pub mod device;
 pub mod facts;
+pub mod failed_forward;
 pub mod grammars;
 pub mod grpc;
 pub mod memory;

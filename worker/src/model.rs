@@ -8,7 +8,7 @@ mod portion;
 
 use std::collections::{HashMap, VecDeque};
 
-use engine::{DrawRequest, Engine, EngineError, Outcome, SequenceRows, SlotId, TreeRows};
+use engine::{DrawRequest, Engine, Outcome, SequenceRows, SlotId, TreeRows};
 use scheduling::batch::{ROUND_CONTEXT, RowLimits, StepRows, form};
 use speculation::cached_sequence::Limits;
 use speculation::tree::MAX_TREE_TOKENS;
@@ -16,6 +16,7 @@ use speculation::{ReplyBody, Role, Work};
 
 use self::portion::{Portion, portion};
 use crate::decide::Decide;
+use crate::failed_forward::{advance_one_by_one, refuse};
 use crate::grammars::{GrammarStats, Grammars};
 use crate::method::{Method, MethodStats, NeedRoom};
 use crate::task::{PrefixLookup, Slot, Task, take_tasks};
@@ -132,39 +133,11 @@ impl<D: Decide> ModelMethod<D> {
             }
         }
     }
+}
 
-    /// A forward failed, and which of its tasks is to blame is not known: each gets a forward of its own.
-    fn advance_one_by_one(&mut self, tasks: &mut VecDeque<Task>, plan: &[Portion]) -> Vec<(Task, ReplyBody)> {
-        let mut finished = Vec::new();
-        for task in take_tasks(tasks, plan.iter().map(|portion| portion.task).collect()) {
-            let mut alone = VecDeque::from([task]);
-            // Without room it waits, as it would have done.
-            finished.extend(self.advance(&mut alone, u32::MAX).unwrap_or_default());
-            tasks.extend(alone);
-        }
-        tasks.make_contiguous().sort_by_key(|task| task.started);
-        finished
-    }
-
-    /// A forward of one task that failed for a reason of its own: the task is refused and what it held is forgotten.
-    fn refuse(
-        &mut self,
-        tasks: &mut VecDeque<Task>,
-        plan: &[Portion],
-        error: &EngineError,
-    ) -> Vec<(Task, ReplyBody)> {
-        tracing::error!(%error, "a forward failed");
-        let reason = format!("the forward failed: {error}");
-        let finished: Vec<usize> = plan.iter().map(|portion| portion.task).collect();
-        take_tasks(tasks, finished)
-            .into_iter()
-            .map(|mut task| {
-                task.cached.cut(0);
-                self.truncate(task.slot, 0);
-                (task, ReplyBody::Refused { reason: reason.clone() })
-            })
-            .collect()
-    }
+/// The tasks of these portions.
+fn indices(plan: &[Portion]) -> Vec<usize> {
+    plan.iter().map(|portion| portion.task).collect()
 }
 
 impl<D: Decide> Method for ModelMethod<D> {
@@ -260,9 +233,9 @@ impl<D: Decide> Method for ModelMethod<D> {
             Err(error) if error.is_fatal() => panic!("{error}"),
             Err(error) if plan.len() > 1 => {
                 tracing::warn!(%error, "a forward failed: its sequences are run one by one");
-                return Ok(self.advance_one_by_one(tasks, &plan));
+                return Ok(advance_one_by_one(self, tasks, indices(&plan)));
             }
-            Err(error) => return Ok(self.refuse(tasks, &plan, &error)),
+            Err(error) => return Ok(refuse(self, tasks, indices(&plan), &error)),
         };
         self.num_shares += plan.len() as u64;
         let mut bodies = Vec::new();

@@ -11,12 +11,13 @@ mod rows;
 
 use std::collections::{HashMap, VecDeque};
 
-use engine::{Engine, EngineError, SequenceRows, SlotId};
+use engine::{Engine, SequenceRows, SlotId};
 use scheduling::batch::ROUND_CONTEXT;
 use speculation::cached_sequence::Limits;
 use speculation::{Proposal, ReplyBody, Role, TokenId, Work};
 use text::translation::{TranslatedSequence, Translation};
 use worker::Decide as _;
+use worker::failed_forward::{advance_one_by_one, refuse};
 use worker::grammars::Grammars;
 use worker::method::{Method, MethodStats, NeedRoom};
 use worker::task::{PrefixLookup, Slot, Task, take_tasks};
@@ -150,38 +151,6 @@ impl TranslatedMethod {
         }
     }
 
-    /// A forward failed, and which of its tasks is to blame is not known: each gets a forward of its own.
-    fn advance_one_by_one(&mut self, tasks: &mut VecDeque<Task>, plan: &[Portion]) -> Vec<(Task, ReplyBody)> {
-        let mut finished = Vec::new();
-        for task in take_tasks(tasks, plan.iter().map(|portion| portion.task).collect()) {
-            let mut alone = VecDeque::from([task]);
-            // Without room it waits, as it would have done.
-            finished.extend(self.advance(&mut alone, u32::MAX).unwrap_or_default());
-            tasks.extend(alone);
-        }
-        tasks.make_contiguous().sort_by_key(|task| task.started);
-        finished
-    }
-
-    /// A forward of one task that failed for a reason of its own: the task is refused and what it held is forgotten.
-    fn refuse(
-        &mut self,
-        tasks: &mut VecDeque<Task>,
-        plan: &[Portion],
-        error: &EngineError,
-    ) -> Vec<(Task, ReplyBody)> {
-        tracing::error!(%error, "a forward failed");
-        let reason = format!("the forward failed: {error}");
-        take_tasks(tasks, plan.iter().map(|portion| portion.task).collect())
-            .into_iter()
-            .map(|mut task| {
-                task.cached.cut(0);
-                self.truncate(task.slot, 0);
-                (task, ReplyBody::Refused { reason: reason.clone() })
-            })
-            .collect()
-    }
-
     /// One forward of `plan`, and what it leads to.
     fn run(&mut self, tasks: &mut VecDeque<Task>, plan: &[Portion]) -> Vec<(Task, ReplyBody)> {
         let sequence_rows = |portion: &Portion| self.sequences[&tasks[portion.task].slot].slot;
@@ -201,9 +170,9 @@ impl TranslatedMethod {
             Err(error) if error.is_fatal() => panic!("{error}"),
             Err(error) if plan.len() > 1 => {
                 tracing::warn!(%error, "a forward failed: its sequences are run one by one");
-                return self.advance_one_by_one(tasks, plan);
+                return advance_one_by_one(self, tasks, indices(plan));
             }
-            Err(error) => return self.refuse(tasks, plan, &error),
+            Err(error) => return refuse(self, tasks, indices(plan), &error),
         };
         self.num_shares += plan.len() as u64;
         let (mut finished, mut bodies, mut row) = (Vec::new(), Vec::new(), 0);
@@ -225,6 +194,11 @@ impl TranslatedMethod {
             .collect();
         take_tasks(tasks, indices).into_iter().zip(bodies).collect()
     }
+}
+
+/// The tasks of these portions.
+fn indices(plan: &[Portion]) -> Vec<usize> {
+    plan.iter().map(|portion| portion.task).collect()
 }
 
 impl Method for TranslatedMethod {
