@@ -46,6 +46,7 @@ pub use error::EngineError;
 pub use handle::{Engine, allowed_cores};
 pub use instruction_set::{instruction_set, use_instruction_set};
 pub use logits::Logits;
+pub use model_config::eos_token_ids;
 pub use model_shape::{ModelShape, Projection};
 pub use multiply_probe::multiply_adds_per_second;
 pub use options::{EngineInfo, EngineStats, LoadOptions, SequenceRows, SlotId, TreeRows, WeightFormat};

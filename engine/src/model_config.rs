@@ -8,7 +8,7 @@ pub(crate) mod fields;
 use std::path::Path;
 
 pub(crate) use family::Architecture;
-use fields::{Fields, read_json_object};
+use fields::{Fields, parse_json_object, read_file, read_json_object};
 
 use crate::EngineError;
 use crate::rope::Rope;
@@ -59,6 +59,12 @@ pub(crate) struct ModelConfig {
     pub(crate) eos_token_ids: Vec<u32>,
 }
 
+/// The ids that end texts by a config.json or generation_config.json that was read from `path`; none where it does not say.
+pub fn eos_token_ids(path: &Path, json: &[u8]) -> Result<Vec<u32>, EngineError> {
+    let object = parse_json_object(path, json)?;
+    Fields::top(path, &object).ids("eos_token_id")
+}
+
 impl ModelConfig {
     /// Reads and checks the configuration in a checkpoint directory.
     pub(crate) fn load(model_dir: &Path) -> Result<Self, EngineError> {
@@ -66,8 +72,7 @@ impl ModelConfig {
 
         let path = model_dir.join("generation_config.json");
         if path.exists() {
-            let object = read_json_object(&path)?;
-            let eos = Fields::top(&path, &object).ids("eos_token_id")?;
+            let eos = eos_token_ids(&path, &read_file(&path)?)?;
             if !eos.is_empty() {
                 config.eos_token_ids = eos;
             }

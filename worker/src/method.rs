@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 
+use engine::Engine;
 use speculation::ReplyBody;
 use speculation::cached_sequence::Limits;
 
@@ -38,6 +39,37 @@ pub struct MethodStats {
     pub prefix_hit_tokens: u64,
     /// What grammars' masks have cost.
     pub grammars: GrammarStats,
+}
+
+/// What a method with an engine counts beside it, since start.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct WorkCounts {
+    /// Sequences of all forwards, each counted once a forward.
+    pub sequences: u64,
+    /// Context ids that were looked for among published prefixes.
+    pub prefix_query_tokens: u64,
+    /// Context ids whose KV was found there.
+    pub prefix_hit_tokens: u64,
+}
+
+impl MethodStats {
+    /// Of a method that computes with an engine.
+    pub fn of_engine(engine: &Engine, counts: WorkCounts, grammars: GrammarStats) -> Self {
+        let stats = engine.stats();
+        Self {
+            forwards: stats.forwards,
+            rows: stats.rows,
+            sequences: counts.sequences,
+            kv_tokens: stats.kv_tokens,
+            kv_blocks_used: stats.referenced_blocks,
+            kv_blocks_total: engine.info().kv_blocks,
+            kv_blocks_cached: stats.cached_blocks,
+            kv_evictions: stats.evicted_blocks,
+            prefix_query_tokens: counts.prefix_query_tokens,
+            prefix_hit_tokens: counts.prefix_hit_tokens,
+            grammars,
+        }
+    }
 }
 
 /// Owned by the device thread, which calls nothing else while it runs.

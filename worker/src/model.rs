@@ -18,7 +18,7 @@ use self::portion::{Portion, portion};
 use crate::decide::Decide;
 use crate::failed_forward::{advance_one_by_one, refuse};
 use crate::grammars::{GrammarStats, Grammars};
-use crate::method::{Method, MethodStats, NeedRoom};
+use crate::method::{Method, MethodStats, NeedRoom, WorkCounts};
 use crate::task::{PrefixLookup, Slot, Task, take_tasks};
 
 /// Runs steps on an [`Engine`].
@@ -36,10 +36,7 @@ pub struct ModelMethod<D> {
     cores: Option<Vec<usize>>,
     slots: HashMap<Slot, SlotId>,
     next_slot: u64,
-    prefix_query_tokens: u64,
-    prefix_hit_tokens: u64,
-    /// Sequences of all forwards, each counted once a forward.
-    num_shares: u64,
+    counts: WorkCounts,
 }
 
 /// Ids of a token tree that a worker of this role verifies on this engine; 0: chains only.
@@ -61,9 +58,7 @@ impl<D: Decide> ModelMethod<D> {
             cores: None,
             slots: HashMap::new(),
             next_slot: 0,
-            prefix_query_tokens: 0,
-            prefix_hit_tokens: 0,
-            num_shares: 0,
+            counts: WorkCounts::default(),
         }
     }
 
@@ -87,12 +82,12 @@ impl<D: Decide> ModelMethod<D> {
                 continue;
             }
             if task.prefix == PrefixLookup::Wanted {
-                self.prefix_query_tokens += context as u64;
+                self.counts.prefix_query_tokens += context as u64;
             }
             let key = task.spec().isolation_key;
             let found = self.engine.share(self.slots[&task.slot], key, task.cached.ids());
             let done = (found.len - task.step.base_len) as usize;
-            self.prefix_hit_tokens += (done - task.context_done) as u64;
+            self.counts.prefix_hit_tokens += (done - task.context_done) as u64;
             task.num_cached += (done - task.context_done) as u32;
             task.context_done = done;
             task.prefix = if found.wait { PrefixLookup::Waiting } else { PrefixLookup::Done };
@@ -237,7 +232,7 @@ impl<D: Decide> Method for ModelMethod<D> {
             }
             Err(error) => return Ok(refuse(self, tasks, indices(&plan), &error)),
         };
-        self.num_shares += plan.len() as u64;
+        self.counts.sequences += plan.len() as u64;
         let mut bodies = Vec::new();
         let (mut row, mut draw, mut score) = (0, 0, 0);
         for (portion, drawn_apart) in plan.iter().zip(drawn_apart) {
@@ -266,19 +261,7 @@ impl<D: Decide> Method for ModelMethod<D> {
     }
 
     fn stats(&self) -> MethodStats {
-        let stats = self.engine.stats();
-        MethodStats {
-            forwards: stats.forwards,
-            rows: stats.rows,
-            sequences: self.num_shares,
-            kv_tokens: stats.kv_tokens,
-            kv_blocks_used: stats.referenced_blocks,
-            kv_blocks_total: self.engine.info().kv_blocks,
-            kv_blocks_cached: stats.cached_blocks,
-            kv_evictions: stats.evicted_blocks,
-            prefix_query_tokens: self.prefix_query_tokens,
-            prefix_hit_tokens: self.prefix_hit_tokens,
-            grammars: self.grammars.as_ref().map_or_else(GrammarStats::default, Grammars::stats),
-        }
+        let grammars = self.grammars.as_ref().map_or_else(GrammarStats::default, Grammars::stats);
+        MethodStats::of_engine(&self.engine, self.counts, grammars)
     }
 }

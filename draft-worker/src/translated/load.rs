@@ -5,12 +5,12 @@ use std::path::Path;
 use std::time::Duration;
 
 use anyhow::Context as _;
-use serde::Deserialize;
 use speculation::{Role, TokenId};
 use text::asset::TOKENIZER;
 use text::translation::{TokenizerFile, Translation};
 use worker::assets::Assets;
 use worker::config::WorkerConfig;
+use worker::method::WorkCounts;
 use worker::serve::{Loaded, LoadedModel, grammars, load_model};
 
 use super::TranslatedMethod;
@@ -56,9 +56,7 @@ pub fn load(
         cores,
         sequences: HashMap::new(),
         next_slot: 0,
-        prefix_query_tokens: 0,
-        prefix_hit_tokens: 0,
-        num_shares: 0,
+        counts: WorkCounts::default(),
     };
     Ok(Loaded { method, facts, assets: Some(target), draft_ahead: 0, round_trip: Duration::ZERO })
 }
@@ -79,24 +77,11 @@ fn tokenizer_json(assets: &Assets) -> anyhow::Result<Vec<u8>> {
 
 /// The ids that end texts, as far as the files say.
 fn end_token_ids(assets: &Assets) -> anyhow::Result<Vec<TokenId>> {
-    #[derive(Deserialize)]
-    #[serde(untagged)]
-    enum Ids {
-        One(TokenId),
-        Several(Vec<TokenId>),
-    }
-    #[derive(Deserialize)]
-    struct File {
-        eos_token_id: Option<Ids>,
-    }
     for name in END_FILES {
         let Some(bytes) = assets.get(name) else { continue };
-        let file: File =
-            serde_json::from_slice(&bytes).with_context(|| format!("target_tokenizer: {name}"))?;
-        match file.eos_token_id {
-            Some(Ids::One(id)) => return Ok(vec![id]),
-            Some(Ids::Several(ids)) => return Ok(ids),
-            None => {}
+        let ids = engine::eos_token_ids(Path::new(name), &bytes).context("target_tokenizer")?;
+        if !ids.is_empty() {
+            return Ok(ids);
         }
     }
     Ok(Vec::new())

@@ -19,7 +19,7 @@ use text::translation::{TranslatedSequence, Translation};
 use worker::Decide as _;
 use worker::failed_forward::{advance_one_by_one, refuse};
 use worker::grammars::Grammars;
-use worker::method::{Method, MethodStats, NeedRoom};
+use worker::method::{Method, MethodStats, NeedRoom, WorkCounts};
 use worker::task::{PrefixLookup, Slot, Task, take_tasks};
 
 use self::rows::Portion;
@@ -42,10 +42,7 @@ pub struct TranslatedMethod {
     next_slot: u64,
     /// One row of scores, in the target's ids.
     row: Vec<f32>,
-    prefix_query_tokens: u64,
-    prefix_hit_tokens: u64,
-    /// Sequences of all forwards, each counted once a forward.
-    num_shares: u64,
+    counts: WorkCounts,
 }
 
 /// One sequence. The engine holds the KV of a prefix of its draft ids.
@@ -126,11 +123,11 @@ impl TranslatedMethod {
             let ids = held.text.draft_ids();
             let len = self.engine.len(held.slot);
             if task.prefix == PrefixLookup::Wanted {
-                self.prefix_query_tokens += ids.len() as u64 - u64::from(len);
+                self.counts.prefix_query_tokens += ids.len() as u64 - u64::from(len);
             }
             let key = task.cached.spec().map_or(0, |spec| spec.isolation_key);
             let found = self.engine.share(held.slot, key, ids);
-            self.prefix_hit_tokens += u64::from(found.len - len);
+            self.counts.prefix_hit_tokens += u64::from(found.len - len);
             let covered = held.text.num_covered(found.len as usize) as u32;
             task.num_cached = covered.saturating_sub(task.step.base_len);
             task.prefix = if found.wait { PrefixLookup::Waiting } else { PrefixLookup::Done };
@@ -174,7 +171,7 @@ impl TranslatedMethod {
             }
             Err(error) => return refuse(self, tasks, indices(plan), &error),
         };
-        self.num_shares += plan.len() as u64;
+        self.counts.sequences += plan.len() as u64;
         let (mut finished, mut bodies, mut row) = (Vec::new(), Vec::new(), 0);
         for portion in plan {
             let first_row = row;
@@ -277,20 +274,7 @@ impl Method for TranslatedMethod {
     }
 
     fn stats(&self) -> MethodStats {
-        let stats = self.engine.stats();
-        MethodStats {
-            forwards: stats.forwards,
-            rows: stats.rows,
-            sequences: self.num_shares,
-            kv_tokens: stats.kv_tokens,
-            kv_blocks_used: stats.referenced_blocks,
-            kv_blocks_total: self.engine.info().kv_blocks,
-            kv_blocks_cached: stats.cached_blocks,
-            kv_evictions: stats.evicted_blocks,
-            prefix_query_tokens: self.prefix_query_tokens,
-            prefix_hit_tokens: self.prefix_hit_tokens,
-            grammars: self.grammars.stats(),
-        }
+        MethodStats::of_engine(&self.engine, self.counts, self.grammars.stats())
     }
 }
 

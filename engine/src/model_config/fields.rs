@@ -13,8 +13,12 @@ const MAX_FILE_BYTES: u64 = 64 << 20;
 
 /// Reads a JSON file whose top level is an object.
 pub(crate) fn read_json_object(path: &Path) -> Result<Map<String, Value>, EngineError> {
-    let bytes = read_file(path)?;
-    match serde_json::from_slice(&bytes) {
+    parse_json_object(path, &read_file(path)?)
+}
+
+/// The same of bytes that were read; messages name `path`.
+pub(crate) fn parse_json_object(path: &Path, bytes: &[u8]) -> Result<Map<String, Value>, EngineError> {
+    match serde_json::from_slice(bytes) {
         Ok(Value::Object(object)) => Ok(object),
         Ok(_) => Err(broken(path, "the top level is not a json object".to_owned())),
         Err(error) => Err(broken(path, format!("not valid json: {error}"))),
