@@ -172,6 +172,7 @@ source!(
     [
         kernel("gemm_bf16_tiled_64", 256, 200).copying(stage_bytes(64), false),
         kernel("gemm_bf16_tiled_80", 256, 240).copying(stage_bytes(80), false),
+        kernel("gemm_bf16_tiled_128", 256, 248).copying(stage_bytes(128), false),
         kernel("gemm_int8_tiled_64", 256, 128).copying(stage_bytes(64), true),
         kernel("gemm_int8_tiled_80", 256, 128).copying(stage_bytes(80), true),
         kernel("gemm_int8_sliced_64", 256, 224).copying(stage_bytes(64), true),

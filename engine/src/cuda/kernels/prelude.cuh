@@ -72,6 +72,12 @@ __device__ __forceinline__ u32 narrow_two(float x0, float x1) {
 #define DYNAMIC_SHARED(name) extern __shared__ uint4 name[]
 #endif
 
+// The same number, of which the compiler knows nothing: what is made of it is not moved out of loops.
+__device__ __forceinline__ u32 opaque(u32 x) {
+  asm volatile("" : "+r"(x));
+  return x;
+}
+
 __device__ __forceinline__ float widen(bf16 x) { return __uint_as_float((u32)x.bits << 16); }
 
 // Nearest even, as half::bf16::from_f32; a NaN stays one.
