@@ -68,7 +68,7 @@ pub fn kernels_check(write_to: Option<&Path>) -> Result<KernelsReport, CudaError
 fn heading() -> String {
     let left =
         format!("{:<24}{:<7}{:>5}{:>7}{:>7}{:>7}", "kernel", "arch", "regs", "budget", "smem", "warps");
-    format!("{left}   main loop: loads first/all, narrow, cp.async, lds, products\n")
+    format!("{left}   main loop: loads first/all, narrow, cp.async, lds, products, instructions\n")
 }
 
 impl KernelsReport {
@@ -104,13 +104,14 @@ fn line(kernel: &Kernel, arch: &Architecture, usage: &Usage, code: Option<&Disas
     };
     let all = main_loop.all;
     format!(
-        "{left}   {}/{}, {}, {}, {}, {}\n",
+        "{left}   {}/{}, {}, {}, {}, {}, {}\n",
         main_loop.loads_first,
         all.loads_128,
         all.loads_narrow,
         all.copies_128,
         main_loop.shared_128,
-        all.products
+        all.products,
+        main_loop.instructions
     )
 }
 

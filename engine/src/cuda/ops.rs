@@ -15,8 +15,9 @@ mod random;
 mod ranks;
 mod rows;
 mod score;
+mod tiling;
 
-pub(crate) use attention::{Attention, Tiling, TilingViews, Turn, check_head_dim, most_parts, partial_bytes};
+pub(crate) use attention::{Attention, TilingViews, check_head_dim};
 pub(crate) use blocks::Variant;
 #[cfg(test)]
 pub(crate) use blocks::model_of_product;
@@ -32,6 +33,9 @@ pub(crate) use random::{random_bf16, random_f32};
 pub(crate) use ranks::{side_by_side, sum_ranks};
 pub(crate) use rows::{Embedding, RmsNorm, add, add_at, finish_sum, swiglu, take_rows, to_bf16};
 pub(crate) use score::{ScoreBuffers, ScoreRow, keep_raw, score, scores};
+#[cfg(test)]
+pub(crate) use tiling::count_attention;
+pub(crate) use tiling::{Limits, Tiling, Turn, partial_bytes};
 
 /// Grids count blocks in 16 bits along y and z.
 const MAX_GRID_YZ: usize = 65_535;

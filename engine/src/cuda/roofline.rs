@@ -8,11 +8,12 @@
 //! operations at the rate of the instructions it uses, and the chain of loads that one warp waits for, times
 //! how often all multiprocessors are filled.
 
-use cpu_kernels::KSlices;
+use cpu_kernels::{HeadLayout, KSlices, Segment};
 
 use super::GpuOptions;
 use super::host_driver::HostDriver;
-use super::ops::{Variant, model_of_product};
+use super::ops::{Limits, Tiling, Variant, count_attention, model_of_product};
+use crate::forward_batch::MAX_ROWS_PER_PASS;
 use crate::{DrawRequest, Engine, LoadOptions, SequenceRows, WeightFormat};
 
 /// Bytes and operations in a second (assumptions): memory as far as it is reached, cache, `mma.sync` with
@@ -32,6 +33,13 @@ const LINK: f64 = 3.0e11;
 const DOUBLES: f64 = 1.4e13;
 const DOUBLES_OF_TOKEN: f64 = 40.0;
 const MULTIPROCESSORS: f64 = 132.0;
+/// Instructions a second that each of a multiprocessor's four schedulers issues, at most (an assumption: the clock).
+const CLOCK: f64 = 1.755e9;
+/// Of attention over heads of 128, from the machine code for sm_90 (`make kernels-check`): instructions of a warp for 16 keys,
+/// and blocks that a multiprocessor holds, of one warp and of four.
+const KEYS_INSTRUCTIONS: f64 = 801.0;
+const RESIDENT: f64 = 9.0;
+const RESIDENT_WIDE: f64 = 2.0;
 
 /// The code as it was reviewed, or as it is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -105,6 +113,8 @@ fn product(code: Code, rows: usize, (n, slices): &(usize, KSlices)) -> f64 {
         let waves = (count / MULTIPROCESSORS).ceil() * MULTIPROCESSORS;
         let operations = waves * 2.0 * (128 * height * k) as f64 / SHARED_TILES;
         let cache = count * (2 * (128 + height) * k) as f64 / CACHE;
+        // A level of the contract's tree waits in the outputs: written and read once more.
+        let out = if height == 128 { 3.0 * out } else { out };
         return memory.max(operations).max(cache) + out + TRIP;
     }
     let Variant::Few { rows: height, channels } = blocks.variant else {
@@ -140,34 +150,89 @@ fn product(code: Code, rows: usize, (n, slices): &(usize, KSlices)) -> f64 {
     memory.max(cache).max(chain) + out + TRIP
 }
 
+/// One launch's attention, by its blocks.
+struct AttentionBlocks {
+    /// Launched, and 16 keys that they take in all; how many a multiprocessor holds.
+    blocks: f64,
+    key_blocks: f64,
+    resident: f64,
+    /// Seconds before a block's first keys, and of each 16 of them.
+    prologue: f64,
+    of_block: f64,
+}
+
+impl AttentionBlocks {
+    /// Seconds of the chains of a block's warps, times how often all multiprocessors are filled.
+    fn chain(&self) -> f64 {
+        if self.blocks == 0.0 {
+            return 0.0;
+        }
+        let waves = (self.blocks / (MULTIPROCESSORS * self.resident)).ceil();
+        waves * (self.prologue + self.key_blocks / self.blocks * self.of_block)
+    }
+}
+
 /// Seconds of attention and of the merge of its splits.
 fn attention(code: Code, model: &Model, step: Step) -> f64 {
     let (kv_heads, group) = ((model.kv_heads / step.ranks).max(1), model.heads / model.kv_heads);
-    let queries = step.rows_of_each * group;
-    let tiles = queries.div_ceil(16);
     let len = step.context + step.rows_of_each;
     let splits = len.div_ceil(128);
-    // Prompts see half of themselves on average.
-    let seen = (step.context + step.rows_of_each.div_ceil(2)) as f64;
-    let items = (step.sequences * tiles * kv_heads) as f64 * (seen / 128.0).ceil();
-    let blocks = (seen / 16.0).min(8.0).ceil();
-    let (prologue, of_block, resident) = match code {
-        Code::Before => (if queries.min(16) > 4 { 19e-6 } else { 8e-6 }, 2.9e-6, 15.0),
-        Code::Now => (1.5e-6, 0.6e-6, 6.0),
-    };
-    let waves = (items / (MULTIPROCESSORS * resident)).ceil();
-    let bytes = items * blocks * 16.0 * (4 * HEAD_DIM) as f64;
-    let memory = bytes / tiles as f64 / MEMORY;
-    let sums = (waves * (prologue + blocks * of_block)).max(memory).max(bytes / CACHE);
     let rows_of_splits = step.rows() as f64 * (model.heads / step.ranks) as f64;
-    let partial = 2.0 * rows_of_splits * splits as f64 * 130.0 * 4.0 / MEMORY;
+    let kv = (step.sequences * len * kv_heads * 4 * HEAD_DIM) as f64;
+    let (sums, partial) = match code {
+        Code::Before => {
+            let queries = step.rows_of_each * group;
+            // Prompts see half of themselves on average.
+            let seen = (step.context + step.rows_of_each.div_ceil(2)) as f64;
+            let blocks = (step.sequences * queries.div_ceil(16) * kv_heads) as f64 * (seen / 128.0).ceil();
+            let key_blocks = blocks * (seen / 16.0).min(8.0).ceil();
+            let prologue = if queries.min(16) > 4 { 19e-6 } else { 8e-6 };
+            let work = AttentionBlocks { blocks, key_blocks, resident: 15.0, prologue, of_block: 2.9e-6 };
+            (
+                work.chain().max(key_blocks * 16.0 * (4 * HEAD_DIM) as f64 / CACHE),
+                rows_of_splits * splits as f64 * 130.0 * 4.0,
+            )
+        }
+        Code::Now => attention_now((group * kv_heads, kv_heads), step),
+    };
     // Of few splits one warp takes a row's, of many eight do; blocks that a multiprocessor holds.
     let (of_splits, resident) = match code {
         Code::Before => (0.55e-6 * splits as f64, 32.0),
         Code::Now if splits <= 8 => (2.0 * TRIP, 18.0),
         Code::Now => (TRIP + 0.7e-6 * splits.div_ceil(32) as f64, 6.0),
     };
-    sums + partial.max(2e-6 + of_splits * (rows_of_splits / (MULTIPROCESSORS * resident)).ceil())
+    let merge = 2e-6 + of_splits * (rows_of_splits / (MULTIPROCESSORS * resident)).ceil();
+    sums.max((kv + partial) / MEMORY) + merge.max(partial / MEMORY)
+}
+
+/// Seconds of the sums, memory aside, and bytes of what splits come to; all of it counted on what is launched.
+fn attention_now((num_heads, num_kv_heads): (usize, usize), step: Step) -> (f64, f64) {
+    let layout = HeadLayout { num_heads, num_kv_heads, head_dim: HEAD_DIM };
+    let segment = |i: usize| Segment {
+        rows: i * step.rows_of_each..(i + 1) * step.rows_of_each,
+        start: step.context as u32,
+        block_table: &[],
+        tree: None,
+    };
+    let segments: Vec<Segment<'_>> = (0..step.sequences).map(segment).collect();
+    let group = num_heads / num_kv_heads;
+    let tiling = Tiling::new(&segments, &vec![0; segments.len()], (group, None), Limits::of(layout));
+    let counted = count_attention(&tiling, layout);
+    let chain: f64 = [RESIDENT, RESIDENT_WIDE]
+        .into_iter()
+        .zip(counted.blocks.into_iter().zip(counted.key_blocks))
+        .map(|(resident, (blocks, key_blocks))| {
+            let (blocks, key_blocks) = (blocks as f64, key_blocks as f64);
+            AttentionBlocks { blocks, key_blocks, resident, prologue: 1.5e-6, of_block: 0.6e-6 }.chain()
+        })
+        .sum();
+    let warp_blocks = counted.warp_blocks as f64;
+    let issue = warp_blocks * KEYS_INSTRUCTIONS / (MULTIPROCESSORS * 4.0 * CLOCK);
+    // Scores and values, queries and probabilities in two halves each.
+    let operations = warp_blocks * (2 * 2 * 2 * 16 * 16 * HEAD_DIM) as f64 / SHARED_TILES;
+    let cache = counted.bytes_read as f64 / CACHE;
+    let launches = (2 * (tiling.turns.len() - 1)) as f64 * GAP;
+    (chain.max(issue).max(operations).max(cache) + launches, counted.partial_bytes as f64)
 }
 
 /// Seconds of what a layer does besides, and its launches.
@@ -192,8 +257,27 @@ fn rest(code: Code, model: &Model, step: Step) -> (f64, f64) {
     (floor.max(bytes / CACHE), launches)
 }
 
-/// Seconds of a step.
+/// Seconds of a step in passes of so many rows, of which a prompt's last has the row that is drawn.
+fn time_in_passes(code: Code, model: &Model, step: Step, rows: usize) -> f64 {
+    let of_pass = rows / step.sequences;
+    let firsts = (0..step.rows_of_each).step_by(of_pass);
+    let pass = |first: usize| Step {
+        rows_of_each: of_pass.min(step.rows_of_each - first),
+        context: step.context + first,
+        ..step
+    };
+    let passes: f64 = firsts.map(|first| pass_time(code, model, pass(first))).sum();
+    let vocabulary = (VOCAB / step.ranks, KSlices::whole(model.hidden));
+    passes + product(code, step.drawn(), &vocabulary) + drawing(code, step)
+}
+
+/// Seconds of a step as it is served.
 fn time(code: Code, model: &Model, step: Step) -> f64 {
+    time_in_passes(code, model, step, MAX_ROWS_PER_PASS)
+}
+
+/// Seconds of one pass, but for its logits.
+fn pass_time(code: Code, model: &Model, step: Step) -> f64 {
     let layer: f64 =
         matrices(model, step.ranks).iter().map(|matrix| product(code, step.rows(), matrix)).sum();
     let (rest, launches) = rest(code, model, step);
@@ -201,10 +285,9 @@ fn time(code: Code, model: &Model, step: Step) -> f64 {
     let collectives =
         if step.ranks > 1 { 2.0 * (COLLECTIVE + (step.ranks - 1) as f64 * part / LINK) } else { 0.0 };
     let layer = layer + attention(code, model, step) + rest + launches * GAP + collectives;
-    let vocabulary = (VOCAB / step.ranks, KSlices::whole(model.hidden));
     // Uploads and reading back are as they were.
     let copies = 0.05e-3;
-    model.layers as f64 * layer + product(code, step.drawn(), &vocabulary) + drawing(code, step) + copies
+    model.layers as f64 * layer + copies
 }
 
 /// Seconds of drawing from whole rows: before, a block took a row; now parts of rows are read once and joined.
@@ -255,6 +338,35 @@ fn the_table_of_the_document() {
             }
         }
     }
+}
+
+/// What larger passes would give, for the document.
+#[test]
+fn passes_of_more_rows_give_little() {
+    for (model, ranks) in [(&MODELS[0], 1), (&MODELS[1], 1), (&MODELS[1], 8)] {
+        let step = Step { ranks, sequences: 1, rows_of_each: 2048, context: 128 };
+        let [small, large] =
+            [MAX_ROWS_PER_PASS, 2048].map(|rows| 1e3 * time_in_passes(Code::Now, model, step, rows));
+        println!(
+            "{} on {ranks}: passes of {MAX_ROWS_PER_PASS} rows {small:.1} ms, of 2,048 {large:.1} ms",
+            model.name
+        );
+        assert!(large < small && small < 1.1 * large, "{small} and {large}");
+    }
+}
+
+/// The prompt of the table at 32k: what blocks read of keys and values, where each 16 queries read all of them before.
+#[test]
+fn a_long_prompt_reads_its_keys_a_quarter_as_often() {
+    let layout = HeadLayout { num_heads: 32, num_kv_heads: 8, head_dim: HEAD_DIM };
+    let segment = Segment { rows: 0..2048, start: 32_768, block_table: &[], tree: None };
+    let limits = Limits::of(layout);
+    let [now, before] = [limits, Limits { most_parts: 0, ..limits }].map(|limits| {
+        count_attention(&Tiling::new(std::slice::from_ref(&segment), &[0], (4, None), limits), layout)
+    });
+    println!("now {now:?}\nbefore {before:?}");
+    assert_eq!(now.warp_blocks, before.warp_blocks);
+    assert!(now.bytes_read * 7 < before.bytes_read * 2, "{now:?}, {before:?}");
 }
 
 /// A Llama of two layers and so many tokens over the host's driver.

@@ -30,6 +30,8 @@ pub(super) struct MainLoop {
     pub(super) all: Census,
     /// Loads of 16 bytes before the first product.
     pub(super) loads_first: u32,
+    /// All of it.
+    pub(super) instructions: u32,
     /// Loads of 16 bytes from shared memory.
     pub(super) shared_128: u32,
     /// Conversions of integers to floats: divisions by numbers that the compiler does not know.
@@ -177,6 +179,7 @@ fn main_loop(lines: &[Line<'_>]) -> Option<MainLoop> {
         MainLoop {
             all: census(body),
             loads_first: first.filter(|name| has(name, "LDG", "128")).count() as u32,
+            instructions: count(body, |_| true),
             shared_128: count(body, |name| has(name, "LDS", "128")),
             conversions: count(body, |name| has(name, "I2F", "") || has(name, "I2FP", "")),
         }
@@ -239,7 +242,7 @@ mod tests {
         assert_eq!(product.all, all);
         let main_loop = product.main_loop.unwrap();
         assert_eq!((main_loop.loads_first, main_loop.all.loads_128, main_loop.conversions), (2, 3, 1));
-        assert_eq!(main_loop.all.local, 0);
+        assert_eq!((main_loop.all.local, main_loop.instructions), (0, 6));
         assert_eq!((copy.all.copies_128, copy.all.loads_narrow, copy.main_loop), (1, 0, None));
     }
 }

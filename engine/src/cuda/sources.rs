@@ -172,6 +172,7 @@ source!(
     [
         kernel("gemm_bf16_tiled_64", 256, 200).copying(stage_bytes(64), false),
         kernel("gemm_bf16_tiled_80", 256, 240).copying(stage_bytes(80), false),
+        kernel("gemm_bf16_tiled_128", 256, 248).copying(stage_bytes(128), false),
         kernel("gemm_int8_tiled_64", 256, 128).copying(stage_bytes(64), true),
         kernel("gemm_int8_tiled_80", 256, 128).copying(stage_bytes(80), true),
         kernel("gemm_int8_sliced_64", 256, 224).copying(stage_bytes(64), true),
@@ -183,9 +184,14 @@ source!(
     [
         kernel("attention_16", 32, 80).copying(0, false),
         kernel("attention_32", 32, 112).copying(0, false),
-        kernel("attention_64", 32, 112).copying(0, false),
-        kernel("attention_96", 32, 160).copying(0, false),
-        kernel("attention_128", 32, 224).copying(0, false),
+        kernel("attention_64", 32, 128).copying(0, false),
+        kernel("attention_96", 32, 168).copying(0, false),
+        kernel("attention_128", 32, 208).copying(0, false),
+        kernel("attention_wide_16", 128, 80).copying(0, false),
+        kernel("attention_wide_32", 128, 96).copying(0, false),
+        kernel("attention_wide_64", 128, 128).copying(0, false),
+        kernel("attention_wide_96", 128, 168).copying(0, false),
+        kernel("attention_wide_128", 128, 208).copying(0, false),
         kernel("attention_merge", 32, 112),
         kernel("attention_merge_long", 256, 64),
     ]
@@ -246,9 +252,7 @@ mod tests {
             let begins = |line: &str| calls.iter().any(|call| line.starts_with(call));
             let calls: Vec<&str> = source.text.lines().filter(|line| begins(line)).collect();
             for kernel in source.kernels {
-                let name = kernel.name.trim_start_matches("attention_");
-                let is_called =
-                    |call: &&str| call.contains(&format!("({name},")) || call.ends_with(&format!("({name})"));
+                let is_called = |call: &&str| call.contains(&format!("({},", kernel.name));
                 let written =
                     source.text.contains(&format!("{}(", kernel.name)) || calls.iter().any(is_called);
                 assert!(written, "{} is not in {}", kernel.name, source.file);

@@ -6,7 +6,7 @@ use cpu_kernels::{BLOCK_SIZE, HeadLayout};
 
 use crate::cuda::CudaError;
 use crate::cuda::executor::{DeviceMemory, Executor, View};
-use crate::cuda::ops::{Held, Tiling, TilingViews, Turn, most_parts};
+use crate::cuda::ops::{Held, Limits, Tiling, TilingViews, Turn};
 use crate::forward_batch::ForwardBatch;
 use crate::rope::Rope;
 
@@ -46,12 +46,12 @@ struct Placed {
     places: [Range<usize>; 3],
 }
 
-/// Heads that share a KV head, the window, and the parts of a turn at most.
-pub(super) type TilingKey = (usize, Option<u32>, usize);
+/// Heads that share a KV head, the window, and what turns and blocks are cut to.
+pub(super) type TilingKey = (usize, Option<u32>, Limits);
 
 /// The key of a layer's attention.
 pub(super) fn tiling_key(layout: HeadLayout, window: Option<u32>) -> TilingKey {
-    (layout.num_heads / layout.num_kv_heads, window, most_parts(layout))
+    (layout.num_heads / layout.num_kv_heads, window, Limits::of(layout))
 }
 
 impl<M> Default for Inputs<M> {
@@ -129,8 +129,8 @@ impl<M: DeviceMemory> Inputs<M> {
             tables: 0..0,
         };
         for placed in &mut self.tilings {
-            let (group, window, most_parts) = placed.key;
-            let tiling = Tiling::new(&batch.segments, &starts, (group, window), most_parts);
+            let (group, window, limits) = placed.key;
+            let tiling = Tiling::new(&batch.segments, &starts, (group, window), limits);
             placed.places = packed.put_tiling(&tiling);
             placed.turns = tiling.turns;
         }

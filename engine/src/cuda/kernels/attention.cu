@@ -5,7 +5,7 @@
 //   tiles [num_tiles]: up to 16 queries of one sequence that share a KV head; query q of a KV head is
 //   (row q / group, head kv_head * group + q % group)
 //
-// Keys are cut at fixed absolute positions into splits of 128. A warp sums one split of one tile as
+// Keys are cut at fixed absolute positions into splits of 128. A warp sums a split for 16 queries as
 // FlashAttention-2 does (Dao 2023, arXiv 2307.08691): blocks of 16 keys in order, each joined by the running maximum.
 // `attention_merge` joins a row's splits: each is weighted by the row's highest score; splits i, i + 8, i + 16 .. are
 // added in order, and the eight sums by the contract's tree. So several warps may take them, and a row's bits depend on
@@ -13,24 +13,30 @@
 // probabilities are split into two bf16 each (x = high + low, about 16 bits), so that both products are as good as
 // f32's to about 2^-16. A key block that a query may not see adds exactly nothing to it, so its tile mates do not
 // matter. Twin: cpu_kernels::reference::attention, to tolerance.
+//
+// The warps of a block share the keys and values that they stage: a tile of 64 queries reads them once where four tiles of 16
+// read them four times. A block takes a run of splits, so that queries are read once for all of them.
 
 #define SPLIT_KEYS 128
+#define SPLIT_BLOCKS 8u
+// Splits of a run at most.
+#define RUN 8
 
 // One tile of queries; written by `ops/attention.rs`.
 struct AttentionTile {
   u32 first_query;  // row * group + head in group
-  u32 num_queries;  // 1 to 16
+  u32 num_queries;  // 1 to 16, or to 64 in tiles of the wide kernels
   u32 table;        // where the sequence's block table begins
   u32 first_key;    // smallest key that a query of the tile sees
   u32 end_key;      // one past the largest
   u32 first_part;   // where what its splits come to begins: a part for each query of each split
 };
 
-// A split of a tile; there is one for every split that a tile needs, and none where `split` is NO_SPLIT: grids of like
-// sizes are made equal.
+// A run of a tile's splits; each split that a tile needs is in one, and `split` is NO_SPLIT where there is none: grids of
+// like sizes are made equal.
 struct AttentionWork {
   u32 tile;
-  u32 split;
+  u32 split, end_split;
 };
 #define NO_SPLIT 0xffffffffu
 
@@ -40,10 +46,10 @@ __device__ __forceinline__ u64 part_of(const AttentionTile& tile, u32 split, u32
   return (u64)part * kv_heads + kv_head;
 }
 
-// The two bf16 whose sum is x to about 16 bits.
-__device__ __forceinline__ void halves(float x, bf16& high, bf16& low) {
-  high = narrow(x);
-  low = narrow(x - widen(high));
+// Two numbers as bf16, and what is missing from each of them to about 16 bits.
+__device__ __forceinline__ void halves(float x0, float x1, u32& high, u32& low) {
+  high = narrow_two(x0, x1);
+  low = narrow_two(x0 - __uint_as_float(high << 16), x1 - __uint_as_float(high & 0xffff0000u));
 }
 
 // A block of keys and values on its way through shared memory: 16 rows of keys, then HEAD_DIM rows of values
@@ -55,139 +61,139 @@ struct Stage {
   static constexpr u32 CHUNKS = 4 * HEAD_DIM;
   uint4 chunks[CHUNKS];
 
-  // Rows of keys begin at one bank, two or four, by HEAD_DIM.
+  // Rows of keys begin at one bank, two or four, by HEAD_DIM; eight rows on the turn is the same.
+  static __device__ __forceinline__ u32 turn_of_key(u32 row) {
+    return HEAD_DIM % 64 == 0 ? row % 8 : HEAD_DIM % 32 == 0 ? row / 2 % 4 : row / 4 % 2;
+  }
   static __device__ __forceinline__ u32 place_of_key(u32 row, u32 chunk) {
-    const u32 turn = HEAD_DIM % 64 == 0 ? row % 8 : HEAD_DIM % 32 == 0 ? row / 2 % 4 : row / 4 % 2;
-    return row * KEY_CHUNKS + (chunk ^ turn);
+    return row * KEY_CHUNKS + (chunk ^ turn_of_key(row));
   }
   static __device__ __forceinline__ u32 place_of_value(u32 row, u32 chunk) {
     return 2 * HEAD_DIM + 2 * row + (chunk ^ row / 4 % 2);
   }
 
-  // Starts to copy a block; the warp's lanes share the work.
+  // Starts to copy a block; the block's threads share the work.
+  template <u32 THREADS>
   __device__ __forceinline__ void copy(const bf16* block) {
-    const uint4* from = (const uint4*)block;
+    const uint4* from = (const uint4*)block + threadIdx.x;
 #pragma unroll
-    for (u32 i = threadIdx.x; i < CHUNKS / 2; i += WARP) {
-      cp_async_16(chunks + place_of_key(i / KEY_CHUNKS, i % KEY_CHUNKS), from + i, true);
-    }
-#pragma unroll
-    for (u32 i = threadIdx.x; i < CHUNKS / 2; i += WARP) {
-      cp_async_16(chunks + place_of_value(i / 2, i % 2), from + CHUNKS / 2 + i, true);
+    for (u32 first = 0; first < CHUNKS / 2; first += THREADS) {
+      const u32 i = first + threadIdx.x;
+      if (CHUNKS / 2 % THREADS != 0 && i >= CHUNKS / 2) break;
+      // Whole turns on, the place is as far on.
+      constexpr bool IS_WHOLE = THREADS % (8 * KEY_CHUNKS) == 0;
+      const u32 of = IS_WHOLE ? threadIdx.x : i;
+      const u32 place = place_of_key(of / KEY_CHUNKS, of % KEY_CHUNKS) + (IS_WHOLE ? first : 0);
+      cp_async_16(chunks + place, from + first, true);
+      const u32 value_place = place_of_value(threadIdx.x / 2, threadIdx.x % 2) + first;
+      cp_async_16(chunks + value_place, from + CHUNKS / 2 + first, true);
     }
   }
 
-  // Numbers 2 t and 2 t + 1 of a chunk.
-  __device__ __forceinline__ u32 key(u32 row, u32 chunk, u32 t) const {
-    return ((const u32*)(chunks + place_of_key(row, chunk)))[t];
+  // Puts zeros in the place of values from the `left`-th key on; nothing else happens to the stage meanwhile.
+  template <u32 THREADS>
+  __device__ __forceinline__ void clear_values(u32 left) {
+    for (u32 i = threadIdx.x; i < 8 * HEAD_DIM; i += THREADS) {
+      const u32 first = i % 8 * 2;
+      const u32 kept = first + 1 < left ? 0xffffffffu : first < left ? 0xffffu : 0u;
+      ((u32*)(chunks + place_of_value(i / 8, i % 8 / 4)))[i % 4] &= kept;
+    }
   }
-  __device__ __forceinline__ u32 value(u32 row, u32 chunk, u32 t) const {
-    return ((const u32*)(chunks + place_of_value(row, chunk)))[t];
+
+  // Numbers 2 t and 2 t + 1 of a chunk of row 8 n + g, for g and t of this lane.
+  __device__ __forceinline__ u32 key(u32 n, u32 chunk) const {
+    const u32 g = threadIdx.x % WARP / 4, t = threadIdx.x % 4;
+    const u32* row = (const u32*)chunks + g * KEY_CHUNKS * 4 + t;
+    return row[(chunk % 8 ^ turn_of_key(g)) * 4 + chunk / 8 * 32 + n * 32 * KEY_CHUNKS];
+  }
+  __device__ __forceinline__ u32 value(u32 n, u32 chunk) const {
+    const u32 g = threadIdx.x % WARP / 4, t = threadIdx.x % 4;
+    const u32* row = (const u32*)chunks + 4 * place_of_value(g, chunk) + t;
+    return row[n * 64];
   }
 };
 
 // Blocks of keys under way, the one that is summed included.
 constexpr u32 RING = 3;
 
-// partial [parts][kv_heads][HEAD_DIM + 2] f32: values, maximum, sum.
-// Grid (work, kv_heads), one warp.
+// A warp's 16 queries in the lanes that multiply them, and the keys that this lane's two, rows g and g + 8, may see.
 template <int HEAD_DIM>
-__device__ __forceinline__ void attend(const float* qkv, const u32* positions, const bf16* kv, const u32* tables,
-                                       const AttentionTile* tiles, const AttentionWork* work, float* partial,
-                                       u32 row_width, u32 group, u32 layer, u32 layers, u32 window, float scale) {
-  constexpr int STEPS = HEAD_DIM / 16;
-  constexpr int PITCH = HEAD_DIM + 8;  // bank conflicts
-  __shared__ bf16 queries[2][16][PITCH];
-  __shared__ Stage<HEAD_DIM> ring[RING];
-  __shared__ u64 query_at[16];
-  __shared__ u32 block_ids[SPLIT_KEYS / 16];
-  const u32 split = work[blockIdx.x].split;
-  if (split == NO_SPLIT) return;  // the whole warp
-  const AttentionTile tile = tiles[work[blockIdx.x].tile];
-  const u32 split_begin = split * SPLIT_KEYS;
-  const u32 begin = tile.first_key > split_begin ? tile.first_key : split_begin;
-  const u32 end = tile.end_key < split_begin + SPLIT_KEYS ? tile.end_key : split_begin + SPLIT_KEYS;
-
-  const u32 kv_head = blockIdx.y;
-  const u32 kv_heads = gridDim.y;
-  const u32 lane = threadIdx.x;
-  const u32 g = lane / 4;
-  const u32 t = lane % 4;
-  const u32 first_block = begin / 16;
-  const u32 num_blocks = (end - 1) / 16 + 1 - first_block;
-  if (lane < num_blocks) block_ids[lane] = tables[tile.table + first_block + lane];
-  if (lane < 16) {
-    const u32 query = tile.first_query + (lane < tile.num_queries ? lane : 0);
-    query_at[lane] = (u64)(query / group) * row_width + (kv_head * group + query % group) * HEAD_DIM;
-  }
-  __syncthreads();
-  auto copy_block = [&](u32 i) {
-    if (i < num_blocks) {
-      ring[i % RING].copy(kv + (((u64)block_ids[i] * layers + layer) * kv_heads + kv_head) * (u64)(32 * HEAD_DIM));
-    }
-    cp_async_commit();
-  };
-  for (u32 i = 0; i < RING - 1; ++i) copy_block(i);
-#pragma unroll 4
-  for (u32 i = lane; i < 16 * HEAD_DIM / 4; i += WARP) {
-    const u32 q = i / (HEAD_DIM / 4);
-    const u32 d = i % (HEAD_DIM / 4) * 4;
-    const uint4 bits = load_16(qkv + query_at[q] + d);
-    const u32 words[4] = {bits.x, bits.y, bits.z, bits.w};
-    for (u32 c = 0; c < 4; ++c) {
-      halves(q < tile.num_queries ? __uint_as_float(words[c]) : 0.0f, queries[0][q][d + c], queries[1][q][d + c]);
-    }
-  }
-  __syncthreads();
-
-  // This lane's two queries, rows g and g + 8 of the tile: the keys that each may see.
+struct Queries {
+  static constexpr int STEPS = HEAD_DIM / 16;
+  u32 high[STEPS][4], low[STEPS][4];
   u32 see_first[2], see_end[2];
-  for (int r = 0; r < 2; ++r) {
-    const u32 q = g + 8 * r;
-    const u32 position = q < tile.num_queries ? positions[(tile.first_query + q) / group] : 0;
-    see_end[r] = q < tile.num_queries ? position + 1 : 0;
-    see_first[r] = window != 0 && position + 1 > window ? position + 1 - window : 0;
-  }
 
-  float values[HEAD_DIM / 8][4] = {};
-  float maximum[2] = {NEG_INF, NEG_INF};
-  float sum[2] = {0.0f, 0.0f};  // over this lane's keys only, until the end
-  for (u32 i = 0; i < num_blocks; ++i) {
-    const u32 block = first_block + i;
-    // This block has arrived for all lanes, and they are done with the one before, which the next copy
-    // overwrites.
-    cp_async_wait<RING - 2>();
-    __syncthreads();
-    copy_block(i + RING - 1);
-    const Stage<HEAD_DIM>& stage = ring[i % RING];
-
-    // scores[n]: queries x keys 8 n .. 8 n + 7
-    float scores[2][4] = {};
+  // `first` is the warp's first query of the tile.
+  __device__ __forceinline__ Queries(const float* qkv, const u32* positions, const AttentionTile& tile, u32 first, u32 row_width,
+                                     u32 group, u32 kv_head, u32 window) {
+    const u32 g = threadIdx.x % WARP / 4, t = threadIdx.x % 4;
 #pragma unroll
-    for (int step = 0; step < STEPS; ++step) {
-      u32 high[4], low[4];
-      for (int i = 0; i < 4; ++i) {
-        const u32 q = g + 8 * (i % 2);
-        const u32 d = 16 * step + 2 * t + 8 * (i / 2);
-        high[i] = *(const u32*)&queries[0][q][d];
-        low[i] = *(const u32*)&queries[1][q][d];
-      }
-      for (int n = 0; n < 2; ++n) {
-        const u32 b[2] = {stage.key(8 * n + g, 2 * step, t), stage.key(8 * n + g, 2 * step + 1, t)};
-        mma_bf16(scores[n], low, b);
-        mma_bf16(scores[n], high, b);
+    for (int r = 0; r < 2; ++r) {
+      const u32 q = first + g + 8 * r;
+      const bool is_there = q < tile.num_queries;
+      const u32 query = tile.first_query + (is_there ? q : 0), row = query / group;
+      const float* from = qkv + (u64)row * row_width + (kv_head * group + query % group) * HEAD_DIM + 2 * t;
+      const u32 position = is_there ? positions[row] : 0;
+      see_end[r] = is_there ? position + 1 : 0;
+      see_first[r] = window != 0 && position + 1 > window ? position + 1 - window : 0;
+#pragma unroll
+      for (int i = 0; i < 2 * STEPS; ++i) {
+        const u64 bits = is_there ? load_8((const u64*)(from + 8 * i)) : 0;
+        const int at = r + 2 * (i % 2);
+        halves(__uint_as_float((u32)bits), __uint_as_float((u32)(bits >> 32)), high[i / 2][at], low[i / 2][at]);
       }
     }
+  }
+};
 
+// What a warp's 16 queries have come to in a split.
+template <int HEAD_DIM>
+struct SplitOfWarp {
+  float values[HEAD_DIM / 8][4];
+  float maximum[2];
+  float sum[2];  // over this lane's keys only, until the end
+
+  __device__ __forceinline__ void begin() {
+#pragma unroll
+    for (int n = 0; n < HEAD_DIM / 8; ++n) {
+      for (int i = 0; i < 4; ++i) values[n][i] = 0.0f;
+    }
+    for (int r = 0; r < 2; ++r) {
+      maximum[r] = NEG_INF;
+      sum[r] = 0.0f;
+    }
+  }
+
+  // Scores [two times 8 keys] of the 16 keys from `first_key` on.
+  static __device__ __forceinline__ void multiply(const Queries<HEAD_DIM>& queries, const Stage<HEAD_DIM>& stage,
+                                                  float (&scores)[2][4]) {
+#pragma unroll
+    for (int step = 0; step < HEAD_DIM / 16; ++step) {
+#pragma unroll
+      for (int n = 0; n < 2; ++n) {
+        const u32 b[2] = {stage.key(n, 2 * step), stage.key(n, 2 * step + 1)};
+        mma_bf16(scores[n], queries.low[step], b);
+        mma_bf16(scores[n], queries.high[step], b);
+      }
+    }
+  }
+
+  // Joins 16 keys.
+  __device__ __forceinline__ void add(const Queries<HEAD_DIM>& queries, const Stage<HEAD_DIM>& stage, u32 first_key,
+                                      float scale) {
+    const u32 t = threadIdx.x % 4;
+    float scores[2][4] = {};
+    multiply(queries, stage, scores);
     // The running maximum of each query: over this lane's four keys, then over the four lanes that share it.
     u32 high[4], low[4];
+#pragma unroll
     for (int r = 0; r < 2; ++r) {
       float largest = maximum[r];
       for (int n = 0; n < 2; ++n) {
         for (int c = 0; c < 2; ++c) {
-          const u32 key = block * 16 + 8 * n + 2 * t + c;
+          const u32 key = first_key + 8 * n + 2 * t + c;
           float& score = scores[n][2 * r + c];
-          score = key >= see_first[r] && key < see_end[r] ? score * scale : NEG_INF;
+          score = key >= queries.see_first[r] && key < queries.see_end[r] ? score * scale : NEG_INF;
           largest = score > largest ? score : largest;
         }
       }
@@ -199,40 +205,39 @@ __device__ __forceinline__ void attend(const float* qkv, const u32* positions, c
       maximum[r] = largest;
       sum[r] = sum[r] * rescale;
       for (int n = 0; n < 2; ++n) {
-        bf16 h[2], l[2];
+        float p[2];
         for (int c = 0; c < 2; ++c) {
           const float score = scores[n][2 * r + c];
-          const float p = score == NEG_INF ? 0.0f : exp_f32(score - largest);
-          sum[r] = sum[r] + p;
-          halves(p, h[c], l[c]);
+          p[c] = score == NEG_INF ? 0.0f : exp_f32(score - largest);
+          sum[r] = sum[r] + p[c];
         }
         // Scores lie in the lanes as the next product wants its left operand.
-        high[r + 2 * n] = pack(h[0], h[1]);
-        low[r + 2 * n] = pack(l[0], l[1]);
+        halves(p[0], p[1], high[r + 2 * n], low[r + 2 * n]);
       }
+#pragma unroll
       for (int n = 0; n < HEAD_DIM / 8; ++n) {
         values[n][2 * r] *= rescale;
         values[n][2 * r + 1] *= rescale;
       }
     }
-
-    // What stands past the sequence's end is another's: nought times it may be NaN.
-    const u32 left = end - block * 16;
-    const u32 mask[2] = {2 * t + 1 < left ? 0xffffffffu : 2 * t < left ? 0xffffu : 0u,
-                         2 * t + 9 < left ? 0xffffffffu : 2 * t + 8 < left ? 0xffffu : 0u};
 #pragma unroll
     for (int n = 0; n < HEAD_DIM / 8; ++n) {
-      const u32 b[2] = {stage.value(8 * n + g, 0, t) & mask[0], stage.value(8 * n + g, 1, t) & mask[1]};
+      const u32 b[2] = {stage.value(n, 0), stage.value(n, 1)};
       mma_bf16(values[n], low, b);
       mma_bf16(values[n], high, b);
     }
   }
 
-  for (int r = 0; r < 2; ++r) {
-    for (int step = 1; step < 4; step *= 2) sum[r] += __shfl_xor_sync(0xffffffffu, sum[r], step);
-    const u32 q = g + 8 * r;
-    if (q < tile.num_queries) {
-      float* to = partial + part_of(tile, split, q, kv_heads, kv_head) * (HEAD_DIM + 2);
+  // Writes the parts of the queries that are there; `first_part` is that of the warp's first, `left` how many follow it.
+  __device__ __forceinline__ void write(float* first_part, u32 left, u32 kv_heads) {
+    const u32 g = threadIdx.x % WARP / 4, t = threadIdx.x % 4;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      for (int step = 1; step < 4; step *= 2) sum[r] += __shfl_xor_sync(0xffffffffu, sum[r], step);
+      const u32 q = g + 8 * r;
+      if (q >= left) continue;
+      float* to = first_part + (u64)q * kv_heads * (HEAD_DIM + 2);
+#pragma unroll
       for (int n = 0; n < HEAD_DIM / 8; ++n) {
         to[8 * n + 2 * t] = values[n][2 * r];
         to[8 * n + 2 * t + 1] = values[n][2 * r + 1];
@@ -243,21 +248,83 @@ __device__ __forceinline__ void attend(const float* qkv, const u32* positions, c
       }
     }
   }
+};
+
+// partial [parts][kv_heads][HEAD_DIM + 2] f32: values, maximum, sum.
+// Grid (work, kv_heads), WARPS warps: tiles have up to 16 * WARPS queries.
+template <int HEAD_DIM, u32 WARPS>
+__device__ __forceinline__ void attend(const float* qkv, const u32* positions, const bf16* kv, const u32* tables,
+                                       const AttentionTile* tiles, const AttentionWork* work, float* partial,
+                                       u32 row_width, u32 group, u32 layer, u32 layers, u32 window, float scale) {
+  __shared__ Stage<HEAD_DIM> ring[RING];
+  __shared__ u32 block_ids[RUN * SPLIT_BLOCKS];
+  const AttentionWork run = work[blockIdx.x];
+  if (run.split == NO_SPLIT) return;  // the whole block
+  const AttentionTile tile = tiles[run.tile];
+  const u32 begin = tile.first_key > run.split * SPLIT_KEYS ? tile.first_key : run.split * SPLIT_KEYS;
+  const u32 end = min(tile.end_key, run.end_split * SPLIT_KEYS);
+  const u32 kv_head = blockIdx.y;
+  const u32 kv_heads = gridDim.y;
+  const u32 first_block = begin / 16;
+  const u32 num_blocks = (end - 1) / 16 + 1 - first_block;
+  for (u32 i = threadIdx.x; i < num_blocks; i += WARPS * WARP) block_ids[i] = tables[tile.table + first_block + i];
+  __syncthreads();
+  auto copy_block = [&](u32 i) {
+    if (i < num_blocks) {
+      const u64 block = ((u64)block_ids[i] * layers + layer) * kv_heads + kv_head;
+      ring[i % RING].template copy<WARPS * WARP>(kv + block * (u64)(32 * HEAD_DIM));
+    }
+    cp_async_commit();
+  };
+  for (u32 i = 0; i < RING - 1; ++i) copy_block(i);
+  const u32 first_query = threadIdx.x / WARP * 16;
+  // A warp that has no queries copies for the others.
+  const bool has_queries = WARPS == 1 || first_query < tile.num_queries;
+  const Queries<HEAD_DIM> queries(qkv, positions, tile, first_query, row_width, group, kv_head, window);
+  SplitOfWarp<HEAD_DIM> split;
+  for (u32 i = 0; i < num_blocks;) {
+    split.begin();
+    const u32 index = (first_block + i) / SPLIT_BLOCKS;
+    const u32 stop = min(num_blocks, (index + 1) * SPLIT_BLOCKS - first_block);
+    for (; i < stop; ++i) {
+      const u32 first_key = (first_block + i) * 16;
+      // This block has arrived for all lanes, and they are done with the one before, which the next copy
+      // overwrites.
+      cp_async_wait<RING - 2>();
+      __syncthreads();
+      copy_block(i + RING - 1);
+      if (end - first_key < 16) {
+        // What stands past the sequence's end is another's: nought times it may be NaN.
+        ring[i % RING].template clear_values<WARPS * WARP>(end - first_key);
+        __syncthreads();
+      }
+      if (has_queries) split.add(queries, ring[i % RING], first_key, scale);
+    }
+    if (!has_queries) continue;
+    float* to = partial + part_of(tile, index, first_query, kv_heads, kv_head) * (HEAD_DIM + 2);
+    split.write(to, tile.num_queries - first_query, kv_heads);
+  }
 }
 
-#define ATTENTION(HEAD_DIM)                                                                                       \
-  extern "C" __global__ void __launch_bounds__(32) attention_##HEAD_DIM(                                         \
-      const float* qkv, const u32* positions, const bf16* kv, const u32* tables, const AttentionTile* tiles,     \
-      const AttentionWork* work, float* partial, u32 row_width, u32 group, u32 layer, u32 layers, u32 window,    \
-      float scale) {                                                                                             \
-    attend<HEAD_DIM>(qkv, positions, kv, tables, tiles, work, partial, row_width, group, layer, layers, window, scale); \
+#define ATTENTION(NAME, HEAD_DIM, WARPS, BLOCKS)                                                                       \
+  extern "C" __global__ void __launch_bounds__(32 * WARPS, BLOCKS) NAME(                                               \
+      const float* qkv, const u32* positions, const bf16* kv, const u32* tables, const AttentionTile* tiles,           \
+      const AttentionWork* work, float* partial, u32 row_width, u32 group, u32 layer, u32 layers, u32 window,          \
+      float scale) {                                                                                                   \
+    attend<HEAD_DIM, WARPS>(qkv, positions, kv, tables, tiles, work, partial, row_width, group, layer, layers, window, \
+                            scale);                                                                                    \
   }
 
-ATTENTION(16)
-ATTENTION(32)
-ATTENTION(64)
-ATTENTION(96)
-ATTENTION(128)
+ATTENTION(attention_16, 16, 1, 8)
+ATTENTION(attention_32, 32, 1, 8)
+ATTENTION(attention_64, 64, 1, 8)
+ATTENTION(attention_96, 96, 1, 8)
+ATTENTION(attention_128, 128, 1, 8)
+ATTENTION(attention_wide_16, 16, 4, 3)
+ATTENTION(attention_wide_32, 32, 4, 3)
+ATTENTION(attention_wide_64, 64, 4, 3)
+ATTENTION(attention_wide_96, 96, 4, 2)
+ATTENTION(attention_wide_128, 128, 4, 2)
 
 // What `attention_merge` writes of a query.
 struct Merged {

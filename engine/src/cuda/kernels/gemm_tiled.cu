@@ -25,6 +25,36 @@ __device__ __forceinline__ void gemm_bf16_tiled(const bf16* x, const bf16* weigh
   });
 }
 
+// The same where registers hold two levels of the tree besides the sums under way: the third, which is written once and read
+// once, waits in `out`, each element where its thread will put the result.
+template <int NT>
+__device__ __forceinline__ void gemm_bf16_parked(const bf16* x, const bf16* weights, const float* bias, const u32* borders, float* out, Sizes sizes) {
+  Sums<float, NT> acc = {}, level[2];
+  run_tiled<bf16>(acc, x, weights, borders, sizes, [&](u32 slice) {
+    if (!(slice & 1)) {
+      level[0] = acc;
+    } else if (!(slice & 2)) {
+      for_each<NT>([&](int m, int t, int i) { level[1].of[m][t][i] = level[0].of[m][t][i] + acc.of[m][t][i]; });
+    } else {
+      // Not known before the loop over K: registers would hold where every element goes all the while.
+      const u32 n = opaque(sizes.n), rows = opaque(sizes.rows);
+      const u32 first_column = opaque(tiled_column(0, 0)), first_row = opaque(tiled_row<NT>(0, 0));
+      for_each<NT>([&](int m, int t, int i) {
+        const u32 column = first_column + 16 * m + i / 2 * 8, row = first_row + 8 * t + i % 2;
+        if (column >= n || row >= rows) return;
+        float* to = out + (u64)row * n + column;
+        float sum = level[1].of[m][t][i] + (level[0].of[m][t][i] + acc.of[m][t][i]);
+        if (slice == 7) {
+          sum = *to + sum;
+          if (bias) sum = sum + bias[column];
+        }
+        *to = sum;
+      });
+    }
+    acc = {};
+  });
+}
+
 // One scale for all of a row: the slices are one exact sum.
 template <int NT>
 __device__ __forceinline__ void exact_int8(Sums<float, NT>& sums, const signed char* x, const signed char* weights,
@@ -70,15 +100,16 @@ __device__ __forceinline__ void gemm_int8_tiled(const signed char* x, const floa
   });
 }
 
-#define GEMM_BF16_TILED(NAME, NT)                                                                                   \
+#define GEMM_BF16_TILED(NAME, NT, GEMM)                                                                                 \
   extern "C" __global__ void __launch_bounds__(256, 1)                                                              \
       NAME(const bf16* x, const bf16* weights, const float* bias, const u32* borders, float* out, u32 rows, u32 n,  \
            u32 k) {                                                                                                 \
-    gemm_bf16_tiled<NT>(x, weights, bias, borders, out, {rows, n, k});                                              \
+    GEMM<NT>(x, weights, bias, borders, out, {rows, n, k});                                              \
   }
 
-GEMM_BF16_TILED(gemm_bf16_tiled_64, 4)
-GEMM_BF16_TILED(gemm_bf16_tiled_80, 5)
+GEMM_BF16_TILED(gemm_bf16_tiled_64, 4, gemm_bf16_tiled)
+GEMM_BF16_TILED(gemm_bf16_tiled_80, 5, gemm_bf16_tiled)
+GEMM_BF16_TILED(gemm_bf16_tiled_128, 8, gemm_bf16_parked)
 
 #define GEMM_INT8_TILED(NAME, NT, EXACT)                                                                            \
   extern "C" __global__ void __launch_bounds__(256, 1)                                                              \

@@ -61,9 +61,22 @@ __device__ __forceinline__ void cp_async_wait() {
   asm volatile("cp.async.wait_group %0;" ::"n"(LEFT) : "memory");
 }
 
+// Two floats rounded to bf16, nearest even; the first in the lower half.
+__device__ __forceinline__ u32 narrow_two(float x0, float x1) {
+  u32 both;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(x1), "f"(x0));
+  return both;
+}
+
 // The shared memory whose size the launch names.
 #define DYNAMIC_SHARED(name) extern __shared__ uint4 name[]
 #endif
+
+// The same number, of which the compiler knows nothing: what is made of it is not moved out of loops.
+__device__ __forceinline__ u32 opaque(u32 x) {
+  asm volatile("" : "+r"(x));
+  return x;
+}
 
 __device__ __forceinline__ float widen(bf16 x) { return __uint_as_float((u32)x.bits << 16); }
 
@@ -78,6 +91,11 @@ __device__ __forceinline__ bf16 narrow(float x) {
   }
   return result;
 }
+
+#ifdef EMULATED
+// A NaN stays one, of other bits than the device's.
+__device__ __forceinline__ u32 narrow_two(float x0, float x1) { return (u32)narrow(x0).bits | (u32)narrow(x1).bits << 16; }
+#endif
 
 // Two bf16 in the order that the tensor cores want: the lower index in the lower half.
 __device__ __forceinline__ u32 pack(bf16 low, bf16 high) { return (u32)low.bits | (u32)high.bits << 16; }

@@ -184,22 +184,23 @@ __device__ __forceinline__ void run_tiled(Sums<A, NT>& acc, const T* x, const T*
     to = to + 1 == STAGES<NT> ? 0 : to + 1;
   };
   for (u32 stage = 0; stage < STAGES<NT> - 1; ++stage) copy_stage();
-  u32 done = 0;
-  while (here.slice < 8) {
-    // This stage has arrived for all threads, and all of them are done with the one before, which the next
-    // copies overwrite.
-    cp_async_wait<STAGES<NT> - 2>();
-    __syncthreads();
-    copy_stage();
-#pragma unroll
-    for (u32 step = 0; step < STEPS_OF_STAGE; ++step) {
-      if (here.slice == 8) break;
-      for (; done < here.slice; ++done) finish(done);
+  u32 done = 0, step = 0;
+  for (;;) {
+    for (; done < here.slice; ++done) finish(done);
+    if (here.slice == 8) break;
+    do {
+      if (step == 0) {
+        // This stage has arrived for all threads, and all of them are done with the one before, which the next
+        // copies overwrite.
+        cp_async_wait<STAGES<NT> - 2>();
+        __syncthreads();
+        copy_stage();
+      }
       multiply_step(acc, stages + (from * STEPS_OF_STAGE + step) * Tile<NT>::CHUNKS);
       here.next(STEP);
-    }
-    from = from + 1 == STAGES<NT> ? 0 : from + 1;
+      step = step + 1 == STEPS_OF_STAGE ? 0 : step + 1;
+      if (step == 0) from = from + 1 == STAGES<NT> ? 0 : from + 1;
+    } while (here.slice == done);
   }
-  for (; done < 8; ++done) finish(done);
   cp_async_wait<0>();
 }

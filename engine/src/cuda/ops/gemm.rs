@@ -17,7 +17,11 @@ const MAX_ROWS: usize = 1 << 21;
 
 const FAMILY: Family = Family {
     few: [[GEMM_BF16.kernel(0), GEMM_BF16.kernel(1)], [GEMM_BF16.kernel(2), GEMM_BF16.kernel(3)]],
-    tiled: &[(TILE_ROWS[0], GEMM_TILED.kernel(0)), (TILE_ROWS[1], GEMM_TILED.kernel(1))],
+    tiled: &[
+        (TILE_ROWS[0], GEMM_TILED.kernel(0)),
+        (TILE_ROWS[1], GEMM_TILED.kernel(1)),
+        (TILE_ROWS[2], GEMM_TILED.kernel(2)),
+    ],
 };
 
 /// The borders of K that a kernel's eight warps sum by themselves: the contract's slices where it cuts.

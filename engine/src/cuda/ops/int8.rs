@@ -18,8 +18,8 @@ const MAX_K: usize = 1 << 17;
 
 const FEW: [[&Kernel; 2]; 2] = [[INT8.kernel(1), INT8.kernel(2)], [INT8.kernel(3), INT8.kernel(4)]];
 /// With one scale for a row, and with one for each of its slices.
-const EXACT: Family = Family { few: FEW, tiled: &[(64, GEMM_TILED.kernel(2)), (80, GEMM_TILED.kernel(3))] };
-const SLICED: Family = Family { few: FEW, tiled: &[(64, GEMM_TILED.kernel(4))] };
+const EXACT: Family = Family { few: FEW, tiled: &[(64, GEMM_TILED.kernel(3)), (80, GEMM_TILED.kernel(4))] };
+const SLICED: Family = Family { few: FEW, tiled: &[(64, GEMM_TILED.kernel(5))] };
 
 /// Rows to int8, one scale for each slice of each.
 #[derive(Debug)]

@@ -7,7 +7,7 @@ use half::bf16;
 use super::{Numbers, Parity, Scale, compare, compare_equal, widened};
 use crate::cuda::CudaError;
 use crate::cuda::executor::{Executor, Tensor};
-use crate::cuda::ops::{Attention, Tiling, TilingViews};
+use crate::cuda::ops::{Attention, Limits, Tiling, TilingViews};
 
 /// A sequence's keys and values, `[kv head][position][head_dim]`.
 struct Sequence {
@@ -28,6 +28,8 @@ struct Pass {
     kv: Vec<bf16>,
 }
 
+/// One turn, and one split a block.
+const NO_LIMITS: Limits = Limits { most_parts: usize::MAX, fewest_runs: usize::MAX };
 /// This layer, and how many there are.
 const LAYER: (usize, usize) = (1, 2);
 
@@ -55,7 +57,7 @@ pub(super) fn attention<E: Executor>(
     let layout = HeadLayout { num_heads, num_kv_heads, head_dim };
     let pass = Pass::new(layout, window, lens);
     let whole: Vec<Part> = lens.iter().enumerate().map(|(i, &(_, rows))| (i, 0..rows)).collect();
-    let together = pass.run(e, &whole, usize::MAX)?;
+    let together = pass.run(e, &whole, NO_LIMITS)?;
     let case = format!(
         "attention of {num_heads}/{num_kv_heads} heads of {head_dim}, window {}",
         window.unwrap_or(0)
@@ -63,11 +65,14 @@ pub(super) fn attention<E: Executor>(
     let (found, expected) = pass.judge(&together);
     // In parts of up to three rows they meet other tiles, other splits and other neighbours.
     let mut in_parts = Vec::new();
-    let in_turns = pass.run(e, &whole, 40)?;
+    // Turns so small that no tile is wide, and larger ones.
+    let in_turns = pass.run(e, &whole, Limits { most_parts: 40, ..NO_LIMITS })?;
+    let in_wide_turns = pass.run(e, &whole, Limits { most_parts: 400, ..NO_LIMITS })?;
+    let in_runs = pass.run(e, &whole, Limits { fewest_runs: 1, ..NO_LIMITS })?;
     for (sequence, rows) in whole {
         for first in rows.clone().step_by(3) {
             let rows = first..rows.end.min(first + 3);
-            in_parts.extend(pass.run(e, &[(sequence, rows)], usize::MAX)?);
+            in_parts.extend(pass.run(e, &[(sequence, rows)], NO_LIMITS)?);
         }
     }
     let bits = |numbers: &[f32]| numbers.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
@@ -75,6 +80,8 @@ pub(super) fn attention<E: Executor>(
         compare(case.clone(), 2e-5, &found, &expected),
         compare_equal(format!("{case}: in parts"), &bits(&in_parts), &bits(&together)),
         compare_equal(format!("{case}: in turns"), &bits(&in_turns), &bits(&together)),
+        compare_equal(format!("{case}: in wide turns"), &bits(&in_wide_turns), &bits(&together)),
+        compare_equal(format!("{case}: in runs"), &bits(&in_runs), &bits(&together)),
     ])
 }
 
@@ -106,8 +113,8 @@ impl Pass {
         Self { layout, window, sequences, qkv, kv }
     }
 
-    /// Rows of some sequences, in one call; turns have at most `most_parts`.
-    fn run<E: Executor>(&self, e: &mut E, parts: &[Part], most_parts: usize) -> Result<Vec<f32>, CudaError> {
+    /// Rows of some sequences, in one call.
+    fn run<E: Executor>(&self, e: &mut E, parts: &[Part], limits: Limits) -> Result<Vec<f32>, CudaError> {
         let (layout, width) = (self.layout, self.layout.row_width());
         let (mut segments, mut starts, mut tables, mut positions) = (vec![], vec![], vec![], vec![]);
         let mut qkv = Vec::new();
@@ -128,7 +135,7 @@ impl Pass {
         }
         let rows = positions.len();
         let group = layout.num_heads / layout.num_kv_heads;
-        let tiling = Tiling::new(&segments, &starts, (group, self.window), most_parts);
+        let tiling = Tiling::new(&segments, &starts, (group, self.window), limits);
         let tiles = Tensor::of(e, &tiling.tiles, "tiles")?;
         let work = Tensor::of(e, &tiling.work, "splits of tiles")?;
         let tile_of = Tensor::of(e, &tiling.tile_of, "tiles of queries")?;
@@ -201,4 +208,73 @@ fn kv_memory(layout: HeadLayout, sequences: &[Sequence], blocks: usize) -> Vec<b
         }
     }
     kv
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cuda::emulator::Emulator;
+    use crate::cuda::ops::count_attention;
+
+    /// FNV-1a over the bits of all outputs.
+    fn digest(numbers: &[f32]) -> u64 {
+        let bytes = numbers.iter().flat_map(|x| x.to_bits().to_le_bytes());
+        bytes
+            .fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
+    }
+
+    /// Bits of commit 9acca7f, where every tile had 16 queries and every block one warp and one split: tiles, warps and runs of
+    /// splits are no part of the numerics.
+    #[test]
+    fn attention_keeps_the_bits_of_small_tiles() {
+        let cases = [
+            ((4, 2, 16), None, 0x5222_5eae_2ffc_7417_u64),
+            ((6, 1, 64), Some(130), 0xa098_6ee1_cfe4_8f88),
+            ((8, 2, 128), None, 0xde47_2a9e_0c3a_19f1),
+        ];
+        let lens = [(0, 1), (15, 3), (300, 20), (0, 70), (500, 5)];
+        for ((num_heads, num_kv_heads, head_dim), window, expected) in cases {
+            let layout = HeadLayout { num_heads, num_kv_heads, head_dim };
+            let pass = Pass::new(layout, window, &lens);
+            let whole: Vec<Part> = lens.iter().enumerate().map(|(i, &(_, rows))| (i, 0..rows)).collect();
+            let found = digest(&pass.run(&mut Emulator::build(), &whole, NO_LIMITS).unwrap());
+            assert_eq!(found, expected, "heads of {head_dim}: {found:#x}");
+        }
+    }
+
+    /// What blocks read is what the model of them says: keys and values once for 64 queries, and queries once for a run of splits.
+    #[test]
+    fn blocks_read_keys_once_for_64_queries() {
+        let layout = HeadLayout { num_heads: 8, num_kv_heads: 2, head_dim: 64 };
+        let mut e = Emulator::build();
+        let mut read = |lens: &[(u32, usize)], limits: Limits| {
+            let pass = Pass::new(layout, None, lens);
+            let whole: Vec<Part> = lens.iter().enumerate().map(|(i, &(_, rows))| (i, 0..rows)).collect();
+            let segment = |row: usize, &(start, rows): &(u32, usize)| Segment {
+                rows: row..row + rows,
+                start,
+                block_table: &[],
+                tree: None,
+            };
+            let firsts = lens.iter().scan(0, |row, len| Some(std::mem::replace(row, *row + len.1)));
+            let segments: Vec<Segment<'_>> = firsts.zip(lens).map(|(row, len)| segment(row, len)).collect();
+            let tiling = Tiling::new(&segments, &vec![0; lens.len()], (4, None), limits);
+            let before = e.global_bytes();
+            pass.run(&mut e, &whole, limits).unwrap();
+            let found = (e.global_bytes() - before) as usize;
+            let counted = count_attention(&tiling, layout);
+            assert_eq!(found, counted.bytes_read, "{lens:?}, {limits:?}");
+            counted
+        };
+        let small = Limits { most_parts: 0, ..NO_LIMITS };
+        let in_runs = Limits { fewest_runs: 1, ..NO_LIMITS };
+        // 48 rows are 192 queries: three wide tiles, or twelve small ones.
+        let [of_16, of_64, in_runs] = [small, NO_LIMITS, in_runs].map(|limits| read(&[(976, 48)], limits));
+        println!("{of_16:?}\n{of_64:?}\n{in_runs:?}");
+        assert_eq!((of_16.blocks, of_64.blocks), ([12 * 8 * 2, 0], [0, 3 * 8 * 2]));
+        assert!(of_64.bytes_read * 5 < of_16.bytes_read * 2 && in_runs.bytes_read * 7 < of_16.bytes_read * 2);
+        assert_eq!(of_16.warp_blocks, of_64.warp_blocks);
+        // Five verify rows of four heads each: one tile. One row is alone.
+        assert_eq!(read(&[(100, 5), (20, 1)], NO_LIMITS).blocks, [2, 2]);
+    }
 }

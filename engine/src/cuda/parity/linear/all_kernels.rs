@@ -36,7 +36,7 @@ pub(crate) fn kernels_agree<E: Executor>(
     seed: u64,
 ) -> Result<Vec<Parity>, CudaError> {
     let few = |rows| [16, 8, 4, 2].map(|channels| Variant::Few { rows, channels });
-    let tiled = [64, 80].map(|rows| Variant::Tiled { rows });
+    let tiled = [64, 80, 128].map(|rows| Variant::Tiled { rows });
     let variants: Vec<Variant> = few(8).into_iter().chain(few(32)).chain(tiled).collect();
     let mut products: Vec<(&str, Box<Multiply<'_, E>>)> =
         vec![("bf16", Box::new(by_bf16(e, shape, slices, seed)?))];
@@ -47,8 +47,11 @@ pub(crate) fn kernels_agree<E: Executor>(
     for (format, multiply) in &products {
         let expected = multiply(e, JUDGE)?;
         for &variant in &variants {
-            let is_written =
-                *format == "bf16" || slices.ranges().len() == 1 || variant != Variant::Tiled { rows: 80 };
+            let is_written = match variant {
+                Variant::Tiled { rows: 80 } => *format == "bf16" || slices.ranges().len() == 1,
+                Variant::Tiled { rows: 128 } => *format == "bf16",
+                Variant::Tiled { .. } | Variant::Few { .. } => true,
+            };
             if is_written {
                 let (rows, n) = shape;
                 let case = format!("{format} {rows} x {n} x {} by {variant:?}", slices.end());
@@ -138,5 +141,6 @@ mod tests {
         };
         assert_eq!(read(Variant::Few { rows: 32, channels: 16 }), 5 * 16 * (16 + 32) * k * 2);
         assert_eq!(read(Variant::Tiled { rows: 80 }), 2 * 2 * (128 + 80) * k * 2);
+        assert_eq!(read(Variant::Tiled { rows: 128 }), 2 * 2 * (128 + 128) * k * 2);
     }
 }
