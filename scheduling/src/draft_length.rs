@@ -45,6 +45,9 @@ use speculation::tree::Judged;
 const SPEED_MEMORY: f64 = 32.0;
 const CHANGES_KEPT: usize = 16;
 
+/// The part by which the number of sequences in a forward may differ from that in the one before.
+const STEADY: f64 = 0.25;
+
 /// Judged positions that it takes to say what a lane's acceptance rate is.
 const ACCEPTANCE_EVIDENCE: f64 = 32.0;
 
@@ -70,6 +73,16 @@ pub struct RoundTimes {
     pub committed: u32,
     /// Rows that siblings took in its verification.
     pub num_leaves: u32,
+    /// Sequences in the forward that verified it, and in that of the sequence's round before; 0: there was none.
+    pub forward_sequences: [u32; 2],
+}
+
+impl RoundTimes {
+    /// Whether the round was verified among as many sequences as the one before. Where not, groups were joining or parting: it took what that takes.
+    fn is_steady(&self) -> bool {
+        let [now, before] = self.forward_sequences.map(f64::from);
+        (now - before).abs() <= STEADY * before
+    }
 }
 
 /// The controller of one lane.
@@ -226,9 +239,18 @@ impl DraftLength {
         }
         let is_telling = (settled || self.probe == Some(k)) && k <= self.max_k;
         let Some(load) = self.load.filter(|_| is_telling) else { return };
+        let is_alone = load.other_sequences == 0;
+        if is_alone && !round.is_steady() {
+            return;
+        }
         let chain_rows = 1.0 + self.supply.cumulative(k).iter().sum::<f64>();
         let rows_each = chain_rows + f64::from(round.num_leaves);
-        let price = self.prices(&load, target, draft).round(k, rows_each);
+        let prices = self.prices(&load, target, draft);
+        let price = if is_alone {
+            prices.round_among(round.forward_sequences[0], k, rows_each)
+        } else {
+            prices.round(k, rows_each)
+        };
         let excess = (draft_wait + verify) / price.round_us() - 1.0;
         if excess.is_finite() {
             let gathered = &mut self.gathered[k as usize];

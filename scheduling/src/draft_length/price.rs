@@ -87,6 +87,15 @@ impl Prices<'_> {
         rounds.min_by(|a, b| a.round_us().total_cmp(&b.round_us())).expect("there is one group at least")
     }
 
+    /// The same of a lane that is alone, in as many groups as it goes in if a forward holds so many of its sequences.
+    pub(super) fn round_among(&self, forward_sequences: u32, k: u32, rows_each: f64) -> Price {
+        if k == 0 {
+            return self.round(k, rows_each);
+        }
+        let groups = f64::from(self.load.sequences) / f64::from(forward_sequences.max(1));
+        self.in_groups((groups.round() as u32).clamp(1, self.groups_max), k, rows_each)
+    }
+
     /// A forward of so many of the lane's sequences. Other lanes' rows are in every forward: their rounds are not this lane's. So are prompts.
     fn forward_us(&self, sequences: f64, rows_each: f64) -> f64 {
         let Load { other_rows, other_sequences, context, .. } = *self.load;
@@ -199,6 +208,17 @@ mod tests {
         assert_eq!(rounds, [10_000.0, 20_000.0, 20_000.0, 30_000.0, 30_000.0, 30_000.0]);
         let alone = [1, 2, 3].map(|k| round_us(&load(0, 0), &target, k));
         assert_eq!(alone, [14_000.0, 18_000.0, 22_000.0]);
+    }
+
+    #[test]
+    fn a_round_is_priced_in_the_groups_that_it_went_in() {
+        let (load, target, draft) = (load(0, 0), flat(10_000), flat(4_000));
+        let prices = Prices { load: &load, groups_max: 4, target: &target, draft: &draft };
+        let round_us = |forward_sequences| prices.round_among(forward_sequences, 1, 2.0).round_us();
+        // One group of eight drafts for 4 ms; two wait for each other's forwards, and so do four or more.
+        assert_eq!([8, 7, 4, 2, 1].map(round_us), [14_000.0, 14_000.0, 20_000.0, 40_000.0, 40_000.0]);
+        assert_eq!(prices.round(1, 2.0).round_us(), 14_000.0);
+        assert_eq!(prices.round_among(4, 0, 1.0), prices.round(0, 1.0), "plain rounds are one group");
     }
 
     #[test]

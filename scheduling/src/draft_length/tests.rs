@@ -113,6 +113,7 @@ impl Run {
                 verify,
                 committed: accepted + 1,
                 num_leaves: 0,
+                forward_sequences: [n; 2],
             };
             if k > 0 {
                 self.lane.observe_proposal(k, k);
@@ -270,6 +271,7 @@ fn probes_that_take_longer_than_predicted_become_rare() {
                 verify: duration(10_000.0),
                 committed: 1,
                 num_leaves: 0,
+                forward_sequences: [8; 2],
             };
             (0..8).for_each(|_| run.lane.observe_round(&late, &run.target, &run.draft));
         }
@@ -400,4 +402,36 @@ fn drafts_that_are_late_for_ever_are_asked_for_ever_more_seldom() {
     let drafting = drafting_rounds(1_000, |_| true);
     let late_part = drafting.iter().filter(|lane_round| **lane_round >= 500).count();
     assert!(drafting.len() < 60 && late_part < 20, "{drafting:?}");
+}
+
+/// How many times its price a lane of four sequences takes a plain round to be, after one lane round that took about twice as long.
+fn learned(forward_sequences: [u32; 2], other_sequences: u32) -> f64 {
+    let point = |rows| StepTimePoint { rows, kv_tokens: 0, micros: 10_000 };
+    let worker = WorkerCost::new(StepTimes::new(&[1, 64].map(point)));
+    let load = Load { other_rows: other_sequences, other_sequences, ..Load::alone(4, 0.0) };
+    let mut lane = DraftLength::new(0);
+    for _ in 0..4 {
+        lane.choose(load, &worker, &worker);
+        let round = RoundTimes {
+            num_draft_tokens: 0,
+            draft_wait: Duration::ZERO,
+            verify: duration(20_000.0),
+            committed: 1,
+            num_leaves: 0,
+            forward_sequences,
+        };
+        lane.observe_round(&round, &worker, &worker);
+    }
+    lane.choose(load, &worker, &worker);
+    let at = lane.explain().outlook[0];
+    at.verify_us / at.table_verify_us
+}
+
+#[test]
+fn rounds_in_which_groups_join_or_part_count_only_beside_other_lanes() {
+    assert!(learned([4, 4], 0) > 1.5 && learned([4, 5], 0) > 1.5);
+    for joining_or_parting in [[4, 2], [2, 4], [4, 0]] {
+        assert_eq!(learned(joining_or_parting, 0), 1.0, "{joining_or_parting:?}");
+        assert!(learned(joining_or_parting, 4) > 1.5, "{joining_or_parting:?}");
+    }
 }

@@ -152,6 +152,7 @@ impl SchedulerState {
     pub(super) fn reassign(&mut self, active: &mut ActiveSequence, role: Role, follow_ups: &mut FollowUps) {
         if role == Role::Target {
             self.decode_answered(active);
+            self.set_decoding(active, false);
         }
         if role == Role::Draft {
             self.end_service(active);

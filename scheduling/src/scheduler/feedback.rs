@@ -33,6 +33,9 @@ impl SchedulerState {
         let Some(worker) = self.workers.get_mut(key).filter(|_| active.sequence.awaits(role, reply)) else {
             return;
         };
+        if role == Role::Target {
+            active.forward_sequences[0] = timing.sequences;
+        }
         let round = active.round;
         let (asked_at, forwards) = match role {
             Role::Draft => {
@@ -131,7 +134,9 @@ impl SchedulerState {
             verify: now.saturating_sub(verify_at),
             committed: commit.token_ids.len() as u32,
             num_leaves: commit.num_draft_tokens.saturating_sub(judged),
+            forward_sequences: active.forward_sequences,
         };
+        active.forward_sequences[1] = active.forward_sequences[0];
         self.lanes.on_round(lane, &times, &workers);
     }
 }

@@ -90,6 +90,8 @@ pub struct LaneExplanation {
     pub temperature: &'static str,
     /// Sequences in it now.
     pub sequences: u32,
+    /// Of these, those that decode: not those that wait for a target or for their prompt.
+    pub decoding: u32,
     /// The operator's policy for it.
     pub policy: LanePolicy,
     /// Why the operator's policy kept its latest round from drafting.
@@ -174,7 +176,10 @@ struct Lane {
     /// By source.
     lookup_rates: [LookupRates; LookupSource::ALL.len()],
     outputs: OutputLengths,
+    /// Its sequences, those that wait for a target or their prompt included.
     sequences: u32,
+    /// Of these, those that decode.
+    decoding: u32,
     /// Mean length of the lane's sequences.
     context_len: f64,
     k: u32,
@@ -222,6 +227,7 @@ impl Lanes {
             lookup_rates: LookupSource::ALL.map(|_| LookupRates::of_lane()),
             outputs: OutputLengths::default(),
             sequences: 0,
+            decoding: 0,
             context_len: 0.0,
             k: 0,
             held_back: None,
@@ -234,6 +240,12 @@ impl Lanes {
     pub(super) fn leave(&mut self, id: LaneId) {
         let lane = self.lane_mut(id);
         lane.sequences = lane.sequences.saturating_sub(1);
+    }
+
+    /// One of the lane's sequences begins to decode, or ends.
+    pub(super) fn set_decoding(&mut self, id: LaneId, is_decoding: bool) {
+        let lane = self.lane_mut(id);
+        lane.decoding = if is_decoding { lane.decoding + 1 } else { lane.decoding.saturating_sub(1) };
     }
 
     /// The draft length of the round that a sequence of the lane begins.
@@ -278,12 +290,12 @@ impl Lanes {
             .enumerate()
             .filter(same_model)
             .map(|(index, lane)| {
-                let pace = lane.draft_length.pace(lane.sequences);
+                let pace = lane.draft_length.pace(lane.decoding);
                 let is_free = lane.held_back.is_none();
                 let joint = if is_free { lane.draft_length.joint() } else { Joint::HELD_BACK };
                 (
                     index,
-                    LaneView { sequences: lane.sequences, k: lane.k, context: lane.context_len, pace, joint },
+                    LaneView { sequences: lane.decoding, k: lane.k, context: lane.context_len, pace, joint },
                 )
             })
             .unzip();
@@ -386,7 +398,6 @@ impl Lanes {
         self.lanes.iter().filter(move |lane| lane.key.model == model)
     }
 
-    /// The lane's share of the queue for targets.
     /// What a round of the lane was lately; nothing before its first one.
     pub(super) fn mean_round(&self, id: LaneId) -> Option<MeanRound> {
         let lane = self.lanes.get(id.0 as usize)?;
@@ -399,6 +410,7 @@ impl Lanes {
         })
     }
 
+    /// The lane's share of the queue for targets.
     pub(super) fn weight(&self, id: LaneId) -> f64 {
         self.lanes[id.0 as usize].policy.weight
     }
@@ -411,6 +423,7 @@ impl Lanes {
                 task_type: key.task_type.clone(),
                 temperature: key.temperature.as_str(),
                 sequences: lane.sequences,
+                decoding: lane.decoding,
                 policy: lane.policy,
                 held_back: lane.held_back,
                 output_p90: lane.outputs.p90(),

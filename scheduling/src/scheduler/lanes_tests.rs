@@ -66,6 +66,24 @@ fn each_lane_learns_for_itself_and_is_explained() {
 }
 
 #[test]
+fn those_that_wait_for_a_target_or_a_prompt_share_no_forward() {
+    let mut lanes = lanes(policy(&[]));
+    let (busy, waiting) = (lanes.join(key("code")).id, lanes.join(key("chat")).id);
+    (0..100).for_each(|_| drop(lanes.join(key("code"))));
+    (0..3).for_each(|_| lanes.set_decoding(busy, true));
+    lanes.set_decoding(busy, false);
+    let (target, draft) = (flat(20_000), flat(1_000));
+    for lane in [busy, waiting] {
+        lanes.choose(lane, &workers(&target, &draft));
+    }
+    let explained = lanes.explain();
+    let loads = explained.iter().map(|lane| lane.choice.load.expect("it has chosen"));
+    let seen: Vec<_> =
+        loads.map(|load| (load.sequences, load.lane_sequences, load.other_sequences)).collect();
+    assert_eq!(seen, [(1, 1, 2), (2, 2, 0)], "chat, then code");
+}
+
+#[test]
 fn policy_keeps_a_lane_from_drafting_but_for_probes() {
     let all = policy(&[]).lane("");
     let (target, draft) = (flat(20_000), flat(1_000));

@@ -7,7 +7,7 @@ use speculation::{Draft, Proposal, Reply, ReplyBody, SamplingParams, Step, Token
 
 use super::demand::PoolDemand;
 use super::events::{Drain, StepTiming, WorkerInfo};
-use super::lanes::{LaneKey, TemperatureBand};
+use super::lanes::{LaneExplanation, LaneKey, TemperatureBand};
 use super::policy::{DraftTokens, SpeculationRequest};
 use super::shadows::ShadowReport;
 use super::*;
@@ -91,6 +91,7 @@ impl World {
             "score" => self.score(),
             "timer" => self.event(Event::Timer),
             "pools" => self.pools(),
+            "lanes" => self.lanes(),
             "dispatch" => self.event(Event::Dispatch),
             "wakeup" => match self.scheduler.next_wakeup() {
                 Some(at) => format!("at {} us", at.as_micros()),
@@ -167,6 +168,14 @@ impl World {
             format!("{model}: {sequences} sequences want {targets:.2} targets, {wanted_draft_workers} drafts")
         };
         self.scheduler.report().pools.into_iter().map(line).collect::<Vec<_>>().join("\n")
+    }
+
+    /// `lanes`: whom the draft length of each lane is chosen for.
+    fn lanes(&self) -> String {
+        let line = |lane: LaneExplanation| {
+            format!("{}: {} of {} sequences decode", lane.task_type, lane.decoding, lane.sequences)
+        };
+        self.scheduler.report().lanes.into_iter().map(line).collect::<Vec<_>>().join("\n")
     }
 
     /// `drain NAME by operator` and `drain NAME undone`: an operator's word; `moving` moves what runs there.
