@@ -11,17 +11,17 @@
 use cpu_kernels::{HeadLayout, KSlices, Segment};
 
 use super::GpuOptions;
+use super::gpu_check::step_work::{H100, StepWork};
 use super::host_driver::HostDriver;
 use super::ops::{Limits, Tiling, Variant, count_attention, model_of_product};
 use crate::forward_batch::MAX_ROWS_PER_PASS;
 use crate::{DrawRequest, Engine, LoadOptions, SequenceRows, WeightFormat};
 
 /// Bytes and operations in a second (assumptions): memory as far as it is reached, cache, `mma.sync` with
-/// shared operands, and the figures of the data sheet for the ideal.
+/// shared operands.
 const MEMORY: f64 = 3.0e12;
 const CACHE: f64 = 5.5e12;
 const SHARED_TILES: f64 = 3.6e14;
-const SHEET: [f64; 2] = [3.35e12, 9.89e14];
 /// Seconds (assumptions): a load from memory under way with others, one from the cache, from one launch to
 /// the next, a collective of eight ranks before its first byte; bytes in a second between two GPUs.
 const TRIP: f64 = 0.6e-6;
@@ -311,8 +311,15 @@ fn ideal(model: &Model, step: Step) -> f64 {
     let seen = (step.context + step.rows_of_each.div_ceil(2)) as f64;
     let scores =
         4.0 * step.rows() as f64 * seen * (model.heads / step.ranks * HEAD_DIM * model.layers) as f64;
-    let operations = 2.0 * (numbers * step.rows() as f64 + vocabulary * step.drawn() as f64) + scores;
-    ((2.0 * (numbers + vocabulary) + kv) / SHEET[0]).max(operations / SHEET[1])
+    let work = StepWork {
+        layer_weights: numbers,
+        vocabulary_weights: vocabulary,
+        rows: step.rows(),
+        drawn: step.drawn(),
+        kv_bytes: kv,
+        attention_operations: scores,
+    };
+    work.ideal(H100)
 }
 
 #[test]
