@@ -107,7 +107,7 @@ fn inside(options: &Options) -> Result<(), String> {
     }
     match report.failed {
         0 => Ok(()),
-        failed => Err(format!("{failed} cases differ")),
+        failed => Err(format!("{failed} cases differ or are slow")),
     }
 }
 
@@ -117,7 +117,7 @@ fn outside(options: &Options, args: &[String]) -> Result<(), String> {
     let mut paper = Paper::begin(options, args)?;
     let mut failed = Vec::new();
     for &section in &options.sections {
-        let name = section.name();
+        let (name, budget) = (section.name(), section.budget_seconds());
         let left = options.time.saturating_sub(began.elapsed());
         paper.line(&format!("\n## {name}"))?;
         if left.is_zero() {
@@ -129,9 +129,9 @@ fn outside(options: &Options, args: &[String]) -> Result<(), String> {
         let ended = run_section(options, section, left, &mut paper)?;
         let took = start.elapsed().as_secs_f64();
         match ended {
-            None => paper.line(&format!("[{name}: good, {took:.1} s]"))?,
+            None => paper.line(&format!("[{name}: good, {took:.1} s of {budget}]"))?,
             Some(reason) => {
-                paper.line(&format!("[{name}: FAILED, {reason}, {took:.1} s]"))?;
+                paper.line(&format!("[{name}: FAILED, {reason}, {took:.1} s of {budget}]"))?;
                 failed.push(name);
             }
         }

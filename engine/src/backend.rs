@@ -10,7 +10,7 @@ use cpu_kernels::{HeadLayout, KvShape, MatrixFormat, Norm, Stage, StageTimes, To
 
 use crate::EngineError;
 use crate::draws::{DrawPlan, Outputs};
-use crate::forward_batch::ForwardBatch;
+use crate::forward_batch::{ForwardBatch, PassLimits};
 use crate::model_config::ModelConfig;
 use crate::rope::Rope;
 use crate::shard::Shard;
@@ -42,6 +42,9 @@ pub(crate) trait Backend: Send + Sync {
 
     /// Whether ranks of one process can use one table.
     const SHARES_TABLES: bool;
+
+    /// What one pass holds.
+    const PASS_LIMITS: PassLimits = PassLimits::DEFAULT;
 
     /// Whether [`Backend::draw`] is there.
     const DRAWS: bool = false;

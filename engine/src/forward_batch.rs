@@ -10,7 +10,16 @@ use crate::TokenId;
 
 /// Most rows in one pass; more are run as several, which changes no bit (docs/contract.md C1) and bounds the
 /// workspace.
-pub(crate) const MAX_ROWS_PER_PASS: usize = 512;
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct PassLimits {
+    pub(crate) rows: usize,
+    /// Rows with logits, which are as wide as the vocabulary.
+    pub(crate) logit_rows: usize,
+}
+
+impl PassLimits {
+    pub(crate) const DEFAULT: Self = Self { rows: 512, logit_rows: 512 };
+}
 
 /// One sequence's part of a call, its KV reserved.
 #[derive(Debug, Clone, Copy)]
@@ -46,21 +55,25 @@ pub(crate) struct ForwardBatch<'a> {
 }
 
 impl<'a> ForwardBatch<'a> {
-    /// Cuts a call into passes of at most `max_rows` rows, in batch order.
-    pub(crate) fn passes(sequences: &[ReservedRows<'a>], max_rows: usize) -> Vec<ForwardBatch<'a>> {
+    /// Cuts a call into passes within `limits`, in batch order.
+    pub(crate) fn passes(sequences: &[ReservedRows<'a>], limits: PassLimits) -> Vec<ForwardBatch<'a>> {
         let mut passes = Vec::new();
         let mut pass = ForwardBatch::default();
         for sequence in sequences {
             let mut done = 0;
             while done < sequence.token_ids.len() {
-                if pass.num_rows() == max_rows {
-                    passes.push(std::mem::take(&mut pass));
-                }
                 let until = match done < sequence.num_linear() {
                     true => sequence.num_linear(),
                     false => sequence.token_ids.len(),
                 };
-                let end = until.min(done + max_rows - pass.num_rows());
+                let first_logits = done.max(sequence.token_ids.len() - sequence.num_logits);
+                let end = until
+                    .min(done + limits.rows - pass.num_rows())
+                    .min(first_logits + limits.logit_rows - pass.logit_rows.len());
+                if end == done {
+                    passes.push(std::mem::take(&mut pass));
+                    continue;
+                }
                 pass.push(sequence, done..end);
                 done = end;
             }
@@ -116,6 +129,32 @@ impl<'a> ForwardBatch<'a> {
 mod tests {
     use super::*;
 
+    /// At most so many rows, with or without logits.
+    fn rows(rows: usize) -> PassLimits {
+        PassLimits { rows, logit_rows: rows }
+    }
+
+    #[test]
+    fn passes_have_few_rows_with_logits_beside_many_without() {
+        let sequence = |token_ids, num_logits| ReservedRows {
+            token_ids,
+            start: 0,
+            block_table: &[0],
+            num_logits,
+            parents: &[],
+        };
+        let sequences =
+            [sequence(&[0, 1, 2, 3, 4, 5], 1), sequence(&[6, 7, 8, 9], 3), sequence(&[10, 11], 0)];
+        let passes = ForwardBatch::passes(&sequences, PassLimits { rows: 9, logit_rows: 2 });
+        let ids: Vec<&[u32]> = passes.iter().map(|pass| pass.token_ids.as_slice()).collect();
+        assert_eq!(ids, [&[0, 1, 2, 3, 4, 5, 6, 7][..], &[8, 9, 10, 11]]);
+        assert_eq!((&passes[0].logit_rows[..], &passes[1].logit_rows[..]), (&[5, 7][..], &[0, 1][..]));
+        // A pass that is full of logits still takes rows without.
+        let passes =
+            ForwardBatch::passes(&[sequences[0], sequences[2]], PassLimits { rows: 9, logit_rows: 1 });
+        assert_eq!(passes.len(), 1);
+    }
+
     #[test]
     fn a_call_is_cut_into_passes_in_order() {
         let sequences = [
@@ -128,7 +167,7 @@ mod tests {
             },
             ReservedRows { token_ids: &[20, 21], start: 0, block_table: &[5], num_logits: 2, parents: &[] },
         ];
-        let passes = ForwardBatch::passes(&sequences, 4);
+        let passes = ForwardBatch::passes(&sequences, rows(4));
         assert_eq!(passes.len(), 2);
         assert_eq!(passes[0].token_ids, [10, 11, 12, 20]);
         assert_eq!(passes[0].positions, [15, 16, 17, 0]);
@@ -150,7 +189,7 @@ mod tests {
             num_logits: 6,
             parents: &parents,
         };
-        let passes = ForwardBatch::passes(&[sequence], 4);
+        let passes = ForwardBatch::passes(&[sequence], rows(4));
         assert_eq!(passes[0].positions, [12, 13, 14, 14]);
         assert_eq!(passes[1].positions, [15, 15, 15]);
         let slots: Vec<(u32, u32)> =

@@ -9,7 +9,7 @@ use crate::EngineError;
 use crate::backend::Backend;
 use crate::collective::Collective;
 use crate::draws::{DrawPlan, Outputs};
-use crate::forward_batch::{ForwardBatch, MAX_ROWS_PER_PASS, ReservedRows};
+use crate::forward_batch::{ForwardBatch, ReservedRows};
 use crate::llama::{Device, Llama, Workspace};
 
 /// What runs checked batches over reserved KV: a rank, or all of them together.
@@ -83,7 +83,7 @@ impl<B: Backend> Runner for Rank<B> {
     }
 
     fn forward(&mut self, batch: &[ReservedRows<'_>], draws: &DrawPlan) -> Result<Outputs, EngineError> {
-        let passes = ForwardBatch::passes(batch, MAX_ROWS_PER_PASS);
+        let passes = ForwardBatch::passes(batch, B::PASS_LIMITS);
         let (backend, workspace) = (&self.backend, &mut self.workspace);
         let mut device = Device { backend, collective: self.collective.as_ref(), kv: &mut self.kv };
         let mut outputs = Outputs::default();

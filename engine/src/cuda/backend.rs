@@ -22,7 +22,7 @@ use half::bf16;
 
 use super::CudaError;
 use super::executor::{Executor, Tensor};
-use super::kv_room::{kv_bytes, workspace_bytes};
+use super::kv_room::{PASS_LIMITS, kv_bytes, workspace_bytes};
 use super::ops::{
     Attention, DrawBuffers, Embedding, GemmBf16, GemmInt8, QuantizeRows, ScoreBuffers, WriteKv, finish_sum,
     norm_heads, room, swiglu, take_rows, to_bf16,
@@ -30,7 +30,7 @@ use super::ops::{
 use crate::EngineError;
 use crate::backend::{AttentionLayer, Backend};
 use crate::draws::{DrawPlan, Outputs};
-use crate::forward_batch::ForwardBatch;
+use crate::forward_batch::{ForwardBatch, PassLimits};
 use crate::model_config::ModelConfig;
 use crate::rope::Rope;
 use crate::shard::Shard;
@@ -250,6 +250,8 @@ where
 
     /// Ranks are on devices of their own.
     const SHARES_TABLES: bool = false;
+
+    const PASS_LIMITS: PassLimits = PASS_LIMITS;
 
     const DRAWS: bool = true;
 

@@ -9,7 +9,9 @@ mod library;
 mod models;
 mod products;
 mod ranks;
+mod roofline;
 mod speculation;
+pub(super) mod step_work;
 mod text;
 
 use std::path::PathBuf;
@@ -56,7 +58,7 @@ impl Target {
 /// Where lines go, and how many cases were found wrong.
 pub struct Report<'a> {
     say: &'a mut dyn FnMut(&str),
-    /// Cases that differ from what they must be.
+    /// Cases that differ from what they must be, and steps that are slower than they must be.
     pub failed: usize,
 }
 
@@ -74,6 +76,13 @@ impl<'a> Report<'a> {
     fn judge(&mut self, is_good: bool, case: impl std::fmt::Display) {
         self.failed += usize::from(!is_good);
         let verdict = if is_good { "ok" } else { "DIFFERS" };
+        (self.say)(&format!("{verdict:<8}{case}"));
+    }
+
+    /// Whether a step is as fast as it must be.
+    fn reach(&mut self, is_good: bool, case: impl std::fmt::Display) {
+        self.failed += usize::from(!is_good);
+        let verdict = if is_good { "ok" } else { "SLOW" };
         (self.say)(&format!("{verdict:<8}{case}"));
     }
 
@@ -111,6 +120,8 @@ pub enum Section {
     Speculation,
     /// The same pair by transformers.
     Peer,
+    /// Steps of a Llama 3 8B by their share of the roofline: pass or fail.
+    Roofline,
     /// What steps of a Llama 3 8B take, bf16.
     Decode8bBf16,
     /// The same, int8.
@@ -121,7 +132,7 @@ pub enum Section {
 
 impl Section {
     /// All of them, in order.
-    pub const ALL: [Self; 13] = [
+    pub const ALL: [Self; 14] = [
         Self::Device,
         Self::Kernels,
         Self::Models,
@@ -129,6 +140,7 @@ impl Section {
         Self::Graphs,
         Self::Ranks,
         Self::Products,
+        Self::Roofline,
         Self::Library,
         Self::Decode8bBf16,
         Self::Speculation,
@@ -150,9 +162,24 @@ impl Section {
             Self::Library => "library",
             Self::Speculation => "speculation",
             Self::Peer => "peer",
+            Self::Roofline => "roofline",
             Self::Decode8bBf16 => "decode-8b-bf16",
             Self::Decode8bInt8 => "decode-8b-int8",
             Self::Decode70bInt8 => "decode-70b-int8",
+        }
+    }
+
+    /// Seconds that it is expected to take on an H100, estimated; together they fill the nine minutes of a run.
+    pub fn budget_seconds(self) -> u64 {
+        match self {
+            Self::Device | Self::Graphs => 10,
+            Self::Kernels => 40,
+            Self::Models | Self::Text | Self::Ranks | Self::Decode70bInt8 => 30,
+            Self::Products => 15,
+            Self::Roofline => 120,
+            Self::Library | Self::Decode8bBf16 | Self::Speculation => 60,
+            Self::Peer => 25,
+            Self::Decode8bInt8 => 20,
         }
     }
 
@@ -174,6 +201,7 @@ impl Section {
             Self::Library => library::library(target, report),
             Self::Speculation => speculation::speculation(target, report),
             Self::Peer => speculation::peer(target, report),
+            Self::Roofline => roofline::roofline(target, report),
             Self::Decode8bBf16 => decode::decode(target, decode::LLAMA_8B_BF16, report),
             Self::Decode8bInt8 => decode::decode(target, decode::LLAMA_8B_INT8, report),
             Self::Decode70bInt8 => decode::decode(target, decode::LLAMA_70B_INT8, report),
@@ -221,6 +249,11 @@ mod tests {
     }
 
     #[test]
+    fn the_budgets_fill_nine_minutes() {
+        assert_eq!(Section::ALL.into_iter().map(Section::budget_seconds).sum::<u64>(), 9 * 60);
+    }
+
+    #[test]
     fn verdicts_are_counted() {
         let mut lines = Vec::new();
         let mut say = |line: &str| lines.push(line.to_owned());
@@ -228,7 +261,16 @@ mod tests {
         report.judge(true, "this");
         report.judge(false, "that");
         report.not_run("the other", "no reason");
-        assert_eq!(report.failed, 1);
-        assert_eq!(lines, ["ok      this", "DIFFERS that", "NOT RUN the other: no reason"]);
+        report.reach(true, "a step");
+        report.reach(false, "another");
+        assert_eq!(report.failed, 2);
+        let expected = [
+            "ok      this",
+            "DIFFERS that",
+            "NOT RUN the other: no reason",
+            "ok      a step",
+            "SLOW    another",
+        ];
+        assert_eq!(lines, expected);
     }
 }

@@ -2,9 +2,13 @@
 
 use super::ops::{candidate_bytes, partial_bytes};
 use crate::EngineError;
-use crate::forward_batch::MAX_ROWS_PER_PASS;
+use crate::forward_batch::PassLimits;
 use crate::model_config::ModelConfig;
 use crate::shard::Shard;
+
+/// What one pass holds. Rows take a few hundred kilobytes each, a row with logits of a Llama 3 a megabyte: so a prompt's rows are
+/// multiplied together, and logits stay at what 512 rows took.
+pub(crate) const PASS_LIMITS: PassLimits = PassLimits { rows: 2048, ..PassLimits::DEFAULT };
 
 /// What the driver, its modules and the allocator's granularity may take besides.
 const SLACK_BYTES: u64 = 256 << 20;
@@ -40,15 +44,20 @@ pub(crate) fn kv_bytes(room: DeviceRoom, workspace: u64, utilization: f32) -> Re
 /// Bytes that the largest pass needs beside weights and KV, at most: rows of a pass, products' rounded inputs, attention's
 /// splits over sequences of up to `max_len`, parts of other ranks, candidates of filters.
 pub(crate) fn workspace_bytes(config: &ModelConfig, shard: Shard, max_len: u32) -> u64 {
-    let (rows, layout) = (MAX_ROWS_PER_PASS, shard.layout(config));
+    bytes_of_passes(PASS_LIMITS, config, shard, max_len)
+}
+
+fn bytes_of_passes(limits: PassLimits, config: &ModelConfig, shard: Shard, max_len: u32) -> u64 {
+    let (PassLimits { rows, logit_rows }, layout) = (limits, shard.layout(config));
     let (hidden, intermediate) = (config.hidden_size, shard.intermediate(config).len());
     // Logits, and where probabilities are asked for the same again as they were; of ranks also the parts.
     let vocab = if shard.ranks == 1 { 2 * config.vocab_size } else { 3 * config.vocab_size };
-    let in_row = 5 * hidden + layout.row_width() + layout.q_width() + 3 * intermediate + vocab;
+    let in_row = 3 * hidden + layout.row_width() + layout.q_width() + 3 * intermediate;
+    let in_logit_row = 2 * hidden + vocab;
     let widest = hidden.max(intermediate).max(layout.q_width());
     let partial = partial_bytes(rows, layout, max_len as usize);
     let parts = if shard.is_part() { (shard.ranks + 1) * hidden } else { 0 };
-    let floats = rows * (in_row + parts);
+    let floats = rows * (in_row + parts) + logit_rows * in_logit_row;
     // Rounded to bf16, or quantized with eight scales a row: two bytes a number cover both.
     (4 * floats + partial + 2 * rows * widest + candidate_bytes(config.vocab_size)) as u64
 }
@@ -87,14 +96,22 @@ mod tests {
         (config.hidden_size, config.intermediate_size, config.vocab_size) = (4096, 14_336, 128_256);
         (config.num_heads, config.num_kv_heads, config.head_dim) = (32, 8, 128);
         let whole = Shard::all(1, &config).unwrap()[0];
-        // Counted by hand for 512 rows: 5 hidden, 6144 + 4096 of heads, 3 x 14336, twice 128256 of the vocabulary; 16 splits.
-        let floats = 5 * 4096 + 6144 + 4096 + 3 * 14_336 + 2 * 128_256 + 32 * 16 * 130;
+        // Counted by hand for 2,048 rows: 3 hidden, 6144 + 4096 of heads, 3 x 14336; of 512 with logits 2 hidden, twice 128256 of the
+        // vocabulary; splits fill what is kept of them.
+        let floats = 2048 * (3 * 4096 + 6144 + 4096 + 3 * 14_336) + 512 * (2 * 4096 + 2 * 128_256);
         // Of 64 rows in 32 parts 1,024 candidates of 8 bytes.
         let candidates = 64 * 32 * 1024 * 8;
-        assert_eq!(workspace_bytes(&config, whole, 2048), 512 * (4 * floats + 2 * 14_336) + candidates);
+        let counted = 4 * floats + (512 << 20) + 2048 * 2 * 14_336 + candidates;
+        assert_eq!(workspace_bytes(&config, whole, 2048), counted);
         let longer = workspace_bytes(&config, whole, 131_072);
-        let most = workspace_bytes(&config, whole, 2048) + (512 << 20);
-        assert!(longer < most, "{longer}: splits of a long context take turns");
+        assert_eq!(longer, counted, "splits of a long context take turns");
+        // What passes of 512 rows took.
+        for (max_len, most_more) in [(2048, 860 << 20), (131_072, 460 << 20)] {
+            let [now, before] = [PASS_LIMITS, PassLimits::DEFAULT]
+                .map(|limits| bytes_of_passes(limits, &config, whole, max_len));
+            println!("workspace of 8B up to {max_len}: {now} bytes, in passes of 512 rows {before}");
+            assert!((1..most_more).contains(&(now - before)), "{now}, {before}");
+        }
         let part = workspace_bytes(&config, Shard::all(4, &config).unwrap()[1], 2048);
         assert!(part > 512 * 4 * 3 * 128_256, "the first rank joins whole rows");
     }

@@ -11,17 +11,18 @@
 use cpu_kernels::{HeadLayout, KSlices, Segment};
 
 use super::GpuOptions;
+use super::gpu_check::step_work::{H100, StepWork};
 use super::host_driver::HostDriver;
+use super::kv_room::PASS_LIMITS;
 use super::ops::{Limits, Tiling, Variant, count_attention, model_of_product};
-use crate::forward_batch::MAX_ROWS_PER_PASS;
+use crate::forward_batch::PassLimits;
 use crate::{DrawRequest, Engine, LoadOptions, SequenceRows, WeightFormat};
 
 /// Bytes and operations in a second (assumptions): memory as far as it is reached, cache, `mma.sync` with
-/// shared operands, and the figures of the data sheet for the ideal.
+/// shared operands.
 const MEMORY: f64 = 3.0e12;
 const CACHE: f64 = 5.5e12;
 const SHARED_TILES: f64 = 3.6e14;
-const SHEET: [f64; 2] = [3.35e12, 9.89e14];
 /// Seconds (assumptions): a load from memory under way with others, one from the cache, from one launch to
 /// the next, a collective of eight ranks before its first byte; bytes in a second between two GPUs.
 const TRIP: f64 = 0.6e-6;
@@ -273,7 +274,8 @@ fn time_in_passes(code: Code, model: &Model, step: Step, rows: usize) -> f64 {
 
 /// Seconds of a step as it is served.
 fn time(code: Code, model: &Model, step: Step) -> f64 {
-    time_in_passes(code, model, step, MAX_ROWS_PER_PASS)
+    let limits = if code == Code::Before { PassLimits::DEFAULT } else { PASS_LIMITS };
+    time_in_passes(code, model, step, limits.rows)
 }
 
 /// Seconds of one pass, but for its logits.
@@ -311,8 +313,15 @@ fn ideal(model: &Model, step: Step) -> f64 {
     let seen = (step.context + step.rows_of_each.div_ceil(2)) as f64;
     let scores =
         4.0 * step.rows() as f64 * seen * (model.heads / step.ranks * HEAD_DIM * model.layers) as f64;
-    let operations = 2.0 * (numbers * step.rows() as f64 + vocabulary * step.drawn() as f64) + scores;
-    ((2.0 * (numbers + vocabulary) + kv) / SHEET[0]).max(operations / SHEET[1])
+    let work = StepWork {
+        layer_weights: numbers,
+        vocabulary_weights: vocabulary,
+        rows: step.rows(),
+        drawn: step.drawn(),
+        kv_bytes: kv,
+        attention_operations: scores,
+    };
+    work.ideal(H100)
 }
 
 #[test]
@@ -340,18 +349,47 @@ fn the_table_of_the_document() {
     }
 }
 
-/// What larger passes would give, for the document.
+/// What larger passes give, for the document.
 #[test]
 fn passes_of_more_rows_give_little() {
-    for (model, ranks) in [(&MODELS[0], 1), (&MODELS[1], 1), (&MODELS[1], 8)] {
-        let step = Step { ranks, sequences: 1, rows_of_each: 2048, context: 128 };
-        let [small, large] =
-            [MAX_ROWS_PER_PASS, 2048].map(|rows| 1e3 * time_in_passes(Code::Now, model, step, rows));
-        println!(
-            "{} on {ranks}: passes of {MAX_ROWS_PER_PASS} rows {small:.1} ms, of 2,048 {large:.1} ms",
-            model.name
-        );
-        assert!(large < small && small < 1.1 * large, "{small} and {large}");
+    for (model, ranks) in [(&MODELS[0], 1), (&MODELS[0], 8), (&MODELS[1], 1), (&MODELS[1], 8)] {
+        for context in [128, 8192, 32_768] {
+            let step = Step { ranks, sequences: 1, rows_of_each: 2048, context };
+            let [small, large] = [PassLimits::DEFAULT, PASS_LIMITS]
+                .map(|limits| 1e3 * time_in_passes(Code::Now, model, step, limits.rows));
+            println!(
+                "{} on {ranks} behind {context}: passes of 512 rows {small:.1} ms, of 2,048 {large:.1} ms",
+                model.name
+            );
+            assert!(large < small && small < 1.1 * large, "{small} and {large}");
+        }
+    }
+}
+
+/// Where the model puts the time of a step of 32 x 5 rows and of one row, for the document: seconds of all layers by kind of work,
+/// the logits and the draw.
+#[test]
+fn where_the_time_of_a_step_goes() {
+    for (sequences, rows_of_each, context) in [(1, 1, 128), (32, 5, 128), (32, 5, 8192)] {
+        for model in &MODELS {
+            let step = Step { ranks: 1, sequences, rows_of_each, context };
+            let layers = 1e3 * model.layers as f64;
+            let products = matrices(model, 1).map(|matrix| layers * product(Code::Now, step.rows(), &matrix));
+            let (rest, launches) = rest(Code::Now, model, step);
+            let [attention, rest, gaps] =
+                [attention(Code::Now, model, step), rest, launches * GAP].map(|seconds| layers * seconds);
+            let logits = 1e3 * product(Code::Now, step.drawn(), &(VOCAB, KSlices::whole(model.hidden)));
+            let draw = 1e3 * drawing(Code::Now, step);
+            let (all, ideal) = (1e3 * time(Code::Now, model, step), 1e3 * ideal(model, step));
+            println!(
+                "{} {sequences} x {rows_of_each} behind {context}: {all:.2} ms, {:.3} of ideal {ideal:.2}: products {products:.2?}, \
+                 attention {attention:.2}, rest {rest:.2}, launches {gaps:.2}, logits {logits:.2}, draw {draw:.2}",
+                model.name,
+                all / ideal
+            );
+            let sum = products.iter().sum::<f64>() + attention + rest + gaps + logits + draw + 0.05;
+            assert!((sum - all).abs() < 1e-6 * all, "{sum} of {all}");
+        }
     }
 }
 

@@ -60,6 +60,22 @@ fn timings_run() {
     }
 }
 
+/// Its times mean nothing here, so that nothing is judged; every kind of step runs and is named.
+#[test]
+fn shares_of_the_roofline_run() {
+    let Some(driver) = HostDriver::for_test("host_driver::shares_of_the_roofline_run") else { return };
+    let lines = run(&[Section::Roofline], &driver.kernels);
+    for context in [20, 60, 130] {
+        for step in ["1 x 1 rows", "2 x 5 rows", "3 x 5 rows", "prompt of 70 rows"] {
+            let case = format!("UNJUDGED {step} behind {context} ");
+            assert_eq!(lines.iter().filter(|line| line.starts_with(&case)).count(), 1, "{case}: {lines:#?}");
+        }
+        let filtered = format!("UNJUDGED 2 x 5 rows behind {context}, top-p ");
+        assert!(lines.iter().any(|line| line.starts_with(&filtered)), "{filtered}: {lines:#?}");
+    }
+    assert!(lines.iter().all(|line| !line.starts_with("NOT RUN")), "{lines:#?}");
+}
+
 #[test]
 fn products_by_the_library_stay_near_our_own() {
     let Some(driver) = HostDriver::for_test("host_driver::products_by_the_library_stay_near_our_own") else {

@@ -4,6 +4,7 @@
 use std::path::{Path, PathBuf};
 
 use crate::cuda::emulator::Emulator;
+use crate::cuda::kv_room::PASS_LIMITS;
 use crate::cuda::ranks::{Ranks, load_on};
 use crate::cuda::whole_model::{distance, run};
 use crate::load::Loaded;
@@ -118,6 +119,25 @@ fn a_rows_logits_do_not_depend_on_how_it_is_batched() {
     };
     let whole = logits_of(&[40]);
     assert!(whole == logits_of(&[1, 2, 17, 33, 34, 40]), "cut otherwise, the bits differ");
+}
+
+/// 700 rows are one pass, where they were two of at most 512.
+#[test]
+fn a_long_pass_gives_the_bits_of_short_ones() {
+    let dir = with_heads("qwen3_norms", &[("head_dim", 16), ("max_position_embeddings", 1024)]);
+    let ids: Vec<u32> = (0..700).map(|i| 2 + i * 5 % 60).collect();
+    assert!((513..=PASS_LIMITS.rows).contains(&ids.len()));
+    let last_logits = |pieces: &[&[u32]]| {
+        let mut engine = random_pair(&dir).1;
+        let slot = engine.open();
+        let mut last = Vec::new();
+        for &token_ids in pieces {
+            let logits = engine.forward(&[SequenceRows { slot, token_ids, num_logits: 100 }]).unwrap();
+            last = (0..logits.rows()).flat_map(|row| logits.row(row).to_vec()).map(f32::to_bits).collect();
+        }
+        last
+    };
+    assert!(last_logits(&[&ids]) == last_logits(&[&ids[..512], &ids[512..]]), "the bits differ");
 }
 
 #[test]

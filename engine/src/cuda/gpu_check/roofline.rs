@@ -1,0 +1,245 @@
+//! Steps of a Llama 3 8B, bf16, by their share of the roofline: contexts of 128, 8k and 32k; one row, and 8 and 32 sequences of five
+//! verify rows; a step that top-p filters; a prompt of 2,048 rows. A step passes if its median time is at most its aim times the
+//! ideal of `cuda::roofline`, the model behind docs/design/gpu.md.
+//!
+//! The budget, by that model: contexts grow in place, so that 460,000 tokens of prompts are run, 50 s; the steps themselves take 5 s,
+//! random weights and kernels 40 s. [`Section::budget_seconds`](super::Section::budget_seconds) allows 120 s.
+
+use std::time::Instant;
+
+use speculation::{SamplingParams, SequenceSpec, TokenId};
+
+use super::decode::{LLAMA_8B, TINY, write_config};
+use super::step_work::{H100, ModelSize, Rates, StepShape, rates_of};
+use super::{Report, Target};
+use crate::cuda::GpuOptions;
+use crate::cuda::whole_model::options;
+use crate::{DrawRequest, Engine, EngineError, SequenceRows, SlotId, WeightFormat};
+
+/// Largest acceptable time as a multiple of the ideal: of verify and decode steps, and of a prompt.
+const STEP_AIM: f64 = 1.3;
+const PROMPT_AIM: f64 = 1.6;
+/// Rows of a forward that fills a context.
+const FILL_ROWS: usize = 2048;
+/// Verify rows of a sequence.
+const VERIFY_ROWS: usize = 5;
+
+/// The sizes of one run.
+struct Sizes {
+    contexts: [usize; 3],
+    /// Sequences of the verify steps, ascending.
+    sequences: [usize; 2],
+    prompt_rows: usize,
+    /// Longest sequence; attention's workspace grows with it.
+    max_len: u32,
+    /// Timed repetitions of a step.
+    repetitions: usize,
+}
+
+const FULL: Sizes = Sizes {
+    contexts: [128, 8192, 32_768],
+    sequences: [8, 32],
+    prompt_rows: 2048,
+    max_len: 65_536,
+    repetitions: 9,
+};
+const DRY: Sizes =
+    Sizes { contexts: [20, 60, 130], sequences: [2, 3], prompt_rows: 70, max_len: 512, repetitions: 1 };
+
+/// One timed case.
+struct Case {
+    name: String,
+    shape: StepShape,
+    /// Rows of each sequence that are drawn: all, or the last.
+    drawn_of_each: usize,
+    top_p: f32,
+    aim: f64,
+}
+
+impl Case {
+    /// Decode and verify steps draw every row.
+    fn step(shape: StepShape, top_p: f32) -> Self {
+        let StepShape { sequences, rows_of_each, context } = shape;
+        let filter = if top_p < 1.0 { ", top-p" } else { "" };
+        let name = format!("{sequences} x {rows_of_each} rows behind {context}{filter}");
+        Self { name, shape, drawn_of_each: rows_of_each, top_p, aim: STEP_AIM }
+    }
+
+    fn prompt(rows_of_each: usize, context: usize) -> Self {
+        let name = format!("prompt of {rows_of_each} rows behind {context}");
+        let shape = StepShape { sequences: 1, rows_of_each, context };
+        Self { name, shape, drawn_of_each: 1, top_p: 1.0, aim: PROMPT_AIM }
+    }
+
+    /// Every case of a context.
+    fn of_context(sizes: &Sizes, context: usize) -> Vec<Self> {
+        let verify =
+            |sequences, top_p| Self::step(StepShape { sequences, rows_of_each: VERIFY_ROWS, context }, top_p);
+        let [few, many] = sizes.sequences;
+        vec![
+            Self::step(StepShape { sequences: 1, rows_of_each: 1, context }, 1.0),
+            verify(few, 1.0),
+            verify(few, 0.9),
+            verify(many, 1.0),
+            Self::prompt(sizes.prompt_rows, context),
+        ]
+    }
+
+    fn drawn(&self) -> usize {
+        self.shape.sequences * self.drawn_of_each
+    }
+}
+
+/// See the head of this file.
+pub(super) fn roofline(target: &Target, report: &mut Report<'_>) -> Result<(), EngineError> {
+    let name = target.open()?.facts()?.name;
+    let (text, sizes) = if target.is_dry { (TINY, DRY) } else { (LLAMA_8B, FULL) };
+    let mut config: serde_json::Value = serde_json::from_str(text).unwrap_or_default();
+    let model = ModelSize::of(&config);
+    // Random weights do not depend on positions.
+    config["max_position_embeddings"] = sizes.max_len.into();
+    let file = write_config(&config.to_string(), "roofline")?;
+    let gpus = GpuOptions { memory_utilization: Some(0.9), ..target.gpus() };
+    let engine = Engine::random_on_cuda(&options(file.clone(), WeightFormat::Bf16), 1, &gpus)?;
+    report.say(format!("shares of the data sheet's roofline on {name}, bf16, random weights"));
+    let mut steps =
+        Steps { engine, model, rates: rates_of(&name), repetitions: sizes.repetitions, slots: Vec::new() };
+    for context in sizes.contexts {
+        steps.context(&sizes, context, report)?;
+    }
+    std::fs::remove_file(&file).map_err(|source| EngineError::Io { path: file, source })
+}
+
+/// An engine whose steps are timed.
+struct Steps {
+    engine: Engine,
+    model: ModelSize,
+    /// Of a device whose data sheet is known.
+    rates: Option<Rates>,
+    repetitions: usize,
+    /// Sequences that cases share; their contexts only grow.
+    slots: Vec<SlotId>,
+}
+
+impl Steps {
+    /// Whether KV holds this many sequences with the longest rows of a case behind `context`.
+    fn fits(&self, sequences: usize, context: usize, prompt_rows: usize) -> bool {
+        let info = self.engine.info();
+        let blocks = (context + prompt_rows).div_ceil(info.kv_block_size as usize) * sequences;
+        blocks as u64 <= info.kv_blocks
+    }
+
+    /// Runs every case of a context that fits. Sequences that do not fit at this length are closed first.
+    fn context(&mut self, sizes: &Sizes, context: usize, report: &mut Report<'_>) -> Result<(), EngineError> {
+        while !self.slots.is_empty() && !self.fits(self.slots.len(), context, sizes.prompt_rows) {
+            self.slots.pop().into_iter().for_each(|slot| self.engine.close(slot));
+        }
+        for case in Case::of_context(sizes, context) {
+            if self.fits(case.shape.sequences, context, sizes.prompt_rows) {
+                self.fill(case.shape)?;
+                self.judge(&case, report)?;
+            } else {
+                report.not_run(&case.name, "kv has no room for it");
+            }
+        }
+        Ok(())
+    }
+
+    /// Opens sequences and extends them to a case's context.
+    fn fill(&mut self, shape: StepShape) -> Result<(), EngineError> {
+        for index in 0..shape.sequences {
+            if index == self.slots.len() {
+                self.slots.push(self.engine.open());
+            }
+            self.extend(self.slots[index], shape.context)?;
+        }
+        Ok(())
+    }
+
+    fn extend(&mut self, slot: SlotId, context: usize) -> Result<(), EngineError> {
+        let ids: Vec<TokenId> = (self.engine.len(slot)..context as u32).map(|i| i % 251).collect();
+        for token_ids in ids.chunks(FILL_ROWS) {
+            self.engine.forward(&[SequenceRows { slot, token_ids, num_logits: 0 }])?;
+        }
+        Ok(())
+    }
+
+    /// Seconds of one call; the rows it appended are removed again.
+    fn run(&mut self, case: &Case) -> Result<f64, EngineError> {
+        let StepShape { sequences, rows_of_each, context } = case.shape;
+        let drawn = case.drawn_of_each;
+        let ids: Vec<TokenId> = vec![7; rows_of_each];
+        let before: Vec<TokenId> = vec![7; context + rows_of_each - drawn + 1];
+        let sampling = SamplingParams { top_p: case.top_p, ..SamplingParams::default() };
+        let spec = SequenceSpec { max_len: u32::MAX, sampling, ..SequenceSpec::default() };
+        let vocab_size = self.engine.info().vocab_size;
+        let slots = &self.slots[..sequences];
+        let rows = |&slot: &SlotId| SequenceRows { slot, token_ids: &ids, num_logits: drawn };
+        let batch: Vec<SequenceRows<'_>> = slots.iter().map(rows).collect();
+        let then = &ids[..drawn - 1];
+        let request =
+            DrawRequest { spec: &spec, before: &before, then, vocab_size, logprobs: None, prompt: None };
+        let requests = vec![Some(request); sequences];
+        let start = Instant::now();
+        self.engine.forward_and_draw(&batch, &requests)?;
+        let seconds = start.elapsed().as_secs_f64();
+        slots.iter().for_each(|&slot| self.engine.truncate(slot, context as u32));
+        Ok(seconds)
+    }
+
+    fn judge(&mut self, case: &Case, report: &mut Report<'_>) -> Result<(), EngineError> {
+        // The first call allocates.
+        self.run(case)?;
+        let mut seconds: Vec<f64> = Vec::with_capacity(self.repetitions);
+        for _ in 0..self.repetitions {
+            seconds.push(self.run(case)?);
+        }
+        seconds.sort_by(f64::total_cmp);
+        let median = seconds[seconds.len() / 2];
+        let work = self.model.work(case.shape, case.drawn());
+        let ideal = work.ideal(self.rates.unwrap_or(H100));
+        let line = share_line(&case.name, median, ideal, case.aim);
+        match self.rates {
+            Some(_) => report.reach(median <= case.aim * ideal, line),
+            None => report.say(format!("UNJUDGED {line}")),
+        }
+        Ok(())
+    }
+}
+
+fn share_line(case: &str, seconds: f64, ideal: f64, aim: f64) -> String {
+    let [ms, ideal_ms] = [seconds, ideal].map(|seconds| seconds * 1e3);
+    format!(
+        "{case:<36}{ms:>10.2} ms, ideal {ideal_ms:.2}, {:.2} of the roofline, aim {:.2}",
+        ideal / seconds,
+        1.0 / aim
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_line_says_the_share_and_the_aim() {
+        let line = share_line("a step", 2.0e-3, 1.0e-3, STEP_AIM);
+        assert!(line.ends_with("2.00 ms, ideal 1.00, 0.50 of the roofline, aim 0.77"), "{line}");
+    }
+
+    /// The list that issue 17 asks for.
+    #[test]
+    fn a_full_run_has_every_case() {
+        let names: Vec<String> = FULL
+            .contexts
+            .iter()
+            .flat_map(|&context| Case::of_context(&FULL, context))
+            .map(|case| case.name)
+            .collect();
+        for context in ["128", "8192", "32768"] {
+            for step in ["1 x 1 rows", "8 x 5 rows", "32 x 5 rows", "prompt of 2048 rows"] {
+                assert!(names.contains(&format!("{step} behind {context}")), "{names:?}");
+            }
+            assert!(names.contains(&format!("8 x 5 rows behind {context}, top-p")), "{names:?}");
+        }
+    }
+}
