@@ -29,6 +29,7 @@ impl Dots for VnniDots {
     const TILE_ROWS: usize = 12;
     const TILE_PANELS: usize = 2;
     const SUMS: usize = 12;
+    const WIDE: bool = true;
     type Lanes = Avx512;
     type Halves = __m512i;
     type Whole = __m512i;
