@@ -2,10 +2,13 @@
 //! that neither a hardware prefetcher nor the address translation starts anew every 4 KiB. Taken at load, and as KV grows; it
 //! must never be taken inside a forward.
 
+mod mapping;
+
+use std::io;
 use std::ops::{Deref, DerefMut};
 use std::sync::LazyLock;
 
-use memmap2::{Advice, MmapMut};
+use mapping::Memory;
 
 use super::instruction_set::amd_family;
 use super::lanes::Lanes;
@@ -16,41 +19,39 @@ use crate::KernelError;
 #[repr(C, align(64))]
 pub(crate) struct Line(pub(crate) [u8; 64]);
 
-/// What most lines are for.
-pub(super) const WEIGHTS: &str = "packed weights, take a smaller model or format";
+/// What the lines of a matrix are for.
+const WEIGHTS: &str = "packed weights, take a smaller model or format";
 
-/// A large page of x86-64, and of most others.
-const LARGE_PAGE: usize = 2 << 20;
-
-/// Zeroed lines; they begin at a large page.
+/// Zeroed lines; they begin at a cache line.
 pub(crate) struct Lines {
-    map: MmapMut,
-    /// Bytes of the map before the first large page.
-    start: usize,
+    memory: Memory,
     len: usize,
 }
 
 impl Lines {
-    /// `purpose` says for whom, and what to do where there is no memory.
+    /// Lines whose memory goes with them. `purpose` says for whom, and what to do where there is no memory.
     pub(crate) fn zeroed(len: usize, purpose: &'static str) -> Result<Self, KernelError> {
+        Self::new(len, purpose, Memory::alone)
+    }
+
+    /// Lines of a matrix, which shares large pages with others.
+    pub(crate) fn of_matrix(len: usize) -> Result<Self, KernelError> {
+        Self::new(len, WEIGHTS, Memory::of_region)
+    }
+
+    fn new(
+        len: usize,
+        purpose: &'static str,
+        map: impl FnOnce(usize) -> io::Result<Memory>,
+    ) -> Result<Self, KernelError> {
         let bytes = len * size_of::<Line>();
-        let out_of_memory = |_| KernelError::OutOfMemory { bytes: bytes as u64, purpose };
-        // More than is asked for, so that a large page begins inside; what is not touched takes no memory.
-        let map = MmapMut::map_anon(bytes + LARGE_PAGE).map_err(out_of_memory)?;
-        let start = map.as_ptr().align_offset(LARGE_PAGE);
-        let whole_pages = bytes / LARGE_PAGE * LARGE_PAGE;
-        if whole_pages > 0
-            && let Err(error) = map.advise_range(Advice::HugePage, start, whole_pages)
-        {
-            tracing::debug!(%error, "no large pages for what kernels stream, reading will be slower");
-        }
-        Ok(Self { map, start, len })
+        let memory = map(bytes).map_err(|_| KernelError::OutOfMemory { bytes: bytes as u64, purpose })?;
+        Ok(Self { memory, len })
     }
 
     /// Takes the memory now, not page by page as it is first written.
     pub(crate) fn populate(&self) {
-        let bytes = self.len * size_of::<Line>();
-        if let Err(error) = self.map.advise_range(Advice::PopulateWrite, self.start, bytes) {
+        if let Err(error) = self.memory.populate() {
             tracing::debug!(%error, "memory is taken as it is first written");
         }
     }
@@ -61,17 +62,16 @@ impl Deref for Lines {
 
     #[inline(always)]
     fn deref(&self) -> &[Line] {
-        let bytes = &self.map[self.start..self.start + self.len * size_of::<Line>()];
-        // SAFETY: the bytes begin at a large page, so lines are aligned; any bytes make a line.
-        unsafe { std::slice::from_raw_parts(bytes.as_ptr().cast(), self.len) }
+        // SAFETY: so many bytes are there and begin at a page, so lines are aligned; any bytes make a line, and nobody writes them
+        // but through a unique borrow.
+        unsafe { std::slice::from_raw_parts(self.memory.as_ptr().cast(), self.len) }
     }
 }
 
 impl DerefMut for Lines {
     fn deref_mut(&mut self) -> &mut [Line] {
-        let bytes = &mut self.map[self.start..self.start + self.len * size_of::<Line>()];
-        // SAFETY: as in `deref`; the borrow is unique.
-        unsafe { std::slice::from_raw_parts_mut(bytes.as_mut_ptr().cast(), self.len) }
+        // SAFETY: as in `deref`; the borrow is unique, and the bytes are in no other share.
+        unsafe { std::slice::from_raw_parts_mut(self.memory.as_mut_ptr().cast(), self.len) }
     }
 }
 
@@ -120,20 +120,39 @@ struct Reading {
     windows: bool,
     /// Whether several streams that are read side by side are faster than one of which windows are fetched.
     side_by_side: bool,
+    /// Whether one row reads faster without windows where a vector takes a whole line: then so few instructions use a line that
+    /// the CPU looks far enough ahead itself.
+    row_unaided: bool,
 }
 
 /// AMD's family 26 is Zen 5.
 const ZEN_5: u32 = 26;
 
 static READING: LazyLock<Reading> = LazyLock::new(|| match amd_family() {
-    Some(family) if family >= ZEN_5 => Reading { near_bytes: 6144, windows: false, side_by_side: true },
-    Some(_) => Reading { near_bytes: 4096, windows: true, side_by_side: false },
-    None => Reading { near_bytes: NEAR_BYTES, windows: true, side_by_side: true },
+    Some(family) if family >= ZEN_5 => {
+        Reading { near_bytes: 6144, windows: false, side_by_side: true, row_unaided: false }
+    }
+    Some(_) => Reading { near_bytes: 4096, windows: true, side_by_side: false, row_unaided: true },
+    None => Reading { near_bytes: NEAR_BYTES, windows: true, side_by_side: true, row_unaided: false },
 });
 
 /// Whether this CPU reads several streams side by side faster than one.
 pub(super) fn reads_side_by_side() -> bool {
     READING.side_by_side
+}
+
+/// Whether one row of vectors as wide as a line reads them faster if nothing but lines soon to come are fetched.
+pub(super) fn reads_row_unaided() -> bool {
+    READING.row_unaided
+}
+
+/// Lines are far, but the CPU fetches them fastest by itself.
+#[derive(Clone, Copy)]
+pub(super) struct Unaided;
+
+impl Fetch for Unaided {
+    #[inline(always)]
+    unsafe fn fetch<V: Lanes, const N: usize>(&mut self, _: usize) {}
 }
 
 /// For lines that are read once, one after the other: lines soon to come and, where that is faster, a share of the window after
@@ -148,6 +167,11 @@ impl Ahead {
     /// Lines begin at `first`.
     pub(super) fn new(first: *const u8) -> Self {
         Self { first, reading: *READING }
+    }
+
+    /// The same without windows.
+    pub(super) fn in_order(first: *const u8) -> Self {
+        Self { first, reading: Reading { windows: false, ..*READING } }
     }
 }
 

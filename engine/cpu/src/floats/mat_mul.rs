@@ -13,7 +13,7 @@ use super::{FloatMatrix, PANEL, PANEL_VECTORS, STEP, TiledRows};
 use crate::dispatch::Kernel;
 use crate::k_slices::NUM_SLICES;
 use crate::lanes::{LANES, Lanes};
-use crate::lines::{Ahead, Fetch, Nothing, SideBySide, reads_side_by_side};
+use crate::lines::{Ahead, Fetch, Nothing, SideBySide, Unaided, reads_row_unaided, reads_side_by_side};
 use crate::matrix::MatrixFormat;
 use crate::threads::Shared;
 use crate::tiles::SliceTree;
@@ -108,7 +108,8 @@ impl FloatMatMul<'_> {
     unsafe fn multiply_tile<V: Lanes, W: PanelNumbers>(&self, rows: usize) {
         let panels = self.panels();
         let mut panel = panels.start;
-        let side_by_side = rows == 1 && V::TILE_VECTORS == PANEL_VECTORS && reads_side_by_side();
+        let wide_row = rows == 1 && V::TILE_VECTORS == PANEL_VECTORS;
+        let side_by_side = wide_row && reads_side_by_side();
         // SAFETY: the caller's promise; an arm takes as many rows as there are.
         unsafe {
             while side_by_side && panel + PANELS_BY_1 <= panels.end {
@@ -116,6 +117,10 @@ impl FloatMatMul<'_> {
                 let fetch = SideBySide::<PANELS_BY_1> { first, apart };
                 self.rows::<V, W, 1, { PANELS_BY_1 * PANEL_VECTORS }, PANEL_VECTORS>((panel, 0), fetch);
                 panel += PANELS_BY_1;
+            }
+            while wide_row && reads_row_unaided() && panel < panels.end {
+                self.rows::<V, W, 1, PANEL_VECTORS, PANEL_VECTORS>((panel, 0), Unaided);
+                panel += 1;
             }
             for panel in panel..panels.end {
                 macro_rules! panel {

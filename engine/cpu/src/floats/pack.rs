@@ -8,7 +8,7 @@ use super::{FloatMatrix, PANEL, PANEL_VECTORS, STEP, Slice};
 use crate::KernelError;
 use crate::Threads;
 use crate::k_slices::KSlices;
-use crate::lines::{Line, Lines, WEIGHTS};
+use crate::lines::{Line, Lines};
 use crate::matrix::{MatrixFormat, NumbersMut, RowBlocks};
 use crate::threads::Shared;
 use crate::transpose::{LINE_WORDS, transpose};
@@ -67,7 +67,7 @@ fn pack<T: Stored>(
     assert_eq!(rows.columns(), k, "rows have the columns that the slices cover");
     let steps = slices.last().map_or(0, |slice| slice.steps.end);
     let (panels, panel_lines) = (width.div_ceil(PANEL), steps * step_lines::<T>());
-    let mut lines = Lines::zeroed(panels * panel_lines, WEIGHTS)?;
+    let mut lines = Lines::of_matrix(panels * panel_lines)?;
     let shared = Shared::new(&mut lines);
     threads.try_for_ranges(panels, |range| {
         // Of one panel after the other, so that it is in a cache when it is laid out.

@@ -39,6 +39,8 @@ pub(crate) trait Dots: Copy {
     const SIGNED: bool = false;
     /// Whether two rows of int8 are multiplied together, two lines at a time, by `dot_pair`.
     const PAIRS: bool = false;
+    /// Whether a vector takes a whole line.
+    const WIDE: bool = false;
     /// The floats that go with it.
     type Lanes: Lanes;
     /// 64 bytes, four for each sum: half bytes, one in each.

@@ -16,7 +16,7 @@ use super::{DotKernel, Dots, PANEL, PackedMatrix, QuantizedRows, Scales};
 use crate::floats::with_rows;
 use crate::k_slices::NUM_SLICES;
 use crate::lanes::Lanes;
-use crate::lines::{Ahead, Fetch, Line, Share};
+use crate::lines::{Ahead, Fetch, Line, Share, Unaided, reads_row_unaided};
 use crate::threads::Shared;
 use crate::tiles::SliceTree;
 
@@ -52,6 +52,7 @@ impl DotKernel for PackedMatMul<'_> {
         let (lines, panel_lines): (*const u8, _) =
             (self.weights.lines.as_ptr().cast(), self.weights.panel_lines());
         let panels = self.columns.start / PANEL..self.columns.end.div_ceil(PANEL);
+        let wide_row = D::WIDE && tiles.num_rows() == 1 && reads_row_unaided();
         let mut panel = panels.start;
         while panel < panels.end {
             let pair = D::TILE_PANELS == 2 && tiles.len() > 1 && panel + 2 <= panels.end && self.is_int8();
@@ -65,6 +66,7 @@ impl DotKernel for PackedMatMul<'_> {
                 // SAFETY: D's instructions are there; rows and panels lie inside by the assertion.
                 unsafe {
                     match tiles.len() {
+                        1 if const { D::WIDE } && wide_row => self.wide_row::<D>(at),
                         1 => self.tile_of::<D>(at, rows.len(), Ahead::new(lines)),
                         _ if pair => self.pair_of::<D>(at, rows.len(), share.side_by_side(2)),
                         _ => self.tile_of::<D>(at, rows.len(), share),
@@ -90,6 +92,23 @@ const fn chains(rows: usize, sums: usize) -> usize {
 impl PackedMatMul<'_> {
     fn is_int8(&self) -> bool {
         matches!(self.weights.scales, Scales::Channel(_))
+    }
+
+    /// One row times one panel whose lines are vectors. int4 spends more instructions on a line: it needs lines soon to come
+    /// fetched.
+    ///
+    /// # Safety
+    /// As for `tile`.
+    #[inline(always)]
+    unsafe fn wide_row<D: Dots>(&self, at: (usize, usize)) {
+        let lines = self.weights.lines.as_ptr().cast();
+        // SAFETY: the caller's promise.
+        unsafe {
+            match self.is_int8() {
+                true => self.tile::<D, 1, 1, MAX_CHAINS>(at, Unaided),
+                false => self.tile::<D, 1, 1, MAX_CHAINS>(at, Ahead::in_order(lines)),
+            }
+        }
     }
 
     /// A tile of so many rows times one panel.
@@ -221,18 +240,24 @@ impl PackedMatMul<'_> {
         let width = self.weights.width;
         let columns = PANEL.min(width - first);
         for r in 0..R {
-            let mut numbers = [0.0f32; PANEL];
-            // SAFETY: channel scales are there for whole panels; the columns of this task are its own.
+            // SAFETY: channel scales are there for whole panels; the columns of this task are its own, and a whole vector is stored
+            // only where as many are left.
             let out = unsafe {
                 let mut lanes = joined[r];
                 if let Scales::Channel(scales) = &self.weights.scales {
                     lanes = lanes.mul(D::Lanes::load(scales.as_ptr().add(first)));
                 }
-                lanes.store(numbers.as_mut_ptr());
                 let start = (row + r) * width + first;
-                self.out.slice_mut(start..start + columns)
+                let out = self.out.slice_mut(start..start + columns);
+                if columns == PANEL {
+                    lanes.store(out.as_mut_ptr());
+                } else {
+                    let mut numbers = [0.0f32; PANEL];
+                    lanes.store(numbers.as_mut_ptr());
+                    out.copy_from_slice(&numbers[..columns]);
+                }
+                out
             };
-            out.copy_from_slice(&numbers[..columns]);
             if let Some(bias) = self.bias {
                 for c in 0..columns {
                     out[c] += bias[first + c];

@@ -10,7 +10,7 @@ use crate::Threads;
 use crate::dispatch::{Isa, Kernel};
 use crate::k_slices::KSlices;
 use crate::lanes::Lanes;
-use crate::lines::{Line, Lines, WEIGHTS};
+use crate::lines::{Line, Lines};
 use crate::matrix::{NumbersMut, QuantizedFormat, RowBlocks};
 use crate::threads::Shared;
 use crate::transpose::{LINE_WORDS, transpose};
@@ -37,7 +37,7 @@ impl PackedMatrix {
         let (width, k) = (rows.rows(), rows.columns());
         let (panels, panel_lines) = (width.div_ceil(PANEL), layout.padded() / k_per_line(format));
         let panel_groups = layout.pieces().len() * PANEL;
-        let mut lines = Lines::zeroed(panels * panel_lines, WEIGHTS)?;
+        let mut lines = Lines::of_matrix(panels * panel_lines)?;
         let mut scales = match format {
             QuantizedFormat::Int8 => Scales::Channel(vec![0.0; panels * PANEL]),
             QuantizedFormat::Int4 => Scales::Group(vec![bf16::ZERO; panels * panel_groups]),

@@ -1,5 +1,6 @@
 //! [`Dots`] on AVX-512 VNNI (one register), AVX-VNNI and AVX2 (two). Only `dispatch` names these types.
 
+use std::arch::asm;
 use std::arch::x86_64::*;
 
 use super::Dots;
@@ -29,6 +30,7 @@ impl Dots for VnniDots {
     const TILE_ROWS: usize = 12;
     const TILE_PANELS: usize = 2;
     const SUMS: usize = 12;
+    const WIDE: bool = true;
     type Lanes = Avx512;
     type Halves = __m512i;
     type Whole = __m512i;
@@ -210,7 +212,8 @@ impl Dots for Avx2Dots {
         unsafe {
             let x = _mm256_set1_epi32(x.cast::<i32>().read_unaligned());
             let products = Self(_mm256_madd_epi16(whole.0, x), _mm256_madd_epi16(whole.1, x));
-            self.add(products)
+            let sums = self.add(products);
+            Self(as_grouped(sums.0), as_grouped(sums.1))
         }
     }
 
@@ -232,7 +235,8 @@ impl Dots for Avx2Dots {
         unsafe {
             let x = _mm256_set1_epi32(x.cast::<i32>().read_unaligned());
             let products = (_mm256_maddubs_epi16(halves.0, x), _mm256_maddubs_epi16(halves.1, x));
-            (_mm256_add_epi16(sums.0, products.0), _mm256_add_epi16(sums.1, products.1))
+            let sums = (_mm256_add_epi16(sums.0, products.0), _mm256_add_epi16(sums.1, products.1));
+            (as_grouped(sums.0), as_grouped(sums.1))
         }
     }
 
@@ -251,6 +255,17 @@ impl Dots for Avx2Dots {
         // SAFETY: the trait's contract.
         unsafe { Avx2(_mm256_cvtepi32_ps(self.0), _mm256_cvtepi32_ps(self.1)) }
     }
+}
+
+/// A sum that the compiler takes as it is. It would add the products of several lines to each other first, for a shorter chain, and
+/// put what that takes beyond sixteen registers down to memory.
+#[inline]
+#[target_feature(enable = "avx2")]
+fn as_grouped(sum: __m256i) -> __m256i {
+    let mut sum = sum;
+    // SAFETY: there is no instruction in it.
+    unsafe { asm!("/* {0} */", inout(ymm_reg) sum, options(pure, nomem, nostack, preserves_flags)) };
+    sum
 }
 
 /// # Safety
