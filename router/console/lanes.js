@@ -59,7 +59,7 @@ function card(lane) {
   return el("article", { class: "card lane" },
     el("h3", {}, `${lane.task_type || "other"} · ${lane.temperature} · ${lane.model}`),
     el("p", {}, el("strong", {}, `k = ${lane.k}`), ` of at most ${lane.max_k}: ${why}. `,
-      el("span", { class: "hint" }, `${lane.sequences} sequences now, ${lane.decoding} of them decoding, ${lane.lane_rounds} rounds, ${lane.probes} probes, ${figure(lane.judged, 0)} judged positions.`)),
+      el("span", { class: "hint" }, `${lane.sequences} sequences now, ${lane.running} of them at a target, ${lane.lane_rounds} rounds, ${lane.probes} probes, ${figure(lane.judged, 0)} judged positions.`)),
     el("div", { class: "charts" }, acceptance(lane), goodput(lane)),
     el("details", {}, el("summary", {}, "Numbers"),
       table("What each k promises", ["k", "tokens a round", "draft wait, ms", "verification, ms", "tokens/s"],

@@ -5,7 +5,7 @@ use super::joint::{Joint, OthersJointly};
 /// What shares the workers with a lane now.
 #[derive(Debug, Clone, Copy, PartialEq, serde::Serialize)]
 pub struct Load {
-    /// The lane's sequences at one target, as far as they decode.
+    /// The lane's sequences at one target.
     pub sequences: u32,
     /// At all targets: in a lane round each of these has its turn.
     pub lane_sequences: u32,
@@ -37,7 +37,7 @@ pub struct Pace {
 /// A lane as those that share its workers see it.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct LaneView {
-    /// Its sequences that decode, at all targets.
+    /// Its sequences at all targets; not those that wait for one.
     pub sequences: u32,
     /// How far its rounds draft.
     pub k: u32,

@@ -90,8 +90,8 @@ pub struct LaneExplanation {
     pub temperature: &'static str,
     /// Sequences in it now.
     pub sequences: u32,
-    /// Of these, those that decode: not those that wait for a target or for their prompt.
-    pub decoding: u32,
+    /// Of these, those at a target, and not waiting for one.
+    pub running: u32,
     /// The operator's policy for it.
     pub policy: LanePolicy,
     /// Why the operator's policy kept its latest round from drafting.
@@ -176,10 +176,10 @@ struct Lane {
     /// By source.
     lookup_rates: [LookupRates; LookupSource::ALL.len()],
     outputs: OutputLengths,
-    /// Its sequences, those that wait for a target or their prompt included.
+    /// Its sequences, those that wait for a target included.
     sequences: u32,
-    /// Of these, those that decode.
-    decoding: u32,
+    /// Of these, those at a target.
+    running: u32,
     /// Mean length of the lane's sequences.
     context_len: f64,
     k: u32,
@@ -227,7 +227,7 @@ impl Lanes {
             lookup_rates: LookupSource::ALL.map(|_| LookupRates::of_lane()),
             outputs: OutputLengths::default(),
             sequences: 0,
-            decoding: 0,
+            running: 0,
             context_len: 0.0,
             k: 0,
             held_back: None,
@@ -242,10 +242,10 @@ impl Lanes {
         lane.sequences = lane.sequences.saturating_sub(1);
     }
 
-    /// One of the lane's sequences begins to decode, or ends.
-    pub(super) fn set_decoding(&mut self, id: LaneId, is_decoding: bool) {
+    /// One of the lane's sequences got a target, or has none any more.
+    pub(super) fn set_running(&mut self, id: LaneId, is_running: bool) {
         let lane = self.lane_mut(id);
-        lane.decoding = if is_decoding { lane.decoding + 1 } else { lane.decoding.saturating_sub(1) };
+        lane.running = if is_running { lane.running + 1 } else { lane.running.saturating_sub(1) };
     }
 
     /// The draft length of the round that a sequence of the lane begins.
@@ -290,12 +290,12 @@ impl Lanes {
             .enumerate()
             .filter(same_model)
             .map(|(index, lane)| {
-                let pace = lane.draft_length.pace(lane.decoding);
+                let pace = lane.draft_length.pace(lane.running);
                 let is_free = lane.held_back.is_none();
                 let joint = if is_free { lane.draft_length.joint() } else { Joint::HELD_BACK };
                 (
                     index,
-                    LaneView { sequences: lane.decoding, k: lane.k, context: lane.context_len, pace, joint },
+                    LaneView { sequences: lane.running, k: lane.k, context: lane.context_len, pace, joint },
                 )
             })
             .unzip();
@@ -423,7 +423,7 @@ impl Lanes {
                 task_type: key.task_type.clone(),
                 temperature: key.temperature.as_str(),
                 sequences: lane.sequences,
-                decoding: lane.decoding,
+                running: lane.running,
                 policy: lane.policy,
                 held_back: lane.held_back,
                 output_p90: lane.outputs.p90(),

@@ -66,12 +66,12 @@ fn each_lane_learns_for_itself_and_is_explained() {
 }
 
 #[test]
-fn those_that_wait_for_a_target_or_a_prompt_share_no_forward() {
+fn those_that_wait_for_a_target_share_no_forward() {
     let mut lanes = lanes(policy(&[]));
     let (busy, waiting) = (lanes.join(key("code")).id, lanes.join(key("chat")).id);
     (0..100).for_each(|_| drop(lanes.join(key("code"))));
-    (0..3).for_each(|_| lanes.set_decoding(busy, true));
-    lanes.set_decoding(busy, false);
+    (0..3).for_each(|_| lanes.set_running(busy, true));
+    lanes.set_running(busy, false);
     let (target, draft) = (flat(20_000), flat(1_000));
     for lane in [busy, waiting] {
         lanes.choose(lane, &workers(&target, &draft));

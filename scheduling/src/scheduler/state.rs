@@ -123,7 +123,6 @@ impl SchedulerState {
             Action::Ready => self.ready.push_back(active.id),
             Action::Commit(commit) => {
                 self.decode_answered(active);
-                self.set_decoding(active, true);
                 self.on_target_success(active);
                 self.grow_reservations(active);
                 self.on_round(active, &commit);
@@ -176,10 +175,10 @@ impl SchedulerState {
         self.commands.push(Command::Fail(active.id, failure));
     }
 
-    /// Whether forwards of the sequence's target hold its decode steps: not while it waits for a target, nor before its prompt is there.
-    pub(super) fn set_decoding(&mut self, active: &mut ActiveSequence, is_decoding: bool) {
-        if std::mem::replace(&mut active.is_decoding, is_decoding) != is_decoding {
-            self.lanes.set_decoding(active.lane.id, is_decoding);
+    /// The sequence got a target, or has none any more.
+    pub(super) fn set_running(&mut self, active: &mut ActiveSequence, is_running: bool) {
+        if std::mem::replace(&mut active.is_running, is_running) != is_running {
+            self.lanes.set_running(active.lane.id, is_running);
         }
     }
 
@@ -187,7 +186,7 @@ impl SchedulerState {
     pub(super) fn release(&mut self, mut active: ActiveSequence) {
         self.decode_answered(&mut active);
         self.end_trial(&mut active);
-        self.set_decoding(&mut active, false);
+        self.set_running(&mut active, false);
         self.lanes.leave(active.lane.id);
         self.timers.disarm(&mut active);
         for reservation in active.target.take().into_iter().chain(active.draft.take()) {

@@ -173,7 +173,7 @@ impl World {
     /// `lanes`: whom the draft length of each lane is chosen for.
     fn lanes(&self) -> String {
         let line = |lane: LaneExplanation| {
-            format!("{}: {} of {} sequences decode", lane.task_type, lane.decoding, lane.sequences)
+            format!("{}: {} of {} sequences run", lane.task_type, lane.running, lane.sequences)
         };
         self.scheduler.report().lanes.into_iter().map(line).collect::<Vec<_>>().join("\n")
     }
