@@ -43,8 +43,9 @@ impl Regions {
                 map
             }
         };
-        let start = self.left.start;
-        self.left.start = (start + len).next_multiple_of(PAGE);
+        let (start, end) = (self.left.start, self.left.start + len);
+        // By the address: the mapping itself may begin anywhere.
+        self.left.start = end + map.as_ptr().wrapping_add(end).align_offset(PAGE);
         Ok(Memory { map, start, len })
     }
 }
