@@ -239,18 +239,13 @@ impl DraftLength {
         }
         let is_telling = (settled || self.probe == Some(k)) && k <= self.max_k;
         let Some(load) = self.load.filter(|_| is_telling) else { return };
-        let is_alone = load.other_sequences == 0;
-        if is_alone && !round.is_steady() {
+        if load.other_sequences == 0 && !round.is_steady() {
             return;
         }
         let chain_rows = 1.0 + self.supply.cumulative(k).iter().sum::<f64>();
         let rows_each = chain_rows + f64::from(round.num_leaves);
-        let prices = self.prices(&load, target, draft);
-        let price = if is_alone {
-            prices.round_among(round.forward_sequences[0], k, rows_each)
-        } else {
-            prices.round(k, rows_each)
-        };
+        let among = round.forward_sequences[0];
+        let price = self.prices(&load, target, draft).round_among(among, k, rows_each);
         let excess = (draft_wait + verify) / price.round_us() - 1.0;
         if excess.is_finite() {
             let gathered = &mut self.gathered[k as usize];

@@ -62,8 +62,8 @@ impl Deref for Lines {
 
     #[inline(always)]
     fn deref(&self) -> &[Line] {
-        // SAFETY: so many bytes are there and begin at a page, so lines are aligned; any bytes make a line, and nobody writes them
-        // but through a unique borrow.
+        // SAFETY: the memory holds `len` lines and begins at a page, so they are aligned; any bytes make a line, and they are
+        // written through a unique borrow only.
         unsafe { std::slice::from_raw_parts(self.memory.as_ptr().cast(), self.len) }
     }
 }

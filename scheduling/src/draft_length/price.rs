@@ -87,9 +87,9 @@ impl Prices<'_> {
         rounds.min_by(|a, b| a.round_us().total_cmp(&b.round_us())).expect("there is one group at least")
     }
 
-    /// The same of a lane that is alone, in as many groups as it goes in if a forward holds so many of its sequences.
+    /// The same in as many groups as the lane goes in if a forward holds so many of its sequences. Beside other lanes that cannot be told.
     pub(super) fn round_among(&self, forward_sequences: u32, k: u32, rows_each: f64) -> Price {
-        if k == 0 {
+        if k == 0 || self.load.other_sequences > 0 {
             return self.round(k, rows_each);
         }
         let groups = f64::from(self.load.sequences) / f64::from(forward_sequences.max(1));

@@ -48,8 +48,6 @@ pub(super) struct ActiveSequence {
     pub(super) give_up_at: Duration,
     /// When its wait for its first target ends, if it may be turned away.
     pub(super) expires_at: Option<Duration>,
-    /// Whether its lane counts it among those at a target.
-    pub(super) is_running: bool,
     /// Sequences in the target's latest forward with it, and in that of its latest round that was nothing but drafting and verifying.
     pub(super) forward_sequences: [u32; 2],
     /// Whether it lost its last target, and did not only give way there.

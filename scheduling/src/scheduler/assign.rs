@@ -152,7 +152,9 @@ impl SchedulerState {
     pub(super) fn reassign(&mut self, active: &mut ActiveSequence, role: Role, follow_ups: &mut FollowUps) {
         if role == Role::Target {
             self.decode_answered(active);
-            self.set_running(active, false);
+            if active.target.is_some() {
+                self.lanes.set_running(active.lane.id, false);
+            }
         }
         if role == Role::Draft {
             self.end_service(active);
@@ -222,7 +224,7 @@ impl SchedulerState {
             active.cached.assigned(reservation.key);
         }
         active.target = Some(reservation);
-        self.set_running(active, true);
+        self.lanes.set_running(active.lane.id, true);
         active.sequence.set_target_deadline(self.target_deadline(active));
         let (priority, waited) =
             (active.sequence.spec().priority, self.now.saturating_sub(active.waiting_since));

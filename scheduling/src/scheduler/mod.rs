@@ -199,7 +199,6 @@ impl Scheduler {
             waiting_since: now,
             give_up_at: now,
             expires_at: may_expire.then(|| now + self.state.config.queue_wait),
-            is_running: false,
             forward_sequences: [0; 2],
             is_replay: false,
             gives_way: false,

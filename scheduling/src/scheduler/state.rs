@@ -175,18 +175,13 @@ impl SchedulerState {
         self.commands.push(Command::Fail(active.id, failure));
     }
 
-    /// The sequence got a target, or has none any more.
-    pub(super) fn set_running(&mut self, active: &mut ActiveSequence, is_running: bool) {
-        if std::mem::replace(&mut active.is_running, is_running) != is_running {
-            self.lanes.set_running(active.lane.id, is_running);
-        }
-    }
-
     /// The sequence is over: its capacity is free.
     pub(super) fn release(&mut self, mut active: ActiveSequence) {
         self.decode_answered(&mut active);
         self.end_trial(&mut active);
-        self.set_running(&mut active, false);
+        if active.target.is_some() {
+            self.lanes.set_running(active.lane.id, false);
+        }
         self.lanes.leave(active.lane.id);
         self.timers.disarm(&mut active);
         for reservation in active.target.take().into_iter().chain(active.draft.take()) {

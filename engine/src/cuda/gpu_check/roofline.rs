@@ -226,7 +226,6 @@ mod tests {
         assert!(line.ends_with("2.00 ms, ideal 1.00, 0.50 of the roofline, aim 0.77"), "{line}");
     }
 
-    /// The list that issue 17 asks for.
     #[test]
     fn a_full_run_has_every_case() {
         let names: Vec<String> = FULL
