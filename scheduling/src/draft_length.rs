@@ -29,7 +29,7 @@ pub use explanation::{Change, Explanation, Outlook, Why};
 pub use joint::{Joint, OthersJointly};
 pub use load::{LaneView, Load, Pace};
 pub use lookup::LookupLength;
-use price::Prices;
+use price::{Price, Prices};
 use residual_filter::ResidualFilter;
 pub use residual_filter::ResidualRules;
 pub use rules::{PRIOR_ACCEPTANCE, PROBE_SPACING, Rules};
@@ -37,7 +37,7 @@ use rules::{PRIOR_SUPPLY, PROBE_CREDIT_MAX, RASH_BESIDE_OTHERS, SUPPLY_MEMORY, S
 
 use crate::acceptance_by_position::AcceptanceByPosition;
 use crate::cost::{WorkerCost, micros};
-use crate::tree_size::{SiblingRates, num_leaves};
+use crate::tree_size::{Leaf, SiblingRates, TreeSize, tree_size};
 use speculation::step::MAX_DRAFT_TOKENS;
 use speculation::tree::Judged;
 
@@ -94,8 +94,6 @@ pub struct DraftLength {
     acceptance: AcceptanceByPosition,
     supply: AcceptanceByPosition,
     siblings: SiblingRates,
-    /// Siblings that the present k's drafts get as leaves.
-    leaves: u32,
     /// The lane round in which drafts were last asked for, and for how many after it their being late is remembered.
     asked: u64,
     supply_memory: u64,
@@ -152,7 +150,6 @@ impl DraftLength {
             acceptance: AcceptanceByPosition::with_rules(rules.prior_acceptance, rules.acceptance),
             supply: AcceptanceByPosition::new(PRIOR_SUPPLY),
             siblings: SiblingRates::default(),
-            leaves: 0,
             asked: 0,
             supply_memory: SUPPLY_MEMORY,
             residuals: ResidualFilter::new(max_k, rules.residuals),
@@ -207,9 +204,9 @@ impl DraftLength {
         self.siblings.observe(judged);
     }
 
-    /// How many siblings the lane's drafts get as leaves, where the target takes trees.
+    /// How many siblings the lane's drafts get as leaves.
     pub fn num_leaves(&self) -> u32 {
-        self.leaves
+        self.outlook.get(self.k as usize).map_or(0, |at| at.num_leaves)
     }
 
     /// A draft worker was fed committed tokens, and says of those in `positions`, counted from where its draft would have begun, that it
@@ -274,7 +271,7 @@ impl DraftLength {
         Explanation {
             k: self.k,
             max_k: self.max_k,
-            leaves: self.leaves,
+            leaves: self.num_leaves(),
             siblings: self.siblings.rates().to_vec(),
             why: self.why,
             load: self.load,
@@ -319,21 +316,6 @@ impl DraftLength {
         if !self.step_towards_best() {
             self.probe = self.due_probe();
         }
-        self.leaves = self.choose_leaves(load, (target, draft));
-    }
-
-    /// How many leaves pay at the present k.
-    fn choose_leaves(&self, load: &Load, (target, draft): (&WorkerCost, &WorkerCost)) -> u32 {
-        if self.k == 0 {
-            return 0;
-        }
-        let prices = self.prices(load, target, draft);
-        let worth = self.siblings.worth(&self.acceptance.cumulative(self.k));
-        let chain_rows = 1.0 + self.supply.cumulative(self.k).iter().sum::<f64>();
-        num_leaves(self.outlook[self.k as usize].expected_tokens, &worth, |leaves| {
-            let rows_each = chain_rows + f64::from(leaves);
-            prices.round(self.k, rows_each).round_us()
-        })
     }
 
     /// Drafts that were late, as they are where many prompts come at once, are no reason to draft nothing for ever.
@@ -358,19 +340,23 @@ impl DraftLength {
         let supply = self.supply.cumulative(self.max_k);
         let sequences = f64::from(load.sequences.max(1));
         let prices = self.prices(load, target, draft);
-        let (mut expected_tokens, mut rows_each) = (1.0, 1.0);
+        let leaves = if load.takes_trees { self.siblings.leaves(&accepted_by_position) } else { Vec::new() };
+        let (mut chain_tokens, mut rows_each) = (1.0, 1.0);
         let mut outlook = Vec::with_capacity(self.max_k as usize + 1);
         for k in 0..=self.max_k {
             if k > 0 {
                 let (survived, supplied) = (accepted_by_position[k as usize - 1], supply[k as usize - 1]);
-                expected_tokens += supplied * survived;
+                chain_tokens += supplied * survived;
                 rows_each += supplied;
             }
-            let price = prices.round(k, rows_each);
+            let TreeSize { num_leaves, expected_tokens } =
+                size_of_tree(&prices, (k, chain_tokens, rows_each), &leaves);
+            let price = prices.round(k, rows_each + f64::from(num_leaves));
             let factor = self.residuals.factor(k);
             let (draft_wait_us, verify_us) = (price.draft_us * factor, price.verify_us * factor);
             outlook.push(Outlook {
                 k,
+                num_leaves,
                 expected_tokens,
                 table_draft_us: price.draft_us,
                 table_verify_us: price.verify_us,
@@ -457,4 +443,16 @@ impl DraftLength {
         self.heard = self.lane_rounds;
         Some(probe)
     }
+}
+
+/// How many of `leaves` pay beside a chain of `k` tokens, given the tokens that its round commits and its rows. Other lanes wait for no leaf.
+fn size_of_tree(prices: &Prices<'_>, (k, tokens, rows_each): (u32, f64, f64), leaves: &[Leaf]) -> TreeSize {
+    let chain = prices.round(k, rows_each);
+    let forward_us = |price: &Price| price.forwards.mean_us(1.0);
+    let worth = leaves.iter().filter(|leaf| leaf.position < k).map(|leaf| leaf.worth);
+    tree_size(tokens, worth, |num_leaves| {
+        let price = prices.round(k, rows_each + f64::from(num_leaves));
+        let delays_others = prices.load.other_sequences > 0 && forward_us(&price) > forward_us(&chain);
+        (!delays_others).then(|| price.round_us())
+    })
 }

@@ -21,7 +21,10 @@ const PRIOR_WEIGHT: f64 = 8.0;
 const MEMORY: f64 = 256.0;
 
 /// Numbers of leaves that are compared; between them there is little to choose.
-const SIZES: [u32; 9] = [1, 2, 3, 4, 6, 8, 12, 16, 24];
+const SIZES: [u32; 9] = [1, 2, 3, 4, 6, 8, 12, 16, MAX_LEAVES];
+
+/// The most leaves that a lane gives its drafts.
+pub const MAX_LEAVES: u32 = 24;
 
 /// A tree has to promise so much more than a chain.
 const GAIN_MIN: f64 = 1.02;
@@ -66,30 +69,61 @@ impl SiblingRates {
         })
     }
 
-    /// What each leaf of a chain is worth in tokens, the best first. `reached[i]` is the chance that the chain is accepted as far as its
-    /// token i.
-    pub fn worth(&self, reached: &[f64]) -> Vec<f64> {
+    /// The leaves that a chain may get, the best first. `reached[i]` is the chance that the chain is accepted as far as its token i.
+    pub fn leaves(&self, reached: &[f64]) -> Vec<Leaf> {
         let rates = self.rates();
         let before = std::iter::once(1.0).chain(reached.iter().copied());
         let left = before.zip(reached).map(|(before, reached)| (before - reached).max(0.0));
-        let mut worth: Vec<f64> = left.flat_map(|left| rates.map(|rate| left * rate)).collect();
-        worth.sort_by(|a, b| b.total_cmp(a));
-        worth
+        let mut leaves: Vec<Leaf> = (0..)
+            .zip(left)
+            .flat_map(|(position, left)| rates.map(|rate| Leaf { position, worth: left * rate }))
+            .collect();
+        leaves.sort_by(|a, b| b.worth.total_cmp(&a.worth));
+        leaves
     }
 }
 
-/// How many leaves promise the most tokens per time: the chain's round commits `tokens`, and `round_us(leaves)` says what a round with so
-/// many takes. 0: a chain is as good.
-pub fn num_leaves(tokens: f64, worth: &[f64], round_us: impl Fn(u32) -> f64) -> u32 {
-    let pace = |leaves: u32| {
-        let more: f64 = worth.iter().take(leaves as usize).sum();
-        (tokens + more) / round_us(leaves).max(1.0)
-    };
-    let chain = pace(0) * GAIN_MIN;
-    let sizes = SIZES.into_iter().filter(|&leaves| leaves as usize <= worth.len());
-    let best =
-        sizes.map(|leaves| (pace(leaves), leaves)).max_by(|a, b| a.0.total_cmp(&b.0).then(b.1.cmp(&a.1)));
-    best.filter(|(pace, _)| *pace > chain).map_or(0, |(_, leaves)| leaves)
+/// A sibling of a chain's token.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Leaf {
+    /// Index of the chain's token.
+    pub position: u32,
+    /// The tokens that a round commits more with it.
+    pub worth: f64,
+}
+
+/// Leaves, and what a round is expected to commit with them.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct TreeSize {
+    /// 0: a chain is as good.
+    pub num_leaves: u32,
+    /// The chain's tokens included.
+    pub expected_tokens: f64,
+}
+
+/// How many of a chain's best leaves, worth `worth` each, promise the most tokens per time. The chain's round commits `tokens`;
+/// `round_us(leaves)` is what a round with that many takes, or nothing where there may not be that many.
+pub fn tree_size(
+    tokens: f64,
+    worth: impl IntoIterator<Item = f64>,
+    round_us: impl Fn(u32) -> Option<f64>,
+) -> TreeSize {
+    let chain = TreeSize { num_leaves: 0, expected_tokens: tokens };
+    let Some(chain_us) = round_us(0) else { return chain };
+    let mut most = GAIN_MIN * tokens / chain_us.max(1.0);
+    let (mut best, mut with) = (chain, chain);
+    for worth in worth.into_iter().take(MAX_LEAVES as usize) {
+        with = TreeSize { num_leaves: with.num_leaves + 1, expected_tokens: with.expected_tokens + worth };
+        if !SIZES.contains(&with.num_leaves) {
+            continue;
+        }
+        let Some(us) = round_us(with.num_leaves) else { continue };
+        let pace = with.expected_tokens / us.max(1.0);
+        if pace > most {
+            (most, best) = (pace, with);
+        }
+    }
+    best
 }
 
 #[cfg(test)]
@@ -102,10 +136,16 @@ mod tests {
         Judged { num_positions: 4, num_first: 1, missed: Some(Missed { num_children, rank }) }
     }
 
+    fn size(tokens: f64, leaves: &[Leaf], round_us: impl Fn(u32) -> Option<f64>) -> u32 {
+        tree_size(tokens, leaves.iter().map(|leaf| leaf.worth), round_us).num_leaves
+    }
+
     #[test]
     fn free_rows_are_used_and_dear_ones_are_not() {
-        let worth = SiblingRates::default().worth(&[0.5, 0.25, 0.12, 0.06]);
-        let leaves = |row_us: f64| num_leaves(1.93, &worth, |leaves| 1_000.0 + row_us * f64::from(leaves));
+        let leaves = |row_us: f64| {
+            let leaves = SiblingRates::default().leaves(&[0.5, 0.25, 0.12, 0.06]);
+            size(1.93, &leaves, |leaves| Some(1_000.0 + row_us * f64::from(leaves)))
+        };
         assert_eq!(leaves(0.0), 24);
         assert!((4..16).contains(&leaves(5.0)), "{}", leaves(5.0));
         assert!((1..4).contains(&leaves(40.0)), "{}", leaves(40.0));
@@ -114,9 +154,12 @@ mod tests {
 
     #[test]
     fn a_stair_of_the_table_is_filled_and_not_climbed() {
-        let worth = SiblingRates::default().worth(&[0.5, 0.25, 0.12]);
-        let round_us = |leaves: u32| if leaves <= 4 { 1_000.0 } else { 1_500.0 };
-        assert_eq!(num_leaves(1.8, &worth, round_us), 4);
+        let leaves = SiblingRates::default().leaves(&[0.5, 0.25, 0.12]);
+        let round_us = |leaves: u32| Some(if leaves <= 4 { 1_000.0 } else { 1_500.0 });
+        assert_eq!(size(1.8, &leaves, round_us), 4);
+        assert_eq!(size(1.8, &leaves, |leaves| (leaves <= 3).then_some(1_000.0)), 3, "more are not allowed");
+        let size = tree_size(1.8, [0.2, 0.1], |_| Some(1_000.0));
+        assert!(size.num_leaves == 2 && (size.expected_tokens - 2.1).abs() < 1e-9, "{size:?}");
     }
 
     #[test]
@@ -128,8 +171,8 @@ mod tests {
         }
         assert!(never.rates().iter().all(|&rate| rate < 0.02), "{:?}", never.rates());
         assert!(first.rates()[0] > 0.9 && first.rates()[1] < 0.05, "{:?}", first.rates());
-        let round_us = |leaves: u32| 1_000.0 + 20.0 * f64::from(leaves);
-        let leaves = |rates: &SiblingRates| num_leaves(1.75, &rates.worth(&[0.5, 0.25]), round_us);
+        let round_us = |leaves: u32| Some(1_000.0 + 20.0 * f64::from(leaves));
+        let leaves = |rates: &SiblingRates| size(1.75, &rates.leaves(&[0.5, 0.25]), round_us);
         assert_eq!((leaves(&never), leaves(&first)), (0, 2));
     }
 

@@ -60,6 +60,8 @@ pub enum Why {
 pub struct Outlook {
     /// Which k.
     pub k: u32,
+    /// Siblings that drafts of this k get as leaves.
+    pub num_leaves: u32,
     /// Tokens that a round is expected to commit, the target's own included.
     pub expected_tokens: f64,
     /// The wait for the draft by table and wire alone.

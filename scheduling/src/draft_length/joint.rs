@@ -10,19 +10,21 @@ use crate::cost::WorkerCost;
 pub struct Joint {
     /// How far it would draft; 0: drafts are not worth enough to it.
     pub k: u32,
+    /// Siblings that its drafts would have as leaves.
+    pub num_leaves: u32,
     /// Its speed then, over the best that it can do by itself.
     pub gain: f64,
 }
 
 impl Joint {
     /// Of a lane that may not draft: others are not to make it wait.
-    pub const HELD_BACK: Self = Self { k: 0, gain: 0.0 };
+    pub const HELD_BACK: Self = Self { k: 0, num_leaves: 0, gain: 0.0 };
 }
 
 impl Default for Joint {
     /// Of a lane that has not begun.
     fn default() -> Self {
-        Self { k: 0, gain: 1.0 }
+        Self { k: 0, num_leaves: 0, gain: 1.0 }
     }
 }
 
@@ -48,7 +50,7 @@ impl Default for OthersJointly {
 impl OthersJointly {
     /// Adds another lane of so many sequences.
     pub(super) fn add(&mut self, sequences: u32, joint: Joint) {
-        self.rows += sequences * (joint.k + 1);
+        self.rows += sequences * (1 + joint.k + joint.num_leaves);
         self.plain_sequences += if joint.k == 0 { sequences } else { 0 };
         self.least_gain = self.least_gain.min(joint.gain);
     }
@@ -101,7 +103,8 @@ impl DraftLength {
             0 => all_drafting,
             _ => self.look_ahead(&load.jointly(), workers.0, workers.1),
         };
-        self.joint = Joint { k, gain: jointly[k as usize].tokens_per_second / by_itself };
+        let at = jointly[k as usize];
+        self.joint = Joint { k, num_leaves: at.num_leaves, gain: at.tokens_per_second / by_itself };
         if k > 0 && self.joint.gain.min(load.joint.least_gain) >= 1.0 {
             // Up to that k the others agree to wait.
             jointly[..=k as usize].iter_mut().for_each(|at| at.others_delay = 0.0);

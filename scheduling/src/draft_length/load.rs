@@ -19,6 +19,8 @@ pub struct Load {
     pub draft_sequences: u32,
     /// Tokens that a sequence holds, on average.
     pub context: f64,
+    /// Whether drafts may be token trees.
+    pub takes_trees: bool,
     /// What the other lanes commit at that target, and how long their rounds take: rows that slow them down are not free.
     pub others: Pace,
     /// What they would do if all lanes drafted.
@@ -41,6 +43,8 @@ pub struct LaneView {
     pub sequences: u32,
     /// How far its rounds draft.
     pub k: u32,
+    /// Siblings that its drafts have as leaves.
+    pub num_leaves: u32,
     /// Tokens that one of them holds, on average.
     pub context: f64,
     /// How fast its rounds are ([`super::DraftLength::pace`]).
@@ -60,6 +64,7 @@ impl Load {
             other_plain_sequences: 0,
             draft_sequences: sequences,
             context,
+            takes_trees: false,
             others: Pace::default(),
             joint: OthersJointly::default(),
         }
@@ -72,7 +77,7 @@ impl Load {
         let mut drafting = lanes[own].sequences;
         let mut joint = OthersJointly::default();
         for (_, lane) in lanes.iter().enumerate().filter(|(i, lane)| *i != own && lane.sequences > 0) {
-            other_rows += lane.sequences * (lane.k + 1);
+            other_rows += lane.sequences * (1 + lane.k + lane.num_leaves);
             sequences += lane.sequences;
             *(if lane.k > 0 { &mut drafting } else { &mut plain }) += lane.sequences;
             joint.add(lane.sequences, lane.joint);
@@ -90,6 +95,7 @@ impl Load {
             other_plain_sequences: plain / targets,
             draft_sequences: (at_draft.ceil() as u32).max(1),
             context: lanes[own].context,
+            takes_trees: false,
             others,
             joint: joint.at_one_of(targets, draft_sequences),
         }

@@ -314,6 +314,7 @@ fn beside_each_other<const N: usize>(num_right: [u32; N], micros_a_row: f64) -> 
             let view = |lane: &DraftLength| LaneView {
                 sequences: 1,
                 k: lane.k,
+                num_leaves: lane.num_leaves(),
                 context: 0.0,
                 pace: Pace::default(),
                 joint: lane.joint(),

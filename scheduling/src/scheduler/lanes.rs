@@ -10,7 +10,7 @@ use speculation::SamplingParams;
 use speculation::lookup::Expected;
 use speculation::tree::Judged;
 
-use super::policy::{LanePolicy, PolicyConfig};
+use super::policy::{DraftTokens, LanePolicy, PolicyConfig};
 use crate::cost::WorkerCost;
 use crate::draft_length::{
     DraftLength, Explanation, Joint, LaneView, Load, LookupLength, Pace, RoundTimes, Rules,
@@ -253,7 +253,10 @@ impl Lanes {
         let choice = match self.lane_mut(id).draft_length.choose_as_decided() {
             Some(choice) => choice,
             None => {
+                let takes_trees =
+                    workers.max_tree_tokens > 0 && self.policy.tree_tokens == DraftTokens::Auto;
                 let load = self.load(id, (workers.num_targets, workers.draft_sequences));
+                let load = Load { takes_trees, ..load };
                 self.lane_mut(id).draft_length.choose(load, workers.target, workers.draft)
             }
         };
@@ -293,10 +296,16 @@ impl Lanes {
                 let pace = lane.draft_length.pace(lane.running);
                 let is_free = lane.held_back.is_none();
                 let joint = if is_free { lane.draft_length.joint() } else { Joint::HELD_BACK };
-                (
-                    index,
-                    LaneView { sequences: lane.running, k: lane.k, context: lane.context_len, pace, joint },
-                )
+                let num_leaves = if lane.k > 0 { lane.draft_length.num_leaves() } else { 0 };
+                let view = LaneView {
+                    sequences: lane.running,
+                    k: lane.k,
+                    num_leaves,
+                    context: lane.context_len,
+                    pace,
+                    joint,
+                };
+                (index, view)
             })
             .unzip();
         let own = ids.binary_search(&(id.0 as usize)).expect("a lane is of its own model");

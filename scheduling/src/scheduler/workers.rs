@@ -21,6 +21,7 @@ use crate::headroom::MeanRound;
 use crate::placement::{PrefixMarks, PrefixMemory};
 use crate::rollout::{Rollout, preference};
 use crate::target_health::{FAILURES_TO_OPEN, TargetHealth};
+use crate::tree_size::MAX_LEAVES;
 
 /// Ids of sequences whose first step is under way at one target; more wait. A mass failover becomes a queue.
 pub(super) const MAX_PREFILL_IDS: u32 = 16_384;
@@ -401,8 +402,9 @@ impl Worker {
         (self.credit, self.reserved)
     }
 
-    /// KV blocks of a sequence of `len` ids.
+    /// KV blocks of a sequence of `len` ids, with room for the leaves of a tree, which lie there until it is judged.
     fn blocks_of(&self, len: u32) -> u64 {
+        let len = len.saturating_add(self.info.max_tree_tokens.min(MAX_LEAVES));
         u64::from(len).div_ceil(u64::from(self.info.kv_block_size.max(1)))
     }
 
