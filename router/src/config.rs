@@ -83,8 +83,7 @@ pub struct Flags {
     /// How many tokens are drafted a round at most, also where a request asks for more
     #[arg(long, value_name = "K")]
     pub max_draft_tokens: Option<u32>,
-    /// How many tokens a draft has as a tree of candidates, where a request does not say; 0 (the default): chains only, auto: each
-    /// lane chooses
+    /// How many tokens a draft has as a tree of candidates, where a request does not say; 0: chains only, auto: each lane chooses
     #[arg(long, value_name = "auto|N")]
     pub tree_tokens: Option<DraftTokens>,
     /// Whether drafts are looked up in the sequences themselves, at the router, where that promises more than the draft worker
@@ -199,7 +198,7 @@ impl Default for RawRouter {
             api_keys: None,
             draft_tokens: DraftTokens::Auto,
             max_draft_tokens: 8,
-            tree_tokens: DraftTokens::Fixed(0),
+            tree_tokens: DraftTokens::Auto,
             suffix_drafts: false,
             max_sequences: admission.max_sequences,
             max_waiting_requests: admission.max_waiting_requests,
