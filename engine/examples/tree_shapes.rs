@@ -185,7 +185,7 @@ impl Pair {
         let held = self.target.len(slot) as usize;
         let token_ids = [&ids[held..], &draft.token_ids].concat();
         let batch = [SequenceRows { slot, token_ids: &token_ids, num_logits: 1 + draft.token_ids.len() }];
-        let tree = TreeRows { sequence: 0, parents: &draft.parents };
+        let tree = TreeRows { sequence: 0, num_stored: 0, parents: &draft.parents };
         let trees = if draft.is_tree() { vec![tree] } else { Vec::new() };
         let mut logits = self.target.forward_with_trees(&batch, &[], &trees)?.logits;
         let (rows, vocab_size) = (0..logits.rows(), logits.vocab_size());
