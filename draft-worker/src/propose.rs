@@ -1,11 +1,13 @@
 //! Guessing by a model: one token a forward, drawn from the draft's own logits with the noise that the target will use. Where a tree is
-//! asked for, the next best tokens of the same scores go along as leaves, without a forward of their own.
+//! asked for, the likeliest of the next best tokens are run, too, several rows a forward ([`speculation::tree::TreeGrowth`]). Where that
+//! cannot be, they go along with the chain as leaves, without a forward of their own: on devices that run no rows of trees, without room for
+//! them, and at workers that draft ahead, whose guesses are chains.
 
 use std::sync::Arc;
 
 use speculation::acceptance::{Guess, guess, guess_several, takes_trees};
 use speculation::logits::DrawError;
-use speculation::tree::with_leaves;
+use speculation::tree::{TreeGrowth, with_leaves};
 use speculation::{AcceptanceMode, Draft, Proposal, ReplyBody, SequenceSpec, Work};
 use worker::{Decide, Decision, Rows, Task};
 
@@ -15,13 +17,17 @@ const MAX_CANDIDATES: usize = 8;
 /// See [`speculation::acceptance::guess`].
 #[derive(Debug)]
 pub struct Propose {
-    /// Whether the next best tokens are kept of chains too, for [`worker::ahead`].
+    /// Whether the next best tokens are kept of chains too, for [`worker::ahead`]. Trees have leaves only then.
     pub keeps_candidates: bool,
 }
 
 impl Decide for Propose {
     /// `rows`: one, behind the context or behind the last guess.
     fn decide(&mut self, task: &mut Task, rows: Rows<'_>) -> Result<Decision, DrawError> {
+        let rows = match self.rows_of_branches(task, rows) {
+            Ok(logits) => return grow(task, logits),
+            Err(rows) => rows,
+        };
         // The guess that led to this row is held now.
         if let Some(&last) = task.guesses.token_ids.last() {
             task.cached.append(&[last]);
@@ -43,6 +49,58 @@ impl Decide for Propose {
         let spec = shared_spec(task);
         if task.context_left().is_empty() { proposal(task, &spec) } else { None }
     }
+}
+
+impl Propose {
+    /// The logits and the width of a row, where the task's tree gets branches; else the rows as they came.
+    fn rows_of_branches<'a>(&self, task: &Task, rows: Rows<'a>) -> Result<(&'a mut [f32], usize), Rows<'a>> {
+        let (num_draft_tokens, num_tree_tokens) = asked(task);
+        let is_first = task.guesses.token_ids.is_empty() && !self.keeps_candidates;
+        let is_tree = 0 < num_draft_tokens && num_draft_tokens < num_tree_tokens && takes_trees(task.spec());
+        match rows {
+            Rows::Logits { values, vocab_size, .. } if task.tree.is_some() => Ok((values, vocab_size)),
+            Rows::Logits { values, vocab_size, tree_room, .. }
+                if is_first
+                    && is_tree
+                    && TreeGrowth::most_rows(num_draft_tokens as usize) <= tree_room as usize =>
+            {
+                Ok((values, vocab_size))
+            }
+            rows => Err(rows),
+        }
+    }
+}
+
+/// Grows the task's tree by what follows its rows; the proposal, once it is grown.
+fn grow(task: &mut Task, (values, vocab_size): (&mut [f32], usize)) -> Result<Decision, DrawError> {
+    let spec = shared_spec(task);
+    let start = task.step.start();
+    let (num_draft_tokens, num_tree_tokens) = asked(task);
+    let num_positions = num_draft_tokens.min(spec.max_len.saturating_sub(start).max(1));
+    let mut tree = match task.tree.take() {
+        Some(tree) => tree,
+        None => TreeGrowth::new(num_positions as usize, num_tree_tokens as usize),
+    };
+    let mut found = Vec::new();
+    for (path, row) in tree.next_paths().iter().zip(values.chunks_exact_mut(vocab_size)) {
+        task.cached.append(path);
+        let position = task.cached.len();
+        let several = guess_several(&spec, task.cached.counts_mut(), (position, MAX_CANDIDATES), row);
+        task.cached.cut(start);
+        found.push(several?);
+    }
+    tree.observe(&found, |id| spec.stop_token_ids.contains(&id));
+    if tree.num_next() > 0 {
+        task.tree = Some(tree);
+        return Ok(Decision::Continue);
+    }
+    let draft = tree.draft();
+    // As of a chain: all of the first children but the last.
+    let path = draft.first_path();
+    task.cached.append(&path[..path.len().saturating_sub(1)]);
+    task.tree = Some(tree);
+    let body = ReplyBody::Proposal(Proposal { start, draft });
+    Ok(Decision::Done { body, keep: task.cached.len() })
 }
 
 /// The sequence's settings, to be read while its task changes.

@@ -21,13 +21,14 @@ use worker::table::{RouterId, SequenceKey, Table};
 
 const KEY: SequenceKey = SequenceKey { router: RouterId(1), sequence: SequenceId(1) };
 
-fn method(more: &[&str], keeps_candidates: bool) -> ModelMethod<Propose> {
+fn method(more: &[&str]) -> ModelMethod<Propose> {
     let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/demo/draft");
     let flags = ["outrider-draft-worker", "--model", &model.to_string_lossy(), "--profile-steps", "false"];
     let flags = Flags::parse_from(flags.iter().chain(more));
     let config =
         service::config::load::<RawDraft>(&flags, None, "OUTRIDER_NOWHERE_").expect("the flags suffice");
-    let propose = Propose { keeps_candidates };
+    // Of both: trees with leaves, as of every worker that drafts ahead.
+    let propose = Propose { keeps_candidates: true };
     worker::serve::load(&config.worker, Role::Draft, propose).expect("the bundled draft loads").method
 }
 
@@ -40,8 +41,7 @@ struct Worker {
 
 impl Worker {
     fn new(more: &[&str], max_branches: usize) -> Self {
-        let method = method(more, max_branches > 0);
-        Self { method, ahead: Ahead::new(max_branches), table: Table::default() }
+        Self { method: method(more), ahead: Ahead::new(max_branches), table: Table::default() }
     }
 
     /// The proposal that a step leads to, and how many of its guesses were there before.

@@ -1,42 +1,77 @@
 //! Tokens of each verification by the shape of its draft: a pair of models writes texts with chains and with trees of candidates, and
-//! every text is compared with the one that the target writes alone. Times are not measured.
+//! every text is compared with the one that the target writes alone. What a proposal takes is told in
+//! time of its thread on a core, which other programs' load disturbs least.
 //!
-//!     cargo run -p outrider-engine --example tree_shapes -- models/demo 3 64 4:4,3:4,8:8,4:8
+//!     cargo run -p outrider-engine --example tree_shapes -- models/demo 3 64 chain:4:4,leaves:3:4,branches:4:4
 //!
-//! A directory with `target`, `draft` and `prompts`, prompts of each task type, tokens of a text at most, POSITIONS:TOKENS of the
-//! drafts; as many of both are a chain. Every temperature is run: 0, 0.7 and 1.
+//! A directory with `target`, `draft` and `prompts`, prompts of each task type (`3+7`: seven behind the first three), tokens of a text at
+//! most, KIND:POSITIONS:TOKENS of the drafts, with `:ROWS` the most rows of one of the draft's forwards. Every temperature is run: 0, 0.7 and 1.
 #![expect(clippy::print_stdout, reason = "the table is the program's output")]
 
 use std::error::Error;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::time::Duration;
 
 use engine::{Engine, LoadOptions, SequenceRows, SlotId, TokenId, TreeRows, WeightFormat};
 use speculation::acceptance::{guess_several, verify};
 use speculation::logits::TokenCounts;
-use speculation::tree::with_leaves;
+use speculation::tree::{Candidates, TreeGrowth, with_leaves};
 use speculation::{Draft, SamplingParams, SequenceSpec};
 
 const TEMPERATURES: [f32; 3] = [0.0, 0.7, 1.0];
 /// As a draft worker's.
 const MAX_CANDIDATES: usize = 8;
 
-/// Positions and tokens of a draft.
-type Shape = (usize, usize);
+/// By what `speculation::tree` divides margins where the draft's surprise is a nat.
+const DEVIATION_AT_ONE_NAT: f64 = 0.95;
+
+/// How often the bundled target draws the draft's candidate of each rank where all before were accepted, at the temperatures: of 11,698 positions
+/// of the texts behind the prompts 3+7.
+const DRAWN_BY_RANK: [[f64; MAX_CANDIDATES]; 3] = [
+    [0.653, 0.104, 0.052, 0.036, 0.021, 0.013, 0.011, 0.012],
+    [0.618, 0.121, 0.056, 0.034, 0.023, 0.016, 0.013, 0.009],
+    [0.553, 0.154, 0.070, 0.042, 0.026, 0.019, 0.016, 0.010],
+];
+
+/// Which draft is made.
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Kind {
+    Chain,
+    /// A chain with its next best tokens.
+    Leaves,
+    /// Several rows a forward, as a draft worker runs them.
+    Branches,
+    /// The same by ranks alone: each step's tree is the same one, the best for all of them.
+    Static,
+}
+
+/// A draft's kind, positions and tokens.
+#[derive(Debug, Clone, Copy, PartialEq)]
+struct Shape {
+    kind: Kind,
+    depth: usize,
+    tokens: usize,
+    /// Of a forward, where they are not a draft worker's.
+    rows: Option<usize>,
+}
+
 type Failure = Box<dyn Error>;
 
 fn main() -> Result<ExitCode, Failure> {
     let args: Vec<String> = std::env::args().collect();
-    let [_, dir, num_prompts, max_tokens, shapes] = &args[..] else {
-        println!("usage: tree_shapes DIR PROMPTS TOKENS POSITIONS:TOKENS,..");
+    let [_, dir, which_prompts, max_tokens, shapes] = &args[..] else {
+        println!("usage: tree_shapes DIR PROMPTS TOKENS KIND:POSITIONS:TOKENS,..");
         return Ok(ExitCode::from(64));
     };
     let dir = Path::new(dir);
     let (mut pair, max_tokens) = (Pair::load(dir)?, max_tokens.parse::<u32>()?);
-    let prompts = prompts(dir, num_prompts.parse()?)?;
+    let prompts = prompts(dir, which_prompts)?;
     let shapes = shapes.split(',').map(shape).collect::<Result<Vec<Shape>, Failure>>()?;
-    println!("| T | tokens | positions | tokens per verify step | drafted per verify step | exact |");
-    println!("|---|---|---|---|---|---|");
+    println!(
+        "| T | tokens | draft | tokens per verify step | drafted | draft's forwards | draft's rows | CPU ms of a proposal | exact |"
+    );
+    println!("|---|---|---|---|---|---|---|---|---|");
     let mut all_exact = true;
     for temperature in TEMPERATURES {
         let spec = |(i, prompt): (usize, &Vec<TokenId>)| SequenceSpec {
@@ -50,35 +85,88 @@ fn main() -> Result<ExitCode, Failure> {
         let specs: Vec<SequenceSpec> = prompts.iter().enumerate().map(spec).collect();
         let mut alone = Vec::new();
         for (spec, prompt) in specs.iter().zip(&prompts) {
-            alone.push(pair.write(spec, prompt, (0, 0))?.ids);
-        }
-        for &(depth, tokens) in &shapes {
-            let (mut steps, mut drafted, mut written, mut exact) = (0, 0, 0, 0);
-            for ((spec, prompt), alone) in specs.iter().zip(&prompts).zip(&alone) {
-                let text = pair.write(spec, prompt, (depth, tokens))?;
-                (steps, drafted) = (steps + text.steps, drafted + text.drafted);
-                written += text.ids.len() - prompt.len();
-                exact += usize::from(text.ids == *alone);
-            }
-            let (per_step, rows) = (written as f64 / steps as f64, drafted as f64 / steps as f64);
-            let chain = if depth == tokens { " (chain)" } else { "" };
-            let texts = prompts.len();
-            println!(
-                "| {temperature} | {tokens} | {depth}{chain} | {per_step:.3} | {rows:.2} | {exact} of {texts} |"
+            alone.push(
+                pair.write(spec, prompt, Shape { kind: Kind::Chain, depth: 0, tokens: 0, rows: None })?.0,
             );
-            all_exact &= exact == texts;
+        }
+        for &shape in &shapes {
+            let (mut counts, mut exact) = (Counts::default(), 0);
+            for ((spec, prompt), alone) in specs.iter().zip(&prompts).zip(&alone) {
+                let (ids, of_text) = pair.write(spec, prompt, shape)?;
+                counts.add(&of_text);
+                exact += usize::from(ids == *alone);
+            }
+            println!("| {temperature} {} {exact} of {} |", counts.row(shape), prompts.len());
+            all_exact &= exact == prompts.len();
         }
     }
     Ok(if all_exact { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-fn shape(text: &str) -> Result<Shape, Failure> {
-    let (depth, tokens) = text.split_once(':').ok_or_else(|| format!("`{text}` is not POSITIONS:TOKENS"))?;
-    Ok((depth.parse()?, tokens.parse()?))
+/// Over the verifications of some texts.
+#[derive(Debug, Default)]
+struct Counts {
+    steps: usize,
+    written: usize,
+    drafted: usize,
+    forwards: usize,
+    rows: usize,
+    proposing: Duration,
 }
 
-/// The first prompts of each task type, framed as the bundled pair was trained.
-fn prompts(dir: &Path, of_each: usize) -> Result<Vec<Vec<TokenId>>, Failure> {
+impl Counts {
+    fn add(&mut self, other: &Self) {
+        self.steps += other.steps;
+        self.written += other.written;
+        self.drafted += other.drafted;
+        self.forwards += other.forwards;
+        self.rows += other.rows;
+        self.proposing += other.proposing;
+    }
+
+    fn row(&self, Shape { kind, depth, tokens, rows: most }: Shape) -> String {
+        let per_step = |n: usize| n as f64 / self.steps as f64;
+        let kind = format!("{kind:?}").to_lowercase();
+        let most = most.map(|most| format!(", {most} rows a forward")).unwrap_or_default();
+        let (per_verification, drafted) = (per_step(self.written), per_step(self.drafted));
+        let (forwards, rows) = (per_step(self.forwards), per_step(self.rows));
+        let millis = self.proposing.as_secs_f64() * 1e3 / self.steps as f64;
+        format!(
+            "| {tokens} | {kind}, {depth} positions{most} | {per_verification:.3} | {drafted:.2} | {forwards:.2} | {rows:.2} | {millis:.3} |"
+        )
+    }
+}
+
+fn shape(text: &str) -> Result<Shape, Failure> {
+    let parts: Vec<&str> = text.split(':').collect();
+    let (kind, depth, tokens, rows) = match parts[..] {
+        [kind, depth, tokens] => (kind, depth, tokens, None),
+        [kind, depth, tokens, rows] => (kind, depth, tokens, Some(rows.parse()?)),
+        _ => {
+            return Err(format!("`{text}` is not KIND:POSITIONS:TOKENS or KIND:POSITIONS:TOKENS:ROWS").into());
+        }
+    };
+    let kind = match kind {
+        "chain" => Kind::Chain,
+        "leaves" => Kind::Leaves,
+        "branches" => Kind::Branches,
+        "static" => Kind::Static,
+        _ => return Err(format!("`{kind}`: chain, leaves, branches and static are known").into()),
+    };
+    Ok(Shape { kind, depth: depth.parse()?, tokens: tokens.parse()?, rows })
+}
+
+/// How long this thread was on a core, as Linux tells.
+fn cpu_time() -> Result<Duration, Failure> {
+    let told = std::fs::read_to_string("/proc/thread-self/schedstat")?;
+    let nanos = told.split_whitespace().next().ok_or("the system tells no thread's time")?;
+    Ok(Duration::from_nanos(nanos.parse()?))
+}
+
+/// The first prompts of each task type, or those behind them, framed as the bundled pair was trained.
+fn prompts(dir: &Path, which: &str) -> Result<Vec<Vec<TokenId>>, Failure> {
+    let (before, of_each) = which.split_once('+').unwrap_or(("0", which));
+    let (before, of_each): (usize, usize) = (before.parse()?, of_each.parse()?);
     let tokenizer =
         tokenizers::Tokenizer::from_file(dir.join("target/tokenizer.json")).map_err(|e| e.to_string())?;
     let mut files: Vec<PathBuf> = std::fs::read_dir(dir.join("prompts"))?
@@ -88,7 +176,7 @@ fn prompts(dir: &Path, of_each: usize) -> Result<Vec<Vec<TokenId>>, Failure> {
     files.sort();
     let mut prompts = Vec::new();
     for file in files {
-        for line in std::fs::read_to_string(file)?.lines().take(of_each) {
+        for line in std::fs::read_to_string(file)?.lines().skip(before).take(of_each) {
             let line: serde_json::Value = serde_json::from_str(line)?;
             let prompt = line["prompt"].as_str().ok_or("a line without a prompt")?;
             let framed = format!("<|user|>\n{prompt}<|end|>\n<|assistant|>\n");
@@ -103,10 +191,12 @@ struct Pair {
     draft: Engine,
 }
 
-struct Text {
-    ids: Vec<TokenId>,
-    steps: usize,
-    drafted: usize,
+/// The draft's side of a text.
+struct Drafting {
+    slot: SlotId,
+    /// Ids that it ran and holds.
+    ran: Vec<TokenId>,
+    counts: Counts,
 }
 
 impl Pair {
@@ -124,43 +214,70 @@ impl Pair {
         Ok(Self { target: load("target")?, draft: load("draft")? })
     }
 
-    fn write(&mut self, spec: &SequenceSpec, prompt: &[TokenId], shape: Shape) -> Result<Text, Failure> {
-        let (target, draft) = (self.target.open(), self.draft.open());
-        let mut text = Text { ids: prompt.to_vec(), steps: 0, drafted: 0 };
-        // Ids that the draft ran.
-        let mut ran: Vec<TokenId> = Vec::new();
+    fn write(
+        &mut self,
+        spec: &SequenceSpec,
+        prompt: &[TokenId],
+        shape: Shape,
+    ) -> Result<(Vec<TokenId>, Counts), Failure> {
+        let target = self.target.open();
+        let mut drafting = Drafting { slot: self.draft.open(), ran: Vec::new(), counts: Counts::default() };
+        let mut ids = prompt.to_vec();
         loop {
-            let room = spec.max_len as usize - text.ids.len() - 1;
-            let same = ran.iter().zip(&text.ids).take_while(|(a, b)| a == b).count();
-            ran.truncate(same.min(text.ids.len() - 1));
-            self.draft.truncate(draft, ran.len() as u32);
-            let drafted = match shape.0.min(room) {
-                0 => Draft::default(),
-                depth => self.propose((draft, &mut ran), spec, &text.ids, (depth, shape.1.min(room)))?,
+            let room = spec.max_len as usize - ids.len() - 1;
+            let same = drafting.ran.iter().zip(&ids).take_while(|(a, b)| a == b).count();
+            drafting.ran.truncate(same.min(ids.len() - 1));
+            self.draft.truncate(drafting.slot, drafting.ran.len() as u32);
+            let shape = Shape { depth: shape.depth.min(room), tokens: shape.tokens.min(room), ..shape };
+            // The prompt is no proposal's.
+            if drafting.ran.is_empty() {
+                self.feed(&mut drafting, &ids[..ids.len() - 1])?;
+            }
+            let began = cpu_time()?;
+            let drafted = match (shape.depth, shape.kind) {
+                (0, _) => Draft::default(),
+                (_, Kind::Chain | Kind::Leaves) => self.propose(&mut drafting, spec, &ids, shape)?,
+                (_, Kind::Branches | Kind::Static) => self.grow(&mut drafting, spec, &ids, shape)?,
             };
-            (text.steps, text.drafted) = (text.steps + 1, text.drafted + drafted.token_ids.len());
-            if self.verify(target, spec, (&mut text.ids, &drafted))? {
+            let counts = &mut drafting.counts;
+            counts.proposing += cpu_time()?.saturating_sub(began);
+            (counts.steps, counts.drafted) = (counts.steps + 1, counts.drafted + drafted.token_ids.len());
+            if self.verify(target, spec, (&mut ids, &drafted))? {
                 self.target.close(target);
-                self.draft.close(draft);
-                return Ok(text);
+                self.draft.close(drafting.slot);
+                drafting.counts.written = ids.len() - prompt.len();
+                return Ok((ids, drafting.counts));
             }
         }
     }
 
+    /// Runs what a draft holds before its first proposal.
+    fn feed(&mut self, drafting: &mut Drafting, ids: &[TokenId]) -> Result<(), Failure> {
+        if !ids.is_empty() {
+            self.draft.forward(&[SequenceRows { slot: drafting.slot, token_ids: ids, num_logits: 0 }])?;
+        }
+        drafting.ran = ids.to_vec();
+        Ok(())
+    }
+
+    /// A chain with leaves, if there is room for any.
     fn propose(
         &mut self,
-        (slot, ran): (SlotId, &mut Vec<TokenId>),
+        drafting: &mut Drafting,
         spec: &SequenceSpec,
         ids: &[TokenId],
-        (depth, tokens): Shape,
+        Shape { depth, tokens, .. }: Shape,
     ) -> Result<Draft, Failure> {
         let counts = TokenCounts::default();
         let mut positions = Vec::new();
         let mut context = ids.to_vec();
         while positions.len() < depth {
-            let rows = [SequenceRows { slot, token_ids: &context[ran.len()..], num_logits: 1 }];
+            let token_ids = &context[drafting.ran.len()..];
+            let rows = [SequenceRows { slot: drafting.slot, token_ids, num_logits: 1 }];
             let mut logits = self.draft.forward(&rows)?;
-            ran.clone_from(&context);
+            drafting.counts.forwards += 1;
+            drafting.counts.rows += token_ids.len();
+            drafting.ran.clone_from(&context);
             let most = MAX_CANDIDATES.min(1 + tokens.saturating_sub(depth));
             let at = (context.len() as u32, most);
             let candidates = guess_several(spec, &counts, at, logits.rows_mut(0..1))?;
@@ -174,6 +291,50 @@ impl Pair {
         Ok(with_leaves(&positions, tokens))
     }
 
+    /// A tree with branches, as `draft-worker/src/propose.rs` grows it.
+    fn grow(
+        &mut self,
+        drafting: &mut Drafting,
+        spec: &SequenceSpec,
+        ids: &[TokenId],
+        Shape { kind, depth, tokens, rows }: Shape,
+    ) -> Result<Draft, Failure> {
+        let (slot, start) = (drafting.slot, ids.len() as u32);
+        let mut tree = TreeGrowth::new(depth, tokens);
+        if let Some(rows) = rows {
+            tree = tree.in_rows_of(rows);
+        }
+        let mut token_ids = ids[drafting.ran.len()..].to_vec();
+        loop {
+            let paths = tree.next_paths();
+            let rows = [SequenceRows { slot, token_ids: &token_ids, num_logits: paths.len() }];
+            let parents = tree.row_parents();
+            let of_tree = [TreeRows { sequence: 0, num_stored: tree.num_stored(), parents: &parents }];
+            let trees = if parents.is_empty() { &[][..] } else { &of_tree };
+            let mut logits = self.draft.forward_with_trees(&rows, &[], trees)?.logits;
+            drafting.counts.forwards += 1;
+            drafting.counts.rows += token_ids.len();
+            let mut found = Vec::new();
+            for (i, path) in paths.iter().enumerate() {
+                let at = (start + path.len() as u32, MAX_CANDIDATES);
+                let counts = TokenCounts::default();
+                let candidates = guess_several(spec, &counts, at, logits.rows_mut(i..i + 1))?;
+                found.push(if kind == Kind::Static { by_rank(candidates, spec) } else { candidates });
+            }
+            tree.observe(&found, |id| spec.stop_token_ids.contains(&id));
+            if tree.num_next() == 0 {
+                break;
+            }
+            token_ids = tree.next_ids();
+        }
+        let draft = tree.draft();
+        let first = draft.first_path();
+        let kept = &first[..first.len() - 1];
+        self.draft.keep_path(slot, start, (&tree.rows_along(kept), kept))?;
+        drafting.ran = [ids, kept].concat();
+        Ok(draft)
+    }
+
     /// Appends what the target draws; whether the text is over.
     fn verify(
         &mut self,
@@ -185,7 +346,7 @@ impl Pair {
         let held = self.target.len(slot) as usize;
         let token_ids = [&ids[held..], &draft.token_ids].concat();
         let batch = [SequenceRows { slot, token_ids: &token_ids, num_logits: 1 + draft.token_ids.len() }];
-        let tree = TreeRows { sequence: 0, parents: &draft.parents };
+        let tree = TreeRows { sequence: 0, num_stored: 0, parents: &draft.parents };
         let trees = if draft.is_tree() { vec![tree] } else { Vec::new() };
         let mut logits = self.target.forward_with_trees(&batch, &[], &trees)?.logits;
         let (rows, vocab_size) = (0..logits.rows(), logits.vocab_size());
@@ -201,4 +362,14 @@ impl Pair {
         ids.extend(verdict.token_ids);
         Ok(verdict.finish.is_some())
     }
+}
+
+/// The same candidates with margins by which their chances are what their ranks have on average.
+fn by_rank(candidates: Candidates, spec: &SequenceSpec) -> Candidates {
+    let temperature = TEMPERATURES.iter().position(|&t| t == spec.sampling.temperature).unwrap_or(0);
+    let rates = DRAWN_BY_RANK[temperature];
+    let margin = |rate: f64| ((rates[0] / rate).cbrt() - 1.0) * DEVIATION_AT_ONE_NAT;
+    let margins = rates.iter().take(candidates.token_ids.len()).map(|&rate| margin(rate)).collect();
+    // 0.05 and 0.1 for each nat are the weight of all others, 0.1 of 0.6.
+    Candidates { margins, surprise: 1.0, ..candidates }
 }

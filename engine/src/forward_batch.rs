@@ -32,14 +32,30 @@ pub(crate) struct ReservedRows<'a> {
     pub(crate) block_table: &'a [u32],
     /// Logits are wanted for the last so many rows.
     pub(crate) num_logits: usize,
-    /// The last so many ids are a token tree ([`TreeSegment::parents`]); none are where it is empty.
+    /// The token tree that the last ids are, if they are one.
+    pub(crate) tree: TreePart<'a>,
+}
+
+/// What a call brings of a token tree: the rows behind those that earlier calls stored, in front of `start`.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct TreePart<'a> {
+    /// Rows that are stored.
+    pub(crate) num_stored: usize,
+    /// Of all rows, the stored ones first ([`TreeSegment::parents`]); empty where there is no tree.
     pub(crate) parents: &'a [u32],
+}
+
+impl TreePart<'_> {
+    /// Rows that the call brings.
+    pub(crate) fn num_new(&self) -> usize {
+        self.parents.len() - self.num_stored
+    }
 }
 
 impl ReservedRows<'_> {
     /// Ids before the tree.
     fn num_linear(&self) -> usize {
-        self.token_ids.len() - self.parents.len()
+        self.token_ids.len() - self.tree.num_new()
     }
 }
 
@@ -96,15 +112,16 @@ impl<'a> ForwardBatch<'a> {
         let first_row = self.num_rows();
         let first_logits = sequence.token_ids.len() - sequence.num_logits;
         let num_linear = sequence.num_linear();
-        let tree_start = sequence.start + num_linear as u32;
+        let num_stored = sequence.tree.num_stored;
+        let tree_start = sequence.start + num_linear as u32 - num_stored as u32;
         let tree = part.start.checked_sub(num_linear).map(|first| TreeSegment {
             start: tree_start,
-            first,
-            parents: sequence.parents,
+            first: first + num_stored,
+            parents: sequence.tree.parents,
         });
         for i in part.clone() {
             let stored_at = sequence.start as usize + i;
-            let depth = tree.map(|tree| tree.stored_at(i - num_linear).count() - 1);
+            let depth = tree.map(|tree| tree.stored_at(i - num_linear + num_stored).count() - 1);
             let position = depth.map_or(stored_at, |depth| tree_start as usize + depth);
             if i >= first_logits {
                 self.logit_rows.push(self.num_rows());
@@ -141,7 +158,7 @@ mod tests {
             start: 0,
             block_table: &[0],
             num_logits,
-            parents: &[],
+            tree: TreePart::default(),
         };
         let sequences =
             [sequence(&[0, 1, 2, 3, 4, 5], 1), sequence(&[6, 7, 8, 9], 3), sequence(&[10, 11], 0)];
@@ -163,9 +180,15 @@ mod tests {
                 start: 15,
                 block_table: &[7, 3],
                 num_logits: 1,
-                parents: &[],
+                tree: TreePart::default(),
             },
-            ReservedRows { token_ids: &[20, 21], start: 0, block_table: &[5], num_logits: 2, parents: &[] },
+            ReservedRows {
+                token_ids: &[20, 21],
+                start: 0,
+                block_table: &[5],
+                num_logits: 2,
+                tree: TreePart::default(),
+            },
         ];
         let passes = ForwardBatch::passes(&sequences, rows(4));
         assert_eq!(passes.len(), 2);
@@ -187,7 +210,7 @@ mod tests {
             start: 12,
             block_table: &[7, 3],
             num_logits: 6,
-            parents: &parents,
+            tree: TreePart { num_stored: 0, parents: &parents },
         };
         let passes = ForwardBatch::passes(&[sequence], rows(4));
         assert_eq!(passes[0].positions, [12, 13, 14, 14]);
@@ -203,5 +226,14 @@ mod tests {
         assert_eq!((tree.start, tree.first), (14, 2));
         assert_eq!(tree.stored_at(2).collect::<Vec<_>>(), [16, 14]);
         assert_eq!(tree.stored_at(4).collect::<Vec<_>>(), [18, 15]);
+        // The same in two calls.
+        let later = ReservedRows {
+            token_ids: &[22, 23, 24],
+            start: 16,
+            num_logits: 3,
+            tree: TreePart { num_stored: 2, parents: &parents },
+            ..sequence
+        };
+        assert_eq!(ForwardBatch::passes(&[later], rows(4)), passes[1..]);
     }
 }

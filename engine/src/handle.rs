@@ -13,7 +13,7 @@ use speculation::acceptance::is_drawn_apart;
 
 use crate::block_manager::{BlockManager, Shared};
 use crate::draws::{DrawPlan, DrawRequest, Outcome};
-use crate::forward_batch::ReservedRows;
+use crate::forward_batch::{ReservedRows, TreePart};
 use crate::options::{EngineInfo, EngineStats, SequenceRows, SlotId, TreeRows};
 use crate::rank::Runner;
 use crate::{EngineError, Logits, TokenId};
@@ -148,7 +148,8 @@ impl Engine {
     }
 
     /// The same, where the last ids of some sequences are token trees, at most one a sequence and only where the engine
-    /// [`Engine::takes_trees`]. Say with [`Engine::keep_path`] what is left of a tree, or cut the sequence.
+    /// [`Engine::takes_trees`]. Say with [`Engine::keep_path`] what is left of a tree, or cut the sequence; until then, calls bring nothing
+    /// but further rows of it.
     pub fn forward_with_trees(
         &mut self,
         batch: &[SequenceRows<'_>],
@@ -156,16 +157,16 @@ impl Engine {
         trees: &[TreeRows<'_>],
     ) -> Result<Outcome, EngineError> {
         self.check(batch)?;
-        let parents = self.check_trees(batch, trees)?;
+        let trees = self.check_trees(batch, trees)?;
         let plan = DrawPlan::new(batch, requests, self.info.vocab_size)?;
         if !self.draws && !plan.is_empty() {
             return Err(EngineError::BadBatch("this device does not draw".to_owned()));
         }
-        self.reserve(batch, &parents)?;
+        self.reserve(batch, &trees)?;
 
-        let with_parents = batch.iter().zip(&parents);
+        let with_trees = batch.iter().zip(&trees);
         let reserved: Vec<ReservedRows<'_>> =
-            with_parents.map(|(rows, parents)| reserved(&self.blocks, rows, parents)).collect();
+            with_trees.map(|(rows, tree)| reserved(&self.blocks, rows, *tree)).collect();
         let outputs = self.runner.forward(&reserved, &plan)?;
         let logits = Logits::new(outputs.logits, self.info.vocab_size as usize);
         batch.iter().for_each(|rows| self.blocks.publish(rows.slot));
@@ -202,13 +203,13 @@ impl Engine {
         Ok(())
     }
 
-    /// The parents of each sequence's tree; empty where it has none.
+    /// Each sequence's tree, if it has one.
     fn check_trees<'a>(
         &self,
         batch: &[SequenceRows<'_>],
         trees: &[TreeRows<'a>],
-    ) -> Result<Vec<&'a [u32]>, EngineError> {
-        let mut parents: Vec<&[u32]> = vec![&[]; batch.len()];
+    ) -> Result<Vec<TreePart<'a>>, EngineError> {
+        let mut parts = vec![TreePart::default(); batch.len()];
         for tree in trees {
             let bad = |what: &str| {
                 Err(EngineError::BadBatch(format!("the token tree of sequence {}: {what}", tree.sequence)))
@@ -216,28 +217,25 @@ impl Engine {
             if !self.trees {
                 return bad("this device takes none, send a chain");
             }
-            let Some(rows) =
-                batch.get(tree.sequence).filter(|rows| tree.parents.len() < rows.token_ids.len())
-            else {
-                return bad("it needs a row before it");
-            };
-            let mut depths: Vec<u32> = Vec::with_capacity(tree.parents.len());
-            for &parent in tree.parents {
-                let depth = match (parent as usize).checked_sub(1) {
-                    None => Some(0),
-                    Some(parent) => depths.get(parent).map(|depth| depth + 1),
-                };
-                match depth {
-                    Some(depth) if depths.last().is_none_or(|&last| last <= depth) => depths.push(depth),
-                    _ => return bad("ids stand behind their parents, in order of depth"),
-                }
-            }
-            if tree.parents.is_empty() || !parents[tree.sequence].is_empty() {
+            let Some(rows) = batch.get(tree.sequence) else { return bad("there is no such sequence") };
+            let part = TreePart { num_stored: tree.num_stored, parents: tree.parents };
+            if part.parents.len() <= part.num_stored || !parts[tree.sequence].parents.is_empty() {
                 return bad(&format!("one with ids is expected, slot {:?}", rows.slot));
             }
-            parents[tree.sequence] = tree.parents;
+            let num_linear = rows.token_ids.len().checked_sub(part.num_new());
+            let num_before = num_linear.map(|linear| self.len(rows.slot) as usize + linear);
+            if num_before.is_none_or(|before| before <= part.num_stored) {
+                return bad("it needs a row before it");
+            }
+            if part.num_stored > 0 && num_linear != Some(0) {
+                return bad("ids that are not of it come before its first rows");
+            }
+            if !stands_in_order(part) {
+                return bad("ids stand behind their parents, those of one call in order of depth");
+            }
+            parts[tree.sequence] = part;
         }
-        Ok(parents)
+        Ok(parts)
     }
 
     /// What is left of the tree that a sequence's latest rows are, once it is judged: the rows of one path, from its first on, which
@@ -275,14 +273,14 @@ impl Engine {
     }
 
     /// Takes KV blocks for all rows, or none.
-    fn reserve(&mut self, batch: &[SequenceRows<'_>], parents: &[&[u32]]) -> Result<(), EngineError> {
+    fn reserve(&mut self, batch: &[SequenceRows<'_>], trees: &[TreePart<'_>]) -> Result<(), EngineError> {
         let needed =
             batch.iter().map(|rows| self.blocks.blocks_needed(rows.slot, rows.token_ids.len() as u32)).sum();
         self.runner.grow_kv(self.blocks.high_water_mark_after(needed)?)?;
-        for (rows, parents) in batch.iter().zip(parents) {
-            let linear = &rows.token_ids[..rows.token_ids.len() - parents.len()];
+        for (rows, tree) in batch.iter().zip(trees) {
+            let linear = &rows.token_ids[..rows.token_ids.len() - tree.num_new()];
             let of_linear = self.blocks.append(rows.slot, linear);
-            let of_tree = self.blocks.append_tree(rows.slot, parents.len() as u32);
+            let of_tree = self.blocks.append_tree(rows.slot, tree.num_new() as u32);
             for copy in of_linear.into_iter().chain(of_tree) {
                 self.runner.copy_block(copy.from, copy.to)?;
             }
@@ -302,15 +300,29 @@ impl Engine {
     }
 }
 
+/// Whether each row stands behind its parent, and the rows of the call in order of depth: attention relies on positions that do not fall.
+fn stands_in_order(tree: TreePart<'_>) -> bool {
+    let mut depths: Vec<u32> = Vec::with_capacity(tree.parents.len());
+    for &parent in tree.parents {
+        let depth = match (parent as usize).checked_sub(1) {
+            None => Some(0),
+            Some(parent) => depths.get(parent).map(|depth| depth + 1),
+        };
+        let Some(depth) = depth else { return false };
+        depths.push(depth);
+    }
+    depths[tree.num_stored..].is_sorted()
+}
+
 /// A sequence's part of a call, once [`Engine::reserve`] has lengthened it.
-fn reserved<'a>(blocks: &'a BlockManager, rows: &SequenceRows<'a>, parents: &'a [u32]) -> ReservedRows<'a> {
+fn reserved<'a>(blocks: &'a BlockManager, rows: &SequenceRows<'a>, tree: TreePart<'a>) -> ReservedRows<'a> {
     let len = blocks.len(rows.slot).expect("check has found every slot open");
     ReservedRows {
         token_ids: rows.token_ids,
         start: len - rows.token_ids.len() as u32,
         block_table: blocks.block_table(rows.slot),
         num_logits: rows.num_logits,
-        parents,
+        tree,
     }
 }
 

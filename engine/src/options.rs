@@ -70,13 +70,16 @@ pub struct SequenceRows<'a> {
 }
 
 /// Says that the last ids of a sequence of a batch are a token tree: several ids may stand at one position, and a row attends to what
-/// was there before and to its ancestors.
+/// was there before and to its ancestors. A tree may come in several calls, each with all parents so far.
 #[derive(Debug, Clone, Copy)]
 pub struct TreeRows<'a> {
     /// Which sequence of the batch.
     pub sequence: usize,
-    /// An entry for each of the ids, in order: 0 where it stands behind what is no tree, else its parent's number, counted from 1. Ids stand
-    /// in order of depth.
+    /// Rows of the tree that earlier calls stored: the last ones that the sequence holds. Where there are any, all ids of this call
+    /// are of the tree.
+    pub num_stored: usize,
+    /// An entry for each row of the tree, the stored ones first: 0 where it stands behind what is no tree, else its parent's number,
+    /// counted from 1. The rows of one call stand in order of depth.
     pub parents: &'a [u32],
 }
 

@@ -187,6 +187,7 @@ mod tests {
     use cpu_kernels::Threads;
 
     use super::*;
+    use crate::forward_batch::TreePart;
 
     /// A rank, one of whose threads panics where the batch has so many sequences.
     struct Faulty(Threads, usize);
@@ -218,8 +219,13 @@ mod tests {
     fn a_panic_on_any_thread_is_an_error_and_the_end() {
         for threads in [1, 4] {
             let mut rank = LoneRank::new(Box::new(Faulty(Threads::new(threads).unwrap(), 2)));
-            let rows =
-                ReservedRows { token_ids: &[1], start: 0, block_table: &[0], num_logits: 0, parents: &[] };
+            let rows = ReservedRows {
+                token_ids: &[1],
+                start: 0,
+                block_table: &[0],
+                num_logits: 0,
+                tree: TreePart::default(),
+            };
             let draws = DrawPlan::default();
             assert_eq!(rank.forward(&[rows], &draws).unwrap().logits.len(), 64);
             let error = rank.forward(&[rows, rows], &draws).unwrap_err().to_string();

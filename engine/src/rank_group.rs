@@ -10,7 +10,7 @@ use cpu_kernels::TokenCopy;
 
 use crate::collective::Meeting;
 use crate::draws::{DrawPlan, Outputs};
-use crate::forward_batch::ReservedRows;
+use crate::forward_batch::{ReservedRows, TreePart};
 use crate::rank::{Runner, last_words};
 use crate::{EngineError, TokenId};
 
@@ -35,19 +35,22 @@ struct OwnedRows {
     start: u32,
     block_table: Vec<u32>,
     num_logits: usize,
+    num_stored: usize,
     parents: Vec<u32>,
 }
 
 impl OwnedRows {
     fn of(rows: &ReservedRows<'_>) -> Self {
-        let ReservedRows { token_ids, start, block_table, num_logits, parents } = *rows;
+        let ReservedRows { token_ids, start, block_table, num_logits, tree } = *rows;
         let (token_ids, block_table) = (token_ids.to_vec(), block_table.to_vec());
-        Self { token_ids, start, block_table, num_logits, parents: parents.to_vec() }
+        let TreePart { num_stored, parents } = tree;
+        Self { token_ids, start, block_table, num_logits, num_stored, parents: parents.to_vec() }
     }
 
     fn borrowed(&self) -> ReservedRows<'_> {
-        let Self { token_ids, start, block_table, num_logits, parents } = self;
-        ReservedRows { token_ids, start: *start, block_table, num_logits: *num_logits, parents }
+        let Self { token_ids, start, block_table, num_logits, num_stored, parents } = self;
+        let tree = TreePart { num_stored: *num_stored, parents };
+        ReservedRows { token_ids, start: *start, block_table, num_logits: *num_logits, tree }
     }
 }
 
@@ -256,7 +259,13 @@ mod tests {
     }
 
     fn forward(group: &mut RankGroup, times: usize) -> Result<Vec<f32>, EngineError> {
-        let rows = ReservedRows { token_ids: &[1], start: 0, block_table: &[0], num_logits: 0, parents: &[] };
+        let rows = ReservedRows {
+            token_ids: &[1],
+            start: 0,
+            block_table: &[0],
+            num_logits: 0,
+            tree: TreePart::default(),
+        };
         Ok(group.forward(&vec![rows; times], &DrawPlan::default())?.logits)
     }
 

@@ -18,7 +18,7 @@ impl Decide for Verify {
         };
         let spec = task.cached.spec().cloned().expect("an admitted step has a spec");
         let verdict = match rows {
-            Rows::Logits { values, vocab_size, masks } => {
+            Rows::Logits { values, vocab_size, masks, .. } => {
                 let rows = (values, vocab_size);
                 verify_masked(&spec, task.cached.counts_mut(), start, draft, rows, masks)?
             }

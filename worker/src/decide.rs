@@ -9,7 +9,7 @@ use crate::Task;
 /// What follows from the rows.
 #[derive(Debug)]
 pub enum Decision {
-    /// Run the last guess as one more row, and decide again.
+    /// Run the last guess, or the next rows of the task's tree, and decide again.
     Continue,
     /// The step is done; KV from `keep` on is of no use.
     Done {
@@ -21,7 +21,7 @@ pub enum Decision {
 }
 
 /// The rows of the context's last id and of every id that ran behind it in the same forward; after [`Decision::Continue`], the
-/// one row of the last guess.
+/// one row of the last guess, or the rows of the tree that ran.
 #[derive(Debug)]
 pub enum Rows<'a> {
     /// Raw logits, row-major, which may be changed in place.
@@ -32,6 +32,8 @@ pub enum Rows<'a> {
         vocab_size: usize,
         /// Of a sequence with a grammar: which tokens may be drawn, row by row, as far as rows can be reached.
         masks: &'a [TokenMask],
+        /// How many rows of a token tree the sequence has room for behind these; 0 where none can run.
+        tree_room: u32,
     },
     /// What the device drew from each, where that is all the sequence needs.
     Drawn {

@@ -219,7 +219,10 @@ impl<D: Decide> Method for ModelMethod<D> {
             .iter()
             .enumerate()
             .filter(|(_, portion)| !portion.parents.is_empty())
-            .map(|(sequence, portion)| TreeRows { sequence, parents: &portion.parents })
+            .map(|(sequence, portion)| {
+                let Portion { num_stored, parents, .. } = portion;
+                TreeRows { sequence, num_stored: *num_stored, parents }
+            })
             .collect();
         let ran = self.engine.forward_with_trees(&batch, &requests, &trees);
         let Outcome { mut logits, drawn, scores } = match ran {

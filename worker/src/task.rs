@@ -7,7 +7,7 @@ use scheduling::batch::StepRows;
 use scheduling::batch_former::ReadyStep;
 use speculation::cached_sequence::CachedSequence;
 use speculation::step::PromptLogprobs;
-use speculation::tree::Candidates;
+use speculation::tree::{Candidates, TreeGrowth};
 use speculation::{Draft, Reply, ReplyBody, SequenceSpec, Step, TokenId, TokenLogprobs, Work};
 
 use crate::ahead::Found;
@@ -55,6 +55,8 @@ pub struct Task {
     pub guesses: Draft,
     /// The same with what came next at each position, where a tree is asked for.
     pub candidates: Vec<Candidates>,
+    /// What a draft worker guesses instead, where it runs branches of a tree; the ids that it has run are not in `cached` until it is grown.
+    pub tree: Option<TreeGrowth>,
     /// Of the last ids of the context, whether a draft worker would have drawn them itself.
     pub agreed: Vec<bool>,
     /// Scores of prompt ids, when asked for.
@@ -79,6 +81,7 @@ impl Task {
             prefix: PrefixLookup::Wanted,
             guesses: Draft::default(),
             candidates: Vec::new(),
+            tree: None,
             agreed: Vec::new(),
             scores: Vec::new(),
             span: tracing::Span::none(),
@@ -141,8 +144,16 @@ impl Task {
         }
     }
 
+    /// How many rows the role decides on behind the forward that ends the context, or one of those behind it.
+    pub fn num_decided(&self) -> usize {
+        self.tree.as_ref().map_or(1 + self.drafted().len(), TreeGrowth::num_next)
+    }
+
     /// Rows that it still wants of the next forwards.
     pub fn rows_left(&self) -> StepRows {
+        if let Some(tree) = &self.tree {
+            return StepRows { context: 0, tail: tree.num_next() as u32 };
+        }
         StepRows::left(&self.step, self.context_done, self.guesses.token_ids.len())
     }
 

@@ -38,7 +38,7 @@ impl TranslatedMethod {
         let draft_row = logits.row(first_row + portion.num_logits() - 1);
         self.translation.scatter(draft_row, &mut self.row);
         let vocab_size = self.row.len();
-        let rows = Rows::Logits { values: &mut self.row, vocab_size, masks: &masks };
+        let rows = Rows::Logits { values: &mut self.row, vocab_size, masks: &masks, tree_room: 0 };
         match self.decide.decide(task, rows) {
             Ok(decision) => self.conclude(task, decision),
             Err(error) => Some(self.refuse_draw(task, &error)),

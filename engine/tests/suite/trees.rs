@@ -62,10 +62,58 @@ fn run(engine: &mut Engine, slot: SlotId, context: &[TokenId], tree: &Tree) -> V
         SequenceRows { slot: other, token_ids: &[5, 6, 7], num_logits: 0 },
         SequenceRows { slot, token_ids: &token_ids, num_logits: 1 + tree.ids.len() },
     ];
-    let trees = [TreeRows { sequence: 1, parents: &tree.parents }];
+    let trees = [TreeRows { sequence: 1, num_stored: 0, parents: &tree.parents }];
     let logits = engine.forward_with_trees(&batch, &[], &trees).unwrap().logits;
     engine.close(other);
     (0..logits.rows()).map(|row| logits.row(row).to_vec()).collect()
+}
+
+/// The same in several calls, each with so many further rows of the tree.
+fn run_in_parts(
+    engine: &mut Engine,
+    (slot, context): (SlotId, &[TokenId]),
+    (tree, calls): (&Tree, &[usize]),
+) -> Vec<Vec<f32>> {
+    let mut found = vec![feed(engine, slot, context, 1).remove(0)];
+    for num_new in calls {
+        let num_stored = found.len() - 1;
+        let end = num_stored + num_new;
+        let other = engine.open();
+        let batch = [
+            SequenceRows { slot: other, token_ids: &[5, 6, 7], num_logits: 0 },
+            SequenceRows { slot, token_ids: &tree.ids[num_stored..end], num_logits: *num_new },
+        ];
+        let trees = [TreeRows { sequence: 1, num_stored, parents: &tree.parents[..end] }];
+        let logits = engine.forward_with_trees(&batch, &[], &trees).unwrap().logits;
+        engine.close(other);
+        found.extend((0..logits.rows()).map(|row| logits.row(row).to_vec()));
+    }
+    found
+}
+
+/// The same tree as a draft may run it: in each call some of the rows that stand behind earlier ones, in order of depth. And the rows of each call.
+fn in_parts(random: &mut Random, tree: &Tree) -> (Tree, Vec<usize>) {
+    let (mut order, mut calls): (Vec<usize>, Vec<usize>) = (Vec::new(), Vec::new());
+    while order.len() < tree.ids.len() {
+        let is_next = |row: &usize| {
+            let parent = (tree.parents[*row] as usize).checked_sub(1);
+            !order.contains(row) && parent.is_none_or(|parent| order.contains(&parent))
+        };
+        let mut next: Vec<usize> = (0..tree.ids.len()).filter(is_next).collect();
+        while next.len() > 1 + random.below(3) {
+            next.remove(random.below(next.len()));
+        }
+        next.sort_by_key(|&row| tree.path(row).len());
+        order.extend(&next);
+        calls.push(next.len());
+    }
+    let row_of = |parent: u32| match (parent as usize).checked_sub(1) {
+        None => 0,
+        Some(parent) => 1 + order.iter().position(|&row| row == parent).unwrap() as u32,
+    };
+    let ids = order.iter().map(|&row| tree.ids[row]).collect();
+    let parents = order.iter().map(|&row| row_of(tree.parents[row])).collect();
+    (Tree { ids, parents }, calls)
 }
 
 /// A text with a tree behind it at `start`: every row is checked, then one path is kept and the text goes on, twice.
@@ -79,12 +127,16 @@ fn check(engine: &mut Engine, random: &mut Random, start: usize, what: &str) {
     if first > held {
         feed(engine, slot, &text[held..first], 0);
     }
-    for round in 0..3 {
+    for round in 0..4 {
         let what = format!("{what}, start {start}, round {round}");
         let most = 1 + random.below(20);
         let tree = Tree::random(random, (most, vocab));
         let context = text[engine.len(slot) as usize..].to_vec();
-        let found = run(engine, slot, &context, &tree);
+        let (tree, calls) = if round % 2 == 0 { (tree, Vec::new()) } else { in_parts(random, &tree) };
+        let found = match &calls[..] {
+            [] => run(engine, slot, &context, &tree),
+            calls => run_in_parts(engine, (slot, &context), (&tree, calls)),
+        };
         assert_eq!(found[0], alone(engine, &text), "{what}: behind the context");
         for row in 0..tree.ids.len() {
             let ids = [&text[..], &tree.ids_of(&tree.path(row))].concat();
@@ -156,6 +208,13 @@ fn other_ancestors_and_another_path_give_other_bits() {
     assert_eq!(a[..3], b[..3], "what no other row decides");
     assert_ne!(a[3], b[3], "30 behind 10 is not 30 behind 20");
     assert_ne!(a[3], rows(engine, &[0, 1, 2, 3])[3], "nor is it 30 behind both");
+    // Nor is it, where 10 and 20 were stored by an earlier call.
+    let mut later = |parents: &[u32]| {
+        engine.truncate(slot, 0);
+        let tree = Tree { ids: vec![10, 20, 30, 40], parents: parents.to_vec() };
+        run_in_parts(engine, (slot, &text), (&tree, &[2, 2]))
+    };
+    assert_eq!((later(&[0, 0, 1, 2]), later(&[0, 0, 2, 1])), (a, b));
     let mut kept = |path: &[usize], ids: &[TokenId]| {
         rows(engine, &[0, 0, 1, 2]);
         engine.keep_path(slot, 20, (path, ids)).unwrap();
@@ -173,7 +232,7 @@ fn what_is_no_tree_is_refused_and_leaves_no_trace() {
     let slot = engine.open();
     let mut refused = |parents: &[u32], trees: usize, words: &str| {
         let batch = [SequenceRows { slot, token_ids: &[1, 2, 3], num_logits: 1 }];
-        let tree = TreeRows { sequence: trees - 1, parents };
+        let tree = TreeRows { sequence: trees - 1, num_stored: 0, parents };
         let error = engine.forward_with_trees(&batch, &[], &vec![tree; trees]).unwrap_err().to_string();
         assert!(error.contains(words), "{error} lacks {words}");
         assert_eq!((engine.len(slot), engine.stats().forwards), (0, 0));
@@ -182,8 +241,20 @@ fn what_is_no_tree_is_refused_and_leaves_no_trace() {
     refused(&[1], 1, "behind their parents");
     refused(&[0, 0, 0], 1, "a row before it");
     refused(&[], 1, "one with ids");
-    refused(&[0], 2, "a row before it");
+    refused(&[0], 2, "no such sequence");
     feed(engine, slot, &[1, 2, 3], 0);
+    let mut refused_later = |num_stored: usize, parents: &[u32], words: &str| {
+        let batch = [SequenceRows { slot, token_ids: &[4, 5], num_logits: 1 }];
+        let trees = [TreeRows { sequence: 0, num_stored, parents }];
+        let error = engine.forward_with_trees(&batch, &[], &trees).unwrap_err().to_string();
+        assert!(error.contains(words), "{error} lacks {words}");
+        assert_eq!(engine.len(slot), 3);
+    };
+    refused_later(2, &[0, 1], "one with ids");
+    refused_later(2, &[0, 1, 2], "before its first rows");
+    refused_later(3, &[0, 0, 0, 1, 2], "a row before it");
+    refused_later(1, &[0, 1, 0], "in order of depth");
+    refused_later(1, &[0, 1, 4], "behind their parents");
     for (path, ids) in [(&[5][..], &[9][..]), (&[1, 0], &[9, 9]), (&[0], &[9, 9])] {
         assert!(engine.keep_path(slot, 1, (path, ids)).unwrap_err().to_string().contains("no path"));
     }

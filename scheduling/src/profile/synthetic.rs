@@ -156,7 +156,7 @@ impl Sayings<'_> {
             let mut token_ids = vec![first];
             token_ids.extend(text.siblings(position, first).into_iter().filter(|&id| id != first));
             let margins = (0..token_ids.len()).map(|rank| rank as f64).collect();
-            Candidates { token_ids, margins }
+            Candidates { token_ids, margins, surprise: 0.5 }
         };
         (start..).zip(chain).map(candidates).collect()
     }

@@ -48,7 +48,7 @@ mod typical;
 
 pub use drawn::{RowDraw, draw_processed, draw_rows, is_drawn_apart, verify_drawn};
 
-use crate::logits::{DrawError, TokenCounts, TokenMask, process, score};
+use crate::logits::{DrawError, Normalizer, TokenCounts, TokenMask, process, score};
 use crate::noise::Noise;
 use crate::step::DraftDistribution;
 use crate::tree::Candidates;
@@ -194,9 +194,10 @@ pub fn guess_several(
     let best = leaders::leaders(&Place::new(spec, position, logits), num_candidates)?;
     // Scores are logits over the temperature; greedy ones are not divided.
     let scale = if spec.sampling.is_greedy() { 1.0 } else { f64::from(spec.sampling.temperature) };
-    let first = best[0].1;
+    let (best_id, first) = best[0];
     let (token_ids, margins) = best.into_iter().map(|(id, score)| (id, (first - score) * scale)).unzip();
-    Ok(Candidates { token_ids, margins })
+    let surprise = -f64::from(Normalizer::of(logits).logprob(logits[best_id as usize]));
+    Ok(Candidates { token_ids, margins, surprise })
 }
 
 /// Whether a draft for this sequence may have siblings: where a committed token is the target's own draw, whatever was drafted. Masks of a

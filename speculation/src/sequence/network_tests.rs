@@ -142,6 +142,7 @@ impl World {
                 let position = |&id: &TokenId| Candidates {
                     token_ids: vec![id, (id + 1) % VOCAB, (id + VOCAB - 1) % VOCAB],
                     margins: vec![0.0, 1.0, 1.0],
+                    surprise: 0.5,
                 };
                 let positions: Vec<Candidates> = token_ids.iter().map(position).collect();
                 let draft = with_leaves(&positions, *num_tree_tokens as usize);

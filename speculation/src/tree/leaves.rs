@@ -8,9 +8,21 @@
 
 use crate::{Draft, TokenId};
 
-/// The scale, in logits, on which a token is overtaken by one with a lower score: by what the bundled pair's logits differ, about. A
-/// pair that differs less or more gets leaves in nearly the same order.
-const DEVIATION: f64 = 1.5;
+/// The scale, in logits, on which a token is overtaken by one with a lower score: by what the bundled pair's logits differ, about; and by
+/// how much more for each nat of the draft's own surprise. A pair that differs less or more gets trees of nearly the same shape.
+const DEVIATION: f64 = 0.8;
+const DEVIATION_PER_NAT: f64 = 0.15;
+
+/// By which power of the margin that becomes rarer: what two models differ by has heavier tails than a logistic's.
+const POWER: i32 = 3;
+
+/// The weight of the draws that are none of the candidates, of a draft that is sure and for each nat of its surprise; the first candidate's
+/// weight is 1.
+pub(super) const NOBODY: f64 = 0.05;
+const NOBODY_PER_NAT: f64 = 0.1;
+
+/// A larger surprise says no more.
+const MAX_SURPRISE: f64 = 6.0;
 
 /// The best tokens of one position by logit and noise.
 #[derive(Debug, Clone, PartialEq)]
@@ -19,13 +31,18 @@ pub struct Candidates {
     pub token_ids: Vec<TokenId>,
     /// By how many logits each is below the first; as many, ascending, the first 0.
     pub margins: Vec<f64>,
+    /// How improbable the draft finds the first at temperature 1: `-ln` of it, in nats. The less sure a draft is, the more its target differs.
+    pub surprise: f64,
 }
 
 impl Candidates {
-    /// How likely the target is to draw each, if it draws one of them.
-    fn chances(&self) -> impl Iterator<Item = f64> {
-        let weight = |margin: &f64| (-margin / DEVIATION).exp();
-        let sum: f64 = self.margins.iter().map(weight).sum();
+    /// How likely the target is to draw each. Fitted to the bundled pair (docs/measurements/acceptance.md).
+    pub(super) fn chances(&self) -> impl Iterator<Item = f64> {
+        let surprise = self.surprise.clamp(0.0, MAX_SURPRISE);
+        let deviation = DEVIATION + DEVIATION_PER_NAT * surprise;
+        let nobody = NOBODY + NOBODY_PER_NAT * surprise;
+        let weight = move |margin: &f64| (1.0 + margin / deviation).powi(-POWER);
+        let sum: f64 = nobody + self.margins.iter().map(weight).sum::<f64>();
         self.margins.iter().map(move |margin| weight(margin) / sum)
     }
 }
@@ -87,14 +104,14 @@ mod tests {
     use super::*;
 
     fn position(token_ids: &[TokenId], margins: &[f64]) -> Candidates {
-        Candidates { token_ids: token_ids.to_vec(), margins: margins.to_vec() }
+        Candidates { token_ids: token_ids.to_vec(), margins: margins.to_vec(), surprise: 0.5 }
     }
 
     fn positions() -> [Candidates; 3] {
         [
             position(&[5, 6, 7], &[0.0, 3.0, 9.0]),
             position(&[8, 9, 10], &[0.0, 0.5, 1.0]),
-            position(&[11, 12, 13], &[0.0, 0.2, 9.0]),
+            position(&[11, 12, 13], &[0.0, 0.4, 9.0]),
         ]
     }
 

@@ -6,8 +6,10 @@
 //! tree. Nothing here looks at logits: what a target draws at a row, and so which child the walk goes to, is
 //! [`crate::acceptance`]'s.
 
+mod growth;
 mod leaves;
 
+pub use growth::TreeGrowth;
 pub use leaves::{Candidates, Rival, rivals, with_leaves};
 
 use crate::{Draft, TokenId};

@@ -41,7 +41,7 @@ impl<D: Decide> ModelMethod<D> {
         if task.step.work == Work::Feed {
             return Some(fed(task));
         }
-        let num_decided = 1 + task.drafted().len();
+        let num_decided = task.num_decided();
         let drawn = &drawn[drawn.len() - num_decided..];
         let told = task.spec().logprobs.map_or(0, |_| num_decided.min(scores.len()));
         self.settle(task, Rows::Drawn { drawn, scores: &scores[scores.len() - told..] })
@@ -67,7 +67,7 @@ impl<D: Decide> ModelMethod<D> {
         if task.step.work == Work::Feed {
             return Some(fed(task));
         }
-        let decided = rows.end - (1 + task.drafted().len())..rows.end;
+        let decided = rows.end - task.num_decided()..rows.end;
         let masks = match self.grammars.as_mut().map_or(Ok(Vec::new()), |grammars| grammars.take(task)) {
             Ok(masks) => masks,
             Err(error) => return Some(self.refuse_draw(task, &error)),
@@ -77,7 +77,18 @@ impl<D: Decide> ModelMethod<D> {
         for row in decided.chunks_exact_mut(vocab_size) {
             row[self.vocab_size as usize..].fill(f32::NEG_INFINITY);
         }
-        self.settle(task, Rows::Logits { values: decided, vocab_size, masks: &masks })
+        let tree_room = self.tree_room(task);
+        self.settle(task, Rows::Logits { values: decided, vocab_size, masks: &masks, tree_room })
+    }
+
+    /// Rows of a tree that a task's window and the free KV have room for.
+    fn tree_room(&self, task: &Task) -> u32 {
+        if !self.engine.takes_trees() {
+            return 0;
+        }
+        let held = self.engine.len(self.slots[&task.slot]);
+        let free = self.engine.free_blocks() * u64::from(self.engine.info().kv_block_size);
+        self.engine.info().max_model_len.saturating_sub(held).min(u32::try_from(free).unwrap_or(u32::MAX))
     }
 
     /// What the role makes of a task's rows; `None` while it needs another forward.
@@ -98,14 +109,18 @@ impl<D: Decide> ModelMethod<D> {
         }
     }
 
-    /// Leaves the KV of what is committed: of a tree, one path of it.
+    /// Leaves the KV of what is held: of a tree, one path of it.
     fn keep(&mut self, task: &Task, keep: u32) -> Result<(), EngineError> {
         let slot = self.slots[&task.slot];
-        match &task.step.work {
-            Work::Verify { draft } if draft.is_tree() => {
-                let accepted = &task.cached.ids()[task.step.start() as usize..];
-                let path: Vec<usize> = draft.rows_along(accepted).into_iter().map(|row| row - 1).collect();
-                self.engine.keep_path(slot, task.step.start(), (&path, accepted))
+        let start = task.step.start();
+        let held = &task.cached.ids()[start as usize..];
+        match (&task.step.work, &task.tree) {
+            (Work::Verify { draft }, _) if draft.is_tree() => {
+                let path: Vec<usize> = draft.rows_along(held).into_iter().map(|row| row - 1).collect();
+                self.engine.keep_path(slot, start, (&path, held))
+            }
+            (Work::Propose { .. }, Some(tree)) => {
+                self.engine.keep_path(slot, start, (&tree.rows_along(held), held))
             }
             _ => {
                 self.engine.truncate(slot, keep);

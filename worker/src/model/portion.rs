@@ -18,7 +18,9 @@ pub(super) struct Portion {
     pub(super) ends_context: bool,
     pub(super) token_ids: Vec<TokenId>,
     pub(super) num_logits: usize,
-    /// Of the last of the ids, where these are a token tree.
+    /// Of the token tree that the last of the ids are, if they are one: rows of it that ran before.
+    pub(super) num_stored: usize,
+    /// Of all of its rows.
     pub(super) parents: Vec<u32>,
 }
 
@@ -26,18 +28,22 @@ pub(super) struct Portion {
 pub(super) fn portion(task: &Task, share: &Share, role: Role) -> Portion {
     let (num_context, ends_context) = (share.context as usize, share.ends_context);
     let mut token_ids = task.context_left()[..num_context].to_vec();
-    let (mut num_logits, mut parents) = (0, Vec::new());
+    let (mut num_logits, mut num_stored, mut parents) = (0, 0, Vec::new());
     if ends_context && task.step.work != Work::Feed {
         // A draft that goes on has no context left: its last guess is the row.
         token_ids.extend(task.guesses.token_ids.last().filter(|_| num_context == 0));
         token_ids.extend_from_slice(task.drafted());
-        num_logits = 1 + task.drafted().len();
         parents.extend_from_slice(task.parents());
+        num_logits = task.num_decided();
+        if let Some(tree) = &task.tree {
+            token_ids = tree.next_ids();
+            (num_stored, parents) = (tree.num_stored(), tree.row_parents());
+        }
     }
     if task.is_scoring() || (role == Role::Draft && task.is_comparable()) {
         num_logits = token_ids.len();
     }
-    Portion { task: share.index, num_context, ends_context, token_ids, num_logits, parents }
+    Portion { task: share.index, num_context, ends_context, token_ids, num_logits, num_stored, parents }
 }
 
 impl<D> ModelMethod<D> {

@@ -1,0 +1,297 @@
+//! A draft worker's trees with branches, with `==`: each is what the rule that grows them ([`TreeGrowth`]) makes of rows that sequences
+//! of their own computed, whatever ran beside it, was accepted before, or is left of an earlier tree in the KV.
+
+use std::collections::VecDeque;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Instant;
+
+use clap::Parser;
+use draft_worker::config::{Flags, RawDraft};
+use draft_worker::propose::Propose;
+use engine::{Engine, LoadOptions, SequenceRows, WeightFormat};
+use speculation::acceptance::guess_several;
+use speculation::cached_sequence::{Admission, CachedSequence};
+use speculation::logits::TokenCounts;
+use speculation::prefix::Prefix;
+use speculation::tree::TreeGrowth;
+use speculation::{Draft, ReplyBody, Role, SamplingParams, SequenceId, SequenceSpec, Step, TokenId, Work};
+use worker::Task;
+use worker::method::Method;
+use worker::model::ModelMethod;
+use worker::table::{RouterId, SequenceKey};
+use worker::task::Slot;
+
+const STOP: TokenId = 0;
+
+fn model() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/demo/draft")
+}
+
+fn method(more: &[&str]) -> ModelMethod<Propose> {
+    let model = model();
+    let flags = ["outrider-draft-worker", "--model", &model.to_string_lossy(), "--profile-steps", "false"];
+    let flags = Flags::parse_from(flags.iter().chain(more));
+    let config =
+        service::config::load::<RawDraft>(&flags, None, "OUTRIDER_NOWHERE_").expect("the flags suffice");
+    let propose = Propose { keeps_candidates: false };
+    worker::serve::load(&config.worker, Role::Draft, propose).expect("the bundled draft loads").method
+}
+
+fn engine() -> Engine {
+    let options = LoadOptions {
+        model_dir: model(),
+        weights: WeightFormat::AsStored,
+        threads: 1,
+        tensor_parallel: 1,
+        kv_memory_bytes: 16 << 20,
+        max_model_len: None,
+    };
+    Engine::load(&options).expect("the bundled draft loads")
+}
+
+/// Numbers below `n` by a seed.
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, n: usize) -> usize {
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (self.0 >> 33) as usize % n
+    }
+}
+
+/// The tree that follows `ids`, of rows that each have a sequence of their own.
+fn expected(
+    engine: &mut Engine,
+    spec: &SequenceSpec,
+    ids: &[TokenId],
+    (positions, tokens): (u32, u32),
+) -> Draft {
+    let mut tree = TreeGrowth::new(positions as usize, tokens as usize);
+    loop {
+        let paths = tree.next_paths();
+        if paths.is_empty() {
+            return tree.draft();
+        }
+        let mut found = Vec::new();
+        for path in &paths {
+            let context = [ids, path].concat();
+            let slot = engine.open();
+            let rows = [SequenceRows { slot, token_ids: &context, num_logits: 1 }];
+            let mut logits = engine.forward(&rows).expect("there is room");
+            engine.close(slot);
+            let mut counts = TokenCounts::new(spec.prompt_len);
+            context.iter().for_each(|&id| counts.push(id));
+            let at = (context.len() as u32, 8);
+            found.push(guess_several(spec, &counts, at, logits.rows_mut(0..1)).expect("numbers"));
+        }
+        tree.observe(&found, |id| spec.stop_token_ids.contains(&id));
+    }
+}
+
+/// One sequence as its router sees it, and what the worker holds of it.
+struct Sequence {
+    spec: Arc<SequenceSpec>,
+    ids: Vec<TokenId>,
+    /// Of these, so many are known to be held.
+    held: usize,
+    step_seq: u64,
+    slot: Slot,
+    cached: CachedSequence,
+}
+
+impl Sequence {
+    fn new(method: &mut ModelMethod<Propose>, seed: u64, sampling: SamplingParams) -> Self {
+        let ids: Vec<TokenId> = (0..5 + seed as TokenId * 7).map(|i| 11 + i * 245 % 2_000).collect();
+        let prompt_len = ids.len() as u32;
+        let spec = SequenceSpec {
+            seed,
+            prompt_len,
+            max_len: prompt_len + 220,
+            sampling,
+            stop_token_ids: vec![STOP],
+            ..SequenceSpec::default()
+        };
+        let (slot, cached) = (method.open(), CachedSequence::default());
+        Self { spec: Arc::new(spec), ids, held: 0, step_seq: 0, slot, cached }
+    }
+
+    /// The task of a step that asks for a tree, admitted.
+    fn task(
+        &mut self,
+        method: &mut ModelMethod<Propose>,
+        (num_draft_tokens, num_tree_tokens): (u32, u32),
+    ) -> Task {
+        self.step_seq += 1;
+        let step = Step {
+            sequence_id: SequenceId(self.spec.seed),
+            epoch: 1,
+            step_seq: self.step_seq,
+            spec: (self.step_seq == 1).then(|| Arc::clone(&self.spec)),
+            base_len: self.held as u32,
+            prefix_hash: Prefix::new(&self.ids[..self.held]).hash_at(self.held as u32).expect("within"),
+            append_ids: self.ids[self.held..].to_vec(),
+            work: Work::Propose { num_draft_tokens, num_tree_tokens },
+        };
+        let mut cached = std::mem::take(&mut self.cached);
+        assert_eq!(cached.admit(&step, &method.limits()), Admission::Run);
+        method.truncate(self.slot, step.base_len);
+        let key = SequenceKey { router: RouterId(1), sequence: step.sequence_id };
+        Task::new(key, self.slot, step, cached, Instant::now())
+    }
+
+    /// Commits some path of a draft, often one beside the first children, then `next`. What is held is what the contract says.
+    fn commit(&mut self, draft: &Draft, random: &mut Random, next: TokenId) {
+        let (start, mut row) = (self.ids.len(), 0);
+        while random.below(4) > 0 {
+            let children: Vec<usize> =
+                (0..draft.token_ids.len()).filter(|&i| draft.parent(i) == row).collect();
+            if children.is_empty() {
+                break;
+            }
+            let i = children[random.below(2).min(children.len() - 1)];
+            self.ids.push(draft.token_ids[i]);
+            row = i + 1;
+        }
+        let first = draft.first_path();
+        let leading = first.iter().zip(&self.ids[start..]).take_while(|(a, b)| a == b).count();
+        self.held = start + leading.min(first.len() - 1);
+        self.ids.push(next);
+    }
+}
+
+/// Runs tasks to their answers, in rounds of forwards that they share; what each proposes.
+fn run(method: &mut ModelMethod<Propose>, tasks: Vec<Task>) -> Vec<(Task, Draft)> {
+    let mut tasks = VecDeque::from(tasks);
+    let mut done = Vec::new();
+    while !tasks.is_empty() {
+        for (task, body) in method.advance(&mut tasks, u32::MAX).expect("there is room") {
+            let ReplyBody::Proposal(proposal) = body else { panic!("{body:?}") };
+            assert_eq!(proposal.start, task.step.start());
+            done.push((task, proposal.draft));
+        }
+    }
+    done.sort_by_key(|(task, _)| task.key.sequence);
+    done
+}
+
+#[test]
+fn every_tree_is_made_of_the_bits_of_chains() {
+    let (mut method, mut engine) = (method(&[]), engine());
+    let mut random = Random(3);
+    let plain = SamplingParams::default();
+    let mut sequences: Vec<Sequence> = [
+        plain.clone(),
+        SamplingParams { temperature: 0.0, ..plain.clone() },
+        SamplingParams { frequency_penalty: 0.7, ..plain.clone() },
+        SamplingParams { temperature: 0.7, top_p: 0.95, ..plain },
+    ]
+    .into_iter()
+    .zip(1..)
+    .map(|(sampling, seed)| Sequence::new(&mut method, seed, sampling))
+    .collect();
+    let (mut with_branches, mut beside_the_chain) = (0, 0);
+    for round in 0..24 {
+        let shapes: Vec<(u32, u32)> = (0..sequences.len())
+            .map(|_| {
+                let positions = 1 + random.below(7) as u32;
+                (positions, positions + 1 + random.below(20) as u32)
+            })
+            .collect();
+        let tasks = sequences.iter_mut().zip(&shapes).map(|(s, &shape)| s.task(&mut method, shape)).collect();
+        for ((sequence, (task, draft)), shape) in
+            sequences.iter_mut().zip(run(&mut method, tasks)).zip(shapes)
+        {
+            let what = format!("round {round}, sequence {}, {shape:?}", sequence.spec.seed);
+            let expected = expected(&mut engine, &sequence.spec, &sequence.ids, shape);
+            assert_eq!(draft, expected, "{what}");
+            assert_eq!(draft.check_shape(), Ok(()), "{what}");
+            let first = draft.first_path();
+            let held = [&sequence.ids[..], &first[..first.len() - 1]].concat();
+            assert_eq!(task.cached.ids(), held, "{what}");
+            assert_eq!(method.blocks_held(task.slot), (held.len() as u64).div_ceil(16), "{what}");
+            sequence.cached = task.cached;
+            let is_beside =
+                |i: &usize| draft.parent(*i) > 0 && !first.contains(&draft.token_ids[draft.parent(*i) - 1]);
+            with_branches += usize::from((0..draft.token_ids.len()).any(|i| is_beside(&i)));
+            let before = sequence.held;
+            sequence.commit(&draft, &mut random, 300 + round);
+            beside_the_chain += usize::from(sequence.held == before);
+        }
+    }
+    assert!(with_branches > 40, "{with_branches} of 96 trees have branches");
+    assert!(beside_the_chain < 90);
+    sequences.iter().for_each(|sequence| method.close(sequence.slot));
+    assert_eq!(method.stats().kv_blocks_used, 0);
+}
+
+/// The check above can fail: KV of another path than the one that is held shows in what is proposed.
+#[test]
+fn the_kv_of_another_path_is_noticed() {
+    let (mut method, mut engine) = (method(&[]), engine());
+    let noticed = |seed: u64| {
+        let mut sequence = Sequence::new(&mut method, seed, SamplingParams::default());
+        let prompt = sequence.ids.clone();
+        let task = sequence.task(&mut method, (4, 12));
+        let (task, draft) = run(&mut method, vec![task]).remove(0);
+        let (first, other) = (draft.first_path(), draft.token_ids[1]);
+        sequence.cached = task.cached;
+        sequence.ids.extend([if first[0] == other { draft.token_ids[0] } else { other }, 500]);
+        // As if the other id's row had been moved to where the first one's is.
+        sequence.cached.cut(prompt.len() as u32);
+        sequence.cached.append(&sequence.ids[prompt.len()..][..1]);
+        sequence.held = prompt.len() + 1;
+        let task = sequence.task(&mut method, (4, 12));
+        let (_, found) = run(&mut method, vec![task]).remove(0);
+        method.close(sequence.slot);
+        found != expected(&mut engine, &sequence.spec, &sequence.ids, (4, 12))
+    };
+    let num_noticed = (1..9).map(noticed).filter(|noticed| *noticed).count();
+    assert!(num_noticed >= 6, "{num_noticed} of 8");
+}
+
+/// Where there is no room for rows of a tree, in the window or in the KV, its chain gets leaves, whose rows never run.
+#[test]
+fn without_room_for_branches_there_are_leaves() {
+    for more in [["--max-model-len", "32"], ["--kv-memory", "64KiB"]] {
+        let mut method = method(&more);
+        let mut sequence = Sequence::new(&mut method, 2, SamplingParams::default());
+        let window = method.limits().max_model_len.min(method.stats().kv_blocks_total as u32 * 16);
+        let filler = (sequence.ids.len() as TokenId..window - 6).map(|i| 20 + i);
+        sequence.ids.extend(filler);
+        let task = sequence.task(&mut method, (6, 20));
+        let (task, draft) = run(&mut method, vec![task]).remove(0);
+        let first = draft.first_path();
+        let is_leaf = |i: usize| {
+            let parent = draft.parent(i);
+            parent == 0 || first[draft.depths()[parent - 1] as usize - 1] == draft.token_ids[parent - 1]
+        };
+        assert!(draft.token_ids.len() == 20 && (0..20).all(is_leaf), "{more:?}: {draft:?}");
+        assert!(first.len() == 6 && task.tree.is_none(), "{more:?}");
+    }
+}
+
+/// A stop token ends its branch, and the sequence's end every branch.
+#[test]
+fn nothing_follows_the_end() {
+    let mut method = method(&[]);
+    let mut engine = engine();
+    for room in 1..6 {
+        let mut sequence =
+            Sequence::new(&mut method, 5, SamplingParams { temperature: 1.8, ..SamplingParams::default() });
+        let max_len = sequence.ids.len() as u32 + room;
+        sequence.spec = Arc::new(SequenceSpec {
+            max_len,
+            stop_token_ids: (0..2_000).collect(),
+            ..(*sequence.spec).clone()
+        });
+        let task = sequence.task(&mut method, (8, 24));
+        let (_, draft) = run(&mut method, vec![task]).remove(0);
+        assert_eq!(draft, expected(&mut engine, &sequence.spec, &sequence.ids, (room.min(8), 24)));
+        assert!(draft.depth() <= room, "{draft:?}");
+        let is_over = |i: usize| sequence.spec.stop_token_ids.contains(&draft.token_ids[i]);
+        let inner = (0..draft.token_ids.len()).filter_map(|i| draft.parent(i).checked_sub(1));
+        assert!(inner.into_iter().all(|i| !is_over(i)), "{draft:?}");
+        method.close(sequence.slot);
+    }
+}
