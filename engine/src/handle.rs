@@ -157,7 +157,7 @@ impl Engine {
     ) -> Result<Outcome, EngineError> {
         self.check(batch)?;
         let parents = self.check_trees(batch, trees)?;
-        let plan = DrawPlan::new(batch, requests, self.info.vocab_size)?;
+        let plan = DrawPlan::new(batch, (requests, &parents), self.info.vocab_size)?;
         if !self.draws && !plan.is_empty() {
             return Err(EngineError::BadBatch("this device does not draw".to_owned()));
         }
