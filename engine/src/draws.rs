@@ -18,7 +18,7 @@ pub struct DrawRequest<'a> {
     pub spec: &'a SequenceSpec,
     /// Ids of the sequence that every row knows.
     pub before: &'a [TokenId],
-    /// Ids behind them: drafted ones, or a guess.
+    /// Ids behind them: drafted ones, or a guess. Where the last of them are a token tree, a row knows its ancestors of these and itself.
     pub then: &'a [TokenId],
     /// Entries of the vocabulary that may be drawn; the rest is padding. The same for all requests of a forward.
     pub vocab_size: u32,
@@ -92,17 +92,19 @@ pub(crate) struct DrawPlan {
 }
 
 impl DrawPlan {
-    /// The plan of a call; `requests` has an entry for each sequence of the batch, or none at all.
+    /// The plan of a call; `requests` has an entry for each sequence of the batch, or none at all, and `trees` the parents of each one's
+    /// token tree ([`crate::TreeRows`]), or none.
     pub(crate) fn new(
         batch: &[SequenceRows<'_>],
-        requests: &[Option<DrawRequest<'_>>],
+        (requests, trees): (&[Option<DrawRequest<'_>>], &[&[u32]]),
         vocab_size: u32,
     ) -> Result<Self, EngineError> {
         let mut plan = Self::default();
         let mut first = 0;
-        for (rows, request) in batch.iter().zip(requests) {
+        for (i, (rows, request)) in batch.iter().zip(requests).enumerate() {
             if let Some(request) = request {
-                plan.add(rows.num_logits, first, request, vocab_size)?;
+                let parents = trees.get(i).copied().unwrap_or_default();
+                plan.add(rows.num_logits, first, (request, parents), vocab_size)?;
             }
             first += rows.num_logits;
         }
@@ -113,12 +115,14 @@ impl DrawPlan {
         &mut self,
         num_rows: usize,
         first: usize,
-        request: &DrawRequest<'_>,
+        (request, parents): (&DrawRequest<'_>, &[u32]),
         vocab_size: u32,
     ) -> Result<(), EngineError> {
         let DrawRequest { spec, before, then, vocab_size: vocab, logprobs, prompt } = *request;
         let same_vocab = self.is_empty() || self.vocab == vocab as usize;
-        let can = is_drawn_apart(spec) && num_rows <= then.len() + 1;
+        // Ids of the prompt are no tree.
+        let is_shaped = parents.is_empty() || (parents.len() <= then.len() && prompt.is_none());
+        let can = is_drawn_apart(spec) && num_rows <= then.len() + 1 && is_shaped;
         if !can || !same_vocab || vocab == 0 || vocab > vocab_size {
             let reason =
                 format!("{num_rows} rows behind {} ids cannot be drawn from {vocab} entries", then.len());
@@ -132,6 +136,10 @@ impl DrawPlan {
         let (num_drawn, _) = request.answers(num_rows);
         for i in 0..num_rows {
             let row = (first + i) as u32;
+            if !parents.is_empty() {
+                ids.truncate(before.len());
+                ids.extend(known_in_tree(then, parents, known + i));
+            }
             if let Some(PromptRows { top_n, next }) = prompt.filter(|_| i < num_rows - num_drawn) {
                 let given = then.get(known + i).copied().or(next);
                 self.scores.push(ScoreRow { row, top_n, given: Some(given.unwrap_or_default()) });
@@ -145,7 +153,7 @@ impl DrawPlan {
             self.rows.push(DrawRow::new(row, spec, ids.len() as u32));
             self.scores.extend(logprobs.map(|top_n| ScoreRow { row, top_n, given: None }));
             self.edits.extend(edits_of(row, spec, &ids, self.vocab)?);
-            ids.extend(then.get(known + i));
+            ids.extend(then.get(known + i).filter(|_| parents.is_empty()));
         }
         Ok(())
     }
@@ -197,8 +205,21 @@ impl DrawPlan {
     }
 }
 
+/// What a row knows of `then`, whose last ids are a token tree: what stands before the tree, its ancestors and itself.
+fn known_in_tree(then: &[TokenId], parents: &[u32], row: usize) -> Vec<TokenId> {
+    let num_linear = then.len() - parents.len();
+    let mut ids = then[..row.min(num_linear)].to_vec();
+    let parent = |&row: &usize| (parents[row] as usize).checked_sub(1);
+    let mut path: Vec<usize> = std::iter::successors(row.checked_sub(num_linear + 1), parent).collect();
+    path.reverse();
+    ids.extend(path.into_iter().map(|row| then[num_linear + row]));
+    ids
+}
+
 #[cfg(test)]
 mod tests {
+    use speculation::SamplingParams;
+
     use super::*;
     use crate::SlotId;
 
@@ -216,7 +237,7 @@ mod tests {
             logprobs: spec.logprobs,
             prompt: None,
         };
-        DrawPlan::new(&batch, &drawn.map(|drawn| drawn.then_some(request)), 12)
+        DrawPlan::new(&batch, (&drawn.map(|drawn| drawn.then_some(request)), &[]), 12)
     }
 
     #[test]
@@ -268,7 +289,7 @@ mod tests {
             let (before, then) = (&[1, 2][..], &[3, 4, 5][..]);
             let request = DrawRequest { spec: &spec, before, then, vocab_size: 10, logprobs, prompt };
             let rows = SequenceRows { slot: SlotId(0), token_ids: &[2, 3, 4, 5], num_logits };
-            let plan = DrawPlan::new(&[rows], &[Some(request)], 12).unwrap();
+            let plan = DrawPlan::new(&[rows], (&[Some(request)], &[]), 12).unwrap();
             assert_eq!(request.answers(num_logits), (plan.rows.len(), plan.scores.len()));
             assert!(plan.other_rows(num_logits).is_empty() && !plan.is_empty());
             let draws: Vec<(u32, u32)> = plan.rows.iter().map(|draw| (draw.row, draw.position)).collect();
@@ -282,6 +303,39 @@ mod tests {
             check(3, None, 4, Some(1)),
             (vec![Some(3), None, None, None], vec![(1, 3), (2, 4), (3, 5)])
         );
+    }
+
+    /// One drafted id before the tree, which has two ids at its first position, three at the second.
+    #[test]
+    fn rows_of_a_tree_know_their_ancestors() {
+        let then = [5, 6, 7, 60, 61, 70];
+        let parents = [0, 0, 1, 1, 2];
+        let known: Vec<Vec<TokenId>> = (0..7).map(|row| known_in_tree(&then, &parents, row)).collect();
+        let expected: [&[TokenId]; 7] = [&[], &[5], &[5, 6], &[5, 7], &[5, 6, 60], &[5, 6, 61], &[5, 7, 70]];
+        assert_eq!(known, expected);
+
+        let spec = SequenceSpec {
+            sampling: SamplingParams { presence_penalty: 1.0, ..SamplingParams::default() },
+            ..SequenceSpec::default()
+        };
+        let rows = SequenceRows { slot: SlotId(0), token_ids: &[4, 5, 6, 7, 60, 61, 70], num_logits: 6 };
+        let request = DrawRequest {
+            spec: &spec,
+            before: &[4],
+            then: &then,
+            vocab_size: 100,
+            logprobs: None,
+            prompt: None,
+        };
+        let plan = DrawPlan::new(&[rows], (&[Some(request)], &[&parents]), 100).unwrap();
+        let places: Vec<(u32, u32)> = plan.rows.iter().map(|draw| (draw.row, draw.position)).collect();
+        assert_eq!(places, [(0, 2), (1, 3), (2, 3), (3, 4), (4, 4), (5, 4)]);
+        let seen = |row: u32| -> Vec<TokenId> {
+            plan.edits.iter().filter(|edit| edit.row == row).map(|edit| edit.token_id).collect()
+        };
+        assert_eq!((seen(2), seen(5)), (vec![4, 5, 7], vec![4, 5, 7, 70]));
+        let too_many = DrawPlan::new(&[rows], (&[Some(request)], &[&[0; 7]]), 100);
+        assert!(too_many.is_err(), "more rows of a tree than ids");
     }
 
     #[test]

@@ -158,7 +158,8 @@ impl Engine {
     ) -> Result<Outcome, EngineError> {
         self.check(batch)?;
         let trees = self.check_trees(batch, trees)?;
-        let plan = DrawPlan::new(batch, requests, self.info.vocab_size)?;
+        let parents: Vec<&[u32]> = trees.iter().map(|tree| tree.parents).collect();
+        let plan = DrawPlan::new(batch, (requests, &parents), self.info.vocab_size)?;
         if !self.draws && !plan.is_empty() {
             return Err(EngineError::BadBatch("this device does not draw".to_owned()));
         }

@@ -351,7 +351,7 @@ impl DraftLength {
             }
             let TreeSize { num_leaves, expected_tokens } =
                 size_of_tree(&prices, (k, chain_tokens, rows_each), &leaves);
-            let price = prices.round(k, rows_each + f64::from(num_leaves));
+            let price = prices.round(k, rows_of((k, rows_each), num_leaves));
             let factor = self.residuals.factor(k);
             let (draft_wait_us, verify_us) = (price.draft_us * factor, price.verify_us * factor);
             outlook.push(Outlook {
@@ -451,8 +451,13 @@ fn size_of_tree(prices: &Prices<'_>, (k, tokens, rows_each): (u32, f64, f64), le
     let forward_us = |price: &Price| price.forwards.mean_us(1.0);
     let worth = leaves.iter().filter(|leaf| leaf.position < k).map(|leaf| leaf.worth);
     tree_size(tokens, worth, |num_leaves| {
-        let price = prices.round(k, rows_each + f64::from(num_leaves));
+        let price = prices.round(k, rows_of((k, rows_each), num_leaves));
         let delays_others = prices.load.other_sequences > 0 && forward_us(&price) > forward_us(&chain);
         (!delays_others).then(|| price.round_us())
     })
+}
+
+/// Rows of a verification: those of a chain as far as it is proposed, `chain_rows` on average. A tree has all ids that it was asked for.
+fn rows_of((k, chain_rows): (u32, f64), num_leaves: u32) -> f64 {
+    if num_leaves == 0 { chain_rows } else { f64::from(1 + k + num_leaves) }
 }

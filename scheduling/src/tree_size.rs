@@ -4,7 +4,8 @@
 //! A leaf costs the target a row and the draft worker nothing. It is worth one token where the chain came as far as its parent, the
 //! target did not draw the chain's next token, and drew the leaf instead. The first two are acceptance by position; the third is learned
 //! here, by rank: each verification tells of the position where it left the chain which sibling the target drew there, if any. Which
-//! positions get how many is the draft worker's to say, who sees the margins; the choice is only how many there are.
+//! positions get how many is the draft worker's to say, who sees the margins; the choice is only how many there are. A draft worker that
+//! makes branches of some of them has ids accepted behind a sibling, too: how many is learned, and a leaf is worth as much more.
 
 use speculation::tree::Judged;
 
@@ -35,11 +36,14 @@ pub struct SiblingRates {
     /// Decayed: positions at which there was a sibling of that rank, and those at which it was drawn.
     offered: [f64; MAX_RANK],
     drawn: [f64; MAX_RANK],
+    /// Siblings that were drawn, and ids accepted from there on: more than one each where trees have branches.
+    taken: f64,
+    accepted: f64,
 }
 
 impl Default for SiblingRates {
     fn default() -> Self {
-        Self { offered: [0.0; MAX_RANK], drawn: [0.0; MAX_RANK] }
+        Self { offered: [0.0; MAX_RANK], drawn: [0.0; MAX_RANK], taken: 0.0, accepted: 0.0 }
     }
 }
 
@@ -53,6 +57,15 @@ impl SiblingRates {
             self.offered[rank] += 1.0 - self.offered[rank] / MEMORY;
             self.drawn[rank] += f64::from(u8::from(was_drawn)) - self.drawn[rank] / MEMORY;
         }
+        if missed.rank.is_some_and(|rank| rank > 0) {
+            self.taken += 1.0 - self.taken / MEMORY;
+            self.accepted += f64::from(missed.num_accepted) - self.accepted / MEMORY;
+        }
+    }
+
+    /// Ids that are accepted where a sibling is drawn, itself included.
+    fn accepted_each(&self) -> f64 {
+        (self.accepted + PRIOR_WEIGHT) / (self.taken + PRIOR_WEIGHT)
     }
 
     /// The chance of each sibling, best first, to be drawn where the chain is left.
@@ -71,12 +84,12 @@ impl SiblingRates {
 
     /// The leaves that a chain may get, the best first. `reached[i]` is the chance that the chain is accepted as far as its token i.
     pub fn leaves(&self, reached: &[f64]) -> Vec<Leaf> {
-        let rates = self.rates();
+        let (rates, each) = (self.rates(), self.accepted_each());
         let before = std::iter::once(1.0).chain(reached.iter().copied());
         let left = before.zip(reached).map(|(before, reached)| (before - reached).max(0.0));
         let mut leaves: Vec<Leaf> = (0..)
             .zip(left)
-            .flat_map(|(position, left)| rates.map(|rate| Leaf { position, worth: left * rate }))
+            .flat_map(|(position, left)| rates.map(|rate| Leaf { position, worth: left * rate * each }))
             .collect();
         leaves.sort_by(|a, b| b.worth.total_cmp(&a.worth));
         leaves
@@ -133,7 +146,11 @@ mod tests {
     use super::*;
 
     fn left_at(num_children: u32, rank: Option<u32>) -> Judged {
-        Judged { num_positions: 4, num_first: 1, missed: Some(Missed { num_children, rank }) }
+        Judged {
+            num_positions: 4,
+            num_first: 1,
+            missed: Some(Missed { num_children, rank, num_accepted: u32::from(rank.is_some()) }),
+        }
     }
 
     fn size(tokens: f64, leaves: &[Leaf], round_us: impl Fn(u32) -> Option<f64>) -> u32 {
@@ -174,6 +191,19 @@ mod tests {
         let round_us = |leaves: u32| Some(1_000.0 + 20.0 * f64::from(leaves));
         let leaves = |rates: &SiblingRates| size(1.75, &rates.leaves(&[0.5, 0.25]), round_us);
         assert_eq!((leaves(&never), leaves(&first)), (0, 2));
+    }
+
+    #[test]
+    fn siblings_with_more_behind_them_are_worth_more() {
+        let worth = |num_accepted: u32| {
+            let mut rates = SiblingRates::default();
+            let missed = Missed { num_children: 3, rank: Some(1), num_accepted };
+            let judged = Judged { num_positions: 4, num_first: 0, missed: Some(missed) };
+            (0..100).for_each(|_| rates.observe(&judged));
+            rates.leaves(&[0.5])[0].worth
+        };
+        let (one, two) = (worth(1), worth(2));
+        assert!((1.8..2.0).contains(&(two / one)), "{one} {two}");
     }
 
     #[test]

@@ -4,6 +4,7 @@
 //! Operations do not fail one by one: the first error is kept, what follows does nothing, and the forward that is
 //! read next ends with it. Nothing waits for the device but reading what was drawn, or logits.
 
+mod attend;
 mod drawing;
 mod feed;
 mod fusion;
@@ -13,19 +14,22 @@ mod pass;
 mod step_tests;
 #[cfg(test)]
 mod tests;
+#[cfg(test)]
+mod tree_tests;
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use cpu_kernels::{HeadLayout, KvShape, MatrixFormat, Norm};
+use cpu_kernels::{HeadLayout, KvShape, MatrixFormat, Norm, TokenCopy};
 use half::bf16;
+use speculation::tree::MAX_TREE_TOKENS;
 
 use super::CudaError;
 use super::executor::{Executor, Tensor};
 use super::kv_room::{PASS_LIMITS, kv_bytes, workspace_bytes};
 use super::ops::{
-    Attention, DrawBuffers, Embedding, GemmBf16, GemmInt8, QuantizeRows, ScoreBuffers, WriteKv, finish_sum,
-    norm_heads, room, swiglu, take_rows, to_bf16,
+    DrawBuffers, Embedding, GemmBf16, GemmInt8, Held, QuantizeRows, ScoreBuffers, WriteKv, copy_tokens,
+    finish_sum, norm_heads, room, swiglu, take_rows, to_bf16,
 };
 use crate::EngineError;
 use crate::backend::{AttentionLayer, Backend};
@@ -89,6 +93,9 @@ struct State<E: Executor> {
     scales: Option<Tensor<E::Memory, f32>>,
     /// Attention's splits.
     partial: Option<Tensor<E::Memory, f32>>,
+    /// What rows of token trees attend to, and which tokens are copied.
+    own: Option<Tensor<E::Memory, bf16>>,
+    copies: Held<E::Memory, u32>,
 }
 
 /// f32 numbers on the device; memory only ever grows.
@@ -154,6 +161,8 @@ impl<E: Executor> Gpu<E> {
             steps: None,
             scales: None,
             partial: None,
+            own: None,
+            copies: Held::default(),
         };
         Self { state: Arc::new(Mutex::new(state)), kv_blocks: AtomicU32::new(0), memory_utilization }
     }
@@ -255,6 +264,8 @@ where
 
     const DRAWS: bool = true;
 
+    const TREES: bool = true;
+
     fn load_table(
         &self,
         source: &dyn TensorSource,
@@ -329,8 +340,10 @@ where
         }
         if kv.blocks.is_none() && num_blocks > 0 {
             let purpose = "kv blocks, lower kv_memory_bytes to what the device has";
-            let blocks = Tensor::zeros(&mut self.lock().executor, total as usize * block_len, purpose)?;
-            kv.blocks = Some(blocks);
+            let State { executor, copies, .. } = &mut *self.lock();
+            kv.blocks = Some(Tensor::zeros(executor, total as usize * block_len, purpose)?);
+            // Here, so that a path that stays never lacks memory: nobody would hear of it before another sequence's forward.
+            copies.make_room(executor, 2 * MAX_TREE_TOKENS, "copies of tokens")?;
         }
         Ok(())
     }
@@ -340,6 +353,16 @@ where
         let Some(blocks) = &mut kv.blocks else { return };
         self.run(|state| {
             blocks.copy_within(&mut state.executor, (from as usize * len, to as usize * len), len)
+        });
+    }
+
+    fn copy_tokens(&self, kv: &mut Self::Kv, copies: &[TokenCopy]) {
+        let shape = kv.shape;
+        let Some(blocks) = &mut kv.blocks else { return };
+        self.run(|state| {
+            let State { executor, copies: held, .. } = state;
+            let mut copy = |copies| copy_tokens(executor, (&mut *blocks, shape), copies, held);
+            copies.chunks(MAX_TREE_TOKENS).try_for_each(&mut copy)
         });
     }
 
@@ -440,27 +463,11 @@ where
     fn attention(
         &self,
         kv: &Self::Kv,
-        AttentionLayer { layout, layer, window }: AttentionLayer,
+        at: AttentionLayer,
         (pass, qkv): (&Self::Pass<'_>, &Self::Rows),
         out: &mut Self::Rows,
     ) {
-        let layer = (layer, kv.shape.num_layers);
-        let kv = kv.blocks.as_ref().expect("a batch's blocks are there before its forward");
-        self.run(|state| {
-            let out_len = out.len;
-            state.make_rounded(out_len)?;
-            let State { executor, partial, inputs, rounded, reads_bf16, .. } = state;
-            let key = tiling_key(layout, window);
-            let tiling = inputs.tiling(key);
-            let partial = room(partial, executor, tiling.partial_len(layout), "partial sums of attention")?;
-            let (positions, tables) = (inputs.positions(), inputs.tables());
-            let (qkv, out) = (qkv.read().0, out.write().0);
-            let (address, rounded) = (out.address(), rounded.as_mut().filter(|_| *reads_bf16));
-            Attention { qkv, positions, kv, tables, tiling, partial, layout, layer, window, out, rounded }
-                .launch(executor, pass.rows())?;
-            state.note_rounded(address, out_len);
-            Ok(())
-        });
+        self.run(|state| state.attend(kv, at, (pass.rows(), qkv.read().0), out));
     }
 
     fn silu_mul(&self, gate_up: &Self::Rows, width: usize, out: &mut Self::Rows) {

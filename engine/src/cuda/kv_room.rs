@@ -1,6 +1,6 @@
 //! How much of a GPU's memory its KV may take, once the weights lie there. Pure arithmetic.
 
-use super::ops::{candidate_bytes, partial_bytes};
+use super::ops::{candidate_bytes, own_bytes, partial_bytes};
 use crate::EngineError;
 use crate::forward_batch::PassLimits;
 use crate::model_config::ModelConfig;
@@ -42,7 +42,7 @@ pub(crate) fn kv_bytes(room: DeviceRoom, workspace: u64, utilization: f32) -> Re
 }
 
 /// Bytes that the largest pass needs beside weights and KV, at most: rows of a pass, products' rounded inputs, attention's
-/// splits over sequences of up to `max_len`, parts of other ranks, candidates of filters.
+/// splits over sequences of up to `max_len`, own blocks of rows of token trees, parts of other ranks, candidates of filters.
 pub(crate) fn workspace_bytes(config: &ModelConfig, shard: Shard, max_len: u32) -> u64 {
     bytes_of_passes(PASS_LIMITS, config, shard, max_len)
 }
@@ -59,7 +59,8 @@ fn bytes_of_passes(limits: PassLimits, config: &ModelConfig, shard: Shard, max_l
     let parts = if shard.is_part() { (shard.ranks + 1) * hidden } else { 0 };
     let floats = rows * (in_row + parts) + logit_rows * in_logit_row;
     // Rounded to bf16, or quantized with eight scales a row: two bytes a number cover both.
-    (4 * floats + partial + 2 * rows * widest + candidate_bytes(config.vocab_size)) as u64
+    let own = own_bytes(rows, layout);
+    (4 * floats + partial + own + 2 * rows * widest + candidate_bytes(config.vocab_size)) as u64
 }
 
 #[cfg(test)]
@@ -101,7 +102,8 @@ mod tests {
         let floats = 2048 * (3 * 4096 + 6144 + 4096 + 3 * 14_336) + 512 * (2 * 4096 + 2 * 128_256);
         // Of 64 rows in 32 parts 1,024 candidates of 8 bytes.
         let candidates = 64 * 32 * 1024 * 8;
-        let counted = 4 * floats + (512 << 20) + 2048 * 2 * 14_336 + candidates;
+        // Of rows of trees 64 MiB of blocks.
+        let counted = 4 * floats + (512 << 20) + (64 << 20) + 2048 * 2 * 14_336 + candidates;
         assert_eq!(workspace_bytes(&config, whole, 2048), counted);
         let longer = workspace_bytes(&config, whole, 131_072);
         assert_eq!(longer, counted, "splits of a long context take turns");

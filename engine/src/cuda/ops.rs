@@ -10,14 +10,16 @@ mod heads;
 mod held;
 mod int8;
 mod logits;
+mod own_blocks;
 mod probe;
 mod random;
 mod ranks;
 mod rows;
 mod score;
 mod tiling;
+mod trees;
 
-pub(crate) use attention::{Attention, TilingViews, check_head_dim};
+pub(crate) use attention::{Attention, Own, TilingViews, check_head_dim};
 pub(crate) use blocks::Variant;
 #[cfg(test)]
 pub(crate) use blocks::model_of_product;
@@ -28,6 +30,7 @@ pub(crate) use heads::{WriteKv, norm_heads, rotate, rotate_at};
 pub(crate) use held::{Held, room};
 pub(crate) use int8::{GRAIN as INT8_GRAIN, GemmInt8, QuantizeRows};
 pub(crate) use logits::{LogitEdit, edit_logits, edits_of};
+pub(crate) use own_blocks::{OwnBlocks, own_bytes};
 pub(crate) use probe::{multiply_only, read_words};
 pub(crate) use random::{random_bf16, random_f32};
 pub(crate) use ranks::{side_by_side, sum_ranks};
@@ -36,6 +39,7 @@ pub(crate) use score::{ScoreBuffers, ScoreRow, keep_raw, score, scores};
 #[cfg(test)]
 pub(crate) use tiling::count_attention;
 pub(crate) use tiling::{Limits, Tiling, Turn, partial_bytes};
+pub(crate) use trees::{GatherBlocks, copy_tokens};
 
 /// Grids count blocks in 16 bits along y and z.
 const MAX_GRID_YZ: usize = 65_535;

@@ -9,6 +9,7 @@ mod properties;
 mod random;
 mod sampling;
 mod scores;
+mod trees;
 
 use half::bf16;
 
@@ -143,6 +144,7 @@ pub(crate) fn run_all<E: Executor>(executor: &mut E, scale: Scale) -> Result<Vec
     parities.extend(elementwise::cases(executor, scale)?);
     parities.extend(linear::cases(executor, scale)?);
     parities.extend(attention::cases(executor, scale)?);
+    parities.extend(trees::cases(executor, scale)?);
     parities.extend(sampling::cases(executor, scale)?);
     parities.extend(scores::cases(executor, scale)?);
     parities.extend(random::cases(executor, scale)?);
@@ -184,6 +186,7 @@ mod tests {
         elementwise_kernels_have_no_races: elementwise::cases,
         linear_kernels_have_no_races: linear::cases,
         attention_kernels_have_no_races: attention::cases,
+        trees_have_no_races: trees::cases,
         sampling_kernels_have_no_races: sampling::cases,
         scores_have_no_races: scores::cases,
         random_weights_have_no_races: random::cases,
@@ -202,6 +205,11 @@ mod tests {
     #[test]
     fn attention_kernels_equal_their_twins() {
         check(attention::cases);
+    }
+
+    #[test]
+    fn rows_of_trees_equal_chains() {
+        check(trees::cases);
     }
 
     #[test]

@@ -14,7 +14,7 @@ use super::GpuOptions;
 use super::gpu_check::step_work::{H100, StepWork};
 use super::host_driver::HostDriver;
 use super::kv_room::PASS_LIMITS;
-use super::ops::{Limits, Tiling, Variant, count_attention, model_of_product};
+use super::ops::{Limits, OwnBlocks, Tiling, Variant, count_attention, model_of_product};
 use crate::forward_batch::PassLimits;
 use crate::{DrawRequest, Engine, LoadOptions, SequenceRows, WeightFormat};
 
@@ -217,7 +217,12 @@ fn attention_now((num_heads, num_kv_heads): (usize, usize), step: Step) -> (f64,
     };
     let segments: Vec<Segment<'_>> = (0..step.sequences).map(segment).collect();
     let group = num_heads / num_kv_heads;
-    let tiling = Tiling::new(&segments, &vec![0; segments.len()], (group, None), Limits::of(layout));
+    let tiling = Tiling::new(
+        &segments,
+        (&vec![0; segments.len()], &OwnBlocks::default()),
+        (group, None),
+        Limits::of(layout),
+    );
     let counted = count_attention(&tiling, layout);
     let chain: f64 = [RESIDENT, RESIDENT_WIDE]
         .into_iter()
@@ -400,7 +405,8 @@ fn a_long_prompt_reads_its_keys_a_quarter_as_often() {
     let segment = Segment { rows: 0..2048, start: 32_768, block_table: &[], tree: None };
     let limits = Limits::of(layout);
     let [now, before] = [limits, Limits { most_parts: 0, ..limits }].map(|limits| {
-        count_attention(&Tiling::new(std::slice::from_ref(&segment), &[0], (4, None), limits), layout)
+        let own = OwnBlocks::default();
+        count_attention(&Tiling::new(std::slice::from_ref(&segment), (&[0], &own), (4, None), limits), layout)
     });
     println!("now {now:?}\nbefore {before:?}");
     assert_eq!(now.warp_blocks, before.warp_blocks);

@@ -196,6 +196,7 @@ source!(
         kernel("attention_merge_long", 256, 64),
     ]
 );
+source!(TREES, "trees.cu", [kernel("gather_blocks", 128, 56), kernel("copy_tokens", 128, 40)]);
 source!(LOGITS, "logits.cu", [kernel("edit_logits", 128, 32)]);
 source!(
     FILTERS,
@@ -219,7 +220,7 @@ source!(RANDOM, "random.cu", [kernel("random_bf16", 256, 32), kernel("random_f32
 source!(PROBE, "probe.cu", [kernel("read_words", 256, 48), kernel("multiply_only", 256, 64)]);
 
 /// All of them.
-pub(crate) fn all() -> [&'static Source; 16] {
+pub(crate) fn all() -> [&'static Source; 17] {
     [
         &EMBEDDING,
         &ROWS,
@@ -230,6 +231,7 @@ pub(crate) fn all() -> [&'static Source; 16] {
         &INT8,
         &GEMM_TILED,
         &ATTENTION,
+        &TREES,
         &LOGITS,
         &FILTERS,
         &RANKS,

@@ -253,8 +253,7 @@ impl Lanes {
         let choice = match self.lane_mut(id).draft_length.choose_as_decided() {
             Some(choice) => choice,
             None => {
-                let takes_trees =
-                    workers.max_tree_tokens > 0 && self.policy.tree_tokens == DraftTokens::Auto;
+                let takes_trees = workers.max_tree_tokens > 0 && self.policy.tree_tokens == DraftTokens::Auto;
                 let load = self.load(id, (workers.num_targets, workers.draft_sequences));
                 let load = Load { takes_trees, ..load };
                 self.lane_mut(id).draft_length.choose(load, workers.target, workers.draft)

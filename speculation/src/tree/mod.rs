@@ -36,6 +36,8 @@ pub struct Missed {
     pub num_children: u32,
     /// How many come before the one that was drawn, if one was.
     pub rank: Option<u32>,
+    /// Ids that were accepted from there on: the one that was drawn, and those behind it.
+    pub num_accepted: u32,
 }
 
 impl Draft {
@@ -196,6 +198,7 @@ impl Draft {
         let missed = next.filter(|_| num_first < num_all).map(|id| Missed {
             num_children: children().count() as u32,
             rank: children().position(|i| self.token_ids[i] == id).map(|rank| rank as u32),
+            num_accepted: (accepted.len() - num_first) as u32,
         });
         let reached = num_first as u32 + u32::from(missed.is_some());
         let num_positions = if missed.is_some() || drawn.is_some() { num_all as u32 } else { reached };
@@ -249,19 +252,19 @@ mod tests {
     #[test]
     fn a_verdict_tells_of_the_first_path_and_of_the_rank_where_it_was_left() {
         let judged = |accepted: &[TokenId], drawn| example().judged(accepted, drawn);
-        let missed = |num_children, rank| Some(Missed { num_children, rank });
+        let missed = |num_children, rank, num_accepted| Some(Missed { num_children, rank, num_accepted });
         let told = |num_first, missed| Judged { num_positions: 3, num_first, missed };
         assert_eq!(judged(&[5, 7, 9], Some(1)), told(3, None));
-        assert_eq!(judged(&[5, 8], Some(1)), told(1, missed(2, Some(1))));
-        assert_eq!(judged(&[5], Some(1)), told(1, missed(2, None)));
-        assert_eq!(judged(&[6, 7], Some(1)), told(0, missed(2, Some(1))));
+        assert_eq!(judged(&[5, 8], Some(1)), told(1, missed(2, Some(1), 1)));
+        assert_eq!(judged(&[5], Some(1)), told(1, missed(2, None, 0)));
+        assert_eq!(judged(&[6, 7], Some(1)), told(0, missed(2, Some(1), 2)));
         assert_eq!(
             judged(&[5, 7], None),
             Judged { num_positions: 2, num_first: 2, missed: None },
             "it ended"
         );
         let chain = Draft::chain(vec![5, 7]);
-        let none = Judged { num_positions: 2, num_first: 1, missed: missed(1, None) };
+        let none = Judged { num_positions: 2, num_first: 1, missed: missed(1, None, 0) };
         assert_eq!(chain.judged(&[5], Some(9)), none);
         assert_eq!(Draft::default().judged(&[], Some(9)), Judged::default());
     }

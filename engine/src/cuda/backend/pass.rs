@@ -6,7 +6,7 @@ use cpu_kernels::{BLOCK_SIZE, HeadLayout};
 
 use crate::cuda::CudaError;
 use crate::cuda::executor::{DeviceMemory, Executor, View};
-use crate::cuda::ops::{Held, Limits, Tiling, TilingViews, Turn};
+use crate::cuda::ops::{Held, Limits, OwnBlocks, Tiling, TilingViews, Turn};
 use crate::forward_batch::ForwardBatch;
 use crate::rope::Rope;
 
@@ -33,8 +33,10 @@ struct Places {
     sin: Range<usize>,
     /// Rows that want logits.
     logit_rows: Range<usize>,
-    /// Block tables of all segments, one behind the other.
+    /// Block tables of all segments, one behind the other, then those of rows of trees.
     tables: Range<usize>,
+    /// What blocks of rows of trees are put together from.
+    sources: Range<usize>,
 }
 
 /// The tiling for one group size and window.
@@ -115,9 +117,10 @@ impl<M: DeviceMemory> Inputs<M> {
         let slots: Vec<u32> =
             batch.slot_mapping.iter().map(|slot| slot.block * BLOCK_SIZE as u32 + slot.offset).collect();
         let logit_rows: Vec<u32> = batch.logit_rows.iter().map(|&row| row as u32).collect();
-        let tables: Vec<u32> =
+        let mut tables: Vec<u32> =
             batch.segments.iter().flat_map(|segment| segment.block_table).copied().collect();
         let starts = table_starts(batch);
+        let own = OwnBlocks::new(&batch.segments, &mut tables);
         let mut packed = Packed::default();
         let mut places = Places {
             token_ids: packed.put(&batch.token_ids),
@@ -126,16 +129,17 @@ impl<M: DeviceMemory> Inputs<M> {
             cos: packed.put(&cos),
             sin: packed.put(&sin),
             logit_rows: packed.put(&logit_rows),
-            tables: 0..0,
+            ..Places::default()
         };
         for placed in &mut self.tilings {
             let (group, window, limits) = placed.key;
-            let tiling = Tiling::new(&batch.segments, &starts, (group, window), limits);
+            let tiling = Tiling::new(&batch.segments, (&starts, &own), (group, window), limits);
             placed.places = packed.put_tiling(&tiling);
             placed.turns = tiling.turns;
         }
         // Tables grow with every block, and what stands behind them would move.
         places.tables = packed.put(&tables);
+        places.sources = packed.put(&own.sources);
         self.places = places;
         self.words.fill(executor, &packed.0, "inputs of a pass")?;
         Ok(())
@@ -186,6 +190,10 @@ impl<M: DeviceMemory> Inputs<M> {
 
     pub(super) fn tables(&self) -> View<'_, u32> {
         self.words.tensor().view_as(self.places.tables.clone())
+    }
+
+    pub(super) fn sources(&self) -> View<'_, u32> {
+        self.words.tensor().view_as(self.places.sources.clone())
     }
 }
 

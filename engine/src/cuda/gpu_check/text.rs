@@ -1,13 +1,13 @@
 //! Text on the device, id by id: rows do not depend on their company, what the device draws is what the host draws from the
-//! same logits, and a draft on the same device changes nothing but the number of steps.
+//! same logits, and a draft on the same device, or a tree of guesses, changes nothing but the number of steps.
 
-use speculation::acceptance::draw_rows;
+use speculation::acceptance::{draw_rows, verify_drawn};
 use speculation::logits::TokenCounts;
-use speculation::{SamplingParams, SequenceSpec, TokenId};
+use speculation::{Draft, SamplingParams, SequenceSpec, TokenId};
 
 use super::{Report, Target};
 use crate::cuda::whole_model::options;
-use crate::{DrawRequest, Engine, EngineError, SequenceRows, SlotId, WeightFormat};
+use crate::{DrawRequest, Engine, EngineError, SequenceRows, SlotId, TreeRows, WeightFormat};
 
 /// Ids of the prompt, ids drawn behind it, drafted ids a round.
 struct Sizes {
@@ -57,7 +57,7 @@ pub(super) fn text(target: &Target, report: &mut Report<'_>) -> Result<(), Engin
     Ok(())
 }
 
-/// One sequence three times: drawn on the device, drawn on the host, drafted.
+/// One sequence four times: drawn on the device, drawn on the host, drafted, and behind trees of guesses.
 fn one_text(
     (draft, target): &mut (Engine, Engine),
     spec: &SequenceSpec,
@@ -102,7 +102,29 @@ fn one_text(
             sizes.drawn
         ),
     );
+    drop((guessing, judging));
+    let mut sequence = Sequence::open(target, spec, vocab);
+    let (ids, rounds) = sequence.follow_in_trees(&plain, prompt.len(), sizes.drafted)?;
+    let is_good = ids == plain && rounds < sizes.drawn;
+    report.judge(is_good, format!("{name}: ids judged in trees == undrafted ones, {rounds} rounds"));
     Ok(())
+}
+
+/// The ids that are right, each behind the one before it, at every position beside two that are not: one has a child.
+fn tree_around(right: &[TokenId], vocab: u32) -> Draft {
+    let mut draft = Draft::default();
+    let (mut parent, mut wrong) = (0, 0);
+    for &id in right {
+        let others = [(wrong, id), (parent, (id + 1) % vocab), (parent, id), (parent, (id + 2) % vocab)];
+        // Behind the prompt there is nothing wrong yet.
+        let others = &others[usize::from(draft.token_ids.is_empty())..];
+        let first = draft.token_ids.len() as u32 + 1;
+        draft.parents.extend(others.iter().map(|(parent, _)| parent));
+        draft.token_ids.extend(others.iter().map(|(_, id)| id));
+        let place = others.len() as u32 - 2;
+        (wrong, parent) = (first + place - 1, first + place);
+    }
+    draft
 }
 
 /// Ids that are as good as any.
@@ -168,6 +190,44 @@ impl<'a> Sequence<'a> {
         let start = ids.len() as u32;
         let ids = drawn.into_iter().zip(start..).map(|(row, position)| row.token(position));
         ids.collect::<Result<_, _>>().map_err(|error| EngineError::BadBatch(error.to_string()))
+    }
+
+    /// What is committed behind the first `from` ids of `text` where these are drafted, so many positions a round, in trees; and the
+    /// rounds that it took.
+    fn follow_in_trees(
+        &mut self,
+        text: &[TokenId],
+        from: usize,
+        depth: usize,
+    ) -> Result<(Vec<TokenId>, usize), EngineError> {
+        let (mut ids, mut rounds) = (text[..from].to_vec(), 0);
+        while ids.len() < text.len() {
+            let start = ids.len();
+            let draft = tree_around(&text[start..text.len().min(start + depth)], self.vocab);
+            let held = self.engine.len(self.slot) as usize;
+            let token_ids = [&ids[held..], &draft.token_ids].concat();
+            let num_logits = draft.token_ids.len() + 1;
+            let rows = SequenceRows { slot: self.slot, token_ids: &token_ids, num_logits };
+            let request = DrawRequest {
+                spec: self.spec,
+                before: &ids,
+                then: &draft.token_ids,
+                vocab_size: self.vocab,
+                logprobs: None,
+                prompt: None,
+            };
+            let tree = TreeRows { sequence: 0, num_stored: 0, parents: &draft.parents };
+            let drawn = self.engine.forward_with_trees(&[rows], &[Some(request)], &[tree])?.drawn;
+            let bad = |error: speculation::logits::DrawError| EngineError::BadBatch(error.to_string());
+            let verdict = verify_drawn(self.spec, start as u32, &draft, (&drawn, &[])).map_err(bad)?;
+            let accepted = &verdict.token_ids[..verdict.num_accepted as usize];
+            let path: Vec<usize> = draft.rows_along(accepted).into_iter().map(|row| row - 1).collect();
+            self.engine.keep_path(self.slot, start as u32, (&path, accepted))?;
+            ids.extend(verdict.token_ids);
+            rounds += 1;
+        }
+        ids.truncate(text.len());
+        Ok((ids, rounds))
     }
 
     /// Forgets what lies at and past `len`.

@@ -16,10 +16,16 @@
 //
 // The warps of a block share the keys and values that they stage: a tile of 64 queries reads them once where four tiles of 16
 // read them four times. A block takes a run of splits, so that queries are read once for all of them.
+//
+// Rows of a token tree share all splits before the one in which the tree begins, in tiles as above. From there on each row has a tile
+// of its own, whose block table ends with blocks that `gather_blocks` (trees.cu) put together from its ancestors. So a warp meets the
+// keys that a chain would have, at their positions, and sums the same numbers in the same order. A mask over keys as they are stored
+// could not: ancestors would lie in other blocks and lanes, and sums would have another order. The price is that each row of a tree
+// reads up to seven blocks of 16 keys that its neighbours read too.
 
 #define SPLIT_KEYS 128
 #define SPLIT_BLOCKS 8u
-// Splits of a run at most.
+// Splits of a run at most, of a wide tile; any other has one.
 #define RUN 8
 
 // One tile of queries; written by `ops/attention.rs`.
@@ -30,7 +36,11 @@ struct AttentionTile {
   u32 first_key;    // smallest key that a query of the tile sees
   u32 end_key;      // one past the largest
   u32 first_part;   // where what its splits come to begins: a part for each query of each split
+  u32 part_stride;  // from a split's parts to the next one's: as many as the tile, or the one that it is a part of, has queries
 };
+
+// In a block table: a block of `own`, of all the pass's, where the others are of `kv`.
+#define OWN 0x80000000u
 
 // A run of a tile's splits; each split that a tile needs is in one, and `split` is NO_SPLIT where there is none: grids of
 // like sizes are made equal.
@@ -42,7 +52,7 @@ struct AttentionWork {
 
 // What split `split` comes to for query q of a tile and a KV head: HEAD_DIM values, the maximum, the sum.
 __device__ __forceinline__ u64 part_of(const AttentionTile& tile, u32 split, u32 q, u32 kv_heads, u32 kv_head) {
-  const u32 part = tile.first_part + (split - tile.first_key / SPLIT_KEYS) * tile.num_queries + q;
+  const u32 part = tile.first_part + (split - tile.first_key / SPLIT_KEYS) * tile.part_stride + q;
   return (u64)part * kv_heads + kv_head;
 }
 
@@ -251,13 +261,15 @@ struct SplitOfWarp {
 };
 
 // partial [parts][kv_heads][HEAD_DIM + 2] f32: values, maximum, sum.
+// own [blocks][kv_heads][K: 16 x HEAD_DIM | V: HEAD_DIM x 16] bf16: rows' own blocks of this layer, from the pass's `first_own` on.
 // Grid (work, kv_heads), WARPS warps: tiles have up to 16 * WARPS queries.
 template <int HEAD_DIM, u32 WARPS>
-__device__ __forceinline__ void attend(const float* qkv, const u32* positions, const bf16* kv, const u32* tables,
-                                       const AttentionTile* tiles, const AttentionWork* work, float* partial,
-                                       u32 row_width, u32 group, u32 layer, u32 layers, u32 window, float scale) {
+__device__ __forceinline__ void attend(const float* qkv, const u32* positions, const bf16* kv, const bf16* own,
+                                       const u32* tables, const AttentionTile* tiles, const AttentionWork* work,
+                                       float* partial, u32 first_own, u32 row_width, u32 group, u32 layer, u32 layers,
+                                       u32 window, float scale) {
   __shared__ Stage<HEAD_DIM> ring[RING];
-  __shared__ u32 block_ids[RUN * SPLIT_BLOCKS];
+  __shared__ const bf16* blocks[(WARPS == 1 ? 1 : RUN) * SPLIT_BLOCKS];
   const AttentionWork run = work[blockIdx.x];
   if (run.split == NO_SPLIT) return;  // the whole block
   const AttentionTile tile = tiles[run.tile];
@@ -267,13 +279,14 @@ __device__ __forceinline__ void attend(const float* qkv, const u32* positions, c
   const u32 kv_heads = gridDim.y;
   const u32 first_block = begin / 16;
   const u32 num_blocks = (end - 1) / 16 + 1 - first_block;
-  for (u32 i = threadIdx.x; i < num_blocks; i += WARPS * WARP) block_ids[i] = tables[tile.table + first_block + i];
+  for (u32 i = threadIdx.x; i < num_blocks; i += WARPS * WARP) {
+    const u32 id = tables[tile.table + first_block + i];
+    const u64 block = id & OWN ? (id & ~OWN) - first_own : (u64)id * layers + layer;
+    blocks[i] = (id & OWN ? own : kv) + (block * kv_heads + kv_head) * (u64)(32 * HEAD_DIM);
+  }
   __syncthreads();
   auto copy_block = [&](u32 i) {
-    if (i < num_blocks) {
-      const u64 block = ((u64)block_ids[i] * layers + layer) * kv_heads + kv_head;
-      ring[i % RING].template copy<WARPS * WARP>(kv + block * (u64)(32 * HEAD_DIM));
-    }
+    if (i < num_blocks) ring[i % RING].template copy<WARPS * WARP>(blocks[i]);
     cp_async_commit();
   };
   for (u32 i = 0; i < RING - 1; ++i) copy_block(i);
@@ -308,11 +321,11 @@ __device__ __forceinline__ void attend(const float* qkv, const u32* positions, c
 
 #define ATTENTION(NAME, HEAD_DIM, WARPS, BLOCKS)                                                                       \
   extern "C" __global__ void __launch_bounds__(32 * WARPS, BLOCKS) NAME(                                               \
-      const float* qkv, const u32* positions, const bf16* kv, const u32* tables, const AttentionTile* tiles,           \
-      const AttentionWork* work, float* partial, u32 row_width, u32 group, u32 layer, u32 layers, u32 window,          \
-      float scale) {                                                                                                   \
-    attend<HEAD_DIM, WARPS>(qkv, positions, kv, tables, tiles, work, partial, row_width, group, layer, layers, window, \
-                            scale);                                                                                    \
+      const float* qkv, const u32* positions, const bf16* kv, const bf16* own, const u32* tables,                      \
+      const AttentionTile* tiles, const AttentionWork* work, float* partial, u32 first_own, u32 row_width, u32 group,  \
+      u32 layer, u32 layers, u32 window, float scale) {                                                                \
+    attend<HEAD_DIM, WARPS>(qkv, positions, kv, own, tables, tiles, work, partial, first_own, row_width, group, layer, \
+                            layers, window, scale);                                                                    \
   }
 
 ATTENTION(attention_16, 16, 1, 8)

@@ -5,8 +5,9 @@ use std::ops::Range;
 use cpu_kernels::HeadLayout;
 use half::bf16;
 
-use super::MAX_GRID_YZ;
+use super::own_blocks::own_block_len;
 use super::tiling::{Query, Turn, Work, part_len};
+use super::{GatherBlocks, MAX_GRID_YZ};
 use crate::cuda::CudaError;
 use crate::cuda::executor::{DeviceMemory, Executor, Params, Tensor, View, check, check_len};
 use crate::cuda::sources::{ATTENTION, Kernel};
@@ -30,6 +31,20 @@ impl TilingViews<'_> {
     pub(crate) fn partial_len(&self, layout: HeadLayout) -> usize {
         self.turns.iter().map(|turn| turn.num_parts).max().unwrap_or(0) * part_len(layout)
     }
+
+    /// Numbers of the blocks that rows of trees have to themselves, of a turn; 0 where there is no tree.
+    pub(crate) fn own_len(&self, layout: HeadLayout) -> usize {
+        self.turns.iter().map(|turn| turn.own.len()).max().unwrap_or(0) * own_block_len(layout)
+    }
+}
+
+/// What rows of token trees attend to besides: put together for each turn and layer.
+#[derive(Debug)]
+pub(crate) struct Own<'a, M> {
+    /// `[own blocks of the pass][16]`.
+    pub(crate) sources: View<'a, u32>,
+    /// `[own blocks][kv heads][K: 16 x head_dim | V: head_dim x 16]`, for the turn that has most.
+    pub(crate) blocks: &'a mut Tensor<M, bf16>,
 }
 
 /// One layer's attention.
@@ -41,7 +56,9 @@ pub(crate) struct Attention<'a, M> {
     pub(crate) positions: View<'a, u32>,
     /// As `WriteKv` lays it out: `[blocks][layers][kv heads][K: 16 x head_dim | V: head_dim x 16]`.
     pub(crate) kv: &'a Tensor<M, bf16>,
-    /// All block tables, one behind the other; each covers its tiles' keys with blocks inside `kv`.
+    /// Where the pass has token trees.
+    pub(crate) own: Option<Own<'a, M>>,
+    /// All block tables, one behind the other; each covers its tiles' keys with blocks inside `kv`, or with own ones.
     pub(crate) tables: View<'a, u32>,
     pub(crate) tiling: TilingViews<'a>,
     /// `[parts][kv heads][head_dim + 2]`, for the turn that has most.
@@ -77,28 +94,35 @@ impl<M: DeviceMemory> Attention<'_, M> {
         check_len(kernel.name, "work", work.len(), last.0)?;
         check(kernel.name, ("queries", last.1), last.1 == queries && tiles.len() > 0, format!("{queries}"))?;
         check_len(kernel.name, "partial", self.partial.len(), self.tiling.partial_len(self.layout))?;
+        let own_len = self.own.as_ref().map_or(0, |own| own.blocks.len());
+        check_len(kernel.name, "own blocks", own_len, self.tiling.own_len(self.layout))?;
         check_len(kernel.name, "out", self.out.len(), rows * self.layout.q_width())?;
         let rounded_len = self.rounded.as_ref().map_or(self.out.len(), |rounded| rounded.len());
         check_len(kernel.name, "rounded", rounded_len, rows * self.layout.q_width())?;
         turns.iter().try_for_each(|turn| self.launch_turn(executor, turn))
     }
 
-    /// The splits of a turn, and what joins them. All was checked.
+    /// The splits of a turn, what they need of trees, and what joins them. All was checked.
     fn launch_turn<E>(&mut self, executor: &mut E, turn: &Turn) -> Result<(), CudaError>
     where
         E: Executor<Memory = M>,
     {
+        if let Some(Own { sources, blocks }) = self.own.as_mut().filter(|_| !turn.own.is_empty()) {
+            let (kv, layout, layer) = (self.kv, self.layout, self.layer);
+            GatherBlocks { kv, sources: *sources, own: blocks, layout, layer }
+                .launch(executor, turn.own.clone())?;
+        }
         for (work, is_wide) in turn.work.iter().zip([false, true]).filter(|(work, _)| !work.is_empty()) {
-            self.launch_work(executor, work, is_wide)?;
+            self.launch_work(executor, (work, turn.own.start), is_wide)?;
         }
         self.launch_merge(executor, turn)
     }
 
-    /// Splits of tiles of one size.
+    /// Splits of tiles of one size, and which of the pass's own blocks come first.
     fn launch_work<E>(
         &mut self,
         executor: &mut E,
-        turn_work: &Range<usize>,
+        (turn_work, first_own): (&Range<usize>, usize),
         is_wide: bool,
     ) -> Result<(), CudaError>
     where
@@ -109,10 +133,12 @@ impl<M: DeviceMemory> Attention<'_, M> {
         let (layer, layers) = self.layer;
         let (group, window) = (num_heads / num_kv_heads, self.window.unwrap_or(0) as usize);
         let scale = 1.0 / (head_dim as f32).sqrt();
-        let params = Params::default().read(self.qkv).view(self.positions).read(self.kv).view(self.tables);
-        let params = params.view(tiles).view_from(work, turn_work.start).write(self.partial);
+        let own = self.own.as_ref().map(|own| &*own.blocks);
+        let params = Params::default().read(self.qkv).view(self.positions).read(self.kv).read_if(own);
         let params =
-            params.u32(self.layout.row_width()).u32(group).u32(layer).u32(layers).u32(window).f32(scale);
+            params.view(self.tables).view(tiles).view_from(work, turn_work.start).write(self.partial);
+        let params = params.u32(first_own).u32(self.layout.row_width()).u32(group).u32(layer).u32(layers);
+        let params = params.u32(window).f32(scale);
         let grid = [turn_work.len() as u32, num_kv_heads as u32, 1];
         // SAFETY: the kernel's parameters; rows, tiles and parts are there by `launch`'s checks, blocks by the batch's.
         unsafe { executor.launch(kernel_for(head_dim, is_wide)?, grid, &mut { params }) }

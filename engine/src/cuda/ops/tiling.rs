@@ -1,5 +1,6 @@
 //! How a pass's attention is cut: queries into tiles that share a KV head, keys into splits at fixed positions, tiles into turns.
-//! Pure index arithmetic; only the splits are part of the numerics.
+//! Of a token tree, queries share the splits before the one in which it begins; what lies behind is cut by row, for each has blocks
+//! of its own there ([`OwnBlocks`]). Pure index arithmetic; only the splits are part of the numerics.
 
 use std::ops::Range;
 
@@ -7,11 +8,13 @@ use cpu_kernels::{HeadLayout, Segment};
 #[cfg(test)]
 use half::bf16;
 
+use super::own_blocks::{OwnBlocks, TreeRow, most_own};
+
 /// Keys that a warp sums by itself: part of the numerics, as `attention.cu` has it.
-const SPLIT_KEYS: usize = 128;
+pub(super) const SPLIT_KEYS: usize = 128;
 /// Queries of a tile: of a warp, one dimension of the tensor cores' shape, and of the four that share keys and values.
 const TILE_QUERIES: usize = 16;
-const WIDE_QUERIES: usize = 64;
+pub(super) const WIDE_QUERIES: usize = 64;
 /// Splits that a block of four warps takes at most, as `attention.cu` has it.
 const RUN: usize = 8;
 
@@ -29,6 +32,8 @@ pub(crate) struct Query {
     end_key: u32,
     /// Of its turn: a part for each query of each split.
     first_part: u32,
+    /// From a split's parts to the next one's.
+    part_stride: u32,
 }
 
 impl Query {
@@ -43,6 +48,17 @@ impl Query {
     fn is_wide(&self) -> bool {
         self.num_queries as usize > TILE_QUERIES
     }
+}
+
+/// A tile of queries and, where they are of a token tree, what belongs to single rows of it: the tiles behind it.
+#[derive(Debug, Clone)]
+struct Shared {
+    /// Of all tiles: the shared one, then those of rows.
+    tiles: Range<usize>,
+    /// Splits that are summed for all queries together.
+    splits: Range<usize>,
+    /// Own blocks of its rows, of the pass's.
+    own: Range<usize>,
 }
 
 /// A run of a tile's splits, or none.
@@ -62,6 +78,8 @@ const NO_SPLIT: u32 = u32::MAX;
 pub(crate) struct Limits {
     /// Parts of a turn at most.
     pub(crate) most_parts: usize,
+    /// Own blocks of rows of trees in a turn at most.
+    pub(crate) most_own: usize,
     /// Blocks of a turn's wide tiles, for a KV head, before a block takes more than one split.
     pub(crate) fewest_runs: usize,
 }
@@ -70,7 +88,8 @@ impl Limits {
     /// Those of a pass that is served: as many blocks as all multiprocessors of an H100 hold, four times.
     pub(crate) fn of(layout: HeadLayout) -> Self {
         let most_parts = PARTIAL_BYTES / size_of::<f32>() / part_len(layout);
-        Self { most_parts, fewest_runs: (4 * 2 * 132 / layout.num_kv_heads).max(1) }
+        let fewest_runs = (4 * 2 * 132 / layout.num_kv_heads).max(1);
+        Self { most_parts, most_own: most_own(layout), fewest_runs }
     }
 }
 
@@ -83,6 +102,8 @@ pub(crate) struct Turn {
     pub(super) queries: Range<usize>,
     /// Parts for each KV head.
     pub(crate) num_parts: usize,
+    /// Blocks of the pass's that rows of trees have to themselves.
+    pub(crate) own: Range<usize>,
     /// Of the tile that has most.
     pub(super) most_splits: usize,
 }
@@ -99,67 +120,130 @@ pub(crate) struct Tiling {
 }
 
 impl Tiling {
-    /// `table_starts` says where each segment's block table begins; a turn is within the limits, or has one tile.
+    /// `table_starts` says where each segment's block table begins, and `own` where those of rows of trees do; a turn is within the
+    /// limits, or has one tile.
     pub(crate) fn new(
         segments: &[Segment<'_>],
-        table_starts: &[u32],
+        (table_starts, own): (&[u32], &OwnBlocks),
         (group, window): (usize, Option<u32>),
         limits: Limits,
     ) -> Self {
-        let tiles = tiles(segments, table_starts, (group, window), limits.most_parts);
-        let mut tiling = Self { tiles, ..Self::default() };
-        let mut first = 0;
-        while first < tiling.tiles.len() {
-            let end = tiling.end_of_turn(first, limits.most_parts);
-            tiling.add_turn(first..end, limits.fewest_runs);
-            first = end;
+        let mut tiling = Self::default();
+        let mut all = Vec::new();
+        for (segment, &table) in segments.iter().zip(table_starts) {
+            all.extend(tiling.add_tiles(segment, (table, own), (group, window), limits.most_parts));
         }
-        for (tile, number) in tiling.tiles.iter().zip(0..) {
-            tiling.tile_of.extend(std::iter::repeat_n(number, tile.num_queries as usize));
+        let mut left = all.as_slice();
+        while !left.is_empty() {
+            let (turn, rest) = left.split_at(tiling.len_of_turn(left, limits));
+            tiling.add_turn(turn, limits.fewest_runs);
+            left = rest;
+        }
+        for shared in &all {
+            let tile = shared.tiles.start;
+            tiling.tile_of.extend(std::iter::repeat_n(tile as u32, tiling.tiles[tile].num_queries as usize));
         }
         tiling
     }
 
-    /// One past the last tile of the turn that begins with tile `first`.
-    fn end_of_turn(&self, first: usize, most_parts: usize) -> usize {
-        let mut num_parts = self.tiles[first].num_parts();
-        let more = self.tiles[first + 1..].iter().take_while(|tile| {
-            num_parts += tile.num_parts();
-            num_parts <= most_parts
-        });
-        first + 1 + more.count()
+    /// The tiles of a segment. `table` says where its block table begins.
+    fn add_tiles(
+        &mut self,
+        segment: &Segment<'_>,
+        (table, own): (u32, &OwnBlocks),
+        (group, window): (usize, Option<u32>),
+        most_parts: usize,
+    ) -> Vec<Shared> {
+        let (begin, end) = (segment.rows.start * group, segment.rows.end * group);
+        let position = |query: usize| {
+            let row = query / group;
+            let of_chain = || segment.start + (row - segment.rows.start) as u32;
+            own.row(row).map_or_else(of_chain, |row| row.position)
+        };
+        let first_key = |query| window.map_or(0, |window| (position(query) + 1).saturating_sub(window));
+        let splits = (position(end - 1) as usize + 1).div_ceil(SPLIT_KEYS);
+        let tile_len = tile_len(end - begin, splits, most_parts);
+        let mut all = Vec::new();
+        for first in (begin..end).step_by(tile_len) {
+            let queries = first..end.min(first + tile_len);
+            let tile = Query {
+                first_query: first as u32,
+                num_queries: queries.len() as u32,
+                table,
+                first_key: first_key(first),
+                end_key: position(queries.end - 1) + 1,
+                first_part: 0,
+                part_stride: queries.len() as u32,
+            };
+            let (first_tile, mut splits) = (self.tiles.len(), tile.splits());
+            self.tiles.push(tile);
+            let rows = first / group..(queries.end - 1) / group + 1;
+            for row in rows.clone() {
+                let Some(of_tree) = own.row(row) else { continue };
+                splits.end = splits.end.min(splits.start.max(of_tree.split));
+                let of_row = queries.start.max(row * group)..queries.end.min((row + 1) * group);
+                self.tiles.push(tile_of_row(&tile, of_tree, (of_row.clone(), first_key(of_row.start))));
+            }
+            let own_of = |row| own.row(row).map_or(0..0, |row| row.own.clone());
+            let own = own_of(rows.start).start as usize..own_of(rows.end - 1).end as usize;
+            all.push(Shared { tiles: first_tile..self.tiles.len(), splits, own });
+        }
+        all
     }
 
-    fn add_turn(&mut self, which: Range<usize>, fewest_runs: usize) {
-        let mut num_parts = 0;
-        for tile in &mut self.tiles[which.clone()] {
-            tile.first_part = num_parts as u32;
-            num_parts += tile.num_parts();
+    /// How many of these tiles, with those of their rows, are the next turn.
+    fn len_of_turn(&self, left: &[Shared], limits: Limits) -> usize {
+        let (mut num_parts, mut num_own) = (0, 0);
+        let fits = |shared: &&Shared| {
+            num_parts += self.tiles[shared.tiles.start].num_parts();
+            num_own += shared.own.len();
+            num_parts <= limits.most_parts && num_own <= limits.most_own
+        };
+        left.iter().take_while(fits).count().max(1)
+    }
+
+    fn add_turn(&mut self, turn: &[Shared], fewest_runs: usize) {
+        let (mut num_parts, mut most_splits) = (0, 0);
+        for shared in turn {
+            let first_split = self.tiles[shared.tiles.start].splits().start;
+            most_splits = most_splits.max(self.tiles[shared.tiles.start].splits().len());
+            let of_turn = num_parts;
+            num_parts += self.tiles[shared.tiles.start].num_parts();
+            for tile in &mut self.tiles[shared.tiles.clone()] {
+                // Those of a row lie among the shared tile's.
+                let of_splits = (tile.splits().start - first_split) as u32 * tile.part_stride;
+                tile.first_part += of_turn as u32 + of_splits;
+            }
         }
-        let work = [None, Some(fewest_runs)].map(|runs| self.add_work(which.clone(), runs));
-        let tiles = &self.tiles[which];
+        let work = [None, Some(fewest_runs)].map(|runs| self.add_work(turn, runs));
         let end_of = |tile: &Query| (tile.first_query + tile.num_queries) as usize;
-        let queries =
-            tiles.first().map_or(0, |tile| tile.first_query as usize)..tiles.last().map_or(0, end_of);
-        let most_splits = tiles.iter().map(|tile| tile.splits().len()).max().unwrap_or(0);
-        self.turns.push(Turn { work, queries, num_parts, most_splits });
+        let first_of = |shared: Option<&Shared>| shared.map(|shared| self.tiles[shared.tiles.start]);
+        let queries = first_of(turn.first()).map_or(0, |tile| tile.first_query as usize)
+            ..first_of(turn.last()).map_or(0, |tile| end_of(&tile));
+        // Rows of trees have theirs in order, other rows none.
+        let mut owning = turn.iter().map(|shared| shared.own.clone()).filter(|own| !own.is_empty());
+        let first_own = owning.next().unwrap_or_default();
+        let own = first_own.start..owning.next_back().unwrap_or(first_own).end;
+        self.turns.push(Turn { work, queries, num_parts, own, most_splits });
     }
 
     /// The work of those tiles that are wide, where they make `fewest_runs` or more, or of those that are not: where it stands.
-    fn add_work(&mut self, which: Range<usize>, fewest_runs: Option<usize>) -> Range<usize> {
+    fn add_work(&mut self, turn: &[Shared], fewest_runs: Option<usize>) -> Range<usize> {
         let first_work = self.work.len();
-        let all = self.tiles[which.clone()].iter().zip(which);
-        let tiles: Vec<(&Query, usize)> =
-            all.filter(|(tile, _)| tile.is_wide() == fewest_runs.is_some()).collect();
-        let splits: usize = tiles.iter().map(|(tile, _)| tile.splits().len()).sum();
+        let mut tiles: Vec<(usize, Range<usize>)> = Vec::new();
+        for shared in turn {
+            tiles.push((shared.tiles.start, shared.splits.clone()));
+            tiles.extend(shared.tiles.clone().skip(1).map(|tile| (tile, self.tiles[tile].splits())));
+        }
+        tiles.retain(|&(tile, _)| self.tiles[tile].is_wide() == fewest_runs.is_some());
+        let splits: usize = tiles.iter().map(|(_, splits)| splits.len()).sum();
         let run = fewest_runs.map_or(1, |runs| (splits / runs).clamp(1, RUN));
-        let ends = tiles.iter().map(|(tile, _)| tile.splits().end);
+        let ends = tiles.iter().map(|(_, splits)| splits.end);
         // Tiles of a sequence read the same keys: they come together.
         for split in (0..ends.max().unwrap_or(0)).step_by(run) {
-            let needs = |&(tile, number): &(&Query, usize)| {
-                let needed = tile.splits();
+            let needs = |(tile, needed): &(usize, Range<usize>)| {
                 let (first, end) = (needed.start.max(split), needed.end.min(split + run));
-                let work = Work { tile: number as u32, split: first as u32, end_split: end as u32 };
+                let work = Work { tile: *tile as u32, split: first as u32, end_split: end as u32 };
                 (first < end).then_some(work)
             };
             self.work.extend(tiles.iter().filter_map(needs));
@@ -168,6 +252,19 @@ impl Tiling {
         let nothing = Work { tile: 0, split: NO_SPLIT, end_split: NO_SPLIT };
         self.work.extend(std::iter::repeat_n(nothing, rounded_up(len) - len));
         first_work..self.work.len()
+    }
+}
+
+/// What a row of a tree does not share: from the tree's split on. Its parts lie among those of `tile`.
+fn tile_of_row(tile: &Query, row: &TreeRow, (queries, first_key): (Range<usize>, u32)) -> Query {
+    Query {
+        first_query: queries.start as u32,
+        num_queries: queries.len() as u32,
+        table: row.table,
+        first_key: first_key.max((row.split * SPLIT_KEYS) as u32),
+        end_key: row.position + 1,
+        first_part: queries.start as u32 - tile.first_query,
+        ..*tile
     }
 }
 
@@ -193,35 +290,6 @@ pub(crate) fn partial_bytes(rows: usize, layout: HeadLayout, max_len: usize) -> 
 /// parts one turn would not hold would take memory that nobody counted.
 fn tile_len(queries: usize, splits: usize, most_parts: usize) -> usize {
     if queries > TILE_QUERIES && WIDE_QUERIES * splits <= most_parts { WIDE_QUERIES } else { TILE_QUERIES }
-}
-
-/// The tiles of a pass for one group size and window. `table_starts` says where each segment's block table begins.
-fn tiles(
-    segments: &[Segment<'_>],
-    table_starts: &[u32],
-    (group, window): (usize, Option<u32>),
-    most_parts: usize,
-) -> Vec<Query> {
-    let mut tiles = Vec::new();
-    for (segment, &table) in segments.iter().zip(table_starts) {
-        let (begin, end) = (segment.rows.start * group, segment.rows.end * group);
-        let splits = (segment.start as usize + segment.rows.len()).div_ceil(SPLIT_KEYS);
-        let tile_len = tile_len(end - begin, splits, most_parts);
-        for first in (begin..end).step_by(tile_len) {
-            let last = end.min(first + tile_len) - 1;
-            let position = |query: usize| segment.start as usize + query / group - segment.rows.start;
-            let first_key = window.map_or(0, |window| (position(first) + 1).saturating_sub(window as usize));
-            tiles.push(Query {
-                first_query: first as u32,
-                num_queries: (last + 1 - first) as u32,
-                table,
-                first_key: first_key as u32,
-                end_key: (position(last) + 1) as u32,
-                first_part: 0,
-            });
-        }
-    }
-    tiles
 }
 
 /// What a layer's attention is made of, for models of its time: all KV heads.
@@ -260,126 +328,4 @@ pub(crate) fn count_attention(tiling: &Tiling, layout: HeadLayout) -> Counted {
 }
 
 #[cfg(test)]
-mod tests {
-    use proptest::prelude::*;
-
-    use super::*;
-
-    proptest! {
-        /// Every split that a tile needs is one piece of work in its turn, with parts of its own; no turn is larger than it may be.
-        #[test]
-        fn work_covers_every_split_once(
-            lens in prop::collection::vec((1usize..40, 0u32..3000), 1..5),
-            group in 1usize..9,
-            window in prop::option::of(1u32..400),
-            most_parts in prop_oneof![1usize..2000, Just(usize::MAX)],
-            fewest_runs in 1usize..40,
-        ) {
-            let mut segments = Vec::new();
-            let mut row = 0;
-            for &(rows, start) in &lens {
-                segments.push(Segment { rows: row..row + rows, start, block_table: &[], tree: None });
-                row += rows;
-            }
-            let starts = vec![0; lens.len()];
-            let Tiling { tiles, work, tile_of, turns } = Tiling::new(&segments, &starts, (group, window), Limits { most_parts, fewest_runs });
-            let (mut next_query, mut next_work) = (0, 0);
-            for turn in &turns {
-                let [narrow, wide] = turn.work.clone();
-                prop_assert_eq!((turn.queries.start, narrow.start), (next_query, next_work));
-                prop_assert_eq!(narrow.end, wide.start);
-                (next_query, next_work) = (turn.queries.end, wide.end);
-                let mut seen = vec![false; turn.num_parts];
-                let mut in_turn = std::collections::BTreeSet::new();
-                let real = |which: &Range<usize>| work[which.clone()].iter().filter(|work| work.split != NO_SPLIT).count();
-                for (work, is_wide) in [(&narrow, false), (&wide, true)]
-                    .into_iter()
-                    .flat_map(|(range, is_wide)| work[range.clone()].iter().map(move |work| (work, is_wide)))
-                    .filter(|(work, _)| work.split != NO_SPLIT)
-                {
-                    let tile = &tiles[work.tile as usize];
-                    in_turn.insert(work.tile);
-                    prop_assert_eq!(tile.num_queries > 16, is_wide);
-                    let longest = if is_wide { 8 } else { 1 };
-                    prop_assert!(work.split < work.end_split && work.end_split - work.split <= longest);
-                    prop_assert!(turn.queries.contains(&(tile.first_query as usize)));
-                    for split in work.split..work.end_split {
-                        prop_assert!(tile.splits().contains(&(split as usize)));
-                        let first = tile.first_part + (split - tile.first_key / 128) * tile.num_queries;
-                        for part in first..first + tile.num_queries {
-                            prop_assert!(!std::mem::replace(&mut seen[part as usize], true), "part {} twice", part);
-                        }
-                    }
-                }
-                prop_assert!(seen.iter().all(|seen| *seen));
-                prop_assert!(turn.num_parts <= most_parts || in_turn.len() == 1);
-                prop_assert!(narrow.len() * 16 <= real(&narrow) * 17 && wide.len() * 16 <= real(&wide) * 17);
-                let longest = in_turn.iter().map(|&tile| tiles[tile as usize].splits().len()).max();
-                prop_assert_eq!(Some(turn.most_splits), longest);
-            }
-            prop_assert_eq!((next_query, next_work), (row * group, work.len()));
-            for (query, tile) in tile_of.iter().enumerate() {
-                let tile = &tiles[*tile as usize];
-                prop_assert!((tile.first_query..tile.first_query + tile.num_queries).contains(&(query as u32)));
-            }
-            prop_assert_eq!(tile_of.len(), row * group);
-        }
-
-        /// Tiles hold every query once, and their keys are exactly what their queries see.
-        #[test]
-        fn tiles_cover_the_queries_of_every_segment(
-            lens in prop::collection::vec((1usize..40, 0u32..300), 1..5),
-            group in 1usize..9,
-            window in prop::option::of(1u32..200),
-        ) {
-            let mut segments = Vec::new();
-            let mut row = 0;
-            for &(rows, start) in &lens {
-                segments.push(Segment { rows: row..row + rows, start, block_table: &[], tree: None });
-                row += rows;
-            }
-            let starts: Vec<u32> = (0..lens.len() as u32).map(|i| i * 1000).collect();
-            let mut next = 0;
-            for tile in tiles(&segments, &starts, (group, window), usize::MAX) {
-                prop_assert_eq!(tile.first_query, next);
-                next += tile.num_queries;
-                let rows: Vec<usize> = (tile.first_query..next).map(|query| query as usize / group).collect();
-                let segment = &segments[(tile.table / 1000) as usize];
-                prop_assert!(rows.iter().all(|row| segment.rows.contains(row)));
-                let ends = rows.iter().map(|row| segment.start + (row - segment.rows.start) as u32 + 1);
-                prop_assert_eq!(Some(tile.end_key), ends.clone().max());
-                let begins = ends.map(|end| window.map_or(0, |window| end.saturating_sub(window)));
-                prop_assert_eq!(Some(tile.first_key), begins.min());
-            }
-            prop_assert_eq!(next as usize, row * group);
-        }
-    }
-
-    /// Of 8B 512 rows at 131,072 positions: 8.7 GB where every split of every row had its place at once.
-    #[test]
-    fn long_contexts_take_turns_in_half_a_gigabyte() {
-        let layout = HeadLayout { num_heads: 32, num_kv_heads: 8, head_dim: 128 };
-        let segment = Segment { rows: 0..512, start: 131_072 - 512, block_table: &[], tree: None };
-        let tiling = Tiling::new(&[segment], &[0], (4, None), Limits::of(layout));
-        let most = tiling.turns.iter().map(|turn| turn.num_parts).max().unwrap_or(0) * part_len(layout) * 4;
-        let bytes = partial_bytes(512, layout, 131_072);
-        println!("{} turns, {most} bytes at most, {bytes} counted", tiling.turns.len());
-        assert!(most <= bytes && bytes <= 1 << 30, "{most} of {bytes}");
-        assert_eq!(partial_bytes(3, layout, 300), 12 * 3 * 8 * 130 * 4);
-    }
-
-    /// One long sequence among 63 short ones: before, every tile had a block for each split of the longest.
-    #[test]
-    fn short_sequences_launch_no_blocks_for_a_long_one() {
-        let start = |i: usize| if i == 0 { 32_767 } else { 100 };
-        let segments: Vec<Segment<'_>> = (0..64)
-            .map(|i| Segment { rows: i..i + 1, start: start(i), block_table: &[], tree: None })
-            .collect();
-        let tiling =
-            Tiling::new(&segments, &[0; 64], (4, None), Limits { most_parts: 1 << 20, fewest_runs: 1024 });
-        let useful = tiling.work.iter().filter(|work| work.split != NO_SPLIT).count();
-        println!("{} pieces of work, {useful} useful, before {}", tiling.work.len(), 64 * 256);
-        assert_eq!(useful, 256 + 63);
-        assert!(tiling.work.len() * 10 <= useful * 11, "{}", tiling.work.len());
-    }
-}
+mod tests;

@@ -1,35 +1,38 @@
 //! Attention over paged KV: decode, verify and prefill rows in one pass, block tables in no order, memory that is
 //! full of NaN wherever nothing was stored.
 
-use cpu_kernels::{BLOCK_SIZE, HeadLayout, Segment, reference};
+use cpu_kernels::{BLOCK_SIZE, HeadLayout, Segment, TreeSegment, reference};
 use half::bf16;
 
 use super::{Numbers, Parity, Scale, compare, compare_equal, widened};
 use crate::cuda::CudaError;
 use crate::cuda::executor::{Executor, Tensor};
-use crate::cuda::ops::{Attention, Limits, Tiling, TilingViews};
+use crate::cuda::ops::{Attention, Limits, Own, OwnBlocks, Tiling, TilingViews};
 
 /// A sequence's keys and values, `[kv head][position][head_dim]`.
-struct Sequence {
-    keys: Vec<Vec<Vec<bf16>>>,
-    values: Vec<Vec<Vec<bf16>>>,
-    table: Vec<u32>,
+pub(super) struct Sequence {
+    pub(super) keys: Vec<Vec<Vec<bf16>>>,
+    pub(super) values: Vec<Vec<Vec<bf16>>>,
+    pub(super) table: Vec<u32>,
     /// Position of its first row in the pass, and its rows.
-    rows: (u32, usize),
+    pub(super) rows: (u32, usize),
+    /// Of its rows, where they are a token tree: keys and values are as they are stored then.
+    pub(super) parents: Vec<u32>,
 }
 
 /// A pass over several sequences.
-struct Pass {
-    layout: HeadLayout,
-    window: Option<u32>,
-    sequences: Vec<Sequence>,
+pub(super) struct Pass {
+    pub(super) layout: HeadLayout,
+    pub(super) window: Option<u32>,
+    pub(super) sequences: Vec<Sequence>,
     /// `[rows, row width]`.
-    qkv: Vec<f32>,
-    kv: Vec<bf16>,
+    pub(super) qkv: Vec<f32>,
+    pub(super) kv: Vec<bf16>,
 }
 
 /// One turn, and one split a block.
-const NO_LIMITS: Limits = Limits { most_parts: usize::MAX, fewest_runs: usize::MAX };
+pub(super) const NO_LIMITS: Limits =
+    Limits { most_parts: usize::MAX, most_own: usize::MAX, fewest_runs: usize::MAX };
 /// This layer, and how many there are.
 const LAYER: (usize, usize) = (1, 2);
 
@@ -86,10 +89,24 @@ pub(super) fn attention<E: Executor>(
 }
 
 /// Some rows of a sequence.
-type Part = (usize, std::ops::Range<usize>);
+pub(super) type Part = (usize, std::ops::Range<usize>);
+
+impl Sequence {
+    /// Its token tree, for rows from `first` on.
+    fn tree(&self, first: usize) -> Option<TreeSegment<'_>> {
+        let tree = TreeSegment { start: self.rows.0, first, parents: &self.parents };
+        (!self.parents.is_empty()).then_some(tree)
+    }
+
+    /// The position of one of its rows.
+    fn position(&self, row: usize) -> u32 {
+        let depth = self.tree(0).map_or(row, |tree| tree.stored_at(row).count() - 1);
+        self.rows.0 + depth as u32
+    }
+}
 
 impl Pass {
-    fn new(layout: HeadLayout, window: Option<u32>, lens: &[(u32, usize)]) -> Self {
+    pub(super) fn new(layout: HeadLayout, window: Option<u32>, lens: &[(u32, usize)]) -> Self {
         let mut numbers = Numbers(9);
         let mut sequences: Vec<Sequence> = Vec::new();
         let mut next_block = 0;
@@ -105,7 +122,7 @@ impl Pass {
             // Backwards, so that no block stands where its position says.
             let table = (next_block..next_block + blocks).rev().collect();
             next_block += blocks;
-            sequences.push(Sequence { keys, values, table, rows: (start, rows) });
+            sequences.push(Sequence { keys, values, table, rows: (start, rows), parents: Vec::new() });
         }
         let rows: usize = lens.iter().map(|&(_, rows)| rows).sum();
         let qkv = numbers.vec(rows * layout.row_width(), 3.0);
@@ -114,33 +131,42 @@ impl Pass {
     }
 
     /// Rows of some sequences, in one call.
-    fn run<E: Executor>(&self, e: &mut E, parts: &[Part], limits: Limits) -> Result<Vec<f32>, CudaError> {
+    pub(super) fn run<E: Executor>(
+        &self,
+        e: &mut E,
+        parts: &[Part],
+        limits: Limits,
+    ) -> Result<Vec<f32>, CudaError> {
         let (layout, width) = (self.layout, self.layout.row_width());
         let (mut segments, mut starts, mut tables, mut positions) = (vec![], vec![], vec![], vec![]);
         let mut qkv = Vec::new();
         for (which, range) in parts {
             let sequence = &self.sequences[*which];
             let before: usize = self.sequences[..*which].iter().map(|sequence| sequence.rows.1).sum();
-            let (first, start) = (positions.len(), sequence.rows.0 + range.start as u32);
-            positions.extend(start..start + range.len() as u32);
+            let first = positions.len();
+            let tree = sequence.tree(range.start);
+            positions.extend(range.clone().map(|row| sequence.position(row)));
             qkv.extend_from_slice(&self.qkv[(before + range.start) * width..(before + range.end) * width]);
             segments.push(Segment {
                 rows: first..positions.len(),
-                start,
+                start: tree.map_or(sequence.position(range.start), |tree| tree.start),
                 block_table: &sequence.table,
-                tree: None,
+                tree,
             });
             starts.push(tables.len() as u32);
             tables.extend_from_slice(&sequence.table);
         }
         let rows = positions.len();
         let group = layout.num_heads / layout.num_kv_heads;
-        let tiling = Tiling::new(&segments, &starts, (group, self.window), limits);
+        let own = OwnBlocks::new(&segments, &mut tables);
+        let tiling = Tiling::new(&segments, (&starts, &own), (group, self.window), limits);
         let tiles = Tensor::of(e, &tiling.tiles, "tiles")?;
         let work = Tensor::of(e, &tiling.work, "splits of tiles")?;
         let tile_of = Tensor::of(e, &tiling.tile_of, "tiles of queries")?;
         let (tiles, work, tile_of) = (tiles.view(), work.view(), tile_of.view());
         let views = TilingViews { tiles, work, tile_of, turns: &tiling.turns };
+        let sources = Tensor::of(e, &own.sources, "sources of own blocks")?;
+        let mut own = Tensor::of(e, &vec![bf16::NAN; views.own_len(layout)], "own blocks")?;
         let positions = Tensor::of(e, &positions, "positions")?;
         let tables = Tensor::of(e, &tables, "tables")?;
         let mut out = Tensor::zeros(e, rows * layout.q_width(), "out")?;
@@ -148,6 +174,7 @@ impl Pass {
             qkv: &Tensor::of(e, &qkv, "qkv")?,
             positions: positions.view(),
             kv: &Tensor::of(e, &self.kv, "kv")?,
+            own: Some(Own { sources: sources.view(), blocks: &mut own }),
             tables: tables.view(),
             tiling: views,
             rounded: None,
@@ -191,7 +218,7 @@ impl Pass {
 }
 
 /// `[blocks][layers][kv heads][K: 16 x head_dim | V: head_dim x 16]`, NaN where no position stands.
-fn kv_memory(layout: HeadLayout, sequences: &[Sequence], blocks: usize) -> Vec<bf16> {
+pub(super) fn kv_memory(layout: HeadLayout, sequences: &[Sequence], blocks: usize) -> Vec<bf16> {
     let (head_dim, head_len) = (layout.head_dim, BLOCK_SIZE * layout.head_dim);
     let mut kv = vec![bf16::NAN; blocks * LAYER.1 * layout.num_kv_heads * 2 * head_len];
     for sequence in sequences {
@@ -258,7 +285,8 @@ mod tests {
             };
             let firsts = lens.iter().scan(0, |row, len| Some(std::mem::replace(row, *row + len.1)));
             let segments: Vec<Segment<'_>> = firsts.zip(lens).map(|(row, len)| segment(row, len)).collect();
-            let tiling = Tiling::new(&segments, &vec![0; lens.len()], (4, None), limits);
+            let own = OwnBlocks::default();
+            let tiling = Tiling::new(&segments, (&vec![0; lens.len()], &own), (4, None), limits);
             let before = e.global_bytes();
             pass.run(&mut e, &whole, limits).unwrap();
             let found = (e.global_bytes() - before) as usize;

@@ -7,7 +7,7 @@ use proptest::prelude::*;
 use proptest::test_runner::Config;
 use speculation::SamplingParams;
 
-use super::{attention, linear, sampling, scores};
+use super::{attention, linear, sampling, scores, trees};
 use crate::cuda::emulator::Emulator;
 use crate::cuda::executor::Tensor;
 use crate::cuda::ops::{side_by_side, sum_ranks};
@@ -35,6 +35,36 @@ proptest! {
         let heads = (kv_heads * group, kv_heads, head_dim);
         for parity in attention::attention(&mut Emulator::build(), heads, window, &lens).unwrap() {
             prop_assert!(parity.is_good(), "{}: {:?}", parity, lens);
+        }
+    }
+
+    /// Trees of any shape beside chains: wherever they begin, whatever share of heads, windows that begin inside a tree.
+    #[test]
+    fn rows_of_any_trees_are_chains(
+        (kv_heads, group) in (1usize..3, prop_oneof![1usize..6, 16usize..20]),
+        head_dim in prop::sample::select(vec![16usize, 32, 64]),
+        window in prop::option::of(1u32..150),
+        shapes in prop::collection::vec((1u32..300, prop::collection::vec(any::<u32>(), 1..14)), 1..3),
+        chain in prop::option::of((0u32..200, 1usize..4)),
+    ) {
+        // Each id stands behind the last level or in it: in order of depth.
+        let parents_of = |numbers: &Vec<u32>| {
+            let (mut parents, mut level) = (Vec::new(), 0..1u32);
+            for &number in numbers {
+                if number % 3 == 0 && !parents.is_empty() && parents.len() as u32 >= level.end {
+                    level = level.end..parents.len() as u32 + 1;
+                }
+                parents.push(level.start + number / 3 % level.len() as u32);
+            }
+            parents
+        };
+        let parents: Vec<Vec<u32>> = shapes.iter().map(|(_, numbers)| parents_of(numbers)).collect();
+        let mut rows: Vec<trees::Rows<'_>> =
+            shapes.iter().zip(&parents).map(|((start, _), parents)| (*start, parents.as_slice(), 0)).collect();
+        rows.extend(chain.map(|(start, rows)| (start, &[][..], rows)));
+        let heads = (kv_heads * group, kv_heads, head_dim);
+        for parity in trees::trees(&mut Emulator::build(), heads, window, &rows).unwrap() {
+            prop_assert!(parity.is_good(), "{}: {:?}", parity, rows);
         }
     }
 

@@ -1,0 +1,40 @@
+//! A layer's attention: rows of token trees have blocks of their own put together first, in memory that layers share.
+
+use super::pass::tiling_key;
+use super::{GpuKv, GpuRows, State};
+use crate::backend::AttentionLayer;
+use crate::cuda::CudaError;
+use crate::cuda::executor::{Executor, Tensor};
+use crate::cuda::ops::{Attention, Own, room};
+
+impl<E: Executor> State<E> {
+    /// The queries of `qkv`, of so many rows, over the KV blocks of their sequences.
+    pub(super) fn attend(
+        &mut self,
+        kv: &GpuKv<E::Memory>,
+        AttentionLayer { layout, layer, window }: AttentionLayer,
+        (rows, qkv): (usize, &Tensor<E::Memory, f32>),
+        out: &mut GpuRows<E::Memory>,
+    ) -> Result<(), CudaError> {
+        let (layer, out_len) = ((layer, kv.shape.num_layers), out.len);
+        let kv = kv.blocks.as_ref().expect("a batch's blocks are there before its forward");
+        self.make_rounded(out_len)?;
+        let Self { executor, partial, own, inputs, rounded, reads_bf16, .. } = self;
+        let tiling = inputs.tiling(tiling_key(layout, window));
+        let partial = room(partial, executor, tiling.partial_len(layout), "partial sums of attention")?;
+        let own = match tiling.own_len(layout) {
+            0 => None,
+            len => {
+                let blocks = room(own, executor, len, "blocks of rows of token trees")?;
+                Some(Own { sources: inputs.sources(), blocks })
+            }
+        };
+        let (positions, tables) = (inputs.positions(), inputs.tables());
+        let (out, _) = out.write();
+        let (address, rounded) = (out.address(), rounded.as_mut().filter(|_| *reads_bf16));
+        Attention { qkv, positions, kv, own, tables, tiling, partial, layout, layer, window, out, rounded }
+            .launch(executor, rows)?;
+        self.note_rounded(address, out_len);
+        Ok(())
+    }
+}

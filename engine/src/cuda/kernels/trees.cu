@@ -1,0 +1,67 @@
+// Keys and values of token trees. Rows of a tree are stored in the order in which they come, and a row attends, at each position from
+// the tree's start on, to its own ancestor there, wherever that is stored. What is done about it is copies, which are exact:
+// attention itself has no mask, no list of keys and no branch that depends on a tree.
+//   kv [blocks][layers][kv_heads][K: 16 x head_dim | V: head_dim x 16] bf16; a slot is block * 16 + offset
+// Twins, equal bits: those of `parity/trees.rs`.
+
+#define NOWHERE 0xffffffffu
+
+// Where the keys of a layer's and head's block begin; its values follow them.
+__device__ __forceinline__ u64 keys_of(u64 block, u32 layer, u32 layers, u32 kv_head, u32 kv_heads, u32 head_dim) {
+  return ((block * layers + layer) * kv_heads + kv_head) * (u64)(32 * head_dim);
+}
+
+// Puts blocks together: position i of block b comes from slot sources[16 b + i], and is zeros where that is NOWHERE.
+//   sources [blocks][16] -> own [blocks][kv_heads][K: 16 x head_dim | V: head_dim x 16]
+// Grid (blocks, kv_heads), 128 threads; head_dim a multiple of 8, at most 128.
+extern "C" __global__ void __launch_bounds__(128)
+    gather_blocks(const bf16* kv, const u32* sources, bf16* own, u32 head_dim, u32 layer, u32 layers) {
+  __shared__ u32 slots[16];
+  if (threadIdx.x < 16) slots[threadIdx.x] = sources[blockIdx.x * 16 + threadIdx.x];
+  __syncthreads();
+  const u32 kv_head = blockIdx.y, kv_heads = gridDim.y;
+  bf16* keys = own + ((u64)blockIdx.x * kv_heads + kv_head) * (32 * head_dim);
+  // Keys lie token by token: as many chunks of 16 bytes.
+  const u32 chunks = head_dim / 8;
+  for (u32 i = threadIdx.x; i < 16 * chunks; i += 128) {
+    const u32 slot = slots[i / chunks];
+    uint4 chunk = make_uint4(0, 0, 0, 0);
+    if (slot != NOWHERE) {
+      const u64 from = keys_of(slot / 16, layer, layers, kv_head, kv_heads, head_dim);
+      chunk = load_16(kv + from + slot % 16 * head_dim + i % chunks * 8);
+    }
+    ((uint4*)keys)[i] = chunk;
+  }
+  // Values lie dimension by dimension: a thread has one, 16 numbers from as many places.
+  if (threadIdx.x >= head_dim) return;
+  u32 pairs[8];
+#pragma unroll
+  for (u32 i = 0; i < 16; ++i) {
+    const u32 slot = slots[i];
+    u32 bits = 0;
+    if (slot != NOWHERE) {
+      const u64 from = keys_of(slot / 16, layer, layers, kv_head, kv_heads, head_dim) + 16 * head_dim;
+      bits = kv[from + threadIdx.x * 16 + slot % 16].bits;
+    }
+    pairs[i / 2] = i % 2 == 0 ? bits : pairs[i / 2] | bits << 16;
+  }
+  uint4* values = (uint4*)(keys + 16 * head_dim + threadIdx.x * 16);
+  values[0] = make_uint4(pairs[0], pairs[1], pairs[2], pairs[3]);
+  values[1] = make_uint4(pairs[4], pairs[5], pairs[6], pairs[7]);
+}
+
+// Copies what tokens left behind, one after the other: copies [num_copies][from slot, to slot]. A thread has a dimension of its own in
+// all of them, so that they follow one another without a barrier.
+// Grid (layers, kv_heads), 128 threads.
+extern "C" __global__ void __launch_bounds__(128) copy_tokens(bf16* kv, const u32* copies, u32 num_copies, u32 head_dim) {
+  const u32 layers = gridDim.x, kv_heads = gridDim.y;
+  for (u32 i = 0; i < num_copies; ++i) {
+    const u32 from = copies[2 * i], to = copies[2 * i + 1];
+    const bf16* from_keys = kv + keys_of(from / 16, blockIdx.x, layers, blockIdx.y, kv_heads, head_dim);
+    bf16* to_keys = kv + keys_of(to / 16, blockIdx.x, layers, blockIdx.y, kv_heads, head_dim);
+    for (u32 d = threadIdx.x; d < head_dim; d += 128) {
+      to_keys[to % 16 * head_dim + d] = from_keys[from % 16 * head_dim + d];
+      to_keys[(head_dim + d) * 16 + to % 16] = from_keys[(head_dim + d) * 16 + from % 16];
+    }
+  }
+}

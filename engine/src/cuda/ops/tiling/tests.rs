@@ -1,0 +1,215 @@
+//! Every query and split is in a tile, a piece of work and a turn, once; how large they are.
+
+use cpu_kernels::TreeSegment;
+use proptest::prelude::*;
+
+use super::*;
+
+const NO_LIMITS: Limits = Limits { most_parts: usize::MAX, most_own: usize::MAX, fewest_runs: usize::MAX };
+
+proptest! {
+    /// Every split that a tile needs is one piece of work in its turn, with parts of its own; no turn is larger than it may be.
+    #[test]
+    fn work_covers_every_split_once(
+        lens in prop::collection::vec((1usize..40, 0u32..3000), 1..5),
+        group in 1usize..9,
+        window in prop::option::of(1u32..400),
+        most_parts in prop_oneof![1usize..2000, Just(usize::MAX)],
+        fewest_runs in 1usize..40,
+    ) {
+        let mut segments = Vec::new();
+        let mut row = 0;
+        for &(rows, start) in &lens {
+            segments.push(Segment { rows: row..row + rows, start, block_table: &[], tree: None });
+            row += rows;
+        }
+        let starts = vec![0; lens.len()];
+        let Tiling { tiles, work, tile_of, turns } = Tiling::new(&segments, (&starts, &OwnBlocks::default()), (group, window), Limits { most_parts, fewest_runs, ..NO_LIMITS });
+        let (mut next_query, mut next_work) = (0, 0);
+        for turn in &turns {
+            let [narrow, wide] = turn.work.clone();
+            prop_assert_eq!((turn.queries.start, narrow.start), (next_query, next_work));
+            prop_assert_eq!(narrow.end, wide.start);
+            (next_query, next_work) = (turn.queries.end, wide.end);
+            let mut seen = vec![false; turn.num_parts];
+            let mut in_turn = std::collections::BTreeSet::new();
+            let real = |which: &Range<usize>| work[which.clone()].iter().filter(|work| work.split != NO_SPLIT).count();
+            for (work, is_wide) in [(&narrow, false), (&wide, true)]
+                .into_iter()
+                .flat_map(|(range, is_wide)| work[range.clone()].iter().map(move |work| (work, is_wide)))
+                .filter(|(work, _)| work.split != NO_SPLIT)
+            {
+                let tile = &tiles[work.tile as usize];
+                in_turn.insert(work.tile);
+                prop_assert_eq!(tile.num_queries > 16, is_wide);
+                let longest = if is_wide { 8 } else { 1 };
+                prop_assert!(work.split < work.end_split && work.end_split - work.split <= longest);
+                prop_assert!(turn.queries.contains(&(tile.first_query as usize)));
+                for split in work.split..work.end_split {
+                    prop_assert!(tile.splits().contains(&(split as usize)));
+                    let first = tile.first_part + (split - tile.first_key / 128) * tile.num_queries;
+                    for part in first..first + tile.num_queries {
+                        prop_assert!(!std::mem::replace(&mut seen[part as usize], true), "part {} twice", part);
+                    }
+                }
+            }
+            prop_assert!(seen.iter().all(|seen| *seen));
+            prop_assert!(turn.num_parts <= most_parts || in_turn.len() == 1);
+            prop_assert!(narrow.len() * 16 <= real(&narrow) * 17 && wide.len() * 16 <= real(&wide) * 17);
+            let longest = in_turn.iter().map(|&tile| tiles[tile as usize].splits().len()).max();
+            prop_assert_eq!(Some(turn.most_splits), longest);
+        }
+        prop_assert_eq!((next_query, next_work), (row * group, work.len()));
+        for (query, tile) in tile_of.iter().enumerate() {
+            let tile = &tiles[*tile as usize];
+            prop_assert!((tile.first_query..tile.first_query + tile.num_queries).contains(&(query as u32)));
+        }
+        prop_assert_eq!(tile_of.len(), row * group);
+    }
+
+    /// Tiles hold every query once, and their keys are exactly what their queries see.
+    #[test]
+    fn tiles_cover_the_queries_of_every_segment(
+        lens in prop::collection::vec((1usize..40, 0u32..300), 1..5),
+        group in 1usize..9,
+        window in prop::option::of(1u32..200),
+    ) {
+        let mut segments = Vec::new();
+        let mut row = 0;
+        for &(rows, start) in &lens {
+            segments.push(Segment { rows: row..row + rows, start, block_table: &[], tree: None });
+            row += rows;
+        }
+        let starts: Vec<u32> = (0..lens.len() as u32).map(|i| i * 1000).collect();
+        let mut next = 0;
+        for tile in Tiling::new(&segments, (&starts, &OwnBlocks::default()), (group, window), NO_LIMITS).tiles {
+            prop_assert_eq!(tile.first_query, next);
+            next += tile.num_queries;
+            let rows: Vec<usize> = (tile.first_query..next).map(|query| query as usize / group).collect();
+            let segment = &segments[(tile.table / 1000) as usize];
+            prop_assert!(rows.iter().all(|row| segment.rows.contains(row)));
+            let ends = rows.iter().map(|row| segment.start + (row - segment.rows.start) as u32 + 1);
+            prop_assert_eq!(Some(tile.end_key), ends.clone().max());
+            let begins = ends.map(|end| window.map_or(0, |window| end.saturating_sub(window)));
+            prop_assert_eq!(Some(tile.first_key), begins.min());
+        }
+        prop_assert_eq!(next as usize, row * group);
+    }
+
+    /// Of token trees beside chains: every split that a row sees is summed for it once, over its own blocks from the tree's split on.
+    #[test]
+    fn rows_of_trees_are_summed_once(
+        trees in prop::collection::vec((1u32..600, prop::collection::vec(any::<bool>(), 1..64)), 1..4),
+        group in 1usize..20,
+        window in prop::option::of(1u32..400),
+        (most_parts, most_own) in (prop_oneof![1usize..2000, Just(usize::MAX)], 1usize..40),
+    ) {
+        // An id stands behind the one before it, or beside it.
+        let parents_of = |steps: &Vec<bool>| {
+            let parent = |(parent, last): &mut (u32, u32), step: &bool| {
+                (*parent, *last) = (if *step { *last } else { *parent }, *last + 1);
+                Some(*parent)
+            };
+            steps.iter().scan((0, 0), parent).collect::<Vec<u32>>()
+        };
+        let parents: Vec<Vec<u32>> = trees.iter().map(|(_, steps)| parents_of(steps)).collect();
+        let block_tables: Vec<Vec<u32>> = trees.iter().map(|(start, steps)| (0..start / 16 + steps.len() as u32 / 16 + 2).collect()).collect();
+        let (mut segments, mut starts, mut tables, mut row) = (Vec::new(), Vec::new(), Vec::new(), 0);
+        for (i, (start, steps)) in trees.iter().enumerate() {
+            let block_table = block_tables[i].as_slice();
+            let tree = TreeSegment { start: *start, first: 0, parents: &parents[i] };
+            for (rows, tree) in [(2, None), (steps.len(), Some(tree))] {
+                segments.push(Segment { rows: row..row + rows, start: *start, block_table, tree });
+                starts.push(tables.len() as u32);
+                tables.extend_from_slice(block_table);
+                row += rows;
+            }
+        }
+        let own = OwnBlocks::new(&segments, &mut tables);
+        let limits = Limits { most_parts, most_own, fewest_runs: 4 };
+        let Tiling { tiles, work, tile_of, turns } = Tiling::new(&segments, (&starts, &own), (group, window), limits);
+        prop_assert_eq!(tile_of.len(), row * group);
+        for turn in &turns {
+            let mut seen = vec![0; turn.num_parts];
+            let mut shared = std::collections::BTreeSet::new();
+            for work in turn.work.iter().flat_map(|range| &work[range.clone()]).filter(|work| work.split != NO_SPLIT) {
+                let tile = &tiles[work.tile as usize];
+                shared.insert(tile_of[tile.first_query as usize]);
+                for split in work.split..work.end_split {
+                    let first = tile.first_part + (split - tile.first_key / 128) * tile.part_stride;
+                    (first..first + tile.num_queries).for_each(|part| seen[part as usize] += 1);
+                    // What it reads of its table is a block, or one of the turn's own.
+                    for block in (split * 8).max(tile.first_key / 16)..(split * 8 + 8).min(tile.end_key.div_ceil(16)) {
+                        let id = tables[(tile.table + block) as usize];
+                        let is_own = id >> 31 == 1 && turn.own.contains(&((id & !(1 << 31)) as usize));
+                        prop_assert!(id == block || is_own, "block {} is {:#x}", block, id);
+                    }
+                }
+            }
+            prop_assert!(seen.iter().all(|times| *times <= 1));
+            prop_assert!((turn.num_parts <= most_parts && turn.own.len() <= most_own) || shared.len() == 1);
+            for query in turn.queries.clone() {
+                let (row, tile) = (query / group, &tiles[tile_of[query] as usize]);
+                let of_chain = |segment: &&Segment<'_>| segment.rows.contains(&row);
+                let chain = segments.iter().find(of_chain).map(|segment| segment.start + (row - segment.rows.start) as u32);
+                let end = own.row(row).map_or(chain.unwrap(), |row| row.position) + 1;
+                for split in window.map_or(0, |window| end.saturating_sub(window)) / 128..end.div_ceil(128) {
+                    let part = tile.first_part + (split - tile.first_key / 128) * tile.num_queries + query as u32 - tile.first_query;
+                    prop_assert_eq!(seen[part as usize], 1, "query {} split {}", query, split);
+                }
+            }
+        }
+    }
+}
+
+/// Of 8B 512 rows at 131,072 positions: 8.7 GB where every split of every row had its place at once.
+#[test]
+fn long_contexts_take_turns_in_half_a_gigabyte() {
+    let layout = HeadLayout { num_heads: 32, num_kv_heads: 8, head_dim: 128 };
+    let segment = Segment { rows: 0..512, start: 131_072 - 512, block_table: &[], tree: None };
+    let tiling = Tiling::new(&[segment], (&[0], &OwnBlocks::default()), (4, None), Limits::of(layout));
+    let most = tiling.turns.iter().map(|turn| turn.num_parts).max().unwrap_or(0) * part_len(layout) * 4;
+    let bytes = partial_bytes(512, layout, 131_072);
+    println!("{} turns, {most} bytes at most, {bytes} counted", tiling.turns.len());
+    assert!(most <= bytes && bytes <= 1 << 30, "{most} of {bytes}");
+    assert_eq!(partial_bytes(3, layout, 300), 12 * 3 * 8 * 130 * 4);
+}
+
+/// One long sequence among 63 short ones: before, every tile had a block for each split of the longest.
+#[test]
+fn short_sequences_launch_no_blocks_for_a_long_one() {
+    let start = |i: usize| if i == 0 { 32_767 } else { 100 };
+    let segments: Vec<Segment<'_>> =
+        (0..64).map(|i| Segment { rows: i..i + 1, start: start(i), block_table: &[], tree: None }).collect();
+    let tiling = Tiling::new(
+        &segments,
+        (&[0; 64], &OwnBlocks::default()),
+        (4, None),
+        Limits { most_parts: 1 << 20, fewest_runs: 1024, ..NO_LIMITS },
+    );
+    let useful = tiling.work.iter().filter(|work| work.split != NO_SPLIT).count();
+    println!("{} pieces of work, {useful} useful, before {}", tiling.work.len(), 64 * 256);
+    assert_eq!(useful, 256 + 63);
+    assert!(tiling.work.len() * 10 <= useful * 11, "{}", tiling.work.len());
+}
+
+/// Of 8B, twelve verify rows in a tree and in a chain: rows of the tree read their split each, and share what lies before.
+#[test]
+fn rows_of_a_tree_read_their_split_each() {
+    let layout = HeadLayout { num_heads: 32, num_kv_heads: 8, head_dim: 128 };
+    let parents = [0, 0, 0, 2, 2, 2, 5, 5, 5, 8, 8, 8];
+    for (start, ratio, blocks) in [(8_192u32, 1.0..1.1, 7), (100, 8.0..13.0, 0)] {
+        let block_table: Vec<u32> = (0..start / 16 + 2).collect();
+        let read = |tree: Option<TreeSegment<'_>>| {
+            let segment = Segment { rows: 0..12, start, block_table: &block_table, tree };
+            let mut tables = block_table.clone();
+            let own = OwnBlocks::new(std::slice::from_ref(&segment), &mut tables);
+            count_attention(&Tiling::new(&[segment], (&[0], &own), (4, None), Limits::of(layout)), layout)
+        };
+        let tree = read(Some(TreeSegment { start, first: 0, parents: &parents }));
+        let chain = read(None);
+        let times = tree.bytes_read as f64 / chain.bytes_read as f64;
+        println!("behind {start}: {} bytes, {times:.2} times those of a chain", tree.bytes_read);
+        assert!(ratio.contains(&times) && tree.blocks[1] >= blocks * 8 && tree.blocks[0] == 12 * 8);
+    }
+}
