@@ -41,11 +41,11 @@ proptest! {
     /// Trees of any shape beside chains: wherever they begin, whatever share of heads, windows that begin inside a tree.
     #[test]
     fn rows_of_any_trees_are_chains(
-        (kv_heads, group) in (1usize..3, prop_oneof![1usize..6, 16usize..20]),
-        head_dim in prop::sample::select(vec![16usize, 32, 64]),
+        (kv_heads, group) in prop_oneof![4 => (1usize..3, 1usize..6), 1 => Just((1, 17))],
+        head_dim in prop::sample::select(vec![16usize, 32]),
         window in prop::option::of(1u32..150),
-        shapes in prop::collection::vec((1u32..300, prop::collection::vec(any::<u32>(), 1..14)), 1..3),
-        chain in prop::option::of((0u32..200, 1usize..4)),
+        shapes in prop::collection::vec((1u32..150, prop::collection::vec(any::<u32>(), 1..9)), 1..3),
+        chain in prop::option::of((0u32..100, 1usize..4)),
     ) {
         // Each id stands behind the last level or in it: in order of depth.
         let parents_of = |numbers: &Vec<u32>| {
