@@ -219,9 +219,9 @@ mod tests {
             passes.iter().flat_map(|pass| &pass.slot_mapping).map(|s| (s.block, s.offset)).collect();
         assert_eq!(slots, [(7, 12), (7, 13), (7, 14), (7, 15), (3, 0), (3, 1), (3, 2)]);
         assert_eq!((&passes[0].logit_rows[..], &passes[1].logit_rows[..]), (&[1, 2, 3][..], &[0, 1, 2][..]));
-        let rows: Vec<Range<usize>> =
+        let ranges: Vec<Range<usize>> =
             passes.iter().flat_map(|p| &p.segments).map(|s| s.rows.clone()).collect();
-        assert_eq!(rows, [0..2, 2..4, 0..3]);
+        assert_eq!(ranges, [0..2, 2..4, 0..3]);
         let tree = passes[1].segments[0].tree.unwrap();
         assert_eq!((tree.start, tree.first), (14, 2));
         assert_eq!(tree.stored_at(2).collect::<Vec<_>>(), [16, 14]);
