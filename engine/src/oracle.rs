@@ -52,7 +52,7 @@ impl Oracle {
         let (vocab, hidden) = (tensors.config.vocab_size, tensors.config.hidden_size);
 
         const EMBEDDING: &str = "model.embed_tokens.weight";
-        let embedding = rounded(tensors.checkpoint.numbers(EMBEDDING, &[vocab, hidden])?, formats.embedding);
+        let embedding = factors(tensors.checkpoint.numbers(EMBEDDING, &[vocab, hidden])?, formats.embedding);
         let layers = (0..tensors.config.num_layers)
             .map(|i| OracleLayer::load(&tensors, i))
             .collect::<Result<Vec<_>, _>>()?;
@@ -100,7 +100,7 @@ impl Tensors {
     fn matrix(&self, name: &str, columns: usize, k: usize) -> Result<OracleMatrix, EngineError> {
         let numbers = self.checkpoint.numbers(name, &[columns, k])?;
         Ok(match self.formats.linear {
-            LinearFormat::Float(format) => OracleMatrix::Floats(rounded(numbers, format)),
+            LinearFormat::Float(format) => OracleMatrix::Floats(factors(numbers, format)),
             LinearFormat::Quantized(format) => {
                 OracleMatrix::Quantized(QuantizedWeights::new(format, &numbers, k))
             }
@@ -120,7 +120,7 @@ impl OracleMatrix {
         match self {
             Self::Floats(weights) => {
                 let x = match formats.linear {
-                    LinearFormat::Float(format) => rounded(x, format),
+                    LinearFormat::Float(format) => factors(x, format),
                     LinearFormat::Quantized(_) => x,
                 };
                 reference::Linear { x: &x, weights, k, slices, bias }.compute()
@@ -130,7 +130,15 @@ impl OracleMatrix {
     }
 }
 
-/// Numbers as a format holds them.
+/// Numbers of a matrix of a format, or of what is multiplied with it.
+fn factors(numbers: Vec<f32>, format: MatrixFormat) -> Vec<f32> {
+    match format {
+        MatrixFormat::F32 => numbers,
+        MatrixFormat::Bf16 => numbers.into_iter().map(reference::bf16_factor).collect(),
+    }
+}
+
+/// Numbers as a format stores them.
 fn rounded(numbers: Vec<f32>, format: MatrixFormat) -> Vec<f32> {
     match format {
         MatrixFormat::F32 => numbers,

@@ -141,11 +141,34 @@ pub(crate) fn round_to_bf16(x: f32) -> bf16 {
     bf16::from_bits((if x.is_nan() { bits | 0x0040_0000 } else { rounded } >> 16) as u16)
 }
 
+/// The bits of 2^-56.
+const SMALLEST_FACTOR: u16 = (127 - 56) << 7;
+
+/// A bf16 number as a product takes it (docs/contract.md C1): below 2^-56 it counts as a zero of its sign.
+///
+/// All others are multiples of 2^-63. So every product is a multiple of 2^-126, as is every sum of products: no denormal
+/// number arises, which some instructions would take for zero.
+#[inline(always)]
+pub(crate) fn as_factor(x: bf16) -> bf16 {
+    let bits = x.to_bits();
+    bf16::from_bits(if bits & 0x7fff < SMALLEST_FACTOR { bits & 0x8000 } else { bits })
+}
+
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
 
     use super::*;
+
+    #[test]
+    fn a_number_below_the_smallest_factor_counts_as_zero() {
+        let smallest = 2.0f32.powi(-56);
+        for bits in 0..=u16::MAX {
+            let x = bf16::from_bits(bits);
+            let expected = if x.to_f32().abs() < smallest { bf16::ZERO.copysign(x) } else { x };
+            assert_eq!(as_factor(x).to_bits(), expected.to_bits(), "{x}");
+        }
+    }
 
     proptest! {
         #[test]

@@ -5,7 +5,8 @@
 //! `reference::Linear`.
 //!
 //! A panel is one step after the other, a step two numbers along K of each of its channels: in bf16 two lines, the pair
-//! of a channel in one 32-bit lane (the first number in its low half); in f32 four, those of the first number
+//! of a channel in one 32-bit lane (the first number in its upper half, which is where an
+//! instruction that multiplies pairs begins); in f32 four, those of the first number
 //! before those of the second. A K-slice of odd length is padded with a zero, so that slices begin with a step.
 
 mod blocked;
@@ -82,8 +83,8 @@ impl FloatMatrix {
                 match out {
                     [x] if self.format == MatrixFormat::F32 => *x = f32::from_bits(word),
                     [first, second @ ..] => {
-                        *first = f32::from_bits(word << 16);
-                        second.iter_mut().for_each(|second| *second = f32::from_bits(word & 0xffff_0000));
+                        *first = f32::from_bits(word & 0xffff_0000);
+                        second.iter_mut().for_each(|second| *second = f32::from_bits(word << 16));
                     }
                     [] => {}
                 }

@@ -2,7 +2,7 @@
 //! `OUTRIDER_ISA` or a program's option names, so that every process and every test can run as on an older CPU.
 //! Chosen once, before the first kernel runs. It changes speed and no bit (docs/contract.md C).
 
-use std::sync::OnceLock;
+use std::sync::{LazyLock, OnceLock};
 
 use super::dispatch::Isa;
 use crate::KernelError;
@@ -67,6 +67,12 @@ pub fn cpu_name() -> String {
 
 /// The family of an AMD CPU; nothing of another maker's.
 pub(super) fn amd_family() -> Option<u32> {
+    /// Asked once: in a virtual machine the question leaves it.
+    static FAMILY: LazyLock<Option<u32>> = LazyLock::new(read_amd_family);
+    *FAMILY
+}
+
+fn read_amd_family() -> Option<u32> {
     #[cfg(target_arch = "x86_64")]
     {
         use std::arch::x86_64::__cpuid;

@@ -23,6 +23,8 @@ pub(crate) trait Lanes: Copy {
     const BOTH_VECTORS_ROWS: usize = if Self::TILE_VECTORS == 2 { Self::TILE_ROWS } else { 0 };
     /// Rows up to which loads may be put in another order than they are written: with more, sums need all registers.
     const UNORDERED_ROWS: usize = Self::TILE_ROWS;
+    /// Whether [`Lanes::fma_pairs`] is one instruction, so that products with bf16 weights widen nothing.
+    const MULTIPLIES_PAIRS: bool = false;
     /// Sums of attention that fit in registers beside what is added to them.
     const ATTENTION_SUMS: usize = 4;
 
@@ -32,8 +34,8 @@ pub(crate) trait Lanes: Copy {
     unsafe fn load(p: *const f32) -> Self;
     /// Sixteen bf16 at `p`, widened.
     unsafe fn load_bf16(p: *const bf16) -> Self;
-    /// Sixteen pairs of bf16 at `p`, widened: the first of each, and the second.
-    unsafe fn load_bf16_pairs(p: *const bf16) -> (Self, Self);
+    /// Sixteen pairs of bf16 at `p`, one in 32 bits, widened: the first of each, which is the upper half, and the second.
+    unsafe fn load_bf16_pairs(p: *const u32) -> (Self, Self);
     /// Asks for the cache line at `p`, which may lie anywhere, in the first-level cache.
     unsafe fn prefetch_near(p: *const u8);
     /// The same in the second-level cache.
@@ -44,6 +46,22 @@ pub(crate) trait Lanes: Copy {
     unsafe fn store_low_bytes(self, p: *mut u8);
     /// `self + a * b`, rounded once.
     unsafe fn fma(self, a: Self, b: Self) -> Self;
+    /// `self + first a * first b + second a * second b`, rounded twice in this order, where each lane of `a` and of `b`
+    /// holds a pair of bf16 as [`Lanes::load_bf16_pairs`] takes them. No number, product or sum may be denormal.
+    #[inline(always)]
+    unsafe fn fma_pairs(self, a: Self, b: Self) -> Self {
+        let pairs = |lanes: Self| {
+            let mut stored = [0.0f32; LANES];
+            // SAFETY: the caller's promise; the array has room for sixteen lanes, and any bits make a pair.
+            unsafe {
+                lanes.store(stored.as_mut_ptr());
+                Self::load_bf16_pairs(stored.as_ptr().cast())
+            }
+        };
+        let (a, b) = (pairs(a), pairs(b));
+        // SAFETY: the caller's promise.
+        unsafe { self.fma(a.0, b.0).fma(a.1, b.1) }
+    }
     /// Lane by lane.
     unsafe fn add(self, other: Self) -> Self;
     /// Lane by lane.
@@ -150,10 +168,13 @@ impl Lanes for Portable {
     }
 
     #[inline(always)]
-    unsafe fn load_bf16_pairs(p: *const bf16) -> (Self, Self) {
-        // SAFETY: the caller's pointer holds thirty-two bf16.
-        let pairs = unsafe { p.cast::<[[bf16; 2]; LANES]>().read() };
-        (Self(pairs.map(|pair| pair[0].widen())), Self(pairs.map(|pair| pair[1].widen())))
+    unsafe fn load_bf16_pairs(p: *const u32) -> (Self, Self) {
+        // SAFETY: the caller's pointer holds sixteen pairs.
+        let pairs = unsafe { p.cast::<[u32; LANES]>().read() };
+        (
+            Self(pairs.map(|pair| f32::from_bits(pair & 0xffff_0000))),
+            Self(pairs.map(|pair| f32::from_bits(pair << 16))),
+        )
     }
 
     #[inline(always)]

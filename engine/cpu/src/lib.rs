@@ -5,7 +5,7 @@
 //!
 //! `lanes` defines the arithmetic, `x86` and `neon` implement it in registers, `dispatch` chooses; `floats` and `packed`
 //! multiply with weights (of floats, of integers) that `lines` holds, `attention` and `elementwise` are the other
-//! kernels; [`reference`](mod@reference) holds their naive twins, which judge them (`tests/twins.rs`). `table` is what ids
+//! kernels; [`reference`](mod@reference) holds their naive twins, which judge them (`tests/twins`). `table` is what ids
 //! are looked up in, `threads` share the work. `pass`, `linear`, `matrix`, `kv_cache` and `k_slices` are what operations
 //! take.
 
@@ -67,7 +67,7 @@ use threads::Shared;
 
 /// The class of kernels whose bits are equal, whatever the instruction set; part of `numerics_id`. Change it
 /// with the arithmetic.
-pub const KERNEL_CLASS: &str = "f32-chain-2";
+pub const KERNEL_CLASS: &str = "f32-chain-3";
 
 /// Columns that a thread takes at a time: whole panels of weights of any format.
 const COLUMN_GRAIN: usize = floats::PANEL;
@@ -243,7 +243,7 @@ impl Cpu {
                 activations.floats.fill(weights, x, with);
                 let x = &activations.floats;
                 self.threads.for_ranges(width, COLUMN_GRAIN, work, |columns| {
-                    self.isa.run(FloatMatMul { x, weights, bias, columns, out });
+                    self.isa.run_floats(FloatMatMul { x, weights, bias, columns, out });
                 });
             }
             LinearWeights::Packed(weights) => {

@@ -120,8 +120,8 @@ struct Reading {
     windows: bool,
     /// Whether several streams that are read side by side are faster than one of which windows are fetched.
     side_by_side: bool,
-    /// Whether one row reads faster without windows where a vector takes a whole line: then so few instructions use a line that
-    /// the CPU looks far enough ahead itself.
+    /// Whether one row (of pairs of bf16 two) reads faster without windows where a vector takes a whole line: then so few
+    /// instructions use a line that the CPU looks far enough ahead itself.
     row_unaided: bool,
 }
 
@@ -141,7 +141,8 @@ pub(super) fn reads_side_by_side() -> bool {
     READING.side_by_side
 }
 
-/// Whether one row of vectors as wide as a line reads them faster if nothing but lines soon to come are fetched.
+/// Whether one row of vectors as wide as a line, or two of pairs of bf16, read them faster if nothing but lines soon to come are
+/// fetched.
 pub(super) fn reads_row_unaided() -> bool {
     READING.row_unaided
 }

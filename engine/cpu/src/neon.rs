@@ -49,15 +49,14 @@ impl Lanes for Neon {
     }
 
     #[inline(always)]
-    unsafe fn load_bf16_pairs(p: *const bf16) -> (Self, Self) {
-        // SAFETY: the trait's contract: thirty-two bf16 at p. The first of a pair is the low half of a lane.
+    unsafe fn load_bf16_pairs(p: *const u32) -> (Self, Self) {
+        // SAFETY: the trait's contract: sixteen pairs at p.
         unsafe {
-            let pairs: [uint32x4_t; 4] =
-                std::array::from_fn(|i| vreinterpretq_u32_u16(vld1q_u16(p.add(2 * QUARTER * i).cast())));
+            let pairs: [uint32x4_t; 4] = std::array::from_fn(|i| vld1q_u32(p.add(QUARTER * i)));
             let high = vdupq_n_u32(0xffff_0000);
             (
-                Self(pairs.map(|pairs| vreinterpretq_f32_u32(vshlq_n_u32::<16>(pairs)))),
                 Self(pairs.map(|pairs| vreinterpretq_f32_u32(vandq_u32(pairs, high)))),
+                Self(pairs.map(|pairs| vreinterpretq_f32_u32(vshlq_n_u32::<16>(pairs)))),
             )
         }
     }

@@ -6,6 +6,7 @@ mod quantized;
 
 use std::ops::Range;
 
+use half::bf16;
 pub use quantized::QuantizedWeights;
 
 use super::dispatch::{Isa, Kernel};
@@ -50,6 +51,12 @@ fn sliced_chain(weights: &[f32], x: &[f32], slices: &[Range<usize>]) -> f32 {
         sums[s] = chain(&weights[slice.clone()], &x[slice.clone()]);
     }
     if slices.len() == 1 { sums[0] } else { tree(sums) }
+}
+
+/// A weight or an input of a product with bf16 weights: rounded, and a zero of its sign below 2^-56.
+pub fn bf16_factor(x: f32) -> f32 {
+    let rounded = bf16::from_f32(x).to_f32();
+    if rounded.abs() < 2.0f32.powi(-56) { 0.0f32.copysign(rounded) } else { rounded }
 }
 
 /// `x` `[rows, k]` times `weights` `[columns, k]` (+ bias) -> `[rows, columns]`.

@@ -8,6 +8,7 @@ use half::bf16;
 use super::FloatMatrix;
 use super::threads::{Shared, Threads};
 use crate::KernelError;
+use crate::elementwise::as_factor;
 use crate::matrix::{Matrix, MatrixData, MatrixFormat, NumbersMut, RowBlocks};
 
 /// `[vocab, hidden]`; shared by ranks.
@@ -42,7 +43,7 @@ impl Table {
         }
     }
 
-    /// Row `id`, widened to f32.
+    /// Row `id`, widened to f32; of bf16 the numbers that products take, wherever they lie.
     pub(super) fn row(&self, id: usize, out: &mut [f32]) {
         let matrix = match self {
             Self::Rows(matrix) => matrix,
@@ -52,7 +53,9 @@ impl Table {
         match matrix.data() {
             MatrixData::F32(numbers) => out.copy_from_slice(&numbers.as_slice()[row]),
             MatrixData::Bf16(numbers) => {
-                out.iter_mut().zip(&numbers.as_slice()[row]).for_each(|(out, x)| *out = x.to_f32());
+                out.iter_mut()
+                    .zip(&numbers.as_slice()[row])
+                    .for_each(|(out, x)| *out = as_factor(*x).to_f32());
             }
         }
     }

@@ -6,17 +6,18 @@ use half::bf16;
 
 use super::lanes::Lanes;
 
-/// One 512-bit register.
+/// One 512-bit register; PAIRS says whether AVX512-BF16, which multiplies pairs of bf16, is there and fast enough to be used.
 #[derive(Clone, Copy)]
-pub(super) struct Avx512(pub(super) __m512);
+pub(super) struct Avx512<const PAIRS: bool = false>(pub(super) __m512);
 
 /// Two 256-bit registers: lanes 0..8 and 8..16.
 #[derive(Clone, Copy)]
 pub(super) struct Avx2(pub(super) __m256, pub(super) __m256);
 
-impl Lanes for Avx512 {
+impl<const PAIRS: bool> Lanes for Avx512<PAIRS> {
     const TILE_ROWS: usize = 12;
     const TILE_VECTORS: usize = 2;
+    const MULTIPLIES_PAIRS: bool = PAIRS;
     const ATTENTION_SUMS: usize = 24;
 
     #[inline(always)]
@@ -41,13 +42,12 @@ impl Lanes for Avx512 {
     }
 
     #[inline(always)]
-    unsafe fn load_bf16_pairs(p: *const bf16) -> (Self, Self) {
-        // SAFETY: the trait's contract: thirty-two bf16 are 512 bits; the load needs no alignment. The first of a
-        // pair is the low half of a lane.
+    unsafe fn load_bf16_pairs(p: *const u32) -> (Self, Self) {
+        // SAFETY: the trait's contract: sixteen pairs are 512 bits; the load needs no alignment.
         unsafe {
             let pairs = _mm512_loadu_si512(p.cast());
             let high = _mm512_and_si512(pairs, _mm512_set1_epi32(0xffff_0000_u32 as i32));
-            (Self(_mm512_castsi512_ps(_mm512_slli_epi32::<16>(pairs))), Self(_mm512_castsi512_ps(high)))
+            (Self(_mm512_castsi512_ps(high)), Self(_mm512_castsi512_ps(_mm512_slli_epi32::<16>(pairs))))
         }
     }
 
@@ -79,6 +79,17 @@ impl Lanes for Avx512 {
     unsafe fn fma(self, a: Self, b: Self) -> Self {
         // SAFETY: the trait's contract.
         Self(unsafe { _mm512_fmadd_ps(a.0, b.0, self.0) })
+    }
+
+    #[inline(always)]
+    unsafe fn fma_pairs(self, a: Self, b: Self) -> Self {
+        // SAFETY: the trait's contract: where PAIRS is set, AVX512-BF16 is there, and it is called nowhere else. Any bits
+        // make thirty-two bf16. The instruction adds the product of the upper halves first, each product by a fused
+        // multiply-add; it takes denormal numbers for zeros, of which there are none.
+        unsafe {
+            let pairs = |lanes: Self| std::mem::transmute::<__m512, __m512bh>(lanes.0);
+            Self(_mm512_dpbf16_ps(self.0, pairs(a), pairs(b)))
+        }
     }
 
     #[inline(always)]
@@ -141,17 +152,16 @@ impl Lanes for Avx2 {
     }
 
     #[inline(always)]
-    unsafe fn load_bf16_pairs(p: *const bf16) -> (Self, Self) {
-        // SAFETY: the trait's contract: thirty-two bf16 at p; the loads need no alignment. The first of a pair is the
-        // low half of a lane.
+    unsafe fn load_bf16_pairs(p: *const u32) -> (Self, Self) {
+        // SAFETY: the trait's contract: sixteen pairs at p; the loads need no alignment.
         unsafe {
-            let (a, b) = (_mm256_loadu_si256(p.cast()), _mm256_loadu_si256(p.add(16).cast()));
+            let (a, b) = (_mm256_loadu_si256(p.cast()), _mm256_loadu_si256(p.add(8).cast()));
             let mask = _mm256_set1_epi32(0xffff_0000_u32 as i32);
             let low = (_mm256_slli_epi32::<16>(a), _mm256_slli_epi32::<16>(b));
             let high = (_mm256_and_si256(a, mask), _mm256_and_si256(b, mask));
             (
-                Self(_mm256_castsi256_ps(low.0), _mm256_castsi256_ps(low.1)),
                 Self(_mm256_castsi256_ps(high.0), _mm256_castsi256_ps(high.1)),
+                Self(_mm256_castsi256_ps(low.0), _mm256_castsi256_ps(low.1)),
             )
         }
     }

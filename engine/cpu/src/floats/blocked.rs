@@ -1,6 +1,7 @@
 //! Many tiles of rows times packed floats, which is bound by arithmetic. K is cut into windows: a window of a panel stays
-//! in the first-level cache, widened to f32 once, while all tiles of a block of rows pass; the block's activations stay
-//! in the second-level cache while all panels pass. Every tile fetches its share of the window that comes next.
+//! in the first-level cache, of bf16 that is not multiplied by pairs widened to f32 once, while all tiles of a block of
+//! rows pass; the block's activations stay in the second-level cache while all panels pass. Every tile fetches its share of
+//! the window that comes next.
 //!
 //! A sum that is put down at the end of a window is taken up again as it was, so windows change no bit.
 
@@ -14,10 +15,10 @@ use crate::lanes::{LANES, Lanes};
 use crate::lines::{Fetch, Line, Nothing, Share};
 use crate::tiles::Tiles;
 
-/// Activations of a block of rows: two thirds of a second-level cache.
-const BLOCK_NUMBERS: usize = 352 * 1024;
-/// Steps of a window, at most: widened, they take half of a first-level cache.
-const WINDOW_STEPS: usize = 96;
+/// Words of activations of a block of rows: two thirds of a second-level cache.
+const BLOCK_WORDS: usize = 352 * 1024;
+/// A window as it is multiplied, at most: half of a first-level cache.
+const WINDOW_BYTES: usize = 24 * 1024;
 /// Tiles from which on a window is worth widening beforehand.
 const WIDEN_TILES: usize = 4;
 /// Sums that wait in the tree of slices.
@@ -35,7 +36,7 @@ struct Window {
 pub(super) struct Blocked<'a> {
     product: &'a FloatMatMul<'a>,
     windows: Vec<Window>,
-    /// A window as steps of f32.
+    /// A window as steps of f32, where it is widened.
     wide: Vec<f32>,
     /// `[TREE_LEVELS + 1][tile][vector][row of the tile][LANES]`: sums of the slice under way, and those that wait.
     sums: Vec<f32>,
@@ -50,10 +51,11 @@ struct At<'a> {
 }
 
 impl<'a> Blocked<'a> {
-    pub(super) fn new(product: &'a FloatMatMul<'a>) -> Self {
+    pub(super) fn new<W: PanelNumbers>(product: &'a FloatMatMul<'a>) -> Self {
+        let most = WINDOW_BYTES / if W::WIDENS { f32::STEP_BYTES } else { W::STEP_BYTES };
         let mut windows = Vec::new();
         for (slice, of) in product.weights.slices.iter().enumerate() {
-            let cut = Tiles::new(of.steps.len(), WINDOW_STEPS);
+            let cut = Tiles::new(of.steps.len(), most);
             // An empty slice has a window too: it takes part in the tree.
             let count = cut.len().max(1);
             for i in 0..count {
@@ -63,7 +65,8 @@ impl<'a> Blocked<'a> {
             }
         }
         let sums = (TREE_LEVELS + 1) * product.x.tiles.num_rows() * PANEL;
-        Self { product, windows, wide: vec![0.0; WINDOW_STEPS * STEP * PANEL], sums: vec![0.0; sums] }
+        let wide = if W::WIDENS { most * STEP * PANEL } else { 0 };
+        Self { product, windows, wide: vec![0.0; wide], sums: vec![0.0; sums] }
     }
 
     /// # Safety
@@ -71,7 +74,7 @@ impl<'a> Blocked<'a> {
     #[inline(always)]
     pub(super) unsafe fn multiply<V: Lanes, W: PanelNumbers>(mut self) {
         let (steps, tiles) = (self.product.weights.steps(), self.product.x.tiles);
-        let most = (BLOCK_NUMBERS / (steps * STEP * V::TILE_ROWS).max(1)).max(1);
+        let most = (BLOCK_WORDS / (steps * W::WORDS * V::TILE_ROWS).max(1)).max(1);
         let blocks = Tiles::new(tiles.len(), most);
         let windows = std::mem::take(&mut self.windows);
         for block in 0..blocks.len() {
@@ -99,7 +102,7 @@ impl<'a> Blocked<'a> {
         let (count, tiles) = (window.steps.len(), self.product.x.tiles);
         let start = (panel * weights.steps() + window.steps.start) * W::STEP_BYTES;
         let lines = self.product.lines();
-        let widened = W::STEP_BYTES < f32::STEP_BYTES && block.len() >= WIDEN_TILES;
+        let widened = W::WIDENS && block.len() >= WIDEN_TILES;
         // SAFETY: the caller's promise; the window's steps lie from `start` on, `wide` has room for as many.
         unsafe {
             if widened {
@@ -135,7 +138,7 @@ impl<'a> Blocked<'a> {
                 unsafe {
                     let to = wide.add(step * STEP * PANEL + vector * LANES);
                     for number in 0..STEP {
-                        let numbers = W::load_number::<V>(from.add(step * W::STEP_BYTES), vector, number);
+                        let numbers = W::load::<V>(from.add(step * W::STEP_BYTES), vector, number);
                         numbers.store(to.add(number * PANEL));
                     }
                 }
@@ -194,8 +197,8 @@ impl<'a> Blocked<'a> {
                     }
                 }
             }
-            let x = self.product.x.values.as_ptr();
-            let x = x.add(at.row * weights.steps() * STEP + at.window.steps.start * STEP * R);
+            let x = self.product.x.words.as_ptr();
+            let x = x.add((at.row * weights.steps() + at.window.steps.start * R) * W::WORDS);
             let mut sums = steps.add::<V, W, R, M, M>(sums, x, fetch);
 
             let sliced = weights.slices.len() == NUM_SLICES;

@@ -8,7 +8,7 @@ use std::ops::Range;
 use half::bf16;
 
 use super::blocked::Blocked;
-use super::steps::{PanelNumbers, Steps};
+use super::steps::{Pairs, PanelNumbers, Steps};
 use super::{FloatMatrix, PANEL, PANEL_VECTORS, STEP, TiledRows};
 use crate::dispatch::Kernel;
 use crate::k_slices::NUM_SLICES;
@@ -42,6 +42,7 @@ impl Kernel for FloatMatMul<'_> {
         unsafe {
             match self.weights.format {
                 MatrixFormat::F32 => self.multiply::<V, f32>(),
+                MatrixFormat::Bf16 if V::MULTIPLIES_PAIRS => self.multiply::<V, Pairs>(),
                 MatrixFormat::Bf16 => self.multiply::<V, bf16>(),
             }
         }
@@ -81,7 +82,7 @@ impl FloatMatMul<'_> {
             self.columns.start.is_multiple_of(PANEL)
                 && self.columns.end <= self.weights.width
                 && size_of_val(&*self.weights.lines) == self.weights.width.div_ceil(PANEL) * panel_bytes
-                && self.x.values.len() == tiles.num_rows() * steps * STEP
+                && self.x.words.len() == tiles.num_rows() * steps * W::WORDS
                 && (0..tiles.len()).all(|tile| tiles.rows(tile).len() <= V::TILE_ROWS),
             "a packed product's operands disagree"
         );
@@ -90,7 +91,7 @@ impl FloatMatMul<'_> {
             match tiles.len() {
                 0 => {}
                 1 => self.multiply_tile::<V, W>(tiles.num_rows()),
-                _ => Blocked::new(&self).multiply::<V, W>(),
+                _ => Blocked::new::<W>(&self).multiply::<V, W>(),
             }
         }
     }
@@ -108,8 +109,7 @@ impl FloatMatMul<'_> {
     unsafe fn multiply_tile<V: Lanes, W: PanelNumbers>(&self, rows: usize) {
         let panels = self.panels();
         let mut panel = panels.start;
-        let wide_row = rows == 1 && V::TILE_VECTORS == PANEL_VECTORS;
-        let side_by_side = wide_row && reads_side_by_side();
+        let side_by_side = rows == 1 && V::TILE_VECTORS == PANEL_VECTORS && reads_side_by_side();
         // SAFETY: the caller's promise; an arm takes as many rows as there are.
         unsafe {
             while side_by_side && panel + PANELS_BY_1 <= panels.end {
@@ -117,10 +117,6 @@ impl FloatMatMul<'_> {
                 let fetch = SideBySide::<PANELS_BY_1> { first, apart };
                 self.rows::<V, W, 1, { PANELS_BY_1 * PANEL_VECTORS }, PANEL_VECTORS>((panel, 0), fetch);
                 panel += PANELS_BY_1;
-            }
-            while wide_row && reads_row_unaided() && panel < panels.end {
-                self.rows::<V, W, 1, PANEL_VECTORS, PANEL_VECTORS>((panel, 0), Unaided);
-                panel += 1;
             }
             for panel in panel..panels.end {
                 macro_rules! panel {
@@ -140,7 +136,10 @@ impl FloatMatMul<'_> {
         let fetch = Ahead::new(self.lines());
         // SAFETY: the caller's promise.
         unsafe {
-            if const { R <= V::BOTH_VECTORS_ROWS } {
+            // One row, or two where a word is a pair.
+            if const { V::TILE_VECTORS == PANEL_VECTORS && R * W::WORDS <= STEP } && reads_row_unaided() {
+                self.rows::<V, W, R, PANEL_VECTORS, PANEL_VECTORS>((panel, 0), Unaided);
+            } else if const { R <= V::BOTH_VECTORS_ROWS } {
                 self.rows::<V, W, R, PANEL_VECTORS, PANEL_VECTORS>((panel, 0), fetch);
             } else {
                 self.rows::<V, W, R, 1, 1>((panel, 0), fetch);
@@ -175,7 +174,7 @@ impl FloatMatMul<'_> {
                     apart: panel_bytes,
                     first_vector,
                 };
-                let x = self.x.values.as_ptr().add(slice.steps.start * STEP * R);
+                let x = self.x.words.as_ptr().add(slice.steps.start * W::WORDS * R);
                 let sums = steps.add::<V, W, R, M, T>([[V::splat(0.0); R]; M], x, fetch);
                 joined = if slices.len() == NUM_SLICES { tree.join(index, sums) } else { sums };
             }

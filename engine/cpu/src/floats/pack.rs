@@ -7,6 +7,7 @@ use half::bf16;
 use super::{FloatMatrix, PANEL, PANEL_VECTORS, STEP, Slice};
 use crate::KernelError;
 use crate::Threads;
+use crate::elementwise::as_factor;
 use crate::k_slices::KSlices;
 use crate::lines::{Line, Lines};
 use crate::matrix::{MatrixFormat, NumbersMut, RowBlocks};
@@ -43,11 +44,22 @@ fn in_steps(slices: &KSlices) -> Vec<Slice> {
 /// bf16, or one f32.
 trait Stored: bytemuck::Pod + Send + Sync {
     fn place(numbers: &mut [Self]) -> NumbersMut<'_>;
+
+    /// Turns words as they lie in a row into words of a panel.
+    fn settle(words: &mut [u32; LINE_WORDS]);
 }
 
 impl Stored for bf16 {
     fn place(numbers: &mut [Self]) -> NumbersMut<'_> {
         NumbersMut::Bf16(numbers)
+    }
+
+    fn settle(words: &mut [u32; LINE_WORDS]) {
+        for x in bytemuck::cast_slice_mut::<u32, bf16>(words) {
+            *x = as_factor(*x);
+        }
+        // The first of a pair lies in the lower half as it is read.
+        *words = words.map(|pair| pair.rotate_left(16));
     }
 }
 
@@ -55,6 +67,8 @@ impl Stored for f32 {
     fn place(numbers: &mut [Self]) -> NumbersMut<'_> {
         NumbersMut::F32(numbers)
     }
+
+    fn settle(_: &mut [u32; LINE_WORDS]) {}
 }
 
 fn pack<T: Stored>(
@@ -101,6 +115,7 @@ fn pack_panel<T: Stored>(panel: &mut [Line], numbers: &[T], k: usize, slices: &[
                 let row = &row[slice.k.clone()][block * in_line..];
                 let row = &row[..row.len().min(in_line)];
                 bytemuck::cast_slice_mut(words)[..row.len()].copy_from_slice(row);
+                T::settle(words);
             }
             transpose(&words, lines);
         }

@@ -1,95 +1,95 @@
-//! Activations in the order in which the kernel takes them: tiles of a few rows, in a tile the rows' numbers side by
-//! side for each k, with K padded as the panels are. What goes with bf16 weights is rounded to bf16 on the way.
+//! Activations in the order in which the kernel takes them: tiles of a few rows, in a tile the rows' words side by
+//! side for each step, with K padded as the panels are. What goes with bf16 weights is rounded to bf16 on the way.
 
 use std::ops::Range;
 
+use half::bf16;
+
+use super::steps::{DEALT, Pairs, PanelNumbers};
 use super::{FloatMatrix, STEP, Slice};
 use crate::dispatch::{Isa, Kernel};
-use crate::elementwise::round_to_bf16;
-use crate::lanes::{Element, Lanes};
+use crate::lanes::Lanes;
 use crate::matrix::MatrixFormat;
 use crate::threads::{Shared, Threads};
 use crate::tiles::Tiles;
 
+/// Rows of a tile, at most.
+const MOST_ROWS: usize = 12;
+
 /// Rows in tiles; kept, so that its memory is.
 #[derive(Debug, Default)]
 pub(crate) struct TiledRows {
-    /// `[tile][padded k][row of the tile]`.
-    pub(super) values: Vec<f32>,
+    /// `[tile][step][word of the step][row of the tile]`: numbers as f32, or a step's pair of bf16 in one word.
+    pub(super) words: Vec<u32>,
     pub(super) tiles: Tiles,
 }
 
 impl TiledRows {
     /// Replaces what it holds by `x` `[rows, k]`, as `weights` wants it.
     pub(crate) fn fill(&mut self, weights: &FloatMatrix, x: &[f32], (isa, threads): (Isa, &Threads)) {
-        let (k, padded) = (weights.k, weights.steps() * STEP);
+        let pairs = weights.format == MatrixFormat::Bf16 && isa.multiplies_pairs();
+        let (k, words) = (weights.k, weights.steps() * if pairs { Pairs::WORDS } else { STEP });
         let rows = x.len() / k;
         self.tiles = Tiles::new(rows, isa.tile_rows());
-        self.values.resize(rows * padded, 0.0);
-        let values = Shared::new(&mut self.values);
+        self.words.resize(rows * words, 0);
+        let shared = Shared::new(&mut self.words);
         let tiles = self.tiles;
         threads.for_ranges(tiles.len(), 1, 2 * x.len(), |range| {
             for tile in range {
                 let rows = tiles.rows(tile);
                 // SAFETY: every tile is filled once.
-                let out = unsafe { values.slice_mut(rows.start * padded..rows.end * padded) };
-                let x = &x[rows.start * k..rows.end * k];
-                let slices = &weights.slices;
-                match weights.format {
-                    MatrixFormat::Bf16 => isa.run(Fill::<true> { x, k, slices, out }),
-                    MatrixFormat::F32 => isa.run(Fill::<false> { x, k, slices, out }),
-                }
+                let out = unsafe { shared.slice_mut(rows.start * words..rows.end * words) };
+                isa.run_floats(Fill { weights, x: &x[rows.start * k..rows.end * k], out });
             }
         });
     }
 }
 
-/// Columns that are dealt out row by row before the next ones, so that where they go stays in the first-level cache.
-const DEALT: usize = 64;
-
 /// One tile.
-struct Fill<'a, const ROUND: bool> {
+struct Fill<'a> {
+    weights: &'a FloatMatrix,
     /// `[rows of the tile, k]`.
     x: &'a [f32],
-    k: usize,
-    slices: &'a [Slice],
-    out: &'a mut [f32],
+    out: &'a mut [u32],
 }
 
-impl<const ROUND: bool> Kernel for Fill<'_, ROUND> {
+impl Kernel for Fill<'_> {
     type Output = ();
 
     #[inline(always)]
     unsafe fn run<V: Lanes>(self) {
-        let Self { x, k, slices, out } = self;
-        let rows = x.len() / k;
-        for slice in slices {
-            let Range { start, end } = slice.steps;
-            let part = &mut out[start * STEP * rows..end * STEP * rows];
-            for (block, out) in part.chunks_mut(DEALT * rows).enumerate() {
-                for (r, row) in x.chunks_exact(k).enumerate() {
-                    let row = &row[slice.k.clone()][block * DEALT..];
-                    deal::<ROUND>(&row[..row.len().min(DEALT)], (&mut *out, rows, r));
-                }
-            }
-            if !slice.k.len().is_multiple_of(STEP) {
-                let padding = part.len() - rows;
-                part[padding..].fill(0.0);
-            }
+        const { assert!(V::TILE_ROWS <= MOST_ROWS, "a tile has more rows than are dealt out") };
+        match self.weights.format {
+            MatrixFormat::F32 => self.fill::<f32>(),
+            MatrixFormat::Bf16 if V::MULTIPLIES_PAIRS => self.fill::<Pairs>(),
+            MatrixFormat::Bf16 => self.fill::<bf16>(),
         }
     }
 }
 
-/// Puts numbers where row `r` of a tile of `rows` has them.
-#[inline(always)]
-fn deal<const ROUND: bool>(numbers: &[f32], (out, rows, r): (&mut [f32], usize, usize)) {
-    let mut dealt = [0.0; DEALT];
-    for (dealt, &x) in dealt.iter_mut().zip(numbers) {
-        *dealt = if ROUND { round_to_bf16(x).widen() } else { x };
-    }
-    let dealt = &dealt[..numbers.len()];
-    match rows {
-        1 => out[..dealt.len()].copy_from_slice(dealt),
-        _ => out.chunks_exact_mut(rows).zip(dealt).for_each(|(out, x)| out[r] = *x),
+impl Fill<'_> {
+    /// So many columns become words row by row before they are put where they go, so that both stay in the first-level cache.
+    #[inline(always)]
+    fn fill<W: PanelNumbers>(self) {
+        let k = self.weights.k;
+        let rows = self.x.len() / k;
+        let dealt = DEALT / STEP * W::WORDS;
+        let mut words = [[0; DEALT]; MOST_ROWS];
+        for Slice { k: columns, steps: Range { start, end } } in &self.weights.slices {
+            let part = &mut self.out[start * W::WORDS * rows..end * W::WORDS * rows];
+            for (block, out) in part.chunks_mut(dealt * rows).enumerate() {
+                for (words, row) in words.iter_mut().zip(self.x.chunks_exact(k)) {
+                    let row = &row[columns.clone()][block * DEALT..];
+                    let row = &row[..row.len().min(DEALT)];
+                    // What a slice of odd length lacks is a zero.
+                    let mut numbers = [0.0; DEALT];
+                    numbers[..row.len()].copy_from_slice(row);
+                    *words = W::words(&numbers);
+                }
+                for (word, out) in out.chunks_exact_mut(rows).enumerate() {
+                    out.iter_mut().zip(&words).for_each(|(out, words)| *out = words[word]);
+                }
+            }
+        }
     }
 }

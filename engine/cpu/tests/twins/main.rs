@@ -1,13 +1,14 @@
-//! Every kernel against its naive twin with `==`, on every instruction set of this machine, over odd shapes.
+//! Every kernel against its naive twin with `==`, on every instruction set of this machine, over odd shapes. Products and
+//! what works on rows are here, `attention` has a file of its own.
 #![expect(clippy::unwrap_used, reason = "the lint sees tests, but not what tests call")]
 
-use std::ops::Range;
+mod attention;
+
 use std::sync::Arc;
 
 use cpu_kernels::{
-    Angles, AttentionStep, BLOCK_SIZE, Cpu, FloatMatrix, HeadLayout, KSlices, KvCache, KvShape, KvSlot,
-    Linear, LinearWeights, Matrix, MatrixData, MatrixFormat, Norm, PackedMatrix, PassRows, QuantizedFormat,
-    Segment, Table, Threads, reference,
+    Angles, Cpu, FloatMatrix, HeadLayout, KSlices, Linear, LinearWeights, Matrix, MatrixData, MatrixFormat,
+    Norm, PackedMatrix, QuantizedFormat, Table, Threads, reference,
 };
 use half::bf16;
 use proptest::prelude::*;
@@ -41,6 +42,24 @@ fn rounded(numbers: &[f32]) -> Vec<f32> {
     numbers.iter().map(|&x| bf16::from_f32(x).to_f32()).collect()
 }
 
+fn factors(numbers: &[f32]) -> Vec<f32> {
+    numbers.iter().map(|&x| reference::bf16_factor(x)).collect()
+}
+
+/// Numbers whose exponents spread as far as a product with bf16 weights takes them: many below 2^-56, where they count
+/// as zeros, many just above, some so large that their sums only just fit; every other one is often the one before it with
+/// the other sign, so that sums cancel.
+fn extremes(len: usize, seed: u64) -> Vec<f32> {
+    let mut found: Vec<f32> = Vec::new();
+    for (i, unit) in numbers(len, seed).into_iter().enumerate() {
+        let chosen = unit.to_bits() >> 8;
+        let exponent = [-60, -57, -56, -55, -55, -50, -1, 0, 1, 40, 55, 60][chosen as usize % 12];
+        let cancels = i % 2 == 1 && chosen % 5 < 3;
+        found.push(if cancels { -found[i - 1] } else { unit * 2.0f32.powi(exponent) });
+    }
+    found
+}
+
 /// All instruction sets of this machine, and several threads.
 fn every_cpu() -> impl Iterator<Item = Cpu> {
     Cpu::every_isa().unwrap().into_iter().chain([Cpu::eager(3).unwrap()])
@@ -60,16 +79,19 @@ struct Product {
     unit: Option<usize>,
     bf: bool,
     bias: bool,
+    /// Where the numbers come from.
+    numbers: fn(usize, u64) -> Vec<f32>,
 }
 
 fn product() -> impl Strategy<Value = Product> {
     let shape = (1..40usize, 1..120usize, prop::collection::vec(1..50usize, 1..4));
-    (shape, prop::option::of(1..40usize), any::<(bool, bool)>())
-        .prop_map(|((rows, k, widths), unit, (bf, bias))| Product { rows, k, widths, unit, bf, bias })
+    (shape, prop::option::of(1..40usize), any::<(bool, bool)>()).prop_map(
+        |((rows, k, widths), unit, (bf, bias))| Product { rows, k, widths, unit, bf, bias, numbers },
+    )
 }
 
 fn check_linear(product: &Product) {
-    let Product { rows, k, ref widths, unit, bf, bias } = *product;
+    let Product { rows, k, ref widths, unit, bf, bias, numbers } = *product;
     let slices = unit.map_or_else(|| KSlices::whole(k), |unit| KSlices::eighths(k, unit));
     let x = numbers(rows * k, 1);
     let weights: Vec<Vec<f32>> =
@@ -85,9 +107,12 @@ fn check_linear(product: &Product) {
     let packed = FloatMatrix::pack(format, &matrix, &slices, &Threads::new(1).unwrap()).unwrap();
     let packed = Arc::new(packed);
     check_rows(&Table::Rows(matrix), &packed);
+    if bf {
+        check_rows(&Table::Rows(Matrix::new(MatrixData::from(factors(&all)), [width, k])), &packed);
+    }
     let linear = Linear { weights: LinearWeights::Floats(packed), bias: bias.clone() };
 
-    let (x_in, weights_in) = if bf { (rounded(&x), rounded(&all)) } else { (x.clone(), all) };
+    let (x_in, weights_in) = if bf { (factors(&x), factors(&all)) } else { (x.clone(), all) };
     let expected =
         reference::Linear { x: &x_in, weights: &weights_in, k, slices: &slices, bias: bias.as_deref() }
             .compute();
@@ -120,7 +145,33 @@ fn a_linear_of_many_rows_is_its_twin() {
         (38, 1_700, Some(300), false),
         (100, 4_001, None, true),
     ] {
-        check_linear(&Product { rows, k, widths: vec![33, 5], unit, bf, bias: true });
+        check_linear(&Product { rows, k, widths: vec![33, 5], unit, bf, bias: true, numbers });
+    }
+}
+
+/// The smallest sum of products with bf16 weights is the smallest number that is not denormal, so that instructions which
+/// take denormal ones for zeros agree; a factor that would allow a smaller one counts as zero.
+#[test]
+fn no_product_with_bf16_weights_is_denormal() {
+    let unit = 2.0f32.powi(-63);
+    let x = [200.0 * unit, 199.0 * unit];
+    let rows = [
+        ([200.0 * unit, -201.0 * unit], f32::MIN_POSITIVE),
+        ([-200.0 * unit, 201.0 * unit], -f32::MIN_POSITIVE),
+        ([127.5 * unit, 0.0], 0.0),
+        ([128.0 * unit, 0.0], 200.0 * 128.0 * unit * unit),
+        ([1.0, -127.5 * unit], 200.0 * unit),
+    ];
+    let weights: Vec<bf16> = rows.iter().flat_map(|(weights, _)| to_bf16(weights)).collect();
+    let expected: Vec<f32> = rows.iter().map(|(_, expected)| *expected).collect();
+    let matrix = Matrix::new(MatrixData::from(weights), [rows.len(), x.len()]);
+    let (slices, threads) = (KSlices::whole(x.len()), Threads::new(1).unwrap());
+    let packed = FloatMatrix::pack(MatrixFormat::Bf16, &matrix, &slices, &threads).unwrap();
+    let linear = Linear { weights: LinearWeights::Floats(Arc::new(packed)), bias: None };
+    for cpu in every_cpu() {
+        let mut out = vec![f32::NAN; rows.len()];
+        cpu.linear(&linear, &mut x.to_vec(), &mut out);
+        assert_eq!(bits(&out), bits(&expected), "{cpu:?}");
     }
 }
 
@@ -217,6 +268,11 @@ proptest! {
     }
 
     #[test]
+    fn linear_of_extremes_is_its_twin(product in product()) {
+        check_linear(&Product { numbers: extremes, ..product });
+    }
+
+    #[test]
     fn rows_of_numbers_are_their_twins(rows in 1..5usize, half in 1..70usize, seed in any::<u64>()) {
         let width = 2 * half;
         let (x, y) = (numbers(rows * width, seed), numbers(rows * width, seed ^ 1));
@@ -245,167 +301,6 @@ proptest! {
                 scaled.chunks(width).zip(y.chunks(width)).flat_map(|(g, u)| reference::silu_mul(g, u)).collect();
             prop_assert_eq!(bits(&out), bits(&expected));
         }
-    }
-}
-
-/// A sequence that is attended to: `held` positions were there before the pass adds `new`.
-#[derive(Debug, Clone)]
-struct Text {
-    held: usize,
-    new: usize,
-}
-
-fn text() -> impl Strategy<Value = Text> {
-    (0..70usize, 1..23usize).prop_map(|(held, new)| Text { held, new })
-}
-
-/// Block tables over a shuffled pool, so that no two sequences lie where they would in order.
-fn block_tables(texts: &[Text]) -> Vec<Vec<u32>> {
-    let needed: Vec<usize> = texts.iter().map(|t| (t.held + t.new).div_ceil(BLOCK_SIZE)).collect();
-    let total: usize = needed.iter().sum();
-    // 7 is odd and total may be its multiple: step by a number that shares no factor.
-    let step = (total / 2 + 1..).find(|step| gcd(*step, total) == 1).unwrap();
-    let mut blocks = (0..total).map(|i| (i * step % total) as u32);
-    needed.iter().map(|&n| blocks.by_ref().take(n).collect()).collect()
-}
-
-fn gcd(a: usize, b: usize) -> usize {
-    if b == 0 { a } else { gcd(b, a % b) }
-}
-
-/// Rows of texts, of each those from a position on, as a pass.
-#[derive(Default)]
-struct Pass<'a> {
-    positions: Vec<u32>,
-    slot_mapping: Vec<KvSlot>,
-    segments: Vec<Segment<'a>>,
-}
-
-impl<'a> Pass<'a> {
-    fn add(&mut self, positions: Range<usize>, block_table: &'a [u32]) {
-        let first = self.positions.len();
-        for position in positions.clone() {
-            self.positions.push(position as u32);
-            let (block, offset) = (block_table[position / BLOCK_SIZE], (position % BLOCK_SIZE) as u32);
-            self.slot_mapping.push(KvSlot { block, offset });
-        }
-        let (rows, start) = (first..self.positions.len(), positions.start as u32);
-        self.segments.push(Segment { rows, start, block_table, tree: None });
-    }
-
-    fn of(positions: Range<usize>, block_table: &'a [u32]) -> Self {
-        let mut pass = Self::default();
-        pass.add(positions, block_table);
-        pass
-    }
-
-    fn rows(&self) -> PassRows<'_> {
-        let Self { positions, slot_mapping, segments } = self;
-        PassRows { positions, slot_mapping, segments }
-    }
-}
-
-/// A cache in which every number that was not written is a NaN: reading one would show.
-fn poisoned_cache(shape: KvShape, num_blocks: usize, bf: bool) -> KvCache {
-    let mut kv = KvCache::new(shape, if bf { MatrixFormat::Bf16 } else { MatrixFormat::F32 });
-    kv.grow_to(num_blocks as u32).unwrap();
-    let nan = vec![f32::NAN; shape.num_kv_heads * shape.head_dim];
-    let layout = HeadLayout { num_heads: 0, num_kv_heads: shape.num_kv_heads, head_dim: shape.head_dim };
-    for block in 0..num_blocks as u32 {
-        let table = [block];
-        let pass = Pass::of(0..BLOCK_SIZE, &table);
-        let qkv = [nan.clone(), nan.clone()].concat().repeat(BLOCK_SIZE);
-        for layer in 0..shape.num_layers {
-            let step = AttentionStep { layout, layer, window: None, pass: pass.rows(), qkv: &qkv };
-            Cpu::new(1).unwrap().write_kv(&mut kv, &step);
-        }
-    }
-    kv
-}
-
-/// Rows `positions` of a text's `[q | k | v]`.
-fn rows_of(qkv: &[f32], layout: HeadLayout, positions: Range<usize>) -> &[f32] {
-    &qkv[positions.start * layout.row_width()..positions.end * layout.row_width()]
-}
-
-fn expected_attention(
-    qkv: &[f32],
-    text: &Text,
-    layout: HeadLayout,
-    window: Option<u32>,
-    bf: bool,
-) -> Vec<f32> {
-    let stored = |x: &[f32]| if bf { rounded(x) } else { x.to_vec() };
-    let head = |row: &[f32], start: usize| stored(&row[start..start + layout.head_dim]);
-    let mut out = Vec::new();
-    for position in text.held..text.held + text.new {
-        for h in 0..layout.num_heads {
-            let kv_head = h / (layout.num_heads / layout.num_kv_heads) * layout.head_dim;
-            let rows = || qkv.chunks_exact(layout.row_width());
-            let keys: Vec<Vec<f32>> = rows().map(|row| head(row, layout.q_width() + kv_head)).collect();
-            let values: Vec<Vec<f32>> =
-                rows().map(|row| head(row, layout.q_width() + layout.kv_width() + kv_head)).collect();
-            let row = rows_of(qkv, layout, position..position + 1);
-            let query = &row[h * layout.head_dim..(h + 1) * layout.head_dim];
-            let first = window.map_or(0, |w| (position + 1).saturating_sub(w as usize));
-            out.extend(reference::attention(query, &keys, &values, first..position + 1));
-        }
-    }
-    out
-}
-
-fn check_attention(texts: &[Text], layout: HeadLayout, window: Option<u32>, bf: bool) {
-    let shape = KvShape { num_layers: 2, num_kv_heads: layout.num_kv_heads, head_dim: layout.head_dim };
-    let tables = block_tables(texts);
-    let mut kv = poisoned_cache(shape, tables.iter().map(Vec::len).sum(), bf);
-    let qkvs: Vec<Vec<f32>> = texts
-        .iter()
-        .enumerate()
-        .map(|(i, text)| numbers((text.held + text.new) * layout.row_width(), i as u64 + 1))
-        .collect();
-    let cpu = Cpu::new(1).unwrap();
-    let layer = 1;
-    for ((text, table), qkv) in texts.iter().zip(&tables).zip(&qkvs).filter(|((text, _), _)| text.held > 0) {
-        let pass = Pass::of(0..text.held, table);
-        let qkv = rows_of(qkv, layout, 0..text.held);
-        cpu.write_kv(&mut kv, &AttentionStep { layout, layer, window, pass: pass.rows(), qkv });
-    }
-    let mut new = Pass::default();
-    texts.iter().zip(&tables).for_each(|(text, table)| new.add(text.held..text.held + text.new, table));
-    let qkv: Vec<f32> = texts
-        .iter()
-        .zip(&qkvs)
-        .flat_map(|(text, qkv)| rows_of(qkv, layout, text.held..text.held + text.new).to_vec())
-        .collect();
-    let step = AttentionStep { layout, layer, window, pass: new.rows(), qkv: &qkv };
-    cpu.write_kv(&mut kv, &step);
-
-    let expected: Vec<f32> = texts
-        .iter()
-        .zip(&qkvs)
-        .flat_map(|(text, qkv)| expected_attention(qkv, text, layout, window, bf))
-        .collect();
-    for cpu in every_cpu() {
-        let mut out = vec![f32::NAN; expected.len()];
-        cpu.attention(&kv, &step, &mut out);
-        assert_eq!(bits(&out), bits(&expected), "{cpu:?}");
-    }
-}
-
-proptest! {
-    #![proptest_config(ProptestConfig { cases: 80, ..config() })]
-
-    #[test]
-    fn attention_is_its_twin(
-        texts in prop::collection::vec(text(), 1..4),
-        num_kv_heads in 1..3usize,
-        group in 1..6usize,
-        half_dim in 1..45usize,
-        window in prop::option::of(1..40u32),
-        bf in any::<bool>(),
-    ) {
-        let layout = HeadLayout { num_heads: num_kv_heads * group, num_kv_heads, head_dim: 2 * half_dim };
-        check_attention(&texts, layout, window, bf);
     }
 }
 
