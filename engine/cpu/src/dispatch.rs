@@ -252,8 +252,9 @@ impl Isa {
 /// # Safety
 /// The CPU has the features named.
 #[cfg(target_arch = "x86_64")]
+#[inline(never)]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")]
-unsafe fn run_avx512<K: Kernel>(kernel: K) -> K::Output {
+pub(super) unsafe fn run_avx512<K: Kernel>(kernel: K) -> K::Output {
     // SAFETY: the features of this function are those that `V` needs.
     unsafe { kernel.run::<super::x86::Avx512<false>>() }
 }
@@ -261,8 +262,9 @@ unsafe fn run_avx512<K: Kernel>(kernel: K) -> K::Output {
 /// # Safety
 /// The CPU has the features named.
 #[cfg(target_arch = "x86_64")]
+#[inline(never)]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma")]
-unsafe fn run_avx512_bf16<K: Kernel>(kernel: K) -> K::Output {
+pub(super) unsafe fn run_avx512_bf16<K: Kernel>(kernel: K) -> K::Output {
     // SAFETY: the features of this function are those that `V` needs.
     unsafe { kernel.run::<super::x86::Avx512<true>>() }
 }
@@ -270,8 +272,9 @@ unsafe fn run_avx512_bf16<K: Kernel>(kernel: K) -> K::Output {
 /// # Safety
 /// The CPU has the features named.
 #[cfg(target_arch = "x86_64")]
+#[inline(never)]
 #[target_feature(enable = "avx2,fma")]
-unsafe fn run_avx2<K: Kernel>(kernel: K) -> K::Output {
+pub(super) unsafe fn run_avx2<K: Kernel>(kernel: K) -> K::Output {
     // SAFETY: the features of this function are those that `V` needs.
     unsafe { kernel.run::<super::x86::Avx2>() }
 }
@@ -279,8 +282,9 @@ unsafe fn run_avx2<K: Kernel>(kernel: K) -> K::Output {
 /// # Safety
 /// The CPU has the features named.
 #[cfg(target_arch = "x86_64")]
+#[inline(never)]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma")]
-unsafe fn run_vnni<K: DotKernel>(kernel: K) {
+pub(super) unsafe fn run_vnni<K: DotKernel>(kernel: K) {
     // SAFETY: the features of this function are those that `D` needs.
     unsafe { kernel.run::<super::packed::VnniDots>() }
 }
@@ -288,8 +292,9 @@ unsafe fn run_vnni<K: DotKernel>(kernel: K) {
 /// # Safety
 /// The CPU has the features named.
 #[cfg(target_arch = "x86_64")]
+#[inline(never)]
 #[target_feature(enable = "avxvnni,avx2,fma")]
-unsafe fn run_avx_vnni<K: DotKernel>(kernel: K) {
+pub(super) unsafe fn run_avx_vnni<K: DotKernel>(kernel: K) {
     // SAFETY: the features of this function are those that `D` needs.
     unsafe { kernel.run::<super::packed::NarrowVnniDots<false>>() }
 }
@@ -297,8 +302,9 @@ unsafe fn run_avx_vnni<K: DotKernel>(kernel: K) {
 /// # Safety
 /// The CPU has the features named.
 #[cfg(target_arch = "x86_64")]
+#[inline(never)]
 #[target_feature(enable = "avx512f,avx512vl,avx512vnni,avx2,fma")]
-unsafe fn run_narrow_vnni<K: DotKernel>(kernel: K) {
+pub(super) unsafe fn run_narrow_vnni<K: DotKernel>(kernel: K) {
     // SAFETY: the features of this function are those that `D` needs.
     unsafe { kernel.run::<super::packed::NarrowVnniDots<true>>() }
 }
@@ -306,8 +312,9 @@ unsafe fn run_narrow_vnni<K: DotKernel>(kernel: K) {
 /// # Safety
 /// The CPU has the features named.
 #[cfg(target_arch = "x86_64")]
+#[inline(never)]
 #[target_feature(enable = "avx2,fma")]
-unsafe fn run_avx2_dots<K: DotKernel>(kernel: K) {
+pub(super) unsafe fn run_avx2_dots<K: DotKernel>(kernel: K) {
     // SAFETY: the features of this function are those that `D` needs.
     unsafe { kernel.run::<super::packed::Avx2Dots>() }
 }
@@ -315,8 +322,9 @@ unsafe fn run_avx2_dots<K: DotKernel>(kernel: K) {
 /// # Safety
 /// The CPU has the features named.
 #[cfg(target_arch = "aarch64")]
+#[inline(never)]
 #[target_feature(enable = "neon,dotprod")]
-unsafe fn run_neon_dots<K: DotKernel>(kernel: K) {
+pub(super) unsafe fn run_neon_dots<K: DotKernel>(kernel: K) {
     // SAFETY: the features of this function are those that `D` needs.
     unsafe { kernel.run::<super::packed::NeonDots<false>>() }
 }
@@ -324,8 +332,9 @@ unsafe fn run_neon_dots<K: DotKernel>(kernel: K) {
 /// # Safety
 /// The CPU has the features named.
 #[cfg(target_arch = "aarch64")]
+#[inline(never)]
 #[target_feature(enable = "neon,dotprod,i8mm")]
-unsafe fn run_neon_i8mm<K: DotKernel>(kernel: K) {
+pub(super) unsafe fn run_neon_i8mm<K: DotKernel>(kernel: K) {
     // SAFETY: the features of this function are those that `D` needs.
     unsafe { kernel.run::<super::packed::NeonDots<true>>() }
 }

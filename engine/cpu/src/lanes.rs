@@ -5,6 +5,8 @@
 
 use half::bf16;
 
+use crate::dispatch::Kernel;
+
 /// Lanes in a vector.
 pub(crate) const LANES: usize = 16;
 
@@ -28,6 +30,13 @@ pub(crate) trait Lanes: Copy {
     /// Sums of attention that fit in registers beside what is added to them.
     const ATTENTION_SUMS: usize = 4;
 
+    /// Runs a part of a kernel as a function of its own. Inlined into one, the tiles of all numbers of rows are so long a function that
+    /// the compiler takes minutes for it.
+    #[inline(never)]
+    unsafe fn run_apart<K: Kernel>(kernel: K) -> K::Output {
+        // SAFETY: the caller's promise.
+        unsafe { kernel.run::<Self>() }
+    }
     /// All lanes alike.
     unsafe fn splat(x: f32) -> Self;
     /// Sixteen f32 at `p`.

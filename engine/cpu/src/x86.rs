@@ -4,6 +4,7 @@ use std::arch::x86_64::*;
 
 use half::bf16;
 
+use super::dispatch::{Kernel, run_avx2, run_avx512, run_avx512_bf16};
 use super::lanes::Lanes;
 
 /// One 512-bit register; PAIRS says whether AVX512-BF16, which multiplies pairs of bf16, is there and fast enough to be used.
@@ -19,6 +20,12 @@ impl<const PAIRS: bool> Lanes for Avx512<PAIRS> {
     const TILE_VECTORS: usize = 2;
     const MULTIPLIES_PAIRS: bool = PAIRS;
     const ATTENTION_SUMS: usize = 24;
+
+    #[inline(always)]
+    unsafe fn run_apart<K: Kernel>(kernel: K) -> K::Output {
+        // SAFETY: the trait's contract.
+        unsafe { if PAIRS { run_avx512_bf16(kernel) } else { run_avx512(kernel) } }
+    }
 
     #[inline(always)]
     unsafe fn splat(x: f32) -> Self {
@@ -127,6 +134,12 @@ impl Lanes for Avx2 {
     const BOTH_VECTORS_ROWS: usize = 2;
     const UNORDERED_ROWS: usize = 4;
     const ATTENTION_SUMS: usize = 6;
+
+    #[inline(always)]
+    unsafe fn run_apart<K: Kernel>(kernel: K) -> K::Output {
+        // SAFETY: the trait's contract.
+        unsafe { run_avx2(kernel) }
+    }
 
     #[inline(always)]
     unsafe fn splat(x: f32) -> Self {

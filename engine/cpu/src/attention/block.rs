@@ -9,6 +9,7 @@
 
 use std::ops::Range;
 
+use crate::dispatch::Kernel;
 use crate::exp::exp;
 use crate::kv_cache::BLOCK_SIZE;
 use crate::lanes::{Element, LANES, Lanes};
@@ -103,6 +104,23 @@ pub(super) struct Queries {
     values: Vec<f32>,
 }
 
+/// Some queries, each of which sees a key of the block.
+pub(super) struct AttendEach<'a, U> {
+    pub(super) queries: &'a mut Queries,
+    pub(super) range: Range<usize>,
+    pub(super) block: Block<'a, U>,
+}
+
+impl<U: Element> Kernel for AttendEach<'_, U> {
+    type Output = ();
+
+    #[inline(always)]
+    unsafe fn run<V: Lanes>(self) {
+        // SAFETY: V's instructions are there by this function's contract; it is made for queries and a block that fit.
+        unsafe { self.queries.attend_each::<V, U>(self.range, self.block) };
+    }
+}
+
 impl Queries {
     pub(super) fn clear(&mut self, head_dim: usize) {
         self.head_dim = head_dim;
@@ -159,7 +177,7 @@ impl Queries {
         let first = self.visible.partition_point(|keys| keys.end <= begin);
         let last = self.visible.partition_point(|keys| keys.start < begin + BLOCK_SIZE);
         // SAFETY: the caller's promise.
-        unsafe { self.attend_each::<V, U>(first..last, block) };
+        unsafe { V::run_apart(AttendEach { queries: self, range: first..last, block }) };
     }
 
     /// From now on these queries see other keys.
@@ -172,11 +190,7 @@ impl Queries {
     /// # Safety
     /// As for `attend`.
     #[inline(always)]
-    pub(super) unsafe fn attend_each<V: Lanes, U: Element>(
-        &mut self,
-        queries: Range<usize>,
-        mut block: Block<'_, U>,
-    ) {
+    unsafe fn attend_each<V: Lanes, U: Element>(&mut self, queries: Range<usize>, mut block: Block<'_, U>) {
         let Range { start: mut first, end: last } = queries;
         while first < last {
             // SAFETY: the caller's promise; an arm takes at most as many queries as are left, all of which see a key.

@@ -3,7 +3,7 @@
 //! of the cache, and computes with it what a chain of its ancestors would (docs/contract.md C3): the same keys at the same places, merged
 //! in the same order.
 
-use super::block::{Block, Fetch, Queries};
+use super::block::{AttendEach, Block, Fetch, Queries};
 use super::{Attend, Task};
 use crate::kv_cache::{BLOCK_SIZE, KvElement};
 use crate::lanes::{Element, Lanes};
@@ -33,7 +33,7 @@ impl<T: Element + KvElement> Attend<'_, T> {
                 let (keys, values) = own.split_at(own.len() / 2);
                 let block = Block { index, keys, values, fetch: Fetch::NOTHING };
                 // SAFETY: the caller's promise; keys and values are sixteen rows of head_dim, and the row's queries see some of them.
-                unsafe { queries.attend_each::<V, T>(of_row.clone(), block) };
+                unsafe { V::run_apart(AttendEach { queries, range: of_row.clone(), block }) };
             }
         }
     }

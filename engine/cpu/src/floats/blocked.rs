@@ -5,11 +5,13 @@
 //!
 //! A sum that is put down at the end of a window is taken up again as it was, so windows change no bit.
 
+use std::marker::PhantomData;
 use std::ops::Range;
 
 use super::mat_mul::{FloatMatMul, with_rows};
 use super::steps::{PanelNumbers, Steps};
 use super::{PANEL, PANEL_VECTORS, STEP};
+use crate::dispatch::Kernel;
 use crate::k_slices::NUM_SLICES;
 use crate::lanes::{LANES, Lanes};
 use crate::lines::{Fetch, Line, Nothing, Share};
@@ -48,6 +50,25 @@ struct At<'a> {
     panel: usize,
     /// First row.
     row: usize,
+}
+
+/// A tile of R rows in one window of a panel, whose steps are packed as W.
+struct TileOfBlock<'a, 'b, W, const R: usize> {
+    blocked: &'b mut Blocked<'a>,
+    at: At<'b>,
+    steps: Steps,
+    fetch: Share,
+    numbers: PhantomData<W>,
+}
+
+impl<W: PanelNumbers, const R: usize> Kernel for TileOfBlock<'_, '_, W, R> {
+    type Output = ();
+
+    #[inline(always)]
+    unsafe fn run<V: Lanes>(self) {
+        // SAFETY: V's instructions are there by this function's contract; it is made for a tile and steps of such a kind.
+        unsafe { self.blocked.rows::<V, W, R>(&self.at, self.steps, self.fetch) };
+    }
 }
 
 impl<'a> Blocked<'a> {
@@ -152,24 +173,47 @@ impl<'a> Blocked<'a> {
     unsafe fn tile<V: Lanes, W: PanelNumbers>(
         &mut self,
         (at, rows): (At<'_>, usize),
-        mut steps: Steps,
+        steps: Steps,
         fetch: Share,
     ) {
-        macro_rules! vectors {
+        macro_rules! rows {
             ($rows:literal) => {
-                if V::TILE_VECTORS == PANEL_VECTORS {
-                    self.vectors::<V, W, $rows, PANEL_VECTORS>(&at, &steps, fetch);
-                } else {
-                    self.vectors::<V, W, $rows, 1>(&at, &steps, fetch);
-                    for vector in 1..PANEL_VECTORS {
-                        steps.first_vector = vector;
-                        self.vectors::<V, W, $rows, 1>(&at, &steps, Nothing);
-                    }
-                }
+                V::run_apart(TileOfBlock::<W, $rows> {
+                    blocked: self,
+                    at,
+                    steps,
+                    fetch,
+                    numbers: PhantomData,
+                })
             };
         }
         // SAFETY: the caller's promise; an arm takes as many rows as there are.
-        unsafe { with_rows!(V, rows, vectors) }
+        unsafe { with_rows!(V, rows, rows) }
+    }
+
+    /// All vectors of a tile of R rows in one window.
+    ///
+    /// # Safety
+    /// As for `tile`.
+    #[inline(always)]
+    unsafe fn rows<V: Lanes, W: PanelNumbers, const R: usize>(
+        &mut self,
+        at: &At<'_>,
+        mut steps: Steps,
+        fetch: Share,
+    ) {
+        // SAFETY: the caller's promise.
+        unsafe {
+            if V::TILE_VECTORS == PANEL_VECTORS {
+                self.vectors::<V, W, R, PANEL_VECTORS>(at, &steps, fetch);
+            } else {
+                self.vectors::<V, W, R, 1>(at, &steps, fetch);
+                for vector in 1..PANEL_VECTORS {
+                    steps.first_vector = vector;
+                    self.vectors::<V, W, R, 1>(at, &steps, Nothing);
+                }
+            }
+        }
     }
 
     /// M vectors of a tile of R rows in one window.

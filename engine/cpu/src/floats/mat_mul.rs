@@ -3,6 +3,7 @@
 //! memory, which is read once from end to end; one row alone meets several panels side by side, for memory is faster
 //! in several streams. Several tiles are `blocked`'s.
 
+use std::marker::PhantomData;
 use std::ops::Range;
 
 use half::bf16;
@@ -71,6 +72,25 @@ macro_rules! with_rows {
 }
 pub(crate) use with_rows;
 
+/// The only tile, of R rows, times some panels packed as W.
+struct PanelsOfTile<'a, W, const R: usize> {
+    product: &'a FloatMatMul<'a>,
+    panels: Range<usize>,
+    numbers: PhantomData<W>,
+}
+
+impl<W: PanelNumbers, const R: usize> Kernel for PanelsOfTile<'_, W, R> {
+    type Output = ();
+
+    #[inline(always)]
+    unsafe fn run<V: Lanes>(self) {
+        for panel in self.panels {
+            // SAFETY: V's instructions are there by this function's contract; it is made for a matrix packed as W.
+            unsafe { self.product.panel::<V, W, R>(panel) };
+        }
+    }
+}
+
 impl FloatMatMul<'_> {
     /// # Safety
     /// V's instructions are there; the matrix is packed as W.
@@ -118,14 +138,13 @@ impl FloatMatMul<'_> {
                 self.rows::<V, W, 1, { PANELS_BY_1 * PANEL_VECTORS }, PANEL_VECTORS>((panel, 0), fetch);
                 panel += PANELS_BY_1;
             }
-            for panel in panel..panels.end {
-                macro_rules! panel {
-                    ($rows:literal) => {
-                        self.panel::<V, W, $rows>(panel)
-                    };
-                }
-                with_rows!(V, rows, panel);
+            let panels = panel..panels.end;
+            macro_rules! panels {
+                ($rows:literal) => {
+                    V::run_apart(PanelsOfTile::<W, $rows> { product: self, panels, numbers: PhantomData })
+                };
             }
+            with_rows!(V, rows, panels);
         }
     }
 

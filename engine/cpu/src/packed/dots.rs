@@ -50,6 +50,12 @@ pub(crate) trait Dots: Copy {
     /// Sums of products of half bytes, which may be too narrow for more than `GROUP` products.
     type GroupSums: Copy;
 
+    /// As [`Lanes::run_apart`].
+    #[inline(never)]
+    unsafe fn run_apart<K: DotKernel>(kernel: K) {
+        // SAFETY: the caller's promise.
+        unsafe { kernel.run::<Self>() };
+    }
     /// All sums alike.
     unsafe fn splat(x: i32) -> Self;
     /// Sum by sum, wrapping.

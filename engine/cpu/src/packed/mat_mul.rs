@@ -49,31 +49,14 @@ impl DotKernel for PackedMatMul<'_> {
                 && (0..tiles.len()).all(|tile| tiles.rows(tile).len() <= D::TILE_ROWS),
             "a packed product's operands disagree"
         );
-        let (lines, panel_lines): (*const u8, _) =
-            (self.weights.lines.as_ptr().cast(), self.weights.panel_lines());
         let panels = self.columns.start / PANEL..self.columns.end.div_ceil(PANEL);
-        let wide_row = D::WIDE && tiles.num_rows() == 1 && reads_row_unaided();
-        let mut panel = panels.start;
-        while panel < panels.end {
-            let pair = D::TILE_PANELS == 2 && tiles.len() > 1 && panel + 2 <= panels.end && self.is_int8();
-            let after = if pair { panel + 2 } else { panel + 1 };
-            for tile in 0..tiles.len() {
-                let rows = tiles.rows(tile);
-                let at = (panel, rows.start);
-                // What the next panels have is fetched by all tiles together.
-                let next = lines.wrapping_add(after * panel_lines * size_of::<Line>());
-                let share = Share::new(next, (after - panel) * panel_lines, (tile, tiles.len()));
-                // SAFETY: D's instructions are there; rows and panels lie inside by the assertion.
-                unsafe {
-                    match tiles.len() {
-                        1 if const { D::WIDE } && wide_row => self.wide_row::<D>(at),
-                        1 => self.tile_of::<D>(at, rows.len(), Ahead::new(lines)),
-                        _ if pair => self.pair_of::<D>(at, rows.len(), share.side_by_side(2)),
-                        _ => self.tile_of::<D>(at, rows.len(), share),
-                    }
-                }
+        // SAFETY: D's instructions are there; rows and panels lie inside by the assertion.
+        unsafe {
+            match tiles.len() {
+                0 => {}
+                1 => self.multiply_tile::<D>(panels, tiles.num_rows()),
+                _ => self.multiply_tiles::<D>(panels),
             }
-            panel = after;
         }
     }
 }
@@ -89,9 +72,76 @@ const fn chains(rows: usize, sums: usize) -> usize {
     }
 }
 
+/// The only tile, of R rows, times some panels.
+struct PanelsOfTile<'a, const R: usize> {
+    product: &'a PackedMatMul<'a>,
+    panels: Range<usize>,
+}
+
+impl<const R: usize> DotKernel for PanelsOfTile<'_, R> {
+    #[inline(always)]
+    unsafe fn run<D: Dots>(self) {
+        let fetch = Ahead::new(self.product.lines());
+        for panel in self.panels {
+            // SAFETY: D's instructions are there by this function's contract; it is made for a tile of R rows and panels that are there.
+            unsafe { self.product.tile_of::<D, R, 1>((panel, 0), fetch) };
+        }
+    }
+}
+
+/// Those of several tiles that have R rows, times M panels.
+struct TilesOfPanels<'a, const R: usize, const M: usize> {
+    product: &'a PackedMatMul<'a>,
+    /// The first one.
+    panel: usize,
+}
+
+impl<const R: usize, const M: usize> DotKernel for TilesOfPanels<'_, R, M> {
+    #[inline(always)]
+    unsafe fn run<D: Dots>(self) {
+        let Self { product, panel } = self;
+        let (tiles, panel_lines) = (product.x.tiles, product.weights.panel_lines());
+        let next = product.lines().wrapping_add((panel + M) * panel_lines * size_of::<Line>());
+        for tile in 0..tiles.len() {
+            let rows = tiles.rows(tile);
+            if rows.len() == R {
+                // What the next panels have is fetched by all tiles together.
+                let share = Share::new(next, M * panel_lines, (tile, tiles.len())).side_by_side(M);
+                // SAFETY: D's instructions are there by this function's contract; it is made for panels that are there.
+                unsafe { product.tile_of::<D, R, M>((panel, rows.start), share) };
+            }
+        }
+    }
+}
+
 impl PackedMatMul<'_> {
     fn is_int8(&self) -> bool {
         matches!(self.weights.scales, Scales::Channel(_))
+    }
+
+    fn lines(&self) -> *const u8 {
+        self.weights.lines.as_ptr().cast()
+    }
+
+    /// All rows are one tile.
+    ///
+    /// # Safety
+    /// D's instructions are there, and the panels are the matrix's.
+    #[inline(always)]
+    unsafe fn multiply_tile<D: Dots>(&self, panels: Range<usize>, rows: usize) {
+        macro_rules! panels {
+            ($rows:literal) => {
+                D::run_apart(PanelsOfTile::<$rows> { product: self, panels })
+            };
+        }
+        // SAFETY: the caller's promise; an arm takes as many rows as there are.
+        unsafe {
+            if const { D::WIDE } && rows == 1 && reads_row_unaided() {
+                panels.for_each(|panel| self.wide_row::<D>((panel, 0)));
+            } else {
+                with_rows!(D, rows, panels);
+            }
+        }
     }
 
     /// One row times one panel whose lines are vectors. int4 spends more instructions on a line: it needs lines soon to come
@@ -101,53 +151,84 @@ impl PackedMatMul<'_> {
     /// As for `tile`.
     #[inline(always)]
     unsafe fn wide_row<D: Dots>(&self, at: (usize, usize)) {
-        let lines = self.weights.lines.as_ptr().cast();
         // SAFETY: the caller's promise.
         unsafe {
             match self.is_int8() {
-                true => self.tile::<D, 1, 1, MAX_CHAINS>(at, Unaided),
-                false => self.tile::<D, 1, 1, MAX_CHAINS>(at, Ahead::in_order(lines)),
+                true => self.tile_of::<D, 1, 1>(at, Unaided),
+                false => self.tile_of::<D, 1, 1>(at, Ahead::in_order(self.lines())),
             }
         }
     }
 
-    /// A tile of so many rows times one panel.
+    /// A panel is multiplied with all tiles before the next one; of int8, two panels at a time where that is faster.
     ///
     /// # Safety
-    /// As for `tile`.
+    /// As for `multiply_tile`.
     #[inline(always)]
-    unsafe fn tile_of<D: Dots>(&self, at: (usize, usize), rows: usize, fetch: impl Fetch) {
-        macro_rules! tile {
-            ($rows:literal) => {
-                match const { chains($rows, D::SUMS) } {
-                    MAX_CHAINS => self.tile::<D, $rows, 1, MAX_CHAINS>(at, fetch),
-                    2 => self.tile::<D, $rows, 1, 2>(at, fetch),
-                    _ => self.tile::<D, $rows, 1, 1>(at, fetch),
+    unsafe fn multiply_tiles<D: Dots>(&self, panels: Range<usize>) {
+        let tiles = self.x.tiles;
+        // Tiles differ by one row at most.
+        let rows = tiles.num_rows() / tiles.len()..=tiles.num_rows().div_ceil(tiles.len());
+        let mut panel = panels.start;
+        while panel < panels.end {
+            let pair = D::TILE_PANELS == 2 && panel + 2 <= panels.end && self.is_int8();
+            macro_rules! tiles {
+                ($rows:literal) => {
+                    D::run_apart(TilesOfPanels::<$rows, 1> { product: self, panel })
+                };
+            }
+            for rows in rows.clone() {
+                // SAFETY: the caller's promise; an arm takes as many rows as there are.
+                unsafe {
+                    match pair {
+                        true => self.pair_of::<D>(panel, rows),
+                        false => with_rows!(D, rows, tiles),
+                    }
                 }
-            };
+            }
+            panel += if pair { 2 } else { 1 };
         }
-        // SAFETY: the caller's promise; an arm takes as many rows as there are.
-        unsafe { with_rows!(D, rows, tile) }
     }
 
-    /// One of several tiles times two panels of int8: an activation that is loaded serves both.
+    /// Those of several tiles that have so many rows, times two panels of int8: an activation that is loaded serves both.
     ///
     /// # Safety
-    /// As for `tile`; tiles have up to twelve rows.
+    /// As for `multiply_tile`; tiles have up to twelve rows.
     #[inline(always)]
-    unsafe fn pair_of<D: Dots>(&self, at: (usize, usize), rows: usize, fetch: impl Fetch) {
+    unsafe fn pair_of<D: Dots>(&self, panel: usize, rows: usize) {
+        macro_rules! pair {
+            ($rows:literal) => {
+                D::run_apart(TilesOfPanels::<$rows, 2> { product: self, panel })
+            };
+        }
         // SAFETY: the caller's promise; an arm takes as many rows as there are.
         unsafe {
             match rows {
                 _ if const { D::TILE_PANELS == 1 } => unreachable!("its caller asked before"),
-                6 => self.tile::<D, 6, 2, 1>(at, fetch),
-                7 => self.tile::<D, 7, 2, 1>(at, fetch),
-                8 => self.tile::<D, 8, 2, 1>(at, fetch),
-                9 => self.tile::<D, 9, 2, 1>(at, fetch),
-                10 => self.tile::<D, 10, 2, 1>(at, fetch),
-                11 => self.tile::<D, 11, 2, 1>(at, fetch),
-                12 => self.tile::<D, 12, 2, 1>(at, fetch),
+                6 => pair!(6),
+                7 => pair!(7),
+                8 => pair!(8),
+                9 => pair!(9),
+                10 => pair!(10),
+                11 => pair!(11),
+                12 => pair!(12),
                 _ => unreachable!("several even tiles of up to twelve rows have six at least"),
+            }
+        }
+    }
+
+    /// R rows times M panels, with as many chains of sums for each row as there is room for.
+    ///
+    /// # Safety
+    /// As for `tile`.
+    #[inline(always)]
+    unsafe fn tile_of<D: Dots, const R: usize, const M: usize>(&self, at: (usize, usize), fetch: impl Fetch) {
+        // SAFETY: the caller's promise.
+        unsafe {
+            match const { chains(R * M, D::SUMS) } {
+                MAX_CHAINS => self.tile::<D, R, M, MAX_CHAINS>(at, fetch),
+                2 => self.tile::<D, R, M, 2>(at, fetch),
+                _ => self.tile::<D, R, M, 1>(at, fetch),
             }
         }
     }

@@ -4,7 +4,8 @@
 use std::arch::aarch64::*;
 use std::arch::asm;
 
-use super::Dots;
+use super::{DotKernel, Dots};
+use crate::dispatch::{run_neon_dots, run_neon_i8mm};
 use crate::neon::Neon;
 
 /// Four 128-bit registers; four products are added to a sum by one instruction, without saturation. With `I8MM` two rows of int8
@@ -25,6 +26,12 @@ impl<const I8MM: bool> Dots for NeonDots<I8MM> {
     type Halves = [uint8x16_t; 4];
     type Whole = [uint8x16_t; 4];
     type GroupSums = Self;
+
+    #[inline(always)]
+    unsafe fn run_apart<K: DotKernel>(kernel: K) {
+        // SAFETY: the trait's contract.
+        unsafe { if I8MM { run_neon_i8mm(kernel) } else { run_neon_dots(kernel) } };
+    }
 
     #[inline(always)]
     unsafe fn splat(x: i32) -> Self {

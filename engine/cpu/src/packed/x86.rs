@@ -3,7 +3,8 @@
 use std::arch::asm;
 use std::arch::x86_64::*;
 
-use super::Dots;
+use super::{DotKernel, Dots};
+use crate::dispatch::{run_avx_vnni, run_avx2_dots, run_narrow_vnni, run_vnni};
 use crate::x86::{Avx2, Avx512};
 
 /// One 512-bit register; four products are added to a sum by one instruction, without saturation.
@@ -35,6 +36,12 @@ impl Dots for VnniDots {
     type Halves = __m512i;
     type Whole = __m512i;
     type GroupSums = Self;
+
+    #[inline(always)]
+    unsafe fn run_apart<K: DotKernel>(kernel: K) {
+        // SAFETY: the trait's contract.
+        unsafe { run_vnni(kernel) };
+    }
 
     #[inline(always)]
     unsafe fn splat(x: i32) -> Self {
@@ -105,6 +112,12 @@ impl<const EVEX: bool> Dots for NarrowVnniDots<EVEX> {
     type Halves = (__m256i, __m256i);
     type Whole = (__m256i, __m256i);
     type GroupSums = Self;
+
+    #[inline(always)]
+    unsafe fn run_apart<K: DotKernel>(kernel: K) {
+        // SAFETY: the trait's contract.
+        unsafe { if EVEX { run_narrow_vnni(kernel) } else { run_avx_vnni(kernel) } };
+    }
 
     #[inline(always)]
     unsafe fn splat(x: i32) -> Self {
@@ -178,6 +191,12 @@ impl Dots for Avx2Dots {
     type Whole = (__m256i, __m256i);
     /// Pairs of 16-bit sums, which make one together.
     type GroupSums = (__m256i, __m256i);
+
+    #[inline(always)]
+    unsafe fn run_apart<K: DotKernel>(kernel: K) {
+        // SAFETY: the trait's contract.
+        unsafe { run_avx2_dots(kernel) };
+    }
 
     #[inline(always)]
     unsafe fn splat(x: i32) -> Self {
