@@ -95,7 +95,7 @@ impl HostDriver {
             })
             .collect();
         let find = format!(
-            "static driver::Kernel* driver::find(const char* name) {{\n  static std::map<std::string, Kernel> kernels = {{\n\
+            "static driver::Kernel* driver::find(const char* name) {{\n  static auto& kernels = *new std::map<std::string, Kernel>{{\n\
              {table}  }};\n  auto found = kernels.find(name);\n  return found == kernels.end() ? nullptr : &found->second;\n}}\n"
         );
         let text = format!("{}\n{DRIVER}\n{BLAS}\n{find}", on_host::kernels());

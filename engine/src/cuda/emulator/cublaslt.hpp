@@ -47,7 +47,7 @@ struct Heuristic {
   int reserved[4];
 };
 
-static std::set<void*> handles;
+static std::set<void*>& handles = *new std::set<void*>;
 
 static uint64_t mix(uint64_t seed, uint64_t x) { return (seed ^ x) * 0x9e3779b97f4a7c15ull + (seed >> 29); }
 

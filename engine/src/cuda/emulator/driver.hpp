@@ -66,9 +66,10 @@ struct Event {
   Stream* stream = nullptr;
 };
 
-static std::recursive_mutex turn;
-static std::set<Stream*> streams;
-static std::map<uintptr_t, size_t> device_memory, pinned_memory;
+// State is never destroyed: a process may end while a thread still gives memory back.
+static std::recursive_mutex& turn = *new std::recursive_mutex;
+static std::set<Stream*>& streams = *new std::set<Stream*>;
+static std::map<uintptr_t, size_t>&device_memory = *new std::map<uintptr_t, size_t>, &pinned_memory = *new std::map<uintptr_t, size_t>;
 static size_t held_bytes = 0;
 // What was asked of the driver so far, in the order of `DriverCounts` of host_driver.rs; what kernels read stands behind it.
 static struct { uint64_t launches, copies_in, bytes_in, copies_out, bytes_out, allocations; } counted;
@@ -77,8 +78,8 @@ static thread_local int* current = nullptr;
 constexpr int MAX_DEVICES = 8;
 static int contexts[MAX_DEVICES] = {0, 1, 2, 3, 4, 5, 6, 7};
 // Whose pool an allocation is of, and which other devices may touch a pool: (owner, other).
-static std::map<uintptr_t, int> owners;
-static std::set<std::pair<int, int>> access_granted;
+static std::map<uintptr_t, int>& owners = *new std::map<uintptr_t, int>;
+static std::set<std::pair<int, int>>& access_granted = *new std::set<std::pair<int, int>>;
 
 static int device_count() {
   const char* count = std::getenv("OUTRIDER_HOST_DEVICES");
