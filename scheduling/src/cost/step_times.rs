@@ -60,7 +60,7 @@ struct Curve {
 }
 
 /// Rows at which workers profile themselves; a worker for which the larger ones take too long leaves them out.
-pub const PROFILED_ROWS: [u32; 12] = [1, 2, 4, 8, 16, 32, 64, 128, 192, 256, 384, 512];
+pub const PROFILED_ROWS: [u32; 13] = [1, 2, 4, 8, 12, 16, 32, 64, 128, 192, 256, 384, 512];
 
 /// A target that did not profile itself: flat at first, then as steep as its rows. Only the shape matters, for what
 /// steps take corrects it.
