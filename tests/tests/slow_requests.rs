@@ -302,22 +302,34 @@ async fn a_cold_prefix_is_found() -> anyhow::Result<()> {
     const WARM: &str = "4bf92f3577b34da6a3ce929d0e0e4704";
     let observed = Observed::start(|spec| spec.draft = DraftKind::None).await?;
     let prompt = "Summarize: the orders of every customer were counted, sorted and written down. ".repeat(40);
-    let body = json!({ "prompt": prompt, "max_tokens": 3, "speculation": { "enabled": false } });
+    let body =
+        |prompt: &str| json!({ "prompt": prompt, "max_tokens": 3, "speculation": { "enabled": false } });
     let prefixes = async || {
         let page = observed.metrics("target-0").await?;
         let of = |what: &str| page.sum(&format!("outrider_worker_prefix_{what}_tokens_total"));
         anyhow::Ok((of("query"), of("hit")))
     };
     let before = prefixes().await?;
-    let id = observed.ask(COLD, body.clone()).await?;
+    let id = observed.ask(COLD, body(&prompt)).await?;
     let between = prefixes().await?;
     let cold = observed.evidence(COLD, &id).await?;
-    let id = observed.ask(WARM, body).await?;
+    let id = observed.ask(WARM, body(&prompt)).await?;
     let after = prefixes().await?;
     let warm = observed.evidence(WARM, &id).await?;
 
     cold.check_longest("prompt")?;
-    cold.check_adds_up()?;
+    // A prompt takes so little that a router put aside by a busy machine shows as a gap. It does in one request; a part that has no span would
+    // leave a gap in each.
+    let mut adds_up = cold.check_adds_up();
+    for again in 0..5 {
+        if adds_up.is_ok() {
+            break;
+        }
+        let trace = format!("4bf92f3577b34da6a3ce929d0e0e480{again}");
+        let id = observed.ask(&trace, body(&format!("{again}. {prompt}"))).await?;
+        adds_up = observed.evidence(&trace, &id).await?.check_adds_up();
+    }
+    adds_up?;
     let verify = cold.nanos("verify");
     let first = cold.spans.iter().filter(|span| span.name == "verify").min_by_key(|span| span.start_nanos);
     let first = first.context("a verify span")?.nanos;
