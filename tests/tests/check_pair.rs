@@ -113,11 +113,16 @@ async fn counters(cluster: &Cluster) -> anyhow::Result<(u64, u64)> {
     Ok((page.sum("outrider_rounds_ignored_total"), page.sum("vllm:spec_decode_num_drafts_total")))
 }
 
-/// Asks until nothing came late.
-async fn ask(cluster: &Cluster, words: &str, seed: u64, setting: &Setting) -> anyhow::Result<Usage> {
+/// Asks until nothing came late. The first draft of a short prompt may on a busy machine, too: then there are more plain rounds than the last,
+/// where one token is left to draw.
+async fn ask(
+    cluster: &Cluster,
+    (words, question): (&str, &Question),
+    setting: &Setting,
+) -> anyhow::Result<Usage> {
     let client = HttpClient::new(cluster.http_url())?;
     let body = json!({
-        "model": MODEL, "messages": [{"role": "user", "content": words}], "seed": seed,
+        "model": MODEL, "messages": [{"role": "user", "content": words}], "seed": question.seed,
         "temperature": setting.temperature, "max_tokens": MAX_TOKENS,
         "speculation": {"acceptance": setting.mode.as_str()},
     });
@@ -132,12 +137,15 @@ async fn ask(cluster: &Cluster, words: &str, seed: u64, setting: &Setting) -> an
             let value: &Value = &answer["usage"]["speculation"][name];
             value.as_u64().with_context(|| format!("usage.speculation.{name} is {value}"))
         };
-        return Ok(Usage {
+        let usage = Usage {
             rounds: count("rounds")?,
             drafts: after.1 - drafts,
             drafted: count("draft_tokens")?,
             accepted: count("accepted_tokens")?,
-        });
+        };
+        if is_long_question(question) || usage.plain_rounds() <= 1 {
+            return Ok(usage);
+        }
     }
     anyhow::bail!("in each of {ATTEMPTS} attempts a draft came late: the machine is too busy")
 }
@@ -178,7 +186,7 @@ async fn check(weights: &str, draft_weights: &str) -> anyhow::Result<()> {
     let (mut drafted, mut accepted) = (0, 0);
     for setting in settings(&TEMPERATURES, &MODES) {
         for (words, question) in questions(&text)? {
-            let served = ask(&cluster, &words, question.seed, &setting).await?;
+            let served = ask(&cluster, (&words, &question), &setting).await?;
             let here = decode_as(&mut pair, &question, (&setting, &how), served)?;
             ensure!(
                 here == served,

@@ -190,7 +190,7 @@ impl PackedMatMul<'_> {
         }
     }
 
-    /// Those of several tiles that have so many rows, times two panels of int8: an activation that is loaded serves both.
+    /// The tiles of `rows` rows times two panels of int8: an activation that is loaded serves both.
     ///
     /// # Safety
     /// As for `multiply_tile`; tiles have up to twelve rows.
