@@ -108,6 +108,28 @@ impl<'a> ForwardBatch<'a> {
         PassRows { positions, slot_mapping, segments }
     }
 
+    /// The rows with logits alone, their keys and values stored as those of all rows before them.
+    pub(crate) fn logit_part(&self) -> ForwardBatch<'a> {
+        let rows = self.logit_rows.iter();
+        ForwardBatch {
+            token_ids: rows.clone().map(|&row| self.token_ids[row]).collect(),
+            positions: rows.clone().map(|&row| self.positions[row]).collect(),
+            slot_mapping: rows.map(|&row| self.slot_mapping[row]).collect(),
+            segments: self.segments.iter().filter_map(|segment| self.logit_segment(segment)).collect(),
+            logit_rows: (0..self.logit_rows.len()).collect(),
+        }
+    }
+
+    /// A segment's rows with logits, which are its last ones, counted among the rows with logits.
+    fn logit_segment(&self, segment: &Segment<'a>) -> Option<Segment<'a>> {
+        let before = |row| self.logit_rows.partition_point(|&logit_row| logit_row < row);
+        let rows = before(segment.rows.start)..before(segment.rows.end);
+        let skipped = segment.rows.len() - rows.len();
+        let tree = segment.tree.map(|tree| TreeSegment { first: tree.first + skipped, ..tree });
+        let start = tree.map_or(segment.start + skipped as u32, |tree| tree.start);
+        (!rows.is_empty()).then_some(Segment { rows, start, block_table: segment.block_table, tree })
+    }
+
     fn push(&mut self, sequence: &ReservedRows<'a>, part: Range<usize>) {
         let first_row = self.num_rows();
         let first_logits = sequence.token_ids.len() - sequence.num_logits;
@@ -200,6 +222,39 @@ mod tests {
         assert_eq!(passes[0].segments[1], Segment { rows: 3..4, start: 0, block_table: &[5], tree: None });
         assert_eq!(passes[1].segments, [Segment { rows: 0..1, start: 1, block_table: &[5], tree: None }]);
         assert_eq!(passes[1].logit_rows, [0]);
+    }
+
+    #[test]
+    fn rows_with_logits_stand_where_they_stood() {
+        let parents = [0, 1, 1];
+        let sequence = |token_ids, start, num_logits| ReservedRows {
+            token_ids,
+            start,
+            block_table: &[7, 3],
+            num_logits,
+            tree: TreePart::default(),
+        };
+        let tree = ReservedRows {
+            tree: TreePart { num_stored: 0, parents: &parents },
+            ..sequence(&[30, 31, 32, 33], 4, 2)
+        };
+        let sequences = [sequence(&[10, 11, 12], 15, 1), sequence(&[20, 21], 0, 0), tree];
+        let pass = &ForwardBatch::passes(&sequences, rows(16))[0];
+        assert_eq!(pass.logit_rows, [2, 7, 8]);
+        let part = pass.logit_part();
+        assert_eq!((&part.token_ids[..], &part.positions[..]), (&[12, 32, 33][..], &[17, 6, 6][..]));
+        assert_eq!(part.slot_mapping, [2, 7, 8].map(|row: usize| pass.slot_mapping[row]));
+        assert_eq!(part.logit_rows, [0, 1, 2]);
+        let block_table = &[7, 3];
+        let later = TreeSegment { start: 5, first: 1, parents: &parents };
+        assert_eq!(
+            part.segments,
+            [
+                Segment { rows: 0..1, start: 17, block_table, tree: None },
+                Segment { rows: 1..3, start: 5, block_table, tree: Some(later) },
+            ]
+        );
+        assert_eq!(part.logit_part(), part, "all rows have logits");
     }
 
     #[test]

@@ -1,6 +1,8 @@
 //! The CPU as a [`Backend`]: weights, KV and rows lie in this process's memory, and every operation is one of
 //! `cpu_kernels` on slices. Loading is decided here, arithmetic never.
 
+mod rows;
+
 use std::sync::Arc;
 
 use cpu_kernels::{
@@ -13,6 +15,7 @@ use crate::backend::{AttentionLayer, Backend};
 use crate::forward_batch::ForwardBatch;
 use crate::rope::Rope;
 use crate::weights::{LinearFormat, LinearTensors, Stacked, TensorPart, TensorSource};
+pub(crate) use rows::HostRows;
 
 /// A linear, and what is left to do once the ranks' parts are added.
 #[derive(Debug)]
@@ -49,7 +52,7 @@ impl HostPass<'_> {
 }
 
 impl Backend for Cpu {
-    type Rows = Vec<f32>;
+    type Rows = HostRows;
     type Table = Table;
     type Linear = HostLinear;
     type Norm = Norm;
@@ -137,13 +140,13 @@ impl Backend for Cpu {
         copies.iter().for_each(|&copy| kv.copy_token(copy));
     }
 
-    fn resize(&self, rows: &mut Vec<f32>, len: usize) {
-        rows.resize(len, 0.0);
+    fn resize(&self, rows: &mut HostRows, len: usize) {
+        rows.resize(len);
     }
 
-    fn append_to(&self, host: &mut Vec<f32>, rows: &mut Vec<f32>) -> Result<(), EngineError> {
+    fn append_to(&self, host: &mut Vec<f32>, rows: &mut HostRows) -> Result<(), EngineError> {
         if host.is_empty() {
-            std::mem::swap(host, rows);
+            *host = rows.take();
         } else {
             host.extend_from_slice(rows);
         }
@@ -163,31 +166,31 @@ impl Backend for Cpu {
         Cpu::stage_times(self)
     }
 
-    fn embed(&self, table: &Table, pass: &HostPass<'_>, out: &mut Vec<f32>) {
+    fn embed(&self, table: &Table, pass: &HostPass<'_>, out: &mut HostRows) {
         Cpu::embed(self, table, &pass.batch.token_ids, out);
     }
 
-    fn add(&self, hidden: &mut Vec<f32>, delta: &Vec<f32>) {
+    fn add(&self, hidden: &mut HostRows, delta: &HostRows) {
         Cpu::add(self, hidden, delta);
     }
 
-    fn rms_norm(&self, norm: &Norm, x: &Vec<f32>, out: &mut Vec<f32>) {
+    fn rms_norm(&self, norm: &Norm, x: &HostRows, out: &mut HostRows) {
         Cpu::rms_norm(self, norm, x, out);
     }
 
-    fn norm_heads(&self, layout: HeadLayout, norms: (&Norm, &Norm), qkv: &mut Vec<f32>) {
+    fn norm_heads(&self, layout: HeadLayout, norms: (&Norm, &Norm), qkv: &mut HostRows) {
         Cpu::norm_heads(self, layout, norms, qkv);
     }
 
-    fn rotate(&self, layout: HeadLayout, pass: &HostPass<'_>, qkv: &mut Vec<f32>) {
+    fn rotate(&self, layout: HeadLayout, pass: &HostPass<'_>, qkv: &mut HostRows) {
         Cpu::rotate(self, layout, &pass.angles, qkv);
     }
 
-    fn linear(&self, linear: &HostLinear, x: &mut Vec<f32>, out: &mut Vec<f32>) {
+    fn linear(&self, linear: &HostLinear, x: &mut HostRows, out: &mut HostRows) {
         Cpu::linear(self, &linear.linear, x, out);
     }
 
-    fn finish_sum(&self, linear: &HostLinear, sum: &mut Vec<f32>) {
+    fn finish_sum(&self, linear: &HostLinear, sum: &mut HostRows) {
         let rows = sum.chunks_exact_mut(linear.linear.width());
         for row in rows {
             if let Some(scales) = &linear.scales_after {
@@ -199,7 +202,7 @@ impl Backend for Cpu {
         }
     }
 
-    fn write_kv(&self, kv: &mut KvCache, at: AttentionLayer, pass: &HostPass<'_>, qkv: &Vec<f32>) {
+    fn write_kv(&self, kv: &mut KvCache, at: AttentionLayer, pass: &HostPass<'_>, qkv: &HostRows) {
         Cpu::write_kv(self, kv, &pass.step(at, qkv));
     }
 
@@ -207,17 +210,17 @@ impl Backend for Cpu {
         &self,
         kv: &KvCache,
         at: AttentionLayer,
-        (pass, qkv): (&HostPass<'_>, &Vec<f32>),
-        out: &mut Vec<f32>,
+        (pass, qkv): (&HostPass<'_>, &HostRows),
+        out: &mut HostRows,
     ) {
         Cpu::attention(self, kv, &pass.step(at, qkv), out);
     }
 
-    fn silu_mul(&self, gate_up: &Vec<f32>, width: usize, out: &mut Vec<f32>) {
+    fn silu_mul(&self, gate_up: &HostRows, width: usize, out: &mut HostRows) {
         Cpu::silu_mul(self, gate_up, width, out);
     }
 
-    fn take_logit_rows(&self, pass: &HostPass<'_>, width: usize, x: &Vec<f32>, out: &mut Vec<f32>) {
+    fn take_logit_rows(&self, pass: &HostPass<'_>, width: usize, x: &HostRows, out: &mut HostRows) {
         let rows = pass.batch.logit_rows.iter().map(|row| &x[row * width..(row + 1) * width]);
         out.chunks_exact_mut(width).zip(rows).for_each(|(out, row)| out.copy_from_slice(row));
     }

@@ -27,6 +27,8 @@ pub(crate) struct Llama<B: Backend> {
 
 /// One decoder layer. Heads and intermediate columns are this rank's.
 struct Layer<B: Backend> {
+    attention: AttentionLayer,
+    intermediate: usize,
     input_norm: B::Norm,
     /// hidden -> `[q | k | v]`.
     qkv: B::Linear,
@@ -43,33 +45,56 @@ struct Layer<B: Backend> {
 
 /// Buffers of a pass, kept between passes.
 pub(crate) struct Workspace<B: Backend> {
+    /// Of all rows of the pass.
+    rows: Stream<B>,
+    /// Of rows with logits, where the last layer leaves the others behind.
+    logit_rows: Stream<B>,
+    scratch: Scratch<B>,
+    /// `[logit rows, vocab]` on the first rank once a pass is done.
+    pub(crate) logits: B::Rows,
+}
+
+/// What rows carry from one part of a layer to the next.
+struct Stream<B: Backend> {
+    /// The residual stream.
     hidden: B::Rows,
-    normed: B::Rows,
     qkv: B::Rows,
+}
+
+/// What is read by the part of a layer alone that wrote it.
+struct Scratch<B: Backend> {
+    normed: B::Rows,
     attended: B::Rows,
     delta: B::Rows,
     gate_up: B::Rows,
     gated: B::Rows,
-    /// `[logit rows, hidden]`.
-    last_hidden: B::Rows,
-    last_normed: B::Rows,
-    /// `[logit rows, vocab]` on the first rank once a pass is done.
-    pub(crate) logits: B::Rows,
 }
 
 impl<B: Backend> Default for Workspace<B> {
     fn default() -> Self {
         Self {
-            hidden: B::Rows::default(),
+            rows: Stream::default(),
+            logit_rows: Stream::default(),
+            scratch: Scratch::default(),
+            logits: B::Rows::default(),
+        }
+    }
+}
+
+impl<B: Backend> Default for Stream<B> {
+    fn default() -> Self {
+        Self { hidden: B::Rows::default(), qkv: B::Rows::default() }
+    }
+}
+
+impl<B: Backend> Default for Scratch<B> {
+    fn default() -> Self {
+        Self {
             normed: B::Rows::default(),
-            qkv: B::Rows::default(),
             attended: B::Rows::default(),
             delta: B::Rows::default(),
             gate_up: B::Rows::default(),
             gated: B::Rows::default(),
-            last_hidden: B::Rows::default(),
-            last_normed: B::Rows::default(),
-            logits: B::Rows::default(),
         }
     }
 }
@@ -82,10 +107,6 @@ pub(crate) struct Device<'a, B: Backend> {
 }
 
 impl<B: Backend> Llama<B> {
-    fn layout(&self) -> HeadLayout {
-        self.shard.layout(&self.config)
-    }
-
     /// One pass: appends KV for every row and leaves the logits that were asked for in `w.logits`, those of the
     /// whole vocabulary on the first rank. Fails where another rank is lost.
     pub(crate) fn forward(
@@ -94,56 +115,52 @@ impl<B: Backend> Llama<B> {
         batch: &ForwardBatch<'_>,
         w: &mut Workspace<B>,
     ) -> Result<(), EngineError> {
-        let Device { backend, collective, kv } = device;
-        let (layout, intermediate) = (self.layout(), self.shard.intermediate(&self.config).len());
-        self.resize(*backend, batch, w);
-        let pass = backend.begin(batch, &self.config.rope);
+        let backend = device.backend;
+        let Workspace { rows, logit_rows, scratch, logits } = w;
+        let (last, others) = self.layers.split_last().expect("a model has a layer");
+        let num_logit_rows = batch.logit_rows.len();
+        let logit_batch = (num_logit_rows < batch.num_rows()).then(|| batch.logit_part());
 
-        backend.embed(&self.embedding, &pass, &mut w.hidden); // [rows, hidden]
-        for (index, layer) in self.layers.iter().enumerate() {
-            backend.rms_norm(&layer.input_norm, &w.hidden, &mut w.normed); // [rows, hidden]
-            backend.mark(Stage::Rest);
-            backend.linear(&layer.qkv, &mut w.normed, &mut w.qkv); // [rows, (heads + 2 kv heads) * head_dim]
-            backend.mark(Stage::Products);
-            if let Some((q_norm, k_norm)) = &layer.qk_norms {
-                backend.norm_heads(layout, (q_norm, k_norm), &mut w.qkv);
-            }
-            backend.rotate(layout, &pass, &mut w.qkv);
-            backend.mark(Stage::Rest);
-            let at = AttentionLayer { layout, layer: index, window: self.config.windows[index] };
-            backend.write_kv(kv, at, &pass, &w.qkv);
-            backend.attention(kv, at, (&pass, &w.qkv), &mut w.attended); // [rows, heads * head_dim]
-            backend.mark(Stage::Attention);
-            backend.linear(&layer.o, &mut w.attended, &mut w.delta); // [rows, hidden], this rank's part
-            backend.mark(Stage::Products);
-            collective.all_reduce(&mut w.delta)?;
-            backend.finish_sum(&layer.o, &mut w.delta);
-            backend.add(&mut w.hidden, &w.delta);
-
-            backend.rms_norm(&layer.post_attention_norm, &w.hidden, &mut w.normed); // [rows, hidden]
-            backend.mark(Stage::Rest);
-            backend.linear(&layer.gate_up, &mut w.normed, &mut w.gate_up); // [rows, 2 * intermediate]
-            backend.mark(Stage::Products);
-            backend.silu_mul(&w.gate_up, intermediate, &mut w.gated); // [rows, intermediate]
-            backend.mark(Stage::Rest);
-            backend.linear(&layer.down, &mut w.gated, &mut w.delta); // [rows, hidden], this rank's part
-            backend.mark(Stage::Products);
-            collective.all_reduce(&mut w.delta)?;
-            backend.finish_sum(&layer.down, &mut w.delta);
-            backend.add(&mut w.hidden, &w.delta);
+        // Sized at once: memory that a device takes in the middle of a pass would cut its graph.
+        backend.resize(logits, num_logit_rows * self.shard.vocabulary(&self.config).len());
+        if logit_batch.is_some() {
+            self.resize_stream(backend, num_logit_rows, logit_rows);
         }
-
+        self.resize_stream(backend, batch.num_rows(), rows);
+        self.resize_scratch(backend, batch.num_rows(), scratch);
+        let mut pass = backend.begin(batch, &self.config.rope);
+        backend.embed(&self.embedding, &pass, &mut rows.hidden);
+        for layer in others {
+            layer.project(device, &pass, rows, scratch);
+            layer.attend(device, &pass, rows, scratch)?;
+            layer.feed_forward(device, rows, scratch)?;
+        }
+        last.project(device, &pass, rows, scratch);
         backend.mark(Stage::Rest);
-        if batch.logit_rows.is_empty() {
+        if num_logit_rows == 0 {
             return Ok(());
         }
-        // The vocabulary only for rows that are drawn.
-        backend.take_logit_rows(&pass, self.config.hidden_size, &w.hidden, &mut w.last_hidden);
-        backend.rms_norm(&self.final_norm, &w.last_hidden, &mut w.last_normed);
+        // Nothing reads the other rows once the last layer's keys and values are stored.
+        let mut rows = rows;
+        if let Some(logit_batch) = &logit_batch {
+            self.resize_scratch(backend, num_logit_rows, scratch);
+            backend.take_logit_rows(&pass, self.config.hidden_size, &rows.hidden, &mut logit_rows.hidden);
+            backend.take_logit_rows(&pass, self.layout().row_width(), &rows.qkv, &mut logit_rows.qkv);
+            pass = backend.begin(logit_batch, &self.config.rope);
+            rows = logit_rows;
+        }
+        last.attend(device, &pass, rows, scratch)?;
+        last.feed_forward(device, rows, scratch)?;
+
+        backend.rms_norm(&self.final_norm, &rows.hidden, &mut scratch.normed);
         backend.mark(Stage::Rest);
-        backend.linear(&self.lm_head, &mut w.last_normed, &mut w.logits); // [logit rows, this rank's vocab]
+        backend.linear(&self.lm_head, &mut scratch.normed, logits); // [logit rows, this rank's vocab]
         backend.mark(Stage::Vocabulary);
-        collective.gather(&mut w.logits, &self.vocabulary_parts())
+        device.collective.gather(logits, &self.vocabulary_parts())
+    }
+
+    fn layout(&self) -> HeadLayout {
+        self.shard.layout(&self.config)
     }
 
     /// Entries of the vocabulary that each rank projects to.
@@ -152,19 +169,80 @@ impl<B: Backend> Llama<B> {
         ranks.map(|rank| Shard { rank, ..self.shard }.vocabulary(&self.config).len()).collect()
     }
 
-    fn resize(&self, backend: &B, batch: &ForwardBatch<'_>, w: &mut Workspace<B>) {
-        let (config, layout) = (&self.config, self.layout());
-        let (rows, logit_rows) = (batch.num_rows(), batch.logit_rows.len());
-        let intermediate = self.shard.intermediate(config).len();
-        backend.resize(&mut w.hidden, rows * config.hidden_size);
-        backend.resize(&mut w.normed, rows * config.hidden_size);
-        backend.resize(&mut w.qkv, rows * layout.row_width());
-        backend.resize(&mut w.attended, rows * layout.q_width());
-        backend.resize(&mut w.delta, rows * config.hidden_size);
-        backend.resize(&mut w.gate_up, rows * 2 * intermediate);
-        backend.resize(&mut w.gated, rows * intermediate);
-        backend.resize(&mut w.last_hidden, logit_rows * config.hidden_size);
-        backend.resize(&mut w.last_normed, logit_rows * config.hidden_size);
-        backend.resize(&mut w.logits, logit_rows * self.shard.vocabulary(config).len());
+    fn resize_stream(&self, backend: &B, rows: usize, stream: &mut Stream<B>) {
+        backend.resize(&mut stream.hidden, rows * self.config.hidden_size);
+        backend.resize(&mut stream.qkv, rows * self.layout().row_width());
+    }
+
+    fn resize_scratch(&self, backend: &B, rows: usize, scratch: &mut Scratch<B>) {
+        let (hidden, intermediate) = (self.config.hidden_size, self.shard.intermediate(&self.config).len());
+        backend.resize(&mut scratch.normed, rows * hidden);
+        backend.resize(&mut scratch.attended, rows * self.layout().q_width());
+        backend.resize(&mut scratch.delta, rows * hidden);
+        backend.resize(&mut scratch.gate_up, rows * 2 * intermediate);
+        backend.resize(&mut scratch.gated, rows * intermediate);
+    }
+}
+
+impl<B: Backend> Layer<B> {
+    /// Computes the queries, keys and values of rows, and stores keys and values.
+    fn project(
+        &self,
+        device: &mut Device<'_, B>,
+        pass: &B::Pass<'_>,
+        rows: &mut Stream<B>,
+        scratch: &mut Scratch<B>,
+    ) {
+        let (backend, layout) = (device.backend, self.attention.layout);
+        backend.rms_norm(&self.input_norm, &rows.hidden, &mut scratch.normed); // [rows, hidden]
+        backend.mark(Stage::Rest);
+        backend.linear(&self.qkv, &mut scratch.normed, &mut rows.qkv); // [rows, (heads + 2 kv heads) * head_dim]
+        backend.mark(Stage::Products);
+        if let Some((q_norm, k_norm)) = &self.qk_norms {
+            backend.norm_heads(layout, (q_norm, k_norm), &mut rows.qkv);
+        }
+        backend.rotate(layout, pass, &mut rows.qkv);
+        backend.mark(Stage::Rest);
+        backend.write_kv(device.kv, self.attention, pass, &rows.qkv);
+    }
+
+    /// Adds what the queries of rows find in the keys and values of their sequences.
+    fn attend(
+        &self,
+        device: &mut Device<'_, B>,
+        pass: &B::Pass<'_>,
+        rows: &mut Stream<B>,
+        scratch: &mut Scratch<B>,
+    ) -> Result<(), EngineError> {
+        let Device { backend, collective, kv } = device;
+        backend.attention(kv, self.attention, (pass, &rows.qkv), &mut scratch.attended); // [rows, heads * head_dim]
+        backend.mark(Stage::Attention);
+        backend.linear(&self.o, &mut scratch.attended, &mut scratch.delta); // [rows, hidden], this rank's part
+        backend.mark(Stage::Products);
+        collective.all_reduce(&mut scratch.delta)?;
+        backend.finish_sum(&self.o, &mut scratch.delta);
+        backend.add(&mut rows.hidden, &scratch.delta);
+        Ok(())
+    }
+
+    fn feed_forward(
+        &self,
+        device: &Device<'_, B>,
+        rows: &mut Stream<B>,
+        scratch: &mut Scratch<B>,
+    ) -> Result<(), EngineError> {
+        let Device { backend, collective, .. } = device;
+        backend.rms_norm(&self.post_attention_norm, &rows.hidden, &mut scratch.normed); // [rows, hidden]
+        backend.mark(Stage::Rest);
+        backend.linear(&self.gate_up, &mut scratch.normed, &mut scratch.gate_up); // [rows, 2 * intermediate]
+        backend.mark(Stage::Products);
+        backend.silu_mul(&scratch.gate_up, self.intermediate, &mut scratch.gated); // [rows, intermediate]
+        backend.mark(Stage::Rest);
+        backend.linear(&self.down, &mut scratch.gated, &mut scratch.delta); // [rows, hidden], this rank's part
+        backend.mark(Stage::Products);
+        collective.all_reduce(&mut scratch.delta)?;
+        backend.finish_sum(&self.down, &mut scratch.delta);
+        backend.add(&mut rows.hidden, &scratch.delta);
+        Ok(())
     }
 }

@@ -8,6 +8,7 @@ use cpu_kernels::{BLOCK_SIZE, Cpu, KERNEL_CLASS, KvShape};
 use crate::EngineError;
 use crate::backend::Backend;
 use crate::collective::{Alone, Collective, Meeting, shared_memory};
+use crate::host::HostRows;
 use crate::host_memory::check_fits;
 use crate::llama::Llama;
 use crate::model_config::ModelConfig;
@@ -49,7 +50,7 @@ pub(crate) fn load_on_cpu(
     let shards = Shard::all(options.tensor_parallel, &config)?;
     check_fits(&config, formats)?;
     let meeting = Arc::new(Meeting::new(shards.len(), WATCHDOG));
-    let ends: Vec<Box<dyn Collective<Vec<f32>>>> = match shards.len() {
+    let ends: Vec<Box<dyn Collective<HostRows>>> = match shards.len() {
         1 => vec![Box::new(Alone)],
         ranks => shared_memory(ranks, &meeting),
     };

@@ -210,10 +210,11 @@ fn obey(rank: usize, runner: &mut dyn Runner, command: &Command) -> Result<Outpu
 mod tests {
     use super::*;
     use crate::collective::{Collective, shared_memory};
+    use crate::host::HostRows;
 
     /// A rank that adds up as many times as its batch has rows; at a count it panics or hangs.
     struct Fake {
-        end: Box<dyn Collective<Vec<f32>>>,
+        end: Box<dyn Collective<HostRows>>,
         rank: usize,
         fault: Option<(usize, bool)>,
     }
@@ -232,17 +233,17 @@ mod tests {
         }
 
         fn forward(&mut self, batch: &[ReservedRows<'_>], _: &DrawPlan) -> Result<Outputs, EngineError> {
-            let mut sum = Vec::new();
+            let mut sum = HostRows::default();
             for i in 0..batch.len() {
                 match self.fault {
                     Some((at, true)) if at == i => panic!("rank {} fell over", self.rank),
                     Some((at, false)) if at == i => std::thread::park(),
                     _ => {}
                 }
-                sum = vec![self.rank as f32; 5];
+                sum = vec![self.rank as f32; 5].into();
                 self.end.all_reduce(&mut sum)?;
             }
-            Ok(Outputs { logits: sum, ..Outputs::default() })
+            Ok(Outputs { logits: sum.take(), ..Outputs::default() })
         }
     }
 

@@ -2,19 +2,20 @@
 //! everybody's, and copies the stripes of the others.
 
 use std::ops::Range;
-use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
+use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use cpu_kernels::NUM_SLICES;
 
 use super::{Collective, Meeting};
 use crate::EngineError;
+use crate::host::HostRows;
 
 /// What all ranks see.
 #[derive(Debug)]
 struct Shared {
     meeting: Arc<Meeting>,
     /// What each rank published. Written before the first meeting of an operation, read until the second.
-    published: Vec<RwLock<Vec<f32>>>,
+    published: Vec<RwLock<HostRows>>,
     /// The stripe that each rank added up. Written between the meetings, read until the next operation's first.
     stripes: Vec<RwLock<Vec<f32>>>,
 }
@@ -26,40 +27,47 @@ struct SharedMemory {
 }
 
 /// The ends of `ranks` ranks that meet at `meeting`.
-pub(crate) fn shared_memory(ranks: usize, meeting: &Arc<Meeting>) -> Vec<Box<dyn Collective<Vec<f32>>>> {
-    let buffers = || (0..ranks).map(|_| RwLock::default()).collect();
-    let shared = Arc::new(Shared { meeting: Arc::clone(meeting), published: buffers(), stripes: buffers() });
+pub(crate) fn shared_memory(ranks: usize, meeting: &Arc<Meeting>) -> Vec<Box<dyn Collective<HostRows>>> {
+    let shared = Arc::new(Shared {
+        meeting: Arc::clone(meeting),
+        published: (0..ranks).map(|_| RwLock::default()).collect(),
+        stripes: (0..ranks).map(|_| RwLock::default()).collect(),
+    });
     (0..ranks)
         .map(|rank| Box::new(SharedMemory { rank, shared: Arc::clone(&shared) }) as Box<dyn Collective<_>>)
         .collect()
 }
 
-impl Collective<Vec<f32>> for SharedMemory {
-    fn all_reduce(&self, rows: &mut Vec<f32>) -> Result<(), EngineError> {
+impl Collective<HostRows> for SharedMemory {
+    fn all_reduce(&self, rows: &mut HostRows) -> Result<(), EngineError> {
         self.publish(rows)?;
         {
-            let parts: Vec<RwLockReadGuard<'_, Vec<f32>>> = self.shared.published.iter().map(read).collect();
-            let parts: Vec<&[f32]> = parts.iter().map(|part| part.as_slice()).collect();
+            let parts: Vec<RwLockReadGuard<'_, HostRows>> = self.shared.published.iter().map(read).collect();
+            let parts: Vec<&[f32]> = parts.iter().map(|part| &part[..]).collect();
+            rows.resize(parts[0].len());
             let mut sums = write(&self.shared.stripes[self.rank]);
             sums.clear();
             sums.extend(self.stripe(self.rank, parts[0].len()).map(|i| tree_over_ranks(&parts, i)));
         }
         self.shared.meeting.wait(self.rank)?;
-        rows.clear();
-        for stripe in &self.shared.stripes {
-            rows.extend_from_slice(&read(stripe));
+        for (rank, sums) in self.shared.stripes.iter().enumerate() {
+            let stripe = self.stripe(rank, rows.len());
+            rows[stripe].copy_from_slice(&read(sums));
         }
         Ok(())
     }
 
-    fn gather(&self, rows: &mut Vec<f32>, widths: &[usize]) -> Result<(), EngineError> {
+    fn gather(&self, rows: &mut HostRows, widths: &[usize]) -> Result<(), EngineError> {
         self.publish(rows)?;
         if self.rank == 0 {
-            let parts: Vec<RwLockReadGuard<'_, Vec<f32>>> = self.shared.published.iter().map(read).collect();
-            rows.clear();
-            for row in 0..parts[0].len() / widths[0] {
+            let parts: Vec<RwLockReadGuard<'_, HostRows>> = self.shared.published.iter().map(read).collect();
+            let num_rows = parts[0].len() / widths[0];
+            rows.resize(num_rows * widths.iter().sum::<usize>());
+            let mut rest = &mut rows[..];
+            for row in 0..num_rows {
                 for (part, width) in parts.iter().zip(widths) {
-                    rows.extend_from_slice(&part[row * width..(row + 1) * width]);
+                    let columns = rest.split_off_mut(..*width).expect("rows were sized for all parts");
+                    columns.copy_from_slice(&part[row * width..(row + 1) * width]);
                 }
             }
         }
@@ -69,7 +77,7 @@ impl Collective<Vec<f32>> for SharedMemory {
 
 impl SharedMemory {
     /// Gives the rows to all and waits until all have done so. `rows` holds something else then.
-    fn publish(&self, rows: &mut Vec<f32>) -> Result<(), EngineError> {
+    fn publish(&self, rows: &mut HostRows) -> Result<(), EngineError> {
         std::mem::swap(&mut *write(&self.shared.published[self.rank]), rows);
         self.shared.meeting.wait(self.rank)
     }
@@ -96,11 +104,11 @@ fn tree_over_ranks(parts: &[&[f32]], i: usize) -> f32 {
     sums[0]
 }
 
-fn read(buffer: &RwLock<Vec<f32>>) -> RwLockReadGuard<'_, Vec<f32>> {
+fn read<T>(buffer: &RwLock<T>) -> RwLockReadGuard<'_, T> {
     buffer.read().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn write(buffer: &RwLock<Vec<f32>>) -> std::sync::RwLockWriteGuard<'_, Vec<f32>> {
+fn write<T>(buffer: &RwLock<T>) -> RwLockWriteGuard<'_, T> {
     buffer.write().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -121,7 +129,7 @@ mod tests {
 
     fn on_every_rank<T: Send>(
         ranks: usize,
-        run: impl Fn(usize, &dyn Collective<Vec<f32>>) -> T + Sync,
+        run: impl Fn(usize, &dyn Collective<HostRows>) -> T + Sync,
     ) -> Vec<T> {
         let meeting = Arc::new(Meeting::new(ranks, Duration::from_secs(100)));
         let ends = shared_memory(ranks, &meeting);
@@ -151,9 +159,9 @@ mod tests {
                     })
                     .collect();
                 let found = on_every_rank(ranks, |rank, end| {
-                    let mut sums = Vec::new();
+                    let mut sums = HostRows::default();
                     for _ in 0..20 {
-                        sums = part(rank, len);
+                        sums = part(rank, len).into();
                         end.all_reduce(&mut sums).unwrap();
                     }
                     sums.iter().map(|x| x.to_bits()).collect::<Vec<_>>()
@@ -167,11 +175,12 @@ mod tests {
     fn columns_of_unequal_width_are_put_side_by_side_on_the_first() {
         let widths = [3, 2, 1, 2];
         let found = on_every_rank(4, |rank, end| {
-            let mut rows: Vec<f32> = (0..2 * widths[rank])
+            let mut rows: HostRows = (0..2 * widths[rank])
                 .map(|i| (100 * rank + 10 * (i / widths[rank]) + i % widths[rank]) as f32)
-                .collect();
+                .collect::<Vec<_>>()
+                .into();
             end.gather(&mut rows, &widths).unwrap();
-            rows
+            rows.take()
         });
         let row = |r: f32| [0., 1., 2., 100., 101., 200., 300., 301.].map(|x| x + 10. * r);
         assert_eq!(found[0], [row(0.), row(1.)].concat());
@@ -184,13 +193,13 @@ mod tests {
         let errors: Vec<String> = std::thread::scope(|scope| {
             let come = |rank: usize| {
                 let end = &ends[rank];
-                scope.spawn(move || end.all_reduce(&mut vec![1.0]).unwrap_err().to_string())
+                scope.spawn(move || end.all_reduce(&mut vec![1.0].into()).unwrap_err().to_string())
             };
             let threads = [come(0), come(1), come(3)];
             threads.map(|thread| thread.join().unwrap()).to_vec()
         });
         assert!(errors.iter().all(|error| error.contains("rank 2") && error.contains(" 2s")), "{errors:?}");
-        let late = ends[2].all_reduce(&mut vec![1.0]).unwrap_err().to_string();
+        let late = ends[2].all_reduce(&mut vec![1.0].into()).unwrap_err().to_string();
         assert!(late.contains("rank 2"), "{late}");
     }
 }

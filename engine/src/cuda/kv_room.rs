@@ -53,7 +53,7 @@ fn bytes_of_passes(limits: PassLimits, config: &ModelConfig, shard: Shard, max_l
     // Logits, and where probabilities are asked for the same again as they were; of ranks also the parts.
     let vocab = if shard.ranks == 1 { 2 * config.vocab_size } else { 3 * config.vocab_size };
     let in_row = 3 * hidden + layout.row_width() + layout.q_width() + 3 * intermediate;
-    let in_logit_row = 2 * hidden + vocab;
+    let in_logit_row = hidden + layout.row_width() + vocab;
     let widest = hidden.max(intermediate).max(layout.q_width());
     let partial = partial_bytes(rows, layout, max_len as usize);
     let parts = if shard.is_part() { (shard.ranks + 1) * hidden } else { 0 };
@@ -97,9 +97,9 @@ mod tests {
         (config.hidden_size, config.intermediate_size, config.vocab_size) = (4096, 14_336, 128_256);
         (config.num_heads, config.num_kv_heads, config.head_dim) = (32, 8, 128);
         let whole = Shard::all(1, &config).unwrap()[0];
-        // Counted by hand for 2,048 rows: 3 hidden, 6144 + 4096 of heads, 3 x 14336; of 512 with logits 2 hidden, twice 128256 of the
-        // vocabulary; splits fill what is kept of them.
-        let floats = 2048 * (3 * 4096 + 6144 + 4096 + 3 * 14_336) + 512 * (2 * 4096 + 2 * 128_256);
+        // Counted by hand for 2,048 rows: 3 hidden, 6144 + 4096 of heads, 3 x 14336; of 512 with logits hidden, 6144 of heads, twice 128256
+        // of the vocabulary; splits fill what is kept of them.
+        let floats = 2048 * (3 * 4096 + 6144 + 4096 + 3 * 14_336) + 512 * (4096 + 6144 + 2 * 128_256);
         // Of 64 rows in 32 parts 1,024 candidates of 8 bytes.
         let candidates = 64 * 32 * 1024 * 8;
         // Of rows of trees 64 MiB of blocks.

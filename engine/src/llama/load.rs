@@ -7,7 +7,7 @@ use cpu_kernels::{KSlices, Norm};
 
 use super::{Layer, Llama};
 use crate::EngineError;
-use crate::backend::Backend;
+use crate::backend::{AttentionLayer, Backend};
 use crate::model_config::ModelConfig;
 use crate::shard::Shard;
 use crate::weights::{Formats, LinearFormat, LinearTensors, TensorPart, TensorSource};
@@ -123,6 +123,8 @@ impl<B: Backend> Loader<'_, B> {
         let down =
             outputs(mlp("down_proj"), config.biases.mlp, shard.down_slices(config), config.intermediate_size);
         Ok(Layer {
+            attention: AttentionLayer { layout: shard.layout(config), layer, window: config.windows[layer] },
+            intermediate: columns.len(),
             input_norm: self.norm(&name("input_layernorm.weight"), hidden)?,
             qkv: self.linear(inputs(qkv, config.biases.qkv))?,
             qk_norms,
