@@ -1,22 +1,22 @@
-//! What whole answers hold until they are sent. A streamed answer is read as it grows; a whole one is in memory until it is
-//! complete, so that many long ones could take all of it: each has a limit, and all together have one.
+//! Memory limits for answers that are not streamed. Such an answer is buffered until it is complete, so many
+//! long ones could exhaust memory: each answer has a limit, and all of them together have one.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::error::RouterError;
 
-/// One answer, as JSON.
+/// Maximum size of one answer, in bytes of JSON.
 pub const WHOLE_ANSWER_BYTES_MAX: usize = 32 << 20;
 
-/// All answers of this router together.
+/// Maximum size of all buffered answers of this router together.
 pub const WHOLE_ANSWERS_BYTES_MAX: usize = 256 << 20;
 
-/// What all whole answers hold now. Clones share it.
+/// Bytes held by all buffered answers. Clones share the counter.
 #[derive(Debug, Clone, Default)]
 pub struct AnswerMemory(Arc<AtomicUsize>);
 
-/// What one answer holds; given back on drop.
+/// Bytes reserved by one answer; released on drop.
 #[derive(Debug)]
 pub struct AnswerHold {
     of: AnswerMemory,
@@ -24,14 +24,15 @@ pub struct AnswerHold {
 }
 
 impl AnswerMemory {
-    /// An answer that is empty yet.
+    /// Starts an empty answer.
     pub fn begin(&self) -> AnswerHold {
         AnswerHold { of: self.clone(), num_bytes: 0 }
     }
 }
 
 impl AnswerHold {
-    /// The answer grows by so much, if there is room.
+    /// Reserves `num_bytes` more. Fails where the answer's limit or the limit of all answers would be
+    /// exceeded.
     pub fn grow(&mut self, num_bytes: usize) -> Result<(), RouterError> {
         if self.num_bytes + num_bytes > WHOLE_ANSWER_BYTES_MAX {
             let limit = WHOLE_ANSWER_BYTES_MAX;

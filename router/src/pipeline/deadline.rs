@@ -1,5 +1,5 @@
-//! How long a client waits for the whole of its answer. Past that nobody reads it: the request ends with an error, in the
-//! stream where that has begun.
+//! Request deadlines: how long a client waits for its complete answer. After the deadline the request ends
+//! with an error, within the stream if that has begun.
 
 use std::pin::Pin;
 use std::task::{Context, Poll};
@@ -9,16 +9,16 @@ use tokio::time::{Instant, Sleep, sleep_until};
 
 use crate::error::RouterError;
 
-/// The header of HTTP.
+/// HTTP header of the timeout, in milliseconds.
 pub const REQUEST_TIMEOUT_HEADER: &str = "x-request-timeout-ms";
 
-/// The header of gRPC, as gRPC itself defines it.
+/// gRPC header of the timeout, as defined by gRPC.
 pub const GRPC_TIMEOUT_HEADER: &str = "grpc-timeout";
 
-/// A client that waits longer than this waits without a limit.
+/// A longer timeout is treated as no deadline.
 const TIMEOUT_MAX: Duration = Duration::from_secs(24 * 3_600);
 
-/// When a request ends at the latest.
+/// Latest time at which a request ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Deadline {
     at: Instant,
@@ -26,12 +26,12 @@ pub struct Deadline {
 }
 
 impl Deadline {
-    /// So long after now; `None` where that is as good as never.
+    /// Deadline `timeout` from now; `None` if the timeout is so long that it counts as unlimited.
     pub fn after(timeout: Duration) -> Option<Self> {
         (timeout <= TIMEOUT_MAX).then(|| Self { at: Instant::now() + timeout, timeout })
     }
 
-    /// Of [`REQUEST_TIMEOUT_HEADER`]'s value.
+    /// Parses the value of [`REQUEST_TIMEOUT_HEADER`].
     pub fn of_milliseconds(value: &[u8]) -> Result<Option<Self>, RouterError> {
         let number = std::str::from_utf8(value).ok().and_then(|text| text.trim().parse::<u64>().ok());
         match number {
@@ -40,7 +40,7 @@ impl Deadline {
         }
     }
 
-    /// Of [`GRPC_TIMEOUT_HEADER`]'s value: at most eight digits and a unit.
+    /// Parses the value of [`GRPC_TIMEOUT_HEADER`]: at most eight digits and a unit.
     pub fn of_grpc(value: &[u8]) -> Result<Option<Self>, RouterError> {
         let timeout = std::str::from_utf8(value).ok().and_then(grpc_timeout);
         timeout.map(Self::after).ok_or_else(|| {
@@ -48,12 +48,12 @@ impl Deadline {
         })
     }
 
-    /// The error once the deadline has passed.
+    /// Returns the error for a passed deadline.
     pub fn error(self) -> RouterError {
         RouterError::DeadlineExceeded { timeout: self.timeout }
     }
 
-    /// Waits for `work` until the deadline.
+    /// Runs `work` until the deadline.
     ///
     /// Cancel safety: that of `work`, which is dropped when the deadline passes.
     pub async fn limit<T>(
@@ -89,7 +89,7 @@ fn refused(header: &str, expected: &str, value: &[u8]) -> RouterError {
     RouterError::invalid(header, format!("the header {header} must be {expected}, not `{value}`"))
 }
 
-/// A deadline that is waited for; never passes where there is none.
+/// Timer of a deadline; never fires without one.
 #[derive(Debug, Default)]
 pub(super) struct DeadlineTimer(Option<(Deadline, Pin<Box<Sleep>>)>);
 
@@ -98,7 +98,7 @@ impl DeadlineTimer {
         Self(deadline.map(|deadline| (deadline, Box::pin(sleep_until(deadline.at)))))
     }
 
-    /// The error, once the deadline has passed.
+    /// Resolves to the error once the deadline has passed.
     pub(super) fn poll_passed(&mut self, context: &mut Context<'_>) -> Poll<RouterError> {
         match &mut self.0 {
             Some((deadline, timer)) => timer.as_mut().poll(context).map(|()| deadline.error()),

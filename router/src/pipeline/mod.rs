@@ -1,5 +1,5 @@
-//! What a request passes, in order: checks, admission, tokenizing and the scheduler. What comes back is one
-//! [`TextStream`], whichever API the request came by.
+//! The path of a request: checks, admission, tokenization, scheduler. The result is a [`TextStream`], the
+//! same for every API.
 
 pub mod answer_memory;
 pub mod deadline;
@@ -37,51 +37,51 @@ use crate::request::{Auth, Caller, CheckedRequest, SentRequest, span};
 use crate::request_log::RequestLog;
 use crate::tokenize::{TokenizePool, TokenizedPrompt, predicted_text, tokenize};
 
-/// What the APIs share. Clones are handles to the same.
+/// State shared by the APIs. Clones are handles to the same state.
 #[derive(Clone)]
 pub struct AppState {
-    /// Runs generations.
+    /// Runs generation requests.
     pub generation: Arc<dyn GenerationService>,
-    /// Which models exist.
+    /// Models being served.
     pub catalog: Catalog,
-    /// How much may run at once.
+    /// Limits on concurrent requests.
     pub admission: Admission,
-    /// Who may ask.
+    /// Authenticates callers.
     pub auth: Auth,
-    /// Shown at `/health/*`.
+    /// Served at `/health/*`.
     pub health: Health,
-    /// Shown at `/metrics`.
+    /// Served at `/metrics`.
     pub metrics_page: Metrics,
-    /// What the APIs count.
+    /// Metrics of the APIs.
     pub metrics: RouterMetrics,
-    /// Where text becomes ids.
+    /// Thread pool for tokenization.
     pub tokenize: TokenizePool,
-    /// How long a client that reads a stream hears nothing at most.
+    /// Longest silence on an open stream before a keep-alive is sent.
     pub keep_alive: Duration,
-    /// What answers that are not streamed hold.
+    /// Memory limits for answers that are not streamed.
     pub answer_memory: AnswerMemory,
-    /// Responses that clients may go on from.
+    /// Stored responses that a later request may continue.
     pub responses: ResponseStore,
-    /// How urgent the requests of a gateway's objectives are.
+    /// Priorities of the objectives that a gateway names.
     pub objectives: Arc<Objectives>,
-    /// Where finished requests are logged, if they are.
+    /// Log of finished requests; `None` if disabled.
     pub request_log: Option<RequestLog>,
-    /// What the operator settled for lanes.
+    /// The operator's settings per lane.
     pub policy: Arc<PolicyConfig>,
-    /// While it drains nothing new is taken; when it is cancelled, streams are cut.
+    /// Draining: new requests are refused. Cancelled: open streams are cut.
     pub lifetime: Lifetime,
 }
 
-/// How a request came, apart from what it asks.
+/// Metadata of a request, apart from its content.
 #[derive(Debug)]
 pub struct Arrival {
-    /// Names it.
+    /// Identifier of the request.
     pub request_id: String,
-    /// When it ends at the latest.
+    /// Latest end of the request.
     pub deadline: Option<Deadline>,
-    /// By which its answer can be cut; absent where no listener is in between.
+    /// Handle for cutting the response; `None` without a listener.
     pub response: Option<ResponseHandle>,
-    /// Told of everything.
+    /// Collects the request's metrics and trace.
     pub record: RequestRecord,
 }
 
@@ -130,16 +130,17 @@ pub async fn begin(
     }
 }
 
-/// A request that was checked, and its prompts in ids.
+/// A checked and tokenized request.
 #[derive(Debug)]
 pub struct Rendered {
-    /// As asked for.
+    /// The request after the checks.
     pub request: CheckedRequest,
-    /// At least one, each within the model's window.
+    /// At least one, each within the model's context window.
     pub prompts: Vec<(TokenizedPrompt, SequenceSpec)>,
 }
 
-/// Goes as far as ids and no further: for whoever chooses where a request runs, or wants to know how long it is.
+/// Checks and tokenizes a request without running it, for gateways that route by token ids and for counting
+/// tokens.
 pub async fn render(state: &AppState, sent: SentRequest, caller: &Caller) -> Result<Rendered, RouterError> {
     if state.lifetime.is_draining() {
         return Err(RouterError::Draining);
@@ -151,7 +152,7 @@ pub async fn render(state: &AppState, sent: SentRequest, caller: &Caller) -> Res
     Ok(Rendered { request, prompts })
 }
 
-/// The prompts of a request as ids; they are taken out of it.
+/// Tokenizes the prompts of a request, taking them out of it.
 async fn tokenize_prompts(
     state: &AppState,
     request: &mut CheckedRequest,
@@ -165,7 +166,7 @@ async fn tokenize_prompts(
     state.tokenize.run(job).instrument(info_span!("tokenize")).await
 }
 
-/// What the client predicts, as ids; it is taken out of the request.
+/// Tokenizes the text that the client predicts, taking it out of the request.
 async fn tokenize_prediction(
     state: &AppState,
     request: &mut CheckedRequest,
@@ -195,7 +196,7 @@ async fn start(
     if let [prompt] = tokenized.as_slice() {
         request.output.prompted(&prompt.text);
     }
-    // Every prompt is known to fit before the first one starts.
+    // Check that every prompt fits before the first one starts.
     let planned: Result<Vec<Planned>, RouterError> =
         tokenized.into_iter().map(|prompt| plan(state, &request, prompt)).collect();
     let planned = planned?;
@@ -231,7 +232,8 @@ async fn start(
         };
         started.push(StartedPrompt { stream, ids, echo, task_type });
     }
-    // Without a target there is nothing to stream, and an error can still be an answer of its own.
+    // Until the first target is assigned nothing is streamed, so an error can still set the response's
+    // status.
     let first = started.iter_mut().find_map(|prompt| prompt.stream.as_mut());
     if let Some(first) = first {
         first.begun().instrument(info_span!("wait for target")).await?;
@@ -239,7 +241,7 @@ async fn start(
     Ok((request, started))
 }
 
-/// Counts the request against its key's limits, compiles its grammar, and waits for its turn.
+/// Counts the request against its key's limits, compiles its grammar and waits for admission.
 async fn admit(
     state: &AppState,
     request: &CheckedRequest,
@@ -261,14 +263,14 @@ async fn admit(
     Ok(())
 }
 
-/// A prompt that is ready to start.
+/// A prompt that is ready for submission.
 struct Planned {
     prompt: TokenizedPrompt,
     task_type: String,
     spec: SequenceSpec,
 }
 
-/// Where nobody says what a prompt asks for, its text does.
+/// Sets the task type (detected from the prompt where the request has none) and the sequence's parameters.
 fn plan(state: &AppState, request: &CheckedRequest, prompt: TokenizedPrompt) -> Result<Planned, RouterError> {
     let task_type = request.task_type.clone().unwrap_or_else(|| prompt.task_type.to_owned());
     let acceptance = state.policy.lane(&task_type).acceptance;

@@ -1,4 +1,5 @@
-//! [`ResponseLog`]: gathers the ids of one response, and hands each choice that is complete to the log of requests.
+//! [`ResponseLog`]: collects the token ids of one response and passes each complete choice to the request
+//! log.
 
 use std::sync::Arc;
 
@@ -10,22 +11,22 @@ use crate::catalog::ModelEntry;
 use crate::detokenize::OutputToken;
 use crate::request_log::{LoggedChoice, RequestLog};
 
-/// The response in the making.
+/// A response in progress.
 #[derive(Debug)]
 pub struct ResponseLog {
     log: RequestLog,
     request_id: String,
     model: String,
     text: Arc<ModelText>,
-    /// Ids and task type of each prompt.
+    /// Token ids and task type of each prompt.
     prompts: Vec<(Arc<[TokenId]>, String)>,
     num_choices: usize,
-    /// Of each choice.
+    /// Output ids, by choice.
     completions: Vec<Vec<TokenId>>,
 }
 
 impl ResponseLog {
-    /// A response of `num_choices` to each of these prompts.
+    /// Starts a response with `num_choices` choices for each prompt.
     pub fn new(
         log: RequestLog,
         (request_id, entry): (&str, &ModelEntry),
@@ -47,12 +48,12 @@ impl ResponseLog {
         }
     }
 
-    /// A choice goes on.
+    /// Appends tokens to a choice.
     pub fn tokens(&mut self, choice: usize, tokens: &[OutputToken]) {
         self.completions[choice].extend(tokens.iter().map(|token| token.id));
     }
 
-    /// A choice is complete. One without tokens is not logged.
+    /// Logs a complete choice. A choice without tokens is not logged.
     pub fn finished(&mut self, choice: usize, finish: FinishReason) {
         let completion_ids = std::mem::take(&mut self.completions[choice]);
         if completion_ids.is_empty() {

@@ -1,24 +1,24 @@
-//! [`ResponseStore`]: responses that clients may go on from, in this router's memory. It is bounded in number and in bytes, all keys
-//! together; the oldest gives way. Another router, or this one after a restart, does not have them: who needs more sends the whole
-//! conversation.
+//! [`ResponseStore`]: responses that a later request may continue, kept in this router's memory. Number and
+//! bytes are bounded over all keys together; the oldest response is evicted first. Other routers do not have
+//! them, and a restart loses them: clients that cannot accept that send the whole conversation.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use text::ConversationMessage;
 
-/// Responses kept at once.
+/// Maximum number of stored responses.
 pub const STORED_RESPONSES_MAX: usize = 4_096;
 
-/// What they may hold together.
+/// Maximum size of all stored responses together, in bytes.
 pub const STORED_BYTES_MAX: usize = 64 << 20;
 
-/// One response, and what a later one goes on from.
+/// A response, with the conversation that a later request continues.
 #[derive(Debug, PartialEq, Eq)]
 pub struct StoredResponse {
-    /// Every message up to and with this response's own, instructions left out.
+    /// All messages up to and including the response's own, without instructions.
     pub conversation: Vec<ConversationMessage>,
-    /// The response as it was sent.
+    /// The response as sent.
     pub json: String,
 }
 
@@ -33,23 +33,23 @@ impl StoredResponse {
     }
 }
 
-/// The store. Clones share it.
+/// Store of responses. Clones share it.
 #[derive(Debug, Clone, Default)]
 pub struct ResponseStore(Arc<Mutex<Stored>>);
 
-/// Whose it is, by isolation key, and its id.
+/// Isolation key of the owner, and the response's id.
 type Key = (u64, String);
 
 #[derive(Debug, Default)]
 struct Stored {
     responses: HashMap<Key, Arc<StoredResponse>>,
-    /// The oldest first; those that were removed may still be here.
+    /// Oldest first; may contain keys of removed responses.
     order: VecDeque<Key>,
     num_bytes: usize,
 }
 
 impl ResponseStore {
-    /// Keeps a response; older ones give way. One that is too large for the store is not kept.
+    /// Stores a response, evicting the oldest ones. A response larger than the whole store is not kept.
     pub fn put(&self, isolation_key: u64, id: &str, response: StoredResponse) {
         let num_bytes = response.num_bytes();
         if num_bytes > STORED_BYTES_MAX {
@@ -67,18 +67,18 @@ impl ResponseStore {
         }
     }
 
-    /// The response of this id, if it was this key's.
+    /// Returns the response with this id if it belongs to this isolation key.
     pub fn get(&self, isolation_key: u64, id: &str) -> Option<Arc<StoredResponse>> {
         self.stored().responses.get(&(isolation_key, id.to_owned())).cloned()
     }
 
-    /// Forgets it; whether it was there.
+    /// Removes a response; returns whether it existed.
     pub fn remove(&self, isolation_key: u64, id: &str) -> bool {
         self.stored().remove(&(isolation_key, id.to_owned()))
     }
 
     fn stored(&self) -> MutexGuard<'_, Stored> {
-        // Whoever panicked while it held the lock had changed a count at most.
+        // A panic under the lock can leave at most a wrong count.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

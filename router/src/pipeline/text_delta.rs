@@ -1,4 +1,5 @@
-//! What a response is made of, whichever protocol it goes out through: what every part repeats, and the pieces of its choices.
+//! Parts of a response, independent of the protocol: the fields that every chunk repeats, and the deltas of
+//! its choices.
 
 use std::time::Duration;
 
@@ -7,58 +8,58 @@ use speculation::FinishReason;
 use crate::detokenize::OutputToken;
 use crate::output::OutputFormat;
 
-/// What every part of a response repeats.
+/// Fields that every chunk of a response repeats.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ResponseInfo {
-    /// Names the request.
+    /// Identifier of the request.
     pub id: String,
-    /// Unix seconds.
+    /// Creation time, in Unix seconds.
     pub created: u64,
     /// The model's id.
     pub model: String,
-    /// Names the class of targets whose bits are equal.
+    /// Numerics id: names the class of targets whose results are equal bit for bit.
     pub system_fingerprint: String,
-    /// As asked for, or drawn: send it again for the same text.
+    /// As requested, or drawn by the router; sending it again gives the same text.
     pub seed: u64,
-    /// Of all prompts.
+    /// Number of choices of all prompts together.
     pub num_choices: u32,
-    /// Log probabilities were asked for.
+    /// Whether log probabilities were requested.
     pub logprobs: bool,
-    /// The format of the model's answer to a conversation: where it has reasoning and tool calls.
+    /// Format of the model's output: where reasoning and tool calls begin and end.
     pub output: OutputFormat,
 }
 
-/// How long a response took.
+/// Duration of a response.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Times {
-    /// From its start to its first token.
+    /// From the start of the response to its first token.
     pub prompt: Duration,
-    /// From its first token to its last.
+    /// From the first token to the last.
     pub predicted: Duration,
 }
 
-/// Where a piece of text stands.
+/// Which part of a choice a delta belongs to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Part {
-    /// The echoed prompt; first, where it is wanted at all.
+    /// The echoed prompt; comes first if requested.
     Prompt,
     /// The model's output.
     Output,
 }
 
-/// A piece of one choice.
+/// Next piece of one choice.
 #[derive(Debug, Clone, PartialEq)]
 pub struct TextDelta {
-    /// Which choice; choice `c` of prompt `p` is `p * n + c`.
+    /// Index of the choice: choice `c` of prompt `p` is `p * n + c`.
     pub choice: u32,
     /// Prompt or output.
     pub part: Part,
-    /// Perhaps empty, where text is held back.
+    /// May be empty while text is withheld.
     pub text: String,
-    /// The tokens committed since the last piece; of a prompt only where log probabilities are wanted.
+    /// Tokens committed since the last delta; for a prompt only if log probabilities were requested.
     pub tokens: Vec<OutputToken>,
-    /// How many of them were drafted.
+    /// Number of these tokens that were drafted.
     pub num_drafted: u32,
-    /// Set on the choice's last piece.
+    /// Set on the choice's last delta.
     pub finish: Option<FinishReason>,
 }

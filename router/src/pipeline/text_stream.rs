@@ -1,6 +1,6 @@
-//! [`TextStream`]: all choices of one request as one stream of text, whichever protocol it goes out through. It reads the
-//! generations' events, keeps one [`ChoiceText`] a choice, cancels a choice whose stop string was found, and counts.
-//! Dropping it cancels whatever still runs.
+//! [`TextStream`]: all choices of one request as one stream of text, for every protocol. It reads the
+//! generations' events, keeps one [`ChoiceText`] per choice, cancels a choice once its stop string is found,
+//! and records usage. Dropping it cancels all running generations.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -25,56 +25,56 @@ use crate::request::record::RequestRecord;
 use crate::request::{AcceptanceCounts, Usage};
 use text::ModelText;
 
-/// One prompt of a request, handed to its lane.
+/// One prompt of a request, submitted to the scheduler.
 #[derive(Debug)]
 pub struct StartedPrompt {
-    /// From the lane; `None` where there is nothing to compute.
+    /// Events of its generation; `None` if there is nothing to compute.
     pub stream: Option<GenerationStream>,
-    /// The prompt.
+    /// Token ids of the prompt.
     pub ids: Vec<TokenId>,
     /// What `echo` repeats.
     pub echo: Echo,
-    /// What kind of text it asks for.
+    /// Task type of the prompt.
     pub task_type: String,
 }
 
-/// Whether and how a prompt is repeated.
+/// How a prompt is echoed.
 #[derive(Debug)]
 pub enum Echo {
-    /// Not at all.
+    /// No echo.
     Off,
-    /// Its text.
+    /// The text of the prompt.
     Text(String),
-    /// Its text, and its tokens with their log probabilities.
+    /// The text of the prompt, with its tokens and their log probabilities.
     Logprobs(String),
 }
 
-/// What a [`TextStream`] is made of.
+/// Parts of a [`TextStream`].
 #[derive(Debug)]
 pub struct TextStreamParts {
-    /// For both protocols.
+    /// Fields repeated by every chunk.
     pub info: ResponseInfo,
-    /// For decoding.
+    /// Detokenizes the output.
     pub model: Arc<ModelText>,
-    /// What ends a choice.
+    /// Stop conditions of a choice.
     pub stop: StopRules,
     /// At least one.
     pub prompts: Vec<StartedPrompt>,
-    /// Of each prompt.
+    /// Choices of each prompt.
     pub num_choices: u32,
-    /// Told of everything.
+    /// Collects the request's metrics and trace.
     pub record: RequestRecord,
-    /// When the response ends at the latest.
+    /// Latest end of the response.
     pub deadline: Option<Deadline>,
-    /// Cuts the response where its client does not read.
+    /// Cuts the response when its client does not read.
     pub response: Option<ResponseHandle>,
-    /// Cuts what outlives it.
+    /// Ends the stream when cancelled.
     pub lifetime: Lifetime,
-    /// Where its choices are logged, if they are.
+    /// Log of the choices; `None` if they are not logged.
     pub log: Option<ResponseLog>,
 }
 
-/// All choices of one request.
+/// All choices of one request, as a stream.
 #[derive(Debug)]
 pub struct TextStream {
     info: ResponseInfo,
@@ -87,16 +87,16 @@ pub struct TextStream {
     deadline: DeadlineTimer,
     response: Option<ResponseHandle>,
     cut: Cut,
-    /// Which prompt is asked first for its next event, so that none waits for ever.
+    /// Index of the prompt polled first; rotates for fairness.
     turn: usize,
     failed: bool,
     began: Instant,
-    /// When the first and the last token came.
+    /// Times of the first and the last token.
     tokens_at: Option<(Instant, Instant)>,
     log: Option<ResponseLog>,
 }
 
-/// Resolves once the process may wait no longer: the grace period of a drain is over.
+/// Resolves when the grace period of a drain is over and the stream has to end.
 struct Cut(OnWake<Pin<Box<dyn Future<Output = ()> + Send>>>);
 
 impl fmt::Debug for Cut {
@@ -109,7 +109,7 @@ impl fmt::Debug for Cut {
 struct PromptState {
     stream: Option<GenerationStream>,
     ids: Vec<TokenId>,
-    /// The text to repeat and the log probabilities so far, until they are complete.
+    /// Echoed text and log probabilities received so far, until all of them are there.
     awaited: Option<(String, Vec<TokenLogprobs>)>,
 }
 
@@ -122,7 +122,7 @@ struct ChoiceState {
 }
 
 impl TextStream {
-    /// Begins to read.
+    /// Starts reading the generations' events.
     pub fn new(parts: TextStreamParts) -> Self {
         let TextStreamParts { info, model, stop, prompts, num_choices, mut record, .. } = parts;
         let num_choices = num_choices as usize;
@@ -151,12 +151,12 @@ impl TextStream {
         stream
     }
 
-    /// What every part of the response repeats.
+    /// Fields repeated by every chunk of the response.
     pub fn info(&self) -> &ResponseInfo {
         &self.info
     }
 
-    /// For spelling tokens.
+    /// Used to spell tokens.
     pub fn model(&self) -> &ModelText {
         &self.model
     }
@@ -166,21 +166,21 @@ impl TextStream {
         self.record.span()
     }
 
-    /// Whoever reads this cannot go on: the generations end, and this is why.
+    /// Ends the generations with `error`, which keeps the caller from reading on.
     pub fn fail(&mut self, error: &RouterError) {
         self.failed = true;
         self.prompts.iter_mut().for_each(|prompt| prompt.stream = None);
         self.record.failed(error);
     }
 
-    /// Totals so far.
+    /// Usage so far.
     pub fn usage(&self) -> Usage {
         let mut usage = Usage {
             prompt_tokens: self.prompts.iter().map(|prompt| prompt.ids.len() as u64).sum(),
             ..Usage::default()
         };
         for choices in self.choices.chunks(self.num_choices.max(1)) {
-            // What one choice computed the others found.
+            // Other choices of the prompt find what the first one computed, so only the minimum was cached.
             usage.cached_tokens += choices.iter().map(|choice| choice.usage.cached_tokens).min().unwrap_or(0);
         }
         for choice in &self.choices {
@@ -197,31 +197,31 @@ impl TextStream {
         usage
     }
 
-    /// How long it took so far.
+    /// Times so far.
     pub fn times(&self) -> Times {
         let times =
             |(first, last): (Instant, Instant)| Times { prompt: first - self.began, predicted: last - first };
         self.tokens_at.map(times).unwrap_or_default()
     }
 
-    /// When the last token came, if one did.
+    /// Time of the last token; `None` before the first.
     pub fn last_token_at(&self) -> Option<Instant> {
         self.tokens_at.map(|(_, last)| last)
     }
 
-    /// The stop string that ended a choice, if one did.
+    /// The stop string that ended the choice, if any.
     pub fn stop_string(&self, choice: usize) -> Option<&str> {
         self.choices.get(choice).and_then(|choice| choice.text.stop_string())
     }
 
-    /// The next piece; `None` once every choice is complete. After an error nothing follows.
+    /// Returns the next delta; `None` once every choice is complete, and after an error.
     ///
-    /// Cancel safety: no piece is lost when the future is dropped.
+    /// Cancel safety: no delta is lost when the future is dropped.
     pub async fn next(&mut self) -> Option<Result<TextDelta, RouterError>> {
         std::future::poll_fn(|context| self.poll_next(context)).await
     }
 
-    /// [`Self::next`], for whoever writes all that is ready at once.
+    /// [`Self::next`] as a poll function, for writing all ready deltas at once.
     pub fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Option<Result<TextDelta, RouterError>>> {
         loop {
             if let Some(delta) = self.ready.pop_front() {
@@ -263,7 +263,7 @@ impl TextStream {
         let prompt_idx = self.prompts.len();
         let awaits = awaited.is_some();
         if let (Some(stream), Some(response)) = (&stream, self.response.clone()) {
-            // A client that reads nothing is not asked: the text of this response waits in vain.
+            // A client that does not read stops the polling of this stream too, so cut the connection here.
             stream.on_overflow(move || response.cut());
         }
         self.prompts.push(PromptState { stream, ids, awaited });
@@ -279,7 +279,8 @@ impl TextStream {
         }
     }
 
-    /// The next event of any prompt, in turns; an error once the client or the process may wait no longer.
+    /// Polls the prompts in turn for their next event. Fails once the deadline has passed or the process has
+    /// to end.
     fn poll_event(
         &mut self,
         context: &mut Context<'_>,
@@ -297,7 +298,7 @@ impl TextStream {
                 return Poll::Ready(event.map(|event| (prompt_idx, event)).ok_or_else(ended_early));
             }
         }
-        // What is ready goes out, even at the end.
+        // Checked last, so that ready events are still delivered when the process ends.
         Pin::new(&mut self.cut.0).poll(context).map(|()| Err(RouterError::Draining))
     }
 
@@ -335,7 +336,7 @@ impl TextStream {
             return Err(RouterError::Internal("tokens came before the prompt's log probabilities".into()));
         }
         let state = &mut self.choices[choice];
-        // What was under way when the stop string was found.
+        // Tokens that were in flight when the stop string was found.
         if state.finished {
             return Ok(());
         }
@@ -368,7 +369,7 @@ impl TextStream {
         Ok(())
     }
 
-    /// The lane says that a choice is complete: what was held back goes out.
+    /// Finishes a choice that the scheduler reported complete, and emits its withheld text.
     fn finish(&mut self, choice: usize, reason: FinishReason) {
         let (text, stopped) = self.choices[choice].text.finish();
         let reason = if stopped { FinishReason::Stop } else { reason };
@@ -401,8 +402,8 @@ impl TextStream {
         }
     }
 
-    /// Appends a part of a prompt's log probabilities. A part may repeat what came before, where a target was replaced
-    /// while it read the prompt; a gap is an error.
+    /// Appends part of a prompt's log probabilities. A part may overlap earlier ones where the target was
+    /// replaced during prefill; a gap is an error.
     fn score_prompt(&mut self, prompt_idx: usize, part: PromptLogprobs) -> Result<(), RouterError> {
         let prompt = &mut self.prompts[prompt_idx];
         let Some((_, scored)) = &mut prompt.awaited else { return Ok(()) };
@@ -420,7 +421,7 @@ impl TextStream {
         Ok(())
     }
 
-    /// Shows the prompt with its log probabilities, once they are complete.
+    /// Emits the echoed prompt once its log probabilities are complete.
     fn show_scored_prompt(&mut self, prompt_idx: usize) {
         let prompt = &mut self.prompts[prompt_idx];
         let complete = |(_, scored): &mut (String, Vec<TokenLogprobs>)| scored.len() + 1 >= prompt.ids.len();
@@ -447,7 +448,7 @@ impl TextStream {
 
 impl Drop for TextStream {
     fn drop(&mut self) {
-        // Whoever is cut did not go away by itself.
+        // A cut response is recorded as a slow client, not as a client that disconnected.
         if self.response.as_ref().is_some_and(ResponseHandle::was_cut) {
             self.record.failed(&RouterError::SlowClient);
         }
