@@ -1,5 +1,6 @@
-//! What clients are to hear of their sequences, and the trace of each round. Events wait here until the steps of the
-//! same dispatch are on their way: workers wait for steps, and writing to clients wakes threads on the same cores.
+//! Client events and the trace span of each round. Events are queued here until the steps of the same
+//! dispatch have been sent: workers are waiting for the steps, and writing to clients wakes threads on the
+//! same cores.
 
 use rustc_hash::FxHashMap;
 use scheduling::scheduler::events::{CommittedRound, Failure, SpeculationUsage};
@@ -14,9 +15,9 @@ use crate::generation::{CommittedTokens, GenerationEvent, GenerationSink};
 pub(super) struct Client {
     pub(super) sink: GenerationSink,
     pub(super) choice: u32,
-    /// The request's span; rounds are traced below it.
+    /// The request's span, parent of the rounds' spans.
     pub(super) span: tracing::Span,
-    /// The round under way, where the request is traced, and its span's id.
+    /// Span of the current round, if the request is traced, and its id (0: not traced).
     round: tracing::Span,
     round_span_id: u64,
 }
@@ -25,9 +26,9 @@ pub(super) struct Client {
 pub(super) struct Clients {
     clients: FxHashMap<SequenceId, Client>,
     pending: Vec<(GenerationSink, GenerationEvent)>,
-    /// Sequences with an event that nobody wants: to be cancelled.
+    /// Sequences whose client no longer wants their events; to be cancelled.
     unwanted: Vec<SequenceId>,
-    /// Rounds that are traced now. Without any no step looks for its span.
+    /// Number of rounds being traced. At 0 no step looks up its span.
     traced: usize,
 }
 
@@ -43,7 +44,7 @@ impl Clients {
         Some(client)
     }
 
-    /// A round of a traced sequence begins.
+    /// Opens the span of a round, if the request is traced.
     pub(super) fn begin_round(&mut self, id: SequenceId, num_draft_tokens: u32) {
         let Some(client) = self.clients.get_mut(&id) else { return };
         client.round = tracing::info_span!(
@@ -58,7 +59,7 @@ impl Clients {
         self.traced += usize::from(client.round_span_id != 0);
     }
 
-    /// The span below which a step of the sequence is traced; 0: none.
+    /// Id of the span that is the parent of the sequence's steps; 0 if not traced.
     pub(super) fn round_span_id(&self, id: SequenceId) -> u64 {
         match self.traced {
             0 => 0,
@@ -66,7 +67,7 @@ impl Clients {
         }
     }
 
-    /// The sequence has its first target: its client may be answered.
+    /// Reports that the sequence has its first target, so that the response may begin.
     pub(super) fn begin(&self, id: SequenceId) {
         if let Some(client) = self.clients.get(&id) {
             client.sink.begin();
@@ -123,7 +124,7 @@ impl Clients {
         self.pending.push((client.sink, GenerationEvent::Failed(error)));
     }
 
-    /// A sequence whose client does not want what it got.
+    /// Pops a sequence whose client no longer wants its events.
     pub(super) fn next_unwanted(&mut self) -> Option<SequenceId> {
         self.unwanted.pop()
     }
@@ -132,11 +133,11 @@ impl Clients {
         !self.pending.is_empty()
     }
 
-    /// Writes what waits, in order.
+    /// Sends the queued events in order.
     pub(super) fn flush(&mut self) {
         for (sink, event) in self.pending.drain(..) {
-            // A client that is too far behind is cut off here; its sequences are then cancelled like those of a client
-            // that left.
+            // A client too far behind is disconnected here; its sequences are then cancelled as if it had
+            // left.
             sink.send_last(event);
         }
     }

@@ -1,5 +1,5 @@
-//! The task that owns the scheduler. It never waits for a worker or a client: steps go to bounded outboxes and tokens
-//! into each request's bounded channel.
+//! The task that owns the scheduler. It never waits for a worker or a client: steps go to bounded outboxes,
+//! tokens to a bounded channel per request.
 
 #[cfg(test)]
 mod tests;
@@ -32,22 +32,23 @@ use crate::generation::{DrainState, GenerationRequest, GenerationSink, channel};
 use crate::metrics::RouterMetrics;
 use crate::workers::WorkerEvent;
 
-/// The alarm may ring this much too early. Tokio's timers are whole milliseconds.
+/// The timer may fire this much before the next wakeup without being reset. Tokio's timers have a resolution
+/// of one millisecond.
 const EARLY: Duration = Duration::from_millis(2);
 
-/// An alarm later than this is left as it is: many rounds end before it.
+/// A timer further away than this is not reset to later: many rounds end before it fires.
 const SOON: Duration = Duration::from_secs(1);
 
-/// When to look again if nothing is due.
+/// Timer interval when nothing is due.
 const IDLE: Duration = Duration::from_secs(3_600);
 
 type Cancelled = Pin<Box<dyn Future<Output = SequenceId> + Send>>;
 
-/// See the module's page.
+/// Owns the scheduler; see the module documentation.
 #[derive(Debug)]
 pub struct Driver {
     scheduler: Scheduler,
-    /// Times of events count from here.
+    /// Event times are measured from here.
     began: Instant,
     next_sequence: u64,
     cancelled: FuturesUnordered<Cancelled>,
@@ -55,11 +56,11 @@ pub struct Driver {
     executor: Executor,
 }
 
-/// Carries out commands.
+/// Executes the scheduler's commands.
 #[derive(Debug)]
 struct Executor {
     outboxes: Outboxes,
-    /// Cancelled to end a worker's connection.
+    /// Cancelling a worker's token ends its connection.
     ends: BTreeMap<WorkerKey, CancellationToken>,
     clients: Clients,
     reports: Reports,
@@ -67,7 +68,7 @@ struct Executor {
 }
 
 impl Driver {
-    /// A driver of a scheduler without workers and sequences.
+    /// Creates a driver with an empty scheduler: no workers, no sequences.
     pub fn new(config: SchedulerConfig, metrics: RouterMetrics, health: Health) -> Self {
         Self {
             scheduler: Scheduler::new(config),
@@ -85,7 +86,7 @@ impl Driver {
         }
     }
 
-    /// The same, with the trails of some sequences kept for whoever holds `trails`.
+    /// Records the trails of some sequences into `trails`.
     pub fn recording(mut self, trails: Trails) -> Self {
         self.executor.recorder = Recorder::keeping(trails);
         self
@@ -100,25 +101,25 @@ impl Driver {
         let mut flush_again = None;
         loop {
             let wake = self.wake_at(flush_again);
-            // Setting the alarm anew for every frame costs more than letting it ring early now and then.
+            // Resetting the timer for every frame costs more than an occasional early wakeup.
             let rings_early = alarm.deadline() + EARLY < wake && alarm.deadline() < Instant::now() + SOON;
             if wake < alarm.deadline() || rings_early || alarm.is_elapsed() {
-                // A timer that is reset to later still wakes the thread at its earlier time.
+                // A timer that is reset to a later time still wakes the thread at the earlier one.
                 alarm.set(tokio::time::sleep_until(wake));
             }
             tokio::select! {
                 biased;
-                // The process ends.
+                // Shutdown.
                 () = &mut stopped => return,
-                // Clients that left or have all they want: first, because their work is waste.
+                // Cancelled sequences: first, because further work on them is wasted.
                 Some(id) = self.cancelled.next(), if !self.cancelled.is_empty() => self.cancel(self.now(), id),
-                // What workers said moves sequences that are under way.
+                // Worker events: they advance sequences in progress.
                 Some(event) = inbox.workers.recv() => self.worker_event(self.now(), event),
                 // New requests.
                 Some(submission) = inbox.submissions.recv() => self.submit(self.now(), submission),
-                // An operator asks why. One that left before the answer does not need it.
+                // An operator requests a report. The requester may have left meanwhile.
                 Some(answer) = inbox.questions.recv() => drop(answer.send(self.scheduler.report())),
-                // An operator drains a worker, or rolls a draft out, or undoes that.
+                // An operator drains a worker, starts or undoes a rollout.
                 Some(order) = inbox.orders.recv() => self.order(self.now(), order),
                 // Deadlines.
                 () = &mut alarm => self.on_event(self.now(), Event::Timer),
@@ -145,7 +146,7 @@ impl Driver {
         self.began.elapsed()
     }
 
-    /// Passes an event to the scheduler and carries out what it commands.
+    /// Passes an event to the scheduler and executes the resulting commands.
     fn on_event(&mut self, now: Duration, event: Event) {
         let mut next = Some(event);
         while let Some(event) = next {
@@ -181,7 +182,7 @@ impl Driver {
             self.executor.recorder.join(now, &joined);
             self.on_event(now, Event::Submit(Box::new(new)));
         }
-        // A client that left before its answer is seen by the sink.
+        // If the client has left, the sink detects it.
         drop(answer.send(stream));
     }
 
@@ -196,7 +197,7 @@ impl Driver {
         self.next_sequence += 1;
         let spec = SequenceSpec {
             choice,
-            // The prompt is scored once.
+            // The prompt is scored once, for the first choice.
             prompt_logprobs: request.spec.prompt_logprobs.filter(|_| choice == 0),
             traceparent: sampled_traceparent_of(&request.span),
             ..request.spec.clone()
@@ -214,14 +215,15 @@ impl Driver {
         };
         let (vocab_size, speculation) = (request.vocab_size, request.speculation);
         let prompt_ids = Arc::clone(prompt_ids);
-        // The first choice goes first. Once it has begun the client reads, and the others may not fail it.
+        // Only the first choice may expire: once it has begun the client reads its stream, and the other
+        // choices must not fail the request.
         let may_expire = request.may_expire && choice == 0;
         let api_key = request.api_key;
         let prediction = request.prediction.clone();
         NewSequence { id, lane, spec, vocab_size, prompt_ids, speculation, prediction, api_key, may_expire }
     }
 
-    /// An operator that left before the answer does not need it.
+    /// Executes an operator's order. The operator may have left before the answer.
     fn order(&mut self, now: Duration, order: Order) {
         match order {
             Order::Drain(drain, answer) => drop(answer.send(self.drain(now, drain))),
@@ -273,7 +275,7 @@ impl Driver {
         }
     }
 
-    /// A router without a target serves nobody.
+    /// The router is ready only while a target is connected.
     fn show_health(&self) {
         if self.scheduler.has_worker(Role::Target) {
             self.health.set_ready();
@@ -326,13 +328,14 @@ impl Executor {
     }
 }
 
-/// Whether an operator means this address by `name`: all of it, or HOST:PORT.
+/// Whether `name` is this address: either the whole address or its HOST:PORT.
 fn is_named(address: &str, name: &str) -> bool {
     let authority = address.split_once("://").map_or(address, |(_, rest)| rest.trim_end_matches('/'));
     name == address || name == authority
 }
 
-/// A worker's frame in the scheduler's terms. Replies that make no sense are dropped: their steps are sent again.
+/// Converts a worker's frame to the scheduler's types. Invalid replies are dropped: their steps are sent
+/// again.
 fn frame_from_wire(worker: WorkerKey, frame: v1::WorkerFrame) -> Frame {
     let timing = frame.timing.unwrap_or_default();
     let timing = StepTiming {
@@ -343,7 +346,7 @@ fn frame_from_wire(worker: WorkerKey, frame: v1::WorkerFrame) -> Frame {
         queue: Duration::from_micros(timing.queue_us),
         compute: Duration::from_micros(timing.compute_us),
     };
-    // A loop, not a collected iterator: that moves each reply five times.
+    // A loop instead of a collected iterator, which would move each reply five times.
     let mut replies = Vec::with_capacity(frame.replies.len());
     for reply in frame.replies {
         match reply_from_wire(reply) {
@@ -361,7 +364,8 @@ fn frame_from_wire(worker: WorkerKey, frame: v1::WorkerFrame) -> Frame {
     }
 }
 
-/// Lets the tasks that write to workers run first: the one that encodes a frame, and the one of the connection.
+/// Yields twice so that the tasks that write to workers run first: the one that encodes a frame and the one
+/// of the connection.
 async fn let_frames_leave() {
     for _ in 0..2 {
         let mut came_back = false;
@@ -369,7 +373,8 @@ async fn let_frames_leave() {
             if std::mem::replace(&mut came_back, true) {
                 return Poll::Ready(());
             }
-            // To the end of this thread's queue; `yield_now` would poll for I/O events first.
+            // Requeues this task at the end of the thread's queue; `yield_now` would poll for I/O events
+            // first.
             context.waker().wake_by_ref();
             Poll::Pending
         })
@@ -377,7 +382,8 @@ async fn let_frames_leave() {
     }
 }
 
-/// What makes workers' spans children of `span`; empty where its request is not sampled, whose rounds and steps need no spans either.
+/// `traceparent` that makes the workers' spans children of `span`. Empty if the request is not sampled: its
+/// rounds and steps need no spans.
 fn sampled_traceparent_of(span: &tracing::Span) -> String {
     let is_sampled = service::telemetry::trace_id_of(span).is_some();
     is_sampled.then(|| service::telemetry::traceparent_of(span)).flatten().unwrap_or_default()

@@ -1,9 +1,10 @@
 //! The driver of the scheduler: requests and worker frames in, steps and tokens out.
 //!
-//! Every decision is taken in `scheduling::scheduler`, which is pure. This folder reads the clock, moves messages and
-//! counts: [`driver`] is the one task that owns the scheduler, [`outbox`] holds what goes to workers, [`clients`] what
-//! goes to clients, [`reports`] metrics and logs, [`trails`] where some sequences' time went, [`pool_gauges`] how many workers are wanted.
-//! [`SchedulerHandle`] is the way in.
+//! All decisions are made in `scheduling::scheduler`, which is pure. This folder reads the clock, moves
+//! messages and counts: [`driver`] is the one task that owns the scheduler, [`outbox`] queues frames for
+//! workers, [`clients`] events for clients, [`reports`] writes metrics and logs, [`trails`] records where the
+//! time of some sequences went, [`pool_gauges`] shows how many workers are wanted. [`SchedulerHandle`] is the
+//! entry point.
 
 mod clients;
 pub mod driver;
@@ -22,13 +23,13 @@ use crate::generation::{
 };
 use crate::workers::WorkerEvent;
 
-/// Requests that wait for the driver; further ones are refused.
+/// Capacity of the queue of requests; further ones are refused.
 pub const SUBMISSIONS: usize = 1_024;
 
-/// Worker events that wait for the driver; beyond it the workers' streams are not read.
+/// Capacity of the queue of worker events; when it is full, the workers' streams are not read.
 pub const WORKER_EVENTS: usize = 4_096;
 
-/// Requests for a report that wait for the driver.
+/// Capacity of the queue of report requests.
 pub const QUESTIONS: usize = 16;
 
 /// A request on its way to the driver.
@@ -38,19 +39,19 @@ pub struct Submission {
     answer: oneshot::Sender<GenerationStream>,
 }
 
-/// Orders of operators that wait for the driver.
+/// Capacity of the queue of operators' orders.
 pub const ORDERS: usize = 16;
 
 /// An operator's order.
 #[derive(Debug)]
 pub enum Order {
-    /// To drain a worker, or to undo that. The address may be HOST:PORT alone.
+    /// Drains a worker, or undoes that. The address may be just HOST:PORT.
     Drain(Drain, oneshot::Sender<Option<DrainState>>),
-    /// About the rollout of a draft.
+    /// Starts, advances or undoes the rollout of a draft.
     Rollout(RolloutOrder, oneshot::Sender<SchedulerReport>),
 }
 
-/// The handle to the driver.
+/// Handle to the driver.
 #[derive(Debug, Clone)]
 pub struct SchedulerHandle {
     submissions: mpsc::Sender<Submission>,
@@ -58,7 +59,7 @@ pub struct SchedulerHandle {
     orders: mpsc::Sender<Order>,
 }
 
-/// The driver's ends of its queues.
+/// The driver's receiving ends.
 #[derive(Debug)]
 pub struct Inbox {
     submissions: mpsc::Receiver<Submission>,
@@ -67,7 +68,7 @@ pub struct Inbox {
     orders: mpsc::Receiver<Order>,
 }
 
-/// Connects the APIs, the workers' connections and the driver.
+/// Creates the queues that connect the APIs and the workers' connections to the driver.
 pub fn queues() -> (SchedulerHandle, mpsc::Sender<WorkerEvent>, Inbox) {
     let (submit, submissions) = mpsc::channel(SUBMISSIONS);
     let (events, workers) = mpsc::channel(WORKER_EVENTS);

@@ -1,5 +1,5 @@
-//! Frames on their way to workers. All steps of one dispatch to one worker leave in one frame; a worker that does not
-//! keep up delays its own frames only.
+//! Queues of frames for workers. All steps of one dispatch to one worker are sent in one frame; a slow worker
+//! delays only its own frames.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
@@ -10,10 +10,10 @@ use scheduling::scheduler::WorkerKey;
 use tokio::sync::mpsc;
 use tokio::sync::mpsc::error::TrySendError;
 
-/// How long a full outbox is left alone before it is tried again.
+/// Delay before a full outbox is tried again.
 const RETRY_AFTER: Duration = Duration::from_millis(2);
 
-/// The outboxes of all connected workers.
+/// Outboxes of all connected workers.
 #[derive(Debug, Default)]
 pub(super) struct Outboxes {
     outboxes: BTreeMap<WorkerKey, Outbox>,
@@ -22,7 +22,7 @@ pub(super) struct Outboxes {
 #[derive(Debug)]
 struct Outbox {
     sender: mpsc::Sender<v1::RouterFrame>,
-    /// What leaves with the next flush, after `stuck`.
+    /// Frame for the next flush; sent after `stuck`.
     next: v1::RouterFrame,
     stuck: VecDeque<v1::RouterFrame>,
 }
@@ -49,7 +49,7 @@ impl Outboxes {
         }
     }
 
-    /// Writes what waits, in order. `Some` says when to try again where a worker does not keep up.
+    /// Sends the queued frames in order. Returns when to retry if a worker does not keep up.
     pub(super) fn flush(&mut self) -> Option<Duration> {
         let mut is_stuck = false;
         for outbox in self.outboxes.values_mut() {
@@ -60,10 +60,10 @@ impl Outboxes {
 }
 
 impl Outbox {
-    /// True where the worker does not take everything now.
+    /// Returns true if the worker does not accept all frames now.
     fn flush(&mut self) -> bool {
         if !self.next.steps.is_empty() || !self.next.closes.is_empty() {
-            // The next frame is about as long: reserve its memory at once.
+            // The next frame has about the same length, so reserve its memory at once.
             let steps = Vec::with_capacity(self.next.steps.len());
             let empty = v1::RouterFrame { steps, ..v1::RouterFrame::default() };
             self.stuck.extend(split_router_frame(std::mem::replace(&mut self.next, empty)));
@@ -75,7 +75,7 @@ impl Outbox {
                     self.stuck.push_front(frame);
                     return true;
                 }
-                // The connection has ended; the event that says so follows.
+                // The connection has ended; its `Down` event follows.
                 Err(TrySendError::Closed(_)) => self.stuck.clear(),
             }
         }
@@ -94,7 +94,7 @@ mod tests {
         outboxes.join(WorkerKey(1), sender);
         let mut received = Vec::new();
         for id in 0..9_u64 {
-            // Large enough that each step is a frame of its own.
+            // Large enough that each step gets its own frame.
             for sequence_id in [2 * id, 2 * id + 1] {
                 let append_ids = vec![u32::MAX; 110_000];
                 let step = v1::Step { sequence_id, append_ids, ..v1::Step::default() };

@@ -1,4 +1,5 @@
-//! Shows how many workers the pools want, for autoscalers: asks the driver every few seconds, and sets gauges. Decides nothing.
+//! Sets the gauges of wanted workers per pool, for autoscalers, from a report requested every few seconds.
+//! Makes no decisions.
 
 use std::time::Duration;
 
@@ -8,17 +9,17 @@ use tokio::time::{MissedTickBehavior, interval};
 use crate::generation::GenerationService;
 use crate::metrics::RouterMetrics;
 
-/// Autoscalers look every 15 to 30 s.
+/// Interval of the reports. Autoscalers poll every 15 to 30 s.
 const EVERY: Duration = Duration::from_secs(5);
 
-/// Until the lifetime ends. A driver that is too busy to answer is asked again at the next turn.
+/// Runs until the lifetime ends. If the driver is too busy to answer, the next tick asks again.
 pub async fn show(generation: impl GenerationService, metrics: RouterMetrics, lifetime: Lifetime) {
     let mut turns = interval(EVERY);
     turns.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
         tokio::select! {
             biased;
-            // A router that stops has nothing to show.
+            // Shutdown.
             () = lifetime.cancelled() => return,
             _ = turns.tick() => {}
         }

@@ -1,4 +1,4 @@
-//! The scheduler's reports as metrics and log lines.
+//! Turns the scheduler's reports into metrics and log lines.
 
 use std::collections::BTreeMap;
 
@@ -112,7 +112,7 @@ impl Reports {
         }
     }
 
-    /// What is worth a line in the log, and is no fault.
+    /// Logs events that are worth a line but are no fault.
     fn log(&self, report: &Report) {
         match report {
             Report::WorkerDraining { worker, sequences } => {

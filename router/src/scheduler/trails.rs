@@ -1,5 +1,6 @@
-//! Trails: where the time of recent sequences went, step by step, for the console. A few sequences at a time are recorded,
-//! so that a busy router samples and pays nothing else. Only durations and counts are kept, never text or ids.
+//! Trails: where the time of recent sequences went, step by step, for the console. Only a few sequences are
+//! recorded at a time, so a busy router takes a sample, and the other sequences cost nothing. Trails hold
+//! durations and counts, never text or ids.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -11,21 +12,21 @@ use serde::Serialize;
 use speculation::step::{Reply, ReplyBody, Step, Work};
 use speculation::{Role, SequenceId};
 
-/// Sequences that are recorded at once; others are not recorded.
+/// Maximum number of sequences recorded at once; others are not recorded.
 const RECORDED_AT_ONCE: usize = 4;
 
-/// Finished trails that are kept.
+/// Number of finished trails kept.
 const KEPT: usize = 32;
 
-/// Steps of a trail that are kept, the first ones.
+/// Maximum number of steps in a trail; later ones are only counted.
 const STEPS_MAX: usize = 512;
 
-/// The finished trails of a router. Clones share them.
+/// Finished trails of a router. Clones share them.
 #[derive(Debug, Clone, Default)]
 pub struct Trails(Arc<Mutex<VecDeque<Trail>>>);
 
 impl Trails {
-    /// The latest first.
+    /// Trails, latest first.
     pub fn latest(&self) -> Vec<Trail> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).iter().rev().cloned().collect()
     }
@@ -39,55 +40,56 @@ impl Trails {
     }
 }
 
-/// One sequence from its submission to its end. Times are microseconds since the submission.
+/// One sequence from submission to end. Times are microseconds since the submission.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Trail {
-    /// Names the request that the sequence belongs to.
+    /// Identifier of the sequence's request.
     pub request_id: String,
-    /// Which of its choices.
+    /// Index of the choice within the request.
     pub choice: u32,
-    /// Its lane.
+    /// Task type of the sequence's lane.
     pub task_type: String,
-    /// Length of the prompt.
+    /// Length of the prompt in tokens.
     pub prompt_len: u32,
-    /// Committed tokens.
+    /// Number of committed tokens.
     pub num_tokens: u64,
-    /// When it ended.
+    /// Time of the end.
     pub ended_us: u64,
     /// How it ended: `finished`, `failed` or `cancelled`.
     pub end: &'static str,
-    /// Steps beyond those that are kept.
+    /// Number of steps beyond the recorded ones.
     pub steps_left_out: u64,
-    /// In the order in which they were sent.
+    /// Steps in the order they were sent.
     pub steps: Vec<TrailStep>,
 }
 
 /// One step sent to a worker.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct TrailStep {
-    /// Whose.
+    /// Role of the worker.
     pub role: Role,
-    /// Numbers the steps of the sequence.
+    /// Sequence number of the step.
     pub step_seq: u64,
-    /// Ids of context that it brought.
+    /// Number of ids appended to the context.
     pub num_appended: u32,
-    /// Tokens to propose, or drafted tokens to verify.
+    /// Number of tokens to propose, or of drafted tokens to verify.
     pub k: u32,
-    /// When it was sent.
+    /// Time when the step was sent.
     pub sent_us: u64,
-    /// When the reply came; absent where none did.
+    /// Time of the reply; absent if none came.
     pub answered_us: Option<u64>,
-    /// Of that, in the worker's queue.
+    /// Part of that time spent in the worker's queue.
     pub queue_us: u64,
-    /// Of that, in the forward that the reply came from; a proposal takes one for each of its tokens. The rest is the wire.
+    /// Part of that time spent in the forward that produced the reply; a proposal takes one forward per
+    /// token. The rest is network time.
     pub compute_us: u64,
-    /// What came back: `fed`, `proposal`, `span`, `need_context` or `refused`.
+    /// Kind of reply: `fed`, `proposal`, `span`, `need_context` or `refused`.
     pub reply: Option<&'static str>,
-    /// Tokens proposed, or drafted tokens accepted.
+    /// Number of tokens proposed, or of drafted tokens accepted.
     pub num_tokens: u32,
 }
 
-/// The sequences that are recorded now.
+/// Sequences being recorded.
 #[derive(Debug, Default)]
 pub(super) struct Recorder {
     trails: Trails,
@@ -95,7 +97,7 @@ pub(super) struct Recorder {
     recorded: Vec<Recorded>,
 }
 
-/// A sequence that was submitted.
+/// A submitted sequence.
 pub(super) struct Joined<'a> {
     pub(super) id: SequenceId,
     pub(super) request_id: &'a str,
@@ -124,7 +126,7 @@ impl Recorder {
         self.roles.remove(&key);
     }
 
-    /// A sequence was submitted.
+    /// Starts recording a submitted sequence, if there is capacity.
     pub(super) fn join(&mut self, now: Duration, joined: &Joined<'_>) {
         if self.recorded.len() == RECORDED_AT_ONCE {
             return;
@@ -143,7 +145,7 @@ impl Recorder {
         self.recorded.push(Recorded { id: joined.id, submitted: now, trail });
     }
 
-    /// A step leaves for a worker.
+    /// Records a step sent to a worker.
     pub(super) fn sent(&mut self, now: Duration, worker: WorkerKey, step: &Step) {
         if self.recorded.is_empty() {
             return;
@@ -174,7 +176,7 @@ impl Recorder {
         });
     }
 
-    /// A worker's replies came, with the forward that they come from.
+    /// Records a worker's replies and the timing of their forward.
     pub(super) fn answered(&mut self, now: Duration, timing: &StepTiming, replies: &[Reply]) {
         if self.recorded.is_empty() {
             return;
@@ -196,14 +198,14 @@ impl Recorder {
         }
     }
 
-    /// Tokens of the sequence were committed.
+    /// Counts committed tokens of the sequence.
     pub(super) fn committed(&mut self, id: SequenceId, num_tokens: usize) {
         if let Some(recorded) = self.find(id) {
             recorded.trail.num_tokens += num_tokens as u64;
         }
     }
 
-    /// The sequence is over. One that ended before is not heard of again.
+    /// Ends the trail of a sequence. A sequence that already ended is ignored.
     pub(super) fn ended(&mut self, now: Duration, id: SequenceId, end: &'static str) {
         let Some(at) = self.recorded.iter().position(|recorded| recorded.id == id) else { return };
         let Recorded { submitted, trail, .. } = self.recorded.swap_remove(at);
@@ -328,7 +330,7 @@ mod tests {
         for step_seq in 0..STEPS_MAX as u64 + 5 {
             recorder.sent(2 * MS, TARGET, &step(1, step_seq, Work::Feed));
         }
-        // A reply to a step that was left out, and to a sequence that is not recorded.
+        // Replies to a step that was left out and to a sequence that is not recorded.
         let replies = [STEPS_MAX as u64 + 1, 3]
             .map(|seq| reply(1, seq, ReplyBody::Fed { cached_len: 3, prompt_logprobs: None }));
         recorder.answered(3 * MS, &StepTiming::default(), &replies);

@@ -1,6 +1,6 @@
-//! The driver against the simulator: a run of the simulator is a log of events and of the commands that they led to. The
-//! driver is passed the same events at the same times, over the wire's types, and has to send the same steps and tell clients
-//! the same tokens.
+//! Tests the driver against the simulator, whose runs are logs of events and of the commands they cause. The
+//! driver gets the same events at the same times, over the wire types, and must send the same steps and the
+//! same tokens.
 
 use futures::FutureExt as _;
 use proto::convert::{reply_to_wire, step_from_wire};
@@ -15,7 +15,7 @@ use super::*;
 use crate::generation::{GenerationEvent, GenerationStream, Unread};
 use crate::workers::ConnectedWorker;
 
-/// What leaves the driver, in the scheduler's terms: for each worker its steps and closes, for each sequence its tokens.
+/// Output of the driver in the scheduler's types: steps and closes by worker, tokens by sequence.
 #[derive(Debug, Default, PartialEq)]
 struct Left {
     steps: Vec<(WorkerKey, Step)>,
@@ -40,7 +40,8 @@ impl Left {
         left.sorted()
     }
 
-    /// Frames of several workers, and tokens of several clients, leave in no order.
+    /// Sorts by worker and sequence: frames of different workers, and tokens of different clients, have no
+    /// common order.
     fn sorted(mut self) -> Self {
         self.steps.sort_by_key(|(worker, _)| *worker);
         self.closes.sort_by_key(|(worker, ..)| *worker);
@@ -50,7 +51,7 @@ impl Left {
     }
 }
 
-/// A driver, and the other ends of all that it writes to.
+/// A driver with the receiving ends of all its channels.
 struct World {
     driver: Driver,
     workers: Vec<(WorkerKey, Role, mpsc::Receiver<v1::RouterFrame>)>,
@@ -123,7 +124,7 @@ impl World {
         self.clients.push((id, stream));
     }
 
-    /// What has left since the last call.
+    /// Output since the last call.
     fn left(&mut self) -> Left {
         assert!(self.driver.executor.outboxes.flush().is_none(), "outboxes are read");
         self.driver.executor.clients.flush();
