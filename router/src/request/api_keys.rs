@@ -1,4 +1,4 @@
-//! The file of API keys: who may ask, and what their keys say of their requests.
+//! The API key file: the known keys and their settings.
 //!
 //! ```text
 //! # KEY [NAME] [SETTING=VALUE ..], one key a line
@@ -9,7 +9,7 @@
 //! sk-of-who-agrees dave log_requests=true
 //! ```
 //!
-//! `printf %s KEY | sha256sum` makes the digest of a key. A file with digests alone tells nobody a key.
+//! `printf %s KEY | sha256sum` computes the digest of a key. A file with only digests reveals no key.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -21,7 +21,7 @@ use super::auth::Caller;
 use super::check::check_task_type;
 use super::key_limits::{KeyLimits, KeyUsage};
 
-/// Begins a key that stands in the file as its digest.
+/// Prefix of a key given by its digest.
 const HASHED: &str = "sha256:";
 
 const LINE: &str = "KEY [name] [setting=value ..]";
@@ -38,36 +38,36 @@ pub(super) struct ApiKey {
     limits: KeyLimits,
 }
 
-/// Why a key file cannot be used.
+/// Why a key file was refused.
 #[derive(Debug, thiserror::Error)]
 pub enum ApiKeysError {
-    /// Not readable.
+    /// The file cannot be read.
     #[error("cannot read the api key file {}: {source}", path.display())]
     Unreadable {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// Why.
+        /// Cause.
         source: std::io::Error,
     },
-    /// A line that says no key. The line itself is not repeated: it holds a key.
+    /// A line without a valid key. The error does not repeat the line, because it contains a key.
     #[error("{}, line {line}: {reason}", path.display())]
     Line {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// From 1.
+        /// Line number, from 1.
         line: usize,
         /// What is wrong.
         reason: String,
     },
-    /// No key at all would lock everybody out.
+    /// A file without keys would lock everyone out.
     #[error("the api key file {} holds no key: write one a line as {LINE}", path.display())]
     Empty {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
     },
 }
 
-/// Reads a file's text; `#` begins a comment line. `path` is for messages.
+/// Parses the text of a key file; `#` begins a comment line. `path` is for messages.
 pub(super) fn parse(text: &str, path: &Path) -> Result<Vec<ApiKey>, ApiKeysError> {
     let mut keys: Vec<ApiKey> = Vec::new();
     for (line_idx, line) in text.lines().enumerate() {
@@ -93,7 +93,7 @@ pub(super) fn digest(key: &[u8]) -> KeyDigest {
 }
 
 impl ApiKey {
-    /// Goes on counting what the same key has used, by its new limits.
+    /// Takes over the usage of the same key in `before`, under the new limits.
     pub(super) fn take_over(&mut self, before: &[Self]) {
         if let Some(before) = before.iter().find(|before| before.digest == self.digest) {
             before.usage.set_limits(self.limits);
@@ -161,7 +161,7 @@ fn positive(name: &str, value: &str) -> Result<u32, String> {
     count.ok_or_else(|| format!("{name} must be a whole number from 1 on, not {value}"))
 }
 
-/// The digest that the first word is, or that it has.
+/// Returns the digest of a key, or the digest that replaces it in the file.
 fn digest_of(word: &str) -> Result<KeyDigest, String> {
     let Some(hex) = word.strip_prefix(HASHED) else { return Ok(digest(word.as_bytes())) };
     let wrong = || format!("{HASHED} must be followed by 64 hexadecimal digits: printf %s KEY | sha256sum");

@@ -1,5 +1,6 @@
-//! Who is asking: API keys from a file, which is read again when it changes. Keys are kept and compared as SHA-256
-//! digests, every one of them for every request and in constant time, so that an answer's timing tells nothing about a key.
+//! Authentication by API keys from a file, which is reread when it changes. Keys are stored and compared as
+//! SHA-256 digests. Every request is compared with every key, in constant time, so that the timing of an
+//! answer reveals nothing about a key.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -17,40 +18,41 @@ use super::key_limits::KeyUsage;
 use crate::catalog::{Catalog, ModelEntry};
 use crate::error::RouterError;
 
-/// Who sent a request, and what their key says of their requests.
+/// The sender of a request, with the settings of its key.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Caller {
     /// The key's name, for logs and traces.
     pub name: Option<String>,
-    /// For requests that do not say what they are.
+    /// Default task type of the key's requests.
     pub task_type: Option<String>,
-    /// The most urgent priority that the key may have; lower is more urgent.
+    /// Most urgent priority that the key's requests may have; lower is more urgent.
     pub priority: u8,
-    /// Callers of different keys never share prefix blocks.
+    /// Callers with different keys never share prefix blocks.
     pub isolation_key: u64,
-    /// Whether the key's requests may be told apart by whose they are: it is a gateway's, or there are no keys.
+    /// Whether fairness ids of the key's requests are honored: the key belongs to a gateway, or no keys are
+    /// configured.
     pub names_fairness_ids: bool,
-    /// Whether requests may be written to a log of requests: their key says so, or there are no keys.
+    /// Whether requests may be written to the request log: the key allows it, or no keys are configured.
     pub may_be_logged: bool,
-    /// By what it takes turns, where it is told apart from others of its key.
+    /// Key for fair turns derived from a fairness id, if the request has one.
     pub fairness_key: Option<u64>,
-    /// The models that the key may use; absent: all.
+    /// Models that the key may use; absent: all.
     pub models: Option<Arc<BTreeSet<String>>>,
-    /// What the key uses now, and may use; absent: no limits.
+    /// Usage and limits of the key; absent: unlimited.
     pub usage: Option<KeyUsage>,
 }
 
-/// Whether, and by which keys, callers are told apart. Clones share the keys.
+/// How callers are authenticated. Clones share the keys.
 #[derive(Debug, Clone, Default)]
 pub enum Auth {
-    /// Everyone may ask; for a router that listens on loopback only.
+    /// Anyone may send requests; for a router that listens on loopback only.
     #[default]
     Open,
-    /// Only who holds one of these keys.
+    /// Only holders of these keys.
     Keys(ApiKeys),
 }
 
-/// The keys of a file, as it was read last.
+/// Keys of a file, as last read.
 #[derive(Debug, Clone)]
 pub struct ApiKeys(watch::Receiver<Vec<ApiKey>>);
 
@@ -60,8 +62,8 @@ impl Auth {
         Ok(Self::Keys(ApiKeys(watch::channel(read(path)?.1).1)))
     }
 
-    /// Reads a key file, and again whenever it changes, under `lifetime`. A broken file is logged, and the last good
-    /// keys stay. A key that stays has used what it used before.
+    /// Reads a key file, and rereads it under `lifetime` whenever it changes. A broken file is logged and the
+    /// last good keys stay. Keys that remain in the file keep their usage.
     pub fn follow_file(
         path: PathBuf,
         look_every: Duration,
@@ -74,7 +76,7 @@ impl Auth {
         lifetime.spawn("api-keys", async move {
             tokio::select! {
                 biased;
-                // The router stops.
+                // Shutdown.
                 () = cancelled => {}
                 // Never ends.
                 () = follow(file, &sender) => {}
@@ -83,12 +85,12 @@ impl Auth {
         Ok(Self::Keys(ApiKeys(keys)))
     }
 
-    /// Whether everyone may ask.
+    /// Whether anyone may send requests.
     pub fn is_open(&self) -> bool {
         matches!(self, Self::Open)
     }
 
-    /// Who sent a request with this `authorization` header.
+    /// Returns the caller with this `authorization` header.
     pub fn authenticate(&self, authorization: Option<&[u8]>) -> Result<Caller, RouterError> {
         let Self::Keys(ApiKeys(keys)) = self else {
             return Ok(Caller { names_fairness_ids: true, may_be_logged: true, ..Caller::default() });
@@ -111,7 +113,7 @@ impl Auth {
 }
 
 impl Caller {
-    /// By what its requests take turns with those of others.
+    /// Key by which requests share turns with other callers'.
     pub fn turn_key(&self) -> u64 {
         self.fairness_key.unwrap_or(self.isolation_key)
     }
@@ -121,7 +123,7 @@ impl Caller {
         self.models.as_ref().is_none_or(|models| models.contains(model))
     }
 
-    /// The model of this id. One that the key may not use does not exist for it.
+    /// Returns the model with this id. A model that the key may not use is reported as not found.
     pub fn model(&self, catalog: &Catalog, id: &str) -> Result<Arc<ModelEntry>, RouterError> {
         if self.may_use(id) {
             catalog.get(id)
@@ -130,7 +132,8 @@ impl Caller {
         }
     }
 
-    /// The same, or where none is named the only one that the key may use: by its own name, where it has others, too.
+    /// Like [`Self::model`]. Without an id, returns the only model that the key may use, under its own name
+    /// if it has aliases.
     pub fn model_or_sole(&self, catalog: &Catalog, id: Option<&str>) -> Result<Arc<ModelEntry>, RouterError> {
         if let Some(id) = id.filter(|id| !id.is_empty()) {
             return self.model(catalog, id);
@@ -142,7 +145,7 @@ impl Caller {
         })
     }
 
-    /// The models that the key may use, by id.
+    /// Models that the key may use, sorted by id.
     pub fn models(&self, catalog: &Catalog) -> Vec<Arc<ModelEntry>> {
         let mut models = catalog.list();
         models.retain(|entry| self.may_use(&entry.id));
@@ -157,7 +160,7 @@ fn read(path: &Path) -> Result<(String, Vec<ApiKey>), ApiKeysError> {
     Ok((text, keys))
 }
 
-/// Takes up each edit for ever.
+/// Applies every edit of the file; never returns.
 async fn follow(mut file: RereadFile, keys: &watch::Sender<Vec<ApiKey>>) {
     loop {
         let edited = file.edited().await;
@@ -168,7 +171,7 @@ async fn follow(mut file: RereadFile, keys: &watch::Sender<Vec<ApiKey>>) {
     }
 }
 
-/// The keys of an edited file; none where it is broken.
+/// Parses the keys of an edited file; `None` if it is broken.
 fn next_keys(edited: Result<String, String>, path: &Path, before: &[ApiKey]) -> Option<Vec<ApiKey>> {
     let shown = path.display();
     match edited.map(|text| api_keys::parse(&text, path)) {
@@ -188,7 +191,7 @@ fn next_keys(edited: Result<String, String>, path: &Path, before: &[ApiKey]) -> 
     }
 }
 
-/// The key of `Bearer KEY`; the scheme's case does not matter.
+/// Returns the key in `Bearer KEY`; the scheme is not case-sensitive.
 fn bearer_key(header: &[u8]) -> Option<&[u8]> {
     let (scheme, rest) = header.split_at_checked(7)?;
     if !scheme.eq_ignore_ascii_case(b"bearer ") {
@@ -202,7 +205,7 @@ fn bearer_key(header: &[u8]) -> Option<&[u8]> {
 mod tests {
     use super::*;
 
-    /// So often that tests wait for changes and not for the clock.
+    /// Short, so that tests wait only for the change itself.
     const LOOK_IN_TESTS: Duration = Duration::from_millis(2);
 
     fn bearer(key: &str) -> Vec<u8> {

@@ -1,4 +1,4 @@
-//! Checks of single numbers, with messages that name field, limit and value.
+//! Range checks of single numbers, with messages that name the field, the limit and the value.
 
 use std::ops::RangeInclusive;
 
@@ -7,7 +7,7 @@ use speculation::TokenId;
 use crate::catalog::ModelEntry;
 use crate::error::RouterError;
 
-/// A whole number within `range`.
+/// Checks that a whole number is within `range`.
 pub(super) fn integer(
     field: &str,
     value: Option<i64>,
@@ -22,7 +22,7 @@ pub(super) fn integer(
     }
 }
 
-/// A number within `range`; what is not a number is in no range.
+/// Checks that a number is within `range`; NaN never is.
 pub(super) fn number(
     field: &str,
     value: Option<f64>,
@@ -37,7 +37,7 @@ pub(super) fn number(
     }
 }
 
-/// A token id of the model; `path` says which one it is, `param` which field it stands in.
+/// Checks a token id against the model's vocabulary. `path` names the value in messages, `param` the field.
 pub(super) fn token_id(param: &str, path: &str, id: i64, entry: &ModelEntry) -> Result<TokenId, RouterError> {
     let vocab_size = entry.vocab_size;
     TokenId::try_from(id).ok().filter(|&id| id < vocab_size).ok_or_else(|| {

@@ -1,5 +1,5 @@
-//! From a [`SentRequest`] to a [`CheckedRequest`]: every bound of every field. HTTP and gRPC both come through
-//! [`SentRequest::check`]; there is no second place where a value is judged.
+//! Converts a [`SentRequest`] to a [`CheckedRequest`], checking the bounds of every field. HTTP and gRPC both
+//! use [`SentRequest::check`]; values are checked nowhere else.
 
 use std::collections::HashSet;
 
@@ -25,7 +25,7 @@ use crate::tokenize::Prompt;
 use text::ConversationMessage;
 
 impl SentRequest {
-    /// Checks every value.
+    /// Checks every field and applies the defaults of the model and the caller.
     pub fn check(mut self, catalog: &Catalog, caller: &Caller) -> Result<CheckedRequest, RouterError> {
         let model = self.model.as_deref().filter(|model| !model.is_empty());
         let model = model.ok_or_else(|| RouterError::invalid("model", "model is required"))?;
@@ -95,7 +95,7 @@ impl SentRequest {
         self.prompts.iter().enumerate().map(|(idx, prompt)| prompt.check(&self.path_of(idx), entry)).collect()
     }
 
-    /// What a prompt is called in messages.
+    /// Name of a prompt in messages.
     fn path_of(&self, prompt_idx: usize) -> String {
         let field = self.names.prompt;
         if self.prompts.len() == 1 { field.to_owned() } else { format!("{field}[{prompt_idx}]") }
@@ -130,7 +130,8 @@ impl SentRequest {
         })
     }
 
-    /// A predicted text is one text, of one choice. As at OpenAI, it is not combined with calls or log probabilities.
+    /// A predicted text applies to a single choice. As in OpenAI's API, it cannot be combined with tools or
+    /// log probabilities.
     fn check_prediction(&self, num_choices: u32) -> Result<(), RouterError> {
         let others = [
             ("n above 1", num_choices > 1),
@@ -147,7 +148,7 @@ impl SentRequest {
         }
     }
 
-    /// The form that the output has, by its grammar and its tools.
+    /// Returns the format of the output, given the grammar and the tools.
     fn check_form(&mut self, entry: &ModelEntry) -> Result<OutputFormat, RouterError> {
         self.tools.check(self.names.tool_name)?;
         if let Some(calls) = self.tools.grammar()? {
@@ -206,7 +207,7 @@ impl SentRequest {
     }
 }
 
-/// The isolation key of a caller's requests with this salt.
+/// Returns the isolation key of a caller's requests with this salt.
 fn salted(isolation_key: u64, salt: Option<&str>) -> Result<u64, RouterError> {
     let Some(salt) = salt else { return Ok(isolation_key) };
     let max = limits::CACHE_SALT_BYTES_MAX;
@@ -218,14 +219,14 @@ fn salted(isolation_key: u64, salt: Option<&str>) -> Result<u64, RouterError> {
     Ok(u64::from_le_bytes(hash[..8].try_into().expect("a hash has 32 bytes")))
 }
 
-/// Ids as a client sent them.
+/// Checks token ids sent by a client.
 pub fn checked_token_ids(field: &str, ids: &[i64], entry: &ModelEntry) -> Result<Vec<TokenId>, RouterError> {
     let check = |(idx, &id)| token_id(field, &format!("{field}[{idx}]"), id, entry);
     ids.iter().enumerate().map(check).collect()
 }
 
 impl SentPrompt {
-    /// Checks it; `path` names it in messages.
+    /// Checks a prompt; `path` names it in messages.
     pub fn check(&self, path: &str, entry: &ModelEntry) -> Result<Prompt, RouterError> {
         let empty = || RouterError::invalid(path, format!("{path} must not be empty"));
         match self {
@@ -242,7 +243,7 @@ impl SentPrompt {
     }
 }
 
-/// Roles that a message may have; templates write a role into the prompt as it stands.
+/// Allowed roles of a message; templates write a role into the prompt verbatim.
 const ROLES: [&str; 4] = ["system", "user", "assistant", "tool"];
 
 fn check_messages(path: &str, messages: &[ConversationMessage]) -> Result<(), RouterError> {
@@ -271,7 +272,7 @@ fn check_messages(path: &str, messages: &[ConversationMessage]) -> Result<(), Ro
     Ok(())
 }
 
-/// Whether a model's defaults are what a request could say.
+/// Checks that a model's defaults are valid values of a request.
 pub fn check_defaults(defaults: &RequestDefaults) -> Result<(), RouterError> {
     let mut sampling = SentSampling::default();
     sampling.default_to(defaults);
@@ -281,7 +282,7 @@ pub fn check_defaults(defaults: &RequestDefaults) -> Result<(), RouterError> {
 }
 
 impl SentSampling {
-    /// What is not said is as a model's defaults say.
+    /// Fills absent values from the model's defaults.
     fn default_to(&mut self, defaults: &RequestDefaults) {
         self.temperature = self.temperature.or(defaults.temperature);
         self.top_p = self.top_p.or(defaults.top_p);
@@ -294,9 +295,9 @@ impl SentSampling {
         Ok(SamplingParams { logit_bias: self.checked_bias(entry)?, ..self.check_numbers()? })
     }
 
-    /// Everything but the biases, which are of a model's tokens.
+    /// Checks everything but the biases, which depend on the model's vocabulary.
     fn check_numbers(&self) -> Result<SamplingParams, RouterError> {
-        // Some clients write -1 for "keep all", others 0.
+        // For "no limit" some clients send -1, others 0.
         let top_k = integer("top_k", self.top_k, -1..=i64::from(u32::MAX))?.unwrap_or(0).max(0) as u32;
         Ok(SamplingParams {
             temperature: number("temperature", self.temperature, 0.0..=2.0)?.unwrap_or(1.0),
@@ -355,12 +356,12 @@ impl SentSpeculation {
     }
 }
 
-/// A seed that any client can send again: whole numbers up to 2^53 survive JSON everywhere.
+/// Draws a seed that any client can send back: integers up to 2^53 survive JSON in every language.
 fn draw_seed() -> u64 {
     rand::random::<u64>() >> 11
 }
 
-/// Checks what a client calls its work.
+/// Checks a task type named by a client.
 pub(crate) fn check_task_type(task_type: &str) -> Result<(), RouterError> {
     let lowercase = !task_type.contains(|c: char| c.is_ascii_uppercase());
     if is_name(task_type) && lowercase {

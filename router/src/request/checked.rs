@@ -1,4 +1,4 @@
-//! [`CheckedRequest`]: one request whose every value is within its bounds, and the sequences that it asks for.
+//! [`CheckedRequest`]: a request with every value checked, and the sequences that it asks for.
 
 use std::sync::Arc;
 
@@ -13,62 +13,62 @@ use crate::generation::SpeculationRequest;
 use crate::output::OutputFormat;
 use crate::tokenize::Prompt;
 
-/// A request whose every value is within its bounds, for a model that exists.
+/// A request for an existing model, with every value within its bounds.
 #[derive(Debug, Clone)]
 pub struct CheckedRequest {
     /// The model.
     pub entry: Arc<ModelEntry>,
     /// At least one.
     pub prompts: Vec<Prompt>,
-    /// Of each prompt.
+    /// Choices per prompt.
     pub num_choices: u32,
-    /// Absent: whatever the window leaves.
+    /// Absent: the rest of the window.
     pub max_tokens: Option<u32>,
-    /// How tokens are drawn.
+    /// Sampling parameters.
     pub sampling: SamplingParams,
-    /// As asked for, or drawn.
+    /// As requested, or drawn by the router.
     pub seed: u64,
-    /// What ends a choice.
+    /// Stop conditions of a choice.
     pub stop: StopRules,
-    /// How many likeliest tokens to report at each position.
+    /// Number of top log probabilities to report per position.
     pub logprobs: Option<u32>,
     /// Repeat the prompt before the output.
     pub echo: bool,
-    /// What the output must match; whether it compiles is not known yet.
+    /// Grammar that the output must match; not compiled yet.
     pub grammar: Option<SentGrammar>,
-    /// The format of the model's answer to a conversation: where it has reasoning and tool calls.
+    /// Format of the model's output: where reasoning and tool calls begin and end.
     pub output: OutputFormat,
-    /// The request's own, else its caller's.
+    /// The request's own, else the caller's, else the model's default.
     pub task_type: Option<String>,
-    /// What is asked of speculation.
+    /// Settings for speculation.
     pub speculation: SpeculationRequest,
-    /// What the output is expected to repeat in part; not empty.
+    /// Text that the output is expected to repeat in part; never empty.
     pub prediction: Option<String>,
     /// Lower is more urgent.
     pub priority: u8,
-    /// Only this many tokens at the end of a prompt are kept.
+    /// Keep only this many tokens at the end of a prompt.
     pub truncate_prompt_tokens: Option<u32>,
     /// See [`SequenceSpec::isolation_key`].
     pub isolation_key: u64,
-    /// The caller agrees that the request is written to a log of requests, and so does the request.
+    /// Both the caller and the request allow logging of the request.
     pub may_be_logged: bool,
-    /// For messages about the window.
+    /// The protocol's names of fields, for messages about the window.
     pub names: FieldNames,
 }
 
 impl CheckedRequest {
-    /// How many sequences the request makes.
+    /// Number of sequences of the request.
     pub fn num_sequences(&self) -> u32 {
         self.prompts.len() as u32 * self.num_choices
     }
 
-    /// Whether the prompt's own log probabilities are wanted.
+    /// Whether log probabilities of the prompt are requested.
     pub fn wants_prompt_logprobs(&self) -> bool {
         self.echo && self.logprobs.is_some()
     }
 
-    /// The spec of a prompt of this many tokens, if prompt and output fit the window. Drafts are judged as `lane_acceptance` says where the
-    /// request does not.
+    /// Returns the spec of a prompt with this many tokens, if prompt and output fit the window. Drafts are
+    /// verified by `lane_acceptance` unless the request names a mode.
     pub fn spec(
         &self,
         prompt_len: u32,
@@ -86,7 +86,7 @@ impl CheckedRequest {
             (None, _) | (Some(0), None) => return Err(too_long(self.names.prompt)),
             (Some(room), None) => room,
             (Some(room), Some(wanted)) if wanted <= room => wanted,
-            // A prompt that leaves room for nothing is to blame itself.
+            // The prompt alone fills the window.
             (Some(0), Some(_)) => return Err(too_long(self.names.prompt)),
             (Some(_), Some(_)) => return Err(too_long(self.names.max_tokens)),
         };

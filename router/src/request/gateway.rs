@@ -1,5 +1,6 @@
-//! What a gateway says of a request in headers, by the names of the Gateway API Inference Extension and of llm-d: whose turn it is, how much it
-//! matters and how fast it has to be. Must never refuse a request that merely lacks them.
+//! Headers that a gateway adds to a request, named as in the Gateway API Inference Extension and llm-d:
+//! fairness id, objective (priority) and latency objectives. All are optional: a request without them must
+//! never be refused.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -9,43 +10,43 @@ use sha2::{Digest as _, Sha256};
 use super::Caller;
 use crate::error::RouterError;
 
-/// Whose request this is, among those that come with one key.
+/// Identifies the user among the requests of one key.
 const FAIRNESS_ID: [&str; 2] = ["x-llm-d-inference-fairness-id", "x-gateway-inference-fairness-id"];
-/// Names an objective of the router's configuration.
+/// Name of an objective in the router's configuration.
 const OBJECTIVE: [&str; 2] = ["x-llm-d-inference-objective", "x-gateway-inference-objective"];
 const SLO_TTFT: &str = "x-llm-d-slo-ttft-ms";
 const SLO_TPOT: &str = "x-llm-d-slo-tpot-ms";
 
-/// Characters of a fairness id and of an objective.
+/// Maximum length of a fairness id or an objective's name, in characters.
 const NAME_LEN_MAX: usize = 256;
-/// The longest objective of latency: a day.
+/// Largest latency objective: one day.
 const SLO_MS_MAX: f64 = 86_400_000.0;
 
 /// Priorities of objectives, by name: `[objectives]` of the router's configuration.
 pub type Objectives = BTreeMap<String, u8>;
 
-/// What one request's headers say.
+/// Values of one request's gateway headers.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct GatewayHeaders {
-    /// Whose turn it takes.
+    /// Identifier by which turns are shared fairly.
     pub fairness_id: Option<String>,
-    /// How much it matters.
+    /// Name of the objective, which sets the priority.
     pub objective: Option<String>,
-    /// How fast it has to be.
+    /// Latency objectives.
     pub slo: Slo,
 }
 
-/// Latencies that a request is held to.
+/// Latency objectives of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Slo {
-    /// From its arrival to the first token of each choice.
+    /// From arrival to the first token of each choice.
     pub ttft: Option<Duration>,
-    /// Mean time per token of a choice after its first span.
+    /// Mean time per output token of a choice after its first span.
     pub tpot: Option<Duration>,
 }
 
 impl GatewayHeaders {
-    /// Reads them; `header` finds a header's value, or the metadata's of that name.
+    /// Reads the headers; `header` returns the value of a header or of gRPC metadata.
     pub fn read<'a>(header: impl Fn(&'static str) -> Option<&'a [u8]>) -> Result<Self, RouterError> {
         let either = |names: [&'static str; 2]| {
             names.into_iter().find_map(|name| header(name).map(|value| (name, value)))
@@ -59,7 +60,8 @@ impl GatewayHeaders {
         })
     }
 
-    /// Who sends the request, as far as it is for the gateway to say: no key gets more turns or more urgent ones by what its clients write.
+    /// Applies the headers to the caller. They cannot give a key more turns, or a more urgent priority, than
+    /// it has.
     pub fn apply(&self, caller: &mut Caller, objectives: &Objectives) {
         if let Some(id) = self.fairness_id.as_ref().filter(|_| caller.names_fairness_ids) {
             let mut hash = Sha256::new();
@@ -86,7 +88,7 @@ fn text(name: &'static str, value: &[u8]) -> Result<String, RouterError> {
     }
 }
 
-/// Gateways write whole numbers and fractions.
+/// Gateways send whole numbers as well as fractions.
 fn milliseconds(name: &'static str, value: &[u8]) -> Result<Duration, RouterError> {
     let number = std::str::from_utf8(value).ok().and_then(|text| text.trim().parse().ok());
     match number.filter(|number| (0.0..=SLO_MS_MAX).contains(number) && *number > 0.0) {

@@ -1,9 +1,9 @@
-//! What one API key may use: requests at once, requests a minute, tokens a minute.
+//! Limits of one API key: concurrent requests, requests per minute, tokens per minute.
 //!
-//! Rates are token buckets that hold a minute's worth and refill steadily. What a request will cost in tokens is not
-//! known when it comes, so tokens are charged when they are there, prompt and output: a key whose bucket is empty is
-//! refused, requests that run already go on, and what they overdraw is waited for. The usual libraries (`governor`)
-//! want the cost before, which is why the bucket is written out here.
+//! Rates are token buckets that hold one minute's worth and refill steadily. The number of tokens of a
+//! request is not known in advance, so prompt and output tokens are charged as they occur: a key with an
+//! empty bucket is refused, running requests continue, and what they overdraw has to refill first. Libraries
+//! such as `governor` need the cost in advance, hence this implementation.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -12,21 +12,22 @@ use http::{HeaderMap, HeaderName, HeaderValue};
 
 use crate::error::{RETRY_AFTER, RouterError};
 
-/// Who waits as long as it was told must not be refused for the last digit of a sum.
+/// Tolerance for rounding, so that a client that waited for `retry-after` is not refused for a rounding
+/// error.
 const ROUNDING: f64 = 1e-6;
 
-/// The limits of one key; absent: none.
+/// Limits of one key; absent: unlimited.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct KeyLimits {
-    /// Requests that wait or run at once.
+    /// Maximum number of requests that wait or run at once.
     pub max_concurrent_requests: Option<u32>,
-    /// Requests that begin.
+    /// Maximum number of requests started per minute.
     pub requests_per_minute: Option<u32>,
-    /// Tokens of prompts and outputs.
+    /// Maximum number of prompt and output tokens per minute.
     pub tokens_per_minute: Option<u32>,
 }
 
-/// What a key uses now. Clones share it; two are equal if they are the same one.
+/// Current usage of a key. Clones share it; two are equal if they share the same state.
 #[derive(Debug, Clone)]
 pub struct KeyUsage(Arc<Mutex<Usage>>);
 
@@ -38,38 +39,38 @@ struct Usage {
     tokens: Option<Bucket>,
 }
 
-/// A token bucket: what is left of a minute's worth.
+/// Token bucket with the capacity of one minute.
 #[derive(Debug, Clone, Copy)]
 struct Bucket {
     per_minute: u32,
-    /// Below zero where more was used than there was.
+    /// Tokens left; negative when overdrawn.
     level: f64,
     filled: Instant,
 }
 
-/// A request that counts as running until this is dropped.
+/// A running request; dropping it frees its slot.
 #[derive(Debug)]
 pub struct RunningRequest(KeyUsage);
 
 impl KeyUsage {
-    /// A key that has used nothing.
+    /// A key without usage.
     pub fn new(limits: KeyLimits) -> Self {
         Self(Arc::new(Mutex::new(Usage::new(limits, Instant::now()))))
     }
 
-    /// Other limits for the same key: what it used under the old ones stays used.
+    /// Changes the limits of the key; its usage is kept.
     pub fn set_limits(&self, limits: KeyLimits) {
         self.usage().set_limits(limits, Instant::now());
     }
 
-    /// Begins a request, unless a limit is reached. What is refused is not counted.
+    /// Starts a request unless a limit is reached. Refused requests are not counted.
     pub fn begin(&self) -> Result<RunningRequest, RouterError> {
         self.usage().begin(Instant::now())?;
         Ok(RunningRequest(self.clone()))
     }
 
-    /// Writes OpenAI's `x-ratelimit-*` headers: for each rate that is limited the limit, what is left, and how long until all
-    /// of it is there again.
+    /// Writes OpenAI's `x-ratelimit-*` headers: for each limited rate the limit, the remainder and the time
+    /// until it is full again.
     pub fn write_headers(&self, headers: &mut HeaderMap) {
         for (name, value) in self.usage().headers(Instant::now()) {
             let value = HeaderValue::from_str(&value).expect("digits, points and letters");
@@ -78,7 +79,7 @@ impl KeyUsage {
     }
 
     fn usage(&self) -> MutexGuard<'_, Usage> {
-        // Whoever panicked while it held the lock had changed numbers only.
+        // A panic under the lock can leave only numbers half updated.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -92,7 +93,7 @@ impl PartialEq for KeyUsage {
 impl Eq for KeyUsage {}
 
 impl RunningRequest {
-    /// Tokens of this request's prompts or outputs.
+    /// Charges tokens of the request's prompt or output.
     pub fn charge(&self, num_tokens: u64) {
         self.0.usage().charge(num_tokens, Instant::now());
     }
@@ -161,7 +162,7 @@ impl Usage {
 }
 
 impl Bucket {
-    /// The bucket for another limit. A new one is full; of one that was there what was used stays used.
+    /// Bucket for a new limit. A new bucket starts full; an existing one keeps its usage.
     fn resized(before: Option<Self>, per_minute: Option<u32>, now: Instant) -> Option<Self> {
         let per_minute = per_minute?;
         let used = before.map_or(0.0, |before| f64::from(before.per_minute) - before.level_at(now));
@@ -178,7 +179,7 @@ impl Bucket {
         (self.level, self.filled) = (self.level_at(now) - amount, now);
     }
 
-    /// How long until it holds `level`.
+    /// Time until the bucket holds `level`.
     fn until(&self, level: f64, now: Instant) -> Duration {
         let missing = (level - self.level_at(now)).max(0.0);
         Duration::try_from_secs_f64(missing * 60.0 / f64::from(self.per_minute)).unwrap_or(Duration::MAX)
@@ -189,7 +190,7 @@ fn limited(limit: u32, what: &str, retry_after: Duration) -> RouterError {
     RouterError::RateLimited { limit: format!("{limit} {what}"), retry_after }
 }
 
-/// A duration as OpenAI writes it, rounded up to milliseconds: `17ms`, `8.64s`, `6m0s`.
+/// Formats a duration as OpenAI does, rounded up to milliseconds: `17ms`, `8.64s`, `6m0s`.
 fn written(duration: Duration) -> String {
     let millis = duration.as_nanos().div_ceil(1_000_000);
     let seconds = (millis % 60_000) as f64 / 1_000.0;
@@ -206,7 +207,7 @@ mod tests {
 
     const SECOND: Duration = Duration::from_secs(1);
 
-    /// A key at a time that stands still unless a test moves it.
+    /// A key with a clock that only the test advances.
     struct Key {
         usage: Usage,
         now: Instant,
@@ -218,7 +219,7 @@ mod tests {
             Self { usage: Usage::new(limits(concurrent, requests, tokens), now), now }
         }
 
-        /// Begins a request; which limit refuses it, and for how long.
+        /// Starts a request; returns the limit that refused it and the time to wait.
         fn begin(&mut self) -> Option<(String, Duration)> {
             match self.usage.begin(self.now) {
                 Ok(()) => None,

@@ -1,38 +1,39 @@
-//! The limits on what one request may hold. Each is named in the message that refuses what is over it.
+//! Limits on the content of one request. The message that refuses a request names the limit.
 
 use std::time::Duration;
 
-/// A request's body, over HTTP and gRPC alike.
+/// Maximum size of a request body, over HTTP and gRPC.
 pub const BODY_BYTES_MAX: usize = 2 << 20;
-/// How much of a body that is too large is read and thrown away, so that the client gets to read the answer.
+/// Number of bytes of an oversized body that are read and discarded, so that the client can read the
+/// response.
 pub const BODY_DISCARD_BYTES_MAX: usize = 64 << 20;
-/// How long a body may take to arrive.
+/// Maximum time for a body to arrive.
 pub const BODY_WAIT_MAX: Duration = Duration::from_secs(30);
-/// Prompts in one completions request.
+/// Maximum number of prompts in a completions request.
 pub const PROMPTS_MAX: usize = 128;
-/// `n`.
+/// Maximum `n`.
 pub const CHOICES_MAX: i64 = 128;
-/// Prompts times `n`.
+/// Maximum number of prompts times `n`.
 pub const SEQUENCES_MAX: usize = 128;
-/// Messages in one conversation.
+/// Maximum number of messages in a conversation.
 pub const MESSAGES_MAX: usize = 2_048;
-/// Stop strings.
+/// Maximum number of stop strings.
 pub const STOPS_MAX: usize = 16;
-/// Bytes in one stop string.
+/// Maximum size of a stop string, in bytes.
 pub const STOP_BYTES_MAX: usize = 512;
-/// Stop token ids.
+/// Maximum number of stop token ids.
 pub const STOP_TOKEN_IDS_MAX: usize = 128;
-/// Tokens with a bias.
+/// Maximum number of tokens with a logit bias.
 pub const LOGIT_BIAS_MAX: usize = 1_024;
-/// Likeliest tokens reported at each position.
+/// Maximum number of top log probabilities per position.
 pub const TOP_LOGPROBS_MAX: i64 = 20;
-/// Bytes of `cache_salt`.
+/// Maximum size of `cache_salt`, in bytes.
 pub const CACHE_SALT_BYTES_MAX: usize = 1_024;
-/// Characters of a task type or a participant's name.
+/// Maximum length of a task type or of a participant's name, in characters.
 pub const NAME_LEN_MAX: usize = 64;
-/// `max_tokens` of a completions request that does not say.
+/// Default of `max_tokens` for completions requests.
 pub const COMPLETION_TOKENS_DEFAULT: u32 = 16;
-/// Tools in one request.
+/// Maximum number of tools in a request.
 pub const TOOLS_MAX: usize = 128;
-/// Calls in one answer that has to be calls.
+/// Maximum number of calls in an answer that must consist of calls.
 pub const TOOL_CALLS_MAX: usize = 16;

@@ -1,5 +1,7 @@
-//! One request, whichever API it came by: as sent ([`sent`]) and as checked ([`checked`], by [`check`], within [`limits`]), the form that its output must have ([`structure`], [`tools`]), who sent it ([`auth`], and what a gateway says of it: [`gateway`])
-//! and how much they may send ([`key_limits`]), and what is recorded of it ([`record`], [`span`]).
+//! One request, for every API: as sent ([`sent`]) and as checked ([`checked`], by [`check`], within
+//! [`limits`]), the required form of its output ([`structure`], [`tools`]), its sender ([`auth`], and the
+//! headers of a gateway: [`gateway`]) and their limits ([`key_limits`]), and what is recorded of it
+//! ([`record`], [`span`]).
 
 mod api_keys;
 pub mod auth;
@@ -21,17 +23,17 @@ pub use self::checked::CheckedRequest;
 pub use self::sent::SentRequest;
 pub use self::usage::{AcceptanceCounts, Usage};
 
-/// What a client asks a model to do.
+/// Kind of request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Operation {
-    /// Answer a conversation.
+    /// Chat completion.
     Chat,
-    /// Continue a text.
+    /// Text completion.
     Completion,
 }
 
 impl Operation {
-    /// The GenAI semantic conventions' word.
+    /// Name in the GenAI semantic conventions.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Chat => "chat",
@@ -39,7 +41,7 @@ impl Operation {
         }
     }
 
-    /// What a request's id begins with, in OpenAI's form.
+    /// Prefix of request ids, as OpenAI's.
     pub fn id_prefix(self) -> &'static str {
         match self {
             Self::Chat => "chatcmpl-",
@@ -47,7 +49,7 @@ impl Operation {
         }
     }
 
-    /// A fresh request id, in OpenAI's form.
+    /// Creates a new request id in OpenAI's form.
     pub fn new_request_id(self) -> String {
         format!("{}{}", self.id_prefix(), uuid::Uuid::now_v7().simple())
     }

@@ -1,6 +1,6 @@
-//! [`RequestRecord`]: what is held and measured for one request, from its arrival until its response has ended. It
-//! travels inside the response: dropping it, at whatever point, gives the admission permit back and counts how the
-//! request ended. Whoever answers a request with an error tells its record ([`RequestRecord::failed`]).
+//! [`RequestRecord`]: resources and measurements of one request, from its arrival to the end of its response.
+//! It travels inside the response: dropping it at any point returns the admission permit and counts how the
+//! request ended. Code that answers a request with an error reports it with [`RequestRecord::failed`].
 
 use service::shutdown::Hold;
 use speculation::FinishReason;
@@ -14,14 +14,14 @@ use crate::admission::Permit;
 use crate::error::RouterError;
 use crate::metrics::{Ending, GaugeHold, ModelMetrics, Protocol, RouterMetrics};
 
-/// One request in flight.
+/// A request in flight.
 #[derive(Debug)]
 pub struct RequestRecord {
     protocol: Protocol,
     span: Span,
     metrics: RouterMetrics,
     arrived: Instant,
-    /// Once the request is known to name a model.
+    /// Set once the request is known to name an existing model.
     model: Option<ModelMetrics>,
     choices: Vec<ChoiceRecord>,
     slo: Slo,
@@ -29,16 +29,16 @@ pub struct RequestRecord {
     ended: bool,
 }
 
-/// Given back when the request ends.
+/// Resources released when the request ends.
 #[derive(Debug, Default)]
 struct Held {
     /// Counts the request as waiting, then as running.
     stage: Option<GaugeHold>,
-    /// Sequences of the router's limit.
+    /// Share of the router's limit on sequences.
     permit: Option<Permit>,
     /// Work that a drain waits for.
     work: Option<Hold>,
-    /// One of the requests that its key may have at once; what tokens are charged to.
+    /// The key's concurrent request; tokens are charged to it.
     of_key: Option<RunningRequest>,
 }
 
@@ -46,13 +46,13 @@ struct Held {
 struct ChoiceRecord {
     first: Option<Instant>,
     last: Option<Instant>,
-    /// Tokens after the first span.
+    /// Number of tokens after the first span.
     num_later_tokens: u64,
     ended: Option<FinishReason>,
 }
 
 impl RequestRecord {
-    /// A request has arrived; `span` is its span.
+    /// Starts the record of a request that has arrived; `span` is its span.
     pub fn arrived(protocol: Protocol, span: Span, metrics: &RouterMetrics) -> Self {
         Self {
             protocol,
@@ -72,31 +72,31 @@ impl RequestRecord {
         &self.span
     }
 
-    /// The request is held to these latencies.
+    /// Sets the latency objectives of the request.
     pub fn held_to(&mut self, slo: Slo) {
         self.slo = slo;
     }
 
-    /// The key that the request came with allows it, and is charged for it.
+    /// Takes the slot that the key's limits granted; tokens are charged to it.
     pub fn allowed(&mut self, of_key: RunningRequest) {
         self.held.of_key = Some(of_key);
     }
 
-    /// The request is sound and waits for its turn.
+    /// Counts the request as waiting: it passed the checks.
     pub fn waiting(&mut self, model: &str) {
         let model = self.metrics.model(model);
         self.held.stage = Some(model.waiting());
         self.model = Some(model);
     }
 
-    /// The request has its turn.
+    /// Stores the admission permit and records the queue time.
     pub fn admitted(&mut self, permit: Permit, work: Hold) {
         self.held.permit = Some(permit);
         self.held.work = Some(work);
         self.measure(|model, record| model.queue_time(record.arrived.elapsed().as_secs_f64()));
     }
 
-    /// Lanes have taken the request.
+    /// Counts the request as running: its sequences were submitted.
     pub fn running(&mut self, num_choices: usize, prompt_tokens: u64) {
         self.choices = vec![ChoiceRecord::default(); num_choices];
         self.held.stage = self.model.as_ref().map(ModelMetrics::running);
@@ -104,7 +104,7 @@ impl RequestRecord {
         self.measure(|model, _| model.prompt_tokens(prompt_tokens));
     }
 
-    /// A span of `num_tokens` of one choice arrived, `now`.
+    /// Records a span of `num_tokens` of one choice, received at `now`.
     pub fn tokens(&mut self, choice: usize, num_tokens: u64, now: Instant) {
         self.charge(num_tokens);
         let record = &mut self.choices[choice];
@@ -123,7 +123,7 @@ impl RequestRecord {
         });
     }
 
-    /// One choice is complete.
+    /// Records that a choice is complete.
     pub fn choice_finished(&mut self, choice: usize, reason: FinishReason) {
         let record = &mut self.choices[choice];
         record.ended = Some(reason);
@@ -146,7 +146,7 @@ impl RequestRecord {
         });
     }
 
-    /// Every choice is complete.
+    /// Records that every choice is complete.
     pub fn answered(&mut self, usage: &Usage) {
         let reasons: Vec<FinishReason> = self.choices.iter().filter_map(|choice| choice.ended).collect();
         span::record_usage(&self.span, usage, &reasons);
@@ -155,7 +155,7 @@ impl RequestRecord {
         self.release();
     }
 
-    /// The request was refused, or failed on its way. Only the first reason counts.
+    /// Records that the request was refused or failed. Only the first error counts.
     pub fn failed(&mut self, error: &RouterError) {
         if self.ended {
             return;

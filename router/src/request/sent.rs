@@ -1,4 +1,5 @@
-//! [`SentRequest`]: one request as a client wrote it, free of the protocol it came through. Must never know JSON or protobuf.
+//! [`SentRequest`]: one request as the client wrote it, independent of the protocol. Must not depend on JSON
+//! or protobuf.
 
 use serde_json::Map;
 
@@ -6,54 +7,54 @@ use super::structure::SentGrammar;
 use super::tools::SentTools;
 use text::ConversationMessage;
 
-/// What a client wrote; absent means default.
+/// A request as the client wrote it; absent fields take their default.
 #[derive(Debug, Clone, Default)]
 pub struct SentRequest {
     /// Required.
     pub model: Option<String>,
     /// At least one.
     pub prompts: Vec<SentPrompt>,
-    /// How tokens are drawn.
+    /// Sampling parameters.
     pub sampling: SentSampling,
-    /// Output tokens at most.
+    /// Maximum number of output tokens.
     pub max_tokens: Option<i64>,
-    /// Output tokens at least.
+    /// Minimum number of output tokens.
     pub min_tokens: Option<i64>,
-    /// Choices of each prompt.
+    /// Choices per prompt.
     pub n: Option<i64>,
-    /// Absent: one is drawn.
+    /// Absent: drawn by the router.
     pub seed: Option<i64>,
     /// Stop strings.
     pub stop: Vec<String>,
     /// Stop tokens besides the model's own.
     pub stop_token_ids: Vec<i64>,
-    /// The model's own stop tokens do not stop.
+    /// Ignore the model's own stop tokens.
     pub ignore_eos: bool,
-    /// How many likeliest tokens to report at each position; absent: report nothing.
+    /// Number of top log probabilities to report per position; absent: none.
     pub logprobs: Option<i64>,
     /// Repeat the prompt before the output.
     pub echo: bool,
-    /// What may or must be called.
+    /// Tools that may or must be called.
     pub tools: SentTools,
-    /// What the output must match.
+    /// Grammar that the output must match.
     pub grammar: Option<SentGrammar>,
-    /// What kind of work this is.
+    /// Task type of the request.
     pub task_type: Option<String>,
-    /// What is asked of speculation.
+    /// Settings for speculation.
     pub speculation: SentSpeculation,
-    /// What the output is expected to repeat in part.
+    /// Text that the output is expected to repeat in part.
     pub prediction: Option<String>,
     /// Lower is more urgent.
     pub priority: Option<i64>,
-    /// Only this many tokens at the end of a prompt are kept; -1: as many as leave room for one output token.
+    /// Keep only this many tokens at the end of a prompt; -1: as many as leave one position for the output.
     pub truncate_prompt_tokens: Option<i64>,
-    /// Requests with different salts share no prefix.
+    /// Requests with different salts share no prefix blocks.
     pub cache_salt: Option<String>,
-    /// A completion that does not say how long it may be may be as long as the window allows, as a conversation is.
+    /// Without `max_tokens`, a completion may fill the window, as a chat may.
     pub wants_whole_window: bool,
-    /// The client does not want the request in a log of requests.
+    /// Keep the request out of the request log.
     pub keep_out_of_log: bool,
-    /// What the protocol calls those fields that protocols call differently.
+    /// The protocol's names of fields, for messages.
     pub names: FieldNames,
 }
 
@@ -62,18 +63,18 @@ pub struct SentRequest {
 pub enum SentPrompt {
     /// Plain text.
     Text(String),
-    /// Ids.
+    /// Token ids.
     TokenIds(Vec<i64>),
     /// A conversation.
     Chat {
-        /// Oldest first.
+        /// Messages, oldest first.
         messages: Vec<ConversationMessage>,
-        /// Further variables for the template.
+        /// Further variables for the chat template.
         template_kwargs: Map<String, serde_json::Value>,
     },
 }
 
-/// Sampling as sent.
+/// Sampling parameters as sent.
 #[derive(Debug, Clone, Default)]
 #[expect(missing_docs, reason = "the fields are those of speculation::SamplingParams")]
 pub struct SentSampling {
@@ -87,7 +88,7 @@ pub struct SentSampling {
     pub logit_bias: Vec<(i64, f64)>,
 }
 
-/// Wishes for speculation as sent.
+/// Settings for speculation as sent.
 #[derive(Debug, Clone, Default)]
 #[expect(missing_docs, reason = "the fields are those of SpeculationRequest")]
 pub struct SentSpeculation {
@@ -97,7 +98,7 @@ pub struct SentSpeculation {
     pub acceptance: Option<String>,
 }
 
-/// What a protocol calls fields that have several names.
+/// Names of fields that differ between protocols.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FieldNames {
     /// `max_tokens` or `max_completion_tokens`.
@@ -106,7 +107,7 @@ pub struct FieldNames {
     pub logprobs: &'static str,
     /// `prompt` or `messages`.
     pub prompt: &'static str,
-    /// Where a tool's name stands in the tool.
+    /// Path of the name within a tool.
     pub tool_name: &'static str,
 }
 

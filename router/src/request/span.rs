@@ -1,6 +1,6 @@
-//! The span of one request, from its arrival to its last token, with the GenAI semantic conventions' attributes; what
-//! they do not cover stands under `outrider.*`. Everything traced for the request, on this host and on workers, is a
-//! child of it.
+//! The span of one request, from arrival to last token, with the attributes of the GenAI semantic
+//! conventions; further attributes are under `outrider.*`. All other spans of the request, on this host and
+//! on workers, are its children.
 
 use speculation::{AcceptanceMode, FinishReason};
 use tracing::field::Empty;
@@ -11,7 +11,7 @@ use super::{Caller, CheckedRequest, Operation, Usage};
 use crate::error::RouterError;
 use crate::metrics::Protocol;
 
-/// Opens the span of a request that has just arrived.
+/// Opens the span of a new request.
 pub fn open(protocol: Protocol, operation: Operation) -> Span {
     info_span!(
         "request",
@@ -47,7 +47,7 @@ pub fn open(protocol: Protocol, operation: Operation) -> Span {
     )
 }
 
-/// Records what the client calls its request, and the session that it belongs to.
+/// Records the client's request id and session id.
 pub fn record_identity(span: &Span, request_id: Option<&str>, session_id: Option<&str>) {
     if let Some(request_id) = request_id {
         span.record("outrider.client_request_id", request_id);
@@ -57,7 +57,7 @@ pub fn record_identity(span: &Span, request_id: Option<&str>, session_id: Option
     }
 }
 
-/// Records what a gateway said of the request.
+/// Records the gateway's headers.
 pub fn record_gateway(span: &Span, said: &GatewayHeaders) {
     if let Some(id) = &said.fairness_id {
         span.record("outrider.fairness_id", id.as_str());
@@ -67,7 +67,7 @@ pub fn record_gateway(span: &Span, said: &GatewayHeaders) {
     }
 }
 
-/// Records what was asked for, once it is known to be sound.
+/// Records the parameters of a checked request.
 pub fn record_request(span: &Span, request_id: &str, caller: &Caller, request: &CheckedRequest) {
     if let Some(name) = &caller.name {
         span.record("outrider.caller", name.as_str());
@@ -85,13 +85,13 @@ pub fn record_request(span: &Span, request_id: &str, caller: &Caller, request: &
     span.record("outrider.priority", request.priority);
 }
 
-/// Records the lane that a prompt of the request goes to; of several prompts, the last one's stays.
+/// Records the lane of a prompt; of several prompts the last one is kept.
 pub fn record_lane(span: &Span, task_type: &str, acceptance: AcceptanceMode) {
     span.record("outrider.task_type", task_type);
     span.record("outrider.spec.acceptance", acceptance.as_str());
 }
 
-/// Records how the request came out.
+/// Records the usage and finish reasons of the request.
 pub fn record_usage(span: &Span, usage: &Usage, finish_reasons: &[FinishReason]) {
     span.record("gen_ai.usage.input_tokens", usage.prompt_tokens);
     span.record("gen_ai.usage.output_tokens", usage.completion_tokens);
@@ -113,7 +113,7 @@ pub fn record_error(span: &Span, error: &RouterError) {
     }
 }
 
-/// OpenAI's word for why a choice ended.
+/// OpenAI's name of a finish reason.
 pub fn finish_word(reason: FinishReason) -> &'static str {
     match reason {
         FinishReason::Stop => "stop",

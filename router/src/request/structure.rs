@@ -1,21 +1,23 @@
-//! [`SentGrammar`]: the grammar that a request's output must match, and what it cannot be combined with.
+//! [`SentGrammar`]: the grammar that a request's output must match, and the fields it cannot be combined
+//! with.
 
 use grammar::{Grammar, GrammarError};
 
 use super::sent::SentRequest;
 use crate::error::RouterError;
 
-/// A grammar, and the field that asked for it.
+/// A grammar, with the field that requested it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SentGrammar {
-    /// As the client wrote it, such as `response_format`.
+    /// Name of the client's field, such as `response_format`.
     pub field: &'static str,
-    /// What it asks for.
+    /// The grammar.
     pub grammar: Grammar,
 }
 
 impl SentGrammar {
-    /// Whether it fits beside the request's other fields. A grammar decides where a text may end: nothing else can.
+    /// Checks that the grammar is compatible with the request's other fields. Only the grammar decides where
+    /// the text may end.
     pub(super) fn check_beside(&self, request: &SentRequest) -> Result<(), RouterError> {
         let field = self.field;
         self.grammar
@@ -33,7 +35,8 @@ impl SentGrammar {
         Ok(())
     }
 
-    /// Compiles it as a worker would, to refuse what no worker could use. Takes milliseconds: not for a thread that serves others.
+    /// Compiles the grammar as a worker would, to refuse grammars no worker can use. Takes milliseconds: run
+    /// it on a thread that does not serve other requests.
     pub fn check(&self) -> Result<(), RouterError> {
         grammar::check(&self.grammar).map_err(|error: GrammarError| {
             let field = self.field;

@@ -1,4 +1,4 @@
-//! [`SentTools`]: the tools that a model may call, and which calls the request wants.
+//! [`SentTools`]: the tools that a model may call, and which calls the request asks for.
 
 use std::collections::HashSet;
 
@@ -11,44 +11,44 @@ use super::structure::SentGrammar;
 use crate::error::RouterError;
 use crate::output::{CallFormat, OutputFormat, ReasoningFormat, ToolSyntax};
 
-/// Tools, as sent.
+/// Tools as sent by the client.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct SentTools {
-    /// At least one, or nothing is asked of tools.
+    /// The tools; empty if the request uses none.
     pub tools: Vec<Tool>,
-    /// Which calls are wanted.
+    /// Which calls are requested.
     pub choice: ToolChoice,
-    /// Several calls in one answer are welcome.
+    /// Whether one answer may contain several calls.
     pub parallel: bool,
 }
 
 /// One tool.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Tool {
-    /// As it is called.
+    /// Name of the tool.
     pub name: String,
-    /// A JSON schema of its arguments, an object; absent: any object.
+    /// JSON schema of the arguments, an object; absent: any object.
     pub parameters: Option<Map<String, Value>>,
 }
 
-/// Which calls a request wants.
+/// Which calls a request asks for.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub enum ToolChoice {
-    /// None.
+    /// No calls.
     None,
-    /// Those that the model chooses to make.
+    /// The model decides.
     #[default]
     Auto,
-    /// At least one.
+    /// At least one call.
     Required,
-    /// One of this tool.
+    /// One call of this tool.
     Named(String),
 }
 
 const FIELD: &str = "tools";
 
 impl SentTools {
-    /// `name_path` is where a tool's name stands in it.
+    /// Checks the tools. `name_path` is the path of the name within a tool, for messages.
     pub(super) fn check(&self, name_path: &str) -> Result<(), RouterError> {
         let (len, max) = (self.tools.len(), limits::TOOLS_MAX);
         if len > max {
@@ -84,7 +84,7 @@ impl SentTools {
         }
     }
 
-    /// The grammar of an output that has to be calls.
+    /// Returns the grammar of an output that must consist of calls.
     pub(super) fn grammar(&self) -> Result<Option<SentGrammar>, RouterError> {
         let schema = match &self.choice {
             ToolChoice::None | ToolChoice::Auto => return Ok(None),
@@ -97,7 +97,8 @@ impl SentTools {
         Ok(Some(SentGrammar { field: FIELD, grammar: Grammar::json_schema(&schema) }))
     }
 
-    /// A list of calls. Definitions of the tools' schemas move to its root, where references look for them.
+    /// Schema of a list of calls. The `$defs` and `definitions` of the tools' schemas move to its root, where
+    /// references are resolved.
     fn schema_of_calls(&self) -> Result<Value, RouterError> {
         let mut root = Map::new();
         let mut calls = Vec::new();
@@ -138,8 +139,8 @@ impl Tool {
     }
 }
 
-/// How an answer of this model is to be read. Where a grammar makes the output, it is what the grammar makes: no thoughts, and calls
-/// only where it writes them.
+/// Returns how to parse this model's output. Output constrained by a grammar has no reasoning, and calls only
+/// where the grammar requires them.
 pub(super) fn output_format(
     tools: &SentTools,
     has_grammar: bool,
