@@ -1,4 +1,4 @@
-//! The one long-lived stream to a worker: connect, shake hands, carry frames both ways, until either side is gone.
+//! The long-lived stream to a worker: connect, shake hands, exchange frames until either side ends it.
 
 use std::time::Duration;
 
@@ -17,46 +17,47 @@ use crate::workers::OUTBOX_FRAMES;
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// How long a worker may take to say hello.
+/// Timeout for the worker's hello.
 const HELLO_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// A worker that is silent on the transport for interval + timeout is taken for dead, even where no packet says so.
+/// A worker that is silent on the transport for interval + timeout counts as dead, even if no packet reports
+/// it.
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(3);
 const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// How long a worker may take for one asset.
+/// Timeout for fetching one asset.
 const ASSET_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Assets larger than this are refused.
+/// Maximum size of an asset; larger ones are refused.
 const MAX_ASSET_BYTES: u64 = 256 << 20;
 
-/// An open stream, after the handshake.
+/// An open stream after the handshake.
 #[derive(Debug)]
 pub struct Connection {
-    /// For other calls to the same worker.
+    /// Client for other calls to the same worker.
     pub client: WorkerClient<Channel>,
-    /// What the worker said of itself.
+    /// The worker's hello.
     pub hello: v1::WorkerHello,
-    /// The most KV blocks that this router may reserve there, if it said so.
+    /// Maximum number of KV blocks this router may reserve there, if the worker sent it.
     pub credits: Option<u64>,
-    /// Its pool.
+    /// Role of the worker.
     pub role: Role,
-    /// Frames to it.
+    /// Frames to the worker.
     pub outbox: mpsc::Sender<v1::RouterFrame>,
-    /// Frames from it.
+    /// Frames from the worker.
     pub frames: Streaming<v1::WorkerFrame>,
 }
 
-/// Who calls: what this router shows and trusts at every worker.
+/// Identity and TLS settings that this router uses with every worker.
 #[derive(Debug)]
 pub struct Caller {
-    /// Tells routers apart at workers that serve several.
+    /// Distinguishes routers at workers that serve several.
     pub router_id: u64,
-    /// For workers at `https://` addresses.
+    /// TLS settings for workers at `https://` addresses.
     pub tls: Option<ClientTls>,
 }
 
-/// Connects and shakes hands.
+/// Connects and completes the handshake.
 pub async fn connect(address: &str, caller: &Caller) -> anyhow::Result<Connection> {
     let mut endpoint = Endpoint::from_shared(address.to_owned())
         .with_context(|| format!("`{address}` is not an address; expected http://HOST:PORT"))?
@@ -106,7 +107,7 @@ pub async fn connect(address: &str, caller: &Caller) -> anyhow::Result<Connectio
     Ok(Connection { client, hello, credits, role, outbox, frames })
 }
 
-/// Fetches one asset, within a minute, and checks it against the hash of the handshake.
+/// Fetches one asset within [`ASSET_TIMEOUT`] and checks it against the hash in the handshake.
 pub async fn fetch_asset(client: &WorkerClient<Channel>, asset: &v1::Asset) -> anyhow::Result<Vec<u8>> {
     let fetched = tokio::time::timeout(ASSET_TIMEOUT, read_asset(client, asset)).await;
     fetched.with_context(|| format!("{} did not come within {} s", asset.name, ASSET_TIMEOUT.as_secs()))?

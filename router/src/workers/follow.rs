@@ -1,9 +1,9 @@
-//! Follows discovery: one task for each worker that is listed, which keeps a connection to it ([`super::keep`]).
+//! Follows discovery: one task per listed worker keeps a connection to it ([`super::keep`]).
 //!
-//! Connections are kept by address, not by discovery's id: a worker that restarts at its address within its lease is
-//! listed under two ids for a while. A worker that cannot be reached is tried again for as long as discovery lists it. One
-//! that is no longer listed is kept while it answers; where somebody took it off the list ([`Unlisted`]) it gets nothing
-//! new meanwhile, and its connection ends once nothing runs there.
+//! Connections are keyed by address, not by discovery's id: a worker that restarts at its address within its
+//! lease is listed under two ids for a while. An unreachable worker is retried as long as discovery lists it.
+//! A worker that is no longer listed keeps its connection while it answers. If an operator removed it
+//! ([`Unlisted`]), it gets no new work, and its connection ends once nothing runs there.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -15,15 +15,15 @@ use tokio::sync::{Notify, mpsc, watch};
 use crate::workers::keep::KeepConnected;
 use crate::workers::registry::Registry;
 
-/// Ends of connections that the follower has not seen yet.
+/// Capacity of the queue of ended connections.
 const ENDED_QUEUE: usize = 64;
 
-/// What discovery says.
+/// Membership reported by discovery.
 #[derive(Debug)]
 pub struct Membership {
-    /// Who is listed.
+    /// Listed workers.
     pub members: watch::Receiver<Members>,
-    /// What to make of a worker that is not listed any more.
+    /// How to treat a worker that is no longer listed.
     pub unlisted: Unlisted,
 }
 
@@ -56,36 +56,37 @@ pub async fn follow(registry: Arc<Registry>, membership: Membership, lifetime: L
         }
         tokio::select! {
             biased;
-            // The router stops; children stop with it.
+            // Shutdown; the child tasks stop with it.
             () = &mut cancelled => return,
-            // An unlisted worker's connection is over. Where it is listed again by now, it starts anew.
+            // The connection of an unlisted worker has ended. If the worker is listed again, a new one is
+            // started.
             Some(endpoint) = forgets.recv() => drop(followed.remove(&endpoint)),
-            // A change, or a discovery that is gone and will not change anymore.
+            // The membership changed, or discovery has ended and it will not change anymore.
             changed = members.changed() => if changed.is_err() { return cancelled.await },
         }
     }
 }
 
-/// Where a worker of one role listens.
+/// Address and role of a worker.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Endpoint {
     pub(super) address: String,
     pub(super) role: String,
 }
 
-/// One endpoint that discovery lists, or that answers still.
+/// An endpoint that discovery lists, or that still answers.
 #[derive(Debug)]
 struct Followed {
-    /// Discovery's ids for it: more than one after a restart, until the older lease ends.
+    /// Discovery's ids of the endpoint: more than one after a restart, until the older lease ends.
     ids: BTreeSet<String>,
-    /// Told when the ids change.
+    /// Notified when the ids change.
     changed: Arc<Notify>,
-    /// Told whether discovery lists it.
+    /// Whether discovery lists the endpoint.
     listed: watch::Sender<bool>,
 }
 
 impl Followed {
-    /// Keeps a connection to the endpoint.
+    /// Starts the task that keeps a connection to the endpoint.
     fn start(
         ids: BTreeSet<String>,
         registry: &Arc<Registry>,
@@ -100,7 +101,7 @@ impl Followed {
 
     fn is_listed_as(&mut self, ids: &BTreeSet<String>) {
         if self.ids != *ids {
-            // Another process may answer there now: the next attempt need not wait.
+            // Another process may listen there now, so skip the rest of the backoff.
             self.changed.notify_one();
             self.ids.clone_from(ids);
         }
@@ -130,7 +131,7 @@ impl Followed {
     }
 }
 
-/// Each endpoint once, with all ids that it is listed under.
+/// Groups the ids of all members by endpoint.
 fn by_endpoint(members: &Members) -> BTreeMap<Endpoint, BTreeSet<String>> {
     let mut endpoints: BTreeMap<Endpoint, BTreeSet<String>> = BTreeMap::new();
     for (id, member) in members.iter() {

@@ -1,4 +1,5 @@
-//! Keeps a connection to one worker: connects, serves it to its end, and connects again, for as long as discovery lists it.
+//! Keeps a connection to one worker: connects, serves the connection until it ends, and reconnects as long as
+//! discovery lists the worker.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -14,17 +15,17 @@ use crate::workers::registry::{List, Registry, named};
 const FIRST_BACKOFF: Duration = Duration::from_millis(100);
 const MAX_BACKOFF: Duration = Duration::from_secs(2);
 
-/// The task that keeps a connection to one endpoint: for as long as it is listed, and then until the connection ends.
+/// The task that keeps a connection to one endpoint while it is listed, and then until the connection ends.
 #[derive(Debug)]
 pub(super) struct KeepConnected {
     pub(super) endpoint: Endpoint,
-    /// Another process may answer there: the next attempt is due at once.
+    /// Notified when another process may listen there: the next attempt is due at once.
     pub(super) changed: Arc<Notify>,
-    /// Whether discovery lists it.
+    /// Whether discovery lists the worker.
     pub(super) listed: watch::Receiver<bool>,
-    /// What it means that it is not.
+    /// How to treat the worker once it is no longer listed.
     pub(super) unlisted: Unlisted,
-    /// Told when the task ends because discovery does not.
+    /// Receives the endpoint when the task ends because the worker is no longer listed.
     pub(super) forgotten: mpsc::Sender<Endpoint>,
 }
 
@@ -35,14 +36,14 @@ impl KeepConnected {
         self.connect_while_listed(&registry, cancelled.as_mut()).await;
         tokio::select! {
             biased;
-            // The follower decides no more, or has taken the worker off by itself.
+            // Shutdown, or the follower has removed the worker itself.
             () = cancelled => {}
-            // A follower that is gone needs no word.
+            // An error means that the follower has ended and needs no message.
             _ = self.forgotten.send(self.endpoint.clone()) => {}
         }
     }
 
-    /// Ends once discovery does not list the worker and no connection to it is left, or when cancelled.
+    /// Ends when the worker is no longer listed and has no connection, or when cancelled.
     async fn connect_while_listed(
         &self,
         registry: &Registry,
@@ -56,9 +57,9 @@ impl KeepConnected {
             let began = tokio::time::Instant::now();
             let reached = tokio::select! {
                 biased;
-                // Taken off the list, or the router stops.
+                // Removed by the follower, or shutdown.
                 () = &mut cancelled => return,
-                // Nothing is lost: there is no connection.
+                // Nothing is lost: there is no connection yet.
                 () = self.until_unlisted() => return,
                 reached = registry.reach(&self.endpoint, last_worker_id) => reached,
             };
@@ -73,7 +74,8 @@ impl KeepConnected {
             };
             match ended.map_err(|error| causes(&error)) {
                 Ok(()) => tracing::info!(role, address, "worker left"),
-                // It is tried again every two seconds, for hours perhaps.
+                // Log repeated errors at debug level: the attempt is repeated every two seconds, possibly for
+                // hours.
                 Err(why) if last_error.as_ref() == Some(&why) => {
                     tracing::debug!(role, address, "worker still unreachable: {why}");
                 }
@@ -93,23 +95,23 @@ impl KeepConnected {
                 // As above.
                 () = &mut cancelled => return,
                 () = self.until_unlisted() => return,
-                // A worker came back at this address.
+                // A worker has restarted at this address.
                 () = self.changed.notified() => backoff = FIRST_BACKOFF,
                 () = tokio::time::sleep(backoff) => {}
             }
         }
     }
 
-    /// Resolves while discovery does not list the worker.
+    /// Resolves once discovery does not list the worker.
     async fn until_unlisted(&self) {
         if self.listed.clone().wait_for(|listed| !listed).await.is_err() {
-            // The follower is gone: the router stops.
+            // The follower has ended: shutdown.
             std::future::pending().await
         }
     }
 }
 
-/// An error and its causes, each once: transports repeat what their causes say.
+/// Joins an error and its causes, skipping repetitions: transports repeat the text of their causes.
 fn causes(error: &anyhow::Error) -> String {
     let mut causes = String::new();
     for cause in error.chain().map(ToString::to_string) {

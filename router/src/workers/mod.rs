@@ -1,4 +1,5 @@
-//! The workers that this router knows: who exists (`follow.rs`), what they are ([`registry`]), the one stream to each ([`connection`]), and TLS towards them ([`tls`]).
+//! The workers known to this router: membership (`follow.rs`), models ([`registry`]), the stream to each
+//! worker ([`connection`]), and TLS ([`tls`]).
 
 pub mod connection;
 mod follow;
@@ -16,36 +17,37 @@ use speculation::tree::MAX_TREE_TOKENS;
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
-/// Frames that wait to be written to one worker.
+/// Capacity of the queue of frames to one worker.
 pub const OUTBOX_FRAMES: usize = 64;
 
-/// A worker that said hello.
+/// A worker after its handshake.
 #[derive(Debug, Clone)]
 pub struct ConnectedWorker {
-    /// This connection.
+    /// Identifies this connection.
     pub key: WorkerKey,
-    /// What it said of itself.
+    /// Properties from its hello.
     pub info: WorkerInfo,
-    /// Frames to it.
+    /// Frames to the worker.
     pub outbox: mpsc::Sender<v1::RouterFrame>,
-    /// Cancelled to end the connection.
+    /// Cancel to end the connection.
     pub end: CancellationToken,
 }
 
-/// What connections tell the scheduler's driver.
+/// Events from the connections to the scheduler's driver.
 #[derive(Debug)]
 pub enum WorkerEvent {
-    /// It can be used.
+    /// The worker is connected and can be used.
     Up(ConnectedWorker),
-    /// It said something.
+    /// The worker sent a frame.
     Frame(WorkerKey, v1::WorkerFrame),
-    /// An operator took it off the list, or put it back (true). It is to run out of work, not to be cut.
+    /// An operator removed the worker from the list (false) or put it back (true). A removed worker finishes
+    /// its work.
     Listed(WorkerKey, bool),
-    /// It is gone, with whatever it held.
+    /// The connection has ended; the worker's state is lost.
     Down(WorkerKey),
 }
 
-/// A worker's hello in the scheduler's terms.
+/// Converts a worker's hello to the scheduler's types.
 pub fn worker_info(role: Role, address: &str, hello: &v1::WorkerHello, credits: Option<u64>) -> WorkerInfo {
     let point = |point: &v1::StepTimePoint| StepTimePoint {
         rows: point.rows,

@@ -1,7 +1,8 @@
-//! What connections to workers share: which workers are connected, and the models that targets serve.
+//! State shared by the connections to workers: the connected workers, and the models that targets serve.
 //!
-//! A worker answers on a router's newest stream only, so a second stream to one process, by whichever way, would silence
-//! the first. The registry never touches sequences: what connections say goes to their owner.
+//! A worker answers only on a router's newest stream, so a second stream to the same process, even by another
+//! address, would silence the first. The registry never touches sequences: frames go to the scheduler's
+//! driver.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -26,7 +27,7 @@ use crate::workers::follow::Endpoint;
 use crate::workers::{ConnectedWorker, WorkerEvent, WorkerKey, worker_info};
 use text::ModelText;
 
-/// What connections share.
+/// State shared by the connections.
 #[derive(Debug)]
 pub struct Registry {
     caller: Caller,
@@ -38,7 +39,7 @@ pub struct Registry {
 
 #[derive(Debug, Default)]
 struct Known {
-    /// Every model that a target ever served here.
+    /// Every model that a target has served here.
     models: BTreeMap<String, Arc<ModelEntry>>,
     /// Workers that are connected now.
     connected: HashMap<WorkerKey, Peer>,
@@ -49,25 +50,25 @@ struct Peer {
     info: WorkerInfo,
     hello: v1::WorkerHello,
     client: WorkerClient<Channel>,
-    /// Cancelled when a newer connection leads to the same process.
+    /// Cancelled when a newer connection reaches the same process.
     replaced: CancellationToken,
 }
 
 impl Registry {
-    /// A registry that reports to `events`.
+    /// Creates a registry that sends its events to `events`.
     pub fn new(caller: Caller, catalog: Catalog, events: mpsc::Sender<WorkerEvent>) -> Self {
         Self { caller, catalog, events, next_key: AtomicU64::new(1), known: Mutex::default() }
     }
 
-    /// Connects, and makes sure that the worker is what discovery says. Nothing is left behind where this is dropped.
-    /// `last_worker_id` is the process that answered at this endpoint last.
+    /// Connects and checks that the worker's role matches discovery. Dropping the future leaves nothing
+    /// behind. `last_worker_id` is the process that last answered at this endpoint.
     pub(super) async fn reach(
         &self,
         endpoint: &Endpoint,
         last_worker_id: Option<u64>,
     ) -> anyhow::Result<Connection> {
         if let Some(peer) = self.connected_as(endpoint, last_worker_id).await {
-            // One more stream would end that one, whose next attempt would end this one, and so on.
+            // A second stream would end the first, whose retry would end the second, and so on.
             let (role, address) = (peer.info.role.as_str(), peer.info.address);
             anyhow::bail!("the worker is connected already, as {role} {address}: list it once");
         }
@@ -84,8 +85,9 @@ impl Registry {
         Ok(connection)
     }
 
-    /// One connection to its end, which the worker brings about, or `stopped`, or the scheduler once a worker that was taken
-    /// off the list runs nothing. Must not be dropped before: whoever heard of the worker has to hear of its end.
+    /// Serves one connection until the worker ends it, `stopped` resolves, or the scheduler ends it because a
+    /// worker taken off the list has nothing left to run. Must not be dropped before: the driver must get a
+    /// `Down` event for each `Up`.
     pub(super) async fn serve(
         &self,
         endpoint: &Endpoint,
@@ -103,7 +105,7 @@ impl Registry {
         let others = self.remember(key, &peer).await;
         let up = ConnectedWorker { key, info, outbox, end: end.clone() };
         let mut heard = self.events.send(WorkerEvent::Up(up)).await.is_ok();
-        // Beside the frames: a worker that does not serve its tokenizer holds up nobody.
+        // Runs beside the frames, so that a worker that does not serve its tokenizer delays nothing.
         let explaining = explain_pairs(peer, others);
         tokio::pin!(explaining);
         let mut is_explained = false;
@@ -111,23 +113,23 @@ impl Registry {
         while heard {
             let frame = tokio::select! {
                 biased;
-                // The router stops.
+                // Shutdown.
                 () = &mut stopped => break,
-                // It was taken off the list, and nothing runs there any more.
+                // The worker was removed from the list, and nothing runs there anymore.
                 () = end.cancelled() => break,
-                // It was taken off the list, or put back.
+                // The worker was removed from the list or put back.
                 is_listed = list.changed() => {
                     heard = self.events.send(WorkerEvent::Listed(key, is_listed)).await.is_ok();
                     continue;
                 }
-                // A newer connection leads to the same process, which answers there.
+                // A newer connection reaches the same process, which answers only there.
                 () = replaced.cancelled() => {
                     ended = Err(anyhow::anyhow!("a newer connection to the same worker replaces this one"));
                     break;
                 }
-                // The worker said something, or is gone.
+                // A frame, or the end of the stream.
                 frame = frames.message() => frame,
-                // Why it is never paired with some of the others was told.
+                // The reasons why it can never be paired with some workers are logged.
                 () = &mut explaining, if !is_explained => {
                     is_explained = true;
                     continue;
@@ -143,12 +145,12 @@ impl Registry {
             }
         }
         self.known.lock().await.connected.remove(&key);
-        // An owner that is gone needs no word.
+        // An error means that the driver has ended and needs no event.
         drop(self.events.send(WorkerEvent::Down(key)).await);
         ended
     }
 
-    /// Makes the target's model known to clients: tokenizer, template and limits come from the worker itself.
+    /// Publishes the target's model to clients. Tokenizer, template and limits come from the worker itself.
     async fn publish_model(
         &self,
         client: &WorkerClient<Channel>,
@@ -191,7 +193,7 @@ impl Registry {
         Ok(())
     }
 
-    /// The live connection to the process `worker_id`, or to this address in another role.
+    /// Returns the live connection to the process `worker_id`, or to this address in another role.
     async fn connected_as(&self, endpoint: &Endpoint, worker_id: Option<u64>) -> Option<Peer> {
         let known = self.known.lock().await;
         let leads_there = |peer: &&Peer| {
@@ -200,7 +202,8 @@ impl Registry {
         known.connected.values().find(leads_there).cloned()
     }
 
-    /// Remembers a worker and ends an older connection to the same process. Returns the workers of the other role.
+    /// Registers a worker and ends an older connection to the same process. Returns the workers of the other
+    /// role.
     async fn remember(&self, key: WorkerKey, peer: &Peer) -> Vec<Peer> {
         let mut known = self.known.lock().await;
         for other in known.connected.values() {
@@ -215,11 +218,12 @@ impl Registry {
     }
 }
 
-/// Whether an operator lists a worker, as the scheduler was told last.
+/// Whether an operator lists a worker, as last reported to the scheduler.
 #[derive(Debug)]
 pub(super) struct List {
     listed: watch::Receiver<bool>,
-    /// Whether the scheduler is told: not where nobody can tell why a worker is not listed.
+    /// Whether changes are reported to the scheduler. False if discovery cannot tell why a worker is not
+    /// listed.
     is_told: bool,
     said: bool,
 }
@@ -229,13 +233,13 @@ impl List {
         Self { listed, is_told, said: true }
     }
 
-    /// Waits until the worker is listed, or is not, other than was said last.
+    /// Waits until the worker's listing differs from the last report.
     ///
     /// Cancel safety: nothing is lost.
     async fn changed(&mut self) -> bool {
         let said = self.said;
         if !self.is_told || self.listed.wait_for(|listed| *listed != said).await.is_err() {
-            // Nothing is told, or the follower is gone: the router stops.
+            // Changes are not reported, or the follower has ended: shutdown.
             std::future::pending::<()>().await;
         }
         self.said = !said;
@@ -243,7 +247,7 @@ impl List {
     }
 }
 
-/// Says aloud which of `others` the worker can never be paired with, and why.
+/// Logs which of `others` the worker can never be paired with, and why.
 async fn explain_pairs(peer: Peer, others: Vec<Peer>) {
     for other in others {
         let (draft, target) = if peer.info.role == Role::Draft { (&peer, &other) } else { (&other, &peer) };
@@ -262,7 +266,7 @@ async fn explain_pairs(peer: Peer, others: Vec<Peer>) {
 }
 
 impl Peer {
-    /// Names the worker's process; a worker may say nothing of it.
+    /// Identifies the worker's process; `None` if the worker sent no id.
     fn worker_id(&self) -> Option<u64> {
         named(&self.hello)
     }
@@ -272,7 +276,7 @@ pub(super) fn named(hello: &v1::WorkerHello) -> Option<u64> {
     (hello.worker_id != 0).then_some(hello.worker_id)
 }
 
-/// Names the first token that two workers number differently, as far as both tell.
+/// Describes the first token to which two workers give different ids, if both serve their tokenizer.
 async fn differing_token(draft: &Peer, target: &Peer) -> String {
     let lists = async {
         let mut lists = Vec::new();

@@ -1,4 +1,4 @@
-//! Settings of TLS towards workers: whom to trust, and what to show.
+//! TLS settings for connections to workers: trusted authority and client certificate.
 
 use std::path::PathBuf;
 
@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use service::config::Faults;
 use service::tls::{ClientFiles, ClientTls};
 
-/// Flags of TLS towards workers.
+/// Flags of TLS for connections to workers.
 #[derive(Debug, Clone, Default, clap::Args, Serialize)]
 #[command(next_help_heading = "TLS")]
 pub struct WorkerTlsFlags {
@@ -21,7 +21,7 @@ pub struct WorkerTlsFlags {
     pub worker_key: Option<PathBuf>,
 }
 
-/// The raw settings of the same.
+/// Raw settings of TLS for connections to workers.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub struct RawWorkerTls {
     worker_ca: Option<PathBuf>,
@@ -30,7 +30,7 @@ pub struct RawWorkerTls {
 }
 
 impl RawWorkerTls {
-    /// What to speak with workers; `None` without authority, and where there was a fault.
+    /// Returns the TLS settings; `None` without an authority, or if there was a fault.
     pub fn validate(&self, faults: &mut Faults) -> Option<ClientTls> {
         let [ca, cert, key] = [&self.worker_ca, &self.worker_cert, &self.worker_key].map(Option::as_deref);
         ClientFiles { name: "worker", ca, cert, key }.validate(faults)
