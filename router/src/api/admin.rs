@@ -1,9 +1,10 @@
-//! `POST /admin/workers/{id}/drain` and `DELETE` of the same: an operator has a worker get nothing new, or undoes that. Behind
-//! the API keys, if there are any.
+//! `POST /admin/workers/{id}/drain` and `DELETE` of the same: an operator drains a worker, so that it gets
+//! nothing new, or undoes that. Requires an API key if keys are configured.
 //!
-//! `{id}` is the worker's address as `/debug/lanes` shows it, percent-encoded, or HOST:PORT of it. What runs at a target
-//! finishes there; with `?move=true` it moves to another target of the same numerics class, with its ids, if there is one. The
-//! order holds for workers that connect at the address later, until it is undone or the router ends.
+//! `{id}` is the worker's address as shown by `/debug/lanes`, percent-encoded, or just its HOST:PORT.
+//! Sequences at a draining target finish there; with `?move=true` they move, with their ids, to another
+//! target of the same numerics class, if there is one. The order also applies to workers that connect at the
+//! address later, until it is undone or the router ends.
 
 use axum::extract::{Path, Query, State};
 use axum::response::{IntoResponse as _, Json, Response};
@@ -14,11 +15,11 @@ use crate::error::RouterError;
 use crate::generation::Drain;
 use crate::pipeline::AppState;
 
-/// What may stand behind the `?`.
+/// Query parameters.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct How {
-    /// Whether what runs there moves.
+    /// Whether running sequences move to another target.
     #[serde(default)]
     r#move: bool,
 }
@@ -54,7 +55,8 @@ async fn order(state: &AppState, headers: &HeaderMap, drain: Drain) -> Response 
     }
 }
 
-/// Browsers send such requests across origins without asking, and a page that somebody looks at must not drain his workers.
+/// Checks the key, and that the request is not cross-origin: browsers send such requests without a preflight,
+/// and a web page must not be able to drain a visitor's workers.
 pub(crate) fn check(state: &AppState, headers: &HeaderMap) -> Result<(), RouterError> {
     let text = |name| headers.get(name).map(HeaderValue::as_bytes);
     let authority = |origin: &[u8]| {

@@ -1,26 +1,26 @@
-//! [`Answer`]: what one answer is made of, part after part, as APIs show it that give each part a place of its own. The parts depend on the
-//! text alone; a stream is told how they grow, a whole answer reads them at its end.
+//! [`Answer`]: the parts of one answer, for APIs that represent each part separately. The parts depend only
+//! on the text. A stream receives the changes; a whole answer reads the parts at the end.
 
 use crate::output::{OutputFormat, OutputReader, Piece, ToolCall, joined};
 
 /// A part of an answer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum AnswerPart {
-    /// What the model says.
+    /// Content.
     Text(String),
-    /// What it thinks first.
+    /// Reasoning.
     Reasoning(String),
-    /// A call of a tool.
+    /// A tool call.
     Call {
-        /// Among the answer's calls, from 0.
+        /// Index among the answer's calls, from 0.
         idx: u32,
-        /// As far as it is known.
+        /// The call received so far.
         call: ToolCall,
     },
 }
 
 impl AnswerPart {
-    /// One of this kind that has not grown yet.
+    /// Returns an empty part of the same kind.
     pub(super) fn emptied(&self) -> Self {
         match self {
             Self::Text(_) => Self::Text(String::new()),
@@ -33,14 +33,14 @@ impl AnswerPart {
     }
 }
 
-/// How the parts grew; each names a part by its place.
+/// A change of the parts; refers to a part by its index.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Change {
-    /// One begins. Of a call the name is known.
+    /// A part begins. The name of a call is known.
     Began(usize),
-    /// This was added to it.
+    /// Text was appended to the part.
     Grew(usize, String),
-    /// It is complete.
+    /// The part is complete.
     Ended(usize),
 }
 
@@ -53,19 +53,20 @@ pub(super) struct Answer {
 }
 
 impl Answer {
-    /// One of which nothing is known yet.
+    /// Creates an empty answer.
     pub(super) fn new(format: &OutputFormat) -> Self {
         Self { reader: OutputReader::new(format), parts: Vec::new(), num_calls: 0 }
     }
 
-    /// One that is complete.
+    /// Parses a complete answer.
     pub(super) fn whole(format: &OutputFormat, text: &str) -> Self {
         let mut answer = Self::new(format);
         answer.read(text, true);
         answer
     }
 
-    /// Reads on. At the end what was held back comes too, and an answer without parts gets an empty text: clients look for one.
+    /// Appends text and returns the changes. At the end, withheld text is added, and an answer without parts
+    /// gets an empty text part, because clients expect one.
     pub(super) fn read(&mut self, text: &str, is_end: bool) -> Vec<Change> {
         let mut pieces = self.reader.push(text);
         if is_end {
@@ -89,7 +90,7 @@ impl Answer {
         &self.parts
     }
 
-    /// Whether it has called a tool.
+    /// Whether the answer contains a tool call.
     pub(super) fn has_calls(&self) -> bool {
         self.num_calls > 0
     }
@@ -145,7 +146,7 @@ mod tests {
         OutputFormat { calls, reasoning: ReasoningFormat::Begun, single_call: false }
     }
 
-    /// However a text is cut, the changes add up to the parts of the whole one.
+    /// However the text is split, the changes add up to the parts of the whole text.
     #[test]
     fn parts_grow_to_what_the_whole_text_holds() {
         let text = "hm</think>I look\n<tool_call>{\"name\": \"f\", \"arguments\": {\"a\": 1}}</tool_call>\

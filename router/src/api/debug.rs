@@ -1,4 +1,5 @@
-//! `/debug/lanes`: what each lane's choice of k rests on and how its workers are, for operators. Behind the API keys, if there are any.
+//! `/debug/lanes`: for operators, the inputs of each lane's choice of k and the state of its workers.
+//! Requires an API key if keys are configured.
 
 use axum::extract::State;
 use axum::response::{IntoResponse as _, Json, Response};
@@ -9,12 +10,12 @@ use serde::Serialize;
 
 use crate::pipeline::AppState;
 
-/// What `/debug/lanes` shows.
+/// Response of `/debug/lanes`.
 #[derive(Debug, Serialize)]
 struct LanesPage {
     #[serde(flatten)]
     scheduler: SchedulerReport,
-    /// How long requests waited to be admitted, by priority.
+    /// Admission wait times, by priority.
     admission_waits: Vec<WaitReport>,
 }
 

@@ -1,4 +1,5 @@
-//! One generating request over HTTP, from its head to the head of its answer, in whichever shapes its API has ([`Dialect`]).
+//! Handles one generation request over HTTP, from request head to response head, in the format of its API
+//! ([`Dialect`]).
 
 use std::panic::AssertUnwindSafe;
 
@@ -26,23 +27,23 @@ use crate::request::gateway::Slo;
 use crate::request::record::RequestRecord;
 use crate::request::{Caller, Operation, SentRequest, span};
 
-/// Names a request: the client's own name for it where it sent one, else ours.
+/// Identifies a request: the client's id if it sent one, else the router's.
 pub(super) const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 
-/// The shapes of one API: what it reads, and what it answers.
+/// The format of one API: request bodies and responses.
 pub(super) trait Dialect: Send + Sync {
-    /// A body, its fields not yet judged.
+    /// A request body, not checked yet.
     type Body: DeserializeOwned + Send;
-    /// What the answer has to know of the request.
+    /// Properties of the request that the response depends on.
     type Form: Send;
 
-    /// What the model is to do.
+    /// Kind of request.
     fn operation(&self) -> Operation;
 
-    /// What ids of its answers begin with.
+    /// Prefix of response ids.
     fn id_prefix(&self) -> &'static str;
 
-    /// The request, free of the API's shapes.
+    /// Converts a body to the common request.
     fn read(&self, body: Self::Body, asked: Asked<'_>) -> Result<(SentRequest, Self::Form), RouterError>;
 
     /// Answers a request that has started. For a stream this returns at once.
@@ -53,21 +54,21 @@ pub(super) trait Dialect: Send + Sync {
         form: Self::Form,
     ) -> impl Future<Output = Result<Response, RouterError>> + Send;
 
-    /// An error in the API's shape.
+    /// Returns an error in the API's format.
     fn refuse(&self, error: &RouterError) -> Response;
 }
 
-/// What stands around a body.
+/// Context of a request body.
 pub(super) struct Asked<'a> {
-    /// What is shared.
+    /// Shared state.
     pub(super) state: &'a AppState,
-    /// Who asks.
+    /// The authenticated caller.
     pub(super) caller: &'a Caller,
-    /// What the header says that the work is.
+    /// Task type from the header.
     pub(super) task_type: Option<String>,
 }
 
-/// Answers one request. A panic is this request's alone.
+/// Answers one request. A panic fails only this request.
 pub(super) async fn exchange<D: Dialect>(state: AppState, dialect: D, request: Request) -> Response {
     let span = span::open(Protocol::Http, dialect.operation());
     telemetry::set_parent_from_headers(&span, request.headers());
@@ -89,7 +90,7 @@ pub(super) async fn exchange<D: Dialect>(state: AppState, dialect: D, request: R
     response
 }
 
-/// A fresh id.
+/// Creates a new id.
 pub(super) fn new_id(prefix: &str) -> String {
     format!("{prefix}{}", uuid::Uuid::now_v7().simple())
 }
@@ -152,7 +153,8 @@ async fn read<D: Dialect>(
     Ok(Read { sent, form, caller, deadline, slo })
 }
 
-/// A chat completion in OpenAI's shape as it was sent, who sent it and until when it has to be answered: for what answers it in shapes of its own.
+/// Reads a chat completion request in OpenAI's format, with its caller and deadline, for handlers that answer
+/// in their own format.
 pub(crate) async fn read_chat(
     state: &AppState,
     request: Request,
@@ -161,8 +163,8 @@ pub(crate) async fn read_chat(
     Ok((sent, caller, deadline))
 }
 
-/// Refuses the first field of the object at `path` (empty, or with its dot) that asks for something that is not supported; `says_off` knows
-/// the values that ask for nothing.
+/// Refuses the first field of the object at `path` (empty, or ending in a dot) that requests an unsupported
+/// feature. `says_off` recognizes values that request nothing.
 pub(super) fn refuse_fields(
     path: &str,
     fields: &[(&str, &Option<Value>)],
@@ -180,7 +182,8 @@ pub(super) fn refuse_fields(
     }
 }
 
-/// The whole text of an answer of one choice, why it ended, and the memory that it takes while this is kept.
+/// Collects the whole text of a single choice. Returns it with its finish reason and with the memory reserved
+/// for it.
 pub(super) async fn collect(
     state: &AppState,
     text: &mut TextStream,
@@ -199,7 +202,7 @@ pub(super) async fn collect(
     }
 }
 
-/// An answer that is written already.
+/// Response with the given JSON body.
 pub(super) fn json_response(json: String) -> Response {
     ([(header::CONTENT_TYPE, HeaderValue::from_static("application/json"))], json).into_response()
 }

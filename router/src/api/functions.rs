@@ -1,33 +1,33 @@
-//! Function tools, in the shapes of all APIs: which tools a request has, which of them it wants called, and what calls and their ids look
-//! like. What is allowed is judged in [`crate::request::tools`].
+//! Function tools in the formats of all APIs: the tools of a request, `tool_choice`, calls and their ids.
+//! Limits are checked in [`crate::request::tools`].
 
 use serde_json::{Map, Value, json};
 
 use crate::error::RouterError;
 use crate::request::tools::{SentTools, Tool, ToolChoice};
 
-/// How an API writes a function tool.
+/// Format of a function tool in an API.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum ToolShape {
-    /// Conversations: name, description and `parameters` stand in `function`.
+    /// Chat completions: name, description and `parameters` are fields of `function`.
     Nested,
-    /// Responses: they stand in the tool itself.
+    /// Responses: they are fields of the tool itself.
     Flat,
-    /// Anthropic's messages: the same, and the schema is called `input_schema`.
+    /// Anthropic's messages: like [`Self::Flat`], with the schema called `input_schema`.
     InputSchema,
 }
 
-/// The tools of a request.
+/// Tools of a request.
 #[derive(Debug, Default)]
 pub(super) struct ReadTools {
-    /// For the checks.
+    /// Input of the checks.
     pub(super) sent: SentTools,
-    /// As chat templates know them: each in the shape of conversations.
+    /// Tools for the chat template, each in the format of chat completions.
     told: Vec<Value>,
 }
 
 impl ToolShape {
-    /// The path from a tool to its name.
+    /// Path from a tool to its name.
     pub(super) fn name_path(self) -> &'static str {
         match self {
             Self::Nested => ".function.name",
@@ -35,7 +35,7 @@ impl ToolShape {
         }
     }
 
-    /// Reads tools and what is wanted of them.
+    /// Reads the tools and the settings for calls.
     pub(super) fn read(
         self,
         tools: Vec<Value>,
@@ -47,7 +47,7 @@ impl ToolShape {
         Ok(ReadTools { sent: SentTools { tools, choice, parallel: parallel.unwrap_or(true) }, told })
     }
 
-    /// One tool, and what templates are told of it.
+    /// Reads one tool; also returns it in the template's format.
     fn read_tool(self, idx: usize, tool: Value) -> Result<(Tool, Value), RouterError> {
         let wrong = |path: &str, expected: &str| {
             let path = format!("tools[{idx}]{path}");
@@ -92,7 +92,7 @@ impl ToolShape {
         Ok((Tool { name, parameters }, told.unwrap_or(tool)))
     }
 
-    /// `tool_choice` as OpenAI writes it.
+    /// Reads `tool_choice` in OpenAI's format.
     pub(super) fn read_choice(self, choice: Option<&Value>) -> Result<ToolChoice, RouterError> {
         let Some(choice) = choice else { return Ok(ToolChoice::Auto) };
         match choice {
@@ -120,7 +120,7 @@ impl ToolShape {
 }
 
 impl ReadTools {
-    /// The template's variables: it is told of tools that can be called, and of no others.
+    /// Sets the template's `tools` variable. Tools that may not be called are left out.
     pub(super) fn tell(&mut self, variables: &mut Map<String, Value>) {
         let told = std::mem::take(&mut self.told);
         variables.remove("tools");
@@ -130,7 +130,7 @@ impl ReadTools {
     }
 }
 
-/// A call's arguments as a client sends them back.
+/// Reads a call's arguments as sent back by a client.
 pub(super) fn read_arguments(path: &str, arguments: &Value) -> Result<Map<String, Value>, RouterError> {
     let arguments = match arguments {
         Value::Null => Some(Map::new()),
@@ -143,12 +143,12 @@ pub(super) fn read_arguments(path: &str, arguments: &Value) -> Result<Map<String
     arguments.ok_or_else(wrong)
 }
 
-/// The id of a choice's call.
+/// Id of a choice's call.
 pub(super) fn call_id(prefix: &str, response_id: &str, choice: u32, call: u32) -> String {
     format!("{prefix}{}_{choice}_{call}", unique_part(response_id))
 }
 
-/// What of a response's id is its own: what stands behind the prefix that all of an API's responses have.
+/// Returns a response id without the prefix common to its API.
 pub(super) fn unique_part(response_id: &str) -> &str {
     response_id.rsplit(['-', '_']).next().unwrap_or_default()
 }

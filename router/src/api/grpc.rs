@@ -1,5 +1,5 @@
-//! The gRPC API: `outrider.v1.Inference`. It turns messages into a [`SentRequest`] and text into messages; everything
-//! between is what HTTP uses too. [`grpc_service`] is what a server mounts.
+//! The gRPC API: `outrider.v1.Inference`. Converts messages to a [`SentRequest`] and text deltas to messages;
+//! the rest of the path is shared with HTTP. Servers mount [`grpc_service`].
 
 use std::panic::AssertUnwindSafe;
 
@@ -36,7 +36,7 @@ use text::ConversationMessage;
 const TASK_TYPE: &str = "x-task-type";
 const REQUEST_ID: &str = "x-request-id";
 
-/// The service.
+/// Creates the service.
 pub fn grpc_service(state: AppState) -> InferenceServer<InferenceDoor> {
     InferenceServer::new(InferenceDoor { state }).max_decoding_message_size(BODY_BYTES_MAX)
 }
@@ -120,7 +120,7 @@ fn read(
     Ok((sent_request(metadata, message)?, caller))
 }
 
-/// Takes what a gateway says of a request into account.
+/// Applies a gateway's metadata to the caller.
 pub(super) fn through_gateway(
     state: &AppState,
     caller: &mut Caller,
@@ -129,7 +129,7 @@ pub(super) fn through_gateway(
     incoming::through_gateway(state, caller, |name| metadata.get(name).map(|value| value.as_encoded_bytes()))
 }
 
-/// How long the client waits for the whole answer, where it says so.
+/// Reads the client's deadline for the whole answer, if any.
 pub(super) fn deadline_of(metadata: &MetadataMap) -> Result<Option<Deadline>, RouterError> {
     let timeout = metadata.get(GRPC_TIMEOUT_HEADER).map(|value| value.as_encoded_bytes());
     Ok(timeout.map(Deadline::of_grpc).transpose()?.flatten())
@@ -223,7 +223,8 @@ fn sent_sampling(sampling: v1::SamplingParams) -> SentSampling {
     }
 }
 
-/// The shortest decimal that means `value`: 0.7 and not 0.699999988079071, for messages and equal bounds.
+/// Returns the shortest decimal that parses to `value` (0.7 instead of 0.699999988079071), for messages and
+/// so that bounds compare as over HTTP.
 pub(super) fn widen(value: f32) -> f64 {
     value.to_string().parse().unwrap_or_else(|_| f64::from(value))
 }
@@ -234,7 +235,7 @@ fn sent_speculation(speculation: v1::Speculation) -> SentSpeculation {
         Ok(v1::AcceptanceMode::Coupled) => Some("coupled".to_owned()),
         Ok(v1::AcceptanceMode::Rejection) => Some("rejection".to_owned()),
         Ok(v1::AcceptanceMode::Typical) => Some("typical".to_owned()),
-        // Of a newer wire: judged, and refused, where every other unknown mode is.
+        // A mode of a newer protocol: refused later, like every unknown mode.
         Err(_) => Some(speculation.acceptance.to_string()),
     };
     SentSpeculation {
@@ -245,7 +246,7 @@ fn sent_speculation(speculation: v1::Speculation) -> SentSpeculation {
     }
 }
 
-/// The answer: one message a piece of text, and one with the usage.
+/// The response stream: one message per delta, then one with the usage.
 fn messages(text: TextStream) -> BoxStream<'static, Result<v1::GenerateResponse, Status>> {
     stream::unfold((text, false), |(mut text, ended)| async move {
         if ended {
@@ -261,7 +262,7 @@ fn messages(text: TextStream) -> BoxStream<'static, Result<v1::GenerateResponse,
     .boxed()
 }
 
-/// What every message repeats.
+/// Fields repeated by every message.
 fn frame(text: &TextStream) -> v1::GenerateResponse {
     let info = text.info();
     v1::GenerateResponse {

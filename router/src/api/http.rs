@@ -1,4 +1,4 @@
-//! The HTTP API: which route leads where, and errors in OpenAI's shape where no route does. [`http_app`] is what a server mounts.
+//! The HTTP API: routes, and errors in OpenAI's format for unknown routes. Servers mount [`http_app`].
 
 use axum::Router;
 use axum::extract::{Path, Request, State};
@@ -16,7 +16,7 @@ use crate::error::RouterError;
 use crate::pipeline::AppState;
 use crate::request::Operation;
 
-/// What clients reach: OpenAI's routes, vLLM's and Anthropic's beside them, and the probes.
+/// Routes for clients: OpenAI's, vLLM's and Anthropic's endpoints, and the probes.
 pub fn http_app(state: AppState) -> Router {
     let probes = service::health::probes(state.health.clone());
     Router::new()
@@ -27,7 +27,7 @@ pub fn http_app(state: AppState) -> Router {
         .route("/v1/messages", post(anthropic::create))
         .route("/v1/messages/count_tokens", post(anthropic::count_tokens))
         .route("/v1/models", get(list_models))
-        // A model's id may hold slashes.
+        // A model's id may contain slashes.
         .route("/v1/models/{*id}", get(get_model))
         .merge(vllm::routes())
         .with_state(state)
@@ -36,8 +36,8 @@ pub fn http_app(state: AppState) -> Router {
         .fallback(route_not_found)
 }
 
-/// What operators reach, at an address of its own: the probes with their reasons, metrics, what the lanes think, and orders to
-/// drain workers and to roll drafts out.
+/// Routes for operators, served at a separate address: probes with reasons, metrics, the state of the lanes,
+/// and orders to drain workers and roll out drafts.
 pub fn admin_app(state: AppState) -> Router {
     let observed = service::health::router(state.health.clone(), state.metrics_page.clone());
     Router::new()

@@ -1,4 +1,4 @@
-//! What every HTTP route reads of a request: who sends it, and its body, within the limits of size and time.
+//! Reads the parts common to all HTTP requests: the caller, and the body within its limits of size and time.
 
 use axum::body::{Body, Bytes, HttpBody as _};
 use http::{HeaderMap, HeaderName, HeaderValue, header};
@@ -16,13 +16,13 @@ use crate::request::gateway::{GatewayHeaders, Slo};
 use crate::request::limits::{BODY_BYTES_MAX, BODY_DISCARD_BYTES_MAX, BODY_WAIT_MAX};
 use crate::request::{Caller, span};
 
-/// Anthropic's clients send their key here.
+/// Header that Anthropic's clients use for the key.
 const API_KEY: HeaderName = HeaderName::from_static("x-api-key");
-/// Characters of `x-request-id` and `x-session-id`.
+/// Maximum length of `x-request-id` and `x-session-id`, in characters.
 const IDENTITY_LEN_MAX: usize = 256;
 const TASK_TYPE: &str = "x-task-type";
 
-/// Who sends a request with these headers: by `authorization`, or by Anthropic's `x-api-key`.
+/// Authenticates a request by its `authorization` header, or by Anthropic's `x-api-key`.
 pub(super) fn authenticate(state: &AppState, headers: &HeaderMap) -> Result<Caller, RouterError> {
     let authorization = headers.get(header::AUTHORIZATION).map(HeaderValue::as_bytes);
     match (authorization, headers.get(API_KEY)) {
@@ -31,14 +31,14 @@ pub(super) fn authenticate(state: &AppState, headers: &HeaderMap) -> Result<Call
     }
 }
 
-/// What a client calls its request, and the session that the request belongs to.
+/// The client's ids of its request and session.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Identity<'a> {
     pub(super) request_id: Option<&'a str>,
     pub(super) session_id: Option<&'a str>,
 }
 
-/// By `x-request-id` and `x-session-id`.
+/// Reads `x-request-id` and `x-session-id`.
 pub(super) fn identity_of(headers: &HeaderMap) -> Result<Identity<'_>, RouterError> {
     let named = |name: &'static str| match headers.get(name).map(HeaderValue::to_str) {
         None => Ok(None),
@@ -56,13 +56,13 @@ pub(super) fn identity_of(headers: &HeaderMap) -> Result<Identity<'_>, RouterErr
     Ok(Identity { request_id: named("x-request-id")?, session_id: named("x-session-id")? })
 }
 
-/// How long the client waits for the whole answer, where it says so.
+/// Reads the client's deadline for the whole answer, if any.
 pub(super) fn deadline_of(headers: &HeaderMap) -> Result<Option<Deadline>, RouterError> {
     let timeout = headers.get(REQUEST_TIMEOUT_HEADER).map(HeaderValue::as_bytes);
     Ok(timeout.map(Deadline::of_milliseconds).transpose()?.flatten())
 }
 
-/// Takes what a gateway says of a request into account, by the headers or the metadata that `header` finds.
+/// Applies a gateway's headers to the caller; `header` returns the value of a header or of metadata.
 pub(super) fn through_gateway<'a>(
     state: &AppState,
     caller: &mut Caller,
@@ -74,13 +74,13 @@ pub(super) fn through_gateway<'a>(
     Ok(said.slo)
 }
 
-/// What the client says its work is.
+/// Reads the task type named by the client.
 pub(super) fn task_type_of(headers: &HeaderMap) -> Result<Option<String>, RouterError> {
     let not_text = |_| RouterError::invalid(TASK_TYPE, format!("the header {TASK_TYPE} must be plain ASCII"));
     headers.get(TASK_TYPE).map(|value| value.to_str().map(str::to_owned).map_err(not_text)).transpose()
 }
 
-/// Reads a JSON object.
+/// Reads the body as a JSON object.
 pub(super) async fn read_object<T: DeserializeOwned>(
     headers: &HeaderMap,
     body: Body,
@@ -92,7 +92,8 @@ pub(super) async fn read_object<T: DeserializeOwned>(
     Ok(body)
 }
 
-/// Browsers send other types across origins without asking; a router on loopback must not answer those.
+/// Browsers send other content types across origins without a preflight request; a router on loopback must
+/// not answer those.
 fn check_content_type(headers: &HeaderMap) -> Result<(), RouterError> {
     let content_type = headers.get(header::CONTENT_TYPE).map(HeaderValue::as_bytes).unwrap_or_default();
     let content_type = String::from_utf8_lossy(content_type).into_owned();
@@ -110,7 +111,7 @@ async fn read_body(body: Body) -> Result<Bytes, RouterError> {
 }
 
 async fn collect_body(mut body: Body) -> Result<Bytes, RouterError> {
-    // Who says that so much comes is answered without it.
+    // Refuse a body announced as larger than this without reading it.
     if body.size_hint().lower() > BODY_DISCARD_BYTES_MAX as u64 {
         return Err(RouterError::BodyTooLarge { limit: BODY_BYTES_MAX });
     }
@@ -125,7 +126,8 @@ async fn collect_body(mut body: Body) -> Result<Bytes, RouterError> {
         } else if num_bytes > BODY_DISCARD_BYTES_MAX {
             break;
         } else {
-            // A client that still writes when the connection closes never reads the answer: take the rest in first.
+            // A client that is still writing when the connection closes never reads the response, so read the
+            // rest first.
             bytes = Vec::new();
         }
     }

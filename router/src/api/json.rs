@@ -1,11 +1,10 @@
-//! A request's body to a type, with messages that say where a body is broken: field, line and column, and what was
-//! expected there.
+//! Parses a JSON request body. Errors name the field, line and column, and what was expected there.
 
 use serde::de::DeserializeOwned;
 
 use crate::error::RouterError;
 
-/// Reads a JSON body.
+/// Parses a JSON body.
 pub(super) fn from_body<T: DeserializeOwned>(body: &[u8]) -> Result<T, RouterError> {
     let text = std::str::from_utf8(body).map_err(|error| {
         let at = error.valid_up_to();
@@ -35,7 +34,7 @@ fn explain(path: &str, error: &serde_json::Error) -> RouterError {
     refused(Some(path), format!("{path}: {reason}"))
 }
 
-/// The name between backticks that follows `prefix`.
+/// Returns the name in backticks after `prefix`.
 fn quoted_after<'a>(text: &'a str, prefix: &str) -> Option<&'a str> {
     text.strip_prefix(prefix)?.strip_prefix('`')?.split('`').next()
 }

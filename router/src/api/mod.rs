@@ -1,5 +1,6 @@
-//! The APIs: HTTP ([`http`], in OpenAI's shapes, [`openai`], and vLLM's and Anthropic's beside them) and gRPC ([`grpc`], and vLLM's service, [`vllm_grpc`]). Each turns what was sent into one
-//! `SentRequest` and one `TextStream` into its own responses. An API never judges a value, counts tokens or knows a worker.
+//! The APIs: HTTP ([`http`], in OpenAI's format, [`openai`], with vLLM's and Anthropic's endpoints) and gRPC
+//! ([`grpc`], and vLLM's service, [`vllm_grpc`]). Each converts its request to a `SentRequest` and a
+//! `TextStream` to its responses. An API never checks values, counts tokens or knows about workers.
 
 mod admin;
 mod answer;
@@ -24,7 +25,7 @@ pub(crate) use exchange::read_chat;
 use crate::error::RouterError;
 use crate::request::{Operation, SentRequest};
 
-/// Reads a body as the HTTP API does: for what tries it on foreign bytes.
+/// Parses a body as the HTTP API does, for tests on untrusted input.
 pub fn read_openai_body(operation: Operation, body: &[u8]) -> Result<SentRequest, RouterError> {
     let openai::shapes::Object(body): openai::shapes::Object<openai::body::Body> = json::from_body(body)?;
     body.into_sent(operation, None).map(|(sent, _)| sent)

@@ -1,7 +1,8 @@
-//! `/admin/rollout`: an operator gives a new draft a share of the sequences, promotes it, or takes it back. `GET` shows how it does, `POST` begins
-//! one, `POST` to `/admin/rollout/promote` gives it everything, `DELETE` ends it. Behind the API keys, if there are any.
+//! `/admin/rollout`: an operator gives a new draft a share of the sequences, promotes it or rolls it back.
+//! `GET` shows the state, `POST` begins a rollout, `POST` to `/admin/rollout/promote` gives the draft all
+//! sequences, `DELETE` ends the rollout. Requires an API key if keys are configured.
 //!
-//! The order holds at this router until it is undone or the router ends; no text depends on it.
+//! The order applies to this router until it is undone or the router ends; no text depends on it.
 
 use axum::extract::{Request, State};
 use axum::response::{IntoResponse as _, Json, Response};
@@ -18,7 +19,7 @@ use crate::error::RouterError;
 use crate::generation::RolloutOrder;
 use crate::pipeline::AppState;
 
-/// What an operator sends.
+/// Request body.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Body {
@@ -31,14 +32,14 @@ struct Body {
     max_slowdown: Option<f64>,
 }
 
-/// What the router answers.
+/// Response body.
 #[derive(Debug, Serialize)]
 struct RolloutPage {
-    /// The rollout, if there is one.
+    /// The current rollout, if any.
     rollout: Option<RolloutReport>,
-    /// Draft workers of the candidate that are connected.
+    /// Addresses of the candidate's connected draft workers.
     workers: Vec<String>,
-    /// What drafts on trial are worth.
+    /// Scores of drafts on trial.
     shadows: ShadowsReport,
 }
 

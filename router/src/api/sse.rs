@@ -1,7 +1,8 @@
-//! A response as server-sent events: events while text comes, comments while nothing comes. What the events look like is the API's
-//! to say ([`Events`]). An error after the first byte is an event too.
+//! A response as server-sent events: events while text arrives, comments while there is none. The API defines
+//! the events ([`Events`]). An error after the first byte is an event too.
 //!
-//! Whatever is ready goes out in one write: the write is the dearest part of an event. It must never wait for more than is there.
+//! All ready deltas are written at once, because the write is the most expensive part of an event. The writer
+//! must never wait for more than is ready.
 
 use std::convert::Infallible;
 use std::pin::Pin;
@@ -19,38 +20,38 @@ use crate::error::RouterError;
 use crate::pipeline::text_delta::TextDelta;
 use crate::pipeline::text_stream::TextStream;
 
-/// What a client hears that would hear nothing else for too long.
+/// Comment that keeps an idle stream alive.
 const KEEP_ALIVE: &[u8] = b": keep-alive\n\n";
 
-/// Events of a client that was slow go out together, up to about so many bytes.
+/// Approximate limit of one write, reached when the client is slow.
 const WRITE_BYTES: usize = 16 << 10;
 
-/// Most events are no longer.
+/// Capacity reserved per event; most events are shorter.
 const USUAL_EVENT_BYTES: usize = 384;
 
-/// The events of one API. Each appends to `events` what it has to say.
+/// Event format of one API. Each method appends to `events`.
 pub(super) trait Events: Send + 'static {
-    /// Before the first piece.
+    /// Before the first delta.
     fn begin(&mut self, text: &TextStream, events: &mut Vec<u8>);
 
-    /// A piece of a choice.
+    /// For a delta of a choice.
     fn piece(&mut self, text: &TextStream, delta: TextDelta, events: &mut Vec<u8>);
 
-    /// After the last piece.
+    /// After the last delta.
     fn end(&mut self, text: &TextStream, events: &mut Vec<u8>);
 
-    /// Instead of what would have followed.
+    /// In place of the rest of the stream, after an error.
     fn fail(&mut self, text: &TextStream, error: &RouterError, events: &mut Vec<u8>);
 }
 
-/// Appends one event without a name.
+/// Appends an event without a name.
 pub(super) fn event<T: Serialize>(data: &T, events: &mut Vec<u8>) {
     events.extend_from_slice(b"data: ");
     serde_json::to_writer(&mut *events, data).expect("text, numbers and lists of them can be written");
     events.extend_from_slice(b"\n\n");
 }
 
-/// Appends one event of this name.
+/// Appends an event with this name.
 pub(super) fn named_event<T: Serialize>(name: &str, data: &T, events: &mut Vec<u8>) {
     events.extend_from_slice(b"event: ");
     events.extend_from_slice(name.as_bytes());
@@ -66,7 +67,7 @@ struct EventWriter<E> {
     ended: bool,
 }
 
-/// A client that reads the answer hears nothing for `keep_alive` at most.
+/// Streams a response, with a keep-alive comment after `keep_alive` without an event.
 pub(super) fn respond(text: TextStream, writer: impl Events, keep_alive: Duration) -> Response {
     let silence = Silence::new(keep_alive);
     let mut writer = EventWriter { text, writer, silence, began: false, ended: false };
@@ -81,7 +82,7 @@ pub(super) fn respond(text: TextStream, writer: impl Events, keep_alive: Duratio
 }
 
 impl<E: Events> EventWriter<E> {
-    /// The events that are ready.
+    /// Returns the events that are ready.
     fn poll_events(&mut self, context: &mut Context<'_>) -> Poll<Option<Bytes>> {
         if self.ended {
             return Poll::Ready(None);
@@ -112,7 +113,7 @@ impl<E: Events> EventWriter<E> {
         Poll::Ready(Some(events.into()))
     }
 }
-/// Watches how long nothing was said. Its timer is moved when it fires and not with every event.
+/// Measures the time without events. The timer is reset when it fires, not on every event.
 struct Silence {
     most: Duration,
     since: Instant,
@@ -125,7 +126,7 @@ impl Silence {
         Self { most, since, timer: Box::pin(sleep_until(since + most)) }
     }
 
-    /// Something is said: tokens that came since something was said last, or something else, now.
+    /// Restarts the measurement: at the last token's time if it is new, else now.
     fn broken(&mut self, last_token_at: Option<Instant>) {
         self.since = last_token_at.filter(|at| *at > self.since).unwrap_or_else(Instant::now);
     }

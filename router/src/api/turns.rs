@@ -1,5 +1,5 @@
-//! [`Turns`]: a conversation put together of items or blocks, where a turn's text, thought and calls come one by one. Templates know
-//! them as one message.
+//! [`Turns`]: builds a conversation from items or blocks. They contain a turn's text, reasoning and calls
+//! separately, while chat templates expect one message.
 
 use std::collections::HashSet;
 
@@ -20,7 +20,7 @@ pub(super) struct Turns {
 }
 
 impl Turns {
-    /// Goes on from earlier messages.
+    /// Continues earlier messages.
     pub(super) fn after(messages: Vec<ConversationMessage>) -> Self {
         let ids = |message: &ConversationMessage| -> Vec<String> {
             message.tool_calls.iter().filter_map(|call| call["id"].as_str().map(str::to_owned)).collect()
@@ -29,7 +29,8 @@ impl Turns {
         Self { messages, calls }
     }
 
-    /// Somebody says something. An assistant that has only thought so far says it in the same message.
+    /// Appends a message. If the assistant's last message has only reasoning so far, the text is added to
+    /// that message.
     pub(super) fn say(&mut self, role: &str, text: String) {
         match self.messages.last_mut() {
             Some(last) if role == ASSISTANT && has_only_thought(last) => last.content = text,
@@ -37,7 +38,7 @@ impl Turns {
         }
     }
 
-    /// The assistant thinks, before it says or calls something.
+    /// Appends reasoning of the assistant, which precedes its text or calls.
     pub(super) fn think(&mut self, text: String) {
         let last = self.messages.last_mut().filter(|last| has_only_thought(last));
         match last.and_then(|last| last.reasoning_content.as_mut()) {
@@ -49,7 +50,7 @@ impl Turns {
         }
     }
 
-    /// The assistant calls a tool, in the message of what it said or called before.
+    /// Appends a tool call to the assistant's current message.
     pub(super) fn call(&mut self, id: &str, name: &str, arguments: Map<String, Value>) {
         if self.messages.last().is_none_or(|last| last.role != ASSISTANT) {
             self.messages.push(ConversationMessage::new(ASSISTANT, String::new()));
@@ -62,7 +63,7 @@ impl Turns {
         self.calls.insert(id.to_owned());
     }
 
-    /// A tool answers a call, which stands at `path` by its id.
+    /// Appends the output of a call; `path` is the path of the call's id.
     pub(super) fn answer(&mut self, path: &str, id: &str, output: String) -> Result<(), RouterError> {
         if !self.calls.contains(id) {
             let message = format!("{path} is `{id}`, which is no call before it");
@@ -73,7 +74,8 @@ impl Turns {
         Ok(())
     }
 
-    /// What a model answered; `id_of` names its calls. A call whose arguments were cut off is left out: no template could show it.
+    /// Appends a model's answer; `id_of` returns the ids of its calls. A call with truncated arguments is
+    /// left out: no template could render it.
     pub(super) fn answered(&mut self, parts: &[AnswerPart], id_of: impl Fn(u32) -> String) {
         for part in parts {
             match part {
@@ -88,7 +90,7 @@ impl Turns {
         }
     }
 
-    /// All of them.
+    /// Returns the messages.
     pub(super) fn into_messages(self) -> Vec<ConversationMessage> {
         self.messages
     }

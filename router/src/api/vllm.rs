@@ -1,5 +1,5 @@
-//! vLLM's endpoints beside OpenAI's: ids of a text and back, what a request's prompts are in ids, version and health. Embeddings,
-//! which no model here makes, are refused.
+//! vLLM's endpoints beside OpenAI's: tokenize, detokenize, render prompts to token ids, version and health.
+//! Embeddings are refused, because no model here makes them.
 
 use axum::Router;
 use axum::extract::{Request, State};
@@ -22,7 +22,7 @@ use crate::request::{CheckedRequest, Operation};
 use crate::tokenize::{Prompt, encode_text, tokenize};
 use text::{ChatTemplate, Framing};
 
-/// All of them.
+/// Routes of these endpoints.
 pub(super) fn routes() -> Router<AppState> {
     Router::new()
         .route("/tokenize", post(tokenize_text))
@@ -31,7 +31,7 @@ pub(super) fn routes() -> Router<AppState> {
         .route("/version", get(version))
         .route("/metrics", get(metrics))
         .route("/health", get(health))
-        // SageMaker's probe, which may come by either method.
+        // SageMaker's probe uses either method.
         .route("/ping", get(health).post(health))
         .route("/v1/embeddings", post(embeddings))
         .route("/v1/chat/completions/render", post(render_chat))
@@ -47,8 +47,8 @@ async fn version(State(state): State<AppState>, headers: HeaderMap) -> Result<Re
     Ok(Json(json!({ "version": env!("CARGO_PKG_VERSION") })).into_response())
 }
 
-/// Where load generators look for what speculation did, beside what they load. It tells of everybody's requests: where there are keys, it is
-/// at the operators' address alone.
+/// Serves metrics at the clients' address, where load generators look for them. They cover the requests of
+/// all clients, so with API keys they are served at the operators' address only.
 async fn metrics(
     State(state): State<AppState>,
     method: Method,
@@ -64,7 +64,7 @@ async fn metrics(
     Ok(([(header::CONTENT_TYPE, exposition.content_type())], page).into_response())
 }
 
-/// What a client has to know to use a tokenizer that is here: as in a checkpoint's `tokenizer_config.json`.
+/// Serves the tokenizer settings a client needs, as in a checkpoint's `tokenizer_config.json`.
 async fn tokenizer_info(State(state): State<AppState>, headers: HeaderMap) -> Result<Response, RouterError> {
     let caller = authenticate(&state, &headers)?;
     let entry = caller.model_or_sole(&state.catalog, None)?;
@@ -80,7 +80,7 @@ async fn tokenizer_info(State(state): State<AppState>, headers: HeaderMap) -> Re
     Ok(Json(info).into_response())
 }
 
-/// What is sent to `/tokenize`: a text or a conversation.
+/// Body of `/tokenize`: a text or a conversation.
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 struct TokenizeBody {
@@ -125,7 +125,7 @@ async fn tokenize_text(State(state): State<AppState>, request: Request) -> Resul
     Ok(Json(answer).into_response())
 }
 
-/// What is to be turned into ids.
+/// Input to tokenize.
 enum TokenizePrompt {
     Text(String, Framing),
     Chat(Prompt),
@@ -166,7 +166,7 @@ impl TokenizeBody {
     }
 }
 
-/// What is sent to `/detokenize`.
+/// Body of `/detokenize`.
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 struct DetokenizeBody {
@@ -211,7 +211,7 @@ async fn render_completions(
     Ok(Json(rendered(&state, Operation::Completion, request).await?).into_response())
 }
 
-/// One prompt in ids, with what its generation is asked for in vLLM's terms.
+/// One prompt as token ids, with its sampling parameters in vLLM's format.
 #[derive(Debug, Serialize)]
 struct RenderedPrompt {
     request_id: String,

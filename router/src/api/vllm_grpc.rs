@@ -1,6 +1,6 @@
-//! `vllm.grpc.engine.VllmEngine`: the service by which gateways talk to vLLM, so that they route to a router unmodified. Token ids in,
-//! token ids out; everything between is what the other APIs use too. The protocol names no model: where several are served the metadata
-//! `x-model` does.
+//! `vllm.grpc.engine.VllmEngine`: the service through which gateways talk to vLLM, so that they can route to
+//! this router unmodified. Token ids in, token ids out; the rest of the path is shared with the other APIs.
+//! The protocol has no model field: if several models are served, the metadata `x-model` selects one.
 
 use std::collections::HashMap;
 use std::panic::AssertUnwindSafe;
@@ -35,13 +35,13 @@ use crate::request::{Caller, Operation, span};
 
 const MODEL: &str = "x-model";
 
-/// What gateways tell this protocol's servers by.
+/// Server type by which gateways recognize this protocol.
 const SERVER_TYPE: &str = "vllm-grpc";
 
-/// Characters of a request's id.
+/// Maximum length of a request id, in characters.
 const REQUEST_ID_LEN_MAX: usize = 256;
 
-/// The service.
+/// Creates the service.
 pub fn vllm_grpc_service(state: AppState) -> VllmEngineServer<Engine> {
     let engine = Engine { state, running: Running::default(), began: Instant::now() };
     VllmEngineServer::new(engine).max_decoding_message_size(BODY_BYTES_MAX)
@@ -54,7 +54,7 @@ pub struct Engine {
     began: Instant,
 }
 
-/// The requests under way, by whose they are and what they are called.
+/// Running requests, by isolation key and request id.
 #[derive(Clone, Default)]
 struct Running(Arc<Mutex<RunningState>>);
 
@@ -66,7 +66,7 @@ struct RunningState {
     last_received: f64,
 }
 
-/// One of them, until it is dropped.
+/// Registration of a running request; removed on drop.
 struct RunningRequest {
     key: Key,
     abort: CancellationToken,
@@ -75,7 +75,7 @@ struct RunningRequest {
 
 impl Running {
     fn state(&self) -> MutexGuard<'_, RunningState> {
-        // Whoever panicked while it held the lock had put or taken one entry.
+        // A panic under the lock leaves at most one entry added or removed.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -151,7 +151,7 @@ impl VllmEngine for Engine {
         let caller = authenticate(&self.state, request.metadata())?;
         let state = self.running.state();
         for id in request.into_inner().request_ids {
-            // One that has ended by now needs no word.
+            // A request that has ended is ignored.
             if let Some(abort) = state.aborts.get(&(caller.isolation_key, id)) {
                 abort.cancel();
             }
@@ -250,7 +250,7 @@ fn sent_request(message: vllm::GenerateRequest) -> Result<SentRequest, RouterErr
     refuse_unsupported(&sampling)?;
     Ok(SentRequest {
         prompts,
-        // The protocol's default is what the window leaves.
+        // By default the output may fill the rest of the window.
         max_tokens: sampling.max_tokens.map(i64::from),
         wants_whole_window: sampling.max_tokens.is_none(),
         min_tokens: Some(sampling.min_tokens.into()),
@@ -277,7 +277,7 @@ fn refuse_unsupported(sampling: &vllm::SamplingParams) -> Result<(), RouterError
     let refused = [
         constraint,
         (sampling.n > 1).then_some("n"),
-        // The answers of this protocol have no place for them.
+        // This protocol's responses have no fields for them.
         sampling.logprobs.is_some().then_some("logprobs"),
         sampling.prompt_logprobs.is_some().then_some("prompt_logprobs"),
         sampling.include_stop_str_in_output.then_some("include_stop_str_in_output"),
@@ -295,7 +295,7 @@ fn sent_sampling(sampling: vllm::SamplingParams) -> SentSampling {
     let set = |value: f32| (value != 0.0).then(|| widen(value));
     let mut logit_bias: Vec<(i64, f64)> =
         sampling.logit_bias.into_iter().map(|(id, bias)| (id.into(), widen(bias))).collect();
-    // A map comes in any order; the same request is the same wherever it is read.
+    // Maps have no order; sort so that equal requests are equal everywhere.
     logit_bias.sort_by_key(|(id, _)| *id);
     SentSampling {
         temperature: sampling.temperature.map(widen),
@@ -309,14 +309,14 @@ fn sent_sampling(sampling: vllm::SamplingParams) -> SentSampling {
     }
 }
 
-/// The answer to one request.
+/// Response to one request.
 struct Answer {
     text: TextStream,
     running: RunningRequest,
     output_ids: Vec<TokenId>,
-    /// Said once the choice is complete.
+    /// Set once the choice is complete.
     finish: Option<FinishReason>,
-    /// A message for each piece, besides the last one with everything.
+    /// Whether each delta is sent as a message before the final message, which contains everything.
     streams: bool,
     ended: bool,
 }
@@ -337,12 +337,12 @@ impl Answer {
             }
             let next = tokio::select! {
                 biased;
-                // Somebody asked for its end.
+                // The request was aborted.
                 () = self.running.abort.cancelled() => {
                     self.text.fail(&RouterError::ClientGone);
                     return Some(Ok(self.complete("abort")));
                 }
-                // Text, or its end.
+                // The next delta, or the end.
                 next = self.text.next() => next,
             };
             match next {

@@ -107,7 +107,7 @@ pub async fn connect(address: &str, caller: &Caller) -> anyhow::Result<Connectio
     Ok(Connection { client, hello, credits, role, outbox, frames })
 }
 
-/// Fetches one asset within [`ASSET_TIMEOUT`] and checks it against the hash in the handshake.
+/// Fetches one asset within a minute and checks it against the hash in the handshake.
 pub async fn fetch_asset(client: &WorkerClient<Channel>, asset: &v1::Asset) -> anyhow::Result<Vec<u8>> {
     let fetched = tokio::time::timeout(ASSET_TIMEOUT, read_asset(client, asset)).await;
     fetched.with_context(|| format!("{} did not come within {} s", asset.name, ASSET_TIMEOUT.as_secs()))?

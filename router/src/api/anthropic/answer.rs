@@ -1,4 +1,4 @@
-//! What Anthropic's clients read: a message, the events by which a streamed one grows, and errors.
+//! Responses in Anthropic's format: a message, the events of a streamed message, and errors.
 
 use serde::Serialize;
 use serde_json::{Value, json};
@@ -12,7 +12,7 @@ use crate::pipeline::text_delta::{ResponseInfo, TextDelta};
 use crate::pipeline::text_stream::TextStream;
 use crate::request::Usage;
 
-/// A message, at whichever point of its making.
+/// A message, complete or not.
 #[derive(Debug, Serialize)]
 pub(super) struct Message<'a> {
     id: &'a str,
@@ -23,19 +23,19 @@ pub(super) struct Message<'a> {
     stop_reason: Option<&'static str>,
     stop_sequence: Option<&'a str>,
     usage: MessageUsage,
-    /// Ours, as in conversations.
+    /// Outrider's, as in chat completions.
     system_fingerprint: &'a str,
     seed: i64,
 }
 
-/// A part of a message.
+/// A content block of a message.
 #[derive(Debug, Serialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
 enum Block<'a> {
     Text {
         text: &'a str,
     },
-    /// Nobody else could have thought it, so that nothing is signed.
+    /// The signature is empty: only this router creates these blocks, so there is nothing to sign.
     Thinking {
         thinking: &'a str,
         signature: &'static str,
@@ -48,7 +48,8 @@ enum Block<'a> {
 }
 
 impl<'a> Block<'a> {
-    /// The input of a call that was cut off is empty: JSON that ends in its middle has no value.
+    /// Creates the block of a part. A truncated call has an empty input, because incomplete JSON has no
+    /// value.
     fn of(message_id: &str, part: &'a AnswerPart) -> Self {
         match part {
             AnswerPart::Text(text) => Self::Text { text },
@@ -62,7 +63,7 @@ impl<'a> Block<'a> {
     }
 }
 
-/// Tokens that were in the cache are apart from the others.
+/// Usage; cached tokens are counted separately from `input_tokens`.
 #[derive(Debug, Serialize)]
 struct MessageUsage {
     input_tokens: u64,
@@ -79,7 +80,7 @@ pub(super) struct StopReason<'a> {
 }
 
 impl<'a> StopReason<'a> {
-    /// Anthropic's words; `stop_string` is the one that ended the text, if one did.
+    /// Maps a finish reason to Anthropic's; `stop_string` is the one that ended the text, if any.
     pub(super) fn of(finish: FinishReason, has_calls: bool, stop_string: Option<&'a str>) -> Self {
         let reason = match (finish, stop_string) {
             (FinishReason::Length, _) => "max_tokens",
@@ -103,7 +104,7 @@ impl From<&Usage> for MessageUsage {
 }
 
 impl<'a> Message<'a> {
-    /// One that has no text yet.
+    /// A message without content.
     fn begun(info: &'a ResponseInfo, usage: &Usage) -> Self {
         Self {
             id: &info.id,
@@ -119,7 +120,7 @@ impl<'a> Message<'a> {
         }
     }
 
-    /// One that is complete.
+    /// A complete message.
     pub(super) fn whole(
         info: &'a ResponseInfo,
         parts: &'a [AnswerPart],
@@ -148,7 +149,7 @@ impl MessageEvents {
         Self { message_id: info.id.clone(), answer: Answer::new(&info.output), finish: None }
     }
 
-    /// Appends what is to be said of a change.
+    /// Appends the event of a change.
     fn show(&self, change: Change, events: &mut Vec<u8>) {
         let (name, rest) = match change {
             Change::Began(index) => {
@@ -210,7 +211,7 @@ impl Events for MessageEvents {
     }
 }
 
-/// An error in Anthropic's shape.
+/// An error in Anthropic's format.
 #[derive(Debug, Serialize)]
 pub(super) struct ErrorMessage {
     r#type: &'static str,

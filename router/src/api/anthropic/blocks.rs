@@ -1,4 +1,4 @@
-//! The blocks of a message's `content`: text, calls of tools and their results, and thoughts.
+//! The blocks of a message's `content`: text, tool calls, tool results and reasoning.
 
 use serde::Deserialize;
 use serde_json::{Map, Value};
@@ -7,7 +7,7 @@ use crate::api::functions::read_arguments;
 use crate::api::turns::Turns;
 use crate::error::RouterError;
 
-/// A text, or blocks.
+/// A text, or a list of blocks.
 #[derive(Debug, Deserialize)]
 #[serde(untagged, expecting = "a string or a list of blocks")]
 pub(super) enum Content {
@@ -22,7 +22,7 @@ struct Block<'a> {
 }
 
 impl Content {
-    /// The text of all blocks, where nothing but text makes sense.
+    /// Joins the text of all blocks, for fields that allow only text.
     pub(super) fn into_text(self, path: &str) -> Result<String, RouterError> {
         match self {
             Self::Text(text) => Ok(text),
@@ -33,7 +33,8 @@ impl Content {
         }
     }
 
-    /// Reads a message of this role into the conversation. Results come before what else a user says, as templates have it.
+    /// Appends a message with this role to the conversation. Tool results precede the user's text, as
+    /// templates expect.
     pub(super) fn read(self, path: &str, role: &str, turns: &mut Turns) -> Result<(), RouterError> {
         let blocks = match self {
             Self::Text(text) => {
@@ -48,7 +49,7 @@ impl Content {
             match (block.kind(), role) {
                 ("tool_use", "assistant") => calls.push(block),
                 ("thinking", "assistant") => turns.think(block.text("thinking")?.to_owned()),
-                // What a provider hides from its clients says nothing to a model of ours.
+                // Encrypted by another provider, so useless to the models here.
                 ("redacted_thinking", "assistant") => {}
                 ("tool_result", "user") => {
                     has_results = true;
@@ -109,7 +110,8 @@ impl Block<'_> {
         Ok(())
     }
 
-    /// Whether a tool failed is for its text to say: templates have no place for it.
+    /// Appends a tool result. `is_error` is ignored: templates have no place for it, so the text has to say
+    /// so.
     fn result(&self, turns: &mut Turns) -> Result<(), RouterError> {
         let path = format!("{}.content", self.path);
         let content = self.fields.get("content").filter(|content| !content.is_null());

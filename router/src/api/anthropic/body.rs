@@ -1,5 +1,5 @@
-//! What a client may send to `/v1/messages`. A field that is not known is refused by name, and so is one that would change the answer
-//! but is not supported.
+//! Request body of `/v1/messages`. Unknown fields are refused by name, and so are unsupported fields that
+//! would change the answer.
 
 use serde::Deserialize;
 use serde::de::IgnoredAny;
@@ -16,7 +16,7 @@ use crate::request::SentRequest;
 use crate::request::sent::{FieldNames, SentPrompt, SentSampling};
 use crate::request::tools::ToolChoice;
 
-/// A request's body.
+/// A request body.
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub(super) struct Body {
@@ -30,7 +30,7 @@ pub(super) struct Body {
     top_p: Option<f64>,
     top_k: Option<i64>,
 
-    // Ours, as for conversations.
+    // Outrider's, as for chat completions.
     seed: Option<i64>,
     ignore_eos: Option<bool>,
     priority: Option<i64>,
@@ -76,7 +76,7 @@ struct SentChoice {
 }
 
 impl SentChoice {
-    /// Which calls are wanted, and whether several are.
+    /// Returns which calls are requested, and whether several are allowed.
     fn read(self) -> Result<(ToolChoice, bool), RouterError> {
         let choice = match (self.r#type.as_str(), self.name) {
             ("auto", None) => ToolChoice::Auto,
@@ -105,15 +105,15 @@ impl SentChoice {
     }
 }
 
-/// What an answer has to know of its request.
+/// Properties of the request that the response depends on.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct MessageForm {
-    /// As server-sent events.
+    /// Stream the response as server-sent events.
     pub(super) stream: bool,
 }
 
 impl Body {
-    /// The request, free of this API's shapes.
+    /// Converts the body to the common request.
     pub(super) fn into_sent(
         self,
         header_task_type: Option<String>,
@@ -164,7 +164,7 @@ impl Body {
         Ok((sent, MessageForm { stream: self.stream == Some(true) }))
     }
 
-    /// Fields that would change the answer, if they were supported.
+    /// Refuses unsupported fields that would change the answer.
     fn refuse_unsupported(&self) -> Result<(), RouterError> {
         refuse_fields(
             "",
@@ -181,7 +181,7 @@ impl Body {
     }
 }
 
-/// Whether an unsupported field asks for nothing.
+/// Whether the value of an unsupported field requests nothing.
 fn says_off(field: &str, value: &Value) -> bool {
     match (field, value) {
         (_, Value::Null | Value::Bool(false)) => true,

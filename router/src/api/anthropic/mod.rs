@@ -1,5 +1,6 @@
-//! Anthropic's messages: `/v1/messages` and `/v1/messages/count_tokens` in its shapes. A body becomes the same request as a
-//! conversation's ([`body`], [`blocks`]), and its text one message or the events that build one ([`answer`]).
+//! Anthropic's API: `/v1/messages` and `/v1/messages/count_tokens`. A body becomes the same request as a chat
+//! completion's ([`body`], [`blocks`]), and the text becomes one message or its stream of events
+//! ([`answer`]).
 
 mod answer;
 mod blocks;
@@ -21,7 +22,7 @@ use crate::pipeline::text_stream::TextStream;
 use crate::pipeline::{AppState, render};
 use crate::request::{Operation, SentRequest};
 
-/// Anthropic's name of the header.
+/// Anthropic's header for the request id.
 const OWN_REQUEST_ID: HeaderName = HeaderName::from_static("request-id");
 
 /// `POST /v1/messages`.
@@ -43,7 +44,7 @@ async fn counted(state: &AppState, request: Request) -> Result<Response, RouterE
     let caller = authenticate(state, &head.headers)?;
     let mut body: Body = read_object(&head.headers, body, deadline_of(&head.headers)?).await?;
     let _running = caller.usage.as_ref().map(|usage| usage.begin()).transpose()?;
-    // What is counted has no output.
+    // Required by the body's checks, but counting produces no output.
     body.max_tokens = body.max_tokens.or(Some(1));
     let (sent, _) = body.into_sent(None)?;
     let rendered = render(state, sent, &caller).await?;

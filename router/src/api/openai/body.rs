@@ -1,9 +1,10 @@
-//! [`Body`]: what a client may send to `/v1/chat/completions` and `/v1/completions`. The two share most fields, so they
+//! [`Body`]: request body of `/v1/chat/completions` and `/v1/completions`. They share most fields, so they
 //! share one type; a field that belongs to the other endpoint is refused by name.
 //!
-//! Three kinds of fields: those that are honoured; those that change nothing here and are ignored (named `_...`); and
-//! those that would change the answer but are not supported (`refused`), which are refused unless
-//! they say "off". Anything else is refused as unknown: a misspelt field must not be silently without effect.
+//! There are three kinds of fields: those that are honoured; those that have no effect here and are ignored
+//! (named `_...`); and unsupported ones that would change the answer (`refused`), which are refused unless
+//! their value means "off". Any other field is refused as unknown, so that a misspelt field cannot go
+//! unnoticed.
 
 mod refused;
 
@@ -23,7 +24,7 @@ use crate::request::sent::{FieldNames, SentPrompt, SentRequest, SentSampling, Se
 use crate::request::structure::SentGrammar;
 use text::ConversationMessage;
 
-/// A request's body.
+/// A request body.
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 #[expect(
@@ -153,11 +154,11 @@ pub struct Message {
 #[derive(Debug, Clone, Copy, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct StreamOptions {
-    /// A last chunk without choices says what the request cost.
+    /// Adds a last chunk with the usage and without choices.
     pub include_usage: Option<bool>,
-    /// Each chunk says how many of its tokens were drafted.
+    /// Adds the number of drafted tokens to each chunk.
     pub include_speculation: Option<bool>,
-    /// vLLM's: beside `include_usage`, every chunk says what the request cost so far.
+    /// vLLM's: together with `include_usage`, adds the usage so far to every chunk.
     pub continuous_usage_stats: Option<bool>,
     #[serde(rename = "include_obfuscation")]
     _include_obfuscation: IgnoredAny,
@@ -202,16 +203,16 @@ impl Prediction {
     }
 }
 
-/// How a client wants its answer.
+/// Response options of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct AnswerForm {
-    /// As server-sent events.
+    /// Stream the response as server-sent events.
     pub stream: Option<StreamForm>,
-    /// llama.cpp's `timings` stand beside the usage.
+    /// Add llama.cpp's `timings` beside the usage.
     pub timings: bool,
 }
 
-/// How a client wants its events.
+/// Options of a streamed response.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct StreamForm {
     /// See [`StreamOptions::include_usage`].
@@ -223,7 +224,7 @@ pub struct StreamForm {
 }
 
 impl Body {
-    /// The request, free of OpenAI's shapes; `header_task_type` stands where the body does not say.
+    /// Converts the body to the common request; `header_task_type` applies if the body has no task type.
     pub fn into_sent(
         mut self,
         operation: Operation,
@@ -294,7 +295,7 @@ impl Body {
         Ok((sent, form))
     }
 
-    /// What the output has to match, by any of the fields that can say so.
+    /// Takes the grammar from whichever field defines it.
     fn take_grammar(&mut self) -> Result<Option<SentGrammar>, RouterError> {
         let fields = GrammarFields {
             response_format: self.response_format.take().map(|Object(format)| format),
@@ -307,7 +308,7 @@ impl Body {
         fields.into_grammar()
     }
 
-    /// Whether one of the names by which other servers turn speculation off says so.
+    /// Whether a field by which other servers disable speculation is set.
     fn speculation_is_disabled(&self) -> Result<bool, RouterError> {
         let enabled = self.speculation.as_ref().and_then(|Object(speculation)| speculation.enabled);
         for (field, value) in [
@@ -343,7 +344,7 @@ impl Body {
         Ok(AnswerForm { stream: Some(stream), timings })
     }
 
-    /// How many likeliest tokens to report, and the field that says so.
+    /// Returns the number of top log probabilities to report, and the field that sets it.
     fn logprobs(&self, operation: Operation) -> Result<(Option<i64>, &'static str), RouterError> {
         let wrong_type = |expected| RouterError::invalid("logprobs", format!("logprobs must be {expected}"));
         match (operation, self.logprobs) {
@@ -376,7 +377,7 @@ impl Body {
     }
 }
 
-/// The one prompt of a conversation; none where messages are missing.
+/// Builds the prompt of a conversation; empty if `messages` is missing.
 pub fn conversation(
     messages: Option<Vec<Object<Message>>>,
     template_kwargs: Map<String, Value>,
@@ -406,7 +407,7 @@ impl Message {
         only("tool_call_id", "tool", self.tool_call_id.is_some())?;
         let content = match self.content {
             Some(Content(content)) => content,
-            // A model that only calls tools says nothing.
+            // A message with only tool calls has no content.
             None if !tool_calls.is_empty() => String::new(),
             None => {
                 let path = format!("messages[{idx}].content");
@@ -415,7 +416,7 @@ impl Message {
             }
         };
         let tool_calls = earlier_calls(&format!("messages[{idx}].tool_calls"), tool_calls)?;
-        // Templates know OpenAI's newer word by its older name.
+        // Templates know OpenAI's newer role by its older name.
         let role = if self.role == "developer" { "system".to_owned() } else { self.role };
         Ok(ConversationMessage {
             role,

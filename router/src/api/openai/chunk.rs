@@ -1,4 +1,4 @@
-//! [`ChunkWriter`]: pieces of text to OpenAI's chunks, each as one server-sent event.
+//! [`ChunkWriter`]: writes text deltas as OpenAI's chunks, each as one server-sent event.
 
 use serde::Serialize;
 use speculation::FinishReason;
@@ -25,13 +25,13 @@ pub(super) struct ChunkWriter {
     operation: Operation,
     form: StreamForm,
     timings: bool,
-    /// Which choices have shown their role.
+    /// Whether each choice has sent its role.
     introduced: Vec<bool>,
-    /// One for each choice of a conversation whose answer is more than content.
+    /// One reader per choice of a chat completion whose output has more than content.
     readers: Vec<ChoiceReader>,
-    /// What stands before the choice of every chunk, and what behind it.
+    /// JSON before and after the choice, equal in every chunk.
     frame: [Vec<u8>; 2],
-    /// Output tokens that chunks were written of, and with them what the request has cost, where every chunk says it.
+    /// Number of output tokens in chunks written so far; usage at that point, if every chunk reports it.
     num_tokens: u64,
     cost: Option<Usage>,
 }
@@ -46,7 +46,7 @@ impl ChunkWriter {
         Self { operation, form, timings, introduced, readers, frame, num_tokens: 0, cost: None }
     }
 
-    /// Appends the chunk of a piece; nothing where it has nothing to say yet.
+    /// Appends the chunk of a delta; nothing if there is nothing to send yet.
     fn append(
         &mut self,
         (info, vocabulary): (&ResponseInfo, &Vocabulary),
@@ -94,7 +94,8 @@ impl ChunkWriter {
         }
     }
 
-    /// Appends the chunks of a piece whose text is read: one for each part of it, and one for what is said of its tokens and of its end.
+    /// Appends the chunks of a delta whose text is parsed: one for each part, and one for its tokens and
+    /// finish reason.
     fn parts(
         &mut self,
         (info, vocabulary): (&ResponseInfo, &Vocabulary),
@@ -131,7 +132,7 @@ impl ChunkWriter {
         }
     }
 
-    /// The role, before the first piece of a choice.
+    /// Returns the role for the first chunk of a choice.
     fn introduce(&mut self, choice: u32) -> Option<&'static str> {
         let introduced = std::mem::replace(&mut self.introduced[choice as usize], true);
         (!introduced).then_some(ASSISTANT)
@@ -144,7 +145,7 @@ impl ChunkWriter {
         })
     }
 
-    /// Appends the chunk after the last choice, where it was asked for.
+    /// Appends the chunk after the last choice, if requested.
     fn append_totals(&self, text: &TextStream, events: &mut Vec<u8>) {
         let (usage, wants_usage) = (text.usage(), self.form.include_usage);
         if !(wants_usage || self.timings) {
@@ -165,7 +166,7 @@ impl ChunkWriter {
         events.extend_from_slice(before);
         choice.append_to(events);
         let Some(cost) = &self.cost else { return events.extend_from_slice(behind) };
-        // Behind the list of choices, which ends here.
+        // After the list of choices, which ends here.
         let (list_end, rest) = behind.split_at(1);
         events.extend_from_slice(list_end);
         events.extend_from_slice(b",\"usage\":");
@@ -173,7 +174,7 @@ impl ChunkWriter {
         events.extend_from_slice(rest);
     }
 
-    /// What the request has cost with this piece; the stream may know of more tokens by now.
+    /// Updates the usage up to this delta; the stream may already have received more tokens.
     fn add_cost(&mut self, text: &TextStream, delta: &TextDelta) {
         if self.form.continuous_usage && delta.part == Part::Output {
             self.num_tokens += delta.tokens.len() as u64;
@@ -183,7 +184,7 @@ impl ChunkWriter {
     }
 }
 
-/// Why a choice ended, where it may have ended with calls.
+/// Finish reason of a choice that may contain calls.
 pub(super) fn with_calls(reason: &'static str, has_calls: bool) -> &'static str {
     if has_calls && reason == finish_word(FinishReason::Stop) { "tool_calls" } else { reason }
 }
@@ -207,12 +208,12 @@ impl Events for ChunkWriter {
     }
 }
 
-/// After the last event.
+/// Follows the last event.
 const DONE: &[u8] = b"data: [DONE]\n\n";
 
 const NO_CHOICES: [(); 0] = [];
 
-/// What surrounds the choices of a chunk.
+/// Creates the fields around the choices of a chunk.
 fn envelope<C: Serialize>(
     (operation, form): (Operation, StreamForm),
     info: &ResponseInfo,
@@ -223,15 +224,16 @@ fn envelope<C: Serialize>(
         Operation::Completion => "text_completion",
     };
     let envelope = Envelope::new(info, object, choices);
-    // Clients that asked for usage once expect a null in every chunk but the last.
+    // Clients that request the usage once expect null in all chunks but the last.
     if form.include_usage && !form.continuous_usage { envelope.with_usage(None) } else { envelope }
 }
 
-/// The event of a chunk without choices, parted where its only choice goes: nothing of it but that changes from one chunk to the next.
+/// Splits the event of a chunk without choices at the place of the choice, the only part that changes between
+/// chunks.
 fn frame(envelope: &Envelope<'_, [(); 0]>) -> [Vec<u8>; 2] {
     let mut whole = Vec::new();
     event(envelope, &mut whole);
-    // The last: a model's name may hold brackets, and no text of anybody's stands behind the list.
+    // The last match: a model's name may contain brackets, and no client text follows the list.
     let list = whole.windows(2).rposition(|pair| pair == b"[]").expect("a chunk has a list of choices");
     let behind = whole.split_off(list + 1);
     [whole, behind]
@@ -239,7 +241,7 @@ fn frame(envelope: &Envelope<'_, [(); 0]>) -> [Vec<u8>; 2] {
 
 pub(super) const WRITABLE: &str = "answers hold only what JSON can hold: string keys, numbers, text";
 
-/// One line of JSON.
+/// Serializes as one line of JSON.
 pub(super) fn json<T: Serialize>(value: &T) -> String {
     serde_json::to_string(value).expect(WRITABLE)
 }

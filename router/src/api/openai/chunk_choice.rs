@@ -1,14 +1,14 @@
-//! The choice of a chunk as JSON. It is written for every event, and names of fields that are known here need no escaping: serde would
-//! look through each of them anew. What stands in a field is serde's to write.
+//! Writes the choice of a chunk as JSON. This happens for every event, and known field names need no
+//! escaping, while serde would check each of them again. The values are written by serde.
 
 use serde::Serialize;
 
 use super::chunk::WRITABLE;
 use super::response::{ChatChunkChoice, ChunkSpeculation, CompletionChoice};
 
-/// Writes itself as its [`Serialize`] does.
+/// Writes the same JSON as its [`Serialize`] implementation.
 pub(super) trait ChunkChoice {
-    /// Appends it.
+    /// Appends the JSON.
     fn append_to(&self, json: &mut Vec<u8>);
 }
 

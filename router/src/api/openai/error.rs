@@ -35,7 +35,7 @@ impl From<&RouterError> for ErrorBody {
 }
 
 impl ErrorBody {
-    /// The whole answer.
+    /// Creates the HTTP response.
     pub fn respond(error: &RouterError) -> Response {
         let mut response = (error.meaning().status, Json(Self::from(error))).into_response();
         let headers = response.headers_mut();

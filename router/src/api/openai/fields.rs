@@ -1,16 +1,16 @@
-//! Every field that `/v1/chat/completions` and `/v1/completions` know, and what becomes of it: the table of docs/api.md. A test
-//! compares it with what [`super::body::Body`] reads and with how each endpoint answers.
+//! All fields of `/v1/chat/completions` and `/v1/completions` and their treatment: the table of docs/api.md.
+//! A test compares it with [`super::body::Body`] and with the behavior of each endpoint.
 
 use std::fmt::Write as _;
 
-/// What becomes of a field.
+/// Treatment of a field.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Treatment {
-    /// It has its effect.
+    /// Has its documented effect.
     Honoured,
-    /// It is accepted, and changes nothing of the answer.
+    /// Accepted without effect on the answer.
     Ignored,
-    /// Refused by name, unless it says "off" or what is the default anyway.
+    /// Refused by name, unless its value means "off" or is the default.
     Refused,
 }
 
@@ -27,15 +27,15 @@ impl Treatment {
 /// One row of the table.
 #[derive(Debug, Clone, Copy)]
 pub struct Field {
-    /// As clients write it.
+    /// Name in the request.
     pub name: &'static str,
     /// At `/v1/chat/completions`.
     pub chat: Treatment,
     /// At `/v1/completions`.
     pub completions: Treatment,
-    /// A value in JSON that asks for something.
+    /// A JSON value that requests something.
     pub sample: &'static str,
-    /// What else there is to know.
+    /// Further notes.
     pub note: &'static str,
 }
 
@@ -53,7 +53,7 @@ const fn completions(name: &'static str, sample: &'static str, note: &'static st
     Field { name, chat: Refused, completions: Honoured, sample, note }
 }
 
-/// All of them, in the order of the page.
+/// All fields, in the order of the page.
 pub const FIELDS: &[Field] = &[
     both(Honoured, "model", "\"org/demo\"", "required"),
     chat(

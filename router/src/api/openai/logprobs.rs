@@ -1,4 +1,4 @@
-//! Log probabilities in OpenAI's two shapes: of conversations, and the older one of completions.
+//! Log probabilities in OpenAI's two formats: for chat completions, and the older one for completions.
 
 use serde::{Serialize, Serializer};
 use speculation::TokenId;
@@ -6,10 +6,10 @@ use speculation::TokenId;
 use crate::detokenize::OutputToken;
 use text::Vocabulary;
 
-/// JSON has no minus infinity; this is what stands for it, as in vLLM.
+/// Stands for minus infinity, which JSON does not have; the same value as in vLLM.
 const IMPOSSIBLE: f32 = -9999.0;
 
-/// Of a conversation's choice.
+/// Log probabilities of a chat completion's choice.
 #[derive(Debug, Default, Serialize)]
 pub struct ChatLogprobs {
     content: Vec<ChatToken>,
@@ -31,7 +31,7 @@ struct ScoredToken {
 }
 
 impl ChatLogprobs {
-    /// One entry a token, its stop token included.
+    /// One entry per token, including the stop token.
     pub fn of(vocabulary: &Vocabulary, tokens: &[OutputToken]) -> Self {
         let scored = |id: TokenId, logprob: f32| ScoredToken {
             token: vocabulary.spell(id),
@@ -47,7 +47,7 @@ impl ChatLogprobs {
     }
 }
 
-/// Of a completion's choice: parallel lists.
+/// Log probabilities of a completion's choice, as parallel lists.
 #[derive(Debug, Default, Serialize)]
 pub struct CompletionLogprobs {
     tokens: Vec<String>,
@@ -57,7 +57,8 @@ pub struct CompletionLogprobs {
 }
 
 impl CompletionLogprobs {
-    /// One entry a token, its stop token included. The first token of an echoed prompt has no probabilities.
+    /// One entry per token, including the stop token. The first token of an echoed prompt has no
+    /// probabilities.
     pub fn of(vocabulary: &Vocabulary, tokens: &[OutputToken]) -> Self {
         let mut lists = Self::default();
         for token in tokens {
@@ -65,7 +66,7 @@ impl CompletionLogprobs {
             lists.tokens.push(vocabulary.spell(token.id));
             lists.text_offset.push(token.text_offset);
             lists.token_logprobs.push(logprobs.map(|logprobs| logprobs.logprob.max(IMPOSSIBLE)));
-            // The drawn token is listed too, likely or not.
+            // The drawn token is always listed, likely or not.
             lists.top_logprobs.push(logprobs.map(|logprobs| {
                 let own = (token.id, logprobs.logprob);
                 let all = logprobs.top.iter().chain(std::iter::once(&own));
@@ -76,13 +77,13 @@ impl CompletionLogprobs {
     }
 }
 
-/// An object of log probabilities by token. Not a `serde_json` object: its numbers are `f64`, so that a token's `f32` would
-/// be written otherwise here than in `token_logprobs`.
+/// An object of log probabilities by token. Not a `serde_json` object: its numbers are `f64`, so a token's
+/// `f32` would be formatted differently than in `token_logprobs`.
 #[derive(Debug, Default)]
 struct LikeliestTokens(Vec<(String, f32)>);
 
 impl FromIterator<(String, f32)> for LikeliestTokens {
-    /// Each token once, at its first place.
+    /// Keeps the first entry of each token.
     fn from_iter<I: IntoIterator<Item = (String, f32)>>(scored: I) -> Self {
         let mut tokens: Vec<(String, f32)> = Vec::new();
         for (token, logprob) in scored {

@@ -1,5 +1,5 @@
-//! OpenAI's shapes, and nothing else: what a body may hold ([`body`], [`shapes`], [`structured`], [`tools`], listed in [`fields`]) and what answers look like
-//! ([`response`], [`logprobs`], [`error`]).
+//! OpenAI's formats: request bodies ([`body`], [`shapes`], [`structured`], [`tools`], listed in [`fields`])
+//! and responses ([`response`], [`logprobs`], [`error`]).
 
 pub mod body;
 mod chunk;

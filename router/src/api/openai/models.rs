@@ -1,10 +1,10 @@
-//! The shapes of `/v1/models`.
+//! Response bodies of `/v1/models`.
 
 use serde::Serialize;
 
 use crate::catalog::ModelEntry;
 
-/// All models.
+/// List of all models.
 #[derive(Debug, Serialize)]
 pub struct ModelList {
     object: &'static str,
@@ -20,9 +20,9 @@ pub struct Model {
     owned_by: &'static str,
     /// vLLM's: the model behind the name.
     root: String,
-    /// Ours and vLLM's: prompt and output together.
+    /// Outrider's and vLLM's: maximum length of prompt and output together.
     max_model_len: u32,
-    /// Ours: the class of targets whose bits are equal.
+    /// Outrider's: numerics id of the targets, a class with results equal bit for bit.
     system_fingerprint: String,
 }
 

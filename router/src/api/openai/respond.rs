@@ -1,5 +1,5 @@
-//! [`OpenAi`]: text to what OpenAI's clients read, one JSON answer (`whole`) or chunks (`chunk`). Must never hold text back: that is
-//! decided in [`crate::detokenize`].
+//! [`OpenAi`]: writes text in OpenAI's format, as one JSON answer (`whole`) or as chunks (`chunk`). Must
+//! never withhold text: that is decided in [`crate::detokenize`].
 
 use std::time::Duration;
 
@@ -16,10 +16,10 @@ use crate::pipeline::AppState;
 use crate::pipeline::text_stream::TextStream;
 use crate::request::{Operation, SentRequest};
 
-/// How long a client may hear nothing: proxies cut silent connections after 30 s and more.
+/// Longest silence on a stream: proxies close idle connections after 30 s or more.
 pub const KEEP_ALIVE: Duration = Duration::from_secs(10);
 
-/// Conversations and completions.
+/// Chat completions and completions.
 pub(in crate::api) struct OpenAi(pub(in crate::api) Operation);
 
 impl Dialect for OpenAi {

@@ -1,4 +1,4 @@
-//! What answers look like: whole ones and the chunks of streams.
+//! Response bodies: whole answers and the chunks of streams.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use crate::generation::SpeculationUsage;
 use crate::pipeline::text_delta::{ResponseInfo, Times};
 use crate::request::Usage;
 
-/// What surrounds the choices of every answer and chunk.
+/// Fields around the choices of every answer and chunk.
 #[derive(Debug, Serialize)]
 pub struct Envelope<'a, C: Serialize> {
     id: &'a str,
@@ -18,16 +18,16 @@ pub struct Envelope<'a, C: Serialize> {
     created: u64,
     model: &'a str,
     system_fingerprint: &'a str,
-    /// Ours: the seed in the form in which it can be sent again.
+    /// Outrider's: the seed, in a form that can be sent back.
     seed: i64,
     choices: C,
-    /// Absent, or null where a later chunk will say it.
+    /// Absent, or null if a later chunk reports it.
     #[serde(skip_serializing_if = "Option::is_none")]
     usage: Option<Option<UsageBody>>,
-    /// vLLM's; beside the usage of a request of one choice that was drafted for.
+    /// vLLM's: beside the usage, for a request with one choice that had drafts.
     #[serde(skip_serializing_if = "Option::is_none")]
     metrics: Option<MetricsBody>,
-    /// llama.cpp's, where asked for.
+    /// llama.cpp's, if requested.
     #[serde(skip_serializing_if = "Option::is_none")]
     timings: Option<TimingsBody>,
     #[serde(skip)]
@@ -35,7 +35,7 @@ pub struct Envelope<'a, C: Serialize> {
 }
 
 impl<'a, C: Serialize> Envelope<'a, C> {
-    /// An answer or chunk without usage; `choices` is a list.
+    /// Creates an answer or chunk without usage; `choices` is a list.
     pub fn new(info: &'a ResponseInfo, object: &'static str, choices: C) -> Self {
         Self {
             id: &info.id,
@@ -52,36 +52,36 @@ impl<'a, C: Serialize> Envelope<'a, C> {
         }
     }
 
-    /// With usage; `None`: with a null in its place.
+    /// Sets the usage; `None` writes null.
     pub fn with_usage(self, usage: Option<&Usage>) -> Self {
         let metrics = usage.filter(|_| self.is_one_choice).and_then(MetricsBody::of);
         Self { usage: Some(usage.map(UsageBody::from)), metrics, ..self }
     }
 
-    /// With how long it took.
+    /// Sets the timings.
     pub fn with_timings(self, usage: &Usage, times: Times) -> Self {
         Self { timings: Some(TimingsBody::of(usage, times)), ..self }
     }
 }
 
-/// A conversation's choice.
+/// A choice of a chat completion.
 #[derive(Debug, Serialize)]
 pub struct ChatChoice {
-    /// From 0.
+    /// Index from 0.
     pub index: u32,
-    /// What the model says.
+    /// The model's message.
     pub message: AssistantMessage,
-    /// Null unless asked for.
+    /// Null unless requested.
     pub logprobs: Option<ChatLogprobs>,
-    /// Why it ended.
+    /// Finish reason.
     pub finish_reason: &'static str,
 }
 
-/// What the model says.
+/// The model's message.
 #[derive(Debug, Serialize)]
 pub struct AssistantMessage {
     role: &'static str,
-    /// Null where the model says nothing but calls.
+    /// Null if the message has only tool calls.
     content: Option<String>,
     #[serde(skip_serializing_if = "String::is_empty")]
     reasoning_content: String,
@@ -103,68 +103,68 @@ impl AssistantMessage {
     }
 }
 
-/// The role that models answer in.
+/// Role of the model.
 pub const ASSISTANT: &str = "assistant";
 
-/// A piece of a conversation's choice.
+/// A choice in a chunk of a chat completion.
 #[derive(Debug, Serialize)]
 pub struct ChatChunkChoice {
-    /// From 0.
+    /// Index from 0.
     pub index: u32,
-    /// What is new.
+    /// New content.
     pub delta: ChatDelta,
-    /// Null unless asked for.
+    /// Null unless requested.
     pub logprobs: Option<ChatLogprobs>,
-    /// Null but on the last piece.
+    /// Null except in the last chunk.
     pub finish_reason: Option<&'static str>,
-    /// Ours, where asked for.
+    /// Outrider's, if requested.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub speculation: Option<ChunkSpeculation>,
 }
 
-/// What is new in a conversation's choice.
+/// New content of a chat completion's choice.
 #[derive(Debug, Default, Serialize)]
 pub struct ChatDelta {
-    /// On the first piece.
+    /// Only in the first chunk.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub role: Option<&'static str>,
-    /// Absent where nothing is new.
+    /// Absent if there is no new content.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub content: Option<String>,
-    /// The same.
+    /// Absent if there is no new reasoning.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reasoning_content: Option<String>,
-    /// Empty where no call begins or goes on.
+    /// Empty if no call begins or continues.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub tool_calls: Vec<ToolCallBody>,
 }
 
-/// A completion's choice, or a piece of one.
+/// A choice of a completion, whole or in a chunk.
 #[derive(Debug, Serialize)]
 pub struct CompletionChoice {
-    /// From 0; choice `c` of prompt `p` is `p * n + c`.
+    /// Index from 0; choice `c` of prompt `p` is `p * n + c`.
     pub index: u32,
     /// The text.
     pub text: String,
-    /// Null unless asked for.
+    /// Null unless requested.
     pub logprobs: Option<CompletionLogprobs>,
-    /// Null but on the last piece.
+    /// Null except in the last chunk.
     pub finish_reason: Option<&'static str>,
-    /// Ours, where asked for, on pieces only.
+    /// Outrider's, if requested; only in chunks.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub speculation: Option<ChunkSpeculation>,
 }
 
-/// How a piece came about.
+/// Origin of the tokens in a chunk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub struct ChunkSpeculation {
-    /// Tokens committed since the last piece.
+    /// Tokens committed since the last chunk.
     pub num_tokens: u32,
-    /// How many of them were drafted.
+    /// Number of these tokens that were drafted.
     pub num_drafted: u32,
 }
 
-/// What a request cost, or has cost so far.
+/// Usage of a request, so far or in total.
 #[derive(Debug, Serialize)]
 pub(super) struct UsageBody {
     prompt_tokens: u64,
@@ -180,7 +180,7 @@ struct PromptDetails {
     cached_tokens: u64,
 }
 
-/// Tokens of the client's prediction; reasoning is not told apart.
+/// Tokens of the client's prediction; reasoning tokens are not counted separately.
 #[derive(Debug, Serialize)]
 struct CompletionDetails {
     reasoning_tokens: u64,
@@ -188,7 +188,7 @@ struct CompletionDetails {
     rejected_prediction_tokens: u64,
 }
 
-/// What speculation did, and why it did not draft.
+/// Speculation statistics, and why it was disabled.
 #[derive(Debug, Serialize)]
 pub struct SpeculationBody {
     rounds: u64,
@@ -233,22 +233,22 @@ pub struct MetricsBody {
     speculative_decoding: SpeculativeDecodingBody,
 }
 
-/// Of the verify steps that had a draft.
+/// Statistics over the verify steps that had a draft.
 #[derive(Debug, Serialize)]
 struct SpeculativeDecodingBody {
     mean_acceptance_length: f64,
     draft_acceptance_rate: f64,
-    /// At `j` the steps that accepted `j` drafted tokens.
+    /// Entry `j` counts the steps that accepted `j` drafted tokens.
     acceptance_histogram: Vec<u32>,
     num_spec_steps: u64,
     num_accepted_draft_tokens: u64,
     num_draft_tokens: u64,
-    /// The longest draft.
+    /// Length of the longest draft.
     num_spec_tokens: u32,
 }
 
 impl MetricsBody {
-    /// `None` where nothing was drafted: `usage.speculation` says why.
+    /// Returns `None` if nothing was drafted; `usage.speculation` has the reason.
     pub fn of(usage: &Usage) -> Option<Self> {
         let SpeculationUsage { draft_tokens, accepted_tokens, .. } = usage.speculation;
         let num_spec_steps = usage.accepted.num_steps();
@@ -266,7 +266,7 @@ impl MetricsBody {
     }
 }
 
-/// llama.cpp's `timings`, milliseconds and tokens.
+/// llama.cpp's `timings`, in milliseconds and tokens.
 #[derive(Debug, Serialize)]
 struct TimingsBody {
     cache_n: u64,
@@ -286,7 +286,7 @@ impl TimingsBody {
     fn of(usage: &Usage, times: Times) -> Self {
         let (prompt_n, predicted_n) = (usage.prompt_tokens - usage.cached_tokens, usage.completion_tokens);
         let milliseconds = |time: Duration| time.as_secs_f64() * 1e3;
-        // JSON has no infinity: what took no time has no rate.
+        // JSON has no infinity: a rate over zero time is 0.
         let ratio = |of: f64, by: f64| if by > 0.0 { of / by } else { 0.0 };
         let (prompt_ms, predicted_ms) = (milliseconds(times.prompt), milliseconds(times.predicted));
         Self {

@@ -1,5 +1,5 @@
-//! Fields that OpenAI lets clients write in several shapes. Each is read by hand, so that a value of the wrong type is
-//! answered with what would be right.
+//! Fields that OpenAI's API accepts in several formats. Deserialized by hand, so that errors for values of
+//! the wrong type say what is expected.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -10,11 +10,11 @@ use serde::de::{Deserializer, Error, IgnoredAny, MapAccess, SeqAccess, Visitor};
 
 use crate::request::sent::SentPrompt;
 
-/// A JSON object. Derived types would read a list too, field by field in order of declaration.
+/// A JSON object. Derived types would also accept a list, field by field in order of declaration.
 #[derive(Debug)]
 pub struct Object<T>(pub T);
 
-/// `prompt`: a text, several texts, ids, or several lists of ids.
+/// `prompt`: a text, several texts, token ids, or several lists of token ids.
 #[derive(Debug, Clone, Default)]
 pub struct Prompts(pub Vec<SentPrompt>);
 
@@ -26,12 +26,12 @@ pub struct Stops(pub Vec<String>);
 #[derive(Debug, Clone)]
 pub struct Content(pub String);
 
-/// `logprobs`: a switch in a conversation, a number for a completion.
+/// `logprobs`: a boolean in chat completions, a number in completions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Logprobs {
-    /// In a conversation.
+    /// In chat completions.
     Switch(bool),
-    /// For a completion.
+    /// In completions.
     Count(i64),
 }
 
@@ -51,7 +51,7 @@ impl<'de, T: Deserialize<'de>> Deserialize<'de> for Object<T> {
     }
 }
 
-/// A number that must be whole; too large a one is kept as the largest, for its bound to be judged later.
+/// An integer. Values above `i64::MAX` are clamped, so that the later bounds check refuses them.
 #[derive(Debug, Clone, Copy)]
 struct Whole(i64);
 
@@ -171,7 +171,7 @@ struct ContentPart {
     r#type: String,
     #[serde(default)]
     text: Option<String>,
-    // Of parts that are refused by their type.
+    // Content of part types that are refused.
     #[serde(default, rename = "image_url", alias = "input_audio", alias = "file", alias = "refusal")]
     _other: IgnoredAny,
 }
@@ -231,7 +231,7 @@ impl<'de> Deserialize<'de> for Logprobs {
     }
 }
 
-/// `logit_bias`: biases by token id, which JSON writes as a string.
+/// `logit_bias`: biases by token id; in JSON the ids are strings.
 #[derive(Debug, Clone, Default)]
 pub struct LogitBias(pub Vec<(i64, f64)>);
 

@@ -1,4 +1,5 @@
-//! What asks for output of a certain form: OpenAI's `response_format`, vLLM's `structured_outputs` and its older `guided_*`.
+//! Fields that constrain the output: OpenAI's `response_format`, vLLM's `structured_outputs` and its older
+//! `guided_*`.
 
 use grammar::{Grammar, GrammarKind};
 use serde::Deserialize;
@@ -9,7 +10,7 @@ use super::shapes::Object;
 use crate::error::RouterError;
 use crate::request::structure::SentGrammar;
 
-/// Texts of one `choice`.
+/// Maximum number of texts in one `choice`.
 const CHOICES_MAX: usize = 4_096;
 
 /// `response_format`.
@@ -29,7 +30,7 @@ pub struct ResponseFormat {
 pub struct JsonSchema {
     #[serde(default)]
     pub schema: Option<Value>,
-    // The output matches the schema whether it is asked to be strict or not.
+    // The output always matches the schema, strict or not.
     #[serde(default, rename = "strict")]
     _strict: Option<bool>,
     #[serde(default, rename = "name")]
@@ -52,7 +53,7 @@ pub struct StructuredOutputs {
     _disable_fallback: IgnoredAny,
 }
 
-/// All fields of a body that ask for output of a certain form.
+/// All fields of a body that constrain the output.
 #[derive(Debug, Default)]
 pub(super) struct GrammarFields {
     pub(super) response_format: Option<ResponseFormat>,
@@ -64,7 +65,7 @@ pub(super) struct GrammarFields {
 }
 
 impl GrammarFields {
-    /// The one grammar that is asked for.
+    /// Returns the grammar; at most one field may set it.
     pub(super) fn into_grammar(self) -> Result<Option<SentGrammar>, RouterError> {
         let mut asked = Vec::new();
         if let Some(format) = self.response_format {
@@ -103,7 +104,7 @@ impl GrammarFields {
     }
 }
 
-/// `text.format` of a response: what `response_format` is to a conversation, without a level.
+/// `text.format` of a response: like `response_format` of a chat completion, without a nested object.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 #[expect(missing_docs, reason = "the fields are OpenAI's")]
@@ -119,7 +120,7 @@ pub struct TextFormat {
     _description: Option<String>,
 }
 
-/// What the parts of a format are called.
+/// Names of a format's fields, for messages.
 struct FormatNames {
     format: &'static str,
     kind: &'static str,
@@ -181,7 +182,7 @@ fn sent(field: &'static str, grammar: Grammar) -> SentGrammar {
     SentGrammar { field, grammar }
 }
 
-/// A schema as an object, or as its text.
+/// Accepts a schema as an object or as its text.
 fn of_schema(field: &'static str, schema: &Value) -> Result<Grammar, RouterError> {
     match schema {
         Value::String(text) => Ok(Grammar { kind: GrammarKind::JsonSchema, text: text.clone() }),

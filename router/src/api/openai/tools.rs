@@ -1,4 +1,4 @@
-//! Calls of tools in conversations: those that a client sends back, and those in answers.
+//! Tool calls in chat completions: those that a client sends back, and those in answers.
 
 use serde::Serialize;
 use serde_json::{Value, json};
@@ -8,7 +8,7 @@ use crate::error::RouterError;
 use crate::output::{OutputFormat, OutputReader, Piece, ToolCall};
 use crate::pipeline::text_delta::ResponseInfo;
 
-/// An assistant's earlier calls, as templates read them: with their arguments as an object.
+/// Reads an assistant's earlier calls for the template, with their arguments as objects.
 pub(super) fn earlier_calls(path: &str, calls: Vec<Value>) -> Result<Vec<Value>, RouterError> {
     let read = |(idx, mut call): (usize, Value)| {
         if !call["function"]["name"].is_string() {
@@ -26,13 +26,13 @@ pub(super) fn earlier_calls(path: &str, calls: Vec<Value>) -> Result<Vec<Value>,
     calls.into_iter().enumerate().map(read).collect()
 }
 
-/// A call in an answer, or a part of one in a chunk.
+/// A call in an answer, or part of one in a chunk.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct ToolCallBody {
-    /// In chunks only.
+    /// Only in chunks.
     #[serde(skip_serializing_if = "Option::is_none")]
     index: Option<u32>,
-    /// In a chunk that begins a call, and in whole answers.
+    /// Only in a call's first chunk, and in whole answers.
     #[serde(skip_serializing_if = "Option::is_none")]
     id: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -47,17 +47,17 @@ struct FunctionBody {
     arguments: String,
 }
 
-/// What a choice is made of, as far as it was read.
+/// Parses the output of one choice.
 #[derive(Debug)]
 pub(super) struct ChoiceReader {
     reader: OutputReader,
-    /// By which the choice's calls are named.
+    /// Used for the ids of the choice's calls.
     response_id: String,
     choice: u32,
     num_calls: u32,
 }
 
-/// What a piece adds to a choice's message.
+/// What a piece of output adds to a choice's message.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Addition {
     Content(String),
@@ -66,7 +66,7 @@ pub(super) enum Addition {
 }
 
 impl ChoiceReader {
-    /// One for each choice; none where the format is plain.
+    /// One reader per choice; empty if the format is plain.
     pub(super) fn all(info: &ResponseInfo) -> Vec<Self> {
         let format: &OutputFormat = &info.output;
         if format.is_plain() {
@@ -81,12 +81,12 @@ impl ChoiceReader {
         (0..info.num_choices).map(reader).collect()
     }
 
-    /// Whether the choice has made a call.
+    /// Whether the choice contains a call.
     pub(super) fn has_calls(&self) -> bool {
         self.num_calls > 0
     }
 
-    /// Reads on; at the choice's end what was held back too.
+    /// Appends text; at the end of the choice withheld text is added.
     pub(super) fn read(&mut self, text: &str, is_end: bool) -> Vec<Addition> {
         let mut pieces = self.reader.push(text);
         if is_end {
@@ -119,7 +119,7 @@ impl ChoiceReader {
     }
 }
 
-/// What a choice's message holds, once it is complete.
+/// Content of a choice's complete message.
 #[derive(Debug, Default)]
 pub(super) struct MessageParts {
     pub(super) content: String,

@@ -1,4 +1,4 @@
-//! A response as one JSON answer, once every choice is complete.
+//! A response as one JSON object, sent once every choice is complete.
 
 use axum::body::{Body, Bytes};
 use axum::response::{IntoResponse, Response};
@@ -18,20 +18,20 @@ use crate::pipeline::text_stream::TextStream;
 use crate::request::Operation;
 use crate::request::span::finish_word;
 
-/// One choice, complete.
+/// One complete choice.
 #[derive(Debug, Default)]
 struct Collected {
     text: String,
-    /// Kept only where their log probabilities are wanted.
+    /// Kept only if log probabilities are requested.
     tokens: Vec<OutputToken>,
     finish: Option<FinishReason>,
 }
 
-/// About what one token is in JSON, with and without each likeliest token beside it.
+/// Approximate JSON size of one token, without top log probabilities, and of each of those.
 const TOKEN_BYTES: usize = 96;
 const TOP_TOKEN_BYTES: usize = 80;
 
-/// The answer's body, and the room that it takes.
+/// The response body, with the memory reserved for it.
 struct HeldAnswer {
     json: String,
     _hold: AnswerHold,

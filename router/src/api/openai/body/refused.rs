@@ -1,4 +1,5 @@
-//! Fields of a body that are refused by name: those that would change the answer but are not supported, and those of the other endpoint.
+//! Fields that are refused by name: unsupported ones that would change the answer, and those of the other
+//! endpoint.
 
 use serde_json::Value;
 
@@ -8,7 +9,7 @@ use crate::error::RouterError;
 use crate::request::Operation;
 
 impl Body {
-    /// Fields that would change the answer, if they were supported.
+    /// Refuses unsupported fields that would change the answer.
     pub(super) fn refuse_unsupported(&self, operation: Operation) -> Result<(), RouterError> {
         let fields = [
             ("functions", &self.functions),
@@ -57,7 +58,7 @@ impl Body {
         }
     }
 
-    /// Fields of the other endpoint.
+    /// Refuses fields of the other endpoint.
     pub(super) fn refuse_foreign(&self, operation: Operation) -> Result<(), RouterError> {
         let (fields, home) = match operation {
             Operation::Chat => (
@@ -85,12 +86,12 @@ impl Body {
     }
 }
 
-/// Whether a field that is on by default is left on.
+/// Whether a field that is on by default stays on.
 fn says_on(value: &Value) -> bool {
     matches!(value, Value::Null | Value::Bool(true))
 }
 
-/// Whether an unsupported field asks for nothing.
+/// Whether the value of an unsupported field requests nothing.
 pub(super) fn says_off(field: &str, value: &Value) -> bool {
     match value {
         Value::Null | Value::Bool(false) => true,

@@ -1,4 +1,4 @@
-//! [`ResponseObject`]: what a response looks like, at whichever point of its making.
+//! [`ResponseObject`]: a response object, complete or not.
 
 use serde::Serialize;
 use serde_json::{Map, Value, json};
@@ -12,21 +12,21 @@ use crate::error::RouterError;
 use crate::pipeline::text_delta::ResponseInfo;
 use crate::request::Usage;
 
-/// How far a response has come.
+/// Progress of a response.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Outcome<'a> {
-    /// Text is still to come.
+    /// More text will follow.
     Running,
-    /// It is complete, or as long as it may be.
+    /// Complete, or cut off at its maximum length.
     Ended {
-        /// What it is made of.
+        /// Parts of the answer.
         parts: &'a [AnswerPart],
-        /// Why it ended.
+        /// Finish reason.
         finish: FinishReason,
-        /// What it cost.
+        /// Usage.
         usage: &'a Usage,
     },
-    /// It cannot go on.
+    /// Ended with an error.
     Failed(&'a RouterError),
 }
 
@@ -59,7 +59,7 @@ pub(super) struct ResponseObject<'a> {
     usage: Option<ResponseUsage>,
     user: Option<&'a str>,
     metadata: &'a Map<String, Value>,
-    /// Ours, as in conversations.
+    /// Outrider's, as in chat completions.
     system_fingerprint: &'a str,
     seed: i64,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -70,11 +70,11 @@ pub(super) struct ResponseObject<'a> {
 #[derive(Debug, Serialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
 pub(super) enum Item<'a> {
-    /// What the model says.
+    /// Content of the model.
     Message { id: String, status: &'static str, role: &'static str, content: Vec<Content<'a>> },
-    /// A call of a tool.
+    /// A tool call.
     FunctionCall { id: String, call_id: String, name: &'a str, arguments: &'a str, status: &'static str },
-    /// What the model thinks first.
+    /// Reasoning of the model.
     Reasoning { id: String, summary: [(); 0], content: Vec<Content<'a>>, status: &'static str },
 }
 
@@ -107,7 +107,7 @@ struct OutputDetails {
 }
 
 impl<'a> Content<'a> {
-    /// The text of a part; `None` of a call, which has none.
+    /// Returns the text of a part; `None` for a call.
     pub(super) fn of(part: &'a AnswerPart) -> Option<Self> {
         match part {
             AnswerPart::Text(text) => Some(Self::OutputText { text, annotations: [], logprobs: [] }),
@@ -118,7 +118,7 @@ impl<'a> Content<'a> {
 }
 
 impl<'a> Item<'a> {
-    /// The item of a part, as far as it is known.
+    /// Creates the item of a part from what is known so far.
     pub(super) fn of(id: String, status: &'static str, response_id: &str, part: &'a AnswerPart) -> Self {
         let content = Content::of(part).into_iter().collect();
         match part {
@@ -134,7 +134,7 @@ impl<'a> Item<'a> {
         }
     }
 
-    /// The same before anything of it but its name is known.
+    /// Returns the item at its beginning: without content, but with a call's name.
     pub(super) fn begun(self) -> Self {
         match self {
             Self::Message { id, role, .. } => {
@@ -150,10 +150,10 @@ impl<'a> Item<'a> {
     }
 }
 
-/// The status of what is still to grow.
+/// Status of an item that is still growing.
 const IN_PROGRESS: &str = "in_progress";
 
-/// The id of an answer's part, at this place of the output.
+/// Returns the id of the part at this index of the output.
 pub(super) fn item_id(response_id: &str, part: &AnswerPart, idx: usize) -> String {
     let kind = match part {
         AnswerPart::Text(_) => "msg",
@@ -163,7 +163,7 @@ pub(super) fn item_id(response_id: &str, part: &AnswerPart, idx: usize) -> Strin
     format!("{kind}_{}_{idx}", unique_part(response_id))
 }
 
-/// How a part ended, at this place among all parts: only the last one can be cut off.
+/// Returns the status of the part at this index: only the last one can be incomplete.
 pub(super) fn item_status(idx: usize, parts: &[AnswerPart], finish: Option<FinishReason>) -> &'static str {
     match finish {
         Some(finish) if idx + 1 == parts.len() => status_of(finish),
@@ -171,7 +171,7 @@ pub(super) fn item_status(idx: usize, parts: &[AnswerPart], finish: Option<Finis
     }
 }
 
-/// All items of a complete answer.
+/// Creates all items of a complete answer.
 fn items<'a>(response_id: &str, parts: &'a [AnswerPart], finish: FinishReason) -> Vec<Item<'a>> {
     let item = |(idx, part)| {
         let (id, status) = (item_id(response_id, part, idx), item_status(idx, parts, Some(finish)));
@@ -181,7 +181,7 @@ fn items<'a>(response_id: &str, parts: &'a [AnswerPart], finish: FinishReason) -
 }
 
 impl<'a> ResponseObject<'a> {
-    /// The response of a request.
+    /// Creates the response of a request.
     pub(super) fn of(form: &'a ResponseForm, info: &'a ResponseInfo, outcome: Outcome<'a>) -> Self {
         let (status, output, usage) = match outcome {
             Outcome::Running => (IN_PROGRESS, Vec::new(), None),
@@ -224,13 +224,13 @@ impl<'a> ResponseObject<'a> {
         }
     }
 
-    /// One line of JSON.
+    /// Serializes as one line of JSON.
     pub(super) fn to_json(&self) -> String {
         serde_json::to_string(self).expect("text, numbers and lists of them can be written")
     }
 }
 
-/// OpenAI's word for how a response ended.
+/// Maps a finish reason to OpenAI's status.
 pub(super) fn status_of(finish: FinishReason) -> &'static str {
     match finish {
         FinishReason::Stop => "completed",

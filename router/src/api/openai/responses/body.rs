@@ -1,5 +1,5 @@
-//! What a client may send to `/v1/responses`. As with conversations, a field that is not known is refused by name, and so is one that
-//! would change the answer but is not supported.
+//! Request body of `/v1/responses`. As for chat completions, unknown fields are refused by name, and so are
+//! unsupported fields that would change the answer.
 
 use serde::Deserialize;
 use serde::de::IgnoredAny;
@@ -19,7 +19,7 @@ use crate::request::SentRequest;
 use crate::request::sent::{FieldNames, SentPrompt, SentSampling};
 use text::ConversationMessage;
 
-/// A request's body.
+/// A request body.
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub(super) struct Body {
@@ -35,7 +35,7 @@ pub(super) struct Body {
     metadata: Option<Map<String, Value>>,
     user: Option<String>,
 
-    // vLLM's and ours, as for conversations.
+    // vLLM's and Outrider's, as for chat completions.
     top_k: Option<i64>,
     min_p: Option<f64>,
     seed: Option<i64>,
@@ -73,7 +73,7 @@ pub(super) struct Body {
     _prompt_cache_retention: IgnoredAny,
 }
 
-/// `input`: a text, or items.
+/// `input`: a text, or a list of items.
 #[derive(Debug, Deserialize)]
 #[serde(untagged, expecting = "input must be a string or a list of items")]
 enum Input {
@@ -81,7 +81,7 @@ enum Input {
     Items(Vec<Map<String, Value>>),
 }
 
-/// `text`: the form that the text has.
+/// `text`: the format of the output.
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 struct TextConfig {
@@ -89,7 +89,7 @@ struct TextConfig {
     verbosity: Option<String>,
 }
 
-/// What an answer has to know of its request.
+/// Properties of the request that the response depends on.
 #[derive(Debug)]
 pub(super) struct ResponseForm {
     pub(super) stream: bool,
@@ -101,19 +101,19 @@ pub(super) struct ResponseForm {
     pub(super) top_p: f64,
     pub(super) metadata: Map<String, Value>,
     pub(super) user: Option<String>,
-    /// As sent, or what stands for nothing.
+    /// As sent, or the default.
     pub(super) tools: Vec<Value>,
     pub(super) tool_choice: Value,
     pub(super) parallel_tool_calls: bool,
     pub(super) text_format: Value,
-    /// Whose it is.
+    /// Isolation key of the caller.
     isolation_key: u64,
-    /// What a later response goes on from, this one's text left out.
+    /// The conversation for later responses, without this response's text.
     conversation: Vec<ConversationMessage>,
 }
 
 impl ResponseForm {
-    /// Keeps a response that is complete, unless its client does not want that.
+    /// Stores a complete response, unless the client opted out.
     pub(super) fn store(&self, responses: &ResponseStore, id: &str, parts: &[AnswerPart], json: &str) {
         if !self.store {
             return;
@@ -125,13 +125,13 @@ impl ResponseForm {
     }
 }
 
-/// How a response's call is named, where its output names it.
+/// Returns the id of a response's call.
 pub(super) fn function_call_id(response_id: &str, call: u32) -> String {
     call_id("call_", response_id, 0, call)
 }
 
 impl Body {
-    /// The request, free of this API's shapes; it goes on from `earlier` messages.
+    /// Converts the body to the common request, which continues the `earlier` messages.
     pub(super) fn into_sent(
         self,
         earlier: Vec<ConversationMessage>,
@@ -149,7 +149,7 @@ impl Body {
         let mut read = ToolShape::Flat.read(tools.clone(), choice, self.parallel_tool_calls)?;
         let mut template_kwargs = Map::new();
         read.tell(&mut template_kwargs);
-        // Instructions are this response's own: a later one does not inherit them.
+        // Instructions apply to this response only; later ones do not inherit them.
         let mut messages: Vec<ConversationMessage> =
             self.instructions.iter().map(|text| ConversationMessage::new("system", text.clone())).collect();
         messages.extend_from_slice(&conversation);
@@ -201,7 +201,7 @@ impl Body {
         Ok((sent, form))
     }
 
-    /// Fields that would change the answer, if they were supported.
+    /// Refuses unsupported fields that would change the answer.
     fn refuse_unsupported(&self) -> Result<(), RouterError> {
         refuse_fields(
             "",
@@ -222,7 +222,7 @@ impl Body {
     }
 }
 
-/// The conversation: what came earlier, then this request's `input`.
+/// Reads the conversation: the earlier messages, then this request's `input`.
 fn read_input(
     input: Option<Input>,
     earlier: Vec<ConversationMessage>,
@@ -240,7 +240,7 @@ fn read_input(
     Ok(turns.into_messages())
 }
 
-/// Whether an unsupported field asks for nothing.
+/// Whether the value of an unsupported field requests nothing.
 fn says_off(field: &str, value: &Value) -> bool {
     match (field, value) {
         (_, Value::Null | Value::Bool(false)) => true,
@@ -252,7 +252,7 @@ fn says_off(field: &str, value: &Value) -> bool {
     }
 }
 
-/// The format that `text` asks for.
+/// Returns the format requested by `text`.
 fn read_text(text: Option<Object<TextConfig>>) -> Result<Value, RouterError> {
     let Object(TextConfig { format, verbosity }) = text.unwrap_or(Object(TextConfig::default()));
     if verbosity.is_some_and(|verbosity| verbosity != "medium") {

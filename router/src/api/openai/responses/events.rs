@@ -1,5 +1,5 @@
-//! [`ResponseEvents`]: the events by which a streamed response grows, in OpenAI's order. Each has its place in the stream as
-//! `sequence_number`; the last one holds the whole response.
+//! [`ResponseEvents`]: the events of a streamed response, in OpenAI's order. Each has its position in the
+//! stream as `sequence_number`; the last one contains the whole response.
 
 use serde::Serialize;
 use speculation::FinishReason;
@@ -23,7 +23,7 @@ pub(super) struct ResponseEvents {
     sequence_number: u64,
 }
 
-/// What every event begins with.
+/// Fields common to all events.
 #[derive(Serialize)]
 struct Numbered<'a, T> {
     r#type: &'a str,
@@ -43,12 +43,12 @@ struct OfItem<'a> {
     item: Item<'a>,
 }
 
-/// What is said of an item's inside: where it stands, and then one of the rest.
+/// Event about the content of an item: its position, and one of the other fields.
 #[derive(Serialize, Default)]
 struct Inside<'a> {
     item_id: &'a str,
     output_index: usize,
-    /// Of texts: an item has one.
+    /// Only for texts; an item has one.
     #[serde(skip_serializing_if = "Option::is_none")]
     content_index: Option<u32>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -71,7 +71,7 @@ impl ResponseEvents {
         Self { form, responses, response_id, answer, finish: None, sequence_number: 0 }
     }
 
-    /// Appends what is to be said of a change.
+    /// Appends the events of a change.
     fn show(&mut self, change: &Change, events: &mut Vec<u8>) {
         let (Change::Began(idx) | Change::Grew(idx, _) | Change::Ended(idx)) = *change;
         let (parts, number) = (self.answer.parts(), &mut self.sequence_number);
@@ -121,7 +121,7 @@ impl ResponseEvents {
     }
 }
 
-/// What of a part grows, in the names of events.
+/// Name of a part's content in event names.
 fn kind(part: &AnswerPart) -> &'static str {
     match part {
         AnswerPart::Text(_) => "output_text",

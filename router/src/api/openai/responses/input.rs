@@ -1,5 +1,5 @@
-//! The items of a response's `input`: messages, calls of tools and their outputs, and thoughts, as a client wrote them or took them from
-//! an earlier answer.
+//! The items of a response's `input`: messages, tool calls and their outputs, and reasoning, written by the
+//! client or copied from an earlier answer.
 
 use serde_json::{Map, Value};
 
@@ -7,13 +7,13 @@ use crate::api::functions::read_arguments;
 use crate::api::turns::Turns;
 use crate::error::RouterError;
 
-/// One item, and the names of its fields in messages.
+/// One item, with its path for messages.
 struct Item<'a> {
     path: String,
     fields: &'a Map<String, Value>,
 }
 
-/// Reads an item into the conversation.
+/// Appends an item to the conversation.
 pub(super) fn read_item(
     idx: usize,
     fields: &Map<String, Value>,
@@ -42,7 +42,7 @@ impl Item<'_> {
             let expected = format!("one of system, developer, user, assistant, not `{role}`");
             return Err(self.wrong("role", &expected));
         }
-        // Templates know OpenAI's newer word by its older name.
+        // Templates know OpenAI's newer role by its older name.
         let role = if role == "developer" { "system" } else { role };
         let content = self.content("content", &["input_text", "output_text", "text"])?;
         turns.say(role, content);
@@ -63,7 +63,7 @@ impl Item<'_> {
         turns.answer(&format!("{}.call_id", self.path), self.text("call_id")?, output)
     }
 
-    /// A summary is not what the model thought.
+    /// Appends reasoning. The summary is ignored, because it is not the model's own reasoning.
     fn thought(&self, turns: &mut Turns) -> Result<(), RouterError> {
         self.knows(&["content", "summary", "encrypted_content"])?;
         if self.fields.get("content").is_some_and(|content| !content.is_null()) {
@@ -72,7 +72,7 @@ impl Item<'_> {
         Ok(())
     }
 
-    /// Refuses what is neither one of these fields, nor one that every item may have, nor null.
+    /// Refuses fields that are neither in `known`, nor common to all items, nor null.
     fn knows(&self, known: &[&str]) -> Result<(), RouterError> {
         let is_known = |name: &str| known.contains(&name) || ["type", "id", "status"].contains(&name);
         let unknown = self.fields.iter().find(|(name, value)| !is_known(name) && !value.is_null());
@@ -95,7 +95,7 @@ impl Item<'_> {
         }
     }
 
-    /// A text, or parts of these kinds.
+    /// Reads a text, or parts of these kinds.
     fn content(&self, field: &str, kinds: &[&str]) -> Result<String, RouterError> {
         let parts = match self.fields.get(field) {
             Some(Value::String(text)) => return Ok(text.clone()),

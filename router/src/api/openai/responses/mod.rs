@@ -1,6 +1,7 @@
-//! OpenAI's responses: `/v1/responses` in its shapes. A body becomes the same request as a conversation's ([`body`], [`input`]), and its
-//! text one response object ([`answer`]) or the events that build one ([`events`]). Responses are kept for a while, so that a later one
-//! can go on from an earlier one: in [`crate::pipeline::response_store`].
+//! OpenAI's responses API: `/v1/responses`. A body becomes the same request as a chat completion's ([`body`],
+//! [`input`]), and the text becomes one response object ([`answer`]) or its stream of events ([`events`]).
+//! Responses are stored for a while in [`crate::pipeline::response_store`], so that a later request can
+//! continue one.
 
 mod answer;
 mod body;
