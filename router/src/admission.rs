@@ -1,6 +1,8 @@
-//! [`Admission`]: how many sequences this router runs at once, and how many requests may wait for their turn. A request is
-//! admitted as a whole, in the order of `scheduling::fair_queue`: by priority, with aging, in turns between API keys, and in order of arrival; its [`Permit`] travels inside the
-//! response and is given back when the response ends or is dropped. Full means [`RouterError::Overloaded`] before the first byte.
+//! [`Admission`]: limits on the sequences that run at once and on the requests that wait. A request is
+//! admitted as a whole, in the order of `scheduling::fair_queue`: by priority with aging, fair between API
+//! keys, then by arrival. Its [`Permit`] travels inside the response and is released when the response ends
+//! or is dropped. If the queue is full, the request fails with [`RouterError::Overloaded`] before the first
+//! byte.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -13,29 +15,29 @@ use tokio::time::Instant;
 use crate::error::RouterError;
 use scheduling::waits::{WaitReport, Waits};
 
-/// How long a request may wait for its turn before it is turned away.
+/// Maximum time that a request waits for admission.
 pub const ADMISSION_WAIT_MAX: Duration = Duration::from_secs(30);
 
-/// What is full, to a client that is turned away.
+/// Name of the queue in errors.
 const QUEUE: &str = "the router's queue";
 
-/// A request that asks for its turn.
+/// A request for admission.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Asking {
-    /// Sequences (prompts times choices) that it runs at once.
+    /// Number of sequences (prompts times choices) to run.
     pub num_sequences: u32,
     /// Lower goes first.
     pub priority: u8,
-    /// Whose it is: API keys share turns.
+    /// Key for fair turns.
     pub key: u64,
 }
 
-/// The limits of one router.
+/// Admission limits of one router.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct AdmissionLimits {
-    /// Sequences (prompts times choices) that run at once.
+    /// Maximum number of running sequences (prompts times choices).
     pub max_sequences: u32,
-    /// Requests that may wait for sequences to end.
+    /// Maximum number of waiting requests.
     pub max_waiting_requests: usize,
 }
 
@@ -45,7 +47,7 @@ impl Default for AdmissionLimits {
     }
 }
 
-/// The gate in front of tokenizer and lanes. Clones share it.
+/// Admission control before tokenization and scheduling. Clones share the state.
 #[derive(Debug, Clone)]
 pub struct Admission {
     limits: AdmissionLimits,
@@ -62,15 +64,16 @@ struct Gate {
 #[derive(Debug)]
 struct State {
     available: u32,
-    /// Requests that have not given up.
+    /// Number of waiting requests, without cancelled ones.
     num_waiting: usize,
-    /// By key, and all of one lane: what a request is, is not known yet. Who gave up is skipped.
+    /// Waiting requests by key. All are in one lane, because the task type is not known yet. Cancelled
+    /// requests are skipped.
     waiting: FairQueue<u64, (), Waiting>,
-    /// Of these requests, those of each key.
+    /// Number of waiting requests by key.
     num_waiting_of: BTreeMap<u64, usize>,
-    /// Names the next request that waits.
+    /// Number of the next waiting request.
     next_number: u64,
-    /// Requests that made room for another key, and have not noticed yet.
+    /// Requests that were evicted in favor of another key and have not been polled since.
     turned_away: BTreeSet<u64>,
     waits: Waits,
 }
@@ -85,7 +88,7 @@ struct Waiting {
     turn: oneshot::Sender<Permit>,
 }
 
-/// The right to run a request's sequences; given back on drop.
+/// The right to run a request's sequences; released on drop.
 #[derive(Debug)]
 pub struct Permit {
     num_sequences: u32,
@@ -93,7 +96,7 @@ pub struct Permit {
 }
 
 impl Admission {
-    /// An open gate.
+    /// Creates an admission control without any requests.
     pub fn new(limits: AdmissionLimits) -> Self {
         let state = State {
             available: limits.max_sequences,
@@ -108,9 +111,10 @@ impl Admission {
         Self { limits, wait_max: ADMISSION_WAIT_MAX, gate: Arc::new(gate) }
     }
 
-    /// Waits for the turn of a request of `num_sequences` sequences, unless too many wait already. Lower priorities go first.
+    /// Waits until a request of `num_sequences` sequences may run. Fails if too many requests wait already.
+    /// Lower priorities go first.
     ///
-    /// Cancel safety: dropping the future gives the place in the queue back.
+    /// Cancel safety: dropping the future gives up the place in the queue.
     pub async fn admit(&self, asking: Asking) -> Result<Permit, RouterError> {
         let Asking { num_sequences, priority, key } = asking;
         let max_sequences = self.limits.max_sequences;
@@ -123,7 +127,7 @@ impl Admission {
         let (turn, granted) = oneshot::channel();
         let _place = {
             let mut state = self.gate.state();
-            // Whoever waits already goes first.
+            // Waiting requests go first.
             if state.num_waiting == 0 && num_sequences <= state.available {
                 state.waits.observe(priority, Duration::ZERO);
                 return Ok(self.gate.grant(&mut state, num_sequences));
@@ -143,7 +147,7 @@ impl Admission {
             Place { gate: &self.gate, number, key }
         };
         match tokio::time::timeout(self.wait_max, granted).await {
-            // Whose turn was taken away made room for another key.
+            // The sender was dropped: the request was evicted in favor of another key.
             Ok(permit) => permit.map_err(|_| RouterError::Overloaded { what: QUEUE }),
             Err(_) => Err(RouterError::Overloaded { what: "the router (the wait for a turn timed out)" }),
         }
@@ -155,20 +159,20 @@ impl Admission {
         state.waits.report(&state.waiting.waiting(), self.gate.opened.elapsed())
     }
 
-    /// Sequences that could be admitted now.
+    /// Number of sequences that could be admitted now.
     pub fn available(&self) -> usize {
         self.gate.state().available as usize
     }
 }
 
 impl State {
-    /// Turns away the newest request of the key that has the most waiting, if `key` would still have fewer. So no key can keep
-    /// others out of the queue.
+    /// Evicts the newest request of the key with the most waiting requests, if `key` would still have fewer.
+    /// So no key can keep others out of the queue.
     fn make_room(&mut self, key: u64) -> bool {
         let own = self.num_waiting_of.get(&key).copied().unwrap_or(0);
         let most = self.num_waiting_of.iter().max_by_key(|(_, count)| **count);
         let Some((&most, _)) = most.filter(|(_, count)| **count > own + 1) else { return false };
-        // Those that gave up are no requests any more.
+        // Skip cancelled requests.
         while let Some(waiting) = self.waiting.pop_newest(&most) {
             if !waiting.turn.is_closed() {
                 self.leave(waiting.key);
@@ -179,7 +183,7 @@ impl State {
         false
     }
 
-    /// A request of `key` waits no more.
+    /// Removes a waiting request of `key` from the counts.
     fn leave(&mut self, key: u64) {
         self.num_waiting -= 1;
         if let Some(count) = self.num_waiting_of.get_mut(&key) {
@@ -193,7 +197,7 @@ impl State {
 
 impl Gate {
     fn state(&self) -> MutexGuard<'_, State> {
-        // Whoever panicked while it held the lock had changed whole numbers only.
+        // A panic under the lock can leave only counts half updated.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -202,10 +206,11 @@ impl Gate {
         Permit { num_sequences, gate: Arc::clone(self) }
     }
 
-    /// Lets in whose turn it is, as long as there is room.
+    /// Admits requests in turn while there is capacity.
     fn let_in(self: &Arc<Self>) {
         while let Some((turn, permit)) = self.next_turn() {
-            // Who gave up meanwhile drops the permit, which makes room for the next one.
+            // If the request was cancelled meanwhile, the permit is dropped, which frees capacity for the
+            // next one.
             drop(turn.send(permit));
         }
     }
@@ -251,7 +256,7 @@ impl Drop for Place<'_> {
                 state.leave(self.key);
             }
         }
-        // Whoever was too large for the room there was no longer holds up those behind it.
+        // A cancelled request that was too large for the free capacity no longer blocks the ones behind it.
         self.gate.let_in();
     }
 }

@@ -1,5 +1,5 @@
-//! Which models exist, as clients see them. The worker registry publishes; the APIs read. Must never know a worker's
-//! address or load: whether a model can be served right now is the lanes' to say.
+//! The models that clients can request. The worker registry publishes the list, the APIs read it. Must never
+//! know a worker's address or load: whether a model can be served right now is for the lanes to decide.
 
 pub mod settings;
 
@@ -13,26 +13,26 @@ use self::settings::{ModelSettings, RequestDefaults};
 use crate::error::RouterError;
 use text::ModelText;
 
-/// One model, by what its target said of itself.
+/// One model, as described by its target.
 #[derive(Debug, Clone)]
 pub struct ModelEntry {
-    /// As clients name it.
+    /// Name used by clients.
     pub id: String,
-    /// As targets name it: another name where the operator gave it one.
+    /// Name used by targets; differs from `id` for an operator's alias.
     pub model: String,
-    /// For requests that do not say.
+    /// Defaults of absent request fields.
     pub defaults: RequestDefaults,
-    /// Unix seconds at which this router first saw it.
+    /// Unix time in seconds when this router first saw the model.
     pub created: u64,
-    /// Its tokenizer and chat template.
+    /// Tokenizer and chat template.
     pub text: Arc<ModelText>,
-    /// Prompt and output together.
+    /// Maximum length of prompt and output together, in tokens.
     pub max_model_len: u32,
-    /// Ids at or above this are refused.
+    /// Vocabulary size; larger or equal ids are refused.
     pub vocab_size: u32,
-    /// Drawing one of these ends a sequence, unless the request ignores them.
+    /// Tokens that end a sequence, unless the request ignores them.
     pub eos_token_ids: Vec<TokenId>,
-    /// Names a class of targets whose bits are equal; clients see it as `system_fingerprint`.
+    /// Names a class of targets whose results are equal bit for bit; clients see it as `system_fingerprint`.
     pub numerics_id: String,
 }
 
@@ -42,7 +42,7 @@ type Models = Arc<BTreeMap<String, Arc<ModelEntry>>>;
 #[derive(Debug, Clone)]
 pub struct Catalog {
     models: watch::Sender<Models>,
-    /// By the name that clients use.
+    /// By the name used by clients.
     settings: Arc<BTreeMap<String, ModelSettings>>,
 }
 
@@ -53,13 +53,13 @@ impl Default for Catalog {
 }
 
 impl Catalog {
-    /// An empty list of models that are served by these settings.
+    /// Creates an empty list; models are published with these settings.
     pub fn new(settings: BTreeMap<String, ModelSettings>) -> Self {
         Self { models: watch::Sender::new(Models::default()), settings: Arc::new(settings) }
     }
 
-    /// Replaces the list. A model whose workers are gone for the moment stays listed, so that clients read "not ready"
-    /// and not "does not exist".
+    /// Replaces the list. A model that currently has no workers stays listed, so that clients get "not ready"
+    /// instead of "does not exist".
     pub fn publish(&self, entries: impl IntoIterator<Item = Arc<ModelEntry>>) {
         let served: BTreeMap<String, Arc<ModelEntry>> =
             entries.into_iter().map(|entry| (entry.id.clone(), entry)).collect();
@@ -73,12 +73,13 @@ impl Catalog {
         self.models.send_replace(Arc::new(models));
     }
 
-    /// Every model, by id.
+    /// All models, sorted by id.
     pub fn list(&self) -> Vec<Arc<ModelEntry>> {
         self.models.borrow().values().cloned().collect()
     }
 
-    /// The model of this id; while no model has been seen at all, the answer is "not ready" and not "does not exist".
+    /// Returns the model with this id. Before the first model has been seen the error is "not ready", not
+    /// "does not exist".
     pub fn get(&self, id: &str) -> Result<Arc<ModelEntry>, RouterError> {
         let models = self.models.borrow();
         if models.is_empty() {
@@ -87,7 +88,7 @@ impl Catalog {
         models.get(id).cloned().ok_or_else(|| RouterError::ModelNotFound { model: id.to_owned() })
     }
 
-    /// Wakes whoever waits for a change of the list.
+    /// Subscribes to changes of the list.
     pub fn subscribe(&self) -> watch::Receiver<Models> {
         self.models.subscribe()
     }

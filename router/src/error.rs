@@ -1,5 +1,5 @@
-//! [`RouterError`]: every way a request can fail, and the one table that says what each means over HTTP, over gRPC, in
-//! metrics, and to a client that wonders whether to try again.
+//! [`RouterError`]: all the ways a request can fail, with one table of their meaning over HTTP, over gRPC, in
+//! metrics, and for retries.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -8,16 +8,16 @@ use http::StatusCode;
 use tonic::Code;
 use tonic_types::{ErrorDetails, StatusExt as _};
 
-/// How long a client that was turned away is told to wait.
+/// Default wait sent to clients that are refused for overload.
 pub const RETRY_AFTER: Duration = Duration::from_secs(1);
 
 /// Why a request was refused or failed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum RouterError {
-    /// Something in the request is wrong; the message names field, limit and value.
+    /// The request is invalid; the message names field, limit and value.
     #[error("{message}")]
     InvalidRequest {
-        /// What is wrong and what would be right.
+        /// What is wrong and what is expected.
         message: String,
         /// The field, as the client wrote it.
         param: Option<String>,
@@ -28,54 +28,54 @@ pub enum RouterError {
          {max_tokens} output tokens were requested: shorten the prompt or lower {param}"
     )]
     ContextLengthExceeded {
-        /// Prompt and output together.
+        /// Limit for prompt and output together, in tokens.
         max_model_len: u32,
-        /// Of the prompt at hand.
+        /// Tokens of this prompt.
         prompt_tokens: u32,
-        /// At least this many.
+        /// Minimum number of requested output tokens.
         max_tokens: u32,
-        /// The field to blame.
+        /// The field at fault.
         param: &'static str,
     },
-    /// The prompt's text alone is longer than any that fits the model's window. It was not tokenized.
+    /// The prompt's text is longer than any that fits the model's window. It was not tokenized.
     #[error(
         "this model's maximum context length is {max_model_len} tokens, which are at most {limit} bytes of text, but \
          {prompt_bytes} bytes were sent: shorten the prompt"
     )]
     PromptTooLong {
-        /// Prompt and output together, in tokens.
+        /// Limit for prompt and output together, in tokens.
         max_model_len: u32,
-        /// Of the prompt at hand.
+        /// Bytes of this prompt.
         prompt_bytes: usize,
-        /// What the longest tokens could hold.
+        /// Maximum number of bytes, given the longest tokens.
         limit: usize,
-        /// The field to blame.
+        /// The field at fault.
         param: &'static str,
     },
-    /// No key, or one that is not in the key file.
+    /// No API key, or an unknown one.
     #[error("{0}")]
     Unauthenticated(&'static str),
-    /// No target serves it, nor has since this router started.
+    /// No target has served the model since this router started.
     #[error("the model `{model}` does not exist; GET /v1/models lists those that do")]
     ModelNotFound {
-        /// As asked for.
+        /// As requested.
         model: String,
     },
-    /// No worker is at this address, nor is it drained.
+    /// No worker at this address is connected or drained.
     #[error(
         "no worker is known as `{worker}`: give its address, percent-encoded, or HOST:PORT; GET /debug/lanes lists all"
     )]
     WorkerNotFound {
-        /// As asked for.
+        /// As requested.
         worker: String,
     },
-    /// A page of another origin asks in its reader's name.
+    /// The request comes from a web page of another origin.
     #[error("orders are not taken from pages of another origin: send no Origin header")]
     CrossOrigin,
-    /// A response that is not in this router's store.
+    /// The response is not in this router's store.
     #[error("{message}")]
     NotStored {
-        /// Which one.
+        /// Names the response.
         message: String,
         /// The field, as the client wrote it.
         param: &'static str,
@@ -88,7 +88,7 @@ pub enum RouterError {
         /// As sent.
         path: String,
     },
-    /// The path exists, the method on it does not.
+    /// The path exists, but does not support the method.
     #[error("method {method} is not allowed on {path}")]
     MethodNotAllowed {
         /// As sent.
@@ -99,42 +99,42 @@ pub enum RouterError {
     /// The body did not arrive in time.
     #[error("the request body did not arrive within {} seconds", .limit.as_secs())]
     BodyTimeout {
-        /// How long it may take.
+        /// Maximum time.
         limit: Duration,
     },
-    /// The body is over the limit.
+    /// The body is too large.
     #[error("the request body is larger than {limit} bytes")]
     BodyTooLarge {
         /// In bytes.
         limit: usize,
     },
-    /// The body does not say that it is JSON.
+    /// The content type is not JSON.
     #[error("the content type must be application/json, not `{content_type}`")]
     UnsupportedMediaType {
         /// As sent; empty when absent.
         content_type: String,
     },
-    /// Full: come back later.
+    /// A limit on load is reached; retry later.
     #[error("{what} is full: retry after {} s", RETRY_AFTER.as_secs())]
     Overloaded {
         /// Which limit.
         what: &'static str,
     },
-    /// The key has used what it may: come back later.
+    /// A limit of the API key is reached; retry later.
     #[error("this API key is limited to {limit}: retry after {} s", whole_seconds(*.retry_after))]
     RateLimited {
         /// Such as "60 requests per minute".
         limit: String,
-        /// When there is room again.
+        /// Time until the limit permits a request.
         retry_after: Duration,
     },
-    /// The client's own time limit has passed.
+    /// The client's deadline has passed.
     #[error("the request did not finish within its time limit of {} ms", .timeout.as_millis())]
     DeadlineExceeded {
-        /// As the client set it.
+        /// Timeout as set by the client.
         timeout: Duration,
     },
-    /// An answer that is not streamed has become too large to keep.
+    /// An answer that is not streamed is too large to buffer.
     #[error(
         "the answer is larger than {limit} bytes: stream it, or ask for fewer tokens, choices or log probabilities"
     )]
@@ -145,7 +145,7 @@ pub enum RouterError {
     /// The client reads too slowly; its stream was cut.
     #[error("the client left too many tokens unread and was cut off")]
     SlowClient,
-    /// The client went away; nobody reads this.
+    /// The client disconnected; the error is not sent.
     #[error("the client closed the connection")]
     ClientGone,
     /// No worker can take the request now.
@@ -157,19 +157,19 @@ pub enum RouterError {
     /// This process is shutting down.
     #[error("the router is shutting down: retry after {} s", RETRY_AFTER.as_secs())]
     Draining,
-    /// A worker cannot honour the request.
+    /// A worker cannot serve the request.
     #[error("the target refused the sequence: {reason}")]
     Refused {
-        /// In the worker's words.
+        /// The worker's message.
         reason: String,
     },
-    /// Target after target failed while it ran this request.
+    /// Several targets failed in turn while running this request.
     #[error("{reason}")]
     Quarantined {
         /// How many, and how the last one failed.
         reason: String,
     },
-    /// A broken invariant of ours; this request only.
+    /// A broken invariant of the router; fails only this request.
     #[error("internal error: {0}")]
     Internal(String),
 }
@@ -177,17 +177,17 @@ pub enum RouterError {
 /// One row of the table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Meaning {
-    /// Over HTTP.
+    /// HTTP status.
     pub status: StatusCode,
-    /// Over gRPC.
+    /// gRPC status code.
     pub grpc: Code,
     /// `error.type` in OpenAI's error object.
     pub kind: &'static str,
     /// `error.code` in OpenAI's error object.
     pub code: Option<&'static str>,
-    /// In metrics and traces.
+    /// Label in metrics and traces.
     pub label: &'static str,
-    /// Whether the same request may succeed later; such answers carry Retry-After.
+    /// Whether the same request may succeed later; such responses carry Retry-After.
     pub retryable: bool,
 }
 
@@ -204,15 +204,15 @@ impl From<text::TextError> for RouterError {
 }
 
 impl RouterError {
-    /// A wrong field.
+    /// Creates an error about a field.
     pub fn invalid(param: impl Into<String>, message: impl Into<String>) -> Self {
         Self::InvalidRequest { message: message.into(), param: Some(param.into()) }
     }
 
-    /// Every error's row.
+    /// Returns the row of this error.
     pub fn meaning(&self) -> Meaning {
         use StatusCode as S;
-        // The label is the code, but for three.
+        // The label equals the code, with three exceptions.
         let row = |status, grpc, kind, code| Meaning {
             status,
             grpc,
@@ -240,7 +240,7 @@ impl RouterError {
             Self::ModelNotFound { .. } => row(S::NOT_FOUND, Code::NotFound, INVALID, "model_not_found"),
             Self::WorkerNotFound { .. } => row(S::NOT_FOUND, Code::NotFound, INVALID, "worker_not_found"),
             Self::CrossOrigin => row(S::FORBIDDEN, Code::PermissionDenied, INVALID, "cross_origin"),
-            // To ask for one is to look for it; to go on from one is to send a field that is wrong.
+            // Retrieving a missing response is "not found"; continuing one is an invalid field.
             Self::NotStored { param: "previous_response_id", .. } => {
                 row(S::BAD_REQUEST, Code::InvalidArgument, INVALID, "previous_response_not_found")
             }
@@ -278,7 +278,7 @@ impl RouterError {
         }
     }
 
-    /// How many seconds to wait before the same request may succeed; absent: it never will.
+    /// Seconds to wait before a retry; `None` if a retry cannot succeed.
     pub fn retry_after_seconds(&self) -> Option<u64> {
         match self {
             Self::RateLimited { retry_after, .. } => Some(whole_seconds(*retry_after)),
@@ -298,12 +298,12 @@ impl RouterError {
     }
 }
 
-/// Rounded up, and never at once.
+/// Rounds up, to at least 1.
 fn whole_seconds(wait: Duration) -> u64 {
     (wait.as_secs() + u64::from(wait.subsec_nanos() > 0)).max(1)
 }
 
-/// 499, which has no name in the registry; only ever seen in metrics and logs.
+/// 499 is not a registered status; it appears only in metrics and logs.
 fn client_closed_request() -> StatusCode {
     StatusCode::from_u16(499).expect("499 is in the range of status codes")
 }

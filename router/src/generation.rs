@@ -1,8 +1,10 @@
-//! The seam between text and scheduling: a tokenized, checked request goes in, committed token ids come out.
+//! The interface between text and scheduling: a checked, tokenized request goes in, committed token ids come
+//! out.
 //!
-//! What stands before it (API, admission, tokenize) knows text and no workers; what stands behind it (the
-//! scheduler) knows ids and no text. The scheduler's driver writes through a [`GenerationSink`] and never waits for a
-//! client: the channel is bounded, and a client that leaves [`MAX_UNREAD_BYTES`] of its request unread loses that. Must never hold text, sockets or anything of HTTP and gRPC.
+//! The code before it (API, admission, tokenization) handles text and knows no workers; the scheduler behind
+//! it handles ids and knows no text. The scheduler's driver writes through a [`GenerationSink`] and never
+//! waits for a client: the channel is bounded, and a client that leaves more than [`MAX_UNREAD_BYTES`] of its
+//! request unread is disconnected. Must never hold text, sockets or anything of HTTP and gRPC.
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -24,19 +26,19 @@ use tokio_util::sync::CancellationToken;
 
 use crate::error::RouterError;
 
-/// What a client may leave unread before it is cut off, over all prompts and choices of its request: some thousand verified
-/// spans without log probabilities, behind what sockets buffer already.
+/// Maximum number of unread bytes of a client, over all prompts and choices of its request: a few thousand
+/// verified spans without log probabilities, in addition to socket buffers.
 pub const MAX_UNREAD_BYTES: usize = 512 << 10;
 
-/// And of one prompt's events, whatever their size.
+/// Maximum number of unread events of one prompt, whatever their size.
 pub const MAX_UNREAD_EVENTS: usize = 4_096;
 
-/// What a client has left unread of one request. The request's generations share it.
+/// Unread bytes of one request, shared by its generations.
 #[derive(Debug, Clone, Default)]
 pub struct Unread(Arc<AtomicUsize>);
 
 impl Unread {
-    /// Whether so much may wait to be read too.
+    /// Adds `num_bytes`; returns whether the total is within the limit.
     fn grow(&self, num_bytes: usize) -> bool {
         self.0.fetch_add(num_bytes, Ordering::AcqRel) + num_bytes <= MAX_UNREAD_BYTES
     }
@@ -49,7 +51,7 @@ impl Unread {
 /// One tokenized, validated request, ready to be scheduled.
 #[derive(Debug, Clone)]
 pub struct GenerationRequest {
-    /// Names the request in logs, traces and responses.
+    /// Identifies the request in logs, traces and responses.
     pub request_id: String,
     /// A model of the [`crate::catalog::Catalog`].
     pub model: String,
@@ -57,51 +59,52 @@ pub struct GenerationRequest {
     pub vocab_size: u32,
     /// The prompt, never empty; `spec.prompt_len` is its length.
     pub prompt_ids: Vec<TokenId>,
-    /// How many sequences to run over this prompt; sequence `i` gets the spec with `choice = i`.
+    /// Number of sequences to run for this prompt; sequence `i` gets the spec with `choice = i`.
     pub num_choices: u32,
-    /// Seed, sampling and limits; `choice` and `lane` are 0 and set by the scheduler. `max_len` equals `prompt_len` where only
-    /// the prompt's logprobs are wanted: nothing is drawn then.
+    /// Seed, sampling and limits; `choice` and `lane` are 0 and set by the scheduler. `max_len` equals
+    /// `prompt_len` if only the prompt's log probabilities are requested: no token is generated then.
     pub spec: SequenceSpec,
-    /// What the client, or its API key, said this is; else what its text looks like.
+    /// Task type from the client or its API key, else detected from the prompt.
     pub task_type: String,
-    /// What the client asked of speculation.
+    /// The client's settings for speculation.
     pub speculation: SpeculationRequest,
-    /// What the client predicts of the output, where that is one sequence.
+    /// The client's predicted output, if the request has one sequence.
     pub prediction: Option<Arc<PredictedText>>,
     /// The request's span: parent of the rounds' spans.
     pub span: tracing::Span,
-    /// What its client has left unread.
+    /// Unread bytes of the client.
     pub unread: Unread,
-    /// Whose it is: API keys take turns, and those whom a gateway tells apart by a key of its own.
+    /// Key for fair turns: the API key, or one derived from a gateway's fairness id.
     pub api_key: u64,
-    /// Whether it fails where it waits too long for its first target: nothing of its request has begun yet.
+    /// Whether the generation fails when it waits too long for its first target. Only if nothing of its
+    /// request has begun.
     pub may_expire: bool,
 }
 
-/// What is reported of a generation. Events of one choice come in order; choices interleave.
+/// Event of a generation. Events of one choice arrive in order; choices interleave.
 #[derive(Debug, Clone)]
 pub enum GenerationEvent {
-    /// Log probabilities of prompt ids, where `spec.prompt_logprobs` asked for them: once for the generation, in parts
-    /// in ascending order where the prompt is fed in parts, all before the first token of any choice.
+    /// Log probabilities of the prompt, if `spec.prompt_logprobs` requests them: once per generation, in
+    /// ascending parts if the prompt is prefilled in parts, all before the first token of any choice.
     PromptLogprobs(PromptLogprobs),
     /// One committed span of a choice; never empty.
     Tokens(CommittedTokens),
-    /// The choice is complete. Sent once a choice, also where nothing was to be drawn.
+    /// The choice is complete. Sent once per choice, also if no token was to be generated.
     Finished {
-        /// Which choice.
+        /// Index of the choice.
         choice: u32,
-        /// A stop token, or the end of `max_len`.
+        /// Stop token, or length limit `max_len`.
         reason: FinishReason,
-        /// Totals of the choice.
+        /// Usage of the choice.
         usage: SpeculationUsage,
     },
-    /// The generation failed; nothing follows, for any choice.
+    /// The generation failed; no further event follows for any choice.
     Failed(RouterError),
 }
 
 impl GenerationEvent {
-    /// What it weighs while it waits to be read. The prompt's log probabilities weigh nothing: they come once, all before
-    /// the first token, and are as many as the window allows.
+    /// Size while the event is unread. The prompt's log probabilities count as 0: they arrive once, before
+    /// the first token, and the window limits their number.
     fn num_bytes(&self) -> usize {
         let more = match self {
             Self::Tokens(tokens) => {
@@ -117,52 +120,53 @@ impl GenerationEvent {
     }
 }
 
-/// The ids of a span. Few, as a rule: those stay where the event is, for memory that one thread takes and another one gives back is dear.
+/// Ids of a span. Usually few, and then stored inline, because memory allocated on one thread and freed on
+/// another is expensive.
 pub type SpanIds = SmallVec<[TokenId; 8]>;
 
 /// One committed span of one choice.
 #[derive(Debug, Clone, PartialEq)]
 pub struct CommittedTokens {
-    /// Which choice.
+    /// Index of the choice.
     pub choice: u32,
     /// Accepted drafted ids, then the target's own draw.
     pub token_ids: SpanIds,
-    /// How many leading `token_ids` were drafted.
+    /// Number of leading `token_ids` that were drafted.
     pub num_drafted: u32,
-    /// One entry an id where `spec.logprobs` asked for them, else empty.
+    /// One entry per id if `spec.logprobs` requests them, else empty.
     pub logprobs: Vec<TokenLogprobs>,
-    /// Totals of the choice up to and with this span: what is reported when a stop string ends it here.
+    /// Usage of the choice up to and including this span; reported if a stop string ends the choice here.
     pub usage: SpeculationUsage,
 }
 
-/// What runs generations.
+/// Runs generations.
 #[async_trait]
 pub trait GenerationService: Send + Sync {
-    /// Submits a request. Returns once it is scheduled; an error here is the client's answer before the first byte (no
-    /// such model, no target ready, queue full).
+    /// Submits a request and returns once it is scheduled. An error here is sent to the client before the
+    /// first byte (unknown model, no target ready, queue full).
     async fn submit(&self, request: GenerationRequest) -> Result<GenerationStream, RouterError>;
 
-    /// Carries out an operator's order, whose address may be HOST:PORT alone; `None` where no worker is meant.
+    /// Executes an operator's drain order, whose address may be just HOST:PORT; `None` if no worker matches.
     async fn drain(&self, drain: Drain) -> Result<Option<DrainState>, RouterError>;
 
-    /// Carries out an operator's order about the rollout of a draft; what lanes and workers do after it.
+    /// Executes an operator's rollout order; returns the report after it.
     async fn rollout(&self, order: RolloutOrder) -> Result<SchedulerReport, RouterError>;
 
-    /// What lanes and workers do now, and why.
+    /// Current state of lanes and workers, with the reasons for decisions.
     async fn report(&self) -> Result<SchedulerReport, RouterError>;
 }
 
-/// What an operator's order to drain has led to.
+/// Result of a drain order.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct DrainState {
-    /// The connected workers that were meant.
+    /// The connected workers that matched.
     pub workers: Vec<WorkerReport>,
-    /// Of the addresses that were meant, those that are drained, of workers that connect later too.
+    /// The matching addresses that are drained, including for workers that connect later.
     pub drained: Vec<String>,
 }
 
-/// Connects the scheduler's driver and a client for a generation of `num_choices` sequences, of a request that has left so
-/// much unread.
+/// Creates the channel between the scheduler's driver and a client, for a generation of `num_choices`
+/// sequences of a request with this unread counter.
 pub fn channel(num_choices: u32, unread: Unread) -> (GenerationSink, GenerationStream) {
     let (sender, receiver) = mpsc::channel(MAX_UNREAD_EVENTS);
     let all = Wish::default();
@@ -179,7 +183,7 @@ pub fn channel(num_choices: u32, unread: Unread) -> (GenerationSink, GenerationS
     (GenerationSink { end }, GenerationStream { receiver, shared, first: None, ended: false })
 }
 
-/// Whether something is still wanted: asked for every token, and waited on once.
+/// Cancellation state: an atomic flag to check for every token, and a token to wait on.
 #[derive(Debug, Default)]
 struct Wish {
     is_over: AtomicBool,
@@ -201,16 +205,16 @@ impl Wish {
     }
 }
 
-/// What both ends see.
+/// State shared by both ends.
 struct Shared {
-    /// Where it is over, every one of `choices` is.
+    /// When it is over, so are all of `choices`.
     all: Wish,
     choices: Vec<Wish>,
-    /// A choice has a target.
+    /// Cancelled when a choice gets its first target.
     begun: CancellationToken,
-    /// The sink found the channel full: the generation is cut.
+    /// The client fell too far behind: the generation is cut.
     overflowed: AtomicBool,
-    /// Called then, for a reader that is not asked for more.
+    /// Called on overflow, for a reader that is not being polled.
     on_overflow: OnceLock<Box<dyn Fn() + Send + Sync>>,
     unread: Unread,
 }
@@ -234,18 +238,18 @@ impl Shared {
     }
 }
 
-/// What became of an event.
+/// Result of sending an event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[must_use = "work for a choice that nobody wants must stop"]
 pub enum Delivery {
-    /// It will be read.
+    /// The event was queued.
     Delivered,
-    /// Nobody wants this choice any more: close its sequence. Other choices may go on.
+    /// The choice is cancelled: close its sequence. Other choices may go on.
     Unwanted,
 }
 
-/// The driver's end. Clones write to the same client. Their reference count is kept on its own cache line, away from
-/// what both ends read for every token, to avoid false sharing.
+/// The driver's end. Clones write to the same client. The reference count is kept on its own cache line, away
+/// from what both ends read for every token, to avoid false sharing.
 #[derive(Debug, Clone)]
 pub struct GenerationSink {
     end: Arc<DriverEnd>,
@@ -258,8 +262,8 @@ struct DriverEnd {
 }
 
 impl GenerationSink {
-    /// Hands an event over without waiting. A client that is too far behind is cut here: the whole generation becomes
-    /// unwanted and the client reads [`RouterError::SlowClient`] after what was delivered.
+    /// Sends an event without waiting. A client too far behind is cut off here: the whole generation is
+    /// cancelled, and the client reads [`RouterError::SlowClient`] after the delivered events.
     pub fn send(&self, event: GenerationEvent) -> Delivery {
         let wanted = match &event {
             GenerationEvent::Tokens(tokens) => !self.is_cancelled(tokens.choice),
@@ -283,28 +287,29 @@ impl GenerationSink {
         Delivery::Unwanted
     }
 
-    /// [`Self::send`] for [`GenerationEvent::Finished`] and [`GenerationEvent::Failed`]: whether or not somebody reads it,
-    /// there is nothing left to stop.
+    /// [`Self::send`] for [`GenerationEvent::Finished`] and [`GenerationEvent::Failed`]: the result is
+    /// ignored, because there is nothing left to stop.
     pub fn send_last(&self, event: GenerationEvent) {
         match self.send(event) {
             Delivery::Delivered | Delivery::Unwanted => {}
         }
     }
 
-    /// A choice has a target: from now on an error comes behind a beginning.
+    /// Reports that a choice has its first target: the response may begin, so later errors cannot set its
+    /// status.
     pub fn begin(&self) {
         self.end.shared.begun.cancel();
     }
 
-    /// Whether nobody wants this choice any more.
+    /// Whether the choice is cancelled.
     pub fn is_cancelled(&self, choice: u32) -> bool {
         self.end.shared.all.is_over()
             || self.end.shared.choices.get(choice as usize).is_none_or(Wish::is_over)
     }
 
-    /// Fires when nobody wants this choice any more (its stop string was found, the client went away, or was too
-    /// slow); for the owner task to wait on while the choice is queued or its round is out. Out-of-range choices are
-    /// cancelled from the start.
+    /// Returns a token that is cancelled with the choice (stop string found, client gone or too slow), for
+    /// the owner task to wait on while the choice is queued or its round is in flight. Out-of-range choices
+    /// are cancelled from the start.
     pub fn cancelled(&self, choice: u32) -> CancellationToken {
         let wish = self.end.shared.choices.get(choice as usize);
         wish.map(|wish| wish.token.clone()).unwrap_or_else(|| {
@@ -320,20 +325,20 @@ impl GenerationSink {
 pub struct GenerationStream {
     receiver: mpsc::Receiver<GenerationEvent>,
     shared: Arc<Shared>,
-    /// What came before anybody asked for it.
+    /// Event received by [`Self::begun`], not yet returned.
     first: Option<GenerationEvent>,
     ended: bool,
 }
 
 impl GenerationStream {
-    /// Waits until a choice has a target. An error here is the client's answer before the first byte.
+    /// Waits until a choice has a target. An error here is sent to the client before the first byte.
     ///
     /// Cancel safety: no event is lost when the future is dropped.
     pub async fn begun(&mut self) -> Result<(), RouterError> {
         let begun = self.shared.begun.clone();
         let event = tokio::select! {
             biased;
-            // What is there is read first: a failure may follow the beginning at once.
+            // Check received events first: a failure may directly follow the beginning.
             event = self.next() => event,
             () = begun.cancelled() => return Ok(()),
         };
@@ -347,15 +352,15 @@ impl GenerationStream {
         }
     }
 
-    /// The next event; `None` after the last one. A sink that vanishes early ends the stream early: the reader knows
-    /// which choices have finished.
+    /// Returns the next event; `None` after the last one. A sink dropped early ends the stream early; the
+    /// reader knows which choices have finished.
     ///
     /// Cancel safety: no event is lost when the future is dropped.
     pub async fn next(&mut self) -> Option<GenerationEvent> {
         std::future::poll_fn(|context| self.poll_next(context)).await
     }
 
-    /// [`Self::next`], for whoever reads several streams at once.
+    /// [`Self::next`] as a poll function, for reading several streams at once.
     pub fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Option<GenerationEvent>> {
         if let Some(event) = self.first.take() {
             return Poll::Ready(Some(event));
@@ -368,7 +373,8 @@ impl GenerationStream {
             if !self.shared.overflowed.load(Ordering::Acquire) {
                 return Poll::Pending;
             }
-            // After an overflow nothing more comes, whether or not sinks live on: read what is there and end.
+            // After an overflow nothing more is sent, even if sinks are still alive: read the queued events
+            // and end.
             polled = Poll::Ready(self.receiver.try_recv().ok());
         }
         if let Poll::Ready(Some(event)) = &polled {
@@ -380,10 +386,11 @@ impl GenerationStream {
         polled
     }
 
-    /// Has `tell` called when this generation is cut because its client reads too slowly; at once, if it is cut already. Once.
-    /// It is called where tokens are written: it must not wait.
+    /// Registers a callback for when the generation is cut because its client reads too slowly; called at
+    /// once if it is cut already. Only the first callback is used. It runs where tokens are written and must
+    /// not block.
     pub fn on_overflow(&self, tell: impl Fn() + Send + Sync + 'static) {
-        // Whoever comes second is not told.
+        // Ignore a second callback.
         drop(self.shared.on_overflow.set(Box::new(tell)));
         if self.shared.overflowed.load(Ordering::Acquire)
             && let Some(tell) = self.shared.on_overflow.get()
@@ -392,7 +399,7 @@ impl GenerationStream {
         }
     }
 
-    /// Nothing more of this choice is wanted; the others go on.
+    /// Cancels one choice; the others go on.
     pub fn cancel_choice(&self, choice: u32) {
         if let Some(wish) = self.shared.choices.get(choice as usize) {
             wish.end();
@@ -403,7 +410,7 @@ impl GenerationStream {
 impl Drop for GenerationStream {
     fn drop(&mut self) {
         self.shared.all.end();
-        // Other generations of the request may go on, and what waits here is not read any more.
+        // Release the unread events: other generations of the request may go on.
         while let Ok(event) = self.receiver.try_recv() {
             self.shared.unread.shrink(event.num_bytes());
         }

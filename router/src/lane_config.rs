@@ -1,4 +1,4 @@
-//! `[lanes."code"]` in the router's configuration file, checked.
+//! `[lanes."code"]` in the router's configuration file, with its checks.
 
 use scheduling::scheduler::policy::LanePolicy;
 use serde::{Deserialize, Serialize};
@@ -6,7 +6,8 @@ use service::config::Faults;
 use speculation::AcceptanceMode;
 use speculation::step::MAX_DRAFT_TOKENS;
 
-/// `[lanes."code"]` as written: the policy of one task type, whatever its model and temperature. Absent means as for all lanes.
+/// `[lanes."code"]` as written: the policy of one task type, for all models and temperatures. Absent fields
+/// use the settings of all lanes.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RawLane {
@@ -49,7 +50,7 @@ impl RawLane {
     }
 }
 
-/// The mode of that name.
+/// Returns the mode with this name.
 pub fn acceptance_of(name: &str) -> Option<AcceptanceMode> {
     let all = [AcceptanceMode::Coupled, AcceptanceMode::Rejection, AcceptanceMode::Typical];
     all.into_iter().find(|mode| mode.as_str() == name)

@@ -1,9 +1,11 @@
 //! The router: clients in, verified tokens out.
 //!
-//! A request passes the modules in this order: [`api`] -> [`pipeline`], which has it checked ([`request`]), admitted
-//! ([`admission`]), tokenized ([`tokenize`], [`task_type`]) and scheduled ([`scheduler`], behind the seam [`generation`],
-//! on the [`workers`]), and turns its tokens into text again ([`detokenize`]). [`catalog`] lists the models and
-//! their tokenizers, [`request_log`] keeps finished requests where an operator asks for that, [`console`] is for people, [`error`] says how each failure is reported; [`config`] and [`serve`] put a process around it.
+//! A request passes the modules in this order: [`api`] -> [`pipeline`], which checks ([`request`]), admits
+//! ([`admission`]), tokenizes ([`tokenize`], [`task_type`]) and schedules it ([`scheduler`], through the
+//! interface [`generation`], on the [`workers`]), and converts its tokens back to text ([`detokenize`]).
+//! [`catalog`] lists the models and their tokenizers, [`request_log`] keeps finished requests if an operator
+//! enables it, [`console`] serves web pages, [`error`] defines how each failure is reported; [`config`] and
+//! [`serve`] make a process of it.
 
 #![forbid(unsafe_code)]
 

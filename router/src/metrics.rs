@@ -1,5 +1,6 @@
-//! The router's metrics: what they are called (`names`), [`RouterMetrics`], by which they are found, and the handles to count with. Names that
-//! begin with `vllm:` are vLLM's, so that its dashboards and `vllm bench serve` work against a router; the others are ours.
+//! The router's metrics: their names (`names`), [`RouterMetrics`] to look them up, and handles to update
+//! them. Names that begin with `vllm:` are vLLM's, so that its dashboards and `vllm bench serve` work with a
+//! router; the others are Outrider's.
 
 mod handles;
 mod kv_pools;
@@ -25,10 +26,10 @@ pub use self::shadows::ShadowMetrics;
 use self::shadows::{DroppedLabels, ShadowLabels, ShadowPositionLabels};
 use crate::error::RouterError;
 
-/// Ranges of priorities that are told apart: the last one of each, and its name.
+/// Ranges of priorities in labels: the last priority of each range, and its name.
 const PRIORITY_RANGES: [(u8, &str); 4] = [(0, "0"), (7, "1-7"), (63, "8-63"), (u8::MAX, "64-255")];
 
-/// Every reason why something of a round is dropped.
+/// All reasons for dropping part of a round.
 const IGNORED_REASONS: [Ignored; 5] = [
     Ignored::StaleReply,
     Ignored::UnusableProposal,
@@ -37,10 +38,10 @@ const IGNORED_REASONS: [Ignored; 5] = [
     Ignored::TargetResend,
 ];
 
-/// vLLM numbers its engines; to a client the router is one.
+/// vLLM numbers its engines; clients see the router as a single one.
 const ENGINE: &str = "0";
 
-/// The labels that vLLM gives every series.
+/// The labels of every vLLM series.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub struct ModelLabels {
     model_name: String,
@@ -122,7 +123,7 @@ struct LoraLabels {
     waiting_lora_adapters: &'static str,
 }
 
-/// No adapters are served.
+/// No LoRA adapters are served.
 const NO_LORA: LoraLabels =
     LoraLabels { max_lora: "0", running_lora_adapters: "", waiting_lora_adapters: "" };
 
@@ -142,14 +143,14 @@ struct WorkerLabels {
 /// The protocol of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Protocol {
-    /// HTTP, in OpenAI's shapes.
+    /// HTTP APIs.
     Http,
     /// gRPC.
     Grpc,
 }
 
 impl Protocol {
-    /// The word used in metrics and traces.
+    /// Name in metrics and traces.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Http => "http",
@@ -161,16 +162,16 @@ impl Protocol {
 /// How a choice ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Ending {
-    /// By itself.
+    /// Normally.
     Finished(FinishReason),
-    /// The client went away.
+    /// The client disconnected.
     Aborted,
     /// With an error.
     Failed,
 }
 
 impl Ending {
-    /// Each of them.
+    /// All variants.
     const ALL: [Self; 4] = [
         Self::Finished(FinishReason::Stop),
         Self::Finished(FinishReason::Length),
@@ -178,7 +179,7 @@ impl Ending {
         Self::Failed,
     ];
 
-    /// vLLM's word.
+    /// vLLM's name.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Finished(FinishReason::Stop) => "stop",
@@ -241,7 +242,7 @@ struct Families {
 }
 
 impl RouterMetrics {
-    /// Registers everything; once a process.
+    /// Registers all metrics; call once per process.
     pub fn register(metrics: &Metrics) -> Self {
         let families = Families {
             drafts: metrics.counter_family(&DRAFTS),
@@ -288,14 +289,15 @@ impl RouterMetrics {
         };
         let since = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs() as i64);
         metrics.gauge_family(&LORA_REQUESTS).get_or_create(&NO_LORA).set(since);
-        // A rate sees nothing of a series that begins at 1: what alerts compare is there from the start.
+        // A rate misses the first increment of a new series, so create the series that alerts use at the
+        // start.
         for why in IGNORED_REASONS {
             drop(families.ignored.get_or_create(&ReasonLabels::of(why)));
         }
         Self { families: Arc::new(families) }
     }
 
-    /// The handles of one model.
+    /// Returns the handles of one model.
     pub fn model(&self, model: &str) -> ModelMetrics {
         let labels = ModelLabels { model_name: model.to_owned(), engine: ENGINE };
         ModelMetrics {
@@ -306,7 +308,7 @@ impl RouterMetrics {
         }
     }
 
-    /// The counters of one model's verified drafts.
+    /// Returns the counters of one model's verified drafts.
     fn verifications(&self, model: &str) -> Verifications {
         let labels = ModelLabels { model_name: model.to_owned(), engine: ENGINE };
         Verifications {
@@ -319,12 +321,12 @@ impl RouterMetrics {
         }
     }
 
-    /// Something of a round was dropped or given up.
+    /// Counts a part of a round that was dropped or given up.
     pub fn ignored(&self, why: Ignored) {
         self.families.ignored.get_or_create(&ReasonLabels::of(why)).inc();
     }
 
-    /// A draft that was looked up was verified.
+    /// Counts a verified lookup draft.
     pub fn looked_up(&self, source: LookupSource, num_draft_tokens: u32, num_accepted: u32) {
         let labels = SourceLabels { source: source.as_str() };
         self.families.lookup_drafts.get_or_create(&labels).inc();
@@ -332,46 +334,47 @@ impl RouterMetrics {
         self.families.lookup_accepted_tokens.get_or_create(&labels).inc_by(num_accepted.into());
     }
 
-    /// A draft worker was put out.
+    /// Counts a draft worker marked unavailable.
     pub fn draft_outage(&self) {
         self.families.draft_outages.inc();
     }
 
-    /// A target fell silent, or its circuit breaker opened.
+    /// Counts a target that stopped answering or whose circuit breaker opened.
     pub fn target_outage(&self) {
         self.families.target_outages.inc();
     }
 
-    /// So many workers of each pool of a model are wanted.
+    /// Sets the wanted number of workers in each pool of a model.
     pub fn wanted_workers(&self, model: &str, targets: f64, drafts: f64) {
         let labels = ModelLabels { model_name: model.to_owned(), engine: ENGINE };
         self.families.wanted_targets.get_or_create(&labels).set(targets);
         self.families.wanted_drafts.get_or_create(&labels).set(drafts);
     }
 
-    /// So many sequences wait for a target with room.
+    /// Sets the number of sequences waiting for a target with capacity.
     pub fn waiting_for_target(&self, count: usize) {
         self.families.waiting_for_target.set(count as i64);
     }
 
-    /// A sequence got its target after so long.
+    /// Observes how long a sequence waited for its target.
     pub fn waited_for_target(&self, priority: u8, waited: Duration) {
         let range = PRIORITY_RANGES.iter().find(|(last, _)| priority <= *last);
         let labels = PriorityLabels { priority: range.map_or("64-255", |(_, name)| name) };
         self.families.target_wait.get_or_create(&labels).observe(waited.as_secs_f64());
     }
 
-    /// A request was refused or failed.
+    /// Counts a request that was refused or failed.
     pub fn request_failed(&self, protocol: Protocol, error: &RouterError) {
         self.count(protocol, error.meaning().label);
     }
 
-    /// A request was answered in full.
+    /// Counts a completely answered request.
     pub fn request_answered(&self, protocol: Protocol) {
         self.count(protocol, "ok");
     }
 
-    /// The handles of one lane. There are at most [`scheduling::scheduler::lanes::MAX_LANES`] and a few of them.
+    /// Returns the handles of one lane. At most [`scheduling::scheduler::lanes::MAX_LANES`] lanes exist, plus
+    /// a few.
     pub fn lane(&self, lane: &LaneKey) -> LaneMetrics {
         let labels = LaneLabels {
             model: lane.model.clone(),
@@ -387,7 +390,7 @@ impl RouterMetrics {
         }
     }
 
-    /// The handles of one worker while it is connected.
+    /// Returns the handles of one worker while it is connected.
     pub fn worker(&self, role: Role, address: &str) -> WorkerMetrics {
         let labels = WorkerLabels { role: role.as_str(), address: address.to_owned() };
         WorkerMetrics {
@@ -398,23 +401,23 @@ impl RouterMetrics {
         }
     }
 
-    /// The counters of drafts on trial.
+    /// Returns the counters of drafts on trial.
     pub fn shadows(&self) -> ShadowMetrics {
         ShadowMetrics::new(Arc::clone(&self.families))
     }
 
-    /// The targets' KV, all together.
+    /// Returns the KV metrics over all targets.
     pub fn kv_pools(&self) -> KvPools {
         KvPools::new(Arc::clone(&self.families))
     }
 
-    /// The counters of the log of requests.
+    /// Returns the counters of the request log.
     pub fn request_log(&self) -> RequestLogMetrics {
         let of = |outcome| self.families.request_log.get_or_create(&OutcomeOnly { outcome }).clone();
         RequestLogMetrics { written: of("written"), left_out: of("left_out"), failed: of("failed") }
     }
 
-    /// How many prompts wait for a tokenizer thread.
+    /// Returns the gauge of prompts waiting for a tokenizer thread.
     pub fn tokenize_queue(&self) -> Gauge {
         self.families.tokenize_queue.clone()
     }

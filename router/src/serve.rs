@@ -38,30 +38,30 @@ use crate::workers::connection::Caller;
 use crate::workers::registry::Registry;
 use crate::workers::{Membership, follow};
 
-/// Threads that the scheduler's driver keeps to itself.
+/// Number of threads reserved for the scheduler's driver.
 pub const SCHEDULER_THREADS: usize = 1;
 
-/// What gRPC's health service knows by name.
+/// Services known to gRPC's health service.
 const GRPC_SERVICES: [&str; 2] = ["outrider.v1.Inference", "vllm.grpc.engine.VllmEngine"];
 
-/// Where a router can be reached.
+/// Addresses that a router listens on.
 #[derive(Debug, Clone, Copy)]
 pub struct Addresses {
-    /// OpenAI's API.
+    /// HTTP APIs.
     pub http: SocketAddr,
-    /// gRPC.
+    /// gRPC APIs.
     pub grpc: SocketAddr,
-    /// Health, metrics, the console, and what the lanes think.
+    /// Health, metrics, console and the state of the lanes.
     pub admin: SocketAddr,
 }
 
-/// Brings a router up; everything it starts runs under `lifetime`.
+/// Starts a router; all its tasks run under `lifetime`.
 pub async fn serve(config: RouterConfig, lifetime: Lifetime, health: Health) -> anyhow::Result<Addresses> {
     let discovery = discovery::open(&config.process.discovery, &lifetime).await?;
     serve_with(config, discovery, lifetime, health).await
 }
 
-/// The same, with workers found through a discovery that is open already.
+/// Like [`serve`], with an already open discovery.
 pub async fn serve_with(
     config: RouterConfig,
     discovery: Arc<dyn Discovery>,
@@ -117,7 +117,8 @@ pub async fn serve_with(
         responses: ResponseStore::default(),
         lifetime,
     };
-    // Whoever reaches the console can have work done: as at the address clients use, only with a key if others reach it.
+    // The console can start generations, so, as for the clients' address, it requires a key if others can
+    // reach it.
     let generates = !state.auth.is_open() || addresses.admin.ip().is_loopback();
     let pair = PairCheck::new(config.pair_check, state.lifetime.clone());
     let admin = admin_app(state.clone()).merge(console_app(state.clone(), trails, pair, generates));
@@ -126,7 +127,7 @@ pub async fn serve_with(
     Ok(addresses)
 }
 
-/// The ports of a router.
+/// Listening sockets of a router.
 struct Sockets {
     http: TcpListener,
     grpc: TcpListener,
@@ -170,8 +171,8 @@ impl Sockets {
     }
 }
 
-/// Runs the scheduler's driver and the streams to the workers on a thread of their own, so that nothing between a
-/// worker's frame and the steps that answer it waits for another thread, however many clients are written to.
+/// Runs the scheduler's driver and the streams to the workers on their own thread, so that no step waits for
+/// another thread between a worker's frame and the reply, however many clients are written to.
 fn start_scheduler(
     lifetime: &Lifetime,
     driver: impl Future<Output = ()> + Send + 'static,
@@ -187,8 +188,8 @@ fn start_scheduler(
     Ok(())
 }
 
-/// Waits for the two tasks without which a router serves nobody. Where one of them panics the process reports that it has
-/// failed, and ends: it must not go on as if it were ready.
+/// Waits for the two tasks that a router cannot do without. If one panics, the process reports failure and
+/// ends; it must not look ready.
 async fn supervise(driver: JoinHandle<()>, registry: JoinHandle<()>, health: &Health) {
     if tokio::try_join!(driver, registry).is_err() {
         health.set_failed("the scheduler or the registry of workers panicked");

@@ -1,17 +1,19 @@
-//! What kind of text a prompt asks for, where neither the request nor its API key says: a few plain rules over the first and last lines of the
-//! prompt. A wrong answer puts a sequence into a lane with others that are accepted otherwise; it changes no token. So the rules look for how such prompts are
-//! commonly put, not for any prompt in particular, and `docs/measurements/` says how often they are wrong.
+//! Detects the task type of a prompt if neither the request nor its API key names one, by simple rules over
+//! the first and last lines of the prompt. A wrong type puts a sequence into a lane with a different
+//! acceptance rate; it changes no token. So the rules match common phrasings, not particular prompts;
+//! `docs/measurements/` reports the error rate.
 //!
-//! Rules are tried in the order of [`RULES`], narrow before wide; the first that holds wins, and what none knows is [`FALLBACK`].
+//! Rules are tried in the order of [`RULES`], narrow before wide; the first match wins, and without a match
+//! the type is [`FALLBACK`].
 
-/// What no rule knows.
+/// Task type of prompts that match no rule.
 pub const FALLBACK: &str = "chat";
 
-/// How much of a prompt is looked at: instructions stand at its beginning or its end.
+/// Number of characters examined at the beginning and end of a prompt, where instructions usually are.
 const HEAD_CHARS: usize = 1_200;
 const TAIL_CHARS: usize = 300;
 
-/// One task type, and when a prompt is of it.
+/// A task type and its predicate.
 type Rule = (&'static str, fn(&Prompt<'_>) -> bool);
 
 /// All rules, in order.
@@ -28,17 +30,17 @@ const RULES: [Rule; 10] = [
     ("qa", is_qa),
 ];
 
-/// The parts of a prompt that rules look at, in lower case.
+/// The parts of a prompt used by the rules, in lower case.
 struct Prompt<'a> {
-    /// Both ends.
+    /// Beginning and end of the prompt.
     text: &'a str,
     first_line: &'a str,
     last_line: &'a str,
-    /// The lines at both ends, where instructions stand.
+    /// The first and the last line, where instructions usually are.
     instructions: &'a str,
 }
 
-/// The task type of a prompt, by its text.
+/// Returns the task type of a prompt.
 pub fn classify(text: &str) -> &'static str {
     let text = without_marks(&both_ends(text.trim())).to_lowercase();
     let text = text.trim();
@@ -49,7 +51,8 @@ pub fn classify(text: &str) -> &'static str {
     RULES.iter().find(|(_, holds)| holds(&prompt)).map_or(FALLBACK, |(task_type, _)| task_type)
 }
 
-/// Without the marks by which chat templates frame messages, `<|user|>` and the like: where only ids were sent, they are all there is.
+/// Removes the markers that chat templates write around messages, such as `<|user|>`: if only ids were sent,
+/// they are the only framing in the text.
 fn without_marks(text: &str) -> String {
     let mut parts = text.split("<|");
     let mut kept = parts.next().unwrap_or_default().to_owned();
@@ -71,7 +74,7 @@ fn has_any(text: &str, phrases: &[&str]) -> bool {
     phrases.iter().any(|phrase| text.contains(phrase))
 }
 
-/// "translate", and between which languages; into a language of queries it is none.
+/// "translate", with a language or direction; not into SQL.
 fn is_translation(prompt: &Prompt<'_>) -> bool {
     if prompt.instructions.contains("sql") {
         return false;
@@ -94,7 +97,7 @@ fn is_summarization(prompt: &Prompt<'_>) -> bool {
     has_any(prompt.instructions, &asks) || has_any(prompt.first_line, &["transcript:", "minutes of"])
 }
 
-/// The word, a statement, or a table with its columns and a question about it.
+/// The word "sql", a statement, or a commented table schema.
 fn is_sql(prompt: &Prompt<'_>) -> bool {
     let words = prompt.text.split(|c: char| !c.is_alphanumeric());
     let is_statement =
@@ -104,14 +107,14 @@ fn is_sql(prompt: &Prompt<'_>) -> bool {
     words.into_iter().any(|word| word == "sql") || is_statement || is_commented_schema
 }
 
-/// Tools are listed, or a call is asked for.
+/// Lists tools, or asks for a call.
 fn is_api_call(prompt: &Prompt<'_>) -> bool {
     let asks = ["api call", "function call", "tool call", "which api", "what api", "an api ", "call the api"];
     has_any(prompt.instructions, &asks)
         || has_any(prompt.first_line, &["functions:", "tools:", "available functions"])
 }
 
-/// A shell is named, or a prompt waits for a command.
+/// Names a shell, or ends in a shell prompt.
 fn is_shell(prompt: &Prompt<'_>) -> bool {
     let asks = [
         "shell command",
@@ -128,7 +131,7 @@ fn is_shell(prompt: &Prompt<'_>) -> bool {
         || matches!(prompt.last_line.trim(), "$" | "#" | "%")
 }
 
-/// A language and something to write in it, or code itself.
+/// Names a language and something to write in it, or contains code.
 fn is_code(prompt: &Prompt<'_>) -> bool {
     let asks = [
         "write a function",
@@ -163,7 +166,7 @@ fn is_code(prompt: &Prompt<'_>) -> bool {
     has_any(prompt.instructions, &asks) || is_asked_for || has_any(prompt.text, &signs)
 }
 
-/// A customer speaks, or an agent is to answer one.
+/// A customer's message, or a reply to one.
 fn is_support(prompt: &Prompt<'_>) -> bool {
     let roles = [
         "customer service",
@@ -176,7 +179,7 @@ fn is_support(prompt: &Prompt<'_>) -> bool {
     has_any(prompt.instructions, &roles) || has_any(prompt.text, &["customer:", "\nagent:"])
 }
 
-/// A text of some form or voice is asked for, or prose with speech in it is to go on.
+/// Asks for a literary form or style.
 fn is_creative(prompt: &Prompt<'_>) -> bool {
     let forms = [
         "story",
@@ -196,7 +199,7 @@ fn is_creative(prompt: &Prompt<'_>) -> bool {
     has_any(prompt.instructions, &forms)
 }
 
-/// An equation, "step by step", or a question of quantity over numbers.
+/// An equation, "step by step", or a question about quantities with numbers.
 fn is_math(prompt: &Prompt<'_>) -> bool {
     let numbers =
         prompt.text.split(|c: char| !c.is_ascii_digit()).filter(|digits| !digits.is_empty()).count();
@@ -222,7 +225,7 @@ fn is_math(prompt: &Prompt<'_>) -> bool {
     is_explained || (numbers >= 2 && has_any(prompt.text, &asks) && !prompt.first_line.contains("passage"))
 }
 
-/// A question about a given text or the world; of one who is spoken with it is talk.
+/// A question about a given text or the world; questions to "you" are chat.
 fn is_qa(prompt: &Prompt<'_>) -> bool {
     let frames = ["passage", "context:", "answer the question", "question:", "category:", "trivia"];
     let asks = ["who ", "what ", "when ", "where ", "which ", "why ", "how ", "in which ", "name the "];

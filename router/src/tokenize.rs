@@ -1,5 +1,5 @@
-//! [`TokenizePool`]: dedicated threads for rendering chat templates and tokenizing, which take milliseconds on long
-//! prompts and would hold up every other request on the async runtime. The queue before them is bounded.
+//! [`TokenizePool`]: dedicated threads for rendering chat templates and tokenizing, which take milliseconds
+//! on long prompts and would block other requests on the async runtime. Their queue is bounded.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
@@ -19,40 +19,40 @@ use crate::metrics::GaugeHold;
 use crate::task_type::classify;
 use text::{ConversationMessage, Framing, ModelText};
 
-/// How many jobs may wait for a thread.
+/// Maximum number of queued jobs.
 pub const TOKENIZE_QUEUE_MAX: usize = 1_024;
 
 type Job = Box<dyn FnOnce() + Send>;
 
-/// What a client wants continued.
+/// Prompt of a request.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Prompt {
-    /// Plain text, framed as the tokenizer frames text.
+    /// Plain text; the tokenizer adds its special tokens.
     Text(String),
-    /// Ids, taken as they are.
+    /// Token ids, used unchanged.
     TokenIds(Vec<TokenId>),
     /// A conversation, rendered by the model's chat template.
     Chat {
-        /// Oldest first.
+        /// Messages, oldest first.
         messages: Vec<ConversationMessage>,
-        /// Further variables for the template.
+        /// Further variables for the chat template.
         template_kwargs: Map<String, serde_json::Value>,
     },
 }
 
-/// A prompt as ids, and as the text that `echo` repeats.
+/// A prompt as ids and as text.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TokenizedPrompt {
     /// Never empty.
     pub ids: Vec<TokenId>,
-    /// As sent, rendered, or decoded.
+    /// The text for `echo`: as sent, rendered, or decoded.
     pub text: String,
-    /// What kind of text it seems to ask for.
+    /// Task type detected from the text.
     pub task_type: &'static str,
 }
 
 impl TokenizedPrompt {
-    /// The last `kept` tokens of it; all, where none are said or there are no more.
+    /// Keeps the last `kept` tokens; all of them if `kept` is `None` or not smaller than the length.
     pub fn last(mut self, kept: Option<u32>, model: &ModelText) -> Self {
         let too_many = kept.map_or(0, |kept| self.ids.len().saturating_sub(kept as usize));
         if too_many > 0 {
@@ -63,7 +63,8 @@ impl TokenizedPrompt {
     }
 }
 
-/// Refuses a text that cannot fit the model's window, whatever its tokens are: tokenizing it takes long, and others wait.
+/// Refuses a text that cannot fit the model's window, whatever its tokens are: tokenizing it would take long
+/// and delay other requests.
 fn check_bytes(
     model: &ModelText,
     text: &str,
@@ -79,7 +80,7 @@ fn check_bytes(
     }
 }
 
-/// Turns a text into ids, perhaps none, unless it is longer than any that fits `max_model_len` tokens.
+/// Tokenizes a text, possibly to no ids. Refuses a text too long for `max_model_len` tokens.
 pub fn encode_text(
     model: &ModelText,
     text: &str,
@@ -90,7 +91,7 @@ pub fn encode_text(
     Ok(model.encode(text, framing)?)
 }
 
-/// Turns one prompt into ids, unless it is longer than any that fits `max_model_len` tokens.
+/// Tokenizes one prompt. Refuses a text too long for `max_model_len` tokens.
 pub fn tokenize(
     model: &ModelText,
     prompt: Prompt,
@@ -126,7 +127,7 @@ pub fn tokenize(
     Ok(tokenized)
 }
 
-/// Turns what a client predicts into ids, and indexes them. More of it than the window holds would never be used.
+/// Tokenizes and indexes the text that the client predicts. Tokens beyond the window could never be used.
 pub fn predicted_text(
     model: &ModelText,
     text: &str,
@@ -145,7 +146,7 @@ pub fn predicted_text(
     Ok(PredictedText::new(ids))
 }
 
-/// What a conversation says of its task: who the assistant is to be, and what was asked last.
+/// Text that determines a conversation's task type: the system message and the last user message.
 fn task_of(messages: &[ConversationMessage]) -> String {
     let system = messages.iter().find(|message| message.role == "system");
     let asked = messages.iter().rfind(|message| message.role == "user");
@@ -153,11 +154,11 @@ fn task_of(messages: &[ConversationMessage]) -> String {
     texts.join("\n")
 }
 
-/// The threads.
+/// The tokenizer threads.
 #[derive(Clone)]
 pub struct TokenizePool {
     jobs: SyncSender<Job>,
-    /// How many jobs wait.
+    /// Number of queued jobs.
     queue: Gauge,
 }
 
@@ -168,7 +169,7 @@ impl fmt::Debug for TokenizePool {
 }
 
 impl TokenizePool {
-    /// Starts `num_threads` threads; they end when the last handle of the pool is dropped.
+    /// Starts `num_threads` threads, which end when the last handle is dropped.
     pub fn start(num_threads: usize, lifetime: &Lifetime, queue: Gauge) -> io::Result<Self> {
         let (jobs, waiting) = sync_channel(TOKENIZE_QUEUE_MAX);
         let waiting = Arc::new(Mutex::new(waiting));
@@ -185,9 +186,9 @@ impl TokenizePool {
         Ok(Self { jobs, queue })
     }
 
-    /// Runs `job` on one of the threads. A panic in it fails this call only.
+    /// Runs `job` on one of the threads. A panic fails only this call.
     ///
-    /// Cancel safety: when the future is dropped the job still runs, unobserved.
+    /// Cancel safety: if the future is dropped the job still runs, and its result is discarded.
     pub async fn run<T, F>(&self, job: F) -> Result<T, RouterError>
     where
         T: Send + 'static,
@@ -197,7 +198,7 @@ impl TokenizePool {
         let place = GaugeHold::new(self.queue.clone());
         let job: Job = Box::new(move || {
             drop(place);
-            // Nobody waits for it any more: the client went away while it was queued.
+            // The client disconnected while the job was queued.
             if reply.is_closed() {
                 return;
             }
@@ -215,9 +216,9 @@ impl TokenizePool {
     }
 }
 
-/// Waits for a job; `None` once no handle of the pool is left.
+/// Waits for a job; `None` once all handles are dropped.
 fn next_job(waiting: &Mutex<Receiver<Job>>) -> Option<Job> {
-    // Poisoning says that another thread panicked between two jobs; the receiver is sound.
+    // Poisoned means that another thread panicked between two jobs; the receiver is still valid.
     waiting.lock().unwrap_or_else(PoisonError::into_inner).recv().ok()
 }
 

@@ -1,10 +1,10 @@
-//! Places, turns, and who is turned away.
+//! Capacity, order, and which requests are refused.
 
 use futures::FutureExt as _;
 
 use super::*;
 
-/// A request of everybody's key.
+/// A request with the default key.
 fn of(num_sequences: u32, priority: u8) -> Asking {
     Asking { num_sequences, priority, key: 0 }
 }
@@ -101,7 +101,7 @@ async fn a_key_with_many_requests_lets_others_have_turns() {
     assert!(many.iter_mut().all(|one| one.as_mut().now_or_never().is_none()));
     let mut other = Box::pin(admission.admit(by(2)));
     assert!(other.as_mut().now_or_never().is_none());
-    // Both keys are new to the queue, and the first one came earlier.
+    // Both keys are new to the queue, and the first one arrived earlier.
     drop(permit);
     drop(many.remove(0).await.unwrap());
     drop(other.await.expect("the second turn is the other key's"));
@@ -121,7 +121,7 @@ async fn a_key_that_fills_the_queue_makes_room_for_others() {
     let turned_away = many.pop().unwrap().now_or_never().unwrap();
     assert!(matches!(turned_away, Err(RouterError::Overloaded { .. })), "the newest of the first key");
     assert!(many.iter_mut().all(|one| one.as_mut().now_or_never().is_none()));
-    // Nobody looks at those that were turned away: they count no more.
+    // Evicted requests no longer count, even before they are polled.
     let mut second = Box::pin(admission.admit(by(2)));
     assert!(second.as_mut().now_or_never().is_none());
     let third = admission.admit(by(2)).now_or_never().unwrap();

@@ -1,20 +1,20 @@
-//! [`ModelSettings`]: what an operator settles for a model, `[models."name"]` in the router's configuration file: another name for it, and what
-//! its requests ask for where they do not say.
+//! [`ModelSettings`]: an operator's settings for a model, `[models."name"]` in the router's configuration
+//! file: an alias, and defaults of absent request fields.
 
 use serde::{Deserialize, Serialize};
 
-/// A name under which a model is served, and the defaults of requests that use it.
+/// A name under which a model is served, and the defaults of its requests.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ModelSettings {
-    /// The model that targets serve; absent: the name itself is one's.
+    /// The model that targets serve; absent: the one with the name itself.
     pub serves: Option<String>,
-    /// For requests that do not say.
+    /// Defaults of absent request fields.
     #[serde(flatten)]
     pub defaults: RequestDefaults,
 }
 
-/// What requests ask for where they do not say; absent: what is the default anyway.
+/// Defaults of absent request fields; absent here: the router's own default.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 #[expect(missing_docs, reason = "the fields are those of requests")]

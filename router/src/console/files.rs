@@ -1,5 +1,5 @@
-//! The console's static files. They are part of the binary, refer to nothing outside it and run no inline script, which
-//! their content security policy says to browsers.
+//! The console's static files. They are embedded in the binary, refer to nothing outside it and use no inline
+//! scripts; their content security policy enforces that.
 
 use axum::extract::Path;
 use axum::response::{IntoResponse as _, Response};
@@ -7,7 +7,7 @@ use http::{HeaderValue, Method, Uri, header};
 
 use crate::error::RouterError;
 
-/// Scripts, styles and requests of this origin alone.
+/// Allows scripts, styles and requests of this origin only.
 const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; \
                       base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
 
@@ -15,7 +15,7 @@ const HTML: &str = "text/html; charset=utf-8";
 const CSS: &str = "text/css; charset=utf-8";
 const JAVASCRIPT: &str = "text/javascript; charset=utf-8";
 
-/// A file's name, type and text.
+/// Name, content type and content of a file.
 type File = (&'static str, &'static str, &'static str);
 
 const INDEX: File = ("index.html", HTML, include_str!("../../console/index.html"));
@@ -53,7 +53,7 @@ fn respond((_, content_type, text): File) -> Response {
         (header::CONTENT_TYPE, HeaderValue::from_static(content_type)),
         (header::CONTENT_SECURITY_POLICY, HeaderValue::from_static(POLICY)),
         (header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff")),
-        // Another version of the router may answer at the same address tomorrow.
+        // The address may be served by another version of the router tomorrow.
         (header::CACHE_CONTROL, HeaderValue::from_static("no-cache")),
     ];
     (headers, text).into_response()

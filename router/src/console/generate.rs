@@ -1,5 +1,5 @@
-//! A request of the playground: a chat completion whose answer is a line of JSON for each committed span, with the ids of
-//! its tokens and which of them were drafted. `outrider up` compares ids through it as well.
+//! A request of the playground: a chat completion answered with a line of JSON per committed span, containing
+//! the ids of its tokens and which of them were drafted. `outrider up` also uses it to compare ids.
 
 use std::convert::Infallible;
 use std::time::Instant;
@@ -26,15 +26,15 @@ use crate::pipeline::{Arrival, begin};
 use crate::request::record::RequestRecord;
 use crate::request::{Operation, span};
 
-/// One line of the answer.
+/// One line of the response.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "snake_case")]
 enum Line {
-    /// First.
+    /// First line.
     Start { request_id: String, model: String, system_fingerprint: String, seed: u64 },
-    /// A committed span, so many milliseconds after the request arrived.
+    /// A committed span; `ms` counts from the request's arrival.
     Span { ms: f64, tokens: Vec<Token>, finish: Option<&'static str> },
-    /// Last.
+    /// Last line.
     End {
         ms: f64,
         rounds: u64,
@@ -42,7 +42,7 @@ enum Line {
         accepted_tokens: u64,
         disabled_reason: Option<&'static str>,
     },
-    /// Last, where the answer could not be completed.
+    /// Last line, if the response failed.
     Failed(ErrorBody),
 }
 
@@ -51,17 +51,17 @@ enum Line {
 struct Token {
     id: TokenId,
     text: String,
-    /// Proposed by a draft worker and accepted; else the target's own.
+    /// Whether the token was drafted and accepted; otherwise it is the target's own.
     drafted: bool,
-    /// Where the request asked for log probabilities.
+    /// If the request asked for log probabilities.
     #[serde(skip_serializing_if = "Option::is_none")]
     logprob: Option<f32>,
-    /// The likeliest tokens there.
+    /// Top tokens at this position.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     top: Vec<(String, f32)>,
 }
 
-/// `POST /console/generate`: the body of `/v1/chat/completions`; `stream` changes nothing.
+/// `POST /console/generate`: the body of `/v1/chat/completions`; `stream` has no effect.
 pub(super) async fn generate(State(console): State<Console>, request: Request) -> Response {
     if let Err(error) = console.may_work() {
         return error.into_response();

@@ -1,8 +1,10 @@
-//! The console: what a person sees of a router in a browser, at the operators' address (`--admin`). Its pages are static
-//! files in the binary ([`files`]). What they show comes from here and from `/debug/lanes`: [`generate`] runs a request of
-//! the playground and marks which tokens were drafted, [`requests`] lists how recent requests spent their time, [`pair`] has the pair of models checked.
+//! The console: web pages about a router at the operators' address (`--admin`). The pages are static files in
+//! the binary ([`files`]). Their data comes from here and from `/debug/lanes`: [`generate`] runs a request of
+//! the playground and marks the drafted tokens, [`requests`] lists how recent requests spent their time,
+//! [`pair`] checks the pair of models.
 //!
-//! Everything but the files is behind the API keys, if there are any. It must never do more than a client could.
+//! Everything but the files requires an API key if keys are configured. The console must never do more than a
+//! client could.
 
 mod files;
 mod generate;
@@ -16,13 +18,14 @@ use self::pair::PairCheck;
 use crate::pipeline::AppState;
 use crate::scheduler::trails::Trails;
 
-/// What the console's routes need.
+/// State of the console's routes.
 #[derive(Clone)]
 struct Console {
     state: AppState,
     trails: Trails,
     pair: PairCheck,
-    /// Whether requests may come by this address: not where it is open to others and asks for no keys.
+    /// Whether this address accepts generation requests. False if others can reach it and no keys are
+    /// configured.
     generates: bool,
 }
 

@@ -1,8 +1,9 @@
-//! Pair: has the operator's program check the pair of models, and shows what it reported. The program is `outrider check-pair --json` (`outrider up`
-//! gives it to its router); the router itself knows no checkpoint and measures nothing.
+//! Page Pair: runs the operator's program that checks the pair of models, and shows its report. The program
+//! is `outrider check-pair --json` (`outrider up` passes it to its router); the router itself reads no
+//! checkpoint and measures nothing.
 //!
-//! One check at a time, and the latest report is kept. Nothing that a page sends reaches the program: its command line is the router's
-//! `--pair-check`, which only the operator writes.
+//! One check runs at a time, and the latest report is kept. No input of a page reaches the program: its
+//! command line is the router's `--pair-check`, which only the operator sets.
 
 use std::process::Stdio;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -20,12 +21,12 @@ use super::Console;
 use crate::api::check_operator;
 use crate::error::RouterError;
 
-/// A report longer than this is no report.
+/// Maximum size of a report.
 const REPORT_BYTES_MAX: u64 = 4 << 20;
-/// A check that takes longer is ended.
+/// Timeout of a check.
 const LONGEST: Duration = Duration::from_secs(3600);
 
-/// What runs, and what came of it. Clones share it.
+/// The command and the state of the check. Clones share it.
 #[derive(Debug, Clone)]
 pub struct PairCheck {
     command: Arc<[String]>,
@@ -33,24 +34,24 @@ pub struct PairCheck {
     lifetime: Lifetime,
 }
 
-/// Where the check is.
+/// State of the check.
 #[derive(Debug, Clone, Serialize)]
 #[serde(tag = "state", rename_all = "snake_case")]
 enum PairState {
-    /// This router was given no command.
+    /// No command is configured.
     NotConfigured,
-    /// It did not run yet.
+    /// Not run yet.
     NotRun,
-    /// It runs.
+    /// Running.
     Running,
-    /// What it printed: the reports of `outrider check-pair --json`.
+    /// Finished, with the output of `outrider check-pair --json`.
     Done { seconds: f64, reports: serde_json::Value },
-    /// What went wrong.
+    /// Failed, with the reason.
     Failed { message: String },
 }
 
 impl PairCheck {
-    /// By this program and its arguments; by nothing where there are none.
+    /// Creates a check with this program and its arguments; an empty command disables it.
     pub fn new(command: Vec<String>, lifetime: Lifetime) -> Self {
         let state = if command.is_empty() { PairState::NotConfigured } else { PairState::NotRun };
         Self { command: command.into(), state: Arc::new(Mutex::new(state)), lifetime }
@@ -64,7 +65,7 @@ impl PairCheck {
         *self.state.lock().unwrap_or_else(PoisonError::into_inner) = state;
     }
 
-    /// Begins a check, unless one runs.
+    /// Starts a check, unless one is running.
     fn begin(&self) {
         {
             let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
@@ -78,7 +79,7 @@ impl PairCheck {
             let began = Instant::now();
             let checked = tokio::select! {
                 biased;
-                // The router stops; dropping the check ends its program.
+                // Shutdown; dropping the check kills its program.
                 () = own.lifetime.cancelled() => Err("the router stops".to_owned()),
                 checked = tokio::time::timeout(LONGEST, run(&own.command)) => match checked {
                     Ok(checked) => checked,
@@ -93,7 +94,7 @@ impl PairCheck {
     }
 }
 
-/// Runs the program to its end. A pair that does not fit is a report, too, whatever the exit code.
+/// Runs the program to its end. A report that the pair does not fit is a result, whatever the exit code.
 async fn run(command: &[String]) -> Result<serde_json::Value, String> {
     let [program, arguments @ ..] = command else { return Err("there is no command".to_owned()) };
     let mut child = Command::new(program)
@@ -119,13 +120,13 @@ async fn run(command: &[String]) -> Result<serde_json::Value, String> {
 async fn read(pipe: Option<impl AsyncRead + Unpin>) -> Vec<u8> {
     let mut bytes = Vec::new();
     if let Some(pipe) = pipe {
-        // What was read until a pipe broke is all that there is.
+        // If the pipe breaks, use what was read.
         drop(pipe.take(REPORT_BYTES_MAX).read_to_end(&mut bytes).await);
     }
     bytes
 }
 
-/// `GET /console/pair`: the command, and where it is.
+/// `GET /console/pair`: the command and its state.
 pub(super) async fn pair(State(console): State<Console>, headers: HeaderMap) -> Response {
     match check_operator(&console.state, &headers) {
         Ok(()) => page(&console.pair),
@@ -133,7 +134,7 @@ pub(super) async fn pair(State(console): State<Console>, headers: HeaderMap) -> 
     }
 }
 
-/// `POST /console/pair`: begins a check, and answers as `GET` does.
+/// `POST /console/pair`: starts a check, and answers as `GET` does.
 pub(super) async fn check_pair(State(console): State<Console>, headers: HeaderMap) -> Response {
     let allowed = console.may_work().and_then(|()| check_operator(&console.state, &headers));
     match allowed {
@@ -156,7 +157,7 @@ fn page(check: &PairCheck) -> Response {
 }
 
 impl Console {
-    /// Whether whoever reaches this address may have work done by it.
+    /// Whether this address may start work on behalf of its visitors.
     pub(super) fn may_work(&self) -> Result<(), RouterError> {
         if self.generates {
             return Ok(());

@@ -6,7 +6,7 @@ use http::{HeaderMap, HeaderValue, header};
 
 use super::Console;
 
-/// `GET /console/requests`: the latest first.
+/// `GET /console/requests`: trails, latest first.
 pub(super) async fn requests(State(console): State<Console>, headers: HeaderMap) -> Response {
     let key = headers.get(header::AUTHORIZATION).map(HeaderValue::as_bytes);
     match console.state.auth.authenticate(key) {

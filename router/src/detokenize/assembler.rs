@@ -1,4 +1,4 @@
-//! [`TextAssembler`]: tokens to text, one after the other, whatever the tokenizer's decoder is.
+//! [`TextAssembler`]: converts tokens to text one by one, for any decoder.
 
 use speculation::TokenId;
 
@@ -6,20 +6,22 @@ use text::ModelText;
 
 use super::utf8::Utf8Assembler;
 
-/// The text of a list of tokens in the making.
+/// Incremental decoder for a sequence of tokens.
 #[derive(Debug)]
 pub(super) enum TextAssembler {
-    /// Each token stands for bytes of its own.
+    /// Each token has fixed bytes.
     Bytes(Utf8Assembler),
-    /// What a token adds depends on its neighbours (WordPiece, CTC, no decoder, ...): the library's decoder says it.
+    /// A token's text depends on its neighbors (WordPiece, CTC, no decoder, ...), so the library's decoder is
+    /// used.
     Window(DecodeWindow),
 }
 
-/// The last tokens, decoded together: those whose text was shown, for what they do to the next ones, and the next ones.
+/// The last tokens, decoded together: those already emitted, which affect the next ones, and those not yet
+/// emitted.
 #[derive(Debug, Default)]
 pub(super) struct DecodeWindow {
     ids: Vec<TokenId>,
-    /// How many of `ids` are in the text already.
+    /// Number of `ids` whose text was already emitted.
     num_shown: usize,
 }
 
@@ -31,7 +33,7 @@ impl TextAssembler {
         }
     }
 
-    /// Appends the text that the token completes.
+    /// Appends the text that this token completes.
     pub(super) fn push(&mut self, model: &ModelText, id: TokenId, text: &mut String) {
         match self {
             Self::Bytes(utf8) => utf8.push(model.vocabulary().text_bytes(id), text),
@@ -39,7 +41,7 @@ impl TextAssembler {
         }
     }
 
-    /// Appends a special token as it is spelt.
+    /// Appends the spelling of a special token.
     pub(super) fn push_spelt(&mut self, model: &ModelText, id: TokenId, text: &mut String) {
         match self {
             Self::Bytes(utf8) => utf8.push(model.vocabulary().bytes(id), text),
@@ -51,7 +53,7 @@ impl TextAssembler {
         }
     }
 
-    /// What was held back.
+    /// Returns the withheld text.
     pub(super) fn finish(&mut self, model: &ModelText) -> String {
         match self {
             Self::Bytes(utf8) => utf8.finish(),
@@ -64,7 +66,7 @@ impl DecodeWindow {
     fn push(&mut self, model: &ModelText, id: TokenId, text: &mut String) {
         self.ids.push(id);
         let new = self.new_text(model);
-        // A character in the making decodes to a replacement character.
+        // An incomplete character decodes to a replacement character.
         if new.is_empty() || new.ends_with(char::REPLACEMENT_CHARACTER) {
             return;
         }
@@ -73,8 +75,8 @@ impl DecodeWindow {
         self.num_shown = self.ids.len();
     }
 
-    /// What the tokens that are not shown add to the text of those that are. A decoder may rewrite what stands before: that is
-    /// shown already, and stays.
+    /// Returns the text that the new tokens add after the emitted ones. A decoder may rewrite earlier text,
+    /// but that was already emitted and stays.
     fn new_text(&self, model: &ModelText) -> String {
         let (before, whole) = (model.decode(&self.ids[..self.num_shown]), model.decode(&self.ids));
         let same = before.chars().zip(whole.chars()).take_while(|(before, whole)| before == whole);

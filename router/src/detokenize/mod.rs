@@ -1,8 +1,8 @@
-//! Committed tokens to text: [`ChoiceText`] turns the token spans of one choice into text, finds its stop strings and
-//! counts; [`crate::pipeline::text_stream`] does so for all choices of a request.
+//! Converts committed tokens to text: [`ChoiceText`] converts the token spans of one choice, finds stop
+//! strings and counts; [`crate::pipeline::text_stream`] does so for all choices of a request.
 //!
-//! Works token by token, so that the text, where it stops and what is counted do not depend on how many tokens one
-//! verification committed.
+//! Works token by token, so that the text, its end and the counts do not depend on the number of tokens per
+//! verification.
 
 mod assembler;
 mod stop;
@@ -21,42 +21,43 @@ use text::ModelText;
 /// One token of a response.
 #[derive(Debug, Clone, PartialEq)]
 pub struct OutputToken {
-    /// Which token.
+    /// The token id.
     pub id: TokenId,
-    /// How many characters of the choice's text, the echoed prompt included, stand before the one that this token
-    /// begins or continues.
+    /// Offset, in characters, within the choice's text (including the echoed prompt) of the character that
+    /// this token begins or continues.
     pub text_offset: usize,
-    /// Where asked for; the first token of a prompt has none.
+    /// If requested; the first token of a prompt has none.
     pub logprobs: Option<TokenLogprobs>,
 }
 
-/// What one span adds to its choice.
+/// Text and tokens that one span adds to its choice.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct SpanText {
-    /// Text that can be shown now: later by some tokens where a character or a stop string may be in the making.
+    /// Text that can be emitted now. Delayed by some tokens while a character or a stop string may be
+    /// incomplete.
     pub text: String,
-    /// The tokens that count; those after the end of a stop string do not.
+    /// Tokens that count; those after the end of a stop string do not.
     pub tokens: Vec<OutputToken>,
-    /// How many of `tokens` were drafted.
+    /// Number of `tokens` that were drafted.
     pub num_drafted: u32,
-    /// A stop string is complete: the choice ends here.
+    /// A stop string was found: the choice ends here.
     pub stopped: bool,
 }
 
-/// What ends one choice's text, as the request has it.
+/// Stop conditions of a request.
 #[derive(Debug, Clone, Default)]
 pub struct StopRules {
-    /// Stop strings; never shown.
+    /// Stop strings; never emitted.
     pub strings: Vec<String>,
     /// Ids that end the sequence; they add no text.
     pub token_ids: Vec<TokenId>,
-    /// Special tokens whose spelling is text, for they are the marks of a format that is read.
+    /// Special tokens that are emitted as text, because they are markers of the parsed output format.
     pub shown_token_ids: Vec<TokenId>,
-    /// Stop strings are not looked for in the text of this many first tokens.
+    /// Stop strings are not matched within this many first tokens.
     pub min_tokens: u32,
 }
 
-/// The text of one choice in the making.
+/// Text of a choice in progress.
 #[derive(Debug)]
 pub struct ChoiceText {
     model: Arc<ModelText>,
@@ -70,7 +71,7 @@ pub struct ChoiceText {
 }
 
 impl ChoiceText {
-    /// An empty choice whose first character stands at `text_offset`.
+    /// An empty choice whose text begins at `text_offset`.
     pub fn new(model: Arc<ModelText>, rules: &StopRules, text_offset: usize) -> Self {
         Self {
             text: TextAssembler::new(&model),
@@ -84,17 +85,17 @@ impl ChoiceText {
         }
     }
 
-    /// How many tokens count so far.
+    /// Number of tokens that count so far.
     pub fn num_tokens(&self) -> u32 {
         self.num_tokens
     }
 
-    /// The stop string that ended it, if one did.
+    /// The stop string that ended the choice, if any.
     pub fn stop_string(&self) -> Option<&str> {
         self.stops.found()
     }
 
-    /// Appends a committed span. Not to be called again after `stopped`.
+    /// Appends a committed span. Must not be called after `stopped`.
     pub fn push(&mut self, span: CommittedTokens) -> SpanText {
         let mut out = SpanText { tokens: Vec::with_capacity(span.token_ids.len()), ..SpanText::default() };
         let mut logprobs = span.logprobs.into_iter();
@@ -118,7 +119,7 @@ impl ChoiceText {
         out
     }
 
-    /// What was held back, when the lane says that the choice is complete; and whether a stop string ended it even so.
+    /// Returns the withheld text of a complete choice, and whether that text contains a stop string.
     pub fn finish(&mut self) -> (String, bool) {
         let mut text = self.text.finish(&self.model);
         let stopped = self.show(0, &mut text);
@@ -128,7 +129,8 @@ impl ChoiceText {
         (text, stopped)
     }
 
-    /// Takes back of the new text, which begins at `from`, what cannot be shown yet; whether a stop string is complete.
+    /// Withholds the part of the new text (from `from` on) that may still become part of a stop string.
+    /// Returns whether a stop string is complete.
     fn show(&mut self, from: usize, text: &mut String) -> bool {
         self.num_chars += text[from..].chars().count();
         if self.num_tokens <= self.min_tokens || self.stops.are_none() {
@@ -144,16 +146,16 @@ impl ChoiceText {
     }
 }
 
-/// A prompt's own text and tokens, for `echo`.
+/// Text and tokens of an echoed prompt.
 #[derive(Debug, Clone, PartialEq)]
 pub struct PromptEcho {
-    /// The prompt as sent, or as its ids decode.
+    /// The prompt as sent, or decoded from its ids.
     pub text: String,
-    /// With log probabilities, where asked for; else empty.
+    /// Tokens with log probabilities if requested, else empty.
     pub tokens: Vec<OutputToken>,
 }
 
-/// The text of ids, special tokens left out.
+/// Decodes ids without special tokens.
 pub fn decode(model: &ModelText, ids: &[TokenId]) -> String {
     let (mut assembler, mut text) = (TextAssembler::new(model), String::new());
     ids.iter().for_each(|&id| assembler.push(model, id, &mut text));
@@ -161,7 +163,7 @@ pub fn decode(model: &ModelText, ids: &[TokenId]) -> String {
     text
 }
 
-/// The text of ids, special tokens as they are spelt.
+/// Decodes ids, spelling out special tokens.
 pub fn decode_all(model: &ModelText, ids: &[TokenId]) -> String {
     if !model.vocabulary().is_bytes() {
         return model.decode_all(ids);
@@ -172,7 +174,7 @@ pub fn decode_all(model: &ModelText, ids: &[TokenId]) -> String {
     text
 }
 
-/// Pairs prompt ids with their log probabilities, of which the first id has none.
+/// Pairs prompt ids with their log probabilities; the first id has none.
 pub fn prompt_tokens(model: &ModelText, ids: &[TokenId], logprobs: Vec<TokenLogprobs>) -> Vec<OutputToken> {
     let (mut assembler, mut piece) = (TextAssembler::new(model), String::new());
     let mut num_chars = 0;

@@ -1,21 +1,22 @@
-//! [`StopMatcher`]: finds stop strings in text that comes in pieces, and holds back whatever could still become one.
+//! [`StopMatcher`]: finds stop strings in text that arrives in pieces, withholding any suffix that may become
+//! one.
 
-/// Watches one choice's text for its stop strings.
+/// Matches one choice's text against its stop strings.
 #[derive(Debug)]
 pub(crate) struct StopMatcher {
     stops: Vec<String>,
-    /// The end of the text so far that is the beginning of some stop string; shorter than the longest of them.
+    /// Suffix of the text that is a prefix of a stop string; shorter than the longest of them.
     held: String,
-    /// The one that was found.
+    /// Index of the stop string that was found.
     found: Option<usize>,
 }
 
-/// What a piece of text leads to.
+/// Result of appending a piece.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Matched {
-    /// This much can be shown.
+    /// This text can be emitted.
     Text(String),
-    /// A stop string is complete: this much stands before it, and the text ends.
+    /// A stop string is complete: this text precedes it, and the choice ends.
     Stop(String),
 }
 
@@ -24,12 +25,12 @@ impl StopMatcher {
         Self { stops, held: String::new(), found: None }
     }
 
-    /// Whether there is none to look for: all text can be shown as it comes.
+    /// Whether there are no stop strings, so that all text can be emitted at once.
     pub(crate) fn are_none(&self) -> bool {
         self.stops.is_empty()
     }
 
-    /// Appends a piece. The stop string that is complete first wins; of two that end together, the longer.
+    /// Appends a piece. The stop string that completes first wins; of two that end together, the longer.
     pub(crate) fn push(&mut self, piece: &str) -> Matched {
         if self.stops.is_empty() {
             return Matched::Text(piece.to_owned());
@@ -54,18 +55,18 @@ impl StopMatcher {
         Matched::Text(std::mem::replace(&mut self.held, held))
     }
 
-    /// The stop string that was found, if one was.
+    /// The stop string that was found, if any.
     pub(crate) fn found(&self) -> Option<&str> {
         self.found.map(|idx| self.stops[idx].as_str())
     }
 
-    /// What was held back, when no more text comes.
+    /// Returns the withheld text at the end.
     pub(crate) fn finish(&mut self) -> String {
         std::mem::take(&mut self.held)
     }
 }
 
-/// How many bytes at the end of `text` are the beginning of `stop`, and not all of it.
+/// Length in bytes of the longest proper prefix of `stop` that `text` ends with.
 fn begun_len(text: &str, stop: &str) -> usize {
     stop.char_indices().map(|(len, _)| len).rev().find(|&len| text.ends_with(&stop[..len])).unwrap_or(0)
 }
@@ -76,7 +77,7 @@ mod tests {
 
     use super::*;
 
-    /// Feeds pieces; returns what was shown and whether a stop string ended it.
+    /// Feeds pieces; returns the emitted text and whether a stop string ended it.
     fn run(stops: &[&str], pieces: &[&str]) -> (String, bool) {
         let mut matcher = StopMatcher::new(stops.iter().map(|&stop| stop.to_owned()).collect());
         let mut shown = String::new();

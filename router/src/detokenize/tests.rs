@@ -1,4 +1,4 @@
-//! Spans to text on the bundled tokenizer.
+//! Decodes spans with the bundled tokenizer.
 
 use std::path::PathBuf;
 use std::sync::OnceLock;
@@ -11,12 +11,12 @@ use tokenizers::Tokenizer;
 use super::*;
 use crate::generation::SpeculationUsage;
 
-/// The bundled target's tokenizer file.
+/// Path of the bundled target's tokenizer file.
 fn demo_tokenizer() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../models/demo/target").join(asset::TOKENIZER)
 }
 
-/// The text of the bundled target, without a chat template.
+/// The bundled target's tokenizer, without a chat template.
 fn demo() -> Arc<ModelText> {
     static DEMO: OnceLock<Arc<ModelText>> = OnceLock::new();
     let load = || {
@@ -27,7 +27,7 @@ fn demo() -> Arc<ModelText> {
     Arc::clone(DEMO.get_or_init(load))
 }
 
-/// The bundled tokenizer's own decoding, special tokens left out: the judge of ours.
+/// Reference: the bundled tokenizer's own decoding, without special tokens.
 fn demo_decode(ids: &[TokenId]) -> String {
     static DEMO: OnceLock<Tokenizer> = OnceLock::new();
     DEMO.get_or_init(|| Tokenizer::from_file(demo_tokenizer()).unwrap()).decode(ids, true).unwrap()
@@ -43,7 +43,7 @@ fn span(token_ids: &[TokenId], num_drafted: u32) -> CommittedTokens {
     }
 }
 
-/// Feeds `ids` in spans of `cut`; the text, whether a stop string ended it, and how many tokens count.
+/// Feeds `ids` in spans of `cut`; returns the text, whether a stop string ended it, and the number of tokens.
 fn run(rules: &StopRules, ids: &[TokenId], cut: usize) -> (String, bool, u32) {
     let mut choice = ChoiceText::new(demo(), rules, 0);
     let mut text = String::new();
@@ -65,7 +65,7 @@ fn encode(text: &str) -> Vec<TokenId> {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 512, ..ProptestConfig::default() })]
 
-    /// The tokenizer's own decoder over the whole is the judge.
+    /// The reference is the tokenizer's own decoder over the whole sequence.
     #[test]
     fn spans_of_any_ids_sum_up_to_decoding_the_whole(
         ids in prop::collection::vec(0u32..4096, 0..40),
@@ -77,7 +77,7 @@ proptest! {
         prop_assert_eq!((stopped, num_tokens), (false, ids.len() as u32));
     }
 
-    /// Tokens of single bytes make broken and half characters likely.
+    /// Single-byte tokens make invalid and incomplete characters likely.
     #[test]
     fn spans_of_byte_tokens_sum_up_too(ids in prop::collection::vec(98u32..260, 0..40), cut in 1usize..8) {
         let (text, ..) = run(&StopRules::default(), &ids, cut);
@@ -171,7 +171,7 @@ fn the_first_prompt_token_has_no_log_probability() {
     assert_eq!(tokens[0].text_offset, 0);
 }
 
-/// A model whose tokens are words and pieces of words, and whose decoder is given as in tokenizer.json.
+/// A model whose tokens are words and parts of words, with a decoder given as in tokenizer.json.
 fn with_decoder(decoder: serde_json::Value) -> Arc<ModelText> {
     let words =
         ["<s>", "hello", "world", "##ly", "##s", "!", "a</w>", "b", "c</w>", "|", "<pad>", "\u{e9}t\u{e9}"];
@@ -203,7 +203,8 @@ fn text_of(model: &Arc<ModelText>, ids: &[TokenId], cut: usize) -> String {
 }
 
 proptest! {
-    /// Decoders by which a token's text depends on its neighbours: again the decoder over the whole is the judge.
+    /// For decoders where a token's text depends on its neighbors; again compared with decoding the whole
+    /// sequence.
     #[test]
     fn other_decoders_are_the_librarys(
         decoder in prop::sample::select(vec![

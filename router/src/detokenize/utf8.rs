@@ -1,22 +1,22 @@
-//! [`Utf8Assembler`]: bytes of tokens to text, as they come. A token may end in the middle of a character; such a
-//! beginning waits for the next token.
+//! [`Utf8Assembler`]: converts the bytes of tokens to text incrementally. A token may end in the middle of a
+//! character; the incomplete bytes wait for the next token.
 
 use std::str;
 
-/// What stands for bytes that are no character.
+/// Replaces invalid bytes.
 const REPLACEMENT: char = char::REPLACEMENT_CHARACTER;
 
-/// Turns a stream of bytes into the text that `String::from_utf8_lossy` makes of the whole.
+/// Converts a stream of bytes to the text that `String::from_utf8_lossy` returns for all of them together.
 #[derive(Debug, Default)]
 pub(crate) struct Utf8Assembler {
-    /// The beginning of a character: at most three bytes between calls.
+    /// Bytes of an incomplete character: at most three between calls.
     begun: Vec<u8>,
 }
 
 impl Utf8Assembler {
     /// Appends the text that `bytes` completes.
     pub(crate) fn push(&mut self, bytes: &[u8], text: &mut String) {
-        // Most tokens are whole characters.
+        // Fast path: most tokens are whole characters.
         if self.begun.is_empty()
             && let Ok(whole) = str::from_utf8(bytes)
         {
@@ -49,7 +49,7 @@ impl Utf8Assembler {
         self.begun = rest.to_vec();
     }
 
-    /// What is left when no more bytes come: nothing, or one replacement character for a character cut short.
+    /// Returns the rest at the end: a replacement character if a character is incomplete, else nothing.
     pub(crate) fn finish(&mut self) -> String {
         if std::mem::take(&mut self.begun).is_empty() { String::new() } else { REPLACEMENT.into() }
     }

@@ -1,4 +1,4 @@
-//! What both ends of a generation's channel see.
+//! Tests of both ends of a generation's channel.
 
 use super::*;
 
@@ -34,7 +34,7 @@ async fn one_choice_is_cancelled_alone() {
     );
 }
 
-/// Sends until no more is wanted; how many events were delivered.
+/// Sends until the sink reports no delivery; returns the number of delivered events.
 fn flood(sink: &GenerationSink) -> usize {
     (0..).take_while(|&id| sink.send(tokens(0, id)) == Delivery::Delivered).count()
 }
@@ -58,7 +58,7 @@ async fn a_client_too_far_behind_reads_what_was_delivered_and_then_the_reason() 
             "{event:?}"
         );
     }
-    // The sink is still alive: the reader must not wait for it.
+    // The sink is still alive, but the reader must not wait for it.
     assert!(matches!(stream.next().await, Some(GenerationEvent::Failed(RouterError::SlowClient))));
     assert!(stream.next().await.is_none());
 }

@@ -1,4 +1,5 @@
-//! What is counted often, or for as long as something lasts: looked up once and held. Must never decide anything.
+//! Metric handles that are looked up once and kept, for frequent updates or for the lifetime of an object.
+//! Must never decide anything.
 
 use std::sync::Arc;
 
@@ -8,18 +9,18 @@ use tracing::Span;
 
 use super::{ENGINE, Ending, Families, FinishLabels, ModelLabels, PositionLabels, SloLabels, WorkerLabels};
 
-/// The counters of the log of requests.
+/// Counters of the request log.
 #[derive(Debug, Clone)]
 pub struct RequestLogMetrics {
-    /// Choices that are in the file.
+    /// Choices written to the file.
     pub written: Counter,
-    /// Choices that found no room in the queue.
+    /// Choices dropped because the queue was full.
     pub left_out: Counter,
     /// Choices that could not be written.
     pub failed: Counter,
 }
 
-/// The handles of one lane.
+/// Handles of one lane.
 #[derive(Debug)]
 pub struct LaneMetrics {
     pub(super) k: Gauge,
@@ -30,18 +31,18 @@ pub struct LaneMetrics {
 }
 
 impl LaneMetrics {
-    /// How far the lane drafts from now on.
+    /// Sets the lane's current k.
     pub fn k(&self, k: u32) {
         self.k.set(k.into());
     }
 
-    /// So many tokens were committed to one of its sequences.
+    /// Counts tokens committed to one of its sequences.
     pub fn committed(&self, num_tokens: usize) {
         self.output_tokens.inc_by(num_tokens as u64);
     }
 
-    /// One verified draft of `num_draft_tokens`, of which the first `num_accepted` were committed. A step without a
-    /// draft counts nothing.
+    /// Counts one verified draft of `num_draft_tokens`, of which the first `num_accepted` were committed. A
+    /// step without a draft is not counted.
     pub fn verified(&mut self, num_draft_tokens: u32, num_accepted: u32) {
         self.draft_tokens.inc_by(num_draft_tokens.into());
         self.accepted_tokens.inc_by(num_accepted.into());
@@ -49,7 +50,7 @@ impl LaneMetrics {
     }
 }
 
-/// Counts the verified drafts of one model. What is counted for every token is looked up once.
+/// Counters of one model's verified drafts, looked up once because they are updated for every token.
 #[derive(Debug)]
 pub(super) struct Verifications {
     pub(super) families: Arc<Families>,
@@ -57,7 +58,7 @@ pub(super) struct Verifications {
     pub(super) drafts: Counter,
     pub(super) draft_tokens: Counter,
     pub(super) accepted_tokens: Counter,
-    /// As far as drafts were accepted so far.
+    /// By position, as far as drafts were accepted so far.
     pub(super) accepted_per_position: Vec<Counter>,
 }
 
@@ -81,7 +82,7 @@ impl Verifications {
     }
 }
 
-/// The handles of one model. What is counted for every token is looked up once.
+/// Handles of one model; those updated for every token are looked up once.
 #[derive(Debug, Clone)]
 pub struct ModelMetrics {
     pub(super) families: Arc<Families>,
@@ -101,49 +102,49 @@ impl ModelMetrics {
         GaugeHold::new(self.families.running.get_or_create(&self.labels).clone())
     }
 
-    /// Prompt tokens of a request that a lane took.
+    /// Counts the prompt tokens of a request that was submitted.
     pub fn prompt_tokens(&self, count: u64) {
         self.families.prompt_tokens.get_or_create(&self.labels).inc_by(count);
     }
 
-    /// Output tokens.
+    /// Counts output tokens.
     pub fn generation_tokens(&self, count: u64) {
         self.generation_tokens.inc_by(count);
     }
 
-    /// A choice ended.
+    /// Counts the end of a choice.
     pub fn choice_ended(&self, ending: Ending) {
         self.families.success.get_or_create(&FinishLabels::new(&self.labels, ending)).inc();
     }
 
-    /// A choice of a request that was held to a latency kept it, or did not.
+    /// Counts whether a choice met its request's latency objective.
     pub fn held_to_slo(&self, slo: &'static str, is_met: bool) {
         let met = if is_met { "true" } else { "false" };
         let labels = SloLabels { model_name: self.labels.model_name.clone(), engine: ENGINE, slo, met };
         self.families.slo.get_or_create(&labels).inc();
     }
 
-    /// See the metric of this name.
+    /// Observes the metric of this name.
     pub fn time_to_first_token(&self, seconds: f64, request: &Span) {
         self.families.time_to_first_token.get_or_create(&self.labels).observe(seconds, request);
     }
 
-    /// See the metric of this name.
+    /// Observes the metric of this name.
     pub fn inter_token_latency(&self, seconds: f64) {
         self.inter_token_latency.observe(seconds);
     }
 
-    /// See the metric of this name.
+    /// Observes the metric of this name.
     pub fn time_per_output_token(&self, seconds: f64) {
         observe(&self.families.time_per_output_token, &self.labels, seconds);
     }
 
-    /// See the metric of this name.
+    /// Observes the metric of this name.
     pub fn end_to_end(&self, seconds: f64, request: &Span) {
         self.families.end_to_end.get_or_create(&self.labels).observe(seconds, request);
     }
 
-    /// See the metric of this name.
+    /// Observes the metric of this name.
     pub fn queue_time(&self, seconds: f64) {
         observe(&self.families.queue_time, &self.labels, seconds);
     }
@@ -154,12 +155,12 @@ fn observe(family: &HistogramFamily<ModelLabels>, labels: &ModelLabels, seconds:
     histogram.observe(seconds);
 }
 
-/// Holds a gauge up by one until dropped.
+/// Increments a gauge until dropped.
 #[derive(Debug)]
 pub struct GaugeHold(Gauge);
 
 impl GaugeHold {
-    /// One more.
+    /// Increments the gauge.
     pub fn new(gauge: Gauge) -> Self {
         gauge.inc();
         Self(gauge)
@@ -172,7 +173,7 @@ impl Drop for GaugeHold {
     }
 }
 
-/// The handles of one worker, whose series end with them.
+/// Handles of one worker; its series are removed on drop.
 #[derive(Debug)]
 pub struct WorkerMetrics {
     pub(super) families: Arc<Families>,
@@ -182,7 +183,7 @@ pub struct WorkerMetrics {
 }
 
 impl WorkerMetrics {
-    /// KV blocks that the router may reserve there, and those that it has reserved.
+    /// Sets the number of KV blocks that the router may reserve there, and of those it has reserved.
     pub fn blocks(&self, credits: u64, reserved: u64) {
         self.credits.set(i64::try_from(credits).unwrap_or(i64::MAX));
         self.reserved.set(i64::try_from(reserved).unwrap_or(i64::MAX));

@@ -1,5 +1,6 @@
-//! [`KvPools`]: what gateways want to know of the targets' KV, under vLLM's names, and of what they could commit. A router is one server to a
-//! gateway, so the pools of a model's targets are added up. Must never decide anything.
+//! [`KvPools`]: KV metrics of the targets under vLLM's names, and their spare capacity, for gateways. To a
+//! gateway the router is one server, so the pools of a model's targets are added up. Must never decide
+//! anything.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -19,7 +20,7 @@ pub(super) struct CacheConfigLabels {
     num_gpu_blocks: String,
 }
 
-/// The KV of one target.
+/// KV pool of one target.
 #[derive(Debug)]
 struct Pool {
     model: String,
@@ -27,16 +28,16 @@ struct Pool {
     num_blocks: u64,
     credits: u64,
     reserved: u64,
-    /// Tokens a second.
+    /// In tokens per second.
     headroom: u64,
 }
 
-/// The KV of all targets.
+/// KV pools of all targets.
 #[derive(Debug)]
 pub struct KvPools {
     families: Arc<Families>,
     pools: BTreeMap<WorkerKey, Pool>,
-    /// What is shown of each model's blocks.
+    /// Labels currently exposed for each model's blocks.
     shown: BTreeMap<String, CacheConfigLabels>,
 }
 
@@ -45,7 +46,7 @@ impl KvPools {
         Self { families, pools: BTreeMap::new(), shown: BTreeMap::new() }
     }
 
-    /// A worker joined. Drafts' KV is not what a gateway asks for.
+    /// Adds a worker. Draft workers are ignored, because gateways ask for the targets' KV.
     pub fn joined(&mut self, key: WorkerKey, info: &WorkerInfo) {
         if info.role != Role::Target {
             return;
@@ -60,22 +61,23 @@ impl KvPools {
         };
         let model = pool.model.clone();
         self.pools.insert(key, pool);
-        // A gateway takes a gauge that is not there for a server that is not well.
+        // A gateway considers a server unhealthy if a gauge is missing.
         let labels = ModelLabels { model_name: model.clone(), engine: ENGINE };
         drop(self.families.running.get_or_create(&labels));
         drop(self.families.waiting.get_or_create(&labels));
-        // `vllm bench serve` takes counters that are not there before its first request for a server that does not speculate.
+        // If the counters are missing before the first request, `vllm bench serve` assumes a server without
+        // speculation.
         for counts in [&self.families.drafts, &self.families.draft_tokens, &self.families.accepted_tokens] {
             drop(counts.get_or_create(&labels));
         }
-        // An error rate needs errors that are counted before the first one.
+        // An error rate needs the error series to exist before the first error.
         for ending in Ending::ALL {
             drop(self.families.success.get_or_create(&FinishLabels::new(&labels, ending)));
         }
         self.show(&model);
     }
 
-    /// So many blocks of a worker may be reserved, and so many are.
+    /// Sets the number of blocks of a worker that may be reserved, and of those that are.
     pub fn blocks(&mut self, key: WorkerKey, credits: u64, reserved: u64) {
         let Some(pool) = self.pools.get_mut(&key) else { return };
         (pool.credits, pool.reserved) = (credits, reserved);
@@ -83,7 +85,7 @@ impl KvPools {
         self.show(&model);
     }
 
-    /// A target could commit so many tokens a second more.
+    /// Sets how many more tokens per second a target could commit.
     pub fn headroom(&mut self, key: WorkerKey, tokens_per_second: u64) {
         let Some(pool) = self.pools.get_mut(&key) else { return };
         pool.headroom = tokens_per_second;
@@ -91,7 +93,7 @@ impl KvPools {
         self.show(&model);
     }
 
-    /// A worker left.
+    /// Removes a worker.
     pub fn left(&mut self, key: WorkerKey) {
         if let Some(pool) = self.pools.remove(&key) {
             self.show(&pool.model);
@@ -136,7 +138,8 @@ mod tests {
         WorkerInfo { kv_blocks, kv_block_size: 16, ..WorkerInfo::of(Role::Target, model) }
     }
 
-    /// What a stock endpoint picker scrapes, by name, type and labels, from the first target on and without any request.
+    /// The metrics scraped by a stock endpoint picker, by name, type and labels, exist from the first target
+    /// on without any request.
     #[test]
     fn a_gateway_finds_every_metric_that_it_asks_for() {
         let page = Metrics::new();

@@ -1,4 +1,4 @@
-//! What the router's metrics are called. Nothing is counted here.
+//! Names of the router's metrics. Nothing is counted here.
 
 use service::metrics::{CounterName, GaugeName, HistogramName};
 

@@ -1,4 +1,4 @@
-//! What drafts on trial are worth beside those that serve. Must never decide anything.
+//! Metrics that compare drafts on trial with the serving drafts. Must never decide anything.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -8,7 +8,7 @@ use service::metrics::{Counter, EncodeLabelSet};
 
 use super::Families;
 
-/// `of` is `shadow`, or `serving` for the draft that served at the same places.
+/// `of` is `shadow`, or `serving` for the draft that served at the same positions.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub(super) struct ShadowLabels {
     draft: String,
@@ -30,7 +30,7 @@ pub(super) struct DroppedLabels {
     reason: &'static str,
 }
 
-/// The counters of one side of one shadow draft and task type.
+/// Counters of one side (`of`) of a shadow draft and task type.
 #[derive(Debug)]
 struct Side {
     drafts: Counter,
@@ -38,7 +38,7 @@ struct Side {
     accepted: Vec<Counter>,
 }
 
-/// The counters of all shadow drafts, looked up once.
+/// Counters of all shadow drafts, looked up once.
 #[derive(Debug)]
 pub struct ShadowMetrics {
     families: Arc<Families>,
@@ -50,7 +50,7 @@ impl ShadowMetrics {
         Self { families, sides: HashMap::new() }
     }
 
-    /// A proposal was compared.
+    /// Counts a compared proposal.
     pub fn scored(&mut self, scored: &ShadowScored) {
         let both = [("shadow", Some(scored.shadow)), ("serving", scored.serving)];
         for (of, judged) in both {
@@ -68,7 +68,7 @@ impl ShadowMetrics {
         }
     }
 
-    /// A shadow was given up for one sequence.
+    /// Counts a shadow draft that was dropped for one sequence.
     pub fn dropped(&self, draft: &str, reason: &'static str) {
         let labels = DroppedLabels { draft: draft.to_owned(), reason };
         self.families.shadow_dropped.get_or_create(&labels).inc();

@@ -1,15 +1,16 @@
-//! [`CallArray`]: an output that is a JSON list of calls, as a grammar has it written. Each call is known at its end.
+//! [`CallArray`]: an output that a grammar constrains to a JSON list of calls. Each call is emitted when it
+//! is complete.
 
 use super::call::ToolCall;
 use super::{CallReader, Piece};
 
 #[derive(Debug, Default)]
 pub(super) struct CallArray {
-    /// How many brackets and braces are open.
+    /// Number of open brackets and braces.
     depth: usize,
     in_string: bool,
     is_escaped: bool,
-    /// The item so far.
+    /// The current item so far.
     item: String,
 }
 
@@ -40,6 +41,6 @@ impl CallReader for CallArray {
         }
     }
 
-    /// A call that the output's end cut off is no call.
+    /// A truncated call is dropped.
     fn finish(&mut self, _pieces: &mut Vec<Piece>) {}
 }

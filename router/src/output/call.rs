@@ -1,19 +1,19 @@
-//! [`ToolCall`], and how one is read out of JSON.
+//! [`ToolCall`], and parsing it from JSON.
 
 use serde_json::{Map, Value};
 
-/// A call of a tool.
+/// A tool call.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ToolCall {
-    /// Of the tool.
+    /// Name of the tool.
     pub name: String,
-    /// JSON, unless the text ended in the middle of it.
+    /// JSON, truncated if the text ended within it.
     pub arguments: String,
 }
 
 impl ToolCall {
-    /// A call as models write it: an object with a name, and arguments under one of two names. With `tools`, only a call
-    /// of one of them.
+    /// Parses a call as models write it: an object with a name, and arguments under one of two names. With
+    /// `tools`, only calls of these tools are accepted.
     pub(super) fn of_json(value: &Value, tools: Option<&[String]>) -> Option<Self> {
         let name = value.get("name")?.as_str()?;
         if tools.is_some_and(|tools| !tools.iter().any(|tool| tool == name)) {
@@ -22,14 +22,14 @@ impl ToolCall {
         let arguments = match value.get("arguments").or_else(|| value.get("parameters")) {
             None | Some(Value::Null) => Value::Object(Map::new()),
             Some(Value::Object(arguments)) => Value::Object(arguments.clone()),
-            // Some models write the arguments' JSON as a string.
+            // Some models write the arguments as a JSON string.
             Some(Value::String(text)) => serde_json::from_str(text).ok().filter(Value::is_object)?,
             Some(_) => return None,
         };
         Some(Self { name: name.to_owned(), arguments: arguments.to_string() })
     }
 
-    /// One or several calls: an object or a list of objects, all of which are calls.
+    /// Parses one call or a non-empty list of calls; `None` if any of them is not a call.
     pub(super) fn all_of_json(value: &Value, tools: &[String]) -> Option<Vec<Self>> {
         match value {
             Value::Array(items) if !items.is_empty() => {

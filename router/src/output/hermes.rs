@@ -1,4 +1,4 @@
-//! [`Hermes`]: calls as JSON between `<tool_call>` and `</tool_call>`, text around them.
+//! [`Hermes`]: calls as JSON between `<tool_call>` and `</tool_call>`, with text around them.
 
 use super::call::ToolCall;
 use super::marker::{Marker, Seen};
@@ -11,11 +11,11 @@ const CLOSE: &str = "</tool_call>";
 pub(super) struct Hermes {
     tools: Vec<String>,
     open: Marker,
-    /// The call's text so far, while there is one.
+    /// Text of the current call, if any.
     call: Option<(String, Marker)>,
-    /// Whitespace that stands between calls, or before text.
+    /// Whitespace between calls or before text.
     space: String,
-    /// Nothing but whitespace stands behind the last call.
+    /// Only whitespace has followed the last call.
     is_behind_call: bool,
 }
 
@@ -24,7 +24,7 @@ impl Hermes {
         Self { tools, open: Marker::new(OPEN), call: None, space: String::new(), is_behind_call: false }
     }
 
-    /// Text outside of calls. Whitespace around a call is the format's own.
+    /// Emits text outside of calls. Whitespace around a call belongs to the format.
     fn content(&mut self, text: &str, pieces: &mut Vec<Piece>) {
         for character in text.chars() {
             self.space.push(character);
@@ -43,7 +43,7 @@ impl Hermes {
                 self.is_behind_call = true;
                 pieces.extend(calls.into_iter().map(Piece::Call));
             }
-            // Not a call of ours: the model's own words.
+            // Not a call of a known tool: plain text.
             None => self.content(&[OPEN, body, end].concat(), pieces),
         }
     }
@@ -74,7 +74,8 @@ impl CallReader for Hermes {
 
     fn finish(&mut self, pieces: &mut Vec<Piece>) {
         if let Some((body, mut close)) = self.call.take() {
-            // A call that is whole but for its end is one: a stop token often takes the end's place.
+            // A call that lacks only its end marker is accepted, because a stop token often replaces the
+            // marker.
             self.close(&(body + &close.finish()), "", pieces);
         }
         let held = self.open.finish();

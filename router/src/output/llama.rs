@@ -1,4 +1,5 @@
-//! [`Llama`]: the whole output is one call as a JSON object, or several parted by `;`, perhaps behind `<|python_tag|>`.
+//! [`Llama`]: the whole output is one call as a JSON object, or several separated by `;`, optionally after
+//! `<|python_tag|>`.
 
 use serde_json::{Deserializer, Value};
 
@@ -10,7 +11,7 @@ const TAG: &str = "<|python_tag|>";
 #[derive(Debug)]
 pub(super) struct Llama {
     tools: Vec<String>,
-    /// What may be calls; nothing once it is known to be text.
+    /// Text that may be calls; `None` once it is known not to be.
     held: Option<String>,
 }
 
@@ -34,7 +35,7 @@ impl Llama {
     }
 }
 
-/// Whether a text may still turn out to be calls.
+/// Whether the text may still become calls.
 fn may_be_calls(text: &str) -> bool {
     let text = text.trim_start();
     text.starts_with(['{', '[']) || text.starts_with(TAG) || TAG.starts_with(text)

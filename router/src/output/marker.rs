@@ -1,19 +1,20 @@
-//! [`Marker`]: finds a string in text that comes character by character, holding back only what may be its beginning.
+//! [`Marker`]: finds a string in text that arrives character by character, withholding only a possible
+//! prefix.
 
-/// What one character more means.
+/// Result of appending a character.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Seen {
-    /// This text is not part of a marker; perhaps none of it is known yet.
+    /// This text is not part of the marker; may be empty.
     Text(String),
-    /// The marker is complete; this text stood before it.
+    /// The marker is complete; this text precedes it.
     Marker(String),
 }
 
-/// One string that is looked for.
+/// Matcher of one string.
 #[derive(Debug)]
 pub(super) struct Marker {
     marker: &'static str,
-    /// A beginning of `marker`.
+    /// A prefix of `marker`.
     held: String,
 }
 
@@ -24,7 +25,7 @@ impl Marker {
 
     pub(super) fn push(&mut self, character: char) -> Seen {
         self.held.push(character);
-        // The longest end of what is held that begins the marker is still held.
+        // Keep withholding the longest suffix that is a prefix of the marker.
         let starts = self.held.char_indices().map(|(at, _)| at);
         let keep_from = starts
             .chain([self.held.len()])
@@ -38,7 +39,7 @@ impl Marker {
         Seen::Text(text)
     }
 
-    /// What is held back, when nothing follows.
+    /// Returns the withheld text at the end.
     pub(super) fn finish(&mut self) -> String {
         std::mem::take(&mut self.held)
     }

@@ -1,5 +1,5 @@
-//! [`Mistral`]: text, then `[TOOL_CALLS]` and a JSON list of calls; newer models write each call as `[TOOL_CALLS]name[ARGS]{..}`
-//! or `name{..}`.
+//! [`Mistral`]: text, then `[TOOL_CALLS]` and a JSON list of calls; newer models write each call as
+//! `[TOOL_CALLS]name[ARGS]{..}` or `name{..}`.
 
 use serde_json::{Deserializer, Value, json};
 
@@ -14,7 +14,7 @@ const ARGS: &str = "[ARGS]";
 pub(super) struct Mistral {
     tools: Vec<String>,
     open: Marker,
-    /// What stands behind the mark, once there is one.
+    /// Text after the first marker, if any.
     calls: Option<String>,
 }
 
@@ -43,7 +43,7 @@ impl Mistral {
     }
 }
 
-/// The first JSON value of a text, and where it ends.
+/// Returns the first JSON value of a text, and the offset of its end.
 fn first_value(text: &str) -> Option<(Value, usize)> {
     let mut values = Deserializer::from_str(text).into_iter::<Value>();
     let value = values.next()?.ok()?;

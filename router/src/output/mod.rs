@@ -1,8 +1,9 @@
-//! What an assistant's text is made of: reasoning, content and tool calls, in the formats that models are trained to write.
+//! Parses an assistant's output into reasoning, content and tool calls, in the formats that models are
+//! trained to write.
 //!
-//! [`OutputFormat`] says which format a request's output has, [`OutputReader`] reads one choice in it. What is read depends on
-//! the text alone and not on how it was cut into pieces: every reader looks at one character after the other, and its tests cut
-//! recorded outputs everywhere. Must never know tokens, requests or protocols.
+//! [`OutputFormat`] describes the format of a request's output, [`OutputReader`] parses one choice. The
+//! result depends only on the text and not on how it was split: every parser works character by character,
+//! and the tests split recorded outputs everywhere. Must never know tokens, requests or protocols.
 
 mod array;
 mod call;
@@ -20,32 +21,32 @@ use self::llama::Llama;
 use self::mistral::Mistral;
 use self::reasoning::Reasoning;
 
-/// A part of an assistant's message. Parts of one kind in a row are one text.
+/// A part of an assistant's message. Consecutive parts of one kind form one text.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Piece {
-    /// What the model says.
+    /// Content.
     Content(String),
-    /// What the model thinks before it says something.
+    /// Reasoning before the content.
     Reasoning(String),
-    /// A call begins, with what of its arguments is known.
+    /// Beginning of a tool call, with the arguments known so far.
     Call(ToolCall),
-    /// More of the last call's arguments.
+    /// More arguments of the last call.
     Arguments(String),
 }
 
-/// How tool calls are written.
+/// Syntax of tool calls.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ToolSyntax {
     /// `<tool_call>{"name": .., "arguments": {..}}</tool_call>`: Hermes, Qwen.
     Hermes,
-    /// `{"name": .., "parameters": {..}}` as the whole output, several parted by `;`: Llama 3.
+    /// `{"name": .., "parameters": {..}}` as the whole output, several separated by `;`: Llama 3.
     Llama,
     /// `[TOOL_CALLS]` and a list of calls, or calls as `name{..}`: Mistral.
     Mistral,
 }
 
 impl ToolSyntax {
-    /// The syntax that a chat template tells its model of, if it is one that can be read.
+    /// Detects the syntax that a chat template asks for; `None` if it is not supported.
     pub fn of_template(source: &str) -> Option<Self> {
         let mentions = |words: &str| source.contains(words);
         if !mentions("tools") {
@@ -61,7 +62,7 @@ impl ToolSyntax {
         is_llama.then_some(Self::Llama)
     }
 
-    /// Special tokens that are part of the syntax, and have to be shown where calls are read.
+    /// Special tokens of the syntax, which must be emitted as text for the parser.
     pub fn special_tokens(self) -> &'static [&'static str] {
         match self {
             Self::Hermes => &["<tool_call>", "</tool_call>"],
@@ -71,62 +72,62 @@ impl ToolSyntax {
     }
 }
 
-/// What of an output is tool calls.
+/// Which part of an output is tool calls.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub enum CallFormat {
-    /// Nothing.
+    /// None.
     #[default]
     None,
-    /// Whatever is written in the syntax and calls one of these tools.
+    /// Anything in this syntax that calls one of these tools.
     Auto {
-        /// As the model was told.
+        /// Syntax of the chat template.
         syntax: ToolSyntax,
-        /// Names that can be called.
+        /// Names of the callable tools.
         tools: Vec<String>,
     },
-    /// All of it: a JSON list of calls, which a grammar has made sure of.
+    /// All of it: a JSON list of calls, enforced by a grammar.
     Required,
-    /// All of it: the arguments of this one tool, which a grammar has made sure of.
+    /// All of it: the arguments of this tool, enforced by a grammar.
     Named(String),
 }
 
-/// What an output is made of.
+/// Format of an output.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct OutputFormat {
-    /// What of it is tool calls.
+    /// Which part is tool calls.
     pub calls: CallFormat,
-    /// Whether the model thinks first.
+    /// Whether the model writes reasoning first.
     pub reasoning: ReasoningFormat,
-    /// Calls behind the first one are left out.
+    /// Drop all calls after the first.
     pub single_call: bool,
 }
 
-/// Whether a model thinks first, between `<think>` and `</think>`.
+/// Whether the output begins with reasoning between `<think>` and `</think>`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum ReasoningFormat {
     /// It does not.
     #[default]
     None,
-    /// Where it writes `<think>` first.
+    /// It does if it begins with `<think>`.
     Marked,
-    /// The prompt has written `<think>` already.
+    /// It does: the prompt already ends with `<think>`.
     Begun,
 }
 
 impl OutputFormat {
-    /// What the prompt says: a template may have begun the model's thought.
+    /// Adapts the format to the prompt: a chat template may have opened the reasoning already.
     pub fn prompted(&mut self, prompt: &str) {
         if self.reasoning == ReasoningFormat::Marked && prompt.trim_end().ends_with("<think>") {
             self.reasoning = ReasoningFormat::Begun;
         }
     }
 
-    /// Whether an output is content and nothing else.
+    /// Whether the output is content only.
     pub fn is_plain(&self) -> bool {
         self.calls == CallFormat::None && self.reasoning == ReasoningFormat::None
     }
 
-    /// Special tokens that the format is written with: their text counts.
+    /// Special tokens of the format, emitted as text for the parser.
     pub fn special_tokens(&self) -> Vec<&'static str> {
         let mut tokens = match &self.calls {
             CallFormat::Auto { syntax, .. } => syntax.special_tokens().to_vec(),
@@ -139,26 +140,26 @@ impl OutputFormat {
     }
 }
 
-/// Reads tool calls out of text, which may come in any pieces.
+/// Parser of tool calls in text that arrives in pieces.
 trait CallReader: Send + std::fmt::Debug {
-    /// One character more.
+    /// Appends a character.
     fn push(&mut self, character: char, pieces: &mut Vec<Piece>);
 
-    /// The text is complete: what was held back.
+    /// Ends the text and emits what was withheld.
     fn finish(&mut self, pieces: &mut Vec<Piece>);
 }
 
-/// Reads one choice.
+/// Parses one choice.
 #[derive(Debug)]
 pub struct OutputReader {
     reasoning: Reasoning,
     calls: Box<dyn CallReader>,
-    /// How many more calls are wanted.
+    /// Number of further calls to emit.
     calls_left: usize,
 }
 
 impl OutputReader {
-    /// A reader of one choice's text.
+    /// Creates a parser for one choice.
     pub fn new(format: &OutputFormat) -> Self {
         let calls: Box<dyn CallReader> = match &format.calls {
             CallFormat::None => Box::new(AllContent),
@@ -172,7 +173,7 @@ impl OutputReader {
         Self { reasoning: Reasoning::new(format.reasoning), calls, calls_left }
     }
 
-    /// Reads on; what is known now. Parts of one kind are joined.
+    /// Appends text; returns the parts known now, joined by kind.
     pub fn push(&mut self, text: &str) -> Vec<Piece> {
         let mut pieces = Vec::new();
         for character in text.chars() {
@@ -181,7 +182,7 @@ impl OutputReader {
         self.wanted(pieces)
     }
 
-    /// The text is complete: what was held back.
+    /// Ends the text and returns what was withheld.
     pub fn finish(&mut self) -> Vec<Piece> {
         let mut pieces = Vec::new();
         self.reasoning.finish(&mut *self.calls, &mut pieces);
@@ -199,7 +200,7 @@ impl OutputReader {
     }
 }
 
-/// Joins neighbours of one kind.
+/// Joins neighboring parts of one kind.
 pub fn joined(pieces: Vec<Piece>) -> Vec<Piece> {
     let mut joined: Vec<Piece> = Vec::with_capacity(pieces.len());
     for piece in pieces {
@@ -226,10 +227,10 @@ impl CallReader for AllContent {
     fn finish(&mut self, _pieces: &mut Vec<Piece>) {}
 }
 
-/// Text that is one call's arguments.
+/// Text that consists of one call's arguments.
 #[derive(Debug)]
 struct OneCall {
-    /// Until the call has begun.
+    /// `None` once the call has begun.
     name: Option<String>,
 }
 

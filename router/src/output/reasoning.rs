@@ -1,4 +1,4 @@
-//! [`Reasoning`]: what stands between `<think>` and `</think>` at the start of an output.
+//! [`Reasoning`]: parses the text between `<think>` and `</think>` at the start of an output.
 
 use super::marker::{Marker, Seen};
 use super::{CallReader, Piece, ReasoningFormat};
@@ -6,14 +6,14 @@ use super::{CallReader, Piece, ReasoningFormat};
 const OPEN: &str = "<think>";
 const CLOSE: &str = "</think>";
 
-/// Where in the output the text is.
+/// Current position in the output.
 #[derive(Debug)]
 enum State {
-    /// Only whitespace so far, and perhaps a beginning of the mark that opens.
+    /// Only whitespace so far, and possibly a prefix of the opening marker.
     Before(String),
-    /// Thinking.
+    /// Inside the reasoning.
     Inside(Marker),
-    /// Everything else goes to the reader of calls.
+    /// After it: everything goes to the parser of calls.
     Behind,
 }
 
@@ -57,7 +57,7 @@ impl Reasoning {
         }
     }
 
-    /// The text is complete: what was held back.
+    /// Ends the text and emits what was withheld.
     pub(super) fn finish(&mut self, calls: &mut dyn CallReader, pieces: &mut Vec<Piece>) {
         match &mut self.state {
             State::Behind => {}
@@ -66,7 +66,7 @@ impl Reasoning {
         }
     }
 
-    /// The output does not begin with a thought.
+    /// The output does not begin with reasoning: pass on the withheld text.
     fn stop_waiting(&mut self, calls: &mut dyn CallReader, pieces: &mut Vec<Piece>) {
         if let State::Before(held) = std::mem::replace(&mut self.state, State::Behind) {
             held.chars().for_each(|character| calls.push(character, pieces));

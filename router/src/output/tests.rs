@@ -1,4 +1,5 @@
-//! Recorded outputs of each format, cut at every place and in random spans: one result.
+//! Parses recorded outputs of each format, split at every position and in random spans, always with the same
+//! result.
 
 use super::*;
 
@@ -22,7 +23,7 @@ fn thought(text: &str) -> Piece {
     Piece::Reasoning(text.to_owned())
 }
 
-/// What a reader makes of a text that comes in these parts.
+/// Parses a text that arrives in these parts.
 fn read<'a>(format: &OutputFormat, parts: impl IntoIterator<Item = &'a str>) -> Vec<Piece> {
     let mut reader = OutputReader::new(format);
     let mut pieces: Vec<Piece> = parts.into_iter().flat_map(|part| reader.push(part)).collect();
@@ -30,7 +31,8 @@ fn read<'a>(format: &OutputFormat, parts: impl IntoIterator<Item = &'a str>) -> 
     joined(pieces)
 }
 
-/// Whole, cut at every place, character by character, and in spans of every kind of length: one result.
+/// Checks that the result does not depend on the split: whole, at every position, by character, and in spans
+/// of many lengths.
 fn check(format: &OutputFormat, text: &str, expected: &[Piece]) {
     assert_eq!(read(format, [text]), expected, "whole: {text}");
     let cuts: Vec<usize> = text.char_indices().map(|(at, _)| at).chain([text.len()]).collect();
@@ -68,9 +70,9 @@ fn hermes() {
     check(&format, &two, &[weather.clone(), send.clone()]);
     check(&format, &format!("{two} done"), &[weather.clone(), send, content(" done")]);
     check(&OutputFormat { single_call: true, ..format.clone() }, &two, std::slice::from_ref(&weather));
-    // The end is missing: a stop token took its place.
+    // The end marker is missing: a stop token took its place.
     check(&format, one.strip_suffix("\n</tool_call>").unwrap(), &[weather]);
-    // What is no call is text, as it was written.
+    // Text that is not a call is returned unchanged.
     for text in [
         "<tool_call>\n{\"name\": \"get_weather\", \"arg",
         "<tool_call>{\"name\": \"unknown\", \"arguments\": {}}</tool_call>",

@@ -1,5 +1,6 @@
-//! [`RotatingFile`]: lines at the end of a file that only its owner can read. When it is full it becomes `FILE.1`, and what stood there before
-//! is gone. A line is there whole or not at all, a full disk included.
+//! [`RotatingFile`]: appends lines to a file that only its owner can read. When the file is full it is
+//! renamed to `FILE.1`, replacing the previous one. A line is written completely or not at all, even if the
+//! disk is full.
 
 use std::ffi::OsString;
 use std::fs::{File, OpenOptions, Permissions};
@@ -7,20 +8,20 @@ use std::io::{self, Read as _, Seek as _, SeekFrom, Write as _};
 use std::os::unix::fs::{OpenOptionsExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 
-/// Read and written by the owner alone.
+/// Readable and writable by the owner only.
 const OWNER_ONLY: u32 = 0o600;
 
-/// The file and how full it is.
+/// The file and its current length.
 #[derive(Debug)]
 pub(super) struct RotatingFile {
     path: PathBuf,
     bytes_max: u64,
-    /// With its length. Absent where it could not be opened again.
+    /// The open file and its length; `None` if it could not be reopened.
     open: Option<(File, u64)>,
 }
 
 impl RotatingFile {
-    /// Opens or makes the file, which is exchanged before it has more than `bytes_max`.
+    /// Opens or creates the file, which is rotated before it exceeds `bytes_max`.
     pub(super) fn open(path: &Path, bytes_max: u64) -> io::Result<Self> {
         let open = Some(open(path)?);
         Ok(Self { path: path.to_owned(), bytes_max, open })
@@ -30,7 +31,7 @@ impl RotatingFile {
         &self.path
     }
 
-    /// Appends a line, its end included. After an error the file is as it was.
+    /// Appends a line, including its newline. After an error the file is unchanged.
     pub(super) fn append(&mut self, line: &[u8]) -> io::Result<()> {
         let num_bytes = line.len() as u64;
         let is_full = |len: u64| len > 0 && len + num_bytes > self.bytes_max;
@@ -45,7 +46,7 @@ impl RotatingFile {
         match file.write_all(line) {
             Ok(()) => *len += num_bytes,
             Err(error) => {
-                // Half a line would make the next one unreadable, too.
+                // A partial line would make the next one unreadable, too.
                 file.set_len(*len)?;
                 return Err(error);
             }
@@ -56,21 +57,21 @@ impl RotatingFile {
 
 #[cfg(test)]
 impl RotatingFile {
-    /// A file on a disk that has no room.
+    /// A file on a full disk.
     pub(super) fn full() -> Self {
         let device = OpenOptions::new().write(true).open("/dev/full").expect("Linux has such a device");
         Self { path: "/dev/full".into(), bytes_max: u64::MAX, open: Some((device, 0)) }
     }
 }
 
-/// The part before this one.
+/// Path of the previous file.
 pub(super) fn previous(path: &Path) -> PathBuf {
     let mut name = OsString::from(path);
     name.push(".1");
     PathBuf::from(name)
 }
 
-/// The file, to be written at its end, and its length. A line that a crash cut off is ended.
+/// Opens the file for appending; returns it with its length. A line truncated by a crash is terminated.
 fn open(path: &Path) -> io::Result<(File, u64)> {
     let mut file = OpenOptions::new().read(true).append(true).create(true).mode(OWNER_ONLY).open(path)?;
     file.set_permissions(Permissions::from_mode(OWNER_ONLY))?;
@@ -136,7 +137,7 @@ mod tests {
         let path = directory.path().join("log");
         let mut file = RotatingFile::open(&path, 4).unwrap();
         file.append(b"one\n").unwrap();
-        // No folder can be replaced by a file: the exchange fails.
+        // A directory cannot be replaced by a file, so the rotation fails.
         std::fs::create_dir(previous(&path)).unwrap();
         file.append(b"two\n").unwrap_err();
         assert_eq!(read(&path), "one\n");

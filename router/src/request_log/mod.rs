@@ -1,6 +1,7 @@
-//! [`RequestLog`]: finished choices as lines of JSON in a file, where the operator asks for one (`--request-log`) and whoever sent the request
-//! agrees. A draft is distilled from it. A thread of its own decodes and writes; a request never waits for it and never fails by it: what
-//! does not fit the queue, or cannot be written, is counted and left out.
+//! [`RequestLog`]: writes finished choices as lines of JSON to a file, if the operator enables it
+//! (`--request-log`) and the client agrees. Used to distill drafts. A dedicated thread decodes and writes. A
+//! request never waits for the log and never fails because of it: choices that do not fit the queue or cannot
+//! be written are counted and dropped.
 
 mod file;
 
@@ -20,28 +21,28 @@ use self::file::RotatingFile;
 use crate::detokenize::{decode, decode_all};
 use crate::metrics::RequestLogMetrics;
 
-/// Choices that may wait to be written.
+/// Maximum number of queued choices.
 const QUEUE_MAX: usize = 1_024;
 
-/// Bytes of ids that may wait to be written.
+/// Maximum size of the queued ids, in bytes.
 const QUEUED_BYTES_MAX: usize = 64 << 20;
 
-/// One choice that is complete.
+/// A complete choice.
 #[derive(Debug, Clone)]
 pub struct LoggedChoice {
     /// The request's id.
     pub request_id: String,
-    /// The model's name at its targets.
+    /// Name of the model at its targets.
     pub model: String,
-    /// By which its ids become text.
+    /// Decodes the ids.
     pub text: Arc<ModelText>,
-    /// What kind of text it is.
+    /// Task type.
     pub task_type: String,
-    /// As the target read it, its chat template's frame included.
+    /// The ids sent to the target, including the chat template's.
     pub prompt_ids: Arc<[TokenId]>,
     /// Not empty.
     pub completion_ids: Vec<TokenId>,
-    /// Why it ended.
+    /// Finish reason.
     pub finish: FinishReason,
 }
 
@@ -50,7 +51,7 @@ impl LoggedChoice {
         size_of::<TokenId>() * (self.prompt_ids.len() + self.completion_ids.len())
     }
 
-    /// What is written of it, without the end of the line.
+    /// Creates the line for the choice, without the newline.
     fn line(&self, unix_seconds: u64) -> Line<'_> {
         Line {
             created: unix_seconds,
@@ -70,14 +71,14 @@ impl LoggedChoice {
     }
 }
 
-/// One line.
+/// One line of the file.
 #[derive(Debug, Serialize)]
 struct Line<'a> {
     created: u64,
     id: &'a str,
     model: &'a str,
     task: &'a str,
-    /// The prompt stands as its chat template wrote it.
+    /// The prompt includes the chat template's text.
     framed: bool,
     prompt: String,
     completion: String,
@@ -86,7 +87,7 @@ struct Line<'a> {
     completion_ids: &'a [TokenId],
 }
 
-/// Takes choices to be written. Clones feed the same file.
+/// Handle to the log. Clones write to the same file.
 #[derive(Debug, Clone)]
 pub struct RequestLog {
     queue: SyncSender<LoggedChoice>,
@@ -95,11 +96,11 @@ pub struct RequestLog {
 }
 
 impl RequestLog {
-    /// Opens the file, or goes on at its end, and starts the thread that writes it; that ends with the last handle. File and the part before it
-    /// (`FILE.1`) take `bytes_max` together.
+    /// Opens or continues the file and starts the thread that writes it; the thread ends with the last
+    /// handle. The file and the previous one (`FILE.1`) together take at most `bytes_max`.
     ///
     /// # Errors
-    /// The file cannot be opened for its owner alone.
+    /// The file cannot be opened with access for its owner alone.
     pub fn start(
         path: &Path,
         bytes_max: u64,
@@ -118,7 +119,7 @@ impl RequestLog {
         Ok(log)
     }
 
-    /// Has a choice written, if there is room for it in the queue.
+    /// Queues a choice, if there is capacity.
     pub fn offer(&self, choice: LoggedChoice) {
         let num_bytes = choice.num_bytes();
         let before = self.queued_bytes.fetch_add(num_bytes, Ordering::AcqRel);
@@ -129,7 +130,7 @@ impl RequestLog {
     }
 }
 
-/// Writes what comes until no handle is left.
+/// Writes choices until all handles are dropped.
 fn write(
     waiting: &Receiver<LoggedChoice>,
     queued_bytes: &AtomicUsize,

@@ -1,4 +1,4 @@
-//! What is logged, what is left out, and that nobody waits for it.
+//! What is logged, what is left out, and that requests never wait for the log.
 
 use std::time::Duration;
 
