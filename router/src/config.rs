@@ -24,10 +24,10 @@ use crate::request::check::{check_defaults, check_task_type};
 use crate::request::gateway::Objectives;
 use crate::workers::tls::{RawWorkerTls, WorkerTlsFlags};
 
-/// Longer than this no load balancer needs.
+/// Maximum of `lame_duck_seconds`; no load balancer needs more.
 const LAME_DUCK_SECONDS_MAX: u64 = 600;
 
-/// A terabyte.
+/// One tebibyte.
 const REQUEST_LOG_MIB_MAX: u64 = 1 << 20;
 
 const TEACHING: &str = "\
@@ -58,76 +58,89 @@ Examples:
   outrider-router --discovery static:workers.toml
   outrider-router --http 0.0.0.0:8000 --api-keys keys.txt --discovery etcd://10.0.0.5:2379/outrider --config router.toml";
 
-/// Serves clients over HTTP (OpenAI's API) and gRPC; draft workers guess and target workers verify behind it.
+/// Serves clients over HTTP (OpenAI's API) and gRPC; draft workers propose tokens and target workers verify
+/// them.
 ///
-/// Settings come from --config FILE (TOML), then OUTRIDER_* environment variables, then flags; later ones win.
+/// Settings come from --config FILE (TOML), then OUTRIDER_* environment variables, then flags; later ones
+/// win.
 #[derive(Debug, Parser, Serialize)]
 #[command(name = "outrider-router", version, after_long_help = TEACHING)]
 pub struct Flags {
-    /// Where the HTTP API is served
+    /// Address of the HTTP API
     #[arg(long, value_name = "ADDR")]
     pub http: Option<SocketAddr>,
-    /// Where the gRPC API is served
+    /// Address of the gRPC API
     #[arg(long, value_name = "ADDR")]
     pub grpc: Option<SocketAddr>,
-    /// Where /metrics, /debug/lanes and /health with its reasons are served, for operators; the address clients use has /health without them
+    /// Address for operators: /metrics, /debug/lanes and /health with reasons; the HTTP API has /health
+    /// without reasons
     #[arg(long, value_name = "ADDR")]
     pub admin: Option<SocketAddr>,
-    /// A file of API keys and their limits, one a line, read again when it changes; without it only loopback addresses may be
-    /// served
+    /// File of API keys and their limits, one per line, reread when it changes; without it only loopback
+    /// addresses may be served
     #[arg(long, value_name = "FILE")]
     pub api_keys: Option<PathBuf>,
-    /// How many tokens are drafted a round, where a request does not say; auto: each lane chooses by what it measures
+    /// Number of tokens drafted per round, unless the request sets it; auto: each lane chooses by its
+    /// measurements
     #[arg(long, value_name = "auto|K")]
     pub draft_tokens: Option<DraftTokens>,
-    /// How many tokens are drafted a round at most, also where a request asks for more
+    /// Maximum number of tokens drafted per round, also if a request asks for more
     #[arg(long, value_name = "K")]
     pub max_draft_tokens: Option<u32>,
-    /// How many tokens a draft has as a tree of candidates, where a request does not say; 0: chains only, auto: each lane chooses
+    /// Number of tokens in a draft that is a tree of candidates, unless the request sets it; 0: chains only,
+    /// auto: each lane chooses
     #[arg(long, value_name = "auto|N")]
     pub tree_tokens: Option<DraftTokens>,
-    /// Whether drafts are looked up in the sequences themselves, at the router, where that promises more than the draft worker
+    /// Whether the router looks up drafts in the sequences themselves when that promises more than the draft
+    /// worker
     #[arg(long, value_name = "true|false")]
     pub suffix_drafts: Option<bool>,
-    /// Sequences that run at once
+    /// Maximum number of sequences running at once
     #[arg(long, value_name = "N")]
     pub max_sequences: Option<u32>,
-    /// Requests that may wait for their turn; past it they are answered 429
+    /// Maximum number of waiting requests; further ones are answered 429
     #[arg(long, value_name = "N")]
     pub max_waiting_requests: Option<usize>,
-    /// Threads that tokenize
+    /// Number of tokenizer threads
     #[arg(long, value_name = "N")]
     pub tokenize_threads: Option<usize>,
-    /// How long a target may take for one step at most before it is asked again; by its own step times it is sooner
+    /// Longest time for one step of a target before it is sent again; shorter if the target's own step times
+    /// allow
     #[arg(long, value_name = "SECONDS")]
     pub target_deadline_seconds: Option<u64>,
-    /// How long a sequence waits for a target of its model to appear, a new one or one that lost its target
+    /// How long a sequence that is new or has lost its target waits for a target of its model to appear
     #[arg(long, value_name = "SECONDS")]
     pub target_wait_seconds: Option<u64>,
-    /// How long a request waits for its first target while all of them are full, before it is answered 429
+    /// How long a request waits for its first target while all are full, before it is answered 429
     #[arg(long, value_name = "SECONDS")]
     pub queue_wait_seconds: Option<u64>,
-    /// Tokens of sequences that lost their target to be replayed a second, for each target of their model; 0: not limited
+    /// Tokens replayed per second, for each target of the model, for sequences that lost their target; 0:
+    /// unlimited
     #[arg(long, value_name = "N")]
     pub replay_tokens_per_second: Option<u32>,
-    /// A program that the console's page Pair may run, and its arguments, one flag for each (--pair-check=outrider --pair-check=check-pair
-    /// --pair-check=--json ..): it prints what `outrider check-pair --json` prints
+    /// Program that the console's page Pair may run, and its arguments, one flag for each
+    /// (--pair-check=outrider --pair-check=check-pair --pair-check=--json ..); it must print what `outrider
+    /// check-pair --json` prints
     #[arg(long, value_name = "ARG")]
     pub pair_check: Option<Vec<String>>,
-    /// Time per output token that outrider_wanted_target_workers, the gauge that autoscalers follow, keeps below; 0: the gauge follows KV alone
+    /// Time per output token that outrider_wanted_target_workers, the gauge for autoscalers, aims to stay
+    /// below; 0: the gauge follows KV alone
     #[arg(long, value_name = "MS")]
     pub scaling_tpot_ms: Option<u64>,
-    /// Share of the sequences that draft workers started with --shadow, and candidates of a rollout, are scored on, 0 to 1
+    /// Share of the sequences, 0 to 1, used to score draft workers started with --shadow and candidates of a
+    /// rollout
     #[arg(long, value_name = "SHARE")]
     pub shadow_share: Option<f64>,
-    /// A file that finished requests are appended to, prompt and answer, a line of JSON each, for distilling a draft: of API keys with
-    /// log_requests=true alone, or of everybody without --api-keys; never requests that say `store: false`
+    /// File to which finished requests are appended, prompt and answer, one line of JSON each, for distilling
+    /// a draft: only of API keys with log_requests=true, or of all clients without --api-keys; never requests
+    /// with `store: false`
     #[arg(long, value_name = "FILE")]
     pub request_log: Option<PathBuf>,
-    /// Most space that --request-log takes, in MiB: half of it is FILE, the other half what stood there before, in FILE.1
+    /// Maximum size of the request log, in MiB: half for FILE, half for the previous file, FILE.1
     #[arg(long, value_name = "MIB")]
     pub request_log_mib: Option<u64>,
-    /// Once told to stop: how long everybody is still served, while /health/ready says no and clients are asked to connect elsewhere
+    /// After a signal to stop: how long all clients are still served while /health/ready fails and clients
+    /// are asked to connect elsewhere
     #[arg(long, value_name = "SECONDS")]
     pub lame_duck_seconds: Option<u64>,
     #[command(flatten)]
@@ -148,7 +161,7 @@ pub struct Flags {
     pub process: ProcessFlags,
 }
 
-/// Raw settings.
+/// Raw settings of the router.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct RawRouter {
     http: SocketAddr,
@@ -174,9 +187,9 @@ pub struct RawRouter {
     lame_duck_seconds: u64,
     /// By task type: `[lanes."code"]`.
     lanes: BTreeMap<String, RawLane>,
-    /// By the name that clients use: `[models."name"]`.
+    /// By the name used by clients: `[models."name"]`.
     models: BTreeMap<String, ModelSettings>,
-    /// Priorities, by the name that a gateway gives an objective: `[objectives]`.
+    /// Priorities by the name of a gateway's objective: `[objectives]`.
     objectives: Objectives,
     #[serde(flatten)]
     listener: RawListener,
@@ -224,47 +237,47 @@ impl Default for RawRouter {
     }
 }
 
-/// Where requests are logged.
+/// Settings of the request log.
 #[derive(Debug, Clone)]
 pub struct LogFile {
     /// The file.
     pub path: PathBuf,
-    /// Most bytes of it and of the part before it.
+    /// Maximum size of the file and the previous one together, in bytes.
     pub bytes_max: u64,
 }
 
-/// Checked settings.
+/// Checked settings of the router.
 #[derive(Debug, Clone)]
 pub struct RouterConfig {
-    /// Where the HTTP API is served.
+    /// Address of the HTTP API.
     pub http: SocketAddr,
-    /// Where the gRPC API is served.
+    /// Address of the gRPC API.
     pub grpc: SocketAddr,
-    /// Where health, metrics and what the lanes think are served.
+    /// Address for operators: health, metrics and the state of the lanes.
     pub admin: SocketAddr,
-    /// How many connections, and how long each may be of no use.
+    /// Limits on connections and their timeouts.
     pub listener: ListenerConfig,
-    /// Who may ask; anyone, if absent.
+    /// File of API keys; without it anyone may send requests.
     pub api_keys: Option<PathBuf>,
-    /// How much may run at once.
+    /// Limits on concurrent requests.
     pub admission: AdmissionLimits,
-    /// Threads that tokenize.
+    /// Number of tokenizer threads.
     pub tokenize_threads: usize,
-    /// What is settled for models, by the name that clients use.
+    /// Aliases and defaults of models, by the name used by clients.
     pub models: BTreeMap<String, ModelSettings>,
     /// Priorities of a gateway's objectives.
     pub objectives: Objectives,
     /// Draft lengths, lanes and deadlines.
     pub scheduler: SchedulerConfig,
-    /// What the console's page *Pair* runs; nothing: it runs nothing.
+    /// Command of the console's page *Pair*; empty: none.
     pub pair_check: Vec<String>,
-    /// Where finished requests are logged, if they are.
+    /// Log of finished requests; `None` if disabled.
     pub request_log: Option<LogFile>,
-    /// What clients are shown, if TLS is spoken with them.
+    /// TLS settings for clients; `None`: plain text.
     pub tls: Option<ServerTls>,
-    /// Whom to trust at workers' `https://` addresses.
+    /// TLS settings for workers at `https://` addresses.
     pub worker_tls: Option<ClientTls>,
-    /// What every process has.
+    /// Settings common to all processes.
     pub process: ProcessConfig,
 }
 

@@ -1,15 +1,16 @@
-//! How many files and sockets this process may have open. Connections of clients get what the process itself does not need:
-//! without a reserve they could take the descriptors of health checks, workers, discovery and files.
+//! Limit on open files and sockets. Client connections get only what the process itself does not need:
+//! without a reserve they could use up the descriptors of health checks, workers, discovery and files.
 
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 
-/// Connections that an admin address serves beside all others.
+/// Maximum number of connections of an admin address, in addition to all others.
 pub const ADMIN_CONNECTIONS: usize = 64;
 
-/// Kept for workers, discovery, traces, files and the admin address, where there are enough.
+/// Reserve for workers, discovery, traces, files and the admin address, if the limit is large enough.
 const RESERVE: usize = 512;
 
-/// Raises the limit as far as this process may, and says what it is then. The soft limit is for programs that use `select`.
+/// Raises the soft limit to the hard limit and returns it. The low soft limit exists for programs that use
+/// `select`.
 pub fn raise_limit() -> usize {
     match getrlimit(Resource::RLIMIT_NOFILE) {
         Ok((soft, hard)) if soft < hard => {
@@ -23,13 +24,13 @@ pub fn raise_limit() -> usize {
     limit()
 }
 
-/// The limit that [`raise_limit`] reaches.
+/// The limit after [`raise_limit`].
 pub fn limit() -> usize {
-    // A system that does not tell has a limit of POSIX's least at worst.
+    // If the limit is unknown, assume POSIX's minimum.
     getrlimit(Resource::RLIMIT_NOFILE).map_or(20, |(_, hard)| usize::try_from(hard).unwrap_or(usize::MAX))
 }
 
-/// How many of `limit` are kept from clients' connections.
+/// Number of descriptors, out of `limit`, not available to client connections.
 pub fn reserved(limit: usize) -> usize {
     RESERVE.min(limit / 2)
 }

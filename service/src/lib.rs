@@ -1,11 +1,13 @@
-//! The process shell: what every Outrider binary needs around its own job, kept in one place so that the binaries
-//! do not drift apart.
+//! The process shell: what every Outrider binary needs besides its own job, in one place so that the binaries
+//! do not diverge.
 //!
-//! In the order in which a `main` meets them: [`config`] (file, then environment, then flags), [`telemetry`]
-//! (logs and traces), [`shutdown`] (the [`Lifetime`](shutdown::Lifetime) all tasks run under), [`metrics`],
-//! [`health`] (live, ready, draining), [`discovery`] (who serves, and where), [`accept`] (how connections are taken, within the process's [`descriptors`]) and [`process`] (all of it in order).
+//! In the order used by a `main`: [`config`] (file, then environment, then flags), [`telemetry`] (logs and
+//! traces), [`shutdown`] (the [`Lifetime`](shutdown::Lifetime) of all tasks), [`metrics`], [`health`] (live,
+//! ready, draining), [`discovery`] (workers and their addresses), [`accept`] (incoming connections, within
+//! the process's [`descriptors`]) and [`process`] (all of it in order).
 //!
-//! This crate must never know models, tokens or sequences: facts about a worker pass through it as opaque JSON.
+//! This crate must never know models, tokens or sequences: facts about a worker pass through it as opaque
+//! JSON.
 
 #![forbid(unsafe_code)]
 

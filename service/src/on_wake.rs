@@ -1,4 +1,4 @@
-//! [`OnWake`]: a future that rarely has news beside one that often has.
+//! [`OnWake`]: a future that is rarely ready, polled next to one that often is.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -7,14 +7,14 @@ use std::task::{Context, Poll, Wake, Waker};
 
 use futures::task::AtomicWaker;
 
-/// Polls its future only when that was woken itself, and not each time that the task around it is. What rarely happens (a timer, the end of
-/// the process) so costs nothing beside what often does.
+/// Polls its future only when that future itself was woken, not whenever the surrounding task is. So rare
+/// events (a timer, the end of the process) add no cost to frequent ones.
 #[derive(Debug)]
 pub struct OnWake<F> {
-    /// None once it was ready.
+    /// `None` once it was ready.
     future: Option<Pin<Box<F>>>,
     alarm: Arc<Alarm>,
-    /// The alarm, as the future knows it.
+    /// The alarm as a waker for the future.
     waker: Waker,
 }
 
@@ -22,7 +22,7 @@ pub struct OnWake<F> {
 struct Alarm {
     /// Whether the future is to be polled.
     rang: AtomicBool,
-    /// The task around it.
+    /// The surrounding task.
     task: AtomicWaker,
 }
 
@@ -38,7 +38,7 @@ impl Wake for Alarm {
 }
 
 impl<F: Future> OnWake<F> {
-    /// Of a future that was not polled yet.
+    /// Wraps a future that was not polled yet.
     pub fn new(future: F) -> Self {
         let alarm = Arc::new(Alarm { rang: AtomicBool::new(true), task: AtomicWaker::new() });
         let waker = Waker::from(Arc::clone(&alarm));
@@ -49,10 +49,10 @@ impl<F: Future> OnWake<F> {
 impl<F: Future> Future for OnWake<F> {
     type Output = F::Output;
 
-    /// Pending for ever once it was ready.
+    /// Stays pending after it was ready.
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<F::Output> {
         let Self { future, alarm, waker } = &mut *self;
-        // First of all: whoever rings after the look at the bell wakes this task.
+        // Register first: a wake-up after the check below then wakes this task.
         alarm.task.register(context.waker());
         if !alarm.rang.load(Ordering::Acquire) {
             return Poll::Pending;

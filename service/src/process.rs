@@ -1,7 +1,7 @@
-//! The life of a process, the same for every role: configuration is checked, telemetry is up, the role starts, a signal
-//! comes, work in flight drains, everything stops, the exit code tells.
+//! The life of a process, the same for every role: check the configuration, set up telemetry, start the role,
+//! wait for a signal, drain work in flight, stop everything, return the exit code.
 //!
-//! A role brings its own start ([`run`]'s `start`) and nothing else; it must never install a signal handler or exit.
+//! A role supplies only its start ([`run`]'s `start`); it must never install a signal handler or exit.
 
 use std::convert::Infallible;
 use std::num::NonZeroUsize;
@@ -19,49 +19,49 @@ use crate::shutdown::{Lifetime, termination_signal};
 use crate::telemetry::{self, LogFilter, LogFormat, TelemetryConfig};
 use crate::tls::ClientFiles;
 
-/// How long cancelled tasks may take to let go, after the drain.
+/// Time for cancelled tasks to end after the drain.
 const STOP_GRACE: Duration = Duration::from_secs(5);
 
-/// Flags that every process has.
+/// Flags common to all processes.
 #[derive(Debug, Clone, Default, clap::Args, Serialize)]
 #[command(next_help_heading = "Process")]
 pub struct ProcessFlags {
-    /// A TOML file with any of these settings, named as the flags with underscores
+    /// TOML file with any of these settings, named as the flags with underscores
     #[arg(long, value_name = "FILE")]
     #[serde(skip)]
     pub config: Option<PathBuf>,
-    /// Where workers are found: memory, static:FILE or etcd://HOST:PORT,HOST:PORT/PREFIX
+    /// Source of the list of workers: memory, static:FILE or etcd://HOST:PORT,HOST:PORT/PREFIX
     #[arg(long, value_name = "URI")]
     pub discovery: Option<String>,
-    /// The authority that signed etcd's certificate, PEM; with it etcd is reached over TLS only
+    /// CA certificate for etcd, PEM; with it etcd is reached over TLS only
     #[arg(long, value_name = "FILE")]
     pub discovery_ca: Option<PathBuf>,
-    /// A certificate to present to etcd (its --client-cert-auth), PEM
+    /// Client certificate for etcd (its --client-cert-auth), PEM
     #[arg(long, value_name = "FILE")]
     pub discovery_cert: Option<PathBuf>,
-    /// The private key of --discovery-cert, PEM
+    /// Private key of --discovery-cert, PEM
     #[arg(long, value_name = "FILE")]
     pub discovery_key: Option<PathBuf>,
-    /// The user name at etcd; the password is not a flag, because other users could see it: OUTRIDER_DISCOVERY_PASSWORD, or
-    /// `discovery_password` in the file
+    /// User name for etcd; the password is not a flag, because other users could see it: set
+    /// OUTRIDER_DISCOVERY_PASSWORD, or `discovery_password` in the file
     #[arg(long, value_name = "NAME")]
     pub discovery_user: Option<String>,
-    /// Which log lines are written, for example `info` or `warn,router=debug`
+    /// Log filter, for example `info` or `warn,router=debug`
     #[arg(long, value_name = "FILTER")]
     pub log: Option<String>,
-    /// The form of log lines
+    /// Format of log lines
     #[arg(long, value_enum)]
     pub log_format: Option<LogFormat>,
-    /// How long requests in flight may take to finish once the process is told to stop
+    /// How long requests in flight may take to finish after a signal to stop
     #[arg(long, value_name = "SECONDS")]
     pub grace_seconds: Option<u64>,
-    /// Stop when stdin closes: for a parent that must not leave processes behind
+    /// Stop when stdin closes, for a parent that must not leave processes behind
     #[arg(long)]
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub exit_on_stdin_close: bool,
 }
 
-/// The raw settings that every process has.
+/// Raw settings common to all processes.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct RawProcess {
     discovery: String,
@@ -93,25 +93,25 @@ impl Default for RawProcess {
     }
 }
 
-/// The checked settings that every process has.
+/// Checked settings common to all processes.
 #[derive(Debug, Clone)]
 pub struct ProcessConfig {
-    /// Where workers are found.
+    /// Source of the list of workers.
     pub discovery: Source,
-    /// Log lines.
+    /// Filter of log lines.
     pub log_filter: LogFilter,
-    /// Their form.
+    /// Format of log lines.
     pub log_format: LogFormat,
-    /// How long the process still serves everybody once it is told to stop, while it asks them to go elsewhere.
+    /// How long the process keeps serving after a signal to stop, while it asks clients to connect elsewhere.
     pub lame_duck: Duration,
-    /// How long a drain may take.
+    /// Maximum duration of a drain.
     pub grace: Duration,
-    /// Whether a closed stdin is a signal to stop.
+    /// Whether closing stdin stops the process.
     pub exit_on_stdin_close: bool,
 }
 
 impl RawProcess {
-    /// Checks everything.
+    /// Checks all settings.
     pub fn validate(&self, faults: &mut Faults) -> Option<ProcessConfig> {
         let discovery = self.source(faults);
         let log_filter = faults.parse("log", &self.log);
@@ -157,10 +157,11 @@ impl RawProcess {
     }
 }
 
-/// Runs a role until it is told to stop. `start` brings it up and returns; what it spawned runs under the lifetime.
+/// Runs a role until the process is told to stop. `start` starts the role and returns; its tasks run under
+/// the lifetime.
 ///
-/// The role keeps `own_threads` cores busy with threads of its own: the runtime has the others, and one at least. A thread more than there are
-/// cores for is woken in vain.
+/// The role keeps `own_threads` cores busy with its own threads. The runtime gets the other cores, and at
+/// least one: more runtime threads than cores only add wake-ups.
 pub fn run<F, S>(own_threads: usize, service_name: &str, config: &ProcessConfig, start: S) -> ExitCode
 where
     S: FnOnce(Lifetime, Health) -> F,
@@ -187,7 +188,7 @@ where
         guard.shut_down().await;
         code
     });
-    // Blocking threads that hang (stdin, a disk) must not keep a stopped process alive.
+    // Hung blocking threads (stdin, a disk) must not keep a stopped process alive.
     runtime.shutdown_background();
     code
 }
@@ -201,7 +202,7 @@ where
     let (lifetime, health) = (Lifetime::new(), Health::new());
     let code = tokio::select! {
         biased;
-        // A stop during the start ends it.
+        // A signal to stop during the start aborts it.
         () = told_to_stop(config.exit_on_stdin_close) => {
             tracing::info!(lame_duck = ?config.lame_duck, "stopping: requests in flight may finish");
             health.set_draining("the process was told to stop");
@@ -209,7 +210,7 @@ where
             tokio::time::sleep(config.lame_duck).await;
             ExitCode::SUCCESS
         }
-        // The last line of a process that failed is the reason.
+        // When the role fails, the reason is the last line of the log.
         code = up_and_running(start(lifetime.clone(), health.clone()), &health) => code,
     };
     health.set_draining("the process was told to stop");
@@ -218,7 +219,7 @@ where
     code
 }
 
-/// Ends only where the start failed, or where the role declared itself failed.
+/// Resolves only if the start fails or the role declares itself failed.
 async fn up_and_running(start: impl Future<Output = anyhow::Result<()>>, health: &Health) -> ExitCode {
     if let Err(error) = start.await {
         return fail(&error);
@@ -237,16 +238,16 @@ async fn told_to_stop(on_stdin_close: bool) {
         biased;
         // SIGINT and SIGTERM.
         _ = termination_signal() => {}
-        // The parent is gone.
+        // The parent has ended.
         () = stdin_closed(), if on_stdin_close => {}
     }
 }
 
-/// Resolves when stdin ends. The read blocks a thread of its own, which the end of the process takes along.
+/// Resolves when stdin is closed. The blocking read runs on its own thread, which ends with the process.
 pub async fn stdin_closed() {
     let (closed, seen) = tokio::sync::oneshot::channel::<Infallible>();
     let reader = move || {
-        // What is written there means nothing; only the end does.
+        // The input is ignored; only its end matters.
         if let Err(error) = std::io::copy(&mut std::io::stdin().lock(), &mut std::io::sink()) {
             tracing::warn!(%error, "stdin cannot be read, which counts as closed");
         }
@@ -258,10 +259,10 @@ pub async fn stdin_closed() {
     let Err(_) = seen.await;
 }
 
-/// One line that names what was wrong, for people and for whoever started the process.
+/// Writes the error as one line to stderr, for users and for the parent process.
 fn fail(error: &anyhow::Error) -> ExitCode {
     use std::io::Write as _;
-    // A closed stderr leaves nobody to tell; the exit code still does.
+    // If stderr is closed, the exit code still reports the failure.
     drop(writeln!(std::io::stderr(), "error: {error:#}"));
     ExitCode::FAILURE
 }
@@ -270,7 +271,7 @@ fn fail(error: &anyhow::Error) -> ExitCode {
 mod tests {
     use super::*;
 
-    /// Who one is at etcd by these settings, or what is wrong with them.
+    /// Returns the etcd user of these settings, or the fault.
     fn user(uri: &str, name: Option<&str>, password: Option<&str>) -> Result<Option<EtcdUser>, String> {
         let raw = RawProcess {
             discovery: uri.to_owned(),

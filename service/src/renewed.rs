@@ -1,8 +1,9 @@
-//! What is made of files, and made again once they changed: certificates that are renewed while a process runs.
+//! Values made from files, such as certificates that are renewed while a process runs.
 //!
-//! The files are looked at when what they make is asked for, once a second at most, so that nothing runs in the background
-//! and no handshake after that second gets the old certificate. Files that make nothing (a certificate whose key is not
-//! written yet, a file that is gone) are logged once, and what the last good ones made stays.
+//! The files are checked when the value is requested, at most once a second, so that nothing runs in the
+//! background and no handshake after that second uses the old certificate. If the files are invalid (a
+//! certificate whose key is not written yet, a missing file), the error is logged once and the last good
+//! value stays.
 
 use std::fmt;
 use std::hash::{BuildHasher as _, RandomState};
@@ -13,7 +14,7 @@ use std::time::{Duration, Instant};
 use crate::reread::LOOK_EVERY;
 use crate::tls::TlsError;
 
-/// A value that is made of files.
+/// A value made from files.
 pub(crate) struct Renewed<T> {
     paths: Vec<PathBuf>,
     make: Box<dyn Fn() -> Result<T, TlsError> + Send + Sync>,
@@ -24,13 +25,13 @@ pub(crate) struct Renewed<T> {
 
 struct Made<T> {
     value: T,
-    /// Hash of what the files held when they were last tried; private keys are not kept for comparing.
+    /// Hash of the files' contents when last tried; private keys are not kept for comparison.
     tried: u64,
     looked: Instant,
 }
 
 impl<T: Clone> Renewed<T> {
-    /// Makes the value for the first time, of the files at `paths`.
+    /// Makes the first value from the files at `paths`.
     pub(crate) fn new(
         paths: Vec<PathBuf>,
         make: impl Fn() -> Result<T, TlsError> + Send + Sync + 'static,
@@ -40,9 +41,9 @@ impl<T: Clone> Renewed<T> {
         Ok(Self { paths, make: Box::new(make), look_every: LOOK_EVERY, hasher, made: Mutex::new(made) })
     }
 
-    /// What the files make now.
+    /// Returns the current value.
     pub(crate) fn now(&self) -> T {
-        // Whoever panicked while it held the lock had not changed the value.
+        // A panic under the lock cannot have changed the value.
         let mut made = self.made.lock().unwrap_or_else(PoisonError::into_inner);
         if made.looked.elapsed() < self.look_every {
             return made.value.clone();
@@ -65,7 +66,7 @@ impl<T: Clone> Renewed<T> {
         made.value.clone()
     }
 
-    /// The same, looking at the files whenever it is asked.
+    /// Checks the files on every call.
     #[cfg(test)]
     pub(crate) fn looking_always(mut self) -> Self {
         self.look_every = Duration::ZERO;
@@ -73,7 +74,7 @@ impl<T: Clone> Renewed<T> {
     }
 }
 
-/// Hash of what the files hold; a file that cannot be read counts as its error.
+/// Hash of the files' contents; a file that cannot be read counts as its error.
 fn contents(paths: &[PathBuf], hasher: &RandomState) -> u64 {
     let read = |path: &PathBuf| std::fs::read(path).map_err(|error| error.to_string());
     hasher.hash_one(paths.iter().map(read).collect::<Vec<_>>())

@@ -1,8 +1,9 @@
-//! Files that are read again when they change: lists of workers, API keys, certificates.
+//! Files that are reread when they change, such as lists of workers and API keys.
 //!
-//! A file is looked at once in a while, and an edit counts once it stood still for one such pause, so that a
-//! half-written file is never taken for a shorter one. It is read and compared, for times of change are coarse, and
-//! what an orchestrator mounts changes by links. Only a hash of what was read is kept: such files hold secrets.
+//! A file is polled, and an edit is accepted once two polls in a row have read the same, so that a
+//! half-written file is not mistaken for a shorter one. The content is compared, because modification times
+//! are coarse and orchestrators replace mounted files through symlinks. Only a hash of the content is kept,
+//! because such files contain secrets.
 
 use std::hash::{BuildHasher as _, RandomState};
 use std::path::{Path, PathBuf};
@@ -10,10 +11,10 @@ use std::time::Duration;
 
 use tokio::time::{Interval, MissedTickBehavior};
 
-/// How often files are looked at.
+/// Polling interval of files.
 pub const LOOK_EVERY: Duration = Duration::from_secs(1);
 
-/// A file whose edits are waited for.
+/// A file that is watched for edits.
 #[derive(Debug)]
 pub struct RereadFile {
     path: PathBuf,
@@ -23,7 +24,7 @@ pub struct RereadFile {
 }
 
 impl RereadFile {
-    /// A file that was read already, as `first`.
+    /// A file that was already read, with the content `first`.
     pub fn new(path: PathBuf, first: &str, look_every: Duration) -> Self {
         let hasher = RandomState::new();
         let reads = Reads { taken: Ok(hasher.hash_one(first)), candidate: None };
@@ -32,12 +33,12 @@ impl RereadFile {
         Self { path, hasher, reads, looks }
     }
 
-    /// The file.
+    /// Path of the file.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Waits for the next edit that stands still: what the file holds, or why it cannot be read.
+    /// Waits for the next stable edit; returns the content, or why the file cannot be read.
     ///
     /// Cancel safety: safe.
     pub async fn edited(&mut self) -> Result<String, String> {
@@ -52,10 +53,10 @@ impl RereadFile {
     }
 }
 
-/// What reading gave: the hash of the file's text, or why it could not be read.
+/// Result of a read: the hash of the text, or the error.
 type Read = Result<u64, String>;
 
-/// Tells edits that stand still from files that are being written.
+/// Distinguishes stable edits from files that are still being written.
 #[derive(Debug)]
 struct Reads {
     taken: Read,
@@ -63,7 +64,7 @@ struct Reads {
 }
 
 impl Reads {
-    /// Whether `now` is to be taken: it differs from the last taken and was read twice in a row.
+    /// Whether to accept `now`: it differs from the last accepted read and was read twice in a row.
     fn settle(&mut self, now: Read) -> bool {
         if now == self.taken {
             self.candidate = None;

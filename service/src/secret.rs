@@ -1,4 +1,4 @@
-//! A setting that must never be shown: not in a log line, not in what `{:?}` prints.
+//! A setting that must never be shown, neither in logs nor by `{:?}`.
 
 use std::fmt;
 
@@ -10,12 +10,12 @@ use serde::{Deserialize, Serialize};
 pub struct Secret(String);
 
 impl Secret {
-    /// Keeps `text` from being shown.
+    /// Wraps `text`.
     pub fn new(text: impl Into<String>) -> Self {
         Self(text.into())
     }
 
-    /// The text, for whoever has to send it.
+    /// Returns the text, for sending it.
     pub fn expose(&self) -> &str {
         &self.0
     }

@@ -1,17 +1,17 @@
-//! TOML files that people edit: a fault in one is told with its line, on one line.
+//! TOML files edited by hand: a fault is reported with its line number, on a single line.
 //!
-//! Shared by the configuration file and the static list of workers. Parses text; it never opens a file.
+//! Used by the configuration file and the static list of workers. Parses text; never opens a file.
 
 use std::fmt;
 
 use serde::de::DeserializeOwned;
 
-/// What is wrong in a TOML text, and where.
+/// A fault in a TOML text, with its location.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TomlFault {
-    /// The line, counted from 1.
+    /// Line number, from 1.
     pub line: usize,
-    /// What is wrong there.
+    /// What is wrong.
     pub message: String,
 }
 
@@ -23,7 +23,7 @@ pub(crate) fn parse<T: DeserializeOwned>(text: &str) -> Result<T, TomlFault> {
     })
 }
 
-/// The line, counted from 1, that byte `offset` of `text` stands in.
+/// Line number, from 1, of byte `offset` in `text`.
 pub(crate) fn line_of(text: &str, offset: usize) -> usize {
     1 + text.bytes().take(offset).filter(|byte| *byte == b'\n').count()
 }

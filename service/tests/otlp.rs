@@ -1,6 +1,6 @@
-//! An exported span, from the standard variables to a collector that receives it over the wire.
+//! An exported span, from the standard variables to a collector that receives it over the network.
 //!
-//! Variables are given to a process at its start, so the test starts itself a second time with them set; that second
+//! Variables are passed to a process at its start, so the test runs itself again with them set; that second
 //! process records a span and ends as a server does.
 
 #![forbid(unsafe_code)]
@@ -40,10 +40,10 @@ const ENDPOINT: &str = "OTEL_EXPORTER_OTLP_ENDPOINT";
 const TRACE: &str = "4bf92f3577b34da6a3ce929d0e0e4736";
 const PARENT: &str = "00f067aa0ba902b7";
 
-/// How long the collector waits for a span; only a failing test waits this long.
+/// Timeout of the collector; only a failing test waits this long.
 const AMPLE: Duration = Duration::from_secs(20);
 
-/// A collector that hands on what it is sent.
+/// A collector that forwards what it receives.
 struct Collector(mpsc::Sender<ResourceSpans>);
 
 #[tonic::async_trait]
@@ -59,7 +59,7 @@ impl TraceService for Collector {
     }
 }
 
-/// Starts a collector; gives its URL and what it receives.
+/// Starts a collector; returns its URL and what it receives.
 async fn collector(lifetime: &Lifetime) -> (String, mpsc::Receiver<ResourceSpans>) {
     let (address, received) = collector_of(lifetime, Server::builder()).await;
     (format!("http://{address}"), received)
@@ -77,7 +77,7 @@ async fn collector_of(
     (address, received)
 }
 
-/// Runs this test again as a process of its own, with these `OTEL_*` variables and no others.
+/// Runs this test again as a separate process, with these `OTEL_*` variables and no others.
 async fn run_again(test: &str, variables: &[(&str, &str)]) -> std::process::Output {
     let mut command = Command::new(std::env::current_exe().unwrap());
     for (name, _) in std::env::vars_os().filter(|(name, _)| name.to_string_lossy().starts_with("OTEL_")) {
@@ -98,7 +98,7 @@ fn config() -> TelemetryConfig {
     TelemetryConfig { service_name: "outrider-test".to_owned(), log_format: LogFormat::Text, log_filter }
 }
 
-/// What the second process does: one request with a caller's context, one piece of work inside it.
+/// Body of the second process: one request with a caller's context, containing one piece of work.
 async fn record_a_span() {
     let guard = telemetry::init(&config()).unwrap();
     let request = tracing::info_span!("request", lane = 7);
@@ -150,7 +150,7 @@ async fn a_span_reaches_the_collector_under_its_callers_trace() {
     );
 }
 
-/// A collector that speaks HTTP/1.1, with TLS or without; gives its URL's authority and what it receives.
+/// Starts a collector for HTTP/1.1, with or without TLS; returns its address and what it receives.
 async fn http_collector(
     lifetime: &Lifetime,
     tls: Option<ServerTls>,
@@ -212,7 +212,7 @@ async fn the_environment_names_the_service_and_may_sample_nothing() {
     let test = "the_environment_names_the_service_and_may_sample_nothing";
     run_again(test, &[(ENDPOINT, &url), ("OTEL_TRACES_SAMPLER", "always_off")]).await;
     run_again(test, &[(ENDPOINT, &url), ("OTEL_SERVICE_NAME", "named-outside")]).await;
-    // The process that sampled nothing came first and sent nothing.
+    // The process that sampled nothing ran first and sent nothing.
     let spans = tokio::time::timeout(AMPLE, received.recv()).await.expect("a batch of spans").unwrap();
     assert_eq!(attribute(&spans, "service.name"), "named-outside");
     assert!(received.try_recv().is_err());
@@ -237,7 +237,7 @@ async fn a_collector_at_https_is_trusted_for_the_certificate_that_the_environmen
     let test = "a_collector_at_https_is_trusted_for_the_certificate_that_the_environment_names";
     run_again(test, &[(ENDPOINT, &url), ("OTEL_SERVICE_NAME", "trusts-the-systems-authorities")]).await;
     run_again(test, &[(ENDPOINT, &url), trusting, ("OTEL_SERVICE_NAME", "trusts-this-one")]).await;
-    // The process that did not trust the collector came first and sent nothing.
+    // The process that did not trust the collector ran first and sent nothing.
     let spans = tokio::time::timeout(AMPLE, received.recv()).await.expect("a batch of spans").unwrap();
     assert_eq!(attribute(&spans, "service.name"), "trusts-this-one");
     assert!(received.try_recv().is_err());
@@ -248,7 +248,7 @@ async fn a_collector_that_is_away_delays_the_end_by_the_flush_timeout_at_most() 
     if env_var(RUN_AGAIN).is_some() {
         return record_a_span().await;
     }
-    // Nobody listens on a port that was just given back.
+    // Nothing listens on a port that was just released.
     let url = format!("http://{}", TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap());
     let started = std::time::Instant::now();
     let test = "a_collector_that_is_away_delays_the_end_by_the_flush_timeout_at_most";

@@ -1,6 +1,6 @@
-//! The life of a process from outside: what ends it, what it tells, and the code it ends with.
+//! The life of a process, tested from outside: what ends it, what it logs, and its exit code.
 //!
-//! A process cannot be run inside a test, so each test starts itself a second time; the second process plays a role.
+//! A process cannot run inside a test, so each test runs itself again; the second process plays a role.
 
 #![forbid(unsafe_code)]
 #![expect(
@@ -24,10 +24,10 @@ use tokio::process::{Child, ChildStderr, ChildStdin, Command};
 /// Set in the second process.
 const RUN_AGAIN: &str = "OUTRIDER_TEST_RUN_AGAIN";
 
-/// How long a test waits for what must happen; only a failing test waits this long.
+/// Timeout of expected events; only a failing test waits this long.
 const AMPLE: Duration = Duration::from_secs(20);
 
-/// A second process, followed by what it tells on stderr.
+/// A second process, with the lines it writes to stderr.
 struct Role {
     child: Child,
     told: Lines<BufReader<ChildStderr>>,
@@ -49,7 +49,7 @@ impl Role {
         Self { stdin: child.stdin.take(), child, told }
     }
 
-    /// Reads on until a line with this text.
+    /// Reads until a line contains this text.
     async fn tells(&mut self, expected: &str) {
         let mut before = Vec::new();
         let line = async {
@@ -76,7 +76,7 @@ fn config(exit_on_stdin_close: bool) -> ProcessConfig {
     config
 }
 
-/// Plays a role in the second process and tells how it ended.
+/// Plays a role in the second process and writes how it ended.
 fn play<F>(exit_on_stdin_close: bool, start: impl FnOnce(Lifetime, Health) -> F)
 where
     F: Future<Output = anyhow::Result<()>>,
@@ -86,7 +86,7 @@ where
     eprintln!("ended with {word}");
 }
 
-/// A role that serves one request, which ends only once the drain began.
+/// A role that serves one request, which ends only after the drain has begun.
 async fn serve_one_request(lifetime: Lifetime, health: Health) -> anyhow::Result<()> {
     health.set_ready();
     let (draining, request) = (lifetime.draining(), lifetime.work("request"));
@@ -152,7 +152,7 @@ async fn a_role_that_failed_for_good_ends() {
     role.tells("ended with failure").await;
 }
 
-/// `run` brings a runtime of its own, which must not start inside another.
+/// `run` creates a runtime, which must not start inside another.
 async fn off_the_runtime(play: impl FnOnce() + Send + 'static) {
     tokio::task::spawn_blocking(play).await.unwrap();
 }

@@ -1,4 +1,4 @@
-//! Settings of a process's listeners: how many connections, and how long each may be of no use.
+//! Settings of a process's listeners: limits on connections, and timeouts.
 
 use std::time::Duration;
 
@@ -7,29 +7,31 @@ use serde::{Deserialize, Serialize};
 use crate::config::Faults;
 use crate::descriptors;
 
-/// More connections than this are served only where it is asked for: each costs some ten thousand bytes.
+/// Default limit on connections; each costs about ten kilobytes.
 const USUAL_CONNECTIONS_MAX: usize = 16_384;
 
-/// How long a request's body may take to arrive.
+/// Timeout for a request's body to arrive.
 const BODY_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// How often an HTTP/2 peer is asked whether it is there, and how long it may take to say so.
+/// Interval of HTTP/2 pings, and timeout for the reply.
 const KEEP_ALIVE: Duration = Duration::from_secs(20);
 
-/// No timeout is longer.
+/// Maximum value of a timeout.
 const SECONDS_MAX: u64 = 86_400;
 
-/// Flags of a process that listens.
+/// Flags of a process with listeners.
 #[derive(Debug, Clone, Default, clap::Args, Serialize)]
 #[command(next_help_heading = "Connections")]
 pub struct ListenerFlags {
-    /// Connections that are served at once, without those of --admin [default: what the limit of open files leaves, at most 16384]
+    /// Maximum number of open connections, not counting --admin [default: what the limit of open files
+    /// allows, at most 16384]
     #[arg(long, value_name = "N")]
     pub max_connections: Option<usize>,
-    /// Connections of one address, or of one IPv6 network of 64 bits, that are served at once [default: half of --max-connections]
+    /// Maximum number of open connections from one address, or one IPv6 /64 network [default: half of
+    /// --max-connections]
     #[arg(long, value_name = "N")]
     pub max_connections_per_address: Option<usize>,
-    /// Longest time from a new connection to the head of its first request, the TLS handshake included
+    /// Longest time from a new connection to the head of its first request, including the TLS handshake
     #[arg(long, value_name = "SECONDS")]
     pub header_timeout_seconds: Option<u64>,
     /// How long a connection without requests is kept open
@@ -40,7 +42,7 @@ pub struct ListenerFlags {
     pub write_timeout_seconds: Option<u64>,
 }
 
-/// The raw settings of the same.
+/// Raw settings of the listeners.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct RawListener {
     max_connections: Option<usize>,
@@ -62,34 +64,34 @@ impl Default for RawListener {
     }
 }
 
-/// The checked settings of the same.
+/// Checked settings of the listeners.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ListenerConfig {
-    /// Connections at once.
+    /// Maximum number of open connections.
     pub max_connections: usize,
-    /// Connections of one peer at once.
+    /// Maximum number of open connections from one peer.
     pub max_connections_per_address: usize,
-    /// How long a connection may be of no use.
+    /// Timeouts of a connection.
     pub timeouts: Timeouts,
 }
 
-/// How long a connection may be of no use.
+/// Timeouts of a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Timeouts {
-    /// Until the first request's head.
+    /// Until the head of the first request.
     pub header: Duration,
-    /// Until a request's body is complete, where the answer waits for it.
+    /// Until a request's body is complete, if the answer depends on it.
     pub body: Duration,
-    /// Without a request.
+    /// Without requests.
     pub idle: Duration,
-    /// Without reading an answer.
+    /// Without reading the answer.
     pub write: Duration,
-    /// Between two questions whether an HTTP/2 peer is there.
+    /// Interval and timeout of HTTP/2 pings.
     pub keep_alive: Duration,
 }
 
 impl RawListener {
-    /// Checks everything.
+    /// Checks all settings.
     pub fn validate(&self, faults: &mut Faults) -> ListenerConfig {
         let open_files = descriptors::limit();
         let most = open_files.saturating_sub(descriptors::reserved(open_files)).max(1);
@@ -122,7 +124,7 @@ impl RawListener {
 }
 
 impl ListenerConfig {
-    /// For an address where few operators and probes ask: few connections, which others cannot take away.
+    /// Settings for the operators' address: a few connections that clients cannot use up.
     pub fn for_admin(&self) -> Self {
         let most = descriptors::ADMIN_CONNECTIONS;
         Self { max_connections: most, max_connections_per_address: most, ..*self }

@@ -1,8 +1,9 @@
-//! One connection, from its first byte to its end: HTTP/1 and HTTP/2 by the same rules.
+//! One connection, from its first byte to its end, with the same rules for HTTP/1 and HTTP/2.
 //!
-//! A peer may keep a connection while it uses it. Without a whole request head within the header timeout, without a
-//! request for the idle timeout, or with an answer that it does not read for the write timeout, it loses the
-//! connection (of HTTP/2: that answer). A process that leaves asks its peers to go elsewhere, and waits for their answers.
+//! A connection is closed when no complete request head arrives within the header timeout, when there is no
+//! request for the idle timeout, or when a response is not read for the write timeout (HTTP/2: only that
+//! response is ended). A process that leaves asks its peers to connect elsewhere, and waits for responses in
+//! flight.
 
 use std::convert::Infallible;
 use std::error::Error;
@@ -28,22 +29,22 @@ use super::write_timeout::WriteTimeout;
 use crate::on_wake::OnWake;
 use crate::shutdown::Lifetime;
 
-/// What an HTTP/1 connection buffers in each direction at most; a request's head is no longer.
+/// Maximum buffer of an HTTP/1 connection in each direction; also limits a request's head.
 const HTTP1_BUFFER_BYTES: usize = 64 << 10;
 
-/// What an HTTP/2 stream buffers of an answer that its client has no window for.
+/// Send buffer of an HTTP/2 stream, for data beyond the client's window.
 const HTTP2_SEND_BUFFER_BYTES: usize = 64 << 10;
 
-/// A connection without requests on which so much is written in an idle timeout still delivers an answer.
+/// An idle connection on which this many bytes are written per idle timeout is still delivering a response.
 const DELIVERING_BYTES: u64 = 64 << 10;
 
-/// How long a connection that was told to end may take.
+/// Time for a connection to end after it was told to.
 const CLOSE_GRACE: Duration = Duration::from_secs(3);
 
-/// What is spoken at a listener.
+/// Protocol of a listener.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Protocol {
-    /// HTTP/1 or HTTP/2, as the client likes.
+    /// HTTP/1 or HTTP/2, chosen by the client.
     Http,
     /// gRPC: HTTP/2 only.
     Grpc,
@@ -52,11 +53,11 @@ pub(super) enum Protocol {
 /// Why a connection ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Ending {
-    /// The peer closed it, or broke the protocol, or the last answer was the last one.
+    /// Closed by the peer, protocol error, or closed after the last response.
     Finished,
-    /// No request head came in time.
+    /// No request head arrived in time.
     HeaderTimeout,
-    /// No request came for too long.
+    /// No request arrived for too long.
     IdleTimeout,
     /// The peer did not read.
     WriteTimeout,
@@ -65,7 +66,7 @@ pub(super) enum Ending {
 }
 
 impl Ending {
-    /// The word used in metrics.
+    /// Name in metrics.
     pub(super) fn as_str(self) -> &'static str {
         match self {
             Self::Finished => "finished",
@@ -77,7 +78,7 @@ impl Ending {
     }
 }
 
-/// What every connection of a listener is served with.
+/// What a listener's connections share.
 #[derive(Clone)]
 pub(super) struct Serving {
     pub(super) protocol: Protocol,
@@ -86,7 +87,7 @@ pub(super) struct Serving {
     pub(super) lifetime: Lifetime,
 }
 
-/// Serves a connection to its end.
+/// Serves a connection until it ends.
 pub(super) async fn serve<I>(io: I, serving: Serving) -> Ending
 where
     I: AsyncRead + AsyncWrite + Unpin + Send + 'static,
@@ -107,7 +108,7 @@ where
         let event = OnWake::new(watch.next_event(serving.lifetime.clone()));
         tokio::select! {
             biased;
-            // First of all: what the peer has read or sent counts before any clock is looked at.
+            // First: data read or sent by the peer counts before any timeout is checked.
             ended = connection.as_mut() => return watch.ending_of(ended),
             event = event => watch.note(event),
         }
@@ -121,7 +122,8 @@ where
 
 fn builder(protocol: Protocol, timeouts: Timeouts) -> Builder<TokioExecutor> {
     let mut builder = Builder::new(TokioExecutor::new());
-    // No timer: the header timeout is ours, for both protocols and before it is known which one it is.
+    // No timer: this module implements the header timeout, for both protocols and before the protocol is
+    // known.
     builder.http1().max_buf_size(HTTP1_BUFFER_BYTES);
     builder
         .http2()
@@ -154,38 +156,38 @@ async fn answer(
     Ok(Response::from_parts(head, body))
 }
 
-/// What happens beside the connection's own reading and writing.
+/// Events besides the connection's own I/O.
 #[derive(Debug, Clone, Copy)]
 enum Event {
-    /// Requests came or went, an answer is to be cut, or a clock ran out.
+    /// The requests changed, a response is to be cut, or a timeout may have expired.
     Look,
     Leaving,
     Draining,
     Cancelled,
 }
 
-/// What is to be done with a connection.
+/// What to do with a connection.
 #[derive(Debug, PartialEq, Eq)]
 enum Verdict {
     GoOn,
-    /// Take no further requests and end after those in flight.
+    /// Accept no further requests and end after those in flight.
     Close,
     End(Ending),
 }
 
-/// The clocks of a connection, and how far its end is.
+/// Timeouts and shutdown state of a connection.
 struct Watch {
     state: Arc<ConnectionState>,
     timeouts: Timeouts,
     opened: Instant,
-    /// Written bytes and time when the peer was last seen to be idle and yet to read.
+    /// Bytes written, and the time, when an idle peer was last seen to be still receiving.
     delivering: (u64, Instant),
     leaving: bool,
     draining: bool,
     stopped: bool,
-    /// It was told to close.
+    /// The connection was told to close.
     closing: bool,
-    /// It ends now, whatever is in flight, and this is why.
+    /// When the connection ends regardless of requests in flight, and why.
     end_at: Option<(Instant, Ending)>,
 }
 
@@ -205,7 +207,7 @@ impl Watch {
         }
     }
 
-    /// What happens next. Cancel safety: safe.
+    /// Returns the next event. Cancel safety: safe.
     fn next_event(&self, lifetime: Lifetime) -> impl Future<Output = Event> + use<> {
         let wake = Arc::clone(&self.state.wake);
         let (leaving, draining, stopped) = (self.leaving, self.draining, self.stopped);
@@ -234,7 +236,7 @@ impl Watch {
         }
     }
 
-    /// When to look again at the latest.
+    /// Latest time of the next check.
     fn next_look(&self, now: Instant) -> Instant {
         if let Some((at, _)) = self.end_at {
             return at;
@@ -277,7 +279,7 @@ impl Watch {
             }
             _ => {}
         }
-        // Who has not sent its first request yet is answered first.
+        // Before the first request has been answered, the peer is not told to close.
         let may_close = self.state.traffic().any_begun || self.stopped;
         let told_to = self.draining || self.stopped || (self.leaving && !self.state.is_http1());
         if may_close && told_to { self.close() } else { Verdict::GoOn }
@@ -287,7 +289,7 @@ impl Watch {
         if std::mem::replace(&mut self.closing, true) { Verdict::GoOn } else { Verdict::Close }
     }
 
-    /// Whether the last answer of an idle connection is still on its way.
+    /// Whether the last response of an idle connection is still being delivered.
     fn is_delivering(&mut self, now: Instant) -> bool {
         let written = self.state.written.load(Ordering::Relaxed);
         let delivers = written - self.delivering.0 >= DELIVERING_BYTES;
@@ -341,7 +343,7 @@ mod tests {
         Instant::now() + Duration::from_secs(seconds)
     }
 
-    /// A body that says something and then waits.
+    /// A body that yields one chunk and then stays pending.
     fn talking() -> Body {
         let first = stream::once(async { Ok::<_, Infallible>(Bytes::from_static(b"text")) });
         Body::from_stream(futures::StreamExt::chain(first, stream::pending()))

@@ -1,4 +1,4 @@
-//! How many connections a process serves at once, over all of its listeners that share this, and how many of one peer.
+//! Limits on open connections, in total over the listeners that share a [`Connections`], and per peer.
 
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv6Addr};
@@ -8,7 +8,7 @@ use super::config::{ListenerConfig, Timeouts};
 use super::metrics::ConnectionMetrics;
 use crate::metrics::Metrics;
 
-/// The connections of one process. Clones share them.
+/// Open connections of a process. Clones share them.
 #[derive(Clone, Debug)]
 pub struct Connections {
     config: ListenerConfig,
@@ -22,7 +22,7 @@ struct Open {
     by_peer: HashMap<IpAddr, usize>,
 }
 
-/// Why a connection was turned away.
+/// The limit that refused a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Full {
     Process,
@@ -30,7 +30,7 @@ pub(super) enum Full {
 }
 
 impl Full {
-    /// The word used in metrics.
+    /// Name in metrics.
     pub(super) fn as_str(self) -> &'static str {
         match self {
             Self::Process => "max_connections",
@@ -40,12 +40,12 @@ impl Full {
 }
 
 impl Connections {
-    /// None yet; counted in `metrics`, once a process.
+    /// Creates an empty set, counted in `metrics`. Call once per process.
     pub fn new(config: ListenerConfig, metrics: &Metrics) -> Self {
         Self { config, metrics: ConnectionMetrics::register(metrics), open: Arc::default() }
     }
 
-    /// Those of an admin address of the same process, which others cannot take away.
+    /// A separate set for the admin address of the same process, so that clients cannot use it up.
     pub fn for_admin(&self) -> Self {
         Self { config: self.config.for_admin(), metrics: self.metrics.clone(), open: Arc::default() }
     }
@@ -54,7 +54,7 @@ impl Connections {
         self.config.timeouts
     }
 
-    /// A place for a connection from this address.
+    /// Reserves a place for a connection from this address.
     pub(super) fn admit(&self, address: IpAddr) -> Result<Place, Full> {
         let peer = peer_of(address);
         let mut open = self.open();
@@ -71,12 +71,12 @@ impl Connections {
     }
 
     fn open(&self) -> MutexGuard<'_, Open> {
-        // Nothing that can panic happens while it is held.
+        // Nothing panics while the lock is held.
         self.open.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// A connection's place; given back on drop.
+/// A connection's place; released on drop.
 #[derive(Debug)]
 pub(super) struct Place {
     peer: IpAddr,
@@ -96,7 +96,7 @@ impl Drop for Place {
     }
 }
 
-/// Who stands behind an address: one machine has a whole IPv6 network of 64 bits.
+/// Groups addresses by peer: a single host usually has a whole IPv6 /64 network.
 fn peer_of(address: IpAddr) -> IpAddr {
     match address.to_canonical() {
         IpAddr::V6(v6) => IpAddr::V6(Ipv6Addr::from(u128::from(v6) >> 64 << 64)),

@@ -1,4 +1,4 @@
-//! What is counted of connections.
+//! Metrics of connections.
 
 use prometheus_client::encoding::EncodeLabelSet;
 
@@ -21,14 +21,14 @@ struct ReasonLabels {
     reason: &'static str,
 }
 
-/// The metrics of all listeners of a process.
+/// Metrics of all listeners of a process.
 #[derive(Clone, Debug)]
 pub(super) struct ConnectionMetrics {
     open: Family<ListenerLabels, Gauge>,
     closed: Family<ReasonLabels, Counter>,
 }
 
-/// Counts a connection as open until it is dropped.
+/// Counts a connection as open until dropped.
 #[derive(Debug)]
 pub(super) struct OpenConnection(Gauge);
 

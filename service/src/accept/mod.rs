@@ -1,7 +1,7 @@
-//! Listeners: a bound port, and how connections through it are taken. Every port of every process is served here, so that
-//! the same holds everywhere: TLS where it was asked for, limits on the number of connections (`limits`) and on how long
-//! each may be of no use (`connection`), sockets that send at once and notice a peer that is gone (`socket`), and a rest
-//! where the system has no more descriptors.
+//! Listeners: bound ports and the connections they accept. All ports of all processes are served here, so
+//! that the same rules apply everywhere: TLS if configured, limits on the number of connections (`limits`),
+//! timeouts (`connection`), sockets that send without delay and detect dead peers (`socket`), and a pause
+//! when the process runs out of file descriptors.
 
 mod config;
 mod connection;
@@ -33,10 +33,10 @@ use self::spare::Spare;
 use crate::shutdown::Lifetime;
 use crate::tls::ServerTls;
 
-/// How long a listener rests after a connection could not be accepted.
+/// Pause after a failed accept.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(200);
 
-/// A port that is bound and not yet served.
+/// A bound port that is not served yet.
 #[derive(Debug)]
 pub struct Listener {
     socket: TcpListener,
@@ -46,22 +46,23 @@ pub struct Listener {
 }
 
 impl Listener {
-    /// Plain, or with TLS; its connections count among `connections`.
+    /// Creates a listener, plain or with TLS, whose connections count towards `connections`.
     pub fn new(socket: TcpListener, tls: Option<ServerTls>, connections: &Connections) -> Self {
         Self { socket, tls, connections: connections.clone(), spare: None }
     }
 
-    /// Takes one connection at a time even where the process has no descriptor left.
+    /// Reserves a descriptor, so that one connection at a time is accepted even when the process has none
+    /// left.
     pub fn with_spare_descriptor(self) -> Self {
         Self { spare: Some(Spare::take()), ..self }
     }
 
-    /// Serves HTTP/1 and HTTP/2 until the lifetime is cancelled, as its task `name`.
+    /// Serves HTTP/1 and HTTP/2 until the lifetime is cancelled, in a task called `name`.
     pub fn serve_http(self, name: &'static str, app: axum::Router, lifetime: &Lifetime) -> JoinHandle<()> {
         self.spawn(name, (Protocol::Http, app), lifetime)
     }
 
-    /// Serves gRPC until the lifetime is cancelled, as its task `name`.
+    /// Serves gRPC until the lifetime is cancelled, in a task called `name`.
     pub fn serve_grpc(self, name: &'static str, services: Routes, lifetime: &Lifetime) -> JoinHandle<()> {
         self.spawn(name, (Protocol::Grpc, services.into_axum_router()), lifetime)
     }
@@ -94,12 +95,12 @@ impl Listener {
                         tracing::warn!(listener = name, limit = full.as_str(), %peer, "too many connections: one was turned away");
                     }
                 },
-                // The peer was gone before it was accepted.
+                // The peer disconnected before the accept.
                 Err(error) if is_of_connection(&error) => {}
                 Err(error) => {
                     self.connections.metrics.closed(name, "accept_error");
                     tracing::error!(listener = name, %error, "cannot accept a connection");
-                    // Most likely out of file descriptors: asking again at once would only spin.
+                    // Most likely out of file descriptors: retrying at once would busy-loop.
                     if !self.spare.as_ref().is_some_and(Spare::give_up) {
                         tokio::time::sleep(ACCEPT_PAUSE).await;
                     }
@@ -132,7 +133,7 @@ impl Listener {
     }
 }
 
-/// Shakes hands first; says why the connection ended.
+/// Performs the TLS handshake, then serves the connection; returns why it ended.
 async fn serve_tls(connection: TcpStream, tls: &ServerTls, serving: Serving) -> &'static str {
     let shaken = tokio::select! {
         biased;

@@ -1,5 +1,5 @@
-//! A request's body with a limit on how long it may take to arrive, until the answer begins. A stream in both directions
-//! answers at once and has no limit.
+//! A request body with a timeout that applies until the response begins. A bidirectional stream responds at
+//! once and has no limit.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -13,12 +13,12 @@ use tokio::time::{Sleep, sleep};
 
 use super::response::Slot;
 
-/// The body that a handler reads.
+/// The body as read by a handler.
 pub(super) struct RequestBody {
     body: Incoming,
     answer: Arc<Slot>,
     timeout: Duration,
-    /// Set when the body was first waited for.
+    /// Started when the handler first waits for data.
     timer: Option<Pin<Box<Sleep>>>,
 }
 

@@ -1,5 +1,5 @@
-//! A response's body that can be taken away from the connection that writes it. An HTTP server asks a body for more only
-//! while the client reads: what a body holds must be given back where it does not.
+//! A response body that can be taken away from the connection that writes it. An HTTP server polls a body
+//! only while the client reads, so the resources of an unread body have to be released from outside.
 
 use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -13,24 +13,26 @@ use tokio::time::Instant;
 
 use super::state::InFlight;
 
-/// One response, seen from the handler that makes it: in the request's extensions. Clones are handles to the same.
+/// Handle to a response for its handler, stored in the request's extensions. Clones are handles to the same
+/// response.
 #[derive(Clone, Debug)]
 pub struct ResponseHandle(pub(super) Arc<Slot>);
 
 impl ResponseHandle {
-    /// Ends the response although its client reads nothing: the body is dropped soon, and a connection of HTTP/1 is closed.
+    /// Ends the response even though its client does not read: the body is dropped soon, and an HTTP/1
+    /// connection is closed.
     pub fn cut(&self) {
         self.0.is_cut.store(true, Ordering::Release);
         self.0.wake.notify_one();
     }
 
-    /// Whether the response was ended before its body did.
+    /// Whether the response was cut before its body ended.
     pub fn was_cut(&self) -> bool {
         self.0.is_cut.load(Ordering::Acquire)
     }
 }
 
-/// Where a response's body is kept.
+/// Holds a response's body.
 #[derive(Debug)]
 pub(super) struct Slot {
     content: Mutex<Content>,
@@ -44,12 +46,12 @@ pub(super) struct Slot {
 struct Content {
     body: Option<Body>,
     in_flight: Option<InFlight>,
-    /// Since when the connection has a frame and asks for no other.
+    /// Time of the last frame, if the connection has not polled for another one.
     unread_since: Option<Instant>,
 }
 
 impl Slot {
-    /// For a response that is still to be made.
+    /// Creates the slot of a response that does not exist yet.
     pub(super) fn new(wake: Arc<Notify>) -> Self {
         let content = Content { body: None, in_flight: None, unread_since: None };
         Self {
@@ -60,7 +62,7 @@ impl Slot {
         }
     }
 
-    /// Whether the response's head is made.
+    /// Whether the response's head exists.
     pub(super) fn is_started(&self) -> bool {
         self.is_started.load(Ordering::Acquire)
     }
@@ -69,12 +71,12 @@ impl Slot {
         self.is_cut.load(Ordering::Acquire)
     }
 
-    /// Whether nothing was read of it since `then`.
+    /// Whether nothing was read since `then`.
     pub(super) fn is_unread_since(&self, then: Instant) -> bool {
         self.content().unread_since.is_some_and(|since| since <= then)
     }
 
-    /// Drops the body and all that it holds.
+    /// Drops the body and everything it holds.
     pub(super) fn release(&self) {
         self.is_cut.store(true, Ordering::Release);
         self.empty();
@@ -86,28 +88,28 @@ impl Slot {
             content.unread_since = None;
             (content.body.take(), content.in_flight.take())
         };
-        // The body has locks of its own: it goes after this one is let go.
+        // Dropped after the lock is released, because the body has locks of its own.
         drop(emptied);
     }
 
     fn content(&self) -> MutexGuard<'_, Content> {
-        // A body that panicked is dropped by whoever polled it.
+        // A body that panicked is dropped by the task that polled it.
         self.content.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// The body that the connection reads.
+/// The body as read by the connection.
 #[derive(Debug)]
 pub(super) struct ResponseBody(Arc<Slot>);
 
 impl ResponseBody {
-    /// Of a request that begins; dropping it ends the request.
+    /// Creates the body of a new request; dropping it ends the request.
     pub(super) fn begin(slot: Arc<Slot>, in_flight: InFlight) -> Self {
         slot.content().in_flight = Some(in_flight);
         Self(slot)
     }
 
-    /// The head is made, and this follows.
+    /// Sets the content, once the head exists.
     pub(super) fn fill(&self, body: Body) {
         self.0.is_started.store(true, Ordering::Release);
         if !self.0.is_cut() {

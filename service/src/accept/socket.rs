@@ -1,4 +1,4 @@
-//! What every accepted socket is set to.
+//! Socket options of accepted connections.
 
 use std::io;
 use std::time::Duration;
@@ -6,13 +6,13 @@ use std::time::Duration;
 use socket2::{SockRef, TcpKeepalive};
 use tokio::net::TcpStream;
 
-/// A silent peer is asked after so long whether it is there, and then again and again.
+/// TCP keepalive: idle time before the first probe, and interval of further ones.
 const KEEPALIVE_TIME: Duration = Duration::from_secs(60);
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(15);
 
-/// Each small write leaves at once: without that a token waits for the acknowledgement of the one before, up to 40 ms with a
-/// client that delays those (RFC 896 against RFC 1122, 4.2.3.2). A peer that is gone without a word is noticed, by the
-/// system, while it is silent and while it acknowledges nothing.
+/// Disables Nagle's algorithm: otherwise a token would wait for the acknowledgement of the previous one, up
+/// to 40 ms with a client that delays acknowledgements (RFC 896 with RFC 1122, 4.2.3.2). Also enables
+/// detection of dead peers, both while idle and while data is unacknowledged.
 pub(super) fn prepare(connection: &TcpStream, unacknowledged_max: Duration) {
     let set = || -> io::Result<()> {
         connection.set_nodelay(true)?;

@@ -1,28 +1,28 @@
-//! A descriptor that a listener keeps for a bad day: where the process has no other one left, it is given up for one connection,
-//! and taken back when that ends. So a health check is answered even then.
+//! A reserve file descriptor of a listener: when the process has none left, it is released for one connection
+//! and reacquired when that ends. So health checks are answered even then.
 
 use std::io::stderr;
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// The descriptor. Clones share it.
+/// The reserve descriptor. Clones share it.
 #[derive(Debug, Clone)]
 pub(super) struct Spare(Arc<Mutex<Option<OwnedFd>>>);
 
 impl Spare {
-    /// Takes one, unless there is none left.
+    /// Acquires a descriptor, if one is available.
     pub(super) fn take() -> Self {
         let spare = Self(Arc::default());
         spare.renew();
         spare
     }
 
-    /// Gives it up. False where it is in use.
+    /// Releases the descriptor. Returns false if it is in use already.
     pub(super) fn give_up(&self) -> bool {
         self.kept().take().is_some()
     }
 
-    /// Takes it back, where it is not there and the process has one left.
+    /// Reacquires the descriptor, if it was released and one is available.
     pub(super) fn renew(&self) {
         let mut kept = self.kept();
         if kept.is_none() {

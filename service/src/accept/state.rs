@@ -1,4 +1,5 @@
-//! What a connection's task knows of the requests on it: whether there are any, and whose answers are not read.
+//! State of a connection's requests, used by the connection's task: whether any are in flight, and whose
+//! responses are not read.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -10,10 +11,10 @@ use tokio::time::Instant;
 
 use super::response::{ResponseBody, Slot};
 
-/// The requests of one connection. Its own task and those of the requests share it.
+/// The requests of one connection, shared by its task and the requests' tasks.
 #[derive(Debug)]
 pub(super) struct ConnectionState {
-    /// Wakes the connection's task: another clock runs, or an answer is to be cut.
+    /// Wakes the connection's task: another timeout applies, or a response is to be cut.
     pub(super) wake: Arc<Notify>,
     /// Bytes written to the peer.
     pub(super) written: Arc<AtomicU64>,
@@ -25,16 +26,16 @@ pub(super) struct ConnectionState {
 struct Requests {
     num_begun: u64,
     in_flight: HashMap<u64, Arc<Slot>>,
-    /// Since when there is none.
+    /// Time since when no request is in flight.
     idle_since: Instant,
 }
 
-/// What is to be known of the requests at one moment.
+/// Snapshot of the requests.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Traffic {
-    /// Whether there ever was a request.
+    /// Whether there was ever a request.
     pub(super) any_begun: bool,
-    /// Since when there is none; absent while there is one.
+    /// Time since when no request is in flight; `None` while there is one.
     pub(super) idle_since: Option<Instant>,
 }
 
@@ -49,7 +50,7 @@ impl ConnectionState {
         }
     }
 
-    /// A request's head has arrived.
+    /// Registers a request whose head has arrived.
     pub(super) fn begin(self: &Arc<Self>, version: Version) -> (Arc<Slot>, ResponseBody) {
         self.is_http1.store(version < Version::HTTP_2, Ordering::Relaxed);
         let slot = Arc::new(Slot::new(Arc::clone(&self.wake)));
@@ -77,7 +78,7 @@ impl ConnectionState {
         Traffic { any_begun: requests.num_begun > 0, idle_since }
     }
 
-    /// Drops the bodies that are to be cut, and those of which nothing was read since `then`; whether there was one.
+    /// Drops the bodies that are to be cut, and those not read since `then`; returns whether there was one.
     pub(super) fn cut_unread(&self, then: Instant) -> bool {
         let slots: Vec<Arc<Slot>> = self.requests().in_flight.values().cloned().collect();
         let unread = slots.iter().filter(|slot| slot.is_cut() || slot.is_unread_since(then));
@@ -97,12 +98,12 @@ impl ConnectionState {
     }
 
     fn requests(&self) -> MutexGuard<'_, Requests> {
-        // Nothing that can panic happens while it is held.
+        // Nothing panics while the lock is held.
         self.requests.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// A request is in flight until this is dropped.
+/// Marks a request as in flight until dropped.
 #[derive(Debug)]
 pub(super) struct InFlight {
     id: u64,

@@ -1,4 +1,4 @@
-//! What a listener does with peers that are slow, silent, too many or in the way, and with those that are not.
+//! How a listener handles peers that are slow, silent or too many, and well-behaved ones.
 
 use std::convert::Infallible;
 use std::net::SocketAddr;
@@ -17,23 +17,23 @@ use crate::config::Faults;
 use crate::metrics::{Exposition, Metrics};
 use crate::tls;
 
-/// A timeout that passes in a test.
+/// A timeout that expires within a test.
 const SHORT: Duration = Duration::from_millis(50);
 
 const HEAD: &[u8] = b"GET / HTTP/1.1\r\nhost: here\r\n\r\n";
 
-/// The preface of HTTP/2, and empty settings.
+/// HTTP/2 preface, with empty settings.
 const HTTP2_PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
 
 fn config() -> ListenerConfig {
     RawListener::default().validate(&mut Faults::new())
 }
 
-/// Says its hold on itself when it is dropped.
+/// Shared token that reveals whether a body is still alive.
 #[derive(Clone, Default)]
 struct Held(Arc<()>);
 
-/// A body without an end, which holds something.
+/// An endless body that keeps `held`.
 fn endless(held: &Held) -> Body {
     let held = held.clone();
     Body::from_stream(stream::repeat_with(move || {
@@ -44,9 +44,9 @@ fn endless(held: &Held) -> Body {
 
 struct Server {
     lifetime: Lifetime,
-    /// Bodies without an end hold this.
+    /// Kept by endless bodies.
     held: Held,
-    /// Where `/cut` leaves its handle.
+    /// Where `/cut` stores its handle.
     handle: Arc<std::sync::Mutex<Option<ResponseHandle>>>,
 }
 
@@ -77,7 +77,8 @@ impl Server {
             )
     }
 
-    /// Serves one end of a pipe that holds little; how that ends, and the other end. Timeouts that are not `change`d do not pass.
+    /// Serves one end of a small pipe; returns the task and the other end. Timeouts not set by `change` do
+    /// not expire.
     fn connect(&self, change: impl FnOnce(&mut Timeouts)) -> (JoinHandle<Ending>, DuplexStream) {
         let (here, there) = duplex(1 << 10);
         let long = Duration::from_secs(3_600);
@@ -88,7 +89,7 @@ impl Server {
         (self.lifetime.spawn("connection", serve(here, serving)), there)
     }
 
-    /// Whether a body holds it; the routes of a connection that has ended hold it no longer.
+    /// Whether a body is alive; the routes of an ended connection hold no token.
     fn is_held(&self) -> bool {
         Arc::strong_count(&self.held.0) > 1
     }
@@ -135,7 +136,7 @@ async fn a_connection_without_requests_ends_when_the_idle_timeout_is_over() {
     let (ended, mut peer) = server.connect(|timeouts| timeouts.idle = SHORT);
     peer.write_all(HEAD).await.unwrap();
     read_until(&mut peer, "served").await;
-    // The beginning of a head is not a request.
+    // An incomplete head is not a request.
     drop(peer.write_all(b"GET / HTTP/1.1\r\n").await);
     assert_eq!(ended.await.unwrap(), Ending::IdleTimeout);
 }
@@ -198,7 +199,7 @@ async fn a_process_that_leaves_serves_on_and_says_so_and_one_that_drains_closes(
     assert_eq!((outcome, busy_ended.unwrap()), (crate::shutdown::Outcome::Clean, Ending::Stopped));
 }
 
-/// The types of the frames that an HTTP/2 peer receives, to the end of the connection.
+/// Frame types received by an HTTP/2 peer until the end of the connection.
 async fn http2_frames(peer: &mut DuplexStream) -> Vec<u8> {
     let mut types = Vec::new();
     let mut head = [0; 9];
@@ -216,7 +217,7 @@ async fn http2_frames(peer: &mut DuplexStream) -> Vec<u8> {
     types
 }
 
-/// `GET path` as HTTP/2's frame of headers, on stream 1, with everything spelled out.
+/// `GET path` as an HTTP/2 headers frame on stream 1, without compression.
 fn http2_get(path: &str) -> Vec<u8> {
     let mut block = vec![0x82, 0x86, 0x04, path.len() as u8];
     block.extend_from_slice(path.as_bytes());
@@ -231,7 +232,7 @@ async fn an_http2_client_hears_at_once_that_the_process_leaves() {
     let server = Server::new();
     let (ended, mut peer) = server.connect(|_| ());
     peer.write_all(&[HTTP2_PREFACE, &http2_get("/")].concat()).await.unwrap();
-    // Its answer has arrived before the process leaves.
+    // Wait for the answer before the process leaves.
     let mut buffer = [0; 512];
     let mut received = Vec::new();
     while !received.windows(6).any(|bytes| bytes == b"served") {
@@ -251,7 +252,7 @@ async fn an_http2_client_without_a_window_loses_its_answer_and_then_the_connecti
         timeouts.idle = SHORT;
     });
     peer.write_all(&[HTTP2_PREFACE, &http2_get("/endless")].concat()).await.unwrap();
-    // It reads every frame, and gives no window for more.
+    // The peer reads every frame but grants no further window.
     let (_frames, ended) = tokio::join!(http2_frames(&mut peer), ended);
     assert_eq!(ended.unwrap(), Ending::IdleTimeout);
     assert!(!server.is_held());
@@ -300,7 +301,7 @@ async fn sockets_beyond_the_limit_are_turned_away_and_the_admin_address_answers(
     let idle = [TcpStream::connect(address).await.unwrap(), TcpStream::connect(address).await.unwrap()];
     let mut third = TcpStream::connect(address).await.unwrap();
     let mut answer = Vec::new();
-    // Closed, or reset where something was sent.
+    // Closed, or reset if data was sent.
     drop(third.read_to_end(&mut answer).await);
     assert!(answer.is_empty());
     let refused = r#"outrider_connections_closed_total{listener="http",reason="max_connections"} 1"#;
@@ -342,7 +343,7 @@ async fn who_never_shakes_hands_or_speaks_without_tls_keeps_nobody_waiting() {
     let mut plain = TcpStream::connect(address).await.unwrap();
     plain.write_all(HEAD).await.unwrap();
     let mut alert = Vec::new();
-    // Closed, or reset where it had sent more than was read.
+    // Closed, or reset if it had sent more than was read.
     drop(plain.read_to_end(&mut alert).await);
     assert!(!alert.starts_with(b"HTTP"), "served without TLS: {alert:?}");
 
@@ -357,7 +358,7 @@ async fn who_never_shakes_hands_or_speaks_without_tls_keeps_nobody_waiting() {
     server.lifetime.shut_down(Duration::from_secs(5)).await;
 }
 
-/// Asks `/` by a connection of its own, with the descriptor of a socket that exists already; what came back.
+/// Requests `/` over a new connection, using an existing socket's descriptor; returns the response.
 async fn ask(socket: tokio::net::TcpSocket, address: SocketAddr) -> String {
     let mut connection = socket.connect(address).await.unwrap();
     connection.write_all(b"GET / HTTP/1.1\r\nhost: here\r\nconnection: close\r\n\r\n").await.unwrap();
@@ -366,7 +367,7 @@ async fn ask(socket: tokio::net::TcpSocket, address: SocketAddr) -> String {
     String::from_utf8(answer).unwrap()
 }
 
-/// Each test is a process of its own, whose limit this may change.
+/// Each test runs in its own process, so it may change the process's limit.
 #[tokio::test(flavor = "multi_thread")]
 async fn without_descriptors_listeners_rest_and_health_checks_are_answered() {
     use nix::sys::resource::{Resource, getrlimit, setrlimit};
@@ -381,14 +382,14 @@ async fn without_descriptors_listeners_rest_and_health_checks_are_answered() {
     crate::health::serve_admin(admin, server.app(), &connections, &server.lifetime);
     assert!(ask(tokio::net::TcpSocket::new_v4().unwrap(), addresses[2]).await.ends_with("served"));
 
-    // The clients' ends exist before the process runs out.
+    // Create the clients' sockets before the process runs out of descriptors.
     let sockets: Vec<_> = (0..5).map(|_| tokio::net::TcpSocket::new_v4().unwrap()).collect();
     let mut sockets = sockets.into_iter();
     let (soft, hard) = getrlimit(Resource::RLIMIT_NOFILE).unwrap();
     let highest = std::fs::read_dir("/proc/self/fd")
         .unwrap()
         .filter_map(|entry| entry.unwrap().file_name().to_string_lossy().parse::<u64>().ok());
-    // Holes below the highest one are filled, so that none is left.
+    // Fill the gaps below the highest descriptor, so that none is left.
     let limit = highest.max().unwrap() + 1;
     setrlimit(Resource::RLIMIT_NOFILE, limit, hard).unwrap();
     let mut filler = Vec::new();
@@ -410,7 +411,7 @@ async fn without_descriptors_listeners_rest_and_health_checks_are_answered() {
     }
     drop(filler);
     setrlimit(Resource::RLIMIT_NOFILE, soft, hard).unwrap();
-    // Those that waited are served.
+    // The waiting connections are served.
     let [http, grpc] = waiting;
     let mut http = http.await.unwrap();
     http.write_all(HEAD).await.unwrap();

@@ -1,6 +1,6 @@
-//! A connection's bytes, with a limit on how long the peer may leave them unread: a write that makes no progress for that
-//! long fails, which ends the connection. Without it a peer that reads nothing keeps a connection, and all that its
-//! responses hold, for ever.
+//! Limits how long the peer may leave data unread: a write without progress for that long fails, which ends
+//! the connection. Otherwise a peer that reads nothing would keep a connection, and everything its responses
+//! hold, forever.
 
 use std::io;
 use std::pin::Pin;
@@ -12,19 +12,20 @@ use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::{Instant, Sleep, sleep};
 
-/// So many bytes within the timeout are progress. One byte is not: a peer could read it just in time, again and again.
+/// Number of bytes within the timeout that count as progress. One byte would not do: a peer could read it
+/// just in time, again and again.
 const PROGRESS_BYTES: usize = 4 << 10;
 
-/// Since when the peer takes nothing.
+/// Time since when writes have been blocked.
 #[derive(Debug, Default)]
 struct Stall {
     since: Option<Instant>,
-    /// Written since then.
+    /// Bytes written since then.
     progress: usize,
 }
 
 impl Stall {
-    /// So much was written.
+    /// Records written bytes.
     fn wrote(&mut self, num_bytes: usize) {
         self.progress += num_bytes;
         if self.progress >= PROGRESS_BYTES {
@@ -32,12 +33,12 @@ impl Stall {
         }
     }
 
-    /// Everything was written.
+    /// Records that everything was written.
     fn flushed(&mut self) {
         self.since = None;
     }
 
-    /// The peer takes nothing now; since when it does not.
+    /// Records that the peer accepts nothing now; returns since when.
     fn blocked(&mut self, now: Instant) -> Instant {
         if self.since.is_none() {
             self.progress = 0;
@@ -46,18 +47,18 @@ impl Stall {
     }
 }
 
-/// Bytes to and from a peer.
+/// A connection with a write timeout.
 pub(super) struct WriteTimeout<I> {
     io: I,
     timeout: Duration,
     timer: Pin<Box<Sleep>>,
     stall: Stall,
-    /// All bytes ever written.
+    /// Total bytes written.
     written: Arc<AtomicU64>,
 }
 
 impl<I> WriteTimeout<I> {
-    /// Counts what is written in `written`.
+    /// Counts written bytes in `written`.
     pub(super) fn new(io: I, timeout: Duration, written: Arc<AtomicU64>) -> Self {
         Self { io, timeout, timer: Box::pin(sleep(timeout)), stall: Stall::default(), written }
     }
@@ -67,7 +68,7 @@ impl<I> WriteTimeout<I> {
         self.stall.wrote(num_bytes);
     }
 
-    /// The peer takes nothing now. Ready once that has lasted too long.
+    /// Called when a write is blocked. Ready once the timeout has passed.
     fn poll_stalled(&mut self, context: &mut Context<'_>) -> Poll<io::Error> {
         let due = self.stall.blocked(Instant::now()) + self.timeout;
         if self.timer.deadline() != due {
@@ -124,7 +125,7 @@ impl<I: AsyncWrite + Unpin> AsyncWrite for WriteTimeout<I> {
 
     fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         let polled = Pin::new(&mut self.io).poll_flush(context);
-        // Whoever flushes has written all that there was.
+        // A completed flush means that all data was written.
         if polled.is_ready() {
             self.stall.flushed();
         }

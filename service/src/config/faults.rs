@@ -1,4 +1,5 @@
-//! What is wrong with a configuration: collected, not thrown, so that the operator mends everything in one go.
+//! Faults of a configuration: collected instead of returned one by one, so that the operator can fix all of
+//! them at once.
 
 use std::fmt::{self, Display};
 use std::str::FromStr;
@@ -7,28 +8,28 @@ use figment::Figment;
 
 use super::ConfigError;
 
-/// One fault of one field.
+/// A fault of one field.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Fault {
-    /// The field, dotted where it is nested.
+    /// The field, dotted if nested.
     pub field: String,
-    /// Where its value came from, where it was set at all.
+    /// Where the value was set, if it was set.
     pub origin: Option<String>,
-    /// What is wrong, with the limit and what to do.
+    /// What is wrong, with the limit and how to fix it.
     pub message: String,
 }
 
-/// Collects the faults of a configuration. The first fault of a field hides later ones of the same field, which
-/// would only follow from it.
+/// Collects the faults of a configuration. Only the first fault of a field is kept; later ones would only
+/// follow from it.
 #[derive(Debug, Default)]
 pub struct Faults {
     found: Vec<Fault>,
-    /// The values and where each came from, for the messages.
+    /// The values and their origins, for messages.
     pub(super) values: Figment,
 }
 
 impl Faults {
-    /// No faults yet.
+    /// Creates an empty list.
     pub fn new() -> Self {
         Self::default()
     }
@@ -43,7 +44,7 @@ impl Faults {
         self.found.push(fault);
     }
 
-    /// Where the value of `field` came from, unless it is the default.
+    /// Returns where the value of `field` was set; `None` for a default.
     pub(super) fn origin_of(&self, field: &str) -> Option<String> {
         let origin = self.values.find_metadata(field)?.name.to_string();
         (!origin.is_empty()).then_some(origin)
@@ -56,12 +57,12 @@ impl Faults {
         }
     }
 
-    /// Parses a text field; a fault where that fails.
+    /// Parses a text field; adds a fault if that fails.
     pub fn parse<T: FromStr<Err: Display>>(&mut self, field: &str, text: &str) -> Option<T> {
         text.parse().map_err(|error| self.add(field, format_args!("`{text}`: {error}"))).ok()
     }
 
-    /// A field that has no default and must be set.
+    /// Requires a field that has no default.
     pub fn require<T>(&mut self, field: &str, value: Option<T>) -> Option<T> {
         if value.is_none() {
             let flag = field.replace('_', "-");
@@ -73,12 +74,12 @@ impl Faults {
         value
     }
 
-    /// Whether nothing is wrong so far.
+    /// Whether no fault was found so far.
     pub fn is_empty(&self) -> bool {
         self.found.is_empty()
     }
 
-    /// All faults as one error, if there are any.
+    /// Returns all faults as one error, if there are any.
     pub fn finish(self) -> Result<(), ConfigError> {
         if self.found.is_empty() { Ok(()) } else { Err(ConfigError::Invalid(self.found)) }
     }
@@ -93,7 +94,7 @@ impl Display for Fault {
     }
 }
 
-/// One fault on the line itself, several below it.
+/// A single fault is on the same line, several are listed below.
 pub(super) fn list(faults: &[Fault]) -> String {
     match faults {
         [fault] => format!("bad configuration: {fault}"),

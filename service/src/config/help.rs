@@ -1,11 +1,12 @@
-//! `--help` with every flag's default, read off the raw configuration, where it stands once.
+//! `--help` with the default of every flag, taken from the raw configuration, so that each default is defined
+//! once.
 
 use clap::{Arg, Command};
 use serde_json::Value;
 
 use super::RawConfig;
 
-/// The same command, its help saying what each setting is where nobody sets it.
+/// Adds to the help of each flag its default.
 pub(super) fn with_defaults<R: RawConfig>(command: Command) -> Command {
     let defaults = serde_json::to_value(R::default()).expect("plain configuration data serializes");
     command.mut_args(|arg| with_default(arg, &defaults))
@@ -21,7 +22,7 @@ fn with_default(arg: Arg, defaults: &Value) -> Arg {
     }
 }
 
-/// A value as a flag would give it; `None` for what is set by being absent.
+/// Formats a value as for a flag; `None` for values that have no such form.
 pub(super) fn said(value: &Value) -> Option<String> {
     match value {
         Value::String(text) => Some(text.clone()),

@@ -1,7 +1,8 @@
-//! The four layers of a configuration (defaults, file, environment, flags) and how they become one raw value.
+//! The four layers of a configuration (defaults, file, environment, flags), merged into one raw value.
 //!
-//! Deserializing stops at the first wrong type. To find them all, a wrong value is noted, replaced by its default,
-//! and the rest is read again: the raw configuration that comes out is whole even where faults were found.
+//! Deserialization stops at the first wrong type. To find all of them, a wrong value is recorded and replaced
+//! by its default, and deserialization is repeated: the resulting raw configuration is complete even if there
+//! are faults.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -13,31 +14,31 @@ use serde::Serialize;
 use super::{ConfigError, Faults, RawConfig};
 use crate::toml_file;
 
-/// A key this close to a known one (Jaro-Winkler, 0 to 1) is offered as what was meant.
+/// Minimum similarity (Jaro-Winkler, 0 to 1) of a known key suggested for an unknown one.
 const SIMILAR: f64 = 0.75;
 
-/// A configuration file that was read and is TOML.
+/// A parsed configuration file.
 pub(super) struct File {
     path: PathBuf,
     dict: Dict,
 }
 
-/// The environment variables under one prefix.
+/// The environment variables with one prefix.
 pub(super) struct Environment {
-    /// In the order of their names.
+    /// Sorted by name.
     variables: Vec<Variable>,
 }
 
 struct Variable {
     name: String,
-    /// The dotted path of the field it sets.
+    /// Dotted path of the field it sets.
     path: String,
     text: String,
 }
 
-/// Values of one origin, as figment sees them.
+/// Values of one origin, as figment represents them.
 struct Layer {
-    /// How a fault names where its value came from; empty for defaults.
+    /// Origin as named in faults; empty for defaults.
     origin: String,
     dict: Dict,
 }
@@ -54,8 +55,8 @@ pub(super) fn read_file(path: &Path) -> Result<File, ConfigError> {
     }
 }
 
-/// Merges the layers into a raw configuration. Wrong types and unknown names go into the faults, which come back
-/// open so that validation can add its own.
+/// Merges the layers into a raw configuration. Wrong types and unknown names are added to the faults, which
+/// are returned so that validation can add its own.
 pub(super) fn merge<R: RawConfig>(
     flags: &impl Serialize,
     file: Option<File>,
@@ -90,7 +91,8 @@ pub(super) fn merge<R: RawConfig>(
     }
 }
 
-/// Reads the raw configuration and notes every wrong type; `None` where no default could stand in for one.
+/// Deserializes the raw configuration and records every wrong type; `None` if a wrong value has no default to
+/// replace it.
 fn read_all<R: RawConfig>(known: &Value, variables: &[Variable], faults: &mut Faults) -> Option<R> {
     let mut retried_as_text = BTreeSet::new();
     let mut replaced = BTreeSet::new();
@@ -102,7 +104,8 @@ fn read_all<R: RawConfig>(known: &Value, variables: &[Variable], faults: &mut Fa
         let place =
             if error.path.is_empty() { find_culprit::<R>(known, faults, &error)? } else { error.path };
         let path = nearest_known(known, &place);
-        // `OUTRIDER_MODEL=7b` looks like text and `=7` like a number; only the field knows which it is.
+        // The variable `OUTRIDER_MODEL=7b` looks like text and `=7` like a number; only the field's type
+        // decides.
         if let Some(variable) = variables.iter().find(|variable| variable.path == path)
             && faults.origin_of(&path).is_some_and(|origin| origin == variable.origin())
             && retried_as_text.insert(path.clone())
@@ -119,8 +122,9 @@ fn read_all<R: RawConfig>(known: &Value, variables: &[Variable], faults: &mut Fa
     }
 }
 
-/// The field that causes an error without a place, as errors inside `#[serde(flatten)]` are: the one that fails even
-/// where all others have their defaults. A fault of the configuration as a whole where there is none such.
+/// Finds the field that causes an error without a path, as errors inside `#[serde(flatten)]` are: the one
+/// that fails even if all others have their defaults. If there is none, adds a fault of the whole
+/// configuration.
 fn find_culprit<R: RawConfig>(
     known: &Value,
     faults: &mut Faults,
@@ -138,19 +142,19 @@ fn find_culprit<R: RawConfig>(
     None
 }
 
-/// The longest prefix of an error's path that is a field: an error may point into a list, where no default exists.
+/// Longest prefix of an error's path that is a field: an error may point into a list, which has no defaults.
 fn nearest_known(known: &Value, path: &[String]) -> String {
     let prefixes = (1..=path.len()).rev().map(|len| path[..len].join("."));
     prefixes.into_iter().find(|prefix| known.find_ref(prefix).is_some()).unwrap_or_default()
 }
 
-/// Adds a fault for each key of the file that is no field, naming the nearest one.
+/// Adds a fault for each unknown key of the file, suggesting the most similar one.
 fn add_unknown_keys(known: &Value, dict: &Dict, file: &Path, faults: &mut Faults) {
     fn visit(known: &Dict, dict: &Dict, above: &str, found: &mut Vec<(String, Option<String>)>) {
         for (key, value) in dict {
             match (known.get(key), value) {
                 (None, _) => found.push((format!("{above}{key}"), nearest(key, known.keys()))),
-                // An empty map as a default means that its keys are free.
+                // An empty map as a default allows any keys.
                 (Some(Value::Dict(_, known)), Value::Dict(_, dict)) if !known.is_empty() => {
                     visit(known, dict, &format!("{above}{key}."), found);
                 }
@@ -172,7 +176,7 @@ fn nearest<'a>(key: &str, known: impl Iterator<Item = &'a String>) -> Option<Str
     best.filter(|(score, _)| *score >= SIMILAR).map(|(_, candidate)| candidate.clone())
 }
 
-/// Whether a flag was given: clap knows absence only as `None` and as an empty list.
+/// Whether a flag was given: clap represents an absent one as `None` or an empty list.
 fn is_given(value: &Value) -> bool {
     match value {
         Value::Empty(..) => false,
@@ -207,7 +211,7 @@ impl Variable {
         format!("set by {}", self.name)
     }
 
-    /// The text as the number, bool or list it looks like.
+    /// Parses the text as a number, bool or list if it looks like one.
     fn guess(&self) -> Value {
         let Ok(value) = self.text.parse();
         value

@@ -1,4 +1,4 @@
-//! Every setting of a process as a page of the documentation, read off the flags and the raw configuration.
+//! Documents all settings of a process, from the flags and the raw configuration.
 
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use super::{ENV_PREFIX, RawConfig, help};
 
-/// The settings of one process in Markdown: a table for each group of flags, then what has no flag.
+/// Settings of one process in Markdown: a table for each group of flags, then the settings without a flag.
 pub fn reference<R: RawConfig, F: CommandFactory>() -> String {
     let defaults = serde_json::to_value(R::default()).expect("plain configuration data serializes");
     let command = F::command();
@@ -52,7 +52,7 @@ fn row(flag: &Arg, defaults: &Value) -> String {
     format!("| {} |\n", cells.map(|cell| cell.replace('|', "\\|").replace('\n', " ")).join(" | "))
 }
 
-/// What a file or a variable can set and no flag can.
+/// Lists the settings that only a file or a variable can set.
 fn without_flag(flags: &[&Arg], defaults: &Value) -> String {
     let named: BTreeSet<&str> = flags.iter().map(|flag| flag.get_id().as_str()).collect();
     let others: Vec<String> = defaults

@@ -1,4 +1,4 @@
-//! Layers, names, types and values: what wins, and what every fault says.
+//! Layers, names, types and values: precedence, and the text of every fault.
 
 use std::io::Write as _;
 use std::path::PathBuf;
@@ -205,7 +205,7 @@ fn flattened_parts_are_fields_like_the_others() {
     let whole = resolve::<Whole>(&flags, None, given).unwrap();
     assert_eq!((whole.shared.log.as_str(), whole.shared.grace_seconds, whole.shared.port), ("7", 7, 3));
 
-    // `[a]` and `true` are texts where a text is wanted; `soon` is no number wherever it stands.
+    // `[a]` and `true` are valid for a text field; `soon` is never a number.
     let given =
         [("TEST_NAME", "[a]"), ("TEST_LOG", "true"), ("TEST_GRACE_SECONDS", "soon"), ("TEST_PORT", "soon")];
     let no_flags = WholeFlags { shared: SharedFlags { port: None } };

@@ -1,4 +1,4 @@
-//! One worker as discovery sees it, and the checks that keep a slip from spreading to every router.
+//! One worker as listed by discovery, with checks that keep a mistake from spreading to every router.
 
 use http::Uri;
 use serde::{Deserialize, Serialize};
@@ -14,27 +14,27 @@ pub const TARGET: &str = "target";
 /// One worker.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Member {
-    /// The name of this worker, unlike any other's.
+    /// Unique name of the worker.
     pub id: String,
     /// [`DRAFT`] or [`TARGET`].
     pub role: String,
-    /// Where its gRPC listens, as `http://HOST:PORT`, or `https://` where it speaks TLS.
+    /// Address of its gRPC service, as `http://HOST:PORT`, or `https://` with TLS.
     pub address: String,
-    /// What it says about itself in its handshake; opaque here.
+    /// Its description from the handshake; opaque here.
     #[serde(default)]
     pub facts: serde_json::Value,
-    /// What it carried when it last told.
+    /// Its last reported load.
     #[serde(default)]
     pub load: Load,
 }
 
-/// What a worker carries, over all routers. For people and for programs that read the list: routers know it from their
-/// own streams sooner.
+/// Load of a worker over all routers. For users and programs that read the list: routers know it earlier from
+/// their own streams.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Load {
-    /// Sequences that are open there.
+    /// Open sequences.
     pub sequences: u64,
-    /// Blocks of KV cache that they hold.
+    /// KV blocks in use by these sequences.
     pub kv_blocks_used: u64,
 }
 

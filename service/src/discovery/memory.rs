@@ -1,4 +1,4 @@
-//! Membership within one process: for clusters that live in one, and for tests.
+//! Membership within one process, for clusters in a single process and for tests.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -16,7 +16,8 @@ pub(super) struct Memory {
 }
 
 struct Shared {
-    /// Each member with the ticket of its registration: a late goodbye must not remove a newer registration.
+    /// Each member with the ticket of its registration: a late withdrawal must not remove a newer
+    /// registration.
     present: Mutex<BTreeMap<String, (u64, Member)>>,
     members: watch::Sender<Members>,
 }
@@ -60,7 +61,7 @@ impl Discovery for Memory {
         Ok(self.shared.members.subscribe())
     }
 
-    /// Only registrations that were dropped are gone.
+    /// A member disappears only when its registration is dropped.
     fn unlisted(&self) -> Unlisted {
         Unlisted::Removed
     }

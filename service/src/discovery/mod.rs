@@ -1,9 +1,10 @@
-//! Who serves, and where: workers register, routers watch.
+//! Discovery of workers: workers register, routers watch.
 //!
-//! Three ways behind one trait, chosen by a [`DiscoveryUri`]: in memory (one process), a static file that an
-//! operator keeps, and etcd. Whichever it is, a watcher that loses its source keeps serving the last membership it
-//! knew: a discovery that is away must never empty a router's list, and stale members are found out by talking to
-//! them. Nor must one that lost its data: [`Unlisted`] says what it means that a member is gone from a list.
+//! There are three implementations of one trait, chosen by a [`DiscoveryUri`]: in memory (one process), a
+//! static file maintained by an operator, and etcd. In each, a watcher that loses its source keeps serving
+//! the last known membership: an unreachable discovery must never empty a router's list, and stale members
+//! are found by talking to them. Nor may a discovery that lost its data: [`Unlisted`] says what it means that
+//! a member is missing from a list.
 
 mod etcd;
 mod member;
@@ -32,23 +33,23 @@ use crate::toml_file::TomlFault;
 /// The workers known at one moment, by id.
 pub type Members = Arc<BTreeMap<String, Member>>;
 
-/// Which source of membership to open, and how to speak with it.
+/// A source of membership, with the settings to connect to it.
 #[derive(Debug, Clone)]
 pub struct Source {
-    /// Which.
+    /// Kind and location of the source.
     pub uri: DiscoveryUri,
-    /// For etcd: speak TLS, and trust and show this.
+    /// For etcd: use TLS with these settings.
     pub tls: Option<ClientTls>,
-    /// For an etcd that asks who one is.
+    /// For an etcd with authentication.
     pub user: Option<EtcdUser>,
 }
 
 /// A user of etcd.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct EtcdUser {
-    /// As etcd knows it.
+    /// User name.
     pub name: String,
-    /// What proves it.
+    /// Password.
     pub password: Secret,
 }
 
@@ -61,24 +62,24 @@ impl From<DiscoveryUri> for Source {
 /// A source of membership.
 #[async_trait]
 pub trait Discovery: Send + Sync {
-    /// Announces a worker until the registration is dropped, or left, or the lifetime ends. A source that is away
-    /// does not fail the call: the worker is announced once the source is back.
+    /// Announces a worker until the registration is dropped, or left, or the lifetime ends. An unreachable
+    /// source does not fail the call: the worker is announced once the source is back.
     async fn register(&self, member: Member) -> Result<Registration, DiscoveryError>;
 
-    /// The membership now (empty until the source was first reached) and after each change.
+    /// The current membership (empty until the source was first reached) and its changes.
     async fn watch(&self) -> Result<watch::Receiver<Members>, DiscoveryError>;
 
-    /// What a watcher must make of a member that is gone from the list.
+    /// How a watcher must treat a member that is missing from the list.
     fn unlisted(&self) -> Unlisted;
 }
 
-/// What it means that a member is gone from a list.
+/// What it means that a member is missing from a list.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Unlisted {
-    /// Somebody took it off: it gets nothing new, and a connection to it ends once nothing runs there.
+    /// An operator removed it: it gets no new work, and connections to it end once nothing runs there.
     Removed,
-    /// Nobody can tell: it left, its lease ran out, or the list lost its data. A connection to it is kept while it
-    /// answers, and is not made again. A worker that leaves ends its connections itself.
+    /// Unknown: the worker left, its lease expired, or the list lost its data. A connection to it is kept
+    /// while it answers, and is not reopened. A worker that leaves closes its connections itself.
     Unknown,
 }
 
@@ -88,23 +89,23 @@ pub enum DiscoveryError {
     /// The static list cannot be read.
     #[error("cannot read the list of workers {}: {source}", path.display())]
     Read {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         source: std::io::Error,
     },
-    /// The static list is at fault.
+    /// The static list is invalid.
     #[error("the list of workers {}, {fault}", path.display())]
     List {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// What is wrong, and the line.
+        /// What is wrong, with the line.
         fault: TomlFault,
     },
-    /// A worker describes itself in a way that no router could use.
+    /// The worker's description is not usable by routers.
     #[error("worker `{id}` cannot be registered: {reason}")]
     Member {
-        /// The worker.
+        /// Id of the worker.
         id: String,
         /// What is wrong with it.
         reason: String,
@@ -113,8 +114,8 @@ pub enum DiscoveryError {
 
 /// Opens `source`. Its tasks run under `lifetime`.
 ///
-/// Each call with `memory` makes a membership of its own: open it once and share it. A static file must be readable
-/// and right at this moment; an etcd may be away.
+/// Each call with `memory` creates a separate membership: open it once and share it. A static file must be
+/// readable and valid at this time; an etcd may be unreachable.
 pub async fn open(source: &Source, lifetime: &Lifetime) -> Result<Arc<dyn Discovery>, DiscoveryError> {
     match &source.uri {
         DiscoveryUri::Memory => Ok(Arc::new(memory::Memory::new())),

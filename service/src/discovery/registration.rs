@@ -1,4 +1,4 @@
-//! The handle of a worker that is announced.
+//! Handle to an announced worker.
 
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
@@ -6,8 +6,8 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 
 use super::Load;
 
-/// Keeps a worker announced. Dropping it takes the worker off the list soon; [`leave`](Self::leave) waits until
-/// that is done.
+/// Keeps a worker announced. Dropping it removes the worker from the list soon; [`leave`](Self::leave) waits
+/// until that is done.
 #[must_use = "dropping the registration takes the worker off the list"]
 pub struct Registration {
     kept_by: Keeper,
@@ -16,9 +16,9 @@ pub struct Registration {
 }
 
 enum Keeper {
-    /// The list is kept by others.
+    /// The list is maintained by others.
     Nobody,
-    /// Run at the drop.
+    /// Runs on drop.
     Drop(#[expect(dead_code, reason = "held for its drop")] OnDrop),
     /// A task that withdraws the worker when the token is cancelled.
     Task { stop: DropGuard, task: JoinHandle<()> },
@@ -45,13 +45,13 @@ impl Registration {
         Self { kept_by: Keeper::Task { stop: stop.drop_guard(), task }, listed, load }
     }
 
-    /// Whether the list held the worker when that was last made sure, now and after each change. Always true where
-    /// the list is kept by others or is in memory.
+    /// Whether the list contained the worker when last checked, and its changes. Always true for lists in
+    /// memory and lists maintained by others.
     pub fn listed(&self) -> watch::Receiver<bool> {
         self.listed.clone()
     }
 
-    /// Tells what the worker carries. etcd hears of it with the lease's next renewal; other lists do not.
+    /// Reports the worker's load. It is written to etcd with the lease's next renewal, and to no other list.
     pub fn tell_load(&self, load: Load) {
         self.load.send_if_modified(|told| {
             let is_news = *told != load;
@@ -60,13 +60,13 @@ impl Registration {
         });
     }
 
-    /// Takes the worker off the list and waits until that is done, or has failed and is left to the lease.
+    /// Removes the worker from the list and waits until that is done, or has failed and is left to the lease.
     pub async fn leave(self) {
         match self.kept_by {
             Keeper::Nobody | Keeper::Drop(_) => {}
             Keeper::Task { stop, task } => {
                 drop(stop);
-                // A panic in the task was logged where it happened.
+                // A panic of the task was already logged.
                 drop(task.await);
             }
         }

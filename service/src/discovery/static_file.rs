@@ -1,15 +1,16 @@
-//! Membership from a TOML file that an operator keeps:
+//! Membership from a TOML file maintained by an operator:
 //!
 //! ```toml
 //! [[worker]]
 //! role = "draft"                      # or "target"
 //! address = "http://10.0.0.7:9001"
-//! id = "draft-7"                      # may be left out: the address then
+//! id = "draft-7"                      # optional; default: the address
 //! ```
 //!
-//! The file is read again when it changes ([`crate::reread`]). A broken edit is logged once, with its line, and the last good
-//! list stays. Workers never write the file, so registering does nothing. Taking an entry out is an operator's decision:
-//! routers give that worker nothing new, and end their connection to it once nothing runs there.
+//! The file is reread when it changes ([`crate::reread`]). A broken edit is logged once, with its line, and
+//! the last good list stays. Workers never write the file, so registering does nothing. Removing an entry is
+//! an operator's decision: routers give that worker no new work, and end their connection to it once nothing
+//! runs there.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -70,7 +71,7 @@ impl StaticFile {
     }
 }
 
-/// Publishes each edit for ever.
+/// Publishes each edit; never returns.
 async fn follow(mut file: RereadFile, members: &watch::Sender<Members>) {
     loop {
         let edited = file.edited().await;
@@ -154,7 +155,7 @@ id = 'target-2'
 
     const POLL_IN_TESTS: Duration = Duration::from_millis(2);
 
-    /// A list on disk that is looked at often, so that tests wait for changes and not for the clock.
+    /// A list on disk that is polled often, so that tests wait only for the change itself.
     struct Watched {
         _directory: tempfile::TempDir,
         path: PathBuf,
@@ -178,7 +179,7 @@ id = 'target-2'
             self.members.borrow().keys().cloned().collect()
         }
 
-        /// Edits in one step, as a rename does.
+        /// Edits atomically, by a rename.
         fn edit(&self, text: &str) {
             let beside = self.path.with_extension("new");
             std::fs::write(&beside, text).unwrap();
@@ -212,7 +213,7 @@ id = 'target-2'
         tokio::time::sleep(POLL_IN_TESTS * 5).await;
         std::fs::remove_file(&watched.path).unwrap();
         tokio::time::sleep(POLL_IN_TESTS * 5).await;
-        // However much of that the poll saw, the next change it publishes is the good edit.
+        // Whatever the poll saw of that, the next published change is the good edit.
         assert_eq!(watched.after_edit(&replaced).await, ["after", "http://127.0.0.1:1"]);
     }
 

@@ -1,26 +1,26 @@
-//! The `--discovery` setting: which source of membership, and where it is.
+//! The `--discovery` setting: kind and location of the source of membership.
 
 use std::fmt;
 use std::path::PathBuf;
 use std::str::FromStr;
 
-/// Which source of membership a process uses.
+/// Source of membership of a process.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum DiscoveryUri {
     /// `memory`: within one process.
     Memory,
-    /// `static:FILE`: a TOML list that an operator keeps.
+    /// `static:FILE`: a TOML list maintained by an operator.
     Static(PathBuf),
     /// `etcd://HOST:PORT[,HOST:PORT]/PREFIX`.
     Etcd {
         /// `HOST:PORT` of each member of the etcd cluster.
         endpoints: Vec<String>,
-        /// What all keys start with, without slashes at its ends.
+        /// Prefix of all keys, without slashes at its ends.
         prefix: String,
     },
 }
 
-/// Why a text names no source of membership.
+/// Why a text is not a source of membership.
 #[derive(Debug, thiserror::Error)]
 #[error("{reason}; give memory, static:FILE or etcd://HOST:PORT[,HOST:PORT]/PREFIX")]
 pub struct BadUri {
@@ -52,7 +52,7 @@ fn parse(text: &str) -> Result<DiscoveryUri, String> {
     let (hosts, prefix) = etcd.split_once('/').unwrap_or((etcd, ""));
     let prefix = prefix.trim_matches('/').to_owned();
     if hosts.contains('@') {
-        // The text itself is not repeated: it holds a password.
+        // The text is not repeated, because it contains a password.
         return Err(
             "a user and a password do not belong into the URI, which logs and process lists show: give \
             --discovery-user NAME and OUTRIDER_DISCOVERY_PASSWORD"

@@ -1,4 +1,4 @@
-//! The same state over `grpc.health.v1`, for gRPC clients and orchestrators that probe it.
+//! The health state over `grpc.health.v1`, for gRPC clients and orchestrators.
 
 use tonic_health::ServingStatus;
 use tonic_health::pb::health_server::{Health as HealthService, HealthServer};
@@ -7,12 +7,12 @@ use tonic_health::server::{HealthReporter, health_reporter};
 use super::{Health, State};
 use crate::shutdown::Lifetime;
 
-/// The server as a whole, by the protocol's convention.
+/// Name of the whole server, by the protocol's convention.
 const WHOLE_SERVER: &str = "";
 
 impl Health {
-    /// The `grpc.health.v1` service: the state of the whole server (the empty name) and of each of `services`, kept
-    /// up to date until the lifetime is cancelled.
+    /// Creates the `grpc.health.v1` service: the state of the whole server (the empty name) and of each of
+    /// `services`, kept up to date until the lifetime is cancelled.
     pub async fn grpc_service(
         &self,
         services: &'static [&'static str],
@@ -23,7 +23,7 @@ impl Health {
         server
     }
 
-    /// Mirrors the state into a reporter of one's own. The reporter says what is true when this returns.
+    /// Mirrors the state into an existing reporter, which is up to date when this returns.
     pub async fn mirror(
         &self,
         reporter: HealthReporter,
@@ -39,7 +39,7 @@ impl Health {
             loop {
                 tokio::select! {
                     biased;
-                    // The state changes, or its last owner is gone and it never will again.
+                    // The state changed, or its last owner was dropped and it will not change again.
                     changed = state.changed() => if changed.is_err() { return },
                     () = &mut cancelled => return,
                 }

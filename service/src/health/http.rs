@@ -1,4 +1,5 @@
-//! `/health/live`, `/health/ready` and `/metrics` over HTTP, for an admin address; the two probes alone for where clients come.
+//! `/health/live`, `/health/ready` and `/metrics` over HTTP, for an admin address; only the two probes for
+//! the clients' address.
 
 use axum::extract::State as Shared;
 use axum::http::{HeaderMap, StatusCode, header};
@@ -20,7 +21,7 @@ struct Status<'a> {
     reason: Option<&'a str>,
 }
 
-/// The probes and the metrics: what an admin address serves.
+/// Routes of the probes and the metrics, for an admin address.
 pub fn router(health: Health, metrics: Metrics) -> axum::Router {
     axum::Router::new()
         .route("/health/live", get(live))
@@ -29,7 +30,7 @@ pub fn router(health: Health, metrics: Metrics) -> axum::Router {
         .route("/metrics", get(scrape).with_state(metrics))
 }
 
-/// The probes without the reason for what they say: for an address that clients reach.
+/// Routes of the probes without reasons, for an address that clients reach.
 pub fn probes(health: Health) -> axum::Router {
     let shown = |code: StatusCode, status: &'static str| (code, Json(Status { status, reason: None }));
     let live = async move |Shared(health): Shared<Health>| match health.state() {
@@ -43,8 +44,9 @@ pub fn probes(health: Health) -> axum::Router {
     axum::Router::new().route("/health/live", get(live)).route("/health/ready", get(ready)).with_state(health)
 }
 
-/// Serves an operator's routes ([`router`] and perhaps others) until the lifetime is cancelled, so that a draining process can
-/// still be watched. Its connections are apart from `connections`, which may all be taken.
+/// Serves an operator's routes ([`router`] and possibly others) until the lifetime is cancelled, so that a
+/// draining process can still be observed. Its connections are counted apart from `connections`, which may
+/// all be in use.
 pub fn serve_admin(
     socket: TcpListener,
     routes: axum::Router,

@@ -1,8 +1,8 @@
-//! Whether a process is alive, and whether it wants work: one state, shown over HTTP and gRPC alike.
+//! Liveness and readiness of a process: one state, served over HTTP and gRPC.
 //!
-//! A process starts *not ready*, becomes *ready* when it can serve, may lose and regain that, and ends *draining*.
-//! *Failed* is for what only a restart mends, such as a dead device thread. This module shows the state; it must
-//! never decide it.
+//! A process starts *not ready*, becomes *ready* when it can serve, may lose and regain readiness, and ends
+//! *draining*. *Failed* is for faults that only a restart fixes, such as a dead device thread. This module
+//! shows the state; it must never decide it.
 
 mod grpc;
 mod http;
@@ -20,56 +20,56 @@ pub struct Health {
     state: Arc<watch::Sender<State>>,
 }
 
-/// Whether a process is alive and wants work.
+/// Liveness and readiness of a process.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum State {
-    /// Alive, but cannot serve for the reason given: loading, or without a worker.
+    /// Alive, but cannot serve for the given reason: loading, or without a worker.
     NotReady(Cow<'static, str>),
     /// Serving.
     Ready,
-    /// Finishing what is in flight and taking nothing new, for the reason given.
+    /// Finishing work in flight and accepting nothing new, for the given reason.
     Draining(Cow<'static, str>),
-    /// Broken in a way that only a restart mends.
+    /// Broken in a way that only a restart fixes.
     Failed(Cow<'static, str>),
 }
 
 impl Health {
-    /// A process that is not ready yet.
+    /// Starts in the state *not ready*.
     pub fn new() -> Self {
         Self { state: Arc::new(watch::Sender::new(State::NotReady("starting".into()))) }
     }
 
-    /// The process can serve, unless it drains or has failed already.
+    /// Sets *ready*, unless the process drains or has failed already.
     pub fn set_ready(&self) {
         self.change(State::Ready);
     }
 
-    /// The process cannot serve for now.
+    /// Sets *not ready*: the process cannot serve for now.
     pub fn set_not_ready(&self, reason: impl Into<Cow<'static, str>>) {
         self.change(State::NotReady(reason.into()));
     }
 
-    /// The process takes nothing new any more. Only a failure follows.
+    /// Sets *draining*: the process accepts nothing new anymore. Only a failure can follow.
     pub fn set_draining(&self, reason: impl Into<Cow<'static, str>>) {
         self.change(State::Draining(reason.into()));
     }
 
-    /// The process is broken for good, and its liveness probe says so.
+    /// Sets *failed*: the process is broken for good, and its liveness probe fails.
     pub fn set_failed(&self, reason: impl Into<Cow<'static, str>>) {
         self.change(State::Failed(reason.into()));
     }
 
-    /// The state now.
+    /// The current state.
     pub fn state(&self) -> State {
         self.state.borrow().clone()
     }
 
-    /// Whether the process wants work.
+    /// Whether the process is ready.
     pub fn is_ready(&self) -> bool {
         *self.state.borrow() == State::Ready
     }
 
-    /// The state now and each one after it.
+    /// Subscribes to the state and its changes.
     pub fn subscribe(&self) -> watch::Receiver<State> {
         self.state.subscribe()
     }
@@ -92,7 +92,7 @@ impl Default for Health {
 }
 
 impl State {
-    /// One word for the state.
+    /// Name of the state.
     pub fn as_str(&self) -> &'static str {
         match self {
             Self::NotReady(_) => "not_ready",
@@ -110,7 +110,7 @@ impl State {
         }
     }
 
-    /// A state gives way only to one that is at least as final.
+    /// A state is replaced only by one that is at least as final.
     fn finality(&self) -> u8 {
         match self {
             Self::NotReady(_) | Self::Ready => 0,

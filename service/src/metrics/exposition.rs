@@ -1,14 +1,14 @@
-//! The two text forms of a metrics page: OpenMetrics, which Prometheus asks for, and the older Prometheus text,
-//! which everything else reads.
+//! The two text formats of a metrics page: OpenMetrics, which Prometheus requests, and the older Prometheus
+//! text format, which everything else reads.
 //!
-//! They differ in the header lines of counters (OpenMetrics leaves `_total` to the samples), in the end mark, and in that only
-//! OpenMetrics has exemplars.
+//! They differ in the header lines of counters (OpenMetrics has `_total` only in samples), in the end marker,
+//! and in exemplars, which only OpenMetrics has.
 
 use http::{HeaderMap, header};
 use prometheus_client::encoding::text;
 use prometheus_client::registry::Registry;
 
-/// A text form of the metrics page.
+/// Text format of the metrics page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Exposition {
     /// `application/openmetrics-text`.
@@ -18,7 +18,8 @@ pub enum Exposition {
 }
 
 impl Exposition {
-    /// What the scraper asks for: OpenMetrics where its `Accept` names it, else the older text.
+    /// Returns the format that the scraper requests: OpenMetrics if its `Accept` names it, else the older
+    /// one.
     pub fn asked_for(headers: &HeaderMap) -> Self {
         let accepted = headers.get_all(header::ACCEPT).iter().filter_map(|value| value.to_str().ok());
         let mut types = accepted.flat_map(|value| value.split(','));
@@ -49,16 +50,17 @@ impl Exposition {
     }
 }
 
-/// What begins an exemplar, behind a sample.
+/// Start of an exemplar, after a sample.
 const EXEMPLAR: &str = " # {trace_id=";
 
-/// Names counters in their `# HELP` and `# TYPE` lines as their samples are named, and leaves exemplars out.
+/// Adds `_total` to counters' names in `# HELP` and `# TYPE` lines, as in their samples, and removes
+/// exemplars.
 fn in_older_words(page: &str) -> String {
     let mut rewritten = String::with_capacity(page.len());
     let mut lines = page.lines().peekable();
     while let Some(line) = lines.next() {
         let declares_counter = |line: &str| line.starts_with("# TYPE ") && line.ends_with(" counter");
-        // The help line stands directly above the type line.
+        // The help line is directly above the type line.
         let is_counters = declares_counter(line)
             || line.starts_with("# HELP ") && lines.peek().copied().is_some_and(declares_counter);
         match line.splitn(4, ' ').collect::<Vec<_>>()[..] {

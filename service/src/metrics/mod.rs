@@ -1,10 +1,10 @@
 //! Prometheus metrics of one process.
 //!
-//! Each crate keeps a table of constants ([`CounterName`], [`GaugeName`], [`HistogramName`]) in one file, so that no
-//! name is a string scattered through the code; registering one gives the handle to count with. Names are written as
-//! they come out on `/metrics`, `_total` included.
+//! Each crate has a table of constants ([`CounterName`], [`GaugeName`], [`HistogramName`]) in one file, so
+//! that names are not strings scattered through the code; registering a name returns the metric's handle.
+//! Names are written as on `/metrics`, including `_total`.
 //!
-//! A metric must never decide anything: nothing in the process reads one back.
+//! A metric must never decide anything: the process does not read them.
 
 mod exposition;
 mod name;
@@ -26,29 +26,30 @@ pub use prometheus_client::metrics::family::Family;
 pub use prometheus_client::metrics::histogram::Histogram;
 pub use traced::{TracedHistogram, TracedHistogramFamily};
 
-/// A gauge of whole numbers.
+/// A gauge with integer values.
 pub type Gauge = prometheus_client::metrics::gauge::Gauge;
 
-/// A gauge of fractions, such as a rate.
+/// A gauge with fractional values, such as a rate.
 pub type RateGauge = prometheus_client::metrics::gauge::Gauge<f64, std::sync::atomic::AtomicU64>;
 
-/// Histograms that share a name and differ by label.
+/// Histograms with a common name and different labels.
 pub type HistogramFamily<L> = Family<L, Histogram, Buckets>;
 
-/// What can label the members of a family: `Vec<(&'static str, String)>`, or a struct that derives
-/// `prometheus_client::encoding::EncodeLabelSet`. Labels must come from small closed sets, never from clients.
+/// Labels of a family's members: `Vec<(&'static str, String)>`, or a struct that derives
+/// `prometheus_client::encoding::EncodeLabelSet`. Label values must come from small closed sets, never from
+/// clients.
 pub trait Labels: EncodeLabelSet + Clone + Debug + Eq + Hash + Send + Sync + 'static {}
 
 impl<L: EncodeLabelSet + Clone + Debug + Eq + Hash + Send + Sync + 'static> Labels for L {}
 
-/// Makes the histograms of a family.
+/// Constructor of a family's histograms.
 #[derive(Clone, Copy, Debug)]
 pub struct Buckets(&'static [f64]);
 
-/// All metrics of a process, or of one role where several share a process. Clones share them.
+/// All metrics of a process, or of one role if several share a process. Clones share them.
 ///
-/// Registration is part of startup. It panics where a name is registered twice: that is a slip in the code, and
-/// scrapers refuse such a page.
+/// Metrics are registered at startup. Registering a name twice panics: it is a bug, and scrapers refuse such
+/// a page.
 #[derive(Clone, Debug, Default)]
 pub struct Metrics {
     inner: Arc<Mutex<Inner>>,
@@ -61,7 +62,7 @@ struct Inner {
 }
 
 impl Metrics {
-    /// No metrics yet.
+    /// Creates an empty set.
     pub fn new() -> Self {
         Self::default()
     }
@@ -71,27 +72,27 @@ impl Metrics {
         self.register(name.family(), name.help, Counter::default())
     }
 
-    /// Registers counters that share a name and differ by label.
+    /// Registers counters with a common name and different labels.
     pub fn counter_family<L: Labels>(&self, name: &CounterName) -> Family<L, Counter> {
         self.register(name.family(), name.help, Family::default())
     }
 
-    /// Registers a gauge of whole numbers.
+    /// Registers a gauge with integer values.
     pub fn gauge(&self, name: &GaugeName) -> Gauge {
         self.register(name.name, name.help, Gauge::default())
     }
 
-    /// Registers gauges of whole numbers that share a name and differ by label.
+    /// Registers gauges with integer values, a common name and different labels.
     pub fn gauge_family<L: Labels>(&self, name: &GaugeName) -> Family<L, Gauge> {
         self.register(name.name, name.help, Family::default())
     }
 
-    /// Registers a gauge of fractions.
+    /// Registers a gauge with fractional values.
     pub fn rate_gauge(&self, name: &GaugeName) -> RateGauge {
         self.register(name.name, name.help, RateGauge::default())
     }
 
-    /// Registers gauges of fractions that share a name and differ by label.
+    /// Registers gauges with fractional values, a common name and different labels.
     pub fn rate_gauge_family<L: Labels>(&self, name: &GaugeName) -> Family<L, RateGauge> {
         self.register(name.name, name.help, Family::default())
     }
@@ -101,17 +102,17 @@ impl Metrics {
         self.register(name.name, name.help, Buckets(name.buckets).new_metric())
     }
 
-    /// Registers histograms that share a name and differ by label.
+    /// Registers histograms with a common name and different labels.
     pub fn histogram_family<L: Labels>(&self, name: &HistogramName) -> HistogramFamily<L> {
         self.register(name.name, name.help, Family::new_with_constructor(Buckets(name.buckets)))
     }
 
-    /// Registers histograms whose buckets name a trace each.
+    /// Registers histograms with a trace per bucket as exemplar.
     pub fn traced_histogram_family<L: Labels>(&self, name: &HistogramName) -> TracedHistogramFamily<L> {
         self.register(name.name, name.help, Family::new_with_constructor(Buckets(name.buckets)))
     }
 
-    /// The page that a scraper reads.
+    /// Returns the page for a scraper.
     pub fn encode(&self, exposition: Exposition) -> String {
         let inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
         exposition.encode(&inner.registry)

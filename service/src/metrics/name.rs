@@ -1,20 +1,20 @@
-//! The constants that tables of metric names are made of, checked when the crate that holds them is compiled.
+//! Constants for tables of metric names, checked at compile time.
 
-/// The name of a counter, which ends in `_total`.
+/// Name of a counter, which ends in `_total`.
 #[derive(Clone, Copy, Debug)]
 pub struct CounterName {
     pub(super) name: &'static str,
     pub(super) help: &'static str,
 }
 
-/// The name of a gauge.
+/// Name of a gauge.
 #[derive(Clone, Copy, Debug)]
 pub struct GaugeName {
     pub(super) name: &'static str,
     pub(super) help: &'static str,
 }
 
-/// The name of a histogram, and the upper bounds of its buckets.
+/// Name of a histogram, with the upper bounds of its buckets.
 #[derive(Clone, Copy, Debug)]
 pub struct HistogramName {
     pub(super) name: &'static str,
@@ -25,41 +25,41 @@ pub struct HistogramName {
 const TOTAL: &str = "_total";
 
 impl CounterName {
-    /// A counter as it appears on `/metrics`; `help` is one sentence without a full stop.
+    /// Defines a counter named as on `/metrics`; `help` is one sentence without a full stop.
     pub const fn new(name: &'static str, help: &'static str) -> Self {
         assert!(is_name(name), "a metric name holds only ASCII letters, digits after the first, `_` and `:`");
         assert!(is_total(name), "a counter's name ends in _total");
         Self { name, help }
     }
 
-    /// The name as it appears on `/metrics`.
+    /// The name as on `/metrics`.
     pub const fn as_str(&self) -> &'static str {
         self.name
     }
 
-    /// The name of the family, to which OpenMetrics adds `_total`.
+    /// Name of the family, to which OpenMetrics adds `_total`.
     pub(super) fn family(&self) -> &'static str {
         self.name.strip_suffix(TOTAL).expect("checked by the constructor")
     }
 }
 
 impl GaugeName {
-    /// A gauge as it appears on `/metrics`; `help` is one sentence without a full stop.
+    /// Defines a gauge named as on `/metrics`; `help` is one sentence without a full stop.
     pub const fn new(name: &'static str, help: &'static str) -> Self {
         assert!(is_name(name), "a metric name holds only ASCII letters, digits after the first, `_` and `:`");
         assert!(!is_total(name), "a name that ends in _total is a counter's");
         Self { name, help }
     }
 
-    /// The name as it appears on `/metrics`.
+    /// The name as on `/metrics`.
     pub const fn as_str(&self) -> &'static str {
         self.name
     }
 }
 
 impl HistogramName {
-    /// A histogram as it appears on `/metrics`, with the rising upper bounds of its buckets; the last one, infinity,
-    /// is added.
+    /// Defines a histogram named as on `/metrics`, with the increasing upper bounds of its buckets; the last
+    /// one, infinity, is added.
     pub const fn new(name: &'static str, help: &'static str, buckets: &'static [f64]) -> Self {
         assert!(is_name(name), "a metric name holds only ASCII letters, digits after the first, `_` and `:`");
         let mut bucket = 1;
@@ -70,7 +70,7 @@ impl HistogramName {
         Self { name, help, buckets }
     }
 
-    /// The name as it appears on `/metrics`, where `_bucket`, `_sum` and `_count` follow it.
+    /// The name as on `/metrics`, where it is followed by `_bucket`, `_sum` and `_count`.
     pub const fn as_str(&self) -> &'static str {
         self.name
     }

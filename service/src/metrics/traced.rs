@@ -1,5 +1,6 @@
-//! Histograms with exemplars: each bucket names the trace of the last sampled request that fell into it, so that a slow bucket on a dashboard leads to a
-//! trace. Only OpenMetrics has them; Prometheus keeps them where it runs with `--enable-feature=exemplar-storage`.
+//! Histograms with exemplars: each bucket names the trace of the last sampled request in it, so that a
+//! dashboard can link a slow bucket to a trace. Only OpenMetrics has exemplars; Prometheus stores them with
+//! `--enable-feature=exemplar-storage`.
 
 use std::time::SystemTime;
 
@@ -11,21 +12,21 @@ use tracing::Span;
 use super::Buckets;
 use crate::telemetry;
 
-/// Which trace. The name is the one that Grafana looks for.
+/// Label of an exemplar, with the name that Grafana expects.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub(super) struct TraceLabel {
     trace_id: String,
 }
 
-/// A histogram whose buckets name traces. Clones share it.
+/// A histogram with a trace per bucket. Clones share it.
 #[derive(Clone, Debug)]
 pub struct TracedHistogram(HistogramWithExemplars<TraceLabel>);
 
-/// [`TracedHistogram`]s that share a name and differ by label.
+/// [`TracedHistogram`]s with a common name and different labels.
 pub type TracedHistogramFamily<L> = Family<L, TracedHistogram, Buckets>;
 
 impl TracedHistogram {
-    /// Counts a value that was measured within `span`.
+    /// Observes a value measured within `span`.
     pub fn observe(&self, value: f64, span: &Span) {
         let trace = telemetry::trace_id_of(span).map(|trace_id| TraceLabel { trace_id });
         let at = trace.is_some().then(SystemTime::now);

@@ -1,6 +1,6 @@
-//! The gate: who is still inside, by name, and a future that resolves when nobody is.
+//! The gate: the names of its current holders, and a future that resolves when there are none.
 //!
-//! Counts and names only; it never cancels anything.
+//! It only counts and names; it never cancels anything.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -8,19 +8,19 @@ use std::sync::Arc;
 
 use tokio::sync::watch;
 
-/// Counts the holders of one kind, by name.
+/// Counts holders by name.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Gate {
     inside: Arc<watch::Sender<Holders>>,
-    /// Who enters here enters there too, so that a parent waits for its children.
+    /// Holders also enter the parent, so that a parent waits for its children.
     parent: Option<Box<Gate>>,
 }
 
-/// The names inside a gate, each with how often it is there.
+/// Names of the holders, with their counts.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Holders(BTreeMap<&'static str, usize>);
 
-/// Keeps a gate open until it is dropped.
+/// Holds a gate open until dropped.
 #[derive(Debug)]
 #[must_use = "a hold that is dropped at once holds nothing"]
 pub struct Hold {
@@ -44,7 +44,7 @@ impl Gate {
         self.inside.borrow().clone()
     }
 
-    /// Resolves when nobody is inside. Cancel safety: safe.
+    /// Resolves when there are no holders. Cancel safety: safe.
     pub(super) async fn emptied(&self) {
         let mut inside = self.inside.subscribe();
         inside.wait_for(|holders| holders.0.is_empty()).await.expect("self keeps the sender alive");

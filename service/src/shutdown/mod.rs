@@ -1,14 +1,16 @@
-//! How a process ends: a cancel token and a gate, always as a pair.
+//! Shutdown of a process: a cancellation token and a gate, always as a pair.
 //!
-//! Every task of a process runs under a [`Lifetime`]. The token says *stop*; the gate waits until everything that
-//! was started has let go, and names what has not. Servers stop in three phases:
+//! Every task of a process runs under a [`Lifetime`]. The token tells tasks to stop; the gate waits until all
+//! of them have ended, and names those that have not. Servers stop in three phases:
 //!
-//! 1. [`Lifetime::leave`]: peers are asked to go elsewhere, who comes all the same is still served (the lame-duck period);
-//! 2. [`Lifetime::drain`]: intake stops, what is in flight ([`Lifetime::work`]) may finish within a grace period;
-//! 3. [`Lifetime::shut_down`]: everything is cancelled, and the gate is waited for.
+//! 1. [`Lifetime::leave`]: peers are asked to connect elsewhere, new requests are still served (the lame-duck
+//!    period);
+//! 2. [`Lifetime::drain`]: intake stops, work in flight ([`Lifetime::work`]) may finish within a grace
+//!    period;
+//! 3. [`Lifetime::shut_down`]: everything is cancelled, and the gate is awaited.
 //!
-//! This is the only place that calls `tokio::spawn`. It must never kill a task: what outlives its grace period is
-//! named in the log and left to the end of the process.
+//! This is the only place that calls `tokio::spawn`. It must never kill a task: tasks that outlive the grace
+//! period are named in the log and left running until the process ends.
 
 mod gate;
 mod signal;
@@ -28,21 +30,21 @@ use gate::Gate;
 pub use gate::Hold;
 pub use signal::termination_signal;
 
-/// The token and gate that the tasks of one process, or of one part of it, run under.
+/// Token and gate of the tasks of a process, or of a part of it.
 ///
-/// Clones are handles to the same lifetime. A [`child`](Self::child) ends with its parent, can end before it, and
-/// whatever runs under the child also holds the parent's gate open.
+/// Clones are handles to the same lifetime. A [`child`](Self::child) ends with its parent and can end before
+/// it; everything that runs under the child also holds the parent's gate open.
 #[derive(Clone, Debug)]
 pub struct Lifetime {
     inner: Arc<Inner>,
 }
 
-/// Whether a wait on the gate saw the last holder go.
+/// Result of waiting for the gate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// Everything let go in time.
+    /// All holders ended in time.
     Clean,
-    /// The grace period ran out; the holders were named in the log.
+    /// The grace period expired; the remaining holders were logged.
     HeldOpen,
 }
 
@@ -51,19 +53,20 @@ struct Inner {
     leaving: CancellationToken,
     draining: CancellationToken,
     cancelled: CancellationToken,
-    /// Requests and streams in flight: what a drain waits for.
+    /// Requests and streams in flight: a drain waits for them.
     work: Gate,
-    /// Tasks and threads: what the end waits for.
+    /// Tasks and threads: the shutdown waits for them.
     tasks: Gate,
 }
 
 impl Lifetime {
-    /// A lifetime of its own, with no parent.
+    /// Creates a lifetime without a parent.
     pub fn new() -> Self {
         Self { inner: Arc::new(Inner::default()) }
     }
 
-    /// A part of this lifetime that can be ended alone, for instance one connection or one router's session.
+    /// Creates a part of this lifetime that can be ended alone, such as one connection or one router's
+    /// session.
     pub fn child(&self) -> Self {
         let Inner { leaving, draining, cancelled, work, tasks } = &*self.inner;
         let inner = Inner {
@@ -78,9 +81,9 @@ impl Lifetime {
 
     /// Runs `future` as a task that holds the gate open under `name` until it ends.
     ///
-    /// The task is not cancelled from outside: it watches [`cancelled`](Self::cancelled) itself. A panic is logged
-    /// with the task's name and then reaches whoever awaits the handle. The current tracing span is not inherited;
-    /// instrument the future where a task belongs to one request.
+    /// The task is not cancelled from outside: it has to watch [`cancelled`](Self::cancelled). A panic is
+    /// logged with the task's name and then propagates to the handle. The current tracing span is not
+    /// inherited; instrument the future if a task belongs to one request.
     pub fn spawn<F>(&self, name: &'static str, future: F) -> JoinHandle<F::Output>
     where
         F: Future + Send + 'static,
@@ -109,20 +112,21 @@ impl Lifetime {
         self.inner.tasks.enter(name)
     }
 
-    /// Marks one piece of client work (a request, a stream) as in flight until the hold is dropped; a drain waits
-    /// for it. Keep the hold inside the response body, so that streaming counts as work.
+    /// Marks a piece of client work (a request, a stream) as in flight until the hold is dropped; a drain
+    /// waits for it. Keep the hold inside the response body, so that streaming counts as work.
     pub fn work(&self, name: &'static str) -> Hold {
         self.inner.work.enter(name)
     }
 
-    /// Resolves once peers should be asked to go elsewhere: at [`leave`](Self::leave) and whatever comes after it.
+    /// Resolves once peers should be asked to connect elsewhere: at [`leave`](Self::leave) and in the later
+    /// phases.
     ///
     /// Cancel safety: safe.
     pub fn leaving(&self) -> impl Future<Output = ()> + Send + use<> {
         self.inner.leaving.clone().cancelled_owned()
     }
 
-    /// Whether peers should be asked to go elsewhere.
+    /// Whether peers should be asked to connect elsewhere.
     pub fn is_leaving(&self) -> bool {
         self.inner.leaving.is_cancelled()
     }
@@ -151,7 +155,7 @@ impl Lifetime {
         self.inner.cancelled.is_cancelled()
     }
 
-    /// First phase: peers are asked to go elsewhere. Nothing is refused yet.
+    /// First phase: peers are asked to connect elsewhere. Nothing is refused yet.
     pub fn leave(&self) {
         self.inner.leaving.cancel();
     }
@@ -168,9 +172,9 @@ impl Lifetime {
         Outcome::HeldOpen
     }
 
-    /// Third phase: cancels everything and waits up to `grace` until the last holder has let go.
+    /// Third phase: cancels everything and waits up to `grace` until all holders have ended.
     ///
-    /// Must not be awaited by a task that itself runs under this lifetime: it would wait for its own end.
+    /// Must not be awaited by a task that runs under this lifetime: it would wait for itself.
     pub async fn shut_down(&self, grace: Duration) -> Outcome {
         self.leave();
         self.inner.draining.cancel();
@@ -194,7 +198,7 @@ impl Default for Lifetime {
     }
 }
 
-/// What a panic said, where it said it in words.
+/// Message of a panic, if it is text.
 fn panic_text(payload: &(dyn Any + Send)) -> &str {
     let text = payload.downcast_ref::<&str>().copied();
     text.or_else(|| payload.downcast_ref::<String>().map(String::as_str)).unwrap_or("(no text)")

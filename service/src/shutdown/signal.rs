@@ -13,9 +13,9 @@ pub fn termination_signal() -> impl Future<Output = &'static str> + Send {
     async move {
         tokio::select! {
             biased;
-            // Ctrl-C, and what `outrider up` sends to its children.
+            // Ctrl-C; also sent by `outrider up` to its children.
             _ = interrupt.recv() => "SIGINT",
-            // What container runtimes send first.
+            // Sent first by container runtimes.
             _ = terminate.recv() => "SIGTERM",
         }
     }

@@ -1,4 +1,4 @@
-//! The two phases, the gate's names, and panics.
+//! The phases, the names of holders, and panics.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! OTLP over HTTP/1.1, for collectors that speak no gRPC: one connection for each batch of spans.
+//! OTLP over HTTP/1.1, for collectors without gRPC: one connection per batch of spans.
 
 use std::time::Duration;
 
@@ -17,11 +17,11 @@ use tokio_rustls::rustls::pki_types::ServerName;
 
 /// Sends batches.
 pub(super) struct ExportClient {
-    /// Where sockets live: the exporter calls from a thread of its own.
+    /// Runtime of the sockets: the exporter calls from its own thread.
     pub(super) runtime: Handle,
-    /// For an endpoint at `https://`.
+    /// TLS for endpoints at `https://`.
     pub(super) tls: TlsConnector,
-    /// How long one batch may take.
+    /// Timeout of one batch.
     pub(super) timeout: Duration,
 }
 
@@ -64,12 +64,13 @@ where
         let (head, body) = sender.send_request(request).await?.into_parts();
         Ok(Response::from_parts(head, body.collect().await?.to_bytes()))
     };
-    // The connection is over once nobody can ask any more; how it ended does not matter where there is an answer.
+    // The connection ends when the sender is dropped; its result does not matter once there is a response.
     let (answer, _ended) = futures::future::join(answer, connection).await;
     answer
 }
 
-/// As HTTP/1.1 wants it of a client: the path in the first line, the authority in `host`.
+/// Converts the request to origin form, as HTTP/1.1 requires of clients: the path in the first line, the
+/// authority in `host`.
 fn in_origin_form(request: Request<Bytes>) -> Result<Request<Full<Bytes>>, HttpError> {
     let (mut head, body) = request.into_parts();
     let authority = head.uri.authority().ok_or("the endpoint names no host")?;

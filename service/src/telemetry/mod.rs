@@ -1,9 +1,10 @@
-//! What a process says about itself while it runs: log lines on stderr, and spans to an OTLP collector.
+//! Telemetry of a process: log lines on stderr, and spans to an OTLP collector.
 //!
-//! Called once, by `main`, after the configuration is known and before anything else starts. Traces are off unless
-//! an endpoint is named in the standard variables (see `otlp.rs`). Trace context crosses processes in W3C form (see
-//! `propagation.rs`). Telemetry must never fail or hold up the work it tells about: a collector that is away costs
-//! its spans, a log that nobody reads costs its lines (see `writer.rs`), and the last flush has a bound.
+//! Set up once by `main`, after the configuration is known and before anything else starts. Traces are off
+//! unless the standard variables name an endpoint (see `otlp.rs`). Trace context crosses processes in W3C
+//! format (see `propagation.rs`). Telemetry must never fail or delay the work it describes: if the collector
+//! is unreachable, spans are lost; if the log is not read, lines are dropped (see `writer.rs`); and the last
+//! flush has a timeout.
 
 mod http_client;
 mod otlp;
@@ -34,35 +35,36 @@ pub use propagation::{
     set_parent_from_metadata, set_parent_in_trace, span_id_of, trace_id_of, traceparent_of,
 };
 
-/// How long the last spans may take to reach the collector when the process ends.
+/// Timeout for sending the last spans when the process ends.
 pub const FLUSH_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// Libraries whose own spans are not ours to export; the exporter's own calls would even breed further spans.
+/// Libraries whose spans are not exported; exporting those of the exporter's own calls would even create
+/// further spans.
 const FOREIGN: [&str; 6] = ["h2", "hyper", "tonic", "tower", "opentelemetry", "reqwest"];
 
-/// What a process tells and in which form.
+/// Settings of logs and traces.
 #[derive(Clone, Debug)]
 pub struct TelemetryConfig {
-    /// The `service.name` of traces, unless `OTEL_SERVICE_NAME` or `OTEL_RESOURCE_ATTRIBUTES` say otherwise.
+    /// The `service.name` of traces, unless `OTEL_SERVICE_NAME` or `OTEL_RESOURCE_ATTRIBUTES` set another.
     pub service_name: String,
-    /// The form of log lines.
+    /// Format of log lines.
     pub log_format: LogFormat,
-    /// Which log lines are written.
+    /// Filter of log lines.
     pub log_filter: LogFilter,
 }
 
-/// The form of log lines.
+/// Format of log lines.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "lowercase")]
 pub enum LogFormat {
-    /// For people.
+    /// Text for humans.
     #[default]
     Text,
-    /// One JSON object a line.
+    /// One JSON object per line.
     Json,
 }
 
-/// Directives such as `info` or `warn,router=debug`, known to be well-formed.
+/// Log directives such as `info` or `warn,router=debug`, known to be well-formed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LogFilter(String);
 
@@ -72,17 +74,17 @@ pub enum TelemetryError {
     /// The exporter refused its settings.
     #[error("cannot set up the otlp exporter, check the OTEL_EXPORTER_OTLP_* variables: {0}")]
     Exporter(#[from] opentelemetry_otlp::ExporterBuildError),
-    /// A protocol that this build does not speak.
+    /// Unsupported protocol.
     #[error(
         "{variable}={value}: only the otlp protocols grpc and http/protobuf are supported; set it to one of them or unset it"
     )]
     Protocol {
-        /// The variable that asks for it.
+        /// The variable that requests it.
         variable: &'static str,
-        /// What it asks for.
+        /// Its value.
         value: String,
     },
-    /// A certificate or key that a variable names is of no use.
+    /// A certificate or key named by a variable cannot be used.
     #[error(
         "cannot use a file that OTEL_EXPORTER_OTLP_CERTIFICATE, _CLIENT_CERTIFICATE or _CLIENT_KEY names: {0}"
     )]
@@ -90,12 +92,13 @@ pub enum TelemetryError {
     /// The thread that writes log lines cannot start.
     #[error("cannot start the thread that writes the log: {0}")]
     LogThread(std::io::Error),
-    /// This process has a subscriber already.
+    /// The process already has a subscriber.
     #[error("telemetry is set up once in a process, by its main: {0}")]
     AlreadySetUp(#[from] tracing_subscriber::util::TryInitError),
 }
 
-/// Keeps the exporter alive. Dropping it flushes the last spans, for at most [`FLUSH_TIMEOUT`] on this thread.
+/// Keeps the exporter alive. Dropping it flushes the last spans, blocking this thread for at most
+/// [`FLUSH_TIMEOUT`].
 #[derive(Debug)]
 #[must_use = "dropping the guard ends the export of traces"]
 pub struct TelemetryGuard {
@@ -103,7 +106,7 @@ pub struct TelemetryGuard {
     log: LogWriter,
 }
 
-/// Sets up logs and, where the environment names a collector, traces. Needs a Tokio runtime in the second case.
+/// Sets up logs and, if the environment names a collector, traces. Traces need a Tokio runtime.
 pub fn init(config: &TelemetryConfig) -> Result<TelemetryGuard, TelemetryError> {
     let traces = otlp::provider(&config.service_name)?;
     let tracer = traces.as_ref().map(|provider| provider.tracer("outrider"));
@@ -123,7 +126,7 @@ fn logs(config: &TelemetryConfig, log: &LogWriter) -> Box<dyn Layer<Registry> + 
     }
 }
 
-/// What is logged. It knows the level below which nothing is: what libraries would tell there costs next to nothing.
+/// Filter of log events. It has a level hint, so events of libraries below that level cost next to nothing.
 fn log_filter(directives: &LogFilter, log: &LogWriter) -> impl Filter<Registry> + use<> {
     EnvFilter::new(&directives.0).and(RateLimit::new(log.clone()))
 }
@@ -132,15 +135,15 @@ fn exported_spans() -> FilterFn {
     filter_fn(is_exported as fn(&Metadata<'_>) -> bool).with_max_level_hint(LevelFilter::INFO)
 }
 
-/// Spans of level INFO and above are exported whatever the log filter says, with the events inside them.
+/// Spans of level INFO and above are exported with their events, whatever the log filter is.
 fn is_exported(metadata: &Metadata<'_>) -> bool {
     let library = metadata.target().split("::").next().unwrap_or_default();
     *metadata.level() <= Level::INFO && !FOREIGN.iter().any(|foreign| library.starts_with(foreign))
 }
 
 impl TelemetryGuard {
-    /// Flushes without blocking the runtime's own threads, on which the exporter depends. Awaited at the very end
-    /// of `main`, it is kinder than dropping the guard.
+    /// Flushes without blocking the runtime's threads, which the exporter needs. Preferable to dropping the
+    /// guard; await it at the very end of `main`.
     pub async fn shut_down(self) {
         if tokio::task::spawn_blocking(move || drop(self)).await.is_err() {
             tracing::warn!("flushing the last spans panicked");

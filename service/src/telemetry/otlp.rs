@@ -1,15 +1,15 @@
-//! The exporter of spans, as the standard variables ask for it.
+//! The span exporter, configured by the standard variables.
 //!
 //! | variable | read by |
 //! |---|---|
 //! | `OTEL_EXPORTER_OTLP_ENDPOINT`, `OTEL_EXPORTER_OTLP_TRACES_ENDPOINT` | here: without one, nothing is exported |
 //! | `OTEL_SDK_DISABLED`, `OTEL_TRACES_EXPORTER`, `OTEL_EXPORTER_OTLP[_TRACES]_PROTOCOL` | here |
-//! | `OTEL_SERVICE_NAME`, `OTEL_RESOURCE_ATTRIBUTES` | the SDK; the process's own name fills a gap |
+//! | `OTEL_SERVICE_NAME`, `OTEL_RESOURCE_ATTRIBUTES` | the SDK; the default is the process's name |
 //! | `OTEL_TRACES_SAMPLER[_ARG]`, `OTEL_BSP_*`, `OTEL_SPAN_*_LIMIT` | the SDK |
-//! | `OTEL_EXPORTER_OTLP[_TRACES]_{HEADERS,TIMEOUT,INSECURE}` | the exporter; the timeout of one call over HTTP here |
-//! | `OTEL_EXPORTER_OTLP[_TRACES]_{CERTIFICATE,CLIENT_CERTIFICATE,CLIENT_KEY}` | here, for an endpoint at `https://`: whom to trust instead of the system's authorities, and what to show |
+//! | `OTEL_EXPORTER_OTLP[_TRACES]_{HEADERS,TIMEOUT,INSECURE}` | the exporter; the timeout of calls over HTTP here |
+//! | `OTEL_EXPORTER_OTLP[_TRACES]_{CERTIFICATE,CLIENT_CERTIFICATE,CLIENT_KEY}` | here, for an endpoint at `https://`: CA certificate instead of the system's authorities, client certificate and key |
 //!
-//! gRPC is spoken, and protobuf over HTTP where `http/protobuf` is asked for.
+//! Exports over gRPC, or as protobuf over HTTP if `http/protobuf` is requested.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -37,7 +37,7 @@ const HTTP: &str = "http/protobuf";
 /// OpenTelemetry's default.
 const TIMEOUT_MILLIS: u64 = 10_000;
 
-/// The provider of tracers, or `None` where the environment names no collector.
+/// Returns the tracer provider; `None` if the environment names no collector.
 pub(super) fn provider(service_name: &str) -> Result<Option<SdkTracerProvider>, TelemetryError> {
     if !is_wanted() {
         return Ok(None);
@@ -54,7 +54,7 @@ pub(super) fn provider(service_name: &str) -> Result<Option<SdkTracerProvider>, 
 }
 
 fn over_grpc() -> Result<SpanExporter, TelemetryError> {
-    // What is spoken with an endpoint at `https://`.
+    // TLS settings for an endpoint at `https://`.
     let [ca, cert, key] = tls_files();
     let tls = match ca {
         None => ClientTlsConfig::new().with_enabled_roots(),
@@ -76,12 +76,12 @@ fn over_http() -> Result<SpanExporter, TelemetryError> {
     Ok(builder.with_http_client(client).build()?)
 }
 
-/// Whom to trust, and what to show and its key.
+/// Files of the CA certificate, the client certificate and its key.
 fn tls_files() -> [Option<PathBuf>; 3] {
     ["CERTIFICATE", "CLIENT_CERTIFICATE", "CLIENT_KEY"].map(file)
 }
 
-/// The file that a variable names, the one for traces before the one for all signals.
+/// Returns the file named by a variable; the one for traces takes precedence over the one for all signals.
 fn file(name: &str) -> Option<PathBuf> {
     let of = |signal| env_var(&format!("OTEL_EXPORTER_OTLP_{signal}{name}"));
     of("TRACES_").or_else(|| of("")).map(PathBuf::from)

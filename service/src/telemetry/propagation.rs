@@ -1,7 +1,7 @@
-//! Trace context across processes, in W3C form: out of headers into a span's parent, and out of a span.
+//! Trace context across processes, in W3C format: headers to a span's parent, and a span to headers.
 //!
-//! A request must never fail for its trace context: what is malformed is ignored, and without an exporter there is
-//! no context to hand on.
+//! A request must never fail because of its trace context: malformed context is ignored, and without an
+//! exporter there is no context to pass on.
 
 use http::{HeaderMap, HeaderName, HeaderValue};
 use opentelemetry::Context;
@@ -18,24 +18,24 @@ struct Headers<'a>(&'a HeaderMap);
 
 struct HeadersMut<'a>(&'a mut HeaderMap);
 
-/// The `traceparent` that makes another process's span a child of `span`; `None` where traces are off.
+/// The `traceparent` that makes another process's span a child of `span`; `None` if traces are off.
 pub fn traceparent_of(span: &Span) -> Option<String> {
     let mut headers = HeaderMap::new();
     inject_headers(span, &mut headers);
     Some(headers.get(TRACEPARENT)?.to_str().ok()?.to_owned())
 }
 
-/// Makes `span` a child of the span that `traceparent` names; a malformed one is ignored. Call it before anything
-/// is done with the span.
+/// Makes `span` a child of the span named by `traceparent`; a malformed one is ignored. Must be called before
+/// the span is used.
 pub fn set_parent(span: &Span, traceparent: &str) {
     if let Ok(value) = HeaderValue::from_str(traceparent) {
         set_parent_from_headers(span, &HeaderMap::from_iter([(TRACEPARENT, value)]));
     }
 }
 
-/// [`set_parent`], below another span of the trace that `traceparent` names; `span_id` 0 is none.
+/// Like [`set_parent`], but with another span of the same trace as the parent; `span_id` 0 means none.
 pub fn set_parent_in_trace(span: &Span, traceparent: &str, span_id: u64) {
-    // Version, trace, span and flags, in hexadecimal digits of fixed numbers.
+    // Version, trace, span and flags, as hexadecimal digits of fixed length.
     match (traceparent.get(..36), traceparent.get(52..)) {
         (Some(trace), Some(flags)) if span_id != 0 => {
             set_parent(span, &format!("{trace}{span_id:016x}{flags}"))
@@ -44,12 +44,13 @@ pub fn set_parent_in_trace(span: &Span, traceparent: &str, span_id: u64) {
     }
 }
 
-/// The id of `span` in its trace; 0 where traces are off.
+/// Returns the id of `span`; 0 if traces are off.
 pub fn span_id_of(span: &Span) -> u64 {
     u64::from_be_bytes(span.context().span().span_context().span_id().to_bytes())
 }
 
-/// The id of the trace that `span` is exported in; `None` where traces are off or this one is not sampled.
+/// Returns the id of the trace in which `span` is exported; `None` if traces are off or the trace is not
+/// sampled.
 pub fn trace_id_of(span: &Span) -> Option<String> {
     let context = span.context();
     let context = context.span().span_context().clone();
@@ -63,7 +64,7 @@ pub fn set_parent_from_headers(span: &Span, headers: &HeaderMap) {
         return;
     }
     match span.set_parent(context) {
-        // Without an exporter no span has a context, and a filtered span has no use for one.
+        // Without an exporter no span has a context, and a span that was filtered out does not need one.
         Ok(()) | Err(SetParentError::LayerNotFound | SetParentError::SpanDisabled) => {}
         Err(error) => tracing::debug!(%error, "a span kept its parent"),
     }
@@ -96,7 +97,7 @@ impl Extractor for Headers<'_> {
 
 impl Injector for HeadersMut<'_> {
     fn set(&mut self, key: &str, value: String) {
-        // An empty tracestate is legal but says nothing.
+        // An empty tracestate is valid but carries no information.
         if value.is_empty() {
             return;
         }
@@ -118,7 +119,7 @@ mod tests {
     const TRACE: &str = "4bf92f3577b34da6a3ce929d0e0e4736";
     const PARENT: &str = "00f067aa0ba902b7";
 
-    /// Runs `body` where spans have contexts, without any exporter.
+    /// Runs `body` with trace contexts but without an exporter.
     fn with_traces(body: impl FnOnce()) {
         let tracer = SdkTracerProvider::builder().build().tracer("test");
         let subscriber =

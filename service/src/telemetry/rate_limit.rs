@@ -1,5 +1,5 @@
-//! Warnings and errors at most so often from one place in the code: a worker that talks nonsense with every reply, or a flood
-//! of connections, must not drown the log. What was left out is counted and told.
+//! Limits warnings and errors per place in the code, so that a misbehaving worker or a flood of connections
+//! cannot fill the log. Dropped lines are counted, and the count is logged.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
@@ -12,17 +12,17 @@ use tracing_subscriber::layer::{Context, Filter};
 
 use super::writer::LogWriter;
 
-/// So many lines from one place within a window.
+/// Maximum number of lines from one place per window.
 const LINES_MAX: u64 = 20;
 const WINDOW: Duration = Duration::from_secs(10);
 
-/// Passes an event unless too many came from its place.
+/// Drops an event if its place has logged too many.
 pub(super) struct RateLimit {
     writer: LogWriter,
     places: Mutex<HashMap<Identifier, Budget>>,
 }
 
-/// The lines of one place in one window.
+/// Lines of one place in the current window.
 #[derive(Debug)]
 struct Budget {
     began: Instant,
@@ -35,7 +35,7 @@ impl Budget {
         Self { began: now, num_passed: 0, num_left_out: 0 }
     }
 
-    /// `None`: leave it out. Else write it, after so many that were left out before.
+    /// Returns `None` to drop a line; otherwise the number of lines dropped in the previous window.
     fn take(&mut self, now: Instant) -> Option<u64> {
         let mut left_out = 0;
         if now.saturating_duration_since(self.began) >= WINDOW {
@@ -62,8 +62,8 @@ impl<S: Subscriber> Filter<S> for RateLimit {
         true
     }
 
-    // It takes no level away. A filter that does not say so might want spans of any level, and then those of libraries are
-    // made and dropped in every frame.
+    // Every level may pass. Without this hint the filter might enable spans of any level, and then libraries'
+    // spans would be created and dropped for every frame.
     fn max_level_hint(&self) -> Option<LevelFilter> {
         Some(LevelFilter::TRACE)
     }

@@ -1,6 +1,6 @@
-//! Log lines to stderr without waiting for whoever reads them: a thread of its own writes, and where it cannot keep up, lines
-//! are dropped, counted, and the count is written in their place. So a pipe that nobody drains stops no scheduler and no
-//! device thread. (Of tracing-appender's writer nobody learns from the log that lines are missing.)
+//! Writes log lines to stderr without blocking the caller: a dedicated thread writes, and if it cannot keep
+//! up, lines are dropped and counted, and the count is logged. So an unread pipe cannot stop the scheduler or
+//! a device thread. (The log of tracing-appender's writer does not show that lines are missing.)
 
 use std::convert::Infallible;
 use std::io::{self, Write};
@@ -13,10 +13,10 @@ use tracing_subscriber::fmt::MakeWriter;
 
 use super::LogFormat;
 
-/// Lines that wait to be written; more are dropped.
+/// Maximum number of queued lines; further ones are dropped.
 const LINES_MAX: usize = 4_096;
 
-/// How long the last lines may take when the process ends.
+/// Timeout for the last lines when the process ends.
 const FLUSH_TIMEOUT: Duration = Duration::from_secs(1);
 
 enum Message {
@@ -25,7 +25,7 @@ enum Message {
     Flush(SyncSender<Infallible>),
 }
 
-/// Takes lines. Clones write to the same place.
+/// Handle to the writer. Clones write to the same output.
 #[derive(Clone, Debug)]
 pub(super) struct LogWriter {
     messages: SyncSender<Message>,
@@ -34,7 +34,7 @@ pub(super) struct LogWriter {
 }
 
 impl LogWriter {
-    /// Writes to `out` on a thread of its own.
+    /// Starts a thread that writes to `out`.
     pub(super) fn start(out: impl Write + Send + 'static, format: LogFormat) -> io::Result<Self> {
         let (messages, received) = sync_channel(LINES_MAX);
         let writer = Self { messages, format, num_dropped: Arc::default() };
@@ -44,12 +44,13 @@ impl LogWriter {
         Ok(writer)
     }
 
-    /// A line of our own about the log itself.
+    /// Logs a line about the log itself.
     pub(super) fn note(&self, text: &str) {
         self.send(note(self.format, text));
     }
 
-    /// Waits until what was logged is written, but not for long: a pipe that nobody drains keeps no process alive. Whether it is.
+    /// Waits until all queued lines are written, but not long: an unread pipe must not keep the process
+    /// alive. Returns whether they are.
     pub(super) fn flush(&self) -> bool {
         let (written, wait) = sync_channel(0);
         let sent = self.messages.try_send(Message::Flush(written)).is_ok();
@@ -63,7 +64,7 @@ impl LogWriter {
     }
 }
 
-/// A log thread that writes nothing more has nobody to tell: failed writes are let go.
+/// Write errors are ignored, because there is nowhere to report them.
 fn write_all(received: &Receiver<Message>, num_dropped: &AtomicU64, mut out: impl Write, format: LogFormat) {
     while let Ok(message) = received.recv() {
         match message {
@@ -118,7 +119,7 @@ mod tests {
 
     use super::*;
 
-    /// Stderr whose reader takes a line only when it is told to.
+    /// Stderr whose reader takes a line only on request.
     struct Pipe {
         may_write: Receiver<()>,
         written: Arc<Mutex<Vec<u8>>>,
@@ -141,14 +142,14 @@ mod tests {
         let written = Arc::new(Mutex::new(Vec::new()));
         let pipe = Pipe { may_write, written: Arc::clone(&written) };
         let mut writer = LogWriter::start(pipe, LogFormat::Text).unwrap();
-        // One line may be with the thread already, the others wait; none of this waits for the reader.
+        // The thread may already hold one line, the others are queued; nothing waits for the reader.
         for idx in 0..LINES_MAX + 11 {
             writer.write_all(format!("line {idx}\n").as_bytes()).unwrap();
         }
         for _ in 0..2 * LINES_MAX {
             read.send(()).unwrap();
         }
-        // Full until the thread has come so far.
+        // The flush fails while the queue is full.
         while !writer.flush() {}
         let text = String::from_utf8(written.lock().unwrap().clone()).unwrap();
         assert!(text.starts_with("line 0\n"), "{text}");

@@ -1,5 +1,5 @@
-//! Lets in only clients whose certificate is for a name: one authority may sign for all of a cluster, and yet a draft worker's
-//! certificate opens no target.
+//! Accepts only clients whose certificate is for a given name: if one authority signs for the whole cluster,
+//! a draft worker's certificate still cannot be used at a target.
 
 use std::sync::Arc;
 
@@ -10,8 +10,8 @@ use tokio_rustls::rustls::server::ParsedCertificate;
 use tokio_rustls::rustls::server::danger::{ClientCertVerified, ClientCertVerifier};
 use tokio_rustls::rustls::{DigitallySignedStruct, DistinguishedName, Error, SignatureScheme};
 
-/// Checks a client's certificate as `inner` does, and that it is for one of `names`. Names are matched as a client matches a
-/// server's (RFC 6125): DNS names, with wildcards in the certificate, and addresses.
+/// Checks a client's certificate as `inner` does, and that it is for one of `names`. Names are matched as a
+/// client matches a server's (RFC 6125): DNS names, with wildcards in the certificate, and addresses.
 #[derive(Debug)]
 pub(super) struct ClientNames {
     pub(super) inner: Arc<dyn ClientCertVerifier>,
@@ -34,7 +34,7 @@ impl ClientCertVerifier for ClientNames {
                 Err(error) => fault = Some(error),
             }
         }
-        // Without names nobody asked for one.
+        // Without names any certificate is accepted.
         fault.map_or(Ok(verified), Err)
     }
 

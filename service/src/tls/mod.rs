@@ -1,8 +1,9 @@
-//! TLS from PEM files: what a process shows at its listeners, and whom it trusts when it calls others.
+//! TLS from PEM files: the identity of listeners, and the trusted authorities for outgoing connections.
 //!
-//! The files are read while the configuration is checked, so that a certificate without its key ends the process before a port
-//! is bound, and again when they change: new connections show and trust what was renewed, open ones go on. The authority that
-//! clients' certificates are checked against is read once; another one is taken up by a restart, which drains first.
+//! The files are read while the configuration is checked, so that a certificate without its key ends the
+//! process before a port is bound. They are reread when they change: new connections use the renewed files,
+//! open ones go on. The authority for clients' certificates is read once; changing it needs a restart, which
+//! drains first.
 
 mod client_names;
 
@@ -26,73 +27,74 @@ use self::client_names::ClientNames;
 use crate::config::Faults;
 use crate::renewed::Renewed;
 
-/// What may be spoken inside: gRPC and HTTP choose for themselves.
+/// ALPN protocols: gRPC and HTTP choose among them.
 const PROTOCOLS: [&[u8]; 2] = [b"h2", b"http/1.1"];
 
-/// Why files cannot be used.
+/// Why TLS files cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum TlsError {
     /// A file cannot be read.
     #[error("cannot read {}: {source}", path.display())]
     Read {
-        /// Which.
+        /// Path of the file.
         path: PathBuf,
-        /// Why.
+        /// Cause.
         source: io::Error,
     },
-    /// A file holds something else.
+    /// A file has other content.
     #[error("{}: {reason}; expected PEM with {expected}", path.display())]
     Content {
-        /// Which.
+        /// Path of the file.
         path: PathBuf,
-        /// What is in the way.
+        /// What is wrong.
         reason: String,
-        /// What should be there.
+        /// Expected content.
         expected: &'static str,
     },
     /// Certificate and key cannot be used together.
     #[error("{} and {} cannot be used together: {source}", cert.display(), key.display())]
     Pair {
-        /// The certificate's file.
+        /// File of the certificate.
         cert: PathBuf,
-        /// The key's file.
+        /// File of the key.
         key: PathBuf,
-        /// What the TLS library says.
+        /// Error of the TLS library.
         source: rustls::Error,
     },
-    /// A certificate authority's certificate is of no use.
+    /// The certificate of an authority cannot be used.
     #[error("{}: {source}", path.display())]
     Authority {
-        /// Its file.
+        /// Path of the file.
         path: PathBuf,
-        /// What the TLS library says.
+        /// Error of the TLS library.
         source: VerifierBuilderError,
     },
-    /// What clients are to be certified for is no name.
+    /// A client name is neither a DNS name nor an address.
     #[error("`{0}` is neither a DNS name nor an address")]
     Name(String),
 }
 
-/// Flags of a process whose listeners may speak TLS.
+/// TLS flags of a process with listeners.
 #[derive(Debug, Clone, Default, clap::Args, Serialize)]
 #[command(next_help_heading = "TLS")]
 pub struct ServerTlsFlags {
-    /// The certificate chain to present, PEM; with it every port except --admin accepts TLS only
+    /// Certificate chain to present, PEM; with it every port except --admin accepts TLS only
     #[arg(long, value_name = "FILE")]
     pub tls_cert: Option<PathBuf>,
-    /// The private key of --tls-cert, PEM
+    /// Private key of --tls-cert, PEM
     #[arg(long, value_name = "FILE")]
     pub tls_key: Option<PathBuf>,
     /// Accept only clients that present a certificate signed by this authority, PEM
     #[arg(long, value_name = "FILE")]
     pub tls_client_ca: Option<PathBuf>,
-    /// Of these, accept only clients whose certificate is for one of these DNS names or addresses, comma-separated: where one authority
-    /// signs for the whole cluster, the routers' name keeps draft workers out of targets
+    /// Of these, accept only clients whose certificate is for one of these DNS names or addresses,
+    /// comma-separated: where one authority signs for the whole cluster, the routers' name keeps draft
+    /// workers out of targets
     #[arg(long, value_name = "NAMES", value_delimiter = ',')]
     pub tls_client_name: Option<Vec<String>>,
 }
 
-/// The raw settings of the same.
+/// Raw TLS settings of a process with listeners.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub struct RawServerTls {
     tls_cert: Option<PathBuf>,
@@ -102,12 +104,12 @@ pub struct RawServerTls {
 }
 
 impl RawServerTls {
-    /// Whether only who shows a certificate is to be let in.
+    /// Whether clients must present a certificate.
     pub fn is_mutual(&self) -> bool {
         self.tls_cert.is_some() && self.tls_client_ca.is_some()
     }
 
-    /// What to speak at the listeners; `None` without certificate, and where there was a fault.
+    /// Returns the listeners' TLS settings; `None` without a certificate, or if there was a fault.
     pub fn validate(&self, faults: &mut Faults) -> Option<ServerTls> {
         let with_cert = |file: &Option<PathBuf>| file.is_none() || self.tls_cert.is_some();
         for (field, file) in [("tls_key", &self.tls_key), ("tls_client_ca", &self.tls_client_ca)] {
@@ -130,21 +132,21 @@ impl RawServerTls {
     }
 }
 
-/// Who may connect.
+/// Which clients may connect.
 #[derive(Debug, Clone, Copy)]
 pub struct Clients<'a> {
-    /// Who shows a certificate that this authority signed,
+    /// Authority that must have signed the client's certificate.
     pub ca: &'a Path,
-    /// for one of these DNS names or addresses; for any where there are none.
+    /// DNS names or addresses, one of which the certificate must be for; empty: any.
     pub names: &'a [String],
 }
 
-/// How a listener speaks TLS.
+/// TLS settings of a listener.
 #[derive(Debug, Clone)]
 pub struct ServerTls(Arc<ServerConfig>);
 
 impl ServerTls {
-    /// Reads a certificate chain, its key, and what certificates a client must have, if it must have one.
+    /// Reads a certificate chain and its key, and the requirements on clients' certificates, if any.
     pub fn read(cert: &Path, key: &Path, clients: Option<Clients<'_>>) -> Result<Self, TlsError> {
         let provider = provider();
         let builder = ServerConfig::builder_with_provider(Arc::clone(&provider))
@@ -181,7 +183,7 @@ impl Clients<'_> {
     }
 }
 
-/// What a listener shows, by whatever name it is called.
+/// Presents the same certificate for every server name.
 #[derive(Debug)]
 struct ShownCertificate(Renewed<Arc<CertifiedKey>>);
 
@@ -191,12 +193,13 @@ impl ResolvesServerCert for ShownCertificate {
     }
 }
 
-/// Whom to trust at `https://` addresses, and what to show there.
+/// Trusted authority, and optional client certificate, for `https://` addresses.
 #[derive(Debug, Clone)]
 pub struct ClientTls(Arc<Renewed<ClientTlsConfig>>);
 
 impl ClientTls {
-    /// Reads the authority that signed the servers' certificates, and a certificate and key of our own where they ask for one.
+    /// Reads the authority for the servers' certificates, and a client certificate with its key, if servers
+    /// require one.
     pub fn read(ca: &Path, identity: Option<(&Path, &Path)>) -> Result<Self, TlsError> {
         let ca = ca.to_owned();
         let identity = identity.map(|(cert, key)| (cert.to_owned(), key.to_owned()));
@@ -206,7 +209,7 @@ impl ClientTls {
         Ok(Self(Arc::new(config)))
     }
 
-    /// For `tonic::transport::Endpoint::tls_config`, by what the files hold now.
+    /// Settings for `tonic::transport::Endpoint::tls_config`, from the files' current content.
     pub fn config(&self) -> ClientTlsConfig {
         self.0.now()
     }
@@ -218,14 +221,14 @@ fn client_config(ca: &Path, identity: Option<&(PathBuf, PathBuf)>) -> Result<Cli
     let mut config = ClientTlsConfig::new().ca_certificate(Certificate::from_pem(ca.text));
     if let Some((cert, key)) = identity {
         let (cert, key) = (Pem::read(cert)?, Pem::read(key)?);
-        // Tried here, so that a wrong file is found now and not at the first call.
+        // Tried here, so that an invalid file is found now and not at the first call.
         certified_key(&cert, &key)?;
         config = config.identity(Identity::from_pem(cert.text, key.text));
     }
     Ok(config)
 }
 
-/// What a client speaks that is no gRPC client, at `https://`: the system's authorities are trusted where none is named.
+/// TLS settings of clients other than gRPC; without `ca` the system's authorities are trusted.
 pub(crate) fn https_client(
     ca: Option<&Path>,
     identity: Option<(&Path, &Path)>,
@@ -234,7 +237,7 @@ pub(crate) fn https_client(
         Some(ca) => authority(ca)?,
         None => {
             let mut roots = RootCertStore::empty();
-            // A certificate of the system's that cannot be read is one that is not trusted.
+            // Unreadable certificates of the system are not trusted.
             roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
             roots
         }
@@ -256,21 +259,21 @@ fn certified_key(cert: &Pem<'_>, key: &Pem<'_>) -> Result<Arc<CertifiedKey>, Tls
         .map_err(|source| no_pair(cert, key, source))
 }
 
-/// The settings of a process that calls others: `NAME_ca`, `NAME_cert` and `NAME_key`.
+/// TLS settings of a process that connects to others: `NAME_ca`, `NAME_cert` and `NAME_key`.
 #[derive(Debug, Clone, Copy)]
 pub struct ClientFiles<'a> {
-    /// The `NAME` of the three.
+    /// The `NAME` of the three settings.
     pub name: &'static str,
-    /// The authority to trust.
+    /// Trusted authority.
     pub ca: Option<&'a Path>,
-    /// What to show.
+    /// Client certificate.
     pub cert: Option<&'a Path>,
-    /// Its key.
+    /// Key of the client certificate.
     pub key: Option<&'a Path>,
 }
 
 impl ClientFiles<'_> {
-    /// What to speak with the others; `None` without authority, and where there was a fault.
+    /// Returns the TLS settings; `None` without an authority, or if there was a fault.
     pub fn validate(&self, faults: &mut Faults) -> Option<ClientTls> {
         let (field, name) = (format!("{}_cert", self.name), self.name);
         faults.check(&field, self.cert.is_some() == self.key.is_some(), || {
@@ -284,17 +287,17 @@ impl ClientFiles<'_> {
     }
 }
 
-/// One library does the arithmetic everywhere, whatever others the build contains.
+/// The same cryptography library everywhere, whatever others the build contains.
 pub(crate) fn provider() -> Arc<CryptoProvider> {
     Arc::new(ring::default_provider())
 }
 
-/// Reads the certificates of whom to trust, PEM; one at least.
+/// Reads the trusted certificates from a PEM file; at least one.
 pub fn authority(path: &Path) -> Result<RootCertStore, TlsError> {
     Pem::read(path)?.authority()
 }
 
-/// A file in PEM, and where it came from.
+/// A PEM file and its path.
 struct Pem<'a> {
     path: &'a Path,
     text: Vec<u8>,
@@ -345,7 +348,7 @@ pub(crate) mod tests {
 
     use super::*;
 
-    /// An authority, and a certificate that it signed for 127.0.0.1, as files.
+    /// Files of an authority, and of a certificate that it signed for 127.0.0.1.
     pub(crate) struct Files {
         dir: TempDir,
     }
@@ -417,7 +420,7 @@ pub(crate) mod tests {
         };
         let shown = Renewed::new(vec![cert.clone(), key.clone()], make).unwrap().looking_always();
         let first = shown.now();
-        // One after the other, as some tools write them: a certificate without its key is not taken.
+        // Written one after the other, as some tools do: a certificate without its key is not used.
         std::fs::copy(others.path("cert.pem"), &cert).unwrap();
         assert_eq!(shown.now().cert, first.cert);
         std::fs::copy(others.path("key.pem"), &key).unwrap();

@@ -1,4 +1,4 @@
-//! Growing pauses between attempts, and one log line per outage instead of one per attempt.
+//! Exponential backoff between attempts, with one log line per outage instead of one per attempt.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use super::Fault;
 const SHORTEST: Duration = Duration::from_millis(50);
 const LONGEST: Duration = Duration::from_secs(1);
 
-/// The pauses of one retried activity.
+/// Backoff of one retried activity.
 pub(super) struct Backoff {
     activity: &'static str,
     failures: u32,
@@ -18,7 +18,7 @@ impl Backoff {
         Self { activity, failures: 0 }
     }
 
-    /// Notes that the activity works (again).
+    /// Records a success.
     pub(super) fn succeeded(&mut self) {
         if self.failures > 0 {
             tracing::info!(activity = self.activity, attempts = self.failures, "etcd works again");
@@ -26,7 +26,7 @@ impl Backoff {
         self.failures = 0;
     }
 
-    /// Notes a failure and waits. Cancel safety: safe.
+    /// Records a failure and waits. Cancel safety: safe.
     pub(super) async fn failed(&mut self, fault: &Fault) {
         if self.failures == 0 {
             tracing::warn!(activity = self.activity, %fault, "etcd failed, trying again until it works");

@@ -1,6 +1,6 @@
-//! The router's side: read all keys, then watch from the next revision on; after any fault, from the start.
+//! The router's side: read all keys, then watch from the next revision on; after any fault, start over.
 //!
-//! Reading anew is also the answer to a compacted revision. Between a fault and the next read the last membership
+//! Reading all keys also handles a compacted revision. Between a fault and the next read the last membership
 //! stays published.
 
 use std::collections::BTreeMap;
@@ -14,11 +14,11 @@ use super::super::publish;
 use super::backoff::Backoff;
 use super::{Cluster, Fault, Member, Members, within_timeout};
 
-/// Publishes the membership for ever.
+/// Publishes the membership; never returns.
 pub(super) async fn keep_following(cluster: &Cluster, members: &watch::Sender<Members>) {
     let mut backoff = Backoff::new("watching");
     loop {
-        // Boxed for its size: the client's calls are large futures.
+        // Boxed because the client's futures are large.
         let Err(fault) = Box::pin(follow_once(cluster, members, &mut backoff)).await;
         backoff.failed(&fault).await;
     }
@@ -37,7 +37,7 @@ async fn follow_once(
     follow_changes(cluster, changes, present, members).await
 }
 
-/// Applies each change to `present`, what is known so far, and publishes it.
+/// Applies each change to `present`, the known membership, and publishes it.
 pub(super) async fn follow_changes(
     cluster: &Cluster,
     mut changes: WatchStream,
@@ -45,7 +45,7 @@ pub(super) async fn follow_changes(
     members: &watch::Sender<Members>,
 ) -> Result<Infallible, Fault> {
     loop {
-        // No timeout: silence means that nothing changes. A dead peer is found by the connection's own probes.
+        // No timeout: silence means that nothing changes. The connection's keep-alive detects a dead peer.
         let response = changes.message().await?.ok_or(Fault::StreamEnded)?;
         if response.canceled() {
             return Err(Fault::WatchCancelled(reason(&response)));
@@ -65,7 +65,7 @@ fn reason(response: &WatchResponse) -> String {
 }
 
 impl Cluster {
-    /// All members, and the revision of etcd's state that they are from.
+    /// Returns all members, and the revision of etcd's state they are from.
     pub(super) async fn read_all(
         &self,
         client: &mut Client,
@@ -77,7 +77,7 @@ impl Cluster {
         Ok((revision, members.map(|member| (member.id.clone(), member)).collect()))
     }
 
-    /// What happens to the members from `revision` on.
+    /// Watches the changes of the members from `revision` on.
     pub(super) async fn changes_from(
         &self,
         client: &mut Client,
@@ -91,7 +91,7 @@ impl Cluster {
         let Some(pair) = event.kv() else { return };
         match (event.event_type(), self.member_of(pair)) {
             (EventType::Put, Some(member)) => drop(present.insert(member.id.clone(), member)),
-            // Gone, or replaced by something that is no member.
+            // Deleted, or replaced by something that is not a member.
             _ => drop(self.id_of(pair).and_then(|id| present.remove(id))),
         }
     }
@@ -100,10 +100,11 @@ impl Cluster {
         pair.key_str().ok()?.strip_prefix(self.workers.as_str())
     }
 
-    /// The member under a key; what is none is logged and left out, so that one bad key harms no other.
+    /// Parses the member under a key. An invalid one is logged and skipped, so that one bad key affects no
+    /// other.
     fn member_of(&self, pair: &KeyValue) -> Option<Member> {
         if pair.value().is_empty() {
-            // A deletion carries the key alone.
+            // A deletion contains only the key.
             return None;
         }
         let member = serde_json::from_slice::<Member>(pair.value()).map_err(|error| error.to_string());

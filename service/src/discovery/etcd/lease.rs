@@ -1,5 +1,5 @@
-//! The worker's side: one key under one lease, kept alive. Whatever takes the key away (a lost lease, a hand that
-//! deletes it, an etcd that lost its data), the worker puts it again.
+//! The worker's side: one key under one lease, kept alive. If the key disappears for any reason (an expired
+//! lease, a manual deletion, an etcd that lost its data), the worker writes it again.
 
 use std::convert::Infallible;
 
@@ -9,21 +9,21 @@ use tokio::sync::watch;
 use super::backoff::Backoff;
 use super::{CALL_TIMEOUT, Cluster, Fault, LEASE_TTL, Load, Member, RENEW_EVERY, within_timeout};
 
-/// The newest lease that was granted, kept here so that it can be revoked however its session ended.
+/// The last granted lease, kept here so that it can be revoked however its session ended.
 #[derive(Default)]
 struct Granted(Option<(Client, i64)>);
 
-/// A worker that wants to be listed.
+/// A worker to keep listed.
 pub(super) struct Registered {
-    /// As it is listed, but for its load.
+    /// The member as listed, without its current load.
     pub(super) member: Member,
-    /// Told whether it is on the list.
+    /// Set to whether the worker is listed.
     pub(super) listed: watch::Sender<bool>,
-    /// What it carries.
+    /// Its current load.
     pub(super) load: watch::Receiver<Load>,
 }
 
-/// Keeps a worker listed until `stopped` resolves, then takes it off the list.
+/// Keeps a worker listed until `stopped` resolves, then removes it from the list.
 pub(super) async fn keep_registered(
     cluster: &Cluster,
     mut worker: Registered,
@@ -40,9 +40,9 @@ pub(super) async fn keep_registered(
         };
         let fault = tokio::select! {
             biased;
-            // The worker leaves: routers should know at once, not when the lease runs out.
+            // The worker leaves: routers should know at once, not when the lease expires.
             () = &mut stopped => break,
-            // Ends only by a fault.
+            // Ends only with a fault.
             result = session => match result {
                 Err(fault) => fault,
             },
@@ -50,7 +50,7 @@ pub(super) async fn keep_registered(
         worker.listed.send_replace(false);
         tokio::select! {
             biased;
-            // The lease may still stand, if only its renewal failed.
+            // The lease may still be valid, if only its renewal failed.
             () = &mut stopped => break,
             () = backoff.failed(&fault) => {}
         }
@@ -67,7 +67,7 @@ async fn begin_lease(cluster: &Cluster, granted: &mut Granted) -> Result<(Client
     Ok((client, lease))
 }
 
-/// Puts the key under the lease, and keeps both for as long as that works.
+/// Writes the key under the lease, and keeps both for as long as that works.
 async fn hold_lease(
     key: &Key<'_>,
     mut client: Client,
@@ -87,7 +87,8 @@ async fn hold_lease(
             Some(_) => return Err(Fault::LeaseLost),
             None => return Err(Fault::StreamEnded),
         }
-        // A key can be deleted while its lease lives. Whoever deletes it again and again gets it back at this pace.
+        // A key can be deleted while its lease lives; it is then rewritten at the pace of renewals, however
+        // often it is deleted.
         let has_news = worker.load.has_changed().unwrap_or(false);
         if key.put_where_gone(&mut client, worker.member_now()).await? {
             tracing::warn!(
@@ -101,7 +102,7 @@ async fn hold_lease(
 }
 
 impl Registered {
-    /// The worker with its load of now.
+    /// Returns the member with its current load.
     fn member_now(&mut self) -> &Member {
         self.member.load = *self.load.borrow_and_update();
         &self.member
@@ -115,7 +116,8 @@ struct Key<'a> {
 }
 
 impl Key<'_> {
-    /// Puts the key unless it is there under this lease; whether it was put. Routers hear of changes only.
+    /// Writes the key unless it exists under this lease, so that routers only see real changes; returns
+    /// whether it was written.
     async fn put_where_gone(&self, client: &mut Client, member: &Member) -> Result<bool, Fault> {
         let is_there = Compare::lease(self.cluster.key_of(member).as_str(), CompareOp::Equal, self.lease);
         let answer =
@@ -123,7 +125,7 @@ impl Key<'_> {
         Ok(!answer.succeeded())
     }
 
-    /// Puts what changed.
+    /// Writes a changed member.
     async fn put(&self, client: &mut Client, member: &Member) -> Result<(), Fault> {
         within_timeout(client.txn(Txn::new().and_then([self.to_put(member)]))).await.map(drop)
     }
@@ -135,7 +137,7 @@ impl Key<'_> {
 }
 
 impl Granted {
-    /// Gives the lease back, and its key with it. Where that fails the lease runs out by itself.
+    /// Revokes the lease, and with it the key. If that fails, the lease expires by itself.
     async fn revoke(self) {
         let Some((mut client, lease)) = self.0 else { return };
         if let Err(fault) = within_timeout(client.lease_revoke(lease)).await {
@@ -144,5 +146,5 @@ impl Granted {
     }
 }
 
-// A renewal that times out leaves time to register anew before routers see the worker go.
+// A renewal that times out leaves time to register again before routers see the worker disappear.
 const _: () = assert!(RENEW_EVERY.as_millis() + CALL_TIMEOUT.as_millis() < LEASE_TTL.as_millis());

@@ -1,8 +1,9 @@
 //! Membership in etcd: `PREFIX/workers/ID` holds a worker's JSON under a lease.
 //!
-//! A worker keeps its lease alive ([`lease`]); when the worker dies the lease runs out and the key goes. A router
-//! reads the keys and watches them ([`follow`]). Both sides expect etcd to vanish and come back at any moment, with or
-//! without its data: they start over with a fresh connection, after growing pauses, and never give up.
+//! A worker keeps its lease alive ([`lease`]); when the worker dies, the lease expires and the key is
+//! deleted. A router reads the keys and watches them ([`follow`]). Both sides expect etcd to disappear and
+//! return at any moment, with or without its data: they start over with a new connection, with backoff, and
+//! never give up.
 
 mod backoff;
 mod follow;
@@ -24,24 +25,25 @@ use super::{Discovery, DiscoveryError, EtcdUser, Load, Member, Members, Registra
 use crate::shutdown::Lifetime;
 use crate::tls::ClientTls;
 
-/// How long a worker that died stays listed.
+/// How long a dead worker stays listed.
 const LEASE_TTL: Duration = Duration::from_secs(6);
 
-/// How often a lease is renewed. One that fails is followed at once by a new lease.
+/// Renewal interval of a lease. A failed renewal is followed at once by a new lease.
 const RENEW_EVERY: Duration = Duration::from_secs(2);
 
-/// How long one call may take before the connection is given up.
+/// Timeout of one call, after which the connection is abandoned.
 const CALL_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// How often an idle connection is probed, so that a watch on a dead peer ends. An etcd closes connections that are probed
-/// more often than every 5 s (its --grpc-keepalive-min-time), a watch every 12 s.
+/// Interval of keep-alive probes on an idle connection, so that a watch on a dead peer ends. etcd closes
+/// connections that are probed more often than every 5 s (its --grpc-keepalive-min-time); with probes every 3
+/// s it closed idle watches every 12 s.
 const PING_EVERY: Duration = Duration::from_secs(6);
 
-/// The etcd cluster and the part of its keys that is ours.
+/// The etcd cluster, and the prefix of our keys.
 #[derive(Debug)]
 pub(super) struct Cluster {
     endpoints: Vec<String>,
-    /// How many connections were begun: each goes to the member after the last one's.
+    /// Number of connections started: each uses the next etcd member.
     connects: AtomicUsize,
     tls: Option<ClientTls>,
     user: Option<EtcdUser>,
@@ -70,7 +72,7 @@ enum Fault {
 pub(super) struct Etcd {
     cluster: Arc<Cluster>,
     lifetime: Lifetime,
-    /// Started by the first watch: workers never need it.
+    /// Started by the first watch, because workers do not need it.
     members: Mutex<Option<watch::Receiver<Members>>>,
 }
 
@@ -106,7 +108,7 @@ impl Discovery for Etcd {
                 biased;
                 // The registration was left or dropped.
                 () = asked.cancelled() => {}
-                // The process ends.
+                // Shutdown.
                 () = cancelled => {}
             }
         };
@@ -114,7 +116,7 @@ impl Discovery for Etcd {
         let (load, told) = watch::channel(Load::default());
         let worker = lease::Registered { member, listed, load: told };
         let task = self.lifetime.spawn("etcd-lease", async move {
-            // Boxed for its size: the client's calls are large futures.
+            // Boxed because the client's futures are large.
             Box::pin(lease::keep_registered(&cluster, worker, stopped)).await;
         });
         Ok(Registration::kept_by_task(stop, task, seen, load))
@@ -125,33 +127,33 @@ impl Discovery for Etcd {
         Ok(members.get_or_insert_with(|| self.start_following()).clone())
     }
 
-    /// Keys go with leases, by hand, and with the data of an etcd.
+    /// Keys disappear with their lease, by hand, or with etcd's data.
     fn unlisted(&self) -> Unlisted {
         Unlisted::Unknown
     }
 }
 
 impl Cluster {
-    /// The members at `endpoints`, asked in this order from a random one on.
+    /// Creates a cluster of the members at `endpoints`, used in this order, beginning with a random one.
     pub(super) fn new(endpoints: Vec<String>, prefix: &str) -> Self {
-        // The hasher's keys are random, and so no two processes need to begin at the same member.
+        // The hasher's keys are random, so processes begin at different members.
         let first = RandomState::new().hash_one(prefix) as usize % endpoints.len().max(1);
         let workers = format!("{prefix}/workers/");
         Self { endpoints, connects: AtomicUsize::new(first), tls: None, user: None, workers }
     }
 
-    /// The same, over TLS.
+    /// Sets TLS.
     pub(super) fn with_tls(self, tls: Option<ClientTls>) -> Self {
         Self { tls, ..self }
     }
 
-    /// The same, as a user.
+    /// Sets the user.
     pub(super) fn with_user(self, user: Option<EtcdUser>) -> Self {
         Self { user, ..self }
     }
 
-    /// A fresh connection to the next member. Each has one member of its own: of a connection to all of them, calls
-    /// would go to a dead member too.
+    /// Opens a new connection to the next etcd member. A connection uses a single member: with all of them in
+    /// one connection, calls would also go to dead members.
     async fn connect(&self) -> Result<Client, Fault> {
         let turn = self.connects.fetch_add(1, Ordering::Relaxed);
         let endpoint = self.endpoints.get(turn % self.endpoints.len().max(1)).ok_or(Fault::NoMember)?;

@@ -1,4 +1,4 @@
-//! Workers and routers against a real etcd, which dies and comes back.
+//! Workers and routers with a real etcd that dies and comes back.
 
 mod server;
 
@@ -17,10 +17,10 @@ use crate::secret::Secret;
 use crate::shutdown::{Lifetime, Outcome};
 use crate::tls::{ClientTls, tests::Files};
 
-/// How long a test waits for what must happen; only a failing test waits this long.
+/// Timeout of expected events; only a failing test waits this long.
 const AMPLE: Duration = Duration::from_secs(25);
 
-/// One process as etcd sees it: its own connection and its own tasks.
+/// One process as seen by etcd: its own connection and its own tasks.
 struct Process {
     discovery: std::sync::Arc<dyn Discovery>,
     lifetime: Lifetime,
@@ -60,7 +60,7 @@ fn key_of(id: &str) -> String {
     format!("team/outrider/workers/{id}")
 }
 
-/// The lease that a worker's key is under, once it is another one than `before`.
+/// Waits until a worker's key is under a lease other than `before`; returns the lease.
 async fn lease_of(client: &mut Client, id: &str, before: Option<i64>) -> i64 {
     let changed = async {
         loop {
@@ -101,7 +101,8 @@ async fn two_routers_see_workers_come_and_go() {
     see(&mut late, &[]).await;
 }
 
-/// An etcd that asks for certificates: whoever shows one that its authority signed sees the workers, nobody else does.
+/// With an etcd that requires client certificates, only a client with a certificate of its authority sees the
+/// workers.
 #[tokio::test]
 async fn over_tls_only_who_shows_a_certificate_is_answered() {
     let server = EtcdServer::start_over_tls().await;
@@ -129,7 +130,8 @@ async fn over_tls_only_who_shows_a_certificate_is_answered() {
     assert_eq!(present.into_keys().collect::<Vec<_>>(), ["a"]);
 }
 
-/// An etcd that asks who one is: a user with its password registers and is seen, nobody else is answered.
+/// With an etcd that requires authentication, a user with its password registers and is seen; others are
+/// refused.
 #[tokio::test]
 async fn a_user_who_proves_it_is_answered_and_nobody_else() {
     let server = EtcdServer::start_new().await;
@@ -154,7 +156,7 @@ async fn a_user_who_proves_it_is_answered_and_nobody_else() {
         let fault = answered.await.map(|_| who).unwrap_err().to_string();
         assert!(!fault.contains("sesame"), "{fault}");
     }
-    // Its password is no way to others' keys.
+    // Its password gives no access to others' keys.
     let others = Cluster::new(server.endpoints(), "team/others").with_user(Some(user("sesame")));
     assert!(Box::pin(async { others.read_all(&mut others.connect().await?).await }).await.is_err());
 }
@@ -204,13 +206,13 @@ async fn a_restart_of_etcd_loses_nobody() {
 
     server.kill();
     let _new = worker_process.discovery.register(worker("new")).await.unwrap();
-    // Time for the watch to fail a few times, if it were to forget anybody over that.
+    // Time for the watch to fail a few times, in case that made it forget members.
     tokio::time::sleep(Duration::from_millis(300)).await;
     see(&mut members, &["old"]).await;
 
     server.start().await;
     see(&mut members, &["new", "old"]).await;
-    // The worker holds a lease of its own again, instead of waiting for the old one to run out.
+    // The worker gets a new lease, instead of waiting for the old one to expire.
     lease_of(&mut server.client().await, "old", Some(lease)).await;
     see(&mut members, &["new", "old"]).await;
 }
@@ -224,7 +226,7 @@ async fn an_etcd_that_hangs_is_left_for_a_fresh_connection() {
     see(&mut members, &["a"]).await;
     let lease = lease_of(&mut server.client().await, "a", None).await;
 
-    // The connections stay open and silent until the lease has run out on both sides.
+    // The connections stay open and silent until the lease has expired on both sides.
     server.signal(Signal::SIGSTOP);
     tokio::time::sleep(LEASE_TTL + Duration::from_millis(500)).await;
     see(&mut members, &["a"]).await;
@@ -244,7 +246,7 @@ async fn an_etcd_that_is_away_at_the_start_is_waited_for() {
     see(&mut members, &["early"]).await;
 
     server.kill();
-    // Nobody can be told, but leaving ends; the lease does the rest.
+    // etcd cannot be notified, but leaving ends; the lease expires by itself.
     tokio::time::timeout(AMPLE, early.leave()).await.expect("leaving ends without etcd");
 }
 
@@ -262,7 +264,7 @@ async fn a_lost_lease_is_replaced() {
     see(&mut members, &["a"]).await;
 }
 
-/// Waits until a registration says so of itself.
+/// Waits until a registration reports this.
 async fn wait_listed(listed: &mut watch::Receiver<bool>, expected: bool) {
     let seen = tokio::time::timeout(AMPLE, listed.wait_for(|listed| *listed == expected)).await;
     assert!(seen.is_ok_and(|seen| seen.is_ok()), "waited for listed = {expected}");
@@ -295,7 +297,7 @@ async fn keys_that_are_deleted_while_their_leases_live_are_put_again() {
     see(&mut members, &["one", "two"]).await;
     let mut client = server.client().await;
     let lease = lease_of(&mut client, "one", None).await;
-    // Twice: it is not the first time only.
+    // Twice, to see that it works repeatedly.
     for _ in 0..2 {
         let all = Some(DeleteOptions::new().with_prefix());
         assert_eq!(client.delete("team/outrider/", all).await.unwrap().deleted(), 2);

@@ -1,4 +1,4 @@
-//! A real etcd on loopback, with a data directory of its own, that a test can kill and start again.
+//! A real etcd on loopback, with its own data directory, that a test can kill and restart.
 
 use std::fs::File;
 use std::net::TcpListener;
@@ -13,7 +13,7 @@ use nix::unistd::Pid;
 use super::super::Cluster;
 use crate::tls::{ClientTls, tests::Files};
 
-/// How long etcd may take until it answers; it needs well under a second on an idle machine.
+/// Timeout for etcd to start; it needs well under a second on an idle machine.
 const START_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// A start may lose a port to another process between choosing and binding it.
@@ -24,12 +24,12 @@ pub(super) struct EtcdServer {
     client_port: u16,
     peer_port: u16,
     child: Option<Child>,
-    /// Where it speaks TLS, and asks clients for a certificate: an authority, and what it signed.
+    /// For TLS with client certificates: an authority, and a certificate signed by it.
     files: Option<Files>,
 }
 
 impl EtcdServer {
-    /// A server that was never started: its address is known, but nobody listens there.
+    /// A server that was never started: its address is known, but nothing listens there.
     pub(super) fn stopped() -> Self {
         let (one, other) = (free_port(), free_port());
         let (client_port, peer_port) = (one.local_addr().unwrap().port(), other.local_addr().unwrap().port());
@@ -40,7 +40,7 @@ impl EtcdServer {
         Self::start_some(|| None).await
     }
 
-    /// One whose clients must show a certificate, and which shows one.
+    /// Starts a server that uses TLS and requires client certificates.
     pub(super) async fn start_over_tls() -> Self {
         Self::start_some(|| Some(Files::new())).await
     }
@@ -56,7 +56,7 @@ impl EtcdServer {
         panic!("etcd did not start in {START_ATTEMPTS} attempts on different ports");
     }
 
-    /// Starts the server on the data that it has, if any.
+    /// Starts the server on its existing data, if any.
     pub(super) async fn start(&mut self) {
         assert!(self.try_start().await, "etcd ended at its start:\n{}", self.log());
     }
@@ -74,14 +74,14 @@ impl EtcdServer {
         self.files.as_ref().expect("a server that speaks TLS")
     }
 
-    /// What its own clients trust and show.
+    /// TLS settings of its legitimate clients.
     pub(super) fn tls(&self) -> Option<ClientTls> {
         let files = self.files.as_ref()?;
         let [ca, cert, key] = ["ca.pem", "cert.pem", "key.pem"].map(|name| files.path(name));
         Some(ClientTls::read(&ca, Some((&cert, &key))).unwrap())
     }
 
-    /// A client's side, whatever it trusts and shows.
+    /// Client configuration with these TLS settings.
     pub(super) fn cluster(&self, tls: Option<ClientTls>) -> Cluster {
         Cluster::new(self.endpoints(), "team/outrider").with_tls(tls)
     }
@@ -90,7 +90,7 @@ impl EtcdServer {
         vec![format!("127.0.0.1:{}", self.client_port)]
     }
 
-    /// Ends the server as a crash does.
+    /// Kills the server, as in a crash.
     pub(super) fn kill(&mut self) {
         if let Some(mut child) = self.child.take() {
             child.kill().unwrap();
@@ -98,7 +98,7 @@ impl EtcdServer {
         }
     }
 
-    /// Takes away all that a killed server had stored.
+    /// Deletes all data of a killed server.
     pub(super) fn lose_data(&self) {
         std::fs::remove_dir_all(self.directory.path().join("data")).unwrap();
     }
@@ -151,7 +151,7 @@ impl EtcdServer {
             .arg("--data-dir")
             .arg(self.directory.path().join("data"))
             .args(["--name", "test", "--logger", "zap", "--log-level", "warn"])
-            // A lone member elects itself: no need to wait a second for it at each start.
+            // A single member elects itself: no need to wait a second for it at each start.
             .args(["--heartbeat-interval", "20", "--election-timeout", "200"])
             .args(["--listen-client-urls", &client_url, "--advertise-client-urls", &client_url])
             .args(["--listen-peer-urls", &peer_url, "--initial-advertise-peer-urls", &peer_url])
@@ -180,7 +180,7 @@ impl Drop for EtcdServer {
     }
 }
 
-/// A port that is free while the listener lives.
+/// A port that is free while the listener exists.
 fn free_port() -> TcpListener {
     TcpListener::bind("127.0.0.1:0").unwrap()
 }
