@@ -1,4 +1,4 @@
-//! Steps and replies, wire <-> domain.
+//! Conversion of steps and replies between wire and domain types.
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ use crate::sampling::{
 };
 use crate::{WireError, v1};
 
-/// To the wire.
+/// Converts a step to the wire.
 pub fn step_to_wire(step: Step) -> v1::Step {
     let mut wire = v1::Step {
         sequence_id: step.sequence_id.0,
@@ -41,7 +41,7 @@ pub fn step_to_wire(step: Step) -> v1::Step {
     wire
 }
 
-/// From the wire, as read by a worker of `role`.
+/// Converts a step from the wire, as read by a worker of `role`.
 pub fn step_from_wire(wire: v1::Step, role: Role) -> Result<Step, WireError> {
     let work = match (wire.draw, role) {
         (false, _) => Work::Feed,
@@ -68,7 +68,7 @@ pub fn step_from_wire(wire: v1::Step, role: Role) -> Result<Step, WireError> {
     })
 }
 
-/// To the wire.
+/// Converts a reply to the wire.
 pub fn reply_to_wire(reply: &Reply) -> v1::Reply {
     use v1::reply::Body;
     let body = match &reply.body {
@@ -101,7 +101,7 @@ pub fn reply_to_wire(reply: &Reply) -> v1::Reply {
     }
 }
 
-/// From the wire.
+/// Converts a reply from the wire.
 pub fn reply_from_wire(wire: v1::Reply) -> Result<Reply, WireError> {
     use v1::reply::Body;
     let body = match wire.body.ok_or_else(|| WireError::new("body", "a reply without a body"))? {

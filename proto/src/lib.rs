@@ -1,5 +1,6 @@
-//! The wire `outrider.v1`, and vLLM's for gateways ([`vllm`]): generated types and nothing else, and their conversion to and from the domain types of
-//! `speculation`, where every bound is checked. Holds no logic.
+//! The wire protocols: `outrider.v1`, and vLLM's for gateways ([`vllm`]). Contains the generated types and
+//! their conversion to and from the domain types of `speculation`, where every bound is checked. Contains no
+//! logic.
 
 #![forbid(unsafe_code)]
 
@@ -37,17 +38,17 @@ pub mod vllm {
 /// The encoded descriptor set, for gRPC reflection.
 pub const DESCRIPTORS: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/descriptors.bin"));
 
-/// Names the noise and draw of docs/contract.md, part B; both sides of a pair must have the same.
+/// Identifies the noise and draw of docs/contract.md, part B; both workers of a pair must have the same.
 pub const SAMPLING_SCHEME: &str = "philox4x32-10/gumbel52/v1";
 
-/// Frames are split so that none is larger than this many encoded bytes.
+/// Maximum encoded size of a frame; larger ones are split.
 pub const MAX_FRAME_BYTES: usize = 1 << 20;
 
-/// A field of a frame that breaks its bound.
+/// A field of a frame that is out of bounds.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{field}: {problem}")]
 pub struct WireError {
-    /// The field, as the proto names it.
+    /// Name of the field in the proto file.
     pub field: &'static str,
     /// What is wrong, with the limit.
     pub problem: String,

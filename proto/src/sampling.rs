@@ -1,19 +1,19 @@
-//! Sampling parameters, modes and finish reasons: what client and worker wires share.
+//! Conversion of sampling parameters, modes and finish reasons, which the client and worker protocols share.
 
 use speculation::{AcceptanceMode, FinishReason, SamplingParams, SequenceSpec, TokenLogprobs};
 
 use crate::{WireError, v1};
 
-/// The most entries of a logit bias.
+/// Maximum number of entries of a logit bias.
 pub const MAX_LOGIT_BIAS: usize = 4_096;
 
-/// The most likeliest tokens reported beside each drawn one.
+/// Maximum number of top log probabilities per position.
 pub const MAX_LOGPROBS: u32 = 64;
 
-/// The most stop ids of one sequence.
+/// Maximum number of stop token ids of one sequence.
 pub const MAX_STOP_TOKEN_IDS: usize = 64;
 
-/// To the wire; every field is set.
+/// Converts to the wire; every field is set.
 pub fn sampling_to_wire(sampling: &SamplingParams) -> v1::SamplingParams {
     v1::SamplingParams {
         temperature: Some(sampling.temperature),
@@ -32,12 +32,12 @@ pub fn sampling_to_wire(sampling: &SamplingParams) -> v1::SamplingParams {
     }
 }
 
-/// From the wire; absent fields take their default.
+/// Converts from the wire; absent fields take their default.
 pub fn sampling_from_wire(wire: &v1::SamplingParams) -> Result<SamplingParams, WireError> {
     let default = SamplingParams::default();
     let float = |field, value: Option<f32>, default: f32, range: std::ops::RangeInclusive<f32>| {
         let value = value.unwrap_or(default);
-        // A NaN is in no range.
+        // NaN is in no range.
         if range.contains(&value) {
             return Ok(value);
         }
@@ -71,7 +71,7 @@ pub fn sampling_from_wire(wire: &v1::SamplingParams) -> Result<SamplingParams, W
     })
 }
 
-/// To the wire.
+/// Converts to the wire.
 pub fn acceptance_to_wire(mode: AcceptanceMode) -> v1::AcceptanceMode {
     match mode {
         AcceptanceMode::Coupled => v1::AcceptanceMode::Coupled,
@@ -80,7 +80,7 @@ pub fn acceptance_to_wire(mode: AcceptanceMode) -> v1::AcceptanceMode {
     }
 }
 
-/// From the wire; unspecified is coupled.
+/// Converts from the wire; unspecified means coupled.
 pub fn acceptance_from_wire(wire: i32) -> Result<AcceptanceMode, WireError> {
     match v1::AcceptanceMode::try_from(wire) {
         Ok(v1::AcceptanceMode::Unspecified | v1::AcceptanceMode::Coupled) => Ok(AcceptanceMode::Coupled),
@@ -90,7 +90,7 @@ pub fn acceptance_from_wire(wire: i32) -> Result<AcceptanceMode, WireError> {
     }
 }
 
-/// To the wire.
+/// Converts to the wire.
 pub fn finish_to_wire(finish: Option<FinishReason>) -> v1::FinishReason {
     match finish {
         None => v1::FinishReason::Unspecified,
@@ -99,7 +99,7 @@ pub fn finish_to_wire(finish: Option<FinishReason>) -> v1::FinishReason {
     }
 }
 
-/// From the wire.
+/// Converts from the wire.
 pub fn finish_from_wire(wire: i32) -> Result<Option<FinishReason>, WireError> {
     match v1::FinishReason::try_from(wire) {
         Ok(v1::FinishReason::Unspecified) => Ok(None),
@@ -109,19 +109,19 @@ pub fn finish_from_wire(wire: i32) -> Result<Option<FinishReason>, WireError> {
     }
 }
 
-/// To the wire.
+/// Converts to the wire.
 pub fn logprobs_to_wire(logprobs: &TokenLogprobs) -> v1::TokenLogprobs {
     let top = logprobs.top.iter().map(|&(token_id, value)| v1::TokenProb { token_id, value }).collect();
     v1::TokenLogprobs { logprob: logprobs.logprob, top }
 }
 
-/// From the wire.
+/// Converts from the wire.
 pub fn logprobs_from_wire(wire: v1::TokenLogprobs) -> TokenLogprobs {
     let top = wire.top.into_iter().map(|entry| (entry.token_id, entry.value)).collect();
     TokenLogprobs { logprob: wire.logprob, top }
 }
 
-/// To the wire.
+/// Converts to the wire.
 pub fn spec_to_wire(spec: &SequenceSpec) -> v1::SequenceSpec {
     v1::SequenceSpec {
         seed: spec.seed,
@@ -141,7 +141,7 @@ pub fn spec_to_wire(spec: &SequenceSpec) -> v1::SequenceSpec {
     }
 }
 
-/// From the wire.
+/// Converts from the wire.
 pub fn spec_from_wire(wire: v1::SequenceSpec) -> Result<SequenceSpec, WireError> {
     if wire.stop_token_ids.len() > MAX_STOP_TOKEN_IDS {
         let problem = format!("{} ids, at most {MAX_STOP_TOKEN_IDS}", wire.stop_token_ids.len());

@@ -1,11 +1,12 @@
-//! Which version of the worker wire two ends speak.
+//! Negotiation of the worker protocol's version.
 
 use std::ops::RangeInclusive;
 
-/// The versions of the worker wire that this build speaks.
+/// Versions of the worker protocol that this build supports.
 pub const PROTOCOL_VERSIONS: RangeInclusive<u32> = 1..=1;
 
-/// The newest version that both ends speak. `None` where their ranges do not meet: the older end has to be upgraded.
+/// Returns the newest version that both ends support; `None` if their ranges do not overlap: the older end
+/// has to be upgraded.
 pub fn common_version(ours: &RangeInclusive<u32>, theirs: &RangeInclusive<u32>) -> Option<u32> {
     let newest = *ours.end().min(theirs.end());
     (ours.contains(&newest) && theirs.contains(&newest)).then_some(newest)
@@ -24,7 +25,7 @@ mod tests {
             (2..=4, 3..=9, Some(4)),
             (3..=4, 1..=2, None),
             (1..=2, 3..=4, None),
-            // What an end says that makes no sense is no range.
+            // An invalid range is empty.
             (1..=4, RangeInclusive::new(3, 2), None),
             (1..=1, 0..=0, None),
         ] {

@@ -1,6 +1,6 @@
-//! The first frames of the first build that spoke protocol version 1, byte for byte: encoded by `protoc --encode` from
-//! `worker.proto` of commit ae4a0ed. Whatever is added to the protocol, these must be read as what they meant then, and what a
-//! build of today says to such a peer must be what it can read.
+//! The first frames of the first build with protocol version 1, byte for byte: encoded by `protoc --encode`
+//! from `worker.proto` of commit ae4a0ed. Whatever is added to the protocol, these must keep their original
+//! meaning, and such a peer must be able to read what a current build sends.
 
 use prost::Message as _;
 use proto::v1;
@@ -9,7 +9,7 @@ use proto::version::{PROTOCOL_VERSIONS, common_version};
 const WORKER: &[u8] = include_bytes!("../testdata/worker_hello_1.bin");
 const ROUTER: &[u8] = include_bytes!("../testdata/router_hello_1.bin");
 
-/// What the recorded worker said.
+/// Content of the recorded worker hello.
 fn worker_hello() -> v1::WorkerHello {
     v1::WorkerHello {
         protocol_version_min: 1,
@@ -72,7 +72,7 @@ fn what_is_said_to_an_older_peer_are_the_bytes_that_it_knows() {
 
 #[test]
 fn a_frame_with_fields_of_a_later_version_is_read_as_far_as_it_is_known() {
-    // Field 100, of a length: what a later build may add.
+    // Field 100, length-delimited: an addition of a later build.
     let later = [ROUTER, &[0xa2, 0x06, 0x03, 1, 2, 3]].concat();
     assert_eq!(v1::RouterFrame::decode(later.as_slice()).unwrap(), v1::RouterFrame::decode(ROUTER).unwrap());
 }

@@ -1,4 +1,4 @@
-//! Whatever the domain can say survives the wire; what breaks a bound is refused by name.
+//! All domain values survive the wire; values out of bounds are refused by name.
 
 use std::sync::Arc;
 
