@@ -1,4 +1,4 @@
-//! The router's modules use each other along the arrows that ARCHITECTURE.md draws, no others, and never in a circle.
+//! The router's modules depend on each other exactly as drawn in ARCHITECTURE.md, without cycles.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 type Arrows = BTreeMap<String, BTreeSet<String>>;
 
-/// The lines `a -> b c` of the fenced block that follows the words "router modules".
+/// Reads the lines `a -> b c` of the fenced block after the words "router modules".
 fn drawn() -> Arrows {
     let text = fs::read_to_string(root().join("../ARCHITECTURE.md")).expect("it is there");
     let block = text.split("router modules").nth(1).and_then(|rest| rest.split("```").nth(1));
@@ -17,7 +17,7 @@ fn drawn() -> Arrows {
         .collect()
 }
 
-/// What the sources say: `crate::b` in a file of module a, comments left out.
+/// Reads the dependencies from the sources: `crate::b` in a file of module a, without comments.
 fn used() -> Arrows {
     let mut arrows = Arrows::new();
     let mut folders = vec![root().join("src")];
@@ -57,7 +57,7 @@ fn root() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR"))
 }
 
-/// Modules in a circle, if there are any: those left when modules that use nobody else are taken away again and again.
+/// Modules in cycles: those that remain after repeatedly removing modules without dependencies.
 fn in_circles(mut arrows: Arrows) -> BTreeSet<String> {
     loop {
         let users: BTreeSet<String> = arrows.keys().cloned().collect();

@@ -1,4 +1,4 @@
-//! The permit travels inside the response: given back when it ends, and when it is dropped.
+//! The permit travels inside the response: released when the response ends, and when it is dropped.
 
 use axum::body::Body;
 use http_body_util::BodyExt as _;
@@ -21,7 +21,7 @@ fn small() -> TestRouter {
     TestRouter::with(Auth::Open, AdmissionLimits { max_sequences: 2, max_waiting_requests: 0 })
 }
 
-/// A stream that is open and never ends by itself.
+/// Opens a stream that does not end by itself.
 async fn open_stream(router: &TestRouter) -> Body {
     router.lanes.play(Script::Hang);
     let request = post("/v1/completions", body(json!({ "n": 2, "stream": true })).to_string());

@@ -1,4 +1,4 @@
-//! Anthropic's messages: what they look like, how they stream, and what is refused.
+//! Anthropic's messages: format, streaming and refused input.
 
 use router::error::RouterError;
 use serde_json::{Value, json};
@@ -92,7 +92,7 @@ async fn a_conversation_is_the_same_in_both_apis() {
     assert!(router.lanes.take_submitted().is_empty(), "counting runs nothing");
 }
 
-/// Further fields, status, type and a part of the message.
+/// Additional fields, status, error type and part of the message.
 const REFUSED: &str = r#"{"max_tokens": 0} | 400 | invalid_request_error | max_tokens must be at least 1
 {"messages": []} | 400 | invalid_request_error | messages must not be empty
 {"messages": [{"role": "system", "content": "x"}]} | 400 | invalid_request_error | must be user or assistant, not `system`
@@ -119,7 +119,7 @@ const REFUSED: &str = r#"{"max_tokens": 0} | 400 | invalid_request_error | max_t
 {"colour": 1} | 400 | invalid_request_error | colour is not a field
 {"model": "nobody"} | 404 | not_found_error | does not exist"#;
 
-/// What asks for nothing.
+/// Values that request nothing.
 const OFF: &str = r#"{"tools": [], "tool_choice": {"type": "auto"}, "thinking": {"type": "disabled"}, "metadata": {"user_id": "x"}}"#;
 
 #[tokio::test]

@@ -1,5 +1,5 @@
-//! Requests that must be refused: each with its status, in OpenAI's error shape, naming field and limit; and the next
-//! request works.
+//! Requests that must be refused, each with its status and an error in OpenAI's format that names the field
+//! and the limit; the next request works.
 
 use axum::body::Body;
 use http::Request;
@@ -10,7 +10,7 @@ use crate::client::{MODEL, TestRouter, post};
 const CHAT: &str = "/v1/chat/completions";
 const COMPLETIONS: &str = "/v1/completions";
 
-/// A sound request with some fields replaced.
+/// A valid request with some fields replaced.
 fn with(path: &str, fields: Value) -> (String, String) {
     let mut body = match path {
         CHAT => json!({ "model": MODEL, "messages": [{ "role": "user", "content": "hi" }] }),

@@ -1,4 +1,4 @@
-//! What a request's fields do, seen from both sides: what the client reads, and what reaches the lane.
+//! Effects of a request's fields, on the client's response and on the generation request.
 
 use std::time::Instant;
 
@@ -132,7 +132,7 @@ async fn choices_have_texts_of_their_own_in_streams_too() {
     let streamed = chunks(&router.events(COMPLETIONS, &completion(json!({ "n": 3, "stream": true }))).await);
     let streamed: Vec<String> = (0..3).map(|idx| streamed_text(&streamed, idx)).collect();
     assert_eq!(streamed, texts);
-    // Every choice has an end, and the prompt is counted once.
+    // Every choice ends, and the prompt is counted once.
     assert_eq!(answer["usage"]["prompt_tokens"], 2);
 }
 
@@ -221,7 +221,7 @@ async fn without_a_known_key_nothing_is_told() {
     assert_eq!(router.get("/health/live").await.status, 200, "probes need no key");
 }
 
-/// A request with a key.
+/// Sends a request with a key.
 async fn ask_as(router: &TestRouter, key: &str, fields: Value) -> Answer {
     let mut request = post(COMPLETIONS, completion(fields).to_string());
     request.headers_mut().insert("authorization", format!("Bearer {key}").parse().unwrap());
@@ -378,7 +378,7 @@ async fn a_stream_on_which_nothing_comes_is_kept_alive() {
     for _ in 0..3 {
         let heard_at = Instant::now();
         assert_eq!(events.next().await.unwrap().unwrap(), ": keep-alive\n\n");
-        // Half of it: this task may have been late to hear of what came before.
+        // Half of the interval: this task may have read the previous event late.
         assert!(heard_at.elapsed() > KEEP_ALIVE / 2, "it came after {:?}", heard_at.elapsed());
     }
 }

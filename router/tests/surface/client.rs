@@ -1,4 +1,4 @@
-//! A router in one process, and clients of it.
+//! A router in one process, and its clients.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -43,15 +43,15 @@ use crate::fake_lanes::{FakeLanes, SPAN_LEN, Script, SharedLanes};
 use crate::whole_and_streamed::{ROUTES, compare, turned};
 
 pub(crate) const MODEL: &str = "org/demo";
-/// Another name of [`MODEL`], with defaults.
+/// An alias of [`MODEL`] with defaults.
 pub(crate) const ALIAS: &str = "short";
 pub(crate) const MAX_MODEL_LEN: u32 = 2_048;
 pub(crate) const END: TokenId = 0;
 
-/// How long clients of these routers hear nothing at most.
+/// Keep-alive interval of these routers.
 pub(crate) const KEEP_ALIVE: Duration = Duration::from_millis(40);
 
-/// The bundled tokenizer and template.
+/// The bundled tokenizer and chat template.
 pub(crate) fn demo_text() -> Arc<ModelText> {
     static DEMO: OnceLock<Arc<ModelText>> = OnceLock::new();
     Arc::clone(
@@ -92,7 +92,7 @@ pub(crate) fn entry(id: &str, text: Arc<ModelText>) -> Arc<ModelEntry> {
     })
 }
 
-/// Code is judged loosely, the rest as usual.
+/// Typical acceptance for code, the default for other task types.
 fn policy() -> PolicyConfig {
     let code = LanePolicy {
         max_k: 4,
@@ -111,7 +111,7 @@ fn policy() -> PolicyConfig {
     }
 }
 
-/// A router in front of made-up lanes.
+/// A router with fake lanes.
 pub(crate) struct TestRouter {
     pub(crate) lanes: Arc<FakeLanes>,
     pub(crate) state: AppState,
@@ -119,7 +119,7 @@ pub(crate) struct TestRouter {
     app: Router,
 }
 
-/// An answer, read to its end.
+/// A response, read to its end.
 #[derive(Debug)]
 pub(crate) struct Answer {
     pub(crate) status: StatusCode,
@@ -170,14 +170,14 @@ impl TestRouter {
         Self { lanes, app: http_app(state.clone()), pair, state }
     }
 
-    /// It writes finished requests to this file.
+    /// Writes finished requests to this file.
     pub(crate) fn logging_to(self, path: &Path) -> Self {
         let log = RequestLog::start(path, 1 << 20, &self.state.lifetime, self.state.metrics.request_log());
         let state = AppState { request_log: Some(log.unwrap()), ..self.state };
         Self { app: http_app(state.clone()), state, ..self }
     }
 
-    /// Its console checks the pair with this program.
+    /// Uses this program for the console's check of the pair.
     pub(crate) fn checking_its_pair(self, command: [&str; 2]) -> Self {
         let pair = PairCheck::new(command.map(str::to_owned).to_vec(), self.state.lifetime.clone());
         Self { pair, ..self }
@@ -196,7 +196,8 @@ impl TestRouter {
         self.send(post(path, body)).await
     }
 
-    /// Where it generates text, twins are asked the same the other way, whole or streamed, with other spans too, and say the same.
+    /// For routes that generate text, also sends the request to twin routers the other way (whole or
+    /// streamed) and with other span lengths, and compares the answers.
     pub(crate) async fn post_json(&self, path: &str, body: &Value) -> Answer {
         let answer = self.post(path, body.to_string()).await;
         let script = self.lanes.script();
@@ -210,7 +211,7 @@ impl TestRouter {
         answer
     }
 
-    /// A router that serves and keeps the same, with lanes, limits and counts of its own.
+    /// A router that serves and stores the same, with separate lanes, limits and counts.
     fn twin(&self, script: Script, span_len: usize) -> Self {
         let lanes = FakeLanes::new(&self.state.lifetime, span_len);
         lanes.play(script);
@@ -226,14 +227,14 @@ impl TestRouter {
         Self { lanes, app: http_app(state.clone()), pair, state }
     }
 
-    /// A request that must be answered with 200 and JSON.
+    /// Sends a request that must be answered with 200 and JSON.
     pub(crate) async fn ok(&self, path: &str, body: &Value) -> Value {
         let answer = self.post_json(path, body).await;
         assert_eq!(answer.status, 200, "{body}: {}", answer.text());
         answer.json()
     }
 
-    /// A streamed request that must be answered with 200: the data of its events.
+    /// Sends a streamed request that must be answered with 200; returns the data of its events.
     pub(crate) async fn events(&self, path: &str, body: &Value) -> Vec<String> {
         let answer = self.post_json(path, body).await;
         assert_eq!(answer.status, 200, "{body}: {}", answer.text());
@@ -241,7 +242,7 @@ impl TestRouter {
         answer.events()
     }
 
-    /// A streamed request that must be answered with 200: its body as it comes.
+    /// Sends a streamed request that must be answered with 200; returns the body as a stream.
     pub(crate) async fn open(&self, path: &str, body: &Value) -> BodyDataStream {
         let response = self.app.clone().oneshot(post(path, body.to_string())).await.unwrap();
         assert_eq!(response.status(), 200);
@@ -252,18 +253,18 @@ impl TestRouter {
         self.send(Request::get(path).body(Body::empty()).unwrap()).await
     }
 
-    /// Asks the operators' routes.
+    /// Sends a request to the operators' routes.
     pub(crate) async fn admin(&self, request: Request<Body>) -> Answer {
         Answer::of(admin_app(self.state.clone()).oneshot(request).await.unwrap()).await
     }
 
-    /// Asks the console at an address of this machine.
+    /// Sends a request to the console at a loopback address.
     pub(crate) async fn console(&self, request: Request<Body>) -> Answer {
         let app = console_app(self.state.clone(), Trails::default(), self.pair.clone(), true);
         Answer::of(app.oneshot(request).await.unwrap()).await
     }
 
-    /// Asks the console at an address that others reach, of a router without keys.
+    /// Sends a request to the console at an address reachable by others, of a router without keys.
     pub(crate) async fn console_of_open_address(&self, request: Request<Body>) -> Answer {
         let app = console_app(self.state.clone(), Trails::default(), self.pair.clone(), false);
         Answer::of(app.oneshot(request).await.unwrap()).await
@@ -302,7 +303,7 @@ impl TestRouter {
     }
 }
 
-/// The defaults.
+/// Default settings.
 pub(crate) fn listener_config() -> ListenerConfig {
     RawListener::default().validate(&mut Faults::new())
 }
@@ -334,7 +335,7 @@ impl Answer {
     }
 }
 
-/// Every chunk of a stream but the closing mark, which must be there.
+/// All chunks of a stream but the closing marker, which must be present.
 pub(crate) fn chunks(events: &[String]) -> Vec<Value> {
     let (last, chunks) = events.split_last().unwrap();
     assert_eq!(last, "[DONE]");
@@ -348,7 +349,7 @@ pub(crate) fn streamed_text(chunks: &[Value], index: u64) -> String {
     of_choice.filter_map(|choice| choice["text"].as_str().or(choice["delta"]["content"].as_str())).collect()
 }
 
-/// Waits until `condition` holds; for what another task does soon.
+/// Waits until `condition` holds, for effects of other tasks.
 pub(crate) async fn eventually(what: &str, condition: impl Fn() -> bool) {
     for _ in 0..500 {
         if condition() {

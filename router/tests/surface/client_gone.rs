@@ -1,5 +1,5 @@
-//! Work that nobody wants any more ends: a client that goes away takes its work with it, over real sockets, and a choice
-//! whose stop string was found leaves its lane alone.
+//! Unwanted work ends: a client that disconnects cancels its work, over real sockets, and a choice whose stop
+//! string was found does not affect its lane.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! The console as a browser gets it: its files, what they refer to, and the endpoints that they ask.
+//! The console as seen by a browser: its files, the files they refer to, and the endpoints they use.
 
 use std::collections::BTreeSet;
 
@@ -23,7 +23,7 @@ fn ask(fields: Value) -> Request<Body> {
     post(GENERATE, body.to_string())
 }
 
-/// The paths that a file of the console names in quotes.
+/// The paths quoted in a file of the console.
 fn referred(text: &str) -> impl Iterator<Item = &str> {
     text.split('"').filter(|quoted| quoted.starts_with("/console/") && quoted.contains('.'))
 }

@@ -1,4 +1,4 @@
-//! A client's own time limit ends its request with an error that says so, before the first byte and in the stream.
+//! A client's deadline ends its request with an error, before the first byte and within a stream.
 
 use proto::v1;
 use proto::v1::generate_request::Prompt;
@@ -11,7 +11,7 @@ use tonic::Code;
 use crate::client::{Answer, MODEL, TestRouter, chunks, eventually, post};
 use crate::fake_lanes::Script;
 
-/// Asks with a time limit.
+/// Sends a request with a deadline.
 async fn ask(router: &TestRouter, fields: Value, milliseconds: &str) -> Answer {
     let mut body = json!({ "model": MODEL, "prompt": "hi" });
     body.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());

@@ -1,4 +1,4 @@
-//! Lanes that make text up, deterministically, and remember what they were asked.
+//! Fake lanes that generate deterministic text and record their requests.
 
 use std::sync::{Arc, Mutex, MutexGuard};
 
@@ -18,29 +18,29 @@ use speculation::{FinishReason, TokenId, TokenLogprobs};
 
 use crate::client::demo_encode;
 
-/// Tokens in one span, of which all but the last are "drafted".
+/// Tokens per span; all but the last count as drafted.
 pub(crate) const SPAN_LEN: usize = 3;
 
-/// What the lanes do with the next generations.
+/// Behavior of the next generations.
 #[derive(Debug, Clone)]
 pub(crate) enum Script {
-    /// Choice `c` says "`c` text", then its first stop token, if it has one.
+    /// Choice `c` generates "`c` text", then its first stop token, if it has one.
     Say(String),
-    /// Choices say one span of text and then nothing, until nobody wants them.
+    /// Choices generate one span and then nothing until they are cancelled.
     Hang,
-    /// The first choice says spans of text until nobody wants them.
+    /// The first choice generates spans until it is cancelled.
     Flood,
-    /// Choices say one span of text and then fail.
+    /// Choices generate one span and then fail.
     FailAfterOneSpan(RouterError),
-    /// Nothing is taken.
+    /// Requests are refused.
     Refuse(RouterError),
-    /// A lane with a bug.
+    /// A lane with a bug: panics.
     Panic,
-    /// The owner task dies after one span.
+    /// The owner task ends after one span.
     Vanish,
 }
 
-/// The lanes.
+/// The fake lanes.
 pub(crate) struct FakeLanes {
     lifetime: Lifetime,
     span_len: usize,
@@ -53,7 +53,7 @@ struct State {
     submitted: Vec<GenerationRequest>,
     /// (prompt index in order of submission, choice), in order of cancellation.
     cancelled: Vec<(usize, u32)>,
-    /// Spans that a flood got rid of.
+    /// Number of spans delivered by a flood.
     num_delivered: usize,
 }
 
@@ -76,12 +76,12 @@ impl FakeLanes {
         self.state().script.clone()
     }
 
-    /// What was submitted since the last call.
+    /// Requests submitted since the last call.
     pub(crate) fn take_submitted(&self) -> Vec<GenerationRequest> {
         std::mem::take(&mut self.state().submitted)
     }
 
-    /// The one generation that was submitted since the last call.
+    /// The single request submitted since the last call.
     pub(crate) fn take_one(&self) -> GenerationRequest {
         let mut submitted = self.take_submitted();
         assert_eq!(submitted.len(), 1, "{submitted:?}");
@@ -101,11 +101,11 @@ impl FakeLanes {
     }
 }
 
-/// So that a running lane can tell what became of it.
+/// Handle with which a running lane records its events.
 #[derive(Clone)]
 struct Handle(Arc<FakeLanes>);
 
-/// `Arc<FakeLanes>` as the router wants it.
+/// `Arc<FakeLanes>` as a service of the router.
 pub(crate) struct SharedLanes(pub(crate) Arc<FakeLanes>);
 
 #[async_trait]
@@ -198,7 +198,7 @@ async fn flood(lanes: &FakeLanes, prompt_idx: usize, sink: &GenerationSink) {
     }
 }
 
-/// Prompt log probabilities in two parts, the second of which repeats an entry, as after a replay.
+/// Sends prompt log probabilities in two parts, the second of which repeats an entry, as after a replay.
 fn score_prompt(generation: &GenerationRequest, sink: &GenerationSink) {
     let Some(num_top) = generation.spec.prompt_logprobs else { return };
     let entries: Vec<TokenLogprobs> =
@@ -210,7 +210,7 @@ fn score_prompt(generation: &GenerationRequest, sink: &GenerationSink) {
     }
 }
 
-/// Says a text in spans; false where somebody stopped listening.
+/// Generates a text in spans; returns false if it was cancelled.
 fn say(
     (script, span_len): (&Script, usize),
     generation: &GenerationRequest,
@@ -261,7 +261,7 @@ fn committed(
     CommittedTokens { choice, token_ids: span.into(), num_drafted: span.len() as u32 - 1, logprobs, usage }
 }
 
-/// Made up, and different at each position.
+/// Arbitrary values that differ by position.
 fn logprobs(position: usize, num_top: u32) -> TokenLogprobs {
     let top = (0..num_top).map(|rank| (36 + rank, -0.5 - rank as f32)).collect();
     TokenLogprobs { logprob: -(position as f32) - 0.25, top }

@@ -1,4 +1,4 @@
-//! The table of fields in docs/api.md says what the endpoints do.
+//! The table of fields in docs/api.md matches the endpoints.
 
 use std::collections::BTreeSet;
 
@@ -11,7 +11,7 @@ use crate::client::{MODEL, TestRouter};
 const CHAT: &str = "/v1/chat/completions";
 const COMPLETIONS: &str = "/v1/completions";
 
-/// The fields that the type reads, by its own word.
+/// The fields that the type accepts, from its error message.
 fn known() -> BTreeSet<String> {
     let error = serde_json::from_value::<Body>(json!({ "?": 0 })).unwrap_err().to_string();
     let listed = error.split("expected one of ").nth(1).unwrap();
@@ -34,7 +34,7 @@ fn the_page_shows_the_table() {
     );
 }
 
-/// A sound request with one field more.
+/// A valid request with one additional field.
 fn with(path: &str, field: &Field) -> Value {
     let mut body = match path {
         CHAT => json!({ "model": MODEL, "messages": [{ "role": "user", "content": "hi" }] }),
@@ -43,7 +43,7 @@ fn with(path: &str, field: &Field) -> Value {
     body[field.name] = serde_json::from_str(field.sample).unwrap();
     match field.name {
         "stream_options" => body["stream"] = json!(true),
-        // The bundled template knows no tools, so that only a grammar can make calls.
+        // The bundled template has no tools, so only a grammar can produce calls.
         "tools" => body["tool_choice"] = json!("required"),
         "top_logprobs" if path == CHAT => body["logprobs"] = json!(true),
         _ => {}
@@ -67,7 +67,7 @@ async fn each_field_is_treated_as_the_table_says() {
     }
 }
 
-/// What no field can mean.
+/// A value that no field accepts.
 #[tokio::test]
 async fn nonsense_is_refused_by_the_name_of_its_field_and_the_next_request_works() {
     let router = TestRouter::start().say(" fine");

@@ -1,4 +1,4 @@
-//! Headers of the Gateway API Inference Extension: whose turn a request takes, how much it matters and how fast it has to be.
+//! Headers of the Gateway API Inference Extension: fairness id, objective and latency objectives.
 
 use axum::body::Body;
 use http::Request;

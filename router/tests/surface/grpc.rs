@@ -1,4 +1,4 @@
-//! The gRPC API: the same semantics as over HTTP, judged in the same place.
+//! The gRPC API: the same semantics as over HTTP, checked in the same place.
 
 use proto::v1::inference_client::InferenceClient;
 use proto::v1::{self, generate_request::Prompt};

@@ -1,4 +1,4 @@
-//! What decides a request's lane, and what an operator is told of lanes.
+//! How a request's lane is chosen, and the report about lanes.
 
 use axum::body::Body;
 use http::Request;

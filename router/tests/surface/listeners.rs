@@ -1,4 +1,5 @@
-//! What peers get that are slow, many, or out of order, each over a real socket; and that the next request works all the same.
+//! Peers that are slow, many, or violate the protocol, each over a real socket; the next request works all
+//! the same.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -19,17 +20,17 @@ use crate::fake_lanes::Script;
 
 const HTTP2_PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
 
-/// Only the header timeout is over soon.
+/// Only the header timeout is short.
 fn impatient() -> ListenerConfig {
     let mut config = listener_config();
     config.timeouts.header = Duration::from_millis(100);
     config
 }
 
-/// Sends bytes and reads all that comes until the router closes the connection.
+/// Sends bytes and reads until the router closes the connection.
 async fn until_closed(address: SocketAddr, bytes: &[u8]) -> Vec<u8> {
     let mut connection = TcpStream::connect(address).await.unwrap();
-    // What is refused early may be reset while it is still sent.
+    // A connection refused early may be reset while the client still sends.
     drop(connection.write_all(bytes).await);
     let mut received = Vec::new();
     drop(connection.read_to_end(&mut received).await);
@@ -107,7 +108,7 @@ async fn over_http_each_is_answered_or_closed_and_the_next_one_served() {
 async fn over_grpc_each_is_answered_or_closed_and_the_next_one_served() {
     let router = TestRouter::start().say(" fine");
     let address = router.listen_grpc_with(impatient()).await;
-    // DATA of 16 MiB, less one byte, on stream 1: more than any frame may have.
+    // DATA of 16 MiB less one byte on stream 1: larger than any allowed frame.
     let oversized = [HTTP2_PREFACE, &[0xff, 0xff, 0xff, 0, 0, 0, 0, 0, 1]].concat();
     for (what, bytes) in [
         ("nothing", Vec::new()),
@@ -142,7 +143,7 @@ async fn idle_sockets_beyond_the_limit_are_closed_and_those_within_it_make_room(
     for _ in 0..64 {
         idle.push(TcpStream::connect(address).await.unwrap());
     }
-    // Each is closed: at once, or when its time is over.
+    // Each is closed, at once or after its timeout.
     for connection in &mut idle {
         drop(connection.read_to_end(&mut Vec::new()).await);
     }

@@ -1,4 +1,4 @@
-//! What a log may hold of a request: how much, how long, whose; never what was asked or answered.
+//! Logs may contain sizes, durations and the caller of a request, but never its prompt or answer.
 
 use std::io;
 use std::sync::{Arc, Mutex};
@@ -12,7 +12,7 @@ use tracing_subscriber::fmt::format::FmtSpan;
 use crate::client::{MODEL, TestRouter, post};
 use crate::fake_lanes::Script;
 
-/// In every text of this test and in no other.
+/// Contained in every text of this test, and in nothing else.
 const SECRET: &str = "xyzzy";
 
 #[derive(Clone, Default)]

@@ -1,5 +1,5 @@
-//! The router as clients see it, over HTTP and gRPC, in front of lanes that are made up: everything between a client's
-//! bytes and the seam `router::generation`, and back.
+//! The router as seen by clients, over HTTP and gRPC, with fake lanes: everything between a client's bytes
+//! and the interface `router::generation`, and back.
 
 #![expect(clippy::unwrap_used, reason = "a test's harness fails by panicking")]
 

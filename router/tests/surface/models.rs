@@ -1,4 +1,4 @@
-//! Which models are listed, by which names, at every moment.
+//! Which models are listed, and under which names, at each point in time.
 
 use router::catalog::Catalog;
 use router::catalog::settings::{ModelSettings, RequestDefaults};

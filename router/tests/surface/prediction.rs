@@ -1,4 +1,4 @@
-//! `prediction`: what clients may write, what is refused by name, and what they are told of it.
+//! `prediction`: accepted values, refused ones, and the reported usage.
 
 use serde_json::{Value, json};
 
@@ -97,7 +97,7 @@ async fn what_makes_no_sense_is_refused_by_name() {
 #[tokio::test]
 async fn a_text_longer_than_the_window_is_refused() {
     let router = TestRouter::start().say(" fine");
-    // By its tokens, and by its bytes alone.
+    // Too many tokens, and too many bytes.
     for (text, code) in [
         ("\u{1F600}\u{1F601}".repeat(1_500), Value::Null),
         ("a b ".repeat(400_000), json!("context_length_exceeded")),

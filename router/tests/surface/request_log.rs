@@ -1,4 +1,4 @@
-//! What is in the log of requests: finished choices of those who agree, and of nobody else.
+//! The request log contains finished choices of clients who agree, and of no others.
 
 use std::path::Path;
 use std::time::Duration;
@@ -29,7 +29,7 @@ async fn ask(router: &TestRouter, path: &str, key: Option<&str>, body: &Value) {
     assert_eq!(answer.status, 200, "{body}: {}", answer.text());
 }
 
-/// Every line, once the router is gone and its log is complete.
+/// All lines, after the router has shut down and its log is complete.
 async fn logged(router: TestRouter, path: &Path) -> Vec<Value> {
     let lifetime = router.state.lifetime.clone();
     drop(router);

@@ -1,4 +1,4 @@
-//! OpenAI's responses: what they look like, how they stream, what is kept, and what is refused.
+//! OpenAI's responses: format, streaming, storage and refused input.
 
 use serde_json::{Value, json};
 
@@ -14,7 +14,7 @@ fn request(fields: Value) -> Value {
     body
 }
 
-/// The data of each event, which is named by its type and numbered.
+/// The data of each event; checks its name and number.
 pub(crate) async fn events(router: &TestRouter, body: &Value) -> Vec<Value> {
     let answer = router.post_json(RESPONSES, body).await;
     assert_eq!(
@@ -35,7 +35,7 @@ fn text_of(response: &Value) -> &str {
     response["output"][0]["content"][0]["text"].as_str().unwrap()
 }
 
-/// Without what differs from run to run.
+/// Removes what differs between runs.
 fn settled(mut response: Value) -> Value {
     for path in ["/id", "/created_at", "/output/0/id"] {
         if let Some(value) = response.pointer_mut(path) {
@@ -153,7 +153,7 @@ async fn items_are_read_like_messages() {
     assert_eq!(router.lanes.take_one().prompt_ids, prompt);
 }
 
-/// Further fields, `param` and a part of the message.
+/// Additional fields, `param` and part of the message.
 const REFUSED: &str = r#"{"input": null} | input | input is required
 {"input": 5} | input | input must be a string or a list of items
 {"input": []} | input | input must not be empty
@@ -196,7 +196,7 @@ const REFUSED: &str = r#"{"input": null} | input | input is required
 {"colour": 1} | colour | not a field that this endpoint knows
 {"previous_response_id": "resp_0"} | previous_response_id | is not stored here"#;
 
-/// What asks for nothing.
+/// Values that request nothing.
 const OFF: &str = r#"{"tools": [], "tool_choice": "auto", "text": {"format": {"type": "text"}, "verbosity": "medium"}, "parallel_tool_calls": false, "truncation": "disabled",
     "include": [], "reasoning": {"effort": null}, "top_logprobs": 0, "background": false}"#;
 

@@ -1,4 +1,4 @@
-//! What answers look like, whole and streamed, as snapshots.
+//! Snapshots of responses, whole and streamed.
 
 use serde_json::{Value, json};
 
@@ -7,7 +7,7 @@ use crate::client::{MODEL, TestRouter, chunks};
 const CHAT: &str = "/v1/chat/completions";
 const COMPLETIONS: &str = "/v1/completions";
 
-/// Replaces what differs from run to run.
+/// Replaces what differs between runs.
 fn settled(mut body: Value) -> Value {
     let id = body["id"].as_str().unwrap();
     let (prefix, unique) = id.split_once('-').unwrap();
@@ -136,7 +136,7 @@ async fn every_chunk_says_the_usage_so_far_where_it_is_asked_for() {
             assert_eq!(usage["total_tokens"], sum);
         }
     }
-    // vLLM says it only beside the usage of the whole.
+    // vLLM only sends it together with the usage of the whole request.
     let options = json!({ "continuous_usage_stats": true });
     let body = completion(json!({ "stream": true, "stream_options": options }));
     let chunks = chunks(&router.events(COMPLETIONS, &body).await);

@@ -1,5 +1,5 @@
-//! A client that does not read is cut off, over real sockets: it loses what it did not read, holds up nobody, and what its
-//! request held is free although it never reads a byte.
+//! A client that does not read is cut off, over real sockets: it loses its unread data, delays no other
+//! client, and the resources of its request are released although it never reads a byte.
 
 use proto::v1;
 use proto::v1::generate_request::Prompt;
@@ -37,7 +37,7 @@ async fn over_http_it_loses_its_connection() {
     check_cut(&router, "http").await;
     assert!(router.lanes.num_delivered() * 512 >= MAX_UNREAD_BYTES);
     let mut received = Vec::new();
-    // Closed, or reset where the router had more to send.
+    // Closed, or reset if the router had more to send.
     drop(connection.read_to_end(&mut received).await);
     let received = String::from_utf8_lossy(&received);
     assert!(received.contains("200 OK") && !received.contains("[DONE]"));
@@ -48,7 +48,7 @@ async fn over_grpc_it_loses_its_stream_and_others_on_the_connection_go_on() {
     let router = TestRouter::start();
     router.lanes.play(Script::Flood);
     let endpoint = Endpoint::from_shared(router.listen_grpc().await).unwrap();
-    // A small window, for the client's library gives up a connection on which it has many small frames unread.
+    // A small window, because the client's library abandons a connection with many small unread frames.
     let channel = endpoint.initial_stream_window_size(8 << 10).connect().await.unwrap();
     let mut client = InferenceClient::new(channel);
     let request = v1::GenerateRequest {

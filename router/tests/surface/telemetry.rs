@@ -1,4 +1,4 @@
-//! What an operator sees of a request: metrics under vLLM's names, and one trace that begins at the client.
+//! Telemetry of a request: metrics under vLLM's names, and one trace that begins at the client.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -42,7 +42,7 @@ async fn a_request_is_counted_under_vllms_names() {
     }
 }
 
-/// Keeps finished spans.
+/// Collects finished spans.
 #[derive(Debug, Clone, Default)]
 struct Finished(Arc<Mutex<Vec<SpanData>>>);
 

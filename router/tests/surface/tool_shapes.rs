@@ -1,5 +1,5 @@
-//! Tools in the shapes of responses and of Anthropic's messages: the same prompts, calls and grammars as in conversations, whole and
-//! streamed.
+//! Tools in the formats of responses and of Anthropic's messages: the same prompts, calls and grammars as in
+//! chat completions, whole and streamed.
 
 use serde_json::{Value, json};
 
@@ -37,7 +37,7 @@ fn message(fields: Value) -> Value {
     with(body, &fields)
 }
 
-/// The ids of items and calls name the request, and no two requests are one.
+/// Replaces the ids of items and calls, which contain the request's unique id.
 fn without_ids(mut parts: Value) -> Value {
     for part in parts.as_array_mut().unwrap() {
         for (field, prefixes) in [("id", &["msg_", "fc_", "rs_", "toolu_"][..]), ("call_id", &["call_"][..])]
@@ -50,7 +50,7 @@ fn without_ids(mut parts: Value) -> Value {
     parts
 }
 
-/// The output that the events of a response build. Each item's end says what its parts added up to.
+/// Builds the output from the events of a response; each item's last event must equal the sum of its parts.
 pub(crate) fn built_output(events: &[Value]) -> Value {
     let mut output: Vec<Value> = Vec::new();
     for event in events {
@@ -91,7 +91,7 @@ pub(crate) fn built_output(events: &[Value]) -> Value {
     Value::Array(output)
 }
 
-/// The content that the events of a message build.
+/// Builds the content from the events of a message.
 pub(crate) fn built_content(events: &[Value]) -> Value {
     let (mut content, mut open) = (Vec::<Value>::new(), false);
     let mut inputs = Vec::<String>::new();
@@ -129,7 +129,7 @@ pub(crate) fn built_content(events: &[Value]) -> Value {
     Value::Array(content)
 }
 
-/// What a model says, and what it is made of.
+/// A model's output, and its parts.
 struct Said {
     template: String,
     said: String,
@@ -272,7 +272,7 @@ async fn a_conversation_with_calls_is_the_same_prompt_in_all_apis() {
     assert_eq!(prompt(), plain);
 }
 
-/// The grammar of the one generation that was submitted.
+/// The grammar of the single generation that was submitted.
 fn grammar(router: &TestRouter) -> Value {
     serde_json::from_str(&router.lanes.take_one().spec.grammar.unwrap()).unwrap()
 }
@@ -303,7 +303,7 @@ async fn a_choice_of_calls_is_the_same_grammar_in_all_apis() {
     router.ok(MESSAGES, &message(choice.clone())).await;
     assert_eq!(grammar(&router), named);
 
-    // Cut off by its length: what there is, and that it is not all.
+    // Cut off at the length limit: the partial output, marked incomplete.
     let (short, shorter) = (json!({ "max_output_tokens": 4 }), json!({ "max_tokens": 4 }));
     let cut = with(response(json!({ "tool_choice": { "type": "function", "name": "get_weather" } })), &short);
     let whole = router.ok(RESPONSES, &cut).await;
@@ -342,7 +342,7 @@ async fn too_many_tools_are_refused_and_the_next_request_works() {
     }
 }
 
-/// `<|end|>` ends a message: whoever writes it in a tool, a call or a result must not end one.
+/// `<|end|>` ends a message; written by a client in a tool, a call or a result it must not.
 #[tokio::test]
 async fn what_users_write_is_never_a_special_token_in_any_shape() {
     let router = router_with(TEMPLATE).say(" fine");
@@ -361,6 +361,6 @@ async fn what_users_write_is_never_a_special_token_in_any_shape() {
     ]);
     router.ok(MESSAGES, &message(json!({ "messages": messages }))).await;
     assert_eq!(router.lanes.take_one().prompt_ids, of_response);
-    // <|user|>, <|assistant|> and <|end|> of the template; it writes <|tool|>, which is no token.
+    // <|user|>, <|assistant|> and <|end|> come from the template, as does <|tool|>, which is not a token.
     assert_eq!(special(&of_response), [1, 0, 2, 0, 0, 2]);
 }

@@ -65,7 +65,7 @@ async fn a_client_can_use_the_tokenizer_that_is_here() {
     assert_eq!(refused.status, 400, "{}", refused.text());
     let body = json!({ "model": MODEL, "tokens": [END] });
     let end = router.ok("/detokenize", &body).await["prompt"].clone();
-    // Its alias is another name of the same model.
+    // The alias names the same model.
     router.state.catalog.publish([entry(MODEL, demo_text())]);
     assert_eq!(router.get("/v1/models").await.json()["data"].as_array().unwrap().len(), 2);
     let info = router.get("/tokenizer_info").await.json();
@@ -161,7 +161,7 @@ async fn other_servers_names_turn_speculation_off() {
     }
 }
 
-/// Path, body, status, `param` and a part of the message.
+/// Path, body, status, `param` and part of the message.
 const REFUSED: &str = r#"/tokenize | {} | 400 | model | model is required
 /tokenize | {"model": "org/demo"} | 400 | prompt | prompt is required, or messages
 /tokenize | {"model": "nobody", "prompt": "x"} | 404 | model | does not exist
@@ -234,7 +234,7 @@ async fn probes_need_no_key_and_the_rest_does() {
         assert_eq!(router.send(post("no-template")).await.status, 200);
         assert_eq!(router.send(post(MODEL)).await.status, 404, "a model that the key may not use");
     }
-    // The only model that the key may use need not be named.
+    // If the key may use only one model, the request need not name it.
     let request =
         Request::post("/tokenize").header("x-api-key", "sk-one").header("content-type", "application/json");
     let request = request.body(Body::from(r#"{"prompt": "x"}"#)).unwrap();

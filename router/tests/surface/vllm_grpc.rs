@@ -1,4 +1,4 @@
-//! `vllm.grpc.engine.VllmEngine`, as gateways call it.
+//! `vllm.grpc.engine.VllmEngine`, called as by gateways.
 
 use proto::vllm;
 use proto::vllm::generate_request::Input;
@@ -17,7 +17,7 @@ async fn connect(router: &TestRouter) -> VllmEngineClient<Channel> {
     VllmEngineClient::connect(router.listen_grpc().await).await.unwrap()
 }
 
-/// The protocol names no model: the metadata does.
+/// The protocol has no model field; the metadata names the model.
 fn asked<T>(message: T) -> Request<T> {
     let mut request = Request::new(message);
     request.metadata_mut().insert("x-model", MODEL.parse().unwrap());
@@ -38,7 +38,7 @@ fn generate(change: impl FnOnce(&mut vllm::GenerateRequest)) -> Request<vllm::Ge
     asked(message)
 }
 
-/// The chunks' ids, and the last message.
+/// Returns the chunks' ids and the last message.
 async fn read(
     client: &mut VllmEngineClient<Channel>,
     request: Request<vllm::GenerateRequest>,
@@ -180,7 +180,7 @@ async fn models_and_health_are_told() {
     assert_eq!(embed.code(), Code::Unimplemented);
 }
 
-/// A change of a sound request, the field that is refused, and a part of the message.
+/// A change to a valid request, the refused field, and part of the message.
 type Refused = (fn(&mut vllm::GenerateRequest), &'static str, &'static str);
 
 const REFUSED: &[Refused] = &[

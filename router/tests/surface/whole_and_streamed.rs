@@ -1,5 +1,6 @@
-//! Whatever request of this suite is answered, whole or as a stream, is asked once more the other way, of twins that say the same in spans of
-//! the same and of other lengths: what a stream adds up to is the whole answer, however tokens are batched.
+//! Every answered request of this suite, whole or streamed, is repeated the other way at twin routers that
+//! generate the same text with equal and with other span lengths: a stream must add up to the whole answer,
+//! however tokens are batched.
 
 use std::collections::BTreeMap;
 
@@ -8,7 +9,7 @@ use serde_json::{Map, Value, json};
 use crate::client::{Answer, chunks};
 use crate::tool_shapes::{built_content, built_output};
 
-/// The routes that generate.
+/// The routes that generate text.
 pub(crate) const ROUTES: [&str; 4] =
     ["/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"];
 
@@ -27,7 +28,8 @@ pub(crate) fn turned(path: &str, body: &Value) -> Value {
     body
 }
 
-/// Compares the answers to a request and to the same one turned; what speculation did is the same where the spans were.
+/// Compares the answers to a request and to the same one answered the other way. Speculation statistics are
+/// compared only if the spans were equal.
 pub(crate) fn compare((path, body): (&str, &Value), answers: [&Answer; 2], has_equal_spans: bool) {
     let is_streamed = body["stream"] == true;
     let [whole, streamed] = if is_streamed { [answers[1], answers[0]] } else { answers };
@@ -35,7 +37,7 @@ pub(crate) fn compare((path, body): (&str, &Value), answers: [&Answer; 2], has_e
         assert_eq!(answer.status, 200, "{path} {body}: {}", answer.text());
     }
     let (mut whole, mut added_up) = (whole.json(), added_up(path, streamed));
-    // Streams tell these only where they are asked to.
+    // Streams contain these only on request.
     let asked_for_usage = body["stream_options"]["include_usage"] == true;
     if !has_equal_spans || is_streamed && !asked_for_usage && path.ends_with("completions") {
         for answer in [&mut whole, &mut added_up] {
@@ -51,7 +53,7 @@ pub(crate) fn compare((path, body): (&str, &Value), answers: [&Answer; 2], has_e
     assert_eq!(added_up, whole, "{path} {body}: a stream and the whole answer differ");
 }
 
-/// The whole answer that a stream makes.
+/// Builds the whole answer from a stream.
 fn added_up(path: &str, answer: &Answer) -> Value {
     match path {
         "/v1/responses" => {
@@ -74,7 +76,7 @@ fn added_up(path: &str, answer: &Answer) -> Value {
     }
 }
 
-/// The data of events that have names.
+/// The data of named events.
 fn named_events(answer: &Answer) -> Vec<Value> {
     let data = |event: &str| event.lines().find_map(|line| line.strip_prefix("data: ")).map(str::to_owned);
     answer.text().split("\n\n").filter_map(data).map(|data| serde_json::from_str(&data).unwrap()).collect()
@@ -98,7 +100,7 @@ fn added_up_choices(chunks: &[Value]) -> Value {
     whole
 }
 
-/// One choice, as far as it came.
+/// One choice, as received so far.
 struct Choice(Value);
 
 impl Choice {
@@ -153,7 +155,7 @@ fn add_call(message: &mut Value, part: &Value) {
     }
 }
 
-/// Objects of lists, list by list.
+/// Appends the lists of an object, field by field.
 fn add_lists(sum: &mut Value, more: &Value) {
     let Some(more) = more.as_object() else { return };
     if sum.is_null() {
@@ -167,7 +169,7 @@ fn add_lists(sum: &mut Value, more: &Value) {
     }
 }
 
-/// Without what differs from request to request, and what says the same in two ways.
+/// Removes fields that differ between requests or are redundant.
 fn settle(value: &mut Value) {
     match value {
         Value::Array(values) => values.iter_mut().for_each(settle),
