@@ -85,7 +85,8 @@ pub struct Arrival {
     pub record: RequestRecord,
 }
 
-/// Checks a request, waits for admission, tokenizes it and submits it. An error is recorded before it is returned.
+/// Checks a request, waits for admission, tokenizes it and submits it. Errors are recorded before they are
+/// returned.
 pub async fn begin(
     state: &AppState,
     sent: SentRequest,

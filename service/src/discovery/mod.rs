@@ -3,7 +3,7 @@
 //! There are three implementations of one trait, chosen by a [`DiscoveryUri`]: in memory (one process), a
 //! static file maintained by an operator, and etcd. In each, a watcher that loses its source keeps serving
 //! the last known membership: an unreachable discovery must never empty a router's list, and stale members
-//! are found by talking to them. Nor may a discovery that lost its data: [`Unlisted`] says what it means that
+//! are found by talking to them. Neither may one that lost its data: [`Unlisted`] defines what it means that
 //! a member is missing from a list.
 
 mod etcd;

@@ -2,9 +2,10 @@
 
 use tokio::signal::unix::{SignalKind, signal};
 
-/// Listens for SIGINT and SIGTERM from this call on; the future resolves to the name of the first that arrives.
+/// Listens for SIGINT and SIGTERM from this call on; the future resolves to the name of the first to arrive.
 ///
-/// Call it early, await it late: a signal that arrives in between is not lost. Needs a Tokio runtime with I/O.
+/// Call it early, await it late: a signal that arrives in between is not lost. Needs a Tokio runtime with
+/// I/O.
 ///
 /// Cancel safety: safe.
 pub fn termination_signal() -> impl Future<Output = &'static str> + Send {
