@@ -1,11 +1,14 @@
-//! Drafting ahead: while a target verifies a proposal, its draft worker guesses on from what is likeliest to come of it.
+//! Drafting ahead: while a target verifies a proposal, its draft worker continues from the likeliest outcomes
+//! of the verification.
 //!
-//! A *branch* is the step that a router would send after one outcome of the verification: the proposal accepted as a whole, or up to
-//! some position and then another token than the proposed one ([`speculation::tree::rivals`] ranks these). Branches run when the worker
-//! has nothing else to do, all of them a row each in one forward pass, on forks of the sequence's KV. The next step of the sequence
-//! tells which outcome it was. Where a branch leads there, its KV becomes the sequence's and its guesses are the proposal, as many as
-//! there are; they are the guesses that the step would have led to, for a row depends on its sequence alone (contract I4). All other
-//! branches are closed. (Kumar, Dao, May, "Speculative speculative decoding", arXiv 2603.03251.)
+//! A *branch* is the step that a router would send after one outcome of the verification: the whole proposal
+//! is accepted, or it is accepted up to some position and a different token follows
+//! ([`speculation::tree::rivals`] ranks these). Branches run when the worker is otherwise idle, one row each
+//! in a shared forward pass, on forks of the sequence's KV. The next step of the sequence shows which outcome
+//! occurred. If a branch matches it, the branch's KV becomes the sequence's KV and its guesses become the
+//! proposal, however many there are. They equal the guesses that the step itself would have computed, because
+//! a row depends only on its sequence (contract I4). All other branches are closed. (Kumar, Dao, May,
+//! "Speculative speculative decoding", arXiv 2603.03251.)
 
 mod balance;
 mod branch;
@@ -25,63 +28,65 @@ use crate::method::Method;
 use crate::table::{SequenceKey, Table};
 use crate::task::{Slot, Task};
 
-/// A worker of more sequences drafts nothing ahead. Their steps share forward passes, at the draft worker and at the target; where some
-/// are answered at once and others not they come apart, and each has forward passes of its own. With 70B on H100s and drafts on one L4,
-/// simulated, drafting ahead makes one sequence 1.25 times as fast, two 1.09 times, and four 0.91 times (docs/measurements/bench.md).
+/// A worker with more sequences does not draft ahead. Steps of several sequences share forward passes at the
+/// draft worker and at the target. If some steps are answered at once and others are not, the sequences fall
+/// out of step and each needs its own forward passes. Simulated with 70B on H100s and drafts on one L4,
+/// drafting ahead makes one sequence 1.25 times as fast, two 1.09 times, and four 0.91 times
+/// (docs/measurements/bench.md).
 const MAX_SEQUENCES: usize = 2;
 
-/// What drafting ahead did since start.
+/// Counters of drafting ahead since start.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct AheadStats {
-    /// Steps that a branch led to.
+    /// Steps that matched a branch.
     pub hits: u64,
-    /// Steps that none of the branches led to.
+    /// Steps that matched none of the branches.
     pub misses: u64,
-    /// Steps that came before anything was guessed ahead of them.
+    /// Steps that arrived before anything was guessed ahead of them.
     pub too_early: u64,
-    /// Guesses of proposals that were there when they were asked for.
+    /// Guesses of proposals that were ready when the step arrived.
     pub guesses: u64,
     /// Rows computed in forward passes of branches.
     pub rows: u64,
 }
 
-/// What was computed ahead of a step.
+/// Work computed ahead of a step.
 #[derive(Debug)]
 pub struct Found {
-    /// Holds the KV of the step's context and of the guesses but the last.
+    /// Holds the KV of the step's context and of all guesses but the last.
     pub slot: Slot,
-    /// What follows the context.
+    /// Guesses after the context.
     pub guesses: Vec<TokenId>,
-    /// Of each guess, what else might stand there, as far as that is known.
+    /// Alternatives to each guess, as far as they are known.
     pub candidates: Vec<Candidates>,
-    /// Context ids whose KV is there.
+    /// Number of context ids whose KV is computed.
     pub context_done: usize,
-    /// Of the context's ids but the first, whether the worker guessed them.
+    /// For each context id but the first, whether the worker guessed it.
     pub agreed: Vec<bool>,
 }
 
-/// The branches of every sequence whose proposal is being verified. See the module's page.
+/// The branches of all sequences whose proposals are being verified. See the module documentation.
 #[derive(Debug)]
 pub struct Ahead {
-    /// Branches of a proposal at most, and rows of one forward pass; 0: nothing is drafted ahead.
+    /// Maximum branches per proposal and rows per forward pass; 0 disables drafting ahead.
     max_branches: usize,
     outcomes: HashMap<SequenceKey, Outcomes>,
-    /// Sequences with branches to run, the one that was proposed for first in front.
+    /// Sequences with branches to run, oldest proposal first.
     order: VecDeque<SequenceKey>,
     balance: Balance,
     stats: AheadStats,
 }
 
-/// What may come of one proposal.
+/// The possible outcomes of one proposal.
 #[derive(Debug)]
 struct Outcomes {
     proposed: Proposed,
-    /// Absent until the first of them is to run.
+    /// `None` until the first branch is about to run.
     branches: Option<Vec<Branch>>,
 }
 
 impl Ahead {
-    /// With at most this many branches for each proposal; 0 for a worker that never drafts ahead.
+    /// Creates an `Ahead` with at most `max_branches` branches per proposal; 0 disables drafting ahead.
     pub fn new(max_branches: usize) -> Self {
         Self {
             max_branches,
@@ -92,22 +97,23 @@ impl Ahead {
         }
     }
 
-    /// Since start.
+    /// Counters since start.
     pub fn stats(&self) -> AheadStats {
         self.stats
     }
 
-    /// Rows of the next forward pass at most; `None` while there is nothing to draft ahead.
+    /// Maximum rows of the next forward pass of branches; `None` if there is nothing to draft ahead.
     pub fn rows(&self) -> Option<u32> {
         (!self.order.is_empty()).then_some(self.max_branches as u32)
     }
 
-    /// A forward pass of steps took so long: that is what a guess made ahead saves.
+    /// Records the duration of a forward pass of steps: the time that one guess made ahead saves.
     pub fn ran(&mut self, took: Duration) {
         self.balance.ran(took);
     }
 
-    /// A step of one of `num_sequences` was answered; where that is a proposal, what may come of it can be drafted ahead from now on.
+    /// Called after a step of one of `num_sequences` sequences was answered. If the answer is a proposal, its
+    /// outcomes can be drafted ahead from now on.
     pub fn answered(&mut self, task: &mut Task, body: &ReplyBody, num_sequences: usize) {
         let ReplyBody::Proposal(proposal) = body else { return };
         if self.max_branches == 0 || num_sequences > MAX_SEQUENCES || !self.balance.pays() {
@@ -119,7 +125,7 @@ impl Ahead {
         }
     }
 
-    /// One forward pass over branches; the rows it had.
+    /// Runs one forward pass over branches and returns its number of rows.
     pub fn forward<M: Method>(&mut self, method: &mut M, table: &mut Table) -> u32 {
         let began = Instant::now();
         let mut tasks: VecDeque<Task> = VecDeque::new();
@@ -146,7 +152,7 @@ impl Ahead {
                 }
                 tasks.into_iter().for_each(|task| self.put_back(method, task, Some(false)));
             }
-            // Without room nothing is drafted ahead.
+            // Out of KV blocks: drop the branches.
             Err(_) => tasks.into_iter().for_each(|task| self.put_back(method, task, None)),
         }
         for key in members.into_iter().rev() {
@@ -160,7 +166,8 @@ impl Ahead {
         u32::try_from(rows).unwrap_or(u32::MAX)
     }
 
-    /// Makes the branches of a sequence, if it has none and there is memory: half of the KV stays free of them.
+    /// Creates the branches of a sequence if it has none and memory allows: at least half of the KV blocks
+    /// must be free.
     fn branch<M: Method>(&mut self, method: &mut M, table: &mut Table, key: SequenceKey) {
         let Some(outcomes) = self.outcomes.get_mut(&key).filter(|outcomes| outcomes.branches.is_none())
         else {
@@ -178,7 +185,7 @@ impl Ahead {
         outcomes.branches = Some(branches);
     }
 
-    /// Returns a branch's task: finished, not finished, or of no use.
+    /// Puts a branch's task back: `Some(true)` if finished, `Some(false)` if not, `None` to close it.
     fn put_back<M: Method>(&mut self, method: &mut M, task: Task, finished: Option<bool>) {
         let branches = self.outcomes.get_mut(&task.key).and_then(|outcomes| outcomes.branches.as_mut());
         let place =
@@ -192,8 +199,8 @@ impl Ahead {
         }
     }
 
-    /// A step of the sequence came, and `cached` holds its context: what was computed ahead of it, if anything was. All else that was
-    /// computed ahead for this sequence is forgotten.
+    /// Returns the work computed ahead of `step`, if any; `cached` already holds the step's context.
+    /// Everything else computed ahead for this sequence is dropped.
     pub fn take<M: Method>(
         &mut self,
         method: &mut M,
@@ -231,14 +238,14 @@ impl Ahead {
         found
     }
 
-    /// Forgets what was computed ahead for one sequence.
+    /// Drops everything computed ahead for one sequence.
     pub fn forget<M: Method>(&mut self, method: &mut M, key: &SequenceKey) {
         if let Some(outcomes) = self.remove(key) {
             outcomes.close(method);
         }
     }
 
-    /// Forgets everything that was computed ahead; whether there was any.
+    /// Drops everything computed ahead; returns whether there were branches.
     pub fn forget_all<M: Method>(&mut self, method: &mut M) -> bool {
         self.order.clear();
         let outcomes = std::mem::take(&mut self.outcomes);
@@ -256,7 +263,8 @@ impl Ahead {
 }
 
 impl Outcomes {
-    /// Once the worker has guessed what follows the whole proposal, adds branches for the next best tokens there.
+    /// Once the worker has guessed the token after the whole proposal, adds branches for the next best tokens
+    /// at that position.
     fn branch_behind_the_whole<M: Method>(&mut self, method: &mut M, max_branches: usize) {
         let Some(branches) = &mut self.branches else { return };
         let more = self.proposed.branches_behind(method, branches, max_branches);

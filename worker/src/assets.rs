@@ -1,4 +1,5 @@
-//! The text side of a checkpoint, handed to routers so that they need no model files: tokenizer, chat template, defaults.
+//! Text files of a checkpoint (tokenizer, chat template, defaults), served to routers so that they need no
+//! model files.
 
 use std::path::Path;
 
@@ -8,7 +9,7 @@ use sha2::{Digest, Sha256};
 use speculation::fingerprint::{TokenList, token_list_from_json};
 use text::{ModelText, ModelTextError};
 
-/// What a router may fetch.
+/// Files that a router may fetch.
 pub const ASSET_NAMES: [&str; 6] = [
     "tokenizer.json",
     "tokenizer_config.json",
@@ -18,18 +19,18 @@ pub const ASSET_NAMES: [&str; 6] = [
     "config.json",
 ];
 
-/// An asset larger than this is not a tokenizer.
+/// Maximum size of an asset, in bytes.
 const MAX_ASSET_BYTES: u64 = 256 << 20;
 
-/// Why a checkpoint's text side cannot be used.
+/// Why the text files of a checkpoint cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum AssetError {
-    /// A file is there and cannot be read.
+    /// A file exists but cannot be read.
     #[error("cannot read {path}: {source}")]
     Read {
         /// The file.
         path: String,
-        /// What the system said.
+        /// The I/O error.
         source: std::io::Error,
     },
     /// A file is implausibly large.
@@ -40,7 +41,7 @@ pub enum AssetError {
         /// Its size.
         bytes: u64,
     },
-    /// The tokenizer makes no sense, or is not there.
+    /// The tokenizer is missing or invalid.
     #[error("{path}: {reason}")]
     Tokenizer {
         /// The file.
@@ -50,7 +51,7 @@ pub enum AssetError {
     },
 }
 
-/// The files, in memory, with their hashes, and the token list that both halves of a pair must share.
+/// The text files in memory with their hashes, and the token list that draft and target must share.
 #[derive(Debug, Clone)]
 pub struct Assets {
     files: Vec<(v1::Asset, Bytes)>,
@@ -58,7 +59,7 @@ pub struct Assets {
 }
 
 impl Assets {
-    /// Reads what is there; only tokenizer.json must be.
+    /// Reads the files that exist; only tokenizer.json is required.
     pub fn load(model_dir: &Path) -> Result<Self, AssetError> {
         let mut files = Vec::new();
         for name in ASSET_NAMES {
@@ -77,7 +78,7 @@ impl Assets {
         Ok(Self { files, token_list })
     }
 
-    /// Generated files; one of them must be tokenizer.json.
+    /// Creates assets from generated files, which must include tokenizer.json.
     pub fn from_files(files: Vec<(&str, String)>) -> Result<Self, AssetError> {
         let files: Vec<(v1::Asset, Bytes)> =
             files.into_iter().map(|(name, text)| (asset(name, text.as_bytes()), Bytes::from(text))).collect();
@@ -85,23 +86,23 @@ impl Assets {
         Ok(Self { files, token_list })
     }
 
-    /// Names, hashes and sizes, for the handshake.
+    /// Names, hashes and sizes of the files, for the handshake.
     pub fn list(&self) -> Vec<v1::Asset> {
         self.files.iter().map(|(asset, _)| asset.clone()).collect()
     }
 
-    /// One file's bytes.
+    /// Content of one file.
     pub fn get(&self, name: &str) -> Option<Bytes> {
         self.files.iter().find(|(asset, _)| asset.name == name).map(|(_, bytes)| bytes.clone())
     }
 
-    /// Whether a router can make text of them: its tokenizer and template are read as a router reads them.
+    /// Loads tokenizer and chat template the way a router does, to check that a router can use them.
     pub fn check_text(&self) -> Result<(), ModelTextError> {
         let bytes = |name: &str| self.files.iter().find(|(asset, _)| asset.name == name);
         ModelText::from_assets(|name| bytes(name).map(|(_, bytes)| bytes.as_ref())).map(drop)
     }
 
-    /// The vocabulary as the tokenizer numbers it.
+    /// The tokenizer's vocabulary, by id.
     pub fn token_list(&self) -> &TokenList {
         &self.token_list
     }

@@ -1,15 +1,15 @@
-//! `--device`: what computes. Parsing says which device is named; whether it is there shows when the model is loaded,
-//! so that `--help` and bad flags need no driver.
+//! `--device`: the compute device. Parsing only names the device; loading the model checks that it exists, so
+//! `--help` and bad flags need no driver.
 
 use std::str::FromStr;
 
-/// What computes.
+/// A compute device.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub enum ComputeDevice {
-    /// The processor.
+    /// The host CPU.
     #[default]
     Cpu,
-    /// GPUs of this machine, by the driver's numbers; the model is split over them.
+    /// GPUs of this machine, by CUDA ordinal; the model is split over them.
     Cuda(Vec<usize>),
 }
 

@@ -1,4 +1,4 @@
-//! Settings that both kinds of worker have.
+//! Settings common to draft and target workers.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -15,85 +15,92 @@ use service::tls::{RawServerTls, ServerTls, ServerTlsFlags};
 use crate::compute_device::ComputeDevice;
 use crate::memory::MemoryLimit;
 
-/// Flags of both kinds of worker.
+/// Command-line flags common to draft and target workers.
 #[derive(Debug, Clone, Default, clap::Args, Serialize)]
 pub struct WorkerFlags {
-    /// A checkpoint directory in Hugging Face form: config.json, tokenizer.json, *.safetensors
+    /// Checkpoint directory in Hugging Face format: config.json, tokenizer.json, *.safetensors
     #[arg(long, value_name = "DIR")]
     pub model: Option<PathBuf>,
-    /// What answers: model, or synthetic:PROFILE.toml, which only keeps the time of a profile and computes nothing
+    /// Engine to run: model, or synthetic:PROFILE.toml, which simulates the step times of a profile and
+    /// computes nothing
     #[arg(long, value_name = "model|synthetic:FILE")]
     pub engine: Option<String>,
-    /// With a synthetic engine: the factor that every step's time is multiplied by
+    /// Synthetic engine: factor by which every step time is multiplied
     #[arg(long, value_name = "FACTOR")]
     pub time_scale: Option<f64>,
-    /// The name that clients ask for [default: the directory's name]
+    /// Model name that clients request [default: the directory's name]
     #[arg(long, value_name = "NAME")]
     pub served_model_name: Option<String>,
-    /// What computes: cpu, a GPU as cuda:0, or several of this machine as cuda:0,1, a part of the model on each
+    /// Compute device: cpu, a GPU as cuda:0, or several GPUs of this machine as cuda:0,1 to split the model
+    /// over them
     #[arg(long, value_name = "DEVICE")]
     pub device: Option<String>,
-    /// Threads that compute [default: all cores]; several workers of one machine may each use all cores, because waiting threads sleep
-    /// while others need them
+    /// Compute threads [default: all cores]; several workers on one machine may each use all cores, because
+    /// waiting threads sleep while others need the cores
     #[arg(long, value_name = "N")]
     pub threads: Option<usize>,
-    /// Pin each computing thread to a core of its own; off by default, because it costs a third of the speed where other programs
-    /// use these cores
+    /// Pin each compute thread to its own core; off by default, because it costs a third of the speed when
+    /// other programs use these cores
     #[arg(long, value_name = "true|false")]
     pub pin: Option<bool>,
-    /// Instruction set to compute with, where it is not the fastest one: for comparisons and for finding faults; it changes no bit
-    /// [default: the fastest, or what OUTRIDER_ISA names]
+    /// Instruction set to use instead of the fastest one, for comparisons and debugging; results are
+    /// bit-identical [default: the fastest, or OUTRIDER_ISA]
     #[arg(long, value_name = "NAME")]
     pub isa: Option<String>,
-    /// How weights are held: auto (as stored), f32, bf16, or quantized while loading to int8 or int4
+    /// Weight format: auto (as stored), f32, bf16, or int8 or int4, quantized while loading
     #[arg(long, value_name = "FORMAT")]
     pub weights: Option<String>,
-    /// Number of ranks that the model is split over: 1, 2, 4 or 8; on the CPU each rank is a thread with a share of --threads
+    /// Number of tensor-parallel ranks: 1, 2, 4 or 8; on the CPU each rank is a thread with a share of
+    /// --threads
     #[arg(long, value_name = "N")]
     pub tensor_parallel: Option<usize>,
-    /// Most memory that KV may take, for example 2GiB, or 60% of what the machine or container has [default: 1GiB; on GPUs what
-    /// --gpu-memory-utilization leaves]
+    /// KV cache memory limit, for example 2GiB, or 60% of the memory of the machine or container [default:
+    /// 1GiB; on GPUs set by --gpu-memory-utilization]
     #[arg(long, value_name = "SIZE")]
     pub kv_memory: Option<String>,
-    /// On GPUs: KV takes what weights and a forward's workspace leave of this part of the memory [default: 0.9]
+    /// On GPUs: fraction of the memory to use; the KV cache gets what weights and the workspace of a forward
+    /// pass leave [default: 0.9]
     #[arg(long, value_name = "PART")]
     pub gpu_memory_utilization: Option<f32>,
     /// On GPUs: replay repeated steps as CUDA graphs
     #[arg(long, value_name = "true|false")]
     pub cuda_graphs: Option<bool>,
-    /// On GPUs: the bits of a row depend on that row alone, whatever runs beside it; with false cuBLASLt computes bf16 products of
-    /// many rows, which should be faster and lets the bits depend on the other rows [default: true]
+    /// On GPUs: the bits of a row depend only on that row, not on the rest of the batch; with false cuBLASLt
+    /// computes bf16 products of many rows, which should be faster but makes the bits depend on the other
+    /// rows [default: true]
     #[arg(long, value_name = "true|false")]
     pub cuda_deterministic: Option<bool>,
-    /// On GPUs: a folder of compiled kernels, for machines without NVRTC [default: compiled at start]
+    /// On GPUs: directory of compiled kernels, for machines without NVRTC [default: compiled at start]
     #[arg(long, value_name = "DIR")]
     pub cuda_kernels: Option<PathBuf>,
-    /// Add about this many parameters, such as 250M, that change no token but cost the time and memory (in bf16 2 bytes each) of a bigger model.
-    /// For demonstrations and benchmarks
+    /// Add about this many parameters, such as 250M, that change no token but cost the time and memory (2
+    /// bytes each in bf16) of a larger model. For demonstrations and benchmarks
     #[arg(long, value_name = "PARAMS")]
     pub ballast: Option<String>,
-    /// Longest sequence, prompt and output [default: the model's]
+    /// Maximum sequence length, prompt plus output [default: the model's]
     #[arg(long, value_name = "TOKENS")]
     pub max_model_len: Option<u32>,
-    /// Most rows in one forward pass
+    /// Maximum rows in one forward pass
     #[arg(long, value_name = "ROWS")]
     pub max_batch_rows: Option<usize>,
-    /// Measure at start, within a second, what forwards take, so that routers can choose how far to draft
+    /// Measure forward times at start, for about a second, so that routers can choose draft lengths
     #[arg(long, value_name = "true|false")]
     pub profile_steps: Option<bool>,
-    /// Where routers connect
+    /// Address that routers connect to
     #[arg(long, value_name = "ADDR")]
     pub listen: Option<SocketAddr>,
-    /// Where /health and /metrics are served
+    /// Address of /health and /metrics
     #[arg(long, value_name = "ADDR")]
     pub admin: Option<SocketAddr>,
-    /// How routers reach this worker, if not by the listen address: http://HOST:PORT, or https:// with --tls-cert
+    /// URL at which routers reach this worker, if not the listen address: http://HOST:PORT, or https:// with
+    /// --tls-cert
     #[arg(long, value_name = "URL")]
     pub advertise: Option<String>,
-    /// Where this worker runs, such as the value of topology.kubernetes.io/zone; told in its registration
+    /// Zone of this worker, such as the value of topology.kubernetes.io/zone; published in its registration
     #[arg(long, value_name = "NAME")]
     pub zone: Option<String>,
-    /// Listen beyond this machine without requiring certificates of routers (--tls-client-ca): anyone who can connect can use the worker
+    /// Listen beyond this machine without requiring client certificates of routers (--tls-client-ca): anyone
+    /// who can connect can use the worker
     #[arg(long)]
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub insecure: bool,
@@ -111,7 +118,7 @@ pub struct WorkerFlags {
     pub process: ProcessFlags,
 }
 
-/// Raw settings of both kinds of worker.
+/// Unvalidated settings common to draft and target workers.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct RawWorker {
     model: Option<PathBuf>,
@@ -180,72 +187,73 @@ impl Default for RawWorker {
     }
 }
 
-/// Where a role listens unless it is told otherwise.
+/// Default ports of a role.
 #[derive(Debug, Clone, Copy)]
 pub struct DefaultPorts {
-    /// For routers.
+    /// Port for routers.
     pub listen: u16,
-    /// For health and metrics.
+    /// Port for health and metrics.
     pub admin: u16,
 }
 
-/// Checked settings of both kinds of worker.
+/// Validated settings common to draft and target workers.
 #[derive(Debug, Clone)]
 pub struct WorkerConfig {
-    /// The checkpoint; absent only at a worker that needs none.
+    /// The checkpoint directory; `None` only for a worker that needs no model.
     pub model: Option<PathBuf>,
-    /// The synthetic engine, if that is to answer in place of a model.
+    /// The synthetic engine, if it runs instead of a model.
     pub synthetic: Option<SyntheticConfig>,
-    /// The name that clients ask for, if not the directory's.
+    /// Model name that clients request; `None`: the directory's name.
     pub served_model_name: Option<String>,
-    /// What computes.
+    /// The compute device.
     pub device: ComputeDevice,
-    /// Threads that compute.
+    /// Number of compute threads.
     pub threads: usize,
-    /// Whether each of them is kept on a core of its own.
+    /// Whether each compute thread is pinned to its own core.
     pub pin: bool,
-    /// The instruction set, if not the process's own choice.
+    /// The instruction set; `None`: the process's default.
     pub isa: Option<String>,
-    /// How weights are held.
+    /// The weight format.
     pub weights: WeightFormat,
-    /// About so many parameters are added that change no token: 0 but in demonstrations and benchmarks.
+    /// Approximate number of ballast parameters, which change no token; 0 except in demonstrations and
+    /// benchmarks.
     pub ballast: u64,
-    /// Ranks that the model is split over.
+    /// Number of tensor-parallel ranks.
     pub tensor_parallel: usize,
-    /// Ceiling of KV memory.
+    /// KV cache memory limit.
     pub kv_memory: MemoryLimit,
-    /// The part of the GPUs' memory that decides on KV in its place.
+    /// Fraction of GPU memory to use; if set, it determines the KV cache size instead of `kv_memory`.
     pub gpu_memory_utilization: Option<f32>,
-    /// Whether GPUs replay steps as graphs.
+    /// Whether GPUs replay steps as CUDA graphs.
     pub cuda_graphs: bool,
-    /// Whether a row's bits on GPUs depend on that row alone.
+    /// Whether a row's bits on GPUs depend only on that row.
     pub cuda_deterministic: bool,
-    /// Where compiled kernels are read, if they are not compiled at start.
+    /// Directory of compiled kernels; `None`: kernels are compiled at start.
     pub cuda_kernels: Option<PathBuf>,
-    /// Longest sequence, if shorter than the model's.
+    /// Maximum sequence length, if shorter than the model's.
     pub max_model_len: Option<u32>,
-    /// Most rows in one forward pass.
+    /// Maximum rows in one forward pass.
     pub max_batch_rows: usize,
-    /// Whether step times are measured at start.
+    /// Whether to measure step times at start.
     pub profile_steps: bool,
-    /// Where routers connect.
+    /// Address that routers connect to.
     pub listen: SocketAddr,
-    /// Where health and metrics are served.
+    /// Address of health and metrics.
     pub admin: SocketAddr,
-    /// How routers reach this worker, if not by the bound address.
+    /// Advertised URL, if not the bound address.
     pub advertise: Option<String>,
-    /// Where it runs, for whoever reads the registration.
+    /// Zone, published in the registration.
     pub zone: Option<String>,
-    /// How many connections, and how long each may be of no use.
+    /// Limits on connections and their timeouts.
     pub listener: ListenerConfig,
-    /// What routers are shown, if TLS is spoken with them.
+    /// TLS configuration of the router port; `None`: plain HTTP.
     pub tls: Option<ServerTls>,
-    /// What every process has.
+    /// Settings common to every process.
     pub process: ProcessConfig,
 }
 
 impl WorkerConfig {
-    /// What a router speaks with this worker.
+    /// URL scheme of this worker's router port.
     pub fn scheme(&self) -> &'static str {
         scheme(self.tls.as_ref())
     }
@@ -255,30 +263,30 @@ fn scheme(tls: Option<&ServerTls>) -> &'static str {
     if tls.is_some() { "https" } else { "http" }
 }
 
-/// What a synthetic engine needs.
+/// Settings of a synthetic engine.
 #[derive(Debug, Clone)]
 pub struct SyntheticConfig {
-    /// Which pools it plays.
+    /// Profile of the simulated pools.
     pub profile: Arc<Profile>,
-    /// Every step's time is multiplied by it.
+    /// Factor by which every step time is multiplied.
     pub time_scale: f64,
 }
 
-/// Most memory that KV takes of the host's, unless it is told otherwise.
+/// Default limit of KV cache memory on the host.
 const DEFAULT_KV_MEMORY: MemoryLimit = MemoryLimit::Bytes(1 << 30);
-/// And of a GPU's memory, all in all.
+/// Default fraction of GPU memory to use.
 const DEFAULT_GPU_MEMORY_UTILIZATION: f32 = 0.9;
 
-/// Times are stretched by at most this, or shrunk by as much.
+/// Maximum time scale; its inverse is the minimum.
 const TIME_SCALE_MAX: f64 = 1_000.0;
 
 impl RawWorker {
-    /// The checkpoint that was asked for.
+    /// The configured checkpoint directory.
     pub fn model(&self) -> Option<&PathBuf> {
         self.model.as_ref()
     }
 
-    /// Whether a model is to answer.
+    /// Whether the engine is a model.
     pub fn needs_model(&self) -> bool {
         self.engine == "model"
     }
@@ -307,7 +315,7 @@ impl RawWorker {
         }
     }
 
-    /// The part of GPUs' memory that decides on KV, unless a size does.
+    /// Fraction of GPU memory to use; `None` on the CPU or if `kv_memory` gives a size.
     fn gpu_memory_utilization(&self, device: Option<&ComputeDevice>, faults: &mut Faults) -> Option<f32> {
         let (given, sized) = (self.gpu_memory_utilization, self.kv_memory.is_some());
         let on_gpu = matches!(device, Some(ComputeDevice::Cuda(_)));
@@ -329,7 +337,8 @@ impl RawWorker {
         }
     }
 
-    /// Whoever reaches a worker can have work done: beyond this machine only whom its certificate lets in.
+    /// Anyone who can connect to a worker can use it, so a non-loopback address requires client certificates
+    /// or `--insecure`.
     fn check_openness(&self, listen: SocketAddr, faults: &mut Faults) {
         let is_closed = self.tls.is_mutual() || listen.ip().is_loopback();
         faults.check("listen", is_closed || self.insecure, || {
@@ -340,7 +349,7 @@ impl RawWorker {
         });
     }
 
-    /// Checks everything; `None` where there was a fault.
+    /// Validates all settings. Faults go to `faults`; returns `None` after some of them.
     pub fn validate(self, ports: DefaultPorts, faults: &mut Faults) -> Option<WorkerConfig> {
         let device = faults.parse::<ComputeDevice>("device", &self.device);
         let weights = WeightFormat::named(&self.weights);
@@ -423,7 +432,7 @@ impl RawWorker {
 mod tests {
     use super::*;
 
-    /// The part of a GPU's memory that decides on KV; `None` where the settings are refused.
+    /// The resulting fraction of GPU memory; outer `None` if the settings are rejected.
     fn part(device: &str, kv_memory: Option<&str>, given: Option<f32>) -> Option<Option<f32>> {
         let raw = RawWorker {
             device: device.to_owned(),
@@ -464,7 +473,7 @@ mod tests {
         assert!(text.contains("`mmx`") && text.contains("portable"), "{text}");
     }
 
-    /// What is wrong with listening there, if anything is.
+    /// The faults of listening on `listen`, if any.
     fn fault(listen: &str, insecure: bool) -> Option<String> {
         let raw = RawWorker { listen: Some(listen.parse().unwrap()), insecure, ..RawWorker::default() };
         let mut faults = Faults::new();

@@ -1,31 +1,33 @@
-//! How many KV blocks each router may reserve (docs/contract.md A): arithmetic only. `device` counts, asks and tells.
+//! Computes how many KV blocks each router may reserve (docs/contract.md A). Pure arithmetic; `device` counts
+//! blocks and sends the credits.
 
-/// A change that is smaller than this part of the pool is not told.
+/// A grant is sent only if it changed by at least 1/64 of the pool.
 const TOLD_PART: u64 = 64;
 
-/// The worker's KV blocks, and how many routers share them.
+/// The worker's KV blocks and the number of routers that share them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Pool {
-    /// There are.
+    /// Total KV blocks.
     pub total: u64,
-    /// Those that no sequence holds, kept prefixes included.
+    /// Blocks held by no sequence, cached prefixes included.
     pub free: u64,
-    /// At least one.
+    /// Number of connected routers, at least 1.
     pub routers: u64,
 }
 
 impl Pool {
-    /// What a router can always cached_len: who holds more gives way first.
+    /// Blocks that every router is guaranteed. A router that holds more is evicted or preempted first.
     pub fn share(self) -> u64 {
         self.total / self.routers
     }
 
-    /// What a router may reserve whose sequences hold so many blocks, shared ones counted once for each sequence.
+    /// Blocks that a router may reserve if its sequences hold `held` blocks; a shared block counts once per
+    /// sequence.
     pub fn grant(self, held: u64) -> u64 {
         self.share().max(held + self.free / self.routers)
     }
 
-    /// Whether a grant differs enough from what was told last.
+    /// Whether `grant` differs enough from the last value sent.
     pub fn is_worth_telling(self, told: Option<u64>, grant: u64) -> bool {
         told.is_none_or(|told| told.abs_diff(grant) >= (self.total / TOLD_PART).max(1))
     }
@@ -38,9 +40,10 @@ mod tests {
     #[test]
     fn grants_follow_the_pool() {
         let pool = |free, routers| Pool { total: 128, free, routers };
-        // Alone: all of it, whatever is held, and more where blocks are shared.
+        // One router: all blocks, whatever is held, and more than all if blocks are shared.
         assert_eq!((pool(128, 1).grant(0), pool(28, 1).grant(100), pool(100, 1).grant(90)), (128, 128, 190));
-        // One of two holds most: it is lent what the other does not use, and the other is never below its share.
+        // Two routers, one holding most: it may borrow what the other does not use, and the other never gets
+        // less than its share.
         assert_eq!((pool(28, 2).grant(100), pool(28, 2).grant(0)), (114, 64));
         assert_eq!((pool(0, 2).grant(128), pool(0, 2).grant(0)), (128, 64));
         assert_eq!(pool(128, 3).grant(0), 42);

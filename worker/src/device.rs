@@ -1,9 +1,10 @@
-//! The one thread that owns the model and all that is held: a bounded mailbox in, replies out.
+//! The thread that owns the model and all cached sequences: a bounded mailbox in, replies out.
 //!
-//! Each turn it drains the mailbox, admits what waits, runs one forward ([`forward`]) and answers whatever is
-//! done, so that sequences join and leave at every forward. Which steps share it and when it starts is
-//! decided by [`scheduling::batch_former`]. What it sends and is sent goes through the gRPC service; between short
-//! forwards it drives that itself ([`crate::reactor`]).
+//! Each iteration drains the mailbox, admits waiting steps, runs one forward ([`forward`]) and sends the
+//! finished replies, so sequences join and leave at every forward (continuous batching).
+//! [`scheduling::batch_former`] decides which steps share a forward and when it starts. Messages and replies
+//! go through the gRPC service; between short forwards this thread drives the service's runtime itself
+//! ([`crate::reactor`]).
 
 mod forward;
 mod room;
@@ -32,121 +33,120 @@ use crate::reactor::{Lateness, Reactor};
 use crate::table::{RouterId, SequenceKey, Table};
 use crate::task::Task;
 
-/// Threads of a worker that are not its runtime's: this one.
+/// Worker threads outside the runtime: the device thread.
 pub const DEVICE_THREADS: usize = 1;
 
-/// Frames that wait for the device thread; a full mailbox holds up the routers' streams.
+/// Capacity of the mailbox in frames; a full mailbox applies backpressure to the routers' streams.
 pub const MAILBOX_FRAMES: usize = 1_024;
 
-/// Frames that wait for a router to read them; past it frames are dropped, and the router asks again.
+/// Capacity of a router's reply queue in frames; when it is full, frames are dropped and the router asks
+/// again.
 pub const REPLY_FRAMES: usize = 1_024;
 
-/// Steps of one sequence that wait for the one that runs; past it the oldest is dropped, for its reply is not
-/// read anymore.
+/// Maximum queued steps per sequence. Beyond it the oldest is dropped, because its reply is no longer read.
 const WAITING_STEPS: usize = 16;
 
-/// Sequences that a worker holds at most, idle ones included: a router that opens ever more of them is refused.
+/// Maximum sequences per worker, idle ones included; a router that opens more is refused.
 const MAX_SEQUENCES: usize = 65_536;
 
-/// Counts the streams of one process, so that a message about an older one is known as such.
+/// Number of a stream within this process; messages of older streams can be recognized by it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct StreamId(pub u64);
 
-/// A step as a router sent it.
+/// A step and its trace span, as received from a router.
 #[derive(Debug)]
 pub struct SentStep {
     /// The step.
     pub step: Step,
-    /// The round's span, below which the step is traced; 0: none.
+    /// Span of the router's round, the parent of the step's span; 0: none.
     pub span_id: u64,
 }
 
-/// What the gRPC service tells the device thread.
+/// Messages from the gRPC service to the device thread.
 #[derive(Debug)]
 pub enum Message {
-    /// A router connected. A newer stream of the same router replaces the older one and begins with nothing: the router
-    /// has given up what it ran by that one.
+    /// A router connected. A newer stream of the same router replaces the older one and starts empty: the
+    /// router has given up its sequences of the older stream.
     Opened {
-        /// Which router.
+        /// The router.
         router: RouterId,
-        /// Which of its streams.
+        /// The router's stream.
         stream: StreamId,
-        /// Where replies go.
+        /// Channel for replies.
         replies: mpsc::Sender<v1::WorkerFrame>,
-        /// Dropped once this stream is not the router's newest any more: the service then ends the stream.
+        /// Dropped when this stream is no longer the router's newest; the service then ends the stream.
         newest: oneshot::Sender<Infallible>,
     },
-    /// One frame.
+    /// A frame from a router.
     Frame {
-        /// Which router.
+        /// The router.
         router: RouterId,
-        /// The stream it came by. Steps of a replaced stream are dropped: their replies would go to the newer
-        /// one, where the router expects none.
+        /// The stream that the frame arrived on. Steps of a replaced stream are dropped: their replies would
+        /// go to the newer stream, where the router does not expect them.
         stream: StreamId,
-        /// In order.
+        /// The steps, in order.
         steps: Vec<SentStep>,
-        /// Sequences to forget, with the epoch that is over.
+        /// Sequences to close, each with the epoch that ended.
         closes: Vec<(SequenceId, u32)>,
-        /// When it arrived, as far as is known.
+        /// Estimated arrival time.
         received: Instant,
     },
-    /// The worker is about to stop: routers are told, and what runs may finish.
+    /// The worker is about to stop: routers are informed, and running sequences may finish.
     Drain,
-    /// A stream ended, and with it whatever its router ran here; prefixes stay cached.
+    /// A stream ended; its router's sequences are closed, but prefixes stay cached.
     Closed {
-        /// Which router.
+        /// The router.
         router: RouterId,
-        /// The stream that ended. Nothing happens if the router has a newer one.
+        /// The stream that ended. Ignored if the router has a newer one.
         stream: StreamId,
     },
 }
 
-/// The way to the device thread.
+/// The sending side of the device thread's mailbox.
 #[derive(Debug)]
 pub struct Mailbox {
-    /// At most [`MAILBOX_FRAMES`] wait in it.
+    /// Holds at most [`MAILBOX_FRAMES`] messages.
     pub messages: mpsc::Sender<Message>,
-    /// When a frame that is read now arrived.
+    /// Estimates when a frame that is read now arrived.
     pub lateness: Lateness,
 }
 
-/// The device thread's state.
+/// State of the device thread.
 #[derive(Debug)]
 pub struct Device<M> {
     method: M,
     limits: Limits,
     table: Table,
     routers: HashMap<RouterId, Router>,
-    /// Sequences with waiting steps, oldest first.
+    /// Sequences with queued steps, oldest first.
     waiting: VecDeque<SequenceKey>,
     running: VecDeque<Task>,
     former: BatchFormer<SequenceKey>,
     ahead: Ahead,
-    /// When the batch former's clock began.
+    /// Start of the batch former's clock.
     began: Instant,
     metrics: WorkerMetrics,
     is_draining: bool,
-    /// Held while there are sequences: a drain waits for them.
+    /// Held while there are sequences, so that a drain waits for them.
     work: Option<Hold>,
 }
 
 #[derive(Debug)]
 struct Router {
-    /// Its newest stream, the only one that is read and answered.
+    /// The newest stream, the only one that is read and answered.
     stream: StreamId,
     replies: mpsc::Sender<v1::WorkerFrame>,
     /// Held while `stream` is the newest; see [`Message::Opened`].
     _newest: oneshot::Sender<Infallible>,
     outbox: v1::WorkerFrame,
-    /// Credits that were told last.
+    /// Credits that were sent last.
     told: Option<u64>,
-    /// Whether it was told that this worker drains.
+    /// Whether this router was informed of the drain.
     knows_of_drain: bool,
 }
 
 impl<M: Method> Device<M> {
-    /// A device that holds nothing; `step_times` is what the method's forwards take, as far as that was
-    /// profiled.
+    /// Creates an empty device. `step_times` are the method's forward times, as far as they were profiled.
     pub fn new(method: M, step_times: &[v1::StepTimePoint], metrics: WorkerMetrics) -> Self {
         let limits = method.limits();
         Self {
@@ -165,13 +165,13 @@ impl<M: Method> Device<M> {
         }
     }
 
-    /// The same with a proposal's likeliest outcomes drafted ahead, at most so many.
+    /// Enables drafting ahead with at most `max_branches` branches per proposal.
     pub fn drafting_ahead(self, max_branches: usize, step_times: &[v1::StepTimePoint]) -> Self {
         let times = profiled(step_times);
         Self { ahead: Ahead::new(cheap_rows(max_branches, &times)), ..self }
     }
 
-    /// Runs until every sender of the mailbox is gone. A drain of `lifetime` waits for the sequences.
+    /// Runs until all senders of the mailbox are dropped. A drain of `lifetime` waits for the sequences.
     pub fn run(mut self, mut mailbox: mpsc::Receiver<Message>, mut reactor: Reactor, lifetime: &Lifetime) {
         self.method.begin();
         while let Some(message) = reactor.next(&mut mailbox) {
@@ -189,7 +189,7 @@ impl<M: Method> Device<M> {
                     continue;
                 }
                 if let Some(queue_us) = self.admit_waiting() {
-                    // What was computed ahead waits for no forward.
+                    // Replies computed ahead do not wait for a forward.
                     let timing = v1::StepTiming { queue_us, ..v1::StepTiming::default() };
                     reactor.exchange(|| self.flush(&timing));
                 }
@@ -225,7 +225,7 @@ impl<M: Method> Device<M> {
         match message {
             Message::Opened { router, stream, replies, newest } => {
                 if self.routers.get(&router).is_some_and(|known| known.stream > stream) {
-                    // Two streams opened at once, and this message was overtaken by the newer one's.
+                    // Two streams opened at once, and this message arrived after the newer one's.
                     return;
                 }
                 self.forget_sequences(router);
@@ -233,12 +233,12 @@ impl<M: Method> Device<M> {
                 let newest =
                     Router { stream, replies, _newest: newest, outbox, told: None, knows_of_drain: false };
                 self.routers.insert(router, newest);
-                // The shares of all others changed with it.
+                // The new router changes the shares of all others.
                 self.flush(&v1::StepTiming::default());
             }
             Message::Frame { router, stream, steps, closes, received } => {
                 let is_newest = self.routers.get(&router).is_some_and(|known| known.stream == stream);
-                // Steps first: a close in the same frame is the later word on its epoch.
+                // Steps first: a close in the same frame applies to them too.
                 for step in steps {
                     if is_newest {
                         self.enqueue(SequenceKey { router, sequence: step.step.sequence_id }, step, received);
@@ -284,16 +284,16 @@ impl<M: Method> Device<M> {
             held.waiting.pop_front();
             self.metrics.count(StepOutcome::Overrun);
         }
-        // Not when it is read: a step that came during a forward would look as if it had been away until its
-        // end.
+        // The arrival time, not the time of reading: a step that arrived during a forward would otherwise
+        // seem to have arrived at its end.
         let arrived_at = received.saturating_duration_since(self.began);
         self.former.arrived(arrived_at, key, StepRows::left(&sent.step, 0, 0));
         held.waiting.push_back((sent, received));
         self.waiting.push_back(key);
     }
 
-    /// Forgets a sequence, in the middle of its step too: nobody reads what that would say. A close of an
-    /// older epoch says nothing about what is held now.
+    /// Closes a sequence, even while its step runs, because the router ignores the reply. A close of an older
+    /// epoch does not affect the current one.
     fn close(&mut self, key: SequenceKey, epoch: u32) {
         let Some(held) = self.table.get_mut(&key) else { return };
         held.waiting.retain(|(sent, _)| sent.step.epoch > epoch);
@@ -315,14 +315,15 @@ impl<M: Method> Device<M> {
         }
     }
 
-    /// Of a step that was answered without a forward, by what was computed ahead: how long it had waited, microseconds.
+    /// Admits queued steps. If one was answered without a forward, by work computed ahead, returns its queue
+    /// time in microseconds.
     fn admit_waiting(&mut self) -> Option<u64> {
         let mut answered = None;
         for _ in 0..self.waiting.len() {
             let Some(key) = self.waiting.pop_front() else { break };
             let Some(held) = self.table.get_mut(&key) else { continue };
             if held.cached.is_none() {
-                // Its turn comes when the step that runs is done.
+                // It is admitted after the running step is done.
                 self.waiting.push_back(key);
                 continue;
             }
@@ -333,7 +334,7 @@ impl<M: Method> Device<M> {
         answered
     }
 
-    /// Where the step is answered by what was computed ahead: how long it had waited, microseconds.
+    /// Admits one step. If it is answered by work computed ahead, returns its queue time in microseconds.
     fn admit(
         &mut self,
         key: SequenceKey,
@@ -401,7 +402,7 @@ impl<M: Method> Device<M> {
         }
     }
 
-    /// Sends what there is for each router; `timing` goes with replies only.
+    /// Sends the contents of the outboxes; `timing` is attached to frames with replies only.
     fn flush(&mut self, timing: &v1::StepTiming) {
         self.grant_credits();
         for router in self.routers.values_mut() {
@@ -420,7 +421,7 @@ impl<M: Method> Device<M> {
     }
 }
 
-/// What the worker's forwards take, as far as that was profiled.
+/// Converts the profiled forward times of the worker.
 fn profiled(points: &[v1::StepTimePoint]) -> StepTimes {
     let point = |point: &v1::StepTimePoint| StepTimePoint {
         rows: point.rows,
@@ -430,17 +431,18 @@ fn profiled(points: &[v1::StepTimePoint]) -> StepTimes {
     StepTimes::new(&points.iter().map(point).collect::<Vec<_>>())
 }
 
-/// By how many times a forward of what is drafted ahead may take longer than one of a row: whoever comes meanwhile waits for its end.
+/// Maximum cost of a forward of branches, relative to a forward of one row: steps that arrive meanwhile wait
+/// for its end.
 const AHEAD_COST: f64 = 1.25;
 
-/// As many rows up to `most` as cost little more than one.
+/// Largest number of rows up to `most` that costs little more than one row; 0 if there is none.
 fn cheap_rows(most: usize, times: &StepTimes) -> usize {
     let micros = |rows: usize| times.micros(Forward::plain(rows as f64, 0.0));
     (1..=most).rev().find(|&rows| micros(rows) <= AHEAD_COST * micros(1)).unwrap_or(0)
 }
 
-/// Shortens a proposal that would reach past the worker's window. Every guess but the last is run as a row, so that one
-/// row too many would fail the forward of all sequences in it.
+/// Shortens a proposal that would exceed the worker's window. Every guess but the last runs as a row, so one
+/// row too many would fail the forward for all sequences in it.
 fn cut_to_window(step: &mut Step, max_model_len: u32) {
     let start = u64::from(step.base_len) + step.append_ids.len() as u64;
     if let Work::Propose { num_draft_tokens, .. } = &mut step.work {

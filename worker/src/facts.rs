@@ -1,4 +1,4 @@
-//! What a worker says of itself when a router connects.
+//! The facts that a worker reports when a router connects.
 
 use proto::version::PROTOCOL_VERSIONS;
 use proto::{SAMPLING_SCHEME, v1};
@@ -7,36 +7,36 @@ use speculation::step::MAX_DRAFT_TOKENS;
 
 use crate::assets::Assets;
 
-/// The facts of the handshake that do not follow from the build.
+/// Handshake facts that depend on the configuration or the model.
 #[derive(Debug, Clone)]
 pub struct WorkerFacts {
-    /// Drawn at start: names this process.
+    /// Random number that identifies this process.
     pub worker_id: u64,
     /// Draft or target.
     pub role: Role,
-    /// The name that clients ask for, at a target.
+    /// Model name that clients request; targets only.
     pub model_id: String,
-    /// Names the class of workers whose bits are equal.
+    /// Identifies the class of workers whose results are bit-identical.
     pub numerics_id: String,
-    /// Ids that may occur; 0 where the worker takes any (n-gram).
+    /// Number of token ids; 0 if the worker accepts any (n-gram).
     pub vocab_size: u32,
-    /// Longest sequence.
+    /// Maximum sequence length.
     pub max_model_len: u32,
-    /// Ids that end a text.
+    /// Ids that end a text (EOS).
     pub eos_token_ids: Vec<u32>,
-    /// KV blocks there are.
+    /// Total KV blocks.
     pub kv_blocks: u64,
-    /// Tokens in one.
+    /// Tokens per KV block.
     pub kv_block_size: u32,
-    /// Ids of a token tree that it verifies; 0: chains only.
+    /// Maximum ids of a token tree that this worker verifies; 0: chains only.
     pub max_tree_tokens: u32,
-    /// Task types that this draft worker is meant for; empty for all.
+    /// Task types of this draft worker; empty for all.
     pub task_types: Vec<String>,
-    /// Whether this draft worker is on trial.
+    /// Whether this draft worker is on trial (shadow).
     pub is_shadow: bool,
-    /// Parameters of ballast in the model: 0 but in demonstrations and benchmarks.
+    /// Ballast parameters in the model; 0 except in demonstrations and benchmarks.
     pub ballast_parameters: u64,
-    /// What forwards take; empty where it was not profiled, or where steps are nearly free (n-gram).
+    /// Forward times; empty if not profiled, or if steps are nearly free (n-gram).
     pub step_times: Vec<v1::StepTimePoint>,
 }
 

@@ -1,4 +1,4 @@
-//! What becomes of the tasks of a forward that failed. Methods that run a model share it.
+//! Handles the tasks of a failed forward. Shared by the methods that run a model.
 
 use std::collections::VecDeque;
 
@@ -8,7 +8,7 @@ use speculation::ReplyBody;
 use crate::method::Method;
 use crate::task::{Task, take_tasks};
 
-/// Which of the tasks in `failed` is to blame is not known: each gets a forward of its own.
+/// Runs each task in `failed` in a separate forward, because it is not known which one caused the failure.
 pub fn advance_one_by_one(
     method: &mut impl Method,
     tasks: &mut VecDeque<Task>,
@@ -17,7 +17,7 @@ pub fn advance_one_by_one(
     let mut finished = Vec::new();
     for task in take_tasks(tasks, failed) {
         let mut alone = VecDeque::from([task]);
-        // Without room it waits, as it would have done.
+        // If KV blocks are missing, the task waits as before.
         finished.extend(method.advance(&mut alone, u32::MAX).unwrap_or_default());
         tasks.extend(alone);
     }
@@ -25,7 +25,7 @@ pub fn advance_one_by_one(
     finished
 }
 
-/// A forward of the task in `failed` alone failed for a reason of its own: the task is refused and what it held is forgotten.
+/// Refuses the task in `failed` after its forward failed alone, and drops what it held.
 pub fn refuse(
     method: &mut impl Method,
     tasks: &mut VecDeque<Task>,

@@ -1,8 +1,9 @@
-//! [`Grammars`]: masks of the sequences that have a grammar, made beside the device thread while it runs forwards.
+//! [`Grammars`]: grammar masks, computed beside the device thread while it runs forwards.
 //!
-//! One thread compiles, one makes masks, so that neither holds up a forward or the other. A step waits for its grammar before its
-//! first forward; its masks are begun before each forward that is decided on, and taken behind it. What a mask holds depends
-//! on the grammar and the output's ids alone ([`grammar::Matcher`]), so that nothing here is the sequence's own.
+//! One thread compiles grammars and another computes masks, so neither blocks a forward or the other. A step
+//! waits for its grammar before its first forward. The masks for a forward's rows are requested before the
+//! forward and collected after it. A mask depends only on the grammar and the output ids
+//! ([`grammar::Matcher`]), so nothing here is state of the sequence.
 
 use std::collections::{HashMap, VecDeque};
 use std::io;
@@ -19,21 +20,21 @@ use speculation::{SequenceSpec, TokenId};
 use crate::Task;
 use crate::task::Slot;
 
-/// Compiled grammars that are kept for sequences to come. Clients send few of them many times.
+/// Maximum compiled grammars in the cache. Clients send few distinct grammars many times.
 const COMPILED_MAX: usize = 64;
 
-/// What masks have cost since start.
+/// Cost of masks since start.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct GrammarStats {
-    /// Rows that masks were made for.
+    /// Rows that masks were computed for.
     pub rows: u64,
-    /// Time that making them took.
+    /// Time spent computing masks, in microseconds.
     pub mask_us: u64,
-    /// Time that forwards were done and masks were not.
+    /// Time that finished forwards waited for masks, in microseconds.
     pub wait_us: u64,
 }
 
-/// Owned by the device thread. Its threads end when it is dropped.
+/// Grammars of a device's sequences. Owned by the device thread; its threads end when it is dropped.
 #[derive(Debug)]
 pub struct Grammars {
     compiles: Sender<CompileJob>,
@@ -62,7 +63,7 @@ struct CompileJob {
     reply: Sender<Result<Matcher, GrammarError>>,
 }
 
-/// Whose masks are wanted: those behind `output`, and behind each of `drafted`.
+/// A request for the masks after `output` and after each id of `drafted`.
 struct MaskJob {
     matcher: Matcher,
     spec: Arc<SequenceSpec>,
@@ -79,7 +80,7 @@ struct Masked {
 }
 
 impl Grammars {
-    /// Starts the threads for a tokenizer.json, which is read when the first grammar comes.
+    /// Starts the threads for a tokenizer.json, which is parsed when the first grammar arrives.
     pub fn start(tokenizer_json: String) -> io::Result<Self> {
         let (compiles, compile_jobs) = channel();
         let (masks, mask_jobs) = channel();
@@ -90,12 +91,13 @@ impl Grammars {
         Ok(Self { compiles, masks, sequences: HashMap::new(), stats: GrammarStats::default() })
     }
 
-    /// What it cost so far.
+    /// Cost of masks since start.
     pub fn stats(&self) -> GrammarStats {
         self.stats
     }
 
-    /// Whether the step can run: it has no grammar, or that is compiled, or cannot be. Begins to compile a new one.
+    /// Whether the step can run: it has no grammar, or its grammar is compiled or failed to compile. Starts
+    /// compiling a new grammar.
     pub fn is_ready(&mut self, task: &Task) -> bool {
         let Some(document) = &task.spec().grammar else { return true };
         if self.sequences.get(&task.slot).is_none_or(|held| held.document != *document) {
@@ -113,8 +115,8 @@ impl Grammars {
         true
     }
 
-    /// Waits until one of the grammars that these steps wait for is compiled; at once where none is awaited. Says whether
-    /// one was. What a grammar may take to compile is limited.
+    /// Waits for the first grammar that one of `tasks` is still compiling. Returns whether there was one.
+    /// Compile time is limited.
     pub fn wait(&mut self, tasks: &VecDeque<Task>) -> bool {
         for task in tasks {
             let Some(held) = self.sequences.get_mut(&task.slot) else { continue };
@@ -126,14 +128,15 @@ impl Grammars {
         false
     }
 
-    /// Begins to make the masks of a step's rows: behind its output so far, `guess` included, and behind each drafted id.
+    /// Starts computing the masks of a step's rows: after the output so far including `guess`, and after each
+    /// drafted id.
     pub fn begin(&mut self, task: &Task, guess: Option<TokenId>) {
         let Some(held) = self.sequences.get_mut(&task.slot) else { return };
         let Some(spec) = task.cached.spec().filter(|spec| spec.grammar.is_some()) else { return };
         let progress = std::mem::replace(&mut held.progress, Progress::lost());
         let matcher = match progress {
             Progress::Ready(matcher) => *matcher,
-            // Of a forward that failed.
+            // Left over from a forward that failed.
             Progress::Masking(reply) => match reply.recv() {
                 Ok(masked) => masked.matcher,
                 Err(_) => return,
@@ -150,7 +153,7 @@ impl Grammars {
             if self.masks.send(job).is_ok() { Progress::Masking(masked) } else { Progress::lost() };
     }
 
-    /// The masks that [`Self::begin`] began; none where the sequence has no grammar.
+    /// Returns the masks requested by [`Self::begin`]; empty if the sequence has no grammar.
     pub fn take(&mut self, task: &Task) -> Result<Vec<TokenMask>, DrawError> {
         if task.spec().grammar.is_none() {
             return Ok(Vec::new());
@@ -182,7 +185,7 @@ impl Grammars {
         }
     }
 
-    /// Forgets a sequence.
+    /// Drops the state of a sequence.
     pub fn close(&mut self, slot: Slot) {
         self.sequences.remove(&slot);
     }
@@ -209,10 +212,10 @@ impl Progress {
     }
 }
 
-/// The thread that compiles. A panic of the parser loses one grammar.
+/// Thread that compiles grammars. A panic of the parser fails only one grammar.
 fn compile_all(tokenizer_json: &str, jobs: &Receiver<CompileJob>) {
     let mut compiler = None;
-    // Longest unused first.
+    // Least recently used first.
     let mut compiled: VecDeque<(String, Matcher)> = VecDeque::new();
     while let Ok(CompileJob { document, reply }) = jobs.recv() {
         let matcher = catch_unwind(AssertUnwindSafe(|| {
@@ -235,14 +238,14 @@ fn compile_all(tokenizer_json: &str, jobs: &Receiver<CompileJob>) {
             }
             Ok(fork)
         }));
-        // Without an answer the sequence's grammar has failed; whoever asked may be gone.
+        // If no reply is sent, the sequence's grammar counts as failed. The receiver may be dropped.
         if let Ok(matcher) = matcher {
             drop(reply.send(matcher));
         }
     }
 }
 
-/// The thread that makes masks.
+/// Thread that computes masks.
 fn mask_all(jobs: &Receiver<MaskJob>) {
     while let Ok(MaskJob { mut matcher, spec, output, drafted, reply }) = jobs.recv() {
         let masked = catch_unwind(AssertUnwindSafe(|| {

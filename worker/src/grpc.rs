@@ -1,7 +1,7 @@
 //! The gRPC service: one long-lived stream per router, and the model's text assets.
 //!
-//! A frame that makes no sense never ends the stream: its malformed steps are refused one by one. It never touches
-//! the model; everything goes through the device thread's mailbox.
+//! An invalid frame does not end the stream: its malformed steps are refused one by one. The service never
+//! accesses the model; everything goes through the device thread's mailbox.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -26,12 +26,12 @@ use crate::facts::WorkerFacts;
 use crate::metrics::WorkerMetrics;
 use crate::table::RouterId;
 
-/// How long a router may take to say hello.
+/// Timeout for a router's hello.
 const HELLO_WAIT: Duration = Duration::from_secs(10);
 
 const ASSET_CHUNK_BYTES: usize = 256 << 10;
 
-/// The service.
+/// The gRPC service of a worker.
 #[derive(Debug, Clone)]
 pub struct WorkerService {
     inner: Arc<Inner>,
@@ -51,7 +51,7 @@ type FrameStream = Pin<Box<dyn Stream<Item = Result<v1::WorkerFrame, Status>> + 
 type ChunkStream = Pin<Box<dyn Stream<Item = Result<v1::AssetChunk, Status>> + Send>>;
 
 impl WorkerService {
-    /// The service in front of the device thread behind `mailbox`.
+    /// Creates the service; it sends requests to the device thread through `mailbox`.
     pub fn new(
         facts: WorkerFacts,
         assets: Option<Assets>,
@@ -97,14 +97,15 @@ impl Worker for WorkerService {
             inner.metrics.streams.inc();
             tokio::select! {
                 biased;
-                // A stopping worker reads no further steps.
+                // A stopping worker reads no more steps.
                 () = lifetime.cancelled() => {}
-                // The router opened a newer stream, by which all replies leave: the router must see this one end.
+                // The router opened a newer stream, which carries all replies now; end this one so that the
+                // router notices.
                 _ = &mut replaced => tracing::info!(router = router.0, "a newer stream of this router replaces an older one"),
                 () = inner.read_frames(frames, (router, stream), &replies) => {}
             }
             inner.metrics.streams.dec();
-            // A device thread that is gone holds nothing.
+            // If the device thread has ended, there is nothing to close.
             drop(inner.mailbox.messages.send(Message::Closed { router, stream }).await);
         });
         let lifetime = self.inner.lifetime.clone();
@@ -132,7 +133,7 @@ impl Worker for WorkerService {
 }
 
 impl Inner {
-    /// Passes frames on until the router is gone.
+    /// Forwards frames to the device thread until the router disconnects.
     async fn read_frames(
         &self,
         mut frames: Streaming<v1::RouterFrame>,
@@ -153,7 +154,7 @@ impl Inner {
             if !refused.is_empty() {
                 self.metrics.malformed.inc_by(refused.len() as u64);
                 let frame = v1::WorkerFrame { replies: refused, ..v1::WorkerFrame::default() };
-                // A router that reads nothing learns nothing; it asks again.
+                // If the router does not read, the reply is dropped and the router asks again.
                 drop(replies.try_send(frame));
             }
             let closes =

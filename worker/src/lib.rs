@@ -1,12 +1,15 @@
-//! What both kinds of worker are: a gRPC service to which routers connect, a table of the sequences they hold, and one thread that
-//! owns the model. A draft worker and a target worker differ only in what they do with the logits behind a step's
-//! context, and say so through [`decide::Decide`].
+//! Common part of draft and target workers: a gRPC service that routers connect to, a table of cached
+//! sequences, and one thread that owns the model. Draft and target workers differ only in what they do with
+//! the logits after a step's context, which they implement in [`decide::Decide`].
 //!
-//! Reading order, which is the life of a step: [`grpc`] reads it off the stream, [`device`] admits it against the
-//! [`table`] and takes it into the next forward, [`model`] runs that forward, and the reply leaves through the service.
-//! [`reactor`] says which thread reads and writes. [`grammars`] makes the masks of sequences whose output must match a grammar. [`serve`] puts a process around it. [`synthetic`] stands in for a model where only time is to be kept.
+//! Reading order, following a step: [`grpc`] reads it from the stream, [`device`] admits it against the
+//! [`table`] and schedules it into the next forward, [`model`] runs that forward, and the service sends the
+//! reply. [`reactor`] decides which thread drives the I/O. [`grammars`] computes masks of sequences whose
+//! output must match a grammar. [`serve`] runs all of it as a process. [`synthetic`] replaces the model where
+//! only timing matters.
 //!
-//! A worker owns no truth: all it holds can be rebuilt from ids, and whatever does not fit is answered `need_context`.
+//! A worker is never the source of truth: all its state can be rebuilt from ids, and a step that does not
+//! match the cached state is answered `need_context`.
 
 #![forbid(unsafe_code)]
 

@@ -1,18 +1,20 @@
-//! Amounts of memory as operators write them: `512MiB`, `4GiB`, `1_000_000`, or a part of what the machine has, `60%`.
+//! Memory sizes as operators write them: `512MiB`, `4GiB`, `1_000_000`, or a share of the machine's memory,
+//! `60%`.
 
 use std::str::FromStr;
 
-/// How much memory something may take.
+/// A limit on memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum MemoryLimit {
-    /// So many bytes.
+    /// Number of bytes.
     Bytes(u64),
-    /// So many hundredths of the memory that this process may use, 1 to 100.
+    /// Percentage of the memory available to this process, 1 to 100.
     Percent(u8),
 }
 
 impl MemoryLimit {
-    /// In bytes. A part is one of the machine's memory, or of the container's where that is less.
+    /// The limit in bytes. A percentage applies to the machine's memory, or the container's limit if that is
+    /// lower.
     pub fn bytes(self) -> Result<u64, String> {
         match self {
             Self::Bytes(bytes) => Ok(bytes),
@@ -51,11 +53,11 @@ impl FromStr for MemoryLimit {
     }
 }
 
-/// Bytes of memory there are, for the container where it has a limit.
+/// Total memory in bytes: the machine's, or the container's limit if that is lower.
 fn memory_of_machine() -> Option<u64> {
     let machine = total_of_meminfo(&std::fs::read_to_string("/proc/meminfo").ok()?)?;
     let container = std::fs::read_to_string("/sys/fs/cgroup/memory.max").ok();
-    // "max" is no number, and no limit.
+    // "max" does not parse as a number: no limit.
     Some(
         container
             .and_then(|limit| limit.trim().parse().ok())

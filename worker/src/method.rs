@@ -1,4 +1,4 @@
-//! How a worker comes by its answers: by a model ([`crate::model::ModelMethod`]), or without one.
+//! How a worker computes its replies: with a model ([`crate::model::ModelMethod`]) or without one.
 
 use std::collections::VecDeque;
 
@@ -10,50 +10,50 @@ use crate::Task;
 use crate::grammars::GrammarStats;
 use crate::task::Slot;
 
-/// The tasks could not go on: KV blocks are wanting.
+/// No task could continue because KV blocks are exhausted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct NeedRoom;
 
-/// Work done since start, and KV in use.
+/// Work done since start, and current KV usage.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct MethodStats {
-    /// Forward passes.
+    /// Number of forward passes.
     pub forwards: u64,
     /// Rows computed in them.
     pub rows: u64,
-    /// Sequences in them, each counted once a forward.
+    /// Sum over all forwards of their number of sequences.
     pub sequences: u64,
     /// KV tokens attended to.
     pub kv_tokens: u64,
-    /// KV blocks that open sequences hold now.
+    /// KV blocks held by open sequences.
     pub kv_blocks_used: u64,
-    /// KV blocks there are; 0 without KV.
+    /// Total KV blocks; 0 without KV.
     pub kv_blocks_total: u64,
-    /// KV blocks that no sequence holds, kept for equal prefixes.
+    /// KV blocks held by no sequence, cached for prefix reuse.
     pub kv_blocks_cached: u64,
-    /// Kept KV blocks that were reused for something else.
+    /// Cached KV blocks that were evicted.
     pub kv_evictions: u64,
-    /// Context ids that were looked for among published prefixes.
+    /// Context ids looked up in the prefix cache.
     pub prefix_query_tokens: u64,
     /// Context ids whose KV was found there.
     pub prefix_hit_tokens: u64,
-    /// What grammars' masks have cost.
+    /// Cost of grammar masks.
     pub grammars: GrammarStats,
 }
 
-/// What a method with an engine counts beside it, since start.
+/// Counters that a method keeps in addition to its engine's, since start.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct WorkCounts {
-    /// Sequences of all forwards, each counted once a forward.
+    /// Sum over all forwards of their number of sequences.
     pub sequences: u64,
-    /// Context ids that were looked for among published prefixes.
+    /// Context ids looked up in the prefix cache.
     pub prefix_query_tokens: u64,
     /// Context ids whose KV was found there.
     pub prefix_hit_tokens: u64,
 }
 
 impl MethodStats {
-    /// Of a method that computes with an engine.
+    /// Stats of a method that computes with an engine.
     pub fn of_engine(engine: &Engine, counts: WorkCounts, grammars: GrammarStats) -> Self {
         let stats = engine.stats();
         Self {
@@ -72,45 +72,46 @@ impl MethodStats {
     }
 }
 
-/// Owned by the device thread, which calls nothing else while it runs.
+/// Computes replies. Owned by the device thread, which blocks while a call runs.
 pub trait Method: Send + 'static {
-    /// Called on the device thread before all else.
+    /// Called once on the device thread before any other call.
     fn begin(&mut self) {}
 
-    /// What steps may ask for.
+    /// Limits that steps are checked against.
     fn limits(&self) -> Limits;
 
-    /// A place for the KV of a new sequence.
+    /// Opens a slot for the KV of a new sequence.
     fn open(&mut self) -> Slot;
 
-    /// A place that begins with the first `len` tokens of another one; `None` where this method cannot do that, or holds fewer.
+    /// Opens a slot that shares the first `len` tokens of `slot`; `None` if the method cannot fork, or if
+    /// `slot` holds fewer tokens.
     fn fork(&mut self, _slot: Slot, _len: u32) -> Option<Slot> {
         None
     }
 
-    /// What a task leads to that needs no forward any more, because what it asks for was computed before it came.
+    /// Returns the reply to a task that needs no forward, because its work was computed ahead.
     fn resume(&mut self, _task: &mut Task) -> Option<ReplyBody> {
         None
     }
 
-    /// Frees it.
+    /// Closes a slot and frees its KV.
     fn close(&mut self, slot: Slot);
 
-    /// Forgets KV from `len` on.
+    /// Drops KV from position `len` on.
     fn truncate(&mut self, slot: Slot, len: u32);
 
-    /// Takes as many tasks as fit one forward further, oldest first; those that are done leave the queue with
-    /// their answers. At most `prompt_rows` context ids of prompts run. At least one task goes on, or [`NeedRoom`]
-    /// says why none does.
+    /// Runs one forward over as many tasks as fit, oldest first. Finished tasks leave the queue and are
+    /// returned with their replies. At most `prompt_rows` context ids of prompts run. At least one task
+    /// progresses, otherwise [`NeedRoom`] is returned.
     fn advance(
         &mut self,
         tasks: &mut VecDeque<Task>,
         prompt_rows: u32,
     ) -> Result<Vec<(Task, ReplyBody)>, NeedRoom>;
 
-    /// KV blocks of a sequence, those included that it shares with others; 0 without KV.
+    /// KV blocks of a sequence, shared ones included; 0 without KV.
     fn blocks_held(&self, slot: Slot) -> u64;
 
-    /// For the metrics.
+    /// Stats for the metrics.
     fn stats(&self) -> MethodStats;
 }

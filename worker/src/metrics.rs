@@ -1,4 +1,4 @@
-//! What a worker counts.
+//! Metrics of a worker.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -81,24 +81,24 @@ const QUEUE_SECONDS: HistogramName = HistogramName::new(
     &[0.0001, 0.0005, 0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0],
 );
 
-/// What became of a step.
+/// Outcome of a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum StepOutcome {
     /// It ran.
     Run,
-    /// Its step sequence number or epoch was over.
+    /// Its step sequence number or epoch was outdated.
     Stale,
-    /// It did not fit what was held.
+    /// It did not match the cached state.
     NeedContext,
-    /// It was malformed or impossible.
+    /// It was malformed or impossible to run.
     Refused,
-    /// Newer steps of its sequence pushed it out of the queue.
+    /// Newer steps of its sequence displaced it from the queue.
     Overrun,
-    /// Not a step's: an idle sequence's KV was taken for others.
+    /// Not an outcome of a step: KV of an idle sequence was evicted.
     Evicted,
-    /// It was stopped for want of KV.
+    /// It was preempted because KV blocks ran out.
     Preempted,
-    /// The router read its replies too slowly.
+    /// A reply frame was dropped because the router read too slowly.
     ReplyDropped,
 }
 
@@ -117,7 +117,7 @@ impl StepOutcome {
     }
 }
 
-/// Handles to a worker's metrics; clones share them.
+/// Handles to a worker's metrics; clones share the same metrics.
 #[derive(Debug, Clone)]
 pub struct WorkerMetrics {
     steps: Family<Vec<(&'static str, String)>, Counter>,
@@ -141,18 +141,18 @@ pub struct WorkerMetrics {
     queue_seconds: Histogram,
     /// 1 while discovery lists this worker.
     pub registered: Gauge,
-    /// Parameters of ballast in the model.
+    /// Ballast parameters in the model.
     pub ballast_parameters: Gauge,
-    /// Routers that are connected.
+    /// Connected routers.
     pub streams: Gauge,
-    /// Steps that broke a bound of the wire.
+    /// Malformed steps.
     pub malformed: Counter,
     counted: Arc<std::sync::Mutex<MethodStats>>,
     counted_ahead: Arc<std::sync::Mutex<AheadStats>>,
 }
 
 impl WorkerMetrics {
-    /// Registers them.
+    /// Registers all metrics.
     pub fn new(metrics: &Metrics) -> Self {
         Self {
             steps: metrics.counter_family(&STEPS),
@@ -191,17 +191,17 @@ impl WorkerMetrics {
         self.steps.get_or_create(&vec![("outcome", outcome.as_str().to_owned())]).inc();
     }
 
-    /// How long a step waited for its admission.
+    /// Records how long a step waited for admission.
     pub fn queued(&self, time: Duration) {
         self.queue_seconds.observe(time.as_secs_f64());
     }
 
-    /// A forward took so long.
+    /// Records the duration of a forward.
     pub fn forward(&self, time: Duration) {
         self.forward_seconds.observe(time.as_secs_f64());
     }
 
-    /// Takes over what drafting ahead counted since the last time.
+    /// Adds the counts of drafting ahead since the last call.
     pub fn observe_ahead(&self, stats: AheadStats) {
         let mut counted = self.counted_ahead.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         if *counted == stats {
@@ -219,7 +219,7 @@ impl WorkerMetrics {
         *counted = stats;
     }
 
-    /// Takes over what the method counted since the last time.
+    /// Adds the method's counts since the last call and sets the gauges.
     pub fn observe(&self, stats: MethodStats, num_sequences: usize) {
         let mut counted = self.counted.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         self.forwards.inc_by(stats.forwards - counted.forwards);
@@ -237,7 +237,7 @@ impl WorkerMetrics {
         self.sequences.set(num_sequences as i64);
     }
 
-    /// What the worker carries now.
+    /// Current load of the worker.
     pub fn load(&self) -> Load {
         let count = |gauge: &Gauge| u64::try_from(gauge.get()).unwrap_or(0);
         Load { sequences: count(&self.sequences), kv_blocks_used: count(&self.kv_blocks_used) }

@@ -1,7 +1,8 @@
-//! The method of workers that run a model: rows of all running tasks share each forward, up to a row budget (`scheduling::batch`).
+//! The method of workers that run a model: the rows of all running tasks share each forward, up to a row
+//! budget (`scheduling::batch`).
 //!
-//! A context is run in portions, so that a long prompt does not hold up the tasks beside it; the role decides
-//! ([`Decide`]) once the context's last row has its logits.
+//! A context runs in portions (chunked prefill), so that a long prompt does not delay other tasks. The role
+//! decides ([`Decide`]) once the logits of the context's last row are available.
 
 mod absorb;
 mod portion;
@@ -26,26 +27,26 @@ use crate::task::{PrefixLookup, Slot, Task, take_tasks};
 pub struct ModelMethod<D> {
     engine: Engine,
     role: Role,
-    /// Ids that the tokenizer knows; rows of the model beyond it are padding and are never drawn.
+    /// Number of ids that the tokenizer knows; logits of the model beyond it are padding and are never drawn.
     vocab_size: u32,
     max_batch_rows: usize,
     decide: D,
-    /// Absent: sequences with a grammar are refused.
+    /// `None`: sequences with a grammar are refused.
     grammars: Option<Grammars>,
-    /// Where computing threads are kept, if anywhere.
+    /// Cores that compute threads are pinned to; `None`: not pinned.
     cores: Option<Vec<usize>>,
     slots: HashMap<Slot, SlotId>,
     next_slot: u64,
     counts: WorkCounts,
 }
 
-/// Ids of a token tree that a worker of this role verifies on this engine; 0: chains only.
+/// Maximum ids of a token tree that a worker of this role verifies on this engine; 0: chains only.
 pub fn max_tree_tokens(engine: &Engine, role: Role) -> u32 {
     if role == Role::Target && engine.takes_trees() { MAX_TREE_TOKENS as u32 } else { 0 }
 }
 
 impl<D: Decide> ModelMethod<D> {
-    /// `max_batch_rows` bounds the rows of one forward, though one task's last portion is never split.
+    /// `max_batch_rows` bounds the rows of one forward, except that one task's last portion is never split.
     pub fn new(engine: Engine, role: Role, vocab_size: u32, max_batch_rows: usize, decide: D) -> Self {
         let vocab_size = vocab_size.min(engine.info().vocab_size);
         Self {
@@ -62,22 +63,23 @@ impl<D: Decide> ModelMethod<D> {
         }
     }
 
-    /// The same with its computing threads kept on `cores`, at least as many, once it runs on the device thread.
+    /// Pins the compute threads to `cores` when the device thread starts. `cores` has at least one core per
+    /// thread.
     pub fn pinned_to(self, cores: Option<Vec<usize>>) -> Self {
         Self { cores, ..self }
     }
 
-    /// The same for sequences with a grammar too.
+    /// Enables sequences with a grammar.
     pub fn with_grammars(self, grammars: Grammars) -> Self {
         Self { grammars: Some(grammars), ..self }
     }
 
-    /// Gives new tasks the KV that equal sequences have computed.
+    /// Looks up new tasks' contexts in the prefix cache and shares the KV found there.
     fn find_prefixes(&mut self, tasks: &mut VecDeque<Task>) {
         for task in tasks.iter_mut().filter(|task| task.prefix != PrefixLookup::Done) {
             let context = task.step.append_ids.len();
             if task.is_scoring() || (task.step.base_len > 0 && context <= ROUND_CONTEXT as usize) {
-                // A score needs its row computed, and a round's context is shorter than a block.
+                // A score needs its row computed, and the context of a round is shorter than a block.
                 task.prefix = PrefixLookup::Done;
                 continue;
             }
@@ -92,7 +94,8 @@ impl<D: Decide> ModelMethod<D> {
             task.context_done = done;
             task.prefix = if found.wait { PrefixLookup::Waiting } else { PrefixLookup::Done };
         }
-        // Whom a task waits for is one of the others; were none of them to run, all would wait for ever.
+        // A task waits for another task of the queue. If all of them wait, none would ever run, so the first
+        // runs.
         if tasks.iter().all(|task| task.prefix == PrefixLookup::Waiting)
             && let Some(first) = tasks.front_mut()
         {
@@ -100,7 +103,8 @@ impl<D: Decide> ModelMethod<D> {
         }
     }
 
-    /// Portions of the next forward: `scheduling::batch` says whose, the engine whether their KV fits.
+    /// Plans the portions of the next forward: `scheduling::batch` chooses the tasks, the engine checks that
+    /// their KV fits.
     fn plan(&mut self, tasks: &VecDeque<Task>, prompt_rows: u32) -> Vec<Portion> {
         let is_ready = |task| self.grammars.as_mut().is_none_or(|grammars| grammars.is_ready(task));
         let has_grammar: Vec<bool> = tasks.iter().map(is_ready).collect();
@@ -117,7 +121,7 @@ impl<D: Decide> ModelMethod<D> {
         shares.iter().map(|share| portion(&tasks[share.index], share, self.role)).collect()
     }
 
-    /// Begins the masks of all portions that are decided on behind the next forward.
+    /// Requests the masks of all portions that are decided on after the next forward.
     fn begin_masks(&mut self, tasks: &VecDeque<Task>, plan: &[Portion]) {
         let Some(grammars) = &mut self.grammars else { return };
         for portion in plan {
@@ -130,7 +134,7 @@ impl<D: Decide> ModelMethod<D> {
     }
 }
 
-/// The tasks of these portions.
+/// Task indices of these portions.
 fn indices(plan: &[Portion]) -> Vec<usize> {
     plan.iter().map(|portion| portion.task).collect()
 }
@@ -227,7 +231,7 @@ impl<D: Decide> Method for ModelMethod<D> {
         let ran = self.engine.forward_with_trees(&batch, &requests, &trees);
         let Outcome { mut logits, drawn, scores } = match ran {
             Ok(outcome) => outcome,
-            // Nothing can be computed any more: the device thread ends, and the process says that it has failed.
+            // The device is unusable: panic to end the device thread, which marks the process as failed.
             Err(error) if error.is_fatal() => panic!("{error}"),
             Err(error) if plan.len() > 1 => {
                 tracing::warn!(%error, "a forward failed: its sequences are run one by one");
@@ -253,7 +257,8 @@ impl<D: Decide> Method for ModelMethod<D> {
                 bodies.push((portion.task, body));
             }
         }
-        // Indices fall as tasks leave: take them from the back, and give the answers back in order of age.
+        // Removing a task shifts later indices, so remove from the back and return the replies in order of
+        // age.
         bodies.sort_by_key(|(task, _)| *task);
         let (finished, bodies): (Vec<usize>, Vec<ReplyBody>) = bodies.into_iter().unzip();
         Ok(take_tasks(tasks, finished).into_iter().zip(bodies).collect())

@@ -1,9 +1,9 @@
-//! How long a forward takes at a few numbers of rows and two lengths of context, measured once at the
-//! worker's start: the table by which routers choose k and by which the worker forms its batches. It runs
-//! before the worker has a port, leaves the engine as it found it, and keeps to a time budget: sizes that
-//! would not fit are left out, and a long context that takes too long to fill is measured at the length that
-//! was reached, or not at all. Readers extrapolate from there. The rows of short drafts are measured whatever
-//! they take: without them a router would take a slow target's rows for free.
+//! Measures forward times at the worker's start, for several numbers of rows and two context lengths. Routers
+//! use the table to choose k and the worker uses it to form batches. Profiling runs before the worker has a
+//! port, leaves the engine as it found it, and has a time budget. Sizes that would not fit are skipped. A
+//! long context that takes too long to fill is measured at the length reached, or not at all; readers
+//! extrapolate. The row counts of short drafts are always measured: otherwise a router would treat the rows
+//! of a slow target as free.
 
 use std::time::{Duration, Instant};
 
@@ -13,22 +13,23 @@ use scheduling::cost::PROFILED_ROWS;
 use scheduling::profile::PROFILED_CONTEXTS;
 use speculation::TokenId;
 
-/// All measurements together.
+/// Time budget of all measurements.
 const BUDGET: Duration = Duration::from_millis(900);
 
-/// Rows up to here are measured at the first context even where the budget is spent, once at least: those of a few sequences with short drafts.
+/// Row counts up to this one are measured at the first context at least once, even if the budget is spent:
+/// those of a few sequences with short drafts.
 const NEEDED_ROWS: u32 = 32;
 
-/// The share of a context's budget that filling it may take.
+/// Share of a context's budget available for filling it.
 const FILL_SHARE: f64 = 0.4;
 
-/// Ids of one forward while a context is filled.
+/// Ids per forward while filling a context.
 const FILL_ROWS: u32 = 128;
 
-/// Of so many runs the middle one counts.
+/// Runs per measurement; the median counts.
 const RUNS: usize = 3;
 
-/// Step times of `engine`; fewer points where the budget or the KV does not allow more.
+/// Profiles `engine`; returns fewer points if the budget or the KV does not allow more.
 pub fn profile(engine: &mut Engine) -> Vec<StepTimePoint> {
     profile_within(engine, BUDGET)
 }
@@ -37,14 +38,14 @@ fn profile_within(engine: &mut Engine, budget: Duration) -> Vec<StepTimePoint> {
     let began = Instant::now();
     let mut points: Vec<StepTimePoint> = Vec::new();
     for (i, context) in PROFILED_CONTEXTS.into_iter().enumerate() {
-        // The last context may use what the first left.
+        // The last context may use time left over by the first.
         let share =
             (budget * (i as u32 + 1) / PROFILED_CONTEXTS.len() as u32).saturating_sub(began.elapsed());
         if points.last().is_some_and(|point| fill_at_worst(point) > share) {
             break;
         }
         let slot = engine.open();
-        // In a small window no context is longer than the one before: it would tell nothing new.
+        // In a small window this context may be no longer than the one before: it would add no information.
         let longer_than = points.last().map_or(0, |point: &StepTimePoint| point.kv_tokens as u32);
         let lens = (longer_than, context);
         let measured = profile_context(engine, slot, lens, share);
@@ -58,13 +59,13 @@ fn profile_within(engine: &mut Engine, budget: Duration) -> Vec<StepTimePoint> {
     points
 }
 
-/// What the first forward that fills a context takes, if a row costs as much as it did at this point.
+/// Duration of the first fill forward, assuming the cost per row of this point.
 fn fill_at_worst(point: &StepTimePoint) -> Duration {
     Duration::from_micros(point.micros) * FILL_ROWS / point.rows
 }
 
-/// Step times of a sequence that holds `context` tokens, or as many as there is room and time for; none where
-/// that is not more than `longer_than`.
+/// Step times of a sequence that holds `context` tokens, or fewer if space or time runs out; empty if that is
+/// not more than `longer_than`.
 fn profile_context(
     engine: &mut Engine,
     slot: SlotId,
@@ -78,11 +79,11 @@ fn profile_context(
     if context <= longer_than {
         return Ok(points);
     }
-    // The first forward of a shape touches memory for the first time: it is not measured.
+    // The first forward of a shape touches memory for the first time: not measured.
     forward(engine, slot, 1, 1)?;
     let mut last: Option<(u32, Duration)> = None;
     for rows in PROFILED_ROWS.into_iter().filter(|rows| context + rows <= longest) {
-        // At worst a row costs as much as it did at the size before.
+        // Assume at most the cost per row of the previous size.
         let expected = last.map_or(Duration::ZERO, |(before, took)| took * rows / before * RUNS as u32);
         let fits = began.elapsed() + expected <= budget;
         let is_needed = longer_than == 0 && rows <= NEEDED_ROWS;
@@ -104,14 +105,14 @@ fn profile_context(
     Ok(points)
 }
 
-/// Tokens that one sequence can hold in an engine that holds nothing else.
+/// Maximum tokens of one sequence in an otherwise empty engine.
 fn longest(engine: &Engine) -> u32 {
     let info = engine.info();
     let kv_tokens = info.kv_blocks * u64::from(info.kv_block_size);
     info.max_model_len.min(u32::try_from(kv_tokens).unwrap_or(u32::MAX))
 }
 
-/// Appends ids until the sequence holds `context` of them or the budget is spent; how many it holds then.
+/// Appends ids until the sequence holds `context` of them or the budget is spent; returns the length reached.
 fn fill(engine: &mut Engine, slot: SlotId, context: u32, budget: Duration) -> Result<u32, EngineError> {
     let began = Instant::now();
     let mut filled = 0;
@@ -123,8 +124,8 @@ fn fill(engine: &mut Engine, slot: SlotId, context: u32, budget: Duration) -> Re
     Ok(filled)
 }
 
-/// Appends `rows` ids to the sequence and has logits made for the last `num_logits`. Which ids does not
-/// matter for time.
+/// Appends `rows` ids to the sequence and computes logits for the last `num_logits`. The ids do not affect
+/// the time.
 fn forward(engine: &mut Engine, slot: SlotId, rows: u32, num_logits: u32) -> Result<(), EngineError> {
     let vocab_size = engine.info().vocab_size;
     let token_ids: Vec<TokenId> = (0..rows).map(|row| row % vocab_size).collect();

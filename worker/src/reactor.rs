@@ -1,8 +1,10 @@
-//! The runtime that a worker's gRPC service lives on, and who drives it: the device thread itself, or a stand-in beside it.
+//! The runtime of a worker's gRPC service, driven either by the device thread or by a separate I/O thread
+//! (the stand-in).
 //!
-//! Where the device thread reads and writes frames itself, a step waits for no other thread to wake, twice each way; but while a forward runs nobody
-//! reads. So that is for short forwards of few sequences. During all others the stand-in reads, writes and answers keep-alives
-//! (docs/adr/0033). It must never touch the model, and handles no message.
+//! If the device thread reads and writes frames itself, a step saves two thread wake-ups in each direction,
+//! but no I/O happens while a forward runs. So the device thread drives the runtime only between short
+//! forwards of few sequences. During all other forwards the stand-in reads, writes and answers keep-alives
+//! (docs/adr/0033). The stand-in must never access the model, and handles no messages.
 
 mod alarm;
 
@@ -22,36 +24,38 @@ use tokio::task::yield_now;
 use self::alarm::Alarm;
 use crate::device::Message;
 
-/// Nobody reads during a forward of up to so long, if others of as many rows are known to be no longer. Some fifty times what it saves.
+/// Longest forward during which no thread drives I/O, provided that forwards of as many rows are known to be
+/// this short. About fifty times the time saved.
 const SHORT_FORWARD: Duration = Duration::from_millis(4);
 
-/// Frames of more sequences take longer to read and write than a thread to wake: they are, while the next forward runs.
+/// For more sequences, reading and writing frames takes longer than waking a thread, so the I/O overlaps the
+/// next forward.
 const FEW_SEQUENCES: usize = 64;
 
-/// What a forward is about to work on.
+/// Pending work of a forward.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ForwardSize {
-    /// Rows that wait for it; it may leave some of them for the next.
+    /// Rows waiting for it; it may leave some of them to the next one.
     pub rows: u32,
-    /// Sequences that wait for it.
+    /// Sequences waiting for it.
     pub sequences: usize,
 }
 
-/// See the module's page.
+/// The runtime and its driver; see the module documentation.
 #[derive(Debug)]
 pub struct Reactor {
     alarm: Alarm,
     runtime: Arc<Runtime>,
-    /// Has the stand-in drive until the other end of what it is sent is dropped.
+    /// Makes the stand-in drive the runtime until the sender of the channel's message is dropped.
     stand_in: SyncSender<oneshot::Receiver<Infallible>>,
-    /// While it drives.
+    /// Set while the stand-in drives; dropping it stops the stand-in.
     relief: Option<oneshot::Sender<Infallible>>,
     short: ShortForwards,
     lateness: Lateness,
 }
 
 impl Reactor {
-    /// A runtime that nobody drives yet, and its stand-in, which ends with it.
+    /// Creates the runtime, not driven yet, and its stand-in thread, which ends with the `Reactor`.
     pub fn start(lifetime: &Lifetime) -> io::Result<Self> {
         let runtime = Arc::new(Builder::new_current_thread().enable_all().build()?);
         let alarm = {
@@ -70,27 +74,27 @@ impl Reactor {
         Ok(Self { alarm, runtime, stand_in, relief: None, short: ShortForwards::default(), lateness })
     }
 
-    /// For what is to live on the runtime.
+    /// Handle to spawn tasks on the runtime.
     pub fn handle(&self) -> Handle {
         self.runtime.handle().clone()
     }
 
-    /// When a frame that is read now arrived.
+    /// Estimates when a frame that is read now arrived.
     pub fn lateness(&self) -> Lateness {
         self.lateness.clone()
     }
 
-    /// The next message; `None` once nobody can send one anymore.
+    /// Waits for the next message; `None` once all senders are dropped.
     pub fn next(&self, mailbox: &mut mpsc::Receiver<Message>) -> Option<Message> {
         self.runtime.block_on(mailbox.recv())
     }
 
-    /// The next message, if one comes within `wait`.
+    /// Waits up to `wait` for the next message.
     pub fn next_within(&self, mailbox: &mut mpsc::Receiver<Message>, wait: Duration) -> Option<Message> {
         let message = self.runtime.block_on(async {
             tokio::select! {
                 biased;
-                // A closed mailbox is noticed where it is read without a limit.
+                // A closed mailbox is detected by `next`.
                 message = mailbox.recv() => message,
                 () = self.alarm.rings_after(wait) => None,
             }
@@ -99,13 +103,15 @@ impl Reactor {
         message
     }
 
-    /// Runs a forward; `forward` tells what it took on.
+    /// Runs a forward, with the stand-in driving I/O unless the forward is expected to be short. `forward`
+    /// returns its timing.
     pub fn during(&mut self, size: ForwardSize, forward: impl FnOnce() -> v1::StepTiming) -> v1::StepTiming {
         if self.short.covers(size) {
             self.relief = None;
         } else if self.relief.is_none() {
             let (relief, relieved) = oneshot::channel();
-            // Full: it is not back from its last turns yet, and this forward goes without.
+            // If the channel is full, the stand-in is still finishing its last drive; this forward runs
+            // without it.
             self.relief = self.stand_in.try_send(relieved).is_ok().then_some(relief);
         }
         let began = Instant::now();
@@ -118,14 +124,14 @@ impl Reactor {
         timing
     }
 
-    /// Has written what `write` hands out, and read what came meanwhile.
+    /// Calls `write` to queue frames; unless the stand-in drives, also performs the pending writes and reads.
     pub fn exchange(&mut self, write: impl FnOnce()) {
         if self.relief.is_some() {
             return write();
         }
         self.runtime.block_on(async {
             write();
-            // Once to write, and to look for what came; once to read it.
+            // The first yield writes and polls for input, the second reads it.
             yield_now().await;
             yield_now().await;
         });
@@ -133,7 +139,8 @@ impl Reactor {
     }
 }
 
-/// Which forwards are short, as far as was seen: of so many rows one was, and none of fewer was not.
+/// The largest number of rows known to be short: a forward of that many rows was short, and no forward of
+/// fewer rows was long.
 #[derive(Debug, Default)]
 struct ShortForwards {
     rows: u32,
@@ -144,7 +151,7 @@ impl ShortForwards {
         size.rows <= self.rows && size.sequences <= FEW_SEQUENCES
     }
 
-    /// A forward of so many rows took so long; where none was run nothing is learned.
+    /// Records the duration of a forward of `rows` rows; 0 rows are ignored.
     fn learn(&mut self, rows: u32, took: Duration) {
         if rows > 0 {
             self.rows = if took <= SHORT_FORWARD { self.rows.max(rows) } else { self.rows.min(rows - 1) };
@@ -152,13 +159,14 @@ impl ShortForwards {
     }
 }
 
-/// By how much frames are read too late: what came while nobody read counts as if it had come in the middle of that time. So the mean time that steps
-/// wait, which routers tell from the wire's, is right.
+/// Estimated delay between the arrival and the reading of a frame. A frame that arrived while no thread drove
+/// I/O counts as having arrived in the middle of that time. This keeps the mean queue time of steps correct,
+/// which routers subtract to get the network time.
 #[derive(Debug, Clone, Default)]
 pub struct Lateness(Arc<AtomicU64>);
 
 impl Lateness {
-    /// When a frame that is read now arrived.
+    /// Estimates when a frame that is read now arrived.
     pub fn arrival(&self) -> Instant {
         let now = Instant::now();
         now.checked_sub(Duration::from_micros(self.0.load(Ordering::Relaxed))).unwrap_or(now)
@@ -188,7 +196,7 @@ mod tests {
         assert!(is_short(&short, 3, 1) && !is_short(&short, 4, 1));
     }
 
-    /// A task on the runtime that passes on what it is sent.
+    /// Spawns a task on the runtime that forwards numbers.
     fn relay(reactor: &Reactor, lifetime: &Lifetime) -> (mpsc::Sender<u32>, std::sync::mpsc::Receiver<u32>) {
         let ((send, mut sent), (pass, passed)) = (mpsc::channel(1), std::sync::mpsc::sync_channel(1));
         let _in_runtime = reactor.runtime.enter();
@@ -217,7 +225,7 @@ mod tests {
             send.try_send(2).unwrap();
             ran
         });
-        // A stand-in that was relieved a moment ago may be in its last turns: then a later exchange drives.
+        // A stand-in that was just relieved may still be finishing; then a later exchange drives.
         let (begun, mut second) = (Instant::now(), passed.try_recv());
         while second.is_err() && begun.elapsed() < Duration::from_secs(10) {
             reactor.exchange(|| ());

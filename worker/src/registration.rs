@@ -1,4 +1,4 @@
-//! What discovery is told of a worker: its facts once, and its load every few seconds.
+//! Registers the worker with discovery: its facts once, and its load every few seconds.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -13,10 +13,10 @@ use crate::config::WorkerConfig;
 use crate::facts::WorkerFacts;
 use crate::metrics::WorkerMetrics;
 
-/// How often the load is told.
+/// Interval between load reports.
 const TELL_LOAD_EVERY: Duration = Duration::from_secs(2);
 
-/// Tells discovery of this worker until it drains, and shows in the metrics whether discovery lists it.
+/// Registers the worker until it drains, and shows in the metrics whether discovery lists it.
 pub(crate) async fn register(
     member: Member,
     discovery: &dyn Discovery,
@@ -28,9 +28,9 @@ pub(crate) async fn register(
     lifetime.spawn("registration", async move {
         tokio::select! {
             biased;
-            // The worker stops.
+            // The worker drains.
             () = draining => {}
-            // Never end.
+            // These two never end.
             () = show(listed, &metrics.registered) => {}
             () = tell_load(&registration, &metrics) => {}
         }
@@ -48,18 +48,18 @@ async fn tell_load(registration: &Registration, metrics: &WorkerMetrics) {
     }
 }
 
-/// Shows each change in the gauge.
+/// Copies each change of `listed` to the gauge.
 async fn show(mut listed: watch::Receiver<bool>, registered: &Gauge) {
     loop {
         registered.set(i64::from(*listed.borrow_and_update()));
         if listed.changed().await.is_err() {
-            // Nothing will change any more.
+            // The value will not change any more.
             return std::future::pending().await;
         }
     }
 }
 
-/// The worker as discovery lists it.
+/// The worker's entry in discovery.
 pub(crate) fn member(
     facts: &WorkerFacts,
     assets: Option<&Assets>,

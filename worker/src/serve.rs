@@ -1,5 +1,5 @@
-//! A worker process: load, bind, serve, register. The order matters: a checkpoint that cannot be loaded ends the process
-//! before any port is bound, and nobody hears of a worker before it can be reached.
+//! A worker process: load, bind, serve, register. The order matters: a checkpoint that cannot be loaded ends
+//! the process before any port is bound, and a worker is registered only once it can be reached.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -34,43 +34,43 @@ use crate::reactor::Reactor;
 use crate::registration;
 use crate::synthetic::wire::delayed;
 
-/// A worker that was loaded and has no port yet.
+/// A loaded worker, before any port is bound.
 #[derive(Debug)]
 pub struct Loaded<M> {
-    /// Where answers come from.
+    /// Computes the replies.
     pub method: M,
-    /// What the handshake says.
+    /// Facts for the handshake.
     pub facts: WorkerFacts,
-    /// The model's text side, if there is a model.
+    /// Text files of the model, if there is a model.
     pub assets: Option<Assets>,
-    /// How many outcomes of a proposal are drafted ahead at most; 0 at target workers ([`crate::ahead`]).
+    /// Maximum outcomes of a proposal to draft ahead of; 0 at target workers ([`crate::ahead`]).
     pub draft_ahead: usize,
-    /// What the wire to a router is played to take there and back; nothing where it is a real one.
+    /// Simulated network round trip to a router; zero for a real network.
     pub round_trip: Duration,
 }
 
-/// Where a worker can be reached.
+/// Addresses of a worker.
 #[derive(Debug, Clone)]
 pub struct Addresses {
-    /// For routers.
+    /// Address for routers.
     pub listen: SocketAddr,
-    /// For health and metrics.
+    /// Address for health and metrics.
     pub admin: SocketAddr,
 }
 
-/// A checkpoint that was loaded, before anything is drawn from it.
+/// A loaded checkpoint.
 pub struct LoadedModel {
-    /// Runs it.
+    /// Runs the model.
     pub engine: Engine,
-    /// Its text side.
+    /// Text files of the checkpoint.
     pub assets: Assets,
-    /// What the handshake says of it.
+    /// Facts for the handshake.
     pub facts: WorkerFacts,
-    /// Where computing threads are kept, if anywhere.
+    /// Cores that compute threads are pinned to; `None`: not pinned.
     pub cores: Option<Vec<usize>>,
 }
 
-/// Loads the checkpoint that the configuration names, for a role that does `decide` with its logits.
+/// Loads the configured checkpoint for a role with the logic `decide`.
 pub fn load<D: Decide>(
     config: &WorkerConfig,
     role: Role,
@@ -83,7 +83,7 @@ pub fn load<D: Decide>(
     Ok(Loaded { method, facts, assets: Some(assets), draft_ahead: 0, round_trip: Duration::ZERO })
 }
 
-/// Loads the checkpoint that the configuration names.
+/// Loads the configured checkpoint.
 pub fn load_model(config: &WorkerConfig, role: Role) -> anyhow::Result<LoadedModel> {
     let (mut engine, assets) = load_engine(config, role)?;
     let info = engine.info().clone();
@@ -107,13 +107,13 @@ pub fn load_model(config: &WorkerConfig, role: Role) -> anyhow::Result<LoadedMod
     Ok(LoadedModel { engine, assets, facts, cores })
 }
 
-/// Masks of sequences with a grammar, for the tokenizer of these assets.
+/// Starts computing grammar masks for the tokenizer of these assets.
 pub fn grammars(assets: &Assets) -> anyhow::Result<Grammars> {
     let tokenizer = assets.get("tokenizer.json").context("a model's assets hold its tokenizer.json")?;
     Ok(Grammars::start(String::from_utf8(tokenizer.into())?)?)
 }
 
-/// A core for each computing thread, of those that this process may run on.
+/// Cores for the compute threads, from those that this process may run on.
 fn cores_for(engine: &Engine) -> anyhow::Result<Vec<usize>> {
     let (cores, threads) = (engine::allowed_cores()?, engine.num_threads());
     anyhow::ensure!(
@@ -131,7 +131,8 @@ fn load_engine(config: &WorkerConfig, role: Role) -> anyhow::Result<(Engine, Ass
     let model_dir = config.model.clone().context("no model was given: pass --model DIR")?;
     let assets = Assets::load(&model_dir)?;
     if role == Role::Target {
-        // Routers take the text side from targets: one that they cannot use would never be served, and nobody would say why.
+        // Routers fetch the text files from targets. A target with unusable ones would never be served,
+        // without an error here.
         assets.check_text().with_context(|| {
             format!("{}: its text cannot be served, save it again with save_pretrained", model_dir.display())
         })?;
@@ -181,7 +182,7 @@ fn load_engine(config: &WorkerConfig, role: Role) -> anyhow::Result<(Engine, Ass
     Ok((engine, assets))
 }
 
-/// Brings a loaded worker up and announces it; everything it starts runs under `lifetime`.
+/// Starts a loaded worker and registers it; everything it starts runs under `lifetime`.
 pub async fn start<M: Method>(
     loaded: Loaded<M>,
     config: &WorkerConfig,
@@ -227,7 +228,7 @@ pub async fn start<M: Method>(
         .add_service(WorkerServer::new(worker_service).max_decoding_message_size(4 * proto::MAX_FRAME_BYTES));
     let listener = listener.into_std()?;
     {
-        // Connections live where they are accepted.
+        // Connections run on the runtime that accepts them.
         let _in_runtime = runtime.enter();
         let listener = Listener::new(TcpListener::from_std(listener)?, config.tls.clone(), &connections);
         listener.serve_grpc("grpc", services, lifetime);
@@ -239,14 +240,14 @@ pub async fn start<M: Method>(
     Ok(addresses)
 }
 
-/// Tells the device thread once the worker drains.
+/// Notifies the device thread when the worker drains.
 fn tell_of_drain(messages: mpsc::Sender<Message>, lifetime: &Lifetime) {
     let (draining, cancelled) = (lifetime.draining(), lifetime.cancelled());
     lifetime.spawn("drain", async move {
         draining.await;
-        // A device thread that is gone has nothing to drain.
+        // If the device thread has ended, there is nothing to drain.
         drop(messages.send(Message::Drain).await);
-        // The mailbox stays open as long as the worker does.
+        // Keeps the mailbox open as long as the worker runs.
         cancelled.await;
     });
 }

@@ -1,4 +1,4 @@
-//! The sequences that a worker holds, by router and sequence id.
+//! The sequences cached at a worker, by router and sequence id.
 
 use std::collections::{HashMap, VecDeque};
 use std::time::Instant;
@@ -9,16 +9,16 @@ use speculation::cached_sequence::CachedSequence;
 use crate::device::SentStep;
 use crate::task::Slot;
 
-/// Names one router process; a restarted router has another.
+/// Identifies a router process; a restarted router has a new id.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct RouterId(pub u64);
 
-/// Names a sequence at a worker.
+/// Identifies a sequence at a worker.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct SequenceKey {
-    /// The router that owns it.
+    /// The router that owns the sequence.
     pub router: RouterId,
-    /// Its name there.
+    /// The sequence's id at that router.
     pub sequence: SequenceId,
 }
 
@@ -27,31 +27,31 @@ pub struct SequenceKey {
 pub struct Held {
     /// Its KV.
     pub slot: Slot,
-    /// What is held; with the task while a step runs.
+    /// The cached sequence; `None` while a step runs, because the task owns it.
     pub cached: Option<CachedSequence>,
-    /// Steps that wait for the one that runs.
+    /// Steps queued behind the running one, with their arrival times.
     pub waiting: VecDeque<(SentStep, Instant)>,
-    /// Higher was used later.
+    /// Counter of the last use; higher is more recent.
     pub last_used: u64,
 }
 
-/// Preempted sequences that are remembered. A step of one that was forgotten is answered `need_context` instead of
-/// dropped, which its router drops.
+/// Maximum number of preempted sequences to remember. A late step of a forgotten one is answered with
+/// `need_context` instead of being dropped; its router ignores that reply.
 const MOST_OVER: usize = 4_096;
 
-/// All of them.
+/// All sequences at this worker.
 #[derive(Debug, Default)]
 pub struct Table {
     held: HashMap<SequenceKey, Held>,
     uses: u64,
-    /// Epochs that were preempted, of the last [`MOST_OVER`] sequences.
+    /// Preempted epochs of the last [`MOST_OVER`] sequences.
     over: HashMap<SequenceKey, u32>,
-    /// In the order in which they are forgotten.
+    /// Oldest first.
     over_order: VecDeque<SequenceKey>,
 }
 
 impl Table {
-    /// The sequence, opened by `open` if it is new.
+    /// Returns the sequence; opens it with `open` if it is new.
     pub fn entry(&mut self, key: SequenceKey, open: impl FnOnce() -> Slot) -> &mut Held {
         self.uses += 1;
         let held = self.held.entry(key).or_insert_with(|| Held {
@@ -64,28 +64,28 @@ impl Table {
         held
     }
 
-    /// The sequence, if it is held.
+    /// Returns the sequence, if it is cached.
     pub fn get_mut(&mut self, key: &SequenceKey) -> Option<&mut Held> {
         self.held.get_mut(key)
     }
 
-    /// Takes the sequence out.
+    /// Removes and returns the sequence.
     pub fn remove(&mut self, key: &SequenceKey) -> Option<Held> {
         self.held.remove(key)
     }
 
-    /// Sequences of one router.
+    /// Keys of a router's sequences.
     pub fn keys_of(&self, router: RouterId) -> Vec<SequenceKey> {
         self.held.keys().filter(|key| key.router == router).copied().collect()
     }
 
-    /// The KV of every sequence.
+    /// Slots of all sequences.
     pub fn slots(&self) -> impl Iterator<Item = (SequenceKey, Slot)> {
         self.held.iter().map(|(key, held)| (*key, held.slot))
     }
 
-    /// The idle sequence with something held that was used longest ago, one of a router that `is_first` says before all
-    /// others.
+    /// Returns the least recently used idle sequence with cached ids. Sequences of routers for which
+    /// `is_first` is true come before all others.
     pub fn least_recently_used_idle(&mut self, is_first: impl Fn(RouterId) -> bool) -> Option<&mut Held> {
         self.held
             .iter_mut()
@@ -94,7 +94,7 @@ impl Table {
             .map(|(_, held)| held)
     }
 
-    /// Remembers that a epoch was preempted.
+    /// Records that an epoch was preempted.
     pub fn remember_over(&mut self, key: SequenceKey, epoch: u32) {
         if self.over.insert(key, epoch).is_none() {
             self.over_order.push_back(key);
@@ -106,17 +106,17 @@ impl Table {
         }
     }
 
-    /// Whether a epoch was preempted, or came before one that was.
+    /// Whether this epoch or a later one was preempted.
     pub fn is_over(&self, key: &SequenceKey, epoch: u32) -> bool {
         self.over.get(key).is_some_and(|over| epoch <= *over)
     }
 
-    /// How many.
+    /// Number of sequences.
     pub fn len(&self) -> usize {
         self.held.len()
     }
 
-    /// Whether there are none.
+    /// Whether there are no sequences.
     pub fn is_empty(&self) -> bool {
         self.held.is_empty()
     }

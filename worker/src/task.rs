@@ -1,4 +1,4 @@
-//! One step under way: from its admission until its reply.
+//! One step in progress, from its admission to its reply.
 
 use std::collections::VecDeque;
 use std::time::Instant;
@@ -13,60 +13,61 @@ use speculation::{Draft, Reply, ReplyBody, SequenceSpec, Step, TokenId, TokenLog
 use crate::ahead::Found;
 use crate::table::SequenceKey;
 
-/// Names the KV of one sequence at a [`crate::Method`].
+/// Identifies the KV of one sequence at a [`crate::Method`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Slot(pub u64);
 
-/// How far a task is with looking for KV that others have computed.
+/// Progress of a task's lookup in the prefix cache.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PrefixLookup {
-    /// It has not looked.
+    /// Not looked up yet.
     Wanted,
-    /// Another one is about to compute what comes next: it looks again before the next forward.
+    /// Another task is about to compute the next blocks; look again before the next forward.
     Waiting,
-    /// What is left is computed.
+    /// The rest of the context has to be computed.
     Done,
 }
 
-/// One step under way; it owns the cached sequence for that time.
+/// One step in progress; owns the cached sequence until it is done.
 #[derive(Debug)]
 pub struct Task {
-    /// Whose step.
+    /// The step's sequence.
     pub key: SequenceKey,
-    /// The sequence's KV.
+    /// The slot of the sequence's KV.
     pub slot: Slot,
-    /// The step; its context is in `cached` already.
+    /// The step; its context is already in `cached`.
     pub step: Step,
-    /// What is held, the step's context included.
+    /// The cached sequence, the step's context included.
     pub cached: CachedSequence,
-    /// When the step came in.
+    /// When the step arrived.
     pub received: Instant,
-    /// When it was admitted.
+    /// When the step was admitted.
     pub started: Instant,
-    /// Context ids whose KV is there.
+    /// Number of context ids whose KV is computed.
     pub context_done: usize,
-    /// Context ids whose KV was computed for another sequence.
+    /// Number of context ids whose KV came from the prefix cache.
     pub num_cached: u32,
-    /// Whether part of the context may have been computed for another sequence.
+    /// State of the prefix cache lookup.
     pub prefix: PrefixLookup,
-    /// Guesses that were there when the step came ([`crate::ahead`]).
+    /// Number of guesses that were ready when the step arrived ([`crate::ahead`]).
     pub num_ahead: u32,
-    /// What a draft worker guessed so far.
+    /// The draft worker's guesses so far.
     pub guesses: Draft,
-    /// The same with what came next at each position, where a tree is asked for.
+    /// The guesses with the alternatives at each position, if a tree is requested.
     pub candidates: Vec<Candidates>,
-    /// What a draft worker guesses instead, where it runs branches of a tree; the ids that it has run are not in `cached` until it is grown.
+    /// The tree, if a draft worker runs its branches; replaces `guesses`. Ids that ran are not in `cached`
+    /// until the tree is grown.
     pub tree: Option<TreeGrowth>,
-    /// Of the last ids of the context, whether a draft worker would have drawn them itself.
+    /// For the last ids of the context, whether the draft worker would have drawn them itself.
     pub agreed: Vec<bool>,
-    /// Scores of prompt ids, when asked for.
+    /// Scores of prompt ids, if requested.
     pub scores: Vec<TokenLogprobs>,
-    /// The span that the request's trace shows for this step.
+    /// The step's span in the request's trace.
     pub span: tracing::Span,
 }
 
 impl Task {
-    /// A step that was just admitted.
+    /// Creates the task of a step that was just admitted.
     pub fn new(key: SequenceKey, slot: Slot, step: Step, cached: CachedSequence, received: Instant) -> Self {
         Self {
             key,
@@ -88,14 +89,14 @@ impl Task {
         }
     }
 
-    /// The same, in its request's trace, if that has one: below the span of its round, or the request's where
-    /// `span_id` is 0.
+    /// Adds the task to its request's trace, if it has one: below the span of its round, or below the
+    /// request's span if `span_id` is 0.
     pub fn traced(mut self, span_id: u64) -> Self {
         self.span = trace_span(&self.step, &self.cached, span_id);
         self
     }
 
-    /// The same with what was computed ahead of it.
+    /// Applies the work computed ahead of the step.
     pub fn begun_by(mut self, found: Found) -> Self {
         if self.is_comparable() {
             self.agreed = found.agreed;
@@ -104,7 +105,7 @@ impl Task {
             Work::Propose { num_draft_tokens, .. } => num_draft_tokens,
             Work::Feed | Work::Verify { .. } => 0,
         };
-        // More may have been guessed than is asked for.
+        // There may be more guesses than the step requests.
         let Found { mut guesses, mut candidates, .. } = found;
         guesses.truncate(asked as usize);
         candidates.truncate(asked as usize);
@@ -123,12 +124,12 @@ impl Task {
         self.cached.spec().expect("an admitted step has a spec")
     }
 
-    /// Ids still to be run before the work begins.
+    /// Context ids that still have to run.
     pub fn context_left(&self) -> &[TokenId] {
         &self.step.append_ids[self.context_done..]
     }
 
-    /// Ids to run in the same forward, right behind the context.
+    /// Drafted ids, which run in the same forward right after the context.
     pub fn drafted(&self) -> &[TokenId] {
         match &self.step.work {
             Work::Verify { draft } => &draft.token_ids,
@@ -136,7 +137,7 @@ impl Task {
         }
     }
 
-    /// The parents of [`Task::drafted`], where these are a token tree.
+    /// Parents of [`Task::drafted`] if it is a token tree, otherwise empty.
     pub fn parents(&self) -> &[u32] {
         match &self.step.work {
             Work::Verify { draft } => &draft.parents,
@@ -144,12 +145,12 @@ impl Task {
         }
     }
 
-    /// How many rows the role decides on behind the forward that ends the context, or one of those behind it.
+    /// Number of rows that the role decides on after the forward that ends the context, or after a later one.
     pub fn num_decided(&self) -> usize {
         self.tree.as_ref().map_or(1 + self.drafted().len(), TreeGrowth::num_next)
     }
 
-    /// Rows that it still wants of the next forwards.
+    /// Rows that the task still needs.
     pub fn rows_left(&self) -> StepRows {
         if let Some(tree) = &self.tree {
             return StepRows { context: 0, tail: tree.num_next() as u32 };
@@ -157,7 +158,7 @@ impl Task {
         StepRows::left(&self.step, self.context_done, self.guesses.token_ids.len())
     }
 
-    /// The same as the batch former sees it.
+    /// The same as input of the batch former.
     pub fn ready_step(&self) -> ReadyStep<SequenceKey> {
         ReadyStep::new(self.key, &self.step, &self.cached, self.rows_left())
     }
@@ -172,7 +173,7 @@ impl Task {
         self.step.is_comparable(self.spec())
     }
 
-    /// The scores, as the reply carries them.
+    /// Takes the scores for the reply.
     pub fn take_scores(&mut self) -> Option<PromptLogprobs> {
         let start = self.step.base_len + 1;
         self.spec().prompt_logprobs?;
@@ -186,7 +187,7 @@ impl Task {
     }
 }
 
-/// The step's own span, where the request is traced.
+/// Creates the step's span, if the request is traced.
 fn trace_span(step: &Step, cached: &CachedSequence, span_id: u64) -> tracing::Span {
     let traceparent = cached.spec().map_or("", |spec| spec.traceparent.as_str());
     if traceparent.is_empty() {
@@ -219,7 +220,7 @@ fn trace_span(step: &Step, cached: &CachedSequence, span_id: u64) -> tracing::Sp
     span
 }
 
-/// Takes tasks out of the queue, in order of index.
+/// Removes the tasks at `indices` from the queue; returns them in order of index.
 pub fn take_tasks(tasks: &mut VecDeque<Task>, mut indices: Vec<usize>) -> Vec<Task> {
     indices.sort_unstable();
     let mut taken: Vec<Task> =

@@ -1,32 +1,33 @@
-//! Whether drafting ahead pays at this worker: guesses made ahead save forward passes, and steps that come during a forward pass of
-//! branches wait for its end. A worker that loses time by it stops for a while.
+//! Decides whether drafting ahead pays off at this worker. Guesses made ahead save forward passes, but steps
+//! that arrive during a forward pass of branches wait for its end. If the losses exceed the gains, drafting
+//! ahead pauses.
 
 use std::time::{Duration, Instant};
 
-/// Proposals after which gain and loss are compared.
+/// Number of proposals between comparisons of gain and loss.
 const LOOK_EVERY: u32 = 64;
 
-/// Proposals that are not drafted ahead of once it did not pay.
+/// Number of proposals to skip after a comparison shows a loss.
 const PAUSE: u32 = 512;
 
-/// Weight of a forward pass in the mean.
+/// EWMA weight of one forward pass.
 const GAIN: f64 = 1.0 / 8.0;
 
-/// See the module's page.
+/// Running gain and loss of drafting ahead; see the module documentation.
 #[derive(Debug, Default)]
 pub(super) struct Balance {
-    /// What forward passes of steps take on average, seconds.
+    /// Mean time of a forward pass of steps, in seconds.
     forward: f64,
     gained: f64,
     lost: f64,
     looked: u32,
     pause: u32,
-    /// When the last forward pass of branches began and ended.
+    /// Start and end of the last forward pass of branches.
     ran_ahead: Option<(Instant, Instant)>,
 }
 
 impl Balance {
-    /// Asked for each proposal: whether to draft ahead of what comes of it.
+    /// Called once per proposal; returns whether to draft ahead of its outcomes.
     pub(super) fn pays(&mut self) -> bool {
         if self.pause > 0 {
             self.pause -= 1;
@@ -42,23 +43,23 @@ impl Balance {
         pays
     }
 
-    /// A forward pass of steps took so long.
+    /// Records the duration of a forward pass of steps.
     pub(super) fn ran(&mut self, took: Duration) {
         let took = took.as_secs_f64();
         self.forward += if self.forward > 0.0 { GAIN * (took - self.forward) } else { took };
     }
 
-    /// So many guesses need no forward pass any more.
+    /// Records that `guesses` guesses no longer need a forward pass.
     pub(super) fn saved(&mut self, guesses: usize) {
         self.gained += guesses as f64 * self.forward;
     }
 
-    /// A forward pass of branches is over.
+    /// Records a completed forward pass of branches.
     pub(super) fn ran_ahead(&mut self, began: Instant, ended: Instant) {
         self.ran_ahead = Some((began, ended));
     }
 
-    /// A step that came at `received` is admitted.
+    /// Records the admission of a step that arrived at `received`.
     pub(super) fn admitted(&mut self, received: Instant) {
         if let Some((began, ended)) = self.ran_ahead {
             self.lost += ended.saturating_duration_since(received.max(began)).as_secs_f64();
@@ -70,8 +71,8 @@ impl Balance {
 mod tests {
     use super::*;
 
-    /// Steps that each save `guesses` forward passes and come so long before a forward pass of branches ends; how many of 1,000
-    /// proposals are drafted ahead of.
+    /// Simulates steps that each save `guesses` forward passes and arrive `wait` before a forward pass of
+    /// branches ends. Returns how many of 1,000 proposals are drafted ahead of.
     fn drafted_ahead(guesses: usize, wait: Duration) -> usize {
         let mut balance = Balance::default();
         balance.ran(Duration::from_millis(10));

@@ -12,7 +12,8 @@ use crate::method::Method;
 use crate::table::SequenceKey;
 use crate::task::{PrefixLookup, Slot, Task};
 
-/// Of a proposal's branches, how many are left for what else may follow it as a whole: a quarter, and two at least.
+/// Number of a proposal's branches reserved for alternatives to the token after the whole chain: a quarter,
+/// at least two.
 fn behind_the_whole(max_branches: usize) -> usize {
     (max_branches / 4).max(2)
 }
@@ -21,7 +22,7 @@ fn behind_the_whole(max_branches: usize) -> usize {
 #[derive(Debug)]
 pub(super) struct Proposed {
     key: SequenceKey,
-    /// Its step without the context, which each branch has its own of.
+    /// The proposal's step without its context; each branch has its own context.
     step: Step,
     start: u32,
     chain: Vec<TokenId>,
@@ -29,31 +30,31 @@ pub(super) struct Proposed {
     draft: Draft,
 }
 
-/// The step behind one outcome, as far as it has run.
+/// The step after one outcome, as far as it has run.
 #[derive(Debug)]
 pub(super) struct Branch {
-    /// Absent while it runs.
+    /// `None` while the task runs.
     task: Option<Task>,
     slot: Slot,
     is_finished: bool,
-    /// Where the outcome is another token than the chain's; `None` behind the whole chain.
+    /// Position where the outcome differs from the chain; `None` if the whole chain is accepted.
     differs_at: Option<u32>,
 }
 
-/// An outcome that is drafted ahead of.
+/// An outcome to draft ahead of.
 struct Outcome {
-    /// Tokens before the last one.
+    /// Number of tokens before the last one.
     end: u32,
     /// The last token.
     token_id: TokenId,
     differs_at: Option<u32>,
-    /// How many positions further than a proposal reaches.
+    /// How many positions past the end of a proposal to guess.
     further: u32,
 }
 
 impl Proposed {
-    /// `None` where nothing is drafted ahead: where the committed tokens are not the target's own draws, masks are needed, or
-    /// nothing was proposed.
+    /// `None` if drafting ahead is not possible: the committed tokens are not the target's own draws, masks
+    /// are needed, or nothing was proposed.
     pub(super) fn new(task: &mut Task, proposal: &Proposal) -> Option<Self> {
         let chain = std::mem::take(&mut task.guesses.token_ids);
         if chain.is_empty() || !takes_trees(task.spec()) {
@@ -71,7 +72,7 @@ impl Proposed {
         self.step.epoch
     }
 
-    /// The likeliest outcomes: the whole chain first, then others from what is known of them.
+    /// Returns branches for the likeliest outcomes: the whole chain first, then the best-ranked alternatives.
     pub(super) fn branches<M: Method>(
         &self,
         method: &mut M,
@@ -96,7 +97,8 @@ impl Proposed {
             .collect()
     }
 
-    /// Once the branch behind the whole chain has its first guess: what else may stand there.
+    /// Once the branch after the whole chain has its first guess, returns branches for the next best tokens
+    /// at that position.
     pub(super) fn branches_behind<M: Method>(
         &self,
         method: &mut M,
@@ -125,13 +127,15 @@ impl Proposed {
             .collect()
     }
 
-    /// Whether a token beside the chain was proposed, too: the target then draws one more behind it.
+    /// Whether the proposal also contains `token_id` beside the chain. If so, the target draws one more token
+    /// after it.
     fn was_sent(&self, position: usize, token_id: TokenId) -> bool {
         let row = self.chain[..position].iter().try_fold(0, |row, &id| self.draft.child(row, id));
         row.is_some_and(|row| self.draft.child(row, token_id).is_some())
     }
 
-    /// A task for the step behind an outcome. Nothing follows a stop token or the end.
+    /// Creates the task of the step after an outcome. Returns `None` after a stop token, at the end of the
+    /// window, or if the method cannot fork.
     fn open<M: Method>(
         &self,
         method: &mut M,
@@ -179,17 +183,18 @@ impl Branch {
         self.task = Some(task);
     }
 
-    /// Its task is gone for good.
+    /// Marks the branch as finished after its task was dropped.
     pub(super) fn give_up(&mut self) {
         self.is_finished = true;
     }
 
-    /// The task, and where its outcome is another token than the chain's.
+    /// Returns the task and the position where its outcome differs from the chain.
     pub(super) fn into_task(self) -> Option<(Task, Option<u32>)> {
         self.task.map(|task| (task, self.differs_at))
     }
 
-    /// How many of its guesses were committed, where `committed` is this outcome and, perhaps, some of them.
+    /// Returns how many of the branch's guesses were committed, if `committed` is this outcome followed by
+    /// zero or more of its guesses.
     pub(super) fn leads_to(&self, committed: &[TokenId]) -> Option<usize> {
         let task = self.task.as_ref().filter(|_| self.has_guesses())?;
         let guesses = &task.guesses.token_ids;
@@ -200,11 +205,11 @@ impl Branch {
     }
 }
 
-/// What a branch leaves to the step that it leads to, once `consumed` of its guesses are committed.
+/// Converts a branch to the work that it saves `step`, once `consumed` of its guesses are committed.
 pub(super) fn found(task: Task, (consumed, differs_at): (usize, Option<u32>), step: &Step) -> Found {
     let guesses = task.guesses.token_ids[consumed..].to_vec();
     let candidates = task.candidates.get(consumed..).unwrap_or_default().to_vec();
-    // A guess that is committed and was the last has not run yet.
+    // The last guess has not run yet; if it is committed, its row is still missing.
     let context_done = step.append_ids.len() - usize::from(guesses.is_empty());
     let agreed = (step.base_len + 1..step.start()).map(|position| Some(position) != differs_at).collect();
     Found { slot: task.slot, guesses, candidates, context_done, agreed }

@@ -1,4 +1,5 @@
-//! Which outcomes are drafted ahead of, and what is left of them: by a method whose guesses follow from the ids before them.
+//! Tests which outcomes are drafted ahead of and what is reused, with a method whose guesses follow from the
+//! ids before them.
 
 use std::sync::Arc;
 
@@ -11,7 +12,7 @@ use crate::table::RouterId;
 
 const KEY: SequenceKey = SequenceKey { router: RouterId(1), sequence: SequenceId(1) };
 
-/// Guesses the number of ids before a place, times ten; what else may stand there is one and two more.
+/// Guesses ten times the number of ids before a position; the alternatives are one and two more.
 #[derive(Default)]
 struct Counting {
     slots: HashMap<Slot, u32>,
@@ -111,12 +112,12 @@ struct Bench {
 }
 
 impl Bench {
-    /// A sequence of four ids of which three more are proposed: 40, 50 and 60.
+    /// A sequence of four ids for which three more are proposed: 40, 50 and 60.
     fn proposed(max_branches: usize) -> Self {
         Self::beside(1, max_branches)
     }
 
-    /// The same, the only one or one of so many.
+    /// The same at a worker that holds `num_sequences` sequences.
     fn beside(num_sequences: usize, max_branches: usize) -> Self {
         let mut method = Counting { total: 100, ..Counting::default() };
         let (mut ahead, mut table) = (Ahead::new(max_branches), Table::default());
@@ -144,7 +145,7 @@ impl Bench {
         rows
     }
 
-    /// The next step, after these ids were committed.
+    /// Sends the next step, after these ids were committed.
     fn asked(&mut self, base: u32, committed: &[TokenId]) -> Option<Found> {
         let held = self.table.get_mut(&KEY).expect("held");
         let cached = held.cached.as_mut().expect("idle");
@@ -180,7 +181,8 @@ fn step(base_len: u32, append_ids: &[TokenId], num_draft_tokens: u32) -> Step {
 
 #[test]
 fn the_whole_proposal_and_its_likeliest_rivals_are_drafted_ahead_of() {
-    // The whole, its own next guess included, and one behind it; then the rivals at the first position, and at the second.
+    // The whole chain with its own next guess, and one alternative after it; then alternatives at the first
+    // and at the second position.
     for (base, committed, guesses) in [
         (6, &[60, 70][..], &[80, 90, 100][..]),
         (6, &[60, 71], &[80, 90, 100]),
@@ -230,7 +232,7 @@ fn what_is_not_finished_is_of_use_as_far_as_it_goes() {
     assert_eq!((found.guesses, found.context_done), (vec![50], 1));
     let mut bench = Bench::proposed(7);
     bench.ahead.forward(&mut bench.method, &mut bench.table);
-    // The guess that is committed has no row yet.
+    // The committed guess has no row yet.
     let found = bench.asked(6, &[60, 70]).expect("it guessed 70");
     assert_eq!((found.guesses, found.context_done), (vec![], 1));
 }
@@ -238,7 +240,8 @@ fn what_is_not_finished_is_of_use_as_far_as_it_goes() {
 #[test]
 fn rows_and_branches_are_bounded() {
     let mut bench = Bench::proposed(4);
-    // The whole has four guesses to make, what is behind it three from the second on, one rival three.
+    // The whole chain has four guesses to make; its alternatives three each, from the second forward on; one
+    // rival three.
     assert_eq!(bench.idle(), 4 + 2 * 3 + 3);
     assert_eq!(bench.method.slots.len(), 1 + 4);
     bench.ahead.forget(&mut bench.method, &KEY);

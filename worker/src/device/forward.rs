@@ -1,5 +1,5 @@
-//! One forward of the device thread: who takes part, and what it took. [`scheduling::batch_former`] decides;
-//! this file tells it what is ready and hands it the clock.
+//! One forward of the device thread: its members and its timing. [`scheduling::batch_former`] decides; this
+//! file passes it the ready steps and the clock.
 
 use std::collections::VecDeque;
 use std::time::Instant;
@@ -16,20 +16,20 @@ use crate::reactor::{ForwardSize, Reactor};
 use crate::table::SequenceKey;
 
 impl<M: Method> Device<M> {
-    /// Which of the running tasks take part in the next forward, or how long it is delayed.
+    /// Returns which running tasks take part in the next forward, or how long to delay it.
     pub(super) fn next_forward(&mut self) -> Decision {
         let ready: Vec<ReadyStep<SequenceKey>> = self.running.iter().map(Task::ready_step).collect();
         self.former.next(self.began.elapsed(), &ready)
     }
 
-    /// What the next forward has to work on.
+    /// Rows and sequences waiting for the next forward.
     pub(super) fn forward_size(&self) -> ForwardSize {
         let rows = self.running.iter().map(|task| task.rows_left().rows()).sum();
         ForwardSize { rows, sequences: self.running.len() }
     }
 
-    /// One forward of the tasks whose `turn` it is, and its answers into the outboxes; nothing where nothing is to
-    /// be run.
+    /// Runs one forward over the tasks in `turn` and puts the replies into the outboxes. Does nothing if no
+    /// task takes part.
     pub(super) fn forward(&mut self, turn: &Turn) -> v1::StepTiming {
         let began = Instant::now();
         let before = self.method.stats();
@@ -42,8 +42,8 @@ impl<M: Method> Device<M> {
         let prefill = prefill_left(&self.running);
         let advanced = self.method.advance(&mut self.running, turn.prompt_rows);
         let prefill_now_left = prefill_left(&self.running);
-        // In order of age: were those put first that the forward went without, a step that found no rows left in it
-        // could fall behind others for ever.
+        // Keep tasks in order of age. If tasks left out of this forward always came first, a step that found
+        // no free rows could starve.
         self.running.append(&mut others);
         self.running.make_contiguous().sort_by_key(|task| task.started);
         match advanced {
@@ -63,14 +63,15 @@ impl<M: Method> Device<M> {
                     self.finish(task, body);
                 }
             }
-            // What was computed ahead gives way first.
+            // First drop what was drafted ahead.
             Err(NeedRoom) if self.ahead.forget_all(&mut self.method) => {}
             Err(NeedRoom) => self.make_room(),
         }
         timing
     }
 
-    /// One forward of what is drafted ahead, while there is nothing else to do. Nobody is told its time.
+    /// Runs one forward of branches while the worker is otherwise idle. Its timing is not reported to
+    /// routers.
     pub(super) fn forward_ahead(&mut self, reactor: &mut Reactor, rows: u32) {
         let size = ForwardSize { rows, sequences: 1 };
         reactor.during(size, || {
@@ -80,7 +81,7 @@ impl<M: Method> Device<M> {
         reactor.exchange(|| ());
     }
 
-    /// Takes the tasks out that the next forward goes without.
+    /// Removes the tasks that are not part of the next forward from `running` and returns them.
     fn take_others(&mut self, members: &[bool]) -> VecDeque<Task> {
         let (go, others): (Vec<_>, Vec<_>) =
             self.running.drain(..).zip(members).partition(|(_, is_member)| **is_member);
@@ -99,12 +100,12 @@ fn ran_forward(timing: &v1::StepTiming) -> RanForward {
     }
 }
 
-/// Ids of prompts and replays that are still to be run.
+/// Number of prompt and replay ids still to run.
 fn prefill_left(tasks: &VecDeque<Task>) -> u32 {
     prefill_rows(tasks.iter().map(Task::rows_left))
 }
 
-/// How long the steps that are answered now had waited to be admitted, on average.
+/// Mean time that these steps waited for admission, in microseconds.
 fn mean_queue_us(finished: &[(Task, ReplyBody)]) -> u64 {
     let waited: u128 = finished.iter().map(|(task, _)| (task.started - task.received).as_micros()).sum();
     (waited / finished.len().max(1) as u128) as u64

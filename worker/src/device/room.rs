@@ -1,4 +1,4 @@
-//! Who holds how much KV, who may reserve how much more, and who gives way when there is none left.
+//! KV block accounting: grants per router, and eviction and preemption when blocks run out.
 
 use std::collections::HashMap;
 
@@ -13,7 +13,7 @@ use crate::metrics::StepOutcome;
 use crate::table::RouterId;
 
 impl<M: Method> Device<M> {
-    /// The pool as it is now; nothing where the method has no KV.
+    /// Current state of the pool; `None` if the method has no KV.
     fn pool(&self) -> Option<Pool> {
         let stats = self.method.stats();
         let (total, used) = (stats.kv_blocks_total, stats.kv_blocks_used);
@@ -21,7 +21,7 @@ impl<M: Method> Device<M> {
         (total > 0).then_some(Pool { total, free, routers: self.routers.len().max(1) as u64 })
     }
 
-    /// KV blocks of each router's sequences, shared ones counted for each.
+    /// KV blocks held by each router's sequences; a shared block counts once per sequence.
     fn held_by_router(&self) -> HashMap<RouterId, u64> {
         let mut held = HashMap::new();
         for (key, slot) in self.table.slots() {
@@ -43,9 +43,10 @@ impl<M: Method> Device<M> {
         }
     }
 
-    /// No task can go on for want of KV blocks. Idle sequences are forgotten first, the longest idle before
-    /// others (their router rebuilds them); then the least urgent task is preempted, the youngest among
-    /// equals; one that does not fit alone is refused. Routers above their share come before others in both.
+    /// Frees KV blocks when no task can continue. Evicts idle sequences first, least recently used first
+    /// (their routers rebuild them). Then preempts the least urgent running task, the youngest among equals;
+    /// if it is the only one, it is refused, since it does not fit alone. In both cases sequences of routers
+    /// above their share go first.
     pub(super) fn make_room(&mut self) {
         let Some(pool) = self.pool() else { return };
         let held = self.held_by_router();
@@ -77,7 +78,7 @@ impl<M: Method> Device<M> {
         self.finish(task, ReplyBody::Refused { reason });
     }
 
-    /// Lets go of a sequence and says so: nothing of its epoch is accepted from here on.
+    /// Drops a sequence and reports it as preempted; later steps of its epoch are rejected.
     fn preempt(&mut self, task: Task) {
         let (key, epoch) = (task.key, task.step.epoch);
         self.metrics.count(StepOutcome::Preempted);

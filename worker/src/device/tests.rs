@@ -1,5 +1,5 @@
-//! The device thread without a model: a method that counts blocks and answers at once shows what is kept,
-//! evicted, preempted, closed and to whom replies go.
+//! Tests of the device thread without a model: a method that counts blocks and answers at once shows what is
+//! kept, evicted, preempted and closed, and which router receives each reply.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -13,7 +13,7 @@ use super::*;
 use crate::method::{MethodStats, NeedRoom};
 use crate::task::Slot;
 
-/// One block a token; a task needs its whole context at once.
+/// A method with one block per token; a task needs its whole context at once.
 struct Blocks {
     total: usize,
     used: HashMap<Slot, u32>,
@@ -87,7 +87,7 @@ impl Bench {
         self.open_stream(router, stream).0
     }
 
-    /// What the stream carries, and whether it is still the router's newest.
+    /// Opens a stream. Returns its frames, and a receiver that closes when the stream is replaced.
     fn open_stream(
         &mut self,
         router: u64,
@@ -114,7 +114,7 @@ impl Bench {
         }
     }
 
-    /// Sends a frame by the router's newest stream.
+    /// Sends a frame on the router's newest stream.
     fn send(&mut self, router: u64, steps: Vec<Step>, closes: &[(u64, u32)]) {
         let stream = self.device.routers.get(&RouterId(router)).map_or(0, |known| known.stream.0);
         self.send_by((router, stream), steps, closes);
@@ -139,7 +139,7 @@ impl Bench {
     }
 }
 
-/// What a router read: (sequence, words).
+/// Reads the frames that a router received: (sequence, text).
 fn read(replies: &mut mpsc::Receiver<v1::WorkerFrame>) -> Vec<(u64, String)> {
     // Credits are read by `credits`.
     use v1::reply::Body;
@@ -206,7 +206,7 @@ fn a_sequence_that_never_fits_is_refused_with_the_setting_to_raise() {
 fn the_youngest_task_is_preempted_when_running_ones_fill_everything() {
     let mut bench = Bench::new(4);
     let mut replies = bench.open(1, 1);
-    // Neither fits beside the other, and nothing idle is there to evict.
+    // Neither fits beside the other, and no idle sequence can be evicted.
     let (first, second) = (bench.step(1, 1, &[], &[1; 5]), bench.step(2, 1, &[], &[1; 5]));
     bench.send(1, vec![first, second], &[]);
     let read = read(&mut replies);
@@ -267,7 +267,7 @@ fn a_replaced_stream_ends_and_neither_its_steps_nor_its_end_touch_the_newer_one(
     bench.send_by((1, 1), vec![late], &[]);
     bench.send_by((1, 2), vec![step], &[]);
     assert_eq!((read(&mut old), read(&mut new)), (vec![], vec![said(8, "fed 1")]));
-    // The order in which streams open may differ from that in which the device thread learns of them.
+    // Streams may open in a different order from the one in which the device thread receives the messages.
     let (_, mut overtaken) = bench.open_stream(1, 1);
     assert!(matches!(overtaken.try_recv(), Err(TryRecvError::Closed)));
     bench.device.receive(Message::Closed { router: RouterId(1), stream: StreamId(1) });
@@ -277,7 +277,7 @@ fn a_replaced_stream_ends_and_neither_its_steps_nor_its_end_touch_the_newer_one(
     assert_eq!(read(&mut new), [said(8, "fed 2")], "the router is still known");
 }
 
-/// The credits that a router was told last, with all other frames read too.
+/// The last credits that a router received; all other frames are drained too.
 fn credits(replies: &mut mpsc::Receiver<v1::WorkerFrame>) -> Option<u64> {
     std::iter::from_fn(|| replies.try_recv().ok()).filter_map(|frame| frame.credits).map(|c| c.blocks).last()
 }
@@ -291,7 +291,7 @@ fn credits_follow_the_pool_and_are_shared_among_routers() {
     assert_eq!((credits(&mut one), credits(&mut two)), (Some(50), Some(50)));
     let step = bench.step(1, 1, &[], &[1; 60]);
     bench.send(1, vec![step], &[]);
-    // 60 held, 40 free: the first is lent half of what is left, the second keeps its share.
+    // 60 held, 40 free: the first router may borrow half of the rest, the second keeps its share.
     assert_eq!((credits(&mut one), credits(&mut two)), (Some(80), None));
     bench.send(1, vec![], &[(1, 1)]);
     bench.device.flush(&v1::StepTiming::default());
@@ -306,7 +306,7 @@ fn a_router_above_its_share_gives_way_first() {
     let mut bench = Bench::new(10);
     let mut one = bench.open(1, 1);
     let mut two = bench.open(2, 2);
-    // The second router's sequence is idle for longer, but its router holds less than its half.
+    // The second router's sequence has been idle longer, but its router holds less than its half.
     let (small, large) = (bench.step(1, 1, &[], &[1; 2]), bench.step(1, 1, &[], &[2; 7]));
     bench.send(2, vec![small], &[]);
     bench.send(1, vec![large], &[]);
@@ -354,7 +354,7 @@ fn a_client_that_leaves_in_the_middle_of_a_step_frees_its_blocks() {
 #[test]
 fn a_step_counts_as_back_when_it_came_and_not_when_it_is_read() {
     let method = Blocks { total: 100, used: HashMap::new(), next: 0 };
-    // A forward takes 20 s, whatever its rows.
+    // A forward takes 20 s for any number of rows.
     let times = [1, 64].map(|rows| v1::StepTimePoint { rows, kv_tokens: 0, micros: 20_000_000 });
     let device = Device::new(method, &times, WorkerMetrics::new(&Metrics::new()));
     let mut bench = Bench { device, step_seq: 0 };
@@ -378,14 +378,15 @@ fn a_step_counts_as_back_when_it_came_and_not_when_it_is_read() {
     bench.device.receive(frame(vec![other], Instant::now()));
     bench.device.admit_waiting();
     let Decision::Wait(delay) = bench.device.next_forward() else { panic!("the first sequence is away") };
-    // Taken for one that comes back at once it would be overdue, and given a quarter of the forward's 20 s.
+    // If the step counted as returning at once, it would be overdue, and the delay would be a quarter of the
+    // forward's 20 s.
     let about = away - Duration::from_secs(1)..away + Duration::from_millis(500);
     assert!(about.contains(&delay), "{delay:?}");
 }
 
 #[test]
 fn a_proposal_is_cut_where_the_workers_window_ends() {
-    // Ids held, k, and the k that is left in a window of 10: the last guess needs no row of its own.
+    // Held ids, k, and the k that remains in a window of 10: the last guess needs no row.
     for (start, k, cut) in [(4, 4, 4), (7, 4, 4), (8, 4, 3), (9, 4, 2), (10, 4, 1), (11, 4, 1), (4, 0, 0)] {
         let mut step = Bench::new(1).step(1, 1, &[], &vec![5; start]);
         step.work = Work::Propose { num_draft_tokens: k, num_tree_tokens: 0 };

@@ -1,4 +1,5 @@
-//! What the rows of a forward lead to: more context done, scores, agreement, and in the end what the role decides.
+//! Processes the output rows of a forward: context progress, scores, agreement, and finally the role's
+//! decision.
 
 use std::ops::Range;
 
@@ -13,7 +14,7 @@ use crate::decide::{Decide, Decision, Rows};
 use crate::task::Task;
 
 impl<D: Decide> ModelMethod<D> {
-    /// What the draws of a task's rows lead to; `None` while it needs another forward.
+    /// Processes the draws of a task's rows; `None` while the task needs another forward.
     pub(super) fn absorb_drawn(
         &mut self,
         task: &mut Task,
@@ -23,7 +24,8 @@ impl<D: Decide> ModelMethod<D> {
         let done = task.context_done..task.context_done + portion.num_context;
         task.context_done = done.end;
         if task.is_scoring() {
-            // Those of the prompt come first; of the context's last id nothing is known that follows.
+            // The prompt's rows come first. The row of the context's last id is not scored here: its next id
+            // is unknown.
             let prompt_left = (task.spec().prompt_len - task.step.base_len) as usize;
             let known = task.step.append_ids.len().min(prompt_left).saturating_sub(1);
             let num_known = known.min(done.end).saturating_sub(done.start);
@@ -47,7 +49,7 @@ impl<D: Decide> ModelMethod<D> {
         self.settle(task, Rows::Drawn { drawn, scores: &scores[scores.len() - told..] })
     }
 
-    /// What a task's logits lead to; `None` while it needs another forward.
+    /// Processes a task's logits; `None` while the task needs another forward.
     pub(super) fn absorb(
         &mut self,
         task: &mut Task,
@@ -81,7 +83,7 @@ impl<D: Decide> ModelMethod<D> {
         self.settle(task, Rows::Logits { values: decided, vocab_size, masks: &masks, tree_room })
     }
 
-    /// Rows of a tree that a task's window and the free KV have room for.
+    /// Number of tree rows that fit into the task's window and the free KV.
     fn tree_room(&self, task: &Task) -> u32 {
         if !self.engine.takes_trees() {
             return 0;
@@ -91,7 +93,7 @@ impl<D: Decide> ModelMethod<D> {
         self.engine.info().max_model_len.saturating_sub(held).min(u32::try_from(free).unwrap_or(u32::MAX))
     }
 
-    /// What the role makes of a task's rows; `None` while it needs another forward.
+    /// Lets the role decide on a task's rows; `None` while the task needs another forward.
     fn settle(&mut self, task: &mut Task, rows: Rows<'_>) -> Option<ReplyBody> {
         match self.decide.decide(task, rows) {
             Ok(decision) => self.conclude(task, decision),
@@ -109,7 +111,7 @@ impl<D: Decide> ModelMethod<D> {
         }
     }
 
-    /// Leaves the KV of what is held: of a tree, one path of it.
+    /// Truncates the KV to the ids that stay; for a tree, to one path of it.
     fn keep(&mut self, task: &Task, keep: u32) -> Result<(), EngineError> {
         let slot = self.slots[&task.slot];
         let start = task.step.start();
@@ -129,7 +131,7 @@ impl<D: Decide> ModelMethod<D> {
         }
     }
 
-    /// A step that came to nothing: its context stays.
+    /// Refuses a step whose draw failed; its context stays cached.
     fn refuse_draw(&mut self, task: &mut Task, error: &dyn std::error::Error) -> ReplyBody {
         task.cached.cut(task.step.start());
         self.engine.truncate(self.slots[&task.slot], task.step.start());
@@ -137,14 +139,14 @@ impl<D: Decide> ModelMethod<D> {
     }
 }
 
-/// The answer to a step that only feeds, once all of it is there.
+/// The reply to a feed step whose whole context is computed.
 fn fed(task: &mut Task) -> ReplyBody {
     let prompt_logprobs = task.take_scores();
     ReplyBody::Fed { cached_len: task.step.start(), prompt_logprobs }
 }
 
-/// Says of the ids that follow the context ids `done` (indices into the context), whose logits start at `first_row`, whether they are what the worker
-/// would have drawn there.
+/// Records whether the ids after the context ids `done` (indices into the context) are the ones that the
+/// worker would have drawn. The logits of `done` start at `first_row`.
 fn compare(task: &mut Task, done: Range<usize>, logits: &mut Logits, (first_row, vocab_size): (usize, u32)) {
     if !task.is_comparable() {
         return;
@@ -155,14 +157,14 @@ fn compare(task: &mut Task, done: Range<usize>, logits: &mut Logits, (first_row,
         let row = logits.rows_mut(first_row + row..first_row + row + 1);
         row[vocab_size as usize..].fill(f32::NEG_INFINITY);
         let position = task.step.base_len + i as u32 + 1;
-        // A row from which nothing can be drawn agrees with nothing.
+        // A row that cannot be drawn from counts as disagreement.
         let drawn = guess(&spec, task.cached.counts_mut(), position, row);
         task.agreed.push(drawn.is_ok_and(|drawn| drawn.token_id == next));
     }
 }
 
-/// Scores the prompt ids that follow the context ids `done` (indices into the context), whose logits start at `first_row`. What stands past
-/// the vocabulary is padding.
+/// Scores the prompt ids after the context ids `done` (indices into the context), whose logits start at
+/// `first_row`. Columns past the vocabulary are padding.
 fn score_prompt(task: &mut Task, done: Range<usize>, logits: &Logits, (first_row, vocab_size): (usize, u32)) {
     if !task.is_scoring() {
         return;

@@ -1,4 +1,5 @@
-//! A task's part of a forward: which ids run as rows, which of them want logits, and where draws are all that is asked for.
+//! A task's part of a forward: the ids that run as rows, the rows that need logits, and whether draws suffice
+//! instead.
 
 use engine::{DrawRequest, PromptRows};
 use scheduling::batch::Share;
@@ -7,30 +8,30 @@ use speculation::{Role, TokenId, Work};
 use super::ModelMethod;
 use crate::task::Task;
 
-/// What one task takes part with in a forward.
+/// The part of one task in a forward.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Portion {
-    /// Index of the task.
+    /// Index of the task in the queue.
     pub(super) task: usize,
-    /// Context ids in it.
+    /// Number of context ids in the portion.
     pub(super) num_context: usize,
-    /// Whether the context ends here, so that the role decides after the forward.
+    /// Whether the context ends here, so that the role decides after this forward.
     pub(super) ends_context: bool,
     pub(super) token_ids: Vec<TokenId>,
     pub(super) num_logits: usize,
-    /// Of the token tree that the last of the ids are, if they are one: rows of it that ran before.
+    /// If the last ids are a token tree: number of its rows that already ran.
     pub(super) num_stored: usize,
-    /// Of all of its rows.
+    /// Parents of all rows of the tree.
     pub(super) parents: Vec<u32>,
 }
 
-/// The ids of `task` that run next, with the rows of logits that they need.
+/// Returns the ids of `task` that run next and the number of logits rows that they need.
 pub(super) fn portion(task: &Task, share: &Share, role: Role) -> Portion {
     let (num_context, ends_context) = (share.context as usize, share.ends_context);
     let mut token_ids = task.context_left()[..num_context].to_vec();
     let (mut num_logits, mut num_stored, mut parents) = (0, 0, Vec::new());
     if ends_context && task.step.work != Work::Feed {
-        // A draft that goes on has no context left: its last guess is the row.
+        // A draft in progress has no context left: its last guess is the row.
         token_ids.extend(task.guesses.token_ids.last().filter(|_| num_context == 0));
         token_ids.extend_from_slice(task.drafted());
         parents.extend_from_slice(task.parents());
@@ -47,31 +48,31 @@ pub(super) fn portion(task: &Task, share: &Share, role: Role) -> Portion {
 }
 
 impl<D> ModelMethod<D> {
-    /// Whether a draft worker says of this portion's context what it would have drawn there.
+    /// Whether this portion's context is compared with what this draft worker would have drawn.
     pub(super) fn compares(&self, task: &Task, portion: &Portion) -> bool {
         self.role == Role::Draft && task.is_comparable() && portion.num_context > 0
     }
 
-    /// Asks for draws where they are all that a task needs of its rows.
+    /// Returns a draw request if draws are all that the task needs from its rows.
     pub(super) fn draw_request<'a>(&self, task: &'a Task, portion: &Portion) -> Option<DrawRequest<'a>> {
         let compares = self.compares(task, portion);
         let decides = portion.ends_context && task.step.work != Work::Feed;
         let scores = task.is_scoring() && portion.num_context > 0;
-        // Ids of the prompt and drafted ones lie apart; and what is decided on stands behind the prompt.
+        // Prompt ids and drafted ids are not adjacent, and the rows to decide on lie after the prompt.
         let is_behind = task.drafted().is_empty() && task.step.start() >= task.spec().prompt_len;
         let is_one_list = !(scores && decides) || is_behind;
         if !(decides || compares || scores) || !is_one_list || !self.engine.draws(task.spec()) {
             return None;
         }
         let (before, then) = if compares || scores {
-            // Every row of the context is drawn or scored, behind one id more each.
+            // Every context row is drawn or scored, each after one more id.
             let first = task.step.base_len as usize + task.context_done;
             task.cached.ids()[..first + portion.num_context].split_at(first + 1)
         } else {
             let last_guess = task.guesses.token_ids.last().filter(|_| portion.num_context == 0);
             (task.cached.ids(), last_guess.map_or(task.drafted(), std::slice::from_ref))
         };
-        // What a draft says of its guesses goes nowhere.
+        // A draft's log probabilities of its guesses are not used.
         let logprobs = task.spec().logprobs.filter(|_| decides && self.role == Role::Target);
         let next = task.step.append_ids.get(task.context_done + portion.num_context).copied();
         let top_n = task.spec().prompt_logprobs.filter(|_| scores);

@@ -1,4 +1,4 @@
-//! A timer of the system, for waits of a fraction of a millisecond: tokio's own are whole ones.
+//! A timerfd, for waits of less than a millisecond: tokio's timers have a resolution of 1 ms.
 
 use std::io;
 use std::os::fd::{AsFd as _, AsRawFd, RawFd};
@@ -8,7 +8,7 @@ use nix::sys::time::TimeSpec;
 use nix::sys::timerfd::{ClockId, Expiration, TimerFd, TimerFlags, TimerSetTimeFlags};
 use tokio::io::unix::AsyncFd;
 
-/// Rings once for each time that it is set.
+/// A one-shot timer.
 #[derive(Debug)]
 pub(super) struct Alarm(AsyncFd<Timer>);
 
@@ -22,7 +22,7 @@ impl AsRawFd for Timer {
 }
 
 impl Alarm {
-    /// One that is not set, on the runtime that is entered.
+    /// Creates an unset timer on the current runtime.
     #[expect(
         deprecated,
         reason = "its successor is unsafe, for what closes its descriptor while registered; a timer does not"
@@ -32,25 +32,25 @@ impl Alarm {
         Ok(Self(AsyncFd::new(Timer(TimerFd::new(ClockId::CLOCK_MONOTONIC, flags)?))?))
     }
 
-    /// Sets it and waits for it; at once where it cannot be set or read.
+    /// Sets the timer and waits for it. Returns at once if it cannot be set or read.
     pub(super) async fn rings_after(&self, wait: Duration) {
-        // Nothing would take the alarm off.
+        // A duration of 0 would disarm the timer.
         let wait = TimeSpec::from_duration(wait.max(Duration::from_nanos(1)));
         let timer = &self.0.get_ref().0;
         if timer.set(Expiration::OneShot(wait), TimerSetTimeFlags::empty()).is_err() {
             return;
         }
         while let Ok(mut guard) = self.0.readable().await {
-            // It may say so of an earlier time, which was seen.
+            // Readiness may be left over from an earlier expiration that was already handled.
             if guard.try_io(|timer| Ok(timer.get_ref().0.wait()?)).is_ok() {
                 return;
             }
         }
     }
 
-    /// Takes it off where it did not ring.
+    /// Disarms the timer if it did not expire.
     pub(super) fn silence(&self) {
-        // One that cannot be taken off rings in vain.
+        // If disarming fails, a stale expiration is harmless.
         self.0.get_ref().0.unset().unwrap_or_default();
     }
 }

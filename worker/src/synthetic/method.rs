@@ -1,8 +1,8 @@
 //! [`SyntheticMethod`]: forwards that only take time.
 //!
-//! Who shares a forward is decided by the same function as at a model's worker ([`mod@scheduling::batch`]),
-//! and KV blocks are counted, so that rollback, preemption and refusals happen as they do there. What is
-//! answered is [`scheduling::profile::synthetic`]'s.
+//! Batches are formed by the same function as in a model's worker ([`mod@scheduling::batch`]), and KV blocks
+//! are counted, so that rollback, preemption and refusals happen as in a real worker. Replies come from
+//! [`scheduling::profile::synthetic`].
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -19,24 +19,24 @@ use crate::Task;
 use crate::method::{Method, MethodStats, NeedRoom};
 use crate::task::Slot;
 
-/// See the module's page.
+/// A method that simulates a profile; see the module documentation.
 #[derive(Debug)]
 pub struct SyntheticMethod {
     model: SyntheticModel,
     max_model_len: u32,
-    /// Everything takes this many times as long as the profile says.
+    /// Factor by which all times of the profile are multiplied.
     time_scale: f64,
-    /// KV tokens of each sequence.
+    /// KV tokens per sequence.
     slots: HashMap<Slot, u32>,
     next_slot: u64,
     began: Instant,
-    /// By how much sleeps were too long so far: the next ones are shorter by it.
+    /// Time that sleeps exceeded their request so far; later sleeps are shortened by it.
     overslept: Duration,
     stats: MethodStats,
 }
 
 impl SyntheticMethod {
-    /// A worker of a role; lengths are limited and times stretched.
+    /// Creates the method of a role's worker, with a maximum sequence length and a time scale.
     pub fn new(profile: Arc<Profile>, role: Role, (max_model_len, time_scale): (u32, f64)) -> Self {
         Self {
             model: SyntheticModel::new(profile, role),
@@ -71,7 +71,7 @@ impl SyntheticMethod {
         })
     }
 
-    /// Holds the rows and takes their time.
+    /// Adds the rows to the KV accounting and sleeps for their time.
     fn forward(&mut self, tasks: &VecDeque<Task>, shares: &[Share]) {
         let mut forward = ForwardRows::default();
         let mut rows = 0;
@@ -102,7 +102,7 @@ impl SyntheticMethod {
         self.overslept += asleep.elapsed().saturating_sub(due);
     }
 
-    /// What a task's share leads to; `None` while it needs another forward.
+    /// Processes a task's share; `None` while the task needs another forward.
     fn absorb(&mut self, task: &mut Task, share: &Share) -> Option<ReplyBody> {
         let seconds = self.seconds();
         let body = self.model.advance(&mut under_way(task), share, seconds)?;
@@ -111,12 +111,12 @@ impl SyntheticMethod {
         Some(body)
     }
 
-    /// Since the start, as the profile counts.
+    /// Seconds since start, in the profile's time.
     fn seconds(&self) -> f64 {
         self.began.elapsed().as_secs_f64() / self.time_scale
     }
 
-    /// What else might stand at the positions of a proposal, for [`crate::ahead`].
+    /// Sets the alternatives at the positions of a proposal, for [`crate::ahead`].
     fn keep_candidates(&self, task: &mut Task) {
         let chain = &task.guesses.token_ids;
         task.candidates = self.model.candidates(task.spec(), task.step.start(), chain);
@@ -223,7 +223,7 @@ impl Method for SyntheticMethod {
     }
 }
 
-/// Whether a sequence wants something that only a model has.
+/// Whether a sequence requests something that requires a model.
 fn asks_too_much(spec: &SequenceSpec) -> bool {
     spec.logprobs.is_some()
         || spec.prompt_logprobs.is_some()

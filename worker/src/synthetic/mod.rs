@@ -1,11 +1,11 @@
-//! The synthetic engine: a worker that does no arithmetic and keeps the time of a profile. It speaks the same
-//! protocol through the same service, table and device thread as a model's worker, so that a router can be
-//! driven at a thousand sequences, and pools of GPUs studied, on a laptop. The router cannot tell, and reads
+//! The synthetic engine: a worker that computes nothing and simulates the step times of a profile. It uses
+//! the same protocol, service, table and device thread as a model's worker, so that a router with a thousand
+//! sequences, or pools of GPUs, can be studied on a laptop. The router cannot tell the difference and reads
 //! no profile.
 //!
-//! [`method`] keeps the time and draws the tokens ([`scheduling::profile::text`]), [`vocabulary`] makes the
-//! tokenizer that routers fetch, [`wire`] is the way between the processes. What is timed here is simulated,
-//! and never to be called measured.
+//! [`method`] simulates the times and draws the tokens ([`scheduling::profile::text`]), [`vocabulary`]
+//! generates the tokenizer that routers fetch, [`wire`] simulates the network. Times obtained here are
+//! simulated and must never be called measured.
 
 pub mod method;
 pub mod vocabulary;
@@ -24,10 +24,10 @@ use crate::serve::Loaded;
 
 pub use method::SyntheticMethod;
 
-/// Id 0 of a generated vocabulary ends a text.
+/// Id 0 of a generated vocabulary is the end-of-text token.
 const END_OF_TEXT: u32 = 0;
 
-/// A worker of `config`'s profile for a role.
+/// Loads a synthetic worker of a role.
 pub fn load(
     config: &WorkerConfig,
     synthetic: &SyntheticConfig,
@@ -49,7 +49,7 @@ pub fn load(
         worker_id: rand::random(),
         role,
         model_id: config.served_model_name.clone().unwrap_or_else(|| "synthetic".to_owned()),
-        // Tokens depend on the number of ids alone, whatever the profile's times are.
+        // Tokens depend only on the vocabulary size, not on the profile's times.
         numerics_id: format!("synthetic-1-{}", profile.vocab_size),
         vocab_size: profile.vocab_size,
         max_model_len,
@@ -75,7 +75,7 @@ pub fn load(
     Ok(Loaded { method, facts, assets: Some(assets), draft_ahead: 0, round_trip })
 }
 
-/// The time that messages there and back take together.
+/// Simulated round-trip time of messages.
 fn round_trip(profile: &Profile, time_scale: f64) -> Duration {
     Duration::from_secs_f64(2.0 * profile.wire_us * time_scale / 1e6)
 }

@@ -1,9 +1,9 @@
-//! The text side of a synthetic model: a byte-level tokenizer in which every id has a text, and a chat
+//! The text files of a synthetic model: a byte-level tokenizer in which every id has a text, and a chat
 //! template.
 //!
-//! Special tokens first, then the 256 single bytes, by which any prompt is spelt, then made-up words, which
-//! are all that the model ever says. Both roles generate the same files for the same number of ids, so that
-//! they fit each other as a real pair does.
+//! The vocabulary has the special tokens first, then the 256 single bytes, which can spell any prompt, then
+//! made-up words, the only tokens that the model generates. Both roles generate the same files for the same
+//! number of ids, so that they match like a real pair.
 
 use scheduling::profile::text::{RESERVED_IDS, SPECIAL_TOKENS};
 use serde_json::{Map, Value, json};
@@ -13,10 +13,10 @@ use crate::assets::{AssetError, Assets};
 const CHAT_TEMPLATE: &str = "{% for m in messages %}{{ '<|' + m['role'] + '|>\n' + m['content'] + '<|end|>\n' }}{% endfor %}\
     {% if add_generation_prompt %}{{ '<|assistant|>\n' }}{% endif %}";
 
-/// How byte-level tokenizers write a space.
+/// The byte-level encoding of a space.
 const SPACE: char = '\u{120}';
 
-/// The files of a vocabulary of so many ids.
+/// Generates the files of a vocabulary of `vocab_size` ids.
 pub fn assets(vocab_size: u32) -> Result<Assets, AssetError> {
     let config = json!({ "eos_token": SPECIAL_TOKENS[0], "tokenizer_class": "PreTrainedTokenizerFast" });
     Assets::from_files(vec![
@@ -57,7 +57,7 @@ fn tokenizer(vocab_size: u32) -> Value {
     })
 }
 
-/// How byte-level tokenizers write a byte: as itself where it can be seen, else as a letter from U+0100 on.
+/// The byte-level encoding of a byte: itself if visible, otherwise a letter from U+0100 on.
 fn spelled(byte: u8) -> char {
     let is_visible = |byte: u8| matches!(byte, b'!'..=b'~' | 0xA1..=0xAC | 0xAE..=0xFF);
     if is_visible(byte) {
@@ -67,7 +67,7 @@ fn spelled(byte: u8) -> char {
     char::from_u32(0x100 + hidden_before).expect("68 letters from U+0100 on are letters")
 }
 
-/// The made-up word of this number: a space and syllables, different for each.
+/// The made-up word of this number: a space and syllables, unique for each number.
 fn word(number: u32) -> String {
     const CONSONANTS: &[u8] = b"bdfgklmnprstvz";
     const VOWELS: &[u8] = b"aeiou";
@@ -77,7 +77,7 @@ fn word(number: u32) -> String {
         let syllable = (left % syllables) as usize;
         word.push(char::from(CONSONANTS[syllable / VOWELS.len()]));
         word.push(char::from(VOWELS[syllable % VOWELS.len()]));
-        // Words of n syllables come before those of n + 1, so that no two are alike.
+        // Words of n syllables come before those of n + 1, so all words differ.
         left = match (left / syllables).checked_sub(1) {
             Some(left) => left,
             None => return word,

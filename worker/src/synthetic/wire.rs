@@ -1,8 +1,8 @@
-//! The way between router and worker, played: a thread between the gRPC service and the device that holds each frame
-//! for a while.
+//! Simulated network between router and worker: a thread between the gRPC service and the device that delays
+//! each frame.
 //!
-//! It holds what comes in for the whole round trip and what goes out not at all: a router sees only the sum
-//! of both, and frames that come in carry the time at which they were read.
+//! It delays incoming frames by the whole round trip and outgoing frames not at all. A router only sees the
+//! sum, and incoming frames carry the time at which they were read.
 
 use std::time::{Duration, Instant};
 
@@ -11,7 +11,7 @@ use tokio::sync::mpsc;
 
 use crate::device::{MAILBOX_FRAMES, Message};
 
-/// A mailbox whose frames are `round_trip` late; the thread ends with the service.
+/// Returns a mailbox whose frames arrive `round_trip` late; the thread ends with the service.
 pub fn delayed(
     mut inbox: mpsc::Receiver<Message>,
     round_trip: Duration,
@@ -24,7 +24,7 @@ pub fn delayed(
         while let Some(mut message) = inbox.blocking_recv() {
             if let Message::Frame { received, .. } = &mut message {
                 std::thread::sleep((*received + round_trip).saturating_duration_since(Instant::now()));
-                // To the device it arrives now.
+                // For the device, the frame arrives now.
                 *received = Instant::now();
             }
             if late.blocking_send(message).is_err() {
