@@ -1,4 +1,4 @@
-//! The target worker's settings: those of every worker, with its own ports.
+//! Settings of the target worker: those common to all workers, with different default ports.
 
 use clap::Parser;
 use serde::{Deserialize, Serialize};
@@ -23,7 +23,7 @@ pub struct Flags {
     pub worker: WorkerFlags,
 }
 
-/// Raw settings.
+/// Unvalidated settings.
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub struct RawTarget {
     #[serde(flatten)]

@@ -1,6 +1,7 @@
-//! The target worker: checks drafts in one forward pass over all their rows, and draws every committed token itself.
+//! The target worker: verifies drafts in one forward pass over all their rows, and draws every committed
+//! token itself.
 //!
-//! [`verify`] is the role; the rest of the process is the `worker` crate's.
+//! [`verify`] contains the role's logic; everything else is in the `worker` crate.
 
 #![forbid(unsafe_code)]
 
@@ -14,13 +15,13 @@ use speculation::Role;
 use worker::config::WorkerConfig;
 use worker::serve::{Addresses, load, start};
 
-/// Loads the model, then serves it; everything that is started runs under `lifetime`.
+/// Loads the model and serves it; everything that it starts runs under `lifetime`.
 pub async fn serve(config: WorkerConfig, lifetime: Lifetime, health: Health) -> anyhow::Result<Addresses> {
     let discovery = discovery::open(&config.process.discovery, &lifetime).await?;
     serve_with(config, discovery.as_ref(), lifetime, health).await
 }
 
-/// The same, announced through a discovery that is open already.
+/// Like [`serve`], with an open discovery.
 pub async fn serve_with(
     config: WorkerConfig,
     discovery: &dyn Discovery,

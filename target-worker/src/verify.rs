@@ -1,16 +1,17 @@
-//! The target's part of a step: judge the drafted ids by the rows behind them, and draw the token that follows.
+//! The target's part of a step: verifies the drafted ids and draws the next token.
 
 use speculation::acceptance::{verify_drawn, verify_masked};
 use speculation::logits::DrawError;
 use speculation::{ReplyBody, TokenSpan, Work};
 use worker::{Decide, Decision, Rows, Task};
 
-/// See [`speculation::acceptance`] for the rule, and for why the text is the target's own.
+/// Verifies drafts; see [`speculation::acceptance`] for the rule and the proof that the text is the target's
+/// own.
 #[derive(Debug)]
 pub struct Verify;
 
 impl Decide for Verify {
-    /// `rows`: k + 1; row i predicts position `start + i`.
+    /// `rows`: k + 1 rows; row i predicts position `start + i`.
     fn decide(&mut self, task: &mut Task, rows: Rows<'_>) -> Result<Decision, DrawError> {
         let start = task.step.start();
         let Work::Verify { draft } = &task.step.work else {

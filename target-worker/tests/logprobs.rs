@@ -1,5 +1,5 @@
-//! A target on a device that draws there says of its tokens what one on the CPU says: probabilities of the drawn ids and of the
-//! likeliest, for the sequences that ask, beside others that do not.
+//! A target that draws on its device reports the same log probabilities as one on the CPU, for the drawn ids
+//! and for the top tokens, also beside sequences that do not request them.
 
 use std::collections::VecDeque;
 use std::path::Path;
@@ -41,7 +41,8 @@ fn method(kernels: Option<&Path>, max_batch_rows: usize) -> ModelMethod<Verify> 
     ModelMethod::new(engine.expect("the bundled draft loads"), Role::Target, 4_096, max_batch_rows, Verify)
 }
 
-/// The sequences of one forward, by what they ask for: (likeliest tokens, temperature, whether the prompt is scored too).
+/// The sequences of one forward by their settings: (number of top tokens, temperature, whether the prompt is
+/// scored).
 const ASKED: [(Option<u32>, f32, bool); 5] = [
     (None, 1.0, false),
     (Some(3), 0.0, false),
@@ -74,7 +75,7 @@ fn step(number: usize, drafted: &[TokenId]) -> Step {
     }
 }
 
-/// What each sequence's first round commits, all in one forward, with these drafts.
+/// Spans that the sequences commit in their first round with these drafts, all in one forward.
 fn spans(method: &mut ModelMethod<Verify>, drafts: &[Vec<TokenId>; 5]) -> Vec<TokenSpan> {
     let limits = method.limits();
     let task = |(number, drafted): (usize, &Vec<TokenId>)| {
@@ -97,7 +98,8 @@ fn spans(method: &mut ModelMethod<Verify>, drafts: &[Vec<TokenId>; 5]) -> Vec<To
     done.into_iter().map(span).collect()
 }
 
-/// As many, each with so many likeliest tokens, and no further apart than bf16 makes logits on a device and on the CPU.
+/// Checks that lengths and `top_n` match and that the values differ by no more than bf16 logits do between
+/// device and CPU.
 fn check_near(found: &[TokenLogprobs], expected: &[TokenLogprobs], top_n: usize) {
     assert_eq!(found.len(), expected.len());
     let near = |a: f32, b: f32| (a - b).abs() < 0.05;
@@ -114,9 +116,9 @@ fn a_device_tells_probabilities_beside_sequences_that_want_none() {
     let Some(driver) = HostDriver::for_test(name) else { return };
     let mut on_cpu = method(None, 512);
     let first = spans(&mut on_cpu, &Default::default());
-    // Drafts whose first id is right, and whose second mostly is not.
+    // Drafts with a correct first id and a second id that is mostly wrong.
     let drafts: [Vec<TokenId>; 5] = std::array::from_fn(|i| vec![first[i].token_ids[0], 7]);
-    // The second time prompts are cut into forwards.
+    // In the second case prompts are split over several forwards.
     for (drafts, rows) in [(Default::default(), 512), (Default::default(), 4), (drafts, 512)] {
         let mut on_device = method(Some(&driver.kernels), rows);
         let (expected, found) = (spans(&mut on_cpu, &drafts), spans(&mut on_device, &drafts));

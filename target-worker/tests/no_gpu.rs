@@ -1,4 +1,4 @@
-//! `--device cuda:0` where there is no driver: one line that says what is missing, and a failure.
+//! `--device cuda:0` without a driver: the process fails with one line that names what is missing.
 
 use std::path::Path;
 use std::process::Command;

@@ -1,4 +1,4 @@
-//! However a step's rows are cut into forwards, and whatever runs beside them, its answer is the same.
+//! A step's reply does not depend on how its rows are split into forwards or on other rows in the batch.
 
 use std::collections::VecDeque;
 use std::path::Path;
@@ -31,7 +31,7 @@ fn prompt(len: u32, salt: u32) -> Vec<TokenId> {
     (0..len).map(|i| (i * i * 31 + i * 7 + salt) % 4_096).collect()
 }
 
-/// A step that scores its prompt and judges a draft behind it.
+/// A step that scores its prompt and verifies a draft after it.
 fn task(slot: Slot, sequence: u64, prompt: &[TokenId], draft: &[TokenId]) -> Task {
     let spec = SequenceSpec {
         seed: 5,
@@ -65,7 +65,7 @@ fn task(slot: Slot, sequence: u64, prompt: &[TokenId], draft: &[TokenId]) -> Tas
     Task::new(key, slot, step, cached, Instant::now())
 }
 
-/// Runs the tasks to their answers, in order of sequence.
+/// Runs the tasks until all are answered; returns them by sequence id.
 fn run(
     method: &mut ModelMethod<Verify>,
     tasks: Vec<(u64, Vec<TokenId>, Vec<TokenId>)>,
@@ -73,7 +73,7 @@ fn run(
     run_within(method, u32::MAX, tasks)
 }
 
-/// The same with at most so many rows of prompts in a forward.
+/// Like `run`, with at most `prompt_rows` rows of prompts per forward.
 fn run_within(
     method: &mut ModelMethod<Verify>,
     prompt_rows: u32,
@@ -95,7 +95,7 @@ fn answers_do_not_depend_on_how_rows_are_cut() {
     let ids = prompt(90, 1);
     let (_, alone) = run(whole, vec![(1, ids.clone(), vec![])]).remove(0);
     let ReplyBody::Span(first) = &alone else { panic!("{alone:?}") };
-    // The next draw is judged as a draft, followed by one that cannot be right twice.
+    // The draft starts with the id that was drawn; its two equal ids after that cannot both be correct.
     let draft = vec![first.token_ids[0], 17, 17];
     let (_, expected) = run(whole, vec![(2, ids.clone(), draft.clone())]).remove(0);
     let ReplyBody::Span(span) = &expected else { panic!("{expected:?}") };
@@ -117,7 +117,7 @@ fn answers_do_not_depend_on_how_rows_are_cut() {
     }
 }
 
-/// With shared prefixes, or without: the same answers, and less computed.
+/// Replies are equal with and without shared prefixes, and sharing saves rows.
 #[test]
 fn answers_do_not_depend_on_what_others_have_computed() {
     let plain = |sequence: u64, prompt: &[TokenId], isolation_key: u64| {
@@ -151,7 +151,7 @@ fn answers_do_not_depend_on_what_others_have_computed() {
         done.into_iter().map(|(_, body)| body).collect()
     };
     let long = prompt(200, 1);
-    // Equal ones side by side, one that parts from them, one of another key.
+    // Two equal prompts, one with a different id in the middle, and one with a different isolation key.
     let mut other = long.clone();
     other[150] += 1;
     let steps = [plain(1, &long, 7), plain(2, &long, 7), plain(3, &other, 7), plain(4, &long, 8)];
@@ -160,14 +160,15 @@ fn answers_do_not_depend_on_what_others_have_computed() {
 
     let shared = &mut method(512);
     assert_eq!(run(shared, &steps), expected);
-    // The first and the stranger are computed in full, the second but for 8 ids, the third from the block that differs.
+    // The first and the fourth run in full, the second runs its last 8 ids, the third runs from the first
+    // different block.
     assert_eq!(shared.stats().prefix_hit_tokens, 192 + 144);
     assert_eq!(shared.stats().rows, (201 + 201) + 9 + (200 - 144 + 1));
     assert_eq!(run(shared, &steps[..1]), expected[..1], "and once more, of what is kept");
     assert_eq!(shared.stats().prefix_query_tokens, 5 * 200);
 }
 
-/// One task that cannot be run says so; those that share its forward are answered as if they were alone.
+/// A task that cannot run is refused; tasks in the same forward get the same replies as alone.
 #[test]
 fn a_task_that_fails_its_forward_fails_alone() {
     let method = &mut method(512);

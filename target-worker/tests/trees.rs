@@ -1,5 +1,6 @@
-//! A target on a device that draws takes token trees: its hello says so, and what it commits behind them is what it commits without a
-//! draft, id by id and with the same probabilities, for sequences of every kind beside one another.
+//! A target that draws on its device supports token trees: its hello reports it, and with trees it commits
+//! the same ids with the same log probabilities as without a draft, for sequences with different settings in
+//! one batch.
 
 use std::collections::VecDeque;
 use std::path::Path;
@@ -23,9 +24,9 @@ use worker::{Task, task::Slot};
 
 const PROMPT: [TokenId; 13] = [11, 245, 803, 17, 300, 64, 9, 1_200, 77, 5, 640, 31, 2];
 const VOCAB: u32 = 4_096;
-/// Ids that each sequence writes.
+/// Output ids per sequence.
 const WRITTEN: usize = 9;
-/// Positions that a tree reaches.
+/// Depth of a tree.
 const DEPTH: usize = 4;
 
 fn engine(kernels: &Path) -> Engine {
@@ -41,7 +42,7 @@ fn engine(kernels: &Path) -> Engine {
     Engine::load_on_cuda(&options, &gpus).expect("the bundled draft loads")
 }
 
-/// What the sequences of a forward ask for.
+/// Specs of the sequences that share a forward.
 fn specs() -> Vec<SequenceSpec> {
     let plain = SamplingParams::default();
     let penalized = SamplingParams { frequency_penalty: 0.8, repetition_penalty: 1.2, ..plain.clone() };
@@ -59,7 +60,8 @@ fn specs() -> Vec<SequenceSpec> {
     (0..).zip(all).map(spec).collect()
 }
 
-/// At each position two ids, of which the second is the right one but for the last position's; behind the first a leaf.
+/// Builds a tree with two ids per position: the second is the correct one, except at the last position; the
+/// first has a leaf.
 fn tree(right: &[TokenId]) -> Draft {
     let mut draft = Draft::default();
     let (mut wrong, mut parent) = (None, 0);
@@ -75,20 +77,21 @@ fn tree(right: &[TokenId]) -> Draft {
     draft
 }
 
-/// A sequence between its steps.
+/// A sequence between two steps.
 struct Running {
     slot: Slot,
     cached: CachedSequence,
     ids: Vec<TokenId>,
     logprobs: Vec<TokenLogprobs>,
-    /// KV that its last step left.
+    /// Number of ids with KV after the last step.
     held: u32,
     steps: u64,
     accepted: u32,
     is_done: bool,
 }
 
-/// Runs all sequences to their ends, a step of each in every forward; `draft` makes a step's draft of the ids before it.
+/// Runs all sequences to their ends, with one step of each in every forward. `draft` returns the draft for a
+/// sequence and its length.
 fn run(method: &mut ModelMethod<Verify>, draft: impl Fn(usize, usize) -> Draft) -> Vec<Running> {
     let specs: Vec<Arc<SequenceSpec>> = specs().into_iter().map(Arc::new).collect();
     let begin = |_: &Arc<SequenceSpec>| Running {
@@ -155,7 +158,7 @@ fn trees_change_no_id_of_a_target_on_a_device() {
     let plain = run(&mut method, |_, _| Draft::default());
     let drafted = run(&mut method, |number, len| {
         let text = &plain[number].ids;
-        // A draft leaves room for the draw behind it.
+        // A draft leaves space for the draw after it.
         tree(&text[len..text.len().min(len + DEPTH).max(len + 1) - usize::from(text.len() <= len + DEPTH)])
     });
     for (number, (found, expected)) in drafted.iter().zip(&plain).enumerate() {
