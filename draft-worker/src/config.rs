@@ -1,4 +1,4 @@
-//! The draft worker's settings: those of every worker, and how it guesses.
+//! Settings of the draft worker: those common to all workers, and how it drafts.
 
 use std::path::PathBuf;
 
@@ -23,22 +23,24 @@ Examples:
 #[derive(Debug, Parser, Serialize)]
 #[command(name = "outrider-draft-worker", version, after_long_help = EXAMPLES)]
 pub struct Flags {
-    /// How to guess: model (a small model) or ngram (from the sequence itself)
+    /// Draft method: model (a small model) or ngram (from the sequence itself)
     #[arg(long, value_name = "model|ngram")]
     pub method: Option<String>,
-    /// Tokenizer of the target, where it is not this model's own: its tokenizer.json, or better the directory of the checkpoint, whose
-    /// generation_config.json says which tokens end a text. Tokens are paired by their bytes; the text stays the target's own
+    /// Tokenizer of the target, if it differs from this model's: its tokenizer.json, or better the checkpoint
+    /// directory, whose generation_config.json names the tokens that end a text. Tokens are mapped by their
+    /// bytes; the text stays the target's own
     #[arg(long, value_name = "FILE|DIR")]
     pub target_tokenizer: Option<PathBuf>,
-    /// Task types that this worker is meant for; all if none is named
+    /// Task types that this worker is intended for; all if none is given
     #[arg(long, value_name = "TYPE", value_delimiter = ',')]
     pub task_types: Vec<String>,
-    /// While a proposal is verified and nothing else is to be done, guess on from its likeliest outcomes, at most this many, while rows cost little;
-    /// 0: never, for a draft worker that shares its cores with the target
+    /// Maximum outcomes of a proposal to draft ahead while a target verifies it and the worker is idle, as
+    /// far as extra rows cost little; 0: never, for a draft worker that shares its cores with the target
     #[arg(long, value_name = "OUTCOMES")]
     pub draft_ahead: Option<usize>,
-    /// On trial: routers open a share of their sequences here too and compare the proposals with what targets write; no target sees them, until an
-    /// operator rolls this draft out at a router (POST /admin/rollout)
+    /// Run on trial: routers open a share of their sequences here too and compare the proposals with what
+    /// targets commit; no target receives them until an operator rolls this draft out at a router (POST
+    /// /admin/rollout)
     #[arg(long, value_name = "true|false", num_args = 0..=1, default_missing_value = "true", require_equals = true)]
     pub shadow: Option<bool>,
     #[command(flatten)]
@@ -47,7 +49,7 @@ pub struct Flags {
     pub worker: WorkerFlags,
 }
 
-/// Raw settings.
+/// Unvalidated settings.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct RawDraft {
     method: String,
@@ -67,35 +69,35 @@ impl Default for RawDraft {
     }
 }
 
-/// Outcomes that are drafted ahead, unless it is told otherwise.
+/// Default maximum of outcomes to draft ahead.
 const DRAFT_AHEAD: usize = 16;
 
-/// The most outcomes that may be drafted ahead: each is a row of a forward.
+/// Upper bound of `draft_ahead`: each outcome is a row of a forward.
 const DRAFT_AHEAD_MAX: usize = 64;
 
-/// How to guess.
+/// A draft method.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DraftMethod {
-    /// By a small model.
+    /// A small model.
     Model,
-    /// From the sequence itself.
+    /// N-grams of the sequence itself.
     Ngram,
 }
 
-/// Checked settings.
+/// Validated settings.
 #[derive(Debug, Clone)]
 pub struct DraftConfig {
-    /// How to guess.
+    /// The draft method.
     pub method: DraftMethod,
-    /// The target's tokenizer.json or a directory that holds it, where the model has another tokenizer.
+    /// The target's tokenizer.json or the directory that contains it, if the model has a different tokenizer.
     pub target_tokenizer: Option<PathBuf>,
-    /// Task types that this worker is meant for; empty for all.
+    /// Task types that this worker is intended for; empty for all.
     pub task_types: Vec<String>,
-    /// How many outcomes of a proposal are drafted ahead at most.
+    /// Maximum outcomes of a proposal to draft ahead.
     pub draft_ahead: usize,
-    /// Whether it is on trial.
+    /// Whether the worker is on trial (shadow).
     pub is_shadow: bool,
-    /// What every worker has.
+    /// Settings common to all workers.
     pub worker: WorkerConfig,
 }
 

@@ -1,7 +1,7 @@
-//! The draft worker: guesses the next k tokens, by a small model or from the sequence itself.
+//! The draft worker: proposes the next k tokens, with a small model or from the sequence itself.
 //!
-//! [`propose`] and [`mod@ngram`] are the two methods, [`translated`] the first for a target with another tokenizer; the rest of the process
-//! is the `worker` crate's.
+//! [`propose`] and [`mod@ngram`] are the two methods, [`translated`] is the first one for a target with a
+//! different tokenizer. Everything else is in the `worker` crate.
 
 #![forbid(unsafe_code)]
 
@@ -22,13 +22,13 @@ use worker::serve::{Addresses, Loaded, load, start};
 
 use config::{DraftConfig, DraftMethod};
 
-/// Loads what the method needs, then serves it; everything that is started runs under `lifetime`.
+/// Loads what the method needs and serves it; everything that it starts runs under `lifetime`.
 pub async fn serve(config: DraftConfig, lifetime: Lifetime, health: Health) -> anyhow::Result<Addresses> {
     let discovery = discovery::open(&config.worker.process.discovery, &lifetime).await?;
     serve_with(config, discovery.as_ref(), lifetime, health).await
 }
 
-/// The same, announced through a discovery that is open already.
+/// Like [`serve`], with an open discovery.
 pub async fn serve_with(
     config: DraftConfig,
     discovery: &dyn Discovery,
@@ -71,7 +71,7 @@ async fn start_model<M: Method>(
     Box::pin(start(loaded, &config.worker, discovery, lifetime, health)).await
 }
 
-/// A worker without a model takes any ids and any length, and works beside any tokenizer.
+/// A worker without a model accepts any ids, any length and any tokenizer.
 fn ngram(config: &DraftConfig) -> Loaded<ngram::Ngram> {
     let facts = WorkerFacts {
         worker_id: rand::random(),

@@ -1,4 +1,4 @@
-//! Guessing without a model: what followed the last few tokens when they stood earlier in the sequence itself.
+//! Drafting without a model: proposes the ids that followed an earlier occurrence of the last few tokens.
 
 use std::collections::VecDeque;
 
@@ -8,7 +8,7 @@ use worker::Task;
 use worker::method::{Method, MethodStats, NeedRoom};
 use worker::task::Slot;
 
-/// Holds ids only; see [`speculation::ngram::propose`].
+/// The n-gram method; keeps ids only. See [`speculation::ngram::propose`].
 #[derive(Debug, Default)]
 pub struct Ngram {
     next_slot: u64,
@@ -61,7 +61,7 @@ fn answer(mut task: Task) -> (Task, ReplyBody) {
         AcceptanceMode::Rejection => speculation::ngram::certain(&token_ids),
         AcceptanceMode::Coupled | AcceptanceMode::Typical => Vec::new(),
     };
-    // As a model would: all guesses but the last are held.
+    // As with a model, all guesses but the last are cached.
     task.cached.append(&token_ids[..token_ids.len().saturating_sub(1)]);
     (task, ReplyBody::Proposal(Proposal { start, draft: Draft { q, ..Draft::chain(token_ids) } }))
 }

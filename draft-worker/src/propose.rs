@@ -1,7 +1,8 @@
-//! Guessing by a model: one token a forward, drawn from the draft's own logits with the noise that the target will use. Where a tree is
-//! asked for, the likeliest of the next best tokens are run, too, several rows a forward ([`speculation::tree::TreeGrowth`]). Where that
-//! cannot be, they go along with the chain as leaves, without a forward of their own: on devices that run no rows of trees, without room for
-//! them, and at workers that draft ahead, whose guesses are chains.
+//! Drafting with a model: one token per forward, drawn from the draft's own logits with the noise that the
+//! target will use. If a tree is requested, the likeliest alternatives run as well, several rows per forward
+//! ([`speculation::tree::TreeGrowth`]). Otherwise the alternatives are sent as leaves of the chain, without a
+//! forward of their own: on devices that cannot run tree rows, if there is no space for the rows, and at
+//! workers that draft ahead, whose guesses are chains.
 
 use std::sync::Arc;
 
@@ -11,24 +12,25 @@ use speculation::tree::{TreeGrowth, with_leaves};
 use speculation::{AcceptanceMode, Draft, Proposal, ReplyBody, SequenceSpec, Work};
 use worker::{Decide, Decision, Rows, Task};
 
-/// Tokens of one position in a proposal at most. The target seldom draws what comes behind them.
+/// Maximum tokens per position of a proposal. The target rarely draws lower-ranked ones.
 const MAX_CANDIDATES: usize = 8;
 
-/// See [`speculation::acceptance::guess`].
+/// Proposes drafts; see [`speculation::acceptance::guess`].
 #[derive(Debug)]
 pub struct Propose {
-    /// Whether the next best tokens are kept of chains too, for [`worker::ahead`]. Trees have leaves only then.
+    /// Whether to keep the alternatives of chains as well, for [`worker::ahead`]. Trees then have leaves
+    /// only.
     pub keeps_candidates: bool,
 }
 
 impl Decide for Propose {
-    /// `rows`: one, behind the context or behind the last guess.
+    /// `rows`: one row, after the context or after the last guess.
     fn decide(&mut self, task: &mut Task, rows: Rows<'_>) -> Result<Decision, DrawError> {
         let rows = match self.rows_of_branches(task, rows) {
             Ok(logits) => return grow(task, logits),
             Err(rows) => rows,
         };
-        // The guess that led to this row is held now.
+        // The guess that led to this row is cached now.
         if let Some(&last) = task.guesses.token_ids.last() {
             task.cached.append(&[last]);
         }
@@ -52,7 +54,7 @@ impl Decide for Propose {
 }
 
 impl Propose {
-    /// The logits and the width of a row, where the task's tree gets branches; else the rows as they came.
+    /// Returns the logits and the row width if the task's tree has branches; otherwise returns `rows`.
     fn rows_of_branches<'a>(&self, task: &Task, rows: Rows<'a>) -> Result<(&'a mut [f32], usize), Rows<'a>> {
         let (num_draft_tokens, num_tree_tokens) = asked(task);
         let is_first = task.guesses.token_ids.is_empty() && !self.keeps_candidates;
@@ -71,7 +73,7 @@ impl Propose {
     }
 }
 
-/// Grows the task's tree by what follows its rows; the proposal, once it is grown.
+/// Grows the task's tree from its output rows; returns the proposal once the tree is complete.
 fn grow(task: &mut Task, (values, vocab_size): (&mut [f32], usize)) -> Result<Decision, DrawError> {
     let spec = shared_spec(task);
     let start = task.step.start();
@@ -95,7 +97,7 @@ fn grow(task: &mut Task, (values, vocab_size): (&mut [f32], usize)) -> Result<De
         return Ok(Decision::Continue);
     }
     let draft = tree.draft();
-    // As of a chain: all of the first children but the last.
+    // As with a chain, all first children but the last are cached.
     let path = draft.first_path();
     task.cached.append(&path[..path.len().saturating_sub(1)]);
     task.tree = Some(tree);
@@ -103,12 +105,12 @@ fn grow(task: &mut Task, (values, vocab_size): (&mut [f32], usize)) -> Result<De
     Ok(Decision::Done { body, keep: task.cached.len() })
 }
 
-/// The sequence's settings, to be read while its task changes.
+/// Clones the spec's `Arc`, so that the task can be modified while it is read.
 fn shared_spec(task: &Task) -> Arc<SequenceSpec> {
     task.cached.spec().cloned().expect("an admitted step has a spec")
 }
 
-/// How many positions the step asks for, and how many tokens.
+/// Requested number of positions and of tokens.
 fn asked(task: &Task) -> (u32, u32) {
     match task.step.work {
         Work::Propose { num_draft_tokens, num_tree_tokens } => (num_draft_tokens, num_tree_tokens),
@@ -118,7 +120,7 @@ fn asked(task: &Task) -> (u32, u32) {
     }
 }
 
-/// The guess behind the row; where several are wanted, the next best ones go to the task's candidates.
+/// Guesses the token after the row. If several are wanted, appends the alternatives to the task's candidates.
 fn guess_next(
     task: &mut Task,
     spec: &SequenceSpec,
@@ -142,13 +144,13 @@ fn guess_next(
     }
 }
 
-/// The proposal, once it is complete.
+/// Returns the proposal once it is complete.
 fn proposal(task: &Task, spec: &SequenceSpec) -> Option<Decision> {
     let start = task.step.start();
     let (num_draft_tokens, num_tree_tokens) = asked(task);
     let chain = &task.guesses;
     let num_guessed = chain.token_ids.len() as u32;
-    // Nothing follows a stop token; in rejection mode k must not depend on what was drawn.
+    // Nothing follows a stop token. In rejection mode the draft length must not depend on the drawn tokens.
     let stopped = spec.acceptance != AcceptanceMode::Rejection
         && chain.token_ids.last().is_some_and(|id| spec.stop_token_ids.contains(id));
     if num_guessed < num_draft_tokens && !stopped && start + num_guessed < spec.max_len {

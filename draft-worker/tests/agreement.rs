@@ -1,5 +1,6 @@
-//! What a draft worker says of committed tokens that it is fed is exactly what its drafts would have been: each bit equals the first guess of a
-//! proposal made at that place, by the bundled draft, greedy and with chance in the draws.
+//! A draft worker's agreement bits for committed tokens that it is fed are exact: each bit tells whether the
+//! token equals the first guess of a proposal at that position. Tested with the bundled draft, greedy and
+//! sampled.
 
 use std::collections::VecDeque;
 use std::path::Path;
@@ -31,7 +32,8 @@ fn method(more: &[&str]) -> ModelMethod<Propose> {
         .method
 }
 
-/// Steps of one sequence, each with the context up to so many of `ids`: the answers, and what these say of the context.
+/// Runs steps of one sequence, each with the context up to the given number of `ids`; returns the replies and
+/// their agreement bits.
 fn step(
     method: &mut ModelMethod<Propose>,
     spec: &SequenceSpec,
@@ -67,8 +69,8 @@ fn step(
     answers
 }
 
-/// Feeds a sequence of the worker's own guesses, but for every third id, and checks every bit: half of them are to be set, more or
-/// less. Returns the ids and all that was said of them.
+/// Feeds a sequence of the worker's own guesses with every third id changed, and checks every bit. Returns
+/// the ids and all agreement bits.
 fn check(
     method: &mut ModelMethod<Propose>,
     sampling: &SamplingParams,
@@ -96,11 +98,11 @@ fn check(
     let feeds = [(prompt, Work::Feed), (prompt + 10, Work::Feed), (ids.len(), Work::Feed)];
     let fed = step(method, &spec, &ids, &feeds);
     assert!(fed[0].1.is_empty(), "a prompt is nobody's draw");
-    // Of the first id of a context, what would have been drawn there is forgotten.
+    // The first id of a context cannot be compared: the logits before it were discarded.
     assert_eq!(fed[1].1, expected[1..10]);
     assert_eq!(fed[2].1, expected[11..]);
     assert!(expected.contains(&true) && expected.contains(&false));
-    // A proposal tells the same of its context, and guesses what it would have guessed without telling.
+    // A proposal reports the same bits for its context, and reporting does not change its guesses.
     let work = Work::Propose { num_draft_tokens: 2, num_tree_tokens: 0 };
     let told = step(method, &spec, &ids, &[(prompt + 10, Work::Feed), (ids.len(), work.clone())]);
     assert_eq!(told[1].1, expected[11..]);
@@ -116,7 +118,8 @@ fn each_bit_is_the_guess_that_a_proposal_would_have_begun_with() {
     }
 }
 
-/// The same where the worker's GPU draws, the context's rows as well as the guesses: without filters and with them.
+/// The same with draws on the worker's GPU, for the context's rows and for the guesses, with and without
+/// filters.
 #[test]
 fn a_worker_that_draws_on_its_device_says_what_the_cpus_says() {
     let name = "a_worker_that_draws_on_its_device_says_what_the_cpus_says";

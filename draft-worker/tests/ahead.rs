@@ -1,5 +1,6 @@
-//! What a draft worker has guessed ahead of a step is what the step would have led to: the bundled draft with drafting ahead and without is sent the same
-//! steps, whatever came of the proposals before and however much was guessed ahead, and every proposal is compared with `==`.
+//! Guesses made ahead equal those that the step itself would have computed. The bundled draft receives the
+//! same steps with and without drafting ahead, for random outcomes and random amounts of work done ahead, and
+//! every proposal is compared with `==`.
 
 use std::collections::VecDeque;
 use std::path::Path;
@@ -27,7 +28,7 @@ fn method(more: &[&str]) -> ModelMethod<Propose> {
     let flags = Flags::parse_from(flags.iter().chain(more));
     let config =
         service::config::load::<RawDraft>(&flags, None, "OUTRIDER_NOWHERE_").expect("the flags suffice");
-    // Of both: trees with leaves, as of every worker that drafts ahead.
+    // In both workers trees have leaves only, as in every worker that drafts ahead.
     let propose = Propose { keeps_candidates: true };
     worker::serve::load(&config.worker, Role::Draft, propose).expect("the bundled draft loads").method
 }
@@ -44,7 +45,7 @@ impl Worker {
         Self { method: method(more), ahead: Ahead::new(max_branches), table: Table::default() }
     }
 
-    /// The proposal that a step leads to, and how many of its guesses were there before.
+    /// Runs a step; returns its proposal and how many of its guesses were made ahead.
     fn propose(&mut self, step: Step) -> (Draft, u32) {
         let method = &mut self.method;
         let held = self.table.entry(KEY, || method.open());
@@ -83,7 +84,7 @@ impl Worker {
         }
     }
 
-    /// Guesses ahead for so many forward passes, if there is so much to do.
+    /// Runs up to `forwards` forward passes of branches.
     fn idle(&mut self, forwards: usize) {
         for _ in 0..forwards {
             if self.ahead.rows().is_some() {
@@ -100,7 +101,7 @@ impl Worker {
     }
 }
 
-/// Numbers below `n` by a seed.
+/// Pseudo-random numbers below `n`.
 struct Random(u64);
 
 impl Random {
@@ -110,11 +111,11 @@ impl Random {
     }
 }
 
-/// One sequence as its router sees it.
+/// One sequence, from its router's point of view.
 struct Sequence {
     spec: SequenceSpec,
     ids: Vec<TokenId>,
-    /// Of these, so many are known to be held.
+    /// Number of ids known to be cached at the worker.
     held: usize,
     step_seq: u64,
 }
@@ -136,14 +137,15 @@ impl Sequence {
 
     /// Commits the first `accepted` ids of a draft's first path, then `next`.
     fn commit(&mut self, path: &[TokenId], accepted: usize, next: &[TokenId]) {
-        // All guesses but the last are held.
+        // All guesses but the last are cached.
         self.held = self.ids.len() + accepted.min(path.len().saturating_sub(1));
         self.ids.extend(&path[..accepted]);
         self.ids.extend(next);
     }
 }
 
-/// Plays rounds to a worker that drafts ahead and to one that does not; how many guesses of how many were there before.
+/// Runs the same rounds at a worker that drafts ahead and at one that does not. Returns how many guesses were
+/// made ahead, and how many there were in total.
 fn check(
     more: &[&str],
     (sampling, num_tree_tokens): (SamplingParams, u32),
@@ -165,7 +167,8 @@ fn check(
         ahead.idle(random.below(8));
         let path = expected.first_path();
         let accepted = random.below(path.len() + 1);
-        // What the draft itself would draw behind what is accepted; where that is the next guess, another id, often one that was sent.
+        // The next id, unless all guesses are accepted: an alternative of the draft at this position, otherwise a
+        // random id.
         let leaf = (0..expected.token_ids.len()).find(|&i| {
             expected.depths()[i] as usize == accepted + 1 && !path.contains(&expected.token_ids[i])
         });
@@ -175,7 +178,8 @@ fn check(
             (false, None) => vec![random.below(1_000) as TokenId],
         };
         sequence.commit(&path, accepted, &next);
-        // The target draws one more behind an accepted id: here it is the guess of a draft worker that is asked for it.
+        // The target draws one more token after an accepted id. Here it is mostly the guess of a fresh draft
+        // worker.
         if accepted == path.len() || leaf.is_some() {
             let mut asked = Worker::new(more, 0);
             let mut twin =
@@ -206,7 +210,8 @@ fn proposals_are_the_same_with_drafting_ahead() {
     }
 }
 
-/// The same where the worker's GPU draws: then the next best tokens are not known, and it drafts ahead of the whole proposal alone.
+/// The same with draws on the worker's GPU. The alternatives are unknown then, so only the whole proposal is
+/// drafted ahead.
 #[test]
 fn proposals_of_a_worker_that_draws_on_its_device_are_the_same_too() {
     let name = "proposals_of_a_worker_that_draws_on_its_device_are_the_same_too";

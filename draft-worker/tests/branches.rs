@@ -1,5 +1,6 @@
-//! A draft worker's trees with branches, with `==`: each is what the rule that grows them ([`TreeGrowth`]) makes of rows that sequences
-//! of their own computed, whatever ran beside it, was accepted before, or is left of an earlier tree in the KV.
+//! Trees with branches, compared with `==`: each tree equals what [`TreeGrowth`] produces from rows that were
+//! computed in separate sequences, whatever else ran in the batch, was accepted before, or remains of an
+//! earlier tree in the KV.
 
 use std::collections::VecDeque;
 use std::path::{Path, PathBuf};
@@ -50,7 +51,7 @@ fn engine() -> Engine {
     Engine::load(&options).expect("the bundled draft loads")
 }
 
-/// Numbers below `n` by a seed.
+/// Pseudo-random numbers below `n`.
 struct Random(u64);
 
 impl Random {
@@ -60,7 +61,7 @@ impl Random {
     }
 }
 
-/// The tree that follows `ids`, of rows that each have a sequence of their own.
+/// The tree that follows `ids`, with every row computed in a separate sequence.
 fn expected(
     engine: &mut Engine,
     spec: &SequenceSpec,
@@ -89,11 +90,11 @@ fn expected(
     }
 }
 
-/// One sequence as its router sees it, and what the worker holds of it.
+/// One sequence from its router's point of view, and its state at the worker.
 struct Sequence {
     spec: Arc<SequenceSpec>,
     ids: Vec<TokenId>,
-    /// Of these, so many are known to be held.
+    /// Number of ids known to be cached at the worker.
     held: usize,
     step_seq: u64,
     slot: Slot,
@@ -116,7 +117,7 @@ impl Sequence {
         Self { spec: Arc::new(spec), ids, held: 0, step_seq: 0, slot, cached }
     }
 
-    /// The task of a step that asks for a tree, admitted.
+    /// Creates the admitted task of a step that requests a tree.
     fn task(
         &mut self,
         method: &mut ModelMethod<Propose>,
@@ -140,7 +141,8 @@ impl Sequence {
         Task::new(key, self.slot, step, cached, Instant::now())
     }
 
-    /// Commits some path of a draft, often one beside the first children, then `next`. What is held is what the contract says.
+    /// Commits a random path of a draft, often not the path of first children, then `next`. `held` follows
+    /// the contract.
     fn commit(&mut self, draft: &Draft, random: &mut Random, next: TokenId) {
         let (start, mut row) = (self.ids.len(), 0);
         while random.below(4) > 0 {
@@ -160,7 +162,7 @@ impl Sequence {
     }
 }
 
-/// Runs tasks to their answers, in rounds of forwards that they share; what each proposes.
+/// Runs tasks in shared forwards until all are answered; returns their drafts.
 fn run(method: &mut ModelMethod<Propose>, tasks: Vec<Task>) -> Vec<(Task, Draft)> {
     let mut tasks = VecDeque::from(tasks);
     let mut done = Vec::new();
@@ -225,7 +227,7 @@ fn every_tree_is_made_of_the_bits_of_chains() {
     assert_eq!(method.stats().kv_blocks_used, 0);
 }
 
-/// The check above can fail: KV of another path than the one that is held shows in what is proposed.
+/// Checks that the test above can fail: KV of a different path changes the proposal.
 #[test]
 fn the_kv_of_another_path_is_noticed() {
     let (mut method, mut engine) = (method(&[]), engine());
@@ -237,7 +239,7 @@ fn the_kv_of_another_path_is_noticed() {
         let (first, other) = (draft.first_path(), draft.token_ids[1]);
         sequence.cached = task.cached;
         sequence.ids.extend([if first[0] == other { draft.token_ids[0] } else { other }, 500]);
-        // As if the other id's row had been moved to where the first one's is.
+        // Pretend that the other id's row had been moved to the first one's position.
         sequence.cached.cut(prompt.len() as u32);
         sequence.cached.append(&sequence.ids[prompt.len()..][..1]);
         sequence.held = prompt.len() + 1;
@@ -250,7 +252,7 @@ fn the_kv_of_another_path_is_noticed() {
     assert!(num_noticed >= 6, "{num_noticed} of 8");
 }
 
-/// Where there is no room for rows of a tree, in the window or in the KV, its chain gets leaves, whose rows never run.
+/// Without space for tree rows, in the window or in the KV, the chain gets leaves, whose rows never run.
 #[test]
 fn without_room_for_branches_there_are_leaves() {
     for more in [["--max-model-len", "32"], ["--kv-memory", "64KiB"]] {
@@ -271,7 +273,7 @@ fn without_room_for_branches_there_are_leaves() {
     }
 }
 
-/// A stop token ends its branch, and the sequence's end every branch.
+/// A stop token ends its branch, and the sequence's end ends every branch.
 #[test]
 fn nothing_follows_the_end() {
     let mut method = method(&[]);

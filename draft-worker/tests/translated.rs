@@ -1,6 +1,6 @@
-//! A draft that translates between two equal tokenizers does what it does without translation, bit for bit: proposals, trees and what it
-//! says of committed tokens. And between unequal ones the KV of draft ids that change is never used. What else differs between tokenizers
-//! is the affair of `text::translation` and of tests/tests/foreign_tokenizer.rs.
+//! Translation between two equal tokenizers changes no bit of proposals, trees or agreement. Between
+//! different tokenizers, the KV of draft ids that change is never used. Other differences between tokenizers
+//! are tested in `text::translation` and tests/tests/foreign_tokenizer.rs.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::path::{Path, PathBuf};
@@ -26,7 +26,7 @@ fn demo(part: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/demo").join(part)
 }
 
-/// The bundled draft, for a target with this tokenizer.
+/// The bundled draft, configured for a target with this tokenizer.
 fn config(tokenizer: &Path, more: &[&str]) -> DraftConfig {
     let [model, tokenizer] = [&demo("draft"), tokenizer].map(|path| path.to_string_lossy().into_owned());
     let flags = ["outrider-draft-worker", "--model", &model, "--target-tokenizer", &tokenizer];
@@ -39,8 +39,8 @@ fn ids(tokenizer_json: &[u8], text: &str) -> Vec<TokenId> {
     tokenizer.expect("it is a tokenizer").encode(text, Framing::AsIs).expect("it is text")
 }
 
-/// The bundled tokenizer without the merges that no other merge goes on from, as far as their tokens' ids are even: it cuts words where the
-/// bundled one does not.
+/// The bundled tokenizer without those merges that produce an even id and that no other merge builds on: it
+/// splits words where the bundled one does not.
 fn shorter_tokens() -> Vec<u8> {
     let bundled = std::fs::read(demo("target").join("tokenizer.json")).expect("it is bundled");
     let mut json: Value = serde_json::from_slice(&bundled).expect("it is JSON");
@@ -69,13 +69,13 @@ impl<M: Method> Sequence<M> {
         Self { method, slot, cached: CachedSequence::default() }
     }
 
-    /// Forgets the sequence.
+    /// Closes the sequence and opens a new one.
     fn begin_anew(&mut self) {
         self.method.close(self.slot);
         (self.slot, self.cached) = (self.method.open(), CachedSequence::default());
     }
 
-    /// The answer, and what it says of the context.
+    /// Runs a step; returns the reply and its agreement bits.
     fn run(&mut self, step: &Step) -> (ReplyBody, Vec<bool>) {
         let key = SequenceKey { router: RouterId(1), sequence: SequenceId(1) };
         let mut cached = std::mem::take(&mut self.cached);
@@ -115,7 +115,7 @@ fn between_equal_tokenizers_translation_changes_no_bit() {
         let (mut base, mut num_agreed, mut num_compared) = (0, 0, 0);
         for step_seq in 1..24 {
             let work = match step_seq % 4 {
-                // Committed ids alone, some of them the draft's own.
+                // Feed committed ids only; some of them are the draft's own guesses.
                 3 => Work::Feed,
                 _ => Work::Propose { num_draft_tokens: 4, num_tree_tokens },
             };
@@ -126,7 +126,7 @@ fn between_equal_tokenizers_translation_changes_no_bit() {
             num_agreed += found.1.iter().filter(|agreed| **agreed).count();
             match &found.0 {
                 ReplyBody::Proposal(proposal) => {
-                    // A few of the guesses are accepted, then the target has drawn something else.
+                    // Some of the guesses are accepted, then the target draws a different id.
                     let accepted = step_seq as usize % 4;
                     let chain: Vec<TokenId> = match proposal.draft.is_tree() {
                         true => proposal.draft.token_ids[..1].to_vec(),
@@ -137,7 +137,7 @@ fn between_equal_tokenizers_translation_changes_no_bit() {
                     ids.extend(&chain[..accepted]);
                     ids.push(300 + step_seq as TokenId);
                     if step_seq % 4 == 2 {
-                        // The draft was not asked for some rounds.
+                        // Simulates a draft that was not asked for some rounds.
                         base = ids.len() - accepted - 1;
                     }
                 }
@@ -153,7 +153,7 @@ fn between_equal_tokenizers_translation_changes_no_bit() {
     }
 }
 
-/// A step of `sequence` with the context `ids[base..end]`.
+/// A step with the context `ids[base..end]`.
 fn step(
     (step_seq, spec): (u64, &Arc<SequenceSpec>),
     (ids, base, end): (&[TokenId], usize, usize),
@@ -171,8 +171,8 @@ fn step(
     }
 }
 
-/// A text that is fed in two parts is tokenized as the whole of it, and what was computed of the first part's end is computed again:
-/// the proposal is that of a sequence that was fed at once, bit for bit.
+/// A text that is fed in two parts is tokenized like the whole text, and the changed end of the first part is
+/// recomputed: the proposal equals, bit for bit, that of a sequence fed at once.
 #[test]
 fn what_is_tokenized_again_is_computed_again() {
     const TEXT: &str = "The committee has considered the recommendation of the international organisation carefully, and its members \
@@ -201,7 +201,7 @@ fn what_is_tokenized_again_is_computed_again() {
     let mut num_computed_again = 0;
     for cut in 4..ids.len() - 12 {
         let propose = Work::Propose { num_draft_tokens: 4, num_tree_tokens: 0 };
-        // Neither finds KV of another one.
+        // Different isolation keys, so that neither run reuses the other's KV.
         let [whole, parts] = [0, 1].map(|part| spec(2 * cut as u64 + part));
         let mut run = |steps: &[Step]| {
             sequence.begin_anew();
@@ -219,8 +219,8 @@ fn what_is_tokenized_again_is_computed_again() {
     assert!(num_computed_again > 5, "only {num_computed_again} rows were computed again: this shows little");
 }
 
-/// The draft's window counts the draft's tokens. Where a target's token is many of these, it ends sooner than the target's ids do: there is
-/// nothing to propose from there on, and the sequence goes on.
+/// The draft's window counts draft tokens. If a target token takes many of them, the draft's window ends
+/// before the target's. From there on proposals are empty, and the sequence continues.
 #[test]
 fn past_the_drafts_window_proposals_are_empty() {
     const LONG: &str = "considering the international organisation";
@@ -258,7 +258,7 @@ fn past_the_drafts_window_proposals_are_empty() {
     assert_eq!(len_of(&ids, 2, (6, 30), Work::Feed), None);
     assert_eq!(len_of(&ids, 3, (30, 31), propose.clone()), Some(0));
     assert_eq!(len_of(&ids, 4, (31, 40), Work::Feed), None);
-    // After a cut there is room again, and a proposal ends where the window does.
+    // After a cut there is space again; a proposal ends at the end of the window.
     let shorter = [&ids[..6], &[300; 50]].concat();
     let propose_behind = |end: usize| len_of(&shorter, end as u64, (end - 1, end), propose.clone());
     let mut lens: Vec<Option<usize>> = (7..56).map(propose_behind).collect();

@@ -1,4 +1,4 @@
-//! What the rows of a forward lead to: more context done, agreement, and in the end what the role decides.
+//! Processes the output rows of a forward: context progress, agreement, and finally the role's decision.
 
 use engine::Logits;
 use speculation::ReplyBody;
@@ -9,7 +9,8 @@ use super::TranslatedMethod;
 use super::rows::Portion;
 
 impl TranslatedMethod {
-    /// What a portion's rows lead to; `None` while the task needs another forward. Its logits begin at row `first_row`.
+    /// Processes a portion's rows, whose logits begin at `first_row`; `None` while the task needs another
+    /// forward.
     pub(super) fn absorb(
         &mut self,
         task: &mut Task,
@@ -19,7 +20,7 @@ impl TranslatedMethod {
         let held = &self.sequences[&task.slot];
         let covered = held.text.num_covered(self.engine.len(held.slot) as usize);
         let len = task.step.append_ids.len();
-        // As many as are covered; the last of them only with the context's last row.
+        // Context ids count as done once they are covered; the last id only with the context's last row.
         let done = covered.saturating_sub(task.step.base_len as usize).min(len.saturating_sub(1));
         task.context_done = if portion.ends_context { len } else { done.max(task.context_done) };
         if !portion.ends_context {
@@ -45,8 +46,9 @@ impl TranslatedMethod {
         }
     }
 
-    /// Says of the context's ids whether they are what the worker would have drawn there: of the last ones, behind which a row ran. Where
-    /// the draft's tokens end elsewhere it would have drawn nothing.
+    /// Records whether context ids are the ones that the worker would have drawn, for the last ids, whose
+    /// predecessors' rows ran in this forward. If no draft token ends at a position, the worker would have
+    /// drawn nothing there.
     fn compare(&mut self, task: &mut Task, portion: &Portion, (logits, first_row): (&Logits, usize)) {
         let Some(spec) = task.cached.spec().cloned() else { return };
         let held = &self.sequences[&task.slot];
@@ -59,7 +61,7 @@ impl TranslatedMethod {
                 Some(draft_len) => {
                     let row = first_row + draft_len - 1 - num_run_before;
                     self.translation.scatter(logits.row(row), &mut self.row);
-                    // A row from which nothing can be drawn agrees with nothing.
+                    // A row that cannot be drawn from counts as disagreement.
                     let drawn = guess(&spec, task.cached.counts_mut(), position, &mut self.row);
                     task.agreed.push(drawn.is_ok_and(|drawn| drawn.token_id == next));
                 }
@@ -74,7 +76,7 @@ impl TranslatedMethod {
         Some(body)
     }
 
-    /// A step that came to nothing: its context stays.
+    /// Refuses a step whose draw failed; its context stays cached.
     fn refuse_draw(&mut self, task: &mut Task, error: &dyn std::error::Error) -> ReplyBody {
         task.cached.cut(task.step.start());
         self.truncate(task.slot, task.step.start());

@@ -16,11 +16,12 @@ use worker::serve::{Loaded, LoadedModel, grammars, load_model};
 use super::TranslatedMethod;
 use crate::propose::Propose;
 
-/// Files that may say which ids end the target's texts, the first that does being right.
+/// Files that may contain the target's EOS ids; the first one that does wins.
 const END_FILES: [&str; 2] = ["generation_config.json", "config.json"];
 
-/// Loads the checkpoint that the configuration names. `target_tokenizer` is the target's tokenizer.json, or a directory that holds it;
-/// with the target's `generation_config.json` or `config.json` beside it, the ids that end texts are paired, too.
+/// Loads the configured checkpoint. `target_tokenizer` is the target's tokenizer.json or the directory that
+/// contains it. With the target's `generation_config.json` or `config.json` in the directory, the EOS ids are
+/// mapped too.
 pub fn load(
     config: &WorkerConfig,
     target_tokenizer: &Path,
@@ -75,7 +76,7 @@ fn tokenizer_json(assets: &Assets) -> anyhow::Result<Vec<u8>> {
     Ok(assets.get(TOKENIZER).context("a model's assets hold its tokenizer.json")?.to_vec())
 }
 
-/// The ids that end texts, as far as the files say.
+/// EOS ids, if the files name any.
 fn end_token_ids(assets: &Assets) -> anyhow::Result<Vec<TokenId>> {
     for name in END_FILES {
         let Some(bytes) = assets.get(name) else { continue };

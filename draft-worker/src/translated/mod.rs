@@ -1,9 +1,9 @@
-//! The method of a draft whose tokenizer is not the target's: on the wire, in the table of sequences and in all that decides it speaks
-//! the target's ids; the engine runs the draft's own ([`text::translation`]).
+//! The method of a draft whose tokenizer differs from the target's. The wire, the sequence table and all
+//! decisions use the target's ids; the engine runs the draft's own ids ([`text::translation`]).
 //!
-//! What the draft guesses comes from the same rule as without translation ([`crate::propose`]), on a row of the target's width in which
-//! the draft's logits stand at the target's ids. So noise, penalties, filters, masks, trees and rejection mode work as they do for any
-//! draft. One thing does not: guesses are never drawn on a device.
+//! Guesses follow the same rule as without translation ([`crate::propose`]), on a row of the target's
+//! vocabulary size that holds the draft's logits at the target's ids. So noise, penalties, filters, masks,
+//! trees and rejection mode work as for any draft. The one difference: guesses are never drawn on a device.
 
 mod absorb;
 mod load;
@@ -27,25 +27,25 @@ use crate::propose::Propose;
 
 pub use load::load;
 
-/// Runs steps in the target's ids on an engine with other ids.
+/// Runs steps in the target's ids on an engine with different ids.
 #[derive(Debug)]
 pub struct TranslatedMethod {
     engine: Engine,
-    /// Boxed: tokenizers are large.
+    /// Boxed because tokenizers are large.
     translation: Box<Translation>,
     decide: Propose,
     grammars: Grammars,
     max_batch_rows: usize,
-    /// Where computing threads are kept, if anywhere.
+    /// Cores that compute threads are pinned to; `None`: not pinned.
     cores: Option<Vec<usize>>,
     sequences: HashMap<Slot, Held>,
     next_slot: u64,
-    /// One row of scores, in the target's ids.
+    /// One row of logits, in the target's ids.
     row: Vec<f32>,
     counts: WorkCounts,
 }
 
-/// One sequence. The engine holds the KV of a prefix of its draft ids.
+/// One cached sequence. The engine holds the KV of a prefix of its draft ids.
 #[derive(Debug)]
 struct Held {
     slot: SlotId,
@@ -53,7 +53,8 @@ struct Held {
 }
 
 impl TranslatedMethod {
-    /// Makes the sequence of `task` say what the task does, its latest guess included, and forgets the KV of all draft ids that changed.
+    /// Updates the sequence of `task` to the task's ids including its latest guess, and drops the KV of all
+    /// draft ids that changed.
     fn align(&mut self, task: &Task) {
         let held = self.sequences.get_mut(&task.slot).expect("tasks run on open slots");
         let guess = task.guesses.token_ids.last().copied();
@@ -68,13 +69,13 @@ impl TranslatedMethod {
         self.engine.truncate(held.slot, kept as u32);
     }
 
-    /// Draft ids of `task` whose KV is not there yet.
+    /// Draft ids of `task` without KV.
     fn pending(&self, task: &Task) -> &[TokenId] {
         let held = &self.sequences[&task.slot];
         &held.text.draft_ids()[self.engine.len(held.slot) as usize..]
     }
 
-    /// Aligns every task, and answers those that no forward helps.
+    /// Aligns every task and answers those that need no forward.
     fn answer_at_once(&mut self, tasks: &mut VecDeque<Task>) -> Vec<(Task, ReplyBody)> {
         let (mut indices, mut bodies) = (Vec::new(), Vec::new());
         for (index, task) in tasks.iter_mut().enumerate() {
@@ -87,7 +88,8 @@ impl TranslatedMethod {
         take_tasks(tasks, indices).into_iter().zip(bodies).collect()
     }
 
-    /// The answer to a task that needs no row, or whose draft ids do not fit the draft's window or end elsewhere than the text does.
+    /// Answers a task that needs no row, whose draft ids exceed the draft's window, or whose draft ids do not
+    /// end where the text ends.
     fn answer_without_rows(&mut self, task: &mut Task) -> Option<ReplyBody> {
         let held = &self.sequences[&task.slot];
         let has_room = held.text.draft_ids().len() <= self.engine.info().max_model_len as usize;
@@ -99,7 +101,7 @@ impl TranslatedMethod {
             }
             Work::Propose { .. } => {
                 if is_run {
-                    // Only the row of the last id says what comes next.
+                    // The last id must run again, because only its row predicts the next id.
                     self.engine.truncate(held.slot, self.engine.len(held.slot) - 1);
                 }
                 return None;
@@ -112,7 +114,7 @@ impl TranslatedMethod {
         Some(body)
     }
 
-    /// Gives new tasks the KV that equal sequences have computed.
+    /// Looks up new tasks' draft ids in the prefix cache and shares the KV found there.
     fn find_prefixes(&mut self, tasks: &mut VecDeque<Task>) {
         for task in tasks.iter_mut().filter(|task| task.prefix != PrefixLookup::Done) {
             if task.step.base_len > 0 && task.step.append_ids.len() <= ROUND_CONTEXT as usize {
@@ -132,7 +134,8 @@ impl TranslatedMethod {
             task.num_cached = covered.saturating_sub(task.step.base_len);
             task.prefix = if found.wait { PrefixLookup::Waiting } else { PrefixLookup::Done };
         }
-        // Whom a task waits for is one of the others; were none of them to run, all would wait for ever.
+        // A task waits for another task of the queue. If all of them wait, none would ever run, so the first
+        // runs.
         if tasks.iter().all(|task| task.prefix == PrefixLookup::Waiting)
             && let Some(first) = tasks.front_mut()
         {
@@ -140,7 +143,7 @@ impl TranslatedMethod {
         }
     }
 
-    /// Begins the masks of all portions that are decided on behind the next forward.
+    /// Requests the masks of all portions that are decided on after the next forward.
     fn begin_masks(&mut self, tasks: &VecDeque<Task>, plan: &[Portion]) {
         for portion in plan.iter().filter(|portion| portion.decides) {
             let task = &tasks[portion.task];
@@ -148,7 +151,7 @@ impl TranslatedMethod {
         }
     }
 
-    /// One forward of `plan`, and what it leads to.
+    /// Runs one forward of `plan` and returns the finished tasks with their replies.
     fn run(&mut self, tasks: &mut VecDeque<Task>, plan: &[Portion]) -> Vec<(Task, ReplyBody)> {
         let sequence_rows = |portion: &Portion| self.sequences[&tasks[portion.task].slot].slot;
         let slots: Vec<SlotId> = plan.iter().map(sequence_rows).collect();
@@ -163,7 +166,7 @@ impl TranslatedMethod {
             .collect();
         let logits = match self.engine.forward(&batch) {
             Ok(logits) => logits,
-            // Nothing can be computed any more: the device thread ends, and the process says that it has failed.
+            // The device is unusable: panic to end the device thread, which marks the process as failed.
             Err(error) if error.is_fatal() => panic!("{error}"),
             Err(error) if plan.len() > 1 => {
                 tracing::warn!(%error, "a forward failed: its sequences are run one by one");
@@ -180,7 +183,7 @@ impl TranslatedMethod {
                 finished.push((portion.task, body));
             }
         }
-        // Answers are given back in order of age.
+        // Replies are returned in order of age.
         finished.sort_by_key(|(task, _)| *task);
         let indices: Vec<usize> = finished
             .into_iter()
@@ -193,7 +196,7 @@ impl TranslatedMethod {
     }
 }
 
-/// The tasks of these portions.
+/// Task indices of these portions.
 fn indices(plan: &[Portion]) -> Vec<usize> {
     plan.iter().map(|portion| portion.task).collect()
 }

@@ -1,4 +1,4 @@
-//! Which draft ids run as rows of the next forward.
+//! Selects the draft ids that run as rows of the next forward.
 
 use std::collections::VecDeque;
 
@@ -8,30 +8,31 @@ use worker::task::{PrefixLookup, Task};
 
 use super::TranslatedMethod;
 
-/// What one task takes part with in a forward.
+/// The part of one task in a forward.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Portion {
-    /// Index of the task.
+    /// Index of the task in the queue.
     pub(super) task: usize,
-    /// The rows.
+    /// The draft ids that run as rows.
     pub(super) draft_ids: Vec<TokenId>,
-    /// Whether these are the last of the task's rows, as far as these are known.
+    /// Whether these are the last of the task's currently known rows.
     pub(super) ends_context: bool,
-    /// Whether the role decides after the forward.
+    /// Whether the role decides after this forward.
     pub(super) decides: bool,
-    /// Whether the worker says of the step's context what it would have drawn there.
+    /// Whether the step's context is compared with what this worker would have drawn.
     pub(super) compares: bool,
 }
 
 impl Portion {
-    /// Of how many of the last rows the logits are wanted.
+    /// Number of last rows that need logits.
     pub(super) fn num_logits(&self) -> usize {
         if self.compares { self.draft_ids.len() } else { usize::from(self.decides) }
     }
 }
 
 impl TranslatedMethod {
-    /// Portions of the next forward: `scheduling::batch` says whose, the engine whether their KV fits. For tasks that are aligned.
+    /// Plans the portions of the next forward: `scheduling::batch` chooses the tasks, the engine checks that
+    /// their KV fits. The tasks must be aligned.
     pub(super) fn plan(&mut self, tasks: &VecDeque<Task>, prompt_rows: u32) -> Vec<Portion> {
         let has_grammar: Vec<bool> = tasks.iter().map(|task| self.grammars.is_ready(task)).collect();
         let ready: Vec<StepRows> = tasks.iter().map(|task| self.step_rows(task)).collect();
@@ -48,7 +49,7 @@ impl TranslatedMethod {
         let portion = |index: usize, rows: u32| {
             let (task, pending) = (&tasks[index], self.pending(&tasks[index]));
             let ends_context = rows as usize == pending.len();
-            // What was drafted ahead has said it already.
+            // Work drafted ahead already includes the comparison.
             let is_new = task.agreed.is_empty() && task.guesses.token_ids.is_empty();
             Portion {
                 task: index,
@@ -61,8 +62,8 @@ impl TranslatedMethod {
         shares.iter().map(|share| portion(share.index, share.rows(&ready[share.index]))).collect()
     }
 
-    /// Rows that a task still wants. What is a round to others is one here, and is never split, however many draft ids it takes: a
-    /// bounded number.
+    /// Rows that a task still needs. A step that is a round for other methods is a round here too and is
+    /// never split, however many draft ids it has; their number is bounded.
     fn step_rows(&self, task: &Task) -> StepRows {
         let rows = self.pending(task).len() as u32;
         match task.rows_left().is_round() {
